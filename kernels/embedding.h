@@ -1,0 +1,26 @@
+#pragma once
+
+#include "common/tensor_view.h"
+#include "kernels/gemm.h"
+#include "kernels/stream.h"
+
+namespace ravel::kernels {
+
+// out[t] = table[ids[t]]. ids [tokens] i32 in [0, vocabulary); table [vocabulary, hidden]; out [tokens, hidden].
+struct EmbeddingForwardArgs {
+  TensorView ids;
+  TensorView table;
+  TensorView out;
+};
+void EmbeddingForward(Stream& stream, const EmbeddingForwardArgs& args);
+
+// dtable[ids[t]] += dout[t], in token order; kOverwrite zero-fills dtable first.
+struct EmbeddingBackwardArgs {
+  TensorView ids;
+  TensorView dout;
+  TensorView dtable;
+  Output output = Output::kOverwrite;
+};
+void EmbeddingBackward(Stream& stream, const EmbeddingBackwardArgs& args);
+
+}  // namespace ravel::kernels

@@ -1,0 +1,130 @@
+#pragma once
+
+// What a user asks for, as plain values with every default filled in. coordinator/job_file_proto makes it from YAML or
+// JSON; common/plan reads it; a trainer receives it. Field meanings, defaults and limits are documented in
+// proto/jobs.proto, whose names these fields share in snake_case.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/token_file.h"
+
+namespace ravel::plan {
+
+enum class ArchitectureKind { kLlama };
+
+// A decoder's configuration, from a Hugging Face config.json or written inline in the job file.
+struct ModelConfig {
+  ArchitectureKind architecture = ArchitectureKind::kLlama;
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  int64_t num_hidden_layers = 0;
+  int64_t num_attention_heads = 0;
+  int64_t num_key_value_heads = 0;  // 0: equal to num_attention_heads
+  int64_t head_dim = 0;             // 0: hidden_size / num_attention_heads
+  int64_t max_position_embeddings = 2048;
+  double rms_norm_eps = 1e-6;
+  double rope_theta = 10000.0;
+  bool tie_word_embeddings = false;
+  // Llama 3 frequency scaling; factor 0 means none.
+  double rope_scaling_factor = 0;
+  double rope_low_freq_factor = 1;
+  double rope_high_freq_factor = 4;
+  int64_t rope_original_max_position_embeddings = 0;
+  // The config.json this came from, kept verbatim for exports; empty for an inline config.
+  std::string source_json;
+};
+
+struct DataSource {
+  std::string path;  // prefix of a Megatron .bin/.idx pair, or a flat file
+  double weight = 1.0;
+};
+
+struct DataSpec {
+  std::vector<DataSource> train;
+  std::vector<DataSource> validation;
+  TokenFormat format = TokenFormat::kAuto;
+  int64_t sequence_length = 0;
+  int64_t passes = 0;
+  std::string tokenizer;  // path of a tokenizer.json, or empty
+};
+
+struct OptimizerSpec {
+  double lr = 0;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  double clip_norm = 1.0;  // 0: off
+};
+
+enum class ScheduleKind { kConstant, kLinear, kCosine, kWsd };
+
+struct ScheduleSpec {
+  ScheduleKind kind = ScheduleKind::kCosine;
+  int64_t warmup_steps = 0;
+  double min_ratio = 0.1;
+};
+
+enum class Strategy { kNoShard, kOptim, kOptimGrads, kOptimGradsParams };
+enum class DeterminismMode { kExact, kFast };
+enum class Transport { kAuto, kShm, kGloo };
+
+struct CheckpointSpec {
+  std::string store;              // file:///absolute/path
+  int64_t every_steps = 0;        // 0: not by steps
+  int64_t every_ms = 1800 * 1000;  // 0: not by time
+  bool at_start = false;
+  int64_t keep_last = 3;
+  std::string resume_from = "auto";  // auto, none, step number as text, or a path of a step directory
+  bool fresh = false;
+};
+
+struct ElasticSpec {
+  std::vector<int64_t> sizes;  // allowed device counts, ascending; never empty after validation
+  int64_t grow_delay_ms = 300 * 1000;
+  int64_t grow_every_ms = 900 * 1000;
+};
+
+struct RestartSpec {
+  int64_t max_failures = 10;
+  int64_t max_per_day = 50;
+  int64_t max_no_progress = 3;
+  int64_t backoff_ms = 5000;
+  int64_t max_backoff_ms = 300 * 1000;
+};
+
+struct JobSpec {
+  std::string name;
+  std::string namespace_name = "default";
+  std::optional<ModelConfig> model;  // always present after admission; from model.from or model.config
+  std::string model_from;            // directory to load initial weights from, or empty: random initialisation
+  double init_std = 0.02;
+  DataSpec data;
+  int64_t steps = 0;
+  int64_t global_batch = 0;  // sequences
+  int64_t micro_batch = 0;   // sequences of one lane's micro-batch; 0: auto
+  uint64_t seed = 0;
+  OptimizerSpec optimizer;
+  ScheduleSpec schedule;
+  int64_t evaluation_every = 0;
+  int64_t evaluation_batches = 10;
+  Strategy strategy = Strategy::kOptimGradsParams;
+  Transport transport = Transport::kAuto;  // CPU ranks only
+  bool cpu_devices = true;
+  int64_t device_count = 0;  // wanted
+  ElasticSpec elastic;
+  DeterminismMode determinism = DeterminismMode::kExact;
+  int64_t virtual_ranks = 0;  // V; 0 = auto, never 0 after admission
+  CheckpointSpec checkpoint;
+  RestartSpec restart;
+  int64_t detection_ms = 5000;  // T of the failure detector
+  int64_t log_every = 1;
+  int64_t gather_window_bytes = 0;   // 0: auto (the two largest consecutive units)
+  int64_t staging_window_bytes = 0;  // 0: auto
+};
+
+}  // namespace ravel::plan

@@ -1,0 +1,57 @@
+#pragma once
+
+// Who writes which rectangle of which tensor into which file. Pure; both the coordinator and the trainers compute it.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/dtype.h"
+#include "common/plan/sharding_plan.h"
+#include "common/shape.h"
+#include "common/status.h"
+
+namespace ravel::plan {
+
+// On disk (manifest): do not renumber.
+enum class StateRole : uint8_t { kParam = 1, kExpAvg = 5, kExpAvgSq = 6, kStep = 7 };
+
+// A tensor of the saved state: "model.norm.weight" or "state.model.norm.weight.exp_avg".
+struct StateTensor {
+  std::string key;
+  std::string of_param;
+  StateRole role = StateRole::kParam;
+  DType dtype = DType::kF32;
+  Shape shape;
+};
+
+// A rectangle of a state tensor in a file. Where its bytes are in the writer's memory: elements
+// [shard_offset, ...) of the writer's shard buffer of `role` of `group`; kStep chunks carry the step as a value instead.
+struct SaveChunk {
+  int tensor = 0;  // index into SavePlan::tensors
+  Box box;
+  int group = -1;
+  int64_t shard_offset = 0;
+  int64_t file_offset = 0;  // absolute, from the start of the file
+  int64_t bytes = 0;
+};
+
+struct SaveFile {
+  std::string path;  // relative to the step directory: "model/shard-00001-model-00001-of-00001.safetensors"
+  int writer = 0;    // rank
+  int64_t header_bytes = 0;  // 8 + N, a multiple of 4096
+  int64_t size = 0;
+  std::vector<SaveChunk> chunks;  // in file order
+};
+
+struct SavePlan {
+  std::vector<StateTensor> tensors;  // sorted by key
+  std::vector<SaveFile> files;
+};
+
+// Proves that the chunks of each tensor cover it exactly once; errors name the tensor.
+absl::Status ProveCover(const SavePlan& plan);
+
+absl::StatusOr<SavePlan> BuildSavePlan(const ShardingPlan& plan);
+
+}  // namespace ravel::plan

@@ -1,0 +1,56 @@
+#pragma once
+
+// The whole plan of one (job, epoch): what a trainer needs to know before step 1, and nothing that differs by rank.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/plan/buffer_plan.h"
+#include "common/plan/flat_layout.h"
+#include "common/plan/job_spec.h"
+#include "common/plan/lane_map.h"
+#include "common/plan/model_inventory.h"
+#include "common/plan/step_program.h"
+#include "common/status.h"
+
+namespace ravel::plan {
+
+struct ShardingPlan {
+  int64_t ranks = 1;
+  LaneMap lanes;
+  MicroBatchShape micro_batch;  // of one lane
+  ProgramOptions options;
+  ModelInventory inventory;
+  std::vector<GroupLayout> groups;  // one per unit
+  std::vector<ProgramBuffer> buffers;
+  BufferPlan memory;
+  std::vector<StepProgram> programs;
+
+  const StepProgram& program(Phase phase) const;  // CHECKs that it exists
+};
+
+struct PlanRequest {
+  JobSpec spec;  // validated
+  int64_t ranks = 1;
+  // Ranks of one host that can share memory: chooses in-place gathers and peer reads.
+  bool shared_memory = true;
+};
+
+// The pure pipeline: inventory, lanes, layouts, programs, buffers, checker. Errors name the job field that is at fault.
+absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request);
+
+// Data-parallel size, lanes and micro-batch rules (exact mode): V a power of two, 1 <= ranks <= V, global batch a multiple
+// of V; one micro-batch per lane. Fills virtual_ranks and micro_batch where they are auto; errors name the field.
+absl::StatusOr<JobSpec> ResolveBatch(JobSpec spec);
+
+struct MemoryLine {
+  std::string category;  // "main weight", "gathered", ...
+  int64_t bytes = 0;
+};
+// Bytes per rank and category (a kCommon block counts 1/ranks), largest first.
+std::vector<MemoryLine> MemoryTable(const ShardingPlan& plan);
+// Bytes each rank sends or reads from others per step, all collectives.
+int64_t WireBytesPerStep(const ShardingPlan& plan);
+
+}  // namespace ravel::plan

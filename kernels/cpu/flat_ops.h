@@ -1,0 +1,165 @@
+#pragma once
+
+// Ops over flat ranges: optimizer, sums in a fixed order, digest. Their bits are promised by formula, on every device.
+
+#include <array>
+#include <cmath>
+
+#include "kernels/cpu/simd_math.h"
+#include "kernels/cpu/simd_ops.h"
+
+namespace ravel::kernels::cpu {
+
+enum class WeightDecay { kOff, kOn };
+
+template <typename V, WeightDecay kDecay>
+void AdamWRange(const AdamWArgs& args) {
+  float* p = args.p.As<float>();
+  const float* g = args.g.As<float>();
+  float* m = args.m.As<float>();
+  float* v = args.v.As<float>();
+  const AdamWScalars& s = args.scalars;
+  const auto scale = V::Set1(s.gradient_scale);
+  const auto beta1 = V::Set1(s.beta1);
+  const auto beta2 = V::Set1(s.beta2);
+  const auto rest1 = V::Set1(s.one_minus_beta1);
+  const auto rest2 = V::Set1(s.one_minus_beta2);
+  const auto correction1 = V::Set1(s.inverse_correction1);
+  const auto correction2 = V::Set1(s.inverse_correction2);
+  const auto epsilon = V::Set1(s.epsilon);
+  const auto decay = V::Set1(s.weight_decay);
+  const auto minus_rate = V::Set1(-s.learning_rate);
+  ForEachVector(args.p.elements(), [&](int64_t j, auto lanes) {
+    const auto gj = V::Mul(V::Load(g + j, lanes), scale);
+    const auto pj = V::Load(p + j, lanes);
+    const auto mj = V::Fma(rest1, gj, V::Mul(beta1, V::Load(m + j, lanes)));
+    const auto vj = V::Fma(V::Mul(rest2, gj), gj, V::Mul(beta2, V::Load(v + j, lanes)));
+    const auto root = V::Add(V::Sqrt(V::Mul(vj, correction2)), epsilon);
+    auto u = V::Div(V::Mul(mj, correction1), root);
+    if constexpr (kDecay == WeightDecay::kOn) {
+      u = V::Fma(decay, pj, u);
+    }
+    V::Store(m + j, mj, lanes);
+    V::Store(v + j, vj, lanes);
+    V::Store(p + j, V::Fma(minus_rate, u, pj), lanes);
+  });
+}
+
+template <typename V>
+void AdamWUpdateRange(const AdamWArgs& args) {
+  if (args.scalars.weight_decay == 0.0f) {
+    AdamWRange<V, WeightDecay::kOff>(args);
+  } else {
+    AdamWRange<V, WeightDecay::kOn>(args);
+  }
+}
+
+template <typename V>
+void TreeAddRange(const TreeAddArgs& args) {
+  const float* a = args.a.As<float>();
+  const float* b = args.b.As<float>();
+  float* out = args.out.As<float>();
+  ForEachVector(args.out.elements(), [&](int64_t j, auto lanes) {
+    V::Store(out + j, V::Add(V::Load(a + j, lanes), V::Load(b + j, lanes)), lanes);
+  });
+}
+
+// A binary counter of partial sums: piece i closes one level per trailing one bit of i, older + newer.
+template <typename V>
+void TreeSumRange(const TreeSumArgs& args) {
+  const size_t count = args.pieces.size();
+  float* out = args.out.As<float>();
+  ForEachVector(args.out.elements(), [&](int64_t j, auto lanes) {
+    std::array<typename V::F, 32> open;
+    size_t depth = 0;
+    for (size_t i = 0; i < count; ++i) {
+      auto sum = V::Load(args.pieces[i] + j, lanes);
+      for (size_t bits = i; (bits & 1) != 0; bits >>= 1) {
+        sum = V::Add(open[--depth], sum);
+      }
+      open[depth++] = sum;
+    }
+    V::Store(out + j, open[0], lanes);
+  });
+}
+
+template <typename V>
+void TreeSumTwo(const float* a, const float* b, float* out, int64_t n) {
+  ForEachVector(n, [&](int64_t j, auto lanes) {
+    V::Store(out + j, V::Add(V::Load(a + j, lanes), V::Load(b + j, lanes)), lanes);
+  });
+}
+
+template <typename V>
+void TreeSumFour(const TreeSumArgs& args) {
+  const float* a = args.pieces[0];
+  const float* b = args.pieces[1];
+  const float* c = args.pieces[2];
+  const float* d = args.pieces[3];
+  float* out = args.out.As<float>();
+  ForEachVector(args.out.elements(), [&](int64_t j, auto lanes) {
+    const auto left = V::Add(V::Load(a + j, lanes), V::Load(b + j, lanes));
+    const auto right = V::Add(V::Load(c + j, lanes), V::Load(d + j, lanes));
+    V::Store(out + j, V::Add(left, right), lanes);
+  });
+}
+
+template <typename V>
+void TreeSumPieces(const TreeSumArgs& args) {
+  const int64_t n = args.out.elements();
+  if (args.pieces.size() == 2) {
+    TreeSumTwo<V>(args.pieces[0], args.pieces[1], args.out.As<float>(), n);
+  } else if (args.pieces.size() == 4) {
+    TreeSumFour<V>(args);
+  } else {
+    TreeSumRange<V>(args);
+  }
+}
+
+// 128 strands are sixteen vectors; strand j takes elements j, j + 128, ...
+template <typename V>
+float RowSumOfSquares(const float* x, int64_t n, int64_t& non_finite) {
+  constexpr int64_t kStrands = 128;
+  std::array<typename V::F, kStrands / 8> strands;
+  strands.fill(V::Zero());
+  int64_t bad = 0;
+  int64_t base = 0;
+  for (; base + kStrands <= n; base += kStrands) {
+    for (size_t k = 0; k < strands.size(); ++k) {
+      const auto value = V::Load(x + base + static_cast<int64_t>(k) * 8);
+      strands[k] = V::Fma(value, value, strands[k]);
+      bad += V::CountNonFinite(value);
+    }
+  }
+  ForEachVector(n - base, [&](int64_t j, auto lanes) {
+    auto& strand = strands[static_cast<size_t>(j / 8)];
+    const auto value = V::Load(x + base + j, lanes);
+    strand = V::Fma(value, value, strand);
+    bad += V::CountNonFinite(value);
+  });
+  non_finite += bad;
+  std::array<float, kStrands> sums;
+  for (size_t k = 0; k < strands.size(); ++k) {
+    V::Store(sums.data() + k * 8, strands[k]);
+  }
+  for (size_t width = kStrands; width > 1; width /= 2) {
+    for (size_t i = 0; i < width / 2; ++i) {
+      sums[i] = sums[2 * i] + sums[2 * i + 1];
+    }
+  }
+  return sums[0];
+}
+
+template <typename V>
+void RowSumSquaresRows(const RowSumSquaresArgs& args) {
+  int64_t non_finite = 0;
+  for (int64_t row = 0; row < args.x.rows(); ++row) {
+    args.sums.As<float>()[row] =
+        RowSumOfSquares<V>(args.x.Row<float>(row), args.x.columns(), non_finite);
+  }
+  if (args.non_finite != nullptr) {
+    *args.non_finite += non_finite;
+  }
+}
+
+}  // namespace ravel::kernels::cpu

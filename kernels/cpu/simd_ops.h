@@ -1,0 +1,62 @@
+#pragma once
+
+// The vectorised CPU ops as one table per instruction set. Shapes are already checked (kernels/dispatch.cc). Both tables
+// hold the same templates over two vector types, so they give the same bits.
+
+#include <cstdint>
+
+#include "kernels/activation.h"
+#include "kernels/adamw.h"
+#include "kernels/attention.h"
+#include "kernels/embedding.h"
+#include "kernels/norm.h"
+#include "kernels/rope.h"
+#include "kernels/row_sum.h"
+#include "kernels/tree_reduce.h"
+
+namespace ravel::kernels::cpu {
+
+// Rows of logits [tokens, vocabulary] and their targets -> losses; with `gradient`, a row becomes softmax - one-hot.
+struct CrossEntropyRowsArgs {
+  float* logits = nullptr;
+  int64_t tokens = 0;
+  int64_t vocabulary = 0;
+  const int32_t* targets = nullptr;
+  float* loss = nullptr;
+};
+
+struct SimdOps {
+  void (*rms_norm_forward)(const RmsNormForwardArgs&);
+  void (*rms_norm_backward)(const RmsNormBackwardArgs&);
+  void (*swi_glu_forward)(const SwiGluForwardArgs&);
+  void (*swi_glu_backward)(const SwiGluBackwardArgs&);
+  void (*add_in_place)(const AddArgs&);
+  void (*rope)(const RopeArgs&);
+  void (*embedding_backward)(const EmbeddingBackwardArgs&);
+  void (*cross_entropy_loss)(const CrossEntropyRowsArgs&);
+  void (*cross_entropy_gradient)(const CrossEntropyRowsArgs&);
+  void (*attention_forward)(const AttentionForwardArgs&);
+  void (*attention_backward)(const AttentionBackwardArgs&);
+  void (*adamw)(const AdamWArgs&);
+  void (*tree_add)(const TreeAddArgs&);
+  void (*tree_sum)(const TreeSumArgs&);
+  void (*row_sum_squares)(const RowSumSquaresArgs&);
+  // Digest of `count` 4-byte elements whose first has the global index `first_index`.
+  uint64_t (*digest_words)(const uint32_t* words, int64_t count, uint64_t first_index);
+  void (*copy_bytes)(void* to, const void* from, int64_t bytes);
+  // y = e^x, elementwise: for the tests of the polynomial.
+  void (*exp)(const float* x, float* y, int64_t count);
+};
+
+enum class SimdPath { kPortable, kAvx2 };
+
+// Whether this machine runs the path, and its table. The AVX2 table may be asked for anywhere, and called where it runs.
+bool RunsHere(SimdPath path);
+const SimdOps& OpsOf(SimdPath path);
+// The table of the best path that runs here; fixed for the process.
+const SimdOps& BestOps();
+
+const SimdOps& PortableOps();
+const SimdOps& Avx2Ops();
+
+}  // namespace ravel::kernels::cpu

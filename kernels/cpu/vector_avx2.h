@@ -1,0 +1,67 @@
+#pragma once
+
+// Eight fp32 lanes in an AVX2 register; the members and their meaning are those of PortableVector. Only files compiled
+// with AVX2 and FMA include this (kernels/CMakeLists.txt).
+
+#include <immintrin.h>
+
+#include "kernels/cpu/vector_portable.h"
+
+namespace ravel::kernels::cpu {
+
+struct Avx2Vector {
+  static constexpr int kLanes = 8;
+  using F = __m256;
+
+  static F Set1(float x) { return _mm256_set1_ps(x); }
+  static F Zero() { return _mm256_setzero_ps(); }
+  static __m256i Mask(int count) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lane);
+  }
+  static F Load(const float* p, AllLanes = {}) { return _mm256_loadu_ps(p); }
+  static F Load(const float* p, SomeLanes lanes) { return _mm256_maskload_ps(p, Mask(lanes.count)); }
+  static void Store(float* p, F x, AllLanes = {}) { _mm256_storeu_ps(p, x); }
+  static void Store(float* p, F x, SomeLanes lanes) {
+    _mm256_maskstore_ps(p, Mask(lanes.count), x);
+  }
+
+  static F Add(F a, F b) { return _mm256_add_ps(a, b); }
+  static F Sub(F a, F b) { return _mm256_sub_ps(a, b); }
+  static F Mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  static F Div(F a, F b) { return _mm256_div_ps(a, b); }
+  static F Max(F a, F b) { return _mm256_max_ps(a, b); }
+  static F Min(F a, F b) { return _mm256_min_ps(a, b); }
+  static F Sqrt(F a) { return _mm256_sqrt_ps(a); }
+  static F Fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static F Fnma(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
+  static F Round(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static F ScaleByPower(F a, F n) {
+    const __m256i shift = _mm256_slli_epi32(_mm256_cvttps_epi32(n), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), shift));
+  }
+  static F ZeroWhereBelow(F a, F test, float limit) {
+    return _mm256_andnot_ps(_mm256_cmp_ps(test, _mm256_set1_ps(limit), _CMP_LT_OQ), a);
+  }
+  static F KeepFirst(F a, int count, F other) {
+    return _mm256_blendv_ps(other, a, _mm256_castsi256_ps(Mask(count)));
+  }
+  static int CountNonFinite(F a) {
+    const __m256i exponent = _mm256_set1_epi32(0x7F800000);
+    const __m256i field = _mm256_and_si256(_mm256_castps_si256(a), exponent);
+    const __m256i hit = _mm256_cmpeq_epi32(field, exponent);
+    return __builtin_popcount(static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(hit))));
+  }
+  static float ReduceAdd(F a) {
+    const __m128 half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+  }
+  static float ReduceMax(F a) {
+    const __m128 half = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 pair = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
+  }
+};
+
+}  // namespace ravel::kernels::cpu

@@ -1,0 +1,128 @@
+#pragma once
+
+// Eight fp32 lanes as plain loops: the same operations, in the same order, as vector_avx2.h, so that an op written over
+// either type gives the same bits. Both types have the members below.
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace ravel::kernels::cpu {
+
+// How many lanes an access touches: all eight, or the first `count` (the others read as +0 and are not written).
+struct AllLanes {};
+struct SomeLanes {
+  int count;
+};
+
+struct PortableVector {
+  static constexpr int kLanes = 8;
+  using F = std::array<float, 8>;
+
+  static F Set1(float x) { return {x, x, x, x, x, x, x, x}; }
+  static F Zero() { return Set1(0.0f); }
+  static F Load(const float* p, AllLanes = {}) {
+    F r;
+    std::memcpy(r.data(), p, sizeof(r));
+    return r;
+  }
+  static F Load(const float* p, SomeLanes lanes) {
+    F r = Zero();
+    std::memcpy(r.data(), p, sizeof(float) * static_cast<size_t>(lanes.count));
+    return r;
+  }
+  static void Store(float* p, const F& x, AllLanes = {}) { std::memcpy(p, x.data(), sizeof(x)); }
+  static void Store(float* p, const F& x, SomeLanes lanes) {
+    std::memcpy(p, x.data(), sizeof(float) * static_cast<size_t>(lanes.count));
+  }
+
+  template <typename Function>
+  static F Map(const F& a, const F& b, Function function) {
+    F r;
+    for (size_t i = 0; i < 8; ++i) {
+      r[i] = function(a[i], b[i]);
+    }
+    return r;
+  }
+  static F Add(const F& a, const F& b) {
+    return Map(a, b, [](float x, float y) { return x + y; });
+  }
+  static F Sub(const F& a, const F& b) {
+    return Map(a, b, [](float x, float y) { return x - y; });
+  }
+  static F Mul(const F& a, const F& b) {
+    return Map(a, b, [](float x, float y) { return x * y; });
+  }
+  static F Div(const F& a, const F& b) {
+    return Map(a, b, [](float x, float y) { return x / y; });
+  }
+  // The second operand when either is NaN, as the x86 instruction does.
+  static F Max(const F& a, const F& b) {
+    return Map(a, b, [](float x, float y) { return x > y ? x : y; });
+  }
+  static F Min(const F& a, const F& b) {
+    return Map(a, b, [](float x, float y) { return x < y ? x : y; });
+  }
+  static F Sqrt(const F& a) {
+    return Map(a, a, [](float x, float) { return std::sqrt(x); });
+  }
+  // a * b + c and c - a * b, rounded once.
+  static F Fma(const F& a, const F& b, const F& c) {
+    F r;
+    for (size_t i = 0; i < 8; ++i) {
+      r[i] = std::fma(a[i], b[i], c[i]);
+    }
+    return r;
+  }
+  static F Fnma(const F& a, const F& b, const F& c) {
+    F r;
+    for (size_t i = 0; i < 8; ++i) {
+      r[i] = std::fma(-a[i], b[i], c[i]);
+    }
+    return r;
+  }
+  // Nearest integer, ties to even, for |x| < 2^22.
+  static F Round(const F& a) {
+    return Map(a, a, [](float x, float) { return std::nearbyint(x); });
+  }
+  // x * 2^n for integral n in [-126, 127], by adding to the exponent field of x in [0.5, 2].
+  static F ScaleByPower(const F& a, const F& n) {
+    return Map(a, n, [](float x, float e) {
+      const int32_t shift = e == e ? static_cast<int32_t>(e) : 0;
+      return std::bit_cast<float>(std::bit_cast<uint32_t>(x) + (static_cast<uint32_t>(shift) << 23));
+    });
+  }
+  // x where x's lane of `test` is >= limit or NaN, else +0.
+  static F ZeroWhereBelow(const F& a, const F& test, float limit) {
+    return Map(a, test, [limit](float x, float t) { return t < limit ? 0.0f : x; });
+  }
+  // x in the first `count` lanes, `other` in the rest.
+  static F KeepFirst(const F& a, int count, const F& other) {
+    F r = other;
+    for (int i = 0; i < 8 && i < count; ++i) {
+      r[static_cast<size_t>(i)] = a[static_cast<size_t>(i)];
+    }
+    return r;
+  }
+  // Lanes with an all-ones exponent: NaN or infinity.
+  static int CountNonFinite(const F& a) {
+    int count = 0;
+    for (const float x : a) {
+      count += (std::bit_cast<uint32_t>(x) & 0x7F800000u) == 0x7F800000u ? 1 : 0;
+    }
+    return count;
+  }
+  // ((x0+x4)+(x2+x6)) + ((x1+x5)+(x3+x7)).
+  static float ReduceAdd(const F& a) {
+    return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
+  }
+  static float ReduceMax(const F& a) {
+    const auto larger = [](float x, float y) { return x > y ? x : y; };
+    return larger(larger(larger(a[0], a[4]), larger(a[2], a[6])),
+                  larger(larger(a[1], a[5]), larger(a[3], a[7])));
+  }
+};
+
+}  // namespace ravel::kernels::cpu

@@ -1,0 +1,50 @@
+#pragma once
+
+// Philox4x32-10 [Salmon et al. 2011] and the counter layout of Ravel's random bits: a draw is a function of
+// (seed, step, site, purpose, global index) and of nothing else.
+
+#include <array>
+#include <cstdint>
+
+namespace ravel::kernels::scalar {
+
+using PhiloxWords = std::array<uint32_t, 4>;
+
+// Ten rounds; `key` low word first.
+constexpr PhiloxWords Philox4x32(uint64_t key, PhiloxWords counter) {
+  uint32_t key0 = static_cast<uint32_t>(key);
+  uint32_t key1 = static_cast<uint32_t>(key >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t product0 = uint64_t{0xD2511F53u} * counter[0];
+    const uint64_t product1 = uint64_t{0xCD9E8D57u} * counter[2];
+    counter = {static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key0,
+               static_cast<uint32_t>(product1),
+               static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key1,
+               static_cast<uint32_t>(product0)};
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  return counter;
+}
+
+// What a draw is for: the top byte of counter word 3.
+enum class PhiloxPurpose : uint32_t { kInitialisation = 0, kDropout = 1, kOptimizerState = 2 };
+
+// block: global row-major element index / draws per call (44 bits); sample: index in the global batch (20 bits, 0 for
+// parameters); site: ordinal of the canonical tensor (24 bits).
+struct PhiloxPosition {
+  uint64_t block = 0;
+  uint32_t sample = 0;
+  uint32_t step = 0;
+  uint32_t site = 0;
+  PhiloxPurpose purpose = PhiloxPurpose::kInitialisation;
+};
+
+constexpr PhiloxWords PhiloxCounter(const PhiloxPosition& position) {
+  return {static_cast<uint32_t>(position.block),
+          (static_cast<uint32_t>(position.block >> 32) & 0xFFFu) | (position.sample << 12),
+          position.step,
+          (position.site & 0xFFFFFFu) | (static_cast<uint32_t>(position.purpose) << 24)};
+}
+
+}  // namespace ravel::kernels::scalar

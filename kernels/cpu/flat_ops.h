@@ -1,8 +1,8 @@
 #pragma once
 
-// Ops over flat ranges: optimizer, sums in a fixed order, digest. Their bits are promised by formula, on every device.
+// Ops over flat ranges: optimizer, sums in a fixed order, digest. Their bits are promised by
+// formula, on every device.
 
-#include <array>
 #include <cmath>
 
 #include "kernels/cpu/simd_math.h"
@@ -64,13 +64,14 @@ void TreeAddRange(const TreeAddArgs& args) {
   });
 }
 
-// A binary counter of partial sums: piece i closes one level per trailing one bit of i, older + newer.
+// A binary counter of partial sums: piece i closes one level per trailing one bit of i, older +
+// newer.
 template <typename V>
 void TreeSumRange(const TreeSumArgs& args) {
   const size_t count = args.pieces.size();
   float* out = args.out.As<float>();
   ForEachVector(args.out.elements(), [&](int64_t j, auto lanes) {
-    std::array<typename V::F, 32> open;
+    typename V::F open[32];
     size_t depth = 0;
     for (size_t i = 0; i < count; ++i) {
       auto sum = V::Load(args.pieces[i] + j, lanes);
@@ -120,12 +121,14 @@ void TreeSumPieces(const TreeSumArgs& args) {
 template <typename V>
 float RowSumOfSquares(const float* x, int64_t n, int64_t& non_finite) {
   constexpr int64_t kStrands = 128;
-  std::array<typename V::F, kStrands / 8> strands;
-  strands.fill(V::Zero());
+  typename V::F strands[kStrands / 8];
+  for (auto& strand : strands) {
+    strand = V::Zero();
+  }
   int64_t bad = 0;
   int64_t base = 0;
   for (; base + kStrands <= n; base += kStrands) {
-    for (size_t k = 0; k < strands.size(); ++k) {
+    for (size_t k = 0; k < kStrands / 8; ++k) {
       const auto value = V::Load(x + base + static_cast<int64_t>(k) * 8);
       strands[k] = V::Fma(value, value, strands[k]);
       bad += V::CountNonFinite(value);
@@ -138,9 +141,9 @@ float RowSumOfSquares(const float* x, int64_t n, int64_t& non_finite) {
     bad += V::CountNonFinite(value);
   });
   non_finite += bad;
-  std::array<float, kStrands> sums;
-  for (size_t k = 0; k < strands.size(); ++k) {
-    V::Store(sums.data() + k * 8, strands[k]);
+  float sums[kStrands];
+  for (size_t k = 0; k < kStrands / 8; ++k) {
+    V::Store(sums + k * 8, strands[k]);
   }
   for (size_t width = kStrands; width > 1; width /= 2) {
     for (size_t i = 0; i < width / 2; ++i) {

@@ -1,6 +1,7 @@
 #pragma once
 
-// Ops that walk rows once: norm, activation, rotary embedding, embedding gradient, softmax of logits. Memory-bound.
+// Ops that walk rows once: norm, activation, rotary embedding, embedding gradient, softmax of
+// logits. Memory-bound.
 
 #include <algorithm>
 #include <cmath>
@@ -250,9 +251,8 @@ void CrossEntropyGradientRows(const CrossEntropyRowsArgs& args) {
 
 template <typename V>
 void ExpRows(const float* x, float* y, int64_t count) {
-  ForEachVector(count, [&](int64_t j, auto lanes) {
-    V::Store(y + j, Exp<V>(V::Load(x + j, lanes)), lanes);
-  });
+  ForEachVector(
+      count, [&](int64_t j, auto lanes) { V::Store(y + j, Exp<V>(V::Load(x + j, lanes)), lanes); });
 }
 
 }  // namespace ravel::kernels::cpu

@@ -1,7 +1,7 @@
 #pragma once
 
-// Loops and functions over a vector type (PortableVector or Avx2Vector). An op's arithmetic depends on shapes and
-// values alone: loops are cut by index, never by address.
+// Loops and functions over a vector type (PortableVector or Avx2Vector). An op's arithmetic depends
+// on shapes and values alone: loops are cut by index, never by address.
 
 #include <cstdint>
 
@@ -21,8 +21,8 @@ inline void ForEachVector(int64_t n, Body body) {
   }
 }
 
-// e^x within 1 ulp or so for x in [-87.3, 88.37]; +0 below (-inf included), e^88.37 above, NaN for NaN.
-// Cody and Waite reduction, degree-6 polynomial [Moshier, Cephes].
+// e^x within 1 ulp or so for x in [-87.3, 88.37]; +0 below (-inf included), e^88.37 above, NaN for
+// NaN. Cody and Waite reduction, degree-6 polynomial [Moshier, Cephes].
 template <typename V>
 inline typename V::F Exp(typename V::F x) {
   const auto clamped = V::Max(V::Set1(-87.3365448f), V::Min(V::Set1(88.3762589f), x));

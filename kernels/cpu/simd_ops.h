@@ -1,7 +1,8 @@
 #pragma once
 
-// The vectorised CPU ops as one table per instruction set. Shapes are already checked (kernels/dispatch.cc). Both tables
-// hold the same templates over two vector types, so they give the same bits.
+// The vectorised CPU ops as one table per instruction set. Shapes are already checked
+// (kernels/dispatch.cc). Both tables hold the same templates over two vector types, so they give
+// the same bits.
 
 #include <cstdint>
 
@@ -16,7 +17,8 @@
 
 namespace ravel::kernels::cpu {
 
-// Rows of logits [tokens, vocabulary] and their targets -> losses; with `gradient`, a row becomes softmax - one-hot.
+// Rows of logits [tokens, vocabulary] and their targets -> losses; with `gradient`, a row becomes
+// softmax - one-hot.
 struct CrossEntropyRowsArgs {
   float* logits = nullptr;
   int64_t tokens = 0;
@@ -50,11 +52,15 @@ struct SimdOps {
 
 enum class SimdPath { kPortable, kAvx2 };
 
-// Whether this machine runs the path, and its table. The AVX2 table may be asked for anywhere, and called where it runs.
+// Whether this machine runs the path, and its table. The AVX2 table may be asked for anywhere, and
+// called where it runs.
 bool RunsHere(SimdPath path);
 const SimdOps& OpsOf(SimdPath path);
 // The table of the best path that runs here; fixed for the process.
 const SimdOps& BestOps();
+
+// AttentionWorkspaceElements of kernels/attention.h; the same for every path.
+int64_t AttentionWorkspaceElements(const AttentionShape& shape);
 
 const SimdOps& PortableOps();
 const SimdOps& Avx2Ops();

@@ -1,7 +1,7 @@
 #pragma once
 
-// Eight fp32 lanes in an AVX2 register; the members and their meaning are those of PortableVector. Only files compiled
-// with AVX2 and FMA include this (kernels/CMakeLists.txt).
+// Eight fp32 lanes in an AVX2 register; the members and their meaning are those of PortableVector.
+// Only files compiled with AVX2 and FMA include this (kernels/CMakeLists.txt).
 
 #include <immintrin.h>
 
@@ -20,7 +20,9 @@ struct Avx2Vector {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lane);
   }
   static F Load(const float* p, AllLanes = {}) { return _mm256_loadu_ps(p); }
-  static F Load(const float* p, SomeLanes lanes) { return _mm256_maskload_ps(p, Mask(lanes.count)); }
+  static F Load(const float* p, SomeLanes lanes) {
+    return _mm256_maskload_ps(p, Mask(lanes.count));
+  }
   static void Store(float* p, F x, AllLanes = {}) { _mm256_storeu_ps(p, x); }
   static void Store(float* p, F x, SomeLanes lanes) {
     _mm256_maskstore_ps(p, Mask(lanes.count), x);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Eight fp32 lanes as plain loops: the same operations, in the same order, as vector_avx2.h, so that an op written over
-// either type gives the same bits. Both types have the members below.
+// Eight fp32 lanes as plain loops: the same operations, in the same order, as vector_avx2.h, so
+// that an op written over either type gives the same bits. Both types have the members below.
 
 #include <array>
 #include <bit>
@@ -11,7 +11,8 @@
 
 namespace ravel::kernels::cpu {
 
-// How many lanes an access touches: all eight, or the first `count` (the others read as +0 and are not written).
+// How many lanes an access touches: all eight, or the first `count` (the others read as +0 and are
+// not written).
 struct AllLanes {};
 struct SomeLanes {
   int count;
@@ -91,7 +92,8 @@ struct PortableVector {
   static F ScaleByPower(const F& a, const F& n) {
     return Map(a, n, [](float x, float e) {
       const int32_t shift = e == e ? static_cast<int32_t>(e) : 0;
-      return std::bit_cast<float>(std::bit_cast<uint32_t>(x) + (static_cast<uint32_t>(shift) << 23));
+      return std::bit_cast<float>(std::bit_cast<uint32_t>(x) +
+                                  (static_cast<uint32_t>(shift) << 23));
     });
   }
   // x where x's lane of `test` is >= limit or NaN, else +0.

@@ -7,7 +7,8 @@
 
 namespace ravel::kernels::scalar {
 
-// base^exponent by binary exponentiation, most significant bit first, multiplications only. exponent >= 0.
+// base^exponent by binary exponentiation, most significant bit first, multiplications only.
+// exponent >= 0.
 constexpr double PowerByMultiplication(double base, int64_t exponent) {
   double power = 1.0;
   for (int bit = 62; bit >= 0; --bit) {
@@ -25,7 +26,8 @@ struct AdamWElement {
   float v;
 };
 
-// `Scalars` has the fields of kernels::AdamWScalars. Every operation rounds once; fma only where it is written.
+// `Scalars` has the fields of kernels::AdamWScalars. Every operation rounds once; fma only where it
+// is written.
 template <typename Scalars>
 inline AdamWElement AdamWStep(const Scalars& s, AdamWElement e, float gradient) {
   const float g = gradient * s.gradient_scale;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Philox4x32-10 [Salmon et al. 2011] and the counter layout of Ravel's random bits: a draw is a function of
-// (seed, step, site, purpose, global index) and of nothing else.
+// Philox4x32-10 [Salmon et al. 2011] and the counter layout of Ravel's random bits: a draw is a
+// function of (seed, step, site, purpose, global index) and of nothing else.
 
 #include <array>
 #include <cstdint>
@@ -30,8 +30,8 @@ constexpr PhiloxWords Philox4x32(uint64_t key, PhiloxWords counter) {
 // What a draw is for: the top byte of counter word 3.
 enum class PhiloxPurpose : uint32_t { kInitialisation = 0, kDropout = 1, kOptimizerState = 2 };
 
-// block: global row-major element index / draws per call (44 bits); sample: index in the global batch (20 bits, 0 for
-// parameters); site: ordinal of the canonical tensor (24 bits).
+// block: global row-major element index / draws per call (44 bits); sample: index in the global
+// batch (20 bits, 0 for parameters); site: ordinal of the canonical tensor (24 bits).
 struct PhiloxPosition {
   uint64_t block = 0;
   uint32_t sample = 0;

@@ -1,0 +1,344 @@
+// Every op: shapes and types checked once, then the CPU implementation; a CUDA stream is refused by
+// name.
+
+#include <bit>
+
+#include "common/check.h"
+#include "kernels/activation.h"
+#include "kernels/adamw.h"
+#include "kernels/cpu/reference_ops.h"
+#include "kernels/cpu/simd_ops.h"
+#include "kernels/cuda/no_cuda.h"
+#include "kernels/digest.h"
+#include "kernels/embedding.h"
+#include "kernels/gemm.h"
+#include "kernels/loss.h"
+#include "kernels/norm.h"
+#include "kernels/philox.h"
+#include "kernels/rope.h"
+#include "kernels/row_sum.h"
+#include "kernels/tree_reduce.h"
+
+namespace ravel::kernels {
+namespace {
+
+void RequireCpu(const Stream& stream, const char* op) {
+  if (stream.backend() != Backend::kCpu) {
+    cuda::RefuseOp(op);
+  }
+}
+
+void CheckMatrix(const TensorView& view, int64_t rows, int64_t columns, DType dtype = DType::kF32) {
+  CHECK_MSG(view.dtype == dtype, "wrong element type");
+  CHECK_MSG(view.rank == 2 && view.size[0] == rows && view.size[1] == columns, "wrong shape");
+  CHECK_MSG(rows <= 1 || view.row_stride >= columns, "rows overlap");
+  CHECK_MSG(view.present() || rows * columns == 0, "no data");
+}
+
+// A contiguous range of any rank.
+void CheckFlat(const TensorView& view, int64_t elements, DType dtype = DType::kF32) {
+  CHECK_MSG(view.dtype == dtype, "wrong element type");
+  CHECK_MSG(view.elements() == elements && view.contiguous(), "wrong size, or not contiguous");
+  CHECK_MSG(view.present() || elements == 0, "no data");
+}
+
+void CheckRank2(const TensorView& view) {
+  CHECK_MSG(view.rank == 2, "a matrix is expected");
+}
+
+void CheckIds(const TensorView& ids, int64_t limit, int64_t lowest) {
+  const int32_t* values = ids.As<int32_t>();
+  for (int64_t i = 0; i < ids.elements(); ++i) {
+    CHECK_MSG(values[i] >= lowest && values[i] < limit, "id outside the vocabulary");
+  }
+}
+
+}  // namespace
+
+void Gemm(Stream& stream, const GemmArgs& args) {
+  RequireCpu(stream, "Gemm");
+  CheckRank2(args.a);
+  CheckRank2(args.b);
+  CheckRank2(args.c);
+  const bool flip_a = args.transpose_a == Transpose::kYes;
+  const bool flip_b = args.transpose_b == Transpose::kYes;
+  const int64_t m = args.c.size[0];
+  const int64_t n = args.c.size[1];
+  const int64_t k = flip_a ? args.a.size[0] : args.a.size[1];
+  CheckMatrix(args.a, flip_a ? k : m, flip_a ? m : k);
+  CheckMatrix(args.b, flip_b ? n : k, flip_b ? k : n);
+  CheckMatrix(args.c, m, n);
+  cpu::Gemm(args);
+}
+
+void SetBlasThreads(int threads) {
+  CHECK_MSG(threads >= 1, "at least one thread");
+  cpu::SetBlasThreads(threads);
+}
+
+void RmsNormForward(Stream& stream, const RmsNormForwardArgs& args) {
+  RequireCpu(stream, "RmsNormForward");
+  CheckRank2(args.x);
+  const int64_t tokens = args.x.size[0];
+  const int64_t hidden = args.x.size[1];
+  CheckMatrix(args.x, tokens, hidden);
+  CheckMatrix(args.y, tokens, hidden);
+  CheckFlat(args.w, hidden);
+  CheckFlat(args.rstd, tokens);
+  if (args.residual.present()) {
+    CheckMatrix(args.residual, tokens, hidden);
+    CHECK_MSG(args.sum.present(), "a residual needs a place for the sum");
+  }
+  if (args.sum.present()) {
+    CheckMatrix(args.sum, tokens, hidden);
+  }
+  cpu::BestOps().rms_norm_forward(args);
+}
+
+void RmsNormBackward(Stream& stream, const RmsNormBackwardArgs& args) {
+  RequireCpu(stream, "RmsNormBackward");
+  CheckRank2(args.dy);
+  const int64_t tokens = args.dy.size[0];
+  const int64_t hidden = args.dy.size[1];
+  CheckMatrix(args.dy, tokens, hidden);
+  CheckMatrix(args.sum, tokens, hidden);
+  CheckMatrix(args.dx, tokens, hidden);
+  CheckFlat(args.w, hidden);
+  CheckFlat(args.dw, hidden);
+  CheckFlat(args.rstd, tokens);
+  if (args.dresidual.present()) {
+    CheckMatrix(args.dresidual, tokens, hidden);
+  }
+  cpu::BestOps().rms_norm_backward(args);
+}
+
+void BuildRopeTable(Stream& stream, const RopeTableArgs& args) {
+  RequireCpu(stream, "BuildRopeTable");
+  CheckRank2(args.cosine);
+  const int64_t positions = args.cosine.size[0];
+  const int64_t half = args.cosine.size[1];
+  CheckFlat(args.inverse_frequency, half);
+  CheckMatrix(args.cosine, positions, half);
+  CheckMatrix(args.sine, positions, half);
+  cpu::BuildRopeTable(args);
+}
+
+void Rope(Stream& stream, const RopeArgs& args) {
+  RequireCpu(stream, "Rope");
+  CheckRank2(args.x);
+  CHECK_MSG(args.head_size > 0 && args.head_size % 2 == 0, "a head has an even size");
+  CHECK_MSG(args.sequence_tokens > 0, "a sequence has tokens");
+  CHECK_MSG(args.x.size[1] % args.head_size == 0, "columns are whole heads");
+  CHECK_MSG(args.cosine.rows() >= std::min(args.sequence_tokens, args.x.rows()),
+            "the table is shorter than a sequence");
+  CheckMatrix(args.x, args.x.size[0], args.x.size[1]);
+  CheckMatrix(args.cosine, args.cosine.rows(), args.head_size / 2);
+  CheckMatrix(args.sine, args.cosine.rows(), args.head_size / 2);
+  cpu::BestOps().rope(args);
+}
+
+void SwiGluForward(Stream& stream, const SwiGluForwardArgs& args) {
+  RequireCpu(stream, "SwiGluForward");
+  CheckRank2(args.gate);
+  for (const TensorView& view : {args.gate, args.up, args.y}) {
+    CheckMatrix(view, args.gate.size[0], args.gate.size[1]);
+  }
+  cpu::BestOps().swi_glu_forward(args);
+}
+
+void SwiGluBackward(Stream& stream, const SwiGluBackwardArgs& args) {
+  RequireCpu(stream, "SwiGluBackward");
+  CheckRank2(args.gate);
+  for (const TensorView& view : {args.gate, args.up, args.dy, args.dgate, args.dup}) {
+    CheckMatrix(view, args.gate.size[0], args.gate.size[1]);
+  }
+  if (args.y.present()) {
+    CheckMatrix(args.y, args.gate.size[0], args.gate.size[1]);
+  }
+  cpu::BestOps().swi_glu_backward(args);
+}
+
+void AddInPlace(Stream& stream, const AddArgs& args) {
+  RequireCpu(stream, "AddInPlace");
+  if (args.x.rank == 2 && args.y.rank == 2) {
+    CheckMatrix(args.x, args.x.size[0], args.x.size[1]);
+    CheckMatrix(args.y, args.x.size[0], args.x.size[1]);
+    cpu::BestOps().add_in_place(args);
+    return;
+  }
+  const int64_t n = args.x.elements();
+  CheckFlat(args.x, n);
+  CheckFlat(args.y, n);
+  cpu::BestOps().add_in_place(
+      {MatrixView(args.x.As<float>(), 1, n), MatrixView(args.y.As<float>(), 1, n)});
+}
+
+void EmbeddingForward(Stream& stream, const EmbeddingForwardArgs& args) {
+  RequireCpu(stream, "EmbeddingForward");
+  CheckRank2(args.table);
+  CheckMatrix(args.table, args.table.size[0], args.table.size[1]);
+  CheckMatrix(args.out, args.ids.elements(), args.table.size[1]);
+  CheckFlat(args.ids, args.ids.elements(), DType::kI32);
+  CheckIds(args.ids, args.table.size[0], 0);
+  cpu::EmbeddingForward(args);
+}
+
+void EmbeddingBackward(Stream& stream, const EmbeddingBackwardArgs& args) {
+  RequireCpu(stream, "EmbeddingBackward");
+  CheckRank2(args.dtable);
+  CheckMatrix(args.dtable, args.dtable.size[0], args.dtable.size[1]);
+  CheckMatrix(args.dout, args.ids.elements(), args.dtable.size[1]);
+  CheckFlat(args.ids, args.ids.elements(), DType::kI32);
+  CheckIds(args.ids, args.dtable.size[0], 0);
+  cpu::BestOps().embedding_backward(args);
+}
+
+namespace {
+
+void CheckHead(const TensorView& x,
+               const TensorView& w,
+               const TensorView& targets,
+               const TensorView& loss,
+               const TensorView& workspace) {
+  CheckRank2(x);
+  CheckRank2(w);
+  CheckRank2(workspace);
+  const int64_t tokens = x.size[0];
+  CheckMatrix(x, tokens, x.size[1]);
+  CheckMatrix(w, w.size[0], x.size[1]);
+  CheckFlat(targets, tokens, DType::kI32);
+  CheckFlat(loss, tokens);
+  CHECK_MSG(workspace.size[0] >= std::min(tokens, kLossChunkTokens), "the workspace is too small");
+  CheckFlat(workspace, workspace.size[0] * w.size[0]);
+  CheckMatrix(workspace, workspace.size[0], w.size[0]);
+  CheckIds(targets, w.size[0], -1);
+}
+
+}  // namespace
+
+void LinearCrossEntropyForward(Stream& stream, const LinearCrossEntropyForwardArgs& args) {
+  RequireCpu(stream, "LinearCrossEntropyForward");
+  CheckHead(args.x, args.w, args.targets, args.loss, args.workspace);
+  cpu::LinearCrossEntropyForward(args);
+}
+
+void LinearCrossEntropyTrain(Stream& stream, const LinearCrossEntropyTrainArgs& args) {
+  RequireCpu(stream, "LinearCrossEntropyTrain");
+  CheckHead(args.x, args.w, args.targets, args.loss, args.workspace);
+  CheckMatrix(args.dx, args.x.size[0], args.x.size[1]);
+  CheckMatrix(args.dw, args.w.size[0], args.w.size[1]);
+  cpu::LinearCrossEntropyTrain(args);
+}
+
+namespace {
+
+void CheckAttention(const AttentionShape& shape, int64_t tokens) {
+  CHECK_MSG(shape.sequence_tokens > 0 && shape.head_size > 0 && shape.kv_heads > 0,
+            "sizes are positive");
+  CHECK_MSG(shape.query_heads > 0 && shape.query_heads % shape.kv_heads == 0,
+            "query heads are a multiple of kv heads");
+  CHECK_MSG(tokens % shape.sequence_tokens == 0, "tokens are whole sequences");
+}
+
+void CheckWorkspace(const TensorView& workspace, const AttentionShape& shape) {
+  CHECK_MSG(workspace.dtype == DType::kF32 && workspace.contiguous() && workspace.present() &&
+                workspace.elements() >= AttentionWorkspaceElements(shape),
+            "the workspace is too small");
+}
+
+}  // namespace
+
+int64_t AttentionWorkspaceElements(const AttentionShape& shape) {
+  return cpu::AttentionWorkspaceElements(shape);
+}
+
+void AttentionForward(Stream& stream, const AttentionForwardArgs& args) {
+  RequireCpu(stream, "AttentionForward");
+  const AttentionShape& shape = args.shape;
+  const int64_t tokens = args.q.rows();
+  CheckAttention(shape, tokens);
+  for (const TensorView& view : {args.q, args.out}) {
+    CheckMatrix(view, tokens, shape.query_heads * shape.head_size);
+  }
+  for (const TensorView& view : {args.k, args.v}) {
+    CheckMatrix(view, tokens, shape.kv_heads * shape.head_size);
+  }
+  CheckMatrix(args.log_sum_exp, shape.query_heads, tokens);
+  CheckWorkspace(args.workspace, shape);
+  cpu::BestOps().attention_forward(args);
+}
+
+void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args) {
+  RequireCpu(stream, "AttentionBackward");
+  const AttentionShape& shape = args.shape;
+  const int64_t tokens = args.q.rows();
+  CheckAttention(shape, tokens);
+  for (const TensorView& view : {args.q, args.out, args.dout, args.dq}) {
+    CheckMatrix(view, tokens, shape.query_heads * shape.head_size);
+  }
+  for (const TensorView& view : {args.k, args.v, args.dk, args.dv}) {
+    CheckMatrix(view, tokens, shape.kv_heads * shape.head_size);
+  }
+  CheckMatrix(args.log_sum_exp, shape.query_heads, tokens);
+  CheckWorkspace(args.workspace, shape);
+  cpu::BestOps().attention_backward(args);
+}
+
+void AdamWUpdate(Stream& stream, const AdamWArgs& args) {
+  RequireCpu(stream, "AdamWUpdate");
+  for (const TensorView& view : {args.p, args.g, args.m, args.v}) {
+    CheckFlat(view, args.p.elements());
+  }
+  cpu::BestOps().adamw(args);
+}
+
+void TreeAdd(Stream& stream, const TreeAddArgs& args) {
+  RequireCpu(stream, "TreeAdd");
+  for (const TensorView& view : {args.a, args.b, args.out}) {
+    CheckFlat(view, args.out.elements());
+  }
+  cpu::BestOps().tree_add(args);
+}
+
+void TreeSum(Stream& stream, const TreeSumArgs& args) {
+  RequireCpu(stream, "TreeSum");
+  CheckFlat(args.out, args.out.elements());
+  CHECK_MSG(std::has_single_bit(args.pieces.size()), "pieces are a power of two");
+  cpu::BestOps().tree_sum(args);
+}
+
+void CopyBytes(Stream& stream, const CopyArgs& args) {
+  RequireCpu(stream, "CopyBytes");
+  CHECK_GE(args.bytes, 0);
+  if (args.bytes > 0) {
+    CHECK(args.to != nullptr && args.from != nullptr);
+    cpu::BestOps().copy_bytes(args.to, args.from, args.bytes);
+  }
+}
+
+void RowSumSquares(Stream& stream, const RowSumSquaresArgs& args) {
+  RequireCpu(stream, "RowSumSquares");
+  CheckRank2(args.x);
+  CheckFlat(args.x, args.x.elements());
+  CheckFlat(args.sums, args.x.size[0]);
+  cpu::BestOps().row_sum_squares(args);
+}
+
+double TreeSumDouble(const double* values, int64_t count) {
+  return cpu::TreeSumDouble(values, count);
+}
+
+uint64_t DigestRange(Stream& stream, const TensorView& range, uint64_t first_index) {
+  RequireCpu(stream, "DigestRange");
+  CheckFlat(range, range.elements(), range.dtype);
+  return cpu::DigestRange(range, first_index);
+}
+
+void InitNormal(Stream& stream, const InitNormalArgs& args) {
+  RequireCpu(stream, "InitNormal");
+  CheckFlat(args.out, args.out.elements());
+  CHECK_MSG(args.first_index >= 0, "an index is not negative");
+  cpu::InitNormal(args);
+}
+
+}  // namespace ravel::kernels

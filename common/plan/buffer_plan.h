@@ -8,9 +8,10 @@
 
 namespace ravel::plan {
 
-// Byte offset of each buffer in the arena of its memory kind; equal on all ranks. Offsets are multiples of 256; the
-// persistent flat buffers (weights, moments, gradients) are staggered by an odd number of 4 KiB pages, because equal offsets
-// modulo large powers of two slow the fused optimizer down several times.
+// Byte offset of each buffer in the arena of its memory kind; equal on all ranks. Offsets are
+// multiples of 256; the persistent flat buffers (weights, moments, gradients) are staggered by an
+// odd number of 4 KiB pages, because equal offsets modulo large powers of two slow the fused
+// optimizer down several times.
 struct BufferPlan {
   std::vector<int64_t> offsets;  // per ProgramBuffer
   int64_t private_bytes = 0;

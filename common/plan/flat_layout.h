@@ -16,7 +16,8 @@ inline constexpr int64_t kLayoutAlignmentElements = 256;
 struct LayoutItem {
   std::string name;
   int64_t elements = 0;
-  int64_t atom_elements = 1;  // a shard boundary strictly inside the item lies at a multiple of this from its offset
+  int64_t atom_elements =
+      1;  // a shard boundary strictly inside the item lies at a multiple of this from its offset
 };
 
 struct FlatLayoutOptions {
@@ -24,29 +25,33 @@ struct FlatLayoutOptions {
   int64_t alignment_elements = kLayoutAlignmentElements;
 };
 
-// Where each item lies in a virtual buffer of width * shard_elements elements. Invariants: see docs of PlanFlatLayout.
+// Where each item lies in a virtual buffer of width * shard_elements elements. Invariants: see docs
+// of PlanFlatLayout.
 struct FlatLayout {
   int64_t width = 1;
-  int64_t shard_elements = 0;  // S; total T = width * S
+  int64_t shard_elements = 0;    // S; total T = width * S
   std::vector<int64_t> offsets;  // per item, in input order
   int64_t padding_elements = 0;  // T - sum of item elements
   int64_t total_elements() const { return width * shard_elements; }
 };
 
-// Places the items. Pure function of (items, options): L1 disjoint extents inside [0, T); L2 offsets aligned;
-// L3 equal shards, S aligned; L4 boundaries inside an item at atoms; L9 T at most that of the LCM baseline.
+// Places the items. Pure function of (items, options): L1 disjoint extents inside [0, T); L2
+// offsets aligned; L3 equal shards, S aligned; L4 boundaries inside an item at atoms; L9 T at most
+// that of the LCM baseline.
 FlatLayout PlanFlatLayout(const std::vector<LayoutItem>& items, const FlatLayoutOptions& options);
 
-// A contiguous part of a tensor's row-major elements that one rank owns, and where it lies in that rank's shard.
+// A contiguous part of a tensor's row-major elements that one rank owns, and where it lies in that
+// rank's shard.
 struct OwnedPiece {
-  int tensor = -1;              // index into ModelInventory::tensors
-  int64_t begin = 0;            // global row-major element range [begin, end) of the tensor
+  int tensor = -1;    // index into ModelInventory::tensors
+  int64_t begin = 0;  // global row-major element range [begin, end) of the tensor
   int64_t end = 0;
-  int64_t shard_offset = 0;     // elements from the start of the rank's shard of the group
+  int64_t shard_offset = 0;  // elements from the start of the rank's shard of the group
   bool operator==(const OwnedPiece&) const = default;
 };
 
-// The tensors of one unit in one flat buffer. `tensor_offsets[i]` is where units' tensor i starts in the gathered buffer.
+// The tensors of one unit in one flat buffer. `tensor_offsets[i]` is where units' tensor i starts
+// in the gathered buffer.
 struct GroupLayout {
   int unit = 0;
   FlatLayout layout;
@@ -56,6 +61,8 @@ struct GroupLayout {
 GroupLayout PlanGroupLayout(const ModelInventory& inventory, int unit, int64_t width);
 
 // Pieces that `rank` owns, in buffer order; empty when it owns nothing.
-std::vector<OwnedPiece> OwnedPieces(const ModelInventory& inventory, const GroupLayout& group, int64_t rank);
+std::vector<OwnedPiece> OwnedPieces(const ModelInventory& inventory,
+                                    const GroupLayout& group,
+                                    int64_t rank);
 
 }  // namespace ravel::plan

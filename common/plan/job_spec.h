@@ -1,8 +1,8 @@
 #pragma once
 
-// What a user asks for, as plain values with every default filled in. coordinator/job_file_proto makes it from YAML or
-// JSON; common/plan reads it; a trainer receives it. Field meanings, defaults and limits are documented in
-// proto/jobs.proto, whose names these fields share in snake_case.
+// What a user asks for, as plain values with every default filled in. coordinator/job_file_proto
+// makes it from YAML or JSON; common/plan reads it; a trainer receives it. Field meanings, defaults
+// and limits are documented in proto/jobs.proto, whose names these fields share in snake_case.
 
 #include <cstdint>
 #include <optional>
@@ -74,12 +74,13 @@ enum class DeterminismMode { kExact, kFast };
 enum class Transport { kAuto, kShm, kGloo };
 
 struct CheckpointSpec {
-  std::string store;              // file:///absolute/path
-  int64_t every_steps = 0;        // 0: not by steps
+  std::string store;               // file:///absolute/path
+  int64_t every_steps = 0;         // 0: not by steps
   int64_t every_ms = 1800 * 1000;  // 0: not by time
   bool at_start = false;
   int64_t keep_last = 3;
-  std::string resume_from = "auto";  // auto, none, step number as text, or a path of a step directory
+  std::string resume_from =
+      "auto";  // auto, none, step number as text, or a path of a step directory
   bool fresh = false;
 };
 
@@ -100,8 +101,10 @@ struct RestartSpec {
 struct JobSpec {
   std::string name;
   std::string namespace_name = "default";
-  std::optional<ModelConfig> model;  // always present after admission; from model.from or model.config
-  std::string model_from;            // directory to load initial weights from, or empty: random initialisation
+  std::optional<ModelConfig>
+      model;  // always present after admission; from model.from or model.config
+  std::string
+      model_from;  // directory to load initial weights from, or empty: random initialisation
   double init_std = 0.02;
   DataSpec data;
   int64_t steps = 0;

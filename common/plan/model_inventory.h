@@ -1,15 +1,18 @@
 #pragma once
 
-// Every parameter of a model with its canonical (Hugging Face) name and shape, the unit it belongs to, and the
-// activations each unit needs: the only description of a model that the planner, the engine and the checkpoints share.
+// Every parameter of a model with its canonical (Hugging Face) name and shape, the unit it belongs
+// to, and the activations each unit needs: the only description of a model that the planner, the
+// engine and the checkpoints share.
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "common/shape.h"
+#include "common/check.h"
 #include "common/dtype.h"
 #include "common/plan/job_spec.h"
+#include "common/shape.h"
 #include "common/status.h"
 
 namespace ravel::plan {
@@ -17,18 +20,20 @@ namespace ravel::plan {
 enum class InitKind { kNormal, kOnes, kZeros };
 
 struct TensorSpec {
-  std::string name;   // canonical: "model.layers.0.self_attn.q_proj.weight"
-  Shape shape;        // global
-  int unit = 0;       // index into ModelInventory::units
-  int bundle = -1;    // index into ModelInventory::bundles, or -1
+  std::string name;  // canonical: "model.layers.0.self_attn.q_proj.weight"
+  Shape shape;       // global
+  int unit = 0;      // index into ModelInventory::units
+  int bundle = -1;   // index into ModelInventory::bundles, or -1
   int64_t block_rows = 1;
   bool decay = true;  // weight decay applies (matrices yes, norms no)
   InitKind init = InitKind::kNormal;
-  uint32_t site = 0;  // ordinal of the name among all canonical names, sorted: RNG site and statistics slot
+  uint32_t site =
+      0;  // ordinal of the name among all canonical names, sorted: RNG site and statistics slot
 };
 
-// Tensors whose rows are adjacent in the flat buffer, in this order, so that one GEMM covers them: q|k|v, gate|up.
-// A bundle exists only if every part's element count is a multiple of the layout alignment.
+// Tensors whose rows are adjacent in the flat buffer, in this order, so that one GEMM covers them:
+// q|k|v, gate|up. A bundle exists only if every part's element count is a multiple of the layout
+// alignment.
 struct BundleSpec {
   std::string name;          // "model.layers.0.self_attn.qkv"
   std::vector<int> tensors;  // indices into ModelInventory::tensors
@@ -36,7 +41,8 @@ struct BundleSpec {
 
 enum class UnitKind { kEmbedding, kLayer, kHead };
 
-// Memory that a unit needs for one micro-batch, in the order in which it is laid out, each 256-byte aligned.
+// Memory that a unit needs for one micro-batch, in the order in which it is laid out, each 256-byte
+// aligned.
 struct ActivationSpec {
   std::string name;  // unique within the unit; the module asks for it by this name
   Shape shape;
@@ -54,14 +60,15 @@ struct UnitSpec {
   std::vector<ActivationSpec> workspace;  // live during one Forward or Backward of this unit
 };
 
-// The residual stream between units is one [tokens, hidden] buffer per direction: `hidden` written by each forward,
-// `dhidden` by each backward; both are part of the inventory's shared activations.
+// The residual stream between units is one [tokens, hidden] buffer per direction: `hidden` written
+// by each forward, `dhidden` by each backward; both are part of the inventory's shared activations.
 struct ModelInventory {
   ModelConfig config;
   std::vector<UnitSpec> units;  // in forward order
   std::vector<TensorSpec> tensors;
   std::vector<BundleSpec> bundles;
-  std::vector<ActivationSpec> shared;  // live for the whole micro-batch: token ids, targets, losses, hidden, dhidden, RoPE tables
+  std::vector<ActivationSpec> shared;  // live for the whole micro-batch: token ids, targets,
+                                       // losses, hidden, dhidden, RoPE tables
 
   int64_t parameter_count() const;
   // Index of a canonical tensor name, or -1.
@@ -73,18 +80,31 @@ struct MicroBatchShape {
   int64_t sequence_tokens = 0;
 };
 
-// Reads and checks a Hugging Face config.json text. Errors name the field: "config.json: num_key_value_heads: 3 does
-// not divide num_attention_heads 8". Only architectures Ravel can train are accepted.
+// Rows of logits that the fused loss keeps at once; equals kernels::kLossChunkTokens.
+inline constexpr int64_t kLogitsChunkTokens = 256;
+// fp32 elements that a layer's "scratch" has for attention: an upper bound of what any backend's
+// kernels ask for, because a plan may not depend on kernels. kernels::AttentionWorkspaceElements is
+// tested against it.
+constexpr int64_t AttentionScratchElements(int64_t sequence_tokens, int64_t head_dim) {
+  const int64_t padded_tokens = RoundUp(sequence_tokens, 64);
+  return 8 * padded_tokens * RoundUp(head_dim, 64) + 4 * padded_tokens + 32768;
+}
+
+// Reads and checks a Hugging Face config.json text. Errors name the field: "config.json:
+// num_key_value_heads: 3 does not divide num_attention_heads 8". Only architectures Ravel can train
+// are accepted.
 absl::StatusOr<ModelConfig> ParseHuggingFaceConfig(std::string_view json_text);
 // Fills defaults (head_dim, kv heads) and checks every field; errors name it as model.config.FIELD.
 absl::StatusOr<ModelConfig> ValidateModelConfig(ModelConfig config);
 // Pure. The config must be valid.
 ModelInventory BuildInventory(const ModelConfig& config, const MicroBatchShape& micro_batch);
 
-// Offset in bytes of each spec when laid out one after another with 256-byte alignment; the last entry is the total.
+// Offset in bytes of each spec when laid out one after another with 256-byte alignment; the last
+// entry is the total.
 std::vector<int64_t> ActivationOffsets(const std::vector<ActivationSpec>& specs);
 
-// FLOPs of training one token: 6N + 6*layers*heads*head_dim*sequence (causal half), N without the embedding lookup.
+// FLOPs of training one token: 6N + 6*layers*heads*head_dim*sequence (causal half), N without the
+// embedding lookup.
 double TrainingFlopsPerToken(const ModelConfig& config, int64_t sequence_tokens);
 
 }  // namespace ravel::plan

@@ -1,6 +1,7 @@
 #pragma once
 
-// Who writes which rectangle of which tensor into which file. Pure; both the coordinator and the trainers compute it.
+// Who writes which rectangle of which tensor into which file. Pure; both the coordinator and the
+// trainers compute it.
 
 #include <cstdint>
 #include <string>
@@ -26,7 +27,8 @@ struct StateTensor {
 };
 
 // A rectangle of a state tensor in a file. Where its bytes are in the writer's memory: elements
-// [shard_offset, ...) of the writer's shard buffer of `role` of `group`; kStep chunks carry the step as a value instead.
+// [shard_offset, ...) of the writer's shard buffer of `role` of `group`; kStep chunks carry the
+// step as a value instead.
 struct SaveChunk {
   int tensor = 0;  // index into SavePlan::tensors
   Box box;
@@ -37,8 +39,9 @@ struct SaveChunk {
 };
 
 struct SaveFile {
-  std::string path;  // relative to the step directory: "model/shard-00001-model-00001-of-00001.safetensors"
-  int writer = 0;    // rank
+  std::string
+      path;  // relative to the step directory: "model/shard-00001-model-00001-of-00001.safetensors"
+  int writer = 0;            // rank
   int64_t header_bytes = 0;  // 8 + N, a multiple of 4096
   int64_t size = 0;
   std::vector<SaveChunk> chunks;  // in file order

@@ -1,6 +1,7 @@
 #pragma once
 
-// The whole plan of one (job, epoch): what a trainer needs to know before step 1, and nothing that differs by rank.
+// The whole plan of one (job, epoch): what a trainer needs to know before step 1, and nothing that
+// differs by rank.
 
 #include <cstdint>
 #include <string>
@@ -37,11 +38,13 @@ struct PlanRequest {
   bool shared_memory = true;
 };
 
-// The pure pipeline: inventory, lanes, layouts, programs, buffers, checker. Errors name the job field that is at fault.
+// The pure pipeline: inventory, lanes, layouts, programs, buffers, checker. Errors name the job
+// field that is at fault.
 absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request);
 
-// Data-parallel size, lanes and micro-batch rules (exact mode): V a power of two, 1 <= ranks <= V, global batch a multiple
-// of V; one micro-batch per lane. Fills virtual_ranks and micro_batch where they are auto; errors name the field.
+// Data-parallel size, lanes and micro-batch rules (exact mode): V a power of two, 1 <= ranks <= V,
+// global batch a multiple of V; one micro-batch per lane. Fills virtual_ranks and micro_batch where
+// they are auto; errors name the field.
 absl::StatusOr<JobSpec> ResolveBatch(JobSpec spec);
 
 struct MemoryLine {

@@ -1,7 +1,8 @@
 #pragma once
 
-// A training step as data: typed instructions with streams, waits and buffers. Built by program_builder, proved by
-// program_checker, placed by buffer_plan, replayed by worker/shard/unit_executor.
+// A training step as data: typed instructions with streams, waits and buffers. Built by
+// program_builder, proved by program_checker, placed by buffer_plan, replayed by
+// worker/shard/unit_executor.
 
 #include <cstdint>
 #include <string>
@@ -13,13 +14,16 @@ namespace ravel::plan {
 
 // On disk (plan proto): do not renumber.
 enum class OpCode : uint8_t {
-  kGather = 1,         // weights of `unit` -> buffer `gathered`, all ranks; in place when the buffer is kCommon
+  kGather =
+      1,  // weights of `unit` -> buffer `gathered`, all ranks; in place when the buffer is kCommon
   kForward = 2,        // unit's forward: reads gathered (and borrowed), writes saved
   kBackward = 3,       // unit's backward: reads gathered, saved; writes staging
   kFree = 4,           // ends the life of buffer `freed`; enqueues nothing
   kAllocStaging = 5,   // begins the life of `staging`
-  kReduceScatter = 6,  // staging of all lanes of this turn -> lane blocks of this rank's shard -> the unit's counter
-  kStatsReduce = 7,    // packed statistics of all ranks: row sums, non-finite count, losses, control word
+  kReduceScatter = 6,  // staging of all lanes of this turn -> lane blocks of this rank's shard ->
+                       // the unit's counter
+  kStatsReduce =
+      7,  // packed statistics of all ranks: row sums, non-finite count, losses, control word
   kDecideStep = 8,     // apply or skip, clip coefficient
   kOptimizerStep = 9,  // fused update of this rank's shard of `unit`
   kEndPhase = 10,      // everything at rest
@@ -31,17 +35,18 @@ enum class BufferKind : uint8_t {
   kMainWeight = 1,  // this rank's shard; inside `gathered` when gathers are in place
   kExpAvg = 2,
   kExpAvgSq = 3,
-  kMainGrad = 4,    // one slot of the lane counter of a unit's gradient call
+  kMainGrad = 4,  // one slot of the lane counter of a unit's gradient call
   kGathered = 5,
   kStaging = 6,
-  kReceive = 7,     // pieces of other ranks, where they cannot be read in place
+  kReceive = 7,  // pieces of other ranks, where they cannot be read in place
   kSaved = 8,
   kWorkspace = 9,
   kShared = 10,
 };
 
-// Where a buffer lives. kPrivate: this rank's memory. kSymmetric: this rank's memory, readable by the ranks of the host at
-// the same offset of their own block. kCommon: one block for all ranks of the host.
+// Where a buffer lives. kPrivate: this rank's memory. kSymmetric: this rank's memory, readable by
+// the ranks of the host at the same offset of their own block. kCommon: one block for all ranks of
+// the host.
 enum class MemoryKind : uint8_t { kPrivate = 1, kSymmetric = 2, kCommon = 3 };
 
 struct ProgramBuffer {
@@ -49,10 +54,14 @@ struct ProgramBuffer {
   BufferKind kind = BufferKind::kShared;
   MemoryKind memory = MemoryKind::kPrivate;
   int unit = -1;
-  int call = 0;   // kMainGrad, kStaging: which gradient call of the unit (tied tables have two)
-  int slot = 0;   // kMainGrad: counter slot
+  int call = 0;  // kMainGrad, kStaging: which gradient call of the unit (tied tables have two)
+  int slot = 0;  // kMainGrad: counter slot
   int64_t bytes = 0;
   bool persistent = false;  // lives across steps
+  // kMainWeight with in-place gathers: the kGathered buffer that holds its bytes; rank r's shard is
+  // the slice [r * bytes, (r + 1) * bytes) of it, and the plan counts no bytes of its own. -1: a
+  // buffer of its own.
+  int inside = -1;
 };
 
 struct Instruction {
@@ -69,22 +78,25 @@ struct Instruction {
   int saved = -1;
   int workspace = -1;
   int freed = -1;
-  // Instructions of the same program whose completion this one waits for, beyond the order of its own stream.
+  // Instructions of the same program whose completion this one waits for, beyond the order of its
+  // own stream.
   std::vector<int> waits;
 };
 
-// On disk: do not renumber. A step runs one program per turn: kOnly when there is one turn, else kFirst, kMiddle..., kLast.
-// kOnly and kLast end with StatsReduce, DecideStep and the OptimizerSteps. kEval is forward only.
+// On disk: do not renumber. A step runs one program per turn: kOnly when there is one turn, else
+// kFirst, kMiddle..., kLast. kOnly and kLast end with StatsReduce, DecideStep and the
+// OptimizerSteps. kEval is forward only.
 enum class Phase : uint8_t { kOnly = 1, kFirst = 2, kMiddle = 3, kLast = 4, kEval = 5 };
 
 struct StepProgram {
   Phase phase = Phase::kOnly;
-  std::vector<Instruction> instructions;  // a topological order: running them one by one in this order is correct
+  std::vector<Instruction>
+      instructions;  // a topological order: running them one by one in this order is correct
 };
 
 struct ProgramOptions {
   int64_t ranks = 1;
-  bool gather_in_place = false;  // all ranks on one host and a transport with common memory
+  bool gather_in_place = false;      // all ranks on one host and a transport with common memory
   bool read_peers_in_place = false;  // staging of other ranks is readable: no receive buffer
   int64_t gather_window_bytes = 0;   // 0: the two largest consecutive units
   int64_t staging_window_bytes = 0;

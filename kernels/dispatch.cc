@@ -92,7 +92,7 @@ void RmsNormForward(Stream& stream, const RmsNormForwardArgs& args) {
   if (args.sum.present()) {
     CheckMatrix(args.sum, tokens, hidden);
   }
-  cpu::BestOps().rms_norm_forward(args);
+  cpu::ActiveOps().rms_norm_forward(args);
 }
 
 void RmsNormBackward(Stream& stream, const RmsNormBackwardArgs& args) {
@@ -109,7 +109,7 @@ void RmsNormBackward(Stream& stream, const RmsNormBackwardArgs& args) {
   if (args.dresidual.present()) {
     CheckMatrix(args.dresidual, tokens, hidden);
   }
-  cpu::BestOps().rms_norm_backward(args);
+  cpu::ActiveOps().rms_norm_backward(args);
 }
 
 void BuildRopeTable(Stream& stream, const RopeTableArgs& args) {
@@ -134,7 +134,7 @@ void Rope(Stream& stream, const RopeArgs& args) {
   CheckMatrix(args.x, args.x.size[0], args.x.size[1]);
   CheckMatrix(args.cosine, args.cosine.rows(), args.head_size / 2);
   CheckMatrix(args.sine, args.cosine.rows(), args.head_size / 2);
-  cpu::BestOps().rope(args);
+  cpu::ActiveOps().rope(args);
 }
 
 void SwiGluForward(Stream& stream, const SwiGluForwardArgs& args) {
@@ -143,7 +143,7 @@ void SwiGluForward(Stream& stream, const SwiGluForwardArgs& args) {
   for (const TensorView& view : {args.gate, args.up, args.y}) {
     CheckMatrix(view, args.gate.size[0], args.gate.size[1]);
   }
-  cpu::BestOps().swi_glu_forward(args);
+  cpu::ActiveOps().swi_glu_forward(args);
 }
 
 void SwiGluBackward(Stream& stream, const SwiGluBackwardArgs& args) {
@@ -155,7 +155,7 @@ void SwiGluBackward(Stream& stream, const SwiGluBackwardArgs& args) {
   if (args.y.present()) {
     CheckMatrix(args.y, args.gate.size[0], args.gate.size[1]);
   }
-  cpu::BestOps().swi_glu_backward(args);
+  cpu::ActiveOps().swi_glu_backward(args);
 }
 
 void AddInPlace(Stream& stream, const AddArgs& args) {
@@ -163,13 +163,13 @@ void AddInPlace(Stream& stream, const AddArgs& args) {
   if (args.x.rank == 2 && args.y.rank == 2) {
     CheckMatrix(args.x, args.x.size[0], args.x.size[1]);
     CheckMatrix(args.y, args.x.size[0], args.x.size[1]);
-    cpu::BestOps().add_in_place(args);
+    cpu::ActiveOps().add_in_place(args);
     return;
   }
   const int64_t n = args.x.elements();
   CheckFlat(args.x, n);
   CheckFlat(args.y, n);
-  cpu::BestOps().add_in_place(
+  cpu::ActiveOps().add_in_place(
       {MatrixView(args.x.As<float>(), 1, n), MatrixView(args.y.As<float>(), 1, n)});
 }
 
@@ -190,7 +190,7 @@ void EmbeddingBackward(Stream& stream, const EmbeddingBackwardArgs& args) {
   CheckMatrix(args.dout, args.ids.elements(), args.dtable.size[1]);
   CheckFlat(args.ids, args.ids.elements(), DType::kI32);
   CheckIds(args.ids, args.dtable.size[0], 0);
-  cpu::BestOps().embedding_backward(args);
+  cpu::ActiveOps().embedding_backward(args);
 }
 
 namespace {
@@ -265,7 +265,7 @@ void AttentionForward(Stream& stream, const AttentionForwardArgs& args) {
   }
   CheckMatrix(args.log_sum_exp, shape.query_heads, tokens);
   CheckWorkspace(args.workspace, shape);
-  cpu::BestOps().attention_forward(args);
+  cpu::ActiveOps().attention_forward(args);
 }
 
 void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args) {
@@ -281,7 +281,7 @@ void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args) {
   }
   CheckMatrix(args.log_sum_exp, shape.query_heads, tokens);
   CheckWorkspace(args.workspace, shape);
-  cpu::BestOps().attention_backward(args);
+  cpu::ActiveOps().attention_backward(args);
 }
 
 void AdamWUpdate(Stream& stream, const AdamWArgs& args) {
@@ -289,7 +289,7 @@ void AdamWUpdate(Stream& stream, const AdamWArgs& args) {
   for (const TensorView& view : {args.p, args.g, args.m, args.v}) {
     CheckFlat(view, args.p.elements());
   }
-  cpu::BestOps().adamw(args);
+  cpu::ActiveOps().adamw(args);
 }
 
 void TreeAdd(Stream& stream, const TreeAddArgs& args) {
@@ -297,14 +297,14 @@ void TreeAdd(Stream& stream, const TreeAddArgs& args) {
   for (const TensorView& view : {args.a, args.b, args.out}) {
     CheckFlat(view, args.out.elements());
   }
-  cpu::BestOps().tree_add(args);
+  cpu::ActiveOps().tree_add(args);
 }
 
 void TreeSum(Stream& stream, const TreeSumArgs& args) {
   RequireCpu(stream, "TreeSum");
   CheckFlat(args.out, args.out.elements());
   CHECK_MSG(std::has_single_bit(args.pieces.size()), "pieces are a power of two");
-  cpu::BestOps().tree_sum(args);
+  cpu::ActiveOps().tree_sum(args);
 }
 
 void CopyBytes(Stream& stream, const CopyArgs& args) {
@@ -312,7 +312,7 @@ void CopyBytes(Stream& stream, const CopyArgs& args) {
   CHECK_GE(args.bytes, 0);
   if (args.bytes > 0) {
     CHECK(args.to != nullptr && args.from != nullptr);
-    cpu::BestOps().copy_bytes(args.to, args.from, args.bytes);
+    cpu::ActiveOps().copy_bytes(args.to, args.from, args.bytes);
   }
 }
 
@@ -321,7 +321,7 @@ void RowSumSquares(Stream& stream, const RowSumSquaresArgs& args) {
   CheckRank2(args.x);
   CheckFlat(args.x, args.x.elements());
   CheckFlat(args.sums, args.x.size[0]);
-  cpu::BestOps().row_sum_squares(args);
+  cpu::ActiveOps().row_sum_squares(args);
 }
 
 double TreeSumDouble(const double* values, int64_t count) {

@@ -39,7 +39,7 @@ void LinearCrossEntropyForward(const LinearCrossEntropyForwardArgs& args) {
   for (int64_t begin = 0; begin < args.x.rows(); begin += kLossChunkTokens) {
     const Chunk chunk = ChunkAt(args.x, args.workspace, begin);
     MakeLogits(chunk, args.w);
-    BestOps().cross_entropy_loss(RowsOfChunk(chunk, args.targets, args.loss));
+    ActiveOps().cross_entropy_loss(RowsOfChunk(chunk, args.targets, args.loss));
   }
 }
 
@@ -48,7 +48,7 @@ void LinearCrossEntropyTrain(const LinearCrossEntropyTrainArgs& args) {
   for (int64_t begin = 0; begin < args.x.rows(); begin += kLossChunkTokens) {
     const Chunk chunk = ChunkAt(args.x, args.workspace, begin);
     MakeLogits(chunk, args.w);
-    BestOps().cross_entropy_gradient(RowsOfChunk(chunk, args.targets, args.loss));
+    ActiveOps().cross_entropy_gradient(RowsOfChunk(chunk, args.targets, args.loss));
     // Before dx, which may be the memory of x.
     Gemm({.a = chunk.logits,
           .transpose_a = Transpose::kYes,

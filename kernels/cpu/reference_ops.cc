@@ -90,7 +90,7 @@ uint64_t DigestRange(const TensorView& range, uint64_t first_index) {
     case 2:
       return DigestOf<uint16_t>(range.data, count, first_index);
     case 4:
-      return BestOps().digest_words(range.As<uint32_t>(), count, first_index);
+      return ActiveOps().digest_words(range.As<uint32_t>(), count, first_index);
     default:
       return DigestOf<uint64_t>(range.data, count, first_index);
   }

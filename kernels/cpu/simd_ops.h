@@ -56,8 +56,12 @@ enum class SimdPath { kPortable, kAvx2 };
 // called where it runs.
 bool RunsHere(SimdPath path);
 const SimdOps& OpsOf(SimdPath path);
-// The table of the best path that runs here; fixed for the process.
-const SimdOps& BestOps();
+// The table that ops use: of the best path that runs here, unless UseSimdPath chose another.
+const SimdOps& ActiveOps();
+
+// For tests and benchmarks, between ops.
+void UseSimdPath(SimdPath path);
+void UseBestSimdPath();
 
 // AttentionWorkspaceElements of kernels/attention.h; the same for every path.
 int64_t AttentionWorkspaceElements(const AttentionShape& shape);

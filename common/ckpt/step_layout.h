@@ -1,0 +1,71 @@
+#pragma once
+
+// The names of things in a checkpoint folder, and COMMIT. Pure.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "common/ckpt/manifest.h"
+#include "common/status.h"
+
+namespace ravel::ckpt {
+
+inline constexpr std::string_view kManifestFile = "manifest.pb";
+inline constexpr std::string_view kCommitFile = "COMMIT";
+inline constexpr std::string_view kDeletedFile =
+    "DELETED";  // what COMMIT becomes when a step is withdrawn
+inline constexpr std::string_view kSealsFolder = "seals";
+inline constexpr std::string_view kModelFolder = "model";
+inline constexpr std::string_view kOptimizerFolder = "optim";
+inline constexpr std::string_view kHuggingFaceFolder = "hf";
+inline constexpr std::string_view kPinsFolder = "pins";
+inline constexpr std::string_view kBadFolder = "bad";
+inline constexpr int64_t kMaxCommitBytes = 4096;
+
+// "step-0000000020"; step >= 0.
+std::string StepName(int64_t step);
+// The inverse; empty for any other name.
+std::optional<int64_t> ParseStepName(std::string_view name);
+
+struct AttemptKey {
+  int64_t step = 0;
+  int64_t epoch = 0;
+  int64_t attempt = 0;  // save attempt
+  bool operator==(const AttemptKey&) const = default;
+};
+// "step-0000000020.e7.a2.tmp"
+std::string AttemptName(const AttemptKey& key);
+std::optional<AttemptKey> ParseAttemptName(std::string_view name);
+
+// "model/shard-00001-model-00001-of-00002.safetensors"; writer and layer count from 1.
+std::string ShardFileName(std::string_view folder, int writer, int layer, int layers);
+// "seals/00001"
+std::string SealFileName(int64_t writer);
+
+// A save's identity: all ranks and a restarted coordinator compute the same without asking.
+SaveId MakeSaveId(std::string_view job, const AttemptKey& key);
+
+// What COMMIT says.
+struct CommitRecord {
+  std::string job;
+  int64_t step = 0;
+  SaveId save_id = {};
+  int64_t epoch = 0;
+  int64_t attempt = 0;
+  std::string prefix = ".";
+  int64_t files = 0;  // files[] of the manifest
+  int64_t bytes = 0;  // of those files
+  int64_t manifest_bytes = 0;
+  uint32_t manifest_crc32c = 0;
+  Sha256Digest manifest_sha256 = {};
+  bool operator==(const CommitRecord&) const = default;
+};
+// The record for a manifest whose encoded bytes are `encoded`.
+CommitRecord MakeCommitRecord(const Manifest& manifest, std::string_view encoded);
+std::string EncodeCommit(const CommitRecord& record);
+// Strict: every field present, of its type, in range. Errors name the field.
+absl::StatusOr<CommitRecord> ParseCommit(std::string_view text);
+
+}  // namespace ravel::ckpt

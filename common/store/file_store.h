@@ -1,0 +1,40 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "common/status.h"
+#include "common/store/object_store.h"
+
+namespace ravel::store {
+
+// A directory of a POSIX file system. Files are written with plain writes and fdatasync; Create
+// reserves space with fallocate where the file system can.
+class FileStore : public ObjectStore {
+ public:
+  // `root` must be absolute; it is created by MakeRoot, not here.
+  explicit FileStore(std::string root);
+  // From "file:///absolute/path" or "/absolute/path"; any other scheme is InvalidArgument.
+  static absl::StatusOr<std::unique_ptr<FileStore>> FromUrl(std::string_view url);
+  // Creates the root and its parents, each made durable.
+  absl::Status MakeRoot();
+
+  const std::string& root() const { return root_; }
+
+  absl::StatusOr<std::unique_ptr<FileWriter>> Create(std::string_view path,
+                                                     int64_t expected_bytes) override;
+  absl::StatusOr<std::unique_ptr<FileReader>> Open(std::string_view path) const override;
+  absl::StatusOr<std::vector<ListedEntry>> List(std::string_view directory) const override;
+  absl::Status MakeDirectory(std::string_view path) override;
+  absl::Status RenameNoReplace(std::string_view from, std::string_view to) override;
+  absl::Status Replace(std::string_view from, std::string_view to) override;
+  absl::Status Remove(std::string_view path) override;
+  absl::Status SyncDirectory(std::string_view path) override;
+  std::string Locate(std::string_view path) const override;
+
+ private:
+  std::string root_;
+};
+
+}  // namespace ravel::store

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <string>
+
+#include "common/dtype.h"
+#include "common/status.h"
+
+namespace ravel::ctl {
+
+struct CheckpointExportOptions {
+  std::string step;
+  std::string format = "huggingface";
+  std::string output;         // must not exist
+  DType dtype = DType::kF32;  // kF32 or kBF16 (nearest even)
+  int64_t max_file_bytes = 5'000'000'000;
+};
+// Writes OUTPUT.part (config.json, tokenizer files, model.safetensors or
+// model-00001-of-0000N.safetensors with an index), reads it back, then renames. AlreadyExists when
+// OUTPUT exists. Every block that is read is verified.
+absl::Status ExportCheckpoint(const CheckpointExportOptions& options, std::ostream& out);
+
+}  // namespace ravel::ctl

@@ -1,0 +1,41 @@
+#pragma once
+
+// Which steps stay, and how the others go. Only committed steps count; deletion may be interrupted
+// anywhere and repeated.
+
+#include <cstdint>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "common/ckpt/step_layout.h"
+#include "common/status.h"
+#include "common/store/object_store.h"
+#include "coordinator/saves.h"
+
+namespace ravel::coordinator {
+
+struct RetentionPolicy {
+  int64_t keep_last = 3;    // >= 1
+  int64_t every_steps = 0;  // also every step divisible by this; 0: none
+};
+
+// Steps that may be deleted, oldest first. Never: the newest good step, the `keep_last` newest good
+// ones, pinned or BAD ones, those in `in_use` (being read, or the last one verified by a read).
+// Pure.
+std::vector<int64_t> StepsToDelete(std::span<const CommittedStepInfo> steps,
+                                   const RetentionPolicy& policy,
+                                   const std::set<int64_t>& in_use);
+
+// COMMIT becomes DELETED (durable: the step is gone), then the data, then the folder.
+absl::Status DeleteStep(store::ObjectStore& store, int64_t step);
+// Ends deletions that were interrupted, then deletes what the policy says. Returns the deleted
+// steps.
+absl::StatusOr<std::vector<int64_t>> ApplyRetention(store::ObjectStore& store,
+                                                    const RetentionPolicy& policy,
+                                                    const std::set<int64_t>& in_use);
+// Removes attempt folders other than those in `keep`: of epochs that are over.
+absl::StatusOr<std::vector<ckpt::AttemptKey>> CleanAttempts(store::ObjectStore& store,
+                                                            std::span<const ckpt::AttemptKey> keep);
+
+}  // namespace ravel::coordinator

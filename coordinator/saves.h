@@ -1,0 +1,111 @@
+#pragma once
+
+// The coordinator's part of a save: seals in, a committed step out. Synchronous functions over a
+// store that is rooted at the job's checkpoint folder; every one may be repeated after a crash at
+// any point of it.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/ckpt/manifest.h"
+#include "common/ckpt/step_layout.h"
+#include "common/plan/save_plan.h"
+#include "common/status.h"
+#include "common/store/object_store.h"
+
+namespace ravel::coordinator {
+
+// What the coordinator knows of a save beside its seals; goes into the manifest.
+struct SaveContext {
+  std::string job;  // uid
+  ckpt::AttemptKey key;
+  int64_t created_ns = 0;
+  std::string build;
+  std::string numerics;
+  int64_t virtual_ranks = 0;
+  int64_t ranks = 0;
+};
+
+// All seals of a save against its plan: one per writer, the same (step, epoch, attempt) and plan
+// hash, every file and chunk of the plan with its sizes, nothing else but hf/*. Errors name writer,
+// file, tensor.
+absl::Status VerifySeals(const plan::SavePlan& plan,
+                         const SaveContext& context,
+                         std::span<const ckpt::Seal> seals);
+
+// The manifest of verified seals: chunks joined, digests added.
+ckpt::Manifest BuildManifest(const plan::SavePlan& plan,
+                             const SaveContext& context,
+                             std::span<const ckpt::Seal> seals);
+
+struct CommittedStepInfo {
+  int64_t step = 0;
+  std::string directory;  // "step-0000000020"
+  ckpt::CommitRecord commit;
+  bool bad = false;
+  std::string bad_reason;
+  bool pinned = false;
+};
+
+// Verify, describe (manifest.pb, COMMIT; synced), publish (rename without replacing; synced).
+// AlreadyExists when another save of that step was committed, naming it; OK when this one already
+// was. The attempt's folder is left alone on failure.
+absl::StatusOr<CommittedStepInfo> CommitSave(store::ObjectStore& store,
+                                             const plan::SavePlan& plan,
+                                             const SaveContext& context,
+                                             std::span<const ckpt::Seal> seals);
+
+// What became of an attempt after the coordinator, or both sides, died in the middle.
+enum class SettledState {
+  kCommitted,   // now, or before
+  kIncomplete,  // seals are missing or COMMIT was never written; not changed
+  kLost,        // another save of that step is committed
+};
+struct SettleResult {
+  SettledState state = SettledState::kIncomplete;
+  std::optional<CommittedStepInfo> committed;
+  std::string reason;  // of kIncomplete
+};
+// Finishes the attempt of `context.key` if its seals/ are complete or its COMMIT is there. `plan`
+// is the one it was made with.
+absl::StatusOr<SettleResult> SettleAttempt(store::ObjectStore& store,
+                                           const plan::SavePlan& plan,
+                                           const SaveContext& context);
+// Publishes the attempt if its COMMIT is there and its manifest matches; needs no plan.
+absl::StatusOr<SettleResult> SettleDescribedAttempt(store::ObjectStore& store,
+                                                    const ckpt::AttemptKey& key);
+
+// Attempt folders in the store, by (step, epoch, attempt).
+absl::StatusOr<std::vector<ckpt::AttemptKey>> ListAttempts(const store::ObjectStore& store);
+// The seals of an attempt that parse, by writer.
+absl::StatusOr<std::vector<ckpt::Seal>> ReadSeals(const store::ObjectStore& store,
+                                                  const ckpt::AttemptKey& key);
+
+struct StepListing {
+  std::vector<CommittedStepInfo> steps;  // newest first; BAD ones included and marked
+  // Folders with a step name that are not loadable: directory and why (COMMIT missing, damaged,
+  // ...).
+  struct Damaged {
+    std::string directory;
+    std::string reason;
+  };
+  std::vector<Damaged> damaged;
+};
+// Reads every COMMIT and checks it against its manifest's length; an absent root is an empty
+// listing.
+absl::StatusOr<StepListing> ListSteps(const store::ObjectStore& store);
+
+// The newest committed step that is not BAD and whose manifest opens; one that does not is marked
+// BAD and the next is tried. Empty when there is none. `only_step` >= 0 asks for that step
+// (NotFound, or FailedPrecondition when BAD).
+absl::StatusOr<std::optional<CommittedStepInfo>> PickRestore(store::ObjectStore& store,
+                                                             int64_t only_step = -1);
+
+// Writes bad/<step> with the reason; a step that is marked already stays as it is.
+absl::Status MarkBad(store::ObjectStore& store, int64_t step, std::string_view reason);
+
+}  // namespace ravel::coordinator

@@ -1,0 +1,110 @@
+#pragma once
+
+// Restores state from a committed step or from a Hugging Face directory, for any mesh: each rank
+// reads exactly what it owns.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/ckpt/manifest.h"
+#include "common/plan/flat_layout.h"
+#include "common/plan/model_inventory.h"
+#include "common/plan/save_plan.h"
+#include "common/status.h"
+#include "common/store/committed_step.h"
+#include "common/store/object_store.h"
+
+namespace ravel::checkpoint {
+
+// Whether elements that are read count in the digest check: each element counts on exactly one
+// rank.
+enum class DigestShare { kOwner, kReplica };
+
+// Thread-compatible; store and inventory outlive it. Usage: Open, ReadPieces for every group and
+// role, exchange digest_sums() between the ranks (add element-wise modulo 2^64), CheckDigests with
+// the sums of all ranks.
+class StepLoader {
+ public:
+  // Opens and verifies COMMIT and manifest, then compares names, shapes and dtypes with the
+  // inventory; all differences are in one FailedPrecondition. No data file is touched.
+  static absl::StatusOr<StepLoader> Open(const store::ObjectStore* store,
+                                         std::string_view directory,
+                                         const plan::ModelInventory* inventory);
+
+  const ckpt::Manifest& manifest() const { return step_.manifest(); }
+  int64_t step() const { return step_.manifest().step; }
+  // A blob; NotFound naming it and the step.
+  absl::StatusOr<std::string> Blob(std::string_view name) const;
+  // The optimizer step that the state.<name>.step tensors hold; DataLoss if they disagree. Counts
+  // in the digests on the rank that passes kOwner.
+  absl::StatusOr<int64_t> ReadOptimizerStep(DigestShare share);
+
+  // Pieces (plan::OwnedPieces, or any ranges) of the tensors of `role` (kParam, kExpAvg, kExpAvgSq)
+  // into `shard`: piece p goes to elements [p.shard_offset, ...) of it. All fp32. DataLoss names
+  // file, tensor, block.
+  absl::Status ReadPieces(plan::StateRole role,
+                          std::span<const plan::OwnedPiece> pieces,
+                          std::span<float> shard,
+                          DigestShare share = DigestShare::kOwner);
+
+  // Per tensor of the manifest, in its order: the sum of what this rank read as owner.
+  const std::vector<uint64_t>& digest_sums() const { return digest_sums_; }
+  // `sums` of all ranks added; every tensor must equal the manifest's digest64. DataLoss names the
+  // tensors.
+  absl::Status CheckDigests(std::span<const uint64_t> sums) const;
+
+  int64_t bytes_read() const { return step_.bytes_read(); }
+
+ private:
+  StepLoader(store::CommittedStep step, const plan::ModelInventory* inventory)
+      : step_(std::move(step)), inventory_(inventory) {}
+  absl::StatusOr<int> FindState(plan::StateRole role, int tensor) const;
+
+  store::CommittedStep step_;
+  const plan::ModelInventory* inventory_;
+  std::vector<uint64_t> digest_sums_;
+};
+
+// Key of the state tensor of a parameter: NAME, state.NAME.exp_avg, state.NAME.exp_avg_sq,
+// state.NAME.step.
+std::string StateKey(std::string_view parameter, plan::StateRole role);
+
+// The weights of a Hugging Face directory: model.safetensors, or model.safetensors.index.json and
+// its files. F32, BF16, F16 become fp32. Thread-compatible; the inventory outlives it.
+class HuggingFaceLoader {
+ public:
+  // Reads the headers only. All missing, unknown and misshapen tensors are listed in one
+  // FailedPrecondition. A tied model may or may not store lm_head.weight; rotary inv_freq buffers
+  // are ignored.
+  static absl::StatusOr<HuggingFaceLoader> Open(std::string_view directory,
+                                                const plan::ModelInventory* inventory);
+
+  absl::Status ReadPieces(std::span<const plan::OwnedPiece> pieces, std::span<float> shard);
+  int64_t bytes_read() const { return bytes_read_; }
+
+ private:
+  struct Source {
+    int file = 0;
+    DType dtype = DType::kF32;
+    int64_t offset = 0;  // in the file
+  };
+  struct File {
+    std::string name;
+    std::unique_ptr<store::FileReader> reader;
+  };
+  explicit HuggingFaceLoader(const plan::ModelInventory* inventory) : inventory_(inventory) {}
+
+  const plan::ModelInventory* inventory_;
+  std::unique_ptr<store::ObjectStore> store_;
+  std::vector<File> files_;
+  std::vector<Source> sources_;  // per tensor of the inventory
+  int64_t bytes_read_ = 0;
+};
+
+}  // namespace ravel::checkpoint

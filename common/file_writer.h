@@ -1,0 +1,33 @@
+#pragma once
+
+// Whole small files, and files that appear under their name only when they are complete.
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "common/status.h"
+
+namespace ravel {
+
+// Writes NAME.tmp-PID-N beside NAME, then gives it the name in one rename. Dropped without Publish,
+// it leaves nothing. Errors name the file. Thread-compatible.
+class FileWriter {
+ public:
+  static absl::StatusOr<std::unique_ptr<FileWriter>> Create(const std::string& path);
+  virtual ~FileWriter() = default;
+  // Buffered (1 MiB).
+  virtual absl::Status Write(std::string_view bytes) = 0;
+  // Everything written so far is on disk.
+  virtual absl::Status Sync() = 0;
+  // Sync, rename (over an older file, if any), sync the folder.
+  virtual absl::Status Publish() = 0;
+};
+
+// FileWriter in one call.
+absl::Status WriteFileAtomically(const std::string& path, std::string_view bytes);
+
+// The whole file; InvalidArgument if it is longer than max_bytes.
+absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_bytes);
+
+}  // namespace ravel

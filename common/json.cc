@@ -1,0 +1,320 @@
+#include "common/json.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+
+#include <absl/strings/str_cat.h>
+#include <boost/json.hpp>
+
+#include "common/check.h"
+#include "common/utf8.h"
+
+namespace ravel::json {
+namespace {
+
+constexpr std::size_t kMaxDepth = 64;
+
+Value FromBoost(const boost::json::value& from) {
+  switch (from.kind()) {
+    case boost::json::kind::null:
+      return Value();
+    case boost::json::kind::bool_:
+      return Value(from.get_bool());
+    case boost::json::kind::int64:
+      return Value(static_cast<int64_t>(from.get_int64()));
+    case boost::json::kind::uint64:
+      return Value(static_cast<uint64_t>(from.get_uint64()));
+    case boost::json::kind::double_:
+      return Value(from.get_double());
+    case boost::json::kind::string:
+      return Value(std::string(from.get_string().data(), from.get_string().size()));
+    case boost::json::kind::array: {
+      Array array;
+      array.reserve(from.get_array().size());
+      for (const boost::json::value& element : from.get_array()) {
+        array.push_back(FromBoost(element));
+      }
+      return Value(std::move(array));
+    }
+    case boost::json::kind::object: {
+      Object object;
+      object.reserve(from.get_object().size());
+      for (const boost::json::key_value_pair& member : from.get_object()) {
+        object.push_back(
+            {std::string(member.key().data(), member.key().size()), FromBoost(member.value())});
+      }
+      return Value(std::move(object));
+    }
+  }
+  return Value();
+}
+
+absl::Status ErrorAt(std::string_view text, std::size_t offset, const std::string& message) {
+  int line = 1;
+  int column = 1;
+  for (std::size_t i = 0; i < offset && i < text.size(); ++i) {
+    column = text[i] == '\n' ? 1 : column + 1;
+    line += text[i] == '\n' ? 1 : 0;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("line ", line, ", column ", column, ": ", message));
+}
+
+void WriteString(std::string_view raw, std::string& out) {
+  const std::string text = ReplaceInvalidUtf8(raw);
+  out += '"';
+  for (const char c : text) {
+    switch (c) {
+      case '"':
+        out += "\\\"";
+        break;
+      case '\\':
+        out += "\\\\";
+        break;
+      case '\n':
+        out += "\\n";
+        break;
+      case '\r':
+        out += "\\r";
+        break;
+      case '\t':
+        out += "\\t";
+        break;
+      default:
+        if (static_cast<unsigned char>(c) < 0x20) {
+          char escape[8];
+          std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(c));
+          out += escape;
+        } else {
+          out += c;
+        }
+    }
+  }
+  out += '"';
+}
+
+template <typename Number>
+void WriteNumber(Number number, std::string& out) {
+  char digits[40];
+  const auto result = std::to_chars(digits, digits + sizeof digits, number);
+  out.append(digits, result.ptr);
+}
+
+void WriteDouble(double number, std::string& out) {
+  if (!std::isfinite(number)) {
+    out += "null";
+    return;
+  }
+  const std::size_t begin = out.size();
+  WriteNumber(number, out);
+  if (out.find_first_of(".e", begin) == std::string::npos) {
+    out += ".0";  // stays a floating-point number for typed readers
+  }
+}
+
+void NewLine(int indent, int depth, std::string& out) {
+  if (indent > 0) {
+    out += '\n';
+    out.append(static_cast<std::size_t>(indent * depth), ' ');
+  }
+}
+
+bool IsFlat(const Array& array) {
+  for (const Value& element : array) {
+    if (element.is_array() || element.is_object()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+void Write(const Value& value, int indent, int depth, std::string& out);
+
+namespace {
+
+void WriteArray(const Array& array, int indent, int depth, std::string& out) {
+  const bool flat = IsFlat(array);
+  out += '[';
+  for (std::size_t i = 0; i < array.size(); ++i) {
+    if (i > 0) {
+      out += flat && indent > 0 ? ", " : ",";
+    }
+    if (!flat) {
+      NewLine(indent, depth + 1, out);
+    }
+    Write(array[i], indent, depth + 1, out);
+  }
+  if (!flat) {
+    NewLine(indent, depth, out);
+  }
+  out += ']';
+}
+
+void WriteObject(const Object& object, int indent, int depth, std::string& out) {
+  out += '{';
+  for (std::size_t i = 0; i < object.size(); ++i) {
+    if (i > 0) {
+      out += ',';
+    }
+    NewLine(indent, depth + 1, out);
+    WriteString(object[i].name, out);
+    out += indent > 0 ? ": " : ":";
+    Write(object[i].value, indent, depth + 1, out);
+  }
+  if (!object.empty()) {
+    NewLine(indent, depth, out);
+  }
+  out += '}';
+}
+
+}  // namespace
+
+void Write(const Value& value, int indent, int depth, std::string& out) {
+  if (value.is_null()) {
+    out += "null";
+  } else if (value.is_bool()) {
+    out += value.AsBool() ? "true" : "false";
+  } else if (value.is_int()) {
+    WriteNumber(value.AsInt(), out);
+  } else if (value.is_uint()) {
+    WriteNumber(std::get<uint64_t>(value.value_), out);
+  } else if (value.is_string()) {
+    WriteString(value.AsString(), out);
+  } else if (value.is_array()) {
+    WriteArray(value.AsArray(), indent, depth, out);
+  } else if (value.is_object()) {
+    WriteObject(value.AsObject(), indent, depth, out);
+  } else {
+    WriteDouble(value.AsDouble(), out);
+  }
+}
+
+Value Value::FromFloat(float value) {
+  if (!std::isfinite(value)) {
+    return Value(static_cast<double>(value));
+  }
+  char digits[40];
+  const auto end = std::to_chars(digits, digits + sizeof digits, value).ptr;
+  double wide = 0;
+  std::from_chars(digits, end, wide);
+  return Value(wide);
+}
+
+const char* Value::KindName() const {
+  static constexpr const char* kNames[] = {
+      "null", "a boolean", "a number", "a number", "a number", "a string", "an array", "an object"};
+  return kNames[value_.index()];
+}
+
+bool Value::AsBool() const {
+  CHECK(is_bool());
+  return std::get<bool>(value_);
+}
+
+int64_t Value::AsInt() const {
+  CHECK(is_int());
+  return std::get<int64_t>(value_);
+}
+
+double Value::AsDouble() const {
+  CHECK(is_number());
+  if (is_int()) {
+    return static_cast<double>(std::get<int64_t>(value_));
+  }
+  return is_uint() ? static_cast<double>(std::get<uint64_t>(value_)) : std::get<double>(value_);
+}
+
+const std::string& Value::AsString() const {
+  CHECK(is_string());
+  return std::get<std::string>(value_);
+}
+
+const Array& Value::AsArray() const {
+  CHECK(is_array());
+  return std::get<Array>(value_);
+}
+
+const Object& Value::AsObject() const {
+  CHECK(is_object());
+  return std::get<Object>(value_);
+}
+
+const Value* Value::Find(std::string_view name) const {
+  if (const Object* object = std::get_if<Object>(&value_)) {
+    for (const Member& member : *object) {
+      if (member.name == name) {
+        return &member.value;
+      }
+    }
+  }
+  return nullptr;
+}
+
+Value& Value::Set(std::string_view name, Value value) {
+  if (is_null()) {
+    value_ = Object();
+  }
+  CHECK(is_object());
+  Object& object = std::get<Object>(value_);
+  for (Member& member : object) {
+    if (member.name == name) {
+      member.value = std::move(value);
+      return *this;
+    }
+  }
+  object.push_back({std::string(name), std::move(value)});
+  return *this;
+}
+
+Value& Value::Append(Value value) {
+  if (is_null()) {
+    value_ = Array();
+  }
+  CHECK(is_array());
+  std::get<Array>(value_).push_back(std::move(value));
+  return *this;
+}
+
+bool Value::operator==(const Value& other) const {
+  return value_ == other.value_;
+}
+
+bool Member::operator==(const Member& other) const {
+  return name == other.name && value == other.value;
+}
+
+absl::StatusOr<Value> Parse(std::string_view text) {
+  boost::json::parse_options options;
+  options.max_depth = kMaxDepth;
+  boost::json::stream_parser parser(boost::json::storage_ptr(), options);
+  boost::json::error_code error;
+  const std::size_t used = parser.write_some(text.data(), text.size(), error);
+  if (error) {
+    return ErrorAt(text, used, error.message());
+  }
+  if (used < text.size()) {
+    return ErrorAt(text, used, "text after the end of the JSON document");
+  }
+  parser.finish(error);
+  if (error) {
+    return ErrorAt(text, text.size(), "the JSON document is incomplete");
+  }
+  return FromBoost(parser.release());
+}
+
+std::string Serialize(const Value& value) {
+  std::string out;
+  Write(value, 0, 0, out);
+  return out;
+}
+
+std::string SerializePretty(const Value& value) {
+  std::string out;
+  Write(value, 2, 0, out);
+  return out;
+}
+
+}  // namespace ravel::json

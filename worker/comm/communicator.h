@@ -1,7 +1,8 @@
 #pragma once
 
-// Collectives between the ranks of one group. Implementations: local (ranks as threads of one process), shm (processes
-// of one host), gloo (TCP). All ranks must issue the same calls in the same order; a rolling hash of the calls is checked.
+// Collectives between the ranks of one group. Implementations: local (ranks as threads of one
+// process), shm (processes of one host), gloo (TCP). All ranks must issue the same calls in the
+// same order; a rolling hash of the calls is checked.
 
 #include <cstdint>
 #include <memory>
@@ -14,28 +15,31 @@
 
 namespace ravel::comm {
 
-// Bytes of the three memory kinds of a plan (common/plan/step_program.h), per rank; equal on all ranks.
+// Bytes of the three memory kinds of a plan (common/plan/step_program.h), per rank; equal on all
+// ranks.
 struct ArenaSizes {
   int64_t private_bytes = 0;
   int64_t symmetric_bytes = 0;
   int64_t common_bytes = 0;
 };
 
-// What a trainer says about where it is when it issues a collective: goes into the issue hash and into error messages.
+// What a trainer says about where it is when it issues a collective: goes into the issue hash and
+// into error messages.
 struct CollectiveTag {
   plan::OpCode op = plan::OpCode::kEndPhase;
   int unit = -1;
   int call = 0;
 };
 
-// Pieces of all ranks that are meant for this rank; element r points at `elements` fp32 values from rank r, readable until
-// the call to ReleasePieces.
+// Pieces of all ranks that are meant for this rank; element r points at `elements` fp32 values from
+// rank r, readable until the call to ReleasePieces.
 struct PieceViews {
   std::vector<const float*> pieces;
 };
 
-// Failure of any call (peer lost, aborted, mismatch) is final: every later call fails at once with the same status. Calls come
-// from one thread; Abort may come from any thread, and makes a blocked call return within milliseconds.
+// Failure of any call (peer lost, aborted, mismatch) is final: every later call fails at once with
+// the same status. Calls come from one thread; Abort may come from any thread, and makes a blocked
+// call return within milliseconds.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -44,19 +48,21 @@ class Communicator {
   virtual int size() const = 0;
   // "local", "shm", "gloo"
   virtual const char* transport() const = 0;
-  // True where kSymmetric memory of peers and kCommon memory exist: plans with in-place gathers and reads may run.
+  // True where kSymmetric memory of peers and kCommon memory exist: plans with in-place gathers and
+  // reads may run.
   virtual bool shared_memory() const = 0;
 
-  // Collective; once. Zero-filled memory for the plan's arena, freed with the communicator. Without shared memory the
-  // symmetric and common parts are plain private memory.
+  // Collective; once. Zero-filled memory for the plan's arena, freed with the communicator. Without
+  // shared memory the symmetric and common parts are plain private memory.
   virtual absl::Status AllocateArena(const ArenaSizes& sizes) = 0;
   virtual std::byte* arena(plan::MemoryKind kind) = 0;
 
   // All ranks have arrived, and see each other's writes to shared memory.
   virtual absl::Status Barrier(const CollectiveTag& tag) = 0;
 
-  // gathered[r*shard_elements ...) = rank r's shard; S*(N-1)*4 bytes received per rank. When `gathered` lies in the kCommon
-  // arena and the shard is its own slice, nothing is copied: the call is a barrier.
+  // gathered[r*shard_elements ...) = rank r's shard; S*(N-1)*4 bytes received per rank. When
+  // `gathered` lies in the kCommon arena and the shard is its own slice, nothing is copied: the
+  // call is a barrier.
   struct AllGatherOptions {
     CollectiveTag tag;
     const float* shard = nullptr;
@@ -65,9 +71,10 @@ class Communicator {
   };
   virtual absl::Status AllGather(const AllGatherOptions& options) = 0;
 
-  // Every rank offers `staging` [size() * shard_elements] (or nullptr if it has no lane this turn); the result views slice
-  // rank() of each of the first `contributors` ranks. With shared memory `staging` must lie in the kSymmetric arena and
-  // is read in place; otherwise pieces arrive in `receive` [size() * shard_elements]. All ranks take part.
+  // Every rank offers `staging` [size() * shard_elements] (or nullptr if it has no lane this turn);
+  // the result views slice rank() of each of the first `contributors` ranks. With shared memory
+  // `staging` must lie in the kSymmetric arena and is read in place; otherwise pieces arrive in
+  // `receive` [size() * shard_elements]. All ranks take part.
   struct ExchangeOptions {
     CollectiveTag tag;
     const float* staging = nullptr;
@@ -76,15 +83,18 @@ class Communicator {
     int contributors = 0;  // ranks 0 .. contributors-1 have staged a lane
   };
   virtual absl::StatusOr<PieceViews> ExchangePieces(const ExchangeOptions& options) = 0;
-  // Ends the reads of the last ExchangePieces: after all ranks have called it, staging may be written again.
+  // Ends the reads of the last ExchangePieces: after all ranks have called it, staging may be
+  // written again.
   virtual absl::Status ReleasePieces(const CollectiveTag& tag) = 0;
 
-  // all[r] = rank r's bytes (equal length on all ranks, at most 64 MiB), concatenated in rank order. For statistics, control words, digests.
+  // all[r] = rank r's bytes (equal length on all ranks, at most 64 MiB), concatenated in rank
+  // order. For statistics, control words, digests.
   virtual absl::Status AllGatherBytes(const CollectiveTag& tag,
                                       std::span<const std::byte> mine,
                                       std::span<std::byte> all) = 0;
 
-  // Thread-safe; idempotent. A blocked call of this rank returns Aborted(reason), and peers that share memory with it are released.
+  // Thread-safe; idempotent. A blocked call of this rank returns Aborted(reason), and peers that
+  // share memory with it are released.
   virtual void Abort(std::string_view reason) = 0;
 
   // Rolling 64-bit hash and count of the collectives issued so far. Thread-safe.

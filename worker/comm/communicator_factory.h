@@ -1,0 +1,29 @@
+#pragma once
+
+// The communicator that a plan's transport names.
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "worker/comm/communicator.h"
+#include "worker/comm/rendezvous.h"
+
+namespace ravel::comm {
+
+struct CommunicatorOptions {
+  std::string transport;  // "local" (one rank), "shm", "gloo"
+  int rank = 0;
+  int size = 1;
+  Rendezvous rendezvous;     // not used by "local"
+  std::string host_address;  // gloo: address of this host that peers can reach
+  std::chrono::milliseconds timeout =
+      std::chrono::seconds(30);  // gloo: bound of set-up and of each transfer
+};
+
+// InvalidArgument names the transport and what was expected. Ignores SIGPIPE for the process
+// (gloo).
+absl::StatusOr<std::unique_ptr<Communicator>> CreateCommunicator(
+    const CommunicatorOptions& options);
+
+}  // namespace ravel::comm

@@ -1,0 +1,91 @@
+#pragma once
+
+// The control block that the ranks of a shared-memory group have in common: barrier, abort, what
+// each rank issued, and bounce buffers for data that peers cannot read in place. Plain memory with
+// atomics, so it works between threads and between processes.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "common/status.h"
+#include "worker/comm/issue_log.h"
+
+namespace ravel::comm {
+
+inline constexpr int kMaxSharedRanks = 256;
+// Two halves per rank, used in turns.
+inline constexpr int64_t kBounceBytes = int64_t{256} << 10;
+inline constexpr size_t kAbortTextBytes = 512;
+
+// What a rank publishes before it arrives at a barrier.
+struct GroupSlot {
+  IssueRecord issue;
+  int64_t offset = -1;  // in the arena, of the memory that peers may read; -1 = none
+  int64_t bytes = 0;
+  int64_t reserved = 0;
+};
+static_assert(sizeof(GroupSlot) == 64);
+
+// At the start of the segment; then GroupSlot[2][size], then bounce buffers [2][size]. Zero bytes
+// are the initial state, but for `nonce` and `size`, which the maker writes.
+struct GroupHeader {
+  uint64_t nonce_low = 0;
+  uint64_t nonce_high = 0;
+  uint32_t size = 0;
+  // 0 none, 1 being written, 2 readable.
+  std::atomic<uint32_t> abort_state;
+  uint32_t abort_code = 0;
+  char abort_text[kAbortTextBytes] = {};
+  alignas(64) std::atomic<uint32_t> arrived;
+  std::atomic<uint32_t> sleepers;
+  // The generation in the upper 31 bits; bit 0 is set by abort. Ranks sleep on it.
+  alignas(64) std::atomic<uint32_t> generation;
+};
+static_assert(std::atomic<uint32_t>::is_always_lock_free);
+
+// Bytes of the block of a group; a multiple of the page size.
+int64_t GroupBlockBytes(int size);
+
+// One rank's view of the block. Slots and barriers are used only from the rank's own thread; Abort
+// and failure are thread-safe.
+class GroupBlock {
+ public:
+  // `memory` is GroupBlockBytes(size) bytes, zero at first, and outlives this view.
+  GroupBlock(std::byte* memory, int rank, int size);
+
+  GroupHeader& header() { return *header_; }
+  // This rank's slot for the next barrier.
+  GroupSlot& mine() { return *SlotOf(parity_, rank_); }
+  // A rank's slot of the last barrier; readable until this rank arrives at the next one.
+  const GroupSlot& last(int rank) { return *SlotOf(parity_ ^ 1, rank); }
+  // The bounce buffer that goes with the next or the last barrier; the same lifetimes.
+  std::byte* mine_bounce() { return BounceOf(parity_, rank_); }
+  const std::byte* last_bounce(int rank) { return BounceOf(parity_ ^ 1, rank); }
+
+  // All ranks have arrived with equal issue hashes, and what they wrote before is visible.
+  // Otherwise the failure: of Abort, or IssueMismatch on every rank. Spins briefly, then sleeps:
+  // there may be more ranks than cores.
+  absl::Status Barrier();
+
+  // Releases all ranks. The first call's status is the one that everybody reports.
+  void Fail(const absl::Status& status);
+  // The status of Fail, or OK.
+  absl::Status failure() const;
+
+ private:
+  GroupSlot* SlotOf(uint32_t parity, int rank);
+  std::byte* BounceOf(uint32_t parity, int rank);
+  absl::Status CheckIssues();
+  bool WaitForRelease(uint32_t generation);
+
+  GroupHeader* header_;
+  std::byte* memory_;
+  int rank_;
+  int size_;
+  int spins_;
+  uint32_t parity_ = 0;
+};
+
+}  // namespace ravel::comm

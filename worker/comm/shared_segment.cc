@@ -1,0 +1,215 @@
+#include "worker/comm/shared_segment.h"
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <absl/strings/str_split.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "worker/comm/group_block.h"
+
+namespace ravel::comm {
+namespace {
+
+constexpr int64_t kPageBytes = 4096;
+
+absl::StatusOr<std::byte*> Map(int64_t bytes, int flags, int fd, int64_t offset) {
+  void* data = mmap(nullptr,
+                    static_cast<size_t>(bytes),
+                    PROT_READ | PROT_WRITE,
+                    flags,
+                    fd,
+                    static_cast<off_t>(offset));
+  if (data == MAP_FAILED) {
+    if (errno == ENOMEM) {
+      return absl::ResourceExhaustedError(absl::StrCat("mapping ", bytes, " bytes: out of memory"));
+    }
+    return ErrnoStatus(errno, absl::StrCat("mapping ", bytes, " bytes"));
+  }
+  return static_cast<std::byte*>(data);
+}
+
+void Touch(std::byte* data, int64_t bytes) {
+  volatile std::byte* pages = data;
+  for (int64_t offset = 0; offset < bytes; offset += kPageBytes) {
+    pages[offset] = std::byte{0};
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<PrivateMapping> PrivateMapping::Create(int64_t bytes) {
+  PrivateMapping mapping;
+  if (bytes == 0) {
+    return mapping;
+  }
+  ASSIGN_OR_RETURN(mapping.data_, Map(bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  mapping.bytes_ = bytes;
+  madvise(mapping.data_, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // a wish: many hosts refuse
+  Touch(mapping.data_, bytes);
+  return mapping;
+}
+
+PrivateMapping::PrivateMapping(PrivateMapping&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+PrivateMapping& PrivateMapping::operator=(PrivateMapping&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+PrivateMapping::~PrivateMapping() {
+  if (data_ != nullptr) {
+    munmap(data_, static_cast<size_t>(bytes_));
+  }
+}
+
+absl::StatusOr<std::unique_ptr<LocalSegment>> LocalSegment::Create(int size) {
+  auto segment = std::make_unique<LocalSegment>();
+  ASSIGN_OR_RETURN(segment->block_, PrivateMapping::Create(GroupBlockBytes(size)));
+  reinterpret_cast<GroupHeader*>(segment->block())->size = static_cast<uint32_t>(size);
+  return segment;
+}
+
+absl::Status LocalSegment::CreateArena(int64_t bytes) {
+  ASSIGN_OR_RETURN(arena_, PrivateMapping::Create(bytes));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::byte*> LocalSegment::MapArena(int64_t) {
+  return arena_.data();
+}
+
+absl::Status LocalSegment::ReserveArena(int64_t, int64_t) {
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<MemfdSegment>> MemfdSegment::Create(int size) {
+  const int fd = memfd_create("ravel-group", MFD_CLOEXEC);
+  if (fd < 0) {
+    return ErrnoStatus(errno, "memfd_create");
+  }
+  std::unique_ptr<MemfdSegment> segment(new MemfdSegment(fd, size));
+  if (ftruncate(fd, GroupBlockBytes(size)) != 0) {
+    return ErrnoStatus(errno, "sizing shared memory");
+  }
+  RETURN_IF_ERROR(segment->MapBlock());
+  auto* header = reinterpret_cast<GroupHeader*>(segment->block_);
+  uint64_t nonce[2];
+  if (getrandom(nonce, sizeof(nonce), 0) != sizeof(nonce)) {
+    return ErrnoStatus(errno, "getrandom");
+  }
+  header->nonce_low = nonce[0];
+  header->nonce_high = nonce[1];
+  header->size = static_cast<uint32_t>(size);
+  return segment;
+}
+
+std::string MemfdSegment::record() const {
+  const auto* header = reinterpret_cast<const GroupHeader*>(block_);
+  return absl::StrFormat(
+      "shm1:%d:%d:%016x:%016x:%d", getpid(), fd_, header->nonce_low, header->nonce_high, size_);
+}
+
+absl::StatusOr<std::unique_ptr<MemfdSegment>> MemfdSegment::Open(const std::string& record,
+                                                                 int size) {
+  // The text itself stays out of messages: it is a secret.
+  const std::vector<std::string> fields = absl::StrSplit(record, ':');
+  int pid = 0;
+  int remote_fd = 0;
+  int record_size = 0;
+  if (fields.size() != 6 || fields[0] != "shm1" || !absl::SimpleAtoi(fields[1], &pid) ||
+      !absl::SimpleAtoi(fields[2], &remote_fd) || !absl::SimpleAtoi(fields[5], &record_size)) {
+    return absl::InvalidArgumentError(
+        "shared memory record of rank 0: expected shm1:PID:FD:NONCE:NONCE:SIZE");
+  }
+  if (record_size != size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "shared memory record of rank 0: made for ", record_size, " ranks, expected ", size));
+  }
+  const std::string path = absl::StrCat("/proc/", pid, "/fd/", remote_fd);
+  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) {
+    return Annotate(ErrnoStatus(errno, path), "opening the shared memory of rank 0");
+  }
+  std::unique_ptr<MemfdSegment> segment(new MemfdSegment(fd, size));
+  RETURN_IF_ERROR(segment->MapBlock());
+  const auto* header = reinterpret_cast<const GroupHeader*>(segment->block_);
+  if (absl::StrFormat("%016x", header->nonce_low) != fields[3] ||
+      absl::StrFormat("%016x", header->nonce_high) != fields[4] ||
+      header->size != static_cast<uint32_t>(size)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, " is not the shared memory that rank 0 announced (nonce differs)"));
+  }
+  return segment;
+}
+
+absl::Status MemfdSegment::MapBlock() {
+  block_bytes_ = GroupBlockBytes(size_);
+  struct stat info = {};
+  if (fstat(fd_, &info) != 0) {
+    return ErrnoStatus(errno, "shared memory of rank 0");
+  }
+  if (info.st_size < block_bytes_) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "shared memory of rank 0 has ", info.st_size, " bytes, expected at least ", block_bytes_));
+  }
+  ASSIGN_OR_RETURN(block_, Map(block_bytes_, MAP_SHARED, fd_, 0));
+  return absl::OkStatus();
+}
+
+MemfdSegment::~MemfdSegment() {
+  if (arena_ != nullptr) {
+    munmap(arena_, static_cast<size_t>(arena_bytes_));
+  }
+  if (block_ != nullptr) {
+    munmap(block_, static_cast<size_t>(block_bytes_));
+  }
+  if (fd_ >= 0) {
+    close(fd_);
+  }
+}
+
+absl::Status MemfdSegment::CreateArena(int64_t bytes) {
+  if (ftruncate(fd_, block_bytes_ + bytes) != 0) {
+    return ErrnoStatus(errno, absl::StrCat("sizing shared memory to ", bytes, " bytes"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::byte*> MemfdSegment::MapArena(int64_t bytes) {
+  ASSIGN_OR_RETURN(arena_, Map(bytes, MAP_SHARED, fd_, block_bytes_));
+  arena_bytes_ = bytes;
+  return arena_;
+}
+
+absl::Status MemfdSegment::ReserveArena(int64_t offset, int64_t bytes) {
+  if (bytes == 0) {
+    return absl::OkStatus();
+  }
+  int result = 0;
+  do {
+    result = fallocate(fd_, 0, block_bytes_ + offset, bytes);
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) {
+    if (errno == ENOMEM || errno == ENOSPC) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("shared memory of ", bytes, " bytes: out of memory"));
+    }
+    return ErrnoStatus(errno, absl::StrCat("reserving ", bytes, " bytes of shared memory"));
+  }
+  Touch(arena_ + offset, bytes);
+  return absl::OkStatus();
+}
+
+}  // namespace ravel::comm

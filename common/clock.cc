@@ -1,20 +1,24 @@
 #include "common/clock.h"
 
+#include <chrono>
+
 namespace ravel {
+namespace {
+
+template <typename TimePoint>
+int64_t Milliseconds(TimePoint time) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(time.time_since_epoch()).count();
+}
+
+}  // namespace
 
 const SystemClock& SystemClock::Get() {
   static const SystemClock clock;
   return clock;
 }
 
-int64_t SystemClock::NowMs() const {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(
-             std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
+int64_t SystemClock::WallMs() const { return Milliseconds(std::chrono::system_clock::now()); }
 
-std::chrono::steady_clock::time_point SystemClock::SteadyNow() const {
-  return std::chrono::steady_clock::now();
-}
+int64_t SystemClock::MonotonicMs() const { return Milliseconds(std::chrono::steady_clock::now()); }
 
 }  // namespace ravel

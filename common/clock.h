@@ -2,7 +2,6 @@
 
 // Time, passed in: code that decides or waits takes a Clock, so that tests hold its hands.
 
-#include <chrono>
 #include <cstdint>
 
 namespace ravel {
@@ -12,22 +11,16 @@ class Clock {
  public:
   virtual ~Clock() = default;
   // Milliseconds since 1970 in UTC: for people and records. May jump.
-  virtual int64_t NowMs() const = 0;
-  // Never goes back: for durations and deadlines.
-  virtual std::chrono::steady_clock::time_point SteadyNow() const = 0;
-
-  // SteadyNow as whole milliseconds, for state that holds plain numbers.
-  int64_t SteadyMs() const {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(SteadyNow().time_since_epoch())
-        .count();
-  }
+  virtual int64_t WallMs() const = 0;
+  // Milliseconds since some start; never goes back: for durations and deadlines.
+  virtual int64_t MonotonicMs() const = 0;
 };
 
 class SystemClock : public Clock {
  public:
   static const SystemClock& Get();
-  int64_t NowMs() const override;
-  std::chrono::steady_clock::time_point SteadyNow() const override;
+  int64_t WallMs() const override;
+  int64_t MonotonicMs() const override;
 };
 
 }  // namespace ravel

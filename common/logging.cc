@@ -54,7 +54,7 @@ const char* LevelName(Level level) {
 std::string JsonLine(const State& state, Level level, std::string_view message)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
   json::Value line;
-  line.Set("time", FormatTime(SystemClock::Get().NowMs()));
+  line.Set("time", FormatTime(SystemClock::Get().WallMs()));
   line.Set("level", LevelName(level));
   line.Set("program", state.program);
   for (const auto& [key, value] : state.fields) {

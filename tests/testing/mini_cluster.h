@@ -1,0 +1,122 @@
+#pragma once
+
+// A whole Ravel on loopback: one coordinator and any number of worker daemons, as the real
+// programs, in a scratch folder. Tests start it, submit jobs through ravelctl, kill what they like,
+// and read the surviving history.
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <sys/types.h>
+
+#include "common/json.h"
+#include "common/status.h"
+#include "tests/testing/process.h"
+#include "tests/testing/tiny_job.h"
+
+namespace ravel::testing {
+
+// One object of `ravelctl metrics -o jsonl`.
+struct StepRow {
+  int64_t step = 0;
+  std::string loss_bits;  // fp32 bits of the loss, 8 hex digits
+  double loss = 0;
+  double grad_norm = 0;
+  double tokens_per_second = 0;
+  int64_t world_size = 0;
+  int64_t epoch = 0;
+  int64_t attempt = 0;
+};
+
+struct JobView {
+  std::string state;  // SUCCEEDED, RUNNING, ...
+  std::string reason;
+  std::string message;
+  int64_t step = 0;
+  int64_t epoch = 0;
+  int64_t world_size = 0;
+  int64_t committed_step = -1;
+  std::string committed_path;
+  bool Terminal() const;
+};
+
+// The folder with ravelctl and its siblings: bin/ above the test's own program.
+std::string BinaryFolder();
+std::string BinaryPath(std::string_view name);
+
+// Used only from the test's main thread.
+class MiniCluster {
+ public:
+  // Coordinator up and answering; no workers yet.
+  static absl::StatusOr<std::unique_ptr<MiniCluster>> Start(
+      std::map<std::string, std::string> environment = {});
+  ~MiniCluster();
+
+  const std::string& folder() const { return scratch_.path(); }
+  const std::string& address() const { return address_; }
+
+  // Starts daemons named w0, w1, ... until there are `count` that run, and waits until all are
+  // READY.
+  absl::Status StartWorkers(int count, const std::map<std::string, std::string>& environment = {});
+  absl::Status StartWorker(const std::string& name,
+                           const std::map<std::string, std::string>& environment = {});
+  absl::Status WaitForReadyNodes(int count);
+  // SIGKILL; its trainers die with it.
+  void KillWorker(const std::string& name);
+  std::vector<std::string> worker_names() const;
+  // Trainer processes of a daemon, or of all.
+  std::vector<pid_t> Trainers(const std::string& worker) const;
+  std::vector<pid_t> AllTrainers() const;
+
+  void KillCoordinator();
+  // The same state folder and port.
+  absl::Status RestartCoordinator();
+
+  // ravelctl --coordinator ADDRESS ARGUMENTS...
+  RunResult Ctl(std::vector<std::string> arguments,
+                std::chrono::milliseconds deadline = std::chrono::seconds(60)) const;
+  // Writes the job file and submits it.
+  absl::Status Submit(const TinyJob& job);
+  absl::StatusOr<JobView> Get(const std::string& job) const;
+  // Waits until the job's surviving history has reached `step`, or the job ended (then an error,
+  // unless it has).
+  absl::Status WaitForStep(const std::string& job,
+                           int64_t step,
+                           std::chrono::milliseconds deadline);
+  absl::StatusOr<JobView> WaitForEnd(const std::string& job, std::chrono::milliseconds deadline);
+  // As WaitForEnd, and an error with the job's events and the last log lines unless it succeeded.
+  absl::Status WaitForSuccess(const std::string& job, std::chrono::milliseconds deadline);
+  // The surviving history, in order of steps.
+  absl::StatusOr<std::vector<StepRow>> Metrics(const std::string& job) const;
+  // Committed checkpoints: step -> directory.
+  absl::StatusOr<std::map<int64_t, std::string>> Checkpoints(const std::string& job) const;
+  // State digest of a committed step directory, as `checkpoints show -o json` prints it.
+  absl::StatusOr<std::string> StateDigest(const std::string& step_directory) const;
+  // What there is to know about a job that went wrong: events, logs, the programs' own output.
+  std::string Report(const std::string& job) const;
+
+ private:
+  MiniCluster() = default;
+  absl::Status StartCoordinator(const std::string& listen);
+  absl::StatusOr<json::Value> CtlJson(std::vector<std::string> arguments) const;
+
+  ScratchFolder scratch_;
+  std::map<std::string, std::string> environment_;
+  std::string address_;
+  std::unique_ptr<ChildProcess> coordinator_;
+  std::map<std::string, std::unique_ptr<ChildProcess>> workers_;
+  int next_worker_ = 0;
+};
+
+// "step 7: 3f9a0c11 here, 3f9a0c12 there" for the first difference of loss bits; empty when the
+// histories are equal.
+std::string FirstDifference(const std::vector<StepRow>& a, const std::vector<StepRow>& b);
+
+// A number of a test's environment, such as RAVEL_SEEDS.
+int64_t EnvironmentNumber(const char* name, int64_t otherwise);
+
+}  // namespace ravel::testing

@@ -64,7 +64,7 @@ class Communicator {
   // `gathered` lies in the kCommon arena and the shard is its own slice, nothing is copied: the
   // call is a barrier.
   struct AllGatherOptions {
-    CollectiveTag tag;
+    CollectiveTag tag = {};
     const float* shard = nullptr;
     float* gathered = nullptr;
     int64_t shard_elements = 0;
@@ -76,7 +76,7 @@ class Communicator {
   // `staging` must lie in the kSymmetric arena and is read in place; otherwise pieces arrive in
   // `receive` [size() * shard_elements]. All ranks take part.
   struct ExchangeOptions {
-    CollectiveTag tag;
+    CollectiveTag tag = {};
     const float* staging = nullptr;
     float* receive = nullptr;
     int64_t shard_elements = 0;

@@ -15,8 +15,8 @@ struct CommunicatorOptions {
   std::string transport;  // "local" (one rank), "shm", "gloo"
   int rank = 0;
   int size = 1;
-  Rendezvous rendezvous;     // not used by "local"
-  std::string host_address;  // gloo: address of this host that peers can reach
+  Rendezvous rendezvous = {};     // not used by "local"
+  std::string host_address = {};  // gloo: address of this host that peers can reach
   std::chrono::milliseconds timeout =
       std::chrono::seconds(30);  // gloo: bound of set-up and of each transfer
 };

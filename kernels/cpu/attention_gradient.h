@@ -48,7 +48,7 @@ inline void GradientTileRow(
   const auto mean = V::Set1(delta);
   int64_t j = 0;
   for (; j < visible; j += 8) {
-    auto e = Exp<V>(V::Sub(V::Mul(V::Load(p + j), factor), shift));
+    auto e = Exp<V>(V::Sub(V::Mul(V::Load(p + j), factor), shift), kSoftmaxFloor);
     auto d = V::Mul(V::Mul(e, V::Sub(V::Load(ds + j), mean)), factor);
     if (visible - j < 8) {
       e = V::KeepFirst(e, static_cast<int>(visible - j), V::Zero());

@@ -148,7 +148,7 @@ inline float SoftmaxRow(
   auto sum_lanes = V::Zero();
   int64_t j = 0;
   for (; j < visible; j += 8) {
-    const auto e = Exp<V>(V::Sub(V::Load(row + j), shift));
+    const auto e = Exp<V>(V::Sub(V::Load(row + j), shift), kSoftmaxFloor);
     V::Store(row + j, e);
     sum_lanes = V::Add(sum_lanes, e);
   }

@@ -3,6 +3,8 @@
 // Ops over flat ranges: optimizer, sums in a fixed order, digest. Their bits are promised by
 // formula, on every device.
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "kernels/cpu/simd_math.h"
@@ -119,28 +121,24 @@ void TreeSumPieces(const TreeSumArgs& args) {
 
 // 128 strands are sixteen vectors; strand j takes elements j, j + 128, ...
 template <typename V>
-float RowSumOfSquares(const float* x, int64_t n, int64_t& non_finite) {
+float RowSumOfSquares(const float* x, int64_t n) {
   constexpr int64_t kStrands = 128;
   typename V::F strands[kStrands / 8];
   for (auto& strand : strands) {
     strand = V::Zero();
   }
-  int64_t bad = 0;
   int64_t base = 0;
   for (; base + kStrands <= n; base += kStrands) {
     for (size_t k = 0; k < kStrands / 8; ++k) {
       const auto value = V::Load(x + base + static_cast<int64_t>(k) * 8);
       strands[k] = V::Fma(value, value, strands[k]);
-      bad += V::CountNonFinite(value);
     }
   }
   ForEachVector(n - base, [&](int64_t j, auto lanes) {
     auto& strand = strands[static_cast<size_t>(j / 8)];
     const auto value = V::Load(x + base + j, lanes);
     strand = V::Fma(value, value, strand);
-    bad += V::CountNonFinite(value);
   });
-  non_finite += bad;
   float sums[kStrands];
   for (size_t k = 0; k < kStrands / 8; ++k) {
     V::Store(sums + k * 8, strands[k]);
@@ -153,15 +151,24 @@ float RowSumOfSquares(const float* x, int64_t n, int64_t& non_finite) {
   return sums[0];
 }
 
+inline int64_t CountNonFinite(const float* x, int64_t n) {
+  constexpr uint32_t kExponent = 0x7F800000u;
+  return std::count_if(x, x + n, [](float value) {
+    return (std::bit_cast<uint32_t>(value) & kExponent) == kExponent;
+  });
+}
+
 template <typename V>
 void RowSumSquaresRows(const RowSumSquaresArgs& args) {
-  int64_t non_finite = 0;
+  const int64_t columns = args.x.columns();
   for (int64_t row = 0; row < args.x.rows(); ++row) {
-    args.sums.As<float>()[row] =
-        RowSumOfSquares<V>(args.x.Row<float>(row), args.x.columns(), non_finite);
-  }
-  if (args.non_finite != nullptr) {
-    *args.non_finite += non_finite;
+    const float* x = args.x.Row<float>(row);
+    const float sum = RowSumOfSquares<V>(x, columns);
+    args.sums.As<float>()[row] = sum;
+    // A finite sum has only finite terms.
+    if (args.non_finite != nullptr && !std::isfinite(sum)) {
+      *args.non_finite += CountNonFinite(x, columns);
+    }
   }
 }
 

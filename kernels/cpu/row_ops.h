@@ -202,7 +202,7 @@ inline RowSoftmax MaxAndSum(const float* x, int64_t n) {
   const auto shift = V::Set1(max);
   auto sum = V::Zero();
   ForEachVector(n, [&](int64_t j, auto lanes) {
-    auto e = Exp<V>(V::Sub(V::Load(x + j, lanes), shift));
+    auto e = Exp<V>(V::Sub(V::Load(x + j, lanes), shift), kSoftmaxFloor);
     if constexpr (std::is_same_v<decltype(lanes), SomeLanes>) {
       e = V::KeepFirst(e, lanes.count, V::Zero());
     }
@@ -242,7 +242,7 @@ void CrossEntropyGradientRows(const CrossEntropyRowsArgs& args) {
     const auto shift = V::Set1(softmax.max);
     const auto scale = V::Set1(1.0f / softmax.sum);
     ForEachVector(args.vocabulary, [&](int64_t j, auto lanes) {
-      const auto e = Exp<V>(V::Sub(V::Load(row + j, lanes), shift));
+      const auto e = Exp<V>(V::Sub(V::Load(row + j, lanes), shift), kSoftmaxFloor);
       V::Store(row + j, V::Mul(e, scale), lanes);
     });
     row[target] -= 1.0f;

@@ -21,11 +21,15 @@ inline void ForEachVector(int64_t n, Body body) {
   }
 }
 
-// e^x within 1 ulp or so for x in [-87.3, 88.37]; +0 below (-inf included), e^88.37 above, NaN for
-// NaN. Cody and Waite reduction, degree-6 polynomial [Moshier, Cephes].
+// e^x within 1 ulp or so for x in [-87.3, 88.37]; +0 below `floor` (-inf included), e^88.37 above,
+// NaN for NaN. Cody and Waite reduction, degree-6 polynomial [Moshier, Cephes]. Below kSoftmaxFloor
+// a term cannot be seen beside the row's 1, but its products would be subnormal numbers, which some
+// processors multiply a hundred times more slowly.
+inline constexpr float kExpFloor = -87.3365448f;
+inline constexpr float kSoftmaxFloor = -69.0f;
 template <typename V>
-inline typename V::F Exp(typename V::F x) {
-  const auto clamped = V::Max(V::Set1(-87.3365448f), V::Min(V::Set1(88.3762589f), x));
+inline typename V::F Exp(typename V::F x, float floor = kExpFloor) {
+  const auto clamped = V::Max(V::Set1(kExpFloor), V::Min(V::Set1(88.3762589f), x));
   const auto n = V::Round(V::Mul(clamped, V::Set1(1.44269504f)));
   auto r = V::Fnma(n, V::Set1(0.693359375f), clamped);
   r = V::Fnma(n, V::Set1(-2.12194440e-4f), r);
@@ -35,7 +39,7 @@ inline typename V::F Exp(typename V::F x) {
   p = V::Fma(p, r, V::Set1(1.6666665459e-1f));
   p = V::Fma(p, r, V::Set1(5.0000001201e-1f));
   p = V::Add(V::Fma(p, V::Mul(r, r), r), V::Set1(1.0f));
-  return V::ZeroWhereBelow(V::ScaleByPower(p, n), x, -87.3365448f);
+  return V::ZeroWhereBelow(V::ScaleByPower(p, n), x, floor);
 }
 
 }  // namespace ravel::kernels::cpu

@@ -48,12 +48,6 @@ struct Avx2Vector {
   static F KeepFirst(F a, int count, F other) {
     return _mm256_blendv_ps(other, a, _mm256_castsi256_ps(Mask(count)));
   }
-  static int CountNonFinite(F a) {
-    const __m256i exponent = _mm256_set1_epi32(0x7F800000);
-    const __m256i field = _mm256_and_si256(_mm256_castps_si256(a), exponent);
-    const __m256i hit = _mm256_cmpeq_epi32(field, exponent);
-    return __builtin_popcount(static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(hit))));
-  }
   static float ReduceAdd(F a) {
     const __m128 half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     const __m128 pair = _mm_add_ps(half, _mm_movehl_ps(half, half));

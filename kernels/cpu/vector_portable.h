@@ -108,14 +108,6 @@ struct PortableVector {
     }
     return r;
   }
-  // Lanes with an all-ones exponent: NaN or infinity.
-  static int CountNonFinite(const F& a) {
-    int count = 0;
-    for (const float x : a) {
-      count += (std::bit_cast<uint32_t>(x) & 0x7F800000u) == 0x7F800000u ? 1 : 0;
-    }
-    return count;
-  }
   // ((x0+x4)+(x2+x6)) + ((x1+x5)+(x3+x7)).
   static float ReduceAdd(const F& a) {
     return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));

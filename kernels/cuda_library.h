@@ -1,0 +1,56 @@
+#pragma once
+
+// libravel_cuda.so, opened at run time: the same binaries run on hosts without CUDA, where the
+// answer is a status.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include "kernels/cuda/cuda_abi.h"
+
+namespace ravel::kernels {
+
+struct CudaDevice {
+  std::string name;
+  uint64_t memory_bytes = 0;
+  int compute_major = 0;
+  int compute_minor = 0;
+  int multiprocessors = 0;
+};
+
+struct CudaVersions {
+  int driver = 0;  // 13020 is 13.2; 0 where no driver is installed
+  int runtime = 0;
+};
+
+// Where the library is expected: the value of the environment variable RAVEL_CUDA_LIBRARY, else
+// libravel_cuda.so in the folder of the running binary.
+std::string DefaultCudaLibraryPath();
+
+// Stays open for the process. Thread-compatible.
+class CudaLibrary {
+ public:
+  // NotFound where there is no file, FailedPrecondition for a file that cannot be loaded or has
+  // another ABI version.
+  static absl::StatusOr<CudaLibrary> Open(const std::string& path);
+
+  absl::StatusOr<CudaVersions> Versions() const;
+  // Unavailable, with the runtime's reason, where there is no driver or no device.
+  absl::StatusOr<std::vector<CudaDevice>> Devices() const;
+  // Runs a small kernel on the device.
+  absl::Status SelfTest(int index) const;
+
+ private:
+  CudaLibrary(std::string path, const cuda::RavelCudaFunctions* functions)
+      : path_(std::move(path)), functions_(functions) {}
+  absl::Status ToStatus(int32_t error, const std::string& what) const;
+
+  std::string path_;
+  const cuda::RavelCudaFunctions* functions_;
+};
+
+}  // namespace ravel::kernels

@@ -1,0 +1,76 @@
+#include "kernels/cuda_library.h"
+
+#include <cstdlib>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kernels/gemm.h"
+#include "kernels/tree_reduce.h"
+
+namespace ravel::kernels {
+namespace {
+
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+
+std::string Message(const absl::Status& status) {
+  return std::string(status.message());
+}
+
+TEST(CudaLibraryTest, AbsentLibraryIsNamedAndNotFound) {
+  const auto library = CudaLibrary::Open("/nonexistent/libravel_cuda.so");
+  ASSERT_EQ(library.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(Message(library.status()),
+              HasSubstr("no CUDA: /nonexistent/libravel_cuda.so not found"));
+}
+
+TEST(CudaLibraryTest, FileThatIsNoLibraryIsRefused) {
+  const auto library = CudaLibrary::Open(RAVEL_KERNELS_GOLDEN);
+  ASSERT_EQ(library.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Message(library.status()), HasSubstr("cannot load"));
+}
+
+TEST(CudaLibraryTest, AnotherAbiVersionIsRefused) {
+  const auto library = CudaLibrary::Open(RAVEL_OTHER_CUDA_LIBRARY);
+  ASSERT_EQ(library.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Message(library.status()), HasSubstr("has ABI version 2, this binary needs 1"));
+}
+
+TEST(CudaLibraryTest, ReportsDevicesAndErrorTextOfTheLibrary) {
+  const auto library = CudaLibrary::Open(RAVEL_FAKE_CUDA_LIBRARY);
+  ASSERT_TRUE(library.ok()) << library.status();
+  EXPECT_EQ(library->Versions()->driver, 13020);
+  const auto devices = library->Devices();
+  ASSERT_TRUE(devices.ok());
+  ASSERT_EQ(devices->size(), 2u);
+  EXPECT_EQ((*devices)[1].name, "Fake");
+  EXPECT_EQ((*devices)[1].compute_minor, 1);
+  EXPECT_TRUE(library->SelfTest(0).ok());
+  EXPECT_THAT(Message(library->SelfTest(1)),
+              HasSubstr("self-test of device 1: no kernel image (error 209"));
+}
+
+TEST(CudaLibraryTest, DefaultPathIsBesideTheBinaryUnlessTheEnvironmentNamesOne) {
+  unsetenv("RAVEL_CUDA_LIBRARY");
+  EXPECT_THAT(DefaultCudaLibraryPath(), EndsWith("/libravel_cuda.so"));
+  setenv("RAVEL_CUDA_LIBRARY", "/some/where.so", 1);
+  EXPECT_EQ(DefaultCudaLibraryPath(), "/some/where.so");
+  unsetenv("RAVEL_CUDA_LIBRARY");
+}
+
+class CudaStream final : public Stream {
+ public:
+  Backend backend() const override { return Backend::kCuda; }
+};
+
+TEST(NoCudaDeathTest, OpsOnACudaStreamRefuseByName) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  CudaStream stream;
+  EXPECT_DEATH(Gemm(stream, {}), "Gemm was given a CUDA stream, but has no CUDA kernel");
+  EXPECT_DEATH(TreeSum(stream, {}), "TreeSum was given a CUDA stream");
+}
+
+}  // namespace
+}  // namespace ravel::kernels

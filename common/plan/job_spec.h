@@ -79,6 +79,7 @@ struct CheckpointSpec {
   int64_t every_ms = 1800 * 1000;  // 0: not by time
   bool at_start = false;
   int64_t keep_last = 3;
+  int64_t keep_every_steps = 0;  // 0: none
   std::string resume_from =
       "auto";  // auto, none, step number as text, or a path of a step directory
   bool fresh = false;

@@ -118,7 +118,7 @@ void AddActivations(ModelInventory& inventory, const MicroBatchShape& shape) {
     if (unit.kind == UnitKind::kLayer) {
       AddLayerActivations(config, shape, unit);
     } else if (unit.kind == UnitKind::kHead) {
-      // Its input stays in "hidden" until its own backward replaces nothing of it.
+      // Its input is not copied: nothing writes the shared "hidden" between its two passes.
       unit.saved = {{"rstd", {tokens}}, {"n", {tokens, hidden}}};
       unit.workspace = {
           {"logits", {std::min(tokens, kLogitsChunkTokens), config.vocab_size}},

@@ -19,7 +19,7 @@ enum class OpCode : uint8_t {
   kForward = 2,        // unit's forward: reads gathered (and borrowed), writes saved
   kBackward = 3,       // unit's backward: reads gathered, saved; writes staging
   kFree = 4,           // ends the life of buffer `freed`; enqueues nothing
-  kAllocStaging = 5,   // begins the life of `staging`
+  kAllocStaging = 5,   // begins the life of `staging`; back-pressure of the staging window
   kReduceScatter = 6,  // staging of all lanes of this turn -> lane blocks of this rank's shard ->
                        // the unit's counter
   kStatsReduce =
@@ -55,7 +55,7 @@ struct ProgramBuffer {
   MemoryKind memory = MemoryKind::kPrivate;
   int unit = -1;
   int call = 0;  // kMainGrad, kStaging: which gradient call of the unit (tied tables have two)
-  int slot = 0;  // kMainGrad: counter slot
+  int slot = 0;  // kMainGrad: which of the CounterBuffers (lane_map.h) of the call
   int64_t bytes = 0;
   bool persistent = false;  // lives across steps
   // kMainWeight with in-place gathers: the kGathered buffer that holds its bytes; rank r's shard is
@@ -80,7 +80,7 @@ struct Instruction {
   int freed = -1;
   // Instructions of the same program whose completion this one waits for, beyond the order of its
   // own stream.
-  std::vector<int> waits;
+  std::vector<int> waits = {};
 };
 
 // On disk: do not renumber. A step runs one program per turn: kOnly when there is one turn, else
@@ -105,5 +105,8 @@ struct ProgramOptions {
 
 const char* OpName(OpCode op);
 const char* PhaseName(Phase phase);
+const char* StreamName(StreamId stream);
+const char* BufferKindName(BufferKind kind);
+const char* MemoryKindName(MemoryKind memory);
 
 }  // namespace ravel::plan

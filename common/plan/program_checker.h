@@ -1,0 +1,28 @@
+#pragma once
+
+// Proves that the programs of a plan are safe, by happens-before and never by list order. Errors
+// begin with the rule:
+//   K1 a use is after its gather and of the newest generation    K2 no lifetime ends before its
+//   last access K3 buffers with overlapping addresses are ordered            K4 equal collectives
+//   on all ranks K5 waits point backwards: no cycle                           K6 live gathered and
+//   staged bytes within the windows K7 every gradient is reduced once, every unit updated once   K8
+//   all at rest when a program ends K9 staging has one writer between its birth and its reduce K10
+//   prefetch does not wait for what it should overlap K13 offsets are aligned and inside their
+//   arenas              K14 the eval program writes no state
+
+#include "common/plan/sharding_plan.h"
+#include "common/plan/step_program.h"
+#include "common/status.h"
+
+namespace ravel::plan {
+
+absl::Status CheckPlan(const ShardingPlan& plan);
+
+// One program of a plan, with the plan's buffers and addresses.
+absl::Status CheckProgram(const ShardingPlan& plan, const StepProgram& program);
+
+// K4 between two ranks' copies of a program: the same collectives of the same units in the same
+// order per stream.
+absl::Status CheckSameCollectives(const StepProgram& a, const StepProgram& b);
+
+}  // namespace ravel::plan

@@ -1,0 +1,99 @@
+#include "common/plan/step_program.h"
+
+namespace ravel::plan {
+
+const char* OpName(OpCode op) {
+  switch (op) {
+    case OpCode::kGather:
+      return "Gather";
+    case OpCode::kForward:
+      return "Forward";
+    case OpCode::kBackward:
+      return "Backward";
+    case OpCode::kFree:
+      return "Free";
+    case OpCode::kAllocStaging:
+      return "AllocStaging";
+    case OpCode::kReduceScatter:
+      return "ReduceScatter";
+    case OpCode::kStatsReduce:
+      return "StatsReduce";
+    case OpCode::kDecideStep:
+      return "DecideStep";
+    case OpCode::kOptimizerStep:
+      return "OptimizerStep";
+    case OpCode::kEndPhase:
+      return "EndPhase";
+  }
+  return "unknown";
+}
+
+const char* PhaseName(Phase phase) {
+  switch (phase) {
+    case Phase::kOnly:
+      return "only";
+    case Phase::kFirst:
+      return "first";
+    case Phase::kMiddle:
+      return "middle";
+    case Phase::kLast:
+      return "last";
+    case Phase::kEval:
+      return "eval";
+  }
+  return "unknown";
+}
+
+const char* StreamName(StreamId stream) {
+  switch (stream) {
+    case StreamId::kCompute:
+      return "compute";
+    case StreamId::kGather:
+      return "gather";
+    case StreamId::kReduce:
+      return "reduce";
+    case StreamId::kHost:
+      return "host";
+  }
+  return "unknown";
+}
+
+const char* BufferKindName(BufferKind kind) {
+  switch (kind) {
+    case BufferKind::kMainWeight:
+      return "main weight";
+    case BufferKind::kExpAvg:
+      return "exp_avg";
+    case BufferKind::kExpAvgSq:
+      return "exp_avg_sq";
+    case BufferKind::kMainGrad:
+      return "main grad";
+    case BufferKind::kGathered:
+      return "gathered";
+    case BufferKind::kStaging:
+      return "staging";
+    case BufferKind::kReceive:
+      return "receive";
+    case BufferKind::kSaved:
+      return "activations";
+    case BufferKind::kWorkspace:
+      return "workspace";
+    case BufferKind::kShared:
+      return "shared";
+  }
+  return "unknown";
+}
+
+const char* MemoryKindName(MemoryKind memory) {
+  switch (memory) {
+    case MemoryKind::kPrivate:
+      return "private";
+    case MemoryKind::kSymmetric:
+      return "symmetric";
+    case MemoryKind::kCommon:
+      return "common";
+  }
+  return "unknown";
+}
+
+}  // namespace ravel::plan

@@ -1,0 +1,256 @@
+// JobRules: devices, elasticity, lanes, checkpoints, restarts and the rest of what is not training
+// itself.
+
+#include <algorithm>
+#include <bit>
+#include <charconv>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+
+#include "common/time_text.h"
+#include "coordinator/job_rules_proto.h"
+
+namespace ravel {
+namespace {
+
+constexpr int64_t kSecondMs = 1000;
+constexpr int64_t kMinuteMs = 60 * kSecondMs;
+constexpr int64_t kLongestMs = int64_t{10} * 365 * 24 * 3600 * kSecondMs;
+constexpr int64_t kMaxDevices = 65536;
+constexpr int64_t kMaxSizes = 4096;
+
+std::string Quoted(const std::string& text) {
+  return text.empty() ? "nothing" : absl::StrCat("'", text, "'");
+}
+
+}  // namespace
+
+void JobRules::CheckParallelism() {
+  v1::ParallelismSpec& parallelism = *job().mutable_parallelism();
+  constexpr plan::Strategy kStrategies[] = {plan::Strategy::kOptimGradsParams,
+                                            plan::Strategy::kOptimGrads,
+                                            plan::Strategy::kOptim,
+                                            plan::Strategy::kNoShard};
+  const std::vector<std::string> names = {"optim_grads_params", "optim_grads", "optim", "no_shard"};
+  for (std::size_t zero = 0; zero < names.size(); ++zero) {
+    if (parallelism.strategy() == absl::StrCat("zero", 3 - zero)) {
+      parallelism.set_strategy(names[zero]);
+    }
+  }
+  spec().strategy =
+      kStrategies[Choice("spec.parallelism.strategy", parallelism.mutable_strategy(), names)];
+  constexpr plan::Transport kTransports[] = {
+      plan::Transport::kAuto, plan::Transport::kShm, plan::Transport::kGloo};
+  spec().transport = kTransports[Choice(
+      "spec.parallelism.transport", parallelism.mutable_transport(), {"auto", "shm", "gloo"})];
+  spec().gather_window_bytes =
+      Bytes("spec.parallelism.gatherWindow", parallelism.mutable_gather_window());
+  spec().staging_window_bytes =
+      Bytes("spec.parallelism.stagingWindow", parallelism.mutable_staging_window());
+}
+
+void JobRules::CheckDevices() {
+  v1::DevicesSpec& devices = *job().mutable_devices();
+  spec().cpu_devices = Choice("spec.devices.kind", devices.mutable_kind(), {"gpu", "cpu"}) == 1;
+  if (devices.count() < 1 || devices.count() > kMaxDevices) {
+    Fail("spec.devices.count",
+         absl::StrCat("a whole number from 1 to ", kMaxDevices),
+         devices.count() == 0 ? "nothing" : absl::StrCat(devices.count()));
+  }
+  spec().device_count = devices.count();
+  if (!spec().cpu_devices && spec().transport != plan::Transport::kAuto) {
+    Fail("spec.parallelism.transport",
+         "auto: shm and gloo connect cpu devices",
+         job().parallelism().transport());
+  }
+}
+
+void JobRules::CheckElastic() {
+  v1::ElasticSpec& elastic = *job().mutable_elastic();
+  const bool has_range = elastic.min() != 0 || elastic.max() != 0 || elastic.step() != 0;
+  if (has_range && !elastic.sizes().empty()) {
+    Fail("spec.elastic", "either sizes or min and max", "both");
+  } else if (has_range) {
+    ExpandSizes();
+  } else if (elastic.sizes().empty() && !Failed("spec.devices.count")) {
+    elastic.add_sizes(spec().device_count);
+  }
+  std::sort(elastic.mutable_sizes()->begin(), elastic.mutable_sizes()->end());
+  for (int i = 0; i < elastic.sizes_size(); ++i) {
+    if (elastic.sizes(i) < 1 || elastic.sizes(i) > kMaxDevices) {
+      Fail("spec.elastic.sizes",
+           absl::StrCat("whole numbers from 1 to ", kMaxDevices),
+           absl::StrCat(elastic.sizes(i)));
+    } else if (i > 0 && elastic.sizes(i) == elastic.sizes(i - 1)) {
+      Fail("spec.elastic.sizes", "each size once", absl::StrCat(elastic.sizes(i), " again"));
+    }
+  }
+  spec().elastic.sizes.assign(elastic.sizes().begin(), elastic.sizes().end());
+  const auto& sizes = spec().elastic.sizes;
+  if (!sizes.empty() && !Failed("spec.devices.count") && !Failed("spec.elastic.sizes") &&
+      std::find(sizes.begin(), sizes.end(), spec().device_count) == sizes.end()) {
+    Fail("spec.devices.count",
+         absl::StrCat("one of the allowed sizes (", absl::StrJoin(sizes, ", "), ")"),
+         absl::StrCat(spec().device_count));
+  }
+  spec().elastic.grow_delay_ms =
+      Duration("spec.elastic.growDelay", elastic.mutable_grow_delay(), "5m", 0, kLongestMs);
+  spec().elastic.grow_every_ms =
+      Duration("spec.elastic.growEvery", elastic.mutable_grow_every(), "15m", 0, kLongestMs);
+}
+
+void JobRules::ExpandSizes() {
+  v1::ElasticSpec& elastic = *job().mutable_elastic();
+  const int64_t step = elastic.step() == 0 ? 1 : elastic.step();
+  if (elastic.min() < 1 || elastic.min() > kMaxDevices) {
+    Fail("spec.elastic.min",
+         absl::StrCat("a whole number from 1 to ", kMaxDevices),
+         elastic.min() == 0 ? "nothing" : absl::StrCat(elastic.min()));
+  } else if (elastic.max() < elastic.min() || elastic.max() > kMaxDevices) {
+    Fail("spec.elastic.max",
+         absl::StrCat("a whole number from ", elastic.min(), " (elastic.min) to ", kMaxDevices),
+         elastic.max() == 0 ? "nothing" : absl::StrCat(elastic.max()));
+  } else if (step < 1) {
+    Fail("spec.elastic.step", "a whole number >= 1", absl::StrCat(step));
+  } else if ((elastic.max() - elastic.min()) / step >= kMaxSizes) {
+    Fail("spec.elastic.step",
+         absl::StrCat("steps that give at most ", kMaxSizes, " sizes"),
+         absl::StrCat(step));
+  } else {
+    for (int64_t size = elastic.min(); size <= elastic.max(); size += step) {
+      elastic.add_sizes(size);
+    }
+    elastic.clear_min();
+    elastic.clear_max();
+    elastic.clear_step();
+  }
+}
+
+void JobRules::CheckDeterminism() {
+  v1::DeterminismSpec& determinism = *job().mutable_determinism();
+  const std::vector<std::string> names = spec().cpu_devices
+                                             ? std::vector<std::string>{"exact", "fast"}
+                                             : std::vector<std::string>{"fast", "exact"};
+  const int choice = Choice("spec.determinism.mode", determinism.mutable_mode(), names);
+  spec().determinism = names[static_cast<std::size_t>(choice)] == "exact"
+                           ? plan::DeterminismMode::kExact
+                           : plan::DeterminismMode::kFast;
+  const int64_t lanes = determinism.virtual_ranks();
+  const auto& sizes = spec().elastic.sizes;
+  const int64_t largest = sizes.empty() ? 1 : std::max<int64_t>(sizes.back(), 1);
+  if (lanes == 0) {
+    determinism.set_virtual_ranks(
+        static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(largest))));
+  } else if (lanes < 0 || !std::has_single_bit(static_cast<uint64_t>(lanes))) {
+    Fail("spec.determinism.virtualRanks", "a power of two", absl::StrCat(lanes));
+    return;
+  } else if (lanes < largest && !Failed("spec.elastic.sizes")) {
+    Fail("spec.determinism.virtualRanks",
+         absl::StrCat("a power of two >= ", largest, ", the largest allowed size"),
+         absl::StrCat(lanes));
+    return;
+  }
+  spec().virtual_ranks = determinism.virtual_ranks();
+  if (spec().determinism == plan::DeterminismMode::kExact && spec().global_batch > 0 &&
+      spec().global_batch % spec().virtual_ranks != 0) {
+    Fail("spec.training.globalBatch",
+         absl::StrCat("a multiple of the ",
+                      spec().virtual_ranks,
+                      " virtual ranks (determinism.virtualRanks)"),
+         absl::StrCat(spec().global_batch));
+  }
+}
+
+void JobRules::CheckCheckpoint() {
+  v1::CheckpointSpec& checkpoint = *job().mutable_checkpoint();
+  const std::string& store = checkpoint.store();
+  if (store.empty()) {
+    Fail(
+        "spec.checkpoint.store", "a file:// URL or absolute path of a shared directory", "nothing");
+  } else if (absl::StartsWith(store, "s3://") || absl::StartsWith(store, "ravel://")) {
+    Fail("spec.checkpoint.store",
+         "a file:// URL or absolute path: other stores are not supported yet",
+         Quoted(store));
+  } else {
+    const std::string path = AbsolutePath("spec.checkpoint.store", store);
+    if (!path.empty()) {
+      checkpoint.set_store(absl::StrCat("file://", path));
+    }
+  }
+  spec().checkpoint.store = checkpoint.store();
+  AtLeast("spec.checkpoint.everySteps", checkpoint.every_steps(), 0);
+  spec().checkpoint.every_steps = checkpoint.every_steps();
+  if (checkpoint.every().empty() && checkpoint.every_steps() > 0) {
+    spec().checkpoint.every_ms = 0;
+  } else {
+    spec().checkpoint.every_ms =
+        Duration("spec.checkpoint.every", checkpoint.mutable_every(), "30m", kMinuteMs, kLongestMs);
+  }
+  spec().checkpoint.at_start = checkpoint.at_start();
+  v1::KeepSpec& keep = *checkpoint.mutable_keep();
+  keep.set_last(keep.has_last() ? keep.last() : 3);
+  AtLeast("spec.checkpoint.keep.last", keep.last(), 1);
+  AtLeast("spec.checkpoint.keep.everySteps", keep.every_steps(), 0);
+  spec().checkpoint.keep_last = keep.last();
+  spec().checkpoint.keep_every_steps = keep.every_steps();
+  CheckResume();
+}
+
+void JobRules::CheckResume() {
+  v1::CheckpointSpec& checkpoint = *job().mutable_checkpoint();
+  if (checkpoint.resume_from().empty()) {
+    checkpoint.set_resume_from("auto");
+  }
+  const std::string& text = checkpoint.resume_from();
+  int64_t step = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), step);
+  const bool is_step = error == std::errc() && end == text.data() + text.size() && step >= 0;
+  if (text != "auto" && text != "none" && !is_step) {
+    if (!absl::StartsWith(text, "/") && !absl::StartsWith(text, "file://")) {
+      Fail("spec.checkpoint.resumeFrom",
+           "auto, none, a step number, or the path of a step directory",
+           Quoted(text));
+    } else {
+      checkpoint.set_resume_from(AbsolutePath("spec.checkpoint.resumeFrom", text));
+    }
+  }
+  spec().checkpoint.resume_from = checkpoint.resume_from();
+  spec().checkpoint.fresh = checkpoint.fresh();
+}
+
+void JobRules::CheckRestart() {
+  v1::RestartSpec& restart = *job().mutable_restart();
+  restart.set_max_failures(restart.has_max_failures() ? restart.max_failures() : 10);
+  restart.set_max_per_day(restart.has_max_per_day() ? restart.max_per_day() : 50);
+  restart.set_max_no_progress(restart.has_max_no_progress() ? restart.max_no_progress() : 3);
+  AtLeast("spec.restart.maxFailures", restart.max_failures(), 0);
+  AtLeast("spec.restart.maxPerDay", restart.max_per_day(), 0);
+  AtLeast("spec.restart.maxNoProgress", restart.max_no_progress(), 0);
+  plan::RestartSpec& out = spec().restart;
+  out.max_failures = restart.max_failures();
+  out.max_per_day = restart.max_per_day();
+  out.max_no_progress = restart.max_no_progress();
+  out.backoff_ms = Duration("spec.restart.backoff", restart.mutable_backoff(), "5s", 0, kLongestMs);
+  const std::string preset = FormatDurationExact(std::max(out.backoff_ms, 5 * kMinuteMs));
+  out.max_backoff_ms = Duration("spec.restart.maxBackoff",
+                                restart.mutable_max_backoff(),
+                                preset.c_str(),
+                                out.backoff_ms,
+                                kLongestMs);
+}
+
+void JobRules::CheckRest() {
+  spec().detection_ms = Duration("spec.detection.time",
+                                 job().mutable_detection()->mutable_time(),
+                                 "5s",
+                                 kSecondMs / 2,
+                                 kMinuteMs);
+  v1::ObservabilitySpec& observability = *job().mutable_observability();
+  observability.set_log_every(observability.has_log_every() ? observability.log_every() : 1);
+  AtLeast("spec.observability.logEvery", observability.log_every(), 1);
+  spec().log_every = observability.log_every();
+}
+
+}  // namespace ravel

@@ -1,0 +1,293 @@
+// JobRules: the model and its data, with the paths that they name.
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/file_writer.h"
+#include "common/plan/model_inventory.h"
+#include "common/plan/sample_order.h"
+#include "common/token_file.h"
+#include "coordinator/job_rules_proto.h"
+
+namespace ravel {
+namespace {
+
+constexpr int64_t kMaxConfigBytes = 1 << 20;
+// Ids checked here against the vocabulary; the trainers check every id that they read.
+constexpr int64_t kCheckedTokens = int64_t{1} << 24;
+
+bool Exists(const std::string& path) {
+  return access(path.c_str(), F_OK) == 0;
+}
+
+// "num_hidden_layers" -> "numHiddenLayers".
+std::string JsonName(const std::string& snake) {
+  std::string out;
+  bool upper = false;
+  for (const char c : snake) {
+    if (c == '_') {
+      upper = true;
+    } else {
+      out += upper && c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+      upper = false;
+    }
+  }
+  return out;
+}
+
+struct ParsedMessage {
+  std::string field;
+  std::string expected;
+  std::string got;
+};
+
+// Splits "PREFIXfield_name: expected X, got Y" of the planner into a violation's parts.
+ParsedMessage SplitMessage(const std::string& message, const std::string& prefix) {
+  ParsedMessage out;
+  std::string rest = message;
+  const std::size_t colon = rest.find(": ");
+  if (absl::StartsWith(rest, prefix) && colon != std::string::npos) {
+    out.field = JsonName(rest.substr(prefix.size(), colon - prefix.size()));
+    rest = rest.substr(colon + 2);
+  }
+  const std::size_t got = rest.rfind(", got ");
+  if (got != std::string::npos) {
+    out.got = rest.substr(got + 6);
+    rest = rest.substr(0, got);
+  }
+  out.expected = absl::StartsWith(rest, "expected ") ? rest.substr(9) : rest;
+  return out;
+}
+
+}  // namespace
+
+void JobRules::CheckModel() {
+  v1::ModelSpec& model = *job().mutable_model();
+  if (model.from().empty() == !model.has_config()) {
+    Fail("spec.model",
+         "exactly one of from (a Hugging Face directory) and config",
+         model.has_config() ? "both" : "neither");
+  } else if (model.has_config()) {
+    CheckInlineConfig();
+  } else {
+    CheckModelDirectory();
+  }
+  model.set_init_std(model.has_init_std() ? model.init_std() : 0.02);
+  if (!(model.init_std() > 0) || !std::isfinite(model.init_std())) {
+    Fail("spec.model.initStd", "a number above 0", absl::StrCat(model.init_std()));
+  }
+  spec().init_std = model.init_std();
+}
+
+void JobRules::CheckInlineConfig() {
+  v1::ModelConfig& config = *job().mutable_model()->mutable_config();
+  Choice("spec.model.config.modelType", config.mutable_model_type(), {"llama"});
+  plan::ModelConfig plain;
+  plain.vocab_size = config.vocab_size();
+  plain.hidden_size = config.hidden_size();
+  plain.intermediate_size = config.intermediate_size();
+  plain.num_hidden_layers = config.num_hidden_layers();
+  plain.num_attention_heads = config.num_attention_heads();
+  plain.num_key_value_heads = config.num_key_value_heads();
+  plain.head_dim = config.head_dim();
+  if (config.has_max_position_embeddings()) {
+    plain.max_position_embeddings = config.max_position_embeddings();
+  }
+  if (config.has_rms_norm_eps()) {
+    plain.rms_norm_eps = config.rms_norm_eps();
+  }
+  if (config.has_rope_theta()) {
+    plain.rope_theta = config.rope_theta();
+  }
+  plain.tie_word_embeddings = config.tie_word_embeddings();
+  const absl::StatusOr<plan::ModelConfig> valid = plan::ValidateModelConfig(plain);
+  if (!valid.ok()) {
+    ParsedMessage message = SplitMessage(std::string(valid.status().message()), "model.config.");
+    const std::string path = message.field.empty()
+                                 ? "spec.model.config"
+                                 : absl::StrCat("spec.model.config.", message.field);
+    Fail(path, std::move(message.expected), std::move(message.got));
+    return;
+  }
+  config.set_num_key_value_heads(valid->num_key_value_heads);
+  config.set_head_dim(valid->head_dim);
+  config.set_max_position_embeddings(valid->max_position_embeddings);
+  config.set_rms_norm_eps(valid->rms_norm_eps);
+  config.set_rope_theta(valid->rope_theta);
+  config.set_tie_word_embeddings(valid->tie_word_embeddings);
+  spec().model = *valid;
+}
+
+void JobRules::CheckModelDirectory() {
+  v1::ModelSpec& model = *job().mutable_model();
+  const std::string path = "spec.model.from";
+  const std::string folder = AbsolutePath(path, model.from());
+  if (folder.empty()) {
+    return;
+  }
+  model.set_from(folder);
+  spec().model_from = folder;
+  if (!options_.check_paths) {
+    return;
+  }
+  const absl::StatusOr<std::string> text = ReadWholeFile(folder + "/config.json", kMaxConfigBytes);
+  if (!text.ok()) {
+    Fail(path, "a Hugging Face directory with config.json", std::string(text.status().message()));
+    return;
+  }
+  const absl::StatusOr<plan::ModelConfig> config = plan::ParseHuggingFaceConfig(*text);
+  if (!config.ok()) {
+    ParsedMessage message = SplitMessage(std::string(config.status().message()), "");
+    Fail(path,
+         absl::StrCat("a model that Ravel trains; ", std::string(config.status().message())),
+         folder);
+    return;
+  }
+  if (!Exists(folder + "/model.safetensors") && !Exists(folder + "/model.safetensors.index.json")) {
+    Fail(path, "weights: model.safetensors or model.safetensors.index.json in it", folder);
+    return;
+  }
+  spec().model = *config;
+}
+
+void JobRules::CheckData() {
+  v1::DataSpec& data = *job().mutable_data();
+  constexpr TokenFormat kFormats[] = {
+      TokenFormat::kAuto, TokenFormat::kMegatron, TokenFormat::kFlatU16, TokenFormat::kFlatU32};
+  spec().data.format = kFormats[Choice(
+      "spec.data.format", data.mutable_format(), {"auto", "megatron", "flat_u16", "flat_u32"})];
+  if (data.train().empty()) {
+    Fail("spec.data.train", "at least one token file", "nothing");
+  }
+  const auto check = [&](const std::string& name, auto* sources, auto& out) {
+    for (int i = 0; i < sources->size(); ++i) {
+      v1::DataSource& source = *sources->Mutable(i);
+      const std::string path = absl::StrCat("spec.data.", name, "[", i, "]");
+      const std::string file = AbsolutePath(path + ".path", source.path());
+      source.set_weight(source.has_weight() ? source.weight() : 1.0);
+      if (!(source.weight() > 0) || !std::isfinite(source.weight())) {
+        Fail(path + ".weight", "a number above 0", absl::StrCat(source.weight()));
+      }
+      if (!file.empty()) {
+        source.set_path(file);
+      }
+      out.push_back({file, source.weight()});
+    }
+  };
+  check("train", data.mutable_train(), spec().data.train);
+  check("validation", data.mutable_validation(), spec().data.validation);
+
+  const int64_t longest = spec().model.has_value() ? spec().model->max_position_embeddings : 0;
+  if (data.sequence_length() == 0 && longest > 0) {
+    data.set_sequence_length(longest);
+  } else if (data.sequence_length() < 0 || (longest > 0 && data.sequence_length() > longest)) {
+    Fail("spec.data.sequenceLength",
+         longest > 0 ? absl::StrCat("1 to ", longest, ", the model's maximum")
+                     : "a whole number >= 1",
+         absl::StrCat(data.sequence_length()));
+  }
+  AtLeast("spec.data.passes", data.passes(), 0);
+  spec().data.sequence_length = data.sequence_length();
+  spec().data.passes = data.passes();
+  CheckTokenizer();
+}
+
+void JobRules::CheckTokenizer() {
+  v1::DataSpec& data = *job().mutable_data();
+  if (data.tokenizer().empty()) {
+    if (options_.check_paths && !spec().data.train.empty() && !spec().data.train[0].path.empty()) {
+      const std::string beside = spec().data.train[0].path + ".tokenizer.json";
+      if (Exists(beside)) {
+        data.set_tokenizer(beside);
+      }
+    }
+  } else {
+    const std::string path = AbsolutePath("spec.data.tokenizer", data.tokenizer());
+    if (!path.empty()) {
+      data.set_tokenizer(path);
+      if (options_.check_paths && !Exists(path)) {
+        Fail("spec.data.tokenizer", "a tokenizer.json file", absl::StrCat(path, ": not found"));
+      }
+    }
+  }
+  spec().data.tokenizer = data.tokenizer();
+}
+
+int64_t JobRules::CheckTokenFile(const std::string& path, const std::string& file) {
+  const absl::StatusOr<std::unique_ptr<TokenFile>> opened =
+      TokenFile::Open(file, spec().data.format);
+  if (!opened.ok()) {
+    Fail(path, "a token file", std::string(opened.status().message()));
+    return -1;
+  }
+  const int64_t sequence = spec().data.sequence_length;
+  if (sequence > 0 && (*opened)->tokens() < sequence + 1) {
+    Fail(path,
+         absl::StrCat("at least ", sequence + 1, " tokens (sequenceLength + 1)"),
+         absl::StrCat((*opened)->tokens(), " in ", file));
+    return -1;
+  }
+  if (spec().model.has_value()) {
+    const int64_t largest = (*opened)->MaxToken(0, std::min((*opened)->tokens(), kCheckedTokens));
+    if (largest >= spec().model->vocab_size) {
+      Fail(path,
+           absl::StrCat("ids below the model's vocabulary of ", spec().model->vocab_size),
+           absl::StrCat("id ", largest, " in ", file));
+      return -1;
+    }
+  }
+  return sequence > 0 ? plan::SampleCount((*opened)->tokens(), sequence) : -1;
+}
+
+void JobRules::CheckTokenFiles() {
+  if (!options_.check_paths) {
+    return;
+  }
+  int64_t samples = 0;
+  bool all_known = true;
+  const auto check = [&](const char* name, const std::vector<plan::DataSource>& sources) {
+    int64_t sum = 0;
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      if (!sources[i].path.empty()) {
+        const int64_t count =
+            CheckTokenFile(absl::StrCat("spec.data.", name, "[", i, "].path"), sources[i].path);
+        all_known = all_known && count >= 0;
+        sum += std::max<int64_t>(count, 0);
+      }
+    }
+    return sum;
+  };
+  check("validation", spec().data.validation);
+  all_known = true;
+  samples = check("train", spec().data.train);
+  if (all_known) {
+    CheckSupply(samples);
+  }
+}
+
+void JobRules::CheckSupply(int64_t train_samples) {
+  const int64_t passes = spec().data.passes;
+  if (train_samples < 1 || spec().steps < 1 || spec().global_batch < 1 || passes < 1) {
+    return;
+  }
+  const double needed =
+      static_cast<double>(spec().steps) * static_cast<double>(spec().global_batch);
+  const double there = static_cast<double>(passes) * static_cast<double>(train_samples);
+  if (needed > there) {
+    Fail("spec.data.passes",
+         absl::StrCat(static_cast<int64_t>(std::ceil(needed / static_cast<double>(train_samples))),
+                      " or more: the run takes ",
+                      static_cast<int64_t>(needed),
+                      " samples and the data has ",
+                      train_samples),
+         absl::StrCat(passes));
+  }
+}
+
+}  // namespace ravel

@@ -1,0 +1,74 @@
+#pragma once
+
+// The rules behind Canonicalize of job_file_proto.h, section by section.
+
+#include <cstdint>
+#include <set>
+#include <string>
+
+#include "coordinator/job_file_proto.h"
+
+namespace ravel {
+
+// Collects violations while one job is made canonical. Used only by Canonicalize.
+class JobRules {
+ public:
+  JobRules(const v1::TrainingJob& job, const CanonicalizeOptions& options);
+  CanonicalJob Run();
+
+ private:
+  void Fail(const std::string& path, std::string expected, std::string got);
+  void Warn(std::string warning) { result_.warnings.push_back(std::move(warning)); }
+  bool Failed(const std::string& path) const { return failed_.count(path) > 0; }
+
+  // Each fills its part of the canonical job and of the spec.
+  void CheckHeader();
+  void CheckMetadata();
+  void CheckTop();
+  void CheckModel();
+  void CheckInlineConfig();
+  void CheckModelDirectory();
+  void CheckData();
+  void CheckTokenFiles();
+  void CheckSupply(int64_t train_samples);
+  void CheckTokenizer();
+  void CheckTraining();
+  void CheckSteps();
+  void CheckOptimizer();
+  void CheckSchedule();
+  void CheckEvaluation();
+  void CheckParallelism();
+  void CheckDevices();
+  void CheckElastic();
+  void ExpandSizes();
+  void CheckDeterminism();
+  void CheckCheckpoint();
+  void CheckResume();
+  void CheckRestart();
+  void CheckRest();
+  void ResolveLanes();
+
+  // Parses a duration, stores its canonical text, fails outside [low, high].
+  int64_t Duration(const std::string& path,
+                   std::string* text,
+                   const char* preset,
+                   int64_t low_ms,
+                   int64_t high_ms);
+  int64_t Bytes(const std::string& path, std::string* text);
+  void AtLeast(const std::string& path, int64_t value, int64_t low);
+  // An index into `names`; the first is the default of empty text. Stores the chosen name.
+  int Choice(const std::string& path, std::string* text, const std::vector<std::string>& names);
+  // An absolute path from a path or a file:// URL, without trailing slashes; "" after a violation.
+  std::string AbsolutePath(const std::string& path, const std::string& text);
+  // Sample count of one token file, or -1 when it cannot be told.
+  int64_t CheckTokenFile(const std::string& path, const std::string& file);
+
+  v1::JobSpec& job() { return *result_.job.mutable_spec(); }
+  plan::JobSpec& spec() { return result_.spec; }
+
+  CanonicalizeOptions options_;
+  CanonicalJob result_;
+  std::set<std::string> failed_;
+};
+
+}  // namespace ravel

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "common/check.h"
+#include "common/ckpt/box_runs.h"
 
 namespace ravel::ckpt {
 namespace {
@@ -53,44 +54,25 @@ uint64_t DigestRange(DType dtype, std::span<const std::byte> bytes, uint64_t fir
   }
 }
 
-uint64_t DigestBox(DType dtype,
-                   const Shape& shape,
-                   const Box& box,
-                   std::span<const std::byte> bytes) {
-  CHECK_EQ(shape.size(), box.offset.size());
-  const int64_t elements = ElementCount(box.length);
-  CHECK_EQ(static_cast<int64_t>(bytes.size()), elements * DTypeBytes(dtype));
-  if (elements == 0) {
-    return 0;
-  }
-  // Rows of the box that are contiguous in the tensor: the innermost dimension, and more where the
-  // box spans them whole.
-  size_t outer = shape.size();
-  int64_t run = 1;
-  while (outer > 0) {
-    --outer;
-    run *= box.length[outer];
-    if (box.length[outer] != shape[outer]) {
-      break;
-    }
-  }
+uint64_t DigestBoxPart(DType dtype,
+                       const Shape& shape,
+                       const Box& box,
+                       int64_t first_element,
+                       std::span<const std::byte> bytes) {
+  const int64_t element_bytes = DTypeBytes(dtype);
+  const int64_t end = first_element + static_cast<int64_t>(bytes.size()) / element_bytes;
+  CHECK(first_element >= 0 && end <= ElementCount(box.length));
   uint64_t sum = 0;
-  Shape at(box.offset.begin(), box.offset.begin() + static_cast<int64_t>(outer));
-  const auto run_bytes = static_cast<size_t>(run * DTypeBytes(dtype));
-  for (size_t done = 0; done < bytes.size(); done += run_bytes) {
-    uint64_t index = 0;
-    for (size_t dim = 0; dim < shape.size(); ++dim) {
-      const int64_t coordinate = dim < outer ? at[dim] : box.offset[dim];
-      index = index * static_cast<uint64_t>(shape[dim]) + static_cast<uint64_t>(coordinate);
+  VisitBoxRuns(shape, box, [&](const BoxRun& run) {
+    const int64_t from = std::max(run.box_begin, first_element);
+    const int64_t to = std::min(run.box_begin + run.elements, end);
+    if (from < to) {
+      const auto offset = static_cast<size_t>((from - first_element) * element_bytes);
+      const auto count = static_cast<size_t>((to - from) * element_bytes);
+      const int64_t index = run.tensor_begin + from - run.box_begin;
+      sum += DigestRange(dtype, bytes.subspan(offset, count), static_cast<uint64_t>(index));
     }
-    sum += DigestRange(dtype, bytes.subspan(done, run_bytes), index);
-    for (size_t dim = outer; dim > 0; --dim) {
-      if (++at[dim - 1] < box.offset[dim - 1] + box.length[dim - 1]) {
-        break;
-      }
-      at[dim - 1] = box.offset[dim - 1];
-    }
-  }
+  });
   return sum;
 }
 

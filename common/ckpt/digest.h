@@ -18,11 +18,19 @@ namespace ravel::ckpt {
 // The part of digest64 of elements [first_index, first_index + n) (row-major, global), whose stored
 // bytes are `bytes`. Parts of any partition add up modulo 2^64.
 uint64_t DigestRange(DType dtype, std::span<const std::byte> bytes, uint64_t first_index);
-// The same for a box of a tensor of this shape; `bytes` are the box's elements, row-major.
-uint64_t DigestBox(DType dtype,
-                   const Shape& shape,
-                   const Box& box,
-                   std::span<const std::byte> bytes);
+// The same for a box of a tensor of this shape. `bytes` are elements [first_element, ...) of the
+// box's own row-major order.
+uint64_t DigestBoxPart(DType dtype,
+                       const Shape& shape,
+                       const Box& box,
+                       int64_t first_element,
+                       std::span<const std::byte> bytes);
+inline uint64_t DigestBox(DType dtype,
+                          const Shape& shape,
+                          const Box& box,
+                          std::span<const std::byte> bytes) {
+  return DigestBoxPart(dtype, shape, box, 0, bytes);
+}
 
 // What state_digest is made from.
 struct TensorDigest {

@@ -63,7 +63,7 @@ class MemoryStore : public ObjectStore {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable Mutex mutex_;
-  // Shared: an open reader keeps a removed file alive, as POSIX does.
+  // Shared: a writer keeps its file when that is renamed or removed, as POSIX does.
   std::shared_ptr<Node> root_ ABSL_GUARDED_BY(mutex_);
   int64_t operations_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t fail_from_ ABSL_GUARDED_BY(mutex_) = -1;

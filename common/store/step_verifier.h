@@ -15,10 +15,10 @@ namespace ravel::store {
 enum class VerifyDepth { kQuick, kDeep };
 
 struct StepProblem {
-  std::string file;    // relative to the step
-  std::string tensor;  // empty: the whole file
-  int64_t block = -1;  // of the tensor's chunk in that file, from 0; -1: no block
-  std::string what;
+  std::string file = {};    // relative to the step
+  std::string tensor = {};  // empty: the whole file
+  int64_t block = -1;       // of the tensor's chunk in that file, from 0; -1: no block
+  std::string what = {};
   // "model/shard-...: tensor model.norm.weight, block 3: crc32c 0x.. but the manifest says 0x.."
   std::string Text() const;
 };

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Benchmarks by id: alternates Ravel and its peer, verifies first, prints one JSON line per case.
+#   tests/bench/run.sh C1 [--pairs N] [--steps N] [--case 34m|9m]
+# Needs the release build and the environment of tests/interop/setup.sh; makes both when they are missing.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+[[ $# -ge 1 ]] || { echo "usage: tests/bench/run.sh ID... [--pairs N] [--steps N] [--case CASE]; ids: C1" >&2; exit 2; }
+
+mkdir -p build/logs
+if [[ -z ${RAVEL_BIN_DIR:-} ]]; then
+  deploy/install_packages.sh build >&2
+  { cmake --preset release -DRAVEL_UNITY=ON && cmake --build --preset release --target \
+    ravel-coordinator ravel-worker ravel-trainer ravelctl; } >build/logs/bench-build.log || { tail -30 build/logs/bench-build.log >&2; exit 1; }
+  export RAVEL_BIN_DIR=$PWD/build/release/bin
+fi
+venv=$(tests/interop/setup.sh | tail -1)
+mkdir -p build/bench
+g++ -std=c++20 -O2 -ffp-contract=off tests/bench/fma_roof.cc -o build/bench/fma_roof -lpthread
+exec "$venv/bin/python" tests/bench/harness.py "$@"

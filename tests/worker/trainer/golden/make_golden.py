@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""Writes loss_curves.txt: training runs of small Llamas by transformers and torch.optim (CPU, fp32, one thread).
+
+Everything that both sides must share is a rule, written here a second time: initial weights (Philox, Box-Muller), the
+token file (a formula), the order of samples (Feistel permutation), the learning rate. Needs torch, transformers, numpy:
+
+    python tests/worker/trainer/golden/make_golden.py > tests/worker/trainer/golden/loss_curves.txt
+"""
+import math
+import sys
+
+import numpy as np
+import torch
+import transformers
+
+STEPS, WARMUP, MIN_RATIO, LR = 50, 5, 0.1, 1e-2
+BETAS, EPS, DECAY, CLIP = (0.9, 0.95), 1e-8, 0.1, 1.0
+GLOBAL_BATCH, SEED, INIT_STD, TOKENS = 8, 1234, 0.05, 4001
+
+BASE = dict(max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=10000.0, num_hidden_layers=2)
+CASES = {
+    # Odd sizes: no projection can be bundled, no shard boundary is where it would be convenient.
+    "odd_tied": (17, dict(BASE, vocab_size=61, hidden_size=30, intermediate_size=37, num_attention_heads=6,
+                          num_key_value_heads=2, head_dim=6, tie_word_embeddings=True)),
+    "odd_untied": (17, dict(BASE, vocab_size=61, hidden_size=30, intermediate_size=37, num_attention_heads=6,
+                            num_key_value_heads=3, head_dim=6, tie_word_embeddings=False)),
+    # Sizes that bundle q|k|v and gate|up, and the frequency scaling of Llama 3.
+    "bundled_rope_scaling": (48, dict(BASE, vocab_size=97, hidden_size=32, intermediate_size=64,
+                                      num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+                                      tie_word_embeddings=False,
+                                      rope_scaling=dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0,
+                                                        high_freq_factor=4.0,
+                                                        original_max_position_embeddings=32))),
+}
+MASK = 0xFFFFFFFF
+
+
+def philox(key, counter):
+    """Philox4x32-10 on arrays: counter is four uint64 arrays that hold 32-bit words."""
+    k0, k1 = key & MASK, key >> 32
+    c = [np.asarray(word, dtype=np.uint64) for word in counter]
+    for _ in range(10):
+        p0, p1 = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
+        low, high = np.uint64(MASK), np.uint64(32)
+        c = [(p1 >> high) ^ c[1] ^ np.uint64(k0), p1 & low, (p0 >> high) ^ c[3] ^ np.uint64(k1), p0 & low]
+        k0, k1 = (k0 + 0x9E3779B9) & MASK, (k1 + 0xBB67AE85) & MASK
+    return c
+
+
+def initial_normal(shape, site):
+    count = int(np.prod(shape))
+    blocks = np.arange((count + 3) // 4, dtype=np.uint64)
+    zero = np.zeros_like(blocks)
+    words = [w.astype(np.float64) for w in philox(SEED, (blocks, zero, zero, zero + np.uint64(site)))]
+    values = []
+    for radius_bits, angle_bits in ((words[0], words[1]), (words[2], words[3])):
+        radius = np.sqrt(-2.0 * np.log((radius_bits + 0.5) * 2.0**-32))
+        angle = 2.0 * math.pi * angle_bits * 2.0**-32
+        values += [radius * np.cos(angle), radius * np.sin(angle)]
+    deviation = float(np.float32(INIT_STD))
+    flat = np.stack(values, axis=1).reshape(-1)[:count] * deviation
+    return torch.from_numpy(flat.astype(np.float32).reshape(shape))
+
+
+def token_file(vocabulary):
+    """A walk that is mostly predictable: x -> 5x + 7, and every seventh or eleventh step something else."""
+    ids, x = [], 3
+    for i in range(TOKENS):
+        ids.append(x)
+        x = (5 * x + 7 + (i if i % 7 == 0 else 0) + (3 * i if i % 11 == 0 else 0)) % vocabulary
+    return np.array(ids)
+
+
+def permuted(size, position, pass_number):
+    bits = (size - 1).bit_length()
+    half = (bits + 1) // 2
+    mask = (1 << half) - 1
+    value = position
+    while True:
+        left, right = value >> half, value & mask
+        for round_number in range(6):
+            draw = int(philox(SEED, (right, pass_number, 0, round_number | (5 << 24)))[0])
+            left, right = right, left ^ (draw & mask)
+        value = (left << half) | right
+        if value < size:
+            return value
+
+
+def samples_of_step(size, step):
+    positions = range(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)
+    return [permuted(size, p % size, p // size) for p in positions]
+
+
+def learning_rate(step):
+    if step < WARMUP:
+        return LR * (step + 1) / WARMUP
+    x = (step + 1 - WARMUP) / (STEPS - WARMUP)
+    return LR * (MIN_RATIO + (1 - MIN_RATIO) * 0.5 * (1 + math.cos(math.pi * x)))
+
+
+def make_model(config):
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config, attn_implementation="eager"))
+    model = model.to(torch.float32)
+    named = dict(model.named_parameters())
+    for site, name in enumerate(sorted(named)):
+        with torch.no_grad():
+            if named[name].dim() == 1:
+                named[name].fill_(1.0)
+            else:
+                named[name].copy_(initial_normal(tuple(named[name].shape), site))
+    return model, named
+
+
+def train(name, length, config):
+    model, named = make_model(config)
+    matrices = [p for p in named.values() if p.dim() > 1]
+    vectors = [p for p in named.values() if p.dim() == 1]
+    optimizer = torch.optim.AdamW([dict(params=matrices, weight_decay=DECAY), dict(params=vectors, weight_decay=0.0)],
+                                  lr=LR, betas=BETAS, eps=EPS)
+    tokens = token_file(config["vocab_size"])
+    size = (len(tokens) - 1) // length
+    for step in range(STEPS):
+        rows = np.stack([tokens[i * length:i * length + length + 1] for i in samples_of_step(size, step)])
+        batch = torch.from_numpy(rows)
+        logits = model(batch[:, :-1], use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, config["vocab_size"]), batch[:, 1:].reshape(-1))
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step)
+        optimizer.step()
+        print(name, step, f"{loss.item():.9g}", f"{norm.item():.9g}", f"{learning_rate(step):.9g}")
+
+
+def main():
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    print(f"# case step loss grad_norm lr; torch {torch.__version__}, transformers {transformers.__version__}")
+    for name, (length, config) in CASES.items():
+        train(name, length, config)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

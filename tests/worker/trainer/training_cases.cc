@@ -1,0 +1,219 @@
+#include "tests/worker/trainer/training_cases.h"
+
+#include <bit>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include <absl/strings/str_cat.h>
+#include <gtest/gtest.h>
+
+#include "common/check.h"
+#include "common/mutex.h"
+
+namespace ravel::trainer {
+namespace {
+
+constexpr int64_t kTokens = 4001;
+
+plan::ModelConfig BaseModel() {
+  plan::ModelConfig model;
+  model.num_hidden_layers = 2;
+  model.max_position_embeddings = 64;
+  model.rms_norm_eps = 1e-5;
+  model.rope_theta = 10000.0;
+  return model;
+}
+
+plan::ModelConfig OddModel() {
+  plan::ModelConfig model = BaseModel();
+  model.vocab_size = 61;
+  model.hidden_size = 30;
+  model.intermediate_size = 37;
+  model.num_attention_heads = 6;
+  model.head_dim = 6;
+  return model;
+}
+
+plan::ModelConfig CaseModel(const std::string& name) {
+  plan::ModelConfig model = OddModel();
+  if (name == "odd_tied") {
+    model.num_key_value_heads = 2;
+    model.tie_word_embeddings = true;
+    return model;
+  }
+  if (name == "odd_untied") {
+    model.num_key_value_heads = 3;
+    return model;
+  }
+  CHECK(name == "bundled_rope_scaling");
+  model = BaseModel();
+  model.vocab_size = 97;
+  model.hidden_size = 32;
+  model.intermediate_size = 64;
+  model.num_attention_heads = 4;
+  model.num_key_value_heads = 2;
+  model.head_dim = 16;
+  model.rope_scaling_factor = 4.0;
+  model.rope_low_freq_factor = 1.0;
+  model.rope_high_freq_factor = 4.0;
+  model.rope_original_max_position_embeddings = 32;
+  return model;
+}
+
+// The walk of make_golden.py, as flat uint16.
+void WriteTokens(const std::string& path, int64_t vocabulary) {
+  std::vector<uint16_t> ids;
+  int64_t x = 3;
+  for (int64_t i = 0; i < kTokens; ++i) {
+    ids.push_back(static_cast<uint16_t>(x));
+    x = (5 * x + 7 + (i % 7 == 0 ? i : 0) + (i % 11 == 0 ? 3 * i : 0)) % vocabulary;
+  }
+  std::ofstream file(path, std::ios::binary);
+  file.write(reinterpret_cast<const char*>(ids.data()),
+             static_cast<std::streamsize>(ids.size() * sizeof(uint16_t)));
+  CHECK(file.good());
+}
+
+using Tensors = std::map<std::string, std::vector<float>>;
+
+void CopyPiece(const plan::TensorSpec& tensor,
+               const plan::OwnedPiece& piece,
+               const float* shard,
+               Tensors& out) {
+  std::vector<float>& values = out[tensor.name];
+  values.resize(static_cast<size_t>(ElementCount(tensor.shape)));
+  std::copy(shard + piece.shard_offset,
+            shard + piece.shard_offset + (piece.end - piece.begin),
+            values.begin() + piece.begin);
+}
+
+void LoadPiece(const plan::TensorSpec& tensor,
+               const plan::OwnedPiece& piece,
+               const Tensors& in,
+               float* shard) {
+  const std::vector<float>& values = in.at(tensor.name);
+  std::copy(values.begin() + piece.begin, values.begin() + piece.end, shard + piece.shard_offset);
+}
+
+std::string CompareTensors(const char* role, const Tensors& a, const Tensors& b) {
+  for (const auto& [name, values] : a) {
+    const auto other = b.find(name);
+    if (other == b.end() || other->second.size() != values.size()) {
+      return absl::StrCat(role, " of ", name, ": missing or of another size");
+    }
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (std::bit_cast<uint32_t>(values[i]) != std::bit_cast<uint32_t>(other->second[i])) {
+        return absl::StrCat(
+            role, " of ", name, " [", i, "]: ", values[i], " and ", other->second[i]);
+      }
+    }
+  }
+  return a.size() == b.size() ? "" : absl::StrCat(role, ": another number of tensors");
+}
+
+}  // namespace
+
+std::vector<std::string> CaseNames() {
+  return {"odd_tied", "odd_untied", "bundled_rope_scaling"};
+}
+
+plan::JobSpec CaseJob(const std::string& name, const std::string& folder) {
+  plan::JobSpec spec;
+  spec.name = name;
+  spec.model = CaseModel(name);
+  spec.init_std = 0.05;
+  spec.data.sequence_length = name == "bundled_rope_scaling" ? 48 : 17;
+  spec.data.format = TokenFormat::kFlatU16;
+  std::filesystem::create_directories(folder);
+  const std::string path = absl::StrCat(folder, "/", name, ".u16");
+  WriteTokens(path, spec.model->vocab_size);
+  spec.data.train = {{.path = path, .weight = 1.0}};
+  spec.data.validation = {{.path = path, .weight = 1.0}};
+  spec.steps = kGoldenSteps;
+  spec.global_batch = 8;
+  spec.virtual_ranks = 8;
+  spec.seed = 1234;
+  spec.optimizer = {
+      .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .clip_norm = 1.0};
+  spec.schedule = {.kind = plan::ScheduleKind::kCosine, .warmup_steps = 5, .min_ratio = 0.1};
+  spec.evaluation_every = 1;
+  spec.evaluation_batches = 2;
+  return spec;
+}
+
+Recording Record(const RecordArgs& args) {
+  Recording recording;
+  Mutex mutex;
+  const plan::ModelInventory inventory = plan::BuildInventory(
+      *plan::ValidateModelConfig(*args.spec.model), {.sequences = 1, .sequence_tokens = 1});
+  const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
+    const auto each_piece = [&](auto visit) {
+      for (shard::ParameterGroup& group : engine.groups()) {
+        for (const plan::OwnedPiece& piece : group.pieces()) {
+          visit(inventory.tensors[static_cast<size_t>(piece.tensor)], piece, group);
+        }
+      }
+    };
+    if (args.start == nullptr) {
+      engine.InitializeWeights();
+    } else {
+      each_piece([&](const auto& tensor, const auto& piece, const auto& group) {
+        LoadPiece(tensor, piece, args.start->weights, group.main_weight());
+        LoadPiece(tensor, piece, args.start->exp_avg, group.exp_avg());
+        LoadPiece(tensor, piece, args.start->exp_avg_sq, group.exp_avg_sq());
+      });
+      engine.set_updates(args.start->updates);
+    }
+    for (int64_t step = args.first_step; step < args.last_step; ++step) {
+      ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(step));
+      if (rank == 0) {
+        recording.steps.push_back(result);
+      }
+      if (args.evaluate_every_step) {
+        ASSIGN_OR_RETURN(const float loss, engine.Evaluate());
+        if (rank == 0) {
+          recording.validation.push_back(loss);
+        }
+      }
+    }
+    MutexLock lock(mutex);
+    recording.updates = engine.updates();
+    each_piece([&](const auto& tensor, const auto& piece, const auto& group) {
+      CopyPiece(tensor, piece, group.main_weight(), recording.weights);
+      CopyPiece(tensor, piece, group.exp_avg(), recording.exp_avg);
+      CopyPiece(tensor, piece, group.exp_avg_sq(), recording.exp_avg_sq);
+    });
+    return absl::OkStatus();
+  };
+  const absl::Status status = RunLocalRanks(
+      {.spec = args.spec, .ranks = args.ranks, .shared_memory = args.shared_memory, .body = body});
+  EXPECT_TRUE(status.ok()) << status;
+  return recording;
+}
+
+std::string FirstDifference(const Recording& a, const Recording& b) {
+  if (a.steps.size() != b.steps.size()) {
+    return "another number of steps";
+  }
+  for (size_t i = 0; i < a.steps.size(); ++i) {
+    if (std::bit_cast<uint32_t>(a.steps[i].loss) != std::bit_cast<uint32_t>(b.steps[i].loss)) {
+      return absl::StrCat("loss of step ", i, ": ", a.steps[i].loss, " and ", b.steps[i].loss);
+    }
+    if (std::bit_cast<uint64_t>(a.steps[i].grad_norm) !=
+        std::bit_cast<uint64_t>(b.steps[i].grad_norm)) {
+      return absl::StrCat(
+          "grad_norm of step ", i, ": ", a.steps[i].grad_norm, " and ", b.steps[i].grad_norm);
+    }
+  }
+  for (const std::string& difference : {CompareTensors("weight", a.weights, b.weights),
+                                        CompareTensors("exp_avg", a.exp_avg, b.exp_avg),
+                                        CompareTensors("exp_avg_sq", a.exp_avg_sq, b.exp_avg_sq)}) {
+    if (!difference.empty()) {
+      return difference;
+    }
+  }
+  return a.updates == b.updates ? "" : "another number of updates";
+}
+
+}  // namespace ravel::trainer

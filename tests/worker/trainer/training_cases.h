@@ -1,0 +1,46 @@
+#pragma once
+
+// The jobs of golden/make_golden.py and a recorder of everything a run of local ranks produces.
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "common/plan/job_spec.h"
+#include "worker/trainer/local_ranks.h"
+
+namespace ravel::trainer {
+
+inline constexpr int64_t kGoldenSteps = 50;
+
+// Names: odd_tied, odd_untied, bundled_rope_scaling.
+std::vector<std::string> CaseNames();
+// The job of a case, its token file written below `folder`. V = 8 lanes of one sequence.
+plan::JobSpec CaseJob(const std::string& name, const std::string& folder);
+
+// State and history of a run, joined over ranks: what must not depend on their number.
+struct Recording {
+  std::vector<StepResult> steps;                      // rank 0's
+  std::vector<float> validation;                      // one per evaluation
+  std::map<std::string, std::vector<float>> weights;  // by canonical name, whole tensors
+  std::map<std::string, std::vector<float>> exp_avg;
+  std::map<std::string, std::vector<float>> exp_avg_sq;
+  int64_t updates = 0;
+};
+
+struct RecordArgs {
+  plan::JobSpec spec;
+  int ranks = 1;
+  bool shared_memory = true;
+  int64_t first_step = 0;
+  int64_t last_step = 0;  // one past
+  bool evaluate_every_step = false;
+  const Recording* start = nullptr;  // state to begin with; nullptr: initial weights
+};
+Recording Record(const RecordArgs& args);
+
+// "" when all bits are equal, else what differs first.
+std::string FirstDifference(const Recording& a, const Recording& b);
+
+}  // namespace ravel::trainer

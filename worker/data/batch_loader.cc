@@ -1,0 +1,128 @@
+#include "worker/data/batch_loader.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/check.h"
+
+namespace ravel::data {
+
+BatchLoader::BatchLoader(const plan::JobSpec& spec)
+    : spec_(spec),
+      vocabulary_(spec.model->vocab_size),
+      lane_samples_(DivExact(spec.global_batch, spec.virtual_ranks)),
+      row_(static_cast<size_t>(spec.data.sequence_length + 1)) {}
+
+absl::StatusOr<std::unique_ptr<BatchLoader>> BatchLoader::Open(const plan::JobSpec& spec) {
+  CHECK(spec.model.has_value());
+  std::unique_ptr<BatchLoader> loader(new BatchLoader(spec));
+  RETURN_IF_ERROR(loader->OpenSplit(spec.data.train, "data.train", loader->training_));
+  RETURN_IF_ERROR(loader->OpenSplit(spec.data.validation, "data.validation", loader->validation_));
+  return loader;
+}
+
+absl::Status BatchLoader::OpenSplit(const std::vector<plan::DataSource>& sources,
+                                    const std::string& field,
+                                    Split& split) {
+  split.order.seed = spec_.seed;
+  split.order.global_batch = spec_.global_batch;
+  split.order.lanes = spec_.virtual_ranks;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const plan::DataSource& source = sources[i];
+    auto file = TokenFile::Open(source.path, spec_.data.format);
+    if (!file.ok()) {
+      return Annotate(file.status(), absl::StrCat(field, "[", i, "]"));
+    }
+    const int64_t samples = plan::SampleCount((*file)->tokens(), spec_.data.sequence_length);
+    if (samples < 1) {
+      return absl::InvalidArgumentError(absl::StrCat(field,
+                                                     "[",
+                                                     i,
+                                                     "]: ",
+                                                     source.path,
+                                                     ": expected at least ",
+                                                     spec_.data.sequence_length + 1,
+                                                     " ids (sequenceLength + 1), got ",
+                                                     (*file)->tokens()));
+    }
+    split.order.sources.push_back({.samples = samples, .weight = source.weight});
+    split.paths.push_back(source.path);
+    split.files.push_back(std::move(*file));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BatchLoader::LoadTraining(const LaneArgs& args) {
+  if (training_.cached_batch != args.batch) {
+    training_.samples = plan::SamplesOfStep(training_.order, args.batch);
+    training_.cached_batch = args.batch;
+  }
+  return Load(training_, args);
+}
+
+absl::Status BatchLoader::LoadValidation(const LaneArgs& args) {
+  CHECK(has_validation());
+  if (validation_.cached_batch != args.batch) {
+    validation_.samples = plan::EvaluationSamples(validation_.order, args.batch);
+    validation_.cached_batch = args.batch;
+  }
+  return Load(validation_, args);
+}
+
+absl::Status BatchLoader::Load(Split& split, const LaneArgs& args) {
+  const int64_t length = spec_.data.sequence_length;
+  CHECK(args.lane >= 0 && args.lane < spec_.virtual_ranks);
+  CHECK_EQ(args.ids.elements(), lane_samples_ * length);
+  CHECK_EQ(args.targets.elements(), lane_samples_ * length);
+  CHECK(args.ids.dtype == DType::kI32 && args.targets.dtype == DType::kI32);
+  for (int64_t i = 0; i < lane_samples_; ++i) {
+    const plan::SampleRef& sample =
+        split.samples[static_cast<size_t>(args.lane * lane_samples_ + i)];
+    RETURN_IF_ERROR(ReadSample(split,
+                               sample,
+                               args.ids.As<int32_t>() + i * length,
+                               args.targets.As<int32_t>() + i * length));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BatchLoader::ReadSample(const Split& split,
+                                     const plan::SampleRef& sample,
+                                     int32_t* ids,
+                                     int32_t* targets) {
+  const int64_t length = spec_.data.sequence_length;
+  const auto source = static_cast<size_t>(sample.source);
+  const int64_t begin = sample.index * length;
+  split.files[source]->Read(begin, row_);
+  for (size_t i = 0; i < row_.size(); ++i) {
+    if (row_[i] < 0 || row_[i] >= vocabulary_) {
+      return absl::InvalidArgumentError(absl::StrCat(split.paths[source],
+                                                     ": token ",
+                                                     begin + static_cast<int64_t>(i),
+                                                     " has id ",
+                                                     row_[i],
+                                                     ", expected 0 to ",
+                                                     vocabulary_ - 1,
+                                                     " (vocab_size ",
+                                                     vocabulary_,
+                                                     ")"));
+    }
+  }
+  std::copy(row_.begin(), row_.end() - 1, ids);
+  std::copy(row_.begin() + 1, row_.end(), targets);
+  return absl::OkStatus();
+}
+
+void BatchLoader::PrefetchTraining(int64_t step, int64_t lane) {
+  const int64_t length = spec_.data.sequence_length;
+  const std::vector<plan::SampleRef> samples = plan::SamplesOfStep(training_.order, step);
+  for (int64_t i = 0; i < lane_samples_; ++i) {
+    const plan::SampleRef& sample = samples[static_cast<size_t>(lane * lane_samples_ + i)];
+    training_.files[static_cast<size_t>(sample.source)]->Prefetch(sample.index * length,
+                                                                  length + 1);
+  }
+}
+
+}  // namespace ravel::data

@@ -1,0 +1,70 @@
+#pragma once
+
+// The token ids of each lane's micro-batch, from memory-mapped token files.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/plan/job_spec.h"
+#include "common/plan/sample_order.h"
+#include "common/status.h"
+#include "common/tensor_view.h"
+#include "common/token_file.h"
+
+namespace ravel::data {
+
+// Which samples form which batch is common/plan/sample_order's business; this reads them. Sample i
+// of a source is ids [i * L, i * L + L], L = sequence length: the first L are inputs, the last L
+// targets. Used only from one thread.
+class BatchLoader {
+ public:
+  // Opens all files of the job; the spec is validated and has virtual_ranks. Errors name the file
+  // and what was expected.
+  static absl::StatusOr<std::unique_ptr<BatchLoader>> Open(const plan::JobSpec& spec);
+
+  bool has_validation() const { return !validation_.files.empty(); }
+
+  // A lane's ids and targets, [global_batch / lanes * sequence_length] i32 each. An id outside the
+  // vocabulary is an error that names file, position and id.
+  struct LaneArgs {
+    int64_t batch = 0;  // step (0-based), or evaluation batch
+    int64_t lane = 0;
+    TensorView ids;
+    TensorView targets;
+  };
+  absl::Status LoadTraining(const LaneArgs& args);
+  absl::Status LoadValidation(const LaneArgs& args);
+
+  // Asks the kernel for the pages of a lane of a later step.
+  void PrefetchTraining(int64_t step, int64_t lane);
+
+ private:
+  struct Split {
+    std::vector<std::string> paths;
+    std::vector<std::unique_ptr<TokenFile>> files;
+    plan::SampleOrderSpec order;
+    int64_t cached_batch = -1;
+    std::vector<plan::SampleRef> samples;  // of cached_batch
+  };
+
+  explicit BatchLoader(const plan::JobSpec& spec);
+  absl::Status OpenSplit(const std::vector<plan::DataSource>& sources,
+                         const std::string& field,
+                         Split& split);
+  absl::Status Load(Split& split, const LaneArgs& args);
+  absl::Status ReadSample(const Split& split,
+                          const plan::SampleRef& sample,
+                          int32_t* ids,
+                          int32_t* targets);
+
+  plan::JobSpec spec_;
+  int64_t vocabulary_ = 0;
+  int64_t lane_samples_ = 0;
+  Split training_;
+  Split validation_;
+  std::vector<int32_t> row_;  // sequence_length + 1 ids
+};
+
+}  // namespace ravel::data

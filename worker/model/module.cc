@@ -1,0 +1,52 @@
+#include "worker/model/module.h"
+
+#include "common/check.h"
+#include "kernels/rope.h"
+#include "worker/model/embedding.h"
+#include "worker/model/head.h"
+#include "worker/model/layer.h"
+#include "worker/model/rope_frequencies.h"
+
+namespace ravel::model {
+
+std::vector<std::unique_ptr<Module>> MakeModules(const plan::ModelInventory& inventory,
+                                                 const plan::MicroBatchShape& micro_batch) {
+  std::vector<std::unique_ptr<Module>> modules;
+  for (size_t i = 0; i < inventory.units.size(); ++i) {
+    const int unit = static_cast<int>(i);
+    switch (inventory.units[i].kind) {
+      case plan::UnitKind::kEmbedding:
+        modules.push_back(std::make_unique<EmbeddingModule>(inventory));
+        break;
+      case plan::UnitKind::kLayer:
+        modules.push_back(std::make_unique<LayerModule>(inventory, unit, micro_batch));
+        break;
+      case plan::UnitKind::kHead:
+        modules.push_back(std::make_unique<HeadModule>(inventory, unit));
+        break;
+    }
+  }
+  return modules;
+}
+
+void FillRopeTables(kernels::Stream& stream,
+                    const plan::ModelInventory& inventory,
+                    const std::vector<TensorView>& shared) {
+  std::vector<float> frequencies = InverseFrequencies(inventory.config);
+  kernels::BuildRopeTable(stream,
+                          {.inverse_frequency = VectorView(
+                               frequencies.data(), static_cast<int64_t>(frequencies.size())),
+                           .cosine = shared[ActivationIndex(inventory.shared, "rope_cos")],
+                           .sine = shared[ActivationIndex(inventory.shared, "rope_sin")]});
+}
+
+size_t ActivationIndex(const std::vector<plan::ActivationSpec>& specs, std::string_view name) {
+  for (size_t i = 0; i < specs.size(); ++i) {
+    if (specs[i].name == name) {
+      return i;
+    }
+  }
+  CheckFailed(__FILE__, __LINE__, "activation", "the inventory lacks an activation of the module");
+}
+
+}  // namespace ravel::model

@@ -1,0 +1,71 @@
+#pragma once
+
+// What the engine sees of a model: one module per unit, with its forward and its backward. Modules
+// know no ranks, no buffers of the plan and no order of units: they read and write the views that
+// they are given.
+
+#include <memory>
+#include <vector>
+
+#include "common/plan/model_inventory.h"
+#include "common/tensor_view.h"
+#include "kernels/gemm.h"
+#include "kernels/stream.h"
+
+namespace ravel::model {
+
+// Where one call of a unit finds its memory; each list is in the order of the inventory's.
+struct UnitMemory {
+  std::vector<TensorView> weights;    // UnitSpec::tensors, then UnitSpec::borrowed; full tensors
+  std::vector<TensorView> saved;      // UnitSpec::saved
+  std::vector<TensorView> workspace;  // UnitSpec::workspace
+  std::vector<TensorView> shared;     // ModelInventory::shared
+};
+
+// Where the gradient of a weight goes. The first write of a step's staging memory overwrites
+// whatever is there, NaN included; a later one adds. The two are different types, so that neither
+// can be taken for the other.
+struct FreshGradient {
+  static constexpr kernels::Output kOutput = kernels::Output::kOverwrite;
+  TensorView view;
+};
+struct AccumulatingGradient {
+  static constexpr kernels::Output kOutput = kernels::Output::kAccumulate;
+  TensorView view;
+};
+
+// Used only from the thread of its rank.
+class Module {
+ public:
+  virtual ~Module() = default;
+
+  // Reads `hidden` (the first unit: `ids`) and replaces it; fills `saved`. Of the head: the norm
+  // only, its losses are made by Backward.
+  virtual void Forward(kernels::Stream& stream, const UnitMemory& memory) const = 0;
+
+  // Forward without a backward to come; the head also writes the `loss` of every token.
+  virtual void ForwardOnly(kernels::Stream& stream, const UnitMemory& memory) const = 0;
+
+  // Reads `dhidden` (the head: `targets`) and replaces it; writes a gradient for every weight.
+  // Gradients are of the sum of the token losses. `saved` may be overwritten.
+  virtual void Backward(kernels::Stream& stream,
+                        const UnitMemory& memory,
+                        const std::vector<FreshGradient>& gradients) const = 0;
+  virtual void Backward(kernels::Stream& stream,
+                        const UnitMemory& memory,
+                        const std::vector<AccumulatingGradient>& gradients) const = 0;
+};
+
+// The modules of a Llama, one per unit, in forward order.
+std::vector<std::unique_ptr<Module>> MakeModules(const plan::ModelInventory& inventory,
+                                                 const plan::MicroBatchShape& micro_batch);
+
+// Fills the shared RoPE tables; once, before the first Forward.
+void FillRopeTables(kernels::Stream& stream,
+                    const plan::ModelInventory& inventory,
+                    const std::vector<TensorView>& shared);
+
+// Index of an activation in a list of specs; an unknown name is a bug.
+size_t ActivationIndex(const std::vector<plan::ActivationSpec>& specs, std::string_view name);
+
+}  // namespace ravel::model

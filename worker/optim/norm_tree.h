@@ -1,0 +1,59 @@
+#pragma once
+
+// The sum of squares of every tensor with the same bits for every number of ranks: fp32 sums of
+// rows, added by a binary tree over the row index, fp64. A rank sends only the nodes of the largest
+// aligned subtrees inside the rows it owns.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "common/plan/sharding_plan.h"
+
+namespace ravel::optim {
+
+// Elements that one row sum covers: a matrix row; 256 elements of a vector, or all of a shorter
+// one.
+int64_t StatisticsRowElements(const Shape& shape);
+
+// A node of the tree over a tensor's rows: rows [index * 2^level, (index + 1) * 2^level).
+struct TreeNode {
+  int tensor = 0;
+  int level = 0;
+  int64_t index = 0;
+  int64_t first_row() const { return index << level; }
+  int64_t rows() const { return int64_t{1} << level; }
+  bool operator==(const TreeNode&) const = default;
+};
+
+// Rows [begin, end) as maximal aligned nodes, ascending.
+std::vector<TreeNode> NodesOfRows(int tensor, int64_t begin, int64_t end);
+
+// Which nodes each rank sends, and how all of them add up. Pure; equal on all ranks.
+class NormTree {
+ public:
+  explicit NormTree(const plan::ShardingPlan& plan);
+
+  // Nodes that `rank` sends, in the order of its pieces, group by group.
+  const std::vector<TreeNode>& nodes(int rank) const { return nodes_[static_cast<size_t>(rank)]; }
+  // Most nodes of any rank: the length of everybody's message.
+  int64_t longest() const { return longest_; }
+
+  // Sum of squares per tensor. values[rank][i] belongs to nodes(rank)[i].
+  std::vector<double> Combine(const std::vector<std::span<const double>>& values) const;
+  // The sum over tensors, in the order of their canonical names.
+  double Total(const std::vector<double>& tensor_sums) const;
+
+ private:
+  struct Source {
+    int rank = 0;
+    size_t position = 0;
+    TreeNode node;
+  };
+  std::vector<std::vector<TreeNode>> nodes_;  // by rank
+  std::vector<std::vector<Source>> sources_;  // by tensor, ascending rows
+  std::vector<size_t> by_name_;               // tensors in canonical order
+  int64_t longest_ = 0;
+};
+
+}  // namespace ravel::optim

@@ -1,0 +1,145 @@
+#include "worker/trainer/local_ranks.h"
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "common/mutex.h"
+#include "kernels/gemm.h"
+#include "worker/comm/communicator_factory.h"
+#include "worker/comm/local_communicator.h"
+
+namespace ravel::trainer {
+namespace {
+
+constexpr std::chrono::milliseconds kTcpTimeout = std::chrono::seconds(30);
+
+// Rendezvous of threads: everybody's record, once all are there.
+class RecordBoard {
+ public:
+  explicit RecordBoard(int ranks) : ranks_(static_cast<size_t>(ranks)) {}
+
+  comm::Rendezvous ForRank(int rank) {
+    return [this, rank](std::string_view group,
+                        std::string record) -> absl::StatusOr<std::vector<std::string>> {
+      MutexLock lock(mutex_);
+      std::map<int, std::string>& records = records_[std::string(group)];
+      records[rank] = std::move(record);
+      changed_.NotifyAll();
+      while (records.size() < ranks_ && !closed_) {
+        changed_.Wait(mutex_);
+      }
+      if (records.size() < ranks_) {
+        return absl::AbortedError("another rank has failed");
+      }
+      std::vector<std::string> all;
+      for (const auto& [of_rank, text] : records) {
+        all.push_back(text);
+      }
+      return all;
+    };
+  }
+
+  // Ends all waits.
+  void Close() {
+    MutexLock lock(mutex_);
+    closed_ = true;
+    changed_.NotifyAll();
+  }
+
+ private:
+  const size_t ranks_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::map<std::string, std::map<int, std::string>> records_ ABSL_GUARDED_BY(mutex_);
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+class LocalGroup {
+ public:
+  LocalGroup(const LocalRun& run, const plan::JobSpec& spec, const plan::ShardingPlan& plan)
+      : run_(run), spec_(spec), plan_(plan), board_(run.ranks) {}
+
+  absl::Status Run() {
+    if (run_.shared_memory) {
+      ASSIGN_OR_RETURN(communicators_, comm::CreateLocalGroup(run_.ranks));
+    }
+    std::vector<absl::Status> results(static_cast<size_t>(run_.ranks));
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < run_.ranks; ++rank) {
+      threads.emplace_back([&, rank] { results[static_cast<size_t>(rank)] = RunRank(rank); });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    for (const absl::Status& result : results) {
+      // The others only report that they were released.
+      if (!result.ok() && !absl::IsAborted(result)) {
+        return result;
+      }
+    }
+    for (const absl::Status& result : results) {
+      RETURN_IF_ERROR(result);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status RunRank(int rank) {
+    auto communicator = MakeCommunicator(rank);
+    absl::Status status = communicator.status();
+    if (status.ok()) {
+      status = RunBody(**communicator);
+    }
+    if (!status.ok()) {
+      board_.Close();
+      if (communicator.ok()) {
+        (*communicator)->Abort(std::string(status.message()));
+      }
+    }
+    return status;
+  }
+
+  absl::StatusOr<std::unique_ptr<comm::Communicator>> MakeCommunicator(int rank) {
+    if (run_.shared_memory) {
+      return std::move(communicators_[static_cast<size_t>(rank)]);
+    }
+    return comm::CreateCommunicator({.transport = "gloo",
+                                     .rank = rank,
+                                     .size = run_.ranks,
+                                     .rendezvous = board_.ForRank(rank),
+                                     .host_address = "127.0.0.1",
+                                     .timeout = kTcpTimeout});
+  }
+
+  absl::Status RunBody(comm::Communicator& communicator) {
+    ASSIGN_OR_RETURN(
+        const std::unique_ptr<RankEngine> engine,
+        RankEngine::Create(
+            {.plan = plan_, .spec = spec_, .communicator = communicator, .control = nullptr}));
+    return run_.body(*engine, communicator.rank());
+  }
+
+  const LocalRun& run_;
+  const plan::JobSpec& spec_;
+  const plan::ShardingPlan& plan_;
+  RecordBoard board_;
+  std::vector<std::unique_ptr<comm::Communicator>> communicators_;
+};
+
+}  // namespace
+
+absl::Status RunLocalRanks(const LocalRun& run) {
+  kernels::SetBlasThreads(1);
+  ASSIGN_OR_RETURN(const plan::JobSpec spec, plan::ResolveBatch(run.spec));
+  ASSIGN_OR_RETURN(const plan::ShardingPlan plan,
+                   plan::BuildShardingPlan(
+                       {.spec = spec, .ranks = run.ranks, .shared_memory = run.shared_memory}));
+  return LocalGroup(run, spec, plan).Run();
+}
+
+}  // namespace ravel::trainer

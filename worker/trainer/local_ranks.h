@@ -1,0 +1,24 @@
+#pragma once
+
+// Ranks as threads of one process.
+
+#include <functional>
+#include <vector>
+
+#include "common/plan/sharding_plan.h"
+#include "common/status.h"
+#include "worker/trainer/rank_engine.h"
+
+namespace ravel::trainer {
+
+// Plans the job for `ranks` ranks of one host, starts an engine per rank and runs `body` in each
+// rank's thread. The first error of any rank ends all of them and is returned.
+struct LocalRun {
+  plan::JobSpec spec;  // as a user gave it: resolved here
+  int ranks = 1;
+  bool shared_memory = true;  // false: over loopback TCP, gathers and exchanges by copy
+  std::function<absl::Status(RankEngine& engine, int rank)> body;
+};
+absl::Status RunLocalRanks(const LocalRun& run);
+
+}  // namespace ravel::trainer

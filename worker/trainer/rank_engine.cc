@@ -1,0 +1,187 @@
+#include "worker/trainer/rank_engine.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/check.h"
+#include "kernels/philox.h"
+#include "worker/optim/lr_schedule.h"
+
+namespace ravel::trainer {
+namespace {
+
+plan::Phase PhaseOfTurn(const plan::LaneMap& lanes, int64_t turn) {
+  if (lanes.turns() == 1) {
+    return plan::Phase::kOnly;
+  }
+  if (turn == 0) {
+    return plan::Phase::kFirst;
+  }
+  return turn + 1 == lanes.turns() ? plan::Phase::kLast : plan::Phase::kMiddle;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RankEngine>> RankEngine::Create(Args args) {
+  std::unique_ptr<RankEngine> engine(new RankEngine(std::move(args)));
+  RETURN_IF_ERROR(engine->SetUp());
+  return engine;
+}
+
+absl::Status RankEngine::SetUp() {
+  const plan::ShardingPlan& plan = args_.plan;
+  comm::Communicator& communicator = args_.communicator;
+  if (plan.ranks != communicator.size()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("plan is for ", plan.ranks, " ranks, the group has ", communicator.size()));
+  }
+  if (plan.options.gather_in_place && !communicator.shared_memory()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "plan gathers in place, which transport ", communicator.transport(), " cannot"));
+  }
+  if (plan.lanes.lanes != args_.spec.virtual_ranks || plan.lanes.ranks != plan.ranks ||
+      plan.micro_batch.sequences * plan.lanes.lanes != args_.spec.global_batch ||
+      plan.micro_batch.sequence_tokens != args_.spec.data.sequence_length) {
+    return absl::FailedPreconditionError("plan and job disagree about lanes or micro-batch");
+  }
+  ASSIGN_OR_RETURN(loader_, data::BatchLoader::Open(args_.spec));
+  arena_ = {.private_bytes = plan.memory.private_bytes,
+            .symmetric_bytes = plan.memory.symmetric_bytes,
+            .common_bytes = plan.memory.common_bytes};
+  RETURN_IF_ERROR(communicator.AllocateArena(arena_));
+  buffers_ = std::make_unique<shard::ArenaBuffers>(plan, communicator);
+  for (size_t unit = 0; unit < plan.inventory.units.size(); ++unit) {
+    groups_.emplace_back(plan, *buffers_, static_cast<int>(unit), communicator.rank());
+  }
+  modules_ = model::MakeModules(plan.inventory, plan.micro_batch);
+  optimizer_ =
+      std::make_unique<optim::ShardedAdamW>(optim::ShardedAdamW::Args{.plan = plan,
+                                                                      .spec = args_.spec,
+                                                                      .communicator = communicator,
+                                                                      .stream = stream_,
+                                                                      .groups = groups_,
+                                                                      .control = args_.control});
+  executor_ =
+      std::make_unique<shard::UnitExecutor>(shard::UnitExecutor::Args{.plan = plan,
+                                                                      .communicator = communicator,
+                                                                      .stream = stream_,
+                                                                      .buffers = *buffers_,
+                                                                      .groups = groups_,
+                                                                      .modules = modules_,
+                                                                      .actions = optimizer_.get()});
+  model::FillRopeTables(stream_, plan.inventory, executor_->shared());
+  return absl::OkStatus();
+}
+
+void RankEngine::InitializeWeights() {
+  for (shard::ParameterGroup& group : groups_) {
+    for (const plan::OwnedPiece& piece : group.pieces()) {
+      const plan::TensorSpec& tensor =
+          args_.plan.inventory.tensors[static_cast<size_t>(piece.tensor)];
+      const int64_t elements = piece.end - piece.begin;
+      float* weight = group.main_weight() + piece.shard_offset;
+      switch (tensor.init) {
+        case plan::InitKind::kNormal:
+          kernels::InitNormal(stream_,
+                              {.out = VectorView(weight, elements),
+                               .seed = args_.spec.seed,
+                               .site = tensor.site,
+                               .first_index = piece.begin,
+                               .standard_deviation = static_cast<float>(args_.spec.init_std)});
+          break;
+        case plan::InitKind::kOnes:
+          std::fill(weight, weight + elements, 1.0f);
+          break;
+        case plan::InitKind::kZeros:
+          std::fill(weight, weight + elements, 0.0f);
+          break;
+      }
+    }
+  }
+}
+
+TensorView RankEngine::Shared(std::string_view name) const {
+  return executor_->shared()[model::ActivationIndex(args_.plan.inventory.shared, name)];
+}
+
+void RankEngine::PrefetchStep(int64_t step) {
+  for (int64_t turn = 0; turn < args_.plan.lanes.turns(); ++turn) {
+    if (LaneOf(turn) >= 0) {
+      loader_->PrefetchTraining(step, LaneOf(turn));
+    }
+  }
+}
+
+absl::StatusOr<StepResult> RankEngine::TrainStep(int64_t step) {
+  const plan::LaneMap& lanes = args_.plan.lanes;
+  const TensorView targets = Shared("targets");
+  optimizer_->BeginStep(step, Shared("loss"), targets);
+  for (int64_t turn = 0; turn < lanes.turns(); ++turn) {
+    if (LaneOf(turn) >= 0) {
+      RETURN_IF_ERROR(loader_->LoadTraining(
+          {.batch = step, .lane = LaneOf(turn), .ids = Shared("ids"), .targets = targets}));
+    }
+    if (turn == 0 && step + 1 < args_.spec.steps) {
+      PrefetchStep(step + 1);
+    }
+    RETURN_IF_ERROR(executor_->Run(PhaseOfTurn(lanes, turn), turn));
+    if (turn + 1 < lanes.turns()) {
+      optimizer_->AddLane(turn);
+    }
+  }
+  const optim::StepDecision& decision = optimizer_->decision();
+  return StepResult{.step = step + 1,
+                    .loss = decision.loss,
+                    .grad_norm = decision.grad_norm,
+                    .learning_rate = optimizer_->learning_rate(),
+                    .target_tokens = optimizer_->totals().target_tokens,
+                    .non_finite = optimizer_->totals().non_finite,
+                    .skipped = !decision.apply,
+                    .control = optimizer_->control()};
+}
+
+absl::StatusOr<float> RankEngine::Evaluate() {
+  const plan::LaneMap& lanes = args_.plan.lanes;
+  const auto turns = static_cast<size_t>(lanes.turns());
+  std::vector<double> mine(2 * turns, 0.0);  // loss sums by turn, then token counts
+  for (int64_t batch = 0; batch < args_.spec.evaluation_batches; ++batch) {
+    for (int64_t turn = 0; turn < lanes.turns(); ++turn) {
+      if (LaneOf(turn) >= 0) {
+        RETURN_IF_ERROR(loader_->LoadValidation({.batch = batch,
+                                                 .lane = LaneOf(turn),
+                                                 .ids = Shared("ids"),
+                                                 .targets = Shared("targets")}));
+      }
+      RETURN_IF_ERROR(executor_->Run(plan::Phase::kEval, turn));
+      if (LaneOf(turn) >= 0) {
+        const optim::LaneLoss lane = optim::SumLaneLoss(Shared("loss"), Shared("targets"));
+        mine[static_cast<size_t>(turn)] += lane.sum;
+        mine[turns + static_cast<size_t>(turn)] += static_cast<double>(lane.tokens);
+      }
+    }
+  }
+  std::vector<double> all(mine.size() * static_cast<size_t>(lanes.ranks));
+  RETURN_IF_ERROR(
+      args_.communicator.AllGatherBytes({.op = plan::OpCode::kEndPhase, .unit = -1, .call = 0},
+                                        std::as_bytes(std::span<const double>(mine)),
+                                        std::as_writable_bytes(std::span<double>(all))));
+  std::vector<std::vector<double>> losses;
+  std::vector<std::vector<double>> tokens;
+  for (size_t rank = 0; rank < static_cast<size_t>(lanes.ranks); ++rank) {
+    const double* from = all.data() + rank * mine.size();
+    losses.emplace_back(from, from + turns);
+    tokens.emplace_back(from + turns, from + 2 * turns);
+  }
+  return static_cast<float>(optim::TreeOverLanes(lanes, losses) /
+                            optim::TreeOverLanes(lanes, tokens));
+}
+
+int64_t RankEngine::arena_bytes() const {
+  return arena_.private_bytes + arena_.symmetric_bytes +
+         DivCeil(arena_.common_bytes, args_.plan.ranks);
+}
+
+}  // namespace ravel::trainer

@@ -1,0 +1,84 @@
+#pragma once
+
+// One rank of a training job as a library: everything between a plan and a loss, without processes,
+// sockets or files of state. The trainer process drives it; tests drive several as threads of one
+// process.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "common/plan/sharding_plan.h"
+#include "common/status.h"
+#include "kernels/stream.h"
+#include "worker/comm/communicator.h"
+#include "worker/data/batch_loader.h"
+#include "worker/model/module.h"
+#include "worker/optim/sharded_adamw.h"
+#include "worker/shard/unit_executor.h"
+
+namespace ravel::trainer {
+
+struct StepResult {
+  int64_t step = 0;  // finished steps, this one included
+  float loss = 0;    // before the update
+  double grad_norm = 0;
+  double learning_rate = 0;
+  int64_t target_tokens = 0;
+  int64_t non_finite = 0;
+  bool skipped = false;
+  optim::ControlWord control;  // what all ranks agreed on
+};
+
+// Used only from the thread of its rank; the calls below that say so are collective.
+class RankEngine {
+ public:
+  // Plan, spec (resolved, with model) and communicator outlive the engine.
+  struct Args {
+    const plan::ShardingPlan& plan;
+    const plan::JobSpec& spec;
+    comm::Communicator& communicator;
+    std::function<optim::ControlWord()> control;  // may be empty
+  };
+  // Collective: allocates the arena of the plan, opens the data, checks that plan and communicator
+  // agree.
+  static absl::StatusOr<std::unique_ptr<RankEngine>> Create(Args args);
+
+  // Random weights of the job's seed, the same on any number of ranks; moments are zero.
+  void InitializeWeights();
+
+  // Collective. Step `step` (0-based): every lane forward and backward, the update.
+  absl::StatusOr<StepResult> TrainStep(int64_t step);
+
+  // Collective. Mean loss over the evaluation batches; changes no state.
+  absl::StatusOr<float> Evaluate();
+
+  std::vector<shard::ParameterGroup>& groups() { return groups_; }
+  int64_t updates() const { return optimizer_->updates(); }
+  void set_updates(int64_t updates) { optimizer_->set_updates(updates); }
+  // Bytes of the arena that this rank holds (its share of what ranks have in common), as allocated.
+  int64_t arena_bytes() const;
+  const optim::ShardedAdamW& optimizer() const { return *optimizer_; }
+
+ private:
+  explicit RankEngine(Args args) : args_(std::move(args)) {}
+  absl::Status SetUp();
+  int64_t LaneOf(int64_t turn) const {
+    return args_.plan.lanes.LaneOf(turn, args_.communicator.rank());
+  }
+  TensorView Shared(std::string_view name) const;
+  void PrefetchStep(int64_t step);
+
+  Args args_;
+  comm::ArenaSizes arena_;
+  kernels::CpuStream stream_;
+  std::unique_ptr<data::BatchLoader> loader_;
+  std::unique_ptr<shard::ArenaBuffers> buffers_;
+  std::vector<shard::ParameterGroup> groups_;
+  std::vector<std::unique_ptr<model::Module>> modules_;
+  std::unique_ptr<optim::ShardedAdamW> optimizer_;
+  std::unique_ptr<shard::UnitExecutor> executor_;
+};
+
+}  // namespace ravel::trainer

@@ -96,7 +96,7 @@ class C1:
 
     def run(self, pairs, goal):
         tokens = RANKS * self.shape["sequences"] * self.shape["tokens"]
-        roof = float(output_of(ROOT / "build/bench/fma_roof", RANKS))
+        roof = float(output_of(ROOT / "build/bench/measured_roof", RANKS))
         samples, verified = {"ours": [], "peer": []}, 0.0
         with cluster.Cluster(self.folder / "cluster", RANKS, environment=CAPS, pin_cores=True) as ravel:
             for pair in range(pairs):

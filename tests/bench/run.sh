@@ -15,5 +15,5 @@ if [[ -z ${RAVEL_BIN_DIR:-} ]]; then
 fi
 venv=$(tests/interop/setup.sh | tail -1)
 mkdir -p build/bench
-g++ -std=c++20 -O2 -ffp-contract=off tests/bench/fma_roof.cc -o build/bench/fma_roof -lpthread
+g++ -std=c++20 -O2 -ffp-contract=off -I. tests/bench/measured_roof.cc tests/kernels/cpu/fma_roof.cc -o build/bench/measured_roof -lpthread
 exec "$venv/bin/python" tests/bench/harness.py "$@"

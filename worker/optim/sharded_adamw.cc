@@ -63,14 +63,14 @@ void ShardedAdamW::BeginStep(int64_t step, const TensorView& losses, const Tenso
 }
 
 void ShardedAdamW::AddLane(int64_t turn) {
-  if (args_.plan.lanes.LaneOf(turn, args_.communicator.rank()) >= 0) {
+  if (args_.plan.lanes.LaneOf(turn, args_.rank) >= 0) {
     lane_losses_[static_cast<size_t>(turn)] = SumLaneLoss(losses_, targets_);
   }
 }
 
 void ShardedAdamW::MeasureGradients() {
   non_finite_ = 0;
-  const std::vector<TreeNode>& nodes = tree_.nodes(args_.communicator.rank());
+  const std::vector<TreeNode>& nodes = tree_.nodes(args_.rank);
   size_t next = 0;
   for (shard::ParameterGroup& group : args_.groups) {
     group.JoinCalls(args_.stream);
@@ -110,7 +110,7 @@ int64_t ShardedAdamW::MessageBytes() const {
                               sizeof(double) * (lane_losses_.size() + nodes_.size()));
 }
 
-absl::Status ShardedAdamW::ReduceStatistics() {
+std::vector<std::byte> ShardedAdamW::PackStatistics() {
   AddLane(args_.plan.lanes.turns() - 1);
   MeasureGradients();
   const ControlWord control = args_.control ? args_.control() : ControlWord{};
@@ -128,14 +128,10 @@ absl::Status ShardedAdamW::ReduceStatistics() {
   Append(mine, losses.data(), losses.size());
   Append(mine, nodes_.data(), nodes_.size());
   CHECK_EQ(static_cast<int64_t>(mine.size()), MessageBytes());
-  std::vector<std::byte> all(mine.size() * static_cast<size_t>(args_.plan.ranks));
-  RETURN_IF_ERROR(args_.communicator.AllGatherBytes(
-      {.op = plan::OpCode::kStatsReduce, .unit = -1, .call = 0}, mine, all));
-  Unpack(all);
-  return absl::OkStatus();
+  return mine;
 }
 
-void ShardedAdamW::Unpack(const std::vector<std::byte>& all) {
+void ShardedAdamW::UnpackStatistics(std::span<const std::byte> all) {
   const auto stride = static_cast<size_t>(MessageBytes());
   totals_ = {};
   agreed_ = {};

@@ -3,13 +3,14 @@
 // The optimizer of one rank: statistics of all ranks, the decision, and the fused AdamW update of
 // the owned shards.
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "common/plan/sharding_plan.h"
 #include "kernels/stream.h"
-#include "worker/comm/communicator.h"
 #include "worker/optim/decide_step.h"
 #include "worker/optim/norm_tree.h"
 #include "worker/shard/parameter_group.h"
@@ -34,7 +35,7 @@ class ShardedAdamW final : public shard::StepActions {
   struct Args {
     const plan::ShardingPlan& plan;
     const plan::JobSpec& spec;
-    comm::Communicator& communicator;
+    int rank = 0;
     kernels::Stream& stream;
     std::vector<shard::ParameterGroup>& groups;
     std::function<ControlWord()> control;
@@ -51,7 +52,8 @@ class ShardedAdamW final : public shard::StepActions {
   void BeginStep(int64_t step, const TensorView& losses, const TensorView& targets);
   void AddLane(int64_t turn);
 
-  absl::Status ReduceStatistics() override;
+  std::vector<std::byte> PackStatistics() override;
+  void UnpackStatistics(std::span<const std::byte> all) override;
   void Decide() override;
   void UpdateUnit(int unit) override;
 
@@ -73,7 +75,6 @@ class ShardedAdamW final : public shard::StepActions {
   int64_t MessageBytes() const;
   // Row sums of the owned gradients as tree nodes.
   void MeasureGradients();
-  void Unpack(const std::vector<std::byte>& all);
 
   Args args_;
   NormTree tree_;

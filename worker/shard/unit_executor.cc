@@ -132,7 +132,7 @@ absl::Status UnitExecutor::RunInstruction(const BoundInstruction& bound,
     case OpCode::kReduceScatter:
       return ReduceScatter(instruction, turn);
     case OpCode::kStatsReduce:
-      return args_.actions->ReduceStatistics();
+      return ReduceStatistics(instruction);
     case OpCode::kDecideStep:
       args_.actions->Decide();
       return absl::OkStatus();
@@ -208,6 +208,14 @@ absl::Status UnitExecutor::ReduceScatter(const Instruction& instruction, int64_t
   group.counter(instruction.call).AddTurn(args_.stream, turn, views.pieces);
   RETURN_IF_ERROR(args_.communicator.ReleasePieces(TagOf(instruction)));
   state = StagingState::kIdle;
+  return absl::OkStatus();
+}
+
+absl::Status UnitExecutor::ReduceStatistics(const Instruction& instruction) {
+  const std::vector<std::byte> mine = args_.actions->PackStatistics();
+  std::vector<std::byte> all(mine.size() * static_cast<size_t>(args_.plan.ranks));
+  RETURN_IF_ERROR(args_.communicator.AllGatherBytes(TagOf(instruction), mine, all));
+  args_.actions->UnpackStatistics(all);
   return absl::OkStatus();
 }
 

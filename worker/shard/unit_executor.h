@@ -2,7 +2,9 @@
 
 // Replays the step programs of a plan for one rank.
 
+#include <cstddef>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "common/plan/sharding_plan.h"
@@ -19,8 +21,10 @@ namespace ravel::shard {
 class StepActions {
  public:
   virtual ~StepActions() = default;
-  // kStatsReduce: collective.
-  virtual absl::Status ReduceStatistics() = 0;
+  // kStatsReduce: this rank's message, of equal length on all ranks ...
+  virtual std::vector<std::byte> PackStatistics() = 0;
+  // ... and those of all ranks, one after another.
+  virtual void UnpackStatistics(std::span<const std::byte> all) = 0;
   // kDecideStep, after the former.
   virtual void Decide() = 0;
   // kOptimizerStep, after the former: updates this rank's shard of a unit, or nothing in a skipped
@@ -75,6 +79,7 @@ class UnitExecutor {
   const BoundProgram& ProgramOf(plan::Phase phase) const;
   absl::Status RunInstruction(const BoundInstruction& bound, plan::Phase phase, int64_t turn);
   absl::Status Gather(const plan::Instruction& instruction);
+  absl::Status ReduceStatistics(const plan::Instruction& instruction);
   absl::Status ReduceScatter(const plan::Instruction& instruction, int64_t turn);
   void Compute(const BoundInstruction& bound, plan::Phase phase);
   void Free(int buffer);

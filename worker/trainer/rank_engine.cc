@@ -60,7 +60,7 @@ absl::Status RankEngine::SetUp() {
   optimizer_ =
       std::make_unique<optim::ShardedAdamW>(optim::ShardedAdamW::Args{.plan = plan,
                                                                       .spec = args_.spec,
-                                                                      .communicator = communicator,
+                                                                      .rank = communicator.rank(),
                                                                       .stream = stream_,
                                                                       .groups = groups_,
                                                                       .control = args_.control});

@@ -94,8 +94,8 @@ class ProgramCheck {
       if (at.stream != StreamOf(at.op)) {
         return Fault("K4", i, absl::StrCat("is on stream ", StreamName(at.stream)));
       }
-      if (at.unit >= units) {
-        return Fault("K1", i, "names no unit");
+      if (at.unit < -1 || at.unit >= units) {
+        return absl::FailedPreconditionError(absl::StrCat("K1: instruction ", i, " names no unit"));
       }
       for (const int id : {at.gathered,
                            at.borrowed_gathered,
@@ -108,6 +108,11 @@ class ProgramCheck {
         if (id < -1 || id >= static_cast<int>(plan_.buffers.size())) {
           return Fault("K1", i, absl::StrCat("names no buffer: ", id));
         }
+      }
+      if ((at.op == OpCode::kGather && at.gathered != Find(BufferKind::kGathered, at.unit)) ||
+          (at.op == OpCode::kAllocStaging &&
+           at.staging != Find(BufferKind::kStaging, at.unit, at.call))) {
+        return Fault("K1", i, "does not fill the buffer of its unit");
       }
       const bool eval_op = at.op == OpCode::kGather || at.op == OpCode::kForward ||
                            at.op == OpCode::kFree || at.op == OpCode::kEndPhase;

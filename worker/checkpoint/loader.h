@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/ckpt/manifest.h"
+#include "common/ckpt/safetensors.h"
 #include "common/plan/flat_layout.h"
 #include "common/plan/model_inventory.h"
 #include "common/plan/save_plan.h"
@@ -57,14 +58,23 @@ class StepLoader {
   const std::vector<uint64_t>& digest_sums() const { return digest_sums_; }
   // `sums` of all ranks added; every tensor must equal the manifest's digest64. DataLoss names the
   // tensors.
-  absl::Status CheckDigests(std::span<const uint64_t> sums) const;
+  // Tensors of roles that are not named were not read and are not checked.
+  absl::Status CheckDigests(std::span<const uint64_t> sums,
+                            std::span<const plan::StateRole> roles = kAllRoles) const;
 
   int64_t bytes_read() const { return step_.bytes_read(); }
+
+  static constexpr plan::StateRole kAllRoles[] = {plan::StateRole::kParam,
+                                                  plan::StateRole::kExpAvg,
+                                                  plan::StateRole::kExpAvgSq,
+                                                  plan::StateRole::kStep};
 
  private:
   StepLoader(store::CommittedStep step, const plan::ModelInventory* inventory)
       : step_(std::move(step)), inventory_(inventory) {}
-  absl::StatusOr<int> FindState(plan::StateRole role, int tensor) const;
+  absl::Status CompareInventory() const;
+  // Index into the manifest's tensors.
+  size_t FindState(plan::StateRole role, const plan::TensorSpec& tensor) const;
 
   store::CommittedStep step_;
   const plan::ModelInventory* inventory_;
@@ -99,6 +109,8 @@ class HuggingFaceLoader {
     std::unique_ptr<store::FileReader> reader;
   };
   explicit HuggingFaceLoader(const plan::ModelInventory* inventory) : inventory_(inventory) {}
+  absl::Status OpenFiles();
+  absl::Status MatchInventory(const std::vector<std::vector<ckpt::SafetensorsEntry>>& entries);
 
   const plan::ModelInventory* inventory_;
   std::unique_ptr<store::ObjectStore> store_;

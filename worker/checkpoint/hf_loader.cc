@@ -1,0 +1,223 @@
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <system_error>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+
+#include "common/check.h"
+#include "common/ckpt/safetensors.h"
+#include "common/json.h"
+#include "common/store/file_store.h"
+#include "worker/checkpoint/loader.h"
+
+namespace ravel::checkpoint {
+namespace {
+
+constexpr int64_t kReadBytes = 4 << 20;
+constexpr int64_t kMaxIndexBytes = 64 << 20;
+constexpr size_t kMaxListed = 50;
+constexpr std::string_view kSingleFile = "model.safetensors";
+constexpr std::string_view kIndexFile = "model.safetensors.index.json";
+
+absl::StatusOr<std::vector<ckpt::SafetensorsEntry>> ReadHeader(const store::FileReader& reader) {
+  std::string header(8, '\0');
+  const auto bytes = [&header](size_t from) {
+    return std::as_writable_bytes(std::span(header.data() + from, header.size() - from));
+  };
+  if (reader.size() >= 8) {
+    RETURN_IF_ERROR(reader.ReadAt(0, bytes(0)));
+  }
+  ASSIGN_OR_RETURN(const int64_t json_bytes, ckpt::SafetensorsJsonBytes(header, reader.size()));
+  header.resize(8 + static_cast<size_t>(json_bytes));
+  RETURN_IF_ERROR(reader.ReadAt(8, bytes(8)));
+  ASSIGN_OR_RETURN(ckpt::SafetensorsFile file, ckpt::ParseSafetensorsHeader(header, reader.size()));
+  for (ckpt::SafetensorsEntry& entry : file.entries) {
+    entry.begin += file.header_bytes;
+    entry.end += file.header_bytes;
+  }
+  return std::move(file.entries);
+}
+
+// weight_map of the index: file by tensor.
+absl::StatusOr<std::map<std::string, std::string>> ReadWeightMap(const store::ObjectStore& store) {
+  ASSIGN_OR_RETURN(const std::string text, store::ReadFile(store, kIndexFile, kMaxIndexBytes));
+  absl::StatusOr<json::Value> index = json::Parse(text);
+  RETURN_IF_ERROR(Annotate(index.status(), kIndexFile));
+  const json::Value* weight_map = index->Find("weight_map");
+  if (weight_map == nullptr || !weight_map->is_object() || weight_map->AsObject().empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        std::string(kIndexFile), ": weight_map: expected an object with an entry for each tensor"));
+  }
+  std::map<std::string, std::string> files;
+  for (const json::Member& member : weight_map->AsObject()) {
+    const bool plain = member.value.is_string() &&
+                       absl::EndsWith(member.value.AsString(), ".safetensors") &&
+                       member.value.AsString().find('/') == std::string::npos;
+    if (!plain) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(std::string(kIndexFile),
+                       ": weight_map: ",
+                       member.name,
+                       ": expected the name of a .safetensors file beside it"));
+    }
+    files[member.name] = member.value.AsString();
+  }
+  return files;
+}
+
+bool IsIgnored(const plan::ModelInventory& inventory, const std::string& name) {
+  return absl::EndsWith(name, ".rotary_emb.inv_freq") ||
+         (name == "lm_head.weight" && inventory.config.tie_word_embeddings);
+}
+
+void Convert(DType dtype, std::span<const std::byte> bytes, std::span<float> out) {
+  for (size_t i = 0; i < out.size(); ++i) {
+    uint16_t bits = 0;
+    std::memcpy(&bits, bytes.data() + 2 * i, sizeof(bits));
+    out[i] = dtype == DType::kBF16 ? Bf16ToFloat(bits) : Fp16ToFloat(bits);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<HuggingFaceLoader> HuggingFaceLoader::Open(std::string_view directory,
+                                                          const plan::ModelInventory* inventory) {
+  std::error_code error;
+  const std::filesystem::path root = std::filesystem::absolute(std::string(directory), error);
+  if (error || directory.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("model.from: \"", std::string(directory), "\": expected a directory"));
+  }
+  HuggingFaceLoader loader(inventory);
+  loader.store_ = std::make_unique<store::FileStore>(root.string());
+  RETURN_IF_ERROR(Annotate(loader.OpenFiles(), root.string()));
+  return loader;
+}
+
+absl::Status HuggingFaceLoader::OpenFiles() {
+  std::map<std::string, std::string> weight_map;
+  std::set<std::string> names;
+  ASSIGN_OR_RETURN(const bool sharded, store::Exists(*store_, kIndexFile));
+  if (sharded) {
+    ASSIGN_OR_RETURN(weight_map, ReadWeightMap(*store_));
+    for (const auto& [tensor, file] : weight_map) {
+      names.insert(file);
+    }
+  } else {
+    ASSIGN_OR_RETURN(const bool single, store::Exists(*store_, kSingleFile));
+    if (!single) {
+      return absl::NotFoundError(
+          "neither model.safetensors nor model.safetensors.index.json is there (other weight "
+          "formats are not read)");
+    }
+    names.insert(std::string(kSingleFile));
+  }
+  std::vector<std::vector<ckpt::SafetensorsEntry>> entries;
+  std::map<std::string, std::string> found;
+  for (const std::string& name : names) {
+    ASSIGN_OR_RETURN(std::unique_ptr<store::FileReader> reader, store_->Open(name));
+    absl::StatusOr<std::vector<ckpt::SafetensorsEntry>> header = ReadHeader(*reader);
+    RETURN_IF_ERROR(Annotate(header.status(), name));
+    for (const ckpt::SafetensorsEntry& entry : *header) {
+      if (!found.emplace(entry.key, name).second) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("tensor ", entry.key, " is in ", found[entry.key], " and in ", name));
+      }
+    }
+    entries.push_back(*std::move(header));
+    files_.push_back({name, std::move(reader)});
+  }
+  for (const auto& [tensor, file] : weight_map) {
+    const auto at = found.find(tensor);
+    if (at == found.end() || at->second != file) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(std::string(kIndexFile), ": weight_map: ", tensor, " is not in ", file));
+    }
+  }
+  return MatchInventory(entries);
+}
+
+absl::Status HuggingFaceLoader::MatchInventory(
+    const std::vector<std::vector<ckpt::SafetensorsEntry>>& entries) {
+  std::vector<std::string> differences;
+  std::vector<bool> seen(inventory_->tensors.size(), false);
+  sources_.resize(inventory_->tensors.size());
+  for (size_t file = 0; file < entries.size(); ++file) {
+    for (const ckpt::SafetensorsEntry& entry : entries[file]) {
+      const int tensor = inventory_->FindTensor(entry.key);
+      if (tensor < 0) {
+        if (!IsIgnored(*inventory_, entry.key)) {
+          differences.push_back(absl::StrCat(entry.key, ": not a tensor of the model"));
+        }
+        continue;
+      }
+      const auto index = static_cast<size_t>(tensor);
+      const Shape& expected = inventory_->tensors[index].shape;
+      seen[index] = true;
+      sources_[index] = {static_cast<int>(file), entry.dtype, entry.begin};
+      if (entry.shape != expected) {
+        differences.push_back(absl::StrCat(
+            entry.key, ": shape ", ShapeText(entry.shape), ", expected ", ShapeText(expected)));
+      } else if (entry.dtype != DType::kF32 && entry.dtype != DType::kBF16 &&
+                 entry.dtype != DType::kF16) {
+        differences.push_back(absl::StrCat(entry.key,
+                                           ": dtype ",
+                                           std::string(DTypeName(entry.dtype)),
+                                           ", expected F32, BF16 or F16"));
+      }
+    }
+  }
+  for (size_t i = 0; i < seen.size(); ++i) {
+    if (!seen[i]) {
+      differences.push_back(absl::StrCat(inventory_->tensors[i].name, ": missing"));
+    }
+  }
+  if (differences.empty()) {
+    return absl::OkStatus();
+  }
+  const size_t count = differences.size();
+  if (count > kMaxListed) {
+    differences.resize(kMaxListed);
+    differences.push_back(absl::StrCat("and ", count - kMaxListed, " more"));
+  }
+  return absl::FailedPreconditionError(absl::StrCat("the weights do not fit config.json, ",
+                                                    count,
+                                                    " difference(s): ",
+                                                    absl::StrJoin(differences, "; ")));
+}
+
+absl::Status HuggingFaceLoader::ReadPieces(std::span<const plan::OwnedPiece> pieces,
+                                           std::span<float> shard) {
+  std::vector<std::byte> buffer;
+  for (const plan::OwnedPiece& piece : pieces) {
+    const Source& source = sources_[static_cast<size_t>(piece.tensor)];
+    const File& file = files_[static_cast<size_t>(source.file)];
+    const int64_t element_bytes = DTypeBytes(source.dtype);
+    const std::span<float> out = shard.subspan(static_cast<size_t>(piece.shard_offset),
+                                               static_cast<size_t>(piece.end - piece.begin));
+    const int64_t step = kReadBytes / element_bytes;
+    for (int64_t at = piece.begin; at < piece.end; at += step) {
+      const int64_t elements = std::min(step, piece.end - at);
+      const std::span<float> part =
+          out.subspan(static_cast<size_t>(at - piece.begin), static_cast<size_t>(elements));
+      const bool direct = source.dtype == DType::kF32;
+      buffer.resize(direct ? 0 : static_cast<size_t>(elements * element_bytes));
+      RETURN_IF_ERROR(
+          Annotate(file.reader->ReadAt(source.offset + at * element_bytes,
+                                       direct ? std::as_writable_bytes(part) : std::span(buffer)),
+                   inventory_->tensors[static_cast<size_t>(piece.tensor)].name));
+      bytes_read_ += elements * element_bytes;
+      if (!direct) {
+        Convert(source.dtype, buffer, part);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ravel::checkpoint

@@ -1,0 +1,172 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <set>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
+
+#include "common/check.h"
+#include "common/ckpt/digest.h"
+#include "worker/checkpoint/loader.h"
+
+namespace ravel::checkpoint {
+namespace {
+
+static_assert(static_cast<int>(plan::StateRole::kParam) ==
+              static_cast<int>(ckpt::TensorRole::kParam));
+static_assert(static_cast<int>(plan::StateRole::kExpAvg) ==
+              static_cast<int>(ckpt::TensorRole::kExpAvg));
+static_assert(static_cast<int>(plan::StateRole::kExpAvgSq) ==
+              static_cast<int>(ckpt::TensorRole::kExpAvgSq));
+static_assert(static_cast<int>(plan::StateRole::kStep) ==
+              static_cast<int>(ckpt::TensorRole::kStep));
+
+// Differences beyond this many are counted, not listed.
+constexpr size_t kMaxListed = 50;
+
+}  // namespace
+
+std::string StateKey(std::string_view parameter, plan::StateRole role) {
+  const std::string name(parameter);
+  switch (role) {
+    case plan::StateRole::kParam:
+      return name;
+    case plan::StateRole::kExpAvg:
+      return absl::StrCat("state.", name, ".exp_avg");
+    case plan::StateRole::kExpAvgSq:
+      return absl::StrCat("state.", name, ".exp_avg_sq");
+    case plan::StateRole::kStep:
+      return absl::StrCat("state.", name, ".step");
+  }
+  CheckFailed(__FILE__, __LINE__, "known role", "");
+}
+
+absl::StatusOr<StepLoader> StepLoader::Open(const store::ObjectStore* store,
+                                            std::string_view directory,
+                                            const plan::ModelInventory* inventory) {
+  ASSIGN_OR_RETURN(store::CommittedStep step, store::CommittedStep::Open(store, directory));
+  StepLoader loader(std::move(step), inventory);
+  RETURN_IF_ERROR(Annotate(loader.CompareInventory(), store->Locate(directory)));
+  loader.digest_sums_.assign(loader.manifest().tensors.size(), 0);
+  return loader;
+}
+
+absl::Status StepLoader::CompareInventory() const {
+  std::vector<std::string> differences;
+  std::set<std::string> known;
+  for (const plan::TensorSpec& tensor : inventory_->tensors) {
+    for (const plan::StateRole role : kAllRoles) {
+      const std::string key = StateKey(tensor.name, role);
+      const Shape expected = role == plan::StateRole::kStep ? Shape{} : tensor.shape;
+      const ckpt::TensorRecord* found = manifest().FindTensor(key);
+      known.insert(key);
+      if (found == nullptr) {
+        differences.push_back(absl::StrCat(key, ": missing"));
+      } else if (found->shape != expected) {
+        differences.push_back(absl::StrCat(
+            key, ": shape ", ShapeText(found->shape), ", the job has ", ShapeText(expected)));
+      } else if (found->stored_dtype != DType::kF32 ||
+                 found->role != static_cast<ckpt::TensorRole>(role)) {
+        differences.push_back(absl::StrCat(
+            key, ": stored as ", std::string(DTypeName(found->stored_dtype)), ", the job has F32"));
+      }
+    }
+  }
+  for (const ckpt::TensorRecord& tensor : manifest().tensors) {
+    if (!known.contains(tensor.name)) {
+      differences.push_back(absl::StrCat(tensor.name, ": not a tensor of the job's model"));
+    }
+  }
+  if (differences.empty()) {
+    return absl::OkStatus();
+  }
+  const size_t count = differences.size();
+  if (count > kMaxListed) {
+    differences.resize(kMaxListed);
+    differences.push_back(absl::StrCat("and ", count - kMaxListed, " more"));
+  }
+  return absl::FailedPreconditionError(absl::StrCat("the checkpoint is of another model, ",
+                                                    count,
+                                                    " difference(s): ",
+                                                    absl::StrJoin(differences, "; ")));
+}
+
+size_t StepLoader::FindState(plan::StateRole role, const plan::TensorSpec& tensor) const {
+  const ckpt::TensorRecord* found = manifest().FindTensor(StateKey(tensor.name, role));
+  CHECK(found != nullptr);  // Open has compared the inventory
+  return static_cast<size_t>(found - manifest().tensors.data());
+}
+
+absl::StatusOr<std::string> StepLoader::Blob(std::string_view name) const {
+  const ckpt::Blob* blob = manifest().FindBlob(name);
+  if (blob == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("step ", step(), " has no blob \"", std::string(name), "\""));
+  }
+  return blob->content;
+}
+
+absl::StatusOr<int64_t> StepLoader::ReadOptimizerStep(DigestShare share) {
+  float first = -1;
+  for (const plan::TensorSpec& tensor : inventory_->tensors) {
+    const size_t index = FindState(plan::StateRole::kStep, tensor);
+    const ckpt::TensorRecord& record = manifest().tensors[index];
+    float value = 0;
+    const std::span<std::byte> bytes = std::as_writable_bytes(std::span(&value, 1));
+    RETURN_IF_ERROR(step_.ReadElements(record, 0, 1, bytes));
+    if (share == DigestShare::kOwner) {
+      digest_sums_[index] += ckpt::DigestRange(record.stored_dtype, bytes, 0);
+    }
+    first = first < 0 ? value : first;
+    if (value != first || value < 0 || value != std::floor(value)) {
+      return absl::DataLossError(absl::StrCat(
+          record.name, ": is ", value, ", expected ", first, " as in the other parameters"));
+    }
+  }
+  return static_cast<int64_t>(std::max(first, 0.0f));
+}
+
+absl::Status StepLoader::ReadPieces(plan::StateRole role,
+                                    std::span<const plan::OwnedPiece> pieces,
+                                    std::span<float> shard,
+                                    DigestShare share) {
+  for (const plan::OwnedPiece& piece : pieces) {
+    const int64_t elements = piece.end - piece.begin;
+    CHECK(piece.shard_offset >= 0 && elements >= 0 &&
+          piece.shard_offset + elements <= static_cast<int64_t>(shard.size()));
+    const size_t index = FindState(role, inventory_->tensors[static_cast<size_t>(piece.tensor)]);
+    const ckpt::TensorRecord& record = manifest().tensors[index];
+    const std::span<std::byte> out = std::as_writable_bytes(
+        shard.subspan(static_cast<size_t>(piece.shard_offset), static_cast<size_t>(elements)));
+    RETURN_IF_ERROR(step_.ReadElements(record, piece.begin, piece.end, out));
+    if (share == DigestShare::kOwner) {
+      digest_sums_[index] +=
+          ckpt::DigestRange(record.stored_dtype, out, static_cast<uint64_t>(piece.begin));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepLoader::CheckDigests(std::span<const uint64_t> sums,
+                                      std::span<const plan::StateRole> roles) const {
+  CHECK_EQ(sums.size(), manifest().tensors.size());
+  std::vector<std::string> wrong;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const ckpt::TensorRecord& tensor = manifest().tensors[i];
+    const auto role = static_cast<plan::StateRole>(tensor.role);
+    const bool read = std::find(roles.begin(), roles.end(), role) != roles.end();
+    if (read && sums[i] != tensor.digest64 && wrong.size() < kMaxListed) {
+      wrong.push_back(absl::StrFormat(
+          "%s: digest64 %016x, the manifest says %016x", tensor.name, sums[i], tensor.digest64));
+    }
+  }
+  return wrong.empty() ? absl::OkStatus()
+                       : absl::DataLossError(absl::StrCat("step ",
+                                                          step(),
+                                                          ": what was read is not what was saved: ",
+                                                          absl::StrJoin(wrong, "; ")));
+}
+
+}  // namespace ravel::checkpoint

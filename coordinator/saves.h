@@ -67,8 +67,8 @@ enum class SettledState {
 };
 struct SettleResult {
   SettledState state = SettledState::kIncomplete;
-  std::optional<CommittedStepInfo> committed;
-  std::string reason;  // of kIncomplete
+  std::optional<CommittedStepInfo> committed = {};  // of kCommitted
+  std::string reason = {};                          // of the others
 };
 // Finishes the attempt of `context.key` if its seals/ are complete or its COMMIT is there. `plan`
 // is the one it was made with.

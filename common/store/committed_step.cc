@@ -25,10 +25,6 @@ std::string_view LastPart(std::string_view path) {
 absl::StatusOr<ckpt::CommitRecord> ReadCommit(const ObjectStore& store,
                                               std::string_view directory) {
   const std::string where = store.Locate(directory);
-  if (ckpt::ParseAttemptName(LastPart(directory))) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(where, ": an unfinished save, not a committed step"));
-  }
   const absl::StatusOr<std::string> text =
       ReadFile(store, JoinPath(directory, ckpt::kCommitFile), ckpt::kMaxCommitBytes);
   if (absl::IsNotFound(text.status())) {
@@ -78,6 +74,15 @@ absl::StatusOr<ckpt::Manifest> ReadManifest(const ObjectStore& store,
 
 absl::StatusOr<CommittedStep> CommittedStep::Open(const ObjectStore* store,
                                                   std::string_view directory) {
+  if (ckpt::ParseAttemptName(LastPart(directory))) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(store->Locate(directory), ": an unfinished save, not a committed step"));
+  }
+  return OpenAttempt(store, directory);
+}
+
+absl::StatusOr<CommittedStep> CommittedStep::OpenAttempt(const ObjectStore* store,
+                                                         std::string_view directory) {
   CommittedStep step(store, std::string(directory));
   ASSIGN_OR_RETURN(step.commit_, ReadCommit(*store, directory));
   absl::StatusOr<ckpt::Manifest> manifest = ReadManifest(*store, directory, step.commit_);

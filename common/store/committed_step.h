@@ -28,6 +28,10 @@ class CommittedStep {
   // relative to the store's root.
   static absl::StatusOr<CommittedStep> Open(const ObjectStore* store, std::string_view directory);
 
+  // The same for an attempt's folder: COMMIT is written, but the step not published.
+  static absl::StatusOr<CommittedStep> OpenAttempt(const ObjectStore* store,
+                                                   std::string_view directory);
+
   const ckpt::CommitRecord& commit() const { return commit_; }
   const ckpt::Manifest& manifest() const { return manifest_; }
   const std::string& directory() const { return directory_; }

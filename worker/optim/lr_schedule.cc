@@ -18,7 +18,7 @@ double Progress(int64_t first, int64_t steps, int64_t step) {
          static_cast<double>(std::max<int64_t>(1, steps - first));
 }
 
-double Shape(const plan::ScheduleSpec& schedule, int64_t steps, int64_t step) {
+double ShareOfPeak(const plan::ScheduleSpec& schedule, int64_t steps, int64_t step) {
   const double fall = 1.0 - schedule.min_ratio;
   switch (schedule.kind) {
     case plan::ScheduleKind::kConstant:
@@ -48,7 +48,7 @@ double LearningRate(const plan::OptimizerSpec& optimizer,
     return optimizer.lr *
            (static_cast<double>(step + 1) / static_cast<double>(schedule.warmup_steps));
   }
-  return optimizer.lr * Shape(schedule, steps, step);
+  return optimizer.lr * ShareOfPeak(schedule, steps, step);
 }
 
 }  // namespace ravel::optim

@@ -55,6 +55,15 @@ struct SavePlan {
 // Proves that the chunks of each tensor cover it exactly once; errors name the tensor.
 absl::Status ProveCover(const SavePlan& plan);
 
-absl::StatusOr<SavePlan> BuildSavePlan(const ShardingPlan& plan);
+// Larger rectangles are cut, fuller files are followed by another.
+struct SaveLimits {
+  int64_t chunk_bytes = int64_t{3} << 29;  // 1.5 GiB
+  int64_t file_bytes = int64_t{4} << 30;
+};
+
+// Each rank writes what it owns: model/ has parameters, optim/ moments and steps; the j-th
+// rectangle of a tensor on a writer is in that writer's j-th file. Steps are held by all and go to
+// whoever has least to write.
+absl::StatusOr<SavePlan> BuildSavePlan(const ShardingPlan& plan, const SaveLimits& limits = {});
 
 }  // namespace ravel::plan

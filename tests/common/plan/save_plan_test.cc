@@ -1,0 +1,133 @@
+#include "common/plan/save_plan.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/common/plan/plan_testing.h"
+
+namespace ravel::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+class SavePlanTest : public ::testing::TestWithParam<testing::ModelCase> {};
+
+TEST_P(SavePlanTest, EveryElementIsWrittenOnceByItsOwner) {
+  for (const int64_t ranks : {1, 2, 3, 5, 8}) {
+    const ShardingPlan plan = testing::PlanOf(GetParam().config, ranks, 8, true);
+    const absl::StatusOr<SavePlan> save = BuildSavePlan(plan);
+    ASSERT_TRUE(save.ok()) << save.status();
+    EXPECT_TRUE(ProveCover(*save).ok());
+    EXPECT_EQ(save->tensors.size(), 4 * plan.inventory.tensors.size());
+    std::vector<std::set<int64_t>> written(save->tensors.size());
+    for (const SaveFile& file : save->files) {
+      EXPECT_EQ(file.header_bytes % 4096, 0);
+      int64_t next = file.header_bytes;
+      for (const SaveChunk& chunk : file.chunks) {
+        EXPECT_EQ(chunk.file_offset, next) << "no hole in " << file.path;
+        next += chunk.bytes;
+        const StateTensor& tensor = save->tensors[static_cast<size_t>(chunk.tensor)];
+        EXPECT_EQ(file.path.rfind(tensor.role == StateRole::kParam ? "model/" : "optim/", 0), 0u);
+        if (tensor.role == StateRole::kStep) {
+          continue;
+        }
+        // The bytes that the chunk names in the writer's shard are those of its box.
+        const GroupLayout& group = plan.groups[static_cast<size_t>(chunk.group)];
+        const int parameter = plan.inventory.FindTensor(tensor.of_param);
+        bool found = false;
+        for (const OwnedPiece& piece : OwnedPieces(plan.inventory, group, file.writer)) {
+          if (piece.tensor == parameter) {
+            const int64_t first = piece.begin + chunk.shard_offset - piece.shard_offset;
+            const int64_t count = ElementCount(chunk.box.length);
+            EXPECT_LE(first + count, piece.end);
+            const std::vector<Box> boxes = RangeToBoxes(tensor.shape, first, first + count);
+            ASSERT_EQ(boxes.size(), 1u);
+            EXPECT_EQ(boxes[0], chunk.box);
+            found = true;
+          }
+        }
+        EXPECT_TRUE(found) << tensor.key;
+      }
+      EXPECT_EQ(next, file.size);
+    }
+  }
+}
+
+TEST_P(SavePlanTest, SmallLimitsCutChunksIntoLayers) {
+  const ShardingPlan plan = testing::PlanOf(GetParam().config, 2, 2, true);
+  int64_t largest = 0;
+  for (const TensorSpec& tensor : plan.inventory.tensors) {
+    largest = std::max(largest, ElementCount(tensor.shape) * 4);
+  }
+  const SaveLimits limits = {.chunk_bytes = largest / 4, .file_bytes = largest};
+  const absl::StatusOr<SavePlan> save = BuildSavePlan(plan, limits);
+  ASSERT_TRUE(save.ok()) << save.status();
+  std::map<int, int> model_files;
+  for (const SaveFile& file : save->files) {
+    model_files[file.writer] += file.path.rfind("model/", 0) == 0 ? 1 : 0;
+    EXPECT_LE(file.size - file.header_bytes, limits.file_bytes);
+    for (const SaveChunk& chunk : file.chunks) {
+      EXPECT_LE(chunk.bytes, limits.chunk_bytes);
+    }
+  }
+  EXPECT_GE(model_files[0], 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models,
+                         SavePlanTest,
+                         ::testing::ValuesIn(testing::ModelCases()),
+                         testing::CaseName);
+
+TEST(SavePlan, FileNamesCountWritersAndLayersFromOne) {
+  const ShardingPlan plan = testing::PlanOf(testing::Llama(64, 2, 96, 257), 2, 2, true);
+  const SavePlan save = *BuildSavePlan(plan);
+  std::vector<std::string> paths;
+  for (const SaveFile& file : save.files) {
+    paths.push_back(file.path);
+  }
+  EXPECT_EQ(paths,
+            (std::vector<std::string>{"model/shard-00001-model-00001-of-00001.safetensors",
+                                      "optim/shard-00001-model-00001-of-00001.safetensors",
+                                      "model/shard-00002-model-00001-of-00001.safetensors",
+                                      "optim/shard-00002-model-00001-of-00001.safetensors"}));
+}
+
+TEST(SavePlan, TooManyRectanglesOfATensorAreRefusedByName) {
+  const ShardingPlan plan = testing::PlanOf(testing::Llama(64, 2, 96, 257), 1, 2, true);
+  const absl::StatusOr<SavePlan> save = BuildSavePlan(plan, {.chunk_bytes = 1024});
+  ASSERT_FALSE(save.ok());
+  EXPECT_THAT(std::string(save.status().message()), HasSubstr("model.embed_tokens.weight"));
+}
+
+TEST(ProveCover, NamesTheTensorThatIsNotCoveredOnce) {
+  const ShardingPlan plan = testing::PlanOf(testing::Llama(64, 2, 96, 257), 2, 2, true);
+  const SavePlan good = *BuildSavePlan(plan);
+  ASSERT_TRUE(ProveCover(good).ok());
+  for (size_t f = 0; f < good.files.size(); ++f) {
+    for (size_t c = 0; c < good.files[f].chunks.size(); ++c) {
+      const std::string key = good.tensors[static_cast<size_t>(good.files[f].chunks[c].tensor)].key;
+      SavePlan missing = good;
+      missing.files[f].chunks.erase(missing.files[f].chunks.begin() +
+                                    static_cast<std::ptrdiff_t>(c));
+      EXPECT_THAT(std::string(ProveCover(missing).message()), HasSubstr(key));
+      SavePlan twice = good;
+      twice.files[(f + 2) % 4].chunks.push_back(good.files[f].chunks[c]);
+      EXPECT_FALSE(ProveCover(twice).ok()) << key;
+      SavePlan moved = good;
+      Box& box = moved.files[f].chunks[c].box;
+      if (!box.offset.empty()) {
+        box.offset[0] += 1;
+        EXPECT_THAT(std::string(ProveCover(moved).message()), HasSubstr(key));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ravel::plan

@@ -17,6 +17,8 @@ struct GradientBuffers {
   float* transposed_values;
   float* queries;
   float* output_gradients;
+  float* query_rows;
+  float* output_gradient_rows;
   float* dq;
   float* dk;
   float* dv;
@@ -30,7 +32,9 @@ struct GradientBuffers {
         transposed_values(keys + sizes.plane),
         queries(transposed_values + sizes.plane),
         output_gradients(queries + sizes.plane),
-        dq(output_gradients + sizes.plane),
+        query_rows(output_gradients + sizes.plane),
+        output_gradient_rows(query_rows + sizes.plane),
+        dq(output_gradient_rows + sizes.plane),
         dk(dq + sizes.plane),
         dv(dk + sizes.plane),
         delta(dv + sizes.plane),
@@ -71,11 +75,14 @@ void AttentionBackwardTile(const AttentionBackwardArgs& args,
                            int64_t first_token,
                            int64_t head) {
   const int64_t token = first_token + tile.q;
-  const LeftOperand q = {args.q.Row<float>(token) + head * sizes.head, args.q.row_stride, 1};
-  const LeftOperand dout = {
-      args.dout.Row<float>(token) + head * sizes.head, args.dout.row_stride, 1};
-  TileScores<V>(tile, sizes, q, buffers.transposed_keys, buffers.probabilities);
-  TileScores<V>(tile, sizes, dout, buffers.transposed_values, buffers.score_gradients);
+  const int64_t row = tile.q * sizes.padded_head;
+  TileScores<V>(
+      tile, sizes, buffers.query_rows + row, buffers.transposed_keys, buffers.probabilities);
+  TileScores<V>(tile,
+                sizes,
+                buffers.output_gradient_rows + row,
+                buffers.transposed_values,
+                buffers.score_gradients);
   const float* log_sum_exp = args.log_sum_exp.Row<float>(head) + token;
   for (int64_t i = 0; i < tile.rows; ++i) {
     GradientTileRow<V>(buffers.probabilities + i * kKeyTile,
@@ -130,16 +137,13 @@ void AttentionBackwardHead(const AttentionBackwardArgs& args,
                            const GradientBuffers& buffers,
                            int64_t first_token,
                            int64_t head) {
-  const auto pack = [&](const TensorView& view, float* out) {
-    PackPanels(view.Row<float>(first_token) + head * sizes.head,
-               view.row_stride,
-               sizes.tokens,
-               sizes.padded_tokens,
-               sizes.head,
-               out);
+  const auto pack = [&](const TensorView& view, float* panels, float* rows) {
+    const float* x = view.Row<float>(first_token) + head * sizes.head;
+    PackPanels(x, view.row_stride, sizes.tokens, sizes.padded_tokens, sizes.head, panels);
+    PackRows(x, view.row_stride, sizes.tokens, sizes.head, sizes.padded_head, rows);
   };
-  pack(args.q, buffers.queries);
-  pack(args.dout, buffers.output_gradients);
+  pack(args.q, buffers.queries, buffers.query_rows);
+  pack(args.dout, buffers.output_gradients, buffers.output_gradient_rows);
   DeltaRows<V>(args, sizes, first_token, head, buffers.delta);
   std::fill_n(buffers.dq, sizes.tokens * sizes.padded_head, 0.0f);
   for (int64_t k = 0; k < sizes.tokens; k += kKeyTile) {
@@ -155,7 +159,7 @@ void AttentionBackwardHead(const AttentionBackwardArgs& args,
 template <typename V>
 void AttentionBackwardTiles(const AttentionBackwardArgs& args) {
   const AttentionSizes sizes(args.shape);
-  const GradientBuffers buffers(sizes, args.workspace.As<float>());
+  const GradientBuffers buffers(sizes, AlignedStart(args.workspace));
   const int64_t group = args.shape.query_heads / args.shape.kv_heads;
   for (int64_t token = 0; token < args.q.rows(); token += sizes.tokens) {
     for (int64_t kv = 0; kv < args.shape.kv_heads; ++kv) {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 #include "kernels/attention.h"
 #include "kernels/cpu/tile_gemm.h"
@@ -15,6 +16,7 @@ namespace ravel::kernels::cpu {
 
 inline constexpr int64_t kQueryTile = 48;
 inline constexpr int64_t kKeyTile = 96;
+inline constexpr int64_t kCacheLineElements = 16;
 
 // Sizes that both passes use, and where things lie in the workspace.
 struct AttentionSizes {
@@ -31,13 +33,19 @@ struct AttentionSizes {
         padded_head(RoundUp(shape.head_size, kPanelColumns)),
         plane(padded_tokens * padded_head) {}
 
-  // Eight planes (five packed, three gradients), delta per token, two score tiles, one output tile,
-  // row statistics.
+  // Ten planes (seven packed, three gradients), delta per token, two score tiles, two tiles of
+  // rows, row statistics; and room to start on a cache line.
   int64_t WorkspaceElements() const {
-    return 8 * plane + padded_tokens + 2 * kQueryTile * kKeyTile + kQueryTile * padded_head +
-           3 * kQueryTile;
+    return 10 * plane + padded_tokens + 2 * kQueryTile * kKeyTile + 2 * kQueryTile * padded_head +
+           2 * kQueryTile + kCacheLineElements;
   }
 };
+
+// The first cache line of the workspace. Speed depends on it, results do not.
+inline float* AlignedStart(const TensorView& workspace) {
+  const auto address = reinterpret_cast<uintptr_t>(workspace.data);
+  return workspace.As<float>() + (-address % (kCacheLineElements * sizeof(float))) / sizeof(float);
+}
 
 // A tile of scores: queries [q, q + rows) and keys [k, k + keys) of a sequence, cut at the diagonal
 // of the last query.
@@ -51,26 +59,41 @@ struct ScoreTile {
   int64_t Visible(int64_t i) const { return std::min(keys, q + i - k + 1); }
 };
 
-// c [rows, keys] = a [rows, head] * transposed panels of the keys; only what some row of a strip
-// may see.
+// c [rows, keys] = a [rows, padded_head] * transposed panels of the keys; only what some row of a
+// strip may see.
 template <typename V>
 inline void TileScores(const ScoreTile& tile,
                        const AttentionSizes& sizes,
-                       LeftOperand a,
+                       const float* a,
                        const float* transposed,
                        float* c) {
-  const float* panel = transposed + tile.k * sizes.head;
-  for (int64_t key = 0; key < tile.keys; key += kPanelColumns) {
-    for (int64_t i = 0; i < tile.rows; i += kStripRows) {
-      const int64_t rows = std::min(kStripRows, tile.rows - i);
-      if (tile.Visible(i + rows - 1) > key) {
-        const LeftOperand strip = {a.data + i * a.row_step, a.row_step, a.inner_step};
-        StripTimesPanel<V, Output::kOverwrite>(
-            rows, sizes.head, strip, panel, {c + i * kKeyTile + key, kKeyTile});
+  const int64_t step = kPanelColumns * sizes.head;
+  const int64_t width = kPanelColumns * V::kStripPanels;
+  for (int64_t key = 0; key < tile.keys; key += width) {
+    const float* panel = transposed + (tile.k + key) * sizes.head;
+    for (int64_t i = 0; i < tile.rows; i += V::kStripRows) {
+      const int64_t rows = std::min(V::kStripRows, tile.rows - i);
+      const int64_t visible = std::min(width, tile.Visible(i + rows - 1) - key);
+      if (visible > 0) {
+        StripTimesPanels<V, Output::kOverwrite>(rows,
+                                                sizes.head,
+                                                {a + i * sizes.padded_head, sizes.padded_head, 1},
+                                                {panel, step, DivCeil(visible, kPanelColumns)},
+                                                {c + i * kKeyTile + key, kKeyTile});
       }
     }
-    panel += kPanelColumns * sizes.head;
   }
+}
+
+// The panels of columns [column, ...) of packed rows, from row `row`.
+template <typename V>
+inline Panels ColumnPanels(const AttentionSizes& sizes,
+                           const float* panels,
+                           int64_t row,
+                           int64_t column) {
+  return {panels + column * sizes.padded_tokens + row * kPanelColumns,
+          sizes.padded_tokens * kPanelColumns,
+          std::min(V::kStripPanels, (sizes.padded_head - column) / kPanelColumns)};
 }
 
 // out [rows, padded_head] += probabilities [rows, keys] * panels of the keys' rows.
@@ -80,13 +103,13 @@ inline void TileTimesRows(const ScoreTile& tile,
                           const float* probabilities,
                           const float* panels,
                           float* out) {
-  for (int64_t column = 0; column < sizes.padded_head; column += kPanelColumns) {
-    const float* panel = panels + column * sizes.padded_tokens + tile.k * kPanelColumns;
-    for (int64_t i = 0; i < tile.rows; i += kStripRows) {
-      const int64_t rows = std::min(kStripRows, tile.rows - i);
+  for (int64_t column = 0; column < sizes.padded_head; column += kPanelColumns * V::kStripPanels) {
+    const Panels panel = ColumnPanels<V>(sizes, panels, tile.k, column);
+    for (int64_t i = 0; i < tile.rows; i += V::kStripRows) {
+      const int64_t rows = std::min(V::kStripRows, tile.rows - i);
       const int64_t visible = tile.Visible(i + rows - 1);
       if (visible > 0) {
-        StripTimesPanel<V, Output::kAccumulate>(
+        StripTimesPanels<V, Output::kAccumulate>(
             rows,
             visible,
             {probabilities + i * kKeyTile, kKeyTile, 1},
@@ -104,17 +127,16 @@ inline void TransposedTileTimesRows(const ScoreTile& tile,
                                     const float* scores,
                                     const float* panels,
                                     float* out) {
-  for (int64_t column = 0; column < sizes.padded_head; column += kPanelColumns) {
-    const float* panel = panels + column * sizes.padded_tokens + tile.q * kPanelColumns;
-    for (int64_t key = 0; key < tile.keys; key += kStripRows) {
+  for (int64_t column = 0; column < sizes.padded_head; column += kPanelColumns * V::kStripPanels) {
+    for (int64_t key = 0; key < tile.keys; key += V::kStripRows) {
       // Queries before the strip's first key do not see it.
       const int64_t first = std::max<int64_t>(0, tile.k + key - tile.q);
       if (first < tile.rows) {
-        StripTimesPanel<V, Output::kAccumulate>(
-            std::min(kStripRows, tile.keys - key),
+        StripTimesPanels<V, Output::kAccumulate>(
+            std::min(V::kStripRows, tile.keys - key),
             tile.rows - first,
             {scores + first * kKeyTile + key, 1, kKeyTile},
-            panel + first * kPanelColumns,
+            ColumnPanels<V>(sizes, panels, tile.q + first, column),
             {out + key * sizes.padded_head + column, sizes.padded_head});
       }
     }
@@ -127,45 +149,44 @@ struct OnlineSoftmax {
   float* sum;
 };
 
-// Row of scores -> exponentials against the new running maximum; zero where masked. Returns by what
-// the row's earlier sums shrink.
 template <typename V>
-inline float SoftmaxRow(
-    float* row, int64_t visible, int64_t keys, float scale, float& max, float& sum) {
-  auto max_lanes = V::Set1(max);
+inline float LargestScaled(const float* row, int64_t visible, float scale, float start) {
+  auto max = V::Set1(start);
   const auto factor = V::Set1(scale);
-  const int64_t padded = RoundUp(keys, 8);
-  for (int64_t j = 0; j < visible; j += 8) {
-    auto value = V::Mul(V::Load(row + j), factor);
-    if (visible - j < 8) {
-      value = V::KeepFirst(value, static_cast<int>(visible - j), V::Set1(-INFINITY));
-    }
-    V::Store(row + j, value);
-    max_lanes = V::Max(max_lanes, value);
-  }
-  const float new_max = V::ReduceMax(max_lanes);
-  const auto shift = V::Set1(new_max);
-  auto sum_lanes = V::Zero();
   int64_t j = 0;
-  for (; j < visible; j += 8) {
-    const auto e = Exp<V>(V::Sub(V::Load(row + j), shift), kSoftmaxFloor);
-    V::Store(row + j, e);
-    sum_lanes = V::Add(sum_lanes, e);
+  for (; j + 8 <= visible; j += 8) {
+    max = V::Max(max, V::Mul(V::Load(row + j), factor));
   }
-  for (; j < padded; j += 8) {
-    V::Store(row + j, V::Zero());
+  if (j < visible) {
+    const auto value = V::Mul(V::Load(row + j), factor);
+    max = V::Max(max, V::KeepFirst(value, static_cast<int>(visible - j), V::Set1(-INFINITY)));
   }
-  float shrink = 1.0f;
-  if (new_max != max) {
-    alignas(32) float lane[8];
-    V::Store(lane, Exp<V>(V::Set1(max - new_max)));
-    shrink = lane[0];
-  }
-  sum = sum * shrink + V::ReduceAdd(sum_lanes);
-  max = new_max;
-  return shrink;
+  return V::ReduceMax(max);
 }
 
+// Row of scores -> exponentials against `max`, zero where masked; returns their sum.
+template <typename V>
+inline float ExponentialRow(float* row, int64_t visible, int64_t keys, float scale, float max) {
+  const auto factor = V::Set1(scale);
+  const auto shift = V::Set1(max);
+  auto sum = V::Zero();
+  int64_t j = 0;
+  for (; j < visible; j += 8) {
+    auto e = Exp<V>(V::Sub(V::Mul(V::Load(row + j), factor), shift), kSoftmaxFloor);
+    if (visible - j < 8) {
+      e = V::KeepFirst(e, static_cast<int>(visible - j), V::Zero());
+    }
+    V::Store(row + j, e);
+    sum = V::Add(sum, e);
+  }
+  for (; j < keys; j += 8) {
+    V::Store(row + j, V::Zero());
+  }
+  return V::ReduceAdd(sum);
+}
+
+// Scores -> exponentials against the new running maxima; sums and rows of `out` shrink to match
+// them.
 template <typename V>
 inline void SoftmaxTile(const ScoreTile& tile,
                         const AttentionSizes& sizes,
@@ -173,17 +194,25 @@ inline void SoftmaxTile(const ScoreTile& tile,
                         float* scores,
                         OnlineSoftmax softmax,
                         float* out) {
+  alignas(32) float shrink[kQueryTile] = {};
   for (int64_t i = 0; i < tile.rows; ++i) {
-    float* row = scores + i * kKeyTile;
+    const float before = softmax.max[i];
     const int64_t visible = tile.Visible(i);
-    if (visible <= 0) {
-      std::fill_n(row, RoundUp(tile.keys, 8), 0.0f);
-      continue;
+    if (visible > 0) {
+      softmax.max[i] = LargestScaled<V>(scores + i * kKeyTile, visible, scale, before);
     }
-    const float shrink =
-        SoftmaxRow<V>(row, visible, tile.keys, scale, softmax.max[i], softmax.sum[i]);
-    if (shrink != 1.0f) {
-      const auto factor = V::Set1(shrink);
+    // Equal maxima, infinite ones included, differ by nothing.
+    shrink[i] = softmax.max[i] == before ? 0.0f : before - softmax.max[i];
+  }
+  for (int64_t i = 0; i < tile.rows; i += 8) {
+    V::Store(shrink + i, Exp<V>(V::Load(shrink + i)));
+  }
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    const float sum =
+        ExponentialRow<V>(scores + i * kKeyTile, tile.Visible(i), tile.keys, scale, softmax.max[i]);
+    softmax.sum[i] = softmax.sum[i] * shrink[i] + sum;
+    if (tile.k > 0 && shrink[i] != 1.0f) {
+      const auto factor = V::Set1(shrink[i]);
       for (int64_t j = 0; j < sizes.padded_head; j += 8) {
         float* o = out + i * sizes.padded_head + j;
         V::Store(o, V::Mul(V::Load(o), factor));
@@ -207,18 +236,24 @@ void AttentionForwardTile(const AttentionForwardArgs& args,
                           int64_t q,
                           float* scratch) {
   const int64_t rows = std::min(kQueryTile, sizes.tokens - q);
+  const int64_t token = first_token + q;
   float* scores = scratch;
   float* out = scores + kQueryTile * kKeyTile;
-  const OnlineSoftmax softmax = {out + kQueryTile * sizes.padded_head,
-                                 out + kQueryTile * sizes.padded_head + kQueryTile};
+  float* queries = out + kQueryTile * sizes.padded_head;
+  const OnlineSoftmax softmax = {queries + kQueryTile * sizes.padded_head,
+                                 queries + kQueryTile * sizes.padded_head + kQueryTile};
   std::fill_n(out, rows * sizes.padded_head, 0.0f);
   std::fill_n(softmax.max, rows, -INFINITY);
   std::fill_n(softmax.sum, rows, 0.0f);
-  const int64_t token = first_token + q;
-  const LeftOperand query = {args.q.Row<float>(token) + head * sizes.head, args.q.row_stride, 1};
+  PackRows(args.q.Row<float>(token) + head * sizes.head,
+           args.q.row_stride,
+           rows,
+           sizes.head,
+           sizes.padded_head,
+           queries);
   for (int64_t k = 0; k < q + rows; k += kKeyTile) {
     const ScoreTile tile = {q, rows, k, std::min(kKeyTile, q + rows - k)};
-    TileScores<V>(tile, sizes, query, packed.transposed_keys, scores);
+    TileScores<V>(tile, sizes, queries, packed.transposed_keys, scores);
     SoftmaxTile<V>(tile, sizes, args.shape.scale, scores, softmax, out);
     TileTimesRows<V>(tile, sizes, scores, packed.values, out);
   }
@@ -238,7 +273,7 @@ template <typename V>
 void AttentionForwardTiles(const AttentionForwardArgs& args) {
   const AttentionSizes sizes(args.shape);
   const int64_t group = args.shape.query_heads / args.shape.kv_heads;
-  float* keys = args.workspace.As<float>();
+  float* keys = AlignedStart(args.workspace);
   float* values = keys + sizes.plane;
   for (int64_t token = 0; token < args.q.rows(); token += sizes.tokens) {
     for (int64_t kv = 0; kv < args.shape.kv_heads; ++kv) {

@@ -8,18 +8,41 @@
 namespace ravel::kernels::cpu {
 
 bool RunsHere(SimdPath path) {
-  return path == SimdPath::kPortable ||
-         (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"));
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  switch (path) {
+    case SimdPath::kPortable:
+      return true;
+    case SimdPath::kAvx2:
+      return avx2;
+    case SimdPath::kAvx512:
+      return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+             __builtin_cpu_supports("avx512vl");
+  }
+  return false;
 }
 
 const SimdOps& OpsOf(SimdPath path) {
-  return path == SimdPath::kAvx2 ? Avx2Ops() : PortableOps();
+  switch (path) {
+    case SimdPath::kPortable:
+      return PortableOps();
+    case SimdPath::kAvx2:
+      return Avx2Ops();
+    case SimdPath::kAvx512:
+      return Avx512Ops();
+  }
+  CHECK_MSG(false, "a SIMD path");
+  return PortableOps();
 }
 
 namespace {
 
 const SimdOps* BestOps() {
-  return &OpsOf(RunsHere(SimdPath::kAvx2) ? SimdPath::kAvx2 : SimdPath::kPortable);
+  for (const SimdPath path : {SimdPath::kAvx512, SimdPath::kAvx2}) {
+    if (RunsHere(path)) {
+      return &OpsOf(path);
+    }
+  }
+  return &PortableOps();
 }
 
 std::atomic<const SimdOps*>& Active() {

@@ -50,7 +50,7 @@ struct SimdOps {
   void (*exp)(const float* x, float* y, int64_t count);
 };
 
-enum class SimdPath { kPortable, kAvx2 };
+enum class SimdPath { kPortable, kAvx2, kAvx512 };
 
 // Whether this machine runs the path, and its table. The AVX2 table may be asked for anywhere, and
 // called where it runs.
@@ -68,5 +68,6 @@ int64_t AttentionWorkspaceElements(const AttentionShape& shape);
 
 const SimdOps& PortableOps();
 const SimdOps& Avx2Ops();
+const SimdOps& Avx512Ops();
 
 }  // namespace ravel::kernels::cpu

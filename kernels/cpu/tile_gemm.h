@@ -14,7 +14,6 @@
 
 namespace ravel::kernels::cpu {
 
-inline constexpr int64_t kStripRows = 6;
 inline constexpr int64_t kPanelColumns = 16;
 
 // Element (i, p) of a left operand is data[i * row_step + p * inner_step].
@@ -29,52 +28,98 @@ struct TileOutput {
   int64_t row_step;
 };
 
-template <typename V, Output kOutput, size_t... kRow>
+// One or two panels, `step` elements apart, that a strip is multiplied with.
+struct Panels {
+  const float* data;
+  int64_t step;
+  int64_t count;
+};
+
+template <typename V, Output kOutput, int kPanels, size_t... kRow>
 inline void StripOfRows(
-    int64_t k, LeftOperand a, const float* panel, TileOutput c, std::index_sequence<kRow...>) {
+    int64_t k, LeftOperand a, const Panels& panels, TileOutput c, std::index_sequence<kRow...>) {
   constexpr size_t kRows = sizeof...(kRow);
-  typename V::F low[kRows];
-  typename V::F high[kRows];
+  typename V::P sum[kRows];
+  typename V::P more[kPanels == 2 ? kRows : 1];
+  const auto row = [](int64_t step, size_t i) { return static_cast<int64_t>(i) * step; };
   if constexpr (kOutput == Output::kAccumulate) {
-    ((low[kRow] = V::Load(c.data + static_cast<int64_t>(kRow) * c.row_step)), ...);
-    ((high[kRow] = V::Load(c.data + static_cast<int64_t>(kRow) * c.row_step + 8)), ...);
+    ((sum[kRow] = V::LoadPanel(c.data + row(c.row_step, kRow))), ...);
   } else {
-    ((low[kRow] = V::Zero()), ...);
-    ((high[kRow] = V::Zero()), ...);
+    ((sum[kRow] = V::ZeroPanel()), ...);
   }
-  const auto step = [&](typename V::F x, size_t row, typename V::F b0, typename V::F b1) {
-    low[row] = V::Fma(x, b0, low[row]);
-    high[row] = V::Fma(x, b1, high[row]);
-  };
+  if constexpr (kPanels == 2 && kOutput == Output::kAccumulate) {
+    ((more[kRow] = V::LoadPanel(c.data + row(c.row_step, kRow) + kPanelColumns)), ...);
+  } else if constexpr (kPanels == 2) {
+    ((more[kRow] = V::ZeroPanel()), ...);
+  }
   const float* column = a.data;
+  const float* panel = panels.data;
   for (int64_t p = 0; p < k; ++p) {
-    const auto b0 = V::Load(panel);
-    const auto b1 = V::Load(panel + 8);
-    (step(V::Set1(column[static_cast<int64_t>(kRow) * a.row_step]), kRow, b0, b1), ...);
+    // Row by row, so that few registers besides the sums are alive.
+    const auto b = V::LoadPanel(panel);
+    if constexpr (kPanels == 2) {
+      const auto next = V::LoadPanel(panel + panels.step);
+      const auto step = [&](size_t i) {
+        const float x = column[row(a.row_step, i)];
+        sum[i] = V::FmaPanel(x, b, sum[i]);
+        more[i] = V::FmaPanel(x, next, more[i]);
+      };
+      (step(kRow), ...);
+    } else {
+      ((sum[kRow] = V::FmaPanel(column[row(a.row_step, kRow)], b, sum[kRow])), ...);
+    }
     panel += kPanelColumns;
     column += a.inner_step;
   }
-  (V::Store(c.data + static_cast<int64_t>(kRow) * c.row_step, low[kRow]), ...);
-  (V::Store(c.data + static_cast<int64_t>(kRow) * c.row_step + 8, high[kRow]), ...);
+  (V::StorePanel(c.data + row(c.row_step, kRow), sum[kRow]), ...);
+  if constexpr (kPanels == 2) {
+    (V::StorePanel(c.data + row(c.row_step, kRow) + kPanelColumns, more[kRow]), ...);
+  }
 }
 
-// One strip of `rows` (1..6) rows times one panel.
+template <typename V, Output kOutput, size_t kRows>
+inline void StripOf(int64_t k, LeftOperand a, const Panels& panels, TileOutput c) {
+  if constexpr (V::kStripPanels == 2) {
+    if (panels.count == 2) {
+      StripOfRows<V, kOutput, 2>(k, a, panels, c, std::make_index_sequence<kRows>());
+      return;
+    }
+  }
+  StripOfRows<V, kOutput, 1>(k, a, panels, c, std::make_index_sequence<kRows>());
+}
+
+// A strip of 1 to V::kStripRows rows times 1 to V::kStripPanels panels.
 template <typename V, Output kOutput>
-inline void StripTimesPanel(
-    int64_t rows, int64_t k, LeftOperand a, const float* panel, TileOutput c) {
-  switch (rows) {
-    case 6:
-      return StripOfRows<V, kOutput>(k, a, panel, c, std::make_index_sequence<6>());
-    case 5:
-      return StripOfRows<V, kOutput>(k, a, panel, c, std::make_index_sequence<5>());
-    case 4:
-      return StripOfRows<V, kOutput>(k, a, panel, c, std::make_index_sequence<4>());
-    case 3:
-      return StripOfRows<V, kOutput>(k, a, panel, c, std::make_index_sequence<3>());
-    case 2:
-      return StripOfRows<V, kOutput>(k, a, panel, c, std::make_index_sequence<2>());
-    default:
-      return StripOfRows<V, kOutput>(k, a, panel, c, std::make_index_sequence<1>());
+inline void StripTimesPanels(
+    int64_t rows, int64_t k, LeftOperand a, const Panels& panels, TileOutput c) {
+  if (rows == V::kStripRows) {
+    StripOf<V, kOutput, V::kStripRows>(k, a, panels, c);
+    return;
+  }
+  for (; rows >= 4; rows -= 4) {
+    StripOf<V, kOutput, 4>(k, a, panels, c);
+    a.data += 4 * a.row_step;
+    c.data += 4 * c.row_step;
+  }
+  for (; rows > 0; --rows) {
+    StripOf<V, kOutput, 1>(k, a, panels, c);
+    a.data += a.row_step;
+    c.data += c.row_step;
+  }
+}
+
+// rows [n, columns] -> rows of `padded_columns`, close together: rows a large power of two apart
+// share cache sets. What lies beyond `columns` is left alone.
+inline void PackRows(const float* x,
+                     int64_t row_step,
+                     int64_t n,
+                     int64_t columns,
+                     int64_t padded_columns,
+                     float* out) {
+  for (int64_t row = 0; row < n; ++row) {
+    std::memcpy(out + row * padded_columns,
+                x + row * row_step,
+                sizeof(float) * static_cast<size_t>(columns));
   }
 }
 

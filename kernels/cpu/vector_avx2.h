@@ -10,8 +10,24 @@
 namespace ravel::kernels::cpu {
 
 struct Avx2Vector {
-  static constexpr int kLanes = 8;
   using F = __m256;
+  struct P {
+    __m256 low;
+    __m256 high;
+  };
+  static constexpr int64_t kStripRows = 6;
+  static constexpr int64_t kStripPanels = 1;
+
+  static P ZeroPanel() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+  static P LoadPanel(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+  static void StorePanel(float* p, P x) {
+    _mm256_storeu_ps(p, x.low);
+    _mm256_storeu_ps(p + 8, x.high);
+  }
+  static P FmaPanel(float a, P b, P c) {
+    const __m256 x = _mm256_set1_ps(a);
+    return {_mm256_fmadd_ps(x, b.low, c.low), _mm256_fmadd_ps(x, b.high, c.high)};
+  }
 
   static F Set1(float x) { return _mm256_set1_ps(x); }
   static F Zero() { return _mm256_setzero_ps(); }

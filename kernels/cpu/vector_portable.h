@@ -19,8 +19,28 @@ struct SomeLanes {
 };
 
 struct PortableVector {
-  static constexpr int kLanes = 8;
   using F = std::array<float, 8>;
+  // Sixteen lanes, one row of a packed panel; and how many of them the registers can accumulate
+  // (cpu/tile_gemm.h).
+  using P = std::array<float, 16>;
+  static constexpr int64_t kStripRows = 6;
+  static constexpr int64_t kStripPanels = 1;
+
+  static P ZeroPanel() { return {}; }
+  static P LoadPanel(const float* p) {
+    P r;
+    std::memcpy(r.data(), p, sizeof(r));
+    return r;
+  }
+  static void StorePanel(float* p, const P& x) { std::memcpy(p, x.data(), sizeof(x)); }
+  // a * b + c.
+  static P FmaPanel(float a, const P& b, const P& c) {
+    P r;
+    for (size_t i = 0; i < 16; ++i) {
+      r[i] = std::fma(a, b[i], c[i]);
+    }
+    return r;
+  }
 
   static F Set1(float x) { return {x, x, x, x, x, x, x, x}; }
   static F Zero() { return Set1(0.0f); }

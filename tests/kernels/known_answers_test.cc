@@ -334,12 +334,24 @@ TEST_P(KnownAnswersTest, ExponentialIsWithinTwoUlpAndSaturates) {
   EXPECT_EQ(result[7], 1.0f);
 }
 
+std::string NameOfPath(const ::testing::TestParamInfo<cpu::SimdPath>& info) {
+  switch (info.param) {
+    case cpu::SimdPath::kPortable:
+      return "Portable";
+    case cpu::SimdPath::kAvx2:
+      return "Avx2";
+    case cpu::SimdPath::kAvx512:
+      return "Avx512";
+  }
+  return "";
+}
+
 INSTANTIATE_TEST_SUITE_P(Path,
                          KnownAnswersTest,
-                         ::testing::Values(cpu::SimdPath::kPortable, cpu::SimdPath::kAvx2),
-                         [](const auto& test) {
-                           return test.param == cpu::SimdPath::kPortable ? "Portable" : "Avx2";
-                         });
+                         ::testing::Values(cpu::SimdPath::kPortable,
+                                           cpu::SimdPath::kAvx2,
+                                           cpu::SimdPath::kAvx512),
+                         NameOfPath);
 
 TEST(PhiloxTest, KnownAnswers) {
   constexpr uint32_t kOnes = 0xFFFFFFFF;

@@ -1,0 +1,195 @@
+#include "worker/daemon/child_process.h"
+
+#include <array>
+#include <cstring>
+#include <string_view>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "worker/child_link.h"
+
+namespace ravel::daemon {
+namespace {
+
+constexpr int kExecFailed = 127;
+// Beyond the descriptors that the child will use, so that moving one never closes another.
+constexpr int kLowestSafeFd = 64;
+
+void CloseAll(std::initializer_list<int> fds) {
+  for (int fd : fds) {
+    if (fd >= 0) {
+      close(fd);
+    }
+  }
+}
+
+// One thread per rank everywhere; a communicator's address comes from the plan alone.
+std::vector<std::string> ChildEnvironment() {
+  static constexpr std::string_view kScrubbed[] = {
+      "NCCL_COMM_ID=", "NCCL_RAS_ADDR=", "OPENBLAS_NUM_THREADS=", "OMP_NUM_THREADS="};
+  std::vector<std::string> environment = {"OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1"};
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    bool scrubbed = false;
+    for (std::string_view name : kScrubbed) {
+      scrubbed = scrubbed || absl::StartsWith(*entry, absl::string_view(name.data(), name.size()));
+    }
+    if (!scrubbed) {
+      environment.emplace_back(*entry);
+    }
+  }
+  return environment;
+}
+
+std::vector<char*> Pointers(const std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (const std::string& text : texts) {
+    pointers.push_back(const_cast<char*>(text.c_str()));  // execve does not write to them
+  }
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+struct ChildEnds {
+  int null = -1;
+  int socket = -1;
+  int out = -1;
+  int err = -1;
+};
+
+// Between fork and exec of a process with threads: async-signal-safe calls only.
+[[noreturn]] void RunChild(const ChildEnds& ends,
+                           pid_t parent,
+                           char* const* arguments,
+                           char* const* environment) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) {
+    _exit(kExecFailed);  // the daemon died in between
+  }
+  struct sigaction plain = {};
+  plain.sa_handler = SIG_DFL;
+  for (int signal_number : {SIGPIPE, SIGTERM, SIGINT, SIGHUP, SIGCHLD}) {
+    sigaction(signal_number, &plain, nullptr);
+  }
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  const rlimit no_core = {0, 0};
+  setrlimit(RLIMIT_CORE, &no_core);
+  dup2(ends.null, STDIN_FILENO);
+  dup2(ends.out, STDOUT_FILENO);
+  dup2(ends.err, STDERR_FILENO);
+  dup2(ends.socket, kTrainerSocketFd);
+  syscall(SYS_close_range, kTrainerSocketFd + 1, ~0U, 0);
+  execve(arguments[0], arguments, environment);
+  const char* why = strerrordesc_np(errno);
+  for (const char* text :
+       {"cannot execute ", const_cast<const char*>(arguments[0]), ": ", why, "\n"}) {
+    if (text != nullptr && write(STDERR_FILENO, text, strlen(text)) < 0) {
+      break;
+    }
+  }
+  _exit(kExecFailed);
+}
+
+absl::Status MoveUp(int& fd) {
+  const int moved = fcntl(fd, F_DUPFD_CLOEXEC, kLowestSafeFd);
+  if (moved < 0) {
+    return ErrnoStatus(errno, "descriptors for a trainer");
+  }
+  close(fd);
+  fd = moved;
+  return absl::OkStatus();
+}
+
+absl::Status OpenEnds(ChildProcess& ours, ChildEnds& theirs) {
+  int pair[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) {
+    return ErrnoStatus(errno, "socketpair for a trainer");
+  }
+  ours.socket = pair[0];
+  theirs.socket = pair[1];
+  if (pipe2(pair, O_CLOEXEC) != 0) {
+    return ErrnoStatus(errno, "pipe for a trainer");
+  }
+  ours.out = pair[0];
+  theirs.out = pair[1];
+  if (pipe2(pair, O_CLOEXEC) != 0) {
+    return ErrnoStatus(errno, "pipe for a trainer");
+  }
+  ours.err = pair[0];
+  theirs.err = pair[1];
+  theirs.null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (theirs.null < 0) {
+    return ErrnoStatus(errno, "/dev/null");
+  }
+  for (int* fd : {&theirs.null, &theirs.socket, &theirs.out, &theirs.err}) {
+    RETURN_IF_ERROR(MoveUp(*fd));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ChildProcess> StartChild(const std::vector<std::string>& arguments) {
+  const std::vector<std::string> environment = ChildEnvironment();
+  const std::vector<char*> argument_pointers = Pointers(arguments);
+  const std::vector<char*> environment_pointers = Pointers(environment);
+  ChildProcess child;
+  ChildEnds ends;
+  absl::Status opened = OpenEnds(child, ends);
+  if (opened.ok()) {
+    const pid_t parent = getpid();
+    child.pid = fork();
+    if (child.pid == 0) {
+      RunChild(ends, parent, argument_pointers.data(), environment_pointers.data());
+    }
+    if (child.pid < 0) {
+      opened = ErrnoStatus(errno, "fork for a trainer");
+    }
+  }
+  if (opened.ok()) {
+    child.pidfd = static_cast<int>(syscall(SYS_pidfd_open, child.pid, 0));
+    if (child.pidfd < 0) {
+      opened = ErrnoStatus(errno, "pidfd of a trainer");
+      kill(child.pid, SIGKILL);
+      waitpid(child.pid, nullptr, 0);
+    }
+  }
+  CloseAll({ends.null, ends.socket, ends.out, ends.err});
+  if (!opened.ok()) {
+    CloseAll({child.socket, child.out, child.err});
+    return opened;
+  }
+  return child;
+}
+
+absl::StatusOr<ExitStatus> ReapChild(const ChildProcess& child) {
+  int status = 0;
+  const pid_t reaped = waitpid(child.pid, &status, WNOHANG);
+  if (reaped == 0) {
+    return absl::FailedPreconditionError(absl::StrCat("process ", child.pid, " still runs"));
+  }
+  if (reaped < 0) {
+    return ErrnoStatus(errno, absl::StrCat("waiting for process ", child.pid));
+  }
+  if (WIFSIGNALED(status)) {
+    return ExitStatus{.exit_code = -1, .signal = WTERMSIG(status)};
+  }
+  return ExitStatus{.exit_code = WEXITSTATUS(status), .signal = 0};
+}
+
+void KillChild(const ChildProcess& child) {
+  syscall(SYS_pidfd_send_signal, child.pidfd, SIGKILL, nullptr, 0);
+}
+
+}  // namespace ravel::daemon

@@ -1,0 +1,333 @@
+#include "worker/daemon/daemon.h"
+
+#include <algorithm>
+#include <csignal>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include "common/clock.h"
+#include "common/crypto.h"
+#include "common/logging.h"
+
+namespace ravel::daemon {
+namespace {
+
+namespace asio = boost::asio;
+using std::chrono::milliseconds;
+
+constexpr int64_t kProtocol = 1;
+constexpr size_t kMaxPlans = 4;
+constexpr size_t kMaxSeals = 4096;
+constexpr milliseconds kStopGrace{2000};
+constexpr milliseconds kFlushLimit{1000};
+
+void FillIdentity(const TrainerIdentity& identity, auto& message) {
+  message.set_job_uid(identity.job_uid);
+  message.set_epoch(identity.epoch);
+  message.set_attempt(identity.attempt);
+  message.set_rank(identity.rank);
+}
+
+}  // namespace
+
+struct Daemon::Loop {
+  asio::io_context context{1};
+  asio::executor_work_guard<asio::io_context::executor_type> work = asio::make_work_guard(context);
+  asio::signal_set signals{context};
+  asio::steady_timer stop_limit{context};
+};
+
+Daemon::Daemon(DaemonOptions options)
+    : options_(std::move(options)), incarnation_(RandomHex(16)), loop_(std::make_unique<Loop>()) {
+  fleet_ = std::make_unique<FleetClient>(loop_->context, options_.coordinator, FleetCallbacks());
+  supervisor_ = std::make_unique<Supervisor>(
+      loop_->context,
+      SupervisorOptions{.trainer_program = options_.trainer_program, .work_dir = options_.work_dir},
+      TrainerCallbacks());
+}
+
+Daemon::~Daemon() {
+  // Trainers and stream before the loop that their handlers hold on to.
+  supervisor_.reset();
+  fleet_.reset();
+}
+
+int Daemon::Run() {
+  boost::system::error_code ignored;
+  loop_->signals.add(SIGTERM, ignored);
+  loop_->signals.add(SIGINT, ignored);
+  loop_->signals.async_wait([this](boost::system::error_code error, int signal_number) {
+    if (!error) {
+      BeginStop(signal_number == SIGTERM ? "SIGTERM" : "SIGINT");
+    }
+  });
+  fleet_->Start();
+  loop_->context.run();
+  return exit_code_;
+}
+
+void Daemon::Stop(const std::string& reason) {
+  asio::post(loop_->context, [this, reason] { BeginStop(reason); });
+}
+
+FleetClient::Callbacks Daemon::FleetCallbacks() {
+  return {.hello = [this] { return MakeHello(); },
+          .beat = [this] { return MakeBeat(); },
+          .welcome = [this](const v1::Welcome& welcome) { OnWelcome(welcome); },
+          .command = [this](const v1::Down& down) { OnCommand(down); },
+          .rejected =
+              [this](const std::string& reason) {
+                log::Error(absl::StrCat("the coordinator refuses this node for good: ", reason));
+                Exit(kExitDoNotRestart);
+              }};
+}
+
+TrainerProcess::Callbacks Daemon::TrainerCallbacks() {
+  return {.frame = [this](const TrainerIdentity& identity,
+                          v1::TrainerUp frame) { OnFrame(identity, std::move(frame)); },
+          .log = [this](const TrainerIdentity& identity,
+                        LogLines lines) { OnLog(identity, std::move(lines)); },
+          .exited = [this](const ExitReport& report) { OnExited(report); }};
+}
+
+// -- what this node says
+
+v1::Hello Daemon::MakeHello() const {
+  v1::Hello hello;
+  hello.set_node_id(options_.node_id);
+  hello.set_incarnation(incarnation_);
+  hello.set_protocol(kProtocol);
+  hello.set_data_address(options_.data_address);
+  hello.set_host_id(options_.facts.host_id);
+  hello.set_cpu_isa(options_.facts.cpu_isa);
+  hello.set_version(options_.version);
+  hello.set_device_message(options_.facts.device_message);
+  for (const DeviceFacts& facts : options_.facts.devices) {
+    v1::Device& device = *hello.add_devices();
+    device.set_kind(facts.kind);
+    device.set_model(facts.model);
+    device.set_memory_bytes(facts.memory_bytes);
+    device.set_uuid(facts.uuid);
+  }
+  std::map<RankKey, v1::HeldTrainer> held;
+  for (const TrainerProcess* trainer : supervisor_->trainers()) {
+    const TrainerIdentity& identity = trainer->identity();
+    v1::HeldTrainer& entry = held[{identity.job_uid, identity.epoch, identity.rank}];
+    FillIdentity(identity, entry);
+    entry.set_step(trainer->progress().step);
+    entry.set_state(trainer->progress().state);
+  }
+  for (const KeptSeal& kept : seals_) {
+    v1::HeldTrainer& entry = held[{kept.identity.job_uid, kept.identity.epoch, kept.identity.rank}];
+    if (entry.state().empty()) {
+      FillIdentity(kept.identity, entry);
+      entry.set_state("exited");
+    }
+    *entry.add_unacknowledged_seals() = kept.seal;
+  }
+  for (auto& [key, entry] : held) {
+    *hello.add_trainers() = std::move(entry);
+  }
+  return hello;
+}
+
+std::vector<v1::TrainerBeat> Daemon::MakeBeat() const {
+  std::vector<v1::TrainerBeat> beats;
+  for (const TrainerProcess* trainer : supervisor_->trainers()) {
+    v1::TrainerBeat& beat = beats.emplace_back();
+    beat.set_job_uid(trainer->identity().job_uid);
+    beat.set_rank(trainer->identity().rank);
+    beat.set_epoch(trainer->identity().epoch);
+    *beat.mutable_progress() = trainer->progress().progress;
+  }
+  return beats;
+}
+
+// -- what the coordinator says
+
+void Daemon::OnWelcome(const v1::Welcome& welcome) {
+  supervisor_->SetSilenceLimit(5 * milliseconds(welcome.beat_interval_ms()));
+  for (const v1::HeldTrainer& held : welcome.stop()) {
+    const absl::Status stopped =
+        supervisor_->Stop(held.job_uid(), held.epoch(), "the epoch is over", milliseconds(0));
+    if (!stopped.ok()) {
+      log::Info(stopped.ToString());
+    }
+    std::erase_if(seals_, [&held](const KeptSeal& kept) {
+      return kept.identity.job_uid == held.job_uid() && kept.identity.epoch <= held.epoch();
+    });
+  }
+}
+
+void Daemon::OnCommand(const v1::Down& down) {
+  absl::Status done;
+  switch (down.kind_case()) {
+    case v1::Down::kLaunch:
+      OnLaunch(down.command_id(), down.launch());
+      return;  // answers when the plan is there
+    case v1::Down::kTrainer:
+      done = OnTrainerCommand(down.trainer());
+      break;
+    case v1::Down::kStop:
+      done = supervisor_->Stop(down.stop().job_uid(),
+                               down.stop().epoch(),
+                               down.stop().reason(),
+                               milliseconds(std::max<int64_t>(0, down.stop().grace_ms())));
+      break;
+    default:
+      return;
+  }
+  if (!done.ok()) {
+    log::Warning(absl::StrCat("refused: ", done.message()));
+  }
+  fleet_->SendResult(down.command_id(), done);
+}
+
+void Daemon::OnLaunch(int64_t command_id, const v1::Launch& launch) {
+  const auto known = plans_.find(launch.plan_digest());
+  if (known != plans_.end()) {
+    LaunchWithPlan(command_id, launch, known->second);
+    return;
+  }
+  v1::FetchPlanRequest request;
+  request.set_job_uid(launch.job_uid());
+  request.set_epoch(launch.epoch());
+  request.set_digest(launch.plan_digest());
+  fleet_->FetchPlan(request, [this, command_id, launch](absl::StatusOr<std::string> plan) {
+    if (!plan.ok()) {
+      log::Warning(plan.status().ToString());
+      fleet_->SendResult(command_id, plan.status());
+      return;
+    }
+    if (plans_.size() >= kMaxPlans) {
+      plans_.erase(plans_.begin());
+    }
+    const std::string& kept = plans_[launch.plan_digest()] = *std::move(plan);
+    LaunchWithPlan(command_id, launch, kept);
+  });
+}
+
+void Daemon::LaunchWithPlan(int64_t command_id, const v1::Launch& launch, const std::string& plan) {
+  LaunchOrder order{.job_uid = launch.job_uid(),
+                    .epoch = launch.epoch(),
+                    .attempt = launch.attempt(),
+                    .trainers = {}};
+  for (const v1::StartTrainer& start : launch.trainers()) {
+    v1::StartTrainer& complete = order.trainers.emplace_back(start);
+    complete.set_job_uid(launch.job_uid());
+    complete.set_epoch(launch.epoch());
+    complete.set_attempt(launch.attempt());
+    complete.set_plan(plan);
+    if (complete.host_address().empty()) {
+      complete.set_host_address(options_.data_address);
+    }
+  }
+  absl::Status done = stopping_ ? absl::FailedPreconditionError("this node is going away")
+                                : supervisor_->Launch(order);
+  if (!done.ok()) {
+    log::Warning(absl::StrCat("refused: ", done.message()));
+  }
+  fleet_->SendResult(command_id, done);
+}
+
+absl::Status Daemon::OnTrainerCommand(const v1::TrainerCommand& command) {
+  if (command.frame().has_commit()) {
+    DropSeals(command.job_uid(), command.frame().commit().step());
+  }
+  return supervisor_->Send(command.job_uid(), command.epoch(), command.rank(), command.frame());
+}
+
+// -- what the trainers say
+
+void Daemon::OnFrame(const TrainerIdentity& identity, v1::TrainerUp frame) {
+  if (frame.has_progress()) {
+    return;  // rides on the next beat
+  }
+  if (frame.has_seal()) {
+    KeepSeal(identity, frame.seal());
+  }
+  v1::Up up;
+  FillIdentity(identity, *up.mutable_trainer());
+  *up.mutable_trainer()->mutable_frame() = std::move(frame);
+  fleet_->SendControl(std::move(up));
+}
+
+void Daemon::OnExited(const ExitReport& report) {
+  v1::Up up;
+  v1::TrainerExited& exited = *up.mutable_exited();
+  FillIdentity(report.identity, exited);
+  exited.set_exit_code(report.status.exit_code);
+  exited.set_signal(report.status.signal);
+  exited.set_reason(report.reason);
+  exited.set_message(report.message);
+  exited.set_tail(report.tail);
+  fleet_->SendControl(std::move(up));
+  if (stopping_) {
+    FinishStop();
+  }
+}
+
+void Daemon::OnLog(const TrainerIdentity& identity, LogLines lines) {
+  v1::Up up;
+  v1::LogBatch& batch = *up.mutable_log();
+  batch.set_job_uid(identity.job_uid);
+  batch.set_attempt(identity.attempt);
+  batch.set_rank(identity.rank);
+  batch.set_first_seq(lines.first_seq);
+  batch.set_time_ms(SystemClock::Get().WallMs());
+  for (std::string& line : lines.lines) {
+    batch.add_lines(std::move(line));
+  }
+  fleet_->SendLossy(up);
+}
+
+void Daemon::KeepSeal(const TrainerIdentity& identity, const v1::Seal& seal) {
+  if (seals_.size() >= kMaxSeals) {
+    seals_.erase(seals_.begin());
+  }
+  seals_.push_back({identity, seal});
+}
+
+// Committed or refused: either way the seal has been heard.
+void Daemon::DropSeals(const std::string& job_uid, int64_t up_to_step) {
+  std::erase_if(seals_, [&](const KeptSeal& kept) {
+    return kept.identity.job_uid == job_uid && kept.seal.step() <= up_to_step;
+  });
+}
+
+// -- the end
+
+void Daemon::BeginStop(const std::string& reason) {
+  if (stopping_) {
+    return;
+  }
+  stopping_ = true;
+  log::Info(absl::StrCat("stopping: ", reason));
+  v1::Up up;
+  up.mutable_drain()->set_reason(reason);
+  up.mutable_drain()->set_deadline_ms(SystemClock::Get().WallMs() + kStopGrace.count());
+  fleet_->SendControl(std::move(up));
+  supervisor_->StopAll("this node is going away", kStopGrace);
+  FinishStop();
+}
+
+void Daemon::FinishStop() {
+  if (flushing_ || !supervisor_->trainers().empty()) {
+    return;
+  }
+  flushing_ = true;
+  fleet_->Flush(kFlushLimit, [this] { Exit(kExitClean); });
+}
+
+void Daemon::Exit(int code) {
+  exit_code_ = code;
+  loop_->context.stop();
+}
+
+}  // namespace ravel::daemon

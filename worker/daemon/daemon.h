@@ -1,0 +1,87 @@
+#pragma once
+
+// ravel-worker without its command line: joins supervisor and fleet client.
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "worker/daemon/device_probe.h"
+#include "worker/daemon/fleet_client.h"
+#include "worker/daemon/supervisor.h"
+
+namespace ravel::daemon {
+
+struct DaemonOptions {
+  std::string coordinator;  // host:port
+  std::string node_id;
+  std::string data_address;
+  std::string work_dir;
+  std::string trainer_program;
+  std::string version;
+  NodeFacts facts;
+};
+
+// Exit codes (service.md section 4).
+inline constexpr int kExitClean = 0;
+inline constexpr int kExitRestartMe = 1;
+inline constexpr int kExitUsage = 2;
+inline constexpr int kExitDoNotRestart = 93;
+
+// Used only from the thread that calls Run.
+class Daemon {
+ public:
+  explicit Daemon(DaemonOptions options);
+  ~Daemon();
+
+  // Until SIGTERM, SIGINT, Stop or a coordinator that rejects this node for good; the exit code.
+  int Run();
+  // Thread-safe. Stops the trainers, tells the coordinator, and lets Run return.
+  void Stop(const std::string& reason);
+
+ private:
+  using RankKey = std::tuple<std::string, int64_t, int64_t>;  // job, epoch, rank
+  struct Loop;
+
+  // What must be said of a trainer beyond its own life.
+  struct KeptSeal {
+    TrainerIdentity identity;
+    v1::Seal seal;
+  };
+
+  FleetClient::Callbacks FleetCallbacks();
+  TrainerProcess::Callbacks TrainerCallbacks();
+
+  v1::Hello MakeHello() const;
+  std::vector<v1::TrainerBeat> MakeBeat() const;
+  void OnWelcome(const v1::Welcome& welcome);
+  void OnCommand(const v1::Down& down);
+  void OnLaunch(int64_t command_id, const v1::Launch& launch);
+  void LaunchWithPlan(int64_t command_id, const v1::Launch& launch, const std::string& plan);
+  absl::Status OnTrainerCommand(const v1::TrainerCommand& command);
+  void OnFrame(const TrainerIdentity& identity, v1::TrainerUp frame);
+  void OnExited(const ExitReport& report);
+  void OnLog(const TrainerIdentity& identity, LogLines lines);
+  void KeepSeal(const TrainerIdentity& identity, const v1::Seal& seal);
+  void DropSeals(const std::string& job_uid, int64_t up_to_step);
+  void BeginStop(const std::string& reason);
+  void FinishStop();
+  void Exit(int code);
+
+  const DaemonOptions options_;
+  const std::string incarnation_;
+  std::unique_ptr<Loop> loop_;
+  std::unique_ptr<FleetClient> fleet_;
+  std::unique_ptr<Supervisor> supervisor_;
+  std::map<std::string, std::string> plans_;  // by digest; at most kMaxPlans
+  std::vector<KeptSeal> seals_;
+  bool stopping_ = false;
+  bool flushing_ = false;
+  int exit_code_ = kExitClean;
+};
+
+}  // namespace ravel::daemon

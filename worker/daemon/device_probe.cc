@@ -1,0 +1,155 @@
+#include "worker/daemon/device_probe.h"
+
+#include <array>
+#include <climits>
+#include <fstream>
+#include <sstream>
+
+#include <absl/strings/ascii.h>
+#include <absl/strings/match.h>
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
+#include <dlfcn.h>
+#include <unistd.h>
+
+namespace ravel::daemon {
+namespace {
+
+constexpr char kNvmlName[] = "libnvidia-ml.so.1";
+
+std::string ReadSmallFile(const char* path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// The value of the first line "KEY : VALUE" of a /proc table.
+std::string Field(const std::string& table, absl::string_view key) {
+  for (absl::string_view line : absl::StrSplit(table, '\n')) {
+    const std::pair<absl::string_view, absl::string_view> parts =
+        absl::StrSplit(line, absl::MaxSplits(':', 1));
+    if (absl::StripAsciiWhitespace(parts.first) == key) {
+      return std::string(absl::StripAsciiWhitespace(parts.second));
+    }
+  }
+  return "";
+}
+
+std::string CpuIsa(const std::string& cpuinfo) {
+  const std::string flags = absl::StrCat(" ", Field(cpuinfo, "flags"), " ");
+  if (absl::StrContains(flags, " avx512f ")) {
+    return "avx512";
+  }
+  return absl::StrContains(flags, " avx2 ") && absl::StrContains(flags, " fma ") ? "avx2"
+                                                                                 : "baseline";
+}
+
+int64_t MemoryBytes() {
+  const std::string total = Field(ReadSmallFile("/proc/meminfo"), "MemTotal");
+  int64_t kib = 0;
+  const std::vector<std::string> parts = absl::StrSplit(total, ' ');
+  return absl::SimpleAtoi(parts[0], &kib) ? kib * 1024 : 0;
+}
+
+std::string HostId() {
+  const std::string boot(
+      absl::StripAsciiWhitespace(ReadSmallFile("/proc/sys/kernel/random/boot_id")));
+  std::array<char, PATH_MAX> link = {};
+  const ssize_t length = readlink("/proc/self/ns/pid", link.data(), link.size() - 1);
+  return absl::StrCat(boot, "/", length > 0 ? link.data() : "pid:unknown");
+}
+
+// The part of NVML that is asked, with our own prototypes: no header of it is needed to build.
+struct NvmlMemory {
+  unsigned long long total = 0;
+  unsigned long long free = 0;
+  unsigned long long used = 0;
+};
+struct Nvml {
+  int (*init)() = nullptr;
+  int (*shutdown)() = nullptr;
+  const char* (*error_text)(int) = nullptr;
+  int (*count)(unsigned int*) = nullptr;
+  int (*handle)(unsigned int, void**) = nullptr;
+  int (*name)(void*, char*, unsigned int) = nullptr;
+  int (*uuid)(void*, char*, unsigned int) = nullptr;
+  int (*memory)(void*, NvmlMemory*) = nullptr;
+};
+
+template <typename Function>
+bool Find(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+  return function != nullptr;
+}
+
+bool FindAll(void* library, Nvml& nvml) {
+  return Find(library, "nvmlInit_v2", nvml.init) && Find(library, "nvmlShutdown", nvml.shutdown) &&
+         Find(library, "nvmlErrorString", nvml.error_text) &&
+         Find(library, "nvmlDeviceGetCount_v2", nvml.count) &&
+         Find(library, "nvmlDeviceGetHandleByIndex_v2", nvml.handle) &&
+         Find(library, "nvmlDeviceGetName", nvml.name) &&
+         Find(library, "nvmlDeviceGetUUID", nvml.uuid) &&
+         Find(library, "nvmlDeviceGetMemoryInfo", nvml.memory);
+}
+
+// Adds the GPUs; returns why there is none.
+std::string AskNvml(const Nvml& nvml, std::vector<DeviceFacts>& devices) {
+  if (const int error = nvml.init(); error != 0) {
+    return absl::StrCat("driver does not answer: ", nvml.error_text(error));
+  }
+  unsigned int count = 0;
+  const int error = nvml.count(&count);
+  for (unsigned int i = 0; error == 0 && i < count; ++i) {
+    void* device = nullptr;
+    std::array<char, 96> name = {};
+    std::array<char, 96> uuid = {};
+    NvmlMemory memory;
+    if (nvml.handle(i, &device) == 0 && nvml.name(device, name.data(), name.size()) == 0 &&
+        nvml.uuid(device, uuid.data(), uuid.size()) == 0 && nvml.memory(device, &memory) == 0) {
+      devices.push_back({.kind = "gpu",
+                         .model = name.data(),
+                         .memory_bytes = static_cast<int64_t>(memory.total),
+                         .uuid = uuid.data()});
+    }
+  }
+  nvml.shutdown();
+  if (error != 0) {
+    return absl::StrCat("driver does not count its devices: ", nvml.error_text(error));
+  }
+  return count == 0 ? "driver present, no device" : "";
+}
+
+std::string ProbeGpus(std::vector<DeviceFacts>& devices) {
+  void* library = dlopen(kNvmlName, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    return absl::StrCat("no driver: ", kNvmlName, " not found");
+  }
+  Nvml nvml;
+  std::string message = FindAll(library, nvml)
+                            ? AskNvml(nvml, devices)
+                            : absl::StrCat("driver too old: ", kNvmlName, " lacks a function");
+  dlclose(library);
+  return message;
+}
+
+}  // namespace
+
+NodeFacts ProbeNode(int cpu_devices) {
+  NodeFacts facts;
+  const std::string cpuinfo = ReadSmallFile("/proc/cpuinfo");
+  facts.cpu_isa = CpuIsa(cpuinfo);
+  facts.host_id = HostId();
+  const int64_t memory = MemoryBytes();
+  for (int i = 0; i < cpu_devices; ++i) {
+    facts.devices.push_back({.kind = "cpu",
+                             .model = Field(cpuinfo, "model name"),
+                             .memory_bytes = memory / cpu_devices,
+                             .uuid = absl::StrCat("cpu-", i)});
+  }
+  facts.device_message = ProbeGpus(facts.devices);
+  return facts;
+}
+
+}  // namespace ravel::daemon

@@ -1,0 +1,24 @@
+#pragma once
+
+// What the end of a trainer process means (service.md section 4). Pure.
+
+#include <cstdint>
+#include <string>
+
+namespace ravel::daemon {
+
+// How a child ended, as the kernel tells it: one of the two is set.
+struct ExitStatus {
+  int32_t exit_code = -1;  // -1 when it was ended by a signal
+  int32_t signal = 0;
+};
+
+// "Done" for 0, then "Stopped", "CommError", "DeviceError", "DataError", "NonFinitePersistent",
+// "HostOutOfMemory", "PlanRejected", "StoreUnavailable"; "ProcessCrash" for a signal and for every
+// other code.
+std::string ExitReason(const ExitStatus& status);
+
+// "exit code 13", "signal 9 (Killed)"
+std::string ExitText(const ExitStatus& status);
+
+}  // namespace ravel::daemon

@@ -1,0 +1,321 @@
+#include "worker/daemon/fleet_client.h"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include "common/clock.h"
+#include "common/logging.h"
+
+namespace ravel::daemon {
+namespace {
+
+namespace asio = boost::asio;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kFirstBackoff{200};
+constexpr milliseconds kLastBackoff{5000};
+constexpr milliseconds kLeastSilence{5000};
+constexpr milliseconds kWelcomeDeadline{10000};
+constexpr size_t kMaxUnacknowledgedBytes = size_t{64} << 20;
+constexpr size_t kMaxResults = 1000;
+
+// Between half of and the whole doubled delay, so that a fleet does not return in one moment.
+milliseconds Backoff(int failed_attempts) {
+  const int doublings = std::min(failed_attempts, 10);
+  const milliseconds whole = std::min(kLastBackoff, kFirstBackoff * (1 << doublings));
+  static std::mt19937 random{std::random_device{}()};
+  const std::uniform_int_distribution<int64_t> jitter(whole.count() / 2, whole.count());
+  return milliseconds(std::uniform_int_distribution<int64_t>(jitter.param())(random));
+}
+
+bool IsStepReport(const v1::Up& message) {
+  return message.has_trainer() && message.trainer().frame().has_step();
+}
+
+}  // namespace
+
+struct FleetClient::Timers {
+  explicit Timers(asio::io_context& context) : reconnect(context), beat(context), flush(context) {}
+  asio::steady_timer reconnect;
+  asio::steady_timer beat;
+  asio::steady_timer flush;
+};
+
+FleetClient::FleetClient(asio::io_context& context, std::string address, Callbacks callbacks)
+    : context_(context),
+      address_(std::move(address)),
+      callbacks_(std::move(callbacks)),
+      timers_(std::make_unique<Timers>(context)) {}
+
+FleetClient::~FleetClient() = default;
+
+void FleetClient::Start() {
+  Connect();
+}
+
+void FleetClient::Connect() {
+  const uint64_t number = ++stream_number_;
+  // From threads of gRPC to ours; what belongs to an older stream is ignored there.
+  const auto to_own_thread = [this, number, alive = std::weak_ptr<bool>(alive_)](auto work) {
+    asio::post(context_, [this, number, alive, work = std::move(work)]() mutable {
+      if (!alive.expired() && number == stream_number_) {
+        work();
+      }
+    });
+  };
+  welcomed_ = false;
+  heard_ = steady_clock::now();
+  stream_ = FleetStream::Open(address_,
+                              {.received =
+                                   [this, to_own_thread](v1::Down down) {
+                                     to_own_thread([this, down = std::move(down)]() mutable {
+                                       OnReceived(std::move(down));
+                                     });
+                                   },
+                               .closed =
+                                   [this, to_own_thread](absl::Status status) {
+                                     to_own_thread([this, status] { OnClosed(status); });
+                                   }});
+  v1::Up up;
+  *up.mutable_hello() = callbacks_.hello();
+  up.mutable_hello()->set_cluster_id(cluster_id_);
+  stream_->Send(up, FleetStream::Kind::kControl);
+  BeatLater();  // also judges a coordinator that does not answer
+}
+
+void FleetClient::OnReceived(v1::Down down) {
+  heard_ = steady_clock::now();
+  if (down.term() < term_) {
+    Disconnect(absl::StrCat("a coordinator of term ", down.term(), " spoke, newest is ", term_));
+    return;
+  }
+  if (down.term() > term_) {
+    term_ = down.term();
+    results_.clear();
+  }
+  switch (down.kind_case()) {
+    case v1::Down::kWelcome:
+      OnWelcome(down.welcome());
+      return;
+    case v1::Down::kBeatAck:
+      OnBeatAck(down.beat_ack());
+      return;
+    case v1::Down::kRejected:
+      callbacks_.rejected(down.rejected());
+      return;
+    case v1::Down::kLaunch:
+    case v1::Down::kTrainer:
+    case v1::Down::kStop:
+      if (!AnswerAgain(down.command_id())) {
+        callbacks_.command(down);
+      }
+      return;
+    case v1::Down::KIND_NOT_SET:
+      log::Warning("the coordinator sent a message that this version does not know");
+      return;
+  }
+}
+
+void FleetClient::OnWelcome(const v1::Welcome& welcome) {
+  if (!cluster_id_.empty() && welcome.cluster_id() != cluster_id_) {
+    callbacks_.rejected(absl::StrCat("this node belongs to cluster ",
+                                     cluster_id_,
+                                     ", the coordinator is of cluster ",
+                                     welcome.cluster_id()));
+    return;
+  }
+  cluster_id_ = welcome.cluster_id();
+  beat_interval_ = milliseconds(std::clamp<int64_t>(welcome.beat_interval_ms(), 20, 60000));
+  welcomed_ = true;
+  failed_attempts_ = 0;
+  log::Info(absl::StrCat("connected to the coordinator at ", address_, ", term ", term_));
+  callbacks_.welcome(welcome);
+  for (Unacknowledged& kept : unacknowledged_) {
+    kept.beats_before = beats_sent_;
+    stream_->Send(kept.message, FleetStream::Kind::kControl);
+  }
+  SendBeat();
+}
+
+void FleetClient::OnClosed(const absl::Status& status) {
+  Disconnect(std::string(status.ok() ? "the coordinator ended the stream" : status.message()));
+}
+
+void FleetClient::Disconnect(const std::string& why) {
+  if (welcomed_ || failed_attempts_ == 0) {  // the first failure only: an outage may last for hours
+    log::Warning(absl::StrCat("no coordinator at ", address_, ": ", why));
+  }
+  ++stream_number_;
+  stream_.reset();
+  welcomed_ = false;
+  timers_->beat.cancel();
+  ReconnectLater();
+}
+
+void FleetClient::ReconnectLater() {
+  timers_->reconnect.expires_after(Backoff(failed_attempts_++));
+  timers_->reconnect.async_wait([this](boost::system::error_code error) {
+    if (!error) {
+      Connect();
+    }
+  });
+}
+
+// -- beats
+
+void FleetClient::BeatLater() {
+  timers_->beat.expires_after(beat_interval_);
+  timers_->beat.async_wait([this](boost::system::error_code error) {
+    if (error || stream_ == nullptr) {
+      return;
+    }
+    const auto limit = welcomed_ ? std::max(kLeastSilence, 10 * beat_interval_) : kWelcomeDeadline;
+    if (steady_clock::now() - heard_ > limit) {
+      Disconnect(absl::StrCat("no answer for ", limit.count(), " ms"));
+    } else if (welcomed_) {
+      SendBeat();
+    } else {
+      BeatLater();
+    }
+  });
+}
+
+void FleetClient::SendBeat() {
+  v1::Up up;
+  v1::Beat& beat = *up.mutable_beat();
+  beat.set_seq(++beats_sent_);
+  beat.set_send_time_ms(SystemClock::Get().WallMs());
+  for (v1::TrainerBeat& trainer : callbacks_.beat()) {
+    *beat.add_trainers() = std::move(trainer);
+  }
+  stream_->Send(up, FleetStream::Kind::kControl);
+  BeatLater();
+}
+
+void FleetClient::OnBeatAck(const v1::BeatAck& ack) {
+  // The stream keeps its order: what was sent before this beat has arrived.
+  while (!unacknowledged_.empty() && unacknowledged_.front().beats_before < ack.seq()) {
+    unacknowledged_bytes_ -= unacknowledged_.front().bytes;
+    unacknowledged_.pop_front();
+  }
+  if (ack.resend_full()) {
+    Disconnect("the coordinator asks for a new hello");
+    return;
+  }
+  if (unacknowledged_.empty()) {
+    FinishFlush();
+  }
+}
+
+// -- messages up
+
+void FleetClient::SendControl(v1::Up message) {
+  const size_t bytes = message.ByteSizeLong();
+  if (welcomed_) {
+    stream_->Send(message, FleetStream::Kind::kControl);
+  }
+  unacknowledged_.push_back({std::move(message), beats_sent_, bytes});
+  unacknowledged_bytes_ += bytes;
+  if (unacknowledged_bytes_ > kMaxUnacknowledgedBytes) {
+    DropStepReports();
+  }
+}
+
+// Makes room for half of the limit: metrics may have gaps, seals and exits may not.
+void FleetClient::DropStepReports() {
+  size_t to_free = kMaxUnacknowledgedBytes / 2;
+  std::deque<Unacknowledged> kept;
+  for (Unacknowledged& entry : unacknowledged_) {
+    if (IsStepReport(entry.message) && to_free >= entry.bytes) {
+      to_free -= entry.bytes;
+      unacknowledged_bytes_ -= entry.bytes;
+      ++dropped_reports_;
+    } else {
+      kept.push_back(std::move(entry));
+    }
+  }
+  unacknowledged_ = std::move(kept);
+  log::Warning(absl::StrCat(dropped_reports_, " step reports dropped: no coordinator takes them"));
+}
+
+void FleetClient::SendLossy(const v1::Up& message) {
+  const auto kind = message.has_log() ? FleetStream::Kind::kLog : FleetStream::Kind::kControl;
+  if (!welcomed_ || !stream_->Send(message, kind)) {
+    ++dropped_lossy_;
+  }
+}
+
+void FleetClient::SendResult(int64_t command_id, const absl::Status& status) {
+  v1::Up up;
+  v1::CommandResult& result = *up.mutable_result();
+  result.set_command_id(command_id);
+  result.set_ok(status.ok());
+  result.set_message(std::string(status.message()));
+  results_[command_id] = result;
+  if (results_.size() > kMaxResults) {
+    results_.erase(results_.begin());
+  }
+  SendControl(std::move(up));
+}
+
+bool FleetClient::AnswerAgain(int64_t command_id) {
+  const auto known = results_.find(command_id);
+  if (command_id == 0 || known == results_.end()) {
+    return false;
+  }
+  v1::Up up;
+  *up.mutable_result() = known->second;
+  SendControl(std::move(up));
+  return true;
+}
+
+void FleetClient::FetchPlan(const v1::FetchPlanRequest& request, FleetStream::PlanCallback done) {
+  if (!welcomed_) {
+    done(absl::UnavailableError("no coordinator"));
+    return;
+  }
+  stream_->FetchPlan(request,
+                     [this, alive = std::weak_ptr<bool>(alive_), done = std::move(done)](
+                         absl::StatusOr<std::string> plan) {
+                       asio::post(context_, [alive, done, plan = std::move(plan)]() mutable {
+                         if (!alive.expired()) {
+                           done(std::move(plan));
+                         }
+                       });
+                     });
+}
+
+void FleetClient::Flush(milliseconds limit, std::function<void()> done) {
+  flushed_ = std::move(done);
+  timers_->flush.expires_after(limit);
+  timers_->flush.async_wait([this](boost::system::error_code error) {
+    if (!error) {
+      FinishFlush();
+    }
+  });
+  if (unacknowledged_.empty()) {
+    asio::post(context_, [this, alive = std::weak_ptr<bool>(alive_)] {
+      if (!alive.expired()) {
+        FinishFlush();
+      }
+    });
+  } else if (welcomed_) {
+    SendBeat();
+  }
+}
+
+void FleetClient::FinishFlush() {
+  timers_->flush.cancel();
+  if (const auto done = std::exchange(flushed_, {})) {
+    done();
+  }
+}
+
+}  // namespace ravel::daemon

@@ -1,0 +1,106 @@
+#pragma once
+
+// The daemon's side of the fleet stream: hello, beats, reconnecting, and what must reach the
+// coordinator.
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/status.h"
+#include "proto/fleet.pb.h"
+#include "worker/daemon/fleet_stream_client.h"
+
+namespace boost::asio {
+class io_context;
+}
+
+namespace ravel::daemon {
+
+// Control messages are kept until a beat that was sent after them is acknowledged, and are sent
+// again on the next stream: the coordinator may see one twice. Used only from the thread of its
+// io_context.
+class FleetClient {
+ public:
+  struct Callbacks {
+    // What this node is and holds now; asked for each stream.
+    std::function<v1::Hello()> hello;
+    std::function<std::vector<v1::TrainerBeat>()> beat;
+    std::function<void(const v1::Welcome&)> welcome;
+    // Launch, trainer and stop. Answered by SendResult with its command id; one that was answered
+    // before is not passed on again but gets the same answer.
+    std::function<void(const v1::Down&)> command;
+    // The coordinator wants this daemon gone for good: why.
+    std::function<void(const std::string&)> rejected;
+  };
+
+  FleetClient(boost::asio::io_context& context, std::string address, Callbacks callbacks);
+  ~FleetClient();
+
+  void Start();
+  // Kept until acknowledged; when too much is waiting, the oldest step reports are dropped and
+  // counted.
+  void SendControl(v1::Up message);
+  // A trainer's progress frame or a log batch: dropped while there is no stream.
+  void SendLossy(const v1::Up& message);
+  void SendResult(int64_t command_id, const absl::Status& status);
+
+  // From the present stream; Unavailable when there is none.
+  void FetchPlan(const v1::FetchPlanRequest& request, FleetStream::PlanCallback done);
+
+  // Beats at once, and calls `done` when everything has been acknowledged, or after `limit`.
+  void Flush(std::chrono::milliseconds limit, std::function<void()> done);
+
+  bool connected() const { return welcomed_; }
+  const std::string& cluster_id() const { return cluster_id_; }
+
+ private:
+  struct Unacknowledged {
+    v1::Up message;
+    int64_t beats_before = 0;  // number of the last beat sent before it
+    size_t bytes = 0;
+  };
+  struct Timers;
+
+  void Connect();
+  void OnReceived(v1::Down down);
+  void OnWelcome(const v1::Welcome& welcome);
+  void OnBeatAck(const v1::BeatAck& ack);
+  void OnClosed(const absl::Status& status);
+  void Disconnect(const std::string& why);
+  void ReconnectLater();
+  void SendBeat();
+  void BeatLater();
+  void DropStepReports();
+  void FinishFlush();
+  bool AnswerAgain(int64_t command_id);
+
+  boost::asio::io_context& context_;
+  const std::string address_;
+  Callbacks callbacks_;
+  std::unique_ptr<Timers> timers_;
+  std::unique_ptr<FleetStream> stream_;
+  uint64_t stream_number_ = 0;
+  bool welcomed_ = false;
+  int failed_attempts_ = 0;
+  int64_t term_ = 0;
+  std::string cluster_id_;
+  std::chrono::milliseconds beat_interval_{1000};
+  std::chrono::steady_clock::time_point heard_;
+  int64_t beats_sent_ = 0;
+  std::deque<Unacknowledged> unacknowledged_;
+  size_t unacknowledged_bytes_ = 0;
+  int64_t dropped_reports_ = 0;
+  int64_t dropped_lossy_ = 0;
+  std::map<int64_t, v1::CommandResult> results_;  // of this term, newest kMaxResults
+  std::function<void()> flushed_;
+  // Handlers that are still queued when this object goes hold a weak reference to this.
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace ravel::daemon

@@ -1,0 +1,248 @@
+#include "worker/daemon/fleet_stream_client.h"
+
+#include <deque>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/support/channel_arguments.h>
+#include <grpcpp/support/client_callback.h>
+
+#include "common/crypto.h"
+#include "common/mutex.h"
+#include "proto/fleet.grpc.pb.h"
+
+namespace ravel::daemon {
+namespace {
+
+constexpr size_t kMaxQueuedLogBytes = size_t{4} << 20;
+constexpr size_t kMaxPlanBytes = size_t{64} << 20;
+constexpr int kMaxMessageBytes = 64 << 20;
+constexpr std::chrono::seconds kPlanDeadline{60};
+constexpr int kKeepaliveMs = 20000;
+
+absl::Status FromGrpc(const grpc::Status& status) {
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+// Holds itself alive from StartCall to OnDone.
+class StreamReactor final : public grpc::ClientBidiReactor<v1::Up, v1::Down>,
+                            public std::enable_shared_from_this<StreamReactor> {
+ public:
+  explicit StreamReactor(FleetStream::Callbacks callbacks) : callbacks_(std::move(callbacks)) {}
+
+  void Start(v1::Fleet::Stub& stub) {
+    self_ = shared_from_this();
+    stub.async()->Connect(&context_, this);
+    AddHold();  // writes come from outside of reactions
+    StartRead(&received_);
+    StartCall();
+  }
+
+  bool Send(const v1::Up& message, FleetStream::Kind kind) {
+    const MutexLock lock(mutex_);
+    const size_t bytes = message.ByteSizeLong();
+    if (closing_ ||
+        (kind == FleetStream::Kind::kLog && queued_bytes_ + bytes > kMaxQueuedLogBytes)) {
+      return false;
+    }
+    queued_bytes_ += bytes;
+    queue_.push_back(message);
+    if (queue_.size() == 1) {
+      StartWrite(&queue_.front());
+    }
+    return true;
+  }
+
+  // No callback starts after it has returned.
+  void Detach() {
+    {
+      const MutexLock lock(callback_mutex_);
+      callbacks_ = {};
+    }
+    context_.TryCancel();
+    Close();
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      Close();
+      return;
+    }
+    {
+      const MutexLock lock(callback_mutex_);
+      if (callbacks_.received) {
+        callbacks_.received(std::move(received_));
+      }
+    }
+    received_.Clear();
+    StartRead(&received_);
+  }
+
+  void OnWriteDone(bool ok) override {
+    if (!ok) {
+      Close();
+      return;
+    }
+    const MutexLock lock(mutex_);
+    queued_bytes_ -= queue_.front().ByteSizeLong();
+    queue_.pop_front();
+    if (!closing_ && !queue_.empty()) {
+      StartWrite(&queue_.front());
+    }
+  }
+
+  void OnDone(const grpc::Status& status) override {
+    {
+      const MutexLock lock(callback_mutex_);
+      if (callbacks_.closed) {
+        callbacks_.closed(FromGrpc(status));
+      }
+      callbacks_ = {};
+    }
+    const std::shared_ptr<StreamReactor> last = std::move(self_);
+  }
+
+ private:
+  void Close() {
+    {
+      const MutexLock lock(mutex_);
+      if (closing_) {
+        return;
+      }
+      closing_ = true;
+    }
+    RemoveHold();
+  }
+
+  grpc::ClientContext context_;
+  v1::Down received_;
+  std::shared_ptr<StreamReactor> self_;
+  Mutex callback_mutex_;
+  FleetStream::Callbacks callbacks_ ABSL_GUARDED_BY(callback_mutex_);
+  Mutex mutex_;
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  std::deque<v1::Up> queue_ ABSL_GUARDED_BY(mutex_);
+  size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// Closed when the owner of the stream is gone: callbacks of plans in flight then stay unsaid.
+struct PlanGate {
+  Mutex mutex;
+  bool open ABSL_GUARDED_BY(mutex) = true;
+};
+
+// Deletes itself in OnDone.
+class PlanReactor final : public grpc::ClientReadReactor<v1::PlanChunk> {
+ public:
+  PlanReactor(v1::FetchPlanRequest request,
+              FleetStream::PlanCallback done,
+              std::shared_ptr<PlanGate> gate)
+      : request_(std::move(request)), done_(std::move(done)), gate_(std::move(gate)) {}
+
+  void Start(v1::Fleet::Stub& stub) {
+    context_.set_deadline(std::chrono::system_clock::now() + kPlanDeadline);
+    stub.async()->FetchPlan(&context_, &request_, this);
+    StartRead(&chunk_);
+    StartCall();
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      return;
+    }
+    if (plan_.size() + chunk_.data().size() > kMaxPlanBytes) {
+      too_long_ = true;
+      context_.TryCancel();
+      return;
+    }
+    plan_ += chunk_.data();
+    StartRead(&chunk_);
+  }
+
+  void OnDone(const grpc::Status& status) override {
+    {
+      const MutexLock lock(gate_->mutex);
+      if (gate_->open) {
+        done_(Result(status));
+      }
+    }
+    delete this;
+  }
+
+ private:
+  absl::StatusOr<std::string> Result(const grpc::Status& status) {
+    const std::string what =
+        absl::StrCat("plan of job ", request_.job_uid(), ", epoch ", request_.epoch());
+    if (too_long_) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(what, ": more than ", kMaxPlanBytes, " bytes"));
+    }
+    if (!status.ok()) {
+      return Annotate(FromGrpc(status), what);
+    }
+    const Sha256Digest digest = Sha256(plan_);
+    if (Hex(digest) != Hex(request_.digest())) {
+      return absl::DataLossError(
+          absl::StrCat(what, ": SHA-256 is ", Hex(digest), ", expected ", Hex(request_.digest())));
+    }
+    return std::move(plan_);
+  }
+
+  grpc::ClientContext context_;
+  const v1::FetchPlanRequest request_;
+  const FleetStream::PlanCallback done_;
+  const std::shared_ptr<PlanGate> gate_;  // shared with the stream and its other plans in flight
+  v1::PlanChunk chunk_;
+  std::string plan_;
+  bool too_long_ = false;
+};
+
+class GrpcFleetStream final : public FleetStream {
+ public:
+  GrpcFleetStream(const std::string& address, Callbacks callbacks) {
+    grpc::ChannelArguments arguments;
+    arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
+    arguments.SetMaxSendMessageSize(kMaxMessageBytes);
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL,
+                     1);  // no back-off inherited from an earlier channel
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs);
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    stub_ = v1::Fleet::NewStub(
+        grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
+    reactor_ = std::make_shared<StreamReactor>(std::move(callbacks));
+    reactor_->Start(*stub_);
+  }
+  ~GrpcFleetStream() override {
+    {
+      const MutexLock lock(gate_->mutex);
+      gate_->open = false;
+    }
+    reactor_->Detach();
+  }
+
+  bool Send(const v1::Up& message, Kind kind) override { return reactor_->Send(message, kind); }
+
+  void FetchPlan(const v1::FetchPlanRequest& request, PlanCallback done) override {
+    auto* reactor = new PlanReactor(request, std::move(done), gate_);
+    reactor->Start(*stub_);
+  }
+
+ private:
+  std::unique_ptr<v1::Fleet::Stub> stub_;
+  // Shared with the call, which ends some time after this object.
+  std::shared_ptr<StreamReactor> reactor_;
+  std::shared_ptr<PlanGate> gate_ = std::make_shared<PlanGate>();
+};
+
+}  // namespace
+
+std::unique_ptr<FleetStream> FleetStream::Open(const std::string& address, Callbacks callbacks) {
+  return std::make_unique<GrpcFleetStream>(address, std::move(callbacks));
+}
+
+}  // namespace ravel::daemon

@@ -1,0 +1,173 @@
+// ravel-worker: the daemon of one node. Command line, checks of its configuration, and exit codes;
+// see daemon.h.
+
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <string>
+#include <system_error>
+
+#include <CLI/CLI.hpp>
+#include <absl/strings/match.h>
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/logging.h"
+#include "worker/daemon/daemon.h"
+
+namespace ravel::daemon {
+namespace {
+
+constexpr char kVersion[] = "0.1.0";
+constexpr int kMaxCpuDevices = 256;
+
+struct Flags {
+  bool dev_loopback = false;
+  std::string coordinator = "127.0.0.1:7070";
+  std::string node_id;
+  int cpu_devices = 1;
+  std::string work_dir;
+  std::string trainer;
+  std::string data_address = "127.0.0.1";
+};
+
+bool IsLoopback(const std::string& host) {
+  return absl::StartsWith(host, "127.") || host == "localhost" || host == "::1" || host == "[::1]";
+}
+
+// "host:port" into the host; InvalidArgument names what is wrong.
+absl::StatusOr<std::string> HostOf(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  int port = 0;
+  if (colon == std::string::npos || colon == 0 ||
+      !absl::SimpleAtoi(address.substr(colon + 1), &port) || port < 1 || port > 65535) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--coordinator ", address, ": expected HOST:PORT with a port from 1 to 65535"));
+  }
+  return address.substr(0, colon);
+}
+
+absl::Status CheckLoopback(const Flags& flags) {
+  ASSIGN_OR_RETURN(const std::string host, HostOf(flags.coordinator));
+  if (!flags.dev_loopback) {
+    return absl::FailedPreconditionError(
+        "without certificates nothing starts: mutual TLS is not built yet; on one machine use "
+        "--dev-loopback");
+  }
+  if (!IsLoopback(host)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--coordinator ",
+                     flags.coordinator,
+                     ": with --dev-loopback expected 127.0.0.1, ::1 or localhost"));
+  }
+  if (!IsLoopback(flags.data_address)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--data-address ",
+                     flags.data_address,
+                     ": with --dev-loopback expected 127.0.0.1, ::1 or localhost"));
+  }
+  return absl::OkStatus();
+}
+
+std::string SiblingTrainer() {
+  std::error_code ignored;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  return self.parent_path() / "ravel-trainer";
+}
+
+absl::Status CheckTrainer(const std::string& path) {
+  if (access(path.c_str(), X_OK) != 0) {
+    return Annotate(ErrnoStatus(errno, path), "--trainer: expected a program");
+  }
+  return absl::OkStatus();
+}
+
+// Held until the process ends: two daemons in one folder would mix their logs.
+absl::Status LockWorkDir(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) {
+    return absl::FailedPreconditionError(absl::StrCat("--work-dir ", path, ": ", error.message()));
+  }
+  const std::string lock_path = path + "/lock";
+  const int fd = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640);
+  if (fd < 0) {
+    return Annotate(ErrnoStatus(errno, lock_path), "--work-dir");
+  }
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--work-dir ", path, ": another ravel-worker runs in this folder"));
+  }
+  return absl::OkStatus();
+}
+
+int Start(const Flags& flags) {
+  signal(SIGPIPE, SIG_IGN);
+  DaemonOptions options{.coordinator = flags.coordinator,
+                        .node_id = flags.node_id,
+                        .data_address = flags.data_address,
+                        .work_dir = flags.work_dir,
+                        .trainer_program = flags.trainer.empty() ? SiblingTrainer() : flags.trainer,
+                        .version = kVersion,
+                        .facts = {}};
+  absl::Status ready = CheckLoopback(flags);
+  ready = ready.ok() ? CheckTrainer(options.trainer_program) : ready;
+  ready = ready.ok() ? LockWorkDir(flags.work_dir) : ready;
+  if (!ready.ok()) {
+    std::fprintf(stderr, "ravel-worker: %s\n", std::string(ready.message()).c_str());
+    return kExitDoNotRestart;
+  }
+  log::Init("ravel-worker", log::Format::kJson, log::Level::kInfo);
+  log::SetField("node", flags.node_id);
+  log::Warning("--dev-loopback: plaintext, one local user; never on a network");
+  options.facts = ProbeNode(flags.cpu_devices);
+  if (!options.facts.device_message.empty()) {
+    log::Info(absl::StrCat("no GPU devices: ", options.facts.device_message));
+  }
+  return Daemon(std::move(options)).Run();
+}
+
+int ParseAndStart(int argc, char** argv) {
+  Flags flags;
+  CLI::App app("ravel-worker: runs trainers on this node for a coordinator");
+  app.set_version_flag("--version", kVersion);
+  app.add_flag(
+      "--dev-loopback", flags.dev_loopback, "Plaintext on 127.0.0.1 only, for one machine");
+  app.add_option("--coordinator", flags.coordinator, "Coordinator's address")
+      ->capture_default_str();
+  app.add_option("--node-id", flags.node_id, "Name of this node, unique in the cluster")
+      ->required();
+  app.add_option("--cpu-devices", flags.cpu_devices, "CPU devices to offer, one trainer each")
+      ->check(CLI::Range(0, kMaxCpuDevices))
+      ->capture_default_str();
+  app.add_option("--work-dir", flags.work_dir, "Folder for logs of trainers")->required();
+  app.add_option(
+      "--trainer", flags.trainer, "Trainer program; default: ravel-trainer beside this one");
+  app.add_option(
+         "--data-address", flags.data_address, "Address of this host for other hosts' trainers")
+      ->capture_default_str();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kExitClean : kExitUsage;
+  }
+  return Start(flags);
+}
+
+}  // namespace
+}  // namespace ravel::daemon
+
+int main(int argc, char** argv) {
+  try {
+    return ravel::daemon::ParseAndStart(argc, argv);
+  } catch (const std::exception& error) {  // a library's; ours are statuses
+    std::fprintf(stderr, "ravel-worker: %s\n", error.what());
+    return ravel::daemon::kExitRestartMe;
+  }
+}

@@ -1,0 +1,226 @@
+#include "worker/daemon/supervisor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include "common/logging.h"
+
+namespace ravel::daemon {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kLook{100};
+constexpr milliseconds kLeastSilence{2000};
+constexpr milliseconds kLeastStartUp{30000};
+constexpr size_t kMaxJobs = 10000;
+
+}  // namespace
+
+struct Supervisor::Timer {
+  explicit Timer(boost::asio::io_context& context) : timer(context) {}
+  boost::asio::steady_timer timer;
+  steady_clock::time_point due = steady_clock::now();
+};
+
+Supervisor::Supervisor(boost::asio::io_context& context,
+                       SupervisorOptions options,
+                       TrainerProcess::Callbacks callbacks)
+    : context_(context),
+      options_(std::move(options)),
+      callbacks_(std::move(callbacks)),
+      timer_(std::make_unique<Timer>(context)) {
+  WatchSilence();
+}
+
+Supervisor::~Supervisor() = default;
+
+void Supervisor::SetSilenceLimit(milliseconds limit) {
+  silence_limit_ = std::max(limit, kLeastSilence);
+}
+
+absl::Status Supervisor::CheckLaunch(const LaunchOrder& order) const {
+  const auto job = jobs_.find(order.job_uid);
+  if (job != jobs_.end() && (order.epoch <= job->second.over || order.epoch < job->second.newest)) {
+    return absl::FailedPreconditionError(absl::StrCat("launch of job ",
+                                                      order.job_uid,
+                                                      ": epoch ",
+                                                      order.epoch,
+                                                      " is over here, the newest is ",
+                                                      job->second.newest));
+  }
+  for (const v1::StartTrainer& start : order.trainers) {
+    if (start.job_uid() != order.job_uid || start.epoch() != order.epoch) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "launch of job ", order.job_uid, ": rank ", start.rank(), " is of another job or epoch"));
+    }
+    if (trainers_.count({order.job_uid, order.epoch, start.rank()}) != 0) {
+      return absl::AlreadyExistsError(absl::StrCat("launch of job ",
+                                                   order.job_uid,
+                                                   ", epoch ",
+                                                   order.epoch,
+                                                   ": rank ",
+                                                   start.rank(),
+                                                   " runs already"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Supervisor::KillOlder(const std::string& job_uid, int64_t epoch) {
+  for (auto& [key, trainer] : trainers_) {
+    if (std::get<0>(key) == job_uid && std::get<1>(key) < epoch) {
+      trainer->Kill("Stopped", absl::StrCat("killed: epoch ", epoch, " begins"));
+    }
+  }
+}
+
+absl::Status Supervisor::Launch(const LaunchOrder& order) {
+  RETURN_IF_ERROR(CheckLaunch(order));
+  if (jobs_.size() >= kMaxJobs && jobs_.count(order.job_uid) == 0) {
+    jobs_.erase(jobs_.begin());
+  }
+  jobs_[order.job_uid].newest = order.epoch;
+  KillOlder(order.job_uid, order.epoch);
+  for (size_t i = 0; i < order.trainers.size(); ++i) {
+    const absl::Status started = StartOne(order.trainers[i]);
+    if (!started.ok()) {
+      for (size_t j = 0; j < i; ++j) {  // destroyed, not stopped: nobody was told that they exist
+        trainers_.erase({order.job_uid, order.epoch, order.trainers[j].rank()});
+      }
+      return Annotate(started, absl::StrCat("starting rank ", order.trainers[i].rank()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Supervisor::StartOne(const v1::StartTrainer& start) {
+  const std::string log_path = absl::StrCat(options_.work_dir,
+                                            "/logs/",
+                                            start.job_uid(),
+                                            "/attempt-",
+                                            start.attempt(),
+                                            "/rank-",
+                                            start.rank(),
+                                            ".log");
+  TrainerProcess::Callbacks callbacks = callbacks_;
+  callbacks.exited = [this](ExitReport report) { OnExited(std::move(report)); };
+  ASSIGN_OR_RETURN(auto trainer,
+                   TrainerProcess::Start(
+                       context_, options_.trainer_program, log_path, start, std::move(callbacks)));
+  log::Info(
+      absl::StrCat("started trainer ", trainer->pid(), ": ", IdentityText(trainer->identity())));
+  trainers_[{start.job_uid(), start.epoch(), start.rank()}] = std::move(trainer);
+  return absl::OkStatus();
+}
+
+void Supervisor::OnExited(ExitReport report) {
+  const TrainerIdentity& identity = report.identity;
+  log::Info(absl::StrCat(
+      "trainer ended: ", IdentityText(identity), ": ", report.reason, ": ", report.message));
+  trainers_.erase({identity.job_uid, identity.epoch, identity.rank});
+  callbacks_.exited(std::move(report));
+}
+
+absl::Status Supervisor::Send(const std::string& job_uid,
+                              int64_t epoch,
+                              int64_t rank,
+                              const v1::TrainerDown& frame) {
+  const auto job = jobs_.find(job_uid);
+  if (job != jobs_.end() && epoch < job->second.newest) {
+    return absl::FailedPreconditionError(absl::StrCat("command for job ",
+                                                      job_uid,
+                                                      ": epoch ",
+                                                      epoch,
+                                                      " is over here, the newest is ",
+                                                      job->second.newest));
+  }
+  absl::Status first_error;
+  int found = 0;
+  for (auto& [key, trainer] : trainers_) {
+    const auto& [key_job, key_epoch, key_rank] = key;
+    if (key_job == job_uid && key_epoch == epoch && (rank < 0 || key_rank == rank)) {
+      ++found;
+      const absl::Status sent = trainer->Send(frame);
+      first_error = first_error.ok() ? sent : first_error;
+    }
+  }
+  if (found == 0) {
+    return absl::NotFoundError(absl::StrCat(
+        "job ", job_uid, ", epoch ", epoch, ", rank ", rank, ": no such trainer here"));
+  }
+  return first_error;
+}
+
+absl::Status Supervisor::Stop(const std::string& job_uid,
+                              int64_t epoch,
+                              const std::string& reason,
+                              milliseconds grace) {
+  JobEpochs& job = jobs_[job_uid];
+  for (auto& [key, trainer] : trainers_) {
+    if (std::get<0>(key) == job_uid && std::get<1>(key) <= epoch) {
+      trainer->Stop(reason, grace);
+    }
+  }
+  if (epoch < job.newest) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "stop of job ", job_uid, ": epoch ", epoch, " is over here, the newest is ", job.newest));
+  }
+  job.newest = epoch;
+  job.over = std::max(job.over, epoch);
+  return absl::OkStatus();
+}
+
+void Supervisor::StopAll(const std::string& reason, milliseconds grace) {
+  for (auto& [key, trainer] : trainers_) {
+    JobEpochs& job = jobs_[std::get<0>(key)];
+    job.over = std::max(job.over, job.newest);
+    trainer->Stop(reason, grace);
+  }
+}
+
+std::vector<const TrainerProcess*> Supervisor::trainers() const {
+  std::vector<const TrainerProcess*> all;
+  for (const auto& [key, trainer] : trainers_) {
+    all.push_back(trainer.get());
+  }
+  return all;
+}
+
+void Supervisor::WatchSilence() {
+  timer_->due = steady_clock::now() + kLook;
+  timer_->timer.expires_at(timer_->due);
+  timer_->timer.async_wait([this](boost::system::error_code error) {
+    if (!error) {
+      JudgeSilence();
+      WatchSilence();
+    }
+  });
+}
+
+void Supervisor::JudgeSilence() {
+  const steady_clock::time_point now = steady_clock::now();
+  // The judge must have been awake: frames that came while this thread could not run are still to
+  // be read.
+  const steady_clock::duration late = now - timer_->due;
+  for (auto& [key, trainer] : trainers_) {
+    if (late > kLook) {
+      trainer->Forgive(late);
+    }
+    const milliseconds limit =
+        trainer->has_spoken() ? silence_limit_ : std::max(silence_limit_, kLeastStartUp);
+    const auto silent = std::chrono::duration_cast<milliseconds>(now - trainer->heard());
+    if (silent > limit && !trainer->stopping()) {
+      trainer->Kill(
+          "Stall",
+          absl::StrCat("killed: silent for ", silent.count(), " ms, limit ", limit.count(), " ms"));
+    }
+  }
+}
+
+}  // namespace ravel::daemon

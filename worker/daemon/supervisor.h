@@ -1,0 +1,90 @@
+#pragma once
+
+// The trainers of this node: launch, commands, stop, silence. Refuses what belongs to an epoch that
+// is over.
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "common/status.h"
+#include "worker/daemon/trainer_process.h"
+
+namespace ravel::daemon {
+
+// The ranks of one job epoch that this node runs.
+struct LaunchOrder {
+  std::string job_uid;
+  int64_t epoch = 0;
+  int64_t attempt = 0;
+  std::vector<v1::StartTrainer> trainers;  // complete, with the plan
+};
+
+struct SupervisorOptions {
+  std::string trainer_program;
+  std::string work_dir;
+};
+
+// Used only from the thread of its io_context; that thread must live as long as the daemon.
+class Supervisor {
+ public:
+  Supervisor(boost::asio::io_context& context,
+             SupervisorOptions options,
+             TrainerProcess::Callbacks callbacks);
+  ~Supervisor();
+
+  // A trainer that says nothing for this long is killed: rung 4 of service.md section 7. A machine
+  // may be busier than the knob allows for, so it is never under 2 s, nor under 30 s before the
+  // first frame.
+  void SetSilenceLimit(std::chrono::milliseconds limit);
+
+  // Starts all ranks or none. FailedPrecondition for an epoch that is over here, AlreadyExists for
+  // a rank that runs. Trainers of the job's older epochs are killed first.
+  absl::Status Launch(const LaunchOrder& order);
+  // To one rank, or with -1 to all ranks of the job's epoch. NotFound when there is none;
+  // FailedPrecondition when the epoch is not the job's present one here.
+  absl::Status Send(const std::string& job_uid,
+                    int64_t epoch,
+                    int64_t rank,
+                    const v1::TrainerDown& frame);
+  // Ends the trainers of the job's epochs up to `epoch`, and refuses launches of these from now on.
+  // FailedPrecondition when a newer epoch runs here, which is left alone.
+  absl::Status Stop(const std::string& job_uid,
+                    int64_t epoch,
+                    const std::string& reason,
+                    std::chrono::milliseconds grace);
+  void StopAll(const std::string& reason, std::chrono::milliseconds grace);
+
+  // Those whose process has not been reported as ended, ordered by job, epoch and rank.
+  std::vector<const TrainerProcess*> trainers() const;
+
+ private:
+  using Key = std::tuple<std::string, int64_t, int64_t>;  // job, epoch, rank
+  struct JobEpochs {
+    int64_t newest = 0;  // highest epoch seen
+    int64_t over = -1;   // launches up to this epoch are refused
+  };
+
+  absl::Status CheckLaunch(const LaunchOrder& order) const;
+  void KillOlder(const std::string& job_uid, int64_t epoch);
+  absl::Status StartOne(const v1::StartTrainer& start);
+  void OnExited(ExitReport report);
+  void WatchSilence();
+  void JudgeSilence();
+
+  boost::asio::io_context& context_;
+  const SupervisorOptions options_;
+  TrainerProcess::Callbacks callbacks_;
+  std::map<Key, std::unique_ptr<TrainerProcess>> trainers_;
+  std::map<std::string, JobEpochs> jobs_;
+  std::chrono::milliseconds silence_limit_{5000};
+  struct Timer;
+  std::unique_ptr<Timer> timer_;
+};
+
+}  // namespace ravel::daemon

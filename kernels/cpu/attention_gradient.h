@@ -4,6 +4,7 @@
 // by tile, keys in the outer loop and queries in the inner one [Dao et al. 2022].
 
 #include <algorithm>
+#include <cstring>
 
 #include "kernels/cpu/attention_tiles.h"
 
@@ -138,9 +139,9 @@ void AttentionBackwardHead(const AttentionBackwardArgs& args,
                            int64_t first_token,
                            int64_t head) {
   const auto pack = [&](const TensorView& view, float* panels, float* rows) {
-    const float* x = view.Row<float>(first_token) + head * sizes.head;
-    PackPanels(x, view.row_stride, sizes.tokens, sizes.padded_tokens, sizes.head, panels);
-    PackRows(x, view.row_stride, sizes.tokens, sizes.head, sizes.padded_head, rows);
+    const StridedRows x = SequenceRows(view, sizes, first_token, head * sizes.head);
+    PackPanels<V>(x, sizes.padded_tokens, panels);
+    PackRows<V>(x, sizes.padded_head, rows);
   };
   pack(args.q, buffers.queries, buffers.query_rows);
   pack(args.dout, buffers.output_gradients, buffers.output_gradient_rows);
@@ -164,12 +165,11 @@ void AttentionBackwardTiles(const AttentionBackwardArgs& args) {
   for (int64_t token = 0; token < args.q.rows(); token += sizes.tokens) {
     for (int64_t kv = 0; kv < args.shape.kv_heads; ++kv) {
       const int64_t column = kv * sizes.head;
-      const float* k = args.k.Row<float>(token) + column;
-      const float* v = args.v.Row<float>(token) + column;
-      PackTransposedPanels(k, args.k.row_stride, sizes.tokens, sizes.head, buffers.transposed_keys);
-      PackPanels(k, args.k.row_stride, sizes.tokens, sizes.padded_tokens, sizes.head, buffers.keys);
-      PackTransposedPanels(
-          v, args.v.row_stride, sizes.tokens, sizes.head, buffers.transposed_values);
+      const StridedRows k = SequenceRows(args.k, sizes, token, column);
+      PackTransposedPanels<V>(k, buffers.transposed_keys);
+      PackPanels<V>(k, sizes.padded_tokens, buffers.keys);
+      PackTransposedPanels<V>(SequenceRows(args.v, sizes, token, column),
+                              buffers.transposed_values);
       std::fill_n(buffers.dk, sizes.tokens * sizes.padded_head, 0.0f);
       std::fill_n(buffers.dv, sizes.tokens * sizes.padded_head, 0.0f);
       for (int64_t head = kv * group; head < (kv + 1) * group; ++head) {

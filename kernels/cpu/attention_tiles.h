@@ -221,6 +221,14 @@ inline void SoftmaxTile(const ScoreTile& tile,
   }
 }
 
+// Columns [column, column + head) of one sequence.
+inline StridedRows SequenceRows(const TensorView& view,
+                                const AttentionSizes& sizes,
+                                int64_t first_token,
+                                int64_t column) {
+  return {view.Row<float>(first_token) + column, view.row_stride, sizes.tokens, sizes.head};
+}
+
 struct PackedKeys {
   const float* transposed_keys;
   const float* values;
@@ -245,12 +253,9 @@ void AttentionForwardTile(const AttentionForwardArgs& args,
   std::fill_n(out, rows * sizes.padded_head, 0.0f);
   std::fill_n(softmax.max, rows, -INFINITY);
   std::fill_n(softmax.sum, rows, 0.0f);
-  PackRows(args.q.Row<float>(token) + head * sizes.head,
-           args.q.row_stride,
-           rows,
-           sizes.head,
-           sizes.padded_head,
-           queries);
+  PackRows<V>({args.q.Row<float>(token) + head * sizes.head, args.q.row_stride, rows, sizes.head},
+              sizes.padded_head,
+              queries);
   for (int64_t k = 0; k < q + rows; k += kKeyTile) {
     const ScoreTile tile = {q, rows, k, std::min(kKeyTile, q + rows - k)};
     TileScores<V>(tile, sizes, queries, packed.transposed_keys, scores);
@@ -277,17 +282,9 @@ void AttentionForwardTiles(const AttentionForwardArgs& args) {
   float* values = keys + sizes.plane;
   for (int64_t token = 0; token < args.q.rows(); token += sizes.tokens) {
     for (int64_t kv = 0; kv < args.shape.kv_heads; ++kv) {
-      PackTransposedPanels(args.k.Row<float>(token) + kv * sizes.head,
-                           args.k.row_stride,
-                           sizes.tokens,
-                           sizes.head,
-                           keys);
-      PackPanels(args.v.Row<float>(token) + kv * sizes.head,
-                 args.v.row_stride,
-                 sizes.tokens,
-                 sizes.padded_tokens,
-                 sizes.head,
-                 values);
+      const int64_t column = kv * sizes.head;
+      PackTransposedPanels<V>(SequenceRows(args.k, sizes, token, column), keys);
+      PackPanels<V>(SequenceRows(args.v, sizes, token, column), sizes.padded_tokens, values);
       for (int64_t head = kv * group; head < (kv + 1) * group; ++head) {
         for (int64_t q = 0; q < sizes.tokens; q += kQueryTile) {
           AttentionForwardTile<V>(

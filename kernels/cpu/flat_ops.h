@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <utility>
 
 #include "kernels/cpu/simd_math.h"
 #include "kernels/cpu/simd_ops.h"
@@ -119,36 +120,39 @@ void TreeSumPieces(const TreeSumArgs& args) {
   }
 }
 
+inline constexpr int64_t kStrands = 128;
+
+// strands[i] += the squares of x[8 i, 8 i + 8), for all sixteen.
+template <typename V, size_t... kVector>
+inline void AddSquares(const float* x,
+                       int64_t blocks,
+                       typename V::F* strands,
+                       std::index_sequence<kVector...>) {
+  typename V::F sum[sizeof...(kVector)] = {strands[kVector]...};
+  for (int64_t block = 0; block < blocks; ++block, x += kStrands) {
+    const auto step = [&](size_t i) {
+      const auto value = V::Load(x + i * 8);
+      sum[i] = V::Fma(value, value, sum[i]);
+    };
+    (step(kVector), ...);
+  }
+  ((strands[kVector] = sum[kVector]), ...);
+}
+
 // 128 strands are sixteen vectors; strand j takes elements j, j + 128, ...
 template <typename V>
 float RowSumOfSquares(const float* x, int64_t n) {
-  constexpr int64_t kStrands = 128;
   typename V::F strands[kStrands / 8];
   for (auto& strand : strands) {
     strand = V::Zero();
   }
-  int64_t base = 0;
-  for (; base + kStrands <= n; base += kStrands) {
-    for (size_t k = 0; k < kStrands / 8; ++k) {
-      const auto value = V::Load(x + base + static_cast<int64_t>(k) * 8);
-      strands[k] = V::Fma(value, value, strands[k]);
-    }
-  }
-  ForEachVector(n - base, [&](int64_t j, auto lanes) {
-    auto& strand = strands[static_cast<size_t>(j / 8)];
-    const auto value = V::Load(x + base + j, lanes);
-    strand = V::Fma(value, value, strand);
+  const int64_t blocks = n / kStrands;
+  AddSquares<V>(x, blocks, strands, std::make_index_sequence<kStrands / 8>());
+  ForEachVector(n - blocks * kStrands, [&](int64_t j, auto lanes) {
+    const auto value = V::Load(x + blocks * kStrands + j, lanes);
+    strands[j / 8] = V::Fma(value, value, strands[j / 8]);
   });
-  float sums[kStrands];
-  for (size_t k = 0; k < kStrands / 8; ++k) {
-    V::Store(sums + k * 8, strands[k]);
-  }
-  for (size_t width = kStrands; width > 1; width /= 2) {
-    for (size_t i = 0; i < width / 2; ++i) {
-      sums[i] = sums[2 * i] + sums[2 * i + 1];
-    }
-  }
-  return sums[0];
+  return V::ReduceStrands(strands);
 }
 
 inline int64_t CountNonFinite(const float* x, int64_t n) {

@@ -1,5 +1,8 @@
 // Compiled with AVX-512 (kernels/CMakeLists.txt); called only where RunsHere(SimdPath::kAvx512).
 
+#include <iterator>
+#include <numeric>
+
 #include <immintrin.h>
 
 #include "kernels/cpu/simd_table.h"
@@ -34,7 +37,10 @@ uint64_t DigestWords(const uint32_t* words, int64_t count, uint64_t first_index)
     sums = _mm512_add_epi64(sums, x);
     position = _mm512_add_epi64(position, step);
   }
-  uint64_t sum = static_cast<uint64_t>(_mm512_reduce_add_epi64(sums));
+  // Not _mm512_reduce_add_epi64: it adds signed numbers, and this sum wraps.
+  alignas(64) uint64_t parts[8];
+  _mm512_store_si512(parts, sums);
+  uint64_t sum = std::accumulate(std::begin(parts), std::end(parts), uint64_t{0});
   for (; i < count; ++i) {
     sum += scalar::DigestElement(first_index + static_cast<uint64_t>(i), words[i]);
   }

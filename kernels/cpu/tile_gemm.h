@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <utility>
 
 #include "kernels/cpu/simd_math.h"
@@ -108,50 +107,74 @@ inline void StripTimesPanels(
   }
 }
 
-// rows [n, columns] -> rows of `padded_columns`, close together: rows a large power of two apart
-// share cache sets. What lies beyond `columns` is left alone.
-inline void PackRows(const float* x,
-                     int64_t row_step,
-                     int64_t n,
-                     int64_t columns,
-                     int64_t padded_columns,
-                     float* out) {
-  for (int64_t row = 0; row < n; ++row) {
-    std::memcpy(out + row * padded_columns,
-                x + row * row_step,
-                sizeof(float) * static_cast<size_t>(columns));
+// Rows [n, columns] of a matrix whose rows are `step` apart.
+struct StridedRows {
+  const float* data;
+  int64_t step;
+  int64_t n;
+  int64_t columns;
+};
+
+// -> rows of `padded_columns`, close together: rows a large power of two apart share cache sets.
+// What lies beyond `columns` is left alone.
+template <typename V>
+inline void PackRows(const StridedRows& x, int64_t padded_columns, float* out) {
+  for (int64_t row = 0; row < x.n; ++row) {
+    const float* from = x.data + row * x.step;
+    float* to = out + row * padded_columns;
+    ForEachVector(x.columns, [&](int64_t j, auto lanes) {
+      V::Store(to + j, V::Load(from + j, lanes), lanes);
+    });
   }
 }
 
-// rows [n, columns] -> panels [ceil(columns / 16)][padded_rows][16], zero beyond. For products
-// whose inner index is n.
-inline void PackPanels(
-    const float* x, int64_t row_step, int64_t n, int64_t padded_rows, int64_t columns, float* out) {
-  for (int64_t begin = 0; begin < columns; begin += kPanelColumns) {
-    const int64_t width = std::min(kPanelColumns, columns - begin);
-    for (int64_t row = 0; row < padded_rows; ++row, out += kPanelColumns) {
-      const int64_t copied = row < n ? width : 0;
-      if (copied > 0) {
-        std::memcpy(out, x + row * row_step + begin, sizeof(float) * static_cast<size_t>(copied));
-      }
-      std::fill(out + copied, out + kPanelColumns, 0.0f);
+// -> panels [ceil(columns / 16)][padded_rows][16], zero beyond. For products whose inner index is
+// n.
+template <typename V>
+inline void PackPanels(const StridedRows& x, int64_t padded_rows, float* out) {
+  const int64_t panel = padded_rows * kPanelColumns;
+  const int64_t whole = x.columns / kPanelColumns;
+  const int64_t rest = x.columns % kPanelColumns;
+  for (int64_t row = 0; row < x.n; ++row) {
+    const float* from = x.data + row * x.step;
+    float* to = out + row * kPanelColumns;
+    for (int64_t i = 0; i < whole; ++i) {
+      V::StorePanel(to + i * panel, V::LoadPanel(from + i * kPanelColumns));
     }
+    if (rest > 0) {
+      float* last = to + whole * panel;
+      std::copy_n(from + whole * kPanelColumns, rest, last);
+      std::fill(last + rest, last + kPanelColumns, 0.0f);
+    }
+  }
+  for (int64_t i = 0; i < whole + (rest > 0 ? 1 : 0); ++i) {
+    std::fill(out + i * panel + x.n * kPanelColumns, out + (i + 1) * panel, 0.0f);
   }
 }
 
-// rows [n, columns] -> panels [ceil(n / 16)][columns][16]: the transpose, 16 rows to a panel, zero
-// beyond.
-inline void PackTransposedPanels(
-    const float* x, int64_t row_step, int64_t n, int64_t columns, float* out) {
-  for (int64_t begin = 0; begin < n; begin += kPanelColumns) {
-    const int64_t width = std::min(kPanelColumns, n - begin);
-    for (int64_t lane = 0; lane < kPanelColumns; ++lane) {
-      const float* row = x + (begin + lane) * row_step;
-      for (int64_t column = 0; column < columns; ++column) {
-        out[column * kPanelColumns + lane] = lane < width ? row[column] : 0.0f;
+// -> panels [ceil(n / 16)][columns][16]: the transpose, 16 rows to a panel, zero beyond.
+template <typename V>
+inline void PackTransposedPanels(const StridedRows& x, float* out) {
+  for (int64_t begin = 0; begin < x.n; begin += 8) {
+    float* panel = out + begin / kPanelColumns * x.columns * kPanelColumns + begin % kPanelColumns;
+    const float* rows = x.data + begin * x.step;
+    const int64_t count = std::min<int64_t>(8, x.n - begin);
+    int64_t column = 0;
+    for (; count == 8 && column + 8 <= x.columns; column += 8) {
+      V::Transpose8x8(rows + column, x.step, panel + column * kPanelColumns, kPanelColumns);
+    }
+    for (; column < x.columns; ++column) {
+      for (int64_t lane = 0; lane < 8; ++lane) {
+        panel[column * kPanelColumns + lane] = lane < count ? rows[lane * x.step + column] : 0.0f;
       }
     }
-    out += columns * kPanelColumns;
+  }
+  // The second half of the last panel, if no row reaches it.
+  if (x.n % kPanelColumns != 0 && x.n % kPanelColumns <= 8) {
+    float* panel = out + x.n / kPanelColumns * x.columns * kPanelColumns + 8;
+    for (int64_t column = 0; column < x.columns; ++column) {
+      std::fill_n(panel + column * kPanelColumns, 8, 0.0f);
+    }
   }
 }
 

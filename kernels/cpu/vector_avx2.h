@@ -64,6 +64,42 @@ struct Avx2Vector {
   static F KeepFirst(F a, int count, F other) {
     return _mm256_blendv_ps(other, a, _mm256_castsi256_ps(Mask(count)));
   }
+  static void Transpose8x8(const float* from, int64_t from_step, float* to, int64_t to_step) {
+    // Halves of rows i and i + 4 side by side, then pairs and fours of columns.
+    F x[8];
+    for (int64_t i = 0; i < 4; ++i) {
+      const float* upper = from + i * from_step;
+      const float* lower = upper + 4 * from_step;
+      x[i] =
+          _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(upper)), _mm_loadu_ps(lower), 1);
+      x[i + 4] = _mm256_insertf128_ps(
+          _mm256_castps128_ps256(_mm_loadu_ps(upper + 4)), _mm_loadu_ps(lower + 4), 1);
+    }
+    for (int64_t half = 0; half < 2; ++half) {
+      const F* y = x + half * 4;
+      float* out = to + half * 4 * to_step;
+      const F low01 = _mm256_unpacklo_ps(y[0], y[1]);
+      const F high01 = _mm256_unpackhi_ps(y[0], y[1]);
+      const F low23 = _mm256_unpacklo_ps(y[2], y[3]);
+      const F high23 = _mm256_unpackhi_ps(y[2], y[3]);
+      Store(out, _mm256_shuffle_ps(low01, low23, _MM_SHUFFLE(1, 0, 1, 0)));
+      Store(out + to_step, _mm256_shuffle_ps(low01, low23, _MM_SHUFFLE(3, 2, 3, 2)));
+      Store(out + 2 * to_step, _mm256_shuffle_ps(high01, high23, _MM_SHUFFLE(1, 0, 1, 0)));
+      Store(out + 3 * to_step, _mm256_shuffle_ps(high01, high23, _MM_SHUFFLE(3, 2, 3, 2)));
+    }
+  }
+  // Four vectors -> the sum of each, as ((x0+x1)+(x2+x3)) + ((x4+x5)+(x6+x7)).
+  static __m128 ReduceFour(const F* x) {
+    const F pairs = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+    return _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
+  }
+  static float ReduceStrands(const F* strands) {
+    const __m128 first = _mm_hadd_ps(ReduceFour(strands), ReduceFour(strands + 4));
+    const __m128 second = _mm_hadd_ps(ReduceFour(strands + 8), ReduceFour(strands + 12));
+    const __m128 quarters = _mm_hadd_ps(first, second);
+    const __m128 halves = _mm_hadd_ps(quarters, quarters);
+    return _mm_cvtss_f32(_mm_hadd_ps(halves, halves));
+  }
   static float ReduceAdd(F a) {
     const __m128 half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     const __m128 pair = _mm_add_ps(half, _mm_movehl_ps(half, half));

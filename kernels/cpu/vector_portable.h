@@ -128,6 +128,27 @@ struct PortableVector {
     }
     return r;
   }
+  // to [8, 8] = the transpose of from [8, 8]; rows are from_step and to_step apart.
+  static void Transpose8x8(const float* from, int64_t from_step, float* to, int64_t to_step) {
+    for (int64_t i = 0; i < 8; ++i) {
+      for (int64_t j = 0; j < 8; ++j) {
+        to[j * to_step + i] = from[i * from_step + j];
+      }
+    }
+  }
+  // The sum of 128 numbers as a tree of adjacent pairs: ((x0+x1)+(x2+x3)) + ...
+  static float ReduceStrands(const F* strands) {
+    std::array<float, 128> sums;
+    for (size_t i = 0; i < 128; ++i) {
+      sums[i] = strands[i / 8][i % 8];
+    }
+    for (size_t width = 128; width > 1; width /= 2) {
+      for (size_t i = 0; i < width / 2; ++i) {
+        sums[i] = sums[2 * i] + sums[2 * i + 1];
+      }
+    }
+    return sums[0];
+  }
   // ((x0+x4)+(x2+x6)) + ((x1+x5)+(x3+x7)).
   static float ReduceAdd(const F& a) {
     return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));

@@ -5,39 +5,52 @@
 
 #include <cstdint>
 #include <iosfwd>
+#include <memory>
 #include <string>
 
 #include "common/status.h"
+#include "common/store/file_store.h"
 #include "common/store/step_verifier.h"
+#include "coordinator/ctl/output.h"
 
 namespace ravel::ctl {
 
-enum class CheckpointOutput { kTable, kJson };
-
-// A step: its directory (".../step-0000000020", absolute, relative or file://). A folder of steps
-// means its newest good one.
 struct CheckpointListOptions {
-  std::string folder;  // absolute or relative path, or file://
-  CheckpointOutput output = CheckpointOutput::kTable;
-  int64_t now_ns = 0;  // for ages
+  std::string folder;  // a job's checkpoint folder: absolute or relative path, or file://
+  Format format = Format::kTable;
+  bool no_headers = false;
+  int64_t now_ms = 0;  // for ages
 };
+// Committed steps, newest first; damaged folders and unfinished saves are named too.
 absl::Status ListCheckpoints(const CheckpointListOptions& options, std::ostream& out);
 
+// `step` everywhere: a step's directory (".../step-0000000020", absolute, relative or file://), or
+// a folder of steps, which means its newest good one.
 struct CheckpointShowOptions {
   std::string step;
-  std::string
-      tensors;  // a glob ("*" and "?"); empty: no tensor lines in a table, all tensors in JSON
-  CheckpointOutput output = CheckpointOutput::kTable;
+  std::string tensors;  // a glob ("*", "?") of tensors to list; empty: none
+  Format format = Format::kTable;
 };
 absl::Status ShowCheckpoint(const CheckpointShowOptions& options, std::ostream& out);
 
 struct CheckpointVerifyOptions {
   std::string step;
   store::VerifyDepth depth = store::VerifyDepth::kDeep;
-  CheckpointOutput output = CheckpointOutput::kTable;
+  Format format = Format::kTable;
 };
 // DataLoss when the step is not whole; every problem has been printed, naming file, tensor and
 // block.
 absl::Status VerifyCheckpoint(const CheckpointVerifyOptions& options, std::ostream& out);
+
+// A step's directory, opened as a store of its parent.
+struct StepLocation {
+  std::unique_ptr<store::FileStore> store;
+  std::string directory;  // relative to the store
+};
+// NotFound when there is nothing; it says what was looked for.
+absl::StatusOr<StepLocation> LocateStep(const std::string& step);
+
+// Whether all of `text` matches a pattern of characters, "*" (any text) and "?" (any character).
+bool MatchesGlob(const std::string& pattern, const std::string& text);
 
 }  // namespace ravel::ctl

@@ -1,0 +1,146 @@
+#include "common/plan/plan_proto.h"
+
+#include <random>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/common/plan/plan_testing.h"
+
+namespace ravel::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+JobSpec FullSpec() {
+  JobSpec spec = testing::SpecOf(testing::Llama(64, 2, 96, 257), 4);
+  spec.namespace_name = "team";
+  spec.model_from = "/models/a";
+  spec.model->source_json = "{}";
+  spec.model->rope_scaling_factor = 8;
+  spec.model->rope_original_max_position_embeddings = 1024;
+  spec.init_std = 0.03;
+  spec.data.train = {{.path = "/data/a", .weight = 2.5}, {.path = "/data/b"}};
+  spec.data.validation = {{.path = "/data/v"}};
+  spec.data.format = TokenFormat::kFlatU16;
+  spec.data.passes = 3;
+  spec.data.tokenizer = "/data/t.json";
+  spec.steps = 100;
+  spec.micro_batch = 2;
+  spec.seed = ~uint64_t{0};
+  spec.optimizer = {
+      .lr = 1e-3, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-9, .weight_decay = 0.2, .clip_norm = 2};
+  spec.schedule = {.kind = ScheduleKind::kWsd, .warmup_steps = 7, .min_ratio = 0.2};
+  spec.evaluation_every = 11;
+  spec.evaluation_batches = 12;
+  spec.transport = Transport::kGloo;
+  spec.device_count = 3;
+  spec.elastic = {.sizes = {1, 2, 3}, .grow_delay_ms = 1, .grow_every_ms = 2};
+  spec.determinism = DeterminismMode::kFast;
+  spec.checkpoint = {.store = "file:///s",
+                     .every_steps = 5,
+                     .every_ms = 6,
+                     .at_start = true,
+                     .keep_last = 9,
+                     .resume_from = "none",
+                     .fresh = true};
+  spec.restart = {.max_failures = 1,
+                  .max_per_day = 2,
+                  .max_no_progress = 4,
+                  .backoff_ms = 5,
+                  .max_backoff_ms = 6};
+  spec.detection_ms = 700;
+  spec.log_every = 8;
+  spec.gather_window_bytes = 1 << 20;
+  spec.staging_window_bytes = 1 << 21;
+  return spec;
+}
+
+TEST(JobProto, RoundTripKeepsEveryField) {
+  const std::string bytes = SerializeJob(FullSpec());
+  const absl::StatusOr<JobSpec> back = ParseJob(bytes);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(SerializeJob(*back), bytes);
+  EXPECT_EQ(back->name, "plan");
+  EXPECT_EQ(back->namespace_name, "team");
+  EXPECT_EQ(back->seed, ~uint64_t{0});
+  EXPECT_EQ(back->optimizer.beta1, 0.8);
+  EXPECT_EQ(back->schedule.kind, ScheduleKind::kWsd);
+  EXPECT_EQ(back->elastic.sizes, (std::vector<int64_t>{1, 2, 3}));
+  EXPECT_EQ(back->checkpoint.resume_from, "none");
+  EXPECT_EQ(back->restart.max_no_progress, 4);
+  EXPECT_EQ(back->model->rope_scaling_factor, 8);
+  EXPECT_EQ(back->data.train[0].weight, 2.5);
+  // Every field of the message differs from its default, so none can be forgotten in the codec.
+  const v1::PlannedJob proto = ToProto(FullSpec());
+  const google::protobuf::Descriptor* descriptor = proto.GetDescriptor();
+  for (int i = 0; i < descriptor->field_count(); ++i) {
+    const google::protobuf::FieldDescriptor* field = descriptor->field(i);
+    const bool set = field->is_repeated() ? proto.GetReflection()->FieldSize(proto, field) > 0
+                                          : proto.GetReflection()->HasField(proto, field);
+    EXPECT_TRUE(set) << field->name();
+  }
+}
+
+TEST(JobProto, UnknownValuesAreNamed) {
+  v1::PlannedJob proto = ToProto(FullSpec());
+  proto.set_transport(9);
+  EXPECT_THAT(std::string(FromProto(proto).status().message()), HasSubstr("transport"));
+  EXPECT_FALSE(ParseJob("\xff\xff").ok());
+}
+
+class PlanProtoTest : public ::testing::TestWithParam<testing::ModelCase> {};
+
+TEST_P(PlanProtoTest, RoundTripGivesTheSamePlanAndTheSameBytes) {
+  for (const int64_t ranks : {1, 3, 4}) {
+    for (const bool shared : {true, false}) {
+      const ShardingPlan plan = testing::PlanOf(GetParam().config, ranks, 4, shared);
+      const std::string bytes = SerializePlan(plan);
+      const absl::StatusOr<ShardingPlan> back = ParsePlan(bytes);
+      ASSERT_TRUE(back.ok()) << back.status();
+      EXPECT_EQ(SerializePlan(*back), bytes);
+      EXPECT_EQ(SerializePlan(testing::PlanOf(GetParam().config, ranks, 4, shared)), bytes);
+      EXPECT_EQ(back->memory.offsets, plan.memory.offsets);
+      EXPECT_EQ(back->programs.size(), plan.programs.size());
+      EXPECT_EQ(WireBytesPerStep(*back), WireBytesPerStep(plan));
+      EXPECT_EQ(OwnedPieces(back->inventory, back->groups[1], ranks - 1),
+                OwnedPieces(plan.inventory, plan.groups[1], ranks - 1));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models,
+                         PlanProtoTest,
+                         ::testing::ValuesIn(testing::ModelCases()),
+                         testing::CaseName);
+
+TEST(PlanProto, DamagedPlansAreErrorsNotCrashes) {
+  const std::string bytes =
+      SerializePlan(testing::PlanOf(testing::Llama(64, 2, 96, 257), 3, 4, false));
+  for (int trial = 0; trial < 4000; ++trial) {
+    std::mt19937_64 random(testing::kSeed + static_cast<uint64_t>(trial));
+    std::string damaged = bytes;
+    const size_t edits = random() % 3 + 1;
+    for (size_t i = 0; i < edits; ++i) {
+      damaged[random() % damaged.size()] = static_cast<char>(random() & 0x7f);  // valid UTF-8
+    }
+    if (random() % 8 == 0) {
+      damaged.resize(random() % damaged.size());
+    }
+    const absl::StatusOr<ShardingPlan> plan = ParsePlan(damaged);
+    if (!plan.ok()) {
+      EXPECT_FALSE(plan.status().message().empty());
+    }
+  }
+}
+
+TEST(PlanProto, PlansOfAnotherModelAreRefused) {
+  v1::ShardingPlan proto = ToProto(testing::PlanOf(testing::Llama(64, 2, 96, 257), 2, 4, false));
+  proto.mutable_model()->set_vocab_size(300);
+  EXPECT_THAT(std::string(FromProto(proto).status().message()),
+              HasSubstr("model.embed_tokens.weight"));
+}
+
+}  // namespace
+}  // namespace ravel::plan

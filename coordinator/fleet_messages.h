@@ -1,0 +1,223 @@
+#pragma once
+
+// What daemons and coordinator say to each other, as plain values: proto/fleet.proto and trainer.proto without protobuf.
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "common/ckpt/manifest.h"
+
+namespace ravel::coordinator {
+
+using StreamId = uint64_t;
+
+struct DeviceFacts {
+  std::string kind;
+  std::string model;
+  int64_t memory_bytes = 0;
+  std::string uuid;
+};
+
+struct HeldTrainer {
+  std::string job_uid;
+  int64_t epoch = 0;
+  int64_t attempt = 0;
+  int64_t rank = 0;
+  int64_t step = 0;
+  std::string state;
+  std::vector<ckpt::Seal> seals;
+};
+
+struct HelloMessage {
+  std::string node_id;
+  std::string incarnation;
+  int64_t protocol = 0;
+  std::string cluster_id;
+  std::vector<DeviceFacts> devices;
+  std::string data_address;
+  std::string host_id;
+  std::string cpu_isa;
+  std::vector<HeldTrainer> trainers;
+  std::string version;
+  std::string device_message;
+};
+
+struct TrainerBeat {
+  std::string job_uid;
+  int64_t rank = 0;
+  int64_t epoch = 0;
+  int64_t step = 0;
+  std::string phase;
+  int64_t phase_age_ms = 0;
+};
+struct BeatMessage {
+  int64_t seq = 0;
+  std::vector<TrainerBeat> trainers;
+};
+
+struct CommRecord {
+  std::string group;
+  int64_t rank = 0;
+  std::string record;  // a secret: never logged
+};
+struct TrainerReady {
+  int64_t step = 0;
+  int64_t planned_bytes = 0;
+  int64_t measured_bytes = 0;
+  double restore_seconds = 0;
+};
+struct StepReport {
+  int64_t step = 0;
+  float loss = 0;
+  double grad_norm = 0;
+  double lr = 0;
+  int64_t tokens = 0;
+  double step_seconds = 0;
+  bool skipped = false;
+  bool has_validation_loss = false;
+  float validation_loss = 0;
+  int64_t time_ms = 0;
+  int64_t planned_bytes = 0;
+  int64_t measured_bytes = 0;
+};
+struct SaveStarted {
+  int64_t step = 0;
+  int64_t sequence = 0;
+};
+struct TrainerFailed {
+  int32_t code = 0;
+  std::string reason;
+  std::string message;
+};
+struct TrainerDone {
+  int64_t step = 0;
+};
+struct TrainerProgress {
+  int64_t step = 0;
+};
+
+struct TrainerFrame {
+  std::string job_uid;
+  int64_t epoch = 0;
+  int64_t attempt = 0;
+  int64_t rank = 0;
+  std::variant<TrainerProgress, CommRecord, TrainerReady, StepReport, ckpt::Seal, SaveStarted, TrainerFailed, TrainerDone>
+      frame;
+};
+
+struct TrainerExited {
+  std::string job_uid;
+  int64_t epoch = 0;
+  int64_t attempt = 0;
+  int64_t rank = 0;
+  int32_t exit_code = 0;
+  int32_t signal = 0;
+  std::string reason;
+  std::string message;
+  std::string tail;
+};
+
+struct LogBatch {
+  std::string job_uid;
+  int64_t attempt = 0;
+  int64_t rank = 0;
+  int64_t first_seq = 0;
+  std::vector<std::string> lines;
+  int64_t time_ms = 0;
+};
+
+struct CommandResult {
+  int64_t command_id = 0;
+  bool ok = true;
+  std::string message;
+};
+struct DrainNotice {
+  std::string reason;
+};
+
+using UpMessage = std::variant<BeatMessage, TrainerFrame, TrainerExited, LogBatch, CommandResult, DrainNotice>;
+
+// Down.
+
+struct Welcome {
+  std::string cluster_id;
+  int64_t beat_interval_ms = 0;
+  std::vector<HeldTrainer> stop;
+};
+struct BeatAck {
+  int64_t seq = 0;
+};
+struct StartTrainer {
+  std::string job_name;
+  int64_t rank = 0;
+  int64_t world_size = 0;
+  std::string job;  // serialized PlannedJob
+  int64_t device = 0;
+  std::string transport;
+  std::string restore_path;
+  std::string checkpoint_root;
+  int64_t first_step = 0;
+  std::string host_address;
+  bool save_at_start = false;
+  bool save_at_end = true;
+};
+struct Launch {
+  std::string job_uid;
+  int64_t epoch = 0;
+  int64_t attempt = 0;
+  std::string plan_digest;
+  std::vector<StartTrainer> trainers;
+};
+struct CommRecordSet {
+  std::string group;
+  std::vector<std::string> records;
+};
+struct RunTrainer {
+  int64_t until_step = 0;
+};
+struct SaveTrainer {
+  int64_t sequence = 0;
+  bool then_stop = false;
+};
+struct CommitResult {
+  int64_t step = 0;
+  bool committed = false;
+  std::string reason;
+};
+struct PeerLost {
+  std::string reason;
+};
+// To one rank, or with rank -1 to all ranks of the job's epoch on the node.
+struct TrainerCommand {
+  std::string job_uid;
+  int64_t epoch = 0;
+  int64_t rank = -1;
+  std::variant<CommRecordSet, RunTrainer, SaveTrainer, CommitResult, PeerLost> frame;
+};
+struct StopTrainers {
+  std::string job_uid;
+  int64_t epoch = 0;  // this one and all before
+  std::string reason;
+  int64_t grace_ms = 0;
+};
+struct Rejected {
+  std::string reason;
+};
+struct DownMessage {
+  int64_t term = 0;
+  int64_t command_id = 0;
+  std::variant<Welcome, BeatAck, Launch, TrainerCommand, StopTrainers, Rejected> kind;
+};
+
+// The way down to daemons. Thread-safe; a stream that is gone swallows messages.
+class FleetLink {
+ public:
+  virtual ~FleetLink() = default;
+  virtual void Send(StreamId stream, DownMessage message) = 0;
+  // Ends the stream after what was sent before.
+  virtual void Close(StreamId stream) = 0;
+};
+
+}  // namespace ravel::coordinator

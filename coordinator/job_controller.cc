@@ -1,0 +1,380 @@
+#include "coordinator/job_controller.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/check.h"
+#include "common/crypto.h"
+#include "common/fault_point.h"
+#include "common/logging.h"
+
+namespace ravel::coordinator {
+
+JobController::JobController(ControllerOptions options, ControllerParts parts)
+    : options_(options), parts_(std::move(parts)), membership_(options.detection_ms) {}
+
+absl::Status JobController::Start() {
+  ASSIGN_OR_RETURN(LoadedState state, parts_.store->Open());
+  cluster_id_ = state.cluster_id;
+  term_ = state.term;
+  event_seq_ = state.last_event_seq;
+  resource_version_ = state.last_resource_version;
+  for (OperationRecord& operation : state.operations) {
+    operations_[operation.id] = std::move(operation);
+  }
+  for (const SaveRecord& save : state.saves) {
+    saves_[save.job_uid].push_back(save);
+  }
+  for (const NodeRow& node : state.nodes) {
+    if (!node.incarnation.empty()) {
+      expected_nodes_.insert(node.id);
+    }
+  }
+  ticked_ms_ = parts_.clock->MonotonicMs();
+  bool was_active = false;
+  for (JobRecord& job : state.jobs) {
+    absl::StatusOr<plan::JobSpec> spec = parts_.planner->DecodeSpec(job.planned);
+    RETURN_IF_ERROR(Annotate(spec.status(), absl::StrCat("job ", job.name, " in the database")));
+    job.spec = *std::move(spec);
+    was_active = was_active || HoldsDevices(job.state);
+    LoadJob(std::move(job));
+  }
+  UpdateDetection();
+  if (was_active) {
+    // 2T and the spread of the daemons' reconnection back-off.
+    registration_until_ms_ = ticked_ms_ + 3 * membership_.times().detection_ms;
+  } else {
+    expected_nodes_.clear();
+  }
+  log::Info(absl::StrCat("coordinator of cluster ", cluster_id_, ", term ", term_, ", ", entries_.size(), " jobs"));
+  return absl::OkStatus();
+}
+
+void JobController::LoadJob(JobRecord record) {
+  const std::string uid = record.uid;
+  order_.push_back(uid);
+  Entry& entry = entries_[uid];
+  entry.record = std::move(record);
+  absl::StatusOr<std::vector<StepRecord>> history = parts_.metrics->Read(uid);
+  if (history.ok() && !history->empty()) {
+    entry.progress.first_loss = history->front().loss;
+    entry.progress.step = history->back().step;
+    entry.progress.loss = history->back().loss;
+    entry.progress.any = true;
+  }
+  FinishOperations(uid, INT64_MAX, OperationState::kFailed, "CoordinatorRestart", -1, "");
+  for (const SaveRecord& save : saves_[uid]) {
+    if (save.state == SaveState::kIntended) {
+      Settle(entry, save);
+    }
+  }
+  if (entry.settling) {
+    return;  // the transition follows: a commit that is found may already end the job
+  }
+  Do(entry, MakeEvent(JobEventKind::kCoordinatorRestarted));
+}
+
+// A commit was intended when the last coordinator went away: the store tells whether it happened, or it is done now.
+void JobController::Settle(Entry& entry, const SaveRecord& save) {
+  entry.settling = true;
+  entry.run.committing += 1;
+  const std::string uid = entry.record.uid;
+  const plan::JobSpec spec = entry.record.spec;
+  parts_.pool->Post([this, uid, spec, save] {
+    SaveRequest request{uid, save.step, save.epoch, save.attempt, save.created_ms, nullptr, {}};
+    absl::StatusOr<CommittedSave> result = absl::AbortedError("not finished when the coordinator stopped");
+    auto world = parts_.planner->Plan(spec, save.world_size, true);
+    if (world.ok()) {
+      request.world = *world;
+      absl::StatusOr<std::optional<CommittedSave>> settled = parts_.keeper->Settle(spec, request);
+      if (settled.ok() && settled->has_value()) {
+        result = **settled;
+      } else if (!settled.ok()) {
+        result = settled.status();
+      }
+    } else {
+      result = world.status();
+    }
+    parts_.strand->Post([this, uid, save, result] {
+      OnCommitted(uid, save, result, -1);
+      Entry* found = FindEntry(uid);
+      if (found != nullptr && found->run.committing == 0) {
+        found->settling = false;
+        Do(*found, MakeEvent(JobEventKind::kCoordinatorRestarted));
+        Reconcile(*found);
+      }
+    });
+  });
+}
+
+void JobController::Tick() {
+  const int64_t now_ms = parts_.clock->MonotonicMs();
+  // Time that this thread itself did not run is nobody's silence.
+  const int64_t slept_ms = now_ms - ticked_ms_;
+  if (slept_ms > std::max<int64_t>(10 * options_.tick_ms, 200)) {
+    membership_.Forgive(slept_ms);
+  }
+  ticked_ms_ = now_ms;
+  for (const LostNode& lost : membership_.Evaluate(now_ms)) {
+    LoseNode(lost.node_id, lost.reason);
+  }
+  for (auto& [uid, entry] : entries_) {
+    while (!entry.waiting.empty()) {
+      Step step = std::move(entry.waiting.front());
+      if (!TryStep(entry, step).ok()) {
+        entry.waiting.front() = std::move(step);
+        break;
+      }
+      entry.waiting.pop_front();
+    }
+    if (!IsTerminal(entry.record.state)) {
+      Reconcile(entry);
+    }
+  }
+  Schedule();
+}
+
+JobController::Entry* JobController::FindEntry(const std::string& uid) {
+  const auto found = entries_.find(uid);
+  return found == entries_.end() ? nullptr : &found->second;
+}
+
+const JobController::Entry* JobController::FindEntry(const JobKey& key) const {
+  for (const auto& [uid, entry] : entries_) {
+    if (entry.record.name == key.name && entry.record.namespace_name == key.namespace_name) {
+      return &entry;
+    }
+  }
+  return nullptr;
+}
+
+JobView JobController::ViewOf(const Entry& entry) const {
+  JobView view{entry.record, entry.progress, -1};
+  if (view.record.state == JobState::kRunning && entry.progress.step_seconds > 0) {
+    view.eta_seconds =
+        entry.progress.step_seconds * static_cast<double>(entry.record.spec.steps - entry.progress.step);
+  }
+  return view;
+}
+
+void JobController::Publish(const Entry& entry) { feed_.Publish(entry.record.uid, ViewOf(entry)); }
+
+JobEvent JobController::MakeEvent(JobEventKind kind) const {
+  JobEvent event;
+  event.kind = kind;
+  event.now_ms = parts_.clock->WallMs();
+  return event;
+}
+
+absl::Status JobController::Persist(StoreChange& change) {
+  for (JobEventRecord& event : change.events) {
+    event.seq = ++event_seq_;
+  }
+  for (JobRecord& job : change.jobs) {
+    job.resource_version = ++resource_version_;
+  }
+  RETURN_IF_ERROR(FaultPoint("coordinator.before_persist"));
+  const absl::Status status = parts_.store->Apply(change);
+  if (absl::IsAborted(status) && parts_.on_fatal) {
+    parts_.on_fatal(status);
+  }
+  RETURN_IF_ERROR(status);
+  FaultPoint("coordinator.after_persist").IgnoreError();  // done is done: only a crash means anything here
+  return absl::OkStatus();
+}
+
+absl::Status JobController::TryStep(Entry& entry, Step& step) {
+  std::optional<TransitionResult> result = Transition(entry.record, step.event);
+  StoreChange change = step.extra;
+  if (result) {
+    change.jobs.push_back(result->next);
+    change.events.insert(change.events.end(), result->events.begin(), result->events.end());
+  }
+  const bool empty = change.jobs.empty() && change.events.empty() && change.saves.empty() &&
+                     change.operations.empty() && change.epochs.empty() && !change.request;
+  if (!empty) {
+    RETURN_IF_ERROR(Persist(change));
+  }
+  for (const JobEventRecord& event : change.events) {
+    log::Info(absl::StrCat("job ", entry.record.name, ": ", event.type, " ", event.reason, " epoch ", event.epoch,
+                           event.message.empty() ? "" : ": ", event.message));
+    feed_.Publish(entry.record.uid, event);
+  }
+  if (result) {
+    entry.record = change.jobs.back();
+    Publish(entry);
+    scheduling_needed_ = true;
+    for (const JobActionKind action : result->actions) {
+      Act(entry, action);
+    }
+  }
+  if (step.after) {
+    step.after();
+  }
+  return absl::OkStatus();
+}
+
+void JobController::Do(Entry& entry, Step step) {
+  if (!entry.waiting.empty()) {
+    entry.waiting.push_back(std::move(step));
+    return;
+  }
+  const absl::Status status = TryStep(entry, step);
+  if (!status.ok()) {
+    log::Error(absl::StrCat("job ", entry.record.name, ": ", std::string(EventKindName(step.event.kind)),
+                            " waits for the database: ", status.ToString()));
+    entry.waiting.push_back(std::move(step));
+  }
+}
+
+void JobController::Act(Entry& entry, JobActionKind action) {
+  switch (action) {
+    case JobActionKind::kLaunch:
+      Prepare(entry);
+      break;
+    case JobActionKind::kRun:
+      entry.run.phase = RunPhase::kTraining;
+      entry.run.progress_ms = entry.run.save_ms = parts_.clock->MonotonicMs();
+      SendToNodes(entry, {entry.record.uid, entry.run.epoch, -1, RunTrainer{entry.record.spec.steps}});
+      break;
+    case JobActionKind::kStopTrainers:
+      StopRun(entry);
+      break;
+    case JobActionKind::kSaveThenStop:
+      RequestSave(entry, true);
+      break;
+    case JobActionKind::kFinished:
+      FinishOperations(entry.record.uid, INT64_MAX,
+                       entry.record.state == JobState::kSucceeded ? OperationState::kCommitted : OperationState::kFailed,
+                       entry.record.reason, entry.record.committed_step, "");
+      parts_.metrics->Close(entry.record.uid);
+      feed_.Publish(entry.record.uid, FeedEnd());
+      UpdateDetection();
+      break;
+  }
+}
+
+void JobController::UpdateDetection() {
+  int64_t detection_ms = options_.detection_ms;
+  for (const auto& [uid, entry] : entries_) {
+    if (!IsTerminal(entry.record.state)) {
+      detection_ms = std::min(detection_ms, entry.record.spec.detection_ms);
+    }
+  }
+  if (detection_ms == membership_.times().detection_ms) {
+    return;
+  }
+  membership_.SetDetection(detection_ms);
+  // Nobody is late by a rule that was not told yet.
+  membership_.Forgive(detection_ms);
+  for (const auto& [id, node] : membership_.nodes()) {
+    if (node.stream) {
+      Send(*node.stream, Welcome{cluster_id_, membership_.times().beat_ms(), {}});
+    }
+  }
+}
+
+absl::StatusOr<JobView> JobController::Submit(SubmitDraft draft) {
+  ASSIGN_OR_RETURN(const std::optional<RequestRecord> known, parts_.store->FindRequest(draft.request_id));
+  if (known) {
+    if (known->hash != draft.hash) {
+      return absl::AlreadyExistsError(absl::StrCat("request id ", draft.request_id, " was used for another request"));
+    }
+    const Entry* entry = FindEntry(known->answer);
+    return entry == nullptr ? absl::StatusOr<JobView>(absl::NotFoundError("the job of this request is gone"))
+                            : ViewOf(*entry);
+  }
+  const JobKey key{draft.record.namespace_name, draft.record.name};
+  if (FindEntry(key) != nullptr) {
+    return absl::AlreadyExistsError(absl::StrCat("a job named ", key.name, " exists in namespace ", key.namespace_name,
+                                                 "; choose another metadata.name, or use generateName"));
+  }
+  JobRecord& job = draft.record;
+  job.uid = RandomUuid();
+  job.state = JobState::kQueued;
+  job.reason = "WaitingForDevices";
+  job.created_ms = parts_.clock->WallMs();
+  JobEventRecord event;
+  event.time_ms = job.created_ms;
+  event.job_uid = job.uid;
+  event.type = "Submitted";
+  StoreChange change;
+  change.jobs.push_back(job);
+  change.events.push_back(event);
+  change.request = RequestRecord{draft.request_id, draft.hash, job.uid, job.created_ms};
+  RETURN_IF_ERROR(Persist(change));
+  Entry& entry = entries_[job.uid];
+  entry.record = change.jobs.back();
+  order_.push_back(job.uid);
+  scheduling_needed_ = true;
+  log::Info(absl::StrCat("job ", job.name, ": submitted as ", job.uid));
+  UpdateDetection();
+  return ViewOf(entry);
+}
+
+absl::StatusOr<JobView> JobController::Cancel(const JobKey& key, const std::string& reason) {
+  Entry* entry = FindEntry(key);
+  if (entry == nullptr) {
+    return absl::NotFoundError(absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name));
+  }
+  if (IsTerminal(entry->record.state) && entry->record.state != JobState::kCancelled) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", key.name, " is over: ", std::string(StateName(entry->record.state))));
+  }
+  JobEvent event = MakeEvent(JobEventKind::kCancelRequested);
+  event.cause.message = reason;
+  Step step{std::move(event), {}, {}};
+  if (!entry->waiting.empty()) {
+    return absl::ResourceExhaustedError("the coordinator's database cannot be written");
+  }
+  RETURN_IF_ERROR(TryStep(*entry, step));
+  Reconcile(*entry);
+  return ViewOf(*entry);
+}
+
+absl::StatusOr<JobView> JobController::Get(const JobKey& key) const {
+  const Entry* entry = FindEntry(key);
+  if (entry == nullptr) {
+    return absl::NotFoundError(absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name));
+  }
+  return ViewOf(*entry);
+}
+
+std::vector<JobView> JobController::List() const {
+  std::vector<JobView> views;
+  for (const std::string& uid : order_) {
+    views.push_back(ViewOf(entries_.at(uid)));
+  }
+  return views;
+}
+
+absl::StatusOr<OperationRecord> JobController::GetOperation(const std::string& id) const {
+  const auto found = operations_.find(id);
+  if (found == operations_.end()) {
+    return absl::NotFoundError(absl::StrCat("no operation ", id));
+  }
+  return found->second;
+}
+
+std::vector<SaveRecord> JobController::Saves(const std::string& job_uid) const {
+  const auto found = saves_.find(job_uid);
+  return found == saves_.end() ? std::vector<SaveRecord>() : found->second;
+}
+
+std::vector<NodeView> JobController::Nodes() const {
+  std::map<std::string, int64_t> free;
+  for (const bool cpu : {true, false}) {
+    for (const NodeOffer& offer : FreeDevices(cpu)) {
+      free[offer.node_id] += static_cast<int64_t>(offer.devices.size());
+    }
+  }
+  std::vector<NodeView> views;
+  for (const auto& [id, node] : membership_.nodes()) {
+    views.push_back({node, static_cast<int64_t>(node.facts.devices.size()), free[id]});
+  }
+  return views;
+}
+
+}  // namespace ravel::coordinator

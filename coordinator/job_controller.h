@@ -1,0 +1,216 @@
+#pragma once
+
+// The one decision maker: jobs, trainers, saves. Everything runs on its strand: decide (pure transition), persist, apply,
+// act. Waiting is level-triggered: Reconcile looks at what a job's trainers are and does what its state asks for, after
+// every message and on every tick, so nothing depends on having seen an edge.
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "common/clock.h"
+#include "common/status.h"
+#include "coordinator/admission.h"
+#include "coordinator/checkpoint_keeper.h"
+#include "coordinator/executor.h"
+#include "coordinator/feed.h"
+#include "coordinator/fleet_messages.h"
+#include "coordinator/job_record.h"
+#include "coordinator/job_run.h"
+#include "coordinator/job_state_machine.h"
+#include "coordinator/job_store.h"
+#include "coordinator/log_store.h"
+#include "coordinator/membership.h"
+#include "coordinator/metrics_log.h"
+#include "coordinator/planner.h"
+
+namespace ravel::coordinator {
+
+struct ControllerOptions {
+  int64_t detection_ms = 5000;            // T while no job asks for a shorter one
+  int64_t step_timeout_ms = 600 * 1000;   // hard wall: an epoch without progress for that long is stuck
+  int64_t save_timeout_ms = 120 * 1000;   // for all seals of one save
+  int64_t tick_ms = 20;                   // how often Tick is called
+};
+
+// All outlive the controller.
+struct ControllerParts {
+  const Clock* clock = nullptr;
+  Executor* strand = nullptr;
+  Executor* pool = nullptr;
+  JobStore* store = nullptr;
+  Planner* planner = nullptr;
+  CheckpointKeeper* keeper = nullptr;
+  FleetLink* fleet = nullptr;
+  MetricsLog* metrics = nullptr;
+  LogStore* logs = nullptr;
+  std::function<void(absl::Status)> on_fatal;  // another coordinator has taken over
+};
+
+struct NodeView {
+  NodeRecord record;
+  int64_t devices = 0;
+  int64_t devices_free = 0;
+};
+
+struct SubmitDraft {
+  std::string request_id;
+  std::string hash;
+  JobRecord record;  // names, canonical, planned, spec
+};
+
+struct JobKey {
+  std::string namespace_name;
+  std::string name;
+};
+
+// Every method runs on the strand.
+class JobController {
+ public:
+  JobController(ControllerOptions options, ControllerParts parts);
+
+  // Once, first: reads the store, raises the term, ends what ran before.
+  absl::Status Start();
+  void Tick();
+
+  // Requests. Accepted means durable.
+  absl::StatusOr<JobView> Submit(SubmitDraft draft);
+  absl::StatusOr<JobView> Cancel(const JobKey& key, const std::string& reason);
+  absl::StatusOr<OperationRecord> CheckpointNow(const JobKey& key, const std::string& request_id);
+  absl::StatusOr<JobView> Get(const JobKey& key) const;
+  std::vector<JobView> List() const;
+  absl::StatusOr<OperationRecord> GetOperation(const std::string& id) const;
+  std::vector<SaveRecord> Saves(const std::string& job_uid) const;
+  std::vector<NodeView> Nodes() const;
+  Feed& feed() { return feed_; }
+  const MetricsLog& metrics() const { return *parts_.metrics; }
+  const LogStore& logs() const { return *parts_.logs; }
+  JobStore& store() { return *parts_.store; }
+  int64_t term() const { return term_; }
+  const std::string& cluster_id() const { return cluster_id_; }
+  int64_t stale_refused() const { return stale_refused_; }
+  int64_t resource_version() const { return resource_version_; }
+
+  // The fleet.
+  void OnHello(StreamId stream, const HelloMessage& hello);
+  void OnUp(StreamId stream, const UpMessage& message);
+  void OnStreamClosed(StreamId stream);
+
+ private:
+  // A transition that is waiting for the store, with what belongs to its transaction and what follows it.
+  struct Step {
+    JobEvent event;
+    StoreChange extra;
+    std::function<void()> after;
+  };
+  struct Entry {
+    JobRecord record;
+    JobRun run;
+    JobProgress progress;
+    std::deque<Step> waiting;  // the store refused: tried again at each tick, in order
+    bool settling = false;     // commits that were intended before a restart are being looked at
+  };
+  using TrainerKey = std::tuple<std::string, int64_t, int64_t>;  // job, epoch, rank
+
+  // job_controller.cc: state, requests, the persist-apply-act cycle.
+  Entry* FindEntry(const std::string& uid);
+  const Entry* FindEntry(const JobKey& key) const;
+  Entry* FindEntry(const JobKey& key) { return const_cast<Entry*>(std::as_const(*this).FindEntry(key)); }
+  JobView ViewOf(const Entry& entry) const;
+  void Publish(const Entry& entry);
+  JobEvent MakeEvent(JobEventKind kind) const;
+  absl::Status Persist(StoreChange& change);
+  absl::Status TryStep(Entry& entry, Step& step);
+  // Now if the store allows, else later; keeps order.
+  void Do(Entry& entry, Step step);
+  void Do(Entry& entry, JobEvent event) { Do(entry, Step{std::move(event), {}, {}}); }
+  void Act(Entry& entry, JobActionKind action);
+  void LoadJob(JobRecord record);
+  void Settle(Entry& entry, const SaveRecord& save);
+  void UpdateDetection();
+
+  // job_controller_run.cc: from placement to the end of an epoch.
+  void Reconcile(Entry& entry);
+  void ReconcileRunning(Entry& entry);
+  void Schedule();
+  bool TryPlace(Entry& entry);
+  std::vector<NodeOffer> FreeDevices(bool cpu) const;
+  void Prepare(Entry& entry);
+  struct Prepared {
+    absl::Status status;
+    std::string reason;  // of a status that is not OK
+    RestorePoint restore;
+    std::shared_ptr<const PlannedWorld> world;
+  };
+  void OnPrepared(const std::string& uid, int64_t epoch, Prepared prepared);
+  void LaunchTrainers(Entry& entry, const RestorePoint& restore);
+  void StopRun(Entry& entry);
+  void NudgeQuiescing(Entry& entry);
+  void CheckStall(Entry& entry);
+  void CheckGrowth(Entry& entry);
+  void SendToNodes(const Entry& entry, const TrainerCommand& command);
+  std::set<std::string> NodesOf(const Entry& entry) const;
+
+  // job_controller_fleet.cc: what daemons say.
+  // The command's id.
+  int64_t Send(StreamId stream, decltype(DownMessage::kind) kind);
+  int64_t SendToNode(const std::string& node_id, decltype(DownMessage::kind) kind);
+  std::vector<HeldTrainer> ReconcileHeld(const std::string& node_id, const HelloMessage& hello);
+  void LoseNode(const std::string& node_id, const std::string& reason);
+  void LoseSlots(const std::string& node_id, const std::string& reason, const std::set<TrainerKey>& kept);
+  void OnBeat(StreamId stream, const std::string& node_id, const BeatMessage& beat);
+  void OnExited(const std::string& node_id, const TrainerExited& exited);
+  void OnCommandResult(const std::string& node_id, const CommandResult& result);
+  void OnTrainerFailed(Entry& entry, TrainerSlot& slot, int64_t rank, const TrainerFailed& failed);
+  void OnLog(const std::string& node_id, const LogBatch& batch);
+  void OnFrame(const std::string& node_id, const TrainerFrame& frame);
+  // The entry and slot that a frame of the present epoch is for; null and counted when stale.
+  std::pair<Entry*, TrainerSlot*> Accept(const std::string& node_id, const TrainerFrame& frame);
+  void OnCommRecord(Entry& entry, const CommRecord& record);
+  void OnReady(Entry& entry, TrainerSlot& slot, const TrainerReady& ready);
+  void OnStepReport(Entry& entry, const TrainerFrame& frame, const StepReport& report);
+
+  // job_controller_saves.cc: saves.
+  void RequestSave(Entry& entry, bool then_stop);
+  void CheckSaves(Entry& entry);
+  void OnSaveStarted(Entry& entry, const SaveStarted& started);
+  void OnSeal(Entry& entry, int64_t rank, const ckpt::Seal& seal);
+  void StartCommit(Entry& entry, std::pair<int64_t, int64_t> key);
+  void OnCommitted(const std::string& uid, SaveRecord save, absl::StatusOr<CommittedSave> result, int64_t sequence);
+  void FinishOperations(const std::string& uid, int64_t up_to_sequence, OperationState state, const std::string& reason,
+                        int64_t step, const std::string& save_id);
+  void SaveOperation(const OperationRecord& operation);
+  void Retain(Entry& entry);
+  void OnCorruptCheckpoint(Entry& entry, const FailureCause& cause);
+
+  ControllerOptions options_;
+  ControllerParts parts_;
+  Membership membership_;
+  std::map<std::string, Entry> entries_;  // by uid
+  std::vector<std::string> order_;        // uids, oldest first
+  std::map<std::string, OperationRecord> operations_;
+  std::map<std::string, std::vector<SaveRecord>> saves_;  // by uid
+  // Trainers of epochs that are over, by node: their devices are taken until they are reported gone.
+  std::map<std::string, std::set<TrainerKey>> stale_;
+  std::map<int64_t, std::pair<std::string, int64_t>> launches_;  // job and epoch by command id, until answered
+  std::set<std::string> expected_nodes_;  // known before the restart and not back yet
+  int64_t registration_until_ms_ = 0;     // monotonic: nothing is placed before that after a restart
+  Feed feed_;
+  std::string cluster_id_;
+  int64_t term_ = 0;
+  int64_t event_seq_ = 0;
+  int64_t resource_version_ = 0;
+  int64_t command_id_ = 0;
+  int64_t stale_refused_ = 0;
+  int64_t ticked_ms_ = 0;
+  bool scheduling_needed_ = true;
+};
+
+}  // namespace ravel::coordinator

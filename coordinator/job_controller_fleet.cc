@@ -1,0 +1,397 @@
+// JobController: what daemons say.
+
+#include <algorithm>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/logging.h"
+#include "coordinator/job_controller.h"
+
+namespace ravel::coordinator {
+namespace {
+
+template <typename... Handlers>
+struct Overloaded : Handlers... {
+  using Handlers::operator()...;
+};
+template <typename... Handlers>
+Overloaded(Handlers...) -> Overloaded<Handlers...>;
+
+std::string LastLine(const std::string& tail) {
+  const size_t end = tail.find_last_not_of(" \r\n");
+  if (end == std::string::npos) {
+    return "";
+  }
+  const size_t begin = tail.find_last_of('\n', end);
+  return tail.substr(begin == std::string::npos ? 0 : begin + 1, end - (begin == std::string::npos ? 0 : begin + 1) + 1);
+}
+
+std::string DescribeExit(const std::string& node_id, const TrainerExited& exited, const std::string& said) {
+  std::string text = absl::StrCat("rank ", exited.rank, " on ", node_id, ": ");
+  absl::StrAppend(&text, exited.signal != 0 ? absl::StrCat("killed by signal ", exited.signal)
+                                            : absl::StrCat("exit code ", exited.exit_code));
+  const std::string detail = !said.empty() ? said : !exited.message.empty() ? exited.message : LastLine(exited.tail);
+  return detail.empty() ? text : absl::StrCat(text, ": ", detail);
+}
+
+}  // namespace
+
+int64_t JobController::Send(StreamId stream, decltype(DownMessage::kind) kind) {
+  const int64_t id = ++command_id_;
+  parts_.fleet->Send(stream, {term_, id, std::move(kind)});
+  return id;
+}
+
+int64_t JobController::SendToNode(const std::string& node_id, decltype(DownMessage::kind) kind) {
+  const NodeRecord* node = membership_.Find(node_id);
+  // Without a stream the message is dropped: the node's next Hello is compared with what should run there.
+  return node != nullptr && node->stream ? Send(*node->stream, std::move(kind)) : ++command_id_;
+}
+
+void JobController::OnHello(StreamId stream, const HelloMessage& hello) {
+  const int64_t now_ms = parts_.clock->MonotonicMs();
+  HelloOutcome outcome;
+  if (!hello.cluster_id.empty() && hello.cluster_id != cluster_id_) {
+    outcome.rejected = absl::StrCat("node ", hello.node_id, " belongs to cluster ", hello.cluster_id, ", this is ",
+                                    cluster_id_);
+  } else {
+    outcome = membership_.OnHello(stream, hello, now_ms, parts_.clock->WallMs());
+  }
+  if (!outcome.rejected.empty()) {
+    log::Warning(absl::StrCat("a daemon was refused: ", outcome.rejected));
+    Send(stream, Rejected{outcome.rejected});
+    parts_.fleet->Close(stream);
+    return;
+  }
+  if (outcome.replaced) {
+    if (outcome.new_incarnation) {
+      Send(*outcome.replaced, Rejected{absl::StrCat("another daemon has registered as ", hello.node_id)});
+    }
+    parts_.fleet->Close(*outcome.replaced);
+  }
+  if (outcome.new_incarnation) {
+    LoseSlots(hello.node_id, "its daemon was started anew", {});
+    StoreChange change;
+    change.nodes.push_back({hello.node_id, hello.incarnation, parts_.clock->WallMs()});
+    if (!Persist(change).ok()) {
+      log::Warning(absl::StrCat("node ", hello.node_id, " could not be noted in the database"));
+    }
+    log::Info(absl::StrCat("node ", hello.node_id, " registered with ", hello.devices.size(), " devices"));
+  }
+  expected_nodes_.erase(hello.node_id);
+  Welcome welcome{cluster_id_, membership_.times().beat_ms(), ReconcileHeld(hello.node_id, hello)};
+  Send(stream, std::move(welcome));
+  for (const HeldTrainer& held : hello.trainers) {
+    for (const ckpt::Seal& seal : held.seals) {
+      OnFrame(hello.node_id, {held.job_uid, held.epoch, held.attempt, held.rank, seal});
+    }
+  }
+  scheduling_needed_ = true;
+  for (auto& [uid, entry] : entries_) {
+    Reconcile(entry);
+  }
+  Schedule();
+}
+
+std::vector<HeldTrainer> JobController::ReconcileHeld(const std::string& node_id, const HelloMessage& hello) {
+  std::vector<HeldTrainer> stop;
+  std::set<TrainerKey> alive;
+  stale_[node_id].clear();
+  for (const HeldTrainer& held : hello.trainers) {
+    if (held.state == "exited") {
+      continue;
+    }
+    const TrainerKey key{held.job_uid, held.epoch, held.rank};
+    alive.insert(key);
+    const Entry* entry = FindEntry(held.job_uid);
+    const bool current = entry != nullptr && !IsTerminal(entry->record.state) && held.epoch == entry->record.epoch &&
+                         held.epoch == entry->run.epoch;
+    if (!current) {
+      HeldTrainer order = held;
+      order.seals.clear();
+      stop.push_back(std::move(order));
+      stale_[node_id].insert(key);
+      ++stale_refused_;
+    }
+  }
+  LoseSlots(node_id, "its trainer was gone when the node came back", alive);
+  return stop;
+}
+
+void JobController::LoseSlots(const std::string& node_id, const std::string& reason,
+                              const std::set<TrainerKey>& kept) {
+  for (auto& [uid, entry] : entries_) {
+    JobRun& run = entry.run;
+    if (run.phase == RunPhase::kPreparing) {
+      continue;  // judged when the launch finds no stream, or below by LoseNode
+    }
+    for (size_t rank = 0; rank < run.slots.size(); ++rank) {
+      TrainerSlot& slot = run.slots[rank];
+      if (slot.exited || slot.place.node_id != node_id ||
+          kept.contains({uid, run.epoch, static_cast<int64_t>(rank)})) {
+        continue;
+      }
+      slot.exited = true;
+      run.Blame({"NodeLost", absl::StrCat("node ", node_id, ": ", reason), node_id, static_cast<int64_t>(rank),
+                 entry.progress.step});
+    }
+  }
+}
+
+void JobController::LoseNode(const std::string& node_id, const std::string& reason) {
+  log::Warning(absl::StrCat("node ", node_id, " is lost: ", reason));
+  LoseSlots(node_id, reason, {});
+  for (auto& [uid, entry] : entries_) {
+    const bool placed = NodesOf(entry).contains(node_id);
+    if (entry.run.phase == RunPhase::kPreparing && placed) {
+      entry.run.Blame({"NodeLost", absl::StrCat("node ", node_id, ": ", reason), node_id, -1, entry.progress.step});
+    }
+  }
+  stale_.erase(node_id);
+  StoreChange change;
+  change.nodes.push_back({node_id, "", parts_.clock->WallMs()});
+  if (!Persist(change).ok()) {
+    log::Warning(absl::StrCat("the loss of node ", node_id, " could not be noted in the database"));
+  }
+  const NodeRecord* node = membership_.Find(node_id);
+  if (node != nullptr && node->stream) {
+    parts_.fleet->Close(*node->stream);  // a frozen host that thaws introduces itself again
+  }
+}
+
+void JobController::OnStreamClosed(StreamId stream) {
+  membership_.OnClosed(stream, parts_.clock->MonotonicMs());
+  scheduling_needed_ = true;
+}
+
+void JobController::OnUp(StreamId stream, const UpMessage& message) {
+  const NodeRecord* node = membership_.FindByStream(stream);
+  if (node == nullptr) {
+    return;  // an older stream of a node that is here on another one
+  }
+  const std::string node_id = node->facts.node_id;
+  if (!membership_.OnHeard(stream, parts_.clock->MonotonicMs(), parts_.clock->WallMs())) {
+    parts_.fleet->Close(stream);
+    return;
+  }
+  std::visit(Overloaded{[&](const BeatMessage& beat) { OnBeat(stream, node_id, beat); },
+                        [&](const TrainerFrame& frame) { OnFrame(node_id, frame); },
+                        [&](const TrainerExited& exited) { OnExited(node_id, exited); },
+                        [&](const LogBatch& batch) { OnLog(node_id, batch); },
+                        [&](const CommandResult& result) { OnCommandResult(node_id, result); },
+                        [&](const DrainNotice& notice) { membership_.OnDrain(stream, notice.reason); }},
+             message);
+}
+
+void JobController::OnBeat(StreamId stream, const std::string& node_id, const BeatMessage& beat) {
+  const int64_t now_ms = parts_.clock->MonotonicMs();
+  for (const TrainerBeat& trainer : beat.trainers) {
+    Entry* entry = FindEntry(trainer.job_uid);
+    const bool known = entry != nullptr && trainer.epoch == entry->run.epoch && trainer.rank >= 0 &&
+                       trainer.rank < static_cast<int64_t>(entry->run.slots.size());
+    if (!known) {
+      ++stale_refused_;
+      if (stale_[node_id].insert({trainer.job_uid, trainer.epoch, trainer.rank}).second) {
+        Send(stream, StopTrainers{trainer.job_uid, trainer.epoch, "StaleEpoch", membership_.times().detection_ms});
+      }
+      continue;
+    }
+    TrainerSlot& slot = entry->run.slots[static_cast<size_t>(trainer.rank)];
+    if (trainer.step > slot.step || trainer.phase != slot.phase) {
+      entry->run.progress_ms = now_ms;
+    }
+    slot.step = trainer.step;
+    slot.phase = trainer.phase;
+    slot.phase_age_ms = trainer.phase_age_ms;
+  }
+  Send(stream, BeatAck{beat.seq});
+}
+
+void JobController::OnExited(const std::string& node_id, const TrainerExited& exited) {
+  const auto stale = stale_.find(node_id);
+  if (stale != stale_.end()) {
+    stale->second.erase({exited.job_uid, exited.epoch, exited.rank});
+    scheduling_needed_ = true;
+  }
+  Entry* entry = FindEntry(exited.job_uid);
+  if (entry == nullptr || exited.epoch != entry->run.epoch || exited.rank < 0 ||
+      exited.rank >= static_cast<int64_t>(entry->run.slots.size())) {
+    Schedule();
+    return;
+  }
+  TrainerSlot& slot = entry->run.slots[static_cast<size_t>(exited.rank)];
+  if (slot.exited || slot.place.node_id != node_id) {
+    return;
+  }
+  slot.exited = true;
+  slot.stopped = exited.exit_code == 10 && exited.signal == 0;
+  const bool quiescing = entry->run.phase == RunPhase::kQuiescing;
+  const bool finished = exited.exit_code == 0 && exited.signal == 0 && slot.done;
+  const bool told = (slot.stopped || exited.reason == "Stopped") &&
+                    (quiescing || entry->record.state == JobState::kResizing);
+  if (!finished && !told) {
+    std::string reason = !slot.failed_reason.empty() ? slot.failed_reason : exited.reason;
+    if (reason.empty() || slot.stopped) {
+      reason = slot.stopped ? "ProcessCrash" : ExitReason(exited.exit_code, exited.signal);
+    }
+    FailureCause cause{reason, DescribeExit(node_id, exited, slot.failed_message), node_id, exited.rank,
+                       entry->progress.step};
+    if (reason == "CheckpointCorrupt") {
+      OnCorruptCheckpoint(*entry, cause);
+    }
+    entry->run.Blame(std::move(cause));
+  }
+  Reconcile(*entry);
+  Schedule();
+}
+
+void JobController::OnCommandResult(const std::string& node_id, const CommandResult& result) {
+  const auto launch = launches_.find(result.command_id);
+  if (launch == launches_.end()) {
+    if (!result.ok) {
+      log::Warning(absl::StrCat("node ", node_id, " refused command ", result.command_id, ": ", result.message));
+    }
+    return;
+  }
+  const auto [uid, epoch] = launch->second;
+  launches_.erase(launch);
+  Entry* entry = FindEntry(uid);
+  if (result.ok || entry == nullptr || entry->run.epoch != epoch) {
+    return;
+  }
+  for (size_t rank = 0; rank < entry->run.slots.size(); ++rank) {
+    TrainerSlot& slot = entry->run.slots[rank];
+    if (slot.place.node_id == node_id && !slot.exited) {
+      slot.exited = true;
+      entry->run.Blame({"ProcessCrash", absl::StrCat("node ", node_id, " could not launch: ", result.message), node_id,
+                        static_cast<int64_t>(rank), entry->progress.step});
+    }
+  }
+  Reconcile(*entry);
+}
+
+void JobController::OnLog(const std::string& node_id, const LogBatch& batch) {
+  if (FindEntry(batch.job_uid) == nullptr) {
+    return;
+  }
+  std::vector<LogLine> lines;
+  for (size_t i = 0; i < batch.lines.size(); ++i) {
+    lines.push_back({batch.first_seq + static_cast<int64_t>(i), batch.time_ms, batch.attempt, batch.rank, node_id,
+                     batch.lines[i]});
+  }
+  absl::StatusOr<std::vector<LogLine>> stored = parts_.logs->Append(batch.job_uid, std::move(lines));
+  if (!stored.ok()) {
+    log::Warning(absl::StrCat("log lines are lost: ", std::string(stored.status().message())));
+    return;
+  }
+  for (const LogLine& line : *stored) {
+    feed_.Publish(batch.job_uid, line);
+  }
+}
+
+std::pair<JobController::Entry*, TrainerSlot*> JobController::Accept(const std::string& node_id,
+                                                                     const TrainerFrame& frame) {
+  Entry* entry = FindEntry(frame.job_uid);
+  const bool current = entry != nullptr && !IsTerminal(entry->record.state) && frame.epoch == entry->record.epoch &&
+                       frame.epoch == entry->run.epoch && frame.rank >= 0 &&
+                       frame.rank < static_cast<int64_t>(entry->run.slots.size()) &&
+                       entry->run.slots[static_cast<size_t>(frame.rank)].place.node_id == node_id;
+  if (!current) {
+    ++stale_refused_;
+    return {nullptr, nullptr};
+  }
+  return {entry, &entry->run.slots[static_cast<size_t>(frame.rank)]};
+}
+
+void JobController::OnFrame(const std::string& node_id, const TrainerFrame& frame) {
+  const auto [entry, slot] = Accept(node_id, frame);
+  if (entry == nullptr) {
+    return;
+  }
+  Entry& job = *entry;
+  TrainerSlot& rank = *slot;
+  std::visit(Overloaded{[&](const TrainerProgress& progress) { rank.step = progress.step; },
+                        [&](const CommRecord& record) { OnCommRecord(job, record); },
+                        [&](const TrainerReady& ready) { OnReady(job, rank, ready); },
+                        [&](const StepReport& report) { OnStepReport(job, frame, report); },
+                        [&](const ckpt::Seal& seal) { OnSeal(job, frame.rank, seal); },
+                        [&](const SaveStarted& started) { OnSaveStarted(job, started); },
+                        [&](const TrainerFailed& failed) { OnTrainerFailed(job, rank, frame.rank, failed); },
+                        [&](const TrainerDone&) {
+                          rank.done = true;
+                          job.run.last_step_done = true;
+                        }},
+             frame.frame);
+  Reconcile(job);
+}
+
+void JobController::OnCommRecord(Entry& entry, const CommRecord& record) {
+  absl::StatusOr<std::optional<CommRecordSet>> set = entry.run.board.Add(record);
+  if (!set.ok()) {
+    log::Warning(absl::StrCat("job ", entry.record.name, ": ", std::string(set.status().message())));
+  } else if (set->has_value()) {
+    entry.run.progress_ms = parts_.clock->MonotonicMs();
+    SendToNodes(entry, {entry.record.uid, entry.run.epoch, -1, std::move(**set)});
+  }
+}
+
+void JobController::OnReady(Entry& entry, TrainerSlot& slot, const TrainerReady& ready) {
+  slot.ready = true;
+  slot.step = ready.step;
+  entry.run.progress_ms = parts_.clock->MonotonicMs();
+}
+
+void JobController::OnTrainerFailed(Entry& entry, TrainerSlot& slot, int64_t rank, const TrainerFailed& failed) {
+  slot.failed_reason = failed.reason.empty() ? ExitReason(failed.code, 0) : failed.reason;
+  slot.failed_message = failed.message;
+  // Its exit follows within moments, but the others should not wait for it.
+  FailureCause cause{slot.failed_reason, absl::StrCat("rank ", rank, " on ", slot.place.node_id, ": ", failed.message),
+                     slot.place.node_id, rank, entry.progress.step};
+  if (cause.reason != "CheckpointCorrupt") {  // that one is handled when the trainer is gone
+    entry.run.Blame(std::move(cause));
+  }
+}
+
+void JobController::OnStepReport(Entry& entry, const TrainerFrame& frame, const StepReport& report) {
+  if (frame.rank != 0) {
+    return;
+  }
+  StepRecord record;
+  record.step = report.step;
+  record.loss = report.loss;
+  record.grad_norm = report.grad_norm;
+  record.lr = report.lr;
+  record.tokens = report.tokens;
+  record.step_seconds = report.step_seconds;
+  record.tokens_per_second = report.step_seconds > 0 ? static_cast<double>(report.tokens) / report.step_seconds : 0;
+  record.world_size = static_cast<int64_t>(entry.run.slots.size());
+  record.epoch = frame.epoch;
+  record.attempt = entry.record.attempt;
+  record.skipped = report.skipped;
+  record.has_validation_loss = report.has_validation_loss;
+  record.validation_loss = report.validation_loss;
+  record.time_ms = report.time_ms != 0 ? report.time_ms : parts_.clock->WallMs();
+  record.planned_bytes = report.planned_bytes;
+  record.measured_bytes = report.measured_bytes;
+  const absl::Status stored = parts_.metrics->Append(entry.record.uid, record);
+  if (!stored.ok()) {
+    log::Error(absl::StrCat("metrics of step ", report.step, " are lost: ", std::string(stored.message())));
+  }
+  JobProgress& progress = entry.progress;
+  if (!progress.any) {
+    progress.first_loss = report.loss;
+    progress.any = true;
+  }
+  progress.step = report.step;
+  progress.loss = report.loss;
+  progress.tokens_per_second = record.tokens_per_second;
+  progress.step_seconds =
+      progress.step_seconds > 0 ? 0.9 * progress.step_seconds + 0.1 * report.step_seconds : report.step_seconds;
+  entry.run.progress_ms = parts_.clock->MonotonicMs();
+  entry.run.last_step_done = entry.run.last_step_done || report.step >= entry.record.spec.steps;
+  feed_.Publish(entry.record.uid, record);
+  Publish(entry);
+}
+
+}  // namespace ravel::coordinator

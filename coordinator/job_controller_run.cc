@@ -1,0 +1,417 @@
+// JobController: from placement to the end of an epoch.
+
+#include <algorithm>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/crypto.h"
+#include "common/logging.h"
+#include "coordinator/job_controller.h"
+
+namespace ravel::coordinator {
+namespace {
+
+// Past the daemon's own kill time: then the exits are asked for by making the node introduce itself again.
+constexpr int64_t kExitMarginMs = 5000;
+
+}  // namespace
+
+void JobController::Reconcile(Entry& entry) {
+  if (!entry.waiting.empty() || entry.settling) {
+    return;
+  }
+  const JobRecord& record = entry.record;
+  const bool stopping = record.state == JobState::kStopping;
+  const bool broken = record.state == JobState::kRecovering && record.launched_epoch != record.epoch;
+  if (stopping || broken) {
+    if (broken && entry.run.phase == RunPhase::kIdle) {
+      return;  // waits to be placed
+    }
+    if (!entry.run.AllExited() || entry.run.committing > 0) {
+      NudgeQuiescing(entry);
+      return;
+    }
+    JobEvent event = MakeEvent(JobEventKind::kQuiesced);
+    event.cause = entry.run.failure.value_or(FailureCause{"CommError", "", "", -1, -1});
+    const std::string uid = record.uid;
+    Do(entry, Step{std::move(event), {}, [this, uid] {
+                     Entry* done = FindEntry(uid);
+                     if (!IsTerminal(done->record.state)) {
+                       done->run = JobRun();
+                     }
+                   }});
+    return;
+  }
+  if (HoldsDevices(record.state)) {
+    ReconcileRunning(entry);
+  }
+}
+
+void JobController::ReconcileRunning(Entry& entry) {
+  JobRun& run = entry.run;
+  if (run.failure) {
+    JobEvent event = MakeEvent(JobEventKind::kEpochBroken);
+    event.cause = *run.failure;
+    event.cause.step = entry.progress.step;
+    run.failure->step = entry.progress.step;
+    Do(entry, std::move(event));
+    if (entry.waiting.empty()) {
+      Reconcile(entry);
+    }
+    return;
+  }
+  if (run.phase == RunPhase::kIdle || run.phase == RunPhase::kPreparing) {
+    return;
+  }
+  if (run.phase == RunPhase::kBootstrapping && run.AllReady()) {
+    Do(entry, MakeEvent(JobEventKind::kAllReady));
+  }
+  if (run.last_step_done && entry.record.state != JobState::kFinishing) {
+    JobEvent event = MakeEvent(JobEventKind::kLastStep);
+    event.step = entry.record.spec.steps;
+    Do(entry, std::move(event));
+  }
+  if (run.AllExited() && run.committing == 0) {
+    const bool all_done =
+        std::all_of(run.slots.begin(), run.slots.end(), [](const TrainerSlot& slot) { return slot.done; });
+    if (all_done) {
+      Do(entry, MakeEvent(JobEventKind::kAllDone));
+    } else if (entry.record.state == JobState::kResizing) {
+      run = JobRun();
+      scheduling_needed_ = true;
+    } else {
+      run.Blame({"ProcessCrash", "the trainers stopped unasked", "", -1, entry.progress.step});
+    }
+    return;
+  }
+  CheckStall(entry);
+  CheckSaves(entry);
+  CheckGrowth(entry);
+}
+
+void JobController::CheckStall(Entry& entry) {
+  const int64_t still_ms = parts_.clock->MonotonicMs() - entry.run.progress_ms;
+  if (still_ms < options_.step_timeout_ms) {
+    return;
+  }
+  // The rank that is furthest behind and longest in its phase is the one to look at.
+  int64_t suspect = 0;
+  for (size_t rank = 1; rank < entry.run.slots.size(); ++rank) {
+    const TrainerSlot& slot = entry.run.slots[rank];
+    const TrainerSlot& worst = entry.run.slots[static_cast<size_t>(suspect)];
+    if (std::make_pair(slot.step, -slot.phase_age_ms) < std::make_pair(worst.step, -worst.phase_age_ms)) {
+      suspect = static_cast<int64_t>(rank);
+    }
+  }
+  const TrainerSlot& slot = entry.run.slots[static_cast<size_t>(suspect)];
+  entry.run.Blame({"Stall",
+                   absl::StrCat("no step for ", still_ms / 1000, " s; rank ", suspect, " (", slot.place.node_id,
+                                ") is at step ", slot.step, ", phase ", slot.phase.empty() ? "unknown" : slot.phase),
+                   slot.place.node_id, suspect, slot.step});
+}
+
+void JobController::CheckGrowth(Entry& entry) {
+  JobRun& run = entry.run;
+  const JobRecord& record = entry.record;
+  if (record.state != JobState::kRunning || run.phase != RunPhase::kTraining) {
+    return;
+  }
+  const bool others_wait = std::any_of(entries_.begin(), entries_.end(), [](const auto& other) {
+    return other.second.record.state == JobState::kQueued;
+  });
+  int64_t free = 0;
+  if (record.world_size < record.spec.device_count && !others_wait) {
+    for (const NodeOffer& offer : FreeDevices(record.spec.cpu_devices)) {
+      free += static_cast<int64_t>(offer.devices.size());
+    }
+  }
+  const int64_t larger = free == 0 ? 0 : ChooseSize(record.spec, record.world_size + free);
+  if (larger <= record.world_size) {
+    run.grow_since_ms.reset();
+    return;
+  }
+  const int64_t now_ms = parts_.clock->MonotonicMs();
+  if (!run.grow_since_ms) {
+    run.grow_since_ms = now_ms;
+  }
+  const bool settled = now_ms - *run.grow_since_ms >= record.spec.elastic.grow_delay_ms;
+  const bool rested = record.resized_ms == 0 ||
+                      parts_.clock->WallMs() - record.resized_ms >= record.spec.elastic.grow_every_ms;
+  if (settled && rested && run.saves.empty() && run.committing == 0) {
+    JobEvent event = MakeEvent(JobEventKind::kResizeRequested);
+    event.cause.message = absl::StrCat(record.world_size, " → ", larger, " devices");
+    Do(entry, std::move(event));
+  }
+}
+
+std::vector<NodeOffer> JobController::FreeDevices(bool cpu) const {
+  std::map<std::string, std::set<int64_t>> used;
+  for (const auto& [uid, entry] : entries_) {
+    for (const TrainerSlot& slot : entry.run.slots) {
+      if (!slot.exited) {
+        used[slot.place.node_id].insert(slot.place.device);
+      }
+    }
+  }
+  std::vector<NodeOffer> offers;
+  for (const auto& [id, node] : membership_.nodes()) {
+    const auto stale = stale_.find(id);
+    if (node.state != NodeState::kReady || !node.stream || (stale != stale_.end() && !stale->second.empty())) {
+      continue;
+    }
+    NodeOffer offer{id, node.facts.host_id, node.facts.data_address, {}};
+    for (size_t device = 0; device < node.facts.devices.size(); ++device) {
+      const bool fits = (node.facts.devices[device].kind == "cpu") == cpu;
+      if (fits && !used[id].contains(static_cast<int64_t>(device))) {
+        offer.devices.push_back(static_cast<int64_t>(device));
+      }
+    }
+    if (!offer.devices.empty()) {
+      offers.push_back(std::move(offer));
+    }
+  }
+  return offers;
+}
+
+void JobController::Schedule() {
+  const bool registering =
+      !expected_nodes_.empty() && parts_.clock->MonotonicMs() < registration_until_ms_;
+  if (registering) {
+    return;
+  }
+  expected_nodes_.clear();
+  for (const std::string& uid : order_) {
+    Entry& entry = entries_.at(uid);
+    const JobRecord& record = entry.record;
+    const bool waits = record.state == JobState::kQueued ||
+                       (record.state == JobState::kRecovering && record.launched_epoch != record.epoch) ||
+                       record.state == JobState::kResizing;
+    if (waits && entry.run.phase == RunPhase::kIdle && entry.waiting.empty() && !entry.settling &&
+        record.not_before_ms <= parts_.clock->WallMs()) {
+      TryPlace(entry);
+    }
+  }
+}
+
+bool JobController::TryPlace(Entry& entry) {
+  JobRecord& record = entry.record;
+  std::vector<NodeOffer> offers = FreeDevices(record.spec.cpu_devices);
+  int64_t free = 0;
+  for (const NodeOffer& offer : offers) {
+    free += static_cast<int64_t>(offer.devices.size());
+  }
+  const int64_t size = ChooseSize(record.spec, free);
+  std::string obstacle;
+  if (size == 0) {
+    obstacle = absl::StrCat("needs ", record.spec.elastic.sizes.empty() ? 1 : record.spec.elastic.sizes.front(),
+                            " free ", record.spec.cpu_devices ? "cpu" : "gpu", " devices, ", free, " are free");
+  }
+  std::vector<RankPlace> places;
+  absl::StatusOr<std::string> transport = std::string();
+  if (size > 0) {
+    places = PlaceRanks(size, std::move(offers));
+    transport = ChooseTransport(record.spec.transport, places);
+    obstacle = transport.ok() ? "" : std::string(transport.status().message());
+  }
+  if (!obstacle.empty()) {
+    if (record.state != JobState::kQueued) {
+      Do(entry, MakeEvent(JobEventKind::kBelowMinimum));
+    } else if (record.message != obstacle) {
+      record.message = obstacle;  // an explanation, not a fact to keep
+      Publish(entry);
+    }
+    return false;
+  }
+  entry.run = JobRun();
+  for (RankPlace& place : places) {
+    TrainerSlot slot;
+    slot.place = std::move(place);
+    entry.run.slots.push_back(std::move(slot));
+  }
+  entry.run.transport = *transport;
+  entry.run.phase = RunPhase::kPreparing;
+  JobEvent event = MakeEvent(JobEventKind::kPlaced);
+  event.world_size = size;
+  Do(entry, std::move(event));
+  return true;
+}
+
+void JobController::Prepare(Entry& entry) {
+  const int64_t epoch = entry.record.epoch;
+  entry.run.epoch = epoch;
+  entry.run.phase_since_ms = entry.run.progress_ms = parts_.clock->MonotonicMs();
+  const std::string uid = entry.record.uid;
+  const plan::JobSpec spec = entry.record.spec;
+  const int64_t ranks = entry.record.world_size;
+  const bool has_commit = entry.record.highest_commit >= 0;
+  const bool shared_memory = entry.run.transport != "gloo";
+  parts_.pool->Post([this, uid, epoch, spec, ranks, has_commit, shared_memory] {
+    Prepared prepared;
+    auto world = parts_.planner->Plan(spec, ranks, shared_memory);
+    if (world.ok()) {
+      prepared.world = *world;
+      absl::StatusOr<RestorePoint> restore = parts_.keeper->FindRestore(spec, has_commit);
+      if (restore.ok()) {
+        prepared.restore = *restore;
+      } else {
+        prepared.status = restore.status();
+        prepared.reason = "StoreUnavailable";
+      }
+    } else {
+      prepared.status = world.status();
+      prepared.reason = "PlanRejected";
+    }
+    parts_.strand->Post([this, uid, epoch, prepared] { OnPrepared(uid, epoch, prepared); });
+  });
+}
+
+void JobController::OnPrepared(const std::string& uid, int64_t epoch, Prepared prepared) {
+  Entry* entry = FindEntry(uid);
+  if (entry == nullptr || entry->record.epoch != epoch || entry->run.phase != RunPhase::kPreparing) {
+    return;  // the epoch was given up in the meantime
+  }
+  const RestorePoint& restore = prepared.restore;
+  const int64_t steps = entry->record.spec.steps;
+  if (prepared.status.ok() && !restore.own && restore.step >= steps) {
+    prepared.status = absl::InvalidArgumentError(
+        absl::StrCat("spec.checkpoint.resumeFrom: step ", restore.step, " is not below training.steps ", steps));
+    prepared.reason = "PlanRejected";
+  }
+  if (!prepared.status.ok()) {
+    entry->run.Blame({prepared.reason, std::string(prepared.status.message()), "", -1, entry->progress.step});
+    Reconcile(*entry);
+    return;
+  }
+  if (restore.own && restore.step != entry->record.committed_step) {
+    const bool newer = restore.step > entry->record.committed_step;
+    JobEvent event = MakeEvent(newer ? JobEventKind::kCommitted : JobEventKind::kCommitLost);
+    event.cause.reason = newer ? "" : "CheckpointCorrupt";
+    event.cause.message = absl::StrCat("step ", entry->record.committed_step, " cannot be used");
+    event.step = restore.step;
+    event.path = restore.path;
+    Do(*entry, std::move(event));
+  }
+  entry->run.world = prepared.world;
+  if (restore.own && restore.step >= steps) {
+    entry->run.slots.clear();
+    Do(*entry, MakeEvent(JobEventKind::kAllDone));
+    return;
+  }
+  LaunchTrainers(*entry, restore);
+}
+
+void JobController::LaunchTrainers(Entry& entry, const RestorePoint& restore) {
+  JobRun& run = entry.run;
+  const JobRecord& record = entry.record;
+  run.phase = RunPhase::kBootstrapping;
+  run.restore_step = restore.step;
+  run.progress_ms = parts_.clock->MonotonicMs();
+  run.board.Reset(static_cast<int64_t>(run.slots.size()));
+  entry.progress.step = std::max<int64_t>(restore.step, 0);
+  std::map<std::string, Launch> launches;
+  std::string members;
+  for (size_t rank = 0; rank < run.slots.size(); ++rank) {
+    const RankPlace& place = run.slots[rank].place;
+    absl::StrAppend(&members, rank == 0 ? "" : " ", place.node_id, ":", place.device);
+    Launch& launch = launches[place.node_id];
+    launch.job_uid = record.uid;
+    launch.epoch = run.epoch;
+    launch.attempt = record.attempt;
+    launch.plan_digest = run.world->digest;
+    StartTrainer start;
+    start.job_name = record.name;
+    start.rank = static_cast<int64_t>(rank);
+    start.world_size = static_cast<int64_t>(run.slots.size());
+    start.job = record.planned;
+    start.device = place.device;
+    start.transport = run.transport;
+    start.restore_path = restore.path;
+    start.checkpoint_root = parts_.keeper->Root(record.spec);
+    start.first_step = std::max<int64_t>(restore.step, 0);
+    start.host_address = place.address;
+    start.save_at_start = record.spec.checkpoint.at_start && restore.step < 0;
+    start.save_at_end = true;
+    launch.trainers.push_back(std::move(start));
+  }
+  JobEventRecord event;
+  event.time_ms = parts_.clock->WallMs();
+  event.job_uid = record.uid;
+  event.epoch = run.epoch;
+  event.attempt = record.attempt;
+  event.step = restore.step;
+  event.type = "Launched";
+  event.message = absl::StrCat(run.slots.size(), " ranks over ", run.transport, " on ", members, ", ",
+                               restore.step < 0 ? "initial weights" : restore.path);
+  StoreChange change;
+  change.events.push_back(event);
+  change.epochs.push_back({record.uid, run.epoch, record.attempt, static_cast<int64_t>(run.slots.size()),
+                           Hex(run.world->digest), members, std::max<int64_t>(restore.step, 0), restore.path,
+                           event.time_ms});
+  if (Persist(change).ok()) {  // a record for people: the launch does not depend on it
+    feed_.Publish(record.uid, change.events.front());
+  }
+  log::Info(absl::StrCat("job ", record.name, ": ", event.message));
+  for (auto& [node_id, launch] : launches) {
+    const int64_t command = SendToNode(node_id, std::move(launch));
+    launches_[command] = {record.uid, run.epoch};
+  }
+  Publish(entry);
+}
+
+std::set<std::string> JobController::NodesOf(const Entry& entry) const {
+  std::set<std::string> nodes;
+  for (const TrainerSlot& slot : entry.run.slots) {
+    if (!slot.exited) {
+      nodes.insert(slot.place.node_id);
+    }
+  }
+  return nodes;
+}
+
+void JobController::SendToNodes(const Entry& entry, const TrainerCommand& command) {
+  for (const std::string& node_id : NodesOf(entry)) {
+    SendToNode(node_id, command);
+  }
+}
+
+void JobController::StopRun(Entry& entry) {
+  JobRun& run = entry.run;
+  if (run.phase == RunPhase::kIdle) {
+    return;
+  }
+  if (run.phase == RunPhase::kPreparing) {
+    run.slots.clear();  // nothing was launched
+  }
+  run.phase = RunPhase::kQuiescing;
+  run.quiesce_nudged_ms = parts_.clock->MonotonicMs();
+  const std::string reason = entry.record.reason;
+  // The watchdogs first: a step thread that is stuck in a collective hears nothing else.
+  SendToNodes(entry, {entry.record.uid, run.epoch, -1, PeerLost{reason}});
+  for (const std::string& node_id : NodesOf(entry)) {
+    SendToNode(node_id, StopTrainers{entry.record.uid, run.epoch, reason, membership_.times().detection_ms});
+  }
+  for (auto save = run.saves.begin(); save != run.saves.end();) {
+    save = save->second.committing ? std::next(save) : run.saves.erase(save);
+  }
+  if (run.committing == 0) {
+    FinishOperations(entry.record.uid, INT64_MAX, OperationState::kFailed, reason, -1, "");
+  }
+}
+
+void JobController::NudgeQuiescing(Entry& entry) {
+  const int64_t now_ms = parts_.clock->MonotonicMs();
+  if (now_ms - entry.run.quiesce_nudged_ms < 3 * membership_.times().detection_ms + kExitMarginMs) {
+    return;
+  }
+  entry.run.quiesce_nudged_ms = now_ms;
+  for (const std::string& node_id : NodesOf(entry)) {
+    const NodeRecord* node = membership_.Find(node_id);
+    log::Warning(absl::StrCat("job ", entry.record.name, ": no exit from ", node_id, "; asking it to register anew"));
+    if (node != nullptr && node->stream) {
+      parts_.fleet->Close(*node->stream);
+    }
+  }
+}
+
+}  // namespace ravel::coordinator

@@ -1,0 +1,113 @@
+#pragma once
+
+// What is known of a job's trainers right now. In memory only: a restarted coordinator begins anew.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/ckpt/manifest.h"
+#include "coordinator/admission.h"
+#include "coordinator/planner.h"
+#include "coordinator/rendezvous_board.h"
+#include "coordinator/restart_budget.h"
+
+namespace ravel::coordinator {
+
+// One rank of the launched epoch.
+struct TrainerSlot {
+  RankPlace place;
+  bool ready = false;
+  bool done = false;    // said Done: its exit code 0 is a success
+  bool exited = false;  // or lost with its node
+  bool stopped = false;  // exit code 10: as told
+  std::string failed_reason;  // of its TrainerFailed frame
+  std::string failed_message;
+  int64_t step = 0;
+  std::string phase;
+  int64_t phase_age_ms = 0;
+};
+
+// Seals of one save, until all ranks have sent theirs.
+struct PendingSave {
+  std::map<int64_t, ckpt::Seal> seals;  // by writer
+  int64_t sequence = 0;
+  int64_t since_ms = 0;
+  bool committing = false;
+};
+
+enum class RunPhase {
+  kIdle,           // no trainers; may be placed
+  kPreparing,      // finding the restore point and planning, off the strand
+  kBootstrapping,  // launched, not all READY
+  kTraining,       // Run sent
+  kQuiescing       // stopping: waits for exits
+};
+
+// Used only from the controller's strand.
+struct JobRun {
+  RunPhase phase = RunPhase::kIdle;
+  int64_t epoch = 0;  // of the trainers, which may be older than the record's
+  std::vector<TrainerSlot> slots;
+  std::string transport;
+  // Shared with the plan cache and with commits that outlive the run.
+  std::shared_ptr<const PlannedWorld> world;
+  int64_t restore_step = -1;
+  RendezvousBoard board;
+
+  std::optional<FailureCause> failure;  // the most telling so far
+  bool last_step_done = false;
+  int64_t phase_since_ms = 0;     // monotonic
+  int64_t progress_ms = 0;        // monotonic: newest sign that the run moves
+  int64_t quiesce_nudged_ms = 0;  // monotonic: newest attempt to get exits out of silent nodes
+
+  int64_t sequence = 0;  // of the newest SaveTrainer
+  int64_t save_ms = 0;   // monotonic: newest save that was asked for or committed
+  std::map<std::pair<int64_t, int64_t>, PendingSave> saves;  // by (step, save attempt)
+  int committing = 0;    // commits on the pool; outlives the epoch
+  std::optional<int64_t> grow_since_ms;  // monotonic: since when a larger size would fit
+
+  bool AllExited() const {
+    for (const TrainerSlot& slot : slots) {
+      if (!slot.exited) {
+        return false;
+      }
+    }
+    return true;
+  }
+  bool AllReady() const {
+    for (const TrainerSlot& slot : slots) {
+      if (!slot.ready) {
+        return false;
+      }
+    }
+    return !slots.empty();
+  }
+  void Blame(FailureCause cause) {
+    if (!failure || CauseWeight(cause.reason) > CauseWeight(failure->reason)) {
+      failure = std::move(cause);
+    }
+  }
+};
+
+// What people see beside the record.
+struct JobProgress {
+  int64_t step = 0;
+  double loss = 0;
+  double first_loss = 0;
+  double tokens_per_second = 0;
+  double step_seconds = 0;  // smoothed
+  bool any = false;
+};
+
+struct JobView {
+  JobRecord record;
+  JobProgress progress;
+  double eta_seconds = -1;
+};
+
+}  // namespace ravel::coordinator

@@ -1,0 +1,60 @@
+#pragma once
+
+// What happens to a job: a pure table. Transition reads no clock and no randomness; the controller persists `next`
+// and `events` in one transaction, applies, and only then carries out `actions`. The diagram is in README.md.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "coordinator/job_record.h"
+#include "coordinator/restart_budget.h"
+
+namespace ravel::coordinator {
+
+enum class JobEventKind {
+  kPlaced,               // a gang of world_size devices was found, nothing of an older epoch runs any more
+  kBelowMinimum,         // devices are held, but fewer remain than the smallest allowed size
+  kAllReady,             // every rank of the epoch is READY
+  kEpochBroken,          // a rank, a node or a communicator failed; cause so far
+  kQuiesced,             // no trainer of the old epoch runs any more; final cause, to be charged
+  kResizeRequested,      // more devices are free and a larger size is allowed
+  kLastStep,             // the last step is done: final save
+  kAllDone,              // every rank left with exit code 0
+  kCommitted,            // the store holds a new step
+  kCommitLost,           // a committed step turned out to be bad; step and path of the one before (-1: none)
+  kCancelRequested,
+  kCoordinatorRestarted  // this process is new: what ran is of an older epoch
+};
+inline constexpr int kJobEventKinds = 12;
+
+struct JobEvent {
+  JobEventKind kind = JobEventKind::kPlaced;
+  int64_t world_size = 0;  // kPlaced
+  FailureCause cause;      // kEpochBroken, kQuiesced, kCancelRequested (reason, message)
+  int64_t step = -1;       // kCommitted, kCommitLost, kLastStep
+  std::string path;        // kCommitted, kCommitLost
+  int64_t now_ms = 0;      // wall time
+};
+
+enum class JobActionKind {
+  kLaunch,         // plan for world_size and start trainers in epoch
+  kRun,            // tell all ranks to train
+  kStopTrainers,   // end the trainers of epochs before the record's epoch
+  kSaveThenStop,   // save at the next boundary, then exit
+  kFinished,       // terminal: release what the job holds
+};
+
+struct TransitionResult {
+  JobRecord next;
+  std::vector<JobEventRecord> events;
+  std::vector<JobActionKind> actions;
+};
+
+// nullopt: the event has no meaning in this state and is ignored (nothing changes).
+std::optional<TransitionResult> Transition(const JobRecord& job, const JobEvent& event);
+
+std::string_view EventKindName(JobEventKind kind);
+
+}  // namespace ravel::coordinator

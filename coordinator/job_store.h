@@ -1,0 +1,97 @@
+#pragma once
+
+// The coordinator's durable state. Every change is one transaction: all of it or nothing, on disk before Apply returns.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/status.h"
+#include "coordinator/job_record.h"
+
+namespace ravel::coordinator {
+
+// An answered mutating request: the same id with the same hash gets the same answer.
+struct RequestRecord {
+  std::string id;
+  std::string hash;    // SHA-256 of the canonical request, hex
+  std::string answer;  // uid of the job, or id of the operation
+  int64_t time_ms = 0;
+};
+
+// One (job, epoch) that was launched.
+struct EpochRecord {
+  std::string job_uid;
+  int64_t epoch = 0;
+  int64_t attempt = 0;
+  int64_t world_size = 0;
+  std::string plan_digest;  // hex
+  std::string members;      // "node-a:0 node-b:0", in rank order
+  int64_t first_step = 0;
+  std::string restore_path;
+  int64_t time_ms = 0;
+};
+
+// On disk: do not renumber.
+enum class SaveState { kIntended = 1, kCommitted = 2, kFailed = 3, kBad = 4, kDeleted = 5 };
+
+// One save whose seals are complete: persisted as intended, then made in the checkpoint store, then as done.
+struct SaveRecord {
+  std::string job_uid;
+  int64_t step = 0;
+  int64_t epoch = 0;
+  int64_t attempt = 0;  // save attempt
+  SaveState state = SaveState::kIntended;
+  int64_t world_size = 0;
+  int64_t bytes = 0;
+  int64_t files = 0;
+  std::string path;
+  std::string reason;
+  std::string save_id;  // hex
+  int64_t created_ms = 0;
+};
+
+struct NodeRow {
+  std::string id;
+  std::string incarnation;
+  int64_t seen_ms = 0;
+};
+
+struct StoreChange {
+  std::vector<JobRecord> jobs;  // inserted or replaced, by uid
+  std::vector<JobEventRecord> events;
+  std::optional<RequestRecord> request;
+  std::vector<OperationRecord> operations;  // by id
+  std::vector<EpochRecord> epochs;
+  std::vector<SaveRecord> saves;  // by (job, step, epoch, attempt)
+  std::vector<NodeRow> nodes;
+};
+
+struct LoadedState {
+  std::string cluster_id;
+  int64_t term = 0;
+  std::vector<JobRecord> jobs;  // `spec` is not decoded: see JobRecord::planned
+  std::vector<OperationRecord> operations;
+  std::vector<SaveRecord> saves;
+  std::vector<NodeRow> nodes;
+  int64_t last_event_seq = 0;
+  int64_t last_resource_version = 0;
+};
+
+// Used only from the controller's strand.
+class JobStore {
+ public:
+  virtual ~JobStore() = default;
+  // Raises the term, durably, and reads everything: once, first.
+  virtual absl::StatusOr<LoadedState> Open() = 0;
+  // ResourceExhausted when the disk is full; Aborted when another coordinator has raised the term. After an error
+  // nothing of the change stands.
+  virtual absl::Status Apply(const StoreChange& change) = 0;
+  virtual absl::StatusOr<std::optional<RequestRecord>> FindRequest(const std::string& id) = 0;
+  // Events of a job with seq > after, oldest first, at most `limit`.
+  virtual absl::StatusOr<std::vector<JobEventRecord>> Events(const std::string& job_uid, int64_t after,
+                                                             int64_t limit) = 0;
+};
+
+}  // namespace ravel::coordinator

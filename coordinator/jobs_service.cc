@@ -1,0 +1,467 @@
+#include "coordinator/jobs_service.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
+
+#include "common/crypto.h"
+#include "coordinator/job_controller.h"
+#include "coordinator/job_file_proto.h"
+#include "coordinator/job_view_proto.h"
+#include "coordinator/stream_writer_service.h"
+
+namespace ravel::coordinator {
+namespace {
+
+constexpr size_t kMaxRequestId = 128;
+constexpr int64_t kEventPage = 100'000;
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  return status.ok() ? grpc::Status::OK
+                     : grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
+}
+
+// Trailing metadata `ravel-error-detail-bin`.
+void AddDetail(grpc::CallbackServerContext* context, const v1::ErrorDetail& detail) {
+  context->AddTrailingMetadata("ravel-error-detail-bin", detail.SerializeAsString());
+}
+
+JobKey KeyOf(const std::string& namespace_name, const std::string& name) {
+  return {namespace_name.empty() ? "default" : namespace_name, name};
+}
+
+absl::Status CheckRequestId(const std::string& id) {
+  if (id.empty() || id.size() > kMaxRequestId) {
+    return absl::InvalidArgumentError("request_id: expected a UUID");
+  }
+  return absl::OkStatus();
+}
+
+v1::TrainingJob Named(const v1::TrainingJob& job) {
+  v1::TrainingJob named = job;
+  if (named.metadata().name().empty() && !named.metadata().generate_name().empty()) {
+    named.mutable_metadata()->set_name(absl::StrCat(named.metadata().generate_name(), RandomHex(3)));
+  }
+  return named;
+}
+
+absl::Status ViolationStatus(grpc::CallbackServerContext* context, const CanonicalJob& job) {
+  v1::ErrorDetail detail;
+  detail.set_reason("InvalidJob");
+  detail.set_job(job.job.metadata().name());
+  std::string text;
+  for (const JobViolation& violation : job.violations) {
+    *detail.add_violations() = ravel::ToProto(violation);
+    absl::StrAppend(&text, text.empty() ? "" : "; ", FormatViolation(violation, ""));
+  }
+  AddDetail(context, detail);
+  return absl::InvalidArgumentError(text);
+}
+
+// `key=value,...`, each of which a label must have.
+absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ParseSelector(const std::string& selector) {
+  std::vector<std::pair<std::string, std::string>> wanted;
+  for (const absl::string_view part : absl::StrSplit(selector, ',', absl::SkipEmpty())) {
+    const std::vector<std::string> pair = absl::StrSplit(part, absl::MaxSplits('=', 1));
+    if (pair.size() != 2 || pair[0].empty()) {
+      return absl::InvalidArgumentError(absl::StrCat("selector: expected key=value, got ", part));
+    }
+    wanted.emplace_back(pair[0], pair[1]);
+  }
+  return wanted;
+}
+
+bool HasLabels(const v1::Job& job, const std::vector<std::pair<std::string, std::string>>& wanted) {
+  return std::all_of(wanted.begin(), wanted.end(), [&job](const auto& label) {
+    const auto found = job.metadata().labels().find(label.first);
+    return found != job.metadata().labels().end() && found->second == label.second;
+  });
+}
+
+// Planning or a store that refuses: the message begins with the field at fault.
+void AddFieldDetail(grpc::CallbackServerContext* context, const std::string& job, const absl::Status& status) {
+  v1::ErrorDetail detail;
+  detail.set_reason("InvalidJob");
+  detail.set_job(job);
+  v1::Violation* violation = detail.add_violations();
+  const std::string message(status.message());
+  const size_t field = message.find("spec.");
+  if (field != std::string::npos) {
+    violation->set_path(message.substr(field, message.find_first_of(": ", field) - field));
+  }
+  violation->set_expected(message);
+  AddDetail(context, detail);
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* JobsService::SubmitJob(Context* context, const v1::SubmitJobRequest* request,
+                                                 v1::SubmitJobResponse* response) {
+  Unary* reactor = context->DefaultReactor();
+  const absl::Status valid = request->dry_run() ? absl::OkStatus() : CheckRequestId(request->request_id());
+  if (!valid.ok()) {
+    reactor->Finish(ToGrpc(valid));
+    return reactor;
+  }
+  const std::string hash = Hex(Sha256(CanonicalJson(request->job())));
+  parts_.strand->Post([this, context, request, response, reactor, hash] {
+    // A request that was answered before is not judged again: the world has moved on since.
+    const auto known = parts_.controller->store().FindRequest(request->request_id());
+    if (!request->dry_run() && known.ok() && known->has_value()) {
+      absl::StatusOr<JobView> view = parts_.controller->Submit({request->request_id(), hash, JobRecord()});
+      if (view.ok()) {
+        *response->mutable_job() = ToProto(*view);
+      }
+      reactor->Finish(ToGrpc(view.status()));
+      return;
+    }
+    parts_.pool->Post([this, context, request, response, reactor, hash] {
+      Admit(context, request, response, reactor, hash);
+    });
+  });
+  return reactor;
+}
+
+void JobsService::Admit(Context* context, const v1::SubmitJobRequest* request, v1::SubmitJobResponse* response,
+                        Unary* reactor, const std::string& hash) {
+  CanonicalJob job = Canonicalize(Named(request->job()), {.check_paths = true});
+  if (!job.ok()) {
+    reactor->Finish(ToGrpc(ViolationStatus(context, job)));
+    return;
+  }
+  absl::Status fits = CheckAllSizes(*parts_.planner, job.spec);
+  if (fits.ok() && !request->dry_run()) {
+    fits = parts_.keeper->Check(job.spec);
+  }
+  if (!fits.ok()) {
+    AddFieldDetail(context, job.spec.name, fits);
+    reactor->Finish(ToGrpc(fits));
+    return;
+  }
+  for (const std::string& warning : job.warnings) {
+    response->add_warnings(warning);
+  }
+  SubmitDraft draft{request->request_id(), hash, JobRecord()};
+  draft.record.namespace_name = job.spec.namespace_name;
+  draft.record.name = job.spec.name;
+  draft.record.canonical = job.job.SerializeAsString();
+  draft.record.planned = parts_.planner->EncodeSpec(job.spec);
+  draft.record.spec = std::move(job.spec);
+  if (request->dry_run()) {
+    *response->mutable_job() = ToProto(JobView{draft.record, {}, -1});
+    reactor->Finish(grpc::Status::OK);
+    return;
+  }
+  parts_.strand->Post([this, response, reactor, draft = std::move(draft)] {
+    absl::StatusOr<JobView> view = parts_.controller->Submit(draft);
+    if (view.ok()) {
+      *response->mutable_job() = ToProto(*view);
+    }
+    reactor->Finish(ToGrpc(view.status()));
+  });
+}
+
+grpc::ServerUnaryReactor* JobsService::ValidateJob(Context* context, const v1::ValidateJobRequest* request,
+                                                   v1::ValidateJobResponse* response) {
+  Unary* reactor = context->DefaultReactor();
+  parts_.pool->Post([this, request, response, reactor] {
+    CanonicalJob job = Canonicalize(Named(request->job()), {.check_paths = true});
+    if (job.ok()) {
+      const absl::Status fits = CheckAllSizes(*parts_.planner, job.spec);
+      if (!fits.ok()) {
+        job.violations.push_back({"spec", 0, 0, std::string(fits.message()), ""});
+      }
+    }
+    *response->mutable_canonical() = job.job;
+    for (const JobViolation& violation : job.violations) {
+      *response->add_violations() = ravel::ToProto(violation);
+    }
+    for (const std::string& warning : job.warnings) {
+      response->add_warnings(warning);
+    }
+    reactor->Finish(grpc::Status::OK);
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobsService::GetJob(Context* context, const v1::GetJobRequest* request, v1::Job* response) {
+  Unary* reactor = context->DefaultReactor();
+  parts_.strand->Post([this, request, response, reactor] {
+    absl::StatusOr<JobView> view = parts_.controller->Get(KeyOf(request->namespace_(), request->name()));
+    if (view.ok()) {
+      *response = ToProto(*view);
+    }
+    reactor->Finish(ToGrpc(view.status()));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobsService::ListJobs(Context* context, const v1::ListJobsRequest* request,
+                                                v1::ListJobsResponse* response) {
+  Unary* reactor = context->DefaultReactor();
+  auto selector = ParseSelector(request->selector());
+  if (!selector.ok()) {
+    reactor->Finish(ToGrpc(selector.status()));
+    return reactor;
+  }
+  parts_.strand->Post([this, request, response, reactor, wanted = *std::move(selector)] {
+    const std::string& scope = request->namespace_();
+    for (const JobView& view : parts_.controller->List()) {
+      if (scope != "*" && view.record.namespace_name != (scope.empty() ? "default" : scope)) {
+        continue;
+      }
+      v1::Job job = ToProto(view);
+      if (HasLabels(job, wanted)) {
+        *response->add_jobs() = std::move(job);
+      }
+    }
+    response->set_resource_version(parts_.controller->resource_version());
+    reactor->Finish(grpc::Status::OK);
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobsService::CancelJob(Context* context, const v1::CancelJobRequest* request,
+                                                 v1::Job* response) {
+  Unary* reactor = context->DefaultReactor();
+  const absl::Status valid = CheckRequestId(request->request_id());
+  if (!valid.ok()) {
+    reactor->Finish(ToGrpc(valid));
+    return reactor;
+  }
+  parts_.strand->Post([this, request, response, reactor] {
+    // Sets the wanted state, so that a repetition is harmless and no answer needs keeping.
+    absl::StatusOr<JobView> view =
+        parts_.controller->Cancel(KeyOf(request->namespace_(), request->name()), request->reason());
+    if (view.ok()) {
+      *response = ToProto(*view);
+    }
+    reactor->Finish(ToGrpc(view.status()));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobsService::CheckpointNow(Context* context, const v1::CheckpointNowRequest* request,
+                                                     v1::Operation* response) {
+  Unary* reactor = context->DefaultReactor();
+  const absl::Status valid = CheckRequestId(request->request_id());
+  if (!valid.ok()) {
+    reactor->Finish(ToGrpc(valid));
+    return reactor;
+  }
+  parts_.strand->Post([this, request, response, reactor] {
+    absl::StatusOr<OperationRecord> operation =
+        parts_.controller->CheckpointNow(KeyOf(request->namespace_(), request->name()), request->request_id());
+    if (operation.ok()) {
+      *response = ToProto(*operation);
+    }
+    reactor->Finish(ToGrpc(operation.status()));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobsService::ListCheckpoints(Context* context, const v1::ListCheckpointsRequest* request,
+                                                       v1::ListCheckpointsResponse* response) {
+  Unary* reactor = context->DefaultReactor();
+  parts_.strand->Post([this, request, response, reactor] {
+    absl::StatusOr<JobView> view = parts_.controller->Get(KeyOf(request->namespace_(), request->name()));
+    if (view.ok()) {
+      for (const SaveRecord& save : parts_.controller->Saves(view->record.uid)) {
+        if (save.state != SaveState::kFailed) {
+          *response->add_checkpoints() = ToProto(save);
+        }
+      }
+    }
+    reactor->Finish(ToGrpc(view.status()));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobsService::ListNodes(Context* context, const v1::ListNodesRequest* /*request*/,
+                                                 v1::ListNodesResponse* response) {
+  Unary* reactor = context->DefaultReactor();
+  parts_.strand->Post([this, response, reactor] {
+    for (const NodeView& view : parts_.controller->Nodes()) {
+      *response->add_nodes() = ToProto(view);
+    }
+    reactor->Finish(grpc::Status::OK);
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobsService::ServerInfo(Context* context, const v1::ServerInfoRequest* /*request*/,
+                                                  v1::ServerInfoResponse* response) {
+  Unary* reactor = context->DefaultReactor();
+  parts_.strand->Post([this, response, reactor] {
+    response->set_version(parts_.version);
+    response->set_cluster_id(parts_.controller->cluster_id());
+    response->set_term(parts_.controller->term());
+    response->set_insecure(parts_.insecure);
+    reactor->Finish(grpc::Status::OK);
+  });
+  return reactor;
+}
+
+grpc::ServerWriteReactor<v1::Job>* JobsService::WatchJob(Context* /*context*/, const v1::WatchJobRequest* request) {
+  auto writer = StreamWriter<v1::Job>::Create(parts_.strand, parts_.controller, StreamBacklog::kNewestOnly);
+  const JobKey key = KeyOf(request->namespace_(), request->name());
+  parts_.strand->Post([this, writer, key] {
+    absl::StatusOr<JobView> view = parts_.controller->Get(key);
+    if (!view.ok()) {
+      writer->End(ToGrpc(view.status()));
+      return;
+    }
+    writer->Push(ToProto(*view));
+    if (IsTerminal(view->record.state)) {
+      writer->End(grpc::Status::OK);
+      return;
+    }
+    writer->Follow(view->record.uid, [writer](const FeedItem& item) {
+      if (const auto* changed = std::get_if<JobView>(&item)) {
+        writer->Push(ToProto(*changed));
+      } else if (std::holds_alternative<FeedEnd>(item)) {
+        writer->End(grpc::Status::OK);
+      }
+    });
+  });
+  return writer.get();
+}
+
+grpc::ServerWriteReactor<v1::Operation>* JobsService::WatchOperation(Context* /*context*/,
+                                                                     const v1::WatchOperationRequest* request) {
+  auto writer = StreamWriter<v1::Operation>::Create(parts_.strand, parts_.controller, StreamBacklog::kKeepAll);
+  const std::string id = request->id();
+  parts_.strand->Post([this, writer, id] {
+    const auto over = [](const OperationRecord& operation) {
+      return operation.state == OperationState::kCommitted || operation.state == OperationState::kFailed;
+    };
+    absl::StatusOr<OperationRecord> operation = parts_.controller->GetOperation(id);
+    if (!operation.ok()) {
+      writer->End(ToGrpc(operation.status()));
+      return;
+    }
+    writer->Push(ToProto(*operation));
+    if (over(*operation)) {
+      writer->End(grpc::Status::OK);
+      return;
+    }
+    writer->Follow(operation->job_uid, [writer, id, over](const FeedItem& item) {
+      const auto* changed = std::get_if<OperationRecord>(&item);
+      if (changed != nullptr && changed->id == id) {
+        writer->Push(ToProto(*changed));
+        if (over(*changed)) {
+          writer->End(grpc::Status::OK);
+        }
+      }
+    });
+  });
+  return writer.get();
+}
+
+grpc::ServerWriteReactor<v1::JobEvent>* JobsService::StreamEvents(Context* /*context*/,
+                                                                  const v1::StreamEventsRequest* request) {
+  auto writer = StreamWriter<v1::JobEvent>::Create(parts_.strand, parts_.controller, StreamBacklog::kKeepAll);
+  parts_.strand->Post([this, writer, asked = *request] {
+    absl::StatusOr<JobView> view = parts_.controller->Get(KeyOf(asked.namespace_(), asked.name()));
+    absl::StatusOr<std::vector<JobEventRecord>> events = view.status();
+    if (view.ok()) {
+      events = parts_.controller->store().Events(view->record.uid, asked.after_seq(), kEventPage);
+    }
+    if (!events.ok()) {
+      writer->End(ToGrpc(events.status()));
+      return;
+    }
+    const std::string name = view->record.name;
+    for (const JobEventRecord& event : *events) {
+      writer->Push(ToProto(event, name));
+    }
+    if (!asked.follow() || IsTerminal(view->record.state)) {
+      writer->End(grpc::Status::OK);
+      return;
+    }
+    writer->Follow(view->record.uid, [writer, name](const FeedItem& item) {
+      if (const auto* event = std::get_if<JobEventRecord>(&item)) {
+        writer->Push(ToProto(*event, name));
+      } else if (std::holds_alternative<FeedEnd>(item)) {
+        writer->End(grpc::Status::OK);
+      }
+    });
+  });
+  return writer.get();
+}
+
+grpc::ServerWriteReactor<v1::LogLine>* JobsService::StreamLogs(Context* /*context*/,
+                                                               const v1::StreamLogsRequest* request) {
+  auto writer = StreamWriter<v1::LogLine>::Create(parts_.strand, parts_.controller, StreamBacklog::kKeepAll);
+  parts_.strand->Post([this, writer, asked = *request] {
+    absl::StatusOr<JobView> view = parts_.controller->Get(KeyOf(asked.namespace_(), asked.name()));
+    if (!view.ok()) {
+      writer->End(ToGrpc(view.status()));
+      return;
+    }
+    const std::string uid = view->record.uid;
+    if (!asked.follow() || IsTerminal(view->record.state)) {
+      parts_.pool->Post([this, writer, asked, uid] {  // files may be long: not on the strand
+        for (const LogLine& line : parts_.controller->logs().Read(uid, asked.attempt(), asked.rank())) {
+          writer->Push(ToProto(line));
+        }
+        writer->End(grpc::Status::OK);
+      });
+      return;
+    }
+    for (const LogLine& line : parts_.controller->logs().Read(uid, asked.attempt(), asked.rank())) {
+      writer->Push(ToProto(line));
+    }
+    writer->Follow(uid, [writer, asked](const FeedItem& item) {
+      const auto* line = std::get_if<LogLine>(&item);
+      if (line != nullptr && (asked.rank() < 0 || line->rank == asked.rank()) &&
+          (asked.attempt() == 0 || line->attempt == asked.attempt())) {
+        writer->Push(ToProto(*line));
+      } else if (std::holds_alternative<FeedEnd>(item)) {
+        writer->End(grpc::Status::OK);
+      }
+    });
+  });
+  return writer.get();
+}
+
+grpc::ServerWriteReactor<v1::StepRecord>* JobsService::StreamMetrics(Context* /*context*/,
+                                                                     const v1::StreamMetricsRequest* request) {
+  auto writer = StreamWriter<v1::StepRecord>::Create(parts_.strand, parts_.controller, StreamBacklog::kKeepAll);
+  const auto send = [this, writer](const std::string& uid, bool all) {
+    absl::StatusOr<std::vector<StepRecord>> records = parts_.controller->metrics().Read(uid);
+    if (records.ok()) {
+      for (const StepRecord& record : all ? *records : SurvivingHistory(*records)) {
+        writer->Push(ToProto(record));
+      }
+    }
+    return records.status();
+  };
+  parts_.strand->Post([this, writer, send, asked = *request] {
+    absl::StatusOr<JobView> view = parts_.controller->Get(KeyOf(asked.namespace_(), asked.name()));
+    if (!view.ok()) {
+      writer->End(ToGrpc(view.status()));
+      return;
+    }
+    const std::string uid = view->record.uid;
+    if (!asked.follow() || IsTerminal(view->record.state)) {
+      parts_.pool->Post([writer, send, asked, uid] { writer->End(ToGrpc(send(uid, asked.all()))); });
+      return;
+    }
+    send(uid, asked.all()).IgnoreError();
+    writer->Follow(uid, [writer](const FeedItem& item) {
+      if (const auto* record = std::get_if<StepRecord>(&item)) {
+        writer->Push(ToProto(*record));
+      } else if (std::holds_alternative<FeedEnd>(item)) {
+        writer->End(grpc::Status::OK);
+      }
+    });
+  });
+  return writer.get();
+}
+
+}  // namespace ravel::coordinator

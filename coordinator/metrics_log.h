@@ -1,0 +1,65 @@
+#pragma once
+
+// Per-step records of a job: one JSON object per line, appended and handed to the kernel before the step counts as
+// reported. On disk: names are never reused.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/status.h"
+
+namespace ravel::coordinator {
+
+// One step of one epoch, as rank 0 reported it.
+struct StepRecord {
+  int64_t step = 0;
+  float loss = 0;
+  double grad_norm = 0;
+  double lr = 0;
+  int64_t tokens = 0;
+  double tokens_per_second = 0;
+  double step_seconds = 0;
+  int64_t world_size = 0;
+  int64_t epoch = 0;
+  int64_t attempt = 0;
+  bool skipped = false;
+  bool has_validation_loss = false;
+  float validation_loss = 0;
+  int64_t time_ms = 0;
+  int64_t planned_bytes = 0;
+  int64_t measured_bytes = 0;
+};
+
+// Full precision; `loss_bits` holds the fp32 bits as 8 hex digits, so that even NaN comes back as it was.
+std::string FormatStepRecord(const StepRecord& record);
+absl::StatusOr<StepRecord> ParseStepRecord(std::string_view line);
+
+// What the final history kept: a record of a step takes the place of that step and all later ones that came before it.
+std::vector<StepRecord> SurvivingHistory(const std::vector<StepRecord>& all);
+
+// DIRECTORY/<job uid>.jsonl. Used only from the controller's strand.
+class MetricsLog {
+ public:
+  explicit MetricsLog(std::string directory);
+  ~MetricsLog();
+
+  absl::Status Append(const std::string& job_uid, const StepRecord& record);
+  // Everything, in the order of arrival; a torn last line (a crash in the middle of an append) is left out. A job
+  // without records has an empty history.
+  absl::StatusOr<std::vector<StepRecord>> Read(const std::string& job_uid) const;
+  // Closes the file of a job that is over.
+  void Close(const std::string& job_uid);
+
+ private:
+  absl::StatusOr<int> Open(const std::string& job_uid);
+  std::string PathOf(const std::string& job_uid) const;
+
+  std::string directory_;
+  std::map<std::string, int> files_;  // descriptors by job
+};
+
+}  // namespace ravel::coordinator

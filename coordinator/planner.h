@@ -1,0 +1,38 @@
+#pragma once
+
+// Plans of whole worlds, as the controller needs them. Planning is slow for big jobs and runs on the pool, never on the
+// strand.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "common/plan/sharding_plan.h"
+#include "common/status.h"
+
+namespace ravel::coordinator {
+
+struct PlannedWorld {
+  std::string bytes;   // serialized v1::ShardingPlan, what FetchPlan streams
+  std::string digest;  // SHA-256 of `bytes`
+  plan::ShardingPlan plan;
+};
+
+// Thread-safe.
+class Planner {
+ public:
+  virtual ~Planner() = default;
+  // Shared because FetchPlan may stream a plan while its job is already planned anew.
+  virtual absl::StatusOr<std::shared_ptr<const PlannedWorld>> Plan(const plan::JobSpec& spec, int64_t ranks,
+                                                                   bool shared_memory) = 0;
+  // A plan that was made before and is still cached, or null.
+  virtual std::shared_ptr<const PlannedWorld> Find(const std::string& digest) = 0;
+  // JobRecord::planned and back.
+  virtual std::string EncodeSpec(const plan::JobSpec& spec) = 0;
+  virtual absl::StatusOr<plan::JobSpec> DecodeSpec(const std::string& planned) = 0;
+};
+
+// Plans every allowed size: the very code that runs later. The error names the job field and the size.
+absl::Status CheckAllSizes(Planner& planner, const plan::JobSpec& spec);
+
+}  // namespace ravel::coordinator

@@ -1,0 +1,47 @@
+#pragma once
+
+// When to try again and when to give up: the pure rules of the restart budget.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "common/plan/job_spec.h"
+#include "coordinator/job_record.h"
+
+namespace ravel::coordinator {
+
+enum class FailureClass { kUser, kInfrastructure, kControl };
+
+// What ended an epoch: the first cause, not the communicator errors that follow from it.
+struct FailureCause {
+  std::string reason;  // ProcessCrash, NodeLost, DataError, ... (service.md section 4)
+  std::string message;
+  std::string node;
+  int64_t rank = -1;
+  int64_t step = -1;  // last finished step when it happened
+};
+
+// The reason of a trainer's exit: from its code (11 communicator, 13 data, ...) or signal.
+std::string ExitReason(int32_t exit_code, int32_t signal);
+FailureClass ClassOf(std::string_view reason);
+// Not charged to the job: the coordinator's restart, a resize, a lost commit of ours.
+bool IsCharged(std::string_view reason);
+// A more telling cause has a higher rank: a communicator error is usually what a peer's death looks like.
+int CauseWeight(std::string_view reason);
+
+struct BudgetVerdict {
+  BudgetState next;
+  bool fail = false;
+  std::string final_reason;  // BudgetExhausted, NoProgress, or the cause itself, when fail
+  int64_t backoff_ms = 0;    // wait before the next attempt
+};
+
+// Charges one failure at wall time `now_ms`. The first failure since progress restarts at once; then backoff doubles,
+// with a jitter of at most a tenth that is a hash of (uid, attempt).
+BudgetVerdict Charge(const plan::RestartSpec& limits, const BudgetState& budget, const FailureCause& cause,
+                     std::string_view uid, int64_t attempt, int64_t now_ms);
+// A commit of a new highest step.
+BudgetState Refill(BudgetState budget);
+
+}  // namespace ravel::coordinator

@@ -1,0 +1,41 @@
+#pragma once
+
+// The JobStore of a running coordinator: one SQLite file in WAL mode, synchronous=FULL, one writer, fenced by a lock file
+// and by the term that every transaction checks.
+
+#include <memory>
+#include <string>
+
+#include "coordinator/job_store.h"
+
+struct sqlite3;
+
+namespace ravel::coordinator {
+
+class SqliteJobStore : public JobStore {
+ public:
+  // Locks DIRECTORY/coordinator.lock (AlreadyExists when another process holds it), opens or creates
+  // DIRECTORY/ravel.db, checks it (quick_check) and migrates it. A newer schema is FailedPrecondition.
+  static absl::StatusOr<std::unique_ptr<SqliteJobStore>> Create(const std::string& directory);
+  ~SqliteJobStore() override;
+
+  absl::StatusOr<LoadedState> Open() override;
+  absl::Status Apply(const StoreChange& change) override;
+  absl::StatusOr<std::optional<RequestRecord>> FindRequest(const std::string& id) override;
+  absl::StatusOr<std::vector<JobEventRecord>> Events(const std::string& job_uid, int64_t after, int64_t limit) override;
+
+  static constexpr int64_t kSchemaVersion = 1;
+
+ private:
+  SqliteJobStore(sqlite3* database, int lock_file) : database_(database), lock_file_(lock_file) {}
+  absl::Status Execute(const char* sql);
+  absl::Status Migrate();
+  absl::Status CheckTerm();
+  absl::Status Write(const StoreChange& change);
+
+  sqlite3* database_;
+  int lock_file_;
+  int64_t term_ = 0;
+};
+
+}  // namespace ravel::coordinator

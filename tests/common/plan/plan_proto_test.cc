@@ -4,6 +4,7 @@
 #include <string>
 
 #include <gmock/gmock.h>
+#include <google/protobuf/stubs/logging.h>
 #include <gtest/gtest.h>
 
 #include "tests/common/plan/plan_testing.h"
@@ -116,6 +117,7 @@ INSTANTIATE_TEST_SUITE_P(Models,
                          testing::CaseName);
 
 TEST(PlanProto, DamagedPlansAreErrorsNotCrashes) {
+  const google::protobuf::LogSilencer quiet;
   const std::string bytes =
       SerializePlan(testing::PlanOf(testing::Llama(64, 2, 96, 257), 3, 4, false));
   for (int trial = 0; trial < 4000; ++trial) {

@@ -1,0 +1,21 @@
+#pragma once
+
+// A plan as text for people: what `ravelctl plan` shows and a trainer logs at start.
+
+#include <string>
+
+#include "common/plan/sharding_plan.h"
+#include "common/plan/step_program.h"
+
+namespace ravel::plan {
+
+// "1.5 KiB", "23.4 MiB": three or four digits.
+std::string BytesText(int64_t bytes);
+
+// Ranks and lanes, memory per category, bytes on the wire, padding, one line per unit.
+std::string PlanSummary(const ShardingPlan& plan);
+
+// One line per instruction: number, stream, what it does, what it waits for.
+std::string ProgramListing(const ShardingPlan& plan, const StepProgram& program);
+
+}  // namespace ravel::plan

@@ -23,10 +23,6 @@ namespace {
 constexpr int64_t kWriteBytes = 8 << 20;
 constexpr int64_t kImageAlignment = 4096;
 
-std::string FolderOf(std::string_view path) {
-  return std::string(path.substr(0, path.rfind('/')));
-}
-
 // crc32c of blocks and of the whole chunk.
 void SumBlocks(const std::byte* data, ckpt::ChunkRecord& chunk) {
   for (int64_t offset = 0; offset < chunk.bytes; offset += ckpt::kBlockBytes) {

@@ -1,0 +1,77 @@
+// The parts of the daemon that need no coordinator.
+
+#include <filesystem>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/testing/process.h"
+#include "worker/daemon/device_probe.h"
+#include "worker/daemon/exit_reason.h"
+#include "worker/daemon/log_relay.h"
+
+namespace ravel::daemon {
+namespace {
+
+TEST(ExitReasonTest, EveryDocumentedCodeHasItsReason) {
+  const std::vector<std::pair<int, std::string>> codes = {{0, "Done"},
+                                                          {10, "Stopped"},
+                                                          {11, "CommError"},
+                                                          {12, "DeviceError"},
+                                                          {13, "DataError"},
+                                                          {14, "NonFinitePersistent"},
+                                                          {15, "HostOutOfMemory"},
+                                                          {16, "PlanRejected"},
+                                                          {17, "StoreUnavailable"},
+                                                          {70, "ProcessCrash"},
+                                                          {1, "ProcessCrash"},
+                                                          {255, "ProcessCrash"}};
+  for (const auto& [code, reason] : codes) {
+    EXPECT_EQ(ExitReason({.exit_code = code, .signal = 0}), reason) << code;
+  }
+  EXPECT_EQ(ExitReason({.exit_code = -1, .signal = 9}), "ProcessCrash");
+  EXPECT_EQ(ExitText({.exit_code = -1, .signal = 9}), "signal 9 (Killed)");
+  EXPECT_EQ(ExitText({.exit_code = 13, .signal = 0}), "exit code 13");
+}
+
+TEST(BoundedLogFileTest, KeepsFourFilesAtMost) {
+  testing::ScratchFolder scratch;
+  const std::string path = scratch.path() + "/logs/rank-0.log";
+  {
+    BoundedLogFile file(path, 100);
+    for (int i = 0; i < 100; ++i) {
+      file.Append(std::string(19, static_cast<char>('a' + i % 26)));
+    }
+  }
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(scratch.path() + "/logs")) {
+    ++files;
+    EXPECT_LE(entry.file_size(), 100u);
+  }
+  EXPECT_EQ(files, 4);
+  EXPECT_EQ(testing::ReadText(path).back(), '\n');
+}
+
+TEST(BoundedLogFileTest, FileThatCannotBeWrittenIsNotAnError) {
+  BoundedLogFile file("/proc/none/rank-0.log");
+  file.Append("a line");
+}
+
+TEST(DeviceProbeTest, CpuDevicesShareTheMemoryOfTheHost) {
+  const NodeFacts one = ProbeNode(1);
+  const NodeFacts two = ProbeNode(2);
+  ASSERT_GE(one.devices.size(), 1u);
+  ASSERT_GE(two.devices.size(), 2u);
+  EXPECT_EQ(one.devices[0].kind, "cpu");
+  EXPECT_FALSE(one.devices[0].model.empty());
+  EXPECT_GT(one.devices[0].memory_bytes, 0);
+  EXPECT_EQ(two.devices[0].memory_bytes, one.devices[0].memory_bytes / 2);
+  EXPECT_NE(two.devices[0].uuid, two.devices[1].uuid);
+  EXPECT_EQ(one.host_id, two.host_id);
+  EXPECT_THAT(one.host_id, ::testing::HasSubstr("/pid:["));
+  const bool has_gpu = one.devices.size() > 1;
+  EXPECT_EQ(one.device_message.empty(), has_gpu) << one.device_message;
+}
+
+}  // namespace
+}  // namespace ravel::daemon

@@ -1,0 +1,186 @@
+#include "coordinator/ctl/change_verbs.h"
+
+#include <absl/strings/match.h>
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+
+#include "common/time_text.h"
+#include "coordinator/ctl/exit_code.h"
+#include "coordinator/ctl/follow.h"
+
+namespace ravel::ctl {
+namespace {
+
+absl::StatusOr<int64_t> ParseTimeout(const std::string& text) {
+  if (text.empty()) {
+    return 0;
+  }
+  const absl::StatusOr<int64_t> timeout = ParseDurationMs(text);
+  RETURN_IF_ERROR(Annotate(timeout.status(), "--timeout"));
+  return std::max<int64_t>(*timeout, 1);
+}
+
+void PrintJob(const CommonOptions& common, const JobView& job) {
+  if (common.format == Format::kName) {
+    Print(job.name + "\n");
+  } else if (common.format != Format::kTable) {
+    Print(FormatDocument(WithSchemaVersion(job.document), common.format));
+  }
+}
+
+int PrintOperation(const CommonOptions& common, const OperationView& operation) {
+  if (common.format == Format::kTable) {
+    Print(absl::StrCat("checkpoint of step ",
+                       operation.step,
+                       ": ",
+                       operation.state,
+                       operation.reason.empty() ? "" : absl::StrCat(" (", operation.reason, ")"),
+                       "\n"));
+  } else {
+    Print(FormatDocument(WithSchemaVersion(operation.document), common.format));
+  }
+  return operation.state == "OPERATION_FAILED" ? kExitGeneric : kExitOk;
+}
+
+}  // namespace
+
+absl::StatusOr<WaitCondition> ParseWaitCondition(const std::string& text) {
+  WaitCondition condition;
+  const std::size_t equals = text.find('=');
+  const std::string name = text.substr(0, equals);
+  const bool has_number = equals != std::string::npos;
+  const bool number_ok = has_number && absl::SimpleAtoi(text.substr(equals + 1), &condition.step) &&
+                         condition.step >= 0;
+  if (name == "step" && number_ok) {
+    condition.kind = WaitCondition::Kind::kStep;
+  } else if (name == "checkpoint" && (number_ok || !has_number)) {
+    condition.kind = WaitCondition::Kind::kCheckpoint;
+  } else if (text == "running") {
+    condition.kind = WaitCondition::Kind::kRunning;
+  } else if (text == "done") {
+    condition.kind = WaitCondition::Kind::kDone;
+  } else {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--for: expected running, step=N, checkpoint, checkpoint=N or done, got '", text, "'"));
+  }
+  return condition;
+}
+
+bool Holds(const WaitCondition& condition, const JobView& job) {
+  switch (condition.kind) {
+    case WaitCondition::Kind::kRunning:
+      return job.state == "RUNNING" || job.state == "FINISHING";
+    case WaitCondition::Kind::kDone:
+      return job.terminal();
+    case WaitCondition::Kind::kCheckpoint:
+      return job.committed_step >= condition.step;
+    case WaitCondition::Kind::kStep:
+      return job.step >= condition.step;
+  }
+  return false;
+}
+
+int RunWait(const CommonOptions& common, const WaitOptions& options) {
+  const absl::StatusOr<WaitCondition> condition = ParseWaitCondition(options.condition);
+  if (!condition.ok()) {
+    return Report(condition.status());
+  }
+  const absl::StatusOr<int64_t> timeout_ms = ParseTimeout(options.timeout);
+  if (!timeout_ms.ok()) {
+    return Report(timeout_ms.status());
+  }
+  const absl::StatusOr<std::unique_ptr<JobsClient>> client =
+      JobsClient::Connect(common.coordinator);
+  if (!client.ok()) {
+    return Report(client.status());
+  }
+  if (options.follow) {
+    return FollowJob(**client, NameOf(common, options.job), FollowMode::kProgress);
+  }
+  const absl::StatusOr<JobView> job =
+      WatchUntil(**client, NameOf(common, options.job), *timeout_ms, [&](const JobView& view) {
+        return Holds(*condition, view);
+      });
+  if (absl::IsDeadlineExceeded(job.status())) {
+    Say(absl::StrCat("ravelctl: job ",
+                     options.job,
+                     " did not reach ",
+                     options.condition,
+                     " within ",
+                     options.timeout));
+    return kExitTimeout;
+  }
+  if (!job.ok()) {
+    return Report(job.status());
+  }
+  PrintJob(common, *job);
+  if (job->terminal()) {
+    Say(Outcome(*job));
+  }
+  if (condition->kind == WaitCondition::Kind::kDone) {
+    return ExitCodeOfJob(job->state, job->failure_class);
+  }
+  if (Holds(*condition, *job)) {
+    return kExitOk;
+  }
+  // The job ended first.
+  return job->state == "SUCCEEDED" ? kExitConflict : ExitCodeOfJob(job->state, job->failure_class);
+}
+
+int RunCancel(const CommonOptions& common, const CancelOptions& options) {
+  const absl::StatusOr<std::unique_ptr<JobsClient>> client =
+      JobsClient::Connect(common.coordinator);
+  if (!client.ok()) {
+    return Report(client.status());
+  }
+  absl::StatusOr<JobView> job = (*client)->Cancel(NameOf(common, options.job), options.reason);
+  if (job.ok() && options.wait) {
+    job =
+        WatchUntil(**client, NameOf(common, options.job), 0, [](const JobView&) { return false; });
+  }
+  if (!job.ok()) {
+    return Report(job.status());
+  }
+  if (common.format == Format::kTable) {
+    Print(absl::StrCat("job ", job->namespace_name, "/", job->name, ": ", job->state, "\n"));
+  } else {
+    PrintJob(common, *job);
+  }
+  return kExitOk;
+}
+
+int RunCheckpoint(const CommonOptions& common, const CheckpointOptions& options) {
+  const absl::StatusOr<int64_t> timeout_ms = ParseTimeout(options.timeout);
+  if (!timeout_ms.ok()) {
+    return Report(timeout_ms.status());
+  }
+  const absl::StatusOr<std::unique_ptr<JobsClient>> client =
+      JobsClient::Connect(common.coordinator);
+  if (!client.ok()) {
+    return Report(client.status());
+  }
+  absl::StatusOr<OperationView> operation = (*client)->CheckpointNow(NameOf(common, options.job));
+  if (!operation.ok()) {
+    return Report(operation.status());
+  }
+  if (options.wait && !operation->done()) {
+    const absl::Status status =
+        (*client)->WatchOperation(operation->id, *timeout_ms, [&](const OperationView& now) {
+          operation = now;
+          return !now.done();
+        });
+    if (absl::IsDeadlineExceeded(status)) {
+      Say(absl::StrCat("ravelctl: the checkpoint was not committed within ",
+                       options.timeout,
+                       "; it is ",
+                       operation->state));
+      return kExitTimeout;
+    }
+    if (!status.ok()) {
+      return Report(status);
+    }
+  }
+  return PrintOperation(common, *operation);
+}
+
+}  // namespace ravel::ctl

@@ -1,0 +1,41 @@
+#pragma once
+
+// wait, cancel, checkpoint: verbs that wait for a job or change it.
+
+#include <cstdint>
+
+#include "coordinator/ctl/common_options.h"
+
+namespace ravel::ctl {
+
+// "running", "done", "checkpoint" (any commit), "checkpoint=N" (of step N or later), "step=N".
+struct WaitCondition {
+  enum class Kind { kRunning, kDone, kCheckpoint, kStep } kind = Kind::kDone;
+  int64_t step = 0;
+};
+absl::StatusOr<WaitCondition> ParseWaitCondition(const std::string& text);
+bool Holds(const WaitCondition& condition, const JobView& job);
+
+struct WaitOptions {
+  std::string job;
+  std::string condition = "done";
+  std::string timeout;  // a duration; "": none
+  bool follow = false;  // show progress
+};
+int RunWait(const CommonOptions& common, const WaitOptions& options);
+
+struct CancelOptions {
+  std::string job;
+  std::string reason;
+  bool wait = false;
+};
+int RunCancel(const CommonOptions& common, const CancelOptions& options);
+
+struct CheckpointOptions {
+  std::string job;
+  bool wait = false;
+  std::string timeout = "10m";
+};
+int RunCheckpoint(const CommonOptions& common, const CheckpointOptions& options);
+
+}  // namespace ravel::ctl

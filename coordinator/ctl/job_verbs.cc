@@ -1,0 +1,210 @@
+#include "coordinator/ctl/job_verbs.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/file_writer.h"
+#include "common/plan/plan_printer.h"
+#include "common/plan/sharding_plan.h"
+#include "common/yaml.h"
+#include "coordinator/ctl/exit_code.h"
+#include "coordinator/ctl/follow.h"
+#include "coordinator/ctl/plan_json.h"
+
+namespace ravel::ctl {
+namespace {
+
+struct LoadedJobFile {
+  std::string origin;
+  ParsedJobFile parsed;
+};
+
+absl::StatusOr<std::string> ReadInput(const std::string& file) {
+  constexpr int64_t kMaxBytes = static_cast<int64_t>(yaml::kMaxBytes);
+  return ReadWholeFile(file == "-" ? "/dev/stdin" : file, kMaxBytes);
+}
+
+void SayViolations(const std::string& origin, const std::vector<JobViolation>& violations) {
+  for (const JobViolation& violation : violations) {
+    Say(FormatViolation(violation, origin));
+  }
+}
+
+absl::Status Invalid(const std::string& origin, std::size_t count) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(origin, ": ", count, count == 1 ? " problem" : " problems"));
+}
+
+absl::StatusOr<LoadedJobFile> Load(const std::string& file) {
+  LoadedJobFile loaded;
+  loaded.origin = file == "-" ? "stdin" : file;
+  ASSIGN_OR_RETURN(const std::string text, ReadInput(file));
+  loaded.parsed = ParseJobFile(text);
+  return loaded;
+}
+
+// Both what the parser and what the rules found, in the order of the file.
+absl::StatusOr<CanonicalJob> Check(const LoadedJobFile& loaded,
+                                   const CanonicalizeOptions& options) {
+  std::vector<JobViolation> violations = loaded.parsed.violations;
+  CanonicalJob canonical;
+  if (violations.empty() || violations[0].path != "") {  // else: no document at all
+    canonical = Canonicalize(loaded.parsed.job, options);
+    for (const JobViolation& violation : canonical.violations) {
+      // A field that could not be read is missing for the rules: say only the first.
+      const bool known =
+          std::any_of(violations.begin(), violations.end(), [&](const JobViolation& other) {
+            return other.path == violation.path;
+          });
+      if (!known) {
+        violations.push_back(violation);
+      }
+    }
+  }
+  for (const std::string& warning : canonical.warnings) {
+    Say(absl::StrCat(loaded.origin, ": warning: ", warning));
+  }
+  if (!violations.empty()) {
+    LocateViolations(loaded.parsed.positions, violations);
+    SayViolations(loaded.origin, violations);
+    return Invalid(loaded.origin, violations.size());
+  }
+  return canonical;
+}
+
+// A refusal of the coordinator, with the lines of the file.
+int ReportRefusal(const LoadedJobFile& loaded, const absl::Status& status) {
+  std::vector<JobViolation> violations = ViolationsOf(status);
+  LocateViolations(loaded.parsed.positions, violations);
+  SayViolations(loaded.origin, violations);
+  return Report(status);
+}
+
+std::string ShowCanonical(const CanonicalJob& canonical, Format format) {
+  const absl::StatusOr<json::Value> document = json::Parse(CanonicalJson(canonical.job));
+  return FormatDocument(*document, format == Format::kTable ? Format::kYaml : format);
+}
+
+void PrintSubmitted(const CommonOptions& common, const JobView& job, const char* verb) {
+  if (common.format == Format::kName) {
+    Print(job.name + "\n");
+  } else if (common.format == Format::kTable) {
+    Print(absl::StrCat("job ", job.namespace_name, "/", job.name, " ", verb, "\n"));
+  } else {
+    Print(FormatDocument(WithSchemaVersion(job.document), common.format));
+  }
+}
+
+absl::StatusOr<int64_t> ParseDevices(const std::string& text, const plan::JobSpec& spec) {
+  if (text.empty()) {
+    return spec.device_count;
+  }
+  int64_t count = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+  const std::string kind(end, static_cast<std::size_t>(text.data() + text.size() - end));
+  if (error != std::errc() || count < 1 || (!kind.empty() && kind != "xcpu" && kind != "xgpu")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--devices: expected a count such as 4 or 4xcpu, got '", text, "'"));
+  }
+  if (!kind.empty() && (kind == "xcpu") != spec.cpu_devices) {
+    return absl::InvalidArgumentError(absl::StrCat("--devices: the job's devices.kind is ",
+                                                   spec.cpu_devices ? "cpu" : "gpu",
+                                                   ", got '",
+                                                   text,
+                                                   "'"));
+  }
+  return count;
+}
+
+}  // namespace
+
+absl::StatusOr<CanonicalJob> LoadJobFile(const std::string& file,
+                                         const CanonicalizeOptions& options) {
+  ASSIGN_OR_RETURN(const LoadedJobFile loaded, Load(file));
+  return Check(loaded, options);
+}
+
+int RunSubmit(const CommonOptions& common, const SubmitOptions& options) {
+  const absl::StatusOr<LoadedJobFile> loaded = Load(options.file);
+  if (!loaded.ok()) {
+    return Report(loaded.status());
+  }
+  // The coordinator reads the paths; this machine may not have them.
+  const absl::StatusOr<CanonicalJob> local =
+      Check(*loaded, {.check_paths = options.dry_run == "client"});
+  if (!local.ok()) {
+    return Report(local.status());
+  }
+  if (options.dry_run == "client") {
+    Print(ShowCanonical(*local, common.format));
+    return kExitOk;
+  }
+  const absl::StatusOr<std::unique_ptr<JobsClient>> client =
+      JobsClient::Connect(common.coordinator);
+  if (!client.ok()) {
+    return Report(client.status());
+  }
+  const bool dry_run = options.dry_run == "server";
+  const std::string request_id = options.request_id.empty() ? MakeRequestId() : options.request_id;
+  const absl::StatusOr<SubmitResult> result =
+      (*client)->Submit(loaded->parsed.job, request_id, dry_run);
+  if (!result.ok()) {
+    return ReportRefusal(*loaded, result.status());
+  }
+  for (const std::string& warning : result->warnings) {
+    Say(absl::StrCat(loaded->origin, ": warning: ", warning));
+  }
+  PrintSubmitted(common, result->job, dry_run ? "would be accepted" : "submitted");
+  if (dry_run || (!options.wait && !options.follow)) {
+    return kExitOk;
+  }
+  return FollowJob(**client,
+                   {result->job.namespace_name, result->job.name},
+                   options.follow ? FollowMode::kProgress : FollowMode::kQuiet);
+}
+
+int RunValidate(const CommonOptions& common, const ValidateOptions& options) {
+  const absl::StatusOr<CanonicalJob> canonical =
+      LoadJobFile(options.file, {.check_paths = options.check_paths});
+  if (!canonical.ok()) {
+    return Report(canonical.status());
+  }
+  if (common.format == Format::kTable) {
+    Print(absl::StrCat(options.file == "-" ? "stdin" : options.file, ": valid\n"));
+  } else if (common.format == Format::kName) {
+    Print(canonical->job.metadata().name() + "\n");
+  } else {
+    Print(ShowCanonical(*canonical, common.format));
+  }
+  return kExitOk;
+}
+
+int RunPlan(const CommonOptions& common, const PlanOptions& options) {
+  const absl::StatusOr<CanonicalJob> canonical = LoadJobFile(options.file, {.check_paths = true});
+  if (!canonical.ok()) {
+    return Report(canonical.status());
+  }
+  const absl::StatusOr<int64_t> devices = ParseDevices(options.devices, canonical->spec);
+  if (!devices.ok()) {
+    return Report(devices.status());
+  }
+  plan::PlanRequest request;
+  request.spec = canonical->spec;
+  request.ranks = *devices;
+  request.shared_memory = canonical->spec.transport != plan::Transport::kGloo;
+  const absl::StatusOr<plan::ShardingPlan> plan = plan::BuildShardingPlan(request);
+  if (!plan.ok()) {
+    return Report(plan.status());
+  }
+  if (common.format == Format::kTable) {
+    Print(plan::PlanSummary(*plan));
+  } else {
+    Print(FormatDocument(PlanJson(*plan), common.format));
+  }
+  return kExitOk;
+}
+
+}  // namespace ravel::ctl

@@ -1,0 +1,207 @@
+#pragma once
+
+// The coordinator's Jobs service as plain values. Errors: Unavailable names the address; refusals
+// carry the violations (ViolationsOf). Thread-safe.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/json.h"
+#include "common/status.h"
+#include "coordinator/job_file_proto.h"
+
+namespace ravel::ctl {
+
+struct JobName {
+  std::string namespace_name = "default";
+  std::string name;
+};
+
+// What ravelctl itself looks at; `document` is the whole message as proto JSON.
+struct JobView {
+  std::string uid;
+  std::string namespace_name;
+  std::string name;
+  std::string state;
+  std::string reason;
+  std::string message;
+  int64_t epoch = 0;
+  int64_t attempt = 0;
+  int64_t world_size = 0;
+  int64_t step = 0;
+  int64_t total_steps = 0;
+  double loss = 0;
+  double first_loss = 0;
+  double tokens_per_second = 0;
+  double eta_seconds = -1;
+  int64_t committed_step = -1;
+  std::string committed_path;
+  int64_t restarts = 0;
+  int64_t created_ms = 0;
+  int64_t started_ms = 0;
+  int64_t finished_ms = 0;
+  std::string failure_class;
+  json::Value document;
+
+  bool terminal() const {
+    return state == "SUCCEEDED" || state == "FAILED" || state == "CANCELLED";
+  }
+};
+
+struct EventView {
+  int64_t seq = 0;
+  int64_t time_ms = 0;
+  int64_t epoch = 0;
+  int64_t attempt = 0;
+  int64_t step = 0;
+  std::string type;
+  std::string reason;
+  std::string node;
+  int64_t rank = -1;
+  std::string message;
+  json::Value document;
+};
+
+struct LogView {
+  int64_t time_ms = 0;
+  int64_t attempt = 0;
+  int64_t rank = 0;
+  std::string node;
+  std::string text;
+  json::Value document;
+};
+
+struct MetricView {
+  int64_t step = 0;
+  float loss = 0;
+  double grad_norm = 0;
+  double lr = 0;
+  int64_t tokens = 0;
+  double tokens_per_second = 0;
+  double step_seconds = 0;
+  int64_t world_size = 0;
+  int64_t epoch = 0;
+  int64_t attempt = 0;
+  bool skipped = false;
+  bool has_validation_loss = false;
+  float validation_loss = 0;
+};
+
+struct NodeView {
+  std::string id;
+  std::string state;
+  int64_t devices = 0;
+  int64_t devices_free = 0;
+  std::string device_kind;
+  std::string device_model;
+  std::string address;
+  int64_t last_beat_ms = 0;
+  std::string message;
+  std::string version;
+  json::Value document;
+};
+
+struct CheckpointView {
+  int64_t step = 0;
+  std::string path;
+  std::string state;
+  int64_t bytes = 0;
+  int64_t files = 0;
+  int64_t epoch = 0;
+  int64_t world_size = 0;
+  int64_t created_ms = 0;
+  json::Value document;
+};
+
+struct OperationView {
+  std::string id;
+  std::string state;  // ACCEPTED, WRITING, SEALED, COMMITTED, OPERATION_FAILED
+  std::string reason;
+  int64_t step = 0;
+  json::Value document;
+
+  bool done() const { return state == "COMMITTED" || state == "OPERATION_FAILED"; }
+};
+
+struct ServerView {
+  std::string version;
+  std::string cluster_id;
+  int64_t term = 0;
+  bool insecure = false;
+};
+
+struct SubmitResult {
+  JobView job;
+  std::vector<std::string> warnings;
+};
+
+struct ValidateResult {
+  json::Value canonical;
+  std::vector<JobViolation> violations;
+  std::vector<std::string> warnings;
+};
+
+struct LogFilter {
+  int64_t rank = -1;    // -1: all
+  int64_t attempt = 0;  // 0: all
+  bool follow = false;
+};
+
+// Receives one message of a stream; false ends the stream.
+template <typename View>
+using Receiver = std::function<bool(const View&)>;
+
+class JobsClient {
+ public:
+  // `address` is host:port. Plaintext, so only a loopback address is accepted.
+  static absl::StatusOr<std::unique_ptr<JobsClient>> Connect(const std::string& address);
+  virtual ~JobsClient() = default;
+  virtual const std::string& address() const = 0;
+
+  virtual absl::StatusOr<SubmitResult> Submit(const v1::TrainingJob& job,
+                                              const std::string& request_id,
+                                              bool dry_run) = 0;
+  virtual absl::StatusOr<ValidateResult> Validate(const v1::TrainingJob& job) = 0;
+  virtual absl::StatusOr<JobView> Get(const JobName& job) = 0;
+  // Namespace "*": all.
+  virtual absl::StatusOr<std::vector<JobView>> List(const std::string& namespace_name,
+                                                    const std::string& selector) = 0;
+  virtual absl::StatusOr<JobView> Cancel(const JobName& job, const std::string& reason) = 0;
+  virtual absl::StatusOr<OperationView> CheckpointNow(const JobName& job) = 0;
+  virtual absl::StatusOr<std::vector<CheckpointView>> Checkpoints(const JobName& job) = 0;
+  virtual absl::StatusOr<std::vector<NodeView>> Nodes() = 0;
+  virtual absl::StatusOr<ServerView> Server() = 0;
+
+  // Streams end with OK when the server ends them or the receiver has enough, Cancelled on Ctrl-C,
+  // DeadlineExceeded after timeout_ms (0: none).
+  virtual absl::Status Watch(const JobName& job,
+                             int64_t timeout_ms,
+                             const Receiver<JobView>& receiver) = 0;
+  virtual absl::Status WatchOperation(const std::string& id,
+                                      int64_t timeout_ms,
+                                      const Receiver<OperationView>& receiver) = 0;
+  virtual absl::Status Events(const JobName& job,
+                              int64_t after_seq,
+                              bool follow,
+                              const Receiver<EventView>& receiver) = 0;
+  virtual absl::Status Logs(const JobName& job,
+                            const LogFilter& filter,
+                            const Receiver<LogView>& receiver) = 0;
+  virtual absl::Status Metrics(const JobName& job,
+                               bool all,
+                               bool follow,
+                               const Receiver<MetricView>& receiver) = 0;
+  // Ends every stream of this client that is open now, with Cancelled.
+  virtual void CancelStreams() = 0;
+};
+
+// The violations that came with a refusal; empty when there are none.
+std::vector<JobViolation> ViolationsOf(const absl::Status& status);
+
+// A random UUID for request ids.
+std::string MakeRequestId();
+
+}  // namespace ravel::ctl

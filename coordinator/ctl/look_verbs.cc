@@ -1,0 +1,425 @@
+#include "coordinator/ctl/look_verbs.h"
+
+#include <algorithm>
+#include <bit>
+#include <cctype>
+
+#include <absl/strings/ascii.h>
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+
+#include "common/clock.h"
+#include "common/time_text.h"
+#include "common/version.h"
+#include "coordinator/ctl/exit_code.h"
+#include "coordinator/ctl/progress.h"
+
+namespace ravel::ctl {
+namespace {
+
+std::string Age(int64_t time_ms) {
+  return time_ms == 0 ? "-" : FormatDuration(SystemClock::Get().WallMs() - time_ms);
+}
+
+std::string Loss(const JobView& job) {
+  return job.step > 0 ? absl::StrFormat("%.4g", job.loss) : "-";
+}
+
+std::string Steps(const JobView& job) {
+  return absl::StrCat(job.step, "/", job.total_steps);
+}
+
+// Connects, or reports and sets the exit code.
+std::unique_ptr<JobsClient> ConnectOrReport(const CommonOptions& common, int& exit_code) {
+  absl::StatusOr<std::unique_ptr<JobsClient>> client = JobsClient::Connect(common.coordinator);
+  if (!client.ok()) {
+    exit_code = Report(client.status());
+    return nullptr;
+  }
+  return *std::move(client);
+}
+
+// A table, names, or the documents of the views.
+template <typename View, typename NameOfView>
+void PrintList(const CommonOptions& common,
+               const std::vector<View>& views,
+               const Table& table,
+               const NameOfView& name_of) {
+  if (common.format == Format::kTable) {
+    Print(table.Text(!common.no_headers));
+    return;
+  }
+  if (common.format == Format::kName) {
+    std::string names;
+    for (const View& view : views) {
+      absl::StrAppend(&names, name_of(view), "\n");
+    }
+    Print(names);
+    return;
+  }
+  json::Array items;
+  for (const View& view : views) {
+    items.push_back(view.document);
+  }
+  Print(FormatDocument(ListDocument(std::move(items)), common.format));
+}
+
+Table JobTable(const std::vector<JobView>& jobs, bool with_namespace) {
+  std::vector<std::string> titles = {
+      "NAME", "STATE", "STEP", "LOSS", "TOK/S", "WORKERS", "EPOCH", "CHECKPOINT", "AGE"};
+  if (with_namespace) {
+    titles.insert(titles.begin(), "NAMESPACE");
+  }
+  Table table(std::move(titles));
+  for (const JobView& job : jobs) {
+    const bool waiting = job.state == "QUEUED" && !job.reason.empty();
+    std::vector<std::string> cells = {
+        job.name,
+        waiting ? absl::StrCat(job.state, " (", job.reason, ")") : job.state,
+        Steps(job),
+        Loss(job),
+        job.state == "RUNNING" ? ShortNumber(job.tokens_per_second) : "-",
+        absl::StrCat(job.world_size),
+        absl::StrCat(job.epoch),
+        job.committed_step >= 0 ? absl::StrCat(job.committed_step) : "-",
+        Age(job.created_ms)};
+    if (with_namespace) {
+      cells.insert(cells.begin(), job.namespace_name);
+    }
+    table.AddRow(std::move(cells));
+  }
+  return table;
+}
+
+Table NodeTable(const std::vector<NodeView>& nodes) {
+  Table table({"NODE", "STATE", "DEVICES", "FREE", "KIND", "ADDRESS", "BEAT", "NOTE"});
+  for (const NodeView& node : nodes) {
+    table.AddRow({node.id,
+                  node.state,
+                  absl::StrCat(node.devices),
+                  absl::StrCat(node.devices_free),
+                  node.device_model.empty()
+                      ? node.device_kind
+                      : absl::StrCat(node.device_kind, " ", node.device_model),
+                  node.address,
+                  node.last_beat_ms == 0 ? "-" : Age(node.last_beat_ms) + " ago",
+                  node.message});
+  }
+  return table;
+}
+
+void PrintEvent(Format format, const EventView& event) {
+  if (format == Format::kTable) {
+    Print(EventLine(event) + "\n");
+  } else {
+    Print(json::Serialize(event.document) + "\n");
+  }
+}
+
+std::string LossBits(float loss) {
+  return absl::StrFormat("%08x", std::bit_cast<uint32_t>(loss));
+}
+
+std::vector<std::string> MetricCells(const MetricView& metric) {
+  return {absl::StrCat(metric.step),
+          absl::StrFormat("%.6g", metric.loss),
+          absl::StrFormat("%.4g", metric.grad_norm),
+          absl::StrFormat("%.4g", metric.lr),
+          ShortNumber(metric.tokens_per_second),
+          absl::StrFormat("%.3f", metric.step_seconds),
+          absl::StrCat(metric.world_size),
+          absl::StrCat(metric.epoch),
+          absl::StrCat(metric.attempt),
+          metric.has_validation_loss ? absl::StrFormat("%.6g", metric.validation_loss) : "-"};
+}
+
+}  // namespace
+
+int RunList(const CommonOptions& common, const ListOptions& options) {
+  int exit_code = kExitOk;
+  const std::unique_ptr<JobsClient> client = ConnectOrReport(common, exit_code);
+  if (client == nullptr) {
+    return exit_code;
+  }
+  absl::StatusOr<std::vector<JobView>> jobs =
+      client->List(options.all_namespaces ? "*" : common.namespace_name, options.selector);
+  if (!jobs.ok()) {
+    return Report(jobs.status());
+  }
+  if (!options.state.empty()) {
+    const std::string state = absl::AsciiStrToUpper(options.state);
+    std::erase_if(*jobs, [&](const JobView& job) { return job.state != state; });
+  }
+  if (jobs->empty() && common.format == Format::kTable) {
+    Say("no jobs");
+    return kExitOk;
+  }
+  PrintList(common, *jobs, JobTable(*jobs, options.all_namespaces), [](const JobView& job) {
+    return job.name;
+  });
+  return kExitOk;
+}
+
+int RunGet(const CommonOptions& common, const std::string& name) {
+  int exit_code = kExitOk;
+  const std::unique_ptr<JobsClient> client = ConnectOrReport(common, exit_code);
+  if (client == nullptr) {
+    return exit_code;
+  }
+  const absl::StatusOr<JobView> job = client->Get(NameOf(common, name));
+  if (!job.ok()) {
+    return Report(job.status());
+  }
+  if (common.format == Format::kTable) {
+    Print(JobTable({*job}, false).Text(!common.no_headers));
+  } else if (common.format == Format::kName) {
+    Print(job->name + "\n");
+  } else {
+    Print(FormatDocument(WithSchemaVersion(job->document), common.format));
+  }
+  return kExitOk;
+}
+
+int RunDescribe(const CommonOptions& common, const std::string& name) {
+  int exit_code = kExitOk;
+  const std::unique_ptr<JobsClient> client = ConnectOrReport(common, exit_code);
+  if (client == nullptr) {
+    return exit_code;
+  }
+  const absl::StatusOr<JobView> job = client->Get(NameOf(common, name));
+  if (!job.ok()) {
+    return Report(job.status());
+  }
+  if (common.format != Format::kTable) {
+    Print(FormatDocument(WithSchemaVersion(job->document), common.format));
+    return kExitOk;
+  }
+  Table facts({"FIELD", "VALUE"});
+  facts.AddRow({"Name", absl::StrCat(job->namespace_name, "/", job->name)});
+  facts.AddRow({"Uid", job->uid});
+  facts.AddRow(
+      {"State", absl::StrCat(job->state, job->reason.empty() ? "" : " (" + job->reason + ")")});
+  if (!job->message.empty()) {
+    facts.AddRow({"Message", job->message});
+  }
+  facts.AddRow({"Progress", ProgressLine(*job)});
+  facts.AddRow({"Loss", absl::StrFormat("%.4g -> %.4g", job->first_loss, job->loss)});
+  facts.AddRow(
+      {"Epoch",
+       absl::StrCat(job->epoch, ", attempt ", job->attempt, ", ", job->restarts, " restarts")});
+  facts.AddRow({"Checkpoint",
+                job->committed_step < 0
+                    ? "none"
+                    : absl::StrCat("step ", job->committed_step, ", ", job->committed_path)});
+  facts.AddRow({"Created", FormatTime(job->created_ms)});
+  facts.AddRow({"Started", job->started_ms == 0 ? "-" : FormatTime(job->started_ms)});
+  facts.AddRow({"Finished", job->finished_ms == 0 ? "-" : FormatTime(job->finished_ms)});
+  std::string out = facts.Text(false);
+  if (const json::Value* const spec = job->document.Find("spec")) {
+    json::Value wrapped;
+    wrapped.Set("spec", *spec);
+    out += "\n" + ToYaml(wrapped);
+  }
+  out += "\nevents:\n";
+  const absl::Status status =
+      client->Events(NameOf(common, name), 0, false, [&](const EventView& event) {
+        absl::StrAppend(&out, "  ", EventLine(event), "\n");
+        return true;
+      });
+  Print(out);
+  return Report(status);
+}
+
+int RunEvents(const CommonOptions& common, const std::string& name, bool follow) {
+  int exit_code = kExitOk;
+  const std::unique_ptr<JobsClient> client = ConnectOrReport(common, exit_code);
+  if (client == nullptr) {
+    return exit_code;
+  }
+  return Report(client->Events(NameOf(common, name), 0, follow, [&](const EventView& event) {
+    PrintEvent(common.format, event);
+    return true;
+  }));
+}
+
+int RunLogs(const CommonOptions& common, const LogsOptions& options) {
+  int exit_code = kExitOk;
+  const std::unique_ptr<JobsClient> client = ConnectOrReport(common, exit_code);
+  if (client == nullptr) {
+    return exit_code;
+  }
+  const LogFilter filter{options.rank, options.attempt, options.follow};
+  return Report(client->Logs(NameOf(common, options.job), filter, [&](const LogView& line) {
+    if ((!options.node.empty() && line.node != options.node) ||
+        !absl::StrContains(line.text, options.grep)) {
+      return true;
+    }
+    if (common.format == Format::kTable) {
+      Print(absl::StrCat("[", line.attempt, ".", line.rank, "] ", line.text, "\n"));
+    } else {
+      Print(json::Serialize(line.document) + "\n");
+    }
+    return true;
+  }));
+}
+
+json::Value MetricJson(const MetricView& metric) {
+  json::Value out;
+  out.Set("step", metric.step);
+  out.Set("loss", json::Value::FromFloat(metric.loss));
+  out.Set("loss_bits", LossBits(metric.loss));
+  out.Set("grad_norm", metric.grad_norm);
+  out.Set("lr", metric.lr);
+  out.Set("tokens", metric.tokens);
+  out.Set("tokens_per_second", metric.tokens_per_second);
+  out.Set("step_seconds", metric.step_seconds);
+  out.Set("world_size", metric.world_size);
+  out.Set("epoch", metric.epoch);
+  out.Set("attempt", metric.attempt);
+  return out;
+}
+
+int RunMetrics(const CommonOptions& common, const MetricsOptions& options) {
+  int exit_code = kExitOk;
+  const std::unique_ptr<JobsClient> client = ConnectOrReport(common, exit_code);
+  if (client == nullptr) {
+    return exit_code;
+  }
+  Table table({"STEP",
+               "LOSS",
+               "GRAD-NORM",
+               "LR",
+               "TOK/S",
+               "SECONDS",
+               "WORKERS",
+               "EPOCH",
+               "ATTEMPT",
+               "VALIDATION"});
+  json::Array documents;
+  const bool lines = common.format == Format::kJsonl || options.follow;
+  const absl::Status status = client->Metrics(
+      NameOf(common, options.job), options.all, options.follow, [&](const MetricView& metric) {
+        if (lines && common.format != Format::kTable) {
+          Print(json::Serialize(MetricJson(metric)) + "\n");
+        } else if (lines) {
+          Table row({"", "", "", "", "", "", "", "", "", ""});
+          row.AddRow(MetricCells(metric));
+          Print(row.Text(false));
+        } else if (common.format == Format::kTable) {
+          table.AddRow(MetricCells(metric));
+        } else {
+          json::Value document = MetricJson(metric);
+          if (metric.has_validation_loss) {
+            document.Set("validation_loss", json::Value::FromFloat(metric.validation_loss));
+          }
+          documents.push_back(std::move(document));
+        }
+        return true;
+      });
+  if (!lines && common.format == Format::kTable) {
+    Print(table.empty() ? "" : table.Text(!common.no_headers));
+  } else if (!lines) {
+    Print(FormatDocument(ListDocument(std::move(documents)), common.format));
+  }
+  return Report(status);
+}
+
+int RunNodesList(const CommonOptions& common) {
+  int exit_code = kExitOk;
+  const std::unique_ptr<JobsClient> client = ConnectOrReport(common, exit_code);
+  if (client == nullptr) {
+    return exit_code;
+  }
+  const absl::StatusOr<std::vector<NodeView>> nodes = client->Nodes();
+  if (!nodes.ok()) {
+    return Report(nodes.status());
+  }
+  if (nodes->empty() && common.format == Format::kTable) {
+    Say("no nodes");
+    return kExitOk;
+  }
+  PrintList(common, *nodes, NodeTable(*nodes), [](const NodeView& node) { return node.id; });
+  return kExitOk;
+}
+
+int RunTop(const CommonOptions& common) {
+  int exit_code = kExitOk;
+  const std::unique_ptr<JobsClient> client = ConnectOrReport(common, exit_code);
+  if (client == nullptr) {
+    return exit_code;
+  }
+  absl::StatusOr<std::vector<JobView>> jobs = client->List("*", "");
+  if (!jobs.ok()) {
+    return Report(jobs.status());
+  }
+  const absl::StatusOr<std::vector<NodeView>> nodes = client->Nodes();
+  if (!nodes.ok()) {
+    return Report(nodes.status());
+  }
+  std::erase_if(*jobs, [](const JobView& job) { return job.terminal(); });
+  if (common.format != Format::kTable) {
+    json::Value document;
+    document.Set("schemaVersion", "ravel/v1");
+    document.Set("jobs", json::Array());
+    document.Set("nodes", json::Array());
+    json::Array job_documents;
+    for (const JobView& job : *jobs) {
+      job_documents.push_back(job.document);
+    }
+    json::Array node_documents;
+    for (const NodeView& node : *nodes) {
+      node_documents.push_back(node.document);
+    }
+    document.Set("jobs", std::move(job_documents));
+    document.Set("nodes", std::move(node_documents));
+    Print(FormatDocument(document, common.format));
+    return kExitOk;
+  }
+  int64_t devices = 0;
+  int64_t free = 0;
+  for (const NodeView& node : *nodes) {
+    devices += node.devices;
+    free += node.devices_free;
+  }
+  Print(absl::StrCat(nodes->size(), " nodes, ", devices, " devices, ", free, " free\n"));
+  for (const JobView& job : *jobs) {
+    Print(absl::StrCat(job.namespace_name, "/", job.name, "  ", ProgressLine(job), "\n"));
+  }
+  return kExitOk;
+}
+
+int RunVersion(const CommonOptions& common, bool client_only) {
+  json::Value document;
+  document.Set("client", kVersion);
+  std::string text = absl::StrCat("ravelctl ", kVersion, "\n");
+  absl::Status status;
+  if (!client_only) {
+    const absl::StatusOr<std::unique_ptr<JobsClient>> client =
+        JobsClient::Connect(common.coordinator);
+    absl::StatusOr<ServerView> server =
+        client.ok() ? (*client)->Server() : absl::StatusOr<ServerView>(client.status());
+    status = server.status();
+    if (server.ok()) {
+      document.Set("server", server->version);
+      document.Set("clusterId", server->cluster_id);
+      document.Set("term", server->term);
+      document.Set("insecure", server->insecure);
+      absl::StrAppend(&text,
+                      "coordinator ",
+                      server->version,
+                      " at ",
+                      common.coordinator,
+                      ", cluster ",
+                      server->cluster_id,
+                      ", term ",
+                      server->term,
+                      server->insecure ? ", without certificates" : "",
+                      "\n");
+    }
+  }
+  Print(common.format == Format::kTable ? text : FormatDocument(document, common.format));
+  return Report(status);
+}
+
+}  // namespace ravel::ctl

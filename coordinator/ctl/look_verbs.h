@@ -1,0 +1,47 @@
+#pragma once
+
+// list, get, describe, events, logs, metrics, nodes, top, version: verbs that only look.
+
+#include <cstdint>
+
+#include "coordinator/ctl/common_options.h"
+
+namespace ravel::ctl {
+
+struct ListOptions {
+  bool all_namespaces = false;
+  std::string selector;  // key=value,...
+  std::string state;     // of v1::JobState, any case; "": all
+};
+int RunList(const CommonOptions& common, const ListOptions& options);
+int RunGet(const CommonOptions& common, const std::string& job);
+int RunDescribe(const CommonOptions& common, const std::string& job);
+
+int RunEvents(const CommonOptions& common, const std::string& job, bool follow);
+
+struct LogsOptions {
+  std::string job;
+  int64_t rank = -1;
+  int64_t attempt = 0;
+  std::string node;
+  std::string grep;  // only lines with this text
+  bool follow = false;
+};
+int RunLogs(const CommonOptions& common, const LogsOptions& options);
+
+struct MetricsOptions {
+  std::string job;
+  bool all = false;
+  bool follow = false;
+};
+int RunMetrics(const CommonOptions& common, const MetricsOptions& options);
+// One record: step, loss, loss_bits, grad_norm, lr, tokens, tokens_per_second, step_seconds,
+// world_size, epoch, attempt.
+json::Value MetricJson(const MetricView& metric);
+
+int RunNodesList(const CommonOptions& common);
+int RunTop(const CommonOptions& common);
+// `client_only`: no coordinator is asked.
+int RunVersion(const CommonOptions& common, bool client_only);
+
+}  // namespace ravel::ctl

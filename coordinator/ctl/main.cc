@@ -1,0 +1,322 @@
+// ravelctl: the command line of Ravel. This file turns arguments into options; the verbs live in
+// *_verbs.
+
+#include <csignal>
+#include <cstdio>
+#include <functional>
+#include <iostream>
+#include <memory>
+
+#include <CLI/CLI.hpp>
+
+#include "common/clock.h"
+#include "common/logging.h"
+#include "common/name_suggestion.h"
+#include "coordinator/ctl/change_verbs.h"
+#include "coordinator/ctl/checkpoint_verbs.h"
+#include "coordinator/ctl/common_options.h"
+#include "coordinator/ctl/completion.h"
+#include "coordinator/ctl/exit_code.h"
+#include "coordinator/ctl/explain_proto.h"
+#include "coordinator/ctl/job_verbs.h"
+#include "coordinator/ctl/look_verbs.h"
+
+namespace ravel::ctl {
+namespace {
+
+constexpr char kFooter[] =
+    "\nexamples:\n"
+    "  ravelctl submit -f job.yaml --follow\n"
+    "  ravelctl list\n"
+    "  ravelctl metrics my-job -o jsonl\n"
+    "  ravelctl wait my-job --for=done --timeout 1h\n"
+    "  ravelctl explain training.optimizer.lr\n"
+    "\nexit codes: 0 succeeded, 1 other errors, 2 usage or invalid file, 3 not found, 4 conflict, "
+    "5 not allowed,\n"
+    "  6 coordinator unreachable, 7 job failed by its user's doing, 8 by the infrastructure, 9 "
+    "cancelled,\n"
+    "  124 wait timed out, 130 interrupted\n";
+
+// The parsed command line: options of every verb, and the one that was chosen.
+struct CommandLine {
+  CommonOptions common;
+  std::string format = "table";
+  std::string job;
+  bool follow_events = false;
+  bool client_only = false;
+  std::string field;
+  std::string shell;
+  SubmitOptions submit;
+  ValidateOptions validate;
+  bool no_paths = false;
+  PlanOptions plan;
+  ListOptions list;
+  LogsOptions logs;
+  MetricsOptions metrics;
+  WaitOptions wait;
+  CancelOptions cancel;
+  CheckpointOptions checkpoint;
+  CheckpointVerbOptions checkpoints;
+  std::function<int()> run;
+};
+
+// A verb that runs `action` when it is chosen.
+CLI::App* AddVerb(CLI::App& app,
+                  CommandLine& line,
+                  const std::string& name,
+                  const std::string& help,
+                  std::function<int()> action) {
+  CLI::App* const verb = app.add_subcommand(name, help);
+  verb->fallthrough();
+  verb->callback([&line, action = std::move(action)] { line.run = action; });
+  return verb;
+}
+
+CLI::App* AddGroup(CLI::App& app, const std::string& name, const std::string& help) {
+  CLI::App* const group = app.add_subcommand(name, help);
+  group->fallthrough();
+  group->require_subcommand(1);
+  return group;
+}
+
+void AddJob(CLI::App* verb, std::string& job) {
+  verb->add_option("JOB", job, "Name of the job, or NAMESPACE/NAME")->required();
+}
+
+void AddCommon(CLI::App& app, CommandLine& line) {
+  app.add_option("--coordinator", line.common.coordinator, "Address of the coordinator")
+      ->envname("RAVEL_COORDINATOR")
+      ->capture_default_str();
+  app.add_option("-n,--namespace", line.common.namespace_name, "Namespace of the job")
+      ->capture_default_str();
+  app.add_option("-o,--output", line.format, "table, json, yaml, jsonl or name")
+      ->capture_default_str();
+  app.add_flag("--no-headers", line.common.no_headers, "Tables without titles");
+}
+
+void AddFileVerbs(CLI::App& app, CommandLine& line) {
+  CLI::App* verb = AddVerb(app, line, "submit", "Submit a job file", [&line] {
+    return RunSubmit(line.common, line.submit);
+  });
+  verb->add_option("-f,--file", line.submit.file, "Job file; - for stdin")->required();
+  verb->add_option("--dry-run", line.submit.dry_run, "client or server: check, submit nothing")
+      ->check(CLI::IsMember({"client", "server"}));
+  verb->add_option("--request-id", line.submit.request_id, "UUID: the same id submits once");
+  verb->add_flag("--wait", line.submit.wait, "Wait for the job's end");
+  verb->add_flag("--follow", line.submit.follow, "Show progress until the job's end");
+
+  verb = AddVerb(app, line, "validate", "Check a job file without a coordinator", [&line] {
+    line.validate.check_paths = !line.no_paths;
+    return RunValidate(line.common, line.validate);
+  });
+  verb->add_option("-f,--file,FILE", line.validate.file, "Job file; - for stdin")->required();
+  verb->add_flag("--no-paths", line.no_paths, "Do not look for the files that it names");
+
+  verb = AddVerb(app, line, "plan", "Show memory and traffic of a job, without devices", [&line] {
+    return RunPlan(line.common, line.plan);
+  });
+  verb->add_option("-f,--file,FILE", line.plan.file, "Job file; - for stdin")->required();
+  verb->add_option("--devices", line.plan.devices, "Such as 4 or 4xcpu; default the job's count");
+
+  verb = AddVerb(app, line, "explain", "Explain a field of the job file", [&line] {
+    const absl::StatusOr<std::string> text = ExplainField(line.field);
+    if (text.ok()) {
+      Print(*text);
+    }
+    return Report(text.status());
+  });
+  verb->add_option("FIELD", line.field, "Such as spec.training.optimizer.lr; none: all");
+}
+
+void AddLookVerbs(CLI::App& app, CommandLine& line) {
+  CLI::App* verb =
+      AddVerb(app, line, "list", "List jobs", [&line] { return RunList(line.common, line.list); });
+  verb->add_flag("-A,--all-namespaces", line.list.all_namespaces, "Jobs of every namespace");
+  verb->add_option("-l,--selector", line.list.selector, "Labels: key=value,...");
+  verb->add_option("--state", line.list.state, "Only jobs in this state");
+
+  verb = AddVerb(app, line, "get", "Show a job", [&line] { return RunGet(line.common, line.job); });
+  AddJob(verb, line.job);
+  verb = AddVerb(app, line, "describe", "Show a job with its spec and events", [&line] {
+    return RunDescribe(line.common, line.job);
+  });
+  AddJob(verb, line.job);
+
+  verb = AddVerb(app, line, "events", "Show what happened to a job", [&line] {
+    return RunEvents(line.common, line.job, line.follow_events);
+  });
+  AddJob(verb, line.job);
+  verb->add_flag("-f,--follow", line.follow_events, "Go on with new ones");
+
+  verb = AddVerb(
+      app, line, "logs", "Show logs of a job", [&line] { return RunLogs(line.common, line.logs); });
+  AddJob(verb, line.logs.job);
+  verb->add_flag("-f,--follow", line.logs.follow, "Go on with new lines");
+  verb->add_option("--rank", line.logs.rank, "Only of this rank");
+  verb->add_option("--attempt", line.logs.attempt, "Only of this attempt");
+  verb->add_option("--node", line.logs.node, "Only of this node");
+  verb->add_option("--grep", line.logs.grep, "Only lines with this text");
+
+  verb = AddVerb(app, line, "metrics", "Show loss and speed of every step", [&line] {
+    return RunMetrics(line.common, line.metrics);
+  });
+  AddJob(verb, line.metrics.job);
+  verb->add_flag("--all", line.metrics.all, "Also steps that a restart replaced");
+  verb->add_flag("-f,--follow", line.metrics.follow, "Go on with new steps");
+
+  AddVerb(app, line, "top", "Show what runs now", [&line] { return RunTop(line.common); });
+  CLI::App* const nodes = AddGroup(app, "nodes", "Worker nodes");
+  AddVerb(*nodes, line, "list", "List nodes", [&line] { return RunNodesList(line.common); });
+}
+
+void AddChangeVerbs(CLI::App& app, CommandLine& line) {
+  CLI::App* verb = AddVerb(app, line, "wait", "Wait for a state of a job", [&line] {
+    return RunWait(line.common, line.wait);
+  });
+  AddJob(verb, line.wait.job);
+  verb->add_option(
+          "--for", line.wait.condition, "running, step=N, checkpoint, checkpoint=N or done")
+      ->capture_default_str();
+  verb->add_option("--timeout", line.wait.timeout, "Such as 90s or 1h; exit code 124 after it");
+  verb->add_flag("--follow", line.wait.follow, "Show progress until the job's end");
+
+  verb = AddVerb(
+      app, line, "cancel", "Cancel a job", [&line] { return RunCancel(line.common, line.cancel); });
+  AddJob(verb, line.cancel.job);
+  verb->add_option("--reason", line.cancel.reason, "Kept in the job's events");
+  verb->add_flag("--wait", line.cancel.wait, "Wait until it has ended");
+
+  verb = AddVerb(app, line, "checkpoint", "Save a checkpoint now", [&line] {
+    return RunCheckpoint(line.common, line.checkpoint);
+  });
+  AddJob(verb, line.checkpoint.job);
+  verb->add_flag("--wait", line.checkpoint.wait, "Wait until it is committed");
+  verb->add_option("--timeout", line.checkpoint.timeout, "Longest wait")->capture_default_str();
+}
+
+void AddCheckpointVerbs(CLI::App& app, CommandLine& line) {
+  CLI::App* const group = AddGroup(app, "checkpoints", "Saved checkpoints");
+  CheckpointVerbOptions& options = line.checkpoints;
+  CLI::App* verb = AddVerb(*group, line, "list", "List checkpoints", [&line] {
+    return RunCheckpointsList(line.common, line.checkpoints);
+  });
+  verb->add_option("JOB", options.target, "A job, or the path of its checkpoint folder")
+      ->required();
+
+  verb = AddVerb(*group, line, "show", "Show what a checkpoint holds", [&line] {
+    return RunCheckpointsShow(line.common, line.checkpoints);
+  });
+  verb->add_option("DIR", options.target, "Step directory, or a folder of steps")->required();
+  verb->add_option("--tensors", options.tensors, "Only tensors that match, such as '*.weight'");
+
+  verb = AddVerb(*group, line, "verify", "Check every byte of a checkpoint", [&line] {
+    return RunCheckpointsVerify(line.common, line.checkpoints);
+  });
+  verb->add_option("DIR", options.target, "Step directory, or a folder of steps")->required();
+  verb->add_flag("--quick", options.quick, "Sizes and headers only");
+
+  verb = AddVerb(*group, line, "export", "Write a Hugging Face directory", [&line] {
+    return RunCheckpointsExport(line.common, line.checkpoints);
+  });
+  verb->add_option("DIR", options.target, "Step directory, or a folder of steps")->required();
+  verb->add_option("--format", options.format, "huggingface")->capture_default_str();
+  verb->add_option("--output-dir,--output,--to", options.output, "Directory to make")->required();
+  verb->add_option("--dtype", options.dtype, "f32 or bf16")->capture_default_str();
+}
+
+// Verbs and options as completion offers them; `path` is the verb so far.
+void CollectEntries(CLI::App& app, const std::string& path, std::vector<CompletionEntry>& out) {
+  CompletionEntry entry;
+  entry.verb = path;
+  for (CLI::App* const verb : app.get_subcommands([](const CLI::App*) { return true; })) {
+    entry.words.push_back(verb->get_name());
+  }
+  for (const CLI::Option* const option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) {
+      entry.words.push_back("--" + name);
+    }
+    entry.takes_job = entry.takes_job || option->get_name() == "JOB";
+  }
+  out.push_back(std::move(entry));
+  for (CLI::App* const verb : app.get_subcommands([](const CLI::App*) { return true; })) {
+    CollectEntries(*verb, path.empty() ? verb->get_name() : path + " " + verb->get_name(), out);
+  }
+}
+
+void AddHelpVerbs(CLI::App& app, CommandLine& line) {
+  CLI::App* verb = AddVerb(app, line, "completion", "Print a completion script", [&app, &line] {
+    std::vector<CompletionEntry> entries;
+    CollectEntries(app, "", entries);
+    const absl::StatusOr<std::string> script = CompletionScript(line.shell, entries);
+    if (script.ok()) {
+      Print(*script);
+    }
+    return Report(script.status());
+  });
+  verb->add_option("SHELL", line.shell, "bash, zsh or fish")->required();
+  verb = AddVerb(app, line, "version", "Show versions", [&line] {
+    return RunVersion(line.common, line.client_only);
+  });
+  verb->add_flag("--client", line.client_only, "Ask no coordinator");
+}
+
+// Of a word where a verb should be: the verb that was meant.
+std::string VerbSuggestion(const CLI::App& app, int argc, char** argv) {
+  const CLI::App* level = &app;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word.empty() || word[0] == '-') {
+      return "";
+    }
+    std::vector<std::string> names;
+    const CLI::App* next = nullptr;
+    for (const CLI::App* const verb :
+         level->get_subcommands([](const CLI::App*) { return true; })) {
+      names.push_back(verb->get_name());
+      next = verb->get_name() == word ? verb : next;
+    }
+    if (next == nullptr) {
+      const std::string near = names.empty() ? "" : SuggestName(word, names);
+      return near.empty() ? "" : "did you mean '" + near + "'?";
+    }
+    level = next;
+  }
+  return "";
+}
+
+int Main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);
+  log::Init("ravelctl", log::Format::kConsole, log::Level::kWarning);
+  CommandLine line;
+  CLI::App app("ravelctl: submit training jobs and look after them", "ravelctl");
+  app.footer(kFooter);
+  app.require_subcommand(1);
+  AddCommon(app, line);
+  AddFileVerbs(app, line);
+  AddLookVerbs(app, line);
+  AddChangeVerbs(app, line);
+  AddCheckpointVerbs(app, line);
+  AddHelpVerbs(app, line);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) {
+      return app.exit(error);  // --help
+    }
+    const std::string suggestion = VerbSuggestion(app, argc, argv);
+    return ReportUsage(std::string(error.what()) + (suggestion.empty() ? "" : "; " + suggestion));
+  }
+  const absl::StatusOr<Format> format = ParseFormat(line.format);
+  if (!format.ok()) {
+    return Report(format.status());
+  }
+  line.common.format = *format;
+  return line.run();
+}
+
+}  // namespace
+}  // namespace ravel::ctl
+
+int main(int argc, char** argv) {
+  return ravel::ctl::Main(argc, argv);
+}

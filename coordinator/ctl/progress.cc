@@ -1,0 +1,127 @@
+#include "coordinator/ctl/progress.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <unistd.h>
+
+#include "common/time_text.h"
+
+namespace ravel::ctl {
+
+std::string ShortNumber(double number) {
+  if (!std::isfinite(number)) {
+    return "-";
+  }
+  constexpr const char* kUnits[] = {"", "k", "M", "G", "T"};
+  std::size_t unit = 0;
+  while (std::fabs(number) >= 999.5 && unit + 1 < std::size(kUnits)) {
+    number /= 1000;
+    ++unit;
+  }
+  return unit == 0 || number >= 99.5 ? absl::StrFormat("%.0f%s", number, kUnits[unit])
+                                     : absl::StrFormat("%.1f%s", number, kUnits[unit]);
+}
+
+std::string Bar(double part) {
+  constexpr int kCells = 10;
+  static constexpr const char* kEighths[] = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
+  const int eighths = static_cast<int>(std::clamp(part, 0.0, 1.0) * kCells * 8);
+  std::string out = "▕";
+  for (int cell = 0; cell < kCells; ++cell) {
+    const int filled = std::clamp(eighths - cell * 8, 0, 8);
+    out += filled == 8 ? "█" : kEighths[filled];
+  }
+  return out + "▏";
+}
+
+std::string ProgressLine(const JobView& job) {
+  const double part = job.total_steps > 0
+                          ? static_cast<double>(job.step) / static_cast<double>(job.total_steps)
+                          : 0;
+  std::string out = absl::StrFormat(
+      "step %d/%d %s %d%%", job.step, job.total_steps, Bar(part), static_cast<int>(part * 100));
+  if (job.state != "RUNNING") {
+    absl::StrAppend(&out, " ", job.state, job.reason.empty() ? "" : " (" + job.reason + ")");
+  } else if (job.step > 0) {
+    absl::StrAppend(&out,
+                    " ",
+                    ShortNumber(job.tokens_per_second),
+                    " tok/s loss ",
+                    absl::StrFormat("%.3g", job.loss));
+    if (job.eta_seconds >= 0) {
+      absl::StrAppend(&out, " ETA ", FormatDuration(static_cast<int64_t>(job.eta_seconds * 1000)));
+    }
+  }
+  absl::StrAppend(&out,
+                  " | epoch ",
+                  job.epoch,
+                  ", ",
+                  job.world_size,
+                  job.world_size == 1 ? " worker" : " workers");
+  return out;
+}
+
+std::string EventLine(const EventView& event) {
+  std::string out = absl::StrCat(FormatTime(event.time_ms).substr(11, 8), " ", event.type);
+  if (!event.reason.empty() && event.reason != event.type) {
+    absl::StrAppend(&out, " ", event.reason);
+  }
+  if (!event.node.empty()) {
+    absl::StrAppend(&out, " ", event.node);
+  }
+  if (!event.message.empty()) {
+    absl::StrAppend(&out, ": ", event.message);
+  }
+  return absl::StrCat(out, " (step ", event.step, ", epoch ", event.epoch, ")");
+}
+
+ProgressView::ProgressView() : ProgressView(isatty(STDERR_FILENO) == 1) {}
+
+void ProgressView::ShowJob(const JobView& job) {
+  MutexLock lock(mutex_);
+  line_ = ProgressLine(job);
+  if (on_terminal_) {
+    Draw();
+    return;
+  }
+  const int64_t tenth = job.total_steps > 0 ? job.step * 10 / job.total_steps : 0;
+  if (job.step > 0 && job.state == "RUNNING" && tenth != last_tenth_) {
+    last_tenth_ = tenth;
+    std::fprintf(stderr, "%s\n", line_.c_str());
+  }
+}
+
+void ProgressView::ShowEvent(const EventView& event) {
+  ShowLine(EventLine(event));
+}
+
+void ProgressView::ShowLine(const std::string& line) {
+  MutexLock lock(mutex_);
+  if (on_terminal_ && drawn_) {
+    std::fputs("\r\033[K", stderr);
+  }
+  std::fprintf(stderr, "%s\n", line.c_str());
+  if (on_terminal_ && drawn_) {
+    Draw();
+  }
+}
+
+void ProgressView::Finish() {
+  MutexLock lock(mutex_);
+  if (drawn_) {
+    std::fputs("\n", stderr);
+    drawn_ = false;
+  }
+}
+
+void ProgressView::Draw() {
+  std::fprintf(stderr, "\r\033[K%s", line_.c_str());
+  std::fflush(stderr);
+  drawn_ = true;
+}
+
+}  // namespace ravel::ctl

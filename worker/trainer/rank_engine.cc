@@ -8,7 +8,7 @@
 
 #include "common/check.h"
 #include "kernels/philox.h"
-#include "worker/optim/lr_schedule.h"
+#include "worker/trainer/exit_code.h"
 
 namespace ravel::trainer {
 namespace {
@@ -31,9 +31,9 @@ absl::StatusOr<std::unique_ptr<RankEngine>> RankEngine::Create(Args args) {
   return engine;
 }
 
-absl::Status RankEngine::SetUp() {
+absl::Status RankEngine::CheckFit() const {
   const plan::ShardingPlan& plan = args_.plan;
-  comm::Communicator& communicator = args_.communicator;
+  const comm::Communicator& communicator = args_.communicator;
   if (plan.ranks != communicator.size()) {
     return absl::FailedPreconditionError(
         absl::StrCat("plan is for ", plan.ranks, " ranks, the group has ", communicator.size()));
@@ -47,11 +47,26 @@ absl::Status RankEngine::SetUp() {
       plan.micro_batch.sequence_tokens != args_.spec.data.sequence_length) {
     return absl::FailedPreconditionError("plan and job disagree about lanes or micro-batch");
   }
-  ASSIGN_OR_RETURN(loader_, data::BatchLoader::Open(args_.spec));
+  return absl::OkStatus();
+}
+
+absl::Status RankEngine::SetUp() {
+  const plan::ShardingPlan& plan = args_.plan;
+  comm::Communicator& communicator = args_.communicator;
+  RETURN_IF_ERROR(WithCode(CheckFit(), ExitCode::kPlanMismatch));
+  auto loader = data::BatchLoader::Open(args_.spec);
+  if (!loader.ok()) {
+    return WithCode(loader.status(), ExitCode::kData);
+  }
+  loader_ = *std::move(loader);
   arena_ = {.private_bytes = plan.memory.private_bytes,
             .symmetric_bytes = plan.memory.symmetric_bytes,
             .common_bytes = plan.memory.common_bytes};
-  RETURN_IF_ERROR(communicator.AllocateArena(arena_));
+  const absl::Status allocated = communicator.AllocateArena(arena_);
+  if (absl::IsResourceExhausted(allocated)) {
+    return WithCode(allocated, ExitCode::kOutOfMemory);
+  }
+  RETURN_IF_ERROR(allocated);
   buffers_ = std::make_unique<shard::ArenaBuffers>(plan, communicator);
   for (size_t unit = 0; unit < plan.inventory.units.size(); ++unit) {
     groups_.emplace_back(plan, *buffers_, static_cast<int>(unit), communicator.rank());
@@ -121,8 +136,10 @@ absl::StatusOr<StepResult> RankEngine::TrainStep(int64_t step) {
   optimizer_->BeginStep(step, Shared("loss"), targets);
   for (int64_t turn = 0; turn < lanes.turns(); ++turn) {
     if (LaneOf(turn) >= 0) {
-      RETURN_IF_ERROR(loader_->LoadTraining(
-          {.batch = step, .lane = LaneOf(turn), .ids = Shared("ids"), .targets = targets}));
+      RETURN_IF_ERROR(WithCode(
+          loader_->LoadTraining(
+              {.batch = step, .lane = LaneOf(turn), .ids = Shared("ids"), .targets = targets}),
+          ExitCode::kData));
     }
     if (turn == 0 && step + 1 < args_.spec.steps) {
       PrefetchStep(step + 1);
@@ -150,10 +167,11 @@ absl::StatusOr<float> RankEngine::Evaluate() {
   for (int64_t batch = 0; batch < args_.spec.evaluation_batches; ++batch) {
     for (int64_t turn = 0; turn < lanes.turns(); ++turn) {
       if (LaneOf(turn) >= 0) {
-        RETURN_IF_ERROR(loader_->LoadValidation({.batch = batch,
-                                                 .lane = LaneOf(turn),
-                                                 .ids = Shared("ids"),
-                                                 .targets = Shared("targets")}));
+        RETURN_IF_ERROR(WithCode(loader_->LoadValidation({.batch = batch,
+                                                          .lane = LaneOf(turn),
+                                                          .ids = Shared("ids"),
+                                                          .targets = Shared("targets")}),
+                                 ExitCode::kData));
       }
       RETURN_IF_ERROR(executor_->Run(plan::Phase::kEval, turn));
       if (LaneOf(turn) >= 0) {
@@ -177,6 +195,12 @@ absl::StatusOr<float> RankEngine::Evaluate() {
   }
   return static_cast<float>(optim::TreeOverLanes(lanes, losses) /
                             optim::TreeOverLanes(lanes, tokens));
+}
+
+int64_t RankEngine::planned_bytes() const {
+  const plan::BufferPlan& memory = args_.plan.memory;
+  return memory.private_bytes + memory.symmetric_bytes +
+         DivCeil(memory.common_bytes, args_.plan.ranks);
 }
 
 int64_t RankEngine::arena_bytes() const {

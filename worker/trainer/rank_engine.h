@@ -51,18 +51,22 @@ class RankEngine {
   // Collective. Step `step` (0-based): every lane forward and backward, the update.
   absl::StatusOr<StepResult> TrainStep(int64_t step);
 
+  bool has_validation() const { return loader_->has_validation(); }
   // Collective. Mean loss over the evaluation batches; changes no state.
   absl::StatusOr<float> Evaluate();
 
   std::vector<shard::ParameterGroup>& groups() { return groups_; }
   int64_t updates() const { return optimizer_->updates(); }
   void set_updates(int64_t updates) { optimizer_->set_updates(updates); }
-  // Bytes of the arena that this rank holds (its share of what ranks have in common), as allocated.
+  // Bytes of this rank's arena (its share of what ranks have in common): as the plan says, and as
+  // allocated.
+  int64_t planned_bytes() const;
   int64_t arena_bytes() const;
   const optim::ShardedAdamW& optimizer() const { return *optimizer_; }
 
  private:
   explicit RankEngine(Args args) : args_(std::move(args)) {}
+  absl::Status CheckFit() const;
   absl::Status SetUp();
   int64_t LaneOf(int64_t turn) const {
     return args_.plan.lanes.LaneOf(turn, args_.communicator.rank());

@@ -1,0 +1,63 @@
+#include "worker/trainer/command_box.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ravel::trainer {
+
+void CommandBox::AllowSteps(int64_t until_step) {
+  MutexLock lock(mutex_);
+  until_step_ = std::max(until_step_, until_step);
+  changed_.NotifyAll();
+}
+
+void CommandBox::RequestSave(int64_t sequence, bool then_stop) {
+  MutexLock lock(mutex_);
+  control_.save_sequence = std::max(control_.save_sequence, sequence);
+  if (then_stop) {
+    control_.stop = 1;
+  }
+}
+
+void CommandBox::DeliverRecords(const std::string& group, std::vector<std::string> records) {
+  MutexLock lock(mutex_);
+  records_[group] = std::move(records);
+  changed_.NotifyAll();
+}
+
+void CommandBox::Close(absl::Status status) {
+  MutexLock lock(mutex_);
+  if (closed_.ok()) {
+    closed_ = std::move(status);
+  }
+  changed_.NotifyAll();
+}
+
+absl::Status CommandBox::WaitForStep(int64_t step) {
+  MutexLock lock(mutex_);
+  while (until_step_ < step && closed_.ok()) {
+    changed_.Wait(mutex_);
+  }
+  return closed_;
+}
+
+absl::StatusOr<std::vector<std::string>> CommandBox::WaitForRecords(std::string_view group) {
+  MutexLock lock(mutex_);
+  while (closed_.ok()) {
+    const auto found = records_.find(group);
+    if (found != records_.end()) {
+      std::vector<std::string> records = std::move(found->second);  // single use
+      records_.erase(found);
+      return records;
+    }
+    changed_.Wait(mutex_);
+  }
+  return closed_;
+}
+
+optim::ControlWord CommandBox::control() {
+  MutexLock lock(mutex_);
+  return control_;
+}
+
+}  // namespace ravel::trainer

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+
+#include "common/status.h"
+#include "worker/comm/communicator.h"
+#include "worker/trainer/rank_engine.h"
+#include "worker/trainer/supervision.h"
+
+namespace ravel::trainer {
+
+// Collective. Fills weights, moments and the update counter of an engine: from the committed step
+// that the assignment names, whose digests all ranks check together; else from the Hugging Face
+// directory of model.from; else random weights. Errors are marked with their exit code.
+absl::Status PrepareState(const Assignment& assignment,
+                          comm::Communicator& communicator,
+                          RankEngine& engine);
+
+}  // namespace ravel::trainer

@@ -1,0 +1,149 @@
+// ravel-trainer: one rank of a training job under a worker daemon, or next-token inference for
+// ravelctl.
+
+#include <cstdio>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+
+#include <CLI/CLI.hpp>
+#include <absl/strings/str_cat.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/logging.h"
+#include "kernels/gemm.h"
+#include "worker/trainer/command_box.h"
+#include "worker/trainer/daemon_link_proto.h"
+#include "worker/trainer/exit_code.h"
+#include "worker/trainer/generator.h"
+#include "worker/trainer/position.h"
+#include "worker/trainer/trainer.h"
+#include "worker/trainer/watchdog.h"
+
+namespace ravel::trainer {
+namespace {
+
+constexpr int kExitCheckFailed = 70;
+constexpr int kExitUsage = 2;
+
+// Ends at once: threads may be stuck in a kernel or a disk, and their memory is the system's to
+// free.
+[[noreturn]] void EndProcess(ExitCode code) {
+  std::fflush(nullptr);
+  _exit(static_cast<int>(code));
+}
+
+void InstallHandlers() {
+  signal(SIGPIPE, SIG_IGN);
+  // CHECK prints and aborts; the daemon knows it by this code.
+  signal(SIGABRT, [](int) { _exit(kExitCheckFailed); });
+  std::set_new_handler([] {
+    constexpr char kText[] = "out of memory\n";
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kText, sizeof(kText) - 1);
+    _exit(static_cast<int>(ExitCode::kOutOfMemory));
+  });
+}
+
+ExitCode Fail(Reporter& reporter, const absl::Status& status) {
+  const ExitCode code = CodeOf(status);
+  log::Error(absl::StrCat("exit ", static_cast<int>(code), ": ", status.message()));
+  reporter.Failed(status).IgnoreError();
+  return code;
+}
+
+ExitCode Train(DaemonLinkReporter& link, const Assignment& assignment) {
+  log::SetField("job", assignment.spec.name);
+  log::SetField("epoch", absl::StrCat(assignment.epoch));
+  log::SetField("rank", absl::StrCat(assignment.rank));
+  CommandBox box;
+  Position position(SystemClock::Get());
+  Watchdog watchdog({.reporter = link,
+                     .box = box,
+                     .position = position,
+                     .epoch = assignment.epoch,
+                     .receive = [&] { return link.Receive(); },
+                     .interrupt = [&] { link.Shutdown(); },
+                     .exit = [](ExitCode code) { EndProcess(code); }});
+  watchdog.Start();
+  Trainer trainer(
+      {.assignment = assignment,
+       .reporter = link,
+       .box = box,
+       .position = position,
+       .clock = SystemClock::Get(),
+       .communicator_changed =
+           [&](comm::Communicator* communicator) { watchdog.SetCommunicator(communicator); },
+       .beat = [&] { watchdog.Beat(); }});
+  const absl::Status status = trainer.Run();
+  if (status.ok()) {
+    return ExitCode::kDone;
+  }
+  return CodeOf(status) == ExitCode::kStopped ? ExitCode::kStopped : Fail(link, status);
+}
+
+ExitCode RunUnderDaemon(int fd) {
+  auto opened = TrainerLink::Open(fd);
+  if (!opened.ok()) {
+    log::Error(absl::StrCat("--socket-fd: ", opened.status().message()));
+    return ExitCode::kPlanMismatch;
+  }
+  DaemonLinkReporter link(*std::move(opened));
+  const auto command = link.Receive();
+  if (!command.ok()) {
+    return Fail(link, command.status());
+  }
+  if (const auto* stop = std::get_if<Stop>(&*command)) {
+    return stop->code;
+  }
+  const auto* assignment = std::get_if<Assignment>(&*command);
+  if (assignment == nullptr) {
+    return Fail(link,
+                WithCode(absl::FailedPreconditionError("the first frame is not StartTrainer"),
+                         ExitCode::kPlanMismatch));
+  }
+  return Train(link, *assignment);
+}
+
+int Main(int argc, char** argv) {
+  InstallHandlers();
+  kernels::SetBlasThreads(1);
+  CLI::App app{"One rank of a Ravel training job; started by ravel-worker and ravelctl"};
+  int socket_fd = -1;
+  bool generate = false;
+  std::string checkpoint;
+  auto* fd_option =
+      app.add_option("--socket-fd", socket_fd, "connected socket of the worker daemon");
+  auto* generate_option =
+      app.add_flag("--generate", generate, "answer requests on stdin with tokens on stdout");
+  app.add_option("--checkpoint", checkpoint, "step directory to generate from")
+      ->needs(generate_option);
+  fd_option->excludes(generate_option);
+  CLI11_PARSE(app, argc, argv);
+  if (generate && !checkpoint.empty()) {
+    log::Init("ravel-trainer", log::Format::kConsole, log::Level::kWarning);
+    const absl::Status status = ServeGenerator(checkpoint);
+    if (!status.ok()) {
+      std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+      return static_cast<int>(ExitCode::kStore);
+    }
+    return 0;
+  }
+  if (socket_fd < 0) {
+    std::fprintf(stderr, "expected --socket-fd N, or --generate --checkpoint STEP_DIR\n");
+    return kExitUsage;
+  }
+  log::Init("ravel-trainer", log::Format::kJson, log::Level::kInfo);
+  const ExitCode code = RunUnderDaemon(socket_fd);
+  std::fflush(nullptr);
+  return static_cast<int>(code);
+}
+
+}  // namespace
+}  // namespace ravel::trainer
+
+int main(int argc, char** argv) {
+  return ravel::trainer::Main(argc, argv);
+}

@@ -1,0 +1,107 @@
+#pragma once
+
+// What a trainer is told and what it tells, as plain values: proto/trainer.proto without protobuf.
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "common/ckpt/manifest.h"
+#include "common/plan/sharding_plan.h"
+#include "common/status.h"
+#include "worker/trainer/exit_code.h"
+
+namespace ravel::trainer {
+
+// All that a rank needs to begin.
+struct Assignment {
+  std::string job_uid;
+  int64_t epoch = 0;
+  int64_t rank = 0;
+  int64_t world_size = 1;
+  plan::JobSpec spec;
+  plan::ShardingPlan plan;
+  std::string transport;        // local, shm, gloo
+  std::string restore_path;     // committed step directory, or empty
+  std::string checkpoint_root;  // the job's folder in its store
+  int64_t first_step = 0;       // steps that are done already
+  std::string host_address;
+  bool save_at_start = false;
+  bool save_at_end = false;
+};
+
+struct ReadyReport {
+  int64_t step = 0;
+  int64_t planned_bytes = 0;
+  int64_t measured_bytes = 0;
+  double restore_seconds = 0;
+};
+
+struct StepRecord {
+  int64_t step = 0;  // finished steps
+  float loss = 0;
+  double grad_norm = 0;
+  double learning_rate = 0;
+  int64_t tokens = 0;
+  double seconds = 0;
+  bool skipped = false;
+  bool has_validation_loss = false;
+  float validation_loss = 0;
+  int64_t time_ms = 0;
+  int64_t planned_bytes = 0;
+  int64_t measured_bytes = 0;
+};
+
+struct ProgressReport {
+  int64_t step = 0;
+  std::string phase;
+  int64_t phase_age_ms = 0;
+  uint64_t collective_sequence = 0;
+  uint64_t collective_hash = 0;
+};
+
+// Commands.
+struct RecordsOfGroup {
+  int64_t epoch = 0;
+  std::string group;
+  std::vector<std::string> records;  // by rank
+};
+struct AllowSteps {
+  int64_t epoch = 0;
+  int64_t until_step = 0;
+};
+struct AskForSave {
+  int64_t epoch = 0;
+  int64_t sequence = 0;
+  bool then_stop = false;
+};
+struct Commit {
+  int64_t step = 0;
+  bool committed = false;
+  std::string reason;
+};
+// End at once: told to, or a peer is lost.
+struct Stop {
+  ExitCode code = ExitCode::kStopped;
+  std::string reason;
+};
+using Command = std::variant<Assignment, RecordsOfGroup, AllowSteps, AskForSave, Commit, Stop>;
+
+// Up to whoever supervises this trainer. Thread-safe. An error means that nobody listens any more.
+class Reporter {
+ public:
+  virtual ~Reporter() = default;
+  // A rendezvous record of this rank; a secret.
+  virtual absl::Status Publish(const std::string& group, const std::string& record) = 0;
+  virtual absl::Status Ready(const ReadyReport& report) = 0;
+  virtual absl::Status Step(const StepRecord& record) = 0;
+  virtual absl::Status Progress(const ProgressReport& report) = 0;
+  virtual absl::Status SaveStarted(int64_t step, int64_t sequence) = 0;
+  virtual absl::Status Sealed(const ckpt::Seal& seal) = 0;
+  // `failure` is marked with the exit code that follows.
+  virtual absl::Status Failed(const absl::Status& failure) = 0;
+  virtual absl::Status Done(int64_t step) = 0;
+};
+
+}  // namespace ravel::trainer

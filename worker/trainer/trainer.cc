@@ -1,0 +1,170 @@
+#include "worker/trainer/trainer.h"
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/logging.h"
+#include "worker/comm/communicator_factory.h"
+#include "worker/trainer/initial_state.h"
+
+namespace ravel::trainer {
+namespace {
+
+// A transfer waits for a peer that still computes; that a peer is gone is told by the coordinator
+// long before this.
+constexpr std::chrono::milliseconds kTransferTimeout = std::chrono::minutes(10);
+
+double SecondsSince(const Clock& clock, int64_t start_ms) {
+  return static_cast<double>(clock.MonotonicMs() - start_ms) / 1000.0;
+}
+
+// The communicator is told to nobody any more when this goes.
+class CommunicatorScope {
+ public:
+  CommunicatorScope(const std::function<void(comm::Communicator*)>& changed,
+                    comm::Communicator* communicator)
+      : changed_(changed) {
+    changed_(communicator);
+  }
+  ~CommunicatorScope() { changed_(nullptr); }
+  CommunicatorScope(const CommunicatorScope&) = delete;
+  CommunicatorScope& operator=(const CommunicatorScope&) = delete;
+
+ private:
+  const std::function<void(comm::Communicator*)>& changed_;
+};
+
+}  // namespace
+
+absl::Status Trainer::Run() {
+  ASSIGN_OR_RETURN(const std::unique_ptr<comm::Communicator> communicator, Connect());
+  const CommunicatorScope scope(parts_.communicator_changed, communicator.get());
+  return RunWith(*communicator);
+}
+
+absl::StatusOr<std::unique_ptr<comm::Communicator>> Trainer::Connect() {
+  const Assignment& assignment = parts_.assignment;
+  const auto rendezvous = [this](std::string_view group,
+                                 std::string record) -> absl::StatusOr<std::vector<std::string>> {
+    RETURN_IF_ERROR(parts_.reporter.Publish(std::string(group), record));
+    return parts_.box.WaitForRecords(group);
+  };
+  return comm::CreateCommunicator({.transport = assignment.transport,
+                                   .rank = static_cast<int>(assignment.rank),
+                                   .size = static_cast<int>(assignment.world_size),
+                                   .rendezvous = rendezvous,
+                                   .host_address = assignment.host_address,
+                                   .timeout = kTransferTimeout});
+}
+
+absl::Status Trainer::RunWith(comm::Communicator& communicator) {
+  const Assignment& assignment = parts_.assignment;
+  ASSIGN_OR_RETURN(const std::unique_ptr<RankEngine> engine,
+                   RankEngine::Create({.plan = assignment.plan,
+                                       .spec = assignment.spec,
+                                       .communicator = communicator,
+                                       .control = [this] { return parts_.box.control(); }}));
+  parts_.position.Enter(TrainerPhase::kRestoring);
+  const int64_t start_ms = parts_.clock.MonotonicMs();
+  RETURN_IF_ERROR(PrepareState(assignment, communicator, *engine));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Saver> saver,
+                   Saver::Create(assignment, parts_.reporter, *engine));
+  parts_.position.FinishStep(assignment.first_step);
+  parts_.position.Enter(TrainerPhase::kWaiting);
+  RETURN_IF_ERROR(parts_.reporter.Ready({.step = assignment.first_step,
+                                         .planned_bytes = engine->planned_bytes(),
+                                         .measured_bytes = engine->arena_bytes(),
+                                         .restore_seconds = SecondsSince(parts_.clock, start_ms)}));
+  return TrainAll(*engine, *saver);
+}
+
+absl::Status Trainer::TrainAll(RankEngine& engine, Saver& saver) {
+  const Assignment& assignment = parts_.assignment;
+  if (assignment.save_at_start && assignment.first_step == 0) {
+    RETURN_IF_ERROR(parts_.box.WaitForStep(0));
+    RETURN_IF_ERROR(saver.Start(0, {}));
+  }
+  for (int64_t step = assignment.first_step; step < assignment.spec.steps; ++step) {
+    parts_.position.Enter(TrainerPhase::kWaiting);
+    RETURN_IF_ERROR(parts_.box.WaitForStep(step + 1));
+    parts_.position.Enter(TrainerPhase::kTraining);
+    ASSIGN_OR_RETURN(const StepResult result, OneStep(engine, step));
+    RETURN_IF_ERROR(saver.Poll());
+    if (saver.IsDue(result.step, result.control)) {
+      parts_.position.Enter(TrainerPhase::kSaving);
+      RETURN_IF_ERROR(saver.Start(result.step, result.control));
+    }
+    if (result.control.stop != 0) {
+      parts_.position.Enter(TrainerPhase::kEnding);
+      RETURN_IF_ERROR(saver.Finish());
+      return WithCode(absl::CancelledError("stopped after a save, as told"), ExitCode::kStopped);
+    }
+    RETURN_IF_ERROR(CountSkips(result));
+  }
+  parts_.position.Enter(TrainerPhase::kEnding);
+  RETURN_IF_ERROR(saver.Finish());
+  return parts_.reporter.Done(assignment.spec.steps);
+}
+
+absl::StatusOr<StepResult> Trainer::OneStep(RankEngine& engine, int64_t step) {
+  const plan::JobSpec& spec = parts_.assignment.spec;
+  const auto start = std::chrono::steady_clock::now();
+  ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(step));
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  parts_.position.FinishStep(result.step);
+  parts_.beat();
+  StepRecord record = {.step = result.step,
+                       .loss = result.loss,
+                       .grad_norm = result.grad_norm,
+                       .learning_rate = result.learning_rate,
+                       .tokens = result.target_tokens,
+                       .seconds = seconds.count(),
+                       .skipped = result.skipped};
+  const bool last = result.step == spec.steps;
+  if (spec.evaluation_every > 0 && engine.has_validation() &&
+      (result.step % spec.evaluation_every == 0 || last)) {
+    parts_.position.Enter(TrainerPhase::kEvaluating);
+    ASSIGN_OR_RETURN(record.validation_loss, engine.Evaluate());
+    record.has_validation_loss = true;
+  }
+  if (parts_.assignment.rank == 0 && (result.step % std::max<int64_t>(1, spec.log_every) == 0 ||
+                                      last || record.has_validation_loss)) {
+    RETURN_IF_ERROR(Report(engine, record));
+  }
+  return result;
+}
+
+absl::Status Trainer::Report(const RankEngine& engine, StepRecord record) {
+  record.time_ms = parts_.clock.WallMs();
+  record.planned_bytes = engine.planned_bytes();
+  record.measured_bytes = engine.arena_bytes();
+  return parts_.reporter.Step(record);
+}
+
+absl::Status Trainer::CountSkips(const StepResult& result) {
+  if (!result.skipped) {
+    skipped_in_a_row_ = 0;
+    return absl::OkStatus();
+  }
+  ++skipped_in_a_row_;
+  log::Warning(absl::StrCat("step ",
+                            result.step,
+                            " is skipped: ",
+                            result.non_finite,
+                            " gradient elements are not finite"));
+  if (skipped_in_a_row_ <= kMostSkippedInARow) {
+    return absl::OkStatus();
+  }
+  return WithCode(absl::OutOfRangeError(absl::StrCat(skipped_in_a_row_,
+                                                     " steps in a row, up to step ",
+                                                     result.step,
+                                                     ", had gradients that are not finite")),
+                  ExitCode::kNumeric);
+}
+
+}  // namespace ravel::trainer

@@ -1,0 +1,55 @@
+#pragma once
+
+// The life of one rank: communicator, state, steps, saves, end.
+
+#include <functional>
+
+#include "common/clock.h"
+#include "common/status.h"
+#include "worker/comm/communicator.h"
+#include "worker/trainer/command_box.h"
+#include "worker/trainer/position.h"
+#include "worker/trainer/rank_engine.h"
+#include "worker/trainer/saver.h"
+#include "worker/trainer/supervision.h"
+
+namespace ravel::trainer {
+
+// More skipped steps in a row than this end the job: it diverged.
+inline constexpr int64_t kMostSkippedInARow = 10;
+
+// Used only from the step thread.
+class Trainer {
+ public:
+  // All outlive the trainer.
+  struct Parts {
+    const Assignment& assignment;
+    Reporter& reporter;
+    CommandBox& box;
+    Position& position;
+    const Clock& clock;
+    // Told of the communicator when it exists, and nullptr before it goes.
+    std::function<void(comm::Communicator*)> communicator_changed;
+    // Called after each step.
+    std::function<void()> beat;
+  };
+  explicit Trainer(Parts parts) : parts_(std::move(parts)) {}
+
+  // OK: all steps are done and reported. Errors are marked with the exit code (exit_code.h);
+  // kStopped is one of them.
+  absl::Status Run();
+
+ private:
+  absl::StatusOr<std::unique_ptr<comm::Communicator>> Connect();
+  absl::Status RunWith(comm::Communicator& communicator);
+  absl::Status TrainAll(RankEngine& engine, Saver& saver);
+  // One step, its evaluation and its report.
+  absl::StatusOr<StepResult> OneStep(RankEngine& engine, int64_t step);
+  absl::Status Report(const RankEngine& engine, StepRecord record);
+  absl::Status CountSkips(const StepResult& result);
+
+  const Parts parts_;
+  int64_t skipped_in_a_row_ = 0;
+};
+
+}  // namespace ravel::trainer

@@ -1,0 +1,224 @@
+#include "tests/testing/saved_state.h"
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <span>
+
+#include <absl/strings/str_format.h>
+
+#include "common/check.h"
+#include "worker/checkpoint/loader.h"
+
+namespace ravel::testing {
+namespace {
+
+std::vector<std::vector<float>> RandomTensors(const plan::ModelInventory& inventory,
+                                              std::mt19937_64& random) {
+  std::vector<std::vector<float>> tensors;
+  for (const plan::TensorSpec& tensor : inventory.tensors) {
+    std::vector<float> values(static_cast<size_t>(ElementCount(tensor.shape)));
+    for (float& value : values) {
+      const auto bits = static_cast<uint32_t>(random());
+      std::memcpy(&value, &bits, sizeof(value));
+    }
+    tensors.push_back(std::move(values));
+  }
+  return tensors;
+}
+
+}  // namespace
+
+plan::ModelInventory InventoryOf(const std::vector<Shape>& shapes) {
+  plan::ModelInventory inventory;
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const int unit = static_cast<int>(i / 2);
+    if (i % 2 == 0) {
+      plan::UnitSpec spec;
+      spec.name = absl::StrFormat("unit.%d", unit);
+      inventory.units.push_back(spec);
+    }
+    plan::TensorSpec tensor;
+    tensor.name = absl::StrFormat("unit.%d.tensor.%d.weight", unit, i % 2);
+    tensor.shape = shapes[i];
+    tensor.unit = unit;
+    tensor.site = static_cast<uint32_t>(i);
+    inventory.tensors.push_back(tensor);
+    inventory.units.back().tensors.push_back(static_cast<int>(i));
+  }
+  return inventory;
+}
+
+std::vector<Shape> RandomShapes(uint64_t seed) {
+  constexpr int64_t kSizes[] = {1, 2, 3, 5, 7, 13, 16, 31, 64};
+  std::mt19937_64 random(seed);
+  std::vector<Shape> shapes(2 + random() % 6);
+  for (Shape& shape : shapes) {
+    shape.resize(1 + random() % 4);
+    for (int64_t& size : shape) {
+      size = kSizes[random() % std::size(kSizes)];
+    }
+  }
+  return shapes;
+}
+
+plan::ShardingPlan WorldOf(const plan::ModelInventory& inventory, int64_t ranks) {
+  plan::ShardingPlan world;
+  world.ranks = ranks;
+  world.inventory = inventory;
+  for (size_t unit = 0; unit < inventory.units.size(); ++unit) {
+    world.groups.push_back(plan::PlanGroupLayout(inventory, static_cast<int>(unit), ranks));
+  }
+  return world;
+}
+
+bool TrainingState::SameAs(const TrainingState& other) const {
+  if (optimizer_step != other.optimizer_step) {
+    return false;
+  }
+  for (size_t role = 0; role < values.size(); ++role) {
+    if (values[role].size() != other.values[role].size()) {
+      return false;
+    }
+    for (size_t i = 0; i < values[role].size(); ++i) {
+      const std::vector<float>& a = values[role][i];
+      const std::vector<float>& b = other.values[role][i];
+      if (a.size() != b.size() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) != 0) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+TrainingState RandomState(const plan::ModelInventory& inventory, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  TrainingState state;
+  for (std::vector<std::vector<float>>& tensors : state.values) {
+    tensors = RandomTensors(inventory, random);
+  }
+  state.optimizer_step = static_cast<int64_t>(random() % 100000);
+  return state;
+}
+
+std::vector<float> ShardOf(const TrainingState& state,
+                           const plan::ShardingPlan& world,
+                           size_t group,
+                           int64_t rank,
+                           size_t role) {
+  const plan::GroupLayout& layout = world.groups[group];
+  std::vector<float> shard(static_cast<size_t>(layout.layout.shard_elements), -1.0f);
+  for (const plan::OwnedPiece& piece : plan::OwnedPieces(world.inventory, layout, rank)) {
+    const std::vector<float>& values = state.values[role][static_cast<size_t>(piece.tensor)];
+    std::copy(values.begin() + piece.begin,
+              values.begin() + piece.end,
+              shard.begin() + piece.shard_offset);
+  }
+  return shard;
+}
+
+SavedWorld MakeWorld(const plan::ModelInventory& inventory, int64_t ranks, uint64_t seed) {
+  SavedWorld saved;
+  saved.world = WorldOf(inventory, ranks);
+  absl::StatusOr<plan::SavePlan> save_plan = plan::BuildSavePlan(saved.world);
+  CHECK(save_plan.ok());
+  saved.save_plan = *std::move(save_plan);
+  saved.state = RandomState(inventory, seed);
+  return saved;
+}
+
+coordinator::SaveContext ContextOf(const SavedWorld& saved, const ckpt::AttemptKey& key) {
+  coordinator::SaveContext context;
+  context.job = "job-1";
+  context.key = key;
+  context.created_ns = 1'700'000'000'000'000'000;
+  context.build = "test";
+  context.numerics = "f32";
+  context.virtual_ranks = 8;
+  context.ranks = saved.world.ranks;
+  return context;
+}
+
+absl::StatusOr<ckpt::Seal> WriteRank(store::ObjectStore& store,
+                                     const SavedWorld& saved,
+                                     const ckpt::AttemptKey& key,
+                                     int64_t rank) {
+  checkpoint::WriterOptions options;
+  options.rank = static_cast<int>(rank);
+  checkpoint::SaveRequest request = {.step = key.step,
+                                     .epoch = key.epoch,
+                                     .attempt = key.attempt,
+                                     .sequence = 0,
+                                     .optimizer_step = saved.state.optimizer_step,
+                                     .blobs = {}};
+  if (rank == 0) {
+    options.hugging_face_files = {{"config.json", "{}"}};
+    request.blobs = {{"data", "cursor"}, {"rng", "seed 7"}};
+  }
+  checkpoint::CheckpointWriter writer(&store, &saved.save_plan, options);
+  std::vector<float> shard;
+  const auto shard_bytes = [&](int group, plan::StateRole role) {
+    const auto index = static_cast<size_t>(std::find(kShardRoles.begin(), kShardRoles.end(), role) -
+                                           kShardRoles.begin());
+    shard = ShardOf(saved.state, saved.world, static_cast<size_t>(group), rank, index);
+    return std::as_bytes(std::span<const float>(shard));
+  };
+  RETURN_IF_ERROR(writer.Snapshot(std::move(request), shard_bytes));
+  return writer.Wait();
+}
+
+absl::StatusOr<std::vector<ckpt::Seal>> WriteAllRanks(store::ObjectStore& store,
+                                                      const SavedWorld& saved,
+                                                      const ckpt::AttemptKey& key) {
+  std::vector<ckpt::Seal> seals;
+  for (int64_t rank = 0; rank < saved.world.ranks; ++rank) {
+    ASSIGN_OR_RETURN(ckpt::Seal seal, WriteRank(store, saved, key, rank));
+    seals.push_back(std::move(seal));
+  }
+  return seals;
+}
+
+absl::StatusOr<coordinator::CommittedStepInfo> Save(store::ObjectStore& store,
+                                                    const SavedWorld& saved,
+                                                    const ckpt::AttemptKey& key) {
+  ASSIGN_OR_RETURN(const std::vector<ckpt::Seal> seals, WriteAllRanks(store, saved, key));
+  return coordinator::CommitSave(store, saved.save_plan, ContextOf(saved, key), seals);
+}
+
+absl::StatusOr<TrainingState> Load(const store::ObjectStore& store,
+                                   const std::string& directory,
+                                   const plan::ModelInventory& inventory,
+                                   int64_t ranks) {
+  const plan::ShardingPlan world = WorldOf(inventory, ranks);
+  TrainingState state = RandomState(inventory, 1);
+  std::vector<uint64_t> sums;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    ASSIGN_OR_RETURN(checkpoint::StepLoader loader,
+                     checkpoint::StepLoader::Open(&store, directory, &inventory));
+    for (const plan::GroupLayout& group : world.groups) {
+      const std::vector<plan::OwnedPiece> pieces = plan::OwnedPieces(inventory, group, rank);
+      for (size_t role = 0; role < kShardRoles.size(); ++role) {
+        std::vector<float> shard(static_cast<size_t>(group.layout.shard_elements));
+        RETURN_IF_ERROR(loader.ReadPieces(kShardRoles[role], pieces, shard));
+        for (const plan::OwnedPiece& piece : pieces) {
+          std::copy(shard.begin() + piece.shard_offset,
+                    shard.begin() + piece.shard_offset + piece.end - piece.begin,
+                    state.values[role][static_cast<size_t>(piece.tensor)].begin() + piece.begin);
+        }
+      }
+    }
+    ASSIGN_OR_RETURN(state.optimizer_step,
+                     loader.ReadOptimizerStep(rank == 0 ? checkpoint::DigestShare::kOwner
+                                                        : checkpoint::DigestShare::kReplica));
+    sums.resize(loader.digest_sums().size());
+    for (size_t i = 0; i < sums.size(); ++i) {
+      sums[i] += loader.digest_sums()[i];
+    }
+    if (rank == ranks - 1) {
+      RETURN_IF_ERROR(loader.CheckDigests(sums));
+    }
+  }
+  return state;
+}
+
+}  // namespace ravel::testing

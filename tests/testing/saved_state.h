@@ -1,0 +1,76 @@
+#pragma once
+
+// Made-up models and their state, cut for any number of ranks and saved as trainers do it.
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/ckpt/manifest.h"
+#include "common/ckpt/step_layout.h"
+#include "common/plan/save_plan.h"
+#include "common/plan/sharding_plan.h"
+#include "common/status.h"
+#include "common/store/object_store.h"
+#include "coordinator/saves.h"
+#include "worker/checkpoint/writer.h"
+
+namespace ravel::testing {
+
+// Tensors of these shapes, two to a unit; not a model that anything could run.
+plan::ModelInventory InventoryOf(const std::vector<Shape>& shapes);
+// Random shapes of 1 to 4 dimensions: sizes 1, primes, powers of two.
+std::vector<Shape> RandomShapes(uint64_t seed);
+
+// The part of a plan that checkpoints look at.
+plan::ShardingPlan WorldOf(const plan::ModelInventory& inventory, int64_t ranks);
+
+inline constexpr std::array<plan::StateRole, 3> kShardRoles = {
+    plan::StateRole::kParam, plan::StateRole::kExpAvg, plan::StateRole::kExpAvgSq};
+
+// Values of whole tensors: values[role][tensor]; random bits, NaNs included.
+struct TrainingState {
+  std::array<std::vector<std::vector<float>>, 3> values;
+  int64_t optimizer_step = 0;
+  // Equal bits.
+  bool SameAs(const TrainingState& other) const;
+};
+TrainingState RandomState(const plan::ModelInventory& inventory, uint64_t seed);
+
+// A rank's shard of a group, as it lies in a trainer's memory.
+std::vector<float> ShardOf(const TrainingState& state,
+                           const plan::ShardingPlan& world,
+                           size_t group,
+                           int64_t rank,
+                           size_t role);
+
+// What to save and how.
+struct SavedWorld {
+  plan::ShardingPlan world;
+  plan::SavePlan save_plan;
+  TrainingState state;
+};
+SavedWorld MakeWorld(const plan::ModelInventory& inventory, int64_t ranks, uint64_t seed);
+
+coordinator::SaveContext ContextOf(const SavedWorld& saved, const ckpt::AttemptKey& key);
+// Every rank's seal; the first error of any rank.
+absl::StatusOr<std::vector<ckpt::Seal>> WriteAllRanks(store::ObjectStore& store,
+                                                      const SavedWorld& saved,
+                                                      const ckpt::AttemptKey& key);
+// One rank's. `hugging_face_files` go with rank 0.
+absl::StatusOr<ckpt::Seal> WriteRank(store::ObjectStore& store,
+                                     const SavedWorld& saved,
+                                     const ckpt::AttemptKey& key,
+                                     int64_t rank);
+// Writes and commits.
+absl::StatusOr<coordinator::CommittedStepInfo> Save(store::ObjectStore& store,
+                                                    const SavedWorld& saved,
+                                                    const ckpt::AttemptKey& key);
+// Loads on `ranks` ranks, with the digest check over all of them.
+absl::StatusOr<TrainingState> Load(const store::ObjectStore& store,
+                                   const std::string& directory,
+                                   const plan::ModelInventory& inventory,
+                                   int64_t ranks);
+
+}  // namespace ravel::testing

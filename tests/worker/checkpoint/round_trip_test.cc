@@ -1,0 +1,153 @@
+// Save on N ranks, load on M: the same bits.
+
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/ckpt/manifest_proto.h"
+#include "common/store/committed_step.h"
+#include "common/store/memory_store.h"
+#include "tests/testing/saved_state.h"
+#include "worker/checkpoint/loader.h"
+
+namespace ravel::checkpoint {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr uint64_t kSeed = 20240607;
+
+TEST(RoundTripTest, AnyRanksSaveAndAnyRanksLoadTheSameBits) {
+  for (uint64_t seed = kSeed; seed < kSeed + 30; ++seed) {
+    SCOPED_TRACE(seed);
+    const plan::ModelInventory inventory = testing::InventoryOf(testing::RandomShapes(seed));
+    const auto writers = static_cast<int64_t>(1 + seed % 8);
+    const auto readers = static_cast<int64_t>(1 + (seed / 8) % 7);
+    const testing::SavedWorld saved = testing::MakeWorld(inventory, writers, seed);
+    store::MemoryStore store;
+    const auto committed = testing::Save(store, saved, {.step = 20, .epoch = 1, .attempt = 1});
+    ASSERT_TRUE(committed.ok()) << committed.status();
+    const auto loaded = testing::Load(store, committed->directory, inventory, readers);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_TRUE(loaded->SameAs(saved.state)) << writers << " writers, " << readers << " readers";
+  }
+}
+
+TEST(RoundTripTest, TensorsOfSeveralBlocksKeepTheirBits) {
+  const plan::ModelInventory inventory = testing::InventoryOf({{1031, 2053}, {7}, {3 << 20}});
+  const testing::SavedWorld saved = testing::MakeWorld(inventory, 3, kSeed);
+  store::MemoryStore store;
+  ASSERT_TRUE(testing::Save(store, saved, {.step = 1, .epoch = 1, .attempt = 1}).ok());
+  for (const int64_t readers : {1, 2, 5}) {
+    const auto loaded = testing::Load(store, "step-0000000001", inventory, readers);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_TRUE(loaded->SameAs(saved.state)) << readers;
+  }
+}
+
+TEST(RoundTripTest, StateDigestDoesNotDependOnTheNumberOfWriters) {
+  const plan::ModelInventory inventory = testing::InventoryOf({{33, 7}, {64}, {5, 3, 2}});
+  Sha256Digest first = {};
+  for (const int64_t ranks : {1, 2, 3, 8}) {
+    store::MemoryStore store;
+    const testing::SavedWorld saved = testing::MakeWorld(inventory, ranks, kSeed);
+    ASSERT_TRUE(testing::Save(store, saved, {.step = 4, .epoch = 1, .attempt = 1}).ok());
+    const auto step = store::CommittedStep::Open(&store, "step-0000000004");
+    ASSERT_TRUE(step.ok()) << step.status();
+    first = ranks == 1 ? step->manifest().state_digest : first;
+    EXPECT_EQ(step->manifest().state_digest, first) << ranks;
+  }
+}
+
+TEST(RoundTripTest, TheSameStateGivesTheSameBytes) {
+  const plan::ModelInventory inventory = testing::InventoryOf({{33, 7}, {64}, {5, 3, 2}});
+  const testing::SavedWorld saved = testing::MakeWorld(inventory, 3, kSeed);
+  store::MemoryStore a;
+  store::MemoryStore b;
+  ASSERT_TRUE(testing::Save(a, saved, {.step = 4, .epoch = 1, .attempt = 1}).ok());
+  ASSERT_TRUE(testing::Save(b, saved, {.step = 4, .epoch = 2, .attempt = 7}).ok());
+  const auto step = store::CommittedStep::Open(&a, "step-0000000004");
+  ASSERT_TRUE(step.ok());
+  for (const ckpt::FileRecord& file : step->manifest().files) {
+    const std::string path = store::JoinPath("step-0000000004", file.path);
+    EXPECT_EQ(*store::ReadFile(a, path, 1 << 30), *store::ReadFile(b, path, 1 << 30)) << path;
+  }
+}
+
+TEST(RoundTripTest, BlobsAndSmallFilesComeBack) {
+  const plan::ModelInventory inventory = testing::InventoryOf({{3, 3}});
+  store::MemoryStore store;
+  const testing::SavedWorld saved = testing::MakeWorld(inventory, 2, kSeed);
+  ASSERT_TRUE(testing::Save(store, saved, {.step = 4, .epoch = 1, .attempt = 1}).ok());
+  const auto loader = StepLoader::Open(&store, "step-0000000004", &inventory);
+  ASSERT_TRUE(loader.ok()) << loader.status();
+  EXPECT_EQ(*loader->Blob("rng"), "seed 7");
+  EXPECT_TRUE(absl::IsNotFound(loader->Blob("schedule").status()));
+  EXPECT_EQ(*store::ReadFile(store, "step-0000000004/hf/config.json", 100), "{}");
+}
+
+TEST(RoundTripTest, AnotherModelIsRefusedWithEveryDifference) {
+  store::MemoryStore store;
+  const testing::SavedWorld saved =
+      testing::MakeWorld(testing::InventoryOf({{3, 3}, {5}, {4}}), 2, kSeed);
+  ASSERT_TRUE(testing::Save(store, saved, {.step = 4, .epoch = 1, .attempt = 1}).ok());
+  const plan::ModelInventory other = testing::InventoryOf({{3, 4}, {5}, {4}, {9}});
+  const auto loader = StepLoader::Open(&store, "step-0000000004", &other);
+  ASSERT_TRUE(absl::IsFailedPrecondition(loader.status())) << loader.status();
+  const std::string message(loader.status().message());
+  EXPECT_THAT(message, HasSubstr("unit.0.tensor.0.weight: shape [3, 3], the job has [3, 4]"));
+  EXPECT_THAT(message, HasSubstr("state.unit.0.tensor.0.weight.exp_avg: shape"));
+  EXPECT_THAT(message, HasSubstr("unit.1.tensor.1.weight: missing"));
+  EXPECT_THAT(message, HasSubstr("7 difference(s)"));
+}
+
+TEST(RoundTripTest, ATensorTheModelDoesNotHaveIsRefused) {
+  store::MemoryStore store;
+  const testing::SavedWorld saved =
+      testing::MakeWorld(testing::InventoryOf({{3, 3}, {5}, {4}}), 2, kSeed);
+  ASSERT_TRUE(testing::Save(store, saved, {.step = 4, .epoch = 1, .attempt = 1}).ok());
+  const plan::ModelInventory other = testing::InventoryOf({{3, 3}, {5}});
+  const auto loader = StepLoader::Open(&store, "step-0000000004", &other);
+  EXPECT_THAT(std::string(loader.status().message()),
+              HasSubstr("unit.1.tensor.0.weight: not a tensor of the job's model"));
+}
+
+TEST(RoundTripTest, DigestsOfAllRanksMustAddUp) {
+  store::MemoryStore store;
+  const plan::ModelInventory inventory = testing::InventoryOf({{3, 3}, {5}});
+  const testing::SavedWorld saved = testing::MakeWorld(inventory, 2, kSeed);
+  ASSERT_TRUE(testing::Save(store, saved, {.step = 4, .epoch = 1, .attempt = 1}).ok());
+  auto loader = StepLoader::Open(&store, "step-0000000004", &inventory);
+  ASSERT_TRUE(loader.ok());
+  // Half of the first tensor only: a piece that nobody read.
+  std::vector<float> shard(9);
+  const std::vector<plan::OwnedPiece> pieces = {
+      {.tensor = 0, .begin = 0, .end = 4, .shard_offset = 0}};
+  ASSERT_TRUE(loader->ReadPieces(plan::StateRole::kParam, pieces, shard).ok());
+  const absl::Status status = loader->CheckDigests(loader->digest_sums());
+  EXPECT_TRUE(absl::IsDataLoss(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("unit.0.tensor.0.weight: digest64"));
+}
+
+TEST(RoundTripTest, RanksThatOwnNothingSealToo) {
+  store::MemoryStore store;
+  const plan::ModelInventory inventory = testing::InventoryOf({{3}});
+  const testing::SavedWorld saved = testing::MakeWorld(inventory, 6, kSeed);
+  const auto seals = testing::WriteAllRanks(store, saved, {.step = 4, .epoch = 1, .attempt = 1});
+  ASSERT_TRUE(seals.ok()) << seals.status();
+  EXPECT_EQ(seals->size(), 6u);
+  const auto committed =
+      coordinator::CommitSave(store,
+                              saved.save_plan,
+                              testing::ContextOf(saved, {.step = 4, .epoch = 1, .attempt = 1}),
+                              *seals);
+  ASSERT_TRUE(committed.ok()) << committed.status();
+  const auto loaded = testing::Load(store, committed->directory, inventory, 2);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_TRUE(loaded->SameAs(saved.state));
+}
+
+}  // namespace
+}  // namespace ravel::checkpoint

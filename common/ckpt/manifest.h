@@ -41,22 +41,22 @@ struct ChunkRecord {
   int file = 0;             // index into files
   int64_t data_offset = 0;  // absolute, from the start of the file
   int64_t bytes = 0;
-  Box box;
+  Box box = {};
   uint32_t crc32c = 0;
-  std::vector<uint32_t> block_crc32c;  // one per kBlockBytes
+  std::vector<uint32_t> block_crc32c = {};  // one per kBlockBytes
   bool operator==(const ChunkRecord&) const = default;
 };
 
 struct TensorRecord {
-  std::string name;
+  std::string name = {};
   TensorRole role = TensorRole::kParam;
-  std::string of_param;
+  std::string of_param = {};
   DType dtype = DType::kF32;
   DType stored_dtype = DType::kF32;
-  Shape shape;
-  std::string tied_to;
+  Shape shape = {};
+  std::string tied_to = {};
   uint64_t digest64 = 0;
-  std::vector<ChunkRecord> chunks;  // by offset
+  std::vector<ChunkRecord> chunks = {};  // by offset
   bool operator==(const TensorRecord&) const = default;
 };
 

@@ -81,9 +81,9 @@ TEST_P(LossParity, OneToEightRanksGiveTheSameBits) {
 }
 
 TEST_P(LossParity, RanksThatShareNoMemoryGiveTheSameBits) {
-  const RecordArgs one = {.spec = CaseJob(GetParam(), Folder()), .ranks = 1, .last_step = 10};
+  const RecordArgs one = {.spec = CaseJob(GetParam(), Folder()), .ranks = 1, .last_step = 4};
   const Recording reference = Record(one);
-  for (const int ranks : {2, 3, 5}) {
+  for (const int ranks : {2, 3}) {
     RecordArgs args = one;
     args.ranks = ranks;
     args.shared_memory = false;

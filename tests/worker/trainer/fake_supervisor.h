@@ -1,0 +1,46 @@
+#pragma once
+
+// Plays daemon and coordinator for trainers that run as threads: passes on rendezvous records, lets
+// them run when all are ready, commits when all have sealed.
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/ckpt/manifest.h"
+#include "common/mutex.h"
+#include "common/plan/job_spec.h"
+#include "common/store/object_store.h"
+#include "worker/trainer/command_box.h"
+#include "worker/trainer/supervision.h"
+
+namespace ravel::trainer {
+
+// One epoch of a job.
+struct EpochArgs {
+  plan::JobSpec spec;
+  int ranks = 1;
+  std::string transport = "shm";  // local for one rank
+  int64_t epoch = 1;
+  std::string checkpoint_root;
+  std::string restore_path;
+  int64_t first_step = 0;
+  bool save_at_start = false;
+  // Asks for a save that stops the run when this many steps are reported; -1: never.
+  int64_t stop_after_step = -1;
+};
+
+struct EpochOutcome {
+  std::vector<absl::Status> results;  // by rank
+  std::vector<StepRecord> steps;      // as reported by rank 0
+  std::vector<ReadyReport> ready;
+  std::map<int64_t, std::string> committed;  // step -> directory
+  std::vector<absl::Status> commit_errors;
+  std::vector<int64_t> saves_started;  // steps, as told by rank 0
+  int done = 0;
+};
+
+EpochOutcome RunEpoch(const EpochArgs& args);
+
+}  // namespace ravel::trainer

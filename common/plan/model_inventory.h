@@ -87,7 +87,8 @@ inline constexpr int64_t kLogitsChunkTokens = 256;
 // tested against it.
 constexpr int64_t AttentionScratchElements(int64_t sequence_tokens, int64_t head_dim) {
   const int64_t padded_tokens = RoundUp(sequence_tokens, 64);
-  return 8 * padded_tokens * RoundUp(head_dim, 64) + 4 * padded_tokens + 32768;
+  const int64_t padded_head = RoundUp(head_dim, 64);
+  return 11 * padded_tokens * padded_head + 4 * padded_tokens + 128 * padded_head + 32768;
 }
 
 // Reads and checks a Hugging Face config.json text. Errors name the field: "config.json:

@@ -15,6 +15,11 @@
 
 namespace ravel::comm {
 
+// Elements are fp32.
+inline constexpr int64_t kElementBytes = sizeof(float);
+// Of each rank, in AllGatherBytes.
+inline constexpr int64_t kMaxGatherBytes = int64_t{64} << 20;
+
 // Bytes of the three memory kinds of a plan (common/plan/step_program.h), per rank; equal on all
 // ranks.
 struct ArenaSizes {
@@ -87,8 +92,8 @@ class Communicator {
   // written again.
   virtual absl::Status ReleasePieces(const CollectiveTag& tag) = 0;
 
-  // all[r] = rank r's bytes (equal length on all ranks, at most 64 MiB), concatenated in rank
-  // order. For statistics, control words, digests.
+  // all[r] = rank r's bytes (equal length on all ranks, at most kMaxGatherBytes), concatenated in
+  // rank order. For statistics, control words, digests.
   virtual absl::Status AllGatherBytes(const CollectiveTag& tag,
                                       std::span<const std::byte> mine,
                                       std::span<std::byte> all) = 0;

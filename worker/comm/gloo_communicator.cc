@@ -30,8 +30,6 @@ namespace {
 
 using gloo::transport::UnboundBuffer;
 
-constexpr int64_t kMaxGatherBytes = int64_t{64} << 20;
-constexpr int64_t kFloatBytes = sizeof(float);
 constexpr char kRecordPrefix[] = "gloo1:";
 // How long a rank that found a mismatch waits for its peers to learn of it.
 constexpr std::chrono::seconds kTellPeers{2};
@@ -333,7 +331,7 @@ absl::Status GlooCommunicator::AllGather(const AllGatherOptions& options) {
   return Gather(issues_.Issue(CollectiveKind::kAllGather, options.tag, options.shard_elements),
                 reinterpret_cast<const std::byte*>(options.shard),
                 reinterpret_cast<std::byte*>(options.gathered),
-                options.shard_elements * kFloatBytes);
+                options.shard_elements * kElementBytes);
 }
 
 absl::Status GlooCommunicator::AllGatherBytes(const CollectiveTag& tag,
@@ -357,7 +355,7 @@ absl::StatusOr<PieceViews> GlooCommunicator::ExchangePieces(const ExchangeOption
   for (int peer = 0; peer < size_ && contributes; ++peer) {
     if (peer != rank_) {
       auto* piece = const_cast<float*>(options.staging + peer * elements);
-      sends.push_back({peer, piece, elements * kFloatBytes});
+      sends.push_back({peer, piece, elements * kElementBytes});
     }
   }
   for (int peer = 0; peer < options.contributors; ++peer) {
@@ -366,7 +364,7 @@ absl::StatusOr<PieceViews> GlooCommunicator::ExchangePieces(const ExchangeOption
     } else if (peer == rank_) {
       views.pieces.push_back(options.staging + rank_ * elements);
     } else {
-      receives.push_back({peer, options.receive + peer * elements, elements * kFloatBytes});
+      receives.push_back({peer, options.receive + peer * elements, elements * kElementBytes});
       views.pieces.push_back(options.receive + peer * elements);
     }
   }

@@ -16,7 +16,6 @@
 namespace ravel::comm {
 namespace {
 
-constexpr int64_t kPageBytes = 4096;
 constexpr uint32_t kAbortBit = 1;
 constexpr uint32_t kGenerationStep = 2;
 // Some 20 us of waiting when every rank has a core, almost none when ranks must share.

@@ -14,6 +14,7 @@
 
 namespace ravel::comm {
 
+inline constexpr int64_t kPageBytes = 4096;
 inline constexpr int kMaxSharedRanks = 256;
 // Two halves per rank, used in turns.
 inline constexpr int64_t kBounceBytes = int64_t{256} << 10;

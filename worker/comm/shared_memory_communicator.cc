@@ -12,12 +12,8 @@
 namespace ravel::comm {
 namespace {
 
-constexpr int64_t kPageBytes = 4096;
-constexpr int64_t kMaxGatherBytes = int64_t{64} << 20;
-constexpr int64_t kFloatBytes = sizeof(float);
-
 std::span<const std::byte> BytesOf(const float* data, int64_t elements) {
-  return {reinterpret_cast<const std::byte*>(data), static_cast<size_t>(elements * kFloatBytes)};
+  return {reinterpret_cast<const std::byte*>(data), static_cast<size_t>(elements * kElementBytes)};
 }
 
 }  // namespace
@@ -182,7 +178,7 @@ int64_t SharedMemoryCommunicator::ReadableOffset(const void* data, int64_t bytes
 
 bool SharedMemoryCommunicator::IsOwnSlice(const AllGatherOptions& options) const {
   const auto* gathered = reinterpret_cast<const std::byte*>(options.gathered);
-  const int64_t bytes = options.shard_elements * size_ * kFloatBytes;
+  const int64_t bytes = options.shard_elements * size_ * kElementBytes;
   return common_ != nullptr && gathered >= common_ &&
          gathered + bytes <= common_ + sizes_.common_bytes &&
          options.shard == options.gathered + rank_ * options.shard_elements;
@@ -201,14 +197,14 @@ absl::Status SharedMemoryCommunicator::AllGather(const AllGatherOptions& options
 absl::Status SharedMemoryCommunicator::GatherFromArena(const IssueRecord& issue,
                                                        const AllGatherOptions& options) {
   const int64_t elements = options.shard_elements;
-  const int64_t offset = ReadableOffset(options.shard, elements * kFloatBytes);
+  const int64_t offset = ReadableOffset(options.shard, elements * kElementBytes);
   RETURN_IF_ERROR(Meet(issue, offset));
   bool readable = true;
   for (int r = 0; r < size_; ++r) {
     readable = readable && block_.last(r).offset >= 0;
   }
   if (!readable) {  // the same verdict on every rank: all have read the same slots
-    const int64_t all_bytes = elements * size_ * kFloatBytes;
+    const int64_t all_bytes = elements * size_ * kElementBytes;
     return BounceGather(
         issue,
         BytesOf(options.shard, elements),
@@ -218,7 +214,7 @@ absl::Status SharedMemoryCommunicator::GatherFromArena(const IssueRecord& issue,
     float* target = options.gathered + r * elements;
     const std::byte* source = common_ + block_.last(r).offset;
     if (reinterpret_cast<const std::byte*>(target) != source) {
-      std::memcpy(target, source, static_cast<size_t>(elements * kFloatBytes));
+      std::memcpy(target, source, static_cast<size_t>(elements * kElementBytes));
     }
   }
   return Meet(issue, -1);  // shards may be written again
@@ -230,7 +226,7 @@ absl::StatusOr<PieceViews> SharedMemoryCommunicator::ExchangePieces(
   CHECK(elements >= 0 && options.contributors >= 0 && options.contributors <= size_);
   int64_t offset = -1;
   if (rank_ < options.contributors) {
-    offset = ReadableOffset(options.staging, elements * size_ * kFloatBytes);
+    offset = ReadableOffset(options.staging, elements * size_ * kElementBytes);
     CHECK_MSG(offset >= 0 || elements == 0, "staging must lie in the symmetric arena");
   }
   const IssueRecord issue = issues_.Issue(CollectiveKind::kExchange, options.tag, elements);
@@ -241,7 +237,7 @@ absl::StatusOr<PieceViews> SharedMemoryCommunicator::ExchangePieces(
     const std::byte* piece = nullptr;
     if (elements > 0) {
       CHECK_MSG(staged >= 0, "a contributor has staged nothing: contributors differ between ranks");
-      piece = common_ + staged + rank_ * elements * kFloatBytes;
+      piece = common_ + staged + rank_ * elements * kElementBytes;
     }
     views.pieces.push_back(reinterpret_cast<const float*>(piece));
   }

@@ -1,6 +1,8 @@
 #include "worker/comm/shared_segment.h"
 
 #include <cstring>
+#include <fstream>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -20,8 +22,6 @@
 namespace ravel::comm {
 namespace {
 
-constexpr int64_t kPageBytes = 4096;
-
 absl::StatusOr<std::byte*> Map(int64_t bytes, int flags, int fd, int64_t offset) {
   void* data = mmap(nullptr,
                     static_cast<size_t>(bytes),
@@ -38,6 +38,21 @@ absl::StatusOr<std::byte*> Map(int64_t bytes, int flags, int fd, int64_t offset)
   return static_cast<std::byte*>(data);
 }
 
+// An error here, where touching the pages would only bring the kernel to kill some process.
+absl::Status CheckAvailable(int64_t bytes) {
+  std::ifstream table("/proc/meminfo");
+  std::string name;
+  int64_t kib = 0;
+  while (table >> name >> kib) {
+    if (name == "MemAvailable:" && bytes / 1024 > kib) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(bytes, " bytes wanted, ", kib * 1024, " bytes of memory are available"));
+    }
+    table.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return absl::OkStatus();
+}
+
 void Touch(std::byte* data, int64_t bytes) {
   volatile std::byte* pages = data;
   for (int64_t offset = 0; offset < bytes; offset += kPageBytes) {
@@ -52,6 +67,7 @@ absl::StatusOr<PrivateMapping> PrivateMapping::Create(int64_t bytes) {
   if (bytes == 0) {
     return mapping;
   }
+  RETURN_IF_ERROR(CheckAvailable(bytes));
   ASSIGN_OR_RETURN(mapping.data_, Map(bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   mapping.bytes_ = bytes;
   madvise(mapping.data_, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // a wish: many hosts refuse
@@ -197,6 +213,7 @@ absl::Status MemfdSegment::ReserveArena(int64_t offset, int64_t bytes) {
   if (bytes == 0) {
     return absl::OkStatus();
   }
+  RETURN_IF_ERROR(CheckAvailable(bytes));
   int result = 0;
   do {
     result = fallocate(fd_, 0, block_bytes_ + offset, bytes);

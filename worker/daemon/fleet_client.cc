@@ -21,7 +21,7 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kFirstBackoff{200};
 constexpr milliseconds kLastBackoff{5000};
-constexpr milliseconds kLeastSilence{5000};
+constexpr milliseconds kLeastPatience{5000};
 constexpr milliseconds kWelcomeDeadline{10000};
 constexpr size_t kMaxUnacknowledgedBytes = size_t{64} << 20;
 constexpr size_t kMaxResults = 1000;
@@ -176,7 +176,7 @@ void FleetClient::BeatLater() {
     if (error || stream_ == nullptr) {
       return;
     }
-    const auto limit = welcomed_ ? std::max(kLeastSilence, 10 * beat_interval_) : kWelcomeDeadline;
+    const auto limit = welcomed_ ? std::max(kLeastPatience, 10 * beat_interval_) : kWelcomeDeadline;
     if (steady_clock::now() - heard_ > limit) {
       Disconnect(absl::StrCat("no answer for ", limit.count(), " ms"));
     } else if (welcomed_) {

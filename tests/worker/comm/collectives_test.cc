@@ -180,6 +180,16 @@ TEST_P(FailureTest, ArenaSizesThatDifferAreRefused) {
   });
 }
 
+TEST_P(FailureTest, ArenaBeyondTheMemoryOfTheHostIsAnErrorOnEveryRank) {
+  const GroupCase& group_case = GetParam();
+  RunRanks(group_case.transport, group_case.size, [](Communicator& group) {
+    constexpr int64_t kTooMuch = int64_t{1} << 42;
+    const absl::Status status =
+        group.AllocateArena({.private_bytes = 0, .symmetric_bytes = kTooMuch, .common_bytes = 0});
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Groups,
                          FailureTest,
                          ::testing::Values(GroupCase{"local", 2},

@@ -160,7 +160,7 @@ void AttentionBackwardHead(const AttentionBackwardArgs& args,
 template <typename V>
 void AttentionBackwardTiles(const AttentionBackwardArgs& args) {
   const AttentionSizes sizes(args.shape);
-  const GradientBuffers buffers(sizes, AlignedStart(args.workspace));
+  const GradientBuffers buffers(sizes, CacheLineStart(args.workspace.As<float>()));
   const int64_t group = args.shape.query_heads / args.shape.kv_heads;
   for (int64_t token = 0; token < args.q.rows(); token += sizes.tokens) {
     for (int64_t kv = 0; kv < args.shape.kv_heads; ++kv) {

@@ -16,7 +16,6 @@ namespace ravel::kernels::cpu {
 
 inline constexpr int64_t kQueryTile = 48;
 inline constexpr int64_t kKeyTile = 96;
-inline constexpr int64_t kCacheLineElements = 16;
 
 // Sizes that both passes use, and where things lie in the workspace.
 struct AttentionSizes {
@@ -40,12 +39,6 @@ struct AttentionSizes {
            2 * kQueryTile + kCacheLineElements;
   }
 };
-
-// The first cache line of the workspace. Speed depends on it, results do not.
-inline float* AlignedStart(const TensorView& workspace) {
-  const auto address = reinterpret_cast<uintptr_t>(workspace.data);
-  return workspace.As<float>() + (-address % (kCacheLineElements * sizeof(float))) / sizeof(float);
-}
 
 // A tile of scores: queries [q, q + rows) and keys [k, k + keys) of a sequence, cut at the diagonal
 // of the last query.
@@ -278,7 +271,7 @@ template <typename V>
 void AttentionForwardTiles(const AttentionForwardArgs& args) {
   const AttentionSizes sizes(args.shape);
   const int64_t group = args.shape.query_heads / args.shape.kv_heads;
-  float* keys = AlignedStart(args.workspace);
+  float* keys = CacheLineStart(args.workspace.As<float>());
   float* values = keys + sizes.plane;
   for (int64_t token = 0; token < args.q.rows(); token += sizes.tokens) {
     for (int64_t kv = 0; kv < args.shape.kv_heads; ++kv) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/cpu/simd_math.h"
 #include "kernels/cpu/simd_ops.h"
@@ -188,23 +189,32 @@ struct RowSoftmax {
 };
 
 template <typename V>
-inline RowSoftmax MaxAndSum(const float* x, int64_t n) {
+inline float LargestOf(const float* x, int64_t n) {
   const auto lowest = V::Set1(-INFINITY);
-  auto max_lanes = lowest;
+  auto max = lowest;
   ForEachVector(n, [&](int64_t j, auto lanes) {
     auto value = V::Load(x + j, lanes);
     if constexpr (std::is_same_v<decltype(lanes), SomeLanes>) {
       value = V::KeepFirst(value, lanes.count, lowest);
     }
-    max_lanes = V::Max(max_lanes, value);
+    max = V::Max(max, value);
   });
-  const float max = V::ReduceMax(max_lanes);
+  return V::ReduceMax(max);
+}
+
+// x -> y = e^(x - max), which may be the same memory or null; sum of y.
+template <typename V>
+inline RowSoftmax ExponentialsOf(const float* x, float* y, int64_t n) {
+  const float max = LargestOf<V>(x, n);
   const auto shift = V::Set1(max);
   auto sum = V::Zero();
   ForEachVector(n, [&](int64_t j, auto lanes) {
     auto e = Exp<V>(V::Sub(V::Load(x + j, lanes), shift), kSoftmaxFloor);
     if constexpr (std::is_same_v<decltype(lanes), SomeLanes>) {
       e = V::KeepFirst(e, lanes.count, V::Zero());
+    }
+    if (y != nullptr) {
+      V::Store(y + j, e, lanes);
     }
     sum = V::Add(sum, e);
   });
@@ -223,7 +233,8 @@ void CrossEntropyLossRows(const CrossEntropyRowsArgs& args) {
     const int32_t target = args.targets[token];
     const float* row = args.logits + token * args.vocabulary;
     args.loss[token] =
-        target < 0 ? 0.0f : LogSumExp(MaxAndSum<V>(row, args.vocabulary)) - row[target];
+        target < 0 ? 0.0f
+                   : LogSumExp(ExponentialsOf<V>(row, nullptr, args.vocabulary)) - row[target];
   }
 }
 
@@ -237,13 +248,12 @@ void CrossEntropyGradientRows(const CrossEntropyRowsArgs& args) {
       std::fill_n(row, args.vocabulary, 0.0f);
       continue;
     }
-    const RowSoftmax softmax = MaxAndSum<V>(row, args.vocabulary);
-    args.loss[token] = LogSumExp(softmax) - row[target];
-    const auto shift = V::Set1(softmax.max);
+    const float target_logit = row[target];
+    const RowSoftmax softmax = ExponentialsOf<V>(row, row, args.vocabulary);
+    args.loss[token] = LogSumExp(softmax) - target_logit;
     const auto scale = V::Set1(1.0f / softmax.sum);
     ForEachVector(args.vocabulary, [&](int64_t j, auto lanes) {
-      const auto e = Exp<V>(V::Sub(V::Load(row + j, lanes), shift), kSoftmaxFloor);
-      V::Store(row + j, V::Mul(e, scale), lanes);
+      V::Store(row + j, V::Mul(V::Load(row + j, lanes), scale), lanes);
     });
     row[target] -= 1.0f;
   }

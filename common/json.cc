@@ -192,6 +192,13 @@ void Write(const Value& value, int indent, int depth, std::string& out) {
   }
 }
 
+Value::Value() = default;
+Value::Value(const Value& other) = default;
+Value::Value(Value&& other) noexcept = default;
+Value& Value::operator=(const Value& other) = default;
+Value& Value::operator=(Value&& other) noexcept = default;
+Value::~Value() = default;
+
 Value Value::FromFloat(float value) {
   if (!std::isfinite(value)) {
     return Value(static_cast<double>(value));

@@ -20,7 +20,13 @@ using Object = std::vector<Member>;  // in order; names are unique after Parse
 
 class Value {
  public:
-  Value() = default;  // null
+  Value();  // null
+  // Out of line: inlined, gcc 12 takes the variant's moves for reads of uninitialized memory.
+  Value(const Value& other);
+  Value(Value&& other) noexcept;
+  Value& operator=(const Value& other);
+  Value& operator=(Value&& other) noexcept;
+  ~Value();
   Value(bool value) : value_(value) {}
   Value(int value) : value_(static_cast<int64_t>(value)) {}
   Value(int64_t value) : value_(value) {}

@@ -16,6 +16,7 @@
 #include "coordinator/ctl/checkpoint_verbs.h"
 #include "coordinator/ctl/common_options.h"
 #include "coordinator/ctl/completion.h"
+#include "coordinator/ctl/data_verbs.h"
 #include "coordinator/ctl/exit_code.h"
 #include "coordinator/ctl/explain_proto.h"
 #include "coordinator/ctl/job_verbs.h"
@@ -57,6 +58,9 @@ struct CommandLine {
   CancelOptions cancel;
   CheckpointOptions checkpoint;
   CheckpointVerbOptions checkpoints;
+  PrepareOptions prepare;
+  BatchOptions batch;
+  GenerateOptions generate;
   std::function<int()> run;
 };
 
@@ -224,6 +228,53 @@ void AddCheckpointVerbs(CLI::App& app, CommandLine& line) {
   verb->add_option("--dtype", options.dtype, "f32 or bf16")->capture_default_str();
 }
 
+void AddDataVerbs(CLI::App& app, CommandLine& line) {
+  CLI::App* const data = AddGroup(app, "data", "Token files");
+  PrepareOptions& prepare = line.prepare;
+  CLI::App* verb = AddVerb(*data, line, "prepare", "Make token files from text", [&line] {
+    return RunDataPrepare(line.common, line.prepare);
+  });
+  verb->add_option("--input", prepare.inputs, "Text files")->required();
+  verb->add_option("--tokenizer", prepare.tokenizer, "bytes, hf:tokenizer.json or train-bpe:VOCAB")
+      ->capture_default_str();
+  verb->add_option("--output", prepare.output, "Prefix of .bin, .idx and .tokenizer.json")
+      ->required();
+  verb->add_option("--validation-fraction",
+                   prepare.validation_fraction,
+                   "Part of the text that goes to PREFIX.validation.*, 0 to 0.5");
+  verb->add_option("--document-separator",
+                   prepare.document_separator,
+                   "Text between documents, such as '\\n\\n'; none: a file is a document");
+  verb->add_option("--end-of-document",
+                   prepare.end_of_document,
+                   "Token after each document; default the tokenizer's own; none: nothing");
+  verb->add_flag("--require-utf8", prepare.require_utf8, "Refuse bytes that are not UTF-8");
+
+  verb = AddVerb(*data, line, "batch", "Show the samples of a step", [&line] {
+    return RunDataBatch(line.common, line.batch);
+  });
+  verb->add_option("-f,--file", line.batch.file, "Job file")->required();
+  verb->add_option("--step", line.batch.step, "From 0; metrics report it as step + 1")->required();
+}
+
+void AddGenerate(CLI::App& app, CommandLine& line) {
+  GenerateOptions& options = line.generate;
+  CLI::App* const verb = AddVerb(app, line, "generate", "Sample text from a checkpoint", [&line] {
+    return RunGenerate(line.common, line.generate);
+  });
+  verb->add_option("--checkpoint", options.checkpoint, "Step or exported directory")->required();
+  verb->add_option("--prompt", options.prompt, "Text to go on from")->required();
+  verb->add_option("--tokenizer", options.tokenizer, "tokenizer.json; default the checkpoint's");
+  verb->add_option("--max-new-tokens", options.max_new_tokens, "At most so many tokens")
+      ->capture_default_str();
+  verb->add_option("--temperature", options.temperature, "0: always the likeliest token")
+      ->capture_default_str();
+  verb->add_option("--top-k", options.top_k, "Of the likeliest so many; 0: all")
+      ->capture_default_str();
+  verb->add_option("--seed", options.seed, "The same seed gives the same text")
+      ->capture_default_str();
+}
+
 // Verbs and options as completion offers them; `path` is the verb so far.
 void CollectEntries(CLI::App& app, const std::string& path, std::vector<CompletionEntry>& out) {
   CompletionEntry entry;
@@ -296,6 +347,8 @@ int Main(int argc, char** argv) {
   AddLookVerbs(app, line);
   AddChangeVerbs(app, line);
   AddCheckpointVerbs(app, line);
+  AddDataVerbs(app, line);
+  AddGenerate(app, line);
   AddHelpVerbs(app, line);
   try {
     app.parse(argc, argv);

@@ -1,0 +1,228 @@
+#include "coordinator/ctl/data_verbs.h"
+
+#include <algorithm>
+#include <memory>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/time_text.h"
+#include "coordinator/ctl/checkpoints.h"
+#include "coordinator/ctl/data_batch.h"
+#include "coordinator/ctl/data_prepare.h"
+#include "coordinator/ctl/exit_code.h"
+#include "coordinator/ctl/generate.h"
+#include "coordinator/ctl/job_verbs.h"
+#include "coordinator/ctl/tokenizer.h"
+
+namespace ravel::ctl {
+namespace {
+
+// "\n", "\t" and "\\" as written on a command line.
+std::string Unescape(const std::string& text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '\\' || i + 1 == text.size()) {
+      out += text[i];
+      continue;
+    }
+    const char next = text[++i];
+    out += next == 'n' ? '\n' : next == 't' ? '\t' : next;
+  }
+  return out;
+}
+
+// A line on stderr that follows the work, on a terminal only.
+class PrepareBar {
+ public:
+  void Show(const char* phase, int64_t done, int64_t all) {
+    const int64_t now_ms = SystemClock::Get().MonotonicMs();
+    if (!on_terminal_ || (drawn_ && now_ms - drawn_ms_ < 100)) {
+      return;
+    }
+    drawn_ = true;
+    drawn_ms_ = now_ms;
+    const double seconds = static_cast<double>(now_ms - start_ms_ + 1) / 1000;
+    const std::string line = absl::StrFormat("%s %s of %s %d%% %.1f MB/s",
+                                             phase,
+                                             FormatBytes(done),
+                                             FormatBytes(all),
+                                             all > 0 ? done * 100 / all : 100,
+                                             static_cast<double>(done) / 1e6 / seconds);
+    std::fprintf(stderr, "\r\033[K%s", line.c_str());
+    std::fflush(stderr);
+  }
+  void Finish() const {
+    if (drawn_) {
+      std::fputs("\r\033[K", stderr);
+    }
+  }
+
+ private:
+  const bool on_terminal_ = isatty(STDERR_FILENO) == 1;
+  const int64_t start_ms_ = SystemClock::Get().MonotonicMs();
+  int64_t drawn_ms_ = 0;
+  bool drawn_ = false;
+};
+
+json::Value PrepareDocument(const PrepareOptions& options, const PrepareResult& result) {
+  json::Value document;
+  document.Set("schemaVersion", "ravel/v1");
+  document.Set("prefix", options.output);
+  document.Set("tokenizer", options.output + ".tokenizer.json");
+  document.Set("vocabulary", result.vocabulary);
+  document.Set("textBytes", result.text_bytes);
+  document.Set("documents", result.documents);
+  document.Set("tokens", result.tokens);
+  document.Set("validationDocuments", result.validation_documents);
+  document.Set("validationTokens", result.validation_tokens);
+  return document;
+}
+
+// tokenizer.json of a step (hf/) or of an exported directory.
+std::string FindTokenizer(const std::string& folder) {
+  for (const char* name : {"/hf/tokenizer.json", "/tokenizer.json"}) {
+    if (access((folder + name).c_str(), R_OK) == 0) {
+      return folder + name;
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+int RunDataPrepare(const CommonOptions& common, const PrepareOptions& options) {
+  PrepareRequest request;
+  request.inputs = options.inputs;
+  request.tokenizer = options.tokenizer;
+  request.output = options.output;
+  request.validation_fraction = options.validation_fraction;
+  request.document_separator = Unescape(options.document_separator);
+  request.end_of_document = options.end_of_document;
+  request.require_utf8 = options.require_utf8;
+  PrepareBar bar;
+  const int64_t start_ms = SystemClock::Get().MonotonicMs();
+  const absl::StatusOr<PrepareResult> result = PrepareData(
+      request,
+      [&bar](const char* phase, int64_t done, int64_t all) { bar.Show(phase, done, all); });
+  bar.Finish();
+  if (!result.ok()) {
+    return Report(result.status());
+  }
+  for (const std::string& warning : result->warnings) {
+    Say(absl::StrCat("ravelctl: warning: ", warning));
+  }
+  const double seconds =
+      static_cast<double>(SystemClock::Get().MonotonicMs() - start_ms + 1) / 1000;
+  if (common.format != Format::kTable) {
+    Print(FormatDocument(PrepareDocument(options, *result), common.format));
+    return kExitOk;
+  }
+  Print(absl::StrFormat(
+      "%s: %d tokens in %d documents (%.2f bytes per token), vocabulary %d; %.1f MB/s\n",
+      options.output,
+      result->tokens,
+      result->documents,
+      static_cast<double>(result->text_bytes) /
+          static_cast<double>(std::max<int64_t>(1, result->tokens + result->validation_tokens)),
+      result->vocabulary,
+      static_cast<double>(result->text_bytes) / 1e6 / seconds));
+  if (result->validation_documents > 0) {
+    Print(absl::StrFormat("%s.validation: %d tokens in %d documents\n",
+                          options.output,
+                          result->validation_tokens,
+                          result->validation_documents));
+  }
+  return kExitOk;
+}
+
+int RunDataBatch(const CommonOptions& common, const BatchOptions& options) {
+  const absl::StatusOr<CanonicalJob> job = LoadJobFile(options.file, {.check_paths = true});
+  if (!job.ok()) {
+    return Report(job.status());
+  }
+  const absl::StatusOr<json::Value> document = BatchDocument(job->spec, options.step);
+  if (!document.ok()) {
+    return Report(document.status());
+  }
+  if (common.format != Format::kTable) {
+    Print(FormatDocument(*document, common.format));
+    return kExitOk;
+  }
+  Table table({"LANE", "SAMPLE", "FIRST TOKENS"});
+  for (const json::Value& lane : document->Find("lanes")->AsArray()) {
+    for (const json::Value& sample : lane.Find("samples")->AsArray()) {
+      std::string tokens;
+      for (std::size_t i = 0; i < std::min<std::size_t>(8, sample.Find("tokens")->AsArray().size());
+           ++i) {
+        absl::StrAppend(&tokens, i > 0 ? " " : "", sample.Find("tokens")->AsArray()[i].AsInt());
+      }
+      table.AddRow({absl::StrCat(lane.Find("lane")->AsInt()),
+                    absl::StrCat(sample.Find("index")->AsInt()),
+                    tokens});
+    }
+  }
+  Print(table.Text(!common.no_headers));
+  return kExitOk;
+}
+
+int RunGenerate(const CommonOptions& common, const GenerateOptions& options) {
+  if (options.max_new_tokens < 1 || !(options.temperature >= 0) || options.top_k < 0) {
+    return ReportUsage(
+        "generate: expected --max-new-tokens >= 1, --temperature >= 0 and --top-k >= 0");
+  }
+  const std::string path =
+      options.tokenizer.empty() ? FindTokenizer(options.checkpoint) : options.tokenizer;
+  if (path.empty()) {
+    return Report(absl::NotFoundError(
+        absl::StrCat(options.checkpoint,
+                     ": expected a checkpoint with hf/tokenizer.json or tokenizer.json; else give "
+                     "--tokenizer FILE")));
+  }
+  const absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::FromFile(path);
+  if (!tokenizer.ok()) {
+    return Report(tokenizer.status());
+  }
+  GenerateRequest request;
+  request.checkpoint = options.checkpoint;
+  request.max_new_tokens = options.max_new_tokens;
+  request.temperature = options.temperature;
+  request.top_k = options.top_k;
+  request.seed = options.seed;
+  request.stop_token = (*tokenizer)->end_of_document();
+  const absl::Status encoded = (*tokenizer)->Encode(options.prompt, request.tokens);
+  if (!encoded.ok()) {
+    return Report(encoded);
+  }
+  const absl::StatusOr<std::string> trainer = SiblingBinary("ravel-trainer");
+  if (!trainer.ok()) {
+    return Report(trainer.status());
+  }
+  const absl::StatusOr<std::vector<int32_t>> generated = GenerateTokens(*trainer, request);
+  if (!generated.ok()) {
+    return Report(generated.status());
+  }
+  const absl::StatusOr<std::string> text = (*tokenizer)->Decode(*generated);
+  if (!text.ok()) {
+    return Report(text.status());
+  }
+  if (common.format == Format::kTable) {
+    Print(options.prompt + *text + "\n");
+    return kExitOk;
+  }
+  json::Value document;
+  document.Set("schemaVersion", "ravel/v1");
+  document.Set("prompt", options.prompt);
+  document.Set("text", *text);
+  json::Array tokens;
+  for (const int32_t id : *generated) {
+    tokens.push_back(static_cast<int64_t>(id));
+  }
+  document.Set("tokens", json::Value(std::move(tokens)));
+  Print(FormatDocument(document, common.format));
+  return kExitOk;
+}
+
+}  // namespace ravel::ctl

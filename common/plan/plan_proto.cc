@@ -7,6 +7,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/plan/program_builder.h"
 #include "common/plan/program_checker.h"
 
 namespace ravel::plan {
@@ -303,6 +304,13 @@ absl::Status BuffersFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan)
       return Invalid(absl::StrCat("buffers: ", buffer.name, " is out of range"));
     }
     plan.buffers.push_back(std::move(buffer));
+  }
+  const ProgramRequest request = {.inventory = plan.inventory,
+                                  .groups = plan.groups,
+                                  .lanes = plan.lanes,
+                                  .options = plan.options};
+  if (plan.buffers != BuildBuffers(request)) {
+    return Invalid("buffers: not those that the layouts, lanes and options need");
   }
   plan.memory.offsets = {proto.memory().offsets().begin(), proto.memory().offsets().end()};
   plan.memory.private_bytes = proto.memory().private_bytes();

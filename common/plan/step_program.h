@@ -62,6 +62,8 @@ struct ProgramBuffer {
   // the slice [r * bytes, (r + 1) * bytes) of it, and the plan counts no bytes of its own. -1: a
   // buffer of its own.
   int inside = -1;
+
+  bool operator==(const ProgramBuffer&) const = default;
 };
 
 struct Instruction {

@@ -137,6 +137,16 @@ TEST(PlanProto, DamagedPlansAreErrorsNotCrashes) {
   }
 }
 
+TEST(PlanProto, MissingAndDoubledBuffersAreRefused) {
+  const ShardingPlan plan = testing::PlanOf(testing::Llama(64, 2, 96, 257), 2, 4, true);
+  v1::ShardingPlan missing = ToProto(plan);
+  missing.mutable_buffers()->RemoveLast();
+  EXPECT_THAT(std::string(FromProto(missing).status().message()), HasSubstr("buffers"));
+  v1::ShardingPlan doubled = ToProto(plan);
+  *doubled.add_buffers() = doubled.buffers(3);
+  EXPECT_THAT(std::string(FromProto(doubled).status().message()), HasSubstr("buffers"));
+}
+
 TEST(PlanProto, PlansOfAnotherModelAreRefused) {
   v1::ShardingPlan proto = ToProto(testing::PlanOf(testing::Llama(64, 2, 96, 257), 2, 4, false));
   proto.mutable_model()->set_vocab_size(300);

@@ -10,12 +10,6 @@ namespace {
 
 using store::JoinPath;
 
-absl::StatusOr<bool> Contains(const store::ObjectStore& store,
-                              const std::string& directory,
-                              std::string_view name) {
-  return store::Exists(store, JoinPath(directory, name));
-}
-
 // Everything but DELETED first: as long as the folder exists it says what it is.
 absl::Status RemoveWithdrawn(store::ObjectStore& store, const std::string& directory) {
   ASSIGN_OR_RETURN(const std::vector<store::ListedEntry> entries, store.List(directory));
@@ -29,6 +23,17 @@ absl::Status RemoveWithdrawn(store::ObjectStore& store, const std::string& direc
     RETURN_IF_ERROR(absl::IsNotFound(removed) ? absl::OkStatus() : removed);
   }
   return store::RemoveTree(store, directory);
+}
+
+// Withdrawn, or emptied and not yet removed. Publishing never makes an empty folder.
+absl::StatusOr<bool> IsRestOfDeletion(const store::ObjectStore& store,
+                                      const std::string& directory) {
+  ASSIGN_OR_RETURN(const std::vector<store::ListedEntry> entries, store.List(directory));
+  const auto contains = [&entries](std::string_view name) {
+    return std::any_of(
+        entries.begin(), entries.end(), [name](const auto& entry) { return entry.name == name; });
+  };
+  return entries.empty() || (contains(ckpt::kDeletedFile) && !contains(ckpt::kCommitFile));
 }
 
 }  // namespace
@@ -63,7 +68,8 @@ absl::Status DeleteStep(store::ObjectStore& store, int64_t step) {
   if (!exists) {
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(const bool committed, Contains(store, directory, ckpt::kCommitFile));
+  ASSIGN_OR_RETURN(const bool committed,
+                   store::Exists(store, JoinPath(directory, ckpt::kCommitFile)));
   if (committed) {
     RETURN_IF_ERROR(store.Replace(JoinPath(directory, ckpt::kCommitFile),
                                   JoinPath(directory, ckpt::kDeletedFile)));
@@ -77,9 +83,8 @@ absl::StatusOr<std::vector<int64_t>> ApplyRetention(store::ObjectStore& store,
                                                     const std::set<int64_t>& in_use) {
   ASSIGN_OR_RETURN(const StepListing listing, ListSteps(store));
   for (const StepListing::Damaged& damaged : listing.damaged) {
-    ASSIGN_OR_RETURN(const bool committed, Contains(store, damaged.directory, ckpt::kCommitFile));
-    ASSIGN_OR_RETURN(const bool withdrawn, Contains(store, damaged.directory, ckpt::kDeletedFile));
-    if (withdrawn && !committed) {
+    ASSIGN_OR_RETURN(const bool rest, IsRestOfDeletion(store, damaged.directory));
+    if (rest) {
       RETURN_IF_ERROR(RemoveWithdrawn(store, damaged.directory));
     }
   }

@@ -101,7 +101,7 @@ class Verifier {
     } else if (!CrcOfRange(file, **reader, 0, file.size, crc)) {
       return;
     }
-    if (depth_ == VerifyDepth::kQuick) {
+    if (depth_ == VerifyDepth::kQuick && file.header_bytes > 0) {
       return;
     }
     for (const ChunkRef& ref : chunks) {

@@ -140,6 +140,8 @@ class JobController {
   void Reconcile(Entry& entry);
   void ReconcileRunning(Entry& entry);
   void Schedule();
+  // Old trainers of the job still run on a node that is here: a new epoch waits for their devices.
+  bool HasStaleTrainers(const std::string& uid) const;
   bool TryPlace(Entry& entry);
   std::vector<NodeOffer> FreeDevices(bool cpu) const;
   void Prepare(Entry& entry);

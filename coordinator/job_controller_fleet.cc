@@ -232,8 +232,11 @@ void JobController::OnExited(const std::string& node_id, const TrainerExited& ex
                     (quiescing || entry->record.state == JobState::kResizing);
   if (!finished && !told) {
     std::string reason = !slot.failed_reason.empty() ? slot.failed_reason : exited.reason;
-    if (reason.empty() || slot.stopped) {
-      reason = slot.stopped ? "ProcessCrash" : ExitReason(exited.exit_code, exited.signal);
+    if (reason.empty()) {
+      reason = ExitReason(exited.exit_code, exited.signal);
+    }
+    if (reason == "Stopped" || reason == "Done") {
+      reason = "ProcessCrash";  // nobody told it to, and it was not done
     }
     FailureCause cause{reason, DescribeExit(node_id, exited, slot.failed_message), node_id, exited.rank,
                        entry->progress.step};

@@ -174,6 +174,16 @@ std::vector<NodeOffer> JobController::FreeDevices(bool cpu) const {
   return offers;
 }
 
+bool JobController::HasStaleTrainers(const std::string& uid) const {
+  for (const auto& [node_id, trainers] : stale_) {
+    const auto first = trainers.lower_bound({uid, INT64_MIN, INT64_MIN});
+    if (first != trainers.end() && std::get<0>(*first) == uid) {
+      return true;
+    }
+  }
+  return false;
+}
+
 void JobController::Schedule() {
   const bool registering =
       !expected_nodes_.empty() && parts_.clock->MonotonicMs() < registration_until_ms_;
@@ -188,7 +198,7 @@ void JobController::Schedule() {
                        (record.state == JobState::kRecovering && record.launched_epoch != record.epoch) ||
                        record.state == JobState::kResizing;
     if (waits && entry.run.phase == RunPhase::kIdle && entry.waiting.empty() && !entry.settling &&
-        record.not_before_ms <= parts_.clock->WallMs()) {
+        !HasStaleTrainers(uid) && record.not_before_ms <= parts_.clock->WallMs()) {
       TryPlace(entry);
     }
   }

@@ -1,0 +1,464 @@
+#include "tests/coordinator/fake_world.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+
+#include "common/check.h"
+
+namespace ravel::coordinator {
+
+absl::StatusOr<std::shared_ptr<const PlannedWorld>> FakePlanner::Plan(const plan::JobSpec& spec, int64_t ranks,
+                                                                      bool shared_memory) {
+  RETURN_IF_ERROR(failure);
+  auto world = std::make_shared<PlannedWorld>();
+  world->bytes = absl::StrCat(spec.name, " on ", ranks, shared_memory ? " shared" : "");
+  world->digest = world->bytes;
+  world->plan.ranks = ranks;
+  return std::shared_ptr<const PlannedWorld>(std::move(world));
+}
+
+std::string FakePlanner::EncodeSpec(const plan::JobSpec& spec) {
+  specs_.push_back(spec);
+  return absl::StrCat(specs_.size() - 1);
+}
+
+absl::StatusOr<plan::JobSpec> FakePlanner::DecodeSpec(const std::string& planned) {
+  size_t index = 0;
+  CHECK(absl::SimpleAtoi(planned, &index) && index < specs_.size());
+  return specs_[index];
+}
+
+absl::StatusOr<CommittedSave> FakeKeeper::Commit(const plan::JobSpec& spec, const SaveRequest& request) {
+  RETURN_IF_ERROR(commit_failure);
+  EXPECT_EQ(static_cast<int64_t>(request.seals.size()), request.world->plan.ranks);
+  if (!steps[spec.name].emplace(request.step, request.epoch).second) {
+    return absl::AlreadyExistsError(absl::StrCat("step ", request.step, " is committed"));
+  }
+  return CommittedSave{request.step, absl::StrCat(Root(spec), "/step-", request.step), 100, 3, "id"};
+}
+
+absl::StatusOr<std::optional<CommittedSave>> FakeKeeper::Settle(const plan::JobSpec& spec,
+                                                                const SaveRequest& request) {
+  ++settled;
+  steps[spec.name].emplace(request.step, request.epoch);
+  return std::optional<CommittedSave>(
+      CommittedSave{request.step, absl::StrCat(Root(spec), "/step-", request.step), 100, 3, "id"});
+}
+
+absl::StatusOr<RestorePoint> FakeKeeper::FindRestore(const plan::JobSpec& spec, bool /*has_commit*/) {
+  RestorePoint point;
+  for (const auto& [step, epoch] : steps[spec.name]) {
+    if (!bad.contains({spec.name, step})) {
+      point = {step, absl::StrCat(Root(spec), "/step-", step), true};
+    }
+  }
+  return point;
+}
+
+absl::Status FakeKeeper::MarkBad(const plan::JobSpec& spec, int64_t step, const std::string& /*reason*/) {
+  bad.insert({spec.name, step});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<int64_t>> FakeKeeper::Retain(const plan::JobSpec& spec, int64_t /*in_use_step*/) {
+  std::vector<int64_t> deleted;
+  std::map<int64_t, int64_t>& kept = steps[spec.name];
+  while (static_cast<int64_t>(kept.size()) > spec.checkpoint.keep_last) {
+    deleted.push_back(kept.begin()->first);
+    kept.erase(kept.begin());
+  }
+  return deleted;
+}
+
+FakeWorld::FakeWorld() {
+  std::string pattern = (std::filesystem::temp_directory_path() / "coordinator-XXXXXX").string();
+  CHECK(mkdtemp(pattern.data()) != nullptr);
+  folder = pattern;
+  std::filesystem::create_directories(folder + "/metrics");
+  options.detection_ms = 1000;
+  options.tick_ms = 20;
+}
+
+FakeWorld::~FakeWorld() {
+  KillCoordinator();
+  std::error_code ignored;
+  std::filesystem::remove_all(folder, ignored);
+}
+
+void FakeWorld::StartCoordinator(std::unique_ptr<JobStore> store) {
+  KillCoordinator();
+  store_ = store != nullptr ? std::move(store) : std::make_unique<MemoryJobStore>(&disk);
+  metrics_ = std::make_unique<MetricsLog>(folder + "/metrics");
+  logs_ = std::make_unique<LogStore>(folder + "/logs");
+  ControllerParts parts{&clock,  &strand_, &pool_,         store_.get(), &planner,
+                        &keeper, this,     metrics_.get(), logs_.get(),  [this](const absl::Status&) { fatal = true; }};
+  controller_ = std::make_unique<JobController>(options, parts);
+  const absl::Status started = controller_->Start();
+  CHECK_MSG(started.ok(), std::string(started.message()).c_str());
+}
+
+void FakeWorld::KillCoordinator() {
+  strand_.Clear();
+  pool_.Clear();
+  controller_.reset();
+  for (auto& [id, node] : nodes_) {
+    node.stream = 0;
+    node.inbox.clear();
+  }
+}
+
+FakeNode& FakeWorld::AddNode(const std::string& id, int64_t devices) {
+  FakeNode& node = nodes_[id];
+  node.id = id;
+  node.devices = devices;
+  node.incarnation = absl::StrCat("incarnation-", ++incarnations_);
+  Connect(node);
+  return node;
+}
+
+void FakeWorld::Connect(FakeNode& node) {
+  HelloMessage hello;
+  hello.node_id = node.id;
+  hello.incarnation = node.incarnation;
+  hello.protocol = 1;
+  hello.host_id = node.host_id;
+  hello.data_address = "127.0.0.1";
+  for (int64_t i = 0; i < node.devices; ++i) {
+    hello.devices.push_back({"cpu", "test", 1 << 30, absl::StrCat("device-", i)});
+  }
+  for (const auto& [key, trainer] : node.trainers) {
+    hello.trainers.push_back({trainer.job_uid, trainer.epoch, trainer.attempt, trainer.rank, trainer.step, "running", {}});
+  }
+  node.stream = ++last_stream_;
+  node.alive = true;
+  controller_->OnHello(node.stream, hello);
+  Settle();
+}
+
+void FakeWorld::Disconnect(FakeNode& node) {
+  const StreamId stream = std::exchange(node.stream, 0);
+  node.inbox.clear();
+  if (controller_ != nullptr && stream != 0) {
+    controller_->OnStreamClosed(stream);
+  }
+}
+
+void FakeWorld::Kill(FakeNode& node) {
+  node.alive = false;
+  node.trainers.clear();
+  Disconnect(node);
+  Settle();
+}
+
+void FakeWorld::Restart(FakeNode& node) {
+  node.trainers.clear();
+  node.incarnation = absl::StrCat("incarnation-", ++incarnations_);
+  Disconnect(node);
+  Connect(node);
+}
+
+void FakeWorld::KillTrainer(int64_t rank, int32_t exit_code, int32_t signal, const std::string& reason) {
+  for (auto& [id, node] : nodes_) {
+    for (const auto& [key, trainer] : std::map(node.trainers)) {
+      if (trainer.rank == rank) {
+        Exit(node, trainer, exit_code, signal, reason);
+      }
+    }
+  }
+  Settle();
+}
+
+void FakeWorld::Settle() {
+  bool busy = true;
+  while (busy) {
+    busy = strand_.RunOne() || pool_.RunOne();
+    for (auto& [id, node] : nodes_) {
+      if (!node.inbox.empty() && !node.frozen) {
+        const DownMessage message = std::move(node.inbox.front());
+        node.inbox.pop_front();
+        Handle(node, message);
+        busy = true;
+      }
+    }
+  }
+}
+
+void FakeWorld::Advance(int64_t ms) {
+  for (int64_t passed = 0; passed < ms; passed += options.tick_ms) {
+    clock.AdvanceMs(options.tick_ms);
+    for (auto& [id, node] : nodes_) {
+      if (node.stream == 0 || node.frozen || controller_ == nullptr || passed % 100 != 0) {
+        continue;
+      }
+      BeatMessage beat;
+      for (const auto& [key, trainer] : node.trainers) {
+        beat.trainers.push_back({trainer.job_uid, trainer.rank, trainer.epoch, trainer.step, "training", 0});
+      }
+      controller_->OnUp(node.stream, beat);
+    }
+    if (controller_ != nullptr) {
+      controller_->Tick();
+    }
+    Settle();
+  }
+}
+
+void FakeWorld::Send(StreamId stream, DownMessage message) {
+  for (auto& [id, node] : nodes_) {
+    if (node.stream == stream) {
+      node.inbox.push_back(std::move(message));
+      return;
+    }
+  }
+}
+
+void FakeWorld::Close(StreamId stream) {
+  strand_.Post([this, stream] {
+    for (auto& [id, node] : nodes_) {
+      if (node.stream == stream && !node.inbox.empty() && !node.frozen) {
+        Close(stream);  // after what was sent before
+        return;
+      }
+      if (node.stream == stream) {
+        Disconnect(node);
+      }
+    }
+    if (controller_ != nullptr) {
+      controller_->OnStreamClosed(stream);
+    }
+  });
+}
+
+void FakeWorld::SendUp(FakeNode& node, UpMessage message) {
+  if (controller_ != nullptr && node.stream != 0) {
+    controller_->OnUp(node.stream, message);
+  }
+}
+
+void FakeWorld::Frame(FakeNode& node, const FakeTrainer& trainer, decltype(TrainerFrame::frame) frame) {
+  SendUp(node, TrainerFrame{trainer.job_uid, trainer.epoch, trainer.attempt, trainer.rank, std::move(frame)});
+}
+
+void FakeWorld::Exit(FakeNode& node, const FakeTrainer& trainer, int32_t code, int32_t signal,
+                     const std::string& reason) {
+  const FakeTrainer gone = trainer;
+  node.trainers.erase({gone.job_uid, gone.epoch, gone.rank});
+  SendUp(node, TrainerExited{gone.job_uid, gone.epoch, gone.attempt, gone.rank, code, signal, reason, "", ""});
+}
+
+void FakeWorld::Handle(FakeNode& node, const DownMessage& message) {
+  if (const auto* welcome = std::get_if<Welcome>(&message.kind)) {
+    for (const HeldTrainer& held : welcome->stop) {
+      HandleStop(node, held.job_uid, held.epoch);
+    }
+  } else if (const auto* launch = std::get_if<Launch>(&message.kind)) {
+    HandleLaunch(node, *launch);
+    SendUp(node, CommandResult{message.command_id, true, ""});
+  } else if (const auto* command = std::get_if<TrainerCommand>(&message.kind)) {
+    HandleCommand(node, *command);
+  } else if (const auto* stop = std::get_if<StopTrainers>(&message.kind)) {
+    HandleStop(node, stop->job_uid, stop->epoch);
+  } else if (const auto* rejected = std::get_if<Rejected>(&message.kind)) {
+    node.rejected = rejected->reason;
+  }
+}
+
+void FakeWorld::HandleLaunch(FakeNode& node, const Launch& launch) {
+  launches.push_back(launch);
+  for (const StartTrainer& start : launch.trainers) {
+    FakeTrainer trainer;
+    trainer.job_uid = launch.job_uid;
+    trainer.job_name = start.job_name;
+    trainer.epoch = launch.epoch;
+    trainer.attempt = launch.attempt;
+    trainer.rank = start.rank;
+    trainer.world_size = start.world_size;
+    trainer.step = start.first_step;
+    trainer.save_at_start = start.save_at_start;
+    node.trainers[{trainer.job_uid, trainer.epoch, trainer.rank}] = trainer;
+  }
+  for (const StartTrainer& start : launch.trainers) {
+    const FakeTrainer trainer = node.trainers[{launch.job_uid, launch.epoch, start.rank}];
+    if (start.world_size == 1) {
+      Frame(node, trainer, TrainerReady{start.first_step, 0, 0, 0});
+    } else {
+      Frame(node, trainer, CommRecord{"world", start.rank, absl::StrCat("record-", start.rank)});
+    }
+  }
+}
+
+void FakeWorld::HandleCommand(FakeNode& node, const TrainerCommand& command) {
+  for (const auto& [key, copy] : std::map(node.trainers)) {
+    if (copy.job_uid != command.job_uid || copy.epoch != command.epoch ||
+        (command.rank >= 0 && command.rank != copy.rank)) {
+      continue;
+    }
+    FakeTrainer& trainer = node.trainers[key];
+    if (const auto* set = std::get_if<CommRecordSet>(&command.frame)) {
+      EXPECT_EQ(static_cast<int64_t>(set->records.size()), trainer.world_size);
+      Frame(node, FakeTrainer(trainer), TrainerReady{trainer.step, 0, 0, 0});
+    } else if (std::holds_alternative<RunTrainer>(command.frame)) {
+      trainer.running = true;
+      if (trainer.save_at_start) {
+        Seal(node, trainer, 1);
+      }
+    } else if (const auto* save = std::get_if<SaveTrainer>(&command.frame)) {
+      trainer.sequence = save->sequence;
+      trainer.then_stop = trainer.then_stop || save->then_stop;
+    } else if (const auto* commit = std::get_if<CommitResult>(&command.frame)) {
+      if (trainer.rank == 0) {
+        commit_results.push_back(*commit);
+      }
+    } else if (std::holds_alternative<PeerLost>(command.frame)) {
+      if (node.stops_trainers) {
+        Exit(node, copy, 11, 0, "CommError");
+      }
+    }
+  }
+}
+
+void FakeWorld::HandleStop(FakeNode& node, const std::string& job_uid, int64_t epoch) {
+  for (const auto& [key, trainer] : std::map(node.trainers)) {
+    if (trainer.job_uid == job_uid && trainer.epoch <= epoch && node.stops_trainers) {
+      Exit(node, trainer, 10, 0, "Stopped");
+    }
+  }
+}
+
+void FakeWorld::Seal(FakeNode& node, FakeTrainer& trainer, int64_t attempt) {
+  ckpt::Seal seal;
+  seal.step = trainer.step;
+  seal.epoch = trainer.epoch;
+  seal.attempt = attempt;
+  seal.writer = trainer.rank;
+  seal.sequence = trainer.sequence;
+  trainer.served_sequence = trainer.sequence;
+  const FakeTrainer sealed = trainer;
+  Frame(node, sealed, SaveStarted{sealed.step, sealed.sequence});
+  Frame(node, sealed, seal);
+}
+
+bool FakeWorld::EpochIsComplete(const FakeTrainer& sample) const {
+  int64_t running = 0;
+  for (const auto& [id, node] : nodes_) {
+    for (const auto& [key, trainer] : node.trainers) {
+      const bool member = trainer.job_uid == sample.job_uid && trainer.epoch == sample.epoch;
+      running += member && trainer.running && !node.frozen ? 1 : 0;
+    }
+  }
+  return running == sample.world_size;
+}
+
+void FakeWorld::StepRank(FakeNode& node, FakeTrainer trainer, const plan::JobSpec& spec) {
+  trainer.step += 1;
+  const int64_t every = spec.checkpoint.every_steps;
+  const bool last = trainer.step == spec.steps;
+  const bool asked = trainer.sequence > trainer.served_sequence;
+  const bool due = last || asked || (every > 0 && trainer.step % every == 0);
+  const std::tuple<std::string, int64_t, int64_t> key{trainer.job_uid, trainer.epoch, trainer.rank};
+  node.trainers[key] = trainer;
+  if (trainer.rank == 0) {
+    StepReport report;
+    report.step = trainer.step;
+    report.loss = 1.0F / static_cast<float>(trainer.step);
+    report.tokens = 100;
+    report.step_seconds = 0.5;
+    report.time_ms = clock.WallMs();
+    Frame(node, trainer, report);
+  }
+  if (due && node.trainers.contains(key)) {
+    Seal(node, node.trainers[key], 1);
+  }
+  if (!node.trainers.contains(key)) {
+    return;
+  }
+  if (last) {
+    Frame(node, trainer, TrainerDone{trainer.step});
+    Exit(node, trainer, 0, 0, "Done");
+  } else if (asked && trainer.then_stop) {
+    Exit(node, trainer, 10, 0, "Stopped");
+  }
+}
+
+void FakeWorld::TrainStep() {
+  std::vector<std::pair<std::string, FakeTrainer>> ranks;  // node and trainer
+  for (const auto& [id, node] : nodes_) {
+    for (const auto& [key, trainer] : node.trainers) {
+      if (!node.frozen && EpochIsComplete(trainer)) {
+        ranks.emplace_back(id, trainer);
+      }
+    }
+  }
+  for (const auto& [id, trainer] : ranks) {
+    const auto job = controller_ == nullptr ? absl::StatusOr<JobView>(absl::UnavailableError(""))
+                                            : controller_->Get({"default", trainer.job_name});
+    StepRank(nodes_.at(id), trainer, job.ok() ? job->record.spec : plan::JobSpec());
+  }
+  Settle();
+}
+
+void FakeWorld::TrainSteps(int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    TrainStep();
+    Advance(40);
+  }
+}
+
+plan::JobSpec FakeWorld::Spec(const std::string& name, std::vector<int64_t> sizes, int64_t steps) const {
+  plan::JobSpec spec;
+  spec.name = name;
+  spec.steps = steps;
+  spec.device_count = sizes.back();
+  spec.elastic.sizes = std::move(sizes);
+  spec.elastic.grow_delay_ms = 0;
+  spec.elastic.grow_every_ms = 0;
+  spec.checkpoint.every_steps = 5;
+  spec.checkpoint.every_ms = 0;
+  spec.detection_ms = 1000;
+  spec.restart.max_no_progress = 5;
+  return spec;
+}
+
+SubmitDraft FakeWorld::Draft(const plan::JobSpec& spec, const std::string& request_id) {
+  SubmitDraft draft;
+  draft.request_id = request_id;
+  draft.hash = "hash of " + spec.name;
+  draft.record.namespace_name = "default";
+  draft.record.name = spec.name;
+  draft.record.planned = planner.EncodeSpec(spec);
+  draft.record.spec = spec;
+  return draft;
+}
+
+absl::StatusOr<JobView> FakeWorld::Submit(const plan::JobSpec& spec) {
+  absl::StatusOr<JobView> view = controller_->Submit(Draft(spec, absl::StrCat("request-", ++requests_)));
+  Advance(40);
+  return view;
+}
+
+JobView FakeWorld::Job(const std::string& name) {
+  absl::StatusOr<JobView> view = controller_->Get({"default", name});
+  CHECK(view.ok());
+  return *view;
+}
+
+std::vector<std::string> FakeWorld::EventTypes(const std::string& name) {
+  std::vector<std::string> types;
+  const auto events = store_->Events(Job(name).record.uid, 0, 10'000);
+  CHECK(events.ok());
+  for (const JobEventRecord& event : *events) {
+    types.push_back(event.type);
+  }
+  return types;
+}
+
+std::vector<StepRecord> FakeWorld::History(const std::string& name) {
+  return SurvivingHistory(*metrics_->Read(Job(name).record.uid));
+}
+
+}  // namespace ravel::coordinator

@@ -1,0 +1,101 @@
+#include "coordinator/membership.h"
+
+#include <gtest/gtest.h>
+
+#include <absl/strings/str_cat.h>
+
+namespace ravel::coordinator {
+namespace {
+
+HelloMessage Hello(const std::string& id, const std::string& incarnation) {
+  HelloMessage hello;
+  hello.node_id = id;
+  hello.incarnation = incarnation;
+  hello.protocol = 1;
+  return hello;
+}
+
+TEST(MembershipTest, ASilentNodeIsSuspectThenLostOnce) {
+  Membership members(1000);
+  ASSERT_TRUE(members.OnHello(1, Hello("a", "i"), 0, 0).rejected.empty());
+  EXPECT_TRUE(members.Evaluate(599).empty());
+  EXPECT_EQ(members.Find("a")->state, NodeState::kReady);
+  EXPECT_TRUE(members.Evaluate(600).empty());
+  EXPECT_EQ(members.Find("a")->state, NodeState::kSuspect);
+  EXPECT_TRUE(members.OnHeard(1, 700, 0));
+  EXPECT_EQ(members.Find("a")->state, NodeState::kReady);
+  EXPECT_TRUE(members.Evaluate(1699).empty());
+  const auto lost = members.Evaluate(1700);
+  ASSERT_EQ(lost.size(), 1U);
+  EXPECT_EQ(lost[0].node_id, "a");
+  EXPECT_TRUE(members.Evaluate(1800).empty());
+  EXPECT_FALSE(members.OnHeard(1, 1900, 0)) << "a lost node introduces itself again";
+}
+
+TEST(MembershipTest, ABrokenStreamIsForgivenForTwoFifthsOfT) {
+  Membership members(1000);
+  members.OnHello(1, Hello("a", "i"), 0, 0);
+  members.OnClosed(1, 100);
+  EXPECT_TRUE(members.Evaluate(499).empty());
+  const HelloOutcome back = members.OnHello(2, Hello("a", "i"), 499, 0);
+  EXPECT_FALSE(back.new_incarnation);
+  EXPECT_TRUE(members.Evaluate(600).empty());
+  members.OnClosed(1, 600);  // the old stream, late
+  EXPECT_EQ(members.Find("a")->stream, StreamId{2});
+  members.OnClosed(2, 700);
+  EXPECT_EQ(members.Evaluate(1100).size(), 1U);
+}
+
+TEST(MembershipTest, ANewIncarnationIsToldAndAnOpenOldStreamReplaced) {
+  Membership members(1000);
+  EXPECT_TRUE(members.OnHello(1, Hello("a", "i"), 0, 0).new_incarnation);
+  const HelloOutcome outcome = members.OnHello(2, Hello("a", "j"), 10, 0);
+  EXPECT_TRUE(outcome.new_incarnation);
+  EXPECT_EQ(outcome.replaced, StreamId{1});
+  EXPECT_EQ(members.FindByStream(1), nullptr);
+}
+
+TEST(MembershipTest, BadHellosNameTheirField) {
+  Membership members(1000);
+  EXPECT_NE(members.OnHello(1, Hello("", "i"), 0, 0).rejected.find("node_id"), std::string::npos);
+  EXPECT_NE(members.OnHello(1, Hello("a", ""), 0, 0).rejected.find("incarnation"), std::string::npos);
+  HelloMessage newer = Hello("a", "i");
+  newer.protocol = 2;
+  EXPECT_NE(members.OnHello(1, newer, 0, 0).rejected.find("protocol"), std::string::npos);
+  EXPECT_TRUE(members.nodes().empty()) << "a refused daemon changes nothing";
+}
+
+TEST(MembershipTest, TimeThatTheJudgeSleptIsNobodysFault) {
+  Membership members(1000);
+  members.OnHello(1, Hello("a", "i"), 0, 0);
+  members.Forgive(3000);
+  EXPECT_TRUE(members.Evaluate(3500).empty());
+  EXPECT_EQ(members.Evaluate(4000).size(), 1U);
+}
+
+TEST(MembershipTest, WhenManyGoSilentAtOnceTheJudgeDoubtsItself) {
+  Membership members(1000);
+  for (StreamId i = 1; i <= 20; ++i) {
+    members.OnHello(i, Hello(absl::StrCat("n", i), "i"), 0, 0);
+  }
+  for (StreamId i = 1; i <= 10; ++i) {
+    members.OnHeard(i, 900, 0);
+  }
+  EXPECT_TRUE(members.Evaluate(1000).empty()) << "ten of twenty: hold";
+  for (StreamId i = 1; i <= 17; ++i) {
+    members.OnHeard(i, 1100, 0);
+  }
+  EXPECT_EQ(members.Evaluate(1200).size(), 3U) << "three of twenty: they are lost";
+}
+
+TEST(MembershipTest, TheTimersAreInOrder) {
+  for (const int64_t detection : {100, 500, 1000, 5000, 60'000}) {
+    const DetectionTimes times{detection};
+    EXPECT_LT(times.beat_ms(), times.suspect_ms());
+    EXPECT_LT(2 * times.beat_ms(), times.suspect_ms()) << "never under two missed beats";
+    EXPECT_LT(times.suspect_ms(), times.lost_ms());
+  }
+}
+
+}  // namespace
+}  // namespace ravel::coordinator

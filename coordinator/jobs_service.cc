@@ -367,10 +367,11 @@ grpc::ServerWriteReactor<v1::JobEvent>* JobsService::StreamEvents(Context* /*con
   auto writer = StreamWriter<v1::JobEvent>::Create(parts_.strand, parts_.controller, StreamBacklog::kKeepAll);
   parts_.strand->Post([this, writer, asked = *request] {
     absl::StatusOr<JobView> view = parts_.controller->Get(KeyOf(asked.namespace_(), asked.name()));
-    absl::StatusOr<std::vector<JobEventRecord>> events = view.status();
-    if (view.ok()) {
-      events = parts_.controller->store().Events(view->record.uid, asked.after_seq(), kEventPage);
+    if (!view.ok()) {
+      writer->End(ToGrpc(view.status()));
+      return;
     }
+    const auto events = parts_.controller->store().Events(view->record.uid, asked.after_seq(), kEventPage);
     if (!events.ok()) {
       writer->End(ToGrpc(events.status()));
       return;

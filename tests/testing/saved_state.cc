@@ -1,6 +1,7 @@
 #include "tests/testing/saved_state.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <random>
 #include <span>
@@ -101,6 +102,23 @@ TrainingState RandomState(const plan::ModelInventory& inventory, uint64_t seed) 
   return state;
 }
 
+TrainingState PlainState(const plan::ModelInventory& inventory, int64_t optimizer_step) {
+  TrainingState state;
+  state.optimizer_step = optimizer_step;
+  for (size_t role = 0; role < state.values.size(); ++role) {
+    for (size_t t = 0; t < inventory.tensors.size(); ++t) {
+      std::vector<float> values(static_cast<size_t>(ElementCount(inventory.tensors[t].shape)));
+      for (size_t i = 0; i < values.size(); ++i) {
+        const auto remainder = static_cast<float>((7919 * i + 104729 * t + 31 * role) % 1009);
+        const float value = (remainder - 504.0f) / 10080.0f;
+        values[i] = role == 0 ? value : std::abs(value);
+      }
+      state.values[role].push_back(std::move(values));
+    }
+  }
+  return state;
+}
+
 std::vector<float> ShardOf(const TrainingState& state,
                            const plan::ShardingPlan& world,
                            size_t group,
@@ -152,7 +170,7 @@ absl::StatusOr<ckpt::Seal> WriteRank(store::ObjectStore& store,
                                      .optimizer_step = saved.state.optimizer_step,
                                      .blobs = {}};
   if (rank == 0) {
-    options.hugging_face_files = {{"config.json", "{}"}};
+    options.hugging_face_files = {{"config.json", saved.config_json}};
     request.blobs = {{"data", "cursor"}, {"rng", "seed 7"}};
   }
   checkpoint::CheckpointWriter writer(&store, &saved.save_plan, options);

@@ -38,6 +38,11 @@ struct TrainingState {
 };
 TrainingState RandomState(const plan::ModelInventory& inventory, uint64_t seed);
 
+// The same for everyone who knows the formula, and finite: element i of tensor t (in inventory
+// order) of role r is
+// ((7919 * i + 104729 * t + 31 * r) mod 1009 - 504) / 10080; moments are its absolute value.
+TrainingState PlainState(const plan::ModelInventory& inventory, int64_t optimizer_step);
+
 // A rank's shard of a group, as it lies in a trainer's memory.
 std::vector<float> ShardOf(const TrainingState& state,
                            const plan::ShardingPlan& world,
@@ -50,6 +55,7 @@ struct SavedWorld {
   plan::ShardingPlan world;
   plan::SavePlan save_plan;
   TrainingState state;
+  std::string config_json = "{}";  // hf/config.json
 };
 SavedWorld MakeWorld(const plan::ModelInventory& inventory, int64_t ranks, uint64_t seed);
 

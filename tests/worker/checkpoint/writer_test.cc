@@ -223,7 +223,8 @@ TEST(KilledWriterTest, AtAnyMomentCommittedStepsAreWholeAndTheRestIsNotTaken) {
           store::VerifyStep(store, info.directory, store::VerifyDepth::kDeep);
       EXPECT_TRUE(report.ok()) << info.directory << ": " << report.problems.front().Text();
     }
-    for (const ckpt::AttemptKey& key : *coordinator::ListAttempts(store)) {
+    const std::vector<ckpt::AttemptKey> attempts = *coordinator::ListAttempts(store);
+    for (const ckpt::AttemptKey& key : attempts) {
       EXPECT_FALSE(
           store::VerifyStep(store, ckpt::AttemptName(key), store::VerifyDepth::kQuick).ok());
       const auto settled =

@@ -54,6 +54,9 @@ bool JobView::Terminal() const {
 }
 
 std::string BinaryFolder() {
+  if (const char* folder = std::getenv("RAVEL_BIN_DIR"); folder != nullptr) {
+    return folder;
+  }
   std::error_code error;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
   for (std::filesystem::path up = self.parent_path(); up != up.root_path(); up = up.parent_path()) {

@@ -44,7 +44,7 @@ struct JobView {
   bool Terminal() const;
 };
 
-// The folder with ravelctl and its siblings: bin/ above the test's own program.
+// The folder with ravelctl and its siblings: RAVEL_BIN_DIR, else bin/ above the test's own program.
 std::string BinaryFolder();
 std::string BinaryPath(std::string_view name);
 

@@ -1,0 +1,153 @@
+#include "tests/worker/model/model_memory.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "kernels/philox.h"
+
+namespace ravel::model {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+TensorView ViewOf(float* data, const Shape& shape) {
+  return shape.size() == 1 ? VectorView(data, shape[0]) : MatrixView(data, shape[0], shape[1]);
+}
+
+}  // namespace
+
+ModelMemory::ModelMemory(const plan::ModelConfig& config, plan::MicroBatchShape shape)
+    : inventory_(plan::BuildInventory(*plan::ValidateModelConfig(config), shape)),
+      modules_(MakeModules(inventory_, shape)) {
+  int64_t total = 0;
+  for (const plan::TensorSpec& tensor : inventory_.tensors) {
+    const int64_t elements = ElementCount(tensor.shape);
+    std::vector<float>& weight = weights_.emplace_back(static_cast<size_t>(elements));
+    kernels::InitNormal(stream_,
+                        {.out = VectorView(weight.data(), elements),
+                         .seed = 7,
+                         .site = tensor.site,
+                         .first_index = 0,
+                         .standard_deviation = 0.2f});
+    if (tensor.init == plan::InitKind::kOnes) {
+      for (float& value : weight) {
+        value += 1.0f;
+      }
+    }
+    offsets_.push_back(total);
+    total += elements;
+  }
+  flat_.resize(static_cast<size_t>(total));
+  for (const plan::UnitSpec& unit : inventory_.units) {
+    saved_.emplace_back(static_cast<size_t>(plan::ActivationOffsets(unit.saved).back()));
+    workspace_.emplace_back(static_cast<size_t>(plan::ActivationOffsets(unit.workspace).back()));
+  }
+  shared_storage_.resize(static_cast<size_t>(plan::ActivationOffsets(inventory_.shared).back()));
+  shared_ = Views(inventory_.shared, shared_storage_);
+  FillRopeTables(stream_, inventory_, shared_);
+  const int64_t tokens = shape.sequences * shape.sequence_tokens;
+  for (int64_t i = 0; i < tokens; ++i) {
+    ids_.push_back(static_cast<int32_t>((i * i + 3 * i) % config.vocab_size));
+    targets_.push_back(static_cast<int32_t>((5 * i + 1) % config.vocab_size));
+  }
+}
+
+std::vector<TensorView> ModelMemory::weight_views() {
+  std::vector<TensorView> views;
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    views.push_back(ViewOf(weights_[i].data(), inventory_.tensors[i].shape));
+  }
+  return views;
+}
+
+std::vector<TensorView> ModelMemory::Views(const std::vector<plan::ActivationSpec>& specs,
+                                           std::vector<std::byte>& storage) {
+  const std::vector<int64_t> offsets = plan::ActivationOffsets(specs);
+  std::vector<TensorView> views;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    TensorView view = ViewOf(reinterpret_cast<float*>(storage.data() + offsets[i]), specs[i].shape);
+    view.dtype = specs[i].dtype;
+    views.push_back(view);
+  }
+  return views;
+}
+
+UnitMemory ModelMemory::MemoryOf(size_t unit) {
+  const plan::UnitSpec& spec = inventory_.units[unit];
+  UnitMemory memory;
+  std::vector<int> tensors = spec.tensors;
+  tensors.insert(tensors.end(), spec.borrowed.begin(), spec.borrowed.end());
+  for (const int tensor : tensors) {
+    const auto index = static_cast<size_t>(tensor);
+    std::copy(weights_[index].begin(), weights_[index].end(), flat_.begin() + offsets_[index]);
+    memory.weights.push_back(
+        ViewOf(flat_.data() + offsets_[index], inventory_.tensors[index].shape));
+  }
+  memory.saved = Views(spec.saved, saved_[unit]);
+  memory.workspace = Views(spec.workspace, workspace_[unit]);
+  memory.shared = shared_;
+  return memory;
+}
+
+void ModelMemory::LoadBatch() {
+  std::copy(
+      ids_.begin(), ids_.end(), shared_[ActivationIndex(inventory_.shared, "ids")].As<int32_t>());
+  std::copy(targets_.begin(),
+            targets_.end(),
+            shared_[ActivationIndex(inventory_.shared, "targets")].As<int32_t>());
+}
+
+double ModelMemory::Loss() {
+  LoadBatch();
+  for (size_t unit = 0; unit < modules_.size(); ++unit) {
+    modules_[unit]->ForwardOnly(stream_, MemoryOf(unit));
+  }
+  const std::vector<float> losses = TokenLosses();
+  return std::accumulate(losses.begin(), losses.end(), 0.0);
+}
+
+std::vector<float> ModelMemory::TokenLosses() const {
+  const float* loss = shared_[ActivationIndex(inventory_.shared, "loss")].As<float>();
+  return {loss, loss + ids_.size()};
+}
+
+template <typename Gradient>
+std::vector<std::vector<float>> ModelMemory::Gradients(float start) {
+  LoadBatch();
+  for (size_t unit = 0; unit < modules_.size(); ++unit) {
+    modules_[unit]->Forward(stream_, MemoryOf(unit));
+  }
+  std::vector<std::vector<float>> sums;
+  for (const std::vector<float>& weight : weights_) {
+    sums.emplace_back(weight.size(), 0.0f);
+  }
+  const bool fresh = std::is_same_v<Gradient, FreshGradient>;
+  for (size_t unit = modules_.size(); unit-- > 0;) {
+    const plan::UnitSpec& spec = inventory_.units[unit];
+    std::vector<int> tensors = spec.tensors;
+    tensors.insert(tensors.end(), spec.borrowed.begin(), spec.borrowed.end());
+    std::vector<float> staging(flat_.size(), fresh ? kNaN : start);
+    std::vector<Gradient> gradients;
+    for (const int tensor : tensors) {
+      const auto index = static_cast<size_t>(tensor);
+      gradients.push_back(
+          {ViewOf(staging.data() + offsets_[index], inventory_.tensors[index].shape)});
+    }
+    modules_[unit]->Backward(stream_, MemoryOf(unit), gradients);
+    for (const int tensor : tensors) {
+      const auto index = static_cast<size_t>(tensor);
+      for (size_t i = 0; i < sums[index].size(); ++i) {
+        sums[index][i] += staging[static_cast<size_t>(offsets_[index]) + i];
+      }
+    }
+  }
+  return sums;
+}
+
+template std::vector<std::vector<float>> ModelMemory::Gradients<FreshGradient>(float start);
+template std::vector<std::vector<float>> ModelMemory::Gradients<AccumulatingGradient>(float start);
+
+}  // namespace ravel::model

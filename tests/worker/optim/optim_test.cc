@@ -1,0 +1,167 @@
+// Schedules, the decision of a step, and the norm that no partition changes.
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include <gtest/gtest.h>
+
+#include "kernels/row_sum.h"
+#include "worker/optim/decide_step.h"
+#include "worker/optim/lr_schedule.h"
+#include "worker/optim/norm_tree.h"
+#include "worker/optim/sharded_adamw.h"
+
+namespace ravel::optim {
+namespace {
+
+using plan::ScheduleKind;
+
+double Rate(ScheduleKind kind, int64_t step, double min_ratio = 0.1) {
+  return LearningRate(
+      {.lr = 2.0}, {.kind = kind, .warmup_steps = 10, .min_ratio = min_ratio}, 110, step);
+}
+
+TEST(LearningRateSchedule, WarmsUpFallsAndEndsAtTheFinalRate) {
+  for (const ScheduleKind kind : {ScheduleKind::kConstant,
+                                  ScheduleKind::kLinear,
+                                  ScheduleKind::kCosine,
+                                  ScheduleKind::kWsd}) {
+    EXPECT_DOUBLE_EQ(Rate(kind, 0), 0.2);
+    EXPECT_DOUBLE_EQ(Rate(kind, 4), 1.0);
+    EXPECT_DOUBLE_EQ(Rate(kind, 9), 2.0);
+    for (int64_t step = 10; step < 110; ++step) {
+      EXPECT_LE(Rate(kind, step), Rate(kind, step - 1) + 1e-15);
+    }
+    EXPECT_NEAR(Rate(kind, 109), kind == ScheduleKind::kConstant ? 2.0 : 0.2, 1e-15);
+  }
+  EXPECT_DOUBLE_EQ(Rate(ScheduleKind::kLinear, 59), 1.1);
+  EXPECT_NEAR(Rate(ScheduleKind::kCosine, 59), 1.1, 1e-15);
+  EXPECT_DOUBLE_EQ(Rate(ScheduleKind::kWsd, 87), 2.0);    // the last fifth begins at step 88
+  EXPECT_NEAR(Rate(ScheduleKind::kWsd, 98), 1.1, 1e-12);  // and is half done here
+}
+
+TEST(LearningRateSchedule, NoWarmupStartsBelowThePeakOnlyByOneStepOfDecay) {
+  const double rate = LearningRate(
+      {.lr = 1.0}, {.kind = ScheduleKind::kLinear, .warmup_steps = 0, .min_ratio = 0}, 10, 0);
+  EXPECT_DOUBLE_EQ(rate, 0.9);
+}
+
+TEST(StepDecision, DividesOnceAndClipsToTheNorm) {
+  const StepDecision decision = DecideStep(
+      {.squared_norm = 400.0, .non_finite = 0, .target_tokens = 4, .loss_sum = 10.0}, 1.0);
+  EXPECT_TRUE(decision.apply);
+  EXPECT_EQ(decision.loss, 2.5f);
+  EXPECT_DOUBLE_EQ(decision.grad_norm, 5.0);
+  EXPECT_FLOAT_EQ(decision.gradient_scale, static_cast<float>(1.0 / (5.0 + 1e-6) / 4.0));
+  EXPECT_FLOAT_EQ(DecideStep({.squared_norm = 400.0, .target_tokens = 4}, 0.0).gradient_scale,
+                  0.25f);
+  EXPECT_FLOAT_EQ(DecideStep({.squared_norm = 4.0, .target_tokens = 4}, 1.0).gradient_scale, 0.25f);
+}
+
+TEST(StepDecision, SkipsWhatIsNotFiniteAndWhatHasNoTargets) {
+  EXPECT_FALSE(DecideStep({.squared_norm = 1.0, .non_finite = 1, .target_tokens = 4}, 1.0).apply);
+  EXPECT_FALSE(DecideStep({.squared_norm = std::numeric_limits<double>::infinity(),
+                           .non_finite = 0,
+                           .target_tokens = 4},
+                          1.0)
+                   .apply);
+  EXPECT_FALSE(DecideStep({.squared_norm = 1.0, .non_finite = 0, .target_tokens = 0}, 1.0).apply);
+}
+
+TEST(NormTree, NodesOfRowsAreAlignedAndCoverTheRange) {
+  for (int64_t begin = 0; begin < 40; ++begin) {
+    for (int64_t end = begin; end < 80; ++end) {
+      int64_t row = begin;
+      for (const TreeNode& node : NodesOfRows(0, begin, end)) {
+        EXPECT_EQ(node.first_row(), row);
+        row += node.rows();
+      }
+      EXPECT_EQ(row, end);
+    }
+  }
+}
+
+plan::ShardingPlan PlanFor(int64_t ranks) {
+  plan::JobSpec spec;
+  plan::ModelConfig model;
+  model.vocab_size = 301;
+  model.hidden_size = 300;
+  model.intermediate_size = 77;
+  model.num_hidden_layers = 2;
+  model.num_attention_heads = 6;
+  model.num_key_value_heads = 2;
+  model.head_dim = 10;
+  model.max_position_embeddings = 8;
+  spec.model = model;
+  spec.data.sequence_length = 4;
+  spec.global_batch = 16;
+  spec.virtual_ranks = 16;
+  spec.steps = 1;
+  return *plan::BuildShardingPlan({.spec = spec, .ranks = ranks});
+}
+
+TEST(NormTree, AnyNumberOfRanksGivesTheBitsOfOneTreeOverAllRows) {
+  // The same random row sums for every partition.
+  const plan::ShardingPlan one = PlanFor(1);
+  std::mt19937 random(5);
+  std::uniform_real_distribution<float> uniform(0.0f, 3.0f);
+  std::vector<std::vector<double>> rows;
+  std::vector<double> expected;
+  for (const plan::TensorSpec& tensor : one.inventory.tensors) {
+    std::vector<double>& sums = rows.emplace_back();
+    const int64_t count = DivCeil(ElementCount(tensor.shape), StatisticsRowElements(tensor.shape));
+    for (int64_t i = 0; i < count; ++i) {
+      sums.push_back(static_cast<double>(uniform(random)));
+    }
+    expected.push_back(kernels::TreeSumDouble(sums.data(), count));
+  }
+  for (int64_t ranks = 1; ranks <= 16; ++ranks) {
+    const plan::ShardingPlan plan = PlanFor(ranks);
+    const NormTree tree(plan);
+    std::vector<std::vector<double>> values;
+    for (int rank = 0; rank < ranks; ++rank) {
+      std::vector<double>& mine = values.emplace_back();
+      for (const TreeNode& node : tree.nodes(rank)) {
+        mine.push_back(kernels::TreeSumDouble(
+            rows[static_cast<size_t>(node.tensor)].data() + node.first_row(), node.rows()));
+      }
+      EXPECT_LE(static_cast<int64_t>(mine.size()), tree.longest());
+    }
+    const std::vector<double> sums =
+        tree.Combine(std::vector<std::span<const double>>(values.begin(), values.end()));
+    for (size_t t = 0; t < expected.size(); ++t) {
+      EXPECT_EQ(std::bit_cast<uint64_t>(sums[t]), std::bit_cast<uint64_t>(expected[t]))
+          << plan.inventory.tensors[t].name << " on " << ranks << " ranks";
+    }
+  }
+}
+
+TEST(LaneLosses, IgnoreTargetsOfMinusOneAndAddInTokenOrder) {
+  std::vector<float> losses = {1.5f, 100.0f, 2.0f};
+  std::vector<int32_t> targets = {0, -1, 3};
+  TensorView target_view = VectorView(reinterpret_cast<float*>(targets.data()), 3);
+  target_view.dtype = DType::kI32;
+  const LaneLoss lane = SumLaneLoss(VectorView(losses.data(), 3), target_view);
+  EXPECT_EQ(lane.sum, 3.5);
+  EXPECT_EQ(lane.tokens, 2);
+}
+
+TEST(LaneLosses, TreeOverLanesDoesNotDependOnTheRanksThatSentThem) {
+  std::vector<double> by_lane = {1e16, 1.0, -1e16, 3.0, 0.1, 0.2, 0.3, 7.0};
+  const double expected = kernels::TreeSumDouble(by_lane.data(), 8);
+  for (int64_t ranks = 1; ranks <= 8; ++ranks) {
+    const plan::LaneMap map = {.lanes = 8, .ranks = ranks};
+    std::vector<std::vector<double>> sums(
+        static_cast<size_t>(ranks), std::vector<double>(static_cast<size_t>(map.turns()), 99.0));
+    for (int64_t lane = 0; lane < 8; ++lane) {
+      sums[static_cast<size_t>(lane % ranks)][static_cast<size_t>(lane / ranks)] =
+          by_lane[static_cast<size_t>(lane)];
+    }
+    EXPECT_EQ(TreeOverLanes(map, sums), expected) << ranks;
+  }
+}
+
+}  // namespace
+}  // namespace ravel::optim

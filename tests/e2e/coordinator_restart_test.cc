@@ -25,8 +25,9 @@ TEST(CoordinatorRestartTest, JobGoesOnWithTheSameBits) {
                  .store = cluster.folder() + "/store",
                  .steps = 60,
                  .global_batch = 16,
-                 .sequence_length = 64,
-                 .hidden = 72};
+                 .sequence_length = 128,
+                 .hidden = 192,
+                 .intermediate = 500};
   ASSERT_EQ(cluster.Submit(job), absl::OkStatus());
   ASSERT_EQ(cluster.WaitForSuccess(job.name, seconds(60)), absl::OkStatus());
   const absl::StatusOr<std::vector<StepRow>> expected = cluster.Metrics(job.name);

@@ -42,10 +42,10 @@ class LostWorkerTest : public ::testing::Test {
             .sizes = {1, 2, 3},
             .steps = kSteps,
             .global_batch = 16,
-            .sequence_length = 64,
+            .sequence_length = 128,
             .save_every_steps = 4,
-            .hidden = 72,
-            .intermediate = 200};
+            .hidden = 192,
+            .intermediate = 500};
   }
 
   absl::StatusOr<std::vector<StepRow>> Train(const TinyJob& job) {

@@ -91,7 +91,7 @@ class Cluster:
     def checkpoints(self, name):
         """{step: directory} of the committed checkpoints."""
         listed = json.loads(self.ctl("checkpoints", "list", name, "-o", "json").stdout)
-        return {int(c["step"]): c["path"] for c in listed["checkpoints"] if c["state"] == "COMMITTED"}
+        return {int(c["step"]): c["path"] for c in listed["items"] if c["state"] == "COMMITTED"}
 
 
 def batch(job_file, step, binaries=None):

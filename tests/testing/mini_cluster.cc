@@ -149,7 +149,7 @@ absl::Status MiniCluster::WaitForReadyNodes(int count) {
     const RunResult result = Ctl({"nodes", "list", "-o", "json"});
     last = result.out + result.err;
     const absl::StatusOr<json::Value> parsed = json::Parse(result.out);
-    const json::Value* nodes = parsed.ok() ? parsed->Find("nodes") : nullptr;
+    const json::Value* nodes = parsed.ok() ? parsed->Find("items") : nullptr;
     if (nodes == nullptr || !nodes->is_array()) {
       return false;
     }
@@ -297,7 +297,7 @@ absl::StatusOr<std::vector<StepRow>> MiniCluster::Metrics(const std::string& job
 absl::StatusOr<std::map<int64_t, std::string>> MiniCluster::Checkpoints(
     const std::string& job) const {
   ASSIGN_OR_RETURN(const json::Value object, CtlJson({"checkpoints", "list", job, "-o", "json"}));
-  const json::Value* list = object.Find("checkpoints");
+  const json::Value* list = object.Find("items");
   std::map<int64_t, std::string> found;
   if (list != nullptr && list->is_array()) {
     for (const json::Value& checkpoint : list->AsArray()) {

@@ -28,7 +28,7 @@ absl::Status ListCheckpoints(const CheckpointListOptions& options, std::ostream&
 // a folder of steps, which means its newest good one.
 struct CheckpointShowOptions {
   std::string step;
-  std::string tensors;  // a glob ("*", "?") of tensors to list; empty: none
+  std::string tensors = {};  // a glob ("*", "?") of tensors to list; empty: none
   Format format = Format::kTable;
 };
 absl::Status ShowCheckpoint(const CheckpointShowOptions& options, std::ostream& out);

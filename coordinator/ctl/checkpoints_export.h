@@ -12,7 +12,7 @@ namespace ravel::ctl {
 struct CheckpointExportOptions {
   std::string step;
   std::string format = "huggingface";
-  std::string output;         // must not exist
+  std::string output = {};    // must not exist
   DType dtype = DType::kF32;  // kF32 or kBF16 (nearest even)
   int64_t max_file_bytes = 5'000'000'000;
 };

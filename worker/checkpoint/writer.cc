@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <map>
+#include <set>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -161,18 +162,18 @@ absl::StatusOr<ckpt::Seal> CheckpointWriter::Write(const SaveRequest& request) {
   seal.sequence = request.sequence;
   seal.save_plan_hash = plan_hash_;
   seal.blobs = request.blobs;
-  const std::string_view folders[] = {
-      ckpt::kModelFolder, ckpt::kOptimizerFolder, ckpt::kHuggingFaceFolder, ckpt::kSealsFolder};
-  for (const std::string_view folder : folders) {
-    RETURN_IF_ERROR(store::MakeDirectories(*store_, store::JoinPath(attempt, folder)));
-  }
+  RETURN_IF_ERROR(MakeFolders(attempt));
   for (const FileImage& image : images_) {
     RETURN_IF_ERROR(WriteImage(attempt, image, seal));
   }
   for (const HuggingFaceFile& file : options_.hugging_face_files) {
     RETURN_IF_ERROR(WriteSmallFile(attempt, file, seal));
   }
-  for (const std::string_view folder : folders) {
+  std::set<std::string> written;
+  for (const ckpt::FileRecord& file : seal.files) {
+    written.insert(file.path.substr(0, file.path.find('/')));
+  }
+  for (const std::string& folder : written) {
     RETURN_IF_ERROR(store_->SyncDirectory(store::JoinPath(attempt, folder)));
   }
   DigestImages(seal);
@@ -182,6 +183,16 @@ absl::StatusOr<ckpt::Seal> CheckpointWriter::Write(const SaveRequest& request) {
                                 ckpt::EncodeSeal(seal),
                                 "new"));
   return seal;
+}
+
+absl::Status CheckpointWriter::MakeFolders(const std::string& attempt) {
+  RETURN_IF_ERROR(store_->MakeDirectory(attempt));
+  for (const std::string_view folder :
+       {ckpt::kModelFolder, ckpt::kOptimizerFolder, ckpt::kHuggingFaceFolder, ckpt::kSealsFolder}) {
+    RETURN_IF_ERROR(store_->MakeDirectory(store::JoinPath(attempt, folder)));
+  }
+  RETURN_IF_ERROR(store_->SyncDirectory(attempt));
+  return store_->SyncDirectory("");
 }
 
 absl::Status CheckpointWriter::WriteImage(const std::string& attempt,

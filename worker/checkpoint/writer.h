@@ -79,6 +79,7 @@ class CheckpointWriter {
   };
   void Run();
   absl::StatusOr<ckpt::Seal> Write(const SaveRequest& request);
+  absl::Status MakeFolders(const std::string& attempt);
   absl::Status WriteImage(const std::string& attempt, const FileImage& image, ckpt::Seal& seal);
   absl::Status WriteSmallFile(const std::string& attempt,
                               const HuggingFaceFile& file,

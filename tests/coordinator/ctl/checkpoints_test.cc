@@ -1,0 +1,290 @@
+#include "coordinator/ctl/checkpoints.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/json.h"
+#include "common/store/file_store.h"
+#include "coordinator/ctl/checkpoints_export.h"
+#include "tests/testing/saved_state.h"
+#include "worker/checkpoint/hf_config.h"
+#include "worker/checkpoint/loader.h"
+
+namespace ravel::ctl {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+plan::ModelConfig TinyLlama(bool tied) {
+  plan::ModelConfig config;
+  config.vocab_size = 67;
+  config.hidden_size = 24;
+  config.intermediate_size = 40;
+  config.num_hidden_layers = 2;
+  config.num_attention_heads = 3;
+  config.num_key_value_heads = 1;
+  config.head_dim = 8;
+  config.max_position_embeddings = 64;
+  config.rms_norm_eps = 1e-5;
+  config.tie_word_embeddings = tied;
+  return config;
+}
+
+testing::SavedWorld LlamaWorld(bool tied) {
+  const plan::ModelConfig config = TinyLlama(tied);
+  const plan::ModelInventory inventory =
+      plan::BuildInventory(config, {.sequences = 1, .sequence_tokens = 8});
+  testing::SavedWorld saved = testing::MakeWorld(inventory, 3, 1);
+  saved.state = testing::PlainState(inventory, 20);
+  saved.config_json = checkpoint::HuggingFaceConfigJson(config);
+  return saved;
+}
+
+class CheckpointsTest : public ::testing::Test {
+ protected:
+  CheckpointsTest() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "ravel-ctl-XXXXXX").string();
+    directory_ = ::mkdtemp(pattern.data());
+    store_ = std::make_unique<store::FileStore>(directory_ + "/job");
+    EXPECT_TRUE(store_->MakeRoot().ok());
+    saved_ = LlamaWorld(false);
+    for (const int64_t step : {10, 20}) {
+      const auto committed =
+          testing::Save(*store_, saved_, {.step = step, .epoch = 1, .attempt = 1});
+      EXPECT_TRUE(committed.ok()) << committed.status();
+    }
+  }
+  ~CheckpointsTest() override {
+    std::error_code error;
+    std::filesystem::remove_all(directory_, error);
+  }
+  CheckpointsTest(const CheckpointsTest&) = delete;
+  CheckpointsTest& operator=(const CheckpointsTest&) = delete;
+
+  std::string Job() const { return directory_ + "/job"; }
+  std::string Step() const { return Job() + "/step-0000000020"; }
+  void Flip(const std::string& file, int64_t byte) const {
+    std::fstream stream(Step() + "/" + file, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekg(byte);
+    const int value = stream.get();
+    stream.seekp(byte);
+    stream.put(static_cast<char>(value ^ 4));
+  }
+
+  std::string directory_;
+  std::unique_ptr<store::FileStore> store_;
+  testing::SavedWorld saved_;
+  std::ostringstream out_;
+};
+
+TEST_F(CheckpointsTest, ListShowsStepsAndWhatIsNotOne) {
+  ASSERT_TRUE(testing::WriteAllRanks(*store_, saved_, {.step = 30, .epoch = 2, .attempt = 1}).ok());
+  ASSERT_TRUE(coordinator::MarkBad(*store_, 10, "model/x: tensor y, block 1").ok());
+  std::filesystem::create_directory(Job() + "/step-0000000005");
+  const int64_t now_ms = 1'700'000'000'000 + 90'000;
+  ASSERT_TRUE(ListCheckpoints({.folder = "file://" + Job(), .now_ms = now_ms}, out_).ok());
+  EXPECT_THAT(out_.str(), HasSubstr("STEP"));
+  EXPECT_THAT(out_.str(), HasSubstr("20    1m30s"));
+  EXPECT_THAT(out_.str(), HasSubstr("shard 3  ok\n10"));
+  EXPECT_THAT(out_.str(), HasSubstr("BAD\nstep-0000000010: model/x: tensor y, block 1\n"));
+  EXPECT_THAT(out_.str(), HasSubstr("step-0000000005: DAMAGED: COMMIT is missing\n"));
+  EXPECT_THAT(out_.str(), HasSubstr("step-0000000030.e2.a1.tmp: unfinished save\n"));
+}
+
+TEST_F(CheckpointsTest, ListAsJson) {
+  ASSERT_TRUE(ListCheckpoints({.folder = Job(), .format = Format::kJson}, out_).ok());
+  const auto document = json::Parse(out_.str());
+  ASSERT_TRUE(document.ok()) << document.status();
+  const json::Array& items = document->Find("items")->AsArray();
+  ASSERT_EQ(items.size(), 2u);
+  EXPECT_EQ(items[0].Find("step")->AsInt(), 20);
+  EXPECT_EQ(items[0].Find("path")->AsString(), Step());
+  EXPECT_FALSE(items[0].Find("bad")->AsBool());
+  EXPECT_TRUE(document->Find("unfinished")->AsArray().empty());
+}
+
+TEST_F(CheckpointsTest, ShowDescribesAStep) {
+  ASSERT_TRUE(ShowCheckpoint({.step = Step(), .tensors = "model.layers.1.*norm*"}, out_).ok());
+  EXPECT_THAT(out_.str(), HasSubstr("step          20\n"));
+  EXPECT_THAT(out_.str(), HasSubstr("job           job-1\n"));
+  EXPECT_THAT(out_.str(), HasSubstr("state digest  "));
+  EXPECT_THAT(out_.str(), HasSubstr("model.layers.1.input_layernorm.weight"));
+  EXPECT_THAT(out_.str(), Not(HasSubstr("model.layers.0.input_layernorm.weight")));
+}
+
+TEST_F(CheckpointsTest, ShowAsJsonListsTensorsOfTheGlob) {
+  ASSERT_TRUE(
+      ShowCheckpoint({.step = Job(), .tensors = "model.norm.weight", .format = Format::kJson}, out_)
+          .ok());
+  const auto document = json::Parse(out_.str());
+  ASSERT_TRUE(document.ok());
+  EXPECT_EQ(document->Find("step")->AsInt(), 20) << "a folder means its newest good step";
+  ASSERT_EQ(document->Find("tensors")->AsArray().size(), 1u);
+  EXPECT_EQ(document->Find("tensors")->AsArray()[0].Find("dtype")->AsString(), "F32");
+}
+
+TEST_F(CheckpointsTest, VerifyAcceptsAWholeStep) {
+  for (const auto depth : {store::VerifyDepth::kQuick, store::VerifyDepth::kDeep}) {
+    EXPECT_TRUE(VerifyCheckpoint({.step = Step(), .depth = depth}, out_).ok());
+  }
+  EXPECT_THAT(out_.str(), HasSubstr(": ok (deep): "));
+}
+
+TEST_F(CheckpointsTest, VerifyNamesFileTensorAndBlock) {
+  const std::string file = "model/shard-00001-model-00001-of-00001.safetensors";
+  Flip(file, 20000);
+  EXPECT_TRUE(VerifyCheckpoint({.step = Step(), .depth = store::VerifyDepth::kQuick}, out_).ok());
+  const absl::Status status = VerifyCheckpoint({.step = Step()}, out_);
+  EXPECT_TRUE(absl::IsDataLoss(status));
+  EXPECT_THAT(out_.str(), HasSubstr("BAD   " + file + ": tensor "));
+  EXPECT_THAT(out_.str(), HasSubstr(", block 0: crc32c "));
+  EXPECT_THAT(out_.str(), HasSubstr("NOT WHOLE (deep)"));
+}
+
+TEST_F(CheckpointsTest, VerifyAsJsonNamesTheProblem) {
+  std::filesystem::remove(Step() + "/hf/config.json");
+  EXPECT_FALSE(VerifyCheckpoint({.step = Step(), .format = Format::kJson}, out_).ok());
+  const auto document = json::Parse(out_.str());
+  ASSERT_TRUE(document.ok());
+  EXPECT_FALSE(document->Find("ok")->AsBool());
+  const json::Value& problem = document->Find("problems")->AsArray().front();
+  EXPECT_EQ(problem.Find("file")->AsString(), "hf/config.json");
+  EXPECT_EQ(problem.Find("what")->AsString(), "missing");
+}
+
+TEST_F(CheckpointsTest, WhatIsNotThereSaysSo) {
+  EXPECT_TRUE(absl::IsNotFound(ShowCheckpoint({.step = Job() + "/step-0000000099"}, out_)));
+  EXPECT_TRUE(absl::IsNotFound(ListCheckpoints({.folder = directory_ + "/absent"}, out_)));
+  EXPECT_TRUE(absl::IsNotFound(VerifyCheckpoint({.step = directory_}, out_)));
+  EXPECT_TRUE(absl::IsInvalidArgument(ShowCheckpoint({.step = "s3://bucket/x"}, out_)));
+}
+
+TEST_F(CheckpointsTest, ExportIsTheModelThatWasSaved) {
+  const std::string output = directory_ + "/export";
+  const absl::Status status = ExportCheckpoint({.step = Step(), .output = output}, out_);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(std::filesystem::exists(output + "/config.json"));
+  EXPECT_FALSE(std::filesystem::exists(output + ".part"));
+  auto loader = checkpoint::HuggingFaceLoader::Open(output, &saved_.world.inventory);
+  ASSERT_TRUE(loader.ok()) << loader.status();
+  for (size_t t = 0; t < saved_.world.inventory.tensors.size(); ++t) {
+    const std::vector<float>& expected = saved_.state.values[0][t];
+    std::vector<float> values(expected.size());
+    const std::vector<plan::OwnedPiece> whole = {{.tensor = static_cast<int>(t),
+                                                  .begin = 0,
+                                                  .end = static_cast<int64_t>(values.size()),
+                                                  .shard_offset = 0}};
+    ASSERT_TRUE(loader->ReadPieces(whole, values).ok());
+    EXPECT_EQ(values, expected) << saved_.world.inventory.tensors[t].name;
+  }
+}
+
+TEST_F(CheckpointsTest, Bf16ExportInSeveralFilesHasAnIndexAndItsDType) {
+  const std::string output = directory_ + "/export";
+  const absl::Status status = ExportCheckpoint(
+      {.step = Step(), .output = output, .dtype = DType::kBF16, .max_file_bytes = 8000}, out_);
+  ASSERT_TRUE(status.ok()) << status;
+  std::stringstream config;
+  config << std::ifstream(output + "/config.json").rdbuf();
+  EXPECT_THAT(config.str(), HasSubstr("\"torch_dtype\": \"bfloat16\""));
+  EXPECT_THAT(config.str(), HasSubstr("\"dtype\": \"bfloat16\""));
+  EXPECT_TRUE(std::filesystem::exists(output + "/model.safetensors.index.json"));
+  EXPECT_FALSE(std::filesystem::exists(output + "/model.safetensors"));
+  auto loader = checkpoint::HuggingFaceLoader::Open(output, &saved_.world.inventory);
+  ASSERT_TRUE(loader.ok()) << loader.status();
+  std::vector<float> values(saved_.state.values[0][0].size());
+  const std::vector<plan::OwnedPiece> whole = {
+      {.tensor = 0, .begin = 0, .end = static_cast<int64_t>(values.size())}};
+  ASSERT_TRUE(loader->ReadPieces(whole, values).ok());
+  for (size_t i = 0; i < values.size(); ++i) {
+    EXPECT_EQ(values[i], Bf16ToFloat(FloatToBf16(saved_.state.values[0][0][i])));
+  }
+}
+
+TEST_F(CheckpointsTest, ExportNeverOverwrites) {
+  const std::string output = directory_ + "/export";
+  std::filesystem::create_directory(output);
+  EXPECT_TRUE(absl::IsAlreadyExists(ExportCheckpoint({.step = Step(), .output = output}, out_)));
+  EXPECT_TRUE(std::filesystem::is_empty(output));
+  std::filesystem::remove(output);
+  std::filesystem::create_directory(output + ".part");
+  EXPECT_TRUE(absl::IsAlreadyExists(ExportCheckpoint({.step = Step(), .output = output}, out_)));
+}
+
+TEST_F(CheckpointsTest, ExportOfADamagedStepLeavesNothing) {
+  Flip("model/shard-00001-model-00001-of-00001.safetensors", 20000);
+  const std::string output = directory_ + "/export";
+  const absl::Status status = ExportCheckpoint({.step = Step(), .output = output}, out_);
+  EXPECT_TRUE(absl::IsDataLoss(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("block 0"));
+  EXPECT_FALSE(std::filesystem::exists(output));
+  EXPECT_FALSE(std::filesystem::exists(output + ".part"));
+}
+
+TEST_F(CheckpointsTest, ExportRefusesAConfigOfAnotherModel) {
+  testing::SavedWorld other = LlamaWorld(true);
+  other.config_json = saved_.config_json;  // untied: wants lm_head.weight
+  ASSERT_TRUE(testing::Save(*store_, other, {.step = 40, .epoch = 1, .attempt = 1}).ok());
+  const absl::Status status = ExportCheckpoint(
+      {.step = Job() + "/step-0000000040", .output = directory_ + "/export"}, out_);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("hf/config.json: describes"));
+}
+
+TEST_F(CheckpointsTest, ExportOptionsAreChecked) {
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      ExportCheckpoint({.step = Step(), .format = "gguf", .output = "/x"}, out_)));
+  EXPECT_TRUE(absl::IsInvalidArgument(ExportCheckpoint({.step = Step(), .output = ""}, out_)));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      ExportCheckpoint({.step = Step(), .output = "/x", .dtype = DType::kF16}, out_)));
+  EXPECT_TRUE(absl::IsNotFound(
+      ExportCheckpoint({.step = Step(), .output = directory_ + "/no/export"}, out_)));
+}
+
+TEST(GlobTest, MatchesLikeAShell) {
+  EXPECT_TRUE(MatchesGlob("*", ""));
+  EXPECT_TRUE(MatchesGlob("a*c", "abc"));
+  EXPECT_TRUE(MatchesGlob("*.weight", "model.norm.weight"));
+  EXPECT_TRUE(MatchesGlob("a*b*c", "aXbYbZc"));
+  EXPECT_TRUE(MatchesGlob("a?c", "abc"));
+  EXPECT_FALSE(MatchesGlob("a?c", "ac"));
+  EXPECT_FALSE(MatchesGlob("a*c", "abcd"));
+  EXPECT_FALSE(MatchesGlob("", "a"));
+}
+
+// For tests/interop/checkpoint_readers.py: steps of two small models for other programs to read.
+TEST(InteropTest, WritesStepsWhereItIsAsked) {
+  const char* root = std::getenv("RAVEL_INTEROP_STORE");
+  if (root == nullptr) {
+    GTEST_SKIP() << "RAVEL_INTEROP_STORE is not set";
+  }
+  for (const bool tied : {false, true}) {
+    store::FileStore store(std::string(root) + (tied ? "/tied" : "/untied"));
+    ASSERT_TRUE(store.MakeRoot().ok());
+    const auto committed =
+        testing::Save(store, LlamaWorld(tied), {.step = 20, .epoch = 1, .attempt = 1});
+    ASSERT_TRUE(committed.ok()) << committed.status();
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      CheckpointExportOptions options = {.step = store.Locate(committed->directory),
+                                         .dtype = dtype};
+      options.output = store.Locate(dtype == DType::kF32 ? "export-f32" : "export-bf16");
+      options.max_file_bytes = dtype == DType::kF32 ? options.max_file_bytes : 8000;
+      const absl::Status status = ExportCheckpoint(options, std::cout);
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ravel::ctl

@@ -165,7 +165,7 @@ class DaemonLink::Connection : public std::enable_shared_from_this<Connection> {
 
   absl::Status Send(const v1::TrainerDown& frame) {
     ASSIGN_OR_RETURN(std::string text, Encode(frame));
-    if (!open_) {
+    if (!open_ || !writable_) {
       return absl::UnavailableError("the trainer is gone");
     }
     if (queued_bytes_ + text.size() > kMaxQueuedBytes) {
@@ -186,7 +186,10 @@ class DaemonLink::Connection : public std::enable_shared_from_this<Connection> {
                       asio::buffer(queue_.front()),
                       [self = shared_from_this()](boost::system::error_code error, size_t) {
                         if (error) {
-                          self->Stop(self->StatusOf(error));
+                          // It reads no more, but what it said last may still be unread here:
+                          // reading ends the connection.
+                          self->writable_ = false;
+                          self->queue_.clear();
                           return;
                         }
                         self->queued_bytes_ -= self->queue_.front().size();
@@ -263,6 +266,7 @@ class DaemonLink::Connection : public std::enable_shared_from_this<Connection> {
   asio::local::stream_protocol::socket socket_;
   Callbacks callbacks_;
   bool open_ = true;
+  bool writable_ = true;
   std::array<uint8_t, kPrefixBytes> prefix_ = {};
   std::string body_;
   std::deque<std::string> queue_;

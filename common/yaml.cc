@@ -125,7 +125,7 @@ class TreeBuilder : public YAML::EventHandler {
   };
 
   void CheckTag(const YAML::Mark& mark, const std::string& tag) {
-    if (!tag.empty() && tag != "?" && tag != "!" && tag.rfind("tag:yaml.org,2002:", 0) != 0) {
+    if (!tag.empty() && tag != "?" && tag != "!") {
       Refuse(mark, absl::StrCat("tags are not allowed: ", tag));
     }
   }

@@ -17,22 +17,22 @@ absl::StatusOr<WaitCondition> ParseWaitCondition(const std::string& text);
 bool Holds(const WaitCondition& condition, const JobView& job);
 
 struct WaitOptions {
-  std::string job;
+  std::string job = {};
   std::string condition = "done";
-  std::string timeout;  // a duration; "": none
-  bool follow = false;  // show progress
+  std::string timeout = {};  // a duration; "": none
+  bool follow = false;       // show progress
 };
 int RunWait(const CommonOptions& common, const WaitOptions& options);
 
 struct CancelOptions {
-  std::string job;
-  std::string reason;
+  std::string job = {};
+  std::string reason = {};
   bool wait = false;
 };
 int RunCancel(const CommonOptions& common, const CancelOptions& options);
 
 struct CheckpointOptions {
-  std::string job;
+  std::string job = {};
   bool wait = false;
   std::string timeout = "10m";
 };

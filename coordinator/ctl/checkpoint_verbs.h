@@ -7,11 +7,11 @@
 namespace ravel::ctl {
 
 struct CheckpointVerbOptions {
-  std::string target;  // a job's name, or a path (one with a '/', or "." or "file://...")
-  std::string tensors;
+  std::string target = {};  // a job's name, or a path (one with a '/', or "." or "file://...")
+  std::string tensors = {};
   bool quick = false;
   std::string format = "huggingface";
-  std::string output;
+  std::string output = {};
   std::string dtype = "f32";
 };
 

@@ -196,6 +196,12 @@ int RunGenerate(const CommonOptions& common, const GenerateOptions& options) {
   if (!encoded.ok()) {
     return Report(encoded);
   }
+  if (request.tokens.empty()) {
+    if (request.stop_token < 0) {
+      return ReportUsage("--prompt: expected text, got nothing");
+    }
+    request.tokens.push_back(request.stop_token);  // what a new document begins after
+  }
   const absl::StatusOr<std::string> trainer = SiblingBinary("ravel-trainer");
   if (!trainer.ok()) {
     return Report(trainer.status());

@@ -10,8 +10,8 @@ namespace ravel::ctl {
 
 struct ListOptions {
   bool all_namespaces = false;
-  std::string selector;  // key=value,...
-  std::string state;     // of v1::JobState, any case; "": all
+  std::string selector = {};  // key=value,...
+  std::string state = {};     // of v1::JobState, any case; "": all
 };
 int RunList(const CommonOptions& common, const ListOptions& options);
 int RunGet(const CommonOptions& common, const std::string& job);
@@ -20,17 +20,17 @@ int RunDescribe(const CommonOptions& common, const std::string& job);
 int RunEvents(const CommonOptions& common, const std::string& job, bool follow);
 
 struct LogsOptions {
-  std::string job;
+  std::string job = {};
   int64_t rank = -1;
   int64_t attempt = 0;
-  std::string node;
-  std::string grep;  // only lines with this text
+  std::string node = {};
+  std::string grep = {};  // only lines with this text
   bool follow = false;
 };
 int RunLogs(const CommonOptions& common, const LogsOptions& options);
 
 struct MetricsOptions {
-  std::string job;
+  std::string job = {};
   bool all = false;
   bool follow = false;
 };

@@ -1,0 +1,303 @@
+// Verbs against a coordinator of our own: what is printed, and the exit codes.
+
+#include "coordinator/ctl/jobs_client.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include <gtest/gtest.h>
+
+#include "coordinator/ctl/change_verbs.h"
+#include "coordinator/ctl/checkpoint_verbs.h"
+#include "coordinator/ctl/exit_code.h"
+#include "coordinator/ctl/job_verbs.h"
+#include "coordinator/ctl/look_verbs.h"
+#include "tests/coordinator/ctl/fake_jobs_service.h"
+
+namespace ravel::ctl {
+namespace {
+
+constexpr char kJobFile[] = R"(apiVersion: ravel/v1
+kind: TrainingJob
+metadata: {name: demo}
+spec:
+  model: {config: {vocabSize: 257, hiddenSize: 64, intermediateSize: 128, numHiddenLayers: 2, numAttentionHeads: 4}}
+  data: {train: [{path: /data/train}], sequenceLength: 32}
+  training: {steps: 100, globalBatch: 8, optimizer: {lr: 3e-4}}
+  devices: {kind: cpu, count: 2}
+  checkpoint: {store: /data/checkpoints}
+)";
+
+v1::Job MakeJob(v1::JobState state, int64_t step) {
+  v1::Job job;
+  job.set_uid("uid-1");
+  job.mutable_metadata()->set_name("demo");
+  job.mutable_metadata()->set_namespace_("default");
+  job.set_state(state);
+  job.set_step(step);
+  job.set_total_steps(100);
+  job.set_loss(2.5);
+  job.set_first_loss(5.5);
+  job.set_tokens_per_second(7900);
+  job.set_world_size(2);
+  job.set_epoch(3);
+  job.set_committed_step(-1);
+  job.set_eta_seconds(-1);
+  return job;
+}
+
+struct Ran {
+  int exit_code = 0;
+  std::string out;
+  std::string err;
+};
+
+class VerbTest : public ::testing::Test {
+ protected:
+  VerbTest() {
+    common_.coordinator = service_.address();
+    std::string pattern = ::testing::TempDir() + "verbs_XXXXXX";
+    folder_ = mkdtemp(pattern.data());
+    file_ = folder_ + "/job.yaml";
+    std::ofstream(file_) << kJobFile;
+  }
+  ~VerbTest() override { std::filesystem::remove_all(folder_); }
+
+  template <typename Verb>
+  Ran Run(const Verb& verb) {
+    ::testing::internal::CaptureStdout();
+    ::testing::internal::CaptureStderr();
+    Ran ran;
+    ran.exit_code = verb();
+    ran.out = ::testing::internal::GetCapturedStdout();
+    ran.err = ::testing::internal::GetCapturedStderr();
+    return ran;
+  }
+  Ran Wait(const std::string& condition, const std::string& timeout = "") {
+    return Run([&] {
+      return RunWait(common_, {.job = "demo", .condition = condition, .timeout = timeout});
+    });
+  }
+
+  ravel::testing::FakeJobsService service_;
+  CommonOptions common_;
+  std::string folder_;
+  std::string file_;
+};
+
+TEST_F(VerbTest, SubmitPrintsTheNameOnStdout) {
+  const Ran ran = Run([&] { return RunSubmit(common_, {.file = file_}); });
+  EXPECT_EQ(ran.exit_code, kExitOk) << ran.err;
+  EXPECT_EQ(ran.out, "job default/demo submitted\n");
+}
+
+TEST_F(VerbTest, SubmitRetriesUnavailableWithTheSameRequestId) {
+  service_.unavailable_calls = 2;
+  const Ran ran = Run([&] { return RunSubmit(common_, {.file = file_}); });
+  EXPECT_EQ(ran.exit_code, kExitOk) << ran.err;
+  ASSERT_EQ(service_.request_ids.size(), 3u);
+  EXPECT_EQ(service_.request_ids[0].size(), 36u);
+  EXPECT_EQ(service_.request_ids[0], service_.request_ids[2]);
+}
+
+TEST_F(VerbTest, RefusalsNameTheLinesOfTheFile) {
+  service_.failure = {grpc::StatusCode::INVALID_ARGUMENT, "job refused"};
+  v1::Violation& violation = *service_.detail.add_violations();
+  violation.set_path("spec.data.train[0].path");
+  violation.set_expected("a token file");
+  violation.set_got("nothing there");
+  const Ran ran = Run([&] { return RunSubmit(common_, {.file = file_}); });
+  EXPECT_EQ(ran.exit_code, kExitUsage);
+  EXPECT_EQ(ran.out, "");
+  EXPECT_NE(ran.err.find(
+                "job.yaml:6:19: spec.data.train[0].path: expected a token file, got nothing there"),
+            std::string::npos)
+      << ran.err;
+}
+
+TEST_F(VerbTest, AnInvalidFileIsNeverSent) {
+  std::ofstream(file_) << "apiVersion: ravel/v1\nkind: Job\n";
+  const Ran ran = Run([&] { return RunSubmit(common_, {.file = file_}); });
+  EXPECT_EQ(ran.exit_code, kExitUsage);
+  EXPECT_TRUE(service_.request_ids.empty());
+  EXPECT_NE(ran.err.find(":2:1: kind: expected TrainingJob, got 'Job'"), std::string::npos)
+      << ran.err;
+  EXPECT_EQ(Run([&] { return RunSubmit(common_, {.file = folder_ + "/none"}); }).exit_code,
+            kExitNotFound);
+}
+
+TEST_F(VerbTest, FollowEndsWithTheJob) {
+  service_.states = {MakeJob(v1::RUNNING, 10), MakeJob(v1::SUCCEEDED, 100)};
+  service_.events.emplace_back();
+  service_.events[0].set_type("Started");
+  const Ran ran = Run([&] { return RunSubmit(common_, {.file = file_, .follow = true}); });
+  EXPECT_EQ(ran.exit_code, kExitOk);
+  EXPECT_NE(ran.err.find("job default/demo succeeded: 100 steps, loss 5.5 -> 2.5"),
+            std::string::npos)
+      << ran.err;
+  EXPECT_NE(ran.err.find("step 10/100"), std::string::npos) << ran.err;
+}
+
+TEST_F(VerbTest, ExitCodesTellHowTheJobEnded) {
+  v1::Job failed = MakeJob(v1::FAILED, 50);
+  failed.set_failure_class("User");
+  service_.states = {failed};
+  EXPECT_EQ(Wait("done").exit_code, kExitJobFailedUser);
+  service_.states[0].set_failure_class("Infrastructure");
+  EXPECT_EQ(Wait("done").exit_code, kExitJobFailedInfrastructure);
+  service_.states = {MakeJob(v1::CANCELLED, 50)};
+  EXPECT_EQ(Wait("done").exit_code, kExitCancelled);
+  service_.states = {MakeJob(v1::SUCCEEDED, 100)};
+  EXPECT_EQ(Wait("done").exit_code, kExitOk);
+}
+
+TEST_F(VerbTest, WaitHoldsForItsCondition) {
+  service_.states = {MakeJob(v1::QUEUED, 0), MakeJob(v1::RUNNING, 0), MakeJob(v1::RUNNING, 20)};
+  service_.hang_watch = true;
+  EXPECT_EQ(Wait("running").exit_code, kExitOk);
+  EXPECT_EQ(Wait("step=20").exit_code, kExitOk);
+  const Ran late = Wait("step=21", "200ms");
+  EXPECT_EQ(late.exit_code, kExitTimeout);
+  EXPECT_NE(late.err.find("did not reach step=21 within 200ms"), std::string::npos) << late.err;
+  EXPECT_EQ(Wait("checkpoint", "200ms").exit_code, kExitTimeout);
+  service_.states.back().set_committed_step(20);
+  EXPECT_EQ(Wait("checkpoint").exit_code, kExitOk);
+  EXPECT_EQ(Wait("checkpoint=30", "200ms").exit_code, kExitTimeout);
+  for (const char* bad : {"soon", "step", "step=x", "step=-1", "done=1", "running=2"}) {
+    EXPECT_EQ(Wait(bad).exit_code, kExitUsage) << bad;
+  }
+  EXPECT_EQ(Wait("done", "later").exit_code, kExitUsage);
+}
+
+TEST_F(VerbTest, AJobThatEndsBeforeTheConditionIsAConflictOrItsFailure) {
+  service_.states = {MakeJob(v1::SUCCEEDED, 100)};
+  EXPECT_EQ(Wait("step=200").exit_code, kExitConflict);
+}
+
+TEST_F(VerbTest, StatusCodesBecomeExitCodes) {
+  service_.states = {MakeJob(v1::RUNNING, 1)};
+  const std::pair<grpc::StatusCode, int> kCases[] = {
+      {grpc::StatusCode::NOT_FOUND, kExitNotFound},
+      {grpc::StatusCode::FAILED_PRECONDITION, kExitConflict},
+      {grpc::StatusCode::ALREADY_EXISTS, kExitConflict},
+      {grpc::StatusCode::ABORTED, kExitConflict},
+      {grpc::StatusCode::PERMISSION_DENIED, kExitNotAllowed},
+      {grpc::StatusCode::UNAUTHENTICATED, kExitNotAllowed},
+      {grpc::StatusCode::UNAVAILABLE, kExitUnreachable},
+      {grpc::StatusCode::INTERNAL, kExitGeneric}};
+  for (const auto& [code, exit_code] : kCases) {
+    service_.failure = {code, "no job demo"};
+    const Ran ran = Run([&] { return RunGet(common_, "demo"); });
+    EXPECT_EQ(ran.exit_code, exit_code) << code;
+    EXPECT_NE(ran.err.find("no job demo"), std::string::npos);
+    EXPECT_EQ(ran.out, "");
+  }
+}
+
+TEST_F(VerbTest, AnAbsentCoordinatorIsNamed) {
+  common_.coordinator = "127.0.0.1:1";
+  const Ran ran = Run([&] { return RunList(common_, {}); });
+  EXPECT_EQ(ran.exit_code, kExitUnreachable);
+  EXPECT_NE(ran.err.find("coordinator 127.0.0.1:1 cannot be reached"), std::string::npos)
+      << ran.err;
+  for (const char* bad : {"nonsense", "10.0.0.1:7070", ":7070", "example.com:7070", "127.0.0.1:"}) {
+    common_.coordinator = bad;
+    EXPECT_EQ(Run([&] { return RunList(common_, {}); }).exit_code, kExitUsage) << bad;
+  }
+}
+
+TEST_F(VerbTest, MetricsAreOneObjectAStepWithTheLossBits) {
+  v1::StepRecord record;
+  record.set_step(1);
+  record.set_loss(5.5451775f);
+  record.set_grad_norm(0.1);
+  record.set_lr(3e-4);
+  record.set_tokens(256);
+  record.set_tokens_per_second(1000.5);
+  record.set_step_seconds(0.25);
+  record.set_world_size(2);
+  record.set_epoch(1);
+  record.set_attempt(1);
+  service_.metrics = {record};
+  common_.format = Format::kJsonl;
+  const Ran ran = Run([&] { return RunMetrics(common_, {.job = "demo"}); });
+  EXPECT_EQ(ran.exit_code, kExitOk);
+  EXPECT_EQ(
+      ran.out,
+      "{\"step\":1,\"loss\":5.5451775,\"loss_bits\":\"40b17218\",\"grad_norm\":0.1,\"lr\":3e-04,"
+      "\"tokens\":256,\"tokens_per_second\":1000.5,\"step_seconds\":0.25,\"world_size\":2,"
+      "\"epoch\":1,"
+      "\"attempt\":1}\n");
+}
+
+TEST_F(VerbTest, ListsHaveATableNamesAndDocuments) {
+  service_.states = {MakeJob(v1::RUNNING, 20), MakeJob(v1::SUCCEEDED, 100)};
+  Ran ran = Run([&] { return RunList(common_, {.state = "running"}); });
+  EXPECT_EQ(ran.out,
+            "NAME  STATE    STEP    LOSS  TOK/S  WORKERS  EPOCH  CHECKPOINT  AGE\n"
+            "demo  RUNNING  20/100  2.5   7.9k   2        3      -           -\n");
+  common_.format = Format::kName;
+  EXPECT_EQ(Run([&] { return RunList(common_, {}); }).out, "demo\ndemo\n");
+  common_.format = Format::kJson;
+  const absl::StatusOr<json::Value> document =
+      json::Parse(Run([&] { return RunList(common_, {}); }).out);
+  ASSERT_TRUE(document.ok());
+  EXPECT_EQ(document->Find("schemaVersion")->AsString(), "ravel/v1");
+  EXPECT_EQ(document->Find("items")->AsArray()[1].Find("state")->AsString(), "SUCCEEDED");
+}
+
+TEST_F(VerbTest, LogsAreFilteredByRankNodeAndText) {
+  for (int rank = 0; rank < 2; ++rank) {
+    v1::LogLine line;
+    line.set_rank(rank);
+    line.set_attempt(1);
+    line.set_node(rank == 0 ? "w0" : "w1");
+    line.set_text("line of rank " + std::to_string(rank));
+    service_.logs.push_back(line);
+  }
+  EXPECT_EQ(Run([&] { return RunLogs(common_, {.job = "demo"}); }).out,
+            "[1.0] line of rank 0\n[1.1] line of rank 1\n");
+  EXPECT_EQ(Run([&] { return RunLogs(common_, {.job = "demo", .rank = 1}); }).out,
+            "[1.1] line of rank 1\n");
+  EXPECT_EQ(Run([&] { return RunLogs(common_, {.job = "demo", .node = "w0"}); }).out,
+            "[1.0] line of rank 0\n");
+  EXPECT_EQ(Run([&] { return RunLogs(common_, {.job = "demo", .grep = "rank 1"}); }).out,
+            "[1.1] line of rank 1\n");
+}
+
+TEST_F(VerbTest, CheckpointWaitsForItsCommit) {
+  v1::Operation operation;
+  operation.set_id("op");
+  operation.set_state(v1::Operation::ACCEPTED);
+  service_.operations = {operation, operation};
+  service_.operations[1].set_state(v1::Operation::COMMITTED);
+  service_.operations[1].set_step(40);
+  const Ran ran = Run([&] { return RunCheckpoint(common_, {.job = "demo", .wait = true}); });
+  EXPECT_EQ(ran.exit_code, kExitOk);
+  EXPECT_EQ(ran.out, "checkpoint of step 40: COMMITTED\n");
+  service_.operations[1].set_state(v1::Operation::OPERATION_FAILED);
+  service_.operations[1].set_reason("disk full");
+  const Ran failed = Run([&] { return RunCheckpoint(common_, {.job = "demo", .wait = true}); });
+  EXPECT_EQ(failed.exit_code, kExitGeneric);
+  EXPECT_NE(failed.out.find("disk full"), std::string::npos);
+}
+
+TEST_F(VerbTest, CheckpointsOfAJobComeFromTheCoordinator) {
+  v1::Checkpoint checkpoint;
+  checkpoint.set_step(20);
+  checkpoint.set_path("/store/step-20");
+  checkpoint.set_state("COMMITTED");
+  service_.checkpoints = {checkpoint};
+  common_.format = Format::kName;
+  EXPECT_EQ(Run([&] { return RunCheckpointsList(common_, {.target = "demo"}); }).out,
+            "/store/step-20\n");
+}
+
+TEST_F(VerbTest, PlanNeedsNoCoordinator) {
+  common_.coordinator = "127.0.0.1:1";
+  const Ran bad = Run([&] { return RunPlan(common_, {.file = file_, .devices = "x"}); });
+  EXPECT_EQ(bad.exit_code, kExitUsage);
+}
+
+}  // namespace
+}  // namespace ravel::ctl

@@ -51,6 +51,7 @@ struct FleetClient::Timers {
 FleetClient::FleetClient(asio::io_context& context, std::string address, Callbacks callbacks)
     : context_(context),
       address_(std::move(address)),
+      channel_(FleetChannel::Create(address_)),
       callbacks_(std::move(callbacks)),
       timers_(std::make_unique<Timers>(context)) {}
 
@@ -72,17 +73,16 @@ void FleetClient::Connect() {
   };
   welcomed_ = false;
   heard_ = steady_clock::now();
-  stream_ = FleetStream::Open(address_,
-                              {.received =
-                                   [this, to_own_thread](v1::Down down) {
-                                     to_own_thread([this, down = std::move(down)]() mutable {
-                                       OnReceived(std::move(down));
-                                     });
-                                   },
-                               .closed =
-                                   [this, to_own_thread](absl::Status status) {
-                                     to_own_thread([this, status] { OnClosed(status); });
-                                   }});
+  stream_ = channel_->Open({.received =
+                                [this, to_own_thread](v1::Down down) {
+                                  to_own_thread([this, down = std::move(down)]() mutable {
+                                    OnReceived(std::move(down));
+                                  });
+                                },
+                            .closed =
+                                [this, to_own_thread](absl::Status status) {
+                                  to_own_thread([this, status] { OnClosed(status); });
+                                }});
   v1::Up up;
   *up.mutable_hello() = callbacks_.hello();
   up.mutable_hello()->set_cluster_id(cluster_id_);

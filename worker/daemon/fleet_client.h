@@ -82,6 +82,7 @@ class FleetClient {
 
   boost::asio::io_context& context_;
   const std::string address_;
+  const std::unique_ptr<FleetChannel> channel_;
   Callbacks callbacks_;
   std::unique_ptr<Timers> timers_;
   std::unique_ptr<FleetStream> stream_;

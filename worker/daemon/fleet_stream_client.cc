@@ -23,6 +23,8 @@ constexpr size_t kMaxPlanBytes = size_t{64} << 20;
 constexpr int kMaxMessageBytes = 64 << 20;
 constexpr std::chrono::seconds kPlanDeadline{60};
 constexpr int kKeepaliveMs = 20000;
+// Between attempts of the channel; how often a daemon tries is its own policy.
+constexpr int kReconnectMs = 200;
 
 absl::Status FromGrpc(const grpc::Status& status) {
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
@@ -203,18 +205,9 @@ class PlanReactor final : public grpc::ClientReadReactor<v1::PlanChunk> {
 
 class GrpcFleetStream final : public FleetStream {
  public:
-  GrpcFleetStream(const std::string& address, Callbacks callbacks) {
-    grpc::ChannelArguments arguments;
-    arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
-    arguments.SetMaxSendMessageSize(kMaxMessageBytes);
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL,
-                     1);  // no back-off inherited from an earlier channel
-    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
-    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs);
-    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-    stub_ = v1::Fleet::NewStub(
-        grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
-    reactor_ = std::make_shared<StreamReactor>(std::move(callbacks));
+  GrpcFleetStream(const std::shared_ptr<grpc::Channel>& channel, Callbacks callbacks)
+      : stub_(v1::Fleet::NewStub(channel)),
+        reactor_(std::make_shared<StreamReactor>(std::move(callbacks))) {
     reactor_->Start(*stub_);
   }
   ~GrpcFleetStream() override {
@@ -239,10 +232,34 @@ class GrpcFleetStream final : public FleetStream {
   std::shared_ptr<PlanGate> gate_ = std::make_shared<PlanGate>();
 };
 
+class GrpcFleetChannel final : public FleetChannel {
+ public:
+  explicit GrpcFleetChannel(const std::string& address) {
+    grpc::ChannelArguments arguments;
+    arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
+    arguments.SetMaxSendMessageSize(kMaxMessageBytes);
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectMs);
+    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kReconnectMs);
+    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMs);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs);
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    channel_ = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  }
+
+  std::unique_ptr<FleetStream> Open(FleetStream::Callbacks callbacks) override {
+    return std::make_unique<GrpcFleetStream>(channel_, std::move(callbacks));
+  }
+
+ private:
+  std::shared_ptr<grpc::Channel> channel_;  // streams that are still ending hold it too
+};
+
 }  // namespace
 
-std::unique_ptr<FleetStream> FleetStream::Open(const std::string& address, Callbacks callbacks) {
-  return std::make_unique<GrpcFleetStream>(address, std::move(callbacks));
+std::unique_ptr<FleetChannel> FleetChannel::Create(const std::string& address) {
+  return std::make_unique<GrpcFleetChannel>(address);
 }
 
 }  // namespace ravel::daemon

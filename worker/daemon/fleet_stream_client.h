@@ -21,9 +21,6 @@ class FleetStream {
     std::function<void(absl::Status)> closed;
   };
 
-  // Connects in the background with a channel of its own; a coordinator that cannot be reached
-  // shows in `closed`.
-  static std::unique_ptr<FleetStream> Open(const std::string& address, Callbacks callbacks);
   // Cancels; no callback starts afterwards.
   virtual ~FleetStream() = default;
 
@@ -35,6 +32,19 @@ class FleetStream {
   // Fetches the plan of a job epoch and checks its SHA-256, on the same channel.
   using PlanCallback = std::function<void(absl::StatusOr<std::string>)>;
   virtual void FetchPlan(const v1::FetchPlanRequest& request, PlanCallback done) = 0;
+};
+
+// The one gRPC channel of a daemon: it outlives every stream and reconnects by itself. (A channel
+// per stream, destroyed while it was connecting, ends gRPC 1.51 now and then on an assertion of its
+// own.)
+class FleetChannel {
+ public:
+  static std::unique_ptr<FleetChannel> Create(const std::string& address);
+  virtual ~FleetChannel() = default;
+
+  // A new call; a coordinator that cannot be reached shows in `closed`. The stream may outlive the
+  // channel object.
+  virtual std::unique_ptr<FleetStream> Open(FleetStream::Callbacks callbacks) = 0;
 };
 
 }  // namespace ravel::daemon

@@ -40,7 +40,8 @@ std::vector<RankPlace> PlaceRanks(int64_t size, std::vector<NodeOffer> offers) {
   return places;
 }
 
-absl::StatusOr<std::string> ChooseTransport(plan::Transport wanted, const std::vector<RankPlace>& places) {
+absl::StatusOr<std::string> ChooseTransport(plan::Transport wanted,
+                                            const std::vector<RankPlace>& places) {
   if (places.size() == 1) {
     return std::string("local");
   }
@@ -53,8 +54,9 @@ absl::StatusOr<std::string> ChooseTransport(plan::Transport wanted, const std::v
   switch (wanted) {
     case plan::Transport::kShm:
       if (!one_host) {
-        return absl::FailedPreconditionError(
-            absl::StrCat("spec.parallelism.transport: shm needs all ranks on one host, but they are on ", hosts.size()));
+        return absl::FailedPreconditionError(absl::StrCat(
+            "spec.parallelism.transport: shm needs all ranks on one host, but they are on ",
+            hosts.size()));
       }
       return std::string("shm");
     case plan::Transport::kGloo:

@@ -27,14 +27,17 @@ struct RankPlace {
   bool operator==(const RankPlace&) const = default;
 };
 
-// The largest allowed size that is at most `free` and at most the wanted count; 0 when there is none.
+// The largest allowed size that is at most `free` and at most the wanted count; 0 when there is
+// none.
 int64_t ChooseSize(const plan::JobSpec& spec, int64_t free);
 
-// Ranks in order: few nodes, ranks of one host together, ties by node id. `size` must not exceed what is offered.
+// Ranks in order: few nodes, ranks of one host together, ties by node id. `size` must not exceed
+// what is offered.
 std::vector<RankPlace> PlaceRanks(int64_t size, std::vector<NodeOffer> offers);
 
-// `local` for one rank; as forced by the spec; else shm when all ranks share a host, gloo when they do not. Forced shm
-// over several hosts is FailedPrecondition naming them.
-absl::StatusOr<std::string> ChooseTransport(plan::Transport wanted, const std::vector<RankPlace>& places);
+// `local` for one rank; as forced by the spec; else shm when all ranks share a host, gloo when they
+// do not. Forced shm over several hosts is FailedPrecondition naming them.
+absl::StatusOr<std::string> ChooseTransport(plan::Transport wanted,
+                                            const std::vector<RankPlace>& places);
 
 }  // namespace ravel::coordinator

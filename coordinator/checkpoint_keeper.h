@@ -1,7 +1,7 @@
 #pragma once
 
-// What the controller asks of a checkpoint store. Every call may take long and runs on the pool; every one may be repeated
-// after a crash.
+// What the controller asks of a checkpoint store. Every call may take long and runs on the pool;
+// every one may be repeated after a crash.
 
 #include <cstdint>
 #include <memory>
@@ -46,16 +46,23 @@ class CheckpointKeeper {
   virtual ~CheckpointKeeper() = default;
   // The job's folder in its store, an absolute path.
   virtual std::string Root(const plan::JobSpec& spec) const = 0;
-  // Before admission: the store can be created and written, and what resumeFrom asks for is there. Errors name the field.
+  // Before admission: the store can be created and written, and what resumeFrom asks for is there.
+  // Errors name the field.
   virtual absl::Status Check(const plan::JobSpec& spec) = 0;
-  virtual absl::StatusOr<CommittedSave> Commit(const plan::JobSpec& spec, const SaveRequest& request) = 0;
-  // Finishes a commit that was intended when the coordinator died; empty when it cannot be finished.
-  virtual absl::StatusOr<std::optional<CommittedSave>> Settle(const plan::JobSpec& spec, const SaveRequest& request) = 0;
+  virtual absl::StatusOr<CommittedSave> Commit(const plan::JobSpec& spec,
+                                               const SaveRequest& request) = 0;
+  // Finishes a commit that was intended when the coordinator died; empty when it cannot be
+  // finished.
+  virtual absl::StatusOr<std::optional<CommittedSave>> Settle(const plan::JobSpec& spec,
+                                                              const SaveRequest& request) = 0;
   // The newest good step. What resumeFrom says counts only while the job has no commit of its own.
   virtual absl::StatusOr<RestorePoint> FindRestore(const plan::JobSpec& spec, bool has_commit) = 0;
-  virtual absl::Status MarkBad(const plan::JobSpec& spec, int64_t step, const std::string& reason) = 0;
+  virtual absl::Status MarkBad(const plan::JobSpec& spec,
+                               int64_t step,
+                               const std::string& reason) = 0;
   // Applies `keep`; returns the steps that are gone.
-  virtual absl::StatusOr<std::vector<int64_t>> Retain(const plan::JobSpec& spec, int64_t in_use_step) = 0;
+  virtual absl::StatusOr<std::vector<int64_t>> Retain(const plan::JobSpec& spec,
+                                                      int64_t in_use_step) = 0;
   // Removes attempt folders: nobody writes in this job any more.
   virtual absl::Status CleanAttempts(const plan::JobSpec& spec) = 0;
 };

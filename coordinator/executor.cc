@@ -1,9 +1,9 @@
 #include "coordinator/executor.h"
 
-#include <pthread.h>
-
 #include <chrono>
 #include <utility>
+
+#include <pthread.h>
 
 #include "common/check.h"
 #include "common/clock.h"
@@ -18,7 +18,9 @@ ThreadExecutor::ThreadExecutor(Options options) : options_(std::move(options)) {
   }
 }
 
-ThreadExecutor::~ThreadExecutor() { Stop(); }
+ThreadExecutor::~ThreadExecutor() {
+  Stop();
+}
 
 void ThreadExecutor::Post(std::function<void()> work) {
   {

@@ -1,6 +1,7 @@
 #pragma once
 
-// Where work runs: the controller's strand (one thread, in order) and the pool for planning and commits.
+// Where work runs: the controller's strand (one thread, in order) and the pool for planning and
+// commits.
 
 #include <cstdint>
 #include <deque>
@@ -29,14 +30,16 @@ class ThreadExecutor : public Executor {
   struct Options {
     std::string name;
     int threads = 1;
-    int64_t tick_ms = 0;           // > 0: `tick` runs at least this often, between other work; one thread only
+    int64_t tick_ms =
+        0;  // > 0: `tick` runs at least this often, between other work; one thread only
     std::function<void()> tick;
   };
   explicit ThreadExecutor(Options options);
   ~ThreadExecutor() override;
 
   void Post(std::function<void()> work) override;
-  // Ends after the work at hand; what is queued is dropped. May be called more than once, not from own threads.
+  // Ends after the work at hand; what is queued is dropped. May be called more than once, not from
+  // own threads.
   void Stop();
 
  private:

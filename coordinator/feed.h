@@ -1,6 +1,7 @@
 #pragma once
 
-// Who watches what. Items are delivered on the strand, in order; a watcher passes them on and does not block.
+// Who watches what. Items are delivered on the strand, in order; a watcher passes them on and does
+// not block.
 
 #include <cstdint>
 #include <functional>
@@ -17,7 +18,8 @@ namespace ravel::coordinator {
 
 // Nothing more will come of this job.
 struct FeedEnd {};
-using FeedItem = std::variant<JobView, JobEventRecord, StepRecord, LogLine, OperationRecord, FeedEnd>;
+using FeedItem =
+    std::variant<JobView, JobEventRecord, StepRecord, LogLine, OperationRecord, FeedEnd>;
 using FeedSink = std::function<void(const FeedItem&)>;
 using WatchId = uint64_t;
 

@@ -1,6 +1,7 @@
 #pragma once
 
-// What daemons and coordinator say to each other, as plain values: proto/fleet.proto and trainer.proto without protobuf.
+// What daemons and coordinator say to each other, as plain values: proto/fleet.proto and
+// trainer.proto without protobuf.
 
 #include <cstdint>
 #include <string>
@@ -103,7 +104,14 @@ struct TrainerFrame {
   int64_t epoch = 0;
   int64_t attempt = 0;
   int64_t rank = 0;
-  std::variant<TrainerProgress, CommRecord, TrainerReady, StepReport, ckpt::Seal, SaveStarted, TrainerFailed, TrainerDone>
+  std::variant<TrainerProgress,
+               CommRecord,
+               TrainerReady,
+               StepReport,
+               ckpt::Seal,
+               SaveStarted,
+               TrainerFailed,
+               TrainerDone>
       frame;
 };
 
@@ -137,7 +145,8 @@ struct DrainNotice {
   std::string reason;
 };
 
-using UpMessage = std::variant<BeatMessage, TrainerFrame, TrainerExited, LogBatch, CommandResult, DrainNotice>;
+using UpMessage =
+    std::variant<BeatMessage, TrainerFrame, TrainerExited, LogBatch, CommandResult, DrainNotice>;
 
 // Down.
 

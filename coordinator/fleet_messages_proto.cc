@@ -35,11 +35,14 @@ absl::StatusOr<decltype(TrainerFrame::frame)> ReadFrame(const v1::TrainerUp& mes
   using Frame = decltype(TrainerFrame::frame);
   switch (message.kind_case()) {
     case v1::TrainerUp::kCommRecord:
-      return Frame(CommRecord{message.comm_record().group(), message.comm_record().rank(),
+      return Frame(CommRecord{message.comm_record().group(),
+                              message.comm_record().rank(),
                               message.comm_record().record()});
     case v1::TrainerUp::kReady:
-      return Frame(TrainerReady{message.ready().step(), message.ready().planned_bytes(),
-                                message.ready().measured_bytes(), message.ready().restore_seconds()});
+      return Frame(TrainerReady{message.ready().step(),
+                                message.ready().planned_bytes(),
+                                message.ready().measured_bytes(),
+                                message.ready().restore_seconds()});
     case v1::TrainerUp::kProgress:
       return Frame(TrainerProgress{message.progress().step()});
     case v1::TrainerUp::kStep:
@@ -49,7 +52,8 @@ absl::StatusOr<decltype(TrainerFrame::frame)> ReadFrame(const v1::TrainerUp& mes
       return Frame(std::move(seal));
     }
     case v1::TrainerUp::kFailed:
-      return Frame(TrainerFailed{message.failed().code(), message.failed().reason(), message.failed().message()});
+      return Frame(TrainerFailed{
+          message.failed().code(), message.failed().reason(), message.failed().message()});
     case v1::TrainerUp::kDone:
       return Frame(TrainerDone{message.done().step()});
     case v1::TrainerUp::kSaveStarted:
@@ -74,8 +78,12 @@ BeatMessage ReadBeat(const v1::Beat& message) {
   BeatMessage beat;
   beat.seq = message.seq();
   for (const v1::TrainerBeat& trainer : message.trainers()) {
-    beat.trainers.push_back({trainer.job_uid(), trainer.rank(), trainer.epoch(), trainer.progress().step(),
-                             trainer.progress().phase(), trainer.progress().phase_age_ms()});
+    beat.trainers.push_back({trainer.job_uid(),
+                             trainer.rank(),
+                             trainer.epoch(),
+                             trainer.progress().step(),
+                             trainer.progress().phase(),
+                             trainer.progress().phase_age_ms()});
   }
   return beat;
 }
@@ -163,7 +171,9 @@ void WriteCommand(const TrainerCommand& command, v1::TrainerCommand* message) {
                           frame->mutable_commit()->set_committed(commit.committed);
                           frame->mutable_commit()->set_reason(commit.reason);
                         },
-                        [&](const PeerLost& lost) { frame->mutable_peer_lost()->set_reason(lost.reason); }},
+                        [&](const PeerLost& lost) {
+                          frame->mutable_peer_lost()->set_reason(lost.reason);
+                        }},
              command.frame);
 }
 
@@ -182,8 +192,13 @@ absl::StatusOr<HelloMessage> FromProto(const v1::Hello& message) {
   hello.host_id = message.host_id();
   hello.cpu_isa = message.cpu_isa();
   for (const v1::HeldTrainer& trainer : message.trainers()) {
-    HeldTrainer held{trainer.job_uid(), trainer.epoch(), trainer.attempt(), trainer.rank(),
-                     trainer.step(),    trainer.state(), {}};
+    HeldTrainer held{trainer.job_uid(),
+                     trainer.epoch(),
+                     trainer.attempt(),
+                     trainer.rank(),
+                     trainer.step(),
+                     trainer.state(),
+                     {}};
     for (const v1::Seal& seal : trainer.unacknowledged_seals()) {
       ASSIGN_OR_RETURN(ckpt::Seal plain, ckpt::SealFromProto(seal));
       held.seals.push_back(std::move(plain));
@@ -213,7 +228,8 @@ absl::StatusOr<UpMessage> FromProto(const v1::Up& message) {
                                 log.time_ms()});
     }
     case v1::Up::kResult:
-      return UpMessage(CommandResult{message.result().command_id(), message.result().ok(), message.result().message()});
+      return UpMessage(CommandResult{
+          message.result().command_id(), message.result().ok(), message.result().message()});
     case v1::Up::kDrain:
       return UpMessage(DrainNotice{message.drain().reason()});
     case v1::Up::kHello:
@@ -227,10 +243,14 @@ v1::Down ToProto(const DownMessage& message) {
   v1::Down down;
   down.set_term(message.term);
   down.set_command_id(message.command_id);
-  std::visit(Overloaded{[&](const Welcome& welcome) { WriteWelcome(welcome, message.term, down.mutable_welcome()); },
+  std::visit(Overloaded{[&](const Welcome& welcome) {
+                          WriteWelcome(welcome, message.term, down.mutable_welcome());
+                        },
                         [&](const BeatAck& ack) { down.mutable_beat_ack()->set_seq(ack.seq); },
                         [&](const Launch& launch) { WriteLaunch(launch, down.mutable_launch()); },
-                        [&](const TrainerCommand& command) { WriteCommand(command, down.mutable_trainer()); },
+                        [&](const TrainerCommand& command) {
+                          WriteCommand(command, down.mutable_trainer());
+                        },
                         [&](const StopTrainers& stop) {
                           down.mutable_stop()->set_job_uid(stop.job_uid);
                           down.mutable_stop()->set_epoch(stop.epoch);

@@ -71,16 +71,20 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
     if (read_.kind_case() == v1::Up::kHello) {
       absl::StatusOr<HelloMessage> hello = FromProto(read_.hello());
       if (!hello.ok()) {
-        Shut(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, std::string(hello.status().message())));
+        Shut(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
+                          std::string(hello.status().message())));
         return;
       }
-      service_->strand_->Post([controller, id, hello = *std::move(hello)] { controller->OnHello(id, hello); });
+      service_->strand_->Post(
+          [controller, id, hello = *std::move(hello)] { controller->OnHello(id, hello); });
     } else {
       absl::StatusOr<UpMessage> message = FromProto(read_);
       if (message.ok()) {
-        service_->strand_->Post([controller, id, message = *std::move(message)] { controller->OnUp(id, message); });
+        service_->strand_->Post(
+            [controller, id, message = *std::move(message)] { controller->OnUp(id, message); });
       } else {
-        log::Warning(absl::StrCat("a message of a daemon was dropped: ", std::string(message.status().message())));
+        log::Warning(absl::StrCat("a message of a daemon was dropped: ",
+                                  std::string(message.status().message())));
       }
     }
     MutexLock lock(mutex_);
@@ -162,7 +166,8 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-grpc::ServerBidiReactor<v1::Up, v1::Down>* FleetService::Connect(grpc::CallbackServerContext* /*context*/) {
+grpc::ServerBidiReactor<v1::Up, v1::Down>* FleetService::Connect(
+    grpc::CallbackServerContext* /*context*/) {
   std::shared_ptr<FleetStream> stream;
   {
     MutexLock lock(mutex_);
@@ -174,8 +179,8 @@ grpc::ServerBidiReactor<v1::Up, v1::Down>* FleetService::Connect(grpc::CallbackS
   return stream.get();
 }
 
-grpc::ServerWriteReactor<v1::PlanChunk>* FleetService::FetchPlan(grpc::CallbackServerContext* /*context*/,
-                                                                 const v1::FetchPlanRequest* request) {
+grpc::ServerWriteReactor<v1::PlanChunk>* FleetService::FetchPlan(
+    grpc::CallbackServerContext* /*context*/, const v1::FetchPlanRequest* request) {
   return new PlanStream(planner_->Find(request->digest()));
 }
 

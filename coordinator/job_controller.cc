@@ -48,7 +48,8 @@ absl::Status JobController::Start() {
   } else {
     expected_nodes_.clear();
   }
-  log::Info(absl::StrCat("coordinator of cluster ", cluster_id_, ", term ", term_, ", ", entries_.size(), " jobs"));
+  log::Info(absl::StrCat(
+      "coordinator of cluster ", cluster_id_, ", term ", term_, ", ", entries_.size(), " jobs"));
   return absl::OkStatus();
 }
 
@@ -76,7 +77,8 @@ void JobController::LoadJob(JobRecord record) {
   Do(entry, MakeEvent(JobEventKind::kCoordinatorRestarted));
 }
 
-// A commit was intended when the last coordinator went away: the store tells whether it happened, or it is done now.
+// A commit was intended when the last coordinator went away: the store tells whether it happened,
+// or it is done now.
 void JobController::Settle(Entry& entry, const SaveRecord& save) {
   entry.settling = true;
   entry.run.committing += 1;
@@ -84,7 +86,8 @@ void JobController::Settle(Entry& entry, const SaveRecord& save) {
   const plan::JobSpec spec = entry.record.spec;
   parts_.pool->Post([this, uid, spec, save] {
     SaveRequest request{uid, save.step, save.epoch, save.attempt, save.created_ms, nullptr, {}};
-    absl::StatusOr<CommittedSave> result = absl::AbortedError("not finished when the coordinator stopped");
+    absl::StatusOr<CommittedSave> result =
+        absl::AbortedError("not finished when the coordinator stopped");
     auto world = parts_.planner->Plan(spec, save.world_size, true);
     if (world.ok()) {
       request.world = *world;
@@ -153,13 +156,15 @@ const JobController::Entry* JobController::FindEntry(const JobKey& key) const {
 JobView JobController::ViewOf(const Entry& entry) const {
   JobView view{entry.record, entry.progress, -1};
   if (view.record.state == JobState::kRunning && entry.progress.step_seconds > 0) {
-    view.eta_seconds =
-        entry.progress.step_seconds * static_cast<double>(entry.record.spec.steps - entry.progress.step);
+    view.eta_seconds = entry.progress.step_seconds *
+                       static_cast<double>(entry.record.spec.steps - entry.progress.step);
   }
   return view;
 }
 
-void JobController::Publish(const Entry& entry) { feed_.Publish(entry.record.uid, ViewOf(entry)); }
+void JobController::Publish(const Entry& entry) {
+  feed_.Publish(entry.record.uid, ViewOf(entry));
+}
 
 JobEvent JobController::MakeEvent(JobEventKind kind) const {
   JobEvent event;
@@ -181,7 +186,8 @@ absl::Status JobController::Persist(StoreChange& change) {
     parts_.on_fatal(status);
   }
   RETURN_IF_ERROR(status);
-  FaultPoint("coordinator.after_persist").IgnoreError();  // done is done: only a crash means anything here
+  FaultPoint("coordinator.after_persist")
+      .IgnoreError();  // done is done: only a crash means anything here
   return absl::OkStatus();
 }
 
@@ -198,8 +204,16 @@ absl::Status JobController::TryStep(Entry& entry, Step& step) {
     RETURN_IF_ERROR(Persist(change));
   }
   for (const JobEventRecord& event : change.events) {
-    log::Info(absl::StrCat("job ", entry.record.name, ": ", event.type, " ", event.reason, " epoch ", event.epoch,
-                           event.message.empty() ? "" : ": ", event.message));
+    log::Info(absl::StrCat("job ",
+                           entry.record.name,
+                           ": ",
+                           event.type,
+                           " ",
+                           event.reason,
+                           " epoch ",
+                           event.epoch,
+                           event.message.empty() ? "" : ": ",
+                           event.message));
     feed_.Publish(entry.record.uid, event);
   }
   if (result) {
@@ -223,8 +237,12 @@ void JobController::Do(Entry& entry, Step step) {
   }
   const absl::Status status = TryStep(entry, step);
   if (!status.ok()) {
-    log::Error(absl::StrCat("job ", entry.record.name, ": ", std::string(EventKindName(step.event.kind)),
-                            " waits for the database: ", status.ToString()));
+    log::Error(absl::StrCat("job ",
+                            entry.record.name,
+                            ": ",
+                            std::string(EventKindName(step.event.kind)),
+                            " waits for the database: ",
+                            status.ToString()));
     entry.waiting.push_back(std::move(step));
   }
 }
@@ -237,7 +255,8 @@ void JobController::Act(Entry& entry, JobActionKind action) {
     case JobActionKind::kRun:
       entry.run.phase = RunPhase::kTraining;
       entry.run.progress_ms = entry.run.save_ms = parts_.clock->MonotonicMs();
-      SendToNodes(entry, {entry.record.uid, entry.run.epoch, -1, RunTrainer{entry.record.spec.steps}});
+      SendToNodes(entry,
+                  {entry.record.uid, entry.run.epoch, -1, RunTrainer{entry.record.spec.steps}});
       break;
     case JobActionKind::kStopTrainers:
       StopRun(entry);
@@ -246,9 +265,13 @@ void JobController::Act(Entry& entry, JobActionKind action) {
       RequestSave(entry, true);
       break;
     case JobActionKind::kFinished:
-      FinishOperations(entry.record.uid, INT64_MAX,
-                       entry.record.state == JobState::kSucceeded ? OperationState::kCommitted : OperationState::kFailed,
-                       entry.record.reason, entry.record.committed_step, "");
+      FinishOperations(entry.record.uid,
+                       INT64_MAX,
+                       entry.record.state == JobState::kSucceeded ? OperationState::kCommitted
+                                                                  : OperationState::kFailed,
+                       entry.record.reason,
+                       entry.record.committed_step,
+                       "");
       parts_.metrics->Close(entry.record.uid);
       feed_.Publish(entry.record.uid, FeedEnd());
       UpdateDetection();
@@ -277,19 +300,26 @@ void JobController::UpdateDetection() {
 }
 
 absl::StatusOr<JobView> JobController::Submit(SubmitDraft draft) {
-  ASSIGN_OR_RETURN(const std::optional<RequestRecord> known, parts_.store->FindRequest(draft.request_id));
+  ASSIGN_OR_RETURN(const std::optional<RequestRecord> known,
+                   parts_.store->FindRequest(draft.request_id));
   if (known) {
     if (known->hash != draft.hash) {
-      return absl::AlreadyExistsError(absl::StrCat("request id ", draft.request_id, " was used for another request"));
+      return absl::AlreadyExistsError(
+          absl::StrCat("request id ", draft.request_id, " was used for another request"));
     }
     const Entry* entry = FindEntry(known->answer);
-    return entry == nullptr ? absl::StatusOr<JobView>(absl::NotFoundError("the job of this request is gone"))
-                            : ViewOf(*entry);
+    return entry == nullptr
+               ? absl::StatusOr<JobView>(absl::NotFoundError("the job of this request is gone"))
+               : ViewOf(*entry);
   }
   const JobKey key{draft.record.namespace_name, draft.record.name};
   if (FindEntry(key) != nullptr) {
-    return absl::AlreadyExistsError(absl::StrCat("a job named ", key.name, " exists in namespace ", key.namespace_name,
-                                                 "; choose another metadata.name, or use generateName"));
+    return absl::AlreadyExistsError(
+        absl::StrCat("a job named ",
+                     key.name,
+                     " exists in namespace ",
+                     key.namespace_name,
+                     "; choose another metadata.name, or use generateName"));
   }
   JobRecord& job = draft.record;
   job.uid = RandomUuid();
@@ -317,7 +347,8 @@ absl::StatusOr<JobView> JobController::Submit(SubmitDraft draft) {
 absl::StatusOr<JobView> JobController::Cancel(const JobKey& key, const std::string& reason) {
   Entry* entry = FindEntry(key);
   if (entry == nullptr) {
-    return absl::NotFoundError(absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name));
+    return absl::NotFoundError(
+        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name));
   }
   if (IsTerminal(entry->record.state) && entry->record.state != JobState::kCancelled) {
     return absl::FailedPreconditionError(
@@ -337,7 +368,8 @@ absl::StatusOr<JobView> JobController::Cancel(const JobKey& key, const std::stri
 absl::StatusOr<JobView> JobController::Get(const JobKey& key) const {
   const Entry* entry = FindEntry(key);
   if (entry == nullptr) {
-    return absl::NotFoundError(absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name));
+    return absl::NotFoundError(
+        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name));
   }
   return ViewOf(*entry);
 }

@@ -1,8 +1,9 @@
 #pragma once
 
-// The one decision maker: jobs, trainers, saves. Everything runs on its strand: decide (pure transition), persist, apply,
-// act. Waiting is level-triggered: Reconcile looks at what a job's trainers are and does what its state asks for, after
-// every message and on every tick, so nothing depends on having seen an edge.
+// The one decision maker: jobs, trainers, saves. Everything runs on its strand: decide (pure
+// transition), persist, apply, act. Waiting is level-triggered: Reconcile looks at what a job's
+// trainers are and does what its state asks for, after every message and on every tick, so nothing
+// depends on having seen an edge.
 
 #include <cstdint>
 #include <deque>
@@ -34,10 +35,11 @@
 namespace ravel::coordinator {
 
 struct ControllerOptions {
-  int64_t detection_ms = 5000;            // T while no job asks for a shorter one
-  int64_t step_timeout_ms = 600 * 1000;   // hard wall: an epoch without progress for that long is stuck
-  int64_t save_timeout_ms = 120 * 1000;   // for all seals of one save
-  int64_t tick_ms = 20;                   // how often Tick is called
+  int64_t detection_ms = 5000;  // T while no job asks for a shorter one
+  int64_t step_timeout_ms =
+      600 * 1000;  // hard wall: an epoch without progress for that long is stuck
+  int64_t save_timeout_ms = 120 * 1000;  // for all seals of one save
+  int64_t tick_ms = 20;                  // how often Tick is called
 };
 
 // All outlive the controller.
@@ -104,7 +106,8 @@ class JobController {
   void OnStreamClosed(StreamId stream);
 
  private:
-  // A transition that is waiting for the store, with what belongs to its transaction and what follows it.
+  // A transition that is waiting for the store, with what belongs to its transaction and what
+  // follows it.
   struct Step {
     JobEvent event;
     StoreChange extra;
@@ -122,7 +125,9 @@ class JobController {
   // job_controller.cc: state, requests, the persist-apply-act cycle.
   Entry* FindEntry(const std::string& uid);
   const Entry* FindEntry(const JobKey& key) const;
-  Entry* FindEntry(const JobKey& key) { return const_cast<Entry*>(std::as_const(*this).FindEntry(key)); }
+  Entry* FindEntry(const JobKey& key) {
+    return const_cast<Entry*>(std::as_const(*this).FindEntry(key));
+  }
   JobView ViewOf(const Entry& entry) const;
   void Publish(const Entry& entry);
   JobEvent MakeEvent(JobEventKind kind) const;
@@ -166,7 +171,9 @@ class JobController {
   int64_t SendToNode(const std::string& node_id, decltype(DownMessage::kind) kind);
   std::vector<HeldTrainer> ReconcileHeld(const std::string& node_id, const HelloMessage& hello);
   void LoseNode(const std::string& node_id, const std::string& reason);
-  void LoseSlots(const std::string& node_id, const std::string& reason, const std::set<TrainerKey>& kept);
+  void LoseSlots(const std::string& node_id,
+                 const std::string& reason,
+                 const std::set<TrainerKey>& kept);
   void OnBeat(StreamId stream, const std::string& node_id, const BeatMessage& beat);
   void OnExited(const std::string& node_id, const TrainerExited& exited);
   void OnCommandResult(const std::string& node_id, const CommandResult& result);
@@ -185,9 +192,16 @@ class JobController {
   void OnSaveStarted(Entry& entry, const SaveStarted& started);
   void OnSeal(Entry& entry, int64_t rank, const ckpt::Seal& seal);
   void StartCommit(Entry& entry, std::pair<int64_t, int64_t> key);
-  void OnCommitted(const std::string& uid, SaveRecord save, absl::StatusOr<CommittedSave> result, int64_t sequence);
-  void FinishOperations(const std::string& uid, int64_t up_to_sequence, OperationState state, const std::string& reason,
-                        int64_t step, const std::string& save_id);
+  void OnCommitted(const std::string& uid,
+                   SaveRecord save,
+                   absl::StatusOr<CommittedSave> result,
+                   int64_t sequence);
+  void FinishOperations(const std::string& uid,
+                        int64_t up_to_sequence,
+                        OperationState state,
+                        const std::string& reason,
+                        int64_t step,
+                        const std::string& save_id);
   void SaveOperation(const OperationRecord& operation);
   void Retain(Entry& entry);
   void OnCorruptCheckpoint(Entry& entry, const FailureCause& cause);
@@ -199,11 +213,13 @@ class JobController {
   std::vector<std::string> order_;        // uids, oldest first
   std::map<std::string, OperationRecord> operations_;
   std::map<std::string, std::vector<SaveRecord>> saves_;  // by uid
-  // Trainers of epochs that are over, by node: their devices are taken until they are reported gone.
+  // Trainers of epochs that are over, by node: their devices are taken until they are reported
+  // gone.
   std::map<std::string, std::set<TrainerKey>> stale_;
-  std::map<int64_t, std::pair<std::string, int64_t>> launches_;  // job and epoch by command id, until answered
+  std::map<int64_t, std::pair<std::string, int64_t>>
+      launches_;                          // job and epoch by command id, until answered
   std::set<std::string> expected_nodes_;  // known before the restart and not back yet
-  int64_t registration_until_ms_ = 0;     // monotonic: nothing is placed before that after a restart
+  int64_t registration_until_ms_ = 0;  // monotonic: nothing is placed before that after a restart
   Feed feed_;
   std::string cluster_id_;
   int64_t term_ = 0;

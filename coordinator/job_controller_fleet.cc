@@ -24,14 +24,20 @@ std::string LastLine(const std::string& tail) {
     return "";
   }
   const size_t begin = tail.find_last_of('\n', end);
-  return tail.substr(begin == std::string::npos ? 0 : begin + 1, end - (begin == std::string::npos ? 0 : begin + 1) + 1);
+  return tail.substr(begin == std::string::npos ? 0 : begin + 1,
+                     end - (begin == std::string::npos ? 0 : begin + 1) + 1);
 }
 
-std::string DescribeExit(const std::string& node_id, const TrainerExited& exited, const std::string& said) {
+std::string DescribeExit(const std::string& node_id,
+                         const TrainerExited& exited,
+                         const std::string& said) {
   std::string text = absl::StrCat("rank ", exited.rank, " on ", node_id, ": ");
-  absl::StrAppend(&text, exited.signal != 0 ? absl::StrCat("killed by signal ", exited.signal)
-                                            : absl::StrCat("exit code ", exited.exit_code));
-  const std::string detail = !said.empty() ? said : !exited.message.empty() ? exited.message : LastLine(exited.tail);
+  absl::StrAppend(&text,
+                  exited.signal != 0 ? absl::StrCat("killed by signal ", exited.signal)
+                                     : absl::StrCat("exit code ", exited.exit_code));
+  const std::string detail = !said.empty()             ? said
+                             : !exited.message.empty() ? exited.message
+                                                       : LastLine(exited.tail);
   return detail.empty() ? text : absl::StrCat(text, ": ", detail);
 }
 
@@ -45,7 +51,8 @@ int64_t JobController::Send(StreamId stream, decltype(DownMessage::kind) kind) {
 
 int64_t JobController::SendToNode(const std::string& node_id, decltype(DownMessage::kind) kind) {
   const NodeRecord* node = membership_.Find(node_id);
-  // Without a stream the message is dropped: the node's next Hello is compared with what should run there.
+  // Without a stream the message is dropped: the node's next Hello is compared with what should run
+  // there.
   return node != nullptr && node->stream ? Send(*node->stream, std::move(kind)) : ++command_id_;
 }
 
@@ -53,7 +60,11 @@ void JobController::OnHello(StreamId stream, const HelloMessage& hello) {
   const int64_t now_ms = parts_.clock->MonotonicMs();
   HelloOutcome outcome;
   if (!hello.cluster_id.empty() && hello.cluster_id != cluster_id_) {
-    outcome.rejected = absl::StrCat("node ", hello.node_id, " belongs to cluster ", hello.cluster_id, ", this is ",
+    outcome.rejected = absl::StrCat("node ",
+                                    hello.node_id,
+                                    " belongs to cluster ",
+                                    hello.cluster_id,
+                                    ", this is ",
                                     cluster_id_);
   } else {
     outcome = membership_.OnHello(stream, hello, now_ms, parts_.clock->WallMs());
@@ -66,7 +77,8 @@ void JobController::OnHello(StreamId stream, const HelloMessage& hello) {
   }
   if (outcome.replaced) {
     if (outcome.new_incarnation) {
-      Send(*outcome.replaced, Rejected{absl::StrCat("another daemon has registered as ", hello.node_id)});
+      Send(*outcome.replaced,
+           Rejected{absl::StrCat("another daemon has registered as ", hello.node_id)});
     }
     parts_.fleet->Close(*outcome.replaced);
   }
@@ -77,7 +89,8 @@ void JobController::OnHello(StreamId stream, const HelloMessage& hello) {
     if (!Persist(change).ok()) {
       log::Warning(absl::StrCat("node ", hello.node_id, " could not be noted in the database"));
     }
-    log::Info(absl::StrCat("node ", hello.node_id, " registered with ", hello.devices.size(), " devices"));
+    log::Info(absl::StrCat(
+        "node ", hello.node_id, " registered with ", hello.devices.size(), " devices"));
   }
   expected_nodes_.erase(hello.node_id);
   Welcome welcome{cluster_id_, membership_.times().beat_ms(), ReconcileHeld(hello.node_id, hello)};
@@ -94,7 +107,8 @@ void JobController::OnHello(StreamId stream, const HelloMessage& hello) {
   Schedule();
 }
 
-std::vector<HeldTrainer> JobController::ReconcileHeld(const std::string& node_id, const HelloMessage& hello) {
+std::vector<HeldTrainer> JobController::ReconcileHeld(const std::string& node_id,
+                                                      const HelloMessage& hello) {
   std::vector<HeldTrainer> stop;
   std::set<TrainerKey> alive;
   stale_[node_id].clear();
@@ -105,8 +119,8 @@ std::vector<HeldTrainer> JobController::ReconcileHeld(const std::string& node_id
     const TrainerKey key{held.job_uid, held.epoch, held.rank};
     alive.insert(key);
     const Entry* entry = FindEntry(held.job_uid);
-    const bool current = entry != nullptr && !IsTerminal(entry->record.state) && held.epoch == entry->record.epoch &&
-                         held.epoch == entry->run.epoch;
+    const bool current = entry != nullptr && !IsTerminal(entry->record.state) &&
+                         held.epoch == entry->record.epoch && held.epoch == entry->run.epoch;
     if (!current) {
       HeldTrainer order = held;
       order.seals.clear();
@@ -119,7 +133,8 @@ std::vector<HeldTrainer> JobController::ReconcileHeld(const std::string& node_id
   return stop;
 }
 
-void JobController::LoseSlots(const std::string& node_id, const std::string& reason,
+void JobController::LoseSlots(const std::string& node_id,
+                              const std::string& reason,
                               const std::set<TrainerKey>& kept) {
   for (auto& [uid, entry] : entries_) {
     JobRun& run = entry.run;
@@ -133,7 +148,10 @@ void JobController::LoseSlots(const std::string& node_id, const std::string& rea
         continue;
       }
       slot.exited = true;
-      run.Blame({"NodeLost", absl::StrCat("node ", node_id, ": ", reason), node_id, static_cast<int64_t>(rank),
+      run.Blame({"NodeLost",
+                 absl::StrCat("node ", node_id, ": ", reason),
+                 node_id,
+                 static_cast<int64_t>(rank),
                  entry.progress.step});
     }
   }
@@ -145,7 +163,11 @@ void JobController::LoseNode(const std::string& node_id, const std::string& reas
   for (auto& [uid, entry] : entries_) {
     const bool placed = NodesOf(entry).contains(node_id);
     if (entry.run.phase == RunPhase::kPreparing && placed) {
-      entry.run.Blame({"NodeLost", absl::StrCat("node ", node_id, ": ", reason), node_id, -1, entry.progress.step});
+      entry.run.Blame({"NodeLost",
+                       absl::StrCat("node ", node_id, ": ", reason),
+                       node_id,
+                       -1,
+                       entry.progress.step});
     }
   }
   stale_.erase(node_id);
@@ -175,13 +197,14 @@ void JobController::OnUp(StreamId stream, const UpMessage& message) {
     parts_.fleet->Close(stream);
     return;
   }
-  std::visit(Overloaded{[&](const BeatMessage& beat) { OnBeat(stream, node_id, beat); },
-                        [&](const TrainerFrame& frame) { OnFrame(node_id, frame); },
-                        [&](const TrainerExited& exited) { OnExited(node_id, exited); },
-                        [&](const LogBatch& batch) { OnLog(node_id, batch); },
-                        [&](const CommandResult& result) { OnCommandResult(node_id, result); },
-                        [&](const DrainNotice& notice) { membership_.OnDrain(stream, notice.reason); }},
-             message);
+  std::visit(
+      Overloaded{[&](const BeatMessage& beat) { OnBeat(stream, node_id, beat); },
+                 [&](const TrainerFrame& frame) { OnFrame(node_id, frame); },
+                 [&](const TrainerExited& exited) { OnExited(node_id, exited); },
+                 [&](const LogBatch& batch) { OnLog(node_id, batch); },
+                 [&](const CommandResult& result) { OnCommandResult(node_id, result); },
+                 [&](const DrainNotice& notice) { membership_.OnDrain(stream, notice.reason); }},
+      message);
 }
 
 void JobController::OnBeat(StreamId stream, const std::string& node_id, const BeatMessage& beat) {
@@ -193,7 +216,9 @@ void JobController::OnBeat(StreamId stream, const std::string& node_id, const Be
     if (!known) {
       ++stale_refused_;
       if (stale_[node_id].insert({trainer.job_uid, trainer.epoch, trainer.rank}).second) {
-        Send(stream, StopTrainers{trainer.job_uid, trainer.epoch, "StaleEpoch", membership_.times().detection_ms});
+        Send(stream,
+             StopTrainers{
+                 trainer.job_uid, trainer.epoch, "StaleEpoch", membership_.times().detection_ms});
       }
       continue;
     }
@@ -238,7 +263,10 @@ void JobController::OnExited(const std::string& node_id, const TrainerExited& ex
     if (reason == "Stopped" || reason == "Done") {
       reason = "ProcessCrash";  // nobody told it to, and it was not done
     }
-    FailureCause cause{reason, DescribeExit(node_id, exited, slot.failed_message), node_id, exited.rank,
+    FailureCause cause{reason,
+                       DescribeExit(node_id, exited, slot.failed_message),
+                       node_id,
+                       exited.rank,
                        entry->progress.step};
     if (reason == "CheckpointCorrupt") {
       OnCorruptCheckpoint(*entry, cause);
@@ -253,7 +281,8 @@ void JobController::OnCommandResult(const std::string& node_id, const CommandRes
   const auto launch = launches_.find(result.command_id);
   if (launch == launches_.end()) {
     if (!result.ok) {
-      log::Warning(absl::StrCat("node ", node_id, " refused command ", result.command_id, ": ", result.message));
+      log::Warning(absl::StrCat(
+          "node ", node_id, " refused command ", result.command_id, ": ", result.message));
     }
     return;
   }
@@ -267,8 +296,11 @@ void JobController::OnCommandResult(const std::string& node_id, const CommandRes
     TrainerSlot& slot = entry->run.slots[rank];
     if (slot.place.node_id == node_id && !slot.exited) {
       slot.exited = true;
-      entry->run.Blame({"ProcessCrash", absl::StrCat("node ", node_id, " could not launch: ", result.message), node_id,
-                        static_cast<int64_t>(rank), entry->progress.step});
+      entry->run.Blame({"ProcessCrash",
+                        absl::StrCat("node ", node_id, " could not launch: ", result.message),
+                        node_id,
+                        static_cast<int64_t>(rank),
+                        entry->progress.step});
     }
   }
   Reconcile(*entry);
@@ -280,10 +312,15 @@ void JobController::OnLog(const std::string& node_id, const LogBatch& batch) {
   }
   std::vector<LogLine> lines;
   for (size_t i = 0; i < batch.lines.size(); ++i) {
-    lines.push_back({batch.first_seq + static_cast<int64_t>(i), batch.time_ms, batch.attempt, batch.rank, node_id,
+    lines.push_back({batch.first_seq + static_cast<int64_t>(i),
+                     batch.time_ms,
+                     batch.attempt,
+                     batch.rank,
+                     node_id,
                      batch.lines[i]});
   }
-  absl::StatusOr<std::vector<LogLine>> stored = parts_.logs->Append(batch.job_uid, std::move(lines));
+  absl::StatusOr<std::vector<LogLine>> stored =
+      parts_.logs->Append(batch.job_uid, std::move(lines));
   if (!stored.ok()) {
     log::Warning(absl::StrCat("log lines are lost: ", std::string(stored.status().message())));
     return;
@@ -296,8 +333,9 @@ void JobController::OnLog(const std::string& node_id, const LogBatch& batch) {
 std::pair<JobController::Entry*, TrainerSlot*> JobController::Accept(const std::string& node_id,
                                                                      const TrainerFrame& frame) {
   Entry* entry = FindEntry(frame.job_uid);
-  const bool current = entry != nullptr && !IsTerminal(entry->record.state) && frame.epoch == entry->record.epoch &&
-                       frame.epoch == entry->run.epoch && frame.rank >= 0 &&
+  const bool current = entry != nullptr && !IsTerminal(entry->record.state) &&
+                       frame.epoch == entry->record.epoch && frame.epoch == entry->run.epoch &&
+                       frame.rank >= 0 &&
                        frame.rank < static_cast<int64_t>(entry->run.slots.size()) &&
                        entry->run.slots[static_cast<size_t>(frame.rank)].place.node_id == node_id;
   if (!current) {
@@ -320,7 +358,9 @@ void JobController::OnFrame(const std::string& node_id, const TrainerFrame& fram
                         [&](const StepReport& report) { OnStepReport(job, frame, report); },
                         [&](const ckpt::Seal& seal) { OnSeal(job, frame.rank, seal); },
                         [&](const SaveStarted& started) { OnSaveStarted(job, started); },
-                        [&](const TrainerFailed& failed) { OnTrainerFailed(job, rank, frame.rank, failed); },
+                        [&](const TrainerFailed& failed) {
+                          OnTrainerFailed(job, rank, frame.rank, failed);
+                        },
                         [&](const TrainerDone&) {
                           rank.done = true;
                           job.run.last_step_done = true;
@@ -332,7 +372,8 @@ void JobController::OnFrame(const std::string& node_id, const TrainerFrame& fram
 void JobController::OnCommRecord(Entry& entry, const CommRecord& record) {
   absl::StatusOr<std::optional<CommRecordSet>> set = entry.run.board.Add(record);
   if (!set.ok()) {
-    log::Warning(absl::StrCat("job ", entry.record.name, ": ", std::string(set.status().message())));
+    log::Warning(
+        absl::StrCat("job ", entry.record.name, ": ", std::string(set.status().message())));
   } else if (set->has_value()) {
     entry.run.progress_ms = parts_.clock->MonotonicMs();
     SendToNodes(entry, {entry.record.uid, entry.run.epoch, -1, std::move(**set)});
@@ -345,18 +386,26 @@ void JobController::OnReady(Entry& entry, TrainerSlot& slot, const TrainerReady&
   entry.run.progress_ms = parts_.clock->MonotonicMs();
 }
 
-void JobController::OnTrainerFailed(Entry& entry, TrainerSlot& slot, int64_t rank, const TrainerFailed& failed) {
+void JobController::OnTrainerFailed(Entry& entry,
+                                    TrainerSlot& slot,
+                                    int64_t rank,
+                                    const TrainerFailed& failed) {
   slot.failed_reason = failed.reason.empty() ? ExitReason(failed.code, 0) : failed.reason;
   slot.failed_message = failed.message;
   // Its exit follows within moments, but the others should not wait for it.
-  FailureCause cause{slot.failed_reason, absl::StrCat("rank ", rank, " on ", slot.place.node_id, ": ", failed.message),
-                     slot.place.node_id, rank, entry.progress.step};
+  FailureCause cause{slot.failed_reason,
+                     absl::StrCat("rank ", rank, " on ", slot.place.node_id, ": ", failed.message),
+                     slot.place.node_id,
+                     rank,
+                     entry.progress.step};
   if (cause.reason != "CheckpointCorrupt") {  // that one is handled when the trainer is gone
     entry.run.Blame(std::move(cause));
   }
 }
 
-void JobController::OnStepReport(Entry& entry, const TrainerFrame& frame, const StepReport& report) {
+void JobController::OnStepReport(Entry& entry,
+                                 const TrainerFrame& frame,
+                                 const StepReport& report) {
   if (frame.rank != 0) {
     return;
   }
@@ -367,7 +416,8 @@ void JobController::OnStepReport(Entry& entry, const TrainerFrame& frame, const 
   record.lr = report.lr;
   record.tokens = report.tokens;
   record.step_seconds = report.step_seconds;
-  record.tokens_per_second = report.step_seconds > 0 ? static_cast<double>(report.tokens) / report.step_seconds : 0;
+  record.tokens_per_second =
+      report.step_seconds > 0 ? static_cast<double>(report.tokens) / report.step_seconds : 0;
   record.world_size = static_cast<int64_t>(entry.run.slots.size());
   record.epoch = frame.epoch;
   record.attempt = entry.record.attempt;
@@ -379,7 +429,8 @@ void JobController::OnStepReport(Entry& entry, const TrainerFrame& frame, const 
   record.measured_bytes = report.measured_bytes;
   const absl::Status stored = parts_.metrics->Append(entry.record.uid, record);
   if (!stored.ok()) {
-    log::Error(absl::StrCat("metrics of step ", report.step, " are lost: ", std::string(stored.message())));
+    log::Error(absl::StrCat(
+        "metrics of step ", report.step, " are lost: ", std::string(stored.message())));
   }
   JobProgress& progress = entry.progress;
   if (!progress.any) {
@@ -389,8 +440,9 @@ void JobController::OnStepReport(Entry& entry, const TrainerFrame& frame, const 
   progress.step = report.step;
   progress.loss = report.loss;
   progress.tokens_per_second = record.tokens_per_second;
-  progress.step_seconds =
-      progress.step_seconds > 0 ? 0.9 * progress.step_seconds + 0.1 * report.step_seconds : report.step_seconds;
+  progress.step_seconds = progress.step_seconds > 0
+                              ? 0.9 * progress.step_seconds + 0.1 * report.step_seconds
+                              : report.step_seconds;
   entry.run.progress_ms = parts_.clock->MonotonicMs();
   entry.run.last_step_done = entry.run.last_step_done || report.step >= entry.record.spec.steps;
   feed_.Publish(entry.record.uid, record);

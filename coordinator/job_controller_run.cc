@@ -12,7 +12,8 @@
 namespace ravel::coordinator {
 namespace {
 
-// Past the daemon's own kill time: then the exits are asked for by making the node introduce itself again.
+// Past the daemon's own kill time: then the exits are asked for by making the node introduce itself
+// again.
 constexpr int64_t kExitMarginMs = 5000;
 
 }  // namespace
@@ -23,7 +24,8 @@ void JobController::Reconcile(Entry& entry) {
   }
   const JobRecord& record = entry.record;
   const bool stopping = record.state == JobState::kStopping;
-  const bool broken = record.state == JobState::kRecovering && record.launched_epoch != record.epoch;
+  const bool broken =
+      record.state == JobState::kRecovering && record.launched_epoch != record.epoch;
   if (stopping || broken) {
     if (broken && entry.run.phase == RunPhase::kIdle) {
       return;  // waits to be placed
@@ -73,8 +75,8 @@ void JobController::ReconcileRunning(Entry& entry) {
     Do(entry, std::move(event));
   }
   if (run.AllExited() && run.committing == 0) {
-    const bool all_done =
-        std::all_of(run.slots.begin(), run.slots.end(), [](const TrainerSlot& slot) { return slot.done; });
+    const bool all_done = std::all_of(
+        run.slots.begin(), run.slots.end(), [](const TrainerSlot& slot) { return slot.done; });
     if (all_done) {
       Do(entry, MakeEvent(JobEventKind::kAllDone));
     } else if (entry.record.state == JobState::kResizing) {
@@ -100,15 +102,26 @@ void JobController::CheckStall(Entry& entry) {
   for (size_t rank = 1; rank < entry.run.slots.size(); ++rank) {
     const TrainerSlot& slot = entry.run.slots[rank];
     const TrainerSlot& worst = entry.run.slots[static_cast<size_t>(suspect)];
-    if (std::make_pair(slot.step, -slot.phase_age_ms) < std::make_pair(worst.step, -worst.phase_age_ms)) {
+    if (std::make_pair(slot.step, -slot.phase_age_ms) <
+        std::make_pair(worst.step, -worst.phase_age_ms)) {
       suspect = static_cast<int64_t>(rank);
     }
   }
   const TrainerSlot& slot = entry.run.slots[static_cast<size_t>(suspect)];
   entry.run.Blame({"Stall",
-                   absl::StrCat("no step for ", still_ms / 1000, " s; rank ", suspect, " (", slot.place.node_id,
-                                ") is at step ", slot.step, ", phase ", slot.phase.empty() ? "unknown" : slot.phase),
-                   slot.place.node_id, suspect, slot.step});
+                   absl::StrCat("no step for ",
+                                still_ms / 1000,
+                                " s; rank ",
+                                suspect,
+                                " (",
+                                slot.place.node_id,
+                                ") is at step ",
+                                slot.step,
+                                ", phase ",
+                                slot.phase.empty() ? "unknown" : slot.phase),
+                   slot.place.node_id,
+                   suspect,
+                   slot.step});
 }
 
 void JobController::CheckGrowth(Entry& entry) {
@@ -136,8 +149,8 @@ void JobController::CheckGrowth(Entry& entry) {
     run.grow_since_ms = now_ms;
   }
   const bool settled = now_ms - *run.grow_since_ms >= record.spec.elastic.grow_delay_ms;
-  const bool rested = record.resized_ms == 0 ||
-                      parts_.clock->WallMs() - record.resized_ms >= record.spec.elastic.grow_every_ms;
+  const bool rested = record.resized_ms == 0 || parts_.clock->WallMs() - record.resized_ms >=
+                                                    record.spec.elastic.grow_every_ms;
   if (settled && rested && run.saves.empty() && run.committing == 0) {
     JobEvent event = MakeEvent(JobEventKind::kResizeRequested);
     event.cause.message = absl::StrCat(record.world_size, " → ", larger, " devices");
@@ -157,7 +170,8 @@ std::vector<NodeOffer> JobController::FreeDevices(bool cpu) const {
   std::vector<NodeOffer> offers;
   for (const auto& [id, node] : membership_.nodes()) {
     const auto stale = stale_.find(id);
-    if (node.state != NodeState::kReady || !node.stream || (stale != stale_.end() && !stale->second.empty())) {
+    if (node.state != NodeState::kReady || !node.stream ||
+        (stale != stale_.end() && !stale->second.empty())) {
       continue;
     }
     NodeOffer offer{id, node.facts.host_id, node.facts.data_address, {}};
@@ -194,9 +208,10 @@ void JobController::Schedule() {
   for (const std::string& uid : order_) {
     Entry& entry = entries_.at(uid);
     const JobRecord& record = entry.record;
-    const bool waits = record.state == JobState::kQueued ||
-                       (record.state == JobState::kRecovering && record.launched_epoch != record.epoch) ||
-                       record.state == JobState::kResizing;
+    const bool waits =
+        record.state == JobState::kQueued ||
+        (record.state == JobState::kRecovering && record.launched_epoch != record.epoch) ||
+        record.state == JobState::kResizing;
     if (waits && entry.run.phase == RunPhase::kIdle && entry.waiting.empty() && !entry.settling &&
         !HasStaleTrainers(uid) && record.not_before_ms <= parts_.clock->WallMs()) {
       TryPlace(entry);
@@ -214,8 +229,14 @@ bool JobController::TryPlace(Entry& entry) {
   const int64_t size = ChooseSize(record.spec, free);
   std::string obstacle;
   if (size == 0) {
-    obstacle = absl::StrCat("needs ", record.spec.elastic.sizes.empty() ? 1 : record.spec.elastic.sizes.front(),
-                            " free ", record.spec.cpu_devices ? "cpu" : "gpu", " devices, ", free, " are free");
+    obstacle =
+        absl::StrCat("needs ",
+                     record.spec.elastic.sizes.empty() ? 1 : record.spec.elastic.sizes.front(),
+                     " free ",
+                     record.spec.cpu_devices ? "cpu" : "gpu",
+                     " devices, ",
+                     free,
+                     " are free");
   }
   std::vector<RankPlace> places;
   absl::StatusOr<std::string> transport = std::string();
@@ -278,18 +299,20 @@ void JobController::Prepare(Entry& entry) {
 
 void JobController::OnPrepared(const std::string& uid, int64_t epoch, Prepared prepared) {
   Entry* entry = FindEntry(uid);
-  if (entry == nullptr || entry->record.epoch != epoch || entry->run.phase != RunPhase::kPreparing) {
+  if (entry == nullptr || entry->record.epoch != epoch ||
+      entry->run.phase != RunPhase::kPreparing) {
     return;  // the epoch was given up in the meantime
   }
   const RestorePoint& restore = prepared.restore;
   const int64_t steps = entry->record.spec.steps;
   if (prepared.status.ok() && !restore.own && restore.step >= steps) {
-    prepared.status = absl::InvalidArgumentError(
-        absl::StrCat("spec.checkpoint.resumeFrom: step ", restore.step, " is not below training.steps ", steps));
+    prepared.status = absl::InvalidArgumentError(absl::StrCat(
+        "spec.checkpoint.resumeFrom: step ", restore.step, " is not below training.steps ", steps));
     prepared.reason = "PlanRejected";
   }
   if (!prepared.status.ok()) {
-    entry->run.Blame({prepared.reason, std::string(prepared.status.message()), "", -1, entry->progress.step});
+    entry->run.Blame(
+        {prepared.reason, std::string(prepared.status.message()), "", -1, entry->progress.step});
     Reconcile(*entry);
     return;
   }
@@ -351,12 +374,23 @@ void JobController::LaunchTrainers(Entry& entry, const RestorePoint& restore) {
   event.attempt = record.attempt;
   event.step = restore.step;
   event.type = "Launched";
-  event.message = absl::StrCat(run.slots.size(), " ranks over ", run.transport, " on ", members, ", ",
+  event.message = absl::StrCat(run.slots.size(),
+                               " ranks over ",
+                               run.transport,
+                               " on ",
+                               members,
+                               ", ",
                                restore.step < 0 ? "initial weights" : restore.path);
   StoreChange change;
   change.events.push_back(event);
-  change.epochs.push_back({record.uid, run.epoch, record.attempt, static_cast<int64_t>(run.slots.size()),
-                           Hex(run.world->digest), members, std::max<int64_t>(restore.step, 0), restore.path,
+  change.epochs.push_back({record.uid,
+                           run.epoch,
+                           record.attempt,
+                           static_cast<int64_t>(run.slots.size()),
+                           Hex(run.world->digest),
+                           members,
+                           std::max<int64_t>(restore.step, 0),
+                           restore.path,
                            event.time_ms});
   if (Persist(change).ok()) {  // a record for people: the launch does not depend on it
     feed_.Publish(record.uid, change.events.front());
@@ -399,7 +433,8 @@ void JobController::StopRun(Entry& entry) {
   // The watchdogs first: a step thread that is stuck in a collective hears nothing else.
   SendToNodes(entry, {entry.record.uid, run.epoch, -1, PeerLost{reason}});
   for (const std::string& node_id : NodesOf(entry)) {
-    SendToNode(node_id, StopTrainers{entry.record.uid, run.epoch, reason, membership_.times().detection_ms});
+    SendToNode(node_id,
+               StopTrainers{entry.record.uid, run.epoch, reason, membership_.times().detection_ms});
   }
   for (auto save = run.saves.begin(); save != run.saves.end();) {
     save = save->second.committing ? std::next(save) : run.saves.erase(save);
@@ -417,7 +452,8 @@ void JobController::NudgeQuiescing(Entry& entry) {
   entry.run.quiesce_nudged_ms = now_ms;
   for (const std::string& node_id : NodesOf(entry)) {
     const NodeRecord* node = membership_.Find(node_id);
-    log::Warning(absl::StrCat("job ", entry.record.name, ": no exit from ", node_id, "; asking it to register anew"));
+    log::Warning(absl::StrCat(
+        "job ", entry.record.name, ": no exit from ", node_id, "; asking it to register anew"));
     if (node != nullptr && node->stream) {
       parts_.fleet->Close(*node->stream);
     }

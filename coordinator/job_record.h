@@ -24,9 +24,16 @@ enum class JobState {
   kFailed = 11,
   kCancelled = 12,
 };
-inline constexpr JobState kAllJobStates[] = {
-    JobState::kQueued,     JobState::kStarting, JobState::kRunning,  JobState::kResizing,  JobState::kRecovering,
-    JobState::kFinishing,  JobState::kStopping, JobState::kSucceeded, JobState::kFailed,    JobState::kCancelled};
+inline constexpr JobState kAllJobStates[] = {JobState::kQueued,
+                                             JobState::kStarting,
+                                             JobState::kRunning,
+                                             JobState::kResizing,
+                                             JobState::kRecovering,
+                                             JobState::kFinishing,
+                                             JobState::kStopping,
+                                             JobState::kSucceeded,
+                                             JobState::kFailed,
+                                             JobState::kCancelled};
 
 std::string_view StateName(JobState state);
 bool IsTerminal(JobState state);
@@ -68,7 +75,7 @@ struct JobRecord {
   int64_t created_ms = 0;
   int64_t started_ms = 0;
   int64_t finished_ms = 0;
-  int64_t resized_ms = 0;  // wall time of the last growth
+  int64_t resized_ms = 0;     // wall time of the last growth
   std::string failure_class;  // user or infrastructure, in Failed
   int64_t resource_version = 0;
 };

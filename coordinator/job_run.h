@@ -22,9 +22,9 @@ namespace ravel::coordinator {
 struct TrainerSlot {
   RankPlace place;
   bool ready = false;
-  bool done = false;    // said Done: its exit code 0 is a success
-  bool exited = false;  // or lost with its node
-  bool stopped = false;  // exit code 10: as told
+  bool done = false;          // said Done: its exit code 0 is a success
+  bool exited = false;        // or lost with its node
+  bool stopped = false;       // exit code 10: as told
   std::string failed_reason;  // of its TrainerFailed frame
   std::string failed_message;
   int64_t step = 0;
@@ -68,7 +68,7 @@ struct JobRun {
   int64_t sequence = 0;  // of the newest SaveTrainer
   int64_t save_ms = 0;   // monotonic: newest save that was asked for or committed
   std::map<std::pair<int64_t, int64_t>, PendingSave> saves;  // by (step, save attempt)
-  int committing = 0;    // commits on the pool; outlives the epoch
+  int committing = 0;                    // commits on the pool; outlives the epoch
   std::optional<int64_t> grow_since_ms;  // monotonic: since when a larger size would fit
 
   bool AllExited() const {

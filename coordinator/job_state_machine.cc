@@ -57,7 +57,9 @@ class Builder {
 };
 
 // The whole product is in the store: nothing that happens to trainers now can take it away.
-bool HasFinalCommit(const JobRecord& job) { return job.committed_step >= job.spec.steps; }
+bool HasFinalCommit(const JobRecord& job) {
+  return job.committed_step >= job.spec.steps;
+}
 
 Result Succeed(const JobRecord& job, const JobEvent& event) {
   Builder builder(job, event);
@@ -88,7 +90,8 @@ Result OnPlaced(const JobRecord& job, const JobEvent& event) {
   }
   const std::string reason = job.state == JobState::kQueued ? "Placed" : job.reason;
   return builder.To(to, reason, job.state == JobState::kQueued ? "" : job.message)
-      .Emit("Placed", reason, absl::StrCat("epoch ", next.epoch, ", ", event.world_size, " devices"))
+      .Emit(
+          "Placed", reason, absl::StrCat("epoch ", next.epoch, ", ", event.world_size, " devices"))
       .Do(JobActionKind::kLaunch)
       .Take();
 }
@@ -99,9 +102,13 @@ Result OnBelowMinimum(const JobRecord& job, const JobEvent& event) {
   }
   Builder builder(job, event);
   builder.next().world_size = 0;
-  const std::string message = absl::StrCat("waits for ", job.spec.elastic.sizes.empty() ? 1 : job.spec.elastic.sizes[0],
-                                           " free devices");
-  return builder.To(JobState::kQueued, "BelowMinimum", message).Emit("Queued", "BelowMinimum", message).Take();
+  const std::string message =
+      absl::StrCat("waits for ",
+                   job.spec.elastic.sizes.empty() ? 1 : job.spec.elastic.sizes[0],
+                   " free devices");
+  return builder.To(JobState::kQueued, "BelowMinimum", message)
+      .Emit("Queued", "BelowMinimum", message)
+      .Take();
 }
 
 Result OnAllReady(const JobRecord& job, const JobEvent& event) {
@@ -116,13 +123,15 @@ Result OnAllReady(const JobRecord& job, const JobEvent& event) {
     next.started_ms = event.now_ms;
   }
   return builder.To(JobState::kRunning, "Training")
-      .Emit("Started", job.reason, absl::StrCat("epoch ", job.epoch, ", ", job.world_size, " ranks"))
+      .Emit(
+          "Started", job.reason, absl::StrCat("epoch ", job.epoch, ", ", job.world_size, " ranks"))
       .Do(JobActionKind::kRun)
       .Take();
 }
 
 Result OnEpochBroken(const JobRecord& job, const JobEvent& event) {
-  if (job.state == JobState::kQueued || job.state == JobState::kStopping || job.launched_epoch != job.epoch) {
+  if (job.state == JobState::kQueued || job.state == JobState::kStopping ||
+      job.launched_epoch != job.epoch) {
     return std::nullopt;  // nothing runs in this epoch
   }
   if (HasFinalCommit(job)) {
@@ -141,7 +150,8 @@ Result Fail(Builder builder, std::string_view reason, const FailureCause& cause)
   const bool user = ClassOf(cause.reason) == FailureClass::kUser;
   builder.next().failure_class = user ? "user" : "infrastructure";
   const std::string message =
-      reason == cause.reason ? cause.message : absl::StrCat("last failure: ", cause.reason, ": ", cause.message);
+      reason == cause.reason ? cause.message
+                             : absl::StrCat("last failure: ", cause.reason, ": ", cause.message);
   return builder.To(JobState::kFailed, reason, message).Emit("Failed", reason, message).Take();
 }
 
@@ -169,9 +179,11 @@ Result OnQuiesced(const JobRecord& job, const JobEvent& event) {
   builder.next().world_size = 0;
   builder.To(JobState::kRecovering, event.cause.reason, event.cause.message);
   return builder
-      .Emit("Recovering", event.cause.reason,
-            verdict.backoff_ms > 0 ? absl::StrCat("next attempt in ", verdict.backoff_ms, " ms; ", event.cause.message)
-                                   : event.cause.message)
+      .Emit("Recovering",
+            event.cause.reason,
+            verdict.backoff_ms > 0
+                ? absl::StrCat("next attempt in ", verdict.backoff_ms, " ms; ", event.cause.message)
+                : event.cause.message)
       .Take();
 }
 
@@ -240,9 +252,12 @@ Result OnCommitLost(const JobRecord& job, const JobEvent& event) {
 
 Result OnCancel(const JobRecord& job, const JobEvent& event) {
   Builder builder(job, event);
-  const std::string message = event.cause.message.empty() ? "cancelled by user" : event.cause.message;
+  const std::string message =
+      event.cause.message.empty() ? "cancelled by user" : event.cause.message;
   if (job.state == JobState::kQueued) {
-    return builder.To(JobState::kCancelled, "UserRequest", message).Emit("Cancelled", "UserRequest", message).Take();
+    return builder.To(JobState::kCancelled, "UserRequest", message)
+        .Emit("Cancelled", "UserRequest", message)
+        .Take();
   }
   if (job.state == JobState::kStopping) {
     return std::nullopt;
@@ -302,15 +317,27 @@ std::string_view StateName(JobState state) {
 }
 
 bool IsTerminal(JobState state) {
-  return state == JobState::kSucceeded || state == JobState::kFailed || state == JobState::kCancelled;
+  return state == JobState::kSucceeded || state == JobState::kFailed ||
+         state == JobState::kCancelled;
 }
 
-bool HoldsDevices(JobState state) { return state != JobState::kQueued && !IsTerminal(state); }
+bool HoldsDevices(JobState state) {
+  return state != JobState::kQueued && !IsTerminal(state);
+}
 
 std::string_view EventKindName(JobEventKind kind) {
-  static constexpr std::string_view kNames[kJobEventKinds] = {
-      "Placed",   "BelowMinimum", "AllReady",  "EpochBroken", "Quiesced",        "ResizeRequested",
-      "LastStep", "AllDone",      "Committed", "CommitLost",  "CancelRequested", "CoordinatorRestarted"};
+  static constexpr std::string_view kNames[kJobEventKinds] = {"Placed",
+                                                              "BelowMinimum",
+                                                              "AllReady",
+                                                              "EpochBroken",
+                                                              "Quiesced",
+                                                              "ResizeRequested",
+                                                              "LastStep",
+                                                              "AllDone",
+                                                              "Committed",
+                                                              "CommitLost",
+                                                              "CancelRequested",
+                                                              "CoordinatorRestarted"};
   return kNames[static_cast<int>(kind)];
 }
 

@@ -1,7 +1,8 @@
 #pragma once
 
-// What happens to a job: a pure table. Transition reads no clock and no randomness; the controller persists `next`
-// and `events` in one transaction, applies, and only then carries out `actions`. The diagram is in README.md.
+// What happens to a job: a pure table. Transition reads no clock and no randomness; the controller
+// persists `next` and `events` in one transaction, applies, and only then carries out `actions`.
+// The diagram is in README.md.
 
 #include <cstdint>
 #include <optional>
@@ -14,16 +15,16 @@
 namespace ravel::coordinator {
 
 enum class JobEventKind {
-  kPlaced,               // a gang of world_size devices was found, nothing of an older epoch runs any more
-  kBelowMinimum,         // devices are held, but fewer remain than the smallest allowed size
-  kAllReady,             // every rank of the epoch is READY
-  kEpochBroken,          // a rank, a node or a communicator failed; cause so far
-  kQuiesced,             // no trainer of the old epoch runs any more; final cause, to be charged
-  kResizeRequested,      // more devices are free and a larger size is allowed
-  kLastStep,             // the last step is done: final save
-  kAllDone,              // every rank left with exit code 0
-  kCommitted,            // the store holds a new step
-  kCommitLost,           // a committed step turned out to be bad; step and path of the one before (-1: none)
+  kPlaced,        // a gang of world_size devices was found, nothing of an older epoch runs any more
+  kBelowMinimum,  // devices are held, but fewer remain than the smallest allowed size
+  kAllReady,      // every rank of the epoch is READY
+  kEpochBroken,   // a rank, a node or a communicator failed; cause so far
+  kQuiesced,      // no trainer of the old epoch runs any more; final cause, to be charged
+  kResizeRequested,  // more devices are free and a larger size is allowed
+  kLastStep,         // the last step is done: final save
+  kAllDone,          // every rank left with exit code 0
+  kCommitted,        // the store holds a new step
+  kCommitLost,  // a committed step turned out to be bad; step and path of the one before (-1: none)
   kCancelRequested,
   kCoordinatorRestarted  // this process is new: what ran is of an older epoch
 };
@@ -39,11 +40,11 @@ struct JobEvent {
 };
 
 enum class JobActionKind {
-  kLaunch,         // plan for world_size and start trainers in epoch
-  kRun,            // tell all ranks to train
-  kStopTrainers,   // end the trainers of epochs before the record's epoch
-  kSaveThenStop,   // save at the next boundary, then exit
-  kFinished,       // terminal: release what the job holds
+  kLaunch,        // plan for world_size and start trainers in epoch
+  kRun,           // tell all ranks to train
+  kStopTrainers,  // end the trainers of epochs before the record's epoch
+  kSaveThenStop,  // save at the next boundary, then exit
+  kFinished,      // terminal: release what the job holds
 };
 
 struct TransitionResult {

@@ -1,6 +1,7 @@
 #pragma once
 
-// The coordinator's durable state. Every change is one transaction: all of it or nothing, on disk before Apply returns.
+// The coordinator's durable state. Every change is one transaction: all of it or nothing, on disk
+// before Apply returns.
 
 #include <cstdint>
 #include <optional>
@@ -36,7 +37,8 @@ struct EpochRecord {
 // On disk: do not renumber.
 enum class SaveState { kIntended = 1, kCommitted = 2, kFailed = 3, kBad = 4, kDeleted = 5 };
 
-// One save whose seals are complete: persisted as intended, then made in the checkpoint store, then as done.
+// One save whose seals are complete: persisted as intended, then made in the checkpoint store, then
+// as done.
 struct SaveRecord {
   std::string job_uid;
   int64_t step = 0;
@@ -85,12 +87,13 @@ class JobStore {
   virtual ~JobStore() = default;
   // Raises the term, durably, and reads everything: once, first.
   virtual absl::StatusOr<LoadedState> Open() = 0;
-  // ResourceExhausted when the disk is full; Aborted when another coordinator has raised the term. After an error
-  // nothing of the change stands.
+  // ResourceExhausted when the disk is full; Aborted when another coordinator has raised the term.
+  // After an error nothing of the change stands.
   virtual absl::Status Apply(const StoreChange& change) = 0;
   virtual absl::StatusOr<std::optional<RequestRecord>> FindRequest(const std::string& id) = 0;
   // Events of a job with seq > after, oldest first, at most `limit`.
-  virtual absl::StatusOr<std::vector<JobEventRecord>> Events(const std::string& job_uid, int64_t after,
+  virtual absl::StatusOr<std::vector<JobEventRecord>> Events(const std::string& job_uid,
+                                                             int64_t after,
                                                              int64_t limit) = 0;
 };
 

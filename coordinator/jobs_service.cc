@@ -22,7 +22,8 @@ constexpr int64_t kEventPage = 100'000;
 
 grpc::Status ToGrpc(const absl::Status& status) {
   return status.ok() ? grpc::Status::OK
-                     : grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
+                     : grpc::Status(static_cast<grpc::StatusCode>(status.code()),
+                                    std::string(status.message()));
 }
 
 // Trailing metadata `ravel-error-detail-bin`.
@@ -44,7 +45,8 @@ absl::Status CheckRequestId(const std::string& id) {
 v1::TrainingJob Named(const v1::TrainingJob& job) {
   v1::TrainingJob named = job;
   if (named.metadata().name().empty() && !named.metadata().generate_name().empty()) {
-    named.mutable_metadata()->set_name(absl::StrCat(named.metadata().generate_name(), RandomHex(3)));
+    named.mutable_metadata()->set_name(
+        absl::StrCat(named.metadata().generate_name(), RandomHex(3)));
   }
   return named;
 }
@@ -63,7 +65,8 @@ absl::Status ViolationStatus(grpc::CallbackServerContext* context, const Canonic
 }
 
 // `key=value,...`, each of which a label must have.
-absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ParseSelector(const std::string& selector) {
+absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ParseSelector(
+    const std::string& selector) {
   std::vector<std::pair<std::string, std::string>> wanted;
   for (const absl::string_view part : absl::StrSplit(selector, ',', absl::SkipEmpty())) {
     const std::vector<std::string> pair = absl::StrSplit(part, absl::MaxSplits('=', 1));
@@ -83,7 +86,9 @@ bool HasLabels(const v1::Job& job, const std::vector<std::pair<std::string, std:
 }
 
 // Planning or a store that refuses: the message begins with the field at fault.
-void AddFieldDetail(grpc::CallbackServerContext* context, const std::string& job, const absl::Status& status) {
+void AddFieldDetail(grpc::CallbackServerContext* context,
+                    const std::string& job,
+                    const absl::Status& status) {
   v1::ErrorDetail detail;
   detail.set_reason("InvalidJob");
   detail.set_job(job);
@@ -99,10 +104,12 @@ void AddFieldDetail(grpc::CallbackServerContext* context, const std::string& job
 
 }  // namespace
 
-grpc::ServerUnaryReactor* JobsService::SubmitJob(Context* context, const v1::SubmitJobRequest* request,
+grpc::ServerUnaryReactor* JobsService::SubmitJob(Context* context,
+                                                 const v1::SubmitJobRequest* request,
                                                  v1::SubmitJobResponse* response) {
   Unary* reactor = context->DefaultReactor();
-  const absl::Status valid = request->dry_run() ? absl::OkStatus() : CheckRequestId(request->request_id());
+  const absl::Status valid =
+      request->dry_run() ? absl::OkStatus() : CheckRequestId(request->request_id());
   if (!valid.ok()) {
     reactor->Finish(ToGrpc(valid));
     return reactor;
@@ -112,7 +119,8 @@ grpc::ServerUnaryReactor* JobsService::SubmitJob(Context* context, const v1::Sub
     // A request that was answered before is not judged again: the world has moved on since.
     const auto known = parts_.controller->store().FindRequest(request->request_id());
     if (!request->dry_run() && known.ok() && known->has_value()) {
-      absl::StatusOr<JobView> view = parts_.controller->Submit({request->request_id(), hash, JobRecord()});
+      absl::StatusOr<JobView> view =
+          parts_.controller->Submit({request->request_id(), hash, JobRecord()});
       if (view.ok()) {
         *response->mutable_job() = ToProto(*view);
       }
@@ -126,8 +134,11 @@ grpc::ServerUnaryReactor* JobsService::SubmitJob(Context* context, const v1::Sub
   return reactor;
 }
 
-void JobsService::Admit(Context* context, const v1::SubmitJobRequest* request, v1::SubmitJobResponse* response,
-                        Unary* reactor, const std::string& hash) {
+void JobsService::Admit(Context* context,
+                        const v1::SubmitJobRequest* request,
+                        v1::SubmitJobResponse* response,
+                        Unary* reactor,
+                        const std::string& hash) {
   CanonicalJob job = Canonicalize(Named(request->job()), {.check_paths = true});
   if (!job.ok()) {
     reactor->Finish(ToGrpc(ViolationStatus(context, job)));
@@ -165,7 +176,8 @@ void JobsService::Admit(Context* context, const v1::SubmitJobRequest* request, v
   });
 }
 
-grpc::ServerUnaryReactor* JobsService::ValidateJob(Context* context, const v1::ValidateJobRequest* request,
+grpc::ServerUnaryReactor* JobsService::ValidateJob(Context* context,
+                                                   const v1::ValidateJobRequest* request,
                                                    v1::ValidateJobResponse* response) {
   Unary* reactor = context->DefaultReactor();
   parts_.pool->Post([this, request, response, reactor] {
@@ -188,10 +200,13 @@ grpc::ServerUnaryReactor* JobsService::ValidateJob(Context* context, const v1::V
   return reactor;
 }
 
-grpc::ServerUnaryReactor* JobsService::GetJob(Context* context, const v1::GetJobRequest* request, v1::Job* response) {
+grpc::ServerUnaryReactor* JobsService::GetJob(Context* context,
+                                              const v1::GetJobRequest* request,
+                                              v1::Job* response) {
   Unary* reactor = context->DefaultReactor();
   parts_.strand->Post([this, request, response, reactor] {
-    absl::StatusOr<JobView> view = parts_.controller->Get(KeyOf(request->namespace_(), request->name()));
+    absl::StatusOr<JobView> view =
+        parts_.controller->Get(KeyOf(request->namespace_(), request->name()));
     if (view.ok()) {
       *response = ToProto(*view);
     }
@@ -200,7 +215,8 @@ grpc::ServerUnaryReactor* JobsService::GetJob(Context* context, const v1::GetJob
   return reactor;
 }
 
-grpc::ServerUnaryReactor* JobsService::ListJobs(Context* context, const v1::ListJobsRequest* request,
+grpc::ServerUnaryReactor* JobsService::ListJobs(Context* context,
+                                                const v1::ListJobsRequest* request,
                                                 v1::ListJobsResponse* response) {
   Unary* reactor = context->DefaultReactor();
   auto selector = ParseSelector(request->selector());
@@ -225,7 +241,8 @@ grpc::ServerUnaryReactor* JobsService::ListJobs(Context* context, const v1::List
   return reactor;
 }
 
-grpc::ServerUnaryReactor* JobsService::CancelJob(Context* context, const v1::CancelJobRequest* request,
+grpc::ServerUnaryReactor* JobsService::CancelJob(Context* context,
+                                                 const v1::CancelJobRequest* request,
                                                  v1::Job* response) {
   Unary* reactor = context->DefaultReactor();
   const absl::Status valid = CheckRequestId(request->request_id());
@@ -245,7 +262,8 @@ grpc::ServerUnaryReactor* JobsService::CancelJob(Context* context, const v1::Can
   return reactor;
 }
 
-grpc::ServerUnaryReactor* JobsService::CheckpointNow(Context* context, const v1::CheckpointNowRequest* request,
+grpc::ServerUnaryReactor* JobsService::CheckpointNow(Context* context,
+                                                     const v1::CheckpointNowRequest* request,
                                                      v1::Operation* response) {
   Unary* reactor = context->DefaultReactor();
   const absl::Status valid = CheckRequestId(request->request_id());
@@ -254,8 +272,8 @@ grpc::ServerUnaryReactor* JobsService::CheckpointNow(Context* context, const v1:
     return reactor;
   }
   parts_.strand->Post([this, request, response, reactor] {
-    absl::StatusOr<OperationRecord> operation =
-        parts_.controller->CheckpointNow(KeyOf(request->namespace_(), request->name()), request->request_id());
+    absl::StatusOr<OperationRecord> operation = parts_.controller->CheckpointNow(
+        KeyOf(request->namespace_(), request->name()), request->request_id());
     if (operation.ok()) {
       *response = ToProto(*operation);
     }
@@ -264,11 +282,13 @@ grpc::ServerUnaryReactor* JobsService::CheckpointNow(Context* context, const v1:
   return reactor;
 }
 
-grpc::ServerUnaryReactor* JobsService::ListCheckpoints(Context* context, const v1::ListCheckpointsRequest* request,
+grpc::ServerUnaryReactor* JobsService::ListCheckpoints(Context* context,
+                                                       const v1::ListCheckpointsRequest* request,
                                                        v1::ListCheckpointsResponse* response) {
   Unary* reactor = context->DefaultReactor();
   parts_.strand->Post([this, request, response, reactor] {
-    absl::StatusOr<JobView> view = parts_.controller->Get(KeyOf(request->namespace_(), request->name()));
+    absl::StatusOr<JobView> view =
+        parts_.controller->Get(KeyOf(request->namespace_(), request->name()));
     if (view.ok()) {
       for (const SaveRecord& save : parts_.controller->Saves(view->record.uid)) {
         if (save.state != SaveState::kFailed) {
@@ -281,7 +301,8 @@ grpc::ServerUnaryReactor* JobsService::ListCheckpoints(Context* context, const v
   return reactor;
 }
 
-grpc::ServerUnaryReactor* JobsService::ListNodes(Context* context, const v1::ListNodesRequest* /*request*/,
+grpc::ServerUnaryReactor* JobsService::ListNodes(Context* context,
+                                                 const v1::ListNodesRequest* /*request*/,
                                                  v1::ListNodesResponse* response) {
   Unary* reactor = context->DefaultReactor();
   parts_.strand->Post([this, response, reactor] {
@@ -293,7 +314,8 @@ grpc::ServerUnaryReactor* JobsService::ListNodes(Context* context, const v1::Lis
   return reactor;
 }
 
-grpc::ServerUnaryReactor* JobsService::ServerInfo(Context* context, const v1::ServerInfoRequest* /*request*/,
+grpc::ServerUnaryReactor* JobsService::ServerInfo(Context* context,
+                                                  const v1::ServerInfoRequest* /*request*/,
                                                   v1::ServerInfoResponse* response) {
   Unary* reactor = context->DefaultReactor();
   parts_.strand->Post([this, response, reactor] {
@@ -306,8 +328,10 @@ grpc::ServerUnaryReactor* JobsService::ServerInfo(Context* context, const v1::Se
   return reactor;
 }
 
-grpc::ServerWriteReactor<v1::Job>* JobsService::WatchJob(Context* /*context*/, const v1::WatchJobRequest* request) {
-  auto writer = StreamWriter<v1::Job>::Create(parts_.strand, parts_.controller, StreamBacklog::kNewestOnly);
+grpc::ServerWriteReactor<v1::Job>* JobsService::WatchJob(Context* /*context*/,
+                                                         const v1::WatchJobRequest* request) {
+  auto writer =
+      StreamWriter<v1::Job>::Create(parts_.strand, parts_.controller, StreamBacklog::kNewestOnly);
   const JobKey key = KeyOf(request->namespace_(), request->name());
   parts_.strand->Post([this, writer, key] {
     absl::StatusOr<JobView> view = parts_.controller->Get(key);
@@ -331,13 +355,15 @@ grpc::ServerWriteReactor<v1::Job>* JobsService::WatchJob(Context* /*context*/, c
   return writer.get();
 }
 
-grpc::ServerWriteReactor<v1::Operation>* JobsService::WatchOperation(Context* /*context*/,
-                                                                     const v1::WatchOperationRequest* request) {
-  auto writer = StreamWriter<v1::Operation>::Create(parts_.strand, parts_.controller, StreamBacklog::kKeepAll);
+grpc::ServerWriteReactor<v1::Operation>* JobsService::WatchOperation(
+    Context* /*context*/, const v1::WatchOperationRequest* request) {
+  auto writer = StreamWriter<v1::Operation>::Create(
+      parts_.strand, parts_.controller, StreamBacklog::kKeepAll);
   const std::string id = request->id();
   parts_.strand->Post([this, writer, id] {
     const auto over = [](const OperationRecord& operation) {
-      return operation.state == OperationState::kCommitted || operation.state == OperationState::kFailed;
+      return operation.state == OperationState::kCommitted ||
+             operation.state == OperationState::kFailed;
     };
     absl::StatusOr<OperationRecord> operation = parts_.controller->GetOperation(id);
     if (!operation.ok()) {
@@ -362,16 +388,18 @@ grpc::ServerWriteReactor<v1::Operation>* JobsService::WatchOperation(Context* /*
   return writer.get();
 }
 
-grpc::ServerWriteReactor<v1::JobEvent>* JobsService::StreamEvents(Context* /*context*/,
-                                                                  const v1::StreamEventsRequest* request) {
-  auto writer = StreamWriter<v1::JobEvent>::Create(parts_.strand, parts_.controller, StreamBacklog::kKeepAll);
+grpc::ServerWriteReactor<v1::JobEvent>* JobsService::StreamEvents(
+    Context* /*context*/, const v1::StreamEventsRequest* request) {
+  auto writer =
+      StreamWriter<v1::JobEvent>::Create(parts_.strand, parts_.controller, StreamBacklog::kKeepAll);
   parts_.strand->Post([this, writer, asked = *request] {
     absl::StatusOr<JobView> view = parts_.controller->Get(KeyOf(asked.namespace_(), asked.name()));
     if (!view.ok()) {
       writer->End(ToGrpc(view.status()));
       return;
     }
-    const auto events = parts_.controller->store().Events(view->record.uid, asked.after_seq(), kEventPage);
+    const auto events =
+        parts_.controller->store().Events(view->record.uid, asked.after_seq(), kEventPage);
     if (!events.ok()) {
       writer->End(ToGrpc(events.status()));
       return;
@@ -395,9 +423,10 @@ grpc::ServerWriteReactor<v1::JobEvent>* JobsService::StreamEvents(Context* /*con
   return writer.get();
 }
 
-grpc::ServerWriteReactor<v1::LogLine>* JobsService::StreamLogs(Context* /*context*/,
-                                                               const v1::StreamLogsRequest* request) {
-  auto writer = StreamWriter<v1::LogLine>::Create(parts_.strand, parts_.controller, StreamBacklog::kKeepAll);
+grpc::ServerWriteReactor<v1::LogLine>* JobsService::StreamLogs(
+    Context* /*context*/, const v1::StreamLogsRequest* request) {
+  auto writer =
+      StreamWriter<v1::LogLine>::Create(parts_.strand, parts_.controller, StreamBacklog::kKeepAll);
   parts_.strand->Post([this, writer, asked = *request] {
     absl::StatusOr<JobView> view = parts_.controller->Get(KeyOf(asked.namespace_(), asked.name()));
     if (!view.ok()) {
@@ -407,7 +436,8 @@ grpc::ServerWriteReactor<v1::LogLine>* JobsService::StreamLogs(Context* /*contex
     const std::string uid = view->record.uid;
     if (!asked.follow() || IsTerminal(view->record.state)) {
       parts_.pool->Post([this, writer, asked, uid] {  // files may be long: not on the strand
-        for (const LogLine& line : parts_.controller->logs().Read(uid, asked.attempt(), asked.rank())) {
+        for (const LogLine& line :
+             parts_.controller->logs().Read(uid, asked.attempt(), asked.rank())) {
           writer->Push(ToProto(line));
         }
         writer->End(grpc::Status::OK);
@@ -430,9 +460,10 @@ grpc::ServerWriteReactor<v1::LogLine>* JobsService::StreamLogs(Context* /*contex
   return writer.get();
 }
 
-grpc::ServerWriteReactor<v1::StepRecord>* JobsService::StreamMetrics(Context* /*context*/,
-                                                                     const v1::StreamMetricsRequest* request) {
-  auto writer = StreamWriter<v1::StepRecord>::Create(parts_.strand, parts_.controller, StreamBacklog::kKeepAll);
+grpc::ServerWriteReactor<v1::StepRecord>* JobsService::StreamMetrics(
+    Context* /*context*/, const v1::StreamMetricsRequest* request) {
+  auto writer = StreamWriter<v1::StepRecord>::Create(
+      parts_.strand, parts_.controller, StreamBacklog::kKeepAll);
   const auto send = [this, writer](const std::string& uid, bool all) {
     absl::StatusOr<std::vector<StepRecord>> records = parts_.controller->metrics().Read(uid);
     if (records.ok()) {
@@ -450,7 +481,8 @@ grpc::ServerWriteReactor<v1::StepRecord>* JobsService::StreamMetrics(Context* /*
     }
     const std::string uid = view->record.uid;
     if (!asked.follow() || IsTerminal(view->record.state)) {
-      parts_.pool->Post([writer, send, asked, uid] { writer->End(ToGrpc(send(uid, asked.all()))); });
+      parts_.pool->Post(
+          [writer, send, asked, uid] { writer->End(ToGrpc(send(uid, asked.all()))); });
       return;
     }
     send(uid, asked.all()).IgnoreError();

@@ -1,6 +1,7 @@
 #pragma once
 
-// proto/jobs.proto: validates, posts to the strand, answers. Validation and planning run on the pool. No decisions here.
+// proto/jobs.proto: validates, posts to the strand, answers. Validation and planning run on the
+// pool. No decisions here.
 
 #include <memory>
 #include <string>
@@ -34,26 +35,45 @@ class JobsService : public v1::Jobs::CallbackService {
   using Unary = grpc::ServerUnaryReactor;
   using Context = grpc::CallbackServerContext;
 
-  Unary* SubmitJob(Context* context, const v1::SubmitJobRequest* request, v1::SubmitJobResponse* response) override;
-  Unary* ValidateJob(Context* context, const v1::ValidateJobRequest* request,
+  Unary* SubmitJob(Context* context,
+                   const v1::SubmitJobRequest* request,
+                   v1::SubmitJobResponse* response) override;
+  Unary* ValidateJob(Context* context,
+                     const v1::ValidateJobRequest* request,
                      v1::ValidateJobResponse* response) override;
   Unary* GetJob(Context* context, const v1::GetJobRequest* request, v1::Job* response) override;
-  Unary* ListJobs(Context* context, const v1::ListJobsRequest* request, v1::ListJobsResponse* response) override;
-  Unary* CancelJob(Context* context, const v1::CancelJobRequest* request, v1::Job* response) override;
-  Unary* CheckpointNow(Context* context, const v1::CheckpointNowRequest* request, v1::Operation* response) override;
-  Unary* ListCheckpoints(Context* context, const v1::ListCheckpointsRequest* request,
+  Unary* ListJobs(Context* context,
+                  const v1::ListJobsRequest* request,
+                  v1::ListJobsResponse* response) override;
+  Unary* CancelJob(Context* context,
+                   const v1::CancelJobRequest* request,
+                   v1::Job* response) override;
+  Unary* CheckpointNow(Context* context,
+                       const v1::CheckpointNowRequest* request,
+                       v1::Operation* response) override;
+  Unary* ListCheckpoints(Context* context,
+                         const v1::ListCheckpointsRequest* request,
                          v1::ListCheckpointsResponse* response) override;
-  Unary* ListNodes(Context* context, const v1::ListNodesRequest* request, v1::ListNodesResponse* response) override;
-  Unary* ServerInfo(Context* context, const v1::ServerInfoRequest* request,
+  Unary* ListNodes(Context* context,
+                   const v1::ListNodesRequest* request,
+                   v1::ListNodesResponse* response) override;
+  Unary* ServerInfo(Context* context,
+                    const v1::ServerInfoRequest* request,
                     v1::ServerInfoResponse* response) override;
   Stream<v1::Job>* WatchJob(Context* context, const v1::WatchJobRequest* request) override;
-  Stream<v1::Operation>* WatchOperation(Context* context, const v1::WatchOperationRequest* request) override;
-  Stream<v1::JobEvent>* StreamEvents(Context* context, const v1::StreamEventsRequest* request) override;
+  Stream<v1::Operation>* WatchOperation(Context* context,
+                                        const v1::WatchOperationRequest* request) override;
+  Stream<v1::JobEvent>* StreamEvents(Context* context,
+                                     const v1::StreamEventsRequest* request) override;
   Stream<v1::LogLine>* StreamLogs(Context* context, const v1::StreamLogsRequest* request) override;
-  Stream<v1::StepRecord>* StreamMetrics(Context* context, const v1::StreamMetricsRequest* request) override;
+  Stream<v1::StepRecord>* StreamMetrics(Context* context,
+                                        const v1::StreamMetricsRequest* request) override;
 
  private:
-  void Admit(Context* context, const v1::SubmitJobRequest* request, v1::SubmitJobResponse* response, Unary* reactor,
+  void Admit(Context* context,
+             const v1::SubmitJobRequest* request,
+             v1::SubmitJobResponse* response,
+             Unary* reactor,
              const std::string& hash);
 
   const JobsServiceParts parts_;

@@ -35,12 +35,17 @@ bool Parse(const std::string& stored, LogLine& line) {
 // The number in "attempt-3" or "rank-0.log"; -1 for any other name.
 int64_t NumberIn(const std::string& name, const std::string& prefix, const std::string& suffix) {
   int64_t number = -1;
-  const bool named = name.starts_with(prefix) && name.ends_with(suffix) && name.size() > prefix.size() + suffix.size();
-  const std::string inner = named ? name.substr(prefix.size(), name.size() - prefix.size() - suffix.size()) : "";
+  const bool named = name.starts_with(prefix) && name.ends_with(suffix) &&
+                     name.size() > prefix.size() + suffix.size();
+  const std::string inner =
+      named ? name.substr(prefix.size(), name.size() - prefix.size() - suffix.size()) : "";
   return named && absl::SimpleAtoi(inner, &number) ? number : -1;
 }
 
-void ReadFileLines(const std::filesystem::path& path, int64_t attempt, int64_t rank, std::vector<LogLine>& lines) {
+void ReadFileLines(const std::filesystem::path& path,
+                   int64_t attempt,
+                   int64_t rank,
+                   std::vector<LogLine>& lines) {
   std::ifstream input(path);
   std::string stored;
   while (std::getline(input, stored)) {
@@ -61,7 +66,8 @@ std::string LogStore::PathOf(const std::string& job_uid, int64_t attempt, int64_
   return absl::StrCat(directory_, "/", job_uid, "/attempt-", attempt, "/rank-", rank, ".log");
 }
 
-absl::StatusOr<std::vector<LogLine>> LogStore::Append(const std::string& job_uid, std::vector<LogLine> lines) {
+absl::StatusOr<std::vector<LogLine>> LogStore::Append(const std::string& job_uid,
+                                                      std::vector<LogLine> lines) {
   std::vector<LogLine> fresh;
   if (lines.empty() || job_bytes_[job_uid] > kMaxJobBytes) {
     return fresh;
@@ -89,7 +95,11 @@ absl::StatusOr<std::vector<LogLine>> LogStore::Append(const std::string& job_uid
     fresh.push_back(std::move(line));
   }
   if (job_bytes_[job_uid] > kMaxJobBytes) {
-    output << Format({source.next_seq, fresh.back().time_ms, 0, 0, fresh.back().node,
+    output << Format({source.next_seq,
+                      fresh.back().time_ms,
+                      0,
+                      0,
+                      fresh.back().node,
                       "[the job's log limit is reached; later lines are kept on the nodes only]"});
   }
   output.flush();
@@ -99,7 +109,9 @@ absl::StatusOr<std::vector<LogLine>> LogStore::Append(const std::string& job_uid
   return fresh;
 }
 
-std::vector<LogLine> LogStore::Read(const std::string& job_uid, int64_t attempt, int64_t rank) const {
+std::vector<LogLine> LogStore::Read(const std::string& job_uid,
+                                    int64_t attempt,
+                                    int64_t rank) const {
   std::vector<LogLine> lines;
   std::error_code error;
   const std::filesystem::path root = std::filesystem::path(directory_) / job_uid;
@@ -116,7 +128,8 @@ std::vector<LogLine> LogStore::Read(const std::string& job_uid, int64_t attempt,
     }
   }
   std::stable_sort(lines.begin(), lines.end(), [](const LogLine& a, const LogLine& b) {
-    return std::tie(a.attempt, a.time_ms, a.rank, a.seq) < std::tie(b.attempt, b.time_ms, b.rank, b.seq);
+    return std::tie(a.attempt, a.time_ms, a.rank, a.seq) <
+           std::tie(b.attempt, b.time_ms, b.rank, b.seq);
   });
   return lines;
 }

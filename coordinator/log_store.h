@@ -1,7 +1,8 @@
 #pragma once
 
-// Trainers' output, kept per job, attempt and rank, so that logs of dead nodes and earlier attempts stay.
-// DIRECTORY/<job uid>/attempt-<A>/rank-<R>.log, a line each: seq, time, node, text, separated by tabs.
+// Trainers' output, kept per job, attempt and rank, so that logs of dead nodes and earlier attempts
+// stay. DIRECTORY/<job uid>/attempt-<A>/rank-<R>.log, a line each: seq, time, node, text, separated
+// by tabs.
 
 #include <cstdint>
 #include <map>
@@ -26,10 +27,11 @@ class LogStore {
  public:
   explicit LogStore(std::string directory);
 
-  // Lines of one (attempt, rank) of a job. Lines that were stored before (by seq: a daemon sends again after a broken
-  // stream) are left out; a gap becomes a line that says how much is missing. Returns the lines that were new. Above
-  // kMaxJobBytes lines are dropped, which is said once.
-  absl::StatusOr<std::vector<LogLine>> Append(const std::string& job_uid, std::vector<LogLine> lines);
+  // Lines of one (attempt, rank) of a job. Lines that were stored before (by seq: a daemon sends
+  // again after a broken stream) are left out; a gap becomes a line that says how much is missing.
+  // Returns the lines that were new. Above kMaxJobBytes lines are dropped, which is said once.
+  absl::StatusOr<std::vector<LogLine>> Append(const std::string& job_uid,
+                                              std::vector<LogLine> lines);
   // rank -1: all; attempt 0: all. By attempt, then time.
   std::vector<LogLine> Read(const std::string& job_uid, int64_t attempt, int64_t rank) const;
 

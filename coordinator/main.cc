@@ -1,8 +1,5 @@
-// ravel-coordinator: wiring. Exit codes: 0 stopped by a signal, 1 the state or another fault, 2 wrong arguments, 3 the
-// address is in use, 4 another coordinator works on the state directory.
-
-#include <signal.h>
-#include <unistd.h>
+// ravel-coordinator: wiring. Exit codes: 0 stopped by a signal, 1 the state or another fault, 2
+// wrong arguments, 3 the address is in use, 4 another coordinator works on the state directory.
 
 #include <atomic>
 #include <chrono>
@@ -16,6 +13,8 @@
 #include <CLI/CLI.hpp>
 #include <absl/strings/str_cat.h>
 #include <grpcpp/grpcpp.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include "common/clock.h"
 #include "common/logging.h"
@@ -58,11 +57,14 @@ bool IsLoopback(const std::string& listen) {
 // Empty, or what is wrong.
 std::string Check(const Flags& flags, ControllerOptions& options) {
   if (!flags.dev_loopback) {
-    return "without --dev-loopback a coordinator needs certificates (mutual TLS), which this version does not have yet; "
+    return "without --dev-loopback a coordinator needs certificates (mutual TLS), which this "
+           "version does not have yet; "
            "pass --dev-loopback for a plaintext coordinator on this host only";
   }
   if (!IsLoopback(flags.listen)) {
-    return absl::StrCat("--listen ", flags.listen, ": --dev-loopback is plaintext and serves 127.0.0.1, [::1] or "
+    return absl::StrCat("--listen ",
+                        flags.listen,
+                        ": --dev-loopback is plaintext and serves 127.0.0.1, [::1] or "
                         "localhost only");
   }
   const absl::StatusOr<int64_t> detection = ParseDurationMs(flags.detection);
@@ -71,7 +73,8 @@ std::string Check(const Flags& flags, ControllerOptions& options) {
   }
   const absl::StatusOr<int64_t> step_timeout = ParseDurationMs(flags.step_timeout);
   if (!step_timeout.ok() || *step_timeout < 1000) {
-    return absl::StrCat("--step-timeout ", flags.step_timeout, ": expected a duration of at least 1s");
+    return absl::StrCat(
+        "--step-timeout ", flags.step_timeout, ": expected a duration of at least 1s");
   }
   options.detection_ms = *detection;
   options.step_timeout_ms = *step_timeout;
@@ -96,13 +99,17 @@ bool WritePortFile(const std::string& path, int port) {
   return output && !error;
 }
 
-std::unique_ptr<grpc::Server> Serve(const std::string& listen, grpc::Service* jobs, grpc::Service* fleet, int* port) {
+std::unique_ptr<grpc::Server> Serve(const std::string& listen,
+                                    grpc::Service* jobs,
+                                    grpc::Service* fleet,
+                                    int* port) {
   grpc::ServerBuilder builder;
   builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), port);
   builder.RegisterService(jobs);
   builder.RegisterService(fleet);
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // or a second server would share the port in silence
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT,
+                             0);  // or a second server would share the port in silence
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 200);
@@ -110,17 +117,49 @@ std::unique_ptr<grpc::Server> Serve(const std::string& listen, grpc::Service* jo
   return builder.BuildAndStart();
 }
 
+// The exit code. Streams are closed when it returns; the strand must still run.
+int ServeUntilSignal(const Flags& flags,
+                     JobsService& jobs,
+                     FleetService& fleet,
+                     const sigset_t& signals,
+                     const std::atomic<bool>& fatal) {
+  int port = 0;
+  const std::unique_ptr<grpc::Server> server = Serve(flags.listen, &jobs, &fleet, &port);
+  if (server == nullptr || port == 0) {
+    return Complain(
+        kAddressInUse,
+        absl::StrCat("--listen ", flags.listen, ": the address is in use or not available"));
+  }
+  int code = 0;
+  if (!flags.port_file.empty() && !WritePortFile(flags.port_file, port)) {
+    code = Complain(kFault, absl::StrCat("--port-file ", flags.port_file, ": cannot be written"));
+  } else {
+    log::Warning("plaintext on loopback: anyone on this host may use this coordinator");
+    log::Info(absl::StrCat("listening on port ", port, ", state in ", flags.state_dir));
+    int signal = 0;
+    sigwait(&signals, &signal);
+    log::Info("returning: a signal asked this coordinator to stop");
+    code = fatal ? kFault : 0;
+  }
+  fleet.CloseAll();
+  server->Shutdown(std::chrono::system_clock::now() + kShutdownTime);
+  server->Wait();
+  return code;
+}
+
 int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& signals) {
   std::error_code error;
   for (const char* folder : {"", "/metrics", "/logs"}) {
     std::filesystem::create_directories(flags.state_dir + folder, error);
     if (error) {
-      return Complain(kFault, absl::StrCat("--state-dir ", flags.state_dir, folder, ": ", error.message()));
+      return Complain(kFault,
+                      absl::StrCat("--state-dir ", flags.state_dir, folder, ": ", error.message()));
     }
   }
   absl::StatusOr<std::unique_ptr<SqliteJobStore>> store = SqliteJobStore::Create(flags.state_dir);
   if (!store.ok()) {
-    return Complain(absl::IsAlreadyExists(store.status()) ? kLocked : kFault, std::string(store.status().message()));
+    return Complain(absl::IsAlreadyExists(store.status()) ? kLocked : kFault,
+                    std::string(store.status().message()));
   }
   const SystemClock clock;
   PlannerDriver planner;
@@ -130,13 +169,15 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
   std::atomic<bool> fatal = false;
   std::unique_ptr<JobController> controller;
   ThreadExecutor pool({.name = "pool", .threads = kPoolThreads, .tick_ms = 0, .tick = {}});
-  ThreadExecutor strand({.name = "controller", .threads = 1, .tick_ms = kTickMs, .tick = [&controller] {
-                           if (controller != nullptr) {
-                             controller->Tick();
-                           }
-                         }});
+  ThreadExecutor strand(
+      {.name = "controller", .threads = 1, .tick_ms = kTickMs, .tick = [&controller] {
+         if (controller != nullptr) {
+           controller->Tick();
+         }
+       }});
   FleetService fleet(&strand, &planner);
-  ControllerParts parts{&clock, &strand, &pool, store->get(), &planner, &keeper, &fleet, &metrics, &logs, {}};
+  ControllerParts parts{
+      &clock, &strand, &pool, store->get(), &planner, &keeper, &fleet, &metrics, &logs, {}};
   parts.on_fatal = [&fatal](const absl::Status& status) {
     log::Error(absl::StrCat("this coordinator is replaced: ", std::string(status.message())));
     fatal = true;
@@ -155,26 +196,7 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
   }
   fleet.SetController(controller.get());
   JobsService jobs({&strand, &pool, controller.get(), &planner, &keeper, kVersion, true});
-  int port = 0;
-  std::unique_ptr<grpc::Server> server = Serve(flags.listen, &jobs, &fleet, &port);
-  int code = 0;
-  if (server == nullptr || port == 0) {
-    code = Complain(kAddressInUse, absl::StrCat("--listen ", flags.listen, ": the address is in use or not available"));
-  } else if (!flags.port_file.empty() && !WritePortFile(flags.port_file, port)) {
-    code = Complain(kFault, absl::StrCat("--port-file ", flags.port_file, ": cannot be written"));
-  } else {
-    log::Warning("plaintext on loopback: anyone on this host may use this coordinator");
-    log::Info(absl::StrCat("listening on port ", port, ", state in ", flags.state_dir));
-    int signal = 0;
-    sigwait(&signals, &signal);
-    log::Info("returning: a signal asked this coordinator to stop");
-    code = fatal ? kFault : 0;
-  }
-  if (server != nullptr) {
-    fleet.CloseAll();
-    server->Shutdown(std::chrono::system_clock::now() + kShutdownTime);
-    server->Wait();
-  }
+  const int code = ServeUntilSignal(flags, jobs, fleet, signals, fatal);
   strand.Stop();
   pool.Stop();
   return code;
@@ -185,14 +207,19 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
 
 int main(int argc, char** argv) {
   ravel::coordinator::Flags flags;
-  CLI::App app("ravel-coordinator: jobs, membership, plans and checkpoint commits of a Ravel cluster");
+  CLI::App app(
+      "ravel-coordinator: jobs, membership, plans and checkpoint commits of a Ravel cluster");
   app.add_flag("--dev-loopback", flags.dev_loopback, "plaintext, on this host only");
-  app.add_option("--listen", flags.listen, "address of the gRPC server; port 0 takes a free one")->capture_default_str();
+  app.add_option("--listen", flags.listen, "address of the gRPC server; port 0 takes a free one")
+      ->capture_default_str();
   app.add_option("--state-dir", flags.state_dir, "database, metrics and logs")->required();
   app.add_option("--port-file", flags.port_file, "written with the port once the server answers");
-  app.add_option("--detection", flags.detection, "a node that is silent for that long is lost; jobs may ask for less")
+  app.add_option("--detection",
+                 flags.detection,
+                 "a node that is silent for that long is lost; jobs may ask for less")
       ->capture_default_str();
-  app.add_option("--step-timeout", flags.step_timeout, "an epoch without progress for that long is stuck")
+  app.add_option(
+         "--step-timeout", flags.step_timeout, "an epoch without progress for that long is stuck")
       ->capture_default_str();
   app.set_version_flag("--version", ravel::coordinator::kVersion);
   try {

@@ -6,7 +6,8 @@ namespace ravel::coordinator {
 namespace {
 
 constexpr int64_t kProtocol = 1;
-constexpr int64_t kMassSilenceNodes = 10;  // below this a third of the fleet may well be one broken host
+constexpr int64_t kMassSilenceNodes =
+    10;  // below this a third of the fleet may well be one broken host
 constexpr size_t kMaxNodeIdLength = 128;
 constexpr size_t kMaxDevices = 1024;
 
@@ -18,10 +19,12 @@ std::string Refusal(const HelloMessage& hello) {
     return "hello.incarnation: expected a random id";
   }
   if (hello.protocol != kProtocol) {
-    return absl::StrCat("hello.protocol: this coordinator speaks ", kProtocol, ", the daemon ", hello.protocol);
+    return absl::StrCat(
+        "hello.protocol: this coordinator speaks ", kProtocol, ", the daemon ", hello.protocol);
   }
   if (hello.devices.size() > kMaxDevices) {
-    return absl::StrCat("hello.devices: at most ", kMaxDevices, " are expected, got ", hello.devices.size());
+    return absl::StrCat(
+        "hello.devices: at most ", kMaxDevices, " are expected, got ", hello.devices.size());
   }
   return "";
 }
@@ -42,7 +45,10 @@ std::string_view NodeStateName(NodeState state) {
   return "UNKNOWN";
 }
 
-HelloOutcome Membership::OnHello(StreamId stream, const HelloMessage& hello, int64_t now_ms, int64_t wall_ms) {
+HelloOutcome Membership::OnHello(StreamId stream,
+                                 const HelloMessage& hello,
+                                 int64_t now_ms,
+                                 int64_t wall_ms) {
   HelloOutcome outcome;
   outcome.rejected = Refusal(hello);
   if (!outcome.rejected.empty()) {
@@ -115,7 +121,8 @@ std::vector<LostNode> Membership::Evaluate(int64_t now_ms) {
     const int64_t silent_ms = now_ms - node.heard_ms;
     std::string reason;
     if (!node.stream && now_ms - node.disconnected_ms >= times_.reset_ms() + hold_ms) {
-      reason = absl::StrCat("its stream broke and it did not return within ", times_.reset_ms(), " ms");
+      reason =
+          absl::StrCat("its stream broke and it did not return within ", times_.reset_ms(), " ms");
     } else if (silent_ms >= times_.lost_ms() + hold_ms) {
       reason = absl::StrCat("no beat for ", silent_ms, " ms");
     } else if (silent_ms >= times_.suspect_ms() && node.state == NodeState::kReady) {
@@ -151,6 +158,8 @@ const NodeRecord* Membership::FindByStream(StreamId stream) const {
   return nullptr;
 }
 
-NodeRecord* Membership::MutableByStream(StreamId stream) { return const_cast<NodeRecord*>(FindByStream(stream)); }
+NodeRecord* Membership::MutableByStream(StreamId stream) {
+  return const_cast<NodeRecord*>(FindByStream(stream));
+}
 
 }  // namespace ravel::coordinator

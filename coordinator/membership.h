@@ -1,7 +1,7 @@
 #pragma once
 
-// Which nodes are there: a pure core. Time comes in as an argument; who is lost comes out. A node is its newest
-// incarnation; work of any older one is over.
+// Which nodes are there: a pure core. Time comes in as an argument; who is lost comes out. A node
+// is its newest incarnation; work of any older one is over.
 
 #include <cstdint>
 #include <map>
@@ -30,15 +30,15 @@ struct NodeRecord {
   HelloMessage facts;  // of the newest Hello, without trainers
   NodeState state = NodeState::kReady;
   std::optional<StreamId> stream;
-  int64_t heard_ms = 0;          // monotonic: newest sign of life
-  int64_t disconnected_ms = 0;   // monotonic, while there is no stream
-  int64_t heard_wall_ms = 0;     // for people
+  int64_t heard_ms = 0;         // monotonic: newest sign of life
+  int64_t disconnected_ms = 0;  // monotonic, while there is no stream
+  int64_t heard_wall_ms = 0;    // for people
   std::string message;
 };
 
 struct HelloOutcome {
-  std::string rejected;            // not empty: refuse the stream for good
-  bool new_incarnation = false;    // all work of the incarnation before is over
+  std::string rejected;              // not empty: refuse the stream for good
+  bool new_incarnation = false;      // all work of the incarnation before is over
   std::optional<StreamId> replaced;  // an older stream of the node that is still open: close it
 };
 
@@ -56,8 +56,8 @@ class Membership {
   void SetDetection(int64_t detection_ms) { times_.detection_ms = detection_ms; }
 
   HelloOutcome OnHello(StreamId stream, const HelloMessage& hello, int64_t now_ms, int64_t wall_ms);
-  // Any message counts as a sign of life. False: the stream is not a node's present one, or the node was judged lost:
-  // it has to say Hello again.
+  // Any message counts as a sign of life. False: the stream is not a node's present one, or the
+  // node was judged lost: it has to say Hello again.
   bool OnHeard(StreamId stream, int64_t now_ms, int64_t wall_ms);
   void OnClosed(StreamId stream, int64_t now_ms);
   void OnDrain(StreamId stream, const std::string& reason);

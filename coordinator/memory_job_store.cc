@@ -57,14 +57,17 @@ absl::Status MemoryJobStore::Apply(const StoreChange& change) {
 
 absl::StatusOr<std::optional<RequestRecord>> MemoryJobStore::FindRequest(const std::string& id) {
   const auto found = disk_->requests.find(id);
-  return found == disk_->requests.end() ? std::nullopt : std::optional<RequestRecord>(found->second);
+  return found == disk_->requests.end() ? std::nullopt
+                                        : std::optional<RequestRecord>(found->second);
 }
 
-absl::StatusOr<std::vector<JobEventRecord>> MemoryJobStore::Events(const std::string& job_uid, int64_t after,
+absl::StatusOr<std::vector<JobEventRecord>> MemoryJobStore::Events(const std::string& job_uid,
+                                                                   int64_t after,
                                                                    int64_t limit) {
   std::vector<JobEventRecord> found;
   for (const JobEventRecord& event : disk_->events) {
-    if (event.job_uid == job_uid && event.seq > after && static_cast<int64_t>(found.size()) < limit) {
+    if (event.job_uid == job_uid && event.seq > after &&
+        static_cast<int64_t>(found.size()) < limit) {
       found.push_back(event);
     }
   }

@@ -11,7 +11,8 @@
 
 namespace ravel::coordinator {
 
-// A JobStore without a disk, for tests: what was applied survives in `Disk`, which several stores may open in turn.
+// A JobStore without a disk, for tests: what was applied survives in `Disk`, which several stores
+// may open in turn.
 class MemoryJobStore : public JobStore {
  public:
   struct Disk {
@@ -34,7 +35,9 @@ class MemoryJobStore : public JobStore {
   absl::StatusOr<LoadedState> Open() override;
   absl::Status Apply(const StoreChange& change) override;
   absl::StatusOr<std::optional<RequestRecord>> FindRequest(const std::string& id) override;
-  absl::StatusOr<std::vector<JobEventRecord>> Events(const std::string& job_uid, int64_t after, int64_t limit) override;
+  absl::StatusOr<std::vector<JobEventRecord>> Events(const std::string& job_uid,
+                                                     int64_t after,
+                                                     int64_t limit) override;
 
  private:
   Disk* disk_;

@@ -1,9 +1,5 @@
 #include "coordinator/metrics_log.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <bit>
 #include <cerrno>
 #include <fstream>
@@ -13,13 +9,18 @@
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "common/json.h"
 
 namespace ravel::coordinator {
 namespace {
 
-std::string Bits(float value) { return absl::StrFormat("%08x", std::bit_cast<uint32_t>(value)); }
+std::string Bits(float value) {
+  return absl::StrFormat("%08x", std::bit_cast<uint32_t>(value));
+}
 
 float FloatOf(const json::Value& object, std::string_view name, std::string_view bits_name) {
   const json::Value* bits = object.Find(bits_name);
@@ -34,7 +35,8 @@ float FloatOf(const json::Value& object, std::string_view name, std::string_view
 
 double DoubleOf(const json::Value& object, std::string_view name) {
   const json::Value* value = object.Find(name);
-  return value != nullptr && value->is_number() ? value->AsDouble() : std::numeric_limits<double>::quiet_NaN();
+  return value != nullptr && value->is_number() ? value->AsDouble()
+                                                : std::numeric_limits<double>::quiet_NaN();
 }
 
 int64_t IntOf(const json::Value& object, std::string_view name) {
@@ -116,7 +118,9 @@ MetricsLog::~MetricsLog() {
   }
 }
 
-std::string MetricsLog::PathOf(const std::string& job_uid) const { return absl::StrCat(directory_, "/", job_uid, ".jsonl"); }
+std::string MetricsLog::PathOf(const std::string& job_uid) const {
+  return absl::StrCat(directory_, "/", job_uid, ".jsonl");
+}
 
 absl::StatusOr<int> MetricsLog::Open(const std::string& job_uid) {
   const auto found = files_.find(job_uid);
@@ -130,7 +134,8 @@ absl::StatusOr<int> MetricsLog::Open(const std::string& job_uid) {
   }
   struct stat facts = {};
   char last = '\n';
-  if (fstat(file, &facts) == 0 && facts.st_size > 0 && pread(file, &last, 1, facts.st_size - 1) == 1 && last != '\n') {
+  if (fstat(file, &facts) == 0 && facts.st_size > 0 &&
+      pread(file, &last, 1, facts.st_size - 1) == 1 && last != '\n') {
     if (write(file, "\n", 1) != 1) {  // the line that a crash tore stays torn, and alone
       close(file);
       return ErrnoStatus(errno, path);
@@ -145,8 +150,9 @@ absl::Status MetricsLog::Append(const std::string& job_uid, const StepRecord& re
   const std::string line = FormatStepRecord(record) + "\n";
   const ssize_t written = write(file, line.data(), line.size());  // O_APPEND: one write is one line
   if (written != static_cast<ssize_t>(line.size())) {
-    return written < 0 ? ErrnoStatus(errno, PathOf(job_uid))
-                       : absl::ResourceExhaustedError(absl::StrCat(PathOf(job_uid), ": short write"));
+    return written < 0
+               ? ErrnoStatus(errno, PathOf(job_uid))
+               : absl::ResourceExhaustedError(absl::StrCat(PathOf(job_uid), ": short write"));
   }
   return absl::OkStatus();
 }

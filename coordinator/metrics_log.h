@@ -1,7 +1,7 @@
 #pragma once
 
-// Per-step records of a job: one JSON object per line, appended and handed to the kernel before the step counts as
-// reported. On disk: names are never reused.
+// Per-step records of a job: one JSON object per line, appended and handed to the kernel before the
+// step counts as reported. On disk: names are never reused.
 
 #include <cstdint>
 #include <map>
@@ -34,11 +34,13 @@ struct StepRecord {
   int64_t measured_bytes = 0;
 };
 
-// Full precision; `loss_bits` holds the fp32 bits as 8 hex digits, so that even NaN comes back as it was.
+// Full precision; `loss_bits` holds the fp32 bits as 8 hex digits, so that even NaN comes back as
+// it was.
 std::string FormatStepRecord(const StepRecord& record);
 absl::StatusOr<StepRecord> ParseStepRecord(std::string_view line);
 
-// What the final history kept: a record of a step takes the place of that step and all later ones that came before it.
+// What the final history kept: a record of a step takes the place of that step and all later ones
+// that came before it.
 std::vector<StepRecord> SurvivingHistory(const std::vector<StepRecord>& all);
 
 // DIRECTORY/<job uid>.jsonl. Used only from the controller's strand.
@@ -48,8 +50,8 @@ class MetricsLog {
   ~MetricsLog();
 
   absl::Status Append(const std::string& job_uid, const StepRecord& record);
-  // Everything, in the order of arrival; a torn last line (a crash in the middle of an append) is left out. A job
-  // without records has an empty history.
+  // Everything, in the order of arrival; a torn last line (a crash in the middle of an append) is
+  // left out. A job without records has an empty history.
   absl::StatusOr<std::vector<StepRecord>> Read(const std::string& job_uid) const;
   // Closes the file of a job that is over.
   void Close(const std::string& job_uid);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Plans of whole worlds, as the controller needs them. Planning is slow for big jobs and runs on the pool, never on the
-// strand.
+// Plans of whole worlds, as the controller needs them. Planning is slow for big jobs and runs on
+// the pool, never on the strand.
 
 #include <cstdint>
 #include <memory>
@@ -23,7 +23,8 @@ class Planner {
  public:
   virtual ~Planner() = default;
   // Shared because FetchPlan may stream a plan while its job is already planned anew.
-  virtual absl::StatusOr<std::shared_ptr<const PlannedWorld>> Plan(const plan::JobSpec& spec, int64_t ranks,
+  virtual absl::StatusOr<std::shared_ptr<const PlannedWorld>> Plan(const plan::JobSpec& spec,
+                                                                   int64_t ranks,
                                                                    bool shared_memory) = 0;
   // A plan that was made before and is still cached, or null.
   virtual std::shared_ptr<const PlannedWorld> Find(const std::string& digest) = 0;
@@ -32,7 +33,8 @@ class Planner {
   virtual absl::StatusOr<plan::JobSpec> DecodeSpec(const std::string& planned) = 0;
 };
 
-// Plans every allowed size: the very code that runs later. The error names the job field and the size.
+// Plans every allowed size: the very code that runs later. The error names the job field and the
+// size.
 absl::Status CheckAllSizes(Planner& planner, const plan::JobSpec& spec);
 
 }  // namespace ravel::coordinator

@@ -15,7 +15,8 @@ std::string DigestOf(const std::string& bytes) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<const PlannedWorld>> PlannerDriver::Plan(const plan::JobSpec& spec, int64_t ranks,
+absl::StatusOr<std::shared_ptr<const PlannedWorld>> PlannerDriver::Plan(const plan::JobSpec& spec,
+                                                                        int64_t ranks,
                                                                         bool shared_memory) {
   const std::string key = absl::StrCat(DigestOf(EncodeSpec(spec)), "/", ranks, "/", shared_memory);
   {
@@ -52,14 +53,19 @@ std::shared_ptr<const PlannedWorld> PlannerDriver::Find(const std::string& diges
   return nullptr;
 }
 
-std::string PlannerDriver::EncodeSpec(const plan::JobSpec& spec) { return plan::SerializeJob(spec); }
+std::string PlannerDriver::EncodeSpec(const plan::JobSpec& spec) {
+  return plan::SerializeJob(spec);
+}
 
-absl::StatusOr<plan::JobSpec> PlannerDriver::DecodeSpec(const std::string& planned) { return plan::ParseJob(planned); }
+absl::StatusOr<plan::JobSpec> PlannerDriver::DecodeSpec(const std::string& planned) {
+  return plan::ParseJob(planned);
+}
 
 absl::Status CheckAllSizes(Planner& planner, const plan::JobSpec& spec) {
   for (const int64_t size : spec.elastic.sizes) {
     if (size <= spec.device_count) {
-      RETURN_IF_ERROR(Annotate(planner.Plan(spec, size, true).status(), absl::StrCat("at size ", size)));
+      RETURN_IF_ERROR(
+          Annotate(planner.Plan(spec, size, true).status(), absl::StrCat("at size ", size)));
     }
   }
   return absl::OkStatus();

@@ -17,7 +17,8 @@ namespace ravel::coordinator {
 // Planner over common/plan, with the newest plans kept. Thread-safe.
 class PlannerDriver : public Planner {
  public:
-  absl::StatusOr<std::shared_ptr<const PlannedWorld>> Plan(const plan::JobSpec& spec, int64_t ranks,
+  absl::StatusOr<std::shared_ptr<const PlannedWorld>> Plan(const plan::JobSpec& spec,
+                                                           int64_t ranks,
                                                            bool shared_memory) override;
   std::shared_ptr<const PlannedWorld> Find(const std::string& digest) override;
   std::string EncodeSpec(const plan::JobSpec& spec) override;

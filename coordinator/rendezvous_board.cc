@@ -19,8 +19,8 @@ void RendezvousBoard::Reset(int64_t world_size) {
 
 absl::StatusOr<std::optional<CommRecordSet>> RendezvousBoard::Add(const CommRecord& record) {
   if (record.rank < 0 || record.rank >= world_size_) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("communicator record: rank ", record.rank, " is outside 0..", world_size_ - 1));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "communicator record: rank ", record.rank, " is outside 0..", world_size_ - 1));
   }
   if (record.record.size() > kMaxRecordBytes) {
     return absl::InvalidArgumentError("communicator record: larger than 1 MiB");
@@ -30,8 +30,11 @@ absl::StatusOr<std::optional<CommRecordSet>> RendezvousBoard::Add(const CommReco
   }
   auto& records = groups_[record.group];
   if (!records.emplace(record.rank, record.record).second) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("communicator record of rank ", record.rank, " for group ", record.group, " was used before"));
+    return absl::AlreadyExistsError(absl::StrCat("communicator record of rank ",
+                                                 record.rank,
+                                                 " for group ",
+                                                 record.group,
+                                                 " was used before"));
   }
   if (static_cast<int64_t>(records.size()) < world_size_) {
     return std::optional<CommRecordSet>();

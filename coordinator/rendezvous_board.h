@@ -1,6 +1,7 @@
 #pragma once
 
-// Communicator records of one (job, epoch), collected until a group is complete. In memory only; never logged.
+// Communicator records of one (job, epoch), collected until a group is complete. In memory only;
+// never logged.
 
 #include <cstdint>
 #include <map>
@@ -18,8 +19,8 @@ class RendezvousBoard {
  public:
   // Forgets everything: a new epoch.
   void Reset(int64_t world_size);
-  // The whole set, in rank order, when this record completes its group. A second record of the same rank is refused
-  // (single use), as is a rank outside the world or a record that is too large.
+  // The whole set, in rank order, when this record completes its group. A second record of the same
+  // rank is refused (single use), as is a rank outside the world or a record that is too large.
   absl::StatusOr<std::optional<CommRecordSet>> Add(const CommRecord& record);
 
  private:

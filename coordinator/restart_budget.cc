@@ -22,14 +22,19 @@ uint64_t HashOf(std::string_view uid, int64_t attempt) {  // FNV-1a: the same on
   return hash;
 }
 
-int64_t Backoff(const plan::RestartSpec& limits, int64_t used, std::string_view uid, int64_t attempt) {
+int64_t Backoff(const plan::RestartSpec& limits,
+                int64_t used,
+                std::string_view uid,
+                int64_t attempt) {
   if (used <= 1) {
     return 0;
   }
   const int64_t doublings = std::min<int64_t>(used - 2, 30);
   const int64_t base = std::min(limits.max_backoff_ms, limits.backoff_ms << doublings);
   const int64_t jitter = base / 10;
-  return jitter == 0 ? base : base - static_cast<int64_t>(HashOf(uid, attempt) % static_cast<uint64_t>(jitter));
+  return jitter == 0
+             ? base
+             : base - static_cast<int64_t>(HashOf(uid, attempt) % static_cast<uint64_t>(jitter));
 }
 
 // Trying again cannot help: the same input fails the same way.
@@ -70,11 +75,20 @@ std::string ExitReason(int32_t exit_code, int32_t signal) {
 }
 
 FailureClass ClassOf(std::string_view reason) {
-  static constexpr std::string_view kUserReasons[] = {"DataError", "UserExit", "NonFinitePersistent",
-                                                      "MaxRunTime", "HostOutOfMemory", "PlanRejected"};
-  static constexpr std::string_view kControlReasons[] = {"CoordinatorRestart", "StoreUnavailable", "StoreFull",
-                                                         "VersionSkew", "ResizeRequested", "BelowMinimum"};
-  if (std::find(std::begin(kUserReasons), std::end(kUserReasons), reason) != std::end(kUserReasons)) {
+  static constexpr std::string_view kUserReasons[] = {"DataError",
+                                                      "UserExit",
+                                                      "NonFinitePersistent",
+                                                      "MaxRunTime",
+                                                      "HostOutOfMemory",
+                                                      "PlanRejected"};
+  static constexpr std::string_view kControlReasons[] = {"CoordinatorRestart",
+                                                         "StoreUnavailable",
+                                                         "StoreFull",
+                                                         "VersionSkew",
+                                                         "ResizeRequested",
+                                                         "BelowMinimum"};
+  if (std::find(std::begin(kUserReasons), std::end(kUserReasons), reason) !=
+      std::end(kUserReasons)) {
     return FailureClass::kUser;
   }
   const bool control = std::find(std::begin(kControlReasons), std::end(kControlReasons), reason) !=
@@ -97,8 +111,12 @@ int CauseWeight(std::string_view reason) {
   return ClassOf(reason) == FailureClass::kUser ? 3 : 2;
 }
 
-BudgetVerdict Charge(const plan::RestartSpec& limits, const BudgetState& budget, const FailureCause& cause,
-                     std::string_view uid, int64_t attempt, int64_t now_ms) {
+BudgetVerdict Charge(const plan::RestartSpec& limits,
+                     const BudgetState& budget,
+                     const FailureCause& cause,
+                     std::string_view uid,
+                     int64_t attempt,
+                     int64_t now_ms) {
   BudgetVerdict verdict;
   verdict.next = budget;
   if (!IsCharged(cause.reason)) {

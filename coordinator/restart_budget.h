@@ -27,7 +27,8 @@ std::string ExitReason(int32_t exit_code, int32_t signal);
 FailureClass ClassOf(std::string_view reason);
 // Not charged to the job: the coordinator's restart, a resize, a lost commit of ours.
 bool IsCharged(std::string_view reason);
-// A more telling cause has a higher rank: a communicator error is usually what a peer's death looks like.
+// A more telling cause has a higher rank: a communicator error is usually what a peer's death looks
+// like.
 int CauseWeight(std::string_view reason);
 
 struct BudgetVerdict {
@@ -37,10 +38,14 @@ struct BudgetVerdict {
   int64_t backoff_ms = 0;    // wait before the next attempt
 };
 
-// Charges one failure at wall time `now_ms`. The first failure since progress restarts at once; then backoff doubles,
-// with a jitter of at most a tenth that is a hash of (uid, attempt).
-BudgetVerdict Charge(const plan::RestartSpec& limits, const BudgetState& budget, const FailureCause& cause,
-                     std::string_view uid, int64_t attempt, int64_t now_ms);
+// Charges one failure at wall time `now_ms`. The first failure since progress restarts at once;
+// then backoff doubles, with a jitter of at most a tenth that is a hash of (uid, attempt).
+BudgetVerdict Charge(const plan::RestartSpec& limits,
+                     const BudgetState& budget,
+                     const FailureCause& cause,
+                     std::string_view uid,
+                     int64_t attempt,
+                     int64_t now_ms);
 // A commit of a new highest step.
 BudgetState Refill(BudgetState budget);
 

@@ -1,9 +1,5 @@
 #include "coordinator/sqlite_job_store.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <utility>
 
@@ -11,7 +7,10 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
+#include <fcntl.h>
 #include <sqlite3.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include "common/crypto.h"
 
@@ -56,11 +55,13 @@ class Statement {
     return *this;
   }
   Statement& Bind(const std::string& value) {
-    sqlite3_bind_text(statement_, ++bound_, value.data(), static_cast<int>(value.size()), SQLITE_TRANSIENT);
+    sqlite3_bind_text(
+        statement_, ++bound_, value.data(), static_cast<int>(value.size()), SQLITE_TRANSIENT);
     return *this;
   }
   Statement& BindBlob(const std::string& value) {
-    sqlite3_bind_blob(statement_, ++bound_, value.data(), static_cast<int>(value.size()), SQLITE_TRANSIENT);
+    sqlite3_bind_blob(
+        statement_, ++bound_, value.data(), static_cast<int>(value.size()), SQLITE_TRANSIENT);
     return *this;
   }
   // True: there is a row to read.
@@ -76,7 +77,8 @@ class Statement {
     const int column = read_++;
     const void* data = sqlite3_column_blob(statement_, column);
     const int size = sqlite3_column_bytes(statement_, column);
-    return data == nullptr ? "" : std::string(static_cast<const char*>(data), static_cast<size_t>(size));
+    return data == nullptr ? ""
+                           : std::string(static_cast<const char*>(data), static_cast<size_t>(size));
   }
   absl::Status status() const;
 
@@ -108,7 +110,9 @@ absl::Status ToStatus(int result, sqlite3* database) {
   }
 }
 
-absl::Status Statement::status() const { return ToStatus(result_, database_); }
+absl::Status Statement::status() const {
+  return ToStatus(result_, database_);
+}
 
 std::vector<int64_t> SplitInts(const std::string& text) {
   std::vector<int64_t> values;
@@ -157,20 +161,46 @@ JobRecord ReadJob(Statement& row) {
 
 absl::Status WriteJob(sqlite3* database, const JobRecord& job) {
   // An upsert and not REPLACE: replacing would delete the row that events refer to.
-  Statement row(database,
-                "INSERT INTO jobs VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19,?20,?21,?22,"
-                "?23,?24,?25,?26,?27,?28,?29) ON CONFLICT (uid) DO UPDATE SET canonical=?4, planned=?5, state=?6, "
-                "reason=?7, message=?8, generation=?9, epoch=?10, launched_epoch=?11, attempt=?12, world_size=?13, "
-                "committed_step=?14, committed_path=?15, highest_commit=?16, restarts=?17, budget_used=?18, "
-                "budget_no_progress=?19, budget_times=?20, budget_reason=?21, budget_step=?22, not_before_ms=?23, "
-                "created_ms=?24, started_ms=?25, finished_ms=?26, resized_ms=?27, failure_class=?28, "
-                "resource_version=?29");
-  row.Bind(job.uid).Bind(job.namespace_name).Bind(job.name).BindBlob(job.canonical).BindBlob(job.planned);
-  row.Bind(static_cast<int64_t>(job.state)).Bind(job.reason).Bind(job.message).Bind(job.generation).Bind(job.epoch);
-  row.Bind(job.launched_epoch).Bind(job.attempt).Bind(job.world_size).Bind(job.committed_step).Bind(job.committed_path);
-  row.Bind(job.highest_commit).Bind(job.restarts).Bind(job.budget.used).Bind(job.budget.no_progress);
-  row.Bind(absl::StrJoin(job.budget.failure_times_ms, " ")).Bind(job.budget.last_reason).Bind(job.budget.last_step);
-  row.Bind(job.not_before_ms).Bind(job.created_ms).Bind(job.started_ms).Bind(job.finished_ms).Bind(job.resized_ms);
+  Statement row(
+      database,
+      "INSERT INTO jobs VALUES "
+      "(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19,?20,?21,?22,"
+      "?23,?24,?25,?26,?27,?28,?29) ON CONFLICT (uid) DO UPDATE SET canonical=?4, planned=?5, "
+      "state=?6, "
+      "reason=?7, message=?8, generation=?9, epoch=?10, launched_epoch=?11, attempt=?12, "
+      "world_size=?13, "
+      "committed_step=?14, committed_path=?15, highest_commit=?16, restarts=?17, budget_used=?18, "
+      "budget_no_progress=?19, budget_times=?20, budget_reason=?21, budget_step=?22, "
+      "not_before_ms=?23, "
+      "created_ms=?24, started_ms=?25, finished_ms=?26, resized_ms=?27, failure_class=?28, "
+      "resource_version=?29");
+  row.Bind(job.uid)
+      .Bind(job.namespace_name)
+      .Bind(job.name)
+      .BindBlob(job.canonical)
+      .BindBlob(job.planned);
+  row.Bind(static_cast<int64_t>(job.state))
+      .Bind(job.reason)
+      .Bind(job.message)
+      .Bind(job.generation)
+      .Bind(job.epoch);
+  row.Bind(job.launched_epoch)
+      .Bind(job.attempt)
+      .Bind(job.world_size)
+      .Bind(job.committed_step)
+      .Bind(job.committed_path);
+  row.Bind(job.highest_commit)
+      .Bind(job.restarts)
+      .Bind(job.budget.used)
+      .Bind(job.budget.no_progress);
+  row.Bind(absl::StrJoin(job.budget.failure_times_ms, " "))
+      .Bind(job.budget.last_reason)
+      .Bind(job.budget.last_step);
+  row.Bind(job.not_before_ms)
+      .Bind(job.created_ms)
+      .Bind(job.started_ms)
+      .Bind(job.finished_ms)
+      .Bind(job.resized_ms);
   row.Bind(job.failure_class).Bind(job.resource_version);
   row.Step();
   return row.status();
@@ -178,7 +208,12 @@ absl::Status WriteJob(sqlite3* database, const JobRecord& job) {
 
 absl::Status WriteEvent(sqlite3* database, const JobEventRecord& event) {
   Statement row(database, "INSERT INTO events VALUES (?,?,?,?,?,?,?,?,?,?,?)");
-  row.Bind(event.seq).Bind(event.time_ms).Bind(event.job_uid).Bind(event.epoch).Bind(event.attempt).Bind(event.step);
+  row.Bind(event.seq)
+      .Bind(event.time_ms)
+      .Bind(event.job_uid)
+      .Bind(event.epoch)
+      .Bind(event.attempt)
+      .Bind(event.step);
   row.Bind(event.type).Bind(event.reason).Bind(event.node).Bind(event.rank).Bind(event.message);
   row.Step();
   return row.status();
@@ -186,15 +221,25 @@ absl::Status WriteEvent(sqlite3* database, const JobEventRecord& event) {
 
 absl::Status WriteOperation(sqlite3* database, const OperationRecord& operation) {
   Statement row(database, "INSERT OR REPLACE INTO operations VALUES (?,?,?,?,?,?,?,?)");
-  row.Bind(operation.id).Bind(operation.job_uid).Bind(static_cast<int64_t>(operation.state)).Bind(operation.reason);
-  row.Bind(operation.step).Bind(operation.save_id).Bind(operation.sequence).Bind(operation.created_ms);
+  row.Bind(operation.id)
+      .Bind(operation.job_uid)
+      .Bind(static_cast<int64_t>(operation.state))
+      .Bind(operation.reason);
+  row.Bind(operation.step)
+      .Bind(operation.save_id)
+      .Bind(operation.sequence)
+      .Bind(operation.created_ms);
   row.Step();
   return row.status();
 }
 
 absl::Status WriteEpoch(sqlite3* database, const EpochRecord& epoch) {
   Statement row(database, "INSERT OR REPLACE INTO epochs VALUES (?,?,?,?,?,?,?,?,?)");
-  row.Bind(epoch.job_uid).Bind(epoch.epoch).Bind(epoch.attempt).Bind(epoch.world_size).Bind(epoch.plan_digest);
+  row.Bind(epoch.job_uid)
+      .Bind(epoch.epoch)
+      .Bind(epoch.attempt)
+      .Bind(epoch.world_size)
+      .Bind(epoch.plan_digest);
   row.Bind(epoch.members).Bind(epoch.first_step).Bind(epoch.restore_path).Bind(epoch.time_ms);
   row.Step();
   return row.status();
@@ -202,8 +247,17 @@ absl::Status WriteEpoch(sqlite3* database, const EpochRecord& epoch) {
 
 absl::Status WriteSave(sqlite3* database, const SaveRecord& save) {
   Statement row(database, "INSERT OR REPLACE INTO saves VALUES (?,?,?,?,?,?,?,?,?,?,?,?)");
-  row.Bind(save.job_uid).Bind(save.step).Bind(save.epoch).Bind(save.attempt).Bind(static_cast<int64_t>(save.state));
-  row.Bind(save.world_size).Bind(save.bytes).Bind(save.files).Bind(save.path).Bind(save.reason).Bind(save.save_id);
+  row.Bind(save.job_uid)
+      .Bind(save.step)
+      .Bind(save.epoch)
+      .Bind(save.attempt)
+      .Bind(static_cast<int64_t>(save.state));
+  row.Bind(save.world_size)
+      .Bind(save.bytes)
+      .Bind(save.files)
+      .Bind(save.path)
+      .Bind(save.reason)
+      .Bind(save.save_id);
   row.Bind(save.created_ms);
   row.Step();
   return row.status();
@@ -253,18 +307,21 @@ absl::StatusOr<int> Lock(const std::string& directory) {
   }
   if (flock(file, LOCK_EX | LOCK_NB) != 0) {
     close(file);
-    return absl::AlreadyExistsError(absl::StrCat(path, ": another coordinator works in this directory"));
+    return absl::AlreadyExistsError(
+        absl::StrCat(path, ": another coordinator works in this directory"));
   }
   return file;
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<SqliteJobStore>> SqliteJobStore::Create(const std::string& directory) {
+absl::StatusOr<std::unique_ptr<SqliteJobStore>> SqliteJobStore::Create(
+    const std::string& directory) {
   ASSIGN_OR_RETURN(const int lock_file, Lock(directory));
   sqlite3* database = nullptr;
   const std::string path = absl::StrCat(directory, "/ravel.db");
-  const int result = sqlite3_open_v2(path.c_str(), &database, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, nullptr);
+  const int result =
+      sqlite3_open_v2(path.c_str(), &database, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, nullptr);
   std::unique_ptr<SqliteJobStore> store(new SqliteJobStore(database, lock_file));
   if (result != SQLITE_OK) {
     return Annotate(ToStatus(result, database), path);
@@ -275,7 +332,8 @@ absl::StatusOr<std::unique_ptr<SqliteJobStore>> SqliteJobStore::Create(const std
   RETURN_IF_ERROR(store->Execute("PRAGMA foreign_keys=ON"));
   Statement check(database, "PRAGMA quick_check(1)");
   if (!check.Step() || check.Text() != "ok") {
-    return absl::DataLossError(absl::StrCat(path, ": the database is damaged; restore it from a backup"));
+    return absl::DataLossError(
+        absl::StrCat(path, ": the database is damaged; restore it from a backup"));
   }
   RETURN_IF_ERROR(Annotate(store->Migrate(), path));
   return store;
@@ -297,8 +355,11 @@ absl::Status SqliteJobStore::Migrate() {
     version = row.Step() ? row.Int() : 0;
   }
   if (version > kSchemaVersion) {
-    return absl::FailedPreconditionError(absl::StrCat("schema version ", version, " is newer than this program's ",
-                                                      kSchemaVersion, "; use the release that wrote it"));
+    return absl::FailedPreconditionError(absl::StrCat("schema version ",
+                                                      version,
+                                                      " is newer than this program's ",
+                                                      kSchemaVersion,
+                                                      "; use the release that wrote it"));
   }
   for (; version < kSchemaVersion; ++version) {
     RETURN_IF_ERROR(Execute("BEGIN IMMEDIATE"));
@@ -327,9 +388,10 @@ absl::StatusOr<LoadedState> SqliteJobStore::Open() {
   RETURN_IF_ERROR(Execute("UPDATE meta SET value = CAST(value AS INTEGER) + 1 WHERE key = 'term'"));
   LoadedState state;
   {
-    Statement row(database_, "SELECT (SELECT value FROM meta WHERE key='term'), (SELECT value FROM meta WHERE "
-                             "key='cluster_id'), (SELECT COALESCE(MAX(seq), 0) FROM events), (SELECT "
-                             "COALESCE(MAX(resource_version), 0) FROM jobs)");
+    Statement row(database_,
+                  "SELECT (SELECT value FROM meta WHERE key='term'), (SELECT value FROM meta WHERE "
+                  "key='cluster_id'), (SELECT COALESCE(MAX(seq), 0) FROM events), (SELECT "
+                  "COALESCE(MAX(resource_version), 0) FROM jobs)");
     if (!row.Step()) {
       return row.status();
     }
@@ -377,7 +439,10 @@ absl::Status SqliteJobStore::Write(const StoreChange& change) {
   }
   if (change.request) {
     Statement row(database_, "INSERT INTO requests VALUES (?,?,?,?)");
-    row.Bind(change.request->id).Bind(change.request->hash).Bind(change.request->answer).Bind(change.request->time_ms);
+    row.Bind(change.request->id)
+        .Bind(change.request->hash)
+        .Bind(change.request->answer)
+        .Bind(change.request->time_ms);
     row.Step();
     RETURN_IF_ERROR(row.status());
   }
@@ -424,7 +489,8 @@ absl::StatusOr<std::optional<RequestRecord>> SqliteJobStore::FindRequest(const s
   return std::optional<RequestRecord>(std::move(request));
 }
 
-absl::StatusOr<std::vector<JobEventRecord>> SqliteJobStore::Events(const std::string& job_uid, int64_t after,
+absl::StatusOr<std::vector<JobEventRecord>> SqliteJobStore::Events(const std::string& job_uid,
+                                                                   int64_t after,
                                                                    int64_t limit) {
   Statement row(database_, "SELECT * FROM events WHERE job = ? AND seq > ? ORDER BY seq LIMIT ?");
   row.Bind(job_uid).Bind(after).Bind(limit);

@@ -1,7 +1,7 @@
 #pragma once
 
-// The JobStore of a running coordinator: one SQLite file in WAL mode, synchronous=FULL, one writer, fenced by a lock file
-// and by the term that every transaction checks.
+// The JobStore of a running coordinator: one SQLite file in WAL mode, synchronous=FULL, one writer,
+// fenced by a lock file and by the term that every transaction checks.
 
 #include <memory>
 #include <string>
@@ -14,15 +14,18 @@ namespace ravel::coordinator {
 
 class SqliteJobStore : public JobStore {
  public:
-  // Locks DIRECTORY/coordinator.lock (AlreadyExists when another process holds it), opens or creates
-  // DIRECTORY/ravel.db, checks it (quick_check) and migrates it. A newer schema is FailedPrecondition.
+  // Locks DIRECTORY/coordinator.lock (AlreadyExists when another process holds it), opens or
+  // creates DIRECTORY/ravel.db, checks it (quick_check) and migrates it. A newer schema is
+  // FailedPrecondition.
   static absl::StatusOr<std::unique_ptr<SqliteJobStore>> Create(const std::string& directory);
   ~SqliteJobStore() override;
 
   absl::StatusOr<LoadedState> Open() override;
   absl::Status Apply(const StoreChange& change) override;
   absl::StatusOr<std::optional<RequestRecord>> FindRequest(const std::string& id) override;
-  absl::StatusOr<std::vector<JobEventRecord>> Events(const std::string& job_uid, int64_t after, int64_t limit) override;
+  absl::StatusOr<std::vector<JobEventRecord>> Events(const std::string& job_uid,
+                                                     int64_t after,
+                                                     int64_t limit) override;
 
   static constexpr int64_t kSchemaVersion = 1;
 

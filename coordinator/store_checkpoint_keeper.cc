@@ -41,7 +41,11 @@ std::string Hex(const ckpt::SaveId& id) {
 }
 
 CommittedSave Describe(const FileStore& files, const CommittedStepInfo& info) {
-  return {info.step, files.Locate(info.directory), info.commit.bytes, info.commit.files, Hex(info.commit.save_id)};
+  return {info.step,
+          files.Locate(info.directory),
+          info.commit.bytes,
+          info.commit.files,
+          Hex(info.commit.save_id)};
 }
 
 }  // namespace
@@ -63,8 +67,10 @@ absl::Status StoreCheckpointKeeper::Check(const plan::JobSpec& spec) {
   if (spec.checkpoint.resume_from == "none" && !spec.checkpoint.fresh) {
     ASSIGN_OR_RETURN(const StepListing listing, ListSteps(files));
     if (!listing.steps.empty()) {
-      return absl::InvalidArgumentError(absl::StrCat("spec.checkpoint.resumeFrom: none, but ", Root(spec),
-                                                     " holds commits; set fresh: true or another store"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("spec.checkpoint.resumeFrom: none, but ",
+                       Root(spec),
+                       " holds commits; set fresh: true or another store"));
     }
   } else if (spec.checkpoint.resume_from != "auto") {
     return Annotate(FindRestore(spec, false).status(), "spec.checkpoint.resumeFrom");
@@ -72,15 +78,17 @@ absl::Status StoreCheckpointKeeper::Check(const plan::JobSpec& spec) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<CommittedSave> StoreCheckpointKeeper::Commit(const plan::JobSpec& spec, const SaveRequest& request) {
+absl::StatusOr<CommittedSave> StoreCheckpointKeeper::Commit(const plan::JobSpec& spec,
+                                                            const SaveRequest& request) {
   ASSIGN_OR_RETURN(const plan::SavePlan save_plan, plan::BuildSavePlan(request.world->plan));
   FileStore files(Root(spec));
-  ASSIGN_OR_RETURN(const CommittedStepInfo info, CommitSave(files, save_plan, ContextOf(request), request.seals));
+  ASSIGN_OR_RETURN(const CommittedStepInfo info,
+                   CommitSave(files, save_plan, ContextOf(request), request.seals));
   return Describe(files, info);
 }
 
-absl::StatusOr<std::optional<CommittedSave>> StoreCheckpointKeeper::Settle(const plan::JobSpec& spec,
-                                                                           const SaveRequest& request) {
+absl::StatusOr<std::optional<CommittedSave>> StoreCheckpointKeeper::Settle(
+    const plan::JobSpec& spec, const SaveRequest& request) {
   ASSIGN_OR_RETURN(const plan::SavePlan save_plan, plan::BuildSavePlan(request.world->plan));
   FileStore files(Root(spec));
   ASSIGN_OR_RETURN(const SettleResult result, SettleAttempt(files, save_plan, ContextOf(request)));
@@ -90,7 +98,8 @@ absl::StatusOr<std::optional<CommittedSave>> StoreCheckpointKeeper::Settle(const
   return std::optional<CommittedSave>(Describe(files, *result.committed));
 }
 
-absl::StatusOr<RestorePoint> StoreCheckpointKeeper::FindRestore(const plan::JobSpec& spec, bool has_commit) {
+absl::StatusOr<RestorePoint> StoreCheckpointKeeper::FindRestore(const plan::JobSpec& spec,
+                                                                bool has_commit) {
   const std::string& wanted = spec.checkpoint.resume_from;
   int64_t only_step = -1;
   if (!has_commit && wanted == "none") {
@@ -99,7 +108,8 @@ absl::StatusOr<RestorePoint> StoreCheckpointKeeper::FindRestore(const plan::JobS
   if (!has_commit && wanted.starts_with("/")) {
     const size_t slash = wanted.find_last_of('/');
     FileStore parent(wanted.substr(0, slash));
-    ASSIGN_OR_RETURN(const store::CommittedStep step, store::CommittedStep::Open(&parent, wanted.substr(slash + 1)));
+    ASSIGN_OR_RETURN(const store::CommittedStep step,
+                     store::CommittedStep::Open(&parent, wanted.substr(slash + 1)));
     return RestorePoint{step.commit().step, wanted, false};
   }
   if (!has_commit && wanted != "auto" && !absl::SimpleAtoi(wanted, &only_step)) {
@@ -111,12 +121,15 @@ absl::StatusOr<RestorePoint> StoreCheckpointKeeper::FindRestore(const plan::JobS
   return found ? RestorePoint{found->step, files.Locate(found->directory), true} : RestorePoint();
 }
 
-absl::Status StoreCheckpointKeeper::MarkBad(const plan::JobSpec& spec, int64_t step, const std::string& reason) {
+absl::Status StoreCheckpointKeeper::MarkBad(const plan::JobSpec& spec,
+                                            int64_t step,
+                                            const std::string& reason) {
   FileStore files(Root(spec));
   return ravel::coordinator::MarkBad(files, step, reason);
 }
 
-absl::StatusOr<std::vector<int64_t>> StoreCheckpointKeeper::Retain(const plan::JobSpec& spec, int64_t in_use_step) {
+absl::StatusOr<std::vector<int64_t>> StoreCheckpointKeeper::Retain(const plan::JobSpec& spec,
+                                                                   int64_t in_use_step) {
   FileStore files(Root(spec));
   std::set<int64_t> in_use;
   if (in_use_step >= 0) {

@@ -9,11 +9,14 @@ class StoreCheckpointKeeper : public CheckpointKeeper {
  public:
   std::string Root(const plan::JobSpec& spec) const override;
   absl::Status Check(const plan::JobSpec& spec) override;
-  absl::StatusOr<CommittedSave> Commit(const plan::JobSpec& spec, const SaveRequest& request) override;
-  absl::StatusOr<std::optional<CommittedSave>> Settle(const plan::JobSpec& spec, const SaveRequest& request) override;
+  absl::StatusOr<CommittedSave> Commit(const plan::JobSpec& spec,
+                                       const SaveRequest& request) override;
+  absl::StatusOr<std::optional<CommittedSave>> Settle(const plan::JobSpec& spec,
+                                                      const SaveRequest& request) override;
   absl::StatusOr<RestorePoint> FindRestore(const plan::JobSpec& spec, bool has_commit) override;
   absl::Status MarkBad(const plan::JobSpec& spec, int64_t step, const std::string& reason) override;
-  absl::StatusOr<std::vector<int64_t>> Retain(const plan::JobSpec& spec, int64_t in_use_step) override;
+  absl::StatusOr<std::vector<int64_t>> Retain(const plan::JobSpec& spec,
+                                              int64_t in_use_step) override;
   absl::Status CleanAttempts(const plan::JobSpec& spec) override;
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 
-// A server stream fed from the controller's strand: a bounded queue in front of gRPC's one write at a time.
+// A server stream fed from the controller's strand: a bounded queue in front of gRPC's one write at
+// a time.
 
 #include <deque>
 #include <memory>
@@ -15,15 +16,17 @@
 
 namespace ravel::coordinator {
 
-// kKeepAll: every item arrives, and a reader that is too slow is cut off. kNewestOnly: items that were not sent yet are
-// replaced by newer ones.
+// kKeepAll: every item arrives, and a reader that is too slow is cut off. kNewestOnly: items that
+// were not sent yet are replaced by newer ones.
 enum class StreamBacklog { kKeepAll, kNewestOnly };
 
 // Thread-safe. Owns itself until gRPC is done with it.
 template <typename Message>
 class StreamWriter : public grpc::ServerWriteReactor<Message> {
  public:
-  static std::shared_ptr<StreamWriter> Create(Executor* strand, JobController* controller, StreamBacklog backlog) {
+  static std::shared_ptr<StreamWriter> Create(Executor* strand,
+                                              JobController* controller,
+                                              StreamBacklog backlog) {
     std::shared_ptr<StreamWriter> writer(new StreamWriter(strand, controller, backlog));
     writer->self_ = writer;
     return writer;
@@ -48,7 +51,8 @@ class StreamWriter : public grpc::ServerWriteReactor<Message> {
       return;
     }
     if (queue_.size() >= kMaxQueued) {
-      FinishOnce(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "the stream is not read fast enough"));
+      FinishOnce(
+          grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "the stream is not read fast enough"));
       return;
     }
     queue_.push_back(std::move(message));
@@ -111,8 +115,9 @@ class StreamWriter : public grpc::ServerWriteReactor<Message> {
   Executor* strand_;
   JobController* controller_;
   const StreamBacklog backlog_;
-  WatchId subscription_ = 0;            // strand only
-  std::shared_ptr<StreamWriter> self_;  // shared with the feed's sink; gRPC's own claim ends in OnDone
+  WatchId subscription_ = 0;  // strand only
+  std::shared_ptr<StreamWriter>
+      self_;  // shared with the feed's sink; gRPC's own claim ends in OnDone
   Mutex mutex_;
   std::deque<Message> queue_ ABSL_GUARDED_BY(mutex_);  // the first one is being written
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;

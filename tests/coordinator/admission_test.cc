@@ -21,14 +21,17 @@ TEST(AdmissionTest, TheLargestAllowedSizeThatFitsIsChosen) {
 }
 
 TEST(AdmissionTest, RanksUseFewNodesAndStandTogetherByHost) {
-  const std::vector<NodeOffer> offers = {
-      {"a", "h1", "", {0}}, {"b", "h2", "", {0, 1}}, {"c", "h1", "", {1}}, {"d", "h3", "", {0, 1, 2}}};
+  const std::vector<NodeOffer> offers = {{"a", "h1", "", {0}},
+                                         {"b", "h2", "", {0, 1}},
+                                         {"c", "h1", "", {1}},
+                                         {"d", "h3", "", {0, 1, 2}}};
   const std::vector<RankPlace> places = PlaceRanks(4, offers);
   ASSERT_EQ(places.size(), 4U);
   EXPECT_EQ(places[0].node_id, "b");
   EXPECT_EQ(places[1].node_id, "d");
   EXPECT_EQ(places[3].device, 2);
-  EXPECT_EQ(PlaceRanks(4, {offers.rbegin(), offers.rend()}), places) << "a function of the set, not of its order";
+  EXPECT_EQ(PlaceRanks(4, {offers.rbegin(), offers.rend()}), places)
+      << "a function of the set, not of its order";
 }
 
 TEST(AdmissionTest, TransportFollowsPlacementUnlessForced) {
@@ -40,9 +43,11 @@ TEST(AdmissionTest, TransportFollowsPlacementUnlessForced) {
   EXPECT_EQ(*ChooseTransport(Transport::kGloo, one), "local");
   EXPECT_EQ(*ChooseTransport(Transport::kAuto, near), "shm");
   EXPECT_EQ(*ChooseTransport(Transport::kAuto, far), "gloo");
-  EXPECT_EQ(*ChooseTransport(Transport::kAuto, unknown), "gloo") << "who does not know its host shares nothing";
+  EXPECT_EQ(*ChooseTransport(Transport::kAuto, unknown), "gloo")
+      << "who does not know its host shares nothing";
   EXPECT_EQ(*ChooseTransport(Transport::kGloo, near), "gloo");
-  EXPECT_EQ(ChooseTransport(Transport::kShm, far).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ChooseTransport(Transport::kShm, far).status().code(),
+            absl::StatusCode::kFailedPrecondition);
 }
 
 TEST(RendezvousBoardTest, TheSetIsCompleteWithTheLastRecordAndInRankOrder) {

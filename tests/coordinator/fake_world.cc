@@ -1,18 +1,18 @@
 #include "tests/coordinator/fake_world.h"
 
-#include <gtest/gtest.h>
-
 #include <cstdlib>
 #include <filesystem>
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
+#include <gtest/gtest.h>
 
 #include "common/check.h"
 
 namespace ravel::coordinator {
 
-absl::StatusOr<std::shared_ptr<const PlannedWorld>> FakePlanner::Plan(const plan::JobSpec& spec, int64_t ranks,
+absl::StatusOr<std::shared_ptr<const PlannedWorld>> FakePlanner::Plan(const plan::JobSpec& spec,
+                                                                      int64_t ranks,
                                                                       bool shared_memory) {
   RETURN_IF_ERROR(failure);
   auto world = std::make_shared<PlannedWorld>();
@@ -33,13 +33,15 @@ absl::StatusOr<plan::JobSpec> FakePlanner::DecodeSpec(const std::string& planned
   return specs_[index];
 }
 
-absl::StatusOr<CommittedSave> FakeKeeper::Commit(const plan::JobSpec& spec, const SaveRequest& request) {
+absl::StatusOr<CommittedSave> FakeKeeper::Commit(const plan::JobSpec& spec,
+                                                 const SaveRequest& request) {
   RETURN_IF_ERROR(commit_failure);
   EXPECT_EQ(static_cast<int64_t>(request.seals.size()), request.world->plan.ranks);
   if (!steps[spec.name].emplace(request.step, request.epoch).second) {
     return absl::AlreadyExistsError(absl::StrCat("step ", request.step, " is committed"));
   }
-  return CommittedSave{request.step, absl::StrCat(Root(spec), "/step-", request.step), 100, 3, "id"};
+  return CommittedSave{
+      request.step, absl::StrCat(Root(spec), "/step-", request.step), 100, 3, "id"};
 }
 
 absl::StatusOr<std::optional<CommittedSave>> FakeKeeper::Settle(const plan::JobSpec& spec,
@@ -50,7 +52,8 @@ absl::StatusOr<std::optional<CommittedSave>> FakeKeeper::Settle(const plan::JobS
       CommittedSave{request.step, absl::StrCat(Root(spec), "/step-", request.step), 100, 3, "id"});
 }
 
-absl::StatusOr<RestorePoint> FakeKeeper::FindRestore(const plan::JobSpec& spec, bool /*has_commit*/) {
+absl::StatusOr<RestorePoint> FakeKeeper::FindRestore(const plan::JobSpec& spec,
+                                                     bool /*has_commit*/) {
   RestorePoint point;
   for (const auto& [step, epoch] : steps[spec.name]) {
     if (!bad.contains({spec.name, step})) {
@@ -60,12 +63,15 @@ absl::StatusOr<RestorePoint> FakeKeeper::FindRestore(const plan::JobSpec& spec, 
   return point;
 }
 
-absl::Status FakeKeeper::MarkBad(const plan::JobSpec& spec, int64_t step, const std::string& /*reason*/) {
+absl::Status FakeKeeper::MarkBad(const plan::JobSpec& spec,
+                                 int64_t step,
+                                 const std::string& /*reason*/) {
   bad.insert({spec.name, step});
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<int64_t>> FakeKeeper::Retain(const plan::JobSpec& spec, int64_t /*in_use_step*/) {
+absl::StatusOr<std::vector<int64_t>> FakeKeeper::Retain(const plan::JobSpec& spec,
+                                                        int64_t /*in_use_step*/) {
   std::vector<int64_t> deleted;
   std::map<int64_t, int64_t>& kept = steps[spec.name];
   while (static_cast<int64_t>(kept.size()) > spec.checkpoint.keep_last) {
@@ -95,8 +101,16 @@ void FakeWorld::StartCoordinator(std::unique_ptr<JobStore> store) {
   store_ = store != nullptr ? std::move(store) : std::make_unique<MemoryJobStore>(&disk);
   metrics_ = std::make_unique<MetricsLog>(folder + "/metrics");
   logs_ = std::make_unique<LogStore>(folder + "/logs");
-  ControllerParts parts{&clock,  &strand_, &pool_,         store_.get(), &planner,
-                        &keeper, this,     metrics_.get(), logs_.get(),  [this](const absl::Status&) { fatal = true; }};
+  ControllerParts parts{&clock,
+                        &strand_,
+                        &pool_,
+                        store_.get(),
+                        &planner,
+                        &keeper,
+                        this,
+                        metrics_.get(),
+                        logs_.get(),
+                        [this](const absl::Status&) { fatal = true; }};
   controller_ = std::make_unique<JobController>(options, parts);
   const absl::Status started = controller_->Start();
   CHECK_MSG(started.ok(), std::string(started.message()).c_str());
@@ -132,7 +146,13 @@ void FakeWorld::Connect(FakeNode& node) {
     hello.devices.push_back({"cpu", "test", 1 << 30, absl::StrCat("device-", i)});
   }
   for (const auto& [key, trainer] : node.trainers) {
-    hello.trainers.push_back({trainer.job_uid, trainer.epoch, trainer.attempt, trainer.rank, trainer.step, "running", {}});
+    hello.trainers.push_back({trainer.job_uid,
+                              trainer.epoch,
+                              trainer.attempt,
+                              trainer.rank,
+                              trainer.step,
+                              "running",
+                              {}});
   }
   node.stream = ++last_stream_;
   node.alive = true;
@@ -162,7 +182,10 @@ void FakeWorld::Restart(FakeNode& node) {
   Connect(node);
 }
 
-void FakeWorld::KillTrainer(int64_t rank, int32_t exit_code, int32_t signal, const std::string& reason) {
+void FakeWorld::KillTrainer(int64_t rank,
+                            int32_t exit_code,
+                            int32_t signal,
+                            const std::string& reason) {
   for (auto& [id, node] : nodes_) {
     for (const auto& [key, trainer] : std::map(node.trainers)) {
       if (trainer.rank == rank) {
@@ -197,7 +220,8 @@ void FakeWorld::Advance(int64_t ms) {
       }
       BeatMessage beat;
       for (const auto& [key, trainer] : node.trainers) {
-        beat.trainers.push_back({trainer.job_uid, trainer.rank, trainer.epoch, trainer.step, "training", 0});
+        beat.trainers.push_back(
+            {trainer.job_uid, trainer.rank, trainer.epoch, trainer.step, "training", 0});
       }
       controller_->OnUp(node.stream, beat);
     }
@@ -240,15 +264,24 @@ void FakeWorld::SendUp(FakeNode& node, UpMessage message) {
   }
 }
 
-void FakeWorld::Frame(FakeNode& node, const FakeTrainer& trainer, decltype(TrainerFrame::frame) frame) {
-  SendUp(node, TrainerFrame{trainer.job_uid, trainer.epoch, trainer.attempt, trainer.rank, std::move(frame)});
+void FakeWorld::Frame(FakeNode& node,
+                      const FakeTrainer& trainer,
+                      decltype(TrainerFrame::frame) frame) {
+  SendUp(node,
+         TrainerFrame{
+             trainer.job_uid, trainer.epoch, trainer.attempt, trainer.rank, std::move(frame)});
 }
 
-void FakeWorld::Exit(FakeNode& node, const FakeTrainer& trainer, int32_t code, int32_t signal,
+void FakeWorld::Exit(FakeNode& node,
+                     const FakeTrainer& trainer,
+                     int32_t code,
+                     int32_t signal,
                      const std::string& reason) {
   const FakeTrainer gone = trainer;
   node.trainers.erase({gone.job_uid, gone.epoch, gone.rank});
-  SendUp(node, TrainerExited{gone.job_uid, gone.epoch, gone.attempt, gone.rank, code, signal, reason, "", ""});
+  SendUp(node,
+         TrainerExited{
+             gone.job_uid, gone.epoch, gone.attempt, gone.rank, code, signal, reason, "", ""});
 }
 
 void FakeWorld::Handle(FakeNode& node, const DownMessage& message) {
@@ -409,7 +442,9 @@ void FakeWorld::TrainSteps(int64_t count) {
   }
 }
 
-plan::JobSpec FakeWorld::Spec(const std::string& name, std::vector<int64_t> sizes, int64_t steps) const {
+plan::JobSpec FakeWorld::Spec(const std::string& name,
+                              std::vector<int64_t> sizes,
+                              int64_t steps) const {
   plan::JobSpec spec;
   spec.name = name;
   spec.steps = steps;
@@ -436,7 +471,8 @@ SubmitDraft FakeWorld::Draft(const plan::JobSpec& spec, const std::string& reque
 }
 
 absl::StatusOr<JobView> FakeWorld::Submit(const plan::JobSpec& spec) {
-  absl::StatusOr<JobView> view = controller_->Submit(Draft(spec, absl::StrCat("request-", ++requests_)));
+  absl::StatusOr<JobView> view =
+      controller_->Submit(Draft(spec, absl::StrCat("request-", ++requests_)));
   Advance(40);
   return view;
 }

@@ -1,7 +1,8 @@
 #pragma once
 
-// A controller with everything around it in one thread: fake daemons and trainers that follow the protocol, a clock that
-// stands still, a checkpoint store and a planner without bytes. Nothing happens but what the test lets happen.
+// A controller with everything around it in one thread: fake daemons and trainers that follow the
+// protocol, a clock that stands still, a checkpoint store and a planner without bytes. Nothing
+// happens but what the test lets happen.
 
 #include <cstdint>
 #include <deque>
@@ -41,9 +42,12 @@ class ManualExecutor : public Executor {
 // Specs stay in memory; a plan is its size.
 class FakePlanner : public Planner {
  public:
-  absl::StatusOr<std::shared_ptr<const PlannedWorld>> Plan(const plan::JobSpec& spec, int64_t ranks,
+  absl::StatusOr<std::shared_ptr<const PlannedWorld>> Plan(const plan::JobSpec& spec,
+                                                           int64_t ranks,
                                                            bool shared_memory) override;
-  std::shared_ptr<const PlannedWorld> Find(const std::string& /*digest*/) override { return nullptr; }
+  std::shared_ptr<const PlannedWorld> Find(const std::string& /*digest*/) override {
+    return nullptr;
+  }
   std::string EncodeSpec(const plan::JobSpec& spec) override;
   absl::StatusOr<plan::JobSpec> DecodeSpec(const std::string& planned) override;
 
@@ -57,14 +61,18 @@ class FakeKeeper : public CheckpointKeeper {
  public:
   std::string Root(const plan::JobSpec& spec) const override { return "/ckpt/" + spec.name; }
   absl::Status Check(const plan::JobSpec& /*spec*/) override { return absl::OkStatus(); }
-  absl::StatusOr<CommittedSave> Commit(const plan::JobSpec& spec, const SaveRequest& request) override;
-  absl::StatusOr<std::optional<CommittedSave>> Settle(const plan::JobSpec& spec, const SaveRequest& request) override;
+  absl::StatusOr<CommittedSave> Commit(const plan::JobSpec& spec,
+                                       const SaveRequest& request) override;
+  absl::StatusOr<std::optional<CommittedSave>> Settle(const plan::JobSpec& spec,
+                                                      const SaveRequest& request) override;
   absl::StatusOr<RestorePoint> FindRestore(const plan::JobSpec& spec, bool has_commit) override;
   absl::Status MarkBad(const plan::JobSpec& spec, int64_t step, const std::string& reason) override;
-  absl::StatusOr<std::vector<int64_t>> Retain(const plan::JobSpec& spec, int64_t in_use_step) override;
+  absl::StatusOr<std::vector<int64_t>> Retain(const plan::JobSpec& spec,
+                                              int64_t in_use_step) override;
   absl::Status CleanAttempts(const plan::JobSpec& /*spec*/) override { return absl::OkStatus(); }
 
-  std::map<std::string, std::map<int64_t, int64_t>> steps;  // by job name: epoch of each committed step
+  std::map<std::string, std::map<int64_t, int64_t>>
+      steps;  // by job name: epoch of each committed step
   std::set<std::pair<std::string, int64_t>> bad;
   absl::Status commit_failure;
   int settled = 0;
@@ -94,9 +102,9 @@ struct FakeNode {
   std::string incarnation;
   std::string host_id = "host";
   int64_t devices = 1;
-  StreamId stream = 0;       // 0: not connected
+  StreamId stream = 0;  // 0: not connected
   bool alive = true;
-  bool frozen = false;       // neither reads nor beats
+  bool frozen = false;         // neither reads nor beats
   bool stops_trainers = true;  // false: StopTrainers is not obeyed in time
   std::deque<DownMessage> inbox;
   std::map<std::tuple<std::string, int64_t, int64_t>, FakeTrainer> trainers;
@@ -108,7 +116,8 @@ class FakeWorld : public FleetLink {
   FakeWorld();
   ~FakeWorld() override;
 
-  // A coordinator process over `store` (default: the memory disk). The one before is gone, as by SIGKILL.
+  // A coordinator process over `store` (default: the memory disk). The one before is gone, as by
+  // SIGKILL.
   void StartCoordinator(std::unique_ptr<JobStore> store = nullptr);
   void KillCoordinator();
   bool running() const { return controller_ != nullptr; }
@@ -116,11 +125,14 @@ class FakeWorld : public FleetLink {
   FakeNode& AddNode(const std::string& id, int64_t devices = 1);
   void Connect(FakeNode& node);
   void Disconnect(FakeNode& node);
-  void Kill(FakeNode& node);  // host gone, stream reset
+  void Kill(FakeNode& node);     // host gone, stream reset
   void Restart(FakeNode& node);  // a new incarnation, connected
   FakeNode& node(const std::string& id) { return nodes_.at(id); }
   // SIGKILL of the trainer of a rank; its daemon reports it.
-  void KillTrainer(int64_t rank, int32_t exit_code = -1, int32_t signal = 9, const std::string& reason = "");
+  void KillTrainer(int64_t rank,
+                   int32_t exit_code = -1,
+                   int32_t signal = 9,
+                   const std::string& reason = "");
 
   // Delivers everything that is on its way; time stands still.
   void Settle();
@@ -158,7 +170,11 @@ class FakeWorld : public FleetLink {
   void HandleLaunch(FakeNode& node, const Launch& launch);
   void HandleCommand(FakeNode& node, const TrainerCommand& command);
   void HandleStop(FakeNode& node, const std::string& job_uid, int64_t epoch);
-  void Exit(FakeNode& node, const FakeTrainer& trainer, int32_t code, int32_t signal, const std::string& reason);
+  void Exit(FakeNode& node,
+            const FakeTrainer& trainer,
+            int32_t code,
+            int32_t signal,
+            const std::string& reason);
   void Frame(FakeNode& node, const FakeTrainer& trainer, decltype(TrainerFrame::frame) frame);
   void Seal(FakeNode& node, FakeTrainer& trainer, int64_t attempt);
   void StepRank(FakeNode& node, FakeTrainer trainer, const plan::JobSpec& spec);

@@ -1,14 +1,11 @@
 #include "coordinator/job_controller.h"
 
+#include <algorithm>
+
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <filesystem>
-
-#include <absl/strings/str_cat.h>
-
-#include "coordinator/sqlite_job_store.h"
 #include "tests/coordinator/fake_world.h"
 
 namespace ravel::coordinator {
@@ -212,7 +209,8 @@ TEST_F(JobControllerTest, CancelStopsTheTrainersFirst) {
   EXPECT_TRUE(world_.node("n0").trainers.empty());
   EXPECT_EQ(world_.Job("job").record.message, "not needed");
   EXPECT_TRUE(world_.controller().Cancel({"default", "job"}, "").ok()) << "repeating is harmless";
-  EXPECT_EQ(world_.controller().Cancel({"default", "nobody"}, "").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(world_.controller().Cancel({"default", "nobody"}, "").status().code(),
+            absl::StatusCode::kNotFound);
 }
 
 TEST_F(JobControllerTest, ACancelledJobInTheQueueNeverStarts) {
@@ -303,8 +301,9 @@ TEST_F(JobControllerTest, ASealOfAnOldEpochIsRefusedAndCounted) {
   seal.epoch = before.record.epoch;
   for (int64_t rank = 0; rank < 2; ++rank) {
     seal.writer = rank;
-    world_.SendUp(world_.node(absl::StrCat("n", rank)),
-                  TrainerFrame{before.record.uid, before.record.epoch, before.record.attempt, rank, seal});
+    world_.SendUp(
+        world_.node(absl::StrCat("n", rank)),
+        TrainerFrame{before.record.uid, before.record.epoch, before.record.attempt, rank, seal});
   }
   world_.Settle();
   EXPECT_EQ(world_.controller().stale_refused(), refused + 2);
@@ -346,8 +345,12 @@ TEST_F(JobControllerTest, ADataErrorFailsTheJobAtOnceAndIsTheUsers) {
   ASSERT_TRUE(world_.Submit(world_.Spec("job", {2}, 50)).ok());
   world_.TrainSteps(1);
   const JobRecord record = world_.Job("job").record;
-  world_.SendUp(world_.node("n1"), TrainerFrame{record.uid, record.epoch, record.attempt, 1,
-                                                TrainerFailed{13, "DataError", "corpus.bin: truncated"}});
+  world_.SendUp(world_.node("n1"),
+                TrainerFrame{record.uid,
+                             record.epoch,
+                             record.attempt,
+                             1,
+                             TrainerFailed{13, "DataError", "corpus.bin: truncated"}});
   world_.Settle();
   world_.Advance(100);
   EXPECT_EQ(State("job"), JobState::kFailed);
@@ -358,7 +361,8 @@ TEST_F(JobControllerTest, ADataErrorFailsTheJobAtOnceAndIsTheUsers) {
 
 TEST_F(JobControllerTest, APlanThatCannotBeMadeFailsTheJobWithItsField) {
   AddNodes(1);
-  world_.planner.failure = absl::InvalidArgumentError("spec.training.globalBatch: must be a multiple of 8");
+  world_.planner.failure =
+      absl::InvalidArgumentError("spec.training.globalBatch: must be a multiple of 8");
   ASSERT_TRUE(world_.Submit(world_.Spec("job", {1}, 50)).ok());
   world_.Advance(30'000);
   EXPECT_EQ(State("job"), JobState::kFailed);
@@ -421,8 +425,9 @@ TEST_F(JobControllerTest, RetentionIsNotedInTheListOfCheckpoints) {
   ASSERT_TRUE(world_.Submit(world_.Spec("job", {1}, 40)).ok());
   world_.TrainSteps(40);
   const std::vector<SaveRecord> saves = world_.controller().Saves(world_.Job("job").record.uid);
-  const auto kept = std::count_if(saves.begin(), saves.end(),
-                                  [](const SaveRecord& save) { return save.state == SaveState::kCommitted; });
+  const auto kept = std::count_if(saves.begin(), saves.end(), [](const SaveRecord& save) {
+    return save.state == SaveState::kCommitted;
+  });
   EXPECT_EQ(kept, 3);
   EXPECT_EQ(saves.size(), 8U);
 }
@@ -430,10 +435,14 @@ TEST_F(JobControllerTest, RetentionIsNotedInTheListOfCheckpoints) {
 TEST_F(JobControllerTest, AFullDiskRefusesRequestsAndRunningJobsGoOn) {
   AddNodes(2);
   ASSERT_TRUE(world_.Submit(world_.Spec("job", {1, 2}, 20)).ok());
-  world_.disk.fault = [](int64_t) { return absl::ResourceExhaustedError("database or disk is full"); };
-  EXPECT_EQ(world_.controller().Submit(world_.Draft(world_.Spec("new", {1}, 5), "r")).status().code(),
+  world_.disk.fault = [](int64_t) {
+    return absl::ResourceExhaustedError("database or disk is full");
+  };
+  EXPECT_EQ(
+      world_.controller().Submit(world_.Draft(world_.Spec("new", {1}, 5), "r")).status().code(),
+      absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(world_.controller().Cancel({"default", "job"}, "").status().code(),
             absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(world_.controller().Cancel({"default", "job"}, "").status().code(), absl::StatusCode::kResourceExhausted);
   world_.TrainSteps(3);
   EXPECT_EQ(State("job"), JobState::kRunning);
   EXPECT_EQ(world_.Job("job").progress.step, 3);
@@ -453,8 +462,9 @@ TEST_F(JobControllerTest, AFullDiskRefusesRequestsAndRunningJobsGoOn) {
 
 TEST_F(JobControllerTest, AnotherCoordinatorOnTheSameDatabaseEndsThisOne) {
   world_.disk.term += 1;
-  EXPECT_EQ(world_.controller().Submit(world_.Draft(world_.Spec("new", {1}, 5), "r")).status().code(),
-            absl::StatusCode::kAborted);
+  EXPECT_EQ(
+      world_.controller().Submit(world_.Draft(world_.Spec("new", {1}, 5), "r")).status().code(),
+      absl::StatusCode::kAborted);
   EXPECT_TRUE(world_.fatal);
 }
 
@@ -468,163 +478,6 @@ TEST_F(JobControllerTest, AStrangersDaemonIsRefused) {
   world_.controller().OnHello(node.stream, hello);
   world_.Settle();
   EXPECT_THAT(node.rejected, HasSubstr("another cluster"));
-}
-
-class CoordinatorRestartTest : public JobControllerTest {};
-
-TEST_F(CoordinatorRestartTest, AJobGoesOnFromItsNewestCommit) {
-  AddNodes(2);
-  ASSERT_TRUE(world_.Submit(world_.Spec("job", {1, 2}, 12)).ok());
-  world_.TrainSteps(7);
-  const JobRecord before = world_.Job("job").record;
-  world_.KillCoordinator();
-  world_.StartCoordinator();
-  EXPECT_EQ(State("job"), JobState::kRecovering);
-  EXPECT_GT(world_.Job("job").record.epoch, before.epoch);
-  EXPECT_EQ(world_.Job("job").progress.step, 7) << "read back from the metrics";
-  // The daemons come back with their old trainers, which must go first.
-  world_.Connect(world_.node("n0"));
-  world_.Connect(world_.node("n1"));
-  world_.Advance(100);
-  EXPECT_EQ(State("job"), JobState::kRunning);
-  EXPECT_EQ(world_.Job("job").record.world_size, 2);
-  EXPECT_EQ(world_.launches.back().trainers[0].first_step, 5);
-  EXPECT_EQ(world_.Job("job").record.budget.used, 0) << "never blamed on the job";
-  world_.TrainSteps(7);
-  EXPECT_EQ(State("job"), JobState::kSucceeded);
-  ExpectWholeHistory("job", 12);
-}
-
-TEST_F(CoordinatorRestartTest, AMissingNodeIsWaitedForAndThenDoneWithout) {
-  AddNodes(2);
-  ASSERT_TRUE(world_.Submit(world_.Spec("job", {1, 2}, 12)).ok());
-  world_.TrainSteps(7);
-  world_.KillCoordinator();
-  world_.node("n1").trainers.clear();
-  world_.StartCoordinator();
-  world_.Connect(world_.node("n0"));
-  world_.Advance(1000);
-  EXPECT_EQ(State("job"), JobState::kRecovering) << "n1 may still come";
-  world_.Advance(3000);
-  EXPECT_EQ(State("job"), JobState::kRunning);
-  EXPECT_EQ(world_.Job("job").record.world_size, 1);
-}
-
-TEST_F(CoordinatorRestartTest, AnIntendedCommitIsSettled) {
-  AddNodes(1);
-  ASSERT_TRUE(world_.Submit(world_.Spec("job", {1}, 12)).ok());
-  // The intent is the last thing that reaches the disk.
-  world_.TrainSteps(4);
-  bool intended = false;
-  world_.disk.fault = [this, &intended](int64_t) {
-    const bool before = intended;
-    for (const auto& [key, save] : world_.disk.saves) {
-      intended = intended || save.state == SaveState::kIntended;
-    }
-    return before || intended ? absl::ResourceExhaustedError("crashed") : absl::OkStatus();
-  };
-  world_.TrainSteps(1);
-  world_.KillCoordinator();
-  world_.disk.fault = nullptr;
-  world_.keeper.steps.clear();  // the store had not seen it
-  world_.StartCoordinator();
-  world_.Settle();
-  EXPECT_EQ(world_.keeper.settled, 1);
-  EXPECT_EQ(world_.Job("job").record.committed_step, 5);
-}
-
-TEST_F(CoordinatorRestartTest, ACancelThatWasAcceptedIsNotForgotten) {
-  AddNodes(1);
-  ASSERT_TRUE(world_.Submit(world_.Spec("job", {1}, 12)).ok());
-  world_.node("n0").stops_trainers = false;
-  ASSERT_TRUE(world_.controller().Cancel({"default", "job"}, "").ok());
-  world_.KillCoordinator();
-  world_.StartCoordinator();
-  world_.Advance(100);
-  EXPECT_EQ(State("job"), JobState::kCancelled);
-  // The trainer of the cancelled job is told to stop as soon as its daemon is back.
-  world_.node("n0").stops_trainers = true;
-  world_.Connect(world_.node("n0"));
-  world_.Advance(100);
-  EXPECT_TRUE(world_.node("n0").trainers.empty());
-}
-
-// Crash before or after every transaction of a job's life: it always ends well, with every step once.
-TEST_F(CoordinatorRestartTest, ACrashAtAnyTransactionLosesNothingThatWasAccepted) {
-  int64_t transactions = 0;
-  {
-    FakeWorld whole;
-    whole.StartCoordinator();
-    whole.AddNode("n0");
-    whole.AddNode("n1");
-    ASSERT_TRUE(whole.Submit(whole.Spec("job", {1, 2}, 11)).ok());
-    whole.TrainSteps(11);
-    ASSERT_EQ(whole.Job("job").record.state, JobState::kSucceeded);
-    transactions = whole.disk.applied;
-  }
-  ASSERT_GT(transactions, 8);
-  for (int64_t crash = 2; crash < transactions; ++crash) {
-    SCOPED_TRACE(absl::StrCat("crash at transaction ", crash));
-    FakeWorld world;
-    world.StartCoordinator();
-    world.AddNode("n0");
-    world.AddNode("n1");
-    bool dead = false;
-    world.disk.fault = [&dead, crash](int64_t number) {
-      dead = dead || number >= crash;
-      return dead ? absl::ResourceExhaustedError("crashed") : absl::OkStatus();
-    };
-    const bool accepted = world.Submit(world.Spec("job", {1, 2}, 11)).ok();
-    for (int i = 0; i < 11 && !dead; ++i) {
-      world.TrainSteps(1);
-    }
-    world.KillCoordinator();
-    world.disk.fault = nullptr;
-    world.StartCoordinator();
-    ASSERT_EQ(world.controller().List().size(), accepted ? 1U : 0U);
-    if (!accepted) {
-      continue;
-    }
-    world.Connect(world.node("n0"));
-    world.Connect(world.node("n1"));
-    world.Advance(200);
-    world.TrainSteps(12);
-    EXPECT_EQ(world.Job("job").record.state, JobState::kSucceeded);
-    const std::vector<StepRecord> history = world.History("job");
-    ASSERT_EQ(history.size(), 11U);
-    for (size_t i = 0; i < history.size(); ++i) {
-      EXPECT_EQ(history[i].step, static_cast<int64_t>(i) + 1);
-    }
-  }
-}
-
-TEST(CoordinatorOnSqliteTest, RestartsWithTheSameFile) {
-  FakeWorld world;
-  const auto open = [&world] {
-    absl::StatusOr<std::unique_ptr<SqliteJobStore>> store = SqliteJobStore::Create(world.folder);
-    EXPECT_TRUE(store.ok()) << store.status();
-    return *std::move(store);
-  };
-  world.StartCoordinator(open());
-  const std::string cluster = world.controller().cluster_id();
-  const int64_t term = world.controller().term();
-  world.AddNode("n0");
-  world.AddNode("n1");
-  ASSERT_TRUE(world.Submit(world.Spec("job", {1, 2}, 12)).ok());
-  world.TrainSteps(7);
-  world.KillCoordinator();
-  world.StartCoordinator(nullptr);  // lets go of the file
-  world.StartCoordinator(open());
-  EXPECT_EQ(world.controller().cluster_id(), cluster);
-  EXPECT_EQ(world.controller().term(), term + 1);
-  world.Connect(world.node("n0"));
-  world.Connect(world.node("n1"));
-  world.Advance(100);
-  EXPECT_EQ(world.Job("job").record.state, JobState::kRunning);
-  world.TrainSteps(7);
-  EXPECT_EQ(world.Job("job").record.state, JobState::kSucceeded);
-  EXPECT_EQ(world.History("job").size(), 12U);
-  EXPECT_THAT(world.EventTypes("job"), Contains("Succeeded"));
 }
 
 }  // namespace

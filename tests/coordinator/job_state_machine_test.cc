@@ -1,13 +1,12 @@
 #include "coordinator/job_state_machine.h"
 
-#include <gtest/gtest.h>
-
 #include <map>
 #include <random>
 #include <set>
 #include <string>
 
 #include <absl/strings/str_cat.h>
+#include <gtest/gtest.h>
 
 namespace ravel::coordinator {
 namespace {
@@ -44,7 +43,8 @@ struct Row {
   S to;
 };
 
-// Every pair that means something while trainers of the present epoch exist. What is not here is ignored.
+// Every pair that means something while trainers of the present epoch exist. What is not here is
+// ignored.
 constexpr Row kTable[] = {
     {S::kQueued, E::kPlaced, S::kStarting},
     {S::kRecovering, E::kPlaced, S::kRecovering},
@@ -93,7 +93,8 @@ TEST(JobStateMachineTest, EveryPairOfStateAndEventHasItsRowOrIsIgnored) {
     }
     for (int kind = 0; kind < kJobEventKinds; ++kind) {
       const JobEvent event = Event(static_cast<E>(kind));
-      SCOPED_TRACE(absl::StrCat(std::string(StateName(state)), " + ", std::string(EventKindName(event.kind))));
+      SCOPED_TRACE(absl::StrCat(
+          std::string(StateName(state)), " + ", std::string(EventKindName(event.kind))));
       const auto result = Transition(Record(state), event);
       const auto row = rows.find({state, event.kind});
       ASSERT_EQ(result.has_value(), row != rows.end());
@@ -123,7 +124,8 @@ TEST(JobStateMachineTest, ALaunchNeverReusesAnEpoch) {
 TEST(JobStateMachineTest, AFailureIsChargedWhenTheOldEpochIsQuiet) {
   const auto broken = Transition(Record(S::kRunning), Event(E::kEpochBroken));
   EXPECT_EQ(broken->next.budget.used, 0);
-  EXPECT_FALSE(Transition(broken->next, Event(E::kEpochBroken)).has_value()) << "one epoch breaks once";
+  EXPECT_FALSE(Transition(broken->next, Event(E::kEpochBroken)).has_value())
+      << "one epoch breaks once";
   const auto quiet = Transition(broken->next, Event(E::kQuiesced));
   EXPECT_EQ(quiet->next.budget.used, 1);
   EXPECT_EQ(quiet->next.state, S::kRecovering);

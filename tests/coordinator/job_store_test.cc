@@ -1,14 +1,14 @@
 #include "coordinator/job_store.h"
 
-#include <gtest/gtest.h>
-
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <cmath>
 #include <fstream>
 #include <functional>
 #include <limits>
 #include <memory>
+
+#include <gtest/gtest.h>
 
 #include "coordinator/log_store.h"
 #include "coordinator/memory_job_store.h"
@@ -67,11 +67,13 @@ JobRecord FullRecord() {
 StoreChange WholeChange() {
   StoreChange change;
   change.jobs.push_back(FullRecord());
-  change.events.push_back({5, 100, "uid-1", 7, 5, 40, "EpochChanged", "ProcessCrash", "node-a", 2, "signal 9"});
+  change.events.push_back(
+      {5, 100, "uid-1", 7, 5, 40, "EpochChanged", "ProcessCrash", "node-a", 2, "signal 9"});
   change.request = RequestRecord{"request", "hash", "uid-1", 100};
   change.operations.push_back({"op", "uid-1", OperationState::kWriting, "", 41, "save", 3, 100});
   change.epochs.push_back({"uid-1", 6, 5, 3, "digest", "a:0 b:0 c:0", 40, "/step-40", 100});
-  change.saves.push_back({"uid-1", 40, 6, 1, SaveState::kIntended, 3, 1000, 9, "/step-40", "", "id", 100});
+  change.saves.push_back(
+      {"uid-1", 40, 6, 1, SaveState::kIntended, 3, 1000, 9, "/step-40", "", "id", 100});
   change.nodes.push_back({"node-a", "incarnation", 100});
   return change;
 }
@@ -154,7 +156,9 @@ TEST_P(JobStoreTest, AJobIsReplacedAndItsHistoryStays) {
   EXPECT_EQ(store->Events("uid-1", 0, 10)->size(), 1U);
 }
 
-INSTANTIATE_TEST_SUITE_P(Stores, JobStoreTest, ::testing::Values(false, true),
+INSTANTIATE_TEST_SUITE_P(Stores,
+                         JobStoreTest,
+                         ::testing::Values(false, true),
                          [](const auto& param) { return param.param ? "Sqlite" : "Memory"; });
 
 TEST(SqliteJobStoreTest, AFailedChangeLeavesNothing) {
@@ -193,7 +197,8 @@ TEST(SqliteJobStoreTest, TwoCoordinatorsCannotShareADirectory) {
 
 TEST(SqliteJobStoreTest, ADamagedDatabaseIsNamed) {
   Folder folder;
-  std::ofstream(folder.path() + "/ravel.db") << "this is no database, but it is long enough to look like a header";
+  std::ofstream(folder.path() + "/ravel.db")
+      << "this is no database, but it is long enough to look like a header";
   const auto store = SqliteJobStore::Create(folder.path());
   ASSERT_FALSE(store.ok());
   EXPECT_NE(std::string(store.status().message()).find("ravel.db"), std::string::npos);
@@ -251,7 +256,8 @@ TEST(LogStoreTest, LinesAreKeptByAttemptAndRankOnceEachWithGapsShown) {
   const auto lines = [](int64_t first, int64_t count, int64_t rank) {
     std::vector<LogLine> made;
     for (int64_t i = 0; i < count; ++i) {
-      made.push_back({first + i, 100 + first + i, 1, rank, "node", "a\ttab " + std::to_string(first + i)});
+      made.push_back(
+          {first + i, 100 + first + i, 1, rank, "node", "a\ttab " + std::to_string(first + i)});
     }
     return made;
   };

@@ -1,8 +1,7 @@
 #include "coordinator/membership.h"
 
-#include <gtest/gtest.h>
-
 #include <absl/strings/str_cat.h>
+#include <gtest/gtest.h>
 
 namespace ravel::coordinator {
 namespace {
@@ -58,7 +57,8 @@ TEST(MembershipTest, ANewIncarnationIsToldAndAnOpenOldStreamReplaced) {
 TEST(MembershipTest, BadHellosNameTheirField) {
   Membership members(1000);
   EXPECT_NE(members.OnHello(1, Hello("", "i"), 0, 0).rejected.find("node_id"), std::string::npos);
-  EXPECT_NE(members.OnHello(1, Hello("a", ""), 0, 0).rejected.find("incarnation"), std::string::npos);
+  EXPECT_NE(members.OnHello(1, Hello("a", ""), 0, 0).rejected.find("incarnation"),
+            std::string::npos);
   HelloMessage newer = Hello("a", "i");
   newer.protocol = 2;
   EXPECT_NE(members.OnHello(1, newer, 0, 0).rejected.find("protocol"), std::string::npos);

@@ -7,7 +7,9 @@ namespace {
 
 constexpr int64_t kHourMs = 3600 * 1000;
 
-FailureCause Crash(int64_t step) { return {"ProcessCrash", "signal 9", "node", 1, step}; }
+FailureCause Crash(int64_t step) {
+  return {"ProcessCrash", "signal 9", "node", 1, step};
+}
 
 TEST(RestartBudgetTest, TheFirstFailureRestartsAtOnceThenBackoffDoublesToItsLimit) {
   plan::RestartSpec limits;
@@ -55,7 +57,8 @@ TEST(RestartBudgetTest, TooManyInADayFailEvenWithProgressAndOldOnesAreForgotten)
     EXPECT_FALSE(verdict.fail);
     budget = Refill(verdict.next);
   }
-  EXPECT_EQ(Charge(limits, budget, Crash(9), "uid", 5, 5 * kHourMs).final_reason, "BudgetExhausted");
+  EXPECT_EQ(Charge(limits, budget, Crash(9), "uid", 5, 5 * kHourMs).final_reason,
+            "BudgetExhausted");
   EXPECT_FALSE(Charge(limits, budget, Crash(9), "uid", 5, 25 * kHourMs).fail);
 }
 

@@ -136,7 +136,7 @@ TEST_F(DataPrepareTest, BytesThatAreNotUtf8AreKeptOrRefused) {
 }
 
 TEST_F(DataPrepareTest, AFullDiskLeavesNothingHalfWritten) {
-  WriteInput("some text\nand more\n");
+  WriteInput("some text\nand more\nlines\nof it\n");
   request_.validation_fraction = 0.3;
   for (int moment = 1; moment <= 5; ++moment) {
     ASSERT_TRUE(

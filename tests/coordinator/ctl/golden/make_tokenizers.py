@@ -88,8 +88,12 @@ def merges_as_text(data):
 def llama3_style(data):
     data["model"]["merges"] = [m.split(" ") if isinstance(m, str) else m for m in data["model"]["merges"]]
     data["model"]["ignore_merges"] = True
-    # A token that no merge makes: only ignore_merges finds it.
-    data["model"]["vocab"]["Ġbrownie"] = max(data["model"]["vocab"].values()) + 2  # after <|plain|>
+    # A token that no merge makes: only ignore_merges finds it. It takes the id of <|plain|>, which moves up by one.
+    size = len(data["model"]["vocab"])
+    data["model"]["vocab"]["Ġbrownie"] = size
+    for token in data["added_tokens"]:
+        if token["id"] == size:
+            token["id"] = size + 1
 
 
 def main():

@@ -282,6 +282,11 @@ void JobController::Prepare(Entry& entry) {
     auto world = parts_.planner->Plan(spec, ranks, shared_memory);
     if (world.ok()) {
       prepared.world = *world;
+      // No trainer of this job runs now: what older epochs left half written goes.
+      const absl::Status cleaned = parts_.keeper->CleanAttempts(spec);
+      if (!cleaned.ok() && !absl::IsNotFound(cleaned)) {
+        log::Warning(absl::StrCat("attempt folders: ", std::string(cleaned.message())));
+      }
       absl::StatusOr<RestorePoint> restore = parts_.keeper->FindRestore(spec, has_commit);
       if (restore.ok()) {
         prepared.restore = *restore;

@@ -13,15 +13,16 @@ namespace ravel::coordinator {
 void JobController::RequestSave(Entry& entry, bool then_stop) {
   entry.run.sequence += 1;
   entry.run.save_ms = parts_.clock->MonotonicMs();
-  SendToNodes(entry, {entry.record.uid, entry.run.epoch, -1, SaveTrainer{entry.run.sequence, then_stop}});
+  SendToNodes(entry,
+              {entry.record.uid, entry.run.epoch, -1, SaveTrainer{entry.run.sequence, then_stop}});
 }
 
 void JobController::CheckSaves(Entry& entry) {
   JobRun& run = entry.run;
   const int64_t now_ms = parts_.clock->MonotonicMs();
   const int64_t every_ms = entry.record.spec.checkpoint.every_ms;
-  if (entry.record.state == JobState::kRunning && run.phase == RunPhase::kTraining && every_ms > 0 &&
-      now_ms - run.save_ms >= every_ms && run.saves.empty()) {
+  if (entry.record.state == JobState::kRunning && run.phase == RunPhase::kTraining &&
+      every_ms > 0 && now_ms - run.save_ms >= every_ms && run.saves.empty()) {
     RequestSave(entry, false);
   }
   for (auto save = run.saves.begin(); save != run.saves.end();) {
@@ -29,26 +30,40 @@ void JobController::CheckSaves(Entry& entry) {
       ++save;
       continue;
     }
-    const std::string reason = absl::StrCat("only ", save->second.seals.size(), " of ", run.slots.size(),
-                                            " ranks sealed step ", save->first.first, " in time");
+    const std::string reason = absl::StrCat("only ",
+                                            save->second.seals.size(),
+                                            " of ",
+                                            run.slots.size(),
+                                            " ranks sealed step ",
+                                            save->first.first,
+                                            " in time");
     log::Warning(absl::StrCat("job ", entry.record.name, ": ", reason));
-    FinishOperations(entry.record.uid, save->second.sequence, OperationState::kFailed, reason, save->first.first, "");
-    SendToNodes(entry, {entry.record.uid, run.epoch, -1, CommitResult{save->first.first, false, reason}});
+    FinishOperations(entry.record.uid,
+                     save->second.sequence,
+                     OperationState::kFailed,
+                     reason,
+                     save->first.first,
+                     "");
+    SendToNodes(entry,
+                {entry.record.uid, run.epoch, -1, CommitResult{save->first.first, false, reason}});
     save = run.saves.erase(save);
   }
 }
 
-absl::StatusOr<OperationRecord> JobController::CheckpointNow(const JobKey& key, const std::string& request_id) {
+absl::StatusOr<OperationRecord> JobController::CheckpointNow(const JobKey& key,
+                                                             const std::string& request_id) {
   Entry* entry = FindEntry(key);
   if (entry == nullptr) {
-    return absl::NotFoundError(absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name));
+    return absl::NotFoundError(
+        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name));
   }
   const std::string hash = absl::StrCat("CheckpointNow ", entry->record.uid);
   ASSIGN_OR_RETURN(const std::optional<RequestRecord> known, parts_.store->FindRequest(request_id));
   if (known) {
-    return known->hash == hash ? GetOperation(known->answer)
-                               : absl::StatusOr<OperationRecord>(absl::AlreadyExistsError(absl::StrCat(
-                                     "request id ", request_id, " was used for another request")));
+    return known->hash == hash
+               ? GetOperation(known->answer)
+               : absl::StatusOr<OperationRecord>(absl::AlreadyExistsError(
+                     absl::StrCat("request id ", request_id, " was used for another request")));
   }
   OperationRecord operation;
   operation.id = RandomUuid();
@@ -58,7 +73,8 @@ absl::StatusOr<OperationRecord> JobController::CheckpointNow(const JobKey& key, 
   const bool training = state == JobState::kRunning && entry->run.phase == RunPhase::kTraining;
   if (training) {
     operation.sequence = entry->run.sequence + 1;
-  } else if (HoldsDevices(state) && state != JobState::kStopping && entry->record.committed_step >= 0) {
+  } else if (HoldsDevices(state) && state != JobState::kStopping &&
+             entry->record.committed_step >= 0) {
     // Nothing was trained since that commit: it is the answer.
     operation.state = OperationState::kCommitted;
     operation.step = entry->record.committed_step;
@@ -83,16 +99,22 @@ void JobController::SaveOperation(const OperationRecord& operation) {
   change.operations.push_back(operation);
   const absl::Status status = Persist(change);
   if (!status.ok()) {
-    log::Warning(absl::StrCat("operation ", operation.id, " could not be stored: ", std::string(status.message())));
+    log::Warning(absl::StrCat(
+        "operation ", operation.id, " could not be stored: ", std::string(status.message())));
   }
   feed_.Publish(operation.job_uid, operation);
 }
 
-void JobController::FinishOperations(const std::string& uid, int64_t up_to_sequence, OperationState state,
-                                     const std::string& reason, int64_t step, const std::string& save_id) {
+void JobController::FinishOperations(const std::string& uid,
+                                     int64_t up_to_sequence,
+                                     OperationState state,
+                                     const std::string& reason,
+                                     int64_t step,
+                                     const std::string& save_id) {
   std::vector<OperationRecord> changed;
   for (const auto& [id, operation] : operations_) {
-    const bool open = operation.state != OperationState::kCommitted && operation.state != OperationState::kFailed;
+    const bool open =
+        operation.state != OperationState::kCommitted && operation.state != OperationState::kFailed;
     if (operation.job_uid == uid && open && operation.sequence <= up_to_sequence) {
       changed.push_back(operation);
     }
@@ -124,8 +146,17 @@ void JobController::OnSaveStarted(Entry& entry, const SaveStarted& started) {
 void JobController::OnSeal(Entry& entry, int64_t rank, const ckpt::Seal& seal) {
   if (seal.epoch != entry.run.epoch || seal.writer != rank || seal.step < 0) {
     ++stale_refused_;
-    log::Warning(absl::StrCat("job ", entry.record.name, ": a seal of rank ", rank, " for step ", seal.step, ", epoch ",
-                              seal.epoch, ", writer ", seal.writer, " was refused"));
+    log::Warning(absl::StrCat("job ",
+                              entry.record.name,
+                              ": a seal of rank ",
+                              rank,
+                              " for step ",
+                              seal.step,
+                              ", epoch ",
+                              seal.epoch,
+                              ", writer ",
+                              seal.writer,
+                              " was refused"));
     return;
   }
   const std::pair<int64_t, int64_t> key{seal.step, seal.attempt};
@@ -163,13 +194,15 @@ void JobController::StartCommit(Entry& entry, std::pair<int64_t, int64_t> key) {
   }
   saves_[save.job_uid].push_back(save);
   entry.run.committing += 1;
-  SaveRequest request{save.job_uid, save.step, save.epoch, save.attempt, save.created_ms, entry.run.world, {}};
+  SaveRequest request{
+      save.job_uid, save.step, save.epoch, save.attempt, save.created_ms, entry.run.world, {}};
   for (auto& [rank, seal] : pending.seals) {
     request.seals.push_back(std::move(seal));
   }
   for (const auto& [id, operation] : std::map(operations_)) {
     if (operation.job_uid == save.job_uid && operation.sequence <= pending.sequence &&
-        (operation.state == OperationState::kAccepted || operation.state == OperationState::kWriting)) {
+        (operation.state == OperationState::kAccepted ||
+         operation.state == OperationState::kWriting)) {
       OperationRecord sealed = operation;
       sealed.state = OperationState::kSealed;
       sealed.step = save.step;
@@ -189,13 +222,17 @@ void JobController::StartCommit(Entry& entry, std::pair<int64_t, int64_t> key) {
   });
 }
 
-void JobController::OnCommitted(const std::string& uid, SaveRecord save, absl::StatusOr<CommittedSave> result,
+void JobController::OnCommitted(const std::string& uid,
+                                SaveRecord save,
+                                absl::StatusOr<CommittedSave> result,
                                 int64_t sequence) {
   Entry& entry = entries_.at(uid);
   // The count falls at the end of this call: a quiesced job waits for the record of its commit.
-  const bool counted = std::any_of(saves_[uid].begin(), saves_[uid].end(), [&save](const SaveRecord& known) {
-    return known.step == save.step && known.epoch == save.epoch && known.attempt == save.attempt;
-  });
+  const bool counted =
+      std::any_of(saves_[uid].begin(), saves_[uid].end(), [&save](const SaveRecord& known) {
+        return known.step == save.step && known.epoch == save.epoch &&
+               known.attempt == save.attempt;
+      });
   save.state = result.ok() ? SaveState::kCommitted : SaveState::kFailed;
   save.reason = result.ok() ? "" : std::string(result.status().message());
   if (result.ok()) {
@@ -228,15 +265,20 @@ void JobController::OnCommitted(const std::string& uid, SaveRecord save, absl::S
     event.type = "CheckpointFailed";
     event.message = save.reason;
     step.extra.events.push_back(event);
-    log::Warning(absl::StrCat("job ", entry.record.name, ": the save of step ", save.step, " failed: ", save.reason));
+    log::Warning(absl::StrCat(
+        "job ", entry.record.name, ": the save of step ", save.step, " failed: ", save.reason));
   }
   step.after = [this, uid, save, sequence] {
     Entry& job = entries_.at(uid);
     job.run.save_ms = parts_.clock->MonotonicMs();
     job.run.saves.erase({save.step, save.attempt});
     const bool committed = save.state == SaveState::kCommitted;
-    FinishOperations(uid, sequence, committed ? OperationState::kCommitted : OperationState::kFailed, save.reason,
-                     save.step, save.save_id);
+    FinishOperations(uid,
+                     sequence,
+                     committed ? OperationState::kCommitted : OperationState::kFailed,
+                     save.reason,
+                     save.step,
+                     save.save_id);
     if (job.run.epoch == save.epoch) {
       SendToNodes(job, {uid, save.epoch, -1, CommitResult{save.step, committed, save.reason}});
     }
@@ -276,7 +318,8 @@ void JobController::Retain(Entry& entry) {
   });
 }
 
-// The trainers could not read what they were told to restore from: the step is marked, the next launch takes the one before.
+// The trainers could not read what they were told to restore from: the step is marked, the next
+// launch takes the one before.
 void JobController::OnCorruptCheckpoint(Entry& entry, const FailureCause& cause) {
   const int64_t step = entry.run.restore_step;
   if (step < 0) {
@@ -292,7 +335,12 @@ void JobController::OnCorruptCheckpoint(Entry& entry, const FailureCause& cause)
     parts_.strand->Post([this, uid, step, status] {
       Entry& job = entries_.at(uid);
       job.run.committing -= 1;
-      log::Warning(absl::StrCat("job ", job.record.name, ": step ", step, " is BAD", status.ok() ? "" : ", not marked: ",
+      log::Warning(absl::StrCat("job ",
+                                job.record.name,
+                                ": step ",
+                                step,
+                                " is BAD",
+                                status.ok() ? "" : ", not marked: ",
                                 std::string(status.message())));
       StoreChange change;
       for (SaveRecord& save : saves_[uid]) {

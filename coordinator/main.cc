@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -232,6 +233,7 @@ int main(int argc, char** argv) {
   if (!problem.empty()) {
     return ravel::coordinator::Complain(ravel::coordinator::kUsage, problem);
   }
+  setenv("GRPC_VERBOSITY", "NONE", 0);  // we say ourselves what went wrong
   signal(SIGPIPE, SIG_IGN);
   sigset_t signals;
   sigemptyset(&signals);

@@ -76,7 +76,8 @@ std::string EventLine(const EventView& event) {
   if (!event.message.empty()) {
     absl::StrAppend(&out, ": ", event.message);
   }
-  return absl::StrCat(out, " (step ", event.step, ", epoch ", event.epoch, ")");
+  const std::string step = event.step < 0 ? "" : absl::StrCat("step ", event.step, ", ");
+  return absl::StrCat(out, " (", step, "epoch ", event.epoch, ")");
 }
 
 ProgressView::ProgressView() : ProgressView(isatty(STDERR_FILENO) == 1) {}

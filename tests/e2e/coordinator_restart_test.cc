@@ -26,8 +26,8 @@ TEST(CoordinatorRestartTest, JobGoesOnWithTheSameBits) {
                  .steps = 60,
                  .global_batch = 16,
                  .sequence_length = 128,
-                 .hidden = 192,
-                 .intermediate = 500};
+                 .hidden = 96,
+                 .intermediate = 260};
   ASSERT_EQ(cluster.Submit(job), absl::OkStatus());
   ASSERT_EQ(cluster.WaitForSuccess(job.name, seconds(60)), absl::OkStatus());
   const absl::StatusOr<std::vector<StepRow>> expected = cluster.Metrics(job.name);

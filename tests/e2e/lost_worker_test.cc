@@ -44,8 +44,8 @@ class LostWorkerTest : public ::testing::Test {
             .global_batch = 16,
             .sequence_length = 128,
             .save_every_steps = 4,
-            .hidden = 192,
-            .intermediate = 500};
+            .hidden = 96,
+            .intermediate = 260};
   }
 
   absl::StatusOr<std::vector<StepRow>> Train(const TinyJob& job) {
@@ -114,7 +114,7 @@ TEST_F(LostWorkerTest, HistoryAfterSigkillEqualsTheUninterruptedOne) {
 TEST_F(LostWorkerTest, JobGrowsAtACheckpointWhenAWorkerJoins) {
   ASSERT_EQ(cluster_->StartWorkers(3), absl::OkStatus());
   TinyJob job = Job("alone");
-  job.steps = 120;
+  job.steps = 80;
   const absl::StatusOr<std::vector<StepRow>> expected = Train(job);
   ASSERT_TRUE(expected.ok()) << expected.status();
 

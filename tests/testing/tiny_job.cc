@@ -1,5 +1,6 @@
 #include "tests/testing/tiny_job.h"
 
+#include <algorithm>
 #include <cstdint>
 
 #include <absl/strings/str_cat.h>
@@ -80,7 +81,9 @@ std::string ToYaml(const TinyJob& job) {
                   "\n    seed: ",
                   job.seed,
                   "\n    optimizer: {lr: 3e-3, weightDecay: 0.1}\n",
-                  "    schedule: {kind: cosine, warmupSteps: 3}\n");
+                  "    schedule: {kind: cosine, warmupSteps: ",
+                  std::min<int64_t>(3, job.steps - 1),
+                  "}\n");
   absl::StrAppend(&text, "  devices: {kind: cpu, count: ", job.workers, "}\n");
   if (!job.sizes.empty()) {
     absl::StrAppend(&text,

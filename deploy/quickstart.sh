@@ -72,9 +72,9 @@ start() {
 }
 ctl() { "$bin/ravelctl" --coordinator "$address" "$@"; }
 # The value of a field of the job: text or number.
-job_field() { ctl get quickstart -o json | sed -n "s/^ *\"$1\": *\"\{0,1\}\([^\",]*\).*/\1/p" | head -1; }
-# The value of a scalar of the job file.
-example_value() { sed -n "s/^ *$1: *\([^ ]*\).*/\1/p" "$example" | head -1; }
+job_field() { ctl get quickstart -o json | sed -n "s/^  \"$1\": *\"\{0,1\}\([^\",]*\).*/\1/p" | head -1; }
+# A number of the job file.
+example_value() { sed -n "s/.*\b$1: *\([0-9][0-9]*\).*/\1/p" "$example" | head -1; }
 
 say "Packages and build"
 deploy/install_packages.sh build
@@ -151,6 +151,7 @@ if [[ $kill_one == yes ]]; then
 fi
 follow=0
 ctl submit -f "$job" --follow || follow=$?
+((follow == 0 || follow > 6)) || exit "$follow"
 
 say "Result"
 ctl get quickstart

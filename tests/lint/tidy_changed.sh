@@ -21,6 +21,8 @@ fi
 # The lint preset's command lines name every source; generated headers come from the build that tests/run.sh made.
 cmake --preset lint >"$(log_of configure-lint)" || { cat "$(log_of configure-lint)"; exit 1; }
 generated=build/${RAVEL_PRESET:-dev}
+findings=$(log_of tidy-findings)
+: >"$findings"
 status=0
 checked=0
 for file in "${files[@]}"; do
@@ -28,8 +30,9 @@ for file in "${files[@]}"; do
     echo "tidy: time is up, not checked: ${files[*]:checked}"
     break
   fi
-  "$tidy" --quiet -p build/lint --extra-arg="-isystem$PWD/$generated" "$file" 2>/dev/null || status=1
+  "$tidy" --quiet -p build/lint --extra-arg="-isystem$PWD/$generated" "$file" 2>/dev/null | tee -a "$findings"
+  ((PIPESTATUS[0] == 0)) || status=1
   checked=$((checked + 1))
 done
-echo "tidy: $checked of ${#files[@]} changed sources checked since $base with $("$tidy" --version | grep -o 'version [0-9.]*')"
+echo "tidy: $(grep -c ': error: ' "$findings" || true) finding(s); $checked of ${#files[@]} changed sources checked since $base with $("$tidy" --version | grep -o 'version [0-9.]*')"
 exit $status

@@ -127,6 +127,7 @@ void RunningToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_every_ms(spec.checkpoint.every_ms);
   proto.set_at_start(spec.checkpoint.at_start);
   proto.set_keep_last(spec.checkpoint.keep_last);
+  proto.set_keep_every_steps(spec.checkpoint.keep_every_steps);
   proto.set_resume_from(spec.checkpoint.resume_from);
   proto.set_fresh(spec.checkpoint.fresh);
   proto.set_max_failures(spec.restart.max_failures);
@@ -192,6 +193,7 @@ absl::Status RunningFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
                      .every_ms = proto.every_ms(),
                      .at_start = proto.at_start(),
                      .keep_last = proto.keep_last(),
+                     .keep_every_steps = proto.keep_every_steps(),
                      .resume_from = proto.resume_from(),
                      .fresh = proto.fresh()};
   spec.restart = {.max_failures = proto.max_failures(),

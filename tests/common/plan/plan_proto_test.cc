@@ -44,6 +44,7 @@ JobSpec FullSpec() {
                      .every_ms = 6,
                      .at_start = true,
                      .keep_last = 9,
+                     .keep_every_steps = 10,
                      .resume_from = "none",
                      .fresh = true};
   spec.restart = {.max_failures = 1,

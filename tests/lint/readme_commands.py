@@ -71,6 +71,7 @@ class Checker:
     def __init__(self, root):
         self.root = pathlib.Path(root)
         self.sources = {}
+        self.cmake_texts = []
         presets = self.root / "CMakePresets.json"
         self.presets = set()
         if presets.exists():
@@ -81,6 +82,12 @@ class Checker:
             files = [p for p in (self.root / folder).rglob("*.cc")] + [p for p in (self.root / folder).rglob("*.h")]
             self.sources[folder] = "".join(p.read_text(errors="replace") for p in files)
         return self.sources[folder]
+
+    def build_files(self):
+        if not self.cmake_texts:
+            tops = [p for p in self.root.iterdir() if p.is_dir() and p.name not in ("build", ".git")]
+            self.cmake_texts = [p.read_text() for top in tops for p in top.rglob("CMakeLists.txt")]
+        return self.cmake_texts
 
     def problems(self, words):
         if not words:
@@ -93,6 +100,9 @@ class Checker:
             yield from self.problems_of_binary(name, rest)
         elif program in ("cmake", "ctest"):
             yield from self.problems_of_presets(program, rest)
+        elif program.startswith("build/"):
+            if not any(re.search(rf"\b{re.escape(name)}\b", text) for text in self.build_files()):
+                yield f"no CMakeLists.txt builds {name}"
         elif "/" in program or program.endswith((".sh", ".py")):
             yield from self.problems_of_script(program, rest)
         elif program not in SHELL:

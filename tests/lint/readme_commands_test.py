@@ -11,6 +11,7 @@ import readme_commands  # noqa: E402
 TREE = {
     "CMakePresets.json": '{"configurePresets": [{"name": "dev"}]}',
     "tests/run.sh": "# --all\n",
+    "tests/bench/CMakeLists.txt": "ravel_benchmark(speed SRCS speed.cc)\n",
     "coordinator/ctl/verbs.cc": 'add("checkpoints"); add("list"); flag("-o,--output"); flag("--follow");\n',
 }
 
@@ -27,7 +28,7 @@ def problems(block, kind="sh"):
 class ReadmeCommandsTest(unittest.TestCase):
     def test_existing_commands_pass(self):
         for command in ("bash tests/run.sh --all", "cmake --preset dev && cmake --build --preset dev",
-                        "RAVEL_X=1 tests/run.sh > log  # note", "ravelctl checkpoints list JOB -o json | jq .",
+                        "RAVEL_X=1 tests/run.sh > log  # note", "ravelctl checkpoints list JOB -o json | jq .", "build/dev/tests/bench/speed --quick",
                         "build/dev/bin/ravelctl list \\\n  --follow"):
             with self.subTest(command=command):
                 self.assertEqual(problems(command), [])
@@ -35,7 +36,7 @@ class ReadmeCommandsTest(unittest.TestCase):
     def test_missing_things_are_named(self):
         for command, word in (("bash tests/absent.sh", "absent.sh"), ("tests/run.sh --none", "--none"),
                               ("cmake --preset nope", "nope"), ("ravelctl checkpoints burn", "burn"),
-                              ("ravelctl list --tree", "--tree"), ("frobnicate", "frobnicate")):
+                              ("ravelctl list --tree", "--tree"), ("frobnicate", "frobnicate"), ("build/dev/tests/bench/slow", "slow")):
             with self.subTest(command=command):
                 found = problems(command)
                 self.assertEqual(len(found), 1, found)

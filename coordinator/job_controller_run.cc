@@ -16,6 +16,18 @@ namespace {
 // again.
 constexpr int64_t kExitMarginMs = 5000;
 
+// Where an attempt begins. A job that asked for a fresh start has its folder to itself from its
+// first launch on.
+absl::StatusOr<RestorePoint> FindStart(CheckpointKeeper& keeper,
+                                       const plan::JobSpec& spec,
+                                       const std::string& uid,
+                                       bool has_commit) {
+  if (!has_commit && spec.checkpoint.fresh && spec.checkpoint.resume_from == "none") {
+    RETURN_IF_ERROR(keeper.SetAside(spec, uid));
+  }
+  return keeper.FindRestore(spec, has_commit);
+}
+
 }  // namespace
 
 void JobController::Reconcile(Entry& entry) {
@@ -287,7 +299,7 @@ void JobController::Prepare(Entry& entry) {
       if (!cleaned.ok() && !absl::IsNotFound(cleaned)) {
         log::Warning(absl::StrCat("attempt folders: ", std::string(cleaned.message())));
       }
-      absl::StatusOr<RestorePoint> restore = parts_.keeper->FindRestore(spec, has_commit);
+      absl::StatusOr<RestorePoint> restore = FindStart(*parts_.keeper, spec, uid, has_commit);
       if (restore.ok()) {
         prepared.restore = *restore;
       } else {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <absl/strings/str_cat.h>
+
 #include "common/check.h"
 
 namespace ravel::coordinator {
@@ -94,6 +96,40 @@ absl::StatusOr<std::vector<int64_t>> ApplyRetention(store::ObjectStore& store,
     deleted.push_back(step);
   }
   return deleted;
+}
+
+absl::StatusOr<std::vector<std::string>> SetAside(store::ObjectStore& store,
+                                                  const std::string& job) {
+  ASSIGN_OR_RETURN(const StepListing listing, ListSteps(store));
+  std::vector<std::string> moved;
+  for (const CommittedStepInfo& info : listing.steps) {
+    if (info.commit.job != job) {
+      moved.push_back(info.directory);
+    }
+  }
+  for (const StepListing::Damaged& damaged : listing.damaged) {
+    moved.push_back(damaged.directory);
+  }
+  const std::string aside = absl::StrCat("old-", job);
+  for (const std::string& directory : moved) {
+    // Marks first: one that stayed would be taken for a mark of the new step of that number.
+    for (const std::string_view marks : {ckpt::kBadFolder, ckpt::kPinsFolder}) {
+      const std::string mark = JoinPath(marks, directory);
+      ASSIGN_OR_RETURN(const bool marked, store::Exists(store, mark));
+      if (marked) {
+        RETURN_IF_ERROR(store::MakeDirectories(store, JoinPath(aside, marks)));
+        RETURN_IF_ERROR(store.RenameNoReplace(mark, JoinPath(aside, mark)));
+        RETURN_IF_ERROR(store.SyncDirectory(marks));
+      }
+    }
+    RETURN_IF_ERROR(store::MakeDirectories(store, aside));
+    RETURN_IF_ERROR(store.RenameNoReplace(directory, JoinPath(aside, directory)));
+  }
+  if (!moved.empty()) {
+    RETURN_IF_ERROR(store.SyncDirectory(aside));
+    RETURN_IF_ERROR(store.SyncDirectory(""));
+  }
+  return moved;
 }
 
 absl::StatusOr<std::vector<ckpt::AttemptKey>> CleanAttempts(

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <set>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "common/ckpt/step_layout.h"
@@ -34,6 +35,10 @@ absl::Status DeleteStep(store::ObjectStore& store, int64_t step);
 absl::StatusOr<std::vector<int64_t>> ApplyRetention(store::ObjectStore& store,
                                                     const RetentionPolicy& policy,
                                                     const std::set<int64_t>& in_use);
+// Moves every step folder that `job` did not commit, with its marks, into old-<job>/: a new history
+// begins in a folder that holds one. May be interrupted anywhere and repeated. Returns what moved.
+absl::StatusOr<std::vector<std::string>> SetAside(store::ObjectStore& store,
+                                                  const std::string& job);
 // Removes attempt folders other than those in `keep`: of epochs that are over.
 absl::StatusOr<std::vector<ckpt::AttemptKey>> CleanAttempts(store::ObjectStore& store,
                                                             std::span<const ckpt::AttemptKey> keep);

@@ -7,6 +7,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/strip.h>
 
+#include "common/logging.h"
 #include "common/plan/save_plan.h"
 #include "common/store/committed_step.h"
 #include "common/store/file_store.h"
@@ -135,7 +136,26 @@ absl::StatusOr<std::vector<int64_t>> StoreCheckpointKeeper::Retain(const plan::J
   if (in_use_step >= 0) {
     in_use.insert(in_use_step);
   }
-  return ApplyRetention(files, {.keep_last = spec.checkpoint.keep_last, .every_steps = 0}, in_use);
+  return ApplyRetention(
+      files,
+      {.keep_last = spec.checkpoint.keep_last, .every_steps = spec.checkpoint.keep_every_steps},
+      in_use);
+}
+
+absl::Status StoreCheckpointKeeper::SetAside(const plan::JobSpec& spec,
+                                             const std::string& job_uid) {
+  FileStore files(Root(spec));
+  ASSIGN_OR_RETURN(const std::vector<std::string> moved,
+                   ravel::coordinator::SetAside(files, job_uid));
+  if (!moved.empty()) {
+    log::Info(absl::StrCat("job ",
+                           spec.name,
+                           ": ",
+                           moved.size(),
+                           " earlier steps were moved to ",
+                           files.Locate(absl::StrCat("old-", job_uid))));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status StoreCheckpointKeeper::CleanAttempts(const plan::JobSpec& spec) {

@@ -17,6 +17,7 @@ class StoreCheckpointKeeper : public CheckpointKeeper {
   absl::Status MarkBad(const plan::JobSpec& spec, int64_t step, const std::string& reason) override;
   absl::StatusOr<std::vector<int64_t>> Retain(const plan::JobSpec& spec,
                                               int64_t in_use_step) override;
+  absl::Status SetAside(const plan::JobSpec& spec, const std::string& job_uid) override;
   absl::Status CleanAttempts(const plan::JobSpec& spec) override;
 };
 

@@ -69,6 +69,10 @@ class FakeKeeper : public CheckpointKeeper {
   absl::Status MarkBad(const plan::JobSpec& spec, int64_t step, const std::string& reason) override;
   absl::StatusOr<std::vector<int64_t>> Retain(const plan::JobSpec& spec,
                                               int64_t in_use_step) override;
+  absl::Status SetAside(const plan::JobSpec& spec, const std::string& /*job_uid*/) override {
+    steps[spec.name].clear();
+    return absl::OkStatus();
+  }
   absl::Status CleanAttempts(const plan::JobSpec& /*spec*/) override { return absl::OkStatus(); }
 
   std::map<std::string, std::map<int64_t, int64_t>>

@@ -107,6 +107,23 @@ TEST_F(JobControllerTest, AKilledTrainerMeansANewEpochFromTheNewestCommit) {
   ExpectWholeHistory("job", 12);
 }
 
+TEST_F(JobControllerTest, AFreshJobBeginsAnewInAFolderWithOlderCommitsOnce) {
+  AddNodes(1);
+  world_.keeper.steps["job"] = {{5, 1}, {50, 1}};
+  plan::JobSpec spec = world_.Spec("job", {1}, 12);
+  spec.checkpoint.resume_from = "none";
+  spec.checkpoint.fresh = true;
+  ASSERT_TRUE(world_.Submit(spec).ok());
+  EXPECT_EQ(world_.launches.back().trainers[0].restore_path, "");
+  world_.TrainSteps(7);
+  world_.KillTrainer(0);
+  world_.Advance(100);
+  EXPECT_EQ(world_.launches.back().trainers[0].restore_path, "/ckpt/job/step-5") << "its own";
+  world_.TrainSteps(7);
+  EXPECT_EQ(State("job"), JobState::kSucceeded);
+  ExpectWholeHistory("job", 12);
+}
+
 TEST_F(JobControllerTest, ALostNodeShrinksTheJobAndItsReturnGrowsIt) {
   AddNodes(3);
   ASSERT_TRUE(world_.Submit(world_.Spec("job", {1, 2, 3}, 30)).ok());

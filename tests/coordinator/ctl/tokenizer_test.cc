@@ -16,8 +16,7 @@ namespace ravel::ctl {
 namespace {
 
 std::string Golden(const std::string& name) {
-  const std::string here = std::string(__FILE__).substr(0, std::string(__FILE__).rfind('/'));
-  return *ReadWholeFile(here + "/golden/" + name, 1 << 24);
+  return *ReadWholeFile(std::string(RAVEL_TOKENIZER_GOLDEN) + "/" + name, 1 << 24);
 }
 
 class GoldenIds : public ::testing::TestWithParam<const char*> {};

@@ -69,6 +69,7 @@ start() {
   shift
   setsid "$@" >"$log" 2>&1 </dev/null &
   started+=($!)
+  disown  # no notice when it is killed
 }
 ctl() { "$bin/ravelctl" --coordinator "$address" "$@"; }
 # The value of a field of the job: text or number.

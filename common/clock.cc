@@ -17,8 +17,12 @@ const SystemClock& SystemClock::Get() {
   return clock;
 }
 
-int64_t SystemClock::WallMs() const { return Milliseconds(std::chrono::system_clock::now()); }
+int64_t SystemClock::WallMs() const {
+  return Milliseconds(std::chrono::system_clock::now());
+}
 
-int64_t SystemClock::MonotonicMs() const { return Milliseconds(std::chrono::steady_clock::now()); }
+int64_t SystemClock::MonotonicMs() const {
+  return Milliseconds(std::chrono::steady_clock::now());
+}
 
 }  // namespace ravel

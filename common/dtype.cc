@@ -43,8 +43,12 @@ const Row& Find(DType dtype) {
 
 }  // namespace
 
-int64_t DTypeBytes(DType dtype) { return Find(dtype).bytes; }
-std::string_view DTypeName(DType dtype) { return Find(dtype).name; }
+int64_t DTypeBytes(DType dtype) {
+  return Find(dtype).bytes;
+}
+std::string_view DTypeName(DType dtype) {
+  return Find(dtype).name;
+}
 
 std::optional<DType> ParseDType(std::string_view name) {
   for (const Row& row : kRows) {
@@ -55,7 +59,9 @@ std::optional<DType> ParseDType(std::string_view name) {
   return std::nullopt;
 }
 
-float Bf16ToFloat(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+float Bf16ToFloat(uint16_t bits) {
+  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+}
 
 uint16_t FloatToBf16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);

@@ -1,7 +1,8 @@
 #pragma once
 
-// Mutex, MutexLock and CondVar with the annotations that clang's -Wthread-safety checks. A few lines over the
-// standard library and not absl::Mutex: a distribution's build of that is opaque to the thread sanitizer.
+// Mutex, MutexLock and CondVar with the annotations that clang's -Wthread-safety checks. A few
+// lines over the standard library and not absl::Mutex: a distribution's build of that is opaque to
+// the thread sanitizer.
 
 #include <chrono>
 #include <condition_variable>
@@ -23,7 +24,9 @@ class ABSL_LOCKABLE Mutex {
 
 class ABSL_SCOPED_LOCKABLE MutexLock {
  public:
-  explicit MutexLock(Mutex& mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex) : mutex_(mutex) { mutex_.Lock(); }
+  explicit MutexLock(Mutex& mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex) : mutex_(mutex) {
+    mutex_.Lock();
+  }
   ~MutexLock() ABSL_UNLOCK_FUNCTION() { mutex_.Unlock(); }
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;
@@ -40,7 +43,8 @@ class CondVar {
     lock.release();
   }
   // Returns false when the time ran out; a wake-up may also be spurious.
-  bool WaitFor(Mutex& mutex, std::chrono::nanoseconds timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+  bool WaitFor(Mutex& mutex, std::chrono::nanoseconds timeout)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
     const bool woken = condition_.wait_for(lock, timeout) == std::cv_status::no_timeout;
     lock.release();

@@ -25,9 +25,13 @@ int64_t RowElements(const Shape& shape) {
   return count;
 }
 
-std::string ShapeText(const Shape& shape) { return absl::StrCat("[", absl::StrJoin(shape, ", "), "]"); }
+std::string ShapeText(const Shape& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
 
-Box WholeBox(const Shape& shape) { return {Shape(shape.size(), 0), shape}; }
+Box WholeBox(const Shape& shape) {
+  return {Shape(shape.size(), 0), shape};
+}
 
 Box Intersect(const Box& a, const Box& b) {
   CHECK_EQ(a.offset.size(), b.offset.size());
@@ -41,7 +45,9 @@ Box Intersect(const Box& a, const Box& b) {
   return common;
 }
 
-bool IsEmpty(const Box& box) { return ElementCount(box.length) == 0; }
+bool IsEmpty(const Box& box) {
+  return ElementCount(box.length) == 0;
+}
 
 std::vector<Box> RangeToBoxes(const Shape& shape, int64_t begin, int64_t end) {
   CHECK(0 <= begin && begin <= end && end <= ElementCount(shape));

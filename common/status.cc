@@ -11,12 +11,14 @@ absl::Status Annotate(const absl::Status& status, std::string_view context) {
   if (status.ok()) {
     return status;
   }
-  return absl::Status(status.code(), absl::StrCat(absl::string_view(context.data(), context.size()),
-                                                  ": ", status.message()));
+  return absl::Status(
+      status.code(),
+      absl::StrCat(absl::string_view(context.data(), context.size()), ": ", status.message()));
 }
 
 absl::Status ErrnoStatus(int error_number, std::string_view what) {
-  const std::string text = absl::StrCat(absl::string_view(what.data(), what.size()), ": ",
+  const std::string text = absl::StrCat(absl::string_view(what.data(), what.size()),
+                                        ": ",
                                         std::system_category().message(error_number));
   switch (error_number) {
     case ENOENT:

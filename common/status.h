@@ -1,7 +1,8 @@
 #pragma once
 
-// Errors that the world causes travel as absl::Status and absl::StatusOr. Context is added once, where more
-// is known: ASSIGN_OR_RETURN(auto text, ReadFile(path)); RETURN_IF_ERROR(Annotate(Parse(text), path)).
+// Errors that the world causes travel as absl::Status and absl::StatusOr. Context is added once,
+// where more is known: ASSIGN_OR_RETURN(auto text, ReadFile(path));
+// RETURN_IF_ERROR(Annotate(Parse(text), path)).
 
 #include <string>
 #include <string_view>
@@ -14,18 +15,18 @@ namespace ravel {
 // The same code with `context: ` put before the message; an OK status stays OK.
 absl::Status Annotate(const absl::Status& status, std::string_view context);
 
-// A status from errno: `what: strerror`, with the code that fits (ENOENT NotFound, ENOSPC ResourceExhausted,
-// EEXIST AlreadyExists, EACCES PermissionDenied, anything else Internal).
+// A status from errno: `what: strerror`, with the code that fits (ENOENT NotFound, ENOSPC
+// ResourceExhausted, EEXIST AlreadyExists, EACCES PermissionDenied, anything else Internal).
 absl::Status ErrnoStatus(int error_number, std::string_view what);
 
 }  // namespace ravel
 
-#define RETURN_IF_ERROR(expression)                       \
-  do {                                                    \
-    ::absl::Status ravel_status_ = (expression);          \
-    if (!ravel_status_.ok()) {                            \
-      return ravel_status_;                               \
-    }                                                     \
+#define RETURN_IF_ERROR(expression)              \
+  do {                                           \
+    ::absl::Status ravel_status_ = (expression); \
+    if (!ravel_status_.ok()) {                   \
+      return ravel_status_;                      \
+    }                                            \
   } while (false)
 
 #define RAVEL_CONCAT_INNER(a, b) a##b

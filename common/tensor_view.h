@@ -10,8 +10,9 @@
 
 namespace ravel {
 
-// Row-major; every dimension is contiguous but the first, whose stride may be larger than a row, so a view may be
-// a range of columns of a wider matrix. An absent optional argument is a default-constructed view.
+// Row-major; every dimension is contiguous but the first, whose stride may be larger than a row, so
+// a view may be a range of columns of a wider matrix. An absent optional argument is a
+// default-constructed view.
 struct TensorView {
   static constexpr int kMaxRank = 4;
 
@@ -49,7 +50,11 @@ inline TensorView VectorView(float* data, int64_t n) {
   return {.data = data, .dtype = DType::kF32, .rank = 1, .size = {n}, .row_stride = 1};
 }
 inline TensorView MatrixView(float* data, int64_t rows, int64_t columns) {
-  return {.data = data, .dtype = DType::kF32, .rank = 2, .size = {rows, columns}, .row_stride = columns};
+  return {.data = data,
+          .dtype = DType::kF32,
+          .rank = 2,
+          .size = {rows, columns},
+          .row_stride = columns};
 }
 // Columns [begin, begin + count) of an fp32 matrix view.
 inline TensorView ColumnsOf(const TensorView& matrix, int64_t begin, int64_t count) {

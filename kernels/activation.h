@@ -5,7 +5,8 @@
 
 namespace ravel::kernels {
 
-// y = silu(gate) * up, silu(x) = x / (1 + exp(-x)) [Shazeer 2020]. All [tokens, intermediate]; views may be strided.
+// y = silu(gate) * up, silu(x) = x / (1 + exp(-x)) [Shazeer 2020]. All [tokens, intermediate];
+// views may be strided.
 struct SwiGluForwardArgs {
   TensorView gate;
   TensorView up;
@@ -13,8 +14,8 @@ struct SwiGluForwardArgs {
 };
 void SwiGluForward(Stream& stream, const SwiGluForwardArgs& args);
 
-// dgate = dy * up * silu'(gate), dup = dy * silu(gate). When y is present it is recomputed too (so that the forward
-// result need not be saved). dgate may alias gate, dup may alias up.
+// dgate = dy * up * silu'(gate), dup = dy * silu(gate). When y is present it is recomputed too (so
+// that the forward result need not be saved). dgate may alias gate, dup may alias up.
 struct SwiGluBackwardArgs {
   TensorView gate;
   TensorView up;

@@ -5,7 +5,8 @@
 
 namespace ravel::kernels {
 
-// Scalars of one update, all fp32; how they are made (beta powers in fp64 and so on): precision rules, section 6.1.
+// Scalars of one update, all fp32; how they are made (beta powers in fp64 and so on): precision
+// rules, section 6.1.
 struct AdamWScalars {
   float beta1 = 0.9f;
   float beta2 = 0.95f;
@@ -29,10 +30,12 @@ struct AdamWHyper {
 };
 AdamWScalars MakeAdamWScalars(const AdamWHyper& hyper, int64_t t, float gradient_scale);
 
-// One fused decoupled-decay Adam update [Loshchilov and Hutter 2019] over equal flat fp32 ranges, in place:
+// One fused decoupled-decay Adam update [Loshchilov and Hutter 2019] over equal flat fp32 ranges,
+// in place:
 //   g' = g*s; m = fma(1-b1, g', b1*m); v = fma((1-b2)*g', g', b2*v);
 //   u = (m*r1) / (sqrt(v*r2) + eps); u = fma(decay, p, u) unless decay is 0; p = fma(-lr, u, p)
-// The order is the specification: reference, AVX2 and device give the same bits. 28 bytes moved per element.
+// The order is the specification: reference, AVX2 and device give the same bits. 28 bytes moved per
+// element.
 struct AdamWArgs {
   TensorView p;
   TensorView g;

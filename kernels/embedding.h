@@ -6,7 +6,8 @@
 
 namespace ravel::kernels {
 
-// out[t] = table[ids[t]]. ids [tokens] i32 in [0, vocabulary); table [vocabulary, hidden]; out [tokens, hidden].
+// out[t] = table[ids[t]]. ids [tokens] i32 in [0, vocabulary); table [vocabulary, hidden]; out
+// [tokens, hidden].
 struct EmbeddingForwardArgs {
   TensorView ids;
   TensorView table;

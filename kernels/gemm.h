@@ -9,9 +9,9 @@ enum class Transpose { kNo, kYes };
 // kOverwrite is BLAS beta 0 (c may hold garbage, NaN included), kAccumulate is beta 1.
 enum class Output { kOverwrite, kAccumulate };
 
-// c [m, n] (=|+=) op(a) [m, k] * op(b) [k, n], all row-major, sums in fp32. Views may have a row stride.
-// One thread; the sum over k is never split between threads, so equal shapes give equal bits. m, n or k may be 0
-// (k = 0 with kOverwrite writes zeros). 2mnk FLOPs.
+// c [m, n] (=|+=) op(a) [m, k] * op(b) [k, n], all row-major, sums in fp32. Views may have a row
+// stride. One thread; the sum over k is never split between threads, so equal shapes give equal
+// bits. m, n or k may be 0 (k = 0 with kOverwrite writes zeros). 2mnk FLOPs.
 struct GemmArgs {
   TensorView a;
   Transpose transpose_a = Transpose::kNo;

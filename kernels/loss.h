@@ -6,9 +6,10 @@
 
 namespace ravel::kernels {
 
-// Head of a language model, fused: logits = x * w^T, loss[t] = logsumexp(logits[t]) - logits[t, target[t]], in chunks
-// of kLossChunkTokens tokens, so that no [tokens, vocabulary] matrix exists. A target of -1 is ignored (loss 0, no
-// gradient). x [tokens, hidden]; w [vocabulary, hidden]; targets [tokens] i32; loss [tokens] fp32.
+// Head of a language model, fused: logits = x * w^T, loss[t] = logsumexp(logits[t]) - logits[t,
+// target[t]], in chunks of kLossChunkTokens tokens, so that no [tokens, vocabulary] matrix exists.
+// A target of -1 is ignored (loss 0, no gradient). x [tokens, hidden]; w [vocabulary, hidden];
+// targets [tokens] i32; loss [tokens] fp32.
 inline constexpr int64_t kLossChunkTokens = 256;
 
 struct LinearCrossEntropyForwardArgs {
@@ -20,7 +21,8 @@ struct LinearCrossEntropyForwardArgs {
 };
 void LinearCrossEntropyForward(Stream& stream, const LinearCrossEntropyForwardArgs& args);
 
-// The same losses, and the gradient of their SUM: dx is overwritten, dw (=|+=). 6 * tokens * vocabulary * hidden FLOPs.
+// The same losses, and the gradient of their SUM: dx is overwritten, dw (=|+=). 6 * tokens *
+// vocabulary * hidden FLOPs.
 struct LinearCrossEntropyTrainArgs {
   TensorView x;
   TensorView w;

@@ -20,8 +20,9 @@ struct RmsNormForwardArgs {
 };
 void RmsNormForward(Stream& stream, const RmsNormForwardArgs& args);
 
-// Gradient of the above with respect to sum: dx = (w*dy - sum * rstd^2 * mean(sum*w*dy)) * rstd [+ dresidual],
-// dw (=|+=) sum over rows, in row order, of dy * sum * rstd. dx may alias dy or dresidual.
+// Gradient of the above with respect to sum: dx = (w*dy - sum * rstd^2 * mean(sum*w*dy)) * rstd [+
+// dresidual], dw (=|+=) sum over rows, in row order, of dy * sum * rstd. dx may alias dy or
+// dresidual.
 struct RmsNormBackwardArgs {
   TensorView dy;
   TensorView sum;

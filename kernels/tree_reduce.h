@@ -15,8 +15,9 @@ struct TreeAddArgs {
 };
 void TreeAdd(Stream& stream, const TreeAddArgs& args);
 
-// out[i] = the sum of pieces[0..n)[i] as a binary tree of adjacent pairs; n is a power of two, n = 1 copies.
-// For n = 4: (p0 + p1) + (p2 + p3). One pass: each piece is read once. out may alias pieces[0].
+// out[i] = the sum of pieces[0..n)[i] as a binary tree of adjacent pairs; n is a power of two, n =
+// 1 copies. For n = 4: (p0 + p1) + (p2 + p3). One pass: each piece is read once. out may alias
+// pieces[0].
 struct TreeSumArgs {
   std::vector<const float*> pieces;
   TensorView out;

@@ -41,6 +41,7 @@ struct ModelConfig {
 struct DataSource {
   std::string path;  // prefix of a Megatron .bin/.idx pair, or a flat file
   double weight = 1.0;
+  int64_t tokens = 0;  // that it held when the job was admitted; 0: not looked at
 };
 
 struct DataSpec {

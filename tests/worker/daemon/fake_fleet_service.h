@@ -22,7 +22,7 @@ class FakeFleet {
     int64_t beat_interval_ms = 50;
     int port = 0;             // 0: any
     bool acknowledge = true;  // beats
-    std::string reject = {};       // answers Hello with this refusal
+    std::string reject = {};  // answers Hello with this refusal
     std::string plan = "the plan";
     std::vector<v1::HeldTrainer> stop = {};  // in Welcome
   };

@@ -1,6 +1,8 @@
 #include "kernels/cpu/simd_ops.h"
 
 #include <atomic>
+#include <cstdlib>
+#include <string_view>
 
 #include "common/check.h"
 #include "kernels/cpu/attention_tiles.h"
@@ -36,9 +38,21 @@ const SimdOps& OpsOf(SimdPath path) {
 
 namespace {
 
+// RAVEL_CPU_ISA (portable, avx2 or avx512) caps the width, for comparisons; the bits are the same
+// on every path.
+SimdPath WidestAllowed() {
+  const char* text = std::getenv("RAVEL_CPU_ISA");
+  const std::string_view isa = text == nullptr ? "avx512" : text;
+  CHECK_MSG(isa == "portable" || isa == "avx2" || isa == "avx512",
+            "RAVEL_CPU_ISA must be portable, avx2 or avx512");
+  return isa == "portable" ? SimdPath::kPortable
+                           : (isa == "avx2" ? SimdPath::kAvx2 : SimdPath::kAvx512);
+}
+
 const SimdOps* BestOps() {
+  const SimdPath widest = WidestAllowed();
   for (const SimdPath path : {SimdPath::kAvx512, SimdPath::kAvx2}) {
-    if (RunsHere(path)) {
+    if (path <= widest && RunsHere(path)) {
       return &OpsOf(path);
     }
   }

@@ -21,7 +21,7 @@ from llama import SHAPES  # noqa: E402
 
 RANKS, WARM_UP, VERIFIED_STEPS, TOLERANCE, LR = 2, 3, 5, 1e-4, 1e-3
 # Both sides may use 256-bit registers and no wider ones, so that they are compared with the same roof.
-CAPS = {"OPENBLAS_CORETYPE": "Haswell", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2",
+CAPS = {"RAVEL_CPU_ISA": "avx2", "OPENBLAS_CORETYPE": "Haswell", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2",
         "MKL_ENABLE_INSTRUCTIONS": "AVX2", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 

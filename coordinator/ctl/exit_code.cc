@@ -36,11 +36,11 @@ int ExitCodeOfJob(const std::string& state, const std::string& failure_class) {
   if (state == "CANCELLED") {
     return kExitCancelled;
   }
-  return failure_class == "User" ? kExitJobFailedUser : kExitJobFailedInfrastructure;
+  return failure_class == "user" ? kExitJobFailedUser : kExitJobFailedInfrastructure;
 }
 
 int Report(const absl::Status& status) {
-  if (!status.ok()) {
+  if (!status.ok() && !absl::IsCancelled(status)) {  // whoever pressed Ctrl-C knows
     const std::string message(status.message());
     std::fprintf(stderr, "ravelctl: %s\n", message.c_str());
   }

@@ -81,16 +81,6 @@ json::Value PrepareDocument(const PrepareOptions& options, const PrepareResult& 
   return document;
 }
 
-// tokenizer.json of a step (hf/) or of an exported directory.
-std::string FindTokenizer(const std::string& folder) {
-  for (const char* name : {"/hf/tokenizer.json", "/tokenizer.json"}) {
-    if (access((folder + name).c_str(), R_OK) == 0) {
-      return folder + name;
-    }
-  }
-  return "";
-}
-
 }  // namespace
 
 int RunDataPrepare(const CommonOptions& common, const PrepareOptions& options) {
@@ -173,20 +163,28 @@ int RunGenerate(const CommonOptions& common, const GenerateOptions& options) {
     return ReportUsage(
         "generate: expected --max-new-tokens >= 1, --temperature >= 0 and --top-k >= 0");
   }
-  const std::string path =
-      options.tokenizer.empty() ? FindTokenizer(options.checkpoint) : options.tokenizer;
-  if (path.empty()) {
+  const absl::StatusOr<StepLocation> step = LocateStep(options.checkpoint);
+  if (!step.ok()) {
+    return Report(Annotate(step.status(), "--checkpoint"));
+  }
+  const std::string checkpoint = step->store->Locate(step->directory);
+  const std::string path = options.tokenizer.empty()
+                               ? absl::StrCat(checkpoint, "/hf/tokenizer.json")
+                               : options.tokenizer;
+  if (access(path.c_str(), R_OK) != 0) {
     return Report(absl::NotFoundError(
-        absl::StrCat(options.checkpoint,
-                     ": expected a checkpoint with hf/tokenizer.json or tokenizer.json; else give "
-                     "--tokenizer FILE")));
+        options.tokenizer.empty()
+            ? absl::StrCat(checkpoint,
+                           ": expected a checkpoint with hf/tokenizer.json; else give "
+                           "--tokenizer FILE")
+            : absl::StrCat("--tokenizer: ", path, ": cannot be read")));
   }
   const absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::FromFile(path);
   if (!tokenizer.ok()) {
     return Report(tokenizer.status());
   }
   GenerateRequest request;
-  request.checkpoint = options.checkpoint;
+  request.checkpoint = checkpoint;
   request.max_new_tokens = options.max_new_tokens;
   request.temperature = options.temperature;
   request.top_k = options.top_k;

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include <absl/strings/match.h>
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <google/protobuf/util/json_util.h>
 #include <grpcpp/grpcpp.h>
@@ -401,7 +402,9 @@ class GrpcJobsClient : public JobsClient {
 
 absl::StatusOr<std::unique_ptr<JobsClient>> JobsClient::Connect(const std::string& address) {
   const std::size_t colon = address.rfind(':');
-  if (colon == std::string::npos || colon == 0 || colon + 1 == address.size()) {
+  int port = 0;
+  if (colon == std::string::npos || colon == 0 ||
+      !absl::SimpleAtoi(address.substr(colon + 1), &port) || port < 1 || port > 65535) {
     return absl::InvalidArgumentError(
         absl::StrCat("--coordinator: expected HOST:PORT, got '", address, "'"));
   }
@@ -414,6 +417,11 @@ absl::StatusOr<std::unique_ptr<JobsClient>> JobsClient::Connect(const std::strin
                      "'"));
   }
   return std::make_unique<GrpcJobsClient>(address);
+}
+
+bool IsJobState(const std::string& name) {
+  v1::JobState state = v1::JOB_STATE_UNSPECIFIED;
+  return v1::JobState_Parse(name, &state) && state != v1::JOB_STATE_UNSPECIFIED;
 }
 
 std::vector<JobViolation> ViolationsOf(const absl::Status& status) {

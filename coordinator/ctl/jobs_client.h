@@ -198,6 +198,9 @@ class JobsClient {
   virtual void CancelStreams() = 0;
 };
 
+// Whether it is the name of a state, such as RUNNING.
+bool IsJobState(const std::string& name);
+
 // The violations that came with a refusal; empty when there are none.
 std::vector<JobViolation> ViolationsOf(const absl::Status& status);
 

@@ -109,6 +109,11 @@ Table NodeTable(const std::vector<NodeView>& nodes) {
   return table;
 }
 
+// Of a list that ends; what is followed is one object a line.
+bool IsOneDocument(Format format) {
+  return format == Format::kJson || format == Format::kYaml;
+}
+
 void PrintEvent(Format format, const EventView& event) {
   if (format == Format::kTable) {
     Print(EventLine(event) + "\n");
@@ -137,6 +142,11 @@ std::vector<std::string> MetricCells(const MetricView& metric) {
 }  // namespace
 
 int RunList(const CommonOptions& common, const ListOptions& options) {
+  const std::string state = absl::AsciiStrToUpper(options.state);
+  if (!state.empty() && !IsJobState(state)) {
+    return ReportUsage(
+        absl::StrCat("--state: expected a state such as RUNNING, got '", options.state, "'"));
+  }
   int exit_code = kExitOk;
   const std::unique_ptr<JobsClient> client = ConnectOrReport(common, exit_code);
   if (client == nullptr) {
@@ -147,8 +157,7 @@ int RunList(const CommonOptions& common, const ListOptions& options) {
   if (!jobs.ok()) {
     return Report(jobs.status());
   }
-  if (!options.state.empty()) {
-    const std::string state = absl::AsciiStrToUpper(options.state);
+  if (!state.empty()) {
     std::erase_if(*jobs, [&](const JobView& job) { return job.state != state; });
   }
   if (jobs->empty() && common.format == Format::kTable) {
@@ -237,10 +246,21 @@ int RunEvents(const CommonOptions& common, const std::string& name, bool follow)
   if (client == nullptr) {
     return exit_code;
   }
-  return Report(client->Events(NameOf(common, name), 0, follow, [&](const EventView& event) {
-    PrintEvent(common.format, event);
-    return true;
-  }));
+  json::Array documents;
+  const bool whole = IsOneDocument(common.format) && !follow;
+  const absl::Status status =
+      client->Events(NameOf(common, name), 0, follow, [&](const EventView& event) {
+        if (whole) {
+          documents.push_back(event.document);
+        } else {
+          PrintEvent(common.format, event);
+        }
+        return true;
+      });
+  if (whole && status.ok()) {
+    Print(FormatDocument(ListDocument(std::move(documents)), common.format));
+  }
+  return Report(status);
 }
 
 int RunLogs(const CommonOptions& common, const LogsOptions& options) {
@@ -250,18 +270,27 @@ int RunLogs(const CommonOptions& common, const LogsOptions& options) {
     return exit_code;
   }
   const LogFilter filter{options.rank, options.attempt, options.follow};
-  return Report(client->Logs(NameOf(common, options.job), filter, [&](const LogView& line) {
+  json::Array documents;
+  const bool whole = IsOneDocument(common.format) && !options.follow;
+  const auto print = [&](const LogView& line) {
     if ((!options.node.empty() && line.node != options.node) ||
         !absl::StrContains(line.text, options.grep)) {
       return true;
     }
     if (common.format == Format::kTable) {
       Print(absl::StrCat("[", line.attempt, ".", line.rank, "] ", line.text, "\n"));
+    } else if (whole) {
+      documents.push_back(line.document);
     } else {
       Print(json::Serialize(line.document) + "\n");
     }
     return true;
-  }));
+  };
+  const absl::Status status = client->Logs(NameOf(common, options.job), filter, print);
+  if (whole && status.ok()) {
+    Print(FormatDocument(ListDocument(std::move(documents)), common.format));
+  }
+  return Report(status);
 }
 
 json::Value MetricJson(const MetricView& metric) {
@@ -277,6 +306,9 @@ json::Value MetricJson(const MetricView& metric) {
   out.Set("world_size", metric.world_size);
   out.Set("epoch", metric.epoch);
   out.Set("attempt", metric.attempt);
+  if (metric.has_validation_loss) {
+    out.Set("validation_loss", json::Value::FromFloat(metric.validation_loss));
+  }
   return out;
 }
 
@@ -309,11 +341,7 @@ int RunMetrics(const CommonOptions& common, const MetricsOptions& options) {
         } else if (common.format == Format::kTable) {
           table.AddRow(MetricCells(metric));
         } else {
-          json::Value document = MetricJson(metric);
-          if (metric.has_validation_loss) {
-            document.Set("validation_loss", json::Value::FromFloat(metric.validation_loss));
-          }
-          documents.push_back(std::move(document));
+          documents.push_back(MetricJson(metric));
         }
         return true;
       });

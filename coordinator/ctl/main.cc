@@ -156,8 +156,9 @@ void AddLookVerbs(CLI::App& app, CommandLine& line) {
       app, line, "logs", "Show logs of a job", [&line] { return RunLogs(line.common, line.logs); });
   AddJob(verb, line.logs.job);
   verb->add_flag("-f,--follow", line.logs.follow, "Go on with new lines");
-  verb->add_option("--rank", line.logs.rank, "Only of this rank");
-  verb->add_option("--attempt", line.logs.attempt, "Only of this attempt");
+  verb->add_option("--rank", line.logs.rank, "Only of this rank")->check(CLI::NonNegativeNumber);
+  verb->add_option("--attempt", line.logs.attempt, "Only of this attempt")
+      ->check(CLI::PositiveNumber);
   verb->add_option("--node", line.logs.node, "Only of this node");
   verb->add_option("--grep", line.logs.grep, "Only lines with this text");
 
@@ -262,7 +263,8 @@ void AddGenerate(CLI::App& app, CommandLine& line) {
   CLI::App* const verb = AddVerb(app, line, "generate", "Sample text from a checkpoint", [&line] {
     return RunGenerate(line.common, line.generate);
   });
-  verb->add_option("--checkpoint", options.checkpoint, "Step or exported directory")->required();
+  verb->add_option("--checkpoint", options.checkpoint, "Step directory, or a folder of steps")
+      ->required();
   verb->add_option("--prompt", options.prompt, "Text to go on from")->required();
   verb->add_option("--tokenizer", options.tokenizer, "tokenizer.json; default the checkpoint's");
   verb->add_option("--max-new-tokens", options.max_new_tokens, "At most so many tokens")
@@ -311,7 +313,7 @@ void AddHelpVerbs(CLI::App& app, CommandLine& line) {
   verb->add_flag("--client", line.client_only, "Ask no coordinator");
 }
 
-// Of a word where a verb should be: the verb that was meant.
+// Of a word where a verb should be: that word, and the verb that was meant.
 std::string VerbSuggestion(const CLI::App& app, int argc, char** argv) {
   const CLI::App* level = &app;
   for (int i = 1; i < argc; ++i) {
@@ -328,7 +330,9 @@ std::string VerbSuggestion(const CLI::App& app, int argc, char** argv) {
     }
     if (next == nullptr) {
       const std::string near = names.empty() ? "" : SuggestName(word, names);
-      return near.empty() ? "" : "did you mean '" + near + "'?";
+      return names.empty()  ? ""
+             : near.empty() ? "no verb '" + word + "'"
+                            : "no verb '" + word + "'; did you mean '" + near + "'?";
     }
     level = next;
   }

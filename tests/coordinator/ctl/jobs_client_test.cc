@@ -140,10 +140,10 @@ TEST_F(VerbTest, FollowEndsWithTheJob) {
 
 TEST_F(VerbTest, ExitCodesTellHowTheJobEnded) {
   v1::Job failed = MakeJob(v1::FAILED, 50);
-  failed.set_failure_class("User");
+  failed.set_failure_class("user");
   service_.states = {failed};
   EXPECT_EQ(Wait("done").exit_code, kExitJobFailedUser);
-  service_.states[0].set_failure_class("Infrastructure");
+  service_.states[0].set_failure_class("infrastructure");
   EXPECT_EQ(Wait("done").exit_code, kExitJobFailedInfrastructure);
   service_.states = {MakeJob(v1::CANCELLED, 50)};
   EXPECT_EQ(Wait("done").exit_code, kExitCancelled);
@@ -200,7 +200,13 @@ TEST_F(VerbTest, AnAbsentCoordinatorIsNamed) {
   EXPECT_EQ(ran.exit_code, kExitUnreachable);
   EXPECT_NE(ran.err.find("coordinator 127.0.0.1:1 cannot be reached"), std::string::npos)
       << ran.err;
-  for (const char* bad : {"nonsense", "10.0.0.1:7070", ":7070", "example.com:7070", "127.0.0.1:"}) {
+  for (const char* bad : {"nonsense",
+                          "10.0.0.1:7070",
+                          ":7070",
+                          "example.com:7070",
+                          "127.0.0.1:",
+                          "127.0.0.1:99999",
+                          "127.0.0.1:x"}) {
     common_.coordinator = bad;
     EXPECT_EQ(Run([&] { return RunList(common_, {}); }).exit_code, kExitUsage) << bad;
   }
@@ -263,6 +269,31 @@ TEST_F(VerbTest, LogsAreFilteredByRankNodeAndText) {
             "[1.0] line of rank 0\n");
   EXPECT_EQ(Run([&] { return RunLogs(common_, {.job = "demo", .grep = "rank 1"}); }).out,
             "[1.1] line of rank 1\n");
+  common_.format = Format::kJson;
+  const absl::StatusOr<json::Value> document =
+      json::Parse(Run([&] { return RunLogs(common_, {.job = "demo"}); }).out);
+  ASSERT_TRUE(document.ok()) << document.status();
+  EXPECT_EQ(document->Find("items")->AsArray().size(), 2U);
+}
+
+TEST_F(VerbTest, EventsAreOneDocumentUnlessFollowed) {
+  for (const char* type : {"Submitted", "Placed"}) {
+    v1::JobEvent event;
+    event.set_type(type);
+    service_.events.push_back(event);
+  }
+  common_.format = Format::kJson;
+  const absl::StatusOr<json::Value> document =
+      json::Parse(Run([&] { return RunEvents(common_, "demo", false); }).out);
+  ASSERT_TRUE(document.ok()) << document.status();
+  EXPECT_EQ(document->Find("items")->AsArray()[1].Find("type")->AsString(), "Placed");
+  common_.format = Format::kJsonl;
+  const std::string lines = Run([&] { return RunEvents(common_, "demo", false); }).out;
+  EXPECT_TRUE(json::Parse(lines.substr(0, lines.find('\n'))).ok()) << lines;
+}
+
+TEST_F(VerbTest, AStateThatDoesNotExistIsRefused) {
+  EXPECT_EQ(Run([&] { return RunList(common_, {.state = "runing"}); }).exit_code, kExitUsage);
 }
 
 TEST_F(VerbTest, CheckpointWaitsForItsCommit) {

@@ -19,6 +19,7 @@ constexpr int64_t kSecondMs = 1000;
 constexpr int64_t kMinuteMs = 60 * kSecondMs;
 constexpr int64_t kLongestMs = int64_t{10} * 365 * 24 * 3600 * kSecondMs;
 constexpr int64_t kMaxDevices = 65536;
+constexpr int64_t kMostLaneTokens = int64_t{1} << 30;  // what a plan can hold
 constexpr int64_t kMaxSizes = 4096;
 
 std::string Quoted(const std::string& text) {
@@ -143,8 +144,11 @@ void JobRules::CheckDeterminism() {
   if (lanes == 0) {
     determinism.set_virtual_ranks(
         static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(largest))));
-  } else if (lanes < 0 || !std::has_single_bit(static_cast<uint64_t>(lanes))) {
-    Fail("spec.determinism.virtualRanks", "a power of two", absl::StrCat(lanes));
+  } else if (lanes < 0 || !std::has_single_bit(static_cast<uint64_t>(lanes)) ||
+             lanes > kMaxDevices) {
+    Fail("spec.determinism.virtualRanks",
+         lanes > kMaxDevices ? absl::StrCat("at most ", kMaxDevices) : "a power of two",
+         absl::StrCat(lanes));
     return;
   } else if (lanes < largest && !Failed("spec.elastic.sizes")) {
     Fail("spec.determinism.virtualRanks",
@@ -159,6 +163,14 @@ void JobRules::CheckDeterminism() {
          absl::StrCat("a multiple of the ",
                       spec().virtual_ranks,
                       " virtual ranks (determinism.virtualRanks)"),
+         absl::StrCat(spec().global_batch));
+    return;
+  }
+  const int64_t sequence = spec().data.sequence_length;
+  const int64_t most = sequence > 0 ? kMostLaneTokens / sequence * spec().virtual_ranks : 0;
+  if (most > 0 && spec().global_batch > most) {
+    Fail("spec.training.globalBatch",
+         absl::StrCat("at most ", most, " (2^30 tokens on each virtual rank)"),
          absl::StrCat(spec().global_batch));
   }
 }
@@ -213,7 +225,11 @@ void JobRules::CheckResume() {
            "auto, none, a step number, or the path of a step directory",
            Quoted(text));
     } else {
-      checkpoint.set_resume_from(AbsolutePath("spec.checkpoint.resumeFrom", text));
+      const std::string path = AbsolutePath("spec.checkpoint.resumeFrom", text);
+      if (path == "/") {
+        Fail("spec.checkpoint.resumeFrom", "the path of a step directory", Quoted(path));
+      }
+      checkpoint.set_resume_from(path);
     }
   }
   spec().checkpoint.resume_from = checkpoint.resume_from();

@@ -4,6 +4,7 @@
 #include <bit>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 
 #include <absl/strings/match.h>
@@ -22,6 +23,7 @@ constexpr int64_t kSecondMs = 1000;
 constexpr int64_t kMinuteMs = 60 * kSecondMs;
 constexpr int64_t kLongestMs = int64_t{10} * 365 * 24 * 3600 * kSecondMs;
 constexpr int64_t kMaxDevices = 65536;
+constexpr int64_t kMostSteps = 1'000'000'000;
 
 bool IsDnsLabel(const std::string& text, std::size_t longest) {
   const auto ok = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); };
@@ -151,6 +153,7 @@ std::string JobRules::AbsolutePath(const std::string& path, const std::string& t
     Fail(path, "an absolute path or file:// URL", Quoted(text));
     return "";
   }
+  out = std::filesystem::path(out).lexically_normal().string();
   while (out.size() > 1 && out.back() == '/') {
     out.pop_back();
   }
@@ -224,7 +227,9 @@ void JobRules::CheckTop() {
     Fail("spec.priority", "-1000 to 1000", absl::StrCat(job().priority()));
   }
   if (!job().max_run_time().empty()) {
-    Duration("spec.maxRunTime", job().mutable_max_run_time(), "", kMinuteMs, kLongestMs);
+    Fail("spec.maxRunTime",
+         "no value: a limit of time is not supported yet",
+         Quoted(job().max_run_time()));
   }
 }
 
@@ -277,6 +282,9 @@ void JobRules::CheckSteps() {
     training.clear_tokens();
   }
   spec().steps = training.steps();
+  if (spec().steps > kMostSteps) {
+    Fail("spec.training.steps", absl::StrCat("at most ", kMostSteps), absl::StrCat(spec().steps));
+  }
 }
 
 void JobRules::CheckOptimizer() {

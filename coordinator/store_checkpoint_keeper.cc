@@ -108,7 +108,7 @@ absl::StatusOr<RestorePoint> StoreCheckpointKeeper::FindRestore(const plan::JobS
   }
   if (!has_commit && wanted.starts_with("/")) {
     const size_t slash = wanted.find_last_of('/');
-    FileStore parent(wanted.substr(0, slash));
+    FileStore parent(slash == 0 ? "/" : wanted.substr(0, slash));
     ASSIGN_OR_RETURN(const store::CommittedStep step,
                      store::CommittedStep::Open(&parent, wanted.substr(slash + 1)));
     return RestorePoint{step.commit().step, wanted, false};

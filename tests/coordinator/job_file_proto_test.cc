@@ -253,6 +253,26 @@ INSTANTIATE_TEST_SUITE_P(
                 "job.yaml:17:16: spec.checkpoint.store: expected a file:// URL or absolute path: "
                 "other stores are not "
                 "supported yet, got 's3://bucket/x'\n"},
+        BadFile{"TooManySteps",
+                With("steps: 100", "steps: 4611686018427387904"),
+                "job.yaml:12:5: spec.training.steps: expected at most 1000000000, got "
+                "4611686018427387904\n"},
+        BadFile{"BatchBeyondAnyPlan",
+                With("globalBatch: 8", "globalBatch: 4611686018427387904"),
+                "job.yaml:13:5: spec.training.globalBatch: expected at most 134217728 (2^30 tokens "
+                "on each virtual rank), got 4611686018427387904\n"},
+        BadFile{"LanesBeyondAnyPlan",
+                With("  elastic:", "  determinism: {virtualRanks: 131072}\n  elastic:"),
+                "job.yaml:16:17: spec.determinism.virtualRanks: expected at most 65536, got "
+                "131072\n"},
+        BadFile{"RunTime",
+                With("  elastic:", "  maxRunTime: 14d\n  elastic:"),
+                "job.yaml:16:3: spec.maxRunTime: expected no value: a limit of time is not "
+                "supported yet, got '14d'\n"},
+        BadFile{"ResumeFromTheRoot",
+                With("everySteps: 10", "everySteps: 10, resumeFrom: /x/.."),
+                "job.yaml:17:58: spec.checkpoint.resumeFrom: expected the path of a step "
+                "directory, got '/'\n"},
         BadFile{"Duration",
                 With("everySteps: 10", "every: soon"),
                 "job.yaml:17:42: spec.checkpoint.every: expected a duration such as 90s, 20m or "
@@ -293,6 +313,15 @@ TEST(JobFile, TextFieldsKeepWhatLooksLikeSomethingElse) {
   EXPECT_EQ(parsed.violations[0].path, "metadata.labels.c");
   EXPECT_EQ(parsed.job.metadata().labels().at("a"), "1.0");
   EXPECT_EQ(parsed.job.metadata().labels().at("b"), "true");
+}
+
+TEST(JobFile, PathsBecomeNormal) {
+  const ParsedJobFile parsed = ParseJobFile(With(
+      "store: /data/checkpoints", "store: /data/x/../checkpoints//, resumeFrom: /a/./step-5/"));
+  const CanonicalJob job = Canonicalize(parsed.job, {.check_paths = false});
+  ASSERT_TRUE(job.ok());
+  EXPECT_EQ(job.spec.checkpoint.store, "file:///data/checkpoints");
+  EXPECT_EQ(job.spec.checkpoint.resume_from, "/a/step-5");
 }
 
 TEST(JobFile, TokensBecomeWholeStepsWithAWarning) {

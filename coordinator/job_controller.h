@@ -171,6 +171,8 @@ class JobController {
   int64_t SendToNode(const std::string& node_id, decltype(DownMessage::kind) kind);
   std::vector<HeldTrainer> ReconcileHeld(const std::string& node_id, const HelloMessage& hello);
   void LoseNode(const std::string& node_id, const std::string& reason);
+  // It goes away: jobs save and move on without it if there is time, else from their last commit.
+  void DrainNode(const std::string& node_id, const std::string& reason);
   void LoseSlots(const std::string& node_id,
                  const std::string& reason,
                  const std::set<TrainerKey>& kept);

@@ -182,6 +182,30 @@ void JobController::LoseNode(const std::string& node_id, const std::string& reas
   }
 }
 
+void JobController::DrainNode(const std::string& node_id, const std::string& reason) {
+  for (auto& [uid, entry] : entries_) {
+    JobRun& run = entry.run;
+    if (run.phase == RunPhase::kQuiescing || !NodesOf(entry).contains(node_id)) {
+      continue;
+    }
+    run.draining.insert(node_id);
+    FailureCause cause{"NodeDrain",
+                       absl::StrCat("node ", node_id, " goes away: ", reason),
+                       node_id,
+                       -1,
+                       entry.progress.step};
+    const JobState state = entry.record.state;
+    if (run.phase != RunPhase::kTraining) {
+      run.Blame(std::move(cause));
+    } else if (state == JobState::kRunning) {
+      JobEvent event = MakeEvent(JobEventKind::kResizeRequested);
+      event.cause = std::move(cause);
+      Do(entry, std::move(event));
+    }  // else its last save, or one before it stops, is under way
+    Reconcile(entry);
+  }
+}
+
 void JobController::OnStreamClosed(StreamId stream) {
   membership_.OnClosed(stream, parts_.clock->MonotonicMs());
   scheduling_needed_ = true;
@@ -197,14 +221,16 @@ void JobController::OnUp(StreamId stream, const UpMessage& message) {
     parts_.fleet->Close(stream);
     return;
   }
-  std::visit(
-      Overloaded{[&](const BeatMessage& beat) { OnBeat(stream, node_id, beat); },
-                 [&](const TrainerFrame& frame) { OnFrame(node_id, frame); },
-                 [&](const TrainerExited& exited) { OnExited(node_id, exited); },
-                 [&](const LogBatch& batch) { OnLog(node_id, batch); },
-                 [&](const CommandResult& result) { OnCommandResult(node_id, result); },
-                 [&](const DrainNotice& notice) { membership_.OnDrain(stream, notice.reason); }},
-      message);
+  std::visit(Overloaded{[&](const BeatMessage& beat) { OnBeat(stream, node_id, beat); },
+                        [&](const TrainerFrame& frame) { OnFrame(node_id, frame); },
+                        [&](const TrainerExited& exited) { OnExited(node_id, exited); },
+                        [&](const LogBatch& batch) { OnLog(node_id, batch); },
+                        [&](const CommandResult& result) { OnCommandResult(node_id, result); },
+                        [&](const DrainNotice& notice) {
+                          membership_.OnDrain(stream, notice.reason);
+                          DrainNode(node_id, notice.reason);
+                        }},
+             message);
 }
 
 void JobController::OnBeat(StreamId stream, const std::string& node_id, const BeatMessage& beat) {
@@ -261,7 +287,8 @@ void JobController::OnExited(const std::string& node_id, const TrainerExited& ex
       reason = ExitReason(exited.exit_code, exited.signal);
     }
     if (reason == "Stopped" || reason == "Done") {
-      reason = "ProcessCrash";  // nobody told it to, and it was not done
+      // Nobody here told it to, and it was not done.
+      reason = entry->run.draining.contains(node_id) ? "NodeDrain" : "ProcessCrash";
     }
     FailureCause cause{reason,
                        DescribeExit(node_id, exited, slot.failed_message),

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -60,6 +61,8 @@ struct JobRun {
   RendezvousBoard board;
 
   std::optional<FailureCause> failure;  // the most telling so far
+  // Nodes of this run that have said they go away: what their leaving causes costs nothing.
+  std::set<std::string> draining;
   bool last_step_done = false;
   int64_t phase_since_ms = 0;     // monotonic
   int64_t progress_ms = 0;        // monotonic: newest sign that the run moves
@@ -88,6 +91,10 @@ struct JobRun {
     return !slots.empty();
   }
   void Blame(FailureCause cause) {
+    const bool echo = CauseWeight(cause.reason) < CauseWeight("NodeLost") && !draining.empty();
+    if (echo || (cause.reason == "NodeLost" && draining.contains(cause.node))) {
+      cause.reason = "NodeDrain";
+    }
     if (!failure || CauseWeight(cause.reason) > CauseWeight(failure->reason)) {
       failure = std::move(cause);
     }

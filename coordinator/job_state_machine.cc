@@ -85,7 +85,7 @@ Result OnPlaced(const JobRecord& job, const JobEvent& event) {
   next.attempt += 1;
   next.world_size = event.world_size;
   const JobState to = job.state == JobState::kQueued ? JobState::kStarting : job.state;
-  if (job.state == JobState::kResizing) {
+  if (job.state == JobState::kResizing && event.world_size > job.world_size) {
     next.resized_ms = event.now_ms;
   }
   const std::string reason = job.state == JobState::kQueued ? "Placed" : job.reason;
@@ -191,9 +191,10 @@ Result OnResizeRequested(const JobRecord& job, const JobEvent& event) {
   if (job.state != JobState::kRunning) {
     return std::nullopt;
   }
+  const std::string reason = event.cause.reason.empty() ? "ResizeRequested" : event.cause.reason;
   return Builder(job, event)
-      .To(JobState::kResizing, "ResizeRequested", event.cause.message)
-      .Emit("Resizing", "ResizeRequested", event.cause.message)
+      .To(JobState::kResizing, reason, event.cause.message)
+      .Emit("Resizing", reason, event.cause.message)
       .Do(JobActionKind::kSaveThenStop)
       .Take();
 }

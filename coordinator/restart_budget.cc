@@ -86,6 +86,7 @@ FailureClass ClassOf(std::string_view reason) {
                                                          "StoreFull",
                                                          "VersionSkew",
                                                          "ResizeRequested",
+                                                         "NodeDrain",
                                                          "BelowMinimum"};
   if (std::find(std::begin(kUserReasons), std::end(kUserReasons), reason) !=
       std::end(kUserReasons)) {
@@ -98,7 +99,8 @@ FailureClass ClassOf(std::string_view reason) {
 
 bool IsCharged(std::string_view reason) {
   // A store that fails is charged all the same: without it the job would restart for ever.
-  return reason != "CoordinatorRestart" && reason != "ResizeRequested" && reason != "BelowMinimum";
+  return reason != "CoordinatorRestart" && reason != "ResizeRequested" && reason != "NodeDrain" &&
+         reason != "BelowMinimum";
 }
 
 int CauseWeight(std::string_view reason) {

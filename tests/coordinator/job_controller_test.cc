@@ -147,6 +147,61 @@ TEST_F(JobControllerTest, ALostNodeShrinksTheJobAndItsReturnGrowsIt) {
   ExpectWholeHistory("job", 30);
 }
 
+TEST_F(JobControllerTest, ADrainedNodeIsLeftAtASaveAndCostsNothing) {
+  AddNodes(2);
+  ASSERT_TRUE(world_.Submit(world_.Spec("job", {1, 2}, 30)).ok());
+  world_.TrainSteps(7);
+  world_.SendUp(world_.node("n1"), DrainNotice{"SIGTERM"});
+  world_.Advance(40);
+  EXPECT_EQ(State("job"), JobState::kResizing);
+  EXPECT_EQ(world_.Job("job").record.reason, "NodeDrain");
+  world_.TrainSteps(1);  // saves and stops
+  world_.Advance(40);
+  const JobView view = world_.Job("job");
+  EXPECT_EQ(view.record.state, JobState::kRunning);
+  EXPECT_EQ(view.record.world_size, 1);
+  EXPECT_EQ(view.record.resized_ms, 0) << "it may grow again at once";
+  EXPECT_EQ(world_.launches.back().trainers[0].first_step, 8);
+  world_.TrainSteps(22);
+  EXPECT_EQ(State("job"), JobState::kSucceeded);
+  EXPECT_EQ(world_.Job("job").record.restarts, 0);
+  ExpectWholeHistory("job", 30);
+}
+
+TEST_F(JobControllerTest, ADrainedNodeWithoutTimeToSaveCostsNoBudget) {
+  AddNodes(2);
+  ASSERT_TRUE(world_.Submit(world_.Spec("job", {1, 2}, 12)).ok());
+  world_.TrainSteps(7);
+  world_.SendUp(world_.node("n1"), DrainNotice{"SIGTERM"});
+  world_.Advance(40);
+  world_.KillTrainer(1, 10, 0, "Stopped");
+  world_.KillTrainer(0, 11, 0, "CommError");
+  world_.Advance(100);
+  const JobView view = world_.Job("job");
+  EXPECT_EQ(view.record.state, JobState::kRunning);
+  EXPECT_EQ(view.record.world_size, 1);
+  EXPECT_EQ(view.record.budget.used, 0);
+  EXPECT_EQ(world_.launches.back().trainers[0].first_step, 5);
+  world_.TrainSteps(7);
+  EXPECT_EQ(State("job"), JobState::kSucceeded);
+}
+
+TEST_F(JobControllerTest, AJobThatStartsOnADrainedNodeIsPlacedAnew) {
+  AddNodes(2);
+  world_.node("n1").frozen = true;  // its trainer is never ready
+  ASSERT_TRUE(world_.Submit(world_.Spec("job", {1, 2}, 12)).ok());
+  EXPECT_EQ(State("job"), JobState::kStarting);
+  world_.node("n1").frozen = false;
+  world_.node("n1").inbox.clear();
+  world_.SendUp(world_.node("n1"), DrainNotice{"SIGTERM"});
+  world_.Kill(world_.node("n1"));
+  world_.Advance(1500);
+  const JobView view = world_.Job("job");
+  EXPECT_EQ(view.record.state, JobState::kRunning);
+  EXPECT_EQ(view.record.world_size, 1);
+  EXPECT_EQ(view.record.budget.used, 0);
+}
+
 TEST_F(JobControllerTest, AFrozenNodeIsLostAfterTheDetectionTime) {
   AddNodes(2);
   ASSERT_TRUE(world_.Submit(world_.Spec("job", {1, 2}, 20)).ok());

@@ -25,6 +25,7 @@ constexpr int64_t kProtocol = 1;
 constexpr size_t kMaxPlans = 4;
 constexpr size_t kMaxSeals = 4096;
 constexpr milliseconds kStopGrace{2000};
+constexpr milliseconds kDrainPoll{50};
 constexpr milliseconds kFlushLimit{1000};
 
 void FillIdentity(const TrainerIdentity& identity, auto& message) {
@@ -40,7 +41,7 @@ struct Daemon::Loop {
   asio::io_context context{1};
   asio::executor_work_guard<asio::io_context::executor_type> work = asio::make_work_guard(context);
   asio::signal_set signals{context};
-  asio::steady_timer stop_limit{context};
+  asio::steady_timer drain{context};
 };
 
 Daemon::Daemon(DaemonOptions options)
@@ -64,6 +65,11 @@ int Daemon::Run() {
   loop_->signals.add(SIGINT, ignored);
   loop_->signals.async_wait([this](boost::system::error_code error, int signal_number) {
     if (!error) {
+      loop_->signals.async_wait([this](boost::system::error_code again, int /*signal_number*/) {
+        if (!again) {
+          StopTrainers();  // whoever asks twice does not want to wait
+        }
+      });
       BeginStop(signal_number == SIGTERM ? "SIGTERM" : "SIGINT");
     }
   });
@@ -311,10 +317,28 @@ void Daemon::BeginStop(const std::string& reason) {
   log::Info(absl::StrCat("stopping: ", reason));
   v1::Up up;
   up.mutable_drain()->set_reason(reason);
-  up.mutable_drain()->set_deadline_ms(SystemClock::Get().WallMs() + kStopGrace.count());
+  up.mutable_drain()->set_deadline_ms(SystemClock::Get().WallMs() + options_.drain_limit.count());
   fleet_->SendControl(std::move(up));
-  supervisor_->StopAll("this node is going away", kStopGrace);
+  AwaitDrain(std::chrono::steady_clock::now() + options_.drain_limit);
   FinishStop();
+}
+
+// The coordinator lets the trainers save and stop. Without one there is nothing to wait for.
+void Daemon::AwaitDrain(std::chrono::steady_clock::time_point deadline) {
+  if (!fleet_->connected() || std::chrono::steady_clock::now() >= deadline) {
+    StopTrainers();
+    return;
+  }
+  loop_->drain.expires_after(kDrainPoll);
+  loop_->drain.async_wait([this, deadline](boost::system::error_code error) {
+    if (!error && !supervisor_->trainers().empty()) {
+      AwaitDrain(deadline);
+    }
+  });
+}
+
+void Daemon::StopTrainers() {
+  supervisor_->StopAll("this node is going away", kStopGrace);
 }
 
 void Daemon::FinishStop() {

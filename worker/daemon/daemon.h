@@ -24,6 +24,8 @@ struct DaemonOptions {
   std::string trainer_program;
   std::string version;
   NodeFacts facts;
+  // After a drain notice the coordinator has so long to let trainers save and stop.
+  std::chrono::milliseconds drain_limit{10000};
 };
 
 // Exit codes (service.md section 4).
@@ -69,6 +71,8 @@ class Daemon {
   void KeepSeal(const TrainerIdentity& identity, const v1::Seal& seal);
   void DropSeals(const std::string& job_uid, int64_t up_to_step);
   void BeginStop(const std::string& reason);
+  void AwaitDrain(std::chrono::steady_clock::time_point deadline);
+  void StopTrainers();
   void FinishStop();
   void Exit(int code);
 

@@ -91,7 +91,8 @@ class DaemonTest : public ::testing::Test {
                       .facts = {.devices = {{"cpu", "a cpu", 1 << 30, "cpu-0"}},
                                 .device_message = "no driver",
                                 .cpu_isa = "avx2",
-                                .host_id = "host"}});
+                                .host_id = "host"},
+                      .drain_limit = drain_limit_});
     thread_ = std::thread([this] { exit_code_ = daemon_->Run(); });
     fleet_->WaitFor(IsHello);
   }
@@ -122,6 +123,7 @@ class DaemonTest : public ::testing::Test {
   }
 
   testing::ScratchFolder scratch_;
+  std::chrono::milliseconds drain_limit_{100};
   std::unique_ptr<FakeFleet> fleet_;
   std::unique_ptr<Daemon> daemon_;
   std::thread thread_;
@@ -368,6 +370,32 @@ TEST_F(DaemonTest, StopTellsTheCoordinatorAndLeavesNoTrainer) {
   for (int rank : {0, 1}) {
     EXPECT_EQ(fleet_->WaitFor(Exited(rank)).exited().exit_code(), 10);
   }
+  EXPECT_TRUE(testing::ChildrenOf(getpid()).empty());
+}
+
+TEST_F(DaemonTest, TrainersLiveOnAfterADrainNoticeUntilTheCoordinatorStopsThem) {
+  drain_limit_ = std::chrono::hours(1);
+  StartAll();
+  LaunchReady("echo", 1, 1);
+  daemon_->Stop("SIGTERM");
+  fleet_->WaitFor([](const v1::Up& up) { return up.has_drain(); });
+  v1::Down save = MakeCommand(1, -1);
+  save.mutable_trainer()->mutable_frame()->mutable_save()->set_sequence(1);
+  fleet_->Send(save);
+  fleet_->WaitFor(Frame(v1::TrainerUp::kSeal, 0));  // it was not told to stop yet
+  fleet_->Send(MakeStop(1, 1000));
+  thread_.join();
+  EXPECT_EQ(exit_code_, kExitClean);
+  EXPECT_TRUE(testing::ChildrenOf(getpid()).empty());
+}
+
+TEST_F(DaemonTest, WithoutACoordinatorThereIsNothingToWaitFor) {
+  drain_limit_ = std::chrono::hours(1);
+  StartAll();
+  LaunchReady("echo", 1, 1);
+  fleet_.reset();
+  daemon_->Stop("SIGTERM");
+  thread_.join();
   EXPECT_TRUE(testing::ChildrenOf(getpid()).empty());
 }
 

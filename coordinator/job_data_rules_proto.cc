@@ -177,7 +177,7 @@ void JobRules::CheckData() {
       if (!file.empty()) {
         source.set_path(file);
       }
-      out.push_back({file, source.weight()});
+      out.push_back({.path = file, .weight = source.weight()});
     }
   };
   check("train", data.mutable_train(), spec().data.train);
@@ -219,13 +219,15 @@ void JobRules::CheckTokenizer() {
   spec().data.tokenizer = data.tokenizer();
 }
 
-int64_t JobRules::CheckTokenFile(const std::string& path, const std::string& file) {
+int64_t JobRules::CheckTokenFile(const std::string& path, plan::DataSource& source) {
+  const std::string& file = source.path;
   const absl::StatusOr<std::unique_ptr<TokenFile>> opened =
       TokenFile::Open(file, spec().data.format);
   if (!opened.ok()) {
     Fail(path, "a token file", std::string(opened.status().message()));
     return -1;
   }
+  source.tokens = (*opened)->tokens();
   const int64_t sequence = spec().data.sequence_length;
   if (sequence > 0 && (*opened)->tokens() < sequence + 1) {
     Fail(path,
@@ -251,12 +253,12 @@ void JobRules::CheckTokenFiles() {
   }
   int64_t samples = 0;
   bool all_known = true;
-  const auto check = [&](const char* name, const std::vector<plan::DataSource>& sources) {
+  const auto check = [&](const char* name, std::vector<plan::DataSource>& sources) {
     int64_t sum = 0;
     for (std::size_t i = 0; i < sources.size(); ++i) {
       if (!sources[i].path.empty()) {
         const int64_t count =
-            CheckTokenFile(absl::StrCat("spec.data.", name, "[", i, "].path"), sources[i].path);
+            CheckTokenFile(absl::StrCat("spec.data.", name, "[", i, "].path"), sources[i]);
         all_known = all_known && count >= 0;
         sum += std::max<int64_t>(count, 0);
       }

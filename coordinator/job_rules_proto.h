@@ -61,7 +61,7 @@ class JobRules {
   // An absolute path from a path or a file:// URL, without trailing slashes; "" after a violation.
   std::string AbsolutePath(const std::string& path, const std::string& text);
   // Sample count of one token file, or -1 when it cannot be told.
-  int64_t CheckTokenFile(const std::string& path, const std::string& file);
+  int64_t CheckTokenFile(const std::string& path, plan::DataSource& source);
 
   v1::JobSpec& job() { return *result_.job.mutable_spec(); }
   plan::JobSpec& spec() { return result_.spec; }

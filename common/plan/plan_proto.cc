@@ -80,11 +80,13 @@ void DataToProto(const JobSpec& spec, v1::PlannedJob& proto) {
     v1::PlannedSource& added = *proto.add_train();
     added.set_path(source.path);
     added.set_weight(source.weight);
+    added.set_tokens(source.tokens);
   }
   for (const DataSource& source : spec.data.validation) {
     v1::PlannedSource& added = *proto.add_validation();
     added.set_path(source.path);
     added.set_weight(source.weight);
+    added.set_tokens(source.tokens);
   }
   proto.set_token_format(static_cast<int32_t>(spec.data.format));
   proto.set_sequence_length(spec.data.sequence_length);
@@ -141,12 +143,16 @@ void RunningToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_staging_window_bytes(spec.staging_window_bytes);
 }
 
+DataSource SourceFromProto(const v1::PlannedSource& proto) {
+  return {.path = proto.path(), .weight = proto.weight(), .tokens = proto.tokens()};
+}
+
 absl::Status DataFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
   for (const v1::PlannedSource& source : proto.train()) {
-    spec.data.train.push_back({.path = source.path(), .weight = source.weight()});
+    spec.data.train.push_back(SourceFromProto(source));
   }
   for (const v1::PlannedSource& source : proto.validation()) {
-    spec.data.validation.push_back({.path = source.path(), .weight = source.weight()});
+    spec.data.validation.push_back(SourceFromProto(source));
   }
   RETURN_IF_ERROR(
       ReadEnum("token_format", proto.token_format(), TokenFormat::kFlatU32, spec.data.format));

@@ -35,6 +35,18 @@ absl::Status BatchLoader::OpenSplit(const std::vector<plan::DataSource>& sources
     if (!file.ok()) {
       return Annotate(file.status(), absl::StrCat(field, "[", i, "]"));
     }
+    if (source.tokens != 0 && source.tokens != (*file)->tokens()) {
+      return absl::InvalidArgumentError(absl::StrCat(field,
+                                                     "[",
+                                                     i,
+                                                     "]: ",
+                                                     source.path,
+                                                     ": expected ",
+                                                     source.tokens,
+                                                     " ids as when the job was submitted, got ",
+                                                     (*file)->tokens(),
+                                                     "; other data cannot go on with this run"));
+    }
     const int64_t samples = plan::SampleCount((*file)->tokens(), spec_.data.sequence_length);
     if (samples < 1) {
       return absl::InvalidArgumentError(absl::StrCat(field,

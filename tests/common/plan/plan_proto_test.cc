@@ -22,7 +22,7 @@ JobSpec FullSpec() {
   spec.model->rope_scaling_factor = 8;
   spec.model->rope_original_max_position_embeddings = 1024;
   spec.init_std = 0.03;
-  spec.data.train = {{.path = "/data/a", .weight = 2.5}, {.path = "/data/b"}};
+  spec.data.train = {{.path = "/data/a", .weight = 2.5, .tokens = 1000}, {.path = "/data/b"}};
   spec.data.validation = {{.path = "/data/v"}};
   spec.data.format = TokenFormat::kFlatU16;
   spec.data.passes = 3;
@@ -74,6 +74,7 @@ TEST(JobProto, RoundTripKeepsEveryField) {
   EXPECT_EQ(back->restart.max_no_progress, 4);
   EXPECT_EQ(back->model->rope_scaling_factor, 8);
   EXPECT_EQ(back->data.train[0].weight, 2.5);
+  EXPECT_EQ(back->data.train[0].tokens, 1000);
   // Every field of the message differs from its default, so none can be forgotten in the codec.
   const v1::PlannedJob proto = ToProto(FullSpec());
   const google::protobuf::Descriptor* descriptor = proto.GetDescriptor();

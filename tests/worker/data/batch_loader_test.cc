@@ -110,6 +110,15 @@ TEST_F(BatchLoaderTest, AnIdBeyondTheVocabularyNamesFilePositionAndId) {
   EXPECT_EQ(errors, 1);
 }
 
+TEST_F(BatchLoaderTest, AFileThatIsNoLongerTheSubmittedOneIsRefused) {
+  spec_.data.train[0].tokens = 1001;
+  EXPECT_TRUE(BatchLoader::Open(spec_).ok());
+  Write("train", std::vector<uint16_t>(1000, 7));
+  EXPECT_THAT(std::string(BatchLoader::Open(spec_).status().message()),
+              HasSubstr("data.train[0]: " + folder_ +
+                        "/train: expected 1001 ids as when the job was submitted, got 1000"));
+}
+
 TEST_F(BatchLoaderTest, BadFilesNameTheField) {
   Write("validation", {1, 2, 3, 4, 5});
   EXPECT_THAT(std::string(BatchLoader::Open(spec_).status().message()),

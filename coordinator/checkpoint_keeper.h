@@ -63,9 +63,11 @@ class CheckpointKeeper {
   // Applies `keep`; returns the steps that are gone.
   virtual absl::StatusOr<std::vector<int64_t>> Retain(const plan::JobSpec& spec,
                                                       int64_t in_use_step) = 0;
-  // Before the job's first launch, when it asked for `fresh`: commits of others in its folder are
-  // moved out of its way, into old-<uid>/.
-  virtual absl::Status SetAside(const plan::JobSpec& spec, const std::string& job_uid) = 0;
+  // Before the job's first commit, when resumeFrom says where it begins: later steps of other jobs
+  // in its folder are moved out of its way, into old-<uid>/.
+  virtual absl::Status SetAside(const plan::JobSpec& spec,
+                                const std::string& job_uid,
+                                const RestorePoint& start) = 0;
   // Removes attempt folders: nobody writes in this job any more.
   virtual absl::Status CleanAttempts(const plan::JobSpec& spec) = 0;
 };

@@ -272,6 +272,15 @@ void JobController::Act(Entry& entry, JobActionKind action) {
                        entry.record.reason,
                        entry.record.committed_step,
                        "");
+      if (entry.run.AllExited()) {
+        // Saves that were cut off: nothing half done stays behind.
+        parts_.pool->Post([keeper = parts_.keeper, spec = entry.record.spec] {
+          const absl::Status cleaned = keeper->CleanAttempts(spec);
+          if (!cleaned.ok() && !absl::IsNotFound(cleaned)) {
+            log::Warning(absl::StrCat("attempt folders: ", std::string(cleaned.message())));
+          }
+        });
+      }
       parts_.metrics->Close(entry.record.uid);
       feed_.Publish(entry.record.uid, FeedEnd());
       UpdateDetection();

@@ -16,16 +16,16 @@ namespace {
 // again.
 constexpr int64_t kExitMarginMs = 5000;
 
-// Where an attempt begins. A job that asked for a fresh start has its folder to itself from its
-// first launch on.
+// Where an attempt begins. A job that was told where has its folder to itself from there on.
 absl::StatusOr<RestorePoint> FindStart(CheckpointKeeper& keeper,
                                        const plan::JobSpec& spec,
                                        const std::string& uid,
                                        bool has_commit) {
-  if (!has_commit && spec.checkpoint.fresh && spec.checkpoint.resume_from == "none") {
-    RETURN_IF_ERROR(keeper.SetAside(spec, uid));
+  ASSIGN_OR_RETURN(RestorePoint start, keeper.FindRestore(spec, has_commit));
+  if (!has_commit && spec.checkpoint.resume_from != "auto") {
+    RETURN_IF_ERROR(keeper.SetAside(spec, uid, start));
   }
-  return keeper.FindRestore(spec, has_commit);
+  return start;
 }
 
 }  // namespace
@@ -344,6 +344,7 @@ void JobController::OnPrepared(const std::string& uid, int64_t epoch, Prepared p
   }
   entry->run.world = prepared.world;
   if (restore.own && restore.step >= steps) {
+    entry->progress.step = restore.step;
     entry->run.slots.clear();
     Do(*entry, MakeEvent(JobEventKind::kAllDone));
     return;

@@ -248,6 +248,14 @@ void JobController::OnCommitted(const std::string& uid,
   }
   Step step;
   step.extra.saves.push_back(save);
+  for (SaveRecord& known : saves_[uid]) {
+    const bool replaced = result.ok() && known.step == save.step && known.epoch != save.epoch &&
+                          known.state == SaveState::kCommitted;
+    if (replaced) {  // it was found to be bad: only then a step is saved again
+      known.state = SaveState::kBad;
+      step.extra.saves.push_back(known);
+    }
+  }
   if (result.ok()) {
     step.event = MakeEvent(JobEventKind::kCommitted);
     step.event.step = save.step;

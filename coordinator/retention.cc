@@ -99,16 +99,19 @@ absl::StatusOr<std::vector<int64_t>> ApplyRetention(store::ObjectStore& store,
 }
 
 absl::StatusOr<std::vector<std::string>> SetAside(store::ObjectStore& store,
-                                                  const std::string& job) {
+                                                  const std::string& job,
+                                                  int64_t step) {
   ASSIGN_OR_RETURN(const StepListing listing, ListSteps(store));
   std::vector<std::string> moved;
   for (const CommittedStepInfo& info : listing.steps) {
-    if (info.commit.job != job) {
+    if (info.commit.job != job && info.step > step) {
       moved.push_back(info.directory);
     }
   }
   for (const StepListing::Damaged& damaged : listing.damaged) {
-    moved.push_back(damaged.directory);
+    if (ckpt::ParseStepName(damaged.directory).value_or(-1) > step) {
+      moved.push_back(damaged.directory);
+    }
   }
   const std::string aside = absl::StrCat("old-", job);
   for (const std::string& directory : moved) {

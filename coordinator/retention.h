@@ -35,10 +35,12 @@ absl::Status DeleteStep(store::ObjectStore& store, int64_t step);
 absl::StatusOr<std::vector<int64_t>> ApplyRetention(store::ObjectStore& store,
                                                     const RetentionPolicy& policy,
                                                     const std::set<int64_t>& in_use);
-// Moves every step folder that `job` did not commit, with its marks, into old-<job>/: a new history
-// begins in a folder that holds one. May be interrupted anywhere and repeated. Returns what moved.
+// Moves every step folder above `step` that `job` did not commit, with its marks, into old-<job>/:
+// a new history begins there in a folder that holds one. May be interrupted anywhere and repeated.
+// Returns what moved.
 absl::StatusOr<std::vector<std::string>> SetAside(store::ObjectStore& store,
-                                                  const std::string& job);
+                                                  const std::string& job,
+                                                  int64_t step);
 // Removes attempt folders other than those in `keep`: of epochs that are over.
 absl::StatusOr<std::vector<ckpt::AttemptKey>> CleanAttempts(store::ObjectStore& store,
                                                             std::span<const ckpt::AttemptKey> keep);

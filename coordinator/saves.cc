@@ -237,8 +237,9 @@ absl::StatusOr<std::optional<ckpt::CommitRecord>> ReadPublished(const store::Obj
   return std::optional<ckpt::CommitRecord>(std::move(commit));
 }
 
-bool IsSave(const ckpt::CommitRecord& commit, const ckpt::AttemptKey& key) {
-  return ckpt::AttemptKey{commit.step, commit.epoch, commit.attempt} == key;
+// Epochs count from 1 in every job: its uid tells saves of two jobs in one folder apart.
+bool IsSave(const ckpt::CommitRecord& commit, std::string_view job, const ckpt::AttemptKey& key) {
+  return commit.job == job && ckpt::AttemptKey{commit.step, commit.epoch, commit.attempt} == key;
 }
 
 absl::Status LostTo(const ckpt::CommitRecord& commit) {
@@ -250,7 +251,9 @@ absl::Status LostTo(const ckpt::CommitRecord& commit) {
 }
 
 // Renames the described attempt to its step. Idempotent: OK when this save is what is published.
-absl::StatusOr<CommittedStepInfo> Publish(store::ObjectStore& store, const ckpt::AttemptKey& key) {
+absl::StatusOr<CommittedStepInfo> Publish(store::ObjectStore& store,
+                                          std::string_view job,
+                                          const ckpt::AttemptKey& key) {
   const absl::Status renamed =
       store.RenameNoReplace(ckpt::AttemptName(key), ckpt::StepName(key.step));
   ASSIGN_OR_RETURN(const std::optional<ckpt::CommitRecord> published,
@@ -260,7 +263,7 @@ absl::StatusOr<CommittedStepInfo> Publish(store::ObjectStore& store, const ckpt:
                                                            ": COMMIT vanished"))
                         : renamed;
   }
-  if (!IsSave(*published, key)) {
+  if (!IsSave(*published, job, key)) {
     return LostTo(*published);
   }
   RETURN_IF_ERROR(store.SyncDirectory(""));
@@ -400,8 +403,8 @@ absl::StatusOr<CommittedStepInfo> CommitSave(store::ObjectStore& store,
   RETURN_IF_ERROR(VerifySeals(plan, context, seals));
   const auto published = [&] { return ReadPublished(store, context.key.step); };
   const absl::StatusOr<std::optional<ckpt::CommitRecord>> before = published();
-  if (before.ok() && *before && IsSave(**before, context.key)) {
-    return Publish(store, context.key);
+  if (before.ok() && *before && IsSave(**before, context.job, context.key)) {
+    return Publish(store, context.job, context.key);
   }
   RETURN_IF_ERROR(ClearTheWay(store, context.key));
   const absl::Status described = DescribeAttempt(store, plan, context, seals);
@@ -412,20 +415,21 @@ absl::StatusOr<CommittedStepInfo> CommitSave(store::ObjectStore& store,
       return described;
     }
   }
-  return Publish(store, context.key);
+  return Publish(store, context.job, context.key);
 }
 
 absl::StatusOr<SettleResult> SettleDescribedAttempt(store::ObjectStore& store,
+                                                    std::string_view job,
                                                     const ckpt::AttemptKey& key) {
   SettleResult result;
   const absl::StatusOr<std::optional<ckpt::CommitRecord>> published =
       ReadPublished(store, key.step);
-  const bool ours = published.ok() && *published && IsSave(**published, key);
+  const bool ours = published.ok() && *published && IsSave(**published, job, key);
   if (!ours) {
     const std::string attempt = ckpt::AttemptName(key);
     const absl::StatusOr<store::CommittedStep> described =
         store::CommittedStep::OpenAttempt(&store, attempt);
-    if (!described.ok() || !IsSave(described->commit(), key)) {
+    if (!described.ok() || !IsSave(described->commit(), job, key)) {
       result.reason =
           described.ok() ? "COMMIT is of another save" : std::string(described.status().message());
       return result;
@@ -440,7 +444,7 @@ absl::StatusOr<SettleResult> SettleDescribedAttempt(store::ObjectStore& store,
     RETURN_IF_ERROR(CheckFilesExist(store, attempt, described->manifest()));
     RETURN_IF_ERROR(Tidy(store, attempt));
   }
-  ASSIGN_OR_RETURN(result.committed, Publish(store, key));
+  ASSIGN_OR_RETURN(result.committed, Publish(store, job, key));
   result.state = SettledState::kCommitted;
   return result;
 }
@@ -448,7 +452,7 @@ absl::StatusOr<SettleResult> SettleDescribedAttempt(store::ObjectStore& store,
 absl::StatusOr<SettleResult> SettleAttempt(store::ObjectStore& store,
                                            const plan::SavePlan& plan,
                                            const SaveContext& context) {
-  ASSIGN_OR_RETURN(SettleResult result, SettleDescribedAttempt(store, context.key));
+  ASSIGN_OR_RETURN(SettleResult result, SettleDescribedAttempt(store, context.job, context.key));
   if (result.state != SettledState::kIncomplete) {
     return result;
   }

@@ -52,8 +52,8 @@ struct CommittedStepInfo {
 };
 
 // Verify, describe (manifest.pb, COMMIT; synced), publish (rename without replacing; synced).
-// AlreadyExists when another save of that step was committed, naming it; OK when this one already
-// was. The attempt's folder is left alone on failure.
+// AlreadyExists when another save of that step, also one of another job, was committed, naming it;
+// OK when this one already was. The attempt's folder is left alone on failure.
 absl::StatusOr<CommittedStepInfo> CommitSave(store::ObjectStore& store,
                                              const plan::SavePlan& plan,
                                              const SaveContext& context,
@@ -77,6 +77,7 @@ absl::StatusOr<SettleResult> SettleAttempt(store::ObjectStore& store,
                                            const SaveContext& context);
 // Publishes the attempt if its COMMIT is there and its manifest matches; needs no plan.
 absl::StatusOr<SettleResult> SettleDescribedAttempt(store::ObjectStore& store,
+                                                    std::string_view job,
                                                     const ckpt::AttemptKey& key);
 
 // Attempt folders in the store, by (step, epoch, attempt).

@@ -56,7 +56,10 @@ std::string StoreCheckpointKeeper::Root(const plan::JobSpec& spec) const {
   while (base.size() > 1 && base.back() == '/') {
     base.pop_back();
   }
-  return absl::StrCat(base, "/", spec.name);
+  // A name holds no dot, so no two jobs of a coordinator share a folder.
+  return spec.namespace_name == "default"
+             ? absl::StrCat(base, "/", spec.name)
+             : absl::StrCat(base, "/", spec.namespace_name, ".", spec.name);
 }
 
 absl::Status StoreCheckpointKeeper::Check(const plan::JobSpec& spec) {
@@ -143,10 +146,13 @@ absl::StatusOr<std::vector<int64_t>> StoreCheckpointKeeper::Retain(const plan::J
 }
 
 absl::Status StoreCheckpointKeeper::SetAside(const plan::JobSpec& spec,
-                                             const std::string& job_uid) {
+                                             const std::string& job_uid,
+                                             const RestorePoint& start) {
   FileStore files(Root(spec));
+  // Of another folder, or none at all: then no step that lies here is part of this history.
+  const bool here = start.path.starts_with(Root(spec) + "/");
   ASSIGN_OR_RETURN(const std::vector<std::string> moved,
-                   ravel::coordinator::SetAside(files, job_uid));
+                   ravel::coordinator::SetAside(files, job_uid, here ? start.step : -1));
   if (!moved.empty()) {
     log::Info(absl::StrCat("job ",
                            spec.name,

@@ -4,7 +4,8 @@
 
 namespace ravel::coordinator {
 
-// CheckpointKeeper over coordinator/saves and a POSIX directory: STORE/<job name>.
+// CheckpointKeeper over coordinator/saves and a POSIX directory: STORE/<job name>, or
+// STORE/<namespace>.<job name> outside of the namespace default.
 class StoreCheckpointKeeper : public CheckpointKeeper {
  public:
   std::string Root(const plan::JobSpec& spec) const override;
@@ -17,7 +18,9 @@ class StoreCheckpointKeeper : public CheckpointKeeper {
   absl::Status MarkBad(const plan::JobSpec& spec, int64_t step, const std::string& reason) override;
   absl::StatusOr<std::vector<int64_t>> Retain(const plan::JobSpec& spec,
                                               int64_t in_use_step) override;
-  absl::Status SetAside(const plan::JobSpec& spec, const std::string& job_uid) override;
+  absl::Status SetAside(const plan::JobSpec& spec,
+                        const std::string& job_uid,
+                        const RestorePoint& start) override;
   absl::Status CleanAttempts(const plan::JobSpec& spec) override;
 };
 

@@ -52,9 +52,11 @@ absl::StatusOr<std::optional<CommittedSave>> FakeKeeper::Settle(const plan::JobS
       CommittedSave{request.step, absl::StrCat(Root(spec), "/step-", request.step), 100, 3, "id"});
 }
 
-absl::StatusOr<RestorePoint> FakeKeeper::FindRestore(const plan::JobSpec& spec,
-                                                     bool /*has_commit*/) {
+absl::StatusOr<RestorePoint> FakeKeeper::FindRestore(const plan::JobSpec& spec, bool has_commit) {
   RestorePoint point;
+  if (!has_commit && spec.checkpoint.resume_from == "none") {
+    return point;
+  }
   for (const auto& [step, epoch] : steps[spec.name]) {
     if (!bad.contains({spec.name, step})) {
       point = {step, absl::StrCat(Root(spec), "/step-", step), true};

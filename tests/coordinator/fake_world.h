@@ -69,17 +69,23 @@ class FakeKeeper : public CheckpointKeeper {
   absl::Status MarkBad(const plan::JobSpec& spec, int64_t step, const std::string& reason) override;
   absl::StatusOr<std::vector<int64_t>> Retain(const plan::JobSpec& spec,
                                               int64_t in_use_step) override;
-  absl::Status SetAside(const plan::JobSpec& spec, const std::string& /*job_uid*/) override {
-    steps[spec.name].clear();
+  absl::Status SetAside(const plan::JobSpec& spec,
+                        const std::string& /*job_uid*/,
+                        const RestorePoint& start) override {
+    std::erase_if(steps[spec.name], [&](const auto& step) { return step.first > start.step; });
     return absl::OkStatus();
   }
-  absl::Status CleanAttempts(const plan::JobSpec& /*spec*/) override { return absl::OkStatus(); }
+  absl::Status CleanAttempts(const plan::JobSpec& /*spec*/) override {
+    ++cleaned;
+    return absl::OkStatus();
+  }
 
   std::map<std::string, std::map<int64_t, int64_t>>
       steps;  // by job name: epoch of each committed step
   std::set<std::pair<std::string, int64_t>> bad;
   absl::Status commit_failure;
   int settled = 0;
+  int cleaned = 0;
 };
 
 class FakeWorld;

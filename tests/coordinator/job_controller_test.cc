@@ -276,9 +276,11 @@ TEST_F(JobControllerTest, CancelStopsTheTrainersFirst) {
   world_.TrainSteps(2);
   ASSERT_TRUE(world_.controller().Cancel({"default", "job"}, "not needed").ok());
   EXPECT_EQ(State("job"), JobState::kStopping);
+  const int cleaned = world_.keeper.cleaned;
   world_.Settle();
   EXPECT_EQ(State("job"), JobState::kCancelled);
   EXPECT_TRUE(world_.node("n0").trainers.empty());
+  EXPECT_EQ(world_.keeper.cleaned, cleaned + 1) << "half-written saves go with it";
   EXPECT_EQ(world_.Job("job").record.message, "not needed");
   EXPECT_TRUE(world_.controller().Cancel({"default", "job"}, "").ok()) << "repeating is harmless";
   EXPECT_EQ(world_.controller().Cancel({"default", "nobody"}, "").status().code(),

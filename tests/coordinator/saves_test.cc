@@ -77,6 +77,20 @@ TEST(SavesTest, ASecondSaveOfAStepLoses) {
   EXPECT_EQ(ListSteps(store)->steps.front().commit.epoch, 1);
 }
 
+TEST(SavesTest, TheSaveOfAnotherJobIsNotTakenForOurs) {
+  MemoryStore store;
+  const testing::SavedWorld saved = SmallWorld();
+  ASSERT_TRUE(testing::Save(store, saved, kNew).ok());
+  // The same step, epoch and attempt: another job in the same folder.
+  const auto seals = testing::WriteAllRanks(store, saved, kNew);
+  SaveContext context = testing::ContextOf(saved, kNew);
+  context.job = "another";
+  EXPECT_TRUE(absl::IsAlreadyExists(CommitSave(store, saved.save_plan, context, *seals).status()));
+  const auto settled = SettleAttempt(store, saved.save_plan, context);
+  ASSERT_TRUE(settled.ok()) << settled.status();
+  EXPECT_NE(settled->state, SettledState::kCommitted);
+}
+
 TEST(SavesTest, TwoCoordinatorsOfOneAttemptDescribeOneStep) {
   // The second starts at every operation of the first, which then goes on.
   const testing::SavedWorld saved = SmallWorld();
@@ -237,7 +251,7 @@ TEST(SavesTest, ADescribedAttemptNeedsNoPlan) {
   ASSERT_FALSE(CommitSave(store, saved.save_plan, testing::ContextOf(saved, kNew), *seals).ok());
   store.FailFrom(-1, absl::OkStatus());
   EXPECT_TRUE(LoadableSteps(store).empty());
-  const auto result = SettleDescribedAttempt(store, kNew);
+  const auto result = SettleDescribedAttempt(store, testing::ContextOf(saved, kNew).job, kNew);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->state, SettledState::kCommitted) << result->reason;
   EXPECT_EQ(LoadableSteps(store), std::set<int64_t>{20});

@@ -63,13 +63,13 @@ TEST_F(StoreCheckpointKeeperTest, AFreshStartMovesStepsOfOthersAsideWithTheirMar
   ASSERT_TRUE(keeper_.MarkBad(spec_, 20, "torn").ok());
   ASSERT_TRUE(files_.MakeDirectory("step-0000000030").ok());  // not loadable, but in the way
 
-  ASSERT_TRUE(keeper_.SetAside(spec_, owner_).ok());
+  ASSERT_TRUE(keeper_.SetAside(spec_, owner_, {}).ok());
   EXPECT_EQ(ListSteps(files_)->steps.size(), 2U) << "a job's own steps stay";
 
-  ASSERT_TRUE(keeper_.SetAside(spec_, "new").ok());
+  ASSERT_TRUE(keeper_.SetAside(spec_, "new", {}).ok());
   EXPECT_TRUE(Steps().empty());
   EXPECT_TRUE(ListSteps(files_)->damaged.empty());
-  ASSERT_TRUE(keeper_.SetAside(spec_, "new").ok()) << "it may be repeated";
+  ASSERT_TRUE(keeper_.SetAside(spec_, "new", {}).ok()) << "it may be repeated";
   // What was set aside is a job folder as before.
   const absl::StatusOr<StepListing> old = ListSteps(store::FileStore(files_.Locate("old-new")));
   ASSERT_TRUE(old.ok()) << old.status();
@@ -78,6 +78,26 @@ TEST_F(StoreCheckpointKeeperTest, AFreshStartMovesStepsOfOthersAsideWithTheirMar
   // The same numbers can be committed anew, and are not taken for bad.
   SaveStep(20);
   EXPECT_EQ(Steps(), std::set<int64_t>{20});
+}
+
+TEST_F(StoreCheckpointKeeperTest, AnEarlierStartMovesOnlyLaterStepsAside) {
+  for (const int64_t step : {10, 20, 30}) {
+    SaveStep(step);
+  }
+  spec_.checkpoint.resume_from = "20";
+  const absl::StatusOr<RestorePoint> start = keeper_.FindRestore(spec_, false);
+  ASSERT_TRUE(start.ok()) << start.status();
+  ASSERT_TRUE(keeper_.SetAside(spec_, "new", *start).ok());
+  EXPECT_EQ(Steps(), (std::set<int64_t>{10, 20}));
+  // A start that lies elsewhere: no step of this folder belongs to the history.
+  ASSERT_TRUE(keeper_.SetAside(spec_, "new", {.step = 5, .path = "/elsewhere/step-5"}).ok());
+  EXPECT_TRUE(Steps().empty());
+}
+
+TEST_F(StoreCheckpointKeeperTest, JobsOfTwoNamespacesNeverShareAFolder) {
+  const std::string root = keeper_.Root(spec_);
+  spec_.namespace_name = "team";
+  EXPECT_NE(keeper_.Root(spec_), root);
 }
 
 }  // namespace

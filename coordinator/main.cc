@@ -12,6 +12,7 @@
 #include <string>
 
 #include <CLI/CLI.hpp>
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <grpcpp/grpcpp.h>
 #include <signal.h>
@@ -61,6 +62,13 @@ std::string Check(const Flags& flags, ControllerOptions& options) {
     return "without --dev-loopback a coordinator needs certificates (mutual TLS), which this "
            "version does not have yet; "
            "pass --dev-loopback for a plaintext coordinator on this host only";
+  }
+  const size_t colon = flags.listen.rfind(':');
+  int port = 0;
+  if (colon == std::string::npos || !absl::SimpleAtoi(flags.listen.substr(colon + 1), &port) ||
+      port < 0 || port > 65535) {  // gRPC would take it modulo 65536
+    return absl::StrCat(
+        "--listen ", flags.listen, ": expected HOST:PORT with a port from 0 to 65535");
   }
   if (!IsLoopback(flags.listen)) {
     return absl::StrCat("--listen ",

@@ -5,6 +5,7 @@
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
+#include <unistd.h>
 
 #include "common/clock.h"
 #include "common/time_text.h"
@@ -18,7 +19,8 @@ namespace {
 bool IsPath(const std::string& target) {
   return target == "." || target == ".." || absl::StartsWith(target, "/") ||
          absl::StartsWith(target, "./") || absl::StartsWith(target, "../") ||
-         absl::StartsWith(target, "file://");
+         absl::StartsWith(target, "file://") ||
+         (absl::StrContains(target, '/') && access(target.c_str(), F_OK) == 0);
 }
 
 // Runs `action` with a text stream; prints the text even when it fails, because it names what is

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kReadBytes = 4 << 20;
 constexpr int64_t kMaxIndexBytes = 64 << 20;
-constexpr size_t kMaxListed = 50;
+constexpr size_t kMaxListed = 8;
 constexpr std::string_view kSingleFile = "model.safetensors";
 constexpr std::string_view kIndexFile = "model.safetensors.index.json";
 

@@ -24,7 +24,7 @@ static_assert(static_cast<int>(plan::StateRole::kStep) ==
               static_cast<int>(ckpt::TensorRole::kStep));
 
 // Differences beyond this many are counted, not listed.
-constexpr size_t kMaxListed = 50;
+constexpr size_t kMaxListed = 8;
 
 }  // namespace
 

@@ -1,7 +1,9 @@
 #include "worker/daemon/fleet_stream_client.h"
 
 #include <deque>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 #include <grpcpp/channel.h>
@@ -246,6 +248,10 @@ class GrpcFleetChannel final : public FleetChannel {
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs);
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     channel_ = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+    // Kept until the process ends: when the last channel with callbacks goes, gRPC 1.51 ends its
+    // threads and may abort in one of them ("prior > 0").
+    static auto& kept = *new std::vector<std::shared_ptr<grpc::Channel>>;
+    kept.push_back(channel_);
   }
 
   std::unique_ptr<FleetStream> Open(FleetStream::Callbacks callbacks) override {

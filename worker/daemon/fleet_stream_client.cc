@@ -27,6 +27,9 @@ constexpr std::chrono::seconds kPlanDeadline{60};
 constexpr int kKeepaliveMs = 20000;
 // Between attempts of the channel; how often a daemon tries is its own policy.
 constexpr int kReconnectMs = 200;
+// How long one connect may take: gRPC reads its "minimum back-off" as that too, and a busy host
+// needs more than an instant.
+constexpr int kConnectMs = 5000;
 
 absl::Status FromGrpc(const grpc::Status& status) {
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
@@ -242,7 +245,7 @@ class GrpcFleetChannel final : public FleetChannel {
     arguments.SetMaxSendMessageSize(kMaxMessageBytes);
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectMs);
-    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kReconnectMs);
+    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMs);
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs);

@@ -9,6 +9,32 @@
 #include "coordinator/job_controller.h"
 
 namespace ravel::coordinator {
+namespace {
+
+// An earlier commit of the same step was found to be bad: only then a step is saved again.
+void NoteReplaced(std::vector<SaveRecord>& saves, const SaveRecord& save, StoreChange& change) {
+  for (SaveRecord& known : saves) {
+    if (known.step == save.step && known.epoch != save.epoch &&
+        known.state == SaveState::kCommitted) {
+      known.state = SaveState::kBad;
+      change.saves.push_back(known);
+    }
+  }
+}
+
+JobEventRecord FailedSave(const JobRecord& job, const SaveRecord& save, int64_t now_ms) {
+  JobEventRecord event;
+  event.time_ms = now_ms;
+  event.job_uid = job.uid;
+  event.epoch = save.epoch;
+  event.attempt = job.attempt;
+  event.step = save.step;
+  event.type = "CheckpointFailed";
+  event.message = save.reason;
+  return event;
+}
+
+}  // namespace
 
 void JobController::RequestSave(Entry& entry, bool then_stop) {
   entry.run.sequence += 1;
@@ -248,15 +274,8 @@ void JobController::OnCommitted(const std::string& uid,
   }
   Step step;
   step.extra.saves.push_back(save);
-  for (SaveRecord& known : saves_[uid]) {
-    const bool replaced = result.ok() && known.step == save.step && known.epoch != save.epoch &&
-                          known.state == SaveState::kCommitted;
-    if (replaced) {  // it was found to be bad: only then a step is saved again
-      known.state = SaveState::kBad;
-      step.extra.saves.push_back(known);
-    }
-  }
   if (result.ok()) {
+    NoteReplaced(saves_[uid], save, step.extra);
     step.event = MakeEvent(JobEventKind::kCommitted);
     step.event.step = save.step;
     step.event.path = save.path;
@@ -264,15 +283,7 @@ void JobController::OnCommitted(const std::string& uid,
     // No transition: training goes on, and says so.
     step.event = MakeEvent(JobEventKind::kPlaced);
     step.event.world_size = 0;
-    JobEventRecord event;
-    event.time_ms = step.event.now_ms;
-    event.job_uid = uid;
-    event.epoch = save.epoch;
-    event.attempt = entry.record.attempt;
-    event.step = save.step;
-    event.type = "CheckpointFailed";
-    event.message = save.reason;
-    step.extra.events.push_back(event);
+    step.extra.events.push_back(FailedSave(entry.record, save, step.event.now_ms));
     log::Warning(absl::StrCat(
         "job ", entry.record.name, ": the save of step ", save.step, " failed: ", save.reason));
   }

@@ -156,9 +156,9 @@ void AddLookVerbs(CLI::App& app, CommandLine& line) {
       app, line, "logs", "Show logs of a job", [&line] { return RunLogs(line.common, line.logs); });
   AddJob(verb, line.logs.job);
   verb->add_flag("-f,--follow", line.logs.follow, "Go on with new lines");
-  verb->add_option("--rank", line.logs.rank, "Only of this rank")->check(CLI::NonNegativeNumber);
+  verb->add_option("--rank", line.logs.rank, "Only of this rank")->check(CLI::Range(0, 65535));
   verb->add_option("--attempt", line.logs.attempt, "Only of this attempt")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1'000'000'000));
   verb->add_option("--node", line.logs.node, "Only of this node");
   verb->add_option("--grep", line.logs.grep, "Only lines with this text");
 

@@ -412,6 +412,15 @@ TEST_F(JobControllerTest, ACorruptCheckpointIsMarkedAndTheOneBeforeIsUsed) {
   EXPECT_EQ(world_.launches.back().trainers[0].first_step, 5);
   EXPECT_EQ(world_.Job("job").record.committed_step, 5);
   EXPECT_THAT(world_.EventTypes("job"), Contains("RolledBack"));
+  // Saved again, the record of the bad one says so.
+  world_.keeper.steps["job"].erase(10);
+  world_.keeper.bad.clear();
+  world_.TrainSteps(6);
+  int64_t good = 0;
+  for (const SaveRecord& save : world_.controller().Saves(world_.Job("job").record.uid)) {
+    good += save.step == 10 && save.state == SaveState::kCommitted ? 1 : 0;
+  }
+  EXPECT_EQ(good, 1);
 }
 
 TEST_F(JobControllerTest, ADataErrorFailsTheJobAtOnceAndIsTheUsers) {

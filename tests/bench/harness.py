@@ -43,7 +43,7 @@ def facts():
     return {"machine": {"cpu": cpu, "cores": os.cpu_count(), "memory_gib": round(memory / 2**20, 1), "kernel": platform.release()},
             "commit": output_of("git", "-C", ROOT, "rev-parse", "--short", "HEAD"),
             "dirty": bool(output_of("git", "-C", ROOT, "status", "--porcelain")),
-            "build": str(cluster.default_binaries()), "command": " ".join(sys.argv), "caps": CAPS,
+            "build": os.path.relpath(cluster.default_binaries(), ROOT), "command": "tests/bench/run.sh " + " ".join(sys.argv[1:]), "caps": CAPS,
             "utc": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
 
 

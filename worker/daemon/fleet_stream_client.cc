@@ -39,7 +39,11 @@ absl::Status FromGrpc(const grpc::Status& status) {
 class StreamReactor final : public grpc::ClientBidiReactor<v1::Up, v1::Down>,
                             public std::enable_shared_from_this<StreamReactor> {
  public:
-  explicit StreamReactor(FleetStream::Callbacks callbacks) : callbacks_(std::move(callbacks)) {}
+  explicit StreamReactor(FleetStream::Callbacks callbacks) {
+    // Under the lock, so that a thread of gRPC sees them by a hand-over that sanitizers see too.
+    const MutexLock lock(callback_mutex_);
+    callbacks_ = std::move(callbacks);
+  }
 
   void Start(v1::Fleet::Stub& stub) {
     self_ = shared_from_this();

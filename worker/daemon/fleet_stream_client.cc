@@ -46,7 +46,10 @@ class StreamReactor final : public grpc::ClientBidiReactor<v1::Up, v1::Down>,
   }
 
   void Start(v1::Fleet::Stub& stub) {
-    self_ = shared_from_this();
+    {
+      const MutexLock lock(callback_mutex_);
+      self_ = shared_from_this();
+    }
     stub.async()->Connect(&context_, this);
     AddHold();  // writes come from outside of reactions
     StartRead(&received_);
@@ -107,14 +110,15 @@ class StreamReactor final : public grpc::ClientBidiReactor<v1::Up, v1::Down>,
   }
 
   void OnDone(const grpc::Status& status) override {
+    std::shared_ptr<StreamReactor> last;  // outlives the lock
     {
       const MutexLock lock(callback_mutex_);
       if (callbacks_.closed) {
         callbacks_.closed(FromGrpc(status));
       }
       callbacks_ = {};
+      last = std::move(self_);
     }
-    const std::shared_ptr<StreamReactor> last = std::move(self_);
   }
 
  private:

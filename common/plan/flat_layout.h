@@ -50,10 +50,11 @@ struct OwnedPiece {
   bool operator==(const OwnedPiece&) const = default;
 };
 
-// The tensors of one unit in one flat buffer. `tensor_offsets[i]` is where units' tensor i starts
-// in the gathered buffer.
+// The tensors of one parameter group in one flat buffer: those of a unit, or a part of them.
+// `tensor_offsets[i]` is where units' tensor i starts in the gathered buffer.
 struct GroupLayout {
   int unit = 0;
+  bool trainable = true;
   FlatLayout layout;
   std::vector<int> tensors;             // indices into ModelInventory::tensors, ascending offset
   std::vector<int64_t> tensor_offsets;  // elements, same order

@@ -13,7 +13,7 @@
 
 namespace ravel::plan {
 
-enum class ArchitectureKind { kLlama };
+enum class ArchitectureKind { kLlama, kQwen2, kQwen3, kGpt2 };
 
 // A decoder's configuration, from a Hugging Face config.json or written inline in the job file.
 struct ModelConfig {
@@ -71,6 +71,9 @@ struct ScheduleSpec {
 };
 
 enum class Strategy { kNoShard, kOptim, kOptimGrads, kOptimGradsParams };
+// Activations that backward makes again; each includes those before it.
+enum class RecomputePolicy { kNone, kNorm, kMlp, kBlock };
+enum class WireType { kF32, kBF16 };
 enum class DeterminismMode { kExact, kFast };
 enum class Transport { kAuto, kShm, kGloo };
 
@@ -117,7 +120,13 @@ struct JobSpec {
   ScheduleSpec schedule;
   int64_t evaluation_every = 0;
   int64_t evaluation_batches = 10;
-  Strategy strategy = Strategy::kOptimGradsParams;
+  Strategy strategy = Strategy::kOptimGradsParams;   // on the shard axis
+  Strategy replicate_strategy = Strategy::kNoShard;  // on the replicate axis
+  int64_t replicas = 1;                              // size of the replicate axis
+  RecomputePolicy recompute = RecomputePolicy::kNone;
+  WireType gradient_wire = WireType::kF32;
+  std::vector<std::string> freeze;  // glob patterns of canonical tensor names that are not trained
+  bool allow_padding = false;       // units may be padded by more than 10 %
   Transport transport = Transport::kAuto;  // CPU ranks only
   bool cpu_devices = true;
   int64_t device_count = 0;  // wanted

@@ -8,16 +8,38 @@ namespace ravel::plan {
 // Virtual ranks ("lanes") to physical ranks, time-major: at turn t rank r computes lane t * ranks +
 // r, if there is one.
 struct LaneMap {
-  int64_t lanes = 1;  // V, a power of two
-  int64_t ranks = 1;  // N, 1 <= N <= V
+  int64_t lanes = 1;     // V, a power of two
+  int64_t ranks = 1;     // R = replicas * width, at most V
+  int64_t replicas = 1;  // O, a power of two: replica o computes the o-th aligned block of lanes
+  bool blocks = false;   // each rank computes an aligned block of lanes; R divides V
+  int64_t micro_batches = 1;  // k of each lane, summed in order
 
-  int64_t turns() const { return (lanes + ranks - 1) / ranks; }
+  int64_t width() const { return ranks / replicas; }
+  int64_t lanes_per_replica() const { return lanes / replicas; }
+  int64_t turns() const {
+    return blocks ? lanes / ranks : (lanes_per_replica() + width() - 1) / width();
+  }
+  // Programs that a step runs.
+  int64_t programs() const { return turns() * micro_batches; }
   // The lane of `rank` at `turn`, or -1 when it has none in the last turn.
   int64_t LaneOf(int64_t turn, int64_t rank) const {
-    const int64_t lane = turn * ranks + rank;
-    return lane < lanes ? lane : -1;
+    if (blocks) {
+      return rank * turns() + turn;
+    }
+    const int64_t lane = turn * width() + rank % width();
+    return lane < lanes_per_replica() ? rank / width() * lanes_per_replica() + lane : -1;
   }
-  // Lanes computed at `turn`: [first, first + count).
+
+  // The fixed tree over all lanes as up to three binary counters, each over a map of one replica
+  // without blocks: over the lanes of a rank, where it sums them before any exchange; over the
+  // ranks of a replica; over replicas.
+  LaneMap Local() const { return {.lanes = blocks ? turns() : 1, .ranks = 1}; }
+  LaneMap Inner() const {
+    return {.lanes = blocks ? width() : lanes_per_replica(), .ranks = width()};
+  }
+  LaneMap Outer() const { return {.lanes = replicas, .ranks = replicas}; }
+
+  // Of a map of one replica without blocks. Lanes computed at `turn`: [first, first + count).
   int64_t FirstLane(int64_t turn) const { return turn * ranks; }
   int64_t LaneCount(int64_t turn) const {
     const int64_t left = lanes - turn * ranks;

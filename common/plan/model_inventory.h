@@ -26,6 +26,7 @@ struct TensorSpec {
   int bundle = -1;   // index into ModelInventory::bundles, or -1
   int64_t block_rows = 1;
   bool decay = true;  // weight decay applies (matrices yes, norms no)
+  bool trainable = true;
   InitKind init = InitKind::kNormal;
   uint32_t site =
       0;  // ordinal of the name among all canonical names, sorted: RNG site and statistics slot
@@ -47,6 +48,8 @@ struct ActivationSpec {
   std::string name;  // unique within the unit; the module asks for it by this name
   Shape shape;
   DType dtype = DType::kF32;
+  // Of saved activations: kept unless the job's policy is this or a later one; kNone: always kept.
+  RecomputePolicy remade_from = RecomputePolicy::kNone;
 };
 
 struct UnitSpec {
@@ -57,6 +60,8 @@ struct UnitSpec {
   // Tensors of other units that this unit also uses: the embedding table of a tied head.
   std::vector<int> borrowed;
   std::vector<ActivationSpec> saved;      // live from its Forward to its Backward
+  std::vector<ActivationSpec> remade;     // live from its Recompute to its Backward
+  bool optional = false;                  // a micro-batch may not use it
   std::vector<ActivationSpec> workspace;  // live during one Forward or Backward of this unit
 };
 
@@ -65,6 +70,8 @@ struct UnitSpec {
 struct ModelInventory {
   ModelConfig config;
   std::vector<UnitSpec> units;  // in forward order
+  // Forward calls in order, as unit indices; a unit may be called twice. Empty: each unit once.
+  std::vector<int> order;
   std::vector<TensorSpec> tensors;
   std::vector<BundleSpec> bundles;
   std::vector<ActivationSpec> shared;  // live for the whole micro-batch: token ids, targets,

@@ -89,6 +89,12 @@ std::string ObjectText(const ShardingPlan& plan, const Instruction& at) {
     case OpCode::kDecideStep:
     case OpCode::kOptimizerStep:
     case OpCode::kEndPhase:
+    case OpCode::kRecompute:
+    case OpCode::kAccumulateGrad:
+    case OpCode::kOuterReduce:
+    case OpCode::kOuterGather:
+    case OpCode::kJoinGradients:
+    case OpCode::kGatherGradient:
       break;
   }
   return "";

@@ -31,6 +31,15 @@ StreamId StreamOf(OpCode op) {
     case OpCode::kFree:
     case OpCode::kEndPhase:
       return StreamId::kHost;
+    case OpCode::kRecompute:
+      return StreamId::kCompute;
+    case OpCode::kAccumulateGrad:
+    case OpCode::kJoinGradients:
+    case OpCode::kGatherGradient:
+      return StreamId::kReduce;
+    case OpCode::kOuterReduce:
+    case OpCode::kOuterGather:
+      return StreamId::kOuter;
   }
   return StreamId::kHost;
 }

@@ -261,6 +261,12 @@ std::vector<BufferAccess> AccessesOf(const Instruction& instruction, const Buffe
     case OpCode::kFree:
     case OpCode::kDecideStep:
     case OpCode::kEndPhase:
+    case OpCode::kRecompute:
+    case OpCode::kAccumulateGrad:
+    case OpCode::kOuterReduce:
+    case OpCode::kOuterGather:
+    case OpCode::kJoinGradients:
+    case OpCode::kGatherGradient:
       break;
   }
   return accesses;

@@ -11,6 +11,7 @@
 #include "common/plan/flat_layout.h"
 #include "common/plan/job_spec.h"
 #include "common/plan/lane_map.h"
+#include "common/plan/mesh.h"
 #include "common/plan/model_inventory.h"
 #include "common/plan/step_program.h"
 #include "common/status.h"
@@ -23,7 +24,9 @@ struct ShardingPlan {
   MicroBatchShape micro_batch;  // of one lane
   ProgramOptions options;
   ModelInventory inventory;
-  std::vector<GroupLayout> groups;  // one per unit
+  Mesh mesh;                        // data axes: replicate (where there are replicas) x shard
+  std::vector<GroupLayout> groups;  // by unit; parameter groups
+  std::vector<GroupRules> rules;    // per group
   std::vector<ProgramBuffer> buffers;
   BufferPlan memory;
   std::vector<StepProgram> programs;

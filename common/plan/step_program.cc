@@ -24,6 +24,18 @@ const char* OpName(OpCode op) {
       return "OptimizerStep";
     case OpCode::kEndPhase:
       return "EndPhase";
+    case OpCode::kRecompute:
+      return "Recompute";
+    case OpCode::kAccumulateGrad:
+      return "AccumulateGrad";
+    case OpCode::kOuterReduce:
+      return "OuterReduce";
+    case OpCode::kOuterGather:
+      return "OuterGather";
+    case OpCode::kJoinGradients:
+      return "JoinGradients";
+    case OpCode::kGatherGradient:
+      return "GatherGradient";
   }
   return "unknown";
 }
@@ -54,6 +66,8 @@ const char* StreamName(StreamId stream) {
       return "reduce";
     case StreamId::kHost:
       return "host";
+    case StreamId::kOuter:
+      return "outer";
   }
   return "unknown";
 }
@@ -80,6 +94,18 @@ const char* BufferKindName(BufferKind kind) {
       return "workspace";
     case BufferKind::kShared:
       return "shared";
+    case BufferKind::kModelWeight:
+      return "model weight";
+    case BufferKind::kLocalGrad:
+      return "local grad";
+    case BufferKind::kOuterGrad:
+      return "outer grad";
+    case BufferKind::kFullGrad:
+      return "full grad";
+    case BufferKind::kOuterReceive:
+      return "outer receive";
+    case BufferKind::kRemade:
+      return "remade activations";
   }
   return "unknown";
 }

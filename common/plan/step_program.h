@@ -24,12 +24,19 @@ enum class OpCode : uint8_t {
                        // the unit's counter
   kStatsReduce =
       7,  // packed statistics of all ranks: row sums, non-finite count, losses, control word
-  kDecideStep = 8,     // apply or skip, clip coefficient
-  kOptimizerStep = 9,  // fused update of this rank's shard of `unit`
-  kEndPhase = 10,      // everything at rest
+  kDecideStep = 8,       // apply or skip, clip coefficient
+  kOptimizerStep = 9,    // fused update of this rank's shard of `unit`
+  kEndPhase = 10,        // everything at rest
+  kRecompute = 11,       // unit's forward again: reads gathered and saved, writes `remade`
+  kAccumulateGrad = 12,  // staging of this rank's lane -> its full-size local counter
+  kOuterReduce = 13,     // sum over the replicas: reduce-scatter, and an all-gather where they keep
+                         // equal gradients
+  kOuterGather = 14,     // optimizer's sub-pieces of all replicas -> model weight
+  kJoinGradients = 15,   // sums of several gradient calls -> the first
+  kGatherGradient = 16,  // summed gradient shards -> the whole gradient on every rank
 };
 
-enum class StreamId : uint8_t { kCompute = 1, kGather = 2, kReduce = 3, kHost = 4 };
+enum class StreamId : uint8_t { kCompute = 1, kGather = 2, kReduce = 3, kHost = 4, kOuter = 5 };
 
 enum class BufferKind : uint8_t {
   kMainWeight = 1,  // this rank's shard; inside `gathered` when gathers are in place
@@ -42,6 +49,12 @@ enum class BufferKind : uint8_t {
   kSaved = 8,
   kWorkspace = 9,
   kShared = 10,
+  kModelWeight = 11,   // parameter placement, where that is not the optimizer's
+  kLocalGrad = 12,     // full-size: one slot of the counter over this rank's own lanes
+  kOuterGrad = 13,     // this replica's part of the sum over replicas
+  kFullGrad = 14,      // the whole gradient, where every rank updates everything
+  kOuterReceive = 15,  // as kReceive, between replicas
+  kRemade = 16,        // activations that Recompute makes again for Backward
 };
 
 // Where a buffer lives. kPrivate: this rank's memory. kSymmetric: this rank's memory, readable by
@@ -54,7 +67,9 @@ struct ProgramBuffer {
   BufferKind kind = BufferKind::kShared;
   MemoryKind memory = MemoryKind::kPrivate;
   int unit = -1;
-  int call = 0;  // kMainGrad, kStaging: which gradient call of the unit (tied tables have two)
+  int group = -1;  // index into ShardingPlan::groups, for weights and gradients
+  int call = 0;  // gradients: which gradient call of the group (tied tables have two); activations:
+                 // which call of the unit
   int slot = 0;  // kMainGrad: which of the CounterBuffers (lane_map.h) of the call
   int64_t bytes = 0;
   bool persistent = false;  // lives across steps
@@ -80,6 +95,12 @@ struct Instruction {
   int saved = -1;
   int workspace = -1;
   int freed = -1;
+  int group = -1;            // of the instructions on weights and gradients
+  int remade = -1;           // kRecompute, kBackward
+  bool accumulates = false;  // kBackward: `gradients` already hold earlier micro-batches or calls
+  std::vector<int> weights = {};    // kForward, kRecompute, kBackward: gathered buffers of the
+                                    // groups that the unit reads, its own first
+  std::vector<int> gradients = {};  // kBackward: staging of the groups that it writes
   // Instructions of the same program whose completion this one waits for, beyond the order of its
   // own stream.
   std::vector<int> waits = {};
@@ -90,10 +111,27 @@ struct Instruction {
 // OptimizerSteps. kEval is forward only.
 enum class Phase : uint8_t { kOnly = 1, kFirst = 2, kMiddle = 3, kLast = 4, kEval = 5 };
 
+// Which part of a lane a program computes. A lane of one micro-batch is whole; else the first opens
+// it (gradients are overwritten), the last closes it (gradients leave).
+enum class LanePart : uint8_t { kWhole = 1, kOpen = 2, kMiddle = 3, kClose = 4 };
+
 struct StepProgram {
   Phase phase = Phase::kOnly;
+  LanePart part = LanePart::kWhole;
   std::vector<Instruction>
       instructions;  // a topological order: running them one by one in this order is correct
+};
+
+// What the placements of a group say to the program: the only thing that builders, checker and
+// executor know of a strategy.
+struct GroupRules {
+  bool trainable = true;
+  bool weights_sharded = true;          // gathered for use and freed; else resident
+  bool reduces_each_turn = true;        // else gradients of this rank's lanes are summed here first
+  bool gradient_sharded = true;         // at the step; else every rank gets the whole sum
+  bool optimizer_sharded = true;        // else every rank updates everything
+  bool outer_gradient_sharded = false;  // each replica updates its sub-piece of the shard
+  bool operator==(const GroupRules&) const = default;
 };
 
 struct ProgramOptions {
@@ -103,6 +141,8 @@ struct ProgramOptions {
   int64_t gather_window_bytes = 0;   // 0: the two largest consecutive units
   int64_t staging_window_bytes = 0;
   bool prefetch = true;
+  int64_t replicas = 1;  // of the outer axis
+  RecomputePolicy recompute = RecomputePolicy::kNone;
 };
 
 const char* OpName(OpCode op);

@@ -26,6 +26,9 @@ struct ArenaSizes {
   int64_t private_bytes = 0;
   int64_t symmetric_bytes = 0;
   int64_t common_bytes = 0;
+  // How many kCommon blocks the host keeps, one per replica: rank r's is the
+  // (r * common_copies / size)-th, and arena(kCommon) is its base.
+  int64_t common_copies = 1;
 };
 
 // What a trainer says about where it is when it issues a collective: goes into the issue hash and
@@ -61,6 +64,21 @@ class Communicator {
   // shared memory the symmetric and common parts are plain private memory.
   virtual absl::Status AllocateArena(const ArenaSizes& sizes) = 0;
   virtual std::byte* arena(plan::MemoryKind kind) = 0;
+
+  // Collective over all ranks of this communicator. The ranks are cut into disjoint groups that
+  // cover them; `members` is the caller's own group, ascending, as ranks of this communicator. The
+  // result is a communicator of that group, with rank() the position in `members`. It uses this
+  // communicator's arena (AllocateArena of the result is a bug) and must not outlive it; a failure
+  // or Abort of one is that of all. Distinct communicators may be used from distinct threads at
+  // once.
+  struct SplitOptions {
+    std::string name;  // "shard", "outer", "gather": for messages, equal on all ranks
+    std::vector<int> members;
+  };
+  virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(const SplitOptions& options) {
+    (void)options;
+    return absl::UnimplementedError("Split");
+  }
 
   // All ranks have arrived, and see each other's writes to shared memory.
   virtual absl::Status Barrier(const CollectiveTag& tag) = 0;

@@ -18,13 +18,14 @@ namespace ravel::model {
 struct UnitMemory {
   std::vector<TensorView> weights;    // UnitSpec::tensors, then UnitSpec::borrowed; full tensors
   std::vector<TensorView> saved;      // UnitSpec::saved
+  std::vector<TensorView> remade;     // UnitSpec::remade
   std::vector<TensorView> workspace;  // UnitSpec::workspace
   std::vector<TensorView> shared;     // ModelInventory::shared
 };
 
 // Where the gradient of a weight goes. The first write of a step's staging memory overwrites
 // whatever is there, NaN included; a later one adds. The two are different types, so that neither
-// can be taken for the other.
+// can be taken for the other. A view without data is that of a frozen weight: nothing is written.
 struct FreshGradient {
   static constexpr kernels::Output kOutput = kernels::Output::kOverwrite;
   TensorView view;
@@ -45,6 +46,13 @@ class Module {
 
   // Forward without a backward to come; the head also writes the `loss` of every token.
   virtual void ForwardOnly(kernels::Stream& stream, const UnitMemory& memory) const = 0;
+
+  // Fills `remade` again from `saved`, as Forward did; `hidden` may be overwritten, `dhidden` not.
+  // Only of units that have something remade.
+  virtual void Remake(kernels::Stream& stream, const UnitMemory& memory) const {
+    (void)stream;
+    (void)memory;
+  }
 
   // Reads `dhidden` (the head: `targets`) and replaces it; writes a gradient for every weight.
   // Gradients are of the sum of the token losses. `saved` may be overwritten.

@@ -143,6 +143,13 @@ absl::Status UnitExecutor::RunInstruction(const BoundInstruction& bound,
     case OpCode::kEndPhase:
       CheckAtRest();
       return absl::OkStatus();
+    case OpCode::kRecompute:
+    case OpCode::kAccumulateGrad:
+    case OpCode::kOuterReduce:
+    case OpCode::kOuterGather:
+    case OpCode::kJoinGradients:
+    case OpCode::kGatherGradient:
+      return absl::UnimplementedError("not executed yet");
   }
   CheckFailed(__FILE__, __LINE__, "op code", "unknown instruction");
 }

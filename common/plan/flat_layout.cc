@@ -205,41 +205,76 @@ FlatLayout PlanFlatLayout(const std::vector<LayoutItem>& items, const FlatLayout
   return layout;
 }
 
-GroupLayout PlanGroupLayout(const ModelInventory& inventory, int unit, int64_t width) {
-  const UnitSpec& spec = inventory.units[static_cast<size_t>(unit)];
+namespace {
+
+// Things of a unit that are placed as one: a bundle, or a tensor outside of any.
+struct UnitItems {
   std::vector<LayoutItem> items;
-  std::vector<std::vector<int>> members;
-  for (const int index : spec.tensors) {
+  std::vector<std::vector<int>> members;  // tensors of each item, in buffer order
+  std::vector<bool> trainable;
+};
+
+LayoutItem ItemOf(const ModelInventory& inventory, const std::vector<int>& tensors) {
+  const TensorSpec& first = inventory.tensors[static_cast<size_t>(tensors.front())];
+  LayoutItem item = {.name = first.name, .elements = 0, .atom_elements = AtomElements(first)};
+  for (const int index : tensors) {
+    const TensorSpec& part = inventory.tensors[static_cast<size_t>(index)];
+    CHECK(part.unit == first.unit && AtomElements(part) == item.atom_elements);
+    item.elements += ElementCount(part.shape);
+  }
+  return item;
+}
+
+// A bundle whose parts are not all trained is placed part by part.
+bool Fused(const ModelInventory& inventory, const BundleSpec& bundle) {
+  const auto trained = [&](int index) {
+    return inventory.tensors[static_cast<size_t>(index)].trainable;
+  };
+  return std::all_of(bundle.tensors.begin(), bundle.tensors.end(), [&](int index) {
+    return trained(index) == trained(bundle.tensors.front());
+  });
+}
+
+UnitItems ItemsOf(const ModelInventory& inventory, int unit) {
+  UnitItems made;
+  for (const int index : inventory.units[static_cast<size_t>(unit)].tensors) {
     const TensorSpec& tensor = inventory.tensors[static_cast<size_t>(index)];
-    const bool bundled = tensor.bundle >= 0;
-    if (bundled) {
+    std::vector<int> members = {index};
+    if (tensor.bundle >= 0) {
       const BundleSpec& bundle = inventory.bundles[static_cast<size_t>(tensor.bundle)];
-      if (bundle.tensors.front() != index) {
-        continue;  // placed with the first part
+      if (Fused(inventory, bundle)) {
+        if (bundle.tensors.front() != index) {
+          continue;  // placed with the first part
+        }
+        members = bundle.tensors;
       }
-      LayoutItem item = {.name = bundle.name, .elements = 0, .atom_elements = AtomElements(tensor)};
-      for (const int part : bundle.tensors) {
-        const TensorSpec& part_tensor = inventory.tensors[static_cast<size_t>(part)];
-        CHECK(part_tensor.unit == unit && AtomElements(part_tensor) == item.atom_elements);
-        item.elements += ElementCount(part_tensor.shape);
-      }
-      items.push_back(item);
-      members.push_back(bundle.tensors);
-      continue;
     }
-    items.push_back({.name = tensor.name,
-                     .elements = ElementCount(tensor.shape),
-                     .atom_elements = AtomElements(tensor)});
-    members.push_back({index});
+    made.items.push_back(ItemOf(inventory, members));
+    made.members.push_back(std::move(members));
+    made.trainable.push_back(tensor.trainable);
+  }
+  return made;
+}
+
+GroupLayout GroupOf(const ModelInventory& inventory,
+                    int unit,
+                    int64_t width,
+                    const UnitItems& all,
+                    const std::vector<size_t>& chosen) {
+  std::vector<LayoutItem> items;
+  items.reserve(chosen.size());
+  for (const size_t i : chosen) {
+    items.push_back(all.items[i]);
   }
   GroupLayout group = {.unit = unit,
+                       .trainable = chosen.empty() || all.trainable[chosen.front()],
                        .layout = PlanFlatLayout(items, {.width = width}),
                        .tensors = {},
                        .tensor_offsets = {}};
   std::vector<std::pair<int64_t, int>> placed;
   for (size_t i = 0; i < items.size(); ++i) {
     int64_t offset = group.layout.offsets[i];
-    for (const int tensor : members[i]) {
+    for (const int tensor : all.members[chosen[i]]) {
       placed.emplace_back(offset, tensor);
       offset += ElementCount(inventory.tensors[static_cast<size_t>(tensor)].shape);
     }
@@ -250,6 +285,36 @@ GroupLayout PlanGroupLayout(const ModelInventory& inventory, int unit, int64_t w
     group.tensors.push_back(tensor);
   }
   return group;
+}
+
+}  // namespace
+
+GroupLayout PlanGroupLayout(const ModelInventory& inventory, int unit, int64_t width) {
+  const UnitItems all = ItemsOf(inventory, unit);
+  std::vector<size_t> everything(all.items.size());
+  std::iota(everything.begin(), everything.end(), size_t{0});
+  return GroupOf(inventory, unit, width, all, everything);
+}
+
+std::vector<GroupLayout> PlanGroups(const ModelInventory& inventory,
+                                    int unit,
+                                    int64_t width,
+                                    const GroupOptions& options) {
+  CHECK(options.most_groups > 0);
+  const UnitItems all = ItemsOf(inventory, unit);
+  std::vector<GroupLayout> groups;
+  for (const bool trainable : {true, false}) {
+    std::vector<size_t> chosen;
+    for (size_t i = 0; i < all.items.size(); ++i) {
+      if (all.trainable[i] == trainable) {
+        chosen.push_back(i);
+      }
+    }
+    if (!chosen.empty()) {
+      groups.push_back(GroupOf(inventory, unit, width, all, chosen));
+    }
+  }
+  return groups;
 }
 
 std::vector<OwnedPiece> OwnedPieces(const ModelInventory& inventory,

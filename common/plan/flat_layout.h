@@ -61,6 +61,17 @@ struct GroupLayout {
 };
 GroupLayout PlanGroupLayout(const ModelInventory& inventory, int unit, int64_t width);
 
+struct GroupOptions {
+  int most_groups = 3;  // of one kind (trainable or frozen)
+};
+// The parameter groups of a unit: trainable before frozen, which never share a group; each kind
+// split by atom family where that saves padding. Bundles stay whole. `width`: ranks that cut each
+// group's buffer. Every tensor of the unit is in exactly one group; no group is empty.
+std::vector<GroupLayout> PlanGroups(const ModelInventory& inventory,
+                                    int unit,
+                                    int64_t width,
+                                    const GroupOptions& options = {});
+
 // Pieces that `rank` owns, in buffer order; empty when it owns nothing.
 std::vector<OwnedPiece> OwnedPieces(const ModelInventory& inventory,
                                     const GroupLayout& group,

@@ -1,0 +1,398 @@
+#include "common/trace.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <set>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+
+#include "common/check.h"
+#include "common/file_writer.h"
+
+namespace ravel::trace {
+namespace {
+
+constexpr int64_t kMostFileBytes = int64_t{4} << 30;
+constexpr char kFormat[] = "ravel/trace/v1";
+
+double Microseconds(int64_t ns) {
+  return static_cast<double>(ns) / 1e3;
+}
+
+std::string View(std::string_view text) {
+  return std::string(text);
+}
+
+// Rows of a rank, in the order in which people read them.
+int64_t ThreadOf(std::string_view stream) {
+  constexpr std::string_view kStreams[] = {"host", "compute", "gather", "reduce", "outer"};
+  const auto* found = std::find(std::begin(kStreams), std::end(kStreams), stream);
+  return found - std::begin(kStreams);
+}
+
+json::Value Metadata(const char* name, int64_t rank, int64_t thread, std::string text) {
+  json::Value event;
+  event.Set("name", name).Set("ph", "M").Set("pid", rank).Set("tid", thread);
+  json::Value args;
+  args.Set("name", std::move(text));
+  event.Set("args", std::move(args));
+  return event;
+}
+
+json::Value ChromeEvent(int64_t rank, const Event& event, int64_t origin_ns) {
+  json::Value value;
+  const std::string unit = event.unit.empty() ? "step" : View(event.unit);
+  value.Set("name",
+            absl::StrCat(event.step,
+                         "/",
+                         event.turn,
+                         event.micro_batch > 0 ? absl::StrCat(".", event.micro_batch) : "",
+                         "/",
+                         View(event.phase),
+                         "/",
+                         unit,
+                         "/",
+                         View(event.op)));
+  value.Set("cat", event.op).Set("ph", "X").Set("pid", rank).Set("tid", ThreadOf(event.stream));
+  value.Set("ts", Microseconds(event.begin_ns - origin_ns));
+  value.Set("dur", Microseconds(event.end_ns - event.begin_ns));
+  json::Value args;
+  args.Set("step", event.step).Set("turn", event.turn).Set("micro_batch", event.micro_batch);
+  args.Set("phase", event.phase).Set("unit", event.unit).Set("op", event.op);
+  args.Set("stream", event.stream).Set("call", event.call).Set("bytes", event.bytes);
+  args.Set("generation", event.generation).Set("wait_us", Microseconds(event.wait_ns));
+  value.Set("args", std::move(args));
+  return value;
+}
+
+// The parts of an event that is read back.
+struct ReadEvent {
+  int64_t rank = 0;
+  int64_t step = 0;
+  double begin_us = 0;
+  double end_us = 0;
+  double wait_us = 0;
+  std::string stream;
+  std::string op;
+  std::string name;  // "Forward layers.3 (first, turn 0)"
+};
+
+std::string TextOf(const json::Value& object, std::string_view name) {
+  const json::Value* const found = object.Find(name);
+  return found != nullptr && found->is_string() ? found->AsString() : "";
+}
+double NumberOf(const json::Value& object, std::string_view name) {
+  const json::Value* const found = object.Find(name);
+  return found != nullptr && found->is_number() ? found->AsDouble() : 0;
+}
+int64_t WholeOf(const json::Value& object, std::string_view name) {
+  const json::Value* const found = object.Find(name);
+  return found != nullptr && found->is_int() ? found->AsInt() : 0;
+}
+
+std::vector<ReadEvent> EventsOf(const json::Value& document) {
+  std::vector<ReadEvent> events;
+  const json::Value* const list = document.Find("traceEvents");
+  if (list == nullptr || !list->is_array()) {
+    return events;
+  }
+  for (const json::Value& value : list->AsArray()) {
+    const json::Value* const args = value.Find("args");
+    if (TextOf(value, "ph") != "X" || args == nullptr) {
+      continue;
+    }
+    ReadEvent event;
+    event.rank = WholeOf(value, "pid");
+    event.step = WholeOf(*args, "step");
+    event.begin_us = NumberOf(value, "ts");
+    event.end_us = event.begin_us + NumberOf(value, "dur");
+    event.wait_us = NumberOf(*args, "wait_us");
+    event.stream = TextOf(*args, "stream");
+    event.op = TextOf(*args, "op");
+    const std::string unit = TextOf(*args, "unit");
+    event.name = absl::StrCat(event.op,
+                              unit.empty() ? "" : " ",
+                              unit,
+                              " (",
+                              TextOf(*args, "phase"),
+                              ", turn ",
+                              WholeOf(*args, "turn"),
+                              ")");
+    events.push_back(std::move(event));
+  }
+  return events;
+}
+
+int64_t LastStep(const std::vector<ReadEvent>& events) {
+  int64_t last = -1;
+  for (const ReadEvent& event : events) {
+    last = std::max(last, event.step);
+  }
+  return last;
+}
+
+char LetterOf(const std::string& op) {
+  static const std::map<std::string, char> kLetters = {{"Gather", 'G'},
+                                                       {"OuterGather", 'g'},
+                                                       {"Forward", 'F'},
+                                                       {"Recompute", 'r'},
+                                                       {"Backward", 'B'},
+                                                       {"ReduceScatter", 'R'},
+                                                       {"AccumulateGrad", 'A'},
+                                                       {"OuterReduce", 'R'},
+                                                       {"GatherGradient", 'G'},
+                                                       {"JoinGradients", 'A'},
+                                                       {"StatsReduce", 'S'},
+                                                       {"OptimizerStep", 'O'}};
+  const auto found = kLetters.find(op);
+  return found == kLetters.end() ? ' ' : found->second;
+}
+
+// The longest operation of each column wins.
+class GanttRow {
+ public:
+  explicit GanttRow(int width)
+      : letters_(static_cast<size_t>(width), '.'), share_(letters_.size(), 0.0) {}
+
+  // Begin and end in columns.
+  void Add(char letter, double begin, double end) {
+    const auto last = static_cast<double>(letters_.size());
+    for (double column = std::max(0.0, std::min(begin, last - 1)); column < std::min(end, last);) {
+      const auto at = static_cast<size_t>(column);
+      const double next = std::min(end, static_cast<double>(at) + 1);
+      if (next - column > share_[at]) {
+        share_[at] = next - column;
+        letters_[at] = letter;
+      }
+      column = static_cast<double>(at) + 1;
+    }
+  }
+  const std::string& text() const { return letters_; }
+
+ private:
+  std::string letters_;
+  std::vector<double> share_;
+};
+
+struct LoadedTrace {
+  json::Value document;
+  int64_t origin_wall_ns = 0;
+};
+
+absl::StatusOr<LoadedTrace> LoadTrace(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path, kMostFileBytes));
+  absl::StatusOr<json::Value> parsed = json::Parse(text);
+  if (!parsed.ok()) {
+    return Annotate(parsed.status(), path);
+  }
+  const json::Value* const other = parsed->Find("otherData");
+  const json::Value* const events = parsed->Find("traceEvents");
+  if (other == nullptr || TextOf(*other, "format") != kFormat || events == nullptr ||
+      !events->is_array()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": expected the trace of a rank (otherData.format ", kFormat, ")"));
+  }
+  const int64_t origin = WholeOf(*other, "origin_wall_ns");
+  return LoadedTrace{.document = *std::move(parsed), .origin_wall_ns = origin};
+}
+
+}  // namespace
+
+Recorder::Recorder(size_t capacity) : capacity_(capacity) {
+  CHECK(capacity > 0);
+}
+
+void Recorder::Record(const Event& event) {
+  MutexLock lock(mutex_);
+  if (events_.size() < capacity_) {
+    events_.push_back(event);
+    return;
+  }
+  events_[next_] = event;
+  next_ = (next_ + 1) % capacity_;
+  ++dropped_;
+}
+
+std::vector<Event> Recorder::Take() {
+  std::vector<Event> taken;
+  {
+    MutexLock lock(mutex_);
+    taken.swap(events_);
+    next_ = 0;
+    dropped_ = 0;
+  }
+  std::stable_sort(taken.begin(), taken.end(), [](const Event& a, const Event& b) {
+    return a.begin_ns < b.begin_ns;
+  });
+  return taken;
+}
+
+int64_t Recorder::dropped() const {
+  MutexLock lock(mutex_);
+  return dropped_;
+}
+
+json::Value ToChromeTrace(const Source& source, const std::vector<Event>& events) {
+  int64_t origin_ns = events.empty() ? 0 : std::numeric_limits<int64_t>::max();
+  std::set<std::string_view> streams;
+  for (const Event& event : events) {
+    origin_ns = std::min(origin_ns, event.begin_ns);
+    streams.insert(event.stream);
+  }
+  json::Array list;
+  list.push_back(
+      Metadata("process_name",
+               source.rank,
+               0,
+               absl::StrCat("rank ", source.rank, source.host.empty() ? "" : " on ", source.host)));
+  for (const std::string_view stream : streams) {
+    list.push_back(Metadata("thread_name", source.rank, ThreadOf(stream), View(stream)));
+  }
+  for (const Event& event : events) {
+    list.push_back(ChromeEvent(source.rank, event, origin_ns));
+  }
+  json::Value other;
+  other.Set("format", kFormat).Set("job", source.job).Set("epoch", source.epoch);
+  json::Array ranks;
+  ranks.emplace_back(source.rank);
+  other.Set("ranks", json::Value(std::move(ranks)));
+  other.Set("origin_wall_ns", origin_ns + source.wall_minus_monotonic_ns);
+  json::Value document;
+  document.Set("displayTimeUnit", "ms");
+  document.Set("otherData", std::move(other));
+  document.Set("traceEvents", json::Value(std::move(list)));
+  return document;
+}
+
+absl::Status WriteChromeTrace(const std::string& path,
+                              const Source& source,
+                              const std::vector<Event>& events) {
+  return WriteFileAtomically(path, json::Serialize(ToChromeTrace(source, events)) + "\n");
+}
+
+absl::StatusOr<json::Value> MergeChromeTraces(const std::vector<std::string>& paths) {
+  std::vector<LoadedTrace> traces;
+  std::map<int64_t, std::string> file_of_rank;
+  int64_t origin = std::numeric_limits<int64_t>::max();
+  for (const std::string& path : paths) {
+    ASSIGN_OR_RETURN(LoadedTrace trace, LoadTrace(path));
+    const json::Value& other = *trace.document.Find("otherData");
+    const json::Value* const ranks = other.Find("ranks");
+    if (ranks == nullptr || !ranks->is_array()) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": otherData.ranks: expected a list"));
+    }
+    for (const json::Value& rank : ranks->AsArray()) {
+      const int64_t number = rank.is_int() ? rank.AsInt() : -1;
+      const auto [at, added] = file_of_rank.emplace(number, path);
+      if (!added) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(path, ": rank ", number, " is in ", at->second, " already"));
+      }
+    }
+    origin = std::min(origin, trace.origin_wall_ns);
+    traces.push_back(std::move(trace));
+  }
+  json::Array list;
+  json::Array ranks;
+  for (const auto& [rank, path] : file_of_rank) {
+    ranks.emplace_back(rank);
+  }
+  for (const LoadedTrace& trace : traces) {
+    const double shift_us = Microseconds(trace.origin_wall_ns - origin);
+    for (json::Value event : trace.document.Find("traceEvents")->AsArray()) {
+      if (TextOf(event, "ph") == "X") {
+        event.Set("ts", NumberOf(event, "ts") + shift_us);
+      }
+      list.push_back(std::move(event));
+    }
+  }
+  json::Value other;
+  other.Set("format", kFormat);
+  if (!traces.empty()) {
+    const json::Value& first = *traces.front().document.Find("otherData");
+    other.Set("job", TextOf(first, "job")).Set("epoch", WholeOf(first, "epoch"));
+  }
+  other.Set("ranks", json::Value(std::move(ranks)));
+  other.Set("origin_wall_ns", traces.empty() ? 0 : origin);
+  json::Value document;
+  document.Set("displayTimeUnit", "ms");
+  document.Set("otherData", std::move(other));
+  document.Set("traceEvents", json::Value(std::move(list)));
+  return document;
+}
+
+absl::StatusOr<std::string> TextGantt(const json::Value& document, int64_t step, int width) {
+  CHECK(width > 0);
+  const std::vector<ReadEvent> events = EventsOf(document);
+  const int64_t wanted = step < 0 ? LastStep(events) : step;
+  double begin = std::numeric_limits<double>::max();
+  double end = 0;
+  for (const ReadEvent& event : events) {
+    if (event.step == wanted) {
+      begin = std::min(begin, event.begin_us);
+      end = std::max(end, event.end_us);
+    }
+  }
+  if (end <= begin) {
+    return absl::NotFoundError(absl::StrCat("no events of step ", wanted, " in the trace"));
+  }
+  std::map<std::pair<int64_t, int64_t>, std::pair<std::string, GanttRow>> rows;
+  for (const ReadEvent& event : events) {
+    const char letter = LetterOf(event.op);
+    if (event.step != wanted || letter == ' ') {
+      continue;
+    }
+    const auto row = rows.try_emplace({event.rank, ThreadOf(event.stream)},
+                                      absl::StrFormat("rank %d %s", event.rank, event.stream),
+                                      GanttRow(width));
+    const double scale = width / (end - begin);
+    row.first->second.second.Add(
+        letter, (event.begin_us - begin) * scale, (event.end_us - begin) * scale);
+  }
+  size_t label = 0;
+  for (const auto& [key, row] : rows) {
+    label = std::max(label, row.first.size());
+  }
+  std::string text = absl::StrFormat("step %d, %.3f ms\n", wanted, (end - begin) / 1e3);
+  for (const auto& [key, row] : rows) {
+    absl::StrAppend(
+        &text, row.first, std::string(label + 1 - row.first.size(), ' '), row.second.text(), "\n");
+  }
+  return text +
+         "G gather  F forward  r recompute  B backward  A add  R reduce  S statistics  "
+         "O optimizer  . idle\n";
+}
+
+std::vector<Stall> FindStalls(const json::Value& document, int64_t step, double least_share) {
+  const std::vector<ReadEvent> events = EventsOf(document);
+  const int64_t wanted = step < 0 ? LastStep(events) : step;
+  std::map<int64_t, std::pair<double, double>> span;  // by rank
+  std::map<std::pair<int64_t, std::string>, double> waits;
+  for (const ReadEvent& event : events) {
+    if (event.step != wanted) {
+      continue;
+    }
+    const auto at = span.try_emplace(event.rank, event.begin_us, event.end_us).first;
+    at->second.first = std::min(at->second.first, event.begin_us - event.wait_us);
+    at->second.second = std::max(at->second.second, event.end_us);
+    waits[{event.rank, event.name}] += event.wait_us;
+  }
+  std::vector<Stall> stalls;
+  for (const auto& [key, wait_us] : waits) {
+    const auto& [begin, end] = span.at(key.first);
+    const double share = end > begin ? wait_us / (end - begin) : 0;
+    if (wait_us > 0 && share >= least_share) {
+      stalls.push_back(
+          {.rank = key.first, .instruction = key.second, .seconds = wait_us / 1e6, .share = share});
+    }
+  }
+  std::stable_sort(stalls.begin(), stalls.end(), [](const Stall& a, const Stall& b) {
+    return a.seconds > b.seconds;
+  });
+  return stalls;
+}
+
+}  // namespace ravel::trace

@@ -1,0 +1,88 @@
+#pragma once
+
+// What each rank did and when: events of a few steps, written as one Chrome-trace file per rank
+// (chrome://tracing, Perfetto), merged into one timeline of all ranks, and drawn as text.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/json.h"
+#include "common/mutex.h"
+#include "common/status.h"
+
+namespace ravel::trace {
+
+// One instruction of a step program. Times are of the monotonic clock, nanoseconds; names outlive
+// the recorder.
+struct Event {
+  int64_t begin_ns = 0;
+  int64_t end_ns = 0;
+  int64_t step = 0;  // finished steps when the step is done, as in metrics
+  int64_t turn = 0;
+  int64_t micro_batch = 0;  // of the lane
+  std::string_view phase;   // "first", "eval"
+  std::string_view unit;    // "layers.3"; "" for what belongs to none
+  std::string_view op;      // "Gather"
+  std::string_view stream;  // "compute": one row of the timeline
+  int call = 0;
+  int64_t bytes = 0;        // moved by a collective
+  int64_t generation = -1;  // of the weights; -1: not about weights
+  int64_t wait_ns = 0;      // of the time until begin_ns that was spent on waiting for events
+};
+
+// Keeps the newest events. Thread-safe.
+class Recorder {
+ public:
+  explicit Recorder(size_t capacity = 1 << 20);
+  void Record(const Event& event);
+  // All that are kept, by begin; the recorder is empty afterwards.
+  std::vector<Event> Take();
+  // Older events that made room, since the last Take.
+  int64_t dropped() const;
+
+ private:
+  const size_t capacity_;
+  mutable Mutex mutex_;
+  std::vector<Event> events_ ABSL_GUARDED_BY(mutex_);
+  size_t next_ ABSL_GUARDED_BY(mutex_) = 0;  // where the oldest is once the ring is full
+  int64_t dropped_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// Which rank the events are of.
+struct Source {
+  std::string job = {};
+  int64_t epoch = 0;
+  int64_t rank = 0;
+  std::string host = {};
+  int64_t wall_minus_monotonic_ns = 0;  // lines up the clocks of different hosts
+};
+
+// The Chrome-trace document of one rank: process = rank, thread = stream, names
+// "step/turn/phase/unit/op".
+json::Value ToChromeTrace(const Source& source, const std::vector<Event>& events);
+absl::Status WriteChromeTrace(const std::string& path,
+                              const Source& source,
+                              const std::vector<Event>& events);
+
+// One document from those of several ranks, on a common time axis that begins at 0. Errors name the
+// file: not a trace of ours, or two files of the same rank and epoch.
+absl::StatusOr<json::Value> MergeChromeTraces(const std::vector<std::string>& paths);
+
+// One step as text: a row per rank and stream, `width` columns of equal time; each operation is a
+// letter (G gather, F forward, B backward, R reduce, O optimizer, S statistics, r recompute, .
+// idle). NotFound when the document has no such step. `step` < 0: the last one.
+absl::StatusOr<std::string> TextGantt(const json::Value& document, int64_t step, int width);
+
+// Waits of one step: per rank and awaited instruction the time, largest first; only those of more
+// than `least_share` of the step.
+struct Stall {
+  int64_t rank = 0;
+  std::string instruction;  // "Forward layers.3 (first, turn 0)"
+  double seconds = 0;
+  double share = 0;  // of the step on that rank
+};
+std::vector<Stall> FindStalls(const json::Value& document, int64_t step, double least_share = 0.01);
+
+}  // namespace ravel::trace

@@ -10,7 +10,6 @@
 namespace ravel::plan {
 namespace {
 
-constexpr int64_t kOneDimensionalRow = 256;
 // Larger alignments than this are not worth a candidate; also keeps products inside 64 bits.
 constexpr int64_t kMostAlignment = int64_t{1} << 40;
 constexpr size_t kMostAtoms = 8;
@@ -84,12 +83,12 @@ class Placer {
   }
 
   // The smallest legal offset at or after an aligned cursor, or -1. Within a shard only two offsets
-  // matter: where the shard's free part begins, and the first one that meets the next boundary at
-  // an atom.
+  // matter: where its free part begins, and the first one that meets the next boundary at an atom.
+  // All shards after the cursor's are alike, so the next one stands for them.
   int64_t FirstLegal(const LayoutItem& item, int64_t cursor) const {
     const int64_t step = BoundedLcm(item.atom_elements, options_.alignment_elements);
-    for (int64_t start = cursor; start < total_ || (item.elements == 0 && start == total_);
-         start = (start / shard_ + 1) * shard_) {
+    const int64_t next = (cursor / shard_ + 1) * shard_;
+    for (const int64_t start : {cursor, next}) {
       if (Legal(item, start)) {
         return start;
       }
@@ -171,13 +170,6 @@ std::optional<FlatLayout> Baseline(const std::vector<LayoutItem>& items,
   return layout;
 }
 
-int64_t AtomElements(const TensorSpec& tensor) {
-  if (tensor.shape.size() > 1) {
-    return RowElements(tensor.shape) * tensor.block_rows;
-  }
-  return std::max<int64_t>(1, std::min(ElementCount(tensor.shape), kOneDimensionalRow));
-}
-
 }  // namespace
 
 FlatLayout PlanFlatLayout(const std::vector<LayoutItem>& items, const FlatLayoutOptions& options) {
@@ -203,118 +195,6 @@ FlatLayout PlanFlatLayout(const std::vector<LayoutItem>& items, const FlatLayout
   }
   layout.padding_elements = layout.total_elements() - sum;
   return layout;
-}
-
-namespace {
-
-// Things of a unit that are placed as one: a bundle, or a tensor outside of any.
-struct UnitItems {
-  std::vector<LayoutItem> items;
-  std::vector<std::vector<int>> members;  // tensors of each item, in buffer order
-  std::vector<bool> trainable;
-};
-
-LayoutItem ItemOf(const ModelInventory& inventory, const std::vector<int>& tensors) {
-  const TensorSpec& first = inventory.tensors[static_cast<size_t>(tensors.front())];
-  LayoutItem item = {.name = first.name, .elements = 0, .atom_elements = AtomElements(first)};
-  for (const int index : tensors) {
-    const TensorSpec& part = inventory.tensors[static_cast<size_t>(index)];
-    CHECK(part.unit == first.unit && AtomElements(part) == item.atom_elements);
-    item.elements += ElementCount(part.shape);
-  }
-  return item;
-}
-
-// A bundle whose parts are not all trained is placed part by part.
-bool Fused(const ModelInventory& inventory, const BundleSpec& bundle) {
-  const auto trained = [&](int index) {
-    return inventory.tensors[static_cast<size_t>(index)].trainable;
-  };
-  return std::all_of(bundle.tensors.begin(), bundle.tensors.end(), [&](int index) {
-    return trained(index) == trained(bundle.tensors.front());
-  });
-}
-
-UnitItems ItemsOf(const ModelInventory& inventory, int unit) {
-  UnitItems made;
-  for (const int index : inventory.units[static_cast<size_t>(unit)].tensors) {
-    const TensorSpec& tensor = inventory.tensors[static_cast<size_t>(index)];
-    std::vector<int> members = {index};
-    if (tensor.bundle >= 0) {
-      const BundleSpec& bundle = inventory.bundles[static_cast<size_t>(tensor.bundle)];
-      if (Fused(inventory, bundle)) {
-        if (bundle.tensors.front() != index) {
-          continue;  // placed with the first part
-        }
-        members = bundle.tensors;
-      }
-    }
-    made.items.push_back(ItemOf(inventory, members));
-    made.members.push_back(std::move(members));
-    made.trainable.push_back(tensor.trainable);
-  }
-  return made;
-}
-
-GroupLayout GroupOf(const ModelInventory& inventory,
-                    int unit,
-                    int64_t width,
-                    const UnitItems& all,
-                    const std::vector<size_t>& chosen) {
-  std::vector<LayoutItem> items;
-  items.reserve(chosen.size());
-  for (const size_t i : chosen) {
-    items.push_back(all.items[i]);
-  }
-  GroupLayout group = {.unit = unit,
-                       .trainable = chosen.empty() || all.trainable[chosen.front()],
-                       .layout = PlanFlatLayout(items, {.width = width}),
-                       .tensors = {},
-                       .tensor_offsets = {}};
-  std::vector<std::pair<int64_t, int>> placed;
-  for (size_t i = 0; i < items.size(); ++i) {
-    int64_t offset = group.layout.offsets[i];
-    for (const int tensor : all.members[chosen[i]]) {
-      placed.emplace_back(offset, tensor);
-      offset += ElementCount(inventory.tensors[static_cast<size_t>(tensor)].shape);
-    }
-  }
-  std::sort(placed.begin(), placed.end());
-  for (const auto& [offset, tensor] : placed) {
-    group.tensor_offsets.push_back(offset);
-    group.tensors.push_back(tensor);
-  }
-  return group;
-}
-
-}  // namespace
-
-GroupLayout PlanGroupLayout(const ModelInventory& inventory, int unit, int64_t width) {
-  const UnitItems all = ItemsOf(inventory, unit);
-  std::vector<size_t> everything(all.items.size());
-  std::iota(everything.begin(), everything.end(), size_t{0});
-  return GroupOf(inventory, unit, width, all, everything);
-}
-
-std::vector<GroupLayout> PlanGroups(const ModelInventory& inventory,
-                                    int unit,
-                                    int64_t width,
-                                    const GroupOptions& options) {
-  CHECK(options.most_groups > 0);
-  const UnitItems all = ItemsOf(inventory, unit);
-  std::vector<GroupLayout> groups;
-  for (const bool trainable : {true, false}) {
-    std::vector<size_t> chosen;
-    for (size_t i = 0; i < all.items.size(); ++i) {
-      if (all.trainable[i] == trainable) {
-        chosen.push_back(i);
-      }
-    }
-    if (!chosen.empty()) {
-      groups.push_back(GroupOf(inventory, unit, width, all, chosen));
-    }
-  }
-  return groups;
 }
 
 std::vector<OwnedPiece> OwnedPieces(const ModelInventory& inventory,

@@ -50,6 +50,13 @@ struct OwnedPiece {
   bool operator==(const OwnedPiece&) const = default;
 };
 
+// Whether the parts of a bundle can be one item: equal atoms, sizes that keep every part aligned
+// and between blocks, all trained or all frozen.
+bool CanFuse(const ModelInventory& inventory, const BundleSpec& bundle);
+// Takes apart the bundles that cannot be fused; their tensors are placed one by one. Layouts need
+// that done after blocks or the frozen set have changed.
+void DissolveBundles(ModelInventory& inventory);
+
 // The tensors of one parameter group in one flat buffer: those of a unit, or a part of them.
 // `tensor_offsets[i]` is where units' tensor i starts in the gathered buffer.
 struct GroupLayout {
@@ -63,9 +70,12 @@ GroupLayout PlanGroupLayout(const ModelInventory& inventory, int unit, int64_t w
 
 struct GroupOptions {
   int most_groups = 3;  // of one kind (trainable or frozen)
+  // What a further group costs: the time of its collectives' launches, in elements on the wire.
+  int64_t launch_elements = 65536;
 };
 // The parameter groups of a unit: trainable before frozen, which never share a group; each kind
-// split by atom family where that saves padding. Bundles stay whole. `width`: ranks that cut each
+// split by atom family where that saves more than its launches cost: every way to form at most
+// `most_groups` is tried. Bundles stay whole. `width`: ranks that cut each
 // group's buffer. Every tensor of the unit is in exactly one group; no group is empty.
 std::vector<GroupLayout> PlanGroups(const ModelInventory& inventory,
                                     int unit,

@@ -1,0 +1,28 @@
+#pragma once
+
+// How much of a unit may be padding.
+
+#include <vector>
+
+#include "common/plan/flat_layout.h"
+#include "common/plan/model_inventory.h"
+#include "common/status.h"
+
+namespace ravel::plan {
+
+// Padding of all groups of one unit.
+struct UnitPadding {
+  int64_t elements = 0;  // without padding
+  int64_t padding = 0;
+  int64_t tensors = 0;
+  double percent() const;
+};
+UnitPadding PaddingOf(const std::vector<GroupLayout>& groups, int unit);
+
+// A unit that is padded by more than 10 % is refused, unless each rank's padding is less than one
+// alignment (256 elements) per tensor: small units on many ranks, where it costs nothing. The error
+// names the tensor that forces the padding and what helps, in this order: a narrower shard axis
+// (the widest that is allowed), larger gather granules, row atoms, allowPadding.
+absl::Status CheckPadding(const ModelInventory& inventory, const std::vector<GroupLayout>& groups);
+
+}  // namespace ravel::plan

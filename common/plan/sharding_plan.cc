@@ -65,14 +65,36 @@ absl::Status AddPeak(const ShardingPlan& plan,
 
 }  // namespace
 
-const StepProgram& ShardingPlan::program(Phase phase) const {
+const StepProgram& ShardingPlan::program(Phase phase, LanePart part) const {
   for (const StepProgram& candidate : programs) {
-    if (candidate.phase == phase) {
+    if (candidate.phase == phase && candidate.part == part) {
       return candidate;
     }
   }
   CHECK_MSG(false, "no program of this phase");
   return programs.front();
+}
+
+StepSlot SlotOf(const LaneMap& lanes, int64_t index) {
+  CHECK(index >= 0 && index < lanes.programs());
+  StepSlot slot = {.phase = Phase::kMiddle,
+                   .part = LanePart::kMiddle,
+                   .turn = index / lanes.micro_batches,
+                   .micro_batch = index % lanes.micro_batches};
+  const bool last = index == lanes.programs() - 1;
+  if (index == 0) {
+    slot.phase = last ? Phase::kOnly : Phase::kFirst;
+  } else if (last) {
+    slot.phase = Phase::kLast;
+  }
+  if (lanes.micro_batches == 1) {
+    slot.part = LanePart::kWhole;
+  } else if (slot.micro_batch == 0) {
+    slot.part = LanePart::kOpen;
+  } else if (slot.micro_batch == lanes.micro_batches - 1) {
+    slot.part = LanePart::kClose;
+  }
+  return slot;
 }
 
 absl::StatusOr<JobSpec> ResolveBatch(JobSpec spec) {

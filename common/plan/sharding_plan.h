@@ -25,14 +25,26 @@ struct ShardingPlan {
   ProgramOptions options;
   ModelInventory inventory;
   Mesh mesh;                        // data axes: replicate (where there are replicas) x shard
-  std::vector<GroupLayout> groups;  // by unit; parameter groups
-  std::vector<GroupRules> rules;    // per group
+  std::vector<GroupLayout> groups;  // by unit, trainable before frozen; all of one width: N, or N *
+                                    // O where replicas cut the shards
+  std::vector<GroupRules> rules;  // per group
   std::vector<ProgramBuffer> buffers;
   BufferPlan memory;
   std::vector<StepProgram> programs;
 
-  const StepProgram& program(Phase phase) const;  // CHECKs that it exists
+  // CHECKs that it exists.
+  const StepProgram& program(Phase phase, LanePart part = LanePart::kWhole) const;
 };
+
+// What a step does as its `index`-th of lanes.programs() programs: turn by turn, the micro-batches
+// of a lane in order.
+struct StepSlot {
+  Phase phase = Phase::kOnly;
+  LanePart part = LanePart::kWhole;
+  int64_t turn = 0;
+  int64_t micro_batch = 0;  // of the lane
+};
+StepSlot SlotOf(const LaneMap& lanes, int64_t index);
 
 struct PlanRequest {
   JobSpec spec;  // validated
@@ -45,9 +57,9 @@ struct PlanRequest {
 // field that is at fault.
 absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request);
 
-// Data-parallel size, lanes and micro-batch rules (exact mode): V a power of two, 1 <= ranks <= V,
-// global batch a multiple of V; one micro-batch per lane. Fills virtual_ranks and micro_batch where
-// they are auto; errors name the field.
+// Lanes and micro-batches: V a power of two, at least the largest device count; the global batch a
+// multiple of V, and each lane's part of it one of the micro-batch. Fills virtual_ranks and
+// micro_batch (one per lane) where they are auto; errors name the field.
 absl::StatusOr<JobSpec> ResolveBatch(JobSpec spec);
 
 struct MemoryLine {

@@ -13,27 +13,34 @@
 namespace ravel::plan {
 
 // On disk (plan proto): do not renumber.
+//
+// `group` of an instruction is that of ShardingPlan::groups, `unit` the unit of the group. Buffers
+// that no field names are found by (kind, group, call): the group's weights, moments, lane counters
+// and sums.
 enum class OpCode : uint8_t {
-  kGather =
-      1,  // weights of `unit` -> buffer `gathered`, all ranks; in place when the buffer is kCommon
-  kForward = 2,        // unit's forward: reads gathered (and borrowed), writes saved
-  kBackward = 3,       // unit's backward: reads gathered, saved; writes staging
-  kFree = 4,           // ends the life of buffer `freed`; enqueues nothing
+  kGather = 1,    // stored weights of `group` of all ranks of the replica -> `gathered`; where
+                  // those lie inside it and it is kCommon, a barrier
+  kForward = 2,   // call `call` of `unit`: reads `weights`, fills `saved` and, as scratch or for
+                  // a backward that follows at once, `remade`
+  kBackward = 3,  // reads `weights`, `saved`, `remade`; writes `gradients`
+  kFree = 4,      // ends the life of buffer `freed`; enqueues nothing
   kAllocStaging = 5,   // begins the life of `staging`; back-pressure of the staging window
-  kReduceScatter = 6,  // staging of all lanes of this turn -> lane blocks of this rank's shard ->
-                       // the unit's counter
-  kStatsReduce =
-      7,  // packed statistics of all ranks: row sums, non-finite count, losses, control word
-  kDecideStep = 8,       // apply or skip, clip coefficient
-  kOptimizerStep = 9,    // fused update of this rank's shard of `unit`
-  kEndPhase = 10,        // everything at rest
-  kRecompute = 11,       // unit's forward again: reads gathered and saved, writes `remade`
-  kAccumulateGrad = 12,  // staging of this rank's lane -> its full-size local counter
-  kOuterReduce = 13,     // sum over the replicas: reduce-scatter, and an all-gather where they keep
-                         // equal gradients
-  kOuterGather = 14,     // optimizer's sub-pieces of all replicas -> model weight
-  kJoinGradients = 15,   // sums of several gradient calls -> the first
-  kGatherGradient = 16,  // summed gradient shards -> the whole gradient on every rank
+  kReduceScatter = 6,  // `staging` (gradients of one lane of each rank, or the roots of their local
+                       // counters) of the replica's ranks -> lane blocks of this rank's shard ->
+                       // counter kMainGrad of (group, call)
+  kStatsReduce = 7,  // packed statistics of all ranks: row sums, non-finite count, losses, control
+                     // word
+  kDecideStep = 8,   // apply or skip, clip coefficient
+  kOptimizerStep = 9,  // fused update of what this rank stores of `group`
+  kEndPhase = 10,      // everything at rest
+  kRecompute = 11,     // forward of (unit, call) again: reads `weights` and `saved`, fills `remade`
+  kAccumulateGrad = 12,  // `staging` of this rank's lane -> counter kLocalGrad of (group, call)
+  kOuterReduce = 13,     // root of kMainGrad of (group, call) over the replicas -> kOuterGrad, this
+                         // replica's part; where replicas keep equal gradients then back to all
+  kOuterGather = 14,  // optimizer's sub-pieces of all replicas -> kModelWeight; always copies, also
+                      // in kCommon memory: replicas have blocks of their own
+  kJoinGradients = 15,   // final sums of all calls of `group`, call 0 += call 1 ...
+  kGatherGradient = 16,  // final gradient shards of the replica's ranks -> kFullGrad
 };
 
 enum class StreamId : uint8_t { kCompute = 1, kGather = 2, kReduce = 3, kHost = 4, kOuter = 5 };
@@ -73,9 +80,9 @@ struct ProgramBuffer {
   int slot = 0;  // kMainGrad: which of the CounterBuffers (lane_map.h) of the call
   int64_t bytes = 0;
   bool persistent = false;  // lives across steps
-  // kMainWeight with in-place gathers: the kGathered buffer that holds its bytes; rank r's shard is
-  // the slice [r * bytes, (r + 1) * bytes) of it, and the plan counts no bytes of its own. -1: a
-  // buffer of its own.
+  // The buffer that holds its bytes, or -1: one of its own. Main weights lie inside model weights
+  // where both exist, those inside the gathered buffer where that is resident; the plan counts no
+  // bytes of their own. Which part it is: BufferOffset in plan_pieces.h.
   int inside = -1;
 
   bool operator==(const ProgramBuffer&) const = default;
@@ -86,21 +93,24 @@ struct Instruction {
   StreamId stream = StreamId::kCompute;
   int unit = -1;
   int call = 0;
-  int gathered = -1;           // buffer ids, -1 = none
-  int borrowed_unit = -1;      // tied head: the unit whose table is used ...
-  int borrowed_gathered = -1;  // ... its gathered buffer ...
-  int borrowed_staging = -1;   // ... and where its gradient is staged
+  int gathered = -1;  // buffer ids, -1 = none
+  // Being replaced by `weights` and `gradients`; equal to what those say of one borrowed group.
+  int borrowed_unit = -1;
+  int borrowed_gathered = -1;
+  int borrowed_staging = -1;
   int staging = -1;
   int receive = -1;
   int saved = -1;
   int workspace = -1;
   int freed = -1;
   int group = -1;            // of the instructions on weights and gradients
-  int remade = -1;           // kRecompute, kBackward
+  int remade = -1;           // kForward, kRecompute, kBackward
   bool accumulates = false;  // kBackward: `gradients` already hold earlier micro-batches or calls
-  std::vector<int> weights = {};    // kForward, kRecompute, kBackward: gathered buffers of the
-                                    // groups that the unit reads, its own first
-  std::vector<int> gradients = {};  // kBackward: staging of the groups that it writes
+  // kForward, kRecompute, kBackward: gathered buffers of the groups that the unit reads, its own
+  // first. A tensor whose group is not among them is not read.
+  std::vector<int> weights = {};
+  // kBackward: staging of the trainable groups that the unit writes, its own first.
+  std::vector<int> gradients = {};
   // Instructions of the same program whose completion this one waits for, beyond the order of its
   // own stream.
   std::vector<int> waits = {};
@@ -126,10 +136,13 @@ struct StepProgram {
 // executor know of a strategy.
 struct GroupRules {
   bool trainable = true;
-  bool weights_sharded = true;          // gathered for use and freed; else resident
-  bool reduces_each_turn = true;        // else gradients of this rank's lanes are summed here first
-  bool gradient_sharded = true;         // at the step; else every rank gets the whole sum
-  bool optimizer_sharded = true;        // else every rank updates everything
+  bool weights_sharded = true;  // gathered for use and freed; else resident: gathered once a step
+  bool reduces_each_turn =
+      true;                      // else the lanes of a rank are summed here first (LaneMap::blocks)
+  bool gradient_sharded = true;  // at the step; else every rank gets the whole sum
+  // What a rank stores of the weights (frozen: model weight) is its shard; else all of it, which is
+  // the gathered buffer itself and is never gathered.
+  bool optimizer_sharded = true;
   bool outer_gradient_sharded = false;  // each replica updates its sub-piece of the shard
   bool operator==(const GroupRules&) const = default;
 };

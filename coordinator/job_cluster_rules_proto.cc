@@ -28,30 +28,6 @@ std::string Quoted(const std::string& text) {
 
 }  // namespace
 
-void JobRules::CheckParallelism() {
-  v1::ParallelismSpec& parallelism = *job().mutable_parallelism();
-  constexpr plan::Strategy kStrategies[] = {plan::Strategy::kOptimGradsParams,
-                                            plan::Strategy::kOptimGrads,
-                                            plan::Strategy::kOptim,
-                                            plan::Strategy::kNoShard};
-  const std::vector<std::string> names = {"optim_grads_params", "optim_grads", "optim", "no_shard"};
-  for (std::size_t zero = 0; zero < names.size(); ++zero) {
-    if (parallelism.strategy() == absl::StrCat("zero", 3 - zero)) {
-      parallelism.set_strategy(names[zero]);
-    }
-  }
-  spec().strategy =
-      kStrategies[Choice("spec.parallelism.strategy", parallelism.mutable_strategy(), names)];
-  constexpr plan::Transport kTransports[] = {
-      plan::Transport::kAuto, plan::Transport::kShm, plan::Transport::kGloo};
-  spec().transport = kTransports[Choice(
-      "spec.parallelism.transport", parallelism.mutable_transport(), {"auto", "shm", "gloo"})];
-  spec().gather_window_bytes =
-      Bytes("spec.parallelism.gatherWindow", parallelism.mutable_gather_window());
-  spec().staging_window_bytes =
-      Bytes("spec.parallelism.stagingWindow", parallelism.mutable_staging_window());
-}
-
 void JobRules::CheckDevices() {
   v1::DevicesSpec& devices = *job().mutable_devices();
   spec().cpu_devices = Choice("spec.devices.kind", devices.mutable_kind(), {"gpu", "cpu"}) == 1;
@@ -96,6 +72,7 @@ void JobRules::CheckElastic() {
          absl::StrCat("one of the allowed sizes (", absl::StrJoin(sizes, ", "), ")"),
          absl::StrCat(spec().device_count));
   }
+  CheckReplicas();
   spec().elastic.grow_delay_ms =
       Duration("spec.elastic.growDelay", elastic.mutable_grow_delay(), "5m", 0, kLongestMs);
   spec().elastic.grow_every_ms =
@@ -104,7 +81,7 @@ void JobRules::CheckElastic() {
 
 void JobRules::ExpandSizes() {
   v1::ElasticSpec& elastic = *job().mutable_elastic();
-  const int64_t step = elastic.step() == 0 ? 1 : elastic.step();
+  const int64_t step = elastic.step() == 0 ? spec().replicas : elastic.step();
   if (elastic.min() < 1 || elastic.min() > kMaxDevices) {
     Fail("spec.elastic.min",
          absl::StrCat("a whole number from 1 to ", kMaxDevices),
@@ -267,6 +244,25 @@ void JobRules::CheckRest() {
   observability.set_log_every(observability.has_log_every() ? observability.log_every() : 1);
   AtLeast("spec.observability.logEvery", observability.log_every(), 1);
   spec().log_every = observability.log_every();
+  AtLeast("spec.observability.normsEvery", observability.norms_every(), 0);
+  spec().norms_every = observability.norms_every();
+  spec().localise = observability.localise();
+  if (observability.has_trace()) {
+    CheckTrace();
+  }
+}
+
+void JobRules::CheckTrace() {
+  v1::TraceSpec& trace = *job().mutable_observability()->mutable_trace();
+  const std::string at = "spec.observability.trace";
+  AtLeast(at + ".firstStep", trace.first_step(), 1);
+  if (!Failed(at + ".firstStep")) {
+    AtLeast(at + ".lastStep", trace.last_step(), trace.first_step());
+  }
+  const std::string directory = AbsolutePath(at + ".directory", trace.directory());
+  spec().trace_first_step = trace.first_step();
+  spec().trace_last_step = trace.last_step();
+  spec().trace_directory = directory;
 }
 
 }  // namespace ravel

@@ -37,7 +37,10 @@ class JobRules {
   void CheckOptimizer();
   void CheckSchedule();
   void CheckEvaluation();
+  void CheckFreeze();
   void CheckParallelism();
+  void CheckStrategy();
+  void CheckReplicas();
   void CheckDevices();
   void CheckElastic();
   void ExpandSizes();
@@ -46,6 +49,7 @@ class JobRules {
   void CheckResume();
   void CheckRestart();
   void CheckRest();
+  void CheckTrace();
   void ResolveLanes();
 
   // Parses a duration, stores its canonical text, fails outside [low, high].

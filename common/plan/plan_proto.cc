@@ -112,8 +112,21 @@ void TrainingToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_evaluation_batches(spec.evaluation_batches);
 }
 
-void RunningToProto(const JobSpec& spec, v1::PlannedJob& proto) {
+void ParallelismToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_strategy(static_cast<int32_t>(spec.strategy));
+  proto.set_replicate_strategy(static_cast<int32_t>(spec.replicate_strategy));
+  proto.set_replicas(spec.replicas);
+  proto.set_recompute(static_cast<int32_t>(spec.recompute));
+  proto.set_gradient_wire(static_cast<int32_t>(spec.gradient_wire));
+  for (const std::string& pattern : spec.freeze) {
+    proto.add_freeze(pattern);
+  }
+  proto.set_allow_padding(spec.allow_padding);
+  proto.set_gather_window_bytes(spec.gather_window_bytes);
+  proto.set_staging_window_bytes(spec.staging_window_bytes);
+}
+
+void RunningToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_transport(static_cast<int32_t>(spec.transport));
   proto.set_cpu_devices(spec.cpu_devices);
   proto.set_device_count(spec.device_count);
@@ -139,8 +152,11 @@ void RunningToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_max_backoff_ms(spec.restart.max_backoff_ms);
   proto.set_detection_ms(spec.detection_ms);
   proto.set_log_every(spec.log_every);
-  proto.set_gather_window_bytes(spec.gather_window_bytes);
-  proto.set_staging_window_bytes(spec.staging_window_bytes);
+  proto.set_trace_first_step(spec.trace_first_step);
+  proto.set_trace_last_step(spec.trace_last_step);
+  proto.set_trace_directory(spec.trace_directory);
+  proto.set_localise(spec.localise);
+  proto.set_norms_every(spec.norms_every);
 }
 
 DataSource SourceFromProto(const v1::PlannedSource& proto) {
@@ -182,9 +198,27 @@ absl::Status TrainingFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
   return absl::OkStatus();
 }
 
-absl::Status RunningFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
+absl::Status ParallelismFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
   RETURN_IF_ERROR(
       ReadEnum("strategy", proto.strategy(), Strategy::kOptimGradsParams, spec.strategy));
+  RETURN_IF_ERROR(ReadEnum("replicate_strategy",
+                           proto.replicate_strategy(),
+                           Strategy::kOptimGradsParams,
+                           spec.replicate_strategy));
+  RETURN_IF_ERROR(
+      ReadEnum("recompute", proto.recompute(), RecomputePolicy::kBlock, spec.recompute));
+  RETURN_IF_ERROR(
+      ReadEnum("gradient_wire", proto.gradient_wire(), WireType::kBF16, spec.gradient_wire));
+  // 0: written before there were replicas.
+  spec.replicas = std::max<int64_t>(1, proto.replicas());
+  spec.freeze = {proto.freeze().begin(), proto.freeze().end()};
+  spec.allow_padding = proto.allow_padding();
+  spec.gather_window_bytes = proto.gather_window_bytes();
+  spec.staging_window_bytes = proto.staging_window_bytes();
+  return absl::OkStatus();
+}
+
+absl::Status RunningFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
   RETURN_IF_ERROR(ReadEnum("transport", proto.transport(), Transport::kGloo, spec.transport));
   RETURN_IF_ERROR(
       ReadEnum("determinism", proto.determinism(), DeterminismMode::kFast, spec.determinism));
@@ -209,8 +243,11 @@ absl::Status RunningFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
                   .max_backoff_ms = proto.max_backoff_ms()};
   spec.detection_ms = proto.detection_ms();
   spec.log_every = proto.log_every();
-  spec.gather_window_bytes = proto.gather_window_bytes();
-  spec.staging_window_bytes = proto.staging_window_bytes();
+  spec.trace_first_step = proto.trace_first_step();
+  spec.trace_last_step = proto.trace_last_step();
+  spec.trace_directory = proto.trace_directory();
+  spec.localise = proto.localise();
+  spec.norms_every = proto.norms_every();
   return absl::OkStatus();
 }
 
@@ -365,6 +402,7 @@ v1::PlannedJob ToProto(const JobSpec& spec) {
   proto.set_init_std(spec.init_std);
   DataToProto(spec, proto);
   TrainingToProto(spec, proto);
+  ParallelismToProto(spec, proto);
   RunningToProto(spec, proto);
   return proto;
 }
@@ -380,6 +418,7 @@ absl::StatusOr<JobSpec> FromProto(const v1::PlannedJob& proto) {
   spec.init_std = proto.init_std();
   RETURN_IF_ERROR(DataFromProto(proto, spec));
   RETURN_IF_ERROR(TrainingFromProto(proto, spec));
+  RETURN_IF_ERROR(ParallelismFromProto(proto, spec));
   RETURN_IF_ERROR(RunningFromProto(proto, spec));
   return spec;
 }

@@ -21,6 +21,7 @@
 #include "coordinator/ctl/explain_proto.h"
 #include "coordinator/ctl/job_verbs.h"
 #include "coordinator/ctl/look_verbs.h"
+#include "coordinator/ctl/trace_verbs.h"
 
 namespace ravel::ctl {
 namespace {
@@ -59,6 +60,7 @@ struct CommandLine {
   CheckpointOptions checkpoint;
   CheckpointVerbOptions checkpoints;
   PrepareOptions prepare;
+  TraceOptions trace;
   BatchOptions batch;
   GenerateOptions generate;
   std::function<int()> run;
@@ -229,6 +231,35 @@ void AddCheckpointVerbs(CLI::App& app, CommandLine& line) {
   verb->add_option("--dtype", options.dtype, "f32 or bf16")->capture_default_str();
 }
 
+void AddTraceVerbs(CLI::App& app, CommandLine& line) {
+  CLI::App* const group = AddGroup(app, "trace", "Recorded steps of a job");
+  TraceOptions& options = line.trace;
+  CLI::App* verb = AddVerb(*group, line, "merge", "Make one timeline of all ranks", [&line] {
+    return RunTraceMerge(line.common, line.trace);
+  });
+  verb->add_option("INPUT", options.inputs, "Trace files of ranks, or directories of them")
+      ->required();
+  verb->add_option("--to", options.output, "File to make")->required();
+
+  verb = AddVerb(*group, line, "gantt", "Draw a step as text", [&line] {
+    return RunTraceGantt(line.common, line.trace);
+  });
+  verb->add_option("INPUT", options.inputs, "Trace files, or directories of them")->required();
+  verb->add_option("--step", options.step, "As metrics count; default the last");
+  verb->add_option("--width", options.width, "Columns")
+      ->check(CLI::Range(10, 2000))
+      ->capture_default_str();
+
+  verb = AddVerb(*group, line, "stalls", "Show what waited longest in a step", [&line] {
+    return RunTraceStalls(line.common, line.trace);
+  });
+  verb->add_option("INPUT", options.inputs, "Trace files, or directories of them")->required();
+  verb->add_option("--step", options.step, "As metrics count; default the last");
+  verb->add_option("--least", options.least_share, "Smallest share of the step to show")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+}
+
 void AddDataVerbs(CLI::App& app, CommandLine& line) {
   CLI::App* const data = AddGroup(app, "data", "Token files");
   PrepareOptions& prepare = line.prepare;
@@ -352,6 +383,7 @@ int Main(int argc, char** argv) {
   AddChangeVerbs(app, line);
   AddCheckpointVerbs(app, line);
   AddDataVerbs(app, line);
+  AddTraceVerbs(app, line);
   AddGenerate(app, line);
   AddHelpVerbs(app, line);
   try {

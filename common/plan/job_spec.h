@@ -9,34 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "common/plan/architecture/model_config.h"
 #include "common/token_file.h"
 
 namespace ravel::plan {
-
-enum class ArchitectureKind { kLlama, kQwen2, kQwen3, kGpt2 };
-
-// A decoder's configuration, from a Hugging Face config.json or written inline in the job file.
-struct ModelConfig {
-  ArchitectureKind architecture = ArchitectureKind::kLlama;
-  int64_t vocab_size = 0;
-  int64_t hidden_size = 0;
-  int64_t intermediate_size = 0;
-  int64_t num_hidden_layers = 0;
-  int64_t num_attention_heads = 0;
-  int64_t num_key_value_heads = 0;  // 0: equal to num_attention_heads
-  int64_t head_dim = 0;             // 0: hidden_size / num_attention_heads
-  int64_t max_position_embeddings = 2048;
-  double rms_norm_eps = 1e-6;
-  double rope_theta = 10000.0;
-  bool tie_word_embeddings = false;
-  // Llama 3 frequency scaling; factor 0 means none.
-  double rope_scaling_factor = 0;
-  double rope_low_freq_factor = 1;
-  double rope_high_freq_factor = 4;
-  int64_t rope_original_max_position_embeddings = 0;
-  // The config.json this came from, kept verbatim for exports; empty for an inline config.
-  std::string source_json;
-};
 
 struct DataSource {
   std::string path;  // prefix of a Megatron .bin/.idx pair, or a flat file

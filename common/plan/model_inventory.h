@@ -28,6 +28,7 @@ struct TensorSpec {
   bool decay = true;  // weight decay applies (matrices yes, norms no)
   bool trainable = true;
   InitKind init = InitKind::kNormal;
+  double init_scale = 1.0;  // of kNormal: times the job's init_std
   uint32_t site =
       0;  // ordinal of the name among all canonical names, sorted: RNG site and statistics slot
 };
@@ -98,14 +99,11 @@ constexpr int64_t AttentionScratchElements(int64_t sequence_tokens, int64_t head
   return 11 * padded_tokens * padded_head + 4 * padded_tokens + 128 * padded_head + 32768;
 }
 
-// Reads and checks a Hugging Face config.json text. Errors name the field: "config.json:
-// num_key_value_heads: 3 does not divide num_attention_heads 8". Only architectures Ravel can train
-// are accepted.
-absl::StatusOr<ModelConfig> ParseHuggingFaceConfig(std::string_view json_text);
-// Fills defaults (head_dim, kv heads) and checks every field; errors name it as model.config.FIELD.
-absl::StatusOr<ModelConfig> ValidateModelConfig(ModelConfig config);
-// Pure. The config must be valid.
-ModelInventory BuildInventory(const ModelConfig& config, const MicroBatchShape& micro_batch);
+// Pure. The config must be valid. `recompute` sorts the activations of layers into those that are
+// kept and those that backward makes again.
+ModelInventory BuildInventory(const ModelConfig& config,
+                              const MicroBatchShape& micro_batch,
+                              RecomputePolicy recompute = RecomputePolicy::kNone);
 
 // Offset in bytes of each spec when laid out one after another with 256-byte alignment; the last
 // entry is the total.

@@ -48,6 +48,7 @@ v1::PlannedModel ModelToProto(const ModelConfig& model) {
   proto.set_rope_low_freq_factor(model.rope_low_freq_factor);
   proto.set_rope_high_freq_factor(model.rope_high_freq_factor);
   proto.set_rope_original_max_position_embeddings(model.rope_original_max_position_embeddings);
+  proto.set_layer_norm_eps(model.layer_norm_eps);
   proto.set_source_json(model.source_json);
   return proto;
 }
@@ -55,7 +56,7 @@ v1::PlannedModel ModelToProto(const ModelConfig& model) {
 absl::StatusOr<ModelConfig> ModelFromProto(const v1::PlannedModel& proto) {
   ModelConfig model;
   RETURN_IF_ERROR(ReadEnum(
-      "model.architecture", proto.architecture(), ArchitectureKind::kLlama, model.architecture));
+      "model.architecture", proto.architecture(), kLastArchitecture, model.architecture));
   model.vocab_size = proto.vocab_size();
   model.hidden_size = proto.hidden_size();
   model.intermediate_size = proto.intermediate_size();
@@ -71,6 +72,7 @@ absl::StatusOr<ModelConfig> ModelFromProto(const v1::PlannedModel& proto) {
   model.rope_low_freq_factor = proto.rope_low_freq_factor();
   model.rope_high_freq_factor = proto.rope_high_freq_factor();
   model.rope_original_max_position_embeddings = proto.rope_original_max_position_embeddings();
+  model.layer_norm_eps = proto.layer_norm_eps();
   model.source_json = proto.source_json();
   return ValidateModelConfig(std::move(model));
 }

@@ -1,12 +1,15 @@
 #include "common/plan/model_inventory.h"
 
-#include <algorithm>
+#include <cmath>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/plan/architecture/architecture.h"
+#include "common/plan/model_activations.h"
 
 namespace ravel::plan {
 namespace {
@@ -19,19 +22,20 @@ struct TensorArgs {
   std::string name;
   Shape shape;
   int unit = 0;
+  InitKind init = InitKind::kNormal;
+  double init_scale = 1.0;
 };
 
 int AddTensor(ModelInventory& inventory, TensorArgs args) {
-  const bool matrix = args.shape.size() > 1;
   const int index = static_cast<int>(inventory.tensors.size());
-  inventory.tensors.push_back({.name = std::move(args.name),
-                               .shape = std::move(args.shape),
-                               .unit = args.unit,
-                               .bundle = -1,
-                               .block_rows = 1,
-                               .decay = matrix,
-                               .init = matrix ? InitKind::kNormal : InitKind::kOnes,
-                               .site = 0});
+  TensorSpec tensor;
+  tensor.name = std::move(args.name);
+  tensor.shape = std::move(args.shape);
+  tensor.unit = args.unit;
+  tensor.decay = tensor.shape.size() > 1;
+  tensor.init = args.init;
+  tensor.init_scale = args.init_scale;
+  inventory.tensors.push_back(std::move(tensor));
   inventory.units[static_cast<size_t>(args.unit)].tensors.push_back(index);
   return index;
 }
@@ -60,80 +64,100 @@ void AddBundle(ModelInventory& inventory, std::string name, std::vector<int> ten
   inventory.bundles.push_back({.name = std::move(name), .tensors = std::move(tensors)});
 }
 
-void AddLayerTensors(ModelInventory& inventory, int unit, int64_t layer) {
-  const ModelConfig& config = inventory.config;
-  const int64_t hidden = config.hidden_size;
-  const int64_t query = config.num_attention_heads * config.head_dim;
-  const int64_t key_value = config.num_key_value_heads * config.head_dim;
-  const std::string prefix = absl::StrCat("model.layers.", layer, ".");
-  const auto add = [&](const char* name, Shape shape) {
-    return AddTensor(inventory, {absl::StrCat(prefix, name, ".weight"), std::move(shape), unit});
-  };
-  add("input_layernorm", {hidden});
-  const int q = add("self_attn.q_proj", {query, hidden});
-  const int k = add("self_attn.k_proj", {key_value, hidden});
-  const int v = add("self_attn.v_proj", {key_value, hidden});
-  add("self_attn.o_proj", {hidden, query});
-  add("post_attention_layernorm", {hidden});
-  const int gate = add("mlp.gate_proj", {config.intermediate_size, hidden});
-  const int up = add("mlp.up_proj", {config.intermediate_size, hidden});
-  add("mlp.down_proj", {hidden, config.intermediate_size});
-  AddBundle(inventory, absl::StrCat(prefix, "self_attn.qkv"), {q, k, v});
-  AddBundle(inventory, absl::StrCat(prefix, "mlp.gate_up"), {gate, up});
+// Weight and, where the architecture has it, bias.
+void AddNorm(ModelInventory& inventory, int unit, const std::string& name, NormKind kind) {
+  const Shape shape = {inventory.config.hidden_size};
+  AddTensor(inventory, {name + ".weight", shape, unit, InitKind::kOnes});
+  if (kind == NormKind::kLayer) {
+    AddTensor(inventory, {name + ".bias", shape, unit, InitKind::kZeros});
+  }
 }
 
-void AddLayerActivations(const ModelConfig& config, const MicroBatchShape& shape, UnitSpec& unit) {
-  const int64_t tokens = shape.sequences * shape.sequence_tokens;
+struct LinearArgs {
+  const LinearNames& names;
+  std::string prefix = {};  // of each name
+  int unit = 0;
+  int64_t inputs = 0;
+  std::vector<int64_t> outputs = {};  // of each name
+  double init_scale = 1.0;
+  std::string bundle = {};  // name of the bundle that several make
+};
+
+void AddLinear(ModelInventory& inventory, const Architecture& architecture, LinearArgs args) {
+  CHECK_EQ(args.names.names.size(), args.outputs.size());
+  std::vector<int> weights;
+  for (size_t i = 0; i < args.outputs.size(); ++i) {
+    const std::string name = absl::StrCat(args.prefix, std::string(args.names.names[i]));
+    const Shape shape = architecture.layout == MatrixLayout::kOutputInput
+                            ? Shape{args.outputs[i], args.inputs}
+                            : Shape{args.inputs, args.outputs[i]};
+    weights.push_back(AddTensor(
+        inventory, {name + ".weight", shape, args.unit, InitKind::kNormal, args.init_scale}));
+    if (args.names.bias) {
+      AddTensor(inventory, {name + ".bias", {args.outputs[i]}, args.unit, InitKind::kZeros});
+    }
+  }
+  if (weights.size() > 1) {
+    AddBundle(inventory, absl::StrCat(args.prefix, args.bundle), std::move(weights));
+  }
+}
+
+// Columns of the parts of a map that reads one input: all in one matrix where it is fused.
+std::vector<int64_t> PartSizes(const LinearNames& names, std::vector<int64_t> parts) {
+  return names.names.size() == parts.size()
+             ? std::move(parts)
+             : std::vector<int64_t>{std::accumulate(parts.begin(), parts.end(), int64_t{0})};
+}
+
+void AddLayerTensors(ModelInventory& inventory, const Architecture& architecture, int unit) {
+  const ModelConfig& config = inventory.config;
   const int64_t hidden = config.hidden_size;
   const int64_t inner = config.intermediate_size;
   const int64_t query = config.num_attention_heads * config.head_dim;
-  const int64_t qkv = query + 2 * config.num_key_value_heads * config.head_dim;
-  unit.saved = {
-      {"x0", {tokens, hidden}},
-      {"rstd0", {tokens}},
-      {"n0", {tokens, hidden}},
-      {"qkv", {tokens, qkv}},
-      {"att", {tokens, query}},
-      {"lse", {config.num_attention_heads, tokens}},
-      {"x1", {tokens, hidden}},
-      {"rstd1", {tokens}},
-      {"n1", {tokens, hidden}},
-      {"gate_up", {tokens, 2 * inner}},
+  const int64_t key_value = config.num_key_value_heads * config.head_dim;
+  const std::string prefix = absl::StrCat(
+      std::string(architecture.layers), ".", inventory.units[static_cast<size_t>(unit)].layer, ".");
+  const double residual_scale =
+      architecture.scaled_residual_init
+          ? 1.0 / std::sqrt(2.0 * static_cast<double>(config.num_hidden_layers))
+          : 1.0;
+  const auto linear = [&](const LinearNames& names, LinearArgs args) {
+    args.prefix = prefix;
+    args.unit = unit;
+    args.outputs = PartSizes(names, std::move(args.outputs));
+    AddLinear(inventory, architecture, std::move(args));
   };
-  unit.workspace = {
-      {"d_a", {tokens, std::max(inner, qkv)}},  // the MLP's inner activation, then d_qkv
-      {"d_b",
-       {tokens, std::max(inner, query)}},  // its gradient, then that of the attention's output
-      {"d_c", {tokens, hidden}},
-      {"scratch", {AttentionScratchElements(shape.sequence_tokens, config.head_dim)}},
-  };
-}
-
-void AddActivations(ModelInventory& inventory, const MicroBatchShape& shape) {
-  const ModelConfig& config = inventory.config;
-  const int64_t tokens = shape.sequences * shape.sequence_tokens;
-  const int64_t hidden = config.hidden_size;
-  for (UnitSpec& unit : inventory.units) {
-    if (unit.kind == UnitKind::kLayer) {
-      AddLayerActivations(config, shape, unit);
-    } else if (unit.kind == UnitKind::kHead) {
-      // Its input is not copied: nothing writes the shared "hidden" between its two passes.
-      unit.saved = {{"rstd", {tokens}}, {"n", {tokens, hidden}}};
-      unit.workspace = {
-          {"logits", {std::min(tokens, kLogitsChunkTokens), config.vocab_size}},
-          {"dn", {tokens, hidden}},
-      };
+  AddNorm(inventory, unit, prefix + std::string(architecture.attention_norm), architecture.norm);
+  linear(architecture.qkv,
+         {.names = architecture.qkv,
+          .inputs = hidden,
+          .outputs = {query, key_value, key_value},
+          .bundle = "self_attn.qkv"});
+  linear(architecture.attention_output,
+         {.names = architecture.attention_output,
+          .inputs = query,
+          .outputs = {hidden},
+          .init_scale = residual_scale});
+  for (const std::string_view norm : {architecture.query_norm, architecture.key_norm}) {
+    if (!norm.empty()) {
+      AddTensor(inventory,
+                {absl::StrCat(prefix, std::string(norm), ".weight"),
+                 {config.head_dim},
+                 unit,
+                 InitKind::kOnes});
     }
   }
-  inventory.shared = {
-      {"ids", {tokens}, DType::kI32},
-      {"targets", {tokens}, DType::kI32},
-      {"loss", {tokens}},
-      {"hidden", {tokens, hidden}},
-      {"dhidden", {tokens, hidden}},
-      {"rope_cos", {shape.sequence_tokens, config.head_dim / 2}},
-      {"rope_sin", {shape.sequence_tokens, config.head_dim / 2}},
-  };
+  AddNorm(inventory, unit, prefix + std::string(architecture.mlp_norm), architecture.norm);
+  linear(architecture.mlp_input,
+         {.names = architecture.mlp_input,
+          .inputs = hidden,
+          .outputs = std::vector<int64_t>(architecture.mlp == MlpKind::kSwiGlu ? 2 : 1, inner),
+          .bundle = "mlp.gate_up"});
+  linear(architecture.mlp_output,
+         {.names = architecture.mlp_output,
+          .inputs = inner,
+          .outputs = {hidden},
+          .init_scale = residual_scale});
 }
 
 void NumberSites(ModelInventory& inventory) {
@@ -169,25 +193,31 @@ int ModelInventory::FindTensor(std::string_view name) const {
 ModelInventory BuildInventory(const ModelConfig& config,
                               const MicroBatchShape& micro_batch,
                               RecomputePolicy recompute) {
-  (void)recompute;
+  const Architecture& architecture = ArchitectureOf(config.architecture);
   ModelInventory inventory;
   inventory.config = config;
+  const auto add_matrix = [&](std::string_view name, int64_t rows, int unit) {
+    return AddTensor(inventory, {std::string(name) + ".weight", {rows, config.hidden_size}, unit});
+  };
   const int embed = AddUnit(inventory, "embed", UnitKind::kEmbedding, -1);
-  const int table = AddTensor(
-      inventory, {"model.embed_tokens.weight", {config.vocab_size, config.hidden_size}, embed});
+  const int table = add_matrix(architecture.token_table, config.vocab_size, embed);
+  if (architecture.positions == PositionKind::kLearned) {
+    const int positions = AddUnit(inventory, "positions", UnitKind::kPositions, -1);
+    add_matrix(architecture.position_table, config.max_position_embeddings, positions);
+  }
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     const int unit = AddUnit(
         inventory, absl::StrCat("layers.", layer), UnitKind::kLayer, static_cast<int>(layer));
-    AddLayerTensors(inventory, unit, layer);
+    AddLayerTensors(inventory, architecture, unit);
   }
   const int head = AddUnit(inventory, "head", UnitKind::kHead, -1);
-  AddTensor(inventory, {"model.norm.weight", {config.hidden_size}, head});
+  AddNorm(inventory, head, std::string(architecture.final_norm), architecture.norm);
   if (config.tie_word_embeddings) {
     inventory.units[static_cast<size_t>(head)].borrowed = {table};
   } else {
-    AddTensor(inventory, {"lm_head.weight", {config.vocab_size, config.hidden_size}, head});
+    add_matrix(architecture.head, config.vocab_size, head);
   }
-  AddActivations(inventory, micro_batch);
+  AddActivations(inventory, micro_batch, recompute);
   NumberSites(inventory);
   return inventory;
 }
@@ -204,8 +234,12 @@ std::vector<int64_t> ActivationOffsets(const std::vector<ActivationSpec>& specs)
 double TrainingFlopsPerToken(const ModelConfig& config, int64_t sequence_tokens) {
   const ModelInventory inventory = BuildInventory(config, {.sequences = 1, .sequence_tokens = 1});
   int64_t multiplied = inventory.parameter_count();
-  if (!config.tie_word_embeddings) {
-    multiplied -= config.vocab_size * config.hidden_size;
+  for (const UnitSpec& unit : inventory.units) {
+    const bool looked_up = unit.kind == UnitKind::kPositions ||
+                           (unit.kind == UnitKind::kEmbedding && !config.tie_word_embeddings);
+    if (looked_up) {
+      multiplied -= ElementCount(inventory.tensors[static_cast<size_t>(unit.tensors[0])].shape);
+    }
   }
   return 6.0 * static_cast<double>(multiplied) +
          6.0 * static_cast<double>(config.num_hidden_layers * config.num_attention_heads *

@@ -41,7 +41,9 @@ struct BundleSpec {
   std::vector<int> tensors;  // indices into ModelInventory::tensors
 };
 
-enum class UnitKind { kEmbedding, kLayer, kHead };
+// kPositions adds learned positions to `hidden`; a unit of its own, so that a tied head borrows the
+// token table alone.
+enum class UnitKind { kEmbedding, kPositions, kLayer, kHead };
 
 // Memory that a unit needs for one micro-batch, in the order in which it is laid out, each 256-byte
 // aligned.

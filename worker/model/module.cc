@@ -18,6 +18,9 @@ std::vector<std::unique_ptr<Module>> MakeModules(const plan::ModelInventory& inv
       case plan::UnitKind::kEmbedding:
         modules.push_back(std::make_unique<EmbeddingModule>(inventory));
         break;
+      case plan::UnitKind::kPositions:
+        CHECK_MSG(false, "learned positions");
+        break;
       case plan::UnitKind::kLayer:
         modules.push_back(std::make_unique<LayerModule>(inventory, unit, micro_batch));
         break;

@@ -65,6 +65,7 @@ CanonicalJob JobRules::Run() {
   CheckData();
   CheckSteps();
   CheckSchedule();
+  CheckFreeze();
   CheckTokenFiles();
   CheckParallelism();
   CheckDevices();

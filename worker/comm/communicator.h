@@ -15,7 +15,9 @@
 
 namespace ravel::comm {
 
-// Elements are fp32.
+class CollectiveLedger;
+
+// Elements are fp32 unless a call says otherwise.
 inline constexpr int64_t kElementBytes = sizeof(float);
 // Of each rank, in AllGatherBytes.
 inline constexpr int64_t kMaxGatherBytes = int64_t{64} << 20;
@@ -31,16 +33,19 @@ struct ArenaSizes {
   int64_t common_copies = 1;
 };
 
-// What a trainer says about where it is when it issues a collective: goes into the issue hash and
-// into error messages.
+// What a trainer says about where it is when it issues a collective, equal on all ranks: goes into
+// the issue hash, the ledger and error messages.
 struct CollectiveTag {
   plan::OpCode op = plan::OpCode::kEndPhase;
   int unit = -1;
   int call = 0;
+  int group = -1;  // parameter group
+  plan::Phase phase = plan::Phase::kOnly;
+  int64_t generation = 0;  // of the weights
 };
 
-// Pieces of all ranks that are meant for this rank; element r points at `elements` fp32 values from
-// rank r, readable until the call to ReleasePieces.
+// Pieces of all ranks that are meant for this rank; element r points at `elements` values from rank
+// r (of the element size of the call: cast), readable until the call to ReleasePieces.
 struct PieceViews {
   std::vector<const float*> pieces;
 };
@@ -62,48 +67,51 @@ class Communicator {
 
   // Collective; once. Zero-filled memory for the plan's arena, freed with the communicator. Without
   // shared memory the symmetric and common parts are plain private memory.
+  // common_copies divides size().
   virtual absl::Status AllocateArena(const ArenaSizes& sizes) = 0;
+  // kCommon: the base of this rank's own copy.
   virtual std::byte* arena(plan::MemoryKind kind) = 0;
 
   // Collective over all ranks of this communicator. The ranks are cut into disjoint groups that
   // cover them; `members` is the caller's own group, ascending, as ranks of this communicator. The
   // result is a communicator of that group, with rank() the position in `members`. It uses this
-  // communicator's arena (AllocateArena of the result is a bug) and must not outlive it; a failure
-  // or Abort of one is that of all. Distinct communicators may be used from distinct threads at
-  // once.
+  // communicator's arena, before or after that is allocated (AllocateArena of the result is a bug,
+  // as is a Split of it), and must not outlive it; a failure or Abort of one is that of all.
+  // Distinct communicators may be used from distinct threads at once.
   struct SplitOptions {
     std::string name;  // "shard", "outer", "gather": for messages, equal on all ranks
     std::vector<int> members;
   };
-  virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(const SplitOptions& options) {
-    (void)options;
-    return absl::UnimplementedError("Split");
-  }
+  virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(const SplitOptions& options) = 0;
 
   // All ranks have arrived, and see each other's writes to shared memory.
   virtual absl::Status Barrier(const CollectiveTag& tag) = 0;
 
-  // gathered[r*shard_elements ...) = rank r's shard; S*(N-1)*4 bytes received per rank. When
-  // `gathered` lies in the kCommon arena and the shard is its own slice, nothing is copied: the
-  // call is a barrier.
+  // gathered[r*shard_elements ...) = rank r's shard. The shard may be its own slice of `gathered`.
+  // When, beyond that, `gathered` lies in a copy of the kCommon arena that all ranks of this
+  // communicator share, nothing is copied: the call is a barrier. Pointers are to elements of
+  // `element_bytes`, whatever their type says.
   struct AllGatherOptions {
     CollectiveTag tag = {};
     const float* shard = nullptr;
     float* gathered = nullptr;
     int64_t shard_elements = 0;
+    int64_t element_bytes = kElementBytes;
   };
   virtual absl::Status AllGather(const AllGatherOptions& options) = 0;
 
   // Every rank offers `staging` [size() * shard_elements] (or nullptr if it has no lane this turn);
   // the result views slice rank() of each of the first `contributors` ranks. With shared memory
   // `staging` must lie in the kSymmetric arena and is read in place; otherwise pieces arrive in
-  // `receive` [size() * shard_elements]. All ranks take part.
+  // `receive` [size() * shard_elements]. All ranks take part. Pointers are to elements of
+  // `element_bytes`, whatever their type says: 2 for a bf16 wire.
   struct ExchangeOptions {
     CollectiveTag tag = {};
     const float* staging = nullptr;
     float* receive = nullptr;
     int64_t shard_elements = 0;
     int contributors = 0;  // ranks 0 .. contributors-1 have staged a lane
+    int64_t element_bytes = kElementBytes;
   };
   virtual absl::StatusOr<PieceViews> ExchangePieces(const ExchangeOptions& options) = 0;
   // Ends the reads of the last ExchangePieces: after all ranks have called it, staging may be
@@ -116,8 +124,9 @@ class Communicator {
                                       std::span<const std::byte> mine,
                                       std::span<std::byte> all) = 0;
 
-  // Thread-safe; idempotent. A blocked call of this rank returns Aborted(reason), and peers that
-  // share memory with it are released.
+  // Thread-safe; idempotent. Blocked calls of this rank return Aborted(reason), on this
+  // communicator and on all that were split from the same one, and peers that share memory with it
+  // are released.
   virtual void Abort(std::string_view reason) = 0;
 
   // Rolling 64-bit hash and count of the collectives issued so far. Thread-safe.
@@ -126,6 +135,9 @@ class Communicator {
     uint64_t hash = 0;
   };
   virtual IssueState issued() const = 0;
+
+  // What this rank has issued on this communicator and on all that were split from the same one.
+  virtual CollectiveLedger& ledger() = 0;
 };
 
 }  // namespace ravel::comm

@@ -1,9 +1,11 @@
 #include "worker/comm/gloo_communicator.h"
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstring>
 #include <exception>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -22,8 +24,10 @@
 
 #include "common/check.h"
 #include "common/mutex.h"
+#include "worker/comm/collective_ledger.h"
 #include "worker/comm/issue_log.h"
 #include "worker/comm/shared_segment.h"
+#include "worker/comm/split_groups.h"
 
 namespace ravel::comm {
 namespace {
@@ -81,13 +85,54 @@ struct Message {
   int64_t bytes = 0;
 };
 
+// What a rank's communicators have in common: one mesh of connections, in which each has its own
+// numbers.
+struct GlooRoot {
+  GlooRoot(std::unique_ptr<Mesh> its_mesh, std::chrono::milliseconds its_timeout)
+      : mesh(std::move(its_mesh)), timeout(its_timeout) {}
+
+  const std::unique_ptr<Mesh> mesh;
+  const std::chrono::milliseconds timeout;
+  CollectiveLedger ledger;
+  StickyFailure failure;
+  bool allocated = false;
+  PrivateMapping private_part, symmetric, common;
+  std::atomic<uint64_t> splits = 0;
+
+  mutable Mutex mutex;
+  std::set<UnboundBuffer*> waiting ABSL_GUARDED_BY(mutex);
+  absl::Status abort ABSL_GUARDED_BY(mutex);
+
+  absl::Status aborted() const {
+    MutexLock lock(mutex);
+    return abort;
+  }
+  // Every wait of this rank ends, on any communicator.
+  void Abort(const absl::Status& reason) {
+    MutexLock lock(mutex);
+    if (abort.ok()) {
+      abort = reason;
+    }
+    for (UnboundBuffer* buffer : waiting) {
+      buffer->abortWaitRecv();
+      buffer->abortWaitSend();
+    }
+  }
+};
+
 class GlooCommunicator final : public Communicator {
  public:
-  GlooCommunicator(std::unique_ptr<Mesh> mesh, std::chrono::milliseconds timeout)
-      : mesh_(std::move(mesh)),
-        rank_(mesh_->rank),
-        size_(mesh_->size),
-        timeout_(timeout),
+  struct Member {
+    IssueLog::Group group;
+    int rank = 0;
+    uint64_t key = 0;  // of its messages; 0 is the whole group
+  };
+  GlooCommunicator(std::shared_ptr<GlooRoot> root, Member member)
+      : root_(std::move(root)),
+        rank_(member.rank),
+        size_(static_cast<int>(member.group.members.size())),
+        key_(member.key),
+        log_(root_->ledger.Open(std::move(member.group))),
         headers_(static_cast<size_t>(size_)) {}
 
   int rank() const override { return rank_; }
@@ -97,8 +142,9 @@ class GlooCommunicator final : public Communicator {
 
   absl::Status AllocateArena(const ArenaSizes& sizes) override;
   std::byte* arena(plan::MemoryKind kind) override;
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(const SplitOptions& options) override;
   absl::Status Barrier(const CollectiveTag& tag) override {
-    return Transfer(issues_.Issue(CollectiveKind::kBarrier, tag, 0), {}, {});
+    return Transfer(log_->Issue(CollectiveKind::kBarrier, tag, {}), {}, {});
   }
   absl::Status AllGather(const AllGatherOptions& options) override;
   absl::StatusOr<PieceViews> ExchangePieces(const ExchangeOptions& options) override;
@@ -106,25 +152,30 @@ class GlooCommunicator final : public Communicator {
   absl::Status AllGatherBytes(const CollectiveTag& tag,
                               std::span<const std::byte> mine,
                               std::span<std::byte> all) override;
-  void Abort(std::string_view reason) override;
-  IssueState issued() const override { return issues_.state(); }
+  void Abort(std::string_view reason) override {
+    root_->Abort(absl::AbortedError(std::string(reason)));
+  }
+  IssueState issued() const override { return log_->state(); }
+  CollectiveLedger& ledger() override { return root_->ledger; }
 
  private:
   struct Flight {
     std::unique_ptr<UnboundBuffer> buffer;
     int peer = 0;
   };
-  // Forgets the buffers in flight at its end.
-  class WaitingScope {
-   public:
-    explicit WaitingScope(GlooCommunicator& owner) : owner_(owner) {}
-    ~WaitingScope() {
-      MutexLock lock(owner_.mutex_);
-      owner_.waiting_.clear();
+  // The buffers in flight of one collective; Abort must not touch those that are gone.
+  struct Flights {
+    explicit Flights(GlooRoot& its_root) : root(its_root) {}
+    ~Flights() {
+      MutexLock lock(root.mutex);
+      for (const std::vector<Flight>* flights : {&header_in, &header_out, &in, &out}) {
+        for (const Flight& flight : *flights) {
+          root.waiting.erase(flight.buffer.get());
+        }
+      }
     }
-
-   private:
-    GlooCommunicator& owner_;
+    GlooRoot& root;
+    std::vector<Flight> header_in, header_out, in, out;
   };
   // One collective: headers to and from every peer, checked, and the given messages. Returns when
   // all are through.
@@ -134,6 +185,10 @@ class GlooCommunicator final : public Communicator {
   absl::Status Run(const IssueRecord& issue,
                    const std::vector<Message>& sends,
                    const std::vector<Message>& receives);
+  void PostAll(const IssueRecord& mine,
+               const std::vector<Message>& sends,
+               const std::vector<Message>& receives,
+               Flights& flights);
   absl::Status WaitReceives(std::vector<Flight>& flights);
   absl::Status WaitSends(std::vector<Flight>& flights, std::chrono::milliseconds timeout);
   absl::Status CheckHeaders(const IssueRecord& issue) const;
@@ -142,21 +197,22 @@ class GlooCommunicator final : public Communicator {
                       std::byte* all,
                       int64_t bytes);
   Flight Post(const Message& message);
-  absl::Status aborted() const;
+  // In the mesh, of a rank of this communicator.
+  int WorldRank(int peer) const { return log_->group().members[static_cast<size_t>(peer)]; }
 
-  std::unique_ptr<Mesh> mesh_;
+  const std::shared_ptr<GlooRoot> root_;
   const int rank_;
   const int size_;
-  const std::chrono::milliseconds timeout_;
-  IssueLog issues_;
-  StickyFailure failure_;
+  const uint64_t key_;
+  const std::shared_ptr<IssueLog> log_;
   std::vector<IssueRecord> headers_;
-  PrivateMapping private_, symmetric_, common_;
-
-  mutable Mutex mutex_;
-  std::vector<UnboundBuffer*> waiting_ ABSL_GUARDED_BY(mutex_);
-  absl::Status abort_ ABSL_GUARDED_BY(mutex_);
 };
+
+uint64_t Spread(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
 
 absl::Status GlooError(const std::exception& error, int peer) {
   const std::string text = absl::StrCat("rank ", peer, " (gloo): ", error.what());
@@ -164,39 +220,23 @@ absl::Status GlooError(const std::exception& error, int peer) {
   return late ? absl::DeadlineExceededError(text) : absl::UnavailableError(text);
 }
 
-absl::Status GlooCommunicator::aborted() const {
-  MutexLock lock(mutex_);
-  return abort_;
-}
-
-void GlooCommunicator::Abort(std::string_view reason) {
-  MutexLock lock(mutex_);
-  if (abort_.ok()) {
-    abort_ = absl::AbortedError(std::string(reason));
-  }
-  for (UnboundBuffer* buffer : waiting_) {
-    buffer->abortWaitRecv();
-    buffer->abortWaitSend();
-  }
-}
-
 // -- transfers
 
 GlooCommunicator::Flight GlooCommunicator::Post(const Message& message) {
   Flight flight{
-      .buffer = mesh_->createUnboundBuffer(message.data, static_cast<size_t>(message.bytes)),
-      .peer = message.peer};
-  MutexLock lock(mutex_);
-  waiting_.push_back(flight.buffer.get());
+      .buffer = root_->mesh->createUnboundBuffer(message.data, static_cast<size_t>(message.bytes)),
+      .peer = WorldRank(message.peer)};
+  MutexLock lock(root_->mutex);
+  root_->waiting.insert(flight.buffer.get());
   return flight;
 }
 
 absl::Status GlooCommunicator::WaitReceives(std::vector<Flight>& flights) {
   for (Flight& flight : flights) {
-    RETURN_IF_ERROR(aborted());
+    RETURN_IF_ERROR(root_->aborted());
     try {
-      if (!flight.buffer->waitRecv(nullptr, timeout_)) {
-        return aborted();
+      if (!flight.buffer->waitRecv(nullptr, root_->timeout)) {
+        return root_->aborted();
       }
     } catch (const std::exception& error) {
       return GlooError(error, flight.peer);
@@ -208,10 +248,10 @@ absl::Status GlooCommunicator::WaitReceives(std::vector<Flight>& flights) {
 absl::Status GlooCommunicator::WaitSends(std::vector<Flight>& flights,
                                          std::chrono::milliseconds timeout) {
   for (Flight& flight : flights) {
-    RETURN_IF_ERROR(aborted());
+    RETURN_IF_ERROR(root_->aborted());
     try {
       if (!flight.buffer->waitSend(nullptr, timeout)) {
-        return aborted();
+        return root_->aborted();
       }
     } catch (const std::exception& error) {
       return GlooError(error, flight.peer);
@@ -224,88 +264,125 @@ absl::Status GlooCommunicator::CheckHeaders(const IssueRecord& issue) const {
   for (int peer = 0; peer < size_; ++peer) {
     const IssueRecord& other = headers_[static_cast<size_t>(peer)];
     if (peer != rank_ && (other.hash != issue.hash || other.sequence != issue.sequence)) {
-      return peer < rank_ ? IssueMismatch(peer, other, rank_, issue)
-                          : IssueMismatch(rank_, issue, peer, other);
+      return peer < rank_ ? log_->Mismatch(peer, other, rank_, issue)
+                          : log_->Mismatch(rank_, issue, peer, other);
     }
   }
   return absl::OkStatus();
 }
 
+void GlooCommunicator::PostAll(const IssueRecord& mine,
+                               const std::vector<Message>& sends,
+                               const std::vector<Message>& receives,
+                               Flights& flights) {
+  // Headers meet by their number, payloads by the hash: payloads of different collectives never
+  // meet.
+  const uint64_t header_slot = Spread(key_ + mine.sequence) & ~uint64_t{1};
+  const uint64_t payload_slot = Spread(key_ + mine.hash) | 1;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) {
+      continue;
+    }
+    flights.header_in.push_back(
+        Post({peer, &headers_[static_cast<size_t>(peer)], sizeof(IssueRecord)}));
+    flights.header_in.back().buffer->recv(WorldRank(peer), header_slot);
+    // The library takes one type of buffer for both directions; it does not write to this one.
+    flights.header_out.push_back(
+        Post({peer, const_cast<IssueRecord*>(&mine), sizeof(IssueRecord)}));
+    flights.header_out.back().buffer->send(WorldRank(peer), header_slot);
+  }
+  for (const Message& message : receives) {
+    flights.in.push_back(Post(message));
+    flights.in.back().buffer->recv(WorldRank(message.peer), payload_slot);
+  }
+  for (const Message& message : sends) {
+    flights.out.push_back(Post(message));
+    flights.out.back().buffer->send(WorldRank(message.peer), payload_slot);
+  }
+}
+
 absl::Status GlooCommunicator::Run(const IssueRecord& issue,
                                    const std::vector<Message>& sends,
                                    const std::vector<Message>& receives) {
-  // Headers meet by their number, payloads by the hash: payloads of different collectives never
-  // meet.
-  const uint64_t header_slot = issue.sequence * 2;
-  const uint64_t payload_slot = issue.hash | 1;
-  IssueRecord mine = issue;
-  std::vector<Flight> header_in, header_out, in, out;
-  const WaitingScope scope(*this);  // goes first: Abort must not touch buffers that are gone
+  Flights flights(*root_);
   try {
-    for (int peer = 0; peer < size_; ++peer) {
-      if (peer == rank_) {
-        continue;
-      }
-      header_in.push_back(Post({peer, &headers_[static_cast<size_t>(peer)], sizeof(IssueRecord)}));
-      header_in.back().buffer->recv(peer, header_slot);
-      header_out.push_back(Post({peer, &mine, sizeof(IssueRecord)}));
-      header_out.back().buffer->send(peer, header_slot);
-    }
-    for (const Message& message : receives) {
-      in.push_back(Post(message));
-      in.back().buffer->recv(message.peer, payload_slot);
-    }
-    for (const Message& message : sends) {
-      out.push_back(Post(message));
-      out.back().buffer->send(message.peer, payload_slot);
-    }
+    PostAll(issue, sends, receives, flights);
   } catch (const std::exception& error) {
     return absl::UnavailableError(absl::StrCat("gloo: ", error.what()));
   }
-  RETURN_IF_ERROR(WaitReceives(header_in));
+  RETURN_IF_ERROR(WaitReceives(flights.header_in));
   if (absl::Status equal = CheckHeaders(issue); !equal.ok()) {
-    WaitSends(header_out, kTellPeers).IgnoreError();  // the mismatch is the news, not this
+    WaitSends(flights.header_out, kTellPeers).IgnoreError();  // the mismatch is the news, not this
     return equal;
   }
-  RETURN_IF_ERROR(WaitReceives(in));
-  RETURN_IF_ERROR(WaitSends(out, timeout_));
-  return WaitSends(header_out, timeout_);
+  RETURN_IF_ERROR(WaitReceives(flights.in));
+  RETURN_IF_ERROR(WaitSends(flights.out, root_->timeout));
+  return WaitSends(flights.header_out, root_->timeout);
 }
 
 absl::Status GlooCommunicator::Transfer(const IssueRecord& issue,
                                         const std::vector<Message>& sends,
                                         const std::vector<Message>& receives) {
-  RETURN_IF_ERROR(failure_.Get());
-  if (absl::Status stopped = aborted(); !stopped.ok()) {
-    return failure_.Set(stopped);
+  RETURN_IF_ERROR(root_->failure.Get());
+  absl::Status done = root_->aborted();
+  if (done.ok()) {
+    done = Run(issue, sends, receives);
   }
-  absl::Status done = Run(issue, sends, receives);
-  return done.ok() ? done : failure_.Set(std::move(done));
+  if (done.ok()) {
+    log_->Complete();
+    return done;
+  }
+  done = root_->failure.Set(std::move(done));
+  root_->Abort(done);  // the other communicators of this rank
+  return done;
 }
 
 // -- collectives
 
 absl::Status GlooCommunicator::AllocateArena(const ArenaSizes& sizes) {
+  CHECK_MSG(key_ == 0 && !root_->allocated, "the arena is allocated once, and not for a split");
+  root_->allocated = true;
   const int64_t mine[] = {sizes.private_bytes, sizes.symmetric_bytes, sizes.common_bytes};
   const int64_t total = mine[0] + mine[1] + mine[2];
   // The sum is part of the issue hash: ranks that want different arenas are told so by name.
-  RETURN_IF_ERROR(Transfer(issues_.Issue(CollectiveKind::kAllocateArena, {}, total), {}, {}));
-  ASSIGN_OR_RETURN(private_, PrivateMapping::Create(mine[0]));
-  ASSIGN_OR_RETURN(symmetric_, PrivateMapping::Create(mine[1]));
-  ASSIGN_OR_RETURN(common_, PrivateMapping::Create(mine[2]));
+  RETURN_IF_ERROR(
+      Transfer(log_->Issue(CollectiveKind::kAllocateArena, {}, {.elements = total}), {}, {}));
+  ASSIGN_OR_RETURN(root_->private_part, PrivateMapping::Create(mine[0]));
+  ASSIGN_OR_RETURN(root_->symmetric, PrivateMapping::Create(mine[1]));
+  ASSIGN_OR_RETURN(root_->common, PrivateMapping::Create(mine[2]));
   return absl::OkStatus();
 }
 
 std::byte* GlooCommunicator::arena(plan::MemoryKind kind) {
   switch (kind) {
     case plan::MemoryKind::kPrivate:
-      return private_.data();
+      return root_->private_part.data();
     case plan::MemoryKind::kSymmetric:
-      return symmetric_.data();
+      return root_->symmetric.data();
     case plan::MemoryKind::kCommon:
-      return common_.data();
+      return root_->common.data();
   }
   return nullptr;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> GlooCommunicator::Split(const SplitOptions& options) {
+  CHECK_MSG(key_ == 0, "the whole group is split, not its parts");
+  const std::vector<int32_t> mine = SplitRow(options, size_);
+  std::vector<int32_t> all(mine.size() * static_cast<size_t>(size_));
+  RETURN_IF_ERROR(Gather(log_->Issue(CollectiveKind::kSplit, {}, SplitAmount(options)),
+                         reinterpret_cast<const std::byte*>(mine.data()),
+                         reinterpret_cast<std::byte*>(all.data()),
+                         static_cast<int64_t>(mine.size() * sizeof(int32_t))));
+  if (auto leaders = SplitLeaders(all, size_); !leaders.ok()) {
+    return root_->failure.Set(leaders.status());  // the same on every rank
+  }
+  // Groups of one split have no rank in common, so they may have the same key.
+  const uint64_t key = Spread(++root_->splits);
+  return std::make_unique<GlooCommunicator>(
+      root_,
+      Member{.group = {.name = options.name, .members = options.members},
+             .rank = PositionIn(options.members, rank_),
+             .key = key});
 }
 
 absl::Status GlooCommunicator::Gather(const IssueRecord& issue,
@@ -328,10 +405,13 @@ absl::Status GlooCommunicator::Gather(const IssueRecord& issue,
 
 absl::Status GlooCommunicator::AllGather(const AllGatherOptions& options) {
   CHECK_GE(options.shard_elements, 0);
-  return Gather(issues_.Issue(CollectiveKind::kAllGather, options.tag, options.shard_elements),
-                reinterpret_cast<const std::byte*>(options.shard),
-                reinterpret_cast<std::byte*>(options.gathered),
-                options.shard_elements * kElementBytes);
+  return Gather(
+      log_->Issue(CollectiveKind::kAllGather,
+                  options.tag,
+                  {.elements = options.shard_elements, .element_bytes = options.element_bytes}),
+      reinterpret_cast<const std::byte*>(options.shard),
+      reinterpret_cast<std::byte*>(options.gathered),
+      options.shard_elements * options.element_bytes);
 }
 
 absl::Status GlooCommunicator::AllGatherBytes(const CollectiveTag& tag,
@@ -341,32 +421,40 @@ absl::Status GlooCommunicator::AllGatherBytes(const CollectiveTag& tag,
   const auto bytes = static_cast<int64_t>(mine.size());
   CHECK_LE(bytes, kMaxGatherBytes);
   return Gather(
-      issues_.Issue(CollectiveKind::kAllGatherBytes, tag, bytes), mine.data(), all.data(), bytes);
+      log_->Issue(CollectiveKind::kAllGatherBytes, tag, {.elements = bytes, .element_bytes = 1}),
+      mine.data(),
+      all.data(),
+      bytes);
 }
 
 absl::StatusOr<PieceViews> GlooCommunicator::ExchangePieces(const ExchangeOptions& options) {
-  const int64_t elements = options.shard_elements;
-  CHECK(elements >= 0 && options.contributors >= 0 && options.contributors <= size_);
-  const IssueRecord issue = issues_.Issue(CollectiveKind::kExchange, options.tag, elements);
-  const bool contributes = rank_ < options.contributors && elements > 0;
+  const int64_t bytes = options.shard_elements * options.element_bytes;
+  CHECK(bytes >= 0 && options.contributors >= 0 && options.contributors <= size_);
+  const IssueRecord issue = log_->Issue(CollectiveKind::kExchange,
+                                        options.tag,
+                                        {.elements = options.shard_elements,
+                                         .element_bytes = options.element_bytes,
+                                         .contributors = options.contributors});
+  const bool contributes = rank_ < options.contributors && bytes > 0;
   CHECK_MSG(!contributes || options.staging != nullptr, "a contributor needs staging");
+  auto* staging = reinterpret_cast<std::byte*>(const_cast<float*>(options.staging));
+  auto* receive = reinterpret_cast<std::byte*>(options.receive);
   std::vector<Message> sends, receives;
   PieceViews views;
   for (int peer = 0; peer < size_ && contributes; ++peer) {
     if (peer != rank_) {
-      auto* piece = const_cast<float*>(options.staging + peer * elements);
-      sends.push_back({peer, piece, elements * kElementBytes});
+      sends.push_back({peer, staging + peer * bytes, bytes});
     }
   }
   for (int peer = 0; peer < options.contributors; ++peer) {
-    if (elements == 0) {
-      views.pieces.push_back(nullptr);
-    } else if (peer == rank_) {
-      views.pieces.push_back(options.staging + rank_ * elements);
-    } else {
-      receives.push_back({peer, options.receive + peer * elements, elements * kElementBytes});
-      views.pieces.push_back(options.receive + peer * elements);
+    std::byte* piece = nullptr;
+    if (bytes > 0 && peer == rank_) {
+      piece = staging + rank_ * bytes;
+    } else if (bytes > 0) {
+      piece = receive + peer * bytes;
+      receives.push_back({peer, piece, bytes});
     }
+    views.pieces.push_back(reinterpret_cast<const float*>(piece));
   }
   RETURN_IF_ERROR(Transfer(issue, sends, receives));
   return views;
@@ -375,8 +463,10 @@ absl::StatusOr<PieceViews> GlooCommunicator::ExchangePieces(const ExchangeOption
 // All pieces have left when ExchangePieces returns, so nothing is sent; the next collective's hash
 // covers the call.
 absl::Status GlooCommunicator::ReleasePieces(const CollectiveTag& tag) {
-  issues_.Issue(CollectiveKind::kRelease, tag, 0);
-  return failure_.Get();
+  log_->Issue(CollectiveKind::kRelease, tag, {});
+  RETURN_IF_ERROR(root_->failure.Get());
+  log_->Complete();
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -396,7 +486,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(const GlooO
           "rendezvous of group gloo: ", records.size(), " records, expected ", options.size));
     }
     RETURN_IF_ERROR(mesh->Connect(records));
-    return std::make_unique<GlooCommunicator>(std::move(mesh), options.timeout);
+    return std::make_unique<GlooCommunicator>(
+        std::make_shared<GlooRoot>(std::move(mesh), options.timeout),
+        GlooCommunicator::Member{
+            .group = WholeGroup(options.size), .rank = options.rank, .key = 0});
   } catch (const std::exception& error) {
     return absl::UnavailableError(
         absl::StrCat("gloo on ", options.host_address, ": ", error.what()));

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include <absl/strings/str_cat.h>
 #include <linux/futex.h>
@@ -47,35 +48,38 @@ int64_t GroupBlockBytes(int size) {
   return RoundUp(head, kPageBytes) + 2 * size * kBounceBytes;
 }
 
-GroupBlock::GroupBlock(std::byte* memory, int rank, int size)
-    : header_(reinterpret_cast<GroupHeader*>(memory)), memory_(memory), rank_(rank), size_(size) {
-  CHECK(size >= 1 && size <= kMaxSharedRanks && rank >= 0 && rank < size);
+GroupBlock::GroupBlock(Options options)
+    : options_(std::move(options)),
+      header_(reinterpret_cast<GroupHeader*>(options_.memory)),
+      rank_(options_.rank),
+      size_(options_.size) {
+  CHECK(size_ >= 1 && size_ <= kMaxSharedRanks && rank_ >= 0 && rank_ < size_);
   const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
-  spins_ = static_cast<unsigned>(size) <= cores ? kSpinsWithOwnCore : kSpinsWithSharedCore;
+  spins_ = static_cast<unsigned>(options_.host_ranks) <= cores ? kSpinsWithOwnCore
+                                                               : kSpinsWithSharedCore;
 }
 
 GroupSlot* GroupBlock::SlotOf(uint32_t parity, int rank) {
-  auto* slots = reinterpret_cast<GroupSlot*>(memory_ + sizeof(GroupHeader));
+  auto* slots = reinterpret_cast<GroupSlot*>(options_.memory + sizeof(GroupHeader));
   return slots + static_cast<int64_t>(parity) * size_ + rank;
 }
 
 std::byte* GroupBlock::BounceOf(uint32_t parity, int rank) {
   const int64_t head = static_cast<int64_t>(sizeof(GroupHeader)) + SlotBytes(size_);
   const int64_t index = static_cast<int64_t>(parity) * size_ + rank;
-  return memory_ + RoundUp(head, kPageBytes) + index * kBounceBytes;
+  return options_.memory + RoundUp(head, kPageBytes) + index * kBounceBytes;
 }
 
 absl::Status GroupBlock::Barrier() {
   const uint32_t before = header_->generation.load(std::memory_order_acquire);
   if ((before & kAbortBit) != 0) {
-    return failure();
+    return GroupFailure(*header_);
   }
   // Reading the arrivals before this one makes their slots visible to the last to arrive.
   const uint32_t earlier = header_->arrived.fetch_add(1, std::memory_order_acq_rel);
   if (earlier + 1 == static_cast<uint32_t>(size_)) {
-    if (absl::Status equal = CheckIssues(); !equal.ok()) {
-      Fail(equal);
-      return failure();
+    if (!IssuesAgree()) {
+      return GroupFailure(*header_);
     }
     header_->arrived.store(0, std::memory_order_relaxed);
     header_->generation.fetch_add(kGenerationStep, std::memory_order_seq_cst);
@@ -83,7 +87,7 @@ absl::Status GroupBlock::Barrier() {
       FutexWakeAll(header_->generation);
     }
   } else if (!WaitForRelease(before)) {
-    return failure();
+    return GroupFailure(*header_);
   }
   parity_ ^= 1;
   return absl::OkStatus();
@@ -109,46 +113,47 @@ bool GroupBlock::WaitForRelease(uint32_t generation) {
   return released(now);
 }
 
-absl::Status GroupBlock::CheckIssues() {
+bool GroupBlock::IssuesAgree() {
   const IssueRecord& first = SlotOf(parity_, 0)->issue;
   for (int r = 1; r < size_; ++r) {
     const IssueRecord& other = SlotOf(parity_, r)->issue;
     if (other.hash != first.hash || other.sequence != first.sequence) {
-      return IssueMismatch(0, first, r, other);
+      options_.on_mismatch(0, first, r, other);
+      return false;
     }
   }
-  return absl::OkStatus();
+  return true;
 }
 
-void GroupBlock::Fail(const absl::Status& status) {
+void FailGroup(GroupHeader& header, const absl::Status& status) {
   uint32_t none = 0;
-  if (header_->abort_state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
+  if (header.abort_state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
     const std::string text(status.message());
     const size_t length = std::min(text.size(), kAbortTextBytes - 1);
-    header_->abort_code = static_cast<uint32_t>(status.code());
-    std::memcpy(header_->abort_text, text.data(), length);
-    header_->abort_text[length] = '\0';
-    header_->abort_state.store(2, std::memory_order_release);
+    header.abort_code = static_cast<uint32_t>(status.code());
+    std::memcpy(header.abort_text, text.data(), length);
+    header.abort_text[length] = '\0';
+    header.abort_state.store(2, std::memory_order_release);
   }
   // Even if the rank that writes the reason was killed on the way, everybody is released.
-  header_->generation.fetch_or(kAbortBit, std::memory_order_seq_cst);
-  FutexWakeAll(header_->generation);
+  header.generation.fetch_or(kAbortBit, std::memory_order_seq_cst);
+  FutexWakeAll(header.generation);
 }
 
-absl::Status GroupBlock::failure() const {
-  if ((header_->generation.load(std::memory_order_acquire) & kAbortBit) == 0) {
+absl::Status GroupFailure(const GroupHeader& header) {
+  if ((header.generation.load(std::memory_order_acquire) & kAbortBit) == 0) {
     return absl::OkStatus();
   }
   for (int i = 0; i < kSpinsForText; ++i) {
-    if (header_->abort_state.load(std::memory_order_acquire) == 2) {
+    if (header.abort_state.load(std::memory_order_acquire) == 2) {
       break;
     }
   }
-  if (header_->abort_state.load(std::memory_order_acquire) != 2) {
+  if (header.abort_state.load(std::memory_order_acquire) != 2) {
     return absl::AbortedError("the group was aborted");
   }
-  const char* text = header_->abort_text;
-  return absl::Status(static_cast<absl::StatusCode>(header_->abort_code),
+  const char* text = header.abort_text;
+  return absl::Status(static_cast<absl::StatusCode>(header.abort_code),
                       std::string(text, strnlen(text, kAbortTextBytes)));
 }
 

@@ -7,7 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
+#include <functional>
 
 #include "common/status.h"
 #include "worker/comm/issue_log.h"
@@ -18,23 +18,21 @@ inline constexpr int64_t kPageBytes = 4096;
 inline constexpr int kMaxSharedRanks = 256;
 // Two halves per rank, used in turns.
 inline constexpr int64_t kBounceBytes = int64_t{256} << 10;
-inline constexpr size_t kAbortTextBytes = 512;
+inline constexpr size_t kAbortTextBytes = 1024;
 
 // What a rank publishes before it arrives at a barrier.
 struct GroupSlot {
   IssueRecord issue;
   int64_t offset = -1;  // in the arena, of the memory that peers may read; -1 = none
-  int64_t bytes = 0;
   int64_t reserved = 0;
 };
 static_assert(sizeof(GroupSlot) == 64);
 
 // At the start of the segment; then GroupSlot[2][size], then bounce buffers [2][size]. Zero bytes
-// are the initial state, but for `nonce` and `size`, which the maker writes.
+// are the initial state, but for the nonce, which the maker writes.
 struct GroupHeader {
   uint64_t nonce_low = 0;
   uint64_t nonce_high = 0;
-  uint32_t size = 0;
   // 0 none, 1 being written, 2 readable.
   std::atomic<uint32_t> abort_state;
   uint32_t abort_code = 0;
@@ -49,12 +47,24 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free);
 // Bytes of the block of a group; a multiple of the page size.
 int64_t GroupBlockBytes(int size);
 
-// One rank's view of the block. Slots and barriers are used only from the rank's own thread; Abort
-// and failure are thread-safe.
+// Releases all ranks of a group. The first call's status is the one that its ranks report.
+void FailGroup(GroupHeader& header, const absl::Status& status);
+// The status of FailGroup, or OK.
+absl::Status GroupFailure(const GroupHeader& header);
+
+// One rank's view of the block, used from one thread at a time.
 class GroupBlock {
  public:
-  // `memory` is GroupBlockBytes(size) bytes, zero at first, and outlives this view.
-  GroupBlock(std::byte* memory, int rank, int size);
+  struct Options {
+    std::byte* memory = nullptr;  // GroupBlockBytes(size) bytes, zero at first; outlives this view
+    int rank = 0;
+    int size = 1;
+    // Ranks that may be busy on this host at the same time: beyond its cores, waits hardly spin.
+    int host_ranks = 1;
+    // What ranks a and b issued differs: says so, and releases everybody.
+    std::function<void(int a, const IssueRecord&, int b, const IssueRecord&)> on_mismatch;
+  };
+  explicit GroupBlock(Options options);
 
   GroupHeader& header() { return *header_; }
   // This rank's slot for the next barrier.
@@ -66,25 +76,20 @@ class GroupBlock {
   const std::byte* last_bounce(int rank) { return BounceOf(parity_ ^ 1, rank); }
 
   // All ranks have arrived with equal issue hashes, and what they wrote before is visible.
-  // Otherwise the failure: of Abort, or IssueMismatch on every rank. Spins briefly, then sleeps:
+  // Otherwise the failure of the group. Spins briefly, then sleeps:
   // there may be more ranks than cores.
   absl::Status Barrier();
-
-  // Releases all ranks. The first call's status is the one that everybody reports.
-  void Fail(const absl::Status& status);
-  // The status of Fail, or OK.
-  absl::Status failure() const;
 
  private:
   GroupSlot* SlotOf(uint32_t parity, int rank);
   std::byte* BounceOf(uint32_t parity, int rank);
-  absl::Status CheckIssues();
+  bool IssuesAgree();
   bool WaitForRelease(uint32_t generation);
 
-  GroupHeader* header_;
-  std::byte* memory_;
-  int rank_;
-  int size_;
+  const Options options_;
+  GroupHeader* const header_;
+  const int rank_;
+  const int size_;
   int spins_;
   uint32_t parity_ = 0;
 };

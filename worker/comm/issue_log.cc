@@ -1,9 +1,10 @@
 #include "worker/comm/issue_log.h"
 
-#include <string_view>
+#include <algorithm>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
+#include <time.h>
 
 namespace ravel::comm {
 namespace {
@@ -16,7 +17,31 @@ uint64_t Mix(uint64_t hash, uint64_t value) {
   return x ^ (x >> 31);
 }
 
-std::string_view KindName(CollectiveKind kind) {
+uint64_t Pair(uint32_t high, uint32_t low) {
+  return static_cast<uint64_t>(high) << 32 | low;
+}
+
+uint64_t HashOf(const IssueRecord& record) {
+  uint64_t hash = Mix(record.hash,
+                      Pair(static_cast<uint32_t>(record.kind) << 16 | record.op,
+                           static_cast<uint32_t>(record.phase) << 16 | record.element_bytes));
+  hash = Mix(hash, Pair(static_cast<uint32_t>(record.unit), static_cast<uint32_t>(record.group)));
+  hash = Mix(hash,
+             Pair(static_cast<uint32_t>(record.call), static_cast<uint32_t>(record.contributors)));
+  hash = Mix(hash, static_cast<uint64_t>(record.elements));
+  return Mix(hash, static_cast<uint64_t>(record.generation));
+}
+
+// Coarse: a few milliseconds, and hardly any cost.
+int64_t NowMs() {
+  timespec now = {};
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return static_cast<int64_t>(now.tv_sec) * 1000 + now.tv_nsec / 1000000;
+}
+
+}  // namespace
+
+const char* CollectiveKindName(CollectiveKind kind) {
   switch (kind) {
     case CollectiveKind::kBarrier:
       return "barrier";
@@ -32,61 +57,121 @@ std::string_view KindName(CollectiveKind kind) {
       return "all_gather_bytes";
     case CollectiveKind::kAllocateArena:
       return "allocate_arena";
+    case CollectiveKind::kSplit:
+      return "split";
   }
   return "unknown collective";
 }
 
-}  // namespace
-
-std::string DescribeIssue(const IssueRecord& record) {
-  const auto op = static_cast<plan::OpCode>(record.op);
-  return absl::StrCat(std::string(KindName(record.kind)),
+std::string DescribeIssue(const IssueRecord& record, const std::vector<std::string>& unit_names) {
+  std::string unit = "step";
+  if (record.unit >= 0) {
+    const auto index = static_cast<size_t>(record.unit);
+    unit = index < unit_names.size() ? unit_names[index] : absl::StrCat("unit ", record.unit);
+  }
+  std::string amount = absl::StrCat(record.elements, " bytes");
+  if (record.element_bytes != 1) {
+    amount = absl::StrCat(record.elements, " elements of ", record.element_bytes, " bytes");
+  }
+  return absl::StrCat(CollectiveKindName(record.kind),
                       " #",
                       record.sequence,
                       " (",
-                      plan::OpName(op),
-                      " of unit ",
-                      record.unit,
+                      plan::OpName(static_cast<plan::OpCode>(record.op)),
+                      " of ",
+                      unit,
                       ", call ",
                       record.call,
+                      ", phase ",
+                      plan::PhaseName(static_cast<plan::Phase>(record.phase)),
+                      ", generation ",
+                      record.generation,
                       ", ",
-                      record.elements,
-                      record.kind == CollectiveKind::kAllGatherBytes ? " bytes)" : " elements)");
+                      amount,
+                      ")");
 }
 
-absl::Status IssueMismatch(int rank_a, const IssueRecord& a, int rank_b, const IssueRecord& b) {
-  return absl::FailedPreconditionError(absl::StrCat("collectives differ between ranks: rank ",
-                                                    rank_a,
-                                                    " issued ",
-                                                    DescribeIssue(a),
-                                                    ", rank ",
-                                                    rank_b,
-                                                    " issued ",
-                                                    DescribeIssue(b)));
-}
+IssueLog::IssueLog(Group group, std::shared_ptr<Context> context)
+    : group_(std::move(group)), context_(std::move(context)), ring_(kRingEntries) {}
 
-IssueRecord IssueLog::Issue(CollectiveKind kind, const CollectiveTag& tag, int64_t elements) {
-  IssueRecord record{.elements = elements,
+IssueRecord IssueLog::Issue(CollectiveKind kind, const CollectiveTag& tag, const Amount& amount) {
+  IssueRecord record{.elements = amount.elements,
+                     .generation = tag.generation,
                      .kind = kind,
-                     .op = static_cast<uint32_t>(tag.op),
+                     .op = static_cast<uint8_t>(tag.op),
+                     .phase = static_cast<uint8_t>(tag.phase),
+                     .element_bytes = static_cast<uint8_t>(amount.element_bytes),
                      .unit = tag.unit,
-                     .call = tag.call};
+                     .group = tag.group,
+                     .call = static_cast<int16_t>(tag.call),
+                     .contributors = static_cast<int16_t>(amount.contributors)};
+  const uint64_t order = context_->order.fetch_add(1, std::memory_order_relaxed) + 1;
   MutexLock lock(mutex_);
-  uint64_t hash = Mix(state_.hash, static_cast<uint64_t>(kind) << 32 | record.op);
-  hash = Mix(hash,
-             static_cast<uint64_t>(static_cast<uint32_t>(tag.unit)) << 32 |
-                 static_cast<uint32_t>(tag.call));
-  hash = Mix(hash, static_cast<uint64_t>(elements));
-  state_.hash = hash;
-  ++state_.sequence;
-  record.hash = hash;
-  record.sequence = state_.sequence;
+  record.hash = state_.hash;
+  record.hash = HashOf(record);
+  record.sequence = state_.sequence + 1;
+  state_ = {.sequence = record.sequence, .hash = record.hash};
+  if (record.sequence % kMarkEvery == 0) {
+    mark_sequence_ = record.sequence;
+    mark_hash_ = record.hash;
+  }
+  ring_[record.sequence % kRingEntries] = {.record = record, .order = order, .issued_ms = NowMs()};
   return record;
+}
+
+void IssueLog::Complete() {
+  completed_.fetch_add(1, std::memory_order_release);
 }
 
 Communicator::IssueState IssueLog::state() const {
   MutexLock lock(mutex_);
   return state_;
+}
+
+IssueLog::Snapshot IssueLog::snapshot() const {
+  MutexLock lock(mutex_);
+  Snapshot snapshot{.sequence = state_.sequence,
+                    .hash = state_.hash,
+                    .completed = completed_.load(std::memory_order_acquire),
+                    .waiting_ms = 0,
+                    .mark_sequence = mark_sequence_,
+                    .mark_hash = mark_hash_};
+  if (snapshot.completed < snapshot.sequence) {
+    snapshot.waiting_ms = NowMs() - ring_[snapshot.sequence % kRingEntries].issued_ms;
+  }
+  return snapshot;
+}
+
+std::vector<IssueLog::Entry> IssueLog::Last(size_t most) const {
+  MutexLock lock(mutex_);
+  const uint64_t count =
+      std::min({static_cast<uint64_t>(most), state_.sequence, static_cast<uint64_t>(kRingEntries)});
+  std::vector<Entry> entries;
+  for (uint64_t s = state_.sequence - count + 1; s <= state_.sequence; ++s) {
+    entries.push_back(ring_[s % kRingEntries]);
+  }
+  return entries;
+}
+
+absl::Status IssueLog::Mismatch(int member_a,
+                                const IssueRecord& a,
+                                int member_b,
+                                const IssueRecord& b) const {
+  std::vector<std::string> names;
+  {
+    MutexLock lock(context_->mutex);
+    names = context_->unit_names;
+  }
+  return absl::FailedPreconditionError(absl::StrCat("collectives differ between ranks in group ",
+                                                    group_.name,
+                                                    ": rank ",
+                                                    group_.members[static_cast<size_t>(member_a)],
+                                                    " issued ",
+                                                    DescribeIssue(a, names),
+                                                    ", rank ",
+                                                    group_.members[static_cast<size_t>(member_b)],
+                                                    " issued ",
+                                                    DescribeIssue(b, names)));
 }
 
 absl::Status StickyFailure::Set(absl::Status status) {

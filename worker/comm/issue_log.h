@@ -1,17 +1,20 @@
 #pragma once
 
-// The rolling hash of the collectives that one rank has issued, and how two ranks that disagree are
-// told apart.
+// What one rank has issued on one communicator: a rolling hash, the last entries, and how two ranks
+// that disagree are told apart.
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "common/mutex.h"
 #include "worker/comm/communicator.h"
 
 namespace ravel::comm {
 
-enum class CollectiveKind : uint32_t {
+enum class CollectiveKind : uint8_t {
   kBarrier = 1,
   kAllGather = 2,
   kAllGatherInPlace = 3,
@@ -19,6 +22,7 @@ enum class CollectiveKind : uint32_t {
   kRelease = 5,
   kAllGatherBytes = 6,
   kAllocateArena = 7,
+  kSplit = 8,
 };
 
 // One issued collective; travels in shared memory and on the wire between equal builds.
@@ -26,27 +30,87 @@ struct IssueRecord {
   uint64_t hash = 0;  // of this collective and all before it
   uint64_t sequence = 0;
   int64_t elements = 0;
+  int64_t generation = 0;
   CollectiveKind kind = CollectiveKind::kBarrier;
-  uint32_t op = 0;
+  uint8_t op = 0;
+  uint8_t phase = 0;
+  uint8_t element_bytes = 4;
   int32_t unit = -1;
-  int32_t call = 0;
+  int32_t group = -1;
+  int16_t call = 0;
+  int16_t contributors = 0;  // kExchange
 };
-static_assert(sizeof(IssueRecord) == 40);
+static_assert(sizeof(IssueRecord) == 48);
 
-// "all_gather #12 (Gather of unit 3, call 0, 1024 elements)"
-std::string DescribeIssue(const IssueRecord& record);
-// FailedPrecondition that names what two ranks issued at the same place.
-absl::Status IssueMismatch(int rank_a, const IssueRecord& a, int rank_b, const IssueRecord& b);
+const char* CollectiveKindName(CollectiveKind kind);
+// "all_gather #12 (Gather of layers.3, call 0, phase first, generation 7, 1024 elements of 4
+// bytes)"; "unit 3" where `unit_names` has no name for it.
+std::string DescribeIssue(const IssueRecord& record, const std::vector<std::string>& unit_names);
 
-// Thread-safe.
+// Thread-safe. Issue and Complete are called in turns: a communicator runs one collective at a
+// time.
 class IssueLog {
  public:
-  IssueRecord Issue(CollectiveKind kind, const CollectiveTag& tag, int64_t elements);
+  static constexpr size_t kRingEntries = 4096;
+  // Sequences at which the hash is kept for comparison with other ranks.
+  static constexpr uint64_t kMarkEvery = 256;
+
+  struct Group {
+    std::string name;          // "world", or that of the split
+    std::vector<int> members;  // ranks of the whole group
+  };
+  // What all logs of a rank share.
+  struct Context {
+    std::atomic<uint64_t> order = 0;
+    mutable Mutex mutex;
+    std::vector<std::string> unit_names ABSL_GUARDED_BY(mutex);
+  };
+  IssueLog(Group group, std::shared_ptr<Context> context);
+
+  struct Amount {
+    int64_t elements = 0;
+    int64_t element_bytes = 1;
+    int contributors = 0;
+  };
+  IssueRecord Issue(CollectiveKind kind, const CollectiveTag& tag, const Amount& amount);
+  // The last issued collective is through.
+  void Complete();
+
   Communicator::IssueState state() const;
+  const Group& group() const { return group_; }
+
+  struct Entry {
+    IssueRecord record;
+    uint64_t order = 0;  // among all that this rank issued, on any communicator
+    int64_t issued_ms = 0;
+  };
+  struct Snapshot {
+    uint64_t sequence = 0;
+    uint64_t hash = 0;
+    uint64_t completed = 0;  // sequence of the last that is through
+    int64_t waiting_ms = 0;  // since the last was issued, if it is not through
+    uint64_t mark_sequence = 0;
+    uint64_t mark_hash = 0;
+  };
+  Snapshot snapshot() const;
+  // The last `most` entries, oldest first.
+  std::vector<Entry> Last(size_t most) const;
+
+  // FailedPrecondition that names what two members, by their index, issued at the same place.
+  absl::Status Mismatch(int member_a,
+                        const IssueRecord& a,
+                        int member_b,
+                        const IssueRecord& b) const;
 
  private:
+  const Group group_;
+  const std::shared_ptr<Context> context_;
+  std::atomic<uint64_t> completed_ = 0;
   mutable Mutex mutex_;
   Communicator::IssueState state_ ABSL_GUARDED_BY(mutex_);
+  uint64_t mark_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t mark_hash_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<Entry> ring_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The first failure of a communicator, kept for every later call. Thread-safe.

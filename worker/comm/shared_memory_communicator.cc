@@ -8,30 +8,58 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "worker/comm/split_groups.h"
 
 namespace ravel::comm {
 namespace {
 
-std::span<const std::byte> BytesOf(const float* data, int64_t elements) {
-  return {reinterpret_cast<const std::byte*>(data), static_cast<size_t>(elements * kElementBytes)};
+// Of the record by which the ranks of a split open their memory.
+constexpr size_t kRecordBytes = 256;
+
+std::span<const std::byte> BytesOf(const void* data, int64_t bytes) {
+  return {static_cast<const std::byte*>(data), static_cast<size_t>(bytes)};
 }
 
 }  // namespace
 
+SharedMemoryCommunicator::Root::Root(std::shared_ptr<SharedSegment> its_segment,
+                                     int its_rank,
+                                     int its_size)
+    : segment(std::move(its_segment)),
+      rank(its_rank),
+      size(its_size),
+      domain(*reinterpret_cast<GroupHeader*>(segment->block()), segment) {}
+
 SharedMemoryCommunicator::SharedMemoryCommunicator(std::shared_ptr<SharedSegment> segment,
                                                    int rank,
                                                    int size)
-    : segment_(std::move(segment)),
-      rank_(rank),
-      size_(size),
-      block_(segment_->block(), rank, size) {}
+    : SharedMemoryCommunicator(
+          std::make_shared<Root>(segment, rank, size),
+          Member{.group = WholeGroup(size), .rank = rank, .block = segment->block()}) {}
+
+SharedMemoryCommunicator::SharedMemoryCommunicator(std::shared_ptr<Root> root, Member member)
+    : root_(std::move(root)),
+      rank_(member.rank),
+      size_(static_cast<int>(member.group.members.size())),
+      is_root_(member.block == root_->segment->block()),
+      log_(root_->ledger.Open(std::move(member.group))),
+      block_({.memory = member.block,
+              .rank = rank_,
+              .size = size_,
+              .host_ranks = root_->size,
+              .on_mismatch =
+                  [log = log_.get(), root = root_.get()](
+                      int a, const IssueRecord& issue_a, int b, const IssueRecord& issue_b) {
+                    root->domain.Fail(log->Mismatch(a, issue_a, b, issue_b));
+                  }}) {}
 
 SharedMemoryCommunicator::~SharedMemoryCommunicator() {
-  block_.Fail(absl::AbortedError(absl::StrCat("rank ", rank_, " left the group")));
+  // Of this group alone: others may still have work that does not need this rank.
+  FailGroup(block_.header(), absl::AbortedError(absl::StrCat("rank ", root_->rank, " left")));
 }
 
 void SharedMemoryCommunicator::Abort(std::string_view reason) {
-  block_.Fail(absl::AbortedError(std::string(reason)));
+  root_->domain.Fail(absl::AbortedError(std::string(reason)));
 }
 
 absl::Status SharedMemoryCommunicator::Meet(const IssueRecord& issue, int64_t offset) {
@@ -39,12 +67,19 @@ absl::Status SharedMemoryCommunicator::Meet(const IssueRecord& issue, int64_t of
   return block_.Barrier();
 }
 
+absl::Status SharedMemoryCommunicator::Close(absl::Status status) {
+  if (status.ok()) {
+    log_->Complete();
+  }
+  return status;
+}
+
 absl::Status SharedMemoryCommunicator::Barrier(const CollectiveTag& tag) {
-  return Meet(issues_.Issue(CollectiveKind::kBarrier, tag, 0), -1);
+  return Close(Meet(log_->Issue(CollectiveKind::kBarrier, tag, {}), -1));
 }
 
 absl::Status SharedMemoryCommunicator::ReleasePieces(const CollectiveTag& tag) {
-  return Meet(issues_.Issue(CollectiveKind::kRelease, tag, 0), -1);
+  return Close(Meet(log_->Issue(CollectiveKind::kRelease, tag, {}), -1));
 }
 
 absl::Status SharedMemoryCommunicator::AllGatherBytes(const CollectiveTag& tag,
@@ -53,7 +88,9 @@ absl::Status SharedMemoryCommunicator::AllGatherBytes(const CollectiveTag& tag,
   CHECK(all.size() == mine.size() * static_cast<size_t>(size_));
   CHECK_LE(static_cast<int64_t>(mine.size()), kMaxGatherBytes);
   const auto bytes = static_cast<int64_t>(mine.size());
-  return BounceGather(issues_.Issue(CollectiveKind::kAllGatherBytes, tag, bytes), mine, all);
+  const IssueRecord issue =
+      log_->Issue(CollectiveKind::kAllGatherBytes, tag, {.elements = bytes, .element_bytes = 1});
+  return Close(BounceGather(issue, mine, all));
 }
 
 absl::Status SharedMemoryCommunicator::BounceGather(const IssueRecord& issue,
@@ -82,12 +119,13 @@ absl::Status SharedMemoryCommunicator::BounceGather(const IssueRecord& issue,
 // -- arena
 
 absl::Status SharedMemoryCommunicator::AgreeOnSizes(const ArenaSizes& sizes) {
-  const IssueRecord issue = issues_.Issue(CollectiveKind::kAllocateArena, {}, 0);
+  const IssueRecord issue = log_->Issue(CollectiveKind::kAllocateArena, {}, {});
   std::vector<ArenaSizes> all(static_cast<size_t>(size_));
   RETURN_IF_ERROR(BounceGather(
       issue, std::as_bytes(std::span(&sizes, 1)), std::as_writable_bytes(std::span(all))));
   const auto text = [](const ArenaSizes& s) {
-    return absl::StrCat(s.private_bytes, "/", s.symmetric_bytes, "/", s.common_bytes);
+    return absl::StrCat(
+        s.private_bytes, "/", s.symmetric_bytes, "/", s.common_bytes, "*", s.common_copies);
   };
   for (int r = 1; r < size_; ++r) {
     if (text(all[static_cast<size_t>(r)]) != text(all[0])) {
@@ -100,61 +138,69 @@ absl::Status SharedMemoryCommunicator::AgreeOnSizes(const ArenaSizes& sizes) {
                        text(all[static_cast<size_t>(r)])));
     }
   }
-  return absl::OkStatus();
+  return Close(absl::OkStatus());
 }
 
 // A rank that failed does so on all ranks, so that none waits for it.
 absl::Status SharedMemoryCommunicator::AllSucceeded(const IssueRecord& issue,
                                                     const absl::Status& mine) {
   if (!mine.ok()) {
-    block_.Fail(Annotate(mine, absl::StrCat("rank ", rank_)));
+    root_->domain.Fail(Annotate(mine, absl::StrCat("rank ", rank_)));
     return mine;
   }
   return Meet(issue, -1);
 }
 
+absl::Status SharedMemoryCommunicator::MapArena(const ArenaSizes& sizes) {
+  ASSIGN_OR_RETURN(root_->private_part, PrivateMapping::Create(sizes.private_bytes));
+  const int64_t total = root_->symmetric_begin + size_ * root_->stride;
+  if (total == 0) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(root_->base, root_->segment->MapArena(total));
+  if (rank_ == 0 || root_->CopyOf(rank_) != root_->CopyOf(rank_ - 1)) {
+    RETURN_IF_ERROR(root_->segment->ReserveArena(root_->CopyOf(rank_) * root_->common_stride,
+                                                 root_->common_stride));
+  }
+  return root_->segment->ReserveArena(root_->symmetric_begin + rank_ * root_->stride,
+                                      root_->stride);
+}
+
 absl::Status SharedMemoryCommunicator::AllocateArena(const ArenaSizes& sizes) {
-  CHECK_MSG(!allocated_, "the arena is allocated once");
+  CHECK_MSG(is_root_ && !root_->allocated, "the arena is allocated once, before any split of it");
   CHECK(sizes.private_bytes >= 0 && sizes.symmetric_bytes >= 0 && sizes.common_bytes >= 0);
-  allocated_ = true;
+  CHECK_MSG(sizes.common_copies >= 1 && size_ % sizes.common_copies == 0,
+            "every copy of the common memory has the same number of ranks");
+  root_->allocated = true;
   if (absl::Status equal = AgreeOnSizes(sizes); !equal.ok()) {
-    block_.Fail(equal);
+    root_->domain.Fail(equal);
     return equal;
   }
-  const int64_t common = RoundUp(sizes.common_bytes, kPageBytes);
-  symmetric_stride_ = RoundUp(sizes.symmetric_bytes, kPageBytes);
-  const int64_t total = common + size_ * symmetric_stride_;
-  const IssueRecord issue = issues_.Issue(CollectiveKind::kAllocateArena, {}, total);
+  root_->sizes = sizes;
+  root_->common_stride = RoundUp(sizes.common_bytes, kPageBytes);
+  root_->symmetric_begin = root_->common_stride * sizes.common_copies;
+  root_->stride = RoundUp(sizes.symmetric_bytes, kPageBytes);
+  const int64_t total = root_->symmetric_begin + size_ * root_->stride;
+  const IssueRecord issue = log_->Issue(CollectiveKind::kAllocateArena, {}, {.elements = total});
   absl::Status made;
   if (total > 0 && rank_ == 0) {
-    made = segment_->CreateArena(total);
+    made = root_->segment->CreateArena(total);
   }
   RETURN_IF_ERROR(AllSucceeded(issue, made));
-  const auto map = [&]() -> absl::Status {
-    ASSIGN_OR_RETURN(private_, PrivateMapping::Create(sizes.private_bytes));
-    if (total == 0) {
-      return absl::OkStatus();
-    }
-    ASSIGN_OR_RETURN(common_, segment_->MapArena(total));
-    symmetric_ = common_ + common;
-    if (rank_ == 0) {
-      RETURN_IF_ERROR(segment_->ReserveArena(0, common));
-    }
-    return segment_->ReserveArena(common + rank_ * symmetric_stride_, symmetric_stride_);
-  };
-  RETURN_IF_ERROR(AllSucceeded(issue, map()));
-  sizes_ = sizes;
-  return absl::OkStatus();
+  return Close(AllSucceeded(issue, MapArena(sizes)));
 }
 
 std::byte* SharedMemoryCommunicator::arena(plan::MemoryKind kind) {
   switch (kind) {
     case plan::MemoryKind::kPrivate:
-      return private_.data();
+      return root_->private_part.data();
     case plan::MemoryKind::kSymmetric:
-      return sizes_.symmetric_bytes == 0 ? nullptr : symmetric_ + rank_ * symmetric_stride_;
+      return root_->base == nullptr || root_->sizes.symmetric_bytes == 0
+                 ? nullptr
+                 : root_->symmetric_of(root_->rank);
     case plan::MemoryKind::kCommon:
-      return sizes_.common_bytes == 0 ? nullptr : common_;
+      return root_->base == nullptr || root_->sizes.common_bytes == 0 ? nullptr
+                                                                      : root_->own_common();
   }
   return nullptr;
 }
@@ -164,57 +210,137 @@ int64_t SharedMemoryCommunicator::ReadableOffset(const void* data, int64_t bytes
     const auto* address = static_cast<const std::byte*>(data);
     return length > 0 && address >= begin && address + bytes <= begin + length;
   };
-  if (data == nullptr || common_ == nullptr) {
+  if (data == nullptr || root_->base == nullptr) {
     return -1;
   }
-  if (inside(common_, sizes_.common_bytes) ||
-      inside(symmetric_ + rank_ * symmetric_stride_, sizes_.symmetric_bytes)) {
-    return static_cast<const std::byte*>(data) - common_;
+  if (inside(root_->own_common(), root_->sizes.common_bytes) ||
+      inside(root_->symmetric_of(root_->rank), root_->sizes.symmetric_bytes)) {
+    return static_cast<const std::byte*>(data) - root_->base;
   }
   return -1;
 }
 
+// -- splits
+
+absl::StatusOr<std::vector<int>> SharedMemoryCommunicator::AgreeOnGroups(
+    const IssueRecord& issue, const SplitOptions& options) {
+  const std::vector<int32_t> mine = SplitRow(options, size_);
+  std::vector<int32_t> all(mine.size() * static_cast<size_t>(size_));
+  RETURN_IF_ERROR(
+      BounceGather(issue, std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all))));
+  auto leaders = SplitLeaders(all, size_);
+  if (!leaders.ok()) {
+    root_->domain.Fail(leaders.status());
+  }
+  return leaders;
+}
+
+absl::StatusOr<std::shared_ptr<SharedSegment>> SharedMemoryCommunicator::ShareChild(
+    const IssueRecord& issue, int64_t block_bytes) {
+  std::shared_ptr<SharedSegment> child;
+  char mine[kRecordBytes] = {};
+  absl::Status made;
+  if (rank_ == 0) {
+    auto created = root_->segment->CreateChild(block_bytes);
+    made = created.status();
+    if (made.ok()) {
+      child = created->segment;
+      CHECK_LT(created->record.size(), kRecordBytes);
+      created->record.copy(mine, created->record.size());
+    }
+  }
+  RETURN_IF_ERROR(AllSucceeded(issue, made));
+  std::vector<char> all(kRecordBytes * static_cast<size_t>(size_));
+  RETURN_IF_ERROR(
+      BounceGather(issue, std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all))));
+  absl::Status opened;
+  if (rank_ != 0) {
+    auto segment = root_->segment->OpenChild(std::string(all.data()), block_bytes);
+    opened = segment.status();
+    if (opened.ok()) {
+      child = *std::move(segment);
+    }
+  }
+  RETURN_IF_ERROR(AllSucceeded(issue, opened));
+  return child;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> SharedMemoryCommunicator::Split(
+    const SplitOptions& options) {
+  CHECK_MSG(is_root_, "the whole group is split, not its parts");
+  const IssueRecord issue = log_->Issue(CollectiveKind::kSplit, {}, SplitAmount(options));
+  ASSIGN_OR_RETURN(const std::vector<int> leaders, AgreeOnGroups(issue, options));
+  // The blocks of all groups, in the order of their first members.
+  Member member = {.group = {.name = options.name, .members = options.members}};
+  int64_t own_offset = 0;
+  int64_t block_bytes = 0;
+  std::vector<int64_t> offsets;
+  for (int r = 0; r < size_; ++r) {
+    if (leaders[static_cast<size_t>(r)] != r) {
+      continue;
+    }
+    if (r == options.members.front()) {
+      own_offset = block_bytes;
+    }
+    offsets.push_back(block_bytes);
+    block_bytes += GroupBlockBytes(static_cast<int>(std::count(leaders.begin(), leaders.end(), r)));
+  }
+  ASSIGN_OR_RETURN(const std::shared_ptr<SharedSegment> segment, ShareChild(issue, block_bytes));
+  std::vector<GroupHeader*> headers;
+  for (const int64_t offset : offsets) {
+    headers.push_back(reinterpret_cast<GroupHeader*>(segment->block() + offset));
+  }
+  root_->domain.Add(headers, segment);
+  member.rank = PositionIn(options.members, rank_);
+  member.block = segment->block() + own_offset;
+  RETURN_IF_ERROR(Close(Meet(issue, -1)));  // from here on a failure of one reaches all
+  return std::unique_ptr<Communicator>(new SharedMemoryCommunicator(root_, std::move(member)));
+}
+
 // -- tensors
 
-bool SharedMemoryCommunicator::IsOwnSlice(const AllGatherOptions& options) const {
+// The same verdict on every rank: their positions in equal layouts are equal.
+bool SharedMemoryCommunicator::IsSharedSlice(const AllGatherOptions& options) const {
+  const std::vector<int>& members = log_->group().members;
+  const int64_t shard_bytes = options.shard_elements * options.element_bytes;
   const auto* gathered = reinterpret_cast<const std::byte*>(options.gathered);
-  const int64_t bytes = options.shard_elements * size_ * kElementBytes;
-  return common_ != nullptr && gathered >= common_ &&
-         gathered + bytes <= common_ + sizes_.common_bytes &&
-         options.shard == options.gathered + rank_ * options.shard_elements;
+  if (root_->base == nullptr || root_->CopyOf(members.front()) != root_->CopyOf(members.back())) {
+    return false;
+  }
+  return gathered >= root_->own_common() &&
+         gathered + shard_bytes * size_ <= root_->own_common() + root_->sizes.common_bytes &&
+         reinterpret_cast<const std::byte*>(options.shard) == gathered + rank_ * shard_bytes;
 }
 
 absl::Status SharedMemoryCommunicator::AllGather(const AllGatherOptions& options) {
   CHECK_GE(options.shard_elements, 0);
-  const int64_t elements = options.shard_elements;
-  if (IsOwnSlice(options)) {
-    return Meet(issues_.Issue(CollectiveKind::kAllGatherInPlace, options.tag, elements), -1);
+  const IssueLog::Amount amount = {.elements = options.shard_elements,
+                                   .element_bytes = options.element_bytes};
+  if (IsSharedSlice(options)) {
+    return Close(Meet(log_->Issue(CollectiveKind::kAllGatherInPlace, options.tag, amount), -1));
   }
-  const IssueRecord issue = issues_.Issue(CollectiveKind::kAllGather, options.tag, elements);
-  return GatherFromArena(issue, options);
+  const IssueRecord issue = log_->Issue(CollectiveKind::kAllGather, options.tag, amount);
+  return Close(GatherFromArena(issue, options));
 }
 
 absl::Status SharedMemoryCommunicator::GatherFromArena(const IssueRecord& issue,
                                                        const AllGatherOptions& options) {
-  const int64_t elements = options.shard_elements;
-  const int64_t offset = ReadableOffset(options.shard, elements * kElementBytes);
-  RETURN_IF_ERROR(Meet(issue, offset));
+  const int64_t bytes = options.shard_elements * options.element_bytes;
+  auto* gathered = reinterpret_cast<std::byte*>(options.gathered);
+  RETURN_IF_ERROR(Meet(issue, ReadableOffset(options.shard, bytes)));
   bool readable = true;
   for (int r = 0; r < size_; ++r) {
     readable = readable && block_.last(r).offset >= 0;
   }
   if (!readable) {  // the same verdict on every rank: all have read the same slots
-    const int64_t all_bytes = elements * size_ * kElementBytes;
     return BounceGather(
-        issue,
-        BytesOf(options.shard, elements),
-        {reinterpret_cast<std::byte*>(options.gathered), static_cast<size_t>(all_bytes)});
+        issue, BytesOf(options.shard, bytes), {gathered, static_cast<size_t>(bytes * size_)});
   }
-  for (int r = 0; r < size_ && elements > 0; ++r) {
-    float* target = options.gathered + r * elements;
-    const std::byte* source = common_ + block_.last(r).offset;
-    if (reinterpret_cast<const std::byte*>(target) != source) {
-      std::memcpy(target, source, static_cast<size_t>(elements * kElementBytes));
+  for (int r = 0; r < size_ && bytes > 0; ++r) {
+    std::byte* target = gathered + r * bytes;
+    const std::byte* source = root_->base + block_.last(r).offset;
+    if (target != source) {
+      std::memcpy(target, source, static_cast<size_t>(bytes));
     }
   }
   return Meet(issue, -1);  // shards may be written again
@@ -222,22 +348,24 @@ absl::Status SharedMemoryCommunicator::GatherFromArena(const IssueRecord& issue,
 
 absl::StatusOr<PieceViews> SharedMemoryCommunicator::ExchangePieces(
     const ExchangeOptions& options) {
-  const int64_t elements = options.shard_elements;
-  CHECK(elements >= 0 && options.contributors >= 0 && options.contributors <= size_);
+  const int64_t bytes = options.shard_elements * options.element_bytes;
+  CHECK(bytes >= 0 && options.contributors >= 0 && options.contributors <= size_);
   int64_t offset = -1;
   if (rank_ < options.contributors) {
-    offset = ReadableOffset(options.staging, elements * size_ * kElementBytes);
-    CHECK_MSG(offset >= 0 || elements == 0, "staging must lie in the symmetric arena");
+    offset = ReadableOffset(options.staging, bytes * size_);
+    CHECK_MSG(offset >= 0 || bytes == 0, "staging must lie in the symmetric arena");
   }
-  const IssueRecord issue = issues_.Issue(CollectiveKind::kExchange, options.tag, elements);
-  RETURN_IF_ERROR(Meet(issue, offset));
+  const IssueRecord issue = log_->Issue(CollectiveKind::kExchange,
+                                        options.tag,
+                                        {.elements = options.shard_elements,
+                                         .element_bytes = options.element_bytes,
+                                         .contributors = options.contributors});
+  RETURN_IF_ERROR(Close(Meet(issue, offset)));
   PieceViews views;
   for (int r = 0; r < options.contributors; ++r) {
-    const int64_t staged = block_.last(r).offset;
     const std::byte* piece = nullptr;
-    if (elements > 0) {
-      CHECK_MSG(staged >= 0, "a contributor has staged nothing: contributors differ between ranks");
-      piece = common_ + staged + rank_ * elements * kElementBytes;
+    if (bytes > 0) {
+      piece = root_->base + block_.last(r).offset + rank_ * bytes;
     }
     views.pieces.push_back(reinterpret_cast<const float*>(piece));
   }

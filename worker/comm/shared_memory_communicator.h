@@ -3,7 +3,11 @@
 // The communicator of ranks that can read each other's memory: the one core of `local` and `shm`.
 
 #include <memory>
+#include <string>
+#include <vector>
 
+#include "worker/comm/abort_domain.h"
+#include "worker/comm/collective_ledger.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/group_block.h"
 #include "worker/comm/issue_log.h"
@@ -23,11 +27,12 @@ class SharedMemoryCommunicator final : public Communicator {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-  const char* transport() const override { return segment_->transport(); }
+  const char* transport() const override { return root_->segment->transport(); }
   bool shared_memory() const override { return true; }
 
   absl::Status AllocateArena(const ArenaSizes& sizes) override;
   std::byte* arena(plan::MemoryKind kind) override;
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(const SplitOptions& options) override;
   absl::Status Barrier(const CollectiveTag& tag) override;
   absl::Status AllGather(const AllGatherOptions& options) override;
   absl::StatusOr<PieceViews> ExchangePieces(const ExchangeOptions& options) override;
@@ -36,34 +41,66 @@ class SharedMemoryCommunicator final : public Communicator {
                               std::span<const std::byte> mine,
                               std::span<std::byte> all) override;
   void Abort(std::string_view reason) override;
-  IssueState issued() const override { return issues_.state(); }
+  IssueState issued() const override { return log_->state(); }
+  CollectiveLedger& ledger() override { return root_->ledger; }
 
  private:
+  // What a rank's communicators have in common.
+  struct Root {
+    Root(std::shared_ptr<SharedSegment> its_segment, int its_rank, int its_size);
+    std::byte* symmetric_of(int of_rank) const { return base + symmetric_begin + of_rank * stride; }
+    std::byte* own_common() const { return base + CopyOf(rank) * common_stride; }
+    int64_t CopyOf(int of_rank) const { return of_rank * sizes.common_copies / size; }
+
+    std::shared_ptr<SharedSegment> segment;
+    int rank;
+    int size;
+    CollectiveLedger ledger;
+    AbortDomain domain;
+    // The arena: the common copies, then the symmetric parts in rank order.
+    bool allocated = false;
+    PrivateMapping private_part;
+    ArenaSizes sizes;
+    std::byte* base = nullptr;
+    int64_t common_stride = 0;
+    int64_t symmetric_begin = 0;
+    int64_t stride = 0;
+  };
+  struct Member {
+    IssueLog::Group group;
+    int rank = 0;
+    std::byte* block = nullptr;
+  };
+  SharedMemoryCommunicator(std::shared_ptr<Root> root, Member member);
+
   // Publishes what this rank issues and waits for all.
   absl::Status Meet(const IssueRecord& issue, int64_t offset);
+  // Marks the last issued collective as through, if it is.
+  absl::Status Close(absl::Status status);
   absl::Status AgreeOnSizes(const ArenaSizes& sizes);
+  absl::Status MapArena(const ArenaSizes& sizes);
   // All ranks' bytes through the bounce buffers, one barrier per round.
   absl::Status BounceGather(const IssueRecord& issue,
                             std::span<const std::byte> mine,
                             std::span<std::byte> all);
   absl::Status GatherFromArena(const IssueRecord& issue, const AllGatherOptions& options);
-  // Offset in the shared arena, or -1 if [data, data + bytes) is not inside this rank's part or the
-  // common part.
+  // Offset in the shared arena, or -1 if [data, data + bytes) is not inside this rank's symmetric
+  // or common part.
   int64_t ReadableOffset(const void* data, int64_t bytes) const;
-  bool IsOwnSlice(const AllGatherOptions& options) const;
+  bool IsSharedSlice(const AllGatherOptions& options) const;
   absl::Status AllSucceeded(const IssueRecord& issue, const absl::Status& mine);
+  // For each rank of this communicator the first member of its group.
+  absl::StatusOr<std::vector<int>> AgreeOnGroups(const IssueRecord& issue,
+                                                 const SplitOptions& options);
+  absl::StatusOr<std::shared_ptr<SharedSegment>> ShareChild(const IssueRecord& issue,
+                                                            int64_t block_bytes);
 
-  std::shared_ptr<SharedSegment> segment_;
-  int rank_;
-  int size_;
+  const std::shared_ptr<Root> root_;
+  const int rank_;
+  const int size_;
+  const bool is_root_;
+  const std::shared_ptr<IssueLog> log_;
   GroupBlock block_;
-  IssueLog issues_;
-  PrivateMapping private_;
-  ArenaSizes sizes_;
-  bool allocated_ = false;
-  int64_t symmetric_stride_ = 0;
-  std::byte* common_ = nullptr;  // the common part, then the symmetric parts in rank order
-  std::byte* symmetric_ = nullptr;
 };
 
 }  // namespace ravel::comm

@@ -17,6 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/check.h"
 #include "worker/comm/group_block.h"
 
 namespace ravel::comm {
@@ -63,15 +64,21 @@ void Touch(std::byte* data, int64_t bytes) {
 }  // namespace
 
 absl::StatusOr<PrivateMapping> PrivateMapping::Create(int64_t bytes) {
-  PrivateMapping mapping;
-  if (bytes == 0) {
-    return mapping;
-  }
   RETURN_IF_ERROR(CheckAvailable(bytes));
-  ASSIGN_OR_RETURN(mapping.data_, Map(bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  mapping.bytes_ = bytes;
-  madvise(mapping.data_, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // a wish: many hosts refuse
-  Touch(mapping.data_, bytes);
+  ASSIGN_OR_RETURN(PrivateMapping mapping, CreateUntouched(bytes));
+  if (bytes > 0) {
+    madvise(mapping.data_, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // a wish: some hosts refuse
+    Touch(mapping.data_, bytes);
+  }
+  return mapping;
+}
+
+absl::StatusOr<PrivateMapping> PrivateMapping::CreateUntouched(int64_t bytes) {
+  PrivateMapping mapping;
+  if (bytes > 0) {
+    ASSIGN_OR_RETURN(mapping.data_, Map(bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    mapping.bytes_ = bytes;
+  }
   return mapping;
 }
 
@@ -92,9 +99,25 @@ PrivateMapping::~PrivateMapping() {
 
 absl::StatusOr<std::unique_ptr<LocalSegment>> LocalSegment::Create(int size) {
   auto segment = std::make_unique<LocalSegment>();
-  ASSIGN_OR_RETURN(segment->block_, PrivateMapping::Create(GroupBlockBytes(size)));
-  reinterpret_cast<GroupHeader*>(segment->block())->size = static_cast<uint32_t>(size);
+  ASSIGN_OR_RETURN(segment->block_, PrivateMapping::CreateUntouched(GroupBlockBytes(size)));
   return segment;
+}
+
+absl::StatusOr<SharedSegment::Child> LocalSegment::CreateChild(int64_t block_bytes) {
+  auto child = std::make_shared<LocalSegment>();
+  ASSIGN_OR_RETURN(child->block_, PrivateMapping::CreateUntouched(block_bytes));
+  MutexLock lock(mutex_);
+  children_.push_back(child);
+  return Child{.segment = child, .record = absl::StrCat(children_.size() - 1)};
+}
+
+absl::StatusOr<std::shared_ptr<SharedSegment>> LocalSegment::OpenChild(const std::string& record,
+                                                                       int64_t) {
+  size_t index = 0;
+  CHECK(absl::SimpleAtoi(record, &index));
+  MutexLock lock(mutex_);
+  CHECK_LT(index, children_.size());
+  return children_[index];
 }
 
 absl::Status LocalSegment::CreateArena(int64_t bytes) {
@@ -111,12 +134,21 @@ absl::Status LocalSegment::ReserveArena(int64_t, int64_t) {
 }
 
 absl::StatusOr<std::unique_ptr<MemfdSegment>> MemfdSegment::Create(int size) {
+  return Make(GroupBlockBytes(size));
+}
+
+absl::StatusOr<std::unique_ptr<MemfdSegment>> MemfdSegment::Open(const std::string& record,
+                                                                 int size) {
+  return OpenBlock(record, GroupBlockBytes(size));
+}
+
+absl::StatusOr<std::unique_ptr<MemfdSegment>> MemfdSegment::Make(int64_t block_bytes) {
   const int fd = memfd_create("ravel-group", MFD_CLOEXEC);
   if (fd < 0) {
     return ErrnoStatus(errno, "memfd_create");
   }
-  std::unique_ptr<MemfdSegment> segment(new MemfdSegment(fd, size));
-  if (ftruncate(fd, GroupBlockBytes(size)) != 0) {
+  std::unique_ptr<MemfdSegment> segment(new MemfdSegment(fd, block_bytes));
+  if (ftruncate(fd, block_bytes) != 0) {
     return ErrnoStatus(errno, "sizing shared memory");
   }
   RETURN_IF_ERROR(segment->MapBlock());
@@ -127,43 +159,60 @@ absl::StatusOr<std::unique_ptr<MemfdSegment>> MemfdSegment::Create(int size) {
   }
   header->nonce_low = nonce[0];
   header->nonce_high = nonce[1];
-  header->size = static_cast<uint32_t>(size);
   return segment;
 }
 
 std::string MemfdSegment::record() const {
   const auto* header = reinterpret_cast<const GroupHeader*>(block_);
-  return absl::StrFormat(
-      "shm1:%d:%d:%016x:%016x:%d", getpid(), fd_, header->nonce_low, header->nonce_high, size_);
+  return absl::StrFormat("shm1:%d:%d:%016x:%016x:%d",
+                         getpid(),
+                         fd_,
+                         header->nonce_low,
+                         header->nonce_high,
+                         block_bytes_);
 }
 
-absl::StatusOr<std::unique_ptr<MemfdSegment>> MemfdSegment::Open(const std::string& record,
-                                                                 int size) {
+absl::StatusOr<SharedSegment::Child> MemfdSegment::CreateChild(int64_t block_bytes) {
+  ASSIGN_OR_RETURN(std::shared_ptr<MemfdSegment> child, Make(block_bytes));
+  std::string record = child->record();
+  return Child{.segment = std::move(child), .record = std::move(record)};
+}
+
+absl::StatusOr<std::shared_ptr<SharedSegment>> MemfdSegment::OpenChild(const std::string& record,
+                                                                       int64_t block_bytes) {
+  ASSIGN_OR_RETURN(std::shared_ptr<SharedSegment> child, OpenBlock(record, block_bytes));
+  return child;
+}
+
+absl::StatusOr<std::unique_ptr<MemfdSegment>> MemfdSegment::OpenBlock(const std::string& record,
+                                                                      int64_t block_bytes) {
   // The text itself stays out of messages: it is a secret.
   const std::vector<std::string> fields = absl::StrSplit(record, ':');
   int pid = 0;
   int remote_fd = 0;
-  int record_size = 0;
+  int64_t record_bytes = 0;
   if (fields.size() != 6 || fields[0] != "shm1" || !absl::SimpleAtoi(fields[1], &pid) ||
-      !absl::SimpleAtoi(fields[2], &remote_fd) || !absl::SimpleAtoi(fields[5], &record_size)) {
+      !absl::SimpleAtoi(fields[2], &remote_fd) || !absl::SimpleAtoi(fields[5], &record_bytes)) {
     return absl::InvalidArgumentError(
-        "shared memory record of rank 0: expected shm1:PID:FD:NONCE:NONCE:SIZE");
+        "shared memory record of rank 0: expected shm1:PID:FD:NONCE:NONCE:BYTES");
   }
-  if (record_size != size) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "shared memory record of rank 0: made for ", record_size, " ranks, expected ", size));
+  if (record_bytes != block_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shared memory record of rank 0: its control block has ",
+                     record_bytes,
+                     " bytes, that of this group ",
+                     block_bytes));
   }
   const std::string path = absl::StrCat("/proc/", pid, "/fd/", remote_fd);
   const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) {
     return Annotate(ErrnoStatus(errno, path), "opening the shared memory of rank 0");
   }
-  std::unique_ptr<MemfdSegment> segment(new MemfdSegment(fd, size));
+  std::unique_ptr<MemfdSegment> segment(new MemfdSegment(fd, block_bytes));
   RETURN_IF_ERROR(segment->MapBlock());
   const auto* header = reinterpret_cast<const GroupHeader*>(segment->block_);
   if (absl::StrFormat("%016x", header->nonce_low) != fields[3] ||
-      absl::StrFormat("%016x", header->nonce_high) != fields[4] ||
-      header->size != static_cast<uint32_t>(size)) {
+      absl::StrFormat("%016x", header->nonce_high) != fields[4]) {
     return absl::FailedPreconditionError(
         absl::StrCat(path, " is not the shared memory that rank 0 announced (nonce differs)"));
   }
@@ -171,7 +220,6 @@ absl::StatusOr<std::unique_ptr<MemfdSegment>> MemfdSegment::Open(const std::stri
 }
 
 absl::Status MemfdSegment::MapBlock() {
-  block_bytes_ = GroupBlockBytes(size_);
   struct stat info = {};
   if (fstat(fd_, &info) != 0) {
     return ErrnoStatus(errno, "shared memory of rank 0");

@@ -1,6 +1,7 @@
 #include "tests/worker/comm/group_testing.h"
 
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <utility>
 
@@ -18,11 +19,16 @@ constexpr int64_t kFloatBytes = sizeof(float);
 
 struct ScriptState {
   Communicator& group;
+  const std::vector<int>& members;
   int round = 0;
   int64_t elements = 0;
   float* common = nullptr;
   float* symmetric = nullptr;
 };
+
+int OwnRank(const ScriptState& state) {
+  return state.members[static_cast<size_t>(state.group.rank())];
+}
 
 std::string Fault(const ScriptState& state, std::string_view what, const absl::Status& status) {
   return absl::StrCat("round ",
@@ -38,7 +44,8 @@ std::string Fault(const ScriptState& state, std::string_view what, const absl::S
 std::string CheckGathered(const ScriptState& state, const float* gathered) {
   for (int r = 0; r < state.group.size(); ++r) {
     for (int64_t i = 0; i < state.elements; ++i) {
-      if (gathered[r * state.elements + i] != ValueOf(state.round, r, i)) {
+      if (gathered[r * state.elements + i] !=
+          ValueOf(state.round, state.members[static_cast<size_t>(r)], i)) {
         return absl::StrCat("round ",
                             state.round,
                             ": gathered value ",
@@ -55,7 +62,7 @@ std::string CheckGathered(const ScriptState& state, const float* gathered) {
 
 void Fill(const ScriptState& state, float* shard) {
   for (int64_t i = 0; i < state.elements; ++i) {
-    shard[i] = ValueOf(state.round, state.group.rank(), i);
+    shard[i] = ValueOf(state.round, OwnRank(state), i);
   }
 }
 
@@ -66,7 +73,7 @@ std::string Gather(const ScriptState& state, int where) {
   std::vector<float> gathered(static_cast<size_t>(state.elements * state.group.size()));
   float* shard = where == 2 ? own.data() : state.symmetric;
   float* target = gathered.data();
-  if (where == 0) {
+  if (where == 0 && state.common != nullptr) {
     target = state.common;
     shard = state.common + state.group.rank() * state.elements;
   }
@@ -89,7 +96,7 @@ std::string Exchange(const ScriptState& state, int contributors) {
   const int64_t all = state.elements * group.size();
   const bool staged = group.rank() < contributors;
   for (int64_t i = 0; staged && i < all; ++i) {
-    state.symmetric[i] = ValueOf(state.round, group.rank(), i);
+    state.symmetric[i] = ValueOf(state.round, OwnRank(state), i);
   }
   std::vector<float> receive(static_cast<size_t>(all));
   auto views = group.ExchangePieces({.tag = {plan::OpCode::kReduceScatter, 1, 0},
@@ -109,7 +116,8 @@ std::string Exchange(const ScriptState& state, int contributors) {
     float expected = 0;
     for (int r = 0; r < contributors; ++r) {
       sum += views->pieces[static_cast<size_t>(r)][i];
-      expected += ValueOf(state.round, r, group.rank() * state.elements + i);
+      expected += ValueOf(
+          state.round, state.members[static_cast<size_t>(r)], group.rank() * state.elements + i);
     }
     if (std::memcmp(&sum, &expected, sizeof(sum)) != 0) {
       wrong =
@@ -189,17 +197,29 @@ void RunRanks(const std::string& transport,
   }
 }
 
+int64_t ScriptBytes(int size) {
+  return kMaxElements * size * kFloatBytes;
+}
+
 std::string RunScript(Communicator& group, uint64_t seed, int rounds) {
-  const int64_t arena_bytes = kMaxElements * group.size() * kFloatBytes;
+  const int64_t arena_bytes = ScriptBytes(group.size());
   const absl::Status made = group.AllocateArena(
       {.private_bytes = 100, .symmetric_bytes = arena_bytes, .common_bytes = arena_bytes});
   if (!made.ok()) {
     return made.ToString();
   }
-  ScriptState state{
-      .group = group,
-      .common = reinterpret_cast<float*>(group.arena(plan::MemoryKind::kCommon)),
-      .symmetric = reinterpret_cast<float*>(group.arena(plan::MemoryKind::kSymmetric))};
+  ScriptPlace place = {.members = std::vector<int>(static_cast<size_t>(group.size())),
+                       .common = group.arena(plan::MemoryKind::kCommon),
+                       .symmetric = group.arena(plan::MemoryKind::kSymmetric)};
+  std::iota(place.members.begin(), place.members.end(), 0);
+  return RunScriptAt(group, place, seed, rounds);
+}
+
+std::string RunScriptAt(Communicator& group, const ScriptPlace& place, uint64_t seed, int rounds) {
+  ScriptState state{.group = group,
+                    .members = place.members,
+                    .common = reinterpret_cast<float*>(place.common),
+                    .symmetric = reinterpret_cast<float*>(place.symmetric)};
   const int64_t sizes[] = {0, 1, 3, 1000, 4096, 65536, kMaxElements};
   std::mt19937_64 random(seed);  // the same on every rank
   std::string wrong;

@@ -53,6 +53,16 @@ inline float ValueOf(int round, int rank, int64_t index) {
 // where no test framework listens.
 std::string RunScript(Communicator& group, uint64_t seed, int rounds);
 
+// The same on memory that the caller has set aside in its arena: each of `common` (nullptr: none)
+// and `symmetric` has ScriptBytes(group.size()). `members` are the values' ranks.
+struct ScriptPlace {
+  std::vector<int> members;
+  std::byte* common = nullptr;
+  std::byte* symmetric = nullptr;
+};
+int64_t ScriptBytes(int size);
+std::string RunScriptAt(Communicator& group, const ScriptPlace& place, uint64_t seed, int rounds);
+
 inline double SecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }

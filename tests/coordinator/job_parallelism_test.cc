@@ -165,7 +165,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"OuterStrategyThatNobodyRuns",
             {.parallelism = "replicas: 2, replicateStrategy: optim_grads"},
             "spec.parallelism.replicateStrategy: expected one of no_shard, optim, got "
-            " 'optim_grads'\n"},
+            "'optim_grads'\n"},
         Bad{"SizesAndReplicas",
             {.parallelism = "strategy: hsdp, replicas: 2", .elastic = "sizes: [2, 3, 8]"},
             "spec.elastic.sizes: expected multiples of the 2 replicas (parallelism.replicas), got "

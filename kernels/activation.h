@@ -26,6 +26,24 @@ struct SwiGluBackwardArgs {
 };
 void SwiGluBackward(Stream& stream, const SwiGluBackwardArgs& args);
 
+// The tanh form of GELU [Hendrycks and Gimpel 2016; "gelu_new" of Hugging Face]: y = x/2 * (1 +
+// tanh(sqrt(2/pi) * (x + 0.044715 x^3))). All [tokens, intermediate]; views may be strided; y may
+// alias x.
+struct GeluForwardArgs {
+  TensorView x;
+  TensorView y;
+};
+void GeluForward(Stream& stream, const GeluForwardArgs& args);
+
+// dx = dy * gelu'(x). When y is present it is recomputed too. dx may alias x or dy.
+struct GeluBackwardArgs {
+  TensorView x;
+  TensorView dy;
+  TensorView dx;
+  TensorView y;  // optional
+};
+void GeluBackward(Stream& stream, const GeluBackwardArgs& args);
+
 // y = x + y, elementwise.
 struct AddArgs {
   TensorView x;

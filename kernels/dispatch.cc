@@ -6,6 +6,7 @@
 #include "common/check.h"
 #include "kernels/activation.h"
 #include "kernels/adamw.h"
+#include "kernels/bias.h"
 #include "kernels/cpu/reference_ops.h"
 #include "kernels/cpu/simd_ops.h"
 #include "kernels/cuda/no_cuda.h"
@@ -42,8 +43,28 @@ void CheckFlat(const TensorView& view, int64_t elements, DType dtype = DType::kF
   CHECK_MSG(view.present() || elements == 0, "no data");
 }
 
+void CheckFlatIfPresent(const TensorView& view, int64_t elements) {
+  if (view.present()) {
+    CheckFlat(view, elements);
+  }
+}
+
+// Columns are whole heads of the size of `w`.
+void CheckHeads(const TensorView& x, const TensorView& w) {
+  CheckFlat(w, w.elements());
+  CHECK_MSG(w.elements() > 0 && x.size[1] % w.elements() == 0, "columns are whole heads");
+}
+
 void CheckRank2(const TensorView& view) {
   CHECK_MSG(view.rank == 2, "a matrix is expected");
+}
+
+void CheckPositions(const TensorView& x, const TensorView& table, int64_t sequence_tokens) {
+  CheckMatrix(x, x.size[0], x.size[1]);
+  CheckRank2(table);
+  CheckMatrix(table, table.size[0], x.size[1]);
+  CHECK_MSG(sequence_tokens > 0 && sequence_tokens <= table.size[0],
+            "the table is shorter than a sequence");
 }
 
 void CheckIds(const TensorView& ids, int64_t limit, int64_t lowest) {
@@ -104,12 +125,84 @@ void RmsNormBackward(Stream& stream, const RmsNormBackwardArgs& args) {
   CheckMatrix(args.sum, tokens, hidden);
   CheckMatrix(args.dx, tokens, hidden);
   CheckFlat(args.w, hidden);
-  CheckFlat(args.dw, hidden);
+  CheckFlatIfPresent(args.dw, hidden);
   CheckFlat(args.rstd, tokens);
   if (args.dresidual.present()) {
     CheckMatrix(args.dresidual, tokens, hidden);
   }
   cpu::ActiveOps().rms_norm_backward(args);
+}
+
+void HeadNormForward(Stream& stream, const HeadNormForwardArgs& args) {
+  RequireCpu(stream, "HeadNormForward");
+  CheckRank2(args.x);
+  CheckMatrix(args.x, args.x.size[0], args.x.size[1]);
+  CheckMatrix(args.y, args.x.size[0], args.x.size[1]);
+  CheckHeads(args.x, args.w);
+  cpu::ActiveOps().head_norm_forward(args);
+}
+
+void HeadNormBackward(Stream& stream, const HeadNormBackwardArgs& args) {
+  RequireCpu(stream, "HeadNormBackward");
+  CheckRank2(args.x);
+  for (const TensorView& view : {args.x, args.dy, args.dx}) {
+    CheckMatrix(view, args.x.size[0], args.x.size[1]);
+  }
+  CheckHeads(args.x, args.w);
+  CheckFlatIfPresent(args.dw, args.w.elements());
+  cpu::ActiveOps().head_norm_backward(args);
+}
+
+void LayerNormForward(Stream& stream, const LayerNormForwardArgs& args) {
+  RequireCpu(stream, "LayerNormForward");
+  CheckRank2(args.x);
+  const int64_t tokens = args.x.size[0];
+  const int64_t hidden = args.x.size[1];
+  CheckMatrix(args.x, tokens, hidden);
+  CheckMatrix(args.y, tokens, hidden);
+  CheckFlat(args.w, hidden);
+  CheckFlat(args.b, hidden);
+  CheckFlat(args.mean, tokens);
+  CheckFlat(args.rstd, tokens);
+  if (args.copy.present()) {
+    CheckMatrix(args.copy, tokens, hidden);
+  }
+  cpu::ActiveOps().layer_norm_forward(args);
+}
+
+void LayerNormBackward(Stream& stream, const LayerNormBackwardArgs& args) {
+  RequireCpu(stream, "LayerNormBackward");
+  CheckRank2(args.dy);
+  const int64_t tokens = args.dy.size[0];
+  const int64_t hidden = args.dy.size[1];
+  for (const TensorView& view : {args.dy, args.x, args.dx}) {
+    CheckMatrix(view, tokens, hidden);
+  }
+  CheckFlat(args.w, hidden);
+  CheckFlat(args.mean, tokens);
+  CheckFlat(args.rstd, tokens);
+  CheckFlatIfPresent(args.dw, hidden);
+  CheckFlatIfPresent(args.db, hidden);
+  if (args.dresidual.present()) {
+    CheckMatrix(args.dresidual, tokens, hidden);
+  }
+  cpu::ActiveOps().layer_norm_backward(args);
+}
+
+void AddBias(Stream& stream, const AddBiasArgs& args) {
+  RequireCpu(stream, "AddBias");
+  CheckRank2(args.y);
+  CheckMatrix(args.y, args.y.size[0], args.y.size[1]);
+  CheckFlat(args.bias, args.y.size[1]);
+  cpu::ActiveOps().add_bias(args);
+}
+
+void BiasGradient(Stream& stream, const BiasGradientArgs& args) {
+  RequireCpu(stream, "BiasGradient");
+  CheckRank2(args.dy);
+  CheckMatrix(args.dy, args.dy.size[0], args.dy.size[1]);
+  CheckFlat(args.db, args.dy.size[1]);
+  cpu::ActiveOps().bias_gradient(args);
 }
 
 void BuildRopeTable(Stream& stream, const RopeTableArgs& args) {
@@ -158,6 +251,27 @@ void SwiGluBackward(Stream& stream, const SwiGluBackwardArgs& args) {
   cpu::ActiveOps().swi_glu_backward(args);
 }
 
+void GeluForward(Stream& stream, const GeluForwardArgs& args) {
+  RequireCpu(stream, "GeluForward");
+  CheckRank2(args.x);
+  for (const TensorView& view : {args.x, args.y}) {
+    CheckMatrix(view, args.x.size[0], args.x.size[1]);
+  }
+  cpu::ActiveOps().gelu_forward(args);
+}
+
+void GeluBackward(Stream& stream, const GeluBackwardArgs& args) {
+  RequireCpu(stream, "GeluBackward");
+  CheckRank2(args.x);
+  for (const TensorView& view : {args.x, args.dy, args.dx}) {
+    CheckMatrix(view, args.x.size[0], args.x.size[1]);
+  }
+  if (args.y.present()) {
+    CheckMatrix(args.y, args.x.size[0], args.x.size[1]);
+  }
+  cpu::ActiveOps().gelu_backward(args);
+}
+
 void AddInPlace(Stream& stream, const AddArgs& args) {
   RequireCpu(stream, "AddInPlace");
   if (args.x.rank == 2 && args.y.rank == 2) {
@@ -193,6 +307,20 @@ void EmbeddingBackward(Stream& stream, const EmbeddingBackwardArgs& args) {
   cpu::ActiveOps().embedding_backward(args);
 }
 
+void AddPositions(Stream& stream, const AddPositionsArgs& args) {
+  RequireCpu(stream, "AddPositions");
+  CheckRank2(args.x);
+  CheckPositions(args.x, args.table, args.sequence_tokens);
+  cpu::ActiveOps().add_positions(args);
+}
+
+void PositionGradient(Stream& stream, const PositionGradientArgs& args) {
+  RequireCpu(stream, "PositionGradient");
+  CheckRank2(args.dx);
+  CheckPositions(args.dx, args.dtable, args.sequence_tokens);
+  cpu::ActiveOps().position_gradient(args);
+}
+
 namespace {
 
 void CheckHead(const TensorView& x,
@@ -226,7 +354,9 @@ void LinearCrossEntropyTrain(Stream& stream, const LinearCrossEntropyTrainArgs& 
   RequireCpu(stream, "LinearCrossEntropyTrain");
   CheckHead(args.x, args.w, args.targets, args.loss, args.workspace);
   CheckMatrix(args.dx, args.x.size[0], args.x.size[1]);
-  CheckMatrix(args.dw, args.w.size[0], args.w.size[1]);
+  if (args.dw.present()) {
+    CheckMatrix(args.dw, args.w.size[0], args.w.size[1]);
+  }
   cpu::LinearCrossEntropyTrain(args);
 }
 

@@ -24,4 +24,22 @@ struct EmbeddingBackwardArgs {
 };
 void EmbeddingBackward(Stream& stream, const EmbeddingBackwardArgs& args);
 
+// x[t] += table[t % sequence_tokens]. x [tokens, hidden]; table [positions, hidden], positions at
+// least sequence_tokens.
+struct AddPositionsArgs {
+  TensorView x;
+  TensorView table;
+  int64_t sequence_tokens = 0;
+};
+void AddPositions(Stream& stream, const AddPositionsArgs& args);
+
+// dtable[t % sequence_tokens] += dx[t], in token order; kOverwrite zero-fills dtable first.
+struct PositionGradientArgs {
+  TensorView dx;
+  TensorView dtable;
+  int64_t sequence_tokens = 0;
+  Output output = Output::kOverwrite;
+};
+void PositionGradient(Stream& stream, const PositionGradientArgs& args);
+
 }  // namespace ravel::kernels

@@ -21,7 +21,8 @@ struct LinearCrossEntropyForwardArgs {
 };
 void LinearCrossEntropyForward(Stream& stream, const LinearCrossEntropyForwardArgs& args);
 
-// The same losses, and the gradient of their SUM: dx is overwritten, dw (=|+=). 6 * tokens *
+// The same losses, and the gradient of their SUM: dx is overwritten, dw (=|+=); an absent dw is not
+// computed. 6 * tokens *
 // vocabulary * hidden FLOPs.
 struct LinearCrossEntropyTrainArgs {
   TensorView x;
@@ -29,7 +30,7 @@ struct LinearCrossEntropyTrainArgs {
   TensorView targets;
   TensorView loss;
   TensorView dx;
-  TensorView dw;
+  TensorView dw;  // optional
   Output dw_output = Output::kOverwrite;
   TensorView workspace;  // as above
 };

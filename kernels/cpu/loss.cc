@@ -50,15 +50,17 @@ void LinearCrossEntropyTrain(const LinearCrossEntropyTrainArgs& args) {
     MakeLogits(chunk, args.w);
     ActiveOps().cross_entropy_gradient(RowsOfChunk(chunk, args.targets, args.loss));
     // Before dx, which may be the memory of x.
-    Gemm({.a = chunk.logits,
-          .transpose_a = Transpose::kYes,
-          .b = chunk.x,
-          .c = args.dw,
-          .output = output});
+    if (args.dw.present()) {
+      Gemm({.a = chunk.logits,
+            .transpose_a = Transpose::kYes,
+            .b = chunk.x,
+            .c = args.dw,
+            .output = output});
+    }
     Gemm({.a = chunk.logits, .b = args.w, .c = RowsOf(args.dx, begin, chunk.count)});
     output = Output::kAccumulate;
   }
-  if (output == Output::kOverwrite) {  // no tokens at all
+  if (output == Output::kOverwrite && args.dw.present()) {  // no tokens at all
     for (int64_t row = 0; row < args.dw.rows(); ++row) {
       std::fill_n(args.dw.Row<float>(row), args.dw.columns(), 0.0f);
     }

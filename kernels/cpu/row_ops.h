@@ -1,87 +1,16 @@
 #pragma once
 
-// Ops that walk rows once: norm, activation, rotary embedding, embedding gradient, softmax of
+// Ops that walk rows once: activation, bias, rotary embedding, embedding gradient, softmax of
 // logits. Memory-bound.
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <type_traits>
 
 #include "kernels/cpu/simd_math.h"
 #include "kernels/cpu/simd_ops.h"
 
 namespace ravel::kernels::cpu {
-
-template <typename V>
-void RmsNormForwardRows(const RmsNormForwardArgs& args) {
-  const int64_t hidden = args.x.columns();
-  const float* w = args.w.As<float>();
-  for (int64_t row = 0; row < args.x.rows(); ++row) {
-    const float* x = args.x.Row<float>(row);
-    auto squares = V::Zero();
-    if (args.residual.present()) {
-      const float* residual = args.residual.Row<float>(row);
-      float* sum = args.sum.Row<float>(row);
-      ForEachVector(hidden, [&](int64_t j, auto lanes) {
-        const auto s = V::Add(V::Load(x + j, lanes), V::Load(residual + j, lanes));
-        V::Store(sum + j, s, lanes);
-        squares = V::Fma(s, s, squares);
-      });
-      x = sum;
-    } else {
-      ForEachVector(hidden, [&](int64_t j, auto lanes) {
-        const auto s = V::Load(x + j, lanes);
-        squares = V::Fma(s, s, squares);
-      });
-      if (args.sum.present() && args.sum.Row<float>(row) != x) {
-        std::memmove(args.sum.Row<float>(row), x, sizeof(float) * static_cast<size_t>(hidden));
-      }
-    }
-    const float mean = V::ReduceAdd(squares) / static_cast<float>(hidden);
-    const float rstd = 1.0f / std::sqrt(mean + args.epsilon);
-    args.rstd.As<float>()[row] = rstd;
-    float* y = args.y.Row<float>(row);
-    const auto scale = V::Set1(rstd);
-    ForEachVector(hidden, [&](int64_t j, auto lanes) {
-      const auto normal = V::Mul(V::Load(x + j, lanes), scale);
-      V::Store(y + j, V::Mul(normal, V::Load(w + j, lanes)), lanes);
-    });
-  }
-}
-
-template <typename V>
-void RmsNormBackwardRows(const RmsNormBackwardArgs& args) {
-  const int64_t hidden = args.dy.columns();
-  const float* w = args.w.As<float>();
-  float* dw = args.dw.As<float>();
-  if (args.dw_output == Output::kOverwrite) {
-    std::fill_n(dw, hidden, 0.0f);
-  }
-  for (int64_t row = 0; row < args.dy.rows(); ++row) {
-    const float* dy = args.dy.Row<float>(row);
-    const float* x = args.sum.Row<float>(row);
-    const float* dresidual = args.dresidual.present() ? args.dresidual.Row<float>(row) : nullptr;
-    float* dx = args.dx.Row<float>(row);
-    const float rstd = args.rstd.As<float>()[row];
-    auto dot = V::Zero();
-    ForEachVector(hidden, [&](int64_t j, auto lanes) {
-      const auto wdy = V::Mul(V::Load(w + j, lanes), V::Load(dy + j, lanes));
-      dot = V::Fma(wdy, V::Load(x + j, lanes), dot);
-    });
-    const float mean = V::ReduceAdd(dot) / static_cast<float>(hidden);
-    const auto scale = V::Set1(rstd);
-    const auto pull = V::Set1(rstd * rstd * mean);
-    ForEachVector(hidden, [&](int64_t j, auto lanes) {
-      const auto dyj = V::Load(dy + j, lanes);
-      const auto xj = V::Load(x + j, lanes);
-      V::Store(dw + j, V::Fma(dyj, V::Mul(xj, scale), V::Load(dw + j, lanes)), lanes);
-      const auto inner = V::Fnma(xj, pull, V::Mul(V::Load(w + j, lanes), dyj));
-      const auto rest = dresidual != nullptr ? V::Load(dresidual + j, lanes) : V::Zero();
-      V::Store(dx + j, V::Fma(inner, scale, rest), lanes);
-    });
-  }
-}
 
 // 1 / (1 + e^-x).
 template <typename V>
@@ -130,6 +59,125 @@ void SwiGluBackwardRows(const SwiGluBackwardArgs& args) {
   }
 }
 
+// The tanh form of GELU as x * sigmoid(t(x)), t = x * (a + b x^2). Beyond +-9 the sigmoid is 0 or 1
+// to the last bit that matters.
+template <typename V>
+struct GeluTerms {
+  typename V::F x;
+  typename V::F sigmoid;
+  typename V::F rest;   // 1 - sigmoid, without cancellation
+  typename V::F slope;  // of t
+};
+
+template <typename V>
+inline GeluTerms<V> GeluTermsOf(typename V::F x) {
+  const auto a = V::Set1(1.5957691216f);     // 2 sqrt(2 / pi)
+  const auto b = V::Set1(0.0713548162726f);  // times 0.044715
+  const auto b3 = V::Set1(0.214064448818f);  // times 3
+  const auto near = V::Max(V::Set1(-9.0f), V::Min(V::Set1(9.0f), x));
+  const auto square = V::Mul(near, near);
+  const auto t = V::Mul(near, V::Fma(b, square, a));
+  const auto power = Exp<V>(V::Sub(V::Zero(), t));
+  const auto one = V::Set1(1.0f);
+  const auto sigmoid = V::Div(one, V::Add(one, power));
+  return {x, sigmoid, V::Mul(power, sigmoid), V::Fma(b3, square, a)};
+}
+
+template <typename V>
+void GeluForwardRows(const GeluForwardArgs& args) {
+  for (int64_t row = 0; row < args.x.rows(); ++row) {
+    const float* x = args.x.Row<float>(row);
+    float* y = args.y.Row<float>(row);
+    ForEachVector(args.x.columns(), [&](int64_t j, auto lanes) {
+      const auto terms = GeluTermsOf<V>(V::Load(x + j, lanes));
+      V::Store(y + j, V::Mul(terms.x, terms.sigmoid), lanes);
+    });
+  }
+}
+
+template <typename V>
+void GeluBackwardRows(const GeluBackwardArgs& args) {
+  for (int64_t row = 0; row < args.x.rows(); ++row) {
+    const float* x = args.x.Row<float>(row);
+    const float* dy = args.dy.Row<float>(row);
+    float* dx = args.dx.Row<float>(row);
+    float* y = args.y.present() ? args.y.Row<float>(row) : nullptr;
+    ForEachVector(args.x.columns(), [&](int64_t j, auto lanes) {
+      const auto terms = GeluTermsOf<V>(V::Load(x + j, lanes));
+      const auto d = V::Load(dy + j, lanes);
+      const auto value = V::Mul(terms.x, terms.sigmoid);
+      // y' = s + x s (1 - s) t'
+      const auto slope = V::Fma(V::Mul(value, terms.rest), terms.slope, terms.sigmoid);
+      if (y != nullptr) {
+        V::Store(y + j, value, lanes);
+      }
+      V::Store(dx + j, V::Mul(d, slope), lanes);
+    });
+  }
+}
+
+template <typename V>
+void AddBiasRows(const AddBiasArgs& args) {
+  const float* bias = args.bias.As<float>();
+  const int64_t columns = args.y.columns();
+  for (int64_t row = 0; row < args.y.rows(); ++row) {
+    float* y = args.y.Row<float>(row);
+    if (args.output == Output::kOverwrite) {
+      std::copy_n(bias, columns, y);
+      continue;
+    }
+    ForEachVector(columns, [&](int64_t j, auto lanes) {
+      V::Store(y + j, V::Add(V::Load(y + j, lanes), V::Load(bias + j, lanes)), lanes);
+    });
+  }
+}
+
+// to[row % period] += rows of `from`, in order.
+template <typename V>
+inline void AddRows(const TensorView& from, const TensorView& to, int64_t period) {
+  for (int64_t row = 0; row < from.rows(); ++row) {
+    const float* x = from.Row<float>(row);
+    float* y = to.Row<float>(row % period);
+    ForEachVector(from.columns(), [&](int64_t j, auto lanes) {
+      V::Store(y + j, V::Add(V::Load(y + j, lanes), V::Load(x + j, lanes)), lanes);
+    });
+  }
+}
+
+inline void ZeroRows(const TensorView& matrix) {
+  for (int64_t row = 0; row < matrix.rows(); ++row) {
+    std::fill_n(matrix.Row<float>(row), matrix.columns(), 0.0f);
+  }
+}
+
+template <typename V>
+void BiasGradientRows(const BiasGradientArgs& args) {
+  const TensorView sums = MatrixView(args.db.As<float>(), 1, args.dy.columns());
+  if (args.output == Output::kOverwrite) {
+    ZeroRows(sums);
+  }
+  AddRows<V>(args.dy, sums, 1);
+}
+
+template <typename V>
+void AddPositionsRows(const AddPositionsArgs& args) {
+  for (int64_t row = 0; row < args.x.rows(); ++row) {
+    float* x = args.x.Row<float>(row);
+    const float* position = args.table.Row<float>(row % args.sequence_tokens);
+    ForEachVector(args.x.columns(), [&](int64_t j, auto lanes) {
+      V::Store(x + j, V::Add(V::Load(x + j, lanes), V::Load(position + j, lanes)), lanes);
+    });
+  }
+}
+
+template <typename V>
+void PositionGradientRows(const PositionGradientArgs& args) {
+  if (args.output == Output::kOverwrite) {
+    ZeroRows(args.dtable);
+  }
+  AddRows<V>(args.dx, args.dtable, args.sequence_tokens);
+}
+
 template <typename V>
 void AddInPlaceRows(const AddArgs& args) {
   for (int64_t row = 0; row < args.x.rows(); ++row) {
@@ -169,9 +217,7 @@ template <typename V>
 void EmbeddingBackwardRows(const EmbeddingBackwardArgs& args) {
   const int64_t hidden = args.dtable.columns();
   if (args.output == Output::kOverwrite) {
-    for (int64_t row = 0; row < args.dtable.rows(); ++row) {
-      std::fill_n(args.dtable.Row<float>(row), hidden, 0.0f);
-    }
+    ZeroRows(args.dtable);
   }
   const int32_t* ids = args.ids.As<int32_t>();
   for (int64_t token = 0; token < args.dout.rows(); ++token) {

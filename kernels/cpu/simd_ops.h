@@ -9,7 +9,9 @@
 #include "kernels/activation.h"
 #include "kernels/adamw.h"
 #include "kernels/attention.h"
+#include "kernels/bias.h"
 #include "kernels/embedding.h"
+#include "kernels/gemm.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
 #include "kernels/row_sum.h"
@@ -30,13 +32,26 @@ struct CrossEntropyRowsArgs {
 struct SimdOps {
   void (*rms_norm_forward)(const RmsNormForwardArgs&);
   void (*rms_norm_backward)(const RmsNormBackwardArgs&);
+  void (*head_norm_forward)(const HeadNormForwardArgs&);
+  void (*head_norm_backward)(const HeadNormBackwardArgs&);
+  void (*layer_norm_forward)(const LayerNormForwardArgs&);
+  void (*layer_norm_backward)(const LayerNormBackwardArgs&);
   void (*swi_glu_forward)(const SwiGluForwardArgs&);
   void (*swi_glu_backward)(const SwiGluBackwardArgs&);
+  void (*gelu_forward)(const GeluForwardArgs&);
+  void (*gelu_backward)(const GeluBackwardArgs&);
+  void (*add_bias)(const AddBiasArgs&);
+  void (*bias_gradient)(const BiasGradientArgs&);
+  void (*add_positions)(const AddPositionsArgs&);
+  void (*position_gradient)(const PositionGradientArgs&);
   void (*add_in_place)(const AddArgs&);
   void (*rope)(const RopeArgs&);
   void (*embedding_backward)(const EmbeddingBackwardArgs&);
   void (*cross_entropy_loss)(const CrossEntropyRowsArgs&);
   void (*cross_entropy_gradient)(const CrossEntropyRowsArgs&);
+  // No operand is empty. The workspace holds gemm_workspace_elements.
+  void (*gemm)(const GemmArgs&, float* workspace);
+  int64_t (*gemm_workspace_elements)(const GemmArgs&);
   void (*attention_forward)(const AttentionForwardArgs&);
   void (*attention_backward)(const AttentionBackwardArgs&);
   void (*adamw)(const AdamWArgs&);

@@ -204,6 +204,74 @@ TEST_F(GoldenTest, LinearCrossEntropyWithAnIgnoredTarget) {
   ExpectNear(args.dw, "head", "dw");
 }
 
+TEST_F(GoldenTest, LayerNorm) {
+  LayerNormForwardArgs forward;
+  forward.x = operands_.Matrix(6, 37, Reals("layer_norm", "x"));
+  forward.w = operands_.Vector(37, Reals("layer_norm", "w"));
+  forward.b = operands_.Vector(37, Reals("layer_norm", "b"));
+  forward.epsilon = 1e-5f;
+  forward.y = operands_.Matrix(6, 37);
+  forward.mean = operands_.Vector(6);
+  forward.rstd = operands_.Vector(6);
+  LayerNormForward(operands_.stream, forward);
+  ExpectNear(forward.y, "layer_norm", "y");
+  LayerNormBackwardArgs backward;
+  backward.dy = operands_.Matrix(6, 37, Reals("layer_norm", "dy"));
+  backward.x = forward.x;
+  backward.w = forward.w;
+  backward.mean = forward.mean;
+  backward.rstd = forward.rstd;
+  backward.dx = backward.dy;  // in place
+  backward.dw = operands_.Vector(37);
+  backward.db = operands_.Vector(37);
+  LayerNormBackward(operands_.stream, backward);
+  ExpectNear(backward.dx, "layer_norm", "dx");
+  ExpectNear(backward.dw, "layer_norm", "dw");
+  ExpectNear(backward.db, "layer_norm", "db");
+}
+
+TEST_F(GoldenTest, NormOfEveryHead) {
+  const TensorView x = operands_.Matrix(5, 30, Reals("head_norm", "x"));
+  const TensorView w = operands_.Vector(10, Reals("head_norm", "w"));
+  const TensorView y = operands_.Matrix(5, 30);
+  HeadNormForward(operands_.stream, {.x = x, .w = w, .epsilon = 1e-6f, .y = y});
+  ExpectNear(y, "head_norm", "y");
+  const TensorView dy = operands_.Matrix(5, 30, Reals("head_norm", "dy"));
+  const TensorView dw = operands_.Vector(10);
+  HeadNormBackward(operands_.stream,
+                   {.dy = dy, .x = x, .w = w, .epsilon = 1e-6f, .dx = dy, .dw = dw});
+  ExpectNear(dy, "head_norm", "dx");
+  ExpectNear(dw, "head_norm", "dw");
+}
+
+TEST_F(GoldenTest, Gelu) {
+  const TensorView x = operands_.Matrix(5, 29, Reals("gelu", "x"));
+  const TensorView y = operands_.Matrix(5, 29);
+  GeluForward(operands_.stream, {.x = x, .y = y});
+  ExpectNear(y, "gelu", "y", 1e-7);
+  const TensorView dx = operands_.Matrix(5, 29);
+  const TensorView again = operands_.Matrix(5, 29);
+  GeluBackward(operands_.stream,
+               {.x = x, .dy = operands_.Matrix(5, 29, Reals("gelu", "dy")), .dx = dx, .y = again});
+  ExpectNear(dx, "gelu", "dx", 5e-7);
+  ExpectNear(again, "gelu", "y", 1e-7);
+}
+
+TEST_F(GoldenTest, LearnedPositionsOfTwoSequences) {
+  const TensorView x = operands_.Matrix(14, 11, Reals("positions", "x"));
+  AddPositions(operands_.stream,
+               {.x = x,
+                .table = operands_.Matrix(9, 11, Reals("positions", "table")),
+                .sequence_tokens = 7});
+  ExpectNear(x, "positions", "y");
+  const TensorView dtable = operands_.Matrix(9, 11);
+  PositionGradient(operands_.stream,
+                   {.dx = operands_.Matrix(14, 11, Reals("positions", "dy")),
+                    .dtable = dtable,
+                    .sequence_tokens = 7});
+  ExpectNear(dtable, "positions", "dtable");
+}
+
 TEST_F(GoldenTest, FiveStepsOfAdamW) {
   const TensorView p = operands_.Vector(19, Reals("adamw", "p0"));
   const TensorView m = operands_.Vector(19, std::vector<double>(19));

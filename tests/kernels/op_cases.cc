@@ -11,6 +11,7 @@
 #include "kernels/rope.h"
 #include "tests/kernels/op_case.h"
 #include "tests/kernels/op_cases_attention.h"
+#include "tests/kernels/op_cases_layers.h"
 
 namespace ravel::kernels::testing {
 namespace {
@@ -407,6 +408,7 @@ std::vector<OpCase> AllOpCases() {
   AddEmbeddingCases(cases);
   AddHeadCases(cases);
   AddAttentionCases(cases);
+  AddLayerCases(cases);
   return cases;
 }
 

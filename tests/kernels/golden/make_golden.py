@@ -114,8 +114,44 @@ def adamw_case():
     record("adamw", p=p, m=state["exp_avg"], v=state["exp_avg_sq"])
 
 
+def layer_norm_case():
+    x, w, b = real(6, 37), real(37), real(37)
+    y = functional.layer_norm(x, (37,), w, b, 1e-5)
+    dy = real(6, 37, grad=False)
+    (y * dy).sum().backward()
+    record("layer_norm", x=x, w=w, b=b, y=y, dy=dy, dx=x.grad, dw=w.grad, db=b.grad)
+
+
+def head_norm_case():
+    # 5 tokens, 3 heads of 10, one weight: Qwen3's q_norm.
+    x, w = real(5, 3, 10), real(10)
+    y = rms_norm(x, w, 1e-6)
+    dy = real(5, 3, 10, grad=False)
+    (y * dy).sum().backward()
+    record("head_norm", x=x, w=w, y=y, dy=dy, dx=x.grad, dw=w.grad)
+
+
+def gelu_case():
+    # From far below zero to far above.
+    x = torch.cat((torch.randn(128) * 2, torch.linspace(-40, 40, 17))).reshape(5, 29).double().requires_grad_()
+    y = functional.gelu(x, approximate="tanh")
+    dy = real(5, 29, grad=False)
+    (y * dy).sum().backward()
+    record("gelu", x=x, y=y, dy=dy, dx=x.grad)
+
+
+def positions_case():
+    # Two sequences of 7 tokens, a table of 9 positions.
+    x, table = real(14, 11), real(9, 11)
+    y = x + table[:7].repeat(2, 1)
+    dy = real(14, 11, grad=False)
+    (y * dy).sum().backward()
+    record("positions", x=x, table=table, y=y, dy=dy, dtable=table.grad)
+
+
 def main():
-    for case in (norm_case, swiglu_case, rope_case, attention_case, embedding_case, head_case, adamw_case):
+    for case in (norm_case, swiglu_case, rope_case, attention_case, embedding_case, head_case, adamw_case,
+                 layer_norm_case, head_norm_case, gelu_case, positions_case):
         case()
     path = pathlib.Path(__file__).with_name("golden.txt")
     path.write_text("\n".join(LINES) + "\n")

@@ -72,11 +72,12 @@ struct GroupOptions {
   int most_groups = 3;  // of one kind (trainable or frozen)
   // What a further group costs: the time of its collectives' launches, in elements on the wire.
   int64_t launch_elements = 65536;
+  int64_t alignment_elements = kLayoutAlignmentElements;  // 512 where two elements share a byte
 };
 // The parameter groups of a unit: trainable before frozen, which never share a group; each kind
 // split by atom family where that saves more than its launches cost: every way to form at most
-// `most_groups` is tried. Bundles stay whole. `width`: ranks that cut each
-// group's buffer. Every tensor of the unit is in exactly one group; no group is empty.
+// `most_groups` is tried. Bundles stay whole. `width`: ranks that cut each group's buffer. Every
+// tensor of the unit is in exactly one group; no group is empty.
 std::vector<GroupLayout> PlanGroups(const ModelInventory& inventory,
                                     int unit,
                                     int64_t width,

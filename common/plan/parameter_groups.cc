@@ -62,7 +62,7 @@ UnitItems ItemsOf(const ModelInventory& inventory, int unit) {
 
 GroupLayout GroupOf(const ModelInventory& inventory,
                     int unit,
-                    int64_t width,
+                    const FlatLayoutOptions& options,
                     const UnitItems& all,
                     const std::vector<size_t>& chosen) {
   std::vector<LayoutItem> items;
@@ -72,7 +72,7 @@ GroupLayout GroupOf(const ModelInventory& inventory,
   }
   GroupLayout group = {.unit = unit,
                        .trainable = chosen.empty() || all.trainable[chosen.front()],
-                       .layout = PlanFlatLayout(items, {.width = width}),
+                       .layout = PlanFlatLayout(items, options),
                        .tensors = {},
                        .tensor_offsets = {}};
   std::vector<std::pair<int64_t, int>> placed;
@@ -149,7 +149,10 @@ class GroupSplitter {
       }
     }
     std::sort(items.begin(), items.end());
-    return layouts_.emplace(part, GroupOf(inventory_, unit_, width_, all_, items)).first->second;
+    return layouts_
+        .emplace(part,
+                 GroupOf(inventory_, unit_, {width_, options_.alignment_elements}, all_, items))
+        .first->second;
   }
 
   int64_t CostOf(uint32_t part) {
@@ -228,7 +231,7 @@ GroupLayout PlanGroupLayout(const ModelInventory& inventory, int unit, int64_t w
   const UnitItems all = ItemsOf(inventory, unit);
   std::vector<size_t> everything(all.items.size());
   std::iota(everything.begin(), everything.end(), size_t{0});
-  return GroupOf(inventory, unit, width, all, everything);
+  return GroupOf(inventory, unit, {.width = width}, all, everything);
 }
 
 std::vector<GroupLayout> PlanGroups(const ModelInventory& inventory,

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string>
+#include <string_view>
 #include <utility>
-
-#include <absl/strings/str_cat.h>
 
 #include "common/check.h"
 #include "kernels/activation.h"
@@ -25,107 +23,119 @@ size_t Size(int64_t elements) {
   return static_cast<size_t>(elements);
 }
 
+plan::ModelInventory Unbundled(plan::ModelInventory inventory) {
+  for (plan::TensorSpec& tensor : inventory.tensors) {
+    tensor.bundle = -1;
+  }
+  inventory.bundles.clear();
+  return inventory;
+}
+
 }  // namespace
 
 Decoder::Decoder(const plan::ModelInventory& inventory,
                  std::vector<TensorView> weights,
                  int64_t max_tokens)
-    : inventory_(inventory),
-      config_(inventory.config),
+    : inventory_(Unbundled(inventory)),
+      config_(inventory_.config),
+      architecture_(plan::ArchitectureOf(config_.architecture)),
       weights_(std::move(weights)),
       max_tokens_(max_tokens) {
   CHECK(max_tokens > 0 && weights_.size() == inventory.tensors.size());
-  table_ = Weight("model.embed_tokens.weight");
-  final_norm_ = Weight("model.norm.weight");
-  head_ = config_.tie_word_embeddings ? table_ : Weight("lm_head.weight");
-  const int64_t key_value = config_.num_key_value_heads * config_.head_dim;
-  for (int64_t i = 0; i < config_.num_hidden_layers; ++i) {
-    const auto weight = [&](const char* name) {
-      return Weight(absl::StrCat("model.layers.", i, ".", name, ".weight"));
-    };
-    layers_.push_back({.norm0 = weight("input_layernorm"),
-                       .q = weight("self_attn.q_proj"),
-                       .k = weight("self_attn.k_proj"),
-                       .v = weight("self_attn.v_proj"),
-                       .o = weight("self_attn.o_proj"),
-                       .norm1 = weight("post_attention_layernorm"),
-                       .gate = weight("mlp.gate_proj"),
-                       .up = weight("mlp.up_proj"),
-                       .down = weight("mlp.down_proj"),
-                       .keys = std::vector<float>(Size(max_tokens * key_value)),
-                       .values = std::vector<float>(Size(max_tokens * key_value))});
+  for (size_t i = 0; i < inventory_.units.size(); ++i) {
+    const int unit = static_cast<int>(i);
+    const UnitTensors tensors(inventory_, unit);
+    switch (tensors.spec().kind) {
+      case plan::UnitKind::kEmbedding:
+        table_ = WeightsOf(tensors).weights[0];
+        break;
+      case plan::UnitKind::kPositions:
+        positions_ = WeightsOf(tensors).weights[0];
+        CHECK(max_tokens <= positions_.rows());
+        break;
+      case plan::UnitKind::kLayer:
+        AddLayer(unit);
+        break;
+      case plan::UnitKind::kHead:
+        head_memory_ = WeightsOf(tensors);
+        final_norm_.emplace_back(tensors, architecture_.final_norm);
+        head_ = config_.tie_word_embeddings
+                    ? table_
+                    : head_memory_.weights[tensors.Index(architecture_.head, "weight")];
+        break;
+    }
   }
-  std::vector<float> frequencies = InverseFrequencies(config_);
-  const auto half = static_cast<int64_t>(frequencies.size());
-  cosine_.resize(Size(max_tokens * half));
-  sine_.resize(Size(max_tokens * half));
-  kernels::BuildRopeTable(stream_,
-                          {.inverse_frequency = VectorView(frequencies.data(), half),
-                           .cosine = MatrixView(cosine_.data(), max_tokens, half),
-                           .sine = MatrixView(sine_.data(), max_tokens, half)});
+  BuildRotation();
   hidden_.resize(Size(config_.hidden_size));
   normed_.resize(Size(config_.hidden_size));
-  q_.resize(Size(config_.num_attention_heads * config_.head_dim));
-  attended_.resize(q_.size());
-  k_.resize(Size(key_value));
-  v_.resize(Size(key_value));
-  gate_.resize(Size(config_.intermediate_size));
-  up_.resize(Size(config_.intermediate_size));
+  attended_.resize(Size(config_.num_attention_heads * config_.head_dim));
+  qkv_.resize(attended_.size() + 2 * Size(config_.num_key_value_heads * config_.head_dim));
+  inner_.resize(Size(config_.intermediate_size));
+  mlp_in_.resize(inner_.size() * (architecture_.mlp == plan::MlpKind::kSwiGlu ? 2 : 1));
   scores_.resize(Size(max_tokens));
   logits_.resize(Size(config_.vocab_size));
 }
 
-TensorView Decoder::Weight(const std::string& name) const {
-  const int index = inventory_.FindTensor(name);
-  CHECK_MSG(index >= 0, "the inventory lacks a tensor of the model");
-  return weights_[static_cast<size_t>(index)];
+UnitMemory Decoder::WeightsOf(const UnitTensors& tensors) const {
+  UnitMemory memory;
+  for (const int tensor : tensors.spec().tensors) {
+    memory.weights.push_back(weights_[static_cast<size_t>(tensor)]);
+  }
+  return memory;
 }
 
-void Decoder::Multiply(const std::vector<float>& x,
-                       const TensorView& weight,
-                       std::vector<float>& y) {
-  kernels::Gemm(stream_,
-                {.a = RowOf(const_cast<std::vector<float>&>(x)),
-                 .transpose_a = kernels::Transpose::kNo,
-                 .b = weight,
-                 .transpose_b = kernels::Transpose::kYes,
-                 .c = RowOf(y),
-                 .output = kernels::Output::kOverwrite});
+void Decoder::AddLayer(int unit) {
+  const UnitTensors tensors(inventory_, unit);
+  const size_t cache = Size(max_tokens_ * config_.num_key_value_heads * config_.head_dim);
+  Layer layer = {.memory = WeightsOf(tensors),
+                 .attention_norm = Norm(tensors, architecture_.attention_norm),
+                 .qkv = Projection(tensors, architecture_.qkv),
+                 .query_norm = {},
+                 .key_norm = {},
+                 .attention_output = Projection(tensors, architecture_.attention_output),
+                 .mlp_norm = Norm(tensors, architecture_.mlp_norm),
+                 .mlp_input = Projection(tensors, architecture_.mlp_input),
+                 .mlp_output = Projection(tensors, architecture_.mlp_output),
+                 .keys = std::vector<float>(cache),
+                 .values = std::vector<float>(cache)};
+  if (!architecture_.query_norm.empty()) {
+    layer.query_norm = layer.memory.weights[tensors.Index(architecture_.query_norm, "weight")];
+    layer.key_norm = layer.memory.weights[tensors.Index(architecture_.key_norm, "weight")];
+  }
+  layers_.push_back(std::move(layer));
 }
 
-void Decoder::AddProduct(const std::vector<float>& x,
-                         const TensorView& weight,
-                         std::vector<float>& y) {
-  kernels::Gemm(stream_,
-                {.a = RowOf(const_cast<std::vector<float>&>(x)),
-                 .transpose_a = kernels::Transpose::kNo,
-                 .b = weight,
-                 .transpose_b = kernels::Transpose::kYes,
-                 .c = RowOf(y),
-                 .output = kernels::Output::kAccumulate});
+void Decoder::BuildRotation() {
+  if (architecture_.positions != plan::PositionKind::kRotary) {
+    return;
+  }
+  std::vector<float> frequencies = InverseFrequencies(config_);
+  const auto half = static_cast<int64_t>(frequencies.size());
+  cosine_.resize(Size(max_tokens_ * half));
+  sine_.resize(Size(max_tokens_ * half));
+  kernels::BuildRopeTable(stream_,
+                          {.inverse_frequency = VectorView(frequencies.data(), half),
+                           .cosine = MatrixView(cosine_.data(), max_tokens_, half),
+                           .sine = MatrixView(sine_.data(), max_tokens_, half)});
 }
 
-void Decoder::Normalize(const TensorView& weight) {
+void Decoder::Normalize(const Norm& norm, const UnitMemory& memory) {
+  float mean = 0;
   float rstd = 0;
-  kernels::RmsNormForward(stream_,
-                          {.x = RowOf(hidden_),
-                           .residual = {},
-                           .w = weight,
-                           .epsilon = static_cast<float>(config_.rms_norm_eps),
-                           .sum = {},
-                           .y = RowOf(normed_),
-                           .rstd = VectorView(&rstd, 1)});
+  norm.Forward(stream_,
+               {.memory = memory,
+                .x = RowOf(hidden_),
+                .copy = {},
+                .y = RowOf(normed_),
+                .statistics = {.mean = VectorView(&mean, 1), .rstd = VectorView(&rstd, 1)}});
 }
 
-void Decoder::Rotate(std::vector<float>& heads) {
-  const int64_t half = config_.head_dim / 2;
-  kernels::Rope(stream_,
-                {.x = RowOf(heads),
-                 .head_size = config_.head_dim,
-                 .sequence_tokens = 1,
-                 .cosine = MatrixView(cosine_.data() + position_ * half, 1, half),
-                 .sine = MatrixView(sine_.data() + position_ * half, 1, half),
-                 .direction = kernels::RopeDirection::kForward});
+void Decoder::NormHeads(const TensorView& heads, const TensorView& weight) {
+  if (weight.present()) {
+    kernels::HeadNormForward(
+        stream_,
+        {.x = heads, .w = weight, .epsilon = static_cast<float>(config_.rms_norm_eps), .y = heads});
+  }
 }
 
 // Softmax of this position's query against all cached keys, head by head.
@@ -135,7 +145,7 @@ void Decoder::Attend(const Layer& layer) {
   const int64_t group = config_.num_attention_heads / config_.num_key_value_heads;
   const double scale = 1.0 / std::sqrt(static_cast<double>(size));
   for (int64_t head = 0; head < config_.num_attention_heads; ++head) {
-    const float* query = q_.data() + head * size;
+    const float* query = qkv_.data() + head * size;
     const int64_t column = head / group * size;
     float largest = -INFINITY;
     for (int64_t at = 0; at <= position_; ++at) {
@@ -165,34 +175,73 @@ void Decoder::Attend(const Layer& layer) {
 }
 
 void Decoder::RunLayer(Layer& layer) {
-  Normalize(layer.norm0);
-  Multiply(normed_, layer.q, q_);
-  Multiply(normed_, layer.k, k_);
-  Multiply(normed_, layer.v, v_);
-  Rotate(q_);
-  Rotate(k_);
-  const auto at = static_cast<std::ptrdiff_t>(Size(position_) * k_.size());
-  std::copy(k_.begin(), k_.end(), layer.keys.begin() + at);
-  std::copy(v_.begin(), v_.end(), layer.values.begin() + at);
+  Normalize(layer.attention_norm, layer.memory);
+  layer.qkv.Forward(stream_, {.memory = layer.memory, .x = RowOf(normed_), .y = RowOf(qkv_)});
+  const auto query = static_cast<int64_t>(attended_.size());
+  const int64_t key_value = config_.num_key_value_heads * config_.head_dim;
+  NormHeads(ColumnsOf(RowOf(qkv_), 0, query), layer.query_norm);
+  NormHeads(ColumnsOf(RowOf(qkv_), query, key_value), layer.key_norm);
+  if (!cosine_.empty()) {
+    const int64_t half = config_.head_dim / 2;
+    kernels::Rope(stream_,
+                  {.x = ColumnsOf(RowOf(qkv_), 0, query + key_value),
+                   .head_size = config_.head_dim,
+                   .sequence_tokens = 1,
+                   .cosine = MatrixView(cosine_.data() + position_ * half, 1, half),
+                   .sine = MatrixView(sine_.data() + position_ * half, 1, half),
+                   .direction = kernels::RopeDirection::kForward});
+  }
+  const float* key = qkv_.data() + query;
+  std::copy_n(key, key_value, layer.keys.data() + position_ * key_value);
+  std::copy_n(key + key_value, key_value, layer.values.data() + position_ * key_value);
   Attend(layer);
-  AddProduct(attended_, layer.o, hidden_);
-  Normalize(layer.norm1);
-  Multiply(normed_, layer.gate, gate_);
-  Multiply(normed_, layer.up, up_);
-  kernels::SwiGluForward(stream_, {.gate = RowOf(gate_), .up = RowOf(up_), .y = RowOf(gate_)});
-  AddProduct(gate_, layer.down, hidden_);
+  layer.attention_output.Forward(stream_,
+                                 {.memory = layer.memory,
+                                  .x = RowOf(attended_),
+                                  .y = RowOf(hidden_),
+                                  .output = kernels::Output::kAccumulate});
+  Normalize(layer.mlp_norm, layer.memory);
+  layer.mlp_input.Forward(stream_,
+                          {.memory = layer.memory, .x = RowOf(normed_), .y = RowOf(mlp_in_)});
+  const TensorView input = RowOf(mlp_in_);
+  if (architecture_.mlp == plan::MlpKind::kSwiGlu) {
+    const int64_t inner = config_.intermediate_size;
+    kernels::SwiGluForward(stream_,
+                           {.gate = ColumnsOf(input, 0, inner),
+                            .up = ColumnsOf(input, inner, inner),
+                            .y = RowOf(inner_)});
+  } else {
+    kernels::GeluForward(stream_, {.x = input, .y = RowOf(inner_)});
+  }
+  layer.mlp_output.Forward(stream_,
+                           {.memory = layer.memory,
+                            .x = RowOf(inner_),
+                            .y = RowOf(hidden_),
+                            .output = kernels::Output::kAccumulate});
+}
+
+void Decoder::Embed(int32_t token) {
+  std::copy_n(table_.Row<float>(token), config_.hidden_size, hidden_.begin());
+  for (int64_t i = 0; positions_.present() && i < config_.hidden_size; ++i) {
+    hidden_[Size(i)] += positions_.Row<float>(position_)[i];
+  }
 }
 
 const std::vector<float>& Decoder::Advance(int32_t token) {
   CHECK(position_ < max_tokens_);
   CHECK(token >= 0 && token < config_.vocab_size);
-  const float* row = table_.Row<float>(token);
-  std::copy(row, row + config_.hidden_size, hidden_.begin());
+  Embed(token);
   for (Layer& layer : layers_) {
     RunLayer(layer);
   }
-  Normalize(final_norm_);
-  Multiply(normed_, head_, logits_);
+  Normalize(final_norm_.front(), head_memory_);
+  kernels::Gemm(stream_,
+                {.a = RowOf(normed_),
+                 .transpose_a = kernels::Transpose::kNo,
+                 .b = head_,
+                 .transpose_b = kernels::Transpose::kYes,
+                 .c = RowOf(logits_),
+                 .output = kernels::Output::kOverwrite});
   ++position_;
   return logits_;
 }

@@ -8,14 +8,16 @@
 #include "common/plan/model_inventory.h"
 #include "common/tensor_view.h"
 #include "kernels/stream.h"
+#include "worker/model/norm.h"
+#include "worker/model/projection.h"
 
 namespace ravel::model {
 
-// Thread-compatible. The weights outlive it.
+// Made of the same norms and projections as the modules. Thread-compatible. The weights outlive it.
 class Decoder {
  public:
   // `weights`: full fp32 tensors, one per tensor of the inventory, in its order. At most
-  // `max_tokens` positions.
+  // `max_tokens` positions, no more than the model has.
   Decoder(const plan::ModelInventory& inventory,
           std::vector<TensorView> weights,
           int64_t max_tokens);
@@ -31,27 +33,38 @@ class Decoder {
 
  private:
   struct Layer {
-    TensorView norm0, q, k, v, o, norm1, gate, up, down;
+    UnitMemory memory;  // weights alone
+    Norm attention_norm;
+    Projection qkv;
+    TensorView query_norm, key_norm;  // absent where heads have no norm
+    Projection attention_output;
+    Norm mlp_norm;
+    Projection mlp_input;
+    Projection mlp_output;
     std::vector<float> keys;    // [max_tokens, kv_heads * head_dim]
     std::vector<float> values;  // the same
   };
-  TensorView Weight(const std::string& name) const;
+  UnitMemory WeightsOf(const UnitTensors& tensors) const;
+  void AddLayer(int unit);
+  void BuildRotation();
+  void Embed(int32_t token);
   void RunLayer(Layer& layer);
   void Attend(const Layer& layer);
-  void Normalize(const TensorView& weight);
-  void Multiply(const std::vector<float>& x, const TensorView& weight, std::vector<float>& y);
-  void AddProduct(const std::vector<float>& x, const TensorView& weight, std::vector<float>& y);
-  void Rotate(std::vector<float>& heads);
+  void Normalize(const Norm& norm, const UnitMemory& memory);
+  void NormHeads(const TensorView& heads, const TensorView& weight);
 
-  const plan::ModelInventory& inventory_;
+  const plan::ModelInventory inventory_;  // unbundled: tensors lie anywhere
   const plan::ModelConfig& config_;
+  const plan::Architecture& architecture_;
   const std::vector<TensorView> weights_;
   const int64_t max_tokens_;
   kernels::CpuStream stream_;
-  TensorView table_, final_norm_, head_;
+  UnitMemory head_memory_;
+  TensorView table_, positions_, head_;
+  std::vector<Norm> final_norm_;  // one
   std::vector<Layer> layers_;
   std::vector<float> cosine_, sine_;  // [max_tokens, head_dim / 2]
-  std::vector<float> hidden_, normed_, q_, k_, v_, attended_, gate_, up_, scores_, logits_;
+  std::vector<float> hidden_, normed_, qkv_, attended_, mlp_in_, inner_, scores_, logits_;
   int64_t position_ = 0;
 };
 

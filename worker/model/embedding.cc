@@ -15,28 +15,41 @@ void EmbeddingModule::Forward(kernels::Stream& stream, const UnitMemory& memory)
       {.ids = memory.shared[ids_], .table = memory.weights[0], .out = memory.shared[hidden_]});
 }
 
-void EmbeddingModule::ForwardOnly(kernels::Stream& stream, const UnitMemory& memory) const {
-  Forward(stream, memory);
+void EmbeddingModule::RunBackward(kernels::Stream& stream,
+                                  const UnitMemory& memory,
+                                  const WeightGradients& gradients) const {
+  if (gradients.views[0].present()) {
+    kernels::EmbeddingBackward(stream,
+                               {.ids = memory.shared[ids_],
+                                .dout = memory.shared[dhidden_],
+                                .dtable = gradients.views[0],
+                                .output = gradients.output});
+  }
 }
 
-void EmbeddingModule::Backward(kernels::Stream& stream,
-                               const UnitMemory& memory,
-                               const std::vector<FreshGradient>& gradients) const {
-  kernels::EmbeddingBackward(stream,
-                             {.ids = memory.shared[ids_],
-                              .dout = memory.shared[dhidden_],
-                              .dtable = gradients[0].view,
-                              .output = FreshGradient::kOutput});
+PositionsModule::PositionsModule(const plan::ModelInventory& inventory,
+                                 const plan::MicroBatchShape& micro_batch)
+    : sequence_tokens_(micro_batch.sequence_tokens),
+      hidden_(ActivationIndex(inventory.shared, "hidden")),
+      dhidden_(ActivationIndex(inventory.shared, "dhidden")) {}
+
+void PositionsModule::Forward(kernels::Stream& stream, const UnitMemory& memory) const {
+  kernels::AddPositions(stream,
+                        {.x = memory.shared[hidden_],
+                         .table = memory.weights[0],
+                         .sequence_tokens = sequence_tokens_});
 }
 
-void EmbeddingModule::Backward(kernels::Stream& stream,
-                               const UnitMemory& memory,
-                               const std::vector<AccumulatingGradient>& gradients) const {
-  kernels::EmbeddingBackward(stream,
-                             {.ids = memory.shared[ids_],
-                              .dout = memory.shared[dhidden_],
-                              .dtable = gradients[0].view,
-                              .output = AccumulatingGradient::kOutput});
+void PositionsModule::RunBackward(kernels::Stream& stream,
+                                  const UnitMemory& memory,
+                                  const WeightGradients& gradients) const {
+  if (gradients.views[0].present()) {
+    kernels::PositionGradient(stream,
+                              {.dx = memory.shared[dhidden_],
+                               .dtable = gradients.views[0],
+                               .sequence_tokens = sequence_tokens_,
+                               .output = gradients.output});
+  }
 }
 
 }  // namespace ravel::model

@@ -1,27 +1,40 @@
 #pragma once
 
-#include "worker/model/module.h"
+#include "worker/model/unit_parts.h"
 
 namespace ravel::model {
 
 // hidden = table[ids]; backward adds dhidden's rows into the table's gradient.
-class EmbeddingModule final : public Module {
+class EmbeddingModule final : public UnitModule {
  public:
   explicit EmbeddingModule(const plan::ModelInventory& inventory);
 
   void Forward(kernels::Stream& stream, const UnitMemory& memory) const override;
-  void ForwardOnly(kernels::Stream& stream, const UnitMemory& memory) const override;
-  void Backward(kernels::Stream& stream,
-                const UnitMemory& memory,
-                const std::vector<FreshGradient>& gradients) const override;
-  void Backward(kernels::Stream& stream,
-                const UnitMemory& memory,
-                const std::vector<AccumulatingGradient>& gradients) const override;
+
+ protected:
+  void RunBackward(kernels::Stream& stream,
+                   const UnitMemory& memory,
+                   const WeightGradients& gradients) const override;
 
  private:
-  size_t ids_ = 0;
-  size_t hidden_ = 0;
-  size_t dhidden_ = 0;
+  size_t ids_, hidden_, dhidden_;  // shared
+};
+
+// Learned positions: hidden[t] += table[t mod sequence]; backward leaves dhidden as it is.
+class PositionsModule final : public UnitModule {
+ public:
+  PositionsModule(const plan::ModelInventory& inventory, const plan::MicroBatchShape& micro_batch);
+
+  void Forward(kernels::Stream& stream, const UnitMemory& memory) const override;
+
+ protected:
+  void RunBackward(kernels::Stream& stream,
+                   const UnitMemory& memory,
+                   const WeightGradients& gradients) const override;
+
+ private:
+  int64_t sequence_tokens_;
+  size_t hidden_, dhidden_;  // shared
 };
 
 }  // namespace ravel::model

@@ -19,7 +19,7 @@ std::vector<std::unique_ptr<Module>> MakeModules(const plan::ModelInventory& inv
         modules.push_back(std::make_unique<EmbeddingModule>(inventory));
         break;
       case plan::UnitKind::kPositions:
-        CHECK_MSG(false, "learned positions");
+        modules.push_back(std::make_unique<PositionsModule>(inventory, micro_batch));
         break;
       case plan::UnitKind::kLayer:
         modules.push_back(std::make_unique<LayerModule>(inventory, unit, micro_batch));
@@ -35,6 +35,10 @@ std::vector<std::unique_ptr<Module>> MakeModules(const plan::ModelInventory& inv
 void FillRopeTables(kernels::Stream& stream,
                     const plan::ModelInventory& inventory,
                     const std::vector<TensorView>& shared) {
+  const plan::Architecture& architecture = plan::ArchitectureOf(inventory.config.architecture);
+  if (architecture.positions != plan::PositionKind::kRotary) {
+    return;
+  }
   std::vector<float> frequencies = InverseFrequencies(inventory.config);
   kernels::BuildRopeTable(stream,
                           {.inverse_frequency = VectorView(

@@ -40,15 +40,17 @@ class Module {
  public:
   virtual ~Module() = default;
 
-  // Reads `hidden` (the first unit: `ids`) and replaces it; fills `saved`. Of the head: the norm
-  // only, its losses are made by Backward.
+  // Reads `hidden` (the first unit: `ids`) and replaces it; fills `saved`. `remade` is not there:
+  // what it names lies in the workspace meanwhile. Of the head: the norm only, its losses are made
+  // by Backward.
   virtual void Forward(kernels::Stream& stream, const UnitMemory& memory) const = 0;
 
   // Forward without a backward to come; the head also writes the `loss` of every token.
   virtual void ForwardOnly(kernels::Stream& stream, const UnitMemory& memory) const = 0;
 
-  // Fills `remade` again from `saved`, as Forward did; `hidden` may be overwritten, `dhidden` not.
-  // Only of units that have something remade.
+  // Fills `remade` from `saved`, with the kernels and shapes of Forward and so its bits; needs
+  // weights, `saved`, `remade`, `workspace` and the RoPE tables; `hidden` may be overwritten,
+  // `dhidden` not. Only of units that have something remade.
   virtual void Remake(kernels::Stream& stream, const UnitMemory& memory) const {
     (void)stream;
     (void)memory;
@@ -64,11 +66,11 @@ class Module {
                         const std::vector<AccumulatingGradient>& gradients) const = 0;
 };
 
-// The modules of a Llama, one per unit, in forward order.
+// The modules of a model, one per unit, in forward order.
 std::vector<std::unique_ptr<Module>> MakeModules(const plan::ModelInventory& inventory,
                                                  const plan::MicroBatchShape& micro_batch);
 
-// Fills the shared RoPE tables; once, before the first Forward.
+// Fills the shared RoPE tables, if the model has any; once, before the first Forward.
 void FillRopeTables(kernels::Stream& stream,
                     const plan::ModelInventory& inventory,
                     const std::vector<TensorView>& shared);

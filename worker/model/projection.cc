@@ -1,120 +1,128 @@
 #include "worker/model/projection.h"
 
 #include "common/check.h"
+#include "kernels/bias.h"
 
 namespace ravel::model {
-namespace {
 
-const TensorView& ViewOf(const TensorView& view) {
-  return view;
-}
-template <typename Gradient>
-const TensorView& ViewOf(const Gradient& gradient) {
-  return gradient.view;
-}
+using kernels::Output;
+using kernels::Transpose;
+using plan::MatrixLayout;
 
-size_t IndexOfTensor(const plan::ModelInventory& inventory,
-                     const std::vector<int>& unit_tensors,
-                     std::string_view suffix) {
-  for (size_t i = 0; i < unit_tensors.size(); ++i) {
-    if (inventory.tensors[static_cast<size_t>(unit_tensors[i])].name.ends_with(suffix)) {
-      return i;
-    }
+Projection::Projection(const UnitTensors& tensors, const plan::LinearNames& names)
+    : layout_(tensors.architecture().layout) {
+  CHECK_MSG(names.names.size() == 1 || layout_ == MatrixLayout::kOutputInput,
+            "matrices of [in, out] are fused, not bundled");
+  for (const std::string_view name : names.names) {
+    Part part;
+    part.weight = tensors.Index(name, "weight");
+    part.bias = names.bias ? static_cast<int>(tensors.Index(name, "bias")) : -1;
+    part.columns = tensors.tensor(part.weight).shape[layout_ == MatrixLayout::kOutputInput ? 0 : 1];
+    parts_.push_back(part);
   }
-  CheckFailed(__FILE__, __LINE__, "tensor of unit", "the inventory lacks a tensor of the module");
-}
-
-}  // namespace
-
-Projection::Projection(const plan::ModelInventory& inventory,
-                       const std::vector<int>& unit_tensors,
-                       const std::vector<std::string_view>& names) {
-  for (const std::string_view name : names) {
-    indices_.push_back(IndexOfTensor(inventory, unit_tensors, name));
-  }
-  const auto bundle_of = [&](size_t index) {
-    return inventory.tensors[static_cast<size_t>(unit_tensors[index])].bundle;
-  };
-  bundled_ = names.size() > 1 && bundle_of(indices_[0]) >= 0;
-  for (const size_t index : indices_) {
-    CHECK(!bundled_ || bundle_of(index) == bundle_of(indices_[0]));
+  // A bundle of which some parts are frozen is not laid out as one.
+  const plan::TensorSpec& first = tensors.tensor(parts_[0].weight);
+  bundled_ = parts_.size() > 1 && first.bundle >= 0;
+  for (const Part& part : parts_) {
+    const plan::TensorSpec& tensor = tensors.tensor(part.weight);
+    bundled_ = bundled_ && tensor.bundle == first.bundle && tensor.trainable == first.trainable;
   }
 }
 
-template <typename View>
-std::vector<TensorView> Projection::Matrices(const std::vector<View>& views) const {
-  std::vector<TensorView> matrices;
-  for (const size_t index : indices_) {
-    const TensorView& view = ViewOf(views[index]);
-    CHECK(view.rank == 2 && view.contiguous());
-    if (!bundled_ || matrices.empty()) {
-      matrices.push_back(view);
+std::vector<Projection::Block> Projection::Blocks(const std::vector<TensorView>& views) const {
+  std::vector<Block> blocks;
+  for (const Part& part : parts_) {
+    const TensorView& view = views[part.weight];
+    CHECK(!view.present() || (view.rank == 2 && view.contiguous()));
+    if (!bundled_ || blocks.empty()) {
+      blocks.push_back({view, part.columns});
       continue;
     }
-    TensorView& all = matrices.front();
-    CHECK_MSG(all.Row<float>(all.size[0]) == view.As<float>(), "a bundle's parts are adjacent");
-    all.size[0] += view.size[0];
+    Block& all = blocks.front();
+    all.columns += part.columns;
+    CHECK_EQ(all.matrix.present(), view.present());
+    if (view.present()) {
+      CHECK_MSG(all.matrix.Row<float>(all.matrix.size[0]) == view.As<float>(),
+                "a bundle's parts are adjacent");
+      all.matrix.size[0] += view.size[0];
+    }
   }
-  return matrices;
+  return blocks;
 }
 
 void Projection::Forward(kernels::Stream& stream, const ForwardArgs& args) const {
   int64_t column = 0;
-  for (const TensorView& weight : Matrices(args.memory.weights)) {
-    kernels::Gemm(stream,
-                  {.a = args.x,
-                   .transpose_a = kernels::Transpose::kNo,
-                   .b = weight,
-                   .transpose_b = kernels::Transpose::kYes,
-                   .c = ColumnsOf(args.y, column, weight.size[0]),
-                   .output = args.output});
-    column += weight.size[0];
+  bool biased = false;
+  for (const Part& part : parts_) {
+    if (part.bias >= 0) {
+      kernels::AddBias(stream,
+                       {.bias = args.memory.weights[static_cast<size_t>(part.bias)],
+                        .y = ColumnsOf(args.y, column, part.columns),
+                        .output = args.output});
+      biased = true;
+    }
+    column += part.columns;
   }
   CHECK_EQ(column, args.y.size[1]);
+  column = 0;
+  for (const Block& block : Blocks(args.memory.weights)) {
+    kernels::Gemm(
+        stream,
+        {.a = args.x,
+         .transpose_a = Transpose::kNo,
+         .b = block.matrix,
+         .transpose_b = layout_ == MatrixLayout::kOutputInput ? Transpose::kYes : Transpose::kNo,
+         .c = ColumnsOf(args.y, column, block.columns),
+         .output = biased ? Output::kAccumulate : args.output});
+    column += block.columns;
+  }
 }
 
 void Projection::InputGradient(kernels::Stream& stream, const InputGradientArgs& args) const {
   int64_t column = 0;
-  for (const TensorView& weight : Matrices(args.memory.weights)) {
+  for (const Block& block : Blocks(args.memory.weights)) {
     kernels::Gemm(
         stream,
-        {.a = ColumnsOf(args.dy, column, weight.size[0]),
-         .transpose_a = kernels::Transpose::kNo,
-         .b = weight,
-         .transpose_b = kernels::Transpose::kNo,
+        {.a = ColumnsOf(args.dy, column, block.columns),
+         .transpose_a = Transpose::kNo,
+         .b = block.matrix,
+         .transpose_b = layout_ == MatrixLayout::kOutputInput ? Transpose::kNo : Transpose::kYes,
          .c = args.dx,
-         .output = column == 0 ? kernels::Output::kOverwrite : kernels::Output::kAccumulate});
-    column += weight.size[0];
+         .output = column == 0 ? Output::kOverwrite : Output::kAccumulate});
+    column += block.columns;
   }
   CHECK_EQ(column, args.dy.size[1]);
 }
 
-template <typename Gradient>
-void Projection::WeightGradient(kernels::Stream& stream,
-                                const TensorView& x,
-                                const TensorView& dy,
-                                const std::vector<Gradient>& gradients) const {
+void Projection::WeightGradient(kernels::Stream& stream, const WeightGradientArgs& args) const {
   int64_t column = 0;
-  for (const TensorView& gradient : Matrices(gradients)) {
-    kernels::Gemm(stream,
-                  {.a = ColumnsOf(dy, column, gradient.size[0]),
-                   .transpose_a = kernels::Transpose::kYes,
-                   .b = x,
-                   .transpose_b = kernels::Transpose::kNo,
-                   .c = gradient,
-                   .output = Gradient::kOutput});
-    column += gradient.size[0];
+  for (const Block& block : Blocks(args.gradients.views)) {
+    const TensorView dy = ColumnsOf(args.dy, column, block.columns);
+    const bool rows_are_outputs = layout_ == MatrixLayout::kOutputInput;
+    if (block.matrix.present()) {
+      kernels::Gemm(stream,
+                    {.a = rows_are_outputs ? dy : args.x,
+                     .transpose_a = Transpose::kYes,
+                     .b = rows_are_outputs ? args.x : dy,
+                     .transpose_b = Transpose::kNo,
+                     .c = block.matrix,
+                     .output = args.gradients.output});
+    }
+    column += block.columns;
   }
-  CHECK_EQ(column, dy.size[1]);
+  CHECK_EQ(column, args.dy.size[1]);
+  column = 0;
+  for (const Part& part : parts_) {
+    const TensorView db =
+        part.bias < 0 ? TensorView{} : args.gradients.views[static_cast<size_t>(part.bias)];
+    if (db.present()) {
+      kernels::BiasGradient(stream,
+                            {.dy = ColumnsOf(args.dy, column, part.columns),
+                             .db = db,
+                             .output = args.gradients.output});
+    }
+    column += part.columns;
+  }
 }
-
-template void Projection::WeightGradient(kernels::Stream& stream,
-                                         const TensorView& x,
-                                         const TensorView& dy,
-                                         const std::vector<FreshGradient>& gradients) const;
-template void Projection::WeightGradient(kernels::Stream& stream,
-                                         const TensorView& x,
-                                         const TensorView& dy,
-                                         const std::vector<AccumulatingGradient>& gradients) const;
 
 }  // namespace ravel::model

@@ -1,31 +1,23 @@
 #pragma once
 
-// y = x * w^T for one weight or for several that read the same input and lie side by side in y:
-// q|k|v, gate|up.
+// y = x * w [+ bias] for one weight or for several that read the same input and lie side by side in
+// y: q|k|v, gate|up.
 
 #include <vector>
 
-#include "common/plan/model_inventory.h"
-#include "common/tensor_view.h"
 #include "kernels/gemm.h"
 #include "kernels/stream.h"
-#include "worker/model/module.h"
+#include "worker/model/unit_parts.h"
 
 namespace ravel::model {
 
-// Weights [rows_k, columns] at `indices` of a unit's weight list; y has the sum of their rows as
-// columns. Where the inventory bundles them, their memory is contiguous and one GEMM does the work
-// of all.
+// The columns of y are those of each part, in order. Where the inventory bundles the weights, their
+// memory is contiguous and one GEMM does the work of all.
 class Projection {
  public:
-  Projection() = default;
-  // `unit_tensors`: UnitSpec::tensors then UnitSpec::borrowed; `names`: suffixes of the canonical
-  // names.
-  Projection(const plan::ModelInventory& inventory,
-             const std::vector<int>& unit_tensors,
-             const std::vector<std::string_view>& names);
+  Projection(const UnitTensors& tensors, const plan::LinearNames& names);
 
-  // y (=|+=) x * w^T.
+  // y (=|+=) x * w + bias.
   struct ForwardArgs {
     const UnitMemory& memory;
     TensorView x;
@@ -34,7 +26,7 @@ class Projection {
   };
   void Forward(kernels::Stream& stream, const ForwardArgs& args) const;
 
-  // dx = dy * w.
+  // dx = dy * w^T.
   struct InputGradientArgs {
     const UnitMemory& memory;
     TensorView dy;
@@ -42,19 +34,29 @@ class Projection {
   };
   void InputGradient(kernels::Stream& stream, const InputGradientArgs& args) const;
 
-  // dw (=|+=) dy^T * x.
-  template <typename Gradient>
-  void WeightGradient(kernels::Stream& stream,
-                      const TensorView& x,
-                      const TensorView& dy,
-                      const std::vector<Gradient>& gradients) const;
+  // dw (=|+=) x^T * dy and db (=|+=) the sum of dy's rows, of the parts that are not frozen.
+  struct WeightGradientArgs {
+    const WeightGradients& gradients;
+    TensorView x;
+    TensorView dy;
+  };
+  void WeightGradient(kernels::Stream& stream, const WeightGradientArgs& args) const;
 
  private:
-  // The views at `indices` as matrices; one covering all when they are a bundle.
-  template <typename View>
-  std::vector<TensorView> Matrices(const std::vector<View>& views) const;
+  struct Part {
+    int64_t columns = 0;  // of y
+    size_t weight = 0;    // index in UnitMemory::weights
+    int bias = -1;        // the same, or -1
+  };
+  // One GEMM: parts [begin, end), which are one matrix.
+  struct Block {
+    TensorView matrix;  // absent: frozen
+    int64_t columns = 0;
+  };
+  std::vector<Block> Blocks(const std::vector<TensorView>& views) const;
 
-  std::vector<size_t> indices_;
+  plan::MatrixLayout layout_;
+  std::vector<Part> parts_;
   bool bundled_ = false;
 };
 

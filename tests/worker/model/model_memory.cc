@@ -19,10 +19,16 @@ TensorView ViewOf(float* data, const Shape& shape) {
 
 }  // namespace
 
-ModelMemory::ModelMemory(const plan::ModelConfig& config, plan::MicroBatchShape shape)
-    : inventory_(plan::BuildInventory(*plan::ValidateModelConfig(config), shape)),
-      modules_(MakeModules(inventory_, shape)) {
-  int64_t total = 0;
+ModelMemory::ModelMemory(const plan::ModelConfig& config,
+                         plan::MicroBatchShape shape,
+                         Options options)
+    : inventory_(
+          plan::BuildInventory(*plan::ValidateModelConfig(config), shape, options.recompute)) {
+  for (plan::TensorSpec& tensor : inventory_.tensors) {
+    tensor.trainable =
+        options.frozen.empty() || tensor.name.find(options.frozen) == std::string::npos;
+  }
+  modules_ = MakeModules(inventory_, shape);
   for (const plan::TensorSpec& tensor : inventory_.tensors) {
     const int64_t elements = ElementCount(tensor.shape);
     std::vector<float>& weight = weights_.emplace_back(static_cast<size_t>(elements));
@@ -37,12 +43,11 @@ ModelMemory::ModelMemory(const plan::ModelConfig& config, plan::MicroBatchShape 
         value += 1.0f;
       }
     }
-    offsets_.push_back(total);
-    total += elements;
   }
-  flat_.resize(static_cast<size_t>(total));
+  flat_.resize(static_cast<size_t>(PlaceTensors()));
   for (const plan::UnitSpec& unit : inventory_.units) {
     saved_.emplace_back(static_cast<size_t>(plan::ActivationOffsets(unit.saved).back()));
+    remade_.emplace_back(static_cast<size_t>(plan::ActivationOffsets(unit.remade).back()));
     workspace_.emplace_back(static_cast<size_t>(plan::ActivationOffsets(unit.workspace).back()));
   }
   shared_storage_.resize(static_cast<size_t>(plan::ActivationOffsets(inventory_.shared).back()));
@@ -53,6 +58,28 @@ ModelMemory::ModelMemory(const plan::ModelConfig& config, plan::MicroBatchShape 
     ids_.push_back(static_cast<int32_t>((i * i + 3 * i) % config.vocab_size));
     targets_.push_back(static_cast<int32_t>((5 * i + 1) % config.vocab_size));
   }
+}
+
+// Bundles first: the parts of each side by side.
+int64_t ModelMemory::PlaceTensors() {
+  int64_t total = 0;
+  offsets_.assign(inventory_.tensors.size(), -1);
+  const auto place = [&](int tensor) {
+    const auto index = static_cast<size_t>(tensor);
+    if (offsets_[index] < 0) {
+      offsets_[index] = total;
+      total += ElementCount(inventory_.tensors[index].shape);
+    }
+  };
+  for (const plan::BundleSpec& bundle : inventory_.bundles) {
+    for (const int tensor : bundle.tensors) {
+      place(tensor);
+    }
+  }
+  for (size_t i = 0; i < inventory_.tensors.size(); ++i) {
+    place(static_cast<int>(i));
+  }
+  return total;
 }
 
 std::vector<TensorView> ModelMemory::weight_views() {
@@ -75,18 +102,27 @@ std::vector<TensorView> ModelMemory::Views(const std::vector<plan::ActivationSpe
   return views;
 }
 
-UnitMemory ModelMemory::MemoryOf(size_t unit) {
+std::vector<int> ModelMemory::TensorsOf(size_t unit) const {
   const plan::UnitSpec& spec = inventory_.units[unit];
-  UnitMemory memory;
   std::vector<int> tensors = spec.tensors;
   tensors.insert(tensors.end(), spec.borrowed.begin(), spec.borrowed.end());
-  for (const int tensor : tensors) {
+  return tensors;
+}
+
+UnitMemory ModelMemory::MemoryOf(size_t unit, Pass pass) {
+  const plan::UnitSpec& spec = inventory_.units[unit];
+  UnitMemory memory;
+  for (const int tensor : TensorsOf(unit)) {
     const auto index = static_cast<size_t>(tensor);
     std::copy(weights_[index].begin(), weights_[index].end(), flat_.begin() + offsets_[index]);
     memory.weights.push_back(
         ViewOf(flat_.data() + offsets_[index], inventory_.tensors[index].shape));
   }
   memory.saved = Views(spec.saved, saved_[unit]);
+  if (pass == Pass::kBackward) {
+    memory.remade = Views(spec.remade, remade_[unit]);
+  }
+  std::fill(workspace_[unit].begin(), workspace_[unit].end(), std::byte{0xFF});
   memory.workspace = Views(spec.workspace, workspace_[unit]);
   memory.shared = shared_;
   return memory;
@@ -103,7 +139,7 @@ void ModelMemory::LoadBatch() {
 double ModelMemory::Loss() {
   LoadBatch();
   for (size_t unit = 0; unit < modules_.size(); ++unit) {
-    modules_[unit]->ForwardOnly(stream_, MemoryOf(unit));
+    modules_[unit]->ForwardOnly(stream_, MemoryOf(unit, Pass::kForward));
   }
   const std::vector<float> losses = TokenLosses();
   return std::accumulate(losses.begin(), losses.end(), 0.0);
@@ -118,25 +154,30 @@ template <typename Gradient>
 std::vector<std::vector<float>> ModelMemory::Gradients(float start) {
   LoadBatch();
   for (size_t unit = 0; unit < modules_.size(); ++unit) {
-    modules_[unit]->Forward(stream_, MemoryOf(unit));
+    modules_[unit]->Forward(stream_, MemoryOf(unit, Pass::kForward));
   }
   std::vector<std::vector<float>> sums;
-  for (const std::vector<float>& weight : weights_) {
-    sums.emplace_back(weight.size(), 0.0f);
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    sums.emplace_back(inventory_.tensors[i].trainable ? weights_[i].size() : 0, 0.0f);
   }
   const bool fresh = std::is_same_v<Gradient, FreshGradient>;
   for (size_t unit = modules_.size(); unit-- > 0;) {
-    const plan::UnitSpec& spec = inventory_.units[unit];
-    std::vector<int> tensors = spec.tensors;
-    tensors.insert(tensors.end(), spec.borrowed.begin(), spec.borrowed.end());
+    const std::vector<int> tensors = TensorsOf(unit);
     std::vector<float> staging(flat_.size(), fresh ? kNaN : start);
     std::vector<Gradient> gradients;
     for (const int tensor : tensors) {
       const auto index = static_cast<size_t>(tensor);
-      gradients.push_back(
-          {ViewOf(staging.data() + offsets_[index], inventory_.tensors[index].shape)});
+      TensorView view = ViewOf(staging.data() + offsets_[index], inventory_.tensors[index].shape);
+      if (!inventory_.tensors[index].trainable) {
+        view.data = nullptr;
+      }
+      gradients.push_back({view});
     }
-    modules_[unit]->Backward(stream_, MemoryOf(unit), gradients);
+    if (!inventory_.units[unit].remade.empty()) {
+      std::fill(remade_[unit].begin(), remade_[unit].end(), std::byte{0xFF});
+      modules_[unit]->Remake(stream_, MemoryOf(unit, Pass::kBackward));
+    }
+    modules_[unit]->Backward(stream_, MemoryOf(unit, Pass::kBackward), gradients);
     for (const int tensor : tensors) {
       const auto index = static_cast<size_t>(tensor);
       for (size_t i = 0; i < sums[index].size(); ++i) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "common/plan/model_inventory.h"
@@ -13,7 +14,14 @@ namespace ravel::model {
 
 class ModelMemory {
  public:
-  ModelMemory(const plan::ModelConfig& config, plan::MicroBatchShape shape);
+  struct Options {
+    plan::RecomputePolicy recompute = plan::RecomputePolicy::kNone;
+    // Tensors whose names contain it are not trained; empty: all are.
+    std::string frozen = {};
+  };
+  ModelMemory(const plan::ModelConfig& config, plan::MicroBatchShape shape)
+      : ModelMemory(config, shape, Options()) {}
+  ModelMemory(const plan::ModelConfig& config, plan::MicroBatchShape shape, Options options);
 
   const plan::ModelInventory& inventory() const { return inventory_; }
   // Per tensor of the inventory.
@@ -27,15 +35,20 @@ class ModelMemory {
   // Token losses of the last pass.
   std::vector<float> TokenLosses() const;
 
-  // Forward and backward; gradients per tensor. A tied table's two gradients are added. `Gradient`
-  // is FreshGradient, which overwrites what is there (NaN), or AccumulatingGradient, which adds to
-  // `start`.
+  // Forward and backward; gradients per tensor, none for frozen ones. A tied table's two gradients
+  // are added. `Gradient` is FreshGradient, which overwrites what is there (NaN), or
+  // AccumulatingGradient, which adds to `start`. Between its passes all of a unit's memory but what
+  // is saved, and the shared stream, is NaN.
   template <typename Gradient>
   std::vector<std::vector<float>> Gradients(float start);
 
  private:
-  UnitMemory MemoryOf(size_t unit);
+  // In a forward there is nothing remade.
+  enum class Pass { kForward, kBackward };
+  UnitMemory MemoryOf(size_t unit, Pass pass);
+  std::vector<int> TensorsOf(size_t unit) const;
   void LoadBatch();
+  int64_t PlaceTensors();
   std::vector<TensorView> Views(const std::vector<plan::ActivationSpec>& specs,
                                 std::vector<std::byte>& storage);
 
@@ -47,6 +60,7 @@ class ModelMemory {
   std::vector<float> flat_;
   std::vector<int64_t> offsets_;
   std::vector<std::vector<std::byte>> saved_;
+  std::vector<std::vector<std::byte>> remade_;
   std::vector<std::vector<std::byte>> workspace_;
   std::vector<std::byte> shared_storage_;
   std::vector<TensorView> shared_;

@@ -38,6 +38,55 @@ plan::ModelConfig BundledConfig() {
   return config;
 }
 
+plan::ModelConfig QwenConfig(plan::ArchitectureKind kind, bool tied) {
+  plan::ModelConfig config = OddConfig(tied);
+  config.architecture = kind;
+  return config;
+}
+
+plan::ModelConfig Gpt2Config(bool tied) {
+  plan::ModelConfig config = OddConfig(tied);
+  config.architecture = plan::ArchitectureKind::kGpt2;
+  config.hidden_size = 15;
+  config.num_attention_heads = 3;
+  config.num_key_value_heads = 3;
+  config.head_dim = 5;
+  config.intermediate_size = 0;  // four times the hidden size
+  return config;
+}
+
+struct NamedConfig {
+  std::string name;
+  plan::ModelConfig config;
+};
+
+std::vector<NamedConfig> AllConfigs() {
+  plan::ModelConfig bundled_qwen2 = BundledConfig();
+  bundled_qwen2.architecture = plan::ArchitectureKind::kQwen2;
+  plan::ModelConfig bundled_qwen3 = BundledConfig();
+  bundled_qwen3.architecture = plan::ArchitectureKind::kQwen3;
+  return {{"llama_tied", OddConfig(true)},
+          {"llama_untied", OddConfig(false)},
+          {"llama_bundled", BundledConfig()},
+          {"qwen2_tied", QwenConfig(plan::ArchitectureKind::kQwen2, true)},
+          {"qwen2_untied", QwenConfig(plan::ArchitectureKind::kQwen2, false)},
+          {"qwen2_bundled", bundled_qwen2},
+          {"qwen3_tied", QwenConfig(plan::ArchitectureKind::kQwen3, true)},
+          {"qwen3_untied", QwenConfig(plan::ArchitectureKind::kQwen3, false)},
+          {"qwen3_bundled", bundled_qwen3},
+          {"gpt2_tied", Gpt2Config(true)},
+          {"gpt2_untied", Gpt2Config(false)}};
+}
+
+class EveryModel : public ::testing::TestWithParam<NamedConfig> {
+ protected:
+  const plan::ModelConfig& config() const { return GetParam().config; }
+};
+
+std::string NameOf(const ::testing::TestParamInfo<NamedConfig>& info) {
+  return info.param.name;
+}
+
 void ExpectGradientsAreSlopes(const plan::ModelConfig& config) {
   constexpr double kStep = 4e-3;
   ModelMemory model(config, kShape);
@@ -77,36 +126,79 @@ void ExpectGradientsAreSlopes(const plan::ModelConfig& config) {
   }
 }
 
-TEST(ModelGradient, OfOddTiedSizesIsTheSlopeOfTheLoss) {
-  ExpectGradientsAreSlopes(OddConfig(true));
-}
-TEST(ModelGradient, OfOddUntiedSizesIsTheSlopeOfTheLoss) {
-  ExpectGradientsAreSlopes(OddConfig(false));
-}
-TEST(ModelGradient, OfBundledSizesIsTheSlopeOfTheLoss) {
-  const plan::ModelConfig config = BundledConfig();
-  ASSERT_EQ(ModelMemory(config, kShape).inventory().bundles.size(), 4u);
-  ExpectGradientsAreSlopes(config);
+TEST_P(EveryModel, GradientsAreTheSlopesOfTheLoss) {
+  ExpectGradientsAreSlopes(config());
 }
 
-TEST(ModelGradient, AccumulatingAddsToWhatIsThereAndFreshReplacesIt) {
-  for (const plan::ModelConfig& config : {OddConfig(true), BundledConfig()}) {
-    ModelMemory model(config, kShape);
-    const auto fresh = model.Gradients<FreshGradient>(0.0f);
-    const auto added = model.Gradients<AccumulatingGradient>(0.5f);
-    for (size_t t = 0; t < fresh.size(); ++t) {
-      const plan::TensorSpec& tensor = model.inventory().tensors[t];
-      // A tied table is staged twice, each time from the start value.
-      const bool twice = config.tie_word_embeddings && tensor.name == "model.embed_tokens.weight";
-      for (size_t i = 0; i < fresh[t].size(); ++i) {
-        ASSERT_NEAR(added[t][i], fresh[t][i] + (twice ? 1.0f : 0.5f), 2e-5) << tensor.name;
+TEST(ModelGradient, BundledSizesAreBundled) {
+  ASSERT_EQ(ModelMemory(BundledConfig(), kShape).inventory().bundles.size(), 4u);
+}
+
+TEST_P(EveryModel, AccumulatingAddsToWhatIsThereAndFreshReplacesIt) {
+  ModelMemory model(config(), kShape);
+  const auto fresh = model.Gradients<FreshGradient>(0.0f);
+  const auto added = model.Gradients<AccumulatingGradient>(0.5f);
+  for (size_t t = 0; t < fresh.size(); ++t) {
+    const plan::TensorSpec& tensor = model.inventory().tensors[t];
+    // A tied table is staged twice, each time from the start value.
+    const bool twice = config().tie_word_embeddings && t == 0;
+    for (size_t i = 0; i < fresh[t].size(); ++i) {
+      ASSERT_NEAR(added[t][i], fresh[t][i] + (twice ? 1.0f : 0.5f), 4e-5) << tensor.name;
+    }
+  }
+}
+
+// Losses and gradients, bit for bit, whatever backward makes again.
+TEST_P(EveryModel, RecomputeChangesNoBit) {
+  ModelMemory model(config(), kShape);
+  const auto expected = model.Gradients<FreshGradient>(0.0f);
+  const std::vector<float> losses = model.TokenLosses();
+  size_t kept = model.inventory().units[2].saved.size();
+  for (const auto policy :
+       {plan::RecomputePolicy::kNorm, plan::RecomputePolicy::kMlp, plan::RecomputePolicy::kBlock}) {
+    ModelMemory remaking(config(), kShape, {.recompute = policy});
+    const plan::UnitSpec& layer = remaking.inventory().units[2];
+    ASSERT_LT(layer.saved.size(), kept);
+    kept = layer.saved.size();
+    EXPECT_EQ(remaking.Gradients<FreshGradient>(0.0f), expected) << static_cast<int>(policy);
+    EXPECT_EQ(remaking.TokenLosses(), losses) << static_cast<int>(policy);
+    EXPECT_EQ(remaking.Loss(), model.Loss());
+  }
+  EXPECT_EQ(kept, 1u);  // block: the input of the layer alone
+}
+
+// A frozen tensor gets no gradient; those of the others stay the same, bit for bit.
+TEST_P(EveryModel, FrozenTensorsAreSkippedAndChangeNoOtherGradient) {
+  ModelMemory model(config(), kShape);
+  const auto expected = model.Gradients<FreshGradient>(0.0f);
+  for (const char* frozen : {"bias",
+                             "norm",
+                             "ln_",
+                             "attn",
+                             "k_proj",
+                             "mlp",
+                             "embed",
+                             "wte",
+                             "head",
+                             "layers.1",
+                             "weight"}) {
+    ModelMemory part(config(), kShape, {.recompute = {}, .frozen = frozen});
+    const auto gradients = part.Gradients<FreshGradient>(0.0f);
+    // A bundle of which a part is frozen is no longer one GEMM, which rounds otherwise.
+    const bool exact = model.inventory().bundles.empty() || std::string(frozen) != "k_proj";
+    for (size_t t = 0; t < expected.size(); ++t) {
+      const plan::TensorSpec& tensor = part.inventory().tensors[t];
+      ASSERT_EQ(gradients[t].size(), tensor.trainable ? expected[t].size() : 0u);
+      for (size_t i = 0; i < gradients[t].size(); ++i) {
+        ASSERT_NEAR(gradients[t][i], expected[t][i], exact ? 0.0 : 2e-5)
+            << tensor.name << " with frozen " << frozen;
       }
     }
   }
 }
 
-TEST(ModelForward, IgnoredTargetsHaveNoLossAndNoGradient) {
-  ModelMemory model(OddConfig(false), kShape);
+TEST_P(EveryModel, IgnoredTargetsHaveNoLossAndNoGradient) {
+  ModelMemory model(config(), kShape);
   std::fill(model.targets().begin(), model.targets().end(), -1);
   EXPECT_EQ(model.Loss(), 0.0);
   for (const std::vector<float>& gradient : model.Gradients<FreshGradient>(0.0f)) {
@@ -116,26 +208,26 @@ TEST(ModelForward, IgnoredTargetsHaveNoLossAndNoGradient) {
   }
 }
 
-TEST(Decoder, GivesTheLogitsOfTheTrainingForward) {
-  for (const plan::ModelConfig& config : {OddConfig(true), OddConfig(false), BundledConfig()}) {
-    ModelMemory model(config, kShape);
-    model.Loss();
-    const std::vector<float> losses = model.TokenLosses();
-    Decoder decoder(model.inventory(), model.weight_views(), kShape.sequence_tokens);
-    for (size_t t = 0; t < losses.size(); ++t) {
-      if (t % static_cast<size_t>(kShape.sequence_tokens) == 0) {
-        decoder.Reset();
-      }
-      const std::vector<float>& logits = decoder.Advance(model.ids()[t]);
-      double total = 0;
-      for (const float logit : logits) {
-        total += std::exp(static_cast<double>(logit));
-      }
-      const auto target = static_cast<size_t>(model.targets()[t]);
-      EXPECT_NEAR(std::log(total) - static_cast<double>(logits[target]), losses[t], 1e-5) << t;
+TEST_P(EveryModel, DecoderGivesTheLogitsOfTheTrainingForward) {
+  ModelMemory model(config(), kShape);
+  model.Loss();
+  const std::vector<float> losses = model.TokenLosses();
+  Decoder decoder(model.inventory(), model.weight_views(), kShape.sequence_tokens);
+  for (size_t t = 0; t < losses.size(); ++t) {
+    if (t % static_cast<size_t>(kShape.sequence_tokens) == 0) {
+      decoder.Reset();
     }
+    const std::vector<float>& logits = decoder.Advance(model.ids()[t]);
+    double total = 0;
+    for (const float logit : logits) {
+      total += std::exp(static_cast<double>(logit));
+    }
+    const auto target = static_cast<size_t>(model.targets()[t]);
+    EXPECT_NEAR(std::log(total) - static_cast<double>(logits[target]), losses[t], 2e-5) << t;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Architectures, EveryModel, ::testing::ValuesIn(AllConfigs()), NameOf);
 
 // Values of transformers' "llama3" rope type for head_dim 16, theta 10000, factor 4, low 1, high 4,
 // original length 32.

@@ -1,0 +1,235 @@
+#include "worker/model/attention_block.h"
+
+#include <cmath>
+
+#include "common/check.h"
+#include "kernels/norm.h"
+#include "kernels/rope.h"
+#include "kernels/tree_reduce.h"
+
+namespace ravel::model {
+
+using kernels::Output;
+using kernels::Stream;
+
+AttentionBlock::AttentionBlock(const UnitTensors& tensors, const plan::MicroBatchShape& micro_batch)
+    : norm_(tensors, tensors.architecture().attention_norm),
+      normed_(tensors, "0", "d_c"),
+      qkv_(tensors, tensors.architecture().qkv),
+      output_(tensors, tensors.architecture().attention_output) {
+  const plan::Architecture& architecture = tensors.architecture();
+  const plan::ModelConfig& config = tensors.inventory().config;
+  const plan::UnitSpec& spec = tensors.spec();
+  const std::vector<plan::ActivationSpec>& shared = tensors.inventory().shared;
+  shape_ = {.sequence_tokens = micro_batch.sequence_tokens,
+            .query_heads = config.num_attention_heads,
+            .kv_heads = config.num_key_value_heads,
+            .head_size = config.head_dim,
+            .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)))};
+  x0_ = Activation(spec, "x0");
+  qkv_values_ = Activation(spec, "qkv", "d_a");
+  attended_ = Activation(spec, "att", "d_b");
+  log_sum_exp_ = Activation(spec, "lse", "lse");
+  x1_ = Activation(spec, "x1");
+  d_a_ = ActivationIndex(spec.workspace, "d_a");
+  d_b_ = ActivationIndex(spec.workspace, "d_b");
+  d_c_ = ActivationIndex(spec.workspace, "d_c");
+  scratch_ = ActivationIndex(spec.workspace, "scratch");
+  hidden_ = ActivationIndex(shared, "hidden");
+  dhidden_ = ActivationIndex(shared, "dhidden");
+  rotary_ = architecture.positions == plan::PositionKind::kRotary;
+  if (rotary_) {
+    rope_cos_ = ActivationIndex(shared, "rope_cos");
+    rope_sin_ = ActivationIndex(shared, "rope_sin");
+  }
+  head_norm_ = !architecture.query_norm.empty();
+  if (head_norm_) {
+    qk_values_ = Activation(spec, "qk", "d_a");
+    query_norm_ = tensors.Index(architecture.query_norm, "weight");
+    key_norm_ = tensors.Index(architecture.key_norm, "weight");
+    head_epsilon_ = static_cast<float>(config.rms_norm_eps);
+  }
+}
+
+AttentionBlock::Heads AttentionBlock::SplitHeads(const TensorView& qkv) const {
+  const int64_t query = shape_.query_heads * shape_.head_size;
+  const int64_t key_value = shape_.kv_heads * shape_.head_size;
+  return {.q = ColumnsOf(qkv, 0, query),
+          .k = ColumnsOf(qkv, query, key_value),
+          .v = ColumnsOf(qkv, query + key_value, key_value)};
+}
+
+TensorView AttentionBlock::QueryKeyColumns(const TensorView& qkv) const {
+  return ColumnsOf(qkv, 0, (shape_.query_heads + shape_.kv_heads) * shape_.head_size);
+}
+
+TensorView AttentionBlock::QueriesAndKeys(const UnitMemory& memory) const {
+  // In a forward that keeps neither, what the norm reads is not needed again.
+  const bool in_place =
+      !head_norm_ || (qkv_values_.remade() && !qk_values_.IfKept(memory).present());
+  return in_place ? QueryKeyColumns(qkv_values_.In(memory)) : qk_values_.In(memory);
+}
+
+AttentionBlock::Heads AttentionBlock::HeadsIn(const UnitMemory& memory) const {
+  Heads heads = SplitHeads(qkv_values_.In(memory));
+  const TensorView rotated = QueriesAndKeys(memory);
+  heads.q = ColumnsOf(rotated, 0, heads.q.size[1]);
+  heads.k = ColumnsOf(rotated, heads.q.size[1], heads.k.size[1]);
+  return heads;
+}
+
+void AttentionBlock::Rotate(Stream& stream,
+                            const UnitMemory& memory,
+                            const TensorView& heads,
+                            bool forward) const {
+  if (!rotary_) {
+    return;
+  }
+  // Queries and keys lie side by side and rotate alike, head by head.
+  kernels::Rope(stream,
+                {.x = heads,
+                 .head_size = shape_.head_size,
+                 .sequence_tokens = shape_.sequence_tokens,
+                 .cosine = memory.shared[rope_cos_],
+                 .sine = memory.shared[rope_sin_],
+                 .direction = forward ? kernels::RopeDirection::kForward
+                                      : kernels::RopeDirection::kBackward});
+}
+
+void AttentionBlock::PrepareHeads(Stream& stream, const UnitMemory& memory) const {
+  if (head_norm_) {
+    const Heads raw = SplitHeads(qkv_values_.In(memory));
+    const Heads heads = HeadsIn(memory);
+    const auto apply = [&](const TensorView& x, size_t weight, const TensorView& y) {
+      kernels::HeadNormForward(
+          stream, {.x = x, .w = memory.weights[weight], .epsilon = head_epsilon_, .y = y});
+    };
+    apply(raw.q, query_norm_, heads.q);
+    apply(raw.k, key_norm_, heads.k);
+  }
+  Rotate(stream, memory, QueriesAndKeys(memory), true);
+}
+
+void AttentionBlock::Attend(Stream& stream, const UnitMemory& memory) const {
+  const Heads heads = HeadsIn(memory);
+  kernels::AttentionForward(stream,
+                            {.shape = shape_,
+                             .q = heads.q,
+                             .k = heads.k,
+                             .v = heads.v,
+                             .out = attended_.In(memory),
+                             .log_sum_exp = log_sum_exp_.In(memory),
+                             .workspace = memory.workspace[scratch_]});
+}
+
+void AttentionBlock::Forward(Stream& stream, const UnitMemory& memory) const {
+  const TensorView& hidden = memory.shared[hidden_];
+  const TensorView normed = normed_.ResultIn(memory);
+  norm_.Forward(stream,
+                {.memory = memory,
+                 .x = hidden,
+                 .copy = x0_.In(memory),
+                 .y = normed,
+                 .statistics = normed_.StatisticsIn(memory)});
+  qkv_.Forward(stream, {.memory = memory, .x = normed, .y = qkv_values_.In(memory)});
+  PrepareHeads(stream, memory);
+  Attend(stream, memory);
+  output_.Forward(
+      stream,
+      {.memory = memory, .x = attended_.In(memory), .y = hidden, .output = Output::kAccumulate});
+}
+
+void AttentionBlock::Remake(Stream& stream, const UnitMemory& memory) const {
+  const TensorView x0 = x0_.In(memory);
+  const TensorView normed = normed_.ResultIn(memory);
+  if (normed_.remade()) {
+    norm_.Forward(stream,
+                  {.memory = memory,
+                   .x = x0,
+                   .copy = {},
+                   .y = normed,
+                   .statistics = normed_.StatisticsIn(memory)});
+  }
+  if (qkv_values_.remade()) {
+    qkv_.Forward(stream, {.memory = memory, .x = normed, .y = qkv_values_.In(memory)});
+  }
+  if (qkv_values_.remade() || (head_norm_ && qk_values_.remade())) {
+    PrepareHeads(stream, memory);
+  }
+  if (attended_.remade()) {
+    Attend(stream, memory);
+    const TensorView x1 = x1_.In(memory);
+    CHECK(x0.contiguous() && x1.contiguous());
+    kernels::CopyBytes(stream,
+                       {.to = x1.data,
+                        .from = x0.data,
+                        .bytes = x0.elements() * static_cast<int64_t>(sizeof(float))});
+    output_.Forward(
+        stream,
+        {.memory = memory, .x = attended_.In(memory), .y = x1, .output = Output::kAccumulate});
+  }
+}
+
+void AttentionBlock::UndoHeads(Stream& stream,
+                               const UnitMemory& memory,
+                               const WeightGradients& gradients,
+                               const TensorView& d_qkv) const {
+  Rotate(stream, memory, QueryKeyColumns(d_qkv), false);
+  if (!head_norm_) {
+    return;
+  }
+  const Heads raw = SplitHeads(qkv_values_.In(memory));
+  const Heads d_heads = SplitHeads(d_qkv);
+  const auto undo = [&](const TensorView& x, size_t weight, const TensorView& dy) {
+    kernels::HeadNormBackward(stream,
+                              {.dy = dy,
+                               .x = x,
+                               .w = memory.weights[weight],
+                               .epsilon = head_epsilon_,
+                               .dx = dy,
+                               .dw = gradients.views[weight],
+                               .dw_output = gradients.output});
+  };
+  undo(raw.q, query_norm_, d_heads.q);
+  undo(raw.k, key_norm_, d_heads.k);
+}
+
+void AttentionBlock::Backward(Stream& stream,
+                              const UnitMemory& memory,
+                              const WeightGradients& gradients) const {
+  const TensorView& dhidden = memory.shared[dhidden_];
+  const TensorView attended = attended_.In(memory);
+  const TensorView qkv = qkv_values_.In(memory);
+  const TensorView d_attended = Carve(memory.workspace[d_b_], attended.size[0], attended.size[1]);
+  output_.InputGradient(stream, {.memory = memory, .dy = dhidden, .dx = d_attended});
+  output_.WeightGradient(stream, {.gradients = gradients, .x = attended, .dy = dhidden});
+  const TensorView d_qkv = Carve(memory.workspace[d_a_], qkv.size[0], qkv.size[1]);
+  const Heads heads = HeadsIn(memory);
+  const Heads d_heads = SplitHeads(d_qkv);
+  kernels::AttentionBackward(stream,
+                             {.shape = shape_,
+                              .q = heads.q,
+                              .k = heads.k,
+                              .v = heads.v,
+                              .out = attended,
+                              .log_sum_exp = log_sum_exp_.In(memory),
+                              .dout = d_attended,
+                              .dq = d_heads.q,
+                              .dk = d_heads.k,
+                              .dv = d_heads.v,
+                              .workspace = memory.workspace[scratch_]});
+  UndoHeads(stream, memory, gradients, d_qkv);
+  const TensorView& d_normed = memory.workspace[d_c_];
+  qkv_.InputGradient(stream, {.memory = memory, .dy = d_qkv, .dx = d_normed});
+  qkv_.WeightGradient(stream, {.gradients = gradients, .x = normed_.ResultIn(memory), .dy = d_qkv});
+  norm_.Backward(stream,
+                 {.memory = memory,
+                  .gradients = gradients,
+                  .dy = d_normed,
+                  .x = x0_.In(memory),
+                  .dresidual = dhidden,
+                  .dx = dhidden,
+                  .statistics = normed_.StatisticsIn(memory)});
+}
+
+}  // namespace ravel::model

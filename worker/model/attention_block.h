@@ -1,0 +1,64 @@
+#pragma once
+
+// x + Output(Attention(Norm(x))): the first half of a decoder layer.
+
+#include "kernels/attention.h"
+#include "worker/model/norm.h"
+#include "worker/model/projection.h"
+
+namespace ravel::model {
+
+// Activations (tokens = T): x0 [T, hidden], the input; statistics and result n0 of its norm; qkv
+// [T, (heads + 2 kv_heads) * head_dim]; att [T, heads * head_dim]; lse [heads, T]; x1 [T, hidden],
+// the result. Queries and keys are rotated in place in qkv; where every head has a norm of its own,
+// they are normed and rotated into qk instead, because the norm's gradient needs what it read.
+class AttentionBlock {
+ public:
+  AttentionBlock(const UnitTensors& tensors, const plan::MicroBatchShape& micro_batch);
+
+  // Reads `hidden`, keeps x0, adds to `hidden`. x1 is kept by whoever reads it next.
+  void Forward(kernels::Stream& stream, const UnitMemory& memory) const;
+  // What the policy does not keep, from x0.
+  void Remake(kernels::Stream& stream, const UnitMemory& memory) const;
+  // `dhidden` in place.
+  void Backward(kernels::Stream& stream,
+                const UnitMemory& memory,
+                const WeightGradients& gradients) const;
+
+ private:
+  struct Heads {
+    TensorView q;
+    TensorView k;
+    TensorView v;
+  };
+  Heads SplitHeads(const TensorView& qkv) const;
+  // The block of queries and keys that attention reads, and the views in it.
+  TensorView QueriesAndKeys(const UnitMemory& memory) const;
+  Heads HeadsIn(const UnitMemory& memory) const;
+  void PrepareHeads(kernels::Stream& stream, const UnitMemory& memory) const;
+  void Rotate(kernels::Stream& stream,
+              const UnitMemory& memory,
+              const TensorView& heads,
+              bool forward) const;
+  void Attend(kernels::Stream& stream, const UnitMemory& memory) const;
+  void UndoHeads(kernels::Stream& stream,
+                 const UnitMemory& memory,
+                 const WeightGradients& gradients,
+                 const TensorView& d_qkv) const;
+  TensorView QueryKeyColumns(const TensorView& qkv) const;
+
+  kernels::AttentionShape shape_;
+  Norm norm_;
+  NormActivations normed_;
+  Projection qkv_;
+  Projection output_;
+  Activation x0_, qkv_values_, qk_values_, attended_, log_sum_exp_, x1_;
+  bool rotary_ = false;
+  bool head_norm_ = false;
+  float head_epsilon_ = 0;
+  size_t query_norm_ = 0, key_norm_ = 0;                           // weights
+  size_t d_a_ = 0, d_b_ = 0, d_c_ = 0, scratch_ = 0;               // workspace
+  size_t hidden_ = 0, dhidden_ = 0, rope_cos_ = 0, rope_sin_ = 0;  // shared
+};
+
+}  // namespace ravel::model

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <string_view>
+
+#include "kernels/stream.h"
+#include "worker/model/unit_parts.h"
+
+namespace ravel::model {
+
+// The norm that an architecture has over the residual stream: RMSNorm or LayerNorm.
+class Norm {
+ public:
+  // `name`: of the norm's tensors, without ".weight".
+  Norm(const UnitTensors& tensors, std::string_view name);
+
+  // Where a row's statistics go; `mean` only of LayerNorm.
+  struct Statistics {
+    TensorView mean;
+    TensorView rstd;
+  };
+  struct ForwardArgs {
+    const UnitMemory& memory;
+    TensorView x;
+    TensorView copy;  // optional: = x
+    TensorView y;
+    Statistics statistics;
+  };
+  void Forward(kernels::Stream& stream, const ForwardArgs& args) const;
+
+  // dx = gradient of x [+ dresidual]; both may be the same memory.
+  struct BackwardArgs {
+    const UnitMemory& memory;
+    const WeightGradients& gradients;
+    TensorView dy;
+    TensorView x;
+    TensorView dresidual;  // optional
+    TensorView dx;
+    Statistics statistics;
+  };
+  void Backward(kernels::Stream& stream, const BackwardArgs& args) const;
+
+  bool has_mean() const { return kind_ == plan::NormKind::kLayer; }
+
+ private:
+  plan::NormKind kind_;
+  float epsilon_;
+  size_t weight_;
+  size_t bias_ = 0;  // of LayerNorm
+};
+
+// The activations of a norm in the inventory: "mean0", "rstd0", "n0" for index "0".
+class NormActivations {
+ public:
+  // `area`: the workspace of the result where it is not kept.
+  NormActivations(const UnitTensors& tensors, std::string_view index, std::string_view area = "");
+
+  Norm::Statistics StatisticsIn(const UnitMemory& memory) const;
+  TensorView ResultIn(const UnitMemory& memory) const { return result_.In(memory); }
+  bool remade() const { return result_.remade(); }
+
+ private:
+  Activation mean_;
+  Activation rstd_;
+  Activation result_;
+};
+
+}  // namespace ravel::model

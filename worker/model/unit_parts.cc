@@ -1,0 +1,111 @@
+#include "worker/model/unit_parts.h"
+
+#include <absl/strings/str_cat.h>
+
+#include "common/check.h"
+#include "common/shape.h"
+
+namespace ravel::model {
+namespace {
+
+int IndexIn(const std::vector<plan::ActivationSpec>& specs, std::string_view name) {
+  for (size_t i = 0; i < specs.size(); ++i) {
+    if (specs[i].name == name) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+template <typename Gradient>
+WeightGradients Collect(const std::vector<Gradient>& gradients) {
+  WeightGradients all;
+  all.output = Gradient::kOutput;
+  all.views.reserve(gradients.size());
+  for (const Gradient& gradient : gradients) {
+    all.views.push_back(gradient.view);
+  }
+  return all;
+}
+
+}  // namespace
+
+UnitTensors::UnitTensors(const plan::ModelInventory& inventory, int unit)
+    : inventory_(inventory),
+      spec_(inventory.units[static_cast<size_t>(unit)]),
+      architecture_(plan::ArchitectureOf(inventory.config.architecture)),
+      tensors_(spec_.tensors) {
+  tensors_.insert(tensors_.end(), spec_.borrowed.begin(), spec_.borrowed.end());
+  if (spec_.kind == plan::UnitKind::kLayer) {
+    prefix_ = absl::StrCat(std::string(architecture_.layers), ".", spec_.layer, ".");
+  }
+}
+
+size_t UnitTensors::Index(std::string_view name, std::string_view suffix) const {
+  const std::string full = absl::StrCat(prefix_, std::string(name), ".", std::string(suffix));
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (tensor(i).name == full) {
+      return i;
+    }
+  }
+  CheckFailed(__FILE__, __LINE__, "tensor of unit", "the inventory lacks a tensor of the module");
+}
+
+const plan::TensorSpec& UnitTensors::tensor(size_t index) const {
+  return inventory_.tensors[static_cast<size_t>(tensors_[index])];
+}
+
+Activation::Activation(const plan::UnitSpec& unit, std::string_view name, std::string_view area) {
+  const int kept = IndexIn(unit.saved, name);
+  remade_ = kept < 0;
+  const std::vector<plan::ActivationSpec>& specs = remade_ ? unit.remade : unit.saved;
+  index_ = ActivationIndex(specs, name);
+  const Shape& shape = specs[index_].shape;
+  elements_ = ElementCount(shape);
+  columns_ = shape.size() > 1 ? RowElements(shape) : 0;
+  if (remade_ && !area.empty()) {
+    area_ = static_cast<int>(ActivationIndex(unit.workspace, area));
+  }
+}
+
+TensorView Activation::IfKept(const UnitMemory& memory) const {
+  const std::vector<TensorView>& views = remade_ ? memory.remade : memory.saved;
+  return index_ < views.size() ? views[index_] : TensorView{};
+}
+
+TensorView Activation::In(const UnitMemory& memory) const {
+  const TensorView kept = IfKept(memory);
+  if (kept.present()) {
+    return kept;
+  }
+  CHECK_MSG(area_ >= 0, "an activation of the module has no memory in this pass");
+  const TensorView& area = memory.workspace[static_cast<size_t>(area_)];
+  if (columns_ > 0) {
+    return Carve(area, elements_ / columns_, columns_);
+  }
+  CHECK(area.contiguous() && area.elements() >= elements_);
+  return VectorView(area.As<float>(), elements_);
+}
+
+TensorView Carve(const TensorView& workspace, int64_t rows, int64_t columns) {
+  CHECK(workspace.contiguous() && workspace.elements() >= rows * columns);
+  return MatrixView(workspace.As<float>(), rows, columns);
+}
+
+void UnitModule::ForwardOnly(kernels::Stream& stream, const UnitMemory& memory) const {
+  Forward(stream, memory);
+}
+
+void UnitModule::Backward(kernels::Stream& stream,
+                          const UnitMemory& memory,
+                          const std::vector<FreshGradient>& gradients) const {
+  RunBackward(stream, memory, Collect(gradients));
+}
+
+void UnitModule::Backward(kernels::Stream& stream,
+                          const UnitMemory& memory,
+                          const std::vector<AccumulatingGradient>& gradients) const {
+  RunBackward(stream, memory, Collect(gradients));
+}
+
+}  // namespace ravel::model

@@ -1,0 +1,86 @@
+#pragma once
+
+// What modules are made of besides arithmetic: how a unit finds its weights by name, where an
+// activation lies in each pass, and gradients once fresh and accumulating ones have been told
+// apart.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/plan/architecture/architecture.h"
+#include "common/plan/model_inventory.h"
+#include "common/tensor_view.h"
+#include "kernels/gemm.h"
+#include "worker/model/module.h"
+
+namespace ravel::model {
+
+// The tensors of a unit in the order of UnitMemory::weights, by name.
+class UnitTensors {
+ public:
+  UnitTensors(const plan::ModelInventory& inventory, int unit);
+
+  const plan::UnitSpec& spec() const { return spec_; }
+  const plan::Architecture& architecture() const { return architecture_; }
+  const plan::ModelInventory& inventory() const { return inventory_; }
+  // Index of "[LAYERS.layer.]NAME.SUFFIX"; an unknown name is a bug.
+  size_t Index(std::string_view name, std::string_view suffix) const;
+  const plan::TensorSpec& tensor(size_t index) const;
+
+ private:
+  const plan::ModelInventory& inventory_;
+  const plan::UnitSpec& spec_;
+  const plan::Architecture& architecture_;
+  std::vector<int> tensors_;
+  std::string prefix_;
+};
+
+// An activation that the inventory declares among a unit's saved or remade ones.
+class Activation {
+ public:
+  Activation() = default;
+  // `area`: the workspace that holds it during a forward whose backward makes it again.
+  Activation(const plan::UnitSpec& unit, std::string_view name, std::string_view area = "");
+
+  bool declared() const { return elements_ > 0; }
+  bool remade() const { return remade_; }
+  TensorView In(const UnitMemory& memory) const;
+  // Absent where it is neither kept nor remade in this pass.
+  TensorView IfKept(const UnitMemory& memory) const;
+
+ private:
+  bool remade_ = false;
+  size_t index_ = 0;
+  int area_ = -1;
+  int64_t elements_ = 0;
+  int64_t columns_ = 0;  // 0: a vector
+};
+
+// The first rows x columns elements of a workspace as a matrix.
+TensorView Carve(const TensorView& workspace, int64_t rows, int64_t columns);
+
+// Absent views are those of frozen weights.
+struct WeightGradients {
+  std::vector<TensorView> views;  // in the order of UnitMemory::weights
+  kernels::Output output = kernels::Output::kOverwrite;
+};
+
+// A module whose two backwards differ only in where gradients go.
+class UnitModule : public Module {
+ public:
+  void ForwardOnly(kernels::Stream& stream, const UnitMemory& memory) const override;
+  void Backward(kernels::Stream& stream,
+                const UnitMemory& memory,
+                const std::vector<FreshGradient>& gradients) const final;
+  void Backward(kernels::Stream& stream,
+                const UnitMemory& memory,
+                const std::vector<AccumulatingGradient>& gradients) const final;
+
+ protected:
+  virtual void RunBackward(kernels::Stream& stream,
+                           const UnitMemory& memory,
+                           const WeightGradients& gradients) const = 0;
+};
+
+}  // namespace ravel::model

@@ -105,7 +105,8 @@ void RankEngine::InitializeWeights() {
                                .seed = args_.spec.seed,
                                .site = tensor.site,
                                .first_index = piece.begin,
-                               .standard_deviation = static_cast<float>(args_.spec.init_std)});
+                               .standard_deviation = static_cast<float>(args_.spec.init_std *
+                                                                        tensor.init_scale)});
           break;
         case plan::InitKind::kOnes:
           std::fill(weight, weight + elements, 1.0f);

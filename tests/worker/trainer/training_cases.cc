@@ -10,6 +10,7 @@
 
 #include "common/check.h"
 #include "common/mutex.h"
+#include "common/plan/architecture/architecture.h"
 
 namespace ravel::trainer {
 namespace {
@@ -44,6 +45,17 @@ plan::ModelConfig CaseModel(const std::string& name) {
   }
   if (name == "odd_untied") {
     model.num_key_value_heads = 3;
+    return model;
+  }
+  const std::string family = name.substr(0, name.find('_'));
+  if (const plan::Architecture* architecture = plan::FindArchitecture(family)) {
+    model.architecture = architecture->kind;
+    model.tie_word_embeddings = name.ends_with("_tied");
+    model.num_key_value_heads = model.tie_word_embeddings ? 2 : 3;
+    if (architecture->kind == plan::ArchitectureKind::kGpt2) {
+      model.num_key_value_heads = model.num_attention_heads;
+      model.head_dim = model.hidden_size / model.num_attention_heads;
+    }
     return model;
   }
   CHECK(name == "bundled_rope_scaling");
@@ -115,7 +127,15 @@ std::string CompareTensors(const char* role, const Tensors& a, const Tensors& b)
 }  // namespace
 
 std::vector<std::string> CaseNames() {
-  return {"odd_tied", "odd_untied", "bundled_rope_scaling"};
+  return {"odd_tied",
+          "odd_untied",
+          "bundled_rope_scaling",
+          "qwen2_tied",
+          "qwen2_untied",
+          "qwen3_tied",
+          "qwen3_untied",
+          "gpt2_tied",
+          "gpt2_untied"};
 }
 
 plan::JobSpec CaseJob(const std::string& name, const std::string& folder) {

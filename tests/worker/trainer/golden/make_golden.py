@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes loss_curves.txt: training runs of small Llamas by transformers and torch.optim (CPU, fp32, one thread).
+"""Writes loss_curves.txt: training runs of small models by transformers and torch.optim (CPU, fp32, one thread).
 
 Everything that both sides must share is a rule, written here a second time: initial weights (Philox, Box-Muller), the
 token file (a formula), the order of samples (Feistel permutation), the learning rate. Needs torch, transformers, numpy:
@@ -17,13 +17,15 @@ STEPS, WARMUP, MIN_RATIO, LR = 50, 5, 0.1, 1e-2
 BETAS, EPS, DECAY, CLIP = (0.9, 0.95), 1e-8, 0.1, 1.0
 GLOBAL_BATCH, SEED, INIT_STD, TOKENS = 8, 1234, 0.05, 4001
 
-BASE = dict(max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=10000.0, num_hidden_layers=2)
+BASE = dict(model_type="llama", max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=10000.0, num_hidden_layers=2)
+ODD = dict(BASE, vocab_size=61, hidden_size=30, intermediate_size=37, num_attention_heads=6, head_dim=6)
+GPT2 = dict(model_type="gpt2", vocab_size=61, n_positions=64, n_embd=30, n_head=6, n_layer=2, n_inner=37,
+            layer_norm_epsilon=1e-5, activation_function="gelu_new", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+            bos_token_id=None, eos_token_id=None)
 CASES = {
     # Odd sizes: no projection can be bundled, no shard boundary is where it would be convenient.
-    "odd_tied": (17, dict(BASE, vocab_size=61, hidden_size=30, intermediate_size=37, num_attention_heads=6,
-                          num_key_value_heads=2, head_dim=6, tie_word_embeddings=True)),
-    "odd_untied": (17, dict(BASE, vocab_size=61, hidden_size=30, intermediate_size=37, num_attention_heads=6,
-                            num_key_value_heads=3, head_dim=6, tie_word_embeddings=False)),
+    "odd_tied": (17, dict(ODD, num_key_value_heads=2, tie_word_embeddings=True)),
+    "odd_untied": (17, dict(ODD, num_key_value_heads=3, tie_word_embeddings=False)),
     # Sizes that bundle q|k|v and gate|up, and the frequency scaling of Llama 3.
     "bundled_rope_scaling": (48, dict(BASE, vocab_size=97, hidden_size=32, intermediate_size=64,
                                       num_attention_heads=4, num_key_value_heads=2, head_dim=16,
@@ -31,6 +33,12 @@ CASES = {
                                       rope_scaling=dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0,
                                                         high_freq_factor=4.0,
                                                         original_max_position_embeddings=32))),
+    "qwen2_tied": (17, dict(ODD, model_type="qwen2", num_key_value_heads=2, tie_word_embeddings=True)),
+    "qwen2_untied": (17, dict(ODD, model_type="qwen2", num_key_value_heads=3, tie_word_embeddings=False)),
+    "qwen3_tied": (17, dict(ODD, model_type="qwen3", num_key_value_heads=2, tie_word_embeddings=True)),
+    "qwen3_untied": (17, dict(ODD, model_type="qwen3", num_key_value_heads=3, tie_word_embeddings=False)),
+    "gpt2_tied": (17, dict(GPT2, tie_word_embeddings=True)),
+    "gpt2_untied": (17, dict(GPT2, tie_word_embeddings=False)),
 }
 MASK = 0xFFFFFFFF
 
@@ -47,7 +55,7 @@ def philox(key, counter):
     return c
 
 
-def initial_normal(shape, site):
+def initial_normal(shape, site, scale):
     count = int(np.prod(shape))
     blocks = np.arange((count + 3) // 4, dtype=np.uint64)
     zero = np.zeros_like(blocks)
@@ -57,7 +65,7 @@ def initial_normal(shape, site):
         radius = np.sqrt(-2.0 * np.log((radius_bits + 0.5) * 2.0**-32))
         angle = 2.0 * math.pi * angle_bits * 2.0**-32
         values += [radius * np.cos(angle), radius * np.sin(angle)]
-    deviation = float(np.float32(INIT_STD))
+    deviation = float(np.float32(INIT_STD * scale))
     flat = np.stack(values, axis=1).reshape(-1)[:count] * deviation
     return torch.from_numpy(flat.astype(np.float32).reshape(shape))
 
@@ -99,15 +107,18 @@ def learning_rate(step):
 
 
 def make_model(config):
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config, attn_implementation="eager"))
-    model = model.to(torch.float32)
+    config = transformers.AutoConfig.for_model(**config, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(config).to(torch.float32)
     named = dict(model.named_parameters())
     for site, name in enumerate(sorted(named)):
         with torch.no_grad():
             if named[name].dim() == 1:
-                named[name].fill_(1.0)
-            else:
-                named[name].copy_(initial_normal(tuple(named[name].shape), site))
+                named[name].fill_(0.0 if name.endswith(".bias") else 1.0)
+                continue
+            # GPT-2: projections onto the residual stream start smaller.
+            residual = config.model_type == "gpt2" and name.endswith("c_proj.weight")
+            scale = 1.0 / math.sqrt(2.0 * config.num_hidden_layers) if residual else 1.0
+            named[name].copy_(initial_normal(tuple(named[name].shape), site, scale))
     return model, named
 
 

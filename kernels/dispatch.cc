@@ -92,11 +92,6 @@ void Gemm(Stream& stream, const GemmArgs& args) {
   cpu::Gemm(args);
 }
 
-void SetBlasThreads(int threads) {
-  CHECK_MSG(threads >= 1, "at least one thread");
-  cpu::SetBlasThreads(threads);
-}
-
 void RmsNormForward(Stream& stream, const RmsNormForwardArgs& args) {
   RequireCpu(stream, "RmsNormForward");
   CheckRank2(args.x);

@@ -10,8 +10,9 @@ enum class Transpose { kNo, kYes };
 enum class Output { kOverwrite, kAccumulate };
 
 // c [m, n] (=|+=) op(a) [m, k] * op(b) [k, n], all row-major, sums in fp32. Views may have a row
-// stride. One thread; the sum over k is never split between threads, so equal shapes give equal
-// bits. m, n or k may be 0 (k = 0 with kOverwrite writes zeros). 2mnk FLOPs.
+// stride. One thread. The bits of an element depend on its row, its column and k alone: not on m,
+// n, the processor or the number of threads (cpu/gemm_blocks.h). m, n or k may be 0 (k = 0 with
+// kOverwrite writes zeros). 2mnk FLOPs.
 struct GemmArgs {
   TensorView a;
   Transpose transpose_a = Transpose::kNo;
@@ -21,8 +22,5 @@ struct GemmArgs {
   Output output = Output::kOverwrite;
 };
 void Gemm(Stream& stream, const GemmArgs& args);
-
-// Threads that BLAS may use in this process; a trainer sets 1 before its first Gemm.
-void SetBlasThreads(int threads);
 
 }  // namespace ravel::kernels

@@ -1,19 +1,10 @@
 #include <algorithm>
-
-#include <cblas.h>
+#include <vector>
 
 #include "kernels/cpu/reference_ops.h"
+#include "kernels/cpu/simd_ops.h"
 
 namespace ravel::kernels::cpu {
-namespace {
-
-blasint Leading(const TensorView& matrix) {
-  const int64_t step =
-      std::max<int64_t>({matrix.columns(), 1, matrix.rows() > 1 ? matrix.row_stride : 1});
-  return static_cast<blasint>(step);
-}
-
-}  // namespace
 
 void Gemm(const GemmArgs& args) {
   const int64_t m = args.c.rows();
@@ -28,24 +19,13 @@ void Gemm(const GemmArgs& args) {
     }
     return;
   }
-  cblas_sgemm(CblasRowMajor,
-              args.transpose_a == Transpose::kNo ? CblasNoTrans : CblasTrans,
-              args.transpose_b == Transpose::kNo ? CblasNoTrans : CblasTrans,
-              static_cast<blasint>(m),
-              static_cast<blasint>(n),
-              static_cast<blasint>(k),
-              1.0f,
-              args.a.As<float>(),
-              Leading(args.a),
-              args.b.As<float>(),
-              Leading(args.b),
-              args.output == Output::kOverwrite ? 0.0f : 1.0f,
-              args.c.As<float>(),
-              Leading(args.c));
-}
-
-void SetBlasThreads(int threads) {
-  openblas_set_num_threads(threads);
+  // One per thread, as large as the largest product so far: a few MiB.
+  thread_local std::vector<float> workspace;
+  const auto elements = static_cast<size_t>(ActiveOps().gemm_workspace_elements(args));
+  if (workspace.size() < elements) {
+    workspace = std::vector<float>(elements);
+  }
+  ActiveOps().gemm(args, workspace.data());
 }
 
 }  // namespace ravel::kernels::cpu

@@ -1,6 +1,6 @@
 #pragma once
 
-// CPU ops that are plain loops or calls of BLAS. Shapes are already checked (kernels/dispatch.cc).
+// CPU ops that are plain loops, or loops around the vectorised ones. Shapes are already checked (kernels/dispatch.cc).
 
 #include <cstdint>
 
@@ -13,7 +13,6 @@
 namespace ravel::kernels::cpu {
 
 void Gemm(const GemmArgs& args);
-void SetBlasThreads(int threads);
 void LinearCrossEntropyForward(const LinearCrossEntropyForwardArgs& args);
 void LinearCrossEntropyTrain(const LinearCrossEntropyTrainArgs& args);
 void EmbeddingForward(const EmbeddingForwardArgs& args);

@@ -29,6 +29,10 @@ struct Avx2Vector {
     return {_mm256_fmadd_ps(x, b.low, c.low), _mm256_fmadd_ps(x, b.high, c.high)};
   }
 
+  static P AddPanel(P a, P b) {
+    return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)};
+  }
+
   static F Set1(float x) { return _mm256_set1_ps(x); }
   static F Zero() { return _mm256_setzero_ps(); }
   static __m256i Mask(int count) {

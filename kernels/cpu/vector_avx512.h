@@ -19,6 +19,7 @@ struct Avx512Vector : Avx2Vector {
   static P LoadPanel(const float* p) { return _mm512_loadu_ps(p); }
   static void StorePanel(float* p, P x) { _mm512_storeu_ps(p, x); }
   static P FmaPanel(float a, P b, P c) { return _mm512_fmadd_ps(_mm512_set1_ps(a), b, c); }
+  static P AddPanel(P a, P b) { return _mm512_add_ps(a, b); }
 };
 
 }  // namespace ravel::kernels::cpu

@@ -42,6 +42,14 @@ struct PortableVector {
     return r;
   }
 
+  static P AddPanel(const P& a, const P& b) {
+    P r;
+    for (size_t i = 0; i < 16; ++i) {
+      r[i] = a[i] + b[i];
+    }
+    return r;
+  }
+
   static F Set1(float x) { return {x, x, x, x, x, x, x, x}; }
   static F Zero() { return Set1(0.0f); }
   static F Load(const float* p, AllLanes = {}) {
@@ -128,10 +136,11 @@ struct PortableVector {
     }
     return r;
   }
-  // to [8, 8] = the transpose of from [8, 8]; rows are from_step and to_step apart.
+  // to [8, 8] = the transpose of from [8, 8]; rows are from_step and to_step apart. Rows of `to`
+  // are written in ascending order: they may overlap, the later one stays.
   static void Transpose8x8(const float* from, int64_t from_step, float* to, int64_t to_step) {
-    for (int64_t i = 0; i < 8; ++i) {
-      for (int64_t j = 0; j < 8; ++j) {
+    for (int64_t j = 0; j < 8; ++j) {
+      for (int64_t i = 0; i < 8; ++i) {
         to[j * to_step + i] = from[i * from_step + j];
       }
     }

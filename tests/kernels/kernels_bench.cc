@@ -268,7 +268,6 @@ void RunFlat(Bench& bench) {
 }
 
 void RunAll() {
-  SetBlasThreads(1);
   const double roof = testing::MeasureFmaRoof();
   const double avx2_roof = testing::MeasureAvx2FmaRoof();
   for (const auto& [name, value] :

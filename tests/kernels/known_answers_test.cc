@@ -14,6 +14,7 @@
 #include "kernels/adamw.h"
 #include "kernels/cpu/simd_ops.h"
 #include "kernels/digest.h"
+#include "kernels/gemm.h"
 #include "kernels/philox.h"
 #include "kernels/row_sum.h"
 #include "kernels/scalar/adamw.h"
@@ -127,6 +128,40 @@ TEST_P(KnownAnswersTest, AdamWEqualsTheScalarRuleAndLeavesNeighboursAlone) {
         ASSERT_EQ(std::bit_cast<uint32_t>(e.v), std::bit_cast<uint32_t>(v[i]));
       }
       EXPECT_EQ(p[n], before[0][n]);
+    }
+  }
+}
+
+// What batching, sharding and another blocking rest on: an element does not know its neighbours.
+TEST_P(KnownAnswersTest, AnElementOfAProductDependsOnItsRowAndColumnAlone) {
+  constexpr int64_t kRows = 40;
+  constexpr int64_t kColumns = 70;
+  constexpr int64_t kInner = 600;
+  std::vector<float> a = RandomFloats(kRows * kInner, 1);
+  std::vector<float> b = RandomFloats(kColumns * kInner, 2);
+  std::vector<float> all(kRows * kColumns);
+  const auto multiply = [&](int64_t row, int64_t rows, int64_t column, int64_t columns, float* c) {
+    Gemm(stream_,
+         {.a = MatrixView(a.data() + row * kInner, rows, kInner),
+          .b = MatrixView(b.data() + column * kInner, columns, kInner),
+          .transpose_b = Transpose::kYes,
+          .c = MatrixView(c, rows, columns)});
+  };
+  multiply(0, kRows, 0, kColumns, all.data());
+  for (const int64_t rows : {1, 5, 12, 39}) {
+    for (const int64_t columns : {1, 16, 31, 69}) {
+      std::vector<float> part(static_cast<size_t>(rows * columns));
+      const int64_t row = kRows - rows;
+      const int64_t column = kColumns - columns;
+      multiply(row, rows, column, columns, part.data());
+      for (int64_t i = 0; i < rows; ++i) {
+        const float* expected = all.data() + (row + i) * kColumns + column;
+        ASSERT_EQ(
+            std::memcmp(
+                part.data() + i * columns, expected, sizeof(float) * static_cast<size_t>(columns)),
+            0)
+            << rows << " rows, " << columns << " columns, row " << i;
+      }
     }
   }
 }

@@ -9,7 +9,6 @@
 #include <gtest/gtest.h>
 
 #include "kernels/cpu/simd_ops.h"
-#include "kernels/gemm.h"
 #include "tests/kernels/op_case.h"
 
 namespace ravel::kernels::testing {
@@ -21,7 +20,6 @@ constexpr size_t kProbes = 24;
 
 class OpCaseTest : public ::testing::TestWithParam<OpCase> {
  protected:
-  static void SetUpTestSuite() { SetBlasThreads(1); }
   void TearDown() override { cpu::UseBestSimdPath(); }
 
   Values Cotangents(const Values& outputs) const {

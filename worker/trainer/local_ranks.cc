@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "common/mutex.h"
-#include "kernels/gemm.h"
 #include "worker/comm/communicator_factory.h"
 #include "worker/comm/local_communicator.h"
 
@@ -134,7 +133,6 @@ class LocalGroup {
 }  // namespace
 
 absl::Status RunLocalRanks(const LocalRun& run) {
-  kernels::SetBlasThreads(1);
   ASSIGN_OR_RETURN(const plan::JobSpec spec, plan::ResolveBatch(run.spec));
   ASSIGN_OR_RETURN(const plan::ShardingPlan plan,
                    plan::BuildShardingPlan(

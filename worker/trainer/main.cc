@@ -14,7 +14,6 @@
 
 #include "common/clock.h"
 #include "common/logging.h"
-#include "kernels/gemm.h"
 #include "worker/trainer/command_box.h"
 #include "worker/trainer/daemon_link_proto.h"
 #include "worker/trainer/exit_code.h"
@@ -109,7 +108,6 @@ ExitCode RunUnderDaemon(int fd) {
 
 int Main(int argc, char** argv) {
   InstallHandlers();
-  kernels::SetBlasThreads(1);
   CLI::App app{"One rank of a Ravel training job; started by ravel-worker and ravelctl"};
   int socket_fd = -1;
   bool generate = false;

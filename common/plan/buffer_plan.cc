@@ -159,7 +159,8 @@ void SearchPeak(const StepProgram& program,
                 const std::vector<ProgramBuffer>& buffers,
                 MemoryKind memory,
                 PeakCut& peak) {
-  constexpr StreamId kWorkers[] = {StreamId::kCompute, StreamId::kGather, StreamId::kReduce};
+  constexpr StreamId kWorkers[] = {
+      StreamId::kCompute, StreamId::kGather, StreamId::kReduce, StreamId::kOuter};
   const int count = static_cast<int>(program.instructions.size());
   for (int first = 0; first < count; ++first) {
     Moment moment(lives);

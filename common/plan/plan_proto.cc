@@ -7,28 +7,9 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "common/plan/program_builder.h"
-#include "common/plan/program_checker.h"
+#include "common/plan/plan_proto_parts.h"
 
 namespace ravel::plan {
-namespace {
-
-constexpr int64_t kMostRanks = 65536;
-constexpr int64_t kMostBytes = int64_t{1} << 50;
-
-absl::Status Invalid(const std::string& what) {
-  return absl::InvalidArgumentError(absl::StrCat("plan: ", what));
-}
-
-// A number of the wire as an enumerator between two others.
-template <typename Enum>
-absl::Status ReadEnum(const char* field, int32_t value, Enum last, Enum& out, int32_t first = 0) {
-  if (value < first || value > static_cast<int32_t>(last)) {
-    return Invalid(absl::StrCat(field, ": no such value: ", value));
-  }
-  out = static_cast<Enum>(value);
-  return absl::OkStatus();
-}
 
 v1::PlannedModel ModelToProto(const ModelConfig& model) {
   v1::PlannedModel proto;
@@ -55,8 +36,8 @@ v1::PlannedModel ModelToProto(const ModelConfig& model) {
 
 absl::StatusOr<ModelConfig> ModelFromProto(const v1::PlannedModel& proto) {
   ModelConfig model;
-  RETURN_IF_ERROR(ReadEnum(
-      "model.architecture", proto.architecture(), kLastArchitecture, model.architecture));
+  RETURN_IF_ERROR(
+      ReadEnum("model.architecture", proto.architecture(), kLastArchitecture, model.architecture));
   model.vocab_size = proto.vocab_size();
   model.hidden_size = proto.hidden_size();
   model.intermediate_size = proto.intermediate_size();
@@ -76,6 +57,8 @@ absl::StatusOr<ModelConfig> ModelFromProto(const v1::PlannedModel& proto) {
   model.source_json = proto.source_json();
   return ValidateModelConfig(std::move(model));
 }
+
+namespace {
 
 void DataToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   for (const DataSource& source : spec.data.train) {
@@ -253,144 +236,6 @@ absl::Status RunningFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
   return absl::OkStatus();
 }
 
-v1::PlannedInstruction InstructionToProto(const Instruction& at) {
-  v1::PlannedInstruction proto;
-  proto.set_op(static_cast<int32_t>(at.op));
-  proto.set_stream(static_cast<int32_t>(at.stream));
-  proto.set_unit(at.unit);
-  proto.set_call(at.call);
-  proto.set_gathered(at.gathered);
-  proto.set_borrowed_unit(at.borrowed_unit);
-  proto.set_borrowed_gathered(at.borrowed_gathered);
-  proto.set_borrowed_staging(at.borrowed_staging);
-  proto.set_staging(at.staging);
-  proto.set_receive(at.receive);
-  proto.set_saved(at.saved);
-  proto.set_workspace(at.workspace);
-  proto.set_freed(at.freed);
-  for (const int wait : at.waits) {
-    proto.add_waits(wait);
-  }
-  return proto;
-}
-
-absl::StatusOr<Instruction> InstructionFromProto(const v1::PlannedInstruction& proto) {
-  Instruction at;
-  RETURN_IF_ERROR(ReadEnum("instruction.op", proto.op(), OpCode::kEndPhase, at.op, 1));
-  RETURN_IF_ERROR(ReadEnum("instruction.stream", proto.stream(), StreamId::kHost, at.stream, 1));
-  at.unit = proto.unit();
-  at.call = proto.call();
-  at.gathered = proto.gathered();
-  at.borrowed_unit = proto.borrowed_unit();
-  at.borrowed_gathered = proto.borrowed_gathered();
-  at.borrowed_staging = proto.borrowed_staging();
-  at.staging = proto.staging();
-  at.receive = proto.receive();
-  at.saved = proto.saved();
-  at.workspace = proto.workspace();
-  at.freed = proto.freed();
-  at.waits = {proto.waits().begin(), proto.waits().end()};
-  return at;
-}
-
-absl::Status GroupsFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan) {
-  if (static_cast<size_t>(proto.groups_size()) != plan.inventory.units.size()) {
-    return Invalid("groups: expected one per unit of the model");
-  }
-  for (int unit = 0; unit < proto.groups_size(); ++unit) {
-    const v1::PlannedGroup& from = proto.groups(unit);
-    GroupLayout group;
-    group.unit = unit;
-    group.layout = {.width = plan.ranks,
-                    .shard_elements = from.shard_elements(),
-                    .offsets = {from.item_offsets().begin(), from.item_offsets().end()},
-                    .padding_elements = from.padding_elements()};
-    group.tensors = {from.tensors().begin(), from.tensors().end()};
-    group.tensor_offsets = {from.tensor_offsets().begin(), from.tensor_offsets().end()};
-    std::vector<int> sorted = group.tensors;
-    std::sort(sorted.begin(), sorted.end());
-    std::vector<int> expected = plan.inventory.units[static_cast<size_t>(unit)].tensors;
-    std::sort(expected.begin(), expected.end());
-    if (sorted != expected || group.tensor_offsets.size() != group.tensors.size() ||
-        group.layout.shard_elements < 1 || group.layout.shard_elements > kMostBytes / plan.ranks) {
-      return Invalid(absl::StrCat("groups[", unit, "]: does not hold the tensors of its unit"));
-    }
-    int64_t end = 0;
-    for (size_t i = 0; i < group.tensors.size(); ++i) {
-      if (group.tensor_offsets[i] < end ||
-          group.tensor_offsets[i] % kLayoutAlignmentElements != 0) {
-        return Invalid(absl::StrCat("groups[", unit, "]: tensors overlap or are not aligned"));
-      }
-      end = group.tensor_offsets[i] +
-            ElementCount(plan.inventory.tensors[static_cast<size_t>(group.tensors[i])].shape);
-    }
-    if (end > group.layout.total_elements()) {
-      return Invalid(absl::StrCat("groups[", unit, "]: tensors end beyond the shards"));
-    }
-    plan.groups.push_back(std::move(group));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status BuffersFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan) {
-  const int units = static_cast<int>(plan.inventory.units.size());
-  for (const v1::PlannedBuffer& from : proto.buffers()) {
-    ProgramBuffer buffer;
-    buffer.name = from.name();
-    RETURN_IF_ERROR(ReadEnum("buffer.kind", from.kind(), BufferKind::kShared, buffer.kind, 1));
-    RETURN_IF_ERROR(
-        ReadEnum("buffer.memory", from.memory(), MemoryKind::kCommon, buffer.memory, 1));
-    buffer.unit = from.unit();
-    buffer.call = from.call();
-    buffer.slot = from.slot();
-    buffer.bytes = from.bytes();
-    buffer.persistent = from.persistent();
-    buffer.inside = from.inside();
-    if (buffer.unit < -1 || buffer.unit >= units || buffer.bytes < 0 || buffer.bytes > kMostBytes ||
-        buffer.inside < -1 || buffer.inside >= proto.buffers_size()) {
-      return Invalid(absl::StrCat("buffers: ", buffer.name, " is out of range"));
-    }
-    plan.buffers.push_back(std::move(buffer));
-  }
-  const ProgramRequest request = {.inventory = plan.inventory,
-                                  .groups = plan.groups,
-                                  .lanes = plan.lanes,
-                                  .options = plan.options};
-  if (plan.buffers != BuildBuffers(request)) {
-    return Invalid("buffers: not those that the layouts, lanes and options need");
-  }
-  plan.memory.offsets = {proto.memory().offsets().begin(), proto.memory().offsets().end()};
-  plan.memory.private_bytes = proto.memory().private_bytes();
-  plan.memory.symmetric_bytes = proto.memory().symmetric_bytes();
-  plan.memory.common_bytes = proto.memory().common_bytes();
-  plan.memory.lower_bound_bytes = proto.memory().lower_bound_bytes();
-  const bool offsets_in_range =
-      std::all_of(plan.memory.offsets.begin(), plan.memory.offsets.end(), [](int64_t offset) {
-        return offset >= 0 && offset <= kMostBytes;
-      });
-  return offsets_in_range ? absl::OkStatus() : Invalid("memory.offsets: out of range");
-}
-
-absl::Status CheckTensors(const v1::ShardingPlan& proto, const ModelInventory& inventory) {
-  if (static_cast<size_t>(proto.tensors_size()) != inventory.tensors.size()) {
-    return Invalid("tensors: not those of the model");
-  }
-  for (int i = 0; i < proto.tensors_size(); ++i) {
-    const TensorSpec& expected = inventory.tensors[static_cast<size_t>(i)];
-    const v1::PlannedTensor& got = proto.tensors(i);
-    if (got.name() != expected.name || got.site() != expected.site ||
-        Shape(got.shape().begin(), got.shape().end()) != expected.shape) {
-      return Invalid(absl::StrCat("tensors: expected ",
-                                  expected.name,
-                                  " ",
-                                  ShapeText(expected.shape),
-                                  ", got ",
-                                  got.name()));
-    }
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 v1::PlannedJob ToProto(const JobSpec& spec) {
@@ -425,101 +270,6 @@ absl::StatusOr<JobSpec> FromProto(const v1::PlannedJob& proto) {
   return spec;
 }
 
-v1::ShardingPlan ToProto(const ShardingPlan& plan) {
-  v1::ShardingPlan proto;
-  proto.set_ranks(plan.ranks);
-  proto.set_lanes(plan.lanes.lanes);
-  proto.set_micro_batch_sequences(plan.micro_batch.sequences);
-  proto.set_sequence_tokens(plan.micro_batch.sequence_tokens);
-  *proto.mutable_model() = ModelToProto(plan.inventory.config);
-  v1::PlannedOptions& options = *proto.mutable_options();
-  options.set_gather_in_place(plan.options.gather_in_place);
-  options.set_read_peers_in_place(plan.options.read_peers_in_place);
-  options.set_gather_window_bytes(plan.options.gather_window_bytes);
-  options.set_staging_window_bytes(plan.options.staging_window_bytes);
-  options.set_prefetch(plan.options.prefetch);
-  for (const TensorSpec& tensor : plan.inventory.tensors) {
-    v1::PlannedTensor& added = *proto.add_tensors();
-    added.set_name(tensor.name);
-    added.set_site(tensor.site);
-    *added.mutable_shape() = {tensor.shape.begin(), tensor.shape.end()};
-  }
-  for (const GroupLayout& group : plan.groups) {
-    v1::PlannedGroup& added = *proto.add_groups();
-    added.set_shard_elements(group.layout.shard_elements);
-    added.set_padding_elements(group.layout.padding_elements);
-    *added.mutable_item_offsets() = {group.layout.offsets.begin(), group.layout.offsets.end()};
-    *added.mutable_tensors() = {group.tensors.begin(), group.tensors.end()};
-    *added.mutable_tensor_offsets() = {group.tensor_offsets.begin(), group.tensor_offsets.end()};
-  }
-  for (const ProgramBuffer& buffer : plan.buffers) {
-    v1::PlannedBuffer& added = *proto.add_buffers();
-    added.set_name(buffer.name);
-    added.set_kind(static_cast<int32_t>(buffer.kind));
-    added.set_memory(static_cast<int32_t>(buffer.memory));
-    added.set_unit(buffer.unit);
-    added.set_call(buffer.call);
-    added.set_slot(buffer.slot);
-    added.set_bytes(buffer.bytes);
-    added.set_persistent(buffer.persistent);
-    added.set_inside(buffer.inside);
-  }
-  v1::PlannedMemory& memory = *proto.mutable_memory();
-  *memory.mutable_offsets() = {plan.memory.offsets.begin(), plan.memory.offsets.end()};
-  memory.set_private_bytes(plan.memory.private_bytes);
-  memory.set_symmetric_bytes(plan.memory.symmetric_bytes);
-  memory.set_common_bytes(plan.memory.common_bytes);
-  memory.set_lower_bound_bytes(plan.memory.lower_bound_bytes);
-  for (const StepProgram& program : plan.programs) {
-    v1::PlannedProgram& added = *proto.add_programs();
-    added.set_phase(static_cast<int32_t>(program.phase));
-    for (const Instruction& at : program.instructions) {
-      *added.add_instructions() = InstructionToProto(at);
-    }
-  }
-  return proto;
-}
-
-absl::StatusOr<ShardingPlan> FromProto(const v1::ShardingPlan& proto) {
-  ShardingPlan plan;
-  plan.ranks = proto.ranks();
-  plan.lanes = {.lanes = proto.lanes(), .ranks = proto.ranks()};
-  plan.micro_batch = {.sequences = proto.micro_batch_sequences(),
-                      .sequence_tokens = proto.sequence_tokens()};
-  if (plan.ranks < 1 || plan.ranks > kMostRanks || plan.lanes.lanes < plan.ranks ||
-      plan.lanes.lanes > kMostRanks || (plan.lanes.lanes & (plan.lanes.lanes - 1)) != 0) {
-    return Invalid("ranks, lanes: expected 1 <= ranks <= lanes, lanes a power of two");
-  }
-  constexpr int64_t kMostTokens = int64_t{1} << 30;
-  if (plan.micro_batch.sequences < 1 || plan.micro_batch.sequences > kMostTokens ||
-      plan.micro_batch.sequence_tokens < 1 ||
-      plan.micro_batch.sequence_tokens > kMostTokens / plan.micro_batch.sequences) {
-    return Invalid("micro_batch_sequences, sequence_tokens: out of range");
-  }
-  ASSIGN_OR_RETURN(const ModelConfig config, ModelFromProto(proto.model()));
-  plan.inventory = BuildInventory(config, plan.micro_batch);
-  RETURN_IF_ERROR(CheckTensors(proto, plan.inventory));
-  plan.options = {.ranks = plan.ranks,
-                  .gather_in_place = proto.options().gather_in_place(),
-                  .read_peers_in_place = proto.options().read_peers_in_place(),
-                  .gather_window_bytes = proto.options().gather_window_bytes(),
-                  .staging_window_bytes = proto.options().staging_window_bytes(),
-                  .prefetch = proto.options().prefetch()};
-  RETURN_IF_ERROR(GroupsFromProto(proto, plan));
-  RETURN_IF_ERROR(BuffersFromProto(proto, plan));
-  for (const v1::PlannedProgram& from : proto.programs()) {
-    StepProgram program;
-    RETURN_IF_ERROR(ReadEnum("program.phase", from.phase(), Phase::kEval, program.phase, 1));
-    for (const v1::PlannedInstruction& at : from.instructions()) {
-      ASSIGN_OR_RETURN(Instruction instruction, InstructionFromProto(at));
-      program.instructions.push_back(std::move(instruction));
-    }
-    plan.programs.push_back(std::move(program));
-  }
-  RETURN_IF_ERROR(Annotate(CheckPlan(plan), "plan"));
-  return plan;
-}
-
 std::string SerializeJob(const JobSpec& spec) {
   return ToProto(spec).SerializeAsString();
 }
@@ -529,19 +279,6 @@ absl::StatusOr<JobSpec> ParseJob(std::string_view bytes) {
   if (bytes.size() > std::numeric_limits<int>::max() ||
       !proto.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
     return absl::InvalidArgumentError("job: not a PlannedJob message");
-  }
-  return FromProto(proto);
-}
-
-std::string SerializePlan(const ShardingPlan& plan) {
-  return ToProto(plan).SerializeAsString();
-}
-
-absl::StatusOr<ShardingPlan> ParsePlan(std::string_view bytes) {
-  v1::ShardingPlan proto;
-  if (bytes.size() > std::numeric_limits<int>::max() ||
-      !proto.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
-    return absl::InvalidArgumentError("plan: not a ShardingPlan message");
   }
   return FromProto(proto);
 }

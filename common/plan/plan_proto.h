@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "common/crypto.h"
 #include "common/plan/job_spec.h"
 #include "common/plan/sharding_plan.h"
 #include "common/status.h"
@@ -27,5 +28,7 @@ std::string SerializeJob(const JobSpec& spec);
 absl::StatusOr<JobSpec> ParseJob(std::string_view bytes);
 std::string SerializePlan(const ShardingPlan& plan);
 absl::StatusOr<ShardingPlan> ParsePlan(std::string_view bytes);
+// SHA-256 of the serialized plan: plans that differ in anything have different ones.
+Sha256Digest PlanHash(const ShardingPlan& plan);
 
 }  // namespace ravel::plan

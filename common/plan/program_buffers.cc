@@ -6,26 +6,34 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/plan/program_builder.h"
+#include "common/plan/program_uses.h"
 
 namespace ravel::plan {
 namespace {
 
-constexpr int64_t kElementBytes = 4;  // everything is fp32 in this recipe
-
 class BufferList {
  public:
-  explicit BufferList(const ProgramRequest& request) : request_(request) {}
+  explicit BufferList(const ProgramRequest& request)
+      : request_(request),
+        uses_(UsesOf(request.inventory, request.groups, true)),
+        peers_(request.options.read_peers_in_place ? MemoryKind::kSymmetric
+                                                   : MemoryKind::kPrivate) {}
 
   std::vector<ProgramBuffer> Build() {
-    for (size_t unit = 0; unit < request_.inventory.units.size(); ++unit) {
-      AddWeights(static_cast<int>(unit));
+    std::vector<std::vector<int>> groups_of(request_.inventory.units.size());
+    for (size_t group = 0; group < request_.groups.size(); ++group) {
+      groups_of[static_cast<size_t>(request_.groups[group].unit)].push_back(
+          static_cast<int>(group));
+    }
+    NameGroups(groups_of);
+    for (size_t unit = 0; unit < groups_of.size(); ++unit) {
+      for (const int group : groups_of[unit]) {
+        AddWeights(group);
+      }
       AddActivations(static_cast<int>(unit));
     }
-    const std::vector<UnitUse> uses = UsesOf(request_.inventory, Phase::kOnly);
-    for (const std::vector<GradientCall>& calls : GradientCallsOf(request_.inventory, uses)) {
-      for (const GradientCall& call : calls) {
-        AddGradients(call);
-      }
+    for (const GradientCall& call : uses_.gradients) {
+      AddGradients(call);
     }
     Add({.name = "shared",
          .kind = BufferKind::kShared,
@@ -40,93 +48,174 @@ class BufferList {
     return static_cast<int>(buffers_.size()) - 1;
   }
 
-  std::string Named(const char* role, int unit) const {
-    return absl::StrCat(role, "/", request_.inventory.units[static_cast<size_t>(unit)].name);
+  // "layers.0", or "layers.0:1" of the second of several groups.
+  void NameGroups(const std::vector<std::vector<int>>& groups_of) {
+    names_.resize(request_.groups.size());
+    for (size_t unit = 0; unit < groups_of.size(); ++unit) {
+      const std::vector<int>& groups = groups_of[unit];
+      for (size_t i = 0; i < groups.size(); ++i) {
+        const std::string& name = request_.inventory.units[unit].name;
+        names_[static_cast<size_t>(groups[i])] =
+            groups.size() == 1 ? name : absl::StrCat(name, ":", i);
+      }
+    }
   }
 
-  int64_t ShardBytes(int unit) const {
-    return request_.groups[static_cast<size_t>(unit)].layout.shard_elements * kElementBytes;
+  ProgramBuffer OfGroup(const char* role, BufferKind kind, int group, int64_t bytes) const {
+    return {.name = absl::StrCat(role, "/", names_[static_cast<size_t>(group)]),
+            .kind = kind,
+            .unit = request_.groups[static_cast<size_t>(group)].unit,
+            .group = group,
+            .bytes = bytes};
   }
-  int64_t GatheredBytes(int unit) const {
-    return request_.groups[static_cast<size_t>(unit)].layout.total_elements() * kElementBytes;
+  ProgramBuffer OfCall(const char* role,
+                       BufferKind kind,
+                       const GradientCall& call,
+                       int64_t bytes) const {
+    ProgramBuffer buffer = OfGroup(role, kind, call.group, bytes);
+    if (call.call > 0) {
+      absl::StrAppend(&buffer.name, ".call", call.call);
+    }
+    buffer.call = call.call;
+    return buffer;
   }
 
-  void AddWeights(int unit) {
-    const bool in_place = request_.options.gather_in_place;
-    const int gathered = Add({.name = Named("gathered", unit),
-                              .kind = BufferKind::kGathered,
-                              .memory = in_place ? MemoryKind::kCommon : MemoryKind::kPrivate,
-                              .unit = unit,
-                              .bytes = GatheredBytes(unit),
-                              .persistent = in_place});
-    Add({.name = Named("main_weight", unit),
-         .kind = BufferKind::kMainWeight,
-         .memory = in_place ? MemoryKind::kCommon : MemoryKind::kPrivate,
-         .unit = unit,
-         .bytes = ShardBytes(unit),
-         .persistent = true,
-         .inside = in_place ? gathered : -1});
-    Add({.name = Named("exp_avg", unit),
-         .kind = BufferKind::kExpAvg,
-         .unit = unit,
-         .bytes = ShardBytes(unit),
-         .persistent = true});
-    Add({.name = Named("exp_avg_sq", unit),
-         .kind = BufferKind::kExpAvgSq,
-         .unit = unit,
-         .bytes = ShardBytes(unit),
-         .persistent = true});
+  const GroupRules& RulesOf(int group) const { return request_.rules[static_cast<size_t>(group)]; }
+  int64_t TotalBytes(int group) const {
+    return request_.groups[static_cast<size_t>(group)].layout.total_elements() * kGradientElementBytes;
+  }
+  int64_t ShardBytes(int group) const { return TotalBytes(group) / request_.lanes.width(); }
+
+  void AddWeights(int group) {
+    const GroupRules& rules = RulesOf(group);
+    const bool resident = IsResident(request_, group);
+    const bool same_type = request_.options.weight_element_bytes == kGradientElementBytes;
+    const int64_t weight_bytes =
+        TotalBytes(group) / kGradientElementBytes * request_.options.weight_element_bytes;
+    ProgramBuffer gathered = OfGroup("gathered", BufferKind::kGathered, group, weight_bytes);
+    gathered.persistent = resident;
+    if (resident && rules.optimizer_sharded) {
+      gathered.memory = request_.options.gather_in_place ? MemoryKind::kCommon : peers_;
+    }
+    int outer = Add(gathered);
+    const int64_t parts = rules.optimizer_sharded ? request_.lanes.width() : 1;
+    const auto add_inside = [&](const char* role, BufferKind kind, int64_t bytes, int inside) {
+      ProgramBuffer weight = OfGroup(role, kind, group, bytes);
+      weight.memory = inside >= 0 ? buffers_[static_cast<size_t>(inside)].memory : peers_;
+      weight.persistent = true;
+      weight.inside = inside;
+      return Add(weight);
+    };
+    outer = resident ? outer : -1;
+    if (!rules.trainable || rules.outer_gradient_sharded || !same_type) {
+      outer = add_inside("model_weight", BufferKind::kModelWeight, weight_bytes / parts, outer);
+    }
+    if (!rules.trainable) {
+      return;
+    }
+    const int64_t bytes = TotalBytes(group) / parts /
+                          (rules.outer_gradient_sharded ? request_.lanes.replicas : 1);
+    add_inside("main_weight", BufferKind::kMainWeight, bytes, same_type ? outer : -1);
+    for (const auto& [role, kind] : {std::make_pair("exp_avg", BufferKind::kExpAvg),
+                                     std::make_pair("exp_avg_sq", BufferKind::kExpAvgSq)}) {
+      ProgramBuffer moment = OfGroup(role, kind, group, bytes);
+      moment.persistent = true;
+      Add(moment);
+    }
   }
 
   void AddActivations(int unit) {
     const UnitSpec& spec = request_.inventory.units[static_cast<size_t>(unit)];
-    if (!spec.saved.empty()) {
-      Add({.name = Named("saved", unit),
-           .kind = BufferKind::kSaved,
-           .unit = unit,
-           .bytes = ActivationOffsets(spec.saved).back()});
+    const auto add = [&](const char* role,
+                         BufferKind kind,
+                         int call,
+                         const std::vector<ActivationSpec>& specs) {
+      if (!specs.empty()) {
+        Add({.name = absl::StrCat(role, "/", spec.name, call > 0 ? absl::StrCat(".", call) : ""),
+             .kind = kind,
+             .unit = unit,
+             .call = call,
+             .bytes = ActivationOffsets(specs).back()});
+      }
+    };
+    for (int call = 0; call < CallsOf(request_.inventory, unit); ++call) {
+      add("saved", BufferKind::kSaved, call, spec.saved);
     }
-    if (!spec.workspace.empty()) {
-      Add({.name = Named("workspace", unit),
-           .kind = BufferKind::kWorkspace,
-           .unit = unit,
-           .bytes = ActivationOffsets(spec.workspace).back()});
+    add("remade", BufferKind::kRemade, 0, spec.remade);
+    add("workspace", BufferKind::kWorkspace, 0, spec.workspace);
+  }
+
+  struct Counter {
+    explicit Counter(const LaneMap& lanes)
+        : root(CounterRoot(lanes)), slots(CounterBuffers(lanes)) {}
+    int root;
+    int slots;
+  };
+
+  void AddCounter(const GradientCall& call,
+                  BufferKind kind,
+                  const Counter& counter,
+                  bool peers_read_root) {
+    const bool local = kind == BufferKind::kLocalGrad;
+    for (int slot = 0; slot < counter.slots; ++slot) {
+      ProgramBuffer buffer = OfCall(local ? "local_grad" : "main_grad",
+                                    kind,
+                                    call,
+                                    local ? TotalBytes(call.group) : ShardBytes(call.group));
+      absl::StrAppend(&buffer.name, ".", slot);
+      buffer.memory = peers_read_root && slot == counter.root ? peers_ : MemoryKind::kPrivate;
+      buffer.slot = slot;
+      buffer.persistent = true;
+      Add(buffer);
     }
   }
 
   void AddGradients(const GradientCall& call) {
-    const bool in_place = request_.options.read_peers_in_place;
-    const std::string suffix = call.call == 0 ? "" : absl::StrCat(".call", call.call);
-    const int slots = CounterBuffers(request_.lanes);
-    for (int slot = 0; slot < slots; ++slot) {
-      Add({.name = absl::StrCat(Named("main_grad", call.unit), suffix, ".", slot),
-           .kind = BufferKind::kMainGrad,
-           .unit = call.unit,
-           .call = call.call,
-           .slot = slot,
-           .bytes = ShardBytes(call.unit),
-           .persistent = true});
+    const GroupRules& rules = RulesOf(call.group);
+    const LaneMap& lanes = request_.lanes;
+    const bool replicas = lanes.replicas > 1;
+    if (!rules.reduces_each_turn) {
+      AddCounter(call, BufferKind::kLocalGrad, local_, true);
     }
-    Add({.name = absl::StrCat(Named("staging", call.unit), suffix),
-         .kind = BufferKind::kStaging,
-         .memory = in_place ? MemoryKind::kSymmetric : MemoryKind::kPrivate,
-         .unit = call.unit,
-         .call = call.call,
-         .bytes = GatheredBytes(call.unit)});
-    if (!in_place) {
-      Add({.name = absl::StrCat(Named("receive", call.unit), suffix),
-           .kind = BufferKind::kReceive,
-           .unit = call.unit,
-           .call = call.call,
-           .bytes = GatheredBytes(call.unit)});
+    AddCounter(call, BufferKind::kMainGrad, inner_, replicas || !rules.gradient_sharded);
+    ProgramBuffer staging = OfCall("staging", BufferKind::kStaging, call, TotalBytes(call.group));
+    staging.memory = rules.reduces_each_turn ? peers_ : MemoryKind::kPrivate;
+    staging.persistent = lanes.micro_batches > 1;
+    Add(staging);
+    const bool received = !request_.options.read_peers_in_place;
+    if (received) {
+      Add(OfCall("receive", BufferKind::kReceive, call, TotalBytes(call.group)));
+    }
+    if (replicas) {
+      ProgramBuffer sum = OfCall(
+          "outer_grad", BufferKind::kOuterGrad, call, ShardBytes(call.group) / lanes.replicas);
+      sum.memory = rules.outer_gradient_sharded ? MemoryKind::kPrivate : peers_;
+      sum.persistent = rules.outer_gradient_sharded;
+      Add(sum);
+      if (received) {
+        Add(OfCall("outer_receive", BufferKind::kOuterReceive, call, ShardBytes(call.group)));
+      }
+    }
+    if (!rules.gradient_sharded && call.call == 0) {
+      Add(OfCall("full_grad", BufferKind::kFullGrad, call, TotalBytes(call.group)));
     }
   }
 
   const ProgramRequest& request_;
+  const ModelUses uses_;
+  const Counter local_ = Counter(request_.lanes.Local());
+  const Counter inner_ = Counter(request_.lanes.Inner());
+  const MemoryKind peers_;  // of what other ranks of the host read where they can
+  std::vector<std::string> names_;
   std::vector<ProgramBuffer> buffers_;
 };
 
 }  // namespace
+
+bool IsResident(const ProgramRequest& request, int group) {
+  const GroupRules& rules = request.rules[static_cast<size_t>(group)];
+  return !rules.weights_sharded || (request.options.gather_in_place && rules.optimizer_sharded);
+}
 
 std::vector<ProgramBuffer> BuildBuffers(const ProgramRequest& request) {
   return BufferList(request).Build();

@@ -4,12 +4,13 @@
 #include <array>
 #include <cstddef>
 #include <limits>
-#include <map>
 #include <set>
 #include <utility>
 
 #include "common/check.h"
 #include "common/plan/program_order.h"
+#include "common/plan/program_uses.h"
+#include "common/plan/sharding_plan.h"
 
 namespace ravel::plan {
 namespace {
@@ -21,44 +22,61 @@ int64_t GatheredBytes(const GroupLayout& group) {
   return group.layout.total_elements() * kElementBytes;
 }
 
-bool Trains(Phase phase) {
-  return phase != Phase::kEval;
-}
 bool Updates(Phase phase) {
   return phase == Phase::kOnly || phase == Phase::kLast;
 }
-// In-place gathers are needed where the weights may have changed since the program before.
-bool GathersInPlace(Phase phase) {
-  return phase != Phase::kMiddle && phase != Phase::kLast;
+// What stays gathered, or is cut among replicas, is renewed where the optimizer may have run since
+// the program before.
+bool RenewsWeights(Phase phase) {
+  return phase == Phase::kOnly || phase == Phase::kFirst || phase == Phase::kEval;
 }
 
-// Emits one program. Weights: a cache of gathered units that evicts the one needed last (Belady);
-// what an eviction frees is reused only after the evicted unit's last use, by an explicit wait.
+struct ProgramKind {
+  Phase phase = Phase::kOnly;
+  LanePart part = LanePart::kWhole;
+  bool operator==(const ProgramKind&) const = default;
+};
+
+// Emits one program. Weights: a cache of gathered groups that evicts the one needed last (Belady);
+// what an eviction frees is reused only after the evicted group's last use, by an explicit wait.
 // Gradients: the same on the reduce stream.
 class Builder {
  public:
-  Builder(const ProgramRequest& request, const std::vector<ProgramBuffer>& buffers, Phase phase)
+  Builder(const ProgramRequest& request, const BufferIndex& index, const ProgramKind& kind)
       : request_(request),
-        index_(buffers),
-        uses_(UsesOf(request.inventory, phase)),
-        calls_(GradientCallsOf(request.inventory, uses_)),
-        weights_(request.inventory.units.size()) {
-    program_.phase = phase;
+        index_(index),
+        model_(UsesOf(request.inventory, request.groups, kind.phase != Phase::kEval)),
+        weights_(request.groups.size()),
+        allocated_at_(model_.gradients.size(), -1),
+        reduced_at_(model_.gradients.size(), -1) {
+    program_.phase = kind.phase;
+    program_.part = kind.part;
+    last_on_stream_.fill(-1);
+    for (size_t use = 0; use < model_.uses.size(); ++use) {
+      for (const int group : model_.uses[use].needs) {
+        Weights(group).uses.push_back(static_cast<int>(use));
+      }
+    }
+    for (size_t group = 0; group < weights_.size(); ++group) {
+      weights_[group].resident = IsResident(request, static_cast<int>(group));
+    }
   }
 
   StepProgram Build() {
-    for (size_t use = 0; use < uses_.size(); ++use) {
+    EmitOuterGathers();
+    for (size_t use = 0; use < model_.uses.size(); ++use) {
       PrepareWeights(use);
       PrepareStaging(use, Must::kFit);
-      if (request_.options.prefetch && use + 1 < uses_.size() &&
-          uses_[use].op == OpCode::kBackward) {
+      if (request_.options.prefetch && use + 1 < model_.uses.size() &&
+          model_.uses[use].op == OpCode::kBackward) {
         PrepareStaging(use + 1, Must::kNotWait);
       }
       EmitUse(use);
-      if (uses_[use].op == OpCode::kBackward) {
+      if (model_.uses[use].op == OpCode::kBackward && Closes()) {
         EmitReduces(use);
       }
     }
+    FinishSums();
     FreeAll();
     if (Updates(program_.phase)) {
       EmitUpdate();
@@ -69,14 +87,13 @@ class Builder {
   }
 
  private:
-  struct GatheredUnit {
-    bool live = false;
+  struct GroupWeights {
+    bool resident = false;
+    bool live = false;  // the gather of a resident group has been emitted
     int gather = -1;    // instruction
+    int renewed = -1;   // instruction: outer gather
     int last_use = -1;  // instruction
-  };
-  struct StagedGradient {
-    GradientCall call;
-    int reduce = -1;  // instruction, once emitted
+    std::vector<int> uses;
   };
   enum class Must { kFit, kNotWait };
 
@@ -86,13 +103,11 @@ class Builder {
     last_on_stream_[static_cast<size_t>(program_.instructions.back().stream) - 1] = at;
     return at;
   }
-
-  int64_t UnitBytes(int unit) const {
-    return GatheredBytes(request_.groups[static_cast<size_t>(unit)]);
-  }
-  GatheredUnit& Weights(int unit) { return weights_[static_cast<size_t>(unit)]; }
-  int Buffer(BufferKind kind, int unit, int call = 0) const {
-    return index_.Find({.kind = kind, .unit = unit, .call = call, .slot = 0});
+  Instruction OfGroup(OpCode op, StreamId stream, int group) const {
+    return {.op = op,
+            .stream = stream,
+            .unit = request_.groups[static_cast<size_t>(group)].unit,
+            .group = group};
   }
   void EmitFree(int buffer) {
     Instruction free = {.op = OpCode::kFree, .stream = StreamId::kHost};
@@ -100,53 +115,77 @@ class Builder {
     Emit(free);
   }
 
-  // The first use at or after `from` that needs the unit's weights.
-  int NextUse(int unit, size_t from) const {
-    for (size_t use = from; use < uses_.size(); ++use) {
-      const std::vector<int>& needs = uses_[use].needs;
-      if (std::find(needs.begin(), needs.end(), unit) != needs.end()) {
-        return static_cast<int>(use);
+  const GroupRules& Rules(int group) const { return request_.rules[static_cast<size_t>(group)]; }
+  int64_t GroupBytes(int group) const {
+    return GatheredBytes(request_.groups[static_cast<size_t>(group)]);
+  }
+  GroupWeights& Weights(int group) { return weights_[static_cast<size_t>(group)]; }
+  int Buffer(BufferKind kind, int owner, int call = 0, int slot = 0) const {
+    return index_.Find({.kind = kind, .owner = owner, .call = call, .slot = slot});
+  }
+  int Staging(const GradientCall& call) const {
+    return Buffer(BufferKind::kStaging, call.group, call.call);
+  }
+  // Gradients of several micro-batches add up before they leave.
+  bool Opens() const {
+    return program_.part == LanePart::kWhole || program_.part == LanePart::kOpen;
+  }
+  bool Closes() const {
+    return program_.part == LanePart::kWhole || program_.part == LanePart::kClose;
+  }
+  bool StagingStays() const { return program_.part != LanePart::kWhole; }
+
+  // The first use at or after `from` that needs the group's weights.
+  int NextUse(int group, size_t from) const {
+    const std::vector<int>& uses = weights_[static_cast<size_t>(group)].uses;
+    const auto next = std::lower_bound(uses.begin(), uses.end(), static_cast<int>(from));
+    return next == uses.end() ? kNever : *next;
+  }
+
+  void EmitOuterGathers() {
+    if (!RenewsWeights(program_.phase)) {
+      return;
+    }
+    for (size_t group = 0; group < weights_.size(); ++group) {
+      if (request_.rules[group].outer_gradient_sharded) {
+        weights_[group].renewed =
+            Emit(OfGroup(OpCode::kOuterGather, StreamId::kOuter, static_cast<int>(group)));
       }
     }
-    return kNever;
   }
 
   // Gathers what this use needs, then what later uses need as far as the window reaches.
   void PrepareWeights(size_t use) {
-    if (request_.options.gather_in_place) {
-      if (GathersInPlace(program_.phase)) {
-        const size_t end = std::min(uses_.size(), use + (request_.options.prefetch ? 2 : 1));
-        for (size_t ahead = use; ahead < end; ++ahead) {
-          for (const int unit : uses_[ahead].needs) {
-            if (!Weights(unit).live) {
-              EmitGather(unit, {});
-            }
-          }
+    const std::vector<UnitUse>& uses = model_.uses;
+    const size_t next = std::min(uses.size(), use + (request_.options.prefetch ? 2 : 1));
+    for (size_t ahead = use; ahead < next; ++ahead) {
+      for (const int group : uses[ahead].needs) {
+        const bool renews = RenewsWeights(program_.phase) && Rules(group).optimizer_sharded;
+        if (Weights(group).resident && renews && !Weights(group).live) {
+          EmitGather(group, {});
         }
       }
-      return;
     }
-    for (size_t ahead = use; ahead < uses_.size(); ++ahead) {
-      for (const int unit : uses_[ahead].needs) {
-        if (!Weights(unit).live && !GatherWithin(unit, use, ahead)) {
+    const size_t end = request_.options.prefetch ? uses.size() : use + 1;
+    for (size_t ahead = use; ahead < end; ++ahead) {
+      for (const int group : uses[ahead].needs) {
+        const GroupWeights& weights = Weights(group);
+        if (!weights.resident && !weights.live && !GatherWithin(group, use, ahead)) {
           return;
         }
-      }
-      if (!request_.options.prefetch) {
-        return;
       }
     }
   }
 
-  // Gathers a unit for use `ahead`, evicting units that are needed later than that. False: no room
-  // yet.
-  bool GatherWithin(int unit, size_t use, size_t ahead) {
+  // Gathers a group for use `ahead`, evicting groups that are needed later than that. False: no
+  // room yet.
+  bool GatherWithin(int group, size_t use, size_t ahead) {
     const int64_t cap = request_.options.gather_window_bytes;
-    int64_t live = UnitBytes(unit);
-    std::vector<std::pair<int, int>> candidates;  // (next use, unit)
+    int64_t live = GroupBytes(group);
+    std::vector<std::pair<int, int>> candidates;  // (next use, group)
     for (size_t other = 0; other < weights_.size(); ++other) {
-      if (weights_[other].live) {
-        live += UnitBytes(static_cast<int>(other));
+      if (weights_[other].live && !weights_[other].resident) {
+        live += GroupBytes(static_cast<int>(other));
         const int next = NextUse(static_cast<int>(other), use);
         if (next > static_cast<int>(ahead)) {
           candidates.emplace_back(next, static_cast<int>(other));
@@ -163,7 +202,7 @@ class Builder {
       if (live <= cap) {
         break;
       }
-      live -= UnitBytes(other);
+      live -= GroupBytes(other);
       evicted.push_back(other);
     }
     if (live > cap && ahead != use) {
@@ -171,141 +210,259 @@ class Builder {
     }
     // Keep whatever turned out not to be in the way.
     for (size_t i = 0; i < evicted.size();) {
-      if (live + UnitBytes(evicted[i]) <= cap) {
-        live += UnitBytes(evicted[i]);
+      if (live + GroupBytes(evicted[i]) <= cap) {
+        live += GroupBytes(evicted[i]);
         evicted.erase(evicted.begin() + static_cast<std::ptrdiff_t>(i));
       } else {
         ++i;
       }
     }
-    EmitGather(unit, evicted);
+    EmitGather(group, evicted);
     return true;
   }
 
-  void EmitGather(int unit, const std::vector<int>& evicted) {
-    Instruction gather = {.op = OpCode::kGather, .stream = StreamId::kGather, .unit = unit};
-    gather.gathered = Buffer(BufferKind::kGathered, unit);
+  void EmitGather(int group, const std::vector<int>& evicted) {
+    Instruction gather = OfGroup(OpCode::kGather, StreamId::kGather, group);
+    gather.gathered = Buffer(BufferKind::kGathered, group);
     for (const int other : evicted) {
       EmitFree(Buffer(BufferKind::kGathered, other));
-      gather.waits.push_back(Weights(other).last_use >= 0 ? Weights(other).last_use
-                                                          : Weights(other).gather);
-      Weights(other) = {};
+      GroupWeights& out = Weights(other);
+      gather.waits.push_back(out.last_use >= 0 ? out.last_use : out.gather);
+      out.live = false;
+      out.gather = -1;
+      out.last_use = -1;
     }
-    Weights(unit) = {.live = true, .gather = Emit(gather), .last_use = -1};
+    GroupWeights& weights = Weights(group);
+    if (weights.renewed >= 0) {
+      gather.waits.push_back(weights.renewed);
+    }
+    weights.live = true;
+    weights.gather = Emit(gather);
+    weights.last_use = -1;
   }
 
-  // Opens the staging of the gradients of a use. Room comes from gradients that are already
-  // reduced; the allocation is on the reduce stream, after those reduces.
+  // Opens the staging of the gradients that a use is the first to write. Room comes from gradients
+  // that are already reduced; the allocation is on the reduce stream, after those reduces.
   // False: no room without waiting for a reduce that is not issued yet.
   bool PrepareStaging(size_t use, Must must) {
-    for (const GradientCall& call : calls_[use]) {
-      if (allocated_at_.count({call.unit, call.call}) > 0) {
+    if (!Opens()) {
+      return true;
+    }
+    for (const int id : model_.uses[use].gradients) {
+      const GradientCall& call = model_.gradients[static_cast<size_t>(id)];
+      if (allocated_at_[static_cast<size_t>(id)] >= 0) {
         continue;
       }
-      int64_t live = UnitBytes(call.unit);
-      for (const StagedGradient& staged : staged_) {
-        live += UnitBytes(staged.call.unit);
-      }
-      size_t retired = 0;  // oldest first
-      while (live > request_.options.staging_window_bytes && retired < staged_.size() &&
-             staged_[retired].reduce >= 0) {
-        live -= UnitBytes(staged_[retired].call.unit);
-        ++retired;
-      }
-      if (live > request_.options.staging_window_bytes && must == Must::kNotWait) {
+      Instruction alloc = OfGroup(OpCode::kAllocStaging, StreamId::kReduce, call.group);
+      alloc.call = call.call;
+      alloc.staging = Staging(call);
+      if (!StagingStays() && !MakeRoom(call, must, alloc.waits)) {
         return false;
       }
-      Instruction alloc = {
-          .op = OpCode::kAllocStaging, .stream = StreamId::kReduce, .unit = call.unit};
-      alloc.call = call.call;
-      alloc.staging = Buffer(BufferKind::kStaging, call.unit, call.call);
-      for (size_t i = 0; i < retired; ++i) {
-        alloc.waits.push_back(staged_[i].reduce);
-      }
-      staged_.erase(staged_.begin(), staged_.begin() + static_cast<std::ptrdiff_t>(retired));
-      staged_.push_back({.call = call, .reduce = -1});
-      allocated_at_[{call.unit, call.call}] = Emit(alloc);
+      staged_.push_back(id);
+      allocated_at_[static_cast<size_t>(id)] = Emit(alloc);
     }
     return true;
+  }
+
+  // Retires reduced gradients, oldest first, until another one fits.
+  bool MakeRoom(const GradientCall& call, Must must, std::vector<int>& waits) {
+    int64_t live = GroupBytes(call.group);
+    for (const int staged : staged_) {
+      live += GroupBytes(model_.gradients[static_cast<size_t>(staged)].group);
+    }
+    std::vector<int> stay;
+    std::vector<int> reduces;
+    for (const int staged : staged_) {
+      const auto id = static_cast<size_t>(staged);
+      if (live > request_.options.staging_window_bytes && reduced_at_[id] >= 0) {
+        live -= GroupBytes(model_.gradients[id].group);
+        reduces.push_back(reduced_at_[id]);
+      } else {
+        stay.push_back(staged);
+      }
+    }
+    if (live > request_.options.staging_window_bytes && must == Must::kNotWait) {
+      return false;
+    }
+    staged_ = std::move(stay);
+    waits = std::move(reduces);
+    return true;
+  }
+
+  Instruction ComputeOf(const UnitUse& use) {
+    Instruction run = {.op = use.op, .stream = StreamId::kCompute, .unit = use.unit};
+    run.call = use.call;
+    run.saved = Buffer(BufferKind::kSaved, use.unit, use.call);
+    run.remade = Buffer(BufferKind::kRemade, use.unit);
+    run.workspace = Buffer(BufferKind::kWorkspace, use.unit);
+    for (const int group : use.needs) {
+      run.weights.push_back(Buffer(BufferKind::kGathered, group));
+      if (Weights(group).gather >= 0) {
+        run.waits.push_back(Weights(group).gather);
+      }
+    }
+    return run;
   }
 
   void EmitUse(size_t at) {
-    const UnitUse& use = uses_[at];
-    Instruction run = {.op = use.op, .stream = StreamId::kCompute, .unit = use.unit};
-    run.gathered = Buffer(BufferKind::kGathered, use.unit);
-    run.saved = Buffer(BufferKind::kSaved, use.unit);
-    run.workspace = Buffer(BufferKind::kWorkspace, use.unit);
-    for (const int unit : use.needs) {
-      if (Weights(unit).gather >= 0) {
-        run.waits.push_back(Weights(unit).gather);
-      }
-      if (unit != use.unit) {
-        run.borrowed_unit = unit;
-        run.borrowed_gathered = Buffer(BufferKind::kGathered, unit);
+    const UnitUse& use = model_.uses[at];
+    if (use.remakes) {
+      Instruction remake = ComputeOf(use);
+      remake.op = OpCode::kRecompute;
+      Emit(remake);
+    }
+    Instruction run = ComputeOf(use);
+    for (const int id : use.gradients) {
+      const GradientCall& call = model_.gradients[static_cast<size_t>(id)];
+      run.gradients.push_back(Staging(call));
+      run.accumulates = !Opens() || call.first_use < at;
+      if (allocated_at_[static_cast<size_t>(id)] >= 0) {
+        run.waits.push_back(allocated_at_[static_cast<size_t>(id)]);
       }
     }
-    for (const GradientCall& call : calls_[at]) {
-      run.waits.push_back(allocated_at_.at({call.unit, call.call}));
-      const int staging = Buffer(BufferKind::kStaging, call.unit, call.call);
-      if (call.unit == use.unit) {
-        run.call = call.call;
-        run.staging = staging;
-      } else {
-        run.borrowed_staging = staging;
-      }
-    }
+    FillBorrowed(use, run);
     const int instruction = Emit(run);
-    for (const int unit : use.needs) {
-      Weights(unit).last_use = instruction;
+    for (const int group : use.needs) {
+      Weights(group).last_use = instruction;
     }
   }
 
+  // The fields that `weights` and `gradients` replace.
+  void FillBorrowed(const UnitUse& use, Instruction& run) const {
+    for (const int group : use.needs) {
+      const int unit = request_.groups[static_cast<size_t>(group)].unit;
+      if (unit != use.unit) {
+        run.borrowed_unit = unit;
+      }
+      (unit == use.unit ? run.gathered : run.borrowed_gathered) =
+          Buffer(BufferKind::kGathered, group);
+    }
+    for (const int id : use.gradients) {
+      const GradientCall& call = model_.gradients[static_cast<size_t>(id)];
+      const int unit = request_.groups[static_cast<size_t>(call.group)].unit;
+      (unit == use.unit ? run.staging : run.borrowed_staging) = Staging(call);
+    }
+  }
+
+  // Sends away the gradients that a backward was the last to write.
   void EmitReduces(size_t at) {
     const int backward = static_cast<int>(program_.instructions.size()) - 1;
-    std::vector<int> freed;
-    for (const GradientCall& call : calls_[at]) {
-      Instruction reduce = {
-          .op = OpCode::kReduceScatter, .stream = StreamId::kReduce, .unit = call.unit};
-      reduce.call = call.call;
-      reduce.staging = Buffer(BufferKind::kStaging, call.unit, call.call);
-      reduce.receive = Buffer(BufferKind::kReceive, call.unit, call.call);
-      reduce.waits = {backward};
-      const int instruction = Emit(reduce);
-      for (StagedGradient& staged : staged_) {
-        if (staged.call.unit == call.unit && staged.call.call == call.call) {
-          staged.reduce = instruction;
-        }
+    std::vector<int> unfinished = std::move(unfinished_);
+    unfinished_.clear();
+    for (const int id : model_.uses[at].gradients) {
+      if (model_.gradients[static_cast<size_t>(id)].last_use != at) {
+        continue;
       }
-      EmitFree(reduce.staging);
+      EmitReduce(id, backward);
       // The next gradients' staging goes before the next reduce, so that it need not wait for that.
-      for (size_t ahead = at + 1; ahead < std::min(uses_.size(), at + 3); ++ahead) {
+      for (size_t ahead = at + 1; ahead < std::min(model_.uses.size(), at + 3); ++ahead) {
         if (!request_.options.prefetch || !PrepareStaging(ahead, Must::kNotWait)) {
           break;
         }
       }
     }
+    FinishSums(unfinished);
+  }
+
+  void EmitReduce(int id, int backward) {
+    const GradientCall& call = model_.gradients[static_cast<size_t>(id)];
+    const bool local = !Rules(call.group).reduces_each_turn;
+    Instruction leave = OfGroup(
+        local ? OpCode::kAccumulateGrad : OpCode::kReduceScatter, StreamId::kReduce, call.group);
+    leave.call = call.call;
+    leave.staging = Staging(call);
+    leave.receive = local ? -1 : Buffer(BufferKind::kReceive, call.group, call.call);
+    leave.waits = {backward};
+    int reduced = Emit(leave);
+    reduced_at_[static_cast<size_t>(id)] = reduced;
+    EmitFree(leave.staging);
+    if (!Updates(program_.phase)) {
+      return;
+    }
+    if (local) {
+      Instruction reduce = leave;
+      reduce.op = OpCode::kReduceScatter;
+      reduce.staging = Buffer(
+          BufferKind::kLocalGrad, call.group, call.call, CounterRoot(request_.lanes.Local()));
+      reduce.receive = Buffer(BufferKind::kReceive, call.group, call.call);
+      reduce.waits.clear();
+      reduced = Emit(reduce);
+    }
+    if (request_.lanes.replicas > 1) {
+      Instruction outer = OfGroup(OpCode::kOuterReduce, StreamId::kOuter, call.group);
+      outer.call = call.call;
+      outer.receive = Buffer(BufferKind::kOuterReceive, call.group, call.call);
+      outer.waits = {reduced};
+      Emit(outer);
+    }
+    if (call.call + 1 == GradientCallsOf(model_, call.group)) {
+      unfinished_.push_back(call.group);
+    }
+  }
+
+  // Joins calls and brings whole gradients to where they are needed. One use later than the outer
+  // reduces that it waits for, so that the reduce stream need not stand still.
+  void FinishSums(const std::vector<int>& groups) {
+    const int outer = last_on_stream_[static_cast<size_t>(StreamId::kOuter) - 1];
+    const auto emit = [&](OpCode op, int group) {
+      Instruction finish = OfGroup(op, StreamId::kReduce, group);
+      if (request_.lanes.replicas > 1) {
+        finish.waits = {LastOuterOf(group, outer)};
+      }
+      Emit(finish);
+    };
+    for (const int group : groups) {
+      if (GradientCallsOf(model_, group) > 1) {
+        emit(OpCode::kJoinGradients, group);
+      }
+      if (!Rules(group).gradient_sharded) {
+        emit(OpCode::kGatherGradient, group);
+      }
+    }
+  }
+  void FinishSums() {
+    FinishSums(unfinished_);
+    unfinished_.clear();
+  }
+
+  // The last outer reduce of the group, at or before `from`.
+  int LastOuterOf(int group, int from) const {
+    for (int at = from; at >= 0; --at) {
+      const Instruction& instruction = program_.instructions[static_cast<size_t>(at)];
+      if (instruction.op == OpCode::kOuterReduce && instruction.group == group) {
+        return at;
+      }
+    }
+    CHECK_MSG(false, "a group without an outer reduce");
+    return -1;
   }
 
   void FreeAll() {
-    if (request_.options.gather_in_place) {
-      return;
-    }
-    for (size_t unit = 0; unit < weights_.size(); ++unit) {
-      if (weights_[unit].live) {
-        EmitFree(Buffer(BufferKind::kGathered, static_cast<int>(unit)));
+    for (size_t group = 0; group < weights_.size(); ++group) {
+      if (weights_[group].live && !weights_[group].resident) {
+        EmitFree(Buffer(BufferKind::kGathered, static_cast<int>(group)));
       }
     }
   }
 
   void EmitUpdate() {
-    Emit({.op = OpCode::kStatsReduce, .stream = StreamId::kReduce});
+    Instruction stats = {.op = OpCode::kStatsReduce, .stream = StreamId::kReduce};
+    for (const StreamId stream : {StreamId::kOuter, StreamId::kCompute}) {
+      const int last = last_on_stream_[static_cast<size_t>(stream) - 1];
+      if (last >= 0) {
+        stats.waits.push_back(last);
+      }
+    }
+    Emit(stats);
     const int decide = Emit({.op = OpCode::kDecideStep, .stream = StreamId::kReduce});
-    for (size_t unit = 0; unit < weights_.size(); ++unit) {
-      Instruction step = {.op = OpCode::kOptimizerStep,
-                          .stream = StreamId::kCompute,
-                          .unit = static_cast<int>(unit)};
-      step.waits = {decide};
-      Emit(step);
+    for (size_t group = 0; group < weights_.size(); ++group) {
+      if (request_.rules[group].trainable) {
+        Instruction step =
+            OfGroup(OpCode::kOptimizerStep, StreamId::kCompute, static_cast<int>(group));
+        step.waits = {decide};
+        Emit(step);
+      }
     }
   }
 
@@ -320,103 +477,99 @@ class Builder {
   }
 
   const ProgramRequest& request_;
-  const BufferIndex index_;
-  const std::vector<UnitUse> uses_;
-  const std::vector<std::vector<GradientCall>> calls_;
-  std::vector<GatheredUnit> weights_;
-  std::vector<StagedGradient>
-      staged_;  // in order of allocation; reduced ones stay until their room is needed
-  std::map<std::pair<int, int>, int> allocated_at_;
-  std::array<int, HappensBefore::kStreams> last_on_stream_ = {-1, -1, -1, -1};
+  const BufferIndex& index_;
+  const ModelUses model_;
+  std::vector<GroupWeights> weights_;
+  std::vector<int> allocated_at_;  // per gradient: instruction, or -1
+  std::vector<int> reduced_at_;    // per gradient: what ends its staging
+  std::vector<int> staged_;        // gradients in order of allocation, until their room is needed
+  std::vector<int> unfinished_;    // groups whose sums wait for their last steps
+  std::array<int, HappensBefore::kStreams> last_on_stream_;
   StepProgram program_;
+};
+
+// The most bytes of weights, or of staged gradients, that any two consecutive uses need.
+class WindowNeeds {
+ public:
+  explicit WindowNeeds(const ProgramRequest& request)
+      : request_(request), model_(UsesOf(request.inventory, request.groups, true)) {}
+
+  int64_t GatheredWindow() const {
+    return Most([&](size_t use, std::set<int>& found) {
+      for (const int group : model_.uses[use].needs) {
+        if (!IsResident(request_, group)) {
+          found.insert(group);
+        }
+      }
+    });
+  }
+  int64_t StagingWindow() const {
+    return Most(
+        [&](size_t use, std::set<int>& found) {
+          for (size_t id = 0; id < model_.gradients.size(); ++id) {
+            const GradientCall& call = model_.gradients[id];
+            if (call.first_use <= use && use <= call.last_use) {
+              found.insert(static_cast<int>(id));
+            }
+          }
+        },
+        true);
+  }
+
+ private:
+  template <typename Collect>
+  int64_t Most(const Collect& collect, bool gradients = false) const {
+    int64_t most = 0;
+    for (size_t use = 0; use < model_.uses.size(); ++use) {
+      std::set<int> found;
+      collect(use, found);
+      if (use + 1 < model_.uses.size()) {
+        collect(use + 1, found);
+      }
+      int64_t sum = 0;
+      for (const int id : found) {
+        const int group = gradients ? model_.gradients[static_cast<size_t>(id)].group : id;
+        sum += GatheredBytes(request_.groups[static_cast<size_t>(group)]);
+      }
+      most = std::max(most, sum);
+    }
+    return most;
+  }
+
+  const ProgramRequest& request_;
+  const ModelUses model_;
 };
 
 }  // namespace
 
-std::vector<UnitUse> UsesOf(const ModelInventory& inventory, Phase phase) {
-  std::vector<UnitUse> uses;
-  for (size_t unit = 0; unit < inventory.units.size(); ++unit) {
-    UnitUse use = {.op = OpCode::kForward, .unit = static_cast<int>(unit), .needs = {}};
-    use.needs.push_back(use.unit);
-    for (const int tensor : inventory.units[unit].borrowed) {
-      const int owner = inventory.tensors[static_cast<size_t>(tensor)].unit;
-      if (std::find(use.needs.begin(), use.needs.end(), owner) == use.needs.end()) {
-        use.needs.push_back(owner);
-      }
-    }
-    CHECK_MSG(use.needs.size() <= 2, "a unit borrows from at most one other");
-    uses.push_back(std::move(use));
-  }
-  if (Trains(phase)) {
-    for (size_t unit = inventory.units.size(); unit-- > 0;) {
-      uses.push_back(uses[unit]);
-      uses.back().op = OpCode::kBackward;
-    }
-  }
-  return uses;
-}
-
-std::vector<std::vector<GradientCall>> GradientCallsOf(const ModelInventory& inventory,
-                                                       const std::vector<UnitUse>& uses) {
-  std::vector<std::vector<GradientCall>> calls(uses.size());
-  std::vector<int> count(inventory.units.size(), 0);
-  for (size_t use = 0; use < uses.size(); ++use) {
-    if (uses[use].op == OpCode::kBackward) {
-      for (const int unit : uses[use].needs) {
-        calls[use].push_back({.unit = unit, .call = count[static_cast<size_t>(unit)]++});
-      }
-    }
-  }
-  return calls;
-}
-
 ProgramOptions ResolveWindows(const ProgramRequest& request) {
   ProgramOptions options = request.options;
-  const std::vector<UnitUse> uses = UsesOf(request.inventory, Phase::kOnly);
-  const std::vector<std::vector<GradientCall>> calls = GradientCallsOf(request.inventory, uses);
-  int64_t gather_bytes = 0;
-  int64_t staging_bytes = 0;
-  for (size_t use = 0; use < uses.size(); ++use) {
-    std::set<int> units(uses[use].needs.begin(), uses[use].needs.end());
-    std::vector<GradientCall> staged = calls[use];
-    if (use + 1 < uses.size()) {
-      units.insert(uses[use + 1].needs.begin(), uses[use + 1].needs.end());
-      staged.insert(staged.end(), calls[use + 1].begin(), calls[use + 1].end());
-    }
-    int64_t gathered = 0;
-    for (const int unit : units) {
-      gathered += GatheredBytes(request.groups[static_cast<size_t>(unit)]);
-    }
-    int64_t stage = 0;
-    for (const GradientCall& call : staged) {
-      stage += GatheredBytes(request.groups[static_cast<size_t>(call.unit)]);
-    }
-    gather_bytes = std::max(gather_bytes, gathered);
-    staging_bytes = std::max(staging_bytes, stage);
-  }
+  const WindowNeeds needs(request);
   if (options.gather_window_bytes == 0) {
-    options.gather_window_bytes = gather_bytes;
+    options.gather_window_bytes = needs.GatheredWindow();
   }
   if (options.staging_window_bytes == 0) {
-    options.staging_window_bytes = staging_bytes;
+    options.staging_window_bytes = needs.StagingWindow();
   }
   return options;
 }
 
 std::vector<StepProgram> BuildPrograms(const ProgramRequest& request,
                                        const std::vector<ProgramBuffer>& buffers) {
-  std::vector<Phase> phases;
-  if (request.lanes.turns() == 1) {
-    phases = {Phase::kOnly};
-  } else if (request.lanes.turns() == 2) {
-    phases = {Phase::kFirst, Phase::kLast};
-  } else {
-    phases = {Phase::kFirst, Phase::kMiddle, Phase::kLast};
+  const BufferIndex index(buffers);
+  std::vector<ProgramKind> kinds;
+  for (int64_t at = 0; at < request.lanes.programs(); ++at) {
+    const StepSlot slot = SlotOf(request.lanes, at);
+    const ProgramKind kind = {.phase = slot.phase, .part = slot.part};
+    if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) {
+      kinds.push_back(kind);
+    }
   }
-  phases.push_back(Phase::kEval);
+  kinds.push_back({.phase = Phase::kEval, .part = LanePart::kWhole});
   std::vector<StepProgram> programs;
-  for (const Phase phase : phases) {
-    programs.push_back(Builder(request, buffers, phase).Build());
+  programs.reserve(kinds.size());
+  for (const ProgramKind& kind : kinds) {
+    programs.push_back(Builder(request, index, kind).Build());
   }
   return programs;
 }

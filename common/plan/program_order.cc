@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -31,7 +32,7 @@ bool Covers(const HappensBefore::Clock& clock, const HappensBefore::Clock& other
   return true;
 }
 
-// The instruction that brings a temporary buffer of this kind to life.
+// Whether the instruction brings a temporary buffer of this kind to life.
 bool Begins(const Instruction& instruction, BufferKind kind) {
   switch (kind) {
     case BufferKind::kGathered:
@@ -40,24 +41,61 @@ bool Begins(const Instruction& instruction, BufferKind kind) {
       return instruction.op == OpCode::kAllocStaging;
     case BufferKind::kSaved:
       return instruction.op == OpCode::kForward;
+    case BufferKind::kRemade:
+      return instruction.op == OpCode::kForward || instruction.op == OpCode::kRecompute;
+    case BufferKind::kFullGrad:
+      return instruction.op == OpCode::kGatherGradient;
     default:  // lives during one instruction
       return true;
   }
-}
-
-bool LastsOneInstruction(BufferKind kind) {
-  return kind == BufferKind::kWorkspace || kind == BufferKind::kReceive;
 }
 
 bool EndsByFree(BufferKind kind) {
   return kind == BufferKind::kGathered || kind == BufferKind::kStaging;
 }
 
+// What the last access of a temporary buffer is, where no kFree says it.
+class LastAccesses {
+ public:
+  explicit LastAccesses(const StepProgram& program) {
+    for (const Instruction& at : program.instructions) {
+      if (at.op == OpCode::kBackward) {
+        backward_.insert({at.unit, at.call});
+      }
+      if (at.op == OpCode::kRecompute) {
+        recomputed_.insert({at.unit, at.call});
+      }
+    }
+  }
+
+  bool Ends(const Instruction& at, BufferKind kind) const {
+    const std::pair<int, int> call = {at.unit, at.call};
+    switch (kind) {
+      case BufferKind::kGathered:
+      case BufferKind::kStaging:
+        return false;
+      case BufferKind::kSaved:
+        return at.op == OpCode::kBackward || backward_.count(call) == 0;
+      case BufferKind::kRemade:
+        return at.op == OpCode::kBackward || backward_.count(call) == 0 ||
+               (at.op == OpCode::kForward && recomputed_.count(call) > 0);
+      case BufferKind::kFullGrad:
+        return at.op == OpCode::kOptimizerStep;
+      default:
+        return true;
+    }
+  }
+
+ private:
+  std::set<std::pair<int, int>> backward_;  // (unit, call)
+  std::set<std::pair<int, int>> recomputed_;
+};
+
 // Follows which lifetime of each buffer is open.
 class LifetimeScan {
  public:
   LifetimeScan(const StepProgram& program, const std::vector<ProgramBuffer>& buffers)
-      : program_(program), buffers_(buffers), open_(buffers.size(), -1) {}
+      : program_(program), buffers_(buffers), last_(program), open_(buffers.size(), -1) {}
 
   absl::Status Access(int at, int buffer) {
     const auto id = static_cast<size_t>(buffer);
@@ -74,9 +112,7 @@ class LifetimeScan {
       return Fault(at, "uses a buffer that is not alive: ", buffer);
     }
     lifetimes_[static_cast<size_t>(open_[id])].accesses.push_back(at);
-    const bool saved_ends = kind == BufferKind::kSaved &&
-                            (instruction.op == OpCode::kBackward || program_.phase == Phase::kEval);
-    if (LastsOneInstruction(kind) || saved_ends) {
+    if (last_.Ends(instruction, kind)) {
       open_[id] = -1;
     }
     return absl::OkStatus();
@@ -84,8 +120,13 @@ class LifetimeScan {
 
   absl::Status Free(int at, int buffer) {
     if (buffer < 0 || static_cast<size_t>(buffer) >= buffers_.size() ||
-        !EndsByFree(buffers_[static_cast<size_t>(buffer)].kind) ||
-        open_[static_cast<size_t>(buffer)] < 0) {
+        !EndsByFree(buffers_[static_cast<size_t>(buffer)].kind)) {
+      return Fault(at, "frees what is not alive: buffer ", buffer);
+    }
+    if (buffers_[static_cast<size_t>(buffer)].persistent) {
+      return absl::OkStatus();
+    }
+    if (open_[static_cast<size_t>(buffer)] < 0) {
       return Fault(at, "frees what is not alive: buffer ", buffer);
     }
     int& open = open_[static_cast<size_t>(buffer)];
@@ -118,6 +159,7 @@ class LifetimeScan {
 
   const StepProgram& program_;
   const std::vector<ProgramBuffer>& buffers_;
+  const LastAccesses last_;
   std::vector<int> open_;  // per buffer: index into lifetimes_, or -1
   std::vector<Lifetime> lifetimes_;
 };
@@ -126,7 +168,8 @@ class LifetimeScan {
 
 HappensBefore::HappensBefore(const StepProgram& program) {
   std::array<int, kStreams> count = {};
-  std::array<int, kStreams> last = {-1, -1, -1, -1};
+  std::array<int, kStreams> last;
+  last.fill(-1);
   for (size_t i = 0; i < program.instructions.size(); ++i) {
     const Instruction& instruction = program.instructions[i];
     const size_t stream = StreamIndex(instruction);
@@ -154,7 +197,8 @@ bool HappensBefore::Before(int a, int b) const {
 
 void DropImpliedWaits(StepProgram& program) {
   const HappensBefore order(program);
-  std::array<int, HappensBefore::kStreams> last = {-1, -1, -1, -1};
+  std::array<int, HappensBefore::kStreams> last;
+  last.fill(-1);
   for (size_t i = 0; i < program.instructions.size(); ++i) {
     Instruction& instruction = program.instructions[i];
     std::vector<int> waits = instruction.waits;
@@ -182,99 +226,192 @@ void DropImpliedWaits(StepProgram& program) {
   }
 }
 
-BufferIndex::BufferIndex(const std::vector<ProgramBuffer>& buffers) : buffers_(buffers) {}
-
-int BufferIndex::Find(const Key& key) const {
-  for (size_t i = 0; i < buffers_.size(); ++i) {
-    const ProgramBuffer& buffer = buffers_[i];
-    if (buffer.kind == key.kind && buffer.unit == key.unit && buffer.call == key.call &&
-        buffer.slot == key.slot) {
-      return static_cast<int>(i);
-    }
+BufferIndex::BufferIndex(const std::vector<ProgramBuffer>& buffers) {
+  by_key_.reserve(buffers.size());
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    const ProgramBuffer& buffer = buffers[i];
+    persistent_.push_back(buffer.persistent);
+    by_key_.push_back({{.kind = buffer.kind,
+                        .owner = buffer.group >= 0 ? buffer.group : buffer.unit,
+                        .call = buffer.call,
+                        .slot = buffer.slot},
+                       static_cast<int>(i)});
   }
-  return -1;
+  std::sort(by_key_.begin(), by_key_.end());
 }
 
-std::vector<int> BufferIndex::OfUnit(BufferKind kind, int unit) const {
+int BufferIndex::Find(const Key& key) const {
+  const auto found = std::lower_bound(by_key_.begin(), by_key_.end(), std::make_pair(key, -1));
+  return found != by_key_.end() && found->first == key ? found->second : -1;
+}
+
+std::vector<int> BufferIndex::OfOwner(BufferKind kind, int owner) const {
   std::vector<int> found;
-  for (size_t i = 0; i < buffers_.size(); ++i) {
-    if (buffers_[i].kind == kind && buffers_[i].unit == unit) {
-      found.push_back(static_cast<int>(i));
-    }
+  const Key first = {.kind = kind, .owner = owner, .call = 0, .slot = 0};
+  for (auto at = std::lower_bound(by_key_.begin(), by_key_.end(), std::make_pair(first, -1));
+       at != by_key_.end() && at->first.kind == kind && at->first.owner == owner;
+       ++at) {
+    found.push_back(at->second);
   }
   return found;
 }
 
-std::vector<BufferAccess> AccessesOf(const Instruction& instruction, const BufferIndex& index) {
-  std::vector<BufferAccess> accesses;
-  const auto reads = [&](int buffer) {
-    if (buffer >= 0) {
-      accesses.push_back({.buffer = buffer, .writes = false});
-    }
-  };
-  const auto writes = [&](int buffer) {
-    if (buffer >= 0) {
-      accesses.push_back({.buffer = buffer, .writes = true});
-    }
-  };
-  const int shared = index.Find({.kind = BufferKind::kShared, .unit = -1});
-  switch (instruction.op) {
-    case OpCode::kGather:
-      reads(index.Find({.kind = BufferKind::kMainWeight, .unit = instruction.unit}));
-      writes(instruction.gathered);
-      break;
-    case OpCode::kForward:
-    case OpCode::kBackward:
-      reads(instruction.gathered);
-      reads(instruction.borrowed_gathered);
-      if (instruction.op == OpCode::kBackward) {
-        reads(instruction.saved);
-      } else {
-        writes(instruction.saved);
-      }
-      writes(instruction.workspace);
-      writes(instruction.staging);
-      writes(instruction.borrowed_staging);
-      writes(shared);
-      break;
-    case OpCode::kAllocStaging:
-      writes(instruction.staging);
-      break;
-    case OpCode::kReduceScatter:
-      reads(instruction.staging);
-      writes(instruction.receive);
-      for (const int grad : index.OfUnit(BufferKind::kMainGrad, instruction.unit)) {
-        writes(grad);
-      }
-      break;
-    case OpCode::kStatsReduce:
-      reads(shared);
-      break;
-    case OpCode::kOptimizerStep:
-      for (const int grad : index.OfUnit(BufferKind::kMainGrad, instruction.unit)) {
-        reads(grad);
-      }
-      writes(index.Find({.kind = BufferKind::kMainWeight, .unit = instruction.unit}));
-      writes(index.Find({.kind = BufferKind::kExpAvg, .unit = instruction.unit}));
-      writes(index.Find({.kind = BufferKind::kExpAvgSq, .unit = instruction.unit}));
-      break;
-    case OpCode::kFree:
-    case OpCode::kDecideStep:
-    case OpCode::kEndPhase:
-    case OpCode::kRecompute:
-    case OpCode::kAccumulateGrad:
-    case OpCode::kOuterReduce:
-    case OpCode::kOuterGather:
-    case OpCode::kJoinGradients:
-    case OpCode::kGatherGradient:
-      break;
+std::vector<int> BufferIndex::OfCall(BufferKind kind, int owner, int call) const {
+  std::vector<int> found;
+  const Key first = {.kind = kind, .owner = owner, .call = call, .slot = 0};
+  for (auto at = std::lower_bound(by_key_.begin(), by_key_.end(), std::make_pair(first, -1));
+       at != by_key_.end() && at->first.kind == kind && at->first.owner == owner &&
+       at->first.call == call;
+       ++at) {
+    found.push_back(at->second);
   }
-  return accesses;
+  return found;
+}
+
+namespace {
+
+// Collects what one instruction touches.
+class AccessList {
+ public:
+  AccessList(const Instruction& at, const BufferIndex& index) : at_(at), index_(index) {}
+
+  std::vector<BufferAccess> Take() {
+    AddAll();
+    return std::move(accesses_);
+  }
+
+ private:
+  void Reads(int buffer) {
+    if (buffer >= 0) {
+      accesses_.push_back({.buffer = buffer, .writes = false});
+    }
+  }
+  void Writes(int buffer) {
+    if (buffer >= 0) {
+      accesses_.push_back({.buffer = buffer, .writes = true});
+    }
+  }
+  int OfGroup(BufferKind kind) const { return index_.Find({.kind = kind, .owner = at_.group}); }
+  void WritesCall(BufferKind kind) {
+    for (const int buffer : index_.OfCall(kind, at_.group, at_.call)) {
+      Writes(buffer);
+    }
+  }
+
+  void AddCompute() {
+    for (const int weight : at_.weights) {
+      Reads(weight);
+    }
+    const bool forward = at_.op == OpCode::kForward;
+    forward ? Writes(at_.saved) : Reads(at_.saved);
+    at_.op == OpCode::kBackward ? Reads(at_.remade) : Writes(at_.remade);
+    Writes(at_.workspace);
+    for (const int gradient : at_.gradients) {
+      Writes(gradient);
+    }
+    Writes(index_.Find({.kind = BufferKind::kShared}));
+  }
+
+  // Sums that a group keeps: what Join and the optimizer touch.
+  void AddSums(bool writes) {
+    for (const BufferKind kind : {BufferKind::kMainGrad, BufferKind::kOuterGrad}) {
+      for (const int buffer : index_.OfOwner(kind, at_.group)) {
+        if (index_.Persistent(buffer)) {
+          writes ? Writes(buffer) : Reads(buffer);
+        }
+      }
+    }
+  }
+
+  void AddReduction() {
+    if (at_.op == OpCode::kReduceScatter) {
+      Reads(at_.staging);
+      Writes(at_.receive);
+      WritesCall(BufferKind::kMainGrad);
+    } else if (at_.op == OpCode::kAccumulateGrad) {
+      Reads(at_.staging);
+      WritesCall(BufferKind::kLocalGrad);
+    } else {
+      Writes(at_.receive);
+      WritesCall(BufferKind::kMainGrad);
+      WritesCall(BufferKind::kOuterGrad);
+    }
+  }
+
+  void AddUpdate() {
+    AddSums(false);
+    Reads(OfGroup(BufferKind::kFullGrad));
+    Writes(OfGroup(BufferKind::kMainWeight));
+    Writes(OfGroup(BufferKind::kModelWeight));  // where it is another type: the copy in it
+    Writes(OfGroup(BufferKind::kExpAvg));
+    Writes(OfGroup(BufferKind::kExpAvgSq));
+  }
+
+  void AddAll() {
+    switch (at_.op) {
+      case OpCode::kGather:
+        Reads(OfGroup(BufferKind::kModelWeight));
+        Reads(OfGroup(BufferKind::kMainWeight));
+        Writes(at_.gathered);
+        break;
+      case OpCode::kOuterGather:
+        Reads(OfGroup(BufferKind::kMainWeight));
+        Writes(OfGroup(BufferKind::kModelWeight));
+        break;
+      case OpCode::kForward:
+      case OpCode::kBackward:
+      case OpCode::kRecompute:
+        AddCompute();
+        break;
+      case OpCode::kAllocStaging:
+        Writes(at_.staging);
+        break;
+      case OpCode::kReduceScatter:
+      case OpCode::kAccumulateGrad:
+      case OpCode::kOuterReduce:
+        AddReduction();
+        break;
+      case OpCode::kJoinGradients:
+        AddSums(true);
+        break;
+      case OpCode::kGatherGradient:
+        for (const int sum : index_.OfCall(BufferKind::kMainGrad, at_.group, 0)) {
+          Reads(sum);
+        }
+        Writes(OfGroup(BufferKind::kFullGrad));
+        break;
+      case OpCode::kStatsReduce:
+        Reads(index_.Find({.kind = BufferKind::kShared}));
+        break;
+      case OpCode::kOptimizerStep:
+        AddUpdate();
+        break;
+      case OpCode::kFree:
+      case OpCode::kDecideStep:
+      case OpCode::kEndPhase:
+        break;
+    }
+  }
+
+  const Instruction& at_;
+  const BufferIndex& index_;
+  std::vector<BufferAccess> accesses_;
+};
+
+}  // namespace
+
+std::vector<BufferAccess> AccessesOf(const Instruction& instruction, const BufferIndex& index) {
+  return AccessList(instruction, index).Take();
 }
 
 absl::StatusOr<std::vector<Lifetime>> LifetimesOf(const StepProgram& program,
                                                   const std::vector<ProgramBuffer>& buffers) {
-  const BufferIndex index(buffers);
+  return LifetimesOf(program, buffers, BufferIndex(buffers));
+}
+
+absl::StatusOr<std::vector<Lifetime>> LifetimesOf(const StepProgram& program,
+                                                  const std::vector<ProgramBuffer>& buffers,
+                                                  const BufferIndex& index) {
   LifetimeScan scan(program, buffers);
   for (size_t i = 0; i < program.instructions.size(); ++i) {
     const Instruction& instruction = program.instructions[i];
@@ -293,6 +430,11 @@ absl::StatusOr<std::vector<Lifetime>> LifetimesOf(const StepProgram& program,
   return scan.Take();
 }
 
+bool IsCollective(OpCode op) {
+  return op == OpCode::kGather || op == OpCode::kReduceScatter || op == OpCode::kOuterReduce ||
+         op == OpCode::kOuterGather || op == OpCode::kGatherGradient || op == OpCode::kStatsReduce;
+}
+
 bool EndsBefore(const HappensBefore& order, const Lifetime& a, const Lifetime& b) {
   return std::all_of(a.accesses.begin(), a.accesses.end(), [&](int access) {
     return order.Before(access, b.begin);
@@ -301,13 +443,18 @@ bool EndsBefore(const HappensBefore& order, const Lifetime& a, const Lifetime& b
 
 std::string InstructionName(const StepProgram& program, int instruction) {
   const Instruction& at = program.instructions[static_cast<size_t>(instruction)];
+  const char* part = program.part == LanePart::kWhole ? "" : LanePartName(program.part);
   return absl::StrCat("program ",
                       PhaseName(program.phase),
+                      *part == 0 ? "" : " ",
+                      part,
                       ", instruction ",
                       instruction,
                       " ",
                       OpName(at.op),
-                      at.unit >= 0 ? absl::StrCat(" of unit ", at.unit) : "");
+                      at.unit >= 0 ? absl::StrCat(" of unit ", at.unit) : "",
+                      at.group >= 0 ? absl::StrCat(" group ", at.group) : "",
+                      at.call > 0 ? absl::StrCat(" call ", at.call) : "");
 }
 
 }  // namespace ravel::plan

@@ -4,7 +4,9 @@
 // how long buffers live. "Before" is stream order and event waits, never the order of the list.
 
 #include <array>
+#include <compare>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "common/plan/step_program.h"
@@ -20,7 +22,7 @@ class HappensBefore {
   // Whether a has completed whenever b begins. An instruction is not before itself.
   bool Before(int a, int b) const;
 
-  static constexpr size_t kStreams = 4;
+  static constexpr size_t kStreams = 5;
   // Per stream, how many of its instructions have completed when `instruction` has.
   using Clock = std::array<int, kStreams>;
   const Clock& ClockOf(int instruction) const { return clocks_[static_cast<size_t>(instruction)]; }
@@ -38,18 +40,24 @@ void DropImpliedWaits(StepProgram& program);
 class BufferIndex {
  public:
   explicit BufferIndex(const std::vector<ProgramBuffer>& buffers);
+  // Weights and gradients belong to a group, activations to a unit, kShared to nobody (-1).
   struct Key {
     BufferKind kind = BufferKind::kShared;
-    int unit = -1;
+    int owner = -1;
     int call = 0;
     int slot = 0;
+    auto operator<=>(const Key&) const = default;
   };
   int Find(const Key& key) const;
-  // All buffers of a kind that belong to a unit (kMainGrad: every call and slot), by id.
-  std::vector<int> OfUnit(BufferKind kind, int unit) const;
+  // All buffers of a kind and owner: those of every call and slot, by call.
+  std::vector<int> OfOwner(BufferKind kind, int owner) const;
+  // Those of one call: every slot.
+  std::vector<int> OfCall(BufferKind kind, int owner, int call) const;
+  bool Persistent(int buffer) const { return persistent_[static_cast<size_t>(buffer)]; }
 
  private:
-  const std::vector<ProgramBuffer>& buffers_;
+  std::vector<std::pair<Key, int>> by_key_;  // ascending
+  std::vector<bool> persistent_;
 };
 
 struct BufferAccess {
@@ -71,8 +79,16 @@ struct Lifetime {
 absl::StatusOr<std::vector<Lifetime>> LifetimesOf(const StepProgram& program,
                                                   const std::vector<ProgramBuffer>& buffers);
 
+// The same where the index exists already.
+absl::StatusOr<std::vector<Lifetime>> LifetimesOf(const StepProgram& program,
+                                                  const std::vector<ProgramBuffer>& buffers,
+                                                  const BufferIndex& index);
+
 // Whether every access of `a` happens before `b` begins.
 bool EndsBefore(const HappensBefore& order, const Lifetime& a, const Lifetime& b);
+
+// Whether ranks take part in it together.
+bool IsCollective(OpCode op);
 
 // "program last, instruction 17 Gather layers.3": how messages name an instruction.
 std::string InstructionName(const StepProgram& program, int instruction);

@@ -1,10 +1,12 @@
-#include "common/plan/program_windows.h"
+// K6 and K10: byte windows as caps, and prefetch that overlaps.
 
 #include <algorithm>
 #include <cstddef>
 #include <set>
 
 #include <absl/strings/str_cat.h>
+
+#include "common/plan/program_facts.h"
 
 namespace ravel::plan {
 namespace {
@@ -13,90 +15,132 @@ int64_t BytesOf(const ShardingPlan& plan, int buffer) {
   return plan.buffers[static_cast<size_t>(buffer)].bytes;
 }
 
-// The buffers of a window that one use cannot do without.
-std::set<int> NeededBy(const WindowCheck& check, size_t use, BufferKind kind) {
-  const Instruction& at = check.program.instructions[static_cast<size_t>(check.use_at[use])];
-  std::set<int> needed;
-  const bool weights = kind == BufferKind::kGathered;
-  for (const int id : weights ? std::vector<int>{at.gathered, at.borrowed_gathered}
-                              : std::vector<int>{at.staging, at.borrowed_staging}) {
-    if (id >= 0) {
-      needed.insert(id);
+// The temporaries of a window that one use cannot do without: weights that it reads, gradients that
+// it or another use before it has begun and a later one ends.
+std::vector<std::set<int>> NeedsOf(const ProgramFacts& facts, BufferKind kind) {
+  std::vector<std::set<int>> needs(facts.use_at.size());
+  const auto add = [&](size_t use, int buffer) {
+    if (!facts.plan.buffers[static_cast<size_t>(buffer)].persistent) {
+      needs[use].insert(buffer);
+    }
+  };
+  if (kind == BufferKind::kGathered) {
+    for (size_t use = 0; use < needs.size(); ++use) {
+      for (const int weight : facts.At(facts.use_at[use]).weights) {
+        add(use, weight);
+      }
+    }
+    return needs;
+  }
+  for (const GradientCall& call : facts.model.gradients) {
+    const int staging = facts.index.Find(
+        {.kind = BufferKind::kStaging, .owner = call.group, .call = call.call, .slot = 0});
+    for (size_t use = call.first_use; use <= call.last_use; ++use) {
+      add(use, staging);
     }
   }
-  return needed;
+  return needs;
 }
 
-int64_t Sum(const WindowCheck& check, const std::set<int>& buffers) {
+int64_t Sum(const ProgramFacts& facts, const std::set<int>& buffers) {
   int64_t sum = 0;
   for (const int id : buffers) {
-    sum += BytesOf(check.plan, id);
+    sum += BytesOf(facts.plan, id);
   }
   return sum;
 }
 
+// One kind of temporary and the bytes that it may take.
+struct Window {
+  const ProgramFacts& facts;
+  BufferKind kind;
+  int64_t cap;
+  std::vector<std::set<int>> needs;  // per use
+  std::vector<const Lifetime*> lives;
+};
+
+Window WindowOf(const ProgramFacts& facts, BufferKind kind, int64_t cap) {
+  Window window = {.facts = facts, .kind = kind, .cap = cap, .needs = {}, .lives = {}};
+  window.needs = NeedsOf(facts, kind);
+  for (const Lifetime& life : facts.lifetimes) {
+    if (facts.plan.buffers[static_cast<size_t>(life.buffer)].kind == kind) {
+      window.lives.push_back(&life);
+    }
+  }
+  return window;
+}
+
 // K6. Births of one kind are all on one stream, so the most that can be alive is reached when one
 // of them begins. One use that needs more than the window may have it, alone.
-absl::Status CheckCap(const WindowCheck& check, BufferKind kind, int64_t cap) {
-  for (size_t use = 0; use < check.use_at.size(); ++use) {
-    cap = std::max(cap, Sum(check, NeededBy(check, use, kind)));
+absl::Status CheckCap(const Window& window) {
+  const ProgramFacts& facts = window.facts;
+  int64_t cap = window.cap;
+  for (const std::set<int>& needed : window.needs) {
+    cap = std::max(cap, Sum(facts, needed));
   }
-  for (const Lifetime& born : check.lifetimes) {
-    if (check.plan.buffers[static_cast<size_t>(born.buffer)].kind != kind) {
-      continue;
-    }
+  std::vector<const Lifetime*> alive;
+  for (const Lifetime* born : window.lives) {
+    // What ended before one birth has ended before all later ones of the same stream.
+    alive.erase(std::remove_if(alive.begin(),
+                               alive.end(),
+                               [&](const Lifetime* other) {
+                                 return facts.Before(other->accesses.back(), born->begin);
+                               }),
+                alive.end());
+    alive.push_back(born);
     int64_t live = 0;
-    for (const Lifetime& other : check.lifetimes) {
-      const bool before = other.begin == born.begin || check.order.Before(other.begin, born.begin);
-      if (check.plan.buffers[static_cast<size_t>(other.buffer)].kind == kind && before &&
-          !EndsBefore(check.order, other, born)) {
-        live += BytesOf(check.plan, other.buffer);
-      }
+    for (const Lifetime* other : alive) {
+      live += BytesOf(facts.plan, other->buffer);
     }
     if (live > cap) {
-      return absl::FailedPreconditionError(absl::StrCat("K6: ",
-                                                        InstructionName(check.program, born.begin),
-                                                        ": ",
-                                                        live,
-                                                        " bytes alive in a window of ",
-                                                        cap));
+      return facts.Fault(
+          "K6", born->begin, absl::StrCat(live, " bytes alive in a window of ", cap));
     }
   }
   return absl::OkStatus();
 }
 
+bool UsedBy(const Lifetime& life, int instruction) {
+  return std::binary_search(life.accesses.begin(), life.accesses.end(), instruction);
+}
+
 // K10. What use i + 1 needs must not come into being only after use i (weights), or after the
 // reduce of use i (staging), where the window holds both.
-absl::Status CheckOverlap(const WindowCheck& check, BufferKind kind, int64_t cap) {
-  for (size_t use = 0; use + 1 < check.use_at.size(); ++use) {
-    const std::set<int> now = NeededBy(check, use, kind);
-    std::set<int> both = NeededBy(check, use + 1, kind);
-    const std::set<int> next = both;
+absl::Status CheckOverlap(const Window& window) {
+  const ProgramFacts& facts = window.facts;
+  std::vector<std::vector<const Lifetime*>> lives_of(facts.plan.buffers.size());
+  for (const Lifetime* life : window.lives) {
+    lives_of[static_cast<size_t>(life->buffer)].push_back(life);
+  }
+  const auto life_at = [&](int buffer, size_t use) -> const Lifetime* {
+    for (const Lifetime* life : lives_of[static_cast<size_t>(buffer)]) {
+      if (UsedBy(*life, facts.use_at[use])) {
+        return life;
+      }
+    }
+    return nullptr;
+  };
+  for (size_t use = 0; use + 1 < facts.use_at.size(); ++use) {
+    const std::set<int>& now = window.needs[use];
+    std::set<int> both = window.needs[use + 1];
     both.insert(now.begin(), now.end());
-    if (now.empty() || Sum(check, both) > cap) {
+    if (now.empty() || Sum(facts, both) > window.cap) {
       continue;
     }
-    for (const Lifetime& life : check.lifetimes) {
-      const bool used_next =
-          std::find(life.accesses.begin(), life.accesses.end(), check.use_at[use + 1]) !=
-          life.accesses.end();
-      if (next.count(life.buffer) == 0 || !used_next) {
-        continue;
-      }
-      for (const Lifetime& current : check.lifetimes) {
-        const bool used_now =
-            std::find(current.accesses.begin(), current.accesses.end(), check.use_at[use]) !=
-            current.accesses.end();
-        if (now.count(current.buffer) > 0 && used_now && life.begin != current.begin &&
-            check.order.Before(
-                kind == BufferKind::kGathered ? check.use_at[use] : current.accesses.back(),
-                life.begin)) {
-          return absl::FailedPreconditionError(
-              absl::StrCat("K10: ",
-                           InstructionName(check.program, life.begin),
-                           ": waits for instruction ",
-                           current.accesses.back(),
-                           ", which it should overlap"));
+    for (const int buffer : window.needs[use + 1]) {
+      const Lifetime* next = life_at(buffer, use + 1);
+      for (const int other : now) {
+        const Lifetime* current = life_at(other, use);
+        if (next == nullptr || current == nullptr || next->begin == current->begin) {
+          continue;
+        }
+        const int last =
+            window.kind == BufferKind::kGathered ? facts.use_at[use] : current->accesses.back();
+        if (facts.Before(last, next->begin)) {
+          return facts.Fault(
+              "K10",
+              next->begin,
+              absl::StrCat("waits for instruction ", last, ", which it should overlap"));
         }
       }
     }
@@ -106,15 +150,17 @@ absl::Status CheckOverlap(const WindowCheck& check, BufferKind kind, int64_t cap
 
 }  // namespace
 
-absl::Status CheckWindows(const WindowCheck& check) {
-  const ProgramOptions& options = check.plan.options;
-  RETURN_IF_ERROR(CheckCap(check, BufferKind::kGathered, options.gather_window_bytes));
-  RETURN_IF_ERROR(CheckCap(check, BufferKind::kStaging, options.staging_window_bytes));
+absl::Status CheckWindows(const ProgramFacts& facts) {
+  const ProgramOptions& options = facts.plan.options;
+  const Window weights = WindowOf(facts, BufferKind::kGathered, options.gather_window_bytes);
+  const Window staging = WindowOf(facts, BufferKind::kStaging, options.staging_window_bytes);
+  RETURN_IF_ERROR(CheckCap(weights));
+  RETURN_IF_ERROR(CheckCap(staging));
   if (!options.prefetch) {
     return absl::OkStatus();
   }
-  RETURN_IF_ERROR(CheckOverlap(check, BufferKind::kGathered, options.gather_window_bytes));
-  return CheckOverlap(check, BufferKind::kStaging, options.staging_window_bytes);
+  RETURN_IF_ERROR(CheckOverlap(weights));
+  return CheckOverlap(staging);
 }
 
 }  // namespace ravel::plan

@@ -11,6 +11,7 @@
 #include "common/ckpt/manifest.h"
 #include "common/ckpt/safetensors.h"
 #include "common/ckpt/step_layout.h"
+#include "common/plan/plan_pieces.h"
 
 namespace ravel::plan {
 namespace {
@@ -47,6 +48,9 @@ std::vector<StateTensor> TensorsOf(const ModelInventory& inventory) {
   for (const TensorSpec& parameter : inventory.tensors) {
     for (const StateRole role :
          {StateRole::kParam, StateRole::kExpAvg, StateRole::kExpAvgSq, StateRole::kStep}) {
+      if (role != StateRole::kParam && !parameter.trainable) {
+        continue;
+      }
       tensors.push_back({.key = KeyOf(parameter.name, role),
                          .of_param = parameter.name,
                          .role = role,
@@ -94,8 +98,8 @@ class SavePlanner {
 
   absl::StatusOr<SavePlan> Build() {
     for (int64_t rank = 0; rank < plan_.ranks; ++rank) {
-      for (const GroupLayout& group : plan_.groups) {
-        for (const OwnedPiece& piece : OwnedPieces(plan_.inventory, group, rank)) {
+      for (int group = 0; group < static_cast<int>(plan_.groups.size()); ++group) {
+        for (const OwnedPiece& piece : SavedPieces(plan_, group, rank)) {
           RETURN_IF_ERROR(AddPiece(rank, group, piece));
         }
       }
@@ -112,7 +116,7 @@ class SavePlanner {
  private:
   std::vector<Rectangle>& Of(int64_t rank) { return rectangles_[static_cast<size_t>(rank)]; }
 
-  absl::Status AddPiece(int64_t rank, const GroupLayout& group, const OwnedPiece& piece) {
+  absl::Status AddPiece(int64_t rank, int group, const OwnedPiece& piece) {
     const TensorSpec& parameter = plan_.inventory.tensors[static_cast<size_t>(piece.tensor)];
     std::vector<Box> boxes;
     const int64_t element_bytes = DTypeBytes(DType::kF32);
@@ -124,12 +128,15 @@ class SavePlanner {
           "save plan: ", parameter.name, " has ", boxes.size(), " rectangles on one writer"));
     }
     for (const StateRole role : kShardRoles) {
+      if (role != StateRole::kParam && !parameter.trainable) {
+        continue;
+      }
       int64_t offset = piece.shard_offset;
       for (const Box& box : boxes) {
         const int64_t elements = ElementCount(box.length);
         Of(rank).push_back({.tensor = tensor_of_.at(KeyOf(parameter.name, role)),
                             .box = box,
-                            .group = group.unit,
+                            .group = group,
                             .shard_offset = offset,
                             .bytes = elements * element_bytes});
         offset += elements;

@@ -27,8 +27,8 @@ struct StateTensor {
 };
 
 // A rectangle of a state tensor in a file. Where its bytes are in the writer's memory: elements
-// [shard_offset, ...) of the writer's shard buffer of `role` of `group`; kStep chunks carry the
-// step as a value instead.
+// [shard_offset, ...) of what the writer stores of `group` in `role` (StoredRange in
+// plan_pieces.h); kStep chunks carry the step as a value instead.
 struct SaveChunk {
   int tensor = 0;  // index into SavePlan::tensors
   Box box;
@@ -61,9 +61,10 @@ struct SaveLimits {
   int64_t file_bytes = int64_t{4} << 30;
 };
 
-// Each rank writes what it owns: model/ has parameters, optim/ moments and steps; the j-th
-// rectangle of a tensor on a writer is in that writer's j-th file. Steps are held by all and go to
-// whoever has least to write.
+// Each rank writes what it measures (SavedPieces): model/ has parameters, optim/ moments and steps
+// of those that are trained; where replicas hold the same the first writes, where ranks hold
+// everything each its shard. The j-th rectangle of a tensor on a writer is in that writer's j-th
+// file. Steps are held by all and go to whoever has least to write.
 absl::StatusOr<SavePlan> BuildSavePlan(const ShardingPlan& plan, const SaveLimits& limits = {});
 
 }  // namespace ravel::plan

@@ -9,20 +9,21 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/plan/compute_type.h"
+#include "common/plan/freeze.h"
+#include "common/plan/group_rules.h"
+#include "common/plan/padding_rule.h"
+#include "common/plan/plan_pieces.h"
 #include "common/plan/program_builder.h"
 #include "common/plan/program_checker.h"
 
 namespace ravel::plan {
 namespace {
 
-constexpr int64_t kMostLanes = 4096;
+constexpr int64_t kMostLanes = 65536;
 
 absl::Status CheckRequest(const PlanRequest& request) {
   const JobSpec& spec = request.spec;
-  if (spec.strategy != Strategy::kOptimGradsParams) {
-    return absl::InvalidArgumentError(
-        "parallelism.strategy: only optim_grads_params (zero3) is supported yet");
-  }
   if (!spec.model.has_value()) {
     return absl::InvalidArgumentError("model: expected a resolved configuration");
   }
@@ -36,13 +37,6 @@ absl::Status CheckRequest(const PlanRequest& request) {
                      spec.model->max_position_embeddings,
                      ", got ",
                      spec.data.sequence_length));
-  }
-  if (request.ranks < 1 || request.ranks > spec.virtual_ranks) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("devices.count: expected 1 to determinism.virtualRanks ",
-                     spec.virtual_ranks,
-                     ", got ",
-                     request.ranks));
   }
   if (spec.transport == Transport::kShm && !request.shared_memory) {
     return absl::InvalidArgumentError(
@@ -61,6 +55,61 @@ absl::Status AddPeak(const ShardingPlan& plan,
     bytes[BufferKindName(buffer.kind)] += ArenaBytes(buffer);
   }
   return absl::OkStatus();
+}
+
+// Layouts, and what the strategy says to each group.
+void AddGroups(const StrategyChoice& choice, ShardingPlan& plan) {
+  const int64_t width = LayoutWidth(choice, plan.lanes);
+  for (size_t unit = 0; unit < plan.inventory.units.size(); ++unit) {
+    if (plan.inventory.units[unit].tensors.empty()) {
+      continue;
+    }
+    for (GroupLayout& group : PlanGroups(plan.inventory, static_cast<int>(unit), width)) {
+      plan.rules.push_back(RulesOf(choice, plan.lanes, group.trainable));
+      plan.groups.push_back(std::move(group));
+    }
+  }
+}
+
+// Bytes that a rank reads from others in one run of a program: those of its gathers and outer
+// collectives, and of its reduces from each rank that has a lane.
+struct ProgramWire {
+  int64_t always = 0;
+  int64_t per_contributor = 0;
+};
+ProgramWire WireOf(const ShardingPlan& plan, const StepProgram& program) {
+  ProgramWire wire;
+  const int64_t others = plan.lanes.width() - 1;
+  const int64_t other_replicas = plan.lanes.replicas - 1;
+  for (const Instruction& at : program.instructions) {
+    if (at.group < 0) {
+      continue;
+    }
+    const GroupRules& rules = plan.rules[static_cast<size_t>(at.group)];
+    const int64_t shard = InnerShardElements(plan, at.group) * 4;
+    const int64_t part = shard / plan.lanes.replicas;
+    if (at.op == OpCode::kReduceScatter) {
+      wire.per_contributor += shard;
+    } else if (at.op == OpCode::kGather) {
+      const ProgramBuffer& gathered = plan.buffers[static_cast<size_t>(at.gathered)];
+      wire.always += gathered.memory == MemoryKind::kCommon ? 0 : others * shard;
+    } else if (at.op == OpCode::kGatherGradient) {
+      wire.always += others * shard;
+    } else if (at.op == OpCode::kOuterGather) {
+      wire.always += other_replicas * part;
+    } else if (at.op == OpCode::kOuterReduce) {
+      wire.always += other_replicas * part * (rules.outer_gradient_sharded ? 1 : 2);
+    }
+  }
+  return wire;
+}
+
+ProgramRequest RequestOf(const ShardingPlan& plan) {
+  return {.inventory = plan.inventory,
+          .groups = plan.groups,
+          .rules = plan.rules,
+          .lanes = plan.lanes,
+          .options = plan.options};
 }
 
 }  // namespace
@@ -138,11 +187,11 @@ absl::StatusOr<JobSpec> ResolveBatch(JobSpec spec) {
   if (spec.micro_batch == 0) {
     spec.micro_batch = per_lane;
   }
-  if (spec.micro_batch != per_lane) {
+  if (spec.micro_batch < 1 || per_lane % spec.micro_batch != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("training.microBatch: expected globalBatch / virtualRanks = ",
+        absl::StrCat("training.microBatch: expected a divisor of globalBatch / virtualRanks = ",
                      per_lane,
-                     " (one micro-batch per lane), got ",
+                     ", got ",
                      spec.micro_batch));
   }
   return spec;
@@ -151,14 +200,22 @@ absl::StatusOr<JobSpec> ResolveBatch(JobSpec spec) {
 absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
   ASSIGN_OR_RETURN(const JobSpec spec, ResolveBatch(request.spec));
   RETURN_IF_ERROR(CheckRequest({spec, request.ranks, request.shared_memory}));
-  ASSIGN_OR_RETURN(const ModelConfig config, ValidateModelConfig(*spec.model));
   ShardingPlan plan;
   plan.ranks = request.ranks;
-  plan.lanes = {.lanes = spec.virtual_ranks, .ranks = request.ranks};
+  ASSIGN_OR_RETURN(plan.lanes, LanesOf(spec, request.ranks));
+  ASSIGN_OR_RETURN(plan.mesh, DataMesh(plan.lanes));
+  ASSIGN_OR_RETURN(const ModelConfig config, ValidateModelConfig(*spec.model));
   plan.micro_batch = {.sequences = spec.micro_batch, .sequence_tokens = spec.data.sequence_length};
-  plan.inventory = BuildInventory(config, plan.micro_batch);
-  for (size_t unit = 0; unit < plan.inventory.units.size(); ++unit) {
-    plan.groups.push_back(PlanGroupLayout(plan.inventory, static_cast<int>(unit), plan.ranks));
+  plan.inventory = BuildInventory(config, plan.micro_batch, spec.recompute);
+  RETURN_IF_ERROR(ApplyFreeze(spec.freeze, plan.inventory));
+  if (request.weight_element_bytes == 2) {
+    UseBf16Activations(plan.inventory);
+  }
+  const StrategyChoice choice = ChoiceOf(spec);
+  RETURN_IF_ERROR(CheckExecutable(choice, plan.inventory, plan.mesh));
+  AddGroups(choice, plan);
+  if (!spec.allow_padding) {
+    RETURN_IF_ERROR(CheckPadding(plan.inventory, plan.groups));
   }
   const bool same_host = request.shared_memory && spec.transport != Transport::kGloo;
   plan.options = {.ranks = plan.ranks,
@@ -166,30 +223,31 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
                   .read_peers_in_place = same_host,
                   .gather_window_bytes = spec.gather_window_bytes,
                   .staging_window_bytes = spec.staging_window_bytes,
-                  .prefetch = true};
-  ProgramRequest programs = {.inventory = plan.inventory,
-                             .groups = plan.groups,
-                             .lanes = plan.lanes,
-                             .options = plan.options};
-  plan.options = ResolveWindows(programs);
-  programs.options = plan.options;
-  plan.buffers = BuildBuffers(programs);
-  plan.programs = BuildPrograms(programs, plan.buffers);
-  ASSIGN_OR_RETURN(plan.memory, PlanBuffers(plan.buffers, plan.programs));
+                  .prefetch = true,
+                  .replicas = plan.lanes.replicas,
+                  .recompute = spec.recompute,
+                  .weight_element_bytes = request.weight_element_bytes};
+  RETURN_IF_ERROR(PlanPrograms(plan));
   RETURN_IF_ERROR(CheckPlan(plan));
   return plan;
+}
+
+absl::Status PlanPrograms(ShardingPlan& plan) {
+  plan.options = ResolveWindows(RequestOf(plan));
+  plan.buffers = BuildBuffers(RequestOf(plan));
+  plan.programs = BuildPrograms(RequestOf(plan), plan.buffers);
+  ASSIGN_OR_RETURN(plan.memory, PlanBuffers(plan.buffers, plan.programs));
+  return absl::OkStatus();
 }
 
 std::vector<MemoryLine> MemoryTable(const ShardingPlan& plan) {
   std::map<std::string, int64_t> bytes;
   for (const ProgramBuffer& buffer : plan.buffers) {
     if (buffer.persistent && buffer.inside < 0) {
-      const bool weights = buffer.kind == BufferKind::kGathered;
-      const int64_t share = buffer.memory == MemoryKind::kCommon
-                                ? DivCeil(ArenaBytes(buffer), plan.ranks)
-                                : ArenaBytes(buffer);
-      bytes[weights ? BufferKindName(BufferKind::kMainWeight) : BufferKindName(buffer.kind)] +=
-          share;
+      const bool common = buffer.memory == MemoryKind::kCommon;
+      const int64_t share =
+          common ? DivCeil(ArenaBytes(buffer), plan.lanes.width()) : ArenaBytes(buffer);
+      bytes[BufferKindName(common ? BufferKind::kMainWeight : buffer.kind)] += share;
     }
   }
   int64_t explained = 0;
@@ -201,7 +259,7 @@ std::vector<MemoryLine> MemoryTable(const ShardingPlan& plan) {
     explained += size;
   }
   const int64_t total = plan.memory.private_bytes + plan.memory.symmetric_bytes +
-                        DivCeil(plan.memory.common_bytes, plan.ranks);
+                        DivCeil(plan.memory.common_bytes, plan.lanes.width());
   if (total > explained) {
     bytes["alignment"] = total - explained;
   }
@@ -216,26 +274,21 @@ std::vector<MemoryLine> MemoryTable(const ShardingPlan& plan) {
 }
 
 int64_t WireBytesPerStep(const ShardingPlan& plan) {
+  // Pieces of a reduce come from the ranks of the replica that have a lane in its turn; counted for
+  // a rank that has one.
+  const LaneMap inner = plan.lanes.Inner();
+  std::vector<ProgramWire> of_program;
+  for (const StepProgram& program : plan.programs) {
+    of_program.push_back(WireOf(plan, program));
+  }
   int64_t bytes = 0;
-  for (int64_t turn = 0; turn < plan.lanes.turns(); ++turn) {
-    Phase phase = turn == 0 ? Phase::kFirst : Phase::kMiddle;
-    if (turn == plan.lanes.turns() - 1) {
-      phase = turn == 0 ? Phase::kOnly : Phase::kLast;
-    }
-    // Pieces come from the ranks that have a lane in this turn; counted for a rank that has one.
-    const int64_t senders = plan.lanes.LaneCount(turn) - 1;
-    for (const Instruction& instruction : plan.program(phase).instructions) {
-      if (instruction.op != OpCode::kGather && instruction.op != OpCode::kReduceScatter) {
-        continue;
-      }
-      const GroupLayout& group = plan.groups[static_cast<size_t>(instruction.unit)];
-      const int64_t shard_bytes = group.layout.shard_elements * 4;
-      if (instruction.op == OpCode::kReduceScatter) {
-        bytes += senders * shard_bytes;
-      } else if (!plan.options.gather_in_place) {
-        bytes += (plan.ranks - 1) * shard_bytes;
-      }
-    }
+  for (int64_t at = 0; at < plan.lanes.programs(); ++at) {
+    const StepSlot slot = SlotOf(plan.lanes, at);
+    const auto program =
+        static_cast<size_t>(&plan.program(slot.phase, slot.part) - plan.programs.data());
+    const int64_t turn = plan.lanes.blocks ? 0 : slot.turn;
+    bytes += of_program[program].always +
+             of_program[program].per_contributor * (inner.LaneCount(turn) - 1);
   }
   return bytes;
 }

@@ -27,7 +27,7 @@ struct ShardingPlan {
   Mesh mesh;                        // data axes: replicate (where there are replicas) x shard
   std::vector<GroupLayout> groups;  // by unit, trainable before frozen; all of one width: N, or N *
                                     // O where replicas cut the shards
-  std::vector<GroupRules> rules;  // per group
+  std::vector<GroupRules> rules;    // per group
   std::vector<ProgramBuffer> buffers;
   BufferPlan memory;
   std::vector<StepProgram> programs;
@@ -51,11 +51,17 @@ struct PlanRequest {
   int64_t ranks = 1;
   // Ranks of one host that can share memory: chooses in-place gathers and peer reads.
   bool shared_memory = true;
+  // 4, or 2: bf16 weights and activations, as devices that have no engine yet would run them.
+  int64_t weight_element_bytes = 4;
 };
 
 // The pure pipeline: inventory, lanes, layouts, programs, buffers, checker. Errors name the job
 // field that is at fault.
 absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request);
+
+// The part of it after inventory, lanes, groups, rules and options (0: windows to choose): buffers,
+// programs and addresses, not yet checked.
+absl::Status PlanPrograms(ShardingPlan& plan);
 
 // Lanes and micro-batches: V a power of two, at least the largest device count; the global batch a
 // multiple of V, and each lane's part of it one of the micro-batch. Fills virtual_ranks and

@@ -56,6 +56,20 @@ const char* PhaseName(Phase phase) {
   return "unknown";
 }
 
+const char* LanePartName(LanePart part) {
+  switch (part) {
+    case LanePart::kWhole:
+      return "whole";
+    case LanePart::kOpen:
+      return "open";
+    case LanePart::kMiddle:
+      return "middle";
+    case LanePart::kClose:
+      return "close";
+  }
+  return "unknown";
+}
+
 const char* StreamName(StreamId stream) {
   switch (stream) {
     case StreamId::kCompute:

@@ -114,6 +114,8 @@ struct Instruction {
   // Instructions of the same program whose completion this one waits for, beyond the order of its
   // own stream.
   std::vector<int> waits = {};
+
+  bool operator==(const Instruction&) const = default;
 };
 
 // On disk: do not renumber. A step runs one program per turn: kOnly when there is one turn, else
@@ -156,10 +158,16 @@ struct ProgramOptions {
   bool prefetch = true;
   int64_t replicas = 1;  // of the outer axis
   RecomputePolicy recompute = RecomputePolicy::kNone;
+  // Of an element of model weights, gathered weights and activations: 4, or 2 (bf16), where main
+  // weights are buffers of their own. Main weights, gradients and moments are fp32.
+  int64_t weight_element_bytes = 4;
 };
+
+inline constexpr int64_t kGradientElementBytes = 4;
 
 const char* OpName(OpCode op);
 const char* PhaseName(Phase phase);
+const char* LanePartName(LanePart part);
 const char* StreamName(StreamId stream);
 const char* BufferKindName(BufferKind kind);
 const char* MemoryKindName(MemoryKind memory);

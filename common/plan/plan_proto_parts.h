@@ -1,0 +1,33 @@
+#pragma once
+
+// What the two halves of the plan codec share. Internal to it.
+
+#include <cstdint>
+#include <string>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/plan/job_spec.h"
+#include "common/status.h"
+#include "proto/plan.pb.h"
+
+namespace ravel::plan {
+
+inline absl::Status Invalid(const std::string& what) {
+  return absl::InvalidArgumentError(absl::StrCat("plan: ", what));
+}
+
+// A number of the wire as an enumerator between two others.
+template <typename Enum>
+absl::Status ReadEnum(const char* field, int32_t value, Enum last, Enum& out, int32_t first = 0) {
+  if (value < first || value > static_cast<int32_t>(last)) {
+    return Invalid(absl::StrCat(field, ": no such value: ", value));
+  }
+  out = static_cast<Enum>(value);
+  return absl::OkStatus();
+}
+
+v1::PlannedModel ModelToProto(const ModelConfig& model);
+absl::StatusOr<ModelConfig> ModelFromProto(const v1::PlannedModel& proto);
+
+}  // namespace ravel::plan

@@ -1,0 +1,51 @@
+#pragma once
+
+// What a micro-batch does, before anybody plans when: the calls of units in order, which groups
+// each reads, which gradients it writes.
+
+#include <cstddef>
+#include <vector>
+
+#include "common/plan/flat_layout.h"
+#include "common/plan/model_inventory.h"
+#include "common/plan/step_program.h"
+
+namespace ravel::plan {
+
+// One call of a unit.
+struct UnitUse {
+  OpCode op = OpCode::kForward;  // or kBackward
+  int unit = 0;
+  int call = 0;                // of the unit, in forward order
+  bool remakes = false;        // kBackward: kRecompute comes first
+  std::vector<int> needs;      // groups whose weights it reads: its own, then borrowed ones
+  std::vector<int> gradients;  // kBackward: indices into ModelUses::gradients
+};
+
+// A gradient that one unit accumulates in one staging buffer over its backward calls. A group has
+// as many as units write it: a tied table two, the head's (call 0) and its own.
+struct GradientCall {
+  int group = 0;
+  int call = 0;          // of the group, in backward order
+  size_t first_use = 0;  // writes over whatever is there
+  size_t last_use = 0;   // after it the gradient may be reduced
+};
+
+struct ModelUses {
+  std::vector<UnitUse> uses;
+  std::vector<GradientCall> gradients;  // in the order of their first uses
+};
+
+// Forward calls in the inventory's order; in training then their backward calls, last first, down
+// to the lowest call that writes a gradient. A backward that follows its forward at once finds in
+// place what others remake. The backward of embeddings reads no weights of frozen groups.
+ModelUses UsesOf(const ModelInventory& inventory,
+                 const std::vector<GroupLayout>& groups,
+                 bool trains);
+
+// Calls of a unit in a micro-batch.
+int CallsOf(const ModelInventory& inventory, int unit);
+// Gradient calls of a group.
+int GradientCallsOf(const ModelUses& uses, int group);
+
+}  // namespace ravel::plan

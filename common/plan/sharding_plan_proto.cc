@@ -1,0 +1,406 @@
+// The half of the plan codec that is about ShardingPlan.
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <set>
+#include <utility>
+
+#include "common/plan/freeze.h"
+#include "common/plan/group_rules.h"
+#include "common/plan/plan_proto.h"
+#include "common/plan/plan_proto_parts.h"
+#include "common/plan/program_builder.h"
+#include "common/plan/program_checker.h"
+
+namespace ravel::plan {
+namespace {
+
+constexpr int64_t kMostRanks = 65536;
+constexpr int64_t kMostBytes = int64_t{1} << 50;
+
+template <typename To, typename From>
+void Copy(const From& from, To& to) {
+  to = {from.begin(), from.end()};
+}
+
+v1::PlannedInstruction InstructionToProto(const Instruction& at) {
+  v1::PlannedInstruction proto;
+  proto.set_op(static_cast<int32_t>(at.op));
+  proto.set_stream(static_cast<int32_t>(at.stream));
+  proto.set_unit(at.unit);
+  proto.set_call(at.call);
+  proto.set_gathered(at.gathered);
+  proto.set_borrowed_unit(at.borrowed_unit);
+  proto.set_borrowed_gathered(at.borrowed_gathered);
+  proto.set_borrowed_staging(at.borrowed_staging);
+  proto.set_staging(at.staging);
+  proto.set_receive(at.receive);
+  proto.set_saved(at.saved);
+  proto.set_workspace(at.workspace);
+  proto.set_freed(at.freed);
+  proto.set_group(at.group);
+  proto.set_remade(at.remade);
+  proto.set_accumulates(at.accumulates);
+  Copy(at.weights, *proto.mutable_weights());
+  Copy(at.gradients, *proto.mutable_gradients());
+  Copy(at.waits, *proto.mutable_waits());
+  return proto;
+}
+
+absl::StatusOr<Instruction> InstructionFromProto(const v1::PlannedInstruction& proto) {
+  Instruction at;
+  RETURN_IF_ERROR(ReadEnum("instruction.op", proto.op(), OpCode::kGatherGradient, at.op, 1));
+  RETURN_IF_ERROR(ReadEnum("instruction.stream", proto.stream(), StreamId::kOuter, at.stream, 1));
+  at.unit = proto.unit();
+  at.call = proto.call();
+  at.gathered = proto.gathered();
+  at.borrowed_unit = proto.borrowed_unit();
+  at.borrowed_gathered = proto.borrowed_gathered();
+  at.borrowed_staging = proto.borrowed_staging();
+  at.staging = proto.staging();
+  at.receive = proto.receive();
+  at.saved = proto.saved();
+  at.workspace = proto.workspace();
+  at.freed = proto.freed();
+  at.group = proto.group();
+  at.remade = proto.remade();
+  at.accumulates = proto.accumulates();
+  Copy(proto.weights(), at.weights);
+  Copy(proto.gradients(), at.gradients);
+  Copy(proto.waits(), at.waits);
+  return at;
+}
+
+void GroupToProto(const GroupLayout& group, const GroupRules& rules, v1::PlannedGroup& proto) {
+  proto.set_unit(group.unit);
+  proto.set_width(group.layout.width);
+  proto.set_shard_elements(group.layout.shard_elements);
+  proto.set_padding_elements(group.layout.padding_elements);
+  Copy(group.layout.offsets, *proto.mutable_item_offsets());
+  Copy(group.tensors, *proto.mutable_tensors());
+  Copy(group.tensor_offsets, *proto.mutable_tensor_offsets());
+  v1::PlannedRules& to = *proto.mutable_rules();
+  to.set_trainable(rules.trainable);
+  to.set_weights_sharded(rules.weights_sharded);
+  to.set_reduces_each_turn(rules.reduces_each_turn);
+  to.set_gradient_sharded(rules.gradient_sharded);
+  to.set_optimizer_sharded(rules.optimizer_sharded);
+  to.set_outer_gradient_sharded(rules.outer_gradient_sharded);
+}
+
+GroupRules RulesFromProto(const v1::PlannedRules& proto) {
+  return {.trainable = proto.trainable(),
+          .weights_sharded = proto.weights_sharded(),
+          .reduces_each_turn = proto.reduces_each_turn(),
+          .gradient_sharded = proto.gradient_sharded(),
+          .optimizer_sharded = proto.optimizer_sharded(),
+          .outer_gradient_sharded = proto.outer_gradient_sharded()};
+}
+
+// Whether some strategies give the group these rules.
+bool Possible(const GroupRules& rules, const LaneMap& lanes) {
+  for (const Strategy replicate : {Strategy::kNoShard, Strategy::kOptim}) {
+    for (const Strategy shard : {Strategy::kNoShard,
+                                 Strategy::kOptim,
+                                 Strategy::kOptimGrads,
+                                 Strategy::kOptimGradsParams}) {
+      const bool allowed = replicate == Strategy::kNoShard || shard != Strategy::kNoShard;
+      const StrategyChoice choice = {.replicate = replicate, .shard = shard};
+      if (allowed && RulesOf(choice, lanes, rules.trainable) == rules) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+// The tensors of a group lie apart, aligned, and inside it.
+absl::Status CheckLayout(const GroupLayout& group,
+                         const ModelInventory& inventory,
+                         const std::string& name) {
+  if (group.tensors.empty() || group.tensor_offsets.size() != group.tensors.size() ||
+      group.layout.shard_elements < 1 ||
+      group.layout.shard_elements > kMostBytes / group.layout.width ||
+      group.layout.shard_elements % kLayoutAlignmentElements != 0) {
+    return Invalid(absl::StrCat(name, ": expected tensors, an offset of each, whole shards"));
+  }
+  int64_t end = 0;
+  for (size_t i = 0; i < group.tensors.size(); ++i) {
+    const int tensor = group.tensors[i];
+    if (tensor < 0 || static_cast<size_t>(tensor) >= inventory.tensors.size() ||
+        inventory.tensors[static_cast<size_t>(tensor)].unit != group.unit ||
+        inventory.tensors[static_cast<size_t>(tensor)].trainable != group.trainable) {
+      return Invalid(absl::StrCat(name, ": does not hold the tensors of its unit"));
+    }
+    if (group.tensor_offsets[i] < end || group.tensor_offsets[i] % kLayoutAlignmentElements != 0) {
+      return Invalid(absl::StrCat(name, ": tensors overlap or are not aligned"));
+    }
+    end = group.tensor_offsets[i] +
+          ElementCount(inventory.tensors[static_cast<size_t>(tensor)].shape);
+  }
+  return end <= group.layout.total_elements()
+             ? absl::OkStatus()
+             : Invalid(absl::StrCat(name, ": tensors end beyond the shards"));
+}
+
+absl::Status GroupsFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan) {
+  std::set<int> placed;
+  bool cut_by_replicas = false;
+  for (const v1::PlannedGroup& from : proto.groups()) {
+    cut_by_replicas |= from.rules().outer_gradient_sharded();
+  }
+  const int64_t width = plan.lanes.width() * (cut_by_replicas ? plan.lanes.replicas : 1);
+  for (int id = 0; id < proto.groups_size(); ++id) {
+    const v1::PlannedGroup& from = proto.groups(id);
+    const std::string name = absl::StrCat("groups[", id, "]");
+    GroupLayout group = {.unit = from.unit(),
+                         .trainable = from.rules().trainable(),
+                         .layout = {.width = from.width(),
+                                    .shard_elements = from.shard_elements(),
+                                    .offsets = {},
+                                    .padding_elements = from.padding_elements()},
+                         .tensors = {},
+                         .tensor_offsets = {}};
+    Copy(from.item_offsets(), group.layout.offsets);
+    Copy(from.tensors(), group.tensors);
+    Copy(from.tensor_offsets(), group.tensor_offsets);
+    const GroupRules rules = RulesFromProto(from.rules());
+    if (group.layout.width != width || !Possible(rules, plan.lanes) ||
+        (id > 0 && group.unit < plan.groups.back().unit)) {
+      return Invalid(absl::StrCat(name, ": width, rules or order are those of no strategy"));
+    }
+    RETURN_IF_ERROR(CheckLayout(group, plan.inventory, name));
+    placed.insert(group.tensors.begin(), group.tensors.end());
+    plan.groups.push_back(std::move(group));
+    plan.rules.push_back(rules);
+  }
+  size_t tensors = 0;
+  for (const GroupLayout& group : plan.groups) {
+    tensors += group.tensors.size();
+  }
+  return tensors == placed.size() && tensors == plan.inventory.tensors.size()
+             ? absl::OkStatus()
+             : Invalid("groups: expected every tensor of the model in one");
+}
+
+void BufferToProto(const ProgramBuffer& buffer, v1::PlannedBuffer& proto) {
+  proto.set_name(buffer.name);
+  proto.set_kind(static_cast<int32_t>(buffer.kind));
+  proto.set_memory(static_cast<int32_t>(buffer.memory));
+  proto.set_unit(buffer.unit);
+  proto.set_group(buffer.group);
+  proto.set_call(buffer.call);
+  proto.set_slot(buffer.slot);
+  proto.set_bytes(buffer.bytes);
+  proto.set_persistent(buffer.persistent);
+  proto.set_inside(buffer.inside);
+}
+
+absl::Status BuffersFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan) {
+  for (const v1::PlannedBuffer& from : proto.buffers()) {
+    ProgramBuffer buffer;
+    buffer.name = from.name();
+    RETURN_IF_ERROR(ReadEnum("buffer.kind", from.kind(), BufferKind::kRemade, buffer.kind, 1));
+    RETURN_IF_ERROR(
+        ReadEnum("buffer.memory", from.memory(), MemoryKind::kCommon, buffer.memory, 1));
+    buffer.unit = from.unit();
+    buffer.group = from.group();
+    buffer.call = from.call();
+    buffer.slot = from.slot();
+    buffer.bytes = from.bytes();
+    buffer.persistent = from.persistent();
+    buffer.inside = from.inside();
+    plan.buffers.push_back(std::move(buffer));
+  }
+  const ProgramRequest request = {.inventory = plan.inventory,
+                                  .groups = plan.groups,
+                                  .rules = plan.rules,
+                                  .lanes = plan.lanes,
+                                  .options = plan.options};
+  if (plan.buffers != BuildBuffers(request)) {
+    return Invalid("buffers: not those that the layouts, lanes and options need");
+  }
+  Copy(proto.memory().offsets(), plan.memory.offsets);
+  plan.memory.private_bytes = proto.memory().private_bytes();
+  plan.memory.symmetric_bytes = proto.memory().symmetric_bytes();
+  plan.memory.common_bytes = proto.memory().common_bytes();
+  plan.memory.lower_bound_bytes = proto.memory().lower_bound_bytes();
+  const bool offsets_in_range =
+      std::all_of(plan.memory.offsets.begin(), plan.memory.offsets.end(), [](int64_t offset) {
+        return offset >= 0 && offset <= kMostBytes;
+      });
+  return offsets_in_range ? absl::OkStatus() : Invalid("memory.offsets: out of range");
+}
+
+// The tensors are those of the model; some may be frozen.
+absl::Status TensorsFromProto(const v1::ShardingPlan& proto, ModelInventory& inventory) {
+  if (static_cast<size_t>(proto.tensors_size()) != inventory.tensors.size()) {
+    return Invalid("tensors: not those of the model");
+  }
+  std::vector<std::string> frozen;
+  for (int i = 0; i < proto.tensors_size(); ++i) {
+    const TensorSpec& expected = inventory.tensors[static_cast<size_t>(i)];
+    const v1::PlannedTensor& got = proto.tensors(i);
+    if (got.name() != expected.name || got.site() != expected.site ||
+        Shape(got.shape().begin(), got.shape().end()) != expected.shape) {
+      return Invalid(absl::StrCat("tensors: expected ",
+                                  expected.name,
+                                  " ",
+                                  ShapeText(expected.shape),
+                                  ", got ",
+                                  got.name()));
+    }
+    if (got.frozen()) {
+      frozen.push_back(got.name());
+    }
+  }
+  return ApplyFreeze(frozen, inventory);
+}
+
+// Ranks, lanes and the micro-batch.
+absl::Status ShapeFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan) {
+  constexpr int64_t kMostTokens = int64_t{1} << 30;
+  plan.ranks = proto.ranks();
+  plan.lanes = {.lanes = proto.lanes(),
+                .ranks = proto.ranks(),
+                .replicas = std::max<int64_t>(1, proto.replicas()),
+                .blocks = proto.lanes_in_blocks(),
+                .micro_batches = std::max<int64_t>(1, proto.micro_batches())};
+  plan.micro_batch = {.sequences = proto.micro_batch_sequences(),
+                      .sequence_tokens = proto.sequence_tokens()};
+  const LaneMap& lanes = plan.lanes;
+  if (plan.ranks < 1 || plan.ranks > kMostRanks || lanes.lanes < plan.ranks ||
+      lanes.lanes > kMostRanks || (lanes.lanes & (lanes.lanes - 1)) != 0) {
+    return Invalid("ranks, lanes: expected 1 <= ranks <= lanes, lanes a power of two");
+  }
+  if ((lanes.replicas & (lanes.replicas - 1)) != 0 || plan.ranks % lanes.replicas != 0 ||
+      lanes.replicas > 256) {
+    return Invalid("replicas: expected a power of two up to 256 that divides the ranks");
+  }
+  if ((lanes.blocks && lanes.lanes % plan.ranks != 0) || lanes.micro_batches > kMostTokens) {
+    return Invalid("lanes_in_blocks, micro_batches: out of range");
+  }
+  if (plan.micro_batch.sequences < 1 || plan.micro_batch.sequences > kMostTokens ||
+      plan.micro_batch.sequence_tokens < 1 ||
+      plan.micro_batch.sequence_tokens > kMostTokens / plan.micro_batch.sequences) {
+    return Invalid("micro_batch_sequences, sequence_tokens: out of range");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OptionsFromProto(const v1::PlannedOptions& proto, ShardingPlan& plan) {
+  plan.options = {.ranks = plan.ranks,
+                  .gather_in_place = proto.gather_in_place(),
+                  .read_peers_in_place = proto.read_peers_in_place(),
+                  .gather_window_bytes = proto.gather_window_bytes(),
+                  .staging_window_bytes = proto.staging_window_bytes(),
+                  .prefetch = proto.prefetch(),
+                  .replicas = plan.lanes.replicas};
+  return ReadEnum(
+      "options.recompute", proto.recompute(), RecomputePolicy::kBlock, plan.options.recompute);
+}
+
+void OptionsToProto(const ProgramOptions& options, v1::PlannedOptions& proto) {
+  proto.set_gather_in_place(options.gather_in_place);
+  proto.set_read_peers_in_place(options.read_peers_in_place);
+  proto.set_gather_window_bytes(options.gather_window_bytes);
+  proto.set_staging_window_bytes(options.staging_window_bytes);
+  proto.set_prefetch(options.prefetch);
+  proto.set_recompute(static_cast<int32_t>(options.recompute));
+}
+
+void ProgramsToProto(const ShardingPlan& plan, v1::ShardingPlan& proto) {
+  for (const StepProgram& program : plan.programs) {
+    v1::PlannedProgram& added = *proto.add_programs();
+    added.set_phase(static_cast<int32_t>(program.phase));
+    added.set_part(static_cast<int32_t>(program.part));
+    for (const Instruction& at : program.instructions) {
+      *added.add_instructions() = InstructionToProto(at);
+    }
+  }
+}
+
+absl::Status ProgramsFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan) {
+  for (const v1::PlannedProgram& from : proto.programs()) {
+    StepProgram program;
+    RETURN_IF_ERROR(ReadEnum("program.phase", from.phase(), Phase::kEval, program.phase, 1));
+    RETURN_IF_ERROR(ReadEnum("program.part", from.part(), LanePart::kClose, program.part, 1));
+    for (const v1::PlannedInstruction& at : from.instructions()) {
+      ASSIGN_OR_RETURN(Instruction instruction, InstructionFromProto(at));
+      program.instructions.push_back(std::move(instruction));
+    }
+    plan.programs.push_back(std::move(program));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+v1::ShardingPlan ToProto(const ShardingPlan& plan) {
+  v1::ShardingPlan proto;
+  proto.set_ranks(plan.ranks);
+  proto.set_lanes(plan.lanes.lanes);
+  proto.set_replicas(plan.lanes.replicas);
+  proto.set_lanes_in_blocks(plan.lanes.blocks);
+  proto.set_micro_batches(plan.lanes.micro_batches);
+  proto.set_micro_batch_sequences(plan.micro_batch.sequences);
+  proto.set_sequence_tokens(plan.micro_batch.sequence_tokens);
+  *proto.mutable_model() = ModelToProto(plan.inventory.config);
+  OptionsToProto(plan.options, *proto.mutable_options());
+  for (const TensorSpec& tensor : plan.inventory.tensors) {
+    v1::PlannedTensor& added = *proto.add_tensors();
+    added.set_name(tensor.name);
+    added.set_site(tensor.site);
+    added.set_frozen(!tensor.trainable);
+    Copy(tensor.shape, *added.mutable_shape());
+  }
+  for (size_t group = 0; group < plan.groups.size(); ++group) {
+    GroupToProto(plan.groups[group], plan.rules[group], *proto.add_groups());
+  }
+  for (const ProgramBuffer& buffer : plan.buffers) {
+    BufferToProto(buffer, *proto.add_buffers());
+  }
+  v1::PlannedMemory& memory = *proto.mutable_memory();
+  Copy(plan.memory.offsets, *memory.mutable_offsets());
+  memory.set_private_bytes(plan.memory.private_bytes);
+  memory.set_symmetric_bytes(plan.memory.symmetric_bytes);
+  memory.set_common_bytes(plan.memory.common_bytes);
+  memory.set_lower_bound_bytes(plan.memory.lower_bound_bytes);
+  ProgramsToProto(plan, proto);
+  return proto;
+}
+
+absl::StatusOr<ShardingPlan> FromProto(const v1::ShardingPlan& proto) {
+  ShardingPlan plan;
+  RETURN_IF_ERROR(ShapeFromProto(proto, plan));
+  RETURN_IF_ERROR(OptionsFromProto(proto.options(), plan));
+  ASSIGN_OR_RETURN(plan.mesh, DataMesh(plan.lanes));
+  ASSIGN_OR_RETURN(const ModelConfig config, ModelFromProto(proto.model()));
+  plan.inventory = BuildInventory(config, plan.micro_batch, plan.options.recompute);
+  RETURN_IF_ERROR(TensorsFromProto(proto, plan.inventory));
+  RETURN_IF_ERROR(GroupsFromProto(proto, plan));
+  RETURN_IF_ERROR(BuffersFromProto(proto, plan));
+  RETURN_IF_ERROR(ProgramsFromProto(proto, plan));
+  RETURN_IF_ERROR(Annotate(CheckPlan(plan), "plan"));
+  return plan;
+}
+
+std::string SerializePlan(const ShardingPlan& plan) {
+  return ToProto(plan).SerializeAsString();
+}
+
+Sha256Digest PlanHash(const ShardingPlan& plan) {
+  return Sha256(SerializePlan(plan));
+}
+
+absl::StatusOr<ShardingPlan> ParsePlan(std::string_view bytes) {
+  v1::ShardingPlan proto;
+  if (bytes.size() > std::numeric_limits<int>::max() ||
+      !proto.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+    return absl::InvalidArgumentError("plan: not a ShardingPlan message");
+  }
+  return FromProto(proto);
+}
+
+}  // namespace ravel::plan

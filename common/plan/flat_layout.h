@@ -50,6 +50,10 @@ struct OwnedPiece {
   bool operator==(const OwnedPiece&) const = default;
 };
 
+// A shard boundary inside a tensor lies at a multiple of this from its start: a block of rows; of
+// 256 elements, or all, where it has one dimension.
+int64_t AtomElements(const TensorSpec& tensor);
+
 // Whether the parts of a bundle can be one item: equal atoms, sizes that keep every part aligned
 // and between blocks, all trained or all frozen.
 bool CanFuse(const ModelInventory& inventory, const BundleSpec& bundle);

@@ -15,13 +15,6 @@ namespace {
 constexpr int64_t kOneDimensionalRow = 256;
 constexpr size_t kMostFamilies = 8;
 
-int64_t AtomElements(const TensorSpec& tensor) {
-  if (tensor.shape.size() > 1) {
-    return RowElements(tensor.shape) * tensor.block_rows;
-  }
-  return std::max<int64_t>(1, std::min(ElementCount(tensor.shape), kOneDimensionalRow));
-}
-
 // Things of a unit that are placed as one: a bundle, or a tensor outside of any.
 struct UnitItems {
   std::vector<LayoutItem> items;
@@ -197,6 +190,13 @@ class GroupSplitter {
 };
 
 }  // namespace
+
+int64_t AtomElements(const TensorSpec& tensor) {
+  if (tensor.shape.size() > 1) {
+    return RowElements(tensor.shape) * tensor.block_rows;
+  }
+  return std::max<int64_t>(1, std::min(ElementCount(tensor.shape), kOneDimensionalRow));
+}
 
 bool CanFuse(const ModelInventory& inventory, const BundleSpec& bundle) {
   const TensorSpec& first = inventory.tensors[static_cast<size_t>(bundle.tensors.front())];

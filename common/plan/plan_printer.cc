@@ -8,6 +8,8 @@
 #include <absl/strings/str_format.h>
 #include <absl/strings/str_join.h>
 
+#include "common/plan/plan_report.h"
+
 namespace ravel::plan {
 namespace {
 
@@ -15,18 +17,36 @@ const std::string& UnitName(const ShardingPlan& plan, int unit) {
   return plan.inventory.units[static_cast<size_t>(unit)].name;
 }
 
-double Percent(int64_t part, int64_t whole) {
-  return whole == 0 ? 0.0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole);
+void AddWire(const ShardingPlan& plan, std::string& text) {
+  const WireBytes wire = StepWire(plan);
+  absl::StrAppendFormat(&text,
+                        "wire per rank and step: %s; shard axis: gathers %s, reduces %s",
+                        BytesText(wire.total()),
+                        BytesText(wire.gathers),
+                        BytesText(wire.reduces));
+  if (plan.lanes.replicas > 1) {
+    absl::StrAppendFormat(&text,
+                          "; replicate axis: reduces %s, gathers %s",
+                          BytesText(wire.outer_reduces),
+                          BytesText(wire.outer_gathers));
+  }
+  absl::StrAppend(&text, "\n");
 }
 
 void AddMemory(const ShardingPlan& plan, std::string& text) {
+  const MemoryReport report = ReportMemory(plan);
   absl::StrAppend(&text, "\nmemory per rank\n");
-  int64_t total = 0;
-  for (const MemoryLine& line : MemoryTable(plan)) {
-    absl::StrAppendFormat(&text, "  %-14s %12s\n", line.category, BytesText(line.bytes));
-    total += line.bytes;
+  for (size_t i = 0; i < report.lines.size(); ++i) {
+    const MemoryReport::Line& line = report.lines[i];
+    if (i == 0 || report.lines[i - 1].category != line.category) {
+      absl::StrAppendFormat(&text,
+                            "  %-22s %12s\n",
+                            CategoryName(line.category),
+                            BytesText(report.category_bytes(line.category)));
+    }
+    absl::StrAppendFormat(&text, "    %-20s %12s\n", line.what, BytesText(line.bytes));
   }
-  absl::StrAppendFormat(&text, "  %-14s %12s\n", "total", BytesText(total));
+  absl::StrAppendFormat(&text, "  %-22s %12s\n", "predicted peak", BytesText(report.total_bytes));
   absl::StrAppendFormat(
       &text,
       "  arenas: private %s, symmetric %s, common %s for all ranks of a host; %.3f x lower bound\n",
@@ -37,31 +57,109 @@ void AddMemory(const ShardingPlan& plan, std::string& text) {
           static_cast<double>(std::max<int64_t>(1, plan.memory.lower_bound_bytes)));
 }
 
-void AddUnits(const ShardingPlan& plan, std::string& text) {
+// The groups of consecutive units that differ in nothing but the units.
+struct UnitRun {
+  size_t first = 0;  // row of the first unit's first group
+  size_t last = 0;   // of the last unit's
+  size_t groups = 0;
+  int64_t units = 0;
+};
+
+bool Alike(GroupRow a, const GroupRow& b) {
+  a.unit = b.unit;
+  a.name = b.name;
+  a.buffers = b.buffers;
+  return a == b;
+}
+
+std::vector<UnitRun> RunsOf(const std::vector<GroupRow>& rows, bool every_unit) {
+  std::vector<UnitRun> runs;
+  for (size_t begin = 0; begin < rows.size();) {
+    size_t groups = 1;
+    while (begin + groups < rows.size() && rows[begin + groups].unit == rows[begin].unit) {
+      ++groups;
+    }
+    bool alike = !every_unit && !runs.empty() && runs.back().groups == groups;
+    for (size_t i = 0; alike && i < groups; ++i) {
+      alike = Alike(rows[runs.back().last + i], rows[begin + i]);
+    }
+    if (alike) {
+      runs.back().last = begin;
+      ++runs.back().units;
+    } else {
+      runs.push_back({.first = begin, .last = begin, .groups = groups, .units = 1});
+    }
+    begin += groups;
+  }
+  return runs;
+}
+
+void AddGroup(const GroupRow& row,
+              const std::string& name,
+              int64_t units,
+              int name_width,
+              std::string& text) {
   absl::StrAppendFormat(&text,
-                        "\n%-12s %7s %12s %12s %10s %8s %12s %12s\n",
-                        "unit",
+                        "%-*s %-5s %-5s %-4s %-4s %7d %13d %13d %11d %7.2f %9d %9d %10s\n",
+                        name_width,
+                        name,
+                        row.weight_type,
+                        row.parameter,
+                        row.gradient,
+                        row.optimizer,
+                        row.tensors,
+                        row.elements,
+                        row.shard_elements,
+                        row.padding,
+                        row.padding_percent(),
+                        row.largest_gap,
+                        row.atom,
+                        BytesText(row.wire.total() * units));
+}
+
+void AddGroups(const ShardingPlan& plan, const SummaryOptions& options, std::string& text) {
+  const std::vector<GroupRow> rows = GroupTable(plan);
+  const std::vector<UnitRun> runs = RunsOf(rows, options.verbose);
+  const auto name_of = [&](const UnitRun& run, size_t i) {
+    const std::string& first = rows[run.first + i].name;
+    return run.units == 1
+               ? first
+               : absl::StrCat(first, " .. ", rows[run.last + i].name, " (", run.units, ")");
+  };
+  size_t width = 5;
+  for (const UnitRun& run : runs) {
+    width = std::max(width, name_of(run, run.groups - 1).size());
+  }
+  absl::StrAppendFormat(&text,
+                        "\n%-*s %-5s %-5s %-4s %-4s %7s %13s %13s %11s %7s %9s %9s %10s\n",
+                        static_cast<int>(width),
+                        "group",
+                        "dtype",
+                        "param",
+                        "grad",
+                        "opt",
                         "tensors",
                         "elements",
-                        "shard",
+                        "S",
                         "padding",
                         "%",
-                        "gathered",
-                        "activations");
-  for (size_t unit = 0; unit < plan.groups.size(); ++unit) {
-    const FlatLayout& layout = plan.groups[unit].layout;
-    const UnitSpec& spec = plan.inventory.units[unit];
-    absl::StrAppendFormat(
-        &text,
-        "%-12s %7d %12d %12d %10d %8.2f %12s %12s\n",
-        spec.name,
-        spec.tensors.size(),
-        layout.total_elements() - layout.padding_elements,
-        layout.shard_elements,
-        layout.padding_elements,
-        Percent(layout.padding_elements, layout.total_elements() - layout.padding_elements),
-        BytesText(layout.total_elements() * 4),
-        BytesText(ActivationOffsets(spec.saved).back()));
+                        "gap",
+                        "atom",
+                        "wire/step");
+  for (const UnitRun& run : runs) {
+    for (size_t i = 0; i < run.groups; ++i) {
+      const GroupRow& row = rows[run.first + i];
+      AddGroup(row, name_of(run, i), run.units, static_cast<int>(width), text);
+      for (size_t b = 0; options.verbose && b < row.buffers.size(); ++b) {
+        const BufferRow& buffer = row.buffers[b];
+        absl::StrAppendFormat(&text,
+                              "    %-28s %-9s @%-14d %12s\n",
+                              buffer.name,
+                              buffer.memory,
+                              buffer.address,
+                              BytesText(buffer.bytes));
+      }
+    }
   }
 }
 
@@ -81,8 +179,16 @@ std::string ObjectText(const ShardingPlan& plan, const Instruction& at) {
     case OpCode::kAllocStaging:
       return absl::StrCat("-> ", BufferText(plan, at.staging));
     case OpCode::kForward:
-    case OpCode::kBackward:
-      return at.borrowed_unit < 0 ? "" : absl::StrCat("with ", UnitName(plan, at.borrowed_unit));
+    case OpCode::kBackward: {
+      std::string text = at.call == 0 ? "" : absl::StrCat("call ", at.call);
+      for (const int weights : at.weights) {
+        const int unit = plan.buffers[static_cast<size_t>(weights)].unit;
+        if (unit != at.unit) {
+          absl::StrAppend(&text, text.empty() ? "with " : ", with ", UnitName(plan, unit));
+        }
+      }
+      return text;
+    }
     case OpCode::kReduceScatter:
       return at.call == 0 ? "" : absl::StrCat("call ", at.call);
     case OpCode::kStatsReduce:
@@ -116,29 +222,35 @@ std::string BytesText(int64_t bytes) {
   return absl::StrFormat(value < 10 ? "%.2f %s" : "%.1f %s", value, kUnits[unit]);
 }
 
-std::string PlanSummary(const ShardingPlan& plan) {
+std::string PlanSummary(const ShardingPlan& plan, const SummaryOptions& options) {
   const ModelConfig& config = plan.inventory.config;
   std::string text = absl::StrFormat(
-      "%d parameters in %d units; %d rank(s), %d lanes, %d turn(s) of %d x %d tokens per lane\n",
+      "%d parameters in %d units, %d groups; %d rank(s) (%s), %d lanes, %d turn(s) of %d x %d "
+      "tokens per lane%s\n",
       plan.inventory.parameter_count(),
       plan.inventory.units.size(),
+      plan.groups.size(),
       plan.ranks,
+      plan.mesh.Text(),
       plan.lanes.lanes,
       plan.lanes.turns(),
       plan.micro_batch.sequences,
-      plan.micro_batch.sequence_tokens);
+      plan.micro_batch.sequence_tokens,
+      plan.lanes.micro_batches > 1
+          ? absl::StrCat(", ", plan.lanes.micro_batches, " micro-batches each")
+          : "");
   absl::StrAppendFormat(&text,
                         "gathers %s, peers' gradients %s; windows: gather %s, staging %s\n",
                         plan.options.gather_in_place ? "in place" : "copied",
                         plan.options.read_peers_in_place ? "read in place" : "received",
                         BytesText(plan.options.gather_window_bytes),
                         BytesText(plan.options.staging_window_bytes));
+  AddWire(plan, text);
   absl::StrAppendFormat(&text,
-                        "wire per rank and step: %s; compute: %.3g FLOPs per token\n",
-                        BytesText(WireBytesPerStep(plan)),
+                        "compute: %.3g FLOPs per token\n",
                         TrainingFlopsPerToken(config, plan.micro_batch.sequence_tokens));
   AddMemory(plan, text);
-  AddUnits(plan, text);
+  AddGroups(plan, options, text);
   return text;
 }
 

@@ -12,8 +12,13 @@ namespace ravel::plan {
 // "1.5 KiB", "23.4 MiB": three or four digits.
 std::string BytesText(int64_t bytes);
 
-// Ranks and lanes, memory per category, bytes on the wire, padding, one line per unit.
-std::string PlanSummary(const ShardingPlan& plan);
+struct SummaryOptions {
+  // Every group on a line of its own, with the addresses of its buffers; else equal groups of
+  // consecutive units share a line.
+  bool verbose = false;
+};
+// Ranks and lanes, bytes on the wire by axis, memory by category, one line per parameter group.
+std::string PlanSummary(const ShardingPlan& plan, const SummaryOptions& options = {});
 
 // One line per instruction: number, stream, what it does, what it waits for.
 std::string ProgramListing(const ShardingPlan& plan, const StepProgram& program);

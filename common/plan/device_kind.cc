@@ -1,0 +1,118 @@
+#include "common/plan/device_kind.h"
+
+#include <cctype>
+#include <charconv>
+
+#include <absl/strings/str_cat.h>
+
+namespace ravel::plan {
+namespace {
+
+constexpr int64_t kMostDevices = 65536;
+constexpr int64_t kMostGiB = 1 << 20;
+constexpr double kTera = 1e12;
+constexpr double kGiga = 1e9;
+
+struct KnownDevice {
+  std::string_view name;  // before the memory size
+  double flops;
+  double memory_bytes_per_second;
+  double node_bytes_per_second;
+  double network_bytes_per_second;
+};
+// Half of the dense bf16 peak, four fifths of the memory's rate and three quarters of the links':
+// what training reaches.
+constexpr KnownDevice kKnown[] = {
+    {"A100", 156 * kTera, 1600 * kGiga, 225 * kGiga, 18 * kGiga},
+    {"H100", 495 * kTera, 2700 * kGiga, 337 * kGiga, 37 * kGiga},
+    {"H200", 495 * kTera, 3800 * kGiga, 337 * kGiga, 37 * kGiga},
+    {"B200", 1125 * kTera, 6400 * kGiga, 675 * kGiga, 37 * kGiga},
+    {"GB200", 1250 * kTera, 6400 * kGiga, 675 * kGiga, 37 * kGiga},
+    {"L40S", 181 * kTera, 690 * kGiga, 24 * kGiga, 18 * kGiga},
+};
+constexpr KnownDevice kCpu = {"cpu", 0.1 * kTera, 10 * kGiga, 8 * kGiga, 1 * kGiga};
+
+absl::Status Expected(std::string_view text) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--devices: expected a count and a device such as 64xH100-80G, 4xcpu or 8xNAME-48G, got '",
+      std::string(text),
+      "'"));
+}
+
+// "80G", "80GB", "80GiB" -> bytes; 0 when it is none of them.
+int64_t MemoryOf(std::string_view text) {
+  int64_t gib = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), gib);
+  const std::string_view unit = text.substr(static_cast<size_t>(end - text.data()));
+  const bool known_unit = unit == "G" || unit == "GB" || unit == "GiB";
+  return error == std::errc() && known_unit && gib > 0 && gib <= kMostGiB ? gib << 30 : 0;
+}
+
+void SetRates(const KnownDevice& from, DeviceKind& kind) {
+  kind.flops = from.flops;
+  kind.memory_bytes_per_second = from.memory_bytes_per_second;
+  kind.node_bytes_per_second = from.node_bytes_per_second;
+  kind.network_bytes_per_second = from.network_bytes_per_second;
+}
+
+absl::StatusOr<DeviceKind> KindOf(std::string_view name, std::string_view text) {
+  DeviceKind kind;
+  kind.name = std::string(name);
+  const size_t dash = name.rfind('-');
+  std::string_view model = name;
+  if (dash != std::string_view::npos) {
+    kind.memory_bytes = MemoryOf(name.substr(dash + 1));
+    model = name.substr(0, dash);
+  }
+  if (model == "cpu") {
+    kind.cpu = true;
+    kind.known = true;
+    kind.devices_per_node = kMostDevices;
+    SetRates(kCpu, kind);
+    if (dash != std::string_view::npos && kind.memory_bytes == 0) {
+      return Expected(text);
+    }
+    return kind;
+  }
+  if (model == "gpu" && dash == std::string_view::npos) {
+    SetRates(kKnown[1], kind);
+    return kind;
+  }
+  if (kind.memory_bytes == 0 || model.empty()) {
+    return Expected(text);
+  }
+  SetRates(kKnown[1], kind);
+  for (const KnownDevice& known : kKnown) {
+    if (known.name == model) {
+      kind.known = true;
+      SetRates(known, kind);
+    }
+  }
+  return kind;
+}
+
+}  // namespace
+
+absl::StatusOr<DeviceRequest> ParseDevices(std::string_view text, bool cpu_by_default) {
+  DeviceRequest request;
+  if (text.empty()) {
+    ASSIGN_OR_RETURN(request.kind, KindOf(cpu_by_default ? "cpu" : "gpu", text));
+    return request;
+  }
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), request.count);
+  std::string_view rest = text.substr(static_cast<size_t>(end - text.data()));
+  if (error != std::errc() || request.count < 1 || request.count > kMostDevices) {
+    return Expected(text);
+  }
+  if (rest.empty()) {
+    ASSIGN_OR_RETURN(request.kind, KindOf(cpu_by_default ? "cpu" : "gpu", text));
+    return request;
+  }
+  if (rest.front() != 'x') {
+    return Expected(text);
+  }
+  ASSIGN_OR_RETURN(request.kind, KindOf(rest.substr(1), text));
+  return request;
+}
+
+}  // namespace ravel::plan

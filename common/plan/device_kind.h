@@ -1,0 +1,39 @@
+#pragma once
+
+// Devices that a plan is made for without having them: what they are called, how much memory they
+// have, and rough speeds for a timeline.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "common/status.h"
+
+namespace ravel::plan {
+
+struct DeviceKind {
+  std::string name;  // "H100-80G", "cpu"
+  bool cpu = false;
+  int64_t memory_bytes = 0;  // 0: not known, nothing is refused for lack of it
+  // Rates that are reached in practice, per device.
+  double flops = 0;  // of matrix products in compute dtype
+  double memory_bytes_per_second = 0;
+  double node_bytes_per_second = 0;     // to a peer of the node, one direction
+  double network_bytes_per_second = 0;  // to another node
+  int64_t devices_per_node = 8;
+  bool known = false;  // else the rates are those of a common device, and the text says so
+
+  // What a plan may use: memory less 6 % for the runtime, its context and its communicators.
+  int64_t usable_bytes() const { return memory_bytes - memory_bytes / 100 * 6; }
+};
+
+struct DeviceRequest {
+  int64_t count = 0;  // 0: not said
+  DeviceKind kind;
+};
+
+// "64xH100-80G", "8xH200-141G", "4xcpu", "4xcpu-16G", "4" (of `default_kind`), or any NAME-nG: n
+// GiB, also nGiB. Errors begin "--devices: ".
+absl::StatusOr<DeviceRequest> ParseDevices(std::string_view text, bool cpu_by_default);
+
+}  // namespace ravel::plan

@@ -1,0 +1,218 @@
+#include "common/plan/plan_fit.h"
+
+#include <algorithm>
+#include <bit>
+#include <functional>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+
+#include "common/plan/plan_printer.h"
+#include "common/plan/plan_report.h"
+#include "common/plan/strategy_table.h"
+
+namespace ravel::plan {
+namespace {
+
+constexpr int64_t kMostDevices = 4096;
+
+// A request and what was changed to get to it.
+struct Changed {
+  std::string change;
+  PlanRequest request;
+};
+
+void SetRanks(int64_t ranks, PlanRequest& request) {
+  request.ranks = ranks;
+  request.spec.device_count = ranks;
+  request.spec.elastic.sizes = {ranks};
+}
+
+Remedy Try(const Changed& changed, int64_t usable_bytes) {
+  Remedy remedy = {.change = changed.change, .status = absl::OkStatus()};
+  const absl::StatusOr<ShardingPlan> plan = BuildShardingPlan(changed.request);
+  remedy.status = plan.status();
+  if (plan.ok()) {
+    remedy.peak_bytes = PeakBytes(*plan);
+    remedy.fits = remedy.peak_bytes <= usable_bytes;
+  }
+  return remedy;
+}
+
+std::vector<Changed> WiderShards(const PlanRequest& request) {
+  std::vector<Changed> made;
+  for (int64_t replicas = request.spec.replicas / 2; replicas >= 1; replicas /= 2) {
+    Changed changed = {absl::StrCat("parallelism.replicas: ", replicas), request};
+    changed.request.spec.replicas = replicas;
+    made.push_back(std::move(changed));
+  }
+  return made;
+}
+
+// Lanes stay as many as they are, or become as many as devices.
+std::vector<Changed> MoreDevices(const PlanRequest& request) {
+  std::vector<Changed> made;
+  for (int64_t ranks = request.ranks * 2; ranks <= kMostDevices; ranks *= 2) {
+    Changed changed = {absl::StrCat("devices.count: ", ranks), request};
+    SetRanks(ranks, changed.request);
+    const auto lanes = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(ranks)));
+    JobSpec& spec = changed.request.spec;
+    if (spec.virtual_ranks > 0 && lanes > spec.virtual_ranks) {
+      absl::StrAppend(&changed.change, ", determinism.virtualRanks: ", lanes);
+      spec.virtual_ranks = lanes;
+      const int64_t per_lane = spec.global_batch / lanes;
+      spec.micro_batch = std::min(spec.micro_batch, per_lane);
+    }
+    made.push_back(std::move(changed));
+  }
+  return made;
+}
+
+std::vector<Changed> HigherStrategies(const PlanRequest& request) {
+  std::vector<Changed> made;
+  for (const AxisStrategyRow& row : AxisStrategyRows()) {
+    if (row.strategy > request.spec.strategy) {
+      Changed changed = {absl::StrCat("parallelism.strategy: ", std::string(row.name)), request};
+      changed.request.spec.strategy = row.strategy;
+      made.push_back(std::move(changed));
+    }
+  }
+  if (request.spec.replicas > 1 && request.spec.replicate_strategy == Strategy::kNoShard) {
+    Changed changed = {"parallelism.replicateStrategy: optim", request};
+    changed.request.spec.replicate_strategy = Strategy::kOptim;
+    made.push_back(std::move(changed));
+  }
+  return made;
+}
+
+std::vector<Changed> MoreRecompute(const PlanRequest& request) {
+  constexpr std::pair<RecomputePolicy, const char*> kPolicies[] = {
+      {RecomputePolicy::kNorm, "norm"},
+      {RecomputePolicy::kMlp, "mlp"},
+      {RecomputePolicy::kBlock, "block"}};
+  std::vector<Changed> made;
+  for (const auto& [policy, name] : kPolicies) {
+    if (policy > request.spec.recompute) {
+      Changed changed = {absl::StrCat("parallelism.recompute: ", name), request};
+      changed.request.spec.recompute = policy;
+      made.push_back(std::move(changed));
+    }
+  }
+  return made;
+}
+
+// Divisors, each at most half of the one before.
+std::vector<Changed> SmallerMicroBatches(const PlanRequest& request) {
+  std::vector<Changed> made;
+  const int64_t now = request.spec.micro_batch;
+  int64_t last = now;
+  for (int64_t size = now / 2; size >= 1; --size) {
+    if (now % size == 0 && size <= last / 2) {
+      Changed changed = {absl::StrCat("training.microBatch: ", size), request};
+      changed.request.spec.micro_batch = size;
+      made.push_back(std::move(changed));
+      last = size;
+    }
+  }
+  return made;
+}
+
+// One unit at a time: a cap below every unit lets one be alive alone.
+std::vector<Changed> SmallerWindows(const PlanRequest& request) {
+  if (request.spec.gather_window_bytes == 1 && request.spec.staging_window_bytes == 1) {
+    return {};
+  }
+  Changed changed = {"parallelism.gatherWindow and stagingWindow: 1B (one unit at a time)",
+                     request};
+  changed.request.spec.gather_window_bytes = 1;
+  changed.request.spec.staging_window_bytes = 1;
+  return {changed};
+}
+
+using Kind = std::function<std::vector<Changed>(const PlanRequest&)>;
+
+}  // namespace
+
+std::vector<Remedy> TryRemedies(const PlanRequest& request, int64_t usable_bytes) {
+  PlanRequest base = request;
+  const absl::StatusOr<JobSpec> resolved = ResolveBatch(request.spec);
+  if (resolved.ok()) {
+    base.spec = *resolved;
+  }
+  const Kind kinds[] = {WiderShards,
+                        MoreDevices,
+                        HigherStrategies,
+                        MoreRecompute,
+                        SmallerMicroBatches,
+                        SmallerWindows};
+  std::vector<Remedy> tried;
+  bool any = false;
+  for (const Kind& kind : kinds) {
+    for (const Changed& changed : kind(base)) {
+      tried.push_back(Try(changed, usable_bytes));
+      any = any || tried.back().fits;
+      if (tried.back().fits) {
+        break;  // the next of its kind costs more
+      }
+    }
+  }
+  // Together, the strongest of each kind; what costs no devices first.
+  const Kind together[] = {
+      HigherStrategies, MoreRecompute, SmallerMicroBatches, SmallerWindows, WiderShards};
+  Changed all = {"", base};
+  const auto add = [&](const Changed& next) {
+    all.change = absl::StrCat(all.change, all.change.empty() ? "" : "; ", next.change);
+    all.request = next.request;
+    tried.push_back(Try(all, usable_bytes));
+    any = any || tried.back().fits;
+  };
+  for (const Kind& kind : together) {
+    const std::vector<Changed> made = kind(all.request);
+    if (!any && !made.empty()) {
+      add(made.back());
+    }
+  }
+  for (const Changed& changed : MoreDevices(all.request)) {
+    if (!any) {
+      const Changed before = all;
+      add(changed);
+      all = any ? all : before;
+    }
+  }
+  return tried;
+}
+
+absl::Status DoesNotFit(const ShardingPlan& plan,
+                        int64_t usable_bytes,
+                        const std::vector<Remedy>& remedies) {
+  const MemoryReport report = ReportMemory(plan);
+  const auto largest = std::max_element(
+      report.lines.begin(),
+      report.lines.end(),
+      [](const MemoryReport::Line& a, const MemoryReport::Line& b) { return a.bytes < b.bytes; });
+  std::string text = absl::StrCat("does not fit: needs ",
+                                  BytesText(report.total_bytes),
+                                  " of ",
+                                  BytesText(usable_bytes),
+                                  " at size ",
+                                  plan.ranks,
+                                  "; most of it is ",
+                                  largest->what,
+                                  ", ",
+                                  BytesText(largest->bytes));
+  const char* separator = "; fits with ";
+  for (const Remedy& remedy : remedies) {
+    if (remedy.fits) {
+      absl::StrAppend(&text, separator, remedy.change, " (", BytesText(remedy.peak_bytes), ")");
+      separator = ", or ";
+    }
+  }
+  if (std::none_of(
+          remedies.begin(), remedies.end(), [](const Remedy& remedy) { return remedy.fits; })) {
+    absl::StrAppend(&text, "; none of ", remedies.size(), " changes that were planned fits");
+  }
+  return absl::FailedPreconditionError(text);
+}
+
+}  // namespace ravel::plan

@@ -1,0 +1,32 @@
+#pragma once
+
+// Whether a plan fits its devices, and what would make it fit.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/plan/sharding_plan.h"
+
+namespace ravel::plan {
+
+// One change of the job that was planned.
+struct Remedy {
+  std::string change;      // "parallelism.recompute: block"
+  absl::Status status;     // why it cannot be planned, or OK
+  int64_t peak_bytes = 0;  // per rank, where it can
+  bool fits = false;
+};
+
+// Plans every remedy, in the order in which they should be considered: a wider shard axis (fewer
+// replicas), more devices, a strategy that shards more, recompute, a smaller micro-batch, smaller
+// windows; and, where none of them fits alone, all of them together, one added after the other.
+// `request` itself can be planned. Costs one plan per remedy.
+std::vector<Remedy> TryRemedies(const PlanRequest& request, int64_t usable_bytes);
+
+// The refusal: what is needed, the largest category, and the remedies that fit, in their order.
+absl::Status DoesNotFit(const ShardingPlan& plan,
+                        int64_t usable_bytes,
+                        const std::vector<Remedy>& remedies);
+
+}  // namespace ravel::plan

@@ -1,0 +1,82 @@
+#include "common/plan/wire_table.h"
+
+#include <cstddef>
+#include <map>
+#include <utility>
+
+#include "common/plan/plan_pieces.h"
+
+namespace ravel::plan {
+
+WireBytes& WireBytes::operator+=(const WireBytes& other) {
+  gathers += other.gathers;
+  reduces += other.reduces;
+  outer_gathers += other.outer_gathers;
+  outer_reduces += other.outer_reduces;
+  return *this;
+}
+
+WireBytes WireBytes::operator*(int64_t times) const {
+  return {.gathers = gathers * times,
+          .reduces = reduces * times,
+          .outer_gathers = outer_gathers * times,
+          .outer_reduces = outer_reduces * times};
+}
+
+WireBytes WireOf(const ShardingPlan& plan, const Instruction& at, int64_t contributors) {
+  WireBytes wire;
+  if (at.group < 0) {
+    return wire;
+  }
+  const GroupRules& rules = plan.rules[static_cast<size_t>(at.group)];
+  const int64_t others = plan.lanes.width() - 1;
+  const int64_t other_replicas = plan.lanes.replicas - 1;
+  const int64_t shard = InnerShardElements(plan, at.group);
+  const int64_t weights = shard * plan.options.weight_element_bytes;
+  const int64_t gradients = shard * kGradientElementBytes;
+  if (at.op == OpCode::kGather) {
+    const ProgramBuffer& gathered = plan.buffers[static_cast<size_t>(at.gathered)];
+    wire.gathers = gathered.memory == MemoryKind::kCommon ? 0 : others * weights;
+  } else if (at.op == OpCode::kReduceScatter) {
+    wire.reduces = (contributors - 1) * gradients;
+  } else if (at.op == OpCode::kGatherGradient) {
+    wire.reduces = others * gradients;
+  } else if (at.op == OpCode::kOuterGather) {
+    wire.outer_gathers = other_replicas * (weights / plan.lanes.replicas);
+  } else if (at.op == OpCode::kOuterReduce) {
+    const int64_t part = gradients / plan.lanes.replicas;
+    wire.outer_reduces = other_replicas * part * (rules.outer_gradient_sharded ? 1 : 2);
+  }
+  return wire;
+}
+
+std::vector<WireBytes> WireTable(const ShardingPlan& plan) {
+  // How often a step runs each program with so many contributors: few pairs, however many turns.
+  std::map<std::pair<size_t, int64_t>, int64_t> runs;
+  const LaneMap inner = plan.lanes.Inner();
+  for (int64_t index = 0; index < plan.lanes.programs(); ++index) {
+    const StepSlot slot = SlotOf(plan.lanes, index);
+    const auto program =
+        static_cast<size_t>(&plan.program(slot.phase, slot.part) - plan.programs.data());
+    ++runs[{program, inner.LaneCount(plan.lanes.blocks ? 0 : slot.turn)}];
+  }
+  std::vector<WireBytes> table(plan.groups.size());
+  for (const auto& [run, times] : runs) {
+    for (const Instruction& at : plan.programs[run.first].instructions) {
+      if (at.group >= 0) {
+        table[static_cast<size_t>(at.group)] += WireOf(plan, at, run.second) * times;
+      }
+    }
+  }
+  return table;
+}
+
+WireBytes StepWire(const ShardingPlan& plan) {
+  WireBytes sum;
+  for (const WireBytes& group : WireTable(plan)) {
+    sum += group;
+  }
+  return sum;
+}
+
+}  // namespace ravel::plan

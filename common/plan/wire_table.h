@@ -1,0 +1,33 @@
+#pragma once
+
+// Bytes that a plan's collectives move, by group and mesh axis.
+
+#include <cstdint>
+#include <vector>
+
+#include "common/plan/sharding_plan.h"
+
+namespace ravel::plan {
+
+// Bytes that a rank reads from others in one step. In-place gathers move nothing.
+struct WireBytes {
+  int64_t gathers = 0;        // weights over the shard axis
+  int64_t reduces = 0;        // gradients over the shard axis
+  int64_t outer_gathers = 0;  // weights over the replicate axis
+  int64_t outer_reduces = 0;  // gradients over the replicate axis
+  int64_t shard() const { return gathers + reduces; }
+  int64_t replicate() const { return outer_gathers + outer_reduces; }
+  int64_t total() const { return shard() + replicate(); }
+  WireBytes& operator+=(const WireBytes& other);
+  WireBytes operator*(int64_t times) const;
+  bool operator==(const WireBytes&) const = default;
+};
+
+// Of one run of an instruction when `contributors` ranks of the replica have a gradient.
+WireBytes WireOf(const ShardingPlan& plan, const Instruction& instruction, int64_t contributors);
+// Of one step, per group; for a rank that has a lane in every turn.
+std::vector<WireBytes> WireTable(const ShardingPlan& plan);
+// Of one step, all groups.
+WireBytes StepWire(const ShardingPlan& plan);
+
+}  // namespace ravel::plan

@@ -23,6 +23,11 @@ static_assert(static_cast<int>(plan::StateRole::kExpAvgSq) ==
 static_assert(static_cast<int>(plan::StateRole::kStep) ==
               static_cast<int>(ckpt::TensorRole::kStep));
 
+// Frozen tensors have weights only.
+bool Restored(const plan::TensorSpec& tensor, plan::StateRole role) {
+  return tensor.trainable || role == plan::StateRole::kParam;
+}
+
 // Differences beyond this many are counted, not listed.
 constexpr size_t kMaxListed = 8;
 
@@ -62,6 +67,9 @@ absl::Status StepLoader::CompareInventory() const {
       const Shape expected = role == plan::StateRole::kStep ? Shape{} : tensor.shape;
       const ckpt::TensorRecord* found = manifest().FindTensor(key);
       known.insert(key);
+      if (!Restored(tensor, role)) {
+        continue;  // left by a run that trained it
+      }
       if (found == nullptr) {
         differences.push_back(absl::StrCat(key, ": missing"));
       } else if (found->shape != expected) {
@@ -111,6 +119,9 @@ absl::StatusOr<std::string> StepLoader::Blob(std::string_view name) const {
 absl::StatusOr<int64_t> StepLoader::ReadOptimizerStep(DigestShare share) {
   float first = -1;
   for (const plan::TensorSpec& tensor : inventory_->tensors) {
+    if (!Restored(tensor, plan::StateRole::kStep)) {
+      continue;
+    }
     const size_t index = FindState(plan::StateRole::kStep, tensor);
     const ckpt::TensorRecord& record = manifest().tensors[index];
     float value = 0;
@@ -152,11 +163,20 @@ absl::Status StepLoader::ReadPieces(plan::StateRole role,
 absl::Status StepLoader::CheckDigests(std::span<const uint64_t> sums,
                                       std::span<const plan::StateRole> roles) const {
   CHECK_EQ(sums.size(), manifest().tensors.size());
+  std::set<std::string> not_read;
+  for (const plan::TensorSpec& tensor : inventory_->tensors) {
+    for (const plan::StateRole role : kAllRoles) {
+      if (!Restored(tensor, role)) {
+        not_read.insert(StateKey(tensor.name, role));
+      }
+    }
+  }
   std::vector<std::string> wrong;
   for (size_t i = 0; i < sums.size(); ++i) {
     const ckpt::TensorRecord& tensor = manifest().tensors[i];
     const auto role = static_cast<plan::StateRole>(tensor.role);
-    const bool read = std::find(roles.begin(), roles.end(), role) != roles.end();
+    const bool read = std::find(roles.begin(), roles.end(), role) != roles.end() &&
+                      !not_read.contains(tensor.name);
     if (read && sums[i] != tensor.digest64 && wrong.size() < kMaxListed) {
       wrong.push_back(absl::StrFormat(
           "%s: digest64 %016x, the manifest says %016x", tensor.name, sums[i], tensor.digest64));

@@ -13,6 +13,7 @@ BatchLoader::BatchLoader(const plan::JobSpec& spec)
     : spec_(spec),
       vocabulary_(spec.model->vocab_size),
       lane_samples_(DivExact(spec.global_batch, spec.virtual_ranks)),
+      micro_batch_samples_(spec.micro_batch == 0 ? lane_samples_ : spec.micro_batch),
       row_(static_cast<size_t>(spec.data.sequence_length + 1)) {}
 
 absl::StatusOr<std::unique_ptr<BatchLoader>> BatchLoader::Open(const plan::JobSpec& spec) {
@@ -86,12 +87,13 @@ absl::Status BatchLoader::LoadValidation(const LaneArgs& args) {
 absl::Status BatchLoader::Load(Split& split, const LaneArgs& args) {
   const int64_t length = spec_.data.sequence_length;
   CHECK(args.lane >= 0 && args.lane < spec_.virtual_ranks);
-  CHECK_EQ(args.ids.elements(), lane_samples_ * length);
-  CHECK_EQ(args.targets.elements(), lane_samples_ * length);
+  const int64_t first = args.lane * lane_samples_ + args.micro_batch * micro_batch_samples_;
+  CHECK(args.micro_batch >= 0 && (args.micro_batch + 1) * micro_batch_samples_ <= lane_samples_);
+  CHECK_EQ(args.ids.elements(), micro_batch_samples_ * length);
+  CHECK_EQ(args.targets.elements(), micro_batch_samples_ * length);
   CHECK(args.ids.dtype == DType::kI32 && args.targets.dtype == DType::kI32);
-  for (int64_t i = 0; i < lane_samples_; ++i) {
-    const plan::SampleRef& sample =
-        split.samples[static_cast<size_t>(args.lane * lane_samples_ + i)];
+  for (int64_t i = 0; i < micro_batch_samples_; ++i) {
+    const plan::SampleRef& sample = split.samples[static_cast<size_t>(first + i)];
     RETURN_IF_ERROR(ReadSample(split,
                                sample,
                                args.ids.As<int32_t>() + i * length,

@@ -26,11 +26,13 @@ class BatchLoader {
 
   bool has_validation() const { return !validation_.files.empty(); }
 
-  // A lane's ids and targets, [global_batch / lanes * sequence_length] i32 each. An id outside the
-  // vocabulary is an error that names file, position and id.
+  // Ids and targets of one micro-batch of a lane, [micro_batch * sequence_length] i32 each: the
+  // lane's samples in order. An id outside the vocabulary is an error that names file, position and
+  // id.
   struct LaneArgs {
     int64_t batch = 0;  // step (0-based), or evaluation batch
     int64_t lane = 0;
+    int64_t micro_batch = 0;  // of the lane
     TensorView ids;
     TensorView targets;
   };
@@ -62,6 +64,7 @@ class BatchLoader {
   plan::JobSpec spec_;
   int64_t vocabulary_ = 0;
   int64_t lane_samples_ = 0;
+  int64_t micro_batch_samples_ = 0;
   Split training_;
   Split validation_;
   std::vector<int32_t> row_;  // sequence_length + 1 ids

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "common/check.h"
+#include "common/plan/plan_pieces.h"
 #include "common/shape.h"
 #include "kernels/row_sum.h"
 
@@ -29,6 +30,14 @@ void MergeSiblings(std::vector<PartialSum>& stack) {
     left = {.level = left.level + 1, .index = left.index / 2, .value = left.value + right.value};
     stack.pop_back();
   }
+}
+
+// What a rank measures of a group's gradients, where that counts.
+std::vector<plan::OwnedPiece> CountedPieces(const plan::ShardingPlan& plan, int group, int rank) {
+  if (!plan.rules[static_cast<size_t>(group)].trainable || !plan::Counts(plan, group, rank)) {
+    return {};
+  }
+  return plan::MeasuredPieces(plan, group, rank);
 }
 
 }  // namespace
@@ -57,8 +66,8 @@ NormTree::NormTree(const plan::ShardingPlan& plan) : sources_(plan.inventory.ten
   const auto ranks = static_cast<int>(plan.ranks);
   for (int rank = 0; rank < ranks; ++rank) {
     std::vector<TreeNode>& mine = nodes_.emplace_back();
-    for (const plan::GroupLayout& group : plan.groups) {
-      for (const plan::OwnedPiece& piece : plan::OwnedPieces(plan.inventory, group, rank)) {
+    for (int group = 0; group < static_cast<int>(plan.groups.size()); ++group) {
+      for (const plan::OwnedPiece& piece : CountedPieces(plan, group, rank)) {
         const Shape& shape = plan.inventory.tensors[static_cast<size_t>(piece.tensor)].shape;
         const int64_t row = StatisticsRowElements(shape);
         CHECK_MSG(piece.begin % row == 0, "a shard boundary cuts a row");
@@ -105,6 +114,41 @@ std::vector<double> NormTree::Combine(const std::vector<std::span<const double>>
     sums.push_back(sum);
   }
   return sums;
+}
+
+size_t MeasureNodes(kernels::Stream& stream, const NodeMeasure& measure, size_t next) {
+  const std::vector<TreeNode>& nodes = measure.nodes;
+  std::vector<float> row_sums;
+  std::vector<double> wide_sums;
+  for (const plan::OwnedPiece& piece : measure.pieces) {
+    const auto tensor = static_cast<size_t>(piece.tensor);
+    const int64_t columns = StatisticsRowElements(measure.inventory.tensors[tensor].shape);
+    const int64_t elements = piece.end - piece.begin;
+    const int64_t rows = elements / columns;
+    const int64_t rest = elements - rows * columns;  // the short last row of a vector
+    row_sums.resize(static_cast<size_t>(rows + 1));
+    float* values = const_cast<float*>(measure.base) + piece.shard_offset;
+    int64_t* non_finite = measure.non_finite == nullptr ? nullptr : &(*measure.non_finite)[tensor];
+    kernels::RowSumSquares(stream,
+                           {.x = MatrixView(values, rows, columns),
+                            .sums = VectorView(row_sums.data(), rows),
+                            .non_finite = non_finite});
+    if (rest > 0) {
+      kernels::RowSumSquares(stream,
+                             {.x = MatrixView(values + rows * columns, 1, rest),
+                              .sums = VectorView(row_sums.data() + rows, 1),
+                              .non_finite = non_finite});
+    }
+    const int64_t all_rows = rows + (rest > 0 ? 1 : 0);
+    wide_sums.assign(row_sums.begin(), row_sums.begin() + all_rows);
+    const int64_t first = piece.begin / columns;
+    for (; next < nodes.size() && nodes[next].tensor == piece.tensor; ++next) {
+      const int64_t begin = nodes[next].first_row() - first;
+      CHECK(begin >= 0 && begin + nodes[next].rows() <= all_rows);
+      measure.out[next] = kernels::TreeSumDouble(wide_sums.data() + begin, nodes[next].rows());
+    }
+  }
+  return next;
 }
 
 double NormTree::Total(const std::vector<double>& tensor_sums) const {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/plan/sharding_plan.h"
+#include "kernels/stream.h"
 
 namespace ravel::optim {
 
@@ -34,7 +35,8 @@ class NormTree {
  public:
   explicit NormTree(const plan::ShardingPlan& plan);
 
-  // Nodes that `rank` sends, in the order of its pieces, group by group.
+  // Nodes that `rank` sends: of what it measures and counts (plan_pieces.h), in that order, group
+  // by group.
   const std::vector<TreeNode>& nodes(int rank) const { return nodes_[static_cast<size_t>(rank)]; }
   // Most nodes of any rank: the length of everybody's message.
   int64_t longest() const { return longest_; }
@@ -55,5 +57,17 @@ class NormTree {
   std::vector<size_t> by_name_;               // tensors in canonical order
   int64_t longest_ = 0;
 };
+
+// Sums of squares of a rank's pieces as nodes of the tree.
+struct NodeMeasure {
+  const plan::ModelInventory& inventory;
+  const std::vector<plan::OwnedPiece>& pieces;
+  const float* base = nullptr;                 // piece p's elements begin at base + p.shard_offset
+  const std::vector<TreeNode>& nodes;          // NormTree::nodes of the rank
+  std::vector<double>& out;                    // value per node
+  std::vector<int64_t>* non_finite = nullptr;  // += per tensor
+};
+// Fills the nodes of the pieces, which are those from `next` on; returns the first node after them.
+size_t MeasureNodes(kernels::Stream& stream, const NodeMeasure& measure, size_t next);
 
 }  // namespace ravel::optim

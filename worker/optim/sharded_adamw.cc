@@ -1,10 +1,12 @@
 #include "worker/optim/sharded_adamw.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "common/check.h"
+#include "common/plan/plan_pieces.h"
 #include "kernels/adamw.h"
 #include "kernels/row_sum.h"
 #include "worker/optim/lr_schedule.h"
@@ -20,18 +22,16 @@ void Append(std::vector<std::byte>& bytes, const T* values, size_t count) {
 
 }  // namespace
 
-LaneLoss SumLaneLoss(const TensorView& losses, const TensorView& targets) {
+void AddLosses(const TensorView& losses, const TensorView& targets, LaneLoss& lane) {
   CHECK_EQ(losses.elements(), targets.elements());
   const float* loss = losses.As<float>();
   const int32_t* target = targets.As<int32_t>();
-  LaneLoss lane;
   for (int64_t i = 0; i < losses.elements(); ++i) {
     if (target[i] >= 0) {
       lane.sum += static_cast<double>(loss[i]);
       ++lane.tokens;
     }
   }
-  return lane;
 }
 
 double TreeOverLanes(const plan::LaneMap& lanes, const std::vector<std::vector<double>>& sums) {
@@ -51,7 +51,10 @@ double TreeOverLanes(const plan::LaneMap& lanes, const std::vector<std::vector<d
 ShardedAdamW::ShardedAdamW(Args args)
     : args_(std::move(args)),
       tree_(args_.plan),
-      nodes_(static_cast<size_t>(tree_.longest()), 0.0),
+      gradient_nodes_(static_cast<size_t>(tree_.longest()), 0.0),
+      weight_nodes_(gradient_nodes_),
+      update_nodes_(gradient_nodes_),
+      non_finite_(args_.plan.inventory.tensors.size(), 0),
       lane_losses_(static_cast<size_t>(args_.plan.lanes.turns())) {}
 
 void ShardedAdamW::BeginStep(int64_t step, const TensorView& losses, const TensorView& targets) {
@@ -62,62 +65,50 @@ void ShardedAdamW::BeginStep(int64_t step, const TensorView& losses, const Tenso
   decision_ = {};
 }
 
-void ShardedAdamW::AddLane(int64_t turn) {
+void ShardedAdamW::AddMicroBatch(int64_t turn) {
   if (args_.plan.lanes.LaneOf(turn, args_.rank) >= 0) {
-    lane_losses_[static_cast<size_t>(turn)] = SumLaneLoss(losses_, targets_);
+    AddLosses(losses_, targets_, lane_losses_[static_cast<size_t>(turn)]);
   }
 }
 
+bool ShardedAdamW::NormsDue() const {
+  const int64_t every = args_.spec.norms_every;
+  return every > 0 && (step_ + 1) % every == 0;
+}
+
 void ShardedAdamW::MeasureGradients() {
-  non_finite_ = 0;
+  std::fill(non_finite_.begin(), non_finite_.end(), 0);
   const std::vector<TreeNode>& nodes = tree_.nodes(args_.rank);
   size_t next = 0;
-  for (shard::ParameterGroup& group : args_.groups) {
-    group.JoinCalls(args_.stream);
-    for (const plan::OwnedPiece& piece : group.pieces()) {
-      const Shape& shape = args_.plan.inventory.tensors[static_cast<size_t>(piece.tensor)].shape;
-      const int64_t columns = StatisticsRowElements(shape);
-      const int64_t elements = piece.end - piece.begin;
-      const int64_t rows = elements / columns;
-      const int64_t rest = elements - rows * columns;  // the short last row of a vector
-      row_sums_.resize(static_cast<size_t>(rows + 1));
-      float* gradient = group.main_grad() + piece.shard_offset;
-      kernels::RowSumSquares(args_.stream,
-                             {.x = MatrixView(gradient, rows, columns),
-                              .sums = VectorView(row_sums_.data(), rows),
-                              .non_finite = &non_finite_});
-      if (rest > 0) {
-        kernels::RowSumSquares(args_.stream,
-                               {.x = MatrixView(gradient + rows * columns, 1, rest),
-                                .sums = VectorView(row_sums_.data() + rows, 1),
-                                .non_finite = &non_finite_});
-      }
-      const int64_t all_rows = rows + (rest > 0 ? 1 : 0);
-      wide_sums_.assign(row_sums_.begin(), row_sums_.begin() + all_rows);
-      const int64_t first = piece.begin / columns;
-      for (; next < nodes.size() && nodes[next].tensor == piece.tensor; ++next) {
-        const int64_t begin = nodes[next].first_row() - first;
-        CHECK(begin >= 0 && begin + nodes[next].rows() <= all_rows);
-        nodes_[next] = kernels::TreeSumDouble(wide_sums_.data() + begin, nodes[next].rows());
-      }
+  first_node_.clear();
+  for (const shard::ParameterGroup& group : args_.groups) {
+    first_node_.push_back(next);
+    if (!group.measured_pieces().empty()) {
+      next = MeasureNodes(args_.stream,
+                          {.inventory = args_.plan.inventory,
+                           .pieces = group.measured_pieces(),
+                           .base = group.reduced(0),
+                           .nodes = nodes,
+                           .out = gradient_nodes_,
+                           .non_finite = &non_finite_},
+                          next);
     }
   }
   CHECK_EQ(next, nodes.size());
 }
 
-int64_t ShardedAdamW::MessageBytes() const {
-  return static_cast<int64_t>(sizeof(Header) +
-                              sizeof(double) * (lane_losses_.size() + nodes_.size()));
+size_t ShardedAdamW::MessageBytes() const {
+  const size_t node_lists = pending_.has_value() ? 3 : 1;
+  return sizeof(Header) + sizeof(int64_t) * non_finite_.size() +
+         sizeof(double) * (lane_losses_.size() + node_lists * gradient_nodes_.size());
 }
 
 std::vector<std::byte> ShardedAdamW::PackStatistics() {
-  AddLane(args_.plan.lanes.turns() - 1);
+  AddMicroBatch(args_.plan.lanes.turns() - 1);
   MeasureGradients();
   const ControlWord control = args_.control ? args_.control() : ControlWord{};
-  Header header = {.non_finite = non_finite_,
-                   .target_tokens = 0,
-                   .save_sequence = control.save_sequence,
-                   .stop = control.stop};
+  Header header = {
+      .target_tokens = 0, .save_sequence = control.save_sequence, .stop = control.stop};
   std::vector<double> losses;
   for (const LaneLoss& lane : lane_losses_) {
     losses.push_back(lane.sum);
@@ -125,36 +116,77 @@ std::vector<std::byte> ShardedAdamW::PackStatistics() {
   }
   std::vector<std::byte> mine;
   Append(mine, &header, 1);
+  Append(mine, non_finite_.data(), non_finite_.size());
   Append(mine, losses.data(), losses.size());
-  Append(mine, nodes_.data(), nodes_.size());
-  CHECK_EQ(static_cast<int64_t>(mine.size()), MessageBytes());
+  Append(mine, gradient_nodes_.data(), gradient_nodes_.size());
+  if (pending_.has_value()) {
+    Append(mine, weight_nodes_.data(), weight_nodes_.size());
+    Append(mine, update_nodes_.data(), update_nodes_.size());
+  }
+  CHECK_EQ(mine.size(), MessageBytes());
   return mine;
 }
 
 void ShardedAdamW::UnpackStatistics(std::span<const std::byte> all) {
-  const auto stride = static_cast<size_t>(MessageBytes());
   totals_ = {};
   agreed_ = {};
+  tensor_non_finite_.assign(non_finite_.size(), 0);
   std::vector<std::vector<double>> losses;
-  std::vector<std::vector<double>> values;
-  for (size_t rank = 0; rank < static_cast<size_t>(args_.plan.ranks); ++rank) {
-    const std::byte* message = all.data() + rank * stride;
+  std::vector<std::vector<double>> gradients;
+  std::vector<std::vector<double>> weights;
+  std::vector<std::vector<double>> updates;
+  const std::byte* message = all.data();
+  const auto take = [&message](auto* values, size_t count) {
+    std::memcpy(values, message, count * sizeof(*values));
+    message += count * sizeof(*values);
+  };
+  std::vector<int64_t> counts(non_finite_.size());
+  for (int64_t rank = 0; rank < args_.plan.ranks; ++rank) {
     Header header;
-    std::memcpy(&header, message, sizeof(header));
-    totals_.non_finite += header.non_finite;
+    take(&header, 1);
     totals_.target_tokens += header.target_tokens;
     agreed_.save_sequence = std::max(agreed_.save_sequence, header.save_sequence);
     agreed_.stop = std::max(agreed_.stop, header.stop);
-    message += sizeof(header);
-    std::vector<double>& sums = losses.emplace_back(lane_losses_.size());
-    std::memcpy(sums.data(), message, sums.size() * sizeof(double));
-    message += sums.size() * sizeof(double);
-    std::vector<double>& nodes = values.emplace_back(nodes_.size());
-    std::memcpy(nodes.data(), message, nodes.size() * sizeof(double));
+    take(counts.data(), counts.size());
+    for (size_t tensor = 0; tensor < counts.size(); ++tensor) {
+      tensor_non_finite_[tensor] += counts[tensor];
+      totals_.non_finite += counts[tensor];
+    }
+    take(losses.emplace_back(lane_losses_.size()).data(), lane_losses_.size());
+    take(gradients.emplace_back(gradient_nodes_.size()).data(), gradient_nodes_.size());
+    if (pending_.has_value()) {
+      take(weights.emplace_back(weight_nodes_.size()).data(), weight_nodes_.size());
+      take(updates.emplace_back(update_nodes_.size()).data(), update_nodes_.size());
+    }
   }
+  CHECK_EQ(message, all.data() + all.size());
   totals_.loss_sum = TreeOverLanes(args_.plan.lanes, losses);
-  tensor_sums_ = tree_.Combine(std::vector<std::span<const double>>(values.begin(), values.end()));
+  tensor_sums_ =
+      tree_.Combine(std::vector<std::span<const double>>(gradients.begin(), gradients.end()));
   totals_.squared_norm = tree_.Total(tensor_sums_);
+  if (pending_.has_value()) {
+    CombineNorms(weights, updates);
+  }
+}
+
+void ShardedAdamW::CombineNorms(const std::vector<std::vector<double>>& weights,
+                                const std::vector<std::vector<double>>& updates) {
+  const auto roots = [&](const std::vector<std::vector<double>>& values) {
+    std::vector<double> norms =
+        tree_.Combine(std::vector<std::span<const double>>(values.begin(), values.end()));
+    for (double& norm : norms) {
+      norm = std::sqrt(norm);
+    }
+    return norms;
+  };
+  norms_ = std::move(pending_);
+  pending_.reset();
+  norms_->weight = roots(weights);
+  norms_->update = roots(updates);
+}
+
+std::optional<TensorNorms> ShardedAdamW::TakeNorms() {
+  return std::exchange(norms_, std::nullopt);
 }
 
 void ShardedAdamW::Decide() {
@@ -163,12 +195,52 @@ void ShardedAdamW::Decide() {
   if (decision_.apply) {
     ++updates_;
   }
+  if (NormsDue()) {
+    pending_ = TensorNorms{.step = step_ + 1, .gradient = {}, .weight = {}, .update = {}};
+    for (const double sum : tensor_sums_) {
+      pending_->gradient.push_back(
+          std::sqrt(sum) / static_cast<double>(std::max<int64_t>(1, totals_.target_tokens)));
+    }
+  }
 }
 
-void ShardedAdamW::UpdateUnit(int unit) {
-  if (!decision_.apply) {
-    return;
+void ShardedAdamW::UpdateGroup(int group) {
+  const shard::ParameterGroup& owner = args_.groups[static_cast<size_t>(group)];
+  if (NormsDue()) {
+    MeasuredUpdate(owner);
+  } else if (decision_.apply) {
+    AdamW(owner);
   }
+}
+
+void ShardedAdamW::MeasuredUpdate(const shard::ParameterGroup& group) {
+  // The same elements as the measured pieces, found in the stored weights.
+  const std::vector<plan::OwnedPiece> pieces =
+      plan::SavedPieces(args_.plan, group.index(), args_.rank);
+  const float* weights = group.main_weight();
+  std::vector<float> change(weights, weights + group.shard_elements());
+  const auto measure = [&](const float* base, std::vector<double>& out) {
+    MeasureNodes(args_.stream,
+                 {.inventory = args_.plan.inventory,
+                  .pieces = pieces,
+                  .base = base,
+                  .nodes = tree_.nodes(args_.rank),
+                  .out = out},
+                 first_node_[static_cast<size_t>(group.index())]);
+  };
+  measure(weights, weight_nodes_);
+  if (decision_.apply) {
+    AdamW(group);
+  }
+  for (const plan::OwnedPiece& piece : pieces) {
+    for (int64_t i = piece.shard_offset; i < piece.shard_offset + piece.end - piece.begin; ++i) {
+      change[static_cast<size_t>(i)] = weights[i] - change[static_cast<size_t>(i)];
+    }
+  }
+  measure(change.data(), update_nodes_);
+}
+
+void ShardedAdamW::AdamW(const shard::ParameterGroup& group) {
   const plan::OptimizerSpec& optimizer = args_.spec.optimizer;
   const auto scalars = [&](bool decay) {
     return kernels::MakeAdamWScalars({.beta1 = optimizer.beta1,
@@ -181,14 +253,13 @@ void ShardedAdamW::UpdateUnit(int unit) {
   };
   const kernels::AdamWScalars with_decay = scalars(true);
   const kernels::AdamWScalars without_decay = scalars(false);
-  const shard::ParameterGroup& group = args_.groups[static_cast<size_t>(unit)];
   for (const plan::OwnedPiece& piece : group.pieces()) {
     const int64_t at = piece.shard_offset;
     const int64_t elements = piece.end - piece.begin;
     const bool decay = args_.plan.inventory.tensors[static_cast<size_t>(piece.tensor)].decay;
     kernels::AdamWUpdate(args_.stream,
                          {.p = VectorView(group.main_weight() + at, elements),
-                          .g = VectorView(group.main_grad() + at, elements),
+                          .g = VectorView(group.optimizer_gradient() + at, elements),
                           .m = VectorView(group.exp_avg() + at, elements),
                           .v = VectorView(group.exp_avg_sq() + at, elements),
                           .scalars = decay ? with_decay : without_decay});

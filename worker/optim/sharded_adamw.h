@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -18,17 +19,26 @@
 
 namespace ravel::optim {
 
-// Sum and count of the token losses of one lane: tokens in order, fp64; targets of -1 do not count.
+// Sum and count of the token losses of one lane: micro-batches and their tokens in order, fp64;
+// targets of -1 do not count.
 struct LaneLoss {
   double sum = 0;
   int64_t tokens = 0;
 };
-LaneLoss SumLaneLoss(const TensorView& losses, const TensorView& targets);
+void AddLosses(const TensorView& losses, const TensorView& targets, LaneLoss& lane);
 
 // Lane sums of all ranks ([rank][turn]) added by the fixed tree over lanes.
 double TreeOverLanes(const plan::LaneMap& lanes, const std::vector<std::vector<double>>& sums);
 
-// Used only from the thread of its rank.
+// Norms of every tensor in one step, by index in the inventory.
+struct TensorNorms {
+  int64_t step = 0;              // finished steps, that one included
+  std::vector<double> gradient;  // of the divided gradient, before clipping
+  std::vector<double> weight;    // before the update
+  std::vector<double> update;    // of what the update changed: 0 in a skipped step
+};
+
+// Used only from the thread of its rank, or in the order of the program's events.
 class ShardedAdamW final : public shard::StepActions {
  public:
   // All outlive it. `control` is asked once per step, in the statistics exchange.
@@ -46,52 +56,66 @@ class ShardedAdamW final : public shard::StepActions {
   int64_t updates() const { return updates_; }
   void set_updates(int64_t updates) { updates_ = updates; }
 
-  // `step` (0-based) decides the learning rate. Then one AddLane per turn in which this rank has a
-  // lane, with the losses of its micro-batch; that of the last turn at the latest when its program
-  // reaches kStatsReduce (`losses` and `targets` are read there).
+  // `step` (0-based) decides the learning rate. Then one AddMicroBatch per micro-batch of this
+  // rank's lanes, in the order of the step's programs; that of the last program is added when the
+  // program reaches kStatsReduce (`losses` and `targets` are read there).
   void BeginStep(int64_t step, const TensorView& losses, const TensorView& targets);
-  void AddLane(int64_t turn);
+  void AddMicroBatch(int64_t turn);
 
   std::vector<std::byte> PackStatistics() override;
   void UnpackStatistics(std::span<const std::byte> all) override;
   void Decide() override;
-  void UpdateUnit(int unit) override;
+  void UpdateGroup(int group) override;
 
   const StepDecision& decision() const { return decision_; }
   const StepTotals& totals() const { return totals_; }
   // What the ranks agreed on in the last exchange.
   const ControlWord& control() const { return agreed_; }
   double learning_rate() const { return learning_rate_; }
-  // Per tensor of the inventory, of the undivided gradient.
+  // Per tensor of the inventory, of the undivided gradient; frozen tensors have 0.
   const std::vector<double>& tensor_squared_norms() const { return tensor_sums_; }
+  // Gradient elements that are NaN or infinite, per tensor of the inventory, on all ranks.
+  const std::vector<int64_t>& tensor_non_finite() const { return tensor_non_finite_; }
+  // Of the last step whose norms were due (JobSpec::norms_every) and travelled with the statistics
+  // of the step after it; empty until then. Taken once.
+  std::optional<TensorNorms> TakeNorms();
 
  private:
   struct Header {
-    int64_t non_finite = 0;
     int64_t target_tokens = 0;
     int64_t save_sequence = 0;
     int64_t stop = 0;
   };
-  int64_t MessageBytes() const;
-  // Row sums of the owned gradients as tree nodes.
+  size_t MessageBytes() const;
+  bool NormsDue() const;
   void MeasureGradients();
+  void AdamW(const shard::ParameterGroup& group);
+  // The update of a group, with the norms of what it changes.
+  void MeasuredUpdate(const shard::ParameterGroup& group);
+  void CombineNorms(const std::vector<std::vector<double>>& weights,
+                    const std::vector<std::vector<double>>& updates);
 
   Args args_;
   NormTree tree_;
-  std::vector<double> nodes_;          // of this rank
+  // Of this rank: sums of squares per node, of gradients, weights before the update, and updates.
+  std::vector<double> gradient_nodes_;
+  std::vector<double> weight_nodes_;
+  std::vector<double> update_nodes_;
+  std::vector<int64_t> non_finite_;    // per tensor
   std::vector<LaneLoss> lane_losses_;  // by turn
-  std::vector<float> row_sums_;
-  std::vector<double> wide_sums_;
   TensorView losses_;
   TensorView targets_;
   int64_t step_ = 0;
   int64_t updates_ = 0;
-  int64_t non_finite_ = 0;
   double learning_rate_ = 0;
   std::vector<double> tensor_sums_;
+  std::vector<int64_t> tensor_non_finite_;
   StepTotals totals_;
   StepDecision decision_;
   ControlWord agreed_;
+  std::vector<size_t> first_node_;      // by group
+  std::optional<TensorNorms> pending_;  // weight and update norms are still on each rank
+  std::optional<TensorNorms> norms_;
 };
 
 }  // namespace ravel::optim

@@ -5,16 +5,40 @@
 #include "common/check.h"
 
 namespace ravel::shard {
+namespace {
+
+// Which of the equal parts of its outer buffer a buffer is on this rank.
+int64_t PartOf(const plan::ShardingPlan& plan,
+               const plan::ProgramBuffer& buffer,
+               const MeshPlace& place) {
+  const plan::ProgramBuffer& outer = plan.buffers[static_cast<size_t>(buffer.inside)];
+  if (outer.bytes == buffer.bytes) {
+    return 0;
+  }
+  if (outer.kind == plan::BufferKind::kGathered) {
+    CHECK_EQ(outer.bytes, buffer.bytes * plan.lanes.width());
+    return place.inner;
+  }
+  CHECK_EQ(outer.bytes, buffer.bytes * plan.lanes.replicas);
+  return place.outer;
+}
+
+}  // namespace
+
+MeshPlace PlaceOf(const plan::LaneMap& lanes, int64_t rank) {
+  return {.inner = rank % lanes.width(), .outer = rank / lanes.width()};
+}
 
 ArenaBuffers::ArenaBuffers(const plan::ShardingPlan& plan, comm::Communicator& communicator)
     : plan_(plan) {
   CHECK_EQ(plan.buffers.size(), plan.memory.offsets.size());
+  const MeshPlace place = PlaceOf(plan.lanes, communicator.rank());
   for (size_t i = 0; i < plan.buffers.size(); ++i) {
     const plan::ProgramBuffer& buffer = plan.buffers[i];
-    if (buffer.inside >= 0) {  // this rank's slice of the weights that all ranks of the host share
-      const auto whole = static_cast<size_t>(buffer.inside);
-      CHECK_LT(whole, i);
-      addresses_.push_back(addresses_[whole] + communicator.rank() * buffer.bytes);
+    if (buffer.inside >= 0) {
+      const auto outer = static_cast<size_t>(buffer.inside);
+      CHECK_LT(outer, i);
+      addresses_.push_back(addresses_[outer] + PartOf(plan, buffer, place) * buffer.bytes);
       continue;
     }
     std::byte* base = communicator.arena(buffer.memory);
@@ -35,13 +59,17 @@ int ArenaBuffers::Find(const Key& key) const {
   int found = -1;
   for (size_t i = 0; i < plan_.buffers.size(); ++i) {
     const plan::ProgramBuffer& buffer = plan_.buffers[i];
-    if (buffer.kind == key.kind && buffer.unit == key.unit && buffer.call == key.call &&
-        buffer.slot == key.slot) {
+    const bool fits = key.group >= 0 ? buffer.group == key.group : buffer.unit == key.unit;
+    if (buffer.kind == key.kind && fits && buffer.call == key.call && buffer.slot == key.slot) {
       CHECK_MSG(found < 0, "two buffers of one role");
       found = static_cast<int>(i);
     }
   }
   return found;
+}
+
+int64_t ArenaBuffers::elements(int buffer) const {
+  return buffer < 0 ? 0 : plan_.buffers[static_cast<size_t>(buffer)].bytes / comm::kElementBytes;
 }
 
 std::vector<TensorView> ActivationViews(const std::vector<plan::ActivationSpec>& specs,
@@ -62,21 +90,17 @@ std::vector<TensorView> ActivationViews(const std::vector<plan::ActivationSpec>&
   return views;
 }
 
-std::vector<TensorView> GroupViews(const plan::ModelInventory& inventory,
-                                   const plan::GroupLayout& group,
-                                   const std::vector<int>& tensors,
-                                   float* base) {
-  std::vector<TensorView> views;
-  for (const int tensor : tensors) {
-    const auto found = std::find(group.tensors.begin(), group.tensors.end(), tensor);
-    CHECK_MSG(found != group.tensors.end() && base != nullptr, "a tensor outside its group");
-    const int64_t offset = group.tensor_offsets[static_cast<size_t>(found - group.tensors.begin())];
-    const Shape& shape = inventory.tensors[static_cast<size_t>(tensor)].shape;
-    CHECK(shape.size() == 1 || shape.size() == 2);
-    views.push_back(shape.size() == 1 ? VectorView(base + offset, shape[0])
-                                      : MatrixView(base + offset, shape[0], shape[1]));
-  }
-  return views;
+TensorView GroupView(const plan::ModelInventory& inventory,
+                     const plan::GroupLayout& group,
+                     int tensor,
+                     float* base) {
+  const auto found = std::find(group.tensors.begin(), group.tensors.end(), tensor);
+  CHECK_MSG(found != group.tensors.end(), "a tensor outside its group");
+  const int64_t offset = group.tensor_offsets[static_cast<size_t>(found - group.tensors.begin())];
+  const Shape& shape = inventory.tensors[static_cast<size_t>(tensor)].shape;
+  CHECK(shape.size() == 1 || shape.size() == 2);
+  float* data = base == nullptr ? nullptr : base + offset;
+  return shape.size() == 1 ? VectorView(data, shape[0]) : MatrixView(data, shape[0], shape[1]);
 }
 
 }  // namespace ravel::shard

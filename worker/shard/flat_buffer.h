@@ -11,8 +11,16 @@
 
 namespace ravel::shard {
 
-// Addresses of ProgramBuffers by id. The plan and the communicator's arena outlive it.
-// Thread-compatible.
+// Place of a rank on the data mesh: rank = outer * width + inner.
+struct MeshPlace {
+  int64_t inner = 0;
+  int64_t outer = 0;
+};
+MeshPlace PlaceOf(const plan::LaneMap& lanes, int64_t rank);
+
+// Addresses of ProgramBuffers by id. A buffer inside another is this rank's part of it: a shard of
+// gathered weights by its inner coordinate, a replica's sub-piece of a shard by its outer one. The
+// plan and the communicator's arena outlive it. Thread-compatible.
 class ArenaBuffers {
  public:
   ArenaBuffers(const plan::ShardingPlan& plan, comm::Communicator& communicator);
@@ -20,14 +28,17 @@ class ArenaBuffers {
   // nullptr for id -1.
   std::byte* bytes(int buffer) const;
   float* floats(int buffer) const;
-  // The only buffer that fits, or -1.
+  // The only buffer that fits, or -1. Weights and gradients are found by group, others by unit.
   struct Key {
     plan::BufferKind kind;
     int unit = -1;
+    int group = -1;
     int call = 0;
     int slot = 0;
   };
   int Find(const Key& key) const;
+  // Elements of a buffer of weights or gradients; 0 for id -1.
+  int64_t elements(int buffer) const;
 
  private:
   const plan::ShardingPlan& plan_;
@@ -38,11 +49,11 @@ class ArenaBuffers {
 std::vector<TensorView> ActivationViews(const std::vector<plan::ActivationSpec>& specs,
                                         std::byte* base);
 
-// Full tensors in a buffer that holds a whole group: gathered weights, or the gradients of one
-// lane.
-std::vector<TensorView> GroupViews(const plan::ModelInventory& inventory,
-                                   const plan::GroupLayout& group,
-                                   const std::vector<int>& tensors,
-                                   float* base);
+// A full tensor in a buffer that holds a whole group: gathered weights, or the gradients of one
+// lane. Without a buffer the view has no data.
+TensorView GroupView(const plan::ModelInventory& inventory,
+                     const plan::GroupLayout& group,
+                     int tensor,
+                     float* base);
 
 }  // namespace ravel::shard

@@ -1,141 +1,110 @@
 #include "worker/shard/parameter_group.h"
 
-#include <algorithm>
-#include <array>
 #include <utility>
 
 #include "common/check.h"
-#include "kernels/tree_reduce.h"
+#include "common/plan/plan_pieces.h"
 
 namespace ravel::shard {
 namespace {
 
-// Elements of a block's sum that wait in the cache to be added to an older sum.
-constexpr int64_t kChunkElements = 4096;
+using plan::BufferKind;
 
-std::vector<ShardRun> RunsOf(const std::vector<plan::OwnedPiece>& pieces) {
-  std::vector<ShardRun> runs;
-  for (const plan::OwnedPiece& piece : pieces) {
-    const int64_t elements = piece.end - piece.begin;
-    CHECK(runs.empty() || runs.back().offset + runs.back().elements <= piece.shard_offset);
-    if (!runs.empty() && runs.back().offset + runs.back().elements == piece.shard_offset) {
-      runs.back().elements += elements;
-    } else if (elements > 0) {
-      runs.push_back({.offset = piece.shard_offset, .elements = elements});
-    }
-  }
-  return runs;
-}
-
-void AddRange(kernels::Stream& stream, const float* newer, float* older, int64_t elements) {
-  kernels::TreeAdd(stream,
-                   {.a = VectorView(older, elements),
-                    .b = VectorView(const_cast<float*>(newer), elements),
-                    .out = VectorView(older, elements)});
-}
-
-std::vector<const float*> Shifted(std::span<const float* const> pieces, int64_t offset) {
-  std::vector<const float*> shifted(pieces.begin(), pieces.end());
-  for (const float*& piece : shifted) {
-    piece += offset;
-  }
-  return shifted;
+std::vector<ShardRun> RunsOfRange(const plan::ShardingPlan& plan,
+                                  const plan::GroupLayout& layout,
+                                  const plan::FlatRange& range) {
+  return RunsOf(plan::PiecesIn(plan.inventory, layout, range, range.begin));
 }
 
 }  // namespace
 
-LaneCounter::LaneCounter(std::vector<float*> buffers,
-                         const plan::LaneMap& lanes,
-                         std::vector<ShardRun> runs)
-    : buffers_(std::move(buffers)),
-      lanes_(lanes),
-      runs_(std::move(runs)),
-      root_(plan::CounterRoot(lanes)) {
-  CHECK_EQ(static_cast<int>(buffers_.size()), plan::CounterBuffers(lanes));
-  for (int64_t turn = 0; turn < lanes.turns(); ++turn) {
-    schedule_.push_back(plan::CounterSchedule(lanes, turn));
-  }
-}
-
-void LaneCounter::AddTurn(kernels::Stream& stream,
-                          int64_t turn,
-                          std::span<const float* const> pieces) {
-  CHECK_EQ(static_cast<int64_t>(pieces.size()), lanes_.LaneCount(turn));
-  for (const plan::CounterStep& step : schedule_[static_cast<size_t>(turn)]) {
-    const int64_t first = step.block.first - lanes_.FirstLane(turn);
-    AddBlock(
-        stream, step, pieces.subspan(static_cast<size_t>(first), size_t{1} << step.block.level));
-  }
-}
-
-void LaneCounter::AddBlock(kernels::Stream& stream,
-                           const plan::CounterStep& step,
-                           std::span<const float* const> pieces) {
-  if (step.add_into.empty()) {
-    float* out = buffers_[static_cast<size_t>(step.store)];
-    for (const ShardRun& run : runs_) {
-      kernels::TreeSum(stream,
-                       {.pieces = Shifted(pieces, run.offset),
-                        .out = VectorView(out + run.offset, run.elements)});
-    }
-    return;
-  }
-  // Chunk by chunk through the whole chain of merges, so that every partial sum is read from the
-  // cache.
-  alignas(64) std::array<float, kChunkElements> newer;
-  for (const ShardRun& run : runs_) {
-    const int64_t end = run.offset + run.elements;
-    for (int64_t begin = run.offset; begin < end; begin += kChunkElements) {
-      const int64_t count = std::min(kChunkElements, end - begin);
-      const float* sum = pieces[0] + begin;
-      if (pieces.size() > 1) {
-        kernels::TreeSum(
-            stream, {.pieces = Shifted(pieces, begin), .out = VectorView(newer.data(), count)});
-        sum = newer.data();
-      }
-      for (const int buffer : step.add_into) {
-        float* older = buffers_[static_cast<size_t>(buffer)] + begin;
-        AddRange(stream, sum, older, count);
-        sum = older;
-      }
-    }
-  }
-}
-
 ParameterGroup::ParameterGroup(const plan::ShardingPlan& plan,
                                const ArenaBuffers& buffers,
-                               int unit,
+                               int group,
                                int rank)
-    : layout_(&plan.groups[static_cast<size_t>(unit)]) {
-  CHECK_EQ(layout_->unit, unit);
-  pieces_ = plan::OwnedPieces(plan.inventory, *layout_, rank);
-  runs_ = RunsOf(pieces_);
-  using plan::BufferKind;
-  main_weight_ = buffers.floats(buffers.Find({.kind = BufferKind::kMainWeight, .unit = unit}));
-  exp_avg_ = buffers.floats(buffers.Find({.kind = BufferKind::kExpAvg, .unit = unit}));
-  exp_avg_sq_ = buffers.floats(buffers.Find({.kind = BufferKind::kExpAvgSq, .unit = unit}));
-  for (int call = 0;; ++call) {
+    : index_(group),
+      layout_(&plan.groups[static_cast<size_t>(group)]),
+      rules_(plan.rules[static_cast<size_t>(group)]),
+      pieces_(plan::StoredPieces(plan, group, rank)),
+      runs_(RunsOf(pieces_)),
+      shard_elements_(plan::StoredRange(plan, group, rank).elements),
+      slice_elements_(plan::InnerShardElements(plan, group)),
+      counts_(plan::Counts(plan, group, rank)) {
+  const int stored = plan::StoredWeight(plan, group);
+  CHECK_EQ(buffers.elements(stored), shard_elements_);
+  main_weight_ = buffers.floats(stored);
+  model_weight_ = buffers.floats(plan::GatherSource(plan, group));
+  if (rules_.trainable) {
+    exp_avg_ = buffers.floats(buffers.Find({.kind = BufferKind::kExpAvg, .group = group}));
+    exp_avg_sq_ = buffers.floats(buffers.Find({.kind = BufferKind::kExpAvgSq, .group = group}));
+    CHECK(exp_avg_ != nullptr && exp_avg_sq_ != nullptr);
+    BindGradients(plan, buffers, rank);
+  }
+}
+
+void ParameterGroup::BindGradients(const plan::ShardingPlan& plan,
+                                   const ArenaBuffers& buffers,
+                                   int rank) {
+  const plan::LaneMap& lanes = plan.lanes;
+  const MeshPlace place = PlaceOf(lanes, rank);
+  const std::vector<ShardRun> slice = RunsOfRange(
+      plan, *layout_, {.begin = place.inner * slice_elements_, .elements = slice_elements_});
+  const auto counter = [&](BufferKind kind,
+                           int call,
+                           const plan::LaneMap& map,
+                           const std::vector<ShardRun>& runs) -> std::optional<LaneCounter> {
     std::vector<float*> slots;
-    for (int slot = 0; slot < plan::CounterBuffers(plan.lanes); ++slot) {
-      const int id =
-          buffers.Find({.kind = BufferKind::kMainGrad, .unit = unit, .call = call, .slot = slot});
+    for (int slot = 0; slot < plan::CounterBuffers(map); ++slot) {
+      const int id = buffers.Find({.kind = kind, .group = index_, .call = call, .slot = slot});
       if (id >= 0) {
         slots.push_back(buffers.floats(id));
       }
     }
-    if (slots.empty()) {
+    return slots.empty() ? std::nullopt
+                         : std::make_optional<LaneCounter>(std::move(slots), map, runs);
+  };
+  const std::vector<ShardRun> whole =
+      RunsOfRange(plan, *layout_, {.begin = 0, .elements = layout_->layout.total_elements()});
+  for (int call = 0;; ++call) {
+    GradientCall made;
+    made.inner = counter(BufferKind::kMainGrad, call, lanes.Inner(), slice);
+    if (!made.inner.has_value()) {
       break;
     }
-    counters_.emplace_back(std::move(slots), plan.lanes, runs_);
+    if (!rules_.reduces_each_turn) {
+      made.local = counter(BufferKind::kLocalGrad, call, lanes.Local(), whole);
+      CHECK(made.local.has_value());
+    }
+    if (lanes.replicas > 1) {
+      const int64_t part = DivExact(slice_elements_, lanes.replicas);
+      made.outer = counter(BufferKind::kOuterGrad,
+                           call,
+                           lanes.Outer(),
+                           RunsWithin(slice, place.outer * part, (place.outer + 1) * part));
+      CHECK(made.outer.has_value());
+    }
+    gradients_.push_back(std::move(made));
   }
-  CHECK_MSG(!counters_.empty(), "a unit without a gradient buffer");
+  CHECK_MSG(!gradients_.empty(), "a trained group without a gradient buffer");
+  full_gradient_ = buffers.floats(buffers.Find({.kind = BufferKind::kFullGrad, .group = index_}));
+  CHECK_EQ(reduced(0), buffers.floats(plan::MeasuredGradient(plan, index_)));
+  optimizer_gradient_ = buffers.floats(plan::UpdateGradient(plan, index_));
+  if (counts_) {
+    measured_pieces_ = plan::MeasuredPieces(plan, index_, rank);
+  }
+}
+
+float* ParameterGroup::reduced(int call) const {
+  const GradientCall& gradient = Of(call);
+  return rules_.outer_gradient_sharded ? gradient.outer->sum() : gradient.inner->sum();
 }
 
 void ParameterGroup::JoinCalls(kernels::Stream& stream) {
-  for (size_t call = 1; call < counters_.size(); ++call) {
-    for (const ShardRun& run : runs_) {
-      AddRange(stream, counters_[call].sum() + run.offset, main_grad() + run.offset, run.elements);
-    }
+  const std::vector<ShardRun>& runs = rules_.outer_gradient_sharded
+                                          ? gradients_.front().outer->runs()
+                                          : gradients_.front().inner->runs();
+  for (int call = 1; call < calls(); ++call) {
+    AddRuns(stream, runs, reduced(call), reduced(0));
   }
 }
 

@@ -1,89 +1,90 @@
 #pragma once
 
-// One rank's share of a unit's parameters: the fp32 weights it owns, their moments, and the sums of
-// their gradients over lanes.
+// One rank's share of a parameter group: the fp32 weights it updates with their moments, the shard
+// that it offers to gathers, and the sums of its gradients.
 
 #include <cstdint>
-#include <span>
+#include <optional>
 #include <vector>
 
-#include "common/plan/lane_map.h"
 #include "common/plan/sharding_plan.h"
 #include "kernels/stream.h"
 #include "worker/shard/flat_buffer.h"
+#include "worker/shard/lane_counter.h"
 
 namespace ravel::shard {
 
-// A contiguous stretch of owned elements of a shard. Padding lies between stretches and is never
-// read.
-struct ShardRun {
-  int64_t offset = 0;
-  int64_t elements = 0;
-};
-
-// Counts the steps that wrote a shard; a gathered copy carries the generation it was made from.
-enum class Generation : int64_t {};
-
-// Gradients of one call of a unit, summed over lanes in the order of the fixed tree: a binary
-// counter of shard-size partial sums. Used only from the thread of its rank.
-class LaneCounter {
- public:
-  LaneCounter(std::vector<float*> buffers, const plan::LaneMap& lanes, std::vector<ShardRun> runs);
-
-  // Adds the lanes of a turn; pieces[i] is this rank's slice of the gradient of lane
-  // FirstLane(turn) + i.
-  void AddTurn(kernels::Stream& stream, int64_t turn, std::span<const float* const> pieces);
-
-  // The sum of all lanes, after the last turn.
-  float* sum() const { return buffers_[static_cast<size_t>(root_)]; }
-
- private:
-  void AddBlock(kernels::Stream& stream,
-                const plan::CounterStep& step,
-                std::span<const float* const> pieces);
-
-  std::vector<float*> buffers_;
-  plan::LaneMap lanes_;
-  std::vector<ShardRun> runs_;
-  std::vector<std::vector<plan::CounterStep>> schedule_;  // by turn
-  int root_ = 0;
-};
-
 class ParameterGroup {
  public:
-  ParameterGroup(const plan::ShardingPlan& plan, const ArenaBuffers& buffers, int unit, int rank);
+  ParameterGroup(const plan::ShardingPlan& plan, const ArenaBuffers& buffers, int group, int rank);
 
   const plan::GroupLayout& layout() const { return *layout_; }
-  int64_t shard_elements() const { return layout_->layout.shard_elements; }
+  const plan::GroupRules& rules() const { return rules_; }
+  int index() const { return index_; }
+
+  // What this rank updates, or, of a frozen group, holds: offsets are into main_weight, exp_avg,
+  // exp_avg_sq and optimizer_gradient, each [shard_elements]; the latter three are null for frozen
+  // groups.
   const std::vector<plan::OwnedPiece>& pieces() const { return pieces_; }
   const std::vector<ShardRun>& runs() const { return runs_; }
-
-  // Each [shard_elements].
+  int64_t shard_elements() const { return shard_elements_; }
   float* main_weight() const { return main_weight_; }
   float* exp_avg() const { return exp_avg_; }
   float* exp_avg_sq() const { return exp_avg_sq_; }
+  float* optimizer_gradient() const { return optimizer_gradient_; }
+  // Whether the statistics count what this rank measures: each element on exactly one rank.
+  bool counts() const { return counts_; }
 
-  LaneCounter& counter(int call) { return counters_[static_cast<size_t>(call)]; }
-  // Adds the sums of several gradient calls (a tied table: head, then embedding) into the first.
+  // What this rank offers to the gather of the group: [slice_elements].
+  float* model_weight() const { return model_weight_; }
+  int64_t slice_elements() const { return slice_elements_; }
+
+  // Gradient calls: a tied table has two, the head's and then its own.
+  int calls() const { return static_cast<int>(gradients_.size()); }
+  // Over the lanes of this rank, full-size; nullptr where gradients are reduced in every turn.
+  LaneCounter* local(int call) { return Ptr(Of(call).local); }
+  // Over the ranks of this replica, a slice.
+  LaneCounter& inner(int call) { return *Of(call).inner; }
+  // Over replicas, this replica's sub-piece of the slice; nullptr without replicas.
+  LaneCounter* outer(int call) { return Ptr(Of(call).outer); }
+  float* full_gradient() const { return full_gradient_; }
+  // Adds the sums of all calls into the first.
   void JoinCalls(kernels::Stream& stream);
-  // The gradient of the whole step: a sum over lanes and calls, not yet divided by anything.
-  float* main_grad() const { return counters_.front().sum(); }
+  // The gradient sum of a call after all reduces but kGatherGradient: a slice, or its sub-piece.
+  float* reduced(int call) const;
 
-  Generation generation() const { return generation_; }
-  // After each step, also a skipped one: same bits, new number.
-  void AdvanceGeneration() {
-    generation_ = static_cast<Generation>(static_cast<int64_t>(generation_) + 1);
-  }
+  // What this rank measures of the final gradient, where that counts: offsets are into reduced(0).
+  const std::vector<plan::OwnedPiece>& measured_pieces() const { return measured_pieces_; }
 
  private:
+  struct GradientCall {
+    std::optional<LaneCounter> local;
+    std::optional<LaneCounter> inner;
+    std::optional<LaneCounter> outer;
+  };
+  static LaneCounter* Ptr(std::optional<LaneCounter>& counter) {
+    return counter.has_value() ? &*counter : nullptr;
+  }
+  GradientCall& Of(int call) { return gradients_[static_cast<size_t>(call)]; }
+  const GradientCall& Of(int call) const { return gradients_[static_cast<size_t>(call)]; }
+  void BindGradients(const plan::ShardingPlan& plan, const ArenaBuffers& buffers, int rank);
+
+  const int index_;
   const plan::GroupLayout* layout_;
+  const plan::GroupRules rules_;
   std::vector<plan::OwnedPiece> pieces_;
+  std::vector<plan::OwnedPiece> measured_pieces_;
   std::vector<ShardRun> runs_;
+  int64_t shard_elements_ = 0;
+  int64_t slice_elements_ = 0;
+  bool counts_ = true;
   float* main_weight_ = nullptr;
+  float* model_weight_ = nullptr;
   float* exp_avg_ = nullptr;
   float* exp_avg_sq_ = nullptr;
-  std::vector<LaneCounter> counters_;
-  Generation generation_{};
+  float* full_gradient_ = nullptr;
+  float* optimizer_gradient_ = nullptr;
+  std::vector<GradientCall> gradients_;
 };
 
 }  // namespace ravel::shard

@@ -1,244 +1,239 @@
 #include "worker/shard/unit_executor.h"
 
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <random>
+#include <thread>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/mutex.h"
 
 namespace ravel::shard {
 namespace {
 
-using plan::BufferKind;
 using plan::Instruction;
 using plan::OpCode;
 
-comm::CollectiveTag TagOf(const Instruction& instruction) {
-  return {.op = instruction.op, .unit = instruction.unit, .call = instruction.call};
+// Longest random delay, in yields of the processor.
+constexpr uint64_t kMostYields = 200;
+
+int64_t NowNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// The first failure of any stream.
+class FirstFailure {
+ public:
+  // True for the first.
+  bool Set(const absl::Status& status) {
+    MutexLock lock(mutex_);
+    const bool first = status_.ok();
+    if (first) {
+      status_ = status;
+    }
+    return first;
+  }
+  absl::Status status() const {
+    MutexLock lock(mutex_);
+    return status_;
+  }
+
+ private:
+  mutable Mutex mutex_;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+};
+
+// A schedule slows one stream down, or none, and each instruction by a random time.
+void RandomDelay(uint64_t schedule, uint64_t instruction, plan::StreamId stream) {
+  std::mt19937_64 random(schedule * 1000003 + instruction * 101);
+  random.discard(1);
+  const bool slow = schedule % 6 == static_cast<uint64_t>(stream);
+  const uint64_t most = slow ? kMostYields : kMostYields / 8;
+  const uint64_t draw = random();
+  const uint64_t yields = draw % 2 == 0 && !slow ? 0 : (draw >> 1) % most;
+  for (uint64_t i = 0; i < yields; ++i) {
+    std::this_thread::yield();
+  }
+}
+
+size_t QueueOf(plan::StreamId stream) {
+  return static_cast<size_t>(stream) - 1;
+}
+
+bool OfHost(const Instruction& instruction) {
+  return instruction.op == OpCode::kFree || instruction.op == OpCode::kEndPhase;
 }
 
 }  // namespace
 
-UnitExecutor::UnitExecutor(const Args& args)
-    : args_(args),
-      gathered_(args.plan.buffers.size()),
-      staging_(args.plan.buffers.size(), StagingState::kIdle) {
+UnitExecutor::UnitExecutor(const Args& args, ExecutorOptions options)
+    : args_(args), options_(options), runner_(args) {
   CHECK_EQ(args_.modules.size(), args_.plan.inventory.units.size());
-  const int shared = args_.buffers.Find({.kind = BufferKind::kShared});
+  const int shared = args_.buffers.Find({.kind = plan::BufferKind::kShared});
   shared_ = ActivationViews(args_.plan.inventory.shared, args_.buffers.bytes(shared));
-  for (const plan::StepProgram& program : args_.plan.programs) {
-    BoundProgram bound = {.phase = program.phase, .instructions = {}};
-    for (const Instruction& instruction : program.instructions) {
-      bound.instructions.push_back(Bind(instruction));
-    }
-    programs_.push_back(std::move(bound));
-  }
+  programs_ = BindPrograms(args_.plan, args_.buffers, shared_);
 }
 
-UnitExecutor::BoundInstruction UnitExecutor::Bind(const Instruction& instruction) const {
-  BoundInstruction bound = {.instruction = instruction, .memory = {}, .gradients = {}};
-  if (instruction.op != OpCode::kForward && instruction.op != OpCode::kBackward) {
-    return bound;
-  }
-  const plan::ShardingPlan& plan = args_.plan;
-  const plan::UnitSpec& unit = plan.inventory.units[static_cast<size_t>(instruction.unit)];
-  const auto bind_group = [&](int group, const std::vector<int>& tensors, int buffer) {
-    return GroupViews(plan.inventory,
-                      plan.groups[static_cast<size_t>(group)],
-                      tensors,
-                      args_.buffers.floats(buffer));
-  };
-  bound.memory.weights = bind_group(instruction.unit, unit.tensors, instruction.gathered);
-  // The forward of a tied head is the norm alone: the table may not be gathered yet.
-  if (!unit.borrowed.empty() && instruction.borrowed_gathered >= 0) {
-    const std::vector<TensorView> borrowed =
-        bind_group(instruction.borrowed_unit, unit.borrowed, instruction.borrowed_gathered);
-    bound.memory.weights.insert(bound.memory.weights.end(), borrowed.begin(), borrowed.end());
-  }
-  const auto activations = [&](const std::vector<plan::ActivationSpec>& specs, int buffer) {
-    return specs.empty() || buffer < 0 ? std::vector<TensorView>()
-                                       : ActivationViews(specs, args_.buffers.bytes(buffer));
-  };
-  bound.memory.saved = activations(unit.saved, instruction.saved);
-  bound.memory.workspace = activations(unit.workspace, instruction.workspace);
-  bound.memory.shared = shared_;
-  if (instruction.op == OpCode::kBackward) {
-    for (const TensorView& view : bind_group(instruction.unit, unit.tensors, instruction.staging)) {
-      bound.gradients.push_back({view});
-    }
-    if (!unit.borrowed.empty()) {
-      for (const TensorView& view :
-           bind_group(instruction.borrowed_unit, unit.borrowed, instruction.borrowed_staging)) {
-        bound.gradients.push_back({view});
-      }
-    }
-  }
-  return bound;
-}
+UnitExecutor::~UnitExecutor() = default;
 
-const UnitExecutor::BoundProgram& UnitExecutor::ProgramOf(plan::Phase phase) const {
+const BoundProgram& UnitExecutor::ProgramOf(const plan::StepSlot& slot) const {
   for (const BoundProgram& program : programs_) {
-    if (program.phase == phase) {
+    const bool eval = slot.phase == plan::Phase::kEval;
+    if (program.phase == slot.phase && (eval || program.part == slot.part)) {
       return program;
     }
   }
-  CheckFailed(__FILE__, __LINE__, "program of phase", plan::PhaseName(phase));
+  CheckFailed(__FILE__, __LINE__, "program of phase", plan::PhaseName(slot.phase));
 }
 
-absl::Status UnitExecutor::Run(plan::Phase phase, int64_t turn) {
-  for (const BoundInstruction& bound : ProgramOf(phase).instructions) {
-    const absl::Status status = RunInstruction(bound, phase, turn);
-    if (!status.ok()) {
-      const int unit = bound.instruction.unit;
-      return Annotate(
-          status,
-          absl::StrCat(
-              plan::OpName(bound.instruction.op),
-              " of ",
-              unit < 0 ? "step" : args_.plan.inventory.units[static_cast<size_t>(unit)].name,
-              " (",
-              plan::PhaseName(phase),
-              ", turn ",
-              turn,
-              ")"));
+std::string UnitExecutor::NameOf(const BoundInstruction& bound, const ReplayTurn& turn) const {
+  const int unit = bound.instruction.unit;
+  std::string name =
+      absl::StrCat(plan::OpName(bound.instruction.op),
+                   " of ",
+                   unit < 0 ? "step" : args_.plan.inventory.units[static_cast<size_t>(unit)].name,
+                   " (",
+                   plan::PhaseName(turn.slot.phase),
+                   ", turn ",
+                   turn.slot.turn);
+  if (args_.plan.lanes.micro_batches > 1) {
+    absl::StrAppend(&name, ", micro-batch ", turn.slot.micro_batch);
+  }
+  return name + ")";
+}
+
+absl::Status UnitExecutor::Run(const ReplayTurn& turn) {
+  const BoundProgram& program = ProgramOf(turn.slot);
+  runner_.state().BeginProgram({.phase = turn.slot.phase,
+                                .part = turn.slot.part,
+                                .turn = turn.slot.turn,
+                                .micro_batch = turn.slot.micro_batch,
+                                .has_lane = runner_.HasLane(turn)});
+  ++runs_;
+  RETURN_IF_ERROR(options_.streams == StreamMode::kInline ? RunInline(program, turn)
+                                                          : RunQueued(program, turn));
+  return Annotate(runner_.state().EndPhase(), NameOf(program.instructions.back(), turn));
+}
+
+absl::Status UnitExecutor::RunOne(const BoundProgram& program,
+                                  const BoundInstruction& bound,
+                                  const ReplayTurn& turn,
+                                  int64_t wait_ns) {
+  const int64_t begin_ns = options_.recorder != nullptr ? NowNs() : 0;
+  absl::Status status = runner_.Run(bound, turn);
+  if (options_.poison && bound.instruction.op == OpCode::kAllocStaging) {
+    Poison(bound.instruction.staging, turn);
+  }
+  if (status.ok() && observer_ != nullptr) {
+    status = observer_->Completed(bound, turn);
+  }
+  for (const int free : bound.frees) {
+    if (status.ok()) {
+      status =
+          runner_.state().Free(program.instructions[static_cast<size_t>(free)].instruction.freed);
     }
   }
-  return absl::OkStatus();
-}
-
-absl::Status UnitExecutor::RunInstruction(const BoundInstruction& bound,
-                                          plan::Phase phase,
-                                          int64_t turn) {
-  const Instruction& instruction = bound.instruction;
-  const bool has_lane = args_.plan.lanes.LaneOf(turn, args_.communicator.rank()) >= 0;
-  switch (instruction.op) {
-    case OpCode::kGather:
-      return Gather(instruction);
-    case OpCode::kForward:
-    case OpCode::kBackward:
-      if (has_lane) {
-        Compute(bound, phase);
-      }
-      return absl::OkStatus();
-    case OpCode::kFree:
-      Free(instruction.freed);
-      return absl::OkStatus();
-    case OpCode::kAllocStaging: {
-      StagingState& state = staging_[static_cast<size_t>(instruction.staging)];
-      CHECK_MSG(state == StagingState::kIdle, "staging memory is still in use");
-      state = StagingState::kFresh;
-      return absl::OkStatus();
-    }
-    case OpCode::kReduceScatter:
-      return ReduceScatter(instruction, turn);
-    case OpCode::kStatsReduce:
-      return ReduceStatistics(instruction);
-    case OpCode::kDecideStep:
-      args_.actions->Decide();
-      return absl::OkStatus();
-    case OpCode::kOptimizerStep:
-      args_.actions->UpdateUnit(instruction.unit);
-      args_.groups[static_cast<size_t>(instruction.unit)].AdvanceGeneration();
-      return absl::OkStatus();
-    case OpCode::kEndPhase:
-      CheckAtRest();
-      return absl::OkStatus();
-    case OpCode::kRecompute:
-    case OpCode::kAccumulateGrad:
-    case OpCode::kOuterReduce:
-    case OpCode::kOuterGather:
-    case OpCode::kJoinGradients:
-    case OpCode::kGatherGradient:
-      return absl::UnimplementedError("not executed yet");
+  if (options_.recorder != nullptr) {
+    Record(bound, turn, begin_ns, wait_ns);
   }
-  CheckFailed(__FILE__, __LINE__, "op code", "unknown instruction");
+  return status.ok() ? status : Annotate(status, NameOf(bound, turn));
 }
 
-absl::Status UnitExecutor::Gather(const Instruction& instruction) {
-  const ParameterGroup& group = args_.groups[static_cast<size_t>(instruction.unit)];
-  RETURN_IF_ERROR(
-      args_.communicator.AllGather({.tag = TagOf(instruction),
-                                    .shard = group.main_weight(),
-                                    .gathered = args_.buffers.floats(instruction.gathered),
-                                    .shard_elements = group.shard_elements()}));
-  gathered_[static_cast<size_t>(instruction.gathered)] = {
-      .unit = instruction.unit, .generation = group.generation(), .valid = true};
-  return absl::OkStatus();
-}
-
-void UnitExecutor::CheckCurrent(int gathered, int unit) const {
-  const GatheredState& state = gathered_[static_cast<size_t>(gathered)];
-  CHECK_MSG(state.valid && state.unit == unit, "weights used before their gather");
-  CHECK_MSG(state.generation == args_.groups[static_cast<size_t>(unit)].generation(),
-            "weights of an older generation");
-}
-
-void UnitExecutor::Compute(const BoundInstruction& bound, plan::Phase phase) {
-  const Instruction& instruction = bound.instruction;
-  CheckCurrent(instruction.gathered, instruction.unit);
-  if (instruction.borrowed_gathered >= 0) {
-    CheckCurrent(instruction.borrowed_gathered, instruction.borrowed_unit);
-  }
-  const model::Module& module = *args_.modules[static_cast<size_t>(instruction.unit)];
-  if (instruction.op == OpCode::kForward) {
-    if (phase == plan::Phase::kEval) {
-      module.ForwardOnly(args_.stream, bound.memory);
-    } else {
-      module.Forward(args_.stream, bound.memory);
-    }
+// Whoever adds to what it should overwrite, or reads what nobody wrote, gets NaN.
+void UnitExecutor::Poison(int staging, const ReplayTurn& turn) {
+  if (turn.slot.part == plan::LanePart::kMiddle || turn.slot.part == plan::LanePart::kClose) {
     return;
   }
-  for (const int staging : {instruction.staging, instruction.borrowed_staging}) {
-    if (staging >= 0) {
-      StagingState& state = staging_[static_cast<size_t>(staging)];
-      CHECK_MSG(state == StagingState::kFresh, "a second first write into staging memory");
-      state = StagingState::kWritten;
+  float* values = args_.buffers.floats(staging);
+  std::fill(
+      values, values + args_.buffers.elements(staging), std::numeric_limits<float>::quiet_NaN());
+}
+
+absl::Status UnitExecutor::RunInline(const BoundProgram& program, const ReplayTurn& turn) {
+  for (const BoundInstruction& bound : program.instructions) {
+    if (!OfHost(bound.instruction)) {
+      RETURN_IF_ERROR(RunOne(program, bound, turn, 0));
     }
   }
-  module.Backward(args_.stream, bound.memory, bound.gradients);
-}
-
-absl::Status UnitExecutor::ReduceScatter(const Instruction& instruction, int64_t turn) {
-  const plan::LaneMap& lanes = args_.plan.lanes;
-  const bool has_lane = lanes.LaneOf(turn, args_.communicator.rank()) >= 0;
-  StagingState& state = staging_[static_cast<size_t>(instruction.staging)];
-  CHECK_MSG(state == (has_lane ? StagingState::kWritten : StagingState::kFresh),
-            "staging memory is reduced once, after its last write");
-  ParameterGroup& group = args_.groups[static_cast<size_t>(instruction.unit)];
-  ASSIGN_OR_RETURN(const comm::PieceViews views,
-                   args_.communicator.ExchangePieces(
-                       {.tag = TagOf(instruction),
-                        .staging = has_lane ? args_.buffers.floats(instruction.staging) : nullptr,
-                        .receive = args_.buffers.floats(instruction.receive),
-                        .shard_elements = group.shard_elements(),
-                        .contributors = static_cast<int>(lanes.LaneCount(turn))}));
-  group.counter(instruction.call).AddTurn(args_.stream, turn, views.pieces);
-  RETURN_IF_ERROR(args_.communicator.ReleasePieces(TagOf(instruction)));
-  state = StagingState::kIdle;
   return absl::OkStatus();
 }
 
-absl::Status UnitExecutor::ReduceStatistics(const Instruction& instruction) {
-  const std::vector<std::byte> mine = args_.actions->PackStatistics();
-  std::vector<std::byte> all(mine.size() * static_cast<size_t>(args_.plan.ranks));
-  RETURN_IF_ERROR(args_.communicator.AllGatherBytes(TagOf(instruction), mine, all));
-  args_.actions->UnpackStatistics(all);
-  return absl::OkStatus();
-}
-
-void UnitExecutor::Free(int buffer) {
-  CHECK_GE(buffer, 0);
-  gathered_[static_cast<size_t>(buffer)].valid = false;
-  CHECK_MSG(staging_[static_cast<size_t>(buffer)] == StagingState::kIdle,
-            "staging memory is freed before it is reduced");
-}
-
-void UnitExecutor::CheckAtRest() const {
-  for (size_t i = 0; i < gathered_.size(); ++i) {
-    CHECK_MSG(!gathered_[i].valid || args_.plan.buffers[i].persistent,
-              "gathered weights outlive their program");
-    CHECK_MSG(staging_[i] == StagingState::kIdle, "staging memory outlives its program");
+absl::Status UnitExecutor::RunQueued(const BoundProgram& program, const ReplayTurn& turn) {
+  FirstFailure failure;
+  const std::vector<BoundInstruction>& list = program.instructions;
+  std::vector<std::shared_ptr<kernels::CpuEvent>> done(list.size());
+  // Ranks and programs of one schedule differ.
+  const uint64_t schedule = options_.delay_seed.value_or(0) +
+                            static_cast<uint64_t>(args_.communicators.world->rank()) + runs_;
+  for (size_t i = 0; i < list.size(); ++i) {
+    const BoundInstruction& bound = list[i];
+    if (OfHost(bound.instruction)) {
+      continue;
+    }
+    std::unique_ptr<kernels::CpuQueue>& queue = queues_[QueueOf(bound.instruction.stream)];
+    if (queue == nullptr) {
+      queue = std::make_unique<kernels::CpuQueue>();
+    }
+    done[i] = std::make_shared<kernels::CpuEvent>();
+    kernels::CpuQueue::Work work;
+    for (const int wait : bound.instruction.waits) {
+      const BoundInstruction& awaited = list[static_cast<size_t>(wait)];
+      const int runs = awaited.freed_with >= 0 ? awaited.freed_with : wait;
+      work.waits.push_back(done[static_cast<size_t>(runs)]);
+    }
+    work.done = done[i];
+    work.run = [&, i](int64_t wait_ns) {
+      if (!failure.status().ok()) {
+        return;
+      }
+      if (options_.delay_seed.has_value()) {
+        RandomDelay(schedule, i, list[i].instruction.stream);
+      }
+      const absl::Status status = RunOne(program, list[i], turn, wait_ns);
+      if (!status.ok() && failure.Set(status)) {
+        // Other streams of this rank may wait for peers that will not come.
+        args_.communicators.world->Abort(std::string(status.message()));
+      }
+    };
+    queue->Submit(std::move(work));
   }
+  for (const std::unique_ptr<kernels::CpuQueue>& queue : queues_) {
+    if (queue != nullptr) {
+      queue->Drain();
+    }
+  }
+  return failure.status();
+}
+
+void UnitExecutor::Record(const BoundInstruction& bound,
+                          const ReplayTurn& turn,
+                          int64_t begin_ns,
+                          int64_t wait_ns) {
+  const Instruction& instruction = bound.instruction;
+  const std::vector<plan::UnitSpec>& units = args_.plan.inventory.units;
+  options_.recorder->Record(
+      {.begin_ns = begin_ns,
+       .end_ns = NowNs(),
+       .step = turn.step,
+       .turn = turn.slot.turn,
+       .micro_batch = turn.slot.micro_batch,
+       .phase = plan::PhaseName(turn.slot.phase),
+       .unit = instruction.unit < 0
+                   ? std::string_view()
+                   : std::string_view(units[static_cast<size_t>(instruction.unit)].name),
+       .op = plan::OpName(instruction.op),
+       .stream = plan::StreamName(instruction.stream),
+       .call = instruction.call,
+       .bytes = runner_.BytesOf(instruction, turn),
+       .generation =
+           instruction.group < 0 ? -1 : static_cast<int64_t>(generation(instruction.group)),
+       .wait_ns = wait_ns});
 }
 
 }  // namespace ravel::shard

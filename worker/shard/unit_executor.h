@@ -2,95 +2,88 @@
 
 // Replays the step programs of a plan for one rank.
 
-#include <cstddef>
+#include <array>
+#include <cstdint>
 #include <memory>
-#include <span>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "common/plan/sharding_plan.h"
 #include "common/status.h"
-#include "kernels/stream.h"
-#include "worker/comm/communicator.h"
-#include "worker/model/module.h"
-#include "worker/shard/flat_buffer.h"
-#include "worker/shard/parameter_group.h"
+#include "common/trace.h"
+#include "kernels/cpu_queue.h"
+#include "worker/shard/instruction_runner.h"
 
 namespace ravel::shard {
 
-// What a program asks of the optimizer. Implemented in worker/optim.
-class StepActions {
- public:
-  virtual ~StepActions() = default;
-  // kStatsReduce: this rank's message, of equal length on all ranks ...
-  virtual std::vector<std::byte> PackStatistics() = 0;
-  // ... and those of all ranks, one after another.
-  virtual void UnpackStatistics(std::span<const std::byte> all) = 0;
-  // kDecideStep, after the former.
-  virtual void Decide() = 0;
-  // kOptimizerStep, after the former: updates this rank's shard of a unit, or nothing in a skipped
-  // step.
-  virtual void UpdateUnit(int unit) = 0;
+// kInline: instructions run in list order, which the plan's checker has proved correct, on the
+// calling thread. kQueued: each stream is a queue with a thread of its own, and only the program's
+// waits order them, as on a device.
+enum class StreamMode { kInline, kQueued };
+
+struct ExecutorOptions {
+  StreamMode streams = StreamMode::kInline;
+  // Tests: kQueued delays each instruction by a random time.
+  std::optional<uint64_t> delay_seed;
+  bool poison = false;                  // fills fresh staging memory with NaN
+  trace::Recorder* recorder = nullptr;  // records every instruction; outlives the executor
 };
 
-// Runs instructions in list order, which the plan's checker has proved correct. Weights are used
-// only in the generation that the optimizer last wrote, staging memory only in the order fresh,
-// written, reduced: both are checked always, being cheap, and a violation is a bug. Used only from
-// the thread of its rank.
+// Sees every instruction of a rank that has completed. An error ends the program.
+class InstructionObserver {
+ public:
+  virtual ~InstructionObserver() = default;
+  virtual absl::Status Completed(const BoundInstruction& bound, const ReplayTurn& turn) = 0;
+};
+
+// Weights are used only in the generation that the optimizer last wrote, staging memory only in the
+// order fresh, written, reduced, sums only when complete: checked always (replay_state.h), being
+// cheap. A violation is an error with code Internal. Used only from the thread of its rank.
 class UnitExecutor {
  public:
-  // All arguments outlive the executor; `actions` may be null where only kEval runs. One module per
-  // unit.
-  struct Args {
-    const plan::ShardingPlan& plan;
-    comm::Communicator& communicator;
-    kernels::Stream& stream;
-    const ArenaBuffers& buffers;
-    std::vector<ParameterGroup>& groups;
-    const std::vector<std::unique_ptr<model::Module>>& modules;
-    StepActions* actions = nullptr;
-  };
-  explicit UnitExecutor(const Args& args);
+  using Args = InstructionRunner::Args;
+  explicit UnitExecutor(const Args& args, ExecutorOptions options = {});
+  ~UnitExecutor();
+  UnitExecutor(const UnitExecutor&) = delete;
+  UnitExecutor& operator=(const UnitExecutor&) = delete;
 
-  // One turn: this rank's lane forward and backward, its part of every collective. A rank without a
-  // lane takes part in the collectives only. Errors are the communicator's, with unit and
-  // instruction named.
-  absl::Status Run(plan::Phase phase, int64_t turn);
+  // One micro-batch of this rank's lane, forward and backward, and its part of every collective. A
+  // rank without a lane takes part in the collectives only. Errors name instruction, unit, phase
+  // and turn.
+  absl::Status Run(const ReplayTurn& turn);
 
   const std::vector<TensorView>& shared() const { return shared_; }
+  Generation generation(int group) const { return runner_.state().generation(group); }
+  void set_recorder(trace::Recorder* recorder) { options_.recorder = recorder; }
+  // nullptr: none. Runs on the stream's thread.
+  void set_observer(InstructionObserver* observer) { observer_ = observer; }
 
  private:
-  enum class StagingState { kIdle, kFresh, kWritten };
-  struct GatheredState {
-    int unit = -1;
-    Generation generation{};
-    bool valid = false;
-  };
-  struct BoundInstruction {
-    plan::Instruction instruction;
-    model::UnitMemory memory;                     // kForward, kBackward
-    std::vector<model::FreshGradient> gradients;  // kBackward
-  };
-  struct BoundProgram {
-    plan::Phase phase;
-    std::vector<BoundInstruction> instructions;
-  };
-
-  BoundInstruction Bind(const plan::Instruction& instruction) const;
-  const BoundProgram& ProgramOf(plan::Phase phase) const;
-  absl::Status RunInstruction(const BoundInstruction& bound, plan::Phase phase, int64_t turn);
-  absl::Status Gather(const plan::Instruction& instruction);
-  absl::Status ReduceStatistics(const plan::Instruction& instruction);
-  absl::Status ReduceScatter(const plan::Instruction& instruction, int64_t turn);
-  void Compute(const BoundInstruction& bound, plan::Phase phase);
-  void Free(int buffer);
-  void CheckAtRest() const;
-  void CheckCurrent(int gathered, int unit) const;
+  static constexpr size_t kStreams = 5;
+  const BoundProgram& ProgramOf(const plan::StepSlot& slot) const;
+  std::string NameOf(const BoundInstruction& bound, const ReplayTurn& turn) const;
+  absl::Status RunInline(const BoundProgram& program, const ReplayTurn& turn);
+  absl::Status RunQueued(const BoundProgram& program, const ReplayTurn& turn);
+  // An instruction of a stream with what comes into force after it.
+  absl::Status RunOne(const BoundProgram& program,
+                      const BoundInstruction& bound,
+                      const ReplayTurn& turn,
+                      int64_t wait_ns);
+  void Poison(int staging, const ReplayTurn& turn);
+  void Record(const BoundInstruction& bound,
+              const ReplayTurn& turn,
+              int64_t begin_ns,
+              int64_t wait_ns);
 
   const Args args_;
+  ExecutorOptions options_;
+  InstructionObserver* observer_ = nullptr;
+  InstructionRunner runner_;
   std::vector<TensorView> shared_;
   std::vector<BoundProgram> programs_;
-  std::vector<GatheredState> gathered_;  // per buffer
-  std::vector<StagingState> staging_;    // per buffer
+  std::array<std::unique_ptr<kernels::CpuQueue>, kStreams> queues_;
+  uint64_t runs_ = 0;
 };
 
 }  // namespace ravel::shard

@@ -7,6 +7,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/plan/plan_pieces.h"
 #include "common/store/file_store.h"
 #include "worker/checkpoint/loader.h"
 
@@ -23,14 +24,25 @@ absl::Status MarkLoadError(const absl::Status& status) {
                   absl::IsFailedPrecondition(status) ? ExitCode::kPlanMismatch : ExitCode::kStore);
 }
 
-absl::Status ReadGroups(checkpoint::StepLoader& loader, RankEngine& engine) {
+// Every rank reads what it stores; an element counts in the digests on the rank that would save it.
+absl::Status ReadGroups(const plan::ShardingPlan& plan,
+                        int64_t rank,
+                        checkpoint::StepLoader& loader,
+                        RankEngine& engine) {
   for (shard::ParameterGroup& group : engine.groups()) {
-    RETURN_IF_ERROR(loader.ReadPieces(
-        plan::StateRole::kParam, group.pieces(), Shard(group.main_weight(), group)));
-    RETURN_IF_ERROR(
-        loader.ReadPieces(plan::StateRole::kExpAvg, group.pieces(), Shard(group.exp_avg(), group)));
-    RETURN_IF_ERROR(loader.ReadPieces(
-        plan::StateRole::kExpAvgSq, group.pieces(), Shard(group.exp_avg_sq(), group)));
+    const std::vector<plan::OwnedPiece> counted = plan::SavedPieces(plan, group.index(), rank);
+    const auto read = [&](plan::StateRole role, float* data) -> absl::Status {
+      if (counted != group.pieces()) {
+        RETURN_IF_ERROR(loader.ReadPieces(
+            role, group.pieces(), Shard(data, group), checkpoint::DigestShare::kReplica));
+      }
+      return loader.ReadPieces(role, counted, Shard(data, group));
+    };
+    RETURN_IF_ERROR(read(plan::StateRole::kParam, group.main_weight()));
+    if (group.rules().trainable) {
+      RETURN_IF_ERROR(read(plan::StateRole::kExpAvg, group.exp_avg()));
+      RETURN_IF_ERROR(read(plan::StateRole::kExpAvgSq, group.exp_avg_sq()));
+    }
   }
   return absl::OkStatus();
 }
@@ -69,7 +81,7 @@ absl::Status Restore(const Assignment& assignment,
   if (!loader.ok()) {
     return MarkLoadError(loader.status());
   }
-  RETURN_IF_ERROR(MarkLoadError(ReadGroups(*loader, engine)));
+  RETURN_IF_ERROR(MarkLoadError(ReadGroups(assignment.plan, assignment.rank, *loader, engine)));
   auto updates =
       loader->ReadOptimizerStep(communicator.rank() == 0 ? checkpoint::DigestShare::kOwner
                                                          : checkpoint::DigestShare::kReplica);

@@ -116,10 +116,12 @@ class LocalGroup {
   }
 
   absl::Status RunBody(comm::Communicator& communicator) {
-    ASSIGN_OR_RETURN(
-        const std::unique_ptr<RankEngine> engine,
-        RankEngine::Create(
-            {.plan = plan_, .spec = spec_, .communicator = communicator, .control = nullptr}));
+    ASSIGN_OR_RETURN(const std::unique_ptr<RankEngine> engine,
+                     RankEngine::Create({.plan = plan_,
+                                         .spec = spec_,
+                                         .communicator = communicator,
+                                         .control = nullptr,
+                                         .executor = run_.executor}));
     return run_.body(*engine, communicator.rank());
   }
 
@@ -132,11 +134,20 @@ class LocalGroup {
 
 }  // namespace
 
-absl::Status RunLocalRanks(const LocalRun& run) {
+absl::StatusOr<plan::ShardingPlan> PlanLocalRanks(const LocalRun& run) {
   ASSIGN_OR_RETURN(const plan::JobSpec spec, plan::ResolveBatch(run.spec));
-  ASSIGN_OR_RETURN(const plan::ShardingPlan plan,
+  ASSIGN_OR_RETURN(plan::ShardingPlan plan,
                    plan::BuildShardingPlan(
                        {.spec = spec, .ranks = run.ranks, .shared_memory = run.shared_memory}));
+  if (run.adjust != nullptr) {
+    RETURN_IF_ERROR(run.adjust(plan));
+  }
+  return plan;
+}
+
+absl::Status RunLocalRanks(const LocalRun& run) {
+  ASSIGN_OR_RETURN(const plan::JobSpec spec, plan::ResolveBatch(run.spec));
+  ASSIGN_OR_RETURN(const plan::ShardingPlan plan, PlanLocalRanks(run));
   return LocalGroup(run, spec, plan).Run();
 }
 

@@ -17,8 +17,13 @@ struct LocalRun {
   plan::JobSpec spec;  // as a user gave it: resolved here
   int ranks = 1;
   bool shared_memory = true;  // false: over loopback TCP, gathers and exchanges by copy
-  std::function<absl::Status(RankEngine& engine, int rank)> body;
+  std::function<absl::Status(RankEngine& engine, int rank)> body = nullptr;
+  // Changes the plan before it runs (may be empty): other options, planned anew.
+  std::function<absl::Status(plan::ShardingPlan& plan)> adjust = nullptr;
+  shard::ExecutorOptions executor = {};
 };
 absl::Status RunLocalRanks(const LocalRun& run);
+// The plan that it runs.
+absl::StatusOr<plan::ShardingPlan> PlanLocalRanks(const LocalRun& run);
 
 }  // namespace ravel::trainer

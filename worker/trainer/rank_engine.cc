@@ -11,20 +11,6 @@
 #include "worker/trainer/exit_code.h"
 
 namespace ravel::trainer {
-namespace {
-
-plan::Phase PhaseOfTurn(const plan::LaneMap& lanes, int64_t turn) {
-  if (lanes.turns() == 1) {
-    return plan::Phase::kOnly;
-  }
-  if (turn == 0) {
-    return plan::Phase::kFirst;
-  }
-  return turn + 1 == lanes.turns() ? plan::Phase::kLast : plan::Phase::kMiddle;
-}
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<RankEngine>> RankEngine::Create(Args args) {
   std::unique_ptr<RankEngine> engine(new RankEngine(std::move(args)));
   RETURN_IF_ERROR(engine->SetUp());
@@ -43,7 +29,9 @@ absl::Status RankEngine::CheckFit() const {
         "plan gathers in place, which transport ", communicator.transport(), " cannot"));
   }
   if (plan.lanes.lanes != args_.spec.virtual_ranks || plan.lanes.ranks != plan.ranks ||
-      plan.micro_batch.sequences * plan.lanes.lanes != args_.spec.global_batch ||
+      plan.micro_batch.sequences * plan.lanes.micro_batches * plan.lanes.lanes !=
+          args_.spec.global_batch ||
+      plan.micro_batch.sequences != args_.spec.micro_batch ||
       plan.micro_batch.sequence_tokens != args_.spec.data.sequence_length) {
     return absl::FailedPreconditionError("plan and job disagree about lanes or micro-batch");
   }
@@ -61,15 +49,18 @@ absl::Status RankEngine::SetUp() {
   loader_ = *std::move(loader);
   arena_ = {.private_bytes = plan.memory.private_bytes,
             .symmetric_bytes = plan.memory.symmetric_bytes,
-            .common_bytes = plan.memory.common_bytes};
+            .common_bytes = plan.memory.common_bytes,
+            .common_copies = plan.lanes.replicas};
   const absl::Status allocated = communicator.AllocateArena(arena_);
   if (absl::IsResourceExhausted(allocated)) {
     return WithCode(allocated, ExitCode::kOutOfMemory);
   }
   RETURN_IF_ERROR(allocated);
+  ASSIGN_OR_RETURN(communicators_, shard::MeshCommunicators::Create(communicator, plan.lanes));
   buffers_ = std::make_unique<shard::ArenaBuffers>(plan, communicator);
-  for (size_t unit = 0; unit < plan.inventory.units.size(); ++unit) {
-    groups_.emplace_back(plan, *buffers_, static_cast<int>(unit), communicator.rank());
+  groups_.reserve(plan.groups.size());
+  for (size_t group = 0; group < plan.groups.size(); ++group) {
+    groups_.emplace_back(plan, *buffers_, static_cast<int>(group), communicator.rank());
   }
   modules_ = model::MakeModules(plan.inventory, plan.micro_batch);
   optimizer_ =
@@ -79,14 +70,15 @@ absl::Status RankEngine::SetUp() {
                                                                       .stream = stream_,
                                                                       .groups = groups_,
                                                                       .control = args_.control});
-  executor_ =
-      std::make_unique<shard::UnitExecutor>(shard::UnitExecutor::Args{.plan = plan,
-                                                                      .communicator = communicator,
-                                                                      .stream = stream_,
-                                                                      .buffers = *buffers_,
-                                                                      .groups = groups_,
-                                                                      .modules = modules_,
-                                                                      .actions = optimizer_.get()});
+  executor_ = std::make_unique<shard::UnitExecutor>(
+      shard::UnitExecutor::Args{.plan = plan,
+                                .communicators = communicators_,
+                                .stream = stream_,
+                                .buffers = *buffers_,
+                                .groups = groups_,
+                                .modules = modules_,
+                                .actions = optimizer_.get()},
+      args_.executor);
   model::FillRopeTables(stream_, plan.inventory, executor_->shared());
   return absl::OkStatus();
 }
@@ -100,13 +92,13 @@ void RankEngine::InitializeWeights() {
       float* weight = group.main_weight() + piece.shard_offset;
       switch (tensor.init) {
         case plan::InitKind::kNormal:
-          kernels::InitNormal(stream_,
-                              {.out = VectorView(weight, elements),
-                               .seed = args_.spec.seed,
-                               .site = tensor.site,
-                               .first_index = piece.begin,
-                               .standard_deviation = static_cast<float>(args_.spec.init_std *
-                                                                        tensor.init_scale)});
+          kernels::InitNormal(
+              stream_,
+              {.out = VectorView(weight, elements),
+               .seed = args_.spec.seed,
+               .site = tensor.site,
+               .first_index = piece.begin,
+               .standard_deviation = static_cast<float>(args_.spec.init_std * tensor.init_scale)});
           break;
         case plan::InitKind::kOnes:
           std::fill(weight, weight + elements, 1.0f);
@@ -131,23 +123,31 @@ void RankEngine::PrefetchStep(int64_t step) {
   }
 }
 
+absl::Status RankEngine::RunSlot(int64_t step, const plan::StepSlot& slot) {
+  const bool training = slot.phase != plan::Phase::kEval;
+  if (LaneOf(slot.turn) >= 0) {
+    const data::BatchLoader::LaneArgs lane = {.batch = step,
+                                              .lane = LaneOf(slot.turn),
+                                              .micro_batch = slot.micro_batch,
+                                              .ids = Shared("ids"),
+                                              .targets = Shared("targets")};
+    RETURN_IF_ERROR(WithCode(training ? loader_->LoadTraining(lane) : loader_->LoadValidation(lane),
+                             ExitCode::kData));
+  }
+  return executor_->Run({.slot = slot, .used = {}, .step = step + 1});
+}
+
 absl::StatusOr<StepResult> RankEngine::TrainStep(int64_t step) {
   const plan::LaneMap& lanes = args_.plan.lanes;
-  const TensorView targets = Shared("targets");
-  optimizer_->BeginStep(step, Shared("loss"), targets);
-  for (int64_t turn = 0; turn < lanes.turns(); ++turn) {
-    if (LaneOf(turn) >= 0) {
-      RETURN_IF_ERROR(WithCode(
-          loader_->LoadTraining(
-              {.batch = step, .lane = LaneOf(turn), .ids = Shared("ids"), .targets = targets}),
-          ExitCode::kData));
-    }
-    if (turn == 0 && step + 1 < args_.spec.steps) {
+  optimizer_->BeginStep(step, Shared("loss"), Shared("targets"));
+  for (int64_t program = 0; program < lanes.programs(); ++program) {
+    const plan::StepSlot slot = plan::SlotOf(lanes, program);
+    RETURN_IF_ERROR(RunSlot(step, slot));
+    if (program == 0 && step + 1 < args_.spec.steps) {
       PrefetchStep(step + 1);
     }
-    RETURN_IF_ERROR(executor_->Run(PhaseOfTurn(lanes, turn), turn));
-    if (turn + 1 < lanes.turns()) {
-      optimizer_->AddLane(turn);
+    if (program + 1 < lanes.programs()) {
+      optimizer_->AddMicroBatch(slot.turn);
     }
   }
   const optim::StepDecision& decision = optimizer_->decision();
@@ -163,36 +163,41 @@ absl::StatusOr<StepResult> RankEngine::TrainStep(int64_t step) {
 
 absl::StatusOr<float> RankEngine::Evaluate() {
   const plan::LaneMap& lanes = args_.plan.lanes;
-  const auto turns = static_cast<size_t>(lanes.turns());
-  std::vector<double> mine(2 * turns, 0.0);  // loss sums by turn, then token counts
+  std::vector<optim::LaneLoss> mine(static_cast<size_t>(lanes.turns()));
   for (int64_t batch = 0; batch < args_.spec.evaluation_batches; ++batch) {
-    for (int64_t turn = 0; turn < lanes.turns(); ++turn) {
-      if (LaneOf(turn) >= 0) {
-        RETURN_IF_ERROR(WithCode(loader_->LoadValidation({.batch = batch,
-                                                          .lane = LaneOf(turn),
-                                                          .ids = Shared("ids"),
-                                                          .targets = Shared("targets")}),
-                                 ExitCode::kData));
-      }
-      RETURN_IF_ERROR(executor_->Run(plan::Phase::kEval, turn));
-      if (LaneOf(turn) >= 0) {
-        const optim::LaneLoss lane = optim::SumLaneLoss(Shared("loss"), Shared("targets"));
-        mine[static_cast<size_t>(turn)] += lane.sum;
-        mine[turns + static_cast<size_t>(turn)] += static_cast<double>(lane.tokens);
+    for (int64_t program = 0; program < lanes.programs(); ++program) {
+      plan::StepSlot slot = plan::SlotOf(lanes, program);
+      slot.phase = plan::Phase::kEval;
+      slot.part = plan::LanePart::kWhole;
+      RETURN_IF_ERROR(RunSlot(batch, slot));
+      if (LaneOf(slot.turn) >= 0) {
+        optim::AddLosses(Shared("loss"), Shared("targets"), mine[static_cast<size_t>(slot.turn)]);
       }
     }
   }
-  std::vector<double> all(mine.size() * static_cast<size_t>(lanes.ranks));
+  return CombineEvaluation(mine);
+}
+
+absl::StatusOr<float> RankEngine::CombineEvaluation(const std::vector<optim::LaneLoss>& mine) {
+  const plan::LaneMap& lanes = args_.plan.lanes;
+  std::vector<double> message;  // loss sums by turn, then token counts
+  for (const optim::LaneLoss& lane : mine) {
+    message.push_back(lane.sum);
+  }
+  for (const optim::LaneLoss& lane : mine) {
+    message.push_back(static_cast<double>(lane.tokens));
+  }
+  std::vector<double> all(message.size() * static_cast<size_t>(lanes.ranks));
   RETURN_IF_ERROR(
       args_.communicator.AllGatherBytes({.op = plan::OpCode::kEndPhase, .unit = -1, .call = 0},
-                                        std::as_bytes(std::span<const double>(mine)),
+                                        std::as_bytes(std::span<const double>(message)),
                                         std::as_writable_bytes(std::span<double>(all))));
   std::vector<std::vector<double>> losses;
   std::vector<std::vector<double>> tokens;
   for (size_t rank = 0; rank < static_cast<size_t>(lanes.ranks); ++rank) {
-    const double* from = all.data() + rank * mine.size();
-    losses.emplace_back(from, from + turns);
-    tokens.emplace_back(from + turns, from + 2 * turns);
+    const double* from = all.data() + rank * message.size();
+    losses.emplace_back(from, from + mine.size());
+    tokens.emplace_back(from + mine.size(), from + message.size());
   }
   return static_cast<float>(optim::TreeOverLanes(lanes, losses) /
                             optim::TreeOverLanes(lanes, tokens));

@@ -40,6 +40,7 @@ class RankEngine {
     const plan::JobSpec& spec;
     comm::Communicator& communicator;
     std::function<optim::ControlWord()> control;  // may be empty
+    shard::ExecutorOptions executor = {};
   };
   // Collective: allocates the arena of the plan, opens the data, checks that plan and communicator
   // agree.
@@ -63,6 +64,8 @@ class RankEngine {
   int64_t planned_bytes() const;
   int64_t arena_bytes() const;
   const optim::ShardedAdamW& optimizer() const { return *optimizer_; }
+  optim::ShardedAdamW& optimizer() { return *optimizer_; }
+  shard::UnitExecutor& executor() { return *executor_; }
 
  private:
   explicit RankEngine(Args args) : args_(std::move(args)) {}
@@ -73,11 +76,14 @@ class RankEngine {
   }
   TensorView Shared(std::string_view name) const;
   void PrefetchStep(int64_t step);
+  absl::Status RunSlot(int64_t step, const plan::StepSlot& slot);
+  absl::StatusOr<float> CombineEvaluation(const std::vector<optim::LaneLoss>& mine);
 
   Args args_;
   comm::ArenaSizes arena_;
   kernels::CpuStream stream_;
   std::unique_ptr<data::BatchLoader> loader_;
+  shard::MeshCommunicators communicators_;
   std::unique_ptr<shard::ArenaBuffers> buffers_;
   std::vector<shard::ParameterGroup> groups_;
   std::vector<std::unique_ptr<model::Module>> modules_;

@@ -5,6 +5,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/check.h"
 #include "common/json.h"
 #include "common/logging.h"
 #include "worker/checkpoint/hf_config.h"
@@ -133,6 +134,7 @@ absl::Status Saver::Start(int64_t step, const optim::ControlWord& agreed) {
     const float* data = role == plan::StateRole::kParam    ? owner.main_weight()
                         : role == plan::StateRole::kExpAvg ? owner.exp_avg()
                                                            : owner.exp_avg_sq();
+    CHECK_MSG(data != nullptr, "frozen tensors have no moments to save");
     return std::as_bytes(std::span<const float>(data, static_cast<size_t>(owner.shard_elements())));
   };
   RETURN_IF_ERROR(WithCode(writer_->Snapshot({.step = step,

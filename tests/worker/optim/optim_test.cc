@@ -143,9 +143,13 @@ TEST(LaneLosses, IgnoreTargetsOfMinusOneAndAddInTokenOrder) {
   std::vector<int32_t> targets = {0, -1, 3};
   TensorView target_view = VectorView(reinterpret_cast<float*>(targets.data()), 3);
   target_view.dtype = DType::kI32;
-  const LaneLoss lane = SumLaneLoss(VectorView(losses.data(), 3), target_view);
+  LaneLoss lane;
+  AddLosses(VectorView(losses.data(), 3), target_view, lane);
   EXPECT_EQ(lane.sum, 3.5);
   EXPECT_EQ(lane.tokens, 2);
+  AddLosses(VectorView(losses.data(), 3), target_view, lane);  // the lane's next micro-batch
+  EXPECT_EQ(lane.sum, 7.0);
+  EXPECT_EQ(lane.tokens, 4);
 }
 
 TEST(LaneLosses, TreeOverLanesDoesNotDependOnTheRanksThatSentThem) {

@@ -3,6 +3,7 @@
 // The jobs of golden/make_golden.py and a recorder of everything a run of local ranks produces.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -20,7 +21,8 @@ std::vector<std::string> CaseNames();
 // The job of a case, its token file written below `folder`. V = 8 lanes of one sequence.
 plan::JobSpec CaseJob(const std::string& name, const std::string& folder);
 
-// State and history of a run, joined over ranks: what must not depend on their number.
+// State and history of a run, joined over ranks: what must not depend on their number. Ranks that
+// store the same must agree in every bit; Record checks that.
 struct Recording {
   std::vector<StepResult> steps;                      // rank 0's
   std::vector<float> validation;                      // one per evaluation
@@ -38,7 +40,11 @@ struct RecordArgs {
   int64_t last_step = 0;  // one past
   bool evaluate_every_step = false;
   const Recording* start = nullptr;  // state to begin with; nullptr: initial weights
+  std::function<absl::Status(plan::ShardingPlan& plan)> adjust = nullptr;  // LocalRun
+  shard::ExecutorOptions executor = {};
 };
+absl::StatusOr<Recording> TryRecord(const RecordArgs& args);
+// Expects it to succeed.
 Recording Record(const RecordArgs& args);
 
 // "" when all bits are equal, else what differs first.

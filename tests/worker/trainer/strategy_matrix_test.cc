@@ -1,0 +1,204 @@
+// Every strategy on every width gives the bits of one rank: weights, moments and losses after 20
+// steps. Sharding rules 14.
+
+#include <cstdio>
+#include <map>
+#include <set>
+
+#include <absl/strings/str_cat.h>
+#include <gtest/gtest.h>
+
+#include "tests/worker/trainer/strategy_cases.h"
+
+namespace ravel::trainer {
+namespace {
+
+using plan::RecomputePolicy;
+
+constexpr int64_t kSteps = 20;
+constexpr char kModel[] = "odd_tied";
+
+std::string Folder() {
+  return absl::StrCat(::testing::TempDir(), "/ravel_strategy_matrix");
+}
+
+// One rank, ZeRO-3, nothing recomputed, everything in memory at once.
+const Recording& Reference(int64_t micro_batches) {
+  static std::map<int64_t, Recording> references;
+  Recording& reference = references[micro_batches];
+  if (reference.steps.empty()) {
+    const StrategyCase one = {.micro_batches = micro_batches, .in_place = true};
+    RecordArgs args = ArgsOf(one, JobOf(one, kModel, Folder()));
+    args.last_step = kSteps;
+    reference = Record(args);
+  }
+  return reference;
+}
+
+void ExpectReferenceBits(const StrategyCase& tested) {
+  RecordArgs args = ArgsOf(tested, JobOf(tested, kModel, Folder()));
+  args.last_step = kSteps;
+  const Recording run = Record(args);
+  ASSERT_EQ(run.steps.size(), static_cast<size_t>(kSteps));
+  EXPECT_EQ(FirstDifference(Reference(tested.micro_batches), run), "") << tested.name();
+}
+
+std::vector<StrategyCase> AllCases() {
+  std::vector<StrategyCase> cases;
+  for (const NamedStrategy& strategy : MatrixStrategies()) {
+    for (const int64_t width : {1, 2, 3, 4, 8}) {
+      for (const int64_t micro_batches : {1, 3}) {
+        for (const RecomputePolicy recompute : {RecomputePolicy::kNone, RecomputePolicy::kBlock}) {
+          for (const bool small : {false, true}) {
+            cases.push_back({.strategy = strategy.name,
+                             .width = width,
+                             .micro_batches = micro_batches,
+                             .recompute = recompute,
+                             .small_windows = small});
+          }
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+// Cases that differ in one coordinate, one way.
+std::vector<StrategyCase> Neighbours(const StrategyCase& tested) {
+  std::vector<StrategyCase> neighbours;
+  for (const StrategyCase& other : AllCases()) {
+    const int differences = (other.strategy != tested.strategy) + (other.width != tested.width) +
+                            (other.micro_batches != tested.micro_batches) +
+                            (other.recompute != tested.recompute) +
+                            (other.small_windows != tested.small_windows);
+    if (differences == 1) {
+      neighbours.push_back(other);
+    }
+  }
+  return neighbours;
+}
+
+// Why two cases are one plan; empty: they must not be.
+std::string WhyEqual(const StrategyCase& a, const StrategyCase& b) {
+  const bool windows_only = a.small_windows != b.small_windows;
+  const bool resident = a.strategy == "ZeRO0" || a.strategy == "ZeRO1" || a.strategy == "ZeRO2";
+  if (windows_only && resident && a.micro_batches > 1) {
+    return "weights are resident and staging outlives its micro-batch: no window is used";
+  }
+  const bool first_two = (a.strategy == "ZeRO1" && b.strategy == "ZeRO2") ||
+                         (a.strategy == "ZeRO2" && b.strategy == "ZeRO1");
+  if (first_two && kMatrixLanes % a.width != 0) {
+    return "a width that does not divide the lanes: both reduce in every turn";
+  }
+  return "";
+}
+
+TEST(StrategyMatrix, EachCaseDiffersFromItsNeighboursByItsPlan) {
+  std::map<std::string, std::string> hashes;
+  for (const StrategyCase& tested : AllCases()) {
+    hashes[tested.name()] = PlanHash(tested, JobOf(tested, kModel, Folder()));
+  }
+  std::set<std::string> listed;
+  for (const StrategyCase& tested : AllCases()) {
+    for (const StrategyCase& other : Neighbours(tested)) {
+      const bool equal = hashes[tested.name()] == hashes[other.name()];
+      const std::string reason = WhyEqual(tested, other);
+      EXPECT_EQ(equal, !reason.empty()) << tested.name() << " and " << other.name();
+      if (equal && listed.insert(std::min(tested.name(), other.name())).second) {
+        std::printf("%s = %s: %s\n", tested.name().c_str(), other.name().c_str(), reason.c_str());
+      }
+    }
+  }
+}
+
+class StrategyMatrix : public ::testing::TestWithParam<StrategyCase> {};
+
+TEST_P(StrategyMatrix, GivesTheBitsOfOneRank) {
+  ExpectReferenceBits(GetParam());
+}
+
+std::string CaseName(const ::testing::TestParamInfo<StrategyCase>& tested) {
+  return tested.param.name();
+}
+
+// A diagonal through the matrix: every value of every coordinate with every strategy.
+std::vector<StrategyCase> FewCases() {
+  std::vector<StrategyCase> cases;
+  int64_t turn = 0;
+  for (const NamedStrategy& strategy : MatrixStrategies()) {
+    for (const int64_t width : {2, 3}) {
+      cases.push_back(
+          {.strategy = strategy.name,
+           .width = width,
+           .micro_batches = turn % 2 == 0 ? 1 : 3,
+           .recompute = turn % 3 == 0 ? RecomputePolicy::kBlock : RecomputePolicy::kNone,
+           .small_windows = turn % 4 < 2,
+           .in_place = turn % 3 == 1});
+      ++turn;
+    }
+  }
+  cases.push_back({.strategy = "ZeRO3", .width = 8, .recompute = RecomputePolicy::kMlp});
+  cases.push_back({.strategy = "ZeRO1", .width = 4, .recompute = RecomputePolicy::kNorm});
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Few, StrategyMatrix, ::testing::ValuesIn(FewCases()), CaseName);
+INSTANTIATE_TEST_SUITE_P(All, StrategyMatrix, ::testing::ValuesIn(AllCases()), CaseName);
+
+TEST(StrategyTransports, SharedOrCopiedMemoryGivesTheSameBits) {
+  for (const NamedStrategy& strategy : MatrixStrategies()) {
+    for (const int64_t width : {2, 3}) {
+      StrategyCase tested = {.strategy = strategy.name, .width = width};
+      tested.in_place = true;
+      ExpectReferenceBits(tested);
+      // Over TCP nothing is read in place.
+      RecordArgs copied = {.spec = JobOf(tested, kModel, Folder()),
+                           .ranks = tested.ranks(),
+                           .shared_memory = false,
+                           .last_step = 3};
+      RecordArgs shared = ArgsOf(tested, copied.spec);
+      shared.last_step = 3;
+      EXPECT_EQ(FirstDifference(Record(shared), Record(copied)), "") << tested.name();
+    }
+  }
+}
+
+TEST(StrategyResume, AnyStepGoesOnWithAnotherWidthAndStrategyInTheSameBits) {
+  const std::vector<StrategyCase> turns = {
+      {.strategy = "ZeRO3", .width = 4, .in_place = true},
+      {.strategy = "ZeRO0", .width = 3},
+      {.strategy = "HFSDP", .width = 2, .recompute = RecomputePolicy::kBlock},
+      {.strategy = "ZeRO1", .width = 8, .small_windows = true},
+      {.strategy = "HSDP", .width = 3, .in_place = true},
+      {.strategy = "ZeRO2", .width = 1}};
+  const Recording& whole = Reference(1);
+  // A new strategy and width after every step.
+  Recording state;
+  std::vector<StepResult> steps;
+  for (int64_t step = 0; step < kSteps; ++step) {
+    const StrategyCase& tested = turns[static_cast<size_t>(step) % turns.size()];
+    RecordArgs args = ArgsOf(tested, JobOf(tested, kModel, Folder()));
+    args.first_step = step;
+    args.last_step = step + 1;
+    args.start = step == 0 ? nullptr : &state;
+    Recording next = Record(args);
+    steps.insert(steps.end(), next.steps.begin(), next.steps.end());
+    state = std::move(next);
+  }
+  state.steps = steps;
+  EXPECT_EQ(FirstDifference(whole, state), "");
+}
+
+TEST(StrategyEvaluation, AfterEveryStepChangesNoBit) {
+  for (const NamedStrategy& strategy : MatrixStrategies()) {
+    const StrategyCase tested = {.strategy = strategy.name, .width = 2, .micro_batches = 3};
+    RecordArgs args = ArgsOf(tested, JobOf(tested, kModel, Folder()));
+    args.last_step = 5;
+    const Recording without = Record(args);
+    args.evaluate_every_step = true;
+    EXPECT_EQ(FirstDifference(without, Record(args)), "") << tested.name();
+  }
+}
+
+}  // namespace
+}  // namespace ravel::trainer

@@ -1,0 +1,151 @@
+// Streams as real queues: whatever the times are, waits alone give the bits; and a wait that is
+// missing is found.
+
+#include <cstdio>
+
+#include <absl/strings/str_cat.h>
+#include <gtest/gtest.h>
+
+#include "tests/worker/trainer/strategy_cases.h"
+
+namespace ravel::trainer {
+namespace {
+
+constexpr char kModel[] = "odd_tied";
+constexpr int64_t kSteps = 2;
+constexpr uint64_t kSchedules = 200;
+
+std::string Folder() {
+  return absl::StrCat(::testing::TempDir(), "/ravel_stream_order");
+}
+
+RecordArgs QueuedArgs(const StrategyCase& tested, uint64_t schedule) {
+  RecordArgs args = ArgsOf(tested, JobOf(tested, kModel, Folder()));
+  args.last_step = kSteps;
+  args.executor = {.streams = shard::StreamMode::kQueued, .delay_seed = schedule, .poison = true};
+  return args;
+}
+
+Recording InlineRun(const StrategyCase& tested) {
+  RecordArgs args = ArgsOf(tested, JobOf(tested, kModel, Folder()));
+  args.last_step = kSteps;
+  return Record(args);
+}
+
+std::vector<StrategyCase> Cases() {
+  using plan::RecomputePolicy;
+  return {{.strategy = "ZeRO3", .width = 2, .small_windows = true},
+          {.strategy = "ZeRO3", .width = 3, .in_place = true},
+          {.strategy = "ZeRO3", .width = 8, .recompute = RecomputePolicy::kBlock},
+          {.strategy = "ZeRO0", .width = 2},
+          {.strategy = "ZeRO1", .width = 3, .micro_batches = 3},
+          {.strategy = "ZeRO2", .width = 2, .recompute = RecomputePolicy::kBlock},
+          {.strategy = "HSDP", .width = 2},
+          {.strategy = "HFSDP", .width = 2, .micro_batches = 3}};
+}
+
+TEST(StreamOrder, TwoHundredSchedulesGiveTheSameBits) {
+  const std::vector<StrategyCase> cases = Cases();
+  std::vector<Recording> expected;
+  for (const StrategyCase& tested : cases) {
+    expected.push_back(InlineRun(tested));
+  }
+  for (uint64_t schedule = 0; schedule < kSchedules; ++schedule) {
+    const size_t at = schedule % cases.size();
+    const Recording run = Record(QueuedArgs(cases[at], schedule));
+    ASSERT_EQ(run.steps.size(), static_cast<size_t>(kSteps));
+    ASSERT_EQ(FirstDifference(expected[at], run), "")
+        << cases[at].name() << ", schedule " << schedule;
+  }
+}
+
+// An edge of a program: instruction `to` waits for `from`.
+struct Edge {
+  size_t program = 0;
+  size_t to = 0;
+  size_t wait = 0;
+};
+
+std::vector<Edge> EdgesOf(const plan::ShardingPlan& plan) {
+  std::vector<Edge> edges;
+  for (size_t p = 0; p < plan.programs.size(); ++p) {
+    const plan::StepProgram& program = plan.programs[p];
+    for (size_t i = 0; i < program.instructions.size(); ++i) {
+      const plan::Instruction& instruction = program.instructions[i];
+      // The end of a program waits for everything by itself, evaluation is not run here.
+      if (instruction.op == plan::OpCode::kEndPhase || program.phase == plan::Phase::kEval) {
+        continue;
+      }
+      for (size_t wait = 0; wait < instruction.waits.size(); ++wait) {
+        edges.push_back({.program = p, .to = i, .wait = wait});
+      }
+    }
+  }
+  return edges;
+}
+
+std::string EdgeName(const plan::ShardingPlan& plan, const Edge& edge) {
+  const plan::StepProgram& program = plan.programs[edge.program];
+  const plan::Instruction& to = program.instructions[edge.to];
+  const auto at = static_cast<size_t>(to.waits[edge.wait]);
+  const plan::Instruction& from = program.instructions[at];
+  return absl::StrCat(plan::PhaseName(program.phase),
+                      ": ",
+                      edge.to,
+                      " ",
+                      plan::OpName(to.op),
+                      " of unit ",
+                      to.unit,
+                      " waits for ",
+                      at,
+                      " ",
+                      plan::OpName(from.op),
+                      " of unit ",
+                      from.unit);
+}
+
+// Whether some schedule of the plan without the edge fails or gives other bits.
+bool Found(const StrategyCase& tested, const Edge& edge, const Recording& expected) {
+  for (uint64_t schedule = 0; schedule < kSchedules; ++schedule) {
+    RecordArgs args = QueuedArgs(tested, schedule);
+    const auto adjust = args.adjust;
+    args.adjust = [&](plan::ShardingPlan& plan) -> absl::Status {
+      if (adjust != nullptr) {
+        RETURN_IF_ERROR(adjust(plan));
+      }
+      std::vector<int>& waits = plan.programs[edge.program].instructions[edge.to].waits;
+      waits.erase(waits.begin() + static_cast<std::ptrdiff_t>(edge.wait));
+      return absl::OkStatus();
+    };
+    const auto run = TryRecord(args);
+    if (!run.ok()) {
+      EXPECT_TRUE(absl::IsInternal(run.status()) || absl::IsAborted(run.status())) << run.status();
+      return true;
+    }
+    if (!FirstDifference(expected, *run).empty()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+TEST(StreamOrder, EveryWaitThatIsDroppedIsFoundByBitsOrStateMachine) {
+  const StrategyCase tested = {.strategy = "ZeRO3", .width = 8, .small_windows = true};
+  const RecordArgs args = QueuedArgs(tested, 0);
+  const auto plan = PlanLocalRanks({.spec = args.spec, .ranks = args.ranks, .adjust = args.adjust});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const Recording expected = InlineRun(tested);
+  int found = 0;
+  const std::vector<Edge> edges = EdgesOf(*plan);
+  for (const Edge& edge : edges) {
+    if (Found(tested, edge, expected)) {
+      ++found;
+    } else {
+      std::printf("not found: %s\n", EdgeName(*plan, edge).c_str());
+    }
+  }
+  EXPECT_EQ(found, static_cast<int>(edges.size()));
+}
+
+}  // namespace
+}  // namespace ravel::trainer

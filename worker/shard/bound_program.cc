@@ -1,0 +1,134 @@
+#include "worker/shard/bound_program.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/check.h"
+
+namespace ravel::shard {
+namespace {
+
+using plan::Instruction;
+using plan::OpCode;
+
+bool Computes(OpCode op) {
+  return op == OpCode::kForward || op == OpCode::kRecompute || op == OpCode::kBackward;
+}
+
+// Whether an instruction reads or writes a buffer that is named in it.
+bool Names(const Instruction& instruction, int buffer) {
+  const auto holds = [buffer](const std::vector<int>& list) {
+    return std::find(list.begin(), list.end(), buffer) != list.end();
+  };
+  return instruction.op != OpCode::kFree &&
+         (instruction.gathered == buffer || instruction.staging == buffer ||
+          instruction.receive == buffer || instruction.saved == buffer ||
+          instruction.workspace == buffer || instruction.remade == buffer ||
+          holds(instruction.weights) || holds(instruction.gradients));
+}
+
+class Binder {
+ public:
+  Binder(const plan::ShardingPlan& plan,
+         const ArenaBuffers& buffers,
+         const std::vector<TensorView>& shared)
+      : plan_(plan), buffers_(buffers), shared_(shared), group_of_(plan.inventory.tensors.size()) {
+    for (size_t group = 0; group < plan.groups.size(); ++group) {
+      for (const int tensor : plan.groups[group].tensors) {
+        group_of_[static_cast<size_t>(tensor)] = static_cast<int>(group);
+      }
+    }
+  }
+
+  BoundInstruction Bind(const Instruction& instruction) const {
+    BoundInstruction bound;
+    bound.instruction = instruction;
+    if (!Computes(instruction.op)) {
+      return bound;
+    }
+    const plan::UnitSpec& unit = plan_.inventory.units[static_cast<size_t>(instruction.unit)];
+    for (const int tensor : unit.tensors) {
+      bound.memory.weights.push_back(View(tensor, instruction.weights));
+      CHECK_MSG(bound.memory.weights.back().present(), "a unit's own weights are not gathered");
+    }
+    for (const int tensor : unit.borrowed) {
+      bound.memory.weights.push_back(View(tensor, instruction.weights));
+    }
+    if (instruction.op == OpCode::kBackward) {
+      for (const std::vector<int>* tensors : {&unit.tensors, &unit.borrowed}) {
+        for (const int tensor : *tensors) {
+          bound.gradients.push_back(View(tensor, instruction.gradients));
+          const bool trainable = plan_.inventory.tensors[static_cast<size_t>(tensor)].trainable;
+          CHECK_EQ(bound.gradients.back().present(), trainable);
+        }
+      }
+    }
+    bound.memory.saved = Activations(unit.saved, instruction.saved);
+    bound.memory.remade = Activations(unit.remade, instruction.remade);
+    bound.memory.workspace = Activations(unit.workspace, instruction.workspace);
+    bound.memory.shared = shared_;
+    return bound;
+  }
+
+ private:
+  // The tensor in that buffer of the list that holds its group; without data when none does.
+  TensorView View(int tensor, const std::vector<int>& list) const {
+    const int group = group_of_[static_cast<size_t>(tensor)];
+    float* base = nullptr;
+    for (const int buffer : list) {
+      if (plan_.buffers[static_cast<size_t>(buffer)].group == group) {
+        CHECK_MSG(base == nullptr, "two buffers of one group in one list");
+        base = buffers_.floats(buffer);
+      }
+    }
+    return GroupView(plan_.inventory, plan_.groups[static_cast<size_t>(group)], tensor, base);
+  }
+
+  std::vector<TensorView> Activations(const std::vector<plan::ActivationSpec>& specs,
+                                      int buffer) const {
+    return specs.empty() || buffer < 0 ? std::vector<TensorView>()
+                                       : ActivationViews(specs, buffers_.bytes(buffer));
+  }
+
+  const plan::ShardingPlan& plan_;
+  const ArenaBuffers& buffers_;
+  const std::vector<TensorView>& shared_;
+  std::vector<int> group_of_;  // by tensor
+};
+
+// A free happens when the last instruction before it that names the buffer is done.
+void AttachFrees(BoundProgram& program) {
+  std::vector<BoundInstruction>& list = program.instructions;
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (list[i].instruction.op != OpCode::kFree) {
+      continue;
+    }
+    size_t last = i;
+    while (last > 0 && !Names(list[last - 1].instruction, list[i].instruction.freed)) {
+      --last;
+    }
+    CHECK_MSG(last > 0, "a buffer is freed that nothing uses");
+    list[i].freed_with = static_cast<int>(last) - 1;
+    list[last - 1].frees.push_back(static_cast<int>(i));
+  }
+}
+
+}  // namespace
+
+std::vector<BoundProgram> BindPrograms(const plan::ShardingPlan& plan,
+                                       const ArenaBuffers& buffers,
+                                       const std::vector<TensorView>& shared) {
+  const Binder binder(plan, buffers, shared);
+  std::vector<BoundProgram> programs;
+  for (const plan::StepProgram& program : plan.programs) {
+    BoundProgram bound = {.phase = program.phase, .part = program.part, .instructions = {}};
+    for (const Instruction& instruction : program.instructions) {
+      bound.instructions.push_back(binder.Bind(instruction));
+    }
+    AttachFrees(bound);
+    programs.push_back(std::move(bound));
+  }
+  return programs;
+}
+
+}  // namespace ravel::shard

@@ -1,0 +1,90 @@
+#pragma once
+
+// What each instruction of a program does on one rank.
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "common/plan/sharding_plan.h"
+#include "common/status.h"
+#include "kernels/stream.h"
+#include "worker/model/module.h"
+#include "worker/shard/bound_program.h"
+#include "worker/shard/flat_buffer.h"
+#include "worker/shard/mesh_communicators.h"
+#include "worker/shard/parameter_group.h"
+#include "worker/shard/replay_state.h"
+
+namespace ravel::shard {
+
+// What a program asks of the optimizer. Implemented in worker/optim.
+class StepActions {
+ public:
+  virtual ~StepActions() = default;
+  // kStatsReduce: this rank's message, of equal length on all ranks ...
+  virtual std::vector<std::byte> PackStatistics() = 0;
+  // ... and those of all ranks, one after another.
+  virtual void UnpackStatistics(std::span<const std::byte> all) = 0;
+  // kDecideStep, after the former.
+  virtual void Decide() = 0;
+  // kOptimizerStep, after the former: updates what this rank stores of a group, or nothing in a
+  // skipped step.
+  virtual void UpdateGroup(int group) = 0;
+};
+
+// One program's run: which micro-batch of which lane.
+struct ReplayTurn {
+  plan::StepSlot slot;
+  // By unit, of an optional one: whether this rank's micro-batch uses it. Empty: all are used.
+  std::vector<bool> used = {};
+  int64_t step = 0;  // for traces and reports
+};
+
+// Thread-safe for instructions of different streams.
+class InstructionRunner {
+ public:
+  // All outlive the runner; `actions` may be null where only kEval runs. One module per unit.
+  struct Args {
+    const plan::ShardingPlan& plan;
+    MeshCommunicators& communicators;
+    kernels::Stream& stream;
+    const ArenaBuffers& buffers;
+    std::vector<ParameterGroup>& groups;
+    const std::vector<std::unique_ptr<model::Module>>& modules;
+    StepActions* actions = nullptr;
+  };
+  explicit InstructionRunner(const Args& args) : args_(args), state_(args.plan) {}
+
+  ReplayState& state() { return state_; }
+  const ReplayState& state() const { return state_; }
+  bool HasLane(const ReplayTurn& turn) const;
+
+  // All but kFree and kEndPhase, which belong to the host.
+  absl::Status Run(const BoundInstruction& bound, const ReplayTurn& turn);
+  // Bytes that a collective receives from other ranks.
+  int64_t BytesOf(const plan::Instruction& instruction, const ReplayTurn& turn) const;
+
+ private:
+  using Instruction = plan::Instruction;
+  ParameterGroup& Group(const Instruction& instruction) {
+    return args_.groups[static_cast<size_t>(instruction.group)];
+  }
+  comm::CollectiveTag TagOf(const Instruction& instruction, const ReplayTurn& turn) const;
+  absl::Status Gather(const Instruction& instruction, const ReplayTurn& turn);
+  absl::Status OuterGather(const Instruction& instruction, const ReplayTurn& turn);
+  absl::Status GatherGradient(const Instruction& instruction, const ReplayTurn& turn);
+  absl::Status AccumulateGrad(const Instruction& instruction, const ReplayTurn& turn);
+  absl::Status ReduceScatter(const Instruction& instruction, const ReplayTurn& turn);
+  absl::Status OuterReduce(const Instruction& instruction, const ReplayTurn& turn);
+  absl::Status ReduceStatistics(const Instruction& instruction, const ReplayTurn& turn);
+  absl::Status Compute(const BoundInstruction& bound, const ReplayTurn& turn);
+  absl::Status PassUnused(const Instruction& instruction);
+  absl::Status Update(const Instruction& instruction);
+
+  const Args args_;
+  ReplayState state_;
+};
+
+}  // namespace ravel::shard

@@ -1,0 +1,127 @@
+#include "worker/shard/lane_counter.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "common/check.h"
+#include "kernels/tree_reduce.h"
+
+namespace ravel::shard {
+namespace {
+
+// Elements of a block's sum that wait in the cache to be added to an older sum.
+constexpr int64_t kChunkElements = 4096;
+
+void AddRange(kernels::Stream& stream, const float* newer, float* older, int64_t elements) {
+  kernels::TreeAdd(stream,
+                   {.a = VectorView(older, elements),
+                    .b = VectorView(const_cast<float*>(newer), elements),
+                    .out = VectorView(older, elements)});
+}
+
+std::vector<const float*> Shifted(std::span<const float* const> pieces, int64_t offset) {
+  std::vector<const float*> shifted(pieces.begin(), pieces.end());
+  for (const float*& piece : shifted) {
+    piece += offset;
+  }
+  return shifted;
+}
+
+}  // namespace
+
+std::vector<ShardRun> RunsOf(const std::vector<plan::OwnedPiece>& pieces) {
+  std::vector<ShardRun> runs;
+  for (const plan::OwnedPiece& piece : pieces) {
+    const int64_t elements = piece.end - piece.begin;
+    CHECK(runs.empty() || runs.back().offset + runs.back().elements <= piece.shard_offset);
+    if (!runs.empty() && runs.back().offset + runs.back().elements == piece.shard_offset) {
+      runs.back().elements += elements;
+    } else if (elements > 0) {
+      runs.push_back({.offset = piece.shard_offset, .elements = elements});
+    }
+  }
+  return runs;
+}
+
+std::vector<ShardRun> RunsWithin(const std::vector<ShardRun>& runs, int64_t begin, int64_t end) {
+  std::vector<ShardRun> within;
+  for (const ShardRun& run : runs) {
+    const int64_t from = std::max(begin, run.offset);
+    const int64_t to = std::min(end, run.offset + run.elements);
+    if (from < to) {
+      within.push_back({.offset = from - begin, .elements = to - from});
+    }
+  }
+  return within;
+}
+
+void AddRuns(kernels::Stream& stream,
+             const std::vector<ShardRun>& runs,
+             const float* newer,
+             float* older) {
+  for (const ShardRun& run : runs) {
+    AddRange(stream, newer + run.offset, older + run.offset, run.elements);
+  }
+}
+
+LaneCounter::LaneCounter(std::vector<float*> buffers,
+                         const plan::LaneMap& lanes,
+                         std::vector<ShardRun> runs)
+    : buffers_(std::move(buffers)),
+      lanes_(lanes),
+      runs_(std::move(runs)),
+      root_(plan::CounterRoot(lanes)) {
+  CHECK(!lanes.blocks && lanes.replicas == 1);
+  CHECK_EQ(static_cast<int>(buffers_.size()), plan::CounterBuffers(lanes));
+  for (int64_t turn = 0; turn < lanes.turns(); ++turn) {
+    schedule_.push_back(plan::CounterSchedule(lanes, turn));
+  }
+}
+
+void LaneCounter::AddTurn(kernels::Stream& stream,
+                          int64_t turn,
+                          std::span<const float* const> pieces) {
+  CHECK_EQ(static_cast<int64_t>(pieces.size()), lanes_.LaneCount(turn));
+  for (const plan::CounterStep& step : schedule_[static_cast<size_t>(turn)]) {
+    const int64_t first = step.block.first - lanes_.FirstLane(turn);
+    AddBlock(
+        stream, step, pieces.subspan(static_cast<size_t>(first), size_t{1} << step.block.level));
+  }
+}
+
+void LaneCounter::AddBlock(kernels::Stream& stream,
+                           const plan::CounterStep& step,
+                           std::span<const float* const> pieces) {
+  if (step.add_into.empty()) {
+    float* out = buffers_[static_cast<size_t>(step.store)];
+    for (const ShardRun& run : runs_) {
+      kernels::TreeSum(stream,
+                       {.pieces = Shifted(pieces, run.offset),
+                        .out = VectorView(out + run.offset, run.elements)});
+    }
+    return;
+  }
+  // Chunk by chunk through the whole chain of merges, so that every partial sum is read from the
+  // cache.
+  alignas(64) std::array<float, kChunkElements> newer;
+  for (const ShardRun& run : runs_) {
+    const int64_t end = run.offset + run.elements;
+    for (int64_t begin = run.offset; begin < end; begin += kChunkElements) {
+      const int64_t count = std::min(kChunkElements, end - begin);
+      const float* sum = pieces[0] + begin;
+      if (pieces.size() > 1) {
+        kernels::TreeSum(
+            stream, {.pieces = Shifted(pieces, begin), .out = VectorView(newer.data(), count)});
+        sum = newer.data();
+      }
+      for (const int buffer : step.add_into) {
+        float* older = buffers_[static_cast<size_t>(buffer)] + begin;
+        AddRange(stream, sum, older, count);
+        sum = older;
+      }
+    }
+  }
+}
+
+}  // namespace ravel::shard

@@ -1,0 +1,61 @@
+#pragma once
+
+// Sums over lanes in the order of the fixed tree, in the flat buffers of a parameter group.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "common/plan/flat_layout.h"
+#include "common/plan/lane_map.h"
+#include "kernels/stream.h"
+
+namespace ravel::shard {
+
+// A contiguous stretch of elements of a flat buffer that tensors occupy. Padding lies between
+// stretches and is never read.
+struct ShardRun {
+  int64_t offset = 0;
+  int64_t elements = 0;
+  bool operator==(const ShardRun&) const = default;
+};
+
+// The stretches of pieces in buffer order.
+std::vector<ShardRun> RunsOf(const std::vector<plan::OwnedPiece>& pieces);
+// What of `runs` lies in [begin, end), counted from `begin`.
+std::vector<ShardRun> RunsWithin(const std::vector<ShardRun>& runs, int64_t begin, int64_t end);
+
+// older[i] += newer[i] on the runs.
+void AddRuns(kernels::Stream& stream,
+             const std::vector<ShardRun>& runs,
+             const float* newer,
+             float* older);
+
+// One level of the tree for one gradient: a binary counter of partial sums. `lanes` is one of
+// LaneMap::Local, Inner and Outer. Used only from the thread of its rank, or of its stream.
+class LaneCounter {
+ public:
+  LaneCounter(std::vector<float*> buffers, const plan::LaneMap& lanes, std::vector<ShardRun> runs);
+
+  // Adds the lanes of a turn; pieces[i] is the gradient of lane FirstLane(turn) + i.
+  void AddTurn(kernels::Stream& stream, int64_t turn, std::span<const float* const> pieces);
+
+  // The sum of all lanes, after the last turn.
+  float* sum() const { return buffers_[static_cast<size_t>(root_)]; }
+  const std::vector<ShardRun>& runs() const { return runs_; }
+  int64_t turns() const { return lanes_.turns(); }
+  int64_t contributors(int64_t turn) const { return lanes_.LaneCount(turn); }
+
+ private:
+  void AddBlock(kernels::Stream& stream,
+                const plan::CounterStep& step,
+                std::span<const float* const> pieces);
+
+  std::vector<float*> buffers_;
+  plan::LaneMap lanes_;
+  std::vector<ShardRun> runs_;
+  std::vector<std::vector<plan::CounterStep>> schedule_;  // by turn
+  int root_ = 0;
+};
+
+}  // namespace ravel::shard

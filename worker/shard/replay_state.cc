@@ -1,0 +1,404 @@
+#include "worker/shard/replay_state.h"
+
+#include <algorithm>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/check.h"
+
+namespace ravel::shard {
+namespace {
+
+using plan::BufferKind;
+using plan::Instruction;
+using plan::OpCode;
+using plan::ProgramBuffer;
+
+bool Overlap(const plan::ShardingPlan& plan, size_t a, size_t b) {
+  const ProgramBuffer& first = plan.buffers[a];
+  const ProgramBuffer& second = plan.buffers[b];
+  return first.memory == second.memory && first.bytes > 0 && second.bytes > 0 &&
+         plan.memory.offsets[a] < plan.memory.offsets[b] + second.bytes &&
+         plan.memory.offsets[b] < plan.memory.offsets[a] + first.bytes;
+}
+
+bool Temporary(const ProgramBuffer& buffer) {
+  return !buffer.persistent && buffer.inside < 0;
+}
+
+}  // namespace
+
+ReplayState::ReplayState(const plan::ShardingPlan& plan)
+    : plan_(plan),
+      overlaps_(plan.buffers.size()),
+      has_backward_(plan.buffers.size(), false),
+      buffers_(plan.buffers.size()),
+      groups_(plan.groups.size()) {
+  CHECK_EQ(plan.rules.size(), plan.groups.size());
+  for (size_t a = 0; a < plan.buffers.size(); ++a) {
+    for (size_t b = 0; b < plan.buffers.size(); ++b) {
+      if (a != b && Temporary(plan.buffers[a]) && Temporary(plan.buffers[b]) &&
+          Overlap(plan, a, b)) {
+        overlaps_[a].push_back(static_cast<int>(b));
+      }
+    }
+    const ProgramBuffer& buffer = plan.buffers[a];
+    if (buffer.kind == BufferKind::kMainGrad) {
+      std::vector<SumState>& sums = groups_[static_cast<size_t>(buffer.group)].sums;
+      sums.resize(std::max(sums.size(), static_cast<size_t>(buffer.call) + 1));
+    }
+  }
+  for (const plan::StepProgram& program : plan.programs) {
+    for (const Instruction& instruction : program.instructions) {
+      if (instruction.op == OpCode::kBackward && instruction.saved >= 0) {
+        has_backward_[static_cast<size_t>(instruction.saved)] = true;
+      }
+    }
+  }
+}
+
+absl::Status ReplayState::Fault(const char* what, int buffer) const {
+  return absl::InternalError(
+      absl::StrCat(what, ": ", plan_.buffers[static_cast<size_t>(buffer)].name));
+}
+
+absl::Status ReplayState::GroupFault(const char* what, int group) const {
+  const auto unit = static_cast<size_t>(plan_.groups[static_cast<size_t>(group)].unit);
+  return absl::InternalError(
+      absl::StrCat(what, ": group ", group, " of ", plan_.inventory.units[unit].name));
+}
+
+void ReplayState::BeginProgram(const Pass& pass) {
+  MutexLock lock(mutex_);
+  pass_ = pass;
+  ++pass_number_;
+}
+
+Generation ReplayState::generation(int group) const {
+  MutexLock lock(mutex_);
+  return groups_[static_cast<size_t>(group)].generation;
+}
+
+bool ReplayState::Busy(int buffer) {
+  const BufferState& state = Of(buffer);
+  if (state.uses > 0 || state.content == Content::kFilling || state.content == Content::kDraining) {
+    return true;
+  }
+  return state.content == Content::kFull && !state.freed;
+}
+
+absl::Status ReplayState::Claim(int buffer) {
+  if (Busy(buffer)) {
+    return Fault("memory is still in use", buffer);
+  }
+  for (const int other : overlaps_[static_cast<size_t>(buffer)]) {
+    if (Busy(other)) {
+      return Fault("memory is still in use by another buffer", other);
+    }
+    Of(other).content = Content::kNone;
+  }
+  Of(buffer) = {.content = Content::kFilling};
+  return absl::OkStatus();
+}
+
+absl::Status ReplayState::BeginGather(const Instruction& gather) {
+  MutexLock lock(mutex_);
+  const GroupState& group = OfGroup(gather.group);
+  if (group.updating) {
+    return GroupFault("weights are gathered while they are written", gather.group);
+  }
+  if (Rules(gather.group).outer_gradient_sharded && group.model_generation != group.generation) {
+    return GroupFault("weights of an older generation are gathered", gather.group);
+  }
+  return Claim(gather.gathered);
+}
+
+void ReplayState::EndGather(const Instruction& gather) {
+  MutexLock lock(mutex_);
+  Of(gather.gathered) = {.content = Content::kFull,
+                         .freed = plan_.buffers[static_cast<size_t>(gather.gathered)].persistent,
+                         .group = gather.group,
+                         .generation = OfGroup(gather.group).generation};
+}
+
+void ReplayState::EndOuterGather(int group) {
+  MutexLock lock(mutex_);
+  OfGroup(group).model_generation = OfGroup(group).generation;
+}
+
+absl::Status ReplayState::CheckWeights(int buffer) {
+  const int owner = plan_.buffers[static_cast<size_t>(buffer)].group;
+  const GroupState& group = OfGroup(owner);
+  if (group.updating) {
+    return Fault("weights are used while they are written", buffer);
+  }
+  if (!Rules(owner).optimizer_sharded) {
+    return absl::OkStatus();  // the stored weights themselves
+  }
+  const BufferState& state = Of(buffer);
+  if (state.content != Content::kFull || state.group != owner ||
+      (state.freed && !plan_.buffers[static_cast<size_t>(buffer)].persistent)) {
+    return Fault("weights used before their gather or after their end", buffer);
+  }
+  return state.generation == group.generation ? absl::OkStatus()
+                                              : Fault("weights of an older generation", buffer);
+}
+
+absl::Status ReplayState::BeginActivations(const Instruction& compute) {
+  const bool forward = compute.op == OpCode::kForward;
+  if (compute.saved >= 0) {
+    BufferState& saved = Of(compute.saved);
+    if (forward) {
+      RETURN_IF_ERROR(Claim(compute.saved));
+    } else if (saved.content != Content::kFull || saved.call != compute.call ||
+               saved.pass != pass_number_) {
+      return Fault("activations that no forward of this pass has saved", compute.saved);
+    }
+  }
+  if (compute.remade >= 0) {
+    BufferState& remade = Of(compute.remade);
+    if (compute.op != OpCode::kBackward) {
+      RETURN_IF_ERROR(Claim(compute.remade));
+    } else if (remade.content != Content::kFull || remade.call != compute.call ||
+               remade.pass != pass_number_) {
+      return Fault("activations that were not made again", compute.remade);
+    }
+  }
+  return compute.workspace >= 0 ? Claim(compute.workspace) : absl::OkStatus();
+}
+
+absl::Status ReplayState::BeginGradients(const Instruction& compute) {
+  for (const int staging : compute.gradients) {
+    BufferState& state = Of(staging);
+    const Content expected = compute.accumulates ? Content::kFull : Content::kFilling;
+    if (state.content != expected || state.uses > 0) {
+      return Fault(compute.accumulates ? "gradients are added to memory without any"
+                                       : "a second first write into staging memory",
+                   staging);
+    }
+    state.uses = 1;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReplayState::BeginCompute(const Instruction& compute) {
+  MutexLock lock(mutex_);
+  for (const int buffer : compute.weights) {
+    RETURN_IF_ERROR(CheckWeights(buffer));
+  }
+  RETURN_IF_ERROR(BeginActivations(compute));
+  if (compute.op == OpCode::kBackward) {
+    RETURN_IF_ERROR(BeginGradients(compute));
+  }
+  for (const int buffer : compute.weights) {
+    ++Of(buffer).uses;
+  }
+  return absl::OkStatus();
+}
+
+void ReplayState::EndCompute(const Instruction& compute) {
+  MutexLock lock(mutex_);
+  for (const int buffer : compute.weights) {
+    --Of(buffer).uses;
+  }
+  const bool backward = compute.op == OpCode::kBackward;
+  const BufferState made = {
+      .content = Content::kFull, .freed = false, .call = compute.call, .pass = pass_number_};
+  if (compute.saved >= 0 && compute.op == OpCode::kForward) {
+    Of(compute.saved) = made;
+    // Nobody waits for what no backward reads.
+    Of(compute.saved).freed =
+        pass_.phase == plan::Phase::kEval || !has_backward_[static_cast<size_t>(compute.saved)];
+  } else if (compute.saved >= 0 && backward) {
+    Of(compute.saved) = {};
+  }
+  if (compute.remade >= 0) {
+    Of(compute.remade) = made;
+    Of(compute.remade).freed = compute.op != OpCode::kRecompute;
+  }
+  if (compute.workspace >= 0) {
+    Of(compute.workspace) = {};
+  }
+  for (const int staging : compute.gradients) {
+    Of(staging) = {.content = Content::kFull, .freed = false};
+  }
+}
+
+absl::Status ReplayState::AllocStaging(int staging) {
+  MutexLock lock(mutex_);
+  if (plan_.buffers[static_cast<size_t>(staging)].persistent &&
+      (pass_.part == plan::LanePart::kMiddle || pass_.part == plan::LanePart::kClose)) {
+    return absl::OkStatus();  // holds the lane's earlier micro-batches
+  }
+  return Claim(staging);
+}
+
+ReplayState::SumState& ReplayState::SumOf(const Instruction& reduce) {
+  std::vector<SumState>& sums = OfGroup(reduce.group).sums;
+  CHECK_LT(static_cast<size_t>(reduce.call), sums.size());
+  return sums[static_cast<size_t>(reduce.call)];
+}
+
+absl::Status ReplayState::BeginReduce(const Instruction& reduce) {
+  MutexLock lock(mutex_);
+  const bool local = reduce.op == OpCode::kAccumulateGrad;
+  SumState& sum = SumOf(reduce);
+  const plan::LaneMap& lanes = plan_.lanes;
+  if (plan_.buffers[static_cast<size_t>(reduce.staging)].kind == BufferKind::kLocalGrad) {
+    if (sum.local_turns != lanes.Local().turns() || sum.inner_turns != 0) {
+      return GroupFault("a sum over lanes is exchanged before it is complete", reduce.group);
+    }
+  } else {
+    BufferState& state = Of(reduce.staging);
+    const Content expected = pass_.has_lane ? Content::kFull : Content::kFilling;
+    if (state.content != expected || state.uses > 0) {
+      return Fault("staging memory is reduced once, after its last write", reduce.staging);
+    }
+    state.content = Content::kDraining;
+    if ((local ? sum.local_turns : sum.inner_turns) != pass_.turn) {
+      return GroupFault("a turn's gradients are added out of order", reduce.group);
+    }
+  }
+  return reduce.receive >= 0 ? Claim(reduce.receive) : absl::OkStatus();
+}
+
+void ReplayState::EndReduce(const Instruction& reduce) {
+  MutexLock lock(mutex_);
+  SumState& sum = SumOf(reduce);
+  if (plan_.buffers[static_cast<size_t>(reduce.staging)].kind != BufferKind::kLocalGrad) {
+    Of(reduce.staging) = {};
+  }
+  if (reduce.receive >= 0) {
+    Of(reduce.receive) = {};
+  }
+  ++(reduce.op == OpCode::kAccumulateGrad ? sum.local_turns : sum.inner_turns);
+}
+
+absl::Status ReplayState::BeginOuterReduce(const Instruction& reduce) {
+  MutexLock lock(mutex_);
+  const SumState& sum = SumOf(reduce);
+  if (sum.inner_turns != plan_.lanes.Inner().turns() || sum.outer) {
+    return GroupFault("a replica's sum is exchanged once, when it is complete", reduce.group);
+  }
+  return reduce.receive >= 0 ? Claim(reduce.receive) : absl::OkStatus();
+}
+
+void ReplayState::EndOuterReduce(const Instruction& reduce) {
+  MutexLock lock(mutex_);
+  if (reduce.receive >= 0) {
+    Of(reduce.receive) = {};
+  }
+  SumOf(reduce).outer = true;
+}
+
+absl::Status ReplayState::CheckSums(int group) {
+  const GroupState& state = OfGroup(group);
+  for (const SumState& sum : state.sums) {
+    if (sum.inner_turns != plan_.lanes.Inner().turns() || sum.outer != (plan_.lanes.replicas > 1)) {
+      return GroupFault("a gradient is used before it is summed over all lanes", group);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReplayState::JoinGradients(int group) {
+  MutexLock lock(mutex_);
+  RETURN_IF_ERROR(CheckSums(group));
+  if (OfGroup(group).joined) {
+    return GroupFault("gradient calls are joined twice", group);
+  }
+  OfGroup(group).joined = true;
+  return absl::OkStatus();
+}
+
+absl::Status ReplayState::GatherGradient(int group) {
+  MutexLock lock(mutex_);
+  RETURN_IF_ERROR(CheckSums(group));
+  if (OfGroup(group).sums.size() > 1 && !OfGroup(group).joined) {
+    return GroupFault("a gradient is gathered before its calls are joined", group);
+  }
+  OfGroup(group).whole = true;
+  return absl::OkStatus();
+}
+
+absl::Status ReplayState::CheckSumsComplete() {
+  MutexLock lock(mutex_);
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    const auto group = static_cast<int>(i);
+    if (!Rules(group).trainable) {
+      continue;
+    }
+    RETURN_IF_ERROR(CheckSums(group));
+    if (groups_[i].sums.size() > 1 && !groups_[i].joined) {
+      return GroupFault("gradients are measured before their calls are joined", group);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReplayState::BeginUpdate(int group) {
+  MutexLock lock(mutex_);
+  RETURN_IF_ERROR(CheckSums(group));
+  GroupState& state = OfGroup(group);
+  if (!Rules(group).gradient_sharded && !state.whole) {
+    return GroupFault("an update lacks the gradient of other ranks' shards", group);
+  }
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    const BufferState& buffer = buffers_[i];
+    const bool gathering = buffer.content == Content::kFilling && buffer.group == group;
+    if (plan_.buffers[i].group == group && plan_.buffers[i].kind == BufferKind::kGathered &&
+        (buffer.uses > 0 || gathering)) {
+      return GroupFault("weights are written while they are read", group);
+    }
+  }
+  state.updating = true;
+  return absl::OkStatus();
+}
+
+void ReplayState::EndUpdate(int group) {
+  MutexLock lock(mutex_);
+  GroupState& state = OfGroup(group);
+  state.generation = static_cast<Generation>(static_cast<int64_t>(state.generation) + 1);
+  state.updating = false;
+  state.joined = false;
+  state.whole = false;
+  std::fill(state.sums.begin(), state.sums.end(), SumState{});
+}
+
+absl::Status ReplayState::Free(int buffer) {
+  MutexLock lock(mutex_);
+  BufferState& state = Of(buffer);
+  if (plan_.buffers[static_cast<size_t>(buffer)].kind == BufferKind::kStaging) {
+    return state.content == Content::kNone
+               ? absl::OkStatus()
+               : Fault("staging memory is freed before it is reduced", buffer);
+  }
+  if (state.uses > 0 || state.content == Content::kFilling) {
+    return Fault("memory is freed while it is used", buffer);
+  }
+  state.freed = true;
+  return absl::OkStatus();
+}
+
+absl::Status ReplayState::EndPhase() {
+  MutexLock lock(mutex_);
+  const bool open = pass_.part == plan::LanePart::kOpen || pass_.part == plan::LanePart::kMiddle;
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    const ProgramBuffer& buffer = plan_.buffers[i];
+    const bool kept = buffer.persistent && (buffer.kind != BufferKind::kStaging || open);
+    if (!kept && Busy(static_cast<int>(i))) {
+      return Fault("outlives its program", static_cast<int>(i));
+    }
+  }
+  const bool steps = pass_.phase == plan::Phase::kOnly || pass_.phase == plan::Phase::kLast;
+  for (size_t i = 0; i < groups_.size() && steps; ++i) {
+    for (const SumState& sum : groups_[i].sums) {
+      if (sum.local_turns != 0 || sum.inner_turns != 0 || sum.outer) {
+        return GroupFault("a gradient sum is left over", static_cast<int>(i));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ravel::shard

@@ -1,0 +1,126 @@
+#pragma once
+
+// The life of weights, activations and gradients while programs are replayed: the state machines of
+// sharding rules 5. Every instruction announces what it begins and ends; what is out of order is an
+// error that says so, and a bug of plan or engine.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <absl/base/thread_annotations.h>
+
+#include "common/mutex.h"
+#include "common/plan/sharding_plan.h"
+#include "common/status.h"
+
+namespace ravel::shard {
+
+// Counts the steps that wrote the weights of a group; a gathered copy carries the generation it was
+// made from.
+enum class Generation : int64_t {};
+
+// Thread-safe: instructions of different streams report at the same time. The plan outlives it.
+class ReplayState {
+ public:
+  explicit ReplayState(const plan::ShardingPlan& plan);
+
+  // The lane and micro-batch that the following instructions are about.
+  struct Pass {
+    plan::Phase phase = plan::Phase::kOnly;
+    plan::LanePart part = plan::LanePart::kWhole;
+    int64_t turn = 0;
+    int64_t micro_batch = 0;
+    bool has_lane = true;
+  };
+  void BeginProgram(const Pass& pass);
+
+  Generation generation(int group) const;
+
+  absl::Status BeginGather(const plan::Instruction& gather);
+  void EndGather(const plan::Instruction& gather);
+  // kOuterGather: the model weight has the newest generation.
+  void EndOuterGather(int group);
+  // kForward, kRecompute, kBackward.
+  absl::Status BeginCompute(const plan::Instruction& compute);
+  void EndCompute(const plan::Instruction& compute);
+
+  absl::Status AllocStaging(int staging);
+  // kAccumulateGrad and kReduceScatter, of staging or of a local sum.
+  absl::Status BeginReduce(const plan::Instruction& reduce);
+  void EndReduce(const plan::Instruction& reduce);
+  absl::Status BeginOuterReduce(const plan::Instruction& reduce);
+  void EndOuterReduce(const plan::Instruction& reduce);
+  absl::Status JoinGradients(int group);
+  absl::Status GatherGradient(int group);
+  // Statistics are of sums that are complete.
+  absl::Status CheckSumsComplete();
+  // kOptimizerStep: weights at rest, sums complete; the generation advances, also in a skipped
+  // step.
+  absl::Status BeginUpdate(int group);
+  void EndUpdate(int group);
+
+  absl::Status Free(int buffer);
+  // Everything at rest.
+  absl::Status EndPhase();
+
+ private:
+  enum class Content { kNone, kFilling, kFull, kDraining };
+  // Of one buffer.
+  struct BufferState {
+    Content content = Content::kNone;
+    bool freed = true;  // gathered: nobody reads this content any more
+    int uses = 0;       // instructions that read it now
+    int group = -1;     // gathered: whose weights, ...
+    Generation generation{};
+    int call = -1;  // activations: of which call and pass
+    int64_t pass = -1;
+  };
+  // Sums over lanes of one gradient call.
+  struct SumState {
+    int64_t local_turns = 0;
+    int64_t inner_turns = 0;
+    bool outer = false;
+  };
+  struct GroupState {
+    Generation generation{};
+    Generation model_generation{};  // of the model weight, where replicas cut it
+    bool updating = false;
+    bool joined = false;
+    bool whole = false;          // every rank has the whole gradient
+    std::vector<SumState> sums;  // by gradient call
+  };
+
+  BufferState& Of(int buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return buffers_[static_cast<size_t>(buffer)];
+  }
+  GroupState& OfGroup(int group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return groups_[static_cast<size_t>(group)];
+  }
+  const plan::GroupRules& Rules(int group) const { return plan_.rules[static_cast<size_t>(group)]; }
+  bool Busy(int buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Begins a new content of a temporary: nobody may still need what shares its bytes.
+  absl::Status Claim(int buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckWeights(int buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status BeginActivations(const plan::Instruction& compute)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status BeginGradients(const plan::Instruction& compute)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckSums(int group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  SumState& SumOf(const plan::Instruction& reduce) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Fault(const char* what, int buffer) const;
+  absl::Status GroupFault(const char* what, int group) const;
+
+  const plan::ShardingPlan& plan_;
+  std::vector<std::vector<int>> overlaps_;  // temporaries that share addresses
+  std::vector<bool> has_backward_;          // saved buffers that a backward reads
+
+  mutable Mutex mutex_;
+  Pass pass_ ABSL_GUARDED_BY(mutex_);
+  int64_t pass_number_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<BufferState> buffers_ ABSL_GUARDED_BY(mutex_);
+  std::vector<GroupState> groups_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace ravel::shard

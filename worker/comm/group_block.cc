@@ -18,7 +18,7 @@ namespace ravel::comm {
 namespace {
 
 constexpr uint32_t kAbortBit = 1;
-constexpr uint32_t kGenerationStep = 2;
+constexpr uint32_t kWakeStep = 2;
 // Some 20 us of waiting when every rank has a core, almost none when ranks must share.
 constexpr int kSpinsWithOwnCore = 20000;
 constexpr int kSpinsWithSharedCore = 50;
@@ -59,64 +59,87 @@ GroupBlock::GroupBlock(Options options)
                                                                : kSpinsWithSharedCore;
 }
 
-GroupSlot* GroupBlock::SlotOf(uint32_t parity, int rank) {
+GroupSlot* GroupBlock::SlotOf(uint64_t barrier, int rank) {
   auto* slots = reinterpret_cast<GroupSlot*>(options_.memory + sizeof(GroupHeader));
-  return slots + static_cast<int64_t>(parity) * size_ + rank;
+  return slots + static_cast<int64_t>(barrier & 1) * size_ + rank;
 }
 
-std::byte* GroupBlock::BounceOf(uint32_t parity, int rank) {
+std::byte* GroupBlock::BounceOf(uint64_t barrier, int rank) {
   const int64_t head = static_cast<int64_t>(sizeof(GroupHeader)) + SlotBytes(size_);
-  const int64_t index = static_cast<int64_t>(parity) * size_ + rank;
+  const int64_t index = static_cast<int64_t>(barrier & 1) * size_ + rank;
   return options_.memory + RoundUp(head, kPageBytes) + index * kBounceBytes;
 }
 
+void GroupBlock::Publish(const IssueRecord& issue, int64_t offset) {
+  GroupSlot* slot = SlotOf(barriers_ + 1, rank_);
+  slot->issue = issue;
+  slot->offset = offset;
+}
+
 absl::Status GroupBlock::Barrier() {
-  const uint32_t before = header_->generation.load(std::memory_order_acquire);
-  if ((before & kAbortBit) != 0) {
+  if ((header_->wake_ups.load(std::memory_order_acquire) & kAbortBit) != 0) {
     return GroupFailure(*header_);
   }
-  // Reading the arrivals before this one makes their slots visible to the last to arrive.
-  const uint32_t earlier = header_->arrived.fetch_add(1, std::memory_order_acq_rel);
-  if (earlier + 1 == static_cast<uint32_t>(size_)) {
-    if (!IssuesAgree()) {
-      return GroupFailure(*header_);
-    }
-    header_->arrived.store(0, std::memory_order_relaxed);
-    header_->generation.fetch_add(kGenerationStep, std::memory_order_seq_cst);
-    if (header_->sleepers.load(std::memory_order_seq_cst) != 0) {
-      FutexWakeAll(header_->generation);
-    }
-  } else if (!WaitForRelease(before)) {
+  const uint64_t barrier = barriers_ + 1;
+  // Sequentially consistent, as the sleepers' count is: either the sleeper sees this arrival or
+  // this rank sees the sleeper.
+  SlotOf(barrier, rank_)->arrivals.exchange(barrier, std::memory_order_seq_cst);
+  if (header_->sleepers.load(std::memory_order_seq_cst) != 0) {
+    header_->wake_ups.fetch_add(kWakeStep, std::memory_order_seq_cst);
+    FutexWakeAll(header_->wake_ups);
+  }
+  if (!WaitForAll(barrier)) {
     return GroupFailure(*header_);
   }
-  parity_ ^= 1;
+  barriers_ = barrier;
+  if (!IssuesAgree()) {  // the same verdict on every rank: all have read the same slots
+    return GroupFailure(*header_);
+  }
   return absl::OkStatus();
 }
 
-// True when the generation moved on; false when the group was aborted first.
-bool GroupBlock::WaitForRelease(uint32_t generation) {
-  const auto released = [generation](uint32_t now) {
-    return (now & ~kAbortBit) != (generation & ~kAbortBit);
-  };
-  uint32_t now = generation;
+bool GroupBlock::AllArrived(uint64_t barrier, int* first_missing) {
+  for (; *first_missing < size_; ++*first_missing) {
+    if (SlotOf(barrier, *first_missing)->arrivals.load(std::memory_order_seq_cst) != barrier) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool GroupBlock::WaitForAll(uint64_t barrier) {
+  int first_missing = 0;
   for (int i = 0; i < spins_; ++i) {
-    now = header_->generation.load(std::memory_order_acquire);
-    if (now != generation) {
-      return released(now);
+    if (AllArrived(barrier, &first_missing)) {
+      return true;
+    }
+    if ((header_->wake_ups.load(std::memory_order_acquire) & kAbortBit) != 0) {
+      return AllArrived(barrier, &first_missing);
     }
   }
   header_->sleepers.fetch_add(1, std::memory_order_seq_cst);
-  while ((now = header_->generation.load(std::memory_order_seq_cst)) == generation) {
-    FutexWait(header_->generation, generation);
-  }
+  const bool arrived = SleepUntilAll(barrier, &first_missing);
   header_->sleepers.fetch_sub(1, std::memory_order_relaxed);
-  return released(now);
+  return arrived;
+}
+
+bool GroupBlock::SleepUntilAll(uint64_t barrier, int* first_missing) {
+  for (;;) {
+    const uint32_t seen = header_->wake_ups.load(std::memory_order_seq_cst);
+    if (AllArrived(barrier, first_missing)) {
+      return true;
+    }
+    if ((seen & kAbortBit) != 0) {
+      return false;
+    }
+    FutexWait(header_->wake_ups, seen);
+  }
 }
 
 bool GroupBlock::IssuesAgree() {
-  const IssueRecord& first = SlotOf(parity_, 0)->issue;
+  const IssueRecord& first = SlotOf(barriers_, 0)->issue;
   for (int r = 1; r < size_; ++r) {
-    const IssueRecord& other = SlotOf(parity_, r)->issue;
+    const IssueRecord& other = SlotOf(barriers_, r)->issue;
     if (other.hash != first.hash || other.sequence != first.sequence) {
       options_.on_mismatch(0, first, r, other);
       return false;
@@ -136,12 +159,12 @@ void FailGroup(GroupHeader& header, const absl::Status& status) {
     header.abort_state.store(2, std::memory_order_release);
   }
   // Even if the rank that writes the reason was killed on the way, everybody is released.
-  header.generation.fetch_or(kAbortBit, std::memory_order_seq_cst);
-  FutexWakeAll(header.generation);
+  header.wake_ups.fetch_or(kAbortBit, std::memory_order_seq_cst);
+  FutexWakeAll(header.wake_ups);
 }
 
 absl::Status GroupFailure(const GroupHeader& header) {
-  if ((header.generation.load(std::memory_order_acquire) & kAbortBit) == 0) {
+  if ((header.wake_ups.load(std::memory_order_acquire) & kAbortBit) == 0) {
     return absl::OkStatus();
   }
   for (int i = 0; i < kSpinsForText; ++i) {

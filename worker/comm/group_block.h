@@ -20,13 +20,14 @@ inline constexpr int kMaxSharedRanks = 256;
 inline constexpr int64_t kBounceBytes = int64_t{256} << 10;
 inline constexpr size_t kAbortTextBytes = 1024;
 
-// What a rank publishes before it arrives at a barrier.
-struct GroupSlot {
+// What a rank publishes before it arrives at a barrier, and that it has: one cache line, so that
+// one transfer tells a peer everything.
+struct alignas(64) GroupSlot {
   IssueRecord issue;
-  int64_t offset = -1;  // in the arena, of the memory that peers may read; -1 = none
-  int64_t reserved = 0;
+  int64_t offset = -1;                 // in the arena, of the memory that peers may read; -1 = none
+  std::atomic<uint64_t> arrivals = 0;  // number of the barrier at which the rank has arrived
 };
-static_assert(sizeof(GroupSlot) == 64);
+static_assert(sizeof(GroupSlot) == 64 && std::atomic<uint64_t>::is_always_lock_free);
 
 // At the start of the segment; then GroupSlot[2][size], then bounce buffers [2][size]. Zero bytes
 // are the initial state, but for the nonce, which the maker writes.
@@ -37,10 +38,9 @@ struct GroupHeader {
   std::atomic<uint32_t> abort_state;
   uint32_t abort_code = 0;
   char abort_text[kAbortTextBytes] = {};
-  alignas(64) std::atomic<uint32_t> arrived;
-  std::atomic<uint32_t> sleepers;
-  // The generation in the upper 31 bits; bit 0 is set by abort. Ranks sleep on it.
-  alignas(64) std::atomic<uint32_t> generation;
+  alignas(64) std::atomic<uint32_t> sleepers;
+  // Changes when sleepers should look again; bit 0 is set by abort. Ranks sleep on it.
+  alignas(64) std::atomic<uint32_t> wake_ups;
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
@@ -67,13 +67,13 @@ class GroupBlock {
   explicit GroupBlock(Options options);
 
   GroupHeader& header() { return *header_; }
-  // This rank's slot for the next barrier.
-  GroupSlot& mine() { return *SlotOf(parity_, rank_); }
-  // A rank's slot of the last barrier; readable until this rank arrives at the next one.
-  const GroupSlot& last(int rank) { return *SlotOf(parity_ ^ 1, rank); }
+  // What this rank publishes with the next barrier.
+  void Publish(const IssueRecord& issue, int64_t offset);
+  // What a rank published with the last barrier; readable until this rank arrives at the next one.
+  int64_t last_offset(int rank) { return SlotOf(barriers_, rank)->offset; }
   // The bounce buffer that goes with the next or the last barrier; the same lifetimes.
-  std::byte* mine_bounce() { return BounceOf(parity_, rank_); }
-  const std::byte* last_bounce(int rank) { return BounceOf(parity_ ^ 1, rank); }
+  std::byte* mine_bounce() { return BounceOf(barriers_ + 1, rank_); }
+  const std::byte* last_bounce(int rank) { return BounceOf(barriers_, rank); }
 
   // All ranks have arrived with equal issue hashes, and what they wrote before is visible.
   // Otherwise the failure of the group. Spins briefly, then sleeps:
@@ -81,17 +81,21 @@ class GroupBlock {
   absl::Status Barrier();
 
  private:
-  GroupSlot* SlotOf(uint32_t parity, int rank);
-  std::byte* BounceOf(uint32_t parity, int rank);
+  // Two slots per rank, used in turns: a rank may be one barrier ahead of one that still reads.
+  GroupSlot* SlotOf(uint64_t barrier, int rank);
+  std::byte* BounceOf(uint64_t barrier, int rank);
+  bool AllArrived(uint64_t barrier, int* first_missing);
   bool IssuesAgree();
-  bool WaitForRelease(uint32_t generation);
+  // False when the group failed before all arrived.
+  bool WaitForAll(uint64_t barrier);
+  bool SleepUntilAll(uint64_t barrier, int* first_missing);
 
   const Options options_;
   GroupHeader* const header_;
   const int rank_;
   const int size_;
   int spins_;
-  uint32_t parity_ = 0;
+  uint64_t barriers_ = 0;  // passed
 };
 
 }  // namespace ravel::comm

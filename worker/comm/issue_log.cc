@@ -1,10 +1,12 @@
 #include "worker/comm/issue_log.h"
 
 #include <algorithm>
+#include <ctime>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
-#include <time.h>
+
+#include "common/fault_point.h"
 
 namespace ravel::comm {
 namespace {
@@ -95,6 +97,8 @@ IssueLog::IssueLog(Group group, std::shared_ptr<Context> context)
     : group_(std::move(group)), context_(std::move(context)), ring_(kRingEntries) {}
 
 IssueRecord IssueLog::Issue(CollectiveKind kind, const CollectiveTag& tag, const Amount& amount) {
+  FaultPoint("comm.issue")
+      .IgnoreError();  // to stall, stop or kill: a collective that is not issued
   IssueRecord record{.elements = amount.elements,
                      .generation = tag.generation,
                      .kind = kind,
@@ -115,7 +119,8 @@ IssueRecord IssueLog::Issue(CollectiveKind kind, const CollectiveTag& tag, const
     mark_sequence_ = record.sequence;
     mark_hash_ = record.hash;
   }
-  ring_[record.sequence % kRingEntries] = {.record = record, .order = order, .issued_ms = NowMs()};
+  ring_[record.sequence % kRingEntries] = {
+      .record = record, .order = order, .issued_ms = NowMs(), .age_ms = 0};
   return record;
 }
 
@@ -147,8 +152,10 @@ std::vector<IssueLog::Entry> IssueLog::Last(size_t most) const {
   const uint64_t count =
       std::min({static_cast<uint64_t>(most), state_.sequence, static_cast<uint64_t>(kRingEntries)});
   std::vector<Entry> entries;
+  const int64_t now_ms = NowMs();
   for (uint64_t s = state_.sequence - count + 1; s <= state_.sequence; ++s) {
     entries.push_back(ring_[s % kRingEntries]);
+    entries.back().age_ms = now_ms - entries.back().issued_ms;
   }
   return entries;
 }
@@ -162,7 +169,8 @@ absl::Status IssueLog::Mismatch(int member_a,
     MutexLock lock(context_->mutex);
     names = context_->unit_names;
   }
-  return absl::FailedPreconditionError(absl::StrCat("collectives differ between ranks in group ",
+  return absl::FailedPreconditionError(absl::StrCat(kMismatchText,
+                                                    " in group ",
                                                     group_.name,
                                                     ": rank ",
                                                     group_.members[static_cast<size_t>(member_a)],

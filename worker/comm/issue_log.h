@@ -14,6 +14,9 @@
 
 namespace ravel::comm {
 
+// In the message of every mismatch.
+inline constexpr char kMismatchText[] = "collectives differ between ranks";
+
 enum class CollectiveKind : uint8_t {
   kBarrier = 1,
   kAllGather = 2,
@@ -81,8 +84,9 @@ class IssueLog {
 
   struct Entry {
     IssueRecord record;
-    uint64_t order = 0;  // among all that this rank issued, on any communicator
-    int64_t issued_ms = 0;
+    uint64_t order = 0;     // among all that this rank issued, on any communicator
+    int64_t issued_ms = 0;  // of some monotonic clock
+    int64_t age_ms = 0;     // in what Last returns
   };
   struct Snapshot {
     uint64_t sequence = 0;

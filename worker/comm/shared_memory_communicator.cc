@@ -8,6 +8,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "kernels/tree_reduce.h"
 #include "worker/comm/split_groups.h"
 
 namespace ravel::comm {
@@ -63,7 +64,7 @@ void SharedMemoryCommunicator::Abort(std::string_view reason) {
 }
 
 absl::Status SharedMemoryCommunicator::Meet(const IssueRecord& issue, int64_t offset) {
-  block_.mine() = {.issue = issue, .offset = offset};
+  block_.Publish(issue, offset);
   return block_.Barrier();
 }
 
@@ -330,17 +331,18 @@ absl::Status SharedMemoryCommunicator::GatherFromArena(const IssueRecord& issue,
   RETURN_IF_ERROR(Meet(issue, ReadableOffset(options.shard, bytes)));
   bool readable = true;
   for (int r = 0; r < size_; ++r) {
-    readable = readable && block_.last(r).offset >= 0;
+    readable = readable && block_.last_offset(r) >= 0;
   }
   if (!readable) {  // the same verdict on every rank: all have read the same slots
     return BounceGather(
         issue, BytesOf(options.shard, bytes), {gathered, static_cast<size_t>(bytes * size_)});
   }
-  for (int r = 0; r < size_ && bytes > 0; ++r) {
+  for (int i = 0; i < size_ && bytes > 0; ++i) {
+    const int r = (rank_ + i) % size_;  // so that ranks do not all read the same shard
     std::byte* target = gathered + r * bytes;
-    const std::byte* source = root_->base + block_.last(r).offset;
+    const std::byte* source = root_->base + block_.last_offset(r);
     if (target != source) {
-      std::memcpy(target, source, static_cast<size_t>(bytes));
+      kernels::CopyBytes(stream_, {.to = target, .from = source, .bytes = bytes});
     }
   }
   return Meet(issue, -1);  // shards may be written again
@@ -365,7 +367,7 @@ absl::StatusOr<PieceViews> SharedMemoryCommunicator::ExchangePieces(
   for (int r = 0; r < options.contributors; ++r) {
     const std::byte* piece = nullptr;
     if (bytes > 0) {
-      piece = root_->base + block_.last(r).offset + rank_ * bytes;
+      piece = root_->base + block_.last_offset(r) + rank_ * bytes;
     }
     views.pieces.push_back(reinterpret_cast<const float*>(piece));
   }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/stream.h"
 #include "worker/comm/abort_domain.h"
 #include "worker/comm/collective_ledger.h"
 #include "worker/comm/communicator.h"
@@ -101,6 +102,7 @@ class SharedMemoryCommunicator final : public Communicator {
   const bool is_root_;
   const std::shared_ptr<IssueLog> log_;
   GroupBlock block_;
+  kernels::CpuStream stream_;  // of the copies
 };
 
 }  // namespace ravel::comm

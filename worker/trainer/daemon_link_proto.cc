@@ -78,6 +78,9 @@ absl::StatusOr<std::optional<Command>> CommandFrom(const v1::TrainerDown& frame)
       return Command(Commit{.step = frame.commit().step(),
                             .committed = frame.commit().committed(),
                             .reason = frame.commit().reason()});
+    case v1::TrainerDown::kAskLedger:
+      return Command(
+          AskForLedger{.epoch = frame.ask_ledger().epoch(), .most = frame.ask_ledger().most()});
     case v1::TrainerDown::KIND_NOT_SET:
       break;  // of a newer daemon
   }
@@ -152,6 +155,46 @@ absl::Status DaemonLinkReporter::Progress(const ProgressReport& report) {
   message.set_phase_age_ms(report.phase_age_ms);
   message.set_collective_sequence(report.collective_sequence);
   message.set_collective_hash(report.collective_hash);
+  for (const CollectiveState& state : report.collectives) {
+    v1::CollectiveState& group = *message.add_collectives();
+    group.set_group(state.group);
+    group.set_first_member(state.first_member);
+    group.set_sequence(state.sequence);
+    group.set_hash(state.hash);
+    group.set_completed(state.completed);
+    group.set_waiting_ms(state.waiting_ms);
+    group.set_mark_sequence(state.mark_sequence);
+    group.set_mark_hash(state.mark_hash);
+  }
+  return link_->Send(frame);
+}
+
+absl::Status DaemonLinkReporter::Ledger(const LedgerReport& report) {
+  v1::TrainerUp frame;
+  v1::LedgerReport& message = *frame.mutable_ledger();
+  message.set_epoch(report.epoch);
+  for (const LedgerOfGroup& of_group : report.groups) {
+    v1::LedgerOfGroup& group = *message.add_groups();
+    group.set_group(of_group.group);
+    group.mutable_members()->Add(of_group.members.begin(), of_group.members.end());
+    group.set_completed(of_group.completed);
+    for (const LedgerEntry& entry : of_group.entries) {
+      v1::LedgerEntry& issued = *group.add_entries();
+      issued.set_sequence(entry.sequence);
+      issued.set_hash(entry.hash);
+      issued.set_order(entry.order);
+      issued.set_kind(entry.kind);
+      issued.set_op(entry.op);
+      issued.set_unit(entry.unit);
+      issued.set_group(entry.group);
+      issued.set_call(entry.call);
+      issued.set_phase(entry.phase);
+      issued.set_generation(entry.generation);
+      issued.set_elements(entry.elements);
+      issued.set_element_bytes(entry.element_bytes);
+      issued.set_age_ms(entry.age_ms);
+    }
+  }
   return link_->Send(frame);
 }
 

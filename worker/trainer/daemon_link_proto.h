@@ -27,6 +27,7 @@ class DaemonLinkReporter final : public Reporter {
   absl::Status Ready(const ReadyReport& report) override;
   absl::Status Step(const StepRecord& record) override;
   absl::Status Progress(const ProgressReport& report) override;
+  absl::Status Ledger(const LedgerReport& report) override;
   absl::Status SaveStarted(int64_t step, int64_t sequence) override;
   absl::Status Sealed(const ckpt::Seal& seal) override;
   absl::Status Failed(const absl::Status& failure) override;

@@ -3,10 +3,12 @@
 #include <string>
 
 #include <absl/strings/cord.h>
+#include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "worker/comm/issue_log.h"
 
 namespace ravel::trainer {
 namespace {
@@ -38,7 +40,8 @@ std::string_view ReasonOf(const absl::Status& status) {
     case ExitCode::kStopped:
       return "Stopped";
     case ExitCode::kCommunicator:
-      return "CommError";
+      return absl::StrContains(status.message(), comm::kMismatchText) ? "CollectiveMismatch"
+                                                                      : "CommError";
     case ExitCode::kData:
       return "DataError";
     case ExitCode::kNumeric:

@@ -18,6 +18,7 @@
 #include "worker/trainer/daemon_link_proto.h"
 #include "worker/trainer/exit_code.h"
 #include "worker/trainer/generator.h"
+#include "worker/trainer/plan_fault.h"
 #include "worker/trainer/position.h"
 #include "worker/trainer/trainer.h"
 #include "worker/trainer/watchdog.h"
@@ -90,18 +91,22 @@ ExitCode RunUnderDaemon(int fd) {
     return ExitCode::kPlanMismatch;
   }
   DaemonLinkReporter link(*std::move(opened));
-  const auto command = link.Receive();
+  auto command = link.Receive();
   if (!command.ok()) {
     return Fail(link, command.status());
   }
   if (const auto* stop = std::get_if<Stop>(&*command)) {
     return stop->code;
   }
-  const auto* assignment = std::get_if<Assignment>(&*command);
+  auto* assignment = std::get_if<Assignment>(&*command);
   if (assignment == nullptr) {
     return Fail(link,
                 WithCode(absl::FailedPreconditionError("the first frame is not StartTrainer"),
                          ExitCode::kPlanMismatch));
+  }
+  const absl::Status planned = ApplyPlanFaults(assignment->plan);
+  if (!planned.ok()) {
+    return Fail(link, WithCode(planned, ExitCode::kPlanMismatch));
   }
   return Train(link, *assignment);
 }

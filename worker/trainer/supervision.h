@@ -53,12 +53,52 @@ struct StepRecord {
   int64_t measured_bytes = 0;
 };
 
+// Where this rank is in the collectives of one group.
+struct CollectiveState {
+  std::string group;
+  int64_t first_member = 0;
+  uint64_t sequence = 0;
+  uint64_t hash = 0;
+  uint64_t completed = 0;
+  int64_t waiting_ms = 0;
+  uint64_t mark_sequence = 0;
+  uint64_t mark_hash = 0;
+};
+
 struct ProgressReport {
   int64_t step = 0;
   std::string phase;
   int64_t phase_age_ms = 0;
   uint64_t collective_sequence = 0;
   uint64_t collective_hash = 0;
+  std::vector<CollectiveState> collectives = {};
+};
+
+// What was issued last.
+struct LedgerEntry {
+  uint64_t sequence = 0;
+  uint64_t hash = 0;
+  uint64_t order = 0;
+  std::string kind;
+  std::string op;
+  std::string unit;  // empty: of the whole step
+  int64_t group = -1;
+  int64_t call = 0;
+  std::string phase;
+  int64_t generation = 0;
+  int64_t elements = 0;
+  int64_t element_bytes = 0;
+  int64_t age_ms = 0;
+};
+struct LedgerOfGroup {
+  std::string group;
+  std::vector<int> members;
+  uint64_t completed = 0;
+  std::vector<LedgerEntry> entries;  // oldest first
+};
+struct LedgerReport {
+  int64_t epoch = 0;
+  std::vector<LedgerOfGroup> groups;
 };
 
 // Commands.
@@ -81,12 +121,16 @@ struct Commit {
   bool committed = false;
   std::string reason;
 };
+struct AskForLedger {
+  int64_t epoch = 0;
+  int64_t most = 0;  // entries of each group
+};
 // End at once: told to, or a peer is lost.
 struct Stop {
   ExitCode code = ExitCode::kStopped;
   std::string reason;
 };
-using Command = std::variant<Assignment, RecordsOfGroup, AllowSteps, AskForSave, Commit, Stop>;
+using Command = std::variant<Assignment, RecordsOfGroup, AllowSteps, AskForSave, Commit, AskForLedger, Stop>;
 
 // Up to whoever supervises this trainer. Thread-safe. An error means that nobody listens any more.
 class Reporter {
@@ -97,6 +141,7 @@ class Reporter {
   virtual absl::Status Ready(const ReadyReport& report) = 0;
   virtual absl::Status Step(const StepRecord& record) = 0;
   virtual absl::Status Progress(const ProgressReport& report) = 0;
+  virtual absl::Status Ledger(const LedgerReport& report) = 0;
   virtual absl::Status SaveStarted(int64_t step, int64_t sequence) = 0;
   virtual absl::Status Sealed(const ckpt::Seal& seal) = 0;
   // `failure` is marked with the exit code that follows.

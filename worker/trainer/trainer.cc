@@ -5,10 +5,12 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 
 #include "common/logging.h"
+#include "worker/comm/collective_ledger.h"
 #include "worker/comm/communicator_factory.h"
 #include "worker/trainer/initial_state.h"
 
@@ -43,6 +45,11 @@ class CommunicatorScope {
 
 absl::Status Trainer::Run() {
   ASSIGN_OR_RETURN(const std::unique_ptr<comm::Communicator> communicator, Connect());
+  std::vector<std::string> units;
+  for (const plan::UnitSpec& unit : parts_.assignment.plan.inventory.units) {
+    units.push_back(unit.name);
+  }
+  communicator->ledger().SetUnitNames(std::move(units));
   const CommunicatorScope scope(parts_.communicator_changed, communicator.get());
   return RunWith(*communicator);
 }

@@ -6,6 +6,7 @@
 #include <pthread.h>
 
 #include "common/logging.h"
+#include "worker/trainer/ledger_report.h"
 
 namespace ravel::trainer {
 
@@ -68,6 +69,10 @@ bool Watchdog::Handle(const Command& command) {
                            commit->step,
                            commit->committed ? " committed" : " not committed: ",
                            commit->reason));
+  } else if (const auto* ask = std::get_if<AskForLedger>(&command)) {
+    if (ask->epoch == options_.epoch) {
+      ReportLedger(*ask);
+    }
   } else if (const auto* stop = std::get_if<Stop>(&command)) {
     log::Info(absl::StrCat("ending with code ", static_cast<int>(stop->code), ": ", stop->reason));
     End(stop->code, stop->reason);
@@ -98,6 +103,17 @@ void Watchdog::ReceiveLoop() {
   }
 }
 
+void Watchdog::ReportLedger(const AskForLedger& ask) {
+  LedgerReport report = {.epoch = options_.epoch, .groups = {}};
+  {
+    MutexLock lock(mutex_);
+    if (communicator_ != nullptr) {
+      report.groups = LedgerGroups(*communicator_, ask.most);
+    }
+  }
+  options_.reporter.Ledger(report).IgnoreError();
+}
+
 void Watchdog::Beat() {
   ProgressReport report = {.step = options_.position.step(),
                            .phase = PhaseText(options_.position.phase()),
@@ -110,6 +126,7 @@ void Watchdog::Beat() {
       const comm::Communicator::IssueState issued = communicator_->issued();
       report.collective_sequence = issued.sequence;
       report.collective_hash = issued.hash;
+      report.collectives = CollectiveStates(*communicator_);
     }
   }
   // The receiver notices when nobody listens.

@@ -51,6 +51,7 @@ class Watchdog {
   void BeatLoop();
   // False when there is nothing more to receive.
   bool Handle(const Command& command);
+  void ReportLedger(const AskForLedger& ask);
   void End(ExitCode code, const std::string& reason);
 
   const Options options_;

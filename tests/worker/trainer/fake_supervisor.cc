@@ -141,6 +141,7 @@ class RankReporter final : public Reporter {
     return absl::OkStatus();
   }
   absl::Status Progress(const ProgressReport&) override { return absl::OkStatus(); }
+  absl::Status Ledger(const LedgerReport&) override { return absl::OkStatus(); }
   absl::Status SaveStarted(int64_t step, int64_t) override {
     supervisor_.OnSaveStarted(rank_, step);
     return absl::OkStatus();

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <limits>
 #include <numeric>
-#include <set>
+#include <utility>
 
 #include "common/check.h"
 #include "common/plan/program_order.h"
@@ -24,33 +24,44 @@ struct ProgramLives {
   std::vector<Lifetime> lifetimes;
 };
 
+// The last access of a lifetime. Those before it are before it by the order, too (K2).
+int LastOf(const Lifetime& life) {
+  return life.accesses.back();
+}
+
 absl::StatusOr<std::vector<ProgramLives>> LivesOf(const std::vector<ProgramBuffer>& buffers,
                                                   const std::vector<StepProgram>& programs) {
+  const BufferIndex index(buffers);
   std::vector<ProgramLives> lives;
   for (const StepProgram& program : programs) {
-    ASSIGN_OR_RETURN(std::vector<Lifetime> lifetimes, LifetimesOf(program, buffers));
+    ASSIGN_OR_RETURN(std::vector<Lifetime> lifetimes, LifetimesOf(program, buffers, index));
     lives.push_back({.order = HappensBefore(program), .lifetimes = std::move(lifetimes)});
   }
   return lives;
 }
 
+using Pairs = std::vector<std::pair<int, int>>;
+
 // Pairs of temporaries of one memory kind that are ever alive together, as far as waits and streams
-// tell.
-std::set<std::pair<int, int>> Conflicts(const std::vector<ProgramBuffer>& buffers,
-                                        const std::vector<ProgramLives>& lives) {
-  std::set<std::pair<int, int>> conflicts;
+// tell; ascending, each once.
+Pairs Conflicts(const std::vector<ProgramBuffer>& buffers, const std::vector<ProgramLives>& lives) {
+  Pairs conflicts;
   for (const ProgramLives& program : lives) {
-    for (const Lifetime& a : program.lifetimes) {
-      for (const Lifetime& b : program.lifetimes) {
-        const bool same_arena = buffers[static_cast<size_t>(a.buffer)].memory ==
-                                buffers[static_cast<size_t>(b.buffer)].memory;
-        if (a.buffer < b.buffer && same_arena && !EndsBefore(program.order, a, b) &&
-            !EndsBefore(program.order, b, a)) {
-          conflicts.emplace(a.buffer, b.buffer);
+    const std::vector<Lifetime>& all = program.lifetimes;  // by begin, in list order
+    for (size_t i = 0; i < all.size(); ++i) {
+      const MemoryKind memory = buffers[static_cast<size_t>(all[i].buffer)].memory;
+      for (size_t j = i + 1; j < all.size(); ++j) {
+        const bool same_arena = buffers[static_cast<size_t>(all[j].buffer)].memory == memory;
+        if (same_arena && all[i].buffer != all[j].buffer &&
+            !program.order.Before(LastOf(all[i]), all[j].begin) &&
+            !program.order.Before(LastOf(all[j]), all[i].begin)) {
+          conflicts.push_back(std::minmax(all[i].buffer, all[j].buffer));
         }
       }
     }
   }
+  std::sort(conflicts.begin(), conflicts.end());
+  conflicts.erase(std::unique(conflicts.begin(), conflicts.end()), conflicts.end());
   return conflicts;
 }
 
@@ -100,98 +111,104 @@ Packing PackInOrder(const std::vector<PackItem>& items, const std::vector<size_t
   return packing;
 }
 
-// A moment of a program: the running instructions, at most one a stream, none before another.
-class Moment {
+// Finds the worst moment of a program: some instructions run, at most one a stream and none before
+// another; what they and those before them brought to life is alive until its last access is done.
+class PeakSearch {
  public:
-  explicit Moment(const ProgramLives& lives) : lives_(lives) {}
-
-  bool Start(int instruction) {
-    for (const int other : running_) {
-      if (lives_.order.Before(instruction, other) || lives_.order.Before(other, instruction)) {
-        return false;
+  PeakSearch(const StepProgram& program,
+             const ProgramLives& lives,
+             const std::vector<ProgramBuffer>& buffers,
+             MemoryKind memory)
+      : program_(program), order_(lives.order), buffers_(buffers) {
+    for (const Lifetime& life : lives.lifetimes) {
+      if (buffers[static_cast<size_t>(life.buffer)].memory == memory) {
+        lives_.push_back(&life);
       }
     }
-    running_.push_back(instruction);
-    return true;
   }
-  void Stop() { running_.pop_back(); }
 
-  // Buffers of the memory kind that are alive: born, with an access that may still be running or to
-  // come.
-  std::vector<int> Alive(const std::vector<ProgramBuffer>& buffers, MemoryKind memory) const {
-    std::vector<int> alive;
-    for (const Lifetime& life : lives_.lifetimes) {
-      if (buffers[static_cast<size_t>(life.buffer)].memory == memory && Born(life.begin) &&
-          !std::all_of(
-              life.accesses.begin(), life.accesses.end(), [&](int at) { return Done(at); })) {
-        alive.push_back(life.buffer);
+  // Things get worse only when something comes to life: with each birth, lets every other stream
+  // run as far as makes things worst.
+  void Improve(PeakCut& peak) {
+    for (const Lifetime* born : lives_) {
+      running_ = {born->begin};
+      near_.clear();
+      for (const Lifetime* life : lives_) {
+        if (!order_.Before(LastOf(*life), born->begin) &&
+            !order_.Before(born->begin, life->begin)) {
+          near_.push_back(life);
+        }
+      }
+      int64_t bytes = AliveBytes();
+      while (AddWorst(bytes)) {
+      }
+      if (bytes > peak.bytes) {
+        peak.bytes = bytes;
+        peak.buffers.clear();
+        for (const Lifetime* life : near_) {
+          if (Alive(*life)) {
+            peak.buffers.push_back(life->buffer);
+          }
+        }
       }
     }
-    return alive;
   }
 
  private:
-  bool Done(int instruction) const {
-    return std::any_of(running_.begin(), running_.end(), [&](int running) {
-      return lives_.order.Before(instruction, running);
+  StreamId StreamOf(int instruction) const {
+    return program_.instructions[static_cast<size_t>(instruction)].stream;
+  }
+  bool MayJoin(int instruction) const {
+    return std::all_of(running_.begin(), running_.end(), [&](int other) {
+      return StreamOf(other) != StreamOf(instruction) && !order_.Before(instruction, other) &&
+             !order_.Before(other, instruction);
     });
   }
-  bool Born(int instruction) const {
-    return Done(instruction) ||
-           std::find(running_.begin(), running_.end(), instruction) != running_.end();
+  bool Done(int instruction) const {
+    return std::any_of(running_.begin(), running_.end(), [&](int running) {
+      return order_.Before(instruction, running);
+    });
+  }
+  bool Alive(const Lifetime& life) const {
+    const bool born = Done(life.begin) ||
+                      std::find(running_.begin(), running_.end(), life.begin) != running_.end();
+    return born && !Done(LastOf(life));
+  }
+  int64_t AliveBytes() const {
+    int64_t sum = 0;
+    for (const Lifetime* life : near_) {
+      sum += Alive(*life) ? ArenaBytes(buffers_[static_cast<size_t>(life->buffer)]) : 0;
+    }
+    return sum;
+  }
+  // Starts the birth that makes the moment worst, if one does.
+  bool AddWorst(int64_t& bytes) {
+    int chosen = -1;
+    for (const Lifetime* life : near_) {
+      if (life->begin == chosen || !MayJoin(life->begin)) {
+        continue;
+      }
+      running_.push_back(life->begin);
+      const int64_t more = AliveBytes();
+      running_.pop_back();
+      if (more > bytes) {
+        bytes = more;
+        chosen = life->begin;
+      }
+    }
+    if (chosen >= 0) {
+      running_.push_back(chosen);
+    }
+    return chosen >= 0;
   }
 
-  const ProgramLives& lives_;
+  const StepProgram& program_;
+  const HappensBefore& order_;
+  const std::vector<ProgramBuffer>& buffers_;
+  std::vector<const Lifetime*> lives_;
+  std::vector<const Lifetime*> near_;  // those that may be alive with the birth at hand
   std::vector<int> running_;
 };
-
-int64_t SumBytes(const std::vector<ProgramBuffer>& buffers, const std::vector<int>& ids) {
-  int64_t sum = 0;
-  for (const int id : ids) {
-    sum += ArenaBytes(buffers[static_cast<size_t>(id)]);
-  }
-  return sum;
-}
-
-// From each instruction on, lets every other stream run as far as makes things worst.
-void SearchPeak(const StepProgram& program,
-                const ProgramLives& lives,
-                const std::vector<ProgramBuffer>& buffers,
-                MemoryKind memory,
-                PeakCut& peak) {
-  constexpr StreamId kWorkers[] = {
-      StreamId::kCompute, StreamId::kGather, StreamId::kReduce, StreamId::kOuter};
-  const int count = static_cast<int>(program.instructions.size());
-  for (int first = 0; first < count; ++first) {
-    Moment moment(lives);
-    moment.Start(first);
-    std::vector<int> alive = moment.Alive(buffers, memory);
-    int64_t bytes = SumBytes(buffers, alive);
-    for (const StreamId stream : kWorkers) {
-      int chosen = -1;
-      for (int other = 0; other < count; ++other) {
-        if (program.instructions[static_cast<size_t>(other)].stream != stream || other == first ||
-            !moment.Start(other)) {
-          continue;
-        }
-        std::vector<int> more = moment.Alive(buffers, memory);
-        const int64_t more_bytes = SumBytes(buffers, more);
-        moment.Stop();
-        if (more_bytes > bytes) {
-          bytes = more_bytes;
-          alive = std::move(more);
-          chosen = other;
-        }
-      }
-      if (chosen >= 0) {
-        moment.Start(chosen);
-      }
-    }
-    if (bytes > peak.bytes) {
-      peak = {.bytes = bytes, .buffers = alive};
-    }
-  }
-}
 
 PeakCut PeakOf(const std::vector<ProgramBuffer>& buffers,
                const std::vector<StepProgram>& programs,
@@ -199,7 +216,7 @@ PeakCut PeakOf(const std::vector<ProgramBuffer>& buffers,
                MemoryKind memory) {
   PeakCut peak;
   for (size_t p = 0; p < programs.size(); ++p) {
-    SearchPeak(programs[p], lives[p], buffers, memory, peak);
+    PeakSearch(programs[p], lives[p], buffers, memory).Improve(peak);
   }
   return peak;
 }
@@ -250,7 +267,7 @@ void PlacePersistent(const std::vector<ProgramBuffer>& buffers, BufferPlan& plan
 }
 
 void PlaceTemporaries(const std::vector<ProgramBuffer>& buffers,
-                      const std::set<std::pair<int, int>>& conflicts,
+                      const Pairs& conflicts,
                       MemoryKind memory,
                       BufferPlan& plan) {
   std::vector<int> ids;
@@ -315,7 +332,7 @@ absl::StatusOr<BufferPlan> PlanBuffers(const std::vector<ProgramBuffer>& buffers
   BufferPlan plan;
   plan.offsets.assign(buffers.size(), 0);
   PlacePersistent(buffers, plan);
-  const std::set<std::pair<int, int>> conflicts = Conflicts(buffers, lives);
+  const Pairs conflicts = Conflicts(buffers, lives);
   for (const ProgramBuffer& buffer : buffers) {
     plan.lower_bound_bytes += buffer.persistent ? ArenaBytes(buffer) : 0;
   }

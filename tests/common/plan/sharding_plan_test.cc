@@ -189,7 +189,23 @@ struct BadSpec {
 
 TEST(Plan, ImpossibleRequestsNameTheField) {
   const BadSpec cases[] = {
-      {"strategy", [](JobSpec& s) { s.strategy = Strategy::kNoShard; }, "parallelism.strategy"},
+      {"strategy",
+       [](JobSpec& s) {
+         s.replicas = 2;
+         s.replicate_strategy = Strategy::kOptimGrads;
+       },
+       "parallelism.strategy"},
+      {"cut by replicas alone",
+       [](JobSpec& s) {
+         s.replicas = 2;
+         s.replicate_strategy = Strategy::kOptim;
+         s.strategy = Strategy::kNoShard;
+       },
+       "parallelism.strategy"},
+      {"replicas", [](JobSpec& s) { s.replicas = 3; }, "parallelism.replicas"},
+      {"too many replicas", [](JobSpec& s) { s.replicas = 8; }, "parallelism.replicas"},
+      {"replicas and ranks", [](JobSpec& s) { s.replicas = 4; }, "parallelism.replicas"},
+      {"freeze", [](JobSpec& s) { s.freeze = {"*"}; }, "training.freeze"},
       {"batch", [](JobSpec& s) { s.global_batch = 6; }, "training.globalBatch"},
       {"no batch", [](JobSpec& s) { s.global_batch = 0; }, "training.globalBatch"},
       {"lanes", [](JobSpec& s) { s.virtual_ranks = 3; }, "determinism.virtualRanks"},
@@ -198,7 +214,7 @@ TEST(Plan, ImpossibleRequestsNameTheField) {
          s.elastic.sizes = {1, 16};
        },
        "determinism.virtualRanks"},
-      {"micro", [](JobSpec& s) { s.micro_batch = 1; }, "training.microBatch"},
+      {"micro", [](JobSpec& s) { s.micro_batch = 3; }, "training.microBatch"},
       {"length", [](JobSpec& s) { s.data.sequence_length = 1 << 20; }, "data.sequenceLength"},
       {"no length", [](JobSpec& s) { s.data.sequence_length = 0; }, "data.sequenceLength"},
       {"model", [](JobSpec& s) { s.model.reset(); }, "model"},

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "common/file_writer.h"
+#include "common/plan/architecture/architecture.h"
 #include "common/plan/model_inventory.h"
 #include "common/plan/sample_order.h"
 #include "common/token_file.h"
@@ -65,6 +66,40 @@ ParsedMessage SplitMessage(const std::string& message, const std::string& prefix
   return out;
 }
 
+// What the job file says over the architecture's defaults.
+plan::ModelConfig PlainConfig(const v1::ModelConfig& config, plan::ModelConfig plain) {
+  plain.vocab_size = config.vocab_size();
+  plain.hidden_size = config.hidden_size();
+  plain.intermediate_size = config.intermediate_size();
+  plain.num_hidden_layers = config.num_hidden_layers();
+  plain.num_attention_heads = config.num_attention_heads();
+  plain.num_key_value_heads = config.num_key_value_heads();
+  plain.head_dim = config.head_dim();
+  if (config.has_max_position_embeddings()) {
+    plain.max_position_embeddings = config.max_position_embeddings();
+  }
+  if (config.has_rms_norm_eps()) {
+    plain.rms_norm_eps = config.rms_norm_eps();
+  }
+  if (config.has_layer_norm_eps()) {
+    plain.layer_norm_eps = config.layer_norm_eps();
+  }
+  if (config.has_rope_theta()) {
+    plain.rope_theta = config.rope_theta();
+  }
+  if (config.has_tie_word_embeddings()) {
+    plain.tie_word_embeddings = config.tie_word_embeddings();
+  }
+  if (config.has_rope_scaling()) {
+    const v1::RopeScaling& scaling = config.rope_scaling();
+    plain.rope_scaling_factor = scaling.factor();
+    plain.rope_low_freq_factor = scaling.low_freq_factor();
+    plain.rope_high_freq_factor = scaling.high_freq_factor();
+    plain.rope_original_max_position_embeddings = scaling.original_max_position_embeddings();
+  }
+  return plain;
+}
+
 }  // namespace
 
 void JobRules::CheckModel() {
@@ -87,26 +122,15 @@ void JobRules::CheckModel() {
 
 void JobRules::CheckInlineConfig() {
   v1::ModelConfig& config = *job().mutable_model()->mutable_config();
-  Choice("spec.model.config.modelType", config.mutable_model_type(), {"llama"});
-  plan::ModelConfig plain;
-  plain.vocab_size = config.vocab_size();
-  plain.hidden_size = config.hidden_size();
-  plain.intermediate_size = config.intermediate_size();
-  plain.num_hidden_layers = config.num_hidden_layers();
-  plain.num_attention_heads = config.num_attention_heads();
-  plain.num_key_value_heads = config.num_key_value_heads();
-  plain.head_dim = config.head_dim();
-  if (config.has_max_position_embeddings()) {
-    plain.max_position_embeddings = config.max_position_embeddings();
+  std::vector<std::string> names;
+  for (const plan::Architecture* architecture : plan::AllArchitectures()) {
+    names.emplace_back(architecture->model_type);
   }
-  if (config.has_rms_norm_eps()) {
-    plain.rms_norm_eps = config.rms_norm_eps();
-  }
-  if (config.has_rope_theta()) {
-    plain.rope_theta = config.rope_theta();
-  }
-  plain.tie_word_embeddings = config.tie_word_embeddings();
-  const absl::StatusOr<plan::ModelConfig> valid = plan::ValidateModelConfig(plain);
+  const int chosen = Choice("spec.model.config.modelType", config.mutable_model_type(), names);
+  const plan::Architecture& architecture =
+      *plan::AllArchitectures()[static_cast<std::size_t>(chosen)];
+  const absl::StatusOr<plan::ModelConfig> valid =
+      plan::ValidateModelConfig(PlainConfig(config, architecture.defaults));
   if (!valid.ok()) {
     ParsedMessage message = SplitMessage(std::string(valid.status().message()), "model.config.");
     const std::string path = message.field.empty()
@@ -115,11 +139,18 @@ void JobRules::CheckInlineConfig() {
     Fail(path, std::move(message.expected), std::move(message.got));
     return;
   }
+  config.set_intermediate_size(valid->intermediate_size);
   config.set_num_key_value_heads(valid->num_key_value_heads);
   config.set_head_dim(valid->head_dim);
   config.set_max_position_embeddings(valid->max_position_embeddings);
-  config.set_rms_norm_eps(valid->rms_norm_eps);
-  config.set_rope_theta(valid->rope_theta);
+  if (architecture.norm == plan::NormKind::kRms) {
+    config.set_rms_norm_eps(valid->rms_norm_eps);
+  } else {
+    config.set_layer_norm_eps(valid->layer_norm_eps);
+  }
+  if (architecture.positions == plan::PositionKind::kRotary) {
+    config.set_rope_theta(valid->rope_theta);
+  }
   config.set_tie_word_embeddings(valid->tie_word_embeddings);
   spec().model = *valid;
 }
@@ -201,7 +232,8 @@ void JobRules::CheckData() {
 void JobRules::CheckTokenizer() {
   v1::DataSpec& data = *job().mutable_data();
   if (data.tokenizer().empty()) {
-    if (options_.check_paths && !spec().data.train.empty() && !spec().data.train[0].path.empty()) {
+    const bool look = options_.check_paths && options_.check_data;
+    if (look && !spec().data.train.empty() && !spec().data.train[0].path.empty()) {
       const std::string beside = spec().data.train[0].path + ".tokenizer.json";
       if (Exists(beside)) {
         data.set_tokenizer(beside);
@@ -211,7 +243,7 @@ void JobRules::CheckTokenizer() {
     const std::string path = AbsolutePath("spec.data.tokenizer", data.tokenizer());
     if (!path.empty()) {
       data.set_tokenizer(path);
-      if (options_.check_paths && !Exists(path)) {
+      if (options_.check_paths && options_.check_data && !Exists(path)) {
         Fail("spec.data.tokenizer", "a tokenizer.json file", absl::StrCat(path, ": not found"));
       }
     }
@@ -248,7 +280,7 @@ int64_t JobRules::CheckTokenFile(const std::string& path, plan::DataSource& sour
 }
 
 void JobRules::CheckTokenFiles() {
-  if (!options_.check_paths) {
+  if (!options_.check_paths || !options_.check_data) {
     return;
   }
   int64_t samples = 0;

@@ -59,6 +59,8 @@ struct CanonicalizeOptions {
   // only what the file itself can tell (client-side validation on a machine without the data);
   // `spec.model` may then be absent.
   bool check_paths = true;
+  // With check_paths: also the token files, and the tokenizer beside them. Off: a plan needs none.
+  bool check_data = true;
 };
 
 // Every rule of the job file: required fields, ranges, enums, durations and sizes, cross-field

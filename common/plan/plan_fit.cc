@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <functional>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -118,6 +117,20 @@ std::vector<Changed> SmallerMicroBatches(const PlanRequest& request) {
   return made;
 }
 
+// More lanes of fewer sequences: no gradient of a lane is kept between its micro-batches.
+std::vector<Changed> MoreLanes(const PlanRequest& request) {
+  std::vector<Changed> made;
+  const int64_t per_lane = request.spec.global_batch / request.spec.virtual_ranks;
+  for (int64_t times = 2; per_lane % times == 0; times *= 2) {
+    const int64_t lanes = request.spec.virtual_ranks * times;
+    Changed changed = {absl::StrCat("determinism.virtualRanks: ", lanes), request};
+    changed.request.spec.virtual_ranks = lanes;
+    changed.request.spec.micro_batch = std::min(request.spec.micro_batch, per_lane / times);
+    made.push_back(std::move(changed));
+  }
+  return made;
+}
+
 // One unit at a time: a cap below every unit lets one be alive alone.
 std::vector<Changed> SmallerWindows(const PlanRequest& request) {
   if (request.spec.gather_window_bytes == 1 && request.spec.staging_window_bytes == 1) {
@@ -130,7 +143,54 @@ std::vector<Changed> SmallerWindows(const PlanRequest& request) {
   return {changed};
 }
 
-using Kind = std::function<std::vector<Changed>(const PlanRequest&)>;
+using Changes = std::vector<Changed> (*)(const PlanRequest&);
+
+// The changes of one kind until one fits; `until_flat`: or until they no longer help.
+void TryEach(const std::vector<Changed>& changes,
+             bool until_flat,
+             int64_t usable_bytes,
+             std::vector<Remedy>& tried) {
+  int64_t last = 0;
+  for (const Changed& changed : changes) {
+    tried.push_back(Try(changed, usable_bytes));
+    const Remedy& remedy = tried.back();
+    const bool flat = last > 0 && (!remedy.status.ok() || remedy.peak_bytes > last / 100 * 99);
+    if (remedy.fits || (until_flat && flat)) {
+      return;
+    }
+    last = remedy.status.ok() ? remedy.peak_bytes : last;
+  }
+}
+
+bool AnyFits(const std::vector<Remedy>& tried) {
+  return std::any_of(tried.begin(), tried.end(), [](const Remedy& remedy) { return remedy.fits; });
+}
+
+// The strongest change of each kind on top of the one before, until it fits; what costs no devices
+// first.
+void TryTogether(const PlanRequest& base, int64_t usable_bytes, std::vector<Remedy>& tried) {
+  Changed all = {"", base};
+  const auto add = [&](const Changed& next) {
+    all.change = absl::StrCat(all.change, all.change.empty() ? "" : "; ", next.change);
+    all.request = next.request;
+    tried.push_back(Try(all, usable_bytes));
+  };
+  constexpr Changes kTogether[] = {
+      HigherStrategies, MoreRecompute, MoreLanes, SmallerWindows, WiderShards};
+  for (const Changes changes : kTogether) {
+    const std::vector<Changed> made = changes(all.request);
+    if (!AnyFits(tried) && !made.empty()) {
+      add(made.back());
+    }
+  }
+  std::vector<Changed> devices = MoreDevices(all.request);
+  for (Changed& changed : devices) {
+    changed.change = absl::StrCat(all.change, all.change.empty() ? "" : "; ", changed.change);
+  }
+  if (!AnyFits(tried)) {
+    TryEach(devices, true, usable_bytes, tried);
+  }
+}
 
 }  // namespace
 
@@ -140,45 +200,16 @@ std::vector<Remedy> TryRemedies(const PlanRequest& request, int64_t usable_bytes
   if (resolved.ok()) {
     base.spec = *resolved;
   }
-  const Kind kinds[] = {WiderShards,
-                        MoreDevices,
-                        HigherStrategies,
-                        MoreRecompute,
-                        SmallerMicroBatches,
-                        SmallerWindows};
   std::vector<Remedy> tried;
-  bool any = false;
-  for (const Kind& kind : kinds) {
-    for (const Changed& changed : kind(base)) {
-      tried.push_back(Try(changed, usable_bytes));
-      any = any || tried.back().fits;
-      if (tried.back().fits) {
-        break;  // the next of its kind costs more
-      }
-    }
-  }
-  // Together, the strongest of each kind; what costs no devices first.
-  const Kind together[] = {
-      HigherStrategies, MoreRecompute, SmallerMicroBatches, SmallerWindows, WiderShards};
-  Changed all = {"", base};
-  const auto add = [&](const Changed& next) {
-    all.change = absl::StrCat(all.change, all.change.empty() ? "" : "; ", next.change);
-    all.request = next.request;
-    tried.push_back(Try(all, usable_bytes));
-    any = any || tried.back().fits;
-  };
-  for (const Kind& kind : together) {
-    const std::vector<Changed> made = kind(all.request);
-    if (!any && !made.empty()) {
-      add(made.back());
-    }
-  }
-  for (const Changed& changed : MoreDevices(all.request)) {
-    if (!any) {
-      const Changed before = all;
-      add(changed);
-      all = any ? all : before;
-    }
+  TryEach(WiderShards(base), false, usable_bytes, tried);
+  TryEach(MoreDevices(base), true, usable_bytes, tried);
+  TryEach(HigherStrategies(base), false, usable_bytes, tried);
+  TryEach(MoreRecompute(base), false, usable_bytes, tried);
+  TryEach(SmallerMicroBatches(base), false, usable_bytes, tried);
+  TryEach(MoreLanes(base), false, usable_bytes, tried);
+  TryEach(SmallerWindows(base), false, usable_bytes, tried);
+  if (!AnyFits(tried)) {
+    TryTogether(base, usable_bytes, tried);
   }
   return tried;
 }
@@ -208,8 +239,7 @@ absl::Status DoesNotFit(const ShardingPlan& plan,
       separator = ", or ";
     }
   }
-  if (std::none_of(
-          remedies.begin(), remedies.end(), [](const Remedy& remedy) { return remedy.fits; })) {
+  if (!AnyFits(remedies)) {
     absl::StrAppend(&text, "; none of ", remedies.size(), " changes that were planned fits");
   }
   return absl::FailedPreconditionError(text);

@@ -12,6 +12,7 @@
 #include "common/check.h"
 #include "common/ckpt/safetensors.h"
 #include "common/json.h"
+#include "common/plan/architecture/architecture.h"
 #include "common/store/file_store.h"
 #include "worker/checkpoint/loader.h"
 
@@ -70,9 +71,25 @@ absl::StatusOr<std::map<std::string, std::string>> ReadWeightMap(const store::Ob
   return files;
 }
 
+// Buffers that older files hold beside the weights (rotary frequencies; GPT-2's causal masks), and
+// the second name of a tied head.
 bool IsIgnored(const plan::ModelInventory& inventory, const std::string& name) {
-  return absl::EndsWith(name, ".rotary_emb.inv_freq") ||
-         (name == "lm_head.weight" && inventory.config.tie_word_embeddings);
+  for (const char* buffer : {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"}) {
+    if (absl::EndsWith(name, buffer)) {
+      return true;
+    }
+  }
+  return name == "lm_head.weight" && inventory.config.tie_word_embeddings;
+}
+
+// By canonical name, or by that without the base model's prefix: files of a bare model have it.
+int FindTensor(const plan::ModelInventory& inventory, const std::string& name) {
+  const int found = inventory.FindTensor(name);
+  if (found >= 0) {
+    return found;
+  }
+  const plan::Architecture& architecture = plan::ArchitectureOf(inventory.config.architecture);
+  return inventory.FindTensor(absl::StrCat(std::string(architecture.base_prefix), name));
 }
 
 void Convert(DType dtype, std::span<const std::byte> bytes, std::span<float> out) {
@@ -149,7 +166,7 @@ absl::Status HuggingFaceLoader::MatchInventory(
   sources_.resize(inventory_->tensors.size());
   for (size_t file = 0; file < entries.size(); ++file) {
     for (const ckpt::SafetensorsEntry& entry : entries[file]) {
-      const int tensor = inventory_->FindTensor(entry.key);
+      const int tensor = FindTensor(*inventory_, entry.key);
       if (tensor < 0) {
         if (!IsIgnored(*inventory_, entry.key)) {
           differences.push_back(absl::StrCat(entry.key, ": not a tensor of the model"));
@@ -158,6 +175,10 @@ absl::Status HuggingFaceLoader::MatchInventory(
       }
       const auto index = static_cast<size_t>(tensor);
       const Shape& expected = inventory_->tensors[index].shape;
+      if (seen[index]) {
+        differences.push_back(
+            absl::StrCat(entry.key, ": there with and without the base model's prefix"));
+      }
       seen[index] = true;
       sources_[index] = {static_cast<int>(file), entry.dtype, entry.begin};
       if (entry.shape != expected) {

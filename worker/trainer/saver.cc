@@ -8,7 +8,6 @@
 #include "common/check.h"
 #include "common/json.h"
 #include "common/logging.h"
-#include "worker/checkpoint/hf_config.h"
 
 namespace ravel::trainer {
 namespace {
@@ -28,7 +27,7 @@ absl::StatusOr<std::string> ReadPath(const std::string& path, int64_t max_bytes)
 // model came from.
 absl::StatusOr<std::vector<checkpoint::HuggingFaceFile>> SmallFiles(const plan::JobSpec& spec) {
   std::vector<checkpoint::HuggingFaceFile> files;
-  files.push_back({"config.json", checkpoint::HuggingFaceConfigJson(*spec.model)});
+  files.push_back({"config.json", plan::WriteHuggingFaceConfig(*spec.model)});
   const auto add = [&](const std::string& path, const std::string& name, int64_t max_bytes) {
     const absl::StatusOr<std::string> content = ReadPath(path, max_bytes);
     if (absl::IsNotFound(content.status())) {

@@ -35,6 +35,8 @@ struct ModelConfig {
   int64_t rope_original_max_position_embeddings = 0;
   // The config.json this came from, kept verbatim for exports; empty for an inline config.
   std::string source_json;
+
+  bool operator==(const ModelConfig&) const = default;
 };
 
 // Reads and checks a Hugging Face config.json text. Errors name the field: "config.json:

@@ -18,7 +18,6 @@
 #include "common/store/file_store.h"
 #include "coordinator/ctl/checkpoints_export.h"
 #include "tests/testing/saved_state.h"
-#include "worker/checkpoint/hf_config.h"
 #include "worker/checkpoint/loader.h"
 
 namespace ravel::ctl {
@@ -48,7 +47,7 @@ testing::SavedWorld LlamaWorld(bool tied) {
       plan::BuildInventory(config, {.sequences = 1, .sequence_tokens = 8});
   testing::SavedWorld saved = testing::MakeWorld(inventory, 3, 1);
   saved.state = testing::PlainState(inventory, 20);
-  saved.config_json = checkpoint::HuggingFaceConfigJson(config);
+  saved.config_json = plan::WriteHuggingFaceConfig(config);
   return saved;
 }
 

@@ -11,7 +11,6 @@
 
 #include "common/ckpt/safetensors.h"
 #include "tests/testing/saved_state.h"
-#include "worker/checkpoint/hf_config.h"
 #include "worker/checkpoint/loader.h"
 
 namespace ravel::checkpoint {
@@ -182,38 +181,25 @@ TEST_F(HuggingFaceLoaderTest, BrokenDirectoriesAreRefusedByName) {
   EXPECT_THAT(Refusal(), HasSubstr("weight_map: a is not in x.safetensors"));
 }
 
-TEST(HuggingFaceConfigTest, AFilesTextIsKept) {
-  plan::ModelConfig config;
-  config.source_json = "{ \"unknown\": 1 }";
-  EXPECT_EQ(HuggingFaceConfigJson(config), config.source_json);
-}
-
-TEST(HuggingFaceConfigTest, AnInlineConfigReadsBack) {
-  plan::ModelConfig config;
-  config.vocab_size = 257;
-  config.hidden_size = 64;
-  config.intermediate_size = 96;
-  config.num_hidden_layers = 2;
-  config.num_attention_heads = 4;
-  config.num_key_value_heads = 2;
-  config.head_dim = 24;
-  config.max_position_embeddings = 128;
-  config.rms_norm_eps = 1e-5;
-  config.rope_theta = 500000.0;
-  config.tie_word_embeddings = true;
-  for (const double factor : {0.0, 8.0}) {
-    config.rope_scaling_factor = factor;
-    config.rope_original_max_position_embeddings = factor > 0 ? 64 : 0;
-    const auto parsed = plan::ParseHuggingFaceConfig(HuggingFaceConfigJson(config));
-    ASSERT_TRUE(parsed.ok()) << parsed.status();
-    EXPECT_EQ(parsed->vocab_size, 257);
-    EXPECT_EQ(parsed->head_dim, 24);
-    EXPECT_EQ(parsed->num_key_value_heads, 2);
-    EXPECT_EQ(parsed->rms_norm_eps, 1e-5);
-    EXPECT_EQ(parsed->rope_theta, 500000.0);
-    EXPECT_EQ(parsed->rope_scaling_factor, factor);
-    EXPECT_TRUE(parsed->tie_word_embeddings);
+TEST_F(HuggingFaceLoaderTest, FilesOfABareModelLackThePrefixAndHoldBuffers) {
+  inventory_.config.architecture = plan::ArchitectureKind::kGpt2;
+  for (plan::TensorSpec& tensor : inventory_.tensors) {
+    tensor.name = "transformer." + tensor.name;
   }
+  std::vector<FileTensor> tensors = {Of(0), Of(1), Of(2)};
+  for (FileTensor& tensor : tensors) {
+    tensor.name = tensor.name.substr(std::string("transformer.").size());
+  }
+  FileTensor mask = tensors[1];
+  mask.name = "h.0.attn.bias";
+  tensors.push_back(mask);
+  WriteTensors("model.safetensors", tensors);
+  for (size_t tensor = 0; tensor < 3; ++tensor) {
+    EXPECT_EQ(Loaded(tensor), state_.values[0][tensor]);
+  }
+  tensors.push_back(Of(2));
+  WriteTensors("model.safetensors", tensors);
+  EXPECT_THAT(Refusal(), HasSubstr("there with and without the base model's prefix"));
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Benchmarks by id: alternates Ravel and its peer, verifies first, prints one JSON line per case.
-#   tests/bench/run.sh C1 [--pairs N] [--steps N] [--case 34m|9m]
+#   tests/bench/run.sh C1 C2 C3 [--pairs N] [--steps N] [--case CASE] [--results FILE]
 # Needs the release build and the environment of tests/interop/setup.sh; makes both when they are missing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-[[ $# -ge 1 ]] || { echo "usage: tests/bench/run.sh ID... [--pairs N] [--steps N] [--case CASE]; ids: C1" >&2; exit 2; }
+[[ $# -ge 1 ]] || { echo "usage: tests/bench/run.sh ID... [--pairs N] [--steps N] [--case CASE] [--results FILE]; ids: C1 C2 C3" >&2; exit 2; }
 
 mkdir -p build/logs
 if [[ -z ${RAVEL_BIN_DIR:-} ]]; then

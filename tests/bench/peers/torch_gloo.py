@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""PyTorch peers of C1 and C3 over gloo, 2 processes with one thread each, eager, flash SDPA, fused AdamW.
+
+    torch_gloo.py KIND SHAPE WEIGHTS BATCHES.json STEPS LR
+
+KIND: ddp     DistributedDataParallel, gradients as views of the buckets, static graph
+      fsdp2   fully_shard per layer and root; weights stay gathered from forward to backward (the faster choice)
+      zero1   ddp with ZeroRedundancyOptimizer
+BATCHES.json: per step, per rank, per sequence the token ids. Prints {"losses": [...], "step_seconds": [...], "torch": ...}.
+"""
+import json
+import os
+import sys
+import tempfile
+import time
+
+RANKS = 2
+KINDS = ("ddp", "fsdp2", "zero1")
+
+
+def parallel_of(kind, model, mesh):
+    import torch
+    if kind == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=False)
+        return fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    return torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
+
+
+def optimizer_of(kind, model, lr):
+    import torch
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    settings = {"lr": lr, "betas": (0.9, 0.95), "eps": 1e-8, "fused": True}
+    if kind == "zero1":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+        return ZeroRedundancyOptimizer(groups, torch.optim.AdamW, **settings)
+    return torch.optim.AdamW(groups, **settings)
+
+
+def run(rank, rendezvous, arguments):
+    import torch
+    import torch.distributed as dist
+
+    from llama import SHAPES, Llama
+    os.sched_setaffinity(0, {rank % os.cpu_count()})
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS)
+    kind, shape, weights, batches, steps, lr = arguments
+    model = Llama(SHAPES[shape])
+    model.load(weights)
+    with open(batches) as file:
+        data = [torch.tensor(step[rank]) for step in json.load(file)]
+    mesh = dist.device_mesh.init_device_mesh("cpu", (RANKS,)) if kind == "fsdp2" else None
+    parallel = parallel_of(kind, model, mesh)
+    optimizer = optimizer_of(kind, model, float(lr))
+    losses, seconds = [], []
+    for step in range(int(steps)):
+        ids = data[step]
+        start = time.perf_counter()
+        loss = parallel(ids[:, :-1], ids[:, 1:])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        mean = loss.detach().double() / RANKS
+        dist.all_reduce(mean)
+        seconds.append(time.perf_counter() - start)
+        losses.append(mean.item())
+    if rank == 0:
+        print(json.dumps({"losses": losses, "step_seconds": seconds, "torch": torch.__version__}), flush=True)
+    dist.destroy_process_group()
+
+
+def main():
+    if len(sys.argv) != 7 or sys.argv[1] not in KINDS:
+        sys.exit(__doc__)
+    import torch.multiprocessing as multiprocessing
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(run, args=(os.path.join(folder, "rendezvous"), sys.argv[1:]), nprocs=RANKS)
+
+
+if __name__ == "__main__":
+    main()

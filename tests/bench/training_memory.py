@@ -1,0 +1,68 @@
+"""C3: peak memory of one rank, fully sharded over 2, against PyTorch's DDP and its ZeroRedundancyOptimizer.
+
+Memory is the proportional set size, sampled from outside on both sides alike; a rank's peak is the larger of the two.
+"""
+import statistics
+import tempfile
+
+import cluster
+from harness import CAPS, progress
+from memory_probe import PeakPss
+from workload import RANKS, Workload
+
+STEPS = 4
+PEERS = {"ddp": "DDP", "zero1": "DDP with ZeroRedundancyOptimizer"}
+GOAL = 0.5
+
+
+def our_peak(work, name):
+    with cluster.Cluster(work.folder / name, RANKS, environment=CAPS, pin_cores=True) as ravel, \
+            PeakPss("ravel-trainer --socket") as probe:
+        losses, _ = work.ours(ravel, name)
+    return losses, peak_of_ranks(probe)
+
+
+def peer_peak(work, kind):
+    with PeakPss("spawn_main") as probe:
+        losses, _, version = work.peer(kind)
+    return losses, peak_of_ranks(probe), version
+
+
+def peak_of_ranks(probe):
+    """The resource tracker and the like are small; the ranks are the largest processes."""
+    ranks = sorted(probe.peaks.values())[-RANKS:]
+    if len(ranks) < RANKS or probe.samples < 20 * RANKS:
+        raise SystemExit(f"C3: {len(probe.peaks)} processes seen in {probe.samples} samples: too few to speak of a peak")
+    return ranks[-1]
+
+
+def run(case, pairs):
+    samples, worst = {"ours": [], **{kind: [] for kind in PEERS}}, 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        work = Workload(case, STEPS, folder)
+        for pair in range(pairs):
+            our_losses, peak = our_peak(work, f"pair-{pair}")
+            samples["ours"].append(peak)
+            for kind in PEERS:
+                losses, peak, version = peer_peak(work, kind)
+                worst = max(worst, work.verify(our_losses, losses, kind))
+                samples[kind].append(peak)
+            progress(f"C3 {case}: pair {pair + 1} of {pairs}: " + ", ".join(f"{k} {v[-1] / 2**20:.0f} MiB" for k, v in samples.items()))
+    ratios = {kind: [a / b for a, b in zip(samples["ours"], samples[kind])] for kind in PEERS}
+    mib = {side: round(statistics.median(values) / 2**20, 1) for side, values in samples.items()}
+    ratio = statistics.median(ratios["ddp"])
+    return {
+        "case": case, "metric": "peak proportional set size of a rank, 2 ranks", "unit": "MiB",
+        "ours": mib["ours"], "peer": mib["ddp"], "peer_name": f"{PEERS['ddp']} over gloo, {version}", "ratio": round(ratio, 3),
+        "goal": f"<= {GOAL}", "pass": ratio <= GOAL,
+        "peers": {kind: {"name": PEERS[kind], "mib": mib[kind], "ratio": round(statistics.median(ratios[kind]), 3)} for kind in PEERS},
+        "samples": {side: [round(x / 2**20, 1) for x in values] for side, values in samples.items()},
+        "ratios": [round(r, 3) for r in ratios["ddp"]], "min": round(min(ratios["ddp"]), 3), "max": round(max(ratios["ddp"]), 3),
+        "verified": f"losses of {STEPS} steps differ by at most {worst:.1e}"}
+
+
+def cases(arguments):
+    pairs = min(arguments.pairs, 2)  # it hardly varies
+    for case in ("34m", "134m", "302m"):
+        if case in (arguments.case or ["34m", "134m"]):
+            yield lambda case=case: run(case, pairs)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A random Llama saved by transformers is trained by Ravel, exported, and loaded by transformers again: losses along the
+"""A random model (Llama, Qwen2, Qwen3, GPT-2) saved by transformers is trained by Ravel, exported, and loaded by transformers again: losses along the
 way and the final logits are those of the same training in PyTorch, to 1e-4. Needs the environment of setup.sh.
 """
 import math
@@ -10,7 +10,7 @@ import unittest
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
 import cluster  # noqa: E402
@@ -21,17 +21,29 @@ SEQUENCE, BATCH, VOCABULARY = 23, 8, 131
 TOLERANCE = 1e-4
 
 
-def save_random_llama(folder, tied, sharded):
+LLAMA = dict(hidden_size=60, intermediate_size=77, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2,
+             max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=5000.0)
+CONFIGS = {
+    "llama": LLAMA,
+    "qwen2": LLAMA,
+    "qwen3": dict(LLAMA, head_dim=14),
+    "gpt2": dict(n_embd=60, n_inner=77, n_layer=3, n_head=6, n_positions=64, layer_norm_epsilon=1e-5),
+}
+
+
+def save_random_model(folder, family, tied, sharded, bare=False):
     torch.manual_seed(11)
-    config = LlamaConfig(vocab_size=VOCABULARY, hidden_size=60, intermediate_size=77, num_hidden_layers=3,
-                         num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=1e-5,
-                         rope_theta=5000.0, tie_word_embeddings=tied, bos_token_id=None, eos_token_id=None)
-    model = LlamaForCausalLM(config).float()
-    with torch.no_grad():  # norms of ones would hide a norm that is not applied
-        for name, weight in model.named_parameters():
-            if "norm" in name:
+    config = AutoConfig.for_model(family, **CONFIGS[family], vocab_size=VOCABULARY, tie_word_embeddings=tied,
+                                  bos_token_id=None, eos_token_id=None)
+    model = AutoModelForCausalLM.from_config(config).float().eval()  # GPT-2's dropout is not applied
+    with torch.no_grad():  # vectors of ones and zeros would hide one that is not applied
+        for weight in model.parameters():
+            if weight.dim() == 1:
                 weight.add_(0.1 * torch.randn_like(weight))
-    model.save_pretrained(folder, max_shard_size="100KB" if sharded else "1GB")
+    if bare:  # as the published gpt2: no head, no prefix
+        model.transformer.save_pretrained(folder)
+    else:
+        model.save_pretrained(folder, max_shard_size="100KB" if sharded else "1GB")
     return model
 
 
@@ -93,11 +105,11 @@ def train_in_torch(model, batches):
 
 
 class RoundTripTest(unittest.TestCase):
-    def round_trip(self, tied, sharded):
+    def round_trip(self, family, tied, sharded=False, bare=False):
         torch.set_num_threads(1)
         with tempfile.TemporaryDirectory() as scratch:
             folder = pathlib.Path(scratch)
-            model = save_random_llama(folder / "model", tied, sharded)
+            model = save_random_model(folder / "model", family, tied, sharded, bare)
             self.assertEqual((folder / "model" / "model.safetensors.index.json").exists(), sharded)
             write_tokens(folder / "tokens.bin")
             job = folder / "job.yaml"
@@ -122,15 +134,36 @@ class RoundTripTest(unittest.TestCase):
         with torch.no_grad():
             ours, theirs = again(input_ids=ids).logits, model(input_ids=ids).logits
         difference = (ours - theirs).abs().max().item() / theirs.abs().max().item()
-        print(f"tied={tied}: losses differ by at most {worst:.1e}, logits by {difference:.1e}")
+        print(f"{again.config.model_type} tied={tied}: losses differ by at most {worst:.1e}, logits by {difference:.1e}")
         self.assertLess(worst, TOLERANCE)
         self.assertLess(difference, TOLERANCE)
 
     def test_untied_head_in_one_file(self):
-        self.round_trip(tied=False, sharded=False)
+        self.round_trip("llama", tied=False)
 
     def test_tied_head_in_several_files(self):
-        self.round_trip(tied=True, sharded=True)
+        self.round_trip("llama", tied=True, sharded=True)
+
+    def test_qwen2(self):
+        self.round_trip("qwen2", tied=False)
+
+    def test_qwen2_tied_in_several_files(self):
+        self.round_trip("qwen2", tied=True, sharded=True)
+
+    def test_qwen3(self):
+        self.round_trip("qwen3", tied=False, sharded=True)
+
+    def test_qwen3_tied(self):
+        self.round_trip("qwen3", tied=True)
+
+    def test_gpt2_tied(self):
+        self.round_trip("gpt2", tied=True)
+
+    def test_gpt2_without_a_head_in_its_file(self):
+        self.round_trip("gpt2", tied=True, bare=True)
+
+    def test_gpt2_untied_in_several_files(self):
+        self.round_trip("gpt2", tied=False, sharded=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Peak memory of running processes: proportional set size (shared pages divided among their users), sampled."""
 import os
 import threading
+import time
 
 
 def proportional_kib(pid):
@@ -37,12 +38,12 @@ def descendants_with(text):
 
 
 class PeakPss:
-    """with PeakPss("name") as probe: ...; then probe.peaks is {process id: peak Pss in bytes} of the descendants whose command
+    """with PeakPss("name") as probe: ...; then probe.peaks() is {process id: peak Pss in bytes} of the descendants whose command
     line contains the name. They may come and go."""
 
     def __init__(self, name, every_seconds=0.05):
         self.name, self.every_seconds = name, every_seconds
-        self.peaks, self.samples = {}, 0
+        self.samples = []  # (time, process id, bytes)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample)
 
@@ -55,8 +56,15 @@ class PeakPss:
             for process in processes:
                 kib = proportional_kib(process)
                 if kib is not None:
-                    self.peaks[process] = max(self.peaks.get(process, 0), kib * 1024)
-                    self.samples += 1
+                    self.samples.append((time.time(), process, kib * 1024))
+
+    def peaks(self, until=float("inf")):
+        """Of the samples before the time `until`."""
+        found = {}
+        for at, process, size in self.samples:
+            if at < until:
+                found[process] = max(found.get(process, 0), size)
+        return found
 
     def __enter__(self):
         self._thread.start()

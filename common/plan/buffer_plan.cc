@@ -131,6 +131,9 @@ class PeakSearch {
   // run as far as makes things worst.
   void Improve(PeakCut& peak) {
     for (const Lifetime* born : lives_) {
+      if (born->begin < 0) {
+        continue;  // alive with the next birth, too
+      }
       running_ = {born->begin};
       near_.clear();
       for (const Lifetime* life : lives_) {
@@ -185,7 +188,7 @@ class PeakSearch {
   bool AddWorst(int64_t& bytes) {
     int chosen = -1;
     for (const Lifetime* life : near_) {
-      if (life->begin == chosen || !MayJoin(life->begin)) {
+      if (life->begin < 0 || life->begin == chosen || !MayJoin(life->begin)) {
         continue;
       }
       running_.push_back(life->begin);

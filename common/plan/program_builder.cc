@@ -4,7 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <limits>
-#include <set>
+#include <optional>
 #include <utility>
 
 #include "common/check.h"
@@ -37,21 +37,41 @@ struct ProgramKind {
   bool operator==(const ProgramKind&) const = default;
 };
 
+// Whether another program of the same step follows, or comes before.
+bool HandsOver(const ProgramKind& kind) {
+  return kind.phase == Phase::kFirst || kind.phase == Phase::kMiddle;
+}
+bool TakesOver(const ProgramKind& kind) {
+  return kind.phase == Phase::kLast || kind.phase == Phase::kMiddle;
+}
+
+// Groups that stay gathered between the programs of a step. Without `at_end`: whatever is left.
+struct HandOver {
+  std::vector<int> at_start;
+  std::optional<std::vector<int>> at_end;
+};
+
 // Emits one program. Weights: a cache of gathered groups that evicts the one needed last (Belady);
 // what an eviction frees is reused only after the evicted group's last use, by an explicit wait.
 // Gradients: the same on the reduce stream.
 class Builder {
  public:
-  Builder(const ProgramRequest& request, const BufferIndex& index, const ProgramKind& kind)
+  Builder(const ProgramRequest& request,
+          const BufferIndex& index,
+          const ProgramKind& kind,
+          const HandOver& hand_over)
       : request_(request),
         index_(index),
         model_(UsesOf(request.inventory, request.groups, kind.phase != Phase::kEval)),
         weights_(request.groups.size()),
         allocated_at_(model_.gradients.size(), -1),
-        reduced_at_(model_.gradients.size(), -1) {
+        reduced_at_(model_.gradients.size(), -1),
+        summed_(request.groups.size(), 0) {
     program_.phase = kind.phase;
     program_.part = kind.part;
     last_on_stream_.fill(-1);
+    hands_over_ = HandsOver(kind);
+    at_end_ = hand_over.at_end;
     for (size_t use = 0; use < model_.uses.size(); ++use) {
       for (const int group : model_.uses[use].needs) {
         Weights(group).uses.push_back(static_cast<int>(use));
@@ -60,6 +80,11 @@ class Builder {
     for (size_t group = 0; group < weights_.size(); ++group) {
       weights_[group].resident = IsResident(request, static_cast<int>(group));
     }
+    for (const int group : hand_over.at_start) {
+      Weights(group).live = true;
+      program_.live_at_start.push_back(Buffer(BufferKind::kGathered, group));
+    }
+    std::sort(program_.live_at_start.begin(), program_.live_at_start.end());
   }
 
   StepProgram Build() {
@@ -139,7 +164,11 @@ class Builder {
   int NextUse(int group, size_t from) const {
     const std::vector<int>& uses = weights_[static_cast<size_t>(group)].uses;
     const auto next = std::lower_bound(uses.begin(), uses.end(), static_cast<int>(from));
-    return next == uses.end() ? kNever : *next;
+    if (next != uses.end()) {
+      return *next;
+    }
+    return hands_over_ && !uses.empty() ? static_cast<int>(model_.uses.size()) + uses.front()
+                                        : kNever;
   }
 
   void EmitOuterGathers() {
@@ -227,7 +256,10 @@ class Builder {
     for (const int other : evicted) {
       EmitFree(Buffer(BufferKind::kGathered, other));
       GroupWeights& out = Weights(other);
-      gather.waits.push_back(out.last_use >= 0 ? out.last_use : out.gather);
+      const int last = std::max(out.last_use, out.gather);
+      if (last >= 0) {  // else it is of a program before and was not used in this one
+        gather.waits.push_back(last);
+      }
       out.live = false;
       out.gather = -1;
       out.last_use = -1;
@@ -321,27 +353,9 @@ class Builder {
         run.waits.push_back(allocated_at_[static_cast<size_t>(id)]);
       }
     }
-    FillBorrowed(use, run);
     const int instruction = Emit(run);
     for (const int group : use.needs) {
       Weights(group).last_use = instruction;
-    }
-  }
-
-  // The fields that `weights` and `gradients` replace.
-  void FillBorrowed(const UnitUse& use, Instruction& run) const {
-    for (const int group : use.needs) {
-      const int unit = request_.groups[static_cast<size_t>(group)].unit;
-      if (unit != use.unit) {
-        run.borrowed_unit = unit;
-      }
-      (unit == use.unit ? run.gathered : run.borrowed_gathered) =
-          Buffer(BufferKind::kGathered, group);
-    }
-    for (const int id : use.gradients) {
-      const GradientCall& call = model_.gradients[static_cast<size_t>(id)];
-      const int unit = request_.groups[static_cast<size_t>(call.group)].unit;
-      (unit == use.unit ? run.staging : run.borrowed_staging) = Staging(call);
     }
   }
 
@@ -396,7 +410,7 @@ class Builder {
       outer.waits = {reduced};
       Emit(outer);
     }
-    if (call.call + 1 == GradientCallsOf(model_, call.group)) {
+    if (++summed_[static_cast<size_t>(call.group)] == GradientCallsOf(model_, call.group)) {
       unfinished_.push_back(call.group);
     }
   }
@@ -440,10 +454,20 @@ class Builder {
 
   void FreeAll() {
     for (size_t group = 0; group < weights_.size(); ++group) {
-      if (weights_[group].live && !weights_[group].resident) {
-        EmitFree(Buffer(BufferKind::kGathered, static_cast<int>(group)));
+      const int id = static_cast<int>(group);
+      if (!weights_[group].live || weights_[group].resident) {
+        continue;
+      }
+      const bool stays =
+          hands_over_ && (!at_end_.has_value() ||
+                          std::find(at_end_->begin(), at_end_->end(), id) != at_end_->end());
+      if (stays) {
+        program_.live_at_end.push_back(Buffer(BufferKind::kGathered, id));
+      } else {
+        EmitFree(Buffer(BufferKind::kGathered, id));
       }
     }
+    std::sort(program_.live_at_end.begin(), program_.live_at_end.end());
   }
 
   void EmitUpdate() {
@@ -479,80 +503,58 @@ class Builder {
   const ProgramRequest& request_;
   const BufferIndex& index_;
   const ModelUses model_;
+  bool hands_over_ = false;
+  std::optional<std::vector<int>> at_end_;
   std::vector<GroupWeights> weights_;
   std::vector<int> allocated_at_;  // per gradient: instruction, or -1
   std::vector<int> reduced_at_;    // per gradient: what ends its staging
+  std::vector<int> summed_;        // per group: calls
   std::vector<int> staged_;        // gradients in order of allocation, until their room is needed
   std::vector<int> unfinished_;    // groups whose sums wait for their last steps
   std::array<int, HappensBefore::kStreams> last_on_stream_;
   StepProgram program_;
 };
 
-// The most bytes of weights, or of staged gradients, that any two consecutive uses need.
-class WindowNeeds {
- public:
-  explicit WindowNeeds(const ProgramRequest& request)
-      : request_(request), model_(UsesOf(request.inventory, request.groups, true)) {}
-
-  int64_t GatheredWindow() const {
-    return Most([&](size_t use, std::set<int>& found) {
-      for (const int group : model_.uses[use].needs) {
-        if (!IsResident(request_, group)) {
-          found.insert(group);
-        }
-      }
-    });
+std::vector<StepProgram> BuildKinds(const ProgramRequest& request,
+                                    const BufferIndex& index,
+                                    const std::vector<ProgramKind>& kinds,
+                                    const std::optional<std::vector<int>>& kept) {
+  std::vector<StepProgram> programs;
+  programs.reserve(kinds.size());
+  for (const ProgramKind& kind : kinds) {
+    const HandOver hand_over = {
+        .at_start = TakesOver(kind) && kept.has_value() ? *kept : std::vector<int>(),
+        .at_end = kept};
+    programs.push_back(Builder(request, index, kind, hand_over).Build());
   }
-  int64_t StagingWindow() const {
-    return Most(
-        [&](size_t use, std::set<int>& found) {
-          for (size_t id = 0; id < model_.gradients.size(); ++id) {
-            const GradientCall& call = model_.gradients[id];
-            if (call.first_use <= use && use <= call.last_use) {
-              found.insert(static_cast<int>(id));
-            }
-          }
-        },
-        true);
-  }
+  return programs;
+}
 
- private:
-  template <typename Collect>
-  int64_t Most(const Collect& collect, bool gradients = false) const {
-    int64_t most = 0;
-    for (size_t use = 0; use < model_.uses.size(); ++use) {
-      std::set<int> found;
-      collect(use, found);
-      if (use + 1 < model_.uses.size()) {
-        collect(use + 1, found);
-      }
-      int64_t sum = 0;
-      for (const int id : found) {
-        const int group = gradients ? model_.gradients[static_cast<size_t>(id)].group : id;
-        sum += GatheredBytes(request_.groups[static_cast<size_t>(group)]);
-      }
-      most = std::max(most, sum);
+// The groups that all programs which are followed by another one leave gathered, ascending.
+std::vector<int> CommonAtEnd(const std::vector<ProgramBuffer>& buffers,
+                             const std::vector<StepProgram>& programs,
+                             const std::vector<ProgramKind>& kinds) {
+  std::vector<int> common;
+  bool first = true;
+  for (size_t i = 0; i < programs.size(); ++i) {
+    if (!HandsOver(kinds[i])) {
+      continue;
     }
-    return most;
+    std::vector<int> left;
+    for (const int buffer : programs[i].live_at_end) {
+      const int group = buffers[static_cast<size_t>(buffer)].group;
+      if (first || std::binary_search(common.begin(), common.end(), group)) {
+        left.push_back(group);
+      }
+    }
+    std::sort(left.begin(), left.end());
+    common = std::move(left);
+    first = false;
   }
-
-  const ProgramRequest& request_;
-  const ModelUses model_;
-};
+  return common;
+}
 
 }  // namespace
-
-ProgramOptions ResolveWindows(const ProgramRequest& request) {
-  ProgramOptions options = request.options;
-  const WindowNeeds needs(request);
-  if (options.gather_window_bytes == 0) {
-    options.gather_window_bytes = needs.GatheredWindow();
-  }
-  if (options.staging_window_bytes == 0) {
-    options.staging_window_bytes = needs.StagingWindow();
-  }
-  return options;
-}
 
 std::vector<StepProgram> BuildPrograms(const ProgramRequest& request,
                                        const std::vector<ProgramBuffer>& buffers) {
@@ -566,12 +568,17 @@ std::vector<StepProgram> BuildPrograms(const ProgramRequest& request,
     }
   }
   kinds.push_back({.phase = Phase::kEval, .part = LanePart::kWhole});
-  std::vector<StepProgram> programs;
-  programs.reserve(kinds.size());
-  for (const ProgramKind& kind : kinds) {
-    programs.push_back(Builder(request, index, kind).Build());
+  // What stays gathered from one program to the next must be the same everywhere. It only shrinks,
+  // so this ends.
+  std::optional<std::vector<int>> kept;
+  while (true) {
+    std::vector<StepProgram> programs = BuildKinds(request, index, kinds, kept);
+    std::vector<int> common = CommonAtEnd(buffers, programs, kinds);
+    if (kept.has_value() && common == *kept) {
+      return programs;
+    }
+    kept = std::move(common);
   }
-  return programs;
 }
 
 }  // namespace ravel::plan

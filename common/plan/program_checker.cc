@@ -91,6 +91,31 @@ absl::Status CheckOne(const ShardingPlan& plan,
   return CheckWindows(facts);
 }
 
+// What one program leaves alive is what the next one starts with, and a step or an evaluation ends
+// with nothing.
+absl::Status CheckHandOver(const ShardingPlan& plan) {
+  const auto fault = [](const StepProgram& program) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("K8: ",
+                     InstructionName(program, static_cast<int>(program.instructions.size()) - 1),
+                     ": does not hand over what the next program starts with"));
+  };
+  const StepProgram* before = nullptr;
+  for (int64_t at = 0; at < plan.lanes.programs(); ++at) {
+    const StepSlot slot = SlotOf(plan.lanes, at);
+    const StepProgram& program = plan.program(slot.phase, slot.part);
+    if (program.live_at_start != (before == nullptr ? std::vector<int>() : before->live_at_end)) {
+      return fault(before == nullptr ? program : *before);
+    }
+    before = &program;
+  }
+  const StepProgram& eval = plan.program(Phase::kEval);
+  if (!before->live_at_end.empty() || !eval.live_at_start.empty() || !eval.live_at_end.empty()) {
+    return fault(before->live_at_end.empty() ? eval : *before);
+  }
+  return absl::OkStatus();
+}
+
 // K8: the programs are those that a step runs, and an evaluation.
 absl::Status CheckKinds(const ShardingPlan& plan) {
   std::vector<std::pair<Phase, LanePart>> expected;
@@ -110,7 +135,7 @@ absl::Status CheckKinds(const ShardingPlan& plan) {
                                   return program.phase == kind.first && program.part == kind.second;
                                 });
   return equal
-             ? absl::OkStatus()
+             ? CheckHandOver(plan)
              : absl::FailedPreconditionError("K8: the programs do not fit turns and micro-batches");
 }
 
@@ -127,7 +152,11 @@ absl::Status CheckShape(const ShardingPlan& plan) {
 // K1.
 absl::Status CheckWeights(const ProgramFacts& facts) {
   const ShardingPlan& plan = facts.plan;
-  std::vector<int> newest(plan.groups.size(), -1);  // gather
+  constexpr int kNone = -2;
+  std::vector<int> newest(plan.groups.size(), kNone);  // gather; -1: of a program before this
+  for (const int buffer : facts.program.live_at_start) {
+    newest[static_cast<size_t>(plan.buffers[static_cast<size_t>(buffer)].group)] = -1;
+  }
   std::vector<int> renewed(plan.groups.size(), -1);
   std::vector<int> read_last;
   for (int i = 0; i < facts.count(); ++i) {
@@ -141,7 +170,7 @@ absl::Status CheckWeights(const ProgramFacts& facts) {
       renewed[group] = i;
     } else if (at.op == OpCode::kGather) {
       const bool stays = plan.buffers[static_cast<size_t>(at.gathered)].persistent;
-      const bool renews = facts.RenewsWeights() && newest[group] < 0;
+      const bool renews = facts.RenewsWeights() && newest[group] == kNone;
       if (!plan.rules[group].optimizer_sharded || (stays && !renews)) {
         return facts.Fault("K1", i, "gathers what is here already");
       }
@@ -156,7 +185,7 @@ absl::Status CheckWeights(const ProgramFacts& facts) {
       const auto of = static_cast<size_t>(buffer.group);
       const bool gathered =
           plan.rules[of].optimizer_sharded && (!buffer.persistent || facts.RenewsWeights());
-      if (gathered && (newest[of] < 0 || !facts.Before(newest[of], i))) {
+      if (gathered && (newest[of] == kNone || !facts.Before(newest[of], i))) {
         return facts.Fault("K1", i, absl::StrCat("may run before the gather of ", buffer.name));
       }
     }

@@ -201,7 +201,6 @@ Instruction ExpectedOfGroup(const ExpectedContext& context, const Instruction& a
 
 Instruction ExpectedOfUse(const ExpectedContext& context, OpCode op, size_t use) {
   const UnitUse& model = context.model.uses[use];
-  const std::vector<GroupLayout>& groups = context.plan.groups;
   const auto find = [&](BufferKind kind, int owner, int call) {
     return context.index.Find({.kind = kind, .owner = owner, .call = call, .slot = 0});
   };
@@ -211,13 +210,7 @@ Instruction ExpectedOfUse(const ExpectedContext& context, OpCode op, size_t use)
   expected.remade = find(BufferKind::kRemade, model.unit, 0);
   expected.workspace = find(BufferKind::kWorkspace, model.unit, 0);
   for (const int group : model.needs) {
-    const int gathered = find(BufferKind::kGathered, group, 0);
-    expected.weights.push_back(gathered);
-    if (op != OpCode::kRecompute) {
-      const int unit = groups[static_cast<size_t>(group)].unit;
-      expected.borrowed_unit = unit == model.unit ? expected.borrowed_unit : unit;
-      (unit == model.unit ? expected.gathered : expected.borrowed_gathered) = gathered;
-    }
+    expected.weights.push_back(find(BufferKind::kGathered, group, 0));
   }
   if (op != OpCode::kBackward) {
     return expected;
@@ -225,11 +218,8 @@ Instruction ExpectedOfUse(const ExpectedContext& context, OpCode op, size_t use)
   const bool opens = context.part == LanePart::kWhole || context.part == LanePart::kOpen;
   for (const int id : model.gradients) {
     const GradientCall& call = context.model.gradients[static_cast<size_t>(id)];
-    const int staging = find(BufferKind::kStaging, call.group, call.call);
-    expected.gradients.push_back(staging);
+    expected.gradients.push_back(find(BufferKind::kStaging, call.group, call.call));
     expected.accumulates = !opens || call.first_use < use;
-    const bool own = groups[static_cast<size_t>(call.group)].unit == model.unit;
-    (own ? expected.staging : expected.borrowed_staging) = staging;
   }
   return expected;
 }

@@ -97,6 +97,17 @@ class LifetimeScan {
   LifetimeScan(const StepProgram& program, const std::vector<ProgramBuffer>& buffers)
       : program_(program), buffers_(buffers), last_(program), open_(buffers.size(), -1) {}
 
+  absl::Status Start() {
+    for (const int buffer : program_.live_at_start) {
+      if (!MayStay(buffer) || open_[static_cast<size_t>(buffer)] >= 0) {
+        return Fault(-1, "K8: starts with what cannot be alive: ", buffer);
+      }
+      open_[static_cast<size_t>(buffer)] = static_cast<int>(lifetimes_.size());
+      lifetimes_.push_back({.buffer = buffer, .begin = -1, .accesses = {-1}, .freed = -1});
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status Access(int at, int buffer) {
     const auto id = static_cast<size_t>(buffer);
     const BufferKind kind = buffers_[id].kind;
@@ -136,6 +147,14 @@ class LifetimeScan {
   }
 
   absl::Status End(int at) {
+    for (const int buffer : program_.live_at_end) {
+      if (!MayStay(buffer) || open_[static_cast<size_t>(buffer)] < 0) {
+        return Fault(at, "K8: does not leave alive: ", buffer);
+      }
+      int& open = open_[static_cast<size_t>(buffer)];
+      lifetimes_[static_cast<size_t>(open)].accesses.push_back(at);
+      open = -1;
+    }
     for (size_t buffer = 0; buffer < open_.size(); ++buffer) {
       if (open_[buffer] >= 0) {
         return Fault(
@@ -148,6 +167,12 @@ class LifetimeScan {
   std::vector<Lifetime> Take() { return std::move(lifetimes_); }
 
  private:
+  // Weights of a group may stay gathered from one program of a step to the next.
+  bool MayStay(int buffer) const {
+    return buffer >= 0 && static_cast<size_t>(buffer) < buffers_.size() &&
+           buffers_[static_cast<size_t>(buffer)].kind == BufferKind::kGathered &&
+           !buffers_[static_cast<size_t>(buffer)].persistent;
+  }
   absl::Status Fault(int at, const char* what, int buffer) const {
     const bool named = buffer >= 0 && static_cast<size_t>(buffer) < buffers_.size();
     return absl::FailedPreconditionError(
@@ -191,6 +216,9 @@ HappensBefore::HappensBefore(const StepProgram& program) {
 }
 
 bool HappensBefore::Before(int a, int b) const {
+  if (a < 0 || b < 0) {
+    return a < 0 && b >= 0;
+  }
   const auto stream = static_cast<size_t>(stream_[static_cast<size_t>(a)]);
   return a != b && ClockOf(b)[stream] >= position_[static_cast<size_t>(a)];
 }
@@ -413,6 +441,7 @@ absl::StatusOr<std::vector<Lifetime>> LifetimesOf(const StepProgram& program,
                                                   const std::vector<ProgramBuffer>& buffers,
                                                   const BufferIndex& index) {
   LifetimeScan scan(program, buffers);
+  RETURN_IF_ERROR(scan.Start());
   for (size_t i = 0; i < program.instructions.size(); ++i) {
     const Instruction& instruction = program.instructions[i];
     const int at = static_cast<int>(i);
@@ -442,6 +471,9 @@ bool EndsBefore(const HappensBefore& order, const Lifetime& a, const Lifetime& b
 }
 
 std::string InstructionName(const StepProgram& program, int instruction) {
+  if (instruction < 0) {
+    return absl::StrCat("program ", PhaseName(program.phase), ", start");
+  }
   const Instruction& at = program.instructions[static_cast<size_t>(instruction)];
   const char* part = program.part == LanePart::kWhole ? "" : LanePartName(program.part);
   return absl::StrCat("program ",

@@ -19,7 +19,8 @@ namespace ravel::plan {
 class HappensBefore {
  public:
   explicit HappensBefore(const StepProgram& program);
-  // Whether a has completed whenever b begins. An instruction is not before itself.
+  // Whether a has completed whenever b begins. An instruction is not before itself. -1 is the start
+  // of the program, before everything else.
   bool Before(int a, int b) const;
 
   static constexpr size_t kStreams = 5;
@@ -70,8 +71,8 @@ std::vector<BufferAccess> AccessesOf(const Instruction& instruction, const Buffe
 // One use of a temporary buffer: from the instruction that brings it to life to its last access.
 struct Lifetime {
   int buffer = -1;
-  int begin = -1;             // instruction
-  std::vector<int> accesses;  // ascending, `begin` first
+  int begin = -1;             // instruction, or -1: alive at the start of the program
+  std::vector<int> accesses;  // ascending, `begin` first; EndPhase where it is alive at the end
   int freed = -1;             // the kFree that ends it, or -1 where the last access does
 };
 // Lifetimes of the temporaries of a program in the order in which they begin. Errors name the

@@ -31,9 +31,6 @@ v1::PlannedInstruction InstructionToProto(const Instruction& at) {
   proto.set_unit(at.unit);
   proto.set_call(at.call);
   proto.set_gathered(at.gathered);
-  proto.set_borrowed_unit(at.borrowed_unit);
-  proto.set_borrowed_gathered(at.borrowed_gathered);
-  proto.set_borrowed_staging(at.borrowed_staging);
   proto.set_staging(at.staging);
   proto.set_receive(at.receive);
   proto.set_saved(at.saved);
@@ -55,9 +52,6 @@ absl::StatusOr<Instruction> InstructionFromProto(const v1::PlannedInstruction& p
   at.unit = proto.unit();
   at.call = proto.call();
   at.gathered = proto.gathered();
-  at.borrowed_unit = proto.borrowed_unit();
-  at.borrowed_gathered = proto.borrowed_gathered();
-  at.borrowed_staging = proto.borrowed_staging();
   at.staging = proto.staging();
   at.receive = proto.receive();
   at.saved = proto.saved();
@@ -315,6 +309,8 @@ void ProgramsToProto(const ShardingPlan& plan, v1::ShardingPlan& proto) {
     v1::PlannedProgram& added = *proto.add_programs();
     added.set_phase(static_cast<int32_t>(program.phase));
     added.set_part(static_cast<int32_t>(program.part));
+    Copy(program.live_at_start, *added.mutable_live_at_start());
+    Copy(program.live_at_end, *added.mutable_live_at_end());
     for (const Instruction& at : program.instructions) {
       *added.add_instructions() = InstructionToProto(at);
     }
@@ -326,6 +322,8 @@ absl::Status ProgramsFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan
     StepProgram program;
     RETURN_IF_ERROR(ReadEnum("program.phase", from.phase(), Phase::kEval, program.phase, 1));
     RETURN_IF_ERROR(ReadEnum("program.part", from.part(), LanePart::kClose, program.part, 1));
+    Copy(from.live_at_start(), program.live_at_start);
+    Copy(from.live_at_end(), program.live_at_end);
     for (const v1::PlannedInstruction& at : from.instructions()) {
       ASSIGN_OR_RETURN(Instruction instruction, InstructionFromProto(at));
       program.instructions.push_back(std::move(instruction));

@@ -94,10 +94,6 @@ struct Instruction {
   int unit = -1;
   int call = 0;
   int gathered = -1;  // buffer ids, -1 = none
-  // Being replaced by `weights` and `gradients`; equal to what those say of one borrowed group.
-  int borrowed_unit = -1;
-  int borrowed_gathered = -1;
-  int borrowed_staging = -1;
   int staging = -1;
   int receive = -1;
   int saved = -1;
@@ -130,6 +126,10 @@ enum class LanePart : uint8_t { kWhole = 1, kOpen = 2, kMiddle = 3, kClose = 4 }
 struct StepProgram {
   Phase phase = Phase::kOnly;
   LanePart part = LanePart::kWhole;
+  // Temporary gathered buffers that the program before it in the step leaves for it, and that it
+  // leaves for the next one; ascending. Of the same generation: a step ends with none.
+  std::vector<int> live_at_start = {};
+  std::vector<int> live_at_end = {};
   std::vector<Instruction>
       instructions;  // a topological order: running them one by one in this order is correct
 };

@@ -1,0 +1,85 @@
+// Byte windows where the job does not say.
+
+#include <algorithm>
+#include <cstddef>
+#include <set>
+
+#include "common/plan/program_builder.h"
+#include "common/plan/program_uses.h"
+
+namespace ravel::plan {
+namespace {
+
+constexpr int64_t kElementBytes = 4;
+
+int64_t GatheredBytes(const GroupLayout& group) {
+  return group.layout.total_elements() * kElementBytes;
+}
+
+// The most bytes of weights, or of staged gradients, that any two consecutive uses need.
+class WindowNeeds {
+ public:
+  explicit WindowNeeds(const ProgramRequest& request)
+      : request_(request), model_(UsesOf(request.inventory, request.groups, true)) {}
+
+  int64_t GatheredWindow() const {
+    return Most([&](size_t use, std::set<int>& found) {
+      for (const int group : model_.uses[use].needs) {
+        if (!IsResident(request_, group)) {
+          found.insert(group);
+        }
+      }
+    });
+  }
+  int64_t StagingWindow() const {
+    return Most(
+        [&](size_t use, std::set<int>& found) {
+          for (size_t id = 0; id < model_.gradients.size(); ++id) {
+            const GradientCall& call = model_.gradients[id];
+            if (call.first_use <= use && use <= call.last_use) {
+              found.insert(static_cast<int>(id));
+            }
+          }
+        },
+        true);
+  }
+
+ private:
+  template <typename Collect>
+  int64_t Most(const Collect& collect, bool gradients = false) const {
+    int64_t most = 0;
+    for (size_t use = 0; use < model_.uses.size(); ++use) {
+      std::set<int> found;
+      collect(use, found);
+      if (use + 1 < model_.uses.size()) {
+        collect(use + 1, found);
+      }
+      int64_t sum = 0;
+      for (const int id : found) {
+        const int group = gradients ? model_.gradients[static_cast<size_t>(id)].group : id;
+        sum += GatheredBytes(request_.groups[static_cast<size_t>(group)]);
+      }
+      most = std::max(most, sum);
+    }
+    return most;
+  }
+
+  const ProgramRequest& request_;
+  const ModelUses model_;
+};
+
+}  // namespace
+
+ProgramOptions ResolveWindows(const ProgramRequest& request) {
+  ProgramOptions options = request.options;
+  const WindowNeeds needs(request);
+  if (options.gather_window_bytes == 0) {
+    options.gather_window_bytes = needs.GatheredWindow();
+  }
+  if (options.staging_window_bytes == 0) {
+    options.staging_window_bytes = needs.StagingWindow();
+  }
+  return options;
+}
+
+}  // namespace ravel::plan

@@ -19,6 +19,13 @@ bool IsFlat(const Placement& placement) {
   return placement.kind == PlacementKind::kFlat;
 }
 
+// Replicas keep their own weights and sum gradients once per step, and cut an optimizer only where
+// the shard axis does.
+bool CanExecute(const AxisStrategyRow& outer, const AxisStrategyRow& inner) {
+  return !IsFlat(outer.parameter) && !IsFlat(outer.gradient_between) &&
+         (!IsFlat(outer.optimizer) || IsFlat(inner.optimizer));
+}
+
 absl::Status CheckReplicas(const JobSpec& spec, int64_t ranks) {
   const auto fault = [&](const std::string& expected) {
     return absl::InvalidArgumentError(
@@ -62,7 +69,7 @@ absl::Status CheckExecutable(const StrategyChoice& choice,
         "replicas sum gradients once per step and keep their weights: expected "
         "no_shard or optim");
   }
-  if (IsFlat(outer.optimizer) && !IsFlat(inner.optimizer)) {
+  if (!CanExecute(outer, inner)) {
     return refuse(
         "replicas cut what the shard axis has cut: expected an inner strategy that "
         "shards the optimizer, or replicas of no_shard");
@@ -89,8 +96,9 @@ absl::StatusOr<LaneMap> LanesOf(const JobSpec& spec, int64_t ranks) {
   RETURN_IF_ERROR(CheckReplicas(spec, ranks));
   LaneMap lanes = {.lanes = spec.virtual_ranks, .ranks = ranks, .replicas = spec.replicas};
   lanes.micro_batches = spec.global_batch / spec.virtual_ranks / spec.micro_batch;
+  // Where the wire rounds, it rounds each lane's gradient.
   lanes.blocks = !IsFlat(RowOf(spec.strategy).gradient_between) && lanes.lanes % ranks == 0 &&
-                 lanes.lanes > ranks;
+                 lanes.lanes > ranks && spec.gradient_wire == WireType::kF32;
   return lanes;
 }
 
@@ -113,6 +121,19 @@ GroupRules RulesOf(const StrategyChoice& choice, const LaneMap& lanes, bool trai
       .gradient_sharded = IsFlat(inner.gradient_at_step),
       .optimizer_sharded = IsFlat(trainable ? inner.optimizer : inner.parameter),
       .outer_gradient_sharded = trainable && lanes.replicas > 1 && IsFlat(outer.gradient_at_step)};
+}
+
+bool PossibleRules(const GroupRules& rules, const LaneMap& lanes) {
+  for (const AxisStrategyRow& outer : AxisStrategyRows()) {
+    for (const AxisStrategyRow& inner : AxisStrategyRows()) {
+      if (CanExecute(outer, inner) &&
+          RulesOf({.replicate = outer.strategy, .shard = inner.strategy}, lanes, rules.trainable) ==
+              rules) {
+        return true;
+      }
+    }
+  }
+  return false;
 }
 
 int64_t LayoutWidth(const StrategyChoice& choice, const LaneMap& lanes) {

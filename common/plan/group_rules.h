@@ -28,6 +28,8 @@ absl::StatusOr<LaneMap> LanesOf(const JobSpec& spec, int64_t ranks);
 absl::StatusOr<Mesh> DataMesh(const LaneMap& lanes);
 
 GroupRules RulesOf(const StrategyChoice& choice, const LaneMap& lanes, bool trainable);
+// Whether some executable strategies give a group these rules.
+bool PossibleRules(const GroupRules& rules, const LaneMap& lanes);
 // Ranks that cut each group's flat buffer: the shard axis, and the replicas where they do.
 int64_t LayoutWidth(const StrategyChoice& choice, const LaneMap& lanes);
 

@@ -104,22 +104,49 @@ absl::Status CheckStatistics(const ShardingPlan& plan) {
   return absl::OkStatus();
 }
 
-// The buffers of a group have the sizes that its rules and layout say.
+// Bytes of what a unit, or all of them, need for activations; -1: no such buffer.
+int64_t ActivationBytes(const ModelInventory& inventory, const ProgramBuffer& buffer) {
+  if (buffer.kind == BufferKind::kShared) {
+    return ActivationOffsets(inventory.shared).back();
+  }
+  if (buffer.unit < 0 || static_cast<size_t>(buffer.unit) >= inventory.units.size()) {
+    return -1;
+  }
+  const UnitSpec& unit = inventory.units[static_cast<size_t>(buffer.unit)];
+  switch (buffer.kind) {
+    case BufferKind::kSaved:
+      return ActivationOffsets(unit.saved).back();
+    case BufferKind::kRemade:
+      return ActivationOffsets(unit.remade).back();
+    case BufferKind::kWorkspace:
+      return ActivationOffsets(unit.workspace).back();
+    default:
+      return -1;
+  }
+}
+
+// Buffers have the sizes that units, layouts and rules say.
 absl::Status CheckSizes(const ShardingPlan& plan) {
   for (const ProgramBuffer& buffer : plan.buffers) {
     if (buffer.group < 0) {
+      if (buffer.bytes != ActivationBytes(plan.inventory, buffer)) {
+        return Fault(buffer, "K13", "is not of the size that its unit needs");
+      }
       continue;
     }
     if (static_cast<size_t>(buffer.group) >= plan.groups.size() ||
         buffer.unit != plan.groups[static_cast<size_t>(buffer.group)].unit) {
       return Fault(buffer, "K13", "is of no group");
     }
-    const int64_t total =
-        plan.groups[static_cast<size_t>(buffer.group)].layout.total_elements() * 4;
+    const int64_t elements = plan.groups[static_cast<size_t>(buffer.group)].layout.total_elements();
+    const int64_t total = elements * kGradientElementBytes;
+    const int64_t weights = elements * plan.options.weight_element_bytes;
     const int64_t shard = total / plan.lanes.width();
     int64_t expected = 0;
     switch (buffer.kind) {
       case BufferKind::kGathered:
+        expected = weights;
+        break;
       case BufferKind::kStaging:
       case BufferKind::kReceive:
       case BufferKind::kLocalGrad:
@@ -134,7 +161,9 @@ absl::Status CheckSizes(const ShardingPlan& plan) {
         expected = shard / plan.lanes.replicas;
         break;
       case BufferKind::kModelWeight:
-        expected = plan.rules[static_cast<size_t>(buffer.group)].optimizer_sharded ? shard : total;
+        expected = plan.rules[static_cast<size_t>(buffer.group)].optimizer_sharded
+                       ? weights / plan.lanes.width()
+                       : weights;
         break;
       default:
         expected = StoredRange(plan, buffer.group, 0).elements * 4;

@@ -8,6 +8,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/plan/group_rules.h"
 #include "common/plan/program_facts.h"
 #include "common/plan/program_order.h"
 #include "common/plan/program_uses.h"
@@ -143,8 +144,13 @@ absl::Status CheckShape(const ShardingPlan& plan) {
   const bool fits = plan.rules.size() == plan.groups.size() &&
                     plan.memory.offsets.size() == plan.buffers.size() &&
                     plan.lanes.ranks == plan.ranks && plan.ranks % plan.lanes.replicas == 0;
-  return fits ? absl::OkStatus()
-              : absl::FailedPreconditionError("K13: rules, offsets or lanes do not fit the plan");
+  const bool possible =
+      fits && std::all_of(plan.rules.begin(), plan.rules.end(), [&](const GroupRules& rules) {
+        return PossibleRules(rules, plan.lanes);
+      });
+  return possible
+             ? absl::OkStatus()
+             : absl::FailedPreconditionError("K13: rules, offsets or lanes do not fit the plan");
 }
 
 }  // namespace

@@ -92,23 +92,6 @@ GroupRules RulesFromProto(const v1::PlannedRules& proto) {
           .outer_gradient_sharded = proto.outer_gradient_sharded()};
 }
 
-// Whether some strategies give the group these rules.
-bool Possible(const GroupRules& rules, const LaneMap& lanes) {
-  for (const Strategy replicate : {Strategy::kNoShard, Strategy::kOptim}) {
-    for (const Strategy shard : {Strategy::kNoShard,
-                                 Strategy::kOptim,
-                                 Strategy::kOptimGrads,
-                                 Strategy::kOptimGradsParams}) {
-      const bool allowed = replicate == Strategy::kNoShard || shard != Strategy::kNoShard;
-      const StrategyChoice choice = {.replicate = replicate, .shard = shard};
-      if (allowed && RulesOf(choice, lanes, rules.trainable) == rules) {
-        return true;
-      }
-    }
-  }
-  return false;
-}
-
 // The tensors of a group lie apart, aligned, and inside it.
 absl::Status CheckLayout(const GroupLayout& group,
                          const ModelInventory& inventory,
@@ -160,7 +143,7 @@ absl::Status GroupsFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan) 
     Copy(from.tensors(), group.tensors);
     Copy(from.tensor_offsets(), group.tensor_offsets);
     const GroupRules rules = RulesFromProto(from.rules());
-    if (group.layout.width != width || !Possible(rules, plan.lanes) ||
+    if (group.layout.width != width || !PossibleRules(rules, plan.lanes) ||
         (id > 0 && group.unit < plan.groups.back().unit)) {
       return Invalid(absl::StrCat(name, ": width, rules or order are those of no strategy"));
     }

@@ -30,6 +30,9 @@ class Simulation {
     for (size_t i = 0; i < plan.buffers.size(); ++i) {
       intact_[i] = plan.buffers[i].persistent;
     }
+    for (const int buffer : program.live_at_start) {
+      intact_[static_cast<size_t>(buffer)] = true;
+    }
     for (size_t i = 0; i < program.instructions.size(); ++i) {
       queues_[static_cast<size_t>(program.instructions[i].stream) - 1].push_back(
           static_cast<int>(i));
@@ -97,6 +100,10 @@ class Simulation {
         return at.op == OpCode::kAllocStaging;
       case BufferKind::kSaved:
         return at.op == OpCode::kForward;
+      case BufferKind::kRemade:
+        return at.op == OpCode::kForward || at.op == OpCode::kRecompute;
+      case BufferKind::kFullGrad:
+        return at.op == OpCode::kGatherGradient;
       default:
         return !plan_.buffers[static_cast<size_t>(buffer)].persistent;
     }
@@ -166,6 +173,15 @@ std::vector<ShardingPlan> Plans() {
       ModelConfig config = testing::Llama(64, 4, 96, 257);
       config.tie_word_embeddings = tied;
       plans.push_back(testing::PlanOf(config, 2, 8, shared));
+      for (const Strategy strategy : {Strategy::kNoShard, Strategy::kOptimGradsParams}) {
+        JobSpec spec = testing::SpecOf(config, 8);
+        spec.strategy = strategy;
+        spec.replicas = 2;
+        spec.replicate_strategy =
+            strategy == Strategy::kNoShard ? Strategy::kNoShard : Strategy::kOptim;
+        spec.recompute = RecomputePolicy::kBlock;
+        plans.push_back(*BuildShardingPlan({.spec = spec, .ranks = 4, .shared_memory = shared}));
+      }
     }
   }
   return plans;

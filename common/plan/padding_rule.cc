@@ -14,8 +14,7 @@ namespace {
 constexpr double kMostPercent = 10.0;
 
 bool TooMuch(const UnitPadding& padding, int64_t width) {
-  const int64_t floor = width * padding.tensors * kLayoutAlignmentElements;
-  return padding.percent() > kMostPercent && padding.padding > floor;
+  return padding.percent() > kMostPercent && padding.padding > width * kFreePaddingElements;
 }
 
 // The tensor of the unit whose atom costs most: with atoms of one alignment instead, the padding is

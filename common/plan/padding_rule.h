@@ -19,8 +19,11 @@ struct UnitPadding {
 };
 UnitPadding PaddingOf(const std::vector<GroupLayout>& groups, int unit);
 
-// A unit that is padded by more than 10 % is refused, unless each rank's padding is less than one
-// alignment (256 elements) per tensor: small units on many ranks, where it costs nothing. The error
+// Elements of padding per rank and unit that nobody need worry about: 256 KiB in fp32.
+inline constexpr int64_t kFreePaddingElements = 65536;
+
+// A unit that is padded by more than 10 % is refused, unless each rank's padding is at most
+// kFreePaddingElements: small units, where it costs nothing. The error
 // names the tensor that forces the padding and what helps, in this order: a narrower shard axis
 // (the widest that is allowed), larger gather granules, row atoms, allowPadding.
 absl::Status CheckPadding(const ModelInventory& inventory, const std::vector<GroupLayout>& groups);

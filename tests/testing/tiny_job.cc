@@ -78,6 +78,7 @@ std::string ToYaml(const TinyJob& job) {
                   job.steps,
                   "\n    globalBatch: ",
                   job.global_batch,
+                  job.micro_batch > 0 ? absl::StrCat("\n    microBatch: ", job.micro_batch) : "",
                   "\n    seed: ",
                   job.seed,
                   "\n    optimizer: {lr: 3e-3, weightDecay: 0.1}\n",
@@ -91,15 +92,21 @@ std::string ToYaml(const TinyJob& job) {
                     absl::StrJoin(job.sizes, ", "),
                     "], growDelay: 0s, growEvery: 0s}\n");
   }
-  if (!job.transport.empty()) {
-    absl::StrAppend(&text, "  parallelism: {transport: ", job.transport, "}\n");
-  }
+  const std::string transport = job.transport.empty() ? "auto" : job.transport;
+  absl::StrAppend(&text,
+                  "  parallelism: {transport: ",
+                  transport,
+                  job.parallelism.empty() ? "" : ", ",
+                  job.parallelism,
+                  "}\n");
   absl::StrAppend(&text,
                   "  determinism: {mode: exact, virtualRanks: ",
                   job.virtual_ranks,
                   "}\n",
                   CheckpointYaml(job),
-                  "  restart: {backoff: 100ms, maxBackoff: 200ms, maxNoProgress: 20}\n",
+                  "  restart: {backoff: 100ms, maxBackoff: 200ms, maxNoProgress: 20, maxFailures: ",
+                  job.max_failures,
+                  "}\n",
                   "  detection: {time: 1s}\n",
                   job.more_spec);
   return text;

@@ -17,11 +17,13 @@ struct TinyJob {
   std::vector<int64_t> sizes = {};  // elastic.sizes; empty = fixed size
   int64_t steps = 10;
   int64_t global_batch = 8;
+  int64_t micro_batch = 0;  // 0: one micro-batch per lane
   int64_t virtual_ranks = 8;
   int64_t sequence_length = 16;
   int64_t save_every_steps = 5;
   int64_t keep_last = 1000;
-  std::string transport = {};  // empty = auto
+  std::string transport = {};    // empty = auto
+  std::string parallelism = {};  // more of spec.parallelism: "strategy: hsdp, replicas: 2"
   std::string resume_from = {};
   std::string model_from = {};  // instead of the inline configuration
   uint64_t seed = 7;
@@ -33,6 +35,7 @@ struct TinyJob {
   int64_t heads = 6;
   int64_t key_value_heads = 2;
   bool tied = false;
+  int64_t max_failures = 10;
   // Lines added to the end of `spec`, indented by two spaces.
   std::string more_spec = {};
 };

@@ -169,7 +169,7 @@ TEST(PaddingRule, TooMuchIsRefusedWithItsTensorAndWhatHelps) {
 }
 
 TEST(PaddingRule, SmallUnitsOnManyRanksPass) {
-  // 300 % of next to nothing: less than one alignment per tensor and rank.
+  // 300 % of next to nothing.
   const ModelInventory norm = testing::InventoryOf({"norm", {{"w", {4096}}}});
   const std::vector<GroupLayout> groups = PlanGroups(norm, 0, 64);
   EXPECT_GT(PaddingOf(groups, 0).percent(), 100);

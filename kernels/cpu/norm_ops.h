@@ -89,23 +89,30 @@ struct RmsNormGradientRow {
 
 template <typename V>
 inline void RmsNormBackwardRow(const RmsNormGradientRow& row, int64_t n) {
+  // Stores of vectors may alias anything: what lies behind a reference would be read again for each.
+  const float* const dy = row.dy;
+  const float* const x = row.x;
+  const float* const w = row.w;
+  const float* const dresidual = row.dresidual;
+  float* const dx = row.dx;
+  float* const dw = row.dw;
   auto dot = V::Zero();
   ForEachVector(n, [&](int64_t j, auto lanes) {
-    const auto wdy = V::Mul(V::Load(row.w + j, lanes), V::Load(row.dy + j, lanes));
-    dot = V::Fma(wdy, V::Load(row.x + j, lanes), dot);
+    const auto wdy = V::Mul(V::Load(w + j, lanes), V::Load(dy + j, lanes));
+    dot = V::Fma(wdy, V::Load(x + j, lanes), dot);
   });
   const float mean = V::ReduceAdd(dot) / static_cast<float>(n);
   const auto scale = V::Set1(row.rstd);
   const auto pull = V::Set1(row.rstd * row.rstd * mean);
   ForEachVector(n, [&](int64_t j, auto lanes) {
-    const auto dyj = V::Load(row.dy + j, lanes);
-    const auto xj = V::Load(row.x + j, lanes);
-    if (row.dw != nullptr) {
-      V::Store(row.dw + j, V::Fma(dyj, V::Mul(xj, scale), V::Load(row.dw + j, lanes)), lanes);
+    const auto dyj = V::Load(dy + j, lanes);
+    const auto xj = V::Load(x + j, lanes);
+    if (dw != nullptr) {
+      V::Store(dw + j, V::Fma(dyj, V::Mul(xj, scale), V::Load(dw + j, lanes)), lanes);
     }
-    const auto inner = V::Fnma(xj, pull, V::Mul(V::Load(row.w + j, lanes), dyj));
-    const auto rest = row.dresidual != nullptr ? V::Load(row.dresidual + j, lanes) : V::Zero();
-    V::Store(row.dx + j, V::Fma(inner, scale, rest), lanes);
+    const auto inner = V::Fnma(xj, pull, V::Mul(V::Load(w + j, lanes), dyj));
+    const auto rest = dresidual != nullptr ? V::Load(dresidual + j, lanes) : V::Zero();
+    V::Store(dx + j, V::Fma(inner, scale, rest), lanes);
   });
 }
 

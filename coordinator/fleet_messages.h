@@ -45,6 +45,20 @@ struct HelloMessage {
   std::string device_message;
 };
 
+// Where a rank is in the collectives of one group of ranks, which is known by its name and its
+// first member.
+struct CollectiveState {
+  std::string group;
+  int64_t first_member = 0;
+  uint64_t sequence = 0;  // issued so far ...
+  uint64_t hash = 0;      // ... and the rolling hash of these
+  uint64_t completed = 0;
+  int64_t waiting_ms = 0;      // since the last was issued, when it is not through
+  uint64_t mark_sequence = 0;  // a round number of issued collectives, and the hash there
+  uint64_t mark_hash = 0;
+  std::string waiting_in = {};  // the last that was issued, when it is not through
+};
+
 struct TrainerBeat {
   std::string job_uid;
   int64_t rank = 0;
@@ -52,6 +66,7 @@ struct TrainerBeat {
   int64_t step = 0;
   std::string phase;
   int64_t phase_age_ms = 0;
+  std::vector<CollectiveState> collectives = {};
 };
 struct BeatMessage {
   int64_t seq = 0;
@@ -98,6 +113,30 @@ struct TrainerDone {
 struct TrainerProgress {
   int64_t step = 0;
 };
+// One issued collective.
+struct LedgerEntry {
+  uint64_t sequence = 0;
+  uint64_t hash = 0;
+  uint64_t order = 0;  // among all that the rank issued
+  std::string kind;
+  std::string op;
+  std::string unit;  // empty: of the whole step
+  int64_t call = 0;
+  std::string phase;
+  int64_t generation = 0;
+  int64_t elements = 0;
+  int64_t element_bytes = 0;
+  int64_t age_ms = 0;
+};
+struct LedgerOfGroup {
+  std::string group;
+  std::vector<int64_t> members;
+  uint64_t completed = 0;
+  std::vector<LedgerEntry> entries;  // oldest first
+};
+struct LedgerReport {
+  std::vector<LedgerOfGroup> groups;
+};
 
 struct TrainerFrame {
   std::string job_uid;
@@ -111,7 +150,8 @@ struct TrainerFrame {
                ckpt::Seal,
                SaveStarted,
                TrainerFailed,
-               TrainerDone>
+               TrainerDone,
+               LedgerReport>
       frame;
 };
 
@@ -195,6 +235,9 @@ struct CommitResult {
   bool committed = false;
   std::string reason;
 };
+struct AskForLedger {
+  int64_t most = 0;  // entries of each group
+};
 struct PeerLost {
   std::string reason;
 };
@@ -203,7 +246,7 @@ struct TrainerCommand {
   std::string job_uid;
   int64_t epoch = 0;
   int64_t rank = -1;
-  std::variant<CommRecordSet, RunTrainer, SaveTrainer, CommitResult, PeerLost> frame;
+  std::variant<CommRecordSet, RunTrainer, SaveTrainer, CommitResult, PeerLost, AskForLedger> frame;
 };
 struct StopTrainers {
   std::string job_uid;

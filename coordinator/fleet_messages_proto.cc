@@ -31,6 +31,48 @@ StepReport ReadStep(const v1::StepReport& message) {
   return report;
 }
 
+std::vector<CollectiveState> ReadCollectives(const v1::TrainerProgress& message) {
+  std::vector<CollectiveState> states;
+  for (const v1::CollectiveState& group : message.collectives()) {
+    states.push_back({group.group(),
+                      group.first_member(),
+                      group.sequence(),
+                      group.hash(),
+                      group.completed(),
+                      group.waiting_ms(),
+                      group.mark_sequence(),
+                      group.mark_hash(),
+                      group.waiting_in()});
+  }
+  return states;
+}
+
+LedgerReport ReadLedger(const v1::LedgerReport& message) {
+  LedgerReport report;
+  for (const v1::LedgerOfGroup& of_group : message.groups()) {
+    LedgerOfGroup group{of_group.group(),
+                        {of_group.members().begin(), of_group.members().end()},
+                        of_group.completed(),
+                        {}};
+    for (const v1::LedgerEntry& entry : of_group.entries()) {
+      group.entries.push_back({entry.sequence(),
+                               entry.hash(),
+                               entry.order(),
+                               entry.kind(),
+                               entry.op(),
+                               entry.unit(),
+                               entry.call(),
+                               entry.phase(),
+                               entry.generation(),
+                               entry.elements(),
+                               entry.element_bytes(),
+                               entry.age_ms()});
+    }
+    report.groups.push_back(std::move(group));
+  }
+  return report;
+}
+
 absl::StatusOr<decltype(TrainerFrame::frame)> ReadFrame(const v1::TrainerUp& message) {
   using Frame = decltype(TrainerFrame::frame);
   switch (message.kind_case()) {
@@ -58,6 +100,8 @@ absl::StatusOr<decltype(TrainerFrame::frame)> ReadFrame(const v1::TrainerUp& mes
       return Frame(TrainerDone{message.done().step()});
     case v1::TrainerUp::kSaveStarted:
       return Frame(SaveStarted{message.save_started().step(), message.save_started().sequence()});
+    case v1::TrainerUp::kLedger:
+      return Frame(ReadLedger(message.ledger()));
     case v1::TrainerUp::KIND_NOT_SET:
       break;
   }
@@ -83,7 +127,8 @@ BeatMessage ReadBeat(const v1::Beat& message) {
                              trainer.epoch(),
                              trainer.progress().step(),
                              trainer.progress().phase(),
-                             trainer.progress().phase_age_ms()});
+                             trainer.progress().phase_age_ms(),
+                             ReadCollectives(trainer.progress())});
   }
   return beat;
 }
@@ -148,33 +193,36 @@ void WriteCommand(const TrainerCommand& command, v1::TrainerCommand* message) {
   message->set_epoch(command.epoch);
   message->set_rank(command.rank);
   v1::TrainerDown* frame = message->mutable_frame();
-  std::visit(Overloaded{[&](const CommRecordSet& set) {
-                          v1::CommRecordSet* records = frame->mutable_comm_records();
-                          records->set_job_uid(command.job_uid);
-                          records->set_epoch(command.epoch);
-                          records->set_group(set.group);
-                          for (const std::string& record : set.records) {
-                            records->add_records(record);
-                          }
-                        },
-                        [&](const RunTrainer& run) {
-                          frame->mutable_run()->set_epoch(command.epoch);
-                          frame->mutable_run()->set_until_step(run.until_step);
-                        },
-                        [&](const SaveTrainer& save) {
-                          frame->mutable_save()->set_epoch(command.epoch);
-                          frame->mutable_save()->set_sequence(save.sequence);
-                          frame->mutable_save()->set_then_stop(save.then_stop);
-                        },
-                        [&](const CommitResult& commit) {
-                          frame->mutable_commit()->set_step(commit.step);
-                          frame->mutable_commit()->set_committed(commit.committed);
-                          frame->mutable_commit()->set_reason(commit.reason);
-                        },
-                        [&](const PeerLost& lost) {
-                          frame->mutable_peer_lost()->set_reason(lost.reason);
-                        }},
-             command.frame);
+  std::visit(
+      Overloaded{[&](const CommRecordSet& set) {
+                   v1::CommRecordSet* records = frame->mutable_comm_records();
+                   records->set_job_uid(command.job_uid);
+                   records->set_epoch(command.epoch);
+                   records->set_group(set.group);
+                   for (const std::string& record : set.records) {
+                     records->add_records(record);
+                   }
+                 },
+                 [&](const RunTrainer& run) {
+                   frame->mutable_run()->set_epoch(command.epoch);
+                   frame->mutable_run()->set_until_step(run.until_step);
+                 },
+                 [&](const SaveTrainer& save) {
+                   frame->mutable_save()->set_epoch(command.epoch);
+                   frame->mutable_save()->set_sequence(save.sequence);
+                   frame->mutable_save()->set_then_stop(save.then_stop);
+                 },
+                 [&](const CommitResult& commit) {
+                   frame->mutable_commit()->set_step(commit.step);
+                   frame->mutable_commit()->set_committed(commit.committed);
+                   frame->mutable_commit()->set_reason(commit.reason);
+                 },
+                 [&](const PeerLost& lost) { frame->mutable_peer_lost()->set_reason(lost.reason); },
+                 [&](const AskForLedger& ask) {
+                   frame->mutable_ask_ledger()->set_epoch(command.epoch);
+                   frame->mutable_ask_ledger()->set_most(ask.most);
+                 }},
+      command.frame);
 }
 
 }  // namespace

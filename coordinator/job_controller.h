@@ -161,6 +161,8 @@ class JobController {
   void StopRun(Entry& entry);
   void NudgeQuiescing(Entry& entry);
   void CheckStall(Entry& entry);
+  // Ranks whose collectives do not go together, and ranks that are late.
+  void CheckCollectives(Entry& entry);
   void CheckGrowth(Entry& entry);
   void SendToNodes(const Entry& entry, const TrainerCommand& command);
   std::set<std::string> NodesOf(const Entry& entry) const;

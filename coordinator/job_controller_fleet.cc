@@ -255,6 +255,8 @@ void JobController::OnBeat(StreamId stream, const std::string& node_id, const Be
     slot.step = trainer.step;
     slot.phase = trainer.phase;
     slot.phase_age_ms = trainer.phase_age_ms;
+    entry->run.collectives.OnBeat(trainer.rank,
+                                  {trainer.step, trainer.phase, trainer.collectives});
   }
   Send(stream, BeatAck{beat.seq});
 }
@@ -290,8 +292,11 @@ void JobController::OnExited(const std::string& node_id, const TrainerExited& ex
       // Nobody here told it to, and it was not done.
       reason = entry->run.draining.contains(node_id) ? "NodeDrain" : "ProcessCrash";
     }
+    const std::string late = entry->run.collectives.LastWord(exited.rank);
     FailureCause cause{reason,
-                       DescribeExit(node_id, exited, slot.failed_message),
+                       absl::StrCat(DescribeExit(node_id, exited, slot.failed_message),
+                                    late.empty() ? "" : "; ",
+                                    late),
                        node_id,
                        exited.rank,
                        entry->progress.step};
@@ -387,6 +392,9 @@ void JobController::OnFrame(const std::string& node_id, const TrainerFrame& fram
                         [&](const SaveStarted& started) { OnSaveStarted(job, started); },
                         [&](const TrainerFailed& failed) {
                           OnTrainerFailed(job, rank, frame.rank, failed);
+                        },
+                        [&](const LedgerReport& ledger) {
+                          job.run.collectives.OnLedger(frame.rank, ledger);
                         },
                         [&](const TrainerDone&) {
                           rank.done = true;

@@ -100,6 +100,7 @@ void JobController::ReconcileRunning(Entry& entry) {
     return;
   }
   CheckStall(entry);
+  CheckCollectives(entry);
   CheckSaves(entry);
   CheckGrowth(entry);
 }

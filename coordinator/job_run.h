@@ -13,6 +13,7 @@
 
 #include "common/ckpt/manifest.h"
 #include "coordinator/admission.h"
+#include "coordinator/collective_watch.h"
 #include "coordinator/planner.h"
 #include "coordinator/rendezvous_board.h"
 #include "coordinator/restart_budget.h"
@@ -59,6 +60,7 @@ struct JobRun {
   std::shared_ptr<const PlannedWorld> world;
   int64_t restore_step = -1;
   RendezvousBoard board;
+  CollectiveWatch collectives;
 
   std::optional<FailureCause> failure;  // the most telling so far
   // Nodes of this run that have said they go away: what their leaving causes costs nothing.

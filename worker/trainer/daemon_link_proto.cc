@@ -165,6 +165,7 @@ absl::Status DaemonLinkReporter::Progress(const ProgressReport& report) {
     group.set_waiting_ms(state.waiting_ms);
     group.set_mark_sequence(state.mark_sequence);
     group.set_mark_hash(state.mark_hash);
+    group.set_waiting_in(state.waiting_in);
   }
   return link_->Send(frame);
 }

@@ -36,6 +36,7 @@ LedgerEntry EntryOf(const comm::IssueLog::Entry& issued, const std::vector<std::
 }  // namespace
 
 std::vector<CollectiveState> CollectiveStates(comm::Communicator& communicator) {
+  const std::vector<std::string> names = communicator.ledger().unit_names();
   std::vector<CollectiveState> states;
   for (const std::shared_ptr<const comm::IssueLog>& log : communicator.ledger().logs()) {
     const comm::IssueLog::Snapshot snapshot = log->snapshot();
@@ -46,7 +47,12 @@ std::vector<CollectiveState> CollectiveStates(comm::Communicator& communicator) 
                       .completed = snapshot.completed,
                       .waiting_ms = snapshot.waiting_ms,
                       .mark_sequence = snapshot.mark_sequence,
-                      .mark_hash = snapshot.mark_hash});
+                      .mark_hash = snapshot.mark_hash,
+                      .waiting_in = {}});
+    const std::vector<comm::IssueLog::Entry> last = log->Last(1);
+    if (snapshot.waiting_ms > 0 && !last.empty() && last[0].record.sequence == snapshot.sequence) {
+      states.back().waiting_in = comm::DescribeIssue(last[0].record, names);
+    }
   }
   return states;
 }

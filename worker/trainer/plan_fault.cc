@@ -1,7 +1,7 @@
 #include "worker/trainer/plan_fault.h"
 
+#include <algorithm>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <absl/strings/match.h>
@@ -29,24 +29,30 @@ bool IsCollective(const Instruction& instruction) {
   }
 }
 
+// What may stand between two collectives that are still neighbours.
+bool IsBookkeeping(const Instruction& instruction) {
+  return instruction.op == OpCode::kFree || instruction.op == OpCode::kAllocStaging;
+}
+
+// The second goes before the first.
 bool Exchange(plan::StepProgram& program, bool same_stream) {
   std::vector<Instruction>& list = program.instructions;
-  for (size_t i = 0; i + 1 < list.size(); ++i) {
-    Instruction& a = list[i];
-    Instruction& b = list[i + 1];
-    if (IsCollective(a) && IsCollective(b) && (a.stream == b.stream) == same_stream) {
-      log::Warning(absl::StrCat("drill: ",
-                                plan::OpName(a.op),
-                                " of unit ",
-                                a.unit,
-                                " and ",
-                                plan::OpName(b.op),
-                                " of unit ",
-                                b.unit,
-                                " change places"));
-      std::swap(a, b);
-      return true;
+  for (auto first = list.begin(); first != list.end(); ++first) {
+    const auto second = std::find_if_not(first + 1, list.end(), IsBookkeeping);
+    if (second == list.end() || !IsCollective(*first) || !IsCollective(*second) ||
+        (first->stream == second->stream) != same_stream) {
+      continue;
     }
+    log::Warning(absl::StrCat("drill: ",
+                              plan::OpName(second->op),
+                              " of unit ",
+                              second->unit,
+                              " goes before ",
+                              plan::OpName(first->op),
+                              " of unit ",
+                              first->unit));
+    std::rotate(first, second, second + 1);
+    return true;
   }
   return false;
 }

@@ -63,6 +63,7 @@ struct CollectiveState {
   int64_t waiting_ms = 0;
   uint64_t mark_sequence = 0;
   uint64_t mark_hash = 0;
+  std::string waiting_in = {};  // the last that was issued, when it is not through
 };
 
 struct ProgressReport {

@@ -10,7 +10,7 @@ mkdir -p build/logs
 if [[ -z ${RAVEL_BIN_DIR:-} ]]; then
   deploy/install_packages.sh build >&2
   { cmake --preset release -DRAVEL_UNITY=ON && cmake --build --preset release --target \
-    ravel-coordinator ravel-worker ravel-trainer ravelctl; } >build/logs/bench-build.log || { tail -30 build/logs/bench-build.log >&2; exit 1; }
+    ravel-coordinator ravel-worker ravel-trainer ravelctl collective_speed; } >build/logs/bench-build.log || { tail -30 build/logs/bench-build.log >&2; exit 1; }
   export RAVEL_BIN_DIR=$PWD/build/release/bin
 fi
 venv=$(tests/interop/setup.sh | tail -1)

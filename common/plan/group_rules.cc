@@ -14,6 +14,8 @@ namespace {
 
 // A replica's part of a shard is whole elements: shards are multiples of 256.
 constexpr int64_t kMostReplicas = 256;
+// Micro-batches of all lanes.
+constexpr int64_t kMostPrograms = int64_t{1} << 22;
 
 bool IsFlat(const Placement& placement) {
   return placement.kind == PlacementKind::kFlat;
@@ -96,6 +98,15 @@ absl::StatusOr<LaneMap> LanesOf(const JobSpec& spec, int64_t ranks) {
   RETURN_IF_ERROR(CheckReplicas(spec, ranks));
   LaneMap lanes = {.lanes = spec.virtual_ranks, .ranks = ranks, .replicas = spec.replicas};
   lanes.micro_batches = spec.global_batch / spec.virtual_ranks / spec.micro_batch;
+  if (lanes.micro_batches > kMostPrograms / spec.virtual_ranks) {
+    return absl::InvalidArgumentError(absl::StrCat("training.microBatch: ",
+                                                   lanes.micro_batches,
+                                                   " micro-batches of each of ",
+                                                   spec.virtual_ranks,
+                                                   " lanes are more than ",
+                                                   kMostPrograms,
+                                                   " per step"));
+  }
   // Where the wire rounds, it rounds each lane's gradient.
   lanes.blocks = !IsFlat(RowOf(spec.strategy).gradient_between) && lanes.lanes % ranks == 0 &&
                  lanes.lanes > ranks && spec.gradient_wire == WireType::kF32;

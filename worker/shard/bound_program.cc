@@ -107,7 +107,10 @@ void AttachFrees(BoundProgram& program) {
     while (last > 0 && !Names(list[last - 1].instruction, list[i].instruction.freed)) {
       --last;
     }
-    CHECK_MSG(last > 0, "a buffer is freed that nothing uses");
+    if (last == 0) {
+      program.first_frees.push_back(static_cast<int>(i));
+      continue;
+    }
     list[i].freed_with = static_cast<int>(last) - 1;
     list[last - 1].frees.push_back(static_cast<int>(i));
   }
@@ -121,7 +124,9 @@ std::vector<BoundProgram> BindPrograms(const plan::ShardingPlan& plan,
   const Binder binder(plan, buffers, shared);
   std::vector<BoundProgram> programs;
   for (const plan::StepProgram& program : plan.programs) {
-    BoundProgram bound = {.phase = program.phase, .part = program.part, .instructions = {}};
+    BoundProgram bound;
+    bound.phase = program.phase;
+    bound.part = program.part;
     for (const Instruction& instruction : program.instructions) {
       bound.instructions.push_back(binder.Bind(instruction));
     }

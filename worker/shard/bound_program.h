@@ -25,6 +25,8 @@ struct BoundProgram {
   plan::Phase phase = plan::Phase::kOnly;
   plan::LanePart part = plan::LanePart::kWhole;
   std::vector<BoundInstruction> instructions;
+  // kFree instructions of what the program before left and nothing here uses.
+  std::vector<int> first_frees;
 };
 
 // Plan and buffers outlive the result. Tensors are found through the group that holds them.

@@ -13,6 +13,8 @@ using plan::BufferKind;
 using plan::Instruction;
 using plan::OpCode;
 
+constexpr int64_t kBf16Bytes = 2;
+
 template <typename Gradient>
 std::vector<Gradient> Typed(const std::vector<TensorView>& views) {
   std::vector<Gradient> gradients;
@@ -181,15 +183,28 @@ absl::Status InstructionRunner::ReduceScatter(const Instruction& instruction,
   const int64_t at = sums ? 0 : turn.slot.turn;
   comm::Communicator& communicator = *args_.communicators.reduce;
   const comm::CollectiveTag tag = TagOf(instruction, turn);
-  ASSIGN_OR_RETURN(
-      const comm::PieceViews views,
-      communicator.ExchangePieces(
-          {.tag = tag,
-           .staging = HasLane(turn) ? args_.buffers.floats(instruction.staging) : nullptr,
-           .receive = args_.buffers.floats(instruction.receive),
-           .shard_elements = group.slice_elements(),
-           .contributors = static_cast<int>(counter.contributors(at))}));
-  counter.AddTurn(args_.stream, at, views.pieces);
+  float* staging = HasLane(turn) ? args_.buffers.floats(instruction.staging) : nullptr;
+  if (args_.bf16_wire && staging != nullptr) {
+    CHECK_MSG(!sums, "lanes in blocks have no wire to round on");
+    PackBf16(staging, group.layout().layout.total_elements());
+  }
+  ASSIGN_OR_RETURN(const comm::PieceViews views,
+                   communicator.ExchangePieces(
+                       {.tag = tag,
+                        .staging = staging,
+                        .receive = args_.buffers.floats(instruction.receive),
+                        .shard_elements = group.slice_elements(),
+                        .contributors = static_cast<int>(counter.contributors(at)),
+                        .element_bytes = args_.bf16_wire ? kBf16Bytes : comm::kElementBytes}));
+  if (args_.bf16_wire) {
+    std::vector<const uint16_t*> pieces;
+    for (const float* piece : views.pieces) {
+      pieces.push_back(reinterpret_cast<const uint16_t*>(piece));
+    }
+    counter.AddRoundedTurn(args_.stream, at, pieces);
+  } else {
+    counter.AddTurn(args_.stream, at, views.pieces);
+  }
   RETURN_IF_ERROR(communicator.ReleasePieces(tag));
   state_.EndReduce(instruction);
   return absl::OkStatus();
@@ -254,7 +269,7 @@ int64_t InstructionRunner::BytesOf(const Instruction& instruction, const ReplayT
       const plan::LaneMap inner = lanes.Inner();
       const int64_t lane_count = inner.LaneCount(lanes.blocks ? 0 : turn.slot.turn);
       const int64_t own = lanes.blocks || HasLane(turn) ? 1 : 0;
-      return slice * (lane_count - own);
+      return (args_.bf16_wire ? slice / 2 : slice) * (lane_count - own);
     }
     case OpCode::kOuterGather:
       return slice / lanes.replicas * (lanes.replicas - 1);

@@ -54,6 +54,9 @@ class InstructionRunner {
     std::vector<ParameterGroup>& groups;
     const std::vector<std::unique_ptr<model::Module>>& modules;
     StepActions* actions = nullptr;
+    // Each lane's gradient is rounded to bf16 before it is exchanged between the ranks of a
+    // replica, this rank's own too. Not with lanes in blocks, whose gradients are summed before.
+    bool bf16_wire = false;
   };
   explicit InstructionRunner(const Args& args) : args_(args), state_(args.plan) {}
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstring>
 #include <utility>
 
 #include "common/check.h"
@@ -12,6 +14,19 @@ namespace {
 
 // Elements of a block's sum that wait in the cache to be added to an older sum.
 constexpr int64_t kChunkElements = 4096;
+
+float Bf16Value(uint16_t bits) {
+  return std::bit_cast<float>(uint32_t{bits} << 16);
+}
+
+// To nearest, ties to even; NaN stays NaN.
+uint16_t Bf16Nearest(float x) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) {
+    return 0x7FFF;
+  }
+  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
+}
 
 void AddRange(kernels::Stream& stream, const float* newer, float* older, int64_t elements) {
   kernels::TreeAdd(stream,
@@ -65,6 +80,16 @@ void AddRuns(kernels::Stream& stream,
   }
 }
 
+void PackBf16(float* values, int64_t elements) {
+  auto* bytes = reinterpret_cast<std::byte*>(values);
+  for (int64_t i = 0; i < elements; ++i) {
+    float value = 0;
+    std::memcpy(&value, bytes + 4 * i, sizeof(value));
+    const uint16_t rounded = Bf16Nearest(value);
+    std::memcpy(bytes + 2 * i, &rounded, sizeof(rounded));
+  }
+}
+
 LaneCounter::LaneCounter(std::vector<float*> buffers,
                          const plan::LaneMap& lanes,
                          std::vector<ShardRun> runs)
@@ -104,21 +129,62 @@ void LaneCounter::AddBlock(kernels::Stream& stream,
   }
   // Chunk by chunk through the whole chain of merges, so that every partial sum is read from the
   // cache.
+  for (const ShardRun& run : runs_) {
+    const int64_t end = run.offset + run.elements;
+    for (int64_t begin = run.offset; begin < end; begin += kChunkElements) {
+      AddChunk(stream,
+               step,
+               Shifted(pieces, begin),
+               {.offset = begin, .elements = std::min(kChunkElements, end - begin)});
+    }
+  }
+}
+
+void LaneCounter::AddChunk(kernels::Stream& stream,
+                           const plan::CounterStep& step,
+                           const std::vector<const float*>& pieces,
+                           const ShardRun& chunk) {
+  if (step.add_into.empty()) {
+    float* out = buffers_[static_cast<size_t>(step.store)] + chunk.offset;
+    kernels::TreeSum(stream, {.pieces = pieces, .out = VectorView(out, chunk.elements)});
+    return;
+  }
   alignas(64) std::array<float, kChunkElements> newer;
+  const float* sum = pieces[0];
+  if (pieces.size() > 1) {
+    kernels::TreeSum(stream, {.pieces = pieces, .out = VectorView(newer.data(), chunk.elements)});
+    sum = newer.data();
+  }
+  for (const int buffer : step.add_into) {
+    float* older = buffers_[static_cast<size_t>(buffer)] + chunk.offset;
+    AddRange(stream, sum, older, chunk.elements);
+    sum = older;
+  }
+}
+
+void LaneCounter::AddRoundedTurn(kernels::Stream& stream,
+                                 int64_t turn,
+                                 std::span<const uint16_t* const> pieces) {
+  CHECK_EQ(static_cast<int64_t>(pieces.size()), lanes_.LaneCount(turn));
+  std::vector<float> exact(pieces.size() * static_cast<size_t>(kChunkElements));
   for (const ShardRun& run : runs_) {
     const int64_t end = run.offset + run.elements;
     for (int64_t begin = run.offset; begin < end; begin += kChunkElements) {
       const int64_t count = std::min(kChunkElements, end - begin);
-      const float* sum = pieces[0] + begin;
-      if (pieces.size() > 1) {
-        kernels::TreeSum(
-            stream, {.pieces = Shifted(pieces, begin), .out = VectorView(newer.data(), count)});
-        sum = newer.data();
+      std::vector<const float*> chunk;
+      for (size_t i = 0; i < pieces.size(); ++i) {
+        float* to = exact.data() + i * static_cast<size_t>(kChunkElements);
+        for (int64_t j = 0; j < count; ++j) {
+          to[j] = Bf16Value(pieces[i][begin + j]);
+        }
+        chunk.push_back(to);
       }
-      for (const int buffer : step.add_into) {
-        float* older = buffers_[static_cast<size_t>(buffer)] + begin;
-        AddRange(stream, sum, older, count);
-        sum = older;
+      for (const plan::CounterStep& step : schedule_[static_cast<size_t>(turn)]) {
+        const auto first = chunk.begin() + (step.block.first - lanes_.FirstLane(turn));
+        AddChunk(stream,
+                 step,
+                 std::vector<const float*>(first, first + (std::ptrdiff_t{1} << step.block.level)),
+                 {.offset = begin, .elements = count});
       }
     }
   }

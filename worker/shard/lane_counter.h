@@ -31,6 +31,9 @@ void AddRuns(kernels::Stream& stream,
              const float* newer,
              float* older);
 
+// Rounds fp32 values to bf16, to nearest even, into the first half of their own memory.
+void PackBf16(float* values, int64_t elements);
+
 // One level of the tree for one gradient: a binary counter of partial sums. `lanes` is one of
 // LaneMap::Local, Inner and Outer. Used only from the thread of its rank, or of its stream.
 class LaneCounter {
@@ -39,6 +42,11 @@ class LaneCounter {
 
   // Adds the lanes of a turn; pieces[i] is the gradient of lane FirstLane(turn) + i.
   void AddTurn(kernels::Stream& stream, int64_t turn, std::span<const float* const> pieces);
+
+  // The same of gradients that were rounded to bf16 for the wire; sums are fp32.
+  void AddRoundedTurn(kernels::Stream& stream,
+                      int64_t turn,
+                      std::span<const uint16_t* const> pieces);
 
   // The sum of all lanes, after the last turn.
   float* sum() const { return buffers_[static_cast<size_t>(root_)]; }
@@ -50,6 +58,11 @@ class LaneCounter {
   void AddBlock(kernels::Stream& stream,
                 const plan::CounterStep& step,
                 std::span<const float* const> pieces);
+  // A chunk of a block: pieces[i] begins at element `begin`.
+  void AddChunk(kernels::Stream& stream,
+                const plan::CounterStep& step,
+                const std::vector<const float*>& pieces,
+                const ShardRun& chunk);
 
   std::vector<float*> buffers_;
   plan::LaneMap lanes_;

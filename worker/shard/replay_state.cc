@@ -26,6 +26,15 @@ bool Temporary(const ProgramBuffer& buffer) {
   return !buffer.persistent && buffer.inside < 0;
 }
 
+int64_t TemporaryBytes(const plan::ShardingPlan& plan, const std::vector<int>& buffers) {
+  int64_t bytes = 0;
+  for (const int id : buffers) {
+    const ProgramBuffer& buffer = plan.buffers[static_cast<size_t>(id)];
+    bytes += Temporary(buffer) ? buffer.bytes : 0;
+  }
+  return bytes;
+}
+
 }  // namespace
 
 ReplayState::ReplayState(const plan::ShardingPlan& plan)
@@ -48,8 +57,12 @@ ReplayState::ReplayState(const plan::ShardingPlan& plan)
       sums.resize(std::max(sums.size(), static_cast<size_t>(buffer.call) + 1));
     }
   }
+  most_gathered_ = plan.options.gather_window_bytes;
+  most_staged_ = plan.options.staging_window_bytes;
   for (const plan::StepProgram& program : plan.programs) {
     for (const Instruction& instruction : program.instructions) {
+      most_gathered_ = std::max(most_gathered_, TemporaryBytes(plan, instruction.weights));
+      most_staged_ = std::max(most_staged_, TemporaryBytes(plan, instruction.gradients));
       if (instruction.op == OpCode::kBackward && instruction.saved >= 0) {
         has_backward_[static_cast<size_t>(instruction.saved)] = true;
       }
@@ -98,7 +111,25 @@ absl::Status ReplayState::Claim(int buffer) {
     Of(other).content = Content::kNone;
   }
   Of(buffer) = {.content = Content::kFilling};
-  return absl::OkStatus();
+  return CheckWindow(buffer);
+}
+
+absl::Status ReplayState::CheckWindow(int buffer) {
+  const BufferKind kind = plan_.buffers[static_cast<size_t>(buffer)].kind;
+  const bool weights = kind == BufferKind::kGathered;
+  if ((!weights && kind != BufferKind::kStaging) ||
+      !Temporary(plan_.buffers[static_cast<size_t>(buffer)])) {
+    return absl::OkStatus();
+  }
+  int64_t alive = 0;
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    if (plan_.buffers[i].kind == kind && Temporary(plan_.buffers[i]) && Busy(static_cast<int>(i))) {
+      alive += plan_.buffers[i].bytes;
+    }
+  }
+  return alive <= (weights ? most_gathered_ : most_staged_)
+             ? absl::OkStatus()
+             : Fault("more memory is alive than the window holds", buffer);
 }
 
 absl::Status ReplayState::BeginGather(const Instruction& gather) {
@@ -383,9 +414,12 @@ absl::Status ReplayState::Free(int buffer) {
 absl::Status ReplayState::EndPhase() {
   MutexLock lock(mutex_);
   const bool open = pass_.part == plan::LanePart::kOpen || pass_.part == plan::LanePart::kMiddle;
+  const std::vector<int>& stays = plan_.program(pass_.phase, pass_.part).live_at_end;
   for (size_t i = 0; i < buffers_.size(); ++i) {
     const ProgramBuffer& buffer = plan_.buffers[i];
-    const bool kept = buffer.persistent && (buffer.kind != BufferKind::kStaging || open);
+    // Weights may stay gathered for the next program of the step.
+    const bool kept = (buffer.persistent && (buffer.kind != BufferKind::kStaging || open)) ||
+                      std::binary_search(stays.begin(), stays.end(), static_cast<int>(i));
     if (!kept && Busy(static_cast<int>(i))) {
       return Fault("outlives its program", static_cast<int>(i));
     }

@@ -102,6 +102,9 @@ class ReplayState {
   bool Busy(int buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Begins a new content of a temporary: nobody may still need what shares its bytes.
   absl::Status Claim(int buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Bytes of a kind of temporary that are alive stay within the plan's window; what one instruction
+  // cannot do without may be alive alone.
+  absl::Status CheckWindow(int buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckWeights(int buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status BeginActivations(const plan::Instruction& compute)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -115,6 +118,8 @@ class ReplayState {
   const plan::ShardingPlan& plan_;
   std::vector<std::vector<int>> overlaps_;  // temporaries that share addresses
   std::vector<bool> has_backward_;          // saved buffers that a backward reads
+  int64_t most_gathered_ = 0;               // bytes of temporaries alive at once
+  int64_t most_staged_ = 0;
 
   mutable Mutex mutex_;
   Pass pass_ ABSL_GUARDED_BY(mutex_);

@@ -49,14 +49,16 @@ class FirstFailure {
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
-// A schedule slows one stream down, or none, and each instruction by a random time.
+// A schedule slows one stream down, or none, some of its instructions very much, and each other
+// instruction by a little.
 void RandomDelay(uint64_t schedule, uint64_t instruction, plan::StreamId stream) {
   std::mt19937_64 random(schedule * 1000003 + instruction * 101);
   random.discard(1);
   const bool slow = schedule % 6 == static_cast<uint64_t>(stream);
-  const uint64_t most = slow ? kMostYields : kMostYields / 8;
   const uint64_t draw = random();
-  const uint64_t yields = draw % 2 == 0 && !slow ? 0 : (draw >> 1) % most;
+  const bool stuck = slow && draw % 8 == 0;
+  const uint64_t most = stuck ? 20 * kMostYields : slow ? kMostYields : kMostYields / 8;
+  const uint64_t yields = draw % 2 == 0 && !slow ? 0 : (draw >> 3) % most;
   for (uint64_t i = 0; i < yields; ++i) {
     std::this_thread::yield();
   }
@@ -116,6 +118,10 @@ absl::Status UnitExecutor::Run(const ReplayTurn& turn) {
                                 .micro_batch = turn.slot.micro_batch,
                                 .has_lane = runner_.HasLane(turn)});
   ++runs_;
+  for (const int free : program.first_frees) {
+    RETURN_IF_ERROR(
+        runner_.state().Free(program.instructions[static_cast<size_t>(free)].instruction.freed));
+  }
   RETURN_IF_ERROR(options_.streams == StreamMode::kInline ? RunInline(program, turn)
                                                           : RunQueued(program, turn));
   return Annotate(runner_.state().EndPhase(), NameOf(program.instructions.back(), turn));
@@ -185,7 +191,9 @@ absl::Status UnitExecutor::RunQueued(const BoundProgram& program, const ReplayTu
     for (const int wait : bound.instruction.waits) {
       const BoundInstruction& awaited = list[static_cast<size_t>(wait)];
       const int runs = awaited.freed_with >= 0 ? awaited.freed_with : wait;
-      work.waits.push_back(done[static_cast<size_t>(runs)]);
+      if (done[static_cast<size_t>(runs)] != nullptr) {
+        work.waits.push_back(done[static_cast<size_t>(runs)]);
+      }
     }
     work.done = done[i];
     work.run = [&, i](int64_t wait_ns) {

@@ -1,13 +1,17 @@
 #include "worker/trainer/rank_engine.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <limits>
+#include <span>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
 #include "kernels/philox.h"
+#include "worker/shard/finite_check.h"
 #include "worker/trainer/exit_code.h"
 
 namespace ravel::trainer {
@@ -34,6 +38,9 @@ absl::Status RankEngine::CheckFit() const {
       plan.micro_batch.sequences != args_.spec.micro_batch ||
       plan.micro_batch.sequence_tokens != args_.spec.data.sequence_length) {
     return absl::FailedPreconditionError("plan and job disagree about lanes or micro-batch");
+  }
+  if (args_.spec.gradient_wire == plan::WireType::kBF16 && plan.lanes.blocks) {
+    return absl::FailedPreconditionError("plan sums lanes before their wire, which is bf16");
   }
   return absl::OkStatus();
 }
@@ -77,7 +84,8 @@ absl::Status RankEngine::SetUp() {
                                 .buffers = *buffers_,
                                 .groups = groups_,
                                 .modules = modules_,
-                                .actions = optimizer_.get()},
+                                .actions = optimizer_.get(),
+                                .bf16_wire = args_.spec.gradient_wire == plan::WireType::kBF16},
       args_.executor);
   model::FillRopeTables(stream_, plan.inventory, executor_->shared());
   return absl::OkStatus();
@@ -159,6 +167,40 @@ absl::StatusOr<StepResult> RankEngine::TrainStep(int64_t step) {
                     .non_finite = optimizer_->totals().non_finite,
                     .skipped = !decision.apply,
                     .control = optimizer_->control()};
+}
+
+absl::StatusOr<std::string> RankEngine::Localise(int64_t step) {
+  shard::FiniteCheck check({.plan = args_.plan,
+                            .buffers = *buffers_,
+                            .groups = groups_,
+                            .rank = args_.communicator.rank()});
+  executor_->set_observer(&check);
+  const auto replayed = TrainStep(step);
+  executor_->set_observer(nullptr);
+  RETURN_IF_ERROR(replayed.status());
+  if (!replayed->skipped) {
+    return absl::InternalError(
+        absl::StrCat("step ", step + 1, " was skipped, but not when it was replayed"));
+  }
+  struct Finding {
+    int64_t order = std::numeric_limits<int64_t>::max();
+    std::array<char, 504> text = {};
+  };
+  Finding mine;
+  if (check.found().has_value()) {
+    mine.order = check.found()->order;
+    check.found()->text.copy(mine.text.data(), mine.text.size() - 1);
+  }
+  std::vector<Finding> all(static_cast<size_t>(args_.plan.ranks));
+  RETURN_IF_ERROR(
+      args_.communicator.AllGatherBytes({.op = plan::OpCode::kEndPhase, .unit = -1, .call = 2},
+                                        std::as_bytes(std::span<const Finding>(&mine, 1)),
+                                        std::as_writable_bytes(std::span<Finding>(all))));
+  const auto first = std::min_element(
+      all.begin(), all.end(), [](const auto& a, const auto& b) { return a.order < b.order; });
+  return first->order == std::numeric_limits<int64_t>::max()
+             ? std::string("every value of the replay is finite: only the norm overflows")
+             : std::string(first->text.data());
 }
 
 absl::StatusOr<float> RankEngine::Evaluate() {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "common/plan/sharding_plan.h"
@@ -52,11 +53,19 @@ class RankEngine {
   // Collective. Step `step` (0-based): every lane forward and backward, the update.
   absl::StatusOr<StepResult> TrainStep(int64_t step);
 
+  // Collective. Replays a step whose gradients were not finite, which changed no weights, looks at
+  // everything that each instruction writes, and says what was wrong first on any rank: rank, lane,
+  // micro-batch, unit, call, instruction, tensor, coordinate and value.
+  absl::StatusOr<std::string> Localise(int64_t step);
+
   bool has_validation() const { return loader_->has_validation(); }
   // Collective. Mean loss over the evaluation batches; changes no state.
   absl::StatusOr<float> Evaluate();
 
   std::vector<shard::ParameterGroup>& groups() { return groups_; }
+  const plan::TensorSpec& tensor(int index) const {
+    return args_.plan.inventory.tensors[static_cast<size_t>(index)];
+  }
   int64_t updates() const { return optimizer_->updates(); }
   void set_updates(int64_t updates) { optimizer_->set_updates(updates); }
   // Bytes of this rank's arena (its share of what ranks have in common): as the plan says, and as

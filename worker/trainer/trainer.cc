@@ -96,11 +96,12 @@ absl::Status Trainer::TrainAll(RankEngine& engine, Saver& saver) {
     RETURN_IF_ERROR(parts_.box.WaitForStep(0));
     RETURN_IF_ERROR(saver.Start(0, {}));
   }
+  StepDiagnostics diagnostics(assignment, engine);
   for (int64_t step = assignment.first_step; step < assignment.spec.steps; ++step) {
     parts_.position.Enter(TrainerPhase::kWaiting);
     RETURN_IF_ERROR(parts_.box.WaitForStep(step + 1));
     parts_.position.Enter(TrainerPhase::kTraining);
-    ASSIGN_OR_RETURN(const StepResult result, OneStep(engine, step));
+    ASSIGN_OR_RETURN(const StepResult result, OneStep(engine, diagnostics, step));
     RETURN_IF_ERROR(saver.Poll());
     if (saver.IsDue(result.step, result.control)) {
       parts_.position.Enter(TrainerPhase::kSaving);
@@ -111,18 +112,22 @@ absl::Status Trainer::TrainAll(RankEngine& engine, Saver& saver) {
       RETURN_IF_ERROR(saver.Finish());
       return WithCode(absl::CancelledError("stopped after a save, as told"), ExitCode::kStopped);
     }
-    RETURN_IF_ERROR(CountSkips(result));
+    RETURN_IF_ERROR(CountSkips(result, diagnostics.skip_reason()));
   }
   parts_.position.Enter(TrainerPhase::kEnding);
   RETURN_IF_ERROR(saver.Finish());
   return parts_.reporter.Done(assignment.spec.steps);
 }
 
-absl::StatusOr<StepResult> Trainer::OneStep(RankEngine& engine, int64_t step) {
+absl::StatusOr<StepResult> Trainer::OneStep(RankEngine& engine,
+                                            StepDiagnostics& diagnostics,
+                                            int64_t step) {
   const plan::JobSpec& spec = parts_.assignment.spec;
+  diagnostics.BeforeStep(step);
   const auto start = std::chrono::steady_clock::now();
   ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(step));
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  RETURN_IF_ERROR(diagnostics.AfterStep(result));
   parts_.position.FinishStep(result.step);
   parts_.beat();
   StepRecord record = {.step = result.step,
@@ -153,7 +158,7 @@ absl::Status Trainer::Report(const RankEngine& engine, StepRecord record) {
   return parts_.reporter.Step(record);
 }
 
-absl::Status Trainer::CountSkips(const StepResult& result) {
+absl::Status Trainer::CountSkips(const StepResult& result, const std::string& reason) {
   if (!result.skipped) {
     skipped_in_a_row_ = 0;
     return absl::OkStatus();
@@ -163,14 +168,16 @@ absl::Status Trainer::CountSkips(const StepResult& result) {
                             result.step,
                             " is skipped: ",
                             result.non_finite,
-                            " gradient elements are not finite"));
+                            " gradient elements are not finite; ",
+                            reason));
   if (skipped_in_a_row_ <= kMostSkippedInARow) {
     return absl::OkStatus();
   }
   return WithCode(absl::OutOfRangeError(absl::StrCat(skipped_in_a_row_,
                                                      " steps in a row, up to step ",
                                                      result.step,
-                                                     ", had gradients that are not finite")),
+                                                     ", had gradients that are not finite; ",
+                                                     reason)),
                   ExitCode::kNumeric);
 }
 

@@ -3,6 +3,7 @@
 // The life of one rank: communicator, state, steps, saves, end.
 
 #include <functional>
+#include <string>
 
 #include "common/clock.h"
 #include "common/status.h"
@@ -11,6 +12,7 @@
 #include "worker/trainer/position.h"
 #include "worker/trainer/rank_engine.h"
 #include "worker/trainer/saver.h"
+#include "worker/trainer/step_diagnostics.h"
 #include "worker/trainer/supervision.h"
 
 namespace ravel::trainer {
@@ -44,9 +46,12 @@ class Trainer {
   absl::Status RunWith(comm::Communicator& communicator);
   absl::Status TrainAll(RankEngine& engine, Saver& saver);
   // One step, its evaluation and its report.
-  absl::StatusOr<StepResult> OneStep(RankEngine& engine, int64_t step);
+  absl::StatusOr<StepResult> OneStep(RankEngine& engine,
+                                     StepDiagnostics& diagnostics,
+                                     int64_t step);
   absl::Status Report(const RankEngine& engine, StepRecord record);
-  absl::Status CountSkips(const StepResult& result);
+  // `reason`: what was not finite.
+  absl::Status CountSkips(const StepResult& result, const std::string& reason);
 
   const Parts parts_;
   int64_t skipped_in_a_row_ = 0;

@@ -1,0 +1,287 @@
+// The life of weights and gradients: what is out of order is refused by name. Each test plays a
+// program by hand and fails when the guard that it names is removed.
+
+#include "worker/shard/replay_state.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/worker/shard/synthetic_ranks.h"
+
+namespace ravel::shard {
+namespace {
+
+using plan::Instruction;
+using plan::OpCode;
+
+plan::ShardingPlan PlanOf(plan::Strategy strategy,
+                          int ranks,
+                          const std::function<void(plan::JobSpec&)>& change = nullptr) {
+  plan::JobSpec spec = SyntheticJob(8, 1);
+  spec.strategy = strategy;
+  if (change != nullptr) {
+    change(spec);
+  }
+  plan::ShardingPlan plan = *plan::BuildShardingPlan({.spec = spec, .ranks = ranks});
+  plan.options.gather_in_place = false;
+  EXPECT_TRUE(plan::PlanPrograms(plan).ok());
+  return plan;
+}
+
+// Plays instructions of the step's first program one after another.
+class Player {
+ public:
+  explicit Player(const plan::ShardingPlan& plan)
+      : plan_(plan), program_(&plan.programs.front()), state_(plan) {
+    state_.BeginProgram({.phase = program_->phase, .part = program_->part});
+  }
+
+  ReplayState& state() { return state_; }
+  const std::vector<Instruction>& list() const { return program_->instructions; }
+  size_t Find(OpCode op, size_t from = 0) const {
+    while (from < list().size() && list()[from].op != op) {
+      ++from;
+    }
+    EXPECT_LT(from, list().size()) << plan::OpName(op);
+    return from;
+  }
+  absl::Status Play(size_t at) {
+    const Instruction& i = list()[at];
+    switch (i.op) {
+      case OpCode::kGather:
+        RETURN_IF_ERROR(state_.BeginGather(i));
+        state_.EndGather(i);
+        return absl::OkStatus();
+      case OpCode::kForward:
+      case OpCode::kRecompute:
+      case OpCode::kBackward:
+        RETURN_IF_ERROR(state_.BeginCompute(i));
+        state_.EndCompute(i);
+        return absl::OkStatus();
+      case OpCode::kAllocStaging:
+        return state_.AllocStaging(i.staging);
+      case OpCode::kReduceScatter:
+      case OpCode::kAccumulateGrad:
+        RETURN_IF_ERROR(state_.BeginReduce(i));
+        state_.EndReduce(i);
+        return absl::OkStatus();
+      case OpCode::kFree:
+        return state_.Free(i.freed);
+      case OpCode::kOuterGather:
+        state_.EndOuterGather(i.group);
+        return absl::OkStatus();
+      case OpCode::kOuterReduce:
+        RETURN_IF_ERROR(state_.BeginOuterReduce(i));
+        state_.EndOuterReduce(i);
+        return absl::OkStatus();
+      case OpCode::kJoinGradients:
+        return state_.JoinGradients(i.group);
+      case OpCode::kGatherGradient:
+        return state_.GatherGradient(i.group);
+      case OpCode::kStatsReduce:
+        return state_.CheckSumsComplete();
+      case OpCode::kOptimizerStep:
+        RETURN_IF_ERROR(state_.BeginUpdate(i.group));
+        state_.EndUpdate(i.group);
+        return absl::OkStatus();
+      case OpCode::kDecideStep:
+        return absl::OkStatus();
+      case OpCode::kEndPhase:
+        return state_.EndPhase();
+    }
+    return absl::InternalError("unknown");
+  }
+  // Everything before `end`, but for `without`.
+  absl::Status PlayUntil(size_t end, const std::function<bool(size_t)>& without = nullptr) {
+    for (size_t at = 0; at < end; ++at) {
+      if (without == nullptr || !without(at)) {
+        RETURN_IF_ERROR(Play(at));
+      }
+    }
+    return absl::OkStatus();
+  }
+  absl::Status PlayAll(const std::function<bool(size_t)>& without = nullptr) {
+    return PlayUntil(list().size(), without);
+  }
+  void Begin() { state_.BeginProgram({.phase = program_->phase, .part = program_->part}); }
+
+ private:
+  const plan::ShardingPlan& plan_;
+  const plan::StepProgram* program_;
+  ReplayState state_;
+};
+
+void ExpectFault(const absl::Status& status, const std::string& text) {
+  EXPECT_TRUE(absl::IsInternal(status)) << status;
+  EXPECT_NE(std::string(status.message()).find(text), std::string::npos) << status;
+}
+
+TEST(ReplayState, AWholeProgramIsInOrderUnderEveryStrategyTwice) {
+  for (const plan::Strategy strategy : {plan::Strategy::kNoShard,
+                                        plan::Strategy::kOptim,
+                                        plan::Strategy::kOptimGrads,
+                                        plan::Strategy::kOptimGradsParams}) {
+    const plan::ShardingPlan plan = PlanOf(strategy, 8);
+    Player player(plan);
+    EXPECT_EQ(player.PlayAll(), absl::OkStatus());
+    player.Begin();
+    EXPECT_EQ(player.PlayAll(), absl::OkStatus());
+  }
+}
+
+// Guard: GroupState::updating in BeginGather.
+TEST(ReplayState, GatherWaitsForWeightWrite) {
+  const plan::ShardingPlan plan = PlanOf(plan::Strategy::kOptimGradsParams, 8);
+  Player player(plan);
+  const size_t step = player.Find(OpCode::kOptimizerStep);
+  ASSERT_EQ(player.PlayUntil(step), absl::OkStatus());
+  const Instruction& update = player.list()[step];
+  ASSERT_EQ(player.state().BeginUpdate(update.group), absl::OkStatus());
+  Instruction gather = player.list()[player.Find(OpCode::kGather)];
+  ASSERT_EQ(gather.group, update.group);
+  ExpectFault(player.state().BeginGather(gather), "gathered while they are written");
+}
+
+// Guard: the generation of gathered weights in CheckWeights, and of model weights in BeginGather.
+TEST(ReplayState, RefreshAfterStepNeverSkipped) {
+  const plan::ShardingPlan resident = PlanOf(plan::Strategy::kOptimGrads, 8);
+  Player player(resident);
+  ASSERT_EQ(player.PlayAll(), absl::OkStatus());
+  player.Begin();
+  const auto gathers = [&](size_t at) { return player.list()[at].op == OpCode::kGather; };
+  ExpectFault(player.PlayAll(gathers), "older generation");
+
+  const plan::ShardingPlan cut =
+      PlanOf(plan::Strategy::kOptimGradsParams, 8, [](plan::JobSpec& spec) {
+        spec.replicas = 2;
+        spec.replicate_strategy = plan::Strategy::kOptim;
+      });
+  Player outer(cut);
+  const size_t gather = outer.Find(OpCode::kGather);
+  ASSERT_EQ(outer.PlayUntil(gather + 1), absl::OkStatus());
+  // After a step the model weight is old until replicas have exchanged their pieces of it.
+  outer.state().EndUpdate(outer.list()[gather].group);
+  ExpectFault(outer.state().BeginGather(outer.list()[gather]), "older generation are gathered");
+  outer.state().EndOuterGather(outer.list()[gather].group);
+}
+
+// Guard: the generation in CheckWeights: a gather that nobody used before the step is stale after.
+TEST(ReplayState, PrefetchedUnusedUnitIsNotReused) {
+  const plan::ShardingPlan plan = PlanOf(plan::Strategy::kOptimGradsParams, 8);
+  Player player(plan);
+  ASSERT_EQ(player.PlayAll(), absl::OkStatus());
+  player.Begin();
+  const size_t gather = player.Find(OpCode::kGather);
+  ASSERT_EQ(player.Play(gather), absl::OkStatus());
+  player.state().EndUpdate(player.list()[gather].group);
+  ExpectFault(player.Play(player.Find(OpCode::kForward)), "older generation");
+}
+
+// Guard: CheckWindow.
+TEST(ReplayState, PrefetchBudgetIsACap) {
+  const plan::ShardingPlan plan =
+      PlanOf(plan::Strategy::kOptimGradsParams, 8, [](plan::JobSpec& s) {
+        s.gather_window_bytes = 1;
+        s.staging_window_bytes = 1;
+      });
+  Player player(plan);
+  const auto frees = [&](size_t at) { return player.list()[at].op == OpCode::kFree; };
+  const absl::Status status = player.PlayAll(frees);
+  EXPECT_TRUE(absl::IsInternal(status)) << status;
+  Player whole(plan);
+  EXPECT_EQ(whole.PlayAll(), absl::OkStatus());
+}
+
+// Guard: Content::kDraining in Busy.
+TEST(ReplayState, StagingLivesUntilReduceDone) {
+  const plan::ShardingPlan plan = PlanOf(plan::Strategy::kOptimGradsParams, 8);
+  Player player(plan);
+  const size_t at = player.Find(OpCode::kReduceScatter);
+  ASSERT_EQ(player.PlayUntil(at), absl::OkStatus());
+  const Instruction& reduce = player.list()[at];
+  ASSERT_EQ(player.state().BeginReduce(reduce), absl::OkStatus());
+  ExpectFault(player.state().AllocStaging(reduce.staging), "still in use");
+  ExpectFault(player.state().Free(reduce.staging), "freed before it is reduced");
+  player.state().EndReduce(reduce);
+  EXPECT_EQ(player.state().Free(reduce.staging), absl::OkStatus());
+}
+
+// Guard: `uses` in Busy, and overlaps_ in Claim.
+TEST(ReplayState, ArenaLivenessFollowsEvents) {
+  const plan::ShardingPlan plan = PlanOf(
+      plan::Strategy::kOptimGradsParams, 8, [](plan::JobSpec& s) { s.gather_window_bytes = 1; });
+  Player player(plan);
+  const size_t first = player.Find(OpCode::kForward);
+  ASSERT_EQ(player.PlayUntil(first), absl::OkStatus());
+  const Instruction& forward = player.list()[first];
+  ASSERT_EQ(player.state().BeginCompute(forward), absl::OkStatus());
+  Instruction gather = player.list()[player.Find(OpCode::kGather)];
+  ASSERT_EQ(gather.gathered, forward.weights.front());
+  ExpectFault(player.state().BeginGather(gather), "still in use");
+  ExpectFault(player.state().Free(gather.gathered), "freed while it is used");
+}
+
+// Guard: Content::kFilling in BeginGradients.
+TEST(ReplayState, FreshStagingTakesOneFirstWrite) {
+  const plan::ShardingPlan plan = PlanOf(plan::Strategy::kOptimGradsParams, 8);
+  Player player(plan);
+  const size_t at = player.Find(OpCode::kBackward);
+  ASSERT_EQ(player.PlayUntil(at), absl::OkStatus());
+  Instruction backward = player.list()[at];
+  backward.workspace = -1;
+  Instruction adding = backward;
+  adding.accumulates = true;
+  ExpectFault(player.state().BeginCompute(adding), "added to memory without any");
+  ASSERT_EQ(player.state().BeginCompute(backward), absl::OkStatus());
+  player.state().EndCompute(backward);
+  backward.saved = -1;
+  backward.remade = -1;
+  ExpectFault(player.state().BeginCompute(backward), "second first write");
+}
+
+// Guard: SumState in CheckSums.
+TEST(ReplayState, EveryGradientIsSummedBeforeItIsUsed) {
+  const plan::ShardingPlan plan = PlanOf(plan::Strategy::kOptimGradsParams, 8);
+  Player player(plan);
+  const size_t skipped = player.Find(OpCode::kReduceScatter);
+  const int staging = player.list()[skipped].staging;
+  const absl::Status status = player.PlayAll([&](size_t at) {
+    return at == skipped ||
+           (player.list()[at].op == OpCode::kFree && player.list()[at].freed == staging);
+  });
+  EXPECT_TRUE(absl::IsInternal(status)) << status;
+}
+
+// Guard: GroupState::joined. A tied table's two calls are joined once.
+TEST(ReplayState, TiedReducedOnce) {
+  const plan::ShardingPlan plan = PlanOf(plan::Strategy::kOptimGradsParams, 8);
+  Player player(plan);
+  const size_t join = player.Find(OpCode::kJoinGradients);
+  ExpectFault(Player(plan).PlayAll([&](size_t at) { return at == join; }), "before their calls");
+  ASSERT_EQ(player.PlayUntil(join + 1), absl::OkStatus());
+  ExpectFault(player.Play(join), "joined twice");
+}
+
+// Guard: EndPhase.
+TEST(ReplayState, NothingOutlivesItsProgram) {
+  const plan::ShardingPlan plan = PlanOf(plan::Strategy::kOptimGradsParams, 8);
+  Player player(plan);
+  size_t last = 0;
+  for (size_t at = 0; at < player.list().size(); ++at) {
+    last = player.list()[at].op == OpCode::kFree ? at : last;
+  }
+  ExpectFault(player.PlayAll([&](size_t at) { return at == last; }), "outlives its program");
+  Player update(plan);
+  const size_t step = update.Find(OpCode::kOptimizerStep);
+  ExpectFault(update.PlayAll([&](size_t at) { return at == step; }), "left over");
+}
+
+// Guard: `pass` and `call` of activations in BeginActivations.
+TEST(ReplayState, ABackwardNeedsTheForwardOfItsPass) {
+  const plan::ShardingPlan plan = PlanOf(plan::Strategy::kOptimGradsParams, 8);
+  Player player(plan);
+  const size_t forward = player.Find(OpCode::kForward, player.Find(OpCode::kForward) + 1);
+  ExpectFault(player.PlayAll([&](size_t at) { return at == forward; }), "no forward of this pass");
+}
+
+}  // namespace
+}  // namespace ravel::shard

@@ -1,0 +1,416 @@
+// Regressions of the engine by the names of sharding rules 13, and its diagnostics. Each test says
+// without which guard or step it fails.
+
+#include <bit>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <map>
+
+#include <absl/strings/str_cat.h>
+#include <gtest/gtest.h>
+
+#include "common/json.h"
+#include "common/mutex.h"
+#include "common/trace.h"
+#include "tests/worker/trainer/strategy_cases.h"
+
+namespace ravel::trainer {
+namespace {
+
+constexpr char kModel[] = "odd_tied";
+
+std::string Folder() {
+  return absl::StrCat(::testing::TempDir(), "/ravel_engine_regressions");
+}
+
+RecordArgs ArgsFor(const StrategyCase& tested, int64_t steps) {
+  RecordArgs args = ArgsOf(tested, JobOf(tested, kModel, Folder()));
+  args.last_step = steps;
+  return args;
+}
+
+LocalRun RunOf(const StrategyCase& tested, std::function<absl::Status(RankEngine&, int)> body) {
+  const RecordArgs args = ArgsFor(tested, 0);
+  return {
+      .spec = args.spec, .ranks = tested.ranks(), .body = std::move(body), .adjust = args.adjust};
+}
+
+std::vector<StrategyCase> OfEachStrategy(int64_t width) {
+  std::vector<StrategyCase> cases;
+  for (const NamedStrategy& strategy : MatrixStrategies()) {
+    cases.push_back({.strategy = strategy.name, .width = width, .in_place = width % 2 == 0});
+  }
+  return cases;
+}
+
+// Fails when weights are drawn by position in a shard: RNG is keyed by tensor and global index.
+TEST(EngineRegressions, InitIdenticalOnAllRanks) {
+  const Recording one = Record(ArgsFor({}, 0));
+  for (const int64_t width : {2, 3, 8}) {
+    for (const StrategyCase& tested : OfEachStrategy(width)) {
+      EXPECT_EQ(FirstDifference(one, Record(ArgsFor(tested, 0))), "") << tested.name();
+    }
+  }
+}
+
+// Fails when Create or InitializeWeights runs a dummy step, or when a skipped step counts.
+TEST(EngineRegressions, InitDoesNotAdvanceStep) {
+  const auto body = [](RankEngine& engine, int) -> absl::Status {
+    EXPECT_EQ(engine.updates(), 0);
+    engine.InitializeWeights();
+    EXPECT_EQ(engine.updates(), 0);
+    RETURN_IF_ERROR(engine.TrainStep(0).status());
+    EXPECT_EQ(engine.updates(), 1);
+    return absl::OkStatus();
+  };
+  EXPECT_EQ(RunLocalRanks(RunOf({.width = 2}, body)), absl::OkStatus());
+}
+
+// Padding between pieces is neither read nor written: NaN there changes no bit and stays. Fails
+// when an update, a norm or a sum walks a buffer instead of its pieces (L12).
+TEST(EngineRegressions, EmptyShardLeavesNeighboursAlone) {
+  constexpr uint32_t kMark = 0x7fa12345;
+  for (const StrategyCase& tested : OfEachStrategy(8)) {
+    std::vector<float> losses;
+    const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
+      engine.InitializeWeights();
+      const auto each_gap = [&](const auto& visit) {
+        for (shard::ParameterGroup& group : engine.groups()) {
+          int64_t at = 0;
+          for (const shard::ShardRun& run : group.runs()) {
+            visit(group, at, run.offset);
+            at = run.offset + run.elements;
+          }
+          visit(group, at, group.shard_elements());
+        }
+      };
+      each_gap([&](shard::ParameterGroup& group, int64_t begin, int64_t end) {
+        for (float* state : {group.main_weight(), group.exp_avg(), group.exp_avg_sq()}) {
+          std::fill(state + begin, state + end, std::bit_cast<float>(kMark));
+        }
+      });
+      for (int64_t step = 0; step < 4; ++step) {
+        ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(step));
+        if (rank == 0) {
+          losses.push_back(result.loss);
+        }
+      }
+      each_gap([&](shard::ParameterGroup& group, int64_t begin, int64_t end) {
+        for (float* state : {group.main_weight(), group.exp_avg(), group.exp_avg_sq()}) {
+          for (int64_t i = begin; i < end; ++i) {
+            ASSERT_EQ(std::bit_cast<uint32_t>(state[i]), kMark) << tested.name();
+          }
+        }
+      });
+      return absl::OkStatus();
+    };
+    ASSERT_EQ(RunLocalRanks(RunOf(tested, body)), absl::OkStatus()) << tested.name();
+    const Recording clean = Record(ArgsFor(tested, 4));
+    ASSERT_EQ(losses.size(), clean.steps.size());
+    for (size_t i = 0; i < losses.size(); ++i) {
+      EXPECT_EQ(std::bit_cast<uint32_t>(losses[i]), std::bit_cast<uint32_t>(clean.steps[i].loss));
+    }
+  }
+}
+
+// Evaluation with its own programs, twice, before the first step and between steps. Fails when it
+// writes persistent buffers, counts generations, or leaves something gathered.
+TEST(EngineRegressions, EvalBetweenStepsAndForwardOnlyTwice) {
+  for (const StrategyCase& tested : OfEachStrategy(3)) {
+    const auto run = [&](bool evaluate) {
+      std::vector<uint32_t> bits;
+      const auto body = [&, evaluate](RankEngine& engine, int rank) -> absl::Status {
+        engine.InitializeWeights();
+        for (int64_t step = 0; step < 3; ++step) {
+          float last = 0;
+          for (int i = 0; evaluate && i < 2; ++i) {
+            ASSIGN_OR_RETURN(const float loss, engine.Evaluate());
+            EXPECT_TRUE(i == 0 || loss == last);
+            last = loss;
+          }
+          ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(step));
+          if (rank == 0) {
+            bits.push_back(std::bit_cast<uint32_t>(result.loss));
+          }
+        }
+        return absl::OkStatus();
+      };
+      EXPECT_EQ(RunLocalRanks(RunOf(tested, body)), absl::OkStatus()) << tested.name();
+      return bits;
+    };
+    EXPECT_EQ(run(true), run(false)) << tested.name();
+  }
+}
+
+// Frozen tensors: trained ones have the same bits on every mesh, frozen ones do not move. Fails
+// when a frozen tensor shares a group, is updated, or stops its unit's input gradient.
+TEST(EngineRegressions, FrozenTensorsStayAndTheOthersTrainEverywhere) {
+  const std::vector<std::vector<std::string>> frozen = {
+      {"model.layers.0.mlp.*"}, {"model.layers.1.*"}, {"model.embed_tokens.weight"}};
+  for (const std::vector<std::string>& patterns : frozen) {
+    StrategyCase one;
+    RecordArgs reference = ArgsFor(one, 4);
+    reference.spec.freeze = patterns;
+    const Recording expected = Record(reference);
+    const Recording initial = Record(ArgsFor(one, 0));
+    ASSERT_EQ(expected.steps.size(), 4u);
+    int same = 0;
+    for (const auto& [name, values] : expected.weights) {
+      same += values == initial.weights.at(name) ? 1 : 0;
+    }
+    EXPECT_GE(same, 1) << patterns[0];
+    EXPECT_LT(same, static_cast<int>(expected.weights.size())) << patterns[0];
+    for (const StrategyCase& tested : OfEachStrategy(2)) {
+      RecordArgs args = ArgsFor(tested, 4);
+      args.spec.freeze = patterns;
+      EXPECT_EQ(FirstDifference(expected, Record(args)), "") << tested.name() << patterns[0];
+    }
+  }
+}
+
+// bf16 on the wire: the same bits for every mesh, which are not those of fp32.
+TEST(EngineRegressions, Bf16WireGivesTheSameBitsOnEveryMesh) {
+  RecordArgs one = ArgsFor({}, 4);
+  const Recording exact = Record(one);
+  one.spec.gradient_wire = plan::WireType::kBF16;
+  const Recording expected = Record(one);
+  EXPECT_NE(FirstDifference(exact, expected), "");
+  for (const int64_t width : {2, 3}) {
+    for (const StrategyCase& tested : OfEachStrategy(width)) {
+      RecordArgs args = ArgsFor(tested, 4);
+      args.spec.gradient_wire = plan::WireType::kBF16;
+      EXPECT_EQ(FirstDifference(expected, Record(args)), "") << tested.name();
+    }
+  }
+  RecordArgs tcp = ArgsFor({.width = 2, .in_place = true}, 2);
+  tcp.spec.gradient_wire = plan::WireType::kBF16;
+  const Recording shared = Record(tcp);
+  tcp.shared_memory = false;
+  EXPECT_EQ(FirstDifference(shared, Record(tcp)), "");
+}
+
+int64_t ResidentPages() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t all = 0;
+  int64_t resident = 0;
+  statm >> all >> resident;
+  return resident;
+}
+
+// Fails when something is kept per step: graphs, events, messages, samples.
+TEST(EngineRegressions, BytesAtRestAfterFiftyStepsAreThoseAfterOne) {
+  const StrategyCase tested = {.strategy = "HFSDP", .width = 1};
+  const auto body = [](RankEngine& engine, int rank) -> absl::Status {
+    engine.InitializeWeights();
+    int64_t first = 0;
+    for (int64_t step = 0; step < 50; ++step) {
+      RETURN_IF_ERROR(engine.TrainStep(step).status());
+      RETURN_IF_ERROR(engine.Evaluate().status());  // a barrier too: the other rank is at rest
+      if (rank == 0 && step == 1) {
+        first = ResidentPages();
+      }
+    }
+    const int64_t last = ResidentPages();
+    // A megabyte for what the allocator keeps; a step's activations alone are more.
+    EXPECT_TRUE(rank != 0 || last < first + 256) << first << " pages, then " << last;
+    EXPECT_EQ(engine.planned_bytes(), engine.arena_bytes());
+    return absl::OkStatus();
+  };
+  EXPECT_EQ(RunLocalRanks(RunOf(tested, body)), absl::OkStatus());
+}
+
+int64_t MappedRegions() {
+  std::ifstream maps("/proc/self/maps");
+  std::string line;
+  int64_t regions = 0;
+  while (std::getline(maps, line)) {
+    ++regions;
+  }
+  return regions;
+}
+
+// Fails when an engine leaves an arena, a segment, a queue's thread or a communicator behind.
+TEST(EngineRegressions, EngineDestructionFreesAll) {
+  const auto live = [] {
+    StrategyCase tested = {.strategy = "HSDP", .width = 1};
+    RecordArgs args = ArgsFor(tested, 1);
+    args.executor = {.streams = shard::StreamMode::kQueued};
+    Record(args);
+  };
+  for (int i = 0; i < 5; ++i) {
+    live();
+  }
+  const int64_t before = MappedRegions();
+  for (int i = 0; i < 20; ++i) {
+    live();
+  }
+  // Less than one region for each engine.
+  EXPECT_LT(MappedRegions(), before + 20);
+}
+
+// Collectives of one step of rank 0, by name.
+std::map<std::string, int> CollectivesOf(const StrategyCase& tested) {
+  std::map<std::string, int> counts;
+  trace::Recorder recorder;
+  Mutex mutex;
+  std::vector<comm::Communicator::IssueState> issued;
+  RecordArgs args = ArgsFor(tested, 0);
+  const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
+    engine.InitializeWeights();
+    RETURN_IF_ERROR(engine.TrainStep(0).status());
+    if (rank == 0) {
+      engine.executor().set_recorder(&recorder);
+    }
+    RETURN_IF_ERROR(engine.TrainStep(1).status());
+    engine.executor().set_recorder(nullptr);
+    return absl::OkStatus();
+  };
+  EXPECT_EQ(RunLocalRanks(RunOf(tested, body)), absl::OkStatus());
+  for (const trace::Event& event : recorder.Take()) {
+    ++counts[std::string(event.op)];
+  }
+  return counts;
+}
+
+// Sharding rules 6.4. U groups, of which the tied table is reduced twice; M programs.
+TEST(EngineRegressions, CollectivesPerStepAreThoseOfTheRules) {
+  for (const int64_t width : {2, 4}) {
+    for (const StrategyCase& tested : OfEachStrategy(width)) {
+      const RecordArgs args = ArgsFor(tested, 0);
+      const auto plan =
+          PlanLocalRanks({.spec = args.spec, .ranks = args.ranks, .adjust = args.adjust});
+      ASSERT_TRUE(plan.ok());
+      const auto groups = static_cast<int>(plan->groups.size());
+      const auto programs = static_cast<int>(plan->lanes.programs());
+      const int sums = groups + 1;
+      std::map<std::string, int> counts = CollectivesOf(tested);
+      const bool blocks = tested.strategy == "ZeRO0" || tested.strategy == "ZeRO1";
+      EXPECT_EQ(counts["ReduceScatter"], blocks ? sums : programs * sums) << tested.name();
+      EXPECT_EQ(counts["AccumulateGrad"], blocks ? programs * sums : 0) << tested.name();
+      const bool outer = tested.strategy == "HSDP" || tested.strategy == "HFSDP";
+      EXPECT_EQ(counts["OuterReduce"], outer ? sums : 0) << tested.name();
+      EXPECT_EQ(counts["OuterGather"], tested.strategy == "HFSDP" ? groups : 0) << tested.name();
+      EXPECT_EQ(counts["GatherGradient"], tested.strategy == "ZeRO0" ? groups : 0);
+      EXPECT_EQ(counts["StatsReduce"], 1);
+      EXPECT_EQ(counts["OptimizerStep"], groups);
+      if (tested.strategy == "ZeRO0") {
+        EXPECT_EQ(counts["Gather"], 0);
+      } else if (tested.strategy == "ZeRO1" || tested.strategy == "ZeRO2" || tested.in_place) {
+        EXPECT_EQ(counts["Gather"], groups) << tested.name();
+      }
+    }
+  }
+}
+
+// Fails when compute waits for the reduce stream instead of for its staging (O2, O7).
+TEST(EngineRegressions, SlowReduceDoesNotStallCompute) {
+  bool overlaps = false;
+  for (uint64_t schedule = 3; schedule < 120 && !overlaps; schedule += 6) {  // slow: reduce
+    trace::Recorder recorder;
+    RecordArgs args = ArgsFor({.width = 1, .in_place = true}, 2);
+    args.executor = {
+        .streams = shard::StreamMode::kQueued, .delay_seed = schedule, .recorder = &recorder};
+    Record(args);
+    const std::vector<trace::Event> events = recorder.Take();
+    for (const trace::Event& reduce : events) {
+      for (const trace::Event& backward : events) {
+        overlaps = overlaps || (reduce.op == "ReduceScatter" && backward.op == "Backward" &&
+                                reduce.step == backward.step && reduce.turn == backward.turn &&
+                                backward.begin_ns < reduce.end_ns && backward.unit != reduce.unit &&
+                                backward.end_ns > reduce.begin_ns);
+      }
+    }
+  }
+  EXPECT_TRUE(overlaps);
+}
+
+// Fails when an unsupported pair is taken for the nearest supported one.
+TEST(EngineRegressions, UnsupportedCombinationRefused) {
+  plan::JobSpec spec = JobOf({}, kModel, Folder());
+  spec.replicas = 2;
+  spec.replicate_strategy = plan::Strategy::kOptimGradsParams;
+  const auto plan = plan::BuildShardingPlan({.spec = spec, .ranks = 4});
+  EXPECT_FALSE(plan.ok());
+}
+
+// NaN in one weight: the report names what was first, and where, on every mesh alike.
+TEST(Localisation, NamesTheFirstValueThatIsNotFinite) {
+  for (const StrategyCase& tested : OfEachStrategy(2)) {
+    const auto body = [&](RankEngine& engine, int) -> absl::Status {
+      engine.InitializeWeights();
+      RETURN_IF_ERROR(engine.TrainStep(0).status());
+      for (shard::ParameterGroup& group : engine.groups()) {
+        for (const plan::OwnedPiece& piece : group.pieces()) {
+          // Element [3, 5] of layer 1's second projection of the MLP, [30, 37].
+          const int64_t at = 3 * 37 + 5;
+          const bool in = piece.begin <= at && at < piece.end;
+          if (engine.tensor(piece.tensor).name == "model.layers.1.mlp.down_proj.weight" && in) {
+            group.main_weight()[piece.shard_offset + at - piece.begin] =
+                std::numeric_limits<float>::quiet_NaN();
+          }
+        }
+      }
+      ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(1));
+      EXPECT_TRUE(result.skipped);
+      ASSIGN_OR_RETURN(const std::string text, engine.Localise(1));
+      // Where weights are gathered that is the gather, else the forward that used it.
+      if (tested.strategy != "ZeRO0") {
+        EXPECT_NE(text.find("weight model.layers.1.mlp.down_proj.weight [3, 5] = nan"),
+                  std::string::npos)
+            << text;
+      }
+      for (const char* part : {"rank 0", "unit layers.1", "turn 0", "micro-batch 0"}) {
+        EXPECT_NE(text.find(part), std::string::npos) << text;
+      }
+      ASSIGN_OR_RETURN(const std::string again, engine.Localise(1));
+      EXPECT_EQ(again, text);
+      return absl::OkStatus();
+    };
+    EXPECT_EQ(RunLocalRanks(RunOf(tested, body)), absl::OkStatus()) << tested.name();
+  }
+}
+
+TEST(TensorNorms, AreTheSameOnEveryMeshAndChangeNoBit) {
+  std::vector<optim::TensorNorms> first;
+  const auto run = [&](const StrategyCase& tested) {
+    std::vector<optim::TensorNorms> norms;
+    const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
+      engine.InitializeWeights();
+      for (int64_t step = 0; step < 5; ++step) {
+        RETURN_IF_ERROR(engine.TrainStep(step).status());
+        auto taken = engine.optimizer().TakeNorms();
+        if (rank == 0 && taken.has_value()) {
+          norms.push_back(*taken);
+        }
+      }
+      return absl::OkStatus();
+    };
+    LocalRun local = RunOf(tested, body);
+    local.spec.norms_every = 2;
+    EXPECT_EQ(RunLocalRanks(local), absl::OkStatus()) << tested.name();
+    return norms;
+  };
+  const std::vector<optim::TensorNorms> expected = run({});
+  ASSERT_EQ(expected.size(), 2u);
+  EXPECT_EQ(expected[0].step, 2);
+  for (const double update : expected[0].update) {
+    EXPECT_GT(update, 0);
+  }
+  for (const StrategyCase& tested : OfEachStrategy(3)) {
+    const std::vector<optim::TensorNorms> norms = run(tested);
+    ASSERT_EQ(norms.size(), expected.size());
+    for (size_t i = 0; i < norms.size(); ++i) {
+      EXPECT_EQ(norms[i].gradient, expected[i].gradient) << tested.name();
+      EXPECT_EQ(norms[i].weight, expected[i].weight) << tested.name();
+      EXPECT_EQ(norms[i].update, expected[i].update) << tested.name();
+    }
+  }
+  RecordArgs with = ArgsFor({.width = 2}, 4);
+  const Recording without = Record(with);
+  with.spec.norms_every = 1;
+  EXPECT_EQ(FirstDifference(without, Record(with)), "");
+}
+
+}  // namespace
+}  // namespace ravel::trainer

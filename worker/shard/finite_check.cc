@@ -1,0 +1,179 @@
+#include "worker/shard/finite_check.h"
+
+#include <cmath>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+
+#include "common/plan/plan_pieces.h"
+
+namespace ravel::shard {
+namespace {
+
+using plan::Instruction;
+using plan::OpCode;
+
+// Coordinates of a row-major index.
+std::string CoordinateText(const Shape& shape, int64_t index) {
+  std::vector<int64_t> coordinates(shape.size());
+  for (size_t i = shape.size(); i-- > 0;) {
+    coordinates[i] = index % shape[i];
+    index /= shape[i];
+  }
+  return absl::StrCat("[", absl::StrJoin(coordinates, ", "), "]");
+}
+
+}  // namespace
+
+void FiniteCheck::CheckValues(const float* values, int64_t count, const Place& place) {
+  for (int64_t i = 0; i < count && !found_.has_value(); ++i) {
+    if (!std::isfinite(values[i])) {
+      found_ = NonFinite{.order = order_,
+                         .text = absl::StrCat(where_,
+                                              ": ",
+                                              place.name,
+                                              " ",
+                                              CoordinateText(place.shape, place.first + i),
+                                              " = ",
+                                              values[i])};
+    }
+  }
+}
+
+bool FiniteCheck::RanHere(const Instruction& instruction, const ReplayTurn& turn) const {
+  const bool lane = args_.plan.lanes.LaneOf(turn.slot.turn, args_.rank) >= 0;
+  const auto unit = static_cast<size_t>(instruction.unit);
+  return lane && (turn.used.empty() || turn.used[unit]);
+}
+
+absl::Status FiniteCheck::Completed(const BoundInstruction& bound, const ReplayTurn& turn) {
+  ++order_;
+  if (found_.has_value()) {
+    return absl::OkStatus();
+  }
+  const Instruction& instruction = bound.instruction;
+  const int unit = instruction.unit;
+  where_ = absl::StrCat("rank ",
+                        args_.rank,
+                        ", lane ",
+                        args_.plan.lanes.LaneOf(turn.slot.turn, args_.rank),
+                        ", micro-batch ",
+                        turn.slot.micro_batch,
+                        ", unit ",
+                        unit < 0 ? "-" : args_.plan.inventory.units[static_cast<size_t>(unit)].name,
+                        ", call ",
+                        instruction.call,
+                        ", ",
+                        plan::OpName(instruction.op),
+                        " of phase ",
+                        plan::PhaseName(turn.slot.phase),
+                        ", turn ",
+                        turn.slot.turn);
+  switch (instruction.op) {
+    case OpCode::kForward:
+    case OpCode::kRecompute:
+    case OpCode::kBackward:
+      if (RanHere(instruction, turn)) {
+        CheckUnit(bound);
+      }
+      break;
+    default:
+      if (instruction.group >= 0) {
+        CheckGroup(instruction, turn);
+      }
+      break;
+  }
+  return absl::OkStatus();
+}
+
+void FiniteCheck::CheckActivations(const std::vector<plan::ActivationSpec>& specs,
+                                   const std::vector<TensorView>& views,
+                                   const char* role) {
+  for (size_t i = 0; i < views.size() && i < specs.size(); ++i) {
+    if (views[i].dtype == DType::kF32) {
+      CheckValues(views[i].As<float>(),
+                  views[i].elements(),
+                  {.name = absl::StrCat(role, " ", specs[i].name), .shape = specs[i].shape});
+    }
+  }
+}
+
+void FiniteCheck::CheckUnit(const BoundInstruction& bound) {
+  const plan::ModelInventory& inventory = args_.plan.inventory;
+  const plan::UnitSpec& unit = inventory.units[static_cast<size_t>(bound.instruction.unit)];
+  const bool backward = bound.instruction.op == OpCode::kBackward;
+  // A backward may use `saved` as scratch.
+  if (!backward) {
+    CheckActivations(unit.saved, bound.memory.saved, "saved activation");
+    CheckActivations(unit.remade, bound.memory.remade, "activation");
+  }
+  const std::string stream = backward ? "dhidden" : "hidden";
+  for (size_t i = 0; i < inventory.shared.size(); ++i) {
+    if (inventory.shared[i].name == stream) {
+      CheckActivations({inventory.shared[i]}, {bound.memory.shared[i]}, "residual stream");
+    }
+  }
+  size_t next = 0;
+  for (const std::vector<int>* tensors : {&unit.tensors, &unit.borrowed}) {
+    for (const int tensor : *tensors) {
+      if (!backward || !bound.gradients[next].present()) {
+        ++next;
+        continue;
+      }
+      const TensorView& view = bound.gradients[next++];
+      const plan::TensorSpec& spec = inventory.tensors[static_cast<size_t>(tensor)];
+      CheckValues(view.As<float>(),
+                  view.elements(),
+                  {.name = absl::StrCat("gradient of ", spec.name), .shape = spec.shape});
+    }
+  }
+}
+
+void FiniteCheck::CheckPieces(const char* role,
+                              const std::vector<plan::OwnedPiece>& pieces,
+                              const float* base) {
+  for (const plan::OwnedPiece& piece : pieces) {
+    const plan::TensorSpec& spec = args_.plan.inventory.tensors[static_cast<size_t>(piece.tensor)];
+    CheckValues(
+        base + piece.shard_offset,
+        piece.end - piece.begin,
+        {.name = absl::StrCat(role, " ", spec.name), .shape = spec.shape, .first = piece.begin});
+  }
+}
+
+void FiniteCheck::CheckGroup(const Instruction& instruction, const ReplayTurn& turn) {
+  const plan::ShardingPlan& plan = args_.plan;
+  ParameterGroup& group = args_.groups[static_cast<size_t>(instruction.group)];
+  const MeshPlace place = PlaceOf(plan.lanes, args_.rank);
+  const auto pieces = [&](int64_t begin, int64_t elements) {
+    return plan::PiecesIn(
+        plan.inventory, group.layout(), {.begin = begin, .elements = elements}, begin);
+  };
+  const int64_t slice = group.slice_elements();
+  switch (instruction.op) {
+    case OpCode::kGather:
+      CheckPieces("weight",
+                  pieces(0, group.layout().layout.total_elements()),
+                  args_.buffers.floats(instruction.gathered));
+      break;
+    case OpCode::kReduceScatter: {
+      const int64_t turns = plan.lanes.Inner().turns();
+      if (turns == 1 || turn.slot.turn + 1 == turns) {  // else the sum is not complete
+        CheckPieces("summed gradient of",
+                    pieces(place.inner * slice, slice),
+                    group.inner(instruction.call).sum());
+      }
+      break;
+    }
+    case OpCode::kJoinGradients:
+    case OpCode::kOuterReduce:
+      CheckPieces("gradient summed over replicas and calls of",
+                  plan::MeasuredPieces(plan, instruction.group, args_.rank),
+                  group.reduced(instruction.op == OpCode::kJoinGradients ? 0 : instruction.call));
+      break;
+    default:
+      break;
+  }
+}
+
+}  // namespace ravel::shard

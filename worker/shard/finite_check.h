@@ -1,0 +1,65 @@
+#pragma once
+
+// Finds the first value that is not finite while a step is replayed.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/plan/sharding_plan.h"
+#include "worker/shard/bound_program.h"
+#include "worker/shard/flat_buffer.h"
+#include "worker/shard/parameter_group.h"
+#include "worker/shard/unit_executor.h"
+
+namespace ravel::shard {
+
+// What a rank found. `order` counts the instructions of the step: of several ranks' findings the
+// smallest was first.
+struct NonFinite {
+  int64_t order = 0;
+  std::string text;
+};
+
+// Looks at what each instruction wrote. Used with inline streams, for one step.
+class FiniteCheck final : public InstructionObserver {
+ public:
+  // All outlive it.
+  struct Args {
+    const plan::ShardingPlan& plan;
+    const ArenaBuffers& buffers;
+    std::vector<ParameterGroup>& groups;
+    int rank = 0;
+  };
+  explicit FiniteCheck(const Args& args) : args_(args) {}
+
+  absl::Status Completed(const BoundInstruction& bound, const ReplayTurn& turn) override;
+  const std::optional<NonFinite>& found() const { return found_; }
+
+ private:
+  // A tensor with what to call it, and where its first element is in the named whole.
+  struct Place {
+    std::string name;
+    Shape shape;
+    int64_t first = 0;
+  };
+  void CheckValues(const float* values, int64_t count, const Place& place);
+  void CheckActivations(const std::vector<plan::ActivationSpec>& specs,
+                        const std::vector<TensorView>& views,
+                        const char* role);
+  void CheckUnit(const BoundInstruction& bound);
+  // Parts of tensors at `base`.
+  void CheckPieces(const char* role,
+                   const std::vector<plan::OwnedPiece>& pieces,
+                   const float* base);
+  void CheckGroup(const plan::Instruction& instruction, const ReplayTurn& turn);
+  bool RanHere(const plan::Instruction& instruction, const ReplayTurn& turn) const;
+
+  const Args args_;
+  int64_t order_ = 0;
+  std::string where_;  // "Backward of layers.1 call 0 (last, turn 1, ...)"
+  std::optional<NonFinite> found_;
+};
+
+}  // namespace ravel::shard

@@ -1,0 +1,153 @@
+#include "worker/trainer/step_diagnostics.h"
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/strip.h>
+
+#include "common/json.h"
+#include "common/logging.h"
+
+namespace ravel::trainer {
+namespace {
+
+constexpr size_t kMostTensorsNamed = 8;
+constexpr char kFileScheme[] = "file://";
+
+int64_t Nanoseconds(auto time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+}
+
+absl::Status MakeDirectory(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  return error ? absl::UnavailableError(absl::StrCat(path, ": ", error.message()))
+               : absl::OkStatus();
+}
+
+}  // namespace
+
+StepDiagnostics::StepDiagnostics(const Assignment& assignment, RankEngine& engine)
+    : assignment_(assignment), engine_(engine) {
+  if (!assignment.spec.trace_directory.empty()) {
+    recorder_ = std::make_unique<trace::Recorder>();
+  }
+}
+
+std::string StepDiagnostics::TraceFile(const Assignment& assignment) {
+  return absl::StrFormat("%s/trace-epoch-%05d-rank-%05d.json",
+                         assignment.spec.trace_directory,
+                         assignment.epoch,
+                         assignment.rank);
+}
+
+bool StepDiagnostics::Traced(int64_t finished_steps) const {
+  const plan::JobSpec& spec = assignment_.spec;
+  return recorder_ != nullptr && finished_steps >= spec.trace_first_step &&
+         finished_steps <= spec.trace_last_step;
+}
+
+void StepDiagnostics::BeforeStep(int64_t step) {
+  engine_.executor().set_recorder(Traced(step + 1) ? recorder_.get() : nullptr);
+}
+
+// A job that ends or stops in between still has what was recorded: the file is written anew after
+// each step.
+absl::Status StepDiagnostics::WriteTrace() {
+  for (const trace::Event& event : recorder_->Take()) {
+    events_.push_back(event);
+  }
+  RETURN_IF_ERROR(MakeDirectory(assignment_.spec.trace_directory));
+  const trace::Source source = {
+      .job = assignment_.spec.name,
+      .epoch = assignment_.epoch,
+      .rank = assignment_.rank,
+      .host = assignment_.host_address,
+      .wall_minus_monotonic_ns = Nanoseconds(std::chrono::system_clock::now()) -
+                                 Nanoseconds(std::chrono::steady_clock::now())};
+  return trace::WriteChromeTrace(TraceFile(assignment_), source, events_);
+}
+
+std::string StepDiagnostics::NonFiniteTensors() const {
+  const std::vector<int64_t>& counts = engine_.optimizer().tensor_non_finite();
+  std::vector<std::pair<int64_t, std::string>> named;
+  for (size_t tensor = 0; tensor < counts.size(); ++tensor) {
+    if (counts[tensor] > 0) {
+      named.emplace_back(-counts[tensor], assignment_.plan.inventory.tensors[tensor].name);
+    }
+  }
+  std::sort(named.begin(), named.end());
+  std::vector<std::string> texts;
+  for (size_t i = 0; i < std::min(named.size(), kMostTensorsNamed); ++i) {
+    texts.push_back(absl::StrCat(named[i].second, ": ", -named[i].first));
+  }
+  if (named.size() > kMostTensorsNamed) {
+    texts.push_back(absl::StrCat("and ", named.size() - kMostTensorsNamed, " more tensors"));
+  }
+  return absl::StrJoin(texts, ", ");
+}
+
+absl::Status StepDiagnostics::WriteNorms(const optim::TensorNorms& norms) const {
+  const plan::JobSpec& spec = assignment_.spec;
+  const std::string folder =
+      spec.trace_directory.empty()
+          ? std::string(absl::StripPrefix(assignment_.checkpoint_root, kFileScheme))
+          : spec.trace_directory;
+  json::Value tensors;
+  for (size_t i = 0; i < norms.gradient.size(); ++i) {
+    if (!assignment_.plan.inventory.tensors[i].trainable) {
+      continue;
+    }
+    json::Value tensor;
+    tensor.Set("gradient", norms.gradient[i])
+        .Set("weight", norms.weight[i])
+        .Set("updateRatio", norms.weight[i] > 0 ? norms.update[i] / norms.weight[i] : 0.0);
+    tensors.Set(assignment_.plan.inventory.tensors[i].name, std::move(tensor));
+  }
+  json::Value line;
+  line.Set("step", norms.step).Set("tensors", std::move(tensors));
+  RETURN_IF_ERROR(MakeDirectory(folder));
+  std::ofstream file(folder + "/norms.jsonl", std::ios::app);
+  file << json::Serialize(line) << "\n";
+  file.flush();
+  return file.good() ? absl::OkStatus()
+                     : absl::UnavailableError(absl::StrCat(folder, "/norms.jsonl: cannot write"));
+}
+
+absl::Status StepDiagnostics::AfterStep(const StepResult& result) {
+  engine_.executor().set_recorder(nullptr);
+  // What cannot be written costs a line in the log, not the job.
+  if (Traced(result.step)) {
+    const absl::Status written = WriteTrace();
+    if (!written.ok()) {
+      log::Warning(absl::StrCat("trace: ", written.message()));
+    }
+  }
+  const std::optional<optim::TensorNorms> norms = engine_.optimizer().TakeNorms();
+  if (norms.has_value() && assignment_.rank == 0) {
+    const absl::Status written = WriteNorms(*norms);
+    if (!written.ok()) {
+      log::Warning(absl::StrCat("norms: ", written.message()));
+    }
+  }
+  skip_reason_.clear();
+  if (!result.skipped) {
+    return absl::OkStatus();
+  }
+  skip_reason_ = NonFiniteTensors();
+  if (assignment_.spec.localise) {
+    ASSIGN_OR_RETURN(const std::string first, engine_.Localise(result.step - 1));
+    absl::StrAppend(&skip_reason_, skip_reason_.empty() ? "" : "; ", "first: ", first);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ravel::trainer

@@ -89,7 +89,8 @@ struct RmsNormGradientRow {
 
 template <typename V>
 inline void RmsNormBackwardRow(const RmsNormGradientRow& row, int64_t n) {
-  // Stores of vectors may alias anything: what lies behind a reference would be read again for each.
+  // Stores of vectors may alias anything: what lies behind a reference would be read again for
+  // each.
   const float* const dy = row.dy;
   const float* const x = row.x;
   const float* const w = row.w;

@@ -128,29 +128,40 @@ class PeakSearch {
   }
 
   // Things get worse only when something comes to life: with each birth, lets every other stream
-  // run as far as makes things worst.
+  // run as far as makes things worst. Births whose neighbours could not reach the worst so far,
+  // even all together, are not looked at; the most promising come first.
   void Improve(PeakCut& peak) {
+    std::vector<std::pair<int64_t, const Lifetime*>> births;
     for (const Lifetime* born : lives_) {
-      if (born->begin < 0) {
-        continue;  // alive with the next birth, too
-      }
-      running_ = {born->begin};
-      near_.clear();
-      for (const Lifetime* life : lives_) {
-        if (!order_.Before(LastOf(*life), born->begin) &&
-            !order_.Before(born->begin, life->begin)) {
-          near_.push_back(life);
+      if (born->begin >= 0) {  // else: alive with the next birth, too
+        FindNear(*born);
+        int64_t most = 0;
+        for (const Lifetime* life : near_) {
+          most += ArenaBytes(buffers_[static_cast<size_t>(life->buffer)]);
         }
+        births.emplace_back(most, born);
       }
-      int64_t bytes = AliveBytes();
+    }
+    std::stable_sort(births.begin(), births.end(), [](const auto& one, const auto& other) {
+      return one.first > other.first;
+    });
+    for (const auto& [most, born] : births) {
+      if (most <= peak.bytes) {
+        return;
+      }
+      FindNear(*born);
+      running_.clear();
+      states_.assign(near_.size(), State{});
+      int64_t bytes = AliveWith(born->begin);
+      Start(born->begin);
       while (AddWorst(bytes)) {
       }
       if (bytes > peak.bytes) {
         peak.bytes = bytes;
         peak.buffers.clear();
-        for (const Lifetime* life : near_) {
-          if (Alive(*life)) {
-            peak.buffers.push_back(life->buffer);
+        for (size_t i = 0; i < near_.size(); ++i) {
+          if (states_[i].born && !states_[i].done) {
+            peak.buffers.push_back(near_[i]->buffer);
           }
         }
       }
@@ -158,6 +169,15 @@ class PeakSearch {
   }
 
  private:
+  // Those that may be alive at the birth of `born`.
+  void FindNear(const Lifetime& born) {
+    near_.clear();
+    for (const Lifetime* life : lives_) {
+      if (!order_.Before(LastOf(*life), born.begin) && !order_.Before(born.begin, life->begin)) {
+        near_.push_back(life);
+      }
+    }
+  }
   StreamId StreamOf(int instruction) const {
     return program_.instructions[static_cast<size_t>(instruction)].stream;
   }
@@ -167,22 +187,36 @@ class PeakSearch {
              !order_.Before(other, instruction);
     });
   }
-  bool Done(int instruction) const {
-    return std::any_of(running_.begin(), running_.end(), [&](int running) {
-      return order_.Before(instruction, running);
-    });
+  // Of a lifetime among near_, with what is running.
+  struct State {
+    bool born = false;
+    bool done = false;
+  };
+  State StateWith(size_t i, int instruction) const {
+    const Lifetime& life = *near_[i];
+    State state = states_[i];
+    state.born = state.born || life.begin == instruction || order_.Before(life.begin, instruction);
+    state.done = state.done || order_.Before(LastOf(life), instruction);
+    return state;
   }
-  bool Alive(const Lifetime& life) const {
-    const bool born = Done(life.begin) ||
-                      std::find(running_.begin(), running_.end(), life.begin) != running_.end();
-    return born && !Done(LastOf(life));
-  }
-  int64_t AliveBytes() const {
+  // Bytes that are alive when this instruction runs beside those that are running.
+  int64_t AliveWith(int instruction) const {
     int64_t sum = 0;
-    for (const Lifetime* life : near_) {
-      sum += Alive(*life) ? ArenaBytes(buffers_[static_cast<size_t>(life->buffer)]) : 0;
+    for (size_t i = 0; i < near_.size(); ++i) {
+      if (!states_[i].done) {
+        const State state = StateWith(i, instruction);
+        sum += state.born && !state.done
+                   ? ArenaBytes(buffers_[static_cast<size_t>(near_[i]->buffer)])
+                   : 0;
+      }
     }
     return sum;
+  }
+  void Start(int instruction) {
+    running_.push_back(instruction);
+    for (size_t i = 0; i < near_.size(); ++i) {
+      states_[i] = StateWith(i, instruction);
+    }
   }
   // Starts the birth that makes the moment worst, if one does.
   bool AddWorst(int64_t& bytes) {
@@ -191,16 +225,14 @@ class PeakSearch {
       if (life->begin < 0 || life->begin == chosen || !MayJoin(life->begin)) {
         continue;
       }
-      running_.push_back(life->begin);
-      const int64_t more = AliveBytes();
-      running_.pop_back();
+      const int64_t more = AliveWith(life->begin);
       if (more > bytes) {
         bytes = more;
         chosen = life->begin;
       }
     }
     if (chosen >= 0) {
-      running_.push_back(chosen);
+      Start(chosen);
     }
     return chosen >= 0;
   }
@@ -210,6 +242,7 @@ class PeakSearch {
   const std::vector<ProgramBuffer>& buffers_;
   std::vector<const Lifetime*> lives_;
   std::vector<const Lifetime*> near_;  // those that may be alive with the birth at hand
+  std::vector<State> states_;          // of near_
   std::vector<int> running_;
 };
 

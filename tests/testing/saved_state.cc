@@ -1,6 +1,7 @@
 #include "tests/testing/saved_state.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -66,10 +67,13 @@ std::vector<Shape> RandomShapes(uint64_t seed) {
 plan::ShardingPlan WorldOf(const plan::ModelInventory& inventory, int64_t ranks) {
   plan::ShardingPlan world;
   world.ranks = ranks;
+  world.lanes = {.lanes = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(ranks))),
+                 .ranks = ranks};
   world.inventory = inventory;
   for (size_t unit = 0; unit < inventory.units.size(); ++unit) {
     world.groups.push_back(plan::PlanGroupLayout(inventory, static_cast<int>(unit), ranks));
   }
+  world.rules.assign(world.groups.size(), plan::GroupRules{});
   return world;
 }
 

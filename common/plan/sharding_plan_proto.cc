@@ -255,7 +255,8 @@ absl::Status ShapeFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan) {
       lanes.replicas > 256) {
     return Invalid("replicas: expected a power of two up to 256 that divides the ranks");
   }
-  if ((lanes.blocks && lanes.lanes % plan.ranks != 0) || lanes.micro_batches > kMostTokens) {
+  if ((lanes.blocks && lanes.lanes % plan.ranks != 0) ||
+      lanes.micro_batches > (int64_t{1} << 22) / lanes.lanes) {
     return Invalid("lanes_in_blocks, micro_batches: out of range");
   }
   if (plan.micro_batch.sequences < 1 || plan.micro_batch.sequences > kMostTokens ||

@@ -1,6 +1,7 @@
 #include "common/plan/plan_proto.h"
 
 #include <random>
+#include <set>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -54,6 +55,16 @@ JobSpec FullSpec() {
                   .max_backoff_ms = 6};
   spec.detection_ms = 700;
   spec.log_every = 8;
+  spec.trace_first_step = 3;
+  spec.trace_last_step = 4;
+  spec.trace_directory = "/traces";
+  spec.localise = true;
+  spec.norms_every = 5;
+  spec.freeze = {"*norm*"};
+  spec.gradient_wire = WireType::kBF16;
+  spec.recompute = RecomputePolicy::kMlp;
+  spec.replicas = 2;
+  spec.replicate_strategy = Strategy::kOptim;
   spec.gather_window_bytes = 1 << 20;
   spec.staging_window_bytes = 1 << 21;
   return spec;
@@ -117,6 +128,42 @@ INSTANTIATE_TEST_SUITE_P(Models,
                          PlanProtoTest,
                          ::testing::ValuesIn(testing::ModelCases()),
                          testing::CaseName);
+
+TEST(PlanProto, EveryStrategyRoundTripsAndHasAHashOfItsOwn) {
+  std::set<Sha256Digest> hashes;
+  size_t plans = 0;
+  for (const Strategy shard :
+       {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGrads, Strategy::kOptimGradsParams}) {
+    for (const Strategy replicate : {Strategy::kNoShard, Strategy::kOptim}) {
+      for (const int64_t micro_batches : {1, 3}) {
+        for (const RecomputePolicy recompute : {RecomputePolicy::kNone, RecomputePolicy::kBlock}) {
+          JobSpec spec = testing::SpecOf(testing::Llama(64, 2, 96, 257), 8);
+          spec.strategy = shard;
+          spec.replicate_strategy = replicate;
+          spec.replicas = replicate == Strategy::kOptim ? 2 : 1;
+          if (replicate == Strategy::kOptim && shard == Strategy::kNoShard) {
+            spec.replicas = 1;
+            spec.freeze = {"*layernorm*"};
+          }
+          spec.global_batch = 8 * micro_batches;
+          spec.micro_batch = 1;
+          spec.recompute = recompute;
+          const absl::StatusOr<ShardingPlan> plan =
+              BuildShardingPlan({.spec = spec, .ranks = 4, .shared_memory = false});
+          ASSERT_TRUE(plan.ok()) << plan.status();
+          const absl::StatusOr<ShardingPlan> back = ParsePlan(SerializePlan(*plan));
+          ASSERT_TRUE(back.ok()) << back.status();
+          EXPECT_EQ(SerializePlan(*back), SerializePlan(*plan));
+          EXPECT_EQ(back->rules, plan->rules);
+          EXPECT_EQ(back->mesh, plan->mesh);
+          hashes.insert(PlanHash(*plan));
+          ++plans;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(hashes.size(), plans);
+}
 
 TEST(PlanProto, DamagedPlansAreErrorsNotCrashes) {
   const google::protobuf::LogSilencer quiet;

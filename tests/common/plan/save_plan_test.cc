@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/plan/plan_pieces.h"
 #include "tests/common/plan/plan_testing.h"
 
 namespace ravel::plan {
@@ -77,6 +78,47 @@ TEST_P(SavePlanTest, SmallLimitsCutChunksIntoLayers) {
     }
   }
   EXPECT_GE(model_files[0], 2);
+}
+
+// Under every strategy: parameters of frozen tensors, no moments of theirs; where ranks hold the
+// same the first writes, and everybody writes something.
+TEST(SavePlanStrategies, EveryElementIsWrittenOnce) {
+  struct Axes {
+    Strategy shard;
+    Strategy replicate;
+    int64_t replicas;
+  };
+  for (const Axes& axes : {Axes{Strategy::kNoShard, Strategy::kNoShard, 1},
+                           Axes{Strategy::kOptim, Strategy::kNoShard, 2},
+                           Axes{Strategy::kOptimGradsParams, Strategy::kNoShard, 2},
+                           Axes{Strategy::kOptimGradsParams, Strategy::kOptim, 2}}) {
+    JobSpec spec = testing::SpecOf(testing::Llama(64, 2, 96, 257), 8);
+    spec.strategy = axes.shard;
+    spec.replicate_strategy = axes.replicate;
+    spec.replicas = axes.replicas;
+    spec.freeze = {"model.layers.0.*"};
+    const ShardingPlan plan =
+        *BuildShardingPlan({.spec = spec, .ranks = 4, .shared_memory = false});
+    const absl::StatusOr<SavePlan> save = BuildSavePlan(plan);
+    ASSERT_TRUE(save.ok()) << save.status();
+    std::set<int> writers;
+    for (const SaveFile& file : save->files) {
+      for (const SaveChunk& chunk : file.chunks) {
+        if (chunk.group < 0) {
+          continue;
+        }
+        writers.insert(file.writer);
+        const FlatRange stored = StoredRange(plan, chunk.group, file.writer);
+        EXPECT_LE(chunk.shard_offset + chunk.bytes / 4, stored.elements);
+        const StateTensor& tensor = save->tensors[static_cast<size_t>(chunk.tensor)];
+        const auto parameter = static_cast<size_t>(plan.inventory.FindTensor(tensor.of_param));
+        EXPECT_TRUE(tensor.role == StateRole::kParam ||
+                    plan.inventory.tensors[parameter].trainable);
+      }
+    }
+    const bool first_replica_alone = axes.replicas > 1 && axes.replicate == Strategy::kNoShard;
+    EXPECT_EQ(writers.size(), first_replica_alone ? 2U : 4U);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models,

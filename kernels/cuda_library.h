@@ -44,10 +44,13 @@ class CudaLibrary {
   // Runs a small kernel on the device.
   absl::Status SelfTest(int index) const;
 
+  // OK for 0, else Unavailable with the library's text for the error.
+  absl::Status ToStatus(int32_t error, const std::string& what) const;
+  const cuda::RavelCudaFunctions& functions() const { return *functions_; }
+
  private:
   CudaLibrary(std::string path, const cuda::RavelCudaFunctions* functions)
       : path_(std::move(path)), functions_(functions) {}
-  absl::Status ToStatus(int32_t error, const std::string& what) const;
 
   std::string path_;
   const cuda::RavelCudaFunctions* functions_;

@@ -1,5 +1,5 @@
-// Every op: shapes and types checked once, then the CPU implementation; a CUDA stream is refused by
-// name.
+// Every op: shapes and types checked once, then the CPU implementation. On a CUDA stream
+// kernels/cuda checks for itself, because there activations may be bf16.
 
 #include <bit>
 
@@ -9,7 +9,7 @@
 #include "kernels/bias.h"
 #include "kernels/cpu/reference_ops.h"
 #include "kernels/cpu/simd_ops.h"
-#include "kernels/cuda/no_cuda.h"
+#include "kernels/cuda/ops.h"
 #include "kernels/digest.h"
 #include "kernels/embedding.h"
 #include "kernels/gemm.h"
@@ -23,10 +23,8 @@
 namespace ravel::kernels {
 namespace {
 
-void RequireCpu(const Stream& stream, const char* op) {
-  if (stream.backend() != Backend::kCpu) {
-    cuda::RefuseOp(op);
-  }
+bool OnCuda(const Stream& stream) {
+  return stream.backend() == Backend::kCuda;
 }
 
 void CheckMatrix(const TensorView& view, int64_t rows, int64_t columns, DType dtype = DType::kF32) {
@@ -77,7 +75,10 @@ void CheckIds(const TensorView& ids, int64_t limit, int64_t lowest) {
 }  // namespace
 
 void Gemm(Stream& stream, const GemmArgs& args) {
-  RequireCpu(stream, "Gemm");
+  if (OnCuda(stream)) {
+    cuda::Gemm(stream, args);
+    return;
+  }
   CheckRank2(args.a);
   CheckRank2(args.b);
   CheckRank2(args.c);
@@ -93,7 +94,10 @@ void Gemm(Stream& stream, const GemmArgs& args) {
 }
 
 void RmsNormForward(Stream& stream, const RmsNormForwardArgs& args) {
-  RequireCpu(stream, "RmsNormForward");
+  if (OnCuda(stream)) {
+    cuda::RmsNormForward(stream, args);
+    return;
+  }
   CheckRank2(args.x);
   const int64_t tokens = args.x.size[0];
   const int64_t hidden = args.x.size[1];
@@ -112,7 +116,10 @@ void RmsNormForward(Stream& stream, const RmsNormForwardArgs& args) {
 }
 
 void RmsNormBackward(Stream& stream, const RmsNormBackwardArgs& args) {
-  RequireCpu(stream, "RmsNormBackward");
+  if (OnCuda(stream)) {
+    cuda::RmsNormBackward(stream, args);
+    return;
+  }
   CheckRank2(args.dy);
   const int64_t tokens = args.dy.size[0];
   const int64_t hidden = args.dy.size[1];
@@ -129,7 +136,10 @@ void RmsNormBackward(Stream& stream, const RmsNormBackwardArgs& args) {
 }
 
 void HeadNormForward(Stream& stream, const HeadNormForwardArgs& args) {
-  RequireCpu(stream, "HeadNormForward");
+  if (OnCuda(stream)) {
+    cuda::HeadNormForward(stream, args);
+    return;
+  }
   CheckRank2(args.x);
   CheckMatrix(args.x, args.x.size[0], args.x.size[1]);
   CheckMatrix(args.y, args.x.size[0], args.x.size[1]);
@@ -138,7 +148,10 @@ void HeadNormForward(Stream& stream, const HeadNormForwardArgs& args) {
 }
 
 void HeadNormBackward(Stream& stream, const HeadNormBackwardArgs& args) {
-  RequireCpu(stream, "HeadNormBackward");
+  if (OnCuda(stream)) {
+    cuda::HeadNormBackward(stream, args);
+    return;
+  }
   CheckRank2(args.x);
   for (const TensorView& view : {args.x, args.dy, args.dx}) {
     CheckMatrix(view, args.x.size[0], args.x.size[1]);
@@ -149,7 +162,10 @@ void HeadNormBackward(Stream& stream, const HeadNormBackwardArgs& args) {
 }
 
 void LayerNormForward(Stream& stream, const LayerNormForwardArgs& args) {
-  RequireCpu(stream, "LayerNormForward");
+  if (OnCuda(stream)) {
+    cuda::LayerNormForward(stream, args);
+    return;
+  }
   CheckRank2(args.x);
   const int64_t tokens = args.x.size[0];
   const int64_t hidden = args.x.size[1];
@@ -166,7 +182,10 @@ void LayerNormForward(Stream& stream, const LayerNormForwardArgs& args) {
 }
 
 void LayerNormBackward(Stream& stream, const LayerNormBackwardArgs& args) {
-  RequireCpu(stream, "LayerNormBackward");
+  if (OnCuda(stream)) {
+    cuda::LayerNormBackward(stream, args);
+    return;
+  }
   CheckRank2(args.dy);
   const int64_t tokens = args.dy.size[0];
   const int64_t hidden = args.dy.size[1];
@@ -185,7 +204,10 @@ void LayerNormBackward(Stream& stream, const LayerNormBackwardArgs& args) {
 }
 
 void AddBias(Stream& stream, const AddBiasArgs& args) {
-  RequireCpu(stream, "AddBias");
+  if (OnCuda(stream)) {
+    cuda::AddBias(stream, args);
+    return;
+  }
   CheckRank2(args.y);
   CheckMatrix(args.y, args.y.size[0], args.y.size[1]);
   CheckFlat(args.bias, args.y.size[1]);
@@ -193,7 +215,10 @@ void AddBias(Stream& stream, const AddBiasArgs& args) {
 }
 
 void BiasGradient(Stream& stream, const BiasGradientArgs& args) {
-  RequireCpu(stream, "BiasGradient");
+  if (OnCuda(stream)) {
+    cuda::BiasGradient(stream, args);
+    return;
+  }
   CheckRank2(args.dy);
   CheckMatrix(args.dy, args.dy.size[0], args.dy.size[1]);
   CheckFlat(args.db, args.dy.size[1]);
@@ -201,7 +226,10 @@ void BiasGradient(Stream& stream, const BiasGradientArgs& args) {
 }
 
 void BuildRopeTable(Stream& stream, const RopeTableArgs& args) {
-  RequireCpu(stream, "BuildRopeTable");
+  if (OnCuda(stream)) {
+    cuda::BuildRopeTable(stream, args);
+    return;
+  }
   CheckRank2(args.cosine);
   const int64_t positions = args.cosine.size[0];
   const int64_t half = args.cosine.size[1];
@@ -212,7 +240,10 @@ void BuildRopeTable(Stream& stream, const RopeTableArgs& args) {
 }
 
 void Rope(Stream& stream, const RopeArgs& args) {
-  RequireCpu(stream, "Rope");
+  if (OnCuda(stream)) {
+    cuda::Rope(stream, args);
+    return;
+  }
   CheckRank2(args.x);
   CHECK_MSG(args.head_size > 0 && args.head_size % 2 == 0, "a head has an even size");
   CHECK_MSG(args.sequence_tokens > 0, "a sequence has tokens");
@@ -226,7 +257,10 @@ void Rope(Stream& stream, const RopeArgs& args) {
 }
 
 void SwiGluForward(Stream& stream, const SwiGluForwardArgs& args) {
-  RequireCpu(stream, "SwiGluForward");
+  if (OnCuda(stream)) {
+    cuda::SwiGluForward(stream, args);
+    return;
+  }
   CheckRank2(args.gate);
   for (const TensorView& view : {args.gate, args.up, args.y}) {
     CheckMatrix(view, args.gate.size[0], args.gate.size[1]);
@@ -235,7 +269,10 @@ void SwiGluForward(Stream& stream, const SwiGluForwardArgs& args) {
 }
 
 void SwiGluBackward(Stream& stream, const SwiGluBackwardArgs& args) {
-  RequireCpu(stream, "SwiGluBackward");
+  if (OnCuda(stream)) {
+    cuda::SwiGluBackward(stream, args);
+    return;
+  }
   CheckRank2(args.gate);
   for (const TensorView& view : {args.gate, args.up, args.dy, args.dgate, args.dup}) {
     CheckMatrix(view, args.gate.size[0], args.gate.size[1]);
@@ -247,7 +284,10 @@ void SwiGluBackward(Stream& stream, const SwiGluBackwardArgs& args) {
 }
 
 void GeluForward(Stream& stream, const GeluForwardArgs& args) {
-  RequireCpu(stream, "GeluForward");
+  if (OnCuda(stream)) {
+    cuda::GeluForward(stream, args);
+    return;
+  }
   CheckRank2(args.x);
   for (const TensorView& view : {args.x, args.y}) {
     CheckMatrix(view, args.x.size[0], args.x.size[1]);
@@ -256,7 +296,10 @@ void GeluForward(Stream& stream, const GeluForwardArgs& args) {
 }
 
 void GeluBackward(Stream& stream, const GeluBackwardArgs& args) {
-  RequireCpu(stream, "GeluBackward");
+  if (OnCuda(stream)) {
+    cuda::GeluBackward(stream, args);
+    return;
+  }
   CheckRank2(args.x);
   for (const TensorView& view : {args.x, args.dy, args.dx}) {
     CheckMatrix(view, args.x.size[0], args.x.size[1]);
@@ -268,7 +311,10 @@ void GeluBackward(Stream& stream, const GeluBackwardArgs& args) {
 }
 
 void AddInPlace(Stream& stream, const AddArgs& args) {
-  RequireCpu(stream, "AddInPlace");
+  if (OnCuda(stream)) {
+    cuda::AddInPlace(stream, args);
+    return;
+  }
   if (args.x.rank == 2 && args.y.rank == 2) {
     CheckMatrix(args.x, args.x.size[0], args.x.size[1]);
     CheckMatrix(args.y, args.x.size[0], args.x.size[1]);
@@ -283,7 +329,10 @@ void AddInPlace(Stream& stream, const AddArgs& args) {
 }
 
 void EmbeddingForward(Stream& stream, const EmbeddingForwardArgs& args) {
-  RequireCpu(stream, "EmbeddingForward");
+  if (OnCuda(stream)) {
+    cuda::EmbeddingForward(stream, args);
+    return;
+  }
   CheckRank2(args.table);
   CheckMatrix(args.table, args.table.size[0], args.table.size[1]);
   CheckMatrix(args.out, args.ids.elements(), args.table.size[1]);
@@ -293,7 +342,10 @@ void EmbeddingForward(Stream& stream, const EmbeddingForwardArgs& args) {
 }
 
 void EmbeddingBackward(Stream& stream, const EmbeddingBackwardArgs& args) {
-  RequireCpu(stream, "EmbeddingBackward");
+  if (OnCuda(stream)) {
+    cuda::EmbeddingBackward(stream, args);
+    return;
+  }
   CheckRank2(args.dtable);
   CheckMatrix(args.dtable, args.dtable.size[0], args.dtable.size[1]);
   CheckMatrix(args.dout, args.ids.elements(), args.dtable.size[1]);
@@ -303,14 +355,20 @@ void EmbeddingBackward(Stream& stream, const EmbeddingBackwardArgs& args) {
 }
 
 void AddPositions(Stream& stream, const AddPositionsArgs& args) {
-  RequireCpu(stream, "AddPositions");
+  if (OnCuda(stream)) {
+    cuda::AddPositions(stream, args);
+    return;
+  }
   CheckRank2(args.x);
   CheckPositions(args.x, args.table, args.sequence_tokens);
   cpu::ActiveOps().add_positions(args);
 }
 
 void PositionGradient(Stream& stream, const PositionGradientArgs& args) {
-  RequireCpu(stream, "PositionGradient");
+  if (OnCuda(stream)) {
+    cuda::PositionGradient(stream, args);
+    return;
+  }
   CheckRank2(args.dx);
   CheckPositions(args.dx, args.dtable, args.sequence_tokens);
   cpu::ActiveOps().position_gradient(args);
@@ -340,13 +398,19 @@ void CheckHead(const TensorView& x,
 }  // namespace
 
 void LinearCrossEntropyForward(Stream& stream, const LinearCrossEntropyForwardArgs& args) {
-  RequireCpu(stream, "LinearCrossEntropyForward");
+  if (OnCuda(stream)) {
+    cuda::LinearCrossEntropyForward(stream, args);
+    return;
+  }
   CheckHead(args.x, args.w, args.targets, args.loss, args.workspace);
   cpu::LinearCrossEntropyForward(args);
 }
 
 void LinearCrossEntropyTrain(Stream& stream, const LinearCrossEntropyTrainArgs& args) {
-  RequireCpu(stream, "LinearCrossEntropyTrain");
+  if (OnCuda(stream)) {
+    cuda::LinearCrossEntropyTrain(stream, args);
+    return;
+  }
   CheckHead(args.x, args.w, args.targets, args.loss, args.workspace);
   CheckMatrix(args.dx, args.x.size[0], args.x.size[1]);
   if (args.dw.present()) {
@@ -378,7 +442,10 @@ int64_t AttentionWorkspaceElements(const AttentionShape& shape) {
 }
 
 void AttentionForward(Stream& stream, const AttentionForwardArgs& args) {
-  RequireCpu(stream, "AttentionForward");
+  if (OnCuda(stream)) {
+    cuda::AttentionForward(stream, args);
+    return;
+  }
   const AttentionShape& shape = args.shape;
   const int64_t tokens = args.q.rows();
   CheckAttention(shape, tokens);
@@ -394,7 +461,10 @@ void AttentionForward(Stream& stream, const AttentionForwardArgs& args) {
 }
 
 void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args) {
-  RequireCpu(stream, "AttentionBackward");
+  if (OnCuda(stream)) {
+    cuda::AttentionBackward(stream, args);
+    return;
+  }
   const AttentionShape& shape = args.shape;
   const int64_t tokens = args.q.rows();
   CheckAttention(shape, tokens);
@@ -410,7 +480,10 @@ void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args) {
 }
 
 void AdamWUpdate(Stream& stream, const AdamWArgs& args) {
-  RequireCpu(stream, "AdamWUpdate");
+  if (OnCuda(stream)) {
+    cuda::AdamWUpdate(stream, args);
+    return;
+  }
   for (const TensorView& view : {args.p, args.g, args.m, args.v}) {
     CheckFlat(view, args.p.elements());
   }
@@ -418,7 +491,10 @@ void AdamWUpdate(Stream& stream, const AdamWArgs& args) {
 }
 
 void TreeAdd(Stream& stream, const TreeAddArgs& args) {
-  RequireCpu(stream, "TreeAdd");
+  if (OnCuda(stream)) {
+    cuda::TreeAdd(stream, args);
+    return;
+  }
   for (const TensorView& view : {args.a, args.b, args.out}) {
     CheckFlat(view, args.out.elements());
   }
@@ -426,14 +502,20 @@ void TreeAdd(Stream& stream, const TreeAddArgs& args) {
 }
 
 void TreeSum(Stream& stream, const TreeSumArgs& args) {
-  RequireCpu(stream, "TreeSum");
+  if (OnCuda(stream)) {
+    cuda::TreeSum(stream, args);
+    return;
+  }
   CheckFlat(args.out, args.out.elements());
   CHECK_MSG(std::has_single_bit(args.pieces.size()), "pieces are a power of two");
   cpu::ActiveOps().tree_sum(args);
 }
 
 void CopyBytes(Stream& stream, const CopyArgs& args) {
-  RequireCpu(stream, "CopyBytes");
+  if (OnCuda(stream)) {
+    cuda::CopyBytes(stream, args);
+    return;
+  }
   CHECK_GE(args.bytes, 0);
   if (args.bytes > 0) {
     CHECK(args.to != nullptr && args.from != nullptr);
@@ -442,7 +524,10 @@ void CopyBytes(Stream& stream, const CopyArgs& args) {
 }
 
 void RowSumSquares(Stream& stream, const RowSumSquaresArgs& args) {
-  RequireCpu(stream, "RowSumSquares");
+  if (OnCuda(stream)) {
+    cuda::RowSumSquares(stream, args);
+    return;
+  }
   CheckRank2(args.x);
   CheckFlat(args.x, args.x.elements());
   CheckFlat(args.sums, args.x.size[0]);
@@ -454,13 +539,18 @@ double TreeSumDouble(const double* values, int64_t count) {
 }
 
 uint64_t DigestRange(Stream& stream, const TensorView& range, uint64_t first_index) {
-  RequireCpu(stream, "DigestRange");
+  if (OnCuda(stream)) {
+    return cuda::DigestRange(stream, range, first_index);
+  }
   CheckFlat(range, range.elements(), range.dtype);
   return cpu::DigestRange(range, first_index);
 }
 
 void InitNormal(Stream& stream, const InitNormalArgs& args) {
-  RequireCpu(stream, "InitNormal");
+  if (OnCuda(stream)) {
+    cuda::InitNormal(stream, args);
+    return;
+  }
   CheckFlat(args.out, args.out.elements());
   CHECK_MSG(args.first_index >= 0, "an index is not negative");
   cpu::InitNormal(args);

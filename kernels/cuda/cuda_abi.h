@@ -1,14 +1,14 @@
 #pragma once
 
 // The C interface of libravel_cuda.so, which hosts open at run time (kernels/cuda_library.h).
-// Nothing but C types crosses it. Every change of a function or a struct raises the version; a
-// library of another version is refused.
+// Nothing but C types crosses it. Every change of a function, of a struct or of kernel_params.h
+// raises the version; a library of another version is refused.
 
 #include <cstdint>
 
 namespace ravel::kernels::cuda {
 
-inline constexpr int32_t kCudaAbiVersion = 1;
+inline constexpr int32_t kCudaAbiVersion = 2;
 
 extern "C" {
 
@@ -21,7 +21,54 @@ struct RavelCudaDevice {
   int32_t reserved;
 };
 
-// Functions return 0, or a CUDA runtime error code that `error_text` names.
+struct RavelCudaLaunch {
+  int32_t kernel;  // KernelId of kernel_params.h
+  uint32_t grid[3];
+  uint32_t block;
+  uint32_t shared_bytes;
+  const void* params;
+  uint64_t param_bytes;
+};
+
+// c [m, n] (=|+=) op(a) * op(b), row-major, sums in fp32. Types are those of common/dtype.h (fp32
+// or bf16); a and b have one type.
+struct RavelCudaGemm {
+  int64_t m;
+  int64_t n;
+  int64_t k;
+  int64_t a_stride;
+  int64_t b_stride;
+  int64_t c_stride;
+  int32_t transpose_a;
+  int32_t transpose_b;
+  int32_t input_type;
+  int32_t output_type;
+  int32_t accumulate;
+  int32_t a_align;  // bytes that the addresses and strides are multiples of, at most 256
+  int32_t b_align;
+  int32_t c_align;
+  int32_t multiprocessors;  // that the product may use; 0: all
+  int32_t reserved;
+};
+
+// Opaque; valid for one version of cuBLASLt and one description.
+struct RavelCudaAlgorithm {
+  uint64_t words[8];
+  uint64_t workspace_bytes;
+};
+
+struct RavelCudaGemmBuffers {
+  const void* a;
+  const void* b;
+  void* c;
+  void* workspace;
+  uint64_t workspace_bytes;
+};
+
+// Handles are addresses of the CUDA runtime's objects. Functions return 0, or an error code that
+// `error_text` names. Those that take a device, a stream or an event make its device the current
+// one of the calling thread. Nothing runs on the default stream, and only `*_wait`s below that say
+// so block the host.
 struct RavelCudaFunctions {
   int32_t (*versions)(int32_t* driver,
                       int32_t* runtime);  // 13020 is 13.2; driver 0: none is installed
@@ -30,7 +77,58 @@ struct RavelCudaFunctions {
   // Runs a small kernel on the device and checks its result: tells whether this build's device code
   // fits the device.
   int32_t (*self_test)(int32_t index);
-  const char* (*error_text)(int32_t error);  // static storage
+  const char* (*error_text)(int32_t error);  // until the thread's next call
+
+  int32_t (*use_device)(int32_t index);  // and prepares this build's kernels on it
+  int32_t (*memory_info)(int32_t index, uint64_t* free_bytes, uint64_t* total_bytes);
+  int32_t (*device_allocate)(int32_t index, uint64_t bytes, void** memory);
+  int32_t (*device_free)(void* memory);
+  int32_t (*pinned_allocate)(int32_t index, uint64_t bytes, void** memory);
+  int32_t (*pinned_free)(void* memory);
+
+  int32_t (*stream_create)(int32_t index, int32_t high_priority, void** stream);
+  int32_t (*stream_destroy)(void* stream);
+  int32_t (*stream_done)(void* stream, int32_t* done);
+  int32_t (*stream_synchronize)(void* stream);  // blocks the host
+  int32_t (*event_create)(int32_t index, int32_t timed, void** event);
+  int32_t (*event_destroy)(void* event);
+  int32_t (*event_record)(void* event, void* stream);
+  int32_t (*event_done)(void* event, int32_t* done);
+  int32_t (*event_synchronize)(void* event);  // blocks the host
+  int32_t (*event_elapsed)(void* begin, void* end, float* milliseconds);
+  int32_t (*stream_wait)(void* stream, void* event);  // the stream waits, not the host
+
+  // Host memory is pinned, or the copy would block the host.
+  int32_t (*copy)(void* stream, void* to, const void* from, uint64_t bytes);
+  int32_t (*fill)(void* stream, void* to, int32_t byte, uint64_t bytes);
+  int32_t (*launch)(void* stream, const RavelCudaLaunch* launch);
+  // Whether the library has the kernel, with an argument of so many bytes. Needs no device.
+  int32_t (*has_kernel)(int32_t kernel, uint64_t param_bytes);
+
+  // What the stream is given between the two calls is recorded, not run.
+  int32_t (*capture_begin)(void* stream);
+  int32_t (*capture_end)(void* stream, void** graph);
+  int32_t (*graph_launch)(void* graph, void* stream);
+  int32_t (*graph_destroy)(void* graph);
+
+  // cuBLASLt, opened on first use. `version` is 130100 for 13.1.
+  int32_t (*gemm_version)(uint64_t* version);
+  int32_t (*gemm_candidates)(int32_t index,
+                             const RavelCudaGemm* gemm,
+                             uint64_t workspace_bytes,
+                             RavelCudaAlgorithm* algorithms,
+                             int32_t limit,
+                             int32_t* count);
+  int32_t (*gemm_run)(void* stream,
+                      const RavelCudaGemm* gemm,
+                      const RavelCudaAlgorithm* algorithm,
+                      const RavelCudaGemmBuffers* buffers);
+
+  // Named ranges for profilers.
+  void (*range_push)(const char* name);
+  void (*range_pop)();
+  // Address of a function of the driver, which is not linked; version as in cuda.h (13000).
+  int32_t (*driver_function)(const char* name, int32_t version, void** function);
 };
 
 // The two symbols of the library.

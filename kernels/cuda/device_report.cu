@@ -6,7 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/cuda/cuda_abi.h"
+#include "kernels/cuda/library.h"
 
 namespace ravel::kernels::cuda {
 namespace {
@@ -17,6 +17,8 @@ __global__ void SelfTestKernel(uint32_t* values) {
   const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
   values[i] = i * 2654435761u;
 }
+
+}  // namespace
 
 int32_t Versions(int32_t* driver, int32_t* runtime) {
   const cudaError_t error = cudaDriverGetVersion(driver);
@@ -43,6 +45,8 @@ int32_t Device(int32_t index, RavelCudaDevice* device) {
   return 0;
 }
 
+namespace {
+
 // Launches on a stream of its own and compares with the host's result.
 cudaError_t RunSelfTest(uint32_t* values, cudaStream_t stream) {
   SelfTestKernel<<<kSelfTestElements / 256, 256, 0, stream>>>(values);
@@ -62,6 +66,8 @@ cudaError_t RunSelfTest(uint32_t* values, cudaStream_t stream) {
   return error;
 }
 
+}  // namespace
+
 int32_t SelfTest(int32_t index) {
   cudaError_t error = cudaSetDevice(index);
   cudaStream_t stream = nullptr;
@@ -79,22 +85,6 @@ int32_t SelfTest(int32_t index) {
   }
   cudaStreamDestroy(stream);
   return error;
-}
-
-const char* ErrorText(int32_t error) {
-  return cudaGetErrorString(static_cast<cudaError_t>(error));
-}
-
-constexpr RavelCudaFunctions kFunctions = {Versions, DeviceCount, Device, SelfTest, ErrorText};
-
-}  // namespace
-
-extern "C" __attribute__((visibility("default"))) int32_t ravel_cuda_abi_version() {
-  return kCudaAbiVersion;
-}
-
-extern "C" __attribute__((visibility("default"))) const RavelCudaFunctions* ravel_cuda_functions() {
-  return &kFunctions;
 }
 
 }  // namespace ravel::kernels::cuda

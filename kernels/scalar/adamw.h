@@ -29,7 +29,7 @@ struct AdamWElement {
 // `Scalars` has the fields of kernels::AdamWScalars. Every operation rounds once; fma only where it
 // is written.
 template <typename Scalars>
-inline AdamWElement AdamWStep(const Scalars& s, AdamWElement e, float gradient) {
+constexpr AdamWElement AdamWStep(const Scalars& s, AdamWElement e, float gradient) {
   const float g = gradient * s.gradient_scale;
   const float m = std::fma(s.one_minus_beta1, g, s.beta1 * e.m);
   const float v = std::fma(s.one_minus_beta2 * g, g, s.beta2 * e.v);

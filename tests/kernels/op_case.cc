@@ -1,5 +1,6 @@
 #include "tests/kernels/op_case.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -9,7 +10,23 @@ namespace {
 
 constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
 
+OperandPlace*& ActivePlace() {
+  static OperandPlace* place = nullptr;
+  return place;
+}
+
 }  // namespace
+
+void UseOperandPlace(OperandPlace* place) {
+  ActivePlace() = place;
+}
+
+Operands::Operands(MemoryLayout layout)
+    : stream(ActivePlace() != nullptr ? ActivePlace()->stream() : cpu_stream_), layout_(layout) {
+  if (ActivePlace() != nullptr) {
+    ActivePlace()->Clear();
+  }
+}
 
 TensorView Operands::Allocate(int64_t rows, int64_t columns, int64_t row_gap) {
   const int64_t stride = columns + row_gap;
@@ -18,8 +35,16 @@ TensorView Operands::Allocate(int64_t rows, int64_t columns, int64_t row_gap) {
   allocation.rows = rows;
   allocation.columns = columns;
   allocation.row_stride = stride;
-  allocation.storage.assign(static_cast<size_t>(layout_.offset + rows * stride + 1), kPoison);
-  TensorView view = MatrixView(allocation.storage.data() + layout_.offset, rows, columns);
+  allocation.elements = layout_.offset + rows * stride + 1;
+  if (ActivePlace() != nullptr) {
+    const int64_t bytes = allocation.elements * static_cast<int64_t>(sizeof(float));
+    allocation.storage = static_cast<float*>(ActivePlace()->Allocate(bytes));
+  } else {
+    allocation.heap.resize(static_cast<size_t>(allocation.elements));
+    allocation.storage = allocation.heap.data();
+  }
+  std::fill_n(allocation.storage, allocation.elements, kPoison);
+  TensorView view = MatrixView(allocation.storage + layout_.offset, rows, columns);
   view.row_stride = stride;
   return view;
 }
@@ -58,11 +83,17 @@ TensorView Operands::Workspace(int64_t rows, int64_t columns) {
 }
 
 TensorView Operands::Ids(const std::vector<double>& values) {
-  std::vector<int32_t>& ids = ids_.emplace_back(values.size() + 1);
+  int32_t* ids = nullptr;
+  if (ActivePlace() != nullptr) {
+    const size_t bytes = (values.size() + 1) * sizeof(int32_t);
+    ids = static_cast<int32_t*>(ActivePlace()->Allocate(static_cast<int64_t>(bytes)));
+  } else {
+    ids = ids_.emplace_back(values.size() + 1).data();
+  }
   for (size_t i = 0; i < values.size(); ++i) {
     ids[i] = static_cast<int32_t>(values[i]);
   }
-  return {.data = ids.data(),
+  return {.data = ids,
           .dtype = DType::kI32,
           .rank = 1,
           .size = {static_cast<int64_t>(values.size())},
@@ -71,12 +102,11 @@ TensorView Operands::Ids(const std::vector<double>& values) {
 
 bool Operands::GapsUntouched() const {
   for (const Allocation& allocation : allocations_) {
-    const int64_t size = static_cast<int64_t>(allocation.storage.size());
-    for (int64_t i = 0; i < size; ++i) {
+    for (int64_t i = 0; i < allocation.elements; ++i) {
       const int64_t at = i - allocation.begin;
       const bool inside = at >= 0 && at < allocation.rows * allocation.row_stride &&
                           at % allocation.row_stride < allocation.columns;
-      if (!inside && !std::isnan(allocation.storage[static_cast<size_t>(i)])) {
+      if (!inside && !std::isnan(allocation.storage[i])) {
         return false;
       }
     }
@@ -85,6 +115,9 @@ bool Operands::GapsUntouched() const {
 }
 
 std::vector<float> Read(const TensorView& view) {
+  if (ActivePlace() != nullptr) {
+    ActivePlace()->Finish();
+  }
   std::vector<float> values(static_cast<size_t>(view.elements()));
   const int64_t columns = view.columns();
   for (int64_t row = 0; row < view.rows() && columns > 0; ++row) {

@@ -22,11 +22,26 @@ struct MemoryLayout {
   int64_t row_gap = 0;
 };
 
+// Another place for operands than the heap, and the stream that their ops run on: memory that the
+// host and a device both reach.
+class OperandPlace {
+ public:
+  virtual ~OperandPlace() = default;
+  virtual Stream& stream() = 0;
+  // Lives until the next Clear.
+  virtual void* Allocate(int64_t bytes) = 0;
+  virtual void Clear() = 0;
+  // All work of the stream is done.
+  virtual void Finish() = 0;
+};
+// For all operands from now on; null is the heap and a CPU stream.
+void UseOperandPlace(OperandPlace* place);
+
 // Owns the operands of one call. What ops may not write (gaps) and must overwrite (outputs) starts
 // as NaN.
 class Operands {
  public:
-  explicit Operands(MemoryLayout layout) : layout_(layout) {}
+  explicit Operands(MemoryLayout layout);
 
   // Matrices may have gaps between rows; vectors are contiguous.
   TensorView Matrix(int64_t rows, int64_t columns, const std::vector<double>& values);
@@ -39,11 +54,13 @@ class Operands {
   // True if nothing outside the operands' elements was written.
   bool GapsUntouched() const;
 
-  CpuStream stream;
+  Stream& stream;
 
  private:
   struct Allocation {
-    std::vector<float> storage;
+    std::vector<float> heap;  // empty in another place
+    float* storage;
+    int64_t elements;
     int64_t begin;
     int64_t rows;
     int64_t columns;
@@ -52,7 +69,8 @@ class Operands {
   TensorView Allocate(int64_t rows, int64_t columns, int64_t row_gap);
   MemoryLayout layout_;
   std::deque<Allocation> allocations_;
-  std::deque<std::vector<int32_t>> ids_;
+  std::deque<std::vector<int32_t>> ids_;  // on the heap
+  CpuStream cpu_stream_;
 };
 
 // The elements of a view, row by row.

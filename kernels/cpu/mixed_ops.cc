@@ -1,0 +1,136 @@
+#include "kernels/cpu/mixed_ops.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "kernels/scalar/adamw.h"
+#include "kernels/scalar/bfloat16.h"
+#include "kernels/scalar/philox.h"
+#include "kernels/tree_reduce.h"
+
+namespace ravel::kernels::cpu {
+namespace {
+
+float FloatAt(const TensorView& view, int64_t i) {
+  return view.dtype == DType::kBF16 ? scalar::Bf16Value(view.As<uint16_t>()[i])
+                                    : view.As<float>()[i];
+}
+
+float MainWeightAt(const MixedAdamWArgs& args, int64_t i) {
+  return args.main_weight.present()
+             ? args.main_weight.As<float>()[i]
+             : scalar::JoinOf({.weight = args.weight.As<uint16_t>()[i],
+                               .remainder = args.remainder.As<int16_t>()[i]});
+}
+
+void StoreMainWeight(const MixedAdamWArgs& args, int64_t i, float x) {
+  const scalar::SplitWeight split = scalar::SplitOf(x);
+  if (args.main_weight.present()) {
+    args.main_weight.As<float>()[i] = x;
+  } else {
+    args.remainder.As<int16_t>()[i] = split.remainder;
+  }
+  if (args.weight.present()) {
+    args.weight.As<uint16_t>()[i] = split.weight;
+  }
+}
+
+// The 16 bits that round v of a global element: halves 4 to 7 of its group of four.
+uint32_t RandomHalf(const MixedAdamWArgs& args, uint64_t index) {
+  const scalar::PhiloxWords words = scalar::Philox4x32(
+      args.seed,
+      scalar::PhiloxCounter({.block = index / 4,
+                             .step = args.step,
+                             .site = args.site,
+                             .purpose = scalar::PhiloxPurpose::kOptimizerState}));
+  const uint32_t word = words[2 + index % 4 / 2];
+  return index % 2 != 0 ? word >> 16 : word & 0xFFFFu;
+}
+
+}  // namespace
+
+void MixedAdamWUpdate(const MixedAdamWArgs& args) {
+  if (args.apply != nullptr && *args.apply == 0) {
+    return;
+  }
+  const AdamWScalars& scalars =
+      args.device_scalars != nullptr ? *args.device_scalars : args.scalars;
+  for (int64_t i = 0; i < args.g.elements(); ++i) {
+    const scalar::AdamWElement next =
+        scalar::AdamWStep(scalars,
+                          {MainWeightAt(args, i), FloatAt(args.m, i), FloatAt(args.v, i)},
+                          FloatAt(args.g, i));
+    StoreMainWeight(args, i, next.p);
+    if (args.m.dtype == DType::kF32) {
+      args.m.As<float>()[i] = next.m;
+      args.v.As<float>()[i] = next.v;
+    } else {
+      const uint64_t index = static_cast<uint64_t>(args.first_index + i);
+      args.m.As<uint16_t>()[i] = scalar::Bf16Nearest(next.m);
+      args.v.As<uint16_t>()[i] = scalar::Bf16Stochastic(next.v, RandomHalf(args, index));
+    }
+  }
+}
+
+namespace {
+
+// The tree of pieces [begin, begin + count) at element i.
+float TreeAt(const std::vector<const float*>& pieces, size_t begin, size_t count, int64_t i) {
+  return count == 1 ? pieces[begin][i]
+                    : TreeAt(pieces, begin, count / 2, i) +
+                          TreeAt(pieces, begin + count / 2, count / 2, i);
+}
+
+}  // namespace
+
+void ReduceAdd(Stream& stream, const ReduceAddArgs& args) {
+  float* out = args.out.As<float>();
+  const int64_t n = args.out.elements();
+  if (args.output == Output::kOverwrite) {
+    TreeSum(stream, {.pieces = args.pieces, .out = args.out});
+  } else {
+    for (int64_t i = 0; i < n; ++i) {
+      out[i] += TreeAt(args.pieces, 0, args.pieces.size(), i);
+    }
+  }
+  double squares = 0.0;
+  int64_t non_finite = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const double value = static_cast<double>(out[i]);
+    squares += value * value;
+    non_finite += std::isfinite(out[i]) ? 0 : 1;
+  }
+  if (args.squared_norm != nullptr) {
+    *args.squared_norm = squares;
+  }
+  if (args.non_finite != nullptr) {
+    *args.non_finite += non_finite;
+  }
+}
+
+void Cast(const CastArgs& args) {
+  const int64_t n = args.from.elements();
+  for (int64_t i = 0; i < n; ++i) {
+    const float x = FloatAt(args.from, i);
+    if (args.to.dtype == DType::kF32) {
+      args.to.As<float>()[i] = x;
+    } else {
+      args.to.As<uint16_t>()[i] = args.rounding == Bf16Rounding::kNearest ? scalar::Bf16Nearest(x)
+                                                                          : scalar::Bf16HalfAway(x);
+    }
+  }
+}
+
+void TransposeMatrix(const TransposeArgs& args) {
+  const size_t bytes = static_cast<size_t>(DTypeBytes(args.from.dtype));
+  const auto at = [bytes](const TensorView& view, int64_t row, int64_t column) {
+    return view.As<char>() + static_cast<size_t>(row * view.row_stride + column) * bytes;
+  };
+  for (int64_t row = 0; row < args.from.size[0]; ++row) {
+    for (int64_t column = 0; column < args.from.size[1]; ++column) {
+      std::memcpy(at(args.to, column, row), at(args.from, row, column), bytes);
+    }
+  }
+}
+
+}  // namespace ravel::kernels::cpu

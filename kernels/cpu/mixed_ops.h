@@ -1,0 +1,17 @@
+#pragma once
+
+// Ops of mixed precision in plain loops: what the device kernels are compared with. Shapes are
+// already checked (kernels/mixed_dispatch.cc).
+
+#include "kernels/cast.h"
+#include "kernels/mixed_adamw.h"
+#include "kernels/reduce_add.h"
+
+namespace ravel::kernels::cpu {
+
+void MixedAdamWUpdate(const MixedAdamWArgs& args);
+void ReduceAdd(Stream& stream, const ReduceAddArgs& args);
+void Cast(const CastArgs& args);
+void TransposeMatrix(const TransposeArgs& args);
+
+}  // namespace ravel::kernels::cpu

@@ -1,0 +1,107 @@
+#pragma once
+
+// What kernels share: bf16, 16-byte packs, sums over a warp and a block in a fixed order.
+
+#include <cstdint>
+
+namespace ravel::kernels::cuda {
+
+struct Bf16 {
+  uint16_t bits;
+};
+
+__device__ inline float ToFloat(float x) {
+  return x;
+}
+__device__ inline float ToFloat(Bf16 x) {
+  return __uint_as_float(uint32_t{x.bits} << 16);
+}
+
+template <typename T>
+__device__ inline T FromFloat(float x);
+template <>
+__device__ inline float FromFloat<float>(float x) {
+  return x;
+}
+template <>
+__device__ inline Bf16 FromFloat<Bf16>(float x) {  // to nearest even
+  Bf16 y;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+  return y;
+}
+
+// Elements of a 16-byte access, or one.
+template <typename T>
+inline constexpr int kVectorOf = 16 / static_cast<int>(sizeof(T));
+
+template <typename T, int kWidth>
+struct alignas(sizeof(T) * kWidth) Pack {
+  T elements[kWidth];
+};
+
+template <typename T, int kWidth>
+__device__ inline void Load(const T* from, float (&to)[kWidth]) {
+  const Pack<T, kWidth> pack = *reinterpret_cast<const Pack<T, kWidth>*>(from);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    to[i] = ToFloat(pack.elements[i]);
+  }
+}
+
+template <typename T, int kWidth>
+__device__ inline void Store(T* to, const float (&from)[kWidth]) {
+  Pack<T, kWidth> pack;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    pack.elements[i] = FromFloat<T>(from[i]);
+  }
+  *reinterpret_cast<Pack<T, kWidth>*>(to) = pack;
+}
+
+__device__ inline float SumOfWarp(float x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    x += __shfl_xor_sync(0xFFFFFFFFu, x, step);
+  }
+  return x;
+}
+
+__device__ inline float MaxOfWarp(float x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, step));
+  }
+  return x;
+}
+
+// The sum over a block of whole warps, in every thread. `shared` holds 32 floats, free again after
+// the block's next barrier.
+__device__ inline float SumOfBlock(float x, float* shared) {
+  x = SumOfWarp(x);
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (lane == 0) {
+    shared[warp] = x;
+  }
+  __syncthreads();
+  x = SumOfWarp(lane < warps ? shared[lane] : 0.0f);
+  __syncthreads();
+  return x;
+}
+
+__device__ inline float MaxOfBlock(float x, float* shared) {
+  x = MaxOfWarp(x);
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (lane == 0) {
+    shared[warp] = x;
+  }
+  __syncthreads();
+  x = MaxOfWarp(lane < warps ? shared[lane] : shared[0]);
+  __syncthreads();
+  return x;
+}
+
+}  // namespace ravel::kernels::cuda

@@ -1,0 +1,127 @@
+// Rows of a table by id, and the gradient of the table. Forward: one read and one write of every
+// row, memory-bound. Backward: the block of a token that has its id first finds the later ones and
+// adds their rows in token order, so equal inputs give equal bits without atomics or a sort; the
+// search reads the ids once per block, from cache: tokens^2 * 4 bytes in all.
+
+#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/kernel_table.h"
+
+namespace ravel::kernels::cuda {
+namespace {
+
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(kFlatThreads)
+    EmbeddingForwardKernel(const __grid_constant__ EmbeddingForwardParams p) {
+  for (int64_t token = blockIdx.x; token < p.tokens; token += gridDim.x) {
+    const int32_t id = p.ids[token];
+    if (id < 0 || id >= p.vocabulary) {
+      __trap();  // ends the trainer, like a CHECK
+    }
+    const T* from = static_cast<const T*>(p.table) + id * p.table_stride;
+    T* to = static_cast<T*>(p.out) + token * p.out_stride;
+    for (int64_t j = int64_t{threadIdx.x} * kWidth; j < p.hidden; j += blockDim.x * kWidth) {
+      *reinterpret_cast<Pack<T, kWidth>*>(to + j) =
+          *reinterpret_cast<const Pack<T, kWidth>*>(from + j);
+    }
+  }
+}
+
+// Whether an earlier token has the id of `token`.
+__device__ inline bool SeenBefore(const int32_t* ids, int64_t token, int32_t id) {
+  for (int64_t begin = 0; begin < token; begin += blockDim.x) {
+    const int64_t other = begin + threadIdx.x;
+    if (__syncthreads_or(other < token && ids[other] == id)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Tokens of [begin, begin + kFlatThreads) with the id, in order: their count, and their offsets in
+// `matches`.
+__device__ inline int FindMatches(
+    const int32_t* ids, int64_t begin, int64_t tokens, int32_t id, int* matches, int* warp_counts) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const bool match = begin + thread < tokens && ids[begin + thread] == id;
+  const uint32_t votes = __ballot_sync(0xFFFFFFFFu, match);
+  __syncthreads();  // the last round's matches have been read
+  if (thread % 32 == 0) {
+    warp_counts[thread / 32] = __popc(votes);
+  }
+  __syncthreads();
+  int before = 0;
+  int count = 0;
+#pragma unroll
+  for (int warp = 0; warp < kFlatThreads / 32; ++warp) {
+    before += warp < thread / 32 ? warp_counts[warp] : 0;
+    count += warp_counts[warp];
+  }
+  if (match) {
+    matches[before + __popc(votes & ((1u << (thread % 32)) - 1u))] = thread;
+  }
+  __syncthreads();
+  return count;
+}
+
+// T: of the activations; G: of the table's gradient. Columns of a row are cut over blockIdx.y.
+template <typename T, typename G, int kWidth>
+__global__ void __launch_bounds__(kFlatThreads)
+    EmbeddingBackwardKernel(const __grid_constant__ EmbeddingBackwardParams p) {
+  __shared__ int matches[kFlatThreads];
+  __shared__ int warp_counts[kFlatThreads / 32];
+  const int64_t token = blockIdx.x;
+  const int32_t id = p.ids[token];
+  if (id < 0 || id >= p.vocabulary) {
+    __trap();
+  }
+  if (SeenBefore(p.ids, token, id)) {
+    return;
+  }
+  const int64_t column = (int64_t{blockIdx.y} * kFlatThreads + threadIdx.x) * kWidth;
+  const bool active = column < p.hidden;
+  G* to = static_cast<G*>(p.dtable) + id * p.dtable_stride + column;
+  float sum[kWidth] = {};
+  if (active) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      sum[i] = ToFloat(to[i]);
+    }
+  }
+  for (int64_t begin = token; begin < p.tokens; begin += kFlatThreads) {
+    const int count = FindMatches(p.ids, begin, p.tokens, id, matches, warp_counts);
+    for (int match = 0; active && match < count; ++match) {
+      float dout[kWidth];
+      const int64_t row = begin + matches[match];
+      Load<T, kWidth>(static_cast<const T*>(p.dout) + row * p.dout_stride + column, dout);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        sum[i] += dout[i];
+      }
+    }
+  }
+  if (active) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      to[i] = FromFloat<G>(sum[i]);
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<KernelEntry> EmbeddingKernels() {
+  constexpr Kernel kForward = Kernel::kEmbeddingForward;
+  constexpr Kernel kBackward = Kernel::kEmbeddingBackward;
+  return {EntryOf(kForward, kF32Scalar, EmbeddingForwardKernel<float, 1>),
+          EntryOf(kForward, kF32Vector, EmbeddingForwardKernel<float, kVectorOf<float>>),
+          EntryOf(kForward, kBf16Scalar, EmbeddingForwardKernel<Bf16, 1>),
+          EntryOf(kForward, kBf16Vector, EmbeddingForwardKernel<Bf16, kVectorOf<Bf16>>),
+          EntryOf(kBackward, kF32Scalar, EmbeddingBackwardKernel<float, float, 1>),
+          EntryOf(kBackward, kF32Vector, EmbeddingBackwardKernel<float, float, kVectorOf<float>>),
+          EntryOf(kBackward, kBf16Scalar, EmbeddingBackwardKernel<Bf16, Bf16, 1>),
+          EntryOf(kBackward, kBf16Vector, EmbeddingBackwardKernel<Bf16, Bf16, kVectorOf<Bf16>>),
+          EntryOf(kBackward, kMixedScalar, EmbeddingBackwardKernel<Bf16, float, 1>),
+          EntryOf(kBackward, kMixedVector, EmbeddingBackwardKernel<Bf16, float, kVectorOf<Bf16>>)};
+}
+
+}  // namespace ravel::kernels::cuda

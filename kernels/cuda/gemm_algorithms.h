@@ -1,0 +1,57 @@
+#pragma once
+
+// Which cuBLASLt algorithm computes which product: measured once, kept in a file, the same for
+// every rank of a job. Pure bookkeeping; measuring is CudaStream's (kernels/cuda_device.h).
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include <absl/base/thread_annotations.h>
+#include <absl/status/status.h>
+
+#include "common/mutex.h"
+#include "kernels/cuda/cuda_abi.h"
+
+namespace ravel::kernels::cuda {
+
+// A product as a word of the file: sizes, strides, transpositions, types, beta, alignments and
+// multiprocessors; "8192x4096x4096-nt-bf16-f32-b1-s4096,4096,4096-a256,256,256-m0".
+std::string GemmKey(const RavelCudaGemm& gemm);
+
+struct GemmChoice {
+  RavelCudaAlgorithm algorithm = {};
+  double microseconds = 0.0;  // 0: the library's first proposal, not measured
+};
+
+// Thread-safe.
+class GemmAlgorithms {
+ public:
+  // `identity`: device, its compute capability, multiprocessors, and the version of cuBLASLt. An
+  // algorithm is valid for no other.
+  explicit GemmAlgorithms(std::string identity) : identity_(std::move(identity)) {}
+
+  std::optional<GemmChoice> Find(const std::string& key) const;
+  // A measured choice replaces any; one that is not measured replaces none.
+  void Set(const std::string& key, const GemmChoice& choice);
+  size_t size() const;
+
+  // The file's text: a first line with the identity, then one line per product in the order of
+  // keys.
+  std::string ToText() const;
+  // Takes over what a text says; nothing at all if any line is wrong. FailedPrecondition for
+  // another identity, InvalidArgument naming `source` and the line for anything else.
+  absl::Status AddText(const std::string& text, const std::string& source);
+  // NotFound where there is no file yet.
+  absl::Status Load(const std::string& path);
+  // Written beside the file and renamed over it.
+  absl::Status Save(const std::string& path) const;
+
+ private:
+  const std::string identity_;
+  mutable Mutex mutex_;
+  std::map<std::string, GemmChoice> choices_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace ravel::kernels::cuda

@@ -1,0 +1,59 @@
+#pragma once
+
+// Inside libravel_cuda.so: what stands behind the functions of cuda_abi.h, and its handles.
+
+#include <cstdint>
+#include <string>
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/cuda_abi.h"
+
+namespace ravel::kernels::cuda {
+
+// Errors of other libraries, beside those of the CUDA runtime.
+inline constexpr int32_t kCublasLtErrors = 10000;  // plus a cublasStatus_t
+inline constexpr int32_t kOtherError = 20000;      // the text that Fail was given
+
+struct StreamHandle {
+  int32_t device;
+  cudaStream_t stream;
+};
+struct EventHandle {
+  int32_t device;
+  cudaEvent_t event;
+};
+struct GraphHandle {
+  int32_t device;
+  cudaGraphExec_t graph;
+};
+
+// Remembers the text for ErrorText of this thread; returns kOtherError.
+int32_t Fail(std::string text);
+const char* ErrorText(int32_t error);
+
+int32_t Versions(int32_t* driver, int32_t* runtime);
+int32_t DeviceCount(int32_t* count);
+int32_t Device(int32_t index, RavelCudaDevice* device);
+int32_t SelfTest(int32_t index);
+
+int32_t UseDevice(int32_t index);
+int32_t Launch(void* stream, const RavelCudaLaunch* launch);
+int32_t HasKernel(int32_t kernel, uint64_t param_bytes);
+
+int32_t GemmVersion(uint64_t* version);
+int32_t GemmCandidates(int32_t index,
+                       const RavelCudaGemm* gemm,
+                       uint64_t workspace_bytes,
+                       RavelCudaAlgorithm* algorithms,
+                       int32_t limit,
+                       int32_t* count);
+int32_t GemmRun(void* stream,
+                const RavelCudaGemm* gemm,
+                const RavelCudaAlgorithm* algorithm,
+                const RavelCudaGemmBuffers* buffers);
+
+// What device.cc fills in: memory, streams, events, copies, graphs, ranges.
+void AddDeviceFunctions(RavelCudaFunctions& functions);
+
+}  // namespace ravel::kernels::cuda

@@ -1,0 +1,65 @@
+#pragma once
+
+// The host half of every op on a CUDA stream: checks, choice of kernel, grid, arguments. Contracts
+// are those of kernels/<op>.h, with these differences. Activations may be bf16 (sums are fp32
+// then); gradients of parameters may be fp32 or the type of the activations. Sums over rows have a
+// fixed order of their own. Ids are checked on the device, where a bad one ends the process.
+// Workspaces of loss and attention: the loss takes as many tokens at a time as its workspace has
+// rows; attention needs none. Nothing here waits, but DigestRange.
+
+#include "kernels/activation.h"
+#include "kernels/adamw.h"
+#include "kernels/attention.h"
+#include "kernels/bias.h"
+#include "kernels/cast.h"
+#include "kernels/digest.h"
+#include "kernels/embedding.h"
+#include "kernels/gemm.h"
+#include "kernels/loss.h"
+#include "kernels/mixed_adamw.h"
+#include "kernels/norm.h"
+#include "kernels/philox.h"
+#include "kernels/reduce_add.h"
+#include "kernels/rope.h"
+#include "kernels/row_sum.h"
+#include "kernels/tree_reduce.h"
+
+namespace ravel::kernels::cuda {
+
+void Gemm(Stream& stream, const GemmArgs& args);
+void RmsNormForward(Stream& stream, const RmsNormForwardArgs& args);
+void RmsNormBackward(Stream& stream, const RmsNormBackwardArgs& args);
+void HeadNormForward(Stream& stream, const HeadNormForwardArgs& args);
+void HeadNormBackward(Stream& stream, const HeadNormBackwardArgs& args);
+void LayerNormForward(Stream& stream, const LayerNormForwardArgs& args);
+void LayerNormBackward(Stream& stream, const LayerNormBackwardArgs& args);
+void AddBias(Stream& stream, const AddBiasArgs& args);
+void BiasGradient(Stream& stream, const BiasGradientArgs& args);
+void AddPositions(Stream& stream, const AddPositionsArgs& args);
+void PositionGradient(Stream& stream, const PositionGradientArgs& args);
+void GeluForward(Stream& stream, const GeluForwardArgs& args);
+void GeluBackward(Stream& stream, const GeluBackwardArgs& args);
+void BuildRopeTable(Stream& stream, const RopeTableArgs& args);
+void Rope(Stream& stream, const RopeArgs& args);
+void SwiGluForward(Stream& stream, const SwiGluForwardArgs& args);
+void SwiGluBackward(Stream& stream, const SwiGluBackwardArgs& args);
+void AddInPlace(Stream& stream, const AddArgs& args);
+void EmbeddingForward(Stream& stream, const EmbeddingForwardArgs& args);
+void EmbeddingBackward(Stream& stream, const EmbeddingBackwardArgs& args);
+void LinearCrossEntropyForward(Stream& stream, const LinearCrossEntropyForwardArgs& args);
+void LinearCrossEntropyTrain(Stream& stream, const LinearCrossEntropyTrainArgs& args);
+void AttentionForward(Stream& stream, const AttentionForwardArgs& args);
+void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args);
+void AdamWUpdate(Stream& stream, const AdamWArgs& args);
+void MixedAdamWUpdate(Stream& stream, const MixedAdamWArgs& args);
+void TreeAdd(Stream& stream, const TreeAddArgs& args);
+void TreeSum(Stream& stream, const TreeSumArgs& args);
+void ReduceAdd(Stream& stream, const ReduceAddArgs& args);
+void CopyBytes(Stream& stream, const CopyArgs& args);
+void RowSumSquares(Stream& stream, const RowSumSquaresArgs& args);
+uint64_t DigestRange(Stream& stream, const TensorView& range, uint64_t first_index);
+void InitNormal(Stream& stream, const InitNormalArgs& args);
+void Cast(Stream& stream, const CastArgs& args);
+void TransposeMatrix(Stream& stream, const TransposeArgs& args);
+
+}  // namespace ravel::kernels::cuda

@@ -1,0 +1,309 @@
+// Products, the loss built from them, and attention.
+
+#include <algorithm>
+#include <bit>
+
+#include "common/check.h"
+#include "kernels/cuda/launch_rules.h"
+#include "kernels/cuda/ops.h"
+
+namespace ravel::kernels::cuda {
+namespace {
+
+constexpr int64_t kMaxGridY = 65535;
+
+// The largest power of two, at most 256, that divides the address and the bytes of a row.
+int32_t AlignmentOf(const TensorView& view) {
+  const uint64_t bytes = static_cast<uint64_t>(view.row_stride * DTypeBytes(view.dtype));
+  const uint64_t address = reinterpret_cast<uintptr_t>(view.data);
+  const uint64_t both = (view.size[0] > 1 ? bytes : 0) | address | 256;
+  return int32_t{1} << std::countr_zero(both);
+}
+
+// cuBLASLt wants a leading dimension no shorter than a row, of a matrix of one row, too.
+int64_t StrideOf(const TensorView& view) {
+  return std::max(view.row_stride, view.size[1]);
+}
+
+RavelCudaGemm DescriptionOf(const GemmArgs& args, int64_t m, int64_t n, int64_t k) {
+  RavelCudaGemm gemm = {};
+  gemm.m = m;
+  gemm.n = n;
+  gemm.k = k;
+  gemm.a_stride = StrideOf(args.a);
+  gemm.b_stride = StrideOf(args.b);
+  gemm.c_stride = StrideOf(args.c);
+  gemm.transpose_a = args.transpose_a == Transpose::kYes ? 1 : 0;
+  gemm.transpose_b = args.transpose_b == Transpose::kYes ? 1 : 0;
+  gemm.input_type = static_cast<int32_t>(args.a.dtype);
+  gemm.output_type = static_cast<int32_t>(args.c.dtype);
+  gemm.accumulate = args.output == Output::kAccumulate ? 1 : 0;
+  gemm.a_align = AlignmentOf(args.a);
+  gemm.b_align = AlignmentOf(args.b);
+  gemm.c_align = AlignmentOf(args.c);
+  return gemm;
+}
+
+void RunFallback(LaunchStream& on, const GemmArgs& args, int64_t m, int64_t n, int64_t k) {
+  const bool mixed = args.a.dtype == DType::kBF16 && args.c.dtype == DType::kF32;
+  const bool flip_a = args.transpose_a == Transpose::kYes;
+  const bool flip_b = args.transpose_b == Transpose::kYes;
+  const int64_t down = DivCeil(m, int64_t{kGemmTile});
+  CHECK_MSG(down <= kMaxGridY, "more rows than the fallback product takes");
+  on.Run({.kernel = Kernel::kGemm,
+          .variant = mixed ? kMixedScalar : ScalarVariantOf(args.a.dtype),
+          .grid = {static_cast<uint32_t>(DivCeil(n, int64_t{kGemmTile})),
+                   static_cast<uint32_t>(down),
+                   1}},
+         GemmParams{.a = args.a.data,
+                    .b = args.b.data,
+                    .c = args.c.data,
+                    .a_row = flip_a ? 1 : args.a.row_stride,
+                    .a_column = flip_a ? args.a.row_stride : 1,
+                    .b_row = flip_b ? 1 : args.b.row_stride,
+                    .b_column = flip_b ? args.b.row_stride : 1,
+                    .c_stride = args.c.row_stride,
+                    .m = m,
+                    .n = n,
+                    .k = k,
+                    .accumulate = args.output == Output::kAccumulate ? 1 : 0});
+}
+
+}  // namespace
+
+void Gemm(Stream& stream, const GemmArgs& args) {
+  LaunchStream& on = LaunchStreamOf(stream);
+  const bool flip_a = args.transpose_a == Transpose::kYes;
+  const bool flip_b = args.transpose_b == Transpose::kYes;
+  const int64_t m = args.c.size[0];
+  const int64_t n = args.c.size[1];
+  const int64_t k = flip_a ? args.a.size[0] : args.a.size[1];
+  RequireFloat(args.a);
+  RequireFloat(args.c);
+  CHECK_MSG(args.c.dtype == DType::kF32 || args.a.dtype == DType::kBF16,
+            "a product of fp32 is fp32");
+  RequireMatrix(args.a, flip_a ? k : m, flip_a ? m : k, args.a.dtype);
+  RequireMatrix(args.b, flip_b ? n : k, flip_b ? k : n, args.a.dtype);
+  RequireMatrix(args.c, m, n, args.c.dtype);
+  if (m == 0 || n == 0) {
+    return;
+  }
+  if (k == 0) {
+    if (args.output == Output::kOverwrite) {
+      ZeroMatrix(on, args.c);
+    }
+    return;
+  }
+  if (!on.RunProduct(DescriptionOf(args, m, n, k), args.a.data, args.b.data, args.c.data)) {
+    RunFallback(on, args, m, n, k);
+  }
+}
+
+namespace {
+
+TensorView RowsFrom(const TensorView& matrix, int64_t begin, int64_t count) {
+  TensorView view = matrix;
+  view.data = matrix.As<char>() + begin * matrix.row_stride * DTypeBytes(matrix.dtype);
+  view.size[0] = count;
+  return view;
+}
+
+void RequireHead(const TensorView& x,
+                 const TensorView& w,
+                 const TensorView& targets,
+                 const TensorView& loss,
+                 const TensorView& workspace) {
+  const int64_t tokens = x.size[0];
+  RequireFloat(x);
+  RequireMatrix(x, tokens, x.size[1], x.dtype);
+  RequireMatrix(w, w.size[0], x.size[1], x.dtype);
+  RequireFlat(targets, tokens, DType::kI32);
+  RequireFlat(loss, tokens, DType::kF32);
+  CHECK_MSG(workspace.size[0] >= std::min(tokens, kLossChunkTokens), "the workspace is too small");
+  RequireMatrix(workspace, workspace.size[0], w.size[0], x.dtype);
+}
+
+// Tokens [begin, begin + count): their logits, then their losses; with kCrossEntropyGradient the
+// logits become their gradients.
+struct Chunk {
+  int64_t begin;
+  TensorView x;
+  TensorView logits;
+};
+
+Chunk ChunkAt(const TensorView& x, const TensorView& workspace, int64_t begin) {
+  const int64_t count = std::min(workspace.size[0], x.size[0] - begin);
+  return {begin, RowsFrom(x, begin, count), RowsFrom(workspace, 0, count)};
+}
+
+void RunChunk(LaunchStream& on,
+              Kernel kernel,
+              const Chunk& chunk,
+              const TensorView& w,
+              const TensorView& targets,
+              const TensorView& loss) {
+  cuda::Gemm(on, {.a = chunk.x, .b = w, .transpose_b = Transpose::kYes, .c = chunk.logits});
+  const Variant variant = VariantFor({chunk.logits});
+  const int64_t vocabulary = chunk.logits.size[1];
+  constexpr int64_t kMaxThreads = 1024;
+  on.Run({.kernel = kernel,
+          .variant = variant,
+          .grid = {BlockPerRow(on, chunk.logits.size[0]), 1, 1},
+          .block = RowThreads(vocabulary / WidthOf(variant), 4, kMaxThreads)},
+         CrossEntropyParams{.logits = chunk.logits.data,
+                            .targets = targets.As<int32_t>() + chunk.begin,
+                            .loss = loss.As<float>() + chunk.begin,
+                            .logits_stride = chunk.logits.row_stride,
+                            .tokens = chunk.logits.size[0],
+                            .vocabulary = vocabulary});
+}
+
+}  // namespace
+
+void LinearCrossEntropyForward(Stream& stream, const LinearCrossEntropyForwardArgs& args) {
+  LaunchStream& on = LaunchStreamOf(stream);
+  RequireHead(args.x, args.w, args.targets, args.loss, args.workspace);
+  for (int64_t begin = 0; begin < args.x.size[0]; begin += args.workspace.size[0]) {
+    const Chunk chunk = ChunkAt(args.x, args.workspace, begin);
+    RunChunk(on, Kernel::kCrossEntropyLoss, chunk, args.w, args.targets, args.loss);
+  }
+}
+
+void LinearCrossEntropyTrain(Stream& stream, const LinearCrossEntropyTrainArgs& args) {
+  LaunchStream& on = LaunchStreamOf(stream);
+  RequireHead(args.x, args.w, args.targets, args.loss, args.workspace);
+  RequireMatrix(args.dx, args.x.size[0], args.x.size[1], args.x.dtype);
+  Output output = args.dw_output;
+  for (int64_t begin = 0; begin < args.x.size[0]; begin += args.workspace.size[0]) {
+    const Chunk chunk = ChunkAt(args.x, args.workspace, begin);
+    RunChunk(on, Kernel::kCrossEntropyGradient, chunk, args.w, args.targets, args.loss);
+    if (args.dw.present()) {  // before dx, which may be the memory of x
+      cuda::Gemm(on,
+                 {.a = chunk.logits,
+                  .transpose_a = Transpose::kYes,
+                  .b = chunk.x,
+                  .c = args.dw,
+                  .output = output});
+    }
+    cuda::Gemm(on,
+               {.a = chunk.logits, .b = args.w, .c = RowsFrom(args.dx, begin, chunk.x.size[0])});
+    output = Output::kAccumulate;
+  }
+  if (output == Output::kOverwrite && args.dw.present()) {  // no tokens at all
+    ZeroMatrix(on, args.dw);
+  }
+}
+
+namespace {
+
+struct AttentionLaunch {
+  int64_t tokens;
+  int64_t sequences;
+  int32_t variant;
+  int32_t head_limit;  // that the variant is compiled for
+};
+
+AttentionLaunch LaunchOf(const AttentionShape& shape, const TensorView& q) {
+  CHECK_MSG(shape.sequence_tokens > 0 && shape.head_size > 0 && shape.kv_heads > 0,
+            "sizes are positive");
+  CHECK_MSG(shape.query_heads > 0 && shape.query_heads % shape.kv_heads == 0,
+            "query heads are a multiple of kv heads");
+  CHECK_MSG(shape.head_size <= kAttentionMaxHead, "heads of at most 256");
+  CHECK_MSG(q.rows() % shape.sequence_tokens == 0, "tokens are whole sequences");
+  RequireFloat(q);
+  const int64_t sequences = q.rows() / shape.sequence_tokens;
+  CHECK_MSG(shape.query_heads <= kMaxGridY && sequences <= kMaxGridY,
+            "too many heads or sequences");
+  int32_t bucket = 0;
+  while ((int64_t{32} << bucket) < shape.head_size) {
+    ++bucket;
+  }
+  return {q.rows(), sequences, bucket + (q.dtype == DType::kBF16 ? 4 : 0), 32 << bucket};
+}
+
+AttentionParams ParamsOf(const AttentionShape& shape,
+                         const TensorView& q,
+                         const TensorView& k,
+                         const TensorView& v,
+                         const TensorView& out,
+                         const TensorView& log_sum_exp) {
+  const int64_t query_columns = shape.query_heads * shape.head_size;
+  const int64_t kv_columns = shape.kv_heads * shape.head_size;
+  RequireMatrix(q, q.rows(), query_columns, q.dtype);
+  RequireMatrix(out, q.rows(), query_columns, q.dtype);
+  RequireMatrix(k, q.rows(), kv_columns, q.dtype);
+  RequireMatrix(v, q.rows(), kv_columns, q.dtype);
+  RequireMatrix(log_sum_exp, shape.query_heads, q.rows(), DType::kF32);
+  AttentionParams params = {};
+  params.q = q.data;
+  params.k = k.data;
+  params.v = v.data;
+  params.out = out.data;
+  params.log_sum_exp = log_sum_exp.As<float>();
+  params.q_stride = q.row_stride;
+  params.k_stride = k.row_stride;
+  params.v_stride = v.row_stride;
+  params.out_stride = out.row_stride;
+  params.log_sum_exp_stride = log_sum_exp.row_stride;
+  params.sequence_tokens = shape.sequence_tokens;
+  params.query_heads = static_cast<int32_t>(shape.query_heads);
+  params.kv_heads = static_cast<int32_t>(shape.kv_heads);
+  params.head_size = static_cast<int32_t>(shape.head_size);
+  params.scale = shape.scale;
+  return params;
+}
+
+LaunchShape AttentionShapeOf(const AttentionShape& shape,
+                             const AttentionLaunch& launch,
+                             Kernel kernel,
+                             int64_t heads) {
+  return {.kernel = kernel,
+          .variant = launch.variant,
+          .grid = {static_cast<uint32_t>(DivCeil(shape.sequence_tokens, int64_t{kAttentionTile})),
+                   static_cast<uint32_t>(heads),
+                   static_cast<uint32_t>(launch.sequences)},
+          .block = kAttentionThreads,
+          .shared_bytes = AttentionSharedBytes(kernel, launch.head_limit)};
+}
+
+}  // namespace
+
+void AttentionForward(Stream& stream, const AttentionForwardArgs& args) {
+  LaunchStream& on = LaunchStreamOf(stream);
+  const AttentionLaunch launch = LaunchOf(args.shape, args.q);
+  const AttentionParams params =
+      ParamsOf(args.shape, args.q, args.k, args.v, args.out, args.log_sum_exp);
+  if (launch.tokens == 0) {
+    return;
+  }
+  on.Run(AttentionShapeOf(args.shape, launch, Kernel::kAttentionForward, args.shape.query_heads),
+         params);
+}
+
+void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args) {
+  LaunchStream& on = LaunchStreamOf(stream);
+  const AttentionLaunch launch = LaunchOf(args.shape, args.q);
+  AttentionParams params = ParamsOf(args.shape, args.q, args.k, args.v, args.out, args.log_sum_exp);
+  RequireMatrix(args.dout, launch.tokens, args.q.size[1], args.q.dtype);
+  RequireMatrix(args.dq, launch.tokens, args.q.size[1], args.q.dtype);
+  RequireMatrix(args.dk, launch.tokens, args.k.size[1], args.q.dtype);
+  RequireMatrix(args.dv, launch.tokens, args.k.size[1], args.q.dtype);
+  if (launch.tokens == 0) {
+    return;
+  }
+  params.dout = args.dout.data;
+  params.dq = args.dq.data;
+  params.dk = args.dk.data;
+  params.dv = args.dv.data;
+  params.dout_stride = args.dout.row_stride;
+  params.dq_stride = args.dq.row_stride;
+  params.dk_stride = args.dk.row_stride;
+  params.dv_stride = args.dv.row_stride;
+  on.Run(AttentionShapeOf(args.shape, launch, Kernel::kAttentionBackwardKeys, args.shape.kv_heads),
+         params);
+  on.Run(AttentionShapeOf(
+             args.shape, launch, Kernel::kAttentionBackwardQueries, args.shape.query_heads),
+         params);
+}
+
+}  // namespace ravel::kernels::cuda

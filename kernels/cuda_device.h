@@ -1,0 +1,192 @@
+#pragma once
+
+// A CUDA device through libravel_cuda.so: memory, streams, events. What can fail because of the
+// world (opening, allocating, waiting for results) returns a status; an error of work that is
+// issued ends the process, which is one trainer. No default stream, and nothing waits but what says
+// so.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include "kernels/cuda/gemm_algorithms.h"
+#include "kernels/cuda/launch_stream.h"
+#include "kernels/cuda_library.h"
+
+namespace ravel::kernels {
+
+class CudaMemory;
+class CudaEvent;
+class CudaGraph;
+class CudaStream;
+
+// One device of this process. Outlives what it makes. Thread-compatible.
+class CudaGpu {
+ public:
+  // Makes the device current, loads the kernels and runs the self-test, so that a device this build
+  // has no code for is refused by name.
+  static absl::StatusOr<std::unique_ptr<CudaGpu>> Open(const CudaLibrary& library, int index);
+  CudaGpu(const CudaGpu&) = delete;
+  CudaGpu& operator=(const CudaGpu&) = delete;
+
+  int index() const { return index_; }
+  const CudaDevice& properties() const { return properties_; }
+  // Bytes that are free now.
+  absl::StatusOr<int64_t> FreeBytes() const;
+
+  // The device's arena of a plan: one allocation, 256-byte aligned.
+  absl::StatusOr<CudaMemory> AllocateDevice(int64_t bytes) const;
+  // Host memory that copies reach without a detour.
+  absl::StatusOr<CudaMemory> AllocatePinned(int64_t bytes) const;
+
+  enum class Priority { kNormal, kHigh };
+  // `scratch` is device memory of kScratchBytes that the stream alone uses; it outlives the stream.
+  absl::StatusOr<std::unique_ptr<CudaStream>> MakeStream(Priority priority, void* scratch);
+  enum class Timing { kOff, kOn };
+  absl::StatusOr<CudaEvent> MakeEvent(Timing timing = Timing::kOff) const;
+
+  // Algorithms of products, shared by the device's streams; identity as GemmAlgorithms wants it.
+  cuda::GemmAlgorithms& algorithms() { return *algorithms_; }
+  // Why products run on our own kernel; empty where cuBLASLt was found.
+  const std::string& no_cublas() const { return no_cublas_; }
+
+  const CudaLibrary& library() const { return library_; }
+
+ private:
+  CudaGpu(const CudaLibrary& library, int index, CudaDevice properties)
+      : library_(library), index_(index), properties_(std::move(properties)) {}
+
+  CudaLibrary library_;
+  int index_;
+  CudaDevice properties_;
+  std::unique_ptr<cuda::GemmAlgorithms> algorithms_;
+  std::string no_cublas_;
+};
+
+// Device or pinned memory. Moves, never copies.
+class CudaMemory {
+ public:
+  CudaMemory() = default;
+  CudaMemory(CudaMemory&& other) noexcept { *this = std::move(other); }
+  CudaMemory& operator=(CudaMemory&& other) noexcept;
+  ~CudaMemory() { Free(); }
+
+  void* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  friend class CudaGpu;
+  using FreeFunction = int32_t (*)(void*);
+  CudaMemory(void* data, int64_t bytes, FreeFunction free)
+      : data_(data), bytes_(bytes), free_(free) {}
+  void Free();
+
+  void* data_ = nullptr;
+  int64_t bytes_ = 0;
+  FreeFunction free_ = nullptr;
+};
+
+// A point in a stream's work. Recorded again and again; a wait is for the last recording.
+class CudaEvent {
+ public:
+  CudaEvent() = default;
+  CudaEvent(CudaEvent&& other) noexcept { *this = std::move(other); }
+  CudaEvent& operator=(CudaEvent&& other) noexcept;
+  ~CudaEvent();
+
+  // Whether what was recorded last is done; an error of the device is reported here, too.
+  absl::StatusOr<bool> Done() const;
+  // Blocks the host.
+  absl::Status Synchronize() const;
+  // Milliseconds from `begin` to this; both were made with timing, and are done.
+  absl::StatusOr<float> MillisecondsSince(const CudaEvent& begin) const;
+
+ private:
+  friend class CudaGpu;
+  friend class CudaStream;
+  CudaEvent(const CudaLibrary& library, void* handle)
+      : library_(std::make_unique<CudaLibrary>(library)), handle_(handle) {}
+
+  std::unique_ptr<CudaLibrary> library_;
+  void* handle_ = nullptr;
+};
+
+// Recorded work of a stream, launched as one.
+class CudaGraph {
+ public:
+  CudaGraph(CudaGraph&& other) noexcept;
+  CudaGraph& operator=(CudaGraph&&) = delete;
+  ~CudaGraph();
+
+ private:
+  friend class CudaStream;
+  CudaGraph(const CudaGpu& gpu, void* handle) : gpu_(&gpu), handle_(handle) {}
+  const CudaGpu* gpu_;
+  void* handle_;
+};
+
+// An ordered queue of a device. Used only from the thread that issues its work.
+class CudaStream final : public cuda::LaunchStream {
+ public:
+  ~CudaStream() override;
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+
+  void Record(CudaEvent& event);
+  // Later work of this stream waits, not the host.
+  void Wait(const CudaEvent& event);
+  absl::StatusOr<bool> Done() const;
+  // Blocks the host until all work so far is done.
+  absl::Status Synchronize() const;
+
+  // Work between the two calls is recorded, not run.
+  void BeginCapture();
+  absl::StatusOr<CudaGraph> EndCapture();
+  void Launch(const CudaGraph& graph);
+
+  // A named range of profilers, from one call to the other.
+  void PushRange(const char* name);
+  void PopRange();
+
+  // With measuring on, the first product of every new key times up to kMaxCandidates algorithms on
+  // its own operands, which should hold random numbers, and keeps the best in the device's table;
+  // the host waits, and an accumulating c ends with one product added per run. `flush` is memory
+  // larger than the cache, overwritten before each run. For start-up, never within a capture.
+  void MeasureProducts(const CudaMemory* flush) { flush_ = flush; }
+  static constexpr int kMaxCandidates = 40;
+
+  int multiprocessors() const override { return gpu_.properties().multiprocessors; }
+  void RunKernel(const cuda::LaunchShape& shape, const void* params, uint64_t param_bytes) override;
+  void CopyMemory(void* to, const void* from, int64_t bytes) override;
+  void FillZero(void* to, int64_t bytes) override;
+  bool RunProduct(const cuda::RavelCudaGemm& gemm, const void* a, const void* b, void* c) override;
+  void* Scratch(int64_t bytes) override;
+  uint64_t ReadWord(const void* device_word) override;
+
+ private:
+  friend class CudaGpu;
+  CudaStream(CudaGpu& gpu, void* handle, void* scratch, CudaMemory word)
+      : gpu_(gpu), handle_(handle), scratch_(scratch), word_(std::move(word)) {}
+  const cuda::RavelCudaFunctions& functions() const { return gpu_.library().functions(); }
+  // Ends the process where `error` is none of success.
+  void Require(int32_t error, const std::string& what) const;
+  // Empty where cuBLASLt has none.
+  std::optional<cuda::GemmChoice> ChooseAlgorithm(const cuda::RavelCudaGemm& gemm,
+                                                  const cuda::RavelCudaGemmBuffers& buffers);
+  double MeasureMicroseconds(const cuda::RavelCudaGemm& gemm,
+                             const cuda::RavelCudaAlgorithm& algorithm,
+                             const cuda::RavelCudaGemmBuffers& buffers);
+
+  CudaGpu& gpu_;
+  void* handle_;
+  void* scratch_;
+  CudaMemory word_;                    // pinned, for ReadWord
+  const CudaMemory* flush_ = nullptr;  // measuring is on where present
+};
+
+}  // namespace ravel::kernels

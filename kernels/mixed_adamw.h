@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+
+#include "common/tensor_view.h"
+#include "kernels/adamw.h"
+#include "kernels/stream.h"
+
+namespace ravel::kernels {
+
+// The update of kernels/adamw.h in the types of precision rules 6.3 and 6.4, over equal flat
+// ranges, in place. The main weight is either `main_weight` (fp32), or the pair of `weight` and
+// `remainder`, which is the same fp32 exactly; `weight` is its bf16 rounded half away from zero in
+// both forms, so both train with the same bits. States are fp32, or bf16: then m is rounded to
+// nearest even and v stochastically, by 16 bits of Philox (purpose 2) keyed by the seed, step, site
+// and global index and by nothing else. The update itself uses the unrounded m and v. A bf16
+// gradient is widened first.
+struct MixedAdamWArgs {
+  TensorView main_weight = {};  // fp32 form: flat fp32; absent in the remainder form
+  TensorView weight = {};       // bf16; optional in the fp32 form
+  TensorView remainder = {};    // i16; remainder form only
+  TensorView g;                 // fp32 or bf16
+  TensorView m;                 // fp32 or bf16
+  TensorView v;                 // the type of m
+  uint64_t seed = 0;
+  uint32_t step = 0;
+  uint32_t site = 0;        // ordinal of the canonical tensor
+  int64_t first_index = 0;  // global index of the first element
+  AdamWScalars scalars = {};
+  // Memory of the stream's device, read when the op runs: `device_scalars` takes the place of
+  // `scalars`; where *apply is 0, nothing changes.
+  const AdamWScalars* device_scalars = nullptr;
+  const int32_t* apply = nullptr;
+};
+void MixedAdamWUpdate(Stream& stream, const MixedAdamWArgs& args);
+
+}  // namespace ravel::kernels

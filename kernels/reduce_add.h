@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/tensor_view.h"
+#include "kernels/gemm.h"
+#include "kernels/stream.h"
+
+namespace ravel::kernels {
+
+// What a gradient reduction does to its pieces, in one pass: out (=|+=) the tree sum of `pieces`
+// (kernels/tree_reduce.h; a power of two of at most kMaxReducePieces), and the statistics of the
+// new out. squared_norm (optional) = sum of its squares, in fp64, in an order that the length alone
+// decides on a backend, but that differs between backends: exact statistics use RowSumSquares.
+// non_finite (optional) += its NaN and inf. Both are memory of the stream's device. Flat fp32; out
+// may alias pieces[0].
+inline constexpr size_t kMaxReducePieces = 64;
+
+struct ReduceAddArgs {
+  std::vector<const float*> pieces;
+  TensorView out;
+  Output output = Output::kOverwrite;
+  double* squared_norm = nullptr;
+  int64_t* non_finite = nullptr;
+};
+void ReduceAdd(Stream& stream, const ReduceAddArgs& args);
+
+}  // namespace ravel::kernels

@@ -55,6 +55,12 @@ template <typename V, int64_t kWidth>
 inline void PackRowsOfStrip(const PackSource& source, int64_t depth, float* out) {
   int64_t p = 0;
   for (; p + 8 <= depth; p += 8) {
+    if (p % kCacheLineElements == 0) {
+      // The rows of the next strip: too short for the processor to see them coming.
+      for (int64_t i = kWidth; i < 2 * kWidth; ++i) {
+        __builtin_prefetch(source.data + i * source.step + p);
+      }
+    }
     // The last vectors first: what they write beyond a row belongs to the first of the next one.
     for (int64_t i = kPackVectors<kWidth> - 1; i >= 0; --i) {
       V::Transpose8x8(
@@ -73,6 +79,7 @@ inline void PackColumnsOfStrip(
   for (int64_t p = begin; p < end; ++p) {
     const float* from = source.data + p * source.step;
     float* to = out + p * kWidth;
+    __builtin_prefetch(from + (end - begin) * source.step);
     for (int64_t i = 0; i < kLast; i += 8) {
       V::Store(to + i, V::Load(from + i));
     }

@@ -29,18 +29,19 @@ bool IsCollective(const Instruction& instruction) {
   }
 }
 
-// What may stand between two collectives that are still neighbours.
 bool IsBookkeeping(const Instruction& instruction) {
   return instruction.op == OpCode::kFree || instruction.op == OpCode::kAllocStaging;
 }
 
-// The second goes before the first.
+// The second goes before the first. A gather may go before computations, too: it only needs the
+// weights of this step.
 bool Exchange(plan::StepProgram& program, bool same_stream) {
   std::vector<Instruction>& list = program.instructions;
   for (auto first = list.begin(); first != list.end(); ++first) {
-    const auto second = std::find_if_not(first + 1, list.end(), IsBookkeeping);
-    if (second == list.end() || !IsCollective(*first) || !IsCollective(*second) ||
-        (first->stream == second->stream) != same_stream) {
+    const auto second = std::find_if(first + 1, list.end(), IsCollective);
+    if (second == list.end() || !IsCollective(*first) ||
+        (first->stream == second->stream) != same_stream ||
+        (second->op != OpCode::kGather && !std::all_of(first + 1, second, IsBookkeeping))) {
       continue;
     }
     log::Warning(absl::StrCat("drill: ",

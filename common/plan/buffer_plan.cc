@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <limits>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "common/check.h"
@@ -111,6 +112,33 @@ Packing PackInOrder(const std::vector<PackItem>& items, const std::vector<size_t
   return packing;
 }
 
+// Packs again and again, with what stuck out above the bound moved to the front: it finds its place
+// first. Ends at the bound, or when the effort is spent.
+void Improve(const std::vector<PackItem>& items,
+             std::vector<size_t> order,
+             int64_t bound,
+             Packing& best) {
+  constexpr size_t kEffort = size_t{1} << 21;  // conflicts looked at
+  constexpr size_t kMostRounds = 200;
+  size_t conflicts = items.size();
+  for (const PackItem& item : items) {
+    conflicts += item.conflicts.size();
+  }
+  const size_t rounds = std::min(kMostRounds, kEffort / std::max<size_t>(1, conflicts));
+  for (size_t round = 0; round < rounds && best.peak > bound; ++round) {
+    const Packing packing =
+        PackInOrder(items, order, round % 2 == 0 ? Fit::kLowest : Fit::kTightest);
+    if (packing.peak < best.peak) {
+      best = packing;
+    }
+    // Those above the bound, or else the highest one.
+    const int64_t limit = std::min(std::max(bound, packing.peak / 2), packing.peak - 1);
+    std::stable_partition(order.begin(), order.end(), [&](size_t item) {
+      return packing.offsets[item] + items[item].bytes > limit;
+    });
+  }
+}
+
 // Finds the worst moment of a program: some instructions run, at most one a stream and none before
 // another; what they and those before them brought to life is alive until its last access is done.
 class PeakSearch {
@@ -145,15 +173,25 @@ class PeakSearch {
     std::stable_sort(births.begin(), births.end(), [](const auto& one, const auto& other) {
       return one.first > other.first;
     });
+    std::set<int> seen;
     for (const auto& [most, born] : births) {
       if (most <= peak.bytes) {
         return;
+      }
+      if (!seen.insert(born->begin).second) {
+        continue;
       }
       FindNear(*born);
       running_.clear();
       states_.assign(near_.size(), State{});
       int64_t bytes = AliveWith(born->begin);
       Start(born->begin);
+      candidates_.clear();
+      for (const Lifetime* life : near_) {
+        candidates_.push_back(life->begin);
+      }
+      std::sort(candidates_.begin(), candidates_.end());
+      candidates_.erase(std::unique(candidates_.begin(), candidates_.end()), candidates_.end());
       while (AddWorst(bytes)) {
       }
       if (bytes > peak.bytes) {
@@ -221,14 +259,16 @@ class PeakSearch {
   // Starts the birth that makes the moment worst, if one does.
   bool AddWorst(int64_t& bytes) {
     int chosen = -1;
-    for (const Lifetime* life : near_) {
-      if (life->begin < 0 || life->begin == chosen || !MayJoin(life->begin)) {
-        continue;
-      }
-      const int64_t more = AliveWith(life->begin);
+    // What cannot join now cannot join later.
+    candidates_.erase(std::remove_if(candidates_.begin(),
+                                     candidates_.end(),
+                                     [&](int begin) { return begin < 0 || !MayJoin(begin); }),
+                      candidates_.end());
+    for (const int begin : candidates_) {
+      const int64_t more = AliveWith(begin);
       if (more > bytes) {
         bytes = more;
-        chosen = life->begin;
+        chosen = begin;
       }
     }
     if (chosen >= 0) {
@@ -243,6 +283,7 @@ class PeakSearch {
   std::vector<const Lifetime*> lives_;
   std::vector<const Lifetime*> near_;  // those that may be alive with the birth at hand
   std::vector<State> states_;          // of near_
+  std::vector<int> candidates_;        // births that may still happen beside what is running
   std::vector<int> running_;
 };
 
@@ -305,6 +346,7 @@ void PlacePersistent(const std::vector<ProgramBuffer>& buffers, BufferPlan& plan
 void PlaceTemporaries(const std::vector<ProgramBuffer>& buffers,
                       const Pairs& conflicts,
                       MemoryKind memory,
+                      int64_t bound,
                       BufferPlan& plan) {
   std::vector<int> ids;
   std::vector<int> item_of(buffers.size(), -1);
@@ -329,7 +371,7 @@ void PlaceTemporaries(const std::vector<ProgramBuffer>& buffers,
       items[static_cast<size_t>(item_b)].conflicts.push_back(item_a);
     }
   }
-  const Packing packing = PackItems(items);
+  const Packing packing = PackItems(items, bound);
   int64_t& end = ArenaSize(plan, memory);
   const int64_t base = RoundUp(end, kAlignmentBytes);
   for (size_t i = 0; i < ids.size(); ++i) {
@@ -344,7 +386,7 @@ int64_t ArenaBytes(const ProgramBuffer& buffer) {
   return buffer.inside >= 0 ? 0 : RoundUp(buffer.bytes, kAlignmentBytes);
 }
 
-Packing PackItems(const std::vector<PackItem>& items) {
+Packing PackItems(const std::vector<PackItem>& items, int64_t bound) {
   std::vector<size_t> given(items.size());
   std::iota(given.begin(), given.end(), size_t{0});
   std::vector<size_t> by_size = given;
@@ -359,6 +401,7 @@ Packing PackItems(const std::vector<PackItem>& items) {
       best = other;
     }
   }
+  Improve(items, by_size, bound, best);
   return best;
 }
 
@@ -374,8 +417,9 @@ absl::StatusOr<BufferPlan> PlanBuffers(const std::vector<ProgramBuffer>& buffers
   }
   for (const MemoryKind memory :
        {MemoryKind::kPrivate, MemoryKind::kSymmetric, MemoryKind::kCommon}) {
-    PlaceTemporaries(buffers, conflicts, memory, plan);
-    plan.lower_bound_bytes += PeakOf(buffers, programs, lives, memory).bytes;
+    const int64_t bound = PeakOf(buffers, programs, lives, memory).bytes;
+    PlaceTemporaries(buffers, conflicts, memory, bound, plan);
+    plan.lower_bound_bytes += bound;
   }
   return plan;
 }

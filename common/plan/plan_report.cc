@@ -165,6 +165,13 @@ MemoryReport ReportMemory(const ShardingPlan& plan) {
   }
   for (const MemoryKind memory :
        {MemoryKind::kPrivate, MemoryKind::kSymmetric, MemoryKind::kCommon}) {
+    const bool any =
+        std::any_of(plan.buffers.begin(), plan.buffers.end(), [&](const ProgramBuffer& buffer) {
+          return buffer.memory == memory && !buffer.persistent;
+        });
+    if (!any) {
+      continue;  // finding a peak is the dear part of a report
+    }
     const absl::StatusOr<PeakCut> peak = FindPeak(plan.buffers, plan.programs, memory);
     CHECK_MSG(peak.ok(), "a checked plan has lifetimes");
     for (const int id : peak->buffers) {

@@ -75,7 +75,7 @@ GroupLayout PlanGroupLayout(const ModelInventory& inventory, int unit, int64_t w
 struct GroupOptions {
   int most_groups = 3;  // of one kind (trainable or frozen)
   // What a further group costs: the time of its collectives' launches, in elements on the wire.
-  int64_t launch_elements = 65536;
+  int64_t launch_elements = 262144;
   int64_t alignment_elements = kLayoutAlignmentElements;  // 512 where two elements share a byte
 };
 // The parameter groups of a unit: trainable before frozen, which never share a group; each kind

@@ -1,18 +1,14 @@
 #include "coordinator/ctl/job_verbs.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 
 #include <absl/strings/str_cat.h>
 
 #include "common/file_writer.h"
-#include "common/plan/plan_printer.h"
-#include "common/plan/sharding_plan.h"
 #include "common/yaml.h"
 #include "coordinator/ctl/exit_code.h"
 #include "coordinator/ctl/follow.h"
-#include "coordinator/ctl/plan_json.h"
 
 namespace ravel::ctl {
 namespace {
@@ -98,32 +94,18 @@ void PrintSubmitted(const CommonOptions& common, const JobView& job, const char*
   }
 }
 
-absl::StatusOr<int64_t> ParseDevices(const std::string& text, const plan::JobSpec& spec) {
-  if (text.empty()) {
-    return spec.device_count;
-  }
-  int64_t count = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
-  const std::string kind(end, static_cast<std::size_t>(text.data() + text.size() - end));
-  if (error != std::errc() || count < 1 || (!kind.empty() && kind != "xcpu" && kind != "xgpu")) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--devices: expected a count such as 4 or 4xcpu, got '", text, "'"));
-  }
-  if (!kind.empty() && (kind == "xcpu") != spec.cpu_devices) {
-    return absl::InvalidArgumentError(absl::StrCat("--devices: the job's devices.kind is ",
-                                                   spec.cpu_devices ? "cpu" : "gpu",
-                                                   ", got '",
-                                                   text,
-                                                   "'"));
-  }
-  return count;
-}
-
 }  // namespace
 
 absl::StatusOr<CanonicalJob> LoadJobFile(const std::string& file,
                                          const CanonicalizeOptions& options) {
-  ASSIGN_OR_RETURN(const LoadedJobFile loaded, Load(file));
+  return LoadJobFile(file, options, [](v1::TrainingJob&) {});
+}
+
+absl::StatusOr<CanonicalJob> LoadJobFile(const std::string& file,
+                                         const CanonicalizeOptions& options,
+                                         const std::function<void(v1::TrainingJob&)>& change) {
+  ASSIGN_OR_RETURN(LoadedJobFile loaded, Load(file));
+  change(loaded.parsed.job);
   return Check(loaded, options);
 }
 
@@ -178,31 +160,6 @@ int RunValidate(const CommonOptions& common, const ValidateOptions& options) {
     Print(canonical->job.metadata().name() + "\n");
   } else {
     Print(ShowCanonical(*canonical, common.format));
-  }
-  return kExitOk;
-}
-
-int RunPlan(const CommonOptions& common, const PlanOptions& options) {
-  const absl::StatusOr<CanonicalJob> canonical = LoadJobFile(options.file, {.check_paths = true});
-  if (!canonical.ok()) {
-    return Report(canonical.status());
-  }
-  const absl::StatusOr<int64_t> devices = ParseDevices(options.devices, canonical->spec);
-  if (!devices.ok()) {
-    return Report(devices.status());
-  }
-  plan::PlanRequest request;
-  request.spec = canonical->spec;
-  request.ranks = *devices;
-  request.shared_memory = canonical->spec.transport != plan::Transport::kGloo;
-  const absl::StatusOr<plan::ShardingPlan> plan = plan::BuildShardingPlan(request);
-  if (!plan.ok()) {
-    return Report(plan.status());
-  }
-  if (common.format == Format::kTable) {
-    Print(plan::PlanSummary(*plan));
-  } else {
-    Print(FormatDocument(PlanJson(*plan), common.format));
   }
   return kExitOk;
 }

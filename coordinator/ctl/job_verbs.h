@@ -1,6 +1,9 @@
 #pragma once
 
-// submit, validate, plan: verbs that take a job file.
+// submit, validate: verbs that take a job file.
+
+#include <functional>
+#include <string>
 
 #include "coordinator/ctl/common_options.h"
 
@@ -21,15 +24,13 @@ struct ValidateOptions {
 };
 int RunValidate(const CommonOptions& common, const ValidateOptions& options);
 
-struct PlanOptions {
-  std::string file = {};
-  std::string devices = {};  // "4", "4xcpu"; "": the job's own count
-};
-int RunPlan(const CommonOptions& common, const PlanOptions& options);
-
 // Reads, parses and canonicalises a job file; prints every violation as FILE:LINE:COLUMN and
 // warnings. InvalidArgument when there are violations.
 absl::StatusOr<CanonicalJob> LoadJobFile(const std::string& file,
                                          const CanonicalizeOptions& options);
+// The same of the job after `change`, as if the file said so.
+absl::StatusOr<CanonicalJob> LoadJobFile(const std::string& file,
+                                         const CanonicalizeOptions& options,
+                                         const std::function<void(v1::TrainingJob&)>& change);
 
 }  // namespace ravel::ctl

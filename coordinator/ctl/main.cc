@@ -21,6 +21,7 @@
 #include "coordinator/ctl/explain_proto.h"
 #include "coordinator/ctl/job_verbs.h"
 #include "coordinator/ctl/look_verbs.h"
+#include "coordinator/ctl/plan_verbs.h"
 #include "coordinator/ctl/trace_verbs.h"
 
 namespace ravel::ctl {
@@ -122,7 +123,14 @@ void AddFileVerbs(CLI::App& app, CommandLine& line) {
     return RunPlan(line.common, line.plan);
   });
   verb->add_option("-f,--file,FILE", line.plan.file, "Job file; - for stdin")->required();
-  verb->add_option("--devices", line.plan.devices, "Such as 4 or 4xcpu; default the job's count");
+  verb->add_option("--devices",
+                   line.plan.devices,
+                   "Such as 64xH100-80G, 4xcpu or 8xNAME-48G; default the job's own");
+  verb->add_flag("--shared-memory,!--no-shared-memory",
+                 line.plan.shared_memory,
+                 "All ranks on one host, whose memory they share; default for cpu devices");
+  verb->add_flag(
+      "-v,--verbose", line.plan.verbose, "Every group, with the addresses of its buffers");
 
   verb = AddVerb(app, line, "explain", "Explain a field of the job file", [&line] {
     const absl::StatusOr<std::string> text = ExplainField(line.field);

@@ -1,40 +1,140 @@
 #include "coordinator/ctl/plan_json.h"
 
+#include <utility>
+
+#include "common/plan/plan_report.h"
+#include "common/plan/step_timeline.h"
+
 namespace ravel::ctl {
 namespace {
 
-int64_t PaddingElements(const plan::ShardingPlan& plan) {
-  int64_t padding = 0;
-  for (const plan::GroupLayout& group : plan.groups) {
-    padding += group.layout.padding_elements;
+json::Value WireJson(const plan::WireBytes& wire) {
+  json::Value out;
+  out.Set("total", wire.total());
+  json::Value shard;
+  shard.Set("gathers", wire.gathers).Set("reduces", wire.reduces);
+  json::Value replicate;
+  replicate.Set("gathers", wire.outer_gathers).Set("reduces", wire.outer_reduces);
+  out.Set("shard", std::move(shard)).Set("replicate", std::move(replicate));
+  return out;
+}
+
+json::Value GroupJson(const plan::GroupRow& row) {
+  json::Value out;
+  out.Set("unit", row.unit).Set("group", row.name).Set("dtype", row.weight_type);
+  out.Set("trainable", row.trainable);
+  out.Set("parameter", row.parameter).Set("gradient", row.gradient);
+  out.Set("optimizer", row.optimizer);
+  out.Set("tensors", row.tensors).Set("elements", row.elements);
+  out.Set("shardElements", row.shard_elements).Set("paddingElements", row.padding);
+  out.Set("paddingPercent", row.padding_percent()).Set("largestGapElements", row.largest_gap);
+  out.Set("atomElements", row.atom).Set("wireBytesPerStep", WireJson(row.wire));
+  json::Value buffers{json::Array()};
+  for (const plan::BufferRow& buffer : row.buffers) {
+    json::Value entry;
+    entry.Set("name", buffer.name).Set("memory", buffer.memory);
+    entry.Set("address", buffer.address).Set("bytes", buffer.bytes);
+    buffers.Append(std::move(entry));
   }
-  return padding;
+  out.Set("buffers", std::move(buffers));
+  return out;
+}
+
+json::Value MemoryJson(const plan::MemoryReport& report) {
+  json::Value out{json::Array()};
+  for (const plan::MemoryReport::Line& line : report.lines) {
+    json::Value entry;
+    entry.Set("category", plan::CategoryName(line.category));
+    entry.Set("what", line.what).Set("bytes", line.bytes);
+    out.Append(std::move(entry));
+  }
+  return out;
+}
+
+json::Value TimelineJson(const PlanDocument& document) {
+  const plan::ShardingPlan& plan = document.plan;
+  const plan::StepTimes times = plan::PredictStep(plan, document.device);
+  const plan::StepSlot slot = plan::SlotOf(plan.lanes, plan.lanes.programs() - 1);
+  const plan::StepProgram& program = plan.program(slot.phase, slot.part);
+  json::Value out;
+  out.Set("programs", plan.lanes.programs());
+  out.Set("stepNanoseconds", times.step_ns).Set("computeNanoseconds", times.compute_ns);
+  out.Set("ratesKnown", document.device.known).Set("program", plan::PhaseName(slot.phase));
+  json::Value instructions{json::Array()};
+  const int64_t contributors = plan.lanes.Inner().LaneCount(plan.lanes.blocks ? 0 : slot.turn);
+  for (const plan::TimedInstruction& at :
+       plan::SimulateProgram(plan, program, document.device, contributors)) {
+    const plan::Instruction& instruction = program.instructions[static_cast<size_t>(at.index)];
+    json::Value entry;
+    entry.Set("op", plan::OpName(instruction.op));
+    entry.Set("stream", plan::StreamName(instruction.stream));
+    if (instruction.unit >= 0) {
+      entry.Set("unit", plan.inventory.units[static_cast<size_t>(instruction.unit)].name);
+    }
+    entry.Set("beginNanoseconds", at.begin_ns).Set("endNanoseconds", at.end_ns);
+    instructions.Append(std::move(entry));
+  }
+  out.Set("instructions", std::move(instructions));
+  return out;
+}
+
+json::Value FitJson(const PlanDocument& document) {
+  json::Value out;
+  out.Set("fits", document.fits).Set("peakBytes", plan::PeakBytes(document.plan));
+  out.Set("usableBytes", document.device.usable_bytes());
+  json::Value remedies{json::Array()};
+  for (const plan::Remedy& remedy : document.remedies) {
+    json::Value entry;
+    entry.Set("change", remedy.change).Set("fits", remedy.fits);
+    if (remedy.status.ok()) {
+      entry.Set("peakBytes", remedy.peak_bytes);
+    } else {
+      entry.Set("error", std::string(remedy.status.message()));
+    }
+    remedies.Append(std::move(entry));
+  }
+  out.Set("remedies", std::move(remedies));
+  return out;
 }
 
 }  // namespace
 
-json::Value PlanJson(const plan::ShardingPlan& plan) {
+json::Value PlanJson(const PlanDocument& document) {
+  const plan::ShardingPlan& plan = document.plan;
+  const plan::MemoryReport report = plan::ReportMemory(plan);
   json::Value out;
-  out.Set("schemaVersion", "ravel/v1");
-  out.Set("ranks", plan.ranks);
-  out.Set("lanes", plan.lanes.lanes);
-  out.Set("turns", plan.lanes.turns());
+  out.Set("schemaVersion", "ravel/v1").Set("digest", document.digest);
+  out.Set("device", document.device.name).Set("ranks", plan.ranks);
+  json::Value mesh{json::Array()};
+  for (const plan::MeshAxis& axis : plan.mesh.axes()) {
+    json::Value entry;
+    entry.Set("axis", axis.name).Set("size", axis.size);
+    mesh.Append(std::move(entry));
+  }
+  out.Set("mesh", std::move(mesh));
+  out.Set("lanes", plan.lanes.lanes).Set("turns", plan.lanes.turns());
+  out.Set("microBatchesPerLane", plan.lanes.micro_batches);
   out.Set("microBatch", plan.micro_batch.sequences);
   out.Set("sequenceLength", plan.micro_batch.sequence_tokens);
+  out.Set("weightElementBytes", plan.options.weight_element_bytes);
   out.Set("parameters", plan.inventory.parameter_count());
   out.Set("units", static_cast<int64_t>(plan.inventory.units.size()));
-  out.Set("paddingElements", PaddingElements(plan));
+  int64_t padding = 0;
+  json::Value groups{json::Array()};
+  for (const plan::GroupRow& row : plan::GroupTable(plan)) {
+    padding += row.padding;
+    groups.Append(GroupJson(row));
+  }
+  out.Set("paddingElements", padding);
   out.Set("arenaBytes", plan.memory.packed_bytes());
   out.Set("arenaLowerBoundBytes", plan.memory.lower_bound_bytes);
-  out.Set("wireBytesPerStep", plan::WireBytesPerStep(plan));
-  json::Value memory{json::Array()};
-  for (const plan::MemoryLine& line : plan::MemoryTable(plan)) {
-    json::Value entry;
-    entry.Set("category", line.category);
-    entry.Set("bytes", line.bytes);
-    memory.Append(std::move(entry));
-  }
-  out.Set("memory", std::move(memory));
+  out.Set("gatherWindowBytes", plan.options.gather_window_bytes);
+  out.Set("stagingWindowBytes", plan.options.staging_window_bytes);
+  out.Set("wireBytesPerStep", WireJson(plan::StepWire(plan)));
+  out.Set("memory", MemoryJson(report));
+  out.Set("fit", FitJson(document));
+  out.Set("timeline", TimelineJson(document));
+  out.Set("groups", std::move(groups));
   return out;
 }
 

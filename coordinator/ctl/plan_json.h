@@ -1,11 +1,24 @@
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "common/json.h"
+#include "common/plan/device_kind.h"
+#include "common/plan/plan_fit.h"
 #include "common/plan/sharding_plan.h"
 
 namespace ravel::ctl {
 
-// Sizes, memory per category, padding and bytes on the wire of a plan.
-json::Value PlanJson(const plan::ShardingPlan& plan);
+struct PlanDocument {
+  const plan::ShardingPlan& plan;
+  const plan::DeviceKind& device;
+  const std::string& digest;  // hexadecimal
+  bool fits = true;
+  const std::vector<plan::Remedy>& remedies;
+};
+// Everything that `ravelctl plan` can say: sizes, groups with their buffers, memory by category,
+// wire bytes by axis, the timeline of the last program, fit and remedies.
+json::Value PlanJson(const PlanDocument& document);
 
 }  // namespace ravel::ctl

@@ -27,9 +27,12 @@ constexpr int64_t kBlocks[] = {1, 32, 128};
 double OneGroupPercent(const ModelInventory& inventory, int64_t width) {
   return PaddingOf(PlanGroups(inventory, 0, width, {.most_groups = 1}), 0).percent();
 }
-double BestPercent(const ModelInventory& inventory, int64_t width) {
-  return PaddingOf(PlanGroups(inventory, 0, width), 0).percent();
+double BestPercent(const ModelInventory& inventory, int64_t width, const GroupOptions& options) {
+  return PaddingOf(PlanGroups(inventory, 0, width, options), 0).percent();
 }
+
+// The table is about padding, not about launches.
+constexpr GroupOptions kCheapLaunch = {.launch_elements = 65536};
 
 // Section 4's table: padding in % of one group and of the best of up to three; by block, then
 // width.
@@ -61,7 +64,8 @@ TEST(ParameterGroups, PaddingOfKnownLayersIsThatOfTheTableOrLess) {
         const std::string at = layers[l].name + " block " + std::to_string(kBlocks[b]) + " width " +
                                std::to_string(kWidths[w]);
         EXPECT_LE(OneGroupPercent(inventory, kWidths[w]), kTable[l].one[b][w] + 0.006) << at;
-        EXPECT_LE(BestPercent(inventory, kWidths[w]), kTable[l].best[b][w] + 0.006) << at;
+        EXPECT_LE(BestPercent(inventory, kWidths[w], kCheapLaunch), kTable[l].best[b][w] + 0.006)
+            << at;
       }
     }
   }
@@ -78,7 +82,7 @@ TEST(ParameterGroups, PaddingTargets) {
       const ModelInventory inventory = testing::InventoryOf(layer, kBlocks[b]);
       for (size_t w = 0; w < 3; ++w) {
         if (kTargets[b][w] > 0) {
-          EXPECT_LE(BestPercent(inventory, kWidths[w]), kTargets[b][w])
+          EXPECT_LE(BestPercent(inventory, kWidths[w], {}), kTargets[b][w])
               << layer.name << " block " << kBlocks[b] << " width " << kWidths[w];
         }
       }

@@ -12,6 +12,7 @@
 #include "coordinator/ctl/exit_code.h"
 #include "coordinator/ctl/job_verbs.h"
 #include "coordinator/ctl/look_verbs.h"
+#include "coordinator/ctl/plan_verbs.h"
 #include "tests/coordinator/ctl/fake_jobs_service.h"
 
 namespace ravel::ctl {

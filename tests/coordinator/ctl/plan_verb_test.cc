@@ -1,0 +1,194 @@
+// ravelctl plan, on the example jobs and without any device.
+
+#include <cctype>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "common/json.h"
+#include "coordinator/ctl/exit_code.h"
+#include "coordinator/ctl/plan_verbs.h"
+
+namespace ravel::ctl {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+struct Ran {
+  int exit_code = 0;
+  std::string out;
+  std::string err;
+};
+
+Ran PlanWith(const PlanOptions& options, Format format = Format::kTable) {
+  CommonOptions common;
+  common.format = format;
+  ::testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStderr();
+  Ran ran;
+  ran.exit_code = RunPlan(common, options);
+  ran.out = ::testing::internal::GetCapturedStdout();
+  ran.err = ::testing::internal::GetCapturedStderr();
+  return ran;
+}
+
+std::string Example(const std::string& name) {
+  return std::string(RAVEL_EXAMPLES) + "/" + name;
+}
+
+struct Case {
+  const char* file;
+  const char* devices;
+  int64_t parameters;
+};
+class Examples : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Examples, FitTheirDevices) {
+  const Ran ran =
+      PlanWith({.file = Example(GetParam().file), .devices = GetParam().devices}, Format::kJson);
+  ASSERT_EQ(ran.exit_code, kExitOk) << ran.err;
+  const absl::StatusOr<json::Value> plan = json::Parse(ran.out);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->Find("parameters")->AsInt(), GetParam().parameters);
+  EXPECT_EQ(plan->Find("weightElementBytes")->AsInt(), 2);
+  EXPECT_EQ(plan->Find("digest")->AsString().size(), 64u);
+  const json::Value& fit = *plan->Find("fit");
+  EXPECT_TRUE(fit.Find("fits")->AsBool());
+  EXPECT_LE(fit.Find("peakBytes")->AsInt(), fit.Find("usableBytes")->AsInt());
+  // Every element is in one group, with little padding.
+  int64_t elements = 0;
+  for (const json::Value& group : plan->Find("groups")->AsArray()) {
+    elements += group.Find("elements")->AsInt();
+  }
+  EXPECT_EQ(elements, GetParam().parameters);
+  EXPECT_LE(plan->Find("paddingElements")->AsInt(), elements / 100);
+  EXPECT_FALSE(plan->Find("timeline")->Find("instructions")->AsArray().empty());
+}
+
+std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
+  std::string name = std::string(info.param.file) + "_" + info.param.devices;
+  for (char& c : name) {
+    c = std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
+  }
+  return name;
+}
+// Parameter counts are those of the published models.
+INSTANTIATE_TEST_SUITE_P(Jobs,
+                         Examples,
+                         ::testing::Values(Case{"llama3-8b.yaml", "64xH100-80G", 8030261248},
+                                           Case{"llama3-8b.yaml", "16xH200-141G", 8030261248},
+                                           Case{"llama3-70b.yaml", "256xH100-80G", 70553706496},
+                                           Case{"qwen3-0.6b.yaml", "8xH100-80G", 596049920}),
+                         CaseName);
+
+TEST(PlanVerb, TextHasTheTables) {
+  const Ran ran = PlanWith({.file = Example("llama3-8b.yaml"), .devices = "64xH100-80G"});
+  ASSERT_EQ(ran.exit_code, kExitOk) << ran.err;
+  for (const char* part : {"8030261248 parameters in 34 units",
+                           "wire per rank and step",
+                           "memory per rank",
+                           "persistent",
+                           "windows",
+                           "activations",
+                           "workspace",
+                           "predicted peak",
+                           "layers.0 .. layers.30 (31)",
+                           "timeline of one step",
+                           "compute",
+                           "bf16 weights and activations; fp32 main weights",
+                           "usable on H100-80G",
+                           ": fits",
+                           "plan "}) {
+    EXPECT_THAT(ran.out, HasSubstr(part));
+  }
+  const Ran again = PlanWith({.file = Example("llama3-8b.yaml"), .devices = "64xH100-80G"});
+  EXPECT_EQ(again.out, ran.out) << "a pure function of the job and the devices";
+}
+
+TEST(PlanVerb, WhatDoesNotFitIsRefusedWithWhatWouldFit) {
+  const Ran ran =
+      PlanWith({.file = Example("llama3-8b.yaml"), .devices = "2xA100-40G"}, Format::kJson);
+  EXPECT_EQ(ran.exit_code, kExitConflict);
+  EXPECT_THAT(ran.err, HasSubstr("does not fit: needs "));
+  EXPECT_THAT(ran.err, HasSubstr("at size 2"));
+  EXPECT_THAT(ran.err, HasSubstr("; fits with devices.count: "));
+  const absl::StatusOr<json::Value> plan = json::Parse(ran.out);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_FALSE(plan->Find("fit")->Find("fits")->AsBool());
+  EXPECT_FALSE(plan->Find("fit")->Find("remedies")->AsArray().empty());
+}
+
+TEST(PlanVerb, SeventyBillionAtWidth512InTwoSeconds) {
+  const std::clock_t begin = std::clock();  // of this process: other load does not count
+  const Ran ran =
+      PlanWith({.file = Example("llama3-70b.yaml"), .devices = "1024xH100-80G"}, Format::kName);
+  const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  EXPECT_EQ(ran.exit_code, kExitOk) << ran.err;
+  EXPECT_LT(seconds, 2.0);
+}
+
+class PlanFile : public ::testing::Test {
+ protected:
+  PlanFile() {
+    std::string pattern = ::testing::TempDir() + "plan_XXXXXX";
+    folder_ = mkdtemp(pattern.data());
+  }
+  ~PlanFile() override { std::filesystem::remove_all(folder_); }
+  std::string Write(const std::string& more) {
+    std::ofstream(folder_ + "/job.yaml") << R"(apiVersion: ravel/v1
+kind: TrainingJob
+metadata: {name: small}
+spec:
+  model:
+    config: {vocabSize: 512, hiddenSize: 64, intermediateSize: 128, numHiddenLayers: 2,
+             numAttentionHeads: 4, maxPositionEmbeddings: 64}
+  data: {train: [{path: /nowhere/train}]}
+  training: {steps: 10, globalBatch: 16, optimizer: {lr: 1e-3}}
+  devices: {kind: cpu, count: 2}
+  checkpoint: {store: /nowhere/store}
+)" << more;
+    return folder_ + "/job.yaml";
+  }
+  std::string folder_;
+};
+
+TEST_F(PlanFile, CpuDevicesShareMemoryUnlessTold) {
+  const std::string file = Write("");
+  const Ran shared = PlanWith({.file = file, .devices = "4xcpu"});
+  ASSERT_EQ(shared.exit_code, kExitOk) << shared.err;
+  EXPECT_THAT(shared.out, HasSubstr("gathers in place"));
+  EXPECT_THAT(shared.out, HasSubstr("fp32 throughout"));
+  EXPECT_THAT(shared.out, HasSubstr("4 rank(s)"));
+  const Ran apart = PlanWith({.file = file, .devices = "4xcpu", .shared_memory = false});
+  EXPECT_THAT(apart.out, HasSubstr("gathers copied"));
+  EXPECT_THAT(apart.out, Not(HasSubstr("symmetric 1")));
+  const Ran own = PlanWith({.file = file});
+  EXPECT_THAT(own.out, HasSubstr("2 rank(s)"));
+}
+
+TEST_F(PlanFile, VerboseShowsAddresses) {
+  const Ran ran = PlanWith({.file = Write(""), .verbose = true});
+  ASSERT_EQ(ran.exit_code, kExitOk) << ran.err;
+  EXPECT_THAT(ran.out, HasSubstr("main_weight/layers.1"));
+  EXPECT_THAT(ran.out, HasSubstr("@"));
+}
+
+TEST_F(PlanFile, MistakesAreNamed) {
+  const std::string file = Write("");
+  const Ran devices = PlanWith({.file = file, .devices = "4xH100"});
+  EXPECT_EQ(devices.exit_code, kExitUsage);
+  EXPECT_THAT(devices.err, HasSubstr("--devices: expected a count and a device"));
+  const Ran batch = PlanWith({.file = file, .devices = "32xcpu"});
+  EXPECT_EQ(batch.exit_code, kExitUsage);
+  EXPECT_THAT(batch.err, HasSubstr("spec.training.globalBatch"));
+}
+
+}  // namespace
+}  // namespace ravel::ctl

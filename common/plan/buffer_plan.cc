@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <limits>
 #include <numeric>
+#include <random>
 #include <set>
 #include <utility>
 
@@ -112,30 +113,38 @@ Packing PackInOrder(const std::vector<PackItem>& items, const std::vector<size_t
   return packing;
 }
 
-// Packs again and again, with what stuck out above the bound moved to the front: it finds its place
-// first. Ends at the bound, or when the effort is spent.
+// Packs again and again, with one item moved to another place in the order. Ends at the bound, or
+// when the effort is spent.
 void Improve(const std::vector<PackItem>& items,
              std::vector<size_t> order,
              int64_t bound,
              Packing& best) {
-  constexpr size_t kEffort = size_t{1} << 21;  // conflicts looked at
-  constexpr size_t kMostRounds = 200;
+  constexpr size_t kEffort = size_t{1} << 22;  // conflicts looked at
+  constexpr size_t kMostRounds = 1000;
   size_t conflicts = items.size();
   for (const PackItem& item : items) {
     conflicts += item.conflicts.size();
   }
   const size_t rounds = std::min(kMostRounds, kEffort / std::max<size_t>(1, conflicts));
+  // A fixed sequence: everybody plans the same.
+  std::mt19937_64 random(conflicts);
+  int64_t current = PackInOrder(items, order, Fit::kLowest).peak;
   for (size_t round = 0; round < rounds && best.peak > bound; ++round) {
-    const Packing packing =
-        PackInOrder(items, order, round % 2 == 0 ? Fit::kLowest : Fit::kTightest);
-    if (packing.peak < best.peak) {
-      best = packing;
+    const std::vector<size_t> before = order;
+    const size_t from = random() % order.size();
+    const size_t to = random() % order.size();
+    const size_t moved = order[from];
+    order.erase(order.begin() + static_cast<std::ptrdiff_t>(from));
+    order.insert(order.begin() + static_cast<std::ptrdiff_t>(to), moved);
+    Packing packing = PackInOrder(items, order, Fit::kLowest);
+    if (packing.peak > current) {
+      order = before;
+      continue;
     }
-    // Those above the bound, or else the highest one.
-    const int64_t limit = std::min(std::max(bound, packing.peak / 2), packing.peak - 1);
-    std::stable_partition(order.begin(), order.end(), [&](size_t item) {
-      return packing.offsets[item] + items[item].bytes > limit;
-    });
+    current = packing.peak;
+    if (packing.peak < best.peak) {
+      best = std::move(packing);
+    }
   }
 }
 

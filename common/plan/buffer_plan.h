@@ -45,12 +45,12 @@ struct PackItem {
   int64_t bytes = 0;
   std::vector<int> conflicts;  // items that may not share an address with this one
 };
-// Offsets of the items: the best of largest first, given order, and best fit. Peak: the largest
-// end.
+// Offsets of the items: the best of largest first, given order, and best fit; where those end above
+// `bound`, other orders are tried. Peak: the largest end.
 struct Packing {
   std::vector<int64_t> offsets;
   int64_t peak = 0;
 };
-Packing PackItems(const std::vector<PackItem>& items);
+Packing PackItems(const std::vector<PackItem>& items, int64_t bound = 0);
 
 }  // namespace ravel::plan

@@ -7,7 +7,7 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "common/plan/plan_proto_parts.h"
+#include "common/plan/plan_parts_proto.h"
 
 namespace ravel::plan {
 

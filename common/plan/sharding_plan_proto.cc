@@ -8,8 +8,8 @@
 
 #include "common/plan/freeze.h"
 #include "common/plan/group_rules.h"
+#include "common/plan/plan_parts_proto.h"
 #include "common/plan/plan_proto.h"
-#include "common/plan/plan_proto_parts.h"
 #include "common/plan/program_builder.h"
 #include "common/plan/program_checker.h"
 

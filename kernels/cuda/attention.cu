@@ -40,7 +40,7 @@ __device__ inline void LoadTile(const AttentionParams& p,
                                 int head,
                                 Tile<kHead>& tile) {
   const T* base = static_cast<const T*>(from) + int64_t{head} * p.head_size;
-#pragma unroll 4
+#pragma unroll 2
   for (int i = static_cast<int>(threadIdx.x); i < kTile * kHead; i += kAttentionThreads) {
     const int row = i / kHead;
     const int d = i % kHead;
@@ -59,7 +59,7 @@ __device__ inline void DotRows(const Tile<kHead>& a,
   for (int i = 0; i < kScores; ++i) {
     dots[i] = 0.0f;
   }
-#pragma unroll 8
+#pragma unroll 4
   for (int d = 0; d < kHead; ++d) {
     const float x = a.rows[place.row][d];
 #pragma unroll
@@ -75,7 +75,7 @@ __device__ inline void AddWeighted(const Weights& weights,
                                    const Tile<kHead>& tile,
                                    const Place& place,
                                    float (&sums)[kHead / kRowThreads]) {
-#pragma unroll 4
+#pragma unroll 2
   for (int c = 0; c < kTile; ++c) {
     const float w = weights.rows[place.row][c];
 #pragma unroll

@@ -7,9 +7,8 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "common/plan/job_spec.h"
+#include "common/plan/plan_proto.h"
 #include "common/status.h"
-#include "proto/plan.pb.h"
 
 namespace ravel::plan {
 

@@ -235,7 +235,7 @@ TEST(EngineRegressions, EngineDestructionFreesAll) {
   const auto live = [] {
     StrategyCase tested = {.strategy = "HSDP", .width = 1};
     RecordArgs args = ArgsFor(tested, 1);
-    args.executor = {.streams = shard::StreamMode::kQueued};
+    args.executor.streams = shard::StreamMode::kQueued;
     Record(args);
   };
   for (int i = 0; i < 5; ++i) {

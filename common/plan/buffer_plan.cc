@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <limits>
 #include <numeric>
-#include <random>
 #include <set>
 #include <utility>
 
@@ -127,12 +126,16 @@ void Improve(const std::vector<PackItem>& items,
   }
   const size_t rounds = std::min(kMostRounds, kEffort / std::max<size_t>(1, conflicts));
   // A fixed sequence: everybody plans the same.
-  std::mt19937_64 random(conflicts);
+  uint64_t sequence = conflicts;
+  const auto next = [&](size_t below) {
+    sequence = sequence * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<size_t>(sequence >> 33) % below;
+  };
   int64_t current = PackInOrder(items, order, Fit::kLowest).peak;
   for (size_t round = 0; round < rounds && best.peak > bound; ++round) {
     const std::vector<size_t> before = order;
-    const size_t from = random() % order.size();
-    const size_t to = random() % order.size();
+    const size_t from = next(order.size());
+    const size_t to = next(order.size());
     const size_t moved = order[from];
     order.erase(order.begin() + static_cast<std::ptrdiff_t>(from));
     order.insert(order.begin() + static_cast<std::ptrdiff_t>(to), moved);

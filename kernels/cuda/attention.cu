@@ -163,7 +163,7 @@ __device__ inline float SoftmaxTile(const AttentionParams& p,
 }
 
 template <typename T, int kHead>
-__global__ void __launch_bounds__(kAttentionThreads)
+__global__ void __launch_bounds__(kAttentionThreads, 1)
     AttentionForwardKernel(const __grid_constant__ AttentionParams p) {
   extern __shared__ float shared[];
   ForwardMemory<kHead>& memory = *reinterpret_cast<ForwardMemory<kHead>*>(shared);
@@ -301,7 +301,7 @@ __device__ inline void AddQueryTile(const AttentionParams& p,
 // dk and dv of one key tile of one key head: over the group's query heads, then the queries, in
 // order.
 template <typename T, int kHead>
-__global__ void __launch_bounds__(kAttentionThreads)
+__global__ void __launch_bounds__(kAttentionThreads, 1)
     AttentionBackwardKeysKernel(const __grid_constant__ AttentionParams p) {
   extern __shared__ float shared[];
   KeysMemory<kHead>& memory = *reinterpret_cast<KeysMemory<kHead>*>(shared);
@@ -337,7 +337,7 @@ struct QueriesMemory {
 };
 
 template <typename T, int kHead>
-__global__ void __launch_bounds__(kAttentionThreads)
+__global__ void __launch_bounds__(kAttentionThreads, 1)
     AttentionBackwardQueriesKernel(const __grid_constant__ AttentionParams p) {
   extern __shared__ float shared[];
   QueriesMemory<kHead>& memory = *reinterpret_cast<QueriesMemory<kHead>*>(shared);

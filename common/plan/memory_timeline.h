@@ -22,7 +22,8 @@ struct MemoryMoment {
 };
 
 // One entry per instruction, run in list order: all persistent buffers, and the temporaries from
-// their birth to their free or last access. A kCommon block counts with this rank's share.
+// their birth to their last access, after which others may have their memory. A kCommon block
+// counts with this rank's share.
 absl::StatusOr<std::vector<MemoryMoment>> MemoryTimeline(const ShardingPlan& plan,
                                                          Phase phase,
                                                          LanePart part = LanePart::kWhole);

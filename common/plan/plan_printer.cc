@@ -225,20 +225,20 @@ std::string BytesText(int64_t bytes) {
 std::string PlanSummary(const ShardingPlan& plan, const SummaryOptions& options) {
   const ModelConfig& config = plan.inventory.config;
   std::string text = absl::StrFormat(
-      "%d parameters in %d units, %d groups; %d rank(s) (%s), %d lanes, %d turn(s) of %d x %d "
-      "tokens per lane%s\n",
+      "%d parameters in %d units, %d groups; %d rank(s), %d lanes, %d turn(s) of %d x %d "
+      "tokens per lane%s; %s\n",
       plan.inventory.parameter_count(),
       plan.inventory.units.size(),
       plan.groups.size(),
       plan.ranks,
-      plan.mesh.Text(),
       plan.lanes.lanes,
       plan.lanes.turns(),
       plan.micro_batch.sequences,
       plan.micro_batch.sequence_tokens,
       plan.lanes.micro_batches > 1
           ? absl::StrCat(", ", plan.lanes.micro_batches, " micro-batches each")
-          : "");
+          : "",
+      plan.mesh.Text());
   absl::StrAppendFormat(&text,
                         "gathers %s, peers' gradients %s; windows: gather %s, staging %s\n",
                         plan.options.gather_in_place ? "in place" : "copied",

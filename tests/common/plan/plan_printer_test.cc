@@ -28,7 +28,7 @@ TEST(PlanPrinter, SummaryShowsMemoryWireAndUnits) {
                            "main grad",
                            "activations",
                            "wire per rank and step",
-                           "layers.1",
+                           "layers.0 .. layers.1 (2)",
                            "lower bound"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }

@@ -60,11 +60,16 @@ class CountingReporter final : public Reporter {
   }
   absl::Status SaveStarted(int64_t, int64_t) override { return absl::OkStatus(); }
   absl::Status Sealed(const ckpt::Seal&) override { return absl::OkStatus(); }
+  absl::Status Ledger(const LedgerReport&) override {
+    ++ledgers;
+    return absl::OkStatus();
+  }
   absl::Status Failed(const absl::Status&) override { return absl::OkStatus(); }
   absl::Status Done(int64_t) override { return absl::OkStatus(); }
 
   std::atomic<int> beats = 0;
   std::atomic<int64_t> step = -1;
+  std::atomic<int> ledgers = 0;
 };
 
 class WatchdogTest : public ::testing::Test {
@@ -105,6 +110,20 @@ TEST_F(WatchdogTest, AStopReachesAStepThreadThatIsStuckInACollective) {
   EXPECT_TRUE(absl::IsAborted(stuck)) << stuck;
   EXPECT_TRUE(Eventually(kDeadline, [&] { return ended_ == 11; }));
   EXPECT_EQ(CodeOf(box_.WaitForStep(1)), ExitCode::kCommunicator);
+  watchdog_.SetCommunicator(nullptr);
+}
+
+TEST_F(WatchdogTest, TheLedgerIsToldWhileTheStepThreadIsStuck) {
+  auto group = comm::CreateLocalGroup(2);
+  ASSERT_TRUE(group.ok());
+  watchdog_.SetCommunicator((*group)[0].get());
+  std::thread step([&] { EXPECT_FALSE((*group)[0]->Barrier({}).ok()); });
+  wire_.Put(AskForLedger{.epoch = kEpoch - 1, .most = 10});  // of a time gone by: no answer
+  wire_.Put(AskForLedger{.epoch = kEpoch, .most = 10});
+  EXPECT_TRUE(Eventually(kDeadline, [&] { return reporter_.ledgers == 1; }));
+  wire_.Put(Stop{.code = ExitCode::kStopped, .reason = "enough"});
+  step.join();
+  EXPECT_EQ(reporter_.ledgers, 1);
   watchdog_.SetCommunicator(nullptr);
 }
 

@@ -18,8 +18,8 @@ namespace {
 using plan::Instruction;
 using plan::OpCode;
 
-// Longest random delay, in yields of the processor.
-constexpr uint64_t kMostYields = 200;
+// Longest random delay of an instruction of a slow stream; some are stuck for longer.
+constexpr uint64_t kSlowMicroseconds = 40;
 
 int64_t NowNs() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -56,10 +56,13 @@ void RandomDelay(uint64_t schedule, uint64_t instruction, plan::StreamId stream)
   random.discard(1);
   const bool slow = schedule % 6 == static_cast<uint64_t>(stream);
   const uint64_t draw = random();
-  const bool stuck = slow && draw % 8 == 0;
-  const uint64_t most = stuck ? 20 * kMostYields : slow ? kMostYields : kMostYields / 8;
-  const uint64_t yields = draw % 2 == 0 && !slow ? 0 : (draw >> 3) % most;
-  for (uint64_t i = 0; i < yields; ++i) {
+  const bool stuck = slow && draw % 16 == 0;
+  const uint64_t most = stuck  ? 20 * kSlowMicroseconds
+                        : slow ? kSlowMicroseconds
+                               : kSlowMicroseconds / 8;
+  const uint64_t microseconds = draw % 2 == 0 && !slow ? 0 : (draw >> 4) % most;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(microseconds);
+  while (std::chrono::steady_clock::now() < end) {
     std::this_thread::yield();
   }
 }

@@ -287,15 +287,17 @@ INSTANTIATE_TEST_SUITE_P(
                 With("  elastic:",
                      "  observability: {trace: {firstStep: 5, lastStep: 4, directory: /t}}\n"
                      "  elastic:"),
-                "job.yaml:16:40: spec.observability.trace.lastStep: expected at least 5, got 4\n"},
-        BadFile{"TraceNowhere",
-                With("  elastic:",
-                     "  observability: {trace: {firstStep: 1, lastStep: 1}}\n  elastic:"),
-                "job.yaml:16:26: spec.observability.trace.directory: expected an absolute path or "
-                "file:// URL, got nothing\n"},
+                "job.yaml:16:41: spec.observability.trace.lastStep: expected a whole number >= 5, "
+                "got 4\n"},
+        BadFile{
+            "TraceNowhere",
+            With("  elastic:", "  observability: {trace: {firstStep: 1, lastStep: 1}}\n  elastic:"),
+            "job.yaml:16:19: spec.observability.trace.directory: expected an absolute path or "
+            "file:// URL, got nothing\n"},
         BadFile{"NormsNeverAgain",
                 With("  elastic:", "  observability: {normsEvery: -1}\n  elastic:"),
-                "job.yaml:16:19: spec.observability.normsEvery: expected at least 0, got -1\n"},
+                "job.yaml:16:19: spec.observability.normsEvery: expected a whole number >= 0, got "
+                "-1\n"},
         BadFile{"SequenceLength",
                 With("  data:\n", "  data:\n    sequenceLength: 33\n"),
                 "job.yaml:9:5: spec.data.sequenceLength: expected 1 to 32, the model's maximum, "

@@ -99,7 +99,7 @@ TEST(PlanVerb, TextHasTheTables) {
                            "activations",
                            "workspace",
                            "predicted peak",
-                           "layers.0 .. layers.30 (31)",
+                           "layers.1 .. layers.30 (30)",
                            "timeline of one step",
                            "compute",
                            "bf16 weights and activations; fp32 main weights",

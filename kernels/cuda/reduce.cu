@@ -88,7 +88,7 @@ __device__ inline double SumOfBlock(double x, double* shared) {
 }
 
 template <int kCount, bool kStatistics>
-__global__ void __launch_bounds__(kFlatThreads)
+__global__ void __launch_bounds__(kFlatThreads, 1)
     ReduceKernel(const __grid_constant__ ReduceAddParams p) {
   Statistics statistics;
   const int64_t whole = p.aligned != 0 ? p.elements / 4 * 4 : 0;

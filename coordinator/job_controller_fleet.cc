@@ -255,8 +255,7 @@ void JobController::OnBeat(StreamId stream, const std::string& node_id, const Be
     slot.step = trainer.step;
     slot.phase = trainer.phase;
     slot.phase_age_ms = trainer.phase_age_ms;
-    entry->run.collectives.OnBeat(trainer.rank,
-                                  {trainer.step, trainer.phase, trainer.collectives});
+    entry->run.collectives.OnBeat(trainer.rank, {trainer.step, trainer.phase, trainer.collectives});
   }
   Send(stream, BeatAck{beat.seq});
 }
@@ -293,13 +292,13 @@ void JobController::OnExited(const std::string& node_id, const TrainerExited& ex
       reason = entry->run.draining.contains(node_id) ? "NodeDrain" : "ProcessCrash";
     }
     const std::string late = entry->run.collectives.LastWord(exited.rank);
-    FailureCause cause{reason,
-                       absl::StrCat(DescribeExit(node_id, exited, slot.failed_message),
-                                    late.empty() ? "" : "; ",
-                                    late),
-                       node_id,
-                       exited.rank,
-                       entry->progress.step};
+    FailureCause cause{
+        reason,
+        absl::StrCat(
+            DescribeExit(node_id, exited, slot.failed_message), late.empty() ? "" : "; ", late),
+        node_id,
+        exited.rank,
+        entry->progress.step};
     if (reason == "CheckpointCorrupt") {
       OnCorruptCheckpoint(*entry, cause);
     }
@@ -384,23 +383,21 @@ void JobController::OnFrame(const std::string& node_id, const TrainerFrame& fram
   }
   Entry& job = *entry;
   TrainerSlot& rank = *slot;
-  std::visit(Overloaded{[&](const TrainerProgress& progress) { rank.step = progress.step; },
-                        [&](const CommRecord& record) { OnCommRecord(job, record); },
-                        [&](const TrainerReady& ready) { OnReady(job, rank, ready); },
-                        [&](const StepReport& report) { OnStepReport(job, frame, report); },
-                        [&](const ckpt::Seal& seal) { OnSeal(job, frame.rank, seal); },
-                        [&](const SaveStarted& started) { OnSaveStarted(job, started); },
-                        [&](const TrainerFailed& failed) {
-                          OnTrainerFailed(job, rank, frame.rank, failed);
-                        },
-                        [&](const LedgerReport& ledger) {
-                          job.run.collectives.OnLedger(frame.rank, ledger);
-                        },
-                        [&](const TrainerDone&) {
-                          rank.done = true;
-                          job.run.last_step_done = true;
-                        }},
-             frame.frame);
+  std::visit(
+      Overloaded{
+          [&](const TrainerProgress& progress) { rank.step = progress.step; },
+          [&](const CommRecord& record) { OnCommRecord(job, record); },
+          [&](const TrainerReady& ready) { OnReady(job, rank, ready); },
+          [&](const StepReport& report) { OnStepReport(job, frame, report); },
+          [&](const ckpt::Seal& seal) { OnSeal(job, frame.rank, seal); },
+          [&](const SaveStarted& started) { OnSaveStarted(job, started); },
+          [&](const TrainerFailed& failed) { OnTrainerFailed(job, rank, frame.rank, failed); },
+          [&](const LedgerReport& ledger) { job.run.collectives.OnLedger(frame.rank, ledger); },
+          [&](const TrainerDone&) {
+            rank.done = true;
+            job.run.last_step_done = true;
+          }},
+      frame.frame);
   Reconcile(job);
 }
 

@@ -118,8 +118,8 @@ struct JobSpec {
   int64_t trace_first_step = 0;
   int64_t trace_last_step = 0;
   std::string trace_directory;
-  bool localise = false;        // replay a skipped step and name the first value that is not finite
-  int64_t norms_every = 0;      // per-tensor norms every so many steps; 0: never
+  bool localise = false;    // replay a skipped step and name the first value that is not finite
+  int64_t norms_every = 0;  // per-tensor norms every so many steps; 0: never
   int64_t gather_window_bytes = 0;   // 0: auto (the two largest consecutive units)
   int64_t staging_window_bytes = 0;  // 0: auto
 };

@@ -82,7 +82,8 @@ class BufferList {
 
   const GroupRules& RulesOf(int group) const { return request_.rules[static_cast<size_t>(group)]; }
   int64_t TotalBytes(int group) const {
-    return request_.groups[static_cast<size_t>(group)].layout.total_elements() * kGradientElementBytes;
+    return request_.groups[static_cast<size_t>(group)].layout.total_elements() *
+           kGradientElementBytes;
   }
   int64_t ShardBytes(int group) const { return TotalBytes(group) / request_.lanes.width(); }
 
@@ -113,8 +114,8 @@ class BufferList {
     if (!rules.trainable) {
       return;
     }
-    const int64_t bytes = TotalBytes(group) / parts /
-                          (rules.outer_gradient_sharded ? request_.lanes.replicas : 1);
+    const int64_t bytes =
+        TotalBytes(group) / parts / (rules.outer_gradient_sharded ? request_.lanes.replicas : 1);
     add_inside("main_weight", BufferKind::kMainWeight, bytes, same_type ? outer : -1);
     for (const auto& [role, kind] : {std::make_pair("exp_avg", BufferKind::kExpAvg),
                                      std::make_pair("exp_avg_sq", BufferKind::kExpAvgSq)}) {

@@ -1,6 +1,7 @@
 #pragma once
 
-// CPU ops that are plain loops, or loops around the vectorised ones. Shapes are already checked (kernels/dispatch.cc).
+// CPU ops that are plain loops, or loops around the vectorised ones. Shapes are already checked
+// (kernels/dispatch.cc).
 
 #include <cstdint>
 

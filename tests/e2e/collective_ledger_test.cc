@@ -142,14 +142,19 @@ TEST_P(CollectiveLedgerTest, TwoSwappedGathersAreNamedOnBothRanks) {
       << Events();
 }
 
+// Between ranks of one host weights are gathered long before anything is reduced; there the whole
+// gradients of no_shard are gathered right after.
 TEST_P(CollectiveLedgerTest, GatherAndReduceThatAreSwappedAreNamed) {
-  StartWorkers("plan.swap:error=other");
+  const bool shared_memory = std::string(GetParam()) == "shm";
+  StartWorkers(shared_memory ? "plan.swap:error=same" : "plan.swap:error=other");
+  TinyJob job = Job(0);
+  job.parallelism = shared_memory ? "strategy: no_shard" : "";
   const auto start = SteadyClock::now();
-  ASSERT_EQ(cluster_->Submit(Job(0)), absl::OkStatus());
+  ASSERT_EQ(cluster_->Submit(job), absl::OkStatus());
   std::string line;
   EXPECT_LT(SecondsTo("CollectiveMismatch", start, &line), kMostSeconds) << Events();
   ExpectSwapIsNamed(Events());
-  EXPECT_THAT(line, HasSubstr("(Gather of "));
+  EXPECT_THAT(line, HasSubstr(shared_memory ? "(GatherGradient of " : "(Gather of "));
   EXPECT_THAT(line, HasSubstr("(ReduceScatter of "));
 }
 

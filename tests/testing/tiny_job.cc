@@ -92,13 +92,14 @@ std::string ToYaml(const TinyJob& job) {
                     absl::StrJoin(job.sizes, ", "),
                     "], growDelay: 0s, growEvery: 0s}\n");
   }
-  const std::string transport = job.transport.empty() ? "auto" : job.transport;
-  absl::StrAppend(&text,
-                  "  parallelism: {transport: ",
-                  transport,
-                  job.parallelism.empty() ? "" : ", ",
-                  job.parallelism,
-                  "}\n");
+  if (!job.transport.empty() || !job.parallelism.empty()) {
+    absl::StrAppend(&text,
+                    "  parallelism: {transport: ",
+                    job.transport.empty() ? "auto" : job.transport,
+                    job.parallelism.empty() ? "" : ", ",
+                    job.parallelism,
+                    "}\n");
+  }
   absl::StrAppend(&text,
                   "  determinism: {mode: exact, virtualRanks: ",
                   job.virtual_ranks,

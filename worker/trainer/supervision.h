@@ -131,7 +131,8 @@ struct Stop {
   ExitCode code = ExitCode::kStopped;
   std::string reason;
 };
-using Command = std::variant<Assignment, RecordsOfGroup, AllowSteps, AskForSave, Commit, AskForLedger, Stop>;
+using Command =
+    std::variant<Assignment, RecordsOfGroup, AllowSteps, AskForSave, Commit, AskForLedger, Stop>;
 
 // Up to whoever supervises this trainer. Thread-safe. An error means that nobody listens any more.
 class Reporter {

@@ -249,7 +249,7 @@ TEST(PlanFit, WhatDoesNotFitAloneMayFitTogether) {
 TEST(PlanPrinter, EqualUnitsShareALine) {
   const ShardingPlan plan = Make(RequestOf(4));
   const std::string text = PlanSummary(plan);
-  EXPECT_THAT(text, HasSubstr("layers.0 .. layers.4 (5)"));
+  EXPECT_THAT(text, HasSubstr("layers.1 .. layers.4 (4)"));
   EXPECT_THAT(text, HasSubstr("predicted peak"));
   const std::string verbose = PlanSummary(plan, {.verbose = true});
   EXPECT_THAT(verbose, HasSubstr("layers.3 "));

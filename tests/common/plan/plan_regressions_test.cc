@@ -292,7 +292,7 @@ TEST(PlanRegression, FrozenUnitInMiddle) {
   }
 }
 
-TEST(PlanRegression, PartlyFrozenUnitAndFrozenBelow) {
+TEST(PlanRegression, PartlyFrozenUnit) {
   JobSpec spec = testing::SpecOf(testing::Llama(64, 4, 96, 257), 2);
   spec.freeze = {"model.embed_tokens*", "model.layers.0.*", "model.layers.1.*q_proj*"};
   const ShardingPlan plan = *BuildShardingPlan({.spec = spec, .ranks = 2, .shared_memory = false});

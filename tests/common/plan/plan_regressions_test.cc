@@ -36,7 +36,7 @@ int Find(const StepProgram& program, OpCode op, int unit, int from = 0) {
   }
   return -1;
 }
-int Count(const StepProgram& program, OpCode op) {
+int CountOf(const StepProgram& program, OpCode op) {
   return static_cast<int>(std::count_if(program.instructions.begin(),
                                         program.instructions.end(),
                                         [&](const Instruction& at) { return at.op == op; }));
@@ -92,8 +92,8 @@ TEST(PlanRegression, RecomputeDoesNotRegatherFinishedUnit) {
   const ShardingPlan plan = testing::PlanOfUnits(inventory, shape);
   ASSERT_TRUE(CheckPlan(plan).ok()) << CheckPlan(plan);
   const StepProgram& program = plan.program(Phase::kOnly);
-  EXPECT_EQ(Count(program, OpCode::kRecompute), 5) << "the last unit finds it in place";
-  EXPECT_EQ(Count(program, OpCode::kGather), 2 * (6 - 2) + 2);
+  EXPECT_EQ(CountOf(program, OpCode::kRecompute), 5) << "the last unit finds it in place";
+  EXPECT_EQ(CountOf(program, OpCode::kGather), 2 * (6 - 2) + 2);
   const int done = Find(program, OpCode::kBackward, 5);
   EXPECT_EQ(Find(program, OpCode::kGather, 5, done), -1);
 }
@@ -273,7 +273,7 @@ TEST(PlanRegression, UnitCalledTwice) {
     }
   }
   EXPECT_EQ(backward, (std::vector<std::pair<int, bool>>{{1, false}, {0, true}}));
-  EXPECT_EQ(Count(plan.program(Phase::kOnly), OpCode::kReduceScatter), 3);
+  EXPECT_EQ(CountOf(plan.program(Phase::kOnly), OpCode::kReduceScatter), 3);
 }
 
 TEST(PlanRegression, FrozenUnitInMiddle) {

@@ -83,15 +83,16 @@ TEST_P(SavePlanTest, SmallLimitsCutChunksIntoLayers) {
 // Under every strategy: parameters of frozen tensors, no moments of theirs; where ranks hold the
 // same the first writes, and everybody writes something.
 TEST(SavePlanStrategies, EveryElementIsWrittenOnce) {
-  struct Axes {
+  struct StrategyAxes {
     Strategy shard;
     Strategy replicate;
     int64_t replicas;
   };
-  for (const Axes& axes : {Axes{Strategy::kNoShard, Strategy::kNoShard, 1},
-                           Axes{Strategy::kOptim, Strategy::kNoShard, 2},
-                           Axes{Strategy::kOptimGradsParams, Strategy::kNoShard, 2},
-                           Axes{Strategy::kOptimGradsParams, Strategy::kOptim, 2}}) {
+  for (const StrategyAxes& axes :
+       {StrategyAxes{Strategy::kNoShard, Strategy::kNoShard, 1},
+        StrategyAxes{Strategy::kOptim, Strategy::kNoShard, 2},
+        StrategyAxes{Strategy::kOptimGradsParams, Strategy::kNoShard, 2},
+        StrategyAxes{Strategy::kOptimGradsParams, Strategy::kOptim, 2}}) {
     JobSpec spec = testing::SpecOf(testing::Llama(64, 2, 96, 257), 8);
     spec.strategy = axes.shard;
     spec.replicate_strategy = axes.replicate;

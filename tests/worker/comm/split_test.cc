@@ -24,7 +24,7 @@ struct MeshCase {
   int size() const { return outer * inner; }
 };
 
-std::string CaseName(const ::testing::TestParamInfo<MeshCase>& info) {
+std::string MeshCaseName(const ::testing::TestParamInfo<MeshCase>& info) {
   return absl::StrCat(info.param.transport, "_", info.param.outer, "x", info.param.inner);
 }
 
@@ -265,7 +265,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes,
                                            MeshCase{"gloo", 2, 1},
                                            MeshCase{"gloo", 2, 2},
                                            MeshCase{"gloo", 2, 3}),
-                         CaseName);
+                         MeshCaseName);
 
 class SplitFailureTest : public ::testing::TestWithParam<MeshCase> {};
 
@@ -365,7 +365,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes,
                                            MeshCase{"shm", 2, 2},
                                            MeshCase{"shm", 2, 3},
                                            MeshCase{"gloo", 2, 2}),
-                         CaseName);
+                         MeshCaseName);
 
 }  // namespace
 }  // namespace ravel::comm

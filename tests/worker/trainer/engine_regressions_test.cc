@@ -18,14 +18,14 @@
 namespace ravel::trainer {
 namespace {
 
-constexpr char kModel[] = "odd_tied";
+constexpr char kRegressionModel[] = "odd_tied";
 
-std::string Folder() {
+std::string RegressionFolder() {
   return absl::StrCat(::testing::TempDir(), "/ravel_engine_regressions");
 }
 
 RecordArgs ArgsFor(const StrategyCase& tested, int64_t steps) {
-  RecordArgs args = ArgsOf(tested, JobOf(tested, kModel, Folder()));
+  RecordArgs args = ArgsOf(tested, JobOf(tested, kRegressionModel, RegressionFolder()));
   args.last_step = steps;
   return args;
 }
@@ -327,7 +327,7 @@ TEST(EngineRegressions, SlowReduceDoesNotStallCompute) {
 
 // Fails when an unsupported pair is taken for the nearest supported one.
 TEST(EngineRegressions, UnsupportedCombinationRefused) {
-  plan::JobSpec spec = JobOf({}, kModel, Folder());
+  plan::JobSpec spec = JobOf({}, kRegressionModel, RegressionFolder());
   spec.replicas = 2;
   spec.replicate_strategy = plan::Strategy::kOptimGradsParams;
   const auto plan = plan::BuildShardingPlan({.spec = spec, .ranks = 4});

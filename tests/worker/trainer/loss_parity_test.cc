@@ -38,7 +38,7 @@ std::vector<GoldenStep> GoldenCurve(const std::string& name) {
   return curve;
 }
 
-std::string Folder() {
+std::string CurveFolder() {
   return absl::StrCat(::testing::TempDir(), "/ravel_loss_parity");
 }
 
@@ -48,8 +48,8 @@ TEST_P(LossParity, EveryStepEqualsPyTorchToOneInTenThousandOnOneToFourRanks) {
   const std::vector<GoldenStep> golden = GoldenCurve(GetParam());
   ASSERT_EQ(static_cast<int64_t>(golden.size()), kGoldenSteps);
   for (int ranks = 1; ranks <= 4; ++ranks) {
-    const Recording run =
-        Record({.spec = CaseJob(GetParam(), Folder()), .ranks = ranks, .last_step = kGoldenSteps});
+    const Recording run = Record(
+        {.spec = CaseJob(GetParam(), CurveFolder()), .ranks = ranks, .last_step = kGoldenSteps});
     ASSERT_EQ(run.steps.size(), golden.size());
     double worst = 0;
     for (size_t i = 0; i < golden.size(); ++i) {
@@ -71,7 +71,7 @@ TEST_P(LossParity, EveryStepEqualsPyTorchToOneInTenThousandOnOneToFourRanks) {
 
 TEST_P(LossParity, OneToEightRanksGiveTheSameBits) {
   const RecordArgs one = {
-      .spec = CaseJob(GetParam(), Folder()), .ranks = 1, .last_step = kGoldenSteps};
+      .spec = CaseJob(GetParam(), CurveFolder()), .ranks = 1, .last_step = kGoldenSteps};
   const Recording reference = Record(one);
   for (const int ranks : {2, 3, 4, 5, 7, 8}) {
     RecordArgs args = one;
@@ -81,7 +81,7 @@ TEST_P(LossParity, OneToEightRanksGiveTheSameBits) {
 }
 
 TEST_P(LossParity, RanksThatShareNoMemoryGiveTheSameBits) {
-  const RecordArgs one = {.spec = CaseJob(GetParam(), Folder()), .ranks = 1, .last_step = 4};
+  const RecordArgs one = {.spec = CaseJob(GetParam(), CurveFolder()), .ranks = 1, .last_step = 4};
   const Recording reference = Record(one);
   for (const int ranks : {2, 3}) {
     RecordArgs args = one;
@@ -93,7 +93,7 @@ TEST_P(LossParity, RanksThatShareNoMemoryGiveTheSameBits) {
 }
 
 TEST_P(LossParity, EvaluationAfterEveryStepChangesNoBit) {
-  RecordArgs args = {.spec = CaseJob(GetParam(), Folder()), .ranks = 3, .last_step = 12};
+  RecordArgs args = {.spec = CaseJob(GetParam(), CurveFolder()), .ranks = 3, .last_step = 12};
   const Recording without = Record(args);
   args.evaluate_every_step = true;
   const Recording with = Record(args);
@@ -105,7 +105,7 @@ TEST_P(LossParity, EvaluationAfterEveryStepChangesNoBit) {
 }
 
 TEST_P(LossParity, ResumeOnAnotherNumberOfRanksContinuesWithTheSameBits) {
-  const plan::JobSpec spec = CaseJob(GetParam(), Folder());
+  const plan::JobSpec spec = CaseJob(GetParam(), CurveFolder());
   const Recording whole = Record({.spec = spec, .ranks = 4, .last_step = 20});
   const Recording first = Record({.spec = spec, .ranks = 4, .last_step = 11});
   Recording resumed =
@@ -114,11 +114,11 @@ TEST_P(LossParity, ResumeOnAnotherNumberOfRanksContinuesWithTheSameBits) {
   EXPECT_EQ(FirstDifference(whole, resumed), "");
 }
 
-std::string CaseName(const ::testing::TestParamInfo<std::string>& tested) {
+std::string CurveCaseName(const ::testing::TestParamInfo<std::string>& tested) {
   return tested.param;
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, LossParity, ::testing::ValuesIn(CaseNames()), CaseName);
+INSTANTIATE_TEST_SUITE_P(Cases, LossParity, ::testing::ValuesIn(CaseNames()), CurveCaseName);
 
 }  // namespace
 }  // namespace ravel::trainer

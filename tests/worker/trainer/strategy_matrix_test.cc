@@ -15,10 +15,10 @@ namespace {
 
 using plan::RecomputePolicy;
 
-constexpr int64_t kSteps = 20;
-constexpr char kModel[] = "odd_tied";
+constexpr int64_t kMatrixSteps = 20;
+constexpr char kMatrixModel[] = "odd_tied";
 
-std::string Folder() {
+std::string MatrixFolder() {
   return absl::StrCat(::testing::TempDir(), "/ravel_strategy_matrix");
 }
 
@@ -28,18 +28,18 @@ const Recording& Reference(int64_t micro_batches) {
   Recording& reference = references[micro_batches];
   if (reference.steps.empty()) {
     const StrategyCase one = {.micro_batches = micro_batches, .in_place = true};
-    RecordArgs args = ArgsOf(one, JobOf(one, kModel, Folder()));
-    args.last_step = kSteps;
+    RecordArgs args = ArgsOf(one, JobOf(one, kMatrixModel, MatrixFolder()));
+    args.last_step = kMatrixSteps;
     reference = Record(args);
   }
   return reference;
 }
 
 void ExpectReferenceBits(const StrategyCase& tested) {
-  RecordArgs args = ArgsOf(tested, JobOf(tested, kModel, Folder()));
-  args.last_step = kSteps;
+  RecordArgs args = ArgsOf(tested, JobOf(tested, kMatrixModel, MatrixFolder()));
+  args.last_step = kMatrixSteps;
   const Recording run = Record(args);
-  ASSERT_EQ(run.steps.size(), static_cast<size_t>(kSteps));
+  ASSERT_EQ(run.steps.size(), static_cast<size_t>(kMatrixSteps));
   EXPECT_EQ(FirstDifference(Reference(tested.micro_batches), run), "") << tested.name();
 }
 
@@ -96,7 +96,7 @@ std::string WhyEqual(const StrategyCase& a, const StrategyCase& b) {
 TEST(StrategyMatrix, EachCaseDiffersFromItsNeighboursByItsPlan) {
   std::map<std::string, std::string> hashes;
   for (const StrategyCase& tested : AllCases()) {
-    hashes[tested.name()] = PlanHash(tested, JobOf(tested, kModel, Folder()));
+    hashes[tested.name()] = PlanHash(tested, JobOf(tested, kMatrixModel, MatrixFolder()));
   }
   std::set<std::string> listed;
   for (const StrategyCase& tested : AllCases()) {
@@ -117,7 +117,7 @@ TEST_P(StrategyMatrix, GivesTheBitsOfOneRank) {
   ExpectReferenceBits(GetParam());
 }
 
-std::string CaseName(const ::testing::TestParamInfo<StrategyCase>& tested) {
+std::string StrategyCaseName(const ::testing::TestParamInfo<StrategyCase>& tested) {
   return tested.param.name();
 }
 
@@ -142,8 +142,8 @@ std::vector<StrategyCase> FewCases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Few, StrategyMatrix, ::testing::ValuesIn(FewCases()), CaseName);
-INSTANTIATE_TEST_SUITE_P(All, StrategyMatrix, ::testing::ValuesIn(AllCases()), CaseName);
+INSTANTIATE_TEST_SUITE_P(Few, StrategyMatrix, ::testing::ValuesIn(FewCases()), StrategyCaseName);
+INSTANTIATE_TEST_SUITE_P(All, StrategyMatrix, ::testing::ValuesIn(AllCases()), StrategyCaseName);
 
 TEST(StrategyTransports, SharedOrCopiedMemoryGivesTheSameBits) {
   for (const NamedStrategy& strategy : MatrixStrategies()) {
@@ -152,7 +152,7 @@ TEST(StrategyTransports, SharedOrCopiedMemoryGivesTheSameBits) {
       tested.in_place = true;
       ExpectReferenceBits(tested);
       // Over TCP nothing is read in place.
-      RecordArgs copied = {.spec = JobOf(tested, kModel, Folder()),
+      RecordArgs copied = {.spec = JobOf(tested, kMatrixModel, MatrixFolder()),
                            .ranks = tested.ranks(),
                            .shared_memory = false,
                            .last_step = 3};
@@ -175,9 +175,9 @@ TEST(StrategyResume, AnyStepGoesOnWithAnotherWidthAndStrategyInTheSameBits) {
   // A new strategy and width after every step.
   Recording state;
   std::vector<StepResult> steps;
-  for (int64_t step = 0; step < kSteps; ++step) {
+  for (int64_t step = 0; step < kMatrixSteps; ++step) {
     const StrategyCase& tested = turns[static_cast<size_t>(step) % turns.size()];
-    RecordArgs args = ArgsOf(tested, JobOf(tested, kModel, Folder()));
+    RecordArgs args = ArgsOf(tested, JobOf(tested, kMatrixModel, MatrixFolder()));
     args.first_step = step;
     args.last_step = step + 1;
     args.start = step == 0 ? nullptr : &state;
@@ -192,7 +192,7 @@ TEST(StrategyResume, AnyStepGoesOnWithAnotherWidthAndStrategyInTheSameBits) {
 TEST(StrategyEvaluation, AfterEveryStepChangesNoBit) {
   for (const NamedStrategy& strategy : MatrixStrategies()) {
     const StrategyCase tested = {.strategy = strategy.name, .width = 2, .micro_batches = 3};
-    RecordArgs args = ArgsOf(tested, JobOf(tested, kModel, Folder()));
+    RecordArgs args = ArgsOf(tested, JobOf(tested, kMatrixModel, MatrixFolder()));
     args.last_step = 5;
     const Recording without = Record(args);
     args.evaluate_every_step = true;

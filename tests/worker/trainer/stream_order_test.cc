@@ -11,25 +11,25 @@
 namespace ravel::trainer {
 namespace {
 
-constexpr char kModel[] = "odd_tied";
-constexpr int64_t kSteps = 2;
+constexpr char kStreamModel[] = "odd_tied";
+constexpr int64_t kStreamSteps = 2;
 constexpr uint64_t kSchedules = 200;
 constexpr uint64_t kMutantSchedules = 100;  // until the fault shows
 
-std::string Folder() {
+std::string StreamFolder() {
   return absl::StrCat(::testing::TempDir(), "/ravel_stream_order");
 }
 
 RecordArgs QueuedArgs(const StrategyCase& tested, uint64_t schedule) {
-  RecordArgs args = ArgsOf(tested, JobOf(tested, kModel, Folder()));
-  args.last_step = kSteps;
+  RecordArgs args = ArgsOf(tested, JobOf(tested, kStreamModel, StreamFolder()));
+  args.last_step = kStreamSteps;
   args.executor = {.streams = shard::StreamMode::kQueued, .delay_seed = schedule, .poison = true};
   return args;
 }
 
 Recording InlineRun(const StrategyCase& tested) {
-  RecordArgs args = ArgsOf(tested, JobOf(tested, kModel, Folder()));
-  args.last_step = kSteps;
+  RecordArgs args = ArgsOf(tested, JobOf(tested, kStreamModel, StreamFolder()));
+  args.last_step = kStreamSteps;
   return Record(args);
 }
 
@@ -54,7 +54,7 @@ TEST(StreamOrder, TwoHundredSchedulesGiveTheSameBits) {
   for (uint64_t schedule = 0; schedule < kSchedules; ++schedule) {
     const size_t at = schedule % cases.size();
     const Recording run = Record(QueuedArgs(cases[at], schedule));
-    ASSERT_EQ(run.steps.size(), static_cast<size_t>(kSteps));
+    ASSERT_EQ(run.steps.size(), static_cast<size_t>(kStreamSteps));
     ASSERT_EQ(FirstDifference(expected[at], run), "")
         << cases[at].name() << ", schedule " << schedule;
   }

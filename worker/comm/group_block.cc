@@ -53,6 +53,7 @@ GroupBlock::GroupBlock(Options options)
       header_(reinterpret_cast<GroupHeader*>(options_.memory)),
       rank_(options_.rank),
       size_(options_.size) {
+  CHECK(options_.root != nullptr);
   CHECK(size_ >= 1 && size_ <= kMaxSharedRanks && rank_ >= 0 && rank_ < size_);
   const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
   spins_ = static_cast<unsigned>(options_.host_ranks) <= cores ? kSpinsWithOwnCore
@@ -76,10 +77,14 @@ void GroupBlock::Publish(const IssueRecord& issue, int64_t offset) {
   slot->offset = offset;
 }
 
+absl::Status GroupBlock::Failure() const {
+  // What ended all groups says more than that a rank has left this one because of it.
+  const bool all = options_.root->domain_failed.load(std::memory_order_acquire) != 0;
+  return GroupFailure(all ? *options_.root : *header_);
+}
+
 absl::Status GroupBlock::Barrier() {
-  if ((header_->wake_ups.load(std::memory_order_acquire) & kAbortBit) != 0) {
-    return GroupFailure(*header_);
-  }
+  RETURN_IF_ERROR(Failure());
   const uint64_t barrier = barriers_ + 1;
   // Sequentially consistent, as the sleepers' count is: either the sleeper sees this arrival or
   // this rank sees the sleeper.
@@ -89,11 +94,11 @@ absl::Status GroupBlock::Barrier() {
     FutexWakeAll(header_->wake_ups);
   }
   if (!WaitForAll(barrier)) {
-    return GroupFailure(*header_);
+    return Failure();
   }
   barriers_ = barrier;
   if (!IssuesAgree()) {  // the same verdict on every rank: all have read the same slots
-    return GroupFailure(*header_);
+    return Failure();
   }
   return absl::OkStatus();
 }

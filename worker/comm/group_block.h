@@ -38,6 +38,9 @@ struct GroupHeader {
   std::atomic<uint32_t> abort_state;
   uint32_t abort_code = 0;
   char abort_text[kAbortTextBytes] = {};
+  // Of the group from which others were split: 1 when all of them have failed, or are about to. A
+  // rank that has seen one of them fail finds this set.
+  std::atomic<uint32_t> domain_failed;
   alignas(64) std::atomic<uint32_t> sleepers;
   // Changes when sleepers should look again; bit 0 is set by abort. Ranks sleep on it.
   alignas(64) std::atomic<uint32_t> wake_ups;
@@ -61,6 +64,8 @@ class GroupBlock {
     int size = 1;
     // Ranks that may be busy on this host at the same time: beyond its cores, waits hardly spin.
     int host_ranks = 1;
+    // Of the group from which this one was split, or its own; outlives this view.
+    const GroupHeader* root = nullptr;
     // What ranks a and b issued differs: says so, and releases everybody.
     std::function<void(int a, const IssueRecord&, int b, const IssueRecord&)> on_mismatch;
   };
@@ -85,6 +90,7 @@ class GroupBlock {
   GroupSlot* SlotOf(uint64_t barrier, int rank);
   std::byte* BounceOf(uint64_t barrier, int rank);
   bool AllArrived(uint64_t barrier, int* first_missing);
+  absl::Status Failure() const;
   bool IssuesAgree();
   // False when the group failed before all arrived.
   bool WaitForAll(uint64_t barrier);

@@ -48,6 +48,7 @@ SharedMemoryCommunicator::SharedMemoryCommunicator(std::shared_ptr<Root> root, M
               .rank = rank_,
               .size = size_,
               .host_ranks = root_->size,
+              .root = reinterpret_cast<const GroupHeader*>(root_->segment->block()),
               .on_mismatch =
                   [log = log_.get(), root = root_.get()](
                       int a, const IssueRecord& issue_a, int b, const IssueRecord& issue_b) {

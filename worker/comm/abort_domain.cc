@@ -24,10 +24,8 @@ void AbortDomain::Fail(const absl::Status& status) {
   if (failure_.ok()) {
     failure_ = status;
   }
-  // The root first, and the mark that later calls of any group look at before the groups fail one
-  // after another.
-  FailGroup(*headers_.front(), status);
-  headers_.front()->domain_failed.store(1, std::memory_order_release);
+  // First what later calls of any group look at; then the groups fail one after another.
+  RecordDomainFailure(*headers_.front(), status);
   for (GroupHeader* header : headers_) {
     FailGroup(*header, status);
   }

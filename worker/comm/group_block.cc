@@ -41,6 +41,34 @@ void FutexWakeAll(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, FutexWord(word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
+// The first one to write wins.
+void Write(FailureRecord& record, const absl::Status& status) {
+  uint32_t none = 0;
+  if (!record.state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
+    return;
+  }
+  const std::string text(status.message());
+  const size_t length = std::min(text.size(), kAbortTextBytes - 1);
+  record.code = static_cast<uint32_t>(status.code());
+  std::memcpy(record.text, text.data(), length);
+  record.text[length] = '\0';
+  record.state.store(2, std::memory_order_release);
+}
+
+// Another rank may still be writing.
+absl::Status Read(const FailureRecord& record) {
+  for (int i = 0; i < kSpinsForText; ++i) {
+    if (record.state.load(std::memory_order_acquire) == 2) {
+      break;
+    }
+  }
+  if (record.state.load(std::memory_order_acquire) != 2) {
+    return absl::AbortedError("the group was aborted");
+  }
+  return absl::Status(static_cast<absl::StatusCode>(record.code),
+                      std::string(record.text, strnlen(record.text, kAbortTextBytes)));
+}
+
 }  // namespace
 
 int64_t GroupBlockBytes(int size) {
@@ -79,8 +107,8 @@ void GroupBlock::Publish(const IssueRecord& issue, int64_t offset) {
 
 absl::Status GroupBlock::Failure() const {
   // What ended all groups says more than that a rank has left this one because of it.
-  const bool all = options_.root->domain_failed.load(std::memory_order_acquire) != 0;
-  return GroupFailure(all ? *options_.root : *header_);
+  const bool all = options_.root->domain.state.load(std::memory_order_acquire) != 0;
+  return all ? Read(options_.root->domain) : GroupFailure(*header_);
 }
 
 absl::Status GroupBlock::Barrier() {
@@ -154,35 +182,21 @@ bool GroupBlock::IssuesAgree() {
 }
 
 void FailGroup(GroupHeader& header, const absl::Status& status) {
-  uint32_t none = 0;
-  if (header.abort_state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
-    const std::string text(status.message());
-    const size_t length = std::min(text.size(), kAbortTextBytes - 1);
-    header.abort_code = static_cast<uint32_t>(status.code());
-    std::memcpy(header.abort_text, text.data(), length);
-    header.abort_text[length] = '\0';
-    header.abort_state.store(2, std::memory_order_release);
-  }
+  Write(header.own, status);
   // Even if the rank that writes the reason was killed on the way, everybody is released.
   header.wake_ups.fetch_or(kAbortBit, std::memory_order_seq_cst);
   FutexWakeAll(header.wake_ups);
+}
+
+void RecordDomainFailure(GroupHeader& root, const absl::Status& status) {
+  Write(root.domain, status);
 }
 
 absl::Status GroupFailure(const GroupHeader& header) {
   if ((header.wake_ups.load(std::memory_order_acquire) & kAbortBit) == 0) {
     return absl::OkStatus();
   }
-  for (int i = 0; i < kSpinsForText; ++i) {
-    if (header.abort_state.load(std::memory_order_acquire) == 2) {
-      break;
-    }
-  }
-  if (header.abort_state.load(std::memory_order_acquire) != 2) {
-    return absl::AbortedError("the group was aborted");
-  }
-  const char* text = header.abort_text;
-  return absl::Status(static_cast<absl::StatusCode>(header.abort_code),
-                      std::string(text, strnlen(text, kAbortTextBytes)));
+  return Read(header.own);
 }
 
 }  // namespace ravel::comm

@@ -31,16 +31,18 @@ static_assert(sizeof(GroupSlot) == 64 && std::atomic<uint64_t>::is_always_lock_f
 
 // At the start of the segment; then GroupSlot[2][size], then bounce buffers [2][size]. Zero bytes
 // are the initial state, but for the nonce, which the maker writes.
+struct FailureRecord {
+  // 0 none, 1 being written, 2 readable.
+  std::atomic<uint32_t> state;
+  uint32_t code = 0;
+  char text[kAbortTextBytes] = {};
+};
 struct GroupHeader {
   uint64_t nonce_low = 0;
   uint64_t nonce_high = 0;
-  // 0 none, 1 being written, 2 readable.
-  std::atomic<uint32_t> abort_state;
-  uint32_t abort_code = 0;
-  char abort_text[kAbortTextBytes] = {};
-  // Of the group from which others were split: 1 when all of them have failed, or are about to. A
-  // rank that has seen one of them fail finds this set.
-  std::atomic<uint32_t> domain_failed;
+  FailureRecord own;
+  // Of the group from which others were split: why all of them have failed, or are about to.
+  FailureRecord domain;
   alignas(64) std::atomic<uint32_t> sleepers;
   // Changes when sleepers should look again; bit 0 is set by abort. Ranks sleep on it.
   alignas(64) std::atomic<uint32_t> wake_ups;
@@ -49,6 +51,10 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
 // Bytes of the block of a group; a multiple of the page size.
 int64_t GroupBlockBytes(int size);
+
+// Why a group and all that was split from it fail; the first call counts. A rank that has seen any
+// of them fail because of this finds it written.
+void RecordDomainFailure(GroupHeader& root, const absl::Status& status);
 
 // Releases all ranks of a group. The first call's status is the one that its ranks report.
 void FailGroup(GroupHeader& header, const absl::Status& status);

@@ -131,7 +131,7 @@ TEST(PlanVerb, SeventyBillionAtWidth512InTwoSeconds) {
       PlanWith({.file = Example("llama3-70b.yaml"), .devices = "1024xH100-80G"}, Format::kName);
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   EXPECT_EQ(ran.exit_code, kExitOk) << ran.err;
-  EXPECT_LT(seconds, 2.0);
+  EXPECT_LT(seconds, RAVEL_MOST_SECONDS);
 }
 
 class PlanFile : public ::testing::Test {

@@ -88,10 +88,40 @@ void TreeSumRange(const TreeSumArgs& args) {
 }
 
 template <typename V>
-void TreeSumTwo(const float* a, const float* b, float* out, int64_t n) {
+void AddPair(const float* a, const float* b, float* out, int64_t n) {
   ForEachVector(n, [&](int64_t j, auto lanes) {
     V::Store(out + j, V::Add(V::Load(a + j, lanes), V::Load(b + j, lanes)), lanes);
   });
+}
+
+// From this many elements on a sum is not expected to stay in the cache; it is written around it,
+// with two pages of each under way at once (cpu/streaming_copy.h).
+inline constexpr int64_t kStreamedElements = int64_t{64} << 10;
+inline constexpr int64_t kPageElements = 1024;
+inline constexpr int64_t kPagesAtOnce = 2;
+
+template <typename V>
+void TreeSumTwo(const float* a, const float* b, float* out, int64_t n) {
+  constexpr int64_t kBlock = kPageElements * kPagesAtOnce;
+  int64_t j = 0;
+  if (n >= kStreamedElements) {
+    const auto misaligned = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(out) & 63);
+    j = misaligned / static_cast<int64_t>(sizeof(float));
+    AddPair<V>(a, b, out, j);
+    for (; j + kBlock <= n; j += kBlock) {
+      for (int64_t line = j; line < j + kPageElements; line += 16) {
+        for (int64_t at = line; at < line + kBlock; at += kPageElements) {
+          // Beyond the end it only asks for what may not be there, which is harmless.
+          __builtin_prefetch(a + at + kBlock);
+          __builtin_prefetch(b + at + kBlock);
+          V::StoreAround(out + at, V::Add(V::Load(a + at), V::Load(b + at)));
+          V::StoreAround(out + at + 8, V::Add(V::Load(a + at + 8), V::Load(b + at + 8)));
+        }
+      }
+    }
+    V::FinishStoresAround();
+  }
+  AddPair<V>(a + j, b + j, out + j, n - j);
 }
 
 template <typename V>

@@ -1,10 +1,42 @@
 #include <algorithm>
-#include <vector>
+#include <cstdlib>
+#include <memory>
 
+#include <sys/mman.h>
+
+#include "common/check.h"
 #include "kernels/cpu/reference_ops.h"
 #include "kernels/cpu/simd_ops.h"
 
 namespace ravel::kernels::cpu {
+namespace {
+
+// Packed blocks on huge pages where those are allowed, so that a product's inner loops do not miss
+// the address cache. Grows to the largest product so far: a few MiB.
+class Workspace {
+ public:
+  float* AtLeast(int64_t elements) {
+    if (elements > elements_) {
+      constexpr int64_t kHugePageBytes = int64_t{2} << 20;
+      const auto bytes = static_cast<size_t>(
+          RoundUp(elements * static_cast<int64_t>(sizeof(float)), kHugePageBytes));
+      data_.reset(static_cast<float*>(std::aligned_alloc(kHugePageBytes, bytes)));
+      CHECK(data_ != nullptr);
+      (void)madvise(data_.get(), bytes, MADV_HUGEPAGE);  // only a wish
+      elements_ = static_cast<int64_t>(bytes / sizeof(float));
+    }
+    return data_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(float* data) const { std::free(data); }
+  };
+  std::unique_ptr<float, Free> data_;
+  int64_t elements_ = 0;
+};
+
+}  // namespace
 
 void Gemm(const GemmArgs& args) {
   const int64_t m = args.c.rows();
@@ -19,13 +51,8 @@ void Gemm(const GemmArgs& args) {
     }
     return;
   }
-  // One per thread, as large as the largest product so far: a few MiB.
-  thread_local std::vector<float> workspace;
-  const auto elements = static_cast<size_t>(ActiveOps().gemm_workspace_elements(args));
-  if (workspace.size() < elements) {
-    workspace = std::vector<float>(elements);
-  }
-  ActiveOps().gemm(args, workspace.data());
+  thread_local Workspace workspace;
+  ActiveOps().gemm(args, workspace.AtLeast(ActiveOps().gemm_workspace_elements(args)));
 }
 
 }  // namespace ravel::kernels::cpu

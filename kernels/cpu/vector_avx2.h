@@ -47,6 +47,8 @@ struct Avx2Vector {
   static void Store(float* p, F x, SomeLanes lanes) {
     _mm256_maskstore_ps(p, Mask(lanes.count), x);
   }
+  static void StoreAround(float* p, F x) { _mm256_stream_ps(p, x); }
+  static void FinishStoresAround() { _mm_sfence(); }
 
   static F Add(F a, F b) { return _mm256_add_ps(a, b); }
   static F Sub(F a, F b) { return _mm256_sub_ps(a, b); }

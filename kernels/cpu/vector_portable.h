@@ -66,6 +66,10 @@ struct PortableVector {
   static void Store(float* p, const F& x, SomeLanes lanes) {
     std::memcpy(p, x.data(), sizeof(float) * static_cast<size_t>(lanes.count));
   }
+  // Past the caches where the processor can; p is a multiple of 32 bytes. FinishStoresAround must
+  // follow before another thread is told of them.
+  static void StoreAround(float* p, const F& x) { Store(p, x); }
+  static void FinishStoresAround() {}
 
   template <typename Function>
   static F Map(const F& a, const F& b, Function function) {

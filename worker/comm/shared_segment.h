@@ -100,6 +100,8 @@ class MemfdSegment final : public SharedSegment {
   static absl::StatusOr<std::unique_ptr<MemfdSegment>> OpenBlock(const std::string& record,
                                                                  int64_t block_bytes);
   absl::Status MapBlock();
+  // In the file: whole huge pages after its begin. The gap takes no memory.
+  int64_t arena_offset() const;
 
   int fd_ = -1;
   const int64_t block_bytes_;

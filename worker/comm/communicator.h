@@ -1,8 +1,17 @@
 #pragma once
 
 // Collectives between the ranks of one group. Implementations: local (ranks as threads of one
-// process), shm (processes of one host), gloo (TCP). All ranks must issue the same calls in the
-// same order; a rolling hash of the calls is checked.
+// process), shm (processes of one host), gloo (TCP), device_local (ranks as threads on one CUDA
+// device), nccl (CUDA devices). All ranks must issue the same calls in the same order; a rolling
+// hash of the calls is checked.
+//
+// The arena of a device communicator lies on its device, and tensor collectives (AllGather,
+// ExchangePieces, ReleasePieces) are work of a stream: they wait for what that stream was given
+// before, return once they are issued, and their results, and the right to overwrite what they
+// read, come where the stream reaches that point. Their operands are device memory, of the arena or
+// not. A call may block the host until peers have issued the same collective, never until a device
+// has run it. All else (Split, Barrier, AllGatherBytes) is for hosts alone: it takes and gives host
+// memory, blocks, and orders no work of streams.
 
 #include <cstdint>
 #include <memory>
@@ -12,6 +21,7 @@
 
 #include "common/plan/step_program.h"
 #include "common/status.h"
+#include "kernels/stream.h"
 
 namespace ravel::comm {
 
@@ -51,16 +61,18 @@ struct PieceViews {
 };
 
 // Failure of any call (peer lost, aborted, mismatch) is final: every later call fails at once with
-// the same status. Calls come from one thread; Abort may come from any thread, and makes a blocked
-// call return within milliseconds.
+// the same status. Calls come from one thread; Abort and Failure may come from any thread; Abort
+// makes a blocked call return within milliseconds.
 class Communicator {
  public:
   virtual ~Communicator() = default;
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // "local", "shm", "gloo"
+  // "local", "shm", "gloo", "device_local", "nccl"
   virtual const char* transport() const = 0;
+  // kCuda: the arena lies on a device, and tensor collectives take a stream of that device.
+  virtual kernels::Backend backend() const { return kernels::Backend::kCpu; }
   // True where kSymmetric memory of peers and kCommon memory exist: plans with in-place gathers and
   // reads may run.
   virtual bool shared_memory() const = 0;
@@ -97,6 +109,9 @@ class Communicator {
     float* gathered = nullptr;
     int64_t shard_elements = 0;
     int64_t element_bytes = kElementBytes;
+    // Of a device communicator, where it is required; others take none or a CPU stream, which they
+    // ignore. From one call to the next it may change.
+    kernels::Stream* stream = nullptr;
   };
   virtual absl::Status AllGather(const AllGatherOptions& options) = 0;
 
@@ -112,10 +127,11 @@ class Communicator {
     int64_t shard_elements = 0;
     int contributors = 0;  // ranks 0 .. contributors-1 have staged a lane
     int64_t element_bytes = kElementBytes;
+    kernels::Stream* stream = nullptr;  // as in AllGatherOptions
   };
   virtual absl::StatusOr<PieceViews> ExchangePieces(const ExchangeOptions& options) = 0;
   // Ends the reads of the last ExchangePieces: after all ranks have called it, staging may be
-  // written again.
+  // written again. Of a device communicator: where the stream of that exchange reaches this point.
   virtual absl::Status ReleasePieces(const CollectiveTag& tag) = 0;
 
   // all[r] = rank r's bytes (equal length on all ranks, at most kMaxGatherBytes), concatenated in
@@ -128,6 +144,12 @@ class Communicator {
   // communicator and on all that were split from the same one, and peers that share memory with it
   // are released.
   virtual void Abort(std::string_view reason) = 0;
+
+  // Why this communicator has failed, be it only that work of its streams has: whoever waits for a
+  // device asks this from time to time, since after an error of a peer that wait may not end by
+  // itself. OK while all is well, and always where collectives are done when they return.
+  // Thread-safe; does not block.
+  virtual absl::Status Failure() const { return absl::OkStatus(); }
 
   // Rolling 64-bit hash and count of the collectives issued so far. Thread-safe.
   struct IssueState {

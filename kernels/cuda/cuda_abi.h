@@ -8,7 +8,7 @@
 
 namespace ravel::kernels::cuda {
 
-inline constexpr int32_t kCudaAbiVersion = 2;
+inline constexpr int32_t kCudaAbiVersion = 3;
 
 extern "C" {
 
@@ -63,6 +63,63 @@ struct RavelCudaGemmBuffers {
   void* c;
   void* workspace;
   uint64_t workspace_bytes;
+};
+
+// Causal attention of bf16 heads through cuDNN; shapes as kernels/attention.h has them. Strides are
+// in elements from one token to the next; the heads of a token lie side by side. log_sum_exp is
+// fp32, its stride from one head to the next. Gradients' strides are 0 in a forward description.
+struct RavelCudaAttention {
+  int64_t sequences;
+  int64_t sequence_tokens;
+  int64_t query_heads;
+  int64_t kv_heads;
+  int64_t head_size;
+  int64_t q_stride;
+  int64_t k_stride;
+  int64_t v_stride;
+  int64_t out_stride;
+  int64_t log_sum_exp_stride;
+  int64_t dout_stride;
+  int64_t dq_stride;
+  int64_t dk_stride;
+  int64_t dv_stride;
+  float scale;
+  int32_t backward;
+  int32_t deterministic;
+  int32_t reserved;
+};
+
+struct RavelCudaAttentionPlan {
+  void* plan;
+  uint64_t workspace_bytes;
+  int32_t unified;  // one node, in place of the chain of operations
+  int32_t engine;   // cuDNN's index of it
+};
+
+// Addresses are multiples of 16 bytes. In backward q to dout are read.
+struct RavelCudaAttentionBuffers {
+  const void* q;
+  const void* k;
+  const void* v;
+  void* out;
+  float* log_sum_exp;
+  const void* dout;
+  void* dq;
+  void* dk;
+  void* dv;
+  void* workspace;
+  uint64_t workspace_bytes;
+};
+
+inline constexpr int32_t kRavelNcclIdBytes = 128;
+
+// Of a communicator that is made.
+struct RavelNcclOptions {
+  int32_t ranks;     // not of a split
+  int32_t rank;      // of a split: what orders its ranks
+  int32_t max_ctas;  // blocks that a collective may occupy; 0: the library's choice
+  int32_t reserved;
+  const char* name;  // in the library's messages; nullptr: none
 };
 
 // Handles are addresses of the CUDA runtime's objects. Functions return 0, or an error code that
@@ -124,11 +181,44 @@ struct RavelCudaFunctions {
                       const RavelCudaAlgorithm* algorithm,
                       const RavelCudaGemmBuffers* buffers);
 
+  // cuDNN, opened on first use. `version` is 91900 for 9.19.
+  int32_t (*attention_version)(uint64_t* version);
+  // Builds a plan for the stream's device, which may take seconds; an error where no engine takes
+  // the description. Plans run on any stream of the device, within captures, too.
+  int32_t (*attention_plan)(void* stream,
+                            const RavelCudaAttention* attention,
+                            RavelCudaAttentionPlan* plan);
+  int32_t (*attention_plan_destroy)(void* plan);
+  int32_t (*attention_run)(void* stream, void* plan, const RavelCudaAttentionBuffers* buffers);
+
   // Named ranges for profilers.
   void (*range_push)(const char* name);
   void (*range_pop)();
   // Address of a function of the driver, which is not linked; version as in cuda.h (13000).
   int32_t (*driver_function)(const char* name, int32_t version, void** function);
+
+  // NCCL, opened on first use. Communicators never block: what makes one, splits one, or issues
+  // work on one may be under way when it returns, and until nccl_state says that it is not, nothing
+  // else is issued on it. One thread at a time per communicator.
+  int32_t (*nccl_version)(int32_t* version);           // 22809 is 2.28.9
+  int32_t (*nccl_unique_id)(int32_t index, void* id);  // kRavelNcclIdBytes; a secret
+  int32_t (*nccl_init)(int32_t index, const void* id, const RavelNcclOptions*, void** comm);
+  // Collective over the communicator; ranks of one color (at least 0) become a part, whose parent
+  // outlives the making.
+  int32_t (*nccl_split)(void* comm, int32_t color, const RavelNcclOptions*, void** part);
+  // An error of this communicator, be it of work long issued; or whether something is under way.
+  int32_t (*nccl_state)(void* comm, int32_t* under_way);
+  int32_t (*nccl_finalize)(void* comm);  // lets go of peers once all work is through
+  int32_t (*nccl_destroy)(void* comm);   // after that
+  int32_t (*nccl_abort)(void* comm);     // instead of both; ends work that runs or is enqueued
+  int32_t (*nccl_forget)(void* comm);    // the handle, after either
+  // What is issued between the two, on communicators of this thread, is one launch.
+  int32_t (*nccl_group_begin)();
+  int32_t (*nccl_group_end)();
+  int32_t (*nccl_all_gather)(
+      void* comm, void* stream, const void* send, void* receive, uint64_t bytes);
+  int32_t (*nccl_send)(void* comm, void* stream, const void* data, uint64_t bytes, int32_t peer);
+  int32_t (*nccl_receive)(void* comm, void* stream, void* data, uint64_t bytes, int32_t peer);
 };
 
 // The two symbols of the library.

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "kernels/cuda/kernel_table.h"
+#include "kernels/cuda/nccl_library.h"
 
 namespace ravel::kernels::cuda {
 namespace {
@@ -61,6 +62,14 @@ cudaError_t PrepareKernels() {
   return cudaSuccess;
 }
 
+int32_t SetDevice(int32_t index) {
+  return cudaSetDevice(index);
+}
+
+void* RawStream(void* stream) {
+  return static_cast<StreamHandle*>(stream)->stream;
+}
+
 RavelCudaFunctions MakeFunctions() {
   RavelCudaFunctions functions = {};
   AddDeviceFunctions(functions);
@@ -75,6 +84,7 @@ RavelCudaFunctions MakeFunctions() {
   functions.gemm_version = GemmVersion;
   functions.gemm_candidates = GemmCandidates;
   functions.gemm_run = GemmRun;
+  AddNcclFunctions({.use_device = SetDevice, .stream_of = RawStream}, functions);
   return functions;
 }
 
@@ -98,6 +108,9 @@ int32_t Fail(std::string text) {
 const char* ErrorText(int32_t error) {
   if (error == kOtherError) {
     return LastText().c_str();
+  }
+  if (error >= kNcclErrors && error < kNcclErrorsEnd) {
+    return NcclErrorText(error);
   }
   if (error >= kCublasLtErrors) {
     LastText() = "cuBLASLt status " + std::to_string(error - kCublasLtErrors);

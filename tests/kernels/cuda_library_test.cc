@@ -32,7 +32,7 @@ TEST(CudaLibraryTest, FileThatIsNoLibraryIsRefused) {
 TEST(CudaLibraryTest, AnotherAbiVersionIsRefused) {
   const auto library = CudaLibrary::Open(RAVEL_OTHER_CUDA_LIBRARY);
   ASSERT_EQ(library.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(Message(library.status()), HasSubstr("has ABI version 3, this binary needs 2"));
+  EXPECT_THAT(Message(library.status()), HasSubstr("has ABI version 4, this binary needs 3"));
 }
 
 TEST(CudaLibraryTest, ReportsDevicesAndErrorTextOfTheLibrary) {

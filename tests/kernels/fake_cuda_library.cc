@@ -184,6 +184,43 @@ int32_t GemmRun(void*,
   return 0;
 }
 
+// An engine for heads of whole vectors, which needs the accumulator of dq and marks its result.
+int32_t AttentionVersion(uint64_t* version) {
+  *version = 91900;
+  return 0;
+}
+
+struct FakePlan {
+  RavelCudaAttention attention;
+};
+
+int32_t AttentionPlan(void*, const RavelCudaAttention* attention, RavelCudaAttentionPlan* plan) {
+  if (attention->head_size % 8 != 0) {
+    return kInvalidValue;
+  }
+  const int64_t elements = attention->sequences * attention->query_heads *
+                           attention->sequence_tokens * attention->head_size;
+  const uint64_t bytes = attention->backward != 0 ? static_cast<uint64_t>(elements) * 4 : 0;
+  *plan = {.plan = new FakePlan{*attention}, .workspace_bytes = bytes, .unified = 0, .engine = 8};
+  return 0;
+}
+
+int32_t AttentionPlanDestroy(void* plan) {
+  delete static_cast<FakePlan*>(plan);
+  return 0;
+}
+
+// Adds to the first statistic of each of its heads and sequences: who was computed, how often.
+int32_t AttentionRun(void*, void* plan, const RavelCudaAttentionBuffers* buffers) {
+  const RavelCudaAttention& a = static_cast<FakePlan*>(plan)->attention;
+  for (int64_t head = 0; head < a.query_heads; ++head) {
+    for (int64_t sequence = 0; sequence < a.sequences; ++sequence) {
+      buffers->log_sum_exp[head * a.log_sum_exp_stride + sequence * a.sequence_tokens] += 1.0f;
+    }
+  }
+  return 0;
+}
+
 void RangePush(const char*) {}
 void RangePop() {}
 
@@ -225,9 +262,27 @@ constexpr RavelCudaFunctions kFunctions = {.versions = Versions,
                                            .gemm_version = GemmVersion,
                                            .gemm_candidates = GemmCandidates,
                                            .gemm_run = GemmRun,
+                                           .attention_version = AttentionVersion,
+                                           .attention_plan = AttentionPlan,
+                                           .attention_plan_destroy = AttentionPlanDestroy,
+                                           .attention_run = AttentionRun,
                                            .range_push = RangePush,
                                            .range_pop = RangePop,
-                                           .driver_function = DriverFunction};
+                                           .driver_function = DriverFunction,
+                                           .nccl_version = nullptr,
+                                           .nccl_unique_id = nullptr,
+                                           .nccl_init = nullptr,
+                                           .nccl_split = nullptr,
+                                           .nccl_state = nullptr,
+                                           .nccl_finalize = nullptr,
+                                           .nccl_destroy = nullptr,
+                                           .nccl_abort = nullptr,
+                                           .nccl_forget = nullptr,
+                                           .nccl_group_begin = nullptr,
+                                           .nccl_group_end = nullptr,
+                                           .nccl_all_gather = nullptr,
+                                           .nccl_send = nullptr,
+                                           .nccl_receive = nullptr};
 
 }  // namespace
 

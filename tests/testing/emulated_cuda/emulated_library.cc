@@ -1,0 +1,353 @@
+// The two symbols of libravel_cuda.so, over emulated devices. README.md lists the environment
+// variables, which are read once.
+
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+#include "common/check.h"
+#include "tests/testing/emulated_cuda/emulated_errors.h"
+#include "tests/testing/emulated_cuda/emulated_gemm.h"
+#include "tests/testing/emulated_cuda/emulated_memory.h"
+#include "tests/testing/emulated_cuda/emulated_stream.h"
+#include "tests/testing/emulated_cuda/kernel_table.h"
+
+namespace ravel::kernels::cuda::emulated {
+namespace {
+
+uint64_t NumberOf(const char* variable, uint64_t otherwise) {
+  const char* value = std::getenv(variable);
+  if (value == nullptr) {
+    return otherwise;
+  }
+  const std::string_view text = value;
+  uint64_t number = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size()) {
+    CheckFailed(__FILE__, __LINE__, "the variable is a number", variable);
+  }
+  return number;
+}
+
+constexpr uint64_t kDefaultMemoryBytes = uint64_t{8} << 30;
+
+struct Emulation {
+  const int32_t devices = static_cast<int32_t>(NumberOf("RAVEL_EMULATED_DEVICES", 1));
+  const uint64_t memory_bytes = NumberOf("RAVEL_EMULATED_MEMORY_BYTES", kDefaultMemoryBytes);
+  const bool has_cublas_lt = NumberOf("RAVEL_EMULATED_CUBLASLT", 1) != 0;
+  EmulatedMemory memory;
+  EmulatedStreams streams{memory, NumberOf("RAVEL_EMULATED_DELAY_SEED", 0)};
+};
+
+// Never destroyed: streams that a program leaves behind may still run when it ends.
+Emulation& The() {
+  static Emulation& emulation = *new Emulation;
+  return emulation;
+}
+
+bool IsDevice(int32_t index) {
+  return index >= 0 && index < The().devices;
+}
+
+int32_t Versions(int32_t* driver, int32_t* runtime) {
+  *driver = 13000;
+  *runtime = 13000;
+  return 0;
+}
+
+int32_t DeviceCount(int32_t* count) {
+  *count = The().devices;
+  return 0;
+}
+
+int32_t Device(int32_t index, RavelCudaDevice* device) {
+  if (!IsDevice(index)) {
+    return kInvalidDevice;
+  }
+  *device = {};
+  std::snprintf(device->name, sizeof(device->name), "Emulated device %d", index);
+  device->memory_bytes = The().memory_bytes;
+  device->compute_major = 9;
+  device->compute_minor = 0;
+  device->multiprocessors = 132;
+  return 0;
+}
+
+int32_t SelfTest(int32_t index) {
+  return IsDevice(index) ? 0 : kInvalidDevice;
+}
+
+int32_t UseDevice(int32_t index) {
+  return IsDevice(index) ? 0 : kInvalidDevice;
+}
+
+int32_t MemoryInfo(int32_t index, uint64_t* free_bytes, uint64_t* total_bytes) {
+  if (!IsDevice(index)) {
+    return kInvalidDevice;
+  }
+  *total_bytes = The().memory_bytes;
+  *free_bytes = The().memory_bytes - The().memory.BytesInUse(index);
+  return 0;
+}
+
+int32_t Allocate(MemoryKind kind, int32_t index, uint64_t bytes, uint64_t limit, void** memory) {
+  *memory = nullptr;
+  if (!IsDevice(index)) {
+    return kInvalidDevice;
+  }
+  const int32_t error = The().streams.RefuseInCapture();
+  if (error != 0 || bytes == 0) {
+    return error;
+  }
+  *memory = The().memory.Allocate(kind, index, bytes, limit);
+  return *memory == nullptr ? kOutOfMemory : 0;
+}
+
+// As the runtime: work that may use the memory is waited for.
+int32_t Free(MemoryKind kind, void* memory) {
+  if (memory == nullptr) {
+    return 0;
+  }
+  const int32_t error = The().streams.SynchronizeAll();
+  if (error != 0) {
+    return error;
+  }
+  return The().memory.Free(kind, memory) ? 0 : kInvalidValue;
+}
+
+int32_t DeviceAllocate(int32_t index, uint64_t bytes, void** memory) {
+  return Allocate(MemoryKind::kDevice, index, bytes, The().memory_bytes, memory);
+}
+
+int32_t DeviceFree(void* memory) {
+  return Free(MemoryKind::kDevice, memory);
+}
+
+int32_t PinnedAllocate(int32_t index, uint64_t bytes, void** memory) {
+  constexpr uint64_t kMostPinned = uint64_t{1} << 40;
+  return Allocate(MemoryKind::kPinned, index, bytes, kMostPinned, memory);
+}
+
+int32_t PinnedFree(void* memory) {
+  return Free(MemoryKind::kPinned, memory);
+}
+
+int32_t StreamCreate(int32_t index, int32_t, void** stream) {
+  if (!IsDevice(index)) {
+    return kInvalidDevice;
+  }
+  *stream = The().streams.CreateStream(index);
+  return 0;
+}
+
+int32_t StreamDestroy(void* stream) {
+  return The().streams.DestroyStream(stream);
+}
+
+int32_t StreamDone(void* stream, int32_t* done) {
+  return The().streams.StreamDone(stream, done);
+}
+
+int32_t StreamSynchronize(void* stream) {
+  return The().streams.Synchronize(stream);
+}
+
+int32_t EventCreate(int32_t index, int32_t timed, void** event) {
+  if (!IsDevice(index)) {
+    return kInvalidDevice;
+  }
+  *event = The().streams.CreateEvent(timed != 0);
+  return 0;
+}
+
+int32_t EventDestroy(void* event) {
+  return The().streams.DestroyEvent(event);
+}
+
+int32_t EventRecord(void* event, void* stream) {
+  return The().streams.Record(event, stream);
+}
+
+int32_t EventDone(void* event, int32_t* done) {
+  return The().streams.EventDone(event, done);
+}
+
+int32_t EventSynchronize(void* event) {
+  return The().streams.EventSynchronize(event);
+}
+
+int32_t EventElapsed(void* begin, void* end, float* milliseconds) {
+  return The().streams.Elapsed(begin, end, milliseconds);
+}
+
+int32_t StreamWait(void* stream, void* event) {
+  return The().streams.Wait(stream, event);
+}
+
+// The device of a copy's other side does not matter: copies reach any device.
+int32_t Copy(void* stream, void* to, const void* from, uint64_t bytes) {
+  const int64_t count = static_cast<int64_t>(bytes);
+  EmulatedWork work = {
+      .name = "copy",
+      .accesses = {{.name = "from", .data = from, .row_bytes = count, .stride_bytes = count},
+                   {.name = "to",
+                    .kind = Access::Kind::kWrite,
+                    .data = to,
+                    .row_bytes = count,
+                    .stride_bytes = count}},
+      .run = [=] { std::memmove(to, from, bytes); },
+      .any_device = true};
+  return The().streams.Issue(stream, std::move(work));
+}
+
+int32_t Fill(void* stream, void* to, int32_t byte, uint64_t bytes) {
+  const int64_t count = static_cast<int64_t>(bytes);
+  EmulatedWork work = {.name = "fill",
+                       .accesses = {{.name = "to",
+                                     .kind = Access::Kind::kWrite,
+                                     .data = to,
+                                     .row_bytes = count,
+                                     .stride_bytes = count}},
+                       .run = [=] { std::memset(to, byte, bytes); }};
+  return The().streams.Issue(stream, std::move(work));
+}
+
+int32_t Issue(void* stream, PlannedLaunch planned) {
+  return planned.problem.empty() ? The().streams.Issue(stream, std::move(planned.work))
+                                 : Fail(planned.problem);
+}
+
+int32_t Launch(void* stream, const RavelCudaLaunch* launch) {
+  return Issue(stream, PlanLaunch(*launch));
+}
+
+int32_t HasKernelOf(int32_t kernel, uint64_t param_bytes) {
+  return HasKernel(kernel, param_bytes) ? 1 : 0;
+}
+
+int32_t CaptureBegin(void* stream) {
+  return The().streams.BeginCapture(stream);
+}
+
+int32_t CaptureEnd(void* stream, void** graph) {
+  return The().streams.EndCapture(stream, graph);
+}
+
+int32_t GraphLaunch(void* graph, void* stream) {
+  return The().streams.LaunchGraph(graph, stream);
+}
+
+int32_t GraphDestroy(void* graph) {
+  return The().streams.DestroyGraph(graph);
+}
+
+int32_t RequireCublasLt() {
+  return The().has_cublas_lt ? 0 : Fail("libcublasLt is hidden: RAVEL_EMULATED_CUBLASLT is 0");
+}
+
+int32_t GemmVersion(uint64_t* version) {
+  *version = 130100;
+  return RequireCublasLt();
+}
+
+int32_t GemmCandidates(int32_t index,
+                       const RavelCudaGemm* gemm,
+                       uint64_t workspace_bytes,
+                       RavelCudaAlgorithm* algorithms,
+                       int32_t limit,
+                       int32_t* count) {
+  *count = 0;
+  const int32_t error = RequireCublasLt();
+  if (error != 0) {
+    return error;
+  }
+  if (!IsDevice(index)) {
+    return kInvalidDevice;
+  }
+  if (GemmIsOffered(*gemm)) {
+    *count = GemmAlgorithms(workspace_bytes, algorithms, limit);
+  }
+  return 0;
+}
+
+int32_t GemmRun(void* stream,
+                const RavelCudaGemm* gemm,
+                const RavelCudaAlgorithm* algorithm,
+                const RavelCudaGemmBuffers* buffers) {
+  const int32_t error = RequireCublasLt();
+  return error != 0 ? error : Issue(stream, PlanProduct(*gemm, *algorithm, *buffers));
+}
+
+int32_t AttentionVersion(uint64_t* version) {
+  *version = 0;
+  return Fail("libcudnn is not emulated");
+}
+
+void RangePush(const char*) {}
+void RangePop() {}
+
+int32_t DriverFunction(const char* name, int32_t, void** function) {
+  *function = nullptr;
+  return Fail(std::string("the driver has no function ") + name);
+}
+
+// Functions that are not named here are null: not offered.
+RavelCudaFunctions MakeFunctions() {
+  RavelCudaFunctions functions = {};
+  functions.versions = Versions;
+  functions.device_count = DeviceCount;
+  functions.device = Device;
+  functions.self_test = SelfTest;
+  functions.error_text = ErrorText;
+  functions.use_device = UseDevice;
+  functions.memory_info = MemoryInfo;
+  functions.device_allocate = DeviceAllocate;
+  functions.device_free = DeviceFree;
+  functions.pinned_allocate = PinnedAllocate;
+  functions.pinned_free = PinnedFree;
+  functions.stream_create = StreamCreate;
+  functions.stream_destroy = StreamDestroy;
+  functions.stream_done = StreamDone;
+  functions.stream_synchronize = StreamSynchronize;
+  functions.event_create = EventCreate;
+  functions.event_destroy = EventDestroy;
+  functions.event_record = EventRecord;
+  functions.event_done = EventDone;
+  functions.event_synchronize = EventSynchronize;
+  functions.event_elapsed = EventElapsed;
+  functions.stream_wait = StreamWait;
+  functions.copy = Copy;
+  functions.fill = Fill;
+  functions.launch = Launch;
+  functions.has_kernel = HasKernelOf;
+  functions.capture_begin = CaptureBegin;
+  functions.capture_end = CaptureEnd;
+  functions.graph_launch = GraphLaunch;
+  functions.graph_destroy = GraphDestroy;
+  functions.gemm_version = GemmVersion;
+  functions.gemm_candidates = GemmCandidates;
+  functions.gemm_run = GemmRun;
+  functions.attention_version = AttentionVersion;
+  functions.range_push = RangePush;
+  functions.range_pop = RangePop;
+  functions.driver_function = DriverFunction;
+  return functions;
+}
+
+}  // namespace
+}  // namespace ravel::kernels::cuda::emulated
+
+namespace ravel::kernels::cuda {
+
+extern "C" __attribute__((visibility("default"))) int32_t ravel_cuda_abi_version() {
+  return kCudaAbiVersion;
+}
+
+extern "C" __attribute__((visibility("default"))) const RavelCudaFunctions* ravel_cuda_functions() {
+  static const RavelCudaFunctions functions = emulated::MakeFunctions();
+  return &functions;
+}
+
+}  // namespace ravel::kernels::cuda

@@ -1,0 +1,315 @@
+// Optimizers, sums in a fixed order, digest, initial values, casts, transposition, zeros.
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+
+#include "common/check.h"
+#include "kernels/cpu/mixed_ops.h"
+#include "kernels/cpu/reference_ops.h"
+#include "kernels/cpu/simd_ops.h"
+#include "tests/testing/emulated_cuda/kernel_table.h"
+
+namespace ravel::kernels {
+
+// As kernels/dispatch.cc, for cpu::ReduceAdd: only CPU streams exist here.
+void TreeSum(Stream&, const TreeSumArgs& args) {
+  cpu::ActiveOps().tree_sum(args);
+}
+
+}  // namespace ravel::kernels
+
+namespace ravel::kernels::cuda::emulated {
+namespace {
+
+constexpr auto kRead = Access::Kind::kRead;
+constexpr auto kWrite = Access::Kind::kWrite;
+constexpr auto kUpdate = Access::Kind::kUpdate;
+constexpr auto kAtomic = Access::Kind::kAtomic;
+
+AdamWScalars ScalarsOf(const DeviceAdamWScalars& scalars) {
+  return std::bit_cast<AdamWScalars>(scalars);
+}
+
+TensorView FlatView(const void* data, int64_t elements, DType dtype) {
+  return {.data = const_cast<void*>(data),
+          .dtype = dtype,
+          .rank = 1,
+          .size = {elements},
+          .row_stride = 1};
+}
+
+PlannedLaunch PlanAdamW(const KernelLaunch& launch, const AdamWParams& p) {
+  Operands operands(launch);
+  operands.RequireBlock(kFlatThreads);
+  const Shape flat = {1, p.elements, p.elements};
+  const Operand weights = operands.Update("p", p.p, flat);
+  const Operand g = operands.Read("g", p.g, flat);
+  const Operand m = operands.Update("m", p.m, flat);
+  const Operand v = operands.Update("v", p.v, flat);
+  return operands.Plan([=](Staging& on) {
+    cpu::ActiveOps().adamw({.p = on.View(weights),
+                            .g = on.View(g),
+                            .m = on.View(m),
+                            .v = on.View(v),
+                            .scalars = ScalarsOf(p.scalars)});
+  });
+}
+
+// Variants: 2 for a bf16 gradient, plus 1 for bf16 states.
+PlannedLaunch PlanMixedAdamW(const KernelLaunch& launch, const MixedAdamWParams& p) {
+  const DType gradient = launch.variant >= 2 ? DType::kBF16 : DType::kF32;
+  const DType states = launch.variant % 2 == 1 ? DType::kBF16 : DType::kF32;
+  const int64_t n = p.elements;
+  Operands operands(launch);
+  operands.RequireBlock(kFlatThreads);
+  operands.Require((p.main_weight != nullptr) != (p.remainder != nullptr),
+                   "a main weight is fp32, or a weight with a remainder");
+  operands.Touch(kUpdate, "main_weight", p.main_weight, n * 4);
+  operands.Touch(kUpdate, "weight", p.weight, n * 2);
+  operands.Touch(kUpdate, "remainder", p.remainder, n * 2);
+  operands.Touch(kRead, "g", p.g, n * DTypeBytes(gradient));
+  operands.Touch(kUpdate, "m", p.m, n * DTypeBytes(states));
+  operands.Touch(kUpdate, "v", p.v, n * DTypeBytes(states));
+  operands.Touch(kRead, "device_scalars", p.device_scalars, sizeof(DeviceAdamWScalars));
+  operands.Touch(kRead, "apply", p.apply, sizeof(int32_t));
+  return operands.Plan([=](Staging&) {
+    MixedAdamWArgs args = {.g = FlatView(p.g, n, gradient),
+                           .m = FlatView(p.m, n, states),
+                           .v = FlatView(p.v, n, states),
+                           .seed = p.seed,
+                           .step = p.step,
+                           .site = p.site,
+                           .first_index = static_cast<int64_t>(p.first_index),
+                           .scalars = ScalarsOf(p.scalars)};
+    if (p.main_weight != nullptr) {
+      args.main_weight = FlatView(p.main_weight, n, DType::kF32);
+    } else {
+      args.remainder = FlatView(p.remainder, n, DType::kI16);
+    }
+    if (p.weight != nullptr) {
+      args.weight = FlatView(p.weight, n, DType::kBF16);
+    }
+    args.device_scalars = reinterpret_cast<const AdamWScalars*>(p.device_scalars);
+    args.apply = p.apply;
+    cpu::MixedAdamWUpdate(args);
+  });
+}
+
+PlannedLaunch PlanTreeAdd(const KernelLaunch& launch, const TreeAddParams& p) {
+  Operands operands(launch);
+  operands.RequireBlock(kFlatThreads);
+  const Shape flat = {1, p.elements, p.elements};
+  const Operand a = operands.Read("a", p.a, flat);
+  const Operand b = operands.Read("b", p.b, flat);
+  const Operand out = operands.Write("out", p.out, flat);
+  return operands.Plan([=](Staging& on) {
+    cpu::ActiveOps().tree_add({.a = on.View(a), .b = on.View(b), .out = on.View(out)});
+  });
+}
+
+// The squares of `out` by the block whose threads add them.
+void SquaresByBlock(const ReduceAddParams& p, int64_t blocks) {
+  std::fill_n(p.partials, blocks, 0.0);
+  const int64_t threads = blocks * kFlatThreads;
+  const int64_t whole = p.aligned != 0 ? p.elements / 4 * 4 : 0;
+  for (int64_t i = 0; i < p.elements; ++i) {
+    const int64_t thread = i < whole ? i / 4 % threads : (i - whole) % threads;
+    const double value = static_cast<double>(p.out[i]);
+    p.partials[thread / kFlatThreads] += value * value;
+  }
+}
+
+// The argument of both sums: 2^variant pieces.
+Operands ReduceOperands(const KernelLaunch& launch, const ReduceAddParams& p) {
+  Operands operands(launch);
+  operands.RequireBlock(kFlatThreads);
+  const int64_t bytes = p.elements * int64_t{sizeof(float)};
+  bool aligned = reinterpret_cast<uintptr_t>(p.out) % 16 == 0;
+  for (size_t i = 0; i < size_t{1} << launch.variant; ++i) {
+    operands.Require(p.pieces[i] != nullptr, "a piece is missing");
+    operands.Touch(kRead, "a piece", p.pieces[i], bytes);
+    aligned = aligned && reinterpret_cast<uintptr_t>(p.pieces[i]) % 16 == 0;
+  }
+  operands.Require(aligned || p.aligned == 0, "pieces are said to lie on 16 bytes");
+  operands.Touch(p.accumulate != 0 ? kUpdate : kWrite, "out", p.out, bytes);
+  return operands;
+}
+
+std::vector<const float*> PiecesOf(const KernelLaunch& launch, const ReduceAddParams& p) {
+  return {p.pieces, p.pieces + (size_t{1} << launch.variant)};
+}
+
+PlannedLaunch PlanTreeSum(const KernelLaunch& launch, const ReduceAddParams& p) {
+  Operands operands = ReduceOperands(launch, p);
+  operands.Require(p.accumulate == 0, "a tree sum overwrites");
+  return operands.Plan([=, pieces = PiecesOf(launch, p)](Staging&) {
+    cpu::ActiveOps().tree_sum({.pieces = pieces, .out = VectorView(p.out, p.elements)});
+  });
+}
+
+PlannedLaunch PlanReduceAdd(const KernelLaunch& launch, const ReduceAddParams& p) {
+  Operands operands = ReduceOperands(launch, p);
+  const int64_t blocks = launch.grid[0];
+  operands.Require(blocks <= kReducePartials, "more blocks than partial sums");
+  operands.Touch(kWrite, "partials", p.partials, blocks * int64_t{sizeof(double)});
+  operands.Touch(kAtomic, "non_finite", p.non_finite, sizeof(int64_t));
+  return operands.Plan([=, pieces = PiecesOf(launch, p)](Staging&) {
+    CpuStream stream;
+    cpu::ReduceAdd(stream,
+                   {.pieces = pieces,
+                    .out = VectorView(p.out, p.elements),
+                    .output = p.accumulate != 0 ? Output::kAccumulate : Output::kOverwrite});
+    if (p.partials != nullptr) {
+      SquaresByBlock(p, blocks);
+    }
+    if (p.non_finite != nullptr) {
+      const int64_t count = std::count_if(
+          p.out, p.out + p.elements, [](float value) { return !std::isfinite(value); });
+      std::atomic_ref<int64_t>(*p.non_finite) += count;
+    }
+  });
+}
+
+PlannedLaunch PlanSumDoubles(const KernelLaunch& launch, const SumDoublesParams& p) {
+  Operands operands(launch);
+  operands.RequireBlock(kFlatThreads);
+  operands.RequireGrid(0, 1);
+  operands.Touch(kRead, "values", p.values, p.count * int64_t{sizeof(double)});
+  operands.Touch(kWrite, "out", p.out, sizeof(double));
+  return operands.Plan([=](Staging&) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < p.count; ++i) {
+      sum += p.values[i];
+    }
+    *p.out = sum;
+  });
+}
+
+PlannedLaunch PlanRowSumSquares(const KernelLaunch& launch, const RowSumSquaresParams& p) {
+  Operands operands(launch);
+  operands.RequireBlock(kFlatThreads);
+  const Operand x = operands.Read("x", p.x, {p.rows, p.columns, p.columns});
+  const Operand sums = operands.WriteFloats("sums", p.sums, p.rows);
+  operands.Touch(kAtomic, "non_finite", p.non_finite, sizeof(int64_t));
+  return operands.Plan([=](Staging& on) {
+    int64_t non_finite = 0;
+    cpu::ActiveOps().row_sum_squares(
+        {.x = on.View(x), .sums = on.View(sums), .non_finite = &non_finite});
+    if (p.non_finite != nullptr) {
+      std::atomic_ref<int64_t>(*p.non_finite) += non_finite;
+    }
+  });
+}
+
+PlannedLaunch PlanDigest(const KernelLaunch& launch, const DigestParams& p) {
+  Operands operands(launch);
+  operands.RequireBlock(kFlatThreads);
+  operands.Require(p.element_bytes == 1 << launch.variant, "elements of another size");
+  operands.Touch(kRead, "data", p.data, p.elements * p.element_bytes);
+  operands.Touch(kAtomic, "sum", p.sum, sizeof(uint64_t));
+  constexpr std::array<DType, 4> kTypes = {DType::kU8, DType::kU16, DType::kU32, DType::kU64};
+  const DType dtype = kTypes[static_cast<size_t>(launch.variant) % kTypes.size()];
+  return operands.Plan([=](Staging&) {
+    std::atomic_ref<uint64_t>(*p.sum) +=
+        cpu::DigestRange(FlatView(p.data, p.elements, dtype), p.first_index);
+  });
+}
+
+PlannedLaunch PlanInitNormal(const KernelLaunch& launch, const InitNormalParams& p) {
+  Operands operands(launch);
+  operands.RequireBlock(kFlatThreads);
+  const Operand out = operands.WriteFloats("out", p.out, p.elements);
+  return operands.Plan([=](Staging& on) {
+    cpu::InitNormal({.out = on.View(out),
+                     .seed = p.seed,
+                     .site = p.site,
+                     .first_index = static_cast<int64_t>(p.first_index),
+                     .standard_deviation = p.standard_deviation});
+  });
+}
+
+// Variants of bf16 narrow, mixed ones widen; vectors are of four elements.
+PlannedLaunch PlanCast(const KernelLaunch& launch, const CastParams& p) {
+  const bool narrow = launch.variant == kBf16Scalar || launch.variant == kBf16Vector;
+  const DType from = narrow ? DType::kF32 : DType::kBF16;
+  const DType to = narrow ? DType::kBF16 : DType::kF32;
+  Operands operands(launch);
+  operands.RequireBlock(kFlatThreads);
+  operands.Require(!HasVectors(launch.variant) || p.elements % 4 == 0, "no whole vectors");
+  operands.Touch(kRead, "from", p.from, p.elements * DTypeBytes(from));
+  operands.Touch(kWrite, "to", p.to, p.elements * DTypeBytes(to));
+  return operands.Plan([=](Staging&) {
+    cpu::Cast({.from = FlatView(p.from, p.elements, from),
+               .to = FlatView(p.to, p.elements, to),
+               .rounding = p.half_away != 0 ? Bf16Rounding::kHalfAway : Bf16Rounding::kNearest});
+  });
+}
+
+// Words of two or four bytes, whatever they mean.
+DType WordType(int32_t variant) {
+  return variant == kBf16Scalar ? DType::kU16 : DType::kU32;
+}
+
+TensorView WordsView(const void* data, int64_t rows, int64_t columns, int64_t stride, DType dtype) {
+  return {.data = const_cast<void*>(data),
+          .dtype = dtype,
+          .rank = 2,
+          .size = {rows, columns},
+          .row_stride = stride};
+}
+
+PlannedLaunch PlanTranspose(const KernelLaunch& launch, const TransposeParams& p) {
+  const DType word = WordType(launch.variant);
+  Operands operands(launch);
+  operands.RequireBlock(kTransposeTile * kTransposeRows);
+  operands.RequireGrid(0, DivCeil(p.columns, int64_t{kTransposeTile}));
+  operands.Add(kRead, "from", p.from, {p.rows, p.columns, p.from_stride}, word);
+  operands.Add(kWrite, "to", p.to, {p.columns, p.rows, p.to_stride}, word);
+  return operands.Plan([=](Staging&) {
+    cpu::TransposeMatrix({.from = WordsView(p.from, p.rows, p.columns, p.from_stride, word),
+                          .to = WordsView(p.to, p.columns, p.rows, p.to_stride, word)});
+  });
+}
+
+PlannedLaunch PlanFill(const KernelLaunch& launch, const FillParams& p) {
+  const DType word = WordType(launch.variant);
+  Operands operands(launch);
+  operands.RequireBlock(kFlatThreads);
+  operands.Add(kWrite, "to", p.to, {p.rows, p.columns, p.stride}, word);
+  const int64_t bytes = DTypeBytes(word);
+  return operands.Plan([=](Staging&) {
+    for (int64_t row = 0; row < p.rows; ++row) {
+      std::memset(static_cast<char*>(p.to) + row * p.stride * bytes,
+                  0,
+                  static_cast<size_t>(p.columns * bytes));
+    }
+  });
+}
+
+}  // namespace
+
+std::vector<EmulatedKernel> FlatKernels() {
+  const std::vector<int32_t> floats = {kF32Scalar, kF32Vector};
+  const std::vector<int32_t> words = {kF32Scalar, kBf16Scalar};
+  const std::vector<int32_t> logarithms = {0, 1, 2, 3, 4, 5, 6};
+  std::vector<EmulatedKernel> all;
+  AddKernel<AdamWParams, PlanAdamW>(Kernel::kAdamW, "AdamW", floats, all);
+  AddKernel<MixedAdamWParams, PlanMixedAdamW>(Kernel::kMixedAdamW, "MixedAdamW", {0, 1, 2, 3}, all);
+  AddKernel<TreeAddParams, PlanTreeAdd>(Kernel::kTreeAdd, "TreeAdd", floats, all);
+  AddKernel<ReduceAddParams, PlanTreeSum>(Kernel::kTreeSum, "TreeSum", logarithms, all);
+  AddKernel<ReduceAddParams, PlanReduceAdd>(Kernel::kReduceAdd, "ReduceAdd", logarithms, all);
+  AddKernel<SumDoublesParams, PlanSumDoubles>(Kernel::kSumDoubles, "SumDoubles", {0}, all);
+  AddKernel<RowSumSquaresParams, PlanRowSumSquares>(
+      Kernel::kRowSumSquares, "RowSumSquares", floats, all);
+  AddKernel<DigestParams, PlanDigest>(Kernel::kDigest, "Digest", {0, 1, 2, 3}, all);
+  AddKernel<InitNormalParams, PlanInitNormal>(Kernel::kInitNormal, "InitNormal", {0}, all);
+  AddKernel<CastParams, PlanCast>(
+      Kernel::kCast, "Cast", {kBf16Scalar, kBf16Vector, kMixedScalar, kMixedVector}, all);
+  AddKernel<TransposeParams, PlanTranspose>(Kernel::kTranspose, "Transpose", words, all);
+  AddKernel<FillParams, PlanFill>(Kernel::kFill, "Fill", words, all);
+  return all;
+}
+
+}  // namespace ravel::kernels::cuda::emulated

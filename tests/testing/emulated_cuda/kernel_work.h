@@ -1,0 +1,105 @@
+#pragma once
+
+// A launch of an emulated kernel: its argument checked and turned into work of a stream. Operands
+// are declared once; bf16 ones are widened before the CPU's op runs and results rounded to nearest
+// even after it, once.
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/tensor_view.h"
+#include "kernels/cuda/cuda_abi.h"
+#include "kernels/cuda/kernel_params.h"
+#include "tests/testing/emulated_cuda/work_order.h"
+
+namespace ravel::kernels::cuda::emulated {
+
+struct KernelLaunch {
+  std::string name;  // for messages
+  int32_t variant = 0;
+  std::array<uint32_t, 3> grid = {};
+  uint32_t block = 0;
+  uint32_t shared_bytes = 0;
+};
+
+// As `Variant` has it: "mixed" reads bf16 and writes fp32.
+DType InputType(int32_t variant);
+DType OutputType(int32_t variant);
+bool HasVectors(int32_t variant);
+
+// A matrix in an argument; absent where the address is null.
+struct Operand {
+  Access::Kind kind = Access::Kind::kRead;
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t stride = 0;
+};
+
+// fp32 views of operands while the work runs: the memory itself, or a copy of bf16.
+class Staging {
+ public:
+  // Once per operand.
+  TensorView View(const Operand& operand);
+  // Copies of results go back to their operands.
+  void Finish();
+
+ private:
+  std::deque<std::vector<float>> copies_;
+  std::vector<std::pair<Operand, const float*>> results_;
+};
+
+// A launch's work, or why it is refused.
+struct PlannedLaunch {
+  std::string problem;
+  EmulatedWork work;
+};
+
+struct Shape {
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t stride = 0;
+};
+
+class Operands {
+ public:
+  explicit Operands(const KernelLaunch& launch) : launch_(launch) {}
+
+  // Matrices that the kernel reads or writes by vectors where its variant has them.
+  Operand Read(const char* name, const void* data, const Shape& shape);
+  Operand Write(const char* name, void* data, const Shape& shape);
+  Operand Update(const char* name, void* data, const Shape& shape);
+  // Matrices read or written one element at a time.
+  Operand Add(
+      Access::Kind kind, const char* name, const void* data, const Shape& shape, DType dtype);
+  // fp32 in a row.
+  Operand ReadFloats(const char* name, const float* data, int64_t count);
+  Operand WriteFloats(const char* name, float* data, int64_t count);
+  Operand UpdateFloats(const char* name, float* data, int64_t count);
+  // Memory that the work reaches by itself; null is absent.
+  void Touch(Access::Kind kind, const char* name, const void* data, int64_t bytes);
+
+  // The first requirement that fails is the problem of the launch.
+  void Require(bool holds, const std::string& problem);
+  void RequireBlock(uint32_t threads);
+  // Kernels without a loop over this dimension.
+  void RequireGrid(size_t dimension, int64_t blocks);
+
+  PlannedLaunch Plan(std::function<void(Staging&)> run) const;
+
+ private:
+  Operand AddVectors(
+      Access::Kind kind, const char* name, const void* data, const Shape& shape, DType dtype);
+
+  const KernelLaunch& launch_;
+  std::string problem_;
+  std::vector<Access> accesses_;
+};
+
+}  // namespace ravel::kernels::cuda::emulated

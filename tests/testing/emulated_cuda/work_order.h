@@ -1,0 +1,52 @@
+#pragma once
+
+// Which work comes after which, by streams and events alone, and what of it touches the same
+// memory: a missing event is found when work is issued, whatever the timing.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/testing/emulated_cuda/emulated_memory.h"
+
+namespace ravel::kernels::cuda::emulated {
+
+struct EmulatedWork {
+  std::string name;
+  std::vector<Access> accesses;
+  std::function<void()> run;
+  bool any_device = false;  // memory of other devices, too
+};
+
+// By stream number: its items 1 to n are done.
+using StreamClock = std::map<int, uint64_t>;
+
+// Thread-compatible.
+class WorkOrder {
+ public:
+  // The conflict of the stream's next work with work of another stream that it does not come
+  // after; empty where there is none.
+  std::string Conflict(int stream, const EmulatedWork& work) const;
+  void Add(int stream, const EmulatedWork& work);
+  // What comes before the stream's next work.
+  StreamClock ClockOf(int stream) const;
+  // The stream's next work comes after all that is in `clock`.
+  void After(int stream, const StreamClock& clock);
+  // The host has seen all of `clock` done, so whatever is issued from now on comes after it.
+  void Forget(const StreamClock& clock);
+  // Whether the stream's next work comes after all work of all streams.
+  bool IsLast(int stream) const;
+
+ private:
+  struct Item {
+    uint64_t number;
+    std::string name;
+    Access access;
+  };
+  std::map<int, StreamClock> clocks_;
+  std::map<int, std::vector<Item>> pending_;  // in the order of numbers
+};
+
+}  // namespace ravel::kernels::cuda::emulated

@@ -20,9 +20,10 @@
 
 namespace ravel::kernels::cpu {
 
-// Rows of a and columns of b at a time: multiples of every strip and tile. All three blocks, c too,
-// stay in a second level of 2 MiB, because a shared third level may be far away; packing a again
-// for each block of columns costs less.
+// Rows of a that are packed at a time and serve all columns, and rows and columns that are
+// multiplied at a time: multiples of every strip and tile. A block of b and kGemmRows of a and c
+// stay in a second level of 2 MiB, because a shared third level may be far away.
+inline constexpr int64_t kGemmPackedRows = 1536;
 inline constexpr int64_t kGemmRows = 96;
 inline constexpr int64_t kGemmColumns = 768;
 inline constexpr int64_t kGemmSection = 384;  // the longest: a tile of 16 columns is 24 KiB
@@ -40,7 +41,7 @@ inline int64_t GemmColumns(const GemmArgs& args) {
 inline int64_t GemmWorkspaceElements(const GemmArgs& args) {
   const bool flip = args.transpose_a == Transpose::kYes;
   const int64_t section = GemmSection(flip ? args.a.rows() : args.a.columns());
-  const int64_t rows = std::min(kGemmRows, RoundUp(args.c.rows(), int64_t{12}));
+  const int64_t rows = std::min(kGemmPackedRows, RoundUp(args.c.rows(), int64_t{12}));
   // The narrowest strips have the most gaps.
   return rows / 6 * StripStep<6>(section) + GemmColumns(args) / 16 * StripStep<16>(section) +
          4 * kCacheLineElements;
@@ -138,19 +139,25 @@ void GemmBlocks(const GemmArgs& args, float* workspace) {
   const int64_t block = GemmColumns(args);
   float* packed_b = CacheLineStart(workspace);
   float* packed_a = packed_b + block / kPanelColumns * StripStep<kPanelColumns>(section);
-  for (int64_t j = 0; j < n; j += block) {
-    const int64_t columns = std::min(block, n - j);
+  for (int64_t top = 0; top < m; top += kGemmPackedRows) {
+    const int64_t bottom = std::min(m, top + kGemmPackedRows);
     for (int64_t p = 0; p < k; p += section) {
       const int64_t depth = std::min(section, k - p);
-      PackStrips<V, V::kStripPanels * kPanelColumns>(b.From(j, p), columns, depth, packed_b);
-      for (int64_t i = 0; i < m; i += kGemmRows) {
-        const int64_t rows = std::min(kGemmRows, m - i);
-        PackStrips<V, V::kStripRows>(a.From(i, p), rows, depth, packed_a);
-        const TileOutput c = {args.c.Row<float>(i) + j, args.c.row_stride};
-        if (p == 0 && args.output == Output::kOverwrite) {
-          MultiplyBlock<V, TileStore::kOverwrite>(rows, columns, depth, packed_a, packed_b, c);
-        } else {
-          MultiplyBlock<V, TileStore::kAdd>(rows, columns, depth, packed_a, packed_b, c);
+      const bool first = p == 0 && args.output == Output::kOverwrite;
+      PackStrips<V, V::kStripRows>(a.From(top, p), bottom - top, depth, packed_a);
+      for (int64_t j = 0; j < n; j += block) {
+        const int64_t columns = std::min(block, n - j);
+        PackStrips<V, V::kStripPanels * kPanelColumns>(b.From(j, p), columns, depth, packed_b);
+        for (int64_t i = top; i < bottom; i += kGemmRows) {
+          const int64_t rows = std::min(kGemmRows, bottom - i);
+          const float* strips =
+              packed_a + (i - top) / V::kStripRows * StripStep<V::kStripRows>(depth);
+          const TileOutput c = {args.c.Row<float>(i) + j, args.c.row_stride};
+          if (first) {
+            MultiplyBlock<V, TileStore::kOverwrite>(rows, columns, depth, strips, packed_b, c);
+          } else {
+            MultiplyBlock<V, TileStore::kAdd>(rows, columns, depth, strips, packed_b, c);
+          }
         }
       }
     }

@@ -66,6 +66,7 @@ inline void StripOfRows(
   const float* rows6 = a.data + row(a.row_step, 6);
   const float* rows9 = a.data + row(a.row_step, 9);
   const float* panel = panels.data;
+#pragma GCC unroll 4
   for (int64_t p = 0; p < k; ++p) {
     // Row by row, so that few registers besides the sums are alive.
     const auto b = V::LoadPanel(panel);

@@ -1,5 +1,7 @@
 // Our side of the collectives' benchmark: the shared-memory communicator as the engine uses it.
 
+#include <atomic>
+
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
@@ -30,12 +32,19 @@ class Ours final : public Collectives {
         group_->AllocateArena({.private_bytes = all, .symmetric_bytes = all, .common_bytes = all}));
   }
 
-  bool Has(const std::string&) const override { return true; }
+  bool Has(const std::string& name) const override { return name != "ping" || ranks_ == 2; }
   void Prepare(const std::string&, int64_t) override {}
 
   void Turn(const std::string& name, int64_t bytes, int64_t slot) override {
     if (name == "barrier") {
       Barrier();
+    } else if (name == "ping") {
+      Ping();
+    } else if (name == "copy") {
+      kernels::CopyBytes(stream_,
+                         {.to = const_cast<float*>(output(name, bytes, slot)),
+                          .from = input(name, bytes, slot),
+                          .bytes = bytes});
     } else if (name == "reduce_scatter") {
       Reduce(bytes, slot);
     } else {
@@ -52,7 +61,7 @@ class Ours final : public Collectives {
     if (name == "all_gather_in_place") {
       return At(plan::MemoryKind::kCommon, bytes * slot) + rank_ * (bytes / kFloat / ranks_);
     }
-    const int64_t own = name == "reduce_scatter" ? bytes : bytes / ranks_;
+    const int64_t own = name == "reduce_scatter" || name == "copy" ? bytes : bytes / ranks_;
     return At(plan::MemoryKind::kSymmetric, own * slot);
   }
 
@@ -71,6 +80,23 @@ class Ours final : public Collectives {
     return reinterpret_cast<float*>(group_->arena(kind) + offset);
   }
 
+  // One cache line to the other rank and back.
+  void Ping() {
+    auto* lines =
+        reinterpret_cast<std::atomic<uint64_t>*>(group_->arena(plan::MemoryKind::kCommon));
+    std::atomic<uint64_t>& mine = lines[rank_ * 16];
+    std::atomic<uint64_t>& other = lines[(1 - rank_) * 16];
+    ++pings_;
+    if (rank_ == 0) {
+      mine.store(pings_, std::memory_order_release);
+    }
+    while (other.load(std::memory_order_acquire) != pings_) {
+    }
+    if (rank_ == 1) {
+      mine.store(pings_, std::memory_order_release);
+    }
+  }
+
   // What the executor does: pieces are read where they were staged and summed in one pass.
   void Reduce(int64_t bytes, int64_t slot) {
     const int64_t shard = bytes / kFloat / ranks_;
@@ -86,6 +112,7 @@ class Ours final : public Collectives {
 
   const int rank_;
   const int ranks_;
+  uint64_t pings_ = 0;
   kernels::CpuStream stream_;
   std::unique_ptr<comm::Communicator> group_;
 };

@@ -5,7 +5,9 @@
 //   verify CASE BYTES              -> ok | wrong: WHAT
 //   time CASE BYTES TURNS          -> SECONDS of TURNS turns together
 // CASE is all_gather, all_gather_in_place, reduce_scatter or barrier. BYTES is what a gather puts
-// out and a reduction takes in, over all ranks' shards.
+// out and a reduction takes in, over all ranks' shards. Two cases of ours, never verified, tell
+// what the machine allows: `copy`, every rank copies BYTES of its own at once; `ping`, a cache line
+// goes from rank 0 to rank 1 and back.
 
 #include <cstdint>
 #include <memory>

@@ -22,7 +22,7 @@ def our_peaks(work, name):
     """(losses, peak until the last step, peak with the final checkpoint)."""
     with cluster.Cluster(work.folder / name, RANKS, environment=CAPS, pin_cores=True) as ravel, PeakPss("ravel-trainer --socket") as probe:
         losses, _ = work.ours(ravel, name)
-        events = [json.loads(line) for line in ravel.ctl("events", name, "-o", "json").stdout.splitlines()]
+        events = [json.loads(line) for line in ravel.ctl("events", name, "-o", "jsonl").stdout.splitlines()]
     last_step = next(int(event["timeMs"]) / 1000 for event in events if event["type"] == "LastStep")
     return losses, peak_of_ranks(probe, last_step), peak_of_ranks(probe)
 

@@ -49,4 +49,9 @@ struct AttentionBackwardArgs {
 };
 void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args);
 
+// Before the first step: chooses how both passes over such operands will be computed, so that no
+// step has to. May take seconds where cuDNN compiles. Views may be without memory. Returns the
+// bytes of workspace with which each pass would run at once (0 where none is needed).
+int64_t PrepareAttention(Stream& stream, const AttentionBackwardArgs& args);
+
 }  // namespace ravel::kernels

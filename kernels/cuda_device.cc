@@ -8,12 +8,17 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/logging.h"
 #include "common/status.h"
 
 namespace ravel::kernels {
 
+using cuda::AttentionChoice;
 using cuda::GemmChoice;
 using cuda::RavelCudaAlgorithm;
+using cuda::RavelCudaAttention;
+using cuda::RavelCudaAttentionBuffers;
+using cuda::RavelCudaAttentionPlan;
 using cuda::RavelCudaGemm;
 using cuda::RavelCudaGemmBuffers;
 
@@ -32,6 +37,9 @@ absl::StatusOr<std::unique_ptr<CudaGpu>> CudaGpu::Open(const CudaLibrary& librar
   const absl::Status cublas =
       library.ToStatus(library.functions().gemm_version(&version), "cuBLASLt");
   gpu->no_cublas_ = std::string(cublas.message());
+  uint64_t cudnn_version = 0;
+  gpu->no_cudnn_ = std::string(
+      library.ToStatus(library.functions().attention_version(&cudnn_version), "cuDNN").message());
   std::string name = properties.name;
   std::replace(name.begin(), name.end(), ' ', '_');
   gpu->algorithms_ = std::make_unique<cuda::GemmAlgorithms>(absl::StrCat(name,
@@ -74,12 +82,18 @@ absl::StatusOr<CudaMemory> CudaGpu::AllocatePinned(int64_t bytes) const {
 
 absl::StatusOr<std::unique_ptr<CudaStream>> CudaGpu::MakeStream(Priority priority, void* scratch) {
   CHECK_MSG(scratch != nullptr, "a stream needs scratch memory");
+  ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> stream, MakeCopyStream(priority));
+  stream->scratch_ = scratch;
+  return stream;
+}
+
+absl::StatusOr<std::unique_ptr<CudaStream>> CudaGpu::MakeCopyStream(Priority priority) {
   ASSIGN_OR_RETURN(CudaMemory word, AllocatePinned(sizeof(uint64_t)));
   void* handle = nullptr;
   RETURN_IF_ERROR(library_.ToStatus(
       library_.functions().stream_create(index_, priority == Priority::kHigh ? 1 : 0, &handle),
       absl::StrCat("making a stream of device ", index_)));
-  return std::unique_ptr<CudaStream>(new CudaStream(*this, handle, scratch, std::move(word)));
+  return std::unique_ptr<CudaStream>(new CudaStream(*this, handle, nullptr, std::move(word)));
 }
 
 absl::StatusOr<CudaEvent> CudaGpu::MakeEvent(Timing timing) const {
@@ -149,6 +163,7 @@ CudaGraph::~CudaGraph() {
 }
 
 CudaStream::~CudaStream() {
+  attention_.Clear();
   functions().stream_destroy(handle_);
 }
 
@@ -182,9 +197,11 @@ absl::Status CudaStream::Synchronize() const {
 
 void CudaStream::BeginCapture() {
   Require(functions().capture_begin(handle_), "beginning a capture");
+  capturing_ = true;
 }
 
 absl::StatusOr<CudaGraph> CudaStream::EndCapture() {
+  capturing_ = false;
   void* graph = nullptr;
   RETURN_IF_ERROR(
       gpu_.library().ToStatus(functions().capture_end(handle_, &graph), "ending a capture"));
@@ -220,11 +237,16 @@ void CudaStream::CopyMemory(void* to, const void* from, int64_t bytes) {
 }
 
 void CudaStream::FillZero(void* to, int64_t bytes) {
-  Require(functions().fill(handle_, to, 0, static_cast<uint64_t>(bytes)), "filling");
+  FillBytes(to, 0, bytes);
+}
+
+void CudaStream::FillBytes(void* to, uint8_t byte, int64_t bytes) {
+  Require(functions().fill(handle_, to, byte, static_cast<uint64_t>(bytes)), "filling");
 }
 
 void* CudaStream::Scratch(int64_t bytes) {
   CHECK_MSG(bytes >= 0 && bytes <= cuda::kScratchBytes, "an op needs more scratch than there is");
+  CHECK_MSG(scratch_ != nullptr, "an op needs scratch on a stream for copies");
   return scratch_;
 }
 
@@ -288,6 +310,72 @@ std::optional<GemmChoice> CudaStream::ChooseAlgorithm(const RavelCudaGemm& gemm,
     }
   }
   return best;
+}
+
+void CudaStream::UseAttention(const AttentionOptions& options) {
+  CHECK_MSG(!capturing_, "choices of attention are made before a capture");
+  attention_.Clear();
+  attention_options_ = options;
+}
+
+void* CudaStream::AttentionWorkspace() const {
+  void* given = attention_options_.workspace;
+  CHECK_MSG(given != nullptr || scratch_ != nullptr, "attention on a stream for copies");
+  return given != nullptr ? given : scratch_;
+}
+
+uint64_t CudaStream::AttentionWorkspaceBytes() const {
+  return static_cast<uint64_t>(attention_options_.workspace != nullptr
+                                   ? attention_options_.workspace_bytes
+                                   : cuda::kScratchBytes);
+}
+
+const AttentionChoice& CudaStream::ChooseAttention(const RavelCudaAttention& attention) {
+  const AttentionChoice* known = attention_.Find(attention);
+  if (known != nullptr) {
+    return *known;
+  }
+  const std::string& no_cudnn = gpu_.no_cudnn();
+  CHECK_MSG(!capturing_ || !no_cudnn.empty(), "attention is prepared before a capture");
+  const auto build = [&](const RavelCudaAttention& part) -> absl::StatusOr<RavelCudaAttentionPlan> {
+    if (!no_cudnn.empty()) {
+      return absl::UnavailableError(no_cudnn);
+    }
+    RavelCudaAttentionPlan plan = {};
+    RETURN_IF_ERROR(
+        gpu_.library().ToStatus(functions().attention_plan(handle_, &part, &plan), "attention"));
+    return plan;
+  };
+  const AttentionChoice& choice = attention_.Choose(attention, AttentionWorkspaceBytes(), build);
+  const std::string text =
+      absl::StrCat("attention ", cuda::AttentionKey(attention), ": ", choice.text);
+  log::Write(choice.plan != nullptr ? log::Level::kInfo : log::Level::kWarning, text);
+  return choice;
+}
+
+int64_t CudaStream::PrepareAttention(const RavelCudaAttention& attention) {
+  RavelCudaAttention asked = attention;
+  asked.deterministic = attention_options_.deterministic ? 1 : 0;
+  return static_cast<int64_t>(ChooseAttention(asked).whole_workspace_bytes);
+}
+
+bool CudaStream::RunAttention(const RavelCudaAttention& attention,
+                              const RavelCudaAttentionBuffers& buffers) {
+  RavelCudaAttention asked = attention;
+  asked.deterministic = attention_options_.deterministic ? 1 : 0;
+  const AttentionChoice& choice = ChooseAttention(asked);
+  if (choice.plan == nullptr) {
+    return false;
+  }
+  for (int64_t sequence = 0; sequence < asked.sequences; sequence += choice.part.sequences) {
+    for (int64_t head = 0; head < asked.kv_heads; head += choice.part.kv_heads) {
+      RavelCudaAttentionBuffers part = cuda::PartOf(asked, buffers, sequence, head);
+      part.workspace = AttentionWorkspace();
+      part.workspace_bytes = AttentionWorkspaceBytes();
+      Require(functions().attention_run(handle_, choice.plan, &part), cuda::AttentionKey(asked));
+    }
+  }
+  return true;
 }
 
 // The median of five runs after one that warms up, each from a cold cache.

@@ -14,6 +14,7 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include "kernels/cuda/attention_plans.h"
 #include "kernels/cuda/gemm_algorithms.h"
 #include "kernels/cuda/launch_stream.h"
 #include "kernels/cuda_library.h"
@@ -47,6 +48,8 @@ class CudaGpu {
   enum class Priority { kNormal, kHigh };
   // `scratch` is device memory of kScratchBytes that the stream alone uses; it outlives the stream.
   absl::StatusOr<std::unique_ptr<CudaStream>> MakeStream(Priority priority, void* scratch);
+  // For copies and collectives alone: an op that needs scratch is a bug there.
+  absl::StatusOr<std::unique_ptr<CudaStream>> MakeCopyStream(Priority priority);
   enum class Timing { kOff, kOn };
   absl::StatusOr<CudaEvent> MakeEvent(Timing timing = Timing::kOff) const;
 
@@ -54,6 +57,8 @@ class CudaGpu {
   cuda::GemmAlgorithms& algorithms() { return *algorithms_; }
   // Why products run on our own kernel; empty where cuBLASLt was found.
   const std::string& no_cublas() const { return no_cublas_; }
+  // Why attention does; empty where cuDNN was found.
+  const std::string& no_cudnn() const { return no_cudnn_; }
 
   const CudaLibrary& library() const { return library_; }
 
@@ -66,6 +71,7 @@ class CudaGpu {
   CudaDevice properties_;
   std::unique_ptr<cuda::GemmAlgorithms> algorithms_;
   std::string no_cublas_;
+  std::string no_cudnn_;
 };
 
 // Device or pinned memory. Moves, never copies.
@@ -149,6 +155,9 @@ class CudaStream final : public cuda::LaunchStream {
   absl::StatusOr<CudaGraph> EndCapture();
   void Launch(const CudaGraph& graph);
 
+  // Every byte of [to, to + bytes) becomes `byte`.
+  void FillBytes(void* to, uint8_t byte, int64_t bytes);
+
   // A named range of profilers, from one call to the other.
   void PushRange(const char* name);
   void PopRange();
@@ -160,18 +169,37 @@ class CudaStream final : public cuda::LaunchStream {
   void MeasureProducts(const CudaMemory* flush) { flush_ = flush; }
   static constexpr int kMaxCandidates = 40;
 
+  // How attention of bf16 runs through cuDNN from here on; choices made so far are forgotten. For
+  // start-up. With more workspace fewer descriptions run in parts.
+  struct AttentionOptions {
+    bool deterministic = true;  // equal calls give equal bits
+    void* workspace = nullptr;  // used by this stream alone; absent: the stream's scratch
+    int64_t workspace_bytes = 0;
+  };
+  void UseAttention(const AttentionOptions& options);
+  // One line for each description so far: what computes it, and why not cuDNN where it does not.
+  std::string AttentionReport() const { return attention_.ToText(); }
+
   int multiprocessors() const override { return gpu_.properties().multiprocessors; }
   void RunKernel(const cuda::LaunchShape& shape, const void* params, uint64_t param_bytes) override;
   void CopyMemory(void* to, const void* from, int64_t bytes) override;
   void FillZero(void* to, int64_t bytes) override;
   bool RunProduct(const cuda::RavelCudaGemm& gemm, const void* a, const void* b, void* c) override;
+  bool RunAttention(const cuda::RavelCudaAttention& attention,
+                    const cuda::RavelCudaAttentionBuffers& buffers) override;
+  int64_t PrepareAttention(const cuda::RavelCudaAttention& attention) override;
   void* Scratch(int64_t bytes) override;
   uint64_t ReadWord(const void* device_word) override;
 
  private:
   friend class CudaGpu;
+  friend class NcclGroup;
   CudaStream(CudaGpu& gpu, void* handle, void* scratch, CudaMemory word)
-      : gpu_(gpu), handle_(handle), scratch_(scratch), word_(std::move(word)) {}
+      : gpu_(gpu),
+        handle_(handle),
+        scratch_(scratch),
+        word_(std::move(word)),
+        attention_(gpu.library().functions().attention_plan_destroy) {}
   const cuda::RavelCudaFunctions& functions() const { return gpu_.library().functions(); }
   // Ends the process where `error` is none of success.
   void Require(int32_t error, const std::string& what) const;
@@ -182,11 +210,18 @@ class CudaStream final : public cuda::LaunchStream {
                              const cuda::RavelCudaAlgorithm& algorithm,
                              const cuda::RavelCudaGemmBuffers& buffers);
 
+  void* AttentionWorkspace() const;
+  uint64_t AttentionWorkspaceBytes() const;
+  const cuda::AttentionChoice& ChooseAttention(const cuda::RavelCudaAttention& attention);
+
   CudaGpu& gpu_;
   void* handle_;
   void* scratch_;
   CudaMemory word_;                    // pinned, for ReadWord
   const CudaMemory* flush_ = nullptr;  // measuring is on where present
+  bool capturing_ = false;
+  AttentionOptions attention_options_;
+  cuda::AttentionPlans attention_;
 };
 
 }  // namespace ravel::kernels

@@ -479,6 +479,10 @@ void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args) {
   cpu::ActiveOps().attention_backward(args);
 }
 
+int64_t PrepareAttention(Stream& stream, const AttentionBackwardArgs& args) {
+  return OnCuda(stream) ? cuda::PrepareAttention(stream, args) : 0;
+}
+
 void AdamWUpdate(Stream& stream, const AdamWArgs& args) {
   if (OnCuda(stream)) {
     cuda::AdamWUpdate(stream, args);

@@ -58,12 +58,13 @@ int32_t StreamCreate(int32_t index, int32_t high_priority, void** stream) {
         &made, cudaStreamNonBlocking, high_priority != 0 ? highest : lowest);
   }
   if (error == cudaSuccess) {
-    *stream = new StreamHandle{index, made};
+    *stream = new StreamHandle{.device = index, .stream = made};
   }
   return error;
 }
 
 int32_t StreamDestroy(void* stream) {
+  ReleaseAttention(*StreamOf(stream));
   const cudaError_t error = cudaStreamDestroy(StreamOf(stream)->stream);
   delete StreamOf(stream);
   return error;

@@ -84,6 +84,10 @@ RavelCudaFunctions MakeFunctions() {
   functions.gemm_version = GemmVersion;
   functions.gemm_candidates = GemmCandidates;
   functions.gemm_run = GemmRun;
+  functions.attention_version = AttentionVersion;
+  functions.attention_plan = AttentionPlan;
+  functions.attention_plan_destroy = AttentionPlanDestroy;
+  functions.attention_run = AttentionRun;
   AddNcclFunctions({.use_device = SetDevice, .stream_of = RawStream}, functions);
   return functions;
 }

@@ -18,6 +18,7 @@ inline constexpr int32_t kOtherError = 20000;      // the text that Fail was giv
 struct StreamHandle {
   int32_t device;
   cudaStream_t stream;
+  void* cudnn = nullptr;  // cudnn_functions.cc
 };
 struct EventHandle {
   int32_t device;
@@ -52,6 +53,15 @@ int32_t GemmRun(void* stream,
                 const RavelCudaGemm* gemm,
                 const RavelCudaAlgorithm* algorithm,
                 const RavelCudaGemmBuffers* buffers);
+
+int32_t AttentionVersion(uint64_t* version);
+int32_t AttentionPlan(void* stream,
+                      const RavelCudaAttention* attention,
+                      RavelCudaAttentionPlan* plan);
+int32_t AttentionPlanDestroy(void* plan);
+int32_t AttentionRun(void* stream, void* plan, const RavelCudaAttentionBuffers* buffers);
+// What a stream holds of cuDNN, before it is destroyed.
+void ReleaseAttention(StreamHandle& on);
 
 // What device.cc fills in: memory, streams, events, copies, graphs, ranges.
 void AddDeviceFunctions(RavelCudaFunctions& functions);

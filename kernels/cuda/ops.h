@@ -5,7 +5,8 @@
 // then); gradients of parameters may be fp32 or the type of the activations. Sums over rows have a
 // fixed order of their own. Ids are checked on the device, where a bad one ends the process.
 // Workspaces of loss and attention: the loss takes as many tokens at a time as its workspace has
-// rows; attention needs none. Nothing here waits, but DigestRange.
+// rows; attention takes
+// that of the stream, not this one. Nothing here waits, but DigestRange and PrepareAttention.
 
 #include "kernels/activation.h"
 #include "kernels/adamw.h"
@@ -50,6 +51,7 @@ void LinearCrossEntropyForward(Stream& stream, const LinearCrossEntropyForwardAr
 void LinearCrossEntropyTrain(Stream& stream, const LinearCrossEntropyTrainArgs& args);
 void AttentionForward(Stream& stream, const AttentionForwardArgs& args);
 void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args);
+int64_t PrepareAttention(Stream& stream, const AttentionBackwardArgs& args);
 void AdamWUpdate(Stream& stream, const AdamWArgs& args);
 void MixedAdamWUpdate(Stream& stream, const MixedAdamWArgs& args);
 void TreeAdd(Stream& stream, const TreeAddArgs& args);

@@ -25,6 +25,10 @@ class RecordingStream final : public LaunchStream {
     const void* b;
     void* c;
   };
+  struct Attention {
+    RavelCudaAttention attention;
+    RavelCudaAttentionBuffers buffers;
+  };
   struct Copy {
     void* to;
     const void* from;
@@ -43,6 +47,17 @@ class RecordingStream final : public LaunchStream {
     }
     return has_cublas;
   }
+  bool RunAttention(const RavelCudaAttention& attention,
+                    const RavelCudaAttentionBuffers& buffers) override {
+    if (has_cudnn) {
+      attentions.push_back({attention, buffers});
+    }
+    return has_cudnn;
+  }
+  int64_t PrepareAttention(const RavelCudaAttention& attention) override {
+    prepared.push_back(attention);
+    return 1000 * attention.sequences + attention.backward;
+  }
   void* Scratch(int64_t bytes) override {
     CHECK_LE(bytes, kScratchBytes);
     scratch_bytes.push_back(bytes);
@@ -59,8 +74,11 @@ class RecordingStream final : public LaunchStream {
   }
 
   bool has_cublas = true;
+  bool has_cudnn = false;
   std::vector<Record> launches;
   std::vector<Product> products;
+  std::vector<Attention> attentions;
+  std::vector<RavelCudaAttention> prepared;
   std::vector<Copy> copies;
   std::vector<Copy> fills;
   std::vector<int64_t> scratch_bytes;

@@ -1,0 +1,279 @@
+// Graphs of attention, how descriptions are cut, and which engine is chosen, without a device.
+
+#include "kernels/cuda/attention_plans.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include <absl/status/status.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/check.h"
+#include "kernels/cuda/attention_graph.h"
+
+namespace ravel::kernels::cuda::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// One sequence of 8B's heads in its fused qkv rows.
+RavelCudaAttention Described(int64_t sequences, bool backward) {
+  RavelCudaAttention a = {};
+  a.sequences = sequences;
+  a.sequence_tokens = 8192;
+  a.query_heads = 32;
+  a.kv_heads = 8;
+  a.head_size = 128;
+  a.q_stride = a.k_stride = a.v_stride = 48 * 128;
+  a.out_stride = 32 * 128;
+  a.log_sum_exp_stride = sequences * 8192;
+  a.scale = 0.125f;
+  if (backward) {
+    a.dout_stride = 32 * 128;
+    a.dq_stride = a.dk_stride = a.dv_stride = 48 * 128;
+    a.backward = 1;
+  }
+  return a;
+}
+
+const GraphTensor& TensorOf(const AttentionGraph& graph, GraphRole role) {
+  const auto found = std::find_if(graph.tensors.begin(),
+                                  graph.tensors.end(),
+                                  [&](const GraphTensor& tensor) { return tensor.role == role; });
+  CHECK(found != graph.tensors.end());
+  return *found;
+}
+
+std::vector<GraphOperator> OperatorsOf(const AttentionGraph& graph) {
+  std::vector<GraphOperator> operators;
+  for (const GraphOperation& operation : graph.operations) {
+    operators.push_back(operation.op);
+  }
+  return operators;
+}
+
+// Each input is the caller's or was written by an operation before; nothing is written twice.
+void ExpectOrdered(const AttentionGraph& graph) {
+  std::set<size_t> written;
+  for (const GraphOperation& operation : graph.operations) {
+    for (const size_t input : operation.inputs) {
+      const GraphRole role = graph.tensors[input].role;
+      const bool made_here = role == GraphRole::kVirtual || role == GraphRole::kScratch;
+      EXPECT_TRUE(!made_here || written.contains(input)) << "tensor " << input;
+    }
+    EXPECT_TRUE(written.insert(operation.output).second) << "tensor " << operation.output;
+  }
+}
+
+TEST(AttentionGraph, OperandsLieAsInOurMatrices) {
+  const AttentionGraph graph = ForwardAttentionGraph(Described(2, false));
+  const GraphTensor& q = TensorOf(graph, GraphRole::kQ);
+  EXPECT_EQ(q.size, (GraphSize{2, 32, 8192, 128}));
+  EXPECT_EQ(q.stride, (GraphSize{int64_t{8192} * 6144, 128, 6144, 1}));
+  const GraphTensor& k = TensorOf(graph, GraphRole::kK);  // flipped: no copy is made for that
+  EXPECT_EQ(k.size, (GraphSize{2, 8, 128, 8192}));
+  EXPECT_EQ(k.stride, (GraphSize{int64_t{8192} * 6144, 128, 1, 6144}));
+  EXPECT_EQ(TensorOf(graph, GraphRole::kV).size, (GraphSize{2, 8, 8192, 128}));
+  const GraphTensor& out = TensorOf(graph, GraphRole::kOut);
+  EXPECT_EQ(out.stride, (GraphSize{int64_t{8192} * 4096, 128, 4096, 1}));
+  EXPECT_EQ(out.type, GraphType::kBf16);
+  // [heads, tokens] of all sequences: a sequence is a range of columns.
+  const GraphTensor& statistics = TensorOf(graph, GraphRole::kLogSumExp);
+  EXPECT_EQ(statistics.size, (GraphSize{2, 32, 8192, 1}));
+  EXPECT_EQ(statistics.stride, (GraphSize{8192, 16384, 1, 1}));
+  EXPECT_EQ(statistics.type, GraphType::kF32);
+}
+
+TEST(AttentionGraph, ForwardIsTheChainThatEnginesKnow) {
+  const AttentionGraph graph = ForwardAttentionGraph(Described(1, false));
+  using enum GraphOperator;
+  EXPECT_THAT(OperatorsOf(graph),
+              ElementsAre(kMatmul,
+                          kMultiply,
+                          kIndex,
+                          kIndex,
+                          kGreaterEqual,
+                          kSelect,
+                          kMax,
+                          kSubtract,
+                          kExp,
+                          kSum,
+                          kLog,
+                          kAdd,
+                          kDivide,
+                          kMatmul));
+  ExpectOrdered(graph);
+  EXPECT_EQ(graph.scratch_bytes, 0);
+  EXPECT_EQ(graph.operations[2].axis, 2);
+  EXPECT_EQ(graph.operations[3].axis, 3);
+}
+
+TEST(AttentionGraph, DeterministicBackwardHasNoAccumulator) {
+  RavelCudaAttention attention = Described(1, true);
+  const AttentionGraph fast = BackwardAttentionGraph(attention);
+  attention.deterministic = 1;
+  const AttentionGraph exact = BackwardAttentionGraph(attention);
+  ExpectOrdered(fast);
+  ExpectOrdered(exact);
+  constexpr int64_t kRows = 32 * 8192 * 4;
+  EXPECT_EQ(exact.scratch_bytes, kRows);
+  EXPECT_EQ(fast.scratch_bytes, kRows + kRows * 128);
+  EXPECT_EQ(fast.operations.back().op, GraphOperator::kIdentity);
+  EXPECT_EQ(exact.operations.back().op, GraphOperator::kMatmul);
+  EXPECT_EQ(exact.tensors[exact.operations.back().output].role, GraphRole::kDQ);
+}
+
+TEST(AttentionGraph, GradientsOfSharedKeysAreSummedOverTheirGroup) {
+  RavelCudaAttention attention = Described(1, true);
+  const auto sums = [](const AttentionGraph& graph) {
+    const std::vector<GraphOperator> operators = OperatorsOf(graph);
+    return std::count(operators.begin(), operators.end(), GraphOperator::kSum);
+  };
+  EXPECT_EQ(sums(BackwardAttentionGraph(attention)), 3);
+  attention.kv_heads = 32;
+  EXPECT_EQ(sums(BackwardAttentionGraph(attention)), 1);  // of dout * out alone
+}
+
+TEST(AttentionGraph, OneNodeHasTheMaskAsItsInnerGraph) {
+  const UnifiedAttention unified = ForwardUnifiedAttention(Described(1, false));
+  EXPECT_TRUE(unified.operands.operations.empty());
+  EXPECT_EQ(unified.operands.tensors[1].size, (GraphSize{1, 8, 8192, 128}));  // keys upright
+  EXPECT_EQ(unified.mask.operations.front().inputs, std::vector<size_t>{0});
+  EXPECT_EQ(unified.mask.operations.back().output, unified.mask.tensors.size() - 1);
+}
+
+TEST(AttentionGraph, WhatNoEngineIsAskedForIsNamed) {
+  RavelCudaAttention attention = Described(1, true);
+  EXPECT_EQ(WhyNoAttentionEngine(attention, 91900), "");
+  EXPECT_THAT(WhyNoAttentionEngine(attention, 91001), HasSubstr("older than 9.10.2"));
+  attention.sequence_tokens = 1000;
+  EXPECT_THAT(WhyNoAttentionEngine(attention, 91500), HasSubstr("no multiple of 128"));
+  EXPECT_EQ(WhyNoAttentionEngine(attention, 91501), "");
+  attention.dk_stride = 6146;
+  EXPECT_THAT(WhyNoAttentionEngine(attention, 91900), HasSubstr("rows 6146 elements apart"));
+  attention = Described(1, false);
+  attention.head_size = 100;
+  EXPECT_THAT(WhyNoAttentionEngine(attention, 91900), HasSubstr("heads of 100"));
+}
+
+TEST(AttentionKey, HasAllThatAPlanDependsOn) {
+  const RavelCudaAttention attention = Described(1, true);
+  EXPECT_EQ(AttentionKey(attention),
+            "bwd-1x8192x32of8x128-s6144,6144,6144,4096,4096,6144,6144,6144-l8192-c3e000000");
+  std::set<std::string> keys = {AttentionKey(attention)};
+  const auto differs = [&](auto change) {
+    RavelCudaAttention other = attention;
+    change(other);
+    return keys.insert(AttentionKey(other)).second;
+  };
+  EXPECT_TRUE(differs([](RavelCudaAttention& a) { a.deterministic = 1; }));
+  EXPECT_TRUE(differs([](RavelCudaAttention& a) { a.backward = 0; }));
+  EXPECT_TRUE(differs([](RavelCudaAttention& a) { a.scale = std::nextafter(a.scale, 1.0f); }));
+  EXPECT_TRUE(differs([](RavelCudaAttention& a) { a.kv_heads = 4; }));
+  EXPECT_TRUE(differs([](RavelCudaAttention& a) { a.log_sum_exp_stride += 4; }));
+  EXPECT_TRUE(differs([](RavelCudaAttention& a) { a.dv_stride = 1024; }));
+}
+
+TEST(AttentionParts, ShrinkBySequencesThenByKeyHeads) {
+  std::vector<std::pair<int64_t, int64_t>> parts;
+  for (AttentionPart part = {6, 4}; part.sequences > 0; part = SmallerPart(part)) {
+    parts.emplace_back(part.sequences, part.kv_heads);
+  }
+  using Pair = std::pair<int64_t, int64_t>;
+  EXPECT_THAT(parts, ElementsAre(Pair{6, 4}, Pair{3, 4}, Pair{1, 4}, Pair{1, 2}, Pair{1, 1}));
+}
+
+TEST(AttentionParts, BeginAtTheirSequenceAndHeads) {
+  const RavelCudaAttention attention = Described(2, false);
+  std::vector<uint16_t> memory(1);
+  float statistics = 0;
+  RavelCudaAttentionBuffers whole = {};
+  whole.q = memory.data();
+  whole.k = memory.data();
+  whole.out = memory.data();
+  whole.log_sum_exp = &statistics;
+  const RavelCudaAttentionBuffers part = PartOf(attention, whole, 1, 2);
+  const auto elements = [&](const void* address) {
+    return (reinterpret_cast<intptr_t>(address) - reinterpret_cast<intptr_t>(memory.data())) / 2;
+  };
+  EXPECT_EQ(elements(part.q), 8192 * 6144 + 8 * 128);  // four query heads for each key head
+  EXPECT_EQ(elements(part.k), 8192 * 6144 + 2 * 128);
+  EXPECT_EQ(elements(part.out), 8192 * 4096 + 8 * 128);
+  EXPECT_EQ(part.log_sum_exp - &statistics, 8 * 16384 + 8192);
+  EXPECT_EQ(part.dq, nullptr);
+  const RavelCudaAttention described = PartOf(attention, {1, 2});
+  EXPECT_EQ(described.query_heads, 8);
+  EXPECT_EQ(described.log_sum_exp_stride, 16384);
+}
+
+// An engine whose workspace grows with sequences and heads.
+class FakeEngines {
+ public:
+  AttentionPlans::Build Builder() {
+    return [this](const RavelCudaAttention& a) -> absl::StatusOr<RavelCudaAttentionPlan> {
+      if (a.head_size == 256) {
+        return absl::UnavailableError("no engine");
+      }
+      ++alive;
+      ++built;
+      return RavelCudaAttentionPlan{
+          .plan = this,
+          .workspace_bytes = static_cast<uint64_t>(a.sequences * a.query_heads) * 100,
+          .unified = 0,
+          .engine = 6};
+    };
+  }
+  AttentionPlans::Destroy Destroyer() {
+    return [this](void*) { --alive; };
+  }
+  int alive = 0;
+  int built = 0;
+};
+
+TEST(AttentionPlans, ABuiltPlanServesAllCalls) {
+  FakeEngines engines;
+  {
+    AttentionPlans plans(engines.Destroyer());
+    const RavelCudaAttention attention = Described(2, false);
+    EXPECT_EQ(plans.Find(attention), nullptr);
+    const AttentionChoice& choice = plans.Choose(attention, 6400, engines.Builder());
+    EXPECT_EQ(choice.part.sequences, 2);
+    EXPECT_EQ(choice.part.kv_heads, 8);
+    EXPECT_EQ(&plans.Choose(attention, 6400, engines.Builder()), &choice);
+    EXPECT_EQ(plans.Find(attention), &choice);
+    EXPECT_EQ(engines.built, 1);
+    EXPECT_THAT(plans.ToText(), HasSubstr(": cuDNN, chain, engine 6, workspace 6400\n"));
+  }
+  EXPECT_EQ(engines.alive, 0);
+}
+
+TEST(AttentionPlans, TooLittleWorkspaceMakesParts) {
+  FakeEngines engines;
+  AttentionPlans plans(engines.Destroyer());
+  const AttentionChoice& choice = plans.Choose(Described(2, true), 1000, engines.Builder());
+  EXPECT_NE(choice.plan, nullptr);
+  EXPECT_EQ(choice.part.sequences, 1);
+  EXPECT_EQ(choice.part.kv_heads, 2);  // eight query heads
+  EXPECT_EQ(choice.workspace_bytes, 800u);
+  EXPECT_EQ(plans.WholeWorkspaceBytes(), 6400u);
+  EXPECT_EQ(engines.alive, 1);
+  EXPECT_THAT(choice.text, HasSubstr("in parts of 1 sequences and 2 key heads"));
+}
+
+TEST(AttentionPlans, OurOwnKernelRunsByNameAndWithItsReason) {
+  FakeEngines engines;
+  AttentionPlans plans(engines.Destroyer());
+  RavelCudaAttention attention = Described(1, true);
+  EXPECT_EQ(plans.Choose(attention, 399, engines.Builder()).plan, nullptr);
+  EXPECT_EQ(engines.alive, 0);
+  EXPECT_THAT(plans.ToText(), HasSubstr("our own kernel, because cuDNN needs a workspace of 3200"));
+  attention.head_size = 256;
+  EXPECT_EQ(plans.Choose(attention, 1 << 20, engines.Builder()).plan, nullptr);
+  EXPECT_THAT(plans.ToText(), HasSubstr("our own kernel, because no engine"));
+}
+
+}  // namespace
+}  // namespace ravel::kernels::cuda::testing

@@ -1,7 +1,7 @@
-// The table of op cases (tests/kernels/op_case.h) on the device, in fp32: against the oracle in
-// fp64, gradients against central differences, poisoned outputs and gaps, repeated bits. Operands
-// lie in pinned memory that the device reads and writes in place. Inputs differ from run to run; a
-// failure prints the seed.
+// The table of op cases (tests/kernels/op_case.h) on the device, in fp32, in bf16, and in bf16 with
+// gradients of weights in fp32: against the oracle in fp64, gradients against central differences,
+// poisoned outputs and gaps, repeated bits. Operands lie in pinned memory that the device reads and
+// writes in place. Inputs differ from run to run; a failure prints the seed.
 
 #include <algorithm>
 #include <cmath>
@@ -18,11 +18,14 @@ namespace {
 
 constexpr int64_t kPlaceBytes = int64_t{64} << 20;
 constexpr double kTolerance = 1e-5;
+constexpr double kBf16Tolerance = 1e-2;
 constexpr size_t kProbes = 24;
 
 class PinnedPlace final : public OperandPlace {
  public:
   explicit PinnedPlace(CudaMemory memory) : memory_(std::move(memory)) {}
+  OperandTypes types() const override { return types_; }
+  void UseTypes(const OperandTypes& types) { types_ = types; }
   Stream& stream() override { return *TheGpu().stream; }
   void* Allocate(int64_t bytes) override {
     used_ = RoundUp(used_, 256);
@@ -40,30 +43,52 @@ class PinnedPlace final : public OperandPlace {
  private:
   CudaMemory memory_;
   int64_t used_ = 0;
+  OperandTypes types_;
 };
 
-class GpuOpCaseTest : public ::testing::TestWithParam<OpCase> {
+struct GpuCase {
+  OpCase op;
+  OperandTypes types;
+
+  bool bf16() const { return types.activations == DType::kBF16; }
+  double forward_tolerance() const { return bf16() ? kBf16Tolerance : kTolerance; }
+  double backward_tolerance() const { return bf16() ? kBf16Tolerance : op.backward_tolerance; }
+};
+
+// Rounded to bf16 where operands are.
+Values Exact(const GpuCase& gpu_case, Values values) {
+  for (size_t i = 0; gpu_case.bf16() && i < values.size(); ++i) {
+    for (double& value : values[i]) {
+      value = static_cast<double>(Bf16ToFloat(FloatToBf16(static_cast<float>(value))));
+    }
+  }
+  return values;
+}
+
+class GpuOpCaseTest : public ::testing::TestWithParam<GpuCase> {
  protected:
   void SetUp() override {
     if (!TheGpu().missing.empty()) {
       GTEST_SKIP() << TheGpu().missing;
     }
     static PinnedPlace& place = *new PinnedPlace(*TheGpu().device->AllocatePinned(kPlaceBytes));
+    place.UseTypes(GetParam().types);
     UseOperandPlace(&place);
     seed_ = std::random_device()();
     RecordProperty("seed", std::to_string(seed_));
   }
   void TearDown() override { UseOperandPlace(nullptr); }
 
+  const OpCase& op() const { return GetParam().op; }
+  Values Inputs() const { return Exact(GetParam(), MakeInputs(op(), seed_)); }
   Values Cotangents(const Values& outputs) const {
     Values cotangents;
     for (const std::vector<double>& output : outputs) {
-      cotangents.push_back(
-          GetParam().unit_cotangents
-              ? std::vector<double>(output.size(), 1.0)
-              : RandomValues(static_cast<int64_t>(output.size()), seed_ + 100 + cotangents.size()));
+      cotangents.push_back(op().unit_cotangents ? std::vector<double>(output.size(), 1.0)
+                                                : RandomValues(static_cast<int64_t>(output.size()),
+                                                               seed_ + 100 + cotangents.size()));
     }
-    return cotangents;
+    return Exact(GetParam(), cotangents);
   }
   uint64_t seed_ = 0;
 };
@@ -87,15 +112,15 @@ double Contract(const Values& outputs, const Values& cotangents) {
 }
 
 TEST_P(GpuOpCaseTest, ForwardAgreesWithTheOracle) {
-  const Values inputs = MakeInputs(GetParam(), seed_);
-  const Values expected = GetParam().oracle(inputs);
-  for (const MemoryLayout layout : {MemoryLayout{}, MemoryLayout{3, 5}, MemoryLayout{4, 4}}) {
+  const Values inputs = Inputs();
+  const Values expected = op().oracle(inputs);
+  for (const MemoryLayout layout : {MemoryLayout{}, MemoryLayout{3, 5}, MemoryLayout{8, 8}}) {
     Operands operands(layout);
-    const Results results = GetParam().forward(operands, inputs);
+    const Results results = op().forward(operands, inputs);
     ASSERT_EQ(results.size(), expected.size());
     for (size_t i = 0; i < results.size(); ++i) {
       ASSERT_EQ(results[i].size(), expected[i].size());
-      const double limit = kTolerance * LargestMagnitude(expected[i]);
+      const double limit = GetParam().forward_tolerance() * LargestMagnitude(expected[i]);
       for (size_t j = 0; j < results[i].size(); ++j) {
         ASSERT_NEAR(static_cast<double>(results[i][j]), expected[i][j], limit)
             << "output " << i << " element " << j << " seed " << seed_;
@@ -106,17 +131,17 @@ TEST_P(GpuOpCaseTest, ForwardAgreesWithTheOracle) {
 }
 
 TEST_P(GpuOpCaseTest, GradientAgreesWithCentralDifferences) {
-  if (!GetParam().backward) {
+  if (!op().backward) {
     GTEST_SKIP() << "the op has no gradient";
   }
-  Values inputs = MakeInputs(GetParam(), seed_);
-  const Values cotangents = Cotangents(GetParam().oracle(inputs));
+  Values inputs = Inputs();
+  const Values cotangents = Cotangents(op().oracle(inputs));
   Operands operands({.offset = 1, .row_gap = 2});
-  const Results gradients = GetParam().backward(operands, inputs, cotangents);
+  const Results gradients = op().backward(operands, inputs, cotangents);
   EXPECT_TRUE(operands.GapsUntouched());
   size_t result = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (GetParam().inputs[i].kind != InputSpec::Kind::kReal) {
+    if (op().inputs[i].kind != InputSpec::Kind::kReal) {
       continue;
     }
     const std::vector<float>& gradient = gradients[result++];
@@ -127,27 +152,27 @@ TEST_P(GpuOpCaseTest, GradientAgreesWithCentralDifferences) {
       const double saved = inputs[i][j];
       constexpr double kStep = 1e-5;
       inputs[i][j] = saved + kStep;
-      const double above = Contract(GetParam().oracle(inputs), cotangents);
+      const double above = Contract(op().oracle(inputs), cotangents);
       inputs[i][j] = saved - kStep;
-      const double below = Contract(GetParam().oracle(inputs), cotangents);
+      const double below = Contract(op().oracle(inputs), cotangents);
       inputs[i][j] = saved;
       ASSERT_NEAR(static_cast<double>(gradient[j]),
                   (above - below) / (2 * kStep),
-                  GetParam().backward_tolerance * scale)
-          << GetParam().inputs[i].name << " element " << j << " seed " << seed_;
+                  GetParam().backward_tolerance() * scale)
+          << op().inputs[i].name << " element " << j << " seed " << seed_;
     }
   }
 }
 
 TEST_P(GpuOpCaseTest, EqualCallsGiveEqualBits) {
-  const Values inputs = MakeInputs(GetParam(), seed_);
-  const Values cotangents = Cotangents(GetParam().oracle(inputs));
+  const Values inputs = Inputs();
+  const Values cotangents = Cotangents(op().oracle(inputs));
   const auto run = [&] {
     Operands operands(MemoryLayout{});
-    Results results = GetParam().forward(operands, inputs);
-    if (GetParam().backward) {
+    Results results = op().forward(operands, inputs);
+    if (op().backward) {
       Operands others(MemoryLayout{});
-      for (std::vector<float>& gradient : GetParam().backward(others, inputs, cotangents)) {
+      for (std::vector<float>& gradient : op().backward(others, inputs, cotangents)) {
         results.push_back(std::move(gradient));
       }
     }
@@ -163,10 +188,24 @@ TEST_P(GpuOpCaseTest, EqualCallsGiveEqualBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Table,
+std::vector<GpuCase> CasesOf(const OperandTypes& types) {
+  std::vector<GpuCase> cases;
+  for (const OpCase& op : AllOpCases()) {
+    cases.push_back({op, types});
+  }
+  return cases;
+}
+
+const auto kNameOfCase = [](const auto& row) { return row.param.op.name; };
+INSTANTIATE_TEST_SUITE_P(Table, GpuOpCaseTest, ::testing::ValuesIn(CasesOf({})), kNameOfCase);
+INSTANTIATE_TEST_SUITE_P(Bf16,
                          GpuOpCaseTest,
-                         ::testing::ValuesIn(AllOpCases()),
-                         [](const auto& row) { return row.param.name; });
+                         ::testing::ValuesIn(CasesOf({DType::kBF16, DType::kBF16})),
+                         kNameOfCase);
+INSTANTIATE_TEST_SUITE_P(Bf16WithFp32Gradients,
+                         GpuOpCaseTest,
+                         ::testing::ValuesIn(CasesOf({DType::kBF16, DType::kF32})),
+                         kNameOfCase);
 
 }  // namespace
 }  // namespace ravel::kernels::testing

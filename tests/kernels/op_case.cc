@@ -1,14 +1,11 @@
 #include "tests/kernels/op_case.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
 
 namespace ravel::kernels::testing {
 namespace {
 
-constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
+constexpr char kPoison = '\xFF';  // NaN in fp32 and in bf16
 
 OperandPlace*& ActivePlace() {
   static OperandPlace* place = nullptr;
@@ -24,62 +21,109 @@ void UseOperandPlace(OperandPlace* place) {
 Operands::Operands(MemoryLayout layout)
     : stream(ActivePlace() != nullptr ? ActivePlace()->stream() : cpu_stream_), layout_(layout) {
   if (ActivePlace() != nullptr) {
+    types_ = ActivePlace()->types();
     ActivePlace()->Clear();
   }
 }
 
-TensorView Operands::Allocate(int64_t rows, int64_t columns, int64_t row_gap) {
+TensorView Operands::Allocate(DType dtype, int64_t rows, int64_t columns, int64_t row_gap) {
   const int64_t stride = columns + row_gap;
   Allocation& allocation = allocations_.emplace_back();
+  allocation.element_bytes = DTypeBytes(dtype);
   allocation.begin = layout_.offset;
   allocation.rows = rows;
   allocation.columns = columns;
   allocation.row_stride = stride;
   allocation.elements = layout_.offset + rows * stride + 1;
+  const int64_t bytes = allocation.elements * allocation.element_bytes;
   if (ActivePlace() != nullptr) {
-    const int64_t bytes = allocation.elements * static_cast<int64_t>(sizeof(float));
-    allocation.storage = static_cast<float*>(ActivePlace()->Allocate(bytes));
+    allocation.storage = static_cast<char*>(ActivePlace()->Allocate(bytes));
   } else {
-    allocation.heap.resize(static_cast<size_t>(allocation.elements));
-    allocation.storage = allocation.heap.data();
+    allocation.heap.resize(static_cast<size_t>(DivCeil(bytes, int64_t{sizeof(float)})));
+    allocation.storage = reinterpret_cast<char*>(allocation.heap.data());
   }
-  std::fill_n(allocation.storage, allocation.elements, kPoison);
-  TensorView view = MatrixView(allocation.storage + layout_.offset, rows, columns);
-  view.row_stride = stride;
+  std::fill_n(allocation.storage, bytes, kPoison);
+  return {.data = allocation.storage + layout_.offset * allocation.element_bytes,
+          .dtype = dtype,
+          .rank = 2,
+          .size = {rows, columns},
+          .row_stride = stride};
+}
+
+TensorView Operands::AllocateVector(DType dtype, int64_t n) {
+  TensorView view = Allocate(dtype, 1, n, 0);
+  view.rank = 1;
+  view.size = {n};
+  view.row_stride = 1;
   return view;
 }
 
-TensorView Operands::Matrix(int64_t rows, int64_t columns, const std::vector<double>& values) {
-  CHECK_EQ(static_cast<int64_t>(values.size()), rows * columns);
-  const TensorView view = Matrix(rows, columns);
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t column = 0; column < columns; ++column) {
-      view.Row<float>(row)[column] =
-          static_cast<float>(values[static_cast<size_t>(row * columns + column)]);
+namespace {
+
+// A vector is a row.
+TensorView Filled(const TensorView& view, const std::vector<double>& values) {
+  CHECK_EQ(static_cast<int64_t>(values.size()), view.elements());
+  const int64_t columns = view.columns();
+  for (int64_t i = 0; i < view.elements(); ++i) {
+    const int64_t at = i / columns * view.row_stride + i % columns;
+    const float value = static_cast<float>(values[static_cast<size_t>(i)]);
+    if (view.dtype == DType::kBF16) {
+      view.As<uint16_t>()[at] = FloatToBf16(value);
+    } else {
+      view.As<float>()[at] = value;
     }
   }
   return view;
 }
 
+}  // namespace
+
+TensorView Operands::Matrix(int64_t rows, int64_t columns, const std::vector<double>& values) {
+  return Filled(Matrix(rows, columns), values);
+}
+
 TensorView Operands::Matrix(int64_t rows, int64_t columns) {
-  return Allocate(rows, columns, layout_.row_gap);
+  return Allocate(types_.activations, rows, columns, layout_.row_gap);
 }
 
 TensorView Operands::Vector(int64_t n) {
-  return VectorView(Allocate(1, n, 0).As<float>(), n);
+  return AllocateVector(types_.activations, n);
 }
 
 TensorView Operands::Vector(int64_t n, const std::vector<double>& values) {
-  CHECK_EQ(static_cast<int64_t>(values.size()), n);
-  const TensorView view = Vector(n);
-  for (int64_t i = 0; i < n; ++i) {
-    view.As<float>()[i] = static_cast<float>(values[static_cast<size_t>(i)]);
-  }
-  return view;
+  return Filled(Vector(n), values);
 }
 
 TensorView Operands::Workspace(int64_t rows, int64_t columns) {
-  return Allocate(rows, columns, 0);
+  return Allocate(types_.activations, rows, columns, 0);
+}
+
+TensorView Operands::Gradient(int64_t rows, int64_t columns, const std::vector<double>& values) {
+  return Filled(Gradient(rows, columns), values);
+}
+
+TensorView Operands::Gradient(int64_t rows, int64_t columns) {
+  return Allocate(types_.gradients, rows, columns, layout_.row_gap);
+}
+
+TensorView Operands::Gradient(int64_t n, const std::vector<double>& values) {
+  return Filled(Gradient(n), values);
+}
+
+TensorView Operands::Gradient(int64_t n) {
+  return AllocateVector(types_.gradients, n);
+}
+
+TensorView Operands::Floats(int64_t rows, int64_t columns) {
+  return Allocate(DType::kF32, rows, columns, layout_.row_gap);
+}
+
+TensorView Operands::Floats(int64_t n, const std::vector<double>& values) {
+  return Filled(Floats(n), values);
+}
+
+TensorView Operands::Floats(int64_t n) {
+  return AllocateVector(DType::kF32, n);
 }
 
 TensorView Operands::Ids(const std::vector<double>& values) {
@@ -106,7 +150,9 @@ bool Operands::GapsUntouched() const {
       const int64_t at = i - allocation.begin;
       const bool inside = at >= 0 && at < allocation.rows * allocation.row_stride &&
                           at % allocation.row_stride < allocation.columns;
-      if (!inside && !std::isnan(allocation.storage[i])) {
+      const char* element = allocation.storage + i * allocation.element_bytes;
+      if (!inside && std::count(element, element + allocation.element_bytes, kPoison) !=
+                         allocation.element_bytes) {
         return false;
       }
     }
@@ -120,10 +166,10 @@ std::vector<float> Read(const TensorView& view) {
   }
   std::vector<float> values(static_cast<size_t>(view.elements()));
   const int64_t columns = view.columns();
-  for (int64_t row = 0; row < view.rows() && columns > 0; ++row) {
-    std::memcpy(values.data() + row * columns,
-                view.Row<float>(row),
-                sizeof(float) * static_cast<size_t>(columns));
+  for (int64_t i = 0; i < view.elements(); ++i) {
+    const int64_t at = i / columns * view.row_stride + i % columns;
+    values[static_cast<size_t>(i)] =
+        view.dtype == DType::kBF16 ? Bf16ToFloat(view.As<uint16_t>()[at]) : view.As<float>()[at];
   }
   return values;
 }

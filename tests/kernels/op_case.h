@@ -22,11 +22,18 @@ struct MemoryLayout {
   int64_t row_gap = 0;
 };
 
+// Element types of a case: of activations and weights, and of gradients of weights.
+struct OperandTypes {
+  DType activations = DType::kF32;
+  DType gradients = DType::kF32;
+};
+
 // Another place for operands than the heap, and the stream that their ops run on: memory that the
 // host and a device both reach.
 class OperandPlace {
  public:
   virtual ~OperandPlace() = default;
+  virtual OperandTypes types() const { return {}; }
   virtual Stream& stream() = 0;
   // Lives until the next Clear.
   virtual void* Allocate(int64_t bytes) = 0;
@@ -43,13 +50,22 @@ class Operands {
  public:
   explicit Operands(MemoryLayout layout);
 
-  // Matrices may have gaps between rows; vectors are contiguous.
+  // Activations and weights. Matrices may have gaps between rows; vectors are contiguous.
   TensorView Matrix(int64_t rows, int64_t columns, const std::vector<double>& values);
   TensorView Matrix(int64_t rows, int64_t columns);
   TensorView Vector(int64_t n, const std::vector<double>& values);
   TensorView Vector(int64_t n);
   // A contiguous matrix, for scratch.
   TensorView Workspace(int64_t rows, int64_t columns);
+  // Gradients of weights, and what products add up.
+  TensorView Gradient(int64_t rows, int64_t columns, const std::vector<double>& values);
+  TensorView Gradient(int64_t rows, int64_t columns);
+  TensorView Gradient(int64_t n, const std::vector<double>& values);
+  TensorView Gradient(int64_t n);
+  // Statistics and tables: always fp32.
+  TensorView Floats(int64_t rows, int64_t columns);
+  TensorView Floats(int64_t n, const std::vector<double>& values);
+  TensorView Floats(int64_t n);
   TensorView Ids(const std::vector<double>& values);
   // True if nothing outside the operands' elements was written.
   bool GapsUntouched() const;
@@ -59,21 +75,24 @@ class Operands {
  private:
   struct Allocation {
     std::vector<float> heap;  // empty in another place
-    float* storage;
+    char* storage;
+    int64_t element_bytes;
     int64_t elements;
     int64_t begin;
     int64_t rows;
     int64_t columns;
     int64_t row_stride;
   };
-  TensorView Allocate(int64_t rows, int64_t columns, int64_t row_gap);
+  TensorView Allocate(DType dtype, int64_t rows, int64_t columns, int64_t row_gap);
+  TensorView AllocateVector(DType dtype, int64_t n);
   MemoryLayout layout_;
+  OperandTypes types_;
   std::deque<Allocation> allocations_;
   std::deque<std::vector<int32_t>> ids_;  // on the heap
   CpuStream cpu_stream_;
 };
 
-// The elements of a view, row by row.
+// The elements of a view of fp32 or bf16, row by row.
 std::vector<float> Read(const TensorView& view);
 
 using Values = std::vector<std::vector<double>>;

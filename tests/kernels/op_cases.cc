@@ -62,8 +62,8 @@ Results GemmForward(const GemmShape& s, Operands& operands, const Values& inputs
   const bool flip_b = s.transpose_b == Transpose::kYes;
   const TensorView a = operands.Matrix(flip_a ? s.k : s.m, flip_a ? s.m : s.k, inputs[0]);
   const TensorView b = operands.Matrix(flip_b ? s.n : s.k, flip_b ? s.k : s.n, inputs[1]);
-  const TensorView c = s.output == Output::kAccumulate ? operands.Matrix(s.m, s.n, inputs[2])
-                                                       : operands.Matrix(s.m, s.n);
+  const TensorView c = s.output == Output::kAccumulate ? operands.Gradient(s.m, s.n, inputs[2])
+                                                       : operands.Gradient(s.m, s.n);
   Gemm(operands.stream,
        {.a = a,
         .transpose_a = s.transpose_a,
@@ -142,7 +142,7 @@ RmsNormForwardArgs NormArgs(const NormShape& s, Operands& operands, const Values
   }
   args.sum = operands.Matrix(s.tokens, s.hidden);
   args.y = operands.Matrix(s.tokens, s.hidden);
-  args.rstd = operands.Vector(s.tokens);
+  args.rstd = operands.Floats(s.tokens);
   RmsNormForward(operands.stream, args);
   return args;
 }
@@ -161,7 +161,7 @@ Results NormBackward(const NormShape& s,
     args.dresidual = operands.Matrix(s.tokens, s.hidden, cotangents[1]);
   }
   args.dx = operands.Matrix(s.tokens, s.hidden);
-  args.dw = operands.Vector(s.hidden);
+  args.dw = operands.Gradient(s.hidden);
   RmsNormBackward(operands.stream, args);
   Results results = {Read(args.dx), Read(args.dw)};
   if (s.residual) {
@@ -264,9 +264,9 @@ Results RopeInPlace(const RopeShape& s,
                     const std::vector<double>& frequency,
                     RopeDirection direction) {
   const TensorView x = operands.Matrix(s.tokens, s.heads * s.head_size, values);
-  const TensorView cosine = operands.Matrix(s.sequence_tokens, s.head_size / 2);
-  const TensorView sine = operands.Matrix(s.sequence_tokens, s.head_size / 2);
-  BuildRopeTable(operands.stream, {operands.Vector(s.head_size / 2, frequency), cosine, sine});
+  const TensorView cosine = operands.Floats(s.sequence_tokens, s.head_size / 2);
+  const TensorView sine = operands.Floats(s.sequence_tokens, s.head_size / 2);
+  BuildRopeTable(operands.stream, {operands.Floats(s.head_size / 2, frequency), cosine, sine});
   Rope(operands.stream, {x, s.head_size, s.sequence_tokens, cosine, sine, direction});
   return {Read(x)};
 }
@@ -314,7 +314,7 @@ void AddEmbeddingCases(std::vector<OpCase>& cases) {
     };
     c.backward = [=, tokens = tokens, hidden = hidden](
                      Operands& o, const Values& in, const Values& d) {
-      const TensorView dtable = o.Matrix(vocabulary, hidden);
+      const TensorView dtable = o.Gradient(vocabulary, hidden);
       EmbeddingBackward(o.stream,
                         {o.Ids(in[0]), o.Matrix(tokens, hidden, d[0]), dtable, Output::kOverwrite});
       return Results{Read(dtable)};
@@ -354,7 +354,7 @@ Values HeadOracle(const HeadShape& s, const Values& inputs) {
 }
 
 Results HeadForward(const HeadShape& s, Operands& operands, const Values& inputs) {
-  const TensorView loss = operands.Vector(s.tokens);
+  const TensorView loss = operands.Floats(s.tokens);
   LinearCrossEntropyForward(
       operands.stream,
       {.x = operands.Matrix(s.tokens, s.hidden, inputs[0]),
@@ -370,9 +370,9 @@ Results HeadBackward(const HeadShape& s, Operands& operands, const Values& input
       .x = operands.Matrix(s.tokens, s.hidden, inputs[0]),
       .w = operands.Matrix(s.vocabulary, s.hidden, inputs[1]),
       .targets = operands.Ids(inputs[2]),
-      .loss = operands.Vector(s.tokens),
+      .loss = operands.Floats(s.tokens),
       .dx = operands.Matrix(s.tokens, s.hidden),
-      .dw = operands.Matrix(s.vocabulary, s.hidden),
+      .dw = operands.Gradient(s.vocabulary, s.hidden),
       .dw_output = Output::kOverwrite,
       .workspace = operands.Workspace(std::min(s.tokens, kLossChunkTokens), s.vocabulary)};
   LinearCrossEntropyTrain(operands.stream, args);

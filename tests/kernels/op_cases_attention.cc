@@ -67,8 +67,8 @@ AttentionForwardArgs Forward(const Case& c, Operands& operands, const Values& in
                                .k = operands.Matrix(c.tokens(), c.kv_columns(), in[1]),
                                .v = operands.Matrix(c.tokens(), c.kv_columns(), in[2]),
                                .out = operands.Matrix(c.tokens(), c.query_columns()),
-                               .log_sum_exp = operands.Matrix(c.shape.query_heads, c.tokens()),
-                               .workspace = operands.Vector(elements)};
+                               .log_sum_exp = operands.Floats(c.shape.query_heads, c.tokens()),
+                               .workspace = operands.Floats(elements)};
   AttentionForward(operands.stream, args);
   return args;
 }
@@ -86,7 +86,7 @@ Results Backward(const Case& c, Operands& operands, const Values& in, const Valu
       .dq = operands.Matrix(c.tokens(), c.query_columns()),
       .dk = operands.Matrix(c.tokens(), c.kv_columns()),
       .dv = operands.Matrix(c.tokens(), c.kv_columns()),
-      .workspace = operands.Vector(AttentionWorkspaceElements(c.shape))};
+      .workspace = operands.Floats(AttentionWorkspaceElements(c.shape))};
   AttentionBackward(operands.stream, args);
   return {Read(args.dq), Read(args.dk), Read(args.dv)};
 }

@@ -57,8 +57,8 @@ LayerNormForwardArgs RunLayerNorm(const Sizes& s, Operands& operands, const Valu
   args.epsilon = static_cast<float>(kEpsilon);
   args.copy = operands.Matrix(s.rows, s.columns);
   args.y = operands.Matrix(s.rows, s.columns);
-  args.mean = operands.Vector(s.rows);
-  args.rstd = operands.Vector(s.rows);
+  args.mean = operands.Floats(s.rows);
+  args.rstd = operands.Floats(s.rows);
   LayerNormForward(operands.stream, args);
   return args;
 }
@@ -75,8 +75,8 @@ Results LayerNormGradients(const Sizes& s,
   args.mean = forward.mean;
   args.rstd = forward.rstd;
   args.dx = args.dy;  // in place
-  args.dw = operands.Vector(s.columns);
-  args.db = operands.Vector(s.columns);
+  args.dw = operands.Gradient(s.columns);
+  args.db = operands.Gradient(s.columns);
   LayerNormBackward(operands.stream, args);
   return {Read(args.dx), Read(args.dw), Read(args.db)};
 }
@@ -140,7 +140,7 @@ void AddHeadNormCases(std::vector<OpCase>& cases) {
     };
     c.backward = [=](Operands& o, const Values& in, const Values& d) {
       const TensorView dy = o.Matrix(s.tokens, columns, d[0]);
-      const TensorView dw = o.Vector(s.size);
+      const TensorView dw = o.Gradient(s.size);
       HeadNormBackward(o.stream,
                        {.dy = dy,
                         .x = o.Matrix(s.tokens, columns, in[0]),
@@ -216,7 +216,7 @@ void AddBiasCases(std::vector<OpCase>& cases) {
       };
       c.backward = [=](Operands& o, const Values&, const Values& d) {
         const std::vector<double> zeros(static_cast<size_t>(s.columns));
-        const TensorView db = adds ? o.Vector(s.columns, zeros) : o.Vector(s.columns);
+        const TensorView db = adds ? o.Gradient(s.columns, zeros) : o.Gradient(s.columns);
         BiasGradient(o.stream,
                      {.dy = o.Matrix(s.rows, s.columns, d[0]), .db = db, .output = output});
         return Results{Read(db)};
@@ -251,7 +251,7 @@ void AddPositionCases(std::vector<OpCase>& cases) {
       return Results{Read(x)};
     };
     c.backward = [s](Operands& o, const Values&, const Values& d) {
-      const TensorView dtable = o.Matrix(kPositions, s.columns);
+      const TensorView dtable = o.Gradient(kPositions, s.columns);
       PositionGradient(o.stream,
                        {.dx = o.Matrix(s.rows, s.columns, d[0]),
                         .dtable = dtable,

@@ -1,0 +1,303 @@
+// Mixed precision, copies of layout and initial values: the device gives what the CPU gives, bit
+// for bit where the contract is a formula.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "kernels/cast.h"
+#include "kernels/mixed_adamw.h"
+#include "kernels/philox.h"
+#include "kernels/rope.h"
+#include "kernels/scalar/bfloat16.h"
+#include "kernels/tree_reduce.h"
+#include "tests/gpu/gpu.h"
+
+namespace ravel::kernels::testing {
+namespace {
+
+constexpr int64_t kElements = 4099;
+
+// Elements of one type in pinned memory (for the device) and on the heap (for the CPU).
+class Twin {
+ public:
+  Twin(DType dtype, int64_t elements)
+      : dtype_(dtype),
+        bytes_(elements * DTypeBytes(dtype)),
+        pinned_(*TheGpu().device->AllocatePinned(bytes_)),
+        heap_(static_cast<size_t>(bytes_)) {}
+  static Twin Normal(DType dtype, int64_t elements, uint64_t seed) {
+    Twin twin(dtype, elements);
+    std::mt19937_64 random(seed);
+    std::normal_distribution<float> normal;
+    for (int64_t i = 0; i < elements; ++i) {
+      const float value = normal(random);
+      if (dtype == DType::kBF16) {
+        twin.host().As<uint16_t>()[i] = FloatToBf16(value);
+      } else {
+        twin.host().As<float>()[i] = value;
+      }
+    }
+    twin.Send();
+    return twin;
+  }
+
+  // The heap's elements become those of pinned memory.
+  void Send() { std::memcpy(pinned_.data(), heap_.data(), heap_.size()); }
+  TensorView host(int64_t begin = 0, int64_t end = -1) { return Range(heap_.data(), begin, end); }
+  TensorView device(int64_t begin = 0, int64_t end = -1) {
+    return Range(static_cast<char*>(pinned_.data()), begin, end);
+  }
+  bool Same() const { return std::memcmp(pinned_.data(), heap_.data(), heap_.size()) == 0; }
+
+ private:
+  TensorView Range(char* data, int64_t begin, int64_t end) const {
+    const int64_t bytes = DTypeBytes(dtype_);
+    return {.data = data + begin * bytes,
+            .dtype = dtype_,
+            .rank = 1,
+            .size = {(end < 0 ? bytes_ / bytes : end) - begin},
+            .row_stride = 1};
+  }
+  DType dtype_;
+  int64_t bytes_;
+  CudaMemory pinned_;
+  std::vector<char> heap_;
+};
+
+class GpuMixedOpsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!TheGpu().missing.empty()) {
+      GTEST_SKIP() << TheGpu().missing;
+    }
+  }
+  CudaStream& gpu() { return *TheGpu().stream; }
+  void Finish() { ASSERT_TRUE(gpu().Synchronize().ok()); }
+  CpuStream cpu_;
+};
+
+// Everything that an update may touch.
+struct Optimizer {
+  Twin main = Twin::Normal(DType::kF32, kElements, 1);
+  Twin weight = Twin(DType::kBF16, kElements);
+  Twin remainder = Twin(DType::kI16, kElements);
+  Twin g;
+  Twin m;
+  Twin v;
+  Twin scalars = Twin(DType::kU8, sizeof(AdamWScalars));
+  Twin apply = Twin(DType::kI32, 1);
+
+  Optimizer(DType gradient, DType states)
+      : g(Twin::Normal(gradient, kElements, 2)),
+        m(Twin::Normal(states, kElements, 3)),
+        v(Twin::Normal(states, kElements, 4)) {
+    for (int64_t i = 0; i < kElements; ++i) {
+      const scalar::SplitWeight split = scalar::SplitOf(main.host().As<float>()[i]);
+      weight.host().As<uint16_t>()[i] = split.weight;
+      remainder.host().As<int16_t>()[i] = split.remainder;
+      if (states == DType::kBF16) {
+        v.host().As<uint16_t>()[i] &= 0x7FFF;  // squares are not negative
+      } else {
+        v.host().As<float>()[i] = std::fabs(v.host().As<float>()[i]);
+      }
+    }
+    AdamWScalars values;
+    values.learning_rate = 1e-2f;
+    values.weight_decay = 0.1f;
+    std::memcpy(scalars.host().data, &values, sizeof(values));
+    *apply.host().As<int32_t>() = 1;
+    for (Twin* twin : {&weight, &remainder, &v, &scalars, &apply}) {
+      twin->Send();
+    }
+  }
+
+  // An update of [begin, end) on the device or on the CPU.
+  void Update(Stream& stream, bool split, uint32_t step, int64_t begin, int64_t end) {
+    const bool on_device = stream.backend() == Backend::kCuda;
+    const auto range = [&](Twin& twin) {
+      return on_device ? twin.device(begin, end) : twin.host(begin, end);
+    };
+    MixedAdamWArgs args = {.weight = range(weight),
+                           .g = range(g),
+                           .m = range(m),
+                           .v = range(v),
+                           .seed = 77,
+                           .step = step,
+                           .site = 5,
+                           .first_index = 1001 + begin};
+    (split ? args.remainder : args.main_weight) = range(split ? remainder : main);
+    args.device_scalars = (on_device ? scalars.device() : scalars.host()).As<const AdamWScalars>();
+    args.apply = (on_device ? apply.device() : apply.host()).As<const int32_t>();
+    MixedAdamWUpdate(stream, args);
+  }
+
+  bool Same() const {
+    return main.Same() && weight.Same() && remainder.Same() && m.Same() && v.Same();
+  }
+};
+
+TEST_F(GpuMixedOpsTest, MixedAdamWGivesTheBitsOfTheCpu) {
+  for (const DType gradient : {DType::kF32, DType::kBF16}) {
+    for (const DType states : {DType::kF32, DType::kBF16}) {
+      for (const bool split : {false, true}) {
+        Optimizer optimizer(gradient, states);
+        for (uint32_t step = 0; step < 3; ++step) {
+          for (Stream* stream : {static_cast<Stream*>(&gpu()), static_cast<Stream*>(&cpu_)}) {
+            // Pieces that begin within a draw of four.
+            optimizer.Update(*stream, split, step, 0, 1 + step);
+            optimizer.Update(*stream, split, step, 1 + step, kElements - 2);
+          }
+        }
+        Finish();
+        EXPECT_TRUE(optimizer.Same()) << DTypeName(gradient) << DTypeName(states) << split;
+      }
+    }
+  }
+}
+
+TEST_F(GpuMixedOpsTest, AFlagOnTheDeviceSkipsTheStep) {
+  Optimizer optimizer(DType::kBF16, DType::kBF16);
+  *optimizer.apply.host().As<int32_t>() = 0;
+  optimizer.apply.Send();
+  optimizer.Update(gpu(), true, 0, 0, kElements);
+  Finish();
+  EXPECT_TRUE(optimizer.Same());
+}
+
+TEST_F(GpuMixedOpsTest, CastsGiveTheBitsOfTheCpu) {
+  for (const Bf16Rounding rounding : {Bf16Rounding::kNearest, Bf16Rounding::kHalfAway}) {
+    for (const int64_t begin : {0, 1, 8}) {
+      for (const int64_t end : {kElements - 3, kElements}) {
+        Twin wide = Twin::Normal(DType::kF32, kElements, 9);
+        Twin narrow = Twin::Normal(DType::kBF16, kElements, 10);
+        Twin again = Twin::Normal(DType::kF32, kElements, 11);
+        Cast(gpu(), {wide.device(begin, end), narrow.device(begin, end), rounding});
+        Cast(gpu(), {narrow.device(begin, end), again.device(begin, end)});
+        Cast(cpu_, {wide.host(begin, end), narrow.host(begin, end), rounding});
+        Cast(cpu_, {narrow.host(begin, end), again.host(begin, end)});
+        Finish();
+        EXPECT_TRUE(narrow.Same() && again.Same()) << begin << " to " << end;
+      }
+    }
+  }
+}
+
+// A matrix at the beginning of a vector, with a gap after each row.
+TensorView MatrixOf(TensorView view, int64_t rows, int64_t columns, int64_t gap) {
+  view.rank = 2;
+  view.size = {rows, columns};
+  view.row_stride = columns + gap;
+  return view;
+}
+
+TEST_F(GpuMixedOpsTest, TranspositionGivesTheBitsOfTheCpu) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const auto& [rows, columns] :
+         std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {33, 64}, {40, 31}, {3, 200}}) {
+      Twin from = Twin::Normal(dtype, kElements, 12);
+      Twin to = Twin::Normal(dtype, kElements, 13);
+      TransposeMatrix(gpu(),
+                      {.from = MatrixOf(from.device(), rows, columns, 3),
+                       .to = MatrixOf(to.device(), columns, rows, 2)});
+      TransposeMatrix(cpu_,
+                      {.from = MatrixOf(from.host(), rows, columns, 3),
+                       .to = MatrixOf(to.host(), columns, rows, 2)});
+      Finish();
+      EXPECT_TRUE(to.Same()) << rows << "x" << columns << " " << DTypeName(dtype);
+    }
+  }
+}
+
+// Logarithms and sines of the device may differ from the host's in their last bit, before the one
+// rounding to fp32: at most one value of fp32 apart.
+void ExpectNeighbours(const TensorView& a, const TensorView& b) {
+  for (int64_t i = 0; i < a.elements(); ++i) {
+    const float x = a.As<float>()[i];
+    const float y = b.As<float>()[i];
+    ASSERT_TRUE(x == y || std::nextafterf(x, y) == y) << i << ": " << x << " and " << y;
+  }
+}
+
+TEST_F(GpuMixedOpsTest, InitialValuesAreThoseOfTheCpu) {
+  for (const int64_t begin : {0, 3}) {
+    Twin out = Twin::Normal(DType::kF32, kElements, 14);
+    const InitNormalArgs args = {.out = {}, .seed = 31, .site = 4, .first_index = 10 + begin};
+    InitNormalArgs on_device = args;
+    InitNormalArgs on_host = args;
+    on_device.out = out.device(begin);
+    on_host.out = out.host(begin);
+    InitNormal(gpu(), on_device);
+    InitNormal(cpu_, on_host);
+    Finish();
+    ExpectNeighbours(out.device(), out.host());
+  }
+}
+
+TEST_F(GpuMixedOpsTest, TableOfAnglesIsThatOfTheCpu) {
+  constexpr int64_t kPositions = 61;
+  constexpr int64_t kHalf = 32;
+  Twin frequency = Twin::Normal(DType::kF32, kHalf, 15);
+  Twin cosine = Twin::Normal(DType::kF32, kPositions * kHalf, 16);
+  Twin sine = Twin::Normal(DType::kF32, kPositions * kHalf, 17);
+  BuildRopeTable(gpu(),
+                 {frequency.device(),
+                  MatrixOf(cosine.device(), kPositions, kHalf, 0),
+                  MatrixOf(sine.device(), kPositions, kHalf, 0)});
+  BuildRopeTable(cpu_,
+                 {frequency.host(),
+                  MatrixOf(cosine.host(), kPositions, kHalf, 0),
+                  MatrixOf(sine.host(), kPositions, kHalf, 0)});
+  Finish();
+  ExpectNeighbours(cosine.device(), cosine.host());
+  ExpectNeighbours(sine.device(), sine.host());
+}
+
+TEST_F(GpuMixedOpsTest, ReplayedCaptureDoesTheWorkAgain) {
+  Twin x = Twin::Normal(DType::kF32, kElements, 18);
+  Twin sum = Twin::Normal(DType::kF32, kElements, 19);
+  const std::vector<float> start(sum.host().As<float>(), sum.host().As<float>() + kElements);
+  gpu().BeginCapture();
+  TreeAdd(gpu(), {.a = sum.device(), .b = x.device(), .out = sum.device()});
+  absl::StatusOr<CudaGraph> graph = gpu().EndCapture();
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  EXPECT_EQ(std::memcmp(sum.device().data, start.data(), start.size() * 4),
+            0);  // recorded, not run
+  for (int replay = 0; replay < 3; ++replay) {
+    gpu().Launch(*graph);
+    TreeAdd(cpu_, {.a = sum.host(), .b = x.host(), .out = sum.host()});
+  }
+  Finish();
+  EXPECT_TRUE(sum.Same());
+}
+
+TEST_F(GpuMixedOpsTest, AnEventOrdersTwoStreams) {
+  CudaGpu& device = *TheGpu().device;
+  const auto scratch = device.AllocateDevice(cuda::kScratchBytes);
+  ASSERT_TRUE(scratch.ok()) << scratch.status();
+  const auto other = device.MakeStream(CudaGpu::Priority::kHigh, scratch->data());
+  auto produced = device.MakeEvent();
+  ASSERT_TRUE(other.ok() && produced.ok());
+  Twin x = Twin::Normal(DType::kF32, kElements, 20);
+  Twin sum = Twin::Normal(DType::kF32, kElements, 21);
+  for (int turn = 0; turn < 50; ++turn) {
+    CudaStream& producer = turn % 2 == 0 ? gpu() : **other;
+    CudaStream& consumer = turn % 2 == 0 ? **other : gpu();
+    TreeAdd(producer, {.a = x.device(), .b = x.device(), .out = x.device()});
+    TreeAdd(cpu_, {.a = x.host(), .b = x.host(), .out = x.host()});
+    producer.Record(*produced);
+    consumer.Wait(*produced);
+    TreeAdd(consumer, {.a = sum.device(), .b = x.device(), .out = sum.device()});
+    TreeAdd(cpu_, {.a = sum.host(), .b = x.host(), .out = sum.host()});
+  }
+  ASSERT_TRUE((*other)->Synchronize().ok());
+  Finish();
+  EXPECT_TRUE(x.Same() && sum.Same());
+}
+
+}  // namespace
+}  // namespace ravel::kernels::testing

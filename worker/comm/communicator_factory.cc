@@ -7,6 +7,7 @@
 
 #include "worker/comm/gloo_communicator.h"
 #include "worker/comm/local_communicator.h"
+#include "worker/comm/nccl_communicator.h"
 #include "worker/comm/shm_communicator.h"
 
 namespace ravel::comm {
@@ -35,8 +36,18 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateCommunicator(
                                    .host_address = options.host_address,
                                    .timeout = options.timeout});
   }
+  if (options.transport == "nccl") {
+    return CreateNcclCommunicator({.rank = options.rank,
+                                   .size = options.size,
+                                   .rendezvous = options.rendezvous,
+                                   .gpu = options.gpu,
+                                   .setup_timeout = options.setup_timeout,
+                                   .keep_going = options.keep_going,
+                                   .max_ctas = options.max_ctas,
+                                   .check_collectives = options.check_collectives});
+  }
   return absl::InvalidArgumentError(
-      absl::StrCat("transport ", options.transport, ": expected local, shm or gloo"));
+      absl::StrCat("transport ", options.transport, ": expected local, shm, gloo or nccl"));
 }
 
 }  // namespace ravel::comm

@@ -3,22 +3,30 @@
 // The communicator that a plan's transport names.
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 
+#include "kernels/cuda_device.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/rendezvous.h"
 
 namespace ravel::comm {
 
 struct CommunicatorOptions {
-  std::string transport;  // "local" (one rank), "shm", "gloo"
+  std::string transport;  // "local" (one rank), "shm", "gloo", "nccl"
   int rank = 0;
   int size = 1;
   Rendezvous rendezvous = {};     // not used by "local"
   std::string host_address = {};  // gloo: address of this host that peers can reach
   std::chrono::milliseconds timeout =
       std::chrono::seconds(30);  // gloo: bound of set-up and of each transfer
+  // nccl: see NcclOptions.
+  kernels::CudaGpu* gpu = nullptr;
+  std::chrono::milliseconds setup_timeout = std::chrono::seconds(30);
+  std::function<absl::Status()> keep_going = nullptr;
+  int max_ctas = 0;
+  bool check_collectives = false;
 };
 
 // InvalidArgument names the transport and what was expected. Ignores SIGPIPE for the process

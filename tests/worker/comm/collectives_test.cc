@@ -28,7 +28,7 @@ std::string CaseName(const ::testing::TestParamInfo<GroupCase>& info) {
 
 std::vector<GroupCase> AllGroups() {
   std::vector<GroupCase> cases;
-  for (const char* transport : {"local", "shm", "gloo"}) {
+  for (const char* transport : {"local", "shm", "gloo", "nccl"}) {
     for (int size : {1, 2, 3, 4, 5, 8}) {
       cases.push_back({transport, size});
     }
@@ -197,12 +197,14 @@ INSTANTIATE_TEST_SUITE_P(Groups,
                                            GroupCase{"shm", 2},
                                            GroupCase{"shm", 3},
                                            GroupCase{"gloo", 2},
-                                           GroupCase{"gloo", 3}),
+                                           GroupCase{"gloo", 3},
+                                           GroupCase{"nccl", 2},
+                                           GroupCase{"nccl", 3}),
                          CaseName);
 
 TEST(CommunicatorFactoryTest, BadOptionsAreNamed) {
   EXPECT_THAT(std::string(CreateCommunicator({.transport = "carrier pigeon"}).status().message()),
-              HasSubstr("carrier pigeon: expected local, shm or gloo"));
+              HasSubstr("carrier pigeon: expected local, shm, gloo or nccl"));
   EXPECT_THAT(std::string(CreateCommunicator({.transport = "local", .size = 2}).status().message()),
               HasSubstr("one rank"));
   EXPECT_FALSE(CreateCommunicator({.transport = "shm", .rank = 2, .size = 2}).ok());

@@ -8,6 +8,7 @@
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
+#include "tests/worker/comm/nccl_testing.h"
 #include "worker/comm/communicator_factory.h"
 #include "worker/comm/local_communicator.h"
 
@@ -160,6 +161,16 @@ std::unique_ptr<Communicator> MakeCommunicator(const std::string& transport,
                                                int rank,
                                                int size,
                                                const Rendezvous& rendezvous) {
+  if (transport == "nccl") {
+    UseEmulatedCuda();
+    auto hosted = CreateHostedNccl({.rank = rank,
+                                    .size = size,
+                                    .rendezvous = rendezvous,
+                                    .setup_timeout = kTestTimeout,
+                                    .check_collectives = true});
+    EXPECT_TRUE(hosted.ok()) << hosted.status();
+    return hosted.ok() ? std::move(hosted).value() : nullptr;
+  }
   auto group = CreateCommunicator({.transport = transport,
                                    .rank = rank,
                                    .size = size,

@@ -164,7 +164,7 @@ TEST_P(ProcessGroupTest, AbortReleasesSurvivorsOfAKilledRank) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, ProcessGroupTest, ::testing::Values("shm", "gloo"));
+INSTANTIATE_TEST_SUITE_P(Transports, ProcessGroupTest, ::testing::Values("shm", "gloo", "nccl"));
 
 TEST(ShmProcessGroupTest, NothingIsLeftAfterAllRanksAreKilled) {
   ProcessGroup group("shm", 2, [](Communicator& own) {

@@ -264,7 +264,10 @@ INSTANTIATE_TEST_SUITE_P(Meshes,
                                            MeshCase{"shm", 4, 2},
                                            MeshCase{"gloo", 2, 1},
                                            MeshCase{"gloo", 2, 2},
-                                           MeshCase{"gloo", 2, 3}),
+                                           MeshCase{"gloo", 2, 3},
+                                           MeshCase{"nccl", 2, 1},
+                                           MeshCase{"nccl", 2, 2},
+                                           MeshCase{"nccl", 2, 3}),
                          MeshCaseName);
 
 class SplitFailureTest : public ::testing::TestWithParam<MeshCase> {};
@@ -364,7 +367,8 @@ INSTANTIATE_TEST_SUITE_P(Meshes,
                          ::testing::Values(MeshCase{"local", 2, 2},
                                            MeshCase{"shm", 2, 2},
                                            MeshCase{"shm", 2, 3},
-                                           MeshCase{"gloo", 2, 2}),
+                                           MeshCase{"gloo", 2, 2},
+                                           MeshCase{"nccl", 2, 2}),
                          MeshCaseName);
 
 }  // namespace

@@ -1,0 +1,109 @@
+#include "worker/comm/nccl_root.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+namespace ravel::comm {
+namespace {
+
+using std::chrono::steady_clock;
+
+// A wait looks often at first, then every so often: most end soon.
+constexpr int kEagerLooks = 2000;
+constexpr std::chrono::microseconds kBetweenLooks{200};
+
+}  // namespace
+
+void NcclRoot::Join(std::shared_ptr<NcclPart> part) {
+  {
+    MutexLock lock(mutex_);
+    parts_.push_back(part);
+  }
+  if (!failure_.Get().ok()) {
+    part->group().Abort();
+  }
+}
+
+void NcclRoot::Leave(const NcclPart* part) {
+  MutexLock lock(mutex_);
+  parts_.erase(std::remove_if(parts_.begin(),
+                              parts_.end(),
+                              [part](const auto& joined) { return joined.get() == part; }),
+               parts_.end());
+}
+
+absl::Status NcclRoot::Fail(absl::Status status) {
+  status = failure_.Set(std::move(status));
+  std::vector<std::shared_ptr<NcclPart>> parts;
+  {
+    MutexLock lock(mutex_);
+    parts = parts_;
+    failed_.NotifyAll();
+  }
+  for (const std::shared_ptr<NcclPart>& part : parts) {
+    part->group().Abort();
+  }
+  return status;
+}
+
+absl::Status NcclRoot::Poll() {
+  RETURN_IF_ERROR(failure_.Get());
+  std::vector<std::shared_ptr<NcclPart>> parts;
+  {
+    MutexLock lock(mutex_);
+    parts = parts_;
+  }
+  for (const std::shared_ptr<NcclPart>& part : parts) {
+    if (absl::Status found = part->Poll(); !found.ok()) {
+      return failure_.Set(std::move(found));
+    }
+  }
+  return failure_.Get();
+}
+
+absl::Status NcclRoot::Wait(const Done& done, const std::function<absl::Status()>& give_up) {
+  for (int look = 0;; ++look) {
+    RETURN_IF_ERROR(failure_.Get());
+    absl::StatusOr<bool> is_done = done();
+    if (is_done.ok() && *is_done) {
+      return absl::OkStatus();
+    }
+    const absl::Status given_up = is_done.ok() && give_up != nullptr ? give_up() : is_done.status();
+    if (!given_up.ok()) {
+      return Fail(given_up);
+    }
+    if (look < kEagerLooks) {
+      std::this_thread::yield();
+    } else {
+      MutexLock lock(mutex_);
+      failed_.WaitFor(mutex_, kBetweenLooks);
+    }
+  }
+}
+
+absl::Status NcclRoot::WaitFor(const Done& done) {
+  return Wait(done, nullptr);
+}
+
+absl::Status NcclRoot::WaitForSetup(const std::string& what, const Done& done) {
+  const steady_clock::time_point deadline = steady_clock::now() + options_.setup_timeout;
+  const Done described = [&]() -> absl::StatusOr<bool> {
+    absl::StatusOr<bool> is_done = done();
+    return is_done.ok() ? is_done : Annotate(is_done.status(), what);
+  };
+  return Wait(described, [&]() -> absl::Status {
+    if (options_.keep_going != nullptr) {
+      RETURN_IF_ERROR(Annotate(options_.keep_going(), what));
+    }
+    if (steady_clock::now() < deadline) {
+      return absl::OkStatus();
+    }
+    return absl::DeadlineExceededError(absl::StrCat(
+        "NCCL: ", what, ": not all ranks came within ", options_.setup_timeout.count(), " ms"));
+  });
+}
+
+}  // namespace ravel::comm

@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "kernels/cuda/nccl_library.h"
-
 namespace ravel::kernels::cuda::emulated {
 namespace {
 
@@ -20,9 +18,6 @@ int32_t Fail(std::string text) {
 }
 
 const char* ErrorText(int32_t error) {
-  if (error >= kNcclErrors && error < kNcclErrorsEnd) {
-    return NcclErrorText(error);
-  }
   switch (error) {
     case kInvalidValue:
       return "invalid argument";

@@ -13,7 +13,6 @@
 #include "tests/testing/emulated_cuda/emulated_memory.h"
 #include "tests/testing/emulated_cuda/emulated_stream.h"
 #include "tests/testing/emulated_cuda/kernel_table.h"
-#include "tests/testing/emulated_cuda/nccl_host.h"
 
 namespace ravel::kernels::cuda::emulated {
 namespace {
@@ -334,7 +333,6 @@ RavelCudaFunctions MakeFunctions() {
   functions.range_push = RangePush;
   functions.range_pop = RangePop;
   functions.driver_function = DriverFunction;
-  AddEmulatedNccl(The().streams, UseDevice, functions);
   return functions;
 }
 

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "kernels/cuda/nccl_library.h"
+
 namespace ravel::kernels::cuda::emulated {
 namespace {
 
@@ -18,6 +20,9 @@ int32_t Fail(std::string text) {
 }
 
 const char* ErrorText(int32_t error) {
+  if (error >= kNcclErrors && error < kNcclErrorsEnd) {
+    return NcclErrorText(error);
+  }
   switch (error) {
     case kInvalidValue:
       return "invalid argument";

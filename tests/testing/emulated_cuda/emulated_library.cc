@@ -13,6 +13,7 @@
 #include "tests/testing/emulated_cuda/emulated_memory.h"
 #include "tests/testing/emulated_cuda/emulated_stream.h"
 #include "tests/testing/emulated_cuda/kernel_table.h"
+#include "tests/testing/emulated_cuda/nccl_host.h"
 
 namespace ravel::kernels::cuda::emulated {
 namespace {
@@ -333,6 +334,7 @@ RavelCudaFunctions MakeFunctions() {
   functions.range_push = RangePush;
   functions.range_pop = RangePop;
   functions.driver_function = DriverFunction;
+  AddEmulatedNccl(The().streams, UseDevice, functions);
   return functions;
 }
 

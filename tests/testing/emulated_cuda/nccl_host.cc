@@ -1,0 +1,50 @@
+#include "tests/testing/emulated_cuda/nccl_host.h"
+
+#include <utility>
+
+#include "kernels/cuda/nccl_library.h"
+#include "tests/testing/emulated_cuda/emulated_errors.h"
+#include "tests/testing/emulated_nccl/emulated_nccl.h"
+
+namespace ravel::kernels::cuda::emulated {
+namespace {
+
+EmulatedStreams*& TheStreams() {
+  static EmulatedStreams* streams = nullptr;
+  return streams;
+}
+
+int32_t IssueForNccl(void* stream,
+                     const char* name,
+                     const NcclAccess* accesses,
+                     size_t count,
+                     std::function<void()> run) {
+  EmulatedWork work = {.name = name, .accesses = {}, .run = std::move(run)};
+  for (size_t i = 0; i < count; ++i) {
+    const auto bytes = static_cast<int64_t>(accesses[i].bytes);
+    work.accesses.push_back(
+        {.name = accesses[i].writes ? "received" : "sent",
+         .kind = accesses[i].writes ? Access::Kind::kWrite : Access::Kind::kRead,
+         .data = accesses[i].data,
+         .row_bytes = bytes,
+         .stride_bytes = bytes});
+  }
+  return TheStreams()->Issue(stream, std::move(work));
+}
+
+void* NcclStreamOf(void* stream) {
+  thread_local NcclStream of_call = {};
+  of_call = {.stream = stream, .issue = IssueForNccl, .error_text = ErrorText};
+  return &of_call;
+}
+
+}  // namespace
+
+void AddEmulatedNccl(EmulatedStreams& streams,
+                     int32_t (*use_device)(int32_t index),
+                     RavelCudaFunctions& functions) {
+  TheStreams() = &streams;
+  AddNcclFunctions({.use_device = use_device, .stream_of = NcclStreamOf}, functions);
+}
+
+}  // namespace ravel::kernels::cuda::emulated

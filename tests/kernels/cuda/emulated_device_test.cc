@@ -11,6 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kernels/attention.h"
 #include "kernels/cuda/kernel_params.h"
 #include "kernels/cuda_device.h"
 #include "kernels/gemm.h"
@@ -363,6 +364,69 @@ TEST_F(EmulatedDeviceTest, ProductsAreHeldToTheirDescription) {
   gemm.b_stride = 3;
   ASSERT_EQ(f().gemm_candidates(0, &gemm, 0, algorithms, 3, &count), 0);
   EXPECT_EQ(count, 0);
+}
+
+// Four sequences of 32 tokens, four heads of two, 16 elements each, in bf16.
+class EmulatedAttentionTest : public EmulatedDeviceTest {
+ protected:
+  static constexpr int64_t kTokens = 4 * 32;
+  static constexpr int64_t kColumns = 4 * 16;
+  static constexpr int64_t kKvColumns = 2 * 16;
+
+  TensorView Bf16(int64_t columns) {
+    uint16_t* data = static_cast<uint16_t*>(Allocate(kTokens * kColumns * sizeof(uint16_t)));
+    for (int64_t i = 0; i < kTokens * columns; ++i) {
+      data[i] = FloatToBf16(std::sin(static_cast<float>(i * 7 % 1001)));
+    }
+    return {.data = data,
+            .dtype = DType::kBF16,
+            .rank = 2,
+            .size = {kTokens, columns},
+            .row_stride = columns};
+  }
+
+  // Gradients of q, with attention's workspace of so many bytes.
+  std::vector<uint16_t> Gradients(CudaStream& stream, int64_t workspace_bytes) {
+    const CudaStream::AttentionOptions options = {
+        .workspace = Allocate(static_cast<uint64_t>(workspace_bytes)),
+        .workspace_bytes = workspace_bytes};
+    stream.UseAttention(options);
+    const AttentionShape shape = {
+        .sequence_tokens = 32, .query_heads = 4, .kv_heads = 2, .head_size = 16, .scale = 0.25f};
+    const TensorView q = Bf16(kColumns), k = Bf16(kKvColumns), v = Bf16(kKvColumns);
+    const TensorView out = Bf16(kColumns), dq = Bf16(kColumns);
+    const TensorView lse = MatrixView(Floats(4 * kTokens), 4, kTokens);
+    AttentionForward(
+        stream,
+        {.shape = shape, .q = q, .k = k, .v = v, .out = out, .log_sum_exp = lse, .workspace = {}});
+    AttentionBackward(stream,
+                      {.shape = shape,
+                       .q = q,
+                       .k = k,
+                       .v = v,
+                       .out = out,
+                       .log_sum_exp = lse,
+                       .dout = Bf16(kColumns),
+                       .dq = dq,
+                       .dk = Bf16(kKvColumns),
+                       .dv = Bf16(kKvColumns),
+                       .workspace = {}});
+    EXPECT_TRUE(stream.Synchronize().ok());
+    return {dq.As<uint16_t>(), dq.As<uint16_t>() + kTokens * kColumns};
+  }
+};
+
+TEST_F(EmulatedAttentionTest, RunsThroughPlansInPartsWhereWorkspaceIsSmall) {
+  auto gpu = CudaGpu::Open(*library_, 0);
+  ASSERT_TRUE(gpu.ok()) << gpu.status();
+  EXPECT_EQ((*gpu)->no_cudnn(), "");
+  const CudaMemory scratch = *(*gpu)->AllocateDevice(kScratchBytes);
+  const auto stream = *(*gpu)->MakeStream(CudaGpu::Priority::kNormal, scratch.data());
+  const std::vector<uint16_t> whole = Gradients(*stream, 1 << 20);
+  const std::string report = stream->AttentionReport();
+  EXPECT_EQ(Gradients(*stream, 16384), whole);  // one sequence and one head of keys at a time
+  EXPECT_NE(stream->AttentionReport(), report);
+  EXPECT_EQ(Gradients(*stream, 16383), whole);  // too little for any part: our own kernels
 }
 
 // Kernels of a library by id and bytes of their argument.

@@ -5,9 +5,15 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <memory>
 #include <string_view>
 
+#include <absl/base/thread_annotations.h>
+
 #include "common/check.h"
+#include "common/mutex.h"
+#include "tests/testing/emulated_cuda/emulated_attention.h"
 #include "tests/testing/emulated_cuda/emulated_errors.h"
 #include "tests/testing/emulated_cuda/emulated_gemm.h"
 #include "tests/testing/emulated_cuda/emulated_memory.h"
@@ -38,6 +44,9 @@ struct Emulation {
   const int32_t devices = static_cast<int32_t>(NumberOf("RAVEL_EMULATED_DEVICES", 1));
   const uint64_t memory_bytes = NumberOf("RAVEL_EMULATED_MEMORY_BYTES", kDefaultMemoryBytes);
   const bool has_cublas_lt = NumberOf("RAVEL_EMULATED_CUBLASLT", 1) != 0;
+  const bool has_cudnn = NumberOf("RAVEL_EMULATED_CUDNN", 1) != 0;
+  Mutex plans_mutex;
+  std::map<void*, std::unique_ptr<RavelCudaAttention>> plans ABSL_GUARDED_BY(plans_mutex);
   EmulatedMemory memory;
   EmulatedStreams streams{memory, NumberOf("RAVEL_EMULATED_DELAY_SEED", 0)};
 };
@@ -282,8 +291,47 @@ int32_t GemmRun(void* stream,
 }
 
 int32_t AttentionVersion(uint64_t* version) {
-  *version = 0;
-  return Fail("libcudnn is not emulated");
+  *version = 91900;
+  return The().has_cudnn ? 0 : Fail("libcudnn is hidden: RAVEL_EMULATED_CUDNN is 0");
+}
+
+int32_t AttentionPlan(void* stream,
+                      const RavelCudaAttention* attention,
+                      RavelCudaAttentionPlan* plan) {
+  const int32_t error = AttentionVersion(&plan->workspace_bytes);
+  if (error != 0 || The().streams.DeviceOf(stream) < 0) {
+    return error != 0 ? error : kInvalidHandle;
+  }
+  const std::string problem = AttentionProblem(*attention);
+  if (!problem.empty()) {
+    return Fail(problem);
+  }
+  auto made = std::make_unique<RavelCudaAttention>(*attention);
+  *plan = {.plan = made.get(),
+           .workspace_bytes = AttentionWorkspaceBytes(*attention),
+           .unified = 0,
+           .engine = 0};
+  const MutexLock lock(The().plans_mutex);
+  The().plans[plan->plan] = std::move(made);
+  return 0;
+}
+
+int32_t AttentionPlanDestroy(void* plan) {
+  const MutexLock lock(The().plans_mutex);
+  return The().plans.erase(plan) == 1 ? 0 : kInvalidHandle;
+}
+
+int32_t AttentionRun(void* stream, void* plan, const RavelCudaAttentionBuffers* buffers) {
+  RavelCudaAttention attention = {};
+  {
+    const MutexLock lock(The().plans_mutex);
+    const auto found = The().plans.find(plan);
+    if (found == The().plans.end()) {
+      return kInvalidHandle;
+    }
+    attention = *found->second;
+  }
+  return Issue(stream, PlanAttention(attention, *buffers));
 }
 
 void RangePush(const char*) {}
@@ -331,6 +379,9 @@ RavelCudaFunctions MakeFunctions() {
   functions.gemm_candidates = GemmCandidates;
   functions.gemm_run = GemmRun;
   functions.attention_version = AttentionVersion;
+  functions.attention_plan = AttentionPlan;
+  functions.attention_plan_destroy = AttentionPlanDestroy;
+  functions.attention_run = AttentionRun;
   functions.range_push = RangePush;
   functions.range_pop = RangePop;
   functions.driver_function = DriverFunction;

@@ -162,7 +162,7 @@ std::unique_ptr<Communicator> MakeCommunicator(const std::string& transport,
                                                int size,
                                                const Rendezvous& rendezvous) {
   if (transport == "nccl") {
-    UseEmulatedCuda();
+    UseTestLibraries();
     auto hosted = CreateHostedNccl({.rank = rank,
                                     .size = size,
                                     .rendezvous = rendezvous,

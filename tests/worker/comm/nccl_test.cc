@@ -49,7 +49,7 @@ DeviceRank MakeRank(NcclOptions options) {
 class NcclTest : public ::testing::Test {
  protected:
   NcclTest() {
-    UseEmulatedCuda();
+    UseTestLibraries();
     InjectNcclFaults(kNoFaults);
   }
   ~NcclTest() override { InjectNcclFaults(kNoFaults); }

@@ -180,9 +180,11 @@ void* EmulatedNcclSymbol(const char* name) {
 
 }  // namespace
 
-void UseEmulatedCuda() {
-  setenv("RAVEL_CUDA_LIBRARY", RAVEL_EMULATED_CUDA_LIBRARY, 0);
-  setenv("RAVEL_NCCL_LIBRARY", RAVEL_EMULATED_NCCL_LIBRARY, 0);
+void UseTestLibraries() {
+  setenv("RAVEL_CUDA_LIBRARY", RAVEL_TEST_CUDA_LIBRARY, 0);
+  if (std::strlen(RAVEL_TEST_NCCL_LIBRARY) > 0) {
+    setenv("RAVEL_NCCL_LIBRARY", RAVEL_TEST_NCCL_LIBRARY, 0);
+  }
 }
 
 absl::StatusOr<std::unique_ptr<CudaGpu>> OpenTestGpu() {

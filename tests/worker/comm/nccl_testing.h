@@ -1,7 +1,6 @@
 #pragma once
 
-// Communicators over NCCL for tests that know only memory of the host: emulated devices and the
-// emulated NCCL where this build has no others named.
+// Communicators over NCCL for tests that know only memory of the host.
 
 #include <functional>
 #include <memory>
@@ -15,9 +14,9 @@
 
 namespace ravel::comm {
 
-// Names the emulated libraries in the environment, unless other ones are named there. To be called
-// before the first device of the process is opened.
-void UseEmulatedCuda();
+// Names the libraries that this test is built for in the environment, unless others are named
+// there; for NCCL perhaps none. To be called before the first device of the process is opened.
+void UseTestLibraries();
 
 // Device 0.
 absl::StatusOr<std::unique_ptr<kernels::CudaGpu>> OpenTestGpu();
@@ -30,7 +29,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateHostedNccl(NcclOptions optio
 // Waits for the stream, or for a failure of the communicator.
 absl::Status WaitForStream(const kernels::CudaStream& stream, const Communicator& communicator);
 
-// What the emulated NCCL of this process does wrong from now on, and what it has counted.
+// Of tests built for the emulated NCCL: what it does wrong from now on, and what it has counted.
 inline constexpr kernels::cuda::emulated::EmulatedNcclFaults kNoFaults = {-1, -1, -1, -1, -1};
 void InjectNcclFaults(const kernels::cuda::emulated::EmulatedNcclFaults& faults);
 kernels::cuda::emulated::EmulatedNcclCounts CountsOfNccl();

@@ -83,6 +83,17 @@ CheckpointWriter::~CheckpointWriter() {
 }
 
 absl::Status CheckpointWriter::Snapshot(SaveRequest request, const ShardBytes& shard_bytes) {
+  return Snapshot(std::move(request),
+                  [&](int group, plan::StateRole role, int64_t offset, std::span<std::byte> to) {
+                    const std::span<const std::byte> shard = shard_bytes(group, role);
+                    const auto begin = static_cast<size_t>(offset);
+                    CHECK(begin <= shard.size() && to.size() <= shard.size() - begin);
+                    std::memcpy(to.data(), shard.data() + begin, to.size());
+                    return absl::OkStatus();
+                  });
+}
+
+absl::Status CheckpointWriter::Snapshot(SaveRequest request, const ReadShard& read) {
   if (in_flight_) {
     return absl::FailedPreconditionError(
         absl::StrCat("a save is in flight; step ", request.step, " is not saved"));
@@ -98,10 +109,10 @@ absl::Status CheckpointWriter::Snapshot(SaveRequest request, const ShardBytes& s
         std::memcpy(target, &optimizer_step, bytes);
         continue;
       }
-      const std::span<const std::byte> shard = shard_bytes(chunk.group, tensor.role);
-      const auto offset = static_cast<size_t>(chunk.shard_offset * DTypeBytes(tensor.dtype));
-      CHECK(offset <= shard.size() && bytes <= shard.size() - offset);
-      std::memcpy(target, shard.data() + offset, bytes);
+      RETURN_IF_ERROR(read(chunk.group,
+                           tensor.role,
+                           chunk.shard_offset * DTypeBytes(tensor.dtype),
+                           {target, bytes}));
     }
   }
   in_flight_ = true;

@@ -42,6 +42,10 @@ struct SaveRequest {
 // The rank's shard of `role` (kParam, kExpAvg, kExpAvgSq) of group `group`: whole shard, from its
 // first element. Called during Snapshot, on the caller's thread.
 using ShardBytes = std::function<std::span<const std::byte>(int group, plan::StateRole role)>;
+// The same for state that the host cannot read in place: copies the shard's bytes from `offset` on
+// into `to`.
+using ReadShard = std::function<absl::Status(
+    int group, plan::StateRole role, int64_t offset, std::span<std::byte> to)>;
 
 struct WriterOptions {
   int rank = 0;
@@ -63,7 +67,9 @@ class CheckpointWriter {
   int64_t arena_bytes() const { return arena_bytes_; }
 
   // Copies this rank's bytes and returns; the rest happens on the writer's thread.
-  // FailedPrecondition while a save is in flight or its result has not been taken.
+  // FailedPrecondition while a save is in flight or its result has not been taken; an error of
+  // `read` is returned, and nothing is in flight.
+  absl::Status Snapshot(SaveRequest request, const ReadShard& read);
   absl::Status Snapshot(SaveRequest request, const ShardBytes& shard_bytes);
   // From Snapshot until Poll or Wait has returned the result.
   bool busy() const { return in_flight_; }

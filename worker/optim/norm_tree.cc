@@ -116,39 +116,64 @@ std::vector<double> NormTree::Combine(const std::vector<std::span<const double>>
   return sums;
 }
 
-size_t MeasureNodes(kernels::Stream& stream, const NodeMeasure& measure, size_t next) {
-  const std::vector<TreeNode>& nodes = measure.nodes;
-  std::vector<float> row_sums;
-  std::vector<double> wide_sums;
-  for (const plan::OwnedPiece& piece : measure.pieces) {
-    const auto tensor = static_cast<size_t>(piece.tensor);
-    const int64_t columns = StatisticsRowElements(measure.inventory.tensors[tensor].shape);
-    const int64_t elements = piece.end - piece.begin;
-    const int64_t rows = elements / columns;
-    const int64_t rest = elements - rows * columns;  // the short last row of a vector
-    row_sums.resize(static_cast<size_t>(rows + 1));
-    float* values = const_cast<float*>(measure.base) + piece.shard_offset;
-    int64_t* non_finite = measure.non_finite == nullptr ? nullptr : &(*measure.non_finite)[tensor];
+int64_t RowsOf(const plan::ModelInventory& inventory, const plan::OwnedPiece& piece) {
+  const Shape& shape = inventory.tensors[static_cast<size_t>(piece.tensor)].shape;
+  return DivCeil(piece.end - piece.begin, StatisticsRowElements(shape));
+}
+
+void MeasureRows(kernels::Stream& stream,
+                 const plan::ModelInventory& inventory,
+                 const plan::OwnedPiece& piece,
+                 const float* values,
+                 float* sums,
+                 int64_t* non_finite) {
+  const Shape& shape = inventory.tensors[static_cast<size_t>(piece.tensor)].shape;
+  const int64_t columns = StatisticsRowElements(shape);
+  const int64_t elements = piece.end - piece.begin;
+  const int64_t rows = elements / columns;
+  const int64_t rest = elements - rows * columns;  // the short last row of a vector
+  float* first = const_cast<float*>(values);
+  kernels::RowSumSquares(stream,
+                         {.x = MatrixView(first, rows, columns),
+                          .sums = VectorView(sums, rows),
+                          .non_finite = non_finite});
+  if (rest > 0) {
     kernels::RowSumSquares(stream,
-                           {.x = MatrixView(values, rows, columns),
-                            .sums = VectorView(row_sums.data(), rows),
+                           {.x = MatrixView(first + rows * columns, 1, rest),
+                            .sums = VectorView(sums + rows, 1),
                             .non_finite = non_finite});
-    if (rest > 0) {
-      kernels::RowSumSquares(stream,
-                             {.x = MatrixView(values + rows * columns, 1, rest),
-                              .sums = VectorView(row_sums.data() + rows, 1),
-                              .non_finite = non_finite});
-    }
-    const int64_t all_rows = rows + (rest > 0 ? 1 : 0);
-    wide_sums.assign(row_sums.begin(), row_sums.begin() + all_rows);
-    const int64_t first = piece.begin / columns;
-    for (; next < nodes.size() && nodes[next].tensor == piece.tensor; ++next) {
-      const int64_t begin = nodes[next].first_row() - first;
-      CHECK(begin >= 0 && begin + nodes[next].rows() <= all_rows);
-      measure.out[next] = kernels::TreeSumDouble(wide_sums.data() + begin, nodes[next].rows());
-    }
   }
-  return next;
+}
+
+void NodeSums::Add(const plan::OwnedPiece& piece, const float* row_sums) {
+  const Shape& shape = inventory_.tensors[static_cast<size_t>(piece.tensor)].shape;
+  const int64_t rows = RowsOf(inventory_, piece);
+  wide_.assign(row_sums, row_sums + rows);
+  const int64_t first = piece.begin / StatisticsRowElements(shape);
+  for (; next_ < nodes_.size() && nodes_[next_].tensor == piece.tensor; ++next_) {
+    const int64_t begin = nodes_[next_].first_row() - first;
+    CHECK(begin >= 0 && begin + nodes_[next_].rows() <= rows);
+    out_[next_] = kernels::TreeSumDouble(wide_.data() + begin, nodes_[next_].rows());
+  }
+}
+
+size_t MeasureNodes(kernels::Stream& stream, const NodeMeasure& measure, size_t next) {
+  std::vector<float> row_sums;
+  NodeSums nodes(measure.inventory, measure.nodes, measure.out, next);
+  for (const plan::OwnedPiece& piece : measure.pieces) {
+    row_sums.resize(static_cast<size_t>(RowsOf(measure.inventory, piece)));
+    int64_t* non_finite = measure.non_finite == nullptr
+                              ? nullptr
+                              : &(*measure.non_finite)[static_cast<size_t>(piece.tensor)];
+    MeasureRows(stream,
+                measure.inventory,
+                piece,
+                measure.base + piece.shard_offset,
+                row_sums.data(),
+                non_finite);
+    nodes.Add(piece, row_sums.data());
+  }
+  return nodes.next();
 }
 
 double NormTree::Total(const std::vector<double>& tensor_sums) const {

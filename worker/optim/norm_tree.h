@@ -58,7 +58,39 @@ class NormTree {
   int64_t longest_ = 0;
 };
 
-// Sums of squares of a rank's pieces as nodes of the tree.
+// The rows that a piece is measured in: the short last row of a vector is one.
+int64_t RowsOf(const plan::ModelInventory& inventory, const plan::OwnedPiece& piece);
+// Sums of squares of a piece's rows, whose first element is at `values`: into `sums` [RowsOf], and
+// its elements that are not finite: += *non_finite (optional). All is memory of the stream's
+// backend.
+void MeasureRows(kernels::Stream& stream,
+                 const plan::ModelInventory& inventory,
+                 const plan::OwnedPiece& piece,
+                 const float* values,
+                 float* sums,
+                 int64_t* non_finite);
+// The sums of the rows of one piece after another -> values of nodes. Host memory.
+class NodeSums {
+ public:
+  // NormTree::nodes of the rank, and their values: those from `next` on are filled.
+  NodeSums(const plan::ModelInventory& inventory,
+           const std::vector<TreeNode>& nodes,
+           std::vector<double>& out,
+           size_t next)
+      : inventory_(inventory), nodes_(nodes), out_(out), next_(next) {}
+  void Add(const plan::OwnedPiece& piece, const float* row_sums);
+  // The first node that is not filled yet.
+  size_t next() const { return next_; }
+
+ private:
+  const plan::ModelInventory& inventory_;
+  const std::vector<TreeNode>& nodes_;
+  std::vector<double>& out_;
+  size_t next_;
+  std::vector<double> wide_;
+};
+
+// Sums of squares of a rank's pieces as nodes of the tree, on a host.
 struct NodeMeasure {
   const plan::ModelInventory& inventory;
   const std::vector<plan::OwnedPiece>& pieces;

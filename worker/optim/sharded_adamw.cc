@@ -63,10 +63,18 @@ void ShardedAdamW::BeginStep(int64_t step, const TensorView& losses, const Tenso
   targets_ = targets;
   std::fill(lane_losses_.begin(), lane_losses_.end(), LaneLoss{});
   decision_ = {};
+  if (args_.device != nullptr) {
+    args_.device->Forget();
+  }
 }
 
-void ShardedAdamW::AddMicroBatch(int64_t turn) {
-  if (args_.plan.lanes.LaneOf(turn, args_.rank) >= 0) {
+void ShardedAdamW::AddMicroBatch(kernels::Stream& stream, int64_t turn) {
+  if (args_.plan.lanes.LaneOf(turn, args_.rank) < 0) {
+    return;
+  }
+  if (args_.device != nullptr) {
+    args_.device->AddMicroBatch(stream, {.turn = turn, .losses = losses_, .targets = targets_});
+  } else {
     AddLosses(losses_, targets_, lane_losses_[static_cast<size_t>(turn)]);
   }
 }
@@ -76,15 +84,21 @@ bool ShardedAdamW::NormsDue() const {
   return every > 0 && (step_ + 1) % every == 0;
 }
 
-void ShardedAdamW::MeasureGradients() {
+absl::Status ShardedAdamW::MeasureGradients(kernels::Stream& stream) {
   std::fill(non_finite_.begin(), non_finite_.end(), 0);
+  if (args_.device != nullptr) {
+    args_.device->MeasureGradients(stream);
+    RETURN_IF_ERROR(args_.device->Finish(stream));
+    TakeFromDevice();
+    return absl::OkStatus();
+  }
   const std::vector<TreeNode>& nodes = tree_.nodes(args_.rank);
   size_t next = 0;
   first_node_.clear();
   for (const shard::ParameterGroup& group : args_.groups) {
     first_node_.push_back(next);
     if (!group.measured_pieces().empty()) {
-      next = MeasureNodes(args_.stream,
+      next = MeasureNodes(stream,
                           {.inventory = args_.plan.inventory,
                            .pieces = group.measured_pieces(),
                            .base = group.reduced(0),
@@ -95,6 +109,27 @@ void ShardedAdamW::MeasureGradients() {
     }
   }
   CHECK_EQ(next, nodes.size());
+  return absl::OkStatus();
+}
+
+void ShardedAdamW::TakeFromDevice() {
+  const plan::ModelInventory& inventory = args_.plan.inventory;
+  const std::vector<TreeNode>& nodes = tree_.nodes(args_.rank);
+  const float* row_sums = args_.device->row_sums();
+  NodeSums sums(inventory, nodes, gradient_nodes_, 0);
+  first_node_.clear();
+  for (const shard::ParameterGroup& group : args_.groups) {
+    first_node_.push_back(sums.next());
+    for (const plan::OwnedPiece& piece : group.measured_pieces()) {
+      sums.Add(piece, row_sums);
+      row_sums += RowsOf(inventory, piece);
+    }
+  }
+  CHECK_EQ(sums.next(), nodes.size());
+  std::copy_n(args_.device->non_finite(), non_finite_.size(), non_finite_.begin());
+  for (const DeviceStatistics::MicroBatch& read : args_.device->micro_batches()) {
+    AddLosses(read.losses, read.targets, lane_losses_[static_cast<size_t>(read.turn)]);
+  }
 }
 
 size_t ShardedAdamW::MessageBytes() const {
@@ -103,9 +138,9 @@ size_t ShardedAdamW::MessageBytes() const {
          sizeof(double) * (lane_losses_.size() + node_lists * gradient_nodes_.size());
 }
 
-std::vector<std::byte> ShardedAdamW::PackStatistics() {
-  AddMicroBatch(args_.plan.lanes.turns() - 1);
-  MeasureGradients();
+absl::StatusOr<std::vector<std::byte>> ShardedAdamW::PackStatistics(kernels::Stream& stream) {
+  AddMicroBatch(stream, args_.plan.lanes.turns() - 1);
+  RETURN_IF_ERROR(MeasureGradients(stream));
   const ControlWord control = args_.control ? args_.control() : ControlWord{};
   Header header = {
       .target_tokens = 0, .save_sequence = control.save_sequence, .stop = control.stop};
@@ -185,6 +220,26 @@ void ShardedAdamW::CombineNorms(const std::vector<std::vector<double>>& weights,
   norms_->update = roots(updates);
 }
 
+std::vector<std::byte> ShardedAdamW::PackNorms() const {
+  std::vector<std::byte> mine;
+  Append(mine, weight_nodes_.data(), weight_nodes_.size());
+  Append(mine, update_nodes_.data(), update_nodes_.size());
+  return mine;
+}
+
+void ShardedAdamW::UnpackNorms(std::span<const std::byte> all) {
+  CHECK(pending_.has_value());
+  const size_t nodes = weight_nodes_.size();
+  const size_t list_bytes = nodes * sizeof(double);
+  CHECK_EQ(all.size(), static_cast<size_t>(args_.plan.ranks) * 2 * list_bytes);
+  std::vector<std::vector<double>> lists[2];
+  for (size_t at = 0; at < all.size(); at += list_bytes) {
+    std::vector<double>& list = lists[at / list_bytes % 2].emplace_back(nodes);
+    std::memcpy(list.data(), all.data() + at, list_bytes);
+  }
+  CombineNorms(lists[0], lists[1]);
+}
+
 std::optional<TensorNorms> ShardedAdamW::TakeNorms() {
   return std::exchange(norms_, std::nullopt);
 }
@@ -204,23 +259,31 @@ void ShardedAdamW::Decide() {
   }
 }
 
-void ShardedAdamW::UpdateGroup(int group) {
+absl::Status ShardedAdamW::UpdateGroup(kernels::Stream& stream, int group) {
   const shard::ParameterGroup& owner = args_.groups[static_cast<size_t>(group)];
   if (NormsDue()) {
-    MeasuredUpdate(owner);
-  } else if (decision_.apply) {
-    AdamW(owner);
+    return MeasuredUpdate(stream, owner);
   }
+  if (decision_.apply) {
+    AdamW(stream, owner);
+  }
+  return absl::OkStatus();
 }
 
-void ShardedAdamW::MeasuredUpdate(const shard::ParameterGroup& group) {
+absl::Status ShardedAdamW::MeasuredUpdate(kernels::Stream& stream,
+                                          const shard::ParameterGroup& group) {
   // The same elements as the measured pieces, found in the stored weights.
   const std::vector<plan::OwnedPiece> pieces =
       plan::SavedPieces(args_.plan, group.index(), args_.rank);
-  const float* weights = group.main_weight();
-  std::vector<float> change(weights, weights + group.shard_elements());
+  std::vector<float> change(static_cast<size_t>(group.shard_elements()));
+  std::vector<float> after(change.size());
+  const auto read = [&](std::vector<float>& to) {
+    return args_.memory.Read(group.main_weight(), std::as_writable_bytes(std::span<float>(to)));
+  };
+  RETURN_IF_ERROR(read(change));
+  kernels::CpuStream host;
   const auto measure = [&](const float* base, std::vector<double>& out) {
-    MeasureNodes(args_.stream,
+    MeasureNodes(host,
                  {.inventory = args_.plan.inventory,
                   .pieces = pieces,
                   .base = base,
@@ -228,19 +291,22 @@ void ShardedAdamW::MeasuredUpdate(const shard::ParameterGroup& group) {
                   .out = out},
                  first_node_[static_cast<size_t>(group.index())]);
   };
-  measure(weights, weight_nodes_);
+  measure(change.data(), weight_nodes_);
   if (decision_.apply) {
-    AdamW(group);
+    AdamW(stream, group);
   }
+  RETURN_IF_ERROR(read(after));
   for (const plan::OwnedPiece& piece : pieces) {
     for (int64_t i = piece.shard_offset; i < piece.shard_offset + piece.end - piece.begin; ++i) {
-      change[static_cast<size_t>(i)] = weights[i] - change[static_cast<size_t>(i)];
+      const auto at = static_cast<size_t>(i);
+      change[at] = after[at] - change[at];
     }
   }
   measure(change.data(), update_nodes_);
+  return absl::OkStatus();
 }
 
-void ShardedAdamW::AdamW(const shard::ParameterGroup& group) {
+void ShardedAdamW::AdamW(kernels::Stream& stream, const shard::ParameterGroup& group) {
   const plan::OptimizerSpec& optimizer = args_.spec.optimizer;
   const auto scalars = [&](bool decay) {
     return kernels::MakeAdamWScalars({.beta1 = optimizer.beta1,
@@ -257,7 +323,7 @@ void ShardedAdamW::AdamW(const shard::ParameterGroup& group) {
     const int64_t at = piece.shard_offset;
     const int64_t elements = piece.end - piece.begin;
     const bool decay = args_.plan.inventory.tensors[static_cast<size_t>(piece.tensor)].decay;
-    kernels::AdamWUpdate(args_.stream,
+    kernels::AdamWUpdate(stream,
                          {.p = VectorView(group.main_weight() + at, elements),
                           .g = VectorView(group.optimizer_gradient() + at, elements),
                           .m = VectorView(group.exp_avg() + at, elements),

@@ -13,6 +13,7 @@
 #include "common/plan/sharding_plan.h"
 #include "kernels/stream.h"
 #include "worker/optim/decide_step.h"
+#include "worker/optim/device_statistics.h"
 #include "worker/optim/norm_tree.h"
 #include "worker/shard/parameter_group.h"
 #include "worker/shard/unit_executor.h"
@@ -46,9 +47,10 @@ class ShardedAdamW final : public shard::StepActions {
     const plan::ShardingPlan& plan;
     const plan::JobSpec& spec;
     int rank = 0;
-    kernels::Stream& stream;
     std::vector<shard::ParameterGroup>& groups;
     std::function<ControlWord()> control;
+    shard::HostAccess& memory;           // of the arena
+    DeviceStatistics* device = nullptr;  // where that is on one
   };
   explicit ShardedAdamW(Args args);
 
@@ -57,15 +59,18 @@ class ShardedAdamW final : public shard::StepActions {
   void set_updates(int64_t updates) { updates_ = updates; }
 
   // `step` (0-based) decides the learning rate. Then one AddMicroBatch per micro-batch of this
-  // rank's lanes, in the order of the step's programs; that of the last program is added when the
-  // program reaches kStatsReduce (`losses` and `targets` are read there).
+  // rank's lanes, in the order of the step's programs, on a stream that has computed it; that of
+  // the last program is added when the program reaches kStatsReduce (`losses` and `targets` are
+  // read there). Losses are in the arena; targets in memory of the host, which may change from one
+  // micro-batch to the next, but on a device not before kStatsReduce.
   void BeginStep(int64_t step, const TensorView& losses, const TensorView& targets);
-  void AddMicroBatch(int64_t turn);
+  void set_targets(const TensorView& targets) { targets_ = targets; }
+  void AddMicroBatch(kernels::Stream& stream, int64_t turn);
 
-  std::vector<std::byte> PackStatistics() override;
+  absl::StatusOr<std::vector<std::byte>> PackStatistics(kernels::Stream& stream) override;
   void UnpackStatistics(std::span<const std::byte> all) override;
   void Decide() override;
-  void UpdateGroup(int group) override;
+  absl::Status UpdateGroup(kernels::Stream& stream, int group) override;
 
   const StepDecision& decision() const { return decision_; }
   const StepTotals& totals() const { return totals_; }
@@ -79,6 +84,11 @@ class ShardedAdamW final : public shard::StepActions {
   // Of the last step whose norms were due (JobSpec::norms_every) and travelled with the statistics
   // of the step after it; empty until then. Taken once.
   std::optional<TensorNorms> TakeNorms();
+  // Norms of the last step that travel with no further statistics: whether there are any (the same
+  // on all ranks), this rank's message, of equal length on all ranks, and those of all.
+  bool norms_pending() const { return pending_.has_value(); }
+  std::vector<std::byte> PackNorms() const;
+  void UnpackNorms(std::span<const std::byte> all);
 
  private:
   struct Header {
@@ -88,10 +98,13 @@ class ShardedAdamW final : public shard::StepActions {
   };
   size_t MessageBytes() const;
   bool NormsDue() const;
-  void MeasureGradients();
-  void AdamW(const shard::ParameterGroup& group);
-  // The update of a group, with the norms of what it changes.
-  void MeasuredUpdate(const shard::ParameterGroup& group);
+  absl::Status MeasureGradients(kernels::Stream& stream);
+  // Row sums and losses are on the host: nodes and lane sums from them.
+  void TakeFromDevice();
+  void AdamW(kernels::Stream& stream, const shard::ParameterGroup& group);
+  // The update of a group, with the norms of what it changes: on a device the host waits and
+  // measures, since only some steps do this.
+  absl::Status MeasuredUpdate(kernels::Stream& stream, const shard::ParameterGroup& group);
   void CombineNorms(const std::vector<std::vector<double>>& weights,
                     const std::vector<std::vector<double>>& updates);
 

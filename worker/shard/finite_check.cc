@@ -1,6 +1,7 @@
 #include "worker/shard/finite_check.h"
 
 #include <cmath>
+#include <span>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
@@ -25,7 +26,23 @@ std::string CoordinateText(const Shape& shape, int64_t index) {
 
 }  // namespace
 
-void FiniteCheck::CheckValues(const float* values, int64_t count, const Place& place) {
+const float* FiniteCheck::Fetch(const float* values, int64_t count) {
+  if (!args_.memory.on_device()) {
+    return values;
+  }
+  fetched_.resize(static_cast<size_t>(count));
+  failure_.Update(args_.memory.Read(values, std::as_writable_bytes(std::span<float>(fetched_))));
+  return failure_.ok() ? fetched_.data() : nullptr;
+}
+
+void FiniteCheck::CheckValues(const float* from, int64_t count, const Place& place) {
+  if (found_.has_value()) {
+    return;
+  }
+  const float* values = Fetch(from, count);
+  if (values == nullptr) {
+    return;
+  }
   for (int64_t i = 0; i < count && !found_.has_value(); ++i) {
     if (!std::isfinite(values[i])) {
       found_ = NonFinite{.order = order_,
@@ -83,7 +100,7 @@ absl::Status FiniteCheck::Completed(const BoundInstruction& bound, const ReplayT
       }
       break;
   }
-  return absl::OkStatus();
+  return failure_;
 }
 
 void FiniteCheck::CheckActivations(const std::vector<plan::ActivationSpec>& specs,

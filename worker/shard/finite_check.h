@@ -9,6 +9,7 @@
 
 #include "common/plan/sharding_plan.h"
 #include "worker/shard/bound_program.h"
+#include "worker/shard/device_streams.h"
 #include "worker/shard/flat_buffer.h"
 #include "worker/shard/parameter_group.h"
 #include "worker/shard/unit_executor.h"
@@ -22,7 +23,7 @@ struct NonFinite {
   std::string text;
 };
 
-// Looks at what each instruction wrote. Used with inline streams, for one step.
+// Looks at what each instruction wrote. Used with inline streams or on a device, for one step.
 class FiniteCheck final : public InstructionObserver {
  public:
   // All outlive it.
@@ -31,6 +32,7 @@ class FiniteCheck final : public InstructionObserver {
     const ArenaBuffers& buffers;
     std::vector<ParameterGroup>& groups;
     int rank = 0;
+    HostAccess& memory;  // of the arena
   };
   explicit FiniteCheck(const Args& args) : args_(args) {}
 
@@ -44,7 +46,9 @@ class FiniteCheck final : public InstructionObserver {
     Shape shape;
     int64_t first = 0;
   };
-  void CheckValues(const float* values, int64_t count, const Place& place);
+  void CheckValues(const float* from, int64_t count, const Place& place);
+  // The values, where the host can read them; nullptr after a failure.
+  const float* Fetch(const float* values, int64_t count);
   void CheckActivations(const std::vector<plan::ActivationSpec>& specs,
                         const std::vector<TensorView>& views,
                         const char* role);
@@ -60,6 +64,8 @@ class FiniteCheck final : public InstructionObserver {
   int64_t order_ = 0;
   std::string where_;  // "Backward of layers.1 call 0 (last, turn 1, ...)"
   std::optional<NonFinite> found_;
+  std::vector<float> fetched_;
+  absl::Status failure_;  // why something could not be looked at
 };
 
 }  // namespace ravel::shard

@@ -1,10 +1,10 @@
 #include "worker/shard/instruction_runner.h"
 
 #include <array>
-#include <cstring>
 #include <utility>
 
 #include "common/check.h"
+#include "kernels/cast.h"
 
 namespace ravel::shard {
 namespace {
@@ -14,6 +14,13 @@ using plan::Instruction;
 using plan::OpCode;
 
 constexpr int64_t kBf16Bytes = 2;
+
+TensorView Bf16View(uint16_t* data, int64_t elements) {
+  TensorView view = VectorView(nullptr, elements);
+  view.data = data;
+  view.dtype = DType::kBF16;
+  return view;
+}
 
 template <typename Gradient>
 std::vector<Gradient> Typed(const std::vector<TensorView>& views) {
@@ -28,6 +35,10 @@ std::vector<Gradient> Typed(const std::vector<TensorView>& views) {
 
 bool InstructionRunner::HasLane(const ReplayTurn& turn) const {
   return args_.plan.lanes.LaneOf(turn.slot.turn, args_.communicators.world->rank()) >= 0;
+}
+
+kernels::Stream& InstructionRunner::StreamOf(const Instruction& instruction) const {
+  return args_.device == nullptr ? args_.stream : args_.device->of(instruction.stream);
 }
 
 comm::CollectiveTag InstructionRunner::TagOf(const Instruction& instruction,
@@ -62,7 +73,7 @@ absl::Status InstructionRunner::Run(const BoundInstruction& bound, const ReplayT
       return OuterReduce(instruction, turn);
     case OpCode::kJoinGradients:
       RETURN_IF_ERROR(state_.JoinGradients(instruction.group));
-      Group(instruction).JoinCalls(args_.stream);
+      Group(instruction).JoinCalls(StreamOf(instruction));
       return absl::OkStatus();
     case OpCode::kGatherGradient:
       return GatherGradient(instruction, turn);
@@ -87,7 +98,8 @@ absl::Status InstructionRunner::Gather(const Instruction& instruction, const Rep
       args_.communicators.gather->AllGather({.tag = TagOf(instruction, turn),
                                              .shard = group.model_weight(),
                                              .gathered = args_.buffers.floats(instruction.gathered),
-                                             .shard_elements = group.slice_elements()}));
+                                             .shard_elements = group.slice_elements(),
+                                             .stream = &StreamOf(instruction)}));
   state_.EndGather(instruction);
   return absl::OkStatus();
 }
@@ -99,7 +111,8 @@ absl::Status InstructionRunner::OuterGather(const Instruction& instruction,
       {.tag = TagOf(instruction, turn),
        .shard = group.main_weight(),
        .gathered = group.model_weight(),
-       .shard_elements = DivExact(group.slice_elements(), args_.plan.lanes.replicas)}));
+       .shard_elements = DivExact(group.slice_elements(), args_.plan.lanes.replicas),
+       .stream = &StreamOf(instruction)}));
   state_.EndOuterGather(instruction.group);
   return absl::OkStatus();
 }
@@ -111,7 +124,8 @@ absl::Status InstructionRunner::GatherGradient(const Instruction& instruction,
   return args_.communicators.reduce->AllGather({.tag = TagOf(instruction, turn),
                                                 .shard = group.reduced(0),
                                                 .gathered = group.full_gradient(),
-                                                .shard_elements = group.slice_elements()});
+                                                .shard_elements = group.slice_elements(),
+                                                .stream = &StreamOf(instruction)});
 }
 
 absl::Status InstructionRunner::Compute(const BoundInstruction& bound, const ReplayTurn& turn) {
@@ -126,19 +140,19 @@ absl::Status InstructionRunner::Compute(const BoundInstruction& bound, const Rep
   }
   RETURN_IF_ERROR(state_.BeginCompute(instruction));
   const model::Module& module = *args_.modules[unit];
+  kernels::Stream& stream = StreamOf(instruction);
   if (instruction.op == OpCode::kForward) {
     if (turn.slot.phase == plan::Phase::kEval) {
-      module.ForwardOnly(args_.stream, bound.memory);
+      module.ForwardOnly(stream, bound.memory);
     } else {
-      module.Forward(args_.stream, bound.memory);
+      module.Forward(stream, bound.memory);
     }
   } else if (instruction.op == OpCode::kRecompute) {
-    module.Remake(args_.stream, bound.memory);
+    module.Remake(stream, bound.memory);
   } else if (instruction.accumulates) {
-    module.Backward(
-        args_.stream, bound.memory, Typed<model::AccumulatingGradient>(bound.gradients));
+    module.Backward(stream, bound.memory, Typed<model::AccumulatingGradient>(bound.gradients));
   } else {
-    module.Backward(args_.stream, bound.memory, Typed<model::FreshGradient>(bound.gradients));
+    module.Backward(stream, bound.memory, Typed<model::FreshGradient>(bound.gradients));
   }
   state_.EndCompute(instruction);
   return absl::OkStatus();
@@ -156,8 +170,7 @@ absl::Status InstructionRunner::PassUnused(const Instruction& instruction) {
   for (const int staging : instruction.gradients) {
     if (!instruction.accumulates) {
       const auto id = static_cast<size_t>(staging);
-      std::memset(
-          args_.buffers.bytes(staging), 0, static_cast<size_t>(args_.plan.buffers[id].bytes));
+      ZeroBytes(StreamOf(instruction), args_.buffers.bytes(staging), args_.plan.buffers[id].bytes);
     }
   }
   state_.EndCompute(gradients);
@@ -168,7 +181,7 @@ absl::Status InstructionRunner::AccumulateGrad(const Instruction& instruction,
                                                const ReplayTurn& turn) {
   RETURN_IF_ERROR(state_.BeginReduce(instruction));
   const std::array<const float*, 1> lane = {args_.buffers.floats(instruction.staging)};
-  Group(instruction).local(instruction.call)->AddTurn(args_.stream, turn.slot.turn, lane);
+  Group(instruction).local(instruction.call)->AddTurn(StreamOf(instruction), turn.slot.turn, lane);
   state_.EndReduce(instruction);
   return absl::OkStatus();
 }
@@ -183,31 +196,68 @@ absl::Status InstructionRunner::ReduceScatter(const Instruction& instruction,
   const int64_t at = sums ? 0 : turn.slot.turn;
   comm::Communicator& communicator = *args_.communicators.reduce;
   const comm::CollectiveTag tag = TagOf(instruction, turn);
-  float* staging = HasLane(turn) ? args_.buffers.floats(instruction.staging) : nullptr;
-  if (args_.bf16_wire && staging != nullptr) {
-    CHECK_MSG(!sums, "lanes in blocks have no wire to round on");
-    PackBf16(staging, group.layout().layout.total_elements());
-  }
   ASSIGN_OR_RETURN(const comm::PieceViews views,
                    communicator.ExchangePieces(
                        {.tag = tag,
-                        .staging = staging,
+                        .staging = PackedStaging(instruction, turn, sums),
                         .receive = args_.buffers.floats(instruction.receive),
                         .shard_elements = group.slice_elements(),
                         .contributors = static_cast<int>(counter.contributors(at)),
-                        .element_bytes = args_.bf16_wire ? kBf16Bytes : comm::kElementBytes}));
-  if (args_.bf16_wire) {
+                        .element_bytes = args_.bf16_wire ? kBf16Bytes : comm::kElementBytes,
+                        .stream = &StreamOf(instruction)}));
+  AddPieces(instruction, at, views);
+  RETURN_IF_ERROR(communicator.ReleasePieces(tag));
+  state_.EndReduce(instruction);
+  return absl::OkStatus();
+}
+
+float* InstructionRunner::PackedStaging(const Instruction& instruction,
+                                        const ReplayTurn& turn,
+                                        bool sums) {
+  float* staging = HasLane(turn) ? args_.buffers.floats(instruction.staging) : nullptr;
+  if (!args_.bf16_wire || staging == nullptr) {
+    return staging;
+  }
+  CHECK_MSG(!sums, "lanes in blocks have no wire to round on");
+  const int64_t elements = Group(instruction).layout().layout.total_elements();
+  if (args_.device == nullptr) {
+    PackBf16(staging, elements);
+    return staging;
+  }
+  kernels::Cast(StreamOf(instruction),
+                {.from = VectorView(staging, elements), .to = Bf16View(args_.wire, elements)});
+  return reinterpret_cast<float*>(args_.wire);
+}
+
+void InstructionRunner::AddPieces(const Instruction& instruction,
+                                  int64_t turn,
+                                  const comm::PieceViews& views) {
+  ParameterGroup& group = Group(instruction);
+  LaneCounter& counter = group.inner(instruction.call);
+  kernels::Stream& stream = StreamOf(instruction);
+  if (!args_.bf16_wire) {
+    counter.AddTurn(stream, turn, views.pieces);
+    return;
+  }
+  if (args_.device == nullptr) {
     std::vector<const uint16_t*> pieces;
     for (const float* piece : views.pieces) {
       pieces.push_back(reinterpret_cast<const uint16_t*>(piece));
     }
-    counter.AddRoundedTurn(args_.stream, at, pieces);
-  } else {
-    counter.AddTurn(args_.stream, at, views.pieces);
+    counter.AddRoundedTurn(stream, turn, pieces);
+    return;
   }
-  RETURN_IF_ERROR(communicator.ReleasePieces(tag));
-  state_.EndReduce(instruction);
-  return absl::OkStatus();
+  // The staging of this rank is on the wire already: its place takes the pieces in fp32.
+  const int64_t slice = group.slice_elements();
+  std::vector<const float*> pieces;
+  for (const float* piece : views.pieces) {
+    float* wide =
+        args_.buffers.floats(instruction.staging) + static_cast<int64_t>(pieces.size()) * slice;
+    auto* rounded = const_cast<uint16_t*>(reinterpret_cast<const uint16_t*>(piece));
+    kernels::Cast(stream, {.from = Bf16View(rounded, slice), .to = VectorView(wide, slice)});
+    pieces.push_back(wide);
+  }
+  counter.AddTurn(stream, turn, pieces);
 }
 
 absl::Status InstructionRunner::OuterReduce(const Instruction& instruction,
@@ -226,12 +276,16 @@ absl::Status InstructionRunner::OuterReduce(const Instruction& instruction,
                                    .staging = replica_sum,
                                    .receive = args_.buffers.floats(instruction.receive),
                                    .shard_elements = part,
-                                   .contributors = static_cast<int>(replicas)}));
-  counter.AddTurn(args_.stream, 0, views.pieces);
+                                   .contributors = static_cast<int>(replicas),
+                                   .stream = &StreamOf(instruction)}));
+  counter.AddTurn(StreamOf(instruction), 0, views.pieces);
   RETURN_IF_ERROR(communicator.ReleasePieces(tag));
   if (!group.rules().outer_gradient_sharded) {
-    RETURN_IF_ERROR(communicator.AllGather(
-        {.tag = tag, .shard = counter.sum(), .gathered = replica_sum, .shard_elements = part}));
+    RETURN_IF_ERROR(communicator.AllGather({.tag = tag,
+                                            .shard = counter.sum(),
+                                            .gathered = replica_sum,
+                                            .shard_elements = part,
+                                            .stream = &StreamOf(instruction)}));
   }
   state_.EndOuterReduce(instruction);
   return absl::OkStatus();
@@ -240,7 +294,8 @@ absl::Status InstructionRunner::OuterReduce(const Instruction& instruction,
 absl::Status InstructionRunner::ReduceStatistics(const Instruction& instruction,
                                                  const ReplayTurn& turn) {
   RETURN_IF_ERROR(state_.CheckSumsComplete());
-  const std::vector<std::byte> mine = args_.actions->PackStatistics();
+  ASSIGN_OR_RETURN(const std::vector<std::byte> mine,
+                   args_.actions->PackStatistics(StreamOf(instruction)));
   std::vector<std::byte> all(mine.size() * static_cast<size_t>(args_.plan.ranks));
   RETURN_IF_ERROR(args_.communicators.world->AllGatherBytes(TagOf(instruction, turn), mine, all));
   args_.actions->UnpackStatistics(all);
@@ -249,7 +304,7 @@ absl::Status InstructionRunner::ReduceStatistics(const Instruction& instruction,
 
 absl::Status InstructionRunner::Update(const Instruction& instruction) {
   RETURN_IF_ERROR(state_.BeginUpdate(instruction.group));
-  args_.actions->UpdateGroup(instruction.group);
+  RETURN_IF_ERROR(args_.actions->UpdateGroup(StreamOf(instruction), instruction.group));
   state_.EndUpdate(instruction.group);
   return absl::OkStatus();
 }

@@ -12,6 +12,7 @@
 #include "kernels/stream.h"
 #include "worker/model/module.h"
 #include "worker/shard/bound_program.h"
+#include "worker/shard/device_streams.h"
 #include "worker/shard/flat_buffer.h"
 #include "worker/shard/mesh_communicators.h"
 #include "worker/shard/parameter_group.h"
@@ -19,19 +20,21 @@
 
 namespace ravel::shard {
 
-// What a program asks of the optimizer. Implemented in worker/optim.
+// What a program asks of the optimizer. Implemented in worker/optim. Streams are those of the
+// instructions.
 class StepActions {
  public:
   virtual ~StepActions() = default;
-  // kStatsReduce: this rank's message, of equal length on all ranks ...
-  virtual std::vector<std::byte> PackStatistics() = 0;
+  // kStatsReduce: this rank's message, of equal length on all ranks, of what `stream` has been
+  // given before; waits for a device ...
+  virtual absl::StatusOr<std::vector<std::byte>> PackStatistics(kernels::Stream& stream) = 0;
   // ... and those of all ranks, one after another.
   virtual void UnpackStatistics(std::span<const std::byte> all) = 0;
   // kDecideStep, after the former.
   virtual void Decide() = 0;
   // kOptimizerStep, after the former: updates what this rank stores of a group, or nothing in a
   // skipped step.
-  virtual void UpdateGroup(int group) = 0;
+  virtual absl::Status UpdateGroup(kernels::Stream& stream, int group) = 0;
 };
 
 // One program's run: which micro-batch of which lane.
@@ -49,7 +52,7 @@ class InstructionRunner {
   struct Args {
     const plan::ShardingPlan& plan;
     MeshCommunicators& communicators;
-    kernels::Stream& stream;
+    kernels::Stream& stream;  // of all instructions on a host
     const ArenaBuffers& buffers;
     std::vector<ParameterGroup>& groups;
     const std::vector<std::unique_ptr<model::Module>>& modules;
@@ -57,6 +60,10 @@ class InstructionRunner {
     // Each lane's gradient is rounded to bf16 before it is exchanged between the ranks of a
     // replica, this rank's own too. Not with lanes in blocks, whose gradients are summed before.
     bool bf16_wire = false;
+    // On a device, where arena and communicators are, too: the stream of each instruction.
+    DeviceStreams* device = nullptr;
+    // With both: memory of the device for the largest staging buffer in bf16.
+    uint16_t* wire = nullptr;
   };
   explicit InstructionRunner(const Args& args) : args_(args), state_(args.plan) {}
 
@@ -64,7 +71,9 @@ class InstructionRunner {
   const ReplayState& state() const { return state_; }
   bool HasLane(const ReplayTurn& turn) const;
 
-  // All but kFree and kEndPhase, which belong to the host.
+  // All but kFree and kEndPhase, which belong to the host. Of a device: issues it on its stream,
+  // and waits for the device in kStatsReduce alone; the order of what is issued is what the replay
+  // state checks.
   absl::Status Run(const BoundInstruction& bound, const ReplayTurn& turn);
   // Bytes that a collective receives from other ranks.
   int64_t BytesOf(const plan::Instruction& instruction, const ReplayTurn& turn) const;
@@ -74,12 +83,16 @@ class InstructionRunner {
   ParameterGroup& Group(const Instruction& instruction) {
     return args_.groups[static_cast<size_t>(instruction.group)];
   }
+  kernels::Stream& StreamOf(const Instruction& instruction) const;
   comm::CollectiveTag TagOf(const Instruction& instruction, const ReplayTurn& turn) const;
   absl::Status Gather(const Instruction& instruction, const ReplayTurn& turn);
   absl::Status OuterGather(const Instruction& instruction, const ReplayTurn& turn);
   absl::Status GatherGradient(const Instruction& instruction, const ReplayTurn& turn);
   absl::Status AccumulateGrad(const Instruction& instruction, const ReplayTurn& turn);
   absl::Status ReduceScatter(const Instruction& instruction, const ReplayTurn& turn);
+  // The staging of this rank's lane as it goes on the wire; nullptr without a lane.
+  float* PackedStaging(const Instruction& instruction, const ReplayTurn& turn, bool sums);
+  void AddPieces(const Instruction& instruction, int64_t turn, const comm::PieceViews& views);
   absl::Status OuterReduce(const Instruction& instruction, const ReplayTurn& turn);
   absl::Status ReduceStatistics(const Instruction& instruction, const ReplayTurn& turn);
   absl::Status Compute(const BoundInstruction& bound, const ReplayTurn& turn);

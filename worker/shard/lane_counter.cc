@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/check.h"
+#include "kernels/reduce_add.h"
 #include "kernels/tree_reduce.h"
 
 namespace ravel::shard {
@@ -110,8 +111,39 @@ void LaneCounter::AddTurn(kernels::Stream& stream,
   CHECK_EQ(static_cast<int64_t>(pieces.size()), lanes_.LaneCount(turn));
   for (const plan::CounterStep& step : schedule_[static_cast<size_t>(turn)]) {
     const int64_t first = step.block.first - lanes_.FirstLane(turn);
-    AddBlock(
-        stream, step, pieces.subspan(static_cast<size_t>(first), size_t{1} << step.block.level));
+    const std::span<const float* const> block =
+        pieces.subspan(static_cast<size_t>(first), size_t{1} << step.block.level);
+    if (stream.backend() == kernels::Backend::kCuda) {
+      AddBlockOnDevice(stream, step, block);
+    } else {
+      AddBlock(stream, step, block);
+    }
+  }
+}
+
+// The bits of AddBlock: an addition gives the same in either order of its operands.
+void LaneCounter::AddBlockOnDevice(kernels::Stream& stream,
+                                   const plan::CounterStep& step,
+                                   std::span<const float* const> pieces) {
+  if (runs_.empty()) {
+    return;
+  }
+  const int64_t begin = runs_.front().offset;
+  const int64_t elements = runs_.back().offset + runs_.back().elements - begin;
+  const bool stores = step.add_into.empty();
+  float* out = buffers_[static_cast<size_t>(stores ? step.store : step.add_into.front())] + begin;
+  if (stores) {
+    kernels::TreeSum(stream, {.pieces = Shifted(pieces, begin), .out = VectorView(out, elements)});
+    return;
+  }
+  kernels::ReduceAdd(stream,
+                     {.pieces = Shifted(pieces, begin),
+                      .out = VectorView(out, elements),
+                      .output = kernels::Output::kAccumulate});
+  for (size_t i = 1; i < step.add_into.size(); ++i) {
+    float* older = buffers_[static_cast<size_t>(step.add_into[i])] + begin;
+    AddRange(stream, out, older, elements);
+    out = older;
   }
 }
 
@@ -166,6 +198,7 @@ void LaneCounter::AddRoundedTurn(kernels::Stream& stream,
                                  int64_t turn,
                                  std::span<const uint16_t* const> pieces) {
   CHECK_EQ(static_cast<int64_t>(pieces.size()), lanes_.LaneCount(turn));
+  CHECK_MSG(stream.backend() == kernels::Backend::kCpu, "a device widens its pieces itself");
   std::vector<float> exact(pieces.size() * static_cast<size_t>(kChunkElements));
   for (const ShardRun& run : runs_) {
     const int64_t end = run.offset + run.elements;

@@ -31,11 +31,17 @@ void AddRuns(kernels::Stream& stream,
              const float* newer,
              float* older);
 
-// Rounds fp32 values to bf16, to nearest even, into the first half of their own memory.
+// Rounds fp32 values to bf16, to nearest even, into the first half of their own memory. Of hosts
+// alone: a device rounds into memory of its own (device_memory.h).
 void PackBf16(float* values, int64_t elements);
 
+// Most lanes of one turn that a device adds: ranks of a replica, or replicas.
+inline constexpr int64_t kMostDevicePieces = 64;
+
 // One level of the tree for one gradient: a binary counter of partial sums. `lanes` is one of
-// LaneMap::Local, Inner and Outer. Used only from the thread of its rank, or of its stream.
+// LaneMap::Local, Inner and Outer. Used only from the thread of its rank, or of its stream. On a
+// device, whose launches cost more than bytes, the padding between the runs is summed along: it is
+// still never read as a value.
 class LaneCounter {
  public:
   LaneCounter(std::vector<float*> buffers, const plan::LaneMap& lanes, std::vector<ShardRun> runs);
@@ -43,7 +49,7 @@ class LaneCounter {
   // Adds the lanes of a turn; pieces[i] is the gradient of lane FirstLane(turn) + i.
   void AddTurn(kernels::Stream& stream, int64_t turn, std::span<const float* const> pieces);
 
-  // The same of gradients that were rounded to bf16 for the wire; sums are fp32.
+  // The same of gradients that were rounded to bf16 for the wire; sums are fp32. On hosts.
   void AddRoundedTurn(kernels::Stream& stream,
                       int64_t turn,
                       std::span<const uint16_t* const> pieces);
@@ -63,6 +69,10 @@ class LaneCounter {
                 const plan::CounterStep& step,
                 const std::vector<const float*>& pieces,
                 const ShardRun& chunk);
+  // A block on a device, from the first run to the end of the last.
+  void AddBlockOnDevice(kernels::Stream& stream,
+                        const plan::CounterStep& step,
+                        std::span<const float* const> pieces);
 
   std::vector<float*> buffers_;
   plan::LaneMap lanes_;

@@ -27,6 +27,9 @@ int64_t NowNs() {
       .count();
 }
 
+// An fp32 of such bytes is a NaN.
+constexpr uint8_t kNanByte = 0xFF;
+
 // The first failure of any stream.
 class FirstFailure {
  public:
@@ -125,8 +128,10 @@ absl::Status UnitExecutor::Run(const ReplayTurn& turn) {
     RETURN_IF_ERROR(
         runner_.state().Free(program.instructions[static_cast<size_t>(free)].instruction.freed));
   }
-  RETURN_IF_ERROR(options_.streams == StreamMode::kInline ? RunInline(program, turn)
-                                                          : RunQueued(program, turn));
+  const bool is_inline = options_.streams == StreamMode::kInline;
+  RETURN_IF_ERROR(args_.device != nullptr ? RunOnDevice(program, turn)
+                  : is_inline             ? RunInline(program, turn)
+                                          : RunQueued(program, turn));
   return Annotate(runner_.state().EndPhase(), NameOf(program.instructions.back(), turn));
 }
 
@@ -137,10 +142,11 @@ absl::Status UnitExecutor::RunOne(const BoundProgram& program,
   const int64_t begin_ns = options_.recorder != nullptr ? NowNs() : 0;
   absl::Status status = runner_.Run(bound, turn);
   if (options_.poison && bound.instruction.op == OpCode::kAllocStaging) {
-    Poison(bound.instruction.staging, turn);
+    Poison(bound.instruction, turn);
   }
   if (status.ok() && observer_ != nullptr) {
-    status = observer_->Completed(bound, turn);
+    status = args_.device != nullptr ? args_.device->FinishAll() : absl::OkStatus();
+    status = status.ok() ? observer_->Completed(bound, turn) : status;
   }
   for (const int free : bound.frees) {
     if (status.ok()) {
@@ -155,8 +161,16 @@ absl::Status UnitExecutor::RunOne(const BoundProgram& program,
 }
 
 // Whoever adds to what it should overwrite, or reads what nobody wrote, gets NaN.
-void UnitExecutor::Poison(int staging, const ReplayTurn& turn) {
+void UnitExecutor::Poison(const Instruction& alloc, const ReplayTurn& turn) {
   if (turn.slot.part == plan::LanePart::kMiddle || turn.slot.part == plan::LanePart::kClose) {
+    return;
+  }
+  const int staging = alloc.staging;
+  if (args_.device != nullptr) {
+    args_.device->of(alloc.stream)
+        .FillBytes(args_.buffers.bytes(staging),
+                   kNanByte,
+                   args_.plan.buffers[static_cast<size_t>(staging)].bytes);
     return;
   }
   float* values = args_.buffers.floats(staging);
@@ -170,6 +184,59 @@ absl::Status UnitExecutor::RunInline(const BoundProgram& program, const ReplayTu
       RETURN_IF_ERROR(RunOne(program, bound, turn, 0));
     }
   }
+  return absl::OkStatus();
+}
+
+absl::Status UnitExecutor::PrepareDevice() {
+  CHECK_MSG(args_.device != nullptr && device_orders_.empty(), "once, on a device");
+  for (const BoundProgram& program : programs_) {
+    const std::vector<BoundInstruction>& list = program.instructions;
+    std::vector<DeviceOrder>& orders = device_orders_.emplace_back(list.size());
+    for (size_t i = 0; i < list.size(); ++i) {
+      if (OfHost(list[i].instruction)) {
+        continue;
+      }
+      for (const int wait : list[i].instruction.waits) {
+        const int freed_with = list[static_cast<size_t>(wait)].freed_with;
+        const auto awaited = static_cast<size_t>(freed_with >= 0 ? freed_with : wait);
+        // A stream is in order by itself.
+        if (OfHost(list[awaited].instruction) ||
+            list[awaited].instruction.stream == list[i].instruction.stream) {
+          continue;
+        }
+        CHECK_LT(awaited, i);  // or its event would not be recorded yet
+        DeviceOrder& before = orders[awaited];
+        if (before.event < 0) {
+          before.event = static_cast<int>(events_.size());
+          ASSIGN_OR_RETURN(kernels::CudaEvent event, args_.device->gpu().MakeEvent());
+          events_.push_back(std::move(event));
+        }
+        orders[i].waits.push_back(before.event);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status UnitExecutor::RunOnDevice(const BoundProgram& program, const ReplayTurn& turn) {
+  CHECK_MSG(!device_orders_.empty(), "PrepareDevice comes first");
+  const std::vector<DeviceOrder>& orders =
+      device_orders_[static_cast<size_t>(&program - programs_.data())];
+  for (size_t i = 0; i < program.instructions.size(); ++i) {
+    const BoundInstruction& bound = program.instructions[i];
+    if (OfHost(bound.instruction)) {
+      continue;
+    }
+    kernels::CudaStream& stream = args_.device->of(bound.instruction.stream);
+    for (const int event : orders[i].waits) {
+      stream.Wait(events_[static_cast<size_t>(event)]);
+    }
+    RETURN_IF_ERROR(RunOne(program, bound, turn, 0));
+    if (orders[i].event >= 0) {
+      stream.Record(events_[static_cast<size_t>(orders[i].event)]);
+    }
+  }
+  args_.device->Join();
   return absl::OkStatus();
 }
 

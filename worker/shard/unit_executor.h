@@ -19,18 +19,22 @@ namespace ravel::shard {
 
 // kInline: instructions run in list order, which the plan's checker has proved correct, on the
 // calling thread. kQueued: each stream is a queue with a thread of its own, and only the program's
-// waits order them, as on a device.
+// waits order them, as on a device. An executor on a device (Args::device) has neither: it issues
+// instructions in list order, each on its CUDA stream, and the program's waits become waits of
+// streams for events; the next program's work begins where all streams are done with this one's.
 enum class StreamMode { kInline, kQueued };
 
 struct ExecutorOptions {
   StreamMode streams = StreamMode::kInline;
   // Tests: kQueued delays each instruction by a random time.
   std::optional<uint64_t> delay_seed;
-  bool poison = false;                  // fills fresh staging memory with NaN
-  trace::Recorder* recorder = nullptr;  // records every instruction; outlives the executor
+  bool poison = false;  // fills fresh staging memory with NaN
+  // Records every instruction; outlives the executor. On a device: when it was issued.
+  trace::Recorder* recorder = nullptr;
 };
 
-// Sees every instruction of a rank that has completed. An error ends the program.
+// Sees every instruction of a rank that has completed; a device is waited for. An error ends the
+// program.
 class InstructionObserver {
  public:
   virtual ~InstructionObserver() = default;
@@ -44,6 +48,8 @@ class UnitExecutor {
  public:
   using Args = InstructionRunner::Args;
   explicit UnitExecutor(const Args& args, ExecutorOptions options = {});
+  // On a device, before the first Run: makes its events.
+  absl::Status PrepareDevice();
   ~UnitExecutor();
   UnitExecutor(const UnitExecutor&) = delete;
   UnitExecutor& operator=(const UnitExecutor&) = delete;
@@ -61,16 +67,23 @@ class UnitExecutor {
 
  private:
   static constexpr size_t kStreams = 5;
+  // What orders an instruction on a device: the events of instructions of other streams that it
+  // waits for, and its own where somebody waits for it (-1: nobody), as indices into events_.
+  struct DeviceOrder {
+    std::vector<int> waits;
+    int event = -1;
+  };
   const BoundProgram& ProgramOf(const plan::StepSlot& slot) const;
   std::string NameOf(const BoundInstruction& bound, const ReplayTurn& turn) const;
   absl::Status RunInline(const BoundProgram& program, const ReplayTurn& turn);
   absl::Status RunQueued(const BoundProgram& program, const ReplayTurn& turn);
+  absl::Status RunOnDevice(const BoundProgram& program, const ReplayTurn& turn);
   // An instruction of a stream with what comes into force after it.
   absl::Status RunOne(const BoundProgram& program,
                       const BoundInstruction& bound,
                       const ReplayTurn& turn,
                       int64_t wait_ns);
-  void Poison(int staging, const ReplayTurn& turn);
+  void Poison(const plan::Instruction& alloc, const ReplayTurn& turn);
   void Record(const BoundInstruction& bound,
               const ReplayTurn& turn,
               int64_t begin_ns,
@@ -83,6 +96,8 @@ class UnitExecutor {
   std::vector<TensorView> shared_;
   std::vector<BoundProgram> programs_;
   std::array<std::unique_ptr<kernels::CpuQueue>, kStreams> queues_;
+  std::vector<std::vector<DeviceOrder>> device_orders_;  // by program and instruction
+  std::vector<kernels::CudaEvent> events_;
   uint64_t runs_ = 0;
 };
 

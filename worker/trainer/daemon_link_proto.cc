@@ -20,6 +20,7 @@ absl::StatusOr<Assignment> AssignmentFrom(const v1::StartTrainer& start) {
                            .spec = {},
                            .plan = {},
                            .transport = start.transport(),
+                           .gpu = start.device(),
                            .restore_path = start.restore_path(),
                            .checkpoint_root = start.checkpoint_root(),
                            .first_step = start.first_step(),

@@ -42,6 +42,8 @@ std::string_view ReasonOf(const absl::Status& status) {
     case ExitCode::kCommunicator:
       return absl::StrContains(status.message(), comm::kMismatchText) ? "CollectiveMismatch"
                                                                       : "CommError";
+    case ExitCode::kDevice:
+      return "DeviceError";
     case ExitCode::kData:
       return "DataError";
     case ExitCode::kNumeric:

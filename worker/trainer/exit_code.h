@@ -13,6 +13,7 @@ enum class ExitCode : int {
   kDone = 0,
   kStopped = 10,       // told to
   kCommunicator = 11,  // a peer is lost, or the group is broken
+  kDevice = 12,        // no driver, no such device, or it has failed
   kData = 13,
   kNumeric = 14,  // too many skipped steps in a row
   kOutOfMemory = 15,

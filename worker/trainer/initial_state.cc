@@ -1,5 +1,6 @@
 #include "worker/trainer/initial_state.h"
 
+#include <functional>
 #include <span>
 #include <string>
 #include <utility>
@@ -14,8 +15,19 @@
 namespace ravel::trainer {
 namespace {
 
-std::span<float> Shard(float* data, const shard::ParameterGroup& group) {
-  return {data, static_cast<size_t>(group.shard_elements())};
+// Fills the shard at `data`: in place, or on the host first where that is not host memory.
+absl::Status FillShard(RankEngine& engine,
+                       const shard::ParameterGroup& group,
+                       float* data,
+                       const std::function<absl::Status(std::span<float>)>& read) {
+  const auto elements = static_cast<size_t>(group.shard_elements());
+  if (!engine.memory().on_device()) {
+    return read({data, elements});
+  }
+  std::vector<float> shard(elements, 0.0f);
+  RETURN_IF_ERROR(read(shard));
+  return WithCode(engine.memory().Write(std::as_bytes(std::span<const float>(shard)), data),
+                  ExitCode::kDevice);
 }
 
 // A checkpoint of another model is the job's fault; anything else is the store's.
@@ -31,12 +43,14 @@ absl::Status ReadGroups(const plan::ShardingPlan& plan,
                         RankEngine& engine) {
   for (shard::ParameterGroup& group : engine.groups()) {
     const std::vector<plan::OwnedPiece> counted = plan::SavedPieces(plan, group.index(), rank);
-    const auto read = [&](plan::StateRole role, float* data) -> absl::Status {
-      if (counted != group.pieces()) {
-        RETURN_IF_ERROR(loader.ReadPieces(
-            role, group.pieces(), Shard(data, group), checkpoint::DigestShare::kReplica));
-      }
-      return loader.ReadPieces(role, counted, Shard(data, group));
+    const auto read = [&](plan::StateRole role, float* data) {
+      return FillShard(engine, group, data, [&](std::span<float> shard) -> absl::Status {
+        if (counted != group.pieces()) {
+          RETURN_IF_ERROR(
+              loader.ReadPieces(role, group.pieces(), shard, checkpoint::DigestShare::kReplica));
+        }
+        return loader.ReadPieces(role, counted, shard);
+      });
     };
     RETURN_IF_ERROR(read(plan::StateRole::kParam, group.main_weight()));
     if (group.rules().trainable) {
@@ -97,7 +111,9 @@ absl::Status LoadHuggingFace(const Assignment& assignment, RankEngine& engine) {
       auto loader,
       checkpoint::HuggingFaceLoader::Open(assignment.spec.model_from, &assignment.plan.inventory));
   for (shard::ParameterGroup& group : engine.groups()) {
-    RETURN_IF_ERROR(loader.ReadPieces(group.pieces(), Shard(group.main_weight(), group)));
+    RETURN_IF_ERROR(FillShard(engine, group, group.main_weight(), [&](std::span<float> shard) {
+      return loader.ReadPieces(group.pieces(), shard);
+    }));
   }
   return absl::OkStatus();
 }
@@ -114,8 +130,7 @@ absl::Status PrepareState(const Assignment& assignment,
     const absl::Status loaded = LoadHuggingFace(assignment, engine);
     return WithCode(loaded.ok() ? loaded : Annotate(loaded, "model.from"), ExitCode::kPlanMismatch);
   }
-  engine.InitializeWeights();
-  return absl::OkStatus();
+  return WithCode(engine.InitializeWeights(), ExitCode::kDevice);
 }
 
 }  // namespace ravel::trainer

@@ -8,8 +8,10 @@
 #include <thread>
 #include <utility>
 
+#include "common/check.h"
 #include "common/mutex.h"
 #include "worker/comm/communicator_factory.h"
+#include "worker/comm/device_local_communicator.h"
 #include "worker/comm/local_communicator.h"
 
 namespace ravel::trainer {
@@ -64,7 +66,10 @@ class LocalGroup {
       : run_(run), spec_(spec), plan_(plan), board_(run.ranks) {}
 
   absl::Status Run() {
-    if (run_.shared_memory) {
+    if (run_.gpu != nullptr) {
+      CHECK_MSG(run_.shared_memory, "ranks on one device share its memory");
+      ASSIGN_OR_RETURN(communicators_, comm::CreateDeviceLocalGroup(*run_.gpu, run_.ranks));
+    } else if (run_.shared_memory) {
       ASSIGN_OR_RETURN(communicators_, comm::CreateLocalGroup(run_.ranks));
     }
     std::vector<absl::Status> results(static_cast<size_t>(run_.ranks));
@@ -121,7 +126,8 @@ class LocalGroup {
                                          .spec = spec_,
                                          .communicator = communicator,
                                          .control = nullptr,
-                                         .executor = run_.executor}));
+                                         .executor = run_.executor,
+                                         .gpu = run_.gpu}));
     return run_.body(*engine, communicator.rank());
   }
 

@@ -21,6 +21,8 @@ struct LocalRun {
   // Changes the plan before it runs (may be empty): other options, planned anew.
   std::function<absl::Status(plan::ShardingPlan& plan)> adjust = nullptr;
   shard::ExecutorOptions executor = {};
+  // All ranks on this device (comm/device_local_communicator.h); nullptr: on the host.
+  kernels::CudaGpu* gpu = nullptr;
 };
 absl::Status RunLocalRanks(const LocalRun& run);
 // The plan that it runs.

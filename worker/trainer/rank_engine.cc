@@ -15,6 +15,16 @@
 #include "worker/trainer/exit_code.h"
 
 namespace ravel::trainer {
+namespace {
+
+// What the device refuses is its fault, not that of a peer.
+absl::Status MarkDeviceError(const absl::Status& status) {
+  return WithCode(status,
+                  absl::IsResourceExhausted(status) ? ExitCode::kOutOfMemory : ExitCode::kDevice);
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<RankEngine>> RankEngine::Create(Args args) {
   std::unique_ptr<RankEngine> engine(new RankEngine(std::move(args)));
   RETURN_IF_ERROR(engine->SetUp());
@@ -45,53 +55,151 @@ absl::Status RankEngine::CheckFit() const {
   return absl::OkStatus();
 }
 
+absl::Status RankEngine::CheckDevice() const {
+  const comm::Communicator& communicator = args_.communicator;
+  if ((communicator.backend() == kernels::Backend::kCuda) != (args_.gpu != nullptr)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("transport ",
+                     communicator.transport(),
+                     args_.gpu != nullptr ? " has no memory on a device" : " needs a device"));
+  }
+  const plan::LaneMap& lanes = args_.plan.lanes;
+  const int64_t pieces = std::max(lanes.width(), lanes.replicas);
+  if (args_.gpu != nullptr && pieces > shard::kMostDevicePieces) {
+    return absl::FailedPreconditionError(absl::StrCat("plan adds gradients of ",
+                                                      pieces,
+                                                      " ranks at once, a device at most ",
+                                                      shard::kMostDevicePieces));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RankEngine::AllocateArena() {
+  const plan::ShardingPlan& plan = args_.plan;
+  arena_ = {.private_bytes = plan.memory.private_bytes,
+            .symmetric_bytes = plan.memory.symmetric_bytes,
+            .common_bytes = plan.memory.common_bytes,
+            .common_copies = plan.lanes.replicas};
+  const absl::Status allocated = args_.communicator.AllocateArena(arena_);
+  return absl::IsResourceExhausted(allocated) ? WithCode(allocated, ExitCode::kOutOfMemory)
+                                              : allocated;
+}
+
+absl::Status RankEngine::SetUpDevice() {
+  const plan::ShardingPlan& plan = args_.plan;
+  ASSIGN_OR_RETURN(
+      device_, shard::DeviceStreams::Create(*args_.gpu, plan, [&communicator = args_.communicator] {
+        return communicator.Failure();
+      }));
+  ASSIGN_OR_RETURN(memory_, shard::HostAccess::OfDevice(*device_));
+  ASSIGN_OR_RETURN(
+      device_statistics_,
+      optim::DeviceStatistics::Create({.streams = *device_, .plan = plan, .groups = groups_}));
+  if (args_.spec.gradient_wire == plan::WireType::kBF16) {
+    int64_t elements = 0;
+    for (const plan::GroupLayout& group : plan.groups) {
+      elements = std::max(elements, group.layout.total_elements());
+    }
+    auto wire = args_.gpu->AllocateDevice(elements * int64_t{sizeof(uint16_t)});
+    if (!wire.ok()) {
+      return absl::ResourceExhaustedError(absl::StrCat("bf16 wire: ", wire.status().message()));
+    }
+    wire_ = *std::move(wire);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RankEngine::SetUpBatches() {
+  RETURN_IF_ERROR(executor_->PrepareDevice());
+  ASSIGN_OR_RETURN(batches_,
+                   DeviceBatches::Create(*args_.gpu,
+                                         args_.plan.lanes.programs(),
+                                         {.ids = Shared("ids"), .targets = Shared("targets")}));
+  return absl::OkStatus();
+}
+
+void RankEngine::MakeParts() {
+  const plan::ShardingPlan& plan = args_.plan;
+  modules_ = model::MakeModules(plan.inventory, plan.micro_batch);
+  optimizer_ = std::make_unique<optim::ShardedAdamW>(
+      optim::ShardedAdamW::Args{.plan = plan,
+                                .spec = args_.spec,
+                                .rank = args_.communicator.rank(),
+                                .groups = groups_,
+                                .control = args_.control,
+                                .memory = memory_,
+                                .device = device_statistics_.get()});
+  executor_ = std::make_unique<shard::UnitExecutor>(
+      shard::UnitExecutor::Args{.plan = plan,
+                                .communicators = communicators_,
+                                .stream = host_stream_,
+                                .buffers = *buffers_,
+                                .groups = groups_,
+                                .modules = modules_,
+                                .actions = optimizer_.get(),
+                                .bf16_wire = args_.spec.gradient_wire == plan::WireType::kBF16,
+                                .device = device_.get(),
+                                .wire = static_cast<uint16_t*>(wire_.data())},
+      args_.executor);
+}
+
 absl::Status RankEngine::SetUp() {
   const plan::ShardingPlan& plan = args_.plan;
   comm::Communicator& communicator = args_.communicator;
   RETURN_IF_ERROR(WithCode(CheckFit(), ExitCode::kPlanMismatch));
+  RETURN_IF_ERROR(WithCode(CheckDevice(), ExitCode::kPlanMismatch));
   auto loader = data::BatchLoader::Open(args_.spec);
   if (!loader.ok()) {
     return WithCode(loader.status(), ExitCode::kData);
   }
   loader_ = *std::move(loader);
-  arena_ = {.private_bytes = plan.memory.private_bytes,
-            .symmetric_bytes = plan.memory.symmetric_bytes,
-            .common_bytes = plan.memory.common_bytes,
-            .common_copies = plan.lanes.replicas};
-  const absl::Status allocated = communicator.AllocateArena(arena_);
-  if (absl::IsResourceExhausted(allocated)) {
-    return WithCode(allocated, ExitCode::kOutOfMemory);
-  }
-  RETURN_IF_ERROR(allocated);
+  RETURN_IF_ERROR(AllocateArena());
   ASSIGN_OR_RETURN(communicators_, shard::MeshCommunicators::Create(communicator, plan.lanes));
   buffers_ = std::make_unique<shard::ArenaBuffers>(plan, communicator);
   groups_.reserve(plan.groups.size());
   for (size_t group = 0; group < plan.groups.size(); ++group) {
     groups_.emplace_back(plan, *buffers_, static_cast<int>(group), communicator.rank());
   }
-  modules_ = model::MakeModules(plan.inventory, plan.micro_batch);
-  optimizer_ =
-      std::make_unique<optim::ShardedAdamW>(optim::ShardedAdamW::Args{.plan = plan,
-                                                                      .spec = args_.spec,
-                                                                      .rank = communicator.rank(),
-                                                                      .stream = stream_,
-                                                                      .groups = groups_,
-                                                                      .control = args_.control});
-  executor_ = std::make_unique<shard::UnitExecutor>(
-      shard::UnitExecutor::Args{.plan = plan,
-                                .communicators = communicators_,
-                                .stream = stream_,
-                                .buffers = *buffers_,
-                                .groups = groups_,
-                                .modules = modules_,
-                                .actions = optimizer_.get(),
-                                .bf16_wire = args_.spec.gradient_wire == plan::WireType::kBF16},
-      args_.executor);
-  model::FillRopeTables(stream_, plan.inventory, executor_->shared());
+  if (args_.gpu != nullptr) {
+    RETURN_IF_ERROR(MarkDeviceError(SetUpDevice()));
+  }
+  MakeParts();
+  if (args_.gpu != nullptr) {
+    RETURN_IF_ERROR(MarkDeviceError(SetUpBatches()));
+  }
+  return FillRopeTables();
+}
+
+// Computed on the host, so that a device has the same bits.
+absl::Status RankEngine::FillRopeTables() {
+  const plan::ModelInventory& inventory = args_.plan.inventory;
+  std::vector<TensorView> shared = executor_->shared();
+  std::vector<std::vector<float>> tables(shared.size());
+  for (size_t i = 0; i < shared.size() && device_ != nullptr; ++i) {
+    if (inventory.shared[i].name.starts_with("rope_")) {
+      tables[i].resize(static_cast<size_t>(shared[i].elements()));
+      shared[i].data = tables[i].data();
+    }
+  }
+  model::FillRopeTables(host_stream_, inventory, shared);
+  for (size_t i = 0; i < shared.size(); ++i) {
+    if (!tables[i].empty()) {
+      RETURN_IF_ERROR(memory_.Write(std::as_bytes(std::span<const float>(tables[i])),
+                                    executor_->shared()[i].data));
+    }
+  }
   return absl::OkStatus();
 }
 
-void RankEngine::InitializeWeights() {
+kernels::Stream& RankEngine::main_stream() {
+  if (device_ != nullptr) {
+    return device_->compute();
+  }
+  return host_stream_;
+}
+
+absl::Status RankEngine::InitializeWeights() {
+  std::vector<float> ones;
   for (shard::ParameterGroup& group : groups_) {
     for (const plan::OwnedPiece& piece : group.pieces()) {
       const plan::TensorSpec& tensor =
@@ -101,7 +209,7 @@ void RankEngine::InitializeWeights() {
       switch (tensor.init) {
         case plan::InitKind::kNormal:
           kernels::InitNormal(
-              stream_,
+              main_stream(),
               {.out = VectorView(weight, elements),
                .seed = args_.spec.seed,
                .site = tensor.site,
@@ -109,14 +217,19 @@ void RankEngine::InitializeWeights() {
                .standard_deviation = static_cast<float>(args_.spec.init_std * tensor.init_scale)});
           break;
         case plan::InitKind::kOnes:
-          std::fill(weight, weight + elements, 1.0f);
+          ones.assign(static_cast<size_t>(elements), 1.0f);
+          RETURN_IF_ERROR(memory_.Write(std::as_bytes(std::span<const float>(ones)), weight));
           break;
         case plan::InitKind::kZeros:
-          std::fill(weight, weight + elements, 0.0f);
+          shard::ZeroBytes(main_stream(), weight, elements * comm::kElementBytes);
           break;
       }
     }
   }
+  if (device_ != nullptr) {
+    device_->Join();
+  }
+  return absl::OkStatus();
 }
 
 TensorView RankEngine::Shared(std::string_view name) const {
@@ -131,16 +244,24 @@ void RankEngine::PrefetchStep(int64_t step) {
   }
 }
 
-absl::Status RankEngine::RunSlot(int64_t step, const plan::StepSlot& slot) {
+absl::Status RankEngine::RunSlot(int64_t step, const plan::StepSlot& slot, int64_t program) {
   const bool training = slot.phase != plan::Phase::kEval;
   if (LaneOf(slot.turn) >= 0) {
+    const DeviceBatches::Batch to =
+        device_ != nullptr
+            ? batches_.host(program)
+            : DeviceBatches::Batch{.ids = Shared("ids"), .targets = Shared("targets")};
     const data::BatchLoader::LaneArgs lane = {.batch = step,
                                               .lane = LaneOf(slot.turn),
                                               .micro_batch = slot.micro_batch,
-                                              .ids = Shared("ids"),
-                                              .targets = Shared("targets")};
+                                              .ids = to.ids,
+                                              .targets = to.targets};
     RETURN_IF_ERROR(WithCode(training ? loader_->LoadTraining(lane) : loader_->LoadValidation(lane),
                              ExitCode::kData));
+    if (device_ != nullptr) {
+      batches_.Upload(device_->compute(), program);
+      optimizer_->set_targets(to.targets);
+    }
   }
   return executor_->Run({.slot = slot, .used = {}, .step = step + 1});
 }
@@ -150,12 +271,12 @@ absl::StatusOr<StepResult> RankEngine::TrainStep(int64_t step) {
   optimizer_->BeginStep(step, Shared("loss"), Shared("targets"));
   for (int64_t program = 0; program < lanes.programs(); ++program) {
     const plan::StepSlot slot = plan::SlotOf(lanes, program);
-    RETURN_IF_ERROR(RunSlot(step, slot));
+    RETURN_IF_ERROR(RunSlot(step, slot, program));
     if (program == 0 && step + 1 < args_.spec.steps) {
       PrefetchStep(step + 1);
     }
     if (program + 1 < lanes.programs()) {
-      optimizer_->AddMicroBatch(slot.turn);
+      optimizer_->AddMicroBatch(main_stream(), slot.turn);
     }
   }
   const optim::StepDecision& decision = optimizer_->decision();
@@ -173,7 +294,8 @@ absl::StatusOr<std::string> RankEngine::Localise(int64_t step) {
   shard::FiniteCheck check({.plan = args_.plan,
                             .buffers = *buffers_,
                             .groups = groups_,
-                            .rank = args_.communicator.rank()});
+                            .rank = args_.communicator.rank(),
+                            .memory = memory_});
   executor_->set_observer(&check);
   const auto replayed = TrainStep(step);
   executor_->set_observer(nullptr);
@@ -203,21 +325,54 @@ absl::StatusOr<std::string> RankEngine::Localise(int64_t step) {
              : std::string(first->text.data());
 }
 
+absl::Status RankEngine::ExchangeLastNorms() {
+  if (!optimizer_->norms_pending()) {
+    return absl::OkStatus();
+  }
+  const std::vector<std::byte> mine = optimizer_->PackNorms();
+  std::vector<std::byte> all(mine.size() * static_cast<size_t>(args_.plan.ranks));
+  RETURN_IF_ERROR(args_.communicator.AllGatherBytes(
+      {.op = plan::OpCode::kEndPhase, .unit = -1, .call = 3}, mine, all));
+  optimizer_->UnpackNorms(all);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<float> RankEngine::Evaluate() {
   const plan::LaneMap& lanes = args_.plan.lanes;
   std::vector<optim::LaneLoss> mine(static_cast<size_t>(lanes.turns()));
   for (int64_t batch = 0; batch < args_.spec.evaluation_batches; ++batch) {
-    for (int64_t program = 0; program < lanes.programs(); ++program) {
-      plan::StepSlot slot = plan::SlotOf(lanes, program);
-      slot.phase = plan::Phase::kEval;
-      slot.part = plan::LanePart::kWhole;
-      RETURN_IF_ERROR(RunSlot(batch, slot));
-      if (LaneOf(slot.turn) >= 0) {
-        optim::AddLosses(Shared("loss"), Shared("targets"), mine[static_cast<size_t>(slot.turn)]);
-      }
-    }
+    RETURN_IF_ERROR(EvaluateBatch(batch, mine));
   }
   return CombineEvaluation(mine);
+}
+
+absl::Status RankEngine::EvaluateBatch(int64_t batch, std::vector<optim::LaneLoss>& lanes) {
+  if (device_ != nullptr) {
+    device_statistics_->Forget();
+  }
+  for (int64_t program = 0; program < args_.plan.lanes.programs(); ++program) {
+    plan::StepSlot slot = plan::SlotOf(args_.plan.lanes, program);
+    slot.phase = plan::Phase::kEval;
+    slot.part = plan::LanePart::kWhole;
+    RETURN_IF_ERROR(RunSlot(batch, slot, program));
+    if (LaneOf(slot.turn) < 0) {
+      continue;
+    }
+    if (device_ == nullptr) {
+      optim::AddLosses(Shared("loss"), Shared("targets"), lanes[static_cast<size_t>(slot.turn)]);
+      continue;
+    }
+    device_statistics_->AddMicroBatch(
+        main_stream(),
+        {.turn = slot.turn, .losses = Shared("loss"), .targets = batches_.host(program).targets});
+  }
+  if (device_ != nullptr) {
+    RETURN_IF_ERROR(device_statistics_->Finish(main_stream()));
+    for (const optim::DeviceStatistics::MicroBatch& read : device_statistics_->micro_batches()) {
+      optim::AddLosses(read.losses, read.targets, lanes[static_cast<size_t>(read.turn)]);
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<float> RankEngine::CombineEvaluation(const std::vector<optim::LaneLoss>& mine) {
@@ -245,6 +400,17 @@ absl::StatusOr<float> RankEngine::CombineEvaluation(const std::vector<optim::Lan
                             optim::TreeOverLanes(lanes, tokens));
 }
 
+std::vector<const void*> RankEngine::arenas() const {
+  std::vector<const void*> begins;
+  for (const plan::MemoryKind kind :
+       {plan::MemoryKind::kPrivate, plan::MemoryKind::kSymmetric, plan::MemoryKind::kCommon}) {
+    if (const std::byte* begin = args_.communicator.arena(kind); begin != nullptr) {
+      begins.push_back(begin);
+    }
+  }
+  return begins;
+}
+
 int64_t RankEngine::planned_bytes() const {
   const plan::BufferPlan& memory = args_.plan.memory;
   return memory.private_bytes + memory.symmetric_bytes +
@@ -254,6 +420,12 @@ int64_t RankEngine::planned_bytes() const {
 int64_t RankEngine::arena_bytes() const {
   return arena_.private_bytes + arena_.symmetric_bytes +
          DivCeil(arena_.common_bytes, args_.plan.ranks);
+}
+
+int64_t RankEngine::device_bytes() const {
+  return device_ == nullptr
+             ? 0
+             : device_->scratch_bytes() + device_statistics_->device_bytes() + wire_.bytes();
 }
 
 }  // namespace ravel::trainer

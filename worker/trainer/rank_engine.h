@@ -12,12 +12,16 @@
 
 #include "common/plan/sharding_plan.h"
 #include "common/status.h"
+#include "kernels/cuda_device.h"
 #include "kernels/stream.h"
 #include "worker/comm/communicator.h"
 #include "worker/data/batch_loader.h"
 #include "worker/model/module.h"
+#include "worker/optim/device_statistics.h"
 #include "worker/optim/sharded_adamw.h"
+#include "worker/shard/device_streams.h"
 #include "worker/shard/unit_executor.h"
+#include "worker/trainer/device_batches.h"
 
 namespace ravel::trainer {
 
@@ -32,7 +36,9 @@ struct StepResult {
   optim::ControlWord control;  // what all ranks agreed on
 };
 
-// Used only from the thread of its rank; the calls below that say so are collective.
+// Used only from the thread of its rank; the calls below that say so are collective. On a device
+// the arena, and so all that groups() point at, is device memory: memory() is the host's way to it.
+// The host issues the work of a step and waits once, in the exchange of its statistics.
 class RankEngine {
  public:
   // Plan, spec (resolved, with model) and communicator outlive the engine.
@@ -42,13 +48,15 @@ class RankEngine {
     comm::Communicator& communicator;
     std::function<optim::ControlWord()> control;  // may be empty
     shard::ExecutorOptions executor = {};
+    // The device that the communicator's arena is on; nullptr: on the host. Outlives the engine.
+    kernels::CudaGpu* gpu = nullptr;
   };
   // Collective: allocates the arena of the plan, opens the data, checks that plan and communicator
   // agree.
   static absl::StatusOr<std::unique_ptr<RankEngine>> Create(Args args);
 
   // Random weights of the job's seed, the same on any number of ranks; moments are zero.
-  void InitializeWeights();
+  absl::Status InitializeWeights();
 
   // Collective. Step `step` (0-based): every lane forward and backward, the update.
   absl::StatusOr<StepResult> TrainStep(int64_t step);
@@ -57,6 +65,10 @@ class RankEngine {
   // everything that each instruction writes, and says what was wrong first on any rank: rank, lane,
   // micro-batch, unit, call, instruction, tensor, coordinate and value.
   absl::StatusOr<std::string> Localise(int64_t step);
+
+  // Collective. The optimizer's norms of the last step, which no further step's statistics will
+  // carry; nothing where none are due.
+  absl::Status ExchangeLastNorms();
 
   bool has_validation() const { return loader_->has_validation(); }
   // Collective. Mean loss over the evaluation batches; changes no state.
@@ -72,6 +84,13 @@ class RankEngine {
   // allocated.
   int64_t planned_bytes() const;
   int64_t arena_bytes() const;
+  // Memory of a device that this rank has allocated beside its arena: scratch of streams,
+  // statistics, a bf16 wire. 0 on hosts.
+  int64_t device_bytes() const;
+  shard::HostAccess& memory() { return memory_; }
+  // Where the arena's memory kinds begin, those that there are.
+  std::vector<const void*> arenas() const;
+  const shard::ArenaBuffers& buffers() const { return *buffers_; }
   const optim::ShardedAdamW& optimizer() const { return *optimizer_; }
   optim::ShardedAdamW& optimizer() { return *optimizer_; }
   shard::UnitExecutor& executor() { return *executor_; }
@@ -79,25 +98,42 @@ class RankEngine {
  private:
   explicit RankEngine(Args args) : args_(std::move(args)) {}
   absl::Status CheckFit() const;
+  absl::Status CheckDevice() const;
   absl::Status SetUp();
+  absl::Status AllocateArena();
+  // What a device needs before, and after, the executor has placed the activations.
+  absl::Status SetUpDevice();
+  absl::Status SetUpBatches();
+  void MakeParts();
+  absl::Status FillRopeTables();
+  // Of what is not an instruction of the plan.
+  kernels::Stream& main_stream();
   int64_t LaneOf(int64_t turn) const {
     return args_.plan.lanes.LaneOf(turn, args_.communicator.rank());
   }
   TensorView Shared(std::string_view name) const;
   void PrefetchStep(int64_t step);
-  absl::Status RunSlot(int64_t step, const plan::StepSlot& slot);
+  // Loads and runs a program of a step, or of an evaluation batch: the `program`-th.
+  absl::Status RunSlot(int64_t step, const plan::StepSlot& slot, int64_t program);
+  absl::Status EvaluateBatch(int64_t batch, std::vector<optim::LaneLoss>& lanes);
   absl::StatusOr<float> CombineEvaluation(const std::vector<optim::LaneLoss>& mine);
 
   Args args_;
   comm::ArenaSizes arena_;
-  kernels::CpuStream stream_;
+  kernels::CpuStream host_stream_;
   std::unique_ptr<data::BatchLoader> loader_;
   shard::MeshCommunicators communicators_;
   std::unique_ptr<shard::ArenaBuffers> buffers_;
   std::vector<shard::ParameterGroup> groups_;
   std::vector<std::unique_ptr<model::Module>> modules_;
+  shard::HostAccess memory_;
+  DeviceBatches batches_;
+  kernels::CudaMemory wire_;
+  std::unique_ptr<optim::DeviceStatistics> device_statistics_;
   std::unique_ptr<optim::ShardedAdamW> optimizer_;
   std::unique_ptr<shard::UnitExecutor> executor_;
+  // Last: goes first, and waits for the work that refers to all of the above.
+  std::unique_ptr<shard::DeviceStreams> device_;
 };
 
 }  // namespace ravel::trainer

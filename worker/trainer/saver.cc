@@ -128,13 +128,18 @@ absl::Status Saver::Start(int64_t step, const optim::ControlWord& agreed) {
     RETURN_IF_ERROR(Take(writer_->Wait(), false));
   }
   served_sequence_ = std::max(served_sequence_, agreed.save_sequence);
-  const auto shard_bytes = [&](int group, plan::StateRole role) -> std::span<const std::byte> {
+  const auto read = [&](int group,
+                        plan::StateRole role,
+                        int64_t offset,
+                        std::span<std::byte> to) -> absl::Status {
     const shard::ParameterGroup& owner = engine_.groups()[static_cast<size_t>(group)];
     const float* data = role == plan::StateRole::kParam    ? owner.main_weight()
                         : role == plan::StateRole::kExpAvg ? owner.exp_avg()
                                                            : owner.exp_avg_sq();
     CHECK_MSG(data != nullptr, "frozen tensors have no moments to save");
-    return std::as_bytes(std::span<const float>(data, static_cast<size_t>(owner.shard_elements())));
+    const auto bytes = static_cast<int64_t>(to.size());
+    CHECK_LE(offset + bytes, owner.shard_elements() * int64_t{sizeof(float)});
+    return engine_.memory().Read(reinterpret_cast<const std::byte*>(data) + offset, to);
   };
   RETURN_IF_ERROR(WithCode(writer_->Snapshot({.step = step,
                                               .epoch = assignment_.epoch,
@@ -142,7 +147,7 @@ absl::Status Saver::Start(int64_t step, const optim::ControlWord& agreed) {
                                               .sequence = served_sequence_,
                                               .optimizer_step = engine_.updates(),
                                               .blobs = Blobs(step)},
-                                             shard_bytes),
+                                             read),
                            ExitCode::kStore));
   return reporter_.SaveStarted(step, served_sequence_);
 }

@@ -22,7 +22,8 @@ struct Assignment {
   int64_t world_size = 1;
   plan::JobSpec spec;
   plan::ShardingPlan plan;
-  std::string transport;        // local, shm, gloo
+  std::string transport;        // local, shm, gloo, nccl
+  int64_t gpu = 0;              // of this host, where the job is for GPUs
   std::string restore_path;     // committed step directory, or empty
   std::string checkpoint_root;  // the job's folder in its store
   int64_t first_step = 0;       // steps that are done already

@@ -1,6 +1,7 @@
 #include "worker/trainer/trainer.h"
 
 #include <chrono>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -12,6 +13,7 @@
 #include "common/logging.h"
 #include "worker/comm/collective_ledger.h"
 #include "worker/comm/communicator_factory.h"
+#include "worker/comm/device_local_communicator.h"
 #include "worker/trainer/initial_state.h"
 
 namespace ravel::trainer {
@@ -44,18 +46,45 @@ class CommunicatorScope {
 }  // namespace
 
 absl::Status Trainer::Run() {
-  ASSIGN_OR_RETURN(const std::unique_ptr<comm::Communicator> communicator, Connect());
+  ASSIGN_OR_RETURN(const std::unique_ptr<kernels::CudaGpu> gpu, OpenGpu());
+  ASSIGN_OR_RETURN(const std::unique_ptr<comm::Communicator> communicator, Connect(gpu.get()));
   std::vector<std::string> units;
   for (const plan::UnitSpec& unit : parts_.assignment.plan.inventory.units) {
     units.push_back(unit.name);
   }
   communicator->ledger().SetUnitNames(std::move(units));
   const CommunicatorScope scope(parts_.communicator_changed, communicator.get());
-  return RunWith(*communicator);
+  return RunWith(*communicator, gpu.get());
 }
 
-absl::StatusOr<std::unique_ptr<comm::Communicator>> Trainer::Connect() {
+absl::StatusOr<std::unique_ptr<kernels::CudaGpu>> Trainer::OpenGpu() {
   const Assignment& assignment = parts_.assignment;
+  if (assignment.spec.cpu_devices) {
+    return nullptr;
+  }
+  const auto library = kernels::CudaLibrary::Open(kernels::DefaultCudaLibraryPath());
+  if (!library.ok()) {
+    return WithCode(library.status(), ExitCode::kDevice);
+  }
+  auto gpu = kernels::CudaGpu::Open(*library, static_cast<int>(assignment.gpu));
+  if (!gpu.ok()) {
+    return WithCode(gpu.status(), ExitCode::kDevice);
+  }
+  return gpu;
+}
+
+absl::StatusOr<std::unique_ptr<comm::Communicator>> Trainer::Connect(kernels::CudaGpu* gpu) {
+  const Assignment& assignment = parts_.assignment;
+  if (gpu != nullptr && assignment.transport == "local") {
+    ASSIGN_OR_RETURN(auto group,
+                     comm::CreateDeviceLocalGroup(*gpu, static_cast<int>(assignment.world_size)));
+    if (group.size() != 1) {
+      return WithCode(absl::FailedPreconditionError(
+                          absl::StrCat("transport local is for one rank, not ", group.size())),
+                      ExitCode::kPlanMismatch);
+    }
+    return std::move(group.front());
+  }
   const auto rendezvous = [this](std::string_view group,
                                  std::string record) -> absl::StatusOr<std::vector<std::string>> {
     RETURN_IF_ERROR(parts_.reporter.Publish(std::string(group), record));
@@ -66,16 +95,19 @@ absl::StatusOr<std::unique_ptr<comm::Communicator>> Trainer::Connect() {
                                    .size = static_cast<int>(assignment.world_size),
                                    .rendezvous = rendezvous,
                                    .host_address = assignment.host_address,
-                                   .timeout = kTransferTimeout});
+                                   .timeout = kTransferTimeout,
+                                   .gpu = gpu});
 }
 
-absl::Status Trainer::RunWith(comm::Communicator& communicator) {
+absl::Status Trainer::RunWith(comm::Communicator& communicator, kernels::CudaGpu* gpu) {
   const Assignment& assignment = parts_.assignment;
   ASSIGN_OR_RETURN(const std::unique_ptr<RankEngine> engine,
                    RankEngine::Create({.plan = assignment.plan,
                                        .spec = assignment.spec,
                                        .communicator = communicator,
-                                       .control = [this] { return parts_.box.control(); }}));
+                                       .control = [this] { return parts_.box.control(); },
+                                       .executor = {},
+                                       .gpu = gpu}));
   parts_.position.Enter(TrainerPhase::kRestoring);
   const int64_t start_ms = parts_.clock.MonotonicMs();
   RETURN_IF_ERROR(PrepareState(assignment, communicator, *engine));

@@ -42,8 +42,10 @@ class Trainer {
   absl::Status Run();
 
  private:
-  absl::StatusOr<std::unique_ptr<comm::Communicator>> Connect();
-  absl::Status RunWith(comm::Communicator& communicator);
+  // The GPU of the assignment; nullptr for a job on CPUs.
+  absl::StatusOr<std::unique_ptr<kernels::CudaGpu>> OpenGpu();
+  absl::StatusOr<std::unique_ptr<comm::Communicator>> Connect(kernels::CudaGpu* gpu);
+  absl::Status RunWith(comm::Communicator& communicator, kernels::CudaGpu* gpu);
   absl::Status TrainAll(RankEngine& engine, Saver& saver);
   // One step, its evaluation and its report.
   absl::StatusOr<StepResult> OneStep(RankEngine& engine,

@@ -48,10 +48,12 @@ class ConstantUnit final : public model::Module {
 class Inspector final : public StepActions {
  public:
   explicit Inspector(std::function<void()> inspect) : inspect_(std::move(inspect)) {}
-  std::vector<std::byte> PackStatistics() override { return std::vector<std::byte>(8); }
+  absl::StatusOr<std::vector<std::byte>> PackStatistics(kernels::Stream&) override {
+    return std::vector<std::byte>(8);
+  }
   void UnpackStatistics(std::span<const std::byte>) override {}
   void Decide() override { inspect_(); }
-  void UpdateGroup(int) override {}
+  absl::Status UpdateGroup(kernels::Stream&, int) override { return absl::OkStatus(); }
 
  private:
   std::function<void()> inspect_;

@@ -11,10 +11,15 @@ namespace {
 
 class NoActions final : public StepActions {
  public:
-  std::vector<std::byte> PackStatistics() override { return std::vector<std::byte>(8); }
+  absl::StatusOr<std::vector<std::byte>> PackStatistics(kernels::Stream&) override {
+    return std::vector<std::byte>(8);
+  }
   void UnpackStatistics(std::span<const std::byte> all) override { exchanged += all.size(); }
   void Decide() override { ++decided; }
-  void UpdateGroup(int group) override { updated.push_back(group); }
+  absl::Status UpdateGroup(kernels::Stream&, int group) override {
+    updated.push_back(group);
+    return absl::OkStatus();
+  }
 
   size_t exchanged = 0;
   int decided = 0;

@@ -58,7 +58,7 @@ TEST(EngineRegressions, InitIdenticalOnAllRanks) {
 TEST(EngineRegressions, InitDoesNotAdvanceStep) {
   const auto body = [](RankEngine& engine, int) -> absl::Status {
     EXPECT_EQ(engine.updates(), 0);
-    engine.InitializeWeights();
+    RETURN_IF_ERROR(engine.InitializeWeights());
     EXPECT_EQ(engine.updates(), 0);
     RETURN_IF_ERROR(engine.TrainStep(0).status());
     EXPECT_EQ(engine.updates(), 1);
@@ -74,7 +74,7 @@ TEST(EngineRegressions, EmptyShardLeavesNeighboursAlone) {
   for (const StrategyCase& tested : OfEachStrategy(8)) {
     std::vector<float> losses;
     const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
-      engine.InitializeWeights();
+      RETURN_IF_ERROR(engine.InitializeWeights());
       const auto each_gap = [&](const auto& visit) {
         for (shard::ParameterGroup& group : engine.groups()) {
           int64_t at = 0;
@@ -121,7 +121,7 @@ TEST(EngineRegressions, EvalBetweenStepsAndForwardOnlyTwice) {
     const auto run = [&](bool evaluate) {
       std::vector<uint32_t> bits;
       const auto body = [&, evaluate](RankEngine& engine, int rank) -> absl::Status {
-        engine.InitializeWeights();
+        RETURN_IF_ERROR(engine.InitializeWeights());
         for (int64_t step = 0; step < 3; ++step) {
           float last = 0;
           for (int i = 0; evaluate && i < 2; ++i) {
@@ -202,7 +202,7 @@ int64_t ResidentPages() {
 TEST(EngineRegressions, BytesAtRestAfterFiftyStepsAreThoseAfterOne) {
   const StrategyCase tested = {.strategy = "HFSDP", .width = 1};
   const auto body = [](RankEngine& engine, int rank) -> absl::Status {
-    engine.InitializeWeights();
+    RETURN_IF_ERROR(engine.InitializeWeights());
     int64_t first = 0;
     for (int64_t step = 0; step < 50; ++step) {
       RETURN_IF_ERROR(engine.TrainStep(step).status());
@@ -257,7 +257,7 @@ std::map<std::string, int> CollectivesOf(const StrategyCase& tested) {
   std::vector<comm::Communicator::IssueState> issued;
   RecordArgs args = ArgsFor(tested, 0);
   const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
-    engine.InitializeWeights();
+    RETURN_IF_ERROR(engine.InitializeWeights());
     RETURN_IF_ERROR(engine.TrainStep(0).status());
     if (rank == 0) {
       engine.executor().set_recorder(&recorder);
@@ -338,7 +338,7 @@ TEST(EngineRegressions, UnsupportedCombinationRefused) {
 TEST(Localisation, NamesTheFirstValueThatIsNotFinite) {
   for (const StrategyCase& tested : OfEachStrategy(2)) {
     const auto body = [&](RankEngine& engine, int) -> absl::Status {
-      engine.InitializeWeights();
+      RETURN_IF_ERROR(engine.InitializeWeights());
       RETURN_IF_ERROR(engine.TrainStep(0).status());
       for (shard::ParameterGroup& group : engine.groups()) {
         for (const plan::OwnedPiece& piece : group.pieces()) {
@@ -376,7 +376,7 @@ TEST(TensorNorms, AreTheSameOnEveryMeshAndChangeNoBit) {
   const auto run = [&](const StrategyCase& tested) {
     std::vector<optim::TensorNorms> norms;
     const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
-      engine.InitializeWeights();
+      RETURN_IF_ERROR(engine.InitializeWeights());
       for (int64_t step = 0; step < 5; ++step) {
         RETURN_IF_ERROR(engine.TrainStep(step).status());
         auto taken = engine.optimizer().TakeNorms();

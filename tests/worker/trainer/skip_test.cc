@@ -28,7 +28,7 @@ std::vector<uint32_t> StateBits(RankEngine& engine) {
 TEST(SkippedStep, ChangesNoStateOnAnyRankAndTrainingGoesOn) {
   for (const int ranks : {1, 3}) {
     const auto body = [&](RankEngine& engine, int) -> absl::Status {
-      engine.InitializeWeights();
+      RETURN_IF_ERROR(engine.InitializeWeights());
       for (int64_t step = 0; step < 3; ++step) {
         RETURN_IF_ERROR(engine.TrainStep(step).status());
       }

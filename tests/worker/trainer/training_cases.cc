@@ -92,14 +92,23 @@ using Tensors = std::map<std::string, std::vector<float>>;
 // Elements that no rank has given yet.
 constexpr uint32_t kUnsetBits = 0x7fc0dead;
 
+// What a rank stores at `data`, on the host; empty for a frozen tensor's moments.
+absl::StatusOr<std::vector<float>> ReadShard(RankEngine& engine,
+                                             const shard::ParameterGroup& group,
+                                             const float* data) {
+  std::vector<float> shard(data == nullptr ? 0 : static_cast<size_t>(group.shard_elements()));
+  RETURN_IF_ERROR(engine.memory().Read(data, std::as_writable_bytes(std::span<float>(shard))));
+  return shard;
+}
+
 void CopyPiece(const plan::TensorSpec& tensor,
                const plan::OwnedPiece& piece,
-               const float* shard,
+               const std::vector<float>& shard,
                Tensors& out) {
   std::vector<float>& values = out[tensor.name];
   values.resize(static_cast<size_t>(ElementCount(tensor.shape)), std::bit_cast<float>(kUnsetBits));
-  for (int64_t i = piece.begin; i < piece.end && shard != nullptr; ++i) {
-    const float value = shard[piece.shard_offset + (i - piece.begin)];
+  for (int64_t i = piece.begin; i < piece.end && !shard.empty(); ++i) {
+    const float value = shard[static_cast<size_t>(piece.shard_offset + (i - piece.begin))];
     float& joined = values[static_cast<size_t>(i)];
     const auto bits = std::bit_cast<uint32_t>(joined);
     ASSERT_TRUE(bits == kUnsetBits || bits == std::bit_cast<uint32_t>(value))
@@ -108,15 +117,49 @@ void CopyPiece(const plan::TensorSpec& tensor,
   }
 }
 
-void LoadPiece(const plan::TensorSpec& tensor,
-               const plan::OwnedPiece& piece,
-               const Tensors& in,
-               float* shard) {
+absl::Status LoadPiece(RankEngine& engine,
+                       const plan::OwnedPiece& piece,
+                       const std::vector<float>& values,
+                       float* shard) {
   if (shard == nullptr) {
-    return;  // a frozen tensor's moments
+    return absl::OkStatus();  // a frozen tensor's moments
   }
-  const std::vector<float>& values = in.at(tensor.name);
-  std::copy(values.begin() + piece.begin, values.begin() + piece.end, shard + piece.shard_offset);
+  const auto begin = static_cast<size_t>(piece.begin);
+  return engine.memory().Write(
+      std::as_bytes(std::span(values).subspan(begin, static_cast<size_t>(piece.end) - begin)),
+      shard + piece.shard_offset);
+}
+
+absl::Status LoadState(RankEngine& engine,
+                       const plan::ModelInventory& inventory,
+                       const Recording& from) {
+  for (const shard::ParameterGroup& group : engine.groups()) {
+    for (const plan::OwnedPiece& piece : group.pieces()) {
+      const std::string& name = inventory.tensors[static_cast<size_t>(piece.tensor)].name;
+      RETURN_IF_ERROR(LoadPiece(engine, piece, from.weights.at(name), group.main_weight()));
+      RETURN_IF_ERROR(LoadPiece(engine, piece, from.exp_avg.at(name), group.exp_avg()));
+      RETURN_IF_ERROR(LoadPiece(engine, piece, from.exp_avg_sq.at(name), group.exp_avg_sq()));
+    }
+  }
+  engine.set_updates(from.updates);
+  return absl::OkStatus();
+}
+
+// Adds what this rank stores.
+absl::Status SaveState(RankEngine& engine, const plan::ModelInventory& inventory, Recording& to) {
+  to.updates = engine.updates();
+  for (const shard::ParameterGroup& group : engine.groups()) {
+    ASSIGN_OR_RETURN(const auto weights, ReadShard(engine, group, group.main_weight()));
+    ASSIGN_OR_RETURN(const auto exp_avg, ReadShard(engine, group, group.exp_avg()));
+    ASSIGN_OR_RETURN(const auto exp_avg_sq, ReadShard(engine, group, group.exp_avg_sq()));
+    for (const plan::OwnedPiece& piece : group.pieces()) {
+      const plan::TensorSpec& tensor = inventory.tensors[static_cast<size_t>(piece.tensor)];
+      CopyPiece(tensor, piece, weights, to.weights);
+      CopyPiece(tensor, piece, exp_avg, to.exp_avg);
+      CopyPiece(tensor, piece, exp_avg_sq, to.exp_avg_sq);
+    }
+  }
+  return absl::OkStatus();
 }
 
 std::string CompareTensors(const char* role, const Tensors& a, const Tensors& b) {
@@ -179,23 +222,8 @@ absl::StatusOr<Recording> TryRecord(const RecordArgs& args) {
   const plan::ModelInventory inventory = plan::BuildInventory(
       *plan::ValidateModelConfig(*args.spec.model), {.sequences = 1, .sequence_tokens = 1});
   const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
-    const auto each_piece = [&](auto visit) {
-      for (shard::ParameterGroup& group : engine.groups()) {
-        for (const plan::OwnedPiece& piece : group.pieces()) {
-          visit(inventory.tensors[static_cast<size_t>(piece.tensor)], piece, group);
-        }
-      }
-    };
-    if (args.start == nullptr) {
-      engine.InitializeWeights();
-    } else {
-      each_piece([&](const auto& tensor, const auto& piece, const auto& group) {
-        LoadPiece(tensor, piece, args.start->weights, group.main_weight());
-        LoadPiece(tensor, piece, args.start->exp_avg, group.exp_avg());
-        LoadPiece(tensor, piece, args.start->exp_avg_sq, group.exp_avg_sq());
-      });
-      engine.set_updates(args.start->updates);
-    }
+    RETURN_IF_ERROR(args.start == nullptr ? engine.InitializeWeights()
+                                          : LoadState(engine, inventory, *args.start));
     for (int64_t step = args.first_step; step < args.last_step; ++step) {
       ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(step));
       if (rank == 0) {
@@ -209,20 +237,15 @@ absl::StatusOr<Recording> TryRecord(const RecordArgs& args) {
       }
     }
     MutexLock lock(mutex);
-    recording.updates = engine.updates();
-    each_piece([&](const auto& tensor, const auto& piece, const auto& group) {
-      CopyPiece(tensor, piece, group.main_weight(), recording.weights);
-      CopyPiece(tensor, piece, group.exp_avg(), recording.exp_avg);
-      CopyPiece(tensor, piece, group.exp_avg_sq(), recording.exp_avg_sq);
-    });
-    return absl::OkStatus();
+    return SaveState(engine, inventory, recording);
   };
   RETURN_IF_ERROR(RunLocalRanks({.spec = args.spec,
                                  .ranks = args.ranks,
                                  .shared_memory = args.shared_memory,
                                  .body = body,
                                  .adjust = args.adjust,
-                                 .executor = args.executor}));
+                                 .executor = args.executor,
+                                 .gpu = args.gpu}));
   return recording;
 }
 

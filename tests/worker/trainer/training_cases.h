@@ -42,6 +42,7 @@ struct RecordArgs {
   const Recording* start = nullptr;  // state to begin with; nullptr: initial weights
   std::function<absl::Status(plan::ShardingPlan& plan)> adjust = nullptr;  // LocalRun
   shard::ExecutorOptions executor = {};
+  kernels::CudaGpu* gpu = nullptr;  // LocalRun
 };
 absl::StatusOr<Recording> TryRecord(const RecordArgs& args);
 // Expects it to succeed.

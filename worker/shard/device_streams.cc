@@ -1,0 +1,195 @@
+#include "worker/shard/device_streams.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/check.h"
+
+namespace ravel::shard {
+namespace {
+
+// A wait asks without a pause for so long, then now and again.
+constexpr std::chrono::microseconds kEager{200};
+constexpr std::chrono::microseconds kPause{50};
+
+size_t PlaceOf(plan::StreamId stream) {
+  return static_cast<size_t>(stream) - 1;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DeviceStreams>> DeviceStreams::Create(
+    kernels::CudaGpu& gpu, const plan::ShardingPlan& plan, std::function<absl::Status()> failure) {
+  std::unique_ptr<DeviceStreams> made(new DeviceStreams(gpu, std::move(failure)));
+  RETURN_IF_ERROR(made->Add(plan::StreamId::kCompute));
+  for (const plan::StepProgram& program : plan.programs) {
+    for (const plan::Instruction& instruction : program.instructions) {
+      if (instruction.stream != plan::StreamId::kHost) {
+        RETURN_IF_ERROR(made->Add(instruction.stream));
+      }
+    }
+  }
+  ASSIGN_OR_RETURN(made->finished_, gpu.MakeEvent());
+  return made;
+}
+
+absl::Status DeviceStreams::Add(plan::StreamId stream) {
+  Member& member = members_[PlaceOf(stream)];
+  if (member.stream != nullptr) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(member.joined, gpu_.MakeEvent());
+  if (stream != plan::StreamId::kCompute) {
+    // What others wait for comes first where both could run. Sums, casts and copies take no
+    // scratch.
+    ASSIGN_OR_RETURN(member.stream, gpu_.MakeCopyStream(kernels::CudaGpu::Priority::kHigh));
+    return absl::OkStatus();
+  }
+  auto scratch = gpu_.AllocateDevice(kernels::cuda::kScratchBytes);
+  if (!scratch.ok()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("scratch memory of products: ", scratch.status().message()));
+  }
+  member.scratch = *std::move(scratch);
+  ASSIGN_OR_RETURN(member.stream,
+                   gpu_.MakeStream(kernels::CudaGpu::Priority::kNormal, member.scratch.data()));
+  return absl::OkStatus();
+}
+
+DeviceStreams::~DeviceStreams() {
+  FinishAll().IgnoreError();  // an error was, or will be, somebody's: here it only ends the wait
+}
+
+kernels::CudaStream& DeviceStreams::of(plan::StreamId stream) {
+  Member& member = members_[PlaceOf(stream)];
+  CHECK_MSG(member.stream != nullptr, "a stream that the plan does not name");
+  return *member.stream;
+}
+
+int64_t DeviceStreams::scratch_bytes() const {
+  int64_t bytes = 0;
+  for (const Member& member : members_) {
+    bytes += member.scratch.bytes();
+  }
+  return bytes;
+}
+
+void DeviceStreams::Join() {
+  for (Member& member : members_) {
+    if (member.stream != nullptr) {
+      member.stream->Record(member.joined);
+    }
+  }
+  for (const Member& member : members_) {
+    for (const Member& other : members_) {
+      if (member.stream != nullptr && other.stream != nullptr && &member != &other) {
+        member.stream->Wait(other.joined);
+      }
+    }
+  }
+}
+
+absl::Status DeviceStreams::WaitFor(const kernels::CudaEvent& event) {
+  const auto eager_until = std::chrono::steady_clock::now() + kEager;
+  for (;;) {
+    ASSIGN_OR_RETURN(const bool done, event.Done());
+    if (done) {
+      return absl::OkStatus();
+    }
+    if (std::chrono::steady_clock::now() < eager_until) {
+      std::this_thread::yield();
+      continue;
+    }
+    RETURN_IF_ERROR(failure_ ? failure_() : absl::OkStatus());
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+absl::Status DeviceStreams::Finish(kernels::CudaStream& stream) {
+  stream.Record(finished_);
+  return WaitFor(finished_);
+}
+
+absl::Status DeviceStreams::FinishAll() {
+  for (Member& member : members_) {
+    if (member.stream != nullptr) {
+      RETURN_IF_ERROR(Finish(*member.stream));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<HostAccess> HostAccess::OfDevice(DeviceStreams& streams) {
+  HostAccess access;
+  access.streams_ = &streams;
+  for (size_t i = 0; i < access.pinned_.size(); ++i) {
+    ASSIGN_OR_RETURN(access.pinned_[i], streams.gpu().AllocatePinned(kPieceBytes));
+    ASSIGN_OR_RETURN(access.done_[i], streams.gpu().MakeEvent());
+  }
+  return access;
+}
+
+absl::Status HostAccess::Read(const void* from, std::span<std::byte> to) {
+  if (streams_ == nullptr) {
+    std::memcpy(to.data(), from, to.size());
+    return absl::OkStatus();
+  }
+  streams_->Join();
+  kernels::CudaStream& stream = streams_->compute();
+  const auto* source = static_cast<const std::byte*>(from);
+  const auto piece = static_cast<size_t>(kPieceBytes);
+  const size_t pieces = (to.size() + piece - 1) / piece;
+  const auto size_of = [&](size_t i) { return std::min(piece, to.size() - i * piece); };
+  // The copy of the next piece runs while this one is taken out.
+  for (size_t i = 0; i <= pieces; ++i) {
+    if (i < pieces) {
+      stream.CopyMemory(
+          pinned_[i % 2].data(), source + i * piece, static_cast<int64_t>(size_of(i)));
+      stream.Record(done_[i % 2]);
+    }
+    if (i > 0) {
+      RETURN_IF_ERROR(streams_->WaitFor(done_[(i - 1) % 2]));
+      std::memcpy(to.data() + (i - 1) * piece, pinned_[(i - 1) % 2].data(), size_of(i - 1));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HostAccess::Write(std::span<const std::byte> from, void* to) {
+  if (streams_ == nullptr) {
+    std::memcpy(to, from.data(), from.size());
+    return absl::OkStatus();
+  }
+  streams_->Join();
+  kernels::CudaStream& stream = streams_->compute();
+  auto* target = static_cast<std::byte*>(to);
+  const auto piece = static_cast<size_t>(kPieceBytes);
+  const size_t pieces = (from.size() + piece - 1) / piece;
+  for (size_t i = 0; i < pieces; ++i) {
+    if (i >= 2) {
+      RETURN_IF_ERROR(streams_->WaitFor(done_[i % 2]));
+    }
+    const size_t bytes = std::min(piece, from.size() - i * piece);
+    std::memcpy(pinned_[i % 2].data(), from.data() + i * piece, bytes);
+    stream.CopyMemory(target + i * piece, pinned_[i % 2].data(), static_cast<int64_t>(bytes));
+    stream.Record(done_[i % 2]);
+  }
+  RETURN_IF_ERROR(streams_->Finish(stream));
+  streams_->Join();
+  return absl::OkStatus();
+}
+
+void ZeroBytes(kernels::Stream& stream, void* to, int64_t bytes) {
+  if (stream.backend() == kernels::Backend::kCuda) {
+    static_cast<kernels::cuda::LaunchStream&>(stream).FillZero(to, bytes);
+  } else {
+    std::memset(to, 0, static_cast<size_t>(bytes));
+  }
+}
+
+}  // namespace ravel::shard

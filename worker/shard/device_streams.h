@@ -1,0 +1,90 @@
+#pragma once
+
+// The streams of a rank's plan on a CUDA device, and the host's way to what they compute.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "common/plan/sharding_plan.h"
+#include "common/status.h"
+#include "kernels/cuda_device.h"
+
+namespace ravel::shard {
+
+// One stream for each StreamId that the plan's programs name. Used only from the thread that issues
+// the rank's work.
+class DeviceStreams {
+ public:
+  // `failure`, asked whenever the host waits for the device, ends that wait by an error: work of a
+  // stream that waits for a lost peer does not end by itself. Device and plan outlive the streams.
+  // ResourceExhausted where the device has no room for the scratch memory of the streams.
+  static absl::StatusOr<std::unique_ptr<DeviceStreams>> Create(
+      kernels::CudaGpu& gpu, const plan::ShardingPlan& plan, std::function<absl::Status()> failure);
+  // Waits until the device is done with all that was issued, or `failure` says that it never will
+  // be: memory that work refers to may go afterwards.
+  ~DeviceStreams();
+  DeviceStreams(const DeviceStreams&) = delete;
+  DeviceStreams& operator=(const DeviceStreams&) = delete;
+
+  kernels::CudaGpu& gpu() { return gpu_; }
+  kernels::CudaStream& of(plan::StreamId stream);
+  kernels::CudaStream& compute() { return of(plan::StreamId::kCompute); }
+  // Device memory beside the arena: scratch of products. Streams but compute need none.
+  int64_t scratch_bytes() const;
+
+  // All later work of any stream waits for all work so far of every stream; the host does not.
+  void Join();
+  // The host waits for what `stream` has been given.
+  absl::Status Finish(kernels::CudaStream& stream);
+  absl::Status FinishAll();
+  absl::Status WaitFor(const kernels::CudaEvent& event);
+
+ private:
+  static constexpr size_t kStreams = 5;
+  struct Member {
+    kernels::CudaMemory scratch;  // outlives the stream
+    std::unique_ptr<kernels::CudaStream> stream;
+    kernels::CudaEvent joined;
+  };
+  DeviceStreams(kernels::CudaGpu& gpu, std::function<absl::Status()> failure)
+      : gpu_(gpu), failure_(std::move(failure)) {}
+  absl::Status Add(plan::StreamId stream);
+
+  kernels::CudaGpu& gpu_;
+  const std::function<absl::Status()> failure_;
+  std::array<Member, kStreams> members_;
+  kernels::CudaEvent finished_;
+};
+
+// How the host reads and writes memory of a rank's arena between its steps, whichever side that
+// lies on. Calls return when the bytes are there. Used only from the thread that issues the rank's
+// work.
+class HostAccess {
+ public:
+  // Of host memory.
+  HostAccess() = default;
+  // Of a device's: through pinned memory, piece by piece. The streams outlive it.
+  static absl::StatusOr<HostAccess> OfDevice(DeviceStreams& streams);
+
+  bool on_device() const { return streams_ != nullptr; }
+  // After all work that was issued on any stream.
+  absl::Status Read(const void* from, std::span<std::byte> to);
+  // Before all work that is issued afterwards on any stream.
+  absl::Status Write(std::span<const std::byte> from, void* to);
+
+ private:
+  static constexpr int64_t kPieceBytes = int64_t{4} << 20;
+  DeviceStreams* streams_ = nullptr;
+  std::array<kernels::CudaMemory, 2> pinned_;  // in turns, so that copies of both kinds overlap
+  std::array<kernels::CudaEvent, 2> done_;
+};
+
+// Zero bytes at that point of the stream.
+void ZeroBytes(kernels::Stream& stream, void* to, int64_t bytes);
+
+}  // namespace ravel::shard

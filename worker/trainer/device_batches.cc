@@ -1,0 +1,33 @@
+#include "worker/trainer/device_batches.h"
+
+#include "common/check.h"
+
+namespace ravel::trainer {
+
+absl::StatusOr<DeviceBatches> DeviceBatches::Create(kernels::CudaGpu& gpu,
+                                                    int64_t micro_batches,
+                                                    const Batch& device) {
+  CHECK_EQ(device.ids.elements(), device.targets.elements());
+  DeviceBatches made;
+  made.device_ = device;
+  made.part_bytes_ = device.ids.elements() * DTypeBytes(device.ids.dtype);
+  ASSIGN_OR_RETURN(made.pinned_, gpu.AllocatePinned(2 * made.part_bytes_ * micro_batches));
+  return made;
+}
+
+DeviceBatches::Batch DeviceBatches::host(int64_t micro_batch) const {
+  CHECK(micro_batch >= 0 && 2 * part_bytes_ * (micro_batch + 1) <= pinned_.bytes());
+  auto* begin = static_cast<std::byte*>(pinned_.data()) + 2 * part_bytes_ * micro_batch;
+  Batch batch = device_;
+  batch.ids.data = begin;
+  batch.targets.data = begin + part_bytes_;
+  return batch;
+}
+
+void DeviceBatches::Upload(kernels::CudaStream& stream, int64_t micro_batch) const {
+  const Batch from = host(micro_batch);
+  stream.CopyMemory(device_.ids.data, from.ids.data, part_bytes_);
+  stream.CopyMemory(device_.targets.data, from.targets.data, part_bytes_);
+}
+
+}  // namespace ravel::trainer

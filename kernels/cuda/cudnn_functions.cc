@@ -89,6 +89,7 @@ int32_t AttentionRun(void* stream, void* plan, const RavelCudaAttentionBuffers* 
 
 void ReleaseAttention(StreamHandle& on) {
   if (on.cudnn != nullptr) {
+    cudaSetDevice(on.device);
     TheCudnn().functions.destroy(static_cast<cudnnHandle_t>(on.cudnn));
     on.cudnn = nullptr;
   }

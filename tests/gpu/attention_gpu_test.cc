@@ -20,7 +20,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr double kBf16Tolerance = 1e-2;
+constexpr double kAttentionTolerance = 1e-2;
 constexpr double kStatisticsTolerance = 1e-3;
 
 enum class Path { kCudnn, kOwn };
@@ -249,7 +249,7 @@ void ExpectNear(const std::vector<double>& values,
 }
 
 void ExpectForward(const AttentionRun& run, const Expected& expected) {
-  ExpectNear(run.out.Values(), expected.out, kBf16Tolerance, "out");
+  ExpectNear(run.out.Values(), expected.out, kAttentionTolerance, "out");
   const float* statistics = run.statistics.data();
   ExpectNear({statistics, statistics + run.statistics.elements},
              expected.log_sum_exp,
@@ -298,7 +298,7 @@ TEST_F(GpuAttentionTest, BothPathsComputeTheFormula) {
         run.Forward(stream());
         ExpectForward(run, expected);
         run.Backward(stream());
-        ExpectNear(run.d_qkv.Values(), expected.d_qkv, kBf16Tolerance, "gradient");
+        ExpectNear(run.d_qkv.Values(), expected.d_qkv, kAttentionTolerance, "gradient");
         // Aligned operands went to cuDNN in earnest; the others were not even described to it.
         EXPECT_EQ(stream().AttentionReport().find("our own kernel"), std::string::npos)
             << stream().AttentionReport();
@@ -323,7 +323,7 @@ TEST_F(GpuAttentionTest, EitherBackwardFollowsTheOthersForward) {
                   forward.statistics.data(),
                   static_cast<size_t>(forward.statistics.elements) * sizeof(float));
       backward.Backward(stream());
-      ExpectNear(backward.d_qkv.Values(), expected.d_qkv, kBf16Tolerance, "gradient");
+      ExpectNear(backward.d_qkv.Values(), expected.d_qkv, kAttentionTolerance, "gradient");
     }
   }
 }
@@ -358,8 +358,8 @@ TEST_F(GpuAttentionTest, PartsComputeWhatTheWholeDoes) {
   parts.Forward(stream());
   parts.Backward(stream());
   EXPECT_THAT(stream().AttentionReport(), HasSubstr("in parts of"));
-  ExpectNear(parts.out.Values(), whole.out.Values(), kBf16Tolerance, "out");
-  ExpectNear(parts.d_qkv.Values(), whole.d_qkv.Values(), kBf16Tolerance, "gradient");
+  ExpectNear(parts.out.Values(), whole.out.Values(), kAttentionTolerance, "out");
+  ExpectNear(parts.d_qkv.Values(), whole.d_qkv.Values(), kAttentionTolerance, "gradient");
 }
 
 TEST_F(GpuAttentionTest, CapturedAttentionReplays) {
@@ -384,7 +384,7 @@ TEST_F(GpuAttentionTest, CapturedAttentionReplays) {
     stream().Launch(*graph);
     AttentionRun::Finish(stream());
     ExpectForward(run, expected);
-    ExpectNear(run.d_qkv.Values(), expected.d_qkv, kBf16Tolerance, "gradient");
+    ExpectNear(run.d_qkv.Values(), expected.d_qkv, kAttentionTolerance, "gradient");
   }
 }
 

@@ -67,4 +67,16 @@ absl::StatusOr<std::string> ChooseTransport(plan::Transport wanted,
   return std::string(one_host ? "shm" : "gloo");
 }
 
+absl::StatusOr<std::string> TransportOf(const plan::JobSpec& spec,
+                                        const std::vector<RankPlace>& places) {
+  if (spec.cpu_devices) {
+    return ChooseTransport(spec.transport, places);
+  }
+  return std::string(places.size() == 1 ? "local" : "nccl");
+}
+
+bool SharesMemory(const std::string& transport) {
+  return transport == "local" || transport == "shm";
+}
+
 }  // namespace ravel::coordinator

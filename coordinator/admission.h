@@ -39,5 +39,10 @@ std::vector<RankPlace> PlaceRanks(int64_t size, std::vector<NodeOffer> offers);
 // do not. Forced shm over several hosts is FailedPrecondition naming them.
 absl::StatusOr<std::string> ChooseTransport(plan::Transport wanted,
                                             const std::vector<RankPlace>& places);
+// The same for the devices of the spec: GPUs talk through nccl, wherever they are.
+absl::StatusOr<std::string> TransportOf(const plan::JobSpec& spec,
+                                        const std::vector<RankPlace>& places);
+// Whether ranks over this transport have memory in common.
+bool SharesMemory(const std::string& transport);
 
 }  // namespace ravel::coordinator

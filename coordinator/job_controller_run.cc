@@ -255,7 +255,7 @@ bool JobController::TryPlace(Entry& entry) {
   absl::StatusOr<std::string> transport = std::string();
   if (size > 0) {
     places = PlaceRanks(size, std::move(offers));
-    transport = ChooseTransport(record.spec.transport, places);
+    transport = TransportOf(record.spec, places);
     obstacle = transport.ok() ? "" : std::string(transport.status().message());
   }
   if (!obstacle.empty()) {
@@ -289,7 +289,7 @@ void JobController::Prepare(Entry& entry) {
   const plan::JobSpec spec = entry.record.spec;
   const int64_t ranks = entry.record.world_size;
   const bool has_commit = entry.record.highest_commit >= 0;
-  const bool shared_memory = entry.run.transport != "gloo";
+  const bool shared_memory = SharesMemory(entry.run.transport);
   parts_.pool->Post([this, uid, epoch, spec, ranks, has_commit, shared_memory] {
     Prepared prepared;
     auto world = parts_.planner->Plan(spec, ranks, shared_memory);

@@ -50,6 +50,20 @@ TEST(AdmissionTest, TransportFollowsPlacementUnlessForced) {
             absl::StatusCode::kFailedPrecondition);
 }
 
+TEST(AdmissionTest, GpusTalkThroughNcclWhereverTheyAre) {
+  plan::JobSpec spec;
+  spec.cpu_devices = false;
+  const RankPlace place = {"a", "h", "", 0};
+  EXPECT_EQ(*TransportOf(spec, {place}), "local");
+  EXPECT_EQ(*TransportOf(spec, {place, place}), "nccl");
+  EXPECT_EQ(*TransportOf(spec, {place, {"b", "g", "", 0}}), "nccl");
+  EXPECT_FALSE(SharesMemory("nccl"));
+  spec.cpu_devices = true;
+  EXPECT_EQ(*TransportOf(spec, {place, place}), "shm");
+  EXPECT_TRUE(SharesMemory("shm"));
+  EXPECT_FALSE(SharesMemory("gloo"));
+}
+
 TEST(RendezvousBoardTest, TheSetIsCompleteWithTheLastRecordAndInRankOrder) {
   RendezvousBoard board;
   board.Reset(3);

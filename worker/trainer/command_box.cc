@@ -55,6 +55,11 @@ absl::StatusOr<std::vector<std::string>> CommandBox::WaitForRecords(std::string_
   return closed_;
 }
 
+absl::Status CommandBox::closed() {
+  MutexLock lock(mutex_);
+  return closed_;
+}
+
 optim::ControlWord CommandBox::control() {
   MutexLock lock(mutex_);
   return control_;

@@ -28,6 +28,8 @@ class CommandBox {
   // Waits until `step` finished steps are allowed.
   absl::Status WaitForStep(int64_t step);
   absl::StatusOr<std::vector<std::string>> WaitForRecords(std::string_view group);
+  // Why every wait ends; OK while none does.
+  absl::Status closed();
   // What this rank brings to the next step's agreement.
   optim::ControlWord control();
 

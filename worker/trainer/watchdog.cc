@@ -127,6 +127,10 @@ void Watchdog::Beat() {
       report.collective_sequence = issued.sequence;
       report.collective_hash = issued.hash;
       report.collectives = CollectiveStates(*communicator_);
+      // Work of a device that has failed does not end by itself, nor does a wait for it.
+      if (const absl::Status failure = communicator_->Failure(); !failure.ok()) {
+        communicator_->Abort(std::string(failure.message()));
+      }
     }
   }
   // The receiver notices when nobody listens.

@@ -1,7 +1,8 @@
 #pragma once
 
 // The threads beside the step thread: one receives commands and acts on them even when the step
-// thread is stuck, one tells at an even beat where the trainer is.
+// thread is stuck, one tells at an even beat where the trainer is, and aborts a communicator that
+// has failed on its device.
 
 #include <chrono>
 #include <cstdint>

@@ -2,11 +2,15 @@
 
 #include <atomic>
 #include <deque>
+#include <memory>
+#include <span>
+#include <string>
 #include <thread>
 
 #include <gtest/gtest.h>
 
 #include "tests/testing/eventually.h"
+#include "worker/comm/collective_ledger.h"
 #include "worker/comm/local_communicator.h"
 
 namespace ravel::trainer {
@@ -72,6 +76,48 @@ class CountingReporter final : public Reporter {
   std::atomic<int> ledgers = 0;
 };
 
+// Work of its device has failed, and runs until it is aborted.
+class FailedOnItsDevice final : public comm::Communicator {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  const char* transport() const override { return "failed"; }
+  bool shared_memory() const override { return false; }
+  absl::Status AllocateArena(const comm::ArenaSizes&) override { return Failure(); }
+  std::byte* arena(plan::MemoryKind) override { return nullptr; }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(const SplitOptions&) override {
+    return Failure();
+  }
+  absl::Status Barrier(const comm::CollectiveTag&) override { return Failure(); }
+  absl::Status AllGather(const AllGatherOptions&) override { return Failure(); }
+  absl::StatusOr<comm::PieceViews> ExchangePieces(const ExchangeOptions&) override {
+    return Failure();
+  }
+  absl::Status ReleasePieces(const comm::CollectiveTag&) override { return Failure(); }
+  absl::Status AllGatherBytes(const comm::CollectiveTag&,
+                              std::span<const std::byte>,
+                              std::span<std::byte>) override {
+    return Failure();
+  }
+  void Abort(std::string_view why) override {
+    const MutexLock lock(mutex_);
+    reason_ = why;
+  }
+  absl::Status Failure() const override { return absl::UnavailableError("rank 3 is gone"); }
+  IssueState issued() const override { return {}; }
+  comm::CollectiveLedger& ledger() override { return ledger_; }
+
+  std::string reason() {
+    const MutexLock lock(mutex_);
+    return reason_;
+  }
+
+ private:
+  comm::CollectiveLedger ledger_;
+  Mutex mutex_;
+  std::string reason_ ABSL_GUARDED_BY(mutex_);
+};
+
 class WatchdogTest : public ::testing::Test {
  protected:
   static constexpr int64_t kEpoch = 5;
@@ -110,7 +156,16 @@ TEST_F(WatchdogTest, AStopReachesAStepThreadThatIsStuckInACollective) {
   EXPECT_TRUE(absl::IsAborted(stuck)) << stuck;
   EXPECT_TRUE(Eventually(kDeadline, [&] { return ended_ == 11; }));
   EXPECT_EQ(CodeOf(box_.WaitForStep(1)), ExitCode::kCommunicator);
+  EXPECT_EQ(CodeOf(box_.closed()), ExitCode::kCommunicator);
   watchdog_.SetCommunicator(nullptr);
+}
+
+TEST_F(WatchdogTest, AFailureOfTheDeviceIsAborted) {
+  FailedOnItsDevice group;
+  watchdog_.SetCommunicator(&group);
+  EXPECT_TRUE(Eventually(kDeadline, [&] { return group.reason() == "rank 3 is gone"; }));
+  watchdog_.SetCommunicator(nullptr);
+  EXPECT_EQ(ended_, kNotEnded) << "the step thread reports it";
 }
 
 TEST_F(WatchdogTest, TheLedgerIsToldWhileTheStepThreadIsStuck) {

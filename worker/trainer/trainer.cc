@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -22,6 +23,10 @@ namespace {
 // A transfer waits for a peer that still computes; that a peer is gone is told by the coordinator
 // long before this.
 constexpr std::chrono::milliseconds kTransferTimeout = std::chrono::minutes(10);
+
+// Set where ranks share a GPU (worker/daemon/shared_gpu.h): every tensor collective over nccl is
+// preceded by one that compares what ranks issue.
+constexpr char kCheckSetting[] = "RAVEL_NCCL_CHECK";
 
 double SecondsSince(const Clock& clock, int64_t start_ms) {
   return static_cast<double>(clock.MonotonicMs() - start_ms) / 1000.0;
@@ -96,7 +101,9 @@ absl::StatusOr<std::unique_ptr<comm::Communicator>> Trainer::Connect(kernels::Cu
                                    .rendezvous = rendezvous,
                                    .host_address = assignment.host_address,
                                    .timeout = kTransferTimeout,
-                                   .gpu = gpu});
+                                   .gpu = gpu,
+                                   .keep_going = [this] { return parts_.box.closed(); },
+                                   .check_collectives = std::getenv(kCheckSetting) != nullptr});
 }
 
 absl::Status Trainer::RunWith(comm::Communicator& communicator, kernels::CudaGpu* gpu) {

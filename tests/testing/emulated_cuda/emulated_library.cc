@@ -115,12 +115,12 @@ int32_t Allocate(MemoryKind kind, int32_t index, uint64_t bytes, uint64_t limit,
   return *memory == nullptr ? kOutOfMemory : 0;
 }
 
-// As the runtime: work that may use the memory is waited for.
+// As the runtime: work of the device, which may use the memory, is waited for.
 int32_t Free(MemoryKind kind, void* memory) {
   if (memory == nullptr) {
     return 0;
   }
-  const int32_t error = The().streams.SynchronizeAll();
+  const int32_t error = The().streams.SynchronizeDevice(The().memory.DeviceOf(memory));
   if (error != 0) {
     return error;
   }

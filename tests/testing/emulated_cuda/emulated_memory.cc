@@ -112,6 +112,12 @@ bool EmulatedMemory::Free(MemoryKind kind, void* memory) {
   return true;
 }
 
+int32_t EmulatedMemory::DeviceOf(void* memory) const {
+  const MutexLock lock(mutex_);
+  const auto found = live_.find(reinterpret_cast<uintptr_t>(memory));
+  return found == live_.end() ? -1 : found->second.device;
+}
+
 uint64_t EmulatedMemory::BytesInUse(int32_t device) const {
   const MutexLock lock(mutex_);
   uint64_t bytes = 0;

@@ -46,6 +46,8 @@ class EmulatedMemory {
   void* Allocate(MemoryKind kind, int32_t device, uint64_t bytes, uint64_t limit);
   // False for what is not the beginning of a live allocation of that kind.
   bool Free(MemoryKind kind, void* memory);
+  // Of the live allocation that begins here; -1 where none does.
+  int32_t DeviceOf(void* memory) const;
   // Of a device's memory; pinned memory is not limited.
   uint64_t BytesInUse(int32_t device) const;
 

@@ -202,7 +202,7 @@ int32_t EmulatedStreams::RefuseInCapture() {
   return 0;
 }
 
-int32_t EmulatedStreams::SynchronizeAll() {
+int32_t EmulatedStreams::SynchronizeDevice(int32_t device) {
   const int32_t error = RefuseInCapture();
   if (error != 0) {
     return error;
@@ -211,7 +211,7 @@ int32_t EmulatedStreams::SynchronizeAll() {
   {
     const MutexLock lock(mutex_);
     for (const auto& [handle, stream] : streams_) {
-      if (stream->last_done != nullptr) {
+      if (stream->device == device && stream->last_done != nullptr) {
         points.emplace_back(stream->last_done, order_.ClockOf(stream->number));
       }
     }

@@ -73,8 +73,8 @@ class EmulatedStreams {
   int32_t Issue(void* stream, EmulatedWork work);
   int32_t StreamDone(void* stream, int32_t* done);
   int32_t Synchronize(void* stream);
-  // All work of all streams. Refused where the thread captures.
-  int32_t SynchronizeAll();
+  // All work of a device's streams. Refused where the thread captures.
+  int32_t SynchronizeDevice(int32_t device);
   // kCaptureUnsupported, and the capture is lost, where the thread captures.
   int32_t RefuseInCapture();
 

@@ -5,6 +5,9 @@
 namespace ravel::kernels::cuda::emulated {
 namespace {
 
+// Of a stream; the oldest are forgotten where the host never waits.
+constexpr int64_t kMostPending = 1 << 14;
+
 uint64_t At(const StreamClock& clock, int stream) {
   const auto found = clock.find(stream);
   return found == clock.end() ? 0 : found->second;
@@ -54,6 +57,9 @@ std::string WorkOrder::Conflict(int stream, const EmulatedWork& work) const {
 void WorkOrder::Add(int stream, const EmulatedWork& work) {
   const uint64_t number = ++clocks_[stream][stream];
   std::vector<Item>& items = pending_[stream];
+  if (static_cast<int64_t>(items.size()) > kMostPending) {
+    items.erase(items.begin(), items.begin() + kMostPending / 2);
+  }
   for (const Access& access : work.accesses) {
     if (!access.empty()) {
       items.push_back({number, work.name, access});

@@ -1,7 +1,10 @@
 // JobController: from placement to the end of an epoch.
 
 #include <algorithm>
+#include <map>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 
@@ -26,6 +29,38 @@ absl::StatusOr<RestorePoint> FindStart(CheckpointKeeper& keeper,
     RETURN_IF_ERROR(keeper.SetAside(spec, uid, start));
   }
   return start;
+}
+
+// Why no node offers a GPU, in the nodes' own words, equal ones once; empty where one does.
+std::string WhyNoGpu(const std::map<std::string, NodeRecord>& nodes) {
+  std::map<std::string, std::vector<std::string>> names_by_reason;
+  for (const auto& [id, node] : nodes) {
+    for (const DeviceFacts& device : node.facts.devices) {
+      if (device.kind == "gpu") {
+        return "";
+      }
+    }
+    names_by_reason[node.message.empty() ? "offers no GPU" : node.message].push_back(id);
+  }
+  if (names_by_reason.empty()) {
+    return ": no node is connected";
+  }
+  std::string text = ": no node has a GPU";
+  constexpr size_t kMostReasons = 3;
+  size_t said = 0;
+  for (const auto& [reason, names] : names_by_reason) {
+    if (++said > kMostReasons) {
+      absl::StrAppend(&text, "; and other reasons");
+      break;
+    }
+    const size_t others = names.size() - 1;
+    absl::StrAppend(&text, said == 1 ? " (" : "; ", names.front());
+    if (others > 0) {
+      absl::StrAppend(&text, " and ", others, " more");
+    }
+    absl::StrAppend(&text, ": ", reason);
+  }
+  return text + ")";
 }
 
 }  // namespace
@@ -249,7 +284,8 @@ bool JobController::TryPlace(Entry& entry) {
                      record.spec.cpu_devices ? "cpu" : "gpu",
                      " devices, ",
                      free,
-                     " are free");
+                     " are free",
+                     record.spec.cpu_devices ? "" : WhyNoGpu(membership_.nodes()));
   }
   std::vector<RankPlace> places;
   absl::StatusOr<std::string> transport = std::string();

@@ -92,6 +92,15 @@ Table JobTable(const std::vector<JobView>& jobs, bool with_namespace) {
   return table;
 }
 
+// On stderr, so that the table stays one: what each queued job waits for.
+void SayWhatJobsWaitFor(const std::vector<JobView>& jobs) {
+  for (const JobView& job : jobs) {
+    if (job.state == "QUEUED" && !job.message.empty()) {
+      Say(absl::StrCat(job.namespace_name, "/", job.name, " is queued: ", job.message));
+    }
+  }
+}
+
 Table NodeTable(const std::vector<NodeView>& nodes) {
   Table table({"NODE", "STATE", "DEVICES", "FREE", "KIND", "ADDRESS", "BEAT", "NOTE"});
   for (const NodeView& node : nodes) {
@@ -167,6 +176,9 @@ int RunList(const CommonOptions& common, const ListOptions& options) {
   PrintList(common, *jobs, JobTable(*jobs, options.all_namespaces), [](const JobView& job) {
     return job.name;
   });
+  if (common.format == Format::kTable) {
+    SayWhatJobsWaitFor(*jobs);
+  }
   return kExitOk;
 }
 
@@ -182,6 +194,7 @@ int RunGet(const CommonOptions& common, const std::string& name) {
   }
   if (common.format == Format::kTable) {
     Print(JobTable({*job}, false).Text(!common.no_headers));
+    SayWhatJobsWaitFor({*job});
   } else if (common.format == Format::kName) {
     Print(job->name + "\n");
   } else {

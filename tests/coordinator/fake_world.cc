@@ -144,6 +144,7 @@ void FakeWorld::Connect(FakeNode& node) {
   hello.protocol = 1;
   hello.host_id = node.host_id;
   hello.data_address = "127.0.0.1";
+  hello.device_message = node.device_message;
   for (int64_t i = 0; i < node.devices; ++i) {
     hello.devices.push_back({"cpu", "test", 1 << 30, absl::StrCat("device-", i)});
   }

@@ -111,8 +111,9 @@ struct FakeNode {
   std::string id;
   std::string incarnation;
   std::string host_id = "host";
-  int64_t devices = 1;
-  StreamId stream = 0;  // 0: not connected
+  int64_t devices = 1;         // of kind cpu
+  std::string device_message;  // why it has no GPU
+  StreamId stream = 0;         // 0: not connected
   bool alive = true;
   bool frozen = false;         // neither reads nor beats
   bool stops_trainers = true;  // false: StopTrainers is not obeyed in time

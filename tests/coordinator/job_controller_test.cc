@@ -86,6 +86,23 @@ TEST_F(JobControllerTest, AJobWaitsUntilEnoughDevicesAreThereAndSaysSo) {
   EXPECT_EQ(State("job"), JobState::kRunning);
 }
 
+TEST_F(JobControllerTest, AJobForGpusSaysWhyNoNodeHasOne) {
+  plan::JobSpec spec = world_.Spec("job", {1}, 3);
+  spec.cpu_devices = false;
+  ASSERT_TRUE(world_.Submit(spec).ok());
+  EXPECT_THAT(world_.Job("job").record.message, HasSubstr("0 are free: no node is connected"));
+  for (const char* id : {"a", "b", "c"}) {
+    FakeNode& node = world_.AddNode(id);
+    node.device_message = std::string_view(id) == "b" ? "driver present, no device" : "no driver";
+    world_.Restart(node);
+  }
+  world_.Advance(40);
+  EXPECT_EQ(State("job"), JobState::kQueued);
+  EXPECT_EQ(world_.Job("job").record.message,
+            "needs 1 free gpu devices, 0 are free: no node has a GPU (b: driver present, no "
+            "device; a and 1 more: no driver)");
+}
+
 TEST_F(JobControllerTest, AKilledTrainerMeansANewEpochFromTheNewestCommit) {
   AddNodes(3);
   ASSERT_TRUE(world_.Submit(world_.Spec("job", {1, 2, 3}, 12)).ok());

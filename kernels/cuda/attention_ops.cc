@@ -164,8 +164,20 @@ AttentionParams BackwardParamsOf(const AttentionBackwardArgs& args) {
 
 int64_t PrepareAttention(Stream& stream, const AttentionBackwardArgs& args) {
   LaunchStream& on = LaunchStreamOf(stream);
+  AttentionBackwardArgs placed = args;  // checked as operands are, which have memory
+  for (TensorView* view : {&placed.q,
+                           &placed.k,
+                           &placed.v,
+                           &placed.out,
+                           &placed.log_sum_exp,
+                           &placed.dout,
+                           &placed.dq,
+                           &placed.dk,
+                           &placed.dv}) {
+    view->data = view->present() ? view->data : &placed;
+  }
   const AttentionLaunch launch = LaunchOf(args.shape, args.q);
-  RavelCudaAttention attention = DescriptionOf(args.shape, launch, BackwardParamsOf(args));
+  RavelCudaAttention attention = DescriptionOf(args.shape, launch, BackwardParamsOf(placed));
   if (launch.tokens == 0 || !launch.bf16) {
     return 0;
   }

@@ -120,6 +120,28 @@ TEST(CudaAttentionPath, PreparingAsksForBothPassesAndTheLargerWorkspace) {
   EXPECT_EQ(kernels::PrepareAttention(stream, Operands(memory, 128, DType::kF32)), 0);
 }
 
+TEST(CudaAttentionPath, PreparingNeedsNoMemory) {
+  RecordingStream stream;
+  Memory memory;
+  const AttentionBackwardArgs with = Operands(memory, 128, DType::kBF16);
+  AttentionBackwardArgs without = with;
+  for (TensorView* view : {&without.q,
+                           &without.k,
+                           &without.v,
+                           &without.out,
+                           &without.log_sum_exp,
+                           &without.dout,
+                           &without.dq,
+                           &without.dk,
+                           &without.dv}) {
+    view->data = nullptr;
+  }
+  EXPECT_EQ(kernels::PrepareAttention(stream, without), kernels::PrepareAttention(stream, with));
+  ASSERT_EQ(stream.prepared.size(), 4u);
+  EXPECT_EQ(AttentionKey(stream.prepared[0]), AttentionKey(stream.prepared[2]));
+  EXPECT_EQ(AttentionKey(stream.prepared[1]), AttentionKey(stream.prepared[3]));
+}
+
 // The fake library's engine counts how often each sequence and head was computed, in the first
 // statistic of each.
 class CudaStreamAttentionTest : public ::testing::Test {

@@ -43,7 +43,7 @@ class PeakPss:
 
     def __init__(self, name, every_seconds=0.05):
         self.name, self.every_seconds = name, every_seconds
-        self.samples = []  # (time, process id, bytes)
+        self.samples = []  # (time, process id, bytes); those of one round have one time
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample)
 
@@ -53,10 +53,11 @@ class PeakPss:
             if round_ % 4 == 0:
                 processes = descendants_with(self.name)
             round_ += 1
+            now = time.time()
             for process in processes:
                 kib = proportional_kib(process)
                 if kib is not None:
-                    self.samples.append((time.time(), process, kib * 1024))
+                    self.samples.append((now, process, kib * 1024))
 
     def peaks(self, until=float("inf")):
         """Of the samples before the time `until`."""
@@ -65,6 +66,14 @@ class PeakPss:
             if at < until:
                 found[process] = max(found.get(process, 0), size)
         return found
+
+    def peak_together(self, processes, until=float("inf")):
+        """The most that these processes had at one time."""
+        rounds = {}
+        for at, process, size in self.samples:
+            if at < until and process in processes:
+                rounds[at] = rounds.get(at, 0) + size
+        return max(rounds.values(), default=0)
 
     def __enter__(self):
         self._thread.start()

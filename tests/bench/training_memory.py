@@ -1,8 +1,9 @@
-"""C3: peak memory of one rank, fully sharded over 2, against PyTorch's DDP and its ZeroRedundancyOptimizer.
+"""C3: peak memory per rank, fully sharded over 2, against PyTorch's DDP and its ZeroRedundancyOptimizer.
 
-Memory is the proportional set size, sampled from outside on both sides alike; a rank's peak is the larger of the two. It is
-the peak of training, from the start of the processes to the end of the last step but one: the peers save nothing. The peak with the checkpoint
-that a job ends with, whose snapshot is a copy of the rank's shards, is reported beside it.
+Memory is the proportional set size, sampled from outside on both sides alike: the most that both ranks have together, per rank,
+because one rank's share of shared pages is larger until its peer has used them, too. It is the peak of training, from the start
+of the processes to the end of the last step but one: the peers save nothing. The peak with the checkpoint that a job ends with,
+whose snapshot is a copy of the rank's shards, is reported beside it.
 """
 import json
 import statistics
@@ -35,11 +36,12 @@ def peer_peak(work, kind):
 
 
 def peak_of_ranks(probe, until=float("inf")):
-    """The ranks are the largest of the processes."""
-    ranks = sorted(probe.peaks(until).values())[-RANKS:]
+    """The most that all ranks, the largest of the processes, had together, per rank."""
+    peaks = probe.peaks(until)
+    ranks = sorted(peaks, key=peaks.get)[-RANKS:]
     if len(ranks) < RANKS or len(probe.samples) < 10 * RANKS:
         raise SystemExit(f"C3: {len(ranks)} processes in {len(probe.samples)} samples: too few to speak of a peak")
-    return ranks[-1]
+    return probe.peak_together(ranks, until) / RANKS
 
 
 def run(case, pairs):

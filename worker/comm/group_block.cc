@@ -80,7 +80,8 @@ GroupBlock::GroupBlock(Options options)
     : options_(std::move(options)),
       header_(reinterpret_cast<GroupHeader*>(options_.memory)),
       rank_(options_.rank),
-      size_(options_.size) {
+      size_(options_.size),
+      waits_(options_.size) {
   CHECK(options_.root != nullptr);
   CHECK(size_ >= 1 && size_ <= kMaxSharedRanks && rank_ >= 0 && rank_ < size_);
   const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
@@ -132,8 +133,9 @@ absl::Status GroupBlock::Barrier() {
 }
 
 bool GroupBlock::AllArrived(uint64_t barrier, int* first_missing) {
-  for (; *first_missing < size_; ++*first_missing) {
-    if (SlotOf(barrier, *first_missing)->arrivals.load(std::memory_order_seq_cst) != barrier) {
+  for (int rank = *first_missing; rank < size_; ++rank) {
+    if (SlotOf(barrier, rank)->arrivals.load(std::memory_order_seq_cst) != barrier) {
+      *first_missing = rank;
       return false;
     }
   }
@@ -141,25 +143,39 @@ bool GroupBlock::AllArrived(uint64_t barrier, int* first_missing) {
 }
 
 bool GroupBlock::WaitForAll(uint64_t barrier) {
-  int first_missing = 0;
+  // Ranks that arrive together are worth no look at the clock.
+  constexpr int kUntimedSpins = 32;
+  int missing = 0;
+  for (int i = 0; i < kUntimedSpins; ++i) {
+    if (AllArrived(barrier, &missing)) {
+      return true;
+    }
+  }
+  const int64_t begin_ns = SteadyNs();
+  const bool arrived = SpinAndSleep(barrier, &missing);
+  waits_.Add(missing, begin_ns);
+  return arrived;
+}
+
+bool GroupBlock::SpinAndSleep(uint64_t barrier, int* missing) {
   for (int i = 0; i < spins_; ++i) {
-    if (AllArrived(barrier, &first_missing)) {
+    if (AllArrived(barrier, missing)) {
       return true;
     }
     if ((header_->wake_ups.load(std::memory_order_acquire) & kAbortBit) != 0) {
-      return AllArrived(barrier, &first_missing);
+      return AllArrived(barrier, missing);
     }
   }
   header_->sleepers.fetch_add(1, std::memory_order_seq_cst);
-  const bool arrived = SleepUntilAll(barrier, &first_missing);
+  const bool arrived = SleepUntilAll(barrier, missing);
   header_->sleepers.fetch_sub(1, std::memory_order_relaxed);
   return arrived;
 }
 
-bool GroupBlock::SleepUntilAll(uint64_t barrier, int* first_missing) {
+bool GroupBlock::SleepUntilAll(uint64_t barrier, int* missing) {
   for (;;) {
     const uint32_t seen = header_->wake_ups.load(std::memory_order_seq_cst);
-    if (AllArrived(barrier, first_missing)) {
+    if (AllArrived(barrier, missing)) {
       return true;
     }
     if ((seen & kAbortBit) != 0) {

@@ -1,8 +1,10 @@
 #include "worker/daemon/child_process.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <string_view>
+#include <utility>
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
@@ -35,9 +37,14 @@ void CloseAll(std::initializer_list<int> fds) {
 
 // One thread per rank everywhere; a communicator's address comes from the plan alone.
 std::vector<std::string> ChildEnvironment() {
-  static constexpr std::string_view kScrubbed[] = {
-      "NCCL_COMM_ID=", "NCCL_RAS_ADDR=", "OPENBLAS_NUM_THREADS=", "OMP_NUM_THREADS="};
-  std::vector<std::string> environment = {"OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1"};
+  static constexpr std::string_view kScrubbed[] = {"NCCL_COMM_ID=",
+                                                   "NCCL_RAS_ADDR=",
+                                                   "OPENBLAS_NUM_THREADS=",
+                                                   "OMP_NUM_THREADS=",
+                                                   "CUDA_DEVICE_ORDER="};
+  // GPUs are numbered as the driver's management library does, which the daemon asks.
+  std::vector<std::string> environment = {
+      "OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1", "CUDA_DEVICE_ORDER=PCI_BUS_ID"};
   for (char** entry = environ; *entry != nullptr; ++entry) {
     bool scrubbed = false;
     for (std::string_view name : kScrubbed) {
@@ -140,8 +147,17 @@ absl::Status OpenEnds(ChildProcess& ours, ChildEnds& theirs) {
 
 }  // namespace
 
-absl::StatusOr<ChildProcess> StartChild(const std::vector<std::string>& arguments) {
-  const std::vector<std::string> environment = ChildEnvironment();
+absl::StatusOr<ChildProcess> StartChild(const std::vector<std::string>& arguments,
+                                        const std::vector<std::string>& variables) {
+  std::vector<std::string> environment = variables;
+  for (std::string& variable : ChildEnvironment()) {
+    const std::string name = variable.substr(0, variable.find('=') + 1);
+    if (std::none_of(variables.begin(), variables.end(), [&](const std::string& given) {
+          return absl::StartsWith(given, name);
+        })) {
+      environment.push_back(std::move(variable));
+    }
+  }
   const std::vector<char*> argument_pointers = Pointers(arguments);
   const std::vector<char*> environment_pointers = Pointers(environment);
   ChildProcess child;

@@ -25,7 +25,9 @@ struct ChildProcess {
 // ours, an environment without what could redirect its communicators, no core dumps, and SIGKILL
 // when the calling THREAD ends: call it from one that lives as long as the daemon. A program that
 // cannot be executed exits with 127 and says so on stderr.
-absl::StatusOr<ChildProcess> StartChild(const std::vector<std::string>& arguments);
+// `variables`: "NAME=value" that it gets besides, in place of ours of these names.
+absl::StatusOr<ChildProcess> StartChild(const std::vector<std::string>& arguments,
+                                        const std::vector<std::string>& variables = {});
 
 // Reaps a child that has ended; FailedPrecondition while it still runs.
 absl::StatusOr<ExitStatus> ReapChild(const ChildProcess& child);

@@ -35,6 +35,14 @@ void FillIdentity(const TrainerIdentity& identity, auto& message) {
   message.set_rank(identity.rank);
 }
 
+// Devices of CPUs come first.
+int64_t FirstGpu(const NodeFacts& facts) {
+  const auto found = std::find_if(facts.devices.begin(),
+                                  facts.devices.end(),
+                                  [](const DeviceFacts& device) { return device.kind == "gpu"; });
+  return found - facts.devices.begin();
+}
+
 }  // namespace
 
 struct Daemon::Loop {
@@ -47,10 +55,13 @@ struct Daemon::Loop {
 Daemon::Daemon(DaemonOptions options)
     : options_(std::move(options)), incarnation_(RandomHex(16)), loop_(std::make_unique<Loop>()) {
   fleet_ = std::make_unique<FleetClient>(loop_->context, options_.coordinator, FleetCallbacks());
-  supervisor_ = std::make_unique<Supervisor>(
-      loop_->context,
-      SupervisorOptions{.trainer_program = options_.trainer_program, .work_dir = options_.work_dir},
-      TrainerCallbacks());
+  supervisor_ =
+      std::make_unique<Supervisor>(loop_->context,
+                                   SupervisorOptions{.trainer_program = options_.trainer_program,
+                                                     .work_dir = options_.work_dir,
+                                                     .first_gpu = FirstGpu(options_.facts),
+                                                     .trainers_per_gpu = options_.trainers_per_gpu},
+                                   TrainerCallbacks());
 }
 
 Daemon::~Daemon() {

@@ -23,7 +23,8 @@ struct DaemonOptions {
   std::string work_dir;
   std::string trainer_program;
   std::string version;
-  NodeFacts facts;
+  NodeFacts facts;  // each GPU trainers_per_gpu times
+  int64_t trainers_per_gpu = 1;
   // After a drain notice the coordinator has so long to let trainers save and stop.
   std::chrono::milliseconds drain_limit{10000};
 };

@@ -20,18 +20,21 @@
 
 #include "common/logging.h"
 #include "worker/daemon/daemon.h"
+#include "worker/daemon/shared_gpu.h"
 
 namespace ravel::daemon {
 namespace {
 
 constexpr char kVersion[] = "0.1.0";
 constexpr int kMaxCpuDevices = 256;
+constexpr int kMaxTrainersPerGpu = 8;
 
 struct Flags {
   bool dev_loopback = false;
   std::string coordinator = "127.0.0.1:7070";
   std::string node_id;
   int cpu_devices = 1;
+  int trainers_per_gpu = 1;
   std::string work_dir;
   std::string trainer;
   std::string data_address = "127.0.0.1";
@@ -130,6 +133,11 @@ int Start(const Flags& flags) {
   if (!options.facts.device_message.empty()) {
     log::Info(absl::StrCat("no GPU devices: ", options.facts.device_message));
   }
+  if (flags.trainers_per_gpu > 1) {
+    log::Warning("--trainers-per-gpu: GPUs are shared, for functional tests alone");
+    ShareGpus(flags.trainers_per_gpu, options.facts);
+    options.trainers_per_gpu = flags.trainers_per_gpu;
+  }
   return Daemon(std::move(options)).Run();
 }
 
@@ -145,6 +153,11 @@ int ParseAndStart(int argc, char** argv) {
       ->required();
   app.add_option("--cpu-devices", flags.cpu_devices, "CPU devices to offer, one trainer each")
       ->check(CLI::Range(0, kMaxCpuDevices))
+      ->capture_default_str();
+  app.add_option("--trainers-per-gpu",
+                 flags.trainers_per_gpu,
+                 "Offer each GPU so often; for functional tests: slow, and not supported by NCCL")
+      ->check(CLI::Range(1, kMaxTrainersPerGpu))
       ->capture_default_str();
   app.add_option("--work-dir", flags.work_dir, "Folder for logs of trainers")->required();
   app.add_option(

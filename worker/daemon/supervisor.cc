@@ -8,6 +8,7 @@
 #include <boost/asio/steady_timer.hpp>
 
 #include "common/logging.h"
+#include "worker/daemon/shared_gpu.h"
 
 namespace ravel::daemon {
 namespace {
@@ -110,9 +111,18 @@ absl::Status Supervisor::StartOne(const v1::StartTrainer& start) {
                                             ".log");
   TrainerProcess::Callbacks callbacks = callbacks_;
   callbacks.exited = [this](ExitReport report) { OnExited(std::move(report)); };
-  ASSIGN_OR_RETURN(auto trainer,
-                   TrainerProcess::Start(
-                       context_, options_.trainer_program, log_path, start, std::move(callbacks)));
+  v1::StartTrainer own = start;
+  own.set_device(std::max<int64_t>(0, start.device() - options_.first_gpu) /
+                 options_.trainers_per_gpu);
+  std::vector<std::string> variables;
+  if (options_.trainers_per_gpu > 1) {
+    variables =
+        SharedGpuEnvironment(absl::StrCat(start.job_uid(), "-", start.epoch(), "-", start.rank()));
+  }
+  ASSIGN_OR_RETURN(
+      auto trainer,
+      TrainerProcess::Start(
+          context_, options_.trainer_program, log_path, own, variables, std::move(callbacks)));
   log::Info(
       absl::StrCat("started trainer ", trainer->pid(), ": ", IdentityText(trainer->identity())));
   trainers_[{start.job_uid(), start.epoch(), start.rank()}] = std::move(trainer);

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "common/status.h"
 #include "worker/child_link.h"
@@ -49,12 +50,14 @@ class TrainerProcess {
     std::function<void(ExitReport)> exited;
   };
 
-  // Starts `program --socket-fd=3` and sends it `start`.
-  static absl::StatusOr<std::unique_ptr<TrainerProcess>> Start(boost::asio::io_context& context,
-                                                               const std::string& program,
-                                                               const std::string& log_path,
-                                                               const v1::StartTrainer& start,
-                                                               Callbacks callbacks);
+  // Starts `program --socket-fd=3`, with `variables` in its environment, and sends it `start`.
+  static absl::StatusOr<std::unique_ptr<TrainerProcess>> Start(
+      boost::asio::io_context& context,
+      const std::string& program,
+      const std::string& log_path,
+      const v1::StartTrainer& start,
+      const std::vector<std::string>& variables,
+      Callbacks callbacks);
   // Kills and reaps a child that still runs; no callback follows.
   ~TrainerProcess();
 

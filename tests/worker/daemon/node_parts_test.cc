@@ -1,14 +1,20 @@
 // The parts of the daemon that need no coordinator.
 
+#include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "tests/testing/process.h"
+#include "worker/daemon/child_process.h"
 #include "worker/daemon/device_probe.h"
 #include "worker/daemon/exit_reason.h"
 #include "worker/daemon/log_relay.h"
+#include "worker/daemon/shared_gpu.h"
 
 namespace ravel::daemon {
 namespace {
@@ -55,6 +61,50 @@ TEST(BoundedLogFileTest, KeepsFourFilesAtMost) {
 TEST(BoundedLogFileTest, FileThatCannotBeWrittenIsNotAnError) {
   BoundedLogFile file("/proc/none/rank-0.log");
   file.Append("a line");
+}
+
+TEST(SharedGpuTest, EveryTrainerIsAHostOfItsOwnOnLoopback) {
+  const std::vector<std::string> variables = SharedGpuEnvironment("job-2-1");
+  for (const char* wanted :
+       {"NCCL_HOSTID=job-2-1", "NCCL_NET=Socket", "NCCL_SOCKET_IFNAME=lo", "NCCL_IB_DISABLE=1"}) {
+    EXPECT_NE(std::find(variables.begin(), variables.end(), wanted), variables.end()) << wanted;
+  }
+}
+
+TEST(SharedGpuTest, GpusAreOfferedSeveralTimesWithTheirPartOfTheMemory) {
+  NodeFacts facts = {.devices = {{.kind = "cpu", .model = "", .memory_bytes = 5, .uuid = ""},
+                                 {.kind = "gpu", .model = "", .memory_bytes = 90, .uuid = "a"},
+                                 {.kind = "gpu", .model = "", .memory_bytes = 60, .uuid = "b"}},
+                     .device_message = "",
+                     .cpu_isa = "",
+                     .host_id = ""};
+  ShareGpus(3, facts);
+  ASSERT_EQ(facts.devices.size(), 7u);
+  EXPECT_EQ(facts.devices[0].memory_bytes, 5);
+  for (size_t i = 1; i < 7; ++i) {
+    EXPECT_EQ(facts.devices[i].uuid, i < 4 ? "a" : "b");
+    EXPECT_EQ(facts.devices[i].memory_bytes, i < 4 ? 30 : 20);
+  }
+}
+
+TEST(ChildProcessTest, VariablesOfTheCallerComeBeforeThoseOfTheDaemon) {
+  setenv("NCCL_NET", "of the daemon", 1);
+  setenv("NCCL_COMM_ID", "10.0.0.1:7", 1);
+  const auto child = StartChild({"/bin/sh", "-c", "echo $NCCL_NET $NCCL_COMM_ID $NCCL_HOSTID"},
+                                SharedGpuEnvironment("job-2-1"));
+  ASSERT_TRUE(child.ok()) << child.status();
+  std::string text(200, '\0');
+  size_t length = 0;
+  for (ssize_t count = 1; count > 0; length += static_cast<size_t>(std::max<ssize_t>(count, 0))) {
+    count = read(child->out, text.data() + length, text.size() - length);
+  }
+  EXPECT_EQ(text.substr(0, length), "Socket job-2-1\n");
+  waitpid(child->pid, nullptr, 0);
+  for (const int fd : {child->pidfd, child->socket, child->out, child->err}) {
+    close(fd);
+  }
+  unsetenv("NCCL_NET");
+  unsetenv("NCCL_COMM_ID");
 }
 
 TEST(DeviceProbeTest, CpuDevicesShareTheMemoryOfTheHost) {

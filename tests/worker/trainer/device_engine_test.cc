@@ -6,16 +6,22 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <limits>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "common/check.h"
 #include "kernels/cuda_device.h"
+#include "tests/worker/trainer/fake_supervisor.h"
 #include "tests/worker/trainer/strategy_cases.h"
 
 namespace ravel::trainer {
@@ -176,6 +182,95 @@ TEST(DeviceEngine, WhatIsAllocatedIsThePlanAndWhatIsReported) {
           .ok());
   EXPECT_NEAR(static_cast<double>(free_before - free_within), static_cast<double>(reported), 8192);
   EXPECT_EQ(*gpu->FreeBytes(), free_before);
+}
+
+TEST(DeviceEngine, AStepWithoutFiniteGradientsIsSkippedAndExplained) {
+  const std::unique_ptr<kernels::CudaGpu> gpu = OpenEmulated();
+  const RecordArgs args = StepsOf({.strategy = "ZeRO3", .width = 2});
+  const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
+    RETURN_IF_ERROR(engine.InitializeWeights());
+    const shard::ParameterGroup& group = engine.groups().front();
+    if (rank == 0) {
+      const float nan = std::numeric_limits<float>::quiet_NaN();
+      RETURN_IF_ERROR(engine.memory().Write(std::as_bytes(std::span(&nan, 1)),
+                                            group.main_weight() + group.pieces()[0].shard_offset));
+    }
+    ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(0));
+    EXPECT_TRUE(result.skipped);
+    EXPECT_EQ(engine.updates(), 0);
+    ASSIGN_OR_RETURN(const std::string why, engine.Localise(0));
+    EXPECT_THAT(why, ::testing::HasSubstr("Gather of phase"));
+    EXPECT_THAT(why, ::testing::HasSubstr("= nan"));
+    return absl::OkStatus();
+  };
+  const absl::Status status = RunLocalRanks(
+      {.spec = args.spec, .ranks = 2, .body = body, .adjust = args.adjust, .gpu = gpu.get()});
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+class DeviceTrainer : public ::testing::Test {
+ protected:
+  DeviceTrainer() { std::filesystem::remove_all(folder_); }
+  ~DeviceTrainer() override { unsetenv(kLibrary); }
+  void UseLibrary(const char* path) { setenv(kLibrary, path, 1); }
+  EpochArgs Epoch(bool on_device) {
+    EpochArgs args;
+    args.spec = CaseJob(kDeviceModel, folder_);
+    args.spec.steps = 5;
+    args.spec.checkpoint.every_steps = 2;
+    args.spec.evaluation_every = 0;
+    args.spec.cpu_devices = !on_device;
+    args.epoch = ++epoch_;
+    args.checkpoint_root = absl::StrCat(folder_, "/store-", epoch_);
+    return args;
+  }
+
+ private:
+  static constexpr char kLibrary[] = "RAVEL_CUDA_LIBRARY";
+  const std::string folder_ = absl::StrCat(::testing::TempDir(), "/ravel_device_trainer");
+  int64_t epoch_ = 0;
+};
+
+// The steps that a run of `args` reports; it is expected to succeed.
+EpochOutcome RunWell(const EpochArgs& args) {
+  EpochOutcome outcome = RunEpoch(args);
+  for (const absl::Status& result : outcome.results) {
+    EXPECT_TRUE(result.ok()) << result;
+  }
+  EXPECT_TRUE(outcome.commit_errors.empty());
+  return outcome;
+}
+
+TEST_F(DeviceTrainer, AStateGoesOnWhereverItWasSaved) {
+  constexpr int64_t kSavedStep = 2;
+  UseLibrary(RAVEL_EMULATED_CUDA_LIBRARY);
+  for (const bool saved_on_device : {true, false}) {
+    const EpochOutcome whole = RunWell(Epoch(saved_on_device));
+    ASSERT_TRUE(whole.committed.contains(kSavedStep));
+    for (const bool device : {true, false}) {
+      EpochArgs args = Epoch(device);
+      args.restore_path = whole.committed.at(kSavedStep);
+      args.first_step = kSavedStep;
+      const EpochOutcome resumed = RunWell(args);
+      ASSERT_EQ(resumed.steps.size(), whole.steps.size() - kSavedStep);
+      // Forward passes have the same bits on both, later steps only where it was saved.
+      EXPECT_EQ(resumed.steps[0].loss, whole.steps[kSavedStep].loss);
+      for (size_t i = 0; i < resumed.steps.size(); ++i) {
+        const float expected = whole.steps[kSavedStep + i].loss;
+        EXPECT_NEAR(resumed.steps[i].loss, expected, device == saved_on_device ? 0 : 1e-5f);
+      }
+    }
+  }
+}
+
+TEST_F(DeviceTrainer, WithoutTheLibraryAJobForGpusEndsWithDeviceError) {
+  UseLibrary("/nonexistent/libravel_cuda.so");
+  const EpochOutcome outcome = RunEpoch(Epoch(true));
+  ASSERT_EQ(outcome.results.size(), 1u);
+  EXPECT_EQ(CodeOf(outcome.results[0]), ExitCode::kDevice);
+  EXPECT_EQ(ReasonOf(outcome.results[0]), "DeviceError");
+  EXPECT_THAT(std::string(outcome.results[0].message()),
+              ::testing::HasSubstr("/nonexistent/libravel_cuda.so not found"));
 }
 
 // A wait of the plan between streams that nothing else implies: of a Forward for its Gather.

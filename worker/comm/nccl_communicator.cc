@@ -341,7 +341,11 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(const NcclO
       root, std::make_shared<NcclArena>(), member, /*is_root=*/true);
   RETURN_IF_ERROR(root->WaitForSetup(absl::StrCat("rank ", options.rank, " joins group world"),
                                      [&] { return group->Settled(); }));
-  if (absl::Status prepared = member->Prepare(); !prepared.ok()) {
+  absl::Status prepared = member->Prepare();
+  if (prepared.ok()) {
+    prepared = member->PrepareChunks();
+  }
+  if (!prepared.ok()) {
     return root->Fail(std::move(prepared));
   }
   return communicator;

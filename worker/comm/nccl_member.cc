@@ -244,11 +244,16 @@ absl::Status NcclMember::HostGather(const IssueRecord& issue,
   return absl::OkStatus();
 }
 
-absl::Status NcclMember::GatherChunks(std::span<const std::byte> mine, std::span<std::byte> all) {
+absl::Status NcclMember::PrepareChunks() {
   if (chunk_device_.data() == nullptr) {
     ASSIGN_OR_RETURN(chunk_device_, root_.gpu().AllocateDevice(chunk_bytes_ * size_));
     ASSIGN_OR_RETURN(chunk_pinned_, root_.gpu().AllocatePinned(chunk_bytes_ * size_));
   }
+  return absl::OkStatus();
+}
+
+absl::Status NcclMember::GatherChunks(std::span<const std::byte> mine, std::span<std::byte> all) {
+  RETURN_IF_ERROR(PrepareChunks());
   std::byte* device = BytesOf(chunk_device_);
   std::byte* pinned = BytesOf(chunk_pinned_);
   for (size_t done = 0; done < mine.size();) {

@@ -48,6 +48,9 @@ class NcclMember final : public NcclPart {
 
   // Memory, events and the stream of host collectives. Waits for nobody.
   absl::Status Prepare();
+  // Memory for host bytes that fit no slot, which is made when first needed otherwise: making some
+  // may wait for the device.
+  absl::Status PrepareChunks();
 
   // Before a tensor collective on `stream`: peers learn of it, if collectives are checked.
   absl::Status Announce(const IssueRecord& issue, kernels::CudaStream& stream);
@@ -97,7 +100,7 @@ class NcclMember final : public NcclPart {
   std::unique_ptr<kernels::CudaStream> host_stream_;
   kernels::CudaEvent host_done_;
   kernels::CudaMemory host_device_, host_pinned_;
-  kernels::CudaMemory chunk_device_, chunk_pinned_;  // made when first needed
+  kernels::CudaMemory chunk_device_, chunk_pinned_;
   // Of announcements: kMarks places of slots_bytes().
   kernels::CudaMemory announced_device_, announced_pinned_;
 

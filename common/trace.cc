@@ -4,6 +4,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -64,6 +65,10 @@ json::Value ChromeEvent(int64_t rank, const Event& event, int64_t origin_ns) {
   args.Set("phase", event.phase).Set("unit", event.unit).Set("op", event.op);
   args.Set("stream", event.stream).Set("call", event.call).Set("bytes", event.bytes);
   args.Set("generation", event.generation).Set("wait_us", Microseconds(event.wait_ns));
+  if (event.peer >= 0) {
+    args.Set("peer", event.peer).Set("peer_wait_us", Microseconds(event.peer_wait_ns));
+    args.Set("peer_wait_after_us", Microseconds(event.peer_wait_begin_ns - event.begin_ns));
+  }
   value.Set("args", std::move(args));
   return value;
 }
@@ -75,6 +80,9 @@ struct ReadEvent {
   double begin_us = 0;
   double end_us = 0;
   double wait_us = 0;
+  double peer_wait_us = 0;
+  double peer_wait_begin_us = 0;
+  int64_t peer = -1;
   std::string stream;
   std::string op;
   std::string name;  // "Forward layers.3 (first, turn 0)"
@@ -110,6 +118,9 @@ std::vector<ReadEvent> EventsOf(const json::Value& document) {
     event.begin_us = NumberOf(value, "ts");
     event.end_us = event.begin_us + NumberOf(value, "dur");
     event.wait_us = NumberOf(*args, "wait_us");
+    event.peer = args->Find("peer") == nullptr ? -1 : WholeOf(*args, "peer");
+    event.peer_wait_us = NumberOf(*args, "peer_wait_us");
+    event.peer_wait_begin_us = event.begin_us + NumberOf(*args, "peer_wait_after_us");
     event.stream = TextOf(*args, "stream");
     event.op = TextOf(*args, "op");
     const std::string unit = TextOf(*args, "unit");
@@ -132,6 +143,49 @@ int64_t LastStep(const std::vector<ReadEvent>& events) {
     last = std::max(last, event.step);
   }
   return last;
+}
+
+// Of one step; < 0: the last.
+std::vector<ReadEvent> EventsOf(const json::Value& document, int64_t step) {
+  std::vector<ReadEvent> events = EventsOf(document);
+  const int64_t wanted = step < 0 ? LastStep(events) : step;
+  std::erase_if(events, [wanted](const ReadEvent& event) { return event.step != wanted; });
+  return events;
+}
+
+// The waits of one instruction of a rank.
+struct Waiting {
+  double total_us = 0;
+  std::map<std::pair<int64_t, std::string>, double> late_us;  // by late rank and what it did
+};
+
+template <typename Map>
+typename Map::const_iterator Largest(const Map& map) {
+  return std::max_element(
+      map.begin(), map.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+}
+
+// What the rank that came last did in most of the time that the others waited for it. The time
+// between two of its instructions is said to be before the later one: batches are read there, and
+// a process may be stopped.
+std::string LateInstruction(const std::vector<ReadEvent>& events, const ReadEvent& waiting) {
+  const double begin = waiting.peer_wait_begin_us;
+  const double end = std::min(waiting.end_us, begin + waiting.peer_wait_us);
+  std::map<std::string, double> overlap;
+  double cursor = begin;                   // what is before it is explained
+  for (const ReadEvent& event : events) {  // of a rank by begin, as they were recorded
+    if (event.rank != waiting.peer || event.end_us <= begin || cursor >= end) {
+      continue;
+    }
+    if (event.begin_us > cursor) {
+      overlap["before " + event.name] += std::min(event.begin_us, end) - cursor;
+    }
+    overlap[event.name] +=
+        std::max(0.0, std::min(event.end_us, end) - std::max(event.begin_us, begin));
+    cursor = std::max(cursor, event.end_us);
+  }
+  const auto most = Largest(overlap);
+  return most == overlap.end() ? "" : most->first;
 }
 
 char LetterOf(const std::string& op) {
@@ -367,32 +421,63 @@ absl::StatusOr<std::string> TextGantt(const json::Value& document, int64_t step,
 }
 
 std::vector<Stall> FindStalls(const json::Value& document, int64_t step, double least_share) {
-  const std::vector<ReadEvent> events = EventsOf(document);
-  const int64_t wanted = step < 0 ? LastStep(events) : step;
+  const std::vector<ReadEvent> events = EventsOf(document, step);
   std::map<int64_t, std::pair<double, double>> span;  // by rank
-  std::map<std::pair<int64_t, std::string>, double> waits;
+  std::map<std::pair<int64_t, std::string>, Waiting> waits;
   for (const ReadEvent& event : events) {
-    if (event.step != wanted) {
-      continue;
-    }
     const auto at = span.try_emplace(event.rank, event.begin_us, event.end_us).first;
     at->second.first = std::min(at->second.first, event.begin_us - event.wait_us);
     at->second.second = std::max(at->second.second, event.end_us);
-    waits[{event.rank, event.name}] += event.wait_us;
+    Waiting& waiting = waits[{event.rank, event.name}];
+    waiting.total_us += event.wait_us;
+    if (event.peer >= 0) {
+      waiting.total_us += event.peer_wait_us;
+      waiting.late_us[{event.peer, LateInstruction(events, event)}] += event.peer_wait_us;
+    }
   }
   std::vector<Stall> stalls;
-  for (const auto& [key, wait_us] : waits) {
+  for (const auto& [key, waiting] : waits) {
     const auto& [begin, end] = span.at(key.first);
-    const double share = end > begin ? wait_us / (end - begin) : 0;
-    if (wait_us > 0 && share >= least_share) {
-      stalls.push_back(
-          {.rank = key.first, .instruction = key.second, .seconds = wait_us / 1e6, .share = share});
+    const double share = end > begin ? waiting.total_us / (end - begin) : 0;
+    if (waiting.total_us <= 0 || share < least_share) {
+      continue;
     }
+    Stall stall = {.rank = key.first,
+                   .instruction = key.second,
+                   .seconds = waiting.total_us / 1e6,
+                   .share = share};
+    if (const auto late = Largest(waiting.late_us); late != waiting.late_us.end()) {
+      std::tie(stall.late_rank, stall.late_instruction) = late->first;
+    }
+    stalls.push_back(std::move(stall));
   }
   std::stable_sort(stalls.begin(), stalls.end(), [](const Stall& a, const Stall& b) {
     return a.seconds > b.seconds;
   });
   return stalls;
+}
+
+std::vector<LateRank> FindLateRanks(const json::Value& document, int64_t step) {
+  const std::vector<ReadEvent> events = EventsOf(document, step);
+  std::map<int64_t, std::map<std::string, double>> waited;  // by late rank, what it did
+  for (const ReadEvent& event : events) {
+    if (event.peer >= 0) {
+      waited[event.peer][LateInstruction(events, event)] += event.peer_wait_us;
+    }
+  }
+  std::vector<LateRank> late;
+  for (const auto& [rank, instructions] : waited) {
+    double total_us = 0;
+    for (const auto& [name, microseconds] : instructions) {
+      total_us += microseconds;
+    }
+    late.push_back(
+        {.rank = rank, .seconds = total_us / 1e6, .instruction = Largest(instructions)->first});
+  }
+  std::stable_sort(late.begin(), late.end(), [](const LateRank& a, const LateRank& b) {
+    return a.seconds > b.seconds;
+  });
+  return late;
 }
 
 }  // namespace ravel::trace

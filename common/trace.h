@@ -30,6 +30,10 @@ struct Event {
   int64_t bytes = 0;        // moved by a collective
   int64_t generation = -1;  // of the weights; -1: not about weights
   int64_t wait_ns = 0;      // of the time until begin_ns that was spent on waiting for events
+  // From begin_ns on, of a collective: spent on waiting for other ranks.
+  int64_t peer_wait_ns = 0;
+  int64_t peer_wait_begin_ns = 0;  // when the longest of these waits began
+  int64_t peer = -1;               // the rank that came last in most of that time
 };
 
 // Keeps the newest events. Thread-safe.
@@ -75,14 +79,27 @@ absl::StatusOr<json::Value> MergeChromeTraces(const std::vector<std::string>& pa
 // idle). NotFound when the document has no such step. `step` < 0: the last one.
 absl::StatusOr<std::string> TextGantt(const json::Value& document, int64_t step, int width);
 
-// Waits of one step: per rank and awaited instruction the time, largest first; only those of more
-// than `least_share` of the step.
+// Waits of one step, for events of the own rank and for other ranks: per rank and waiting
+// instruction the time, largest first; only those of more than `least_share` of the step.
 struct Stall {
   int64_t rank = 0;
   std::string instruction;  // "Forward layers.3 (first, turn 0)"
   double seconds = 0;
   double share = 0;  // of the step on that rank
+  // The rank that came last, -1 when the wait was for no other; and what that rank did most of the
+  // time, "" when nothing of it is recorded.
+  int64_t late_rank = -1;
+  std::string late_instruction = {};
 };
 std::vector<Stall> FindStalls(const json::Value& document, int64_t step, double least_share = 0.01);
+
+// Who made others wait in one step: per rank the time that all others together waited for it,
+// largest first.
+struct LateRank {
+  int64_t rank = 0;
+  double seconds = 0;
+  std::string instruction;  // what it did in most of that time
+};
+std::vector<LateRank> FindLateRanks(const json::Value& document, int64_t step);
 
 }  // namespace ravel::trace

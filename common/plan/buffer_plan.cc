@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <set>
 #include <utility>
@@ -15,10 +16,12 @@ namespace {
 
 constexpr int64_t kAlignmentBytes = 256;
 constexpr int64_t kPageBytes = 4096;
-// Persistent buffers from this size on start at different pages modulo kStaggerPages.
+// Persistent buffers of one group from the first size on start at different pages modulo
+// kStaggerPages; from the second on these are not even neighbours: room is spent where it does not
+// count.
 constexpr int64_t kStaggerFromBytes = 16 * kPageBytes;
+constexpr int64_t kStaggerWideFromBytes = 256 * kPageBytes;
 constexpr int64_t kStaggerPages = 8;
-constexpr int64_t kStaggerStep = 3;  // odd, so that eight neighbours all differ
 
 struct ProgramLives {
   HappensBefore order;
@@ -112,44 +115,70 @@ Packing PackInOrder(const std::vector<PackItem>& items, const std::vector<size_t
   return packing;
 }
 
-// Packs again and again, with one item moved to another place in the order. Ends at the bound, or
-// when the effort is spent.
-void Improve(const std::vector<PackItem>& items,
-             std::vector<size_t> order,
-             int64_t bound,
-             Packing& best) {
-  constexpr size_t kEffort = size_t{1} << 22;  // conflicts looked at
-  constexpr size_t kMostRounds = 1000;
-  size_t conflicts = items.size();
-  for (const PackItem& item : items) {
-    conflicts += item.conflicts.size();
+// Packs again and again, with one item moved to another place in the order: every other time one
+// that ends at the peak to an earlier place.
+class OrderSearch {
+ public:
+  explicit OrderSearch(const std::vector<PackItem>& items)
+      : items_(items), conflicts_(items.size()) {
+    for (const PackItem& item : items) {
+      conflicts_ += item.conflicts.size();
+    }
+    sequence_ = conflicts_;
   }
-  const size_t rounds = std::min(kMostRounds, kEffort / std::max<size_t>(1, conflicts));
+
+  // Begins with an order. Ends when the best peak is not above the bound, or when as many conflicts
+  // as `effort` have been looked at.
+  void Improve(std::vector<size_t> order, int64_t bound, size_t effort, Packing& best) {
+    const size_t rounds = std::min(kMostRounds, effort / std::max<size_t>(1, conflicts_));
+    Packing current = PackInOrder(items_, order, Fit::kLowest);
+    for (size_t round = 0; round < rounds && best.peak > bound; ++round) {
+      const std::vector<size_t> before = order;
+      if (round % 2 == 0) {
+        MoveOneOfThePeak(current, order);
+      } else {
+        Move(order, Next(order.size()), Next(order.size()));
+      }
+      Packing packing = PackInOrder(items_, order, Fit::kLowest);
+      if (packing.peak > current.peak) {
+        order = before;
+        continue;
+      }
+      if (packing.peak < best.peak) {
+        best = packing;
+      }
+      current = std::move(packing);
+    }
+  }
+
+ private:
+  static constexpr size_t kMostRounds = 400;
+
   // A fixed sequence: everybody plans the same.
-  uint64_t sequence = conflicts;
-  const auto next = [&](size_t below) {
-    sequence = sequence * 6364136223846793005u + 1442695040888963407u;
-    return static_cast<size_t>(sequence >> 33) % below;
-  };
-  int64_t current = PackInOrder(items, order, Fit::kLowest).peak;
-  for (size_t round = 0; round < rounds && best.peak > bound; ++round) {
-    const std::vector<size_t> before = order;
-    const size_t from = next(order.size());
-    const size_t to = next(order.size());
+  size_t Next(size_t below) {
+    sequence_ = sequence_ * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<size_t>(sequence_ >> 33) % below;
+  }
+  static void Move(std::vector<size_t>& order, size_t from, size_t to) {
     const size_t moved = order[from];
     order.erase(order.begin() + static_cast<std::ptrdiff_t>(from));
     order.insert(order.begin() + static_cast<std::ptrdiff_t>(to), moved);
-    Packing packing = PackInOrder(items, order, Fit::kLowest);
-    if (packing.peak > current) {
-      order = before;
-      continue;
-    }
-    current = packing.peak;
-    if (packing.peak < best.peak) {
-      best = std::move(packing);
-    }
   }
-}
+  void MoveOneOfThePeak(const Packing& packing, std::vector<size_t>& order) {
+    std::vector<size_t> places;
+    for (size_t place = 0; place < order.size(); ++place) {
+      if (packing.offsets[order[place]] + items_[order[place]].bytes == packing.peak) {
+        places.push_back(place);
+      }
+    }
+    const size_t from = places[Next(places.size())];
+    Move(order, from, from == 0 ? 0 : Next(from));
+  }
+
+  const std::vector<PackItem>& items_;
+  size_t conflicts_;
+  uint64_t sequence_ = 0;
+};
 
 // Finds the worst moment of a program: some instructions run, at most one a stream and none before
 // another; what they and those before them brought to life is alive until its last access is done.
@@ -327,10 +356,25 @@ int64_t& ArenaSize(BufferPlan& plan, MemoryKind memory) {
   return plan.private_bytes;
 }
 
-// Persistent buffers one after another; the large ones that the optimizer walks together on
-// different pages.
+// The page, modulo kStaggerPages, at or after `page` that is as far from `taken` as asked, if one
+// is.
+int64_t StaggeredPage(int64_t page, const std::set<int64_t>& taken, int64_t distance) {
+  for (int64_t candidate = page; candidate < page + kStaggerPages; ++candidate) {
+    const bool far = std::all_of(taken.begin(), taken.end(), [&](int64_t other) {
+      const int64_t apart = (candidate % kStaggerPages - other + kStaggerPages) % kStaggerPages;
+      return std::min(apart, kStaggerPages - apart) >= distance;
+    });
+    if (far) {
+      return candidate;
+    }
+  }
+  return page;
+}
+
+// Persistent buffers one after another; the large ones that the optimizer walks together, those of
+// a group, on different pages.
 void PlacePersistent(const std::vector<ProgramBuffer>& buffers, BufferPlan& plan) {
-  int64_t walked = 0;
+  std::map<int, std::set<int64_t>> taken;  // by group
   for (size_t i = 0; i < buffers.size(); ++i) {
     const ProgramBuffer& buffer = buffers[i];
     if (!buffer.persistent || buffer.inside >= 0) {
@@ -339,11 +383,11 @@ void PlacePersistent(const std::vector<ProgramBuffer>& buffers, BufferPlan& plan
     int64_t& end = ArenaSize(plan, buffer.memory);
     int64_t offset = RoundUp(end, kAlignmentBytes);
     if (Updated(buffer.kind) && buffer.bytes >= kStaggerFromBytes) {
-      offset = RoundUp(offset, kPageBytes);
-      while (offset / kPageBytes % kStaggerPages != walked * kStaggerStep % kStaggerPages) {
-        offset += kPageBytes;
-      }
-      ++walked;
+      const int64_t distance = buffer.bytes >= kStaggerWideFromBytes ? 2 : 1;
+      std::set<int64_t>& others = taken[buffer.group];
+      const int64_t page = StaggeredPage(DivCeil(offset, kPageBytes), others, distance);
+      offset = page * kPageBytes;
+      others.insert(page % kStaggerPages);
     }
     plan.offsets[i] = offset;
     end = offset + ArenaBytes(buffer);
@@ -383,8 +427,8 @@ void PlaceTemporaries(const std::vector<ProgramBuffer>& buffers,
       items[static_cast<size_t>(item_b)].conflicts.push_back(item_a);
     }
   }
-  const Packing packing = PackItems(items, bound);
   int64_t& end = ArenaSize(plan, memory);
+  const Packing packing = PackItems(items, bound);
   const int64_t base = RoundUp(end, kAlignmentBytes);
   for (size_t i = 0; i < ids.size(); ++i) {
     plan.offsets[static_cast<size_t>(ids[i])] = base + packing.offsets[i];
@@ -413,7 +457,23 @@ Packing PackItems(const std::vector<PackItem>& items, int64_t bound) {
       best = other;
     }
   }
-  Improve(items, by_size, bound, best);
+  // Those that stand in the way of most bytes first.
+  std::vector<int64_t> pressed(items.size());
+  for (size_t i = 0; i < items.size(); ++i) {
+    pressed[i] = items[i].bytes;
+    for (const int other : items[i].conflicts) {
+      pressed[i] += items[static_cast<size_t>(other)].bytes;
+    }
+  }
+  std::vector<size_t> by_pressure = by_size;
+  std::stable_sort(by_pressure.begin(), by_pressure.end(), [&](size_t a, size_t b) {
+    return pressed[a] > pressed[b];
+  });
+  OrderSearch search(items);
+  constexpr size_t kEffort = size_t{1} << 20;
+  for (const std::vector<size_t>* order : {&by_size, &by_pressure, &given}) {
+    search.Improve(*order, bound, kEffort, best);
+  }
   return best;
 }
 

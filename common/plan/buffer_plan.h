@@ -9,9 +9,9 @@
 namespace ravel::plan {
 
 // Byte offset of each buffer in the arena of its memory kind; equal on all ranks. Offsets are
-// multiples of 256; the persistent flat buffers (weights, moments, gradients) are staggered by an
-// odd number of 4 KiB pages, because equal offsets modulo large powers of two slow the fused
-// optimizer down several times.
+// multiples of 256; the persistent flat buffers of a group (weights, moments, gradients) start at
+// different 4 KiB pages modulo eight, because equal offsets modulo large powers of two slow the
+// fused optimizer down several times.
 struct BufferPlan {
   std::vector<int64_t> offsets;  // per ProgramBuffer
   int64_t private_bytes = 0;

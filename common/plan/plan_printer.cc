@@ -7,6 +7,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 #include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
 
 #include "common/plan/plan_report.h"
 
@@ -31,6 +32,14 @@ void AddWire(const ShardingPlan& plan, std::string& text) {
                           BytesText(wire.outer_gathers));
   }
   absl::StrAppend(&text, "\n");
+  if (RoundsGradients(plan)) {
+    absl::StrAppendFormat(&text,
+                          "gradients travel as bf16; rounding them costs %s of memory traffic%s\n",
+                          BytesText(RoundedInPlaceBytes(plan)),
+                          plan.options.read_peers_in_place
+                              ? ", more than peers on this host save by reading half"
+                              : "");
+  }
 }
 
 void AddMemory(const ShardingPlan& plan, std::string& text) {
@@ -117,19 +126,7 @@ void AddGroup(const GroupRow& row,
                         BytesText(row.wire.total() * units));
 }
 
-void AddGroups(const ShardingPlan& plan, const SummaryOptions& options, std::string& text) {
-  const std::vector<GroupRow> rows = GroupTable(plan);
-  const std::vector<UnitRun> runs = RunsOf(rows, options.verbose);
-  const auto name_of = [&](const UnitRun& run, size_t i) {
-    const std::string& first = rows[run.first + i].name;
-    return run.units == 1
-               ? first
-               : absl::StrCat(first, " .. ", rows[run.last + i].name, " (", run.units, ")");
-  };
-  size_t width = 5;
-  for (const UnitRun& run : runs) {
-    width = std::max(width, name_of(run, run.groups - 1).size());
-  }
+void AddGroupTitle(size_t width, std::string& text) {
   absl::StrAppendFormat(&text,
                         "\n%-*s %-5s %-5s %-4s %-4s %7s %13s %13s %11s %7s %9s %9s %10s\n",
                         static_cast<int>(width),
@@ -146,6 +143,22 @@ void AddGroups(const ShardingPlan& plan, const SummaryOptions& options, std::str
                         "gap",
                         "atom",
                         "wire/step");
+}
+
+void AddGroups(const ShardingPlan& plan, const SummaryOptions& options, std::string& text) {
+  const std::vector<GroupRow> rows = GroupTable(plan);
+  const std::vector<UnitRun> runs = RunsOf(rows, options.verbose);
+  const auto name_of = [&](const UnitRun& run, size_t i) {
+    const std::string& first = rows[run.first + i].name;
+    return run.units == 1
+               ? first
+               : absl::StrCat(first, " .. ", rows[run.last + i].name, " (", run.units, ")");
+  };
+  size_t width = 5;
+  for (const UnitRun& run : runs) {
+    width = std::max(width, name_of(run, run.groups - 1).size());
+  }
+  AddGroupTitle(width, text);
   for (const UnitRun& run : runs) {
     for (size_t i = 0; i < run.groups; ++i) {
       const GroupRow& row = rows[run.first + i];
@@ -207,6 +220,20 @@ std::string ObjectText(const ShardingPlan& plan, const Instruction& at) {
 }
 
 }  // namespace
+
+std::vector<std::string> GroupTableLines(const ShardingPlan& plan) {
+  const std::vector<GroupRow> rows = GroupTable(plan);
+  std::string text;
+  size_t width = 5;
+  for (const GroupRow& row : rows) {
+    width = std::max(width, row.name.size());
+  }
+  AddGroupTitle(width, text);
+  for (const GroupRow& row : rows) {
+    AddGroup(row, row.name, 1, static_cast<int>(width), text);
+  }
+  return absl::StrSplit(text, '\n', absl::SkipEmpty());
+}
 
 std::string BytesText(int64_t bytes) {
   constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};

@@ -3,11 +3,15 @@
 // A plan as text for people: what `ravelctl plan` shows and a trainer logs at start.
 
 #include <string>
+#include <vector>
 
 #include "common/plan/sharding_plan.h"
 #include "common/plan/step_program.h"
 
 namespace ravel::plan {
+
+// The parameter-group table: a title, then a row per group.
+std::vector<std::string> GroupTableLines(const ShardingPlan& plan);
 
 // "1.5 KiB", "23.4 MiB": three or four digits.
 std::string BytesText(int64_t bytes);

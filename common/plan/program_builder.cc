@@ -15,12 +15,7 @@
 namespace ravel::plan {
 namespace {
 
-constexpr int64_t kElementBytes = 4;  // everything is fp32 in this recipe
 constexpr int kNever = std::numeric_limits<int>::max();
-
-int64_t GatheredBytes(const GroupLayout& group) {
-  return group.layout.total_elements() * kElementBytes;
-}
 
 bool Updates(Phase phase) {
   return phase == Phase::kOnly || phase == Phase::kLast;
@@ -141,9 +136,13 @@ class Builder {
   }
 
   const GroupRules& Rules(int group) const { return request_.rules[static_cast<size_t>(group)]; }
-  int64_t GroupBytes(int group) const {
-    return GatheredBytes(request_.groups[static_cast<size_t>(group)]);
+  int64_t Elements(int group) const {
+    return request_.groups[static_cast<size_t>(group)].layout.total_elements();
   }
+  int64_t GatheredBytes(int group) const {
+    return Elements(group) * request_.options.weight_element_bytes;
+  }
+  int64_t StagedBytes(int group) const { return Elements(group) * kGradientElementBytes; }
   GroupWeights& Weights(int group) { return weights_[static_cast<size_t>(group)]; }
   int Buffer(BufferKind kind, int owner, int call = 0, int slot = 0) const {
     return index_.Find({.kind = kind, .owner = owner, .call = call, .slot = slot});
@@ -210,11 +209,11 @@ class Builder {
   // room yet.
   bool GatherWithin(int group, size_t use, size_t ahead) {
     const int64_t cap = request_.options.gather_window_bytes;
-    int64_t live = GroupBytes(group);
+    int64_t live = GatheredBytes(group);
     std::vector<std::pair<int, int>> candidates;  // (next use, group)
     for (size_t other = 0; other < weights_.size(); ++other) {
       if (weights_[other].live && !weights_[other].resident) {
-        live += GroupBytes(static_cast<int>(other));
+        live += GatheredBytes(static_cast<int>(other));
         const int next = NextUse(static_cast<int>(other), use);
         if (next > static_cast<int>(ahead)) {
           candidates.emplace_back(next, static_cast<int>(other));
@@ -231,7 +230,7 @@ class Builder {
       if (live <= cap) {
         break;
       }
-      live -= GroupBytes(other);
+      live -= GatheredBytes(other);
       evicted.push_back(other);
     }
     if (live > cap && ahead != use) {
@@ -239,8 +238,8 @@ class Builder {
     }
     // Keep whatever turned out not to be in the way.
     for (size_t i = 0; i < evicted.size();) {
-      if (live + GroupBytes(evicted[i]) <= cap) {
-        live += GroupBytes(evicted[i]);
+      if (live + GatheredBytes(evicted[i]) <= cap) {
+        live += GatheredBytes(evicted[i]);
         evicted.erase(evicted.begin() + static_cast<std::ptrdiff_t>(i));
       } else {
         ++i;
@@ -299,16 +298,16 @@ class Builder {
 
   // Retires reduced gradients, oldest first, until another one fits.
   bool MakeRoom(const GradientCall& call, Must must, std::vector<int>& waits) {
-    int64_t live = GroupBytes(call.group);
+    int64_t live = StagedBytes(call.group);
     for (const int staged : staged_) {
-      live += GroupBytes(model_.gradients[static_cast<size_t>(staged)].group);
+      live += StagedBytes(model_.gradients[static_cast<size_t>(staged)].group);
     }
     std::vector<int> stay;
     std::vector<int> reduces;
     for (const int staged : staged_) {
       const auto id = static_cast<size_t>(staged);
       if (live > request_.options.staging_window_bytes && reduced_at_[id] >= 0) {
-        live -= GroupBytes(model_.gradients[id].group);
+        live -= StagedBytes(model_.gradients[id].group);
         reduces.push_back(reduced_at_[id]);
       } else {
         stay.push_back(staged);

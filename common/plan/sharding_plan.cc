@@ -16,6 +16,7 @@
 #include "common/plan/plan_pieces.h"
 #include "common/plan/program_builder.h"
 #include "common/plan/program_checker.h"
+#include "common/plan/wire_table.h"
 
 namespace ravel::plan {
 namespace {
@@ -69,39 +70,6 @@ void AddGroups(const StrategyChoice& choice, ShardingPlan& plan) {
       plan.groups.push_back(std::move(group));
     }
   }
-}
-
-// Bytes that a rank reads from others in one run of a program: those of its gathers and outer
-// collectives, and of its reduces from each rank that has a lane.
-struct ProgramWire {
-  int64_t always = 0;
-  int64_t per_contributor = 0;
-};
-ProgramWire WireOf(const ShardingPlan& plan, const StepProgram& program) {
-  ProgramWire wire;
-  const int64_t others = plan.lanes.width() - 1;
-  const int64_t other_replicas = plan.lanes.replicas - 1;
-  for (const Instruction& at : program.instructions) {
-    if (at.group < 0) {
-      continue;
-    }
-    const GroupRules& rules = plan.rules[static_cast<size_t>(at.group)];
-    const int64_t shard = InnerShardElements(plan, at.group) * 4;
-    const int64_t part = shard / plan.lanes.replicas;
-    if (at.op == OpCode::kReduceScatter) {
-      wire.per_contributor += shard;
-    } else if (at.op == OpCode::kGather) {
-      const ProgramBuffer& gathered = plan.buffers[static_cast<size_t>(at.gathered)];
-      wire.always += gathered.memory == MemoryKind::kCommon ? 0 : others * shard;
-    } else if (at.op == OpCode::kGatherGradient) {
-      wire.always += others * shard;
-    } else if (at.op == OpCode::kOuterGather) {
-      wire.always += other_replicas * part;
-    } else if (at.op == OpCode::kOuterReduce) {
-      wire.always += other_replicas * part * (rules.outer_gradient_sharded ? 1 : 2);
-    }
-  }
-  return wire;
 }
 
 ProgramRequest RequestOf(const ShardingPlan& plan) {
@@ -226,7 +194,8 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
                   .prefetch = true,
                   .replicas = plan.lanes.replicas,
                   .recompute = spec.recompute,
-                  .weight_element_bytes = request.weight_element_bytes};
+                  .weight_element_bytes = request.weight_element_bytes,
+                  .gradient_wire = spec.gradient_wire};
   RETURN_IF_ERROR(PlanPrograms(plan));
   RETURN_IF_ERROR(CheckPlan(plan));
   return plan;
@@ -274,23 +243,7 @@ std::vector<MemoryLine> MemoryTable(const ShardingPlan& plan) {
 }
 
 int64_t WireBytesPerStep(const ShardingPlan& plan) {
-  // Pieces of a reduce come from the ranks of the replica that have a lane in its turn; counted for
-  // a rank that has one.
-  const LaneMap inner = plan.lanes.Inner();
-  std::vector<ProgramWire> of_program;
-  for (const StepProgram& program : plan.programs) {
-    of_program.push_back(WireOf(plan, program));
-  }
-  int64_t bytes = 0;
-  for (int64_t at = 0; at < plan.lanes.programs(); ++at) {
-    const StepSlot slot = SlotOf(plan.lanes, at);
-    const auto program =
-        static_cast<size_t>(&plan.program(slot.phase, slot.part) - plan.programs.data());
-    const int64_t turn = plan.lanes.blocks ? 0 : slot.turn;
-    bytes += of_program[program].always +
-             of_program[program].per_contributor * (inner.LaneCount(turn) - 1);
-  }
-  return bytes;
+  return StepWire(plan).total();
 }
 
 }  // namespace ravel::plan

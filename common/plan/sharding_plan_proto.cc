@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "common/plan/compute_type.h"
 #include "common/plan/freeze.h"
 #include "common/plan/group_rules.h"
 #include "common/plan/plan_parts_proto.h"
@@ -275,6 +276,16 @@ absl::Status OptionsFromProto(const v1::PlannedOptions& proto, ShardingPlan& pla
                   .staging_window_bytes = proto.staging_window_bytes(),
                   .prefetch = proto.prefetch(),
                   .replicas = plan.lanes.replicas};
+  // 0: written before there was a choice.
+  if (proto.weight_element_bytes() != 0) {
+    plan.options.weight_element_bytes = proto.weight_element_bytes();
+  }
+  if (plan.options.weight_element_bytes != 2 && plan.options.weight_element_bytes != 4) {
+    return Invalid(absl::StrCat("options.weight_element_bytes: expected 2 or 4, got ",
+                                plan.options.weight_element_bytes));
+  }
+  RETURN_IF_ERROR(ReadEnum(
+      "options.gradient_wire", proto.gradient_wire(), WireType::kBF16, plan.options.gradient_wire));
   return ReadEnum(
       "options.recompute", proto.recompute(), RecomputePolicy::kBlock, plan.options.recompute);
 }
@@ -286,6 +297,8 @@ void OptionsToProto(const ProgramOptions& options, v1::PlannedOptions& proto) {
   proto.set_staging_window_bytes(options.staging_window_bytes);
   proto.set_prefetch(options.prefetch);
   proto.set_recompute(static_cast<int32_t>(options.recompute));
+  proto.set_weight_element_bytes(options.weight_element_bytes);
+  proto.set_gradient_wire(static_cast<int32_t>(options.gradient_wire));
 }
 
 void ProgramsToProto(const ShardingPlan& plan, v1::ShardingPlan& proto) {
@@ -360,6 +373,9 @@ absl::StatusOr<ShardingPlan> FromProto(const v1::ShardingPlan& proto) {
   ASSIGN_OR_RETURN(plan.mesh, DataMesh(plan.lanes));
   ASSIGN_OR_RETURN(const ModelConfig config, ModelFromProto(proto.model()));
   plan.inventory = BuildInventory(config, plan.micro_batch, plan.options.recompute);
+  if (plan.options.weight_element_bytes == 2) {
+    UseBf16Activations(plan.inventory);
+  }
   RETURN_IF_ERROR(TensorsFromProto(proto, plan.inventory));
   RETURN_IF_ERROR(GroupsFromProto(proto, plan));
   RETURN_IF_ERROR(BuffersFromProto(proto, plan));

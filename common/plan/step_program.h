@@ -161,6 +161,8 @@ struct ProgramOptions {
   // Of an element of model weights, gathered weights and activations: 4, or 2 (bf16), where main
   // weights are buffers of their own. Main weights, gradients and moments are fp32.
   int64_t weight_element_bytes = 4;
+  // Of the lanes' gradients between the ranks of a replica.
+  WireType gradient_wire = WireType::kF32;
 };
 
 inline constexpr int64_t kGradientElementBytes = 4;

@@ -10,12 +10,6 @@
 namespace ravel::plan {
 namespace {
 
-constexpr int64_t kElementBytes = 4;
-
-int64_t GatheredBytes(const GroupLayout& group) {
-  return group.layout.total_elements() * kElementBytes;
-}
-
 // The most bytes of weights, or of staged gradients, that any two consecutive uses need.
 class WindowNeeds {
  public:
@@ -47,6 +41,8 @@ class WindowNeeds {
  private:
   template <typename Collect>
   int64_t Most(const Collect& collect, bool gradients = false) const {
+    const int64_t element_bytes =
+        gradients ? kGradientElementBytes : request_.options.weight_element_bytes;
     int64_t most = 0;
     for (size_t use = 0; use < model_.uses.size(); ++use) {
       std::set<int> found;
@@ -57,7 +53,7 @@ class WindowNeeds {
       int64_t sum = 0;
       for (const int id : found) {
         const int group = gradients ? model_.gradients[static_cast<size_t>(id)].group : id;
-        sum += GatheredBytes(request_.groups[static_cast<size_t>(group)]);
+        sum += request_.groups[static_cast<size_t>(group)].layout.total_elements() * element_bytes;
       }
       most = std::max(most, sum);
     }

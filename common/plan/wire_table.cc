@@ -23,6 +23,10 @@ WireBytes WireBytes::operator*(int64_t times) const {
           .outer_reduces = outer_reduces * times};
 }
 
+bool RoundsGradients(const ShardingPlan& plan) {
+  return plan.options.gradient_wire == WireType::kBF16 && !plan.lanes.blocks;
+}
+
 WireBytes WireOf(const ShardingPlan& plan, const Instruction& at, int64_t contributors) {
   WireBytes wire;
   if (at.group < 0) {
@@ -38,7 +42,7 @@ WireBytes WireOf(const ShardingPlan& plan, const Instruction& at, int64_t contri
     const ProgramBuffer& gathered = plan.buffers[static_cast<size_t>(at.gathered)];
     wire.gathers = gathered.memory == MemoryKind::kCommon ? 0 : others * weights;
   } else if (at.op == OpCode::kReduceScatter) {
-    wire.reduces = (contributors - 1) * gradients;
+    wire.reduces = (contributors - 1) * (RoundsGradients(plan) ? gradients / 2 : gradients);
   } else if (at.op == OpCode::kGatherGradient) {
     wire.reduces = others * gradients;
   } else if (at.op == OpCode::kOuterGather) {
@@ -69,6 +73,24 @@ std::vector<WireBytes> WireTable(const ShardingPlan& plan) {
     }
   }
   return table;
+}
+
+int64_t RoundedInPlaceBytes(const ShardingPlan& plan) {
+  if (!RoundsGradients(plan)) {
+    return 0;
+  }
+  // Read as fp32, written as bf16.
+  constexpr int64_t kTraffic = kGradientElementBytes + 2;
+  int64_t bytes = 0;
+  for (int64_t index = 0; index < plan.lanes.programs(); ++index) {
+    const StepSlot slot = SlotOf(plan.lanes, index);
+    for (const Instruction& at : plan.program(slot.phase, slot.part).instructions) {
+      if (at.op == OpCode::kReduceScatter) {
+        bytes += plan.groups[static_cast<size_t>(at.group)].layout.total_elements() * kTraffic;
+      }
+    }
+  }
+  return bytes;
 }
 
 WireBytes StepWire(const ShardingPlan& plan) {

@@ -23,6 +23,13 @@ struct WireBytes {
   bool operator==(const WireBytes&) const = default;
 };
 
+// Whether lanes' gradients leave a rank as bf16: lanes in blocks are summed before, and stay fp32.
+bool RoundsGradients(const ShardingPlan& plan);
+
+// Memory traffic of a rank in one step that rounding gradients costs, which wires do not show:
+// between ranks that read each other's memory it is more than what a bf16 wire saves.
+int64_t RoundedInPlaceBytes(const ShardingPlan& plan);
+
 // Of one run of an instruction when `contributors` ranks of the replica have a gradient.
 WireBytes WireOf(const ShardingPlan& plan, const Instruction& instruction, int64_t contributors);
 // Of one step, per group; for a rank that has a lane in every turn.

@@ -239,6 +239,15 @@ void AddCheckpointVerbs(CLI::App& app, CommandLine& line) {
   verb->add_option("--dtype", options.dtype, "f32 or bf16")->capture_default_str();
 }
 
+void AddTraceMemoryVerb(CLI::App& group, CommandLine& line) {
+  CLI::App* const verb =
+      AddVerb(group, line, "memory", "Show the memory of each rank, planned and measured", [&line] {
+        return RunTraceMemory(line.common, line.trace);
+      });
+  verb->add_option("INPUT", line.trace.inputs, "Memory files of ranks, or directories of them")
+      ->required();
+}
+
 void AddTraceVerbs(CLI::App& app, CommandLine& line) {
   CLI::App* const group = AddGroup(app, "trace", "Recorded steps of a job");
   TraceOptions& options = line.trace;
@@ -266,6 +275,7 @@ void AddTraceVerbs(CLI::App& app, CommandLine& line) {
   verb->add_option("--least", options.least_share, "Smallest share of the step to show")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
+  AddTraceMemoryVerb(*group, line);
 }
 
 void AddDataVerbs(CLI::App& app, CommandLine& line) {

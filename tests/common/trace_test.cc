@@ -106,5 +106,42 @@ TEST_F(TraceTest, StallsAreLargestFirstAndSmallOnesAreLeftOut) {
   EXPECT_EQ(FindStalls(document, 1, 0.001).size(), 2u);
 }
 
+TEST_F(TraceTest, WaitsForOtherRanksNameTheLateOneAndWhatItDid) {
+  // Rank 1 is late in Backward and, before its last collective, outside of any instruction.
+  Event reduce = Made(1, "ReduceScatter", "reduce", 100, 510);
+  reduce.peer_wait_ns = 400'000;
+  reduce.peer_wait_begin_ns = 105'000;
+  reduce.peer = 1;
+  Event statistics = Made(1, "StatsReduce", "reduce", 510, 600);
+  statistics.peer_wait_ns = 60'000;
+  statistics.peer_wait_begin_ns = 520'000;
+  statistics.peer = 1;
+  ASSERT_TRUE(WriteChromeTrace(Path("a.json"),
+                               {.rank = 0},
+                               {Made(1, "Backward", "compute", 0, 100), reduce, statistics})
+                  .ok());
+  ASSERT_TRUE(WriteChromeTrace(Path("b.json"),
+                               {.rank = 1},
+                               {Made(1, "Backward", "compute", 0, 500),
+                                Made(1, "ReduceScatter", "reduce", 500, 515),
+                                Made(1, "StatsReduce", "reduce", 580, 600)})
+                  .ok());
+  const auto merged = MergeChromeTraces({Path("a.json"), Path("b.json")});
+  ASSERT_TRUE(merged.ok()) << merged.status();
+  const std::vector<Stall> stalls = FindStalls(*merged, 1);
+  ASSERT_EQ(stalls.size(), 2u);
+  EXPECT_EQ(stalls[0].rank, 0);
+  EXPECT_EQ(stalls[0].instruction, "ReduceScatter layers.0 (only, turn 0)");
+  EXPECT_NEAR(stalls[0].seconds, 400e-6, 1e-9);
+  EXPECT_EQ(stalls[0].late_rank, 1);
+  EXPECT_EQ(stalls[0].late_instruction, "Backward layers.0 (only, turn 0)");
+  EXPECT_EQ(stalls[1].late_instruction, "before StatsReduce layers.0 (only, turn 0)");
+  const std::vector<LateRank> late = FindLateRanks(*merged, -1);
+  ASSERT_EQ(late.size(), 1u);
+  EXPECT_EQ(late[0].rank, 1);
+  EXPECT_NEAR(late[0].seconds, 460e-6, 1e-9);
+  EXPECT_EQ(late[0].instruction, "Backward layers.0 (only, turn 0)");
+}
+
 }  // namespace
 }  // namespace ravel::trace

@@ -65,6 +65,9 @@ class CheckpointWriter {
   // Bytes of host memory that a rank's images take: allocated once, in the constructor.
   static int64_t ArenaBytes(const plan::SavePlan& plan, int rank);
   int64_t arena_bytes() const { return arena_bytes_; }
+  std::span<const std::byte> arena() const {
+    return {arena_.get(), static_cast<size_t>(arena_bytes_)};
+  }
 
   // Copies this rank's bytes and returns; the rest happens on the writer's thread.
   // FailedPrecondition while a save is in flight or its result has not been taken; an error of

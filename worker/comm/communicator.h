@@ -60,6 +60,14 @@ struct PieceViews {
   std::vector<const float*> pieces;
 };
 
+// Time that collectives spent on waiting for other ranks.
+struct PeerWait {
+  int64_t nanoseconds = 0;
+  int rank = -1;  // of the whole group: the last to come in most of that time; -1: no wait
+  // When the longest single wait began, of the steady clock.
+  int64_t longest_begin_ns = 0;
+};
+
 // Failure of any call (peer lost, aborted, mismatch) is final: every later call fails at once with
 // the same status. Calls come from one thread; Abort and Failure may come from any thread; Abort
 // makes a blocked call return within milliseconds.
@@ -157,6 +165,11 @@ class Communicator {
     uint64_t hash = 0;
   };
   virtual IssueState issued() const = 0;
+
+  // How long this rank's collectives on this communicator have waited since the last call: in
+  // shared memory for ranks that had not arrived, else for what peers send. From the thread of the
+  // calls.
+  virtual PeerWait TakePeerWait() { return {}; }
 
   // What this rank has issued on this communicator and on all that were split from the same one.
   virtual CollectiveLedger& ledger() = 0;

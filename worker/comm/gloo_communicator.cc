@@ -26,6 +26,7 @@
 #include "common/mutex.h"
 #include "worker/comm/collective_ledger.h"
 #include "worker/comm/issue_log.h"
+#include "worker/comm/peer_waits.h"
 #include "worker/comm/shared_segment.h"
 #include "worker/comm/split_groups.h"
 
@@ -35,6 +36,8 @@ namespace {
 using gloo::transport::UnboundBuffer;
 
 constexpr char kRecordPrefix[] = "gloo1:";
+// A message that is taken within this time was there already.
+constexpr int64_t kArrivedNs = 20'000;
 // How long a rank that found a mismatch waits for its peers to learn of it.
 constexpr std::chrono::seconds kTellPeers{2};
 
@@ -133,7 +136,8 @@ class GlooCommunicator final : public Communicator {
         size_(static_cast<int>(member.group.members.size())),
         key_(member.key),
         log_(root_->ledger.Open(std::move(member.group))),
-        headers_(static_cast<size_t>(size_)) {}
+        headers_(static_cast<size_t>(size_)),
+        waits_(size_) {}
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -156,6 +160,7 @@ class GlooCommunicator final : public Communicator {
     root_->Abort(absl::AbortedError(std::string(reason)));
   }
   IssueState issued() const override { return log_->state(); }
+  PeerWait TakePeerWait() override { return waits_.Take(log_->group().members); }
   CollectiveLedger& ledger() override { return root_->ledger; }
 
  private:
@@ -189,7 +194,8 @@ class GlooCommunicator final : public Communicator {
                const std::vector<Message>& sends,
                const std::vector<Message>& receives,
                Flights& flights);
-  absl::Status WaitReceives(std::vector<Flight>& flights);
+  // Sets `late` to the member whose message was the last to be waited for, if any was.
+  absl::Status WaitReceives(std::vector<Flight>& flights, int* late);
   absl::Status WaitSends(std::vector<Flight>& flights, std::chrono::milliseconds timeout);
   absl::Status CheckHeaders(const IssueRecord& issue) const;
   absl::Status Gather(const IssueRecord& issue,
@@ -206,6 +212,7 @@ class GlooCommunicator final : public Communicator {
   const uint64_t key_;
   const std::shared_ptr<IssueLog> log_;
   std::vector<IssueRecord> headers_;
+  PeerWaits waits_;
 };
 
 uint64_t Spread(uint64_t x) {
@@ -231,15 +238,19 @@ GlooCommunicator::Flight GlooCommunicator::Post(const Message& message) {
   return flight;
 }
 
-absl::Status GlooCommunicator::WaitReceives(std::vector<Flight>& flights) {
+absl::Status GlooCommunicator::WaitReceives(std::vector<Flight>& flights, int* late) {
   for (Flight& flight : flights) {
     RETURN_IF_ERROR(root_->aborted());
+    const int64_t begin_ns = SteadyNs();
     try {
       if (!flight.buffer->waitRecv(nullptr, root_->timeout)) {
         return root_->aborted();
       }
     } catch (const std::exception& error) {
       return GlooError(error, flight.peer);
+    }
+    if (SteadyNs() - begin_ns > kArrivedNs) {
+      *late = PositionIn(log_->group().members, flight.peer);
     }
   }
   return absl::OkStatus();
@@ -310,12 +321,17 @@ absl::Status GlooCommunicator::Run(const IssueRecord& issue,
   } catch (const std::exception& error) {
     return absl::UnavailableError(absl::StrCat("gloo: ", error.what()));
   }
-  RETURN_IF_ERROR(WaitReceives(flights.header_in));
+  const int64_t begin_ns = SteadyNs();
+  int late = -1;
+  RETURN_IF_ERROR(WaitReceives(flights.header_in, &late));
   if (absl::Status equal = CheckHeaders(issue); !equal.ok()) {
     WaitSends(flights.header_out, kTellPeers).IgnoreError();  // the mismatch is the news, not this
     return equal;
   }
-  RETURN_IF_ERROR(WaitReceives(flights.in));
+  RETURN_IF_ERROR(WaitReceives(flights.in, &late));
+  if (late >= 0) {
+    waits_.Add(late, begin_ns);
+  }
   RETURN_IF_ERROR(WaitSends(flights.out, root_->timeout));
   return WaitSends(flights.header_out, root_->timeout);
 }

@@ -11,6 +11,7 @@
 
 #include "common/status.h"
 #include "worker/comm/issue_log.h"
+#include "worker/comm/peer_waits.h"
 
 namespace ravel::comm {
 
@@ -90,17 +91,22 @@ class GroupBlock {
   // Otherwise the failure of the group. Spins briefly, then sleeps:
   // there may be more ranks than cores.
   absl::Status Barrier();
+  // How long barriers waited for others, and for whom.
+  PeerWaits& waits() { return waits_; }
 
  private:
   // Two slots per rank, used in turns: a rank may be one barrier ahead of one that still reads.
   GroupSlot* SlotOf(uint64_t barrier, int rank);
   std::byte* BounceOf(uint64_t barrier, int rank);
+  // False sets `first_missing`, whose search begins where the last call has found it.
   bool AllArrived(uint64_t barrier, int* first_missing);
   absl::Status Failure() const;
   bool IssuesAgree();
   // False when the group failed before all arrived.
   bool WaitForAll(uint64_t barrier);
-  bool SleepUntilAll(uint64_t barrier, int* first_missing);
+  // With who came last in `missing`, if any was waited for.
+  bool SpinAndSleep(uint64_t barrier, int* missing);
+  bool SleepUntilAll(uint64_t barrier, int* missing);
 
   const Options options_;
   GroupHeader* const header_;
@@ -108,6 +114,7 @@ class GroupBlock {
   const int size_;
   int spins_;
   uint64_t barriers_ = 0;  // passed
+  PeerWaits waits_;
 };
 
 }  // namespace ravel::comm

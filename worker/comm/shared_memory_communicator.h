@@ -43,6 +43,7 @@ class SharedMemoryCommunicator final : public Communicator {
                               std::span<std::byte> all) override;
   void Abort(std::string_view reason) override;
   IssueState issued() const override { return log_->state(); }
+  PeerWait TakePeerWait() override { return block_.waits().Take(log_->group().members); }
   CollectiveLedger& ledger() override { return root_->ledger; }
 
  private:

@@ -309,6 +309,23 @@ absl::Status InstructionRunner::Update(const Instruction& instruction) {
   return absl::OkStatus();
 }
 
+comm::PeerWait InstructionRunner::TakePeerWait(const Instruction& instruction) {
+  switch (instruction.op) {
+    case OpCode::kGather:
+      return args_.communicators.gather->TakePeerWait();
+    case OpCode::kReduceScatter:
+    case OpCode::kGatherGradient:
+      return args_.communicators.reduce->TakePeerWait();
+    case OpCode::kOuterGather:
+    case OpCode::kOuterReduce:
+      return args_.communicators.outer->TakePeerWait();
+    case OpCode::kStatsReduce:
+      return args_.communicators.world->TakePeerWait();
+    default:
+      return {};
+  }
+}
+
 int64_t InstructionRunner::BytesOf(const Instruction& instruction, const ReplayTurn& turn) const {
   if (instruction.group < 0) {
     return 0;

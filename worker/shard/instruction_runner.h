@@ -75,6 +75,9 @@ class InstructionRunner {
   // and waits for the device in kStatsReduce alone; the order of what is issued is what the replay
   // state checks.
   absl::Status Run(const BoundInstruction& bound, const ReplayTurn& turn);
+  // How long the collectives on an instruction's communicator waited for other ranks since the last
+  // call.
+  comm::PeerWait TakePeerWait(const plan::Instruction& instruction);
   // Bytes that a collective receives from other ranks.
   int64_t BytesOf(const plan::Instruction& instruction, const ReplayTurn& turn) const;
 

@@ -10,7 +10,9 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/fault_point.h"
 #include "common/mutex.h"
+#include "worker/shard/bound_bytes.h"
 
 namespace ravel::shard {
 namespace {
@@ -90,6 +92,13 @@ UnitExecutor::UnitExecutor(const Args& args, ExecutorOptions options)
 
 UnitExecutor::~UnitExecutor() = default;
 
+std::vector<int64_t> UnitExecutor::bound_bytes() const {
+  return BoundBytes({.plan = args_.plan,
+                     .buffers = args_.buffers,
+                     .groups = args_.groups,
+                     .programs = programs_});
+}
+
 const BoundProgram& UnitExecutor::ProgramOf(const plan::StepSlot& slot) const {
   for (const BoundProgram& program : programs_) {
     const bool eval = slot.phase == plan::Phase::kEval;
@@ -135,12 +144,31 @@ absl::Status UnitExecutor::Run(const ReplayTurn& turn) {
   return Annotate(runner_.state().EndPhase(), NameOf(program.instructions.back(), turn));
 }
 
+// A rank may be made slow or broken at an instruction: "execute.Backward.layers.1".
+absl::Status UnitExecutor::DrillOf(const Instruction& instruction) const {
+  if (!fault::Enabled()) {
+    return absl::OkStatus();
+  }
+  const auto unit = static_cast<size_t>(instruction.unit);
+  return FaultPoint(
+      absl::StrCat("execute.",
+                   plan::OpName(instruction.op),
+                   instruction.unit < 0 ? "" : ".",
+                   instruction.unit < 0 ? "" : args_.plan.inventory.units[unit].name));
+}
+
 absl::Status UnitExecutor::RunOne(const BoundProgram& program,
                                   const BoundInstruction& bound,
                                   const ReplayTurn& turn,
                                   int64_t wait_ns) {
   const int64_t begin_ns = options_.recorder != nullptr ? NowNs() : 0;
-  absl::Status status = runner_.Run(bound, turn);
+  if (options_.recorder != nullptr) {
+    runner_.TakePeerWait(bound.instruction);  // of what was not recorded
+  }
+  absl::Status status = DrillOf(bound.instruction);
+  if (status.ok()) {
+    status = runner_.Run(bound, turn);
+  }
   if (options_.poison && bound.instruction.op == OpCode::kAllocStaging) {
     Poison(bound.instruction, turn);
   }
@@ -295,6 +323,7 @@ void UnitExecutor::Record(const BoundInstruction& bound,
                           int64_t wait_ns) {
   const Instruction& instruction = bound.instruction;
   const std::vector<plan::UnitSpec>& units = args_.plan.inventory.units;
+  const comm::PeerWait peers = runner_.TakePeerWait(instruction);
   options_.recorder->Record(
       {.begin_ns = begin_ns,
        .end_ns = NowNs(),
@@ -311,7 +340,10 @@ void UnitExecutor::Record(const BoundInstruction& bound,
        .bytes = runner_.BytesOf(instruction, turn),
        .generation =
            instruction.group < 0 ? -1 : static_cast<int64_t>(generation(instruction.group)),
-       .wait_ns = wait_ns});
+       .wait_ns = wait_ns,
+       .peer_wait_ns = peers.nanoseconds,
+       .peer_wait_begin_ns = peers.longest_begin_ns,
+       .peer = peers.rank});
 }
 
 }  // namespace ravel::shard

@@ -60,6 +60,8 @@ class UnitExecutor {
   absl::Status Run(const ReplayTurn& turn);
 
   const std::vector<TensorView>& shared() const { return shared_; }
+  // Per buffer of the plan, how much of it is made use of.
+  std::vector<int64_t> bound_bytes() const;
   Generation generation(int group) const { return runner_.state().generation(group); }
   void set_recorder(trace::Recorder* recorder) { options_.recorder = recorder; }
   // nullptr: none. Runs on the stream's thread.
@@ -78,6 +80,7 @@ class UnitExecutor {
   absl::Status RunInline(const BoundProgram& program, const ReplayTurn& turn);
   absl::Status RunQueued(const BoundProgram& program, const ReplayTurn& turn);
   absl::Status RunOnDevice(const BoundProgram& program, const ReplayTurn& turn);
+  absl::Status DrillOf(const plan::Instruction& instruction) const;
   // An instruction of a stream with what comes into force after it.
   absl::Status RunOne(const BoundProgram& program,
                       const BoundInstruction& bound,

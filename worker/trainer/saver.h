@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,8 @@ class Saver {
   absl::Status Poll();
   // Waits for the save in flight; its failure is an error.
   absl::Status Finish();
+  // Host memory that holds what is being saved.
+  std::span<const std::byte> staging() const { return writer_->arena(); }
 
  private:
   Saver(const Assignment& assignment, Reporter& reporter, RankEngine& engine)

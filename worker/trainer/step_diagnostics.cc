@@ -13,8 +13,10 @@
 #include <absl/strings/str_join.h>
 #include <absl/strings/strip.h>
 
-#include "common/json.h"
+#include "common/file_writer.h"
 #include "common/logging.h"
+#include "common/plan/plan_printer.h"
+#include "worker/trainer/memory_report.h"
 
 namespace ravel::trainer {
 namespace {
@@ -42,17 +44,65 @@ StepDiagnostics::StepDiagnostics(const Assignment& assignment, RankEngine& engin
   }
 }
 
-std::string StepDiagnostics::TraceFile(const Assignment& assignment) {
-  return absl::StrFormat("%s/trace-epoch-%05d-rank-%05d.json",
+std::string StepDiagnostics::FileOf(const Assignment& assignment, const char* kind) {
+  return absl::StrFormat("%s/epoch-%05d-rank-%05d.%s.json",
                          assignment.spec.trace_directory,
                          assignment.epoch,
-                         assignment.rank);
+                         assignment.rank,
+                         kind);
 }
 
 bool StepDiagnostics::Traced(int64_t finished_steps) const {
   const plan::JobSpec& spec = assignment_.spec;
   return recorder_ != nullptr && finished_steps >= spec.trace_first_step &&
          finished_steps <= spec.trace_last_step;
+}
+
+void StepDiagnostics::ReportStart(const Saver& saver) {
+  if (assignment_.rank == 0) {
+    for (const std::string& line : plan::GroupTableLines(assignment_.plan)) {
+      log::Info(line);
+    }
+  }
+  ReportMemory("start", saver);
+}
+
+void StepDiagnostics::ReportEnd(const Saver& saver) {
+  ReportMemory("end", saver);
+}
+
+void StepDiagnostics::ReportMemory(const char* when, const Saver& saver) {
+  const plan::DataSpec& data = assignment_.spec.data;
+  MappedPlaces places = {.arena_planned_bytes = engine_.planned_bytes(),
+                         .arenas = engine_.arenas(),
+                         .data_files = {},
+                         .save_staging = saver.staging()};
+  for (const auto* sources : {&data.train, &data.validation}) {
+    for (const plan::DataSource& source : *sources) {
+      places.data_files.push_back(source.path);
+    }
+  }
+  const auto uses = MemoryByUse(assignment_.plan, engine_.executor().bound_bytes());
+  const auto process = MemoryOfProcess(places);
+  if (!uses.ok() || !process.ok()) {
+    log::Warning(
+        absl::StrCat("memory: ", (uses.ok() ? process.status() : uses.status()).message()));
+    return;
+  }
+  const MemoryReport report = {.uses = *uses, .process = *process};
+  log::Info(absl::StrCat("memory at the ", when, ": ", MemoryText(report)));
+  memory_.Set(when, MemoryJson(report));
+  if (assignment_.spec.trace_directory.empty()) {
+    return;
+  }
+  absl::Status written = MakeDirectory(assignment_.spec.trace_directory);
+  if (written.ok()) {
+    memory_.Set("rank", assignment_.rank).Set("epoch", assignment_.epoch);
+    written = WriteFileAtomically(FileOf(assignment_, "memory"), json::Serialize(memory_) + "\n");
+  }
+  if (!written.ok()) {
+    log::Warning(absl::StrCat("memory: ", written.message()));
+  }
 }
 
 void StepDiagnostics::BeforeStep(int64_t step) {
@@ -73,7 +123,7 @@ absl::Status StepDiagnostics::WriteTrace() {
       .host = assignment_.host_address,
       .wall_minus_monotonic_ns = Nanoseconds(std::chrono::system_clock::now()) -
                                  Nanoseconds(std::chrono::steady_clock::now())};
-  return trace::WriteChromeTrace(TraceFile(assignment_), source, events_);
+  return trace::WriteChromeTrace(FileOf(assignment_, "trace"), source, events_);
 }
 
 std::string StepDiagnostics::NonFiniteTensors() const {
@@ -122,6 +172,24 @@ absl::Status StepDiagnostics::WriteNorms(const optim::TensorNorms& norms) const 
                      : absl::UnavailableError(absl::StrCat(folder, "/norms.jsonl: cannot write"));
 }
 
+void StepDiagnostics::WriteKnownNorms() {
+  const std::optional<optim::TensorNorms> norms = engine_.optimizer().TakeNorms();
+  // A step that is replayed to look for what was not finite has the same norms again.
+  if (norms.has_value() && assignment_.rank == 0 && norms->step > norms_written_) {
+    norms_written_ = norms->step;
+    const absl::Status written = WriteNorms(*norms);
+    if (!written.ok()) {
+      log::Warning(absl::StrCat("norms: ", written.message()));
+    }
+  }
+}
+
+absl::Status StepDiagnostics::Finish() {
+  RETURN_IF_ERROR(engine_.ExchangeLastNorms());
+  WriteKnownNorms();
+  return absl::OkStatus();
+}
+
 absl::Status StepDiagnostics::AfterStep(const StepResult& result) {
   engine_.executor().set_recorder(nullptr);
   // What cannot be written costs a line in the log, not the job.
@@ -131,13 +199,7 @@ absl::Status StepDiagnostics::AfterStep(const StepResult& result) {
       log::Warning(absl::StrCat("trace: ", written.message()));
     }
   }
-  const std::optional<optim::TensorNorms> norms = engine_.optimizer().TakeNorms();
-  if (norms.has_value() && assignment_.rank == 0) {
-    const absl::Status written = WriteNorms(*norms);
-    if (!written.ok()) {
-      log::Warning(absl::StrCat("norms: ", written.message()));
-    }
-  }
+  WriteKnownNorms();
   skip_reason_.clear();
   if (!result.skipped) {
     return absl::OkStatus();

@@ -120,22 +120,23 @@ absl::Status Trainer::RunWith(comm::Communicator& communicator, kernels::CudaGpu
   RETURN_IF_ERROR(PrepareState(assignment, communicator, *engine));
   ASSIGN_OR_RETURN(const std::unique_ptr<Saver> saver,
                    Saver::Create(assignment, parts_.reporter, *engine));
+  StepDiagnostics diagnostics(assignment, *engine);
+  diagnostics.ReportStart(*saver);
   parts_.position.FinishStep(assignment.first_step);
   parts_.position.Enter(TrainerPhase::kWaiting);
   RETURN_IF_ERROR(parts_.reporter.Ready({.step = assignment.first_step,
                                          .planned_bytes = engine->planned_bytes(),
                                          .measured_bytes = engine->arena_bytes(),
                                          .restore_seconds = SecondsSince(parts_.clock, start_ms)}));
-  return TrainAll(*engine, *saver);
+  return TrainAll(*engine, *saver, diagnostics);
 }
 
-absl::Status Trainer::TrainAll(RankEngine& engine, Saver& saver) {
+absl::Status Trainer::TrainAll(RankEngine& engine, Saver& saver, StepDiagnostics& diagnostics) {
   const Assignment& assignment = parts_.assignment;
   if (assignment.save_at_start && assignment.first_step == 0) {
     RETURN_IF_ERROR(parts_.box.WaitForStep(0));
     RETURN_IF_ERROR(saver.Start(0, {}));
   }
-  StepDiagnostics diagnostics(assignment, engine);
   for (int64_t step = assignment.first_step; step < assignment.spec.steps; ++step) {
     parts_.position.Enter(TrainerPhase::kWaiting);
     RETURN_IF_ERROR(parts_.box.WaitForStep(step + 1));
@@ -148,13 +149,17 @@ absl::Status Trainer::TrainAll(RankEngine& engine, Saver& saver) {
     }
     if (result.control.stop != 0) {
       parts_.position.Enter(TrainerPhase::kEnding);
+      RETURN_IF_ERROR(diagnostics.Finish());
       RETURN_IF_ERROR(saver.Finish());
+      diagnostics.ReportEnd(saver);
       return WithCode(absl::CancelledError("stopped after a save, as told"), ExitCode::kStopped);
     }
     RETURN_IF_ERROR(CountSkips(result, diagnostics.skip_reason()));
   }
   parts_.position.Enter(TrainerPhase::kEnding);
+  RETURN_IF_ERROR(diagnostics.Finish());
   RETURN_IF_ERROR(saver.Finish());
+  diagnostics.ReportEnd(saver);
   return parts_.reporter.Done(assignment.spec.steps);
 }
 

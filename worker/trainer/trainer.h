@@ -46,7 +46,7 @@ class Trainer {
   absl::StatusOr<std::unique_ptr<kernels::CudaGpu>> OpenGpu();
   absl::StatusOr<std::unique_ptr<comm::Communicator>> Connect(kernels::CudaGpu* gpu);
   absl::Status RunWith(comm::Communicator& communicator, kernels::CudaGpu* gpu);
-  absl::Status TrainAll(RankEngine& engine, Saver& saver);
+  absl::Status TrainAll(RankEngine& engine, Saver& saver, StepDiagnostics& diagnostics);
   // One step, its evaluation and its report.
   absl::StatusOr<StepResult> OneStep(RankEngine& engine,
                                      StepDiagnostics& diagnostics,

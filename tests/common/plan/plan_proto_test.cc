@@ -4,7 +4,10 @@
 #include <set>
 #include <string>
 
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
 #include <google/protobuf/stubs/logging.h>
 #include <gtest/gtest.h>
 
@@ -95,6 +98,247 @@ TEST(JobProto, RoundTripKeepsEveryField) {
                                           : proto.GetReflection()->HasField(proto, field);
     EXPECT_TRUE(set) << field->name();
   }
+}
+
+// Fills every field of a message, and of those inside it, with a value that is not its default.
+// Numbers are different from each other where the codec takes any.
+void Fill(google::protobuf::Message& message, int64_t& next) {
+  const google::protobuf::Descriptor& descriptor = *message.GetDescriptor();
+  const google::protobuf::Reflection& reflection = *message.GetReflection();
+  using Field = google::protobuf::FieldDescriptor;
+  for (int i = 0; i < descriptor.field_count(); ++i) {
+    const Field* field = descriptor.field(i);
+    ++next;
+    switch (field->cpp_type()) {
+      case Field::CPPTYPE_MESSAGE:
+        if (field->is_repeated()) {
+          Fill(*reflection.AddMessage(&message, field), next);
+          Fill(*reflection.AddMessage(&message, field), next);
+        } else {
+          Fill(*reflection.MutableMessage(&message, field), next);
+        }
+        break;
+      case Field::CPPTYPE_STRING:
+        field->is_repeated()
+            ? reflection.AddString(&message, field, absl::StrCat(field->name(), next))
+            : reflection.SetString(&message, field, absl::StrCat(field->name(), next));
+        break;
+      case Field::CPPTYPE_INT64:
+        field->is_repeated() ? reflection.AddInt64(&message, field, next)
+                             : reflection.SetInt64(&message, field, next);
+        break;
+      case Field::CPPTYPE_UINT64:
+        reflection.SetUInt64(&message, field, static_cast<uint64_t>(next));
+        break;
+      case Field::CPPTYPE_DOUBLE:
+        reflection.SetDouble(&message, field, static_cast<double>(next) + 0.5);
+        break;
+      case Field::CPPTYPE_BOOL:
+        reflection.SetBool(&message, field, true);
+        break;
+      case Field::CPPTYPE_INT32:  // enumerations all have a second value
+        reflection.SetInt32(&message, field, 1);
+        break;
+      default:
+        FAIL() << field->full_name() << ": a type that this test does not know";
+    }
+  }
+}
+
+TEST(JobProto, EveryFieldOfTheMessageSurvives) {
+  v1::PlannedJob full;
+  int64_t next = 0;
+  Fill(full, next);
+  // A model must be one that exists.
+  v1::PlannedModel& model = *full.mutable_model();
+  v1::PlannedModel valid = ToProto(FullSpec()).model();
+  valid.set_architecture(1);
+  valid.set_tie_word_embeddings(true);
+  valid.set_rope_low_freq_factor(1.5);
+  valid.set_rope_high_freq_factor(3.5);
+  const google::protobuf::Descriptor& descriptor = *model.GetDescriptor();
+  for (int i = 0; i < descriptor.field_count(); ++i) {
+    EXPECT_TRUE(valid.GetReflection()->HasField(valid, descriptor.field(i)))
+        << descriptor.field(i)->name();
+  }
+  model = valid;
+  // Booleans that default to true; false is the value that a codec could lose.
+  for (const bool cpu : {true, false}) {
+    full.set_cpu_devices(cpu);
+    const absl::StatusOr<JobSpec> spec = FromProto(full);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    EXPECT_EQ(ToProto(*spec).DebugString(), full.DebugString());
+  }
+}
+
+// Does not compile when a struct has a field more or less: the codec must know it, FullSpec above
+// must set it, and then it is named here.
+TEST(JobProto, EveryFieldOfTheStructIsKnown) {
+  const JobSpec spec = FullSpec();
+  const auto& [name,
+               namespace_name,
+               model,
+               model_from,
+               init_std,
+               data,
+               steps,
+               global_batch,
+               micro_batch,
+               seed,
+               optimizer,
+               schedule,
+               evaluation_every,
+               evaluation_batches,
+               strategy,
+               replicate_strategy,
+               replicas,
+               recompute,
+               gradient_wire,
+               freeze,
+               allow_padding,
+               transport,
+               cpu_devices,
+               device_count,
+               elastic,
+               determinism,
+               virtual_ranks,
+               checkpoint,
+               restart,
+               detection_ms,
+               log_every,
+               trace_first_step,
+               trace_last_step,
+               trace_directory,
+               localise,
+               norms_every,
+               gather_window_bytes,
+               staging_window_bytes] = spec;
+  const auto& [train, validation, format, sequence_length, passes, tokenizer] = data;
+  const auto& [path, weight, tokens] = train.front();
+  const auto& [lr, beta1, beta2, eps, weight_decay, clip_norm] = optimizer;
+  const auto& [kind, warmup_steps, min_ratio] = schedule;
+  const auto& [sizes, grow_delay_ms, grow_every_ms] = elastic;
+  const auto& [store,
+               every_steps,
+               every_ms,
+               at_start,
+               keep_last,
+               keep_every_steps,
+               resume_from,
+               fresh] = checkpoint;
+  const auto& [max_failures, max_per_day, max_no_progress, backoff_ms, max_backoff_ms] = restart;
+  EXPECT_EQ(name, "plan");
+  EXPECT_EQ(tokens, 1000);
+  EXPECT_EQ(lr, 1e-3);
+  EXPECT_EQ(warmup_steps, 7);
+  EXPECT_EQ(grow_delay_ms, 1);
+  EXPECT_TRUE(fresh);
+  EXPECT_EQ(max_failures, 1);
+}
+
+// The same of what a plan is made of.
+TEST(PlanProto, EveryFieldOfTheStructIsKnown) {
+  const ShardingPlan plan = testing::PlanOf(testing::Llama(64, 2, 96, 257), 3, 4, false);
+  const auto& [ranks,
+               lanes,
+               micro_batch,
+               options,
+               inventory,
+               mesh,
+               groups,
+               rules,
+               buffers,
+               memory,
+               programs] = plan;
+  const auto& [option_ranks,
+               gather_in_place,
+               read_peers_in_place,
+               gather_window,
+               staging_window,
+               prefetch,
+               option_replicas,
+               recompute,
+               weight_element_bytes,
+               gradient_wire] = options;
+  const auto& [lane_count, lane_ranks, replicas, blocks, micro_batches] = lanes;
+  const auto& [sequences, sequence_tokens] = micro_batch;
+  const auto& [group_unit, group_trainable, layout, tensors, tensor_offsets] = groups.front();
+  const auto& [width, shard_elements, offsets, padding_elements] = layout;
+  const auto& [trainable,
+               weights_sharded,
+               reduces_each_turn,
+               gradient_sharded,
+               optimizer_sharded,
+               outer_gradient_sharded] = rules.front();
+  const auto& [buffer_name,
+               buffer_kind,
+               buffer_memory,
+               buffer_unit,
+               buffer_group,
+               buffer_call,
+               slot,
+               bytes,
+               persistent,
+               inside] = buffers.front();
+  const auto& [buffer_offsets, private_bytes, symmetric_bytes, common_bytes, lower_bound] = memory;
+  EXPECT_EQ(ranks, option_ranks);
+  EXPECT_EQ(lane_ranks, ranks);
+  EXPECT_EQ(option_replicas, replicas);
+  EXPECT_EQ(sequences, 2);
+  EXPECT_EQ(group_unit, 0);
+  EXPECT_EQ(width, 3);
+  EXPECT_TRUE(trainable);
+  EXPECT_GT(bytes, 0);
+  EXPECT_GT(private_bytes, 0);
+}
+
+TEST(PlanProto, EveryFieldOfAProgramIsKnown) {
+  const ShardingPlan plan = testing::PlanOf(testing::Llama(64, 2, 96, 257), 3, 4, false);
+  const std::vector<StepProgram>& programs = plan.programs;
+  const auto& [phase, part, live_at_start, live_at_end, instructions] = programs.front();
+  const auto& [op,
+               stream,
+               unit,
+               call,
+               gathered,
+               staging,
+               receive,
+               saved,
+               workspace,
+               freed,
+               group,
+               remade,
+               accumulates,
+               weights,
+               gradients,
+               waits] = instructions.front();
+  EXPECT_NE(phase, Phase::kEval);
+  EXPECT_EQ(call, 0);
+}
+
+TEST(PlanProto, PlansOfBf16WeightsAndWiresRoundTrip) {
+  for (const int64_t element_bytes : {2, 4}) {
+    for (const WireType wire : {WireType::kF32, WireType::kBF16}) {
+      JobSpec spec = testing::SpecOf(testing::Llama(64, 2, 96, 257), 4);
+      spec.gradient_wire = wire;
+      const absl::StatusOr<ShardingPlan> plan =
+          BuildShardingPlan({.spec = spec,
+                             .ranks = 2,
+                             .shared_memory = false,
+                             .weight_element_bytes = element_bytes});
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      const absl::StatusOr<ShardingPlan> back = ParsePlan(SerializePlan(*plan));
+      ASSERT_TRUE(back.ok()) << back.status();
+      EXPECT_EQ(SerializePlan(*back), SerializePlan(*plan));
+      EXPECT_EQ(back->options.weight_element_bytes, element_bytes);
+      EXPECT_EQ(back->options.gradient_wire, wire);
+      EXPECT_EQ(WireBytesPerStep(*back), WireBytesPerStep(*plan));
+    }
+  }
+  v1::ShardingPlan proto = ToProto(testing::PlanOf(testing::Llama(64, 2, 96, 257), 3, 4, false));
+  proto.mutable_options()->set_weight_element_bytes(3);
+  EXPECT_THAT(std::string(FromProto(proto).status().message()),
+              HasSubstr("options.weight_element_bytes: expected 2 or 4, got 3"));
 }
 
 TEST(JobProto, UnknownValuesAreNamed) {

@@ -148,6 +148,34 @@ TEST(PlanReport, Bf16HalvesWhatIsNotStateOrGradient) {
   EXPECT_LT(bytes_of(narrow, BufferKind::kSaved), bytes_of(wide, BufferKind::kSaved) * 6 / 10);
   EXPECT_EQ(StepWire(narrow).gathers * 2, StepWire(wide).gathers);
   EXPECT_EQ(StepWire(narrow).reduces, StepWire(wide).reduces);
+  // Two units fit where two of fp32 did: half the bytes, and no more gathers.
+  EXPECT_EQ(narrow.options.gather_window_bytes * 2, wide.options.gather_window_bytes);
+  EXPECT_EQ(narrow.options.staging_window_bytes, wide.options.staging_window_bytes);
+  for (size_t i = 0; i < wide.programs.size(); ++i) {
+    EXPECT_EQ(narrow.programs[i].instructions.size(), wide.programs[i].instructions.size());
+  }
+}
+
+TEST(PlanReport, Bf16WireHalvesReducesAndSaysWhatRoundingCosts) {
+  PlanRequest request = RequestOf(4);
+  for (const bool shared : {true, false}) {
+    request.shared_memory = shared;
+    request.spec.gradient_wire = WireType::kF32;
+    const ShardingPlan wide = Make(request);
+    request.spec.gradient_wire = WireType::kBF16;
+    const ShardingPlan narrow = Make(request);
+    EXPECT_EQ(StepWire(narrow).reduces * 2, StepWire(wide).reduces);
+    EXPECT_EQ(StepWire(narrow).gathers, StepWire(wide).gathers);
+    EXPECT_EQ(RoundedInPlaceBytes(wide), 0);
+    // Every turn reads all gradients as fp32 and writes them as bf16, for four ranks' shards: more
+    // than the 2 bytes that are saved of each of three peers' shards.
+    EXPECT_EQ(RoundedInPlaceBytes(narrow), StepWire(wide).reduces / 3 * 4 / 4 * 6);
+    EXPECT_GT(RoundedInPlaceBytes(narrow), StepWire(wide).reduces - StepWire(narrow).reduces);
+    EXPECT_EQ(PlanSummary(wide).find("bf16"), std::string::npos);
+    const std::string summary = PlanSummary(narrow);
+    EXPECT_NE(summary.find("gradients travel as bf16"), std::string::npos) << summary;
+    EXPECT_EQ(summary.find("more than peers on this host save") != std::string::npos, shared);
+  }
 }
 
 TEST(PlanReport, WireOfAStepIsTheSumOfItsGroups) {

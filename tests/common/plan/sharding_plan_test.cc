@@ -56,8 +56,7 @@ TEST_P(PlanTest, PackingIsCloseToItsBound) {
       const auto packed = static_cast<double>(plan.memory.packed_bytes());
       const auto bound = static_cast<double>(plan.memory.lower_bound_bytes);
       EXPECT_GE(packed, bound);
-      EXPECT_LE(packed / bound, GetParam().config.hidden_size < 256 ? 1.15 : 1.05)
-          << ranks << " ranks, shared " << shared;
+      EXPECT_LE(packed / bound, 1.05) << ranks << " ranks, shared " << shared;
     }
   }
 }

@@ -62,6 +62,40 @@ std::unique_ptr<Communicator> MustSplit(Communicator& whole,
 
 class SplitTest : public ::testing::TestWithParam<MeshCase> {};
 
+// The last rank of all comes late to each group: whoever shares a group with it says so, by its
+// rank in the whole, and once.
+TEST_P(SplitTest, WaitsAreForTheRankThatCameLast) {
+  const MeshCase& mesh = GetParam();
+  if (mesh.transport == "nccl") {
+    GTEST_SKIP() << "a device does not tell for whom it has waited";
+  }
+  constexpr auto kLate = std::chrono::milliseconds(30);
+  RunRanks(mesh.transport, mesh.size(), [&](Communicator& whole) {
+    const std::unique_ptr<Communicator> inner =
+        MustSplit(whole, "inner", InnerMembers(mesh, whole.rank()));
+    ASSERT_TRUE(whole.Barrier({}).ok());
+    inner->TakePeerWait();
+    const int late = mesh.size() - 1;
+    if (whole.rank() == late) {
+      const auto start = std::chrono::steady_clock::now();
+      while (std::chrono::steady_clock::now() - start < kLate) {
+        std::this_thread::yield();
+      }
+    }
+    ASSERT_TRUE(inner->Barrier({}).ok());
+    const PeerWait wait = inner->TakePeerWait();
+    const bool waits = whole.rank() != late && whole.rank() / mesh.inner == late / mesh.inner;
+    if (waits) {
+      EXPECT_EQ(wait.rank, late);
+      EXPECT_GT(wait.nanoseconds, 10'000'000);
+    } else {
+      EXPECT_LT(wait.nanoseconds, 25'000'000);
+    }
+    EXPECT_EQ(inner->TakePeerWait().rank, -1);
+    ASSERT_TRUE(whole.Barrier({}).ok());
+  });
+}
+
 TEST_P(SplitTest, PartsOfAMeshRunConcurrentlyFromTheirOwnThreads) {
   const MeshCase& mesh = GetParam();
   RunRanks(mesh.transport, mesh.size(), [&](Communicator& whole) {

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
@@ -94,12 +95,16 @@ TEST_F(StrategyFiles, TracesOfAllRanksMergeAndNormsAreReadableByName) {
   args.spec.norms_every = 2;
   ExpectAllOk(RunEpoch(args));
   std::vector<std::string> paths;
+  int memory_reports = 0;
   for (const auto& entry : std::filesystem::directory_iterator(args.spec.trace_directory)) {
-    if (entry.path().extension() == ".json") {
+    const std::string name = entry.path().filename();
+    if (absl::EndsWith(name, ".trace.json")) {
       paths.push_back(entry.path());
     }
+    memory_reports += absl::EndsWith(name, ".memory.json") ? 1 : 0;
   }
   ASSERT_EQ(paths.size(), 4u);
+  EXPECT_EQ(memory_reports, 4);
   const auto merged = trace::MergeChromeTraces(paths);
   ASSERT_TRUE(merged.ok()) << merged.status();
   const auto gantt = trace::TextGantt(*merged, 3, 80);
@@ -108,16 +113,17 @@ TEST_F(StrategyFiles, TracesOfAllRanksMergeAndNormsAreReadableByName) {
   EXPECT_FALSE(trace::TextGantt(*merged, 4, 80).ok());
   std::ifstream norms(args.spec.trace_directory + "/norms.jsonl");
   std::string line;
-  int lines = 0;
+  std::vector<int64_t> steps;
   while (std::getline(norms, line)) {
     const auto value = json::Parse(line);
     ASSERT_TRUE(value.ok()) << value.status();
     const json::Value* tensors = value->Find("tensors");
     ASSERT_NE(tensors, nullptr);
     EXPECT_NE(tensors->Find("model.norm.weight"), nullptr) << line;
-    ++lines;
+    steps.push_back(value->Find("step")->AsInt());
   }
-  EXPECT_EQ(lines, 2);  // of steps 2 and 4; those of 6 would travel with step 7
+  // Those of the last step, 6, travel with nothing else.
+  EXPECT_EQ(steps, (std::vector<int64_t>{2, 4, 6}));
 }
 
 }  // namespace

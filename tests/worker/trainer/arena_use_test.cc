@@ -1,0 +1,295 @@
+// The memory of a plan against what the engine does with it: every instruction writes only the
+// buffers that it is planned to write, every buffer is used to its end, and the ledger's measured
+// bytes are the planned ones.
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/plan/memory_ledger.h"
+#include "common/plan/program_order.h"
+#include "tests/worker/trainer/strategy_cases.h"
+#include "worker/trainer/local_ranks.h"
+#include "worker/trainer/memory_report.h"
+
+namespace ravel::trainer {
+namespace {
+
+using plan::BufferKind;
+using plan::MemoryKind;
+
+// Of the sizes of activations.
+constexpr int64_t kGranule = 256;
+
+// One arena of a rank that no other rank writes, and what it held after the last instruction.
+struct Watched {
+  std::byte* base = nullptr;
+  std::vector<std::byte> before;
+};
+
+// Compares the arena after each instruction with what it was before it.
+class ArenaWatch final : public shard::InstructionObserver {
+ public:
+  ArenaWatch(const plan::ShardingPlan& plan, const shard::ArenaBuffers& buffers)
+      : plan_(plan), index_(plan.buffers), touched_(plan.buffers.size(), 0) {
+    const plan::BufferPlan& memory = plan.memory;
+    for (size_t i = 0; i < plan.buffers.size(); ++i) {
+      const plan::ProgramBuffer& buffer = plan.buffers[i];
+      const bool own = buffer.memory != MemoryKind::kCommon;
+      if (own && buffer.inside < 0 && watched_.count(buffer.memory) == 0) {
+        const int64_t bytes =
+            buffer.memory == MemoryKind::kPrivate ? memory.private_bytes : memory.symmetric_bytes;
+        Watched& arena = watched_[buffer.memory];
+        arena.base = buffers.bytes(static_cast<int>(i)) - memory.offsets[i];
+        arena.before.resize(static_cast<size_t>(bytes));
+      }
+    }
+    Poison(buffers);
+    for (auto& [kind, arena] : watched_) {
+      std::copy_n(arena.base, arena.before.size(), arena.before.begin());
+    }
+  }
+
+  absl::Status Completed(const shard::BoundInstruction& bound, const shard::ReplayTurn&) override {
+    std::vector<int> written;
+    for (const plan::BufferAccess& access : plan::AccessesOf(bound.instruction, index_)) {
+      if (access.writes) {
+        written.push_back(access.buffer);
+      }
+    }
+    // A backward may use up what it reads.
+    if (bound.instruction.op == plan::OpCode::kBackward) {
+      written.push_back(bound.instruction.saved);
+      written.push_back(bound.instruction.remade);
+    }
+    // Ids and targets come between programs.
+    written.push_back(index_.Find({.kind = BufferKind::kShared}));
+    for (auto& [kind, arena] : watched_) {
+      RETURN_IF_ERROR(Compare(kind, arena, written));
+    }
+    return absl::OkStatus();
+  }
+
+  // Per buffer, the end of the furthest byte that ever changed.
+  const std::vector<int64_t>& touched() const { return touched_; }
+
+ private:
+  // Temporaries, so that what is written first is seen.
+  void Poison(const shard::ArenaBuffers& buffers) {
+    for (size_t i = 0; i < plan_.buffers.size(); ++i) {
+      const plan::ProgramBuffer& buffer = plan_.buffers[i];
+      if (!buffer.persistent && buffer.kind != BufferKind::kShared &&
+          buffer.memory != MemoryKind::kCommon) {
+        std::memset(buffers.bytes(static_cast<int>(i)), 0xa5, static_cast<size_t>(buffer.bytes));
+      }
+    }
+  }
+
+  // The buffer among `written` that holds a byte, or -1.
+  int Holder(MemoryKind kind, int64_t offset, const std::vector<int>& written) const {
+    for (int id : written) {
+      while (id >= 0 && plan_.buffers[static_cast<size_t>(id)].inside >= 0) {
+        id = plan_.buffers[static_cast<size_t>(id)].inside;
+      }
+      if (id < 0 || plan_.buffers[static_cast<size_t>(id)].memory != kind) {
+        continue;
+      }
+      const int64_t begin = plan_.memory.offsets[static_cast<size_t>(id)];
+      if (offset >= begin && offset < begin + plan_.buffers[static_cast<size_t>(id)].bytes) {
+        return id;
+      }
+    }
+    return -1;
+  }
+
+  absl::Status Compare(MemoryKind kind, Watched& arena, const std::vector<int>& written) {
+    constexpr size_t kBlock = 256;
+    for (size_t begin = 0; begin < arena.before.size(); begin += kBlock) {
+      const size_t bytes = std::min(kBlock, arena.before.size() - begin);
+      if (std::memcmp(arena.base + begin, arena.before.data() + begin, bytes) == 0) {
+        continue;
+      }
+      for (size_t i = begin; i < begin + bytes; ++i) {
+        if (arena.base[i] == arena.before[i]) {
+          continue;
+        }
+        const auto offset = static_cast<int64_t>(i);
+        const int holder = Holder(kind, offset, written);
+        if (holder < 0) {
+          return absl::InternalError(absl::StrCat(
+              "writes byte ", offset, " of the ", plan::MemoryKindName(kind), " arena, unplanned"));
+        }
+        int64_t& end = touched_[static_cast<size_t>(holder)];
+        end = std::max(end, offset + 1 - plan_.memory.offsets[static_cast<size_t>(holder)]);
+      }
+      std::copy_n(arena.base + begin, bytes, arena.before.begin() + static_cast<int64_t>(begin));
+    }
+    return absl::OkStatus();
+  }
+
+  const plan::ShardingPlan& plan_;
+  const plan::BufferIndex index_;
+  std::map<MemoryKind, Watched> watched_;
+  std::vector<int64_t> touched_;
+};
+
+// Bytes at the end of a buffer that nobody has to write: padding after the last tensor, in every
+// shard.
+int64_t Slack(const plan::ShardingPlan& plan, const plan::ProgramBuffer& buffer) {
+  constexpr int64_t kElement = 4;
+  if (buffer.group < 0) {
+    return kGranule;
+  }
+  const plan::GroupLayout& group = plan.groups[static_cast<size_t>(buffer.group)];
+  return (group.layout.padding_elements + 1) * kElement;
+}
+
+class ArenaUse : public ::testing::TestWithParam<StrategyCase> {};
+
+TEST_P(ArenaUse, MeasuredIsPlanned) {
+  const StrategyCase& tested = GetParam();
+  const RecordArgs args = ArgsOf(
+      tested, JobOf(tested, "odd_tied", absl::StrCat(::testing::TempDir(), "/ravel_arena_use")));
+  LocalRun run = {.spec = args.spec,
+                  .ranks = tested.ranks(),
+                  .shared_memory = args.shared_memory,
+                  .adjust = args.adjust};
+  const absl::StatusOr<plan::ShardingPlan> plan = PlanLocalRanks(run);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  run.body = [&](RankEngine& engine, int rank) -> absl::Status {
+    RETURN_IF_ERROR(engine.InitializeWeights());
+    ArenaWatch watch(*plan, engine.buffers());
+    engine.executor().set_observer(&watch);
+    RETURN_IF_ERROR(engine.TrainStep(0).status());
+    RETURN_IF_ERROR(engine.Evaluate().status());
+    RETURN_IF_ERROR(engine.TrainStep(1).status());
+    engine.executor().set_observer(nullptr);
+    const std::vector<int64_t> bound = engine.executor().bound_bytes();
+    for (size_t i = 0; i < plan->buffers.size(); ++i) {
+      const plan::ProgramBuffer& buffer = plan->buffers[i];
+      EXPECT_EQ(RoundUp(bound[i], kGranule), RoundUp(buffer.bytes, kGranule)) << buffer.name;
+      // Scratch is what kernels may need on any machine; position tables are older than the watch.
+      const bool watched = buffer.inside < 0 && buffer.memory != MemoryKind::kCommon &&
+                           buffer.kind != BufferKind::kWorkspace &&
+                           buffer.kind != BufferKind::kShared;
+      if (rank == 0 && watched) {
+        EXPECT_GE(watch.touched()[i], buffer.bytes - Slack(*plan, buffer)) << buffer.name;
+      }
+    }
+    ASSIGN_OR_RETURN(const std::vector<MemoryLine> lines, MemoryByUse(*plan, bound));
+    for (const MemoryLine& line : lines) {
+      EXPECT_EQ(line.measured_bytes, line.planned_bytes) << line.what;
+    }
+    return absl::OkStatus();
+  };
+  EXPECT_EQ(RunLocalRanks(run), absl::OkStatus());
+}
+
+std::vector<StrategyCase> ArenaCases() {
+  std::vector<StrategyCase> cases;
+  int64_t turn = 0;
+  for (const NamedStrategy& strategy : MatrixStrategies()) {
+    for (const bool in_place : {false, true}) {
+      cases.push_back({.strategy = strategy.name,
+                       .width = 2,
+                       .micro_batches = turn % 2 == 0 ? 1 : 3,
+                       .recompute = turn % 3 == 0 ? plan::RecomputePolicy::kBlock
+                                                  : plan::RecomputePolicy::kNone,
+                       .small_windows = turn % 4 == 3,
+                       .in_place = in_place});
+      ++turn;
+    }
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Strategies,
+                         ArenaUse,
+                         ::testing::ValuesIn(ArenaCases()),
+                         [](const auto& test) {
+                           return test.param.name() + (test.param.in_place ? "_shared" : "");
+                         });
+
+// A plan in which one buffer is larger than what the engine makes of it, or smaller, is told.
+TEST(MemoryLedger, ABufferThatGrowsIsSeen) {
+  const StrategyCase tested = {.strategy = "ZeRO3", .width = 2};
+  const RecordArgs args = ArgsOf(
+      tested, JobOf(tested, "odd_tied", absl::StrCat(::testing::TempDir(), "/ravel_arena_grown")));
+  LocalRun run = {.spec = args.spec, .ranks = 2, .adjust = args.adjust};
+  run.body = [&](RankEngine& engine, int) -> absl::Status {
+    const std::vector<int64_t> bound = engine.executor().bound_bytes();
+    plan::ShardingPlan grown = *PlanLocalRanks(run);
+    for (const BufferKind kind : {BufferKind::kMainWeight,
+                                  BufferKind::kExpAvg,
+                                  BufferKind::kMainGrad,
+                                  BufferKind::kGathered,
+                                  BufferKind::kStaging,
+                                  BufferKind::kShared}) {
+      const auto buffer = std::find_if(grown.buffers.begin(),
+                                       grown.buffers.end(),
+                                       [&](const auto& at) { return at.kind == kind; });
+      if (buffer == grown.buffers.end() || buffer->inside >= 0) {
+        continue;
+      }
+      // Large enough to be part of the worst moment.
+      buffer->bytes += int64_t{1} << 30;
+      ASSIGN_OR_RETURN(const std::vector<MemoryLine> lines, MemoryByUse(grown, bound));
+      const auto use = static_cast<size_t>(plan::UseOf(*buffer));
+      EXPECT_GT(lines[use].planned_bytes, lines[use].measured_bytes + (1 << 20)) << buffer->name;
+      buffer->bytes -= int64_t{1} << 30;
+    }
+    return absl::OkStatus();
+  };
+  EXPECT_EQ(RunLocalRanks(run), absl::OkStatus());
+}
+
+TEST(MemoryLedger, MappingsOfAProcessAreToldApart) {
+  const std::string smaps =
+      "555500000000-555500010000 r-xp 00000000 fe:01 123   /opt/ravel-trainer\n"
+      "Size: 64 kB\nPss: 40 kB\nPss_Dirty: 1 kB\n"
+      "555600000000-555600010000 rw-p 00000000 00:00 0 [heap]\nPss: 8 kB\n"
+      "7f0000000000-7f0000100000 rw-s 00000000 00:01 5 /memfd:ravel-group (deleted)\nPss: 100 kB\n"
+      "7f0000200000-7f0000300000 rw-s 00200000 00:01 5 /memfd:ravel-group (deleted)\nPss: 900 kB\n"
+      "7f0000400000-7f0000500000 r--s 00000000 fe:01 7 /data/corpus.bin\nPss: 300 kB\n"
+      "7f0000600000-7f0000700000 rw-p 00000000 00:00 0 \nPss: 64 kB\n"
+      "7ffc00000000-7ffc00100000 rw-p 00000000 00:00 0 [stack]\nPss: 12 kB\n";
+  MappedPlaces places = {.arena_planned_bytes = 1000000,
+                         .arenas = {reinterpret_cast<const void*>(0x7f0000280000)},
+                         .data_files = {"/data/corpus"},
+                         .save_staging = {}};
+  std::map<std::string, int64_t> kib;
+  int64_t sum = 0;
+  for (const MemoryLine& line : MemoryOfProcess(smaps, places)) {
+    kib[line.what] = line.measured_bytes / 1024;
+    sum += line.measured_bytes / 1024;
+  }
+  EXPECT_EQ(sum, 40 + 8 + 100 + 900 + 300 + 64 + 12);
+  EXPECT_EQ(kib["arena"], 900);
+  EXPECT_EQ(kib["communicator control blocks"], 100);
+  EXPECT_EQ(kib["data files"], 300);
+  EXPECT_EQ(kib["heap"], 8);
+  EXPECT_EQ(kib["main stack"], 12);
+  EXPECT_EQ(kib["programs and libraries"], 40);
+  EXPECT_EQ(kib["other anonymous memory"], 64);
+
+  // Of this process: what is touched is seen.
+  const std::vector<std::byte> staging(8 << 20, std::byte{1});
+  places.save_staging = staging;
+  const auto own = MemoryOfProcess(places);
+  ASSERT_TRUE(own.ok()) << own.status();
+  for (const MemoryLine& line : *own) {
+    if (line.what == "save staging") {
+      EXPECT_EQ(line.planned_bytes, 8 << 20);
+      EXPECT_GE(line.measured_bytes, line.planned_bytes);
+      EXPECT_LE(line.measured_bytes, line.planned_bytes + 8192);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ravel::trainer

@@ -1,0 +1,39 @@
+#include "worker/comm/peer_waits.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <numeric>
+
+namespace ravel::comm {
+
+int64_t SteadyNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+void PeerWaits::Add(int member, int64_t begin_ns) {
+  const int64_t waited_ns = SteadyNs() - begin_ns;
+  by_member_[static_cast<size_t>(member)] += waited_ns;
+  if (waited_ns > longest_ns_) {
+    longest_ns_ = waited_ns;
+    longest_begin_ns_ = begin_ns;
+  }
+}
+
+PeerWait PeerWaits::Take(const std::vector<int>& members) {
+  const auto most = std::max_element(by_member_.begin(), by_member_.end());
+  if (most == by_member_.end() || *most == 0) {
+    return {};
+  }
+  const PeerWait taken = {
+      .nanoseconds = std::accumulate(by_member_.begin(), by_member_.end(), int64_t{0}),
+      .rank = members[static_cast<size_t>(most - by_member_.begin())],
+      .longest_begin_ns = longest_begin_ns_};
+  std::fill(by_member_.begin(), by_member_.end(), 0);
+  longest_ns_ = 0;
+  return taken;
+}
+
+}  // namespace ravel::comm

@@ -91,6 +91,8 @@ absl::Status RankEngine::SetUpDevice() {
       device_, shard::DeviceStreams::Create(*args_.gpu, plan, [&communicator = args_.communicator] {
         return communicator.Failure();
       }));
+  device_->compute().UseAttention(
+      {.deterministic = args_.spec.determinism == plan::DeterminismMode::kExact});
   ASSIGN_OR_RETURN(memory_, shard::HostAccess::OfDevice(*device_));
   ASSIGN_OR_RETURN(
       device_statistics_,

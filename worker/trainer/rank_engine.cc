@@ -38,6 +38,12 @@ absl::Status RankEngine::CheckFit() const {
     return absl::FailedPreconditionError(
         absl::StrCat("plan is for ", plan.ranks, " ranks, the group has ", communicator.size()));
   }
+  if (plan.options.weight_element_bytes != comm::kElementBytes) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("plan keeps gathered weights in ",
+                     plan.options.weight_element_bytes,
+                     " bytes per element, modules compute in fp32"));
+  }
   if (plan.options.gather_in_place && !communicator.shared_memory()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "plan gathers in place, which transport ", communicator.transport(), " cannot"));

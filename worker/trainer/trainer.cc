@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cstdlib>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <string_view>

@@ -62,6 +62,14 @@ TEST(EngineRegressions, InitDoesNotAdvanceStep) {
     EXPECT_EQ(engine.updates(), 0);
     RETURN_IF_ERROR(engine.TrainStep(0).status());
     EXPECT_EQ(engine.updates(), 1);
+    for (shard::ParameterGroup& group : engine.groups()) {
+      for (const plan::OwnedPiece& piece : group.pieces()) {
+        group.main_weight()[piece.shard_offset] = std::numeric_limits<float>::quiet_NaN();
+      }
+    }
+    ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(1));
+    EXPECT_TRUE(result.skipped);
+    EXPECT_EQ(engine.updates(), 1);
     return absl::OkStatus();
   };
   EXPECT_EQ(RunLocalRanks(RunOf({.width = 2}, body)), absl::OkStatus());

@@ -41,7 +41,7 @@ class StrategyFiles : public ::testing::Test {
   const std::string folder_;
 };
 
-std::vector<uint32_t> LossBits(const std::vector<StepRecord>& steps, size_t from = 0) {
+std::vector<uint32_t> ResumedLossBits(const std::vector<StepRecord>& steps, size_t from = 0) {
   std::vector<uint32_t> bits;
   for (size_t i = from; i < steps.size(); ++i) {
     bits.push_back(std::bit_cast<uint32_t>(steps[i].loss));
@@ -49,7 +49,7 @@ std::vector<uint32_t> LossBits(const std::vector<StepRecord>& steps, size_t from
   return bits;
 }
 
-void ExpectAllOk(const EpochOutcome& outcome) {
+void ExpectEpochOk(const EpochOutcome& outcome) {
   for (const absl::Status& result : outcome.results) {
     EXPECT_TRUE(result.ok()) << result;
   }
@@ -69,20 +69,21 @@ TEST_F(StrategyFiles, ACheckpointOfOneStrategyGoesOnUnderAnother) {
                                            {.strategy = "ZeRO2", .width = 2}};
   int64_t epoch = 1;
   const EpochOutcome reference = RunEpoch(Epoch({.width = 1}, epoch++));
-  ExpectAllOk(reference);
+  ExpectEpochOk(reference);
   ASSERT_EQ(reference.steps.size(), 6u);
   for (size_t i = 0; i < cases.size(); ++i) {
     const EpochOutcome whole = RunEpoch(Epoch(cases[i], epoch++));
-    ExpectAllOk(whole);
-    EXPECT_EQ(LossBits(whole.steps), LossBits(reference.steps)) << cases[i].name();
+    ExpectEpochOk(whole);
+    EXPECT_EQ(ResumedLossBits(whole.steps), ResumedLossBits(reference.steps)) << cases[i].name();
     const int64_t step = 1 + static_cast<int64_t>(i) % 5;
     const StrategyCase& next = cases[(i + 1) % cases.size()];
     EpochArgs args = Epoch(next, epoch++);
     args.restore_path = whole.committed.at(step);
     args.first_step = step;
     const EpochOutcome resumed = RunEpoch(args);
-    ExpectAllOk(resumed);
-    EXPECT_EQ(LossBits(resumed.steps), LossBits(reference.steps, static_cast<size_t>(step)))
+    ExpectEpochOk(resumed);
+    EXPECT_EQ(ResumedLossBits(resumed.steps),
+              ResumedLossBits(reference.steps, static_cast<size_t>(step)))
         << cases[i].name() << ", then " << next.name();
   }
 }
@@ -93,7 +94,7 @@ TEST_F(StrategyFiles, TracesOfAllRanksMergeAndNormsAreReadableByName) {
   args.spec.trace_first_step = 2;
   args.spec.trace_last_step = 3;
   args.spec.norms_every = 2;
-  ExpectAllOk(RunEpoch(args));
+  ExpectEpochOk(RunEpoch(args));
   std::vector<std::string> paths;
   int memory_reports = 0;
   for (const auto& entry : std::filesystem::directory_iterator(args.spec.trace_directory)) {

@@ -24,8 +24,10 @@ std::string RegressionFolder() {
   return absl::StrCat(::testing::TempDir(), "/ravel_engine_regressions");
 }
 
-RecordArgs ArgsFor(const StrategyCase& tested, int64_t steps) {
-  RecordArgs args = ArgsOf(tested, JobOf(tested, kRegressionModel, RegressionFolder()));
+RecordArgs ArgsFor(const StrategyCase& tested,
+                   int64_t steps,
+                   const char* model = kRegressionModel) {
+  RecordArgs args = ArgsOf(tested, JobOf(tested, model, RegressionFolder()));
   args.last_step = steps;
   return args;
 }
@@ -46,10 +48,13 @@ std::vector<StrategyCase> OfEachStrategy(int64_t width) {
 
 // Fails when weights are drawn by position in a shard: RNG is keyed by tensor and global index.
 TEST(EngineRegressions, InitIdenticalOnAllRanks) {
-  const Recording one = Record(ArgsFor({}, 0));
-  for (const int64_t width : {2, 3, 8}) {
-    for (const StrategyCase& tested : OfEachStrategy(width)) {
-      EXPECT_EQ(FirstDifference(one, Record(ArgsFor(tested, 0))), "") << tested.name();
+  // Shards of the first begin with whole tensors, those of the second cut them.
+  for (const char* model : {kRegressionModel, "bundled_rope_scaling"}) {
+    const Recording one = Record(ArgsFor({}, 0, model));
+    for (const int64_t width : {2, 3, 8}) {
+      for (const StrategyCase& tested : OfEachStrategy(width)) {
+        EXPECT_EQ(FirstDifference(one, Record(ArgsFor(tested, 0, model))), "") << tested.name();
+      }
     }
   }
 }

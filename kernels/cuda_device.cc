@@ -54,6 +54,43 @@ absl::StatusOr<std::unique_ptr<CudaGpu>> CudaGpu::Open(const CudaLibrary& librar
   return gpu;
 }
 
+CudaGpu::CudaGpu(const CudaLibrary& library, int index, CudaDevice properties)
+    : library_(library),
+      index_(index),
+      properties_(std::move(properties)),
+      memory_count_(std::make_unique<CudaMemoryCount>()) {}
+
+CudaGpu::MemoryUse CudaGpu::memory_use() const {
+  return memory_count_->use();
+}
+
+void CudaGpu::ForgetMostBytes() {
+  memory_count_->ForgetMost();
+}
+
+void CudaMemoryCount::Add(int64_t bytes) {
+  MutexLock lock(mutex_);
+  use_.bytes += bytes;
+  use_.most_bytes = std::max(use_.most_bytes, use_.bytes);
+  ++use_.allocations;
+}
+
+void CudaMemoryCount::Remove(int64_t bytes) {
+  MutexLock lock(mutex_);
+  use_.bytes -= bytes;
+  --use_.allocations;
+}
+
+CudaGpu::MemoryUse CudaMemoryCount::use() const {
+  MutexLock lock(mutex_);
+  return use_;
+}
+
+void CudaMemoryCount::ForgetMost() {
+  MutexLock lock(mutex_);
+  use_.most_bytes = use_.bytes;
+}
+
 absl::StatusOr<int64_t> CudaGpu::FreeBytes() const {
   uint64_t free_bytes = 0;
   uint64_t total_bytes = 0;
@@ -68,7 +105,8 @@ absl::StatusOr<CudaMemory> CudaGpu::AllocateDevice(int64_t bytes) const {
   RETURN_IF_ERROR(library_.ToStatus(
       library_.functions().device_allocate(index_, static_cast<uint64_t>(bytes), &data),
       absl::StrCat("allocating ", bytes, " bytes on device ", index_)));
-  return CudaMemory(data, bytes, library_.functions().device_free);
+  memory_count_->Add(bytes);
+  return CudaMemory(data, bytes, library_.functions().device_free, memory_count_.get());
 }
 
 absl::StatusOr<CudaMemory> CudaGpu::AllocatePinned(int64_t bytes) const {
@@ -77,7 +115,7 @@ absl::StatusOr<CudaMemory> CudaGpu::AllocatePinned(int64_t bytes) const {
   RETURN_IF_ERROR(library_.ToStatus(
       library_.functions().pinned_allocate(index_, static_cast<uint64_t>(bytes), &data),
       absl::StrCat("allocating ", bytes, " bytes of pinned host memory")));
-  return CudaMemory(data, bytes, library_.functions().pinned_free);
+  return CudaMemory(data, bytes, library_.functions().pinned_free, nullptr);
 }
 
 absl::StatusOr<std::unique_ptr<CudaStream>> CudaGpu::MakeStream(Priority priority, void* scratch) {
@@ -110,6 +148,7 @@ CudaMemory& CudaMemory::operator=(CudaMemory&& other) noexcept {
     data_ = std::exchange(other.data_, nullptr);
     bytes_ = std::exchange(other.bytes_, 0);
     free_ = other.free_;
+    count_ = other.count_;
   }
   return *this;
 }
@@ -118,6 +157,9 @@ void CudaMemory::Free() {
   if (data_ != nullptr) {
     free_(data_);  // fails only where the process is lost already
     data_ = nullptr;
+    if (count_ != nullptr) {
+      count_->Remove(bytes_);
+    }
   }
 }
 

@@ -11,9 +11,11 @@
 #include <string>
 #include <utility>
 
+#include <absl/base/thread_annotations.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include "common/mutex.h"
 #include "kernels/cuda/attention_plans.h"
 #include "kernels/cuda/gemm_algorithms.h"
 #include "kernels/cuda/launch_stream.h"
@@ -22,6 +24,7 @@
 namespace ravel::kernels {
 
 class CudaMemory;
+class CudaMemoryCount;
 class CudaEvent;
 class CudaGraph;
 class CudaStream;
@@ -37,8 +40,18 @@ class CudaGpu {
 
   int index() const { return index_; }
   const CudaDevice& properties() const { return properties_; }
-  // Bytes that are free now.
+  // Bytes that are free now, as the driver has it: it gives memory in blocks, and takes some
+  // itself.
   absl::StatusOr<int64_t> FreeBytes() const;
+  // Device memory that AllocateDevice has given: now, and at most so far. Thread-safe.
+  struct MemoryUse {
+    int64_t bytes = 0;
+    int64_t allocations = 0;
+    int64_t most_bytes = 0;
+  };
+  MemoryUse memory_use() const;
+  // From here on `most_bytes` is that of later.
+  void ForgetMostBytes();
 
   // The device's arena of a plan: one allocation, 256-byte aligned.
   absl::StatusOr<CudaMemory> AllocateDevice(int64_t bytes) const;
@@ -63,8 +76,7 @@ class CudaGpu {
   const CudaLibrary& library() const { return library_; }
 
  private:
-  CudaGpu(const CudaLibrary& library, int index, CudaDevice properties)
-      : library_(library), index_(index), properties_(std::move(properties)) {}
+  CudaGpu(const CudaLibrary& library, int index, CudaDevice properties);
 
   CudaLibrary library_;
   int index_;
@@ -72,6 +84,20 @@ class CudaGpu {
   std::unique_ptr<cuda::GemmAlgorithms> algorithms_;
   std::string no_cublas_;
   std::string no_cudnn_;
+  std::unique_ptr<CudaMemoryCount> memory_count_;
+};
+
+// Thread-safe.
+class CudaMemoryCount {
+ public:
+  void Add(int64_t bytes);
+  void Remove(int64_t bytes);
+  CudaGpu::MemoryUse use() const;
+  void ForgetMost();
+
+ private:
+  mutable Mutex mutex_;
+  CudaGpu::MemoryUse use_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Device or pinned memory. Moves, never copies.
@@ -88,13 +114,14 @@ class CudaMemory {
  private:
   friend class CudaGpu;
   using FreeFunction = int32_t (*)(void*);
-  CudaMemory(void* data, int64_t bytes, FreeFunction free)
-      : data_(data), bytes_(bytes), free_(free) {}
+  CudaMemory(void* data, int64_t bytes, FreeFunction free, CudaMemoryCount* count)
+      : data_(data), bytes_(bytes), free_(free), count_(count) {}
   void Free();
 
   void* data_ = nullptr;
   int64_t bytes_ = 0;
   FreeFunction free_ = nullptr;
+  CudaMemoryCount* count_ = nullptr;  // of the device's; nullptr: pinned
 };
 
 // A point in a stream's work. Recorded again and again; a wait is for the last recording.

@@ -2,51 +2,31 @@
 // environment that a daemon gives to trainers that share a GPU.
 
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "kernels/cuda_nccl.h"
+#include "tests/gpu/rank_processes.h"
 #include "tests/worker/comm/group_testing.h"
 #include "tests/worker/comm/nccl_testing.h"
-#include "worker/daemon/shared_gpu.h"
 
 namespace ravel::comm {
 namespace {
 
-constexpr char kRank[] = "RAVEL_NCCL_TEST_RANK";
-constexpr char kSize[] = "RAVEL_NCCL_TEST_SIZE";
-constexpr char kTask[] = "RAVEL_NCCL_TEST_TASK";
-constexpr int kRankSocket = 3;
-constexpr char kRankFilter[] = "--gtest_filter=NcclGpuRank.DoesItsTask";
+using testing::HearFromTest;
+using testing::IsRankProcess;
+using testing::RankProcesses;
+using testing::RankRole;
+using testing::TellTest;
+using testing::TestRendezvous;
+using testing::TheRankRole;
+
+constexpr char kRankTest[] = "NcclGpuRank.DoesItsTask";
 constexpr std::chrono::seconds kSetup{120};  // contexts of one device are made in turns
-
-bool SendText(int fd, const std::string& text) {
-  const auto length = static_cast<uint32_t>(text.size());
-  return send(fd, &length, sizeof(length), MSG_NOSIGNAL) == sizeof(length) &&
-         send(fd, text.data(), length, MSG_NOSIGNAL) == static_cast<ssize_t>(length);
-}
-
-std::string ReceiveText(int fd) {
-  uint32_t length = 0;
-  if (recv(fd, &length, sizeof(length), MSG_WAITALL) != sizeof(length) || length > 1 << 20) {
-    return "<nothing>";
-  }
-  std::string text(length, '\0');
-  return recv(fd, text.data(), length, MSG_WAITALL) == static_cast<ssize_t>(length) ? text
-                                                                                    : "<torn>";
-}
 
 // -- what a rank does
 
@@ -108,7 +88,7 @@ std::string Differ(Communicator& group) {
 std::string Lose(Communicator& group) {
   std::chrono::steady_clock::time_point told;
   std::thread watchdog([&] {
-    ReceiveText(kRankSocket);
+    HearFromTest();
     told = std::chrono::steady_clock::now();
     group.Abort("rank 0 is lost");
   });
@@ -117,7 +97,7 @@ std::string Lose(Communicator& group) {
   absl::Status status;
   for (int done = 0; status.ok(); ++done) {
     if (done == 3) {
-      SendText(kRankSocket, "running");
+      TellTest("running");
     }
     status = group.AllGather({.shard = shard.data(),
                               .gathered = gathered.data(),
@@ -127,106 +107,29 @@ std::string Lose(Communicator& group) {
   return absl::StrCat(static_cast<int>(SecondsSince(told) * 1000), " ms: ", status.ToString());
 }
 
-std::string Do(const std::string& task, int rank, int size) {
-  const Rendezvous rendezvous =
-      [&](std::string_view, std::string record) -> absl::StatusOr<std::vector<std::string>> {
-    SendText(kRankSocket, record);
-    std::vector<std::string> records;
-    for (int r = 0; r < size; ++r) {
-      records.push_back(ReceiveText(kRankSocket));
-    }
-    return records;
-  };
-  const auto group = CreateHostedNccl({.rank = rank,
-                                       .size = size,
-                                       .rendezvous = rendezvous,
+std::string Do(const RankRole& role) {
+  const auto group = CreateHostedNccl({.rank = role.rank,
+                                       .size = role.size,
+                                       .rendezvous = TestRendezvous(),
                                        .setup_timeout = kSetup,
                                        .check_collectives = true});
   if (!group.ok()) {
     return group.status().ToString();
   }
-  return task == "script"   ? Script(**group)
-         : task == "splits" ? Splits(**group)
-         : task == "differ" ? Differ(**group)
-                            : Lose(**group);
+  return role.task == "script"   ? Script(**group)
+         : role.task == "splits" ? Splits(**group)
+         : role.task == "differ" ? Differ(**group)
+                                 : Lose(**group);
 }
 
 TEST(NcclGpuRank, DoesItsTask) {
-  const char* rank = std::getenv(kRank);
-  if (rank == nullptr) {
+  if (!IsRankProcess()) {
     GTEST_SKIP() << "is run by the other tests, as a process of its own";
   }
-  SendText(kRankSocket, Do(std::getenv(kTask), std::atoi(rank), std::atoi(std::getenv(kSize))));
+  TellTest(Do(TheRankRole()));
 }
 
 // -- the processes
-
-class Ranks {
- public:
-  Ranks(const std::string& task, int size) {
-    for (int rank = 0; rank < size; ++rank) {
-      int ends[2];
-      EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
-      std::vector<std::string> environment = daemon::SharedGpuEnvironment(
-          absl::StrCat("ravel-test-", getpid(), "-", ends[0], "-", rank));
-      environment.push_back(absl::StrCat(kRank, "=", rank));
-      environment.push_back(absl::StrCat(kSize, "=", size));
-      environment.push_back(absl::StrCat(kTask, "=", task));
-      for (char** entry = environ; *entry != nullptr; ++entry) {
-        environment.emplace_back(*entry);
-      }
-      pids_.push_back(Execute(ends[1], environment));
-      close(ends[1]);
-      sockets_.push_back(ends[0]);
-    }
-    std::vector<std::string> records;
-    for (const int socket : sockets_) {
-      records.push_back(ReceiveText(socket));
-    }
-    for (const int socket : sockets_) {
-      for (const std::string& record : records) {
-        SendText(socket, record);
-      }
-    }
-  }
-  ~Ranks() {
-    for (size_t rank = 0; rank < pids_.size(); ++rank) {
-      close(sockets_[rank]);
-      kill(pids_[rank], SIGKILL);
-      waitpid(pids_[rank], nullptr, 0);
-    }
-  }
-  Ranks(const Ranks&) = delete;
-  Ranks& operator=(const Ranks&) = delete;
-
-  std::string Report(int rank) { return ReceiveText(sockets_[static_cast<size_t>(rank)]); }
-  void Tell(int rank) { SendText(sockets_[static_cast<size_t>(rank)], "go"); }
-  void Kill(int rank) { kill(pids_[static_cast<size_t>(rank)], SIGKILL); }
-
- private:
-  static pid_t Execute(int socket, const std::vector<std::string>& environment) {
-    std::vector<char*> variables;
-    for (const std::string& text : environment) {
-      variables.push_back(const_cast<char*>(text.c_str()));  // execve does not write to them
-    }
-    variables.push_back(nullptr);
-    std::string filter = kRankFilter;
-    std::string program = "/proc/self/exe";
-    char* const arguments[] = {program.data(), filter.data(), nullptr};
-    const pid_t pid = fork();
-    if (pid == 0) {  // async-signal-safe calls only
-      prctl(PR_SET_PDEATHSIG, SIGKILL);
-      dup2(socket, kRankSocket);
-      dup2(open("/dev/null", O_WRONLY), STDOUT_FILENO);  // what it says comes by its socket
-      execve(program.c_str(), arguments, variables.data());
-      _exit(127);
-    }
-    return pid;
-  }
-
-  std::vector<pid_t> pids_;
-  std::vector<int> sockets_;
-};
 
 class NcclGpuTest : public ::testing::TestWithParam<int> {
  protected:
@@ -244,9 +147,9 @@ class NcclGpuTest : public ::testing::TestWithParam<int> {
   }
 
   static void ExpectFine(const std::string& task) {
-    Ranks ranks(task, GetParam());
+    RankProcesses ranks(kRankTest, task, GetParam());
     for (int rank = 0; rank < GetParam(); ++rank) {
-      EXPECT_EQ(ranks.Report(rank), "fine") << "rank " << rank;
+      EXPECT_EQ(ranks.Hear(rank), "fine") << "rank " << rank;
     }
   }
 };
@@ -260,23 +163,23 @@ TEST_P(NcclGpuTest, SplitsRunConcurrently) {
 }
 
 TEST_P(NcclGpuTest, RanksThatDifferAreNamed) {
-  Ranks ranks("differ", GetParam());
+  RankProcesses ranks(kRankTest, "differ", GetParam());
   for (int rank = 0; rank < GetParam(); ++rank) {
-    const std::string text = ranks.Report(rank);
+    const std::string text = ranks.Hear(rank);
     EXPECT_NE(text.find("of unit 3"), std::string::npos) << text;
     EXPECT_NE(text.find("of unit 7"), std::string::npos) << text;
   }
 }
 
 TEST_P(NcclGpuTest, SurvivorsOfAKilledRankAreReleasedByTheirAbort) {
-  Ranks ranks("lose", GetParam());
+  RankProcesses ranks(kRankTest, "lose", GetParam());
   for (int rank = 0; rank < GetParam(); ++rank) {
-    ASSERT_EQ(ranks.Report(rank), "running");
+    ASSERT_EQ(ranks.Hear(rank), "running");
   }
   ranks.Kill(0);
   for (int rank = 1; rank < GetParam(); ++rank) {
-    ranks.Tell(rank);
-    const std::string report = ranks.Report(rank);
+    ranks.Tell(rank, "go");
+    const std::string report = ranks.Hear(rank);
     int milliseconds = -1;
     ASSERT_EQ(std::sscanf(report.c_str(), "%d ms", &milliseconds), 1) << report;
     EXPECT_LT(milliseconds, 2000) << report;

@@ -23,6 +23,19 @@ absl::Status MarkDeviceError(const absl::Status& status) {
                   absl::IsResourceExhausted(status) ? ExitCode::kOutOfMemory : ExitCode::kDevice);
 }
 
+// Whether an evaluation gathers weights between replicas.
+bool GathersForEvaluation(const plan::ShardingPlan& plan) {
+  return std::any_of(
+      plan.programs.begin(), plan.programs.end(), [](const plan::StepProgram& program) {
+        return program.phase == plan::Phase::kEval &&
+               std::any_of(program.instructions.begin(),
+                           program.instructions.end(),
+                           [](const plan::Instruction& instruction) {
+                             return instruction.op == plan::OpCode::kOuterGather;
+                           });
+      });
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RankEngine>> RankEngine::Create(Args args) {
@@ -354,6 +367,19 @@ absl::StatusOr<float> RankEngine::Evaluate() {
   return CombineEvaluation(mine);
 }
 
+// Each program of an evaluation gathers the weights of the other replicas anew, into memory that
+// the ranks of a replica read in place; no collective of the program before it waits for them.
+absl::Status RankEngine::WaitForReaders() {
+  if (!args_.plan.options.gather_in_place || !GathersForEvaluation(args_.plan)) {
+    return absl::OkStatus();
+  }
+  if (device_ != nullptr) {
+    RETURN_IF_ERROR(device_->FinishAll());
+  }
+  return args_.communicator.Barrier(
+      {.op = plan::OpCode::kOuterGather, .phase = plan::Phase::kEval});
+}
+
 absl::Status RankEngine::EvaluateBatch(int64_t batch, std::vector<optim::LaneLoss>& lanes) {
   if (device_ != nullptr) {
     device_statistics_->Forget();
@@ -362,6 +388,7 @@ absl::Status RankEngine::EvaluateBatch(int64_t batch, std::vector<optim::LaneLos
     plan::StepSlot slot = plan::SlotOf(args_.plan.lanes, program);
     slot.phase = plan::Phase::kEval;
     slot.part = plan::LanePart::kWhole;
+    RETURN_IF_ERROR(WaitForReaders());
     RETURN_IF_ERROR(RunSlot(batch, slot, program));
     if (LaneOf(slot.turn) < 0) {
       continue;
@@ -422,12 +449,12 @@ std::vector<const void*> RankEngine::arenas() const {
 int64_t RankEngine::planned_bytes() const {
   const plan::BufferPlan& memory = args_.plan.memory;
   return memory.private_bytes + memory.symmetric_bytes +
-         DivCeil(memory.common_bytes, args_.plan.ranks);
+         DivCeil(memory.common_bytes * args_.plan.lanes.replicas, args_.plan.ranks);
 }
 
 int64_t RankEngine::arena_bytes() const {
   return arena_.private_bytes + arena_.symmetric_bytes +
-         DivCeil(arena_.common_bytes, args_.plan.ranks);
+         DivCeil(arena_.common_bytes * arena_.common_copies, args_.plan.ranks);
 }
 
 int64_t RankEngine::device_bytes() const {

@@ -115,6 +115,7 @@ class RankEngine {
   void PrefetchStep(int64_t step);
   // Loads and runs a program of a step, or of an evaluation batch: the `program`-th.
   absl::Status RunSlot(int64_t step, const plan::StepSlot& slot, int64_t program);
+  absl::Status WaitForReaders();
   absl::Status EvaluateBatch(int64_t batch, std::vector<optim::LaneLoss>& lanes);
   absl::StatusOr<float> CombineEvaluation(const std::vector<optim::LaneLoss>& mine);
 

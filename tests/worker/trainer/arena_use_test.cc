@@ -14,7 +14,7 @@
 
 #include "common/plan/memory_ledger.h"
 #include "common/plan/program_order.h"
-#include "tests/worker/trainer/strategy_cases.h"
+#include "tests/testing/strategy_cases.h"
 #include "worker/trainer/local_ranks.h"
 #include "worker/trainer/memory_report.h"
 

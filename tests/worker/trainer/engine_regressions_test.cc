@@ -13,7 +13,7 @@
 #include "common/json.h"
 #include "common/mutex.h"
 #include "common/trace.h"
-#include "tests/worker/trainer/strategy_cases.h"
+#include "tests/testing/strategy_cases.h"
 
 namespace ravel::trainer {
 namespace {

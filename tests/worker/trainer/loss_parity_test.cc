@@ -1,42 +1,16 @@
 // Training by the engine against training by PyTorch (golden/make_golden.py), and against itself on
 // other numbers of ranks.
 
-#include <cmath>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
+#include <cstdio>
 
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
-#include "tests/worker/trainer/training_cases.h"
+#include "tests/testing/golden_curves.h"
+#include "tests/testing/training_cases.h"
 
 namespace ravel::trainer {
 namespace {
-
-struct GoldenStep {
-  double loss = 0;
-  double grad_norm = 0;
-  double learning_rate = 0;
-};
-
-std::vector<GoldenStep> GoldenCurve(const std::string& name) {
-  std::ifstream file(RAVEL_GOLDEN_FILE);
-  std::vector<GoldenStep> curve;
-  std::string line;
-  while (std::getline(file, line)) {
-    std::istringstream words(line);
-    std::string of_case;
-    int64_t step = 0;
-    GoldenStep golden;
-    if (words >> of_case >> step >> golden.loss >> golden.grad_norm >> golden.learning_rate &&
-        of_case == name) {
-      EXPECT_EQ(step, static_cast<int64_t>(curve.size()));
-      curve.push_back(golden);
-    }
-  }
-  return curve;
-}
 
 std::string CurveFolder() {
   return absl::StrCat(::testing::TempDir(), "/ravel_loss_parity");
@@ -50,22 +24,13 @@ TEST_P(LossParity, EveryStepEqualsPyTorchToOneInTenThousandOnOneToFourRanks) {
   for (int ranks = 1; ranks <= 4; ++ranks) {
     const Recording run = Record(
         {.spec = CaseJob(GetParam(), CurveFolder()), .ranks = ranks, .last_step = kGoldenSteps});
-    ASSERT_EQ(run.steps.size(), golden.size());
-    double worst = 0;
-    for (size_t i = 0; i < golden.size(); ++i) {
-      const StepResult& step = run.steps[i];
-      const double relative =
-          std::abs(static_cast<double>(step.loss) - golden[i].loss) / golden[i].loss;
-      worst = std::max(worst, relative);
-      EXPECT_LE(relative, 1e-4) << "step " << i << " on " << ranks << " ranks";
-      EXPECT_NEAR(step.grad_norm / golden[i].grad_norm, 1.0, 1e-3) << "step " << i;
-      EXPECT_NEAR(step.learning_rate / golden[i].learning_rate, 1.0, 1e-6) << "step " << i;
-      EXPECT_FALSE(step.skipped);
-    }
+    const CurveDistance worst = DistanceToGolden(golden, run);
+    EXPECT_LE(worst.loss, 1e-4) << ranks << " ranks";
+    EXPECT_LE(worst.grad_norm, 1e-3) << ranks << " ranks";
     std::printf("%s on %d ranks: worst relative difference of the loss %.3g\n",
                 GetParam().c_str(),
                 ranks,
-                worst);
+                worst.loss);
   }
 }
 

@@ -6,7 +6,7 @@
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
-#include "tests/worker/trainer/training_cases.h"
+#include "tests/testing/training_cases.h"
 
 namespace ravel::trainer {
 namespace {

@@ -8,7 +8,7 @@
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
-#include "tests/worker/trainer/strategy_cases.h"
+#include "tests/testing/strategy_cases.h"
 
 namespace ravel::trainer {
 namespace {

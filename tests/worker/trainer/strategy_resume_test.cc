@@ -10,8 +10,8 @@
 
 #include "common/json.h"
 #include "common/trace.h"
-#include "tests/worker/trainer/fake_supervisor.h"
-#include "tests/worker/trainer/strategy_cases.h"
+#include "tests/testing/fake_supervisor.h"
+#include "tests/testing/strategy_cases.h"
 
 namespace ravel::trainer {
 namespace {

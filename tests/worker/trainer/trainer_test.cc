@@ -11,8 +11,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/worker/trainer/fake_supervisor.h"
-#include "tests/worker/trainer/training_cases.h"
+#include "tests/testing/fake_supervisor.h"
+#include "tests/testing/training_cases.h"
 #include "worker/trainer/generator.h"
 
 namespace ravel::trainer {

@@ -1,6 +1,7 @@
 #pragma once
 
-// The jobs of golden/make_golden.py and a recorder of everything a run of local ranks produces.
+// The jobs of tests/worker/trainer/golden/make_golden.py and a recorder of everything a run of
+// local ranks produces.
 
 #include <cstdint>
 #include <functional>
@@ -44,6 +45,15 @@ struct RecordArgs {
   shard::ExecutorOptions executor = {};
   kernels::CudaGpu* gpu = nullptr;  // LocalRun
 };
+// One rank's part of such a run: its initial state, its steps and evaluations. Adds to `recording`
+// what only rank 0 tells.
+absl::Status RunRank(const RecordArgs& args, RankEngine& engine, int rank, Recording& recording);
+// Adds the state that this rank stores; what no rank has added is unset (MergeState).
+absl::Status AddState(RankEngine& engine, Recording& recording);
+// Adds what is set in `from`, of other ranks of the same run. FailedPrecondition where both are set
+// and differ.
+absl::Status MergeState(const Recording& from, Recording& into);
+
 absl::StatusOr<Recording> TryRecord(const RecordArgs& args);
 // Expects it to succeed.
 Recording Record(const RecordArgs& args);

@@ -1,4 +1,4 @@
-#include "tests/worker/trainer/fake_supervisor.h"
+#include "tests/testing/fake_supervisor.h"
 
 #include <thread>
 #include <utility>

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "common/plan/sharding_plan.h"
-#include "tests/worker/trainer/training_cases.h"
+#include "tests/testing/training_cases.h"
 
 namespace ravel::trainer {
 

@@ -1,4 +1,4 @@
-#include "tests/worker/trainer/training_cases.h"
+#include "tests/testing/training_cases.h"
 
 #include <bit>
 #include <cstring>
@@ -7,6 +7,7 @@
 
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "common/check.h"
 #include "common/mutex.h"
@@ -73,7 +74,7 @@ plan::ModelConfig CaseModel(const std::string& name) {
   return model;
 }
 
-// The walk of make_golden.py, as flat uint16.
+// The walk of make_golden.py, as flat uint16. Other processes may be reading the file.
 void WriteTokens(const std::string& path, int64_t vocabulary) {
   std::vector<uint16_t> ids;
   int64_t x = 3;
@@ -81,10 +82,13 @@ void WriteTokens(const std::string& path, int64_t vocabulary) {
     ids.push_back(static_cast<uint16_t>(x));
     x = (5 * x + 7 + (i % 7 == 0 ? i : 0) + (i % 11 == 0 ? 3 * i : 0)) % vocabulary;
   }
-  std::ofstream file(path, std::ios::binary);
+  const std::string own = absl::StrCat(path, ".", getpid());
+  std::ofstream file(own, std::ios::binary);
   file.write(reinterpret_cast<const char*>(ids.data()),
              static_cast<std::streamsize>(ids.size() * sizeof(uint16_t)));
+  file.close();
   CHECK(file.good());
+  std::filesystem::rename(own, path);
 }
 
 using Tensors = std::map<std::string, std::vector<float>>;
@@ -130,12 +134,10 @@ absl::Status LoadPiece(RankEngine& engine,
       shard + piece.shard_offset);
 }
 
-absl::Status LoadState(RankEngine& engine,
-                       const plan::ModelInventory& inventory,
-                       const Recording& from) {
+absl::Status LoadState(RankEngine& engine, const Recording& from) {
   for (const shard::ParameterGroup& group : engine.groups()) {
     for (const plan::OwnedPiece& piece : group.pieces()) {
-      const std::string& name = inventory.tensors[static_cast<size_t>(piece.tensor)].name;
+      const std::string& name = engine.tensor(piece.tensor).name;
       RETURN_IF_ERROR(LoadPiece(engine, piece, from.weights.at(name), group.main_weight()));
       RETURN_IF_ERROR(LoadPiece(engine, piece, from.exp_avg.at(name), group.exp_avg()));
       RETURN_IF_ERROR(LoadPiece(engine, piece, from.exp_avg_sq.at(name), group.exp_avg_sq()));
@@ -145,18 +147,21 @@ absl::Status LoadState(RankEngine& engine,
   return absl::OkStatus();
 }
 
-// Adds what this rank stores.
-absl::Status SaveState(RankEngine& engine, const plan::ModelInventory& inventory, Recording& to) {
-  to.updates = engine.updates();
-  for (const shard::ParameterGroup& group : engine.groups()) {
-    ASSIGN_OR_RETURN(const auto weights, ReadShard(engine, group, group.main_weight()));
-    ASSIGN_OR_RETURN(const auto exp_avg, ReadShard(engine, group, group.exp_avg()));
-    ASSIGN_OR_RETURN(const auto exp_avg_sq, ReadShard(engine, group, group.exp_avg_sq()));
-    for (const plan::OwnedPiece& piece : group.pieces()) {
-      const plan::TensorSpec& tensor = inventory.tensors[static_cast<size_t>(piece.tensor)];
-      CopyPiece(tensor, piece, weights, to.weights);
-      CopyPiece(tensor, piece, exp_avg, to.exp_avg);
-      CopyPiece(tensor, piece, exp_avg_sq, to.exp_avg_sq);
+absl::Status MergeTensors(const char* role, const Tensors& from, Tensors& into) {
+  for (const auto& [name, values] : from) {
+    std::vector<float>& joined = into[name];
+    joined.resize(values.size(), std::bit_cast<float>(kUnsetBits));
+    for (size_t i = 0; i < values.size(); ++i) {
+      const auto bits = std::bit_cast<uint32_t>(values[i]);
+      const auto known = std::bit_cast<uint32_t>(joined[i]);
+      if (bits == kUnsetBits) {
+        continue;
+      }
+      if (known != kUnsetBits && known != bits) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("ranks disagree about ", role, " of ", name, " [", i, "]"));
+      }
+      joined[i] = values[i];
     }
   }
   return absl::OkStatus();
@@ -216,28 +221,54 @@ plan::JobSpec CaseJob(const std::string& name, const std::string& folder) {
   return spec;
 }
 
+absl::Status RunRank(const RecordArgs& args, RankEngine& engine, int rank, Recording& recording) {
+  RETURN_IF_ERROR(args.start == nullptr ? engine.InitializeWeights()
+                                        : LoadState(engine, *args.start));
+  for (int64_t step = args.first_step; step < args.last_step; ++step) {
+    ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(step));
+    if (rank == 0) {
+      recording.steps.push_back(result);
+    }
+    if (args.evaluate_every_step) {
+      ASSIGN_OR_RETURN(const float loss, engine.Evaluate());
+      if (rank == 0) {
+        recording.validation.push_back(loss);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AddState(RankEngine& engine, Recording& to) {
+  to.updates = engine.updates();
+  for (const shard::ParameterGroup& group : engine.groups()) {
+    ASSIGN_OR_RETURN(const auto weights, ReadShard(engine, group, group.main_weight()));
+    ASSIGN_OR_RETURN(const auto exp_avg, ReadShard(engine, group, group.exp_avg()));
+    ASSIGN_OR_RETURN(const auto exp_avg_sq, ReadShard(engine, group, group.exp_avg_sq()));
+    for (const plan::OwnedPiece& piece : group.pieces()) {
+      const plan::TensorSpec& tensor = engine.tensor(piece.tensor);
+      CopyPiece(tensor, piece, weights, to.weights);
+      CopyPiece(tensor, piece, exp_avg, to.exp_avg);
+      CopyPiece(tensor, piece, exp_avg_sq, to.exp_avg_sq);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MergeState(const Recording& from, Recording& into) {
+  into.updates = from.updates;
+  RETURN_IF_ERROR(MergeTensors("weight", from.weights, into.weights));
+  RETURN_IF_ERROR(MergeTensors("exp_avg", from.exp_avg, into.exp_avg));
+  return MergeTensors("exp_avg_sq", from.exp_avg_sq, into.exp_avg_sq);
+}
+
 absl::StatusOr<Recording> TryRecord(const RecordArgs& args) {
   Recording recording;
   Mutex mutex;
-  const plan::ModelInventory inventory = plan::BuildInventory(
-      *plan::ValidateModelConfig(*args.spec.model), {.sequences = 1, .sequence_tokens = 1});
   const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
-    RETURN_IF_ERROR(args.start == nullptr ? engine.InitializeWeights()
-                                          : LoadState(engine, inventory, *args.start));
-    for (int64_t step = args.first_step; step < args.last_step; ++step) {
-      ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(step));
-      if (rank == 0) {
-        recording.steps.push_back(result);
-      }
-      if (args.evaluate_every_step) {
-        ASSIGN_OR_RETURN(const float loss, engine.Evaluate());
-        if (rank == 0) {
-          recording.validation.push_back(loss);
-        }
-      }
-    }
+    RETURN_IF_ERROR(RunRank(args, engine, rank, recording));
     MutexLock lock(mutex);
-    return SaveState(engine, inventory, recording);
+    return AddState(engine, recording);
   };
   RETURN_IF_ERROR(RunLocalRanks({.spec = args.spec,
                                  .ranks = args.ranks,

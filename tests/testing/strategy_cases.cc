@@ -1,4 +1,4 @@
-#include "tests/worker/trainer/strategy_cases.h"
+#include "tests/testing/strategy_cases.h"
 
 #include <functional>
 

@@ -1,0 +1,73 @@
+#include "tests/testing/device_runs.h"
+
+#include <cmath>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <gtest/gtest.h>
+
+namespace ravel::trainer {
+
+using plan::RecomputePolicy;
+
+absl::StatusOr<std::unique_ptr<kernels::CudaGpu>> OpenDevice() {
+  ASSIGN_OR_RETURN(const kernels::CudaLibrary library,
+                   kernels::CudaLibrary::Open(kernels::DefaultCudaLibraryPath()));
+  return kernels::CudaGpu::Open(library, 0);
+}
+
+std::vector<StrategyCase> DeviceCases() {
+  std::vector<StrategyCase> cases;
+  for (const char* strategy : {"ZeRO0", "ZeRO1", "ZeRO2", "ZeRO3"}) {
+    for (const int64_t width : {1, 2, 4}) {
+      cases.push_back({.strategy = strategy, .width = width, .in_place = width == 2});
+    }
+  }
+  cases.push_back({.strategy = "ZeRO3", .width = 3, .micro_batches = 3, .small_windows = true});
+  cases.push_back(
+      {.strategy = "ZeRO3", .width = 4, .recompute = RecomputePolicy::kBlock, .in_place = true});
+  cases.push_back({.strategy = "ZeRO1", .width = 3, .micro_batches = 3});
+  for (const char* strategy : {"HSDP", "HFSDP"}) {
+    for (const int64_t width : {1, 2}) {
+      cases.push_back({.strategy = strategy, .width = width, .in_place = width == 2});
+    }
+  }
+  cases.push_back({.strategy = "HFSDP", .width = 2, .micro_batches = 3});
+  return cases;
+}
+
+RecordArgs DeviceSteps(const StrategyCase& tested, const std::string& model) {
+  RecordArgs args = ArgsOf(
+      tested, JobOf(tested, model, absl::StrCat(::testing::TempDir(), "/ravel_device_runs")));
+  args.last_step = kDeviceSteps;
+  args.evaluate_every_step = true;
+  return args;
+}
+
+Recording RecordOn(kernels::CudaGpu& gpu, RecordArgs args) {
+  args.gpu = &gpu;
+  args.executor.poison = true;
+  return Record(args);
+}
+
+void ExpectEqualRuns(const Recording& expected, const Recording& run, const std::string& name) {
+  ASSERT_EQ(run.steps.size(), static_cast<size_t>(kDeviceSteps)) << name;
+  EXPECT_EQ(FirstDifference(expected, run), "") << name;
+  EXPECT_EQ(expected.validation, run.validation) << name;
+}
+
+double RelativeDifference(const std::map<std::string, std::vector<float>>& a,
+                          const std::map<std::string, std::vector<float>>& b) {
+  double difference = 0;
+  double norm = 0;
+  for (const auto& [name, values] : a) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double delta = double{values[i]} - double{b.at(name).at(i)};
+      difference += delta * delta;
+      norm += double{values[i]} * double{values[i]};
+    }
+  }
+  return std::sqrt(difference / norm);
+}
+
+}  // namespace ravel::trainer

@@ -1,0 +1,38 @@
+#pragma once
+
+// Runs of the engine on a CUDA device, emulated or real, with ranks as threads of this process: the
+// cases, and what is expected of them whatever computes.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/status.h"
+#include "kernels/cuda_device.h"
+#include "tests/testing/strategy_cases.h"
+
+namespace ravel::trainer {
+
+inline constexpr int64_t kDeviceSteps = 3;
+
+// Device 0 of the library that RAVEL_CUDA_LIBRARY names, or that lies beside the program.
+absl::StatusOr<std::unique_ptr<kernels::CudaGpu>> OpenDevice();
+
+// Of every strategy: widths 1, 2 and 4, and what else changes a plan.
+std::vector<StrategyCase> DeviceCases();
+
+// kDeviceSteps steps of a case, with an evaluation after each; `model` as for CaseJob.
+RecordArgs DeviceSteps(const StrategyCase& tested, const std::string& model = "odd_tied");
+// The same on the device, where fresh staging memory holds NaN.
+Recording RecordOn(kernels::CudaGpu& gpu, RecordArgs args);
+
+// Of kDeviceSteps steps: equal bits of losses, norms, evaluations, weights and moments.
+void ExpectEqualRuns(const Recording& expected, const Recording& run, const std::string& name);
+
+// Of all elements of all tensors: the norm of the difference over the norm of `a`.
+double RelativeDifference(const std::map<std::string, std::vector<float>>& a,
+                          const std::map<std::string, std::vector<float>>& b);
+
+}  // namespace ravel::trainer

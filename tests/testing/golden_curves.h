@@ -1,0 +1,29 @@
+#pragma once
+
+// The training runs that PyTorch made once (tests/worker/trainer/golden/make_golden.py).
+
+#include <string>
+#include <vector>
+
+namespace ravel::trainer {
+
+struct Recording;
+
+struct GoldenStep {
+  double loss = 0;
+  double grad_norm = 0;
+  double learning_rate = 0;
+};
+// The steps of a case of CaseNames(). Read from the tree that this was built in, or, in a portable
+// bundle, from beside the program; a test fails where there is neither, or no such case.
+std::vector<GoldenStep> GoldenCurve(const std::string& name);
+
+// The largest relative difference of the losses over all steps, and of the norms. Fails the test
+// where the numbers of steps differ, or a learning rate does.
+struct CurveDistance {
+  double loss = 0;
+  double grad_norm = 0;
+};
+CurveDistance DistanceToGolden(const std::vector<GoldenStep>& golden, const Recording& run);
+
+}  // namespace ravel::trainer

@@ -21,7 +21,8 @@ import libraries
 
 PASSED, FAILED, BAD_USE, NO_DEVICE, REFUSED = 0, 1, 2, 3, 4
 COMPUTE = "9.0"  # the one architecture a bundle has code for
-SCRIPT_SUITES = {"services": ("tests/gpu/services_test.py", 300), "loss_parity": ("tests/gpu/loss_parity.py", 900)}
+SCRIPT_SUITES = {"services": ("tests/gpu/services_test.py", 300), "lost_trainer": ("tests/gpu/lost_trainer.py", 600),
+                 "loss_parity": ("tests/gpu/loss_parity.py", 900)}
 BENCH_SECONDS = 600
 SKIPPED_BY_SCRIPT = 3  # exit code of scripts that found no device
 
@@ -136,6 +137,8 @@ class Runner:
         last = ((self.out / "logs" / f"{name}.log").read_text(errors="replace").strip().splitlines() or [""])[-1]
         line |= {"passed": int(status == "passed"), "failed": int(status in ("failed", "timeout")), "skipped": int(status == "skipped"),
                  "reasons": [last] if status != "passed" else []}
+        if status == "passed" and last.startswith("{"):
+            line["report"] = json.loads(last)
         self.finish(line, status)
 
     def timed(self, name, command, seconds):
@@ -150,8 +153,8 @@ class Runner:
         with open(self.out / "results.jsonl", "a") as file:
             file.write(json.dumps({**self.lines[-1], **facts}) + "\n")
         print(f"\r{line['suite']:24} {status:8} {line['passed']:5} passed {line['failed']:4} failed {line['skipped']:5} skipped {line['seconds']:7.1f} s")
-        for reason in line["reasons"]:
-            print(f"{'':24} {reason}")
+        for text in line["reasons"] + ([json.dumps(line["report"])] if "report" in line else []):
+            print(f"{'':24} {text}")
 
     def exit_code(self, no_device):
         if any(line["status"] in ("failed", "timeout") for line in self.lines):

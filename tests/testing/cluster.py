@@ -21,12 +21,13 @@ def default_binaries():
 class Cluster:
     """with Cluster(folder, workers=2) as cluster: cluster.train(job_file); all processes end with the block."""
 
-    def __init__(self, folder, workers, binaries=None, environment=None, pin_cores=False):
+    def __init__(self, folder, workers, binaries=None, environment=None, pin_cores=False, worker_options=("--cpu-devices", "1")):
         self.folder = pathlib.Path(folder)
         self.workers = workers
         self.binaries = pathlib.Path(binaries or default_binaries())
         self.environment = {**os.environ, **(environment or {})}
         self.pin_cores = pin_cores
+        self.worker_options = list(worker_options)
         self.processes = []
 
     def __enter__(self):
@@ -60,7 +61,7 @@ class Cluster:
             pin = ["taskset", "-c", str(i % os.cpu_count())] if self.pin_cores else []
             self._spawn(f"worker-{i}", pin + [
                 self.binaries / "ravel-worker", "--dev-loopback", "--coordinator", self.address, "--node-id", f"worker-{i}",
-                "--cpu-devices", "1", "--work-dir", self.folder / f"worker-{i}"])
+                "--work-dir", self.folder / f"worker-{i}", *self.worker_options])
         self._until(lambda: self.ctl("nodes", "list", "-o", "json", check=False).stdout.count('"READY"') == self.workers,
                     f"{self.workers} ready workers")
 
@@ -87,6 +88,20 @@ class Cluster:
 
     def job(self, name):
         return json.loads(self.ctl("get", name, "-o", "json").stdout)
+
+    def events(self, name):
+        """What happened to a job, oldest first: dicts with timeMs, type, reason, rank, message and so on, all as text."""
+        return [json.loads(line) for line in self.ctl("events", name, "-o", "jsonl").stdout.splitlines() if line.strip()]
+
+    def step_records(self, uid):
+        """Every step that any epoch of a job has reported, with time_ms, as far as the coordinator has written it."""
+        file = self.folder / "state" / "metrics" / f"{uid}.jsonl"
+        text = file.read_text() if file.exists() else ""
+        return [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]
+
+    def worker_log(self, i=0):
+        """The lines of a daemon's log, as dicts."""
+        return [json.loads(line) for line in (self.folder / f"worker-{i}.log").read_text(errors="replace").splitlines() if line.startswith("{")]
 
     def checkpoints(self, name):
         """{step: directory} of the committed checkpoints."""

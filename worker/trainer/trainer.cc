@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
 
 #include "common/logging.h"
 #include "worker/comm/collective_ledger.h"
@@ -123,10 +124,13 @@ absl::Status Trainer::RunWith(comm::Communicator& communicator, kernels::CudaGpu
   diagnostics.ReportStart(*saver);
   parts_.position.FinishStep(assignment.first_step);
   parts_.position.Enter(TrainerPhase::kWaiting);
+  const double restore_seconds = SecondsSince(parts_.clock, start_ms);
+  log::Info(absl::StrFormat(
+      "state of step %d is there after %.3f s", assignment.first_step, restore_seconds));
   RETURN_IF_ERROR(parts_.reporter.Ready({.step = assignment.first_step,
                                          .planned_bytes = engine->planned_bytes(),
                                          .measured_bytes = engine->arena_bytes(),
-                                         .restore_seconds = SecondsSince(parts_.clock, start_ms)}));
+                                         .restore_seconds = restore_seconds}));
   return TrainAll(*engine, *saver, diagnostics);
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 #include "common/tensor_view.h"
 #include "kernels/stream.h"
 
@@ -41,7 +43,11 @@ struct AdamWArgs {
   TensorView g;
   TensorView m;
   TensorView v;
-  AdamWScalars scalars;
+  AdamWScalars scalars = {};
+  // Memory of the stream's device, read when the op runs: `device_scalars` takes the place of
+  // `scalars`; where *apply is 0, nothing changes.
+  const AdamWScalars* device_scalars = nullptr;
+  const int32_t* apply = nullptr;
 };
 void AdamWUpdate(Stream& stream, const AdamWArgs& args);
 

@@ -9,6 +9,7 @@
 #include "kernels/bias.h"
 #include "kernels/cpu/reference_ops.h"
 #include "kernels/cpu/simd_ops.h"
+#include "kernels/cpu/step_statistics.h"
 #include "kernels/cuda/ops.h"
 #include "kernels/digest.h"
 #include "kernels/embedding.h"
@@ -491,7 +492,7 @@ void AdamWUpdate(Stream& stream, const AdamWArgs& args) {
   for (const TensorView& view : {args.p, args.g, args.m, args.v}) {
     CheckFlat(view, args.p.elements());
   }
-  cpu::ActiveOps().adamw(args);
+  cpu::AdamWUpdate(args);
 }
 
 void TreeAdd(Stream& stream, const TreeAddArgs& args) {

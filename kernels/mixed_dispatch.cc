@@ -1,9 +1,11 @@
-// The ops of mixed precision: shapes and types checked once, then the backend.
+// The ops of mixed precision and of a step's statistics: shapes and types checked once, then the
+// backend.
 
 #include <bit>
 
 #include "common/check.h"
 #include "kernels/cpu/mixed_ops.h"
+#include "kernels/cpu/step_statistics.h"
 #include "kernels/cuda/ops.h"
 
 namespace ravel::kernels {
@@ -84,6 +86,32 @@ void TransposeMatrix(Stream& stream, const TransposeArgs& args) {
   CHECK_MSG(args.to.size[0] == args.from.size[1] && args.to.size[1] == args.from.size[0],
             "wrong shape");
   cpu::TransposeMatrix(args);
+}
+
+void SumLoss(Stream& stream, const SumLossArgs& args) {
+  if (OnCuda(stream)) {
+    cuda::SumLoss(stream, args);
+    return;
+  }
+  CheckFlat(args.losses, args.losses.elements(), DType::kF32);
+  CheckFlat(args.targets, args.losses.elements(), DType::kI32);
+  cpu::SumLoss(args);
+}
+
+void SumRowNodes(Stream& stream, const SumRowNodesArgs& args) {
+  if (OnCuda(stream)) {
+    cuda::SumRowNodes(stream, args);
+    return;
+  }
+  cpu::SumRowNodes(args);
+}
+
+void DecideUpdate(Stream& stream, const DecideUpdateArgs& args) {
+  if (OnCuda(stream)) {
+    cuda::DecideUpdate(stream, args);
+    return;
+  }
+  cpu::DecideUpdate(args);
 }
 
 }  // namespace ravel::kernels

@@ -13,6 +13,10 @@ namespace {
 
 template <int kWidth>
 __global__ void __launch_bounds__(kFlatThreads) AdamWKernel(const __grid_constant__ AdamWParams p) {
+  if (p.apply != nullptr && *p.apply == 0) {
+    return;
+  }
+  const DeviceAdamWScalars scalars = p.device_scalars != nullptr ? *p.device_scalars : p.scalars;
   const int64_t step = int64_t{gridDim.x} * blockDim.x * kWidth;
   for (int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kWidth; i < p.elements;
        i += step) {
@@ -26,7 +30,7 @@ __global__ void __launch_bounds__(kFlatThreads) AdamWKernel(const __grid_constan
     Load<float, kWidth>(p.v + i, v);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
-      const scalar::AdamWElement next = scalar::AdamWStep(p.scalars, {weight[j], m[j], v[j]}, g[j]);
+      const scalar::AdamWElement next = scalar::AdamWStep(scalars, {weight[j], m[j], v[j]}, g[j]);
       weight[j] = next.p;
       m[j] = next.m;
       v[j] = next.v;

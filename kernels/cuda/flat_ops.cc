@@ -32,12 +32,15 @@ void AdamWUpdate(Stream& stream, const AdamWArgs& args) {
   on.Run({.kernel = Kernel::kAdamW,
           .variant = variant,
           .grid = {FlatGrid(on, n / WidthOf(variant)), 1, 1}},
-         AdamWParams{.p = args.p.As<float>(),
-                     .g = args.g.As<float>(),
-                     .m = args.m.As<float>(),
-                     .v = args.v.As<float>(),
-                     .elements = n,
-                     .scalars = ScalarsOf(args.scalars)});
+         AdamWParams{
+             .p = args.p.As<float>(),
+             .g = args.g.As<float>(),
+             .m = args.m.As<float>(),
+             .v = args.v.As<float>(),
+             .device_scalars = reinterpret_cast<const DeviceAdamWScalars*>(args.device_scalars),
+             .apply = args.apply,
+             .elements = n,
+             .scalars = ScalarsOf(args.scalars)});
 }
 
 namespace {

@@ -48,6 +48,9 @@ enum class Kernel : int32_t {
   kAttentionForward,
   kAttentionBackwardKeys,
   kAttentionBackwardQueries,
+  kSumLoss,
+  kSumRowNodes,
+  kDecideUpdate,
   kCount,
 };
 inline constexpr int32_t kKernelVariants = 8;
@@ -76,6 +79,8 @@ inline constexpr int kNormPartials = 256;
 inline constexpr int kHeadNormWarps = 4;  // of a block; a warp takes a head at a time
 inline constexpr int kFlatThreads = 256;
 inline constexpr int kReducePartials = 1024;
+inline constexpr int kNodeRows = 8;  // rows of a node that a thread adds at a time
+inline constexpr int kLossTile = 2048;
 inline constexpr int kMaxTreePieces = 64;  // 2^6: the variant is the logarithm
 inline constexpr int kTransposeTile = 32;
 inline constexpr int kTransposeRows = 8;
@@ -334,6 +339,8 @@ struct AdamWParams {
   const float* g;
   float* m;
   float* v;
+  const DeviceAdamWScalars* device_scalars;  // read in place of `scalars` when present
+  const int32_t* apply;                      // when present and 0 nothing changes
   int64_t elements;
   DeviceAdamWScalars scalars;
 };
@@ -467,6 +474,72 @@ struct AttentionParams {
   int32_t kv_heads;
   int32_t head_size;
   float scale;
+};
+
+struct SumLossParams {
+  const float* losses;
+  const int32_t* targets;
+  double* sum;
+  int64_t* tokens;
+  int64_t elements;
+};
+
+// kernels::RowNode.
+struct DeviceRowNode {
+  int64_t first_row;
+  int64_t level;
+};
+
+// A block per node.
+struct SumRowNodesParams {
+  const float* row_sums;
+  const DeviceRowNode* nodes;
+  double* out;
+  int64_t rows;
+  int64_t count;
+};
+
+// kernels::SumStep.
+struct DeviceSumStep {
+  int32_t a;
+  int32_t b;
+};
+
+// kernels::StepOutcome.
+struct DeviceStepOutcome {
+  int64_t updates;
+  double squared_norm;
+  int64_t non_finite;
+  int64_t target_tokens;
+  int32_t apply;
+  DeviceAdamWScalars with_decay;
+  DeviceAdamWScalars without_decay;
+};
+
+// kernels::AdamWHyper.
+struct DeviceAdamWHyper {
+  double beta1;
+  double beta2;
+  double epsilon;
+  double weight_decay;
+  double learning_rate;
+};
+
+// One block.
+struct DecideUpdateParams {
+  const int64_t* messages;  // words; some are fp64
+  const DeviceSumStep* steps;
+  const int64_t* level_ends;
+  double* sums;
+  DeviceStepOutcome* outcome;
+  int64_t ranks;
+  int64_t words;
+  int64_t tensors;
+  int64_t levels;
+  int64_t step_count;
+  double clip_norm;
+  DeviceAdamWHyper hyper;
+  int32_t total;
 };
 
 // Dynamic shared memory of an attention kernel compiled for heads of at most `head_limit`: tiles of

@@ -33,6 +33,7 @@ std::vector<KernelEntry> ReduceKernels();
 std::vector<KernelEntry> CastKernels();
 std::vector<KernelEntry> GemmKernels();
 std::vector<KernelEntry> AttentionKernels();
+std::vector<KernelEntry> StatisticsKernels();
 std::vector<KernelEntry> StartKernels();
 
 // The entry of an id; null where there is none.

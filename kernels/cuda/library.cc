@@ -32,6 +32,7 @@ std::vector<KernelEntry> MakeEntries() {
                            CastKernels(),
                            GemmKernels(),
                            AttentionKernels(),
+                           StatisticsKernels(),
                            StartKernels()}) {
     all.insert(all.end(), part.begin(), part.end());
   }

@@ -23,6 +23,7 @@
 #include "kernels/reduce_add.h"
 #include "kernels/rope.h"
 #include "kernels/row_sum.h"
+#include "kernels/step_statistics.h"
 #include "kernels/tree_reduce.h"
 
 namespace ravel::kernels::cuda {
@@ -63,5 +64,8 @@ uint64_t DigestRange(Stream& stream, const TensorView& range, uint64_t first_ind
 void InitNormal(Stream& stream, const InitNormalArgs& args);
 void Cast(Stream& stream, const CastArgs& args);
 void TransposeMatrix(Stream& stream, const TransposeArgs& args);
+void SumLoss(Stream& stream, const SumLossArgs& args);
+void SumRowNodes(Stream& stream, const SumRowNodesArgs& args);
+void DecideUpdate(Stream& stream, const DecideUpdateArgs& args);
 
 }  // namespace ravel::kernels::cuda

@@ -17,6 +17,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/gpu/engine_device.h"
 #include "tests/testing/device_runs.h"
 #include "tests/testing/fake_supervisor.h"
 #include "tests/testing/golden_curves.h"
@@ -25,31 +26,6 @@ namespace ravel::trainer {
 namespace {
 
 using kernels::CudaGpu;
-
-// The library of this build, unless another is named; before anything is opened.
-void UseBuiltLibrary() {
-  setenv("RAVEL_CUDA_LIBRARY", RAVEL_BUILT_CUDA_LIBRARY, 0);
-}
-
-// The device of this process, or why there is none. Never closed: the driver may be gone before
-// static objects are.
-const absl::StatusOr<std::unique_ptr<CudaGpu>>& EngineDevice() {
-  static const auto& device = []() -> const absl::StatusOr<std::unique_ptr<CudaGpu>>& {
-    UseBuiltLibrary();
-    return *new absl::StatusOr<std::unique_ptr<CudaGpu>>(OpenDevice());
-  }();
-  return device;
-}
-
-class GpuEngine : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!EngineDevice().ok()) {
-      GTEST_SKIP() << EngineDevice().status();
-    }
-  }
-  static CudaGpu& gpu() { return **EngineDevice(); }
-};
 
 // -- bits
 

@@ -225,9 +225,13 @@ absl::Status RunRank(const RecordArgs& args, RankEngine& engine, int rank, Recor
   RETURN_IF_ERROR(args.start == nullptr ? engine.InitializeWeights()
                                         : LoadState(engine, *args.start));
   for (int64_t step = args.first_step; step < args.last_step; ++step) {
-    ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(step));
-    if (rank == 0) {
-      recording.steps.push_back(result);
+    RETURN_IF_ERROR(engine.IssueStep(step));
+    const bool last = step + 1 == args.last_step;
+    while (engine.unread_steps() > (args.ahead && !last ? engine.lag() : 0)) {
+      ASSIGN_OR_RETURN(const StepResult result, engine.ReadStep());
+      if (rank == 0) {
+        recording.steps.push_back(result);
+      }
     }
     if (args.evaluate_every_step) {
       ASSIGN_OR_RETURN(const float loss, engine.Evaluate());

@@ -40,6 +40,8 @@ struct RecordArgs {
   int64_t first_step = 0;
   int64_t last_step = 0;  // one past
   bool evaluate_every_step = false;
+  // Each step is issued before the result of the one before is read, as far as the engine lets it.
+  bool ahead = false;
   const Recording* start = nullptr;  // state to begin with; nullptr: initial weights
   std::function<absl::Status(plan::ShardingPlan& plan)> adjust = nullptr;  // LocalRun
   shard::ExecutorOptions executor = {};

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "kernels/scalar/decide_step.h"
+
 namespace ravel::optim {
 
 // What all ranks agree on in each step's statistics exchange, beside numbers: the larger of
@@ -11,22 +13,9 @@ struct ControlWord {
   int64_t stop = 0;           // 1: stop after that save
 };
 
-struct StepTotals {
-  double squared_norm = 0;    // of the gradient sums, not yet divided
-  int64_t non_finite = 0;     // gradient elements that are NaN or infinite
-  int64_t target_tokens = 0;  // of the global batch
-  double loss_sum = 0;        // over these tokens
-};
-
-struct StepDecision {
-  bool apply = false;
-  float loss = 0;            // mean over the target tokens
-  double grad_norm = 0;      // of the divided gradient, before clipping
-  float gradient_scale = 0;  // clip coefficient / denominator: the one place that divides
-};
-
-// Skips when a gradient element, or the norm, is not finite, or when there are no target tokens.
-// clip_norm 0: no clipping.
-StepDecision DecideStep(const StepTotals& totals, double clip_norm);
+// Hosts and devices decide by the same rule.
+using StepTotals = kernels::scalar::StepTotals;
+using StepDecision = kernels::scalar::StepDecision;
+using kernels::scalar::DecideStep;
 
 }  // namespace ravel::optim

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 
 #include "common/check.h"
 #include "common/plan/plan_pieces.h"
@@ -13,24 +14,102 @@ namespace {
 
 constexpr int64_t kVectorRowElements = 256;
 
+template <typename Value>
 struct PartialSum {
   int level = 0;
   int64_t index = 0;
-  double value = 0;
+  Value value;
 };
 
 // Merges the last two subtrees while they are siblings.
-void MergeSiblings(std::vector<PartialSum>& stack) {
+template <typename Value, typename Add>
+void MergeSiblings(std::vector<PartialSum<Value>>& stack, const Add& add) {
   while (stack.size() >= 2) {
-    PartialSum& left = stack[stack.size() - 2];
-    const PartialSum& right = stack.back();
+    PartialSum<Value>& left = stack[stack.size() - 2];
+    const PartialSum<Value>& right = stack.back();
     if (left.level != right.level || left.index % 2 != 0 || right.index != left.index + 1) {
       return;
     }
-    left = {.level = left.level + 1, .index = left.index / 2, .value = left.value + right.value};
+    left = {
+        .level = left.level + 1, .index = left.index / 2, .value = add(left.value, right.value)};
     stack.pop_back();
   }
 }
+
+// The sum of a tensor's nodes, ascending and without gaps; `none` where there are none.
+template <typename Value, typename Sources, typename ValueOf, typename Add>
+Value SumOfNodes(const Sources& sources, Value none, const ValueOf& value_of, const Add& add) {
+  std::vector<PartialSum<Value>> stack;
+  for (const auto& source : sources) {
+    stack.push_back(
+        {.level = source.node.level, .index = source.node.index, .value = value_of(source)});
+    MergeSiblings(stack, add);
+  }
+  // What is left grows smaller to the right; rows that do not exist are +0, which changes nothing.
+  Value sum = none;
+  for (; !stack.empty(); stack.pop_back()) {
+    sum = add(stack.back().value, sum);
+  }
+  return sum;
+}
+
+// Additions that are noted, not done. A number of none is +0.
+class SumRecorder {
+ public:
+  int32_t Add(int32_t a, int32_t b) {
+    if (a == kernels::kNoOperand || b == kernels::kNoOperand) {
+      return a == kernels::kNoOperand ? b : a;
+    }
+    noted_.push_back({.step = {.a = a, .b = b}, .level = 1 + std::max(LevelOf(a), LevelOf(b))});
+    return -static_cast<int32_t>(noted_.size());
+  }
+  // As kernels::TreeSumDouble.
+  int32_t Tree(std::span<const int32_t> values, size_t width) {
+    if (values.empty()) {
+      return kernels::kNoOperand;
+    }
+    if (width == 1) {
+      return values[0];
+    }
+    const size_t half = std::min(values.size(), width / 2);
+    const int32_t left = Tree(values.first(half), width / 2);
+    return Add(left, Tree(values.subspan(half), width / 2));
+  }
+  SumProgram Finish(int32_t total) const {
+    std::vector<size_t> order(noted_.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+      return noted_[a].level < noted_[b].level;
+    });
+    std::vector<int32_t> place(noted_.size());
+    for (size_t i = 0; i < order.size(); ++i) {
+      place[order[i]] = -1 - static_cast<int32_t>(i);
+    }
+    const auto moved = [&](int32_t operand) {
+      return operand >= 0 || operand == kernels::kNoOperand ? operand : place[Index(operand)];
+    };
+    SumProgram program = {.steps = {}, .level_ends = {}, .total = moved(total)};
+    for (size_t i = 0; i < order.size(); ++i) {
+      const Noted& noted = noted_[order[i]];
+      if (i > 0 && noted.level != noted_[order[i - 1]].level) {
+        program.level_ends.push_back(static_cast<int64_t>(i));
+      }
+      program.steps.push_back({.a = moved(noted.step.a), .b = moved(noted.step.b)});
+    }
+    program.level_ends.push_back(static_cast<int64_t>(noted_.size()));
+    return program;
+  }
+
+ private:
+  struct Noted {
+    kernels::SumStep step;
+    int level = 0;
+  };
+  static size_t Index(int32_t operand) { return static_cast<size_t>(-1 - operand); }
+  int LevelOf(int32_t operand) const { return operand >= 0 ? 0 : noted_[Index(operand)].level; }
+
+  std::vector<Noted> noted_;
+};
 
 // What a rank measures of a group's gradients, where that counts.
 std::vector<plan::OwnedPiece> CountedPieces(const plan::ShardingPlan& plan, int group, int rank) {
@@ -96,29 +175,40 @@ NormTree::NormTree(const plan::ShardingPlan& plan) : sources_(plan.inventory.ten
 
 std::vector<double> NormTree::Combine(const std::vector<std::span<const double>>& values) const {
   std::vector<double> sums;
-  std::vector<PartialSum> stack;
   for (const std::vector<Source>& sources : sources_) {
-    stack.clear();
-    for (const Source& source : sources) {
-      stack.push_back({.level = source.node.level,
-                       .index = source.node.index,
-                       .value = values[static_cast<size_t>(source.rank)][source.position]});
-      MergeSiblings(stack);
-    }
-    // What is left grows smaller to the right; rows that do not exist are +0, which changes
-    // nothing.
-    double sum = 0;
-    for (; !stack.empty(); stack.pop_back()) {
-      sum = stack.back().value + sum;
-    }
-    sums.push_back(sum);
+    sums.push_back(SumOfNodes(
+        sources,
+        0.0,
+        [&](const Source& source) {
+          return values[static_cast<size_t>(source.rank)][source.position];
+        },
+        [](double a, double b) { return a + b; }));
   }
   return sums;
+}
+
+SumProgram NormTree::Program(
+    const std::function<int32_t(int rank, size_t position)>& word_of) const {
+  SumRecorder recorder;
+  std::vector<int32_t> ordered;
+  for (const size_t tensor : by_name_) {
+    ordered.push_back(SumOfNodes(
+        sources_[tensor],
+        kernels::kNoOperand,
+        [&](const Source& source) { return word_of(source.rank, source.position); },
+        [&](int32_t a, int32_t b) { return recorder.Add(a, b); }));
+  }
+  return recorder.Finish(recorder.Tree(ordered, std::bit_ceil(ordered.size())));
 }
 
 int64_t RowsOf(const plan::ModelInventory& inventory, const plan::OwnedPiece& piece) {
   const Shape& shape = inventory.tensors[static_cast<size_t>(piece.tensor)].shape;
   return DivCeil(piece.end - piece.begin, StatisticsRowElements(shape));
+}
+
+int64_t FirstRowOf(const plan::ModelInventory& inventory, const plan::OwnedPiece& piece) {
+  return piece.begin /
+         StatisticsRowElements(inventory.tensors[static_cast<size_t>(piece.tensor)].shape);
 }
 
 void MeasureRows(kernels::Stream& stream,
@@ -146,10 +236,9 @@ void MeasureRows(kernels::Stream& stream,
 }
 
 void NodeSums::Add(const plan::OwnedPiece& piece, const float* row_sums) {
-  const Shape& shape = inventory_.tensors[static_cast<size_t>(piece.tensor)].shape;
   const int64_t rows = RowsOf(inventory_, piece);
   wide_.assign(row_sums, row_sums + rows);
-  const int64_t first = piece.begin / StatisticsRowElements(shape);
+  const int64_t first = FirstRowOf(inventory_, piece);
   for (; next_ < nodes_.size() && nodes_[next_].tensor == piece.tensor; ++next_) {
     const int64_t begin = nodes_[next_].first_row() - first;
     CHECK(begin >= 0 && begin + nodes_[next_].rows() <= rows);

@@ -5,10 +5,12 @@
 // aligned subtrees inside the rows it owns.
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
 #include "common/plan/sharding_plan.h"
+#include "kernels/step_statistics.h"
 #include "kernels/stream.h"
 
 namespace ravel::optim {
@@ -30,6 +32,13 @@ struct TreeNode {
 // Rows [begin, end) as maximal aligned nodes, ascending.
 std::vector<TreeNode> NodesOfRows(int tensor, int64_t begin, int64_t end);
 
+// The sum over all tensors as additions, level by level, of the numbers that ranks send.
+struct SumProgram {
+  std::vector<kernels::SumStep> steps;
+  std::vector<int64_t> level_ends;
+  int32_t total = kernels::kNoOperand;
+};
+
 // Which nodes each rank sends, and how all of them add up. Pure; equal on all ranks.
 class NormTree {
  public:
@@ -45,6 +54,9 @@ class NormTree {
   std::vector<double> Combine(const std::vector<std::span<const double>>& values) const;
   // The sum over tensors, in the order of their canonical names.
   double Total(const std::vector<double>& tensor_sums) const;
+  // Total(Combine(values)) with the same bits, where values[rank][i] is word word_of(rank, i) of
+  // the messages.
+  SumProgram Program(const std::function<int32_t(int rank, size_t position)>& word_of) const;
 
  private:
   struct Source {
@@ -60,6 +72,8 @@ class NormTree {
 
 // The rows that a piece is measured in: the short last row of a vector is one.
 int64_t RowsOf(const plan::ModelInventory& inventory, const plan::OwnedPiece& piece);
+// The first of them, as a row of the tensor.
+int64_t FirstRowOf(const plan::ModelInventory& inventory, const plan::OwnedPiece& piece);
 // Sums of squares of a piece's rows, whose first element is at `values`: into `sums` [RowsOf], and
 // its elements that are not finite: += *non_finite (optional). All is memory of the stream's
 // backend.

@@ -9,6 +9,7 @@
 #include "common/plan/plan_pieces.h"
 #include "kernels/adamw.h"
 #include "kernels/row_sum.h"
+#include "kernels/step_statistics.h"
 #include "worker/optim/lr_schedule.h"
 
 namespace ravel::optim {
@@ -23,15 +24,9 @@ void Append(std::vector<std::byte>& bytes, const T* values, size_t count) {
 }  // namespace
 
 void AddLosses(const TensorView& losses, const TensorView& targets, LaneLoss& lane) {
-  CHECK_EQ(losses.elements(), targets.elements());
-  const float* loss = losses.As<float>();
-  const int32_t* target = targets.As<int32_t>();
-  for (int64_t i = 0; i < losses.elements(); ++i) {
-    if (target[i] >= 0) {
-      lane.sum += static_cast<double>(loss[i]);
-      ++lane.tokens;
-    }
-  }
+  kernels::CpuStream host;
+  kernels::SumLoss(
+      host, {.losses = losses, .targets = targets, .sum = &lane.sum, .tokens = &lane.tokens});
 }
 
 double TreeOverLanes(const plan::LaneMap& lanes, const std::vector<std::vector<double>>& sums) {
@@ -55,17 +50,59 @@ ShardedAdamW::ShardedAdamW(Args args)
       weight_nodes_(gradient_nodes_),
       update_nodes_(gradient_nodes_),
       non_finite_(args_.plan.inventory.tensors.size(), 0),
-      lane_losses_(static_cast<size_t>(args_.plan.lanes.turns())) {}
+      lane_losses_(static_cast<size_t>(args_.plan.lanes.turns())) {
+  const std::vector<TreeNode>& nodes = tree_.nodes(args_.rank);
+  size_t next = 0;
+  for (const shard::ParameterGroup& group : args_.groups) {
+    first_node_.push_back(next);
+    for (const plan::OwnedPiece& piece : group.measured_pieces()) {
+      while (next < nodes.size() && nodes[next].tensor == piece.tensor) {
+        ++next;
+      }
+    }
+  }
+  CHECK_EQ(next, nodes.size());
+}
 
-void ShardedAdamW::BeginStep(int64_t step, const TensorView& losses, const TensorView& targets) {
+void ShardedAdamW::set_updates(int64_t updates) {
+  CHECK_MSG(begun_.empty(), "a step is under way");
+  updates_ = updates;
+  updates_are_new_ = true;
+}
+
+ShardedAdamW::Header ShardedAdamW::MakeHeader() const {
+  const ControlWord control = args_.control ? args_.control() : ControlWord{};
+  return {.target_tokens = 0,
+          .save_sequence = control.save_sequence,
+          .stop = control.stop,
+          .learning_rate =
+              LearningRate(args_.spec.optimizer, args_.spec.schedule, args_.spec.steps, step_)};
+}
+
+void ShardedAdamW::BeginStep(kernels::Stream& stream,
+                             int64_t step,
+                             const TensorView& losses,
+                             const TensorView& targets) {
   step_ = step;
   losses_ = losses;
   targets_ = targets;
   std::fill(lane_losses_.begin(), lane_losses_.end(), LaneLoss{});
-  decision_ = {};
-  if (args_.device != nullptr) {
-    args_.device->Forget();
+  if (args_.device == nullptr) {
+    decision_ = {};
+    return;
   }
+  DeviceStatistics::Beginning beginning = {.header = MakeHeader()};
+  if (norms_left_) {
+    beginning.weight_nodes = weight_nodes_;
+    beginning.update_nodes = update_nodes_;
+  }
+  if (updates_are_new_) {
+    beginning.updates = updates_;
+  }
+  args_.device->BeginStep(stream, beginning);
+  updates_are_new_ = false;
+  norms_left_ = NormsDue(step);
+  begun_.push_back(step);
 }
 
 void ShardedAdamW::AddMicroBatch(kernels::Stream& stream, int64_t turn) {
@@ -73,30 +110,28 @@ void ShardedAdamW::AddMicroBatch(kernels::Stream& stream, int64_t turn) {
     return;
   }
   if (args_.device != nullptr) {
-    args_.device->AddMicroBatch(stream, {.turn = turn, .losses = losses_, .targets = targets_});
+    args_.device->AddMicroBatch(stream, turn, losses_, targets_);
   } else {
     AddLosses(losses_, targets_, lane_losses_[static_cast<size_t>(turn)]);
   }
 }
 
-bool ShardedAdamW::NormsDue() const {
-  const int64_t every = args_.spec.norms_every;
-  return every > 0 && (step_ + 1) % every == 0;
+void ShardedAdamW::EndStep(kernels::Stream& stream) {
+  if (args_.device != nullptr) {
+    args_.device->EndStep(stream);
+  }
 }
 
-absl::Status ShardedAdamW::MeasureGradients(kernels::Stream& stream) {
+bool ShardedAdamW::NormsDue(int64_t step) const {
+  const int64_t every = args_.spec.norms_every;
+  return every > 0 && (step + 1) % every == 0;
+}
+
+void ShardedAdamW::MeasureGradients(kernels::Stream& stream) {
   std::fill(non_finite_.begin(), non_finite_.end(), 0);
-  if (args_.device != nullptr) {
-    args_.device->MeasureGradients(stream);
-    RETURN_IF_ERROR(args_.device->Finish(stream));
-    TakeFromDevice();
-    return absl::OkStatus();
-  }
   const std::vector<TreeNode>& nodes = tree_.nodes(args_.rank);
   size_t next = 0;
-  first_node_.clear();
   for (const shard::ParameterGroup& group : args_.groups) {
-    first_node_.push_back(next);
     if (!group.measured_pieces().empty()) {
       next = MeasureNodes(stream,
                           {.inventory = args_.plan.inventory,
@@ -109,27 +144,6 @@ absl::Status ShardedAdamW::MeasureGradients(kernels::Stream& stream) {
     }
   }
   CHECK_EQ(next, nodes.size());
-  return absl::OkStatus();
-}
-
-void ShardedAdamW::TakeFromDevice() {
-  const plan::ModelInventory& inventory = args_.plan.inventory;
-  const std::vector<TreeNode>& nodes = tree_.nodes(args_.rank);
-  const float* row_sums = args_.device->row_sums();
-  NodeSums sums(inventory, nodes, gradient_nodes_, 0);
-  first_node_.clear();
-  for (const shard::ParameterGroup& group : args_.groups) {
-    first_node_.push_back(sums.next());
-    for (const plan::OwnedPiece& piece : group.measured_pieces()) {
-      sums.Add(piece, row_sums);
-      row_sums += RowsOf(inventory, piece);
-    }
-  }
-  CHECK_EQ(sums.next(), nodes.size());
-  std::copy_n(args_.device->non_finite(), non_finite_.size(), non_finite_.begin());
-  for (const DeviceStatistics::MicroBatch& read : args_.device->micro_batches()) {
-    AddLosses(read.losses, read.targets, lane_losses_[static_cast<size_t>(read.turn)]);
-  }
 }
 
 size_t ShardedAdamW::MessageBytes() const {
@@ -140,10 +154,8 @@ size_t ShardedAdamW::MessageBytes() const {
 
 absl::StatusOr<std::vector<std::byte>> ShardedAdamW::PackStatistics(kernels::Stream& stream) {
   AddMicroBatch(stream, args_.plan.lanes.turns() - 1);
-  RETURN_IF_ERROR(MeasureGradients(stream));
-  const ControlWord control = args_.control ? args_.control() : ControlWord{};
-  Header header = {
-      .target_tokens = 0, .save_sequence = control.save_sequence, .stop = control.stop};
+  MeasureGradients(stream);
+  Header header = MakeHeader();
   std::vector<double> losses;
   for (const LaneLoss& lane : lane_losses_) {
     losses.push_back(lane.sum);
@@ -163,6 +175,39 @@ absl::StatusOr<std::vector<std::byte>> ShardedAdamW::PackStatistics(kernels::Str
 }
 
 void ShardedAdamW::UnpackStatistics(std::span<const std::byte> all) {
+  Unpack(all, pending_.has_value());
+}
+
+shard::DeviceMessages ShardedAdamW::MeasureOnDevice(kernels::Stream& stream) {
+  AddMicroBatch(stream, args_.plan.lanes.turns() - 1);
+  args_.device->MeasureGradients(stream);
+  return args_.device->messages();
+}
+
+void ShardedAdamW::DecideOnDevice(kernels::Stream& stream) {
+  args_.device->Decide(
+      stream, args_.spec.optimizer.clip_norm, HyperWith(args_.spec.optimizer.weight_decay));
+}
+
+absl::Status ShardedAdamW::ReadStep() {
+  ASSIGN_OR_RETURN(const DeviceStatistics::Record record, args_.device->Read());
+  const int64_t step = begun_.front();
+  begun_.pop_front();
+  Unpack(record.messages, args_.spec.norms_every > 0);
+  FollowDecision(step);
+  // One rule, the same numbers: anything else is a bug of ours.
+  CHECK_MSG(record.outcome->apply == (decision_.apply ? 1 : 0) &&
+                record.outcome->updates == updates_ &&
+                record.outcome->target_tokens == totals_.target_tokens &&
+                record.outcome->non_finite == totals_.non_finite &&
+                (!decision_.apply ||
+                 (record.outcome->squared_norm == totals_.squared_norm &&
+                  record.outcome->with_decay.gradient_scale == decision_.gradient_scale)),
+            "the device has decided otherwise");
+  return absl::OkStatus();
+}
+
+void ShardedAdamW::Unpack(std::span<const std::byte> all, bool has_norms) {
   totals_ = {};
   agreed_ = {};
   tensor_non_finite_.assign(non_finite_.size(), 0);
@@ -172,7 +217,7 @@ void ShardedAdamW::UnpackStatistics(std::span<const std::byte> all) {
   std::vector<std::vector<double>> updates;
   const std::byte* message = all.data();
   const auto take = [&message](auto* values, size_t count) {
-    std::memcpy(values, message, count * sizeof(*values));
+    std::memcpy(static_cast<void*>(values), message, count * sizeof(*values));
     message += count * sizeof(*values);
   };
   std::vector<int64_t> counts(non_finite_.size());
@@ -189,7 +234,7 @@ void ShardedAdamW::UnpackStatistics(std::span<const std::byte> all) {
     }
     take(losses.emplace_back(lane_losses_.size()).data(), lane_losses_.size());
     take(gradients.emplace_back(gradient_nodes_.size()).data(), gradient_nodes_.size());
-    if (pending_.has_value()) {
+    if (has_norms) {
       take(weights.emplace_back(weight_nodes_.size()).data(), weight_nodes_.size());
       take(updates.emplace_back(update_nodes_.size()).data(), update_nodes_.size());
     }
@@ -238,6 +283,7 @@ void ShardedAdamW::UnpackNorms(std::span<const std::byte> all) {
     std::memcpy(list.data(), all.data() + at, list_bytes);
   }
   CombineNorms(lists[0], lists[1]);
+  norms_left_ = false;
 }
 
 std::optional<TensorNorms> ShardedAdamW::TakeNorms() {
@@ -245,13 +291,17 @@ std::optional<TensorNorms> ShardedAdamW::TakeNorms() {
 }
 
 void ShardedAdamW::Decide() {
+  FollowDecision(step_);
+}
+
+void ShardedAdamW::FollowDecision(int64_t step) {
   decision_ = DecideStep(totals_, args_.spec.optimizer.clip_norm);
-  learning_rate_ = LearningRate(args_.spec.optimizer, args_.spec.schedule, args_.spec.steps, step_);
+  learning_rate_ = LearningRate(args_.spec.optimizer, args_.spec.schedule, args_.spec.steps, step);
   if (decision_.apply) {
     ++updates_;
   }
-  if (NormsDue()) {
-    pending_ = TensorNorms{.step = step_ + 1, .gradient = {}, .weight = {}, .update = {}};
+  if (NormsDue(step)) {
+    pending_ = TensorNorms{.step = step + 1, .gradient = {}, .weight = {}, .update = {}};
     for (const double sum : tensor_sums_) {
       pending_->gradient.push_back(
           std::sqrt(sum) / static_cast<double>(std::max<int64_t>(1, totals_.target_tokens)));
@@ -261,12 +311,10 @@ void ShardedAdamW::Decide() {
 
 absl::Status ShardedAdamW::UpdateGroup(kernels::Stream& stream, int group) {
   const shard::ParameterGroup& owner = args_.groups[static_cast<size_t>(group)];
-  if (NormsDue()) {
+  if (NormsDue(step_)) {
     return MeasuredUpdate(stream, owner);
   }
-  if (decision_.apply) {
-    AdamW(stream, owner);
-  }
+  AdamW(stream, owner);
   return absl::OkStatus();
 }
 
@@ -292,9 +340,7 @@ absl::Status ShardedAdamW::MeasuredUpdate(kernels::Stream& stream,
                  first_node_[static_cast<size_t>(group.index())]);
   };
   measure(change.data(), weight_nodes_);
-  if (decision_.apply) {
-    AdamW(stream, group);
-  }
+  AdamW(stream, group);
   RETURN_IF_ERROR(read(after));
   for (const plan::OwnedPiece& piece : pieces) {
     for (int64_t i = piece.shard_offset; i < piece.shard_offset + piece.end - piece.begin; ++i) {
@@ -306,29 +352,43 @@ absl::Status ShardedAdamW::MeasuredUpdate(kernels::Stream& stream,
   return absl::OkStatus();
 }
 
-void ShardedAdamW::AdamW(kernels::Stream& stream, const shard::ParameterGroup& group) {
+kernels::AdamWHyper ShardedAdamW::HyperWith(double weight_decay) const {
   const plan::OptimizerSpec& optimizer = args_.spec.optimizer;
-  const auto scalars = [&](bool decay) {
-    return kernels::MakeAdamWScalars({.beta1 = optimizer.beta1,
-                                      .beta2 = optimizer.beta2,
-                                      .epsilon = optimizer.eps,
-                                      .weight_decay = decay ? optimizer.weight_decay : 0.0,
-                                      .learning_rate = learning_rate_},
-                                     updates_,
-                                     decision_.gradient_scale);
-  };
-  const kernels::AdamWScalars with_decay = scalars(true);
-  const kernels::AdamWScalars without_decay = scalars(false);
+  return {.beta1 = optimizer.beta1,
+          .beta2 = optimizer.beta2,
+          .epsilon = optimizer.eps,
+          .weight_decay = weight_decay,
+          .learning_rate = learning_rate_};
+}
+
+void ShardedAdamW::AdamW(kernels::Stream& stream, const shard::ParameterGroup& group) {
+  // What a device has decided, or what the host has.
+  const kernels::StepOutcome* outcome = args_.device != nullptr ? args_.device->outcome() : nullptr;
+  if (outcome == nullptr && !decision_.apply) {
+    return;
+  }
+  kernels::AdamWScalars with_decay, without_decay;
+  if (outcome == nullptr) {
+    const auto scalars = [&](double weight_decay) {
+      return kernels::MakeAdamWScalars(HyperWith(weight_decay), updates_, decision_.gradient_scale);
+    };
+    with_decay = scalars(args_.spec.optimizer.weight_decay);
+    without_decay = scalars(0.0);
+  }
   for (const plan::OwnedPiece& piece : group.pieces()) {
     const int64_t at = piece.shard_offset;
     const int64_t elements = piece.end - piece.begin;
     const bool decay = args_.plan.inventory.tensors[static_cast<size_t>(piece.tensor)].decay;
-    kernels::AdamWUpdate(stream,
-                         {.p = VectorView(group.main_weight() + at, elements),
-                          .g = VectorView(group.optimizer_gradient() + at, elements),
-                          .m = VectorView(group.exp_avg() + at, elements),
-                          .v = VectorView(group.exp_avg_sq() + at, elements),
-                          .scalars = decay ? with_decay : without_decay});
+    kernels::AdamWArgs args = {.p = VectorView(group.main_weight() + at, elements),
+                               .g = VectorView(group.optimizer_gradient() + at, elements),
+                               .m = VectorView(group.exp_avg() + at, elements),
+                               .v = VectorView(group.exp_avg_sq() + at, elements),
+                               .scalars = decay ? with_decay : without_decay};
+    if (outcome != nullptr) {
+      args.device_scalars = decay ? &outcome->with_decay : &outcome->without_decay;
+      args.apply = &outcome->apply;
+    }
+    kernels::AdamWUpdate(stream, args);
   }
 }
 

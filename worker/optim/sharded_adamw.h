@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <optional>
 #include <span>
@@ -20,12 +21,6 @@
 
 namespace ravel::optim {
 
-// Sum and count of the token losses of one lane: micro-batches and their tokens in order, fp64;
-// targets of -1 do not count.
-struct LaneLoss {
-  double sum = 0;
-  int64_t tokens = 0;
-};
 void AddLosses(const TensorView& losses, const TensorView& targets, LaneLoss& lane);
 
 // Lane sums of all ranks ([rank][turn]) added by the fixed tree over lanes.
@@ -39,7 +34,9 @@ struct TensorNorms {
   std::vector<double> update;    // of what the update changed: 0 in a skipped step
 };
 
-// Used only from the thread of its rank, or in the order of the program's events.
+// On a host a step is known when its programs have run. On a device nothing waits: the host follows
+// by ReadStep, and what it says of a step until then is of the one that was read last. Used only
+// from the thread of its rank, or in the order of the program's events.
 class ShardedAdamW final : public shard::StepActions {
  public:
   // All outlive it. `control` is asked once per step, in the statistics exchange.
@@ -56,20 +53,30 @@ class ShardedAdamW final : public shard::StepActions {
 
   // Updates applied so far: a skipped step does not count. Part of the saved state.
   int64_t updates() const { return updates_; }
-  void set_updates(int64_t updates) { updates_ = updates; }
+  // Between steps.
+  void set_updates(int64_t updates);
 
   // `step` (0-based) decides the learning rate. Then one AddMicroBatch per micro-batch of this
   // rank's lanes, in the order of the step's programs, on a stream that has computed it; that of
-  // the last program is added when the program reaches kStatsReduce (`losses` and `targets` are
-  // read there). Losses are in the arena; targets in memory of the host, which may change from one
-  // micro-batch to the next, but on a device not before kStatsReduce.
-  void BeginStep(int64_t step, const TensorView& losses, const TensorView& targets);
-  void set_targets(const TensorView& targets) { targets_ = targets; }
+  // the last program is added when the program reaches kStatsReduce. `losses` and `targets` are in
+  // the arena, and are read where the stream reaches the call.
+  void BeginStep(kernels::Stream& stream,
+                 int64_t step,
+                 const TensorView& losses,
+                 const TensorView& targets);
   void AddMicroBatch(kernels::Stream& stream, int64_t turn);
+  // After the last program.
+  void EndStep(kernels::Stream& stream);
+  // Steps that were ended and not read: on a device at most two, on a host none.
+  int64_t unread() const { return args_.device == nullptr ? 0 : args_.device->unread(); }
+  // The oldest of them: waits for the device.
+  absl::Status ReadStep();
 
   absl::StatusOr<std::vector<std::byte>> PackStatistics(kernels::Stream& stream) override;
   void UnpackStatistics(std::span<const std::byte> all) override;
   void Decide() override;
+  shard::DeviceMessages MeasureOnDevice(kernels::Stream& stream) override;
+  void DecideOnDevice(kernels::Stream& stream) override;
   absl::Status UpdateGroup(kernels::Stream& stream, int group) override;
 
   const StepDecision& decision() const { return decision_; }
@@ -91,17 +98,17 @@ class ShardedAdamW final : public shard::StepActions {
   void UnpackNorms(std::span<const std::byte> all);
 
  private:
-  struct Header {
-    int64_t target_tokens = 0;
-    int64_t save_sequence = 0;
-    int64_t stop = 0;
-  };
+  using Header = kernels::StatisticsHeader;
+  // Without tokens, for the step that begins or is under way.
+  Header MakeHeader() const;
   size_t MessageBytes() const;
-  bool NormsDue() const;
-  absl::Status MeasureGradients(kernels::Stream& stream);
-  // Row sums and losses are on the host: nodes and lane sums from them.
-  void TakeFromDevice();
+  bool NormsDue(int64_t step) const;
+  void MeasureGradients(kernels::Stream& stream);
+  // Messages of all ranks, with lists of weight and update nodes or without.
+  void Unpack(std::span<const std::byte> all, bool has_norms);
+  void FollowDecision(int64_t step);
   void AdamW(kernels::Stream& stream, const shard::ParameterGroup& group);
+  kernels::AdamWHyper HyperWith(double weight_decay) const;
   // The update of a group, with the norms of what it changes: on a device the host waits and
   // measures, since only some steps do this.
   absl::Status MeasuredUpdate(kernels::Stream& stream, const shard::ParameterGroup& group);
@@ -118,9 +125,14 @@ class ShardedAdamW final : public shard::StepActions {
   std::vector<LaneLoss> lane_losses_;  // by turn
   TensorView losses_;
   TensorView targets_;
-  int64_t step_ = 0;
+  int64_t step_ = 0;  // begun last
   int64_t updates_ = 0;
   double learning_rate_ = 0;
+  // Of a device: steps that were begun and not read, whether it does not know updates_ yet, and
+  // whether the step begun last leaves norms to the message of the next.
+  std::deque<int64_t> begun_;
+  bool updates_are_new_ = true;
+  bool norms_left_ = false;
   std::vector<double> tensor_sums_;
   std::vector<int64_t> tensor_non_finite_;
   StepTotals totals_;

@@ -95,6 +95,7 @@ void DeviceStreams::Join() {
 }
 
 absl::Status DeviceStreams::WaitFor(const kernels::CudaEvent& event) {
+  ++host_waits_;
   const auto eager_until = std::chrono::steady_clock::now() + kEager;
   for (;;) {
     ASSIGN_OR_RETURN(const bool done, event.Done());

@@ -43,6 +43,8 @@ class DeviceStreams {
   absl::Status Finish(kernels::CudaStream& stream);
   absl::Status FinishAll();
   absl::Status WaitFor(const kernels::CudaEvent& event);
+  // How often the host did.
+  int64_t host_waits() const { return host_waits_; }
 
  private:
   static constexpr size_t kStreams = 5;
@@ -59,6 +61,7 @@ class DeviceStreams {
   const std::function<absl::Status()> failure_;
   std::array<Member, kStreams> members_;
   kernels::CudaEvent finished_;
+  int64_t host_waits_ = 0;
 };
 
 // How the host reads and writes memory of a rank's arena between its steps, whichever side that

@@ -33,6 +33,14 @@ std::vector<Gradient> Typed(const std::vector<TensorView>& views) {
 
 }  // namespace
 
+DeviceMessages StepActions::MeasureOnDevice(kernels::Stream&) {
+  CheckFailed(__FILE__, __LINE__, "actions", "made for hosts alone");
+}
+
+void StepActions::DecideOnDevice(kernels::Stream&) {
+  CheckFailed(__FILE__, __LINE__, "actions", "made for hosts alone");
+}
+
 bool InstructionRunner::HasLane(const ReplayTurn& turn) const {
   return args_.plan.lanes.LaneOf(turn.slot.turn, args_.communicators.world->rank()) >= 0;
 }
@@ -80,7 +88,11 @@ absl::Status InstructionRunner::Run(const BoundInstruction& bound, const ReplayT
     case OpCode::kStatsReduce:
       return ReduceStatistics(instruction, turn);
     case OpCode::kDecideStep:
-      args_.actions->Decide();
+      if (args_.device != nullptr) {
+        args_.actions->DecideOnDevice(StreamOf(instruction));
+      } else {
+        args_.actions->Decide();
+      }
       return absl::OkStatus();
     case OpCode::kOptimizerStep:
       return Update(instruction);
@@ -294,6 +306,16 @@ absl::Status InstructionRunner::OuterReduce(const Instruction& instruction,
 absl::Status InstructionRunner::ReduceStatistics(const Instruction& instruction,
                                                  const ReplayTurn& turn) {
   RETURN_IF_ERROR(state_.CheckSumsComplete());
+  if (args_.device != nullptr) {
+    const DeviceMessages messages = args_.actions->MeasureOnDevice(StreamOf(instruction));
+    return args_.communicators.world->AllGather(
+        {.tag = TagOf(instruction, turn),
+         .shard = reinterpret_cast<const float*>(messages.mine),
+         .gathered = reinterpret_cast<float*>(messages.all),
+         .shard_elements = messages.words,
+         .element_bytes = sizeof(int64_t),
+         .stream = &StreamOf(instruction)});
+  }
   ASSIGN_OR_RETURN(const std::vector<std::byte> mine,
                    args_.actions->PackStatistics(StreamOf(instruction)));
   std::vector<std::byte> all(mine.size() * static_cast<size_t>(args_.plan.ranks));

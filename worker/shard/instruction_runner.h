@@ -20,18 +20,29 @@
 
 namespace ravel::shard {
 
+// Messages of statistics in memory of a device, in words of 8 bytes.
+struct DeviceMessages {
+  const int64_t* mine = nullptr;
+  int64_t* all = nullptr;  // of all ranks, one after another
+  int64_t words = 0;       // of one
+};
+
 // What a program asks of the optimizer. Implemented in worker/optim. Streams are those of the
 // instructions.
 class StepActions {
  public:
   virtual ~StepActions() = default;
-  // kStatsReduce: this rank's message, of equal length on all ranks, of what `stream` has been
-  // given before; waits for a device ...
+  // On a host. kStatsReduce: this rank's message, of equal length on all ranks, of what `stream`
+  // has been given before ...
   virtual absl::StatusOr<std::vector<std::byte>> PackStatistics(kernels::Stream& stream) = 0;
   // ... and those of all ranks, one after another.
   virtual void UnpackStatistics(std::span<const std::byte> all) = 0;
   // kDecideStep, after the former.
   virtual void Decide() = 0;
+  // On a device, in place of the former: work of `stream`, which waits for nothing on the host. The
+  // messages are exchanged between the two calls.
+  virtual DeviceMessages MeasureOnDevice(kernels::Stream& stream);
+  virtual void DecideOnDevice(kernels::Stream& stream);
   // kOptimizerStep, after the former: updates what this rank stores of a group, or nothing in a
   // skipped step.
   virtual absl::Status UpdateGroup(kernels::Stream& stream, int group) = 0;
@@ -71,9 +82,8 @@ class InstructionRunner {
   const ReplayState& state() const { return state_; }
   bool HasLane(const ReplayTurn& turn) const;
 
-  // All but kFree and kEndPhase, which belong to the host. Of a device: issues it on its stream,
-  // and waits for the device in kStatsReduce alone; the order of what is issued is what the replay
-  // state checks.
+  // All but kFree and kEndPhase, which belong to the host. Of a device: issues it on its stream and
+  // waits for nothing; the order of what is issued is what the replay state checks.
   absl::Status Run(const BoundInstruction& bound, const ReplayTurn& turn);
   // How long the collectives on an instruction's communicator waited for other ranks since the last
   // call.

@@ -41,6 +41,11 @@ absl::Status CommandBox::WaitForStep(int64_t step) {
   return closed_;
 }
 
+bool CommandBox::Allows(int64_t step) {
+  MutexLock lock(mutex_);
+  return until_step_ >= step;
+}
+
 absl::StatusOr<std::vector<std::string>> CommandBox::WaitForRecords(std::string_view group) {
   MutexLock lock(mutex_);
   while (closed_.ok()) {

@@ -27,6 +27,8 @@ class CommandBox {
   // For the step thread.
   // Waits until `step` finished steps are allowed.
   absl::Status WaitForStep(int64_t step);
+  // Whether that would return at once.
+  bool Allows(int64_t step);
   absl::StatusOr<std::vector<std::string>> WaitForRecords(std::string_view group);
   // Why every wait ends; OK while none does.
   absl::Status closed();

@@ -3,6 +3,11 @@
 #include "common/check.h"
 
 namespace ravel::trainer {
+namespace {
+
+constexpr int64_t kSteps = 2;
+
+}  // namespace
 
 absl::StatusOr<DeviceBatches> DeviceBatches::Create(kernels::CudaGpu& gpu,
                                                     int64_t micro_batches,
@@ -11,13 +16,15 @@ absl::StatusOr<DeviceBatches> DeviceBatches::Create(kernels::CudaGpu& gpu,
   DeviceBatches made;
   made.device_ = device;
   made.part_bytes_ = device.ids.elements() * DTypeBytes(device.ids.dtype);
-  ASSIGN_OR_RETURN(made.pinned_, gpu.AllocatePinned(2 * made.part_bytes_ * micro_batches));
+  made.micro_batches_ = micro_batches;
+  ASSIGN_OR_RETURN(made.pinned_, gpu.AllocatePinned(kSteps * 2 * made.part_bytes_ * micro_batches));
   return made;
 }
 
 DeviceBatches::Batch DeviceBatches::host(int64_t micro_batch) const {
-  CHECK(micro_batch >= 0 && 2 * part_bytes_ * (micro_batch + 1) <= pinned_.bytes());
-  auto* begin = static_cast<std::byte*>(pinned_.data()) + 2 * part_bytes_ * micro_batch;
+  CHECK(micro_batch >= 0 && micro_batch < micro_batches_);
+  const int64_t place = steps_ % kSteps * micro_batches_ + micro_batch;
+  auto* begin = static_cast<std::byte*>(pinned_.data()) + 2 * part_bytes_ * place;
   Batch batch = device_;
   batch.ids.data = begin;
   batch.targets.data = begin + part_bytes_;

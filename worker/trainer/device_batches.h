@@ -10,8 +10,9 @@
 
 namespace ravel::trainer {
 
-// Pinned memory for ids and targets of each micro-batch that a rank runs in a step. Used only from
-// the thread that issues the rank's work.
+// Pinned memory for ids and targets of each micro-batch that a rank runs in a step, twice, so that
+// one step is filled while the uploads of the one before wait for the device. Used only from the
+// thread that issues the rank's work.
 class DeviceBatches {
  public:
   // Ids and targets of one micro-batch.
@@ -25,7 +26,10 @@ class DeviceBatches {
                                               const Batch& device);
   DeviceBatches() = default;
 
-  // On the host. Filled anew only when its last upload is done.
+  // Before a step's micro-batches, which take the place of those of the step before the last: their
+  // uploads are done.
+  void BeginStep() { ++steps_; }
+  // On the host, of this step.
   Batch host(int64_t micro_batch) const;
   void Upload(kernels::CudaStream& stream, int64_t micro_batch) const;
 
@@ -33,6 +37,8 @@ class DeviceBatches {
   kernels::CudaMemory pinned_;
   Batch device_;
   int64_t part_bytes_ = 0;  // of ids, and of targets
+  int64_t micro_batches_ = 0;
+  int64_t steps_ = 0;
 };
 
 }  // namespace ravel::trainer

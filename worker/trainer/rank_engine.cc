@@ -113,9 +113,12 @@ absl::Status RankEngine::SetUpDevice() {
   device_->compute().UseAttention(
       {.deterministic = args_.spec.determinism == plan::DeterminismMode::kExact});
   ASSIGN_OR_RETURN(memory_, shard::HostAccess::OfDevice(*device_));
-  ASSIGN_OR_RETURN(
-      device_statistics_,
-      optim::DeviceStatistics::Create({.streams = *device_, .plan = plan, .groups = groups_}));
+  ASSIGN_OR_RETURN(device_statistics_,
+                   optim::DeviceStatistics::Create({.streams = *device_,
+                                                    .plan = plan,
+                                                    .groups = groups_,
+                                                    .rank = args_.communicator.rank(),
+                                                    .norms = args_.spec.norms_every > 0}));
   if (args_.spec.gradient_wire == plan::WireType::kBF16) {
     int64_t elements = 0;
     for (const plan::GroupLayout& group : plan.groups) {
@@ -281,15 +284,18 @@ absl::Status RankEngine::RunSlot(int64_t step, const plan::StepSlot& slot, int64
                              ExitCode::kData));
     if (device_ != nullptr) {
       batches_.Upload(device_->compute(), program);
-      optimizer_->set_targets(to.targets);
     }
   }
   return executor_->Run({.slot = slot, .used = {}, .step = step + 1});
 }
 
-absl::StatusOr<StepResult> RankEngine::TrainStep(int64_t step) {
+absl::Status RankEngine::IssueStep(int64_t step) {
+  CHECK_MSG(unread_steps() <= 1, "the result of the step before the last has not been read");
   const plan::LaneMap& lanes = args_.plan.lanes;
-  optimizer_->BeginStep(step, Shared("loss"), Shared("targets"));
+  if (device_ != nullptr) {
+    batches_.BeginStep();
+  }
+  optimizer_->BeginStep(main_stream(), step, Shared("loss"), Shared("targets"));
   for (int64_t program = 0; program < lanes.programs(); ++program) {
     const plan::StepSlot slot = plan::SlotOf(lanes, program);
     RETURN_IF_ERROR(RunSlot(step, slot, program));
@@ -300,6 +306,18 @@ absl::StatusOr<StepResult> RankEngine::TrainStep(int64_t step) {
       optimizer_->AddMicroBatch(main_stream(), slot.turn);
     }
   }
+  optimizer_->EndStep(main_stream());
+  unread_.push_back(step);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepResult> RankEngine::ReadStep() {
+  CHECK_MSG(!unread_.empty(), "every step was read");
+  const int64_t step = unread_.front();
+  if (device_ != nullptr) {
+    RETURN_IF_ERROR(optimizer_->ReadStep());
+  }
+  unread_.pop_front();
   const optim::StepDecision& decision = optimizer_->decision();
   return StepResult{.step = step + 1,
                     .loss = decision.loss,
@@ -309,6 +327,12 @@ absl::StatusOr<StepResult> RankEngine::TrainStep(int64_t step) {
                     .non_finite = optimizer_->totals().non_finite,
                     .skipped = !decision.apply,
                     .control = optimizer_->control()};
+}
+
+absl::StatusOr<StepResult> RankEngine::TrainStep(int64_t step) {
+  CHECK_MSG(unread_.empty(), "results are read in turn");
+  RETURN_IF_ERROR(IssueStep(step));
+  return ReadStep();
 }
 
 absl::StatusOr<std::string> RankEngine::Localise(int64_t step) {
@@ -361,8 +385,15 @@ absl::Status RankEngine::ExchangeLastNorms() {
 absl::StatusOr<float> RankEngine::Evaluate() {
   const plan::LaneMap& lanes = args_.plan.lanes;
   std::vector<optim::LaneLoss> mine(static_cast<size_t>(lanes.turns()));
+  if (device_ != nullptr) {
+    device_statistics_->BeginEvaluation(main_stream());
+  }
   for (int64_t batch = 0; batch < args_.spec.evaluation_batches; ++batch) {
     RETURN_IF_ERROR(EvaluateBatch(batch, mine));
+  }
+  if (device_ != nullptr) {
+    RETURN_IF_ERROR(memory_.Read(device_statistics_->evaluation(),
+                                 std::as_writable_bytes(std::span<optim::LaneLoss>(mine))));
   }
   return CombineEvaluation(mine);
 }
@@ -382,7 +413,7 @@ absl::Status RankEngine::WaitForReaders() {
 
 absl::Status RankEngine::EvaluateBatch(int64_t batch, std::vector<optim::LaneLoss>& lanes) {
   if (device_ != nullptr) {
-    device_statistics_->Forget();
+    batches_.BeginStep();
   }
   for (int64_t program = 0; program < args_.plan.lanes.programs(); ++program) {
     plan::StepSlot slot = plan::SlotOf(args_.plan.lanes, program);
@@ -395,19 +426,13 @@ absl::Status RankEngine::EvaluateBatch(int64_t batch, std::vector<optim::LaneLos
     }
     if (device_ == nullptr) {
       optim::AddLosses(Shared("loss"), Shared("targets"), lanes[static_cast<size_t>(slot.turn)]);
-      continue;
-    }
-    device_statistics_->AddMicroBatch(
-        main_stream(),
-        {.turn = slot.turn, .losses = Shared("loss"), .targets = batches_.host(program).targets});
-  }
-  if (device_ != nullptr) {
-    RETURN_IF_ERROR(device_statistics_->Finish(main_stream()));
-    for (const optim::DeviceStatistics::MicroBatch& read : device_statistics_->micro_batches()) {
-      optim::AddLosses(read.losses, read.targets, lanes[static_cast<size_t>(read.turn)]);
+    } else {
+      device_statistics_->AddEvaluation(
+          main_stream(), slot.turn, Shared("loss"), Shared("targets"));
     }
   }
-  return absl::OkStatus();
+  // The next batch but one takes the place of this one on its way to the device.
+  return device_ == nullptr ? absl::OkStatus() : device_->Finish(device_->compute());
 }
 
 absl::StatusOr<float> RankEngine::CombineEvaluation(const std::vector<optim::LaneLoss>& mine) {

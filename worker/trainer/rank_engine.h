@@ -5,11 +5,13 @@
 // process.
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "common/check.h"
 #include "common/plan/sharding_plan.h"
 #include "common/status.h"
 #include "kernels/cuda_device.h"
@@ -38,7 +40,8 @@ struct StepResult {
 
 // Used only from the thread of its rank; the calls below that say so are collective. On a device
 // the arena, and so all that groups() point at, is device memory: memory() is the host's way to it.
-// The host issues the work of a step and waits once, in the exchange of its statistics.
+// The host issues the work of a step and waits for nothing; what came of it is read when the device
+// has got there, at most one step later.
 class RankEngine {
  public:
   // Plan, spec (resolved, with model) and communicator outlive the engine.
@@ -58,8 +61,20 @@ class RankEngine {
   // Random weights of the job's seed, the same on any number of ranks; moments are zero.
   absl::Status InitializeWeights();
 
-  // Collective. Step `step` (0-based): every lane forward and backward, the update.
+  // Collective. Step `step` (0-based): every lane forward and backward, the update. Issued; on a
+  // host it is also done. At most one step is unread when the next is issued.
+  absl::Status IssueStep(int64_t step);
+  // The result of the oldest step that was not read; waits for a device to get there. Everything
+  // else here that speaks of state is for when no step is unread.
+  absl::StatusOr<StepResult> ReadStep();
+  int64_t unread_steps() const { return static_cast<int64_t>(unread_.size()); }
+  // By how many steps the results may lag: 0 where each has to be read before the next is issued,
+  // as on a host, or where a skipped step is replayed.
+  int64_t lag() const { return device_ == nullptr || args_.spec.localise ? 0 : 1; }
+  // Both.
   absl::StatusOr<StepResult> TrainStep(int64_t step);
+  // Waits of the host for the device so far; 0 on a host.
+  int64_t host_waits() const { return device_ == nullptr ? 0 : device_->host_waits(); }
 
   // Collective. Replays a step whose gradients were not finite, which changed no weights, looks at
   // everything that each instruction writes, and says what was wrong first on any rank: rank, lane,
@@ -78,7 +93,10 @@ class RankEngine {
   const plan::TensorSpec& tensor(int index) const {
     return args_.plan.inventory.tensors[static_cast<size_t>(index)];
   }
-  int64_t updates() const { return optimizer_->updates(); }
+  int64_t updates() const {
+    CHECK_MSG(unread_steps() == 0, "steps are under way");
+    return optimizer_->updates();
+  }
   void set_updates(int64_t updates) { optimizer_->set_updates(updates); }
   // Bytes of this rank's arena (its share of what ranks have in common): as the plan says, and as
   // allocated.
@@ -133,6 +151,7 @@ class RankEngine {
   std::unique_ptr<optim::DeviceStatistics> device_statistics_;
   std::unique_ptr<optim::ShardedAdamW> optimizer_;
   std::unique_ptr<shard::UnitExecutor> executor_;
+  std::deque<int64_t> unread_;  // steps
   // Last: goes first, and waits for the work that refers to all of the above.
   std::unique_ptr<shard::DeviceStreams> device_;
 };

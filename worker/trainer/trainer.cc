@@ -141,23 +141,37 @@ absl::Status Trainer::TrainAll(RankEngine& engine, Saver& saver, StepDiagnostics
     RETURN_IF_ERROR(saver.Start(0, {}));
   }
   for (int64_t step = assignment.first_step; step < assignment.spec.steps; ++step) {
+    const int64_t done = step + 1;  // when it is
+    std::vector<Finished> finished;
     parts_.position.Enter(TrainerPhase::kWaiting);
-    RETURN_IF_ERROR(parts_.box.WaitForStep(step + 1));
+    if (!parts_.box.Allows(done)) {
+      RETURN_IF_ERROR(ReadSteps(engine, diagnostics, 0, finished));  // what is known is told
+    }
+    RETURN_IF_ERROR(parts_.box.WaitForStep(done));
     parts_.position.Enter(TrainerPhase::kTraining);
-    ASSIGN_OR_RETURN(const StepResult result, OneStep(engine, diagnostics, step));
+    diagnostics.BeforeStep(step);
+    if (engine.unread_steps() == 0) {
+      step_began_ = std::chrono::steady_clock::now();
+    }
+    RETURN_IF_ERROR(engine.IssueStep(step));
+    const bool at_once = EvaluationDue(engine, done) || done == assignment.spec.steps;
+    RETURN_IF_ERROR(ReadSteps(engine, diagnostics, at_once ? 0 : engine.lag(), finished));
     RETURN_IF_ERROR(saver.Poll());
-    if (saver.IsDue(result.step, result.control)) {
+    const optim::ControlWord agreed = AgreedFor(engine, done);
+    const bool save = saver.IsDue(done, agreed);
+    if (save || agreed.stop != 0) {
+      RETURN_IF_ERROR(ReadSteps(engine, diagnostics, 0, finished));
+    }
+    if (save) {
       parts_.position.Enter(TrainerPhase::kSaving);
-      RETURN_IF_ERROR(saver.Start(result.step, result.control));
+      RETURN_IF_ERROR(saver.Start(done, agreed));
     }
-    if (result.control.stop != 0) {
-      parts_.position.Enter(TrainerPhase::kEnding);
-      RETURN_IF_ERROR(diagnostics.Finish());
-      RETURN_IF_ERROR(saver.Finish());
-      diagnostics.ReportEnd(saver);
-      return WithCode(absl::CancelledError("stopped after a save, as told"), ExitCode::kStopped);
+    if (agreed.stop != 0) {
+      return Stop(saver, diagnostics);
     }
-    RETURN_IF_ERROR(CountSkips(result, diagnostics.skip_reason()));
+    for (const Finished& one : finished) {
+      RETURN_IF_ERROR(CountSkips(one.result, one.skip_reason));
+    }
   }
   parts_.position.Enter(TrainerPhase::kEnding);
   RETURN_IF_ERROR(diagnostics.Finish());
@@ -166,15 +180,47 @@ absl::Status Trainer::TrainAll(RankEngine& engine, Saver& saver, StepDiagnostics
   return parts_.reporter.Done(assignment.spec.steps);
 }
 
-absl::StatusOr<StepResult> Trainer::OneStep(RankEngine& engine,
-                                            StepDiagnostics& diagnostics,
-                                            int64_t step) {
+absl::Status Trainer::Stop(Saver& saver, StepDiagnostics& diagnostics) {
+  parts_.position.Enter(TrainerPhase::kEnding);
+  RETURN_IF_ERROR(diagnostics.Finish());
+  RETURN_IF_ERROR(saver.Finish());
+  diagnostics.ReportEnd(saver);
+  return WithCode(absl::CancelledError("stopped after a save, as told"), ExitCode::kStopped);
+}
+
+optim::ControlWord Trainer::AgreedFor(const RankEngine& engine, int64_t finished_steps) {
+  const bool last = finished_steps == parts_.assignment.spec.steps;
+  const int64_t step = last ? finished_steps : finished_steps - engine.lag();
+  agreed_.erase(agreed_.begin(), agreed_.lower_bound(step));
+  const auto found = agreed_.find(step);
+  return found == agreed_.end() ? optim::ControlWord{} : found->second;
+}
+
+bool Trainer::EvaluationDue(const RankEngine& engine, int64_t finished_steps) const {
   const plan::JobSpec& spec = parts_.assignment.spec;
-  diagnostics.BeforeStep(step);
-  const auto start = std::chrono::steady_clock::now();
-  ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(step));
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  RETURN_IF_ERROR(diagnostics.AfterStep(result));
+  return spec.evaluation_every > 0 && engine.has_validation() &&
+         (finished_steps % spec.evaluation_every == 0 || finished_steps == spec.steps);
+}
+
+absl::Status Trainer::ReadSteps(RankEngine& engine,
+                                StepDiagnostics& diagnostics,
+                                int64_t unread,
+                                std::vector<Finished>& finished) {
+  while (engine.unread_steps() > unread) {
+    ASSIGN_OR_RETURN(const StepResult result, engine.ReadStep());
+    const auto now = std::chrono::steady_clock::now();
+    const std::chrono::duration<double> seconds = now - step_began_;
+    step_began_ = now;
+    agreed_[result.step] = result.control;
+    RETURN_IF_ERROR(diagnostics.AfterStep(result));
+    RETURN_IF_ERROR(FinishStep(engine, result, seconds.count()));
+    finished.push_back({.result = result, .skip_reason = diagnostics.skip_reason()});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::FinishStep(RankEngine& engine, const StepResult& result, double seconds) {
+  const plan::JobSpec& spec = parts_.assignment.spec;
   parts_.position.FinishStep(result.step);
   parts_.beat();
   StepRecord record = {.step = result.step,
@@ -182,20 +228,19 @@ absl::StatusOr<StepResult> Trainer::OneStep(RankEngine& engine,
                        .grad_norm = result.grad_norm,
                        .learning_rate = result.learning_rate,
                        .tokens = result.target_tokens,
-                       .seconds = seconds.count(),
+                       .seconds = seconds,
                        .skipped = result.skipped};
-  const bool last = result.step == spec.steps;
-  if (spec.evaluation_every > 0 && engine.has_validation() &&
-      (result.step % spec.evaluation_every == 0 || last)) {
+  if (EvaluationDue(engine, result.step)) {
     parts_.position.Enter(TrainerPhase::kEvaluating);
     ASSIGN_OR_RETURN(record.validation_loss, engine.Evaluate());
     record.has_validation_loss = true;
   }
+  const bool last = result.step == spec.steps;
   if (parts_.assignment.rank == 0 && (result.step % std::max<int64_t>(1, spec.log_every) == 0 ||
                                       last || record.has_validation_loss)) {
     RETURN_IF_ERROR(Report(engine, record));
   }
-  return result;
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::Report(const RankEngine& engine, StepRecord record) {

@@ -2,8 +2,13 @@
 
 // The life of one rank: communicator, state, steps, saves, end.
 
+#include <chrono>
+#include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "common/clock.h"
 #include "common/status.h"
@@ -47,16 +52,30 @@ class Trainer {
   absl::StatusOr<std::unique_ptr<comm::Communicator>> Connect(kernels::CudaGpu* gpu);
   absl::Status RunWith(comm::Communicator& communicator, kernels::CudaGpu* gpu);
   absl::Status TrainAll(RankEngine& engine, Saver& saver, StepDiagnostics& diagnostics);
-  // One step, its evaluation and its report.
-  absl::StatusOr<StepResult> OneStep(RankEngine& engine,
-                                     StepDiagnostics& diagnostics,
-                                     int64_t step);
+  // A step whose result is known.
+  struct Finished {
+    StepResult result;
+    std::string skip_reason;  // what was not finite
+  };
+  // Reads results, oldest first, until `unread` are left: evaluation and report of each.
+  absl::Status ReadSteps(RankEngine& engine,
+                         StepDiagnostics& diagnostics,
+                         int64_t unread,
+                         std::vector<Finished>& finished);
+  absl::Status FinishStep(RankEngine& engine, const StepResult& result, double seconds);
+  bool EvaluationDue(const RankEngine& engine, int64_t finished_steps) const;
+  // What takes effect after so many finished steps: what was agreed on in the last of them, or one
+  // step earlier where results lag, so that ranks act alike whenever they read.
+  optim::ControlWord AgreedFor(const RankEngine& engine, int64_t finished_steps);
+  absl::Status Stop(Saver& saver, StepDiagnostics& diagnostics);
   absl::Status Report(const RankEngine& engine, StepRecord record);
   // `reason`: what was not finite.
   absl::Status CountSkips(const StepResult& result, const std::string& reason);
 
   const Parts parts_;
   int64_t skipped_in_a_row_ = 0;
+  std::chrono::steady_clock::time_point step_began_;  // or the result before it was known
+  std::map<int64_t, optim::ControlWord> agreed_;      // by finished steps
 };
 
 }  // namespace ravel::trainer

@@ -9,6 +9,7 @@
 #include "kernels/cpu/mixed_ops.h"
 #include "kernels/cpu/reference_ops.h"
 #include "kernels/cpu/simd_ops.h"
+#include "kernels/cpu/step_statistics.h"
 #include "tests/testing/emulated_cuda/kernel_table.h"
 
 namespace ravel::kernels {
@@ -48,12 +49,16 @@ PlannedLaunch PlanAdamW(const KernelLaunch& launch, const AdamWParams& p) {
   const Operand g = operands.Read("g", p.g, flat);
   const Operand m = operands.Update("m", p.m, flat);
   const Operand v = operands.Update("v", p.v, flat);
+  operands.Touch(kRead, "device_scalars", p.device_scalars, sizeof(DeviceAdamWScalars));
+  operands.Touch(kRead, "apply", p.apply, sizeof(int32_t));
   return operands.Plan([=](Staging& on) {
-    cpu::ActiveOps().adamw({.p = on.View(weights),
-                            .g = on.View(g),
-                            .m = on.View(m),
-                            .v = on.View(v),
-                            .scalars = ScalarsOf(p.scalars)});
+    cpu::AdamWUpdate({.p = on.View(weights),
+                      .g = on.View(g),
+                      .m = on.View(m),
+                      .v = on.View(v),
+                      .scalars = ScalarsOf(p.scalars),
+                      .device_scalars = reinterpret_cast<const AdamWScalars*>(p.device_scalars),
+                      .apply = p.apply});
   });
 }
 

@@ -31,7 +31,8 @@ bool FitsDevice(const RavelCudaLaunch& launch) {
 const std::vector<EmulatedKernel>& AllKernels() {
   static const std::vector<EmulatedKernel> all = [] {
     std::vector<EmulatedKernel> joined;
-    for (const auto& part : {RowKernels(), NormKernels(), FlatKernels(), ProductKernels()}) {
+    for (const auto& part :
+         {RowKernels(), NormKernels(), FlatKernels(), ProductKernels(), StatisticsKernels()}) {
       joined.insert(joined.end(), part.begin(), part.end());
     }
     return joined;

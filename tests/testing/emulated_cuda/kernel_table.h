@@ -23,6 +23,7 @@ std::vector<EmulatedKernel> RowKernels();
 std::vector<EmulatedKernel> NormKernels();
 std::vector<EmulatedKernel> FlatKernels();
 std::vector<EmulatedKernel> ProductKernels();
+std::vector<EmulatedKernel> StatisticsKernels();
 
 const std::vector<EmulatedKernel>& AllKernels();
 

@@ -138,6 +138,46 @@ TEST(NormTree, AnyNumberOfRanksGivesTheBitsOfOneTreeOverAllRows) {
   }
 }
 
+TEST(NormTree, ItsAdditionsInLevelsHaveTheBitsOfItsSum) {
+  for (const int64_t ranks : {1, 3, 8, 16}) {
+    const plan::ShardingPlan plan = PlanFor(ranks);
+    const NormTree tree(plan);
+    std::mt19937 random(static_cast<uint32_t>(ranks));
+    std::uniform_real_distribution<double> uniform(0.0, 3.0);
+    std::vector<double> words(static_cast<size_t>(ranks * tree.longest()));
+    for (double& word : words) {
+      word = uniform(random);
+    }
+    std::vector<std::span<const double>> values;
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      values.push_back(std::span<const double>(words).subspan(
+          static_cast<size_t>(rank * tree.longest()), static_cast<size_t>(tree.longest())));
+    }
+    const SumProgram program = tree.Program([&](int rank, size_t position) {
+      return static_cast<int32_t>(rank * tree.longest() + static_cast<int64_t>(position));
+    });
+    std::vector<double> sums;
+    int64_t level_begin = 0;
+    for (const int64_t end : program.level_ends) {
+      // Nothing of a level reads another sum of that level.
+      for (int64_t i = level_begin; i < end; ++i) {
+        const auto value = [&](int32_t operand) {
+          EXPECT_TRUE(operand >= 0 || -1 - operand < level_begin);
+          return operand >= 0 ? words.at(static_cast<size_t>(operand))
+                              : sums.at(static_cast<size_t>(-1 - operand));
+        };
+        const kernels::SumStep& step = program.steps[static_cast<size_t>(i)];
+        sums.push_back(value(step.a) + value(step.b));
+      }
+      level_begin = end;
+    }
+    ASSERT_EQ(sums.size(), program.steps.size());
+    ASSERT_LT(program.total, 0);
+    EXPECT_EQ(std::bit_cast<uint64_t>(sums.at(static_cast<size_t>(-1 - program.total))),
+              std::bit_cast<uint64_t>(tree.Total(tree.Combine(values))));
+  }
+}
+
 TEST(LaneLosses, IgnoreTargetsOfMinusOneAndAddInTokenOrder) {
   std::vector<float> losses = {1.5f, 100.0f, 2.0f};
   std::vector<int32_t> targets = {0, -1, 3};

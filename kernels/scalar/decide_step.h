@@ -1,0 +1,89 @@
+#pragma once
+
+// What a step's statistics decide, and the scalars of its update (precision rules 6.1): one rule
+// for the host and for devices. Every operation rounds once.
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/scalar/adamw.h"
+
+namespace ravel::kernels::scalar {
+
+inline constexpr double kClipEpsilon = 1e-6;
+
+struct StepTotals {
+  double squared_norm = 0;    // of the gradient sums, not yet divided
+  int64_t non_finite = 0;     // gradient elements that are NaN or infinite
+  int64_t target_tokens = 0;  // of the global batch
+  double loss_sum = 0;        // over these tokens
+};
+
+struct StepDecision {
+  bool apply = false;
+  float loss = 0;            // mean over the target tokens
+  double grad_norm = 0;      // of the divided gradient, before clipping
+  float gradient_scale = 0;  // clip coefficient / denominator: the one place that divides
+};
+
+// Skips when a gradient element, or the norm, is not finite, or when there are no target tokens.
+// clip_norm 0: no clipping.
+constexpr StepDecision DecideStep(const StepTotals& totals, double clip_norm) {
+  StepDecision decision;
+  if (totals.target_tokens == 0) {
+    return decision;
+  }
+  const double denominator = static_cast<double>(totals.target_tokens);
+  decision.loss = static_cast<float>(totals.loss_sum / denominator);
+  decision.grad_norm = std::sqrt(totals.squared_norm / (denominator * denominator));
+  const bool finite = decision.grad_norm - decision.grad_norm == 0.0;
+  decision.apply = totals.non_finite == 0 && finite;
+  const double clip = clip_norm > 0 ? clip_norm / (decision.grad_norm + kClipEpsilon) : 1.0;
+  const double coefficient = clip < 1.0 ? clip : 1.0;
+  decision.gradient_scale = static_cast<float>(coefficient / denominator);
+  return decision;
+}
+
+// `Scalars` has the fields of kernels::AdamWScalars, `Hyper` those of kernels::AdamWHyper. t:
+// updates applied so far + 1.
+template <typename Scalars, typename Hyper>
+constexpr Scalars ScalarsOfUpdate(const Hyper& hyper, int64_t t, float gradient_scale) {
+  Scalars s = {};
+  s.beta1 = static_cast<float>(hyper.beta1);
+  s.beta2 = static_cast<float>(hyper.beta2);
+  s.one_minus_beta1 = 1.0f - s.beta1;
+  s.one_minus_beta2 = 1.0f - s.beta2;
+  s.inverse_correction1 = static_cast<float>(1.0 / (1.0 - PowerByMultiplication(s.beta1, t)));
+  s.inverse_correction2 = static_cast<float>(1.0 / (1.0 - PowerByMultiplication(s.beta2, t)));
+  s.epsilon = static_cast<float>(hyper.epsilon);
+  s.learning_rate = static_cast<float>(hyper.learning_rate);
+  s.weight_decay = static_cast<float>(hyper.weight_decay);
+  s.gradient_scale = gradient_scale;
+  return s;
+}
+
+// `Outcome` has the fields of kernels::StepOutcome; `updates` is what was applied before. The
+// scalars of a skipped step are nobody's.
+template <typename Outcome, typename Hyper>
+constexpr void RecordOutcome(const Hyper& hyper,
+                             double learning_rate,
+                             double clip_norm,
+                             const StepTotals& totals,
+                             Outcome& outcome) {
+  const StepDecision decision = DecideStep(totals, clip_norm);
+  outcome.squared_norm = totals.squared_norm;
+  outcome.non_finite = totals.non_finite;
+  outcome.target_tokens = totals.target_tokens;
+  outcome.apply = decision.apply ? 1 : 0;
+  outcome.updates += outcome.apply;
+  Hyper with_rate = hyper;
+  with_rate.learning_rate = learning_rate;
+  using Scalars = decltype(outcome.with_decay);
+  outcome.with_decay =
+      ScalarsOfUpdate<Scalars>(with_rate, outcome.updates, decision.gradient_scale);
+  with_rate.weight_decay = 0.0;
+  outcome.without_decay =
+      ScalarsOfUpdate<Scalars>(with_rate, outcome.updates, decision.gradient_scale);
+}
+
+}  // namespace ravel::kernels::scalar

@@ -1,0 +1,203 @@
+// Steps that are issued before the one before is read: the same results, and no wait of the host.
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/gpu/engine_device.h"
+#include "tests/testing/device_runs.h"
+#include "tests/testing/fake_supervisor.h"
+
+namespace ravel::trainer {
+namespace {
+
+class GpuSteps : public GpuEngine {
+ protected:
+  GpuSteps() { std::filesystem::remove_all(folder_); }
+  ~GpuSteps() override { std::filesystem::remove_all(folder_); }
+
+  EpochArgs Epoch() {
+    EpochArgs args;
+    args.spec = CaseJob("odd_tied", folder_);
+    args.spec.steps = 5;
+    args.spec.checkpoint.every_steps = 2;
+    args.spec.evaluation_every = 0;
+    args.spec.log_every = 1;
+    args.spec.cpu_devices = false;
+    args.epoch = ++epoch_;
+    args.checkpoint_root = absl::StrCat(folder_, "/store-", epoch_);
+    return args;
+  }
+
+ private:
+  const std::string folder_ = absl::StrCat(::testing::TempDir(), "/ravel_gpu_steps");
+  int64_t epoch_ = 0;
+};
+
+TEST_F(GpuSteps, ResultsReadOneStepLateAreTheSame) {
+  for (const StrategyCase& tested : std::vector<StrategyCase>{
+           {.strategy = "ZeRO3"}, {.strategy = "ZeRO2", .width = 3, .micro_batches = 3}}) {
+    RecordArgs args = DeviceSteps(tested);
+    args.evaluate_every_step = false;
+    args.spec.norms_every = 2;
+    args.last_step = 2 * kDeviceSteps;
+    const Recording at_once = RecordOn(gpu(), args);
+    args.ahead = true;
+    const Recording late = RecordOn(gpu(), args);
+    ASSERT_EQ(late.steps.size(), static_cast<size_t>(2 * kDeviceSteps));
+    EXPECT_EQ(FirstDifference(at_once, late), "") << tested.name();
+    EXPECT_EQ(late.steps.back().control.stop, 0);
+  }
+}
+
+TEST_F(GpuSteps, NoStepWaitsForTheDeviceButToReadTheStepBefore) {
+  for (const int64_t width : {1, 2}) {
+    const RecordArgs args = DeviceSteps({.strategy = "ZeRO3", .width = width, .micro_batches = 2});
+    const auto body = [&](RankEngine& engine, int) -> absl::Status {
+      RETURN_IF_ERROR(engine.InitializeWeights());
+      EXPECT_EQ(engine.lag(), 1);
+      RETURN_IF_ERROR(engine.IssueStep(0));
+      for (int64_t step = 1; step < 5; ++step) {
+        const int64_t before = engine.host_waits();
+        RETURN_IF_ERROR(engine.IssueStep(step));
+        EXPECT_EQ(engine.host_waits(), before);
+        ASSIGN_OR_RETURN(const StepResult result, engine.ReadStep());
+        EXPECT_EQ(result.step, step);
+        EXPECT_EQ(engine.host_waits(), before + 1);
+        EXPECT_EQ(engine.unread_steps(), 1);
+      }
+      return engine.ReadStep().status();
+    };
+    const absl::Status status = RunLocalRanks({.spec = args.spec,
+                                               .ranks = static_cast<int>(width),
+                                               .body = body,
+                                               .adjust = args.adjust,
+                                               .gpu = &gpu()});
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST_F(GpuSteps, AJobThatReplaysSkippedStepsReadsEachAtOnce) {
+  RecordArgs args = DeviceSteps({});
+  args.spec.localise = true;
+  const auto body = [&](RankEngine& engine, int) -> absl::Status {
+    EXPECT_EQ(engine.lag(), 0);
+    return absl::OkStatus();
+  };
+  EXPECT_TRUE(
+      RunLocalRanks({.spec = args.spec, .body = body, .adjust = args.adjust, .gpu = &gpu()}).ok());
+}
+
+// Of rank 0's first tensor.
+absl::StatusOr<std::vector<float>> FirstWeights(RankEngine& engine) {
+  const shard::ParameterGroup& group = engine.groups().front();
+  std::vector<float> weights(static_cast<size_t>(group.shard_elements()));
+  RETURN_IF_ERROR(
+      engine.memory().Read(group.main_weight(), std::as_writable_bytes(std::span(weights))));
+  return weights;
+}
+
+// Two steps are under way when the first is found to be skipped; the count of updates, which the
+// scalars of the next one depend on, is the device's.
+TEST_F(GpuSteps, StepsThatAreSkippedWhileTheNextIsUnderWayChangeNothing) {
+  const RecordArgs args = DeviceSteps({.strategy = "ZeRO3", .width = 2});
+  std::array<std::vector<StepResult>, 2> results;
+  std::array<std::vector<float>, 2> after;
+  const auto body = [&](RankEngine& engine, int rank, bool broken) -> absl::Status {
+    RETURN_IF_ERROR(engine.InitializeWeights());
+    float* first = engine.groups().front().main_weight();
+    ASSIGN_OR_RETURN(const std::vector<float> before, FirstWeights(engine));
+    if (broken) {
+      const std::vector<float> nans(before.size(), std::numeric_limits<float>::quiet_NaN());
+      RETURN_IF_ERROR(engine.memory().Write(std::as_bytes(std::span(nans)), first));
+      RETURN_IF_ERROR(engine.IssueStep(0));
+      RETURN_IF_ERROR(engine.IssueStep(1));
+      for (int i = 0; i < 2; ++i) {
+        ASSIGN_OR_RETURN(const StepResult skipped, engine.ReadStep());
+        EXPECT_TRUE(skipped.skipped);
+        EXPECT_GT(skipped.non_finite, 0);
+      }
+      EXPECT_EQ(engine.updates(), 0);
+      RETURN_IF_ERROR(engine.memory().Write(std::as_bytes(std::span(before)), first));
+    }
+    RETURN_IF_ERROR(engine.IssueStep(2));
+    RETURN_IF_ERROR(engine.IssueStep(3));
+    for (int i = 0; i < 2; ++i) {
+      ASSIGN_OR_RETURN(const StepResult result, engine.ReadStep());
+      if (rank == 0) {
+        results[broken ? 1 : 0].push_back(result);
+      }
+    }
+    EXPECT_EQ(engine.updates(), 2);
+    if (rank == 0) {
+      ASSIGN_OR_RETURN(after[broken ? 1 : 0], FirstWeights(engine));
+    }
+    return absl::OkStatus();
+  };
+  for (const bool broken : {false, true}) {
+    const absl::Status status = RunLocalRanks(
+        {.spec = args.spec,
+         .ranks = 2,
+         .body = [&](RankEngine& engine, int rank) { return body(engine, rank, broken); },
+         .adjust = args.adjust,
+         .gpu = &gpu()});
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  EXPECT_EQ(after[0], after[1]);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_FALSE(results[1][i].skipped);
+    EXPECT_EQ(results[0][i].loss, results[1][i].loss);
+    EXPECT_EQ(results[0][i].grad_norm, results[1][i].grad_norm);
+  }
+}
+
+// -- the trainer
+
+TEST_F(GpuSteps, ReportsEveryStepAsTheEngineDoesThatReadsItAtOnce) {
+  EpochArgs epoch = Epoch();
+  const EpochOutcome outcome = RunEpoch(epoch);
+  EXPECT_EQ(outcome.results.at(0), absl::OkStatus());
+  RecordArgs args = {.spec = epoch.spec, .last_step = epoch.spec.steps};
+  const Recording expected = RecordOn(gpu(), args);
+  ASSERT_EQ(outcome.steps.size(), expected.steps.size());
+  for (size_t i = 0; i < expected.steps.size(); ++i) {
+    EXPECT_EQ(outcome.steps[i].step, expected.steps[i].step);
+    EXPECT_EQ(outcome.steps[i].loss, expected.steps[i].loss);
+    EXPECT_EQ(outcome.steps[i].grad_norm, expected.steps[i].grad_norm);
+    EXPECT_EQ(outcome.steps[i].learning_rate, expected.steps[i].learning_rate);
+    EXPECT_EQ(outcome.steps[i].tokens, expected.steps[i].target_tokens);
+  }
+  EXPECT_EQ(outcome.saves_started, (std::vector<int64_t>{2, 4, 5}));
+}
+
+// A request is heard, agreed on in a step, and served one step later, when all ranks have read it.
+TEST_F(GpuSteps, ASaveThatStopsIsServedAfterTheStepThatWasUnderWay) {
+  EpochArgs epoch = Epoch();
+  epoch.spec.steps = 400;
+  epoch.spec.checkpoint.every_steps = 0;
+  epoch.stop_after_step = 2;
+  const EpochOutcome outcome = RunEpoch(epoch);
+  ASSERT_EQ(outcome.results.size(), 1u);
+  EXPECT_EQ(CodeOf(outcome.results[0]), ExitCode::kStopped) << outcome.results[0];
+  ASSERT_EQ(outcome.committed.size(), 1u);
+  const int64_t saved = outcome.committed.begin()->first;
+  EXPECT_EQ(outcome.steps.back().step, saved);
+  EpochArgs resumed = Epoch();
+  resumed.spec.steps = saved + 3;
+  resumed.restore_path = outcome.committed.begin()->second;
+  resumed.first_step = saved;
+  const EpochOutcome rest = RunEpoch(resumed);
+  EXPECT_EQ(rest.results.at(0), absl::OkStatus());
+  EXPECT_EQ(rest.steps.front().step, saved + 1);
+}
+
+}  // namespace
+}  // namespace ravel::trainer

@@ -56,19 +56,23 @@ inline TensorView MatrixView(float* data, int64_t rows, int64_t columns) {
           .size = {rows, columns},
           .row_stride = columns};
 }
-// Columns [begin, begin + count) of an fp32 matrix view.
+// Address of element `index` of memory of that type; nullptr of nullptr.
+inline void* ElementAt(void* data, int64_t index, DType dtype) {
+  return data == nullptr ? nullptr : static_cast<char*>(data) + index * DTypeBytes(dtype);
+}
+// Columns [begin, begin + count) of a matrix view.
 inline TensorView ColumnsOf(const TensorView& matrix, int64_t begin, int64_t count) {
   CHECK(matrix.rank == 2 && begin >= 0 && begin + count <= matrix.size[1]);
   TensorView view = matrix;
-  view.data = matrix.As<float>() + begin;
+  view.data = ElementAt(matrix.data, begin, matrix.dtype);
   view.size[1] = count;
   return view;
 }
-// Rows [begin, begin + count) of an fp32 matrix view.
+// Rows [begin, begin + count) of a matrix view.
 inline TensorView RowsOf(const TensorView& matrix, int64_t begin, int64_t count) {
   CHECK(matrix.rank == 2 && begin >= 0 && begin + count <= matrix.size[0]);
   TensorView view = matrix;
-  view.data = matrix.As<float>() + begin * matrix.row_stride;
+  view.data = ElementAt(matrix.data, begin * matrix.row_stride, matrix.dtype);
   view.size[0] = count;
   return view;
 }

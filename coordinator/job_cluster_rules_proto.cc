@@ -44,6 +44,20 @@ void JobRules::CheckDevices() {
   }
 }
 
+void JobRules::CheckPrecision() {
+  v1::PrecisionSpec& precision = *job().mutable_precision();
+  const bool cpu = spec().cpu_devices;
+  const int chosen = Choice(
+      "spec.precision.compute",
+      precision.mutable_compute(),
+      cpu ? std::vector<std::string>{"fp32", "bf16"} : std::vector<std::string>{"bf16", "fp32"});
+  const bool bf16 = (chosen == 1) == cpu;
+  if (cpu && bf16 && !Failed("spec.devices.kind") && !Failed("spec.precision.compute")) {
+    Fail("spec.precision.compute", "fp32: cpu devices compute in nothing else", "'bf16'");
+  }
+  spec().compute = bf16 ? plan::ComputeType::kBF16 : plan::ComputeType::kF32;
+}
+
 void JobRules::CheckElastic() {
   v1::ElasticSpec& elastic = *job().mutable_elastic();
   const bool has_range = elastic.min() != 0 || elastic.max() != 0 || elastic.step() != 0;

@@ -69,6 +69,7 @@ CanonicalJob JobRules::Run() {
   CheckTokenFiles();
   CheckParallelism();
   CheckDevices();
+  CheckPrecision();
   CheckElastic();
   CheckDeterminism();
   CheckCheckpoint();
@@ -325,6 +326,8 @@ void JobRules::CheckOptimizer() {
   if (!(optimizer.clip_norm() >= 0) || !std::isfinite(optimizer.clip_norm())) {
     Fail(path + "clipNorm", "a number >= 0 (0: off)", Number(optimizer.clip_norm()));
   }
+  Choice(path + "stateDtype", optimizer.mutable_state_dtype(), {"fp32"});
+  Choice(path + "mainWeights", optimizer.mutable_main_weights(), {"fp32"});
   spec().optimizer.lr = optimizer.lr();
   spec().optimizer.eps = optimizer.eps();
   spec().optimizer.weight_decay = optimizer.weight_decay();

@@ -42,6 +42,7 @@ class JobRules {
   void CheckStrategy();
   void CheckReplicas();
   void CheckDevices();
+  void CheckPrecision();
   void CheckElastic();
   void ExpandSizes();
   void CheckDeterminism();

@@ -10,8 +10,7 @@ namespace ravel::plan {
 namespace {
 
 bool StaysF32(const ActivationSpec& spec) {
-  constexpr std::array<std::string_view, 5> kNames = {
-      "lse", "logits", "scratch", "rope_cos", "rope_sin"};
+  constexpr std::array<std::string_view, 4> kNames = {"lse", "scratch", "rope_cos", "rope_sin"};
   return spec.shape.size() < 2 ||
          std::find(kNames.begin(), kNames.end(), spec.name) != kNames.end();
 }
@@ -25,6 +24,10 @@ void Narrow(std::vector<ActivationSpec>& specs) {
 }
 
 }  // namespace
+
+int64_t WeightElementBytes(ComputeType compute) {
+  return DTypeBytes(compute == ComputeType::kBF16 ? DType::kBF16 : DType::kF32);
+}
 
 void UseBf16Activations(ModelInventory& inventory) {
   for (UnitSpec& unit : inventory.units) {

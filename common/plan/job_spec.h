@@ -50,6 +50,8 @@ enum class Strategy { kNoShard, kOptim, kOptimGrads, kOptimGradsParams };
 // Activations that backward makes again; each includes those before it.
 enum class RecomputePolicy { kNone, kNorm, kMlp, kBlock };
 enum class WireType { kF32, kBF16 };
+// Of weights that modules read, and of activations. Main weights, gradients and moments are fp32.
+enum class ComputeType { kF32, kBF16 };
 enum class DeterminismMode { kExact, kFast };
 enum class Transport { kAuto, kShm, kGloo };
 
@@ -101,6 +103,7 @@ struct JobSpec {
   int64_t replicas = 1;                              // size of the replicate axis
   RecomputePolicy recompute = RecomputePolicy::kNone;
   WireType gradient_wire = WireType::kF32;
+  ComputeType compute = ComputeType::kF32;
   std::vector<std::string> freeze;  // glob patterns of canonical tensor names that are not trained
   bool allow_padding = false;       // units may be padded by more than 10 %
   Transport transport = Transport::kAuto;  // CPU ranks only

@@ -112,10 +112,8 @@ std::vector<OwnedPiece> SavedPieces(const ShardingPlan& plan, int group, int64_t
 }
 
 int StoredWeight(const ShardingPlan& plan, int group) {
-  return FindBuffer(
-      plan,
-      RulesOf(plan, group).trainable ? BufferKind::kMainWeight : BufferKind::kModelWeight,
-      group);
+  const int main_weight = FindBuffer(plan, BufferKind::kMainWeight, group);
+  return main_weight >= 0 ? main_weight : FindBuffer(plan, BufferKind::kModelWeight, group);
 }
 
 int GatherSource(const ShardingPlan& plan, int group) {

@@ -21,7 +21,7 @@ struct FlatRange {
 // T / N: what kReduceScatter leaves on a rank and kGather takes from it.
 int64_t InnerShardElements(const ShardingPlan& plan, int group);
 
-// What the rank stores and updates: main weight and moments, or a frozen group's model weight. Its
+// What the rank stores and updates: main weight and moments, or a frozen group's weights. Its
 // shard; all of T where the optimizer is not sharded; its sub-piece of the shard where replicas cut
 // it.
 FlatRange StoredRange(const ShardingPlan& plan, int group, int64_t rank);
@@ -46,7 +46,8 @@ std::vector<OwnedPiece> MeasuredPieces(const ShardingPlan& plan, int group, int6
 // rank writes into a checkpoint.
 std::vector<OwnedPiece> SavedPieces(const ShardingPlan& plan, int group, int64_t rank);
 
-// Buffer ids of a group. Stored weights: kMainWeight, or kModelWeight of a frozen group.
+// Buffer ids of a group. Stored weights: kMainWeight, or kModelWeight of a frozen group that has no
+// other, its model weight being fp32.
 int StoredWeight(const ShardingPlan& plan, int group);
 // What kGather takes a rank's shard of: kModelWeight where there is one, else kMainWeight.
 int GatherSource(const ShardingPlan& plan, int group);

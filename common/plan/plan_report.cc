@@ -154,8 +154,9 @@ MemoryReport ReportMemory(const ShardingPlan& plan) {
     if (buffer.persistent && category == MemoryCategory::kWindows) {
       // A resident gathered buffer is where the weights are; kept staging is a gradient.
       category = MemoryCategory::kPersistent;
-      what = buffer.memory == MemoryKind::kCommon ? BufferKindName(BufferKind::kMainWeight)
-                                                  : absl::StrCat("resident ", what);
+      what = buffer.memory == MemoryKind::kCommon && plan.options.weight_element_bytes == 4
+                 ? BufferKindName(BufferKind::kMainWeight)
+                 : absl::StrCat("resident ", what);
     }
     bytes[{category, what}] += ShareOf(plan, buffer);
   };

@@ -111,17 +111,25 @@ class BufferList {
     if (!rules.trainable || rules.outer_gradient_sharded || !same_type) {
       outer = add_inside("model_weight", BufferKind::kModelWeight, weight_bytes / parts, outer);
     }
+    const int64_t bytes =
+        TotalBytes(group) / parts / (rules.outer_gradient_sharded ? request_.lanes.replicas : 1);
+    const auto add_own = [&](const char* role, BufferKind kind) {
+      ProgramBuffer own = OfGroup(role, kind, group, bytes);
+      own.persistent = true;
+      Add(own);
+    };
+    if (!same_type) {
+      // Of frozen groups, too: what is saved is what was loaded, to the bit.
+      add_own("main_weight", BufferKind::kMainWeight);
+    } else if (rules.trainable) {
+      add_inside("main_weight", BufferKind::kMainWeight, bytes, outer);
+    }
     if (!rules.trainable) {
       return;
     }
-    const int64_t bytes =
-        TotalBytes(group) / parts / (rules.outer_gradient_sharded ? request_.lanes.replicas : 1);
-    add_inside("main_weight", BufferKind::kMainWeight, bytes, same_type ? outer : -1);
     for (const auto& [role, kind] : {std::make_pair("exp_avg", BufferKind::kExpAvg),
                                      std::make_pair("exp_avg_sq", BufferKind::kExpAvgSq)}) {
-      ProgramBuffer moment = OfGroup(role, kind, group, bytes);
-      moment.persistent = true;
-      Add(moment);
+      add_own(role, kind);
     }
   }
 

@@ -46,6 +46,12 @@ absl::Status CheckRequest(const PlanRequest& request) {
   return absl::OkStatus();
 }
 
+// What resident gathered weights that ranks have in common are made of.
+BufferKind CommonWeight(const ShardingPlan& plan) {
+  return plan.options.weight_element_bytes == kGradientElementBytes ? BufferKind::kMainWeight
+                                                                    : BufferKind::kModelWeight;
+}
+
 // The head's share of the memory: what is alive when most is.
 absl::Status AddPeak(const ShardingPlan& plan,
                      MemoryKind memory,
@@ -176,7 +182,7 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
   plan.micro_batch = {.sequences = spec.micro_batch, .sequence_tokens = spec.data.sequence_length};
   plan.inventory = BuildInventory(config, plan.micro_batch, spec.recompute);
   RETURN_IF_ERROR(ApplyFreeze(spec.freeze, plan.inventory));
-  if (request.weight_element_bytes == 2) {
+  if (spec.compute == ComputeType::kBF16) {
     UseBf16Activations(plan.inventory);
   }
   const StrategyChoice choice = ChoiceOf(spec);
@@ -194,7 +200,7 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
                   .prefetch = true,
                   .replicas = plan.lanes.replicas,
                   .recompute = spec.recompute,
-                  .weight_element_bytes = request.weight_element_bytes,
+                  .weight_element_bytes = WeightElementBytes(spec.compute),
                   .gradient_wire = spec.gradient_wire};
   RETURN_IF_ERROR(PlanPrograms(plan));
   RETURN_IF_ERROR(CheckPlan(plan));
@@ -216,7 +222,7 @@ std::vector<MemoryLine> MemoryTable(const ShardingPlan& plan) {
       const bool common = buffer.memory == MemoryKind::kCommon;
       const int64_t share =
           common ? DivCeil(ArenaBytes(buffer), plan.lanes.width()) : ArenaBytes(buffer);
-      bytes[BufferKindName(common ? BufferKind::kMainWeight : buffer.kind)] += share;
+      bytes[BufferKindName(common ? CommonWeight(plan) : buffer.kind)] += share;
     }
   }
   int64_t explained = 0;

@@ -51,8 +51,6 @@ struct PlanRequest {
   int64_t ranks = 1;
   // Ranks of one host that can share memory: chooses in-place gathers and peer reads.
   bool shared_memory = true;
-  // 4, or 2: bf16 weights and activations, as devices that have no engine yet would run them.
-  int64_t weight_element_bytes = 4;
 };
 
 // The pure pipeline: inventory, lanes, layouts, programs, buffers, checker. Errors name the job

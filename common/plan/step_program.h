@@ -37,8 +37,9 @@ enum class OpCode : uint8_t {
   kAccumulateGrad = 12,  // `staging` of this rank's lane -> counter kLocalGrad of (group, call)
   kOuterReduce = 13,     // root of kMainGrad of (group, call) over the replicas -> kOuterGrad, this
                          // replica's part; where replicas keep equal gradients then back to all
-  kOuterGather = 14,  // optimizer's sub-pieces of all replicas -> kModelWeight; always copies, also
-                      // in kCommon memory: replicas have blocks of their own
+  kOuterGather = 14,     // optimizer's sub-pieces of all replicas (of another type: what the update
+                         // wrote of kModelWeight) -> kModelWeight; always copies, also in kCommon
+                         // memory: replicas have blocks of their own
   kJoinGradients = 15,   // final sums of all calls of `group`, call 0 += call 1 ...
   kGatherGradient = 16,  // final gradient shards of the replica's ranks -> kFullGrad
 };
@@ -46,7 +47,8 @@ enum class OpCode : uint8_t {
 enum class StreamId : uint8_t { kCompute = 1, kGather = 2, kReduce = 3, kHost = 4, kOuter = 5 };
 
 enum class BufferKind : uint8_t {
-  kMainWeight = 1,  // this rank's shard; inside `gathered` when gathers are in place
+  kMainWeight = 1,  // this rank's shard, fp32; inside `gathered` when gathers are in place, unless
+                    // model weights are of another type
   kExpAvg = 2,
   kExpAvgSq = 3,
   kMainGrad = 4,  // one slot of the lane counter of a unit's gradient call
@@ -56,7 +58,7 @@ enum class BufferKind : uint8_t {
   kSaved = 8,
   kWorkspace = 9,
   kShared = 10,
-  kModelWeight = 11,   // parameter placement, where that is not the optimizer's
+  kModelWeight = 11,   // parameter placement, where that, or the type, is not the optimizer's
   kLocalGrad = 12,     // full-size: one slot of the counter over this rank's own lanes
   kOuterGrad = 13,     // this replica's part of the sum over replicas
   kFullGrad = 14,      // the whole gradient, where every rank updates everything

@@ -117,6 +117,11 @@ json::Value PlanJson(const PlanDocument& document) {
   out.Set("microBatch", plan.micro_batch.sequences);
   out.Set("sequenceLength", plan.micro_batch.sequence_tokens);
   out.Set("weightElementBytes", plan.options.weight_element_bytes);
+  json::Value types;
+  types.Set("compute", plan.options.weight_element_bytes == 2 ? "bf16" : "fp32");
+  types.Set("mainWeight", "fp32").Set("gradient", "fp32").Set("moments", "fp32");
+  types.Set("gradientWire", plan.options.gradient_wire == plan::WireType::kBF16 ? "bf16" : "fp32");
+  out.Set("types", std::move(types));
   out.Set("parameters", plan.inventory.parameter_count());
   out.Set("units", static_cast<int64_t>(plan.inventory.units.size()));
   int64_t padding = 0;

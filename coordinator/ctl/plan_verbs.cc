@@ -129,7 +129,6 @@ absl::StatusOr<Planned> MakePlan(const PlanOptions& options) {
   request.ranks = job.spec.device_count;
   request.shared_memory = options.shared_memory.value_or(
       job.spec.cpu_devices && job.spec.transport != plan::Transport::kGloo);
-  request.weight_element_bytes = job.spec.cpu_devices ? 4 : 2;
   Planned planned;
   planned.device = devices.kind;
   ASSIGN_OR_RETURN(planned.plan, plan::BuildShardingPlan(request));

@@ -144,6 +144,7 @@ absl::Status LoadState(RankEngine& engine, const Recording& from) {
     }
   }
   engine.set_updates(from.updates);
+  engine.RefreshWeights();
   return absl::OkStatus();
 }
 

@@ -160,10 +160,8 @@ void AttentionBlock::Remake(Stream& stream, const UnitMemory& memory) const {
     Attend(stream, memory);
     const TensorView x1 = x1_.In(memory);
     CHECK(x0.contiguous() && x1.contiguous());
-    kernels::CopyBytes(stream,
-                       {.to = x1.data,
-                        .from = x0.data,
-                        .bytes = x0.elements() * static_cast<int64_t>(sizeof(float))});
+    kernels::CopyBytes(
+        stream, {.to = x1.data, .from = x0.data, .bytes = x0.elements() * DTypeBytes(x0.dtype)});
     output_.Forward(
         stream,
         {.memory = memory, .x = attended_.In(memory), .y = x1, .output = Output::kAccumulate});

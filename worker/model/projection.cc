@@ -42,7 +42,7 @@ std::vector<Projection::Block> Projection::Blocks(const std::vector<TensorView>&
     all.columns += part.columns;
     CHECK_EQ(all.matrix.present(), view.present());
     if (view.present()) {
-      CHECK_MSG(all.matrix.Row<float>(all.matrix.size[0]) == view.As<float>(),
+      CHECK_MSG(ElementAt(all.matrix.data, all.matrix.elements(), view.dtype) == view.data,
                 "a bundle's parts are adjacent");
       all.matrix.size[0] += view.size[0];
     }

@@ -84,12 +84,20 @@ TensorView Activation::In(const UnitMemory& memory) const {
     return Carve(area, elements_ / columns_, columns_);
   }
   CHECK(area.contiguous() && area.elements() >= elements_);
-  return VectorView(area.As<float>(), elements_);
+  TensorView vector = area;
+  vector.rank = 1;
+  vector.size = {elements_};
+  vector.row_stride = 1;
+  return vector;
 }
 
 TensorView Carve(const TensorView& workspace, int64_t rows, int64_t columns) {
   CHECK(workspace.contiguous() && workspace.elements() >= rows * columns);
-  return MatrixView(workspace.As<float>(), rows, columns);
+  TensorView matrix = workspace;
+  matrix.rank = 2;
+  matrix.size = {rows, columns};
+  matrix.row_stride = columns;
+  return matrix;
 }
 
 void UnitModule::ForwardOnly(kernels::Stream& stream, const UnitMemory& memory) const {

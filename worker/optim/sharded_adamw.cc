@@ -8,6 +8,7 @@
 #include "common/check.h"
 #include "common/plan/plan_pieces.h"
 #include "kernels/adamw.h"
+#include "kernels/mixed_adamw.h"
 #include "kernels/row_sum.h"
 #include "kernels/step_statistics.h"
 #include "worker/optim/lr_schedule.h"
@@ -388,7 +389,22 @@ void ShardedAdamW::AdamW(kernels::Stream& stream, const shard::ParameterGroup& g
       args.device_scalars = decay ? &outcome->with_decay : &outcome->without_decay;
       args.apply = &outcome->apply;
     }
-    kernels::AdamWUpdate(stream, args);
+    if (!group.rounds_weights()) {
+      kernels::AdamWUpdate(stream, args);
+      continue;
+    }
+    TensorView weight = VectorView(nullptr, elements);
+    weight.dtype = DType::kBF16;
+    weight.data = ElementAt(group.stored_model_weight(), at, weight.dtype);
+    kernels::MixedAdamWUpdate(stream,
+                              {.main_weight = args.p,
+                               .weight = weight,
+                               .g = args.g,
+                               .m = args.m,
+                               .v = args.v,
+                               .scalars = args.scalars,
+                               .device_scalars = args.device_scalars,
+                               .apply = args.apply});
   }
 }
 

@@ -32,7 +32,11 @@ class Binder {
   Binder(const plan::ShardingPlan& plan,
          const ArenaBuffers& buffers,
          const std::vector<TensorView>& shared)
-      : plan_(plan), buffers_(buffers), shared_(shared), group_of_(plan.inventory.tensors.size()) {
+      : plan_(plan),
+        buffers_(buffers),
+        shared_(shared),
+        weight_type_(WeightType(plan)),
+        group_of_(plan.inventory.tensors.size()) {
     for (size_t group = 0; group < plan.groups.size(); ++group) {
       for (const int tensor : plan.groups[group].tensors) {
         group_of_[static_cast<size_t>(tensor)] = static_cast<int>(group);
@@ -48,16 +52,16 @@ class Binder {
     }
     const plan::UnitSpec& unit = plan_.inventory.units[static_cast<size_t>(instruction.unit)];
     for (const int tensor : unit.tensors) {
-      bound.memory.weights.push_back(View(tensor, instruction.weights));
+      bound.memory.weights.push_back(View(tensor, instruction.weights, weight_type_));
       CHECK_MSG(bound.memory.weights.back().present(), "a unit's own weights are not gathered");
     }
     for (const int tensor : unit.borrowed) {
-      bound.memory.weights.push_back(View(tensor, instruction.weights));
+      bound.memory.weights.push_back(View(tensor, instruction.weights, weight_type_));
     }
     if (instruction.op == OpCode::kBackward) {
       for (const std::vector<int>* tensors : {&unit.tensors, &unit.borrowed}) {
         for (const int tensor : *tensors) {
-          bound.gradients.push_back(View(tensor, instruction.gradients));
+          bound.gradients.push_back(View(tensor, instruction.gradients, DType::kF32));
           const bool trainable = plan_.inventory.tensors[static_cast<size_t>(tensor)].trainable;
           CHECK_EQ(bound.gradients.back().present(), trainable);
         }
@@ -72,16 +76,17 @@ class Binder {
 
  private:
   // The tensor in that buffer of the list that holds its group; without data when none does.
-  TensorView View(int tensor, const std::vector<int>& list) const {
+  TensorView View(int tensor, const std::vector<int>& list, DType dtype) const {
     const int group = group_of_[static_cast<size_t>(tensor)];
-    float* base = nullptr;
+    std::byte* base = nullptr;
     for (const int buffer : list) {
       if (plan_.buffers[static_cast<size_t>(buffer)].group == group) {
         CHECK_MSG(base == nullptr, "two buffers of one group in one list");
-        base = buffers_.floats(buffer);
+        base = buffers_.bytes(buffer);
       }
     }
-    return GroupView(plan_.inventory, plan_.groups[static_cast<size_t>(group)], tensor, base);
+    return GroupView(
+        plan_.inventory, plan_.groups[static_cast<size_t>(group)], tensor, base, dtype);
   }
 
   std::vector<TensorView> Activations(const std::vector<plan::ActivationSpec>& specs,
@@ -93,6 +98,7 @@ class Binder {
   const plan::ShardingPlan& plan_;
   const ArenaBuffers& buffers_;
   const std::vector<TensorView>& shared_;
+  const DType weight_type_;
   std::vector<int> group_of_;  // by tensor
 };
 

@@ -1,5 +1,6 @@
 #include "worker/shard/finite_check.h"
 
+#include <algorithm>
 #include <cmath>
 #include <span>
 
@@ -26,20 +27,27 @@ std::string CoordinateText(const Shape& shape, int64_t index) {
 
 }  // namespace
 
-const float* FiniteCheck::Fetch(const float* values, int64_t count) {
-  if (!args_.memory.on_device()) {
-    return values;
+const float* FiniteCheck::Fetch(const void* values, DType dtype, int64_t count) {
+  if (dtype == DType::kF32 && !args_.memory.on_device()) {
+    return static_cast<const float*>(values);
   }
   fetched_.resize(static_cast<size_t>(count));
-  failure_.Update(args_.memory.Read(values, std::as_writable_bytes(std::span<float>(fetched_))));
+  if (dtype == DType::kF32) {
+    failure_.Update(args_.memory.Read(values, std::as_writable_bytes(std::span<float>(fetched_))));
+    return failure_.ok() ? fetched_.data() : nullptr;
+  }
+  CHECK(dtype == DType::kBF16);
+  narrow_.resize(static_cast<size_t>(count));
+  failure_.Update(args_.memory.Read(values, std::as_writable_bytes(std::span<uint16_t>(narrow_))));
+  std::transform(narrow_.begin(), narrow_.end(), fetched_.begin(), Bf16ToFloat);
   return failure_.ok() ? fetched_.data() : nullptr;
 }
 
-void FiniteCheck::CheckValues(const float* from, int64_t count, const Place& place) {
+void FiniteCheck::CheckValues(const void* from, DType dtype, int64_t count, const Place& place) {
   if (found_.has_value()) {
     return;
   }
-  const float* values = Fetch(from, count);
+  const float* values = Fetch(from, dtype, count);
   if (values == nullptr) {
     return;
   }
@@ -107,8 +115,9 @@ void FiniteCheck::CheckActivations(const std::vector<plan::ActivationSpec>& spec
                                    const std::vector<TensorView>& views,
                                    const char* role) {
   for (size_t i = 0; i < views.size() && i < specs.size(); ++i) {
-    if (views[i].dtype == DType::kF32) {
-      CheckValues(views[i].As<float>(),
+    if (views[i].dtype == DType::kF32 || views[i].dtype == DType::kBF16) {
+      CheckValues(views[i].data,
+                  views[i].dtype,
                   views[i].elements(),
                   {.name = absl::StrCat(role, " ", specs[i].name), .shape = specs[i].shape});
     }
@@ -139,7 +148,8 @@ void FiniteCheck::CheckUnit(const BoundInstruction& bound) {
       }
       const TensorView& view = bound.gradients[next++];
       const plan::TensorSpec& spec = inventory.tensors[static_cast<size_t>(tensor)];
-      CheckValues(view.As<float>(),
+      CheckValues(view.data,
+                  view.dtype,
                   view.elements(),
                   {.name = absl::StrCat("gradient of ", spec.name), .shape = spec.shape});
     }
@@ -148,11 +158,13 @@ void FiniteCheck::CheckUnit(const BoundInstruction& bound) {
 
 void FiniteCheck::CheckPieces(const char* role,
                               const std::vector<plan::OwnedPiece>& pieces,
-                              const float* base) {
+                              void* base,
+                              DType dtype) {
   for (const plan::OwnedPiece& piece : pieces) {
     const plan::TensorSpec& spec = args_.plan.inventory.tensors[static_cast<size_t>(piece.tensor)];
     CheckValues(
-        base + piece.shard_offset,
+        ElementAt(base, piece.shard_offset, dtype),
+        dtype,
         piece.end - piece.begin,
         {.name = absl::StrCat(role, " ", spec.name), .shape = spec.shape, .first = piece.begin});
   }
@@ -171,7 +183,8 @@ void FiniteCheck::CheckGroup(const Instruction& instruction, const ReplayTurn& t
     case OpCode::kGather:
       CheckPieces("weight",
                   pieces(0, group.layout().layout.total_elements()),
-                  args_.buffers.floats(instruction.gathered));
+                  args_.buffers.bytes(instruction.gathered),
+                  WeightType(plan));
       break;
     case OpCode::kReduceScatter: {
       const int64_t turns = plan.lanes.Inner().turns();

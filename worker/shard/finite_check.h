@@ -46,9 +46,10 @@ class FiniteCheck final : public InstructionObserver {
     Shape shape;
     int64_t first = 0;
   };
-  void CheckValues(const float* from, int64_t count, const Place& place);
-  // The values, where the host can read them; nullptr after a failure.
-  const float* Fetch(const float* values, int64_t count);
+  // Values are fp32 or bf16.
+  void CheckValues(const void* from, DType dtype, int64_t count, const Place& place);
+  // The values as fp32, where the host can read them; nullptr after a failure.
+  const float* Fetch(const void* values, DType dtype, int64_t count);
   void CheckActivations(const std::vector<plan::ActivationSpec>& specs,
                         const std::vector<TensorView>& views,
                         const char* role);
@@ -56,7 +57,8 @@ class FiniteCheck final : public InstructionObserver {
   // Parts of tensors at `base`.
   void CheckPieces(const char* role,
                    const std::vector<plan::OwnedPiece>& pieces,
-                   const float* base);
+                   void* base,
+                   DType dtype = DType::kF32);
   void CheckGroup(const plan::Instruction& instruction, const ReplayTurn& turn);
   bool RanHere(const plan::Instruction& instruction, const ReplayTurn& turn) const;
 
@@ -65,6 +67,7 @@ class FiniteCheck final : public InstructionObserver {
   std::string where_;  // "Backward of layers.1 call 0 (last, turn 1, ...)"
   std::optional<NonFinite> found_;
   std::vector<float> fetched_;
+  std::vector<uint16_t> narrow_;
   absl::Status failure_;  // why something could not be looked at
 };
 

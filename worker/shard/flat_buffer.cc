@@ -69,7 +69,13 @@ int ArenaBuffers::Find(const Key& key) const {
 }
 
 int64_t ArenaBuffers::elements(int buffer) const {
-  return buffer < 0 ? 0 : plan_.buffers[static_cast<size_t>(buffer)].bytes / comm::kElementBytes;
+  if (buffer < 0) {
+    return 0;
+  }
+  const plan::ProgramBuffer& found = plan_.buffers[static_cast<size_t>(buffer)];
+  const bool weights =
+      found.kind == plan::BufferKind::kGathered || found.kind == plan::BufferKind::kModelWeight;
+  return found.bytes / (weights ? plan_.options.weight_element_bytes : comm::kElementBytes);
 }
 
 std::vector<TensorView> ActivationViews(const std::vector<plan::ActivationSpec>& specs,
@@ -93,14 +99,22 @@ std::vector<TensorView> ActivationViews(const std::vector<plan::ActivationSpec>&
 TensorView GroupView(const plan::ModelInventory& inventory,
                      const plan::GroupLayout& group,
                      int tensor,
-                     float* base) {
+                     void* base,
+                     DType dtype) {
   const auto found = std::find(group.tensors.begin(), group.tensors.end(), tensor);
   CHECK_MSG(found != group.tensors.end(), "a tensor outside its group");
   const int64_t offset = group.tensor_offsets[static_cast<size_t>(found - group.tensors.begin())];
   const Shape& shape = inventory.tensors[static_cast<size_t>(tensor)].shape;
   CHECK(shape.size() == 1 || shape.size() == 2);
-  float* data = base == nullptr ? nullptr : base + offset;
-  return shape.size() == 1 ? VectorView(data, shape[0]) : MatrixView(data, shape[0], shape[1]);
+  TensorView view =
+      shape.size() == 1 ? VectorView(nullptr, shape[0]) : MatrixView(nullptr, shape[0], shape[1]);
+  view.dtype = dtype;
+  view.data = ElementAt(base, offset, dtype);
+  return view;
+}
+
+DType WeightType(const plan::ShardingPlan& plan) {
+  return plan.options.weight_element_bytes == DTypeBytes(DType::kBF16) ? DType::kBF16 : DType::kF32;
 }
 
 }  // namespace ravel::shard

@@ -49,11 +49,15 @@ class ArenaBuffers {
 std::vector<TensorView> ActivationViews(const std::vector<plan::ActivationSpec>& specs,
                                         std::byte* base);
 
-// A full tensor in a buffer that holds a whole group: gathered weights, or the gradients of one
-// lane. Without a buffer the view has no data.
+// A full tensor in a buffer that holds a whole group in elements of `dtype`: gathered weights, or
+// the gradients of one lane. Without a buffer the view has no data.
 TensorView GroupView(const plan::ModelInventory& inventory,
                      const plan::GroupLayout& group,
                      int tensor,
-                     float* base);
+                     void* base,
+                     DType dtype);
+
+// Of gathered and model weights.
+DType WeightType(const plan::ShardingPlan& plan);
 
 }  // namespace ravel::shard

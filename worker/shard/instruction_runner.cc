@@ -22,6 +22,11 @@ TensorView Bf16View(uint16_t* data, int64_t elements) {
   return view;
 }
 
+// As collectives take memory of any type.
+float* Floats(std::byte* data) {
+  return reinterpret_cast<float*>(data);
+}
+
 template <typename Gradient>
 std::vector<Gradient> Typed(const std::vector<TensorView>& views) {
   std::vector<Gradient> gradients;
@@ -108,9 +113,10 @@ absl::Status InstructionRunner::Gather(const Instruction& instruction, const Rep
   RETURN_IF_ERROR(state_.BeginGather(instruction));
   RETURN_IF_ERROR(
       args_.communicators.gather->AllGather({.tag = TagOf(instruction, turn),
-                                             .shard = group.model_weight(),
+                                             .shard = Floats(group.model_weight()),
                                              .gathered = args_.buffers.floats(instruction.gathered),
                                              .shard_elements = group.slice_elements(),
+                                             .element_bytes = weight_bytes(),
                                              .stream = &StreamOf(instruction)}));
   state_.EndGather(instruction);
   return absl::OkStatus();
@@ -121,9 +127,10 @@ absl::Status InstructionRunner::OuterGather(const Instruction& instruction,
   ParameterGroup& group = Group(instruction);
   RETURN_IF_ERROR(args_.communicators.outer->AllGather(
       {.tag = TagOf(instruction, turn),
-       .shard = group.main_weight(),
-       .gathered = group.model_weight(),
+       .shard = Floats(group.stored_model_weight()),
+       .gathered = Floats(group.model_weight()),
        .shard_elements = DivExact(group.slice_elements(), args_.plan.lanes.replicas),
+       .element_bytes = weight_bytes(),
        .stream = &StreamOf(instruction)}));
   state_.EndOuterGather(instruction.group);
   return absl::OkStatus();
@@ -355,8 +362,10 @@ int64_t InstructionRunner::BytesOf(const Instruction& instruction, const ReplayT
   const ParameterGroup& group = args_.groups[static_cast<size_t>(instruction.group)];
   const plan::LaneMap& lanes = args_.plan.lanes;
   const int64_t slice = group.slice_elements() * comm::kElementBytes;
+  const int64_t weights = group.slice_elements() * weight_bytes();
   switch (instruction.op) {
     case OpCode::kGather:
+      return weights * (lanes.width() - 1);
     case OpCode::kGatherGradient:
       return slice * (lanes.width() - 1);
     case OpCode::kReduceScatter: {
@@ -366,7 +375,7 @@ int64_t InstructionRunner::BytesOf(const Instruction& instruction, const ReplayT
       return (args_.bf16_wire ? slice / 2 : slice) * (lane_count - own);
     }
     case OpCode::kOuterGather:
-      return slice / lanes.replicas * (lanes.replicas - 1);
+      return weights / lanes.replicas * (lanes.replicas - 1);
     case OpCode::kOuterReduce:
       return slice / lanes.replicas * (lanes.replicas - 1) *
              (group.rules().outer_gradient_sharded ? 1 : 2);

@@ -96,6 +96,7 @@ class InstructionRunner {
   ParameterGroup& Group(const Instruction& instruction) {
     return args_.groups[static_cast<size_t>(instruction.group)];
   }
+  int64_t weight_bytes() const { return args_.plan.options.weight_element_bytes; }
   kernels::Stream& StreamOf(const Instruction& instruction) const;
   comm::CollectiveTag TagOf(const Instruction& instruction, const ReplayTurn& turn) const;
   absl::Status Gather(const Instruction& instruction, const ReplayTurn& turn);

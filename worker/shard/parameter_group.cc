@@ -33,7 +33,17 @@ ParameterGroup::ParameterGroup(const plan::ShardingPlan& plan,
   const int stored = plan::StoredWeight(plan, group);
   CHECK_EQ(buffers.elements(stored), shard_elements_);
   main_weight_ = buffers.floats(stored);
-  model_weight_ = buffers.floats(plan::GatherSource(plan, group));
+  const int source = plan::GatherSource(plan, group);
+  model_weight_ = buffers.bytes(source);
+  rounds_weights_ = WeightType(plan) != DType::kF32;
+  stored_model_weight_ = reinterpret_cast<std::byte*>(main_weight_);
+  if (rounds_weights_) {
+    const int64_t first = rules_.outer_gradient_sharded
+                              ? PlaceOf(plan.lanes, rank).outer * shard_elements_
+                              : int64_t{0};
+    CHECK_LE(first + shard_elements_, buffers.elements(source));
+    stored_model_weight_ = model_weight_ + first * plan.options.weight_element_bytes;
+  }
   if (rules_.trainable) {
     exp_avg_ = buffers.floats(buffers.Find({.kind = BufferKind::kExpAvg, .group = group}));
     exp_avg_sq_ = buffers.floats(buffers.Find({.kind = BufferKind::kExpAvgSq, .group = group}));

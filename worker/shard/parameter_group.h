@@ -1,7 +1,7 @@
 #pragma once
 
 // One rank's share of a parameter group: the fp32 weights it updates with their moments, the shard
-// that it offers to gathers, and the sums of its gradients.
+// that it offers to gathers (the same memory, or a bf16 copy), and the sums of its gradients.
 
 #include <cstdint>
 #include <optional>
@@ -35,8 +35,12 @@ class ParameterGroup {
   // Whether the statistics count what this rank measures: each element on exactly one rank.
   bool counts() const { return counts_; }
 
-  // What this rank offers to the gather of the group: [slice_elements].
-  float* model_weight() const { return model_weight_; }
+  // What this rank offers to the gather of the group: [slice_elements] of WeightType(plan).
+  std::byte* model_weight() const { return model_weight_; }
+  // What of it this rank stores, [shard_elements]: the main weight where both are fp32, else the
+  // bf16 that it is rounded to, half away from zero, whenever it changes.
+  std::byte* stored_model_weight() const { return stored_model_weight_; }
+  bool rounds_weights() const { return rounds_weights_; }
   int64_t slice_elements() const { return slice_elements_; }
 
   // Gradient calls: a tied table has two, the head's and then its own.
@@ -79,7 +83,9 @@ class ParameterGroup {
   int64_t slice_elements_ = 0;
   bool counts_ = true;
   float* main_weight_ = nullptr;
-  float* model_weight_ = nullptr;
+  std::byte* model_weight_ = nullptr;
+  std::byte* stored_model_weight_ = nullptr;
+  bool rounds_weights_ = false;
   float* exp_avg_ = nullptr;
   float* exp_avg_sq_ = nullptr;
   float* full_gradient_ = nullptr;

@@ -103,6 +103,7 @@ absl::Status Restore(const Assignment& assignment,
     return MarkLoadError(updates.status());
   }
   engine.set_updates(*updates);
+  engine.RefreshWeights();
   return CheckDigests(*loader, communicator);
 }
 
@@ -115,6 +116,7 @@ absl::Status LoadHuggingFace(const Assignment& assignment, RankEngine& engine) {
       return loader.ReadPieces(group.pieces(), shard);
     }));
   }
+  engine.RefreshWeights();
   return absl::OkStatus();
 }
 

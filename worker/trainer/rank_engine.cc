@@ -10,6 +10,8 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/plan/compute_type.h"
+#include "kernels/cast.h"
 #include "kernels/philox.h"
 #include "worker/shard/finite_check.h"
 #include "worker/trainer/exit_code.h"
@@ -51,11 +53,16 @@ absl::Status RankEngine::CheckFit() const {
     return absl::FailedPreconditionError(
         absl::StrCat("plan is for ", plan.ranks, " ranks, the group has ", communicator.size()));
   }
-  if (plan.options.weight_element_bytes != comm::kElementBytes) {
+  if (plan.options.weight_element_bytes != plan::WeightElementBytes(args_.spec.compute)) {
     return absl::FailedPreconditionError(
         absl::StrCat("plan keeps gathered weights in ",
                      plan.options.weight_element_bytes,
-                     " bytes per element, modules compute in fp32"));
+                     " bytes per element, the job computes in ",
+                     args_.spec.compute == plan::ComputeType::kBF16 ? "bf16" : "fp32"));
+  }
+  if (args_.spec.compute == plan::ComputeType::kBF16 && args_.gpu == nullptr) {
+    return absl::FailedPreconditionError(
+        "plan keeps gathered weights in bf16, ranks of a host compute in fp32");
   }
   if (plan.options.gather_in_place && !communicator.shared_memory()) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -250,10 +257,26 @@ absl::Status RankEngine::InitializeWeights() {
       }
     }
   }
+  RefreshWeights();
+  return absl::OkStatus();
+}
+
+void RankEngine::RefreshWeights() {
+  for (const shard::ParameterGroup& group : groups_) {
+    if (group.rounds_weights()) {
+      const int64_t elements = group.shard_elements();
+      TensorView rounded = VectorView(nullptr, elements);
+      rounded.dtype = DType::kBF16;
+      rounded.data = group.stored_model_weight();
+      kernels::Cast(main_stream(),
+                    {.from = VectorView(group.main_weight(), elements),
+                     .to = rounded,
+                     .rounding = kernels::Bf16Rounding::kHalfAway});
+    }
+  }
   if (device_ != nullptr) {
     device_->Join();
   }
-  return absl::OkStatus();
 }
 
 TensorView RankEngine::Shared(std::string_view name) const {

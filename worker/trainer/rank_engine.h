@@ -61,6 +61,9 @@ class RankEngine {
   // Random weights of the job's seed, the same on any number of ranks; moments are zero.
   absl::Status InitializeWeights();
 
+  // After somebody else wrote main weights: model weights of another type follow them.
+  void RefreshWeights();
+
   // Collective. Step `step` (0-based): every lane forward and backward, the update. Issued; on a
   // host it is also done. At most one step is unread when the next is issued.
   absl::Status IssueStep(int64_t step);

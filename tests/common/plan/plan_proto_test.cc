@@ -65,6 +65,7 @@ JobSpec FullSpec() {
   spec.norms_every = 5;
   spec.freeze = {"*norm*"};
   spec.gradient_wire = WireType::kBF16;
+  spec.compute = ComputeType::kBF16;
   spec.recompute = RecomputePolicy::kMlp;
   spec.replicas = 2;
   spec.replicate_strategy = Strategy::kOptim;
@@ -194,6 +195,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
                replicas,
                recompute,
                gradient_wire,
+               compute,
                freeze,
                allow_padding,
                transport,
@@ -317,20 +319,18 @@ TEST(PlanProto, EveryFieldOfAProgramIsKnown) {
 }
 
 TEST(PlanProto, PlansOfBf16WeightsAndWiresRoundTrip) {
-  for (const int64_t element_bytes : {2, 4}) {
+  for (const ComputeType compute : {ComputeType::kBF16, ComputeType::kF32}) {
     for (const WireType wire : {WireType::kF32, WireType::kBF16}) {
       JobSpec spec = testing::SpecOf(testing::Llama(64, 2, 96, 257), 4);
       spec.gradient_wire = wire;
+      spec.compute = compute;
       const absl::StatusOr<ShardingPlan> plan =
-          BuildShardingPlan({.spec = spec,
-                             .ranks = 2,
-                             .shared_memory = false,
-                             .weight_element_bytes = element_bytes});
+          BuildShardingPlan({.spec = spec, .ranks = 2, .shared_memory = false});
       ASSERT_TRUE(plan.ok()) << plan.status();
       const absl::StatusOr<ShardingPlan> back = ParsePlan(SerializePlan(*plan));
       ASSERT_TRUE(back.ok()) << back.status();
       EXPECT_EQ(SerializePlan(*back), SerializePlan(*plan));
-      EXPECT_EQ(back->options.weight_element_bytes, element_bytes);
+      EXPECT_EQ(back->options.weight_element_bytes, compute == ComputeType::kBF16 ? 2 : 4);
       EXPECT_EQ(back->options.gradient_wire, wire);
       EXPECT_EQ(WireBytesPerStep(*back), WireBytesPerStep(*plan));
     }

@@ -10,7 +10,9 @@
 
 #include "common/plan/device_kind.h"
 #include "common/plan/plan_fit.h"
+#include "common/plan/plan_pieces.h"
 #include "common/plan/plan_printer.h"
+#include "common/plan/plan_proto.h"
 #include "common/plan/step_timeline.h"
 #include "tests/common/plan/plan_testing.h"
 
@@ -122,10 +124,42 @@ TEST(PlanReport, GroupsSayWhatTheStrategyDoes) {
   EXPECT_EQ(frozen, 1);
 }
 
+TEST(PlanReport, Bf16KeepsFp32MainWeightsOfEveryGroupApartAndPrivate) {
+  for (const Strategy strategy :
+       {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGradsParams}) {
+    for (const bool shared : {true, false}) {
+      PlanRequest request = RequestOf(4);
+      request.spec.strategy = strategy;
+      request.shared_memory = shared;
+      request.spec.freeze = {"*layers.1.*"};
+      const std::string fp32_hash = SerializePlan(Make(request));
+      request.spec.compute = ComputeType::kBF16;
+      const ShardingPlan plan = Make(request);
+      EXPECT_NE(SerializePlan(plan), fp32_hash);
+      for (size_t group = 0; group < plan.groups.size(); ++group) {
+        const int id = static_cast<int>(group);
+        const ProgramBuffer& stored = plan.buffers[static_cast<size_t>(StoredWeight(plan, id))];
+        EXPECT_EQ(stored.kind, BufferKind::kMainWeight);
+        EXPECT_EQ(stored.memory, MemoryKind::kPrivate);
+        EXPECT_EQ(stored.inside, -1);
+        EXPECT_EQ(stored.bytes, StoredRange(plan, id, 0).elements * 4);
+        EXPECT_EQ(plan.buffers[static_cast<size_t>(GatherSource(plan, id))].kind,
+                  BufferKind::kModelWeight);
+      }
+      for (const UnitSpec& unit : plan.inventory.units) {
+        for (const ActivationSpec& saved : unit.saved) {
+          const bool statistic = saved.shape.size() < 2 || saved.name == "lse";
+          EXPECT_EQ(saved.dtype, statistic ? DType::kF32 : DType::kBF16) << saved.name;
+        }
+      }
+    }
+  }
+}
+
 TEST(PlanReport, Bf16HalvesWhatIsNotStateOrGradient) {
   PlanRequest request = RequestOf(4);
   const ShardingPlan wide = Make(request);
-  request.weight_element_bytes = 2;
+  request.spec.compute = ComputeType::kBF16;
   const ShardingPlan narrow = Make(request);
   const auto bytes_of = [](const ShardingPlan& plan, BufferKind kind) {
     int64_t bytes = 0;

@@ -58,6 +58,8 @@ TEST_P(Examples, FitTheirDevices) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->Find("parameters")->AsInt(), GetParam().parameters);
   EXPECT_EQ(plan->Find("weightElementBytes")->AsInt(), 2);
+  EXPECT_EQ(plan->Find("types")->Find("compute")->AsString(), "bf16");
+  EXPECT_EQ(plan->Find("types")->Find("mainWeight")->AsString(), "fp32");
   EXPECT_EQ(plan->Find("digest")->AsString().size(), 64u);
   const json::Value& fit = *plan->Find("fit");
   EXPECT_TRUE(fit.Find("fits")->AsBool());

@@ -75,6 +75,7 @@ void AttentionBackwardTile(const AttentionBackwardArgs& args,
                            const ScoreTile& tile,
                            int64_t first_token,
                            int64_t head) {
+  const bool first_head = head % (args.shape.query_heads / args.shape.kv_heads) == 0;
   const int64_t token = first_token + tile.q;
   const int64_t row = tile.q * sizes.padded_head;
   TileScores<V>(
@@ -97,9 +98,14 @@ void AttentionBackwardTile(const AttentionBackwardArgs& args,
   float* dv = buffers.dv + tile.k * sizes.padded_head;
   float* dk = buffers.dk + tile.k * sizes.padded_head;
   float* dq = buffers.dq + tile.q * sizes.padded_head;
-  TransposedTileTimesRows<V>(tile, sizes, buffers.probabilities, buffers.output_gradients, dv);
-  TransposedTileTimesRows<V>(tile, sizes, buffers.score_gradients, buffers.queries, dk);
-  TileTimesRows<V>(tile, sizes, buffers.score_gradients, buffers.keys, dq);
+  TransposedTileTimesRows<V>(
+      tile, sizes, first_head, buffers.probabilities, buffers.output_gradients, dv);
+  TransposedTileTimesRows<V>(tile, sizes, first_head, buffers.score_gradients, buffers.queries, dk);
+  if (tile.k == 0) {
+    TileTimesRows<V, Output::kOverwrite>(tile, sizes, buffers.score_gradients, buffers.keys, dq);
+  } else {
+    TileTimesRows<V, Output::kAccumulate>(tile, sizes, buffers.score_gradients, buffers.keys, dq);
+  }
 }
 
 template <typename V>
@@ -146,7 +152,6 @@ void AttentionBackwardHead(const AttentionBackwardArgs& args,
   pack(args.q, buffers.queries, buffers.query_rows);
   pack(args.dout, buffers.output_gradients, buffers.output_gradient_rows);
   DeltaRows<V>(args, sizes, first_token, head, buffers.delta);
-  std::fill_n(buffers.dq, sizes.tokens * sizes.padded_head, 0.0f);
   for (int64_t k = 0; k < sizes.tokens; k += kKeyTile) {
     for (int64_t q = k / kQueryTile * kQueryTile; q < sizes.tokens; q += kQueryTile) {
       const int64_t rows = std::min(kQueryTile, sizes.tokens - q);
@@ -170,8 +175,6 @@ void AttentionBackwardTiles(const AttentionBackwardArgs& args) {
       PackPanels<V>(k, sizes.padded_tokens, buffers.keys);
       PackTransposedPanels<V>(SequenceRows(args.v, sizes, token, column),
                               buffers.transposed_values);
-      std::fill_n(buffers.dk, sizes.tokens * sizes.padded_head, 0.0f);
-      std::fill_n(buffers.dv, sizes.tokens * sizes.padded_head, 0.0f);
       for (int64_t head = kv * group; head < (kv + 1) * group; ++head) {
         AttentionBackwardHead<V>(args, sizes, buffers, token, head);
       }

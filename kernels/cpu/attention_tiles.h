@@ -89,8 +89,9 @@ inline Panels ColumnPanels(const AttentionSizes& sizes,
           std::min(V::kStripPanels, (sizes.padded_head - column) / kPanelColumns)};
 }
 
-// out [rows, padded_head] += probabilities [rows, keys] * panels of the keys' rows.
-template <typename V>
+// out [rows, padded_head] (=|+=) probabilities [rows, keys] * panels of the keys' rows. Rows that
+// see no key of the tile are left alone.
+template <typename V, Output kOutput>
 inline void TileTimesRows(const ScoreTile& tile,
                           const AttentionSizes& sizes,
                           const float* probabilities,
@@ -102,35 +103,41 @@ inline void TileTimesRows(const ScoreTile& tile,
       const int64_t rows = std::min(V::kStripRows, tile.rows - i);
       const int64_t visible = tile.Visible(i + rows - 1);
       if (visible > 0) {
-        StripTimesPanels<V, Output::kAccumulate>(
-            rows,
-            visible,
-            {probabilities + i * kKeyTile, kKeyTile, 1},
-            panel,
-            {out + i * sizes.padded_head + column, sizes.padded_head});
+        StripTimesPanels<V, kOutput>(rows,
+                                     visible,
+                                     {probabilities + i * kKeyTile, kKeyTile, 1},
+                                     panel,
+                                     {out + i * sizes.padded_head + column, sizes.padded_head});
       }
     }
   }
 }
 
-// out [keys, padded_head] += transposed tile [keys, rows] * panels of the queries' rows.
+// out [keys, padded_head] += transposed tile [keys, rows] * panels of the queries' rows; of the
+// first head that adds to `out`, strips of keys that no tile before saw are overwritten.
 template <typename V>
 inline void TransposedTileTimesRows(const ScoreTile& tile,
                                     const AttentionSizes& sizes,
+                                    bool first_head,
                                     const float* scores,
                                     const float* panels,
                                     float* out) {
+  static_assert(kQueryTile % V::kStripRows == 0, "a strip of keys begins in one tile of queries");
   for (int64_t column = 0; column < sizes.padded_head; column += kPanelColumns * V::kStripPanels) {
     for (int64_t key = 0; key < tile.keys; key += V::kStripRows) {
       // Queries before the strip's first key do not see it.
       const int64_t first = std::max<int64_t>(0, tile.k + key - tile.q);
-      if (first < tile.rows) {
-        StripTimesPanels<V, Output::kAccumulate>(
-            std::min(V::kStripRows, tile.keys - key),
-            tile.rows - first,
-            {scores + first * kKeyTile + key, 1, kKeyTile},
-            ColumnPanels<V>(sizes, panels, tile.q + first, column),
-            {out + key * sizes.padded_head + column, sizes.padded_head});
+      if (first >= tile.rows) {
+        continue;
+      }
+      const int64_t rows = std::min(V::kStripRows, tile.keys - key);
+      const LeftOperand left = {scores + first * kKeyTile + key, 1, kKeyTile};
+      const Panels panel = ColumnPanels<V>(sizes, panels, tile.q + first, column);
+      const TileOutput to = {out + key * sizes.padded_head + column, sizes.padded_head};
+      if (first_head && tile.k + key >= tile.q) {
+        StripTimesPanels<V, Output::kOverwrite>(rows, tile.rows - first, left, panel, to);
+      } else {
+        StripTimesPanels<V, Output::kAccumulate>(rows, tile.rows - first, left, panel, to);
       }
     }
   }
@@ -243,7 +250,6 @@ void AttentionForwardTile(const AttentionForwardArgs& args,
   float* queries = out + kQueryTile * sizes.padded_head;
   const OnlineSoftmax softmax = {queries + kQueryTile * sizes.padded_head,
                                  queries + kQueryTile * sizes.padded_head + kQueryTile};
-  std::fill_n(out, rows * sizes.padded_head, 0.0f);
   std::fill_n(softmax.max, rows, -INFINITY);
   std::fill_n(softmax.sum, rows, 0.0f);
   PackRows<V>({args.q.Row<float>(token) + head * sizes.head, args.q.row_stride, rows, sizes.head},
@@ -253,7 +259,11 @@ void AttentionForwardTile(const AttentionForwardArgs& args,
     const ScoreTile tile = {q, rows, k, std::min(kKeyTile, q + rows - k)};
     TileScores<V>(tile, sizes, queries, packed.transposed_keys, scores);
     SoftmaxTile<V>(tile, sizes, args.shape.scale, scores, softmax, out);
-    TileTimesRows<V>(tile, sizes, scores, packed.values, out);
+    if (k == 0) {
+      TileTimesRows<V, Output::kOverwrite>(tile, sizes, scores, packed.values, out);
+    } else {
+      TileTimesRows<V, Output::kAccumulate>(tile, sizes, scores, packed.values, out);
+    }
   }
   float* log_sum_exp = args.log_sum_exp.Row<float>(head) + token;
   for (int64_t i = 0; i < rows; ++i) {

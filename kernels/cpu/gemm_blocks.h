@@ -3,7 +3,8 @@
 // c (=|+=) op(a) * op(b) on one thread, over blocks that are packed once and then stay in the
 // caches [Goto and van de Geijn 2008; Van Zee and van de Geijn 2015]: a block of a, in strips of
 // V::kStripRows rows, and a block of b, in tiles of V::kStripPanels times 16 columns, both in the
-// second level, tile after tile in the first.
+// second level, tile after tile in the first. Whole strips of an a that is not transposed are read
+// where they lie: its rows serve as well as packed ones.
 //
 // The inner index is cut into near-equal sections, by its length alone. An element of c is the sum
 // of its sections in ascending order, each one chain of fma from zero; kAccumulate adds them to
@@ -20,9 +21,9 @@
 
 namespace ravel::kernels::cpu {
 
-// Rows of a that are packed at a time and serve all columns, and rows and columns that are
-// multiplied at a time: multiples of every strip and tile. A block of b and kGemmRows of a and c
-// stay in a second level of 2 MiB, because a shared third level may be far away.
+// Rows of a transposed a that are packed at a time and serve all columns, and rows and columns that
+// are multiplied at a time: multiples of every strip and tile. A block of b and kGemmRows of a and
+// c stay in a second level of 2 MiB, because a shared third level may be far away.
 inline constexpr int64_t kGemmPackedRows = 1536;
 inline constexpr int64_t kGemmRows = 96;
 inline constexpr int64_t kGemmColumns = 768;
@@ -41,7 +42,8 @@ inline int64_t GemmColumns(const GemmArgs& args) {
 inline int64_t GemmWorkspaceElements(const GemmArgs& args) {
   const bool flip = args.transpose_a == Transpose::kYes;
   const int64_t section = GemmSection(flip ? args.a.rows() : args.a.columns());
-  const int64_t rows = std::min(kGemmPackedRows, RoundUp(args.c.rows(), int64_t{12}));
+  const int64_t most_rows = flip ? kGemmPackedRows : int64_t{12};
+  const int64_t rows = std::min(most_rows, RoundUp(args.c.rows(), int64_t{12}));
   // The narrowest strips have the most gaps.
   return rows / 6 * StripStep<6>(section) + GemmColumns(args) / 16 * StripStep<16>(section) +
          4 * kCacheLineElements;
@@ -49,12 +51,21 @@ inline int64_t GemmWorkspaceElements(const GemmArgs& args) {
 
 enum class TileStore { kOverwrite, kAdd };
 
-// One packed strip times one tile: V::kStripRows x (V::kStripPanels * 16) elements of c.
-template <typename V, TileStore kStore, size_t... kRow>
+// Where rows of a are: in packed strips, or a.row_stride apart.
+enum class Strips { kPacked, kInPlace };
+
+struct StripSource {
+  const float* data;
+  int64_t row_step;  // of kInPlace
+};
+
+// One strip times one tile: V::kStripRows x (V::kStripPanels * 16) elements of c.
+template <typename V, Strips kStrips, TileStore kStore, size_t... kRow>
 inline void MultiplyTile(
-    int64_t depth, const float* a, const float* b, TileOutput c, std::index_sequence<kRow...>) {
+    int64_t depth, StripSource a, const float* b, TileOutput c, std::index_sequence<kRow...>) {
   constexpr size_t kRows = sizeof...(kRow);
   constexpr bool kTwo = V::kStripPanels == 2;
+  constexpr bool kPacked = kStrips == Strips::kPacked;
   constexpr int64_t kTile = V::kStripPanels * kPanelColumns;
   typename V::P sum[kRows];
   typename V::P more[kTwo ? kRows : 1];
@@ -65,18 +76,31 @@ inline void MultiplyTile(
   if constexpr (kTwo) {
     ((more[kRow] = V::ZeroPanel()), ...);
   }
+  // A pointer for every three rows: with one for all, the offsets do not fit into the registers.
+  const int64_t row_step = kPacked ? 1 : a.row_step;
+  const float* rows0 = a.data;
+  const float* rows3 = a.data + 3 * row_step;
+  const float* rows6 = a.data + 6 * row_step;
+  const float* rows9 = a.data + 9 * row_step;
 #pragma GCC unroll 4
-  for (int64_t p = 0; p < depth; ++p, a += kRows, b += kTile) {
+  for (int64_t p = 0; p < depth; ++p, b += kTile) {
     const auto first = V::LoadPanel(b);
     const auto second = V::LoadPanel(b + (kTwo ? kPanelColumns : 0));
     const auto step = [&](auto index) {
       constexpr size_t kIndex = index;
-      sum[kIndex] = V::FmaPanel(a[kIndex], first, sum[kIndex]);
+      const float* rows = kIndex < 3 ? rows0 : kIndex < 6 ? rows3 : kIndex < 9 ? rows6 : rows9;
+      const float x = kPacked ? rows0[kIndex] : rows[static_cast<int64_t>(kIndex % 3) * row_step];
+      sum[kIndex] = V::FmaPanel(x, first, sum[kIndex]);
       if constexpr (kTwo) {
-        more[kIndex] = V::FmaPanel(a[kIndex], second, more[kIndex]);
+        more[kIndex] = V::FmaPanel(x, second, more[kIndex]);
       }
     };
     (step(std::integral_constant<size_t, kRow>()), ...);
+    constexpr int64_t kNext = kPacked ? static_cast<int64_t>(kRows) : 1;
+    rows0 += kNext;
+    rows3 += kNext;
+    rows6 += kNext;
+    rows9 += kNext;
   }
   const auto store = [](float* to, const typename V::P& x) {
     V::StorePanel(to, kStore == TileStore::kAdd ? V::AddPanel(V::LoadPanel(to), x) : x);
@@ -88,12 +112,12 @@ inline void MultiplyTile(
 }
 
 // The same into part of a tile.
-template <typename V, TileStore kStore>
+template <typename V, Strips kStrips, TileStore kStore>
 inline void MultiplyPartOfTile(
-    int64_t depth, const float* a, const float* b, TileOutput c, int64_t rows, int64_t columns) {
+    int64_t depth, StripSource a, const float* b, TileOutput c, int64_t rows, int64_t columns) {
   constexpr int64_t kTile = V::kStripPanels * kPanelColumns;
   alignas(64) float whole[V::kStripRows * kTile];
-  MultiplyTile<V, TileStore::kOverwrite>(
+  MultiplyTile<V, kStrips, TileStore::kOverwrite>(
       depth, a, b, {whole, kTile}, std::make_index_sequence<V::kStripRows>());
   for (int64_t y = 0; y < rows; ++y) {
     for (int64_t x = 0; x < columns; ++x) {
@@ -104,22 +128,77 @@ inline void MultiplyPartOfTile(
   }
 }
 
-// rows x columns elements of c, for one section: a packed block of a times one of b.
-template <typename V, TileStore kStore>
+// Rows of a for one section.
+struct LeftBlock {
+  int64_t rows;
+  StripSource strips;
+  const float* rest;  // of kInPlace: the rows that are no whole strip, packed
+};
+
+// a.rows x columns elements of c, for one section; b is a packed block.
+template <typename V, Strips kStrips, TileStore kStore>
 inline void MultiplyBlock(
-    int64_t rows, int64_t columns, int64_t depth, const float* a, const float* b, TileOutput c) {
+    const LeftBlock& a, int64_t columns, int64_t depth, const float* b, TileOutput c) {
   constexpr int64_t kTile = V::kStripPanels * kPanelColumns;
+  const int64_t step = kStrips == Strips::kPacked ? StripStep<V::kStripRows>(depth)
+                                                  : V::kStripRows * a.strips.row_step;
   for (int64_t j = 0; j < columns; j += kTile) {
     const int64_t width = std::min(kTile, columns - j);
     const float* tile = b + j / kTile * StripStep<kTile>(depth);
-    for (int64_t i = 0; i < rows; i += V::kStripRows) {
-      const int64_t height = std::min(V::kStripRows, rows - i);
-      const float* strip = a + i / V::kStripRows * StripStep<V::kStripRows>(depth);
+    StripSource strip = a.strips;
+    for (int64_t i = 0; i < a.rows; i += V::kStripRows, strip.data += step) {
+      const int64_t height = std::min(V::kStripRows, a.rows - i);
       const TileOutput out = {c.data + i * c.row_step + j, c.row_step};
-      if (height == V::kStripRows && width == kTile) {
-        MultiplyTile<V, kStore>(depth, strip, tile, out, std::make_index_sequence<V::kStripRows>());
+      if (kStrips == Strips::kInPlace && height < V::kStripRows) {
+        MultiplyPartOfTile<V, Strips::kPacked, kStore>(
+            depth, {a.rest, 0}, tile, out, height, width);
+      } else if (height < V::kStripRows || width < kTile) {
+        MultiplyPartOfTile<V, kStrips, kStore>(depth, strip, tile, out, height, width);
       } else {
-        MultiplyPartOfTile<V, kStore>(depth, strip, tile, out, height, width);
+        MultiplyTile<V, kStrips, kStore>(
+            depth, strip, tile, out, std::make_index_sequence<V::kStripRows>());
+      }
+    }
+  }
+}
+
+template <typename V, Strips kStrips>
+void GemmSections(const GemmArgs& args, float* workspace) {
+  constexpr bool kInPlace = kStrips == Strips::kInPlace;
+  const int64_t m = args.c.rows();
+  const int64_t n = args.c.columns();
+  const int64_t k = kInPlace ? args.a.columns() : args.a.rows();
+  const PackSource a = {args.a.As<float>(), args.a.row_stride, !kInPlace, m};
+  const PackSource b = {
+      args.b.As<float>(), args.b.row_stride, args.transpose_b == Transpose::kNo, n};
+  const int64_t section = GemmSection(k);
+  const int64_t block = GemmColumns(args);
+  float* packed_b = CacheLineStart(workspace);
+  float* packed_a = packed_b + block / kPanelColumns * StripStep<kPanelColumns>(section);
+  const int64_t at_a_time = kInPlace ? m : kGemmPackedRows;
+  for (int64_t top = 0; top < m; top += at_a_time) {
+    const int64_t bottom = std::min(m, top + at_a_time);
+    const int64_t packed = kInPlace ? bottom / V::kStripRows * V::kStripRows : top;
+    for (int64_t p = 0; p < k; p += section) {
+      const int64_t depth = std::min(section, k - p);
+      const bool first = p == 0 && args.output == Output::kOverwrite;
+      PackStrips<V, V::kStripRows>(a.From(packed, p), bottom - packed, depth, packed_a);
+      for (int64_t j = 0; j < n; j += block) {
+        const int64_t columns = std::min(block, n - j);
+        PackStrips<V, V::kStripPanels * kPanelColumns>(b.From(j, p), columns, depth, packed_b);
+        for (int64_t i = top; i < bottom; i += kGemmRows) {
+          const float* strips =
+              kInPlace ? a.From(i, p).data
+                       : packed_a + (i - top) / V::kStripRows * StripStep<V::kStripRows>(depth);
+          const LeftBlock left = {
+              std::min(kGemmRows, bottom - i), {strips, args.a.row_stride}, packed_a};
+          const TileOutput c = {args.c.Row<float>(i) + j, args.c.row_stride};
+          if (first) {
+            MultiplyBlock<V, kStrips, TileStore::kOverwrite>(left, columns, depth, packed_b, c);
+          } else {
+            MultiplyBlock<V, kStrips, TileStore::kAdd>(left, columns, depth, packed_b, c);
+          }
+        }
       }
     }
   }
@@ -128,39 +207,10 @@ inline void MultiplyBlock(
 // No operand is empty; `workspace` holds GemmWorkspaceElements.
 template <typename V>
 void GemmBlocks(const GemmArgs& args, float* workspace) {
-  const int64_t m = args.c.rows();
-  const int64_t n = args.c.columns();
-  const bool flip_a = args.transpose_a == Transpose::kYes;
-  const int64_t k = flip_a ? args.a.rows() : args.a.columns();
-  const PackSource a = {args.a.As<float>(), args.a.row_stride, flip_a, m};
-  const PackSource b = {
-      args.b.As<float>(), args.b.row_stride, args.transpose_b == Transpose::kNo, n};
-  const int64_t section = GemmSection(k);
-  const int64_t block = GemmColumns(args);
-  float* packed_b = CacheLineStart(workspace);
-  float* packed_a = packed_b + block / kPanelColumns * StripStep<kPanelColumns>(section);
-  for (int64_t top = 0; top < m; top += kGemmPackedRows) {
-    const int64_t bottom = std::min(m, top + kGemmPackedRows);
-    for (int64_t p = 0; p < k; p += section) {
-      const int64_t depth = std::min(section, k - p);
-      const bool first = p == 0 && args.output == Output::kOverwrite;
-      PackStrips<V, V::kStripRows>(a.From(top, p), bottom - top, depth, packed_a);
-      for (int64_t j = 0; j < n; j += block) {
-        const int64_t columns = std::min(block, n - j);
-        PackStrips<V, V::kStripPanels * kPanelColumns>(b.From(j, p), columns, depth, packed_b);
-        for (int64_t i = top; i < bottom; i += kGemmRows) {
-          const int64_t rows = std::min(kGemmRows, bottom - i);
-          const float* strips =
-              packed_a + (i - top) / V::kStripRows * StripStep<V::kStripRows>(depth);
-          const TileOutput c = {args.c.Row<float>(i) + j, args.c.row_stride};
-          if (first) {
-            MultiplyBlock<V, TileStore::kOverwrite>(rows, columns, depth, strips, packed_b, c);
-          } else {
-            MultiplyBlock<V, TileStore::kAdd>(rows, columns, depth, strips, packed_b, c);
-          }
-        }
-      }
-    }
+  if (args.transpose_a == Transpose::kYes) {
+    GemmSections<V, Strips::kPacked>(args, workspace);
+  } else {
+    GemmSections<V, Strips::kInPlace>(args, workspace);
   }
 }
 

@@ -4,10 +4,14 @@
 #include <cstdio>
 #include <map>
 #include <set>
+#include <tuple>
+#include <utility>
 
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
+#include "common/check.h"
+#include "common/plan/plan_pieces.h"
 #include "tests/testing/strategy_cases.h"
 
 namespace ravel::trainer {
@@ -16,31 +20,33 @@ namespace {
 using plan::RecomputePolicy;
 
 constexpr int64_t kMatrixSteps = 20;
+// Tensors of the first lie whole on one rank each, those of the second are cut between ranks.
 constexpr char kMatrixModel[] = "odd_tied";
+constexpr char kCutModel[] = "bundled_rope_scaling";
 
 std::string MatrixFolder() {
   return absl::StrCat(::testing::TempDir(), "/ravel_strategy_matrix");
 }
 
 // One rank, ZeRO-3, nothing recomputed, everything in memory at once.
-const Recording& Reference(int64_t micro_batches) {
-  static std::map<int64_t, Recording> references;
-  Recording& reference = references[micro_batches];
+const Recording& Reference(int64_t micro_batches, const std::string& model = kMatrixModel) {
+  static std::map<std::pair<int64_t, std::string>, Recording> references;
+  Recording& reference = references[{micro_batches, model}];
   if (reference.steps.empty()) {
     const StrategyCase one = {.micro_batches = micro_batches, .in_place = true};
-    RecordArgs args = ArgsOf(one, JobOf(one, kMatrixModel, MatrixFolder()));
+    RecordArgs args = ArgsOf(one, JobOf(one, model, MatrixFolder()));
     args.last_step = kMatrixSteps;
     reference = Record(args);
   }
   return reference;
 }
 
-void ExpectReferenceBits(const StrategyCase& tested) {
-  RecordArgs args = ArgsOf(tested, JobOf(tested, kMatrixModel, MatrixFolder()));
+void ExpectReferenceBits(const StrategyCase& tested, const std::string& model = kMatrixModel) {
+  RecordArgs args = ArgsOf(tested, JobOf(tested, model, MatrixFolder()));
   args.last_step = kMatrixSteps;
   const Recording run = Record(args);
   ASSERT_EQ(run.steps.size(), static_cast<size_t>(kMatrixSteps));
-  EXPECT_EQ(FirstDifference(Reference(tested.micro_batches), run), "") << tested.name();
+  EXPECT_EQ(FirstDifference(Reference(tested.micro_batches, model), run), "") << tested.name();
 }
 
 std::vector<StrategyCase> AllCases() {
@@ -93,10 +99,12 @@ std::string WhyEqual(const StrategyCase& a, const StrategyCase& b) {
   return "";
 }
 
-TEST(StrategyMatrix, EachCaseDiffersFromItsNeighboursByItsPlan) {
+class MatrixPlans : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(MatrixPlans, EachCaseDiffersFromItsNeighbours) {
   std::map<std::string, std::string> hashes;
   for (const StrategyCase& tested : AllCases()) {
-    hashes[tested.name()] = PlanHash(tested, JobOf(tested, kMatrixModel, MatrixFolder()));
+    hashes[tested.name()] = PlanHash(tested, JobOf(tested, GetParam(), MatrixFolder()));
   }
   std::set<std::string> listed;
   for (const StrategyCase& tested : AllCases()) {
@@ -111,14 +119,42 @@ TEST(StrategyMatrix, EachCaseDiffersFromItsNeighboursByItsPlan) {
   }
 }
 
-class StrategyMatrix : public ::testing::TestWithParam<StrategyCase> {};
+INSTANTIATE_TEST_SUITE_P(Models, MatrixPlans, ::testing::Values(kMatrixModel, kCutModel));
 
-TEST_P(StrategyMatrix, GivesTheBitsOfOneRank) {
-  ExpectReferenceBits(GetParam());
+// Tensors that more than one rank stores a part of.
+int CutTensors(const char* model, int64_t width) {
+  const StrategyCase tested = {.width = width};
+  auto plan =
+      PlanLocalRanks({.spec = JobOf(tested, model, MatrixFolder()), .ranks = tested.ranks()});
+  CHECK_MSG(plan.ok(), std::string(plan.status().message()).c_str());
+  int cut = 0;
+  for (int group = 0; group < static_cast<int>(plan->groups.size()); ++group) {
+    std::map<int, int> owners;
+    for (int rank = 0; rank < plan->ranks; ++rank) {
+      for (const plan::OwnedPiece& piece : plan::StoredPieces(*plan, group, rank)) {
+        cut += ++owners[piece.tensor] == 2 ? 1 : 0;
+      }
+    }
+  }
+  return cut;
 }
 
-std::string StrategyCaseName(const ::testing::TestParamInfo<StrategyCase>& tested) {
-  return tested.param.name();
+TEST(StrategyMatrix, BothKindsOfShardsAreTried) {
+  for (const int64_t width : {2, 3, 4, 8}) {
+    EXPECT_EQ(CutTensors(kMatrixModel, width), 0) << width;
+    EXPECT_GT(CutTensors(kCutModel, width), 0) << width;
+  }
+}
+
+class StrategyMatrix : public ::testing::TestWithParam<std::tuple<StrategyCase, const char*>> {};
+
+TEST_P(StrategyMatrix, GivesTheBitsOfOneRank) {
+  ExpectReferenceBits(std::get<0>(GetParam()), std::get<1>(GetParam()));
+}
+
+std::string MatrixCaseName(
+    const ::testing::TestParamInfo<std::tuple<StrategyCase, const char*>>& tested) {
+  return absl::StrCat(std::get<0>(tested.param).name(), "_", std::get<1>(tested.param));
 }
 
 // A diagonal through the matrix: every value of every coordinate with every strategy.
@@ -142,8 +178,16 @@ std::vector<StrategyCase> FewCases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Few, StrategyMatrix, ::testing::ValuesIn(FewCases()), StrategyCaseName);
-INSTANTIATE_TEST_SUITE_P(All, StrategyMatrix, ::testing::ValuesIn(AllCases()), StrategyCaseName);
+INSTANTIATE_TEST_SUITE_P(Few,
+                         StrategyMatrix,
+                         ::testing::Combine(::testing::ValuesIn(FewCases()),
+                                            ::testing::Values(kMatrixModel, kCutModel)),
+                         MatrixCaseName);
+INSTANTIATE_TEST_SUITE_P(All,
+                         StrategyMatrix,
+                         ::testing::Combine(::testing::ValuesIn(AllCases()),
+                                            ::testing::Values(kMatrixModel, kCutModel)),
+                         MatrixCaseName);
 
 TEST(StrategyTransports, SharedOrCopiedMemoryGivesTheSameBits) {
   for (const NamedStrategy& strategy : MatrixStrategies()) {

@@ -65,6 +65,9 @@ json::Value ChromeEvent(int64_t rank, const Event& event, int64_t origin_ns) {
   args.Set("phase", event.phase).Set("unit", event.unit).Set("op", event.op);
   args.Set("stream", event.stream).Set("call", event.call).Set("bytes", event.bytes);
   args.Set("generation", event.generation).Set("wait_us", Microseconds(event.wait_ns));
+  if (event.issue_ns > 0) {
+    args.Set("issue_us", Microseconds(event.issue_ns));
+  }
   if (event.peer >= 0) {
     args.Set("peer", event.peer).Set("peer_wait_us", Microseconds(event.peer_wait_ns));
     args.Set("peer_wait_after_us", Microseconds(event.peer_wait_begin_ns - event.begin_ns));
@@ -83,8 +86,11 @@ struct ReadEvent {
   double peer_wait_us = 0;
   double peer_wait_begin_us = 0;
   int64_t peer = -1;
+  int64_t bytes = 0;
+  double issue_us = 0;
   std::string stream;
   std::string op;
+  std::string phase;
   std::string name;  // "Forward layers.3 (first, turn 0)"
 };
 
@@ -123,12 +129,15 @@ std::vector<ReadEvent> EventsOf(const json::Value& document) {
     event.peer_wait_begin_us = event.begin_us + NumberOf(*args, "peer_wait_after_us");
     event.stream = TextOf(*args, "stream");
     event.op = TextOf(*args, "op");
+    event.phase = TextOf(*args, "phase");
+    event.bytes = WholeOf(*args, "bytes");
+    event.issue_us = NumberOf(*args, "issue_us");
     const std::string unit = TextOf(*args, "unit");
     event.name = absl::StrCat(event.op,
                               unit.empty() ? "" : " ",
                               unit,
                               " (",
-                              TextOf(*args, "phase"),
+                              event.phase,
                               ", turn ",
                               WholeOf(*args, "turn"),
                               ")");
@@ -230,6 +239,99 @@ class GanttRow {
   std::string letters_;
   std::vector<double> share_;
 };
+
+// Times that belong together, as disjoint intervals in ascending order.
+class Intervals {
+ public:
+  void Add(double begin, double end) {
+    if (end > begin) {
+      intervals_.emplace_back(begin, end);
+    }
+  }
+  void Join() {
+    std::sort(intervals_.begin(), intervals_.end());
+    std::vector<std::pair<double, double>> joined;
+    for (const auto& [begin, end] : intervals_) {
+      if (!joined.empty() && begin <= joined.back().second) {
+        joined.back().second = std::max(joined.back().second, end);
+      } else {
+        joined.emplace_back(begin, end);
+      }
+    }
+    intervals_ = std::move(joined);
+  }
+  double total() const {
+    double sum = 0;
+    for (const auto& [begin, end] : intervals_) {
+      sum += end - begin;
+    }
+    return sum;
+  }
+  // Of [begin, end), how much lies in these. After Join.
+  double Within(double begin, double end) const {
+    double sum = 0;
+    for (const auto& [from, to] : intervals_) {
+      sum += std::max(0.0, std::min(to, end) - std::max(from, begin));
+    }
+    return sum;
+  }
+  const std::vector<std::pair<double, double>>& list() const { return intervals_; }
+
+ private:
+  std::vector<std::pair<double, double>> intervals_;
+};
+
+bool IsPass(const ReadEvent& event) {
+  return event.op == "Forward" || event.op == "Recompute" || event.op == "Backward";
+}
+bool GathersWeights(const ReadEvent& event) {
+  return event.op == "Gather" || event.op == "OuterGather";
+}
+bool ReducesGradients(const ReadEvent& event) {
+  return event.op == "ReduceScatter" || event.op == "OuterReduce" || event.op == "GatherGradient";
+}
+
+// Of one rank.
+StepOverlap OverlapOf(const std::vector<const ReadEvent*>& events) {
+  Intervals passes, computing, communicating, step;
+  for (const ReadEvent* event : events) {
+    const bool computes = event->stream == "compute";
+    if (IsPass(*event)) {
+      passes.Add(event->begin_us, event->end_us);
+    }
+    if (computes || event->bytes > 0) {
+      (computes ? computing : communicating).Add(event->begin_us, event->end_us);
+    }
+    step.Add(event->begin_us, event->end_us);
+  }
+  for (Intervals* intervals : {&passes, &computing, &communicating, &step}) {
+    intervals->Join();
+  }
+  StepOverlap overlap = {.rank = events.front()->rank};
+  for (const ReadEvent* event : events) {
+    const bool hidden = passes.Within(event->begin_us, event->end_us) > 0;
+    if (event->bytes > 0 && GathersWeights(*event)) {
+      ++overlap.gathers;
+      overlap.hidden_gathers += hidden ? 1 : 0;
+    } else if (event->bytes > 0 && ReducesGradients(*event)) {
+      ++overlap.reduces;
+      overlap.hidden_reduces += hidden ? 1 : 0;
+    }
+    if (IsPass(*event)) {
+      overlap.longest_issue_seconds =
+          std::max(overlap.longest_issue_seconds, event->issue_us / 1e6);
+    }
+  }
+  double exposed_us = communicating.total();
+  for (const auto& [begin, end] : communicating.list()) {
+    exposed_us -= computing.Within(begin, end);
+  }
+  overlap.exposed_seconds = exposed_us / 1e6;
+  if (const auto& list = step.list(); !list.empty()) {
+    overlap.exposed_share = exposed_us / (list.back().second - list.front().first);
+  }
+  return overlap;
+}
 
 struct LoadedTrace {
   json::Value document;
@@ -478,6 +580,21 @@ std::vector<LateRank> FindLateRanks(const json::Value& document, int64_t step) {
     return a.seconds > b.seconds;
   });
   return late;
+}
+
+std::vector<StepOverlap> CountOverlaps(const json::Value& document, int64_t step) {
+  const std::vector<ReadEvent> events = EventsOf(document, step);
+  std::map<int64_t, std::vector<const ReadEvent*>> by_rank;
+  for (const ReadEvent& event : events) {
+    if (event.phase != "eval") {
+      by_rank[event.rank].push_back(&event);
+    }
+  }
+  std::vector<StepOverlap> overlaps;
+  for (const auto& [rank, of_rank] : by_rank) {
+    overlaps.push_back(OverlapOf(of_rank));
+  }
+  return overlaps;
 }
 
 }  // namespace ravel::trace

@@ -34,6 +34,7 @@ struct Event {
   int64_t peer_wait_ns = 0;
   int64_t peer_wait_begin_ns = 0;  // when the longest of these waits began
   int64_t peer = -1;               // the rank that came last in most of that time
+  int64_t issue_ns = 0;            // of a device: what the host needed to issue it
 };
 
 // Keeps the newest events. Thread-safe.
@@ -101,5 +102,23 @@ struct LateRank {
   std::string instruction;  // what it did in most of that time
 };
 std::vector<LateRank> FindLateRanks(const json::Value& document, int64_t step);
+
+// What of a step's communication was hidden by its computation.
+struct StepOverlap {
+  int64_t rank = 0;
+  // Of weights, and those that ran while a forward or backward pass did.
+  int64_t gathers = 0;
+  int64_t hidden_gathers = 0;
+  // Of gradients.
+  int64_t reduces = 0;
+  int64_t hidden_reduces = 0;
+  // Communication of any kind with nothing on the compute stream beside it, and its share of the
+  // step.
+  double exposed_seconds = 0;
+  double exposed_share = 0;
+  double longest_issue_seconds = 0;  // of a unit's pass, by the host; 0 but on a device
+};
+// Per rank, by rank; evaluations are left out.
+std::vector<StepOverlap> CountOverlaps(const json::Value& document, int64_t step);
 
 }  // namespace ravel::trace

@@ -248,6 +248,15 @@ void AddTraceMemoryVerb(CLI::App& group, CommandLine& line) {
       ->required();
 }
 
+void AddTraceOverlapVerb(CLI::App& group, CommandLine& line) {
+  CLI::App* const verb =
+      AddVerb(group, line, "overlap", "Show how much of a step's communication is hidden", [&line] {
+        return RunTraceOverlap(line.common, line.trace);
+      });
+  verb->add_option("INPUT", line.trace.inputs, "Trace files, or directories of them")->required();
+  verb->add_option("--step", line.trace.step, "As metrics count; default the last");
+}
+
 void AddTraceVerbs(CLI::App& app, CommandLine& line) {
   CLI::App* const group = AddGroup(app, "trace", "Recorded steps of a job");
   TraceOptions& options = line.trace;
@@ -275,6 +284,7 @@ void AddTraceVerbs(CLI::App& app, CommandLine& line) {
   verb->add_option("--least", options.least_share, "Smallest share of the step to show")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
+  AddTraceOverlapVerb(*group, line);
   AddTraceMemoryVerb(*group, line);
 }
 

@@ -98,6 +98,21 @@ json::Value StallDocument(const std::vector<trace::Stall>& stalls,
   return document;
 }
 
+json::Value OverlapDocument(const std::vector<trace::StepOverlap>& overlaps) {
+  json::Array items;
+  for (const trace::StepOverlap& overlap : overlaps) {
+    json::Value item;
+    item.Set("rank", overlap.rank);
+    item.Set("gathers", overlap.gathers).Set("hiddenGathers", overlap.hidden_gathers);
+    item.Set("reduces", overlap.reduces).Set("hiddenReduces", overlap.hidden_reduces);
+    item.Set("exposedSeconds", overlap.exposed_seconds);
+    item.Set("exposedShare", overlap.exposed_share);
+    item.Set("longestIssueSeconds", overlap.longest_issue_seconds);
+    items.push_back(std::move(item));
+  }
+  return ListDocument(std::move(items));
+}
+
 std::string BytesCell(const json::Value& line, const char* name) {
   const json::Value* const bytes = line.Find(name);
   return bytes != nullptr && bytes->is_int() ? absl::StrCat(bytes->AsInt()) : "-";
@@ -224,6 +239,30 @@ int RunTraceStalls(const CommonOptions& common, const TraceOptions& options) {
                           rank.seconds * 1e3,
                           rank.instruction.empty() ? "nothing recorded" : rank.instruction));
   }
+  return kExitOk;
+}
+
+int RunTraceOverlap(const CommonOptions& common, const TraceOptions& options) {
+  const absl::StatusOr<json::Value> merged = LoadAll(options);
+  if (!merged.ok()) {
+    return Report(merged.status());
+  }
+  const std::vector<trace::StepOverlap> overlaps = trace::CountOverlaps(*merged, options.step);
+  if (common.format != Format::kTable) {
+    Print(FormatDocument(OverlapDocument(overlaps), common.format));
+    return kExitOk;
+  }
+  Table table({"RANK", "GATHERS", "HIDDEN", "REDUCES", "HIDDEN", "EXPOSED MS", "OF STEP"});
+  for (const trace::StepOverlap& overlap : overlaps) {
+    table.AddRow({absl::StrCat(overlap.rank),
+                  absl::StrCat(overlap.gathers),
+                  absl::StrCat(overlap.hidden_gathers),
+                  absl::StrCat(overlap.reduces),
+                  absl::StrCat(overlap.hidden_reduces),
+                  absl::StrFormat("%.3f", overlap.exposed_seconds * 1e3),
+                  absl::StrFormat("%.1f%%", overlap.exposed_share * 100)});
+  }
+  Print(table.Text(!common.no_headers));
   return kExitOk;
 }
 

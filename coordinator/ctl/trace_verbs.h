@@ -1,6 +1,6 @@
 #pragma once
 
-// trace merge, gantt, stalls, memory: verbs about recorded steps, without a coordinator.
+// trace merge, gantt, stalls, overlap, memory: verbs about recorded steps, without a coordinator.
 
 #include <cstdint>
 #include <string>
@@ -20,6 +20,7 @@ struct TraceOptions {
 int RunTraceMerge(const CommonOptions& common, const TraceOptions& options);
 int RunTraceGantt(const CommonOptions& common, const TraceOptions& options);
 int RunTraceStalls(const CommonOptions& common, const TraceOptions& options);
+int RunTraceOverlap(const CommonOptions& common, const TraceOptions& options);
 int RunTraceMemory(const CommonOptions& common, const TraceOptions& options);
 
 }  // namespace ravel::ctl

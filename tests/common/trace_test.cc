@@ -106,6 +106,38 @@ TEST_F(TraceTest, StallsAreLargestFirstAndSmallOnesAreLeftOut) {
   EXPECT_EQ(FindStalls(document, 1, 0.001).size(), 2u);
 }
 
+// Two gathers and two reduces, one of each beside a pass; what moves nothing, and evaluations, do
+// not count.
+TEST_F(TraceTest, OverlapCountsWhatRunsBesideAPass) {
+  std::vector<Event> events = {Made(1, "Gather", "gather", 0, 10),
+                               Made(1, "Gather", "gather", 10, 20),
+                               Made(1, "Gather", "gather", 20, 25),
+                               Made(1, "Forward", "compute", 10, 40),
+                               Made(1, "Backward", "compute", 40, 70),
+                               Made(1, "ReduceScatter", "reduce", 60, 75),
+                               Made(1, "ReduceScatter", "reduce", 75, 90),
+                               Made(1, "OptimizerStep", "compute", 85, 100),
+                               Made(1, "Gather", "gather", 200, 300)};
+  for (const size_t moves : {0, 1, 5, 6, 8}) {
+    events[moves].bytes = 64;
+  }
+  events[4].issue_ns = 7'000;
+  events[6].issue_ns = 90'000;
+  events[8].phase = "eval";
+  const std::vector<StepOverlap> overlaps = CountOverlaps(ToChromeTrace({.rank = 4}, events), 1);
+  ASSERT_EQ(overlaps.size(), 1u);
+  EXPECT_EQ(overlaps[0].rank, 4);
+  EXPECT_EQ(overlaps[0].gathers, 2);
+  EXPECT_EQ(overlaps[0].hidden_gathers, 1);
+  EXPECT_EQ(overlaps[0].reduces, 2);
+  EXPECT_EQ(overlaps[0].hidden_reduces, 1);
+  // Until 10, and from 70 to 85, when the optimizer begins.
+  EXPECT_NEAR(overlaps[0].exposed_seconds, 25e-6, 1e-12);
+  EXPECT_NEAR(overlaps[0].exposed_share, 0.25, 1e-9);
+  EXPECT_NEAR(overlaps[0].longest_issue_seconds, 7e-6, 1e-12);
+  EXPECT_TRUE(CountOverlaps(ToChromeTrace({.rank = 4}, events), 2).empty());
+}
+
 TEST_F(TraceTest, WaitsForOtherRanksNameTheLateOneAndWhatItDid) {
   // Rank 1 is late in Backward and, before its last collective, outside of any instruction.
   Event reduce = Made(1, "ReduceScatter", "reduce", 100, 510);

@@ -161,10 +161,10 @@ absl::Status UnitExecutor::RunOne(const BoundProgram& program,
                                   const BoundInstruction& bound,
                                   const ReplayTurn& turn,
                                   int64_t wait_ns) {
-  const int64_t begin_ns = options_.recorder != nullptr ? NowNs() : 0;
   if (options_.recorder != nullptr) {
-    runner_.TakePeerWait(bound.instruction);  // of what was not recorded
+    RETURN_IF_ERROR(BeginTraced(bound.instruction));
   }
+  const int64_t begin_ns = options_.recorder != nullptr ? NowNs() : 0;
   absl::Status status = DrillOf(bound.instruction);
   if (status.ok()) {
     status = runner_.Run(bound, turn);
@@ -216,6 +216,7 @@ absl::Status UnitExecutor::RunInline(const BoundProgram& program, const ReplayTu
 }
 
 absl::Status UnitExecutor::PrepareDevice() {
+  timeline_ = std::make_unique<DeviceTimeline>(*args_.device);
   CHECK_MSG(args_.device != nullptr && device_orders_.empty(), "once, on a device");
   for (const BoundProgram& program : programs_) {
     const std::vector<BoundInstruction>& list = program.instructions;
@@ -317,6 +318,16 @@ absl::Status UnitExecutor::RunQueued(const BoundProgram& program, const ReplayTu
   return failure.status();
 }
 
+absl::Status UnitExecutor::BeginTraced(const Instruction& instruction) {
+  runner_.TakePeerWait(instruction);  // of what was not recorded
+  return timeline_ == nullptr ? absl::OkStatus()
+                              : timeline_->Begin(args_.device->of(instruction.stream));
+}
+
+absl::Status UnitExecutor::CollectTrace(trace::Recorder& recorder) {
+  return timeline_ == nullptr ? absl::OkStatus() : timeline_->Collect(recorder);
+}
+
 void UnitExecutor::Record(const BoundInstruction& bound,
                           const ReplayTurn& turn,
                           int64_t begin_ns,
@@ -324,26 +335,31 @@ void UnitExecutor::Record(const BoundInstruction& bound,
   const Instruction& instruction = bound.instruction;
   const std::vector<plan::UnitSpec>& units = args_.plan.inventory.units;
   const comm::PeerWait peers = runner_.TakePeerWait(instruction);
-  options_.recorder->Record(
-      {.begin_ns = begin_ns,
-       .end_ns = NowNs(),
-       .step = turn.step,
-       .turn = turn.slot.turn,
-       .micro_batch = turn.slot.micro_batch,
-       .phase = plan::PhaseName(turn.slot.phase),
-       .unit = instruction.unit < 0
-                   ? std::string_view()
-                   : std::string_view(units[static_cast<size_t>(instruction.unit)].name),
-       .op = plan::OpName(instruction.op),
-       .stream = plan::StreamName(instruction.stream),
-       .call = instruction.call,
-       .bytes = runner_.BytesOf(instruction, turn),
-       .generation =
-           instruction.group < 0 ? -1 : static_cast<int64_t>(generation(instruction.group)),
-       .wait_ns = wait_ns,
-       .peer_wait_ns = peers.nanoseconds,
-       .peer_wait_begin_ns = peers.longest_begin_ns,
-       .peer = peers.rank});
+  const trace::Event event = {
+      .begin_ns = begin_ns,
+      .end_ns = NowNs(),
+      .step = turn.step,
+      .turn = turn.slot.turn,
+      .micro_batch = turn.slot.micro_batch,
+      .phase = plan::PhaseName(turn.slot.phase),
+      .unit = instruction.unit < 0
+                  ? std::string_view()
+                  : std::string_view(units[static_cast<size_t>(instruction.unit)].name),
+      .op = plan::OpName(instruction.op),
+      .stream = plan::StreamName(instruction.stream),
+      .call = instruction.call,
+      .bytes = runner_.BytesOf(instruction, turn),
+      .generation =
+          instruction.group < 0 ? -1 : static_cast<int64_t>(generation(instruction.group)),
+      .wait_ns = wait_ns,
+      .peer_wait_ns = peers.nanoseconds,
+      .peer_wait_begin_ns = peers.longest_begin_ns,
+      .peer = peers.rank};
+  if (timeline_ == nullptr) {
+    options_.recorder->Record(event);
+  } else {
+    timeline_->End(args_.device->of(instruction.stream), event);
+  }
 }
 
 }  // namespace ravel::shard

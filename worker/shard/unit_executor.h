@@ -13,6 +13,7 @@
 #include "common/status.h"
 #include "common/trace.h"
 #include "kernels/cpu_queue.h"
+#include "worker/shard/device_timeline.h"
 #include "worker/shard/instruction_runner.h"
 
 namespace ravel::shard {
@@ -29,7 +30,8 @@ struct ExecutorOptions {
   // Tests: kQueued delays each instruction by a random time.
   std::optional<uint64_t> delay_seed;
   bool poison = false;  // fills fresh staging memory with NaN
-  // Records every instruction; outlives the executor. On a device: when it was issued.
+  // Records every instruction; outlives the executor. On a device: when it ran there, after a
+  // call to CollectTrace.
   trace::Recorder* recorder = nullptr;
 };
 
@@ -64,6 +66,8 @@ class UnitExecutor {
   std::vector<int64_t> bound_bytes() const;
   Generation generation(int group) const { return runner_.state().generation(group); }
   void set_recorder(trace::Recorder* recorder) { options_.recorder = recorder; }
+  // On a device: waits for it, and gives `recorder` what was recorded since the last call.
+  absl::Status CollectTrace(trace::Recorder& recorder);
   // nullptr: none. Runs on the stream's thread.
   void set_observer(InstructionObserver* observer) { observer_ = observer; }
 
@@ -87,6 +91,7 @@ class UnitExecutor {
                       const ReplayTurn& turn,
                       int64_t wait_ns);
   void Poison(const plan::Instruction& alloc, const ReplayTurn& turn);
+  absl::Status BeginTraced(const plan::Instruction& instruction);
   void Record(const BoundInstruction& bound,
               const ReplayTurn& turn,
               int64_t begin_ns,
@@ -101,6 +106,7 @@ class UnitExecutor {
   std::array<std::unique_ptr<kernels::CpuQueue>, kStreams> queues_;
   std::vector<std::vector<DeviceOrder>> device_orders_;  // by program and instruction
   std::vector<kernels::CudaEvent> events_;
+  std::unique_ptr<DeviceTimeline> timeline_;  // of a device
   uint64_t runs_ = 0;
 };
 

@@ -48,7 +48,10 @@ struct Emulation {
   Mutex plans_mutex;
   std::map<void*, std::unique_ptr<RavelCudaAttention>> plans ABSL_GUARDED_BY(plans_mutex);
   EmulatedMemory memory;
-  EmulatedStreams streams{memory, NumberOf("RAVEL_EMULATED_DELAY_SEED", 0)};
+  EmulatedStreams streams{
+      memory,
+      NumberOf("RAVEL_EMULATED_DELAY_SEED", 0),
+      std::chrono::microseconds(NumberOf("RAVEL_EMULATED_PACE_MICROSECONDS", 0))};
 };
 
 // Never destroyed: streams that a program leaves behind may still run when it ends.

@@ -32,6 +32,17 @@ void RandomDelay(uint64_t seed, int stream, uint64_t item) {
   }
 }
 
+// Leaves the processor to others meanwhile.
+void HoldUntil(std::chrono::steady_clock::time_point end) {
+  Mutex mutex;
+  CondVar never;
+  const MutexLock lock(mutex);
+  for (auto now = std::chrono::steady_clock::now(); now < end;
+       now = std::chrono::steady_clock::now()) {
+    never.WaitFor(mutex, end - now);
+  }
+}
+
 std::shared_ptr<CpuEvent> ReachedOf(const std::shared_ptr<Recording>& recording) {
   return {recording, &recording->reached};
 }
@@ -121,7 +132,16 @@ void EmulatedStreams::Enqueue(EmulatedStream& stream,
 
 void EmulatedStreams::EnqueueWork(EmulatedStream& stream, const EmulatedWork& work) {
   order_.Add(stream.number, work);
-  Enqueue(stream, work.run, std::make_shared<CpuEvent>());
+  if (pace_.count() == 0) {
+    Enqueue(stream, work.run, std::make_shared<CpuEvent>());
+    return;
+  }
+  const auto paced = [run = work.run, pace = pace_] {
+    const auto end = std::chrono::steady_clock::now() + pace;
+    run();
+    HoldUntil(end);
+  };
+  Enqueue(stream, paced, std::make_shared<CpuEvent>());
 }
 
 int32_t EmulatedStreams::Issue(void* stream, EmulatedWork work) {

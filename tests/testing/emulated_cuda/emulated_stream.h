@@ -4,6 +4,7 @@
 // own; nothing but events orders two streams, and random delays let them drift apart.
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -62,9 +63,10 @@ struct EmulatedStream {
 // emulated_errors.h. Thread-safe.
 class EmulatedStreams {
  public:
-  // With a seed that is not 0 items are delayed at random.
-  EmulatedStreams(const EmulatedMemory& memory, uint64_t delay_seed)
-      : memory_(memory), delay_seed_(delay_seed) {}
+  // With a seed that is not 0 items are delayed at random. Work takes at least `pace`, in which
+  // other streams go on.
+  EmulatedStreams(const EmulatedMemory& memory, uint64_t delay_seed, std::chrono::microseconds pace)
+      : memory_(memory), delay_seed_(delay_seed), pace_(pace) {}
 
   void* CreateStream(int32_t device);
   int32_t DestroyStream(void* stream);
@@ -110,6 +112,7 @@ class EmulatedStreams {
 
   const EmulatedMemory& memory_;
   const uint64_t delay_seed_;
+  const std::chrono::microseconds pace_;
   Mutex mutex_;
   int last_number_ ABSL_GUARDED_BY(mutex_) = 0;
   WorkOrder order_ ABSL_GUARDED_BY(mutex_);

@@ -9,6 +9,7 @@
 #include "common/name_suggestion.h"
 #include "common/plan/freeze.h"
 #include "common/plan/model_inventory.h"
+#include "common/plan/step_program.h"
 #include "common/plan/strategy_table.h"
 #include "coordinator/job_rules_proto.h"
 
@@ -46,6 +47,13 @@ void JobRules::CheckParallelism() {
   constexpr plan::WireType kWires[] = {plan::WireType::kF32, plan::WireType::kBF16};
   spec().gradient_wire = kWires[Choice(
       "spec.parallelism.gradientWire", parallelism.mutable_gradient_wire(), {"fp32", "bf16"})];
+  const int64_t blocks = parallelism.communication_blocks();
+  if (blocks < 0 || blocks > plan::kMostCommunicationBlocks) {
+    Fail("spec.parallelism.communicationBlocks",
+         absl::StrCat("0 to ", plan::kMostCommunicationBlocks),
+         absl::StrCat(blocks));
+  }
+  spec().communication_blocks = blocks;
   parallelism.set_allow_padding(parallelism.allow_padding());
   spec().allow_padding = parallelism.allow_padding();
   constexpr plan::Transport kTransports[] = {

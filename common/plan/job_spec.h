@@ -104,8 +104,9 @@ struct JobSpec {
   RecomputePolicy recompute = RecomputePolicy::kNone;
   WireType gradient_wire = WireType::kF32;
   ComputeType compute = ComputeType::kF32;
-  std::vector<std::string> freeze;  // glob patterns of canonical tensor names that are not trained
-  bool allow_padding = false;       // units may be padded by more than 10 %
+  int64_t communication_blocks = 0;  // of a GPU, that a collective may occupy; 0: NCCL's choice
+  std::vector<std::string> freeze;   // glob patterns of canonical tensor names that are not trained
+  bool allow_padding = false;        // units may be padded by more than 10 %
   Transport transport = Transport::kAuto;  // CPU ranks only
   bool cpu_devices = true;
   int64_t device_count = 0;  // wanted

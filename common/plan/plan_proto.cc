@@ -104,6 +104,7 @@ void ParallelismToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_recompute(static_cast<int32_t>(spec.recompute));
   proto.set_gradient_wire(static_cast<int32_t>(spec.gradient_wire));
   proto.set_compute(static_cast<int32_t>(spec.compute));
+  proto.set_communication_blocks(spec.communication_blocks);
   for (const std::string& pattern : spec.freeze) {
     proto.add_freeze(pattern);
   }
@@ -196,6 +197,7 @@ absl::Status ParallelismFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
   RETURN_IF_ERROR(
       ReadEnum("gradient_wire", proto.gradient_wire(), WireType::kBF16, spec.gradient_wire));
   RETURN_IF_ERROR(ReadEnum("compute", proto.compute(), ComputeType::kBF16, spec.compute));
+  spec.communication_blocks = proto.communication_blocks();
   // 0: written before there were replicas.
   spec.replicas = std::max<int64_t>(1, proto.replicas());
   spec.freeze = {proto.freeze().begin(), proto.freeze().end()};

@@ -201,7 +201,8 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
                   .replicas = plan.lanes.replicas,
                   .recompute = spec.recompute,
                   .weight_element_bytes = WeightElementBytes(spec.compute),
-                  .gradient_wire = spec.gradient_wire};
+                  .gradient_wire = spec.gradient_wire,
+                  .communication_blocks = spec.communication_blocks};
   RETURN_IF_ERROR(PlanPrograms(plan));
   RETURN_IF_ERROR(CheckPlan(plan));
   return plan;

@@ -275,7 +275,15 @@ absl::Status OptionsFromProto(const v1::PlannedOptions& proto, ShardingPlan& pla
                   .gather_window_bytes = proto.gather_window_bytes(),
                   .staging_window_bytes = proto.staging_window_bytes(),
                   .prefetch = proto.prefetch(),
-                  .replicas = plan.lanes.replicas};
+                  .replicas = plan.lanes.replicas,
+                  .communication_blocks = proto.communication_blocks()};
+  if (plan.options.communication_blocks < 0 ||
+      plan.options.communication_blocks > kMostCommunicationBlocks) {
+    return Invalid(absl::StrCat("options.communication_blocks: expected 0 to ",
+                                kMostCommunicationBlocks,
+                                ", got ",
+                                plan.options.communication_blocks));
+  }
   // 0: written before there was a choice.
   if (proto.weight_element_bytes() != 0) {
     plan.options.weight_element_bytes = proto.weight_element_bytes();
@@ -299,6 +307,7 @@ void OptionsToProto(const ProgramOptions& options, v1::PlannedOptions& proto) {
   proto.set_recompute(static_cast<int32_t>(options.recompute));
   proto.set_weight_element_bytes(options.weight_element_bytes);
   proto.set_gradient_wire(static_cast<int32_t>(options.gradient_wire));
+  proto.set_communication_blocks(options.communication_blocks);
 }
 
 void ProgramsToProto(const ShardingPlan& plan, v1::ShardingPlan& proto) {

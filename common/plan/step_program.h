@@ -165,7 +165,12 @@ struct ProgramOptions {
   int64_t weight_element_bytes = 4;
   // Of the lanes' gradients between the ranks of a replica.
   WireType gradient_wire = WireType::kF32;
+  // Of a GPU, that a collective may occupy; 0: the transport's choice. No instruction depends on
+  // it.
+  int64_t communication_blocks = 0;
 };
+
+inline constexpr int64_t kMostCommunicationBlocks = 64;
 
 inline constexpr int64_t kGradientElementBytes = 4;
 

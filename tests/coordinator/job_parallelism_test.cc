@@ -61,6 +61,7 @@ TEST(JobParallelism, DefaultsAreOneReplicaThatKeepsItsActivations) {
   EXPECT_EQ(job.spec.replicas, 1);
   EXPECT_EQ(job.spec.recompute, plan::RecomputePolicy::kNone);
   EXPECT_EQ(job.spec.gradient_wire, plan::WireType::kF32);
+  EXPECT_EQ(job.spec.communication_blocks, 0);
   EXPECT_FALSE(job.spec.allow_padding);
   EXPECT_TRUE(job.spec.freeze.empty());
 }
@@ -68,6 +69,7 @@ TEST(JobParallelism, DefaultsAreOneReplicaThatKeepsItsActivations) {
 TEST(JobParallelism, EveryFieldReachesTheSpec) {
   const CanonicalJob job = Make({.parallelism = "strategy: hfsdp, replicas: 2, recompute: block, "
                                                 "gradientWire: bf16, allowPadding: true, "
+                                                "communicationBlocks: 8, "
                                                 "gatherWindow: 1MiB, stagingWindow: 2MiB",
                                  .training = "microBatch: 4, freeze: ['model.layers.0.*']"});
   ASSERT_TRUE(job.ok()) << FormatViolation(job.violations[0], "");
@@ -76,6 +78,7 @@ TEST(JobParallelism, EveryFieldReachesTheSpec) {
   EXPECT_EQ(job.spec.replicas, 2);
   EXPECT_EQ(job.spec.recompute, plan::RecomputePolicy::kBlock);
   EXPECT_EQ(job.spec.gradient_wire, plan::WireType::kBF16);
+  EXPECT_EQ(job.spec.communication_blocks, 8);
   EXPECT_TRUE(job.spec.allow_padding);
   EXPECT_EQ(job.spec.gather_window_bytes, 1 << 20);
   EXPECT_EQ(job.spec.staging_window_bytes, 2 << 20);
@@ -180,6 +183,9 @@ INSTANTIATE_TEST_SUITE_P(
             {.parallelism = "gradientWire: fp16"},
             "spec.parallelism.gradientWire: expected one of fp32, bf16, got "
             "'fp16'\n"},
+        Bad{"Blocks",
+            {.parallelism = "communicationBlocks: 65"},
+            "spec.parallelism.communicationBlocks: expected 0 to 64, got 65\n"},
         Bad{"FreezeNothing",
             {.training = "freeze: ['model.layers.0.*', 'model.layer.*']"},
             "spec.training.freeze[1]: expected a pattern that matches a tensor, such as "

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <limits>
 #include <map>
@@ -19,6 +20,7 @@
 #include "kernels/scalar/bfloat16.h"
 #include "tests/gpu/engine_device.h"
 #include "tests/testing/device_runs.h"
+#include "tests/testing/golden_curves.h"
 
 namespace ravel::trainer {
 namespace {
@@ -81,6 +83,32 @@ TEST_F(GpuBf16, EveryModelTrainsAndDiffersFromFp32AsFarAsBf16Does) {
     ExpectEqualRuns(one, RecordOn(gpu(), two), model);
   }
 }
+
+class GpuBf16LossParity : public GpuBf16, public ::testing::WithParamInterface<std::string> {};
+
+// 50 steps against curves that PyTorch made in bf16 over fp32 weights; both round, elsewhere.
+TEST_P(GpuBf16LossParity, EveryStepIsNearPyTorchs) {
+  const std::vector<GoldenStep> golden = GoldenCurve(GetParam() + "_bf16");
+  RecordArgs args = {.spec = CaseJob(GetParam(), ::testing::TempDir() + "/ravel_gpu_loss_bf16"),
+                     .last_step = kGoldenSteps,
+                     .gpu = &gpu()};
+  args.spec.compute = plan::ComputeType::kBF16;
+  const Recording one = Record(args);
+  const CurveDistance worst = DistanceToGolden(golden, one);
+  std::printf("%s in bf16: worst relative difference of the loss %.3g, of the norm %.3g\n",
+              GetParam().c_str(),
+              worst.loss,
+              worst.grad_norm);
+  EXPECT_LE(worst.loss, 5e-3);
+  EXPECT_LE(worst.grad_norm, 0.05);
+  args.ranks = 2;
+  EXPECT_EQ(FirstDifference(one, Record(args)), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases,
+                         GpuBf16LossParity,
+                         ::testing::ValuesIn(CaseNames()),
+                         [](const auto& tested) { return tested.param; });
 
 TEST_F(GpuBf16, AStateGoesOnAtAnotherWidthAndStrategyWithTheSameBits) {
   RecordArgs first = Bf16Steps({.strategy = "ZeRO3", .width = 4});

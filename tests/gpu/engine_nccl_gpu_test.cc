@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -42,15 +43,34 @@ constexpr int64_t kEndless = 1000000;          // steps
 constexpr int kMostMsToReturn = 2000;
 constexpr std::chrono::seconds kMostToEnd{20};
 
-std::vector<StrategyCase> NcclCases() {
-  std::vector<StrategyCase> cases;
+struct NcclCase {
+  StrategyCase strategy;
+  plan::ComputeType compute = plan::ComputeType::kF32;
+
+  std::string name() const {
+    return strategy.name() + (compute == plan::ComputeType::kBF16 ? "_bf16" : "");
+  }
+  RecordArgs steps() const {
+    RecordArgs args = DeviceSteps(strategy);
+    args.spec.compute = compute;
+    return args;
+  }
+};
+
+std::vector<NcclCase> NcclCases() {
+  std::vector<NcclCase> cases;
   for (const int64_t ranks : {2, 4}) {
     for (const char* strategy : {"ZeRO0", "ZeRO1", "ZeRO2", "ZeRO3"}) {
-      cases.push_back({.strategy = strategy, .width = ranks});
+      cases.push_back({.strategy = {.strategy = strategy, .width = ranks}});
     }
     for (const char* strategy : {"HSDP", "HFSDP"}) {
-      cases.push_back({.strategy = strategy, .width = ranks / 2});
+      cases.push_back({.strategy = {.strategy = strategy, .width = ranks / 2}});
     }
+  }
+  for (const StrategyCase& strategy : {StrategyCase{.strategy = "ZeRO1", .width = 2},
+                                       StrategyCase{.strategy = "ZeRO3", .width = 4},
+                                       StrategyCase{.strategy = "HFSDP", .width = 2}}) {
+    cases.push_back({.strategy = strategy, .compute = plan::ComputeType::kBF16});
   }
   return cases;
 }
@@ -90,8 +110,8 @@ absl::Status MakeNcclRank(const RankRole& role, const RecordArgs& args, NcclRank
   return absl::OkStatus();
 }
 
-absl::StatusOr<Recording> TrainCase(const RankRole& role, const StrategyCase& tested) {
-  RecordArgs args = DeviceSteps(tested);
+absl::StatusOr<Recording> TrainCase(const RankRole& role, const NcclCase& tested) {
+  RecordArgs args = tested.steps();
   args.executor.poison = true;
   NcclRank rank;
   RETURN_IF_ERROR(MakeNcclRank(role, args, rank));
@@ -216,10 +236,16 @@ absl::StatusOr<Recording> JoinRecordings(RankProcesses& processes, int ranks) {
 }
 
 TEST_P(NcclStrategies, GiveTheBitsOfOneRank) {
-  static const Recording& one = *new Recording(RecordOn(*gpu_, DeviceSteps({})));
-  const StrategyCase tested = NcclCases()[GetParam()];
-  RankProcesses processes(kEngineRankTest, absl::StrCat(kTrain, GetParam()), tested.ranks());
-  const auto joined = JoinRecordings(processes, tested.ranks());
+  static std::map<plan::ComputeType, Recording>& references =
+      *new std::map<plan::ComputeType, Recording>;
+  const NcclCase tested = NcclCases()[GetParam()];
+  Recording& one = references[tested.compute];
+  if (one.steps.empty()) {
+    one = RecordOn(*gpu_, NcclCase{.strategy = {}, .compute = tested.compute}.steps());
+  }
+  const int ranks = tested.strategy.ranks();
+  RankProcesses processes(kEngineRankTest, absl::StrCat(kTrain, GetParam()), ranks);
+  const auto joined = JoinRecordings(processes, ranks);
   ASSERT_TRUE(joined.ok()) << joined.status();
   ExpectEqualRuns(one, *joined, tested.name());
 }

@@ -166,7 +166,7 @@ class RankReporter final : public Reporter {
 EpochOutcome RunEpoch(const EpochArgs& args) {
   const plan::JobSpec spec = *plan::ResolveBatch(args.spec);
   const plan::ShardingPlan plan = *plan::BuildShardingPlan(
-      {.spec = spec, .ranks = args.ranks, .shared_memory = args.transport != "gloo"});
+      {.spec = spec, .ranks = args.ranks, .shared_memory = args.transport == "shm"});
   Supervisor supervisor(args, plan);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < args.ranks; ++rank) {

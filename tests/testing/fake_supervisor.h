@@ -21,7 +21,7 @@ namespace ravel::trainer {
 struct EpochArgs {
   plan::JobSpec spec;
   int ranks = 1;
-  std::string transport = "shm";  // local for one rank
+  std::string transport = "shm";  // or gloo, nccl; local for one rank
   int64_t epoch = 1;
   std::string checkpoint_root;
   std::string restore_path;

@@ -15,19 +15,21 @@
 namespace ravel::trainer {
 namespace {
 
-constexpr char kInBundle[] = "../tests/worker/trainer/golden/loss_curves.txt";
+constexpr char kInBundle[] = "../tests/worker/trainer/golden";
 
-std::filesystem::path GoldenFile() {
+std::filesystem::path GoldenFolder() {
   std::error_code error;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
   const auto beside = program.parent_path() / kInBundle;
-  return std::filesystem::exists(beside, error) ? beside : std::filesystem::path(RAVEL_GOLDEN_FILE);
+  return std::filesystem::exists(beside, error) ? beside
+                                                : std::filesystem::path(RAVEL_GOLDEN_FOLDER);
 }
 
 }  // namespace
 
 std::vector<GoldenStep> GoldenCurve(const std::string& name) {
-  const std::filesystem::path path = GoldenFile();
+  const std::filesystem::path path =
+      GoldenFolder() / (name.ends_with("_bf16") ? "loss_curves_bf16.txt" : "loss_curves.txt");
   std::ifstream file(path);
   std::vector<GoldenStep> curve;
   std::string line;

@@ -14,7 +14,8 @@ struct GoldenStep {
   double grad_norm = 0;
   double learning_rate = 0;
 };
-// The steps of a case of CaseNames(). Read from the tree that this was built in, or, in a portable
+// The steps of a case of CaseNames(), which are fp32, or, with "_bf16" at its end, of the same in
+// bf16 over fp32 weights. Read from the tree that this was built in, or, in a portable
 // bundle, from beside the program; a test fails where there is neither, or no such case.
 std::vector<GoldenStep> GoldenCurve(const std::string& name);
 

@@ -95,15 +95,17 @@ absl::StatusOr<std::unique_ptr<comm::Communicator>> Trainer::Connect(kernels::Cu
     RETURN_IF_ERROR(parts_.reporter.Publish(std::string(group), record));
     return parts_.box.WaitForRecords(group);
   };
-  return comm::CreateCommunicator({.transport = assignment.transport,
-                                   .rank = static_cast<int>(assignment.rank),
-                                   .size = static_cast<int>(assignment.world_size),
-                                   .rendezvous = rendezvous,
-                                   .host_address = assignment.host_address,
-                                   .timeout = kTransferTimeout,
-                                   .gpu = gpu,
-                                   .keep_going = [this] { return parts_.box.closed(); },
-                                   .check_collectives = std::getenv(kCheckSetting) != nullptr});
+  return comm::CreateCommunicator(
+      {.transport = assignment.transport,
+       .rank = static_cast<int>(assignment.rank),
+       .size = static_cast<int>(assignment.world_size),
+       .rendezvous = rendezvous,
+       .host_address = assignment.host_address,
+       .timeout = kTransferTimeout,
+       .gpu = gpu,
+       .keep_going = [this] { return parts_.box.closed(); },
+       .max_ctas = static_cast<int>(assignment.plan.options.communication_blocks),
+       .check_collectives = std::getenv(kCheckSetting) != nullptr});
 }
 
 absl::Status Trainer::RunWith(comm::Communicator& communicator, kernels::CudaGpu* gpu) {

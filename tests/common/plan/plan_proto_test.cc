@@ -66,6 +66,7 @@ JobSpec FullSpec() {
   spec.freeze = {"*norm*"};
   spec.gradient_wire = WireType::kBF16;
   spec.compute = ComputeType::kBF16;
+  spec.communication_blocks = 6;
   spec.recompute = RecomputePolicy::kMlp;
   spec.replicas = 2;
   spec.replicate_strategy = Strategy::kOptim;
@@ -196,6 +197,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
                recompute,
                gradient_wire,
                compute,
+               communication_blocks,
                freeze,
                allow_padding,
                transport,
@@ -261,7 +263,8 @@ TEST(PlanProto, EveryFieldOfTheStructIsKnown) {
                option_replicas,
                recompute,
                weight_element_bytes,
-               gradient_wire] = options;
+               gradient_wire,
+               communication_blocks] = options;
   const auto& [lane_count, lane_ranks, replicas, blocks, micro_batches] = lanes;
   const auto& [sequences, sequence_tokens] = micro_batch;
   const auto& [group_unit, group_trainable, layout, tensors, tensor_offsets] = groups.front();
@@ -324,6 +327,7 @@ TEST(PlanProto, PlansOfBf16WeightsAndWiresRoundTrip) {
       JobSpec spec = testing::SpecOf(testing::Llama(64, 2, 96, 257), 4);
       spec.gradient_wire = wire;
       spec.compute = compute;
+      spec.communication_blocks = 5;
       const absl::StatusOr<ShardingPlan> plan =
           BuildShardingPlan({.spec = spec, .ranks = 2, .shared_memory = false});
       ASSERT_TRUE(plan.ok()) << plan.status();
@@ -332,6 +336,7 @@ TEST(PlanProto, PlansOfBf16WeightsAndWiresRoundTrip) {
       EXPECT_EQ(SerializePlan(*back), SerializePlan(*plan));
       EXPECT_EQ(back->options.weight_element_bytes, compute == ComputeType::kBF16 ? 2 : 4);
       EXPECT_EQ(back->options.gradient_wire, wire);
+      EXPECT_EQ(back->options.communication_blocks, 5);
       EXPECT_EQ(WireBytesPerStep(*back), WireBytesPerStep(*plan));
     }
   }
@@ -339,6 +344,10 @@ TEST(PlanProto, PlansOfBf16WeightsAndWiresRoundTrip) {
   proto.mutable_options()->set_weight_element_bytes(3);
   EXPECT_THAT(std::string(FromProto(proto).status().message()),
               HasSubstr("options.weight_element_bytes: expected 2 or 4, got 3"));
+  proto.mutable_options()->set_weight_element_bytes(4);
+  proto.mutable_options()->set_communication_blocks(65);
+  EXPECT_THAT(std::string(FromProto(proto).status().message()),
+              HasSubstr("options.communication_blocks: expected 0 to 64, got 65"));
 }
 
 TEST(JobProto, UnknownValuesAreNamed) {

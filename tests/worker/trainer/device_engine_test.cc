@@ -4,14 +4,19 @@
 // a sum. What holds on any device lies in tests/gpu/engine_gpu_test.cc.
 
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include <absl/strings/str_cat.h>
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "common/check.h"
 #include "tests/testing/device_runs.h"
+#include "tests/testing/emulated_nccl/emulated_nccl.h"
 #include "tests/testing/fake_supervisor.h"
 
 namespace ravel::trainer {
@@ -61,6 +66,63 @@ TEST(DeviceTrainer, WithoutTheLibraryAJobForGpusEndsWithDeviceError) {
   EXPECT_EQ(ReasonOf(outcome.results[0]), "DeviceError");
   EXPECT_THAT(std::string(outcome.results[0].message()),
               ::testing::HasSubstr("/nonexistent/libravel_cuda.so not found"));
+}
+
+// Of the emulated NCCL in this process.
+kernels::cuda::emulated::EmulatedNcclCounts NcclCounts() {
+  void* library = dlopen(RAVEL_EMULATED_NCCL_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+  CHECK(library != nullptr);
+  void* symbol = dlsym(library, kernels::cuda::emulated::kEmulatedNcclCounts);
+  CHECK(symbol != nullptr);
+  kernels::cuda::emulated::EmulatedNcclCounts counts = {};
+  reinterpret_cast<kernels::cuda::emulated::EmulatedNcclCountsFunction>(symbol)(&counts);
+  return counts;
+}
+
+std::vector<float> LossesOf(const EpochOutcome& outcome) {
+  std::vector<float> losses;
+  for (const StepRecord& step : outcome.steps) {
+    losses.push_back(step.loss);
+  }
+  return losses;
+}
+
+// Trainers over NCCL, here threads of one process: with the blocks that the plan gives collectives,
+// and a checkpoint that goes on at other widths.
+TEST(DeviceTrainer, TrainersOverNcclGoOnAtAnotherWidth) {
+  setenv(kLibrary, RAVEL_EMULATED_CUDA_LIBRARY, 1);
+  setenv("RAVEL_NCCL_LIBRARY", RAVEL_EMULATED_NCCL_LIBRARY, 1);
+  const std::string folder = ::testing::TempDir() + "/ravel_device_nccl";
+  std::filesystem::remove_all(folder);
+  EpochArgs args;
+  args.spec = CaseJob("odd_tied", folder);
+  args.spec.cpu_devices = false;
+  args.spec.steps = 6;
+  args.spec.evaluation_every = 0;
+  args.spec.checkpoint.every_steps = 2;
+  args.spec.communication_blocks = 3;
+  args.transport = "nccl";
+  args.checkpoint_root = folder + "/store-1";
+  args.ranks = 4;
+  const EpochOutcome whole = RunEpoch(args);
+  for (const absl::Status& result : whole.results) {
+    ASSERT_TRUE(result.ok()) << result;
+  }
+  EXPECT_EQ(NcclCounts().max_ctas, 3);
+  ASSERT_EQ(whole.steps.size(), 6u);
+  ASSERT_TRUE(whole.committed.contains(2));
+  args.restore_path = whole.committed.at(2);
+  args.first_step = 2;
+  const std::vector<float> losses = LossesOf(whole);
+  for (const int ranks : {3, 2, 1}) {
+    args.ranks = ranks;
+    args.epoch += 1;
+    args.checkpoint_root = absl::StrCat(folder, "/store-", args.epoch);
+    const EpochOutcome resumed = RunEpoch(args);
+    EXPECT_THAT(resumed.results, ::testing::Each(absl::OkStatus()));
+    EXPECT_EQ(LossesOf(resumed), std::vector<float>(losses.begin() + 2, losses.end())) << ranks;
+  }
+  std::filesystem::remove_all(folder);
 }
 
 // A wait of the plan between streams that nothing else implies: of a Forward for its Gather.

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Writes loss_curves.txt: training runs of small models by transformers and torch.optim (CPU, fp32, one thread).
+"""Writes loss_curves.txt: training runs of small models by transformers and torch.optim (CPU, fp32, one thread); with --bf16
+loss_curves_bf16.txt: a bf16 copy of fp32 weights goes forward and backward, its gradients are widened, norm and update are fp32.
 
 Everything that both sides must share is a rule, written here a second time: initial weights (Philox, Box-Muller), the
 token file (a formula), the order of samples (Feistel permutation), the learning rate. Needs torch, transformers, numpy:
 
     python tests/worker/trainer/golden/make_golden.py > tests/worker/trainer/golden/loss_curves.txt
+    python tests/worker/trainer/golden/make_golden.py --bf16 > tests/worker/trainer/golden/loss_curves_bf16.txt
 """
+import copy
 import math
 import sys
 
@@ -122,8 +125,18 @@ def make_model(config):
     return model, named
 
 
-def train(name, length, config):
+def step_of(model, batch, vocabulary):
+    """Loss; gradients are left in the model."""
+    logits = model(batch[:, :-1], use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(logits.float().reshape(-1, vocabulary), batch[:, 1:].reshape(-1))
+    model.zero_grad()
+    loss.backward()
+    return loss
+
+
+def train(name, length, config, narrow):
     model, named = make_model(config)
+    copy_of_model = copy.deepcopy(model).to(torch.bfloat16) if narrow else model
     matrices = [p for p in named.values() if p.dim() > 1]
     vectors = [p for p in named.values() if p.dim() == 1]
     optimizer = torch.optim.AdamW([dict(params=matrices, weight_decay=DECAY), dict(params=vectors, weight_decay=0.0)],
@@ -132,16 +145,17 @@ def train(name, length, config):
     size = (len(tokens) - 1) // length
     for step in range(STEPS):
         rows = np.stack([tokens[i * length:i * length + length + 1] for i in samples_of_step(size, step)])
-        batch = torch.from_numpy(rows)
-        logits = model(batch[:, :-1], use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, config["vocab_size"]), batch[:, 1:].reshape(-1))
-        optimizer.zero_grad()
-        loss.backward()
+        loss = step_of(copy_of_model, torch.from_numpy(rows), config["vocab_size"])
+        for wide, used in zip(model.parameters(), copy_of_model.parameters()):
+            wide.grad = used.grad.float()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step)
         optimizer.step()
-        print(name, step, f"{loss.item():.9g}", f"{norm.item():.9g}", f"{learning_rate(step):.9g}")
+        with torch.no_grad():
+            for wide, used in zip(model.parameters(), copy_of_model.parameters()):
+                used.copy_(wide)
+        print(name + ("_bf16" if narrow else ""), step, f"{loss.item():.9g}", f"{norm.item():.9g}", f"{learning_rate(step):.9g}")
 
 
 def main():
@@ -149,7 +163,7 @@ def main():
     torch.use_deterministic_algorithms(True)
     print(f"# case step loss grad_norm lr; torch {torch.__version__}, transformers {transformers.__version__}")
     for name, (length, config) in CASES.items():
-        train(name, length, config)
+        train(name, length, config, "--bf16" in sys.argv[1:])
     return 0
 
 

@@ -165,7 +165,7 @@ __device__ inline float SoftmaxTile(const AttentionParams& p,
 template <typename T, int kHead>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
     AttentionForwardKernel(const __grid_constant__ AttentionParams p) {
-  extern __shared__ float shared[];
+  float* shared = DynamicShared();
   ForwardMemory<kHead>& memory = *reinterpret_cast<ForwardMemory<kHead>*>(shared);
   const Place place;
   // The longest rows first: they take longest.
@@ -303,7 +303,7 @@ __device__ inline void AddQueryTile(const AttentionParams& p,
 template <typename T, int kHead>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
     AttentionBackwardKeysKernel(const __grid_constant__ AttentionParams p) {
-  extern __shared__ float shared[];
+  float* shared = DynamicShared();
   KeysMemory<kHead>& memory = *reinterpret_cast<KeysMemory<kHead>*>(shared);
   const Place place;
   const int64_t begin = int64_t{blockIdx.x} * kTile;
@@ -339,7 +339,7 @@ struct QueriesMemory {
 template <typename T, int kHead>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
     AttentionBackwardQueriesKernel(const __grid_constant__ AttentionParams p) {
-  extern __shared__ float shared[];
+  float* shared = DynamicShared();
   QueriesMemory<kHead>& memory = *reinterpret_cast<QueriesMemory<kHead>*>(shared);
   const Place place;
   const int64_t begin = int64_t{gridDim.x - 1 - blockIdx.x} * kTile;

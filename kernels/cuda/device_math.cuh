@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device_intrinsics.cuh"
+
 namespace ravel::kernels::cuda {
 
 struct Bf16 {
@@ -25,9 +27,7 @@ __device__ inline float FromFloat<float>(float x) {
 }
 template <>
 __device__ inline Bf16 FromFloat<Bf16>(float x) {  // to nearest even
-  Bf16 y;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
-  return y;
+  return {Bf16NearestBits(x)};
 }
 
 // Elements of a 16-byte access, or one.

@@ -44,11 +44,10 @@ __device__ inline int FindMatches(
   const int thread = static_cast<int>(threadIdx.x);
   const bool match = begin + thread < tokens && ids[begin + thread] == id;
   const uint32_t votes = __ballot_sync(0xFFFFFFFFu, match);
-  __syncthreads();  // the last round's matches have been read
   if (thread % 32 == 0) {
     warp_counts[thread / 32] = __popc(votes);
   }
-  __syncthreads();
+  __syncthreads();  // and the last round's matches have been read
   int before = 0;
   int count = 0;
 #pragma unroll

@@ -294,7 +294,7 @@ void AddRopeCases(std::vector<OpCase>& cases) {
 
 void AddEmbeddingCases(std::vector<OpCase>& cases) {
   for (const auto& [tokens, hidden] :
-       std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {9, 13}, {20, 32}, {0, 8}}) {
+       std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {9, 13}, {20, 32}, {600, 4}, {0, 8}}) {
     const int64_t vocabulary = 7;
     OpCase& c = cases.emplace_back();
     c.name = absl::StrCat("Embedding_", tokens, "x", hidden);

@@ -1,6 +1,11 @@
 #include "tests/testing/emulated_cuda/kernel_table.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "tests/testing/device_code/device_code.h"
 
 namespace ravel::kernels::cuda::emulated {
 namespace {
@@ -24,6 +29,28 @@ bool FitsDevice(const RavelCudaLaunch& launch) {
   return within(launch.grid[0], kMaxGridX) && within(launch.grid[1], kMaxGridYZ) &&
          within(launch.grid[2], kMaxGridYZ) && within(launch.block, kMaxBlock) &&
          launch.block % kWarpThreads == 0 && launch.shared_bytes <= kMaxSharedBytes;
+}
+
+bool RunsDeviceCode() {
+  static const bool device_code = [] {
+    const char* value = std::getenv("RAVEL_EMULATED_KERNELS");
+    return value != nullptr && std::string_view(value) == "device_code";
+  }();
+  return device_code;
+}
+
+// The device's own code in place of the CPU's op.
+void UseDeviceCode(const RavelCudaLaunch& launch, PlannedLaunch& planned) {
+  if (planned.problem.empty()) {
+    planned.problem = simt::LaunchProblem(launch);
+  }
+  const auto* bytes = static_cast<const uint8_t*>(launch.params);
+  const std::vector<uint8_t> params(bytes, bytes + launch.param_bytes);
+  planned.work.run = [launch, params] {
+    RavelCudaLaunch own = launch;
+    own.params = params.data();
+    simt::RunLaunch(own);
+  };
 }
 
 }  // namespace
@@ -61,7 +88,11 @@ PlannedLaunch PlanLaunch(const RavelCudaLaunch& launch) {
     return {.problem = described.name + ": grid, block or shared memory beyond the device's limits",
             .work = {}};
   }
-  return entry->plan(described, launch.params);
+  PlannedLaunch planned = entry->plan(described, launch.params);
+  if (RunsDeviceCode()) {
+    UseDeviceCode(launch, planned);
+  }
+  return planned;
 }
 
 }  // namespace ravel::kernels::cuda::emulated

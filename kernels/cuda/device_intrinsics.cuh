@@ -1,0 +1,23 @@
+#pragma once
+
+// What only a compiler for devices has a word for. Tests that run device code on the host bring
+// their own (tests/testing/device_code).
+
+#include <cstdint>
+
+namespace ravel::kernels::cuda {
+
+// bf16 of an fp32, to nearest even.
+__device__ inline uint16_t Bf16NearestBits(float x) {
+  uint16_t bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+
+// The block's dynamic shared memory.
+__device__ inline float* DynamicShared() {
+  extern __shared__ float shared[];
+  return shared;
+}
+
+}  // namespace ravel::kernels::cuda

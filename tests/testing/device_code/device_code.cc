@@ -1,0 +1,105 @@
+#include "tests/testing/device_code/device_code.h"
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/kernel_table.h"
+#include "tests/testing/device_code/block_runner.h"
+
+namespace ravel::kernels::cuda::simt {
+namespace {
+
+// A kernel may use so much dynamic shared memory unasked.
+constexpr uint32_t kSharedUnasked = 48 * 1024;
+
+const std::vector<KernelEntry>& DeviceKernels() {
+  static const std::vector<KernelEntry> all = [] {
+    std::vector<KernelEntry> joined;
+    for (const auto& part : {NormKernels(),
+                             HeadNormKernels(),
+                             LayerNormKernels(),
+                             ActivationKernels(),
+                             GeluKernels(),
+                             BiasKernels(),
+                             RopeKernels(),
+                             EmbeddingKernels(),
+                             LossKernels(),
+                             AdamWKernels(),
+                             ReduceKernels(),
+                             CastKernels(),
+                             GemmKernels(),
+                             AttentionKernels(),
+                             StatisticsKernels(),
+                             StartKernels()}) {
+      joined.insert(joined.end(), part.begin(), part.end());
+    }
+    return joined;
+  }();
+  return all;
+}
+
+const KernelEntry* EntryFor(const RavelCudaLaunch& launch) {
+  for (const KernelEntry& entry : DeviceKernels()) {
+    if (KernelId(entry.kernel, entry.variant) == launch.kernel &&
+        entry.param_bytes == launch.param_bytes) {
+      return &entry;
+    }
+  }
+  return nullptr;
+}
+
+// An argument of so many bytes. Every calling convention passes a structure of more than 16 bytes
+// by its size and alignment alone, so that a kernel takes this in place of its own.
+template <uint64_t kBytes>
+struct alignas(8) Argument {
+  std::array<uint8_t, kBytes> bytes;
+};
+constexpr uint64_t kLeastWords = 3;
+constexpr uint64_t kMostWords = 128;
+
+template <uint64_t kBytes>
+void CallKernel(const void* function, const void* params) {
+  Argument<kBytes> argument;
+  std::memcpy(&argument, params, kBytes);
+  reinterpret_cast<void (*)(Argument<kBytes>)>(const_cast<void*>(function))(argument);
+}
+
+using Caller = void (*)(const void* function, const void* params);
+
+template <uint64_t... kWords>
+constexpr auto MakeCallers(std::integer_sequence<uint64_t, kWords...>) {
+  return std::array<Caller, sizeof...(kWords)>{CallKernel<(kLeastWords + kWords) * 8>...};
+}
+constexpr auto kCallers =
+    MakeCallers(std::make_integer_sequence<uint64_t, kMostWords - kLeastWords + 1>());
+
+}  // namespace
+
+std::string LaunchProblem(const RavelCudaLaunch& launch) {
+  const KernelEntry* entry = EntryFor(launch);
+  if (entry == nullptr) {
+    return "no such device code";
+  }
+  if (launch.shared_bytes > kSharedUnasked &&
+      static_cast<int64_t>(launch.shared_bytes) > entry->dynamic_shared_bytes) {
+    return "more dynamic shared memory than the kernel asks for";
+  }
+  const uint64_t words = launch.param_bytes / 8;
+  return launch.param_bytes % 8 == 0 && words >= kLeastWords && words <= kMostWords
+             ? ""
+             : "an argument of a size that is not foreseen";
+}
+
+void RunLaunch(const RavelCudaLaunch& launch) {
+  static std::atomic<uint32_t> launches = 0;
+  const void* function = EntryFor(launch)->function;
+  const Caller call = kCallers[launch.param_bytes / 8 - kLeastWords];
+  RunBlocks(launch, static_cast<TurnOrder>(launches.fetch_add(1) % 3), [&] {
+    call(function, launch.params);
+  });
+}
+
+}  // namespace ravel::kernels::cuda::simt

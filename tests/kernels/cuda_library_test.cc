@@ -3,8 +3,11 @@
 #include <cstdlib>
 #include <string>
 
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "kernels/cuda/cuda_abi.h"
 
 namespace ravel::kernels {
 namespace {
@@ -32,7 +35,11 @@ TEST(CudaLibraryTest, FileThatIsNoLibraryIsRefused) {
 TEST(CudaLibraryTest, AnotherAbiVersionIsRefused) {
   const auto library = CudaLibrary::Open(RAVEL_OTHER_CUDA_LIBRARY);
   ASSERT_EQ(library.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(Message(library.status()), HasSubstr("has ABI version 4, this binary needs 3"));
+  EXPECT_THAT(Message(library.status()),
+              HasSubstr(absl::StrCat("has ABI version ",
+                                     cuda::kCudaAbiVersion + 1,
+                                     ", this binary needs ",
+                                     cuda::kCudaAbiVersion)));
 }
 
 TEST(CudaLibraryTest, ReportsDevicesAndErrorTextOfTheLibrary) {

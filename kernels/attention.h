@@ -29,7 +29,9 @@ struct AttentionForwardArgs {
   TensorView v;
   TensorView out;
   TensorView log_sum_exp;
-  TensorView workspace;  // at least AttentionWorkspaceElements(shape) fp32
+  // At least AttentionWorkspaceElements(shape) fp32. On a device what is more lets engines run that
+  // keep whole matrices.
+  TensorView workspace;
 };
 void AttentionForward(Stream& stream, const AttentionForwardArgs& args);
 
@@ -50,7 +52,8 @@ struct AttentionBackwardArgs {
 void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args);
 
 // Before the first step: chooses how both passes over such operands will be computed, so that no
-// step has to. May take seconds where cuDNN compiles. Views may be without memory. Returns the
+// step has to; within the workspace, if that has memory. May take seconds where cuDNN compiles.
+// Other views may be without memory. Returns the
 // bytes of workspace with which each pass would run at once (0 where none is needed).
 int64_t PrepareAttention(Stream& stream, const AttentionBackwardArgs& args);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
@@ -217,12 +218,114 @@ void CudaStream::Require(int32_t error, const std::string& what) const {
   }
 }
 
+// -- calls that a log may keep
+
+namespace {
+
+struct LaunchCall {
+  int32_t kernel;
+  uint32_t grid[3];
+  uint32_t block;
+  uint32_t shared_bytes;
+};
+struct CopyCall {
+  void* to;
+  const void* from;
+  uint64_t bytes;
+};
+struct FillCall {
+  void* to;
+  uint64_t bytes;
+  uint64_t byte;
+};
+struct ProductCall {
+  RavelCudaGemm gemm;
+  RavelCudaAlgorithm algorithm;
+  RavelCudaGemmBuffers buffers;
+};
+struct AttentionCall {
+  void* plan;
+  RavelCudaAttentionBuffers buffers;
+};
+struct EventCall {
+  void* event;
+};
+// Calls are compared byte by byte.
+static_assert(std::has_unique_object_representations_v<LaunchCall> &&
+              std::has_unique_object_representations_v<CopyCall> &&
+              std::has_unique_object_representations_v<FillCall> &&
+              std::has_unique_object_representations_v<ProductCall> &&
+              std::has_unique_object_representations_v<AttentionCall>);
+
+template <typename Arguments>
+Arguments ArgumentsOf(std::span<const std::byte> bytes) {
+  Arguments arguments;
+  CHECK(bytes.size() >= sizeof(arguments));
+  std::memcpy(&arguments, bytes.data(), sizeof(arguments));
+  return arguments;
+}
+
+}  // namespace
+
+template <typename Arguments>
+void CudaStream::Submit(CudaCall::Kind kind,
+                        const Arguments& arguments,
+                        const std::string& what,
+                        std::span<const std::byte> tail) {
+  const auto* begin = reinterpret_cast<const std::byte*>(&arguments);
+  submitted_.assign(begin, begin + sizeof(arguments));
+  submitted_.insert(submitted_.end(), tail.begin(), tail.end());
+  if (log_ == nullptr || log_->Takes({.kind = kind, .stream = this, .arguments = submitted_})) {
+    Require(Perform(kind, submitted_), what);
+  }
+}
+
+absl::Status CudaStream::Do(const CudaCall& call) const {
+  return gpu_.library().ToStatus(Perform(call.kind, call.arguments), NameOf(call));
+}
+
+int32_t CudaStream::Perform(CudaCall::Kind kind, std::span<const std::byte> arguments) const {
+  switch (kind) {
+    case CudaCall::Kind::kLaunch: {
+      const auto call = ArgumentsOf<LaunchCall>(arguments);
+      const cuda::RavelCudaLaunch launch = {.kernel = call.kernel,
+                                            .grid = {call.grid[0], call.grid[1], call.grid[2]},
+                                            .block = call.block,
+                                            .shared_bytes = call.shared_bytes,
+                                            .params = arguments.data() + sizeof(call),
+                                            .param_bytes = arguments.size() - sizeof(call)};
+      return functions().launch(handle_, &launch);
+    }
+    case CudaCall::Kind::kCopy: {
+      const auto call = ArgumentsOf<CopyCall>(arguments);
+      return functions().copy(handle_, call.to, call.from, call.bytes);
+    }
+    case CudaCall::Kind::kFill: {
+      const auto call = ArgumentsOf<FillCall>(arguments);
+      return functions().fill(handle_, call.to, static_cast<int32_t>(call.byte), call.bytes);
+    }
+    case CudaCall::Kind::kProduct: {
+      const auto call = ArgumentsOf<ProductCall>(arguments);
+      return functions().gemm_run(handle_, &call.gemm, &call.algorithm, &call.buffers);
+    }
+    case CudaCall::Kind::kAttention: {
+      const auto call = ArgumentsOf<AttentionCall>(arguments);
+      return functions().attention_run(handle_, call.plan, &call.buffers);
+    }
+    case CudaCall::Kind::kRecord:
+      return functions().event_record(ArgumentsOf<EventCall>(arguments).event, handle_);
+    case CudaCall::Kind::kWait:
+      return functions().stream_wait(handle_, ArgumentsOf<EventCall>(arguments).event);
+  }
+  CheckFailed(__FILE__, __LINE__, "call", "of an unknown kind");
+}
+
 void CudaStream::Record(CudaEvent& event) {
-  Require(functions().event_record(event.handle_, handle_), "recording an event");
+  Submit(CudaCall::Kind::kRecord, EventCall{event.handle_}, "recording an event");
 }
 
 void CudaStream::Wait(const CudaEvent& event) {
-  Require(functions().stream_wait(handle_, event.handle_), "waiting for an event");
+  Submit(CudaCall::Kind::kWait, EventCall{event.handle_}, "waiting for an event");
 }
 
 absl::StatusOr<bool> CudaStream::Done() const {
@@ -233,6 +336,9 @@ absl::StatusOr<bool> CudaStream::Done() const {
 }
 
 absl::Status CudaStream::Synchronize() const {
+  if (log_ != nullptr) {
+    log_->Refuse("a wait of the host for a stream");
+  }
   return gpu_.library().ToStatus(functions().stream_synchronize(handle_),
                                  absl::StrCat("device ", gpu_.index()));
 }
@@ -251,6 +357,9 @@ absl::StatusOr<CudaGraph> CudaStream::EndCapture() {
 }
 
 void CudaStream::Launch(const CudaGraph& graph) {
+  if (log_ != nullptr) {
+    log_->Refuse("a graph");
+  }
   Require(functions().graph_launch(graph.handle_, handle_), "launching a graph");
 }
 
@@ -265,17 +374,18 @@ void CudaStream::PopRange() {
 void CudaStream::RunKernel(const cuda::LaunchShape& shape,
                            const void* params,
                            uint64_t param_bytes) {
-  const cuda::RavelCudaLaunch launch = {.kernel = cuda::KernelId(shape.kernel, shape.variant),
-                                        .grid = {shape.grid[0], shape.grid[1], shape.grid[2]},
-                                        .block = shape.block,
-                                        .shared_bytes = shape.shared_bytes,
-                                        .params = params,
-                                        .param_bytes = param_bytes};
-  Require(functions().launch(handle_, &launch), absl::StrCat("kernel ", launch.kernel));
+  const LaunchCall launch = {.kernel = cuda::KernelId(shape.kernel, shape.variant),
+                             .grid = {shape.grid[0], shape.grid[1], shape.grid[2]},
+                             .block = shape.block,
+                             .shared_bytes = shape.shared_bytes};
+  Submit(CudaCall::Kind::kLaunch,
+         launch,
+         absl::StrCat("kernel ", launch.kernel),
+         {static_cast<const std::byte*>(params), param_bytes});
 }
 
 void CudaStream::CopyMemory(void* to, const void* from, int64_t bytes) {
-  Require(functions().copy(handle_, to, from, static_cast<uint64_t>(bytes)), "copying");
+  Submit(CudaCall::Kind::kCopy, CopyCall{to, from, static_cast<uint64_t>(bytes)}, "copying");
 }
 
 void CudaStream::FillZero(void* to, int64_t bytes) {
@@ -283,7 +393,7 @@ void CudaStream::FillZero(void* to, int64_t bytes) {
 }
 
 void CudaStream::FillBytes(void* to, uint8_t byte, int64_t bytes) {
-  Require(functions().fill(handle_, to, byte, static_cast<uint64_t>(bytes)), "filling");
+  Submit(CudaCall::Kind::kFill, FillCall{to, static_cast<uint64_t>(bytes), byte}, "filling");
 }
 
 void* CudaStream::Scratch(int64_t bytes) {
@@ -314,7 +424,7 @@ bool CudaStream::RunProduct(const RavelCudaGemm& gemm, const void* a, const void
   const std::optional<GemmChoice> known = gpu_.algorithms().Find(key);
   const bool measure = flush_ != nullptr && (!known.has_value() || known->microseconds == 0.0);
   if (known.has_value() && !measure) {
-    Require(functions().gemm_run(handle_, &gemm, &known->algorithm, &buffers), key);
+    Submit(CudaCall::Kind::kProduct, ProductCall{gemm, known->algorithm, buffers}, key);
     return true;
   }
   const std::optional<GemmChoice> choice = ChooseAlgorithm(gemm, buffers);
@@ -322,7 +432,7 @@ bool CudaStream::RunProduct(const RavelCudaGemm& gemm, const void* a, const void
     return false;
   }
   gpu_.algorithms().Set(key, *choice);
-  Require(functions().gemm_run(handle_, &gemm, &choice->algorithm, &buffers), key);
+  Submit(CudaCall::Kind::kProduct, ProductCall{gemm, choice->algorithm, buffers}, key);
   return true;
 }
 
@@ -372,7 +482,8 @@ uint64_t CudaStream::AttentionWorkspaceBytes() const {
                                    : cuda::kScratchBytes);
 }
 
-const AttentionChoice& CudaStream::ChooseAttention(const RavelCudaAttention& attention) {
+const AttentionChoice& CudaStream::ChooseAttention(const RavelCudaAttention& attention,
+                                                   uint64_t workspace_bytes) {
   const AttentionChoice* known = attention_.Find(attention);
   if (known != nullptr) {
     return *known;
@@ -388,33 +499,40 @@ const AttentionChoice& CudaStream::ChooseAttention(const RavelCudaAttention& att
         gpu_.library().ToStatus(functions().attention_plan(handle_, &part, &plan), "attention"));
     return plan;
   };
-  const AttentionChoice& choice = attention_.Choose(attention, AttentionWorkspaceBytes(), build);
+  const AttentionChoice& choice =
+      attention_.Choose(attention, std::max(workspace_bytes, AttentionWorkspaceBytes()), build);
   const std::string text =
       absl::StrCat("attention ", cuda::AttentionKey(attention), ": ", choice.text);
   log::Write(choice.plan != nullptr ? log::Level::kInfo : log::Level::kWarning, text);
   return choice;
 }
 
-int64_t CudaStream::PrepareAttention(const RavelCudaAttention& attention) {
+int64_t CudaStream::PrepareAttention(const RavelCudaAttention& attention,
+                                     uint64_t workspace_bytes) {
   RavelCudaAttention asked = attention;
   asked.deterministic = attention_options_.deterministic ? 1 : 0;
-  return static_cast<int64_t>(ChooseAttention(asked).whole_workspace_bytes);
+  return static_cast<int64_t>(ChooseAttention(asked, workspace_bytes).whole_workspace_bytes);
 }
 
 bool CudaStream::RunAttention(const RavelCudaAttention& attention,
                               const RavelCudaAttentionBuffers& buffers) {
   RavelCudaAttention asked = attention;
   asked.deterministic = attention_options_.deterministic ? 1 : 0;
-  const AttentionChoice& choice = ChooseAttention(asked);
+  const AttentionChoice& choice = ChooseAttention(asked, buffers.workspace_bytes);
   if (choice.plan == nullptr) {
     return false;
   }
   for (int64_t sequence = 0; sequence < asked.sequences; sequence += choice.part.sequences) {
     for (int64_t head = 0; head < asked.kv_heads; head += choice.part.kv_heads) {
       RavelCudaAttentionBuffers part = cuda::PartOf(asked, buffers, sequence, head);
-      part.workspace = AttentionWorkspace();
-      part.workspace_bytes = AttentionWorkspaceBytes();
-      Require(functions().attention_run(handle_, choice.plan, &part), cuda::AttentionKey(asked));
+      if (buffers.workspace_bytes < AttentionWorkspaceBytes()) {
+        part.workspace = AttentionWorkspace();
+        part.workspace_bytes = AttentionWorkspaceBytes();
+      }
+      CHECK_MSG(choice.workspace_bytes <= part.workspace_bytes,
+                "attention was prepared with more workspace");
+      Submit(
+          CudaCall::Kind::kAttention, AttentionCall{choice.plan, part}, cuda::AttentionKey(asked));
     }
   }
   return true;

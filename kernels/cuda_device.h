@@ -5,11 +5,14 @@
 // issued ends the process, which is one trainer. No default stream, and nothing waits but what says
 // so.
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <absl/base/thread_annotations.h>
 #include <absl/status/status.h>
@@ -19,6 +22,7 @@
 #include "kernels/cuda/attention_plans.h"
 #include "kernels/cuda/gemm_algorithms.h"
 #include "kernels/cuda/launch_stream.h"
+#include "kernels/cuda_calls.h"
 #include "kernels/cuda_library.h"
 
 namespace ravel::kernels {
@@ -182,6 +186,12 @@ class CudaStream final : public cuda::LaunchStream {
   absl::StatusOr<CudaGraph> EndCapture();
   void Launch(const CudaGraph& graph);
 
+  // Told of every call on this stream until it is taken away by nullptr; decides which are done.
+  void set_log(CudaCallLog* log) { log_ = log; }
+  CudaCallLog* log() const { return log_; }
+  // A call that a log has kept, now; nobody is told.
+  absl::Status Do(const CudaCall& call) const;
+
   // Every byte of [to, to + bytes) becomes `byte`.
   void FillBytes(void* to, uint8_t byte, int64_t bytes);
 
@@ -197,7 +207,7 @@ class CudaStream final : public cuda::LaunchStream {
   static constexpr int kMaxCandidates = 40;
 
   // How attention of bf16 runs through cuDNN from here on; choices made so far are forgotten. For
-  // start-up. With more workspace fewer descriptions run in parts.
+  // start-up. With more workspace, here or with the operands, fewer descriptions run in parts.
   struct AttentionOptions {
     bool deterministic = true;  // equal calls give equal bits
     void* workspace = nullptr;  // used by this stream alone; absent: the stream's scratch
@@ -214,7 +224,8 @@ class CudaStream final : public cuda::LaunchStream {
   bool RunProduct(const cuda::RavelCudaGemm& gemm, const void* a, const void* b, void* c) override;
   bool RunAttention(const cuda::RavelCudaAttention& attention,
                     const cuda::RavelCudaAttentionBuffers& buffers) override;
-  int64_t PrepareAttention(const cuda::RavelCudaAttention& attention) override;
+  int64_t PrepareAttention(const cuda::RavelCudaAttention& attention,
+                           uint64_t workspace_bytes) override;
   void* Scratch(int64_t bytes) override;
   uint64_t ReadWord(const void* device_word) override;
 
@@ -228,6 +239,13 @@ class CudaStream final : public cuda::LaunchStream {
         word_(std::move(word)),
         attention_(gpu.library().functions().attention_plan_destroy) {}
   const cuda::RavelCudaFunctions& functions() const { return gpu_.library().functions(); }
+  // Does the call, or leaves it to a graph. `tail` follows the arguments.
+  template <typename Arguments>
+  void Submit(CudaCall::Kind kind,
+              const Arguments& arguments,
+              const std::string& what,
+              std::span<const std::byte> tail = {});
+  int32_t Perform(CudaCall::Kind kind, std::span<const std::byte> arguments) const;
   // Ends the process where `error` is none of success.
   void Require(int32_t error, const std::string& what) const;
   // Empty where cuBLASLt has none.
@@ -237,9 +255,11 @@ class CudaStream final : public cuda::LaunchStream {
                              const cuda::RavelCudaAlgorithm& algorithm,
                              const cuda::RavelCudaGemmBuffers& buffers);
 
+  // Of the stream.
   void* AttentionWorkspace() const;
   uint64_t AttentionWorkspaceBytes() const;
-  const cuda::AttentionChoice& ChooseAttention(const cuda::RavelCudaAttention& attention);
+  const cuda::AttentionChoice& ChooseAttention(const cuda::RavelCudaAttention& attention,
+                                               uint64_t workspace_bytes);
 
   CudaGpu& gpu_;
   void* handle_;
@@ -247,6 +267,8 @@ class CudaStream final : public cuda::LaunchStream {
   CudaMemory word_;                    // pinned, for ReadWord
   const CudaMemory* flush_ = nullptr;  // measuring is on where present
   bool capturing_ = false;
+  CudaCallLog* log_ = nullptr;
+  std::vector<std::byte> submitted_;  // arguments of the call that is made
   AttentionOptions attention_options_;
   cuda::AttentionPlans attention_;
 };

@@ -89,6 +89,17 @@ absl::Status NcclGroup::ToStatus(int32_t error, const char* what) const {
   return gpu_.library().ToStatus(error, absl::StrCat(what, " of group ", name_));
 }
 
+namespace {
+
+// What NCCL is given goes around the stream's log.
+void RefuseGraphs(const CudaStream& stream) {
+  if (stream.log() != nullptr) {
+    stream.log()->Refuse("a collective of NCCL");
+  }
+}
+
+}  // namespace
+
 absl::Status NcclGroup::CheckOpen() const {
   CHECK_MSG(!closing_, "a group that is closed is used");
   return aborted_ ? absl::AbortedError(absl::StrCat("group ", name_, " is aborted"))
@@ -113,6 +124,7 @@ absl::Status NcclGroup::AllGather(CudaStream& stream,
                                   int64_t bytes) {
   MutexLock lock(mutex_);
   RETURN_IF_ERROR(CheckOpen());
+  RefuseGraphs(stream);
   return ToStatus(gpu_.library().functions().nccl_all_gather(
                       handle_, stream.handle_, shard, gathered, static_cast<uint64_t>(bytes)),
                   "all_gather");
@@ -129,6 +141,7 @@ absl::Status NcclGroup::Exchange(CudaStream& stream,
   const cuda::RavelCudaFunctions& functions = gpu_.library().functions();
   MutexLock lock(mutex_);
   RETURN_IF_ERROR(CheckOpen());
+  RefuseGraphs(stream);
   RETURN_IF_ERROR(ToStatus(functions.nccl_group_begin(), "exchange"));
   absl::Status status;
   for (const Message& message : receives) {

@@ -9,6 +9,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/plan/attention_workspace.h"
 #include "common/plan/compute_type.h"
 #include "common/plan/freeze.h"
 #include "common/plan/group_rules.h"
@@ -184,6 +185,9 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
   RETURN_IF_ERROR(ApplyFreeze(spec.freeze, plan.inventory));
   if (spec.compute == ComputeType::kBF16) {
     UseBf16Activations(plan.inventory);
+    plan.options.attention_workspace_bytes = AttentionWorkspaceBytes(
+        config, plan.micro_batch, spec.determinism == DeterminismMode::kExact);
+    ReserveAttentionWorkspace(plan.options.attention_workspace_bytes, plan.inventory);
   }
   const StrategyChoice choice = ChoiceOf(spec);
   RETURN_IF_ERROR(CheckExecutable(choice, plan.inventory, plan.mesh));
@@ -202,7 +206,8 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
                   .recompute = spec.recompute,
                   .weight_element_bytes = WeightElementBytes(spec.compute),
                   .gradient_wire = spec.gradient_wire,
-                  .communication_blocks = spec.communication_blocks};
+                  .communication_blocks = spec.communication_blocks,
+                  .attention_workspace_bytes = plan.options.attention_workspace_bytes};
   RETURN_IF_ERROR(PlanPrograms(plan));
   RETURN_IF_ERROR(CheckPlan(plan));
   return plan;

@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "common/plan/attention_workspace.h"
 #include "common/plan/compute_type.h"
 #include "common/plan/freeze.h"
 #include "common/plan/group_rules.h"
@@ -292,6 +293,10 @@ absl::Status OptionsFromProto(const v1::PlannedOptions& proto, ShardingPlan& pla
     return Invalid(absl::StrCat("options.weight_element_bytes: expected 2 or 4, got ",
                                 plan.options.weight_element_bytes));
   }
+  plan.options.attention_workspace_bytes = proto.attention_workspace_bytes();
+  if (proto.attention_workspace_bytes() < 0 || proto.attention_workspace_bytes() > kMostBytes) {
+    return Invalid("options.attention_workspace_bytes: out of range");
+  }
   RETURN_IF_ERROR(ReadEnum(
       "options.gradient_wire", proto.gradient_wire(), WireType::kBF16, plan.options.gradient_wire));
   return ReadEnum(
@@ -308,6 +313,7 @@ void OptionsToProto(const ProgramOptions& options, v1::PlannedOptions& proto) {
   proto.set_weight_element_bytes(options.weight_element_bytes);
   proto.set_gradient_wire(static_cast<int32_t>(options.gradient_wire));
   proto.set_communication_blocks(options.communication_blocks);
+  proto.set_attention_workspace_bytes(options.attention_workspace_bytes);
 }
 
 void ProgramsToProto(const ShardingPlan& plan, v1::ShardingPlan& proto) {
@@ -385,6 +391,7 @@ absl::StatusOr<ShardingPlan> FromProto(const v1::ShardingPlan& proto) {
   if (plan.options.weight_element_bytes == 2) {
     UseBf16Activations(plan.inventory);
   }
+  ReserveAttentionWorkspace(plan.options.attention_workspace_bytes, plan.inventory);
   RETURN_IF_ERROR(TensorsFromProto(proto, plan.inventory));
   RETURN_IF_ERROR(GroupsFromProto(proto, plan));
   RETURN_IF_ERROR(BuffersFromProto(proto, plan));

@@ -168,6 +168,9 @@ struct ProgramOptions {
   // Of a GPU, that a collective may occupy; 0: the transport's choice. No instruction depends on
   // it.
   int64_t communication_blocks = 0;
+  // Of each layer's scratch, for engines of attention (attention_workspace.h). 0: what kernels of
+  // one tile need.
+  int64_t attention_workspace_bytes = 0;
 };
 
 inline constexpr int64_t kMostCommunicationBlocks = 64;

@@ -117,6 +117,7 @@ json::Value PlanJson(const PlanDocument& document) {
   out.Set("microBatch", plan.micro_batch.sequences);
   out.Set("sequenceLength", plan.micro_batch.sequence_tokens);
   out.Set("weightElementBytes", plan.options.weight_element_bytes);
+  out.Set("attentionWorkspaceBytes", plan.options.attention_workspace_bytes);
   json::Value types;
   types.Set("compute", plan.options.weight_element_bytes == 2 ? "bf16" : "fp32");
   types.Set("mainWeight", "fp32").Set("gradient", "fp32").Set("moments", "fp32");

@@ -101,9 +101,14 @@ std::string TimelineText(const plan::ShardingPlan& plan, const plan::DeviceKind&
 }
 
 std::string TypesText(const plan::ShardingPlan& plan) {
-  return plan.options.weight_element_bytes == 2
-             ? "bf16 weights and activations; fp32 main weights, gradients and optimizer state\n"
-             : "fp32 throughout\n";
+  if (plan.options.weight_element_bytes != 2) {
+    return "fp32 throughout\n";
+  }
+  return absl::StrCat(
+      "bf16 weights and activations; fp32 main weights, gradients and optimizer state\n",
+      "attention has ",
+      plan.options.attention_workspace_bytes >> 20,
+      " MiB of each layer's workspace\n");
 }
 
 struct Planned {

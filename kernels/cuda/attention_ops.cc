@@ -117,13 +117,21 @@ bool OnVectors(std::initializer_list<const void*> addresses) {
 
 enum class Pass { kForward, kBackward };
 
+// Of the op's own; none where it has no memory.
+uint64_t WorkspaceBytes(const TensorView& workspace) {
+  return workspace.present()
+             ? static_cast<uint64_t>(workspace.elements() * DTypeBytes(workspace.dtype))
+             : 0;
+}
+
 // False where our own kernel is to run: fp32, operands that do not begin on 16 bytes, and what the
 // stream has no engine for.
 bool RunThroughCudnn(LaunchStream& on,
                      Pass pass,
                      const AttentionShape& shape,
                      const AttentionLaunch& launch,
-                     const AttentionParams& p) {
+                     const AttentionParams& p,
+                     const TensorView& workspace) {
   if (!launch.bf16 || !OnVectors({p.q, p.k, p.v, p.out, p.dout, p.dq, p.dk, p.dv})) {
     return false;
   }
@@ -139,8 +147,8 @@ bool RunThroughCudnn(LaunchStream& on,
                           .dq = p.dq,
                           .dk = p.dk,
                           .dv = p.dv,
-                          .workspace = nullptr,
-                          .workspace_bytes = 0});
+                          .workspace = workspace.data,
+                          .workspace_bytes = WorkspaceBytes(workspace)});
 }
 
 AttentionParams BackwardParamsOf(const AttentionBackwardArgs& args) {
@@ -182,13 +190,14 @@ int64_t PrepareAttention(Stream& stream, const AttentionBackwardArgs& args) {
     return 0;
   }
   attention.backward = 1;
-  const int64_t backward_bytes = on.PrepareAttention(attention);
+  const uint64_t workspace_bytes = WorkspaceBytes(args.workspace);
+  const int64_t backward_bytes = on.PrepareAttention(attention, workspace_bytes);
   attention.backward = 0;
   for (int64_t* stride :
        {&attention.dout_stride, &attention.dq_stride, &attention.dk_stride, &attention.dv_stride}) {
     *stride = 0;
   }
-  return std::max(backward_bytes, on.PrepareAttention(attention));
+  return std::max(backward_bytes, on.PrepareAttention(attention, workspace_bytes));
 }
 
 void AttentionForward(Stream& stream, const AttentionForwardArgs& args) {
@@ -196,7 +205,8 @@ void AttentionForward(Stream& stream, const AttentionForwardArgs& args) {
   const AttentionLaunch launch = LaunchOf(args.shape, args.q);
   const AttentionParams params =
       ParamsOf(args.shape, args.q, args.k, args.v, args.out, args.log_sum_exp);
-  if (launch.tokens == 0 || RunThroughCudnn(on, Pass::kForward, args.shape, launch, params)) {
+  if (launch.tokens == 0 ||
+      RunThroughCudnn(on, Pass::kForward, args.shape, launch, params, args.workspace)) {
     return;
   }
   on.Run(AttentionShapeOf(args.shape, launch, Kernel::kAttentionForward, args.shape.query_heads),
@@ -207,7 +217,8 @@ void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args) {
   LaunchStream& on = LaunchStreamOf(stream);
   const AttentionLaunch launch = LaunchOf(args.shape, args.q);
   const AttentionParams params = BackwardParamsOf(args);
-  if (launch.tokens == 0 || RunThroughCudnn(on, Pass::kBackward, args.shape, launch, params)) {
+  if (launch.tokens == 0 ||
+      RunThroughCudnn(on, Pass::kBackward, args.shape, launch, params, args.workspace)) {
     return;
   }
   on.Run(AttentionShapeOf(args.shape, launch, Kernel::kAttentionBackwardKeys, args.shape.kv_heads),

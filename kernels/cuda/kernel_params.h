@@ -2,7 +2,8 @@
 
 // The kernels of libravel_cuda.so by name, and the one argument of each. Both sides of the C
 // interface include this file, so a change here raises kCudaAbiVersion. Pointers are device
-// addresses; strides and counts are in elements. Standard library only.
+// addresses; strides and counts are in elements. No argument has padding: they are compared byte by
+// byte (kernels/cuda_calls.h). Standard library only.
 
 #include <cstdint>
 
@@ -104,6 +105,7 @@ struct RmsNormForwardParams {
   int64_t rows;
   int64_t columns;
   float epsilon;
+  int32_t unused = 0;
 };
 
 struct RmsNormBackwardParams {
@@ -129,6 +131,7 @@ struct SumPartialsParams {
   int64_t partial_rows;
   int64_t columns;
   int32_t accumulate;
+  int32_t unused = 0;
 };
 
 // Rows are tokens, each of `heads` heads side by side.
@@ -147,6 +150,7 @@ struct HeadNormParams {
   int64_t heads;
   int64_t head_size;
   float epsilon;
+  int32_t unused = 0;
 };
 
 struct LayerNormForwardParams {
@@ -163,6 +167,7 @@ struct LayerNormForwardParams {
   int64_t rows;
   int64_t columns;
   float epsilon;
+  int32_t unused = 0;
 };
 
 struct LayerNormBackwardParams {
@@ -234,6 +239,7 @@ struct AddRowsParams {
   int64_t columns;
   int64_t period;
   int32_t accumulate;
+  int32_t unused = 0;
 };
 
 // partials[p] = the sum of rows p, p + gridDim.y, ...
@@ -277,6 +283,7 @@ struct RopeParams {
   int64_t half;  // head_size / 2
   int64_t sequence_tokens;
   float sign;
+  int32_t unused = 0;
 };
 
 struct RopeTableParams {
@@ -361,6 +368,7 @@ struct MixedAdamWParams {
   uint32_t site;
   int32_t bf16_states;
   DeviceAdamWScalars scalars;
+  int32_t unused = 0;
 };
 
 struct TreeAddParams {
@@ -401,6 +409,7 @@ struct DigestParams {
   int64_t elements;
   uint64_t first_index;
   int32_t element_bytes;
+  int32_t unused = 0;
 };
 
 struct InitNormalParams {
@@ -417,6 +426,7 @@ struct CastParams {
   void* to;
   int64_t elements;
   int32_t half_away;  // fp32 -> bf16: ties away from zero, not to even
+  int32_t unused = 0;
 };
 
 struct TransposeParams {
@@ -448,6 +458,7 @@ struct GemmParams {
   int64_t n;
   int64_t k;
   int32_t accumulate;
+  int32_t unused = 0;
 };
 
 struct AttentionParams {
@@ -514,6 +525,7 @@ struct DeviceStepOutcome {
   int32_t apply;
   DeviceAdamWScalars with_decay;
   DeviceAdamWScalars without_decay;
+  int32_t unused = 0;
 };
 
 // kernels::AdamWHyper.
@@ -540,6 +552,7 @@ struct DecideUpdateParams {
   double clip_norm;
   DeviceAdamWHyper hyper;
   int32_t total;
+  int32_t unused = 0;
 };
 
 // Dynamic shared memory of an attention kernel compiled for heads of at most `head_limit`: tiles of

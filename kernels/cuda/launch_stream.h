@@ -39,12 +39,14 @@ class LaunchStream : public Stream {
   virtual void FillZero(void* to, int64_t bytes) = 0;
   // False where there is no cuBLASLt, or it has no algorithm for the product.
   virtual bool RunProduct(const RavelCudaGemm& gemm, const void* a, const void* b, void* c) = 0;
-  // Attention through cuDNN, within the workspace that the stream has; false where it has no engine
-  // for the description. Buffers name no workspace.
+  // Attention through cuDNN, within the workspace of the buffers, or within the stream's where that
+  // is larger; false where it has no engine for the description.
   virtual bool RunAttention(const RavelCudaAttention& attention,
                             const RavelCudaAttentionBuffers& buffers) = 0;
-  // Makes the choice that RunAttention will follow; the workspace with which it would run at once.
-  virtual int64_t PrepareAttention(const RavelCudaAttention& attention) = 0;
+  // Makes the choice that RunAttention will follow with so much workspace or more; the workspace
+  // with which it would run at once.
+  virtual int64_t PrepareAttention(const RavelCudaAttention& attention,
+                                   uint64_t workspace_bytes) = 0;
   // Device memory that the next op may overwrite; at most kScratchBytes.
   virtual void* Scratch(int64_t bytes) = 0;
   // Waits for the stream.

@@ -5,8 +5,8 @@
 // then); gradients of parameters may be fp32 or the type of the activations. Sums over rows have a
 // fixed order of their own. Ids are checked on the device, where a bad one ends the process.
 // Workspaces of loss and attention: the loss takes as many tokens at a time as its workspace has
-// rows; attention takes
-// that of the stream, not this one. Nothing here waits, but DigestRange and PrepareAttention.
+// rows; attention takes the larger of this one and the stream's. Nothing here waits, but
+// DigestRange and PrepareAttention.
 
 #include "kernels/activation.h"
 #include "kernels/adamw.h"

@@ -159,6 +159,91 @@ TEST_F(GpuSteps, StepsThatAreSkippedWhileTheNextIsUnderWayChangeNothing) {
   }
 }
 
+// -- graphs
+
+RecordArgs ManySteps(int64_t micro_batches) {
+  RecordArgs args = DeviceSteps({.strategy = "ZeRO3", .micro_batches = micro_batches});
+  args.evaluate_every_step = false;
+  args.ahead = true;
+  args.last_step = 6;
+  return args;
+}
+
+TEST_F(GpuSteps, GraphsChangeNoBit) {
+  for (const int64_t micro_batches : {1, 3}) {
+    for (const int64_t norms_every : {0, 2}) {
+      RecordArgs args = ManySteps(micro_batches);
+      args.spec.norms_every = norms_every;
+      args.executor.graphs = false;
+      const Recording without = RecordOn(gpu(), args);
+      args.executor.graphs = true;
+      const Recording with = RecordOn(gpu(), args);
+      ASSERT_EQ(with.steps.size(), 6u);
+      EXPECT_EQ(FirstDifference(without, with), "") << micro_batches << ", " << norms_every;
+    }
+  }
+}
+
+TEST_F(GpuSteps, EveryProgramOfAStepIsAGraphFromTheThirdStepOn) {
+  const RecordArgs args = ManySteps(3);
+  const auto body = [&](RankEngine& engine, int) -> absl::Status {
+    RETURN_IF_ERROR(engine.InitializeWeights());
+    for (int64_t step = 0; step < 6; ++step) {
+      RETURN_IF_ERROR(engine.TrainStep(step).status());
+      if (step == 3) {
+        RETURN_IF_ERROR(engine.Evaluate().status());
+      }
+    }
+    const shard::StepGraphs* graphs = engine.executor().graphs();
+    EXPECT_GE(graphs->captured(), 3);
+    EXPECT_EQ(graphs->launches(), 4 * graphs->captured());
+    EXPECT_THAT(graphs->notes(), ::testing::IsEmpty());
+    return absl::OkStatus();
+  };
+  const absl::Status status =
+      RunLocalRanks({.spec = args.spec, .body = body, .adjust = args.adjust, .gpu = &gpu()});
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// A graph reads what decides from memory: that a step is skipped is no other graph.
+TEST_F(GpuSteps, AGraphSkipsAStepAndGoesOn) {
+  const RecordArgs args = ManySteps(1);
+  const auto body = [&](RankEngine& engine, int) -> absl::Status {
+    RETURN_IF_ERROR(engine.InitializeWeights());
+    for (int64_t step = 0; step < 3; ++step) {
+      RETURN_IF_ERROR(engine.TrainStep(step).status());
+    }
+    float* first = engine.groups().front().main_weight();
+    ASSIGN_OR_RETURN(const std::vector<float> before, FirstWeights(engine));
+    const std::vector<float> nans(before.size(), std::numeric_limits<float>::quiet_NaN());
+    RETURN_IF_ERROR(engine.memory().Write(std::as_bytes(std::span(nans)), first));
+    ASSIGN_OR_RETURN(const StepResult skipped, engine.TrainStep(3));
+    EXPECT_TRUE(skipped.skipped);
+    RETURN_IF_ERROR(engine.memory().Write(std::as_bytes(std::span(before)), first));
+    ASSIGN_OR_RETURN(const StepResult next, engine.TrainStep(4));
+    EXPECT_FALSE(next.skipped);
+    EXPECT_EQ(engine.updates(), 4);
+    const shard::StepGraphs* graphs = engine.executor().graphs();
+    EXPECT_EQ(graphs->launches(), 3 * graphs->captured());
+    return absl::OkStatus();
+  };
+  const absl::Status status =
+      RunLocalRanks({.spec = args.spec, .body = body, .adjust = args.adjust, .gpu = &gpu()});
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(GpuSteps, RanksThatExchangeHaveNoGraphs) {
+  const RecordArgs args = DeviceSteps({.strategy = "ZeRO3", .width = 2});
+  const auto body = [&](RankEngine& engine, int) -> absl::Status {
+    EXPECT_EQ(engine.executor().graphs(), nullptr);
+    return absl::OkStatus();
+  };
+  EXPECT_TRUE(
+      RunLocalRanks(
+          {.spec = args.spec, .ranks = 2, .body = body, .adjust = args.adjust, .gpu = &gpu()})
+          .ok());
+}
+
 // -- the trainer
 
 TEST_F(GpuSteps, ReportsEveryStepAsTheEngineDoesThatReadsItAtOnce) {

@@ -179,9 +179,11 @@ absl::Status DeviceLocalCommunicator::Meet(const CollectiveTag& tag,
                                            CudaStream& stream,
                                            Offer mine) {
   RETURN_IF_ERROR(root_->failure.Get());
-  CudaEvent* event = events_[meetings_++ % events_.size()];
-  stream.Record(*event);
-  mine.event = event;
+  if (size() > 1) {
+    CudaEvent* event = events_[meetings_++ % events_.size()];
+    stream.Record(*event);
+    mine.event = event;
+  }
   RETURN_IF_ERROR(host_->AllGatherBytes(tag,
                                         std::as_bytes(std::span<const Offer>(&mine, 1)),
                                         std::as_writable_bytes(std::span<Offer>(offers_))));

@@ -192,30 +192,46 @@ void AttentionBlock::UndoHeads(Stream& stream,
   undo(raw.k, key_norm_, d_heads.k);
 }
 
+TensorView AttentionBlock::DAttended(const UnitMemory& memory) const {
+  const TensorView attended = attended_.In(memory);
+  return Carve(memory.workspace[d_b_], attended.size[0], attended.size[1]);
+}
+
+TensorView AttentionBlock::DQkv(const UnitMemory& memory) const {
+  const TensorView qkv = qkv_values_.In(memory);
+  return Carve(memory.workspace[d_a_], qkv.size[0], qkv.size[1]);
+}
+
+kernels::AttentionBackwardArgs AttentionBlock::BackwardArgs(const UnitMemory& memory) const {
+  const Heads heads = HeadsIn(memory);
+  const Heads d_heads = SplitHeads(DQkv(memory));
+  return {.shape = shape_,
+          .q = heads.q,
+          .k = heads.k,
+          .v = heads.v,
+          .out = attended_.In(memory),
+          .log_sum_exp = log_sum_exp_.In(memory),
+          .dout = DAttended(memory),
+          .dq = d_heads.q,
+          .dk = d_heads.k,
+          .dv = d_heads.v,
+          .workspace = memory.workspace[scratch_]};
+}
+
+void AttentionBlock::Prepare(Stream& stream, const UnitMemory& memory) const {
+  kernels::PrepareAttention(stream, BackwardArgs(memory));
+}
+
 void AttentionBlock::Backward(Stream& stream,
                               const UnitMemory& memory,
                               const WeightGradients& gradients) const {
   const TensorView& dhidden = memory.shared[dhidden_];
   const TensorView attended = attended_.In(memory);
-  const TensorView qkv = qkv_values_.In(memory);
-  const TensorView d_attended = Carve(memory.workspace[d_b_], attended.size[0], attended.size[1]);
+  const TensorView d_attended = DAttended(memory);
   output_.InputGradient(stream, {.memory = memory, .dy = dhidden, .dx = d_attended});
   output_.WeightGradient(stream, {.gradients = gradients, .x = attended, .dy = dhidden});
-  const TensorView d_qkv = Carve(memory.workspace[d_a_], qkv.size[0], qkv.size[1]);
-  const Heads heads = HeadsIn(memory);
-  const Heads d_heads = SplitHeads(d_qkv);
-  kernels::AttentionBackward(stream,
-                             {.shape = shape_,
-                              .q = heads.q,
-                              .k = heads.k,
-                              .v = heads.v,
-                              .out = attended,
-                              .log_sum_exp = log_sum_exp_.In(memory),
-                              .dout = d_attended,
-                              .dq = d_heads.q,
-                              .dk = d_heads.k,
-                              .dv = d_heads.v,
-                              .workspace = memory.workspace[scratch_]});
+  const TensorView d_qkv = DQkv(memory);
+  kernels::AttentionBackward(stream, BackwardArgs(memory));
   UndoHeads(stream, memory, gradients, d_qkv);
   const TensorView& d_normed = memory.workspace[d_c_];
   qkv_.InputGradient(stream, {.memory = memory, .dy = d_qkv, .dx = d_normed});

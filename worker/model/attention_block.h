@@ -16,6 +16,8 @@ class AttentionBlock {
  public:
   AttentionBlock(const UnitTensors& tensors, const plan::MicroBatchShape& micro_batch);
 
+  // Module::Prepare.
+  void Prepare(kernels::Stream& stream, const UnitMemory& memory) const;
   // Reads `hidden`, keeps x0, adds to `hidden`. x1 is kept by whoever reads it next.
   void Forward(kernels::Stream& stream, const UnitMemory& memory) const;
   // What the policy does not keep, from x0.
@@ -32,6 +34,11 @@ class AttentionBlock {
     TensorView v;
   };
   Heads SplitHeads(const TensorView& qkv) const;
+  // Of the attention between d_attended and d_qkv.
+  kernels::AttentionBackwardArgs BackwardArgs(const UnitMemory& memory) const;
+  // In the workspace, during Backward: gradients of `attended` and `qkv`.
+  TensorView DAttended(const UnitMemory& memory) const;
+  TensorView DQkv(const UnitMemory& memory) const;
   // The block of queries and keys that attention reads, and the views in it.
   TensorView QueriesAndKeys(const UnitMemory& memory) const;
   Heads HeadsIn(const UnitMemory& memory) const;

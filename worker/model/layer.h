@@ -15,6 +15,9 @@ class LayerModule final : public UnitModule {
               int unit,
               const plan::MicroBatchShape& micro_batch);
 
+  void Prepare(kernels::Stream& stream, const UnitMemory& memory) const override {
+    attention_.Prepare(stream, memory);
+  }
   void Forward(kernels::Stream& stream, const UnitMemory& memory) const override;
   void Remake(kernels::Stream& stream, const UnitMemory& memory) const override;
 

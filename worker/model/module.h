@@ -40,6 +40,13 @@ class Module {
  public:
   virtual ~Module() = default;
 
+  // Before the first step, with the memory of a Backward: chooses how its passes will be computed,
+  // where that takes long (kernels::PrepareAttention). Computes nothing.
+  virtual void Prepare(kernels::Stream& stream, const UnitMemory& memory) const {
+    (void)stream;
+    (void)memory;
+  }
+
   // Reads `hidden` (the first unit: `ids`) and replaces it; fills `saved`. `remade` is not there:
   // what it names lies in the workspace meanwhile. Of the head: the norm only, its losses are made
   // by Backward.

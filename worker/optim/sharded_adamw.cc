@@ -186,8 +186,9 @@ shard::DeviceMessages ShardedAdamW::MeasureOnDevice(kernels::Stream& stream) {
 }
 
 void ShardedAdamW::DecideOnDevice(kernels::Stream& stream) {
-  args_.device->Decide(
-      stream, args_.spec.optimizer.clip_norm, HyperWith(args_.spec.optimizer.weight_decay));
+  kernels::AdamWHyper hyper = HyperWith(args_.spec.optimizer.weight_decay);
+  hyper.learning_rate = 0;  // the messages say
+  args_.device->Decide(stream, args_.spec.optimizer.clip_norm, hyper);
 }
 
 absl::Status ShardedAdamW::ReadStep() {

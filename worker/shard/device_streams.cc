@@ -94,8 +94,43 @@ void DeviceStreams::Join() {
   }
 }
 
+void DeviceStreams::set_log(kernels::CudaCallLog* log) {
+  for (const Member& member : members_) {
+    if (member.stream != nullptr) {
+      member.stream->set_log(log);
+    }
+  }
+}
+
+absl::StatusOr<kernels::CudaGraph> DeviceStreams::Capture(const kernels::CudaCalls& calls) {
+  kernels::CudaStream& origin = compute();
+  origin.BeginCapture();
+  origin.Record(finished_);
+  absl::Status status;
+  for (Member& member : members_) {
+    if (member.stream != nullptr && member.stream.get() != &origin) {
+      member.stream->Wait(finished_);  // which brings it into the capture
+    }
+  }
+  for (size_t i = 0; i < calls.size() && status.ok(); ++i) {
+    status = calls[i].stream->Do(calls[i]);
+  }
+  for (Member& member : members_) {
+    if (status.ok() && member.stream != nullptr && member.stream.get() != &origin) {
+      member.stream->Record(member.joined);
+      origin.Wait(member.joined);
+    }
+  }
+  absl::StatusOr<kernels::CudaGraph> graph = origin.EndCapture();
+  RETURN_IF_ERROR(status);
+  return graph;
+}
+
 absl::Status DeviceStreams::WaitFor(const kernels::CudaEvent& event) {
   ++host_waits_;
+  if (kernels::CudaCallLog* log = compute().log(); log != nullptr) {
+    log->Refuse("a wait of the host for the device");
+  }
   const auto eager_until = std::chrono::steady_clock::now() + kEager;
   for (;;) {
     ASSIGN_OR_RETURN(const bool done, event.Done());

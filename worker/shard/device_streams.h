@@ -39,6 +39,11 @@ class DeviceStreams {
 
   // All later work of any stream waits for all work so far of every stream; the host does not.
   void Join();
+  // Of all streams, or nullptr (CudaStream::set_log).
+  void set_log(kernels::CudaCallLog* log);
+  // These calls as a graph of the compute stream, which ends when all of them have. Nothing runs.
+  // An error names the call that cannot be captured.
+  absl::StatusOr<kernels::CudaGraph> Capture(const kernels::CudaCalls& calls);
   // The host waits for what `stream` has been given.
   absl::Status Finish(kernels::CudaStream& stream);
   absl::Status FinishAll();

@@ -218,12 +218,19 @@ absl::Status UnitExecutor::RunInline(const BoundProgram& program, const ReplayTu
 absl::Status UnitExecutor::PrepareDevice() {
   timeline_ = std::make_unique<DeviceTimeline>(*args_.device);
   CHECK_MSG(args_.device != nullptr && device_orders_.empty(), "once, on a device");
+  if (options_.graphs) {
+    graphs_ = std::make_unique<StepGraphs>(*args_.device);
+  }
   for (const BoundProgram& program : programs_) {
     const std::vector<BoundInstruction>& list = program.instructions;
     std::vector<DeviceOrder>& orders = device_orders_.emplace_back(list.size());
     for (size_t i = 0; i < list.size(); ++i) {
       if (OfHost(list[i].instruction)) {
         continue;
+      }
+      if (list[i].instruction.op == OpCode::kBackward) {
+        args_.modules[static_cast<size_t>(list[i].instruction.unit)]->Prepare(
+            args_.device->of(list[i].instruction.stream), list[i].memory);
       }
       for (const int wait : list[i].instruction.waits) {
         const int freed_with = list[static_cast<size_t>(wait)].freed_with;
@@ -249,6 +256,15 @@ absl::Status UnitExecutor::PrepareDevice() {
 
 absl::Status UnitExecutor::RunOnDevice(const BoundProgram& program, const ReplayTurn& turn) {
   CHECK_MSG(!device_orders_.empty(), "PrepareDevice comes first");
+  const auto issue = [&] { return IssueOnDevice(program, turn); };
+  const bool watched = options_.recorder != nullptr || observer_ != nullptr;
+  const bool by_graph = graphs_ != nullptr && !watched && turn.slot.phase != plan::Phase::kEval;
+  RETURN_IF_ERROR(by_graph ? graphs_->Run(turn.slot, issue) : issue());
+  args_.device->Join();
+  return absl::OkStatus();
+}
+
+absl::Status UnitExecutor::IssueOnDevice(const BoundProgram& program, const ReplayTurn& turn) {
   const std::vector<DeviceOrder>& orders =
       device_orders_[static_cast<size_t>(&program - programs_.data())];
   for (size_t i = 0; i < program.instructions.size(); ++i) {
@@ -265,7 +281,6 @@ absl::Status UnitExecutor::RunOnDevice(const BoundProgram& program, const Replay
       stream.Record(events_[static_cast<size_t>(orders[i].event)]);
     }
   }
-  args_.device->Join();
   return absl::OkStatus();
 }
 

@@ -15,6 +15,7 @@
 #include "kernels/cpu_queue.h"
 #include "worker/shard/device_timeline.h"
 #include "worker/shard/instruction_runner.h"
+#include "worker/shard/step_graphs.h"
 
 namespace ravel::shard {
 
@@ -28,8 +29,11 @@ enum class StreamMode { kInline, kQueued };
 struct ExecutorOptions {
   StreamMode streams = StreamMode::kInline;
   // Tests: kQueued delays each instruction by a random time.
-  std::optional<uint64_t> delay_seed;
+  std::optional<uint64_t> delay_seed = std::nullopt;
   bool poison = false;  // fills fresh staging memory with NaN
+  // On a device: programs of training become graphs (step_graphs.h), where nobody looks at single
+  // instructions. For ranks whose collectives are work of their own streams alone.
+  bool graphs = true;
   // Records every instruction; outlives the executor. On a device: when it ran there, after a
   // call to CollectTrace.
   trace::Recorder* recorder = nullptr;
@@ -65,6 +69,8 @@ class UnitExecutor {
   // Per buffer of the plan, how much of it is made use of.
   std::vector<int64_t> bound_bytes() const;
   Generation generation(int group) const { return runner_.state().generation(group); }
+  // nullptr where there are none.
+  const StepGraphs* graphs() const { return graphs_.get(); }
   void set_recorder(trace::Recorder* recorder) { options_.recorder = recorder; }
   // On a device: waits for it, and gives `recorder` what was recorded since the last call.
   absl::Status CollectTrace(trace::Recorder& recorder);
@@ -84,6 +90,7 @@ class UnitExecutor {
   absl::Status RunInline(const BoundProgram& program, const ReplayTurn& turn);
   absl::Status RunQueued(const BoundProgram& program, const ReplayTurn& turn);
   absl::Status RunOnDevice(const BoundProgram& program, const ReplayTurn& turn);
+  absl::Status IssueOnDevice(const BoundProgram& program, const ReplayTurn& turn);
   absl::Status DrillOf(const plan::Instruction& instruction) const;
   // An instruction of a stream with what comes into force after it.
   absl::Status RunOne(const BoundProgram& program,
@@ -107,6 +114,7 @@ class UnitExecutor {
   std::vector<std::vector<DeviceOrder>> device_orders_;  // by program and instruction
   std::vector<kernels::CudaEvent> events_;
   std::unique_ptr<DeviceTimeline> timeline_;  // of a device
+  std::unique_ptr<StepGraphs> graphs_;
   uint64_t runs_ = 0;
 };
 

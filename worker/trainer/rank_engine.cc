@@ -10,6 +10,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/logging.h"
 #include "common/plan/compute_type.h"
 #include "kernels/cast.h"
 #include "kernels/philox.h"
@@ -151,6 +152,13 @@ absl::Status RankEngine::SetUpBatches() {
 
 void RankEngine::MakeParts() {
   const plan::ShardingPlan& plan = args_.plan;
+  if (args_.gpu != nullptr && args_.executor.graphs && plan.ranks > 1) {
+    // Hosts meet in every collective of device_local; those of NCCL are counted by its watchdog.
+    log::Info(absl::StrCat("graphs: none, since ranks exchange through ",
+                           args_.communicator.transport(),
+                           ", whose collectives are issued one by one"));
+    args_.executor.graphs = false;
+  }
   modules_ = model::MakeModules(plan.inventory, plan.micro_batch);
   optimizer_ = std::make_unique<optim::ShardedAdamW>(
       optim::ShardedAdamW::Args{.plan = plan,

@@ -28,6 +28,14 @@ constexpr std::chrono::milliseconds kTransferTimeout = std::chrono::minutes(10);
 // preceded by one that compares what ranks issue.
 constexpr char kCheckSetting[] = "RAVEL_NCCL_CHECK";
 
+// "0" leaves every call of a step to the host, for comparisons.
+constexpr char kGraphsSetting[] = "RAVEL_CUDA_GRAPHS";
+
+bool UseGraphs() {
+  const char* setting = std::getenv(kGraphsSetting);
+  return setting == nullptr || std::string_view(setting) != "0";
+}
+
 double SecondsSince(const Clock& clock, int64_t start_ms) {
   return static_cast<double>(clock.MonotonicMs() - start_ms) / 1000.0;
 }
@@ -115,7 +123,7 @@ absl::Status Trainer::RunWith(comm::Communicator& communicator, kernels::CudaGpu
                                        .spec = assignment.spec,
                                        .communicator = communicator,
                                        .control = [this] { return parts_.box.control(); },
-                                       .executor = {},
+                                       .executor = {.graphs = UseGraphs()},
                                        .gpu = gpu}));
   parts_.position.Enter(TrainerPhase::kRestoring);
   const int64_t start_ms = parts_.clock.MonotonicMs();

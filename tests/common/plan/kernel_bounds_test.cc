@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include "common/philox.h"
+#include "common/plan/attention_workspace.h"
 #include "common/plan/model_inventory.h"
 #include "kernels/attention.h"
+#include "kernels/cuda/attention_plans.h"
 #include "kernels/loss.h"
 #include "kernels/scalar/philox.h"
 
@@ -24,6 +26,35 @@ TEST(KernelBounds, AttentionScratchIsEnough) {
         EXPECT_GE(AttentionScratchElements(tokens, head),
                   kernels::AttentionWorkspaceElements(shape))
             << tokens << " tokens, head size " << head << ", kv heads " << heads;
+      }
+    }
+  }
+}
+
+// The parts are the kernels' own, and the bytes those of the largest that stays below the limit.
+TEST(KernelBounds, AttentionIsCutAsKernelsCutIt) {
+  for (const bool exact : {false, true}) {
+    for (const int64_t sequences : {1, 6, 64}) {
+      for (const int64_t kv_heads : {1, 8, 12}) {
+        const AttentionPass whole = {.sequences = sequences,
+                                     .sequence_tokens = 8192,
+                                     .query_heads = 4 * kv_heads,
+                                     .kv_heads = kv_heads,
+                                     .head_dim = 128,
+                                     .exact = exact};
+        const int64_t given = AttentionWorkspaceBytes(whole);
+        AttentionPass part = whole;
+        kernels::cuda::AttentionPart cut = {sequences, kv_heads};
+        while (AttentionEngineBytes(part) > given) {
+          EXPECT_GT(AttentionEngineBytes(part), kMostAttentionBytes);
+          cut = kernels::cuda::SmallerPart(cut);
+          ASSERT_GT(cut.sequences, 0);
+          part.sequences = cut.sequences;
+          part.kv_heads = cut.kv_heads;
+          part.query_heads = 4 * cut.kv_heads;
+        }
+        EXPECT_EQ(AttentionEngineBytes(part), given);
+        EXPECT_TRUE(given <= kMostAttentionBytes || (cut.sequences == 1 && cut.kv_heads == 1));
       }
     }
   }

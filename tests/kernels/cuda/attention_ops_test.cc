@@ -206,6 +206,33 @@ TEST_F(CudaStreamAttentionTest, PartsTogetherComputeAllOnce) {
                 "chain, engine 8, workspace 8192, in parts of 1 sequences and 1 key heads"));
 }
 
+TEST_F(CudaStreamAttentionTest, TheWorkspaceOfTheOperandsServesWhereItIsTheLarger) {
+  AttentionBackwardArgs args = BackwardOf(192);
+  std::vector<char> small(3000 * 4);
+  std::vector<float> large(2 * 64 * 4 * 16);  // two of three sequences: parts of one
+  stream_->UseAttention(
+      {.workspace = small.data(), .workspace_bytes = static_cast<int64_t>(small.size())});
+  args.workspace = VectorView(large.data(), static_cast<int64_t>(large.size()));
+  kernels::PrepareAttention(*stream_, args);
+  AttentionBackward(*stream_, args);
+  ExpectComputedOnce(args);
+  EXPECT_THAT(stream_->AttentionReport(),
+              HasSubstr("workspace 16384, in parts of 1 sequences and 2 key heads"));
+}
+
+TEST_F(CudaStreamAttentionTest, LessWorkspaceThanWasPreparedWithIsABug) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  AttentionBackwardArgs args = BackwardOf(192);
+  std::vector<char> small(3000 * 4);
+  std::vector<float> large(3 * 64 * 4 * 16);
+  stream_->UseAttention(
+      {.workspace = small.data(), .workspace_bytes = static_cast<int64_t>(small.size())});
+  args.workspace = VectorView(large.data(), static_cast<int64_t>(large.size()));
+  kernels::PrepareAttention(*stream_, args);
+  args.workspace = {};
+  EXPECT_DEATH(AttentionBackward(*stream_, args), "prepared with more workspace");
+}
+
 TEST_F(CudaStreamAttentionTest, FastBackwardIsAnotherChoice) {
   const AttentionBackwardArgs args = BackwardOf(64);
   AttentionBackward(*stream_, args);

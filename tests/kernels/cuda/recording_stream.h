@@ -54,7 +54,7 @@ class RecordingStream final : public LaunchStream {
     }
     return has_cudnn;
   }
-  int64_t PrepareAttention(const RavelCudaAttention& attention) override {
+  int64_t PrepareAttention(const RavelCudaAttention& attention, uint64_t) override {
     prepared.push_back(attention);
     return 1000 * attention.sequences + attention.backward;
   }

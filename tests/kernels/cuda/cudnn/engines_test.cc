@@ -11,6 +11,8 @@
 
 #include <gtest/gtest.h>
 
+#include "common/plan/attention_workspace.h"
+
 namespace ravel::kernels::cuda::testing {
 namespace {
 
@@ -61,6 +63,23 @@ Answer Probe(const std::string& compute) {
   return answer;
 }
 
+// Those of engines_probe.cc.
+struct Shape {
+  const char* model;
+  plan::AttentionPass pass;
+};
+const Shape kShapes[] = {
+    {"8B",
+     {.sequences = 1, .sequence_tokens = 8192, .query_heads = 32, .kv_heads = 8, .head_dim = 128}},
+    {"3B",
+     {.sequences = 2, .sequence_tokens = 4096, .query_heads = 24, .kv_heads = 8, .head_dim = 128}},
+    {"1.5B",
+     {.sequences = 4, .sequence_tokens = 2048, .query_heads = 12, .kv_heads = 2, .head_dim = 128}},
+    {"124M",
+     {.sequences = 64, .sequence_tokens = 1024, .query_heads = 12, .kv_heads = 12, .head_dim = 64}},
+    {"odd",
+     {.sequences = 3, .sequence_tokens = 200, .query_heads = 4, .kv_heads = 2, .head_dim = 72}}};
+
 class CudnnEngines : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(CudnnEngines, TakeTheShapesOfOurModelsWithinTheDesignsWorkspace) {
@@ -74,6 +93,22 @@ TEST_P(CudnnEngines, TakeTheShapesOfOurModelsWithinTheDesignsWorkspace) {
     SCOPED_TRACE(name);
     EXPECT_EQ(line.failure, "");
     EXPECT_GE(line.engine, 0);
+  }
+  // What plans give to attention is what the engines ask for, or more, and not much more.
+  for (const Shape& shape : kShapes) {
+    for (const char* pass : {"forward", "backward", "deterministic"}) {
+      const auto line = answer.lines.find(std::string(shape.model) + " " + pass);
+      if (line == answer.lines.end()) {
+        continue;
+      }
+      plan::AttentionPass whole = shape.pass;
+      whole.exact = line->first.ends_with("deterministic");
+      const auto planned = static_cast<uint64_t>(plan::AttentionEngineBytes(whole));
+      EXPECT_GE(planned, line->second.workspace_bytes) << line->first;
+      if (!line->first.ends_with("forward") && std::string(shape.model) != "odd") {
+        EXPECT_LE(planned, 2 * line->second.workspace_bytes) << line->first;
+      }
+    }
   }
   constexpr uint64_t kMiB = uint64_t{1} << 20;
   constexpr uint64_t kTokens = 8192;

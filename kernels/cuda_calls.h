@@ -1,0 +1,77 @@
+#pragma once
+
+// What streams of a device are given, call by call: kept while it is done, to become a graph, and
+// compared with what is given later, which the graph then stands for. So a graph is launched only
+// for the very calls that it was made of, arguments and all.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace ravel::kernels {
+
+class CudaStream;
+
+// One call of the C interface on a stream. Arguments have no padding.
+struct CudaCall {
+  enum class Kind : int32_t { kLaunch, kCopy, kFill, kProduct, kAttention, kRecord, kWait };
+  Kind kind = Kind::kLaunch;
+  CudaStream* stream = nullptr;
+  std::span<const std::byte> arguments;
+};
+// "kernel 123", "a copy of 64 bytes", "a wait for an event".
+std::string NameOf(const CudaCall& call);
+
+class CudaCalls {
+ public:
+  void Append(const CudaCall& call);
+  void Clear();
+  size_t size() const { return places_.size(); }
+  CudaCall operator[](size_t index) const;
+
+ private:
+  struct Place {
+    CudaCall::Kind kind;
+    CudaStream* stream;
+    size_t begin;
+    size_t bytes;
+  };
+  std::vector<Place> places_;
+  std::vector<std::byte> arguments_;
+};
+
+// Set on all streams of a thread at once (CudaStream::set_log). Used only from that thread.
+class CudaCallLog {
+ public:
+  // From here on calls are done and kept.
+  void Record();
+  // From here on calls are not done as long as they are those of `calls`, in that order; with the
+  // first that is not, all before it are done, and every later one. `calls` stays until Finish.
+  void Follow(const CudaCalls& calls);
+  // What was kept.
+  const CudaCalls& calls() const { return kept_; }
+  // Ends either. True where a capture can hold what was recorded, or where the calls followed were
+  // all of `calls` and nothing else: none of them was done. Otherwise `difference` says why.
+  bool Finish();
+  const std::string& difference() const { return difference_; }
+
+  // From streams: whether the call is to be done now.
+  bool Takes(const CudaCall& call);
+  // From what no graph can hold, by name: a wait of the host, a collective.
+  void Refuse(const std::string& what);
+
+ private:
+  enum class Mode { kIdle, kRecording, kFollowing, kDiverged };
+  // Does what was only followed.
+  void Diverge(const std::string& why);
+
+  Mode mode_ = Mode::kIdle;
+  CudaCalls kept_;
+  const CudaCalls* expected_ = nullptr;
+  size_t position_ = 0;
+  std::string difference_;
+};
+
+}  // namespace ravel::kernels

@@ -110,6 +110,25 @@ INSTANTIATE_TEST_SUITE_P(Cases,
                          ::testing::ValuesIn(CaseNames()),
                          [](const auto& tested) { return tested.param; });
 
+// Both passes, with the workspace that the plan gives them, and nothing new later.
+TEST_F(GpuBf16, AttentionIsChosenBeforeTheFirstStep) {
+  const RecordArgs args = Bf16Steps({.strategy = "ZeRO3"}, "bundled_rope_scaling");
+  const auto body = [&](RankEngine& engine, int) -> absl::Status {
+    const std::string before = engine.AttentionReport();
+    EXPECT_THAT(before, ::testing::HasSubstr("fwd-"));
+    EXPECT_THAT(before, ::testing::HasSubstr("bwd-det-"));
+    EXPECT_THAT(before, ::testing::Not(::testing::HasSubstr("in parts")));
+    RETURN_IF_ERROR(engine.InitializeWeights());
+    RETURN_IF_ERROR(engine.TrainStep(0).status());
+    RETURN_IF_ERROR(engine.Evaluate().status());
+    EXPECT_EQ(engine.AttentionReport(), before);
+    return absl::OkStatus();
+  };
+  const absl::Status status =
+      RunLocalRanks({.spec = args.spec, .body = body, .adjust = args.adjust, .gpu = &gpu()});
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST_F(GpuBf16, AStateGoesOnAtAnotherWidthAndStrategyWithTheSameBits) {
   RecordArgs first = Bf16Steps({.strategy = "ZeRO3", .width = 4});
   first.last_step = 2;

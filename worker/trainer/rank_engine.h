@@ -78,6 +78,10 @@ class RankEngine {
   absl::StatusOr<StepResult> TrainStep(int64_t step);
   // Waits of the host for the device so far; 0 on a host.
   int64_t host_waits() const { return device_ == nullptr ? 0 : device_->host_waits(); }
+  // What computes attention on a device, chosen before the first step: a line for each description.
+  std::string AttentionReport() const {
+    return device_ == nullptr ? "" : device_->compute().AttentionReport();
+  }
 
   // Collective. Replays a step whose gradients were not finite, which changed no weights, looks at
   // everything that each instruction writes, and says what was wrong first on any rank: rank, lane,

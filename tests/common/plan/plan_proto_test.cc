@@ -339,7 +339,7 @@ TEST(PlanProto, PlansOfBf16WeightsAndWiresRoundTrip) {
       EXPECT_EQ(back->options.gradient_wire, wire);
       EXPECT_EQ(back->options.communication_blocks, 5);
       EXPECT_EQ(back->options.attention_workspace_bytes, plan->options.attention_workspace_bytes);
-      EXPECT_EQ(plan->options.attention_workspace_bytes > 0, element_bytes == 2);
+      EXPECT_EQ(plan->options.attention_workspace_bytes > 0, compute == ComputeType::kBF16);
       EXPECT_EQ(back->inventory.units[1].workspace.back().shape,
                 plan->inventory.units[1].workspace.back().shape);
       EXPECT_EQ(WireBytesPerStep(*back), WireBytesPerStep(*plan));
@@ -353,7 +353,7 @@ TEST(PlanProto, PlansOfBf16WeightsAndWiresRoundTrip) {
   proto.mutable_options()->set_communication_blocks(65);
   EXPECT_THAT(std::string(FromProto(proto).status().message()),
               HasSubstr("options.communication_blocks: expected 0 to 64, got 65"));
-  proto.mutable_options()->set_weight_element_bytes(2);
+  proto.mutable_options()->set_communication_blocks(0);
   proto.mutable_options()->set_attention_workspace_bytes(-1);
   EXPECT_THAT(std::string(FromProto(proto).status().message()),
               HasSubstr("options.attention_workspace_bytes: out of range"));

@@ -6,6 +6,7 @@
 #include "kernels/cuda/kernel_params.h"
 #pragma GCC diagnostic pop
 
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -25,6 +26,11 @@ using ::testing::HasSubstr;
 
 class CudaCallsTest : public ::testing::Test {
  protected:
+  static void SetUpTestSuite() {  // as the emulated device's own tests, whichever come first
+    setenv("RAVEL_EMULATED_DEVICES", "2", 1);
+    setenv("RAVEL_EMULATED_MEMORY_BYTES", "268435456", 1);
+    setenv("RAVEL_EMULATED_DELAY_SEED", "5", 1);
+  }
   void SetUp() override {
     const auto library = CudaLibrary::Open(RAVEL_EMULATED_CUDA_LIBRARY);
     ASSERT_TRUE(library.ok()) << library.status();

@@ -56,6 +56,22 @@ void JobRules::CheckPrecision() {
     Fail("spec.precision.compute", "fp32: cpu devices compute in nothing else", "'bf16'");
   }
   spec().compute = bf16 ? plan::ComputeType::kBF16 : plan::ComputeType::kF32;
+  if (bf16 || Failed("spec.precision.compute")) {
+    return;
+  }
+  const auto refuse = [&](const char* field, bool narrow, const std::string& got) {
+    if (narrow) {
+      Fail(absl::StrCat("spec.training.optimizer.", field),
+           "fp32, or precision.compute bf16",
+           Quoted(got));
+    }
+  };
+  const v1::OptimizerSpec& optimizer = job().training().optimizer();
+  refuse(
+      "stateDtype", spec().optimizer.state_type != plan::StateType::kF32, optimizer.state_dtype());
+  refuse("mainWeights",
+         spec().optimizer.main_weights != plan::MainWeightForm::kF32,
+         optimizer.main_weights());
 }
 
 void JobRules::CheckElastic() {

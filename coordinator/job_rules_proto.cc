@@ -326,8 +326,14 @@ void JobRules::CheckOptimizer() {
   if (!(optimizer.clip_norm() >= 0) || !std::isfinite(optimizer.clip_norm())) {
     Fail(path + "clipNorm", "a number >= 0 (0: off)", Number(optimizer.clip_norm()));
   }
-  Choice(path + "stateDtype", optimizer.mutable_state_dtype(), {"fp32"});
-  Choice(path + "mainWeights", optimizer.mutable_main_weights(), {"fp32"});
+  const bool narrow =
+      Choice(path + "stateDtype", optimizer.mutable_state_dtype(), {"fp32", "bf16"}) == 1;
+  const bool split =
+      Choice(path + "mainWeights", optimizer.mutable_main_weights(), {"fp32", "bf16_remainder"}) ==
+      1;
+  spec().optimizer.state_type = narrow ? plan::StateType::kBF16 : plan::StateType::kF32;
+  spec().optimizer.main_weights =
+      split ? plan::MainWeightForm::kBF16Remainder : plan::MainWeightForm::kF32;
   spec().optimizer.lr = optimizer.lr();
   spec().optimizer.eps = optimizer.eps();
   spec().optimizer.weight_decay = optimizer.weight_decay();

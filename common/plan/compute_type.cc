@@ -29,6 +29,14 @@ int64_t WeightElementBytes(ComputeType compute) {
   return DTypeBytes(compute == ComputeType::kBF16 ? DType::kBF16 : DType::kF32);
 }
 
+int64_t MainElementBytes(MainWeightForm form) {
+  return DTypeBytes(form == MainWeightForm::kBF16Remainder ? DType::kI16 : DType::kF32);
+}
+
+int64_t StateElementBytes(StateType type) {
+  return DTypeBytes(type == StateType::kBF16 ? DType::kBF16 : DType::kF32);
+}
+
 void UseBf16Activations(ModelInventory& inventory) {
   for (UnitSpec& unit : inventory.units) {
     Narrow(unit.saved);

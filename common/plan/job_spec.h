@@ -29,6 +29,12 @@ struct DataSpec {
   std::string tokenizer;  // path of a tokenizer.json, or empty
 };
 
+// Of moments.
+enum class StateType { kF32, kBF16 };
+// The weights that the optimizer updates: fp32, or the 16 bits that a bf16 model weight lacks of it
+// (kernels/mixed_adamw.h). Both train with the same bits.
+enum class MainWeightForm { kF32, kBF16Remainder };
+
 struct OptimizerSpec {
   double lr = 0;
   double beta1 = 0.9;
@@ -36,6 +42,8 @@ struct OptimizerSpec {
   double eps = 1e-8;
   double weight_decay = 0.1;
   double clip_norm = 1.0;  // 0: off
+  StateType state_type = StateType::kF32;
+  MainWeightForm main_weights = MainWeightForm::kF32;
 };
 
 enum class ScheduleKind { kConstant, kLinear, kCosine, kWsd };
@@ -50,7 +58,7 @@ enum class Strategy { kNoShard, kOptim, kOptimGrads, kOptimGradsParams };
 // Activations that backward makes again; each includes those before it.
 enum class RecomputePolicy { kNone, kNorm, kMlp, kBlock };
 enum class WireType { kF32, kBF16 };
-// Of weights that modules read, and of activations. Main weights, gradients and moments are fp32.
+// Of weights that modules read, and of activations. Gradients are fp32.
 enum class ComputeType { kF32, kBF16 };
 enum class DeterminismMode { kExact, kFast };
 enum class Transport { kAuto, kShm, kGloo };

@@ -165,8 +165,12 @@ absl::Status CheckSizes(const ShardingPlan& plan) {
                        ? weights / plan.lanes.width()
                        : weights;
         break;
+      case BufferKind::kExpAvg:
+      case BufferKind::kExpAvgSq:
+        expected = StoredRange(plan, buffer.group, 0).elements * plan.options.state_element_bytes;
+        break;
       default:
-        expected = StoredRange(plan, buffer.group, 0).elements * 4;
+        expected = StoredRange(plan, buffer.group, 0).elements * plan.options.main_element_bytes;
         break;
     }
     if (buffer.bytes != expected) {

@@ -90,6 +90,8 @@ void TrainingToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_eps(spec.optimizer.eps);
   proto.set_weight_decay(spec.optimizer.weight_decay);
   proto.set_clip_norm(spec.optimizer.clip_norm);
+  proto.set_state_type(static_cast<int32_t>(spec.optimizer.state_type));
+  proto.set_main_weights(static_cast<int32_t>(spec.optimizer.main_weights));
   proto.set_schedule_kind(static_cast<int32_t>(spec.schedule.kind));
   proto.set_warmup_steps(spec.schedule.warmup_steps);
   proto.set_min_ratio(spec.schedule.min_ratio);
@@ -176,6 +178,12 @@ absl::Status TrainingFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
                     .eps = proto.eps(),
                     .weight_decay = proto.weight_decay(),
                     .clip_norm = proto.clip_norm()};
+  RETURN_IF_ERROR(
+      ReadEnum("state_type", proto.state_type(), StateType::kBF16, spec.optimizer.state_type));
+  RETURN_IF_ERROR(ReadEnum("main_weights",
+                           proto.main_weights(),
+                           MainWeightForm::kBF16Remainder,
+                           spec.optimizer.main_weights));
   RETURN_IF_ERROR(
       ReadEnum("schedule_kind", proto.schedule_kind(), ScheduleKind::kWsd, spec.schedule.kind));
   spec.schedule.warmup_steps = proto.warmup_steps();

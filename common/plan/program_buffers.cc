@@ -111,25 +111,25 @@ class BufferList {
     if (!rules.trainable || rules.outer_gradient_sharded || !same_type) {
       outer = add_inside("model_weight", BufferKind::kModelWeight, weight_bytes / parts, outer);
     }
-    const int64_t bytes =
-        TotalBytes(group) / parts / (rules.outer_gradient_sharded ? request_.lanes.replicas : 1);
-    const auto add_own = [&](const char* role, BufferKind kind) {
-      ProgramBuffer own = OfGroup(role, kind, group, bytes);
+    const int64_t elements = TotalBytes(group) / kGradientElementBytes / parts /
+                             (rules.outer_gradient_sharded ? request_.lanes.replicas : 1);
+    const auto add_own = [&](const char* role, BufferKind kind, int64_t element_bytes) {
+      ProgramBuffer own = OfGroup(role, kind, group, elements * element_bytes);
       own.persistent = true;
       Add(own);
     };
     if (!same_type) {
       // Of frozen groups, too: what is saved is what was loaded, to the bit.
-      add_own("main_weight", BufferKind::kMainWeight);
+      add_own("main_weight", BufferKind::kMainWeight, request_.options.main_element_bytes);
     } else if (rules.trainable) {
-      add_inside("main_weight", BufferKind::kMainWeight, bytes, outer);
+      add_inside("main_weight", BufferKind::kMainWeight, elements * kGradientElementBytes, outer);
     }
     if (!rules.trainable) {
       return;
     }
     for (const auto& [role, kind] : {std::make_pair("exp_avg", BufferKind::kExpAvg),
                                      std::make_pair("exp_avg_sq", BufferKind::kExpAvgSq)}) {
-      add_own(role, kind);
+      add_own(role, kind, request_.options.state_element_bytes);
     }
   }
 

@@ -40,6 +40,16 @@ absl::Status CheckRequest(const PlanRequest& request) {
                      ", got ",
                      spec.data.sequence_length));
   }
+  if (spec.compute != ComputeType::kBF16) {
+    if (spec.optimizer.main_weights != MainWeightForm::kF32) {
+      return absl::InvalidArgumentError(
+          "training.optimizer.mainWeights: bf16_remainder needs precision.compute bf16");
+    }
+    if (spec.optimizer.state_type != StateType::kF32) {
+      return absl::InvalidArgumentError(
+          "training.optimizer.stateDtype: bf16 needs precision.compute bf16");
+    }
+  }
   if (spec.transport == Transport::kShm && !request.shared_memory) {
     return absl::InvalidArgumentError(
         "parallelism.transport: shm needs all ranks on one host; use auto or gloo");
@@ -205,6 +215,8 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
                   .replicas = plan.lanes.replicas,
                   .recompute = spec.recompute,
                   .weight_element_bytes = WeightElementBytes(spec.compute),
+                  .main_element_bytes = MainElementBytes(spec.optimizer.main_weights),
+                  .state_element_bytes = StateElementBytes(spec.optimizer.state_type),
                   .gradient_wire = spec.gradient_wire,
                   .communication_blocks = spec.communication_blocks,
                   .attention_workspace_bytes = plan.options.attention_workspace_bytes};

@@ -297,6 +297,20 @@ absl::Status OptionsFromProto(const v1::PlannedOptions& proto, ShardingPlan& pla
   if (proto.attention_workspace_bytes() < 0 || proto.attention_workspace_bytes() > kMostBytes) {
     return Invalid("options.attention_workspace_bytes: out of range");
   }
+  const auto read_bytes = [](const char* name, int64_t bytes, int64_t& to) {
+    to = bytes == 0 ? int64_t{4} : bytes;
+    return to == 2 || to == 4
+               ? absl::OkStatus()
+               : Invalid(absl::StrCat("options.", name, ": expected 2 or 4, got ", bytes));
+  };
+  RETURN_IF_ERROR(read_bytes(
+      "main_element_bytes", proto.main_element_bytes(), plan.options.main_element_bytes));
+  RETURN_IF_ERROR(read_bytes(
+      "state_element_bytes", proto.state_element_bytes(), plan.options.state_element_bytes));
+  if (plan.options.weight_element_bytes == 4 &&
+      plan.options.main_element_bytes + plan.options.state_element_bytes != 8) {
+    return Invalid("options: fp32 weights have fp32 main weights and moments");
+  }
   RETURN_IF_ERROR(ReadEnum(
       "options.gradient_wire", proto.gradient_wire(), WireType::kBF16, plan.options.gradient_wire));
   return ReadEnum(
@@ -314,6 +328,9 @@ void OptionsToProto(const ProgramOptions& options, v1::PlannedOptions& proto) {
   proto.set_gradient_wire(static_cast<int32_t>(options.gradient_wire));
   proto.set_communication_blocks(options.communication_blocks);
   proto.set_attention_workspace_bytes(options.attention_workspace_bytes);
+  // Plans that were made before there was a choice keep their hashes.
+  proto.set_main_element_bytes(options.main_element_bytes == 4 ? 0 : options.main_element_bytes);
+  proto.set_state_element_bytes(options.state_element_bytes == 4 ? 0 : options.state_element_bytes);
 }
 
 void ProgramsToProto(const ShardingPlan& plan, v1::ShardingPlan& proto) {

@@ -47,8 +47,8 @@ enum class OpCode : uint8_t {
 enum class StreamId : uint8_t { kCompute = 1, kGather = 2, kReduce = 3, kHost = 4, kOuter = 5 };
 
 enum class BufferKind : uint8_t {
-  kMainWeight = 1,  // this rank's shard, fp32; inside `gathered` when gathers are in place, unless
-                    // model weights are of another type
+  kMainWeight = 1,  // this rank's shard, fp32 or remainders; inside `gathered` when gathers are in
+                    // place, unless model weights are of another type
   kExpAvg = 2,
   kExpAvgSq = 3,
   kMainGrad = 4,  // one slot of the lane counter of a unit's gradient call
@@ -161,8 +161,12 @@ struct ProgramOptions {
   int64_t replicas = 1;  // of the outer axis
   RecomputePolicy recompute = RecomputePolicy::kNone;
   // Of an element of model weights, gathered weights and activations: 4, or 2 (bf16), where main
-  // weights are buffers of their own. Main weights, gradients and moments are fp32.
+  // weights are buffers of their own. Gradients are fp32.
   int64_t weight_element_bytes = 4;
+  // Of a main weight: 4, or 2, where it is the remainder that makes the bf16 model weight of the
+  // same element an exact fp32.
+  int64_t main_element_bytes = 4;
+  int64_t state_element_bytes = 4;  // of a moment: 4, or 2 (bf16)
   // Of the lanes' gradients between the ranks of a replica.
   WireType gradient_wire = WireType::kF32;
   // Of a GPU, that a collective may occupy; 0: the transport's choice. No instruction depends on

@@ -120,7 +120,9 @@ json::Value PlanJson(const PlanDocument& document) {
   out.Set("attentionWorkspaceBytes", plan.options.attention_workspace_bytes);
   json::Value types;
   types.Set("compute", plan.options.weight_element_bytes == 2 ? "bf16" : "fp32");
-  types.Set("mainWeight", "fp32").Set("gradient", "fp32").Set("moments", "fp32");
+  types.Set("mainWeight", plan.options.main_element_bytes == 2 ? "bf16_remainder" : "fp32");
+  types.Set("gradient", "fp32");
+  types.Set("moments", plan.options.state_element_bytes == 2 ? "bf16" : "fp32");
   types.Set("gradientWire", plan.options.gradient_wire == plan::WireType::kBF16 ? "bf16" : "fp32");
   out.Set("types", std::move(types));
   out.Set("parameters", plan.inventory.parameter_count());

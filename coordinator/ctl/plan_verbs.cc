@@ -101,14 +101,23 @@ std::string TimelineText(const plan::ShardingPlan& plan, const plan::DeviceKind&
 }
 
 std::string TypesText(const plan::ShardingPlan& plan) {
-  if (plan.options.weight_element_bytes != 2) {
+  const plan::ProgramOptions& options = plan.options;
+  if (options.weight_element_bytes != 2) {
     return "fp32 throughout\n";
   }
-  return absl::StrCat(
-      "bf16 weights and activations; fp32 main weights, gradients and optimizer state\n",
-      "attention has ",
-      plan.options.attention_workspace_bytes >> 20,
-      " MiB of each layer's workspace\n");
+  const std::string attention = absl::StrCat("attention has ",
+                                             options.attention_workspace_bytes >> 20,
+                                             " MiB of each layer's workspace\n");
+  if (options.main_element_bytes == 4 && options.state_element_bytes == 4) {
+    return "bf16 weights and activations; fp32 main weights, gradients and optimizer state\n" +
+           attention;
+  }
+  return absl::StrCat("bf16 weights and activations; main weights ",
+                      options.main_element_bytes == 4 ? "fp32" : "as bf16 and remainder",
+                      ", fp32 gradients, ",
+                      options.state_element_bytes == 4 ? "fp32" : "bf16",
+                      " optimizer state\n",
+                      attention);
 }
 
 struct Planned {

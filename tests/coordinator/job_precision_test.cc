@@ -74,9 +74,24 @@ TEST(JobPrecision, WhatNoEngineComputesIsRefusedByName) {
   EXPECT_EQ(TypeViolations(MakeTyped("gpu", "compute: fp8")),
             "spec.precision.compute: expected one of bf16, fp32, got 'fp8'\n");
   EXPECT_EQ(TypeViolations(MakeTyped("gpu", "", "stateDtype: fp8")),
-            "spec.training.optimizer.stateDtype: expected fp32, got 'fp8'\n");
+            "spec.training.optimizer.stateDtype: expected one of fp32, bf16, got 'fp8'\n");
   EXPECT_EQ(TypeViolations(MakeTyped("gpu", "", "mainWeights: bf16")),
-            "spec.training.optimizer.mainWeights: expected fp32, got 'bf16'\n");
+            "spec.training.optimizer.mainWeights: expected one of fp32, bf16_remainder, got "
+            "'bf16'\n");
+}
+
+TEST(JobPrecision, NarrowStatesAndRemaindersGoWithBf16Alone) {
+  const std::string both = "stateDtype: bf16, mainWeights: bf16_remainder";
+  const CanonicalJob job = MakeTyped("gpu", "", both);
+  ASSERT_TRUE(job.ok()) << TypeViolations(job);
+  EXPECT_EQ(job.spec.optimizer.state_type, plan::StateType::kBF16);
+  EXPECT_EQ(job.spec.optimizer.main_weights, plan::MainWeightForm::kBF16Remainder);
+  const std::string refused =
+      "spec.training.optimizer.stateDtype: expected fp32, or precision.compute bf16, got 'bf16'\n"
+      "spec.training.optimizer.mainWeights: expected fp32, or precision.compute bf16, got "
+      "'bf16_remainder'\n";
+  EXPECT_EQ(TypeViolations(MakeTyped("gpu", "compute: fp32", both)), refused);
+  EXPECT_EQ(TypeViolations(MakeTyped("cpu", "", both)), refused);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "common/check.h"
 #include "common/mutex.h"
 #include "common/plan/architecture/architecture.h"
+#include "worker/optim/stored_state.h"
 
 namespace ravel::trainer {
 namespace {
@@ -96,12 +97,16 @@ using Tensors = std::map<std::string, std::vector<float>>;
 // Elements that no rank has given yet.
 constexpr uint32_t kUnsetBits = 0x7fc0dead;
 
-// What a rank stores at `data`, on the host; empty for a frozen tensor's moments.
+// What a rank stores, on the host; empty for a frozen tensor's moments.
 absl::StatusOr<std::vector<float>> ReadShard(RankEngine& engine,
                                              const shard::ParameterGroup& group,
-                                             const float* data) {
-  std::vector<float> shard(data == nullptr ? 0 : static_cast<size_t>(group.shard_elements()));
-  RETURN_IF_ERROR(engine.memory().Read(data, std::as_writable_bytes(std::span<float>(shard))));
+                                             plan::StateRole role) {
+  const bool there = role == plan::StateRole::kParam || group.rules().trainable;
+  std::vector<float> shard(there ? static_cast<size_t>(group.shard_elements()) : 0);
+  if (there) {
+    RETURN_IF_ERROR(optim::ReadStored(
+        engine.memory(), group, role, 0, std::as_writable_bytes(std::span<float>(shard))));
+  }
   return shard;
 }
 
@@ -122,25 +127,30 @@ void CopyPiece(const plan::TensorSpec& tensor,
 }
 
 absl::Status LoadPiece(RankEngine& engine,
+                       const shard::ParameterGroup& group,
                        const plan::OwnedPiece& piece,
-                       const std::vector<float>& values,
-                       float* shard) {
-  if (shard == nullptr) {
+                       plan::StateRole role,
+                       const Tensors& tensors) {
+  if (role != plan::StateRole::kParam && !group.rules().trainable) {
     return absl::OkStatus();  // a frozen tensor's moments
   }
+  const std::vector<float>& values = tensors.at(engine.tensor(piece.tensor).name);
   const auto begin = static_cast<size_t>(piece.begin);
-  return engine.memory().Write(
-      std::as_bytes(std::span(values).subspan(begin, static_cast<size_t>(piece.end) - begin)),
-      shard + piece.shard_offset);
+  return optim::WriteStored(
+      engine.memory(),
+      group,
+      role,
+      piece.shard_offset,
+      std::span(values).subspan(begin, static_cast<size_t>(piece.end) - begin));
 }
 
 absl::Status LoadState(RankEngine& engine, const Recording& from) {
+  using plan::StateRole;
   for (const shard::ParameterGroup& group : engine.groups()) {
     for (const plan::OwnedPiece& piece : group.pieces()) {
-      const std::string& name = engine.tensor(piece.tensor).name;
-      RETURN_IF_ERROR(LoadPiece(engine, piece, from.weights.at(name), group.main_weight()));
-      RETURN_IF_ERROR(LoadPiece(engine, piece, from.exp_avg.at(name), group.exp_avg()));
-      RETURN_IF_ERROR(LoadPiece(engine, piece, from.exp_avg_sq.at(name), group.exp_avg_sq()));
+      RETURN_IF_ERROR(LoadPiece(engine, group, piece, StateRole::kParam, from.weights));
+      RETURN_IF_ERROR(LoadPiece(engine, group, piece, StateRole::kExpAvg, from.exp_avg));
+      RETURN_IF_ERROR(LoadPiece(engine, group, piece, StateRole::kExpAvgSq, from.exp_avg_sq));
     }
   }
   engine.set_updates(from.updates);
@@ -247,9 +257,9 @@ absl::Status RunRank(const RecordArgs& args, RankEngine& engine, int rank, Recor
 absl::Status AddState(RankEngine& engine, Recording& to) {
   to.updates = engine.updates();
   for (const shard::ParameterGroup& group : engine.groups()) {
-    ASSIGN_OR_RETURN(const auto weights, ReadShard(engine, group, group.main_weight()));
-    ASSIGN_OR_RETURN(const auto exp_avg, ReadShard(engine, group, group.exp_avg()));
-    ASSIGN_OR_RETURN(const auto exp_avg_sq, ReadShard(engine, group, group.exp_avg_sq()));
+    ASSIGN_OR_RETURN(const auto weights, ReadShard(engine, group, plan::StateRole::kParam));
+    ASSIGN_OR_RETURN(const auto exp_avg, ReadShard(engine, group, plan::StateRole::kExpAvg));
+    ASSIGN_OR_RETURN(const auto exp_avg_sq, ReadShard(engine, group, plan::StateRole::kExpAvgSq));
     for (const plan::OwnedPiece& piece : group.pieces()) {
       const plan::TensorSpec& tensor = engine.tensor(piece.tensor);
       CopyPiece(tensor, piece, weights, to.weights);

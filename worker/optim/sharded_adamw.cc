@@ -12,6 +12,7 @@
 #include "kernels/row_sum.h"
 #include "kernels/step_statistics.h"
 #include "worker/optim/lr_schedule.h"
+#include "worker/optim/stored_state.h"
 
 namespace ravel::optim {
 namespace {
@@ -328,7 +329,11 @@ absl::Status ShardedAdamW::MeasuredUpdate(kernels::Stream& stream,
   std::vector<float> change(static_cast<size_t>(group.shard_elements()));
   std::vector<float> after(change.size());
   const auto read = [&](std::vector<float>& to) {
-    return args_.memory.Read(group.main_weight(), std::as_writable_bytes(std::span<float>(to)));
+    return ReadStored(args_.memory,
+                      group,
+                      plan::StateRole::kParam,
+                      0,
+                      std::as_writable_bytes(std::span<float>(to)));
   };
   RETURN_IF_ERROR(read(change));
   kernels::CpuStream host;
@@ -380,32 +385,39 @@ void ShardedAdamW::AdamW(kernels::Stream& stream, const shard::ParameterGroup& g
   for (const plan::OwnedPiece& piece : group.pieces()) {
     const int64_t at = piece.shard_offset;
     const int64_t elements = piece.end - piece.begin;
-    const bool decay = args_.plan.inventory.tensors[static_cast<size_t>(piece.tensor)].decay;
-    kernels::AdamWArgs args = {.p = VectorView(group.main_weight() + at, elements),
-                               .g = VectorView(group.optimizer_gradient() + at, elements),
-                               .m = VectorView(group.exp_avg() + at, elements),
-                               .v = VectorView(group.exp_avg_sq() + at, elements),
-                               .scalars = decay ? with_decay : without_decay};
+    const plan::TensorSpec& tensor =
+        args_.plan.inventory.tensors[static_cast<size_t>(piece.tensor)];
+    const bool decay = tensor.decay;
+    const shard::ParameterGroup::Stored stored = group.StoredAt(at, elements);
+    // Fp32 moments draw nothing: their calls are the same in every step, as graphs want them.
+    const bool rounds = stored.exp_avg.dtype == DType::kBF16;
+    kernels::MixedAdamWArgs args = {.main_weight = stored.main_weight,
+                                    .weight = stored.model_weight,
+                                    .remainder = stored.remainder,
+                                    .g = VectorView(group.optimizer_gradient() + at, elements),
+                                    .m = stored.exp_avg,
+                                    .v = stored.exp_avg_sq,
+                                    .seed = args_.spec.seed,
+                                    .step = rounds ? static_cast<uint32_t>(step_ + 1) : 0,
+                                    .site = tensor.site,
+                                    .first_index = piece.begin,
+                                    .scalars = decay ? with_decay : without_decay};
     if (outcome != nullptr) {
       args.device_scalars = decay ? &outcome->with_decay : &outcome->without_decay;
       args.apply = &outcome->apply;
     }
-    if (!group.rounds_weights()) {
-      kernels::AdamWUpdate(stream, args);
+    if (group.rounds_weights()) {
+      kernels::MixedAdamWUpdate(stream, args);
       continue;
     }
-    TensorView weight = VectorView(nullptr, elements);
-    weight.dtype = DType::kBF16;
-    weight.data = ElementAt(group.stored_model_weight(), at, weight.dtype);
-    kernels::MixedAdamWUpdate(stream,
-                              {.main_weight = args.p,
-                               .weight = weight,
-                               .g = args.g,
-                               .m = args.m,
-                               .v = args.v,
-                               .scalars = args.scalars,
-                               .device_scalars = args.device_scalars,
-                               .apply = args.apply});
+    kernels::AdamWUpdate(stream,
+                         {.p = args.main_weight,
+                          .g = args.g,
+                          .m = args.m,
+                          .v = args.v,
+                          .scalars = args.scalars,
+                          .device_scalars = args.device_scalars,
+                          .apply = args.apply});
   }
 }
 

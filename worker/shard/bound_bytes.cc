@@ -24,9 +24,10 @@ int64_t GroupBytes(const plan::ShardingPlan& plan,
     case BufferKind::kModelWeight:
       return (group.rules().optimizer_sharded ? slice : whole) * weight_bytes;
     case BufferKind::kMainWeight:
+      return group.shard_elements() * plan.options.main_element_bytes;
     case BufferKind::kExpAvg:
     case BufferKind::kExpAvgSq:
-      return group.shard_elements() * comm::kElementBytes;
+      return group.shard_elements() * plan.options.state_element_bytes;
     case BufferKind::kMainGrad:
       return slice * comm::kElementBytes;
     case BufferKind::kOuterGrad:

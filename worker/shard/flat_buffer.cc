@@ -73,9 +73,18 @@ int64_t ArenaBuffers::elements(int buffer) const {
     return 0;
   }
   const plan::ProgramBuffer& found = plan_.buffers[static_cast<size_t>(buffer)];
-  const bool weights =
-      found.kind == plan::BufferKind::kGathered || found.kind == plan::BufferKind::kModelWeight;
-  return found.bytes / (weights ? plan_.options.weight_element_bytes : comm::kElementBytes);
+  switch (found.kind) {
+    case plan::BufferKind::kGathered:
+    case plan::BufferKind::kModelWeight:
+      return found.bytes / plan_.options.weight_element_bytes;
+    case plan::BufferKind::kMainWeight:
+      return found.bytes / plan_.options.main_element_bytes;
+    case plan::BufferKind::kExpAvg:
+    case plan::BufferKind::kExpAvgSq:
+      return found.bytes / plan_.options.state_element_bytes;
+    default:
+      return found.bytes / comm::kElementBytes;
+  }
 }
 
 std::vector<TensorView> ActivationViews(const std::vector<plan::ActivationSpec>& specs,

@@ -32,7 +32,12 @@ ParameterGroup::ParameterGroup(const plan::ShardingPlan& plan,
       counts_(plan::Counts(plan, group, rank)) {
   const int stored = plan::StoredWeight(plan, group);
   CHECK_EQ(buffers.elements(stored), shard_elements_);
-  main_weight_ = buffers.floats(stored);
+  if (plan.options.main_element_bytes == DTypeBytes(DType::kF32)) {
+    main_weight_ = buffers.floats(stored);
+  } else {
+    remainder_ = buffers.bytes(stored);
+  }
+  narrow_states_ = plan.options.state_element_bytes != DTypeBytes(DType::kF32);
   const int source = plan::GatherSource(plan, group);
   model_weight_ = buffers.bytes(source);
   rounds_weights_ = WeightType(plan) != DType::kF32;
@@ -45,11 +50,27 @@ ParameterGroup::ParameterGroup(const plan::ShardingPlan& plan,
     stored_model_weight_ = model_weight_ + first * plan.options.weight_element_bytes;
   }
   if (rules_.trainable) {
-    exp_avg_ = buffers.floats(buffers.Find({.kind = BufferKind::kExpAvg, .group = group}));
-    exp_avg_sq_ = buffers.floats(buffers.Find({.kind = BufferKind::kExpAvgSq, .group = group}));
+    exp_avg_ = buffers.bytes(buffers.Find({.kind = BufferKind::kExpAvg, .group = group}));
+    exp_avg_sq_ = buffers.bytes(buffers.Find({.kind = BufferKind::kExpAvgSq, .group = group}));
     CHECK(exp_avg_ != nullptr && exp_avg_sq_ != nullptr);
     BindGradients(plan, buffers, rank);
   }
+}
+
+ParameterGroup::Stored ParameterGroup::StoredAt(int64_t at, int64_t elements) const {
+  CHECK(at >= 0 && at + elements <= shard_elements_);
+  const auto view = [&](std::byte* data, DType dtype) {
+    TensorView found = VectorView(nullptr, elements);
+    found.dtype = dtype;
+    found.data = ElementAt(data, at, dtype);
+    return found;
+  };
+  const DType states = narrow_states_ ? DType::kBF16 : DType::kF32;
+  return {.main_weight = view(reinterpret_cast<std::byte*>(main_weight_), DType::kF32),
+          .model_weight = view(rounds_weights_ ? stored_model_weight_ : nullptr, DType::kBF16),
+          .remainder = view(remainder_, DType::kI16),
+          .exp_avg = view(exp_avg_, states),
+          .exp_avg_sq = view(exp_avg_sq_, states)};
 }
 
 void ParameterGroup::BindGradients(const plan::ShardingPlan& plan,

@@ -1,7 +1,7 @@
 #pragma once
 
-// One rank's share of a parameter group: the fp32 weights it updates with their moments, the shard
-// that it offers to gathers (the same memory, or a bf16 copy), and the sums of its gradients.
+// One rank's share of a parameter group: the weights it updates with their moments, the shard that
+// it offers to gathers (the same memory, or bf16), and the sums of its gradients.
 
 #include <cstdint>
 #include <optional>
@@ -24,13 +24,23 @@ class ParameterGroup {
 
   // What this rank updates, or, of a frozen group, holds: offsets are into main_weight, exp_avg,
   // exp_avg_sq and optimizer_gradient, each [shard_elements]; the latter three are null for frozen
-  // groups.
+  // groups. main_weight is null where it is kept as remainders, moments where they are bf16:
+  // StoredAt has all of them (worker/optim/stored_state.h: their values).
   const std::vector<plan::OwnedPiece>& pieces() const { return pieces_; }
   const std::vector<ShardRun>& runs() const { return runs_; }
   int64_t shard_elements() const { return shard_elements_; }
   float* main_weight() const { return main_weight_; }
-  float* exp_avg() const { return exp_avg_; }
-  float* exp_avg_sq() const { return exp_avg_sq_; }
+  float* exp_avg() const { return narrow_states_ ? nullptr : AsFloats(exp_avg_); }
+  float* exp_avg_sq() const { return narrow_states_ ? nullptr : AsFloats(exp_avg_sq_); }
+  // `elements` from `at` of what this rank stores, in their types; absent: not there.
+  struct Stored {
+    TensorView main_weight;   // fp32
+    TensorView model_weight;  // bf16
+    TensorView remainder;     // i16: main weights are model weights and these
+    TensorView exp_avg;       // fp32 or bf16
+    TensorView exp_avg_sq;
+  };
+  Stored StoredAt(int64_t at, int64_t elements) const;
   float* optimizer_gradient() const { return optimizer_gradient_; }
   // Whether the statistics count what this rank measures: each element on exactly one rank.
   bool counts() const { return counts_; }
@@ -41,6 +51,8 @@ class ParameterGroup {
   // bf16 that it is rounded to, half away from zero, whenever it changes.
   std::byte* stored_model_weight() const { return stored_model_weight_; }
   bool rounds_weights() const { return rounds_weights_; }
+  // That bf16 and a remainder are the main weight: nothing has to follow it.
+  bool keeps_remainders() const { return remainder_ != nullptr; }
   int64_t slice_elements() const { return slice_elements_; }
 
   // Gradient calls: a tied table has two, the head's and then its own.
@@ -66,6 +78,7 @@ class ParameterGroup {
     std::optional<LaneCounter> inner;
     std::optional<LaneCounter> outer;
   };
+  static float* AsFloats(std::byte* data) { return reinterpret_cast<float*>(data); }
   static LaneCounter* Ptr(std::optional<LaneCounter>& counter) {
     return counter.has_value() ? &*counter : nullptr;
   }
@@ -86,8 +99,10 @@ class ParameterGroup {
   std::byte* model_weight_ = nullptr;
   std::byte* stored_model_weight_ = nullptr;
   bool rounds_weights_ = false;
-  float* exp_avg_ = nullptr;
-  float* exp_avg_sq_ = nullptr;
+  std::byte* remainder_ = nullptr;
+  std::byte* exp_avg_ = nullptr;
+  std::byte* exp_avg_sq_ = nullptr;
+  bool narrow_states_ = false;
   float* full_gradient_ = nullptr;
   float* optimizer_gradient_ = nullptr;
   std::vector<GradientCall> gradients_;

@@ -11,23 +11,28 @@
 #include "common/plan/plan_pieces.h"
 #include "common/store/file_store.h"
 #include "worker/checkpoint/loader.h"
+#include "worker/optim/stored_state.h"
 
 namespace ravel::trainer {
 namespace {
 
-// Fills the shard at `data`: in place, or on the host first where that is not host memory.
+// Fills what is stored: in place, or on the host first where that is not host memory.
 absl::Status FillShard(RankEngine& engine,
                        const shard::ParameterGroup& group,
-                       float* data,
+                       plan::StateRole role,
                        const std::function<absl::Status(std::span<float>)>& read) {
   const auto elements = static_cast<size_t>(group.shard_elements());
   if (!engine.memory().on_device()) {
+    float* data = role == plan::StateRole::kParam    ? group.main_weight()
+                  : role == plan::StateRole::kExpAvg ? group.exp_avg()
+                                                     : group.exp_avg_sq();
     return read({data, elements});
   }
   std::vector<float> shard(elements, 0.0f);
   RETURN_IF_ERROR(read(shard));
-  return WithCode(engine.memory().Write(std::as_bytes(std::span<const float>(shard)), data),
-                  ExitCode::kDevice);
+  const absl::Status written = optim::WriteStored(engine.memory(), group, role, 0, shard);
+  // Values that the job's types do not have are no fault of the device.
+  return absl::IsFailedPrecondition(written) ? written : WithCode(written, ExitCode::kDevice);
 }
 
 // A checkpoint of another model is the job's fault; anything else is the store's.
@@ -43,8 +48,8 @@ absl::Status ReadGroups(const plan::ShardingPlan& plan,
                         RankEngine& engine) {
   for (shard::ParameterGroup& group : engine.groups()) {
     const std::vector<plan::OwnedPiece> counted = plan::SavedPieces(plan, group.index(), rank);
-    const auto read = [&](plan::StateRole role, float* data) {
-      return FillShard(engine, group, data, [&](std::span<float> shard) -> absl::Status {
+    const auto read = [&](plan::StateRole role) {
+      return FillShard(engine, group, role, [&](std::span<float> shard) -> absl::Status {
         if (counted != group.pieces()) {
           RETURN_IF_ERROR(
               loader.ReadPieces(role, group.pieces(), shard, checkpoint::DigestShare::kReplica));
@@ -52,10 +57,10 @@ absl::Status ReadGroups(const plan::ShardingPlan& plan,
         return loader.ReadPieces(role, counted, shard);
       });
     };
-    RETURN_IF_ERROR(read(plan::StateRole::kParam, group.main_weight()));
+    RETURN_IF_ERROR(read(plan::StateRole::kParam));
     if (group.rules().trainable) {
-      RETURN_IF_ERROR(read(plan::StateRole::kExpAvg, group.exp_avg()));
-      RETURN_IF_ERROR(read(plan::StateRole::kExpAvgSq, group.exp_avg_sq()));
+      RETURN_IF_ERROR(read(plan::StateRole::kExpAvg));
+      RETURN_IF_ERROR(read(plan::StateRole::kExpAvgSq));
     }
   }
   return absl::OkStatus();
@@ -112,7 +117,7 @@ absl::Status LoadHuggingFace(const Assignment& assignment, RankEngine& engine) {
       auto loader,
       checkpoint::HuggingFaceLoader::Open(assignment.spec.model_from, &assignment.plan.inventory));
   for (shard::ParameterGroup& group : engine.groups()) {
-    RETURN_IF_ERROR(FillShard(engine, group, group.main_weight(), [&](std::span<float> shard) {
+    RETURN_IF_ERROR(FillShard(engine, group, plan::StateRole::kParam, [&](std::span<float> shard) {
       return loader.ReadPieces(group.pieces(), shard);
     }));
   }

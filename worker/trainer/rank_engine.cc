@@ -14,6 +14,7 @@
 #include "common/plan/compute_type.h"
 #include "kernels/cast.h"
 #include "kernels/philox.h"
+#include "worker/optim/stored_state.h"
 #include "worker/shard/finite_check.h"
 #include "worker/trainer/exit_code.h"
 
@@ -60,6 +61,12 @@ absl::Status RankEngine::CheckFit() const {
                      plan.options.weight_element_bytes,
                      " bytes per element, the job computes in ",
                      args_.spec.compute == plan::ComputeType::kBF16 ? "bf16" : "fp32"));
+  }
+  const plan::OptimizerSpec& optimizer = args_.spec.optimizer;
+  if (plan.options.main_element_bytes != plan::MainElementBytes(optimizer.main_weights) ||
+      plan.options.state_element_bytes != plan::StateElementBytes(optimizer.state_type)) {
+    return absl::FailedPreconditionError(
+        "plan and job disagree about the types of main weights or moments");
   }
   if (args_.spec.compute == plan::ComputeType::kBF16 && args_.gpu == nullptr) {
     return absl::FailedPreconditionError(
@@ -237,32 +244,54 @@ kernels::Stream& RankEngine::main_stream() {
   return host_stream_;
 }
 
+// Drawn in device memory of its own where the main weights are none that a kernel could fill, and
+// split on the host.
+absl::Status RankEngine::DrawNormal(const shard::ParameterGroup& group,
+                                    const plan::OwnedPiece& piece,
+                                    const plan::TensorSpec& tensor) {
+  constexpr int64_t kDrawnElements = int64_t{1} << 20;
+  const auto draw = [&](float* to, int64_t first, int64_t elements) {
+    kernels::InitNormal(
+        main_stream(),
+        {.out = VectorView(to, elements),
+         .seed = args_.spec.seed,
+         .site = tensor.site,
+         .first_index = piece.begin + first,
+         .standard_deviation = static_cast<float>(args_.spec.init_std * tensor.init_scale)});
+  };
+  const int64_t elements = piece.end - piece.begin;
+  if (!group.keeps_remainders()) {
+    draw(group.main_weight() + piece.shard_offset, 0, elements);
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const kernels::CudaMemory drawn,
+                   args_.gpu->AllocateDevice(std::min(elements, kDrawnElements) *
+                                             static_cast<int64_t>(sizeof(float))));
+  std::vector<float> values;
+  for (int64_t first = 0; first < elements; first += kDrawnElements) {
+    values.resize(static_cast<size_t>(std::min(kDrawnElements, elements - first)));
+    draw(static_cast<float*>(drawn.data()), first, static_cast<int64_t>(values.size()));
+    RETURN_IF_ERROR(memory_.Read(drawn.data(), std::as_writable_bytes(std::span<float>(values))));
+    RETURN_IF_ERROR(optim::WriteStored(
+        memory_, group, plan::StateRole::kParam, piece.shard_offset + first, values));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RankEngine::InitializeWeights() {
-  std::vector<float> ones;
-  for (shard::ParameterGroup& group : groups_) {
+  std::vector<float> constant;
+  for (const shard::ParameterGroup& group : groups_) {
     for (const plan::OwnedPiece& piece : group.pieces()) {
       const plan::TensorSpec& tensor =
           args_.plan.inventory.tensors[static_cast<size_t>(piece.tensor)];
-      const int64_t elements = piece.end - piece.begin;
-      float* weight = group.main_weight() + piece.shard_offset;
-      switch (tensor.init) {
-        case plan::InitKind::kNormal:
-          kernels::InitNormal(
-              main_stream(),
-              {.out = VectorView(weight, elements),
-               .seed = args_.spec.seed,
-               .site = tensor.site,
-               .first_index = piece.begin,
-               .standard_deviation = static_cast<float>(args_.spec.init_std * tensor.init_scale)});
-          break;
-        case plan::InitKind::kOnes:
-          ones.assign(static_cast<size_t>(elements), 1.0f);
-          RETURN_IF_ERROR(memory_.Write(std::as_bytes(std::span<const float>(ones)), weight));
-          break;
-        case plan::InitKind::kZeros:
-          shard::ZeroBytes(main_stream(), weight, elements * comm::kElementBytes);
-          break;
+      if (tensor.init == plan::InitKind::kNormal) {
+        RETURN_IF_ERROR(DrawNormal(group, piece, tensor));
+        continue;
       }
+      constant.assign(static_cast<size_t>(piece.end - piece.begin),
+                      tensor.init == plan::InitKind::kOnes ? 1.0f : 0.0f);
+      RETURN_IF_ERROR(optim::WriteStored(
+          memory_, group, plan::StateRole::kParam, piece.shard_offset, constant));
     }
   }
   RefreshWeights();
@@ -271,14 +300,11 @@ absl::Status RankEngine::InitializeWeights() {
 
 void RankEngine::RefreshWeights() {
   for (const shard::ParameterGroup& group : groups_) {
-    if (group.rounds_weights()) {
-      const int64_t elements = group.shard_elements();
-      TensorView rounded = VectorView(nullptr, elements);
-      rounded.dtype = DType::kBF16;
-      rounded.data = group.stored_model_weight();
+    if (group.rounds_weights() && !group.keeps_remainders()) {
+      const shard::ParameterGroup::Stored stored = group.StoredAt(0, group.shard_elements());
       kernels::Cast(main_stream(),
-                    {.from = VectorView(group.main_weight(), elements),
-                     .to = rounded,
+                    {.from = stored.main_weight,
+                     .to = stored.model_weight,
                      .rounding = kernels::Bf16Rounding::kHalfAway});
     }
   }

@@ -131,6 +131,9 @@ class RankEngine {
   absl::Status SetUpBatches();
   void MakeParts();
   absl::Status FillRopeTables();
+  absl::Status DrawNormal(const shard::ParameterGroup& group,
+                          const plan::OwnedPiece& piece,
+                          const plan::TensorSpec& tensor);
   // Of what is not an instruction of the plan.
   kernels::Stream& main_stream();
   int64_t LaneOf(int64_t turn) const {

@@ -8,6 +8,7 @@
 #include "common/check.h"
 #include "common/json.h"
 #include "common/logging.h"
+#include "worker/optim/stored_state.h"
 
 namespace ravel::trainer {
 namespace {
@@ -98,6 +99,7 @@ std::vector<ckpt::Blob> Saver::Blobs(int64_t step) const {
   const auto blob = [](const char* name, json::Object fields) {
     return ckpt::Blob{.name = name, .content = json::Serialize(json::Value(std::move(fields)))};
   };
+  const bool narrow = spec.optimizer.state_type == plan::StateType::kBF16;
   // Everything random or ordered is a function of the seed and the step: nothing here has a
   // position of its own.
   return {blob("data", {{"next_step", json::Value(step)}, {"seed", json::Value(spec.seed)}}),
@@ -106,7 +108,9 @@ std::vector<ckpt::Blob> Saver::Blobs(int64_t step) const {
                 {"beta1", json::Value(spec.optimizer.beta1)},
                 {"beta2", json::Value(spec.optimizer.beta2)},
                 {"eps", json::Value(spec.optimizer.eps)},
-                {"weight_decay", json::Value(spec.optimizer.weight_decay)}}),
+                {"weight_decay", json::Value(spec.optimizer.weight_decay)},
+                // Saved as fp32 all the same: exact.
+                {"state_dtype", json::Value(narrow ? "bf16" : "fp32")}}),
           blob("rng", {{"seed", json::Value(spec.seed)}}),
           blob("schedule",
                {{"kind", json::Value(static_cast<int64_t>(spec.schedule.kind))},
@@ -133,13 +137,9 @@ absl::Status Saver::Start(int64_t step, const optim::ControlWord& agreed) {
                         int64_t offset,
                         std::span<std::byte> to) -> absl::Status {
     const shard::ParameterGroup& owner = engine_.groups()[static_cast<size_t>(group)];
-    const float* data = role == plan::StateRole::kParam    ? owner.main_weight()
-                        : role == plan::StateRole::kExpAvg ? owner.exp_avg()
-                                                           : owner.exp_avg_sq();
-    CHECK_MSG(data != nullptr, "frozen tensors have no moments to save");
-    const auto bytes = static_cast<int64_t>(to.size());
-    CHECK_LE(offset + bytes, owner.shard_elements() * int64_t{sizeof(float)});
-    return engine_.memory().Read(reinterpret_cast<const std::byte*>(data) + offset, to);
+    constexpr int64_t kBytes = sizeof(float);
+    CHECK_EQ(offset % kBytes, 0);
+    return optim::ReadStored(engine_.memory(), owner, role, offset / kBytes, to);
   };
   RETURN_IF_ERROR(WithCode(writer_->Snapshot({.step = step,
                                               .epoch = assignment_.epoch,

@@ -67,6 +67,8 @@ JobSpec FullSpec() {
   spec.gradient_wire = WireType::kBF16;
   spec.compute = ComputeType::kBF16;
   spec.communication_blocks = 6;
+  spec.optimizer.state_type = StateType::kBF16;
+  spec.optimizer.main_weights = MainWeightForm::kBF16Remainder;
   spec.recompute = RecomputePolicy::kMlp;
   spec.replicas = 2;
   spec.replicate_strategy = Strategy::kOptim;
@@ -219,7 +221,8 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
                staging_window_bytes] = spec;
   const auto& [train, validation, format, sequence_length, passes, tokenizer] = data;
   const auto& [path, weight, tokens] = train.front();
-  const auto& [lr, beta1, beta2, eps, weight_decay, clip_norm] = optimizer;
+  const auto& [lr, beta1, beta2, eps, weight_decay, clip_norm, state_type, main_weights] =
+      optimizer;
   const auto& [kind, warmup_steps, min_ratio] = schedule;
   const auto& [sizes, grow_delay_ms, grow_every_ms] = elastic;
   const auto& [store,
@@ -234,6 +237,8 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
   EXPECT_EQ(name, "plan");
   EXPECT_EQ(tokens, 1000);
   EXPECT_EQ(lr, 1e-3);
+  EXPECT_EQ(state_type, StateType::kBF16);
+  EXPECT_EQ(main_weights, MainWeightForm::kBF16Remainder);
   EXPECT_EQ(warmup_steps, 7);
   EXPECT_EQ(grow_delay_ms, 1);
   EXPECT_TRUE(fresh);
@@ -263,6 +268,8 @@ TEST(PlanProto, EveryFieldOfTheStructIsKnown) {
                option_replicas,
                recompute,
                weight_element_bytes,
+               main_element_bytes,
+               state_element_bytes,
                gradient_wire,
                communication_blocks,
                attention_workspace_bytes] = options;
@@ -345,6 +352,26 @@ TEST(PlanProto, PlansOfBf16WeightsAndWiresRoundTrip) {
       EXPECT_EQ(WireBytesPerStep(*back), WireBytesPerStep(*plan));
     }
   }
+  JobSpec small = testing::SpecOf(testing::Llama(64, 2, 96, 257), 4);
+  small.compute = ComputeType::kBF16;
+  const ShardingPlan both = *BuildShardingPlan({.spec = small, .ranks = 2});
+  small.optimizer.main_weights = MainWeightForm::kBF16Remainder;
+  small.optimizer.state_type = StateType::kBF16;
+  const ShardingPlan narrow = *BuildShardingPlan({.spec = small, .ranks = 2});
+  EXPECT_NE(PlanHash(narrow), PlanHash(both));
+  const absl::StatusOr<ShardingPlan> back = ParsePlan(SerializePlan(narrow));
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(SerializePlan(*back), SerializePlan(narrow));
+  EXPECT_EQ(back->options.main_element_bytes, 2);
+  EXPECT_EQ(back->options.state_element_bytes, 2);
+  v1::ShardingPlan odd = ToProto(narrow);
+  odd.mutable_options()->set_weight_element_bytes(4);
+  EXPECT_THAT(std::string(FromProto(odd).status().message()),
+              HasSubstr("fp32 weights have fp32 main weights and moments"));
+  odd = ToProto(narrow);
+  odd.mutable_options()->set_state_element_bytes(1);
+  EXPECT_THAT(std::string(FromProto(odd).status().message()),
+              HasSubstr("options.state_element_bytes: expected 2 or 4, got 1"));
   v1::ShardingPlan proto = ToProto(testing::PlanOf(testing::Llama(64, 2, 96, 257), 3, 4, false));
   proto.mutable_options()->set_weight_element_bytes(3);
   EXPECT_THAT(std::string(FromProto(proto).status().message()),

@@ -156,6 +156,37 @@ TEST(PlanReport, Bf16KeepsFp32MainWeightsOfEveryGroupApartAndPrivate) {
   }
 }
 
+// Bytes per parameter of what is stored, beside gradients: 14, 12, 10 and 8.
+TEST(PlanReport, RemaindersAndBf16MomentsTakeTwoBytesEach) {
+  PlanRequest request = RequestOf(1);
+  const auto stored_bytes = [&](MainWeightForm form, StateType states) {
+    request.spec.compute = ComputeType::kBF16;
+    request.spec.optimizer.main_weights = form;
+    request.spec.optimizer.state_type = states;
+    const ShardingPlan plan = Make(request);
+    int64_t bytes = 0;
+    for (const ProgramBuffer& buffer : plan.buffers) {
+      const bool stored =
+          buffer.kind == BufferKind::kMainWeight || buffer.kind == BufferKind::kModelWeight ||
+          buffer.kind == BufferKind::kExpAvg || buffer.kind == BufferKind::kExpAvgSq;
+      bytes += stored ? buffer.bytes : 0;
+    }
+    int64_t elements = 0;
+    for (const GroupLayout& group : plan.groups) {
+      elements += group.layout.total_elements();
+    }
+    EXPECT_EQ(bytes % elements, 0);
+    return bytes / elements;
+  };
+  EXPECT_EQ(stored_bytes(MainWeightForm::kF32, StateType::kF32), 14);
+  EXPECT_EQ(stored_bytes(MainWeightForm::kBF16Remainder, StateType::kF32), 12);
+  EXPECT_EQ(stored_bytes(MainWeightForm::kF32, StateType::kBF16), 10);
+  EXPECT_EQ(stored_bytes(MainWeightForm::kBF16Remainder, StateType::kBF16), 8);
+  request.spec.compute = ComputeType::kF32;
+  EXPECT_THAT(std::string(BuildShardingPlan(request).status().message()),
+              HasSubstr("training.optimizer.mainWeights: bf16_remainder needs"));
+}
+
 TEST(PlanReport, Bf16HalvesWhatIsNotStateOrGradient) {
   PlanRequest request = RequestOf(4);
   const ShardingPlan wide = Make(request);

@@ -1,0 +1,231 @@
+// Main weights as bf16 and a remainder, and moments in bf16: the first changes no bit of anything,
+// both have the same bits on any number of ranks, and saves hold fp32 values that go on elsewhere.
+
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/gpu/engine_device.h"
+#include "tests/testing/device_runs.h"
+#include "tests/testing/fake_supervisor.h"
+
+namespace ravel::trainer {
+namespace {
+
+using plan::MainWeightForm;
+using plan::StateType;
+
+struct StateForm {
+  MainWeightForm main_weights = MainWeightForm::kF32;
+  StateType states = StateType::kF32;
+};
+
+void UseForm(const StateForm& form, plan::JobSpec& job) {
+  job.compute = plan::ComputeType::kBF16;
+  job.optimizer.main_weights = form.main_weights;
+  job.optimizer.state_type = form.states;
+}
+
+RecordArgs FormSteps(const StrategyCase& tested, const StateForm& form) {
+  RecordArgs args = DeviceSteps(tested);
+  UseForm(form, args.spec);
+  return args;
+}
+
+class GpuStates : public GpuEngine {
+ protected:
+  // One rank with fp32 main weights.
+  static const Recording& Reference(StateType states) {
+    static std::map<StateType, Recording> references;
+    Recording& reference = references[states];
+    if (reference.steps.empty()) {
+      reference = RecordOn(gpu(), FormSteps({}, {.states = states}));
+    }
+    return reference;
+  }
+};
+
+TEST_F(GpuStates, RemaindersChangeNoBit) {
+  for (const StateType states : {StateType::kF32, StateType::kBF16}) {
+    const StateForm form = {.main_weights = MainWeightForm::kBF16Remainder, .states = states};
+    for (const StrategyCase& tested :
+         {StrategyCase{.strategy = "ZeRO3", .width = 1},
+          StrategyCase{.strategy = "ZeRO3", .width = 4},
+          StrategyCase{.strategy = "ZeRO0", .width = 2},
+          StrategyCase{.strategy = "ZeRO1", .width = 2, .in_place = true},
+          StrategyCase{.strategy = "ZeRO2", .width = 3},
+          StrategyCase{.strategy = "HSDP", .width = 2},
+          StrategyCase{.strategy = "HFSDP", .width = 2},
+          StrategyCase{.strategy = "HFSDP", .width = 1, .in_place = true}}) {
+      const Recording run = RecordOn(gpu(), FormSteps(tested, form));
+      ExpectEqualRuns(Reference(states), run, tested.name());
+    }
+  }
+}
+
+TEST_F(GpuStates, Bf16MomentsHaveTheSameBitsOnAnyNumberOfRanks) {
+  const Recording& one = Reference(StateType::kBF16);
+  const Recording& wide = Reference(StateType::kF32);
+  EXPECT_NE(FirstDifference(one, wide), "");
+  EXPECT_LT(RelativeDifference(wide.exp_avg, one.exp_avg), 0.02);
+  EXPECT_LT(RelativeDifference(wide.exp_avg_sq, one.exp_avg_sq), 0.05);
+  for (const auto* moments : {&one.exp_avg, &one.exp_avg_sq}) {
+    for (const auto& [name, values] : *moments) {
+      for (const float value : values) {
+        EXPECT_EQ(Bf16ToFloat(FloatToBf16(value)), value) << name;
+      }
+    }
+  }
+  for (const StrategyCase& tested : {StrategyCase{.strategy = "ZeRO3", .width = 3},
+                                     StrategyCase{.strategy = "ZeRO0", .width = 2},
+                                     StrategyCase{.strategy = "HFSDP", .width = 2}}) {
+    ExpectEqualRuns(
+        one, RecordOn(gpu(), FormSteps(tested, {.states = StateType::kBF16})), tested.name());
+  }
+}
+
+TEST_F(GpuStates, AStateGoesOnInTheOtherFormWithTheSameBits) {
+  const StateForm forms[] = {{MainWeightForm::kBF16Remainder, StateType::kBF16},
+                             {MainWeightForm::kF32, StateType::kBF16}};
+  for (const size_t first : {size_t{0}, size_t{1}}) {
+    RecordArgs begin = FormSteps({.strategy = "ZeRO3", .width = 2}, forms[first]);
+    begin.last_step = 2;
+    const Recording saved = RecordOn(gpu(), begin);
+    RecordArgs rest = FormSteps({.strategy = "HFSDP", .width = 2}, forms[1 - first]);
+    rest.first_step = 2;
+    rest.start = &saved;
+    Recording whole = RecordOn(gpu(), rest);
+    whole.steps.insert(whole.steps.begin(), saved.steps.begin(), saved.steps.end());
+    whole.validation.insert(
+        whole.validation.begin(), saved.validation.begin(), saved.validation.end());
+    ExpectEqualRuns(Reference(StateType::kBF16), whole, "resumed");
+  }
+}
+
+TEST_F(GpuStates, NormsAndFrozenTensorsAreThoseOfFp32MainWeights) {
+  RecordArgs args = FormSteps({.strategy = "ZeRO2", .width = 2}, {});
+  args.spec.norms_every = 1;
+  args.spec.freeze = {"*mlp*"};
+  const Recording expected = RecordOn(gpu(), args);
+  UseForm({.main_weights = MainWeightForm::kBF16Remainder}, args.spec);
+  ExpectEqualRuns(expected, RecordOn(gpu(), args), "norms");
+}
+
+TEST_F(GpuStates, WhatIsAllocatedIsWhatIsPlanned) {
+  const RecordArgs args = FormSteps({.strategy = "ZeRO3", .width = 2},
+                                    {MainWeightForm::kBF16Remainder, StateType::kBF16});
+  const auto body = [&](RankEngine& engine, int) -> absl::Status {
+    EXPECT_EQ(engine.arena_bytes(), engine.planned_bytes());
+    const plan::ShardingPlan plan = *PlanLocalRanks({.spec = args.spec, .ranks = 2});
+    for (size_t i = 0; i < plan.buffers.size(); ++i) {
+      const plan::BufferKind kind = plan.buffers[i].kind;
+      if (kind == plan::BufferKind::kMainWeight || kind == plan::BufferKind::kExpAvg) {
+        EXPECT_EQ(engine.executor().bound_bytes()[i], plan.buffers[i].bytes);
+      }
+    }
+    return engine.InitializeWeights();
+  };
+  EXPECT_EQ(
+      RunLocalRanks(
+          {.spec = args.spec, .ranks = 2, .body = body, .adjust = args.adjust, .gpu = &gpu()}),
+      absl::OkStatus());
+}
+
+// -- saves
+
+class GpuStateSaves : public GpuStates {
+ protected:
+  GpuStateSaves() { std::filesystem::remove_all(folder_); }
+  ~GpuStateSaves() override { std::filesystem::remove_all(folder_); }
+
+  EpochArgs Epoch(const StateForm& form) {
+    EpochArgs args;
+    args.spec = CaseJob("odd_tied", folder_);
+    UseForm(form, args.spec);
+    args.spec.steps = 5;
+    args.spec.checkpoint.every_steps = 2;
+    args.spec.evaluation_every = 0;
+    args.spec.cpu_devices = false;
+    args.epoch = ++epoch_;
+    args.checkpoint_root = absl::StrCat(folder_, "/store-", epoch_);
+    return args;
+  }
+  static EpochOutcome RunWell(const EpochArgs& args) {
+    EpochOutcome outcome = RunEpoch(args);
+    for (const absl::Status& result : outcome.results) {
+      EXPECT_TRUE(result.ok()) << result;
+    }
+    EXPECT_TRUE(outcome.commit_errors.empty());
+    return outcome;
+  }
+  static constexpr size_t kSavedStep = 2;
+  EpochArgs From(const EpochOutcome& whole, EpochArgs args) {
+    args.restore_path = whole.committed.at(kSavedStep);
+    args.first_step = kSavedStep;
+    return args;
+  }
+
+ private:
+  const std::string folder_ = absl::StrCat(::testing::TempDir(), "/ravel_gpu_state_saves");
+  int64_t epoch_ = 0;
+};
+
+TEST_F(GpuStateSaves, ASaveGoesOnInEitherFormWithTheSameBits) {
+  for (const StateType states : {StateType::kF32, StateType::kBF16}) {
+    const StateForm forms[] = {{MainWeightForm::kF32, states},
+                               {MainWeightForm::kBF16Remainder, states}};
+    const EpochOutcome plain = RunWell(Epoch(forms[0]));
+    const EpochOutcome split = RunWell(Epoch(forms[1]));
+    ASSERT_TRUE(plain.committed.contains(kSavedStep) && split.committed.contains(kSavedStep));
+    ASSERT_EQ(split.steps.size(), plain.steps.size());
+    for (size_t i = 0; i < plain.steps.size(); ++i) {
+      EXPECT_EQ(split.steps[i].loss, plain.steps[i].loss);
+    }
+    for (const EpochOutcome* whole : {&plain, &split}) {
+      for (const StateForm& form : forms) {
+        const EpochOutcome resumed = RunWell(From(*whole, Epoch(form)));
+        ASSERT_EQ(resumed.steps.size(), plain.steps.size() - kSavedStep);
+        for (size_t i = 0; i < resumed.steps.size(); ++i) {
+          EXPECT_EQ(resumed.steps[i].loss, plain.steps[kSavedStep + i].loss);
+        }
+      }
+    }
+  }
+}
+
+// Weights and moments of a save are fp32 whatever the job kept.
+TEST_F(GpuStateSaves, AnFp32JobOpensASaveOfTheNarrowest) {
+  const EpochOutcome whole = RunWell(Epoch({MainWeightForm::kBF16Remainder, StateType::kBF16}));
+  for (const bool device : {true, false}) {
+    EpochArgs args = Epoch({});
+    args.spec.compute = plan::ComputeType::kF32;
+    args.spec.cpu_devices = !device;
+    args.ranks = device ? 1 : 3;
+    const EpochOutcome resumed = RunWell(From(whole, args));
+    ASSERT_EQ(resumed.steps.size(), whole.steps.size() - kSavedStep);
+    for (size_t i = 0; i < resumed.steps.size(); ++i) {
+      const float expected = whole.steps[kSavedStep + i].loss;
+      EXPECT_NEAR(resumed.steps[i].loss, expected, 5e-3f * expected);
+    }
+  }
+}
+
+TEST_F(GpuStateSaves, MomentsThatWereFp32AreRefusedByAJobThatKeepsBf16) {
+  const EpochOutcome whole = RunWell(Epoch({}));
+  const EpochOutcome refused = RunEpoch(From(whole, Epoch({.states = StateType::kBF16})));
+  ASSERT_EQ(refused.results.size(), 1u);
+  EXPECT_THAT(std::string(refused.results[0].message()),
+              ::testing::HasSubstr("training.optimizer.stateDtype: expected fp32"));
+  EXPECT_EQ(CodeOf(refused.results[0]), ExitCode::kPlanMismatch);
+}
+
+}  // namespace
+}  // namespace ravel::trainer

@@ -1,0 +1,147 @@
+#include "worker/optim/stored_state.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/check.h"
+#include "common/dtype.h"
+#include "kernels/scalar/bfloat16.h"
+
+namespace ravel::optim {
+namespace {
+
+// Converted at a time.
+constexpr int64_t kChunkElements = int64_t{1} << 20;
+
+template <typename T>
+std::span<std::byte> Writable(std::vector<T>& values) {
+  return std::as_writable_bytes(std::span<T>(values));
+}
+template <typename T>
+std::span<const std::byte> Readable(const std::vector<T>& values) {
+  return std::as_bytes(std::span<const T>(values));
+}
+
+TensorView StateOf(const shard::ParameterGroup::Stored& stored, plan::StateRole role) {
+  switch (role) {
+    case plan::StateRole::kParam:
+      return stored.main_weight;
+    case plan::StateRole::kExpAvg:
+      return stored.exp_avg;
+    case plan::StateRole::kExpAvgSq:
+      return stored.exp_avg_sq;
+    case plan::StateRole::kStep:
+      break;
+  }
+  CheckFailed(__FILE__, __LINE__, "state role", "not of elements");
+}
+
+absl::Status ReadJoined(shard::HostAccess& memory,
+                        const shard::ParameterGroup::Stored& stored,
+                        std::vector<float>& to) {
+  std::vector<uint16_t> weights(to.size());
+  std::vector<int16_t> remainders(to.size());
+  RETURN_IF_ERROR(memory.Read(stored.model_weight.data, Writable(weights)));
+  RETURN_IF_ERROR(memory.Read(stored.remainder.data, Writable(remainders)));
+  for (size_t i = 0; i < to.size(); ++i) {
+    to[i] = kernels::scalar::JoinOf({weights[i], remainders[i]});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteSplit(shard::HostAccess& memory,
+                        const shard::ParameterGroup::Stored& stored,
+                        std::span<const float> values) {
+  std::vector<uint16_t> weights(values.size());
+  std::vector<int16_t> remainders(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    const kernels::scalar::SplitWeight split = kernels::scalar::SplitOf(values[i]);
+    weights[i] = split.weight;
+    remainders[i] = split.remainder;
+  }
+  RETURN_IF_ERROR(memory.Write(Readable(weights), stored.model_weight.data));
+  return memory.Write(Readable(remainders), stored.remainder.data);
+}
+
+absl::Status ReadWidened(shard::HostAccess& memory,
+                         const TensorView& view,
+                         std::vector<float>& to) {
+  std::vector<uint16_t> narrow(to.size());
+  RETURN_IF_ERROR(memory.Read(view.data, Writable(narrow)));
+  std::transform(narrow.begin(), narrow.end(), to.begin(), Bf16ToFloat);
+  return absl::OkStatus();
+}
+
+absl::Status WriteNarrowed(shard::HostAccess& memory,
+                           const TensorView& view,
+                           std::span<const float> values) {
+  std::vector<uint16_t> narrow(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    narrow[i] = FloatToBf16(values[i]);
+    if (Bf16ToFloat(narrow[i]) != values[i]) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "training.optimizer.stateDtype: expected fp32, which the saved moments are (",
+          values[i],
+          "), got bf16"));
+    }
+  }
+  return memory.Write(Readable(narrow), view.data);
+}
+
+}  // namespace
+
+absl::Status ReadStored(shard::HostAccess& memory,
+                        const shard::ParameterGroup& group,
+                        plan::StateRole role,
+                        int64_t first,
+                        std::span<std::byte> to) {
+  constexpr size_t kBytes = sizeof(float);
+  CHECK_EQ(to.size() % kBytes, 0u);
+  const auto elements = static_cast<int64_t>(to.size() / kBytes);
+  const bool joined = role == plan::StateRole::kParam && group.keeps_remainders();
+  const TensorView state = StateOf(group.StoredAt(first, elements), role);
+  if (!joined && state.dtype == DType::kF32) {
+    CHECK_MSG(state.present() || elements == 0, "frozen tensors have no moments");
+    return memory.Read(state.data, to);
+  }
+  std::vector<float> chunk;
+  for (int64_t begin = 0; begin < elements; begin += kChunkElements) {
+    const int64_t count = std::min(kChunkElements, elements - begin);
+    chunk.resize(static_cast<size_t>(count));
+    const shard::ParameterGroup::Stored stored = group.StoredAt(first + begin, count);
+    RETURN_IF_ERROR(joined ? ReadJoined(memory, stored, chunk)
+                           : ReadWidened(memory, StateOf(stored, role), chunk));
+    std::memcpy(to.data() + static_cast<size_t>(begin) * kBytes,
+                chunk.data(),
+                static_cast<size_t>(count) * kBytes);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteStored(shard::HostAccess& memory,
+                         const shard::ParameterGroup& group,
+                         plan::StateRole role,
+                         int64_t first,
+                         std::span<const float> values) {
+  const auto elements = static_cast<int64_t>(values.size());
+  const bool split = role == plan::StateRole::kParam && group.keeps_remainders();
+  const TensorView state = StateOf(group.StoredAt(first, elements), role);
+  if (!split && state.dtype == DType::kF32) {
+    CHECK_MSG(state.present() || elements == 0, "frozen tensors have no moments");
+    return memory.Write(std::as_bytes(values), state.data);
+  }
+  for (int64_t begin = 0; begin < elements; begin += kChunkElements) {
+    const int64_t count = std::min(kChunkElements, elements - begin);
+    const std::span<const float> chunk =
+        values.subspan(static_cast<size_t>(begin), static_cast<size_t>(count));
+    const shard::ParameterGroup::Stored stored = group.StoredAt(first + begin, count);
+    RETURN_IF_ERROR(split ? WriteSplit(memory, stored, chunk)
+                          : WriteNarrowed(memory, StateOf(stored, role), chunk));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ravel::optim

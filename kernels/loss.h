@@ -10,7 +10,7 @@ namespace ravel::kernels {
 // target[t]], in chunks of kLossChunkTokens tokens, so that no [tokens, vocabulary] matrix exists.
 // A target of -1 is ignored (loss 0, no gradient). x [tokens, hidden]; w [vocabulary, hidden];
 // targets [tokens] i32; loss [tokens] fp32.
-inline constexpr int64_t kLossChunkTokens = 1024;
+inline constexpr int64_t kLossChunkTokens = 256;
 
 struct LinearCrossEntropyForwardArgs {
   TensorView x;

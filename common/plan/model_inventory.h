@@ -91,7 +91,7 @@ struct MicroBatchShape {
 };
 
 // Rows of logits that the fused loss keeps at once; equals kernels::kLossChunkTokens.
-inline constexpr int64_t kLogitsChunkTokens = 1024;
+inline constexpr int64_t kLogitsChunkTokens = 256;
 // fp32 elements that a layer's "scratch" has for attention: an upper bound of what any backend's
 // kernels ask for, because a plan may not depend on kernels. kernels::AttentionWorkspaceElements is
 // tested against it.

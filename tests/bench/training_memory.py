@@ -30,9 +30,9 @@ def our_peaks(work, name):
 
 
 def peer_peak(work, kind):
-    with PeakPss("spawn_main") as probe:
-        losses, _, version = work.peer(kind)
-    return losses, peak_of_ranks(probe), version
+    with PeakPss("spawn_main") as probe, work.peer(kind) as peer:
+        losses, _ = peer.train(STEPS)
+    return losses, peak_of_ranks(probe), peer.version
 
 
 def peak_of_ranks(probe, until=float("inf")):

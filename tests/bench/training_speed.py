@@ -1,4 +1,5 @@
 """C1: tokens per second of a training step, 2 ranks with one thread each, against the better of PyTorch's DDP and FSDP2."""
+import contextlib
 import statistics
 import tempfile
 
@@ -19,22 +20,33 @@ def step_flops(shape):
     return RANKS * shape["sequences"] * tokens * 6 * (matrices + attention)
 
 
+def roof():
+    """GFLOP/s of multiply-adds on all ranks' cores, now."""
+    return float(output_of(ROOT / "build/bench/measured_roof", RANKS))
+
+
 def measure(work, pairs):
-    """Per pair: tokens/s of ours and of each peer, and the roof of that moment in GFLOP/s."""
-    samples, worst, version = {"ours": [], "roof": [], **{kind: [] for kind in PEERS}}, 0.0, ""
-    rate = lambda seconds: work.tokens_per_step / statistics.median(seconds[WARM_UP:])  # noqa: E731
-    with cluster.Cluster(work.folder / "cluster", RANKS, environment=CAPS, pin_cores=True) as ravel:
+    """Per pair: tokens/s of ours and of each peer, and the roof around ours in GFLOP/s. The peers' processes wait while it is not
+    their turn: whoever else uses the machine changes within seconds, so turns must be short and close together."""
+    samples, worst, first_losses = {"ours": [], "roof": [], **{kind: [] for kind in PEERS}}, 0.0, {}
+    timed = work.steps - WARM_UP
+    rate = lambda seconds: work.tokens_per_step / statistics.median(seconds[-timed:])  # noqa: E731
+    with contextlib.ExitStack() as stack:
+        ravel = stack.enter_context(cluster.Cluster(work.folder / "cluster", RANKS, environment=CAPS, pin_cores=True))
+        peers = {kind: stack.enter_context(work.peer(kind)) for kind in PEERS}
+        for kind, peer in peers.items():
+            first_losses[kind], _ = peer.train(max(WARM_UP, VERIFIED_STEPS))
         for pair in range(pairs):
-            samples["roof"].append(float(output_of(ROOT / "build/bench/measured_roof", RANKS)))
+            before = roof()
             our_losses, our_seconds = work.ours(ravel, f"pair-{pair}")
-            runs = {kind: work.peer(kind) for kind in PEERS}
-            worst = max([worst] + [work.verify(our_losses, runs[kind][0], kind) for kind in PEERS])
-            version = runs["ddp"][2]
+            samples["roof"].append((before + roof()) / 2)
             samples["ours"].append(rate(our_seconds))
-            for kind in PEERS:
-                samples[kind].append(rate(runs[kind][1]))
+            for kind, peer in peers.items():
+                worst = max(worst, work.verify(our_losses, first_losses[kind], kind))
+                _, seconds = peer.train(1 + timed)
+                samples[kind].append(rate(seconds))
             progress(f"C1 {work.case}: pair {pair + 1} of {pairs}: " + ", ".join(f"{k} {v[-1]:.1f}" for k, v in samples.items()))
-    return samples, worst, version
+    return samples, worst, peers["ddp"].version
 
 
 def run(case, pairs, steps):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import cluster
-from harness import BENCH, CAPS, output_of
+from harness import BENCH, CAPS
 from llama import SHAPES
 
 RANKS, LR, VERIFIED_STEPS, TOLERANCE = 2, 1e-3, 5, 1e-4
@@ -55,10 +55,9 @@ spec:
         return [row["loss"] for row in history], [row["step_seconds"] for row in history]
 
     def peer(self, kind):
-        """(losses, seconds per step, version) of peers/torch_gloo.py."""
-        result = json.loads(output_of(sys.executable, BENCH / "peers" / "torch_gloo.py", kind, self.case, self.folder / "model",
-                                      self.folder / "batches.json", self.steps, LR, env={**os.environ, **CAPS}))
-        return result["losses"], result["step_seconds"], "torch " + result["torch"]
+        """peers/torch_gloo.py, waiting for its turns."""
+        return Peer(kind, [sys.executable, BENCH / "peers" / "torch_gloo.py", kind, self.case, self.folder / "model",
+                           self.folder / "batches.json", LR], self.folder / f"{kind}.log")
 
     def verify(self, our_losses, peer_losses, kind):
         """The largest relative difference of the first losses; ends the program where it is no rounding."""
@@ -67,3 +66,34 @@ spec:
         if worst > TOLERANCE:
             sys.exit(f"{self.case}: losses of Ravel and {kind} differ by {worst:.1e}: {pairs}")
         return worst
+
+
+class Peer:
+    """with work.peer(kind) as peer: peer.train(steps); its processes stay and wait between calls, and end with the block."""
+
+    def __init__(self, kind, command, log):
+        self.kind, self.command, self.log, self.version = kind, [str(word) for word in command], log, ""
+
+    def __enter__(self):
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+                                            env={**os.environ, **CAPS})
+        return self
+
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        self.process.wait()
+
+    def train(self, steps):
+        """(losses, seconds) of as many further steps."""
+        try:
+            self.process.stdin.write(f"{steps}\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it ended, and says why below
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"{' '.join(self.command)}: exit {self.process.wait()}\n{self.log.read_text()[-4000:]}")
+        result = json.loads(line)
+        self.version = "torch " + result["torch"]
+        return result["losses"], result["step_seconds"]

@@ -10,12 +10,13 @@
 namespace ravel::kernels {
 namespace {
 
-cuda::RavelNcclOptions ToOptions(const NcclGroup::Options& options) {
+// NCCL keeps the address of the name for as long as the communicator lives.
+cuda::RavelNcclOptions ToOptions(const NcclGroup::Options& options, const std::string& name) {
   return {.ranks = options.ranks,
           .rank = options.rank,
           .max_ctas = options.max_ctas,
           .reserved = 0,
-          .name = options.name.c_str()};
+          .name = name.c_str()};
 }
 
 }  // namespace
@@ -50,8 +51,8 @@ absl::StatusOr<std::shared_ptr<NcclGroup>> NcclGroup::Begin(const CudaGpu& gpu,
                                                    cuda::kRavelNcclIdBytes));
   }
   RETURN_IF_ERROR(NcclVersion(gpu.library()).status());
-  const cuda::RavelNcclOptions how = ToOptions(options);
   std::shared_ptr<NcclGroup> group(new NcclGroup(gpu, options.name));
+  const cuda::RavelNcclOptions how = ToOptions(options, group->name_);
   MutexLock lock(group->mutex_);
   RETURN_IF_ERROR(group->ToStatus(
       gpu.library().functions().nccl_init(gpu.index(), id.data(), &how, &group->handle_), "init"));
@@ -59,8 +60,8 @@ absl::StatusOr<std::shared_ptr<NcclGroup>> NcclGroup::Begin(const CudaGpu& gpu,
 }
 
 absl::StatusOr<std::shared_ptr<NcclGroup>> NcclGroup::BeginSplit(int color, Options options) {
-  const cuda::RavelNcclOptions how = ToOptions(options);
   std::shared_ptr<NcclGroup> part(new NcclGroup(gpu_, options.name));
+  const cuda::RavelNcclOptions how = ToOptions(options, part->name_);
   MutexLock lock(mutex_);
   RETURN_IF_ERROR(CheckOpen());
   MutexLock part_lock(part->mutex_);
@@ -179,6 +180,21 @@ void NcclGroup::Abort() {
   if (!aborted_) {
     aborted_ = true;
     gpu_.library().functions().nccl_abort(handle_);  // what is aborted has failed already
+  }
+}
+
+void NcclGroup::AbortTogether(std::span<NcclGroup* const> groups) {
+  if (groups.empty()) {
+    return;
+  }
+  // Within a group of calls every abort raises its flag, and the waits come at the end.
+  const cuda::RavelCudaFunctions& functions = groups.front()->gpu_.library().functions();
+  const bool begun = functions.nccl_group_begin() == 0;
+  for (NcclGroup* group : groups) {
+    group->Abort();
+  }
+  if (begun) {
+    functions.nccl_group_end();
   }
 }
 

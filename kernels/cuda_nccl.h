@@ -65,6 +65,10 @@ class NcclGroup {
   // Ends work that runs or is enqueued; every later call is Aborted. May wait for the device to
   // leave that work.
   void Abort();
+  // The same for several groups of one device, and the only way for groups whose work waits for
+  // each other's: an abort ends when the group's enqueued work has left the device, which may be
+  // behind work of a group that hangs until it is aborted, too.
+  static void AbortTogether(std::span<NcclGroup* const> groups);
   // Lets go of all: by Abort, where it is not closed. No call follows.
   void End();
 

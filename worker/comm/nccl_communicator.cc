@@ -103,6 +103,9 @@ NcclCommunicator::~NcclCommunicator() {
         })
         .IgnoreError();  // what is not closed is aborted
   }
+  if (!root_->Failure().ok()) {
+    root_->AbortAll();  // this group's work may be behind that of another
+  }
   member_->group().End();  // before its memory goes, which would wait for work that peers hold up
   root_->Leave(member_.get());
 }

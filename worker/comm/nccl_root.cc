@@ -37,16 +37,27 @@ void NcclRoot::Leave(const NcclPart* part) {
 
 absl::Status NcclRoot::Fail(absl::Status status) {
   status = failure_.Set(std::move(status));
+  {
+    MutexLock lock(mutex_);
+    failed_.NotifyAll();
+  }
+  AbortAll();
+  return status;
+}
+
+void NcclRoot::AbortAll() {
+  MutexLock abort_lock(abort_mutex_);
   std::vector<std::shared_ptr<NcclPart>> parts;
   {
     MutexLock lock(mutex_);
     parts = parts_;
-    failed_.NotifyAll();
   }
+  std::vector<kernels::NcclGroup*> groups;
+  groups.reserve(parts.size());
   for (const std::shared_ptr<NcclPart>& part : parts) {
-    part->group().Abort();
+    groups.push_back(&part->group());
   }
-  return status;
+  kernels::NcclGroup::AbortTogether(groups);
 }
 
 absl::Status NcclRoot::Poll() {

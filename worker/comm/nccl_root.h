@@ -36,8 +36,7 @@ class NcclRoot {
   kernels::CudaGpu& gpu() { return *options_.gpu; }
   CollectiveLedger& ledger() { return ledger_; }
 
-  // A part that joins after a failure is aborted at once. Parts are aborted in the order in which
-  // they joined.
+  // A part that joins after a failure is aborted at once. Parts are aborted together.
   void Join(std::shared_ptr<NcclPart> part);
   void Leave(const NcclPart* part);
 
@@ -45,6 +44,8 @@ class NcclRoot {
   absl::Status Failure() const { return failure_.Get(); }
   // Records `status` if it is the first failure, ends all waits and aborts all groups.
   absl::Status Fail(absl::Status status);
+  // Aborts all groups; returns when their work has left the device, whoever has begun it.
+  void AbortAll();
   // Looks at the work of all parts. Aborts nothing and does not block.
   absl::Status Poll();
 
@@ -61,6 +62,7 @@ class NcclRoot {
   const NcclOptions options_;
   CollectiveLedger ledger_;
   StickyFailure failure_;
+  Mutex abort_mutex_;  // before mutex_ and those of groups
   Mutex mutex_;
   CondVar failed_;
   std::vector<std::shared_ptr<NcclPart>> parts_ ABSL_GUARDED_BY(mutex_);

@@ -260,6 +260,7 @@ void EmulatedComm::GiveToStream(Pending pending) {
       [self = shared_from_this(), call = std::move(pending.call), turn] { self->Run(call, turn); });
   if (error != 0) {
     Fail(1, pending.stream.error_text(error));
+    EndTurn();  // which never comes
   }
 }
 
@@ -328,7 +329,7 @@ void EmulatedComm::Finalize() {
   finalizing_ = true;
 }
 
-void EmulatedComm::Abort() {
+void EmulatedComm::BeginAbort() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     abort_ = true;
@@ -339,6 +340,11 @@ void EmulatedComm::Abort() {
     setup_.join();
   }
   mesh_.Close();
+}
+
+void EmulatedComm::FinishAbort() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [&] { return turn_ == next_turn_; });
 }
 
 std::string EmulatedComm::last_error() {

@@ -62,7 +62,10 @@ class EmulatedComm : public std::enable_shared_from_this<EmulatedComm> {
   int Look();
   void Finalize();
   // Ends what runs, tells peers by closing; later work of streams does nothing.
-  void Abort();
+  void BeginAbort();
+  // Until all that was given to streams has come to its turn there, as NCCL waits for its kernels:
+  // behind work that never ends it never ends, either.
+  void FinishAbort();
 
   std::string last_error();
   void Fail(int result, const std::string& text);

@@ -75,6 +75,7 @@ struct Group {
   };
   int depth = 0;
   std::vector<Entry> entries;
+  std::vector<std::shared_ptr<EmulatedComm>> aborted;
 };
 
 Group& TheGroup() {
@@ -93,6 +94,11 @@ NcclCall& EntryOf(const std::shared_ptr<EmulatedComm>& comm, const NcclStream& s
 }
 
 int EndGroup() {
+  std::vector<std::shared_ptr<EmulatedComm>> aborted;
+  aborted.swap(TheGroup().aborted);
+  for (const std::shared_ptr<EmulatedComm>& comm : aborted) {
+    comm->FinishAbort();
+  }
   std::vector<Group::Entry> entries;
   entries.swap(TheGroup().entries);
   for (Group::Entry& entry : entries) {
@@ -238,7 +244,7 @@ EMULATED int ncclCommDestroy(void* handle) {
     return kNcclInvalidArgument;
   }
   ++TheCounts().destroys;
-  comm->Abort();
+  comm->BeginAbort();
   return kNcclSuccess;
 }
 
@@ -248,8 +254,9 @@ EMULATED int ncclCommAbort(void* handle) {
     return kNcclInvalidArgument;
   }
   ++TheCounts().aborts;
-  comm->Abort();
-  return kNcclSuccess;
+  comm->BeginAbort();
+  TheGroup().aborted.push_back(comm);
+  return TheGroup().depth > 0 ? kNcclSuccess : EndGroup();
 }
 
 EMULATED int ncclGroupStart() {

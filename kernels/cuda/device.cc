@@ -15,6 +15,14 @@ EventHandle* EventOf(void* event) {
   return static_cast<EventHandle*>(event);
 }
 
+// `call` with the device current. Questions and waits need that, too: a thread that has chosen none
+// has device 0, and with its first call makes a context there, which takes hundreds of MiB.
+template <typename Call>
+int32_t On(int32_t device, const Call& call) {
+  const cudaError_t error = cudaSetDevice(device);
+  return error != cudaSuccess ? error : call();
+}
+
 int32_t MemoryInfo(int32_t index, uint64_t* free_bytes, uint64_t* total_bytes) {
   size_t free_size = 0;
   size_t total_size = 0;
@@ -65,23 +73,32 @@ int32_t StreamCreate(int32_t index, int32_t high_priority, void** stream) {
 
 int32_t StreamDestroy(void* stream) {
   ReleaseAttention(*StreamOf(stream));
-  const cudaError_t error = cudaStreamDestroy(StreamOf(stream)->stream);
+  const int32_t error =
+      On(StreamOf(stream)->device, [&] { return cudaStreamDestroy(StreamOf(stream)->stream); });
   delete StreamOf(stream);
   return error;
 }
 
-// cudaErrorNotReady is an answer, no error.
-int32_t AnswerOf(cudaError_t error, int32_t* done) {
+// cudaErrorNotReady is an answer, no error; the runtime keeps it as the thread's last error all the
+// same.
+int32_t AnswerOf(int32_t error, int32_t* done) {
   *done = error == cudaSuccess ? 1 : 0;
-  return error == cudaErrorNotReady ? 0 : error;
+  if (error != cudaErrorNotReady) {
+    return error;
+  }
+  cudaGetLastError();
+  return 0;
 }
 
 int32_t StreamDone(void* stream, int32_t* done) {
-  return AnswerOf(cudaStreamQuery(StreamOf(stream)->stream), done);
+  return AnswerOf(
+      On(StreamOf(stream)->device, [&] { return cudaStreamQuery(StreamOf(stream)->stream); }),
+      done);
 }
 
 int32_t StreamSynchronize(void* stream) {
-  return cudaStreamSynchronize(StreamOf(stream)->stream);
+  return On(StreamOf(stream)->device,
+            [&] { return cudaStreamSynchronize(StreamOf(stream)->stream); });
 }
 
 int32_t EventCreate(int32_t index, int32_t timed, void** event) {
@@ -97,7 +114,8 @@ int32_t EventCreate(int32_t index, int32_t timed, void** event) {
 }
 
 int32_t EventDestroy(void* event) {
-  const cudaError_t error = cudaEventDestroy(EventOf(event)->event);
+  const int32_t error =
+      On(EventOf(event)->device, [&] { return cudaEventDestroy(EventOf(event)->event); });
   delete EventOf(event);
   return error;
 }
@@ -109,15 +127,18 @@ int32_t EventRecord(void* event, void* stream) {
 }
 
 int32_t EventDone(void* event, int32_t* done) {
-  return AnswerOf(cudaEventQuery(EventOf(event)->event), done);
+  return AnswerOf(On(EventOf(event)->device, [&] { return cudaEventQuery(EventOf(event)->event); }),
+                  done);
 }
 
 int32_t EventSynchronize(void* event) {
-  return cudaEventSynchronize(EventOf(event)->event);
+  return On(EventOf(event)->device, [&] { return cudaEventSynchronize(EventOf(event)->event); });
 }
 
 int32_t EventElapsed(void* begin, void* end, float* milliseconds) {
-  return cudaEventElapsedTime(milliseconds, EventOf(begin)->event, EventOf(end)->event);
+  return On(EventOf(end)->device, [&] {
+    return cudaEventElapsedTime(milliseconds, EventOf(begin)->event, EventOf(end)->event);
+  });
 }
 
 int32_t StreamWait(void* stream, void* event) {
@@ -128,15 +149,14 @@ int32_t StreamWait(void* stream, void* event) {
 }
 
 int32_t Copy(void* stream, void* to, const void* from, uint64_t bytes) {
-  const cudaError_t error = cudaSetDevice(StreamOf(stream)->device);
-  return error != cudaSuccess
-             ? error
-             : cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, StreamOf(stream)->stream);
+  return On(StreamOf(stream)->device, [&] {
+    return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, StreamOf(stream)->stream);
+  });
 }
 
 int32_t Fill(void* stream, void* to, int32_t byte, uint64_t bytes) {
-  const cudaError_t error = cudaSetDevice(StreamOf(stream)->device);
-  return error != cudaSuccess ? error : cudaMemsetAsync(to, byte, bytes, StreamOf(stream)->stream);
+  return On(StreamOf(stream)->device,
+            [&] { return cudaMemsetAsync(to, byte, bytes, StreamOf(stream)->stream); });
 }
 
 int32_t CaptureBegin(void* stream) {
@@ -170,7 +190,7 @@ int32_t GraphLaunch(void* graph, void* stream) {
 
 int32_t GraphDestroy(void* graph) {
   GraphHandle* handle = static_cast<GraphHandle*>(graph);
-  const cudaError_t error = cudaGraphExecDestroy(handle->graph);
+  const int32_t error = On(handle->device, [&] { return cudaGraphExecDestroy(handle->graph); });
   delete handle;
   return error;
 }

@@ -49,8 +49,14 @@ namespace {
 
 // Launches on a stream of its own and compares with the host's result.
 cudaError_t RunSelfTest(uint32_t* values, cudaStream_t stream) {
-  SelfTestKernel<<<kSelfTestElements / 256, 256, 0, stream>>>(values);
-  cudaError_t error = cudaGetLastError();
+  // Not <<<>>>, after which the thread's last error would tell of calls before this one, too.
+  void* arguments[] = {&values};
+  cudaError_t error = cudaLaunchKernel(reinterpret_cast<const void*>(SelfTestKernel),
+                                       dim3(kSelfTestElements / 256),
+                                       dim3(256),
+                                       arguments,
+                                       0,
+                                       stream);
   uint32_t host[kSelfTestElements] = {};
   if (error == cudaSuccess) {
     error = cudaMemcpyAsync(host, values, sizeof(host), cudaMemcpyDeviceToHost, stream);

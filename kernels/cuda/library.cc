@@ -49,15 +49,19 @@ KernelIndex MakeIndex() {
   return index;
 }
 
-// A kernel gets more than 48 KiB of dynamic shared memory only where that was asked for.
+// Loads every kernel: the driver would do so at its first launch, which takes memory beside the
+// plan and may wait for what runs on the device, such as a collective that waits for this very
+// host. A kernel gets more than 48 KiB of dynamic shared memory only where that was asked for.
 cudaError_t PrepareKernels() {
   for (const KernelEntry& entry : AllKernels()) {
-    if (entry.dynamic_shared_bytes > 0) {
-      const cudaError_t error = cudaFuncSetAttribute(
+    cudaFuncAttributes attributes = {};
+    cudaError_t error = cudaFuncGetAttributes(&attributes, entry.function);
+    if (error == cudaSuccess && entry.dynamic_shared_bytes > 0) {
+      error = cudaFuncSetAttribute(
           entry.function, cudaFuncAttributeMaxDynamicSharedMemorySize, entry.dynamic_shared_bytes);
-      if (error != cudaSuccess) {
-        return error;
-      }
+    }
+    if (error != cudaSuccess) {
+      return error;
     }
   }
   return cudaSuccess;

@@ -132,7 +132,7 @@ bool RunThroughCudnn(LaunchStream& on,
                      const AttentionLaunch& launch,
                      const AttentionParams& p,
                      const TensorView& workspace) {
-  if (!launch.bf16 || !OnVectors({p.q, p.k, p.v, p.out, p.dout, p.dq, p.dk, p.dv})) {
+  if (!launch.bf16 || !OnVectors({p.q, p.k, p.v, p.out, p.log_sum_exp, p.dout, p.dq, p.dk, p.dv})) {
     return false;
   }
   RavelCudaAttention attention = DescriptionOf(shape, launch, p);

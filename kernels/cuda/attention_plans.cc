@@ -98,6 +98,14 @@ RavelCudaAttentionBuffers PartOf(const RavelCudaAttention& a,
   return part;
 }
 
+bool PartsOnVectors(const RavelCudaAttention& a, const AttentionPart& part) {
+  constexpr int64_t kVectorElements = 4;  // of fp32
+  const int64_t heads = part.kv_heads * DivExact(a.query_heads, a.kv_heads);
+  return (part.sequences == a.sequences ||
+          part.sequences * a.sequence_tokens % kVectorElements == 0) &&
+         (part.kv_heads == a.kv_heads || heads * a.log_sum_exp_stride % kVectorElements == 0);
+}
+
 AttentionPart SmallerPart(const AttentionPart& part) {
   if (part.sequences > 1) {
     return {DivExact(part.sequences, SmallestPrimeFactor(part.sequences)), part.kv_heads};
@@ -136,6 +144,9 @@ const AttentionChoice& AttentionPlans::Choose(const RavelCudaAttention& attentio
   }
   AttentionPart part = {attention.sequences, attention.kv_heads};
   for (; part.sequences > 0; part = SmallerPart(part)) {
+    if (!PartsOnVectors(attention, part)) {
+      continue;
+    }
     const absl::StatusOr<RavelCudaAttentionPlan> plan = build(PartOf(attention, part));
     if (!plan.ok()) {
       choice.text = absl::StrCat("our own kernel, because ", plan.status().message());
@@ -153,11 +164,12 @@ const AttentionChoice& AttentionPlans::Choose(const RavelCudaAttention& attentio
     }
     destroy_(plan->plan);
   }
-  choice.text = absl::StrCat("our own kernel, because cuDNN needs a workspace of ",
-                             choice.whole_workspace_bytes,
-                             " bytes and even the smallest part more than the ",
-                             workspace_bytes,
-                             " that there are");
+  choice.text =
+      absl::StrCat("our own kernel, because cuDNN needs a workspace of ",
+                   choice.whole_workspace_bytes,
+                   " bytes and even the smallest part that begins on 16 bytes more than the ",
+                   workspace_bytes,
+                   " that there are");
   return choice;
 }
 

@@ -33,6 +33,9 @@ RavelCudaAttentionBuffers PartOf(const RavelCudaAttention& attention,
                                  const RavelCudaAttentionBuffers& buffers,
                                  int64_t first_sequence,
                                  int64_t first_kv_head);
+// Whether every part's statistics begin on 16 bytes where the whole's do: cuDNN refuses operands
+// that do not. Rows of heads do so whenever one of them does.
+bool PartsOnVectors(const RavelCudaAttention& attention, const AttentionPart& part);
 // The next smaller part: fewer sequences first, by their smallest prime factor; zeros after the
 // smallest.
 AttentionPart SmallerPart(const AttentionPart& part);

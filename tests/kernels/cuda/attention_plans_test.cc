@@ -263,6 +263,27 @@ TEST(AttentionPlans, TooLittleWorkspaceMakesParts) {
   EXPECT_THAT(choice.text, HasSubstr("in parts of 1 sequences and 2 key heads"));
 }
 
+// Of 50 tokens: the statistics of two sequences end on 16 bytes, those of one do not.
+TEST(AttentionPlans, PartsWhoseStatisticsDoNotBeginOnVectorsAreLeftOut) {
+  FakeEngines engines;
+  AttentionPlans plans(engines.Destroyer());
+  RavelCudaAttention attention = Described(8, false);
+  attention.sequence_tokens = 50;
+  attention.log_sum_exp_stride = 400;
+  const AttentionChoice& pairs = plans.Choose(attention, 6400, engines.Builder());
+  EXPECT_EQ(pairs.part.sequences, 2);
+  EXPECT_EQ(pairs.part.kv_heads, 8);
+  AttentionPlans small(engines.Destroyer());
+  EXPECT_EQ(small.Choose(attention, 3200, engines.Builder()).plan, nullptr);
+  EXPECT_THAT(small.ToText(), HasSubstr("smallest part that begins on 16 bytes"));
+  attention.sequences = 1;
+  attention.log_sum_exp_stride = 51;
+  EXPECT_TRUE(PartsOnVectors(attention, {1, 1}));  // four query heads
+  attention.query_heads = 8;
+  EXPECT_FALSE(PartsOnVectors(attention, {1, 1}));
+  EXPECT_TRUE(PartsOnVectors(attention, {1, 4}));
+}
+
 TEST(AttentionPlans, OurOwnKernelRunsByNameAndWithItsReason) {
   FakeEngines engines;
   AttentionPlans plans(engines.Destroyer());

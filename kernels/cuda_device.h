@@ -181,7 +181,8 @@ class CudaStream final : public cuda::LaunchStream {
   // Blocks the host until all work so far is done.
   absl::Status Synchronize() const;
 
-  // Work between the two calls is recorded, not run.
+  // Work between the two calls is recorded, not run. Products and attention of its shapes have run
+  // before: what libraries load on first use, no capture may wait for.
   void BeginCapture();
   absl::StatusOr<CudaGraph> EndCapture();
   void Launch(const CudaGraph& graph);
@@ -251,9 +252,10 @@ class CudaStream final : public cuda::LaunchStream {
   // Empty where cuBLASLt has none.
   std::optional<cuda::GemmChoice> ChooseAlgorithm(const cuda::RavelCudaGemm& gemm,
                                                   const cuda::RavelCudaGemmBuffers& buffers);
-  double MeasureMicroseconds(const cuda::RavelCudaGemm& gemm,
-                             const cuda::RavelCudaAlgorithm& algorithm,
-                             const cuda::RavelCudaGemmBuffers& buffers);
+  // None where cuBLASLt proposed the algorithm and refuses to run it.
+  std::optional<double> MeasureMicroseconds(const cuda::RavelCudaGemm& gemm,
+                                            const cuda::RavelCudaAlgorithm& algorithm,
+                                            const cuda::RavelCudaGemmBuffers& buffers);
 
   // Of the stream.
   void* AttentionWorkspace() const;

@@ -365,7 +365,8 @@ TEST_F(GpuAttentionTest, PartsComputeWhatTheWholeDoes) {
 TEST_F(GpuAttentionTest, CapturedAttentionReplays) {
   const AttentionCase c = CaseOf(2, 128, 4, 2, 64);
   const AttentionRun run(c, Path::kCudnn, seed_);
-  PrepareAttention(stream(), run.Args());
+  run.Forward(stream());
+  run.Backward(stream());
   stream().BeginCapture();
   AttentionForward(stream(),
                    {.shape = c.shape,

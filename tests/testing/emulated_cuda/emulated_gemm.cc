@@ -10,6 +10,7 @@ namespace {
 
 constexpr uint64_t kWorkspaceBytes = 1 << 16;
 constexpr uint64_t kMagic = 0x656D756C61746564;  // "emulated"
+constexpr uint64_t kRefused = ~uint64_t{0};  // of an algorithm that is proposed and does not run
 
 DType TypeOf(int32_t dtype) {
   return static_cast<DType>(dtype);
@@ -52,6 +53,12 @@ int32_t GemmAlgorithms(uint64_t workspace_bytes, RavelCudaAlgorithm* algorithms,
       ++count;
     }
   }
+  if (count > 1 && count < limit) {
+    algorithms[count] = {};
+    algorithms[count].words[0] = kMagic;
+    algorithms[count].words[1] = kRefused;
+    ++count;
+  }
   return count;
 }
 
@@ -61,6 +68,7 @@ PlannedLaunch PlanProduct(const RavelCudaGemm& gemm,
   const KernelLaunch launch = {.name = "product", .variant = 0};
   Operands operands(launch);
   operands.Require(GemmIsOffered(gemm), "sizes, strides or types that no algorithm takes");
+  operands.Require(algorithm.words[1] != kRefused, "an algorithm that does not run here");
   operands.Require(algorithm.words[0] == kMagic && algorithm.words[1] == algorithm.workspace_bytes,
                    "an algorithm of another library");
   operands.Require(algorithm.workspace_bytes <= buffers.workspace_bytes, "too little workspace");

@@ -38,6 +38,9 @@ absl::StatusOr<std::unique_ptr<CudaGpu>> CudaGpu::Open(const CudaLibrary& librar
   const absl::Status cublas =
       library.ToStatus(library.functions().gemm_version(&version), "cuBLASLt");
   gpu->no_cublas_ = std::string(cublas.message());
+  if (!cublas.ok()) {
+    log::Warning(absl::StrCat("products: our own kernel, because ", cublas.message()));
+  }
   uint64_t cudnn_version = 0;
   gpu->no_cudnn_ = std::string(
       library.ToStatus(library.functions().attention_version(&cudnn_version), "cuDNN").message());
@@ -415,6 +418,7 @@ bool CudaStream::RunProduct(const RavelCudaGemm& gemm, const void* a, const void
   if (!gpu_.no_cublas().empty()) {
     return false;
   }
+  CHECK_MSG(scratch_ != nullptr, "a product on a stream for copies");
   const RavelCudaGemmBuffers buffers = {.a = a,
                                         .b = b,
                                         .c = c,
@@ -427,8 +431,14 @@ bool CudaStream::RunProduct(const RavelCudaGemm& gemm, const void* a, const void
     Submit(CudaCall::Kind::kProduct, ProductCall{gemm, known->algorithm, buffers}, key);
     return true;
   }
+  if (without_algorithm_.contains(key)) {
+    return false;
+  }
   const std::optional<GemmChoice> choice = ChooseAlgorithm(gemm, buffers);
   if (!choice.has_value()) {
+    log::Warning(
+        absl::StrCat("product ", key, ": our own kernel, because cuBLASLt has no algorithm"));
+    without_algorithm_.insert(key);
     return false;
   }
   gpu_.algorithms().Set(key, *choice);

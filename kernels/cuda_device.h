@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -270,7 +271,8 @@ class CudaStream final : public cuda::LaunchStream {
   const CudaMemory* flush_ = nullptr;  // measuring is on where present
   bool capturing_ = false;
   CudaCallLog* log_ = nullptr;
-  std::vector<std::byte> submitted_;  // arguments of the call that is made
+  std::vector<std::byte> submitted_;         // arguments of the call that is made
+  std::set<std::string> without_algorithm_;  // keys of products that our own kernel computes
   AttentionOptions attention_options_;
   cuda::AttentionPlans attention_;
 };

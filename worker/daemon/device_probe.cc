@@ -2,8 +2,10 @@
 
 #include <array>
 #include <climits>
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
+#include <utility>
 
 #include <absl/strings/ascii.h>
 #include <absl/strings/match.h>
@@ -17,6 +19,7 @@ namespace ravel::daemon {
 namespace {
 
 constexpr char kNvmlName[] = "libnvidia-ml.so.1";
+constexpr char kVisibleDevices[] = "CUDA_VISIBLE_DEVICES";
 
 std::string ReadSmallFile(const char* path) {
   std::ifstream file(path);
@@ -121,7 +124,8 @@ std::string AskNvml(const Nvml& nvml, std::vector<DeviceFacts>& devices) {
   return count == 0 ? "driver present, no device" : "";
 }
 
-std::string ProbeGpus(std::vector<DeviceFacts>& devices) {
+std::string ProbeGpus(std::vector<DeviceFacts>& all) {
+  std::vector<DeviceFacts> devices;
   void* library = dlopen(kNvmlName, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     return absl::StrCat("no driver: ", kNvmlName, " not found");
@@ -131,10 +135,38 @@ std::string ProbeGpus(std::vector<DeviceFacts>& devices) {
                             ? AskNvml(nvml, devices)
                             : absl::StrCat("driver too old: ", kNvmlName, " lacks a function");
   dlclose(library);
+  const size_t present = devices.size();
+  devices = VisibleGpus(std::move(devices), std::getenv(kVisibleDevices));
+  if (present > 0 && devices.empty()) {
+    message = absl::StrCat(kVisibleDevices, " hides all ", present, " devices");
+  }
+  all.insert(all.end(), devices.begin(), devices.end());
   return message;
 }
 
 }  // namespace
+
+std::vector<DeviceFacts> VisibleGpus(std::vector<DeviceFacts> all, const char* visible) {
+  if (visible == nullptr) {
+    return all;
+  }
+  std::vector<DeviceFacts> seen;
+  for (const absl::string_view text : absl::StrSplit(visible, ',')) {
+    const absl::string_view word = absl::StripAsciiWhitespace(text);
+    size_t index = 0;
+    if (!absl::SimpleAtoi(word, &index)) {
+      index = 0;
+      while (index < all.size() && (word.empty() || !absl::StartsWith(all[index].uuid, word))) {
+        ++index;
+      }
+    }
+    if (index >= all.size()) {
+      break;
+    }
+    seen.push_back(all[index]);
+  }
+  return seen;
+}
 
 NodeFacts ProbeNode(int cpu_devices) {
   NodeFacts facts;

@@ -29,4 +29,9 @@ struct NodeFacts {
 // Reads /proc and, in this process, NVML.
 NodeFacts ProbeNode(int cpu_devices);
 
+// NVML tells of every GPU; CUDA gives a program those that CUDA_VISIBLE_DEVICES names, numbered in
+// its order: indices, or beginnings of UUIDs, up to the first that names none. `visible`: its
+// value, or nullptr where it is not set.
+std::vector<DeviceFacts> VisibleGpus(std::vector<DeviceFacts> all, const char* visible);
+
 }  // namespace ravel::daemon

@@ -107,6 +107,26 @@ TEST(ChildProcessTest, VariablesOfTheCallerComeBeforeThoseOfTheDaemon) {
   unsetenv("NCCL_COMM_ID");
 }
 
+TEST(DeviceProbeTest, GpusAreThoseThatCudaGivesPrograms) {
+  std::vector<DeviceFacts> all;
+  for (const char* uuid : {"GPU-a0", "GPU-b1", "GPU-b2"}) {
+    all.push_back({.kind = "gpu", .model = "H200", .memory_bytes = 1, .uuid = uuid});
+  }
+  const auto seen = [&](const char* visible) {
+    std::string uuids;
+    for (const DeviceFacts& device : VisibleGpus(all, visible)) {
+      uuids += device.uuid.substr(4) + " ";
+    }
+    return uuids;
+  };
+  EXPECT_EQ(seen(nullptr), "a0 b1 b2 ");
+  EXPECT_EQ(seen("2,0"), "b2 a0 ");
+  EXPECT_EQ(seen("GPU-b2, GPU-a"), "b2 a0 ");
+  EXPECT_EQ(seen("1,7,0"), "b1 ");
+  EXPECT_EQ(seen(""), "");
+  EXPECT_EQ(seen("-1"), "");
+}
+
 TEST(DeviceProbeTest, CpuDevicesShareTheMemoryOfTheHost) {
   const NodeFacts one = ProbeNode(1);
   const NodeFacts two = ProbeNode(2);

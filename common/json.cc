@@ -198,6 +198,16 @@ Value::Value(Value&& other) noexcept = default;
 Value& Value::operator=(const Value& other) = default;
 Value& Value::operator=(Value&& other) noexcept = default;
 Value::~Value() = default;
+Value::Value(bool value) : value_(value) {}
+Value::Value(int value) : value_(static_cast<int64_t>(value)) {}
+Value::Value(int64_t value) : value_(value) {}
+Value::Value(uint64_t value) : value_(value) {}
+Value::Value(double value) : value_(value) {}
+Value::Value(std::string value) : value_(std::move(value)) {}
+Value::Value(std::string_view value) : value_(std::string(value)) {}
+Value::Value(const char* value) : value_(std::string(value)) {}
+Value::Value(Array value) : value_(std::move(value)) {}
+Value::Value(Object value) : value_(std::move(value)) {}
 
 Value Value::FromFloat(float value) {
   if (!std::isfinite(value)) {

@@ -20,23 +20,23 @@ using Object = std::vector<Member>;  // in order; names are unique after Parse
 
 class Value {
  public:
+  // Out of line: the variant holds Members, which are complete only below.
   Value();  // null
-  // Out of line: inlined, gcc 12 takes the variant's moves for reads of uninitialized memory.
   Value(const Value& other);
   Value(Value&& other) noexcept;
   Value& operator=(const Value& other);
   Value& operator=(Value&& other) noexcept;
   ~Value();
-  Value(bool value) : value_(value) {}
-  Value(int value) : value_(static_cast<int64_t>(value)) {}
-  Value(int64_t value) : value_(value) {}
-  Value(uint64_t value) : value_(value) {}
-  Value(double value) : value_(value) {}
-  Value(std::string value) : value_(std::move(value)) {}
-  Value(std::string_view value) : value_(std::string(value)) {}
-  Value(const char* value) : value_(std::string(value)) {}
-  Value(Array value) : value_(std::move(value)) {}
-  Value(Object value) : value_(std::move(value)) {}
+  Value(bool value);
+  Value(int value);
+  Value(int64_t value);
+  Value(uint64_t value);
+  Value(double value);
+  Value(std::string value);
+  Value(std::string_view value);
+  Value(const char* value);
+  Value(Array value);
+  Value(Object value);
   // A float that prints with the fewest digits that give the same float back.
   static Value FromFloat(float value);
 

@@ -246,7 +246,7 @@ std::string BytesText(int64_t bytes) {
     value /= 1024;
     ++unit;
   }
-  return absl::StrFormat(value < 10 ? "%.2f %s" : "%.1f %s", value, kUnits[unit]);
+  return absl::StrFormat("%.*f %s", value < 10 ? 2 : 1, value, kUnits[unit]);
 }
 
 std::string PlanSummary(const ShardingPlan& plan, const SummaryOptions& options) {

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <limits>
 #include <map>
-#include <numeric>
 #include <set>
 #include <utility>
 
 #include "common/check.h"
+#include "common/plan/packing.h"
 #include "common/plan/program_order.h"
 
 namespace ravel::plan {
@@ -22,6 +21,9 @@ constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kStaggerFromBytes = 16 * kPageBytes;
 constexpr int64_t kStaggerWideFromBytes = 256 * kPageBytes;
 constexpr int64_t kStaggerPages = 8;
+
+// Packed bytes over their bound that are close enough: 105 / 100.
+constexpr std::pair<int64_t, int64_t> kMostOverBound = {105, 100};
 
 struct ProgramLives {
   HappensBefore order;
@@ -68,117 +70,6 @@ Pairs Conflicts(const std::vector<ProgramBuffer>& buffers, const std::vector<Pro
   conflicts.erase(std::unique(conflicts.begin(), conflicts.end()), conflicts.end());
   return conflicts;
 }
-
-struct Placed {
-  int64_t begin = 0;
-  int64_t end = 0;
-};
-
-enum class Fit { kLowest, kTightest };
-
-// Where an item goes among the placed ones that it conflicts with.
-int64_t FindOffset(std::vector<Placed> taken, int64_t bytes, Fit fit) {
-  std::sort(taken.begin(), taken.end(), [](const Placed& a, const Placed& b) {
-    return a.begin < b.begin;
-  });
-  int64_t cursor = 0;
-  int64_t best = -1;
-  int64_t best_gap = std::numeric_limits<int64_t>::max();
-  for (const Placed& other : taken) {
-    const int64_t gap = other.begin - cursor;
-    if (gap >= bytes && gap < best_gap) {
-      if (fit == Fit::kLowest) {
-        return cursor;
-      }
-      best = cursor;
-      best_gap = gap;
-    }
-    cursor = std::max(cursor, other.end);
-  }
-  return best >= 0 ? best : cursor;
-}
-
-Packing PackInOrder(const std::vector<PackItem>& items, const std::vector<size_t>& order, Fit fit) {
-  Packing packing = {.offsets = std::vector<int64_t>(items.size(), -1), .peak = 0};
-  for (const size_t item : order) {
-    std::vector<Placed> taken;
-    for (const int other : items[item].conflicts) {
-      const auto id = static_cast<size_t>(other);
-      if (packing.offsets[id] >= 0) {
-        taken.push_back(
-            {.begin = packing.offsets[id], .end = packing.offsets[id] + items[id].bytes});
-      }
-    }
-    packing.offsets[item] = FindOffset(std::move(taken), items[item].bytes, fit);
-    packing.peak = std::max(packing.peak, packing.offsets[item] + items[item].bytes);
-  }
-  return packing;
-}
-
-// Packs again and again, with one item moved to another place in the order: every other time one
-// that ends at the peak to an earlier place.
-class OrderSearch {
- public:
-  explicit OrderSearch(const std::vector<PackItem>& items)
-      : items_(items), conflicts_(items.size()) {
-    for (const PackItem& item : items) {
-      conflicts_ += item.conflicts.size();
-    }
-    sequence_ = conflicts_;
-  }
-
-  // Begins with an order. Ends when the best peak is not above the bound, or when as many conflicts
-  // as `effort` have been looked at.
-  void Improve(std::vector<size_t> order, int64_t bound, size_t effort, Packing& best) {
-    const size_t rounds = std::min(kMostRounds, effort / std::max<size_t>(1, conflicts_));
-    Packing current = PackInOrder(items_, order, Fit::kLowest);
-    for (size_t round = 0; round < rounds && best.peak > bound; ++round) {
-      const std::vector<size_t> before = order;
-      if (round % 2 == 0) {
-        MoveOneOfThePeak(current, order);
-      } else {
-        Move(order, Next(order.size()), Next(order.size()));
-      }
-      Packing packing = PackInOrder(items_, order, Fit::kLowest);
-      if (packing.peak > current.peak) {
-        order = before;
-        continue;
-      }
-      if (packing.peak < best.peak) {
-        best = packing;
-      }
-      current = std::move(packing);
-    }
-  }
-
- private:
-  static constexpr size_t kMostRounds = 400;
-
-  // A fixed sequence: everybody plans the same.
-  size_t Next(size_t below) {
-    sequence_ = sequence_ * 6364136223846793005u + 1442695040888963407u;
-    return static_cast<size_t>(sequence_ >> 33) % below;
-  }
-  static void Move(std::vector<size_t>& order, size_t from, size_t to) {
-    const size_t moved = order[from];
-    order.erase(order.begin() + static_cast<std::ptrdiff_t>(from));
-    order.insert(order.begin() + static_cast<std::ptrdiff_t>(to), moved);
-  }
-  void MoveOneOfThePeak(const Packing& packing, std::vector<size_t>& order) {
-    std::vector<size_t> places;
-    for (size_t place = 0; place < order.size(); ++place) {
-      if (packing.offsets[order[place]] + items_[order[place]].bytes == packing.peak) {
-        places.push_back(place);
-      }
-    }
-    const size_t from = places[Next(places.size())];
-    Move(order, from, from == 0 ? 0 : Next(from));
-  }
-
-  const std::vector<PackItem>& items_;
-  size_t conflicts_;
-  uint64_t sequence_ = 0;
-};
 
 // Finds the worst moment of a program: some instructions run, at most one a stream and none before
 // another; what they and those before them brought to life is alive until its last access is done.
@@ -399,82 +290,83 @@ void PlacePersistent(const std::vector<ProgramBuffer>& buffers, BufferPlan& plan
   }
 }
 
-void PlaceTemporaries(const std::vector<ProgramBuffer>& buffers,
-                      const Pairs& conflicts,
-                      MemoryKind memory,
-                      int64_t bound,
-                      BufferPlan& plan) {
-  std::vector<int> ids;
+// Temporaries of a memory kind: what is to be placed, and the best place so far.
+struct Temporaries {
+  MemoryKind memory = MemoryKind::kPrivate;
+  std::vector<int> ids;  // of buffers, per item
+  std::vector<PackItem> items;
+  int64_t bound = 0;
+  Packing packing;
+};
+
+Temporaries FindTemporaries(const std::vector<ProgramBuffer>& buffers,
+                            const Pairs& conflicts,
+                            MemoryKind memory) {
+  Temporaries found;
+  found.memory = memory;
   std::vector<int> item_of(buffers.size(), -1);
   for (size_t i = 0; i < buffers.size(); ++i) {
     if (!buffers[i].persistent && buffers[i].memory == memory) {
-      item_of[i] = static_cast<int>(ids.size());
-      ids.push_back(static_cast<int>(i));
+      item_of[i] = static_cast<int>(found.ids.size());
+      found.ids.push_back(static_cast<int>(i));
+      found.items.push_back({.bytes = ArenaBytes(buffers[i]), .conflicts = {}});
     }
-  }
-  if (ids.empty()) {
-    return;
-  }
-  std::vector<PackItem> items;
-  for (const int id : ids) {
-    items.push_back({.bytes = ArenaBytes(buffers[static_cast<size_t>(id)]), .conflicts = {}});
   }
   for (const auto& [a, b] : conflicts) {
     const int item_a = item_of[static_cast<size_t>(a)];
     const int item_b = item_of[static_cast<size_t>(b)];
     if (item_a >= 0 && item_b >= 0) {
-      items[static_cast<size_t>(item_a)].conflicts.push_back(item_b);
-      items[static_cast<size_t>(item_b)].conflicts.push_back(item_a);
+      found.items[static_cast<size_t>(item_a)].conflicts.push_back(item_b);
+      found.items[static_cast<size_t>(item_b)].conflicts.push_back(item_a);
     }
   }
-  int64_t& end = ArenaSize(plan, memory);
-  const Packing packing = PackItems(items, bound);
-  const int64_t base = RoundUp(end, kAlignmentBytes);
-  for (size_t i = 0; i < ids.size(); ++i) {
-    plan.offsets[static_cast<size_t>(ids[i])] = base + packing.offsets[i];
+  return found;
+}
+
+void Place(const Temporaries& temporaries, BufferPlan& plan) {
+  if (temporaries.ids.empty()) {
+    return;
   }
-  end = base + packing.peak;
+  int64_t& end = ArenaSize(plan, temporaries.memory);
+  const int64_t base = RoundUp(end, kAlignmentBytes);
+  for (size_t i = 0; i < temporaries.ids.size(); ++i) {
+    plan.offsets[static_cast<size_t>(temporaries.ids[i])] = base + temporaries.packing.offsets[i];
+  }
+  end = base + temporaries.packing.peak;
+}
+
+// Bytes that a plan takes more than may be taken; not above 0: few enough.
+int64_t Overshoot(const BufferPlan& persistent, const std::vector<Temporaries>& kinds) {
+  int64_t packed = persistent.packed_bytes();
+  int64_t bound = persistent.lower_bound_bytes;
+  for (const Temporaries& kind : kinds) {
+    packed += kind.packing.peak;
+    bound += kind.bound;
+  }
+  return packed - bound / kMostOverBound.second * kMostOverBound.first;
+}
+
+// Quick bounds and packings are kept where they are close. Else: what no packing of all programs
+// together can go below, then closer packings.
+void BringTogether(const BufferPlan& persistent, std::vector<Temporaries>& kinds) {
+  for (Temporaries& kind : kinds) {
+    if (Overshoot(persistent, kinds) > 0 && kind.packing.peak > kind.bound) {
+      kind.bound = std::max(kind.bound, HeaviestClique(kind.items));
+    }
+  }
+  for (Temporaries& kind : kinds) {
+    const int64_t overshoot = Overshoot(persistent, kinds);
+    if (overshoot > 0 && kind.packing.peak > kind.bound) {
+      const int64_t enough = std::max(kind.bound, kind.packing.peak - overshoot);
+      kind.packing = PackCloser(kind.items, std::move(kind.packing), enough);
+    }
+  }
 }
 
 }  // namespace
 
 int64_t ArenaBytes(const ProgramBuffer& buffer) {
   return buffer.inside >= 0 ? 0 : RoundUp(buffer.bytes, kAlignmentBytes);
-}
-
-Packing PackItems(const std::vector<PackItem>& items, int64_t bound) {
-  std::vector<size_t> given(items.size());
-  std::iota(given.begin(), given.end(), size_t{0});
-  std::vector<size_t> by_size = given;
-  std::stable_sort(by_size.begin(), by_size.end(), [&](size_t a, size_t b) {
-    return items[a].bytes > items[b].bytes;
-  });
-  Packing best = PackInOrder(items, by_size, Fit::kLowest);
-  for (const Packing& other : {PackInOrder(items, by_size, Fit::kTightest),
-                               PackInOrder(items, given, Fit::kLowest),
-                               PackInOrder(items, given, Fit::kTightest)}) {
-    if (other.peak < best.peak) {
-      best = other;
-    }
-  }
-  // Those that stand in the way of most bytes first.
-  std::vector<int64_t> pressed(items.size());
-  for (size_t i = 0; i < items.size(); ++i) {
-    pressed[i] = items[i].bytes;
-    for (const int other : items[i].conflicts) {
-      pressed[i] += items[static_cast<size_t>(other)].bytes;
-    }
-  }
-  std::vector<size_t> by_pressure = by_size;
-  std::stable_sort(by_pressure.begin(), by_pressure.end(), [&](size_t a, size_t b) {
-    return pressed[a] > pressed[b];
-  });
-  OrderSearch search(items);
-  constexpr size_t kEffort = size_t{1} << 20;
-  for (const std::vector<size_t>* order : {&by_size, &by_pressure, &given}) {
-    search.Improve(*order, bound, kEffort, best);
-  }
-  return best;
 }
 
 absl::StatusOr<BufferPlan> PlanBuffers(const std::vector<ProgramBuffer>& buffers,
@@ -487,11 +379,17 @@ absl::StatusOr<BufferPlan> PlanBuffers(const std::vector<ProgramBuffer>& buffers
   for (const ProgramBuffer& buffer : buffers) {
     plan.lower_bound_bytes += buffer.persistent ? ArenaBytes(buffer) : 0;
   }
+  std::vector<Temporaries> kinds;
   for (const MemoryKind memory :
        {MemoryKind::kPrivate, MemoryKind::kSymmetric, MemoryKind::kCommon}) {
-    const int64_t bound = PeakOf(buffers, programs, lives, memory).bytes;
-    PlaceTemporaries(buffers, conflicts, memory, bound, plan);
-    plan.lower_bound_bytes += bound;
+    kinds.push_back(FindTemporaries(buffers, conflicts, memory));
+    kinds.back().bound = PeakOf(buffers, programs, lives, memory).bytes;
+    kinds.back().packing = PackItems(kinds.back().items, kinds.back().bound);
+  }
+  BringTogether(plan, kinds);
+  for (const Temporaries& kind : kinds) {
+    Place(kind, plan);
+    plan.lower_bound_bytes += kind.bound;
   }
   return plan;
 }

@@ -17,8 +17,9 @@ struct BufferPlan {
   int64_t private_bytes = 0;
   int64_t symmetric_bytes = 0;
   int64_t common_bytes = 0;
-  // Per memory kind the largest sum of bytes that can be alive at once, added up: no packing can be
-  // smaller.
+  // Per memory kind the largest sum of bytes that can be alive at once, added up; where the packing
+  // is not close to that, the largest found of buffers that all are alive with each other, each two
+  // of them in some program. Addresses are the same in all programs, so no packing can be smaller.
   int64_t lower_bound_bytes = 0;
   int64_t packed_bytes() const { return private_bytes + symmetric_bytes + common_bytes; }
 };
@@ -39,18 +40,5 @@ absl::StatusOr<PeakCut> FindPeak(const std::vector<ProgramBuffer>& buffers,
 
 // Bytes of a buffer in its arena: rounded up to 256; 0 inside another buffer.
 int64_t ArenaBytes(const ProgramBuffer& buffer);
-
-// An interval of an abstract order and its size: what packing is about, apart from programs.
-struct PackItem {
-  int64_t bytes = 0;
-  std::vector<int> conflicts;  // items that may not share an address with this one
-};
-// Offsets of the items: the best of largest first, given order, and best fit; where those end above
-// `bound`, other orders are tried. Peak: the largest end.
-struct Packing {
-  std::vector<int64_t> offsets;
-  int64_t peak = 0;
-};
-Packing PackItems(const std::vector<PackItem>& items, int64_t bound = 0);
 
 }  // namespace ravel::plan

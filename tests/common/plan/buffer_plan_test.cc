@@ -1,11 +1,13 @@
 #include "common/plan/buffer_plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <random>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "common/plan/packing.h"
 #include "tests/common/plan/plan_testing.h"
 
 namespace ravel::plan {
@@ -88,6 +90,79 @@ TEST(PackItems, EqualUnitsInAWindowMeetTheBound) {
     intervals.push_back({i, i + 1, 100});
   }
   EXPECT_EQ(PackItems(Items(intervals)).peak, 200);
+}
+
+// Items of which any two may conflict: not those of one program.
+std::vector<PackItem> RandomItems(uint64_t seed, size_t most) {
+  std::mt19937_64 random(seed);
+  std::vector<PackItem> items(random() % most + 1);
+  for (PackItem& item : items) {
+    item.bytes = static_cast<int64_t>(random() % 100 + 1);
+  }
+  for (size_t i = 0; i < items.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (random() % 3 != 0) {
+        items[i].conflicts.push_back(static_cast<int>(j));
+        items[j].conflicts.push_back(static_cast<int>(i));
+      }
+    }
+  }
+  return items;
+}
+
+// By trying every set.
+int64_t HeaviestOfAllCliques(const std::vector<PackItem>& items) {
+  int64_t heaviest = 0;
+  for (uint32_t set = 0; set < uint32_t{1} << items.size(); ++set) {
+    int64_t bytes = 0;
+    bool all = true;
+    for (size_t i = 0; i < items.size() && all; ++i) {
+      if ((set >> i & 1) != 0) {
+        bytes += items[i].bytes;
+        uint32_t others = 0;
+        for (const int other : items[i].conflicts) {
+          others |= uint32_t{1} << other;
+        }
+        all = (set & ~others & ~(uint32_t{1} << i)) == 0;
+      }
+    }
+    heaviest = all ? std::max(heaviest, bytes) : heaviest;
+  }
+  return heaviest;
+}
+
+TEST(HeaviestClique, IsThatOfAllSetsAndNoPackingIsSmaller) {
+  for (uint64_t trial = 0; trial < 200; ++trial) {
+    const std::vector<PackItem> items = RandomItems(testing::kSeed + trial, 12);
+    const int64_t heaviest = HeaviestClique(items);
+    EXPECT_EQ(heaviest, HeaviestOfAllCliques(items)) << "trial " << trial;
+    EXPECT_GE(PackItems(items).peak, heaviest);
+  }
+}
+
+TEST(PackCloser, GoesOnToWhatIsEnoughAndOverlapsNothing) {
+  int closer = 0;
+  for (uint64_t trial = 0; trial < 40; ++trial) {
+    const std::vector<PackItem> items = RandomItems(testing::kSeed + trial, 24);
+    const Packing first = PackItems(items, std::numeric_limits<int64_t>::max());  // no search
+    const int64_t bound = HeaviestClique(items);
+    const Packing packing = PackCloser(items, first, bound);
+    EXPECT_LE(packing.peak, first.peak);
+    EXPECT_GE(packing.peak, bound);
+    closer += packing.peak < first.peak ? 1 : 0;
+    for (size_t i = 0; i < items.size(); ++i) {
+      EXPECT_LE(packing.offsets[i] + items[i].bytes, packing.peak);
+      for (const int other : items[i].conflicts) {
+        const auto j = static_cast<size_t>(other);
+        EXPECT_TRUE(packing.offsets[i] + items[i].bytes <= packing.offsets[j] ||
+                    packing.offsets[j] + items[j].bytes <= packing.offsets[i])
+            << "trial " << trial;
+      }
+    }
+    // What was asked for ends it.
+    EXPECT_EQ(PackCloser(items, first, first.peak).peak, first.peak);
+  }
+  EXPECT_GT(closer, 5);
 }
 
 TEST(PlanBuffers, OptimizerBuffersStartOnDifferentPages) {

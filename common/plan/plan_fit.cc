@@ -28,15 +28,84 @@ void SetRanks(int64_t ranks, PlanRequest& request) {
   request.spec.elastic.sizes = {ranks};
 }
 
-Remedy Try(const Changed& changed, int64_t usable_bytes) {
+// Of a rank.
+struct Limits {
+  int64_t needed_bytes = 0;  // without a change
+  int64_t usable_bytes = 0;
+};
+
+Remedy Try(const Changed& changed, const Limits& limits) {
   Remedy remedy = {.change = changed.change, .status = absl::OkStatus()};
   const absl::StatusOr<ShardingPlan> plan = BuildShardingPlan(changed.request);
   remedy.status = plan.status();
   if (plan.ok()) {
     remedy.peak_bytes = PeakBytes(*plan);
-    remedy.fits = remedy.peak_bytes <= usable_bytes;
+    remedy.saved_bytes = limits.needed_bytes - remedy.peak_bytes;
+    remedy.fits = remedy.peak_bytes <= limits.usable_bytes;
   }
   return remedy;
+}
+
+// The number forms of a job that may be narrower; what is narrow already stays.
+struct Narrow {
+  bool compute = false;
+  bool main_weights = false;
+  bool moments = false;
+};
+
+// Adds the job with these forms, unless it has them.
+void AddNarrow(const PlanRequest& request, const Narrow& narrow, std::vector<Changed>& made) {
+  Changed changed = {"", request};
+  JobSpec& spec = changed.request.spec;
+  const auto set = [&](bool asked, auto& field, auto value, const char* change) {
+    if (asked && field != value) {
+      field = value;
+      absl::StrAppend(&changed.change, changed.change.empty() ? "" : ", ", change);
+    }
+  };
+  set(narrow.compute, spec.compute, ComputeType::kBF16, "precision.compute: bf16");
+  set(narrow.main_weights,
+      spec.optimizer.main_weights,
+      MainWeightForm::kBF16Remainder,
+      "training.optimizer.mainWeights: bf16_remainder");
+  set(narrow.moments,
+      spec.optimizer.state_type,
+      StateType::kBF16,
+      "training.optimizer.stateDtype: bf16");
+  const bool known = std::any_of(made.begin(), made.end(), [&](const Changed& other) {
+    return other.change == changed.change;
+  });
+  if (!changed.change.empty() && !known) {
+    made.push_back(std::move(changed));
+  }
+}
+
+// A bf16 model weight and the 16 bits that it lacks of the fp32 main weight.
+std::vector<Changed> Remainders(const PlanRequest& request) {
+  std::vector<Changed> made;
+  if (!request.spec.cpu_devices && request.spec.compute == ComputeType::kBF16) {
+    AddNarrow(request, {.main_weights = true}, made);
+  }
+  return made;
+}
+
+// Ascending in what they round.
+std::vector<Changed> NarrowerForms(const PlanRequest& request) {
+  std::vector<Changed> made;
+  if (request.spec.cpu_devices) {
+    return made;
+  }
+  if (request.spec.compute == ComputeType::kBF16) {
+    if (request.spec.optimizer.state_type == StateType::kF32) {
+      AddNarrow(request, {.moments = true}, made);
+      AddNarrow(request, {.main_weights = true, .moments = true}, made);
+    }
+  } else {
+    AddNarrow(request, {.compute = true}, made);
+    AddNarrow(request, {.compute = true, .main_weights = true}, made);
+    AddNarrow(request, {.compute = true, .main_weights = true, .moments = true}, made);
+  }
+  return made;
 }
 
 std::vector<Changed> WiderShards(const PlanRequest& request) {
@@ -148,11 +217,11 @@ using Changes = std::vector<Changed> (*)(const PlanRequest&);
 // The changes of one kind until one fits; `until_flat`: or until they no longer help.
 void TryEach(const std::vector<Changed>& changes,
              bool until_flat,
-             int64_t usable_bytes,
+             const Limits& limits,
              std::vector<Remedy>& tried) {
   int64_t last = 0;
   for (const Changed& changed : changes) {
-    tried.push_back(Try(changed, usable_bytes));
+    tried.push_back(Try(changed, limits));
     const Remedy& remedy = tried.back();
     const bool flat = last > 0 && (!remedy.status.ok() || remedy.peak_bytes > last / 100 * 99);
     if (remedy.fits || (until_flat && flat)) {
@@ -166,29 +235,50 @@ bool AnyFits(const std::vector<Remedy>& tried) {
   return std::any_of(tried.begin(), tried.end(), [](const Remedy& remedy) { return remedy.fits; });
 }
 
-// The strongest change of each kind on top of the one before, until it fits; what costs no devices
-// first.
-void TryTogether(const PlanRequest& base, int64_t usable_bytes, std::vector<Remedy>& tried) {
+bool Tried(const std::vector<Remedy>& tried, const std::string& change) {
+  return std::any_of(
+      tried.begin(), tried.end(), [&](const Remedy& remedy) { return remedy.change == change; });
+}
+
+// The strongest change of each kind on top of those before, where it helps there, until all fit;
+// what costs no devices first.
+void TryTogether(const PlanRequest& base, const Limits& limits, std::vector<Remedy>& tried) {
   Changed all = {"", base};
-  const auto add = [&](const Changed& next) {
-    all.change = absl::StrCat(all.change, all.change.empty() ? "" : "; ", next.change);
-    all.request = next.request;
-    tried.push_back(Try(all, usable_bytes));
+  int64_t saved_bytes = 0;
+  const auto on_top = [&](Changed next) {
+    next.change = absl::StrCat(all.change, all.change.empty() ? "" : "; ", next.change);
+    return next;
   };
-  constexpr Changes kTogether[] = {
-      HigherStrategies, MoreRecompute, MoreLanes, SmallerWindows, WiderShards};
+  constexpr Changes kTogether[] = {Remainders,
+                                   HigherStrategies,
+                                   MoreRecompute,
+                                   SmallerMicroBatches,
+                                   MoreLanes,
+                                   SmallerWindows,
+                                   WiderShards,
+                                   NarrowerForms};
   for (const Changes changes : kTogether) {
     const std::vector<Changed> made = changes(all.request);
-    if (!AnyFits(tried) && !made.empty()) {
-      add(made.back());
+    if (AnyFits(tried) || made.empty()) {
+      continue;
+    }
+    Changed next = on_top(made.back());
+    Remedy remedy = Try(next, limits);
+    if (remedy.status.ok() && remedy.saved_bytes > saved_bytes) {
+      saved_bytes = remedy.saved_bytes;
+      all = std::move(next);
+      if (!Tried(tried, all.change)) {  // alone
+        tried.push_back(std::move(remedy));
+      }
     }
   }
-  std::vector<Changed> devices = MoreDevices(all.request);
-  for (Changed& changed : devices) {
-    changed.change = absl::StrCat(all.change, all.change.empty() ? "" : "; ", changed.change);
+  std::vector<Changed> devices;
+  std::vector<Changed> more = MoreDevices(all.request);
+  for (Changed& changed : more) {
+    devices.push_back(on_top(std::move(changed)));
   }
   if (!AnyFits(tried)) {
-    TryEach(devices, true, usable_bytes, tried);
+    TryEach(devices, true, limits, tried);
   }
 }
 
@@ -200,16 +290,23 @@ std::vector<Remedy> TryRemedies(const PlanRequest& request, int64_t usable_bytes
   if (resolved.ok()) {
     base.spec = *resolved;
   }
+  Limits limits = {.usable_bytes = usable_bytes};
+  const absl::StatusOr<ShardingPlan> unchanged = BuildShardingPlan(base);
+  if (unchanged.ok()) {
+    limits.needed_bytes = PeakBytes(*unchanged);
+  }
   std::vector<Remedy> tried;
-  TryEach(WiderShards(base), false, usable_bytes, tried);
-  TryEach(MoreDevices(base), true, usable_bytes, tried);
-  TryEach(HigherStrategies(base), false, usable_bytes, tried);
-  TryEach(MoreRecompute(base), false, usable_bytes, tried);
-  TryEach(SmallerMicroBatches(base), false, usable_bytes, tried);
-  TryEach(MoreLanes(base), false, usable_bytes, tried);
-  TryEach(SmallerWindows(base), false, usable_bytes, tried);
+  TryEach(Remainders(base), false, limits, tried);
+  TryEach(WiderShards(base), false, limits, tried);
+  TryEach(MoreDevices(base), true, limits, tried);
+  TryEach(HigherStrategies(base), false, limits, tried);
+  TryEach(MoreRecompute(base), false, limits, tried);
+  TryEach(SmallerMicroBatches(base), false, limits, tried);
+  TryEach(MoreLanes(base), false, limits, tried);
+  TryEach(SmallerWindows(base), false, limits, tried);
+  TryEach(NarrowerForms(base), false, limits, tried);
   if (!AnyFits(tried)) {
-    TryTogether(base, usable_bytes, tried);
+    TryTogether(base, limits, tried);
   }
   return tried;
 }
@@ -235,7 +332,14 @@ absl::Status DoesNotFit(const ShardingPlan& plan,
   const char* separator = "; fits with ";
   for (const Remedy& remedy : remedies) {
     if (remedy.fits) {
-      absl::StrAppend(&text, separator, remedy.change, " (", BytesText(remedy.peak_bytes), ")");
+      absl::StrAppend(&text,
+                      separator,
+                      remedy.change,
+                      " (",
+                      BytesText(remedy.peak_bytes),
+                      ", ",
+                      BytesText(remedy.saved_bytes),
+                      " less)");
       separator = ", or ";
     }
   }

@@ -12,19 +12,23 @@ namespace ravel::plan {
 
 // One change of the job that was planned.
 struct Remedy {
-  std::string change;      // "parallelism.recompute: block"
-  absl::Status status;     // why it cannot be planned, or OK
-  int64_t peak_bytes = 0;  // per rank, where it can
+  std::string change;       // "parallelism.recompute: block"
+  absl::Status status;      // why it cannot be planned, or OK
+  int64_t peak_bytes = 0;   // per rank, where it can
+  int64_t saved_bytes = 0;  // of the peak without the change; negative where it takes more
   bool fits = false;
 };
 
-// Plans every remedy, in the order in which they should be considered: a wider shard axis (fewer
-// replicas), more devices, a strategy that shards more, recompute, a smaller micro-batch, more
-// lanes, smaller windows; and, where none of them fits alone, all of them together, one added after
-// the other. `request` itself can be planned. Costs one plan per remedy.
+// Plans every remedy, in the order in which they should be considered: main weights in another form
+// (the same bits), a wider shard axis (fewer replicas), more devices, a strategy that shards more,
+// recompute, a smaller micro-batch, more lanes, smaller windows, and what rounds: bf16 moments,
+// bf16 weights and activations; and, where none of them fits alone, all of them together, one added
+// after the other. Cpu devices, which compute in fp32, have no other forms. `request` itself can be
+// planned. Costs one plan per remedy.
 std::vector<Remedy> TryRemedies(const PlanRequest& request, int64_t usable_bytes);
 
-// The refusal: what is needed, the largest category, and the remedies that fit, in their order.
+// The refusal: what is needed, the largest category, and the remedies that fit, in their order,
+// each with its peak and what it saves.
 absl::Status DoesNotFit(const ShardingPlan& plan,
                         int64_t usable_bytes,
                         const std::vector<Remedy>& remedies);

@@ -87,7 +87,7 @@ json::Value FitJson(const PlanDocument& document) {
     json::Value entry;
     entry.Set("change", remedy.change).Set("fits", remedy.fits);
     if (remedy.status.ok()) {
-      entry.Set("peakBytes", remedy.peak_bytes);
+      entry.Set("peakBytes", remedy.peak_bytes).Set("savedBytes", remedy.saved_bytes);
     } else {
       entry.Set("error", std::string(remedy.status.message()));
     }

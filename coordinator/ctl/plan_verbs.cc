@@ -1,6 +1,7 @@
 #include "coordinator/ctl/plan_verbs.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include <absl/strings/escaping.h>
@@ -155,6 +156,10 @@ absl::StatusOr<Planned> MakePlan(const PlanOptions& options) {
   return planned;
 }
 
+std::string SavedText(int64_t bytes) {
+  return absl::StrCat(plan::BytesText(std::abs(bytes)), bytes < 0 ? " more" : " less");
+}
+
 std::string FitText(const Planned& planned) {
   const int64_t usable = planned.device.usable_bytes();
   const int64_t peak = plan::PeakBytes(planned.plan);
@@ -170,9 +175,10 @@ std::string FitText(const Planned& planned) {
                       planned.fits ? "fits" : "does not fit");
   for (const plan::Remedy& remedy : planned.remedies) {
     absl::StrAppendFormat(&text,
-                          "  %-8s %12s  %s\n",
+                          "  %-8s %12s  %-18s %s\n",
                           remedy.fits ? "fits" : "no",
                           remedy.status.ok() ? plan::BytesText(remedy.peak_bytes) : "-",
+                          remedy.status.ok() ? SavedText(remedy.saved_bytes) : "",
                           remedy.change);
   }
   return text;

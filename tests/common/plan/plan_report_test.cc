@@ -339,6 +339,105 @@ TEST(PlanFit, WhatDoesNotFitAloneMayFitTogether) {
               HasSubstr("changes that were planned fits"));
 }
 
+// A job for GPUs, in these forms.
+PlanRequest GpuRequest(ComputeType compute, MainWeightForm main_weights, StateType moments) {
+  PlanRequest request = RequestOf(2);
+  request.spec.cpu_devices = false;
+  request.spec.compute = compute;
+  request.spec.optimizer.main_weights = main_weights;
+  request.spec.optimizer.state_type = moments;
+  return request;
+}
+
+// The changes that begin with one of the fields of number forms and change nothing else.
+std::vector<std::string> Forms(const std::vector<Remedy>& remedies) {
+  std::vector<std::string> forms;
+  for (const Remedy& remedy : remedies) {
+    const bool alone = remedy.change.find(';') == std::string::npos;
+    if (alone && (remedy.change.rfind("precision.", 0) == 0 ||
+                  remedy.change.rfind("training.optimizer.", 0) == 0)) {
+      forms.push_back(remedy.change);
+    }
+  }
+  return forms;
+}
+
+TEST(PlanFit, GpuJobsAreOfferedNarrowerFormsThatTheyDoNotHaveYet) {
+  constexpr auto kF32 = ComputeType::kF32;
+  constexpr auto kBF16 = ComputeType::kBF16;
+  constexpr auto kWide = MainWeightForm::kF32;
+  constexpr auto kRemainder = MainWeightForm::kBF16Remainder;
+  const auto offered = [](const PlanRequest& request) { return Forms(TryRemedies(request, 1)); };
+  const std::string remainder = "training.optimizer.mainWeights: bf16_remainder";
+  const std::string moments = "training.optimizer.stateDtype: bf16";
+  const std::string compute = "precision.compute: bf16";
+  EXPECT_THAT(offered(GpuRequest(kBF16, kWide, StateType::kF32)),
+              ::testing::ElementsAre(remainder, moments, remainder + ", " + moments));
+  EXPECT_THAT(offered(GpuRequest(kBF16, kRemainder, StateType::kF32)),
+              ::testing::ElementsAre(moments));
+  EXPECT_THAT(offered(GpuRequest(kBF16, kWide, StateType::kBF16)),
+              ::testing::ElementsAre(remainder));
+  EXPECT_THAT(offered(GpuRequest(kBF16, kRemainder, StateType::kBF16)), ::testing::IsEmpty());
+  EXPECT_THAT(
+      offered(GpuRequest(kF32, kWide, StateType::kF32)),
+      ::testing::ElementsAre(
+          compute, compute + ", " + remainder, compute + ", " + remainder + ", " + moments));
+  // Of what CPUs compute there is one form.
+  EXPECT_THAT(offered(RequestOf(2)), ::testing::IsEmpty());
+}
+
+TEST(PlanFit, NarrowerFormsSaveWhatIsSaid) {
+  const PlanRequest wide = GpuRequest(ComputeType::kBF16, MainWeightForm::kF32, StateType::kF32);
+  const int64_t needed = PeakBytes(Make(wide));
+  const ShardingPlan narrow =
+      Make(GpuRequest(ComputeType::kBF16, MainWeightForm::kBF16Remainder, StateType::kF32));
+  const int64_t usable = PeakBytes(narrow);
+  ASSERT_LT(usable, needed);
+  const std::vector<Remedy> remedies = TryRemedies(wide, usable);
+  const Remedy* const remainder = Find(remedies, "training.optimizer.mainWeights");
+  ASSERT_NE(remainder, nullptr);
+  EXPECT_TRUE(remainder->fits);
+  EXPECT_EQ(remainder->peak_bytes, usable);
+  EXPECT_EQ(remainder->saved_bytes, needed - usable);
+  // Two bytes of every parameter that a rank owns, but for what alignment takes.
+  int64_t owned = 0;
+  for (const GroupLayout& group : narrow.groups) {
+    owned += group.layout.shard_elements;
+  }
+  EXPECT_NEAR(static_cast<double>(remainder->saved_bytes), 2.0 * static_cast<double>(owned), 3e5);
+  EXPECT_THAT(std::string(DoesNotFit(Make(wide), usable, remedies).message()),
+              HasSubstr("fits with training.optimizer.mainWeights: bf16_remainder (" +
+                        BytesText(usable) + ", " + BytesText(needed - usable) + " less)"));
+}
+
+// Of cpu and of gpu jobs: every number named is that of a plan.
+TEST(PlanFit, EveryRemedySavesWhatItSays) {
+  for (const bool cpu : {true, false}) {
+    PlanRequest request =
+        cpu ? RequestOf(2) : GpuRequest(ComputeType::kBF16, MainWeightForm::kF32, StateType::kF32);
+    request.spec.strategy = Strategy::kOptim;
+    const int64_t needed = PeakBytes(Make(request));
+    const std::vector<Remedy> remedies = TryRemedies(request, needed / 3);
+    int alone = 0;
+    int64_t together = 0;  // saved by the changes so far
+    for (const Remedy& remedy : remedies) {
+      if (!remedy.status.ok()) {
+        EXPECT_EQ(remedy.saved_bytes, 0);
+        continue;
+      }
+      EXPECT_EQ(remedy.saved_bytes, needed - remedy.peak_bytes) << remedy.change;
+      EXPECT_EQ(remedy.fits, remedy.peak_bytes <= needed / 3) << remedy.change;
+      const bool joined = remedy.change.find("; ") != std::string::npos;
+      alone += joined ? 0 : 1;
+      if (joined) {
+        EXPECT_GT(remedy.saved_bytes, together) << "joined where it does not help";
+        together = remedy.saved_bytes;
+      }
+    }
+    EXPECT_GT(alone, 5) << "cpu " << cpu;
+  }
+}
+
 TEST(PlanPrinter, EqualUnitsShareALine) {
   const ShardingPlan plan = Make(RequestOf(4));
   const std::string text = PlanSummary(plan);

@@ -1,6 +1,8 @@
 #include "kernels/cuda_nccl.h"
 
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 
@@ -184,17 +186,15 @@ void NcclGroup::Abort() {
 }
 
 void NcclGroup::AbortTogether(std::span<NcclGroup* const> groups) {
-  if (groups.empty()) {
-    return;
-  }
-  // Within a group of calls every abort raises its flag, and the waits come at the end.
-  const cuda::RavelCudaFunctions& functions = groups.front()->gpu_.library().functions();
-  const bool begun = functions.nccl_group_begin() == 0;
+  // Each raises its flag at once and then waits: for kernels, or for NCCL's thread that connects
+  // peers. Grouped calls would raise them one after another, behind the second kind of wait.
+  std::vector<std::thread> threads;
+  threads.reserve(groups.size());
   for (NcclGroup* group : groups) {
-    group->Abort();
+    threads.emplace_back([group] { group->Abort(); });
   }
-  if (begun) {
-    functions.nccl_group_end();
+  for (std::thread& thread : threads) {
+    thread.join();
   }
 }
 

@@ -231,8 +231,10 @@ int32_t Abort(void* comm) {
 }
 
 int32_t Forget(void* comm) {
+  const int32_t error =
+      Abort(comm);  // of a split that came after its handle's abort, or of nothing
   delete static_cast<NcclHandle*>(comm);
-  return 0;
+  return error;
 }
 
 int32_t GroupBegin() {

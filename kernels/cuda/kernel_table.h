@@ -1,7 +1,7 @@
 #pragma once
 
 // What the .cu files offer: each a list of its kernels, joined to one table by id. Inside
-// libravel_cuda.so only.
+// libravel_cuda.so, and in what runs the same files on a host (tests/testing/device_code).
 
 #include <cstdint>
 #include <vector>

@@ -1,4 +1,4 @@
-// The two symbols of the library, its table of functions, and its table of kernels.
+// The two symbols of the library and its table of functions.
 
 #include "kernels/cuda/library.h"
 
@@ -14,39 +14,6 @@ namespace {
 std::string& LastText() {
   thread_local std::string text;
   return text;
-}
-
-std::vector<KernelEntry> MakeEntries() {
-  std::vector<KernelEntry> all;
-  for (const auto& part : {NormKernels(),
-                           HeadNormKernels(),
-                           LayerNormKernels(),
-                           ActivationKernels(),
-                           GeluKernels(),
-                           BiasKernels(),
-                           RopeKernels(),
-                           EmbeddingKernels(),
-                           LossKernels(),
-                           AdamWKernels(),
-                           ReduceKernels(),
-                           CastKernels(),
-                           GemmKernels(),
-                           AttentionKernels(),
-                           StatisticsKernels(),
-                           StartKernels()}) {
-    all.insert(all.end(), part.begin(), part.end());
-  }
-  return all;
-}
-
-using KernelIndex = std::array<const KernelEntry*, kKernelIds>;
-
-KernelIndex MakeIndex() {
-  KernelIndex index = {};
-  for (const KernelEntry& entry : AllKernels()) {
-    index[static_cast<size_t>(KernelId(entry.kernel, entry.variant))] = &entry;
-  }
-  return index;
 }
 
 // Loads every kernel: the driver would do so at its first launch, which takes memory beside the
@@ -98,16 +65,6 @@ RavelCudaFunctions MakeFunctions() {
 }
 
 }  // namespace
-
-const std::vector<KernelEntry>& AllKernels() {
-  static const std::vector<KernelEntry> entries = MakeEntries();
-  return entries;
-}
-
-const KernelEntry* FindKernel(int32_t kernel) {
-  static const KernelIndex index = MakeIndex();
-  return kernel >= 0 && kernel < kKernelIds ? index[static_cast<size_t>(kernel)] : nullptr;
-}
 
 int32_t Fail(std::string text) {
   LastText() = std::move(text);

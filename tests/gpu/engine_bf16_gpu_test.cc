@@ -37,12 +37,9 @@ RecordArgs Bf16Steps(const StrategyCase& tested, const std::string& model = "odd
 
 // One rank, by number of micro-batches.
 const Recording& Bf16Reference(CudaGpu& gpu, int64_t micro_batches) {
-  static std::map<int64_t, Recording> references;
-  Recording& reference = references[micro_batches];
-  if (reference.steps.empty()) {
-    reference = RecordOn(gpu, Bf16Steps({.micro_batches = micro_batches, .in_place = true}));
-  }
-  return reference;
+  return RecordedOnce(gpu,
+                      absl::StrCat("bf16, ", micro_batches),
+                      Bf16Steps({.micro_batches = micro_batches, .in_place = true}));
 }
 
 class GpuBf16Strategies : public GpuBf16, public ::testing::WithParamInterface<StrategyCase> {};
@@ -124,9 +121,7 @@ TEST_F(GpuBf16, AttentionIsChosenBeforeTheFirstStep) {
     EXPECT_EQ(engine.AttentionReport(), before);
     return absl::OkStatus();
   };
-  const absl::Status status =
-      RunLocalRanks({.spec = args.spec, .body = body, .adjust = args.adjust, .gpu = &gpu()});
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(RunOn(gpu(), args, body), absl::OkStatus());
 }
 
 TEST_F(GpuBf16, AStateGoesOnAtAnotherWidthAndStrategyWithTheSameBits) {
@@ -142,9 +137,7 @@ TEST_F(GpuBf16, AStateGoesOnAtAnotherWidthAndStrategyWithTheSameBits) {
     args.first_step = 2;
     args.start = &saved;
     Recording resumed = RecordOn(gpu(), args);
-    resumed.steps.insert(resumed.steps.begin(), saved.steps.begin(), saved.steps.end());
-    resumed.validation.insert(
-        resumed.validation.begin(), saved.validation.begin(), saved.validation.end());
+    PutBefore(saved, resumed);
     ExpectEqualRuns(whole, resumed, tested.name());
   }
 }
@@ -177,12 +170,7 @@ TEST_F(GpuBf16, ModelWeightsAreTheMainWeightsRoundedHalfAway) {
       }
       return absl::OkStatus();
     };
-    const absl::Status status = RunLocalRanks({.spec = args.spec,
-                                               .ranks = tested.ranks(),
-                                               .body = body,
-                                               .adjust = args.adjust,
-                                               .gpu = &gpu()});
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(RunOn(gpu(), args, body), absl::OkStatus());
     EXPECT_GT(rounded, 1000) << strategy;
   }
 }
@@ -232,35 +220,13 @@ TEST_F(GpuBf16, PeakMemoryIsThePlan) {
     RETURN_IF_ERROR(engine.TrainStep(0).status());
     return engine.Evaluate().status();
   };
-  const absl::Status status = RunLocalRanks(
-      {.spec = args.spec, .ranks = 2, .body = body, .adjust = args.adjust, .gpu = &gpu()});
-  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_EQ(RunOn(gpu(), args, body), absl::OkStatus());
   constexpr int64_t kSlack = 8192;
   EXPECT_LE(std::abs(gpu().memory_use().most_bytes - before - planned), kSlack);
 }
 
 TEST_F(GpuBf16, ANanIsSkippedAndExplained) {
-  const RecordArgs args = Bf16Steps({.strategy = "ZeRO3", .width = 2});
-  const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
-    RETURN_IF_ERROR(engine.InitializeWeights());
-    const shard::ParameterGroup& group = engine.groups().front();
-    if (rank == 0) {
-      const float nan = std::numeric_limits<float>::quiet_NaN();
-      RETURN_IF_ERROR(engine.memory().Write(std::as_bytes(std::span(&nan, 1)),
-                                            group.main_weight() + group.pieces()[0].shard_offset));
-    }
-    engine.RefreshWeights();
-    ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(0));
-    EXPECT_TRUE(result.skipped);
-    EXPECT_EQ(engine.updates(), 0);
-    ASSIGN_OR_RETURN(const std::string why, engine.Localise(0));
-    EXPECT_THAT(why, ::testing::HasSubstr("Gather of phase"));
-    EXPECT_THAT(why, ::testing::HasSubstr("= nan"));
-    return absl::OkStatus();
-  };
-  const absl::Status status = RunLocalRanks(
-      {.spec = args.spec, .ranks = 2, .body = body, .adjust = args.adjust, .gpu = &gpu()});
-  EXPECT_TRUE(status.ok()) << status;
+  ExpectANanIsSkippedAndExplained(gpu(), Bf16Steps({.strategy = "ZeRO3", .width = 2}));
 }
 
 TEST_F(GpuBf16, RanksOfAHostRefuseIt) {

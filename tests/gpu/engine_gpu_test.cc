@@ -31,12 +31,9 @@ using kernels::CudaGpu;
 
 // One rank, by number of micro-batches.
 const Recording& OneRank(CudaGpu& gpu, int64_t micro_batches) {
-  static std::map<int64_t, Recording> references;
-  Recording& reference = references[micro_batches];
-  if (reference.steps.empty()) {
-    reference = RecordOn(gpu, DeviceSteps({.micro_batches = micro_batches, .in_place = true}));
-  }
-  return reference;
+  return RecordedOnce(gpu,
+                      absl::StrCat("fp32, ", micro_batches),
+                      DeviceSteps({.micro_batches = micro_batches, .in_place = true}));
 }
 
 class GpuStrategies : public GpuEngine, public ::testing::WithParamInterface<StrategyCase> {};
@@ -152,26 +149,7 @@ INSTANTIATE_TEST_SUITE_P(Cases,
 // -- what a step without finite gradients says
 
 TEST_F(GpuEngine, AStepWithoutFiniteGradientsIsSkippedAndExplained) {
-  const RecordArgs args = DeviceSteps({.strategy = "ZeRO3", .width = 2});
-  const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
-    RETURN_IF_ERROR(engine.InitializeWeights());
-    const shard::ParameterGroup& group = engine.groups().front();
-    if (rank == 0) {
-      const float nan = std::numeric_limits<float>::quiet_NaN();
-      RETURN_IF_ERROR(engine.memory().Write(std::as_bytes(std::span(&nan, 1)),
-                                            group.main_weight() + group.pieces()[0].shard_offset));
-    }
-    ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(0));
-    EXPECT_TRUE(result.skipped);
-    EXPECT_EQ(engine.updates(), 0);
-    ASSIGN_OR_RETURN(const std::string why, engine.Localise(0));
-    EXPECT_THAT(why, ::testing::HasSubstr("Gather of phase"));
-    EXPECT_THAT(why, ::testing::HasSubstr("= nan"));
-    return absl::OkStatus();
-  };
-  const absl::Status status = RunLocalRanks(
-      {.spec = args.spec, .ranks = 2, .body = body, .adjust = args.adjust, .gpu = &gpu()});
-  EXPECT_TRUE(status.ok()) << status;
+  ExpectANanIsSkippedAndExplained(gpu(), DeviceSteps({.strategy = "ZeRO3", .width = 2}));
 }
 
 // -- memory
@@ -201,8 +179,7 @@ absl::Status TrainAndMeasure(CudaGpu& gpu, const RecordArgs& args, MeasuredMemor
     }
     return engine.Evaluate().status();  // nobody has gone before all have looked
   };
-  return RunLocalRanks(
-      {.spec = args.spec, .ranks = args.ranks, .body = body, .adjust = args.adjust, .gpu = &gpu});
+  return RunOn(gpu, args, body);
 }
 
 // Counted: what this process allocates on the device at its peak, against arenas as planned and the

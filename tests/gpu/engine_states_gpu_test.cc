@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,12 +43,9 @@ class GpuStates : public GpuEngine {
  protected:
   // One rank with fp32 main weights.
   static const Recording& Reference(StateType states) {
-    static std::map<StateType, Recording> references;
-    Recording& reference = references[states];
-    if (reference.steps.empty()) {
-      reference = RecordOn(gpu(), FormSteps({}, {.states = states}));
-    }
-    return reference;
+    return RecordedOnce(gpu(),
+                        absl::StrCat("states ", static_cast<int>(states)),
+                        FormSteps({}, {.states = states}));
   }
 };
 
@@ -103,9 +99,7 @@ TEST_F(GpuStates, AStateGoesOnInTheOtherFormWithTheSameBits) {
     rest.first_step = 2;
     rest.start = &saved;
     Recording whole = RecordOn(gpu(), rest);
-    whole.steps.insert(whole.steps.begin(), saved.steps.begin(), saved.steps.end());
-    whole.validation.insert(
-        whole.validation.begin(), saved.validation.begin(), saved.validation.end());
+    PutBefore(saved, whole);
     ExpectEqualRuns(Reference(StateType::kBF16), whole, "resumed");
   }
 }
@@ -133,10 +127,7 @@ TEST_F(GpuStates, WhatIsAllocatedIsWhatIsPlanned) {
     }
     return engine.InitializeWeights();
   };
-  EXPECT_EQ(
-      RunLocalRanks(
-          {.spec = args.spec, .ranks = 2, .body = body, .adjust = args.adjust, .gpu = &gpu()}),
-      absl::OkStatus());
+  EXPECT_EQ(RunOn(gpu(), args, body), absl::OkStatus());
 }
 
 // -- saves

@@ -76,12 +76,7 @@ TEST_F(GpuSteps, NoStepWaitsForTheDeviceButToReadTheStepBefore) {
       }
       return engine.ReadStep().status();
     };
-    const absl::Status status = RunLocalRanks({.spec = args.spec,
-                                               .ranks = static_cast<int>(width),
-                                               .body = body,
-                                               .adjust = args.adjust,
-                                               .gpu = &gpu()});
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(RunOn(gpu(), args, body), absl::OkStatus());
   }
 }
 
@@ -92,8 +87,7 @@ TEST_F(GpuSteps, AJobThatReplaysSkippedStepsReadsEachAtOnce) {
     EXPECT_EQ(engine.lag(), 0);
     return absl::OkStatus();
   };
-  EXPECT_TRUE(
-      RunLocalRanks({.spec = args.spec, .body = body, .adjust = args.adjust, .gpu = &gpu()}).ok());
+  EXPECT_EQ(RunOn(gpu(), args, body), absl::OkStatus());
 }
 
 // Of rank 0's first tensor.
@@ -143,13 +137,10 @@ TEST_F(GpuSteps, StepsThatAreSkippedWhileTheNextIsUnderWayChangeNothing) {
     return absl::OkStatus();
   };
   for (const bool broken : {false, true}) {
-    const absl::Status status = RunLocalRanks(
-        {.spec = args.spec,
-         .ranks = 2,
-         .body = [&](RankEngine& engine, int rank) { return body(engine, rank, broken); },
-         .adjust = args.adjust,
-         .gpu = &gpu()});
-    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_EQ(
+        RunOn(
+            gpu(), args, [&](RankEngine& engine, int rank) { return body(engine, rank, broken); }),
+        absl::OkStatus());
   }
   EXPECT_EQ(after[0], after[1]);
   for (size_t i = 0; i < 2; ++i) {
@@ -200,9 +191,7 @@ TEST_F(GpuSteps, EveryProgramOfAStepIsAGraphFromTheThirdStepOn) {
     EXPECT_THAT(graphs->notes(), ::testing::IsEmpty());
     return absl::OkStatus();
   };
-  const absl::Status status =
-      RunLocalRanks({.spec = args.spec, .body = body, .adjust = args.adjust, .gpu = &gpu()});
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(RunOn(gpu(), args, body), absl::OkStatus());
 }
 
 // A graph reads what decides from memory: that a step is skipped is no other graph.
@@ -227,9 +216,7 @@ TEST_F(GpuSteps, AGraphSkipsAStepAndGoesOn) {
     EXPECT_EQ(graphs->launches(), 3 * graphs->captured());
     return absl::OkStatus();
   };
-  const absl::Status status =
-      RunLocalRanks({.spec = args.spec, .body = body, .adjust = args.adjust, .gpu = &gpu()});
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(RunOn(gpu(), args, body), absl::OkStatus());
 }
 
 TEST_F(GpuSteps, RanksThatExchangeHaveNoGraphs) {
@@ -238,10 +225,7 @@ TEST_F(GpuSteps, RanksThatExchangeHaveNoGraphs) {
     EXPECT_EQ(engine.executor().graphs(), nullptr);
     return absl::OkStatus();
   };
-  EXPECT_TRUE(
-      RunLocalRanks(
-          {.spec = args.spec, .ranks = 2, .body = body, .adjust = args.adjust, .gpu = &gpu()})
-          .ok());
+  EXPECT_EQ(RunOn(gpu(), args, body), absl::OkStatus());
 }
 
 // -- the trainer

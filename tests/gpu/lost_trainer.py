@@ -26,42 +26,16 @@ import pathlib
 import re
 import signal
 import statistics
-import struct
 import sys
 import tempfile
 import time
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
 import cluster  # noqa: E402
+import tiny_job  # noqa: E402
 
-VOCABULARY, SAVE_EVERY, NO_DEVICE = 97, 4, 3
+NO_DEVICE = 3
 PHASES = ("detection", "abort", "new_epoch", "plan", "start", "join", "restore", "first_step")
-JOB = """
-apiVersion: ravel/v1
-kind: TrainingJob
-metadata: {{name: {name}}}
-spec:
-  model:
-    config:
-      modelType: llama
-      vocabSize: {vocabulary}
-      hiddenSize: 64
-      intermediateSize: 96
-      numHiddenLayers: 2
-      numAttentionHeads: 4
-      numKeyValueHeads: 2
-      maxPositionEmbeddings: 32
-  data: {{train: [{{path: "{folder}/tokens.bin"}}], format: flat_u16, sequenceLength: 32}}
-  training:
-    steps: {steps}
-    globalBatch: {lanes}
-    optimizer: {{lr: 1e-2}}
-  devices: {{kind: {kind}, count: {trainers}}}
-  determinism: {{mode: exact, virtualRanks: {lanes}}}
-  checkpoint: {{store: "file://{folder}/store-{name}", everySteps: {save_every}}}
-  restart: {{backoff: 100ms, maxBackoff: 200ms}}
-  detection: {{time: 1s}}
-"""
 
 
 def fail(text):
@@ -83,9 +57,10 @@ def lanes_for(trainers):
 
 
 def submit(ravel, folder, name, arguments):
-    file = folder / f"{name}.yaml"
-    file.write_text(JOB.format(name=name, kind=arguments.kind, folder=folder, vocabulary=VOCABULARY, steps=arguments.steps,
-                               trainers=arguments.trainers, lanes=lanes_for(arguments.trainers), save_every=SAVE_EVERY))
+    lanes = lanes_for(arguments.trainers)
+    file = tiny_job.write_job(folder, name, arguments.kind, arguments.steps, devices=arguments.trainers, global_batch=lanes,
+                              determinism={"mode": "exact", "virtualRanks": lanes},
+                              restart={"backoff": "100ms", "maxBackoff": "200ms"}, detection={"time": "1s"})
     ravel.ctl("submit", "-f", file)
     return ravel.job(name)["uid"]
 
@@ -181,7 +156,7 @@ def main():
     option = "--trainers-per-gpu" if arguments.kind == "gpu" else "--cpu-devices"
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        (folder / "tokens.bin").write_bytes(struct.pack("<4000H", *(7 * i % VOCABULARY for i in range(4000))))
+        tiny_job.write_tokens(folder)
         with cluster.Cluster(folder / "cluster", 1, worker_options=[option, str(arguments.trainers)]) as ravel:
             node = json.loads(ravel.ctl("nodes", "list", "-o", "json").stdout)["items"][0]
             if arguments.kind == "gpu" and node.get("message"):

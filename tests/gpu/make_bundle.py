@@ -20,7 +20,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ROLES = ("ravel-coordinator", "ravel-worker", "ravel-trainer", "ravelctl")
 SCRIPTS = ("tests/gpu/README.md", "tests/gpu/*.py", "tests/gpu/run.sh", "tests/bench/README.md", "tests/bench/*.py",
-           "tests/bench/peers/*.py", "tests/testing/cluster.py", "tests/kernels/golden/golden.txt",
+           "tests/bench/peers/*.py", "tests/testing/cluster.py", "tests/testing/tiny_job.py", "tests/kernels/golden/golden.txt",
            "tests/worker/trainer/golden/loss_curves*.txt", "deploy/examples/*.yaml")
 BUILD_ONLY = {"make_bundle.py", "check_bundle.py", "device_code.py"}
 

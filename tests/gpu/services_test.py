@@ -4,38 +4,15 @@ where there is one and else stays queued with the reason. Standard library only.
 """
 import json
 import pathlib
-import struct
 import sys
 import tempfile
 import time
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
 import cluster  # noqa: E402
+import tiny_job  # noqa: E402
 
-VOCABULARY, STEPS = 97, 20
-JOB = """
-apiVersion: ravel/v1
-kind: TrainingJob
-metadata: {{name: {name}}}
-spec:
-  model:
-    config:
-      modelType: llama
-      vocabSize: {vocabulary}
-      hiddenSize: 64
-      intermediateSize: 96
-      numHiddenLayers: 2
-      numAttentionHeads: 4
-      numKeyValueHeads: 2
-      maxPositionEmbeddings: 32
-  data: {{train: [{{path: "{folder}/tokens.bin"}}], format: flat_u16, sequenceLength: 32}}
-  training:
-    steps: {steps}
-    globalBatch: 4
-    optimizer: {{lr: 1e-2}}
-  devices: {{kind: {kind}, count: 1}}
-  checkpoint: {{store: "file://{folder}/store-{name}", everySteps: 4}}
-"""
+STEPS = 20
 
 
 def expect(condition, text):
@@ -43,21 +20,15 @@ def expect(condition, text):
         sys.exit(f"services_test.py: {text}")
 
 
-def job_file(folder, name, kind):
-    file = folder / f"{name}.yaml"
-    file.write_text(JOB.format(name=name, kind=kind, folder=folder, vocabulary=VOCABULARY, steps=STEPS))
-    return file
-
-
 def expect_trained(ravel, folder, name, kind):
-    history = ravel.train(job_file(folder, name, kind), name)
+    history = ravel.train(tiny_job.write_job(folder, name, kind, STEPS), name)
     losses = [row["loss"] for row in history]
     expect(len(losses) == STEPS and losses[-1] < losses[0], f"{kind} job: expected {STEPS} falling losses, got {losses}")
     print(f"{kind} job: loss {losses[0]:.4f} to {losses[-1]:.4f} in {STEPS} steps", flush=True)
 
 
 def expect_queued(ravel, folder, reason):
-    ravel.ctl("submit", "-f", job_file(folder, "waits", "gpu"))
+    ravel.ctl("submit", "-f", tiny_job.write_job(folder, "waits", "gpu", STEPS))
     end = time.monotonic() + 20
     while reason not in (job := ravel.job("waits")).get("message", ""):
         expect(time.monotonic() < end, f"gpu job: expected the reason '{reason}', got {job.get('message')!r}")
@@ -69,8 +40,7 @@ def expect_queued(ravel, folder, reason):
 def main():
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        # One id always follows another, so that there is something to learn in a few steps.
-        (folder / "tokens.bin").write_bytes(struct.pack("<4000H", *(7 * i % VOCABULARY for i in range(4000))))
+        tiny_job.write_tokens(folder)
         with cluster.Cluster(folder / "cluster", 1) as ravel:
             node = json.loads(ravel.ctl("nodes", "list", "-o", "json").stdout)["items"][0]
             print(f"node: {node['devices']} devices, {node.get('deviceKind', '')} {node.get('deviceModel', '')} {node.get('message', '')}".rstrip(), flush=True)

@@ -1,9 +1,12 @@
 #include "tests/testing/device_runs.h"
 
 #include <cmath>
+#include <limits>
+#include <span>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace ravel::trainer {
@@ -48,6 +51,52 @@ Recording RecordOn(kernels::CudaGpu& gpu, RecordArgs args) {
   args.gpu = &gpu;
   args.executor.poison = true;
   return Record(args);
+}
+
+const Recording& RecordedOnce(kernels::CudaGpu& gpu,
+                              const std::string& name,
+                              const RecordArgs& args) {
+  static std::map<std::string, Recording> recordings;
+  Recording& recording = recordings[name];
+  if (recording.steps.empty()) {
+    recording = RecordOn(gpu, args);
+  }
+  return recording;
+}
+
+void PutBefore(const Recording& earlier, Recording& later) {
+  later.steps.insert(later.steps.begin(), earlier.steps.begin(), earlier.steps.end());
+  later.validation.insert(
+      later.validation.begin(), earlier.validation.begin(), earlier.validation.end());
+}
+
+absl::Status RunOn(kernels::CudaGpu& gpu, const RecordArgs& args, RankBody body) {
+  return RunLocalRanks({.spec = args.spec,
+                        .ranks = args.ranks,
+                        .body = std::move(body),
+                        .adjust = args.adjust,
+                        .gpu = &gpu});
+}
+
+void ExpectANanIsSkippedAndExplained(kernels::CudaGpu& gpu, const RecordArgs& args) {
+  const auto body = [](RankEngine& engine, int rank) -> absl::Status {
+    RETURN_IF_ERROR(engine.InitializeWeights());
+    const shard::ParameterGroup& group = engine.groups().front();
+    if (rank == 0) {
+      const float nan = std::numeric_limits<float>::quiet_NaN();
+      RETURN_IF_ERROR(engine.memory().Write(std::as_bytes(std::span(&nan, 1)),
+                                            group.main_weight() + group.pieces()[0].shard_offset));
+    }
+    engine.RefreshWeights();
+    ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(0));
+    EXPECT_TRUE(result.skipped);
+    EXPECT_EQ(engine.updates(), 0);
+    ASSIGN_OR_RETURN(const std::string why, engine.Localise(0));
+    EXPECT_THAT(why, ::testing::HasSubstr("Gather of phase"));
+    EXPECT_THAT(why, ::testing::HasSubstr("= nan"));
+    return absl::OkStatus();
+  };
+  EXPECT_EQ(RunOn(gpu, args, body), absl::OkStatus());
 }
 
 void ExpectEqualRuns(const Recording& expected, const Recording& run, const std::string& name) {

@@ -4,6 +4,7 @@
 // cases, and what is expected of them whatever computes.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -27,6 +28,19 @@ std::vector<StrategyCase> DeviceCases();
 RecordArgs DeviceSteps(const StrategyCase& tested, const std::string& model = "odd_tied");
 // The same on the device, where fresh staging memory holds NaN.
 Recording RecordOn(kernels::CudaGpu& gpu, RecordArgs args);
+
+// Recorded once in this process, by this name.
+const Recording& RecordedOnce(kernels::CudaGpu& gpu,
+                              const std::string& name,
+                              const RecordArgs& args);
+// `later` began with the state that `earlier` ended with: makes them one run.
+void PutBefore(const Recording& earlier, Recording& later);
+
+using RankBody = std::function<absl::Status(RankEngine& engine, int rank)>;
+// What the case's ranks do, in place of its steps; the first error.
+absl::Status RunOn(kernels::CudaGpu& gpu, const RecordArgs& args, RankBody body);
+// Of two ranks, one with a NaN among its weights: the step is skipped, and Localise says why.
+void ExpectANanIsSkippedAndExplained(kernels::CudaGpu& gpu, const RecordArgs& args);
 
 // Of kDeviceSteps steps: equal bits of losses, norms, evaluations, weights and moments.
 void ExpectEqualRuns(const Recording& expected, const Recording& run, const std::string& name);

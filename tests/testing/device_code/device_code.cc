@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstring>
 #include <utility>
-#include <vector>
 
 #include "kernels/cuda/kernel_table.h"
 #include "tests/testing/device_code/block_runner.h"
@@ -15,40 +14,9 @@ namespace {
 // A kernel may use so much dynamic shared memory unasked.
 constexpr uint32_t kSharedUnasked = 48 * 1024;
 
-const std::vector<KernelEntry>& DeviceKernels() {
-  static const std::vector<KernelEntry> all = [] {
-    std::vector<KernelEntry> joined;
-    for (const auto& part : {NormKernels(),
-                             HeadNormKernels(),
-                             LayerNormKernels(),
-                             ActivationKernels(),
-                             GeluKernels(),
-                             BiasKernels(),
-                             RopeKernels(),
-                             EmbeddingKernels(),
-                             LossKernels(),
-                             AdamWKernels(),
-                             ReduceKernels(),
-                             CastKernels(),
-                             GemmKernels(),
-                             AttentionKernels(),
-                             StatisticsKernels(),
-                             StartKernels()}) {
-      joined.insert(joined.end(), part.begin(), part.end());
-    }
-    return joined;
-  }();
-  return all;
-}
-
 const KernelEntry* EntryFor(const RavelCudaLaunch& launch) {
-  for (const KernelEntry& entry : DeviceKernels()) {
-    if (KernelId(entry.kernel, entry.variant) == launch.kernel &&
-        entry.param_bytes == launch.param_bytes) {
-      return &entry;
-    }
-  }
-  return nullptr;
+  const KernelEntry* entry = FindKernel(launch.kernel);
+  return entry != nullptr && entry->param_bytes == launch.param_bytes ? entry : nullptr;
 }
 
 // An argument of so many bytes. Every calling convention passes a structure of more than 16 bytes

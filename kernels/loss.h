@@ -7,22 +7,21 @@
 namespace ravel::kernels {
 
 // Head of a language model, fused: logits = x * w^T, loss[t] = logsumexp(logits[t]) - logits[t,
-// target[t]], in chunks of kLossChunkTokens tokens, so that no [tokens, vocabulary] matrix exists.
-// A target of -1 is ignored (loss 0, no gradient). x [tokens, hidden]; w [vocabulary, hidden];
-// targets [tokens] i32; loss [tokens] fp32.
-inline constexpr int64_t kLossChunkTokens = 256;
+// target[t]], for as many tokens at a time as the workspace has rows, so that no [tokens,
+// vocabulary] matrix need exist. A target of -1 is ignored (loss 0, no gradient). x [tokens,
+// hidden]; w [vocabulary, hidden]; targets [tokens] i32; loss [tokens] fp32.
 
 struct LinearCrossEntropyForwardArgs {
   TensorView x;
   TensorView w;
   TensorView targets;
   TensorView loss;
-  TensorView workspace;  // [min(tokens, kLossChunkTokens), vocabulary] fp32
+  TensorView workspace;  // [at least 1, vocabulary], of the type of x; contiguous on CPUs
 };
 void LinearCrossEntropyForward(Stream& stream, const LinearCrossEntropyForwardArgs& args);
 
-// The same losses, and the gradient of their SUM: dx is overwritten, dw (=|+=); an absent dw is not
-// computed. 6 * tokens *
+// The same losses, and the gradient of their SUM: dx is overwritten, dw (=|+=) by one product for
+// each workspace full of tokens, in their order; an absent dw is not computed. 6 * tokens *
 // vocabulary * hidden FLOPs.
 struct LinearCrossEntropyTrainArgs {
   TensorView x;

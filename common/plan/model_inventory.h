@@ -90,7 +90,8 @@ struct MicroBatchShape {
   int64_t sequence_tokens = 0;
 };
 
-// Rows of logits that the fused loss keeps at once; equals kernels::kLossChunkTokens.
+// Rows of logits that the fused loss keeps at once, unless the plan says otherwise
+// (logits_chunk.h).
 inline constexpr int64_t kLogitsChunkTokens = 256;
 // fp32 elements that a layer's "scratch" has for attention: an upper bound of what any backend's
 // kernels ask for, because a plan may not depend on kernels. kernels::AttentionWorkspaceElements is

@@ -13,6 +13,7 @@
 #include "common/plan/compute_type.h"
 #include "common/plan/freeze.h"
 #include "common/plan/group_rules.h"
+#include "common/plan/logits_chunk.h"
 #include "common/plan/padding_rule.h"
 #include "common/plan/plan_pieces.h"
 #include "common/plan/program_builder.h"
@@ -199,6 +200,9 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
         config, plan.micro_batch, spec.determinism == DeterminismMode::kExact);
     ReserveAttentionWorkspace(plan.options.attention_workspace_bytes, plan.inventory);
   }
+  plan.options.logits_chunk_tokens =
+      LogitsChunkTokens(spec.cpu_devices, config.vocab_size, WeightElementBytes(spec.compute));
+  ReserveLogits(plan.options.logits_chunk_tokens, plan.micro_batch, plan.inventory);
   const StrategyChoice choice = ChoiceOf(spec);
   RETURN_IF_ERROR(CheckExecutable(choice, plan.inventory, plan.mesh));
   AddGroups(choice, plan);
@@ -219,7 +223,8 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
                   .state_element_bytes = StateElementBytes(spec.optimizer.state_type),
                   .gradient_wire = spec.gradient_wire,
                   .communication_blocks = spec.communication_blocks,
-                  .attention_workspace_bytes = plan.options.attention_workspace_bytes};
+                  .attention_workspace_bytes = plan.options.attention_workspace_bytes,
+                  .logits_chunk_tokens = plan.options.logits_chunk_tokens};
   RETURN_IF_ERROR(PlanPrograms(plan));
   RETURN_IF_ERROR(CheckPlan(plan));
   return plan;

@@ -10,6 +10,7 @@
 #include "common/plan/compute_type.h"
 #include "common/plan/freeze.h"
 #include "common/plan/group_rules.h"
+#include "common/plan/logits_chunk.h"
 #include "common/plan/plan_parts_proto.h"
 #include "common/plan/plan_proto.h"
 #include "common/plan/program_builder.h"
@@ -297,6 +298,16 @@ absl::Status OptionsFromProto(const v1::PlannedOptions& proto, ShardingPlan& pla
   if (proto.attention_workspace_bytes() < 0 || proto.attention_workspace_bytes() > kMostBytes) {
     return Invalid("options.attention_workspace_bytes: out of range");
   }
+  if (proto.logits_chunk_tokens() != 0) {
+    plan.options.logits_chunk_tokens = proto.logits_chunk_tokens();
+  }
+  if (plan.options.logits_chunk_tokens < 1 ||
+      plan.options.logits_chunk_tokens > kMostLogitsTokens) {
+    return Invalid(absl::StrCat("options.logits_chunk_tokens: expected 1 to ",
+                                kMostLogitsTokens,
+                                ", got ",
+                                plan.options.logits_chunk_tokens));
+  }
   const auto read_bytes = [](const char* name, int64_t bytes, int64_t& to) {
     to = bytes == 0 ? int64_t{4} : bytes;
     return to == 2 || to == 4
@@ -331,6 +342,8 @@ void OptionsToProto(const ProgramOptions& options, v1::PlannedOptions& proto) {
   // Plans that were made before there was a choice keep their hashes.
   proto.set_main_element_bytes(options.main_element_bytes == 4 ? 0 : options.main_element_bytes);
   proto.set_state_element_bytes(options.state_element_bytes == 4 ? 0 : options.state_element_bytes);
+  proto.set_logits_chunk_tokens(
+      options.logits_chunk_tokens == kLogitsChunkTokens ? 0 : options.logits_chunk_tokens);
 }
 
 void ProgramsToProto(const ShardingPlan& plan, v1::ShardingPlan& proto) {
@@ -409,6 +422,7 @@ absl::StatusOr<ShardingPlan> FromProto(const v1::ShardingPlan& proto) {
     UseBf16Activations(plan.inventory);
   }
   ReserveAttentionWorkspace(plan.options.attention_workspace_bytes, plan.inventory);
+  ReserveLogits(plan.options.logits_chunk_tokens, plan.micro_batch, plan.inventory);
   RETURN_IF_ERROR(TensorsFromProto(proto, plan.inventory));
   RETURN_IF_ERROR(GroupsFromProto(proto, plan));
   RETURN_IF_ERROR(BuffersFromProto(proto, plan));

@@ -175,6 +175,8 @@ struct ProgramOptions {
   // Of each layer's scratch, for engines of attention (attention_workspace.h). 0: what kernels of
   // one tile need.
   int64_t attention_workspace_bytes = 0;
+  // Tokens that the head works on at a time (logits_chunk.h).
+  int64_t logits_chunk_tokens = kLogitsChunkTokens;
 };
 
 inline constexpr int64_t kMostCommunicationBlocks = 64;

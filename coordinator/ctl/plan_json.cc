@@ -118,6 +118,7 @@ json::Value PlanJson(const PlanDocument& document) {
   out.Set("sequenceLength", plan.micro_batch.sequence_tokens);
   out.Set("weightElementBytes", plan.options.weight_element_bytes);
   out.Set("attentionWorkspaceBytes", plan.options.attention_workspace_bytes);
+  out.Set("logitsChunkTokens", plan.options.logits_chunk_tokens);
   json::Value types;
   types.Set("compute", plan.options.weight_element_bytes == 2 ? "bf16" : "fp32");
   types.Set("mainWeight", plan.options.main_element_bytes == 2 ? "bf16_remainder" : "fp32");

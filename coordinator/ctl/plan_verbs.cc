@@ -103,12 +103,15 @@ std::string TimelineText(const plan::ShardingPlan& plan, const plan::DeviceKind&
 
 std::string TypesText(const plan::ShardingPlan& plan) {
   const plan::ProgramOptions& options = plan.options;
+  const std::string head =
+      absl::StrCat("the head works on ", options.logits_chunk_tokens, " tokens at a time\n");
   if (options.weight_element_bytes != 2) {
-    return "fp32 throughout\n";
+    return "fp32 throughout\n" + head;
   }
   const std::string attention = absl::StrCat("attention has ",
                                              options.attention_workspace_bytes >> 20,
-                                             " MiB of each layer's workspace\n");
+                                             " MiB of each layer's workspace\n",
+                                             head);
   if (options.main_element_bytes == 4 && options.state_element_bytes == 4) {
     return "bf16 weights and activations; fp32 main weights, gradients and optimizer state\n" +
            attention;

@@ -15,7 +15,7 @@ struct Chunk {
 };
 
 Chunk ChunkAt(const TensorView& x, const TensorView& workspace, int64_t begin) {
-  const int64_t count = std::min(kLossChunkTokens, x.rows() - begin);
+  const int64_t count = std::min(workspace.rows(), x.rows() - begin);
   return {begin, count, RowsOf(x, begin, count), RowsOf(workspace, 0, count)};
 }
 
@@ -36,7 +36,7 @@ CrossEntropyRowsArgs RowsOfChunk(const Chunk& chunk,
 }  // namespace
 
 void LinearCrossEntropyForward(const LinearCrossEntropyForwardArgs& args) {
-  for (int64_t begin = 0; begin < args.x.rows(); begin += kLossChunkTokens) {
+  for (int64_t begin = 0; begin < args.x.rows(); begin += args.workspace.rows()) {
     const Chunk chunk = ChunkAt(args.x, args.workspace, begin);
     MakeLogits(chunk, args.w);
     ActiveOps().cross_entropy_loss(RowsOfChunk(chunk, args.targets, args.loss));
@@ -45,7 +45,7 @@ void LinearCrossEntropyForward(const LinearCrossEntropyForwardArgs& args) {
 
 void LinearCrossEntropyTrain(const LinearCrossEntropyTrainArgs& args) {
   Output output = args.dw_output;
-  for (int64_t begin = 0; begin < args.x.rows(); begin += kLossChunkTokens) {
+  for (int64_t begin = 0; begin < args.x.rows(); begin += args.workspace.rows()) {
     const Chunk chunk = ChunkAt(args.x, args.workspace, begin);
     MakeLogits(chunk, args.w);
     ActiveOps().cross_entropy_gradient(RowsOfChunk(chunk, args.targets, args.loss));

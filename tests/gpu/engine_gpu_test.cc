@@ -17,6 +17,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/plan/logits_chunk.h"
 #include "tests/gpu/engine_device.h"
 #include "tests/testing/device_runs.h"
 #include "tests/testing/fake_supervisor.h"
@@ -67,6 +68,36 @@ TEST_F(GpuEngine, Bf16WireHasTheSameBitsOnAnyNumberOfRanks) {
     args = DeviceSteps({.strategy = "ZeRO3", .width = width});
     args.spec.gradient_wire = plan::WireType::kBF16;
     ExpectEqualRuns(expected, RecordOn(gpu(), args), absl::StrCat(width, " ranks"));
+  }
+}
+
+// Two sequences of 200 tokens to a micro-batch: as planned for a GPU, at once; or in chunks.
+TEST_F(GpuEngine, TheHeadsChunkIsThePlansOnAnyNumberOfRanks) {
+  const auto steps_by = [&](int64_t chunk_tokens, int64_t width) {
+    RecordArgs args = DeviceSteps({.strategy = "ZeRO3", .width = width});
+    args.spec.cpu_devices = false;
+    args.spec.model->max_position_embeddings = 256;
+    args.spec.data.sequence_length = 200;
+    args.spec.global_batch = 2 * args.spec.virtual_ranks;
+    args.spec.micro_batch = 2;
+    args.evaluate_every_step = false;
+    args.adjust = [chunk_tokens](plan::ShardingPlan& plan) -> absl::Status {
+      EXPECT_EQ(plan.options.logits_chunk_tokens, plan::kMostLogitsTokens);
+      plan.options.logits_chunk_tokens = chunk_tokens;
+      plan::ReserveLogits(chunk_tokens, plan.micro_batch, plan.inventory);
+      return plan::PlanPrograms(plan);
+    };
+    return RecordOn(gpu(), args);
+  };
+  const Recording whole = steps_by(plan::kMostLogitsTokens, 1);
+  EXPECT_EQ(FirstDifference(whole, steps_by(plan::kMostLogitsTokens, 2)), "");
+  EXPECT_EQ(FirstDifference(whole, steps_by(400, 1)), "");
+  for (const int64_t chunk : {256, 130}) {
+    const Recording parts = steps_by(chunk, 1);
+    EXPECT_EQ(FirstDifference(parts, steps_by(chunk, 2)), "") << chunk;
+    EXPECT_NE(FirstDifference(parts, whole), "") << chunk;
+    EXPECT_EQ(parts.steps.front().loss, whole.steps.front().loss);
+    EXPECT_LT(RelativeDifference(whole.exp_avg, parts.exp_avg), 1e-5) << chunk;
   }
 }
 

@@ -225,7 +225,8 @@ void RunHead(Bench& bench, int64_t tokens, int64_t hidden, int32_t vocabulary) {
   head.loss = bench.Vector(tokens);
   head.dx = bench.Matrix(tokens, hidden);
   head.dw = bench.Matrix(vocabulary, hidden);
-  head.workspace = bench.Matrix(kLossChunkTokens, vocabulary);
+  constexpr int64_t kChunkTokens = 256;
+  head.workspace = bench.Matrix(kChunkTokens, vocabulary);
   const double flops = 6.0 * static_cast<double>(tokens * hidden * vocabulary);
   bench.Run(absl::StrCat("linear_cross_entropy_train ", tokens, "x", hidden, "x", vocabulary),
             {.flops = flops},

@@ -328,6 +328,7 @@ struct HeadShape {
   int64_t tokens;
   int64_t hidden;
   int64_t vocabulary;
+  int64_t chunk_tokens;  // rows of the workspace
 };
 
 Values HeadOracle(const HeadShape& s, const Values& inputs) {
@@ -355,13 +356,12 @@ Values HeadOracle(const HeadShape& s, const Values& inputs) {
 
 Results HeadForward(const HeadShape& s, Operands& operands, const Values& inputs) {
   const TensorView loss = operands.Floats(s.tokens);
-  LinearCrossEntropyForward(
-      operands.stream,
-      {.x = operands.Matrix(s.tokens, s.hidden, inputs[0]),
-       .w = operands.Matrix(s.vocabulary, s.hidden, inputs[1]),
-       .targets = operands.Ids(inputs[2]),
-       .loss = loss,
-       .workspace = operands.Workspace(std::min(s.tokens, kLossChunkTokens), s.vocabulary)});
+  LinearCrossEntropyForward(operands.stream,
+                            {.x = operands.Matrix(s.tokens, s.hidden, inputs[0]),
+                             .w = operands.Matrix(s.vocabulary, s.hidden, inputs[1]),
+                             .targets = operands.Ids(inputs[2]),
+                             .loss = loss,
+                             .workspace = operands.Workspace(s.chunk_tokens, s.vocabulary)});
   return {Read(loss)};
 }
 
@@ -374,19 +374,25 @@ Results HeadBackward(const HeadShape& s, Operands& operands, const Values& input
       .dx = operands.Matrix(s.tokens, s.hidden),
       .dw = operands.Gradient(s.vocabulary, s.hidden),
       .dw_output = Output::kOverwrite,
-      .workspace = operands.Workspace(std::min(s.tokens, kLossChunkTokens), s.vocabulary)};
+      .workspace = operands.Workspace(s.chunk_tokens, s.vocabulary)};
   LinearCrossEntropyTrain(operands.stream, args);
   return {Read(args.dx), Read(args.dw)};
 }
 
 void AddHeadCases(std::vector<OpCase>& cases) {
-  for (const HeadShape& s : {HeadShape{1, 1, 1},
-                             HeadShape{5, 6, 11},
-                             HeadShape{9, 16, 64},
-                             HeadShape{kLossChunkTokens + 3, 2, 5},
-                             HeadShape{0, 4, 6}}) {
+  // Chunks that are the tokens, more, fewer, and one token each; the last chunk whole or not.
+  for (const HeadShape& s : {HeadShape{1, 1, 1, 1},
+                             HeadShape{5, 6, 11, 5},
+                             HeadShape{5, 6, 11, 64},
+                             HeadShape{9, 16, 64, 9},
+                             HeadShape{9, 16, 64, 4},
+                             HeadShape{8, 16, 64, 4},
+                             HeadShape{3, 8, 24, 1},
+                             HeadShape{259, 2, 5, 256},
+                             HeadShape{0, 4, 6, 0}}) {
     OpCase& c = cases.emplace_back();
-    c.name = absl::StrCat("LinearCrossEntropy_", s.tokens, "x", s.hidden, "x", s.vocabulary);
+    c.name = absl::StrCat(
+        "LinearCrossEntropy_", s.tokens, "x", s.hidden, "x", s.vocabulary, "_by_", s.chunk_tokens);
     c.inputs = {{"x", s.tokens * s.hidden},
                 {"w", s.vocabulary * s.hidden},
                 {"targets", s.tokens, Kind::kIds, s.vocabulary, -1}};

@@ -7,7 +7,6 @@
 #include "common/plan/model_inventory.h"
 #include "kernels/attention.h"
 #include "kernels/cuda/attention_plans.h"
-#include "kernels/loss.h"
 #include "kernels/scalar/philox.h"
 
 namespace ravel::plan {
@@ -58,10 +57,6 @@ TEST(KernelBounds, AttentionIsCutAsKernelsCutIt) {
       }
     }
   }
-}
-
-TEST(KernelBounds, LogitsChunkIsTheKernels) {
-  EXPECT_EQ(kLogitsChunkTokens, kernels::kLossChunkTokens);
 }
 
 TEST(KernelBounds, OnePhilox) {

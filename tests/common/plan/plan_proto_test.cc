@@ -272,7 +272,8 @@ TEST(PlanProto, EveryFieldOfTheStructIsKnown) {
                state_element_bytes,
                gradient_wire,
                communication_blocks,
-               attention_workspace_bytes] = options;
+               attention_workspace_bytes,
+               logits_chunk_tokens] = options;
   const auto& [lane_count, lane_ranks, replicas, blocks, micro_batches] = lanes;
   const auto& [sequences, sequence_tokens] = micro_batch;
   const auto& [group_unit, group_trainable, layout, tensors, tensor_offsets] = groups.front();

@@ -28,8 +28,9 @@ struct MixedAdamWArgs {
   int64_t first_index = 0;  // global index of the first element
   AdamWScalars scalars = {};
   // Memory of the stream's device, read when the op runs: `device_scalars` takes the place of
-  // `scalars`; where *apply is 0, nothing changes.
+  // `scalars`, `device_step` that of `step`; where *apply is 0, nothing changes.
   const AdamWScalars* device_scalars = nullptr;
+  const int64_t* device_step = nullptr;
   const int32_t* apply = nullptr;
 };
 void MixedAdamWUpdate(Stream& stream, const MixedAdamWArgs& args);

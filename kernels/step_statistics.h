@@ -61,6 +61,8 @@ inline constexpr int32_t kNoOperand = INT32_MIN;
 // Read by the updates that follow, and by the host when it gets there.
 struct StepOutcome {
   int64_t updates = 0;  // applied so far: goes up by one unless the step is skipped
+  // From 1, skipped or not: the key of what the update draws. The decision leaves it as it is.
+  int64_t step = 0;
   double squared_norm = 0;
   int64_t non_finite = 0;
   int64_t target_tokens = 0;

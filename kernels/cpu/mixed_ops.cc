@@ -36,11 +36,11 @@ void StoreMainWeight(const MixedAdamWArgs& args, int64_t i, float x) {
 }
 
 // The 16 bits that round v of a global element: halves 4 to 7 of its group of four.
-uint32_t RandomHalf(const MixedAdamWArgs& args, uint64_t index) {
+uint32_t RandomHalf(const MixedAdamWArgs& args, uint32_t step, uint64_t index) {
   const scalar::PhiloxWords words = scalar::Philox4x32(
       args.seed,
       scalar::PhiloxCounter({.block = index / 4,
-                             .step = args.step,
+                             .step = step,
                              .site = args.site,
                              .purpose = scalar::PhiloxPurpose::kOptimizerState}));
   const uint32_t word = words[2 + index % 4 / 2];
@@ -55,6 +55,8 @@ void MixedAdamWUpdate(const MixedAdamWArgs& args) {
   }
   const AdamWScalars& scalars =
       args.device_scalars != nullptr ? *args.device_scalars : args.scalars;
+  const uint32_t step =
+      args.device_step != nullptr ? static_cast<uint32_t>(*args.device_step) : args.step;
   for (int64_t i = 0; i < args.g.elements(); ++i) {
     const scalar::AdamWElement next =
         scalar::AdamWStep(scalars,
@@ -67,7 +69,7 @@ void MixedAdamWUpdate(const MixedAdamWArgs& args) {
     } else {
       const uint64_t index = static_cast<uint64_t>(args.first_index + i);
       args.m.As<uint16_t>()[i] = scalar::Bf16Nearest(next.m);
-      args.v.As<uint16_t>()[i] = scalar::Bf16Stochastic(next.v, RandomHalf(args, index));
+      args.v.As<uint16_t>()[i] = scalar::Bf16Stochastic(next.v, RandomHalf(args, step, index));
     }
   }
 }

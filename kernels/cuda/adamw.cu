@@ -101,6 +101,7 @@ __global__ void __launch_bounds__(kFlatThreads)
     return;
   }
   const DeviceAdamWScalars scalars = p.device_scalars != nullptr ? *p.device_scalars : p.scalars;
+  const uint32_t key = p.device_step != nullptr ? static_cast<uint32_t>(*p.device_step) : p.step;
   const int64_t before = static_cast<int64_t>(p.first_index % 4);
   const int64_t groups = (before + p.elements + 3) / 4;
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
@@ -110,7 +111,7 @@ __global__ void __launch_bounds__(kFlatThreads)
       words = scalar::Philox4x32(
           p.seed,
           scalar::PhiloxCounter({.block = p.first_index / 4 + static_cast<uint64_t>(k),
-                                 .step = p.step,
+                                 .step = key,
                                  .site = p.site,
                                  .purpose = scalar::PhiloxPurpose::kOptimizerState}));
     }

@@ -8,7 +8,7 @@
 
 namespace ravel::kernels::cuda {
 
-inline constexpr int32_t kCudaAbiVersion = 4;
+inline constexpr int32_t kCudaAbiVersion = 5;
 
 extern "C" {
 

@@ -83,6 +83,7 @@ void MixedAdamWUpdate(Stream& stream, const MixedAdamWArgs& args) {
   params.m = args.m.data;
   params.v = args.v.data;
   params.device_scalars = reinterpret_cast<const DeviceAdamWScalars*>(args.device_scalars);
+  params.device_step = args.device_step;
   params.apply = args.apply;
   params.elements = n;
   params.seed = args.seed;

@@ -360,6 +360,7 @@ struct MixedAdamWParams {
   void* m;             // fp32 or bf16
   void* v;
   const DeviceAdamWScalars* device_scalars;  // read in place of `scalars` when present
+  const int64_t* device_step;                // read in place of `step` when present
   const int32_t* apply;                      // when present and 0 nothing changes
   int64_t elements;
   uint64_t seed;
@@ -519,6 +520,7 @@ struct DeviceSumStep {
 // kernels::StepOutcome.
 struct DeviceStepOutcome {
   int64_t updates;
+  int64_t step;
   double squared_norm;
   int64_t non_finite;
   int64_t target_tokens;

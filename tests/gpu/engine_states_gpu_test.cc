@@ -88,6 +88,32 @@ TEST_F(GpuStates, Bf16MomentsHaveTheSameBitsOnAnyNumberOfRanks) {
   }
 }
 
+// What rounds the moments is keyed by the step in the device's memory: one graph serves all steps.
+TEST_F(GpuStates, GraphsChangeNoBitOfBf16Moments) {
+  RecordArgs args =
+      FormSteps({.micro_batches = 3}, {MainWeightForm::kBF16Remainder, StateType::kBF16});
+  args.evaluate_every_step = false;
+  args.ahead = true;
+  args.last_step = 5;
+  args.executor.graphs = false;
+  const Recording without = RecordOn(gpu(), args);
+  args.executor.graphs = true;
+  EXPECT_EQ(FirstDifference(without, RecordOn(gpu(), args)), "");
+  const auto body = [&](RankEngine& engine, int) -> absl::Status {
+    RETURN_IF_ERROR(engine.InitializeWeights());
+    for (int64_t step = 0; step < 5; ++step) {
+      RETURN_IF_ERROR(engine.TrainStep(step).status());
+    }
+    const shard::StepGraphs* graphs = engine.executor().graphs();
+    EXPECT_GE(graphs->captured(), 3);
+    EXPECT_EQ(graphs->launches(), 3 * graphs->captured());
+    EXPECT_THAT(graphs->notes(), ::testing::IsEmpty());
+    return absl::OkStatus();
+  };
+  EXPECT_EQ(RunLocalRanks({.spec = args.spec, .body = body, .adjust = args.adjust, .gpu = &gpu()}),
+            absl::OkStatus());
+}
+
 TEST_F(GpuStates, AStateGoesOnInTheOtherFormWithTheSameBits) {
   const StateForm forms[] = {{MainWeightForm::kBF16Remainder, StateType::kBF16},
                              {MainWeightForm::kF32, StateType::kBF16}};

@@ -91,6 +91,8 @@ struct Optimizer {
   Twin v;
   Twin scalars = Twin(DType::kU8, sizeof(AdamWScalars));
   Twin apply = Twin(DType::kI32, 1);
+  // Of the device, in place of Update's where it is not null.
+  const int64_t* device_step = nullptr;
 
   Optimizer(DType gradient, DType states)
       : g(Twin::Normal(gradient, kElements, 2)),
@@ -133,6 +135,10 @@ struct Optimizer {
     (split ? args.remainder : args.main_weight) = range(split ? remainder : main);
     args.device_scalars = (on_device ? scalars.device() : scalars.host()).As<const AdamWScalars>();
     args.apply = (on_device ? apply.device() : apply.host()).As<const int32_t>();
+    if (on_device && device_step != nullptr) {
+      args.step = 0;
+      args.device_step = device_step;
+    }
     MixedAdamWUpdate(stream, args);
   }
 
@@ -157,6 +163,33 @@ TEST_F(GpuMixedOpsTest, MixedAdamWGivesTheBitsOfTheCpu) {
         EXPECT_TRUE(optimizer.Same()) << DTypeName(gradient) << DTypeName(states) << split;
       }
     }
+  }
+}
+
+// One graph for all steps: what it draws is keyed by the memory that it reads.
+TEST_F(GpuMixedOpsTest, AReplayedUpdateDrawsByTheStepInMemory) {
+  for (const bool split : {false, true}) {
+    Optimizer optimizer(DType::kF32, DType::kBF16);
+    const CudaMemory memory = *TheGpu().device->AllocatePinned(sizeof(int64_t));
+    auto* step = static_cast<int64_t*>(memory.data());
+    optimizer.device_step = step;
+    gpu().BeginCapture();
+    optimizer.Update(gpu(), split, 0, 0, kElements);
+    absl::StatusOr<CudaGraph> graph = gpu().EndCapture();
+    ASSERT_TRUE(graph.ok()) << graph.status();
+    for (const uint32_t at : {7u, 8u, 4000000000u}) {
+      *step = at;
+      gpu().Launch(*graph);
+      optimizer.Update(cpu_, split, at, 0, kElements);
+      Finish();
+      EXPECT_TRUE(optimizer.Same()) << at << split;
+    }
+    // Another step draws other bits.
+    *step = 9;
+    gpu().Launch(*graph);
+    optimizer.Update(cpu_, split, 10, 0, kElements);
+    Finish();
+    EXPECT_FALSE(optimizer.v.Same());
   }
 }
 

@@ -120,7 +120,7 @@ absl::StatusOr<std::unique_ptr<DeviceStatistics>> DeviceStatistics::Create(const
   RETURN_IF_ERROR(made->CopyTables(nodes, sums));
   const auto outcome_bytes = static_cast<int64_t>(sizeof(kernels::StepOutcome));
   for (Slot& slot : made->slots_) {
-    ASSIGN_OR_RETURN(slot.begins, gpu.AllocatePinned((made->words_ + 1) * kWordBytes));
+    ASSIGN_OR_RETURN(slot.begins, gpu.AllocatePinned((made->words_ + 2) * kWordBytes));
     ASSIGN_OR_RETURN(
         slot.records,
         gpu.AllocatePinned(made->words_ * args.plan.ranks * kWordBytes + outcome_bytes));
@@ -160,9 +160,11 @@ void DeviceStatistics::BeginStep(kernels::Stream& stream, const Beginning& begin
               reinterpret_cast<double*>(words + list + longest));
     on.CopyMemory(message_ + list, words + list, 2 * longest * kWordBytes);
   }
+  words[words_] = beginning.step;
+  on.CopyMemory(&outcome_->step, words + words_, kWordBytes);
   if (beginning.updates.has_value()) {
-    words[words_] = *beginning.updates;
-    on.CopyMemory(&outcome_->updates, words + words_, kWordBytes);
+    words[words_ + 1] = *beginning.updates;
+    on.CopyMemory(&outcome_->updates, words + words_ + 1, kWordBytes);
   }
 }
 

@@ -53,6 +53,7 @@ class DeviceStatistics {
   // One step: these in turn, each on a stream that comes after the call before.
   struct Beginning {
     kernels::StatisticsHeader header;  // without tokens
+    int64_t step = 0;                  // StepOutcome::step
     std::span<const double> weight_nodes = {};
     std::span<const double> update_nodes = {};
     std::optional<int64_t> updates = std::nullopt;  // overwrites the device's count
@@ -94,7 +95,7 @@ class DeviceStatistics {
 
  private:
   struct Slot {
-    kernels::CudaMemory begins;   // pinned: a message, then the count of updates
+    kernels::CudaMemory begins;   // pinned: a message, then the step and the count of updates
     kernels::CudaMemory records;  // pinned: messages of all ranks, then the outcome
     kernels::CudaEvent recorded;
   };

@@ -93,7 +93,7 @@ void ShardedAdamW::BeginStep(kernels::Stream& stream,
     decision_ = {};
     return;
   }
-  DeviceStatistics::Beginning beginning = {.header = MakeHeader()};
+  DeviceStatistics::Beginning beginning = {.header = MakeHeader(), .step = step + 1};
   if (norms_left_) {
     beginning.weight_nodes = weight_nodes_;
     beginning.update_nodes = update_nodes_;
@@ -200,7 +200,7 @@ absl::Status ShardedAdamW::ReadStep() {
   FollowDecision(step);
   // One rule, the same numbers: anything else is a bug of ours.
   CHECK_MSG(record.outcome->apply == (decision_.apply ? 1 : 0) &&
-                record.outcome->updates == updates_ &&
+                record.outcome->updates == updates_ && record.outcome->step == step + 1 &&
                 record.outcome->target_tokens == totals_.target_tokens &&
                 record.outcome->non_finite == totals_.non_finite &&
                 (!decision_.apply ||
@@ -389,8 +389,6 @@ void ShardedAdamW::AdamW(kernels::Stream& stream, const shard::ParameterGroup& g
         args_.plan.inventory.tensors[static_cast<size_t>(piece.tensor)];
     const bool decay = tensor.decay;
     const shard::ParameterGroup::Stored stored = group.StoredAt(at, elements);
-    // Fp32 moments draw nothing: their calls are the same in every step, as graphs want them.
-    const bool rounds = stored.exp_avg.dtype == DType::kBF16;
     kernels::MixedAdamWArgs args = {.main_weight = stored.main_weight,
                                     .weight = stored.model_weight,
                                     .remainder = stored.remainder,
@@ -398,11 +396,14 @@ void ShardedAdamW::AdamW(kernels::Stream& stream, const shard::ParameterGroup& g
                                     .m = stored.exp_avg,
                                     .v = stored.exp_avg_sq,
                                     .seed = args_.spec.seed,
-                                    .step = rounds ? static_cast<uint32_t>(step_ + 1) : 0,
                                     .site = tensor.site,
                                     .first_index = piece.begin,
                                     .scalars = decay ? with_decay : without_decay};
-    if (outcome != nullptr) {
+    if (outcome == nullptr) {
+      args.step = static_cast<uint32_t>(step_ + 1);
+    } else {
+      // In memory, so that the call is the same in every step, as graphs want it.
+      args.device_step = &outcome->step;
       args.device_scalars = decay ? &outcome->with_decay : &outcome->without_decay;
       args.apply = &outcome->apply;
     }

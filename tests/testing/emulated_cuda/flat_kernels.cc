@@ -78,6 +78,7 @@ PlannedLaunch PlanMixedAdamW(const KernelLaunch& launch, const MixedAdamWParams&
   operands.Touch(kUpdate, "m", p.m, n * DTypeBytes(states));
   operands.Touch(kUpdate, "v", p.v, n * DTypeBytes(states));
   operands.Touch(kRead, "device_scalars", p.device_scalars, sizeof(DeviceAdamWScalars));
+  operands.Touch(kRead, "device_step", p.device_step, sizeof(int64_t));
   operands.Touch(kRead, "apply", p.apply, sizeof(int32_t));
   return operands.Plan([=](Staging&) {
     MixedAdamWArgs args = {.g = FlatView(p.g, n, gradient),
@@ -97,6 +98,7 @@ PlannedLaunch PlanMixedAdamW(const KernelLaunch& launch, const MixedAdamWParams&
       args.weight = FlatView(p.weight, n, DType::kBF16);
     }
     args.device_scalars = reinterpret_cast<const AdamWScalars*>(p.device_scalars);
+    args.device_step = p.device_step;
     args.apply = p.apply;
     cpu::MixedAdamWUpdate(args);
   });

@@ -34,6 +34,10 @@ std::string NameOf(const CudaCall& call) {
       return "recording an event";
     case CudaCall::Kind::kWait:
       return "a wait for an event";
+    case CudaCall::Kind::kGather:
+      return "a gather of NCCL";
+    case CudaCall::Kind::kExchange:
+      return "an exchange of NCCL";
   }
   return "";
 }
@@ -87,7 +91,7 @@ bool CudaCallLog::Takes(const CudaCall& call) {
     kept_.Append(call);
   }
   if (mode_ != Mode::kFollowing) {
-    return true;
+    return mode_ != Mode::kLost;
   }
   if (position_ < expected_->size()) {
     const CudaCall expected = (*expected_)[position_];
@@ -101,7 +105,7 @@ bool CudaCallLog::Takes(const CudaCall& call) {
     }
   }
   Diverge(absl::StrCat(NameOf(call), " is new, or has other arguments"));
-  return true;
+  return mode_ != Mode::kLost;
 }
 
 void CudaCallLog::Refuse(const std::string& what) {
@@ -113,8 +117,12 @@ void CudaCallLog::Refuse(const std::string& what) {
 }
 
 void CudaCallLog::Diverge(const std::string& why) {
-  mode_ = Mode::kDiverged;
   difference_ = why;
+  if (keeps_collectives()) {
+    mode_ = Mode::kLost;
+    return;
+  }
+  mode_ = Mode::kDiverged;
   for (size_t i = 0; i < position_; ++i) {
     const CudaCall call = (*expected_)[i];
     const absl::Status done = call.stream->Do(call);

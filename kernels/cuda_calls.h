@@ -16,7 +16,17 @@ class CudaStream;
 
 // One call of the C interface on a stream. Arguments have no padding.
 struct CudaCall {
-  enum class Kind : int32_t { kLaunch, kCopy, kFill, kProduct, kAttention, kRecord, kWait };
+  enum class Kind : int32_t {
+    kLaunch,
+    kCopy,
+    kFill,
+    kProduct,
+    kAttention,
+    kRecord,
+    kWait,
+    kGather,    // of NCCL
+    kExchange,  // of NCCL
+  };
   Kind kind = Kind::kLaunch;
   CudaStream* stream = nullptr;
   std::span<const std::byte> arguments;
@@ -45,10 +55,19 @@ class CudaCalls {
 // Set on all streams of a thread at once (CudaStream::set_log). Used only from that thread.
 class CudaCallLog {
  public:
+  // Collectives of NCCL are kept as other calls are, or refused. Whether they are part of a graph
+  // is one decision of all ranks: where they are kept, calls that are not those followed are not
+  // done, nor any before them, and the owner reports that.
+  enum class Collectives { kRefused, kKept };
+  explicit CudaCallLog(Collectives collectives = Collectives::kRefused)
+      : collectives_(collectives) {}
+  bool keeps_collectives() const { return collectives_ == Collectives::kKept; }
+
   // From here on calls are done and kept.
   void Record();
   // From here on calls are not done as long as they are those of `calls`, in that order; with the
-  // first that is not, all before it are done, and every later one. `calls` stays until Finish.
+  // first that is not, all before it are done, and every later one (but see Collectives). `calls`
+  // stays until Finish.
   void Follow(const CudaCalls& calls);
   // What was kept.
   const CudaCalls& calls() const { return kept_; }
@@ -59,14 +78,15 @@ class CudaCallLog {
 
   // From streams: whether the call is to be done now.
   bool Takes(const CudaCall& call);
-  // From what no graph can hold, by name: a wait of the host, a collective.
+  // From what no graph can hold, by name: a wait of the host.
   void Refuse(const std::string& what);
 
  private:
-  enum class Mode { kIdle, kRecording, kFollowing, kDiverged };
-  // Does what was only followed.
+  enum class Mode { kIdle, kRecording, kFollowing, kDiverged, kLost };
+  // Does what was only followed, or loses it.
   void Diverge(const std::string& why);
 
+  const Collectives collectives_;
   Mode mode_ = Mode::kIdle;
   CudaCalls kept_;
   const CudaCalls* expected_ = nullptr;

@@ -11,6 +11,7 @@
 #include "common/check.h"
 #include "common/logging.h"
 #include "common/status.h"
+#include "kernels/cuda_nccl.h"
 
 namespace ravel::kernels {
 
@@ -284,6 +285,9 @@ void CudaStream::Submit(CudaCall::Kind kind,
 }
 
 absl::Status CudaStream::Do(const CudaCall& call) const {
+  if (call.kind == CudaCall::Kind::kGather || call.kind == CudaCall::Kind::kExchange) {
+    return NcclGroup::Of(call).Do(call);
+  }
   return gpu_.library().ToStatus(Perform(call.kind, call.arguments), NameOf(call));
 }
 
@@ -319,6 +323,9 @@ int32_t CudaStream::Perform(CudaCall::Kind kind, std::span<const std::byte> argu
       return functions().event_record(ArgumentsOf<EventCall>(arguments).event, handle_);
     case CudaCall::Kind::kWait:
       return functions().stream_wait(handle_, ArgumentsOf<EventCall>(arguments).event);
+    case CudaCall::Kind::kGather:
+    case CudaCall::Kind::kExchange:
+      break;  // not of a stream
   }
   CheckFailed(__FILE__, __LINE__, "call", "of an unknown kind");
 }

@@ -1,6 +1,8 @@
 #include "kernels/cuda_nccl.h"
 
+#include <cstring>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -73,6 +75,15 @@ absl::StatusOr<std::shared_ptr<NcclGroup>> NcclGroup::BeginSplit(int color, Opti
 }
 
 void NcclGroup::End() {
+  std::shared_future<void> abort;  // shared with who aborts
+  {
+    MutexLock lock(mutex_);
+    ending_ = true;
+    abort = abort_;
+  }
+  if (abort.valid()) {
+    abort.wait();
+  }
   MutexLock lock(mutex_);
   if (handle_ == nullptr) {
     return;
@@ -92,17 +103,6 @@ absl::Status NcclGroup::ToStatus(int32_t error, const char* what) const {
   return gpu_.library().ToStatus(error, absl::StrCat(what, " of group ", name_));
 }
 
-namespace {
-
-// What NCCL is given goes around the stream's log.
-void RefuseGraphs(const CudaStream& stream) {
-  if (stream.log() != nullptr) {
-    stream.log()->Refuse("a collective of NCCL");
-  }
-}
-
-}  // namespace
-
 absl::Status NcclGroup::CheckOpen() const {
   CHECK_MSG(!closing_, "a group that is closed is used");
   return aborted_ ? absl::AbortedError(absl::StrCat("group ", name_, " is aborted"))
@@ -121,16 +121,90 @@ absl::StatusOr<bool> NcclGroup::Settled() {
   return under_way == 0;
 }
 
+namespace {
+
+// Calls are compared byte by byte, and name their group first.
+struct GatherCall {
+  NcclGroup* group;
+  const void* shard;
+  void* gathered;
+  int64_t bytes;
+};
+// The messages follow: those that are sent, then those that are received.
+struct ExchangeCall {
+  NcclGroup* group;
+  int64_t sends;
+  int64_t receives;
+};
+static_assert(std::has_unique_object_representations_v<GatherCall> &&
+              std::has_unique_object_representations_v<ExchangeCall> &&
+              std::has_unique_object_representations_v<NcclGroup::Message>);
+
+template <typename Arguments>
+Arguments Take(std::span<const std::byte>& bytes) {
+  Arguments arguments;
+  CHECK(bytes.size() >= sizeof(arguments));
+  std::memcpy(&arguments, bytes.data(), sizeof(arguments));
+  bytes = bytes.subspan(sizeof(arguments));
+  return arguments;
+}
+
+}  // namespace
+
+NcclGroup& NcclGroup::Of(const CudaCall& call) {
+  std::span<const std::byte> arguments = call.arguments;
+  return *Take<NcclGroup*>(arguments);
+}
+
 absl::Status NcclGroup::AllGather(CudaStream& stream,
                                   const void* shard,
                                   void* gathered,
                                   int64_t bytes) {
+  const GatherCall call = {this, shard, gathered, bytes};
+  return Submit(stream, CudaCall::Kind::kGather, std::as_bytes(std::span(&call, 1)));
+}
+
+absl::Status NcclGroup::Exchange(CudaStream& stream,
+                                 std::span<const Message> sends,
+                                 std::span<const Message> receives) {
+  const ExchangeCall call = {
+      this, static_cast<int64_t>(sends.size()), static_cast<int64_t>(receives.size())};
+  std::vector<std::byte> arguments;
+  for (const std::span<const std::byte> part :
+       {std::as_bytes(std::span(&call, 1)), std::as_bytes(sends), std::as_bytes(receives)}) {
+    arguments.insert(arguments.end(), part.begin(), part.end());
+  }
+  return Submit(stream, CudaCall::Kind::kExchange, arguments);
+}
+
+absl::Status NcclGroup::Submit(CudaStream& stream,
+                               CudaCall::Kind kind,
+                               std::span<const std::byte> arguments) {
+  if (CudaCallLog* log = stream.log(); log != nullptr) {
+    if (!log->keeps_collectives()) {
+      log->Refuse("a collective of NCCL");
+    } else if (!log->Takes({.kind = kind, .stream = &stream, .arguments = arguments})) {
+      MutexLock lock(mutex_);
+      return CheckOpen();
+    }
+  }
+  return Issue(stream, kind, arguments);
+}
+
+absl::Status NcclGroup::Issue(const CudaStream& stream,
+                              CudaCall::Kind kind,
+                              std::span<const std::byte> arguments) {
   MutexLock lock(mutex_);
   RETURN_IF_ERROR(CheckOpen());
-  RefuseGraphs(stream);
-  return ToStatus(gpu_.library().functions().nccl_all_gather(
-                      handle_, stream.handle_, shard, gathered, static_cast<uint64_t>(bytes)),
-                  "all_gather");
+  if (kind == CudaCall::Kind::kExchange) {
+    return IssueExchange(stream, arguments);
+  }
+  CHECK(kind == CudaCall::Kind::kGather);
+  const auto call = Take<GatherCall>(arguments);
+  return ToStatus(
+      gpu_.library().functions().nccl_all_gather(
+          handle_, stream.handle_, call.shard, call.gathered, static_cast<uint64_t>(call.bytes)),
+      "all_gather");
 }
 
 absl::Status NcclGroup::EndGroup(absl::Status status) const {
@@ -138,36 +212,48 @@ absl::Status NcclGroup::EndGroup(absl::Status status) const {
   return status.ok() ? ended : status;
 }
 
-absl::Status NcclGroup::Exchange(CudaStream& stream,
-                                 std::span<const Message> sends,
-                                 std::span<const Message> receives) {
+absl::Status NcclGroup::IssueExchange(const CudaStream& stream,
+                                      std::span<const std::byte> arguments) {
   const cuda::RavelCudaFunctions& functions = gpu_.library().functions();
-  MutexLock lock(mutex_);
-  RETURN_IF_ERROR(CheckOpen());
-  RefuseGraphs(stream);
+  const auto call = Take<ExchangeCall>(arguments);
+  std::vector<Message> messages(static_cast<size_t>(call.sends + call.receives));
+  for (Message& message : messages) {
+    message = Take<Message>(arguments);
+  }
   RETURN_IF_ERROR(ToStatus(functions.nccl_group_begin(), "exchange"));
   absl::Status status;
-  for (const Message& message : receives) {
-    if (status.ok()) {
-      status = ToStatus(functions.nccl_receive(handle_,
-                                               stream.handle_,
-                                               message.data,
-                                               static_cast<uint64_t>(message.bytes),
-                                               message.peer),
-                        "receive");
-    }
+  for (size_t i = static_cast<size_t>(call.sends); i < messages.size() && status.ok(); ++i) {
+    status = ToStatus(functions.nccl_receive(handle_,
+                                             stream.handle_,
+                                             messages[i].data,
+                                             static_cast<uint64_t>(messages[i].bytes),
+                                             static_cast<int32_t>(messages[i].peer)),
+                      "receive");
   }
-  for (const Message& message : sends) {
-    if (status.ok()) {
-      status = ToStatus(functions.nccl_send(handle_,
-                                            stream.handle_,
-                                            message.data,
-                                            static_cast<uint64_t>(message.bytes),
-                                            message.peer),
-                        "send");
-    }
+  for (size_t i = 0; i < static_cast<size_t>(call.sends) && status.ok(); ++i) {
+    status = ToStatus(functions.nccl_send(handle_,
+                                          stream.handle_,
+                                          messages[i].data,
+                                          static_cast<uint64_t>(messages[i].bytes),
+                                          static_cast<int32_t>(messages[i].peer)),
+                      "send");
   }
   return EndGroup(std::move(status));
+}
+
+absl::Status NcclGroup::Do(const CudaCall& call) {
+  {
+    MutexLock lock(mutex_);
+    captured_ = true;
+  }
+  RETURN_IF_ERROR(Issue(*call.stream, call.kind, call.arguments));
+  for (;;) {
+    ASSIGN_OR_RETURN(const bool settled, Settled());
+    if (settled) {
+      return absl::OkStatus();
+    }
+    std::this_thread::yield();
+  }
 }
 
 absl::Status NcclGroup::BeginClose() {
@@ -177,24 +263,44 @@ absl::Status NcclGroup::BeginClose() {
   return ToStatus(gpu_.library().functions().nccl_finalize(handle_), "closing");
 }
 
-void NcclGroup::Abort() {
+void NcclGroup::BeginAbort() {
   MutexLock lock(mutex_);
-  if (!aborted_) {
-    aborted_ = true;
-    gpu_.library().functions().nccl_abort(handle_);  // what is aborted has failed already
+  if (aborted_ || ending_) {
+    return;
   }
+  aborted_ = true;
+  // What is aborted has failed already: nobody asks how it ended.
+  abort_ =
+      std::async(std::launch::async,
+                 [how = gpu_.library().functions().nccl_abort, handle = handle_] { how(handle); });
+}
+
+void NcclGroup::WaitForAbort() {
+  std::shared_future<void> abort;  // shared with End
+  {
+    MutexLock lock(mutex_);
+    if (!captured_) {
+      abort = abort_;
+    }
+  }
+  if (abort.valid()) {
+    abort.wait();
+  }
+}
+
+void NcclGroup::Abort() {
+  BeginAbort();
+  WaitForAbort();
 }
 
 void NcclGroup::AbortTogether(std::span<NcclGroup* const> groups) {
   // Each raises its flag at once and then waits: for kernels, or for NCCL's thread that connects
   // peers. Grouped calls would raise them one after another, behind the second kind of wait.
-  std::vector<std::thread> threads;
-  threads.reserve(groups.size());
   for (NcclGroup* group : groups) {
-    threads.emplace_back([group] { group->Abort(); });
+    group->BeginAbort();
   }
-  for (std::thread& thread : threads) {
-    thread.join();
+  for (NcclGroup* group : groups) {
+    group->WaitForAbort();
   }
 }
 

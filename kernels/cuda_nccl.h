@@ -4,6 +4,7 @@
 // Nothing here blocks: what has begun is asked for, and can be aborted from another thread.
 
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <span>
 #include <string>
@@ -47,10 +48,11 @@ class NcclGroup {
   // that was issued long ago comes here, too.
   absl::StatusOr<bool> Settled();
 
-  // Collectives begin to be issued, in the order of the stream's work; see Settled.
+  // Collectives begin to be issued, in the order of the stream's work; see Settled. A log of the
+  // stream that keeps collectives may leave them to a graph.
   absl::Status AllGather(CudaStream& stream, const void* shard, void* gathered, int64_t bytes);
   struct Message {
-    int peer = 0;
+    int64_t peer = 0;
     void* data = nullptr;  // of a message that is sent: only read
     int64_t bytes = 0;
   };
@@ -59,11 +61,18 @@ class NcclGroup {
                         std::span<const Message> sends,
                         std::span<const Message> receives);
 
+  // Of a collective that a log has kept.
+  static NcclGroup& Of(const CudaCall& call);
+  // Such a collective, now, and until nothing is under way: for captures. Graphs of
+  // it are gone before End.
+  absl::Status Do(const CudaCall& call);
+
   // Begins to let go of the peers, for which all work must be through; once settled, the rest of
   // closing does not wait. Nothing is issued afterwards.
   absl::Status BeginClose();
   // Ends work that runs or is enqueued; every later call is Aborted. May wait for the device to
-  // leave that work.
+  // leave that work. Where it was captured NCCL also waits for the graphs to go: then nothing is
+  // waited for here, but in End.
   void Abort();
   // The same for several groups of one device, and the only way for groups whose work waits for
   // each other's: an abort ends when the group's enqueued work has left the device, which may be
@@ -77,6 +86,18 @@ class NcclGroup {
   absl::Status ToStatus(int32_t error, const char* what) const;
   absl::Status CheckOpen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status EndGroup(absl::Status status) const;
+  // The abort runs in a thread of its own, which nobody waits for where there are graphs.
+  void BeginAbort();
+  void WaitForAbort();
+  // Has the stream's log decide.
+  absl::Status Submit(CudaStream& stream,
+                      CudaCall::Kind kind,
+                      std::span<const std::byte> arguments);
+  absl::Status Issue(const CudaStream& stream,
+                     CudaCall::Kind kind,
+                     std::span<const std::byte> arguments);
+  absl::Status IssueExchange(const CudaStream& stream, std::span<const std::byte> arguments)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const CudaGpu& gpu_;
   const std::string name_;
@@ -85,6 +106,9 @@ class NcclGroup {
   bool aborted_ ABSL_GUARDED_BY(mutex_) = false;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;  // all work is through
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
+  bool captured_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_future<void> abort_ ABSL_GUARDED_BY(mutex_);  // ready once NCCL has let go of it
 };
 
 }  // namespace ravel::kernels

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <absl/strings/numbers.h>
@@ -35,6 +36,12 @@ using testing::RankRole;
 constexpr char kEngineRankTest[] = "NcclEngineRank.DoesItsTask";
 constexpr char kTrain[] = "train ";  // and the index of the case
 constexpr char kLosePeer[] = "lose";
+constexpr char kLosePeerInGraphs[] = "lose, in graphs";
+constexpr char kDisagree[] = "disagree about graphs";
+// Collectives are captured where each rank has a device of its own, which ranks of emulated ones
+// say they have.
+constexpr bool kEmulated = sizeof(RAVEL_TEST_NCCL_LIBRARY) > 1;
+constexpr char kNoGraphs[] = "ranks that share a device have no graphs";
 constexpr char kRecording[] = "recording:";
 constexpr char kLost[] = "rank 0 is lost";
 constexpr std::chrono::seconds kJoining{120};  // contexts of one device are made in turns
@@ -46,14 +53,25 @@ constexpr std::chrono::seconds kMostToEnd{20};
 struct NcclCase {
   StrategyCase strategy;
   plan::ComputeType compute = plan::ComputeType::kF32;
+  bool graphs = false;
+  int64_t norms_every = 0;
 
   std::string name() const {
-    return strategy.name() + (compute == plan::ComputeType::kBF16 ? "_bf16" : "");
+    return strategy.name() + (compute == plan::ComputeType::kBF16 ? "_bf16" : "") +
+           (graphs ? "_graphs" : "") + (norms_every > 0 ? "_norms" : "");
   }
   RecordArgs steps() const {
     RecordArgs args = DeviceSteps(strategy);
     args.spec.compute = compute;
+    args.executor.exchanging_graphs = graphs;
+    args.spec.norms_every = norms_every;
+    args.last_step += norms_every > 0 ? 2 : 0;
     return args;
+  }
+  // Of each program: not in its first two runs, nor in steps that measure.
+  int64_t launches() const {
+    const int64_t steps_run = steps().last_step;
+    return steps_run - 2 - (norms_every > 0 ? steps_run / norms_every : 0);
   }
 };
 
@@ -72,6 +90,20 @@ std::vector<NcclCase> NcclCases() {
                                        StrategyCase{.strategy = "HFSDP", .width = 2}}) {
     cases.push_back({.strategy = strategy, .compute = plan::ComputeType::kBF16});
   }
+  for (const StrategyCase& strategy :
+       {StrategyCase{.strategy = "ZeRO0", .width = 2},
+        StrategyCase{.strategy = "ZeRO1", .width = 3, .micro_batches = 1},
+        StrategyCase{.strategy = "ZeRO2", .width = 4},
+        StrategyCase{.strategy = "ZeRO3", .width = 4},
+        StrategyCase{.strategy = "HSDP", .width = 2},
+        StrategyCase{.strategy = "HFSDP", .width = 2}}) {
+    cases.push_back({.strategy = strategy, .graphs = true});
+  }
+  cases.push_back({.strategy = {.strategy = "ZeRO3", .width = 2},
+                   .compute = plan::ComputeType::kBF16,
+                   .graphs = true});
+  cases.push_back(
+      {.strategy = {.strategy = "ZeRO2", .width = 2}, .graphs = true, .norms_every = 3});
   return cases;
 }
 
@@ -93,13 +125,14 @@ absl::Status MakeNcclRank(const RankRole& role, const RecordArgs& args, NcclRank
       PlanLocalRanks(
           {.spec = args.spec, .ranks = role.size, .shared_memory = false, .adjust = args.adjust}));
   ASSIGN_OR_RETURN(made.gpu, OpenDevice());
-  ASSIGN_OR_RETURN(made.communicator,
-                   comm::CreateNcclCommunicator({.rank = role.rank,
-                                                 .size = role.size,
-                                                 .rendezvous = testing::TestRendezvous(),
-                                                 .gpu = made.gpu.get(),
-                                                 .setup_timeout = kJoining,
-                                                 .check_collectives = true}));
+  ASSIGN_OR_RETURN(
+      made.communicator,
+      comm::CreateNcclCommunicator({.rank = role.rank,
+                                    .size = role.size,
+                                    .rendezvous = testing::TestRendezvous(),
+                                    .gpu = made.gpu.get(),
+                                    .setup_timeout = kJoining,
+                                    .check_collectives = !args.executor.exchanging_graphs}));
   ASSIGN_OR_RETURN(made.engine,
                    RankEngine::Create({.plan = made.plan,
                                        .spec = made.spec,
@@ -110,6 +143,25 @@ absl::Status MakeNcclRank(const RankRole& role, const RecordArgs& args, NcclRank
   return absl::OkStatus();
 }
 
+// Every program but evaluation's was captured, and launched as often as it ran afterwards.
+absl::Status CheckGraphs(const NcclCase& tested, RankEngine& engine) {
+  const shard::StepGraphs* graphs = engine.executor().graphs();
+  if (graphs == nullptr || graphs->captured() == 0 || !graphs->notes().empty() ||
+      graphs->launches() != tested.launches() * graphs->captured()) {
+    return absl::InternalError(
+        graphs == nullptr ? "no graphs"
+                          : absl::StrCat(graphs->captured(),
+                                         " graphs, ",
+                                         graphs->launches(),
+                                         " launches: ",
+                                         graphs->notes().empty() ? "" : graphs->notes().front()));
+  }
+  const kernels::cuda::emulated::EmulatedNcclCounts counts = comm::CountsOfNccl();
+  return counts.captured > 0 && counts.replayed >= counts.captured
+             ? absl::OkStatus()
+             : absl::InternalError("no collective was launched with a graph");
+}
+
 absl::StatusOr<Recording> TrainCase(const RankRole& role, const NcclCase& tested) {
   RecordArgs args = tested.steps();
   args.executor.poison = true;
@@ -118,7 +170,28 @@ absl::StatusOr<Recording> TrainCase(const RankRole& role, const NcclCase& tested
   Recording recording;
   RETURN_IF_ERROR(RunRank(args, *rank.engine, role.rank, recording));
   RETURN_IF_ERROR(AddState(*rank.engine, recording));
+  if (tested.graphs) {
+    RETURN_IF_ERROR(CheckGraphs(tested, *rank.engine));
+  }
   return recording;
+}
+
+// One rank does not want graphs: nobody has any, and all go on.
+std::string Disagree(const RankRole& role) {
+  RecordArgs args = DeviceSteps({.strategy = "ZeRO3", .width = role.size});
+  args.executor.exchanging_graphs = true;
+  NcclRank rank;
+  // The communicators are alike: what differs is the engine's own.
+  args.executor.graphs = role.rank != 1;
+  absl::Status status = MakeNcclRank(role, args, rank);
+  if (status.ok()) {
+    EXPECT_EQ(rank.engine->executor().graphs(), nullptr);
+    Recording recording;
+    status = RunRank(args, *rank.engine, role.rank, recording);
+  }
+  return status.ok() && rank.engine->executor().graphs() == nullptr
+             ? "no graphs"
+             : absl::StrCat("graphs, or: ", status.ToString());
 }
 
 class SilentReporter final : public Reporter {
@@ -138,6 +211,8 @@ class SilentReporter final : public Reporter {
 // the step came back, and with what.
 std::string LosePeer(const RankRole& role) {
   RecordArgs args = DeviceSteps({.strategy = "ZeRO3", .width = role.size});
+  args.executor.exchanging_graphs = role.task == kLosePeerInGraphs;
+  const int64_t running_step = args.executor.exchanging_graphs ? 3 : 1;
   args.spec.steps = kEndless;
   NcclRank rank;
   if (const absl::Status made = MakeNcclRank(role, args, rank); !made.ok()) {
@@ -166,7 +241,7 @@ std::string LosePeer(const RankRole& role) {
     watchdog.Start();
     for (int64_t step = 0; status.ok() && step < kEndless; ++step) {
       status = rank.engine->TrainStep(step).status();
-      if (step == 1) {
+      if (step == running_step) {
         testing::TellTest("running");
       }
     }
@@ -185,8 +260,12 @@ TEST(NcclEngineRank, DoesItsTask) {
     GTEST_SKIP() << "is run by the other tests, as a process of its own";
   }
   const RankRole role = testing::TheRankRole();
-  if (role.task == kLosePeer) {
+  if (role.task == kLosePeer || role.task == kLosePeerInGraphs) {
     testing::TellTest(LosePeer(role));
+    return;
+  }
+  if (role.task == kDisagree) {
+    testing::TellTest(Disagree(role));
     return;
   }
   size_t index = 0;
@@ -239,6 +318,9 @@ TEST_P(NcclStrategies, GiveTheBitsOfOneRank) {
   static std::map<plan::ComputeType, Recording>& references =
       *new std::map<plan::ComputeType, Recording>;
   const NcclCase tested = NcclCases()[GetParam()];
+  if (tested.graphs && !kEmulated) {
+    GTEST_SKIP() << kNoGraphs;
+  }
   Recording& one = references[tested.compute];
   if (one.steps.empty()) {
     one = RecordOn(*gpu_, NcclCase{.strategy = {}, .compute = tested.compute}.steps());
@@ -247,6 +329,11 @@ TEST_P(NcclStrategies, GiveTheBitsOfOneRank) {
   RankProcesses processes(kEngineRankTest, absl::StrCat(kTrain, GetParam()), ranks);
   const auto joined = JoinRecordings(processes, ranks);
   ASSERT_TRUE(joined.ok()) << joined.status();
+  if (tested.norms_every > 0) {
+    const NcclCase alone = {.strategy = {}, .norms_every = tested.norms_every};
+    EXPECT_EQ(FirstDifference(RecordOn(*gpu_, alone.steps()), *joined), "");
+    return;
+  }
   ExpectEqualRuns(one, *joined, tested.name());
 }
 
@@ -263,11 +350,25 @@ INSTANTIATE_TEST_SUITE_P(Ranks,
                          ::testing::ValuesIn(NcclCaseIndices()),
                          [](const auto& tested) { return NcclCases()[tested.param].name(); });
 
-class NcclSurvivors : public NcclEngine, public ::testing::WithParamInterface<int> {};
+TEST_F(NcclEngine, OneRankWithoutGraphsIsAllRanksWithoutGraphs) {
+  if (!kEmulated) {
+    GTEST_SKIP() << kNoGraphs;
+  }
+  RankProcesses processes(kEngineRankTest, kDisagree, 3);
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(processes.Hear(rank), "no graphs") << rank;
+  }
+}
+
+class NcclSurvivors : public NcclEngine,
+                      public ::testing::WithParamInterface<std::pair<int, const char*>> {};
 
 TEST_P(NcclSurvivors, OfAKilledRankLeaveWithANamedError) {
-  const int ranks = GetParam();
-  RankProcesses processes(kEngineRankTest, kLosePeer, ranks);
+  const auto [ranks, task] = GetParam();
+  if (task == std::string(kLosePeerInGraphs) && !kEmulated) {
+    GTEST_SKIP() << kNoGraphs;
+  }
+  RankProcesses processes(kEngineRankTest, task, ranks);
   for (int rank = 0; rank < ranks; ++rank) {
     ASSERT_EQ(processes.Hear(rank), "running") << "rank " << rank;
   }
@@ -293,7 +394,17 @@ TEST_P(NcclSurvivors, OfAKilledRankLeaveWithANamedError) {
   EXPECT_LT(steady_clock::now() - killed, kMostToEnd);
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, NcclSurvivors, ::testing::Values(2, 4));
+INSTANTIATE_TEST_SUITE_P(Ranks,
+                         NcclSurvivors,
+                         ::testing::Values(std::pair(2, kLosePeer),
+                                           std::pair(4, kLosePeer),
+                                           std::pair(2, kLosePeerInGraphs),
+                                           std::pair(4, kLosePeerInGraphs)),
+                         [](const auto& tested) {
+                           return absl::StrCat(
+                               tested.param.first,
+                               tested.param.second == std::string(kLosePeer) ? "" : "_graphs");
+                         });
 
 }  // namespace
 }  // namespace ravel::trainer

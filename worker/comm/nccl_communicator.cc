@@ -74,6 +74,10 @@ class NcclCommunicator final : public Communicator {
     root_->Fail(absl::AbortedError(std::string(reason))).IgnoreError();  // kept for later calls
   }
   absl::Status Failure() const override { return root_->Poll(); }
+  absl::Status Captures() const override;
+  absl::Status MarkPassed(kernels::Stream& stream) override {
+    return member_->Passed(StreamOfDevice(&stream));
+  }
   IssueState issued() const override { return member_->log().state(); }
   CollectiveLedger& ledger() override { return root_->ledger(); }
 
@@ -215,6 +219,14 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(const Spli
 }
 
 // -- tensors
+
+absl::Status NcclCommunicator::Captures() const {
+  return root_->options().check_collectives
+             ? absl::FailedPreconditionError(
+                   "ranks compare every collective, as they do where they "
+                   "share a device")
+             : absl::OkStatus();
+}
 
 absl::Status NcclCommunicator::Finish(absl::Status issued, CudaStream& stream) {
   if (issued.ok()) {

@@ -57,7 +57,8 @@ class NcclMember final : public NcclPart {
   // After it was issued: waits until NCCL has taken it, for which peers may have to come, and
   // remembers to look for its end.
   absl::Status Launched(kernels::CudaStream& stream);
-  // A collective that needs no work of a device is through, as far as those before it are.
+  // A collective that needs no work of a device is through, as far as those before it are. While a
+  // log sees the stream's calls, nothing is marked: these marks differ from step to step.
   absl::Status Passed(kernels::CudaStream& stream);
 
   // A collective of hosts: all ranks' bytes, in rank order, once all ranks have issued the same.

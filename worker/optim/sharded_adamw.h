@@ -91,6 +91,8 @@ class ShardedAdamW final : public shard::StepActions {
   // Of the last step whose norms were due (JobSpec::norms_every) and travelled with the statistics
   // of the step after it; empty until then. Taken once.
   std::optional<TensorNorms> TakeNorms();
+  // Whether a step measures them.
+  bool NormsDue(int64_t step) const;
   // Norms of the last step that travel with no further statistics: whether there are any (the same
   // on all ranks), this rank's message, of equal length on all ranks, and those of all.
   bool norms_pending() const { return pending_.has_value(); }
@@ -102,7 +104,6 @@ class ShardedAdamW final : public shard::StepActions {
   // Without tokens, for the step that begins or is under way.
   Header MakeHeader() const;
   size_t MessageBytes() const;
-  bool NormsDue(int64_t step) const;
   void MeasureGradients(kernels::Stream& stream);
   // Messages of all ranks, with lists of weight and update nodes or without.
   void Unpack(std::span<const std::byte> all, bool has_norms);

@@ -54,6 +54,8 @@ struct ReplayTurn {
   // By unit, of an optional one: whether this rank's micro-batch uses it. Empty: all are used.
   std::vector<bool> used = {};
   int64_t step = 0;  // for traces and reports
+  // Its calls are not those of other steps: tensors' norms are measured.
+  bool measured = false;
 };
 
 // Thread-safe for instructions of different streams.

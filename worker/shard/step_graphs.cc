@@ -38,16 +38,18 @@ absl::Status StepGraphs::Record(const Key& key,
   streams_.set_log(&log_);
   const absl::Status issued = issue();
   streams_.set_log(nullptr);
-  const bool whole = log_.Finish();
+  log_.Finish();
   RETURN_IF_ERROR(issued);
-  if (!whole) {
-    Fail(key, entry, log_.difference());
+  ASSIGN_OR_RETURN(std::string difference, Agree(log_.difference()));
+  if (!difference.empty()) {
+    Fail(key, entry, difference);
     return absl::OkStatus();
   }
   absl::StatusOr<kernels::CudaGraph> graph = streams_.Capture(log_.calls());
-  if (!graph.ok()) {
+  ASSIGN_OR_RETURN(difference, Agree(graph.ok() ? "" : std::string(graph.status().message())));
+  if (!difference.empty()) {
     entry.off = true;
-    Fail(key, entry, std::string(graph.status().message()));
+    Fail(key, entry, difference);
     return absl::OkStatus();
   }
   entry.calls = log_.calls();
@@ -66,6 +68,14 @@ absl::Status StepGraphs::Follow(const Key& key,
   streams_.set_log(nullptr);
   const bool whole = log_.Finish();
   RETURN_IF_ERROR(issued);
+  if (!whole && agree_ != nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat("graphs: program of phase ",
+                                                      plan::PhaseName(key.phase),
+                                                      ", turn ",
+                                                      key.turn,
+                                                      ", is not the one that all ranks captured: ",
+                                                      log_.difference()));
+  }
   if (!whole) {
     Fail(key, entry, log_.difference());
     return absl::OkStatus();
@@ -74,6 +84,10 @@ absl::Status StepGraphs::Follow(const Key& key,
   entry.failures = 0;
   ++launches_;
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> StepGraphs::Agree(const std::string& difference) const {
+  return agree_ == nullptr ? difference : agree_(difference);
 }
 
 void StepGraphs::Fail(const Key& key, Entry& entry, const std::string& why) {

@@ -4,7 +4,9 @@
 // addresses and all; what changes (batches, learning rate, counts) lies in memory that programs
 // read. So it is kept when the program runs for the second time, captured as a graph, and from then
 // on compared with what the host would give, call by call, and launched as one. A step that differs
-// is issued as it is, by the calls that it makes.
+// is issued as it is, by the calls that it makes. Whether a collective of NCCL is part of a graph
+// is one decision of all its ranks: they agree before a capture and after it, and a step that
+// differs later is an error.
 
 #include <compare>
 #include <cstdint>
@@ -12,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/plan/sharding_plan.h"
@@ -25,8 +28,15 @@ namespace ravel::shard {
 // Used only from the thread that issues the rank's work.
 class StepGraphs {
  public:
-  // The streams outlive it.
-  explicit StepGraphs(DeviceStreams& streams) : streams_(streams) {}
+  // Of ranks that exchange: collective over them. Gives all the same answer: "" where all give "",
+  // else what one of them gave, and who.
+  using Agreement = std::function<absl::StatusOr<std::string>(const std::string& difference)>;
+  // The streams outlive it. Without an agreement collectives are refused.
+  explicit StepGraphs(DeviceStreams& streams, Agreement agree = nullptr)
+      : streams_(streams),
+        agree_(std::move(agree)),
+        log_(agree_ == nullptr ? kernels::CudaCallLog::Collectives::kRefused
+                               : kernels::CudaCallLog::Collectives::kKept) {}
 
   // `issue` gives the work of the slot's program to the streams, which are joined before and after.
   // Its calls on streams are held back where a graph does them.
@@ -55,8 +65,10 @@ class StepGraphs {
   absl::Status Record(const Key& key, Entry& entry, const std::function<absl::Status()>& issue);
   absl::Status Follow(const Key& key, Entry& entry, const std::function<absl::Status()>& issue);
   void Fail(const Key& key, Entry& entry, const std::string& why);
+  absl::StatusOr<std::string> Agree(const std::string& difference) const;
 
   DeviceStreams& streams_;
+  const Agreement agree_;
   kernels::CudaCallLog log_;
   std::map<Key, Entry> entries_;
   int64_t captured_ = 0;

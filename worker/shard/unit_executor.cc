@@ -4,6 +4,7 @@
 #include <chrono>
 #include <limits>
 #include <random>
+#include <span>
 #include <thread>
 #include <utility>
 
@@ -218,8 +219,11 @@ absl::Status UnitExecutor::RunInline(const BoundProgram& program, const ReplayTu
 absl::Status UnitExecutor::PrepareDevice() {
   timeline_ = std::make_unique<DeviceTimeline>(*args_.device);
   CHECK_MSG(args_.device != nullptr && device_orders_.empty(), "once, on a device");
-  if (options_.graphs) {
-    graphs_ = std::make_unique<StepGraphs>(*args_.device);
+  const bool alone = args_.plan.ranks == 1;
+  if (options_.graphs && (alone || options_.exchanging_graphs)) {
+    const auto agree = [this](const std::string& own) { return AgreeOnGraph(own); };
+    graphs_ = std::make_unique<StepGraphs>(
+        *args_.device, alone ? StepGraphs::Agreement(nullptr) : StepGraphs::Agreement(agree));
   }
   for (const BoundProgram& program : programs_) {
     const std::vector<BoundInstruction>& list = program.instructions;
@@ -257,10 +261,43 @@ absl::Status UnitExecutor::PrepareDevice() {
 absl::Status UnitExecutor::RunOnDevice(const BoundProgram& program, const ReplayTurn& turn) {
   CHECK_MSG(!device_orders_.empty(), "PrepareDevice comes first");
   const auto issue = [&] { return IssueOnDevice(program, turn); };
-  const bool watched = options_.recorder != nullptr || observer_ != nullptr;
-  const bool by_graph = graphs_ != nullptr && !watched && turn.slot.phase != plan::Phase::kEval;
+  const bool by_graph = UsesGraph(turn);
   RETURN_IF_ERROR(by_graph ? graphs_->Run(turn.slot, issue) : issue());
   args_.device->Join();
+  return by_graph ? MarkCollectives() : absl::OkStatus();
+}
+
+// Ranks that exchange decide alike: what they look at is equal on all of them.
+bool UnitExecutor::UsesGraph(const ReplayTurn& turn) const {
+  const bool watched = options_.recorder != nullptr || observer_ != nullptr;
+  const bool differs = turn.measured && args_.plan.ranks > 1;
+  return graphs_ != nullptr && !watched && !differs && turn.slot.phase != plan::Phase::kEval;
+}
+
+absl::StatusOr<std::string> UnitExecutor::AgreeOnGraph(const std::string& difference) const {
+  constexpr size_t kTextBytes = 160;
+  comm::Communicator& world = *args_.communicators.world;
+  std::array<char, kTextBytes> mine = {};
+  difference.copy(mine.data(), kTextBytes - 1);
+  std::vector<char> all(kTextBytes * static_cast<size_t>(world.size()));
+  RETURN_IF_ERROR(world.AllGatherBytes(
+      {}, std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all))));
+  for (size_t rank = 0; rank * kTextBytes < all.size(); ++rank) {
+    if (const char* text = all.data() + rank * kTextBytes; *text != '\0') {
+      return absl::StrCat("rank ", rank, ": ", text);
+    }
+  }
+  return std::string();
+}
+
+absl::Status UnitExecutor::MarkCollectives() {
+  MeshCommunicators& groups = args_.communicators;
+  for (comm::Communicator* group :
+       {groups.world, groups.gather.get(), groups.reduce.get(), groups.outer.get()}) {
+    if (group != nullptr) {
+      RETURN_IF_ERROR(group->MarkPassed(args_.device->compute()));
+    }
+  }
   return absl::OkStatus();
 }
 

@@ -32,8 +32,10 @@ struct ExecutorOptions {
   std::optional<uint64_t> delay_seed = std::nullopt;
   bool poison = false;  // fills fresh staging memory with NaN
   // On a device: programs of training become graphs (step_graphs.h), where nobody looks at single
-  // instructions. For ranks whose collectives are work of their own streams alone.
+  // instructions. `exchanging_graphs`: of ranks that exchange, too, where their communicator lets
+  // them (Communicator::Captures); equal on all ranks.
   bool graphs = true;
+  bool exchanging_graphs = false;
   // Records every instruction; outlives the executor. On a device: when it ran there, after a
   // call to CollectTrace.
   trace::Recorder* recorder = nullptr;
@@ -91,6 +93,11 @@ class UnitExecutor {
   absl::Status RunQueued(const BoundProgram& program, const ReplayTurn& turn);
   absl::Status RunOnDevice(const BoundProgram& program, const ReplayTurn& turn);
   absl::Status IssueOnDevice(const BoundProgram& program, const ReplayTurn& turn);
+  bool UsesGraph(const ReplayTurn& turn) const;
+  // Of step_graphs.h, over all ranks.
+  absl::StatusOr<std::string> AgreeOnGraph(const std::string& difference) const;
+  // What a log saw of collectives is through with the programs' work.
+  absl::Status MarkCollectives();
   absl::Status DrillOf(const plan::Instruction& instruction) const;
   // An instruction of a stream with what comes into force after it.
   absl::Status RunOne(const BoundProgram& program,

@@ -157,15 +157,39 @@ absl::Status RankEngine::SetUpBatches() {
   return absl::OkStatus();
 }
 
+absl::Status RankEngine::ChooseGraphs() {
+  comm::Communicator& communicator = args_.communicator;
+  shard::ExecutorOptions& options = args_.executor;
+  if (args_.gpu == nullptr || args_.plan.ranks == 1) {
+    return absl::OkStatus();
+  }
+  absl::Status why_not = communicator.Captures();
+  if (!absl::IsUnimplemented(why_not)) {  // which is a matter of the transport, and so of all ranks
+    if (!options.graphs || !options.exchanging_graphs) {
+      why_not = absl::FailedPreconditionError("they were not asked for");
+    }
+    const auto mine = static_cast<std::byte>(why_not.ok() ? 0 : 1);
+    std::vector<std::byte> all(static_cast<size_t>(communicator.size()));
+    RETURN_IF_ERROR(communicator.AllGatherBytes({}, {&mine, 1}, all));
+    const auto refusing = std::find(all.begin(), all.end(), std::byte{1});
+    if (refusing != all.end() && why_not.ok()) {
+      why_not =
+          absl::FailedPreconditionError(absl::StrCat("rank ", refusing - all.begin(), " has none"));
+    }
+  }
+  options.exchanging_graphs = why_not.ok();
+  if (!why_not.ok()) {
+    options.graphs = false;
+    log::Info(absl::StrCat("graphs: none, since ranks exchange through ",
+                           communicator.transport(),
+                           ": ",
+                           std::string(why_not.message())));
+  }
+  return absl::OkStatus();
+}
+
 void RankEngine::MakeParts() {
   const plan::ShardingPlan& plan = args_.plan;
-  if (args_.gpu != nullptr && args_.executor.graphs && plan.ranks > 1) {
-    // Hosts meet in every collective of device_local; those of NCCL are counted by its watchdog.
-    log::Info(absl::StrCat("graphs: none, since ranks exchange through ",
-                           args_.communicator.transport(),
-                           ", whose collectives are issued one by one"));
-    args_.executor.graphs = false;
-  }
   modules_ = model::MakeModules(plan.inventory, plan.micro_batch);
   optimizer_ = std::make_unique<optim::ShardedAdamW>(
       optim::ShardedAdamW::Args{.plan = plan,
@@ -209,6 +233,7 @@ absl::Status RankEngine::SetUp() {
   if (args_.gpu != nullptr) {
     RETURN_IF_ERROR(MarkDeviceError(SetUpDevice()));
   }
+  RETURN_IF_ERROR(ChooseGraphs());
   MakeParts();
   if (args_.gpu != nullptr) {
     RETURN_IF_ERROR(MarkDeviceError(SetUpBatches()));
@@ -343,7 +368,10 @@ absl::Status RankEngine::RunSlot(int64_t step, const plan::StepSlot& slot, int64
       batches_.Upload(device_->compute(), program);
     }
   }
-  return executor_->Run({.slot = slot, .used = {}, .step = step + 1});
+  return executor_->Run({.slot = slot,
+                         .used = {},
+                         .step = step + 1,
+                         .measured = training && optimizer_->NormsDue(step)});
 }
 
 absl::Status RankEngine::IssueStep(int64_t step) {

@@ -129,6 +129,8 @@ class RankEngine {
   // What a device needs before, and after, the executor has placed the activations.
   absl::Status SetUpDevice();
   absl::Status SetUpBatches();
+  // Programs of ranks that exchange become graphs on all of them, or on none.
+  absl::Status ChooseGraphs();
   void MakeParts();
   absl::Status FillRopeTables();
   absl::Status DrawNormal(const shard::ParameterGroup& group,

@@ -28,12 +28,14 @@ constexpr std::chrono::milliseconds kTransferTimeout = std::chrono::minutes(10);
 // preceded by one that compares what ranks issue.
 constexpr char kCheckSetting[] = "RAVEL_NCCL_CHECK";
 
-// "0" leaves every call of a step to the host, for comparisons.
+// "0" leaves every call of a step to the host, for comparisons; "exchange" makes graphs of ranks
+// that exchange, too, each on a device of its own, which has not run on a GPU.
 constexpr char kGraphsSetting[] = "RAVEL_CUDA_GRAPHS";
 
-bool UseGraphs() {
+shard::ExecutorOptions WithGraphs() {
   const char* setting = std::getenv(kGraphsSetting);
-  return setting == nullptr || std::string_view(setting) != "0";
+  const std::string_view text = setting == nullptr ? "" : setting;
+  return {.graphs = text != "0", .exchanging_graphs = text == "exchange"};
 }
 
 double SecondsSince(const Clock& clock, int64_t start_ms) {
@@ -123,7 +125,7 @@ absl::Status Trainer::RunWith(comm::Communicator& communicator, kernels::CudaGpu
                                        .spec = assignment.spec,
                                        .communicator = communicator,
                                        .control = [this] { return parts_.box.control(); },
-                                       .executor = {.graphs = UseGraphs()},
+                                       .executor = WithGraphs(),
                                        .gpu = gpu}));
   parts_.position.Enter(TrainerPhase::kRestoring);
   const int64_t start_ms = parts_.clock.MonotonicMs();

@@ -132,11 +132,12 @@ void EmulatedStreams::Enqueue(EmulatedStream& stream,
 
 void EmulatedStreams::EnqueueWork(EmulatedStream& stream, const EmulatedWork& work) {
   order_.Add(stream.number, work);
+  std::function<void()> now = work.prepare != nullptr ? work.prepare() : work.run;
   if (pace_.count() == 0) {
-    Enqueue(stream, work.run, std::make_shared<CpuEvent>());
+    Enqueue(stream, std::move(now), std::make_shared<CpuEvent>());
     return;
   }
-  const auto paced = [run = work.run, pace = pace_] {
+  const auto paced = [run = std::move(now), pace = pace_] {
     const auto end = std::chrono::steady_clock::now() + pace;
     run();
     HoldUntil(end);
@@ -447,8 +448,21 @@ int32_t EmulatedStreams::LaunchGraph(void* graph, void* stream) {
 }
 
 int32_t EmulatedStreams::DestroyGraph(void* graph) {
+  std::unique_ptr<Graph> dying;  // without the lock: what its work refers to hears of it
   const MutexLock lock(mutex_);
-  return graphs_.erase(graph) == 1 ? 0 : kInvalidHandle;
+  const auto found = graphs_.find(graph);
+  if (found == graphs_.end()) {
+    return kInvalidHandle;
+  }
+  dying = std::move(found->second);
+  graphs_.erase(found);
+  return 0;
+}
+
+bool EmulatedStreams::IsCapturing(void* stream) {
+  const MutexLock lock(mutex_);
+  const EmulatedStream* found = Find(stream);
+  return found != nullptr && found->capture != nullptr;
 }
 
 }  // namespace ravel::kernels::cuda::emulated

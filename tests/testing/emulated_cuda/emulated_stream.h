@@ -92,6 +92,7 @@ class EmulatedStreams {
   int32_t EndCapture(void* stream, void** graph);
   int32_t LaunchGraph(void* graph, void* stream);
   int32_t DestroyGraph(void* graph);
+  bool IsCapturing(void* stream);
 
  private:
   EmulatedStream* Find(void* stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

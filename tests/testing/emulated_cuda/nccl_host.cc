@@ -18,8 +18,8 @@ int32_t IssueForNccl(void* stream,
                      const char* name,
                      const NcclAccess* accesses,
                      size_t count,
-                     std::function<void()> run) {
-  EmulatedWork work = {.name = name, .accesses = {}, .run = std::move(run)};
+                     std::function<std::function<void()>()> prepare) {
+  EmulatedWork work = {.name = name, .accesses = {}, .run = nullptr, .prepare = std::move(prepare)};
   for (size_t i = 0; i < count; ++i) {
     const auto bytes = static_cast<int64_t>(accesses[i].bytes);
     work.accesses.push_back(
@@ -32,9 +32,14 @@ int32_t IssueForNccl(void* stream,
   return TheStreams()->Issue(stream, std::move(work));
 }
 
+bool IsCapturing(void* stream) {
+  return TheStreams()->IsCapturing(stream);
+}
+
 void* NcclStreamOf(void* stream) {
   thread_local NcclStream of_call = {};
-  of_call = {.stream = stream, .issue = IssueForNccl, .error_text = ErrorText};
+  of_call = {
+      .stream = stream, .issue = IssueForNccl, .capturing = IsCapturing, .error_text = ErrorText};
   return &of_call;
 }
 

@@ -18,6 +18,8 @@ struct EmulatedWork {
   std::vector<Access> accesses;
   std::function<void()> run;
   bool any_device = false;  // memory of other devices, too
+  // In place of `run`: makes it whenever the work is given to a queue, in the order of the queues.
+  std::function<std::function<void()>()> prepare = nullptr;
 };
 
 // By stream number: its items 1 to n are done.

@@ -27,6 +27,25 @@ struct SplitWish {
   char name[kNameBytes] = {};
 };
 
+// A collective in a graph, and in what runs of it.
+class GraphUse {
+ public:
+  explicit GraphUse(std::shared_ptr<EmulatedComm> comm) : comm_(std::move(comm)) {
+    comm_->AddGraphUse(1);
+  }
+  ~GraphUse() { comm_->AddGraphUse(-1); }
+  GraphUse(const GraphUse&) = delete;
+  GraphUse& operator=(const GraphUse&) = delete;
+
+ private:
+  const std::shared_ptr<EmulatedComm> comm_;
+};
+
+// What peers compare: whether it is launched with a graph is part of a collective.
+uint64_t SequenceOf(uint64_t turn, bool captured) {
+  return 2 * turn + (captured ? 1 : 0);
+}
+
 void SetName(char (&to)[kNameBytes], const std::string& name) {
   std::copy_n(name.data(), std::min(name.size(), kNameBytes - 1), to);
 }
@@ -81,6 +100,11 @@ class Roots {
 };
 
 }  // namespace
+
+NcclGraphCounts& TheNcclGraphCounts() {
+  static NcclGraphCounts& counts = *new NcclGraphCounts;
+  return counts;
+}
 
 NcclFaultSettings& TheNcclFaults() {
   static NcclFaultSettings& settings = *new NcclFaultSettings;
@@ -163,7 +187,7 @@ MeshResult EmulatedComm::MakePart(int color,
   SetName(mine.name, own.name());
   std::vector<SplitWish> all(static_cast<size_t>(ranks_));
   int gone = 0;
-  const MeshResult result = mesh_.Gather(turn,
+  const MeshResult result = mesh_.Gather(SequenceOf(turn, false),
                                          reinterpret_cast<const std::byte*>(&mine),
                                          reinterpret_cast<std::byte*>(all.data()),
                                          sizeof(mine),
@@ -251,16 +275,25 @@ void EmulatedComm::GiveToStream(Pending pending) {
   for (const SocketMesh::Message& message : pending.call.messages) {
     accesses.push_back({message.data, message.bytes, !message.outgoing});
   }
-  const uint64_t turn = TakeTurn();
-  const int32_t error = pending.stream.issue(
-      pending.stream.stream,
-      "nccl",
-      accesses.data(),
-      accesses.size(),
-      [self = shared_from_this(), call = std::move(pending.call), turn] { self->Run(call, turn); });
+  std::shared_ptr<GraphUse> use;  // shared by the graph and what runs of it
+  if (pending.stream.capturing(pending.stream.stream)) {
+    use = std::make_shared<GraphUse>(shared_from_this());
+    ++TheNcclGraphCounts().captured;
+  }
+  const auto call = std::make_shared<const NcclCall>(std::move(pending.call));
+  const int32_t error =
+      pending.stream.issue(pending.stream.stream,
+                           "nccl",
+                           accesses.data(),
+                           accesses.size(),
+                           [self = shared_from_this(), call, use]() -> std::function<void()> {
+                             TheNcclGraphCounts().replayed += use != nullptr ? 1 : 0;
+                             return [self, call, use, turn = self->TakeTurn()] {
+                               self->Run(*call, turn, use != nullptr);
+                             };
+                           });
   if (error != 0) {
     Fail(1, pending.stream.error_text(error));
-    EndTurn();  // which never comes
   }
 }
 
@@ -289,7 +322,8 @@ void EmulatedComm::Report(MeshResult result, int gone) {
   }
 }
 
-void EmulatedComm::Run(const NcclCall& call, uint64_t turn) {
+void EmulatedComm::Run(const NcclCall& call, uint64_t turn, bool captured) {
+  const uint64_t sequence = SequenceOf(turn, captured);
   NcclFaultSettings& faults = TheNcclFaults();
   if (WaitForTurn(turn)) {
     int32_t rank = rank_;
@@ -312,11 +346,11 @@ void EmulatedComm::Run(const NcclCall& call, uint64_t turn) {
   MeshResult result = abort_ ? MeshResult::kAborted : MeshResult::kDone;
   for (const NcclCall::Gather& gather : call.gathers) {
     if (result == MeshResult::kDone) {
-      result = mesh_.Gather(turn, gather.shard, gather.gathered, gather.bytes, abort_, &gone);
+      result = mesh_.Gather(sequence, gather.shard, gather.gathered, gather.bytes, abort_, &gone);
     }
   }
   if (result == MeshResult::kDone) {
-    result = mesh_.Move(turn, call.messages, abort_, &gone);
+    result = mesh_.Move(sequence, call.messages, abort_, &gone);
   }
   Report(result, gone);
   EndTurn();
@@ -342,9 +376,20 @@ void EmulatedComm::BeginAbort() {
   mesh_.Close();
 }
 
+void EmulatedComm::AddGraphUse(int count) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  graph_uses_ += count;
+  changed_.notify_all();
+}
+
 void EmulatedComm::FinishAbort() {
   std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [&] { return turn_ == next_turn_; });
+  changed_.wait(lock, [&] { return turn_ == next_turn_ && graph_uses_ == 0; });
+}
+
+void EmulatedComm::WaitForGraphs() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [&] { return graph_uses_ == 0; });
 }
 
 std::string EmulatedComm::last_error() {

@@ -30,6 +30,14 @@ struct NcclFaultSettings {
 };
 NcclFaultSettings& TheNcclFaults();
 
+// Collectives of all communicators of the process that became part of graphs, and how often one was
+// launched with its graph.
+struct NcclGraphCounts {
+  std::atomic<int32_t> captured = 0;
+  std::atomic<int32_t> replayed = 0;
+};
+NcclGraphCounts& TheNcclGraphCounts();
+
 // The root of a new id: introduces the ranks to each other, once.
 std::string StartNcclRoot();
 
@@ -64,8 +72,12 @@ class EmulatedComm : public std::enable_shared_from_this<EmulatedComm> {
   // Ends what runs, tells peers by closing; later work of streams does nothing.
   void BeginAbort();
   // Until all that was given to streams has come to its turn there, as NCCL waits for its kernels:
-  // behind work that never ends it never ends, either.
+  // behind work that never ends it never ends, either. And until no graph holds a collective of
+  // this.
   void FinishAbort();
+  // That alone.
+  void WaitForGraphs();
+  void AddGraphUse(int count);
 
   std::string last_error();
   void Fail(int result, const std::string& text);
@@ -79,7 +91,7 @@ class EmulatedComm : public std::enable_shared_from_this<EmulatedComm> {
   void Split(int color, int key, const std::function<void(std::shared_ptr<EmulatedComm>)>& adopt);
   MeshResult MakePart(int color, int key, uint64_t turn, std::shared_ptr<EmulatedComm>* part);
   void GiveToStream(Pending pending);
-  void Run(const NcclCall& call, uint64_t turn);
+  void Run(const NcclCall& call, uint64_t turn, bool captured);
   // False where the communicator is aborted.
   bool WaitForTurn(uint64_t turn);
   void EndTurn();
@@ -101,6 +113,7 @@ class EmulatedComm : public std::enable_shared_from_this<EmulatedComm> {
   std::vector<Pending> pending_;  // at most one
   int looks_ = 0;
   bool finalizing_ = false;
+  int graph_uses_ = 0;
   std::atomic<uint64_t> next_turn_ = 0;
   uint64_t turn_ = 0;  // whose it is
 };

@@ -245,6 +245,7 @@ EMULATED int ncclCommDestroy(void* handle) {
   }
   ++TheCounts().destroys;
   comm->BeginAbort();
+  comm->WaitForGraphs();
   return kNcclSuccess;
 }
 
@@ -302,7 +303,9 @@ EMULATED void ravel_emulated_nccl_counts(EmulatedNcclCounts* counts) {
              .splits = TheCounts().splits,
              .aborts = TheCounts().aborts,
              .destroys = TheCounts().destroys,
-             .max_ctas = TheCounts().max_ctas};
+             .max_ctas = TheCounts().max_ctas,
+             .captured = TheNcclGraphCounts().captured,
+             .replayed = TheNcclGraphCounts().replayed};
 }
 
 }  // extern "C"

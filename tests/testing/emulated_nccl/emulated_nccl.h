@@ -4,7 +4,9 @@
 // ncclX functions that nccl_api.h declares, over memory of the host and sockets, between threads
 // and between processes. It is as unfriendly as NCCL may be: calls are under way for a while and
 // refuse others meanwhile, ranks that disagree or lose a peer hang until they abort, and a handle
-// that is gone is refused.
+// that is gone is refused. A collective that one rank launches as part of a graph and another does
+// not is such a disagreement; destroying and aborting wait until graphs of the communicator are
+// gone.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +27,8 @@ struct NcclStream {
                    const char* name,
                    const NcclAccess* accesses,
                    size_t count,
-                   std::function<void()> run);
+                   std::function<std::function<void()>()> prepare);
+  bool (*capturing)(void* stream);
   const char* (*error_text)(int32_t error);
 };
 
@@ -47,6 +50,8 @@ struct EmulatedNcclCounts {
   int32_t aborts;
   int32_t destroys;
   int32_t max_ctas;  // of the last communicator that was made
+  int32_t captured;  // collectives
+  int32_t replayed;  // of those
 };
 using EmulatedNcclCountsFunction = void (*)(EmulatedNcclCounts* counts);
 

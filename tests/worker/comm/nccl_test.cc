@@ -280,6 +280,127 @@ TEST_F(NcclTest, AbortFromAnotherThreadEndsRunningAndEnqueuedWork) {
   });
 }
 
+// -- graphs
+
+// A rank's gather of eight values, kept and captured by all ranks at once.
+struct CapturedGather {
+  static constexpr int64_t kShard = 8;
+  kernels::CudaCallLog log{kernels::CudaCallLog::Collectives::kKept};
+  kernels::CudaCalls calls;
+  std::unique_ptr<kernels::CudaGraph> graph;
+  float* memory = nullptr;
+
+  absl::Status Issue(DeviceRank& rank, int64_t generation) const {
+    return rank.group->AllGather({.tag = {.generation = generation},
+                                  .shard = memory + kShard * rank.group->rank(),
+                                  .gathered = memory,
+                                  .shard_elements = kShard,
+                                  .stream = rank.stream.get()});
+  }
+  void Capture(DeviceRank& rank) {
+    ASSERT_TRUE(rank.group->Captures().ok());
+    const int64_t bytes = 2 * kShard * kElementBytes;
+    ASSERT_TRUE(rank.group->AllocateArena({.private_bytes = bytes}).ok());
+    memory = reinterpret_cast<float*>(rank.group->arena(plan::MemoryKind::kPrivate));
+    log.Record();
+    rank.stream->set_log(&log);
+    ASSERT_TRUE(Issue(rank, 1).ok());
+    rank.stream->set_log(nullptr);
+    ASSERT_TRUE(log.Finish()) << log.difference();
+    calls = log.calls();
+    ASSERT_EQ(calls.size(), 1u);
+    EXPECT_EQ(NameOf(calls[0]), "a gather of NCCL");
+    ASSERT_TRUE(rank.group->MarkPassed(*rank.stream).ok());
+    ASSERT_TRUE(WaitForStream(*rank.stream, *rank.group).ok());
+    rank.stream->BeginCapture();
+    ASSERT_TRUE(rank.stream->Do(calls[0]).ok());
+    auto captured = rank.stream->EndCapture();
+    ASSERT_TRUE(captured.ok()) << captured.status();
+    graph = std::make_unique<kernels::CudaGraph>(*std::move(captured));
+    ASSERT_TRUE(rank.group->Barrier({}).ok());
+  }
+  // Leaves the gather to the graph.
+  absl::Status Launch(DeviceRank& rank, int64_t generation) {
+    log.Follow(calls);
+    rank.stream->set_log(&log);
+    RETURN_IF_ERROR(Issue(rank, generation));
+    rank.stream->set_log(nullptr);
+    EXPECT_TRUE(log.Finish()) << log.difference();
+    rank.stream->Launch(*graph);
+    return rank.group->MarkPassed(*rank.stream);
+  }
+};
+
+TEST_F(NcclTest, AGatherOfAGraphIsInTheLedgerAndThroughWhereItIsMarked) {
+  Run(2, {}, [](DeviceRank& rank) {
+    CapturedGather gather;
+    gather.Capture(rank);
+    const std::shared_ptr<const IssueLog> ledger = rank.group->ledger().logs()[0];
+    for (int64_t generation = 2; generation < 5; ++generation) {
+      const auto byte = static_cast<uint8_t>(10 * generation + rank.group->rank());
+      rank.stream->FillBytes(gather.memory, 0, 2 * CapturedGather::kShard * kElementBytes);
+      rank.stream->FillBytes(gather.memory + CapturedGather::kShard * rank.group->rank(),
+                             byte,
+                             CapturedGather::kShard * kElementBytes);
+      const uint64_t before = ledger->snapshot().sequence;
+      ASSERT_TRUE(gather.Launch(rank, generation).ok());
+      EXPECT_EQ(ledger->snapshot().sequence, before + 1);
+      EXPECT_EQ(ledger->Last(1)[0].record.generation, generation);
+      ASSERT_TRUE(WaitForStream(*rank.stream, *rank.group).ok());
+      ASSERT_TRUE(rank.group->Failure().ok());
+      EXPECT_EQ(ledger->snapshot().completed, before + 1);
+      const auto* bytes = reinterpret_cast<const uint8_t*>(gather.memory);
+      EXPECT_EQ(bytes[0], 10 * generation);
+      EXPECT_EQ(bytes[CapturedGather::kShard * kElementBytes], 10 * generation + 1);
+    }
+    ASSERT_TRUE(rank.group->Barrier({}).ok());  // by the hash of all of them
+    // A call that differs is not done, nor what came before it.
+    gather.log.Follow(gather.calls);
+    rank.stream->set_log(&gather.log);
+    rank.stream->FillBytes(gather.memory, 0, 4);
+    rank.stream->set_log(nullptr);
+    EXPECT_FALSE(gather.log.Finish());
+    EXPECT_THAT(gather.log.difference(), HasSubstr("a fill is new"));
+    ASSERT_TRUE(WaitForStream(*rank.stream, *rank.group).ok());
+    EXPECT_EQ(*reinterpret_cast<const uint8_t*>(gather.memory), 40);
+  });
+}
+
+// As NCCL wants it: all ranks launch a collective with a graph, or none does. Neither can tell.
+TEST_F(NcclTest, AGatherOfAGraphMeetsNoneOfAnotherRanksHostAndAbortLeavesGraphsAlone) {
+  std::latch both_wait(2);
+  Run(2, {}, [&](DeviceRank& rank) {
+    CapturedGather gather;
+    gather.Capture(rank);
+    rank.stream->FillBytes(gather.memory, 0, 2 * CapturedGather::kShard * kElementBytes);
+    rank.stream->FillBytes(gather.memory + CapturedGather::kShard * rank.group->rank(),
+                           1,
+                           CapturedGather::kShard * kElementBytes);
+    ASSERT_TRUE((rank.group->rank() == 0 ? gather.Launch(rank, 2) : gather.Issue(rank, 2)).ok());
+    const auto start = std::chrono::steady_clock::now();
+    while (SecondsSince(start) < 0.05) {
+      EXPECT_TRUE(rank.group->Failure().ok());
+      std::this_thread::yield();
+    }
+    EXPECT_FALSE(*rank.stream->Done());
+    both_wait.arrive_and_wait();
+    // Returns though the graph is there, which NCCL waits for.
+    rank.group->Abort("told to stop");
+    EXPECT_TRUE(rank.stream->Synchronize().ok());
+    EXPECT_LT(SecondsSince(start), 2.0);
+    EXPECT_EQ(rank.group->Failure(), absl::AbortedError("told to stop"));
+    const auto* bytes = reinterpret_cast<const uint8_t*>(gather.memory);
+    EXPECT_EQ(bytes[CapturedGather::kShard * kElementBytes * (1 - rank.group->rank())], 0);
+  });
+}
+
+TEST_F(NcclTest, RanksThatCompareCollectivesCaptureNone) {
+  Run(2, {.check_collectives = true}, [](DeviceRank& rank) {
+    EXPECT_THAT(TextOf(rank.group->Captures()), HasSubstr("share a device"));
+    ASSERT_TRUE(rank.group->Barrier({}).ok());
+  });
+}
+
 TEST_F(NcclTest, DifferentTensorCollectivesAreNamedWhereTheyAreChecked) {
   Run(3, {.check_collectives = true}, [](DeviceRank& rank) {
     Communicator& group = *rank.group;

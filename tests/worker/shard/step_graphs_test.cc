@@ -105,6 +105,48 @@ TEST_F(StepGraphsTest, AStepThatDiffersIsIssuedAsItIs) {
   EXPECT_EQ(graphs_->launches(), 2);
 }
 
+// Ranks that exchange: what another rank says is what this one does.
+TEST_F(StepGraphsTest, AProgramIsCapturedOnAllRanksOrOnNone) {
+  std::vector<std::string> told;
+  std::string others;
+  graphs_ = std::make_unique<StepGraphs>(*streams_, [&](const std::string& own) {
+    told.push_back(own);
+    return absl::StatusOr<std::string>(others);
+  });
+  const auto issue = [&] { return Issue(); };
+  others = "rank 1: a wait of the host for the device";
+  for (const char byte : {'a', 'b', 'c', 'd', 'e'}) {
+    EXPECT_EQ(Passed(byte, issue), byte);
+  }
+  EXPECT_EQ(graphs_->captured(), 0);
+  EXPECT_THAT(told, ElementsAre("", "", ""));  // then it is not tried again
+  ASSERT_THAT(graphs_->notes(), SizeIs(3));
+  EXPECT_THAT(graphs_->notes()[2], HasSubstr("from here on: rank 1: a wait of the host"));
+}
+
+TEST_F(StepGraphsTest, WhereRanksExchangeAStepThatDiffersIsAnErrorAndNothingOfItIsDone) {
+  graphs_ = std::make_unique<StepGraphs>(
+      *streams_, [](const std::string& own) { return absl::StatusOr<std::string>(own); });
+  const auto issue = [&] { return Issue(); };
+  for (const char byte : {'a', 'b', 'c'}) {
+    EXPECT_EQ(Passed(byte, issue), byte);
+  }
+  EXPECT_EQ(graphs_->captured(), 1);
+  EXPECT_EQ(graphs_->launches(), 1);
+  const auto with_more = [&] {
+    RETURN_IF_ERROR(Issue());
+    streams_->of(plan::StreamId::kReduce).FillBytes(Part(2), 'x', kPart);
+    return absl::OkStatus();
+  };
+  std::memset(Part(0), 'd', kPart);
+  const absl::Status status = Run(with_more);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("is not the one that all ranks captured: a fill is new"));
+  EXPECT_TRUE(streams_->FinishAll().ok());
+  EXPECT_EQ(*Part(2), 'c');
+}
+
 TEST_F(StepGraphsTest, AWaitOfTheHostWithinAProgramIsNamed) {
   const auto with_wait = [&] {
     RETURN_IF_ERROR(Issue());

@@ -384,10 +384,10 @@ void AddHeadCases(std::vector<OpCase>& cases) {
   for (const HeadShape& s : {HeadShape{1, 1, 1, 1},
                              HeadShape{5, 6, 11, 5},
                              HeadShape{5, 6, 11, 64},
-                             HeadShape{9, 16, 64, 9},
-                             HeadShape{9, 16, 64, 4},
-                             HeadShape{8, 16, 64, 4},
-                             HeadShape{3, 8, 24, 1},
+                             HeadShape{9, 8, 64, 9},
+                             HeadShape{9, 8, 24, 4},
+                             HeadShape{8, 6, 11, 4},
+                             HeadShape{3, 6, 11, 1},
                              HeadShape{259, 2, 5, 256},
                              HeadShape{0, 4, 6, 0}}) {
     OpCase& c = cases.emplace_back();

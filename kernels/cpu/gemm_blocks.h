@@ -21,12 +21,15 @@
 
 namespace ravel::kernels::cpu {
 
-// Rows of a transposed a that are packed at a time and serve all columns, and rows and columns that
-// are multiplied at a time: multiples of every strip and tile. A block of b and kGemmRows of a and
-// c stay in a second level of 2 MiB, because a shared third level may be far away.
-inline constexpr int64_t kGemmPackedRows = 1536;
+// Rows and columns that are multiplied at a time: multiples of every strip and tile. A block of b
+// and kGemmRows of a and c stay in a second level of 2 MiB, because a shared third level may be far
+// away.
 inline constexpr int64_t kGemmRows = 96;
 inline constexpr int64_t kGemmColumns = 768;
+// Rows of a transposed a that are packed at a time: few, which stay in the second level, too, where
+// one block of b has all columns; else more, because each time all of b is packed for them.
+inline constexpr int64_t kGemmPackedRowsOfOneBlock = 192;
+inline constexpr int64_t kGemmPackedRows = 1536;
 inline constexpr int64_t kGemmSection = 384;  // the longest: a tile of 16 columns is 24 KiB
 
 inline int64_t GemmSection(int64_t k) {
@@ -42,7 +45,10 @@ inline int64_t GemmColumns(const GemmArgs& args) {
 inline int64_t GemmWorkspaceElements(const GemmArgs& args) {
   const bool flip = args.transpose_a == Transpose::kYes;
   const int64_t section = GemmSection(flip ? args.a.rows() : args.a.columns());
-  const int64_t most_rows = flip ? kGemmPackedRows : int64_t{12};
+  const bool one_block = args.c.columns() <= GemmColumns(args);
+  const int64_t most_rows = !flip       ? int64_t{12}
+                            : one_block ? kGemmPackedRowsOfOneBlock
+                                        : kGemmPackedRows;
   const int64_t rows = std::min(most_rows, RoundUp(args.c.rows(), int64_t{12}));
   // The narrowest strips have the most gaps.
   return rows / 6 * StripStep<6>(section) + GemmColumns(args) / 16 * StripStep<16>(section) +
@@ -175,17 +181,20 @@ void GemmSections(const GemmArgs& args, float* workspace) {
   const int64_t block = GemmColumns(args);
   float* packed_b = CacheLineStart(workspace);
   float* packed_a = packed_b + block / kPanelColumns * StripStep<kPanelColumns>(section);
-  const int64_t at_a_time = kInPlace ? m : kGemmPackedRows;
-  for (int64_t top = 0; top < m; top += at_a_time) {
-    const int64_t bottom = std::min(m, top + at_a_time);
-    const int64_t packed = kInPlace ? bottom / V::kStripRows * V::kStripRows : top;
-    for (int64_t p = 0; p < k; p += section) {
-      const int64_t depth = std::min(section, k - p);
-      const bool first = p == 0 && args.output == Output::kOverwrite;
+  const bool one_block = n <= block;
+  const int64_t at_a_time = kInPlace ? m : one_block ? kGemmPackedRowsOfOneBlock : kGemmPackedRows;
+  for (int64_t p = 0; p < k; p += section) {
+    const int64_t depth = std::min(section, k - p);
+    const bool first = p == 0 && args.output == Output::kOverwrite;
+    for (int64_t top = 0; top < m; top += at_a_time) {
+      const int64_t bottom = std::min(m, top + at_a_time);
+      const int64_t packed = kInPlace ? bottom / V::kStripRows * V::kStripRows : top;
       PackStrips<V, V::kStripRows>(a.From(packed, p), bottom - packed, depth, packed_a);
       for (int64_t j = 0; j < n; j += block) {
         const int64_t columns = std::min(block, n - j);
-        PackStrips<V, V::kStripPanels * kPanelColumns>(b.From(j, p), columns, depth, packed_b);
+        if (top == 0 || !one_block) {
+          PackStrips<V, V::kStripPanels * kPanelColumns>(b.From(j, p), columns, depth, packed_b);
+        }
         for (int64_t i = top; i < bottom; i += kGemmRows) {
           const float* strips =
               kInPlace ? a.From(i, p).data

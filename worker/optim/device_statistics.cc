@@ -79,7 +79,6 @@ absl::Status DeviceStatistics::CopyTables(const std::vector<kernels::RowNode>& n
                                           const SumProgram& sums) {
   kernels::CudaStream& stream = args_.streams.compute();
   stream.FillZero(device_.data(), device_.bytes());
-  std::vector<kernels::CudaMemory> kept;
   const auto copy = [&](const auto& values, auto* to) -> absl::Status {
     const auto bytes = static_cast<int64_t>(values.size() * sizeof(values[0]));
     if (bytes == 0) {
@@ -88,7 +87,7 @@ absl::Status DeviceStatistics::CopyTables(const std::vector<kernels::RowNode>& n
     ASSIGN_OR_RETURN(kernels::CudaMemory from, args_.streams.gpu().AllocatePinned(bytes));
     std::memcpy(from.data(), values.data(), static_cast<size_t>(bytes));
     stream.CopyMemory(to, from.data(), bytes);
-    kept.push_back(std::move(from));
+    copied_.push_back(std::move(from));
     return absl::OkStatus();
   };
   RETURN_IF_ERROR(copy(nodes, nodes_));

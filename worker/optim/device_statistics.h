@@ -115,6 +115,9 @@ class DeviceStatistics {
   int64_t bytes_ = 0;
   kernels::DecideUpdateArgs decide_;
   kernels::CudaMemory device_;
+  // What tables were copied from. Not freed before the end: that waits for all work of the device,
+  // also of ranks beside this one that wait for it in an exchange.
+  std::vector<kernels::CudaMemory> copied_;
   // In device_.
   float* row_sums_ = nullptr;
   int64_t* message_ = nullptr;

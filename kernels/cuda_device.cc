@@ -111,7 +111,7 @@ absl::StatusOr<CudaMemory> CudaGpu::AllocateDevice(int64_t bytes) const {
       library_.functions().device_allocate(index_, static_cast<uint64_t>(bytes), &data),
       absl::StrCat("allocating ", bytes, " bytes on device ", index_)));
   memory_count_->Add(bytes);
-  return CudaMemory(data, bytes, library_.functions().device_free, memory_count_.get());
+  return CudaMemory(data, bytes, {index_, library_.functions().device_free, memory_count_.get()});
 }
 
 absl::StatusOr<CudaMemory> CudaGpu::AllocatePinned(int64_t bytes) const {
@@ -120,7 +120,7 @@ absl::StatusOr<CudaMemory> CudaGpu::AllocatePinned(int64_t bytes) const {
   RETURN_IF_ERROR(library_.ToStatus(
       library_.functions().pinned_allocate(index_, static_cast<uint64_t>(bytes), &data),
       absl::StrCat("allocating ", bytes, " bytes of pinned host memory")));
-  return CudaMemory(data, bytes, library_.functions().pinned_free, nullptr);
+  return CudaMemory(data, bytes, {index_, library_.functions().pinned_free, nullptr});
 }
 
 absl::StatusOr<std::unique_ptr<CudaStream>> CudaGpu::MakeStream(Priority priority, void* scratch) {
@@ -152,18 +152,17 @@ CudaMemory& CudaMemory::operator=(CudaMemory&& other) noexcept {
     Free();
     data_ = std::exchange(other.data_, nullptr);
     bytes_ = std::exchange(other.bytes_, 0);
-    free_ = other.free_;
-    count_ = other.count_;
+    owner_ = other.owner_;
   }
   return *this;
 }
 
 void CudaMemory::Free() {
   if (data_ != nullptr) {
-    free_(data_);  // fails only where the process is lost already
+    owner_.free(owner_.device, data_);  // fails only where the process is lost already
     data_ = nullptr;
-    if (count_ != nullptr) {
-      count_->Remove(bytes_);
+    if (owner_.count != nullptr) {
+      owner_.count->Remove(bytes_);
     }
   }
 }

@@ -105,7 +105,7 @@ class CudaMemoryCount {
   CudaGpu::MemoryUse use_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Device or pinned memory. Moves, never copies.
+// Device or pinned memory. Moves, never copies; goes on any thread.
 class CudaMemory {
  public:
   CudaMemory() = default;
@@ -118,15 +118,18 @@ class CudaMemory {
 
  private:
   friend class CudaGpu;
-  using FreeFunction = int32_t (*)(void*);
-  CudaMemory(void* data, int64_t bytes, FreeFunction free, CudaMemoryCount* count)
-      : data_(data), bytes_(bytes), free_(free), count_(count) {}
+  using FreeFunction = int32_t (*)(int32_t device, void* data);
+  struct Owner {
+    int32_t device = 0;
+    FreeFunction free = nullptr;
+    CudaMemoryCount* count = nullptr;  // of the device's; nullptr: pinned
+  };
+  CudaMemory(void* data, int64_t bytes, Owner owner) : data_(data), bytes_(bytes), owner_(owner) {}
   void Free();
 
   void* data_ = nullptr;
   int64_t bytes_ = 0;
-  FreeFunction free_ = nullptr;
-  CudaMemoryCount* count_ = nullptr;  // of the device's; nullptr: pinned
+  Owner owner_;
 };
 
 // A point in a stream's work. Recorded again and again; a wait is for the last recording.

@@ -8,7 +8,7 @@
 
 namespace ravel::kernels::cuda {
 
-inline constexpr int32_t kCudaAbiVersion = 5;
+inline constexpr int32_t kCudaAbiVersion = 6;
 
 extern "C" {
 
@@ -123,9 +123,9 @@ struct RavelNcclOptions {
 };
 
 // Handles are addresses of the CUDA runtime's objects. Functions return 0, or an error code that
-// `error_text` names. Those that take a device, a stream or an event make its device the current
-// one of the calling thread. Nothing runs on the default stream, and only `*_wait`s below that say
-// so block the host.
+// `error_text` names. Those that take a device, or a handle of one, make it the current one of
+// the calling thread first: also what frees and destroys, on whichever thread that is. Nothing runs
+// on the default stream, and only `*_wait`s below that say so block the host.
 struct RavelCudaFunctions {
   int32_t (*versions)(int32_t* driver,
                       int32_t* runtime);  // 13020 is 13.2; driver 0: none is installed
@@ -139,9 +139,9 @@ struct RavelCudaFunctions {
   int32_t (*use_device)(int32_t index);  // and prepares this build's kernels on it
   int32_t (*memory_info)(int32_t index, uint64_t* free_bytes, uint64_t* total_bytes);
   int32_t (*device_allocate)(int32_t index, uint64_t bytes, void** memory);
-  int32_t (*device_free)(void* memory);
+  int32_t (*device_free)(int32_t index, void* memory);  // of that device
   int32_t (*pinned_allocate)(int32_t index, uint64_t bytes, void** memory);
-  int32_t (*pinned_free)(void* memory);
+  int32_t (*pinned_free)(int32_t index, void* memory);
 
   int32_t (*stream_create)(int32_t index, int32_t high_priority, void** stream);
   int32_t (*stream_destroy)(void* stream);

@@ -1,6 +1,7 @@
 // Attention as cuda_abi.h has it: handles of streams, plans, runs.
 
 #include <memory>
+#include <utility>
 
 #include "kernels/cuda/cudnn_attention.h"
 #include "kernels/cuda/library.h"
@@ -37,6 +38,12 @@ int32_t HandleOf(StreamHandle& on, cudnnHandle_t* handle) {
   return 0;
 }
 
+// What the C interface calls a plan.
+struct PlanHandle {
+  int32_t device;
+  std::unique_ptr<CudnnAttentionPlan> plan;
+};
+
 }  // namespace
 
 int32_t AttentionVersion(uint64_t* version) {
@@ -53,7 +60,8 @@ int32_t AttentionPlan(void* stream,
                       RavelCudaAttentionPlan* plan) {
   *plan = {};
   CudnnTarget target;
-  const int32_t error = HandleOf(*static_cast<StreamHandle*>(stream), &target.handle);
+  StreamHandle& on = *static_cast<StreamHandle*>(stream);
+  const int32_t error = HandleOf(on, &target.handle);
   if (error != 0) {
     return error;
   }
@@ -67,13 +75,15 @@ int32_t AttentionPlan(void* stream,
   plan->workspace_bytes = static_cast<uint64_t>(made->workspace_bytes);
   plan->unified = made->unified ? 1 : 0;
   plan->engine = static_cast<int32_t>(made->engine);
-  plan->plan = made.release();
+  plan->plan = new PlanHandle{on.device, std::move(made)};
   return 0;
 }
 
 int32_t AttentionPlanDestroy(void* plan) {
-  delete static_cast<CudnnAttentionPlan*>(plan);
-  return 0;
+  auto* handle = static_cast<PlanHandle*>(plan);
+  const cudaError_t error = cudaSetDevice(handle->device);  // of whose code the engine lets go
+  delete handle;
+  return error;
 }
 
 int32_t AttentionRun(void* stream, void* plan, const RavelCudaAttentionBuffers* buffers) {
@@ -82,8 +92,7 @@ int32_t AttentionRun(void* stream, void* plan, const RavelCudaAttentionBuffers* 
   if (error != 0) {
     return error;
   }
-  const std::string failure =
-      RunAttention(handle, *static_cast<CudnnAttentionPlan*>(plan), *buffers);
+  const std::string failure = RunAttention(handle, *static_cast<PlanHandle*>(plan)->plan, *buffers);
   return failure.empty() ? 0 : Fail("cuDNN: " + failure);
 }
 

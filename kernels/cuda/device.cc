@@ -15,42 +15,29 @@ EventHandle* EventOf(void* event) {
   return static_cast<EventHandle*>(event);
 }
 
-// `call` with the device current. Questions and waits need that, too: a thread that has chosen none
-// has device 0, and with its first call makes a context there, which takes hundreds of MiB.
-template <typename Call>
-int32_t On(int32_t device, const Call& call) {
-  const cudaError_t error = cudaSetDevice(device);
-  return error != cudaSuccess ? error : call();
-}
-
 int32_t MemoryInfo(int32_t index, uint64_t* free_bytes, uint64_t* total_bytes) {
   size_t free_size = 0;
   size_t total_size = 0;
-  cudaError_t error = cudaSetDevice(index);
-  if (error == cudaSuccess) {
-    error = cudaMemGetInfo(&free_size, &total_size);
-  }
+  const int32_t error = On(index, [&] { return cudaMemGetInfo(&free_size, &total_size); });
   *free_bytes = free_size;
   *total_bytes = total_size;
   return error;
 }
 
 int32_t DeviceAllocate(int32_t index, uint64_t bytes, void** memory) {
-  const cudaError_t error = cudaSetDevice(index);
-  return error != cudaSuccess ? error : cudaMalloc(memory, bytes);
+  return On(index, [&] { return cudaMalloc(memory, bytes); });
 }
 
-int32_t DeviceFree(void* memory) {
-  return cudaFree(memory);
+int32_t DeviceFree(int32_t index, void* memory) {
+  return On(index, [&] { return cudaFree(memory); });
 }
 
 int32_t PinnedAllocate(int32_t index, uint64_t bytes, void** memory) {
-  const cudaError_t error = cudaSetDevice(index);
-  return error != cudaSuccess ? error : cudaHostAlloc(memory, bytes, cudaHostAllocPortable);
+  return On(index, [&] { return cudaHostAlloc(memory, bytes, cudaHostAllocPortable); });
 }
 
-int32_t PinnedFree(void* memory) {
-  return cudaFreeHost(memory);
+int32_t PinnedFree(int32_t index, void* memory) {
+  return On(index, [&] { return cudaFreeHost(memory); });
 }
 
 int32_t StreamCreate(int32_t index, int32_t high_priority, void** stream) {
@@ -121,9 +108,8 @@ int32_t EventDestroy(void* event) {
 }
 
 int32_t EventRecord(void* event, void* stream) {
-  const cudaError_t error = cudaSetDevice(StreamOf(stream)->device);
-  return error != cudaSuccess ? error
-                              : cudaEventRecord(EventOf(event)->event, StreamOf(stream)->stream);
+  return On(StreamOf(stream)->device,
+            [&] { return cudaEventRecord(EventOf(event)->event, StreamOf(stream)->stream); });
 }
 
 int32_t EventDone(void* event, int32_t* done) {
@@ -142,10 +128,9 @@ int32_t EventElapsed(void* begin, void* end, float* milliseconds) {
 }
 
 int32_t StreamWait(void* stream, void* event) {
-  const cudaError_t error = cudaSetDevice(StreamOf(stream)->device);
-  return error != cudaSuccess
-             ? error
-             : cudaStreamWaitEvent(StreamOf(stream)->stream, EventOf(event)->event, 0);
+  return On(StreamOf(stream)->device, [&] {
+    return cudaStreamWaitEvent(StreamOf(stream)->stream, EventOf(event)->event, 0);
+  });
 }
 
 int32_t Copy(void* stream, void* to, const void* from, uint64_t bytes) {
@@ -160,16 +145,18 @@ int32_t Fill(void* stream, void* to, int32_t byte, uint64_t bytes) {
 }
 
 int32_t CaptureBegin(void* stream) {
-  const cudaError_t error = cudaSetDevice(StreamOf(stream)->device);
-  return error != cudaSuccess
-             ? error
-             : cudaStreamBeginCapture(StreamOf(stream)->stream, cudaStreamCaptureModeThreadLocal);
+  return On(StreamOf(stream)->device, [&] {
+    return cudaStreamBeginCapture(StreamOf(stream)->stream, cudaStreamCaptureModeThreadLocal);
+  });
 }
 
 int32_t CaptureEnd(void* stream, void** graph) {
   cudaGraph_t captured = nullptr;
   cudaGraphExec_t executable = nullptr;
-  cudaError_t error = cudaStreamEndCapture(StreamOf(stream)->stream, &captured);
+  cudaError_t error = cudaSetDevice(StreamOf(stream)->device);
+  if (error == cudaSuccess) {
+    error = cudaStreamEndCapture(StreamOf(stream)->stream, &captured);
+  }
   if (error == cudaSuccess) {
     error = cudaGraphInstantiate(&executable, captured, 0);
   }
@@ -184,8 +171,8 @@ int32_t CaptureEnd(void* stream, void** graph) {
 
 int32_t GraphLaunch(void* graph, void* stream) {
   const GraphHandle* handle = static_cast<GraphHandle*>(graph);
-  const cudaError_t error = cudaSetDevice(handle->device);
-  return error != cudaSuccess ? error : cudaGraphLaunch(handle->graph, StreamOf(stream)->stream);
+  return On(handle->device,
+            [&] { return cudaGraphLaunch(handle->graph, StreamOf(stream)->stream); });
 }
 
 int32_t GraphDestroy(void* graph) {

@@ -29,6 +29,15 @@ struct GraphHandle {
   cudaGraphExec_t graph;
 };
 
+// `call` with the device current. What frees, asks or waits needs that, too: a thread that has
+// chosen no device has device 0, and with its first call makes a context there, which takes
+// hundreds of MiB.
+template <typename Call>
+int32_t On(int32_t device, const Call& call) {
+  const cudaError_t error = cudaSetDevice(device);
+  return error != cudaSuccess ? error : static_cast<int32_t>(call());
+}
+
 // Remembers the text for ErrorText of this thread; returns kOtherError.
 int32_t Fail(std::string text);
 const char* ErrorText(int32_t error);

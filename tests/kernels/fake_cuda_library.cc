@@ -70,7 +70,7 @@ int32_t Allocate(int32_t, uint64_t bytes, void** memory) {
   return 0;
 }
 
-int32_t Free(void* memory) {
+int32_t Free(int32_t, void* memory) {
   std::free(memory);
   return 0;
 }

@@ -5,7 +5,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -41,8 +44,8 @@ class EmulatedDeviceTest : public ::testing::Test {
     for (void* stream : streams_) {
       f().stream_destroy(stream);
     }
-    for (void* memory : memories_) {
-      f().device_free(memory);
+    for (const auto& [memory, device] : memories_) {
+      f().device_free(device, memory);
     }
   }
 
@@ -52,15 +55,15 @@ class EmulatedDeviceTest : public ::testing::Test {
   void* Allocate(uint64_t bytes, int32_t device = 0) {
     void* memory = nullptr;
     EXPECT_EQ(f().device_allocate(device, bytes, &memory), 0);
-    memories_.push_back(memory);
+    memories_[memory] = device;
     return memory;
   }
   float* Floats(int64_t count = kCount, int32_t device = 0) {
     return static_cast<float*>(Allocate(static_cast<uint64_t>(count) * sizeof(float), device));
   }
   void Free(void* memory) {
-    EXPECT_EQ(f().device_free(memory), 0);
-    memories_.erase(std::find(memories_.begin(), memories_.end(), memory));
+    EXPECT_EQ(f().device_free(memories_[memory], memory), 0);
+    memories_.erase(memory);
   }
   void* Stream(int32_t device = 0) {
     void* stream = nullptr;
@@ -93,7 +96,7 @@ class EmulatedDeviceTest : public ::testing::Test {
   }
 
   std::unique_ptr<CudaLibrary> library_;
-  std::vector<void*> memories_;
+  std::map<void*, int32_t> memories_;
   std::vector<void*> streams_;
 };
 
@@ -118,7 +121,33 @@ TEST_F(EmulatedDeviceTest, MemoryOfADeviceIsLimitedAndCounted) {
   ASSERT_EQ(f().memory_info(1, &after, &total), 0);
   EXPECT_EQ(before - after, uint64_t{1} << 20);
   EXPECT_EQ(TextOf(f().device_allocate(2, 1, &memory)), "invalid device ordinal");
-  EXPECT_EQ(f().device_free(&before), 1);
+  EXPECT_EQ(f().device_free(1, &before), 1);
+}
+
+TEST_F(EmulatedDeviceTest, MemoryGoesByItsOwnDeviceOnAnyThread) {
+  void* memory = Allocate(64, 1);
+  EXPECT_EQ(TextOf(f().device_free(0, memory)), "invalid argument");
+  uint64_t before[2] = {}, after[2] = {}, total = 0;
+  std::vector<std::unique_ptr<CudaGpu>> gpus;
+  for (const int32_t device : {0, 1}) {
+    ASSERT_EQ(f().memory_info(device, &before[device], &total), 0);
+    gpus.push_back(*CudaGpu::Open(*library_, device));
+  }
+  std::vector<CudaMemory> of_both;
+  for (const std::unique_ptr<CudaGpu>& gpu : gpus) {
+    of_both.push_back(*gpu->AllocateDevice(1 << 20));
+    of_both.push_back(*gpu->AllocatePinned(1 << 20));
+    EXPECT_EQ(gpu->memory_use().bytes, 1 << 20);
+  }
+  std::thread([&] {
+    of_both[0] = std::move(of_both[2]);  // frees the first device's, takes over the second's
+    of_both.clear();
+  }).join();
+  for (const int32_t device : {0, 1}) {
+    ASSERT_EQ(f().memory_info(device, &after[device], &total), 0);
+    EXPECT_EQ(after[device], before[device]);
+    EXPECT_EQ(gpus[static_cast<size_t>(device)]->memory_use().bytes, 0);
+  }
 }
 
 TEST_F(EmulatedDeviceTest, StrayPointersAreNamed) {

@@ -118,10 +118,14 @@ int32_t Allocate(MemoryKind kind, int32_t index, uint64_t bytes, uint64_t limit,
   return *memory == nullptr ? kOutOfMemory : 0;
 }
 
-// As the runtime: work of the device, which may use the memory, is waited for.
-int32_t Free(MemoryKind kind, void* memory) {
+// As the runtime: work of the device, which may use the memory, is waited for. Another device than
+// that of the memory would be given a context by the runtime.
+int32_t Free(MemoryKind kind, int32_t index, void* memory) {
   if (memory == nullptr) {
     return 0;
+  }
+  if (The().memory.DeviceOf(memory) != index) {
+    return kInvalidValue;
   }
   const int32_t error = The().streams.SynchronizeDevice(The().memory.DeviceOf(memory));
   if (error != 0) {
@@ -134,8 +138,8 @@ int32_t DeviceAllocate(int32_t index, uint64_t bytes, void** memory) {
   return Allocate(MemoryKind::kDevice, index, bytes, The().memory_bytes, memory);
 }
 
-int32_t DeviceFree(void* memory) {
-  return Free(MemoryKind::kDevice, memory);
+int32_t DeviceFree(int32_t index, void* memory) {
+  return Free(MemoryKind::kDevice, index, memory);
 }
 
 int32_t PinnedAllocate(int32_t index, uint64_t bytes, void** memory) {
@@ -143,8 +147,8 @@ int32_t PinnedAllocate(int32_t index, uint64_t bytes, void** memory) {
   return Allocate(MemoryKind::kPinned, index, bytes, kMostPinned, memory);
 }
 
-int32_t PinnedFree(void* memory) {
-  return Free(MemoryKind::kPinned, memory);
+int32_t PinnedFree(int32_t index, void* memory) {
+  return Free(MemoryKind::kPinned, index, memory);
 }
 
 int32_t StreamCreate(int32_t index, int32_t, void** stream) {

@@ -104,6 +104,7 @@ void GroupBlock::Publish(const IssueRecord& issue, int64_t offset) {
   GroupSlot* slot = SlotOf(barriers_ + 1, rank_);
   slot->issue = issue;
   slot->offset = offset;
+  mine_ = issue;
 }
 
 absl::Status GroupBlock::Failure() const {
@@ -113,6 +114,11 @@ absl::Status GroupBlock::Failure() const {
 }
 
 absl::Status GroupBlock::Barrier() {
+  RETURN_IF_ERROR(Arrive());
+  return Depart();
+}
+
+absl::Status GroupBlock::Arrive() {
   RETURN_IF_ERROR(Failure());
   const uint64_t barrier = barriers_ + 1;
   // Sequentially consistent, as the sleepers' count is: either the sleeper sees this arrival or
@@ -122,10 +128,18 @@ absl::Status GroupBlock::Barrier() {
     header_->wake_ups.fetch_add(kWakeStep, std::memory_order_seq_cst);
     FutexWakeAll(header_->wake_ups);
   }
+  return absl::OkStatus();
+}
+
+absl::Status GroupBlock::Depart() {
+  const uint64_t barrier = barriers_ + 1;
   if (!WaitForAll(barrier)) {
     return Failure();
   }
   barriers_ = barrier;
+  // The own slot of the next barrier went to who read it; it comes back while this rank does other
+  // things.
+  __builtin_prefetch(SlotOf(barrier + 1, rank_), /*rw=*/1);
   if (!IssuesAgree()) {  // the same verdict on every rank: all have read the same slots
     return Failure();
   }
@@ -134,7 +148,8 @@ absl::Status GroupBlock::Barrier() {
 
 bool GroupBlock::AllArrived(uint64_t barrier, int* first_missing) {
   for (int rank = *first_missing; rank < size_; ++rank) {
-    if (SlotOf(barrier, rank)->arrivals.load(std::memory_order_seq_cst) != barrier) {
+    if (rank != rank_ &&
+        SlotOf(barrier, rank)->arrivals.load(std::memory_order_seq_cst) != barrier) {
       *first_missing = rank;
       return false;
     }
@@ -186,9 +201,13 @@ bool GroupBlock::SleepUntilAll(uint64_t barrier, int* missing) {
 }
 
 bool GroupBlock::IssuesAgree() {
-  const IssueRecord& first = SlotOf(barriers_, 0)->issue;
+  // Not of the own slot, which has gone to who read it.
+  const auto of = [this](int rank) -> const IssueRecord& {
+    return rank == rank_ ? mine_ : SlotOf(barriers_, rank)->issue;
+  };
+  const IssueRecord& first = of(0);
   for (int r = 1; r < size_; ++r) {
-    const IssueRecord& other = SlotOf(barriers_, r)->issue;
+    const IssueRecord& other = of(r);
     if (other.hash != first.hash || other.sequence != first.sequence) {
       options_.on_mismatch(0, first, r, other);
       return false;

@@ -22,13 +22,15 @@ inline constexpr int64_t kBounceBytes = int64_t{256} << 10;
 inline constexpr size_t kAbortTextBytes = 1024;
 
 // What a rank publishes before it arrives at a barrier, and that it has: one cache line, so that
-// one transfer tells a peer everything.
-struct alignas(64) GroupSlot {
+// one transfer tells a peer everything. The line beside it stays empty: processors fetch lines in
+// pairs, and one rank's write would take the other's line along.
+struct alignas(128) GroupSlot {
   IssueRecord issue;
   int64_t offset = -1;                 // in the arena, of the memory that peers may read; -1 = none
   std::atomic<uint64_t> arrivals = 0;  // number of the barrier at which the rank has arrived
 };
-static_assert(sizeof(GroupSlot) == 64 && std::atomic<uint64_t>::is_always_lock_free);
+static_assert(offsetof(GroupSlot, arrivals) < 64 && sizeof(GroupSlot) == 128 &&
+              std::atomic<uint64_t>::is_always_lock_free);
 
 // At the start of the segment; then GroupSlot[2][size], then bounce buffers [2][size]. Zero bytes
 // are the initial state, but for the nonce, which the maker writes.
@@ -38,7 +40,7 @@ struct FailureRecord {
   uint32_t code = 0;
   char text[kAbortTextBytes] = {};
 };
-struct GroupHeader {
+struct alignas(128) GroupHeader {
   uint64_t nonce_low = 0;
   uint64_t nonce_high = 0;
   FailureRecord own;
@@ -91,6 +93,10 @@ class GroupBlock {
   // Otherwise the failure of the group. Spins briefly, then sleeps:
   // there may be more ranks than cores.
   absl::Status Barrier();
+  // The same in two parts: what is done between them costs no time while others are waited for.
+  // Depart follows each Arrive that succeeded.
+  absl::Status Arrive();
+  absl::Status Depart();
   // How long barriers waited for others, and for whom.
   PeerWaits& waits() { return waits_; }
 
@@ -114,6 +120,7 @@ class GroupBlock {
   const int size_;
   int spins_;
   uint64_t barriers_ = 0;  // passed
+  IssueRecord mine_;       // as last published
   PeerWaits waits_;
 };
 

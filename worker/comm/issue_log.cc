@@ -23,15 +23,18 @@ uint64_t Pair(uint32_t high, uint32_t low) {
   return static_cast<uint64_t>(high) << 32 | low;
 }
 
+// The parts do not wait for each other, nor for the hash of what was before.
 uint64_t HashOf(const IssueRecord& record) {
-  uint64_t hash = Mix(record.hash,
-                      Pair(static_cast<uint32_t>(record.kind) << 16 | record.op,
-                           static_cast<uint32_t>(record.phase) << 16 | record.element_bytes));
-  hash = Mix(hash, Pair(static_cast<uint32_t>(record.unit), static_cast<uint32_t>(record.group)));
-  hash = Mix(hash,
-             Pair(static_cast<uint32_t>(record.call), static_cast<uint32_t>(record.contributors)));
-  hash = Mix(hash, static_cast<uint64_t>(record.elements));
-  return Mix(hash, static_cast<uint64_t>(record.generation));
+  const uint64_t kind = Mix(1,
+                            Pair(static_cast<uint32_t>(record.kind) << 16 | record.op,
+                                 static_cast<uint32_t>(record.phase) << 16 | record.element_bytes));
+  const uint64_t unit =
+      Mix(2, Pair(static_cast<uint32_t>(record.unit), static_cast<uint32_t>(record.group)));
+  const uint64_t call =
+      Mix(3, Pair(static_cast<uint32_t>(record.call), static_cast<uint32_t>(record.contributors)));
+  const uint64_t elements = Mix(4, static_cast<uint64_t>(record.elements));
+  const uint64_t generation = Mix(5, static_cast<uint64_t>(record.generation));
+  return Mix(record.hash, (kind ^ unit) + (call ^ elements) + generation);
 }
 
 // Coarse: a few milliseconds, and hardly any cost.
@@ -97,9 +100,17 @@ IssueLog::IssueLog(Group group, std::shared_ptr<Context> context)
     : group_(std::move(group)), context_(std::move(context)), ring_(kRingEntries) {}
 
 IssueRecord IssueLog::Issue(CollectiveKind kind, const CollectiveTag& tag, const Amount& amount) {
+  const IssueRecord record = Next(kind, tag, amount);
+  Keep(record);
+  return record;
+}
+
+IssueRecord IssueLog::Next(CollectiveKind kind, const CollectiveTag& tag, const Amount& amount) {
   FaultPoint("comm.issue")
       .IgnoreError();  // to stall, stop or kill: a collective that is not issued
-  IssueRecord record{.elements = amount.elements,
+  IssueRecord record{.hash = next_.hash,
+                     .sequence = next_.sequence + 1,
+                     .elements = amount.elements,
                      .generation = tag.generation,
                      .kind = kind,
                      .op = static_cast<uint8_t>(tag.op),
@@ -109,11 +120,18 @@ IssueRecord IssueLog::Issue(CollectiveKind kind, const CollectiveTag& tag, const
                      .group = tag.group,
                      .call = static_cast<int16_t>(tag.call),
                      .contributors = static_cast<int16_t>(amount.contributors)};
+  record.hash = HashOf(record);
+  next_ = {.sequence = record.sequence, .hash = record.hash};
+  return record;
+}
+
+void IssueLog::Keep(const IssueRecord& record) {
+  if (record.sequence <= kept_) {
+    return;
+  }
+  kept_ = record.sequence;
   const uint64_t order = context_->order.fetch_add(1, std::memory_order_relaxed) + 1;
   MutexLock lock(mutex_);
-  record.hash = state_.hash;
-  record.hash = HashOf(record);
-  record.sequence = state_.sequence + 1;
   state_ = {.sequence = record.sequence, .hash = record.hash};
   if (record.sequence % kMarkEvery == 0) {
     mark_sequence_ = record.sequence;
@@ -121,11 +139,11 @@ IssueRecord IssueLog::Issue(CollectiveKind kind, const CollectiveTag& tag, const
   }
   ring_[record.sequence % kRingEntries] = {
       .record = record, .order = order, .issued_ms = NowMs(), .age_ms = 0};
-  return record;
 }
 
 void IssueLog::Complete() {
-  completed_.fetch_add(1, std::memory_order_release);
+  // Nobody else writes.
+  completed_.store(completed_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
 }
 
 Communicator::IssueState IssueLog::state() const {

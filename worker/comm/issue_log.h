@@ -50,8 +50,8 @@ const char* CollectiveKindName(CollectiveKind kind);
 // bytes)"; "unit 3" where `unit_names` has no name for it.
 std::string DescribeIssue(const IssueRecord& record, const std::vector<std::string>& unit_names);
 
-// Thread-safe. Issue and Complete are called in turns: a communicator runs one collective at a
-// time.
+// Thread-safe, but for Issue, Next, Keep and Complete, which are called in turns: a communicator
+// runs one collective at a time.
 class IssueLog {
  public:
   static constexpr size_t kRingEntries = 4096;
@@ -75,7 +75,12 @@ class IssueLog {
     int64_t element_bytes = 1;
     int contributors = 0;
   };
+  // The next collective, with its hash; in the log.
   IssueRecord Issue(CollectiveKind kind, const CollectiveTag& tag, const Amount& amount);
+  // The same in two parts, for who has something to do before the log is written: whoever waits for
+  // others writes it first. Keep does nothing for a record that is kept.
+  IssueRecord Next(CollectiveKind kind, const CollectiveTag& tag, const Amount& amount);
+  void Keep(const IssueRecord& record);
   // The last issued collective is through.
   void Complete();
 
@@ -110,6 +115,9 @@ class IssueLog {
   const Group group_;
   const std::shared_ptr<Context> context_;
   std::atomic<uint64_t> completed_ = 0;
+  // Of Next and Keep alone.
+  Communicator::IssueState next_;
+  uint64_t kept_ = 0;  // sequence
   mutable Mutex mutex_;
   Communicator::IssueState state_ ABSL_GUARDED_BY(mutex_);
   uint64_t mark_sequence_ ABSL_GUARDED_BY(mutex_) = 0;

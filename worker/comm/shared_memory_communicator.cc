@@ -66,7 +66,9 @@ void SharedMemoryCommunicator::Abort(std::string_view reason) {
 
 absl::Status SharedMemoryCommunicator::Meet(const IssueRecord& issue, int64_t offset) {
   block_.Publish(issue, offset);
-  return block_.Barrier();
+  RETURN_IF_ERROR(block_.Arrive());
+  log_->Keep(issue);  // before a rank may wait, and while what it published is on its way
+  return block_.Depart();
 }
 
 absl::Status SharedMemoryCommunicator::Close(absl::Status status) {
@@ -77,11 +79,11 @@ absl::Status SharedMemoryCommunicator::Close(absl::Status status) {
 }
 
 absl::Status SharedMemoryCommunicator::Barrier(const CollectiveTag& tag) {
-  return Close(Meet(log_->Issue(CollectiveKind::kBarrier, tag, {}), -1));
+  return Close(Meet(log_->Next(CollectiveKind::kBarrier, tag, {}), -1));
 }
 
 absl::Status SharedMemoryCommunicator::ReleasePieces(const CollectiveTag& tag) {
-  return Close(Meet(log_->Issue(CollectiveKind::kRelease, tag, {}), -1));
+  return Close(Meet(log_->Next(CollectiveKind::kRelease, tag, {}), -1));
 }
 
 absl::Status SharedMemoryCommunicator::AllGatherBytes(const CollectiveTag& tag,
@@ -91,7 +93,7 @@ absl::Status SharedMemoryCommunicator::AllGatherBytes(const CollectiveTag& tag,
   CHECK_LE(static_cast<int64_t>(mine.size()), kMaxGatherBytes);
   const auto bytes = static_cast<int64_t>(mine.size());
   const IssueRecord issue =
-      log_->Issue(CollectiveKind::kAllGatherBytes, tag, {.elements = bytes, .element_bytes = 1});
+      log_->Next(CollectiveKind::kAllGatherBytes, tag, {.elements = bytes, .element_bytes = 1});
   return Close(BounceGather(issue, mine, all));
 }
 
@@ -121,7 +123,7 @@ absl::Status SharedMemoryCommunicator::BounceGather(const IssueRecord& issue,
 // -- arena
 
 absl::Status SharedMemoryCommunicator::AgreeOnSizes(const ArenaSizes& sizes) {
-  const IssueRecord issue = log_->Issue(CollectiveKind::kAllocateArena, {}, {});
+  const IssueRecord issue = log_->Next(CollectiveKind::kAllocateArena, {}, {});
   std::vector<ArenaSizes> all(static_cast<size_t>(size_));
   RETURN_IF_ERROR(BounceGather(
       issue, std::as_bytes(std::span(&sizes, 1)), std::as_writable_bytes(std::span(all))));
@@ -183,7 +185,7 @@ absl::Status SharedMemoryCommunicator::AllocateArena(const ArenaSizes& sizes) {
   root_->symmetric_begin = root_->common_stride * sizes.common_copies;
   root_->stride = RoundUp(sizes.symmetric_bytes, kPageBytes);
   const int64_t total = root_->symmetric_begin + size_ * root_->stride;
-  const IssueRecord issue = log_->Issue(CollectiveKind::kAllocateArena, {}, {.elements = total});
+  const IssueRecord issue = log_->Next(CollectiveKind::kAllocateArena, {}, {.elements = total});
   absl::Status made;
   if (total > 0 && rank_ == 0) {
     made = root_->segment->CreateArena(total);
@@ -270,7 +272,7 @@ absl::StatusOr<std::shared_ptr<SharedSegment>> SharedMemoryCommunicator::ShareCh
 absl::StatusOr<std::unique_ptr<Communicator>> SharedMemoryCommunicator::Split(
     const SplitOptions& options) {
   CHECK_MSG(is_root_, "the whole group is split, not its parts");
-  const IssueRecord issue = log_->Issue(CollectiveKind::kSplit, {}, SplitAmount(options));
+  const IssueRecord issue = log_->Next(CollectiveKind::kSplit, {}, SplitAmount(options));
   ASSIGN_OR_RETURN(const std::vector<int> leaders, AgreeOnGroups(issue, options));
   // The blocks of all groups, in the order of their first members.
   Member member = {.group = {.name = options.name, .members = options.members}};
@@ -319,9 +321,9 @@ absl::Status SharedMemoryCommunicator::AllGather(const AllGatherOptions& options
   const IssueLog::Amount amount = {.elements = options.shard_elements,
                                    .element_bytes = options.element_bytes};
   if (IsSharedSlice(options)) {
-    return Close(Meet(log_->Issue(CollectiveKind::kAllGatherInPlace, options.tag, amount), -1));
+    return Close(Meet(log_->Next(CollectiveKind::kAllGatherInPlace, options.tag, amount), -1));
   }
-  const IssueRecord issue = log_->Issue(CollectiveKind::kAllGather, options.tag, amount);
+  const IssueRecord issue = log_->Next(CollectiveKind::kAllGather, options.tag, amount);
   return Close(GatherFromArena(issue, options));
 }
 
@@ -358,11 +360,11 @@ absl::StatusOr<PieceViews> SharedMemoryCommunicator::ExchangePieces(
     offset = ReadableOffset(options.staging, bytes * size_);
     CHECK_MSG(offset >= 0 || bytes == 0, "staging must lie in the symmetric arena");
   }
-  const IssueRecord issue = log_->Issue(CollectiveKind::kExchange,
-                                        options.tag,
-                                        {.elements = options.shard_elements,
-                                         .element_bytes = options.element_bytes,
-                                         .contributors = options.contributors});
+  const IssueRecord issue = log_->Next(CollectiveKind::kExchange,
+                                       options.tag,
+                                       {.elements = options.shard_elements,
+                                        .element_bytes = options.element_bytes,
+                                        .contributors = options.contributors});
   RETURN_IF_ERROR(Close(Meet(issue, offset)));
   PieceViews views;
   for (int r = 0; r < options.contributors; ++r) {

@@ -20,9 +20,7 @@ namespace ravel {
 namespace {
 
 constexpr int64_t kSecondMs = 1000;
-constexpr int64_t kMinuteMs = 60 * kSecondMs;
 constexpr int64_t kLongestMs = int64_t{10} * 365 * 24 * 3600 * kSecondMs;
-constexpr int64_t kMaxDevices = 65536;
 constexpr int64_t kMostSteps = 1'000'000'000;
 
 bool IsDnsLabel(const std::string& text, std::size_t longest) {

@@ -29,7 +29,6 @@ namespace {
 using store::JoinPath;
 
 constexpr int64_t kReadElements = 16 << 20;
-constexpr int64_t kMaxConfigBytes = 64 << 20;
 
 // A file of the export: its tensors in order, and what was written.
 struct WeightFile {

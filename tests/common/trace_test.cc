@@ -118,7 +118,7 @@ TEST_F(TraceTest, OverlapCountsWhatRunsBesideAPass) {
                                Made(1, "ReduceScatter", "reduce", 75, 90),
                                Made(1, "OptimizerStep", "compute", 85, 100),
                                Made(1, "Gather", "gather", 200, 300)};
-  for (const size_t moves : {0, 1, 5, 6, 8}) {
+  for (const size_t moves : {0U, 1U, 5U, 6U, 8U}) {
     events[moves].bytes = 64;
   }
   events[4].issue_ns = 7'000;

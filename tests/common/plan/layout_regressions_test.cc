@@ -53,8 +53,8 @@ TEST(LayoutRegressions, OffsetsBlockAligned) {
 }
 
 // Rows of 18432, 16384 and 7168 elements have a common multiple of 1 032 192, so shards that are a
-// multiple of it make 528 M elements at width 512. Guards: the candidates below the common multiple
-// (Candidates) and the split by atom family (GroupSplitter::Assign).
+// multiple of it make 528 M elements at width 512. Guard: the split by atom family
+// (GroupSplitter::Assign).
 TEST(LayoutRegressions, LcmBlowUpIsSplit) {
   const testing::Layer layer = {"unit",
                                 {{"a", {7168, 18432}}, {"b", {7168, 16384}}, {"c", {18432, 7168}}}};
@@ -64,7 +64,7 @@ TEST(LayoutRegressions, LcmBlowUpIsSplit) {
   EXPECT_GE(groups.size(), 2u);
   EXPECT_LE(PaddingOf(groups, 0).padding, elements / 100);
   const std::vector<GroupLayout> whole = PlanGroups(inventory, 0, 512, {.most_groups = 1});
-  EXPECT_LE(whole.at(0).layout.total_elements(), 528482304);
+  EXPECT_EQ(whole.at(0).layout.total_elements(), 528482304);
   EXPECT_GT(whole.at(0).layout.padding_elements, elements / 3) << "what the split saves";
 }
 
@@ -106,8 +106,8 @@ TEST(LayoutRegressions, BlockNeverStraddles) {
 }
 
 // Two 4-bit numbers share a byte: ranks whose pieces meet inside one race on it. Odd row lengths in
-// blocks of 16 rows, and vectors. Guards: block_rows in AtomElements (an atom of 16 rows is even)
-// and the groups' alignment of 512 (GroupOptions::alignment_elements reaching PlanFlatLayout).
+// blocks of 16 rows, and vectors. Guard: the groups' alignment of 512 (alignment_elements of
+// GroupOptions reaching PlanFlatLayout).
 TEST(LayoutRegressions, Fp4BoundaryEven) {
   const testing::Layer layer = {
       "unit", {{"a", {96, 33}}, {"b", {64, 65}}, {"norm", {777}}, {"c", {33, 31}}}};

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <absl/strings/match.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,6 +18,7 @@
 namespace ravel::plan {
 namespace {
 
+using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 constexpr int64_t kUnitBytes = 64 * 256 * 4;  // of EqualUnits(_, 64)
@@ -25,6 +27,7 @@ ShardingPlan PlanOfEqual(int units, int64_t window_units, int64_t turns = 1) {
   testing::PlanShape shape;
   shape.lanes = {.lanes = 2 * turns, .ranks = 2};
   shape.options.gather_window_bytes = window_units * kUnitBytes;
+  shape.options.staging_window_bytes = window_units * kUnitBytes;
   return testing::PlanOfUnits(testing::EqualUnits(units, 64), shape);
 }
 
@@ -41,6 +44,32 @@ int CountOf(const StepProgram& program, OpCode op) {
                                         program.instructions.end(),
                                         [&](const Instruction& at) { return at.op == op; }));
 }
+StepProgram Without(StepProgram program, int gone) {
+  program.instructions.erase(program.instructions.begin() + gone);
+  for (Instruction& at : program.instructions) {
+    at.waits.erase(std::remove(at.waits.begin(), at.waits.end(), gone), at.waits.end());
+    for (int& wait : at.waits) {
+      wait -= wait > gone ? 1 : 0;
+    }
+  }
+  return program;
+}
+
+// Whether buffers of these two lifetimes may be in use at the same time.
+bool Together(const HappensBefore& order, const Lifetime& a, const Lifetime& b) {
+  return !order.Before(a.accesses.back(), b.begin) && !order.Before(b.accesses.back(), a.begin);
+}
+
+// The plan with the smaller one of two buffers in the bytes of the other.
+ShardingPlan WithSharedBytes(ShardingPlan plan, int a, int b) {
+  const bool larger =
+      plan.buffers[static_cast<size_t>(a)].bytes > plan.buffers[static_cast<size_t>(b)].bytes;
+  const int stays = larger ? a : b;
+  plan.memory.offsets[static_cast<size_t>(larger ? b : a)] =
+      plan.memory.offsets[static_cast<size_t>(stays)];
+  return plan;
+}
+
 std::string Verdict(const ShardingPlan& plan, const StepProgram& program) {
   return std::string(CheckProgram(plan, program).message());
 }
@@ -62,23 +91,29 @@ TEST(PlanRegression, RefreshAfterStepNeverSkipped) {
   spec.strategy = Strategy::kOptim;  // resident weights
   const ShardingPlan plan = *BuildShardingPlan({.spec = spec, .ranks = 4, .shared_memory = false});
   for (const Phase phase : {Phase::kOnly, Phase::kEval}) {
-    StepProgram program = plan.program(phase);
+    const StepProgram& program = plan.program(phase);
     const int gather = Find(program, OpCode::kGather, 1);
     ASSERT_GE(gather, 0);
-    program.instructions[static_cast<size_t>(gather)] = {
-        .op = OpCode::kGather, .stream = StreamId::kGather, .unit = 0, .group = 0};
-    program.instructions[static_cast<size_t>(gather)].gathered =
-        program.instructions[static_cast<size_t>(Find(program, OpCode::kGather, 0))].gathered;
-    EXPECT_THAT(Verdict(plan, program), StartsWith("K1"));
+    EXPECT_THAT(Verdict(plan, Without(program, gather)),
+                HasSubstr("may run before the gather of gathered/layers.0"));
   }
 }
 
 TEST(PlanRegression, PrefetchBudgetIsACap) {
-  const ShardingPlan plan = PlanOfEqual(8, 3);
-  ShardingPlan smaller = plan;
-  smaller.options.gather_window_bytes = 2 * kUnitBytes;
-  EXPECT_TRUE(CheckPlan(plan).ok());
-  EXPECT_THAT(std::string(CheckPlan(smaller).message()), StartsWith("K6"));
+  for (const int64_t units : {1, 2, 3}) {
+    const ShardingPlan plan = PlanOfEqual(8, units);
+    EXPECT_TRUE(CheckPlan(plan).ok()) << CheckPlan(plan);
+    for (int64_t ProgramOptions::*window :
+         {&ProgramOptions::gather_window_bytes, &ProgramOptions::staging_window_bytes}) {
+      ShardingPlan smaller = plan;
+      smaller.options.*window = (units - 1) * kUnitBytes;
+      // One unit may always be there alone; staging reaches no further than the next use.
+      const bool fits =
+          units == 1 || (units == 3 && window != &ProgramOptions::gather_window_bytes);
+      EXPECT_EQ(CheckPlan(smaller).ok(), fits) << units;
+      EXPECT_TRUE(fits || absl::StartsWith(CheckPlan(smaller).message(), "K6")) << units;
+    }
+  }
 }
 
 TEST(PlanRegression, RecomputeDoesNotRegatherFinishedUnit) {
@@ -102,10 +137,18 @@ TEST(PlanRegression, RootPrefetchesInBackward) {
   const ShardingPlan plan = PlanOfEqual(6, 2);
   const StepProgram& program = plan.program(Phase::kOnly);
   const HappensBefore order(program);
-  const int last = Find(program, OpCode::kBackward, 1);
-  const int gather = Find(program, OpCode::kGather, 0, Find(program, OpCode::kBackward, 3));
-  ASSERT_GE(gather, 0);
-  EXPECT_FALSE(order.Before(last, gather));
+  // Unit 0 is the last of backward: it is fetched like all others, but for what is still in place,
+  // before the unit above it runs, and without a wait for that.
+  for (int unit = 1; unit < 6; ++unit) {
+    const int backward = Find(program, OpCode::kBackward, unit);
+    const int again =
+        Find(program, OpCode::kGather, unit - 1, Find(program, OpCode::kForward, unit - 1));
+    ASSERT_EQ(again < 0, unit == 5) << unit;
+    if (again >= 0) {
+      EXPECT_LT(again, backward) << unit;
+      EXPECT_FALSE(order.Before(backward, again)) << unit;
+    }
+  }
 }
 
 TEST(PlanRegression, SlowReduceDoesNotStallCompute) {
@@ -129,7 +172,32 @@ TEST(PlanRegression, StagingLivesUntilReduceDone) {
   for (Instruction& at : program.instructions) {
     std::replace(at.waits.begin(), at.waits.end(), reduce, reduce + 1);
   }
-  EXPECT_FALSE(CheckProgram(plan, program).ok());
+  EXPECT_THAT(Verdict(plan, program), HasSubstr("uses a buffer that is not alive: staging/u3"));
+}
+
+// What may be alive together as far as streams and waits tell shares no bytes, although one ends
+// before the other begins in the list: a side stream may be late.
+TEST(PlanRegression, ArenaLivenessFollowsEvents) {
+  const ShardingPlan plan = PlanOfEqual(6, 2);
+  ASSERT_TRUE(CheckPlan(plan).ok()) << CheckPlan(plan);
+  const StepProgram& program = plan.program(Phase::kOnly);
+  const HappensBefore order(program);
+  const std::vector<Lifetime> lives =
+      *LifetimesOf(program, plan.buffers, BufferIndex(plan.buffers));
+  int apart_in_list = 0;
+  for (const Lifetime& first : lives) {
+    for (const Lifetime& second : lives) {
+      const bool same_arena = plan.buffers[static_cast<size_t>(first.buffer)].memory ==
+                              plan.buffers[static_cast<size_t>(second.buffer)].memory;
+      if (same_arena && first.buffer != second.buffer && first.accesses.back() < second.begin &&
+          Together(order, first, second)) {
+        ++apart_in_list;
+        const ShardingPlan moved = WithSharedBytes(plan, first.buffer, second.buffer);
+        EXPECT_THAT(Verdict(moved, program), StartsWith("K3"));
+      }
+    }
+  }
+  EXPECT_GE(apart_in_list, 1);
 }
 
 // Staging and outer sums of any number of layers take the memory of a window.
@@ -139,12 +207,21 @@ TEST(PlanRegression, ReduceInputsNotRetainedPerLayer) {
   int64_t temporaries[2];
   for (const int more : {0, 1}) {
     const ShardingPlan plan = testing::PlanOfUnits(testing::EqualUnits(6 + 6 * more, 64), shape);
-    int64_t persistent = 0;
+    int64_t of_layers = 0;
     for (const ProgramBuffer& buffer : plan.buffers) {
-      const bool activations = buffer.kind == BufferKind::kSaved;
-      persistent += buffer.persistent || activations ? ArenaBytes(buffer) : 0;
+      switch (buffer.kind) {
+        case BufferKind::kMainWeight:
+        case BufferKind::kExpAvg:
+        case BufferKind::kExpAvgSq:
+        case BufferKind::kMainGrad:
+        case BufferKind::kSaved:
+          of_layers += ArenaBytes(buffer);
+          break;
+        default:
+          break;
+      }
     }
-    temporaries[more] = plan.memory.packed_bytes() - persistent;
+    temporaries[more] = plan.memory.packed_bytes() - of_layers;
   }
   EXPECT_LE(temporaries[1], temporaries[0] + 8 * 4096);  // pages between optimizer buffers
 }
@@ -174,15 +251,18 @@ TEST(PlanRegression, ArenaKnowsLastMicroBatchBuffers) {
   JobSpec spec = testing::SpecOf(testing::Llama(64, 2, 96, 257), 8);
   spec.strategy = Strategy::kNoShard;
   const ShardingPlan plan = *BuildShardingPlan({.spec = spec, .ranks = 2, .shared_memory = false});
-  ShardingPlan lost = plan;
+  std::vector<int> whole;  // only `last` uses them, all until the weights are updated
   for (size_t i = 0; i < plan.buffers.size(); ++i) {
     if (plan.buffers[i].kind == BufferKind::kFullGrad) {
-      lost.memory.offsets[i] = 0;  // only `last` uses it
-      EXPECT_FALSE(CheckPlan(lost).ok());
-      return;
+      whole.push_back(static_cast<int>(i));
     }
   }
-  FAIL() << "no whole gradient";
+  ASSERT_GE(whole.size(), 2U);
+  const ShardingPlan shared = WithSharedBytes(plan, whole[0], whole[1]);
+  for (const StepProgram& program : plan.programs) {
+    EXPECT_EQ(Verdict(plan, program), "");
+    EXPECT_EQ(absl::StartsWith(Verdict(shared, program), "K3"), program.phase == Phase::kLast);
+  }
 }
 
 TEST(PlanRegression, EveryMicroBatchCounts) {
@@ -256,7 +336,7 @@ TEST(PlanRegression, ReduceInPlaceOnlyOwnSlice) {
       buffer.inside = 0;
     }
   }
-  EXPECT_THAT(std::string(CheckPlan(mutant).message()), StartsWith("K1"));
+  EXPECT_THAT(std::string(CheckPlan(mutant).message()), StartsWith("K12"));
 }
 
 TEST(PlanRegression, UnitCalledTwice) {
@@ -303,6 +383,14 @@ TEST(PlanRegression, PartlyFrozenUnit) {
       program.instructions[static_cast<size_t>(Find(program, OpCode::kBackward, 2))];
   EXPECT_EQ(partly.weights.size(), 2U);
   EXPECT_EQ(partly.gradients.size(), 1U);
+  std::vector<int> groups_of(plan.inventory.tensors.size(), 0);
+  for (const GroupLayout& group : plan.groups) {
+    for (const int tensor : group.tensors) {
+      ++groups_of[static_cast<size_t>(tensor)];
+      EXPECT_EQ(plan.inventory.tensors[static_cast<size_t>(tensor)].trainable, group.trainable);
+    }
+  }
+  EXPECT_EQ(groups_of, std::vector<int>(plan.inventory.tensors.size(), 1));
 }
 
 // Evaluation is a program of its own, begins and ends at rest, and writes no state.

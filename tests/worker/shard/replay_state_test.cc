@@ -30,8 +30,7 @@ plan::ShardingPlan PlanOf(plan::Strategy strategy,
 // Plays instructions of the step's first program one after another.
 class Player {
  public:
-  explicit Player(const plan::ShardingPlan& plan)
-      : plan_(plan), program_(&plan.programs.front()), state_(plan) {
+  explicit Player(const plan::ShardingPlan& plan) : program_(&plan.programs.front()), state_(plan) {
     state_.BeginProgram({.phase = program_->phase, .part = program_->part});
   }
 
@@ -105,7 +104,6 @@ class Player {
   void Begin() { state_.BeginProgram({.phase = program_->phase, .part = program_->part}); }
 
  private:
-  const plan::ShardingPlan& plan_;
   const plan::StepProgram* program_;
   ReplayState state_;
 };
@@ -200,19 +198,26 @@ TEST(ReplayState, StagingLivesUntilReduceDone) {
   EXPECT_EQ(player.state().Free(reduce.staging), absl::OkStatus());
 }
 
-// Guard: Busy in Claim; `uses` in Free.
+// Guard: Busy in Claim, of the buffer and of those that overlap it; `uses` in Free.
 TEST(ReplayState, ArenaLivenessFollowsEvents) {
-  const plan::ShardingPlan plan = PlanOf(
-      plan::Strategy::kOptimGradsParams, 8, [](plan::JobSpec& s) { s.gather_window_bytes = 1; });
+  plan::ShardingPlan plan = PlanOf(plan::Strategy::kOptimGradsParams, 8, [](plan::JobSpec& s) {
+    s.gather_window_bytes = 1;  // one unit
+  });
+  const std::vector<Instruction> list = plan.programs.front().instructions;
   Player player(plan);
-  const size_t first = player.Find(OpCode::kForward);
-  ASSERT_EQ(player.PlayUntil(first), absl::OkStatus());
-  const Instruction& forward = player.list()[first];
-  ASSERT_EQ(player.state().BeginCompute(forward), absl::OkStatus());
-  Instruction gather = player.list()[player.Find(OpCode::kGather)];
-  ASSERT_EQ(gather.gathered, forward.weights.front());
-  ExpectFault(player.state().BeginGather(gather), "still in use");
-  ExpectFault(player.state().Free(gather.gathered), "freed while it is used");
+  const Instruction& gather = list[player.Find(OpCode::kGather)];
+  const Instruction& other = list[player.Find(OpCode::kGather, player.Find(OpCode::kForward))];
+  ASSERT_NE(gather.gathered, other.gathered);
+  plan.memory.offsets[static_cast<size_t>(other.gathered)] =
+      plan.memory.offsets[static_cast<size_t>(gather.gathered)];
+  Player late(plan);
+  const size_t first = late.Find(OpCode::kForward);
+  ASSERT_EQ(late.PlayUntil(first), absl::OkStatus());
+  ASSERT_EQ(late.state().BeginCompute(list[first]), absl::OkStatus());
+  ASSERT_EQ(gather.gathered, list[first].weights.front());
+  ExpectFault(late.state().BeginGather(gather), "memory is still in use: ");
+  ExpectFault(late.state().Free(gather.gathered), "freed while it is used");
+  ExpectFault(late.state().BeginGather(other), "still in use by another buffer");
 }
 
 // Guard: Content::kFilling in BeginGradients.

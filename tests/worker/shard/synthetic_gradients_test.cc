@@ -80,9 +80,8 @@ std::string NameOf(const Mesh& mesh, int64_t micro_batches) {
                       " micro-batches");
 }
 
-// EveryMicroBatchCounts, FreshStagingIsOverwritten (staging begins as NaN), TiedReducedOnce,
-// OneRankGroupAccumulatesOnce, NoPremultipliedSumOnOneRank and ScaleAppliesToIncomingOnly in one
-// number. Fails without: BeginReduce's order of turns; `accumulates` of kBackward; kJoinGradients.
+// What the tests below look at one by one, on every mesh. Fails without: BeginReduce's order of
+// turns; `accumulates` of kBackward; kJoinGradients.
 TEST(SyntheticGradients, EveryLaneAndMicroBatchCountsOnceUnderEveryStrategy) {
   for (const Mesh& mesh : Meshes()) {
     for (const int64_t micro_batches : {1, 3}) {
@@ -91,6 +90,85 @@ TEST(SyntheticGradients, EveryLaneAndMicroBatchCountsOnceUnderEveryStrategy) {
       run.inspect = ExpectSums(TiedSum, NameOf(mesh, micro_batches));
       EXPECT_EQ(RunSynthetic(run), absl::OkStatus()) << NameOf(mesh, micro_batches);
     }
+  }
+}
+
+// Only a step's last micro-batch would survive. Guard: a backward that accumulates adds.
+TEST(SyntheticGradients, EveryMicroBatchCounts) {
+  for (const int64_t micro_batches : {1, 2, 3}) {
+    SyntheticRun run = RunOn({.ranks = 2}, micro_batches);
+    const double lanes = 36;  // 1 + 2 + ... + 8
+    const double of_lane[] = {1, 1 + 2, 1 + 2 + 3};
+    run.inspect = ExpectSums(
+        [&](const plan::ShardingPlan&, int unit) {
+          return lanes * of_lane[micro_batches - 1] * (unit == 0 ? 2 : 1);
+        },
+        NameOf({.ranks = 2}, micro_batches));
+    EXPECT_EQ(RunSynthetic(run), absl::OkStatus());
+  }
+}
+
+// Staging begins as NaN. Guard: a first backward does not add.
+TEST(SyntheticGradients, FreshStagingIsOverwritten) {
+  SyntheticRun run = RunOn({.ranks = 2}, 1);
+  ASSERT_TRUE(run.executor.poison);
+  run.steps = 2;
+  run.inspect = ExpectSums(TiedSum, "fresh");
+  EXPECT_EQ(RunSynthetic(run), absl::OkStatus());
+}
+
+// Two calls, one sum. Guard: JoinCalls adds each call once.
+TEST(SyntheticGradients, TiedReducedOnce) {
+  for (const Mesh& mesh : {Mesh{.ranks = 2}, Mesh{.shard = Strategy::kNoShard, .ranks = 2}}) {
+    SyntheticRun run = RunOn(mesh, 1);
+    run.inspect =
+        [](const plan::ShardingPlan& plan, int rank, std::vector<ParameterGroup>& groups) {
+          ASSERT_EQ(groups.front().layout().unit, 0);
+          EXPECT_EQ(groups.front().calls(), 2);
+          ExpectSums(TiedSum, "tied")(plan, rank, groups);
+        };
+    EXPECT_EQ(RunSynthetic(run), absl::OkStatus());
+  }
+}
+
+// A sum into its own input would double from turn to turn, or from step to step. Guard: the first
+// block of a step is stored by LaneCounter, not added.
+TEST(SyntheticGradients, OneRankGroupAccumulatesOnce) {
+  for (const Strategy strategy :
+       {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGrads, Strategy::kOptimGradsParams}) {
+    for (const int replicas : {1, 2}) {  // of one rank each
+      if (replicas > 1 && strategy != Strategy::kOptimGradsParams) {
+        continue;
+      }
+      SyntheticRun run = RunOn({.shard = strategy, .replicas = replicas, .ranks = replicas}, 1);
+      run.steps = 4;
+      run.inspect = ExpectSums(TiedSum, NameOf({.shard = strategy, .ranks = replicas}, 1));
+      EXPECT_EQ(RunSynthetic(run), absl::OkStatus());
+    }
+  }
+}
+
+// A factor on the way would be left out where there is nobody to send to. Guard: nothing is scaled
+// before the optimizer's one multiplier, on one rank as on several.
+TEST(SyntheticGradients, NoPremultipliedSumOnOneRank) {
+  for (const int ranks : {1, 2, 3}) {
+    SyntheticRun run = RunOn({.ranks = ranks}, 1);
+    run.inspect =
+        ExpectSums([](const plan::ShardingPlan&, int unit) { return unit == 0 ? 72.0 : 36.0; },
+                   NameOf({.ranks = ranks}, 1));
+    EXPECT_EQ(RunSynthetic(run), absl::OkStatus()) << ranks;
+  }
+}
+
+// On a bf16 wire a lane has the type of the wire, what has been added up has not: 15 * (9 + 10) =
+// 285 of two lanes and 15 * (9 + 10 + 11 + 12) = 630 of four take nine bits and wait for others.
+// Guard: AddChunk takes older sums as they are.
+TEST(SyntheticGradients, ScaleAppliesToIncomingOnly) {
+  for (const int ranks : {1, 2, 4}) {
+    SyntheticRun run = {.spec = SyntheticJob(16, 5), .ranks = ranks};
+    run.spec.gradient_wire = plan::WireType::kBF16;
+    run.inspect = ExpectSums(TiedSum, NameOf({.ranks = ranks}, 5));
+    EXPECT_EQ(RunSynthetic(run), absl::OkStatus()) << ranks;
   }
 }
 
@@ -155,7 +233,8 @@ TEST(SyntheticGradients, OptionalUnitZeroContribution) {
   }
 }
 
-// Fails when the second backward of the unit overwrites, or when each of them is reduced.
+// Fails when the second backward of the unit overwrites, or when each of them is reduced: there is
+// one sum, as only the tied table has two.
 TEST(SyntheticGradients, UnitCalledTwice) {
   for (const Mesh& mesh : Meshes()) {
     SyntheticRun run = RunOn(mesh, 1);
@@ -163,28 +242,49 @@ TEST(SyntheticGradients, UnitCalledTwice) {
     const auto expected = [](const plan::ShardingPlan& plan, int unit) {
       return unit == 1 ? 2 * WholeSum(plan.lanes) : TiedSum(plan, unit);
     };
-    run.inspect = ExpectSums(expected, NameOf(mesh, 1));
+    run.inspect =
+        [&](const plan::ShardingPlan& plan, int rank, std::vector<ParameterGroup>& groups) {
+          ExpectSums(expected, NameOf(mesh, 1))(plan, rank, groups);
+          for (const ParameterGroup& group : groups) {
+            EXPECT_EQ(group.calls(), group.layout().unit == 0 ? 2 : 1);
+          }
+        };
     EXPECT_EQ(RunSynthetic(run), absl::OkStatus()) << NameOf(mesh, 1);
   }
 }
 
-// Half of a unit, and a whole unit between trained ones.
-TEST(SyntheticGradients, PartlyFrozenUnitAndFrozenUnitInMiddle) {
+// Trained tensors have their whole sums, frozen ones no state.
+void ExpectFrozen(const std::string& pattern, int unit, bool whole_unit) {
   for (const Mesh& mesh : Meshes()) {
     SyntheticRun run = RunOn(mesh, 3);
-    run.spec.freeze = {"model.layers.0.mlp.*", "model.layers.1.*"};
+    run.spec.freeze = {pattern};
     run.inspect =
         [&](const plan::ShardingPlan& plan, int rank, std::vector<ParameterGroup>& groups) {
           ExpectSums(TiedSum, NameOf(mesh, 3))(plan, rank, groups);
           int frozen = 0;
+          int trained = 0;
           for (const ParameterGroup& group : groups) {
-            frozen += group.rules().trainable ? 0 : 1;
-            EXPECT_EQ(group.exp_avg() == nullptr, !group.rules().trainable);
+            const bool trains = group.rules().trainable;
+            EXPECT_EQ(group.exp_avg() == nullptr, !trains);
+            EXPECT_TRUE(trains || group.layout().unit == unit);
+            frozen += trains ? 0 : 1;
+            trained += trains && group.layout().unit == unit ? 1 : 0;
           }
-          EXPECT_GE(frozen, 2);
+          EXPECT_GE(frozen, 1);
+          EXPECT_EQ(trained == 0, whole_unit);
         };
     EXPECT_EQ(RunSynthetic(run), absl::OkStatus()) << NameOf(mesh, 3);
   }
+}
+
+// Fails when frozen tensors share a group with trained ones.
+TEST(SyntheticGradients, PartlyFrozenUnit) {
+  ExpectFrozen("model.layers.0.mlp.*", 1, false);
+}
+
+// Fails when the backward of a frozen unit is left out, and with it those below.
+TEST(SyntheticGradients, FrozenUnitInMiddle) {
+  ExpectFrozen("model.layers.1.*", 2, true);
 }
 
 }  // namespace

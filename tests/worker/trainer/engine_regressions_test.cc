@@ -128,32 +128,53 @@ TEST(EngineRegressions, EmptyShardLeavesNeighboursAlone) {
   }
 }
 
-// Evaluation with its own programs, twice, before the first step and between steps. Fails when it
-// writes persistent buffers, counts generations, or leaves something gathered.
-TEST(EngineRegressions, EvalBetweenStepsAndForwardOnlyTwice) {
-  for (const StrategyCase& tested : OfEachStrategy(3)) {
-    const auto run = [&](bool evaluate) {
-      std::vector<uint32_t> bits;
-      const auto body = [&, evaluate](RankEngine& engine, int rank) -> absl::Status {
-        RETURN_IF_ERROR(engine.InitializeWeights());
-        for (int64_t step = 0; step < 3; ++step) {
-          float last = 0;
-          for (int i = 0; evaluate && i < 2; ++i) {
-            ASSIGN_OR_RETURN(const float loss, engine.Evaluate());
-            EXPECT_TRUE(i == 0 || loss == last);
-            last = loss;
-          }
-          ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(step));
-          if (rank == 0) {
-            bits.push_back(std::bit_cast<uint32_t>(result.loss));
-          }
+// Losses of three steps, and of the evaluations before each of them.
+struct EvaluatedRun {
+  std::vector<uint32_t> steps;
+  std::vector<uint32_t> evaluations;
+};
+EvaluatedRun RunEvaluated(const StrategyCase& tested, int evaluations) {
+  EvaluatedRun run;
+  const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
+    RETURN_IF_ERROR(engine.InitializeWeights());
+    for (int64_t step = 0; step < 3; ++step) {
+      for (int i = 0; i < evaluations; ++i) {
+        ASSIGN_OR_RETURN(const float loss, engine.Evaluate());
+        if (rank == 0) {
+          run.evaluations.push_back(std::bit_cast<uint32_t>(loss));
         }
-        return absl::OkStatus();
-      };
-      EXPECT_EQ(RunLocalRanks(RunOf(tested, body)), absl::OkStatus()) << tested.name();
-      return bits;
-    };
-    EXPECT_EQ(run(true), run(false)) << tested.name();
+      }
+      ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(step));
+      if (rank == 0) {
+        run.steps.push_back(std::bit_cast<uint32_t>(result.loss));
+      }
+    }
+    return absl::OkStatus();
+  };
+  EXPECT_EQ(RunLocalRanks(RunOf(tested, body)), absl::OkStatus()) << tested.name();
+  return run;
+}
+
+// Evaluation with its own programs, before the first step and between steps. Fails when it writes
+// persistent buffers, counts generations, or leaves something gathered.
+TEST(EngineRegressions, EvalBetweenSteps) {
+  for (const StrategyCase& tested : OfEachStrategy(3)) {
+    EXPECT_EQ(RunEvaluated(tested, 1).steps, RunEvaluated(tested, 0).steps) << tested.name();
+  }
+}
+
+// Two evaluations one after the other: the second finds what the first found. Fails when a place in
+// the programs, or what they gathered, is carried from one to the next.
+TEST(EngineRegressions, ForwardOnlyTwice) {
+  for (const StrategyCase& tested : OfEachStrategy(3)) {
+    const EvaluatedRun twice = RunEvaluated(tested, 2);
+    const EvaluatedRun once = RunEvaluated(tested, 1);
+    ASSERT_EQ(twice.evaluations.size(), 2 * once.evaluations.size());
+    for (size_t i = 0; i < once.evaluations.size(); ++i) {
+      EXPECT_EQ(twice.evaluations[2 * i], once.evaluations[i]) << tested.name();
+      EXPECT_EQ(twice.evaluations[2 * i + 1], once.evaluations[i]) << tested.name();
+    }
+    EXPECT_EQ(twice.steps, once.steps) << tested.name();
   }
 }
 
@@ -266,9 +287,6 @@ TEST(EngineRegressions, EngineDestructionFreesAll) {
 std::map<std::string, int> CollectivesOf(const StrategyCase& tested) {
   std::map<std::string, int> counts;
   trace::Recorder recorder;
-  Mutex mutex;
-  std::vector<comm::Communicator::IssueState> issued;
-  RecordArgs args = ArgsFor(tested, 0);
   const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
     RETURN_IF_ERROR(engine.InitializeWeights());
     RETURN_IF_ERROR(engine.TrainStep(0).status());

@@ -222,22 +222,23 @@ absl::Status NcclGroup::IssueExchange(const CudaStream& stream,
   }
   RETURN_IF_ERROR(ToStatus(functions.nccl_group_begin(), "exchange"));
   absl::Status status;
-  for (size_t i = static_cast<size_t>(call.sends); i < messages.size() && status.ok(); ++i) {
-    status = ToStatus(functions.nccl_receive(handle_,
-                                             stream.handle_,
-                                             messages[i].data,
-                                             static_cast<uint64_t>(messages[i].bytes),
-                                             static_cast<int32_t>(messages[i].peer)),
-                      "receive");
-  }
-  for (size_t i = 0; i < static_cast<size_t>(call.sends) && status.ok(); ++i) {
-    status = ToStatus(functions.nccl_send(handle_,
-                                          stream.handle_,
-                                          messages[i].data,
-                                          static_cast<uint64_t>(messages[i].bytes),
-                                          static_cast<int32_t>(messages[i].peer)),
-                      "send");
-  }
+  void* const handle = handle_;
+  const auto issue = [&](std::span<const Message> part, auto function, const char* what) {
+    for (const Message& message : part) {
+      if (!status.ok()) {
+        return;
+      }
+      status = ToStatus(function(handle,
+                                 stream.handle_,
+                                 message.data,
+                                 static_cast<uint64_t>(message.bytes),
+                                 static_cast<int32_t>(message.peer)),
+                        what);
+    }
+  };
+  const auto sends = static_cast<size_t>(call.sends);
+  issue(std::span(messages).subspan(sends), functions.nccl_receive, "receive");
+  issue(std::span(messages).first(sends), functions.nccl_send, "send");
   return EndGroup(std::move(status));
 }
 

@@ -67,40 +67,21 @@ class OrderSearch {
     sequence_ = conflicts_;
   }
 
-  // Begins with an order. Ends when the best peak is not above the bound, or when as many conflicts
-  // as `effort` have been looked at.
-  void Improve(std::vector<size_t> order, int64_t bound, size_t effort, Packing& best) {
-    const size_t rounds = std::min(kMostRounds, effort / std::max<size_t>(1, conflicts_));
-    Packing current = PackInOrder(items_, order, Fit::kLowest);
-    for (size_t round = 0; round < rounds && best.peak > bound; ++round) {
-      const std::vector<size_t> before = order;
-      if (round % 2 == 0) {
-        MoveOneOfThePeak(current, order);
-      } else {
-        Move(order, Next(order.size()), Next(order.size()));
-      }
-      Packing packing = PackInOrder(items_, order, Fit::kLowest);
-      if (packing.peak > current.peak) {
-        order = before;
-        continue;
-      }
-      if (packing.peak < best.peak) {
-        best = packing;
-      }
-      current = std::move(packing);
-    }
-  }
+  struct Limits {
+    int64_t enough = 0;  // ends with a peak that is not above it, ...
+    size_t effort = 0;   // ... when as many conflicts have been looked at, ...
+    int64_t most_rounds = std::numeric_limits<int64_t>::max();
+    // A packing may be worse than the one before by one part of the best peak in so many at first,
+    // by nothing at last.
+    int64_t worst_share = std::numeric_limits<int64_t>::max();
+  };
 
-  // The same with packings that are worse for a while: by one part of the peak in `worst_share` at
-  // first, by nothing at last.
-  void Anneal(std::vector<size_t> order,
-              int64_t enough,
-              int64_t worst_share,
-              size_t effort,
-              Packing& best) {
-    const auto rounds = static_cast<int64_t>(effort / std::max<size_t>(1, conflicts_));
+  // Begins with an order.
+  void Improve(std::vector<size_t> order, const Limits& limits, Packing& best) {
+    const int64_t rounds = std::min(
+        limits.most_rounds, static_cast<int64_t>(limits.effort / std::max<size_t>(1, conflicts_)));
     Packing current = PackInOrder(items_, order, Fit::kLowest);
-    for (int64_t round = 0; round < rounds && best.peak > enough; ++round) {
+    for (int64_t round = 0; round < rounds && best.peak > limits.enough; ++round) {
       const std::vector<size_t> before = order;
       if (round % 2 == 0) {
         MoveOneOfThePeak(current, order);
@@ -108,7 +89,7 @@ class OrderSearch {
         Move(order, Next(order.size()), Next(order.size()));
       }
       Packing packing = PackInOrder(items_, order, Fit::kLowest);
-      const int64_t most_worse = best.peak / worst_share * (rounds - round) / rounds;
+      const int64_t most_worse = best.peak / limits.worst_share * (rounds - round) / rounds;
       if (packing.peak > current.peak + most_worse) {
         order = before;
         continue;
@@ -121,8 +102,6 @@ class OrderSearch {
   }
 
  private:
-  static constexpr size_t kMostRounds = 400;
-
   // A fixed sequence: everybody plans the same.
   size_t Next(size_t below) {
     sequence_ = sequence_ * 6364136223846793005u + 1442695040888963407u;
@@ -238,9 +217,10 @@ Packing PackItems(const std::vector<PackItem>& items, int64_t bound) {
     return pressed[a] > pressed[b];
   });
   OrderSearch search(items);
-  constexpr size_t kEffort = size_t{1} << 20;
+  const OrderSearch::Limits limits = {
+      .enough = bound, .effort = size_t{1} << 20, .most_rounds = 400};
   for (const std::vector<size_t>* order : {&by_size, &by_pressure, &given}) {
-    search.Improve(*order, bound, kEffort, best);
+    search.Improve(*order, limits, best);
   }
   return best;
 }
@@ -257,10 +237,11 @@ Packing PackCloser(const std::vector<PackItem>& items, Packing packing, int64_t 
     return items[a].bytes > items[b].bytes;
   });
   OrderSearch search(items);
-  constexpr size_t kEffort = size_t{1} << 23;
-  for (const int64_t worst_share : {40, 20, 10}) {  // one part in so many
+  for (const int64_t worst_share : {40, 20, 10}) {
+    const OrderSearch::Limits limits = {
+        .enough = enough, .effort = size_t{1} << 23, .worst_share = worst_share};
     for (const std::vector<size_t>* order : {&by_place, &by_size}) {
-      search.Anneal(*order, enough, worst_share, kEffort, packing);
+      search.Improve(*order, limits, packing);
     }
   }
   return packing;

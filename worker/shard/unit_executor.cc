@@ -23,6 +23,8 @@ using plan::OpCode;
 
 // Longest random delay of an instruction of a slow stream; some are stuck for longer.
 constexpr uint64_t kSlowMicroseconds = 40;
+// How late a slow stream begins, at times: other streams come to where they need its first one.
+constexpr uint64_t kLateMicroseconds = 10'000;
 
 int64_t NowNs() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -56,17 +58,20 @@ class FirstFailure {
 };
 
 // A schedule slows one stream down, or none, some of its instructions very much, and each other
-// instruction by a little.
-void RandomDelay(uint64_t schedule, uint64_t instruction, plan::StreamId stream) {
+// instruction by a little. `first` of its stream.
+void RandomDelay(uint64_t schedule, uint64_t instruction, plan::StreamId stream, bool first) {
   std::mt19937_64 random(schedule * 1000003 + instruction * 101);
   random.discard(1);
   const bool slow = schedule % 6 == static_cast<uint64_t>(stream);
+  const bool late = slow && first && schedule / 6 % 4 == 3;
   const uint64_t draw = random();
   const bool stuck = slow && draw % 16 == 0;
   const uint64_t most = stuck  ? 20 * kSlowMicroseconds
                         : slow ? kSlowMicroseconds
                                : kSlowMicroseconds / 8;
-  const uint64_t microseconds = draw % 2 == 0 && !slow ? 0 : (draw >> 4) % most;
+  const uint64_t microseconds = late                     ? kLateMicroseconds
+                                : draw % 2 == 0 && !slow ? 0
+                                                         : (draw >> 4) % most;
   const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(microseconds);
   while (std::chrono::steady_clock::now() < end) {
     std::this_thread::yield();
@@ -325,6 +330,7 @@ absl::Status UnitExecutor::RunQueued(const BoundProgram& program, const ReplayTu
   FirstFailure failure;
   const std::vector<BoundInstruction>& list = program.instructions;
   std::vector<std::shared_ptr<kernels::CpuEvent>> done(list.size());
+  std::array<bool, kStreams> begun = {};
   // Ranks and programs of one schedule differ.
   const uint64_t schedule = options_.delay_seed.value_or(0) +
                             static_cast<uint64_t>(args_.communicators.world->rank()) + runs_;
@@ -338,6 +344,8 @@ absl::Status UnitExecutor::RunQueued(const BoundProgram& program, const ReplayTu
       queue = std::make_unique<kernels::CpuQueue>();
     }
     done[i] = std::make_shared<kernels::CpuEvent>();
+    const bool first = !begun[QueueOf(bound.instruction.stream)];
+    begun[QueueOf(bound.instruction.stream)] = true;
     kernels::CpuQueue::Work work;
     for (const int wait : bound.instruction.waits) {
       const BoundInstruction& awaited = list[static_cast<size_t>(wait)];
@@ -347,12 +355,12 @@ absl::Status UnitExecutor::RunQueued(const BoundProgram& program, const ReplayTu
       }
     }
     work.done = done[i];
-    work.run = [&, i](int64_t wait_ns) {
+    work.run = [&, i, first](int64_t wait_ns) {
       if (!failure.status().ok()) {
         return;
       }
       if (options_.delay_seed.has_value()) {
-        RandomDelay(schedule, i, list[i].instruction.stream);
+        RandomDelay(schedule, i, list[i].instruction.stream, first);
       }
       const absl::Status status = RunOne(program, list[i], turn, wait_ns);
       if (!status.ok() && failure.Set(status)) {

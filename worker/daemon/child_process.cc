@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <string_view>
 #include <utility>
@@ -45,6 +46,9 @@ std::vector<std::string> ChildEnvironment() {
   // GPUs are numbered as the driver's management library does, which the daemon asks.
   std::vector<std::string> environment = {
       "OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1", "CUDA_DEVICE_ORDER=PCI_BUS_ID"};
+  if (getenv("NCCL_DEBUG") == nullptr) {
+    environment.push_back("NCCL_DEBUG=WARN");  // on stdout, and so in the job's log
+  }
   for (char** entry = environ; *entry != nullptr; ++entry) {
     bool scrubbed = false;
     for (std::string_view name : kScrubbed) {
@@ -73,6 +77,21 @@ struct ChildEnds {
   int err = -1;
 };
 
+// As far as the daemon may: networks register memory that is locked, and NCCL opens a socket or
+// more for each peer and channel.
+void RaiseLimits() {
+  constexpr rlim_t kMostFiles = 65536;
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0) {
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_MEMLOCK, &limit);
+  }
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < kMostFiles) {
+    limit.rlim_cur = std::min(limit.rlim_max, kMostFiles);
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
+}
+
 // Between fork and exec of a process with threads: async-signal-safe calls only.
 [[noreturn]] void RunChild(const ChildEnds& ends,
                            pid_t parent,
@@ -92,6 +111,7 @@ struct ChildEnds {
   sigprocmask(SIG_SETMASK, &none, nullptr);
   const rlimit no_core = {0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
+  RaiseLimits();
   dup2(ends.null, STDIN_FILENO);
   dup2(ends.out, STDOUT_FILENO);
   dup2(ends.err, STDERR_FILENO);

@@ -1,5 +1,6 @@
 #include "worker/daemon/device_probe.h"
 
+#include <algorithm>
 #include <array>
 #include <climits>
 #include <cstdlib>
@@ -11,6 +12,7 @@
 #include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 #include <dlfcn.h>
 #include <unistd.h>
@@ -18,7 +20,6 @@
 namespace ravel::daemon {
 namespace {
 
-constexpr char kNvmlName[] = "libnvidia-ml.so.1";
 constexpr char kVisibleDevices[] = "CUDA_VISIBLE_DEVICES";
 
 std::string ReadSmallFile(const char* path) {
@@ -79,6 +80,7 @@ struct Nvml {
   int (*name)(void*, char*, unsigned int) = nullptr;
   int (*uuid)(void*, char*, unsigned int) = nullptr;
   int (*memory)(void*, NvmlMemory*) = nullptr;
+  int (*mig_mode)(void*, unsigned int*, unsigned int*) = nullptr;  // absent in old drivers
 };
 
 template <typename Function>
@@ -97,51 +99,104 @@ bool FindAll(void* library, Nvml& nvml) {
          Find(library, "nvmlDeviceGetMemoryInfo", nvml.memory);
 }
 
-// Adds the GPUs; returns why there is none.
+// Empty, or why the GPU of this index is none that a trainer can have.
+std::string AskGpu(const Nvml& nvml, unsigned int index, std::vector<DeviceFacts>& devices) {
+  void* device = nullptr;
+  std::array<char, 96> name = {};
+  std::array<char, 96> uuid = {};
+  NvmlMemory memory;
+  int error = nvml.handle(index, &device);
+  error = error != 0 ? error : nvml.name(device, name.data(), name.size());
+  error = error != 0 ? error : nvml.uuid(device, uuid.data(), uuid.size());
+  error = error != 0 ? error : nvml.memory(device, &memory);
+  if (error != 0) {
+    return absl::StrCat("GPU ", index, " is left out: ", nvml.error_text(error));
+  }
+  unsigned int cut = 0;
+  unsigned int pending = 0;
+  if (nvml.mig_mode != nullptr && nvml.mig_mode(device, &cut, &pending) == 0 && cut != 0) {
+    return absl::StrCat(
+        "GPU ", index, " is left out: it is cut into MIG devices, which are not supported");
+  }
+  devices.push_back({.kind = "gpu",
+                     .model = name.data(),
+                     .memory_bytes = static_cast<int64_t>(memory.total),
+                     .uuid = uuid.data()});
+  return "";
+}
+
+// Adds the GPUs; returns why there is none, or what is left out.
 std::string AskNvml(const Nvml& nvml, std::vector<DeviceFacts>& devices) {
   if (const int error = nvml.init(); error != 0) {
     return absl::StrCat("driver does not answer: ", nvml.error_text(error));
   }
   unsigned int count = 0;
   const int error = nvml.count(&count);
+  std::vector<std::string> left_out;
   for (unsigned int i = 0; error == 0 && i < count; ++i) {
-    void* device = nullptr;
-    std::array<char, 96> name = {};
-    std::array<char, 96> uuid = {};
-    NvmlMemory memory;
-    if (nvml.handle(i, &device) == 0 && nvml.name(device, name.data(), name.size()) == 0 &&
-        nvml.uuid(device, uuid.data(), uuid.size()) == 0 && nvml.memory(device, &memory) == 0) {
-      devices.push_back({.kind = "gpu",
-                         .model = name.data(),
-                         .memory_bytes = static_cast<int64_t>(memory.total),
-                         .uuid = uuid.data()});
+    if (std::string why = AskGpu(nvml, i, devices); !why.empty()) {
+      left_out.push_back(std::move(why));
     }
   }
   nvml.shutdown();
   if (error != 0) {
     return absl::StrCat("driver does not count its devices: ", nvml.error_text(error));
   }
-  return count == 0 ? "driver present, no device" : "";
+  return count == 0 ? "driver present, no device" : absl::StrJoin(left_out, "; ");
 }
 
-std::string ProbeGpus(std::vector<DeviceFacts>& all) {
-  std::vector<DeviceFacts> devices;
-  void* library = dlopen(kNvmlName, RTLD_NOW | RTLD_LOCAL);
+// Empty, or what CUDA_VISIBLE_DEVICES hides by a word that is no GPU of this machine.
+std::string HiddenText(const std::vector<DeviceFacts>& present, size_t seen) {
+  const char* visible = std::getenv(kVisibleDevices);
+  const std::string word = WordWithoutGpu(present, visible);
+  if (!word.empty() && word != "-1") {
+    return absl::StrCat(kVisibleDevices,
+                        ": \"",
+                        word,
+                        absl::StartsWith(word, "MIG-")
+                            ? "\" is a MIG device, which is not supported"
+                            : "\" names no GPU of this machine",
+                        "; it hides itself and all that follow");
+  }
+  return !present.empty() && seen == 0
+             ? absl::StrCat(kVisibleDevices, " hides all ", present.size(), " devices")
+             : "";
+}
+
+std::string ProbeGpus(const std::string& name, std::vector<DeviceFacts>& all) {
+  std::vector<DeviceFacts> present;
+  void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    return absl::StrCat("no driver: ", kNvmlName, " not found");
+    return absl::StrCat("no driver: ", name, " not found");
   }
   Nvml nvml;
-  std::string message = FindAll(library, nvml)
-                            ? AskNvml(nvml, devices)
-                            : absl::StrCat("driver too old: ", kNvmlName, " lacks a function");
-  dlclose(library);
-  const size_t present = devices.size();
-  devices = VisibleGpus(std::move(devices), std::getenv(kVisibleDevices));
-  if (present > 0 && devices.empty()) {
-    message = absl::StrCat(kVisibleDevices, " hides all ", present, " devices");
+  std::string message;
+  if (FindAll(library, nvml)) {
+    Find(library, "nvmlDeviceGetMigMode", nvml.mig_mode);
+    message = AskNvml(nvml, present);
+  } else {
+    message = absl::StrCat("driver too old: ", name, " lacks a function");
   }
-  all.insert(all.end(), devices.begin(), devices.end());
+  dlclose(library);
+  const std::vector<DeviceFacts> seen = VisibleGpus(present, std::getenv(kVisibleDevices));
+  if (const std::string hidden = HiddenText(present, seen.size()); !hidden.empty()) {
+    message = message.empty() ? hidden : absl::StrCat(message, "; ", hidden);
+  }
+  all.insert(all.end(), seen.begin(), seen.end());
   return message;
+}
+
+// Of the word; all.size() where it names none.
+size_t IndexOf(const std::vector<DeviceFacts>& all, absl::string_view word) {
+  size_t index = 0;
+  if (absl::SimpleAtoi(word, &index)) {
+    return std::min(index, all.size());
+  }
+  index = 0;
+  while (index < all.size() && (word.empty() || !absl::StartsWith(all[index].uuid, word))) {
+    ++index;
+  }
+  return index;
 }
 
 }  // namespace
@@ -152,15 +207,8 @@ std::vector<DeviceFacts> VisibleGpus(std::vector<DeviceFacts> all, const char* v
   }
   std::vector<DeviceFacts> seen;
   for (const absl::string_view text : absl::StrSplit(visible, ',')) {
-    const absl::string_view word = absl::StripAsciiWhitespace(text);
-    size_t index = 0;
-    if (!absl::SimpleAtoi(word, &index)) {
-      index = 0;
-      while (index < all.size() && (word.empty() || !absl::StartsWith(all[index].uuid, word))) {
-        ++index;
-      }
-    }
-    if (index >= all.size()) {
+    const size_t index = IndexOf(all, absl::StripAsciiWhitespace(text));
+    if (index == all.size()) {
       break;
     }
     seen.push_back(all[index]);
@@ -168,7 +216,17 @@ std::vector<DeviceFacts> VisibleGpus(std::vector<DeviceFacts> all, const char* v
   return seen;
 }
 
-NodeFacts ProbeNode(int cpu_devices) {
+std::string WordWithoutGpu(const std::vector<DeviceFacts>& all, const char* visible) {
+  for (const absl::string_view text : absl::StrSplit(visible == nullptr ? "" : visible, ',')) {
+    const absl::string_view word = absl::StripAsciiWhitespace(text);
+    if (IndexOf(all, word) == all.size()) {
+      return std::string(word);
+    }
+  }
+  return "";
+}
+
+NodeFacts ProbeNode(int cpu_devices, const std::string& nvml) {
   NodeFacts facts;
   const std::string cpuinfo = ReadSmallFile("/proc/cpuinfo");
   facts.cpu_isa = CpuIsa(cpuinfo);
@@ -180,7 +238,7 @@ NodeFacts ProbeNode(int cpu_devices) {
                              .memory_bytes = memory / cpu_devices,
                              .uuid = absl::StrCat("cpu-", i)});
   }
-  facts.device_message = ProbeGpus(facts.devices);
+  facts.device_message = ProbeGpus(nvml, facts.devices);
   return facts;
 }
 

@@ -131,7 +131,7 @@ int Start(const Flags& flags) {
   log::Warning("--dev-loopback: plaintext, one local user; never on a network");
   options.facts = ProbeNode(flags.cpu_devices);
   if (!options.facts.device_message.empty()) {
-    log::Info(absl::StrCat("no GPU devices: ", options.facts.device_message));
+    log::Warning(absl::StrCat("GPUs: ", options.facts.device_message));
   }
   if (flags.trainers_per_gpu > 1) {
     log::Warning("--trainers-per-gpu: GPUs are shared, for functional tests alone");

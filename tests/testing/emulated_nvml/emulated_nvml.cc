@@ -1,5 +1,7 @@
 // The functions of NVML that a worker daemon asks, for as many devices of 8 GiB as
 // RAVEL_EMULATED_DEVICES says (1): what libravel_cuda_emulated.so offers, told beforehand.
+// RAVEL_EMULATED_LOST and RAVEL_EMULATED_MIG are indices of a device that does not answer, and of
+// one that is cut into parts.
 
 #include <cstdint>
 #include <cstdio>
@@ -9,11 +11,18 @@ namespace {
 
 constexpr int kSuccess = 0;
 constexpr int kInvalidArgument = 2;
+constexpr int kGpuIsLost = 15;
 constexpr unsigned long long kMemoryBytes = 8ull << 30;
 
 unsigned int Devices() {
   const char* chosen = std::getenv("RAVEL_EMULATED_DEVICES");
   return chosen == nullptr ? 1 : static_cast<unsigned int>(std::atoi(chosen));
+}
+
+// Whether the variable names the device.
+bool Names(const char* variable, unsigned int index) {
+  const char* chosen = std::getenv(variable);
+  return chosen != nullptr && static_cast<unsigned int>(std::atoi(chosen)) == index;
 }
 
 struct Memory {
@@ -35,7 +44,7 @@ RAVEL_NVML int nvmlShutdown() {
 }
 
 RAVEL_NVML const char* nvmlErrorString(int error) {
-  return error == kSuccess ? "no error" : "invalid argument";
+  return error == kSuccess ? "no error" : error == kGpuIsLost ? "GPU is lost" : "invalid argument";
 }
 
 RAVEL_NVML int nvmlDeviceGetCount_v2(unsigned int* count) {
@@ -47,6 +56,9 @@ RAVEL_NVML int nvmlDeviceGetCount_v2(unsigned int* count) {
 RAVEL_NVML int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void** device) {
   if (index >= Devices()) {
     return kInvalidArgument;
+  }
+  if (Names("RAVEL_EMULATED_LOST", index)) {
+    return kGpuIsLost;
   }
   *device = reinterpret_cast<void*>(uintptr_t{index} + 1);
   return kSuccess;
@@ -67,5 +79,11 @@ RAVEL_NVML int nvmlDeviceGetUUID(void* device, char* uuid, unsigned int bytes) {
 
 RAVEL_NVML int nvmlDeviceGetMemoryInfo(void*, Memory* memory) {
   *memory = {.total = kMemoryBytes, .free = kMemoryBytes, .used = 0};
+  return kSuccess;
+}
+
+RAVEL_NVML int nvmlDeviceGetMigMode(void* device, unsigned int* current, unsigned int* pending) {
+  const auto index = static_cast<unsigned int>(reinterpret_cast<uintptr_t>(device) - 1);
+  *current = *pending = Names("RAVEL_EMULATED_MIG", index) ? 1 : 0;
   return kSuccess;
 }

@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -87,22 +91,51 @@ TEST(SharedGpuTest, GpusAreOfferedSeveralTimesWithTheirPartOfTheMemory) {
   }
 }
 
-TEST(ChildProcessTest, VariablesOfTheCallerComeBeforeThoseOfTheDaemon) {
-  setenv("NCCL_NET", "of the daemon", 1);
-  setenv("NCCL_COMM_ID", "10.0.0.1:7", 1);
-  const auto child = StartChild({"/bin/sh", "-c", "echo $NCCL_NET $NCCL_COMM_ID $NCCL_HOSTID"},
-                                SharedGpuEnvironment("job-2-1"));
-  ASSERT_TRUE(child.ok()) << child.status();
+// What a child's shell prints for the command.
+std::string OutputOfChild(const std::string& command, const std::vector<std::string>& variables) {
+  const auto child = StartChild({"/bin/sh", "-c", command}, variables);
+  if (!child.ok()) {
+    return std::string(child.status().message());
+  }
   std::string text(200, '\0');
   size_t length = 0;
   for (ssize_t count = 1; count > 0; length += static_cast<size_t>(std::max<ssize_t>(count, 0))) {
     count = read(child->out, text.data() + length, text.size() - length);
   }
-  EXPECT_EQ(text.substr(0, length), "Socket job-2-1\n");
   waitpid(child->pid, nullptr, 0);
   for (const int fd : {child->pidfd, child->socket, child->out, child->err}) {
     close(fd);
   }
+  return text.substr(0, length);
+}
+
+TEST(ChildProcessTest, WarningsOfNcclReachTheLogUnlessTheDaemonSaysOtherwise) {
+  unsetenv("NCCL_DEBUG");
+  EXPECT_EQ(OutputOfChild("echo $NCCL_DEBUG", {}), "WARN\n");
+  setenv("NCCL_DEBUG", "INFO", 1);
+  EXPECT_EQ(OutputOfChild("echo $NCCL_DEBUG", {}), "INFO\n");
+  unsetenv("NCCL_DEBUG");
+}
+
+TEST(ChildProcessTest, HasTheLimitsThatTheDaemonMayGive) {
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit low = {.rlim_cur = std::min<rlim_t>(before.rlim_max, 256),
+                      .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  const std::string files = OutputOfChild("ulimit -S -n", {});
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(files, std::to_string(std::min<rlim_t>(before.rlim_max, 65536)) + "\n");
+  EXPECT_EQ(OutputOfChild("[ \"$(ulimit -S -l)\" = \"$(ulimit -H -l)\" ] && echo equal", {}),
+            "equal\n");
+}
+
+TEST(ChildProcessTest, VariablesOfTheCallerComeBeforeThoseOfTheDaemon) {
+  setenv("NCCL_NET", "of the daemon", 1);
+  setenv("NCCL_COMM_ID", "10.0.0.1:7", 1);
+  EXPECT_EQ(
+      OutputOfChild("echo $NCCL_NET $NCCL_COMM_ID $NCCL_HOSTID", SharedGpuEnvironment("job-2-1")),
+      "Socket job-2-1\n");
   unsetenv("NCCL_NET");
   unsetenv("NCCL_COMM_ID");
 }
@@ -125,6 +158,57 @@ TEST(DeviceProbeTest, GpusAreThoseThatCudaGivesPrograms) {
   EXPECT_EQ(seen("1,7,0"), "b1 ");
   EXPECT_EQ(seen(""), "");
   EXPECT_EQ(seen("-1"), "");
+}
+
+TEST(DeviceProbeTest, WhatCudaHidesIsNamed) {
+  std::vector<DeviceFacts> all(2);
+  all[0].uuid = "GPU-a0";
+  all[1].uuid = "GPU-b1";
+  EXPECT_EQ(WordWithoutGpu(all, nullptr), "");
+  EXPECT_EQ(WordWithoutGpu(all, "1, GPU-a"), "");
+  EXPECT_EQ(WordWithoutGpu(all, "0,2,1"), "2");
+  EXPECT_EQ(WordWithoutGpu(all, "MIG-a0/1/0"), "MIG-a0/1/0");
+}
+
+// With these variables, asks the emulated driver.
+NodeFacts ProbeEmulated(const std::vector<std::pair<const char*, const char*>>& variables) {
+  for (const auto& [name, value] : variables) {
+    setenv(name, value, 1);
+  }
+  NodeFacts facts = ProbeNode(0, RAVEL_EMULATED_NVML);
+  for (const auto& [name, value] : variables) {
+    unsetenv(name);
+  }
+  return facts;
+}
+
+TEST(DeviceProbeTest, GpusThatNoTrainerCanHaveAreLeftOutAndNamed) {
+  const NodeFacts whole = ProbeEmulated({{"RAVEL_EMULATED_DEVICES", "4"}});
+  ASSERT_EQ(whole.devices.size(), 4u);
+  EXPECT_EQ(whole.device_message, "");
+  const NodeFacts few = ProbeEmulated(
+      {{"RAVEL_EMULATED_DEVICES", "4"}, {"RAVEL_EMULATED_LOST", "1"}, {"RAVEL_EMULATED_MIG", "3"}});
+  ASSERT_EQ(few.devices.size(), 2u);
+  EXPECT_EQ(few.devices[1].uuid, whole.devices[2].uuid);
+  EXPECT_EQ(few.device_message,
+            "GPU 1 is left out: GPU is lost; GPU 3 is left out: it is cut into MIG devices, which "
+            "are not supported");
+}
+
+TEST(DeviceProbeTest, WordsOfCudasVariableThatHideGpusAreNamed) {
+  const auto message = [](const char* visible) {
+    return ProbeEmulated({{"RAVEL_EMULATED_DEVICES", "2"}, {"CUDA_VISIBLE_DEVICES", visible}})
+        .device_message;
+  };
+  EXPECT_EQ(message("1,GPU-emulated-0"), "");
+  EXPECT_EQ(message("MIG-4,0"),
+            "CUDA_VISIBLE_DEVICES: \"MIG-4\" is a MIG device, which is not supported; it hides "
+            "itself and all that follow");
+  EXPECT_EQ(message("0,9"),
+            "CUDA_VISIBLE_DEVICES: \"9\" names no GPU of this machine; it hides itself and all "
+            "that follow");
+  EXPECT_EQ(message(""), "CUDA_VISIBLE_DEVICES hides all 2 devices");
+  EXPECT_EQ(message("-1"), "CUDA_VISIBLE_DEVICES hides all 2 devices");
 }
 
 TEST(DeviceProbeTest, CpuDevicesShareTheMemoryOfTheHost) {

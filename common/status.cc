@@ -11,9 +11,13 @@ absl::Status Annotate(const absl::Status& status, std::string_view context) {
   if (status.ok()) {
     return status;
   }
-  return absl::Status(
+  absl::Status annotated(
       status.code(),
       absl::StrCat(absl::string_view(context.data(), context.size()), ": ", status.message()));
+  status.ForEachPayload([&annotated](absl::string_view type, const absl::Cord& payload) {
+    annotated.SetPayload(type, payload);
+  });
+  return annotated;
 }
 
 absl::Status ErrnoStatus(int error_number, std::string_view what) {

@@ -12,7 +12,7 @@
 
 namespace ravel {
 
-// The same code with `context: ` put before the message; an OK status stays OK.
+// The same code and payloads with `context: ` put before the message; an OK status stays OK.
 absl::Status Annotate(const absl::Status& status, std::string_view context);
 
 // A status from errno: `what: strerror`, with the code that fits (ENOENT NotFound, ENOSPC

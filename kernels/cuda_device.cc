@@ -65,62 +65,11 @@ CudaGpu::CudaGpu(const CudaLibrary& library, int index, CudaDevice properties)
       properties_(std::move(properties)),
       memory_count_(std::make_unique<CudaMemoryCount>()) {}
 
-CudaGpu::MemoryUse CudaGpu::memory_use() const {
-  return memory_count_->use();
-}
-
-void CudaGpu::ForgetMostBytes() {
-  memory_count_->ForgetMost();
-}
-
-void CudaMemoryCount::Add(int64_t bytes) {
-  MutexLock lock(mutex_);
-  use_.bytes += bytes;
-  use_.most_bytes = std::max(use_.most_bytes, use_.bytes);
-  ++use_.allocations;
-}
-
-void CudaMemoryCount::Remove(int64_t bytes) {
-  MutexLock lock(mutex_);
-  use_.bytes -= bytes;
-  --use_.allocations;
-}
-
-CudaGpu::MemoryUse CudaMemoryCount::use() const {
-  MutexLock lock(mutex_);
-  return use_;
-}
-
-void CudaMemoryCount::ForgetMost() {
-  MutexLock lock(mutex_);
-  use_.most_bytes = use_.bytes;
-}
-
-absl::StatusOr<int64_t> CudaGpu::FreeBytes() const {
-  uint64_t free_bytes = 0;
-  uint64_t total_bytes = 0;
-  RETURN_IF_ERROR(library_.ToStatus(
-      library_.functions().memory_info(index_, &free_bytes, &total_bytes), "free memory"));
-  return static_cast<int64_t>(free_bytes);
-}
-
-absl::StatusOr<CudaMemory> CudaGpu::AllocateDevice(int64_t bytes) const {
-  CHECK_GE(bytes, 0);
-  void* data = nullptr;
-  RETURN_IF_ERROR(library_.ToStatus(
-      library_.functions().device_allocate(index_, static_cast<uint64_t>(bytes), &data),
-      absl::StrCat("allocating ", bytes, " bytes on device ", index_)));
-  memory_count_->Add(bytes);
-  return CudaMemory(data, bytes, {index_, library_.functions().device_free, memory_count_.get()});
-}
-
-absl::StatusOr<CudaMemory> CudaGpu::AllocatePinned(int64_t bytes) const {
-  CHECK_GE(bytes, 0);
-  void* data = nullptr;
-  RETURN_IF_ERROR(library_.ToStatus(
-      library_.functions().pinned_allocate(index_, static_cast<uint64_t>(bytes), &data),
-      absl::StrCat("allocating ", bytes, " bytes of pinned host memory")));
-  return CudaMemory(data, bytes, {index_, library_.functions().pinned_free, nullptr});
+void CudaGpu::Fail(const absl::Status& status) const {
+  if (on_failure_ != nullptr) {
+    on_failure_(status);
+  }
+  CheckFailed(__FILE__, __LINE__, "the device works", std::string(status.message()).c_str());
 }
 
 absl::StatusOr<std::unique_ptr<CudaStream>> CudaGpu::MakeStream(Priority priority, void* scratch) {
@@ -145,26 +94,6 @@ absl::StatusOr<CudaEvent> CudaGpu::MakeEvent(Timing timing) const {
       library_.functions().event_create(index_, timing == Timing::kOn ? 1 : 0, &handle),
       absl::StrCat("making an event of device ", index_)));
   return CudaEvent(library_, handle);
-}
-
-CudaMemory& CudaMemory::operator=(CudaMemory&& other) noexcept {
-  if (this != &other) {
-    Free();
-    data_ = std::exchange(other.data_, nullptr);
-    bytes_ = std::exchange(other.bytes_, 0);
-    owner_ = other.owner_;
-  }
-  return *this;
-}
-
-void CudaMemory::Free() {
-  if (data_ != nullptr) {
-    owner_.free(owner_.device, data_);  // fails only where the process is lost already
-    data_ = nullptr;
-    if (owner_.count != nullptr) {
-      owner_.count->Remove(bytes_);
-    }
-  }
 }
 
 CudaEvent& CudaEvent::operator=(CudaEvent&& other) noexcept {
@@ -215,9 +144,7 @@ CudaStream::~CudaStream() {
 
 void CudaStream::Require(int32_t error, const std::string& what) const {
   if (error != 0) {
-    const absl::Status status =
-        gpu_.library().ToStatus(error, absl::StrCat(what, " on device ", gpu_.index()));
-    CheckFailed(__FILE__, __LINE__, "the device works", std::string(status.message()).c_str());
+    gpu_.Fail(gpu_.library().ToStatus(error, absl::StrCat(what, " on device ", gpu_.index())));
   }
 }
 
@@ -413,8 +340,9 @@ void* CudaStream::Scratch(int64_t bytes) {
 
 uint64_t CudaStream::ReadWord(const void* device_word) {
   CopyMemory(word_.data(), device_word, sizeof(uint64_t));
-  const absl::Status done = Synchronize();
-  CHECK_MSG(done.ok(), std::string(done.message()).c_str());
+  if (const absl::Status done = Synchronize(); !done.ok()) {
+    gpu_.Fail(done);
+  }
   uint64_t word = 0;
   std::memcpy(&word, word_.data(), sizeof(word));
   return word;
@@ -569,8 +497,9 @@ std::optional<double> CudaStream::MeasureMicroseconds(const RavelCudaGemm& gemm,
     const absl::Status issued = gpu_.library().ToStatus(
         functions().gemm_run(handle_, &gemm, &algorithm, &buffers), cuda::GemmKey(gemm));
     Record(*end);
-    const absl::Status done = end->Synchronize();
-    CHECK_MSG(done.ok(), std::string(done.message()).c_str());  // of the device, not of the choice
+    if (const absl::Status done = end->Synchronize(); !done.ok()) {
+      gpu_.Fail(done);  // of the device, not of the choice
+    }
     if (!issued.ok()) {
       log::Warning(absl::StrCat("an algorithm is left out: ", issued.message()));
       return std::nullopt;

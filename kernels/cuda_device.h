@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -53,12 +54,22 @@ class CudaGpu {
     int64_t bytes = 0;
     int64_t allocations = 0;
     int64_t most_bytes = 0;
+    // Times that device or pinned memory was given or taken back: each may wait for all work of the
+    // device, and for peers with it.
+    int64_t changes = 0;
   };
   MemoryUse memory_use() const;
   // From here on `most_bytes` is that of later.
   void ForgetMostBytes();
 
-  // The device's arena of a plan: one allocation, 256-byte aligned.
+  // An error of issued work ends the process: by `end`, which does not return, or else by a CHECK.
+  void set_on_failure(std::function<void(const absl::Status&)> end) {
+    on_failure_ = std::move(end);
+  }
+  [[noreturn]] void Fail(const absl::Status& status) const;
+
+  // The device's arena of a plan: one allocation, 256-byte aligned. ResourceExhausted with what is
+  // free where that is not enough.
   absl::StatusOr<CudaMemory> AllocateDevice(int64_t bytes) const;
   // Host memory that copies reach without a detour.
   absl::StatusOr<CudaMemory> AllocatePinned(int64_t bytes) const;
@@ -82,6 +93,7 @@ class CudaGpu {
 
  private:
   CudaGpu(const CudaLibrary& library, int index, CudaDevice properties);
+  std::string FreeText() const;
 
   CudaLibrary library_;
   int index_;
@@ -90,13 +102,15 @@ class CudaGpu {
   std::string no_cublas_;
   std::string no_cudnn_;
   std::unique_ptr<CudaMemoryCount> memory_count_;
+  std::function<void(const absl::Status&)> on_failure_;
 };
 
 // Thread-safe.
 class CudaMemoryCount {
  public:
-  void Add(int64_t bytes);
-  void Remove(int64_t bytes);
+  enum class Kind { kDevice, kPinned };
+  void Add(Kind kind, int64_t bytes);
+  void Remove(Kind kind, int64_t bytes);
   CudaGpu::MemoryUse use() const;
   void ForgetMost();
 
@@ -122,7 +136,8 @@ class CudaMemory {
   struct Owner {
     int32_t device = 0;
     FreeFunction free = nullptr;
-    CudaMemoryCount* count = nullptr;  // of the device's; nullptr: pinned
+    CudaMemoryCount* count = nullptr;  // of the device
+    CudaMemoryCount::Kind kind = CudaMemoryCount::Kind::kDevice;
   };
   CudaMemory(void* data, int64_t bytes, Owner owner) : data_(data), bytes_(bytes), owner_(owner) {}
   void Free();
@@ -196,6 +211,7 @@ class CudaStream final : public cuda::LaunchStream {
   CudaCallLog* log() const { return log_; }
   // A call that a log has kept, now; nobody is told.
   absl::Status Do(const CudaCall& call) const;
+  const CudaGpu& gpu() const { return gpu_; }
 
   // Every byte of [to, to + bytes) becomes `byte`.
   void FillBytes(void* to, uint8_t byte, int64_t bytes);

@@ -5,14 +5,24 @@
 #include <cstdlib>
 #include <cstring>
 
+#include <absl/strings/cord.h>
 #include <absl/strings/str_cat.h>
 #include <dlfcn.h>
 #include <unistd.h>
 
 #include "common/status.h"
+#include "kernels/cuda/nccl_library.h"
 
 namespace ravel::kernels {
 namespace {
+
+constexpr char kDeviceError[] = "ravel/device_error";
+constexpr int32_t kNcclInCuda = cuda::kNcclErrors + cuda::kNcclUnhandledCudaError;
+
+bool OfDevice(int32_t error) {
+  const bool nccl = error >= cuda::kNcclErrors && error < cuda::kNcclErrorsEnd;
+  return !nccl || error == kNcclInCuda || error == cuda::kNcclOtherError;
+}
 
 // Folder of the running binary; empty if the kernel does not tell.
 std::string BinaryFolder() {
@@ -70,8 +80,55 @@ absl::Status CudaLibrary::ToStatus(int32_t error, const std::string& what) const
   if (error == 0) {
     return absl::OkStatus();
   }
-  return absl::UnavailableError(absl::StrCat(
-      "CUDA: ", what, ": ", functions_->error_text(error), " (error ", error, ", ", path_, ")"));
+  const std::string hint = CudaHint(error);
+  const std::string text = absl::StrCat("CUDA: ",
+                                        what,
+                                        ": ",
+                                        functions_->error_text(error),
+                                        hint.empty() ? "" : "; ",
+                                        hint,
+                                        " (error ",
+                                        error,
+                                        ", ",
+                                        path_,
+                                        ")");
+  absl::Status status =
+      error == kCudaOutOfMemory ? absl::ResourceExhaustedError(text) : absl::UnavailableError(text);
+  if (OfDevice(error)) {
+    status.SetPayload(kDeviceError, absl::Cord(absl::StrCat(error)));
+  }
+  return status;
+}
+
+bool IsDeviceError(const absl::Status& status) {
+  return status.GetPayload(kDeviceError).has_value();
+}
+
+std::string CudaHint(int32_t error) {
+  switch (error) {
+    case 35:  // cudaErrorInsufficientDriver
+      return "CUDA 13 needs driver 580 or later";
+    case 46:  // cudaErrorDevicesUnavailable
+      return "another process holds the device, whose compute mode may be exclusive: nvidia-smi";
+    case 100:  // cudaErrorNoDevice
+      return "CUDA_VISIBLE_DEVICES may name none";
+    case 209:  // cudaErrorNoKernelImageForDevice
+      return "this build has code for other compute capabilities: CMAKE_CUDA_ARCHITECTURES";
+    case 214:  // cudaErrorECCUncorrectable
+      return "the device's memory is damaged, and it needs a reset: nvidia-smi -q -d ECC";
+    case 700:  // cudaErrorIllegalAddress
+    case 710:  // cudaErrorAssert
+    case 719:  // cudaErrorLaunchFailure
+      return "the kernel's log has the Xid: dmesg";
+    case 802:  // cudaErrorSystemNotReady
+      return "nvidia-fabricmanager, of the driver's very version, may not run";
+    case 803:  // cudaErrorSystemDriverMismatch
+      return "libcuda.so.1 is not of the driver that is loaded: restart the machine or container";
+    case 999:  // cudaErrorUnknown
+      return "the module nvidia_uvm may not be loaded, or a container may lack its device";
+    default:
+      return "";
+  }
 }
 
 absl::StatusOr<CudaVersions> CudaLibrary::Versions() const {

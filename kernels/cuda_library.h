@@ -14,6 +14,8 @@
 
 namespace ravel::kernels {
 
+inline constexpr int32_t kCudaOutOfMemory = 2;  // cudaErrorMemoryAllocation
+
 struct CudaDevice {
   std::string name;
   uint64_t memory_bytes = 0;
@@ -44,7 +46,8 @@ class CudaLibrary {
   // Runs a small kernel on the device.
   absl::Status SelfTest(int index) const;
 
-  // OK for 0, else Unavailable with the library's text for the error.
+  // OK for 0, else an error that is one of the device (see IsDeviceError): ResourceExhausted where
+  // memory is short, Unavailable for all else, with the library's text and what usually helps.
   absl::Status ToStatus(int32_t error, const std::string& what) const;
   const cuda::RavelCudaFunctions& functions() const { return *functions_; }
 
@@ -55,5 +58,12 @@ class CudaLibrary {
   std::string path_;
   const cuda::RavelCudaFunctions* functions_;
 };
+
+// Whether a status of ToStatus, however annotated, is of this process's device or its libraries,
+// and not of a peer: all of the runtime and of what it opens, of NCCL what failed in CUDA or was
+// not found.
+bool IsDeviceError(const absl::Status& status);
+// What usually helps against an error of the CUDA runtime; empty where the error says it all.
+std::string CudaHint(int32_t error);
 
 }  // namespace ravel::kernels

@@ -11,6 +11,8 @@ namespace ravel::kernels::cuda {
 
 // ncclResult_t
 inline constexpr int kNcclSuccess = 0;
+inline constexpr int kNcclUnhandledCudaError = 1;
+inline constexpr int kNcclSystemError = 2;
 inline constexpr int kNcclInternalError = 3;
 inline constexpr int kNcclInvalidArgument = 4;
 inline constexpr int kNcclInvalidUsage = 5;

@@ -13,6 +13,8 @@ namespace {
 
 static_assert(NCCL_MAJOR == 2 && NCCL_VERSION_CODE >= 22700);
 static_assert(ncclSuccess == kNcclSuccess && ncclInternalError == kNcclInternalError);
+static_assert(ncclUnhandledCudaError == kNcclUnhandledCudaError);
+static_assert(ncclSystemError == kNcclSystemError);
 static_assert(ncclInvalidArgument == kNcclInvalidArgument);
 static_assert(ncclInvalidUsage == kNcclInvalidUsage && ncclRemoteError == kNcclRemoteError);
 static_assert(ncclInProgress == kNcclInProgress && ncclUint8 == kNcclUint8);

@@ -178,6 +178,7 @@ EpochOutcome RunEpoch(const EpochArgs& args) {
                                      .spec = spec,
                                      .plan = plan,
                                      .transport = args.ranks == 1 ? "local" : args.transport,
+                                     .gpu = args.gpu,
                                      .restore_path = args.restore_path,
                                      .checkpoint_root = args.checkpoint_root,
                                      .first_step = args.first_step,

@@ -26,6 +26,7 @@ struct EpochArgs {
   std::string checkpoint_root;
   std::string restore_path;
   int64_t first_step = 0;
+  int64_t gpu = 0;  // of every rank
   bool save_at_start = false;
   // Asks for a save that stops the run when this many steps are reported; -1: never.
   int64_t stop_after_step = -1;

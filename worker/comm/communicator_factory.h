@@ -23,7 +23,7 @@ struct CommunicatorOptions {
       std::chrono::seconds(30);  // gloo: bound of set-up and of each transfer
   // nccl: see NcclOptions.
   kernels::CudaGpu* gpu = nullptr;
-  std::chrono::milliseconds setup_timeout = std::chrono::seconds(30);
+  std::chrono::milliseconds setup_timeout = std::chrono::minutes(2);
   std::function<absl::Status()> keep_going = nullptr;
   int max_ctas = 0;
   bool check_collectives = false;

@@ -223,12 +223,7 @@ absl::Status DeviceLocalCommunicator::Allocate(int64_t bytes,
   kernels::CudaGpu& gpu = root_->group->gpu();
   auto made = gpu.AllocateDevice(std::max(bytes, kDeviceAlignment));
   if (!made.ok()) {
-    const auto free_bytes = gpu.FreeBytes();
-    return absl::ResourceExhaustedError(
-        absl::StrCat(what,
-                     " of the arena: ",
-                     made.status().message(),
-                     free_bytes.ok() ? absl::StrCat("; free: ", *free_bytes) : std::string()));
+    return Annotate(made.status(), absl::StrCat(what, " of the arena"));
   }
   memory = *std::move(made);
   ASSIGN_OR_RETURN(const auto stream, gpu.MakeCopyStream(kernels::CudaGpu::Priority::kNormal));

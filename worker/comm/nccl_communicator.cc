@@ -122,8 +122,7 @@ absl::StatusOr<CudaMemory> NcclCommunicator::AllocateZeros(int64_t bytes, CudaSt
   }
   absl::StatusOr<CudaMemory> memory = root_->gpu().AllocateDevice(bytes);
   if (!memory.ok()) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("arena of rank ", rank(), ": ", std::string(memory.status().message())));
+    return Annotate(memory.status(), absl::StrCat("arena of rank ", rank()));
   }
   stream.FillZero(memory->data(), bytes);
   return memory;
@@ -151,9 +150,10 @@ absl::Status NcclCommunicator::AllocateArena(const ArenaSizes& sizes) {
       log().Issue(CollectiveKind::kAllocateArena, {}, {.elements = 1}), {&mine, 1}, all));
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r] != std::byte{0}) {
-      return root_->Fail(mapped.ok() ? absl::ResourceExhaustedError(
-                                           absl::StrCat("rank ", r, " has no memory for its arena"))
-                                     : mapped);
+      // Who has memory ends because of a peer, not for want of it.
+      return root_->Fail(
+          mapped.ok() ? absl::AbortedError(absl::StrCat("rank ", r, " has no memory for its arena"))
+                      : mapped);
     }
   }
   return absl::OkStatus();
@@ -356,11 +356,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(const NcclO
       root, std::make_shared<NcclArena>(), member, /*is_root=*/true);
   RETURN_IF_ERROR(root->WaitForSetup(absl::StrCat("rank ", options.rank, " joins group world"),
                                      [&] { return group->Settled(); }));
-  absl::Status prepared = member->Prepare();
-  if (prepared.ok()) {
-    prepared = member->PrepareChunks();
-  }
-  if (!prepared.ok()) {
+  if (absl::Status prepared = member->Prepare(); !prepared.ok()) {
     return root->Fail(std::move(prepared));
   }
   return communicator;

@@ -19,7 +19,7 @@ struct NcclOptions {
   Rendezvous rendezvous = {};
   kernels::CudaGpu* gpu = nullptr;  // outlives the communicator
   // Bound of each set-up: joining the group, and every split.
-  std::chrono::milliseconds setup_timeout = std::chrono::seconds(30);
+  std::chrono::milliseconds setup_timeout = std::chrono::minutes(2);
   // Asked from time to time while a set-up waits; an error cancels it. May be null.
   std::function<absl::Status()> keep_going = nullptr;
   int max_ctas = 0;  // blocks of the device that a collective may occupy; 0: NCCL's choice

@@ -41,6 +41,8 @@ absl::Status NcclMember::Prepare() {
   ASSIGN_OR_RETURN(host_done_, gpu.MakeEvent());
   ASSIGN_OR_RETURN(host_device_, gpu.AllocateDevice(slots_bytes()));
   ASSIGN_OR_RETURN(host_pinned_, gpu.AllocatePinned(slots_bytes()));
+  ASSIGN_OR_RETURN(chunk_device_, gpu.AllocateDevice(chunk_bytes_ * size_));
+  ASSIGN_OR_RETURN(chunk_pinned_, gpu.AllocatePinned(chunk_bytes_ * size_));
   if (root_.options().check_collectives) {
     const int64_t bytes = slots_bytes() * static_cast<int64_t>(kMarks);
     ASSIGN_OR_RETURN(announced_device_, gpu.AllocateDevice(bytes));
@@ -247,16 +249,7 @@ absl::Status NcclMember::HostGather(const IssueRecord& issue,
   return absl::OkStatus();
 }
 
-absl::Status NcclMember::PrepareChunks() {
-  if (chunk_device_.data() == nullptr) {
-    ASSIGN_OR_RETURN(chunk_device_, root_.gpu().AllocateDevice(chunk_bytes_ * size_));
-    ASSIGN_OR_RETURN(chunk_pinned_, root_.gpu().AllocatePinned(chunk_bytes_ * size_));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status NcclMember::GatherChunks(std::span<const std::byte> mine, std::span<std::byte> all) {
-  RETURN_IF_ERROR(PrepareChunks());
   std::byte* device = BytesOf(chunk_device_);
   std::byte* pinned = BytesOf(chunk_pinned_);
   for (size_t done = 0; done < mine.size();) {

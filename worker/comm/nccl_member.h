@@ -46,11 +46,9 @@ class NcclMember final : public NcclPart {
   IssueLog& log() { return *log_; }
   kernels::CudaStream& host_stream() { return *host_stream_; }
 
-  // Memory, events and the stream of host collectives. Waits for nobody.
+  // Memory, events and the stream of host collectives, all that there will be: making some later
+  // may wait for the device, and so for peers.
   absl::Status Prepare();
-  // Memory for host bytes that fit no slot, which is made when first needed otherwise: making some
-  // may wait for the device.
-  absl::Status PrepareChunks();
 
   // Before a tensor collective on `stream`: peers learn of it, if collectives are checked.
   absl::Status Announce(const IssueRecord& issue, kernels::CudaStream& stream);

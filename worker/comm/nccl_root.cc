@@ -1,10 +1,12 @@
 #include "worker/comm/nccl_root.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <thread>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
+#include <sys/statvfs.h>
 
 namespace ravel::comm {
 namespace {
@@ -103,7 +105,8 @@ absl::Status NcclRoot::WaitForSetup(const std::string& what, const Done& done) {
   const steady_clock::time_point deadline = steady_clock::now() + options_.setup_timeout;
   const Done described = [&]() -> absl::StatusOr<bool> {
     absl::StatusOr<bool> is_done = done();
-    return is_done.ok() ? is_done : Annotate(is_done.status(), what);
+    return is_done.ok() ? is_done
+                        : Annotate(is_done.status(), what + SmallSharedMemory("/dev/shm"));
   };
   return Wait(described, [&]() -> absl::Status {
     if (options_.keep_going != nullptr) {
@@ -115,6 +118,21 @@ absl::Status NcclRoot::WaitForSetup(const std::string& what, const Done& done) {
     return absl::DeadlineExceededError(absl::StrCat(
         "NCCL: ", what, ": not all ranks came within ", options_.setup_timeout.count(), " ms"));
   });
+}
+
+std::string SmallSharedMemory(const std::string& folder) {
+  constexpr uint64_t kEnough = uint64_t{512} << 20;
+  struct statvfs room = {};
+  if (statvfs(folder.c_str(), &room) != 0) {
+    return absl::StrCat(" (there is no ", folder, ", which NCCL may need: mount memory there)");
+  }
+  const uint64_t bytes = uint64_t{room.f_blocks} * room.f_frsize;
+  return bytes >= kEnough ? ""
+                          : absl::StrCat(" (",
+                                         folder,
+                                         " has ",
+                                         bytes,
+                                         " bytes, and NCCL may need more: mount memory there)");
 }
 
 }  // namespace ravel::comm

@@ -68,4 +68,8 @@ class NcclRoot {
   std::vector<std::shared_ptr<NcclPart>> parts_ ABSL_GUARDED_BY(mutex_);
 };
 
+// Of a file system for memory: " (/dev/shm has 67108864 bytes, and NCCL may need more: mount memory
+// there)" where it is small, as containers have it; empty where it is not.
+std::string SmallSharedMemory(const std::string& folder);
+
 }  // namespace ravel::comm

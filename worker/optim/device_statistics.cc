@@ -112,7 +112,7 @@ absl::StatusOr<std::unique_ptr<DeviceStatistics>> DeviceStatistics::Create(const
   made->Place(nodes, sums);
   auto device = gpu.AllocateDevice(made->bytes_);
   if (!device.ok()) {
-    return absl::ResourceExhaustedError(absl::StrCat("statistics: ", device.status().message()));
+    return Annotate(device.status(), "statistics");
   }
   made->device_ = *std::move(device);
   made->Place(nodes, sums);

@@ -52,8 +52,7 @@ absl::Status DeviceStreams::Add(plan::StreamId stream) {
   }
   auto scratch = gpu_.AllocateDevice(kernels::cuda::kScratchBytes);
   if (!scratch.ok()) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("scratch memory of products: ", scratch.status().message()));
+    return Annotate(scratch.status(), "scratch memory of products");
   }
   member.scratch = *std::move(scratch);
   ASSIGN_OR_RETURN(member.stream,

@@ -8,6 +8,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "kernels/cuda_library.h"
 #include "worker/comm/issue_log.h"
 
 namespace ravel::trainer {
@@ -28,7 +29,10 @@ ExitCode CodeOf(const absl::Status& status) {
   const auto payload = status.GetPayload(kPayload);
   int code = 0;
   if (!payload.has_value() || !absl::SimpleAtoi(std::string(*payload), &code)) {
-    return ExitCode::kCommunicator;
+    if (!kernels::IsDeviceError(status)) {
+      return ExitCode::kCommunicator;
+    }
+    return absl::IsResourceExhausted(status) ? ExitCode::kOutOfMemory : ExitCode::kDevice;
   }
   return static_cast<ExitCode>(code);
 }
@@ -49,7 +53,7 @@ std::string_view ReasonOf(const absl::Status& status) {
     case ExitCode::kNumeric:
       return "NonFinitePersistent";
     case ExitCode::kOutOfMemory:
-      return "HostOutOfMemory";
+      return kernels::IsDeviceError(status) ? "DeviceOutOfMemory" : "HostOutOfMemory";
     case ExitCode::kPlanMismatch:
       return "PlanRejected";
     case ExitCode::kStore:

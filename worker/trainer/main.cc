@@ -76,7 +76,11 @@ ExitCode Train(DaemonLinkReporter& link, const Assignment& assignment) {
        .clock = SystemClock::Get(),
        .communicator_changed =
            [&](comm::Communicator* communicator) { watchdog.SetCommunicator(communicator); },
-       .beat = [&] { watchdog.Beat(); }});
+       .beat = [&] { watchdog.Beat(); },
+       .device_failed =
+           [&](const absl::Status& status) {
+             EndProcess(Fail(link, WithCode(status, ExitCode::kDevice)));
+           }});
   const absl::Status status = trainer.Run();
   if (status.ok()) {
     return ExitCode::kDone;

@@ -12,6 +12,7 @@
 #include "common/check.h"
 #include "common/logging.h"
 #include "common/plan/compute_type.h"
+#include "common/plan/plan_printer.h"
 #include "kernels/cast.h"
 #include "kernels/philox.h"
 #include "worker/optim/stored_state.h"
@@ -114,9 +115,17 @@ absl::Status RankEngine::AllocateArena() {
             .symmetric_bytes = plan.memory.symmetric_bytes,
             .common_bytes = plan.memory.common_bytes,
             .common_copies = plan.lanes.replicas};
-  const absl::Status allocated = args_.communicator.AllocateArena(arena_);
-  return absl::IsResourceExhausted(allocated) ? WithCode(allocated, ExitCode::kOutOfMemory)
-                                              : allocated;
+  absl::Status allocated = args_.communicator.AllocateArena(arena_);
+  if (!absl::IsResourceExhausted(allocated)) {
+    return allocated;
+  }
+  if (args_.gpu != nullptr) {
+    allocated = Annotate(allocated,
+                         absl::StrCat("the plan's ",
+                                      plan::BytesText(planned_bytes()),
+                                      " of each rank do not fit what the device has left"));
+  }
+  return WithCode(allocated, ExitCode::kOutOfMemory);
 }
 
 absl::Status RankEngine::SetUpDevice() {
@@ -141,7 +150,7 @@ absl::Status RankEngine::SetUpDevice() {
     }
     auto wire = args_.gpu->AllocateDevice(elements * int64_t{sizeof(uint16_t)});
     if (!wire.ok()) {
-      return absl::ResourceExhaustedError(absl::StrCat("bf16 wire: ", wire.status().message()));
+      return Annotate(wire.status(), "bf16 wire");
     }
     wire_ = *std::move(wire);
   }
@@ -269,8 +278,8 @@ kernels::Stream& RankEngine::main_stream() {
   return host_stream_;
 }
 
-// Drawn in device memory of its own where the main weights are none that a kernel could fill, and
-// split on the host.
+// Drawn in the stream's scratch where the main weights are none that a kernel could fill, and split
+// on the host: memory that is made and freed here would wait for peers that are a step ahead.
 absl::Status RankEngine::DrawNormal(const shard::ParameterGroup& group,
                                     const plan::OwnedPiece& piece,
                                     const plan::TensorSpec& tensor) {
@@ -289,14 +298,13 @@ absl::Status RankEngine::DrawNormal(const shard::ParameterGroup& group,
     draw(group.main_weight() + piece.shard_offset, 0, elements);
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(const kernels::CudaMemory drawn,
-                   args_.gpu->AllocateDevice(std::min(elements, kDrawnElements) *
-                                             static_cast<int64_t>(sizeof(float))));
+  auto* drawn = static_cast<float*>(device_->compute().Scratch(
+      std::min(elements, kDrawnElements) * static_cast<int64_t>(sizeof(float))));
   std::vector<float> values;
   for (int64_t first = 0; first < elements; first += kDrawnElements) {
     values.resize(static_cast<size_t>(std::min(kDrawnElements, elements - first)));
-    draw(static_cast<float*>(drawn.data()), first, static_cast<int64_t>(values.size()));
-    RETURN_IF_ERROR(memory_.Read(drawn.data(), std::as_writable_bytes(std::span<float>(values))));
+    draw(drawn, first, static_cast<int64_t>(values.size()));
+    RETURN_IF_ERROR(memory_.Read(drawn, std::as_writable_bytes(std::span<float>(values))));
     RETURN_IF_ERROR(optim::WriteStored(
         memory_, group, plan::StateRole::kParam, piece.shard_offset + first, values));
   }

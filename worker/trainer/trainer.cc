@@ -12,6 +12,8 @@
 #include <absl/strings/str_format.h>
 
 #include "common/logging.h"
+#include "common/plan/plan_printer.h"
+#include "kernels/cuda_nccl.h"
 #include "worker/comm/collective_ledger.h"
 #include "worker/comm/communicator_factory.h"
 #include "worker/comm/device_local_communicator.h"
@@ -40,6 +42,26 @@ shard::ExecutorOptions WithGraphs() {
 
 double SecondsSince(const Clock& clock, int64_t start_ms) {
   return static_cast<double>(clock.MonotonicMs() - start_ms) / 1000.0;
+}
+
+// What a log of a job is asked first. `nccl`: its version, 0 where it is not used.
+void LogDevice(const kernels::CudaGpu& gpu, int nccl) {
+  const auto free_bytes = gpu.FreeBytes();
+  const auto versions = gpu.library().Versions();
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  log::Info(
+      absl::StrCat("device ",
+                   gpu.index(),
+                   visible == nullptr ? "" : absl::StrCat(" of CUDA_VISIBLE_DEVICES ", visible),
+                   ": ",
+                   gpu.properties().name,
+                   ", free ",
+                   free_bytes.ok() ? plan::BytesText(*free_bytes) : "unknown",
+                   " of ",
+                   plan::BytesText(static_cast<int64_t>(gpu.properties().memory_bytes)),
+                   ", driver of CUDA ",
+                   versions.ok() ? versions->driver : 0,
+                   nccl == 0 ? "" : absl::StrCat(", NCCL ", nccl)));
 }
 
 // The communicator is told to nobody any more when this goes.
@@ -85,6 +107,17 @@ absl::StatusOr<std::unique_ptr<kernels::CudaGpu>> Trainer::OpenGpu() {
   if (!gpu.ok()) {
     return WithCode(gpu.status(), ExitCode::kDevice);
   }
+  (*gpu)->set_on_failure(parts_.device_failed);
+  absl::StatusOr<int> nccl = 0;
+  if (assignment.transport == "nccl") {
+    nccl = kernels::NcclVersion(*library);
+  }
+  if (!nccl.ok()) {
+    return WithCode(
+        Annotate(nccl.status(), absl::StrCat(assignment.world_size, " ranks on GPUs need NCCL")),
+        ExitCode::kDevice);
+  }
+  LogDevice(**gpu, *nccl);
   return gpu;
 }
 

@@ -39,6 +39,8 @@ class Trainer {
     std::function<void(comm::Communicator*)> communicator_changed;
     // Called after each step.
     std::function<void()> beat;
+    // Ends the process for an error of issued work of the device; without it a CHECK does.
+    std::function<void(const absl::Status&)> device_failed = nullptr;
   };
   explicit Trainer(Parts parts) : parts_(std::move(parts)) {}
 

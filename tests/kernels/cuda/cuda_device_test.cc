@@ -2,9 +2,14 @@
 
 #include "kernels/cuda_device.h"
 
+#include <cstdio>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include "common/status.h"
+#include "kernels/cuda/nccl_library.h"
 #include "kernels/gemm.h"
 #include "kernels/tree_reduce.h"
 
@@ -51,10 +56,58 @@ TEST_F(CudaDeviceTest, MemoryMovesAndIsFreedOnce) {
   EXPECT_EQ(memory->data(), nullptr);
 }
 
-TEST_F(CudaDeviceTest, TooMuchMemoryNamesTheBytesAndTheDevice) {
+TEST_F(CudaDeviceTest, TooMuchMemoryNamesTheBytesTheDeviceAndWhatIsFree) {
   const auto memory = gpu_->AllocateDevice(int64_t{1} << 40);
+  EXPECT_EQ(memory.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(IsDeviceError(Annotate(memory.status(), "arena")));
   EXPECT_THAT(std::string(memory.status().message()),
-              HasSubstr("allocating 1099511627776 bytes on device 0: out of memory"));
+              HasSubstr("allocating 1099511627776 bytes on device 0, which has 17179869184 of "
+                        "17179869184 bytes free: out of memory"));
+}
+
+TEST_F(CudaDeviceTest, TooMuchPinnedMemoryIsWantOfTheHosts) {
+  const auto memory = gpu_->AllocatePinned(int64_t{1} << 40);
+  EXPECT_EQ(memory.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_FALSE(IsDeviceError(memory.status()));
+  EXPECT_THAT(std::string(memory.status().message()), HasSubstr("pinned host memory"));
+}
+
+TEST_F(CudaDeviceTest, ErrorsOfTheDeviceAreToldFromThoseOfPeers) {
+  const auto of_device = [this](int32_t error) {
+    return IsDeviceError(gpu_->library().ToStatus(error, "work"));
+  };
+  EXPECT_FALSE(of_device(0));
+  EXPECT_TRUE(of_device(700));
+  EXPECT_TRUE(of_device(10013));  // of cuBLASLt
+  EXPECT_TRUE(of_device(cuda::kNcclErrors + cuda::kNcclUnhandledCudaError));
+  EXPECT_TRUE(of_device(cuda::kNcclOtherError));  // there is no NCCL
+  EXPECT_FALSE(of_device(cuda::kNcclErrors + cuda::kNcclSystemError));
+  EXPECT_FALSE(of_device(cuda::kNcclErrors + cuda::kNcclRemoteError));
+  EXPECT_TRUE(of_device(20000));
+  EXPECT_FALSE(IsDeviceError(absl::UnavailableError("a peer")));
+}
+
+TEST_F(CudaDeviceTest, ErrorsOfAMachinesSetUpSayWhatHelps) {
+  const absl::Status status = gpu_->library().ToStatus(802, "self-test of device 0");
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("self-test of device 0: invalid; nvidia-fabricmanager"));
+  for (const int32_t error : {35, 46, 100, 209, 214, 700, 719, 803, 999}) {
+    EXPECT_NE(CudaHint(error), "") << error;
+  }
+  EXPECT_EQ(CudaHint(1), "");
+}
+
+TEST_F(CudaDeviceTest, WhoOpensADeviceMaySayHowItsFailureEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  auto event = gpu_->MakeEvent();
+  ASSERT_TRUE(event.ok());
+  gpu_->set_on_failure([](const absl::Status& status) {
+    std::fprintf(stderr, "told: %s\n", std::string(status.message()).c_str());
+    _exit(IsDeviceError(status) ? 12 : 1);
+  });
+  EXPECT_EXIT(stream_->Wait(*event),
+              ::testing::ExitedWithCode(12),
+              "told: CUDA: waiting for an event on device 0: invalid");
 }
 
 TEST_F(CudaDeviceTest, EventsAreRecordedWaitedForAndTimed) {

@@ -114,6 +114,10 @@ int32_t Allocate(MemoryKind kind, int32_t index, uint64_t bytes, uint64_t limit,
   if (error != 0 || bytes == 0) {
     return error;
   }
+  if (const std::string work = The().streams.WaitsForPeers(); !work.empty()) {
+    return Fail("memory is allocated, which may wait for the device, while it waits for peers: " +
+                work);
+  }
   *memory = The().memory.Allocate(kind, index, bytes, limit);
   return *memory == nullptr ? kOutOfMemory : 0;
 }
@@ -126,6 +130,12 @@ int32_t Free(MemoryKind kind, int32_t index, void* memory) {
   }
   if (The().memory.DeviceOf(memory) != index) {
     return kInvalidValue;
+  }
+  if (const std::string work = The().streams.WaitsForPeers(); !work.empty()) {
+    CheckFailed(__FILE__,
+                __LINE__,
+                "memory is freed, which waits for the device, when peers are waited for no more",
+                work.c_str());
   }
   const int32_t error = The().streams.SynchronizeDevice(The().memory.DeviceOf(memory));
   if (error != 0) {

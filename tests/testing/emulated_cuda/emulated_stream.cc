@@ -132,6 +132,12 @@ void EmulatedStreams::Enqueue(EmulatedStream& stream,
 
 void EmulatedStreams::EnqueueWork(EmulatedStream& stream, const EmulatedWork& work) {
   order_.Add(stream.number, work);
+  if (work.of_peers) {
+    of_peers_.push_back({.thread = std::this_thread::get_id(),
+                         .stream = stream.number,
+                         .number = order_.ClockOf(stream.number)[stream.number],
+                         .name = work.name});
+  }
   std::function<void()> now = work.prepare != nullptr ? work.prepare() : work.run;
   if (pace_.count() == 0) {
     Enqueue(stream, std::move(now), std::make_shared<CpuEvent>());
@@ -247,6 +253,26 @@ int32_t EmulatedStreams::SynchronizeDevice(int32_t device) {
 void EmulatedStreams::Forget(const StreamClock& clock) {
   const MutexLock lock(mutex_);
   order_.Forget(clock);
+  std::erase_if(of_peers_, [&clock](const PeerWork& work) {
+    const auto done = clock.find(work.stream);
+    return done != clock.end() && work.number <= done->second;
+  });
+}
+
+std::string EmulatedStreams::WaitsForPeers() {
+  const MutexLock lock(mutex_);
+  for (const PeerWork& work : of_peers_) {
+    if (work.thread == std::this_thread::get_id()) {
+      return work.name + ", item " + std::to_string(work.number) + " of stream " +
+             std::to_string(work.stream);
+    }
+  }
+  return "";
+}
+
+void EmulatedStreams::ForgetPeers() {
+  const MutexLock lock(mutex_);
+  of_peers_.clear();
 }
 
 void* EmulatedStreams::CreateEvent(bool timed) {

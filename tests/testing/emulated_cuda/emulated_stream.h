@@ -79,6 +79,11 @@ class EmulatedStreams {
   int32_t SynchronizeDevice(int32_t device);
   // kCaptureUnsupported, and the capture is lost, where the thread captures.
   int32_t RefuseInCapture();
+  // The first work of peers that this thread issued and that no event or wait has told the host is
+  // done, by name; empty where there is none. Whoever waits for the device waits for peers then.
+  std::string WaitsForPeers();
+  // Work of peers has been ended.
+  void ForgetPeers();
 
   void* CreateEvent(bool timed);
   int32_t DestroyEvent(void* event);
@@ -111,6 +116,13 @@ class EmulatedStreams {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Forget(const StreamClock& clock);
 
+  struct PeerWork {
+    std::thread::id thread;
+    int stream = 0;
+    uint64_t number = 0;  // of the stream's items
+    std::string name;
+  };
+
   const EmulatedMemory& memory_;
   const uint64_t delay_seed_;
   const std::chrono::microseconds pace_;
@@ -121,6 +133,7 @@ class EmulatedStreams {
   std::map<void*, std::unique_ptr<Event>> events_ ABSL_GUARDED_BY(mutex_);
   std::map<void*, std::unique_ptr<Graph>> graphs_ ABSL_GUARDED_BY(mutex_);
   std::set<std::shared_ptr<Capture>> captures_ ABSL_GUARDED_BY(mutex_);  // under way
+  std::vector<PeerWork> of_peers_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ravel::kernels::cuda::emulated

@@ -19,7 +19,11 @@ int32_t IssueForNccl(void* stream,
                      const NcclAccess* accesses,
                      size_t count,
                      std::function<std::function<void()>()> prepare) {
-  EmulatedWork work = {.name = name, .accesses = {}, .run = nullptr, .prepare = std::move(prepare)};
+  EmulatedWork work = {.name = name,
+                       .accesses = {},
+                       .run = nullptr,
+                       .prepare = std::move(prepare),
+                       .of_peers = true};
   for (size_t i = 0; i < count; ++i) {
     const auto bytes = static_cast<int64_t>(accesses[i].bytes);
     work.accesses.push_back(
@@ -43,6 +47,24 @@ void* NcclStreamOf(void* stream) {
   return &of_call;
 }
 
+// The library's own, before what is added here.
+RavelCudaFunctions& TheFunctions() {
+  static RavelCudaFunctions functions = {};
+  return functions;
+}
+
+int32_t Destroy(void* comm) {
+  const int32_t error = TheFunctions().nccl_destroy(comm);
+  TheStreams()->ForgetPeers();
+  return error;
+}
+
+int32_t Abort(void* comm) {
+  const int32_t error = TheFunctions().nccl_abort(comm);
+  TheStreams()->ForgetPeers();
+  return error;
+}
+
 }  // namespace
 
 void AddEmulatedNccl(EmulatedStreams& streams,
@@ -50,6 +72,9 @@ void AddEmulatedNccl(EmulatedStreams& streams,
                      RavelCudaFunctions& functions) {
   TheStreams() = &streams;
   AddNcclFunctions({.use_device = use_device, .stream_of = NcclStreamOf}, functions);
+  TheFunctions() = functions;
+  functions.nccl_destroy = Destroy;
+  functions.nccl_abort = Abort;
 }
 
 }  // namespace ravel::kernels::cuda::emulated

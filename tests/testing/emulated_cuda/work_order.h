@@ -20,6 +20,7 @@ struct EmulatedWork {
   bool any_device = false;  // memory of other devices, too
   // In place of `run`: makes it whenever the work is given to a queue, in the order of the queues.
   std::function<std::function<void()>()> prepare = nullptr;
+  bool of_peers = false;  // ends only when other ranks have come
 };
 
 // By stream number: its items 1 to n are done.

@@ -13,6 +13,7 @@
 #include "tests/worker/comm/nccl_testing.h"
 #include "worker/comm/collective_ledger.h"
 #include "worker/comm/communicator_factory.h"
+#include "worker/comm/nccl_root.h"
 
 namespace ravel::comm {
 namespace {
@@ -472,6 +473,34 @@ TEST_F(NcclTest, TransportNeedsADevice) {
   const auto group = CreateCommunicator({.transport = "nccl"});
   EXPECT_EQ(group.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(TextOf(group.status()), HasSubstr("needs a CUDA device"));
+}
+
+// What the emulated device refuses: the runtime may wait for the device there, and so for peers.
+TEST_F(NcclTest, MemoryThatIsMadeBesideACollectiveIsFound) {
+  Run(2, {}, [](DeviceRank& rank) {
+    Communicator& group = *rank.group;
+    ASSERT_TRUE(group.AllocateArena({.private_bytes = 64}).ok());
+    auto* gathered = reinterpret_cast<float*>(group.arena(plan::MemoryKind::kPrivate));
+    ASSERT_TRUE(group
+                    .AllGather({.shard = gathered + 4 * group.rank(),
+                                .gathered = gathered,
+                                .shard_elements = 4,
+                                .stream = rank.stream.get()})
+                    .ok());
+    const absl::Status refused = rank.gpu->AllocateDevice(64).status();
+    EXPECT_THAT(TextOf(refused), HasSubstr("while it waits for peers: nccl"));
+    EXPECT_THAT(TextOf(rank.gpu->AllocatePinned(64).status()), HasSubstr("waits for peers"));
+    ASSERT_TRUE(WaitForStream(*rank.stream, group).ok());
+    EXPECT_TRUE(rank.gpu->AllocateDevice(64).ok());
+    ASSERT_TRUE(group.Barrier({}).ok());
+  });
+}
+
+TEST(SharedMemory, OfAContainerIsNamedWhereNcclMayNeedMore) {
+  EXPECT_EQ(SmallSharedMemory("/proc"),
+            " (/proc has 0 bytes, and NCCL may need more: mount memory there)");
+  EXPECT_EQ(SmallSharedMemory("/nonexistent"),
+            " (there is no /nonexistent, which NCCL may need: mount memory there)");
 }
 
 }  // namespace

@@ -32,7 +32,10 @@ class HostedCommunicator final : public Communicator {
   absl::Status Take(std::unique_ptr<Communicator> inner) {
     inner_ = std::move(inner);
     ASSIGN_OR_RETURN(stream_, gpu_->MakeCopyStream(CudaGpu::Priority::kNormal));
-    return absl::OkStatus();
+    // Before anything is issued: making more may wait for peers, which the tests do not need.
+    RETURN_IF_ERROR(Pinned(kStageBytes).status());
+    RETURN_IF_ERROR(Stage(0, kStageBytes).status());
+    return Stage(1, kStageBytes).status();
   }
 
   int rank() const override { return inner_->rank(); }
@@ -120,6 +123,7 @@ class HostedCommunicator final : public Communicator {
   CollectiveLedger& ledger() override { return inner_->ledger(); }
 
  private:
+  static constexpr int64_t kStageBytes = int64_t{8} << 20;
   template <typename Float>
   static Float* OfBytes(Float* floats, int64_t bytes) {
     using Byte = std::conditional_t<std::is_const_v<Float>, const std::byte, std::byte>;

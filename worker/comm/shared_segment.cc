@@ -3,6 +3,7 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -23,6 +24,12 @@
 namespace ravel::comm {
 namespace {
 
+// The errno of an mmap: memory and addresses are resources that may be exhausted.
+absl::Status MapFailure(int error, const std::string& what) {
+  return error == ENOMEM ? absl::ResourceExhaustedError(what + ": out of memory")
+                         : ErrnoStatus(error, what);
+}
+
 absl::StatusOr<std::byte*> Map(int64_t bytes, int flags, int fd, int64_t offset) {
   void* data = mmap(nullptr,
                     static_cast<size_t>(bytes),
@@ -31,10 +38,7 @@ absl::StatusOr<std::byte*> Map(int64_t bytes, int flags, int fd, int64_t offset)
                     fd,
                     static_cast<off_t>(offset));
   if (data == MAP_FAILED) {
-    if (errno == ENOMEM) {
-      return absl::ResourceExhaustedError(absl::StrCat("mapping ", bytes, " bytes: out of memory"));
-    }
-    return ErrnoStatus(errno, absl::StrCat("mapping ", bytes, " bytes"));
+    return MapFailure(errno, absl::StrCat("mapping ", bytes, " bytes"));
   }
   return static_cast<std::byte*>(data);
 }
@@ -47,7 +51,7 @@ absl::StatusOr<std::byte*> MapForHugePages(int64_t bytes, int fd, int64_t offset
   const auto room = static_cast<size_t>(bytes + kHugePageBytes);
   void* const reserved = mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (reserved == MAP_FAILED) {
-    return ErrnoStatus(errno, absl::StrCat("reserving addresses for ", bytes, " bytes"));
+    return MapFailure(errno, absl::StrCat("reserving addresses for ", bytes, " bytes"));
   }
   auto* const begin = static_cast<std::byte*>(reserved);
   const auto address = reinterpret_cast<uintptr_t>(reserved);
@@ -60,7 +64,7 @@ absl::StatusOr<std::byte*> MapForHugePages(int64_t bytes, int fd, int64_t offset
            static_cast<off_t>(offset)) == MAP_FAILED) {
     const int error = errno;
     munmap(reserved, room);
-    return ErrnoStatus(error, absl::StrCat("mapping ", bytes, " bytes of shared memory"));
+    return MapFailure(error, absl::StrCat("mapping ", bytes, " bytes of shared memory"));
   }
   if (at > begin) {
     munmap(begin, static_cast<size_t>(at - begin));

@@ -36,7 +36,7 @@ grpc::Status FakeJobsService::SubmitJob(grpc::ServerContext* context,
                                         v1::SubmitJobResponse* response) {
   {
     MutexLock lock(mutex_);
-    request_ids.push_back(request->request_id());
+    request_ids_.push_back(request->request_id());
   }
   const grpc::Status refusal = Refusal(context);
   if (refusal.ok()) {

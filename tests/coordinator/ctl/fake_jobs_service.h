@@ -32,7 +32,12 @@ class FakeJobsService final : public v1::Jobs::Service {
   v1::ErrorDetail detail;
   int unavailable_calls = 0;
   bool hang_watch = false;  // WatchJob stays open after its last state
-  std::vector<std::string> request_ids;
+
+  // Of the jobs submitted so far.
+  std::vector<std::string> request_ids() {
+    const MutexLock lock(mutex_);
+    return request_ids_;
+  }
 
   grpc::Status SubmitJob(grpc::ServerContext* context,
                          const v1::SubmitJobRequest* request,
@@ -77,6 +82,7 @@ class FakeJobsService final : public v1::Jobs::Service {
 
   Mutex mutex_;
   int calls_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<std::string> request_ids_ ABSL_GUARDED_BY(mutex_);
   std::string address_;
   std::unique_ptr<grpc::Server> server_;
 };

@@ -96,9 +96,10 @@ TEST_F(VerbTest, SubmitRetriesUnavailableWithTheSameRequestId) {
   service_.unavailable_calls = 2;
   const Ran ran = Run([&] { return RunSubmit(common_, {.file = file_}); });
   EXPECT_EQ(ran.exit_code, kExitOk) << ran.err;
-  ASSERT_EQ(service_.request_ids.size(), 3u);
-  EXPECT_EQ(service_.request_ids[0].size(), 36u);
-  EXPECT_EQ(service_.request_ids[0], service_.request_ids[2]);
+  const std::vector<std::string> request_ids = service_.request_ids();
+  ASSERT_EQ(request_ids.size(), 3u);
+  EXPECT_EQ(request_ids[0].size(), 36u);
+  EXPECT_EQ(request_ids[0], request_ids[2]);
 }
 
 TEST_F(VerbTest, RefusalsNameTheLinesOfTheFile) {
@@ -120,7 +121,7 @@ TEST_F(VerbTest, AnInvalidFileIsNeverSent) {
   std::ofstream(file_) << "apiVersion: ravel/v1\nkind: Job\n";
   const Ran ran = Run([&] { return RunSubmit(common_, {.file = file_}); });
   EXPECT_EQ(ran.exit_code, kExitUsage);
-  EXPECT_TRUE(service_.request_ids.empty());
+  EXPECT_TRUE(service_.request_ids().empty());
   EXPECT_NE(ran.err.find(":2:1: kind: expected TrainingJob, got 'Job'"), std::string::npos)
       << ran.err;
   EXPECT_EQ(Run([&] { return RunSubmit(common_, {.file = folder_ + "/none"}); }).exit_code,

@@ -145,6 +145,10 @@ void JobRules::CheckDeterminism() {
   spec().determinism = names[static_cast<std::size_t>(choice)] == "exact"
                            ? plan::DeterminismMode::kExact
                            : plan::DeterminismMode::kFast;
+  constexpr plan::AlgorithmChoice kAlgorithms[] = {plan::AlgorithmChoice::kMeasured,
+                                                   plan::AlgorithmChoice::kProposed};
+  spec().algorithms = kAlgorithms[Choice(
+      "spec.determinism.algorithms", determinism.mutable_algorithms(), {"measured", "proposed"})];
   const int64_t lanes = determinism.virtual_ranks();
   const auto& sizes = spec().elastic.sizes;
   const int64_t largest = sizes.empty() ? 1 : std::max<int64_t>(sizes.back(), 1);

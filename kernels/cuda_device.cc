@@ -1,7 +1,6 @@
 #include "kernels/cuda_device.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <type_traits>
 #include <vector>
@@ -16,7 +15,6 @@
 namespace ravel::kernels {
 
 using cuda::AttentionChoice;
-using cuda::GemmChoice;
 using cuda::RavelCudaAlgorithm;
 using cuda::RavelCudaAttention;
 using cuda::RavelCudaAttentionBuffers;
@@ -202,6 +200,9 @@ void CudaStream::Submit(CudaCall::Kind kind,
                         const Arguments& arguments,
                         const std::string& what,
                         std::span<const std::byte> tail) {
+  if (rehearsed_ != nullptr) {
+    return;
+  }
   const auto* begin = reinterpret_cast<const std::byte*>(&arguments);
   submitted_.assign(begin, begin + sizeof(arguments));
   submitted_.insert(submitted_.end(), tail.begin(), tail.end());
@@ -339,6 +340,7 @@ void* CudaStream::Scratch(int64_t bytes) {
 }
 
 uint64_t CudaStream::ReadWord(const void* device_word) {
+  CHECK_MSG(rehearsed_ == nullptr, "a rehearsal reads nothing from the device");
   CopyMemory(word_.data(), device_word, sizeof(uint64_t));
   if (const absl::Status done = Synchronize(); !done.ok()) {
     gpu_.Fail(done);
@@ -348,64 +350,10 @@ uint64_t CudaStream::ReadWord(const void* device_word) {
   return word;
 }
 
-bool CudaStream::RunProduct(const RavelCudaGemm& gemm, const void* a, const void* b, void* c) {
-  if (!gpu_.no_cublas().empty()) {
-    return false;
-  }
-  CHECK_MSG(scratch_ != nullptr, "a product on a stream for copies");
-  const RavelCudaGemmBuffers buffers = {.a = a,
-                                        .b = b,
-                                        .c = c,
-                                        .workspace = scratch_,
-                                        .workspace_bytes = uint64_t{cuda::kScratchBytes}};
-  const std::string key = cuda::GemmKey(gemm);
-  const std::optional<GemmChoice> known = gpu_.algorithms().Find(key);
-  const bool measure = flush_ != nullptr && (!known.has_value() || known->microseconds == 0.0);
-  if (known.has_value() && !measure) {
-    Submit(CudaCall::Kind::kProduct, ProductCall{gemm, known->algorithm, buffers}, key);
-    return true;
-  }
-  if (without_algorithm_.contains(key)) {
-    return false;
-  }
-  const std::optional<GemmChoice> choice = ChooseAlgorithm(gemm, buffers);
-  if (!choice.has_value()) {
-    log::Warning(
-        absl::StrCat("product ", key, ": our own kernel, because cuBLASLt has no algorithm"));
-    without_algorithm_.insert(key);
-    return false;
-  }
-  gpu_.algorithms().Set(key, *choice);
-  Submit(CudaCall::Kind::kProduct, ProductCall{gemm, choice->algorithm, buffers}, key);
-  return true;
-}
-
-std::optional<GemmChoice> CudaStream::ChooseAlgorithm(const RavelCudaGemm& gemm,
-                                                      const RavelCudaGemmBuffers& buffers) {
-  std::array<RavelCudaAlgorithm, kMaxCandidates> candidates;
-  int32_t count = 0;
-  Require(functions().gemm_candidates(gpu_.index(),
-                                      &gemm,
-                                      buffers.workspace_bytes,
-                                      candidates.data(),
-                                      flush_ != nullptr ? kMaxCandidates : 1,
-                                      &count),
-          cuda::GemmKey(gemm));
-  if (count == 0) {
-    return std::nullopt;
-  }
-  if (flush_ == nullptr) {
-    return GemmChoice{candidates[0], 0.0};
-  }
-  std::optional<GemmChoice> best;
-  for (int32_t i = 0; i < count; ++i) {
-    const RavelCudaAlgorithm& algorithm = candidates[static_cast<size_t>(i)];
-    const std::optional<double> microseconds = MeasureMicroseconds(gemm, algorithm, buffers);
-    if (microseconds.has_value() && (!best.has_value() || *microseconds < best->microseconds)) {
-      best = GemmChoice{algorithm, *microseconds};
-    }
-  }
-  return best;
+void CudaStream::SubmitProduct(const Product& product,
+                               const RavelCudaAlgorithm& algorithm,
+                               const std::string& key) {
+  Submit(CudaCall::Kind::kProduct, ProductCall{product.gemm, algorithm, BuffersOf(product)}, key);
 }
 
 void CudaStream::UseAttention(const AttentionOptions& options) {
@@ -460,6 +408,9 @@ int64_t CudaStream::PrepareAttention(const RavelCudaAttention& attention,
 
 bool CudaStream::RunAttention(const RavelCudaAttention& attention,
                               const RavelCudaAttentionBuffers& buffers) {
+  if (rehearsed_ != nullptr) {
+    return true;
+  }
   RavelCudaAttention asked = attention;
   asked.deterministic = attention_options_.deterministic ? 1 : 0;
   const AttentionChoice& choice = ChooseAttention(asked, buffers.workspace_bytes);
@@ -480,38 +431,6 @@ bool CudaStream::RunAttention(const RavelCudaAttention& attention,
     }
   }
   return true;
-}
-
-// The median of five runs after one that warms up, each from a cold cache.
-std::optional<double> CudaStream::MeasureMicroseconds(const RavelCudaGemm& gemm,
-                                                      const RavelCudaAlgorithm& algorithm,
-                                                      const RavelCudaGemmBuffers& buffers) {
-  constexpr size_t kRuns = 5;
-  absl::StatusOr<CudaEvent> begin = gpu_.MakeEvent(CudaGpu::Timing::kOn);
-  absl::StatusOr<CudaEvent> end = gpu_.MakeEvent(CudaGpu::Timing::kOn);
-  CHECK_MSG(begin.ok() && end.ok(), "events for measuring");
-  std::vector<double> samples;
-  for (size_t run = 0; run <= kRuns; ++run) {
-    FillZero(flush_->data(), flush_->bytes());
-    Record(*begin);
-    const absl::Status issued = gpu_.library().ToStatus(
-        functions().gemm_run(handle_, &gemm, &algorithm, &buffers), cuda::GemmKey(gemm));
-    Record(*end);
-    if (const absl::Status done = end->Synchronize(); !done.ok()) {
-      gpu_.Fail(done);  // of the device, not of the choice
-    }
-    if (!issued.ok()) {
-      log::Warning(absl::StrCat("an algorithm is left out: ", issued.message()));
-      return std::nullopt;
-    }
-    const absl::StatusOr<float> milliseconds = end->MillisecondsSince(*begin);
-    CHECK_MSG(milliseconds.ok(), "time between events");
-    if (run > 0) {
-      samples.push_back(1e3 * static_cast<double>(*milliseconds));
-    }
-  }
-  std::sort(samples.begin(), samples.end());
-  return samples[kRuns / 2];
 }
 
 }  // namespace ravel::kernels

@@ -8,9 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -220,12 +220,39 @@ class CudaStream final : public cuda::LaunchStream {
   void PushRange(const char* name);
   void PopRange();
 
-  // With measuring on, the first product of every new key times up to kMaxCandidates algorithms on
-  // its own operands, which should hold random numbers, and keeps the best in the device's table;
-  // the host waits, and an accumulating c ends with one product added per run. `flush` is memory
-  // larger than the cache, overwritten before each run. For start-up, never within a capture.
-  void MeasureProducts(const CudaMemory* flush) { flush_ = flush; }
+  // How many multiprocessors products may use from here on; 0: all. Part of their keys.
+  void UseMultiprocessors(int32_t count) { product_multiprocessors_ = count; }
+
+  // What follows is in cuda_products.cc; for start-up, never within a capture.
+
+  // Times up to kMaxCandidates algorithms of a product on its own operands, which should hold
+  // random numbers; `flush` is overwritten before each run, together larger than the cache. The
+  // host waits, and an accumulating c ends with one product added per run.
   static constexpr int kMaxCandidates = 40;
+  struct Measuring {
+    std::vector<std::span<std::byte>> flush;
+    int32_t most_candidates = kMaxCandidates;
+  };
+  // Given one, the first product of every new key measures, and keeps the best algorithm in the
+  // device's table. Taken away by nullptr.
+  void MeasureProducts(const Measuring* measuring) { measuring_ = measuring; }
+
+  // A product as an op asked for it.
+  struct Product {
+    cuda::RavelCudaGemm gemm;
+    const void* a;
+    const void* b;
+    void* c;
+  };
+  using Products = std::map<std::string, Product>;  // by key, the first of each
+  // From here on nothing that ops ask for reaches the device: their products are listed, all else
+  // is passed over, until nullptr comes. What an op reads back from the device is a bug there.
+  void Rehearse(Products* products);
+  // The choice for a product: the best of those measured, or the library's first proposal where
+  // `measuring` is nullptr. Kept in no table.
+  cuda::GemmChoice ChooseProduct(const Product& product, const Measuring* measuring);
+  // Runs it by that choice and waits; an error where cuBLASLt refuses to.
+  absl::Status TryProduct(const Product& product, const cuda::GemmChoice& choice);
 
   // How attention of bf16 runs through cuDNN from here on; choices made so far are forgotten. For
   // start-up. With more workspace, here or with the operands, fewer descriptions run in parts.
@@ -269,13 +296,16 @@ class CudaStream final : public cuda::LaunchStream {
   int32_t Perform(CudaCall::Kind kind, std::span<const std::byte> arguments) const;
   // Ends the process where `error` is none of success.
   void Require(int32_t error, const std::string& what) const;
-  // Empty where cuBLASLt has none.
-  std::optional<cuda::GemmChoice> ChooseAlgorithm(const cuda::RavelCudaGemm& gemm,
-                                                  const cuda::RavelCudaGemmBuffers& buffers);
-  // None where cuBLASLt proposed the algorithm and refuses to run it.
-  std::optional<double> MeasureMicroseconds(const cuda::RavelCudaGemm& gemm,
-                                            const cuda::RavelCudaAlgorithm& algorithm,
-                                            const cuda::RavelCudaGemmBuffers& buffers);
+  cuda::RavelCudaGemmBuffers BuffersOf(const Product& product) const;
+  void SubmitProduct(const Product& product,
+                     const cuda::RavelCudaAlgorithm& algorithm,
+                     const std::string& key);
+  // An error where cuBLASLt proposed the algorithm and refuses to run it. One that is clearly
+  // slower than `best` is not timed to the end.
+  absl::StatusOr<double> MeasureMicroseconds(const Product& product,
+                                             const cuda::RavelCudaAlgorithm& algorithm,
+                                             const Measuring& measuring,
+                                             double best);
 
   // Of the stream.
   void* AttentionWorkspace() const;
@@ -286,12 +316,13 @@ class CudaStream final : public cuda::LaunchStream {
   CudaGpu& gpu_;
   void* handle_;
   void* scratch_;
-  CudaMemory word_;                    // pinned, for ReadWord
-  const CudaMemory* flush_ = nullptr;  // measuring is on where present
+  CudaMemory word_;                       // pinned, for ReadWord
+  int32_t product_multiprocessors_ = 0;   // of cuda::RavelCudaGemm
+  const Measuring* measuring_ = nullptr;  // measuring is on where present
+  Products* rehearsed_ = nullptr;         // a rehearsal is on where present
   bool capturing_ = false;
   CudaCallLog* log_ = nullptr;
-  std::vector<std::byte> submitted_;         // arguments of the call that is made
-  std::set<std::string> without_algorithm_;  // keys of products that our own kernel computes
+  std::vector<std::byte> submitted_;  // arguments of the call that is made
   AttentionOptions attention_options_;
   cuda::AttentionPlans attention_;
 };

@@ -148,7 +148,8 @@ absl::StatusOr<std::vector<CudaDevice>> CudaLibrary::Devices() const {
                        .memory_bytes = device.memory_bytes,
                        .compute_major = device.compute_major,
                        .compute_minor = device.compute_minor,
-                       .multiprocessors = device.multiprocessors});
+                       .multiprocessors = device.multiprocessors,
+                       .cache_bytes = device.cache_bytes});
   }
   return devices;
 }

@@ -22,6 +22,7 @@ struct CudaDevice {
   int compute_major = 0;
   int compute_minor = 0;
   int multiprocessors = 0;
+  int64_t cache_bytes = 0;  // of the cache that all multiprocessors share
 };
 
 struct CudaVersions {

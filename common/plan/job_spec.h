@@ -61,6 +61,9 @@ enum class WireType { kF32, kBF16 };
 // Of weights that modules read, and of activations. Gradients are fp32.
 enum class ComputeType { kF32, kBF16 };
 enum class DeterminismMode { kExact, kFast };
+// Of what a device's library offers for one computation, before the first step: the fastest, timed,
+// or the first.
+enum class AlgorithmChoice { kMeasured, kProposed };
 enum class Transport { kAuto, kShm, kGloo };
 
 struct CheckpointSpec {
@@ -120,6 +123,7 @@ struct JobSpec {
   int64_t device_count = 0;  // wanted
   ElasticSpec elastic;
   DeterminismMode determinism = DeterminismMode::kExact;
+  AlgorithmChoice algorithms = AlgorithmChoice::kMeasured;
   int64_t virtual_ranks = 0;  // V; 0 = auto, never 0 after admission
   CheckpointSpec checkpoint;
   RestartSpec restart;

@@ -125,6 +125,7 @@ void RunningToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_grow_delay_ms(spec.elastic.grow_delay_ms);
   proto.set_grow_every_ms(spec.elastic.grow_every_ms);
   proto.set_determinism(static_cast<int32_t>(spec.determinism));
+  proto.set_algorithms(static_cast<int32_t>(spec.algorithms));
   proto.set_virtual_ranks(spec.virtual_ranks);
   proto.set_store(spec.checkpoint.store);
   proto.set_every_steps(spec.checkpoint.every_steps);
@@ -219,6 +220,8 @@ absl::Status RunningFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
   RETURN_IF_ERROR(ReadEnum("transport", proto.transport(), Transport::kGloo, spec.transport));
   RETURN_IF_ERROR(
       ReadEnum("determinism", proto.determinism(), DeterminismMode::kFast, spec.determinism));
+  RETURN_IF_ERROR(
+      ReadEnum("algorithms", proto.algorithms(), AlgorithmChoice::kProposed, spec.algorithms));
   spec.cpu_devices = proto.cpu_devices();
   spec.device_count = proto.device_count();
   spec.elastic = {.sizes = {proto.sizes().begin(), proto.sizes().end()},

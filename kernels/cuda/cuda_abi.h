@@ -18,7 +18,7 @@ struct RavelCudaDevice {
   int32_t compute_major;
   int32_t compute_minor;
   int32_t multiprocessors;
-  int32_t reserved;
+  int32_t cache_bytes;  // of the cache that all multiprocessors share
 };
 
 struct RavelCudaLaunch {

@@ -41,7 +41,7 @@ int32_t Device(int32_t index, RavelCudaDevice* device) {
   device->compute_major = properties.major;
   device->compute_minor = properties.minor;
   device->multiprocessors = properties.multiProcessorCount;
-  device->reserved = 0;
+  device->cache_bytes = properties.l2CacheSize;
   return 0;
 }
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include <absl/base/thread_annotations.h>
 #include <absl/status/status.h>
@@ -23,6 +24,7 @@ std::string GemmKey(const RavelCudaGemm& gemm);
 struct GemmChoice {
   RavelCudaAlgorithm algorithm = {};
   double microseconds = 0.0;  // 0: the library's first proposal, not measured
+  bool none = false;          // the library has no algorithm: our own kernel computes it
 };
 
 // Thread-safe.
@@ -35,17 +37,25 @@ class GemmAlgorithms {
   std::optional<GemmChoice> Find(const std::string& key) const;
   // A measured choice replaces any; one that is not measured replaces none.
   void Set(const std::string& key, const GemmChoice& choice);
+  // Replaces any.
+  void Put(const std::string& key, const GemmChoice& choice);
+  std::map<std::string, GemmChoice> choices() const;
   size_t size() const;
+  const std::string& identity() const { return identity_; }
+  // A name for the file of this identity, within a folder that may hold several.
+  std::string FileName() const;
 
   // The file's text: a first line with the identity, then one line per product in the order of
-  // keys.
+  // keys, and a sum over all that.
   std::string ToText() const;
-  // Takes over what a text says; nothing at all if any line is wrong. FailedPrecondition for
-  // another identity, InvalidArgument naming `source` and the line for anything else.
+  // Takes over what a text says, as Set does; nothing at all if any line is wrong.
+  // FailedPrecondition for another identity, InvalidArgument naming `source` and the line for
+  // anything else.
   absl::Status AddText(const std::string& text, const std::string& source);
   // NotFound where there is no file yet.
   absl::Status Load(const std::string& path);
-  // Written beside the file and renamed over it.
+  // Written beside the file, under a name of its own, and renamed over it: several processes may
+  // save at once, and the last one's file stays.
   absl::Status Save(const std::string& path) const;
 
  private:

@@ -93,7 +93,9 @@ absl::StatusOr<std::unique_ptr<GpuBench>> GpuBench::Open(Sizes sizes) {
   if (!bench->gpu_->no_cublas().empty()) {
     return absl::FailedPreconditionError(bench->gpu_->no_cublas());
   }
-  bench->stream_->MeasureProducts(&bench->flush_);
+  bench->measuring_.flush = {std::span(static_cast<std::byte*>(bench->flush_.data()),
+                                       static_cast<size_t>(bench->flush_.bytes()))};
+  bench->stream_->MeasureProducts(&bench->measuring_);
   bench->seed_ = std::random_device()();
   return bench;
 }

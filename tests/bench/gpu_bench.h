@@ -74,6 +74,7 @@ class GpuBench {
   std::unique_ptr<kernels::CudaGpu> gpu_;
   kernels::CudaMemory scratch_;
   kernels::CudaMemory flush_;
+  kernels::CudaStream::Measuring measuring_;
   std::unique_ptr<kernels::CudaStream> stream_;
   std::vector<kernels::CudaMemory> memory_;
   Sizes sizes_ = Sizes::kFull;

@@ -244,6 +244,10 @@ INSTANTIATE_TEST_SUITE_P(
         BadFile{"Lanes",
                 With("  elastic:", "  determinism: {virtualRanks: 3}\n  elastic:"),
                 "job.yaml:16:17: spec.determinism.virtualRanks: expected a power of two, got 3\n"},
+        BadFile{"Algorithms",
+                With("  elastic:", "  determinism: {algorithms: fastest}\n  elastic:"),
+                "job.yaml:16:17: spec.determinism.algorithms: expected one of measured, proposed, "
+                "got 'fastest'\n"},
         BadFile{"RelativePath",
                 With("path: /data/train", "path: train"),
                 "job.yaml:10:10: spec.data.train[0].path: expected an absolute path or file:// "
@@ -367,6 +371,7 @@ TEST(JobFile, GpuJobsAreValid) {
   EXPECT_TRUE(job.ok()) << FormatViolation(job.violations[0], "");
   EXPECT_FALSE(job.spec.cpu_devices);
   EXPECT_EQ(job.spec.determinism, plan::DeterminismMode::kFast);
+  EXPECT_EQ(job.spec.algorithms, plan::AlgorithmChoice::kMeasured);
 }
 
 class JobPaths : public ::testing::Test {

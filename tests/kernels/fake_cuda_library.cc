@@ -40,7 +40,7 @@ int32_t Device(int32_t index, RavelCudaDevice* device) {
              .compute_major = 9,
              .compute_minor = index,
              .multiprocessors = 132,
-             .reserved = 0};
+             .cache_bytes = 0};
   return 0;
 }
 

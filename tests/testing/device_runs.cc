@@ -75,7 +75,8 @@ absl::Status RunOn(kernels::CudaGpu& gpu, const RecordArgs& args, RankBody body)
                         .ranks = args.ranks,
                         .body = std::move(body),
                         .adjust = args.adjust,
-                        .gpu = &gpu});
+                        .gpu = &gpu,
+                        .products = args.products});
 }
 
 void ExpectANanIsSkippedAndExplained(kernels::CudaGpu& gpu, const RecordArgs& args) {

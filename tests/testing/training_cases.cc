@@ -291,7 +291,8 @@ absl::StatusOr<Recording> TryRecord(const RecordArgs& args) {
                                  .body = body,
                                  .adjust = args.adjust,
                                  .executor = args.executor,
-                                 .gpu = args.gpu}));
+                                 .gpu = args.gpu,
+                                 .products = args.products}));
   return recording;
 }
 

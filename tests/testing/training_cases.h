@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -45,7 +46,8 @@ struct RecordArgs {
   const Recording* start = nullptr;  // state to begin with; nullptr: initial weights
   std::function<absl::Status(plan::ShardingPlan& plan)> adjust = nullptr;  // LocalRun
   shard::ExecutorOptions executor = {};
-  kernels::CudaGpu* gpu = nullptr;  // LocalRun
+  kernels::CudaGpu* gpu = nullptr;                        // LocalRun
+  std::optional<ProductOptions> products = std::nullopt;  // LocalRun
 };
 // One rank's part of such a run: its initial state, its steps and evaluations. Adds to `recording`
 // what only rank 0 tells.

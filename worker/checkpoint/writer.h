@@ -36,7 +36,7 @@ struct SaveRequest {
   int64_t attempt = 0;            // save attempt: never used before for this (step, epoch)
   int64_t sequence = 0;           // copied into the seal
   int64_t optimizer_step = 0;     // value of the state.<name>.step tensors
-  std::vector<ckpt::Blob> blobs;  // rank 0 only: rng, data, hyper, schedule
+  std::vector<ckpt::Blob> blobs;  // rank 0 only: rng, data, hyper, schedule, algorithms
 };
 
 // The rank's shard of `role` (kParam, kExpAvg, kExpAvgSq) of group `group`: whole shard, from its

@@ -21,6 +21,7 @@ struct DaemonOptions {
   std::string node_id;
   std::string data_address;
   std::string work_dir;
+  std::string product_cache = {};  // empty: none
   std::string trainer_program;
   std::string version;
   NodeFacts facts;  // each GPU trainers_per_gpu times

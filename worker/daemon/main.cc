@@ -36,6 +36,7 @@ struct Flags {
   int cpu_devices = 1;
   int trainers_per_gpu = 1;
   std::string work_dir;
+  std::string product_cache;
   std::string trainer;
   std::string data_address = "127.0.0.1";
 };
@@ -110,12 +111,21 @@ absl::Status LockWorkDir(const std::string& path) {
   return absl::OkStatus();
 }
 
+std::string ProductCache(const Flags& flags) {
+  if (flags.product_cache.empty()) {
+    std::error_code ignored;
+    return std::filesystem::absolute(flags.work_dir + "/products", ignored);
+  }
+  return flags.product_cache == "off" ? "" : flags.product_cache;
+}
+
 int Start(const Flags& flags) {
   signal(SIGPIPE, SIG_IGN);
   DaemonOptions options{.coordinator = flags.coordinator,
                         .node_id = flags.node_id,
                         .data_address = flags.data_address,
                         .work_dir = flags.work_dir,
+                        .product_cache = ProductCache(flags),
                         .trainer_program = flags.trainer.empty() ? SiblingTrainer() : flags.trainer,
                         .version = kVersion,
                         .facts = {}};
@@ -160,6 +170,14 @@ int ParseAndStart(int argc, char** argv) {
       ->check(CLI::Range(1, kMaxTrainersPerGpu))
       ->capture_default_str();
   app.add_option("--work-dir", flags.work_dir, "Folder for logs of trainers")->required();
+  app.add_option("--product-cache",
+                 flags.product_cache,
+                 "Folder for what was measured of matrix products on GPUs, or off; default: "
+                 "products in the work folder")
+      ->check([](const std::string& path) {
+        return path == "off" || absl::StartsWith(path, "/") ? ""
+                                                            : "expected an absolute path or off";
+      });
   app.add_option(
       "--trainer", flags.trainer, "Trainer program; default: ravel-trainer beside this one");
   app.add_option(

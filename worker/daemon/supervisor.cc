@@ -119,6 +119,9 @@ absl::Status Supervisor::StartOne(const v1::StartTrainer& start) {
     variables =
         SharedGpuEnvironment(absl::StrCat(start.job_uid(), "-", start.epoch(), "-", start.rank()));
   }
+  if (!options_.product_cache.empty()) {
+    variables.push_back(absl::StrCat("RAVEL_PRODUCT_CACHE=", options_.product_cache));
+  }
   ASSIGN_OR_RETURN(
       auto trainer,
       TrainerProcess::Start(

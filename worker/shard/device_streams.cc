@@ -27,6 +27,11 @@ absl::StatusOr<std::unique_ptr<DeviceStreams>> DeviceStreams::Create(
     kernels::CudaGpu& gpu, const plan::ShardingPlan& plan, std::function<absl::Status()> failure) {
   std::unique_ptr<DeviceStreams> made(new DeviceStreams(gpu, std::move(failure)));
   RETURN_IF_ERROR(made->Add(plan::StreamId::kCompute));
+  // Products leave to collectives what the job gives those, on any number of ranks.
+  const auto blocks = static_cast<int32_t>(plan.options.communication_blocks);
+  if (blocks > 0) {
+    made->compute().UseMultiprocessors(std::max(1, gpu.properties().multiprocessors - blocks));
+  }
   for (const plan::StepProgram& program : plan.programs) {
     for (const plan::Instruction& instruction : program.instructions) {
       if (instruction.stream != plan::StreamId::kHost) {

@@ -158,10 +158,17 @@ absl::Status InstructionRunner::Compute(const BoundInstruction& bound, const Rep
     return PassUnused(instruction);
   }
   RETURN_IF_ERROR(state_.BeginCompute(instruction));
-  const model::Module& module = *args_.modules[unit];
+  IssueCompute(bound, turn.slot.phase);
+  state_.EndCompute(instruction);
+  return absl::OkStatus();
+}
+
+void InstructionRunner::IssueCompute(const BoundInstruction& bound, plan::Phase phase) const {
+  const Instruction& instruction = bound.instruction;
+  const model::Module& module = *args_.modules[static_cast<size_t>(instruction.unit)];
   kernels::Stream& stream = StreamOf(instruction);
   if (instruction.op == OpCode::kForward) {
-    if (turn.slot.phase == plan::Phase::kEval) {
+    if (phase == plan::Phase::kEval) {
       module.ForwardOnly(stream, bound.memory);
     } else {
       module.Forward(stream, bound.memory);
@@ -173,8 +180,6 @@ absl::Status InstructionRunner::Compute(const BoundInstruction& bound, const Rep
   } else {
     module.Backward(stream, bound.memory, Typed<model::FreshGradient>(bound.gradients));
   }
-  state_.EndCompute(instruction);
-  return absl::OkStatus();
 }
 
 // The residual stream passes by; the lane's gradient of the unit is zero.

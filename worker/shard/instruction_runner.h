@@ -87,6 +87,8 @@ class InstructionRunner {
   // All but kFree and kEndPhase, which belong to the host. Of a device: issues it on its stream and
   // waits for nothing; the order of what is issued is what the replay state checks.
   absl::Status Run(const BoundInstruction& bound, const ReplayTurn& turn);
+  // What kForward, kRecompute or kBackward of a lane gives to its stream; checks nothing.
+  void IssueCompute(const BoundInstruction& bound, plan::Phase phase) const;
   // How long the collectives on an instruction's communicator waited for other ranks since the last
   // call.
   comm::PeerWait TakePeerWait(const plan::Instruction& instruction);

@@ -263,6 +263,24 @@ absl::Status UnitExecutor::PrepareDevice() {
   return absl::OkStatus();
 }
 
+kernels::CudaStream::Products UnitExecutor::RehearseProducts() {
+  kernels::CudaStream::Products products;
+  kernels::CudaStream& stream = args_.device->compute();
+  stream.Rehearse(&products);
+  for (const BoundProgram& program : programs_) {
+    for (const BoundInstruction& bound : program.instructions) {
+      const OpCode op = bound.instruction.op;
+      if (op == OpCode::kForward || op == OpCode::kRecompute || op == OpCode::kBackward) {
+        CHECK_MSG(&args_.device->of(bound.instruction.stream) == &stream,
+                  "units compute on one stream");
+        runner_.IssueCompute(bound, program.phase);
+      }
+    }
+  }
+  stream.Rehearse(nullptr);
+  return products;
+}
+
 absl::Status UnitExecutor::RunOnDevice(const BoundProgram& program, const ReplayTurn& turn) {
   CHECK_MSG(!device_orders_.empty(), "PrepareDevice comes first");
   const auto issue = [&] { return IssueOnDevice(program, turn); };

@@ -58,6 +58,9 @@ class UnitExecutor {
   explicit UnitExecutor(const Args& args, ExecutorOptions options = {});
   // On a device, before the first Run: makes its events.
   absl::Status PrepareDevice();
+  // On a device, before the first Run: the products that a lane's programs, all of them, will ask
+  // for. Nothing runs.
+  kernels::CudaStream::Products RehearseProducts();
   ~UnitExecutor();
   UnitExecutor(const UnitExecutor&) = delete;
   UnitExecutor& operator=(const UnitExecutor&) = delete;

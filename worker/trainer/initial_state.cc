@@ -1,6 +1,8 @@
 #include "worker/trainer/initial_state.h"
 
 #include <functional>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -81,9 +83,13 @@ absl::Status CheckDigests(const checkpoint::StepLoader& loader, comm::Communicat
   return MarkLoadError(loader.CheckDigests(sums));
 }
 
-absl::Status Restore(const Assignment& assignment,
-                     comm::Communicator& communicator,
-                     RankEngine& engine) {
+// The step directory that the job resumes from, in the store that holds it.
+struct SavedStep {
+  std::unique_ptr<store::FileStore> files;
+  std::optional<checkpoint::StepLoader> loader;
+};
+
+absl::StatusOr<SavedStep> OpenSaved(const Assignment& assignment) {
   std::string path = assignment.restore_path;
   while (path.size() > 1 && path.ends_with('/')) {
     path.pop_back();
@@ -94,12 +100,22 @@ absl::Status Restore(const Assignment& assignment,
                         "restore path: expected an absolute step directory, got ", path)),
                     ExitCode::kPlanMismatch);
   }
-  const store::FileStore files(slash == 0 ? "/" : path.substr(0, slash));
-  auto loader =
-      checkpoint::StepLoader::Open(&files, path.substr(slash + 1), &assignment.plan.inventory);
+  SavedStep saved;
+  saved.files = std::make_unique<store::FileStore>(slash == 0 ? "/" : path.substr(0, slash));
+  auto loader = checkpoint::StepLoader::Open(
+      saved.files.get(), path.substr(slash + 1), &assignment.plan.inventory);
   if (!loader.ok()) {
     return MarkLoadError(loader.status());
   }
+  saved.loader.emplace(*std::move(loader));
+  return saved;
+}
+
+absl::Status Restore(const Assignment& assignment,
+                     comm::Communicator& communicator,
+                     RankEngine& engine) {
+  ASSIGN_OR_RETURN(SavedStep saved, OpenSaved(assignment));
+  std::optional<checkpoint::StepLoader>& loader = saved.loader;
   RETURN_IF_ERROR(MarkLoadError(ReadGroups(assignment.plan, assignment.rank, *loader, engine)));
   auto updates =
       loader->ReadOptimizerStep(communicator.rank() == 0 ? checkpoint::DigestShare::kOwner
@@ -126,6 +142,15 @@ absl::Status LoadHuggingFace(const Assignment& assignment, RankEngine& engine) {
 }
 
 }  // namespace
+
+absl::StatusOr<std::string> SavedProducts(const Assignment& assignment) {
+  if (assignment.restore_path.empty()) {
+    return std::string();
+  }
+  ASSIGN_OR_RETURN(const SavedStep saved, OpenSaved(assignment));
+  const absl::StatusOr<std::string> table = saved.loader->Blob(kProductsBlob);
+  return table.ok() ? *table : std::string();
+}
 
 absl::Status PrepareState(const Assignment& assignment,
                           comm::Communicator& communicator,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "common/status.h"
 #include "worker/comm/communicator.h"
@@ -15,5 +16,9 @@ namespace ravel::trainer {
 absl::Status PrepareState(const Assignment& assignment,
                           comm::Communicator& communicator,
                           RankEngine& engine);
+
+// The choices of products in the checkpoint that the assignment resumes from (ProductChoices::
+// table); empty where it has none.
+absl::StatusOr<std::string> SavedProducts(const Assignment& assignment);
 
 }  // namespace ravel::trainer

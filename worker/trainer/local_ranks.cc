@@ -127,7 +127,8 @@ class LocalGroup {
                                          .communicator = communicator,
                                          .control = nullptr,
                                          .executor = run_.executor,
-                                         .gpu = run_.gpu}));
+                                         .gpu = run_.gpu,
+                                         .products = run_.products}));
     return run_.body(*engine, communicator.rank());
   }
 

@@ -3,6 +3,7 @@
 // Ranks as threads of one process.
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "common/plan/sharding_plan.h"
@@ -23,6 +24,7 @@ struct LocalRun {
   shard::ExecutorOptions executor = {};
   // All ranks on this device (comm/device_local_communicator.h); nullptr: on the host.
   kernels::CudaGpu* gpu = nullptr;
+  std::optional<ProductOptions> products = std::nullopt;  // RankEngine::Args
 };
 absl::Status RunLocalRanks(const LocalRun& run);
 // The plan that it runs.

@@ -166,6 +166,20 @@ absl::Status RankEngine::SetUpBatches() {
   return absl::OkStatus();
 }
 
+absl::Status RankEngine::SetUpProducts() {
+  if (!args_.products.has_value()) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(product_choices_,
+                   ChooseProducts({.options = *args_.products,
+                                   .plan = args_.plan,
+                                   .exact = args_.spec.determinism == plan::DeterminismMode::kExact,
+                                   .communicator = args_.communicator,
+                                   .streams = *device_,
+                                   .executor = *executor_}));
+  return absl::OkStatus();
+}
+
 absl::Status RankEngine::ChooseGraphs() {
   comm::Communicator& communicator = args_.communicator;
   shard::ExecutorOptions& options = args_.executor;
@@ -246,6 +260,7 @@ absl::Status RankEngine::SetUp() {
   MakeParts();
   if (args_.gpu != nullptr) {
     RETURN_IF_ERROR(MarkDeviceError(SetUpBatches()));
+    RETURN_IF_ERROR(SetUpProducts());
   }
   return FillRopeTables();
 }

@@ -8,6 +8,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@
 #include "worker/shard/device_streams.h"
 #include "worker/shard/unit_executor.h"
 #include "worker/trainer/device_batches.h"
+#include "worker/trainer/product_choices.h"
 
 namespace ravel::trainer {
 
@@ -53,6 +55,9 @@ class RankEngine {
     shard::ExecutorOptions executor = {};
     // The device that the communicator's arena is on; nullptr: on the host. Outlives the engine.
     kernels::CudaGpu* gpu = nullptr;
+    // How algorithms of products are chosen on a device; absent: each as it comes up, by this rank,
+    // the first that is proposed.
+    std::optional<ProductOptions> products = std::nullopt;
   };
   // Collective: allocates the arena of the plan, opens the data, checks that plan and communicator
   // agree.
@@ -82,6 +87,9 @@ class RankEngine {
   std::string AttentionReport() const {
     return device_ == nullptr ? "" : device_->compute().AttentionReport();
   }
+
+  // How products were chosen; empty on a host.
+  const ProductChoices& product_choices() const { return product_choices_; }
 
   // Collective. Replays a step whose gradients were not finite, which changed no weights, looks at
   // everything that each instruction writes, and says what was wrong first on any rank: rank, lane,
@@ -129,6 +137,7 @@ class RankEngine {
   // What a device needs before, and after, the executor has placed the activations.
   absl::Status SetUpDevice();
   absl::Status SetUpBatches();
+  absl::Status SetUpProducts();
   // Programs of ranks that exchange become graphs on all of them, or on none.
   absl::Status ChooseGraphs();
   void MakeParts();
@@ -163,6 +172,7 @@ class RankEngine {
   std::unique_ptr<optim::DeviceStatistics> device_statistics_;
   std::unique_ptr<optim::ShardedAdamW> optimizer_;
   std::unique_ptr<shard::UnitExecutor> executor_;
+  ProductChoices product_choices_;
   std::deque<int64_t> unread_;  // steps
   // Last: goes first, and waits for the work that refers to all of the above.
   std::unique_ptr<shard::DeviceStreams> device_;

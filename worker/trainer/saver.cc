@@ -102,21 +102,29 @@ std::vector<ckpt::Blob> Saver::Blobs(int64_t step) const {
   const bool narrow = spec.optimizer.state_type == plan::StateType::kBF16;
   // Everything random or ordered is a function of the seed and the step: nothing here has a
   // position of its own.
-  return {blob("data", {{"next_step", json::Value(step)}, {"seed", json::Value(spec.seed)}}),
-          blob("hyper",
-               {{"lr", json::Value(spec.optimizer.lr)},
-                {"beta1", json::Value(spec.optimizer.beta1)},
-                {"beta2", json::Value(spec.optimizer.beta2)},
-                {"eps", json::Value(spec.optimizer.eps)},
-                {"weight_decay", json::Value(spec.optimizer.weight_decay)},
-                // Saved as fp32 all the same: exact.
-                {"state_dtype", json::Value(narrow ? "bf16" : "fp32")}}),
-          blob("rng", {{"seed", json::Value(spec.seed)}}),
-          blob("schedule",
-               {{"kind", json::Value(static_cast<int64_t>(spec.schedule.kind))},
-                {"warmup_steps", json::Value(spec.schedule.warmup_steps)},
-                {"min_ratio", json::Value(spec.schedule.min_ratio)},
-                {"steps", json::Value(spec.steps)}})};
+  std::vector<ckpt::Blob> blobs = {
+      blob("data", {{"next_step", json::Value(step)}, {"seed", json::Value(spec.seed)}}),
+      blob("hyper",
+           {{"lr", json::Value(spec.optimizer.lr)},
+            {"beta1", json::Value(spec.optimizer.beta1)},
+            {"beta2", json::Value(spec.optimizer.beta2)},
+            {"eps", json::Value(spec.optimizer.eps)},
+            {"weight_decay", json::Value(spec.optimizer.weight_decay)},
+            // Saved as fp32 all the same: exact.
+            {"state_dtype", json::Value(narrow ? "bf16" : "fp32")}}),
+      blob("rng", {{"seed", json::Value(spec.seed)}}),
+      blob("schedule",
+           {{"kind", json::Value(static_cast<int64_t>(spec.schedule.kind))},
+            {"warmup_steps", json::Value(spec.schedule.warmup_steps)},
+            {"min_ratio", json::Value(spec.schedule.min_ratio)},
+            {"steps", json::Value(spec.steps)}})};
+  const std::string& table = engine_.product_choices().table;
+  if (static_cast<int64_t>(table.size()) > ckpt::kMaxBlobBytes) {
+    log::Warning(absl::StrCat("the choices of products are not saved: ", table.size(), " bytes"));
+  } else if (!table.empty()) {
+    blobs.push_back({.name = kProductsBlob, .content = table});
+  }
+  return blobs;
 }
 
 absl::Status Saver::Take(absl::StatusOr<ckpt::Seal> result, bool must_succeed) {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -39,6 +40,9 @@ shard::ExecutorOptions WithGraphs() {
   const std::string_view text = setting == nullptr ? "" : setting;
   return {.graphs = text != "0", .exchanging_graphs = text == "exchange"};
 }
+
+// Folder of what was measured of products, from the daemon; absent: nothing is kept.
+constexpr char kProductsSetting[] = "RAVEL_PRODUCT_CACHE";
 
 double SecondsSince(const Clock& clock, int64_t start_ms) {
   return static_cast<double>(clock.MonotonicMs() - start_ms) / 1000.0;
@@ -151,15 +155,29 @@ absl::StatusOr<std::unique_ptr<comm::Communicator>> Trainer::Connect(kernels::Cu
        .check_collectives = std::getenv(kCheckSetting) != nullptr});
 }
 
+absl::StatusOr<std::optional<ProductOptions>> Trainer::Products() const {
+  if (parts_.assignment.spec.cpu_devices) {
+    return std::nullopt;
+  }
+  const char* folder = std::getenv(kProductsSetting);
+  ASSIGN_OR_RETURN(std::string saved, SavedProducts(parts_.assignment));
+  return ProductOptions{
+      .measure = parts_.assignment.spec.algorithms == plan::AlgorithmChoice::kMeasured,
+      .saved = std::move(saved),
+      .cache_folder = folder == nullptr ? "" : folder};
+}
+
 absl::Status Trainer::RunWith(comm::Communicator& communicator, kernels::CudaGpu* gpu) {
   const Assignment& assignment = parts_.assignment;
+  ASSIGN_OR_RETURN(std::optional<ProductOptions> products, Products());
   ASSIGN_OR_RETURN(const std::unique_ptr<RankEngine> engine,
                    RankEngine::Create({.plan = assignment.plan,
                                        .spec = assignment.spec,
                                        .communicator = communicator,
                                        .control = [this] { return parts_.box.control(); },
                                        .executor = WithGraphs(),
-                                       .gpu = gpu}));
+                                       .gpu = gpu,
+                                       .products = std::move(products)}));
   parts_.position.Enter(TrainerPhase::kRestoring);
   const int64_t start_ms = parts_.clock.MonotonicMs();
   RETURN_IF_ERROR(PrepareState(assignment, communicator, *engine));

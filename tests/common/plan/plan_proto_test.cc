@@ -43,6 +43,7 @@ JobSpec FullSpec() {
   spec.device_count = 3;
   spec.elastic = {.sizes = {1, 2, 3}, .grow_delay_ms = 1, .grow_every_ms = 2};
   spec.determinism = DeterminismMode::kFast;
+  spec.algorithms = AlgorithmChoice::kProposed;
   spec.checkpoint = {.store = "file:///s",
                      .every_steps = 5,
                      .every_ms = 6,
@@ -207,6 +208,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
                device_count,
                elastic,
                determinism,
+               algorithms,
                virtual_ranks,
                checkpoint,
                restart,

@@ -147,13 +147,39 @@ TEST_F(CudaDeviceTest, FirstProposalServesUntilProductsAreMeasured) {
   EXPECT_EQ(c[0], 1.0f);  // the library's first proposal
   ASSERT_EQ(gpu_->algorithms().size(), 1u);
   EXPECT_THAT(gpu_->algorithms().ToText(),
-              HasSubstr("ravel-gemm-algorithms-1 Fake 9.0 132 cublasLt 130100\n2x2x2-nn-"));
+              HasSubstr("ravel-gemm-algorithms-2 Fake 9.0 132 cublasLt 130100\n2x2x2-nn-"));
   auto flush = gpu_->AllocateDevice(1024);
   ASSERT_TRUE(flush.ok());
-  stream_->MeasureProducts(&*flush);
+  const CudaStream::Measuring measuring = {
+      .flush = {std::span(static_cast<std::byte*>(flush->data()), 1024)}};
+  stream_->MeasureProducts(&measuring);
   Gemm(*stream_, product);
   EXPECT_THAT(gpu_->algorithms().ToText(), HasSubstr(" 1500.000\n"));
   EXPECT_EQ(c[0], 1.0f);  // all took the same time: the first remains
+}
+
+TEST_F(CudaDeviceTest, ARehearsalListsProductsAndDoesNothing) {
+  std::vector<float> a(4, 2.0f), b(4), c(4);
+  GemmArgs product = {.a = MatrixView(a.data(), 2, 2),
+                      .b = MatrixView(b.data(), 2, 2),
+                      .c = MatrixView(c.data(), 2, 2)};
+  stream_->UseMultiprocessors(100);
+  CudaStream::Products products;
+  stream_->Rehearse(&products);
+  Gemm(*stream_, product);
+  Gemm(*stream_, product);
+  product.output = Output::kAccumulate;
+  Gemm(*stream_, product);
+  CopyBytes(*stream_, {.to = c.data(), .from = a.data(), .bytes = 16});
+  stream_->FillBytes(c.data(), 1, 16);
+  stream_->Rehearse(nullptr);
+  ASSERT_EQ(products.size(), 2u);
+  EXPECT_EQ(products.begin()->first, "2x2x2-nn-f32-f32-b0-s2,2,2-a8,8,8-m100");
+  EXPECT_EQ(products.begin()->second.a, a.data());
+  EXPECT_EQ(gpu_->algorithms().size(), 0u);
+  EXPECT_EQ(c, std::vector<float>(4));
+  Gemm(*stream_, product);
+  EXPECT_EQ(gpu_->algorithms().size(), 1u);
 }
 
 }  // namespace

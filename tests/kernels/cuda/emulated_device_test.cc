@@ -362,7 +362,9 @@ TEST_F(EmulatedDeviceTest, ProductsMeasureTheirAlgorithmsWhichGiveTheSameBits) {
   product(first);
   ASSERT_EQ((*gpu)->algorithms().size(), 1u);
   EXPECT_THAT((*gpu)->algorithms().ToText(), HasSubstr(" 0.000\n"));
-  stream->MeasureProducts(&flush);
+  const CudaStream::Measuring measuring = {
+      .flush = {std::span(static_cast<std::byte*>(flush.data()), 1 << 16)}};
+  stream->MeasureProducts(&measuring);
   product(measured);
   EXPECT_THAT((*gpu)->algorithms().ToText(), Not(HasSubstr(" 0.000\n")));
   EXPECT_EQ(std::memcmp(first, measured, 300 * sizeof(float)), 0);

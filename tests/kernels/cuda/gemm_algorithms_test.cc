@@ -1,7 +1,10 @@
 #include "kernels/cuda/gemm_algorithms.h"
 
 #include <filesystem>
-#include <fstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -73,28 +76,94 @@ TEST(GemmAlgorithmsTest, AnotherDeviceOrLibraryIsRefusedAndTakesNothing) {
   GemmAlgorithms other("device 2");
   const absl::Status status = other.AddText(table.ToText(), "file");
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("needs 'ravel-gemm-algorithms-1 device 2'"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("needs 'ravel-gemm-algorithms-2 device 2'"));
   EXPECT_EQ(other.size(), 0u);
 }
 
 TEST(GemmAlgorithmsTest, OneBadLineTakesNothingAndIsNamed) {
   GemmAlgorithms table("device 1");
   table.Set("a", Choice(1, 1.0));
-  std::string text = table.ToText();
-  for (const std::string& bad :
-       {std::string("b 1 2 3\n"), text.substr(text.find('\n') + 1, 30) + "\n"}) {
+  const std::string text = table.ToText();
+  const size_t sum = text.rfind("sum ");
+  const std::string lines = text.substr(0, sum);
+  std::string flipped = text;
+  flipped[lines.size() - 2] ^= 1;
+  const std::pair<std::string, std::string> cases[] = {
+      {lines + "b 1 2 3\n" + text.substr(sum), "some/file:3: expected a product"},
+      {lines + lines.substr(lines.find('\n') + 1, 30) + "\n" + text.substr(sum),
+       "some/file:3: expected a product"},
+      {flipped, "some/file:3: expected the sum of all lines before"},
+      {lines, "some/file:3: expected a product"},
+      {text + "more\n", "some/file:3: expected the sum of all lines before, and no more"},
+      {text.substr(0, text.size() - 3), "some/file:3: expected the sum"},
+      {text.substr(0, text.find('\n')), "some/file:2: expected the sum"}};
+  for (const auto& [bad, expected] : cases) {
     GemmAlgorithms other("device 1");
-    const absl::Status status = other.AddText(text + bad, "some/file");
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(status.message()), HasSubstr("some/file:3: expected"));
+    const absl::Status status = other.AddText(bad, "some/file");
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << bad;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(expected));
     EXPECT_EQ(other.size(), 0u);
   }
+}
+
+TEST(GemmAlgorithmsTest, AProductWithoutAnAlgorithmStaysOne) {
+  GemmAlgorithms table("device 1");
+  table.Put("a", {.algorithm = {}, .microseconds = 0.0, .none = true});
+  table.Put("b", Choice(2, 3.0));
+  GemmAlgorithms other("device 1");
+  ASSERT_TRUE(other.AddText(table.ToText(), "text").ok());
+  EXPECT_TRUE(other.Find("a")->none);
+  EXPECT_FALSE(other.Find("b")->none);
+  EXPECT_EQ(other.ToText(), table.ToText());
+}
+
+TEST(GemmAlgorithmsTest, FilesOfOneFolderAreNamedForTheirIdentity) {
+  EXPECT_EQ(GemmAlgorithms("device 1").FileName(), GemmAlgorithms("device 1").FileName());
+  EXPECT_NE(GemmAlgorithms("device 1").FileName(), GemmAlgorithms("device 2").FileName());
+}
+
+// Processes that save at once: a reader sees one of the files, whole, at any moment.
+TEST(GemmAlgorithmsTest, ManyMaySaveAtOnce) {
+  const std::string folder = ::testing::TempDir() + "/ravel_gemm_saved";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  const std::string path = folder + "/table";
+  constexpr int kWriters = 4;
+  constexpr int kSaves = 25;
+  std::vector<std::thread> writers;
+  for (int writer = 0; writer < kWriters; ++writer) {
+    writers.emplace_back([&path, writer] {
+      GemmAlgorithms table("device 1");
+      for (int i = 0; i < 100 * (writer + 1); ++i) {
+        table.Set(std::to_string(i), Choice(static_cast<uint64_t>(writer), 1.0));
+      }
+      for (int save = 0; save < kSaves; ++save) {
+        const absl::Status saved = table.Save(path);
+        EXPECT_TRUE(saved.ok()) << saved;
+        GemmAlgorithms read("device 1");
+        const absl::Status loaded = read.Load(path);
+        EXPECT_TRUE(loaded.ok()) << loaded;
+        EXPECT_EQ(read.size() % 100, 0u);
+      }
+    });
+  }
+  for (std::thread& writer : writers) {
+    writer.join();
+  }
+  size_t files = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder)) {
+    ++files;
+  }
+  EXPECT_EQ(files, 1u);
+  std::filesystem::remove_all(folder);
 }
 
 TEST(GemmAlgorithmsTest, MissingFileIsNotFound) {
   GemmAlgorithms table("device 1");
   EXPECT_EQ(table.Load("/nonexistent/table").code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(table.Save("/nonexistent/table").code(), absl::StatusCode::kUnavailable);
+  const absl::Status saved = table.Save("/nonexistent/table");
+  EXPECT_THAT(std::string(saved.message()), HasSubstr("cannot write: /nonexistent/table.new-"));
+  EXPECT_EQ(table.Load("/").code(), absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -39,6 +39,7 @@ uint64_t NumberOf(const char* variable, uint64_t otherwise) {
 }
 
 constexpr uint64_t kDefaultMemoryBytes = uint64_t{8} << 30;
+constexpr int32_t kCacheBytes = 64 << 10;
 
 struct Emulation {
   const int32_t devices = static_cast<int32_t>(NumberOf("RAVEL_EMULATED_DEVICES", 1));
@@ -80,11 +81,13 @@ int32_t Device(int32_t index, RavelCudaDevice* device) {
     return kInvalidDevice;
   }
   *device = {};
-  std::snprintf(device->name, sizeof(device->name), "Emulated device %d", index);
+  const bool mixed = NumberOf("RAVEL_EMULATED_MIXED", 0) != 0;
+  std::snprintf(device->name, sizeof(device->name), "Emulated device %d", mixed ? index : 0);
   device->memory_bytes = The().memory_bytes;
   device->compute_major = 9;
   device->compute_minor = 0;
   device->multiprocessors = 132;
+  device->cache_bytes = kCacheBytes;
   return 0;
 }
 

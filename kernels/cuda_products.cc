@@ -1,0 +1,160 @@
+// Which algorithm of cuBLASLt computes a product on a CudaStream: known, measured or proposed.
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/check.h"
+#include "common/logging.h"
+#include "common/status.h"
+#include "kernels/cuda_device.h"
+
+namespace ravel::kernels {
+
+using cuda::GemmChoice;
+using cuda::RavelCudaAlgorithm;
+using cuda::RavelCudaGemm;
+using cuda::RavelCudaGemmBuffers;
+
+namespace {
+
+// Timed runs of an algorithm, after one that warms up; their median counts.
+constexpr size_t kRuns = 5;
+// An algorithm whose first timed run takes so many times the best median gets no further ones.
+constexpr double kClearlySlower = 1.25;
+// What a file shows of a time.
+constexpr double kLeastMicroseconds = 0.001;
+
+}  // namespace
+
+void CudaStream::Rehearse(Products* products) {
+  CHECK_MSG(!capturing_ && log_ == nullptr, "a rehearsal comes before captures");
+  rehearsed_ = products;
+}
+
+RavelCudaGemmBuffers CudaStream::BuffersOf(const Product& product) const {
+  CHECK_MSG(scratch_ != nullptr, "a product on a stream for copies");
+  return {.a = product.a,
+          .b = product.b,
+          .c = product.c,
+          .workspace = scratch_,
+          .workspace_bytes = uint64_t{cuda::kScratchBytes}};
+}
+
+bool CudaStream::RunProduct(const RavelCudaGemm& gemm, const void* a, const void* b, void* c) {
+  if (!gpu_.no_cublas().empty()) {
+    return false;
+  }
+  Product product = {.gemm = gemm, .a = a, .b = b, .c = c};
+  product.gemm.multiprocessors = product_multiprocessors_;
+  const std::string key = cuda::GemmKey(product.gemm);
+  if (rehearsed_ != nullptr) {
+    rehearsed_->emplace(key, product);
+    return true;
+  }
+  std::optional<GemmChoice> choice = gpu_.algorithms().Find(key);
+  const bool proposed = choice.has_value() && !choice->none && choice->microseconds == 0.0;
+  if (!choice.has_value() || (measuring_ != nullptr && proposed)) {
+    choice = ChooseProduct(product, measuring_);
+    gpu_.algorithms().Set(key, *choice);
+  }
+  if (choice->none) {
+    return false;
+  }
+  SubmitProduct(product, choice->algorithm, key);
+  return true;
+}
+
+GemmChoice CudaStream::ChooseProduct(const Product& product, const Measuring* measuring) {
+  std::array<RavelCudaAlgorithm, kMaxCandidates> candidates;
+  int32_t count = 0;
+  Require(functions().gemm_candidates(
+              gpu_.index(),
+              &product.gemm,
+              BuffersOf(product).workspace_bytes,
+              candidates.data(),
+              measuring != nullptr ? std::min(measuring->most_candidates, kMaxCandidates) : 1,
+              &count),
+          cuda::GemmKey(product.gemm));
+  GemmChoice best = {.algorithm = {}, .microseconds = 0.0, .none = true};
+  if (measuring == nullptr && count > 0) {
+    best = {.algorithm = candidates[0]};
+  }
+  double least = std::numeric_limits<double>::infinity();
+  int left_out = 0;
+  for (int32_t i = 0; measuring != nullptr && i < count; ++i) {
+    const RavelCudaAlgorithm& algorithm = candidates[static_cast<size_t>(i)];
+    const absl::StatusOr<double> microseconds =
+        MeasureMicroseconds(product, algorithm, *measuring, least);
+    if (!microseconds.ok() && ++left_out == 1) {
+      log::Info(
+          absl::StrCat("of ", count, " algorithms not all run: ", microseconds.status().message()));
+    }
+    if (microseconds.ok() && *microseconds < least) {
+      least = *microseconds;
+      best = {.algorithm = algorithm, .microseconds = std::max(least, kLeastMicroseconds)};
+    }
+  }
+  if (best.none) {
+    log::Warning(absl::StrCat("product ",
+                              cuda::GemmKey(product.gemm),
+                              ": our own kernel, because cuBLASLt has no algorithm"));
+  }
+  return best;
+}
+
+absl::Status CudaStream::TryProduct(const Product& product, const GemmChoice& choice) {
+  const RavelCudaGemmBuffers buffers = BuffersOf(product);
+  const std::string key = cuda::GemmKey(product.gemm);
+  if (choice.none) {
+    return absl::OkStatus();
+  }
+  if (choice.algorithm.workspace_bytes > buffers.workspace_bytes) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(key, ": an algorithm that needs more workspace than streams have"));
+  }
+  RETURN_IF_ERROR(gpu_.library().ToStatus(
+      functions().gemm_run(handle_, &product.gemm, &choice.algorithm, &buffers), key));
+  return Synchronize();
+}
+
+absl::StatusOr<double> CudaStream::MeasureMicroseconds(const Product& product,
+                                                       const RavelCudaAlgorithm& algorithm,
+                                                       const Measuring& measuring,
+                                                       double best) {
+  absl::StatusOr<CudaEvent> begin = gpu_.MakeEvent(CudaGpu::Timing::kOn);
+  absl::StatusOr<CudaEvent> end = gpu_.MakeEvent(CudaGpu::Timing::kOn);
+  CHECK_MSG(begin.ok() && end.ok(), "events for measuring");
+  const RavelCudaGemmBuffers buffers = BuffersOf(product);
+  std::vector<double> samples;
+  for (size_t run = 0; run <= kRuns; ++run) {
+    for (const std::span<std::byte> part : measuring.flush) {
+      FillZero(part.data(), static_cast<int64_t>(part.size()));
+    }
+    Record(*begin);
+    const absl::Status issued =
+        gpu_.library().ToStatus(functions().gemm_run(handle_, &product.gemm, &algorithm, &buffers),
+                                cuda::GemmKey(product.gemm));
+    Record(*end);
+    if (const absl::Status done = end->Synchronize(); !done.ok()) {
+      gpu_.Fail(done);  // of the device, not of the choice
+    }
+    RETURN_IF_ERROR(issued);
+    const absl::StatusOr<float> milliseconds = end->MillisecondsSince(*begin);
+    CHECK_MSG(milliseconds.ok(), "time between events");
+    if (run > 0) {
+      samples.push_back(1e3 * static_cast<double>(*milliseconds));
+    }
+    if (run == 1 && samples.front() > kClearlySlower * best) {
+      return samples.front();
+    }
+  }
+  std::sort(samples.begin(), samples.end());
+  return samples[kRuns / 2];
+}
+
+}  // namespace ravel::kernels

@@ -491,7 +491,10 @@ TEST_F(NcclTest, MemoryThatIsMadeBesideACollectiveIsFound) {
     EXPECT_THAT(TextOf(refused), HasSubstr("while it waits for peers: nccl"));
     EXPECT_THAT(TextOf(rank.gpu->AllocatePinned(64).status()), HasSubstr("waits for peers"));
     ASSERT_TRUE(WaitForStream(*rank.stream, group).ok());
-    EXPECT_TRUE(rank.gpu->AllocateDevice(64).ok());
+    const absl::StatusOr<kernels::CudaMemory> made = rank.gpu->AllocateDevice(64);
+    EXPECT_TRUE(made.ok()) << made.status();
+    // Ranks share the device: freed before that, it would wait for the other's barrier, and so for
+    // this rank's.
     ASSERT_TRUE(group.Barrier({}).ok());
   });
 }

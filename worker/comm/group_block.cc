@@ -23,7 +23,7 @@ constexpr uint32_t kWakeStep = 2;
 constexpr int kSpinsWithOwnCore = 20000;
 constexpr int kSpinsWithSharedCore = 50;
 // How long a released rank waits for the text of the failure, which another may still be writing.
-constexpr int kSpinsForText = 1000000;
+constexpr int64_t kNsForText = 200'000'000;
 
 int64_t SlotBytes(int size) {
   return int64_t{2} * size * static_cast<int64_t>(sizeof(GroupSlot));
@@ -55,12 +55,11 @@ void Write(FailureRecord& record, const absl::Status& status) {
   record.state.store(2, std::memory_order_release);
 }
 
-// Another rank may still be writing.
+// Another rank may still be writing, and may have lost its core or its life while at it.
 absl::Status Read(const FailureRecord& record) {
-  for (int i = 0; i < kSpinsForText; ++i) {
-    if (record.state.load(std::memory_order_acquire) == 2) {
-      break;
-    }
+  const int64_t deadline_ns = SteadyNs() + kNsForText;
+  while (record.state.load(std::memory_order_acquire) == 1 && SteadyNs() < deadline_ns) {
+    std::this_thread::yield();
   }
   if (record.state.load(std::memory_order_acquire) != 2) {
     return absl::AbortedError("the group was aborted");

@@ -29,10 +29,9 @@ absl::StatusOr<int64_t> CudaGpu::FreeBytes() const {
 
 // ", which has 1000000 of 85899345920 bytes free"; empty where the device does not say.
 std::string CudaGpu::FreeText() const {
-  uint64_t free_bytes = 0;
-  uint64_t total_bytes = 0;
-  return library_.functions().memory_info(index_, &free_bytes, &total_bytes) == 0
-             ? absl::StrCat(", which has ", free_bytes, " of ", total_bytes, " bytes free")
+  const absl::StatusOr<int64_t> bytes = FreeBytes();
+  return bytes.ok()
+             ? absl::StrCat(", which has ", *bytes, " of ", properties_.memory_bytes, " bytes free")
              : "";
 }
 

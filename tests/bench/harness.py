@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import platform
+import signal
 import subprocess
 import sys
 
@@ -84,9 +85,11 @@ def lines_of(name, arguments):
 
 
 def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with this program
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ids", nargs="+", choices=[*IDS, *GPU_IDS], metavar="ID", help=", ".join([*IDS, *GPU_IDS]))
     parser.add_argument("--pairs", type=int, default=5, help="alternations of ours and the peers")
+    parser.add_argument("--attempts", type=int, default=0, help="C1: go on until --pairs pairs were undisturbed, at most so many pairs")
     parser.add_argument("--steps", type=int, default=13, help="C1: steps per run, the first 3 untimed; G1, G3, G4: at least 15, the first 5 untimed")
     parser.add_argument("--case", action="append", help="only these cases of the ids, e.g. 34m")
     parser.add_argument("--results", type=pathlib.Path, metavar="FILE", help="also append the lines to this file")

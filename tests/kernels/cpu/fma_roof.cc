@@ -80,30 +80,56 @@ __attribute__((target("avx512f"))) float RunAvx512() {
   return _mm512_cvtss_f32(low + x6 + x7 + x8 + x9 + x10 + x11);
 }
 
+// Seconds that a run takes.
+double SecondsOf(float (*chains)()) {
+  const auto begin = std::chrono::steady_clock::now();
+  volatile float sink = chains();
+  static_cast<void>(sink);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+double FlopsOfRun(double lanes) {
+  return 2.0 * lanes * static_cast<double>(kChains * kIterations);
+}
+
 double BestRate(float (*chains)(), double lanes) {
   double best = 0;
-  volatile float sink = 0;
   for (int run = 0; run < 5; ++run) {
-    const auto begin = std::chrono::steady_clock::now();
-    sink = chains();
-    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
-    best = std::max(best,
-                    2.0 * lanes * static_cast<double>(kChains * kIterations) / taken.count() / 1e9);
+    best = std::max(best, FlopsOfRun(lanes) / SecondsOf(chains) / 1e9);
   }
-  static_cast<void>(sink);
   return best;
+}
+
+bool HasAvx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
 }  // namespace
 
 double MeasureAvx2FmaRoof() {
-  const bool runs = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  return runs ? BestRate(RunAvx2, 8) : 0;
+  return HasAvx2() ? BestRate(RunAvx2, 8) : 0;
 }
 
 double MeasureFmaRoof() {
   const double narrow = MeasureAvx2FmaRoof();
   return __builtin_cpu_supports("avx512f") ? std::max(narrow, BestRate(RunAvx512, 16)) : narrow;
+}
+
+SustainedRoof MeasureSustainedAvx2FmaRoof(double seconds) {
+  double taken = 0;
+  double least = 0;
+  int64_t runs = 0;
+  while (HasAvx2() && (runs == 0 || taken < seconds)) {
+    const double run = SecondsOf(RunAvx2);
+    taken += run;
+    least = runs == 0 ? run : std::min(least, run);
+    ++runs;
+  }
+  if (runs == 0) {
+    return {};
+  }
+  const double gflop = FlopsOfRun(8) / 1e9;
+  return {.mean = gflop * static_cast<double>(runs) / taken, .best = gflop / least};
 }
 
 }  // namespace ravel::kernels::testing

@@ -104,7 +104,7 @@ absl::Status Perform(const Fault& fault) {
       pause();
       break;
     case Action::kStop:
-      kill(getpid(), SIGSTOP);
+      raise(SIGSTOP);  // this thread stops here, the others with it
       break;
     case Action::kExit:
       _exit(static_cast<int>(fault.argument));

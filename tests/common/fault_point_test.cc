@@ -1,8 +1,13 @@
 #include "common/fault_point.h"
 
 #include <csignal>
+#include <cstdint>
+#include <thread>
 
 #include <gtest/gtest.h>
+#include <sys/ioctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 namespace ravel {
 namespace {
@@ -38,6 +43,42 @@ TEST_F(FaultPointTest, BadEntriesAreNamed) {
     EXPECT_FALSE(status.ok()) << text;
     EXPECT_EQ(std::string(status.message()).rfind(text, 0), 0u) << status;
   }
+}
+
+// Whoever stops does so there, also on a thread that is not the first: nothing after the place
+// happens before the process goes on.
+TEST(FaultPointStopTest, StopsOnTheSpotAndGoesOn) {
+  int ends[2] = {};
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    (void)fault::Configure("x@*:stop");
+    std::thread([&ends] {
+      for (uint8_t i = 0; i < 50; ++i) {
+        (void)FaultPoint("x");
+        (void)!write(ends[1], &i, 1);
+      }
+    }).join();
+    _exit(0);
+  }
+  close(ends[1]);
+  int state = 0;
+  for (int i = 0; i < 50; ++i) {
+    ASSERT_EQ(waitpid(child, &state, WUNTRACED), child);
+    ASSERT_TRUE(WIFSTOPPED(state)) << i;
+    char written[64];
+    int in_pipe = 0;
+    ASSERT_EQ(ioctl(ends[0], FIONREAD, &in_pipe), 0);
+    EXPECT_EQ(in_pipe, i == 0 ? 0 : 1) << i;
+    if (in_pipe > 0) {
+      EXPECT_EQ(read(ends[0], written, sizeof written), 1);
+    }
+    ASSERT_EQ(kill(child, SIGCONT), 0);
+  }
+  ASSERT_EQ(waitpid(child, &state, 0), child);
+  EXPECT_TRUE(WIFEXITED(state) && WEXITSTATUS(state) == 0) << state;
+  close(ends[0]);
 }
 
 TEST(FaultPointDeathTest, KillsAndExits) {

@@ -12,6 +12,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 
+#include "common/fault_point.h"
 #include "common/logging.h"
 #include "common/plan/plan_printer.h"
 #include "kernels/cuda_nccl.h"
@@ -211,6 +212,7 @@ absl::Status Trainer::TrainAll(RankEngine& engine, Saver& saver, StepDiagnostics
       RETURN_IF_ERROR(ReadSteps(engine, diagnostics, 0, finished));  // what is known is told
     }
     RETURN_IF_ERROR(parts_.box.WaitForStep(done));
+    RETURN_IF_ERROR(FaultPoint("trainer.step"));
     parts_.position.Enter(TrainerPhase::kTraining);
     diagnostics.BeforeStep(step);
     if (engine.unread_steps() == 0) {

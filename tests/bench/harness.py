@@ -89,13 +89,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ids", nargs="+", choices=[*IDS, *GPU_IDS], metavar="ID", help=", ".join([*IDS, *GPU_IDS]))
     parser.add_argument("--pairs", type=int, default=5, help="alternations of ours and the peers")
-    parser.add_argument("--attempts", type=int, default=0, help="C1: go on until --pairs pairs were undisturbed, at most so many pairs")
-    parser.add_argument("--steps", type=int, default=13, help="C1: steps per run, the first 3 untimed; G1, G3, G4: at least 15, the first 5 untimed")
+    parser.add_argument("--attempts", type=int, default=0, help="C1: at most so many pairs until --pairs were undisturbed; default four times as many")
+    parser.add_argument("--steps", type=int, default=0, help="C1: steps per turn; G1, G3, G4: steps per run, at least 15, the first 5 untimed")
     parser.add_argument("--case", action="append", help="only these cases of the ids, e.g. 34m")
     parser.add_argument("--results", type=pathlib.Path, metavar="FILE", help="also append the lines to this file")
     arguments = parser.parse_args()
-    if arguments.steps < 4 or arguments.pairs < 1:
-        parser.error("--steps must be above 3 and --pairs above 0")
+    if arguments.pairs < 1 or arguments.attempts < 0 or arguments.steps < 0:
+        parser.error("--pairs must be above 0, --attempts and --steps not negative")
     passed = ran = 0
     no_device = ""
     for name in dict.fromkeys(arguments.ids):

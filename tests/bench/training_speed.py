@@ -5,11 +5,10 @@ import tempfile
 
 import cluster
 from harness import CAPS, ROOT, output_of, progress
-from workload import RANKS, VERIFIED_STEPS, Workload
+from workload import RANKS, VERIFIED_STEPS, Turns, Workload
 
-WARM_UP = 3
-ROOF_SECONDS = 1  # like a step: a roof of milliseconds would be that of the best moment
-DISTURBED, LEAST_PAIRS = 0.05, 5
+ROOF_SECONDS, DISTURBED, LEAST_PAIRS = 0.5, 0.05, 5
+TURN_STEPS = {"34m": 1, "9m": 10, "tiny": 20}  # one to two seconds
 PEERS = {"ddp": "DDP", "fsdp2": "FSDP2 (fully_shard)"}
 GOALS = {"34m": {"ratio": 1.25, "roof": 80, "stretch": 1.4}, "9m": {"ratio": 1.6, "roof": 70, "stretch": 2.0}}
 
@@ -27,95 +26,100 @@ def roof():
     return tuple(float(word) for word in output_of(ROOT / "build/bench/measured_roof", RANKS, ROOF_SECONDS).split())
 
 
-class Pairs:
-    """Per pair tokens/s of ours and of each peer, the sustained roof around ours in GFLOP/s, and the roofs between all turns."""
+class Measurement:
+    """Per side one turn after the other: tokens/s, and the roofs before and after it."""
 
     def __init__(self):
-        self.samples = {"ours": [], "roof": [], **{kind: [] for kind in PEERS}}
-        self.roofs, self.worst, self.version = [], 0.0, ""
+        self.turns = {side: [] for side in ("ours", *PEERS)}
+        self.worst, self.version = 0.0, ""
 
-    def quiet(self):
-        """The pairs that had the machine to themselves. Whoever else uses its cores takes some of the roof: what they sustained
-        before, between and after the pair's turns was at most DISTURBED below the most they ever did. No other number decides."""
-        sustained = [[mean for mean, _ in roofs] for roofs in self.roofs]
-        most = max(max(roofs) for roofs in sustained)
-        return [i for i, roofs in enumerate(sustained) if min(roofs) >= (1 - DISTURBED) * most]
+    def add(self, side, tokens_per_second, before, after):
+        self.turns[side].append({"rate": tokens_per_second, "roofs": (before, after), "roof": (before[0] + after[0]) / 2})
 
-    def judged(self):
+    def quiet(self, *sides):
+        """The pairs whose turns of these sides had the machine to themselves. Whoever else uses its cores takes some of the roof:
+        what they sustained before and after these turns was at most DISTURBED below the most they ever did. No other number decides."""
+        most = max(sustained for turns in self.turns.values() for turn in turns for sustained, _ in turn["roofs"])
+        whole = min(len(turns) for turns in self.turns.values())
+        return [i for i in range(whole)
+                if all(sustained >= (1 - DISTURBED) * most for side in sides for sustained, _ in self.turns[side][i]["roofs"])]
+
+    def judged(self, *sides):
         """The quiet pairs; all, where those are too few."""
-        quiet = self.quiet()
-        return quiet if len(quiet) >= LEAST_PAIRS else list(range(len(self.roofs)))
+        quiet = self.quiet(*sides)
+        return quiet if len(quiet) >= LEAST_PAIRS else list(range(len(self.turns["ours"])))
 
-    def of(self, side):
-        return [self.samples[side][i] for i in self.judged()]
+    def rates(self, side, pairs):
+        return [self.turns[side][i]["rate"] for i in pairs]
+
+    def ratios(self, kind, pairs=None):
+        pairs = self.judged("ours", kind) if pairs is None else pairs
+        return [a / b for a, b in zip(self.rates("ours", pairs), self.rates(kind, pairs))]
+
+    def percent(self, side, flops):
+        """Of the sustained roof around a side's turns."""
+        turns = [self.turns[side][i] for i in self.judged(side)]
+        return statistics.median(100 * turn["rate"] * flops / 1e9 / turn["roof"] for turn in turns)
 
 
-def measure(work, pairs, attempts):
-    """Turns until `pairs` pairs were quiet, or `attempts` were made. The peers' processes wait while it is not their turn:
-    whoever else uses the machine changes within seconds, so turns must be short and close together."""
-    result, first_losses = Pairs(), {}
-    timed = work.steps - WARM_UP
-    rate = lambda seconds: work.tokens_per_step / statistics.median(seconds[-timed:])  # noqa: E731
+def measure(work, pairs, attempts, turn_steps):
+    """Turns until each peer has `pairs` quiet pairs with ours, or `attempts` pairs were made. All processes stay, and stand still
+    while it is not their turn: whoever else uses the machine changes within seconds, so turns must be short and close together."""
+    result = Measurement()
     with contextlib.ExitStack() as stack:
-        ravel = stack.enter_context(cluster.Cluster(work.folder / "cluster", RANKS, environment=CAPS, pin_cores=True))
-        peers = {kind: stack.enter_context(work.peer(kind)) for kind in PEERS}
-        for kind, peer in peers.items():
-            first_losses[kind], _ = peer.train(max(WARM_UP, VERIFIED_STEPS))
+        ravel = stack.enter_context(cluster.Cluster(work.folder / "cluster", RANKS, environment={**CAPS, **Turns.ENVIRONMENT},
+                                                    pin_cores=True, detection=Turns.DETECTION))
+        sides = {"ours": stack.enter_context(work.ours_in_turns(ravel, "ours")),
+                 **{kind: stack.enter_context(work.peer(kind)) for kind in PEERS}}
+        first_losses = {side: trained.train(VERIFIED_STEPS)[0] for side, trained in sides.items()}
+        result.worst = max(work.verify(first_losses["ours"], first_losses[kind], kind) for kind in PEERS)
+        result.version = sides["ddp"].version
         before = roof()
         for pair in range(attempts):
-            our_losses, our_seconds = work.ours(ravel, f"pair-{pair}")
-            roofs = [before, roof()]
-            result.samples["roof"].append(statistics.mean(sustained for sustained, _ in roofs))
-            result.samples["ours"].append(rate(our_seconds))
-            for kind, peer in peers.items():
-                result.worst = max(result.worst, work.verify(our_losses, first_losses[kind], kind))
-                _, seconds = peer.train(1 + timed)
-                result.samples[kind].append(rate(seconds))
-                roofs.append(roof())
-            before = roofs[-1]
-            result.roofs.append(roofs)
-            progress(f"C1 {work.case}: pair {pair + 1}: " + ", ".join(f"{k} {v[-1]:.1f}" for k, v in result.samples.items())
-                     + f"; {len(result.quiet())} of {pairs} quiet ones")
-            if len(result.quiet()) >= pairs:
+            for side, trained in sides.items():
+                _, seconds = trained.train(turn_steps)
+                after = roof()
+                result.add(side, work.tokens_per_step / statistics.median(seconds), before, after)
+                before = after
+            quiet = [len(result.quiet("ours", kind)) for kind in PEERS]
+            progress(f"C1 {work.case}: pair {pair + 1}: " + ", ".join(f"{side} {turns[-1]['rate']:.1f}" for side, turns in result.turns.items())
+                     + f", roof {result.turns['ours'][-1]['roof']:.1f}; quiet so far: {min(quiet)} of {pairs}")
+            if min(quiet) >= pairs:
                 break
-        result.version = peers["ddp"].version
     return result
 
 
-def ratios_of(ours, peers):
-    return [a / b for a, b in zip(ours, peers)]
-
-
-def run(case, pairs, attempts, steps):
+def run(case, pairs, attempts, turn_steps):
     with tempfile.TemporaryDirectory() as folder:
-        work = Workload(case, steps, folder)
-        result = measure(work, pairs, max(pairs, attempts))
-    median = {side: statistics.median(result.of(side)) for side in result.samples}
-    better = max(PEERS, key=lambda kind: median[kind])
-    ratios = {kind: ratios_of(result.of("ours"), result.of(kind)) for kind in PEERS}
-    ratio = statistics.median(ratios[better])
+        work = Workload(case, VERIFIED_STEPS + attempts * turn_steps + 1, folder)
+        result = measure(work, pairs, attempts, turn_steps)
+    better = min(PEERS, key=lambda kind: statistics.median(result.ratios(kind)))
+    judged, ratios = result.judged("ours", better), result.ratios(better)
+    ratio = statistics.median(ratios)
     flops = step_flops(work.shape) / work.tokens_per_step
-    percent = {side: statistics.median(100 * a * flops / 1e9 / roof for a, roof in zip(result.of(side), result.of("roof")))
-               for side in ("ours", *PEERS)}
-    everywhere = ratios_of(result.samples["ours"], result.samples[better])
+    percent = {side: round(result.percent(side, flops), 1) for side in result.turns}
+    middle = {side: round(statistics.median(result.rates(side, judged)), 1) for side in result.turns}
+    everything = range(len(result.turns["ours"]))
     goal = GOALS.get(case, {"ratio": 1.0, "roof": 0, "stretch": 1.0})
     return {
         "case": case, "metric": "training step, 2 ranks x 1 thread", "unit": "tokens/s",
-        "ours": round(median["ours"], 1), "peer": round(median[better], 1), "peer_name": f"{PEERS[better]} over gloo, {result.version}",
+        "ours": middle["ours"], "peer": middle[better], "peer_name": f"{PEERS[better]} over gloo, {result.version}",
         "ratio": round(ratio, 3), "goal": f">= {goal['ratio']} and >= {goal['roof']} % of the roof", "stretch": goal["stretch"],
         "pass": ratio >= goal["ratio"] and percent["ours"] >= goal["roof"],
-        "peers": {kind: {"name": PEERS[kind], "tokens_per_second": round(median[kind], 1),
-                         "ratio": round(statistics.median(ratios[kind]), 3), "percent_of_roof": round(percent[kind], 1)} for kind in PEERS},
-        "percent_of_roof": round(percent["ours"], 1), "roof_gflops": round(median["roof"], 1), "mflop_per_token": round(flops / 1e6, 1),
-        "pairs": len(result.roofs), "quiet_pairs": result.quiet(), "judged": "quiet pairs" if result.judged() == result.quiet() else "all pairs",
-        "ratio_of_all_pairs": round(statistics.median(everywhere), 3),
-        "samples": {side: [round(x, 1) for x in values] for side, values in result.samples.items()},
-        "roofs": result.roofs,
-        "ratios": [round(r, 3) for r in ratios[better]], "min": round(min(ratios[better]), 3), "max": round(max(ratios[better]), 3),
+        "peers": {kind: {"name": PEERS[kind], "tokens_per_second": middle[kind], "ratio": round(statistics.median(result.ratios(kind)), 3),
+                         "percent_of_roof": percent[kind]} for kind in PEERS},
+        "percent_of_roof": percent["ours"], "roof_gflops": round(statistics.median(result.turns["ours"][i]["roof"] for i in judged), 1),
+        "mflop_per_token": round(flops / 1e6, 1), "steps_of_a_turn": turn_steps,
+        "pairs": len(everything), "judged": judged, "judged_are": "quiet" if len(judged) < len(everything) or judged == result.quiet("ours", better) else "all",
+        "ratio_of_all_pairs": round(statistics.median(result.ratios(better, everything)), 3),
+        "samples": {side: [round(turn["rate"], 1) for turn in turns] for side, turns in result.turns.items()},
+        "roofs": {side: [turn["roofs"] for turn in turns] for side, turns in result.turns.items()},
+        "ratios": [round(r, 3) for r in ratios], "min": round(min(ratios), 3), "max": round(max(ratios), 3),
         "verified": f"first {VERIFIED_STEPS} losses differ by at most {result.worst:.1e}"}
 
 
 def cases(arguments):
     for case in ("34m", "9m", "tiny"):
         if case in (arguments.case or ["34m", "9m"]):
-            yield lambda case=case: run(case, arguments.pairs, arguments.attempts, arguments.steps)
+            yield lambda case=case: run(case, arguments.pairs, max(arguments.pairs, arguments.attempts or 4 * arguments.pairs),
+                                        arguments.steps or TURN_STEPS[case])

@@ -3,15 +3,18 @@ import json
 import os
 import pathlib
 import random
+import signal
 import struct
 import subprocess
 import sys
+import time
 
 import cluster
 from harness import BENCH, CAPS
 from llama import SHAPES
 
 RANKS, LR, VERIFIED_STEPS, TOLERANCE = 2, 1e-3, 5, 1e-4
+MOST_BATCHES = 32  # that peers get; in later steps these come again
 
 
 class Workload:
@@ -25,7 +28,7 @@ class Workload:
         (self.folder / "tokens.bin").write_bytes(struct.pack(f"<{count}H", *(ids.randrange(self.shape["vocabulary"]) for _ in range(count))))
         (self.folder / "batch.yaml").write_text(self.job_text("batch"))
         each = self.shape["sequences"]
-        batches = [cluster.batch(self.folder / "batch.yaml", step) for step in range(steps)]
+        batches = [cluster.batch(self.folder / "batch.yaml", step) for step in range(min(steps, MOST_BATCHES))]
         batches = [[samples[rank * each:(rank + 1) * each] for rank in range(RANKS)] for samples in batches]
         (self.folder / "batches.json").write_text(json.dumps(batches))
 
@@ -54,6 +57,12 @@ spec:
         history = ravel.train(job, name)
         return [row["loss"] for row in history], [row["step_seconds"] for row in history]
 
+    def ours_in_turns(self, ravel, name):
+        """A job of this workload's steps on a cluster with Turns.ENVIRONMENT, waiting for its turns."""
+        job = self.folder / f"{name}.yaml"
+        job.write_text(self.job_text(name) + f"  detection: {{time: {Turns.DETECTION}}}\n")
+        return Turns(ravel, job, name)
+
     def peer(self, kind):
         """peers/torch_gloo.py, waiting for its turns."""
         return Peer(kind, [sys.executable, BENCH / "peers" / "torch_gloo.py", kind, self.case, self.folder / "model",
@@ -66,6 +75,55 @@ spec:
         if worst > TOLERANCE:
             sys.exit(f"{self.case}: losses of Ravel and {kind} differ by {worst:.1e}: {pairs}")
         return worst
+
+
+class Turns:
+    """with work.ours_in_turns(ravel, name) as ours: ours.train(steps). Its trainers stop before each step, with SIGSTOP, and go on
+    for as many steps as they are told; the time that they stand still belongs to no step. They end with the block."""
+
+    ENVIRONMENT = {"RAVEL_FAULTS": "trainer.step@*:stop"}
+    DETECTION = "60s"  # a trainer that waits for its turn is silent
+
+    def __init__(self, ravel, job, name):
+        self.ravel, self.job, self.name, self.done, self.trainers, self.uid = ravel, job, name, 0, [], ""
+
+    def __enter__(self):
+        self.ravel.ctl("submit", "-f", self.job)
+        self._until(lambda: len(self.ravel.trainers()) == RANKS, "the start of the trainers")
+        self.trainers, self.uid = self.ravel.trainers(), self.ravel.job(self.name)["uid"]
+        self._until(self._stopped, "the start of the job")
+        return self
+
+    def __exit__(self, *_):
+        for trainer in self.ravel.trainers():
+            os.kill(trainer, signal.SIGKILL)
+
+    def train(self, steps):
+        """(losses, seconds) of as many further steps; not the last of the job, after which nothing stops."""
+        for _ in range(steps):
+            for trainer in self.trainers:
+                os.kill(trainer, signal.SIGCONT)
+            self._until(self._stopped, f"the end of step {self.done}")
+            self.done += 1
+        self._until(lambda: len(self.ravel.step_records(self.uid)) >= self.done, f"the records of {self.done} steps", seconds=10)
+        rows = self.ravel.step_records(self.uid)[self.done - steps:self.done]
+        return [row["loss"] for row in rows], [row["step_seconds"] for row in rows]
+
+    def _stopped(self):
+        states = []
+        for trainer in self.trainers:
+            stat = pathlib.Path(f"/proc/{trainer}/stat")
+            states.append(stat.read_text().rsplit(")", 1)[1].split()[0] if stat.exists() else "gone")
+        if not set(states) <= set("RSDT"):
+            raise RuntimeError(f"trainers ended ({states}): {self.ravel.events(self.name)[-3:]}")
+        return all(state == "T" for state in states)
+
+    def _until(self, condition, what, seconds=120):
+        end = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > end:
+                raise RuntimeError(f"waited in vain for {what}")
+            time.sleep(0.02)  # seldom: it takes time from who has the turn
 
 
 class Peer:

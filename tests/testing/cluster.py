@@ -21,13 +21,15 @@ def default_binaries():
 class Cluster:
     """with Cluster(folder, workers=2) as cluster: cluster.train(job_file); all processes end with the block."""
 
-    def __init__(self, folder, workers, binaries=None, environment=None, pin_cores=False, worker_options=("--cpu-devices", "1")):
+    def __init__(self, folder, workers, binaries=None, environment=None, pin_cores=False, worker_options=("--cpu-devices", "1"),
+                 detection="1s"):
         self.folder = pathlib.Path(folder)
         self.workers = workers
         self.binaries = pathlib.Path(binaries or default_binaries())
         self.environment = {**os.environ, **(environment or {})}
         self.pin_cores = pin_cores
         self.worker_options = list(worker_options)
+        self.detection = detection
         self.processes = []
 
     def __enter__(self):
@@ -54,7 +56,7 @@ class Cluster:
         self.folder.mkdir(parents=True, exist_ok=True)
         port = self.folder / "port"
         self._spawn("coordinator", [self.binaries / "ravel-coordinator", "--dev-loopback", "--listen", "127.0.0.1:0",
-                                    "--state-dir", self.folder / "state", "--port-file", port, "--detection", "1s"])
+                                    "--state-dir", self.folder / "state", "--port-file", port, "--detection", self.detection])
         self._until(lambda: port.exists() and port.read_text().strip(), "the coordinator's port")
         self.address = f"127.0.0.1:{port.read_text().strip()}"
         for i in range(self.workers):
@@ -85,6 +87,18 @@ class Cluster:
         """Submits, waits for success, and returns the history: one dict per step."""
         self.ctl("submit", "-f", job_file, "--follow")
         return [json.loads(line) for line in self.ctl("metrics", name, "-o", "jsonl").stdout.splitlines() if line.strip()]
+
+    def trainers(self):
+        """Process ids of the trainers, in the order of their start."""
+        daemons, found = {process.pid for process in self.processes}, []
+        for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+            try:
+                name, rest = stat.read_text().split("(", 1)[1].rsplit(")", 1)
+            except (OSError, IndexError):
+                continue  # it has ended
+            if name == "ravel-trainer" and int(rest.split()[1]) in daemons:
+                found.append(int(stat.parent.name))
+        return sorted(found)
 
     def job(self, name):
         return json.loads(self.ctl("get", name, "-o", "json").stdout)

@@ -43,9 +43,9 @@ std::string KeyOf(const std::string& parameter, StateRole role) {
   return "";
 }
 
-std::vector<StateTensor> TensorsOf(const ModelInventory& inventory) {
+std::vector<StateTensor> TensorsOf(const ShardingPlan& plan) {
   std::vector<StateTensor> tensors;
-  for (const TensorSpec& parameter : inventory.tensors) {
+  for (const TensorSpec& parameter : plan.inventory.tensors) {
     for (const StateRole role :
          {StateRole::kParam, StateRole::kExpAvg, StateRole::kExpAvgSq, StateRole::kStep}) {
       if (role != StateRole::kParam && !parameter.trainable) {
@@ -54,7 +54,7 @@ std::vector<StateTensor> TensorsOf(const ModelInventory& inventory) {
       tensors.push_back({.key = KeyOf(parameter.name, role),
                          .of_param = parameter.name,
                          .role = role,
-                         .dtype = DType::kF32,
+                         .dtype = SavedType(plan, role),
                          .shape = role == StateRole::kStep ? Shape{} : parameter.shape});
     }
   }
@@ -90,7 +90,7 @@ class SavePlanner {
  public:
   SavePlanner(const ShardingPlan& plan, const SaveLimits& limits)
       : plan_(plan), limits_(limits), rectangles_(static_cast<size_t>(plan.ranks)) {
-    save_.tensors = TensorsOf(plan.inventory);
+    save_.tensors = TensorsOf(plan);
     for (size_t i = 0; i < save_.tensors.size(); ++i) {
       tensor_of_[save_.tensors[i].key] = static_cast<int>(i);
     }
@@ -118,18 +118,18 @@ class SavePlanner {
 
   absl::Status AddPiece(int64_t rank, int group, const OwnedPiece& piece) {
     const TensorSpec& parameter = plan_.inventory.tensors[static_cast<size_t>(piece.tensor)];
-    std::vector<Box> boxes;
-    const int64_t element_bytes = DTypeBytes(DType::kF32);
-    for (const Box& box : RangeToBoxes(parameter.shape, piece.begin, piece.end)) {
-      CutBox(box, element_bytes, limits_.chunk_bytes, boxes);
-    }
-    if (boxes.size() > kMostRectangles) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "save plan: ", parameter.name, " has ", boxes.size(), " rectangles on one writer"));
-    }
     for (const StateRole role : kShardRoles) {
       if (role != StateRole::kParam && !parameter.trainable) {
         continue;
+      }
+      std::vector<Box> boxes;
+      const int64_t element_bytes = DTypeBytes(SavedType(plan_, role));
+      for (const Box& box : RangeToBoxes(parameter.shape, piece.begin, piece.end)) {
+        CutBox(box, element_bytes, limits_.chunk_bytes, boxes);
+      }
+      if (boxes.size() > kMostRectangles) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "save plan: ", parameter.name, " has ", boxes.size(), " rectangles on one writer"));
       }
       int64_t offset = piece.shard_offset;
       for (const Box& box : boxes) {
@@ -160,7 +160,7 @@ class SavePlanner {
       }
       const auto writer =
           static_cast<size_t>(std::min_element(load.begin(), load.end()) - load.begin());
-      const int64_t bytes = DTypeBytes(DType::kF32);
+      const int64_t bytes = DTypeBytes(save_.tensors[i].dtype);
       rectangles_[writer].push_back(
           {.tensor = static_cast<int>(i), .box = {}, .group = -1, .bytes = bytes});
       load[writer] += bytes;
@@ -240,6 +240,12 @@ class SavePlanner {
 };
 
 }  // namespace
+
+DType SavedType(const ShardingPlan& plan, StateRole role) {
+  const bool moments = role == StateRole::kExpAvg || role == StateRole::kExpAvgSq;
+  const bool wide = plan.options.state_element_bytes == DTypeBytes(DType::kF32);
+  return moments && !wide ? DType::kBF16 : DType::kF32;
+}
 
 absl::Status ProveCover(const SavePlan& plan) {
   std::vector<std::vector<Box>> boxes(plan.tensors.size());

@@ -47,6 +47,10 @@ struct SaveFile {
   std::vector<SaveChunk> chunks;  // in file order
 };
 
+// What values of `role` are saved as: moments in the type that they live in, never widened; weights
+// and steps are fp32, weights also where they live as bf16 and a remainder.
+DType SavedType(const ShardingPlan& plan, StateRole role);
+
 struct SavePlan {
   std::vector<StateTensor> tensors;  // sorted by key
   std::vector<SaveFile> files;

@@ -1,9 +1,12 @@
 // Main weights as bf16 and a remainder, and moments in bf16: the first changes no bit of anything,
-// both have the same bits on any number of ranks, and saves hold fp32 values that go on elsewhere.
+// both have the same bits on any number of ranks, and saves, which hold moments as they live and
+// main weights as fp32, go on elsewhere.
 
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,9 +15,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/store/committed_step.h"
+#include "common/store/file_store.h"
+#include "common/store/step_verifier.h"
 #include "tests/gpu/engine_device.h"
 #include "tests/testing/device_runs.h"
 #include "tests/testing/fake_supervisor.h"
+#include "tests/testing/saved_state.h"
 
 namespace ravel::trainer {
 namespace {
@@ -167,7 +174,7 @@ class GpuStateSaves : public GpuStates {
     EpochArgs args;
     args.spec = CaseJob("odd_tied", folder_);
     UseForm(form, args.spec);
-    args.spec.steps = 5;
+    args.spec.steps = kLastStep;
     args.spec.checkpoint.every_steps = 2;
     args.spec.evaluation_every = 0;
     args.spec.cpu_devices = false;
@@ -184,10 +191,29 @@ class GpuStateSaves : public GpuStates {
     return outcome;
   }
   static constexpr size_t kSavedStep = 2;
+  static constexpr size_t kLastStep = 5;
   EpochArgs From(const EpochOutcome& whole, EpochArgs args) {
     args.restore_path = whole.committed.at(kSavedStep);
     args.first_step = kSavedStep;
     return args;
+  }
+
+  // The manifest of a step's directory.
+  static ckpt::Manifest ManifestOf(const std::string& directory) {
+    const std::filesystem::path path(directory);
+    const store::FileStore store(path.parent_path().string());
+    return store::CommittedStep::Open(&store, path.filename().string()).value().manifest();
+  }
+  // All weights and moments of a step's directory.
+  static testing::TrainingState StateIn(const std::string& directory, const EpochArgs& args) {
+    const std::filesystem::path path(directory);
+    const store::FileStore store(path.parent_path().string());
+    const plan::ShardingPlan plan = *PlanLocalRanks({.spec = args.spec, .ranks = 1});
+    return testing::Load(store, path.filename().string(), plan.inventory, 1).value();
+  }
+  static void ExpectSameEnd(const EpochOutcome& expected, const EpochOutcome& run) {
+    EXPECT_EQ(ManifestOf(run.committed.at(kLastStep)).state_digest,
+              ManifestOf(expected.committed.at(kLastStep)).state_digest);
   }
 
  private:
@@ -213,12 +239,89 @@ TEST_F(GpuStateSaves, ASaveGoesOnInEitherFormWithTheSameBits) {
         for (size_t i = 0; i < resumed.steps.size(); ++i) {
           EXPECT_EQ(resumed.steps[i].loss, plain.steps[kSavedStep + i].loss);
         }
+        ExpectSameEnd(plain, resumed);
       }
     }
   }
 }
 
-// Weights and moments of a save are fp32 whatever the job kept.
+TEST_F(GpuStateSaves, ASaveHasTheBytesThatItsMomentsLiveIn) {
+  for (const StateForm& form : {StateForm{MainWeightForm::kBF16Remainder, StateType::kBF16},
+                                StateForm{MainWeightForm::kF32, StateType::kBF16},
+                                StateForm{MainWeightForm::kBF16Remainder, StateType::kF32},
+                                StateForm{}}) {
+    const EpochArgs args = Epoch(form);
+    const std::string directory = RunWell(args).committed.at(kSavedStep);
+    const DType moments = form.states == StateType::kBF16 ? DType::kBF16 : DType::kF32;
+    const plan::ShardingPlan plan = *PlanLocalRanks({.spec = args.spec, .ranks = 1});
+    const auto tensors = static_cast<int64_t>(plan.inventory.tensors.size());
+    int64_t parameters = 0;
+    for (const plan::TensorSpec& tensor : plan.inventory.tensors) {
+      parameters += ElementCount(tensor.shape);
+    }
+    const ckpt::Manifest manifest = ManifestOf(directory);
+    int64_t bytes = 0;
+    for (const ckpt::FileRecord& file : manifest.files) {
+      EXPECT_EQ(std::filesystem::file_size(directory + "/" + file.path),
+                static_cast<size_t>(file.size));
+      bytes += file.header_bytes > 0 ? file.size - file.header_bytes : 0;
+    }
+    EXPECT_EQ(bytes, (4 + 2 * DTypeBytes(moments)) * parameters + 4 * tensors);
+    for (const ckpt::TensorRecord& tensor : manifest.tensors) {
+      const bool moment =
+          tensor.role == ckpt::TensorRole::kExpAvg || tensor.role == ckpt::TensorRole::kExpAvgSq;
+      EXPECT_EQ(tensor.stored_dtype, moment ? moments : DType::kF32) << tensor.name;
+    }
+    const store::FileStore store(args.checkpoint_root);
+    EXPECT_TRUE(store::VerifyStep(store,
+                                  std::filesystem::path(directory).filename().string(),
+                                  store::VerifyDepth::kDeep)
+                    .ok());
+  }
+}
+
+// Saves of bf16 moments once had them as fp32. Here a job of fp32 moments opens one as they are now
+// and saves it before its first step: the same values, from which the first job goes on.
+TEST_F(GpuStateSaves, Bf16MomentsThatWereSavedAsFp32GoOnWithTheSameBits) {
+  const StateForm narrow = {MainWeightForm::kBF16Remainder, StateType::kBF16};
+  const EpochOutcome whole = RunWell(Epoch(narrow));
+  EpochArgs widen = From(whole, Epoch({MainWeightForm::kBF16Remainder, StateType::kF32}));
+  widen.first_step = 0;
+  widen.save_at_start = true;
+  const std::string wide = RunWell(widen).committed.at(0);
+  const ckpt::Manifest manifest = ManifestOf(wide);
+  for (const ckpt::TensorRecord& tensor : manifest.tensors) {
+    EXPECT_EQ(tensor.stored_dtype, DType::kF32) << tensor.name;
+  }
+  const testing::TrainingState saved = StateIn(whole.committed.at(kSavedStep), widen);
+  EXPECT_TRUE(saved.SameAs(StateIn(wide, widen)));
+  EXPECT_NE(saved.values[1][0], std::vector<float>(saved.values[1][0].size()));
+  EpochArgs rest = From(whole, Epoch(narrow));
+  rest.restore_path = wide;
+  ExpectSameEnd(whole, RunWell(rest));
+}
+
+TEST_F(GpuStateSaves, ADamagedBlockOfBf16MomentsIsNamed) {
+  const EpochOutcome whole = RunWell(Epoch({.states = StateType::kBF16}));
+  const ckpt::Manifest manifest = ManifestOf(whole.committed.at(kSavedStep));
+  const ckpt::TensorRecord& damaged =
+      *manifest.FindTensor("state.model.embed_tokens.weight.exp_avg_sq");
+  const ckpt::ChunkRecord& chunk = damaged.chunks.front();
+  const std::string file = manifest.files[static_cast<size_t>(chunk.file)].path;
+  std::fstream stream(whole.committed.at(kSavedStep) + "/" + file,
+                      std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekg(chunk.data_offset + 1);
+  const int value = stream.get();
+  stream.seekp(chunk.data_offset + 1);
+  stream.put(static_cast<char>(value ^ 4));
+  stream.close();
+  const EpochOutcome refused = RunEpoch(From(whole, Epoch({.states = StateType::kBF16})));
+  ASSERT_EQ(refused.results.size(), 1u);
+  EXPECT_THAT(std::string(refused.results[0].message()),
+              ::testing::HasSubstr(absl::StrCat(file, ": tensor ", damaged.name, ", block 0")));
+  EXPECT_EQ(CodeOf(refused.results[0]), ExitCode::kStore);
+}
+
 TEST_F(GpuStateSaves, AnFp32JobOpensASaveOfTheNarrowest) {
   const EpochOutcome whole = RunWell(Epoch({MainWeightForm::kBF16Remainder, StateType::kBF16}));
   for (const bool device : {true, false}) {
@@ -239,8 +342,11 @@ TEST_F(GpuStateSaves, MomentsThatWereFp32AreRefusedByAJobThatKeepsBf16) {
   const EpochOutcome whole = RunWell(Epoch({}));
   const EpochOutcome refused = RunEpoch(From(whole, Epoch({.states = StateType::kBF16})));
   ASSERT_EQ(refused.results.size(), 1u);
-  EXPECT_THAT(std::string(refused.results[0].message()),
-              ::testing::HasSubstr("training.optimizer.stateDtype: expected fp32"));
+  EXPECT_THAT(
+      std::string(refused.results[0].message()),
+      ::testing::ContainsRegex("state\\..*\\.exp_avg: saved as F32, with values that BF16 does "
+                               "not have \\(.* in element .*\\); "
+                               "training.optimizer.stateDtype: expected fp32, got bf16"));
   EXPECT_EQ(CodeOf(refused.results[0]), ExitCode::kPlanMismatch);
 }
 

@@ -33,8 +33,13 @@ def value(shape, tensor, role):
     return (flat if role == 0 else flat.abs()).reshape(shape)
 
 
-def headers(folder):
-    """Global shape of every key, from the offsets of its chunks."""
+def narrowed(tensor):
+    """The upper half of every value, as bf16 has it."""
+    return (tensor.contiguous().view(torch.int32) & -0x10000).view(torch.float32).to(torch.bfloat16)
+
+
+def headers(folder, dtypes=None):
+    """Global shape of every key, from the offsets of its chunks; its type goes into `dtypes`."""
     shapes = {}
     for path in sorted(glob.glob(f"{folder}/*.safetensors")):
         with safetensors.safe_open(path, "pt") as file:
@@ -43,6 +48,8 @@ def headers(folder):
                 offsets = info[key]["saved_offsets"]
                 end = [o + n for o, n in zip(offsets, file.get_slice(key).get_shape())]
                 shapes[key] = [max(a, b) for a, b in zip(shapes.get(key, end), end)]
+                if dtypes is not None:
+                    assert dtypes.setdefault(key, file.get_slice(key).get_dtype()) == file.get_slice(key).get_dtype(), key
     return shapes
 
 
@@ -60,15 +67,19 @@ def inventory_order(names):
     return sorted(names, key=key)
 
 
-def check_step(step):
+def check_step(step, moments):
     shapes = headers(f"{step}/model")
     order = inventory_order(shapes)
     wanted = {name: torch.full(shape, float("nan")) for name, shape in shapes.items()}
     dcp.load(wanted, storage_reader=HuggingFaceStorageReader(f"{step}/model"))
     for name, tensor in wanted.items():
         assert torch.equal(tensor, value(shapes[name], order.index(name), 0)), name
-    states = headers(f"{step}/optim")
-    wanted = {name: torch.full(shape, float("nan")) for name, shape in states.items()}
+    dtypes = {}
+    states = headers(f"{step}/optim", dtypes)
+    of_name = {"F32": torch.float32, "BF16": torch.bfloat16}
+    for name, dtype in dtypes.items():
+        assert of_name[dtype] == (torch.float32 if name.endswith(".step") else moments), (name, dtype)
+    wanted = {name: torch.full(shape, float("nan"), dtype=of_name[dtypes[name]]) for name, shape in states.items()}
     dcp.load(wanted, storage_reader=HuggingFaceStorageReader(f"{step}/optim"),
              planner=DefaultLoadPlanner(allow_partial_load=True))
     for name, tensor in wanted.items():
@@ -77,7 +88,7 @@ def check_step(step):
             assert tensor.shape == () and float(tensor) == 20.0, name
             continue
         expected = value(shapes[parameter], order.index(parameter), 1 if slot == "exp_avg" else 2)
-        assert torch.equal(tensor, expected), name
+        assert torch.equal(tensor, narrowed(expected) if moments == torch.bfloat16 else expected), name
     assert len(states) == 3 * len(shapes)
     return shapes, order
 
@@ -103,9 +114,9 @@ def main():
     with tempfile.TemporaryDirectory() as root:
         subprocess.run([binary, "--gtest_filter=InteropTest.*"], check=True, stdout=subprocess.DEVNULL,
                        env={**os.environ, "RAVEL_INTEROP_STORE": root})
-        for kind in ("untied", "tied"):
+        for kind, moments in (("untied", torch.float32), ("tied", torch.float32), ("bf16_moments", torch.bfloat16)):
             folder = pathlib.Path(root) / kind
-            shapes, order = check_step(str(folder / "step-0000000020"))
+            shapes, order = check_step(str(folder / "step-0000000020"), moments)
             print(f"{kind}: torch {torch.__version__} reads {len(shapes)} tensors of model/, {3 * len(shapes)} of optim/")
             for name, dtype in (("export-f32", torch.float32), ("export-bf16", torch.bfloat16)):
                 check_export(str(folder / name), shapes, order, dtype)

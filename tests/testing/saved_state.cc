@@ -29,6 +29,21 @@ std::vector<std::vector<float>> RandomTensors(const plan::ModelInventory& invent
   return tensors;
 }
 
+// As the save plan has it.
+std::vector<std::byte> BytesOf(const std::vector<float>& values, DType dtype) {
+  std::vector<std::byte> bytes(values.size() * static_cast<size_t>(DTypeBytes(dtype)));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const auto bits = std::bit_cast<uint32_t>(values[i]);
+    const auto upper = static_cast<uint16_t>(bits >> 16);
+    if (dtype == DType::kF32) {
+      std::memcpy(bytes.data() + i * sizeof(bits), &bits, sizeof(bits));
+    } else {
+      std::memcpy(bytes.data() + i * sizeof(upper), &upper, sizeof(upper));
+    }
+  }
+  return bytes;
+}
+
 }  // namespace
 
 plan::ModelInventory InventoryOf(const std::vector<Shape>& shapes) {
@@ -106,6 +121,16 @@ TrainingState RandomState(const plan::ModelInventory& inventory, uint64_t seed) 
   return state;
 }
 
+void NarrowMoments(TrainingState& state) {
+  for (size_t role = 1; role < state.values.size(); ++role) {
+    for (std::vector<float>& values : state.values[role]) {
+      for (float& value : values) {
+        value = std::bit_cast<float>(std::bit_cast<uint32_t>(value) & 0xffff0000u);
+      }
+    }
+  }
+}
+
 TrainingState PlainState(const plan::ModelInventory& inventory, int64_t optimizer_step) {
   TrainingState state;
   state.optimizer_step = optimizer_step;
@@ -139,13 +164,20 @@ std::vector<float> ShardOf(const TrainingState& state,
   return shard;
 }
 
-SavedWorld MakeWorld(const plan::ModelInventory& inventory, int64_t ranks, uint64_t seed) {
+SavedWorld MakeWorld(const plan::ModelInventory& inventory,
+                     int64_t ranks,
+                     uint64_t seed,
+                     DType moments) {
   SavedWorld saved;
   saved.world = WorldOf(inventory, ranks);
+  saved.world.options.state_element_bytes = DTypeBytes(moments);
   absl::StatusOr<plan::SavePlan> save_plan = plan::BuildSavePlan(saved.world);
   CHECK(save_plan.ok());
   saved.save_plan = *std::move(save_plan);
   saved.state = RandomState(inventory, seed);
+  if (moments != DType::kF32) {
+    NarrowMoments(saved.state);
+  }
   return saved;
 }
 
@@ -178,12 +210,13 @@ absl::StatusOr<ckpt::Seal> WriteRank(store::ObjectStore& store,
     request.blobs = {{"data", "cursor"}, {"rng", "seed 7"}};
   }
   checkpoint::CheckpointWriter writer(&store, &saved.save_plan, options);
-  std::vector<float> shard;
+  std::vector<std::byte> shard;
   const auto shard_bytes = [&](int group, plan::StateRole role) {
     const auto index = static_cast<size_t>(std::find(kShardRoles.begin(), kShardRoles.end(), role) -
                                            kShardRoles.begin());
-    shard = ShardOf(saved.state, saved.world, static_cast<size_t>(group), rank, index);
-    return std::as_bytes(std::span<const float>(shard));
+    shard = BytesOf(ShardOf(saved.state, saved.world, static_cast<size_t>(group), rank, index),
+                    plan::SavedType(saved.world, role));
+    return std::span<const std::byte>(shard);
   };
   RETURN_IF_ERROR(writer.Snapshot(std::move(request), shard_bytes));
   return writer.Wait();

@@ -37,6 +37,8 @@ struct TrainingState {
   bool SameAs(const TrainingState& other) const;
 };
 TrainingState RandomState(const plan::ModelInventory& inventory, uint64_t seed);
+// Moments become values that bf16 has.
+void NarrowMoments(TrainingState& state);
 
 // The same for everyone who knows the formula, and finite: element i of tensor t (in inventory
 // order) of role r is
@@ -57,7 +59,11 @@ struct SavedWorld {
   TrainingState state;
   std::string config_json = "{}";  // hf/config.json
 };
-SavedWorld MakeWorld(const plan::ModelInventory& inventory, int64_t ranks, uint64_t seed);
+// Moments that live as `moments` (F32, BF16) have values of that type.
+SavedWorld MakeWorld(const plan::ModelInventory& inventory,
+                     int64_t ranks,
+                     uint64_t seed,
+                     DType moments = DType::kF32);
 
 coordinator::SaveContext ContextOf(const SavedWorld& saved, const ckpt::AttemptKey& key);
 // Every rank's seal; the first error of any rank.

@@ -47,8 +47,8 @@ class StepLoader {
   absl::StatusOr<int64_t> ReadOptimizerStep(DigestShare share);
 
   // Pieces (plan::OwnedPieces, or any ranges) of the tensors of `role` (kParam, kExpAvg, kExpAvgSq)
-  // into `shard`: piece p goes to elements [p.shard_offset, ...) of it. All fp32. DataLoss names
-  // file, tensor, block.
+  // into `shard`: piece p goes to elements [p.shard_offset, ...) of it. Moments that were saved as
+  // bf16 are widened, which is exact. DataLoss names file, tensor, block.
   absl::Status ReadPieces(plan::StateRole role,
                           std::span<const plan::OwnedPiece> pieces,
                           std::span<float> shard,

@@ -28,6 +28,28 @@ bool Restored(const plan::TensorSpec& tensor, plan::StateRole role) {
   return tensor.trainable || role == plan::StateRole::kParam;
 }
 
+// Moments are saved in the type that they lived in.
+bool CanRead(plan::StateRole role, DType stored) {
+  const bool moments = role == plan::StateRole::kExpAvg || role == plan::StateRole::kExpAvgSq;
+  return stored == DType::kF32 || (moments && stored == DType::kBF16);
+}
+
+// Where the values of a dtype go first that become fp32 in all of `out`: its end.
+std::span<std::byte> StoredPart(std::span<std::byte> out, DType stored) {
+  return out.last(out.size() / sizeof(float) * static_cast<size_t>(DTypeBytes(stored)));
+}
+
+// From StoredPart to all of `out`: the part that is still to be read lies behind what is written.
+void WidenBf16(std::span<std::byte> out) {
+  const std::span<const std::byte> narrow = StoredPart(out, DType::kBF16);
+  for (size_t i = 0; i < out.size() / sizeof(float); ++i) {
+    uint16_t bits = 0;
+    std::memcpy(&bits, narrow.data() + i * sizeof(bits), sizeof(bits));
+    const float value = Bf16ToFloat(bits);
+    std::memcpy(out.data() + i * sizeof(value), &value, sizeof(value));
+  }
+}
+
 // Differences beyond this many are counted, not listed.
 constexpr size_t kMaxListed = 8;
 
@@ -75,10 +97,15 @@ absl::Status StepLoader::CompareInventory() const {
       } else if (found->shape != expected) {
         differences.push_back(absl::StrCat(
             key, ": shape ", ShapeText(found->shape), ", the job has ", ShapeText(expected)));
-      } else if (found->stored_dtype != DType::kF32 ||
+      } else if (!CanRead(role, found->stored_dtype) || found->dtype != found->stored_dtype ||
                  found->role != static_cast<ckpt::TensorRole>(role)) {
-        differences.push_back(absl::StrCat(
-            key, ": stored as ", std::string(DTypeName(found->stored_dtype)), ", the job has F32"));
+        differences.push_back(absl::StrCat(key,
+                                           ": ",
+                                           std::string(DTypeName(found->dtype)),
+                                           " stored as ",
+                                           std::string(DTypeName(found->stored_dtype)),
+                                           ", expected F32",
+                                           CanRead(role, DType::kBF16) ? " or BF16" : ""));
       }
     }
   }
@@ -151,10 +178,14 @@ absl::Status StepLoader::ReadPieces(plan::StateRole role,
     const ckpt::TensorRecord& record = manifest().tensors[index];
     const std::span<std::byte> out = std::as_writable_bytes(
         shard.subspan(static_cast<size_t>(piece.shard_offset), static_cast<size_t>(elements)));
-    RETURN_IF_ERROR(step_.ReadElements(record, piece.begin, piece.end, out));
+    const std::span<std::byte> stored = StoredPart(out, record.stored_dtype);
+    RETURN_IF_ERROR(step_.ReadElements(record, piece.begin, piece.end, stored));
     if (share == DigestShare::kOwner) {
       digest_sums_[index] +=
-          ckpt::DigestRange(record.stored_dtype, out, static_cast<uint64_t>(piece.begin));
+          ckpt::DigestRange(record.stored_dtype, stored, static_cast<uint64_t>(piece.begin));
+    }
+    if (record.stored_dtype == DType::kBF16) {
+      WidenBf16(out);
     }
   }
   return absl::OkStatus();

@@ -1,10 +1,9 @@
 #include "worker/optim/stored_state.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <vector>
-
-#include <absl/strings/str_cat.h>
 
 #include "common/check.h"
 #include "common/dtype.h"
@@ -23,6 +22,11 @@ std::span<std::byte> Writable(std::vector<T>& values) {
 template <typename T>
 std::span<const std::byte> Readable(const std::vector<T>& values) {
   return std::as_bytes(std::span<const T>(values));
+}
+
+// All of a value that bf16 has, to the bit.
+uint16_t UpperHalf(float value) {
+  return static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
 }
 
 TensorView StateOf(const shard::ParameterGroup::Stored& stored, plan::StateRole role) {
@@ -78,16 +82,9 @@ absl::Status ReadWidened(shard::HostAccess& memory,
 absl::Status WriteNarrowed(shard::HostAccess& memory,
                            const TensorView& view,
                            std::span<const float> values) {
+  CHECK_EQ(FirstNotBf16(values), values.size());
   std::vector<uint16_t> narrow(values.size());
-  for (size_t i = 0; i < values.size(); ++i) {
-    narrow[i] = FloatToBf16(values[i]);
-    if (Bf16ToFloat(narrow[i]) != values[i]) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "training.optimizer.stateDtype: expected fp32, which the saved moments are (",
-          values[i],
-          "), got bf16"));
-    }
-  }
+  std::transform(values.begin(), values.end(), narrow.begin(), UpperHalf);
   return memory.Write(Readable(narrow), view.data);
 }
 
@@ -119,6 +116,27 @@ absl::Status ReadStored(shard::HostAccess& memory,
                 static_cast<size_t>(count) * kBytes);
   }
   return absl::OkStatus();
+}
+
+absl::Status ReadSaved(shard::HostAccess& memory,
+                       const shard::ParameterGroup& group,
+                       plan::StateRole role,
+                       int64_t first,
+                       std::span<std::byte> to) {
+  if (role == plan::StateRole::kParam) {
+    return ReadStored(memory, group, role, first, to);
+  }
+  const auto bytes = static_cast<int64_t>(to.size());
+  const int64_t element_bytes = DTypeBytes(StateOf(group.StoredAt(first, 0), role).dtype);
+  CHECK_EQ(bytes % element_bytes, 0);
+  const TensorView state = StateOf(group.StoredAt(first, bytes / element_bytes), role);
+  CHECK_MSG(state.present() || bytes == 0, "frozen tensors have no moments");
+  return memory.Read(state.data, to);
+}
+
+size_t FirstNotBf16(std::span<const float> values) {
+  const auto wide = [](float value) { return (std::bit_cast<uint32_t>(value) & 0xffffu) != 0; };
+  return static_cast<size_t>(std::find_if(values.begin(), values.end(), wide) - values.begin());
 }
 
 absl::Status WriteStored(shard::HostAccess& memory,

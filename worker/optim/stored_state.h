@@ -1,7 +1,8 @@
 #pragma once
 
-// What a rank stores of a group as the fp32 values that checkpoints have: main weights are joined
-// from bf16 and remainder, and split, to the bit; bf16 moments are widened, which is exact.
+// What a rank stores of a group as fp32 values, and as the bytes that checkpoints have: main
+// weights are joined from bf16 and remainder, and split, to the bit; bf16 moments are widened for
+// the first, which is exact, and left as they are for the second.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,9 +23,19 @@ absl::Status ReadStored(shard::HostAccess& memory,
                         int64_t first,
                         std::span<std::byte> to);
 
-// The reverse. Model weights that are rounded from fp32 main weights do not follow:
-// RankEngine::RefreshWeights. FailedPrecondition for moments that bf16 does not have: they were
-// kept as fp32.
+// The same as it is saved: `to` is the memory of values of plan::SavedType.
+absl::Status ReadSaved(shard::HostAccess& memory,
+                       const shard::ParameterGroup& group,
+                       plan::StateRole role,
+                       int64_t first,
+                       std::span<std::byte> to);
+
+// The first of `values` that bf16 does not have, or values.size(). NaNs count as any other bits.
+size_t FirstNotBf16(std::span<const float> values);
+
+// The reverse of ReadStored. Model weights that are rounded from fp32 main weights do not follow:
+// RankEngine::RefreshWeights. Moments that live as bf16 and are given values that it does not have
+// are a bug.
 absl::Status WriteStored(shard::HostAccess& memory,
                          const shard::ParameterGroup& group,
                          plan::StateRole role,

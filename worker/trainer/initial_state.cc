@@ -18,6 +18,33 @@
 namespace ravel::trainer {
 namespace {
 
+// Moments that live as bf16 take what it has: a save of bf16 moments, in either type. Values that
+// were kept as fp32 are not rounded in silence.
+absl::Status CheckFits(RankEngine& engine,
+                       const shard::ParameterGroup& group,
+                       plan::StateRole role,
+                       std::span<const float> shard) {
+  const bool narrow = group.StoredAt(0, 0).exp_avg.dtype == DType::kBF16;
+  if (role == plan::StateRole::kParam || !narrow) {
+    return absl::OkStatus();
+  }
+  for (const plan::OwnedPiece& piece : group.pieces()) {
+    const std::span<const float> values = shard.subspan(
+        static_cast<size_t>(piece.shard_offset), static_cast<size_t>(piece.end - piece.begin));
+    const size_t at = optim::FirstNotBf16(values);
+    if (at != values.size()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(checkpoint::StateKey(engine.tensor(piece.tensor).name, role),
+                       ": saved as F32, with values that BF16 does not have (",
+                       values[at],
+                       " in element ",
+                       piece.begin + static_cast<int64_t>(at),
+                       "); training.optimizer.stateDtype: expected fp32, got bf16"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Fills what is stored: in place, or on the host first where that is not host memory.
 absl::Status FillShard(RankEngine& engine,
                        const shard::ParameterGroup& group,
@@ -32,9 +59,8 @@ absl::Status FillShard(RankEngine& engine,
   }
   std::vector<float> shard(elements, 0.0f);
   RETURN_IF_ERROR(read(shard));
-  const absl::Status written = optim::WriteStored(engine.memory(), group, role, 0, shard);
-  // Values that the job's types do not have are no fault of the device.
-  return absl::IsFailedPrecondition(written) ? written : WithCode(written, ExitCode::kDevice);
+  RETURN_IF_ERROR(CheckFits(engine, group, role, shard));
+  return WithCode(optim::WriteStored(engine.memory(), group, role, 0, shard), ExitCode::kDevice);
 }
 
 // A checkpoint of another model is the job's fault; anything else is the store's.

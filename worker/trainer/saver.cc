@@ -110,7 +110,7 @@ std::vector<ckpt::Blob> Saver::Blobs(int64_t step) const {
             {"beta2", json::Value(spec.optimizer.beta2)},
             {"eps", json::Value(spec.optimizer.eps)},
             {"weight_decay", json::Value(spec.optimizer.weight_decay)},
-            // Saved as fp32 all the same: exact.
+            // Of moments, which are saved as they live; main weights are saved as fp32.
             {"state_dtype", json::Value(narrow ? "bf16" : "fp32")}}),
       blob("rng", {{"seed", json::Value(spec.seed)}}),
       blob("schedule",
@@ -145,9 +145,9 @@ absl::Status Saver::Start(int64_t step, const optim::ControlWord& agreed) {
                         int64_t offset,
                         std::span<std::byte> to) -> absl::Status {
     const shard::ParameterGroup& owner = engine_.groups()[static_cast<size_t>(group)];
-    constexpr int64_t kBytes = sizeof(float);
-    CHECK_EQ(offset % kBytes, 0);
-    return optim::ReadStored(engine_.memory(), owner, role, offset / kBytes, to);
+    const int64_t element_bytes = DTypeBytes(plan::SavedType(assignment_.plan, role));
+    CHECK_EQ(offset % element_bytes, 0);
+    return optim::ReadSaved(engine_.memory(), owner, role, offset / element_bytes, to);
   };
   RETURN_IF_ERROR(WithCode(writer_->Snapshot({.step = step,
                                               .epoch = assignment_.epoch,

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "common/plan/plan_pieces.h"
+#include "common/plan/save_headers.h"
 #include "tests/common/plan/plan_testing.h"
 
 namespace ravel::plan {
@@ -126,6 +127,82 @@ INSTANTIATE_TEST_SUITE_P(Models,
                          SavePlanTest,
                          ::testing::ValuesIn(testing::ModelCases()),
                          testing::CaseName);
+
+ShardingPlan WithBf16Moments(ShardingPlan plan) {
+  plan.options.state_element_bytes = 2;
+  return plan;
+}
+
+// Payload of all files.
+int64_t SavedBytes(const SavePlan& save) {
+  int64_t bytes = 0;
+  for (const SaveFile& file : save.files) {
+    bytes += file.size - file.header_bytes;
+  }
+  return bytes;
+}
+
+// Weights take 4 bytes for each parameter, moments 2 where they live in 2.
+TEST(SavePlanTypes, MomentsAreSavedInTheTypeThatTheyLiveIn) {
+  for (const int64_t ranks : {1, 2, 5}) {
+    const ShardingPlan plan = testing::PlanOf(testing::ModelCases()[1].config, ranks, 8, true);
+    const SavePlan wide = *BuildSavePlan(plan);
+    const absl::StatusOr<SavePlan> narrow = BuildSavePlan(WithBf16Moments(plan));
+    ASSERT_TRUE(narrow.ok()) << narrow.status();
+    int64_t parameters = 0;
+    for (const TensorSpec& tensor : plan.inventory.tensors) {
+      parameters += ElementCount(tensor.shape);
+    }
+    const auto steps = static_cast<int64_t>(4 * plan.inventory.tensors.size());
+    EXPECT_EQ(SavedBytes(wide), 12 * parameters + steps);
+    EXPECT_EQ(SavedBytes(*narrow), 8 * parameters + steps);
+    EXPECT_NE(SavePlanHash(wide), SavePlanHash(*narrow));
+    ASSERT_EQ(narrow->tensors.size(), wide.tensors.size());
+    for (size_t i = 0; i < wide.tensors.size(); ++i) {
+      const StateTensor& tensor = narrow->tensors[i];
+      const bool moments = tensor.role == StateRole::kExpAvg || tensor.role == StateRole::kExpAvgSq;
+      EXPECT_EQ(tensor.dtype, moments ? DType::kBF16 : DType::kF32) << tensor.key;
+      EXPECT_EQ(wide.tensors[i].dtype, DType::kF32) << tensor.key;
+    }
+    for (const SaveFile& file : narrow->files) {
+      int64_t next = file.header_bytes;
+      const std::vector<ckpt::SafetensorsEntry> entries = FileEntries(*narrow, file);
+      for (size_t i = 0; i < file.chunks.size(); ++i) {
+        const StateTensor& tensor = narrow->tensors[static_cast<size_t>(file.chunks[i].tensor)];
+        EXPECT_EQ(file.chunks[i].file_offset, next) << file.path;
+        EXPECT_EQ(entries[i].dtype, tensor.dtype);
+        EXPECT_EQ(file.chunks[i].bytes,
+                  ElementCount(file.chunks[i].box.length) * DTypeBytes(tensor.dtype));
+        next += file.chunks[i].bytes;
+      }
+      EXPECT_EQ(next, file.size);
+    }
+  }
+}
+
+// What is cut, and the file that is full, is measured in stored bytes.
+TEST(SavePlanTypes, LimitsCountTheBytesThatAreStored) {
+  const ShardingPlan plan = testing::PlanOf(testing::Llama(64, 2, 96, 257), 1, 2, true);
+  const int64_t table = 257 * 64 * 4;
+  const SaveLimits limits = {.chunk_bytes = table / 2, .file_bytes = table};
+  const auto chunks_of = [&](const ShardingPlan& world, const std::string& key) {
+    const SavePlan save = *BuildSavePlan(world, limits);
+    int count = 0;
+    for (const SaveFile& file : save.files) {
+      for (const SaveChunk& chunk : file.chunks) {
+        count += save.tensors[static_cast<size_t>(chunk.tensor)].key == key ? 1 : 0;
+      }
+    }
+    return count;
+  };
+  const std::string weight = "model.embed_tokens.weight";
+  for (const std::string& moment :
+       {"state." + weight + ".exp_avg", "state." + weight + ".exp_avg_sq"}) {
+    EXPECT_GE(chunks_of(plan, moment), 2);
+    EXPECT_EQ(chunks_of(WithBf16Moments(plan), moment), 1);
+  }
+  EXPECT_EQ(chunks_of(WithBf16Moments(plan), weight), chunks_of(plan, weight));
+}
 
 TEST(SavePlan, FileNamesCountWritersAndLayersFromOne) {
   const ShardingPlan plan = testing::PlanOf(testing::Llama(64, 2, 96, 257), 2, 2, true);

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <functional>
 #include <iostream>
+#include <iterator>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -16,6 +17,7 @@
 
 #include "common/json.h"
 #include "common/store/file_store.h"
+#include "common/time_text.h"
 #include "coordinator/ctl/checkpoints_export.h"
 #include "tests/testing/saved_state.h"
 #include "worker/checkpoint/loader.h"
@@ -41,12 +43,15 @@ plan::ModelConfig TinyLlama(bool tied) {
   return config;
 }
 
-testing::SavedWorld LlamaWorld(bool tied) {
+testing::SavedWorld LlamaWorld(bool tied, DType moments = DType::kF32) {
   const plan::ModelConfig config = TinyLlama(tied);
   const plan::ModelInventory inventory =
       plan::BuildInventory(config, {.sequences = 1, .sequence_tokens = 8});
-  testing::SavedWorld saved = testing::MakeWorld(inventory, 3, 1);
+  testing::SavedWorld saved = testing::MakeWorld(inventory, 3, 1, moments);
   saved.state = testing::PlainState(inventory, 20);
+  if (moments != DType::kF32) {
+    testing::NarrowMoments(saved.state);
+  }
   saved.config_json = plan::WriteHuggingFaceConfig(config);
   return saved;
 }
@@ -163,6 +168,59 @@ TEST_F(CheckpointsTest, VerifyAsJsonNamesTheProblem) {
   EXPECT_EQ(problem.Find("what")->AsString(), "missing");
 }
 
+TEST_F(CheckpointsTest, Bf16MomentsAreShownVerifiedAndLeftOutOfExports) {
+  const testing::SavedWorld narrow = LlamaWorld(false, DType::kBF16);
+  const auto committed = testing::Save(*store_, narrow, {.step = 30, .epoch = 1, .attempt = 1});
+  ASSERT_TRUE(committed.ok()) << committed.status();
+  const std::string step = Job() + "/step-0000000030";
+  const std::string moment = "state.model.norm.weight.exp_avg";
+  ASSERT_TRUE(
+      ShowCheckpoint({.step = step, .tensors = moment, .format = Format::kJson}, out_).ok());
+  const auto document = json::Parse(out_.str());
+  ASSERT_TRUE(document.ok());
+  EXPECT_EQ(document->Find("tensors")->AsArray().front().Find("dtype")->AsString(), "BF16");
+  out_.str("");
+  ASSERT_TRUE(ShowCheckpoint({.step = step, .tensors = moment}, out_).ok());
+  EXPECT_THAT(out_.str(), ::testing::ContainsRegex(moment + " +BF16 "));
+  int64_t parameters = 0;
+  for (const plan::TensorSpec& tensor : narrow.world.inventory.tensors) {
+    parameters += ElementCount(tensor.shape);
+  }
+  EXPECT_THAT(out_.str(), HasSubstr("exp_avg (" + FormatBytes(2 * parameters) + ")"));
+  for (const auto depth : {store::VerifyDepth::kQuick, store::VerifyDepth::kDeep}) {
+    EXPECT_TRUE(VerifyCheckpoint({.step = step, .depth = depth}, out_).ok()) << out_.str();
+  }
+  std::vector<std::string> exported;
+  for (const std::string& path : {step, Step()}) {
+    ASSERT_TRUE(ExportCheckpoint({.step = path, .output = directory_ + "/export"}, out_).ok());
+    exported.push_back(
+        *store::ReadFile(store::FileStore(directory_ + "/export"), "model.safetensors", 1 << 30));
+    std::filesystem::remove_all(directory_ + "/export");
+  }
+  EXPECT_EQ(exported[0], exported[1]);
+}
+
+// What a header says of a tensor against what the manifest says.
+TEST_F(CheckpointsTest, VerifyNamesATensorWhoseTypeIsAnother) {
+  const testing::SavedWorld narrow = LlamaWorld(false, DType::kBF16);
+  ASSERT_TRUE(testing::Save(*store_, narrow, {.step = 40, .epoch = 1, .attempt = 1}).ok());
+  const std::string file = "optim/shard-00001-model-00001-of-00001.safetensors";
+  const std::string path = Job() + "/step-0000000040/" + file;
+  std::fstream stream(path, std::ios::in | std::ios::out | std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(stream), {}};
+  const size_t at = text.find("BF16");
+  ASSERT_LT(at, size_t{4096} * 8);
+  const size_t key = text.rfind("state.", at);
+  stream.seekp(static_cast<std::streamoff>(at));
+  stream.put('F');
+  stream.close();
+  EXPECT_TRUE(absl::IsDataLoss(VerifyCheckpoint(
+      {.step = Job() + "/step-0000000040", .depth = store::VerifyDepth::kQuick}, out_)));
+  EXPECT_THAT(out_.str(), HasSubstr(file));
+  EXPECT_THAT(out_.str(), HasSubstr(text.substr(key, text.find('"', key) - key)));
+  EXPECT_THAT(out_.str(), HasSubstr("dtype \"FF16\" is not supported"));
+}
+
 TEST_F(CheckpointsTest, WhatIsNotThereSaysSo) {
   EXPECT_TRUE(absl::IsNotFound(ShowCheckpoint({.step = Job() + "/step-0000000099"}, out_)));
   EXPECT_TRUE(absl::IsNotFound(ListCheckpoints({.folder = directory_ + "/absent"}, out_)));
@@ -262,17 +320,25 @@ TEST(GlobTest, MatchesLikeAShell) {
   EXPECT_FALSE(MatchesGlob("", "a"));
 }
 
-// For tests/interop/checkpoint_readers.py: steps of two small models for other programs to read.
+// For tests/interop/checkpoint_readers.py: steps of two small models for other programs to read,
+// and of one with bf16 moments.
 TEST(InteropTest, WritesStepsWhereItIsAsked) {
   const char* root = std::getenv("RAVEL_INTEROP_STORE");
   if (root == nullptr) {
     GTEST_SKIP() << "RAVEL_INTEROP_STORE is not set";
   }
-  for (const bool tied : {false, true}) {
-    store::FileStore store(std::string(root) + (tied ? "/tied" : "/untied"));
+  struct Case {
+    const char* folder;
+    bool tied;
+    DType moments;
+  };
+  for (const Case& written : {Case{"/untied", false, DType::kF32},
+                              Case{"/tied", true, DType::kF32},
+                              Case{"/bf16_moments", false, DType::kBF16}}) {
+    store::FileStore store(std::string(root) + written.folder);
     ASSERT_TRUE(store.MakeRoot().ok());
-    const auto committed =
-        testing::Save(store, LlamaWorld(tied), {.step = 20, .epoch = 1, .attempt = 1});
+    const auto committed = testing::Save(
+        store, LlamaWorld(written.tied, written.moments), {.step = 20, .epoch = 1, .attempt = 1});
     ASSERT_TRUE(committed.ok()) << committed.status();
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       CheckpointExportOptions options = {.step = store.Locate(committed->directory),

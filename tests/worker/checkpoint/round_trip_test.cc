@@ -1,14 +1,21 @@
 // Save on N ranks, load on M: the same bits.
 
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/ckpt/digest.h"
 #include "common/ckpt/manifest_proto.h"
 #include "common/store/committed_step.h"
 #include "common/store/memory_store.h"
+#include "common/store/step_verifier.h"
 #include "tests/testing/saved_state.h"
 #include "worker/checkpoint/loader.h"
 
@@ -33,6 +40,146 @@ TEST(RoundTripTest, AnyRanksSaveAndAnyRanksLoadTheSameBits) {
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     EXPECT_TRUE(loaded->SameAs(saved.state)) << writers << " writers, " << readers << " readers";
   }
+}
+
+TEST(Bf16MomentsTest, AnyRanksSaveAndAnyRanksLoadTheSameBits) {
+  for (uint64_t seed = kSeed; seed < kSeed + 30; ++seed) {
+    SCOPED_TRACE(seed);
+    const plan::ModelInventory inventory = testing::InventoryOf(testing::RandomShapes(seed));
+    const auto writers = static_cast<int64_t>(1 + seed % 8);
+    const auto readers = static_cast<int64_t>(1 + (seed / 8) % 7);
+    const testing::SavedWorld saved = testing::MakeWorld(inventory, writers, seed, DType::kBF16);
+    store::MemoryStore store;
+    const auto committed = testing::Save(store, saved, {.step = 20, .epoch = 1, .attempt = 1});
+    ASSERT_TRUE(committed.ok()) << committed.status();
+    EXPECT_TRUE(store::VerifyStep(store, committed->directory, store::VerifyDepth::kDeep).ok());
+    const auto loaded = testing::Load(store, committed->directory, inventory, readers);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_TRUE(loaded->SameAs(saved.state)) << writers << " writers, " << readers << " readers";
+  }
+}
+
+TEST(Bf16MomentsTest, TensorsOfSeveralBlocksKeepTheirBits) {
+  const plan::ModelInventory inventory = testing::InventoryOf({{2063, 1100}, {7}, {3000001}});
+  const testing::SavedWorld saved = testing::MakeWorld(inventory, 3, kSeed, DType::kBF16);
+  store::MemoryStore store;
+  ASSERT_TRUE(testing::Save(store, saved, {.step = 1, .epoch = 1, .attempt = 1}).ok());
+  for (const int64_t readers : {1, 2, 5}) {
+    const auto loaded = testing::Load(store, "step-0000000001", inventory, readers);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_TRUE(loaded->SameAs(saved.state)) << readers;
+  }
+}
+
+// Digests are those of the stored values, whoever wrote them.
+TEST(Bf16MomentsTest, TheManifestHasTheTypeAndTheDigestOfStoredValues) {
+  const plan::ModelInventory inventory = testing::InventoryOf({{33, 7}, {64}, {5, 3, 2}});
+  Sha256Digest first = {};
+  for (const int64_t ranks : {1, 2, 3, 8}) {
+    store::MemoryStore store;
+    const testing::SavedWorld saved = testing::MakeWorld(inventory, ranks, kSeed, DType::kBF16);
+    ASSERT_TRUE(testing::Save(store, saved, {.step = 4, .epoch = 1, .attempt = 1}).ok());
+    auto step = store::CommittedStep::Open(&store, "step-0000000004");
+    ASSERT_TRUE(step.ok()) << step.status();
+    first = ranks == 1 ? step->manifest().state_digest : first;
+    EXPECT_EQ(step->manifest().state_digest, first) << ranks;
+    for (size_t role = 0; role < testing::kShardRoles.size(); ++role) {
+      for (size_t t = 0; t < inventory.tensors.size(); ++t) {
+        const std::vector<float>& values = saved.state.values[role][t];
+        const std::string key = StateKey(inventory.tensors[t].name, testing::kShardRoles[role]);
+        const ckpt::TensorRecord& record = *step->manifest().FindTensor(key);
+        EXPECT_EQ(record.dtype, role == 0 ? DType::kF32 : DType::kBF16) << key;
+        EXPECT_EQ(record.stored_dtype, record.dtype) << key;
+        std::vector<uint16_t> narrow;
+        for (const float value : values) {
+          narrow.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16));
+        }
+        const std::span<const std::byte> bytes =
+            role == 0 ? std::as_bytes(std::span(values)) : std::as_bytes(std::span(narrow));
+        EXPECT_EQ(record.digest64, ckpt::DigestRange(record.dtype, bytes, 0)) << key;
+        std::vector<std::byte> stored(bytes.size());
+        ASSERT_TRUE(
+            step->ReadElements(record, 0, static_cast<int64_t>(values.size()), stored).ok());
+        EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), stored.begin())) << key;
+      }
+    }
+  }
+}
+
+// The same values saved as fp32, as all moments once were.
+TEST(Bf16MomentsTest, SavesOfEitherTypeLoadTheSameValues) {
+  const plan::ModelInventory inventory = testing::InventoryOf({{33, 7}, {64}, {5, 3, 2}});
+  const testing::SavedWorld narrow = testing::MakeWorld(inventory, 3, kSeed, DType::kBF16);
+  testing::SavedWorld wide = testing::MakeWorld(inventory, 2, kSeed);
+  wide.state = narrow.state;
+  store::MemoryStore store;
+  ASSERT_TRUE(testing::Save(store, narrow, {.step = 1, .epoch = 1, .attempt = 1}).ok());
+  ASSERT_TRUE(testing::Save(store, wide, {.step = 2, .epoch = 1, .attempt = 1}).ok());
+  for (const char* directory : {"step-0000000001", "step-0000000002"}) {
+    const auto loaded = testing::Load(store, directory, inventory, 2);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_TRUE(loaded->SameAs(narrow.state)) << directory;
+  }
+}
+
+TEST(Bf16MomentsTest, AFlippedBitIsNamed) {
+  store::MemoryStore store;
+  const plan::ModelInventory inventory = testing::InventoryOf({{33, 7}});
+  const testing::SavedWorld saved = testing::MakeWorld(inventory, 1, kSeed, DType::kBF16);
+  ASSERT_TRUE(testing::Save(store, saved, {.step = 4, .epoch = 1, .attempt = 1}).ok());
+  const std::string file = "optim/shard-00001-model-00001-of-00001.safetensors";
+  // The last of the file's values: exp_avg_sq.
+  const int64_t last = saved.save_plan.files.back().size - 1;
+  ASSERT_TRUE(store.FlipBit("step-0000000004/" + file, last, 3).ok());
+  const auto loaded = testing::Load(store, "step-0000000004", inventory, 2);
+  EXPECT_TRUE(absl::IsDataLoss(loaded.status()));
+  EXPECT_THAT(std::string(loaded.status().message()),
+              HasSubstr(file + ": tensor state.unit.0.tensor.0.weight.exp_avg_sq, block 0"));
+}
+
+TEST(Bf16MomentsTest, OtherTypesAreRefusedByName) {
+  struct Case {
+    const char* key;
+    DType dtype;
+    const char* expected;
+  };
+  for (const Case& tested :
+       {Case{"state.unit.0.tensor.0.weight.exp_avg",
+             DType::kF16,
+             "F16 stored as F16, expected F32 or BF16"},
+        Case{"state.unit.0.tensor.0.weight.exp_avg_sq",
+             DType::kI16,
+             "I16 stored as I16, expected F32 or BF16"},
+        Case{"unit.0.tensor.0.weight", DType::kI32, "I32 stored as I32, expected F32"},
+        Case{
+            "state.unit.0.tensor.0.weight.step", DType::kI32, "I32 stored as I32, expected F32"}}) {
+    store::MemoryStore store;
+    const plan::ModelInventory inventory = testing::InventoryOf({{33, 7}});
+    testing::SavedWorld saved = testing::MakeWorld(inventory, 1, kSeed, DType::kBF16);
+    for (plan::StateTensor& tensor : saved.save_plan.tensors) {
+      tensor.dtype = tensor.key == tested.key ? tested.dtype : tensor.dtype;
+    }
+    ASSERT_TRUE(testing::Save(store, saved, {.step = 4, .epoch = 1, .attempt = 1}).ok());
+    const auto loader = StepLoader::Open(&store, "step-0000000004", &inventory);
+    ASSERT_TRUE(absl::IsFailedPrecondition(loader.status())) << loader.status();
+    EXPECT_THAT(std::string(loader.status().message()),
+                ::testing::EndsWith(absl::StrCat(tested.key, ": ", tested.expected)));
+  }
+}
+
+// A rank that has another type in mind than who commits.
+TEST(Bf16MomentsTest, ASealOfAnotherTypeIsNotCommitted) {
+  store::MemoryStore store;
+  const plan::ModelInventory inventory = testing::InventoryOf({{33, 7}});
+  const ckpt::AttemptKey key = {.step = 4, .epoch = 1, .attempt = 1};
+  const testing::SavedWorld narrow = testing::MakeWorld(inventory, 1, kSeed, DType::kBF16);
+  const testing::SavedWorld wide = testing::MakeWorld(inventory, 1, kSeed);
+  const auto seals = testing::WriteAllRanks(store, narrow, key);
+  ASSERT_TRUE(seals.ok()) << seals.status();
+  const auto committed =
+      coordinator::CommitSave(store, wide.save_plan, testing::ContextOf(wide, key), *seals);
+  EXPECT_THAT(std::string(committed.status().message()),
+              HasSubstr("seal of writer 0: was made with another save plan"));
 }
 
 TEST(RoundTripTest, TensorsOfSeveralBlocksKeepTheirBits) {

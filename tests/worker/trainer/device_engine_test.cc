@@ -15,6 +15,8 @@
 #include <gtest/gtest.h>
 
 #include "common/check.h"
+#include "common/store/committed_step.h"
+#include "common/store/file_store.h"
 #include "tests/testing/device_runs.h"
 #include "tests/testing/emulated_nccl/emulated_nccl.h"
 #include "tests/testing/fake_supervisor.h"
@@ -121,6 +123,63 @@ TEST(DeviceTrainer, TrainersOverNcclGoOnAtAnotherWidth) {
     const EpochOutcome resumed = RunEpoch(args);
     EXPECT_THAT(resumed.results, ::testing::Each(absl::OkStatus()));
     EXPECT_EQ(LossesOf(resumed), std::vector<float>(losses.begin() + 2, losses.end())) << ranks;
+  }
+  std::filesystem::remove_all(folder);
+}
+
+// Moments that live and are saved as bf16: the same state at the end, whoever went on with whose
+// save.
+TEST(DeviceTrainer, Bf16MomentsGoOnAtAnotherWidthUnderAnotherStrategy) {
+  setenv(kLibrary, RAVEL_EMULATED_CUDA_LIBRARY, 1);
+  setenv("RAVEL_NCCL_LIBRARY", RAVEL_EMULATED_NCCL_LIBRARY, 1);
+  const std::string folder = ::testing::TempDir() + "/ravel_device_bf16_moments";
+  std::filesystem::remove_all(folder);
+  int64_t epoch = 0;
+  const auto run = [&](const StrategyCase& tested, plan::MainWeightForm form, std::string from) {
+    EpochArgs args;
+    args.spec = JobOf(tested, "odd_tied", folder);
+    args.spec.cpu_devices = false;
+    args.spec.compute = plan::ComputeType::kBF16;
+    args.spec.optimizer.main_weights = form;
+    args.spec.optimizer.state_type = plan::StateType::kBF16;
+    args.spec.steps = 4;
+    args.spec.evaluation_every = 0;
+    args.spec.checkpoint.every_steps = 2;
+    args.transport = "nccl";
+    args.ranks = tested.ranks();
+    args.epoch = ++epoch;
+    args.checkpoint_root = absl::StrCat(folder, "/store-", epoch);
+    args.first_step = from.empty() ? 0 : 2;
+    args.restore_path = std::move(from);
+    const EpochOutcome outcome = RunEpoch(args);
+    EXPECT_THAT(outcome.results, ::testing::Each(absl::OkStatus())) << tested.name();
+    EXPECT_THAT(outcome.commit_errors, ::testing::IsEmpty()) << tested.name();
+    return outcome.committed;
+  };
+  const auto digest_of = [](const std::string& directory) {
+    const std::filesystem::path path(directory);
+    const store::FileStore store(path.parent_path().string());
+    const auto step = store::CommittedStep::Open(&store, path.filename().string());
+    CHECK_MSG(step.ok(), std::string(step.status().message()).c_str());
+    const ckpt::TensorRecord* moment =
+        step->manifest().FindTensor("state.model.embed_tokens.weight.exp_avg");
+    EXPECT_EQ(moment->stored_dtype, DType::kBF16) << directory;
+    return step->manifest().state_digest;
+  };
+  constexpr auto kWide = plan::MainWeightForm::kF32;
+  constexpr auto kSplit = plan::MainWeightForm::kBF16Remainder;
+  const auto whole = run({.strategy = "ZeRO3", .width = 3}, kSplit, "");
+  const auto other = run({.strategy = "HFSDP", .width = 2}, kWide, "");
+  for (const int64_t step : {2, 4}) {
+    EXPECT_EQ(digest_of(other.at(step)), digest_of(whole.at(step)));
+  }
+  for (const StrategyCase& next : {StrategyCase{.strategy = "ZeRO3", .width = 1},
+                                   StrategyCase{.strategy = "ZeRO1", .width = 2},
+                                   StrategyCase{.strategy = "HSDP", .width = 2},
+                                   StrategyCase{.strategy = "ZeRO0", .width = 3}}) {
+    const auto& from = epoch % 2 == 0 ? whole : other;
+    const auto rest = run(next, epoch % 2 == 0 ? kWide : kSplit, from.at(2));
+    EXPECT_EQ(digest_of(rest.at(4)), digest_of(whole.at(4))) << next.name();
   }
   std::filesystem::remove_all(folder);
 }

@@ -26,29 +26,20 @@ using ::testing::HasSubstr;
 
 constexpr uint64_t kSeed = 20240607;
 
-TEST(RoundTripTest, AnyRanksSaveAndAnyRanksLoadTheSameBits) {
-  for (uint64_t seed = kSeed; seed < kSeed + 30; ++seed) {
-    SCOPED_TRACE(seed);
-    const plan::ModelInventory inventory = testing::InventoryOf(testing::RandomShapes(seed));
-    const auto writers = static_cast<int64_t>(1 + seed % 8);
-    const auto readers = static_cast<int64_t>(1 + (seed / 8) % 7);
-    const testing::SavedWorld saved = testing::MakeWorld(inventory, writers, seed);
-    store::MemoryStore store;
-    const auto committed = testing::Save(store, saved, {.step = 20, .epoch = 1, .attempt = 1});
-    ASSERT_TRUE(committed.ok()) << committed.status();
-    const auto loaded = testing::Load(store, committed->directory, inventory, readers);
-    ASSERT_TRUE(loaded.ok()) << loaded.status();
-    EXPECT_TRUE(loaded->SameAs(saved.state)) << writers << " writers, " << readers << " readers";
-  }
-}
+// Of both types that moments may live in.
+class MomentsRoundTrip : public ::testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(Moments,
+                         MomentsRoundTrip,
+                         ::testing::Values(DType::kF32, DType::kBF16),
+                         [](const auto& tested) { return std::string(DTypeName(tested.param)); });
 
-TEST(Bf16MomentsTest, AnyRanksSaveAndAnyRanksLoadTheSameBits) {
+TEST_P(MomentsRoundTrip, AnyRanksSaveAndAnyRanksLoadTheSameBits) {
   for (uint64_t seed = kSeed; seed < kSeed + 30; ++seed) {
     SCOPED_TRACE(seed);
     const plan::ModelInventory inventory = testing::InventoryOf(testing::RandomShapes(seed));
     const auto writers = static_cast<int64_t>(1 + seed % 8);
     const auto readers = static_cast<int64_t>(1 + (seed / 8) % 7);
-    const testing::SavedWorld saved = testing::MakeWorld(inventory, writers, seed, DType::kBF16);
+    const testing::SavedWorld saved = testing::MakeWorld(inventory, writers, seed, GetParam());
     store::MemoryStore store;
     const auto committed = testing::Save(store, saved, {.step = 20, .epoch = 1, .attempt = 1});
     ASSERT_TRUE(committed.ok()) << committed.status();
@@ -59,9 +50,9 @@ TEST(Bf16MomentsTest, AnyRanksSaveAndAnyRanksLoadTheSameBits) {
   }
 }
 
-TEST(Bf16MomentsTest, TensorsOfSeveralBlocksKeepTheirBits) {
+TEST_P(MomentsRoundTrip, TensorsOfSeveralBlocksKeepTheirBits) {
   const plan::ModelInventory inventory = testing::InventoryOf({{2063, 1100}, {7}, {3000001}});
-  const testing::SavedWorld saved = testing::MakeWorld(inventory, 3, kSeed, DType::kBF16);
+  const testing::SavedWorld saved = testing::MakeWorld(inventory, 3, kSeed, GetParam());
   store::MemoryStore store;
   ASSERT_TRUE(testing::Save(store, saved, {.step = 1, .epoch = 1, .attempt = 1}).ok());
   for (const int64_t readers : {1, 2, 5}) {
@@ -71,18 +62,30 @@ TEST(Bf16MomentsTest, TensorsOfSeveralBlocksKeepTheirBits) {
   }
 }
 
-// Digests are those of the stored values, whoever wrote them.
-TEST(Bf16MomentsTest, TheManifestHasTheTypeAndTheDigestOfStoredValues) {
+TEST_P(MomentsRoundTrip, StateDigestDoesNotDependOnTheNumberOfWriters) {
   const plan::ModelInventory inventory = testing::InventoryOf({{33, 7}, {64}, {5, 3, 2}});
   Sha256Digest first = {};
   for (const int64_t ranks : {1, 2, 3, 8}) {
     store::MemoryStore store;
-    const testing::SavedWorld saved = testing::MakeWorld(inventory, ranks, kSeed, DType::kBF16);
+    const testing::SavedWorld saved = testing::MakeWorld(inventory, ranks, kSeed, GetParam());
     ASSERT_TRUE(testing::Save(store, saved, {.step = 4, .epoch = 1, .attempt = 1}).ok());
-    auto step = store::CommittedStep::Open(&store, "step-0000000004");
+    const auto step = store::CommittedStep::Open(&store, "step-0000000004");
     ASSERT_TRUE(step.ok()) << step.status();
     first = ranks == 1 ? step->manifest().state_digest : first;
     EXPECT_EQ(step->manifest().state_digest, first) << ranks;
+  }
+}
+
+// Digests are those of the stored values, whoever wrote them.
+TEST(Bf16MomentsTest, TheManifestHasTheTypeAndTheDigestOfStoredValues) {
+  const plan::ModelInventory inventory = testing::InventoryOf({{33, 7}, {64}, {5, 3, 2}});
+  for (const int64_t ranks : {1, 3}) {
+    const testing::SavedWorld saved = testing::MakeWorld(inventory, ranks, kSeed, DType::kBF16);
+    store::MemoryStore store;
+    const auto committed = testing::Save(store, saved, {.step = 4, .epoch = 1, .attempt = 1});
+    ASSERT_TRUE(committed.ok()) << committed.status();
+    auto step = store::CommittedStep::Open(&store, committed->directory);
+    ASSERT_TRUE(step.ok()) << step.status();
     for (size_t role = 0; role < testing::kShardRoles.size(); ++role) {
       for (size_t t = 0; t < inventory.tensors.size(); ++t) {
         const std::vector<float>& values = saved.state.values[role][t];
@@ -180,32 +183,6 @@ TEST(Bf16MomentsTest, ASealOfAnotherTypeIsNotCommitted) {
       coordinator::CommitSave(store, wide.save_plan, testing::ContextOf(wide, key), *seals);
   EXPECT_THAT(std::string(committed.status().message()),
               HasSubstr("seal of writer 0: was made with another save plan"));
-}
-
-TEST(RoundTripTest, TensorsOfSeveralBlocksKeepTheirBits) {
-  const plan::ModelInventory inventory = testing::InventoryOf({{1031, 1100}, {7}, {1500000}});
-  const testing::SavedWorld saved = testing::MakeWorld(inventory, 3, kSeed);
-  store::MemoryStore store;
-  ASSERT_TRUE(testing::Save(store, saved, {.step = 1, .epoch = 1, .attempt = 1}).ok());
-  for (const int64_t readers : {1, 2, 5}) {
-    const auto loaded = testing::Load(store, "step-0000000001", inventory, readers);
-    ASSERT_TRUE(loaded.ok()) << loaded.status();
-    EXPECT_TRUE(loaded->SameAs(saved.state)) << readers;
-  }
-}
-
-TEST(RoundTripTest, StateDigestDoesNotDependOnTheNumberOfWriters) {
-  const plan::ModelInventory inventory = testing::InventoryOf({{33, 7}, {64}, {5, 3, 2}});
-  Sha256Digest first = {};
-  for (const int64_t ranks : {1, 2, 3, 8}) {
-    store::MemoryStore store;
-    const testing::SavedWorld saved = testing::MakeWorld(inventory, ranks, kSeed);
-    ASSERT_TRUE(testing::Save(store, saved, {.step = 4, .epoch = 1, .attempt = 1}).ok());
-    const auto step = store::CommittedStep::Open(&store, "step-0000000004");
-    ASSERT_TRUE(step.ok()) << step.status();
-    first = ranks == 1 ? step->manifest().state_digest : first;
-    EXPECT_EQ(step->manifest().state_digest, first) << ranks;
-  }
 }
 
 TEST(RoundTripTest, TheSameStateGivesTheSameBytes) {

@@ -196,11 +196,13 @@ absl::Status NcclMember::Retire() {
 }
 
 absl::Status NcclMember::Poll() {
+  // What peers announced before an error of NCCL is there once the error is.
+  const absl::Status settled = group_->Settled().status();
   {
     MutexLock lock(mutex_);
     RETURN_IF_ERROR(Retire());
   }
-  return Describe(group_->Settled().status());
+  return Describe(settled);
 }
 
 // -- host bytes

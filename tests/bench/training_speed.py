@@ -56,9 +56,9 @@ class Measurement:
         pairs = self.judged("ours", kind) if pairs is None else pairs
         return [a / b for a, b in zip(self.rates("ours", pairs), self.rates(kind, pairs))]
 
-    def percent(self, side, flops):
+    def percent(self, side, flops, pairs):
         """Of the sustained roof around a side's turns."""
-        turns = [self.turns[side][i] for i in self.judged(side)]
+        turns = [self.turns[side][i] for i in pairs]
         return statistics.median(100 * turn["rate"] * flops / 1e9 / turn["roof"] for turn in turns)
 
 
@@ -97,7 +97,7 @@ def run(case, pairs, attempts, turn_steps):
     judged, ratios = result.judged("ours", better), result.ratios(better)
     ratio = statistics.median(ratios)
     flops = step_flops(work.shape) / work.tokens_per_step
-    percent = {side: round(result.percent(side, flops), 1) for side in result.turns}
+    percent = {side: round(result.percent(side, flops, judged), 1) for side in result.turns}
     middle = {side: round(statistics.median(result.rates(side, judged)), 1) for side in result.turns}
     everything = range(len(result.turns["ours"]))
     goal = GOALS.get(case, {"ratio": 1.0, "roof": 0, "stretch": 1.0})

@@ -8,12 +8,10 @@ namespace ravel::plan {
 
 int64_t LogitsChunkTokens(bool cpu_devices, int64_t vocabulary, int64_t element_bytes) {
   CHECK(vocabulary > 0 && element_bytes > 0);
-  if (cpu_devices) {
-    return kLogitsChunkTokens;
-  }
-  int64_t tokens = kMostLogitsTokens;
-  while (tokens > kFewestGpuLogitsTokens &&
-         tokens * vocabulary * element_bytes > kMostLogitsBytes) {
+  const int64_t fewest = cpu_devices ? kLogitsChunkTokens : kFewestGpuLogitsTokens;
+  const int64_t most_bytes = cpu_devices ? kMostCpuLogitsBytes : kMostLogitsBytes;
+  int64_t tokens = cpu_devices ? kMostCpuLogitsTokens : kMostLogitsTokens;
+  while (tokens > fewest && tokens * vocabulary * element_bytes > most_bytes) {
     tokens /= 2;
   }
   return tokens;

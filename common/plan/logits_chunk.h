@@ -10,12 +10,13 @@
 
 namespace ravel::plan {
 
-// A gpu's memory is fast next to its caches: the most tokens, a power of two from
-// kFewestGpuLogitsTokens to kMostLogitsTokens, whose logits take at most kMostLogitsBytes; the
-// fewest, where none does. On CPUs kLogitsChunkTokens, where logits stay in cache.
+// The most tokens, a power of two between the fewest and the most below, whose logits take at most
+// so many bytes; the fewest, where none does. The fewest of CPUs are kLogitsChunkTokens.
 inline constexpr int64_t kFewestGpuLogitsTokens = 1024;
 inline constexpr int64_t kMostLogitsTokens = 4096;
 inline constexpr int64_t kMostLogitsBytes = int64_t{512} << 20;
+inline constexpr int64_t kMostCpuLogitsTokens = 1024;
+inline constexpr int64_t kMostCpuLogitsBytes = int64_t{32} << 20;
 int64_t LogitsChunkTokens(bool cpu_devices, int64_t vocabulary, int64_t element_bytes);
 
 // The head's "logits" have that many rows, or one for each token of the micro-batch, if fewer.

@@ -18,13 +18,19 @@ TEST(LogitsChunk, OfAGpuIsAsLargeAsItsBytesAllow) {
   EXPECT_EQ(LogitsChunkTokens(false, 61, 4), 4096);
   // A million words: more than the budget, and not fewer tokens.
   EXPECT_EQ(LogitsChunkTokens(false, int64_t{1} << 20, 2), 1024);
-  EXPECT_EQ(LogitsChunkTokens(true, kLlama3, 2), 256);
-  EXPECT_EQ(LogitsChunkTokens(true, 61, 4), 256);
+}
+
+TEST(LogitsChunk, OfACpuTakesAtMost32MiB) {
+  EXPECT_EQ(LogitsChunkTokens(true, 61, 4), 1024);
+  EXPECT_EQ(LogitsChunkTokens(true, 8192, 4), 1024);
+  EXPECT_EQ(LogitsChunkTokens(true, 8193, 4), 512);
+  EXPECT_EQ(LogitsChunkTokens(true, 16385, 4), 256);
+  EXPECT_EQ(LogitsChunkTokens(true, 128256, 4), 256);  // more, and not fewer tokens
 }
 
 // One lane of four sequences of 400 tokens.
-JobSpec LongSpec(bool cpu) {
-  JobSpec spec = testing::SpecOf(testing::Llama(64, 2, 96, 257), 4);
+JobSpec LongSpec(bool cpu, int64_t vocabulary = 257) {
+  JobSpec spec = testing::SpecOf(testing::Llama(64, 2, 96, vocabulary), 4);
   spec.data.sequence_length = 400;
   spec.global_batch = 16;
   spec.micro_batch = 4;
@@ -48,18 +54,22 @@ TEST(LogitsChunk, IsOfTheJobNotOfTheRanks) {
     EXPECT_EQ(gpu.options.logits_chunk_tokens, 4096) << ranks;
     EXPECT_EQ(LogitsOf(gpu), (Shape{1600, 257})) << ranks;
     const ShardingPlan cpu = *BuildShardingPlan({.spec = LongSpec(true), .ranks = ranks});
-    EXPECT_EQ(cpu.options.logits_chunk_tokens, kLogitsChunkTokens);
-    EXPECT_EQ(LogitsOf(cpu), (Shape{256, 257}));
+    EXPECT_EQ(cpu.options.logits_chunk_tokens, 1024);
+    EXPECT_EQ(LogitsOf(cpu), (Shape{1024, 257}));
   }
 }
 
-TEST(LogitsChunk, RoundTripsAndIsHashedWhereItIsNotTheCpus) {
+TEST(LogitsChunk, RoundTripsAndIsHashed) {
   const ShardingPlan gpu =
       *BuildShardingPlan({.spec = LongSpec(false), .ranks = 2, .shared_memory = false});
   const ShardingPlan cpu =
       *BuildShardingPlan({.spec = LongSpec(true), .ranks = 2, .shared_memory = false});
   EXPECT_NE(PlanHash(gpu), PlanHash(cpu));
-  EXPECT_EQ(ToProto(cpu).options().logits_chunk_tokens(), 0);
+  const ShardingPlan many_words =
+      *BuildShardingPlan({.spec = LongSpec(true, 32000), .ranks = 2, .shared_memory = false});
+  EXPECT_EQ(ToProto(cpu).options().logits_chunk_tokens(), 1024);
+  EXPECT_EQ(LogitsOf(many_words), (Shape{kLogitsChunkTokens, 32000}));
+  EXPECT_EQ(ToProto(many_words).options().logits_chunk_tokens(), 0);
   EXPECT_EQ(ToProto(gpu).options().logits_chunk_tokens(), 4096);
   const absl::StatusOr<ShardingPlan> back = ParsePlan(SerializePlan(gpu));
   ASSERT_TRUE(back.ok()) << back.status();

@@ -40,12 +40,12 @@ class Measurement:
         """The pairs whose turns of these sides had the machine to themselves. Whoever else uses its cores takes some of the roof:
         what they sustained before and after these turns was at most DISTURBED below the most they ever did. No other number decides."""
         most = max(sustained for turns in self.turns.values() for turn in turns for sustained, _ in turn["roofs"])
-        whole = min(len(turns) for turns in self.turns.values())
+        whole = min(len(self.turns[side]) for side in sides)
         return [i for i in range(whole)
                 if all(sustained >= (1 - DISTURBED) * most for side in sides for sustained, _ in self.turns[side][i]["roofs"])]
 
     def judged(self, *sides):
-        """The quiet pairs; all, where those are too few."""
+        """The quiet pairs, or of one side its quiet turns; all, where those are too few."""
         quiet = self.quiet(*sides)
         return quiet if len(quiet) >= LEAST_PAIRS else list(range(len(self.turns["ours"])))
 
@@ -56,9 +56,9 @@ class Measurement:
         pairs = self.judged("ours", kind) if pairs is None else pairs
         return [a / b for a, b in zip(self.rates("ours", pairs), self.rates(kind, pairs))]
 
-    def percent(self, side, flops, pairs):
-        """Of the sustained roof around a side's turns."""
-        turns = [self.turns[side][i] for i in pairs]
+    def percent(self, side, flops):
+        """Of the sustained roof around a side's turns: of those that were quiet, whether or not the peer's were."""
+        turns = [self.turns[side][i] for i in self.judged(side)]
         return statistics.median(100 * turn["rate"] * flops / 1e9 / turn["roof"] for turn in turns)
 
 
@@ -97,7 +97,7 @@ def run(case, pairs, attempts, turn_steps):
     judged, ratios = result.judged("ours", better), result.ratios(better)
     ratio = statistics.median(ratios)
     flops = step_flops(work.shape) / work.tokens_per_step
-    percent = {side: round(result.percent(side, flops, judged), 1) for side in result.turns}
+    percent = {side: round(result.percent(side, flops), 1) for side in result.turns}
     middle = {side: round(statistics.median(result.rates(side, judged)), 1) for side in result.turns}
     everything = range(len(result.turns["ours"]))
     goal = GOALS.get(case, {"ratio": 1.0, "roof": 0, "stretch": 1.0})
@@ -108,7 +108,8 @@ def run(case, pairs, attempts, turn_steps):
         "pass": ratio >= goal["ratio"] and percent["ours"] >= goal["roof"],
         "peers": {kind: {"name": PEERS[kind], "tokens_per_second": middle[kind], "ratio": round(statistics.median(result.ratios(kind)), 3),
                          "percent_of_roof": percent[kind]} for kind in PEERS},
-        "percent_of_roof": percent["ours"], "roof_gflops": round(statistics.median(result.turns["ours"][i]["roof"] for i in judged), 1),
+        "percent_of_roof": percent["ours"], "roof_judged": result.judged("ours"),
+        "roof_gflops": round(statistics.median(result.turns["ours"][i]["roof"] for i in result.judged("ours")), 1),
         "mflop_per_token": round(flops / 1e6, 1), "steps_of_a_turn": turn_steps,
         "pairs": len(everything), "judged": judged, "judged_are": "quiet" if len(judged) < len(everything) or judged == result.quiet("ours", better) else "all",
         "ratio_of_all_pairs": round(statistics.median(result.ratios(better, everything)), 3),

@@ -4,9 +4,9 @@
 // caches [Goto and van de Geijn 2008; Van Zee and van de Geijn 2015]: a block of b, in tiles of
 // V::kStripPanels times 16 columns, in the second level, and a strip of V::kStripRows rows of a in
 // the first, while all tiles of the block stream past it. The other order, a tile in the first
-// level and strips that stream, is slower by 4 % with AVX2 and 10 % with AVX-512: it reads and
-// writes c down its columns. Whole strips of an a that is not transposed are read where they lie:
-// its rows serve as well as packed ones.
+// level and strips that stream, was measured to be slower: it reads and writes c down its columns.
+// Whole strips of an a that is not transposed are read where they lie: its rows serve as well as
+// packed ones.
 //
 // The inner index is cut into near-equal sections, by its length alone. An element of c is the sum
 // of its sections in ascending order, each one chain of fma from zero; kAccumulate adds them to

@@ -80,9 +80,11 @@ void AddGemmCases(std::vector<OpCase>& cases) {
                               {33, 17, 40},
                               {64, 96, 128},
                               {130, 65, 257},
-                              {401, 530, 33},  // more than a block of rows, of columns,
-                              {13, 1570, 40},  // of columns where a is packed,
-                              {9, 35, 1100},   // more than a section of the inner index
+                              {401, 100, 33},   // more rows than are packed at a time for one
+                              {1551, 530, 10},  // block of columns, and for several
+                              {13, 1570, 40},   // more than a block of columns,
+                              {9, 35, 1100},    // than a section of the inner index,
+                              {200, 530, 600},  // than one of each
                               {4, 5, 0},
                               {0, 5, 4},
                               {5, 0, 4}};

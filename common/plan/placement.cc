@@ -196,12 +196,20 @@ absl::Status ValidatePlacements(const PlacedTensor& tensor,
   return absl::OkStatus();
 }
 
-int64_t CutCount(const Placements& placements, const Mesh& mesh) {
-  int64_t count = 1;
+std::vector<std::string> CutAxes(const Placements& placements) {
+  std::vector<std::string> axes;
   for (const AxisPlacement& entry : placements) {
     if (entry.placement.kind == PlacementKind::kShard || entry.placement.in_flat_family()) {
-      count *= mesh.AxisSize(entry.axis);
+      axes.push_back(entry.axis);
     }
+  }
+  return axes;
+}
+
+int64_t CutCount(const Placements& placements, const Mesh& mesh) {
+  int64_t count = 1;
+  for (const std::string& axis : CutAxes(placements)) {
+    count *= mesh.AxisSize(axis);
   }
   return count;
 }

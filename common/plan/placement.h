@@ -78,8 +78,12 @@ absl::Status ValidatePlacements(const PlacedTensor& tensor,
                                 const Placements& placements,
                                 BufferUse use);
 
-// Ranks that share the tensor under `placements`: each holds 1/CutCount of it. Partial and
-// Replicate axes do not count.
+// The axes whose ranks hold different parts of the tensor, in the order of `placements`; Partial
+// and Replicate axes are none. What is said of a whole tensor, such as the amax that a scale is
+// made of, is combined over exactly these: ranks that differ on other axes hold copies, and need no
+// message.
+std::vector<std::string> CutAxes(const Placements& placements);
+// Ranks that share the tensor under `placements`: each holds 1/CutCount of it.
 int64_t CutCount(const Placements& placements, const Mesh& mesh);
 
 // Elements [begin, end) of a buffer or a tensor.

@@ -10,6 +10,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/plan/owned_boxes.h"
+#include "common/plan/placement.h"
 #include "common/plan/plan_pieces.h"
 #include "common/plan/plan_report.h"
 #include "common/plan/program_checker.h"
@@ -180,6 +182,63 @@ TEST(SymmetryRegression, ExpertsUseExpertGroupsOnOuterAxis) {
       EXPECT_EQ(experts.CoordinateOf(member).back(), experts.CoordinateOf(rank).back());
     }
   }
+}
+
+// The elements of a 16 x 6 tensor that are a rank's under `placements`, where Flat cuts a buffer of
+// twice its size: the last ranks of a shard axis have none.
+std::vector<int64_t> OwnedElements(const Placements& placements, const Mesh& mesh, int64_t rank) {
+  const Shape shape = {16, 6};
+  const int64_t item = ElementCount(LargestItem(shape, placements, mesh));
+  const FlatPlace place = {.offset = 0, .total_elements = 2 * item};
+  std::vector<int64_t> elements;
+  for (const Box& box :
+       OwnedBoxes({shape, placements, mesh, place}, mesh.CoordinateOf(rank)).boxes) {
+    for (int64_t y = box.offset[0]; y < box.offset[0] + box.length[0]; ++y) {
+      for (int64_t x = box.offset[1]; x < box.offset[1] + box.length[1]; ++x) {
+        elements.push_back(y * 6 + x);
+      }
+    }
+  }
+  return elements;
+}
+
+// The amax of a weight is a maximum over its owners, whatever the axes are called: every element
+// has one owner in the group, ranks with an empty shard are members, and replicas, whose copies are
+// equal, are in other groups. Fails when an axis of copies joins the group, or an axis that cuts
+// the tensor does not.
+TEST(SymmetryRegression, AmaxGroupExcludesReplicas) {
+  const Mesh mesh = *Mesh::Create({{kReplicateAxis, 2}, {kShardAxis, 3}, {kTensorAxis, 2}});
+  const auto group_axes = [&](std::string_view strategy, TensorParallelKind cut) {
+    const absl::StatusOr<NamedStrategy> named = FindStrategy(strategy);
+    const auto roles = PlacementsOf(named->choice, {"w", {16, 6}}, {.tensor_parallel = cut}, mesh);
+    EXPECT_TRUE(roles.ok()) << roles.status();
+    const Placements& weight = roles->optimizer;
+    const std::vector<std::string> axes = CutAxes(weight);
+    for (int64_t rank = 0; rank < mesh.rank_count(); ++rank) {
+      std::vector<int64_t> covered;
+      bool empty_member = false;
+      for (const int64_t member : mesh.GroupOf(rank, axes)) {
+        const std::vector<int64_t> owned = OwnedElements(weight, mesh, member);
+        empty_member |= owned.empty();
+        covered.insert(covered.end(), owned.begin(), owned.end());
+      }
+      std::sort(covered.begin(), covered.end());
+      std::vector<int64_t> all(16 * 6);
+      std::iota(all.begin(), all.end(), int64_t{0});
+      EXPECT_EQ(covered, all) << strategy << ", group of rank " << rank;
+      EXPECT_EQ(empty_member, FlatPieceCount(weight, mesh) > 1) << strategy << ", rank " << rank;
+    }
+    return axes;
+  };
+  const TensorParallelKind column = TensorParallelKind::kColumn;
+  const TensorParallelKind whole = TensorParallelKind::kReplicated;
+  using ::testing::UnorderedElementsAre;
+  EXPECT_THAT(group_axes("hsdp", column), UnorderedElementsAre(kTensorAxis, kShardAxis));
+  EXPECT_THAT(group_axes("hsdp", whole), UnorderedElementsAre(kShardAxis));
+  EXPECT_THAT(group_axes("hfsdp", column),
+              UnorderedElementsAre(kTensorAxis, kShardAxis, kReplicateAxis));
+  EXPECT_THAT(group_axes("no_shard", column), UnorderedElementsAre(kTensorAxis));
+  EXPECT_THAT(group_axes("no_shard", whole), UnorderedElementsAre());
 }
 
 // Weights that are gathered in place are the optimizer's own: one buffer, counted once. Fails when

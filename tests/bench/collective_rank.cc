@@ -14,10 +14,6 @@ namespace {
 
 constexpr int64_t kFloat = sizeof(float);
 
-int64_t SlotsOf(int64_t bytes) {
-  return std::max<int64_t>(2, kRotatedBytes / std::max<int64_t>(bytes, 1));
-}
-
 // What rank `rank` puts at `index`: exact in fp32 and different everywhere, so that a sum can be
 // made another way.
 float ValueOf(int rank, int64_t index) {
@@ -43,8 +39,28 @@ Shape ShapeOf(const std::string& name, int64_t bytes, int ranks) {
   return name == "reduce_scatter" ? Shape{true, all, all / ranks} : Shape{false, all / ranks, all};
 }
 
+// "ok", or the first element of this rank's output that is not what the inputs of a slot lead to.
+std::string Compare(const Shape& shape, const float* output, int64_t slot, int rank, int ranks) {
+  for (int64_t i = 0; i < shape.output; ++i) {
+    double expected = 0;
+    if (shape.reduces) {
+      for (int r = 0; r < ranks; ++r) {
+        expected += ValueOf(r, rank * shape.output + i + slot);
+      }
+    } else {
+      expected = ValueOf(static_cast<int>(i / shape.input), i % shape.input + slot);
+    }
+    if (output[i] != static_cast<float>(expected)) {
+      return absl::StrCat("wrong: element ", i, " is ", output[i], ", expected ", expected);
+    }
+  }
+  return "ok";
+}
+
+// A rank that finds a wrong element goes through the same collectives as those that do not.
 std::string Verify(Collectives& ours, const std::string& name, int64_t bytes, int rank, int ranks) {
   const Shape shape = ShapeOf(name, bytes, ranks);
+  std::string answer = "ok";
   ours.Prepare(name, bytes);
   for (int64_t slot = 0; slot < 2; ++slot) {
     float* input = ours.input(name, bytes, slot);
@@ -53,23 +69,12 @@ std::string Verify(Collectives& ours, const std::string& name, int64_t bytes, in
     }
     ours.Barrier();
     ours.Turn(name, bytes, slot);
-    const float* output = ours.output(name, bytes, slot);
-    for (int64_t i = 0; i < shape.output; ++i) {
-      double expected = 0;
-      if (shape.reduces) {
-        for (int r = 0; r < ranks; ++r) {
-          expected += ValueOf(r, rank * shape.output + i + slot);
-        }
-      } else {
-        expected = ValueOf(static_cast<int>(i / shape.input), i % shape.input + slot);
-      }
-      if (output[i] != static_cast<float>(expected)) {
-        return absl::StrCat("wrong: element ", i, " is ", output[i], ", expected ", expected);
-      }
+    if (answer == "ok") {
+      answer = Compare(shape, ours.output(name, bytes, slot), slot, rank, ranks);
     }
     ours.Barrier();
   }
-  return "ok";
+  return answer;
 }
 
 void FillRandom(Collectives& ours, const std::string& name, int64_t bytes, int rank, int ranks) {

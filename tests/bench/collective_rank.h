@@ -9,6 +9,7 @@
 // what the machine allows: `copy`, every rank copies BYTES of its own at once; `ping`, a cache line
 // goes from rank 0 to rank 1 and back.
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -19,6 +20,10 @@ namespace ravel::bench {
 // Buffers change from turn to turn so that together they are larger than this.
 inline constexpr int64_t kRotatedBytes = int64_t{96} << 20;
 inline constexpr int64_t kMostBytes = int64_t{64} << 20;
+
+inline int64_t SlotsOf(int64_t bytes) {
+  return std::max<int64_t>(2, kRotatedBytes / std::max<int64_t>(bytes, 1));
+}
 
 // What a library does in one turn. `slot` says which of the rotated buffers are used.
 class Collectives {

@@ -10,6 +10,7 @@ import sys
 import tempfile
 
 import cluster
+from harness import progress
 
 BENCH = pathlib.Path(__file__).resolve().parent
 KIB, MIB = 1 << 10, 1 << 20
@@ -67,11 +68,16 @@ def text_of(size):
     return f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB"
 
 
-def verify(sides, case, size):
-    for name, side in sides.items():
+def verify(name, side, case, size):
+    """How many tries gave wrong elements before one did not. A second try is for Gloo's reduce-scatter alone: a rank but the first
+    moves its result to the front of its buffer while what it sends from there may still be on its way."""
+    tries = 10 if (name, case) == ("gloo", "reduce_scatter") else 1
+    for wrong in range(tries):
         answers = side.ask(f"verify {case} {size}")
-        if any(answer != "ok" for answer in answers):
-            sys.exit(f"{name}, {case} of {size} bytes: {answers}")
+        if all(answer == "ok" for answer in answers):
+            return wrong
+        progress(f"C2: {name}, {case} of {size} bytes: {answers}")
+    sys.exit(f"C2: {name}, {case} of {size} bytes: wrong every time")
 
 
 def limit(ours, case, size, ranks, pairs):
@@ -91,8 +97,8 @@ def limit(ours, case, size, ranks, pairs):
 def measure(sides, ranks, case, size, pairs):
     peers = {"gloo": sides["gloo"], "torch": sides["torch"]}
     peer_case = "all_gather" if case == "all_gather_in_place" else case
-    verify({"ours": sides["ours"]}, case, size)
-    verify(peers, peer_case, size)
+    verify("ours", sides["ours"], case, size)
+    wrong = {name: verify(name, side, peer_case, size) for name, side in peers.items()}
     counts = {"ours": sides["ours"].turns(case, size), **{name: side.turns(peer_case, size) for name, side in peers.items()}}
     samples = {"ours": [], "gloo": [], "torch": []}
     for _ in range(pairs):
@@ -117,7 +123,8 @@ def measure(sides, ranks, case, size, pairs):
     return {**line, "samples": {name: [round(value * 1e6, 3) for value in values] for name, values in samples.items()},
             "ratios": [round(value, 2) for value in ratios["gloo"]], "min": round(min(ratios["gloo"]), 2),
             "max": round(max(ratios["gloo"]), 2), "turns": counts,
-            "verified": "every element against the inputs of all ranks, two rotated buffers",
+            "verified": "every element against the inputs of all ranks, two rotated buffers"
+                        + (f"; Gloo's sums were wrong in {wrong['gloo']} of {wrong['gloo'] + 1} tries" if wrong["gloo"] else ""),
             "peer_name": "Gloo C++ (Debian 0.0~git20220518) over loopback; torch.distributed gloo in \"torch\""}
 
 

@@ -32,16 +32,17 @@ class Gloo final : public Collectives {
 
   bool Has(const std::string& name) const override { return name != "all_gather_in_place"; }
 
-  // The library's reduce-scatter is bound to one buffer, which it also destroys.
+  // The library's reduce-scatter is bound to one buffer, which it also destroys: one for each slot.
   void Prepare(const std::string& name, int64_t bytes) override {
-    if (name == "reduce_scatter" && bytes != prepared_) {
+    auto& reduces = reduces_[bytes];
+    while (name == "reduce_scatter" && static_cast<int64_t>(reduces.size()) < SlotsOf(bytes)) {
+      const auto slot = static_cast<int64_t>(reduces.size());
       const auto elements = static_cast<int>(bytes / kFloat);
-      reduce_ = std::make_unique<gloo::ReduceScatterHalvingDoubling<float>>(
+      reduces.push_back(std::make_unique<gloo::ReduceScatterHalvingDoubling<float>>(
           context_,
-          std::vector<float*>{input_.data()},
+          std::vector<float*>{input(name, bytes, slot)},
           elements,
-          std::vector<int>(static_cast<size_t>(ranks_), elements / ranks_));
-      prepared_ = bytes;
+          std::vector<int>(static_cast<size_t>(ranks_), elements / ranks_)));
     }
   }
 
@@ -49,7 +50,7 @@ class Gloo final : public Collectives {
     if (name == "barrier") {
       Barrier();
     } else if (name == "reduce_scatter") {
-      reduce_->run();
+      reduces_.at(bytes)[static_cast<size_t>(slot)]->run();
     } else {
       const auto shard = static_cast<size_t>(bytes / kFloat / ranks_);
       gloo::AllgatherOptions options(context_);
@@ -66,12 +67,13 @@ class Gloo final : public Collectives {
   }
 
   float* input(const std::string& name, int64_t bytes, int64_t slot) override {
-    return name == "reduce_scatter" ? input_.data()
-                                    : input_.data() + bytes / kFloat / ranks_ * slot;
+    const int64_t own = name == "reduce_scatter" ? bytes : bytes / ranks_;
+    return input_.data() + own / kFloat * slot;
   }
 
   const float* output(const std::string& name, int64_t bytes, int64_t slot) override {
-    return name == "reduce_scatter" ? input_.data() : output_.data() + bytes / kFloat * slot;
+    return name == "reduce_scatter" ? input(name, bytes, slot)
+                                    : output_.data() + bytes / kFloat * slot;
   }
 
  private:
@@ -80,8 +82,9 @@ class Gloo final : public Collectives {
   const int ranks_;
   std::shared_ptr<gloo::Context> context_;
   std::vector<float> input_, output_;
-  std::unique_ptr<gloo::ReduceScatterHalvingDoubling<float>> reduce_;
-  int64_t prepared_ = -1;
+  // By bytes, then slot.
+  std::map<int64_t, std::vector<std::unique_ptr<gloo::ReduceScatterHalvingDoubling<float>>>>
+      reduces_;
 };
 
 }  // namespace

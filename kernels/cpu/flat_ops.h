@@ -95,31 +95,40 @@ void AddPair(const float* a, const float* b, float* out, int64_t n) {
 }
 
 // From this many elements on a sum is not expected to stay in the cache; it is written around it,
-// with two pages of each under way at once (cpu/streaming_copy.h).
+// with kPages pages of each array under way at once (cpu/streaming_copy.h).
 inline constexpr int64_t kStreamedElements = int64_t{64} << 10;
 inline constexpr int64_t kPageElements = 1024;
-inline constexpr int64_t kPagesAtOnce = 2;
+
+// From element j on, where `out` is aligned to a cache line. -> the first element that is left.
+template <typename V, int64_t kPages>
+int64_t StreamSums(const float* a, const float* b, float* out, int64_t j, int64_t n) {
+  constexpr int64_t kBlock = kPageElements * kPages;
+  for (; j + kBlock <= n; j += kBlock) {
+    for (int64_t line = j; line < j + kPageElements; line += 16) {
+      for (int64_t at = line; at < line + kBlock; at += kPageElements) {
+        if constexpr (kPages > 1) {
+          // Beyond the end it only asks for what may not be there, which is harmless.
+          __builtin_prefetch(a + at + kBlock);
+          __builtin_prefetch(b + at + kBlock);
+        }
+        V::StoreAround(out + at, V::Add(V::Load(a + at), V::Load(b + at)));
+        V::StoreAround(out + at + 8, V::Add(V::Load(a + at + 8), V::Load(b + at + 8)));
+      }
+    }
+  }
+  V::FinishStoresAround();
+  return j;
+}
 
 template <typename V>
 void TreeSumTwo(const float* a, const float* b, float* out, int64_t n) {
-  constexpr int64_t kBlock = kPageElements * kPagesAtOnce;
   int64_t j = 0;
   if (n >= kStreamedElements) {
     const auto misaligned = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(out) & 63);
     j = misaligned / static_cast<int64_t>(sizeof(float));
     AddPair<V>(a, b, out, j);
-    for (; j + kBlock <= n; j += kBlock) {
-      for (int64_t line = j; line < j + kPageElements; line += 16) {
-        for (int64_t at = line; at < line + kBlock; at += kPageElements) {
-          // Beyond the end it only asks for what may not be there, which is harmless.
-          __builtin_prefetch(a + at + kBlock);
-          __builtin_prefetch(b + at + kBlock);
-          V::StoreAround(out + at, V::Add(V::Load(a + at), V::Load(b + at)));
-          V::StoreAround(out + at + 8, V::Add(V::Load(a + at + 8), V::Load(b + at + 8)));
-        }
-      }
-    }
-    V::FinishStoresAround();
+    j = ActivePageOrder() == PageOrder::kOneByOne ? StreamSums<V, 1>(a, b, out, j, n)
+                                                  : StreamSums<V, 2>(a, b, out, j, n);
   }
   AddPair<V>(a + j, b + j, out + j, n - j);
 }

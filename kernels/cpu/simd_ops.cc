@@ -64,6 +64,15 @@ std::atomic<const SimdOps*>& Active() {
   return active;
 }
 
+PageOrder BestPageOrder() {
+  return __builtin_cpu_is("amd") ? PageOrder::kOneByOne : PageOrder::kSeveralAtOnce;
+}
+
+std::atomic<PageOrder>& ActiveOrder() {
+  static std::atomic<PageOrder> active = BestPageOrder();
+  return active;
+}
+
 }  // namespace
 
 const SimdOps& ActiveOps() {
@@ -77,6 +86,18 @@ void UseSimdPath(SimdPath path) {
 
 void UseBestSimdPath() {
   Active().store(BestOps(), std::memory_order_relaxed);
+}
+
+PageOrder ActivePageOrder() {
+  return ActiveOrder().load(std::memory_order_relaxed);
+}
+
+void UsePageOrder(PageOrder order) {
+  ActiveOrder().store(order, std::memory_order_relaxed);
+}
+
+void UseBestPageOrder() {
+  UsePageOrder(BestPageOrder());
 }
 
 int64_t AttentionWorkspaceElements(const AttentionShape& shape) {

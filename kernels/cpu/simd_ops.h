@@ -78,6 +78,17 @@ const SimdOps& ActiveOps();
 void UseSimdPath(SimdPath path);
 void UseBestSimdPath();
 
+// How a pass over long arrays goes through their pages. Speed depends on it, results do not.
+enum class PageOrder {
+  kOneByOne,       // where the processor's own prefetches go on beyond the end of a page
+  kSeveralAtOnce,  // where they stop there: a core waits unless several pages are under way
+};
+// kOneByOne on AMD, unless UsePageOrder chose another.
+PageOrder ActivePageOrder();
+// For tests and benchmarks, between ops.
+void UsePageOrder(PageOrder order);
+void UseBestPageOrder();
+
 // AttentionWorkspaceElements of kernels/attention.h; the same for every path.
 int64_t AttentionWorkspaceElements(const AttentionShape& shape);
 

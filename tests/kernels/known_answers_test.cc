@@ -1,12 +1,15 @@
 // Ops whose bits are promised by formula: known answers, partitions, special values, every SIMD
 // path.
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <random>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -55,9 +58,15 @@ class KnownAnswersTest : public ::testing::TestWithParam<cpu::SimdPath> {
     }
     cpu::UseSimdPath(GetParam());
   }
-  void TearDown() override { cpu::UseBestSimdPath(); }
+  void TearDown() override {
+    cpu::UseBestSimdPath();
+    cpu::UseBestPageOrder();
+  }
   CpuStream stream_;
 };
+
+constexpr cpu::PageOrder kPageOrders[] = {cpu::PageOrder::kOneByOne,
+                                          cpu::PageOrder::kSeveralAtOnce};
 
 TEST_P(KnownAnswersTest, AdamWFollowsTheSpecifiedBits) {
   struct Bits {
@@ -293,6 +302,30 @@ TEST_P(KnownAnswersTest, TreeSumsPairNeighbours) {
   }
 }
 
+// Too long for the cache: written around it, whole pages and what is left of them.
+TEST_P(KnownAnswersTest, LongSumsOfTwoPiecesAreExactInEveryOrderOfPages) {
+  for (const size_t elements : {65536u, 65536u + 5 * 1024 + 77}) {
+    const std::vector<float> a = RandomFloats(elements, 21);
+    const std::vector<float> b = RandomFloats(elements, 22);
+    std::vector<float> expected(elements);
+    std::transform(a.begin(), a.end(), b.begin(), expected.begin(), std::plus<>());
+    for (const cpu::PageOrder order : kPageOrders) {
+      cpu::UsePageOrder(order);
+      for (const size_t shift : {0u, 3u}) {
+        std::vector<float> sum(elements + 2 * 16, 7.0f);
+        TreeSum(stream_,
+                {.pieces = {a.data(), b.data()},
+                 .out = VectorView(sum.data() + shift, static_cast<int64_t>(elements))});
+        EXPECT_TRUE(std::equal(expected.begin(), expected.end(), sum.begin() + shift));
+        EXPECT_EQ(std::count(sum.begin(), sum.end(), 7.0f), 2 * 16);
+      }
+      std::vector<float> over_a = a;
+      TreeSum(stream_, {.pieces = {over_a.data(), b.data()}, .out = View(over_a)});
+      EXPECT_TRUE(SameBits(over_a, expected));
+    }
+  }
+}
+
 TEST_P(KnownAnswersTest, TreeAddMayWriteOverEitherOperand) {
   std::vector<float> a = RandomFloats(21, 9);
   const std::vector<float> b = RandomFloats(21, 10);
@@ -331,14 +364,19 @@ TEST_P(KnownAnswersTest, CopiesOfAnySizeAndAlignmentAreExact) {
   std::mt19937 random(13);
   std::generate(source.begin(), source.end(), [&] { return static_cast<char>(random()); });
   std::vector<char> target(source.size());
-  for (const int64_t bytes : {0, 1, 63, 4097, (1 << 20) + 77, (2 << 20)}) {
-    for (const int64_t shift : {0, 1, 64, 100}) {
-      std::fill(target.begin(), target.end(), 'x');
-      CopyBytes(stream_, {target.data() + shift, source.data() + 3, bytes});
-      EXPECT_EQ(std::memcmp(target.data() + shift, source.data() + 3, static_cast<size_t>(bytes)),
-                0);
-      EXPECT_EQ(target[static_cast<size_t>(shift + bytes)], 'x');
-      EXPECT_TRUE(shift == 0 || target[static_cast<size_t>(shift - 1)] == 'x');
+  const auto check = [&](int64_t bytes, int64_t shift) {
+    std::fill(target.begin(), target.end(), 'x');
+    CopyBytes(stream_, {target.data() + shift, source.data() + 3, bytes});
+    EXPECT_EQ(std::memcmp(target.data() + shift, source.data() + 3, static_cast<size_t>(bytes)), 0);
+    EXPECT_EQ(target[static_cast<size_t>(shift + bytes)], 'x');
+    EXPECT_TRUE(shift == 0 || target[static_cast<size_t>(shift - 1)] == 'x');
+  };
+  for (const cpu::PageOrder order : kPageOrders) {
+    cpu::UsePageOrder(order);
+    for (const int64_t bytes : {0, 1, 63, 4097, (1 << 20) + 77, (2 << 20)}) {
+      for (const int64_t shift : {0, 1, 64, 100}) {
+        check(bytes, shift);
+      }
     }
   }
 }

@@ -334,24 +334,39 @@ TEST(EngineRegressions, CollectivesPerStepAreThoseOfTheRules) {
   }
 }
 
+// Whether some backward of one unit and a reduce-scatter of another ran at one time.
+bool ReduceOverlapsBackward(const std::vector<trace::Event>& events) {
+  for (const trace::Event& reduce : events) {
+    for (const trace::Event& backward : events) {
+      if (reduce.op == "ReduceScatter" && backward.op == "Backward" &&
+          reduce.step == backward.step && reduce.turn == backward.turn &&
+          backward.begin_ns < reduce.end_ns && backward.unit != reduce.unit &&
+          backward.end_ns > reduce.begin_ns) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 // Fails when compute waits for the reduce stream instead of for its staging (O2, O7).
 TEST(EngineRegressions, SlowReduceDoesNotStallCompute) {
   bool overlaps = false;
   for (uint64_t schedule = 3; schedule < 120 && !overlaps; schedule += 6) {  // slow: reduce
     trace::Recorder recorder;
-    RecordArgs args = ArgsFor({.width = 1, .in_place = true}, 2);
-    args.executor = {
+    const StrategyCase tested = {.width = 1, .in_place = true};
+    const RecordArgs args = ArgsFor(tested, 2);
+    // Events name units of the plan, which ends with the run.
+    const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
+      Recording recording;
+      RETURN_IF_ERROR(RunRank(args, engine, rank, recording));
+      overlaps = ReduceOverlapsBackward(recorder.Take());
+      return absl::OkStatus();
+    };
+    LocalRun run = RunOf(tested, body);
+    run.executor = {
         .streams = shard::StreamMode::kQueued, .delay_seed = schedule, .recorder = &recorder};
-    Record(args);
-    const std::vector<trace::Event> events = recorder.Take();
-    for (const trace::Event& reduce : events) {
-      for (const trace::Event& backward : events) {
-        overlaps = overlaps || (reduce.op == "ReduceScatter" && backward.op == "Backward" &&
-                                reduce.step == backward.step && reduce.turn == backward.turn &&
-                                backward.begin_ns < reduce.end_ns && backward.unit != reduce.unit &&
-                                backward.end_ns > reduce.begin_ns);
-      }
-    }
+    EXPECT_EQ(RunLocalRanks(run), absl::OkStatus());
   }
   EXPECT_TRUE(overlaps);
 }

@@ -79,9 +79,9 @@ absl::Status ValidatePlacements(const PlacedTensor& tensor,
                                 BufferUse use);
 
 // The axes whose ranks hold different parts of the tensor, in the order of `placements`; Partial
-// and Replicate axes are none. What is said of a whole tensor, such as the amax that a scale is
-// made of, is combined over exactly these: ranks that differ on other axes hold copies, and need no
-// message.
+// and Replicate axes are none. What is said of a whole tensor of values, such as the amax that a
+// scale is made of, is combined over exactly these: values are never Partial, and ranks that differ
+// on the other axes hold copies.
 std::vector<std::string> CutAxes(const Placements& placements);
 // Ranks that share the tensor under `placements`: each holds 1/CutCount of it.
 int64_t CutCount(const Placements& placements, const Mesh& mesh);

@@ -2,6 +2,7 @@
 
 // The device that GPU tests share, or why there is none.
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -19,5 +20,9 @@ struct Gpu {
 // Opened on first use: the library that RAVEL_CUDA_LIBRARY names, else that of this build; device
 // 0.
 Gpu& TheGpu();
+
+// Of a test's inputs: the same ones in every run; others with
+// --gtest_shuffle --gtest_random_seed=N, and others again in each round of --gtest_repeat.
+uint64_t InputSeed();
 
 }  // namespace ravel::kernels::testing

@@ -1,12 +1,11 @@
 // The table of op cases (tests/kernels/op_case.h) on the device, in fp32, in bf16, and in bf16 with
 // gradients of weights in fp32: against the oracle in fp64, gradients against central differences,
 // poisoned outputs and gaps, repeated bits. Operands lie in pinned memory that the device reads and
-// writes in place. Inputs differ from run to run; a failure prints the seed.
+// writes in place. A failure prints the seed of the inputs.
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <random>
 
 #include <gtest/gtest.h>
 
@@ -18,7 +17,11 @@ namespace {
 
 constexpr int64_t kPlaceBytes = int64_t{64} << 20;
 constexpr double kTolerance = 1e-5;
-constexpr double kBf16Tolerance = 1e-2;
+// Of bf16, about three times the largest error of some 250 seeds: 0.0083 forward, 0.0145 backward,
+// where operands are small and what is rounded on the way cancels (a row of scores, of
+// probabilities).
+constexpr double kBf16Tolerance = 2.5e-2;
+constexpr double kBf16GradientTolerance = 4e-2;
 constexpr size_t kProbes = 24;
 
 class PinnedPlace final : public OperandPlace {
@@ -52,7 +55,9 @@ struct GpuCase {
 
   bool bf16() const { return types.activations == DType::kBF16; }
   double forward_tolerance() const { return bf16() ? kBf16Tolerance : kTolerance; }
-  double backward_tolerance() const { return bf16() ? kBf16Tolerance : op.backward_tolerance; }
+  double backward_tolerance() const {
+    return bf16() ? kBf16GradientTolerance : op.backward_tolerance;
+  }
 };
 
 // Rounded to bf16 where operands are.
@@ -74,8 +79,6 @@ class GpuOpCaseTest : public ::testing::TestWithParam<GpuCase> {
     static PinnedPlace& place = *new PinnedPlace(*TheGpu().device->AllocatePinned(kPlaceBytes));
     place.UseTypes(GetParam().types);
     UseOperandPlace(&place);
-    seed_ = std::random_device()();
-    RecordProperty("seed", std::to_string(seed_));
   }
   void TearDown() override { UseOperandPlace(nullptr); }
 
@@ -90,7 +93,7 @@ class GpuOpCaseTest : public ::testing::TestWithParam<GpuCase> {
     }
     return Exact(GetParam(), cotangents);
   }
-  uint64_t seed_ = 0;
+  const uint64_t seed_ = InputSeed();
 };
 
 double LargestMagnitude(const std::vector<double>& values) {

@@ -78,11 +78,17 @@ struct CommRecord {
   int64_t rank = 0;
   std::string record;  // a secret: never logged
 };
+// What the job's owner should know of a start.
+struct StartRemark {
+  std::string reason;
+  std::string message;
+};
 struct TrainerReady {
   int64_t step = 0;
   int64_t planned_bytes = 0;
   int64_t measured_bytes = 0;
   double restore_seconds = 0;
+  std::vector<StartRemark> remarks = {};
 };
 struct StepReport {
   int64_t step = 0;

@@ -73,6 +73,15 @@ LedgerReport ReadLedger(const v1::LedgerReport& message) {
   return report;
 }
 
+TrainerReady ReadReady(const v1::TrainerReady& message) {
+  TrainerReady ready = {
+      message.step(), message.planned_bytes(), message.measured_bytes(), message.restore_seconds()};
+  for (const v1::StartRemark& remark : message.remarks()) {
+    ready.remarks.push_back({remark.reason(), remark.message()});
+  }
+  return ready;
+}
+
 absl::StatusOr<decltype(TrainerFrame::frame)> ReadFrame(const v1::TrainerUp& message) {
   using Frame = decltype(TrainerFrame::frame);
   switch (message.kind_case()) {
@@ -81,10 +90,7 @@ absl::StatusOr<decltype(TrainerFrame::frame)> ReadFrame(const v1::TrainerUp& mes
                               message.comm_record().rank(),
                               message.comm_record().record()});
     case v1::TrainerUp::kReady:
-      return Frame(TrainerReady{message.ready().step(),
-                                message.ready().planned_bytes(),
-                                message.ready().measured_bytes(),
-                                message.ready().restore_seconds()});
+      return Frame(ReadReady(message.ready()));
     case v1::TrainerUp::kProgress:
       return Frame(TrainerProgress{message.progress().step()});
     case v1::TrainerUp::kStep:

@@ -187,7 +187,7 @@ class JobController {
   // The entry and slot that a frame of the present epoch is for; null and counted when stale.
   std::pair<Entry*, TrainerSlot*> Accept(const std::string& node_id, const TrainerFrame& frame);
   void OnCommRecord(Entry& entry, const CommRecord& record);
-  void OnReady(Entry& entry, TrainerSlot& slot, const TrainerReady& ready);
+  void OnReady(Entry& entry, TrainerSlot& slot, int64_t rank, const TrainerReady& ready);
   void OnStepReport(Entry& entry, const TrainerFrame& frame, const StepReport& report);
 
   // job_controller_saves.cc: saves.

@@ -387,7 +387,7 @@ void JobController::OnFrame(const std::string& node_id, const TrainerFrame& fram
       Overloaded{
           [&](const TrainerProgress& progress) { rank.step = progress.step; },
           [&](const CommRecord& record) { OnCommRecord(job, record); },
-          [&](const TrainerReady& ready) { OnReady(job, rank, ready); },
+          [&](const TrainerReady& ready) { OnReady(job, rank, frame.rank, ready); },
           [&](const StepReport& report) { OnStepReport(job, frame, report); },
           [&](const ckpt::Seal& seal) { OnSeal(job, frame.rank, seal); },
           [&](const SaveStarted& started) { OnSaveStarted(job, started); },
@@ -412,7 +412,24 @@ void JobController::OnCommRecord(Entry& entry, const CommRecord& record) {
   }
 }
 
-void JobController::OnReady(Entry& entry, TrainerSlot& slot, const TrainerReady& ready) {
+void JobController::OnReady(Entry& entry,
+                            TrainerSlot& slot,
+                            int64_t rank,
+                            const TrainerReady& ready) {
+  for (const StartRemark& remark : ready.remarks) {
+    JobEventRecord event;
+    event.time_ms = parts_.clock->WallMs();
+    event.job_uid = entry.record.uid;
+    event.epoch = entry.record.epoch;
+    event.attempt = entry.record.attempt;
+    event.step = ready.step;
+    event.type = "Warning";
+    event.reason = remark.reason;
+    event.node = slot.place.node_id;
+    event.rank = rank;
+    event.message = remark.message;
+    entry.run.remarks.push_back(std::move(event));
+  }
   slot.ready = true;
   slot.step = ready.step;
   entry.run.progress_ms = parts_.clock->MonotonicMs();

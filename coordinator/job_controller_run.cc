@@ -114,7 +114,9 @@ void JobController::ReconcileRunning(Entry& entry) {
     return;
   }
   if (run.phase == RunPhase::kBootstrapping && run.AllReady()) {
-    Do(entry, MakeEvent(JobEventKind::kAllReady));
+    Step step = {.event = MakeEvent(JobEventKind::kAllReady), .extra = {}, .after = {}};
+    step.extra.events = std::exchange(run.remarks, {});
+    Do(entry, std::move(step));
   }
   if (run.last_step_done && entry.record.state != JobState::kFinishing) {
     JobEvent event = MakeEvent(JobEventKind::kLastStep);

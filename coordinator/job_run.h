@@ -60,6 +60,7 @@ struct JobRun {
   std::shared_ptr<const PlannedWorld> world;
   int64_t restore_step = -1;
   RendezvousBoard board;
+  std::vector<JobEventRecord> remarks;  // of ranks that are ready; recorded when all are
   CollectiveWatch collectives;
 
   std::optional<FailureCause> failure;  // the most telling so far

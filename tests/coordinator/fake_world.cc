@@ -304,6 +304,16 @@ void FakeWorld::Handle(FakeNode& node, const DownMessage& message) {
   }
 }
 
+void FakeWorld::SendReady(FakeNode& node, const FakeTrainer& trainer) {
+  Frame(node,
+        trainer,
+        TrainerReady{.step = trainer.step,
+                     .planned_bytes = 0,
+                     .measured_bytes = 0,
+                     .restore_seconds = 0,
+                     .remarks = remarks[trainer.rank]});
+}
+
 void FakeWorld::HandleLaunch(FakeNode& node, const Launch& launch) {
   launches.push_back(launch);
   for (const StartTrainer& start : launch.trainers) {
@@ -321,7 +331,7 @@ void FakeWorld::HandleLaunch(FakeNode& node, const Launch& launch) {
   for (const StartTrainer& start : launch.trainers) {
     const FakeTrainer trainer = node.trainers[{launch.job_uid, launch.epoch, start.rank}];
     if (start.world_size == 1) {
-      Frame(node, trainer, TrainerReady{start.first_step, 0, 0, 0});
+      SendReady(node, trainer);
     } else {
       Frame(node, trainer, CommRecord{"world", start.rank, absl::StrCat("record-", start.rank)});
     }
@@ -337,7 +347,7 @@ void FakeWorld::HandleCommand(FakeNode& node, const TrainerCommand& command) {
     FakeTrainer& trainer = node.trainers[key];
     if (const auto* set = std::get_if<CommRecordSet>(&command.frame)) {
       EXPECT_EQ(static_cast<int64_t>(set->records.size()), trainer.world_size);
-      Frame(node, FakeTrainer(trainer), TrainerReady{trainer.step, 0, 0, 0});
+      SendReady(node, FakeTrainer(trainer));
     } else if (std::holds_alternative<RunTrainer>(command.frame)) {
       trainer.running = true;
       if (trainer.save_at_start) {
@@ -486,11 +496,15 @@ JobView FakeWorld::Job(const std::string& name) {
   return *view;
 }
 
-std::vector<std::string> FakeWorld::EventTypes(const std::string& name) {
-  std::vector<std::string> types;
+std::vector<JobEventRecord> FakeWorld::Events(const std::string& name) {
   const auto events = store_->Events(Job(name).record.uid, 0, 10'000);
   CHECK(events.ok());
-  for (const JobEventRecord& event : *events) {
+  return *events;
+}
+
+std::vector<std::string> FakeWorld::EventTypes(const std::string& name) {
+  std::vector<std::string> types;
+  for (const JobEventRecord& event : Events(name)) {
     types.push_back(event.type);
   }
   return types;

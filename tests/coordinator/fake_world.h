@@ -157,6 +157,7 @@ class FakeWorld : public FleetLink {
   SubmitDraft Draft(const plan::JobSpec& spec, const std::string& request_id);
   absl::StatusOr<JobView> Submit(const plan::JobSpec& spec);
   JobView Job(const std::string& name);
+  std::vector<JobEventRecord> Events(const std::string& name);
   std::vector<std::string> EventTypes(const std::string& name);
   std::vector<StepRecord> History(const std::string& name);  // surviving
   // Pretends that a trainer says something.
@@ -174,10 +175,12 @@ class FakeWorld : public FleetLink {
   std::string folder;
   std::vector<CommitResult> commit_results;  // as trainers of rank 0 saw them
   std::vector<Launch> launches;
+  std::map<int64_t, std::vector<StartRemark>> remarks;  // by rank: what a trainer says when ready
   bool fatal = false;
 
  private:
   void Handle(FakeNode& node, const DownMessage& message);
+  void SendReady(FakeNode& node, const FakeTrainer& trainer);
   void HandleLaunch(FakeNode& node, const Launch& launch);
   void HandleCommand(FakeNode& node, const TrainerCommand& command);
   void HandleStop(FakeNode& node, const std::string& job_uid, int64_t epoch);

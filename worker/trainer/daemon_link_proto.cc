@@ -127,6 +127,11 @@ absl::Status DaemonLinkReporter::Ready(const ReadyReport& report) {
   message.set_planned_bytes(report.planned_bytes);
   message.set_measured_bytes(report.measured_bytes);
   message.set_restore_seconds(report.restore_seconds);
+  for (const StartRemark& remark : report.remarks) {
+    v1::StartRemark& added = *message.add_remarks();
+    added.set_reason(remark.reason);
+    added.set_message(remark.message);
+  }
   return link_->Send(frame);
 }
 

@@ -203,8 +203,9 @@ void Chooser::ReadSaved() {
   }
   const absl::Status read = saved_.AddText(args_.options.saved, "the checkpoint's table");
   if (!read.ok() && leads_) {
-    log::Warning(absl::StrCat("products are chosen anew, so bits may differ from those before: ",
-                              std::string(read.message())));
+    result_.anew = absl::StrCat("products are chosen anew, so bits may differ from those before: ",
+                                std::string(read.message()));
+    log::Warning(result_.anew);
   }
 }
 
@@ -243,6 +244,12 @@ GemmChoice Chooser::Choose(const std::string& key, const CudaStream::Product& pr
   if (const auto known = Known(saved_, "the checkpoint", key, product); known.has_value()) {
     ++result_.saved;
     return *known;
+  }
+  if (saved_.Find(key).has_value() && result_.anew.empty()) {
+    result_.anew = absl::StrCat("product ",
+                                key,
+                                ", and maybe more: what the checkpoint chose does not run here and "
+                                "is chosen anew, so bits may differ from those before");
   }
   if (const auto known = Known(cached_, "the disk", key, product); known.has_value()) {
     ++result_.cached;

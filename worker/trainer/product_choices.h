@@ -40,6 +40,9 @@ struct ProductChoices {
   int64_t measured = 0;
   int64_t proposed = 0;
   double seconds = 0;
+  // Why choices of the checkpoint that is resumed are not in force, so that bits may differ from
+  // those before: on the rank that would have taken them. Empty where they are, or had none.
+  std::string anew = {};
   // For a checkpoint: what is in force on this rank, and what an earlier size of the job needed.
   // Empty where no product runs through cuBLASLt.
   std::string table = {};

@@ -32,11 +32,18 @@ struct Assignment {
   bool save_at_end = false;
 };
 
+// What the job's owner should know of a start: an event of the job.
+struct StartRemark {
+  std::string reason;  // one word in CamelCase
+  std::string message;
+};
+
 struct ReadyReport {
   int64_t step = 0;
   int64_t planned_bytes = 0;
   int64_t measured_bytes = 0;
   double restore_seconds = 0;
+  std::vector<StartRemark> remarks = {};
 };
 
 struct StepRecord {

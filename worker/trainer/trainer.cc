@@ -191,10 +191,14 @@ absl::Status Trainer::RunWith(comm::Communicator& communicator, kernels::CudaGpu
   const double restore_seconds = SecondsSince(parts_.clock, start_ms);
   log::Info(absl::StrFormat(
       "state of step %d is there after %.3f s", assignment.first_step, restore_seconds));
-  RETURN_IF_ERROR(parts_.reporter.Ready({.step = assignment.first_step,
-                                         .planned_bytes = engine->planned_bytes(),
-                                         .measured_bytes = engine->arena_bytes(),
-                                         .restore_seconds = restore_seconds}));
+  ReadyReport ready = {.step = assignment.first_step,
+                       .planned_bytes = engine->planned_bytes(),
+                       .measured_bytes = engine->arena_bytes(),
+                       .restore_seconds = restore_seconds};
+  if (const std::string& anew = engine->product_choices().anew; !anew.empty()) {
+    ready.remarks.push_back({.reason = "ProductsChosenAnew", .message = anew});
+  }
+  RETURN_IF_ERROR(parts_.reporter.Ready(ready));
   return TrainAll(*engine, *saver, diagnostics);
 }
 

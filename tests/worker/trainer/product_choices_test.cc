@@ -28,6 +28,8 @@ using kernels::cuda::GemmChoice;
 using ::testing::Each;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
 using ::testing::StartsWith;
 
 constexpr char kProductsLibrary[] = "RAVEL_CUDA_LIBRARY";
@@ -225,7 +227,23 @@ TEST(ProductChoices, ACheckpointsTableThatDoesNotFitIsLeftOut) {
     const ProductChoices choices = ChooseOnce(args);
     EXPECT_EQ(choices.saved, 0);
     EXPECT_EQ(choices.measured, first.products);
+    EXPECT_THAT(choices.anew, HasSubstr("bits may differ from those before: "));
   }
+  EXPECT_EQ(first.anew, "");
+}
+
+TEST(ProductChoices, ACheckpointsChoiceThatDoesNotRunIsMadeAnewAndTold) {
+  RecordArgs args = Case(1, {});
+  const ProductChoices first = ChooseOnce(args);
+  const std::unique_ptr<GemmAlgorithms> wrong = WithWorkspace(first.table, 0);
+  auto [key, choice] = std::pair(*wrong->choices().begin());
+  choice.algorithm.words[0] = 1;
+  wrong->Put(key, choice);
+  args.products->saved = wrong->ToText();
+  const ProductChoices again = ChooseOnce(args);
+  EXPECT_EQ(again.measured, 1);
+  EXPECT_EQ(again.saved, first.products - 1);
+  EXPECT_THAT(again.anew, HasSubstr(key));
 }
 
 TEST(ProductChoices, AFolderThatCannotBeWrittenIsNoError) {
@@ -403,9 +421,25 @@ TEST(ProductChoices, ATrainerSavesItsTableAndGoesOnWithIt) {
   ASSERT_THAT(resumed.results, Each(absl::OkStatus()));
   EXPECT_EQ(SavedTable(resumed, 2), table);
   EXPECT_EQ(resumed.steps.back().loss, first.steps.back().loss);
-  args.spec.cpu_devices = true;
-  args.transport = "shm";
+  EXPECT_THAT(resumed.ready.at(0).remarks, IsEmpty());
+  // On another kind of device the job goes on, and says what that means.
+  setenv("RAVEL_EMULATED_DEVICES", "2", 1);
+  setenv("RAVEL_EMULATED_MIXED", "1", 1);
+  args.gpu = 1;
   args.epoch = 3;
+  args.checkpoint_root = folder + "/store-other";
+  const EpochOutcome elsewhere = RunEpoch(args);
+  unsetenv("RAVEL_EMULATED_MIXED");
+  unsetenv("RAVEL_EMULATED_DEVICES");
+  ASSERT_THAT(elsewhere.results, Each(absl::OkStatus()));
+  EXPECT_NE(SavedTable(elsewhere, 2), table);
+  ASSERT_THAT(elsewhere.ready.at(0).remarks, SizeIs(1));
+  EXPECT_EQ(elsewhere.ready.at(0).remarks[0].reason, "ProductsChosenAnew");
+  EXPECT_THAT(elsewhere.ready.at(0).remarks[0].message, HasSubstr("bits may differ"));
+  args.spec.cpu_devices = true;
+  args.gpu = 0;
+  args.transport = "shm";
+  args.epoch = 4;
   args.checkpoint_root = folder + "/store-3";
   const EpochOutcome host = RunEpoch(args);
   ASSERT_THAT(host.results, Each(absl::OkStatus()));

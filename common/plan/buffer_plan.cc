@@ -8,6 +8,7 @@
 
 #include "common/check.h"
 #include "common/plan/packing.h"
+#include "common/plan/peak_search.h"
 #include "common/plan/program_order.h"
 
 namespace ravel::plan {
@@ -71,161 +72,12 @@ Pairs Conflicts(const std::vector<ProgramBuffer>& buffers, const std::vector<Pro
   return conflicts;
 }
 
-// Finds the worst moment of a program: some instructions run, at most one a stream and none before
-// another; what they and those before them brought to life is alive until its last access is done.
-class PeakSearch {
- public:
-  PeakSearch(const StepProgram& program,
-             const ProgramLives& lives,
-             const std::vector<ProgramBuffer>& buffers,
-             MemoryKind memory)
-      : program_(program), order_(lives.order), buffers_(buffers) {
-    for (const Lifetime& life : lives.lifetimes) {
-      if (buffers[static_cast<size_t>(life.buffer)].memory == memory) {
-        lives_.push_back(&life);
-      }
-    }
-  }
-
-  // Things get worse only when something comes to life: with each birth, lets every other stream
-  // run as far as makes things worst. Births whose neighbours could not reach the worst so far,
-  // even all together, are not looked at; the most promising come first.
-  void Improve(PeakCut& peak) {
-    std::vector<std::pair<int64_t, const Lifetime*>> births;
-    for (const Lifetime* born : lives_) {
-      if (born->begin >= 0) {  // else: alive with the next birth, too
-        FindNear(*born);
-        int64_t most = 0;
-        for (const Lifetime* life : near_) {
-          most += ArenaBytes(buffers_[static_cast<size_t>(life->buffer)]);
-        }
-        births.emplace_back(most, born);
-      }
-    }
-    std::stable_sort(births.begin(), births.end(), [](const auto& one, const auto& other) {
-      return one.first > other.first;
-    });
-    std::set<int> seen;
-    for (const auto& [most, born] : births) {
-      if (most <= peak.bytes) {
-        return;
-      }
-      if (!seen.insert(born->begin).second) {
-        continue;
-      }
-      FindNear(*born);
-      running_.clear();
-      states_.assign(near_.size(), State{});
-      int64_t bytes = AliveWith(born->begin);
-      Start(born->begin);
-      candidates_.clear();
-      for (const Lifetime* life : near_) {
-        candidates_.push_back(life->begin);
-      }
-      std::sort(candidates_.begin(), candidates_.end());
-      candidates_.erase(std::unique(candidates_.begin(), candidates_.end()), candidates_.end());
-      while (AddWorst(bytes)) {
-      }
-      if (bytes > peak.bytes) {
-        peak.bytes = bytes;
-        peak.buffers.clear();
-        for (size_t i = 0; i < near_.size(); ++i) {
-          if (states_[i].born && !states_[i].done) {
-            peak.buffers.push_back(near_[i]->buffer);
-          }
-        }
-      }
-    }
-  }
-
- private:
-  // Those that may be alive at the birth of `born`.
-  void FindNear(const Lifetime& born) {
-    near_.clear();
-    for (const Lifetime* life : lives_) {
-      if (!order_.Before(LastOf(*life), born.begin) && !order_.Before(born.begin, life->begin)) {
-        near_.push_back(life);
-      }
-    }
-  }
-  StreamId StreamOf(int instruction) const {
-    return program_.instructions[static_cast<size_t>(instruction)].stream;
-  }
-  bool MayJoin(int instruction) const {
-    return std::all_of(running_.begin(), running_.end(), [&](int other) {
-      return StreamOf(other) != StreamOf(instruction) && !order_.Before(instruction, other) &&
-             !order_.Before(other, instruction);
-    });
-  }
-  // Of a lifetime among near_, with what is running.
-  struct State {
-    bool born = false;
-    bool done = false;
-  };
-  State StateWith(size_t i, int instruction) const {
-    const Lifetime& life = *near_[i];
-    State state = states_[i];
-    state.born = state.born || life.begin == instruction || order_.Before(life.begin, instruction);
-    state.done = state.done || order_.Before(LastOf(life), instruction);
-    return state;
-  }
-  // Bytes that are alive when this instruction runs beside those that are running.
-  int64_t AliveWith(int instruction) const {
-    int64_t sum = 0;
-    for (size_t i = 0; i < near_.size(); ++i) {
-      if (!states_[i].done) {
-        const State state = StateWith(i, instruction);
-        sum += state.born && !state.done
-                   ? ArenaBytes(buffers_[static_cast<size_t>(near_[i]->buffer)])
-                   : 0;
-      }
-    }
-    return sum;
-  }
-  void Start(int instruction) {
-    running_.push_back(instruction);
-    for (size_t i = 0; i < near_.size(); ++i) {
-      states_[i] = StateWith(i, instruction);
-    }
-  }
-  // Starts the birth that makes the moment worst, if one does.
-  bool AddWorst(int64_t& bytes) {
-    int chosen = -1;
-    // What cannot join now cannot join later.
-    candidates_.erase(std::remove_if(candidates_.begin(),
-                                     candidates_.end(),
-                                     [&](int begin) { return begin < 0 || !MayJoin(begin); }),
-                      candidates_.end());
-    for (const int begin : candidates_) {
-      const int64_t more = AliveWith(begin);
-      if (more > bytes) {
-        bytes = more;
-        chosen = begin;
-      }
-    }
-    if (chosen >= 0) {
-      Start(chosen);
-    }
-    return chosen >= 0;
-  }
-
-  const StepProgram& program_;
-  const HappensBefore& order_;
-  const std::vector<ProgramBuffer>& buffers_;
-  std::vector<const Lifetime*> lives_;
-  std::vector<const Lifetime*> near_;  // those that may be alive with the birth at hand
-  std::vector<State> states_;          // of near_
-  std::vector<int> candidates_;        // births that may still happen beside what is running
-  std::vector<int> running_;
-};
-
 PeakCut PeakOf(const std::vector<ProgramBuffer>& buffers,
-               const std::vector<StepProgram>& programs,
                const std::vector<ProgramLives>& lives,
                MemoryKind memory) {
   PeakCut peak;
-  for (size_t p = 0; p < programs.size(); ++p) {
-    PeakSearch(programs[p], lives[p], buffers, memory).Improve(peak);
+  for (const ProgramLives& program : lives) {
+    PeakSearch(program.order, program.lifetimes, buffers, memory).Improve(peak);
   }
   return peak;
 }
@@ -383,7 +235,7 @@ absl::StatusOr<BufferPlan> PlanBuffers(const std::vector<ProgramBuffer>& buffers
   for (const MemoryKind memory :
        {MemoryKind::kPrivate, MemoryKind::kSymmetric, MemoryKind::kCommon}) {
     kinds.push_back(FindTemporaries(buffers, conflicts, memory));
-    kinds.back().bound = PeakOf(buffers, programs, lives, memory).bytes;
+    kinds.back().bound = PeakOf(buffers, lives, memory).bytes;
     kinds.back().packing = PackItems(kinds.back().items, kinds.back().bound);
   }
   BringTogether(plan, kinds);
@@ -398,7 +250,7 @@ absl::StatusOr<PeakCut> FindPeak(const std::vector<ProgramBuffer>& buffers,
                                  const std::vector<StepProgram>& programs,
                                  MemoryKind memory) {
   ASSIGN_OR_RETURN(const std::vector<ProgramLives> lives, LivesOf(buffers, programs));
-  return PeakOf(buffers, programs, lives, memory);
+  return PeakOf(buffers, lives, memory);
 }
 
 }  // namespace ravel::plan

@@ -192,7 +192,6 @@ class LifetimeScan {
 }  // namespace
 
 HappensBefore::HappensBefore(const StepProgram& program) {
-  std::array<int, kStreams> count = {};
   std::array<int, kStreams> last;
   last.fill(-1);
   for (size_t i = 0; i < program.instructions.size(); ++i) {
@@ -207,11 +206,11 @@ HappensBefore::HappensBefore(const StepProgram& program) {
       CHECK(wait >= 0 && static_cast<size_t>(wait) < i);
       Join(clock, clocks_[static_cast<size_t>(wait)]);
     }
-    clock[stream] = ++count[stream];
+    clock[stream] = ++count_[stream];
     last[stream] = static_cast<int>(i);
     clocks_.push_back(clock);
     stream_.push_back(static_cast<int>(stream));
-    position_.push_back(count[stream]);
+    position_.push_back(count_[stream]);
   }
 }
 

@@ -27,11 +27,19 @@ class HappensBefore {
   // Per stream, how many of its instructions have completed when `instruction` has.
   using Clock = std::array<int, kStreams>;
   const Clock& ClockOf(int instruction) const { return clocks_[static_cast<size_t>(instruction)]; }
+  // Index into clocks.
+  size_t StreamOf(int instruction) const {
+    return static_cast<size_t>(stream_[static_cast<size_t>(instruction)]);
+  }
+  // Within its stream, from 1: what the stream's clock says when the instruction has completed.
+  int PositionOf(int instruction) const { return position_[static_cast<size_t>(instruction)]; }
+  int InstructionsOf(size_t stream) const { return count_[stream]; }
 
  private:
   std::vector<Clock> clocks_;
   std::vector<int> stream_;    // per instruction
-  std::vector<int> position_;  // per instruction, from 1, within its stream
+  std::vector<int> position_;  // per instruction
+  std::array<int, kStreams> count_ = {};
 };
 
 // Removes waits that stream order and the other waits already imply.

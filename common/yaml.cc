@@ -6,10 +6,12 @@
 #include <sstream>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include "common/check.h"
+#include "common/utf8.h"
 
 namespace ravel::yaml {
 namespace {
@@ -186,6 +188,16 @@ class TreeBuilder : public YAML::EventHandler {
   int nodes_ = 0;
 };
 
+// Of what follows UTF-8 text.
+Position PositionAfter(std::string_view text) {
+  const std::string_view line = text.substr(text.rfind('\n') + 1);  // npos + 1 is 0
+  const auto characters = std::count_if(line.begin(), line.end(), [](char byte) {
+    return (static_cast<unsigned char>(byte) & 0xC0) != 0x80;
+  });
+  return {static_cast<int>(std::count(text.begin(), text.end(), '\n')) + 1,
+          static_cast<int>(characters) + 1};
+}
+
 absl::Status Fail(ParseError error, ParseError* out) {
   const absl::Status status = absl::InvalidArgumentError(absl::StrCat(
       "line ", error.position.line, ", column ", error.position.column, ": ", error.message));
@@ -218,6 +230,12 @@ absl::StatusOr<Node> Parse(std::string_view text, ParseError* error) {
   }
   if (text.find('\0') != std::string_view::npos) {
     return Fail({{}, "expected text, got a binary file"}, error);
+  }
+  if (const size_t invalid = FindInvalidUtf8(text); invalid != std::string_view::npos) {
+    return Fail({PositionAfter(text.substr(0, invalid)),
+                 absl::StrFormat("expected UTF-8, got the byte 0x%02x",
+                                 static_cast<unsigned char>(text[invalid]))},
+                error);
   }
   std::istringstream stream{std::string(text)};
   TreeBuilder builder;

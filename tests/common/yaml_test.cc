@@ -75,6 +75,9 @@ TEST(Yaml, RefusesWhatIsNotOnePlainDocument) {
   EXPECT_NE(ErrorOf(std::string(kMaxBytes + 1, ' ')).find("at most 1048576 bytes"),
             std::string::npos);
   EXPECT_NE(ErrorOf(std::string("a: \0b", 5)).find("binary"), std::string::npos);
+  EXPECT_NE(ErrorOf("a: 1\nb: \xC3\xA9\xFFy").find("2:5 expected UTF-8, got the byte 0xff"),
+            std::string::npos);
+  EXPECT_EQ(ErrorOf("a: \xC3\xA9"), "ok");
   EXPECT_NE(ErrorOf("a: &x [*x]"), "ok");
   EXPECT_NE(ErrorOf("a: *nowhere"), "ok");
   EXPECT_NE(ErrorOf("? [complex]\n: 1"), "ok");

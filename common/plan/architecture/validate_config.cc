@@ -81,13 +81,13 @@ absl::Status CheckNumbers(const ModelConfig& config) {
 
 absl::StatusOr<ModelConfig> ValidateModelConfig(ModelConfig config) {
   if (config.intermediate_size == 0 && ArchitectureOf(config.architecture).mlp == MlpKind::kGelu) {
-    config.intermediate_size = 4 * std::min(config.hidden_size, kMostWidth);
+    config.intermediate_size = 4 * std::clamp(config.hidden_size, int64_t{0}, kMostWidth);
   }
   const FieldLimit required[] = {
       {"vocab_size", config.vocab_size, int64_t{1} << 24},
       {"hidden_size", config.hidden_size, kMostWidth},
       {"intermediate_size", config.intermediate_size, kMostWidth},
-      {"num_hidden_layers", config.num_hidden_layers, 4096},
+      {"num_hidden_layers", config.num_hidden_layers, 1024},
       {"num_attention_heads", config.num_attention_heads, 65536},
       {"max_position_embeddings", config.max_position_embeddings, int64_t{1} << 30},
   };

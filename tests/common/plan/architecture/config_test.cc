@@ -1,6 +1,7 @@
 // config.json of Qwen2, Qwen3 and GPT-2, read, refused by field, and written. Llama's is in
 // tests/common/plan/model_inventory_test.cc.
 
+#include <limits>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -216,9 +217,17 @@ TEST(ModelConfig, SizesThatAnArchitectureCannotHaveAreNamed) {
   config.head_dim = 0;
   config.layer_norm_eps = 0;
   EXPECT_THAT(message(config), HasSubstr("model.config.layer_norm_eps: expected"));
+  config = Gpt2Architecture().defaults;
+  config.vocab_size = 64;
+  config.hidden_size = std::numeric_limits<int64_t>::min();  // from which others are derived
+  EXPECT_THAT(message(config), HasSubstr("model.config.hidden_size: expected 1 to"));
   config = Qwen3Architecture().defaults;
   config.vocab_size = 64;
   config.hidden_size = 48;
+  config.intermediate_size = 64;
+  config.num_hidden_layers = 1025;
+  EXPECT_THAT(message(config), HasSubstr("model.config.num_hidden_layers: expected 1 to 1024"));
+  config.intermediate_size = 0;
   config.num_hidden_layers = 1;
   config.num_attention_heads = 4;
   EXPECT_THAT(message(config), HasSubstr("model.config.intermediate_size"));

@@ -448,7 +448,8 @@ void JobController::LaunchTrainers(Entry& entry, const RestorePoint& restore) {
                            members,
                            std::max<int64_t>(restore.step, 0),
                            restore.path,
-                           event.time_ms});
+                           event.time_ms,
+                           run.transport});
   if (Persist(change).ok()) {  // a record for people: the launch does not depend on it
     feed_.Publish(record.uid, change.events.front());
   }

@@ -32,6 +32,7 @@ struct EpochRecord {
   int64_t first_step = 0;
   std::string restore_path;
   int64_t time_ms = 0;
+  std::string transport;  // of its ranks: see TransportOf
 };
 
 // On disk: do not renumber.
@@ -75,6 +76,7 @@ struct LoadedState {
   int64_t term = 0;
   std::vector<JobRecord> jobs;  // `spec` is not decoded: see JobRecord::planned
   std::vector<OperationRecord> operations;
+  std::vector<EpochRecord> epochs;  // the newest of each job that was launched
   std::vector<SaveRecord> saves;
   std::vector<NodeRow> nodes;
   int64_t last_event_seq = 0;

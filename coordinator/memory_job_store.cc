@@ -17,6 +17,14 @@ absl::StatusOr<LoadedState> MemoryJobStore::Open() {
   for (const auto& [id, operation] : disk_->operations) {
     state.operations.push_back(operation);
   }
+  std::map<std::string, EpochRecord> newest;
+  for (const EpochRecord& epoch : disk_->epochs) {
+    EpochRecord& known = newest[epoch.job_uid];
+    known = epoch.epoch >= known.epoch ? epoch : known;
+  }
+  for (const auto& [uid, epoch] : newest) {
+    state.epochs.push_back(epoch);
+  }
   for (const auto& [key, save] : disk_->saves) {
     state.saves.push_back(save);
   }

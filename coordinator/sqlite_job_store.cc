@@ -1,24 +1,26 @@
 #include "coordinator/sqlite_job_store.h"
 
 #include <cerrno>
+#include <map>
 #include <utility>
 
-#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
-#include <absl/strings/str_join.h>
-#include <absl/strings/str_split.h>
 #include <fcntl.h>
 #include <sqlite3.h>
 #include <sys/file.h>
 #include <unistd.h>
 
 #include "common/crypto.h"
+#include "coordinator/sqlite_rows.h"
+#include "coordinator/sqlite_statement.h"
 
 namespace ravel::coordinator {
 namespace {
 
-// On disk: a change is a new migration at the end, never an edit.
-constexpr const char* kMigrations[SqliteJobStore::kSchemaVersion] = {R"sql(
+// On disk: a change is a new migration at the end, never an edit. New columns need none: see
+// sqlite_rows.h.
+constexpr const char* kMigrations[SqliteJobStore::kSchemaVersion] = {
+    R"sql(
 CREATE TABLE jobs (uid TEXT PRIMARY KEY, namespace TEXT NOT NULL, name TEXT NOT NULL, canonical BLOB NOT NULL,
   planned BLOB NOT NULL, state INTEGER NOT NULL, reason TEXT, message TEXT, generation INTEGER, epoch INTEGER,
   launched_epoch INTEGER, attempt INTEGER, world_size INTEGER, committed_step INTEGER, committed_path TEXT,
@@ -38,265 +40,25 @@ CREATE TABLE saves (job TEXT NOT NULL REFERENCES jobs (uid), step INTEGER, epoch
   state INTEGER, world_size INTEGER, bytes INTEGER, files INTEGER, path TEXT, reason TEXT, save_id TEXT,
   created_ms INTEGER, PRIMARY KEY (job, step, epoch, attempt));
 CREATE TABLE nodes (id TEXT PRIMARY KEY, incarnation TEXT, seen_ms INTEGER);
+)sql",
+    // A transition rewrites its job's
+    // row; the spec is large.
+    R"sql(
+CREATE TABLE job_specs (job TEXT PRIMARY KEY REFERENCES jobs (uid) ON DELETE CASCADE, canonical BLOB NOT NULL,
+  planned BLOB NOT NULL);
+INSERT INTO job_specs SELECT uid, canonical, planned FROM jobs;
+ALTER TABLE jobs DROP COLUMN canonical;
+ALTER TABLE jobs DROP COLUMN planned;
 )sql"};
 
-// A prepared statement; values are bound and read in order.
-class Statement {
- public:
-  Statement(sqlite3* database, const char* sql) : database_(database) {
-    result_ = sqlite3_prepare_v2(database, sql, -1, &statement_, nullptr);
+template <typename Record>
+absl::Status WriteAll(sqlite3* database,
+                      const Table<Record>& table,
+                      const std::vector<Record>& records) {
+  for (const Record& record : records) {
+    RETURN_IF_ERROR(WriteRow(database, table, record));
   }
-  ~Statement() { sqlite3_finalize(statement_); }
-  Statement(const Statement&) = delete;
-  Statement& operator=(const Statement&) = delete;
-
-  Statement& Bind(int64_t value) {
-    sqlite3_bind_int64(statement_, ++bound_, value);
-    return *this;
-  }
-  Statement& Bind(const std::string& value) {
-    sqlite3_bind_text(
-        statement_, ++bound_, value.data(), static_cast<int>(value.size()), SQLITE_TRANSIENT);
-    return *this;
-  }
-  Statement& BindBlob(const std::string& value) {
-    sqlite3_bind_blob(
-        statement_, ++bound_, value.data(), static_cast<int>(value.size()), SQLITE_TRANSIENT);
-    return *this;
-  }
-  // True: there is a row to read.
-  bool Step() {
-    if (result_ == SQLITE_OK || result_ == SQLITE_ROW) {
-      result_ = sqlite3_step(statement_);
-    }
-    read_ = 0;
-    return result_ == SQLITE_ROW;
-  }
-  int64_t Int() { return sqlite3_column_int64(statement_, read_++); }
-  std::string Text() {
-    const int column = read_++;
-    const void* data = sqlite3_column_blob(statement_, column);
-    const int size = sqlite3_column_bytes(statement_, column);
-    return data == nullptr ? ""
-                           : std::string(static_cast<const char*>(data), static_cast<size_t>(size));
-  }
-  absl::Status status() const;
-
- private:
-  sqlite3* database_;
-  sqlite3_stmt* statement_ = nullptr;
-  int result_ = SQLITE_OK;
-  int bound_ = 0;
-  int read_ = 0;
-};
-
-absl::Status ToStatus(int result, sqlite3* database) {
-  const std::string message = absl::StrCat("database: ", sqlite3_errmsg(database));
-  switch (result & 0xff) {
-    case SQLITE_OK:
-    case SQLITE_ROW:
-    case SQLITE_DONE:
-      return absl::OkStatus();
-    case SQLITE_FULL:
-    case SQLITE_IOERR:
-      return absl::ResourceExhaustedError(message);
-    case SQLITE_CORRUPT:
-    case SQLITE_NOTADB:
-      return absl::DataLossError(message);
-    case SQLITE_CONSTRAINT:
-      return absl::AlreadyExistsError(message);
-    default:
-      return absl::InternalError(message);
-  }
-}
-
-absl::Status Statement::status() const {
-  return ToStatus(result_, database_);
-}
-
-std::vector<int64_t> SplitInts(const std::string& text) {
-  std::vector<int64_t> values;
-  for (const absl::string_view part : absl::StrSplit(text, ' ', absl::SkipEmpty())) {
-    int64_t value = 0;
-    if (absl::SimpleAtoi(part, &value)) {
-      values.push_back(value);
-    }
-  }
-  return values;
-}
-
-JobRecord ReadJob(Statement& row) {
-  JobRecord job;
-  job.uid = row.Text();
-  job.namespace_name = row.Text();
-  job.name = row.Text();
-  job.canonical = row.Text();
-  job.planned = row.Text();
-  job.state = static_cast<JobState>(row.Int());
-  job.reason = row.Text();
-  job.message = row.Text();
-  job.generation = row.Int();
-  job.epoch = row.Int();
-  job.launched_epoch = row.Int();
-  job.attempt = row.Int();
-  job.world_size = row.Int();
-  job.committed_step = row.Int();
-  job.committed_path = row.Text();
-  job.highest_commit = row.Int();
-  job.restarts = row.Int();
-  job.budget.used = row.Int();
-  job.budget.no_progress = row.Int();
-  job.budget.failure_times_ms = SplitInts(row.Text());
-  job.budget.last_reason = row.Text();
-  job.budget.last_step = row.Int();
-  job.not_before_ms = row.Int();
-  job.created_ms = row.Int();
-  job.started_ms = row.Int();
-  job.finished_ms = row.Int();
-  job.resized_ms = row.Int();
-  job.failure_class = row.Text();
-  job.resource_version = row.Int();
-  return job;
-}
-
-absl::Status WriteJob(sqlite3* database, const JobRecord& job) {
-  // An upsert and not REPLACE: replacing would delete the row that events refer to.
-  Statement row(
-      database,
-      "INSERT INTO jobs VALUES "
-      "(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19,?20,?21,?22,"
-      "?23,?24,?25,?26,?27,?28,?29) ON CONFLICT (uid) DO UPDATE SET canonical=?4, planned=?5, "
-      "state=?6, "
-      "reason=?7, message=?8, generation=?9, epoch=?10, launched_epoch=?11, attempt=?12, "
-      "world_size=?13, "
-      "committed_step=?14, committed_path=?15, highest_commit=?16, restarts=?17, budget_used=?18, "
-      "budget_no_progress=?19, budget_times=?20, budget_reason=?21, budget_step=?22, "
-      "not_before_ms=?23, "
-      "created_ms=?24, started_ms=?25, finished_ms=?26, resized_ms=?27, failure_class=?28, "
-      "resource_version=?29");
-  row.Bind(job.uid)
-      .Bind(job.namespace_name)
-      .Bind(job.name)
-      .BindBlob(job.canonical)
-      .BindBlob(job.planned);
-  row.Bind(static_cast<int64_t>(job.state))
-      .Bind(job.reason)
-      .Bind(job.message)
-      .Bind(job.generation)
-      .Bind(job.epoch);
-  row.Bind(job.launched_epoch)
-      .Bind(job.attempt)
-      .Bind(job.world_size)
-      .Bind(job.committed_step)
-      .Bind(job.committed_path);
-  row.Bind(job.highest_commit)
-      .Bind(job.restarts)
-      .Bind(job.budget.used)
-      .Bind(job.budget.no_progress);
-  row.Bind(absl::StrJoin(job.budget.failure_times_ms, " "))
-      .Bind(job.budget.last_reason)
-      .Bind(job.budget.last_step);
-  row.Bind(job.not_before_ms)
-      .Bind(job.created_ms)
-      .Bind(job.started_ms)
-      .Bind(job.finished_ms)
-      .Bind(job.resized_ms);
-  row.Bind(job.failure_class).Bind(job.resource_version);
-  row.Step();
-  return row.status();
-}
-
-absl::Status WriteEvent(sqlite3* database, const JobEventRecord& event) {
-  Statement row(database, "INSERT INTO events VALUES (?,?,?,?,?,?,?,?,?,?,?)");
-  row.Bind(event.seq)
-      .Bind(event.time_ms)
-      .Bind(event.job_uid)
-      .Bind(event.epoch)
-      .Bind(event.attempt)
-      .Bind(event.step);
-  row.Bind(event.type).Bind(event.reason).Bind(event.node).Bind(event.rank).Bind(event.message);
-  row.Step();
-  return row.status();
-}
-
-absl::Status WriteOperation(sqlite3* database, const OperationRecord& operation) {
-  Statement row(database, "INSERT OR REPLACE INTO operations VALUES (?,?,?,?,?,?,?,?)");
-  row.Bind(operation.id)
-      .Bind(operation.job_uid)
-      .Bind(static_cast<int64_t>(operation.state))
-      .Bind(operation.reason);
-  row.Bind(operation.step)
-      .Bind(operation.save_id)
-      .Bind(operation.sequence)
-      .Bind(operation.created_ms);
-  row.Step();
-  return row.status();
-}
-
-absl::Status WriteEpoch(sqlite3* database, const EpochRecord& epoch) {
-  Statement row(database, "INSERT OR REPLACE INTO epochs VALUES (?,?,?,?,?,?,?,?,?)");
-  row.Bind(epoch.job_uid)
-      .Bind(epoch.epoch)
-      .Bind(epoch.attempt)
-      .Bind(epoch.world_size)
-      .Bind(epoch.plan_digest);
-  row.Bind(epoch.members).Bind(epoch.first_step).Bind(epoch.restore_path).Bind(epoch.time_ms);
-  row.Step();
-  return row.status();
-}
-
-absl::Status WriteSave(sqlite3* database, const SaveRecord& save) {
-  Statement row(database, "INSERT OR REPLACE INTO saves VALUES (?,?,?,?,?,?,?,?,?,?,?,?)");
-  row.Bind(save.job_uid)
-      .Bind(save.step)
-      .Bind(save.epoch)
-      .Bind(save.attempt)
-      .Bind(static_cast<int64_t>(save.state));
-  row.Bind(save.world_size)
-      .Bind(save.bytes)
-      .Bind(save.files)
-      .Bind(save.path)
-      .Bind(save.reason)
-      .Bind(save.save_id);
-  row.Bind(save.created_ms);
-  row.Step();
-  return row.status();
-}
-
-void LoadOperations(sqlite3* database, std::vector<OperationRecord>& operations) {
-  Statement row(database, "SELECT * FROM operations");
-  while (row.Step()) {
-    OperationRecord operation;
-    operation.id = row.Text();
-    operation.job_uid = row.Text();
-    operation.state = static_cast<OperationState>(row.Int());
-    operation.reason = row.Text();
-    operation.step = row.Int();
-    operation.save_id = row.Text();
-    operation.sequence = row.Int();
-    operation.created_ms = row.Int();
-    operations.push_back(std::move(operation));
-  }
-}
-
-void LoadSaves(sqlite3* database, std::vector<SaveRecord>& saves) {
-  Statement row(database, "SELECT * FROM saves ORDER BY job, step, epoch, attempt");
-  while (row.Step()) {
-    SaveRecord save;
-    save.job_uid = row.Text();
-    save.step = row.Int();
-    save.epoch = row.Int();
-    save.attempt = row.Int();
-    save.state = static_cast<SaveState>(row.Int());
-    save.world_size = row.Int();
-    save.bytes = row.Int();
-    save.files = row.Int();
-    save.path = row.Text();
-    save.reason = row.Text();
-    save.save_id = row.Text();
-    save.created_ms = row.Int();
-    saves.push_back(std::move(save));
-  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<int> Lock(const std::string& directory) {
@@ -324,7 +86,7 @@ absl::StatusOr<std::unique_ptr<SqliteJobStore>> SqliteJobStore::Create(
       sqlite3_open_v2(path.c_str(), &database, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, nullptr);
   std::unique_ptr<SqliteJobStore> store(new SqliteJobStore(database, lock_file));
   if (result != SQLITE_OK) {
-    return Annotate(ToStatus(result, database), path);
+    return Annotate(SqliteStatus(result, database), path);
   }
   sqlite3_busy_timeout(database, 2000);
   RETURN_IF_ERROR(Annotate(store->Execute("PRAGMA journal_mode=WAL"), path));
@@ -345,7 +107,7 @@ SqliteJobStore::~SqliteJobStore() {
 }
 
 absl::Status SqliteJobStore::Execute(const char* sql) {
-  return ToStatus(sqlite3_exec(database_, sql, nullptr, nullptr, nullptr), database_);
+  return SqliteStatus(sqlite3_exec(database_, sql, nullptr, nullptr, nullptr), database_);
 }
 
 absl::Status SqliteJobStore::Migrate() {
@@ -369,7 +131,7 @@ absl::Status SqliteJobStore::Migrate() {
     }
     if (status.ok() && version == 0) {
       Statement row(database_, "INSERT INTO meta VALUES ('cluster_id', ?), ('term', '0')");
-      row.Bind(RandomHex(16)).Step();
+      row.BindCopy(RandomHex(16)).Step();
       status = row.status();
     }
     if (status.ok()) {
@@ -381,7 +143,7 @@ absl::Status SqliteJobStore::Migrate() {
     }
     RETURN_IF_ERROR(Execute("COMMIT"));
   }
-  return absl::OkStatus();
+  return MatchColumns(database_);
 }
 
 absl::StatusOr<LoadedState> SqliteJobStore::Open() {
@@ -400,22 +162,36 @@ absl::StatusOr<LoadedState> SqliteJobStore::Open() {
     state.last_event_seq = row.Int();
     state.last_resource_version = row.Int();
   }
-  Statement jobs(database_, "SELECT * FROM jobs ORDER BY created_ms, uid");
-  while (jobs.Step()) {
-    state.jobs.push_back(ReadJob(jobs));
-  }
-  RETURN_IF_ERROR(jobs.status());
-  LoadOperations(database_, state.operations);
-  LoadSaves(database_, state.saves);
-  Statement nodes(database_, "SELECT id, incarnation, seen_ms FROM nodes");
-  while (nodes.Step()) {
-    NodeRow node;
-    node.id = nodes.Text();
-    node.incarnation = nodes.Text();
-    node.seen_ms = nodes.Int();
-    state.nodes.push_back(std::move(node));
-  }
+  RETURN_IF_ERROR(LoadJobs(state.jobs));
+  RETURN_IF_ERROR(ReadRows(database_, OperationTable(), "", state.operations));
+  RETURN_IF_ERROR(
+      ReadRows(database_,
+               EpochTable(),
+               "WHERE (job, epoch) IN (SELECT job, MAX(epoch) FROM epochs GROUP BY job)",
+               state.epochs));
+  RETURN_IF_ERROR(
+      ReadRows(database_, SaveTable(), "ORDER BY job, step, epoch, attempt", state.saves));
+  RETURN_IF_ERROR(ReadRows(database_, NodeTable(), "", state.nodes));
   return state;
+}
+
+absl::Status SqliteJobStore::LoadJobs(std::vector<JobRecord>& jobs) {
+  RETURN_IF_ERROR(ReadRows(database_, JobTable(), "ORDER BY created_ms, uid", jobs));
+  std::vector<JobRecord> specs;
+  RETURN_IF_ERROR(ReadRows(database_, JobSpecTable(), "", specs));
+  std::map<std::string, JobRecord*> by_uid;
+  for (JobRecord& spec : specs) {
+    by_uid[spec.uid] = &spec;
+  }
+  for (JobRecord& job : jobs) {
+    const auto spec = by_uid.find(job.uid);
+    if (spec == by_uid.end()) {
+      return absl::DataLossError(absl::StrCat("job ", job.name, " has no spec in the database"));
+    }
+    job.canonical = std::move(spec->second->canonical);
+    job.planned = std::move(spec->second->planned);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status SqliteJobStore::CheckTerm() {
@@ -431,36 +207,16 @@ absl::Status SqliteJobStore::CheckTerm() {
 
 absl::Status SqliteJobStore::Write(const StoreChange& change) {
   RETURN_IF_ERROR(CheckTerm());
-  for (const JobRecord& job : change.jobs) {
-    RETURN_IF_ERROR(WriteJob(database_, job));
-  }
-  for (const JobEventRecord& event : change.events) {
-    RETURN_IF_ERROR(WriteEvent(database_, event));
-  }
+  RETURN_IF_ERROR(WriteAll(database_, JobTable(), change.jobs));
+  RETURN_IF_ERROR(WriteAll(database_, JobSpecTable(), change.jobs));
+  RETURN_IF_ERROR(WriteAll(database_, EventTable(), change.events));
   if (change.request) {
-    Statement row(database_, "INSERT INTO requests VALUES (?,?,?,?)");
-    row.Bind(change.request->id)
-        .Bind(change.request->hash)
-        .Bind(change.request->answer)
-        .Bind(change.request->time_ms);
-    row.Step();
-    RETURN_IF_ERROR(row.status());
+    RETURN_IF_ERROR(WriteRow(database_, RequestTable(), *change.request));
   }
-  for (const OperationRecord& operation : change.operations) {
-    RETURN_IF_ERROR(WriteOperation(database_, operation));
-  }
-  for (const EpochRecord& epoch : change.epochs) {
-    RETURN_IF_ERROR(WriteEpoch(database_, epoch));
-  }
-  for (const SaveRecord& save : change.saves) {
-    RETURN_IF_ERROR(WriteSave(database_, save));
-  }
-  for (const NodeRow& node : change.nodes) {
-    Statement row(database_, "INSERT OR REPLACE INTO nodes VALUES (?,?,?)");
-    row.Bind(node.id).Bind(node.incarnation).Bind(node.seen_ms).Step();
-    RETURN_IF_ERROR(row.status());
-  }
-  return absl::OkStatus();
+  RETURN_IF_ERROR(WriteAll(database_, OperationTable(), change.operations));
+  RETURN_IF_ERROR(WriteAll(database_, EpochTable(), change.epochs));
+  RETURN_IF_ERROR(WriteAll(database_, SaveTable(), change.saves));
+  return WriteAll(database_, NodeTable(), change.nodes);
 }
 
 absl::Status SqliteJobStore::Apply(const StoreChange& change) {
@@ -476,41 +232,21 @@ absl::Status SqliteJobStore::Apply(const StoreChange& change) {
 }
 
 absl::StatusOr<std::optional<RequestRecord>> SqliteJobStore::FindRequest(const std::string& id) {
-  Statement row(database_, "SELECT id, hash, answer, time_ms FROM requests WHERE id = ?");
-  if (!row.Bind(id).Step()) {
-    RETURN_IF_ERROR(row.status());
-    return std::optional<RequestRecord>();
-  }
-  RequestRecord request;
-  request.id = row.Text();
-  request.hash = row.Text();
-  request.answer = row.Text();
-  request.time_ms = row.Int();
-  return std::optional<RequestRecord>(std::move(request));
+  std::vector<RequestRecord> found;
+  RETURN_IF_ERROR(ReadRows(
+      database_, RequestTable(), "WHERE id = ?", found, [&id](Statement& row) { row.Bind(id); }));
+  return found.empty() ? std::nullopt : std::optional<RequestRecord>(std::move(found.front()));
 }
 
 absl::StatusOr<std::vector<JobEventRecord>> SqliteJobStore::Events(const std::string& job_uid,
                                                                    int64_t after,
                                                                    int64_t limit) {
-  Statement row(database_, "SELECT * FROM events WHERE job = ? AND seq > ? ORDER BY seq LIMIT ?");
-  row.Bind(job_uid).Bind(after).Bind(limit);
   std::vector<JobEventRecord> events;
-  while (row.Step()) {
-    JobEventRecord event;
-    event.seq = row.Int();
-    event.time_ms = row.Int();
-    event.job_uid = row.Text();
-    event.epoch = row.Int();
-    event.attempt = row.Int();
-    event.step = row.Int();
-    event.type = row.Text();
-    event.reason = row.Text();
-    event.node = row.Text();
-    event.rank = row.Int();
-    event.message = row.Text();
-    events.push_back(std::move(event));
-  }
-  RETURN_IF_ERROR(row.status());
+  RETURN_IF_ERROR(ReadRows(database_,
+                           EventTable(),
+                           "WHERE job = ? AND seq > ? ORDER BY seq LIMIT ?",
+                           events,
+                           [&](Statement& row) { row.Bind(job_uid).Bind(after).Bind(limit); }));
   return events;
 }
 

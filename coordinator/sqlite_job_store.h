@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "coordinator/job_store.h"
 
@@ -27,12 +28,13 @@ class SqliteJobStore : public JobStore {
                                                      int64_t after,
                                                      int64_t limit) override;
 
-  static constexpr int64_t kSchemaVersion = 1;
+  static constexpr int64_t kSchemaVersion = 2;
 
  private:
   SqliteJobStore(sqlite3* database, int lock_file) : database_(database), lock_file_(lock_file) {}
   absl::Status Execute(const char* sql);
   absl::Status Migrate();
+  absl::Status LoadJobs(std::vector<JobRecord>& jobs);
   absl::Status CheckTerm();
   absl::Status Write(const StoreChange& change);
 

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include <gtest/gtest.h>
+#include <sqlite3.h>
 
 #include "coordinator/log_store.h"
 #include "coordinator/memory_job_store.h"
@@ -71,7 +72,9 @@ StoreChange WholeChange() {
       {5, 100, "uid-1", 7, 5, 40, "EpochChanged", "ProcessCrash", "node-a", 2, "signal 9"});
   change.request = RequestRecord{"request", "hash", "uid-1", 100};
   change.operations.push_back({"op", "uid-1", OperationState::kWriting, "", 41, "save", 3, 100});
-  change.epochs.push_back({"uid-1", 6, 5, 3, "digest", "a:0 b:0 c:0", 40, "/step-40", 100});
+  change.epochs.push_back(
+      {"uid-1", 6, 5, 3, "digest", "a:0 b:0 c:0", 40, "/step-40", 100, "local"});
+  change.epochs.push_back({"uid-1", 7, 6, 2, "digest-7", "a:0 b:0", 50, "/step-50", 200, "tcp"});
   change.saves.push_back(
       {"uid-1", 40, 6, 1, SaveState::kIntended, 3, 1000, 9, "/step-40", "", "id", 100});
   change.nodes.push_back({"node-a", "incarnation", 100});
@@ -125,6 +128,10 @@ TEST_P(JobStoreTest, EverythingComesBackAsItWas) {
   ASSERT_EQ(loaded->saves.size(), 1U);
   EXPECT_EQ(loaded->saves[0].state, SaveState::kIntended);
   EXPECT_EQ(loaded->saves[0].world_size, 3);
+  ASSERT_EQ(loaded->epochs.size(), 1U) << "the newest of the job";
+  EXPECT_EQ(loaded->epochs[0].epoch, 7);
+  EXPECT_EQ(loaded->epochs[0].members, "a:0 b:0");
+  EXPECT_EQ(loaded->epochs[0].transport, "tcp");
   ASSERT_EQ(loaded->nodes.size(), 1U);
   const auto events = store->Events("uid-1", 0, 10);
   ASSERT_TRUE(events.ok());
@@ -202,6 +209,88 @@ TEST(SqliteJobStoreTest, ADamagedDatabaseIsNamed) {
   const auto store = SqliteJobStore::Create(folder.path());
   ASSERT_FALSE(store.ok());
   EXPECT_NE(std::string(store.status().message()).find("ravel.db"), std::string::npos);
+}
+
+// The first schema, as its release wrote it.
+void WriteFirstSchema(const std::string& path) {
+  sqlite3* database = nullptr;
+  ASSERT_EQ(sqlite3_open(path.c_str(), &database), SQLITE_OK);
+  const char* sql = R"sql(
+CREATE TABLE jobs (uid TEXT PRIMARY KEY, namespace TEXT NOT NULL, name TEXT NOT NULL, canonical BLOB NOT NULL,
+  planned BLOB NOT NULL, state INTEGER NOT NULL, reason TEXT, message TEXT, generation INTEGER, epoch INTEGER,
+  launched_epoch INTEGER, attempt INTEGER, world_size INTEGER, committed_step INTEGER, committed_path TEXT,
+  highest_commit INTEGER, restarts INTEGER, budget_used INTEGER, budget_no_progress INTEGER, budget_times TEXT,
+  budget_reason TEXT, budget_step INTEGER, not_before_ms INTEGER, created_ms INTEGER, started_ms INTEGER,
+  finished_ms INTEGER, resized_ms INTEGER, failure_class TEXT, resource_version INTEGER);
+CREATE UNIQUE INDEX jobs_by_name ON jobs (namespace, name);
+CREATE TABLE events (seq INTEGER PRIMARY KEY, time_ms INTEGER, job TEXT NOT NULL REFERENCES jobs (uid), epoch INTEGER,
+  attempt INTEGER, step INTEGER, type TEXT, reason TEXT, node TEXT, rank INTEGER, message TEXT);
+CREATE INDEX events_by_job ON events (job, seq);
+CREATE TABLE requests (id TEXT PRIMARY KEY, hash TEXT NOT NULL, answer TEXT NOT NULL, time_ms INTEGER);
+CREATE TABLE operations (id TEXT PRIMARY KEY, job TEXT NOT NULL REFERENCES jobs (uid), state INTEGER, reason TEXT,
+  step INTEGER, save_id TEXT, sequence INTEGER, created_ms INTEGER);
+CREATE TABLE epochs (job TEXT NOT NULL REFERENCES jobs (uid), epoch INTEGER, attempt INTEGER, world_size INTEGER,
+  plan_digest TEXT, members TEXT, first_step INTEGER, restore_path TEXT, time_ms INTEGER, PRIMARY KEY (job, epoch));
+CREATE TABLE saves (job TEXT NOT NULL REFERENCES jobs (uid), step INTEGER, epoch INTEGER, attempt INTEGER,
+  state INTEGER, world_size INTEGER, bytes INTEGER, files INTEGER, path TEXT, reason TEXT, save_id TEXT,
+  created_ms INTEGER, PRIMARY KEY (job, step, epoch, attempt));
+CREATE TABLE nodes (id TEXT PRIMARY KEY, incarnation TEXT, seen_ms INTEGER);
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+INSERT INTO meta VALUES ('cluster_id', 'old'), ('term', '4');
+INSERT INTO jobs VALUES ('u', 'ns', 'n', x'0001', x'02', 3, 'r', 'm', 1, 2, 2, 1, 4, 9, '/p', 9, 0, 0, 0, '7 8', '', -1,
+  0, 1, 2, 0, 0, '', 5);
+INSERT INTO epochs VALUES ('u', 2, 1, 4, 'd', 'a:0', 0, '', 3);
+PRAGMA user_version=1;
+)sql";
+  char* error = nullptr;
+  EXPECT_EQ(sqlite3_exec(database, sql, nullptr, nullptr, &error), SQLITE_OK) << error;
+  sqlite3_close(database);
+}
+
+TEST(SqliteJobStoreTest, ADatabaseOfTheFirstReleaseIsReadAndGetsTheColumnsThatItLacks) {
+  Folder folder;
+  WriteFirstSchema(folder.path() + "/ravel.db");
+  auto store = SqliteJobStore::Create(folder.path());
+  ASSERT_TRUE(store.ok()) << store.status();
+  const auto loaded = (*store)->Open();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->cluster_id, "old");
+  ASSERT_EQ(loaded->jobs.size(), 1U);
+  EXPECT_EQ(loaded->jobs[0].canonical, std::string("\0\1", 2));
+  EXPECT_EQ(loaded->jobs[0].planned, "\2");
+  EXPECT_EQ(loaded->jobs[0].budget.failure_times_ms, (std::vector<int64_t>{7, 8}));
+  EXPECT_EQ(loaded->jobs[0].resource_version, 5);
+  ASSERT_EQ(loaded->epochs.size(), 1U);
+  EXPECT_EQ(loaded->epochs[0].transport, "");
+}
+
+TEST(SqliteJobStoreTest, AColumnOfANewerReleaseIsRefused) {
+  Folder folder;
+  ASSERT_TRUE(SqliteJobStore::Create(folder.path()).ok());
+  sqlite3* database = nullptr;
+  ASSERT_EQ(sqlite3_open((folder.path() + "/ravel.db").c_str(), &database), SQLITE_OK);
+  sqlite3_exec(database, "ALTER TABLE saves ADD COLUMN colour TEXT", nullptr, nullptr, nullptr);
+  sqlite3_close(database);
+  const auto store = SqliteJobStore::Create(folder.path());
+  ASSERT_FALSE(store.ok());
+  EXPECT_EQ(store.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(std::string(store.status().message()).find("saves.colour"), std::string::npos);
+}
+
+// Half-read saves would leave an intended commit unsettled.
+TEST(SqliteJobStoreTest, ATableThatCannotBeReadIsAnError) {
+  for (const char* table : {"operations", "epochs", "saves", "nodes", "job_specs"}) {
+    Folder folder;
+    auto store = SqliteJobStore::Create(folder.path());
+    ASSERT_TRUE(store.ok());
+    sqlite3* database = nullptr;
+    ASSERT_EQ(sqlite3_open((folder.path() + "/ravel.db").c_str(), &database), SQLITE_OK);
+    sqlite3_exec(database, (std::string("DROP TABLE ") + table).c_str(), nullptr, nullptr, nullptr);
+    sqlite3_close(database);
+    const auto loaded = (*store)->Open();
+    ASSERT_FALSE(loaded.ok()) << table;
+    EXPECT_NE(std::string(loaded.status().message()).find(table), std::string::npos);
+  }
 }
 
 TEST(MetricsLogTest, FloatsComeBackToTheBitAndTornLinesAreLeftOut) {

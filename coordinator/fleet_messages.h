@@ -21,6 +21,15 @@ struct DeviceFacts {
   std::string uuid;
 };
 
+// What a trainer has been told so far, as its daemon says in each beat and Hello.
+struct TrainerHas {
+  int64_t until_step = -1;  // -1: it was not told to train
+  int64_t save_sequence = 0;
+  bool then_stop = false;
+  std::vector<std::string> groups =
+      {};  // whose records were delivered; only while it is not told to train
+};
+
 struct HeldTrainer {
   std::string job_uid;
   int64_t epoch = 0;
@@ -29,6 +38,7 @@ struct HeldTrainer {
   int64_t step = 0;
   std::string state;
   std::vector<ckpt::Seal> seals;
+  TrainerHas has = {};
 };
 
 struct HelloMessage {
@@ -43,6 +53,7 @@ struct HelloMessage {
   std::vector<HeldTrainer> trainers;
   std::string version;
   std::string device_message;
+  int64_t term = 0;  // highest that the daemon has heard
 };
 
 // Where a rank is in the collectives of one group of ranks, which is known by its name and its
@@ -67,6 +78,8 @@ struct TrainerBeat {
   std::string phase;
   int64_t phase_age_ms = 0;
   std::vector<CollectiveState> collectives = {};
+  std::string state = {};  // as in HeldTrainer
+  TrainerHas has = {};
 };
 struct BeatMessage {
   int64_t seq = 0;
@@ -231,6 +244,7 @@ struct CommRecordSet {
 };
 struct RunTrainer {
   int64_t until_step = 0;
+  int64_t save_every_ms = 0;
 };
 struct SaveTrainer {
   int64_t sequence = 0;

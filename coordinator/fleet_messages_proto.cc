@@ -114,6 +114,13 @@ absl::StatusOr<decltype(TrainerFrame::frame)> ReadFrame(const v1::TrainerUp& mes
   return absl::InvalidArgumentError("trainer.frame: expected one of the frames of TrainerUp");
 }
 
+TrainerHas ReadHas(const v1::TrainerHas& message) {
+  return {message.until_step(),
+          message.save_sequence(),
+          message.then_stop(),
+          {message.groups().begin(), message.groups().end()}};
+}
+
 absl::StatusOr<UpMessage> ReadTrainer(const v1::TrainerFrame& message) {
   TrainerFrame frame;
   frame.job_uid = message.job_uid();
@@ -134,7 +141,9 @@ BeatMessage ReadBeat(const v1::Beat& message) {
                              trainer.progress().step(),
                              trainer.progress().phase(),
                              trainer.progress().phase_age_ms(),
-                             ReadCollectives(trainer.progress())});
+                             ReadCollectives(trainer.progress()),
+                             trainer.state(),
+                             ReadHas(trainer.has())});
   }
   return beat;
 }
@@ -212,6 +221,7 @@ void WriteCommand(const TrainerCommand& command, v1::TrainerCommand* message) {
                  [&](const RunTrainer& run) {
                    frame->mutable_run()->set_epoch(command.epoch);
                    frame->mutable_run()->set_until_step(run.until_step);
+                   frame->mutable_run()->set_save_every_ms(run.save_every_ms);
                  },
                  [&](const SaveTrainer& save) {
                    frame->mutable_save()->set_epoch(command.epoch);
@@ -252,7 +262,8 @@ absl::StatusOr<HelloMessage> FromProto(const v1::Hello& message) {
                      trainer.rank(),
                      trainer.step(),
                      trainer.state(),
-                     {}};
+                     {},
+                     ReadHas(trainer.has())};
     for (const v1::Seal& seal : trainer.unacknowledged_seals()) {
       ASSIGN_OR_RETURN(ckpt::Seal plain, ckpt::SealFromProto(seal));
       held.seals.push_back(std::move(plain));
@@ -261,6 +272,7 @@ absl::StatusOr<HelloMessage> FromProto(const v1::Hello& message) {
   }
   hello.version = message.version();
   hello.device_message = message.device_message();
+  hello.term = message.term();
   return hello;
 }
 

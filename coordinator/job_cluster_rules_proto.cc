@@ -274,6 +274,11 @@ void JobRules::CheckRest() {
                                  "5s",
                                  kSecondMs / 2,
                                  kMinuteMs);
+  spec().horizon_ms = Duration("spec.detection.horizon",
+                               job().mutable_detection()->mutable_horizon(),
+                               "6h",
+                               10 * kMinuteMs,
+                               kLongestMs);
   v1::ObservabilitySpec& observability = *job().mutable_observability();
   observability.set_log_every(observability.has_log_every() ? observability.log_every() : 1);
   AtLeast("spec.observability.logEvery", observability.log_every(), 1);

@@ -11,6 +11,12 @@
 #include "common/logging.h"
 
 namespace ravel::coordinator {
+namespace {
+
+// The longest that a daemon waits before it tries to reach its coordinator again.
+constexpr int64_t kReturnMs = 5000;
+
+}  // namespace
 
 JobController::JobController(ControllerOptions options, ControllerParts parts)
     : options_(options), parts_(std::move(parts)), membership_(options.detection_ms) {}
@@ -34,17 +40,25 @@ absl::Status JobController::Start() {
   }
   ticked_ms_ = parts_.clock->MonotonicMs();
   bool was_active = false;
+  std::map<std::string, EpochRecord> launched;
+  for (EpochRecord& epoch : state.epochs) {
+    launched[epoch.job_uid] = std::move(epoch);
+  }
   for (JobRecord& job : state.jobs) {
     absl::StatusOr<plan::JobSpec> spec = parts_.planner->DecodeSpec(job.planned);
     RETURN_IF_ERROR(Annotate(spec.status(), absl::StrCat("job ", job.name, " in the database")));
     job.spec = *std::move(spec);
     was_active = was_active || HoldsDevices(job.state);
+    Entry& entry = entries_[job.uid];
+    if (const auto found = launched.find(job.uid); found != launched.end()) {
+      entry.launched = std::move(found->second);
+    }
     LoadJob(std::move(job));
   }
   UpdateDetection();
   if (was_active) {
-    // 2T and the spread of the daemons' reconnection back-off.
-    registration_until_ms_ = ticked_ms_ + 3 * membership_.times().detection_ms;
+    // 2T and the longest back-off of a daemon that tries to return.
+    registration_until_ms_ = ticked_ms_ + 2 * membership_.times().detection_ms + kReturnMs;
   } else {
     expected_nodes_.clear();
   }
@@ -64,13 +78,19 @@ void JobController::LoadJob(JobRecord record) {
     entry.progress.step = history->back().step;
     entry.progress.loss = history->back().loss;
     entry.progress.any = true;
+    if (history->back().epoch == entry.record.epoch) {
+      entry.run.reported_step = history->back().step;
+    }
   }
-  FinishOperations(uid, INT64_MAX, OperationState::kFailed, "CoordinatorRestart", -1, "");
   for (const SaveRecord& save : saves_[uid]) {
     if (save.state == SaveState::kIntended) {
       Settle(entry, save);
     }
   }
+  if (BeginAdoption(entry)) {
+    return;  // its trainers went on; a commit that is settled beside it is a commit like any other
+  }
+  FinishOperations(uid, INT64_MAX, OperationState::kFailed, "CoordinatorRestart", -1, "");
   if (entry.settling) {
     return;  // the transition follows: a commit that is found may already end the job
   }
@@ -105,7 +125,9 @@ void JobController::Settle(Entry& entry, const SaveRecord& save) {
       Entry* found = FindEntry(uid);
       if (found != nullptr && found->run.committing == 0) {
         found->settling = false;
-        Do(*found, MakeEvent(JobEventKind::kCoordinatorRestarted));
+        if (found->run.phase == RunPhase::kIdle) {
+          Do(*found, MakeEvent(JobEventKind::kCoordinatorRestarted));
+        }
         Reconcile(*found);
       }
     });
@@ -255,8 +277,8 @@ void JobController::Act(Entry& entry, JobActionKind action) {
     case JobActionKind::kRun:
       entry.run.phase = RunPhase::kTraining;
       entry.run.progress_ms = entry.run.save_ms = parts_.clock->MonotonicMs();
-      SendToNodes(entry,
-                  {entry.record.uid, entry.run.epoch, -1, RunTrainer{entry.record.spec.steps}});
+      entry.run.board.Forget();
+      RenewHorizon(entry);
       break;
     case JobActionKind::kStopTrainers:
       StopRun(entry);

@@ -30,6 +30,7 @@
 #include "coordinator/log_store.h"
 #include "coordinator/membership.h"
 #include "coordinator/metrics_log.h"
+#include "coordinator/outbox.h"
 #include "coordinator/planner.h"
 
 namespace ravel::coordinator {
@@ -119,6 +120,8 @@ class JobController {
     JobProgress progress;
     std::deque<Step> waiting;  // the store refused: tried again at each tick, in order
     bool settling = false;     // commits that were intended before a restart are being looked at
+    std::optional<EpochRecord> launched;  // the newest epoch that was launched
+    int64_t epoch_floor = 0;              // highest epoch of the job that a node has heard of
   };
   using TrainerKey = std::tuple<std::string, int64_t, int64_t>;  // job, epoch, rank
 
@@ -141,6 +144,31 @@ class JobController {
   void Settle(Entry& entry, const SaveRecord& save);
   void UpdateDetection();
 
+  // job_controller_adopt.cc: trainers that outlived a coordinator, and what ranks should have been
+  // told.
+  // False: nothing runs that could be taken over.
+  bool BeginAdoption(Entry& entry);
+  void OnAdoptionPlanned(const std::string& uid,
+                         int64_t epoch,
+                         absl::StatusOr<std::shared_ptr<const PlannedWorld>> world);
+  void CheckAdoption(Entry& entry);
+  void FinishAdoption(Entry& entry);
+  // Slots of nodes that were there before the restart and did not return.
+  void LoseAbsentNodes();
+  // A node says that it holds this rank.
+  void NoteHeld(Entry& entry,
+                TrainerSlot& slot,
+                const std::string& state,
+                int64_t step,
+                const TrainerHas& has);
+  Wanted WantedOf(const Entry& entry) const;
+  // Sends what the rank lacks; at most every two beats, unless its node has just returned.
+  void Tell(Entry& entry, TrainerSlot& slot, int64_t rank, bool returned);
+  // Ranks that should have been launched on a node, and are not there.
+  void RepeatLaunch(const std::string& node_id);
+  std::map<std::string, Launch> MakeLaunches(const Entry& entry) const;
+  void RenewHorizon(Entry& entry);
+
   // job_controller_run.cc: from placement to the end of an epoch.
   void Reconcile(Entry& entry);
   void ReconcileRunning(Entry& entry);
@@ -158,19 +186,21 @@ class JobController {
   };
   void OnPrepared(const std::string& uid, int64_t epoch, Prepared prepared);
   void LaunchTrainers(Entry& entry, const RestorePoint& restore);
+  void SendLaunches(Entry& entry);
   void StopRun(Entry& entry);
   void NudgeQuiescing(Entry& entry);
   void CheckStall(Entry& entry);
   // Ranks whose collectives do not go together, and ranks that are late.
   void CheckCollectives(Entry& entry);
   void CheckGrowth(Entry& entry);
-  void SendToNodes(const Entry& entry, const TrainerCommand& command);
+  void SendToNodes(Entry& entry, const TrainerCommand& command);
   std::set<std::string> NodesOf(const Entry& entry) const;
 
   // job_controller_fleet.cc: what daemons say.
   // The command's id.
   int64_t Send(StreamId stream, decltype(DownMessage::kind) kind);
   int64_t SendToNode(const std::string& node_id, decltype(DownMessage::kind) kind);
+  void TellHeld(const HelloMessage& hello);
   std::vector<HeldTrainer> ReconcileHeld(const std::string& node_id, const HelloMessage& hello);
   void LoseNode(const std::string& node_id, const std::string& reason);
   // It goes away: jobs save and move on without it if there is time, else from their last commit.
@@ -221,7 +251,8 @@ class JobController {
   // gone.
   std::map<std::string, std::set<TrainerKey>> stale_;
   std::map<int64_t, std::pair<std::string, int64_t>>
-      launches_;                          // job and epoch by command id, until answered
+      launches_;  // job and epoch by command id, until answered
+  std::map<std::string, std::set<std::string>> launching_;  // uids by node, until seen there
   std::set<std::string> expected_nodes_;  // known before the restart and not back yet
   int64_t registration_until_ms_ = 0;  // monotonic: nothing is placed before that after a restart
   Feed feed_;

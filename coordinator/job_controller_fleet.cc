@@ -58,6 +58,7 @@ int64_t JobController::SendToNode(const std::string& node_id, decltype(DownMessa
 
 void JobController::OnHello(StreamId stream, const HelloMessage& hello) {
   const int64_t now_ms = parts_.clock->MonotonicMs();
+  const bool first_contact = membership_.Find(hello.node_id) == nullptr;
   HelloOutcome outcome;
   if (!hello.cluster_id.empty() && hello.cluster_id != cluster_id_) {
     outcome.rejected = absl::StrCat("node ",
@@ -66,6 +67,20 @@ void JobController::OnHello(StreamId stream, const HelloMessage& hello) {
                                     hello.cluster_id,
                                     ", this is ",
                                     cluster_id_);
+  } else if (hello.term > term_) {
+    // The daemon would not listen to an older coordinator; its trainers go on without one.
+    log::Error(
+        absl::StrCat("node ",
+                     hello.node_id,
+                     " has heard of term ",
+                     hello.term,
+                     ", this coordinator is of term ",
+                     term_,
+                     ": its state is older than what runs. If a backup was restored and no other "
+                     "coordinator runs, start it once with --raise-term ",
+                     hello.term + 1));
+    parts_.fleet->Close(stream);
+    return;
   } else {
     outcome = membership_.OnHello(stream, hello, now_ms, parts_.clock->WallMs());
   }
@@ -83,7 +98,9 @@ void JobController::OnHello(StreamId stream, const HelloMessage& hello) {
     parts_.fleet->Close(*outcome.replaced);
   }
   if (outcome.new_incarnation) {
-    LoseSlots(hello.node_id, "its daemon was started anew", {});
+    if (!first_contact) {  // else what it holds tells what is left: this process may be the new one
+      LoseSlots(hello.node_id, "its daemon was started anew", {});
+    }
     StoreChange change;
     change.nodes.push_back({hello.node_id, hello.incarnation, parts_.clock->WallMs()});
     if (!Persist(change).ok()) {
@@ -95,6 +112,7 @@ void JobController::OnHello(StreamId stream, const HelloMessage& hello) {
   expected_nodes_.erase(hello.node_id);
   Welcome welcome{cluster_id_, membership_.times().beat_ms(), ReconcileHeld(hello.node_id, hello)};
   Send(stream, std::move(welcome));
+  TellHeld(hello);
   for (const HeldTrainer& held : hello.trainers) {
     for (const ckpt::Seal& seal : held.seals) {
       OnFrame(hello.node_id, {held.job_uid, held.epoch, held.attempt, held.rank, seal});
@@ -118,10 +136,24 @@ std::vector<HeldTrainer> JobController::ReconcileHeld(const std::string& node_id
     }
     const TrainerKey key{held.job_uid, held.epoch, held.rank};
     alive.insert(key);
-    const Entry* entry = FindEntry(held.job_uid);
+    if (held.state == "ended") {
+      continue;  // how it ended is told next
+    }
+    Entry* entry = FindEntry(held.job_uid);
     const bool current = entry != nullptr && !IsTerminal(entry->record.state) &&
-                         held.epoch == entry->record.epoch && held.epoch == entry->run.epoch;
-    if (!current) {
+                         held.epoch == entry->record.epoch && held.epoch == entry->run.epoch &&
+                         held.rank >= 0 &&
+                         held.rank < static_cast<int64_t>(entry->run.slots.size());
+    if (entry != nullptr) {
+      entry->epoch_floor = std::max(entry->epoch_floor, held.epoch);
+    }
+    if (current) {
+      NoteHeld(*entry,
+               entry->run.slots[static_cast<size_t>(held.rank)],
+               held.state,
+               held.step,
+               held.has);
+    } else {
       HeldTrainer order = held;
       order.seals.clear();
       stop.push_back(std::move(order));
@@ -129,8 +161,31 @@ std::vector<HeldTrainer> JobController::ReconcileHeld(const std::string& node_id
       ++stale_refused_;
     }
   }
+  // A launch that was lost with the stream is sent again: nothing is gone.
+  for (const std::string& uid : launching_[node_id]) {
+    Entry* entry = FindEntry(uid);
+    for (size_t rank = 0; entry != nullptr && rank < entry->run.slots.size(); ++rank) {
+      TrainerSlot& slot = entry->run.slots[rank];
+      if (slot.place.node_id == node_id && !slot.seen) {
+        alive.insert({uid, entry->run.epoch, static_cast<int64_t>(rank)});
+        slot.told_ms = INT64_MIN / 2;
+      }
+    }
+  }
   LoseSlots(node_id, "its trainer was gone when the node came back", alive);
   return stop;
+}
+
+// After Welcome: what these trainers were told while the stream was broken never reached them.
+void JobController::TellHeld(const HelloMessage& hello) {
+  for (const HeldTrainer& held : hello.trainers) {
+    Entry* entry = FindEntry(held.job_uid);
+    if (entry != nullptr && held.epoch == entry->run.epoch && held.rank >= 0 &&
+        held.rank < static_cast<int64_t>(entry->run.slots.size())) {
+      Tell(*entry, entry->run.slots[static_cast<size_t>(held.rank)], held.rank, true);
+    }
+  }
+  RepeatLaunch(hello.node_id);
 }
 
 void JobController::LoseSlots(const std::string& node_id,
@@ -255,8 +310,11 @@ void JobController::OnBeat(StreamId stream, const std::string& node_id, const Be
     slot.step = trainer.step;
     slot.phase = trainer.phase;
     slot.phase_age_ms = trainer.phase_age_ms;
+    NoteHeld(*entry, slot, trainer.state, trainer.step, trainer.has);
+    Tell(*entry, slot, trainer.rank, false);
     entry->run.collectives.OnBeat(trainer.rank, {trainer.step, trainer.phase, trainer.collectives});
   }
+  RepeatLaunch(node_id);
   Send(stream, BeatAck{beat.seq});
 }
 
@@ -416,6 +474,10 @@ void JobController::OnReady(Entry& entry,
                             TrainerSlot& slot,
                             int64_t rank,
                             const TrainerReady& ready) {
+  slot.seen = true;
+  if (std::exchange(slot.remarked, true)) {
+    return;  // told again after a broken stream
+  }
   for (const StartRemark& remark : ready.remarks) {
     JobEventRecord event;
     event.time_ms = parts_.clock->WallMs();
@@ -455,9 +517,10 @@ void JobController::OnTrainerFailed(Entry& entry,
 void JobController::OnStepReport(Entry& entry,
                                  const TrainerFrame& frame,
                                  const StepReport& report) {
-  if (frame.rank != 0) {
-    return;
+  if (frame.rank != 0 || report.step <= entry.run.reported_step) {
+    return;  // the second: told again after a broken stream
   }
+  entry.run.reported_step = report.step;
   StepRecord record;
   record.step = report.step;
   record.loss = report.loss;
@@ -496,6 +559,9 @@ void JobController::OnStepReport(Entry& entry,
   entry.run.last_step_done = entry.run.last_step_done || report.step >= entry.record.spec.steps;
   feed_.Publish(entry.record.uid, record);
   Publish(entry);
+  if (entry.run.phase == RunPhase::kTraining) {
+    RenewHorizon(entry);
+  }
 }
 
 }  // namespace ravel::coordinator

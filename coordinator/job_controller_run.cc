@@ -103,11 +103,16 @@ void JobController::ReconcileRunning(Entry& entry) {
     JobEvent event = MakeEvent(JobEventKind::kEpochBroken);
     event.cause = *run.failure;
     event.cause.step = entry.progress.step;
+    event.epoch_floor = entry.epoch_floor;
     run.failure->step = entry.progress.step;
     Do(entry, std::move(event));
     if (entry.waiting.empty()) {
       Reconcile(entry);
     }
+    return;
+  }
+  if (run.phase == RunPhase::kAdopting) {
+    CheckAdoption(entry);
     return;
   }
   if (run.phase == RunPhase::kIdle || run.phase == RunPhase::kPreparing) {
@@ -254,7 +259,7 @@ void JobController::Schedule() {
   if (registering) {
     return;
   }
-  expected_nodes_.clear();
+  LoseAbsentNodes();
   for (const std::string& uid : order_) {
     Entry& entry = entries_.at(uid);
     const JobRecord& record = entry.record;
@@ -315,6 +320,7 @@ bool JobController::TryPlace(Entry& entry) {
   entry.run.phase = RunPhase::kPreparing;
   JobEvent event = MakeEvent(JobEventKind::kPlaced);
   event.world_size = size;
+  event.epoch_floor = entry.epoch_floor;
   Do(entry, std::move(event));
   return true;
 }
@@ -396,33 +402,14 @@ void JobController::LaunchTrainers(Entry& entry, const RestorePoint& restore) {
   const JobRecord& record = entry.record;
   run.phase = RunPhase::kBootstrapping;
   run.restore_step = restore.step;
+  run.restore_path = restore.path;
   run.progress_ms = parts_.clock->MonotonicMs();
   run.board.Reset(static_cast<int64_t>(run.slots.size()));
   entry.progress.step = std::max<int64_t>(restore.step, 0);
-  std::map<std::string, Launch> launches;
   std::string members;
-  for (size_t rank = 0; rank < run.slots.size(); ++rank) {
-    const RankPlace& place = run.slots[rank].place;
-    absl::StrAppend(&members, rank == 0 ? "" : " ", place.node_id, ":", place.device);
-    Launch& launch = launches[place.node_id];
-    launch.job_uid = record.uid;
-    launch.epoch = run.epoch;
-    launch.attempt = record.attempt;
-    launch.plan_digest = run.world->digest;
-    StartTrainer start;
-    start.job_name = record.name;
-    start.rank = static_cast<int64_t>(rank);
-    start.world_size = static_cast<int64_t>(run.slots.size());
-    start.job = record.planned;
-    start.device = place.device;
-    start.transport = run.transport;
-    start.restore_path = restore.path;
-    start.checkpoint_root = parts_.keeper->Root(record.spec);
-    start.first_step = std::max<int64_t>(restore.step, 0);
-    start.host_address = place.address;
-    start.save_at_start = record.spec.checkpoint.at_start && restore.step < 0;
-    start.save_at_end = true;
-    launch.trainers.push_back(std::move(start));
+  for (const TrainerSlot& slot : run.slots) {
+    absl::StrAppend(
+        &members, members.empty() ? "" : " ", slot.place.node_id, ":", slot.place.device);
   }
   JobEventRecord event;
   event.time_ms = parts_.clock->WallMs();
@@ -438,25 +425,38 @@ void JobController::LaunchTrainers(Entry& entry, const RestorePoint& restore) {
                                members,
                                ", ",
                                restore.step < 0 ? "initial weights" : restore.path);
-  StoreChange change;
-  change.events.push_back(event);
-  change.epochs.push_back({record.uid,
-                           run.epoch,
-                           record.attempt,
-                           static_cast<int64_t>(run.slots.size()),
-                           Hex(run.world->digest),
-                           members,
-                           std::max<int64_t>(restore.step, 0),
-                           restore.path,
-                           event.time_ms,
-                           run.transport});
-  if (Persist(change).ok()) {  // a record for people: the launch does not depend on it
-    feed_.Publish(record.uid, change.events.front());
+  entry.launched = EpochRecord{record.uid,
+                               run.epoch,
+                               record.attempt,
+                               static_cast<int64_t>(run.slots.size()),
+                               Hex(run.world->digest),
+                               members,
+                               std::max<int64_t>(restore.step, 0),
+                               restore.path,
+                               event.time_ms,
+                               run.transport};
+  // Durable first: a coordinator that is started anew takes these ranks over by this record.
+  Step step{MakeEvent(JobEventKind::kNoted), {}, {}};
+  step.extra.events.push_back(event);
+  step.extra.epochs.push_back(*entry.launched);
+  step.after = [this, uid = record.uid, epoch = run.epoch] {
+    Entry& job = entries_.at(uid);
+    if (job.run.epoch == epoch && job.run.phase == RunPhase::kBootstrapping) {
+      SendLaunches(job);
+    }
+  };
+  Do(entry, std::move(step));
+}
+
+void JobController::SendLaunches(Entry& entry) {
+  const int64_t now_ms = parts_.clock->MonotonicMs();
+  for (TrainerSlot& slot : entry.run.slots) {
+    slot.told_ms = now_ms;
   }
-  log::Info(absl::StrCat("job ", record.name, ": ", event.message));
-  for (auto& [node_id, launch] : launches) {
+  for (auto& [node_id, launch] : MakeLaunches(entry)) {
+    launching_[node_id].insert(entry.record.uid);
     const int64_t command = SendToNode(node_id, std::move(launch));
-    launches_[command] = {record.uid, run.epoch};
+    launches_[command] = {entry.record.uid, entry.run.epoch};
   }
   Publish(entry);
 }
@@ -471,7 +471,10 @@ std::set<std::string> JobController::NodesOf(const Entry& entry) const {
   return nodes;
 }
 
-void JobController::SendToNodes(const Entry& entry, const TrainerCommand& command) {
+void JobController::SendToNodes(Entry& entry, const TrainerCommand& command) {
+  for (TrainerSlot& slot : entry.run.slots) {
+    slot.told_ms = parts_.clock->MonotonicMs();
+  }
   for (const std::string& node_id : NodesOf(entry)) {
     SendToNode(node_id, command);
   }

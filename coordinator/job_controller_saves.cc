@@ -38,6 +38,7 @@ JobEventRecord FailedSave(const JobRecord& job, const SaveRecord& save, int64_t 
 
 void JobController::RequestSave(Entry& entry, bool then_stop) {
   entry.run.sequence += 1;
+  entry.run.then_stop = entry.run.then_stop || then_stop;
   entry.run.save_ms = parts_.clock->MonotonicMs();
   SendToNodes(entry,
               {entry.record.uid, entry.run.epoch, -1, SaveTrainer{entry.run.sequence, then_stop}});

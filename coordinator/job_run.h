@@ -14,6 +14,7 @@
 #include "common/ckpt/manifest.h"
 #include "coordinator/admission.h"
 #include "coordinator/collective_watch.h"
+#include "coordinator/fleet_messages.h"
 #include "coordinator/planner.h"
 #include "coordinator/rendezvous_board.h"
 #include "coordinator/restart_budget.h"
@@ -26,12 +27,17 @@ struct TrainerSlot {
   bool ready = false;
   bool done = false;          // said Done: its exit code 0 is a success
   bool exited = false;        // or lost with its node
+  bool seen = false;          // its node has said that it holds it
+  bool remarked = false;      // its TrainerReady was heard
   bool stopped = false;       // exit code 10: as told
   std::string failed_reason;  // of its TrainerFailed frame
   std::string failed_message;
   int64_t step = 0;
   std::string phase;
   int64_t phase_age_ms = 0;
+  std::string state;    // newest that its node said: launching, starting, ready, running, ...
+  TrainerHas has;       // what it was told, as its node says
+  int64_t told_ms = 0;  // monotonic: newest command; what is missing is sent again some time later
 };
 
 // Seals of one save, until all ranks have sent theirs.
@@ -44,6 +50,7 @@ struct PendingSave {
 
 enum class RunPhase {
   kIdle,           // no trainers; may be placed
+  kAdopting,       // of the coordinator before: its nodes have not all returned
   kPreparing,      // finding the restore point and planning, off the strand
   kBootstrapping,  // launched, not all READY
   kTraining,       // Run sent
@@ -59,6 +66,11 @@ struct JobRun {
   // Shared with the plan cache and with commits that outlive the run.
   std::shared_ptr<const PlannedWorld> world;
   int64_t restore_step = -1;
+  std::string restore_path;
+  int64_t until_step = -1;       // horizon: ranks may go so far without hearing more
+  int64_t until_granted_at = 0;  // the step at which it was granted
+  bool then_stop = false;        // the newest save that was asked for is the last thing to do
+  int64_t reported_step = -1;    // newest step in the job's history that this epoch reported
   RendezvousBoard board;
   std::vector<JobEventRecord> remarks;  // of ranks that are ready; recorded when all are
   CollectiveWatch collectives;

@@ -81,6 +81,7 @@ Result OnPlaced(const JobRecord& job, const JobEvent& event) {
   if (next.launched_epoch == next.epoch) {
     next.epoch += 1;
   }
+  next.epoch = std::max(next.epoch, event.epoch_floor + 1);
   next.launched_epoch = next.epoch;
   next.attempt += 1;
   next.world_size = event.world_size;
@@ -138,7 +139,7 @@ Result OnEpochBroken(const JobRecord& job, const JobEvent& event) {
     return Succeed(job, event);
   }
   Builder builder(job, event);
-  builder.next().epoch += 1;
+  builder.next().epoch = std::max(job.epoch, event.epoch_floor) + 1;
   builder.next().restarts += 1;
   return builder.To(JobState::kRecovering, event.cause.reason, event.cause.message)
       .Emit("EpochChanged", event.cause.reason, event.cause.message)
@@ -270,6 +271,14 @@ Result OnCancel(const JobRecord& job, const JobEvent& event) {
       .Take();
 }
 
+Result OnAdopted(const JobRecord& job, const JobEvent& event) {
+  const bool launched = job.launched_epoch == job.epoch && HoldsDevices(job.state);
+  if (!launched || job.state == JobState::kStopping) {
+    return std::nullopt;
+  }
+  return Builder(job, event).Emit("Adopted", "CoordinatorRestart", event.cause.message).Take();
+}
+
 Result OnCoordinatorRestarted(const JobRecord& job, const JobEvent& event) {
   if (job.state == JobState::kQueued || job.state == JobState::kStopping) {
     return std::nullopt;
@@ -338,7 +347,9 @@ std::string_view EventKindName(JobEventKind kind) {
                                                               "Committed",
                                                               "CommitLost",
                                                               "CancelRequested",
-                                                              "CoordinatorRestarted"};
+                                                              "CoordinatorRestarted",
+                                                              "Adopted",
+                                                              "Noted"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -372,7 +383,10 @@ std::optional<TransitionResult> Transition(const JobRecord& job, const JobEvent&
       return OnCancel(job, event);
     case JobEventKind::kCoordinatorRestarted:
       return OnCoordinatorRestarted(job, event);
+    case JobEventKind::kAdopted:
+      return OnAdopted(job, event);
     case JobEventKind::kCommitted:
+    case JobEventKind::kNoted:
       break;
   }
   return std::nullopt;

@@ -26,9 +26,11 @@ enum class JobEventKind {
   kCommitted,        // the store holds a new step
   kCommitLost,  // a committed step turned out to be bad; step and path of the one before (-1: none)
   kCancelRequested,
-  kCoordinatorRestarted  // this process is new: what ran is of an older epoch
+  kCoordinatorRestarted,  // this process is new, and what ran cannot be taken over
+  kAdopted,               // this process is new, and the trainers of the epoch went on
+  kNoted                  // nothing changes: records that go with it are kept
 };
-inline constexpr int kJobEventKinds = 12;
+inline constexpr int kJobEventKinds = 14;
 
 struct JobEvent {
   JobEventKind kind = JobEventKind::kPlaced;
@@ -37,6 +39,9 @@ struct JobEvent {
   int64_t step = -1;       // kCommitted, kCommitLost, kLastStep
   std::string path;        // kCommitted, kCommitLost
   int64_t now_ms = 0;      // wall time
+  // Highest epoch of the job that a node has heard of: above the record's after an old backup was
+  // restored. kPlaced and kEpochBroken go beyond it.
+  int64_t epoch_floor = 0;
 };
 
 enum class JobActionKind {

@@ -48,6 +48,7 @@ struct Flags {
   std::string port_file;
   std::string detection = "5s";
   std::string step_timeout = "10m";
+  int64_t raise_term = 0;
 };
 
 bool IsLoopback(const std::string& listen) {
@@ -170,6 +171,7 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
     return Complain(absl::IsAlreadyExists(store.status()) ? kLocked : kFault,
                     std::string(store.status().message()));
   }
+  (*store)->RaiseTerm(flags.raise_term);
   const SystemClock clock;
   PlannerDriver planner;
   StoreCheckpointKeeper keeper;
@@ -230,6 +232,10 @@ int main(int argc, char** argv) {
   app.add_option(
          "--step-timeout", flags.step_timeout, "an epoch without progress for that long is stuck")
       ->capture_default_str();
+  app.add_option("--raise-term",
+                 flags.raise_term,
+                 "begin with this term at least: once, after a backup of the state was restored")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   app.set_version_flag("--version", ravel::coordinator::kVersion);
   try {
     app.parse(argc, argv);

@@ -15,6 +15,16 @@ constexpr size_t kMaxGroups = 64;
 void RendezvousBoard::Reset(int64_t world_size) {
   world_size_ = world_size;
   groups_.clear();
+  complete_.clear();
+}
+
+void RendezvousBoard::Forget() {
+  complete_.clear();
+  for (auto& [group, records] : groups_) {
+    for (auto& [rank, bytes] : records) {
+      bytes.clear();
+    }
+  }
 }
 
 absl::StatusOr<std::optional<CommRecordSet>> RendezvousBoard::Add(const CommRecord& record) {
@@ -29,7 +39,11 @@ absl::StatusOr<std::optional<CommRecordSet>> RendezvousBoard::Add(const CommReco
     return absl::ResourceExhaustedError("communicator record: more than 64 groups");
   }
   auto& records = groups_[record.group];
-  if (!records.emplace(record.rank, record.record).second) {
+  const auto [known, is_new] = records.emplace(record.rank, record.record);
+  if (!is_new && (known->second.empty() || known->second == record.record)) {
+    return std::optional<CommRecordSet>();
+  }
+  if (!is_new) {
     return absl::AlreadyExistsError(absl::StrCat("communicator record of rank ",
                                                  record.rank,
                                                  " for group ",
@@ -41,10 +55,10 @@ absl::StatusOr<std::optional<CommRecordSet>> RendezvousBoard::Add(const CommReco
   }
   CommRecordSet set;
   set.group = record.group;
-  for (auto& [rank, bytes] : records) {
-    set.records.push_back(std::move(bytes));
-    bytes.clear();
+  for (const auto& [rank, bytes] : records) {
+    set.records.push_back(bytes);
   }
+  complete_[record.group] = set;
   return std::optional<CommRecordSet>(std::move(set));
 }
 

@@ -19,13 +19,19 @@ class RendezvousBoard {
  public:
   // Forgets everything: a new epoch.
   void Reset(int64_t world_size);
-  // The whole set, in rank order, when this record completes its group. A second record of the same
-  // rank is refused (single use), as is a rank outside the world or a record that is too large.
+  // The whole set, in rank order, when this record completes its group. The same record may come
+  // again: a daemon repeats what was not answered. Another record of the same rank is refused, as
+  // is a rank outside the world or a record that is too large.
   absl::StatusOr<std::optional<CommRecordSet>> Add(const CommRecord& record);
+  // Sets that are complete, by group: sent again to ranks that lack them.
+  const std::map<std::string, CommRecordSet>& complete() const { return complete_; }
+  // All ranks have met: the secrets are no longer needed.
+  void Forget();
 
  private:
   int64_t world_size_ = 0;
   std::map<std::string, std::map<int64_t, std::string>> groups_;
+  std::map<std::string, CommRecordSet> complete_;
 };
 
 }  // namespace ravel::coordinator

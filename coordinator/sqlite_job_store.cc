@@ -147,7 +147,10 @@ absl::Status SqliteJobStore::Migrate() {
 }
 
 absl::StatusOr<LoadedState> SqliteJobStore::Open() {
-  RETURN_IF_ERROR(Execute("UPDATE meta SET value = CAST(value AS INTEGER) + 1 WHERE key = 'term'"));
+  const std::string raise = absl::StrCat("UPDATE meta SET value = MAX(CAST(value AS INTEGER) + 1, ",
+                                         least_term_,
+                                         ") WHERE key = 'term'");
+  RETURN_IF_ERROR(Execute(raise.c_str()));
   LoadedState state;
   {
     Statement row(database_,

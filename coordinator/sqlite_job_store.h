@@ -21,6 +21,9 @@ class SqliteJobStore : public JobStore {
   static absl::StatusOr<std::unique_ptr<SqliteJobStore>> Create(const std::string& directory);
   ~SqliteJobStore() override;
 
+  // Before Open: the term will be at least this. For a state that was restored from a backup:
+  // daemons do not listen to a term below the highest that they have heard.
+  void RaiseTerm(int64_t term) { least_term_ = term; }
   absl::StatusOr<LoadedState> Open() override;
   absl::Status Apply(const StoreChange& change) override;
   absl::StatusOr<std::optional<RequestRecord>> FindRequest(const std::string& id) override;
@@ -41,6 +44,7 @@ class SqliteJobStore : public JobStore {
   sqlite3* database_;
   int lock_file_;
   int64_t term_ = 0;
+  int64_t least_term_ = 0;
 };
 
 }  // namespace ravel::coordinator

@@ -127,7 +127,8 @@ struct JobSpec {
   int64_t virtual_ranks = 0;  // V; 0 = auto, never 0 after admission
   CheckpointSpec checkpoint;
   RestartSpec restart;
-  int64_t detection_ms = 5000;  // T of the failure detector
+  int64_t detection_ms = 5000;           // T of the failure detector
+  int64_t horizon_ms = 6 * 3600 * 1000;  // how long trainers go on without a coordinator
   int64_t log_every = 1;
   // common/trace.h of the steps first..last (as metrics count them), one file per rank in
   // `trace_directory`; 0: none.

@@ -79,11 +79,16 @@ TEST(RendezvousBoardTest, RecordsAreUsedOnceAndOnlyByMembers) {
   RendezvousBoard board;
   board.Reset(2);
   ASSERT_TRUE(board.Add({"world", 0, "a"}).ok());
-  EXPECT_EQ(board.Add({"world", 0, "a"}).status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_FALSE(board.Add({"world", 0, "a"})->has_value()) << "said again after a broken stream";
+  EXPECT_EQ(board.Add({"world", 0, "z"}).status().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(board.Add({"world", 2, "a"}).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(board.Add({"world", -1, "a"}).status().code(), absl::StatusCode::kInvalidArgument);
   ASSERT_TRUE(board.Add({"world", 1, "b"})->has_value());
-  EXPECT_EQ(board.Add({"world", 1, "b"}).status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_FALSE(board.Add({"world", 1, "b"})->has_value());
+  EXPECT_EQ(board.complete().at("world").records, (std::vector<std::string>{"a", "b"}));
+  board.Forget();
+  EXPECT_TRUE(board.complete().empty()) << "secrets are not kept longer than they are needed";
+  EXPECT_FALSE(board.Add({"world", 1, "b"})->has_value());
   board.Reset(2);
   EXPECT_FALSE(board.Add({"world", 1, "b"})->has_value()) << "a new epoch begins empty";
 }

@@ -12,6 +12,7 @@ namespace ravel::coordinator {
 namespace {
 
 using ::testing::Contains;
+using ::testing::Not;
 
 class CoordinatorRestartTest : public ::testing::Test {
  protected:
@@ -34,27 +35,144 @@ class CoordinatorRestartTest : public ::testing::Test {
   FakeWorld world_;
 };
 
-TEST_F(CoordinatorRestartTest, AJobGoesOnFromItsNewestCommit) {
+TEST_F(CoordinatorRestartTest, RunningTrainersAreAdopted) {
   AddNodes(2);
   ASSERT_TRUE(world_.Submit(world_.Spec("job", {1, 2}, 12)).ok());
   world_.TrainSteps(7);
   const JobRecord before = world_.Job("job").record;
+  const size_t launches = world_.launches.size();
   world_.KillCoordinator();
   world_.StartCoordinator();
-  EXPECT_EQ(State("job"), JobState::kRecovering);
-  EXPECT_GT(world_.Job("job").record.epoch, before.epoch);
+  EXPECT_EQ(State("job"), JobState::kRunning);
   EXPECT_EQ(world_.Job("job").progress.step, 7) << "read back from the metrics";
-  // The daemons come back with their old trainers, which must go first.
+  world_.Connect(world_.node("n0"));
+  EXPECT_THAT(world_.EventTypes("job"), Not(Contains("Adopted"))) << "n1 is not back yet";
+  world_.Connect(world_.node("n1"));
+  world_.Advance(100);
+  EXPECT_THAT(world_.EventTypes("job"), Contains("Adopted"));
+  world_.TrainSteps(5);
+  const JobRecord after = world_.Job("job").record;
+  EXPECT_EQ(after.state, JobState::kSucceeded);
+  EXPECT_EQ(after.epoch, before.epoch + 1) << "raised by the end alone";
+  EXPECT_EQ(after.attempt, before.attempt);
+  EXPECT_EQ(after.restarts, 0);
+  EXPECT_EQ(world_.launches.size(), launches) << "no trainer was started again";
+  ExpectWholeHistory(world_, "job", 12);
+}
+
+TEST_F(CoordinatorRestartTest, WhatWasLostWithTheCoordinatorIsAskedForAgain) {
+  AddNodes(2);
+  ASSERT_TRUE(world_.Submit(world_.Spec("job", {1, 2}, 40)).ok());
+  world_.TrainSteps(7);
+  // The order to save is accepted, and lost on its way with the coordinator.
+  world_.lose = [](const FakeNode&, const DownMessage& message) {
+    const auto* command = std::get_if<TrainerCommand>(&message.kind);
+    return command != nullptr && std::holds_alternative<SaveTrainer>(command->frame);
+  };
+  const auto operation = world_.controller().CheckpointNow({"default", "job"}, "save");
+  ASSERT_TRUE(operation.ok());
+  world_.KillCoordinator();
+  world_.lose = nullptr;
+  world_.StartCoordinator();
   world_.Connect(world_.node("n0"));
   world_.Connect(world_.node("n1"));
   world_.Advance(100);
+  world_.TrainSteps(1);
+  const auto done = world_.controller().GetOperation(operation->id);
+  ASSERT_TRUE(done.ok());
+  EXPECT_EQ(done->state, OperationState::kCommitted);
+  EXPECT_EQ(done->step, 8);
+}
+
+TEST_F(CoordinatorRestartTest, AJobThatWasStartingIsAdopted) {
+  AddNodes(2);
+  // Records of communicators are in memory alone: daemons tell them again.
+  world_.lose = [](const FakeNode& node, const DownMessage& message) {
+    const auto* command = std::get_if<TrainerCommand>(&message.kind);
+    return node.id == "n1" && command != nullptr &&
+           std::holds_alternative<CommRecordSet>(command->frame);
+  };
+  ASSERT_TRUE(world_.Submit(world_.Spec("job", {1, 2}, 6)).ok());
+  EXPECT_EQ(State("job"), JobState::kStarting);
+  const int64_t epoch = world_.Job("job").record.epoch;
+  world_.KillCoordinator();
+  world_.lose = nullptr;
+  world_.StartCoordinator();
+  world_.Connect(world_.node("n0"));
+  world_.Connect(world_.node("n1"));
+  world_.Advance(600);
   EXPECT_EQ(State("job"), JobState::kRunning);
-  EXPECT_EQ(world_.Job("job").record.world_size, 2);
-  EXPECT_EQ(world_.launches.back().trainers[0].first_step, 5);
+  EXPECT_EQ(world_.Job("job").record.epoch, epoch);
+  world_.TrainSteps(6);
+  EXPECT_EQ(State("job"), JobState::kSucceeded);
+}
+
+TEST_F(CoordinatorRestartTest, APlanThatThisBuildMakesDifferentlyIsNotAdopted) {
+  AddNodes(2);
+  ASSERT_TRUE(world_.Submit(world_.Spec("job", {1, 2}, 12)).ok());
+  world_.TrainSteps(7);
+  const int64_t epoch = world_.Job("job").record.epoch;
+  world_.KillCoordinator();
+  world_.planner.build = "another build";
+  world_.StartCoordinator();
+  world_.Connect(world_.node("n0"));
+  world_.Connect(world_.node("n1"));
+  world_.Advance(200);
+  EXPECT_EQ(State("job"), JobState::kRunning);
+  EXPECT_GT(world_.Job("job").record.epoch, epoch);
   EXPECT_EQ(world_.Job("job").record.budget.used, 0) << "never blamed on the job";
+  EXPECT_EQ(world_.launches.back().trainers[0].first_step, 5);
   world_.TrainSteps(7);
   EXPECT_EQ(State("job"), JobState::kSucceeded);
   ExpectWholeHistory(world_, "job", 12);
+}
+
+TEST_F(CoordinatorRestartTest, SealsOfTheOutageAreCommitted) {
+  AddNodes(2);
+  ASSERT_TRUE(world_.Submit(world_.Spec("job", {1, 2}, 40)).ok());
+  world_.TrainSteps(7);
+  EXPECT_EQ(world_.Job("job").record.committed_step, 5);
+  world_.KillCoordinator();
+  for (int i = 0; i < 9; ++i) {
+    world_.TrainStep();  // steps 10 and 15 are sealed; nobody hears it
+  }
+  world_.StartCoordinator();
+  world_.Connect(world_.node("n0"));
+  world_.Connect(world_.node("n1"));
+  world_.Advance(100);
+  EXPECT_EQ(world_.Job("job").record.committed_step, 15);
+  EXPECT_EQ(world_.Job("job").progress.step, 16);
+  EXPECT_EQ(world_.Job("job").record.restarts, 0);
+  ExpectWholeHistory(world_, "job", 16);
+}
+
+TEST_F(CoordinatorRestartTest, ANodeThatHasHeardOfAHigherTermIsNotTakenOver) {
+  FakeNode& node = world_.AddNode("n0");
+  world_.Disconnect(node);
+  node.term = world_.controller().term() + 1;
+  world_.Connect(node);
+  EXPECT_TRUE(node.rejected.empty()) << "its trainers go on";
+  EXPECT_EQ(node.stream, 0U);
+}
+
+TEST_F(CoordinatorRestartTest, AnEpochThatTheStateHasNotHeardOfIsGoneBeyond) {
+  AddNodes(2);
+  ASSERT_TRUE(world_.Submit(world_.Spec("job", {1, 2}, 12)).ok());
+  world_.TrainSteps(7);
+  world_.KillCoordinator();
+  for (const char* id : {"n0", "n1"}) {  // as if the state were of an old backup
+    auto trainers = std::exchange(world_.node(id).trainers, {});
+    for (auto& [key, trainer] : trainers) {
+      trainer.epoch += 7;
+      world_.node(id).trainers[{trainer.job_uid, trainer.epoch, trainer.rank}] = trainer;
+    }
+  }
+  world_.StartCoordinator();
+  world_.Connect(world_.node("n0"));
+  world_.Connect(world_.node("n1"));
+  world_.Advance(200);
+  EXPECT_EQ(State("job"), JobState::kRunning);
+  EXPECT_EQ(world_.Job("job").record.epoch, 9);
 }
 
 TEST_F(CoordinatorRestartTest, AMissingNodeIsWaitedForAndThenDoneWithout) {
@@ -65,8 +183,8 @@ TEST_F(CoordinatorRestartTest, AMissingNodeIsWaitedForAndThenDoneWithout) {
   world_.node("n1").trainers.clear();
   world_.StartCoordinator();
   world_.Connect(world_.node("n0"));
-  world_.Advance(1000);
-  EXPECT_EQ(State("job"), JobState::kRecovering) << "n1 may still come";
+  world_.Advance(5000);
+  EXPECT_EQ(world_.Job("job").record.world_size, 2) << "n1 may still come";
   world_.Advance(3000);
   EXPECT_EQ(State("job"), JobState::kRunning);
   EXPECT_EQ(world_.Job("job").record.world_size, 1);

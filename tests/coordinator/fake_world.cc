@@ -10,13 +10,28 @@
 #include "common/check.h"
 
 namespace ravel::coordinator {
+namespace {
+
+// As worker/daemon/trainer_process tells it.
+std::string StateOf(const FakeTrainer& trainer) {
+  return trainer.stopping  ? "stopping"
+         : trainer.running ? "running"
+         : trainer.ready   ? "ready"
+                           : "starting";
+}
+
+TrainerHas HasOf(const FakeTrainer& trainer) {
+  return {trainer.until_step, trainer.sequence, trainer.then_stop, trainer.groups};
+}
+
+}  // namespace
 
 absl::StatusOr<std::shared_ptr<const PlannedWorld>> FakePlanner::Plan(const plan::JobSpec& spec,
                                                                       int64_t ranks,
                                                                       bool shared_memory) {
   RETURN_IF_ERROR(failure);
   auto world = std::make_shared<PlannedWorld>();
-  world->bytes = absl::StrCat(spec.name, " on ", ranks, shared_memory ? " shared" : "");
+  world->bytes = absl::StrCat(spec.name, " on ", ranks, shared_memory ? " shared" : "", build);
   world->digest = world->bytes;
   world->plan.ranks = ranks;
   return std::shared_ptr<const PlannedWorld>(std::move(world));
@@ -154,12 +169,23 @@ void FakeWorld::Connect(FakeNode& node) {
                               trainer.attempt,
                               trainer.rank,
                               trainer.step,
-                              "running",
-                              {}});
+                              StateOf(trainer),
+                              {},
+                              HasOf(trainer)});
   }
   node.stream = ++last_stream_;
   node.alive = true;
+  hello.term = node.term;
   controller_->OnHello(node.stream, hello);
+  Settle();
+  for (UpMessage& message : std::exchange(node.unheard, {})) {
+    SendUp(node, std::move(message));
+  }
+  for (const auto& [key, trainer] : std::map(node.trainers)) {
+    for (const CommRecord& record : trainer.records) {
+      Frame(node, trainer, record);
+    }
+  }
   Settle();
 }
 
@@ -174,12 +200,14 @@ void FakeWorld::Disconnect(FakeNode& node) {
 void FakeWorld::Kill(FakeNode& node) {
   node.alive = false;
   node.trainers.clear();
+  node.unheard.clear();
   Disconnect(node);
   Settle();
 }
 
 void FakeWorld::Restart(FakeNode& node) {
   node.trainers.clear();
+  node.unheard.clear();
   node.incarnation = absl::StrCat("incarnation-", ++incarnations_);
   Disconnect(node);
   Connect(node);
@@ -223,8 +251,15 @@ void FakeWorld::Advance(int64_t ms) {
       }
       BeatMessage beat;
       for (const auto& [key, trainer] : node.trainers) {
-        beat.trainers.push_back(
-            {trainer.job_uid, trainer.rank, trainer.epoch, trainer.step, "training", 0});
+        beat.trainers.push_back({trainer.job_uid,
+                                 trainer.rank,
+                                 trainer.epoch,
+                                 trainer.step,
+                                 "training",
+                                 0,
+                                 {},
+                                 StateOf(trainer),
+                                 HasOf(trainer)});
       }
       controller_->OnUp(node.stream, beat);
     }
@@ -238,7 +273,9 @@ void FakeWorld::Advance(int64_t ms) {
 void FakeWorld::Send(StreamId stream, DownMessage message) {
   for (auto& [id, node] : nodes_) {
     if (node.stream == stream) {
-      node.inbox.push_back(std::move(message));
+      if (!lose || !lose(node, message)) {
+        node.inbox.push_back(std::move(message));
+      }
       return;
     }
   }
@@ -264,6 +301,8 @@ void FakeWorld::Close(StreamId stream) {
 void FakeWorld::SendUp(FakeNode& node, UpMessage message) {
   if (controller_ != nullptr && node.stream != 0) {
     controller_->OnUp(node.stream, message);
+  } else if (node.alive) {
+    node.unheard.push_back(std::move(message));
   }
 }
 
@@ -288,6 +327,7 @@ void FakeWorld::Exit(FakeNode& node,
 }
 
 void FakeWorld::Handle(FakeNode& node, const DownMessage& message) {
+  node.term = std::max(node.term, message.term);
   if (const auto* welcome = std::get_if<Welcome>(&message.kind)) {
     for (const HeldTrainer& held : welcome->stop) {
       HandleStop(node, held.job_uid, held.epoch);
@@ -316,7 +356,12 @@ void FakeWorld::SendReady(FakeNode& node, const FakeTrainer& trainer) {
 
 void FakeWorld::HandleLaunch(FakeNode& node, const Launch& launch) {
   launches.push_back(launch);
+  std::vector<StartTrainer> fresh;
   for (const StartTrainer& start : launch.trainers) {
+    if (node.trainers.contains({launch.job_uid, launch.epoch, start.rank})) {
+      continue;  // the order came twice
+    }
+    fresh.push_back(start);
     FakeTrainer trainer;
     trainer.job_uid = launch.job_uid;
     trainer.job_name = start.job_name;
@@ -328,12 +373,15 @@ void FakeWorld::HandleLaunch(FakeNode& node, const Launch& launch) {
     trainer.save_at_start = start.save_at_start;
     node.trainers[{trainer.job_uid, trainer.epoch, trainer.rank}] = trainer;
   }
-  for (const StartTrainer& start : launch.trainers) {
+  for (const StartTrainer& start : fresh) {
     const FakeTrainer trainer = node.trainers[{launch.job_uid, launch.epoch, start.rank}];
     if (start.world_size == 1) {
+      node.trainers[{launch.job_uid, launch.epoch, start.rank}].ready = true;
       SendReady(node, trainer);
     } else {
-      Frame(node, trainer, CommRecord{"world", start.rank, absl::StrCat("record-", start.rank)});
+      const CommRecord record{"world", start.rank, absl::StrCat("record-", start.rank)};
+      node.trainers[{launch.job_uid, launch.epoch, start.rank}].records.push_back(record);
+      Frame(node, trainer, record);
     }
   }
 }
@@ -347,10 +395,14 @@ void FakeWorld::HandleCommand(FakeNode& node, const TrainerCommand& command) {
     FakeTrainer& trainer = node.trainers[key];
     if (const auto* set = std::get_if<CommRecordSet>(&command.frame)) {
       EXPECT_EQ(static_cast<int64_t>(set->records.size()), trainer.world_size);
-      SendReady(node, FakeTrainer(trainer));
-    } else if (std::holds_alternative<RunTrainer>(command.frame)) {
-      trainer.running = true;
-      if (trainer.save_at_start) {
+      trainer.groups.push_back(set->group);
+      if (!std::exchange(trainer.ready, true)) {
+        SendReady(node, FakeTrainer(trainer));
+      }
+    } else if (const auto* run = std::get_if<RunTrainer>(&command.frame)) {
+      trainer.records.clear();
+      trainer.until_step = std::max(trainer.until_step, run->until_step);
+      if (!std::exchange(trainer.running, true) && trainer.save_at_start) {
         Seal(node, trainer, 1);
       }
     } else if (const auto* save = std::get_if<SaveTrainer>(&command.frame)) {
@@ -435,15 +487,13 @@ void FakeWorld::TrainStep() {
   std::vector<std::pair<std::string, FakeTrainer>> ranks;  // node and trainer
   for (const auto& [id, node] : nodes_) {
     for (const auto& [key, trainer] : node.trainers) {
-      if (!node.frozen && EpochIsComplete(trainer)) {
+      if (!node.frozen && trainer.step < trainer.until_step && EpochIsComplete(trainer)) {
         ranks.emplace_back(id, trainer);
       }
     }
   }
   for (const auto& [id, trainer] : ranks) {
-    const auto job = controller_ == nullptr ? absl::StatusOr<JobView>(absl::UnavailableError(""))
-                                            : controller_->Get({"default", trainer.job_name});
-    StepRank(nodes_.at(id), trainer, job.ok() ? job->record.spec : plan::JobSpec());
+    StepRank(nodes_.at(id), trainer, specs_[trainer.job_name]);
   }
   Settle();
 }
@@ -480,6 +530,7 @@ SubmitDraft FakeWorld::Draft(const plan::JobSpec& spec, const std::string& reque
   draft.record.name = spec.name;
   draft.record.planned = planner.EncodeSpec(spec);
   draft.record.spec = spec;
+  specs_[spec.name] = spec;
   return draft;
 }
 

@@ -52,6 +52,7 @@ class FakePlanner : public Planner {
   absl::StatusOr<plan::JobSpec> DecodeSpec(const std::string& planned) override;
 
   absl::Status failure;
+  std::string build;  // part of every digest
 
  private:
   std::vector<plan::JobSpec> specs_;
@@ -104,6 +105,11 @@ struct FakeTrainer {
   bool then_stop = false;
   bool save_at_start = false;
   bool running = false;
+  int64_t until_step = -1;  // horizon
+  bool ready = false;
+  bool stopping = false;
+  std::vector<std::string> groups;       // whose records were delivered
+  std::vector<CommRecord> records = {};  // of its own, until it is told to train
 };
 
 // One daemon with its trainers. Dies with Kill.
@@ -120,6 +126,9 @@ struct FakeNode {
   std::deque<DownMessage> inbox;
   std::map<std::tuple<std::string, int64_t, int64_t>, FakeTrainer> trainers;
   std::string rejected;
+  int64_t term = 0;  // highest that it has heard
+  // Said while nobody listened: told again on the next stream.
+  std::vector<UpMessage> unheard;
 };
 
 class FakeWorld : public FleetLink {
@@ -173,6 +182,8 @@ class FakeWorld : public FleetLink {
   MemoryJobStore::Disk disk;
   ControllerOptions options;
   std::string folder;
+  // Asked of each message down; true: it is lost on its way.
+  std::function<bool(const FakeNode& node, const DownMessage& message)> lose;
   std::vector<CommitResult> commit_results;  // as trainers of rank 0 saw them
   std::vector<Launch> launches;
   std::map<int64_t, std::vector<StartRemark>> remarks;  // by rank: what a trainer says when ready
@@ -201,6 +212,7 @@ class FakeWorld : public FleetLink {
   std::unique_ptr<LogStore> logs_;
   std::unique_ptr<JobController> controller_;
   std::map<std::string, FakeNode> nodes_;
+  std::map<std::string, plan::JobSpec> specs_;  // by job name: what trainers were told
   StreamId last_stream_ = 0;
   int incarnations_ = 0;
   int requests_ = 0;

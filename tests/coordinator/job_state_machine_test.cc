@@ -79,6 +79,11 @@ constexpr Row kTable[] = {
     {S::kResizing, E::kCoordinatorRestarted, S::kRecovering},
     {S::kRecovering, E::kCoordinatorRestarted, S::kRecovering},
     {S::kFinishing, E::kCoordinatorRestarted, S::kRecovering},
+    {S::kStarting, E::kAdopted, S::kStarting},
+    {S::kRunning, E::kAdopted, S::kRunning},
+    {S::kResizing, E::kAdopted, S::kResizing},
+    {S::kRecovering, E::kAdopted, S::kRecovering},
+    {S::kFinishing, E::kAdopted, S::kFinishing},
 };
 
 TEST(JobStateMachineTest, EveryPairOfStateAndEventHasItsRowOrIsIgnored) {

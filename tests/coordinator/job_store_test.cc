@@ -364,5 +364,19 @@ TEST(LogStoreTest, LinesAreKeptByAttemptAndRankOnceEachWithGapsShown) {
   EXPECT_TRUE(logs.Read("nobody", 0, -1).empty());
 }
 
+TEST(SqliteJobStoreTest, ATermCanBeRaisedAndNeverFalls) {
+  Folder folder;
+  const auto term = [&folder](int64_t least) {
+    auto store = SqliteJobStore::Create(folder.path());
+    EXPECT_TRUE(store.ok()) << store.status();
+    (*store)->RaiseTerm(least);
+    return (*store)->Open()->term;
+  };
+  EXPECT_EQ(term(0), 1);
+  EXPECT_EQ(term(9), 9);
+  EXPECT_EQ(term(9), 10);
+  EXPECT_EQ(term(3), 11);
+}
+
 }  // namespace
 }  // namespace ravel::coordinator

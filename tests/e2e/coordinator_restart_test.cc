@@ -36,8 +36,16 @@ TEST(CoordinatorRestartTest, JobGoesOnWithTheSameBits) {
   job.name = "interrupted";
   ASSERT_EQ(cluster.Submit(job), absl::OkStatus());
   ASSERT_EQ(cluster.WaitForStep(job.name, 12, seconds(60)), absl::OkStatus());
+  const absl::StatusOr<JobView> before = cluster.Get(job.name);
+  ASSERT_TRUE(before.ok()) << before.status();
+  const std::vector<pid_t> trainers = cluster.AllTrainers();
   cluster.KillCoordinator();
   ASSERT_EQ(cluster.RestartCoordinator(), absl::OkStatus());
+  ASSERT_EQ(cluster.WaitForStep(job.name, 40, seconds(60)), absl::OkStatus());
+  const absl::StatusOr<JobView> after = cluster.Get(job.name);
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ(after->epoch, before->epoch) << "the trainers were taken over, not started again";
+  EXPECT_EQ(cluster.AllTrainers(), trainers);
 
   ASSERT_EQ(cluster.WaitForSuccess(job.name, seconds(60)), absl::OkStatus());
   const absl::StatusOr<std::vector<StepRow>> history = cluster.Metrics(job.name);

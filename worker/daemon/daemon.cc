@@ -27,6 +27,7 @@ constexpr size_t kMaxSeals = 4096;
 constexpr milliseconds kStopGrace{2000};
 constexpr milliseconds kDrainPoll{50};
 constexpr milliseconds kFlushLimit{1000};
+constexpr milliseconds kUnattendedLook{100};
 
 void FillIdentity(const TrainerIdentity& identity, auto& message) {
   message.set_job_uid(identity.job_uid);
@@ -50,6 +51,7 @@ struct Daemon::Loop {
   asio::executor_work_guard<asio::io_context::executor_type> work = asio::make_work_guard(context);
   asio::signal_set signals{context};
   asio::steady_timer drain{context};
+  asio::steady_timer unattended{context};
 };
 
 Daemon::Daemon(DaemonOptions options)
@@ -86,6 +88,7 @@ int Daemon::Run() {
     }
   });
   fleet_->Start();
+  SaveUnattended();
   loop_->context.run();
   return exit_code_;
 }
@@ -140,6 +143,18 @@ v1::Hello Daemon::MakeHello() const {
     FillIdentity(identity, entry);
     entry.set_step(trainer->progress().step);
     entry.set_state(trainer->progress().state);
+    *entry.mutable_has() = trainer->progress().has;
+  }
+  for (const auto& [key, identity] : launching_) {
+    v1::HeldTrainer& entry = held[key];
+    FillIdentity(identity, entry);
+    entry.set_state("launching");
+    entry.mutable_has()->set_until_step(-1);
+  }
+  for (const v1::TrainerExited& exited : fleet_->UnacknowledgedExits()) {
+    v1::HeldTrainer& entry = held[{exited.job_uid(), exited.epoch(), exited.rank()}];
+    FillIdentity({exited.job_uid(), exited.epoch(), exited.attempt(), exited.rank()}, entry);
+    entry.set_state("ended");
   }
   for (const KeptSeal& kept : seals_) {
     v1::HeldTrainer& entry = held[{kept.identity.job_uid, kept.identity.epoch, kept.identity.rank}];
@@ -163,6 +178,19 @@ std::vector<v1::TrainerBeat> Daemon::MakeBeat() const {
     beat.set_rank(trainer->identity().rank);
     beat.set_epoch(trainer->identity().epoch);
     *beat.mutable_progress() = trainer->progress().progress;
+    beat.set_state(trainer->progress().state);
+    *beat.mutable_has() = trainer->progress().has;
+    if (beat.has().until_step() >= 0) {
+      beat.mutable_has()->clear_groups();
+    }
+  }
+  for (const auto& [key, identity] : launching_) {
+    v1::TrainerBeat& beat = beats.emplace_back();
+    beat.set_job_uid(identity.job_uid);
+    beat.set_rank(identity.rank);
+    beat.set_epoch(identity.epoch);
+    beat.set_state("launching");
+    beat.mutable_has()->set_until_step(-1);
   }
   return beats;
 }
@@ -181,6 +209,43 @@ void Daemon::OnWelcome(const v1::Welcome& welcome) {
       return kept.identity.job_uid == held.job_uid() && kept.identity.epoch <= held.epoch();
     });
   }
+  RepeatRecords();
+}
+
+void Daemon::RepeatRecords() {
+  for (const auto& [key, records] : records_) {
+    for (const v1::Up& record : records) {
+      fleet_->SendControl(record);
+    }
+  }
+}
+
+void Daemon::SaveUnattended() {
+  const auto now = std::chrono::steady_clock::now();
+  for (const TrainerProcess* trainer : supervisor_->trainers()) {
+    const TrainerProgressState& progress = trainer->progress();
+    const bool due = progress.save_every_ms > 0 && progress.state == "running" &&
+                     now - progress.saved >= milliseconds(progress.save_every_ms);
+    if (fleet_->connected() || trainer->identity().rank != 0 || !due) {
+      continue;
+    }
+    const TrainerIdentity& identity = trainer->identity();
+    v1::TrainerDown down;
+    down.mutable_save()->set_epoch(identity.epoch);
+    down.mutable_save()->set_sequence(progress.has.save_sequence() + 1);
+    const absl::Status asked =
+        supervisor_->Send(identity.job_uid, identity.epoch, identity.rank, down);
+    log::Info(absl::StrCat(IdentityText(identity),
+                           ": asked to save, without a coordinator",
+                           asked.ok() ? "" : ": ",
+                           asked.message()));
+  }
+  loop_->unattended.expires_after(kUnattendedLook);
+  loop_->unattended.async_wait([this](boost::system::error_code error) {
+    if (!error) {
+      SaveUnattended();
+    }
+  });
 }
 
 void Daemon::OnCommand(const v1::Down& down) {
@@ -213,11 +278,24 @@ void Daemon::OnLaunch(int64_t command_id, const v1::Launch& launch) {
     LaunchWithPlan(command_id, launch, known->second);
     return;
   }
+  std::vector<RankKey> keys;
+  for (const v1::StartTrainer& start : launch.trainers()) {
+    keys.emplace_back(launch.job_uid(), launch.epoch(), start.rank());
+    launching_[keys.back()] = {launch.job_uid(), launch.epoch(), launch.attempt(), start.rank()};
+  }
   v1::FetchPlanRequest request;
   request.set_job_uid(launch.job_uid());
   request.set_epoch(launch.epoch());
   request.set_digest(launch.plan_digest());
-  fleet_->FetchPlan(request, [this, command_id, launch](absl::StatusOr<std::string> plan) {
+  fleet_->FetchPlan(request, [this, command_id, launch, keys](absl::StatusOr<std::string> plan) {
+    for (const RankKey& key : keys) {
+      launching_.erase(key);
+    }
+    if (absl::IsUnavailable(plan.status()) || absl::IsCancelled(plan.status())) {
+      // The stream broke: the coordinator sees that nothing was launched, and says it again.
+      log::Warning(plan.status().ToString());
+      return;
+    }
     if (!plan.ok()) {
       log::Warning(plan.status().ToString());
       fleet_->SendResult(command_id, plan.status());
@@ -258,6 +336,12 @@ absl::Status Daemon::OnTrainerCommand(const v1::TrainerCommand& command) {
   if (command.frame().has_commit()) {
     DropSeals(command.job_uid(), command.frame().commit().step());
   }
+  if (command.frame().has_run()) {
+    std::erase_if(records_, [&command](const auto& records) {
+      return std::get<0>(records.first) == command.job_uid() &&
+             std::get<1>(records.first) == command.epoch();
+    });
+  }
   return supervisor_->Send(command.job_uid(), command.epoch(), command.rank(), command.frame());
 }
 
@@ -273,10 +357,14 @@ void Daemon::OnFrame(const TrainerIdentity& identity, v1::TrainerUp frame) {
   v1::Up up;
   FillIdentity(identity, *up.mutable_trainer());
   *up.mutable_trainer()->mutable_frame() = std::move(frame);
+  if (up.trainer().frame().has_comm_record()) {
+    records_[{identity.job_uid, identity.epoch, identity.rank}].push_back(up);
+  }
   fleet_->SendControl(std::move(up));
 }
 
 void Daemon::OnExited(const ExitReport& report) {
+  records_.erase({report.identity.job_uid, report.identity.epoch, report.identity.rank});
   v1::Up up;
   v1::TrainerExited& exited = *up.mutable_exited();
   FillIdentity(report.identity, exited);

@@ -67,6 +67,11 @@ class Daemon {
   void OnLaunch(int64_t command_id, const v1::Launch& launch);
   void LaunchWithPlan(int64_t command_id, const v1::Launch& launch, const std::string& plan);
   absl::Status OnTrainerCommand(const v1::TrainerCommand& command);
+  // Communicator records of trainers that have not been told to train are told again: a coordinator
+  // that was started anew knows of none, and another node may lack the set.
+  void RepeatRecords();
+  // While there is no coordinator, saves by time go on: rank 0 asks, its peers agree.
+  void SaveUnattended();
   void OnFrame(const TrainerIdentity& identity, v1::TrainerUp frame);
   void OnExited(const ExitReport& report);
   void OnLog(const TrainerIdentity& identity, LogLines lines);
@@ -83,7 +88,9 @@ class Daemon {
   std::unique_ptr<Loop> loop_;
   std::unique_ptr<FleetClient> fleet_;
   std::unique_ptr<Supervisor> supervisor_;
-  std::map<std::string, std::string> plans_;  // by digest; at most kMaxPlans
+  std::map<std::string, std::string> plans_;        // by digest; at most kMaxPlans
+  std::map<RankKey, TrainerIdentity> launching_;    // their plan is being fetched
+  std::map<RankKey, std::vector<v1::Up>> records_;  // until told to train
   std::vector<KeptSeal> seals_;
   bool stopping_ = false;
   bool flushing_ = false;

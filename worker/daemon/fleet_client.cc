@@ -86,6 +86,7 @@ void FleetClient::Connect() {
   v1::Up up;
   *up.mutable_hello() = callbacks_.hello();
   up.mutable_hello()->set_cluster_id(cluster_id_);
+  up.mutable_hello()->set_term(term_);
   stream_->Send(up, FleetStream::Kind::kControl);
   BeatLater();  // also judges a coordinator that does not answer
 }
@@ -243,6 +244,16 @@ void FleetClient::DropStepReports() {
   }
   unacknowledged_ = std::move(kept);
   log::Warning(absl::StrCat(dropped_reports_, " step reports dropped: no coordinator takes them"));
+}
+
+std::vector<v1::TrainerExited> FleetClient::UnacknowledgedExits() const {
+  std::vector<v1::TrainerExited> exits;
+  for (const Unacknowledged& kept : unacknowledged_) {
+    if (kept.message.has_exited()) {
+      exits.push_back(kept.message.exited());
+    }
+  }
+  return exits;
 }
 
 void FleetClient::SendLossy(const v1::Up& message) {

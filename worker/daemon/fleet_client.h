@@ -57,6 +57,8 @@ class FleetClient {
   void Flush(std::chrono::milliseconds limit, std::function<void()> done);
 
   bool connected() const { return welcomed_; }
+  // Ends of trainers that the coordinator has not acknowledged: told again on the next stream.
+  std::vector<v1::TrainerExited> UnacknowledgedExits() const;
   const std::string& cluster_id() const { return cluster_id_; }
 
  private:

@@ -60,15 +60,6 @@ absl::Status Supervisor::CheckLaunch(const LaunchOrder& order) const {
       return absl::InvalidArgumentError(absl::StrCat(
           "launch of job ", order.job_uid, ": rank ", start.rank(), " is of another job or epoch"));
     }
-    if (trainers_.count({order.job_uid, order.epoch, start.rank()}) != 0) {
-      return absl::AlreadyExistsError(absl::StrCat("launch of job ",
-                                                   order.job_uid,
-                                                   ", epoch ",
-                                                   order.epoch,
-                                                   ": rank ",
-                                                   start.rank(),
-                                                   " runs already"));
-    }
   }
   return absl::OkStatus();
 }
@@ -86,15 +77,25 @@ absl::Status Supervisor::Launch(const LaunchOrder& order) {
   if (jobs_.size() >= kMaxJobs && jobs_.count(order.job_uid) == 0) {
     jobs_.erase(jobs_.begin());
   }
-  jobs_[order.job_uid].newest = order.epoch;
+  JobEpochs& job = jobs_[order.job_uid];
+  if (job.newest != order.epoch) {
+    job.newest = order.epoch;
+    job.started.clear();
+  }
   KillOlder(order.job_uid, order.epoch);
-  for (size_t i = 0; i < order.trainers.size(); ++i) {
-    const absl::Status started = StartOne(order.trainers[i]);
-    if (!started.ok()) {
-      for (size_t j = 0; j < i; ++j) {  // destroyed, not stopped: nobody was told that they exist
-        trainers_.erase({order.job_uid, order.epoch, order.trainers[j].rank()});
+  std::vector<int64_t> started;
+  for (const v1::StartTrainer& start : order.trainers) {
+    if (!job.started.insert(start.rank()).second) {
+      continue;
+    }
+    started.push_back(start.rank());
+    const absl::Status status = StartOne(start);
+    if (!status.ok()) {
+      for (const int64_t rank : started) {  // destroyed, not stopped: nobody knows of them yet
+        trainers_.erase({order.job_uid, order.epoch, rank});
+        job.started.erase(rank);
       }
-      return Annotate(started, absl::StrCat("starting rank ", order.trainers[i].rank()));
+      return Annotate(status, absl::StrCat("starting rank ", start.rank()));
     }
   }
   return absl::OkStatus();
@@ -184,7 +185,10 @@ absl::Status Supervisor::Stop(const std::string& job_uid,
     return absl::FailedPreconditionError(absl::StrCat(
         "stop of job ", job_uid, ": epoch ", epoch, " is over here, the newest is ", job.newest));
   }
-  job.newest = epoch;
+  if (job.newest != epoch) {
+    job.newest = epoch;
+    job.started.clear();
+  }
   job.over = std::max(job.over, epoch);
   return absl::OkStatus();
 }

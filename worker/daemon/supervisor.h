@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -47,8 +48,9 @@ class Supervisor {
   // first frame.
   void SetSilenceLimit(std::chrono::milliseconds limit);
 
-  // Starts all ranks or none. FailedPrecondition for an epoch that is over here, AlreadyExists for
-  // a rank that runs. Trainers of the job's older epochs are killed first.
+  // Starts all ranks or none. FailedPrecondition for an epoch that is over here. A rank that was
+  // started in this epoch before, whether it runs or has ended, is left as it is: an order may come
+  // twice. Trainers of the job's older epochs are killed first.
   absl::Status Launch(const LaunchOrder& order);
   // To one rank, or with -1 to all ranks of the job's epoch. NotFound when there is none;
   // FailedPrecondition when the epoch is not the job's present one here.
@@ -70,8 +72,9 @@ class Supervisor {
  private:
   using Key = std::tuple<std::string, int64_t, int64_t>;  // job, epoch, rank
   struct JobEpochs {
-    int64_t newest = 0;  // highest epoch seen
-    int64_t over = -1;   // launches up to this epoch are refused
+    int64_t newest = 0;              // highest epoch seen
+    int64_t over = -1;               // launches up to this epoch are refused
+    std::set<int64_t> started = {};  // ranks of the newest epoch
   };
 
   absl::Status CheckLaunch(const LaunchOrder& order) const;

@@ -1,5 +1,6 @@
 #include "worker/daemon/trainer_process.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -88,12 +89,15 @@ class TrainerProcess::Child : public std::enable_shared_from_this<Child> {
       return absl::UnavailableError(
           absl::StrCat(IdentityText(identity_), ": the trainer has ended"));
     }
-    return Annotate(link_->Send(frame), IdentityText(identity_));
+    RETURN_IF_ERROR(Annotate(link_->Send(frame), IdentityText(identity_)));
+    NoteTold(frame);
+    return absl::OkStatus();
   }
 
   void Stop(const std::string& reason, std::chrono::milliseconds grace) {
     if (!stopping_) {
       stopping_ = true;
+      progress_.state = "stopping";
       v1::TrainerDown stop;
       stop.mutable_stop()->set_reason(reason);
       Send(stop).IgnoreError();  // a trainer that cannot hear it is killed below
@@ -127,6 +131,28 @@ class TrainerProcess::Child : public std::enable_shared_from_this<Child> {
   pid_t pid() const { return process_.pid; }
 
  private:
+  // The socketpair keeps what was sent, so what was sent is what the trainer has.
+  void NoteTold(const v1::TrainerDown& frame) {
+    v1::TrainerHas& has = progress_.has;
+    if (frame.has_run()) {
+      if (has.until_step() < 0) {
+        progress_.saved = steady_clock::now();
+        progress_.state = stopping_ ? progress_.state : "running";
+      }
+      has.set_until_step(std::max(has.until_step(), frame.run().until_step()));
+      progress_.save_every_ms = frame.run().save_every_ms();
+    } else if (frame.has_save()) {
+      has.set_save_sequence(std::max(has.save_sequence(), frame.save().sequence()));
+      has.set_then_stop(has.then_stop() || frame.save().then_stop());
+      progress_.saved = steady_clock::now();
+    } else if (frame.has_comm_records()) {
+      const std::string& group = frame.comm_records().group();
+      if (std::find(has.groups().begin(), has.groups().end(), group) == has.groups().end()) {
+        has.add_groups(group);
+      }
+    }
+  }
+
   struct Forced {
     std::string reason;
     std::string message;
@@ -168,12 +194,17 @@ class TrainerProcess::Child : public std::enable_shared_from_this<Child> {
         progress_.step = frame.progress().step();
         break;
       case v1::TrainerUp::kReady:
-        progress_.state = "ready";
+        progress_.state = stopping_ ? progress_.state : "ready";
         progress_.step = frame.ready().step();
         break;
       case v1::TrainerUp::kStep:
-        progress_.state = "running";
         progress_.step = frame.step().step();
+        break;
+      case v1::TrainerUp::kSaveStarted:
+        progress_.saved = steady_clock::now();
+        break;
+      case v1::TrainerUp::kDone:
+        progress_.state = stopping_ ? progress_.state : "done";
         break;
       case v1::TrainerUp::kFailed:
         failed_ = frame.failed();

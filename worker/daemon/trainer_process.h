@@ -35,9 +35,14 @@ struct ExitReport {
 };
 
 struct TrainerProgressState {
+  TrainerProgressState() { has.set_until_step(-1); }
   int64_t step = 0;
-  std::string state = "starting";  // starting, ready, running, exited
+  std::string state = "starting";  // starting, ready, running, done, stopping, exited
   v1::TrainerProgress progress;
+  v1::TrainerHas has;         // what it has been told: the coordinator sends what is missing
+  int64_t save_every_ms = 0;  // of the newest RunTrainer
+  // When it was told to train, was asked to save or began its newest save.
+  std::chrono::steady_clock::time_point saved;
 };
 
 class TrainerProcess {

@@ -219,7 +219,8 @@ TEST_F(DaemonTest, StaleEpochsAreRefused) {
   StartAll();
   LaunchReady("echo", 5, 1);
   EXPECT_THAT(Refusal(MakeLaunch("echo", 4, 1, "the plan")), HasSubstr("epoch 4 is over"));
-  EXPECT_THAT(Refusal(MakeLaunch("echo", 5, 1, "the plan")), HasSubstr("runs already"));
+  Launch("echo", 5, 1);
+  EXPECT_EQ(fleet_->Count(Frame(v1::TrainerUp::kReady, 0)), 1) << "the order came twice";
   v1::Down run = MakeCommand(4, -1);
   run.mutable_trainer()->mutable_frame()->mutable_run()->set_until_step(1);
   EXPECT_THAT(Refusal(run), HasSubstr("epoch 4 is over"));
@@ -302,6 +303,8 @@ TEST_F(DaemonTest, ReconnectResendsWhatWasNotAcknowledged) {
   EXPECT_EQ(again.trainers(0).state(), "ready");
   ASSERT_EQ(again.trainers(0).unacknowledged_seals_size(), 1);
   EXPECT_EQ(again.trainers(0).unacknowledged_seals(0).step(), 12);
+  EXPECT_EQ(again.trainers(0).has().save_sequence(), 12);
+  EXPECT_EQ(again.trainers(0).has().until_step(), -1) << "it was never told to train";
   fleet_->WaitFor(Frame(v1::TrainerUp::kSeal, 0), 1);
   fleet_->WaitFor(Frame(v1::TrainerUp::kReady, 0), 1);
 
@@ -326,6 +329,10 @@ TEST_F(DaemonTest, ReconnectResendsWhatWasNotAcknowledged) {
 TEST_F(DaemonTest, TrainersLiveThroughACoordinatorRestartAndOldTermsAreNotObeyed) {
   StartAll({.term = 3});
   LaunchReady("echo", 1, 1);
+  v1::Down run = MakeCommand(1, 0);
+  run.mutable_trainer()->mutable_frame()->mutable_run()->set_until_step(1000);
+  run.mutable_trainer()->mutable_frame()->mutable_run()->set_save_every_ms(1);
+  EXPECT_TRUE(fleet_->WaitFor(Result(fleet_->Send(run))).result().ok());
   const int port = fleet_->port();
   fleet_.reset();
   ASSERT_EQ(testing::ChildrenOf(getpid()).size(), 1u);
@@ -337,7 +344,11 @@ TEST_F(DaemonTest, TrainersLiveThroughACoordinatorRestartAndOldTermsAreNotObeyed
   fleet_ = FakeFleet::Start({.term = 4, .port = port});
   const v1::Hello hello = fleet_->WaitFor(IsHello).hello();
   ASSERT_EQ(hello.trainers_size(), 1);
+  EXPECT_EQ(hello.term(), 3);
   EXPECT_EQ(hello.trainers(0).epoch(), 1);
+  EXPECT_EQ(hello.trainers(0).has().until_step(), 1000);
+  EXPECT_GE(hello.trainers(0).has().save_sequence(), 1) << "nobody else asks for timed saves";
+  EXPECT_GE(hello.trainers(0).unacknowledged_seals_size(), 1);
   fleet_->WaitFor([](const v1::Up& up) { return up.has_beat(); });
   EXPECT_EQ(testing::ChildrenOf(getpid()).size(), 1u);
 }

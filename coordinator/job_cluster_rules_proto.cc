@@ -249,12 +249,12 @@ void JobRules::CheckResume() {
 
 void JobRules::CheckRestart() {
   v1::RestartSpec& restart = *job().mutable_restart();
-  restart.set_max_failures(restart.has_max_failures() ? restart.max_failures() : 10);
-  restart.set_max_per_day(restart.has_max_per_day() ? restart.max_per_day() : 50);
-  restart.set_max_no_progress(restart.has_max_no_progress() ? restart.max_no_progress() : 3);
-  AtLeast("spec.restart.maxFailures", restart.max_failures(), 0);
-  AtLeast("spec.restart.maxPerDay", restart.max_per_day(), 0);
-  AtLeast("spec.restart.maxNoProgress", restart.max_no_progress(), 0);
+  restart.set_max_failures(restart.has_max_failures() ? restart.max_failures() : -1);
+  restart.set_max_per_day(restart.has_max_per_day() ? restart.max_per_day() : -1);
+  restart.set_max_no_progress(restart.has_max_no_progress() ? restart.max_no_progress() : -1);
+  AtLeast("spec.restart.maxFailures", restart.max_failures(), -1);
+  AtLeast("spec.restart.maxPerDay", restart.max_per_day(), -1);
+  AtLeast("spec.restart.maxNoProgress", restart.max_no_progress(), -1);
   plan::RestartSpec& out = spec().restart;
   out.max_failures = restart.max_failures();
   out.max_per_day = restart.max_per_day();

@@ -63,6 +63,23 @@ std::string WhyNoGpu(const std::map<std::string, NodeRecord>& nodes) {
   return text + ")";
 }
 
+// Whether the job has room without that node, on devices that others may hold just now.
+bool FitsWithout(const std::string& node_id,
+                 const plan::JobSpec& spec,
+                 const std::map<std::string, NodeRecord>& nodes) {
+  int64_t devices = 0;
+  for (const auto& [id, node] : nodes) {
+    if (id == node_id || node.state != NodeState::kReady) {
+      continue;
+    }
+    devices += std::count_if(
+        node.facts.devices.begin(), node.facts.devices.end(), [&spec](const DeviceFacts& device) {
+          return (device.kind == "cpu") == spec.cpu_devices;
+        });
+  }
+  return ChooseSize(spec, devices) > 0;
+}
+
 }  // namespace
 
 void JobController::Reconcile(Entry& entry) {
@@ -83,6 +100,7 @@ void JobController::Reconcile(Entry& entry) {
     }
     JobEvent event = MakeEvent(JobEventKind::kQuiesced);
     event.cause = entry.run.failure.value_or(FailureCause{"CommError", "", "", -1, -1});
+    event.cause.elsewhere = FitsWithout(event.cause.node, record.spec, membership_.nodes());
     const std::string uid = record.uid;
     Do(entry, Step{std::move(event), {}, [this, uid] {
                      Entry* done = FindEntry(uid);

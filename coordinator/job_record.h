@@ -42,10 +42,14 @@ bool HoldsDevices(JobState state);
 
 // Restart budget (service.md section 6). Durable.
 struct BudgetState {
-  int64_t used = 0;         // charged failures since the commit of the last new highest step
-  int64_t no_progress = 0;  // charged failures in a row without a higher commit
+  int64_t used = 0;  // charged failures since progress: a new highest commit, or a step further
+  int64_t no_progress = 0;                // charged failures in a row without a higher commit
+  int64_t user_failures = 0;              // those of them that the job itself causes
+  int64_t waits = 0;                      // failures in a row that are not charged but wait
+  int64_t furthest_step = -1;             // trained by any attempt
   std::vector<int64_t> failure_times_ms;  // wall times of charged failures of the last 24 h
-  std::string last_reason;  // of the last charged failure, with the step it happened at
+  std::string last_reason;                // of the last charged failure, with node and step
+  std::string last_node;
   int64_t last_step = -1;
   bool operator==(const BudgetState&) const = default;
 };

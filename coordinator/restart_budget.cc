@@ -1,14 +1,19 @@
 #include "coordinator/restart_budget.h"
 
 #include <algorithm>
-#include <iterator>
-
-#include <absl/strings/str_cat.h>
+#include <cstddef>
+#include <vector>
 
 namespace ravel::coordinator {
 namespace {
 
 constexpr int64_t kDayMs = 24LL * 3600 * 1000;
+constexpr int64_t kShortestWaitMs = 100;
+constexpr int64_t kLongestWaitMs = 60 * 1000;  // for what is not charged
+constexpr int64_t kMostTimes = 1000;           // of failures within a day that are kept
+// Failures of the job's own making in a row without a higher commit, unless the job file says
+// another number.
+constexpr int64_t kUserFailuresWithoutProgress = 3;
 
 uint64_t HashOf(std::string_view uid, int64_t attempt) {  // FNV-1a: the same on every machine
   uint64_t hash = 14695981039346656037ULL;
@@ -22,95 +27,103 @@ uint64_t HashOf(std::string_view uid, int64_t attempt) {  // FNV-1a: the same on
   return hash;
 }
 
-int64_t Backoff(const plan::RestartSpec& limits,
-                int64_t used,
+// The wait that doubles `doublings` times, from restart.backoff up to `longest_ms`.
+int64_t Doubled(const plan::RestartSpec& limits,
+                int64_t doublings,
+                int64_t longest_ms,
                 std::string_view uid,
                 int64_t attempt) {
-  if (used <= 1) {
-    return 0;
-  }
-  const int64_t doublings = std::min<int64_t>(used - 2, 30);
-  const int64_t base = std::min(limits.max_backoff_ms, limits.backoff_ms << doublings);
+  // A job file may ask for no wait at all: something that fails at once is still not tried in a
+  // busy loop.
+  const int64_t first = std::max(limits.backoff_ms, kShortestWaitMs);
+  const int64_t base = std::min(longest_ms, first << std::min<int64_t>(doublings, 30));
   const int64_t jitter = base / 10;
   return jitter == 0
              ? base
              : base - static_cast<int64_t>(HashOf(uid, attempt) % static_cast<uint64_t>(jitter));
 }
 
-// Trying again cannot help: the same input fails the same way.
-bool FailsAtOnce(const BudgetState& before, const FailureCause& cause) {
-  if (cause.reason == "DataError") {
+// The wait of a failure that is not charged: what is missing comes back by itself, or another node
+// takes the job.
+int64_t UnchargedWait(const plan::RestartSpec& limits,
+                      const FailureReason& reason,
+                      int64_t waits,
+                      std::string_view uid,
+                      int64_t attempt) {
+  const int64_t doublings = reason.answer == FailureAnswer::kWait ? waits - 1 : waits - 2;
+  const int64_t longest =
+      std::min(std::max(limits.max_backoff_ms, kShortestWaitMs), kLongestWaitMs);
+  return doublings < 0 ? 0 : Doubled(limits, doublings, longest, uid, attempt);
+}
+
+// Trying again cannot help: the same input fails the same way wherever it is tried.
+bool FailsAnywhere(const BudgetState& before,
+                   const FailureCause& cause,
+                   const FailureReason& reason) {
+  if (reason.answer == FailureAnswer::kFail) {
     return true;
   }
-  const bool again = before.last_reason == cause.reason && before.last_step == cause.step;
-  return again && (ClassOf(cause.reason) == FailureClass::kUser || cause.reason == "PlanRejected");
+  if (before.last_reason != cause.reason) {
+    return false;
+  }
+  switch (reason.repeats) {
+    case RepeatRule::kSameStep:
+      return before.last_step == cause.step;
+    case RepeatRule::kElsewhere:
+      return before.last_node != cause.node || !cause.elsewhere;
+    case RepeatRule::kNever:
+      break;
+  }
+  return false;
+}
+
+bool OverLimit(int64_t count, int64_t limit) {
+  return limit >= 0 && count > limit;
+}
+
+bool WithoutProgress(const plan::RestartSpec& limits, const BudgetState& budget) {
+  if (limits.max_no_progress >= 0) {
+    return limits.max_no_progress > 0 && budget.no_progress >= limits.max_no_progress;
+  }
+  return budget.user_failures >= kUserFailuresWithoutProgress;
+}
+
+// Steps beyond all that were trained before are progress, though only a commit keeps them.
+void CountSteps(BudgetState& budget, int64_t step) {
+  if (step > budget.furthest_step) {
+    budget.furthest_step = step;
+    budget.used = 0;
+    budget.waits = 0;
+  }
+}
+
+void KeepTime(const plan::RestartSpec& limits, std::vector<int64_t>& times, int64_t now_ms) {
+  std::erase_if(times, [now_ms](int64_t time) { return time <= now_ms - kDayMs; });
+  times.push_back(now_ms);
+  const size_t most = static_cast<size_t>(std::max(limits.max_per_day + 1, kMostTimes));
+  if (times.size() > most) {
+    times.erase(times.begin(), times.end() - static_cast<std::ptrdiff_t>(most));
+  }
 }
 
 }  // namespace
 
 std::string ExitReason(int32_t exit_code, int32_t signal) {
-  if (signal != 0) {
-    return "ProcessCrash";
-  }
-  switch (exit_code) {
-    case 10:
-      return "Stopped";
-    case 11:
-      return "CommError";
-    case 12:
-      return "DeviceError";
-    case 13:
-      return "DataError";
-    case 14:
-      return "NonFinitePersistent";
-    case 15:
-      return "HostOutOfMemory";
-    case 16:
-      return "PlanRejected";
-    case 17:
-      return "StoreUnavailable";
-    default:
-      return "ProcessCrash";
-  }
+  const std::string_view reason = ReasonOfExit(exit_code, signal);
+  // Exit code 0 of one that was not done is a crash like another.
+  return std::string(reason == "Done" ? "ProcessCrash" : reason);
 }
 
 FailureClass ClassOf(std::string_view reason) {
-  static constexpr std::string_view kUserReasons[] = {"DataError",
-                                                      "UserExit",
-                                                      "NonFinitePersistent",
-                                                      "MaxRunTime",
-                                                      "HostOutOfMemory",
-                                                      "PlanRejected"};
-  static constexpr std::string_view kControlReasons[] = {"CoordinatorRestart",
-                                                         "StoreUnavailable",
-                                                         "StoreFull",
-                                                         "VersionSkew",
-                                                         "ResizeRequested",
-                                                         "NodeDrain",
-                                                         "BelowMinimum"};
-  if (std::find(std::begin(kUserReasons), std::end(kUserReasons), reason) !=
-      std::end(kUserReasons)) {
-    return FailureClass::kUser;
-  }
-  const bool control = std::find(std::begin(kControlReasons), std::end(kControlReasons), reason) !=
-                       std::end(kControlReasons);
-  return control ? FailureClass::kControl : FailureClass::kInfrastructure;
+  return FindFailureReason(reason).kind;
 }
 
 bool IsCharged(std::string_view reason) {
-  // A store that fails is charged all the same: without it the job would restart for ever.
-  return reason != "CoordinatorRestart" && reason != "ResizeRequested" && reason != "NodeDrain" &&
-         reason != "BelowMinimum";
+  return FindFailureReason(reason).charged;
 }
 
 int CauseWeight(std::string_view reason) {
-  if (reason == "Stopped") {
-    return 0;
-  }
-  if (reason == "CommError") {
-    return 1;
-  }
-  return ClassOf(reason) == FailureClass::kUser ? 3 : 2;
+  return FindFailureReason(reason).weight;
 }
 
 BudgetVerdict Charge(const plan::RestartSpec& limits,
@@ -121,35 +134,49 @@ BudgetVerdict Charge(const plan::RestartSpec& limits,
                      int64_t now_ms) {
   BudgetVerdict verdict;
   verdict.next = budget;
-  if (!IsCharged(cause.reason)) {
+  BudgetState& next = verdict.next;
+  const FailureReason& reason = FindFailureReason(cause.reason);
+  CountSteps(next, cause.step);
+  if (!reason.charged) {
+    const bool waits =
+        reason.answer == FailureAnswer::kWait || reason.answer == FailureAnswer::kAvoidNode;
+    if (waits) {
+      next.waits += 1;
+      verdict.backoff_ms = UnchargedWait(limits, reason, next.waits, uid, attempt);
+    }
     return verdict;
   }
-  BudgetState& next = verdict.next;
   next.used += 1;
   next.no_progress += 1;
-  std::erase_if(next.failure_times_ms, [now_ms](int64_t time) { return time <= now_ms - kDayMs; });
-  next.failure_times_ms.push_back(now_ms);
+  next.waits = 0;
+  next.user_failures += reason.repeats == RepeatRule::kSameStep ? 1 : 0;
+  KeepTime(limits, next.failure_times_ms, now_ms);
   next.last_reason = cause.reason;
   next.last_step = cause.step;
-  verdict.backoff_ms = Backoff(limits, next.used, uid, attempt);
-  if (FailsAtOnce(budget, cause)) {
-    verdict.fail = true;
+  next.last_node = cause.node;
+  if (next.used > 1) {
+    const int64_t longest = std::max(limits.max_backoff_ms, kShortestWaitMs);
+    verdict.backoff_ms = Doubled(limits, next.used - 2, longest, uid, attempt);
+  }
+  if (FailsAnywhere(budget, cause, reason)) {
     verdict.final_reason = cause.reason;
-  } else if (next.used > limits.max_failures ||
-             static_cast<int64_t>(next.failure_times_ms.size()) > limits.max_per_day) {
-    verdict.fail = true;
+  } else if (OverLimit(next.used, limits.max_failures) ||
+             OverLimit(static_cast<int64_t>(next.failure_times_ms.size()), limits.max_per_day)) {
     verdict.final_reason = "BudgetExhausted";
-  } else if (limits.max_no_progress > 0 && next.no_progress >= limits.max_no_progress) {
-    verdict.fail = true;
+  } else if (WithoutProgress(limits, next)) {
     verdict.final_reason = "NoProgress";
   }
+  verdict.fail = !verdict.final_reason.empty();
   return verdict;
 }
 
 BudgetState Refill(BudgetState budget) {
   budget.used = 0;
   budget.no_progress = 0;
+  budget.user_failures = 0;
+  budget.waits = 0;
   budget.last_reason.clear();
+  budget.last_node.clear();
   budget.last_step = -1;
   return budget;
 }

@@ -6,12 +6,11 @@
 #include <string>
 #include <string_view>
 
+#include "common/failure_reason.h"
 #include "common/plan/job_spec.h"
 #include "coordinator/job_record.h"
 
 namespace ravel::coordinator {
-
-enum class FailureClass { kUser, kInfrastructure, kControl };
 
 // What ended an epoch: the first cause, not the communicator errors that follow from it.
 struct FailureCause {
@@ -20,15 +19,16 @@ struct FailureCause {
   std::string node;
   int64_t rank = -1;
   int64_t step = -1;  // last finished step when it happened
+  // The job could run on other nodes than `node`, which may be busy just now.
+  bool elsewhere = false;
 };
 
 // The reason of a trainer's exit: from its code (11 communicator, 13 data, ...) or signal.
 std::string ExitReason(int32_t exit_code, int32_t signal);
 FailureClass ClassOf(std::string_view reason);
-// Not charged to the job: the coordinator's restart, a resize, a lost commit of ours.
+// Not charged to the job: a resize, a drain, a store that is away, a node that cannot start it.
 bool IsCharged(std::string_view reason);
-// A more telling cause has a higher rank: a communicator error is usually what a peer's death looks
-// like.
+// A more telling cause has a higher weight.
 int CauseWeight(std::string_view reason);
 
 struct BudgetVerdict {
@@ -38,8 +38,11 @@ struct BudgetVerdict {
   int64_t backoff_ms = 0;    // wait before the next attempt
 };
 
-// Charges one failure at wall time `now_ms`. The first failure since progress restarts at once;
-// then backoff doubles, with a jitter of at most a tenth that is a hash of (uid, attempt).
+// Judges one failure at wall time `now_ms`. It fails the job only when it would come again anywhere
+// (RepeatRule), or over a limit that the job file sets: the machines' failures wait and try again.
+// The first charged failure since progress restarts at once; then the back-off doubles up to
+// restart.maxBackoff, with a jitter of at most a tenth that is a hash of (uid, attempt). Uncharged
+// ones that something must mend first wait up to a minute.
 BudgetVerdict Charge(const plan::RestartSpec& limits,
                      const BudgetState& budget,
                      const FailureCause& cause,

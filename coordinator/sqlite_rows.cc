@@ -140,6 +140,10 @@ const Table<JobRecord>& JobTable() {
         [](Statement& row, JobRecord& job) {
           job.budget.failure_times_ms = SplitInts(row.Text());
         }},
+       BudgetField("budget_user", kInteger, &BudgetState::user_failures),
+       BudgetField("budget_waits", kInteger, &BudgetState::waits),
+       BudgetField("budget_furthest", kStep, &BudgetState::furthest_step),
+       BudgetField("budget_node", kText, &BudgetState::last_node),
        BudgetField("budget_reason", kText, &BudgetState::last_reason),
        BudgetField("budget_step", kStep, &BudgetState::last_step),
        Field("not_before_ms", kInteger, &JobRecord::not_before_ms),

@@ -85,9 +85,11 @@ struct ElasticSpec {
 };
 
 struct RestartSpec {
-  int64_t max_failures = 10;
-  int64_t max_per_day = 50;
-  int64_t max_no_progress = 3;
+  // -1: no limit, the failures of machines only wait. maxNoProgress -1: three failures that the job
+  // itself causes.
+  int64_t max_failures = -1;
+  int64_t max_per_day = -1;
+  int64_t max_no_progress = -1;
   int64_t backoff_ms = 5000;
   int64_t max_backoff_ms = 300 * 1000;
 };

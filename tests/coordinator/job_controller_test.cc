@@ -440,19 +440,22 @@ TEST_F(JobControllerTest, ACorruptCheckpointIsMarkedAndTheOneBeforeIsUsed) {
   EXPECT_EQ(good, 1);
 }
 
-TEST_F(JobControllerTest, ADataErrorFailsTheJobAtOnceAndIsTheUsers) {
+TEST_F(JobControllerTest, ADataErrorOfAllNodesThereAreFailsTheJobTheSecondTimeAndIsTheUsers) {
   AddNodes(2);
   ASSERT_TRUE(world_.Submit(world_.Spec("job", {2}, 50)).ok());
-  world_.TrainSteps(1);
-  const JobRecord record = world_.Job("job").record;
-  world_.SendUp(world_.node("n1"),
-                TrainerFrame{record.uid,
-                             record.epoch,
-                             record.attempt,
-                             1,
-                             TrainerFailed{13, "DataError", "corpus.bin: truncated"}});
-  world_.Settle();
-  world_.Advance(100);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(State("job"), JobState::kRunning);
+    world_.TrainSteps(1);
+    const JobRecord record = world_.Job("job").record;
+    world_.SendUp(world_.node("n1"),
+                  TrainerFrame{record.uid,
+                               record.epoch,
+                               record.attempt,
+                               1,
+                               TrainerFailed{13, "DataError", "corpus.bin: truncated"}});
+    world_.Settle();
+    world_.Advance(6000);
+  }
   EXPECT_EQ(State("job"), JobState::kFailed);
   EXPECT_EQ(world_.Job("job").record.failure_class, "user");
   EXPECT_EQ(world_.Job("job").record.reason, "DataError");

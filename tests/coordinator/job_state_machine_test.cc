@@ -139,7 +139,7 @@ TEST(JobStateMachineTest, AFailureIsChargedWhenTheOldEpochIsQuiet) {
 TEST(JobStateMachineTest, AnExhaustedBudgetFailsTheJobWithTheClassOfTheLastCause) {
   JobRecord job = Record(S::kRecovering);
   job.launched_epoch = 3;
-  job.budget.used = job.spec.restart.max_failures;
+  job.budget.used = job.spec.restart.max_failures = 4;
   const auto failed = Transition(job, Event(E::kQuiesced));
   EXPECT_EQ(failed->next.state, S::kFailed);
   EXPECT_EQ(failed->next.reason, "BudgetExhausted");

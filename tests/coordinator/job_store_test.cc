@@ -54,7 +54,15 @@ JobRecord FullRecord() {
   job.committed_path = "/step-40";
   job.highest_commit = 60;
   job.restarts = 4;
-  job.budget = {2, 1, {1'700'000'000'000, 1'700'000'100'000}, "ProcessCrash", 41};
+  job.budget = {.used = 2,
+                .no_progress = 1,
+                .user_failures = 1,
+                .waits = 3,
+                .furthest_step = 57,
+                .failure_times_ms = {1'700'000'000'000, 1'700'000'100'000},
+                .last_reason = "ProcessCrash",
+                .last_node = "node-a",
+                .last_step = 41};
   job.not_before_ms = 11;
   job.created_ms = 12;
   job.started_ms = 13;

@@ -13,9 +13,8 @@ struct ExitStatus {
   int32_t signal = 0;
 };
 
-// "Done" for 0, then "Stopped", "CommError", "DeviceError", "DataError", "NonFinitePersistent",
-// "HostOutOfMemory", "PlanRejected", "StoreUnavailable"; "ProcessCrash" for a signal and for every
-// other code.
+// "Done" for 0, else as common/failure_reason.h has it: "ProcessCrash" for a signal and for every
+// code without a row.
 std::string ExitReason(const ExitStatus& status);
 
 // "exit code 13", "signal 9 (Killed)"

@@ -7,7 +7,6 @@
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 
-#include "common/check.h"
 #include "kernels/cuda_library.h"
 #include "worker/comm/issue_log.h"
 
@@ -38,31 +37,21 @@ ExitCode CodeOf(const absl::Status& status) {
 }
 
 std::string_view ReasonOf(const absl::Status& status) {
-  switch (CodeOf(status)) {
-    case ExitCode::kDone:
-      return "Done";
-    case ExitCode::kStopped:
-      return "Stopped";
-    case ExitCode::kCommunicator:
-      return absl::StrContains(status.message(), comm::kMismatchText) ? "CollectiveMismatch"
-                                                                      : "CommError";
-    case ExitCode::kDevice:
-      return "DeviceError";
-    case ExitCode::kData:
-      return "DataError";
-    case ExitCode::kNumeric:
-      return "NonFinitePersistent";
-    case ExitCode::kOutOfMemory:
-      return kernels::IsDeviceError(status) ? "DeviceOutOfMemory" : "HostOutOfMemory";
-    case ExitCode::kPlanMismatch:
-      return "PlanRejected";
-    case ExitCode::kStore:
-      if (absl::IsDataLoss(status)) {
-        return "CheckpointCorrupt";
-      }
-      return absl::IsResourceExhausted(status) ? "StoreFull" : "StoreUnavailable";
+  const ExitCode code = CodeOf(status);
+  // One code may stand for several reasons; the trainer knows more than its code says.
+  if (code == ExitCode::kCommunicator && absl::StrContains(status.message(), comm::kMismatchText)) {
+    return "CollectiveMismatch";
   }
-  CheckFailed(__FILE__, __LINE__, "exit code", "unknown");
+  if (code == ExitCode::kOutOfMemory && kernels::IsDeviceError(status)) {
+    return "DeviceOutOfMemory";
+  }
+  if (code == ExitCode::kStore && absl::IsDataLoss(status)) {
+    return "CheckpointCorrupt";
+  }
+  if (code == ExitCode::kStore && absl::IsResourceExhausted(status)) {
+    return "StoreFull";
+  }
+  return ReasonOfExit(static_cast<int32_t>(code), 0);
 }
 
 }  // namespace ravel::trainer

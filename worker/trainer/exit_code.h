@@ -4,22 +4,12 @@
 
 #include <string_view>
 
+#include "common/failure_reason.h"
 #include "common/status.h"
 
 namespace ravel::trainer {
 
-// What a daemon sees; anything else, or a signal, is a crash.
-enum class ExitCode : int {
-  kDone = 0,
-  kStopped = 10,       // told to
-  kCommunicator = 11,  // a peer is lost, or the group is broken
-  kDevice = 12,        // no driver, no such device, or it has failed
-  kData = 13,
-  kNumeric = 14,       // too many skipped steps in a row
-  kOutOfMemory = 15,   // of the host or of the device
-  kPlanMismatch = 16,  // job, plan, model or checkpoint do not fit together
-  kStore = 17,
-};
+using ravel::ExitCode;
 
 // Marks an error with the code that it will end the trainer with; the first mark stays. OK stays
 // OK.

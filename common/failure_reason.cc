@@ -63,6 +63,7 @@ constexpr FailureReason kReasons[] = {
     {"BudgetExhausted", C::kFinal, false, A::kFail, R::kNever, 2, -1},
     {"NoProgress", C::kFinal, false, A::kFail, R::kNever, 2, -1},
     {"NoGoodCheckpoint", C::kFinal, false, A::kFail, R::kNever, 2, -1},
+    {"Rollback", C::kControl, false, A::kRestart, R::kNever, 2, -1},
 };
 
 const FailureReason* Find(std::string_view name) {

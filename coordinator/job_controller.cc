@@ -87,6 +87,7 @@ void JobController::LoadJob(JobRecord record) {
       Settle(entry, save);
     }
   }
+  LookAtFolder(entry);
   if (BeginAdoption(entry)) {
     return;  // its trainers went on; a commit that is settled beside it is a commit like any other
   }
@@ -104,14 +105,15 @@ void JobController::Settle(Entry& entry, const SaveRecord& save) {
   entry.run.committing += 1;
   const std::string uid = entry.record.uid;
   const plan::JobSpec spec = entry.record.spec;
-  parts_.pool->Post([this, uid, spec, save] {
+  const CheckpointJob job = CheckpointsOf(entry.record);
+  parts_.pool->Post([this, uid, spec, job, save] {
     SaveRequest request{uid, save.step, save.epoch, save.attempt, save.created_ms, nullptr, {}};
     absl::StatusOr<CommittedSave> result =
         absl::AbortedError("not finished when the coordinator stopped");
     auto world = parts_.planner->Plan(spec, save.world_size, true);
     if (world.ok()) {
       request.world = *world;
-      absl::StatusOr<std::optional<CommittedSave>> settled = parts_.keeper->Settle(spec, request);
+      absl::StatusOr<std::optional<CommittedSave>> settled = parts_.keeper->Settle(job, request);
       if (settled.ok() && settled->has_value()) {
         result = **settled;
       } else if (!settled.ok()) {
@@ -276,6 +278,7 @@ void JobController::Act(Entry& entry, JobActionKind action) {
       break;
     case JobActionKind::kRun:
       entry.run.phase = RunPhase::kTraining;
+      parts_.keeper->EndRestore(entry.record.uid);
       entry.run.progress_ms = entry.run.save_ms = parts_.clock->MonotonicMs();
       entry.run.board.Forget();
       RenewHorizon(entry);
@@ -295,13 +298,7 @@ void JobController::Act(Entry& entry, JobActionKind action) {
                        entry.record.committed_step,
                        "");
       if (entry.run.AllExited()) {
-        // Saves that were cut off: nothing half done stays behind.
-        parts_.pool->Post([keeper = parts_.keeper, spec = entry.record.spec] {
-          const absl::Status cleaned = keeper->CleanAttempts(spec);
-          if (!cleaned.ok() && !absl::IsNotFound(cleaned)) {
-            log::Warning(absl::StrCat("attempt folders: ", std::string(cleaned.message())));
-          }
-        });
+        ReleaseCheckpoints(entry);  // nothing half done stays behind
       }
       parts_.metrics->Close(entry.record.uid);
       feed_.Publish(entry.record.uid, FeedEnd());
@@ -330,6 +327,18 @@ void JobController::UpdateDetection() {
   }
 }
 
+absl::Status JobController::CheckNameIsFree(const JobKey& key) const {
+  if (FindEntry(key) == nullptr) {
+    return absl::OkStatus();
+  }
+  return absl::AlreadyExistsError(
+      absl::StrCat("a job named ",
+                   key.name,
+                   " exists in namespace ",
+                   key.namespace_name,
+                   "; choose another metadata.name, or use generateName"));
+}
+
 absl::StatusOr<JobView> JobController::Submit(SubmitDraft draft) {
   ASSIGN_OR_RETURN(const std::optional<RequestRecord> known,
                    parts_.store->FindRequest(draft.request_id));
@@ -343,17 +352,9 @@ absl::StatusOr<JobView> JobController::Submit(SubmitDraft draft) {
                ? absl::StatusOr<JobView>(absl::NotFoundError("the job of this request is gone"))
                : ViewOf(*entry);
   }
-  const JobKey key{draft.record.namespace_name, draft.record.name};
-  if (FindEntry(key) != nullptr) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("a job named ",
-                     key.name,
-                     " exists in namespace ",
-                     key.namespace_name,
-                     "; choose another metadata.name, or use generateName"));
-  }
+  RETURN_IF_ERROR(CheckNameIsFree({draft.record.namespace_name, draft.record.name}));
   JobRecord& job = draft.record;
-  job.uid = RandomUuid();
+  job.uid = job.uid.empty() ? RandomUuid() : job.uid;
   job.state = JobState::kQueued;
   job.reason = "WaitingForDevices";
   job.created_ms = parts_.clock->WallMs();

@@ -87,6 +87,24 @@ class JobController {
   absl::StatusOr<JobView> Submit(SubmitDraft draft);
   absl::StatusOr<JobView> Cancel(const JobKey& key, const std::string& reason);
   absl::StatusOr<OperationRecord> CheckpointNow(const JobKey& key, const std::string& request_id);
+  // AlreadyExists when a job has this name.
+  absl::Status CheckNameIsFree(const JobKey& key) const;
+  // What the keeper needs to know of a job; of one that is not submitted yet, too.
+  CheckpointJob CheckpointsOf(const JobRecord& record) const;
+  // Sets the newest commit back to `step`, which the keeper has found good at `path`; later steps
+  // are moved aside before training goes on from there.
+  absl::StatusOr<JobView> Rollback(const JobKey& key,
+                                   const std::string& request_id,
+                                   int64_t step,
+                                   const std::string& path,
+                                   const std::string& reason);
+  // A mark of a step was changed in the store: recorded for people.
+  absl::Status NoteMark(const JobKey& key,
+                        int64_t step,
+                        MarkChange change,
+                        const std::string& reason);
+  // What the store holds: rows of steps that are gone are corrected.
+  void NoteFolder(const std::string& uid, const FolderView& folder);
   absl::StatusOr<JobView> Get(const JobKey& key) const;
   std::vector<JobView> List() const;
   absl::StatusOr<OperationRecord> GetOperation(const std::string& id) const;
@@ -122,6 +140,7 @@ class JobController {
     bool settling = false;     // commits that were intended before a restart are being looked at
     std::optional<EpochRecord> launched;  // the newest epoch that was launched
     int64_t epoch_floor = 0;              // highest epoch of the job that a node has heard of
+    int preparing = 0;  // looks for a restore point on the pool; the next launch waits for them
   };
   using TrainerKey = std::tuple<std::string, int64_t, int64_t>;  // job, epoch, rank
 
@@ -183,7 +202,9 @@ class JobController {
     std::string reason;  // of a status that is not OK
     RestorePoint restore;
     std::shared_ptr<const PlannedWorld> world;
+    int64_t rollback_step = -1;  // as the record had it
   };
+
   void OnPrepared(const std::string& uid, int64_t epoch, Prepared prepared);
   void LaunchTrainers(Entry& entry, const RestorePoint& restore);
   void SendLaunches(Entry& entry);
@@ -238,7 +259,18 @@ class JobController {
                         const std::string& save_id);
   void SaveOperation(const OperationRecord& operation);
   void Retain(Entry& entry);
+
+  // job_controller_checkpoints.cc: the checkpoint store against the record.
   void OnCorruptCheckpoint(Entry& entry, const FailureCause& cause);
+  RestoreQuery QueryOf(const Entry& entry) const;
+  void NoteRestore(Entry& entry, const Prepared& prepared);
+  void NoteSettled(Entry& entry, const SettledSave& settled);
+  void NoteRollback(Entry& entry, int64_t step);
+  void ReleaseCheckpoints(const Entry& entry);
+  void LookAtFolder(const Entry& entry);
+  void OnCondemned(const std::string& uid,
+                   int64_t step,
+                   const absl::StatusOr<StepVerdict>& verdict);
 
   ControllerOptions options_;
   ControllerParts parts_;

@@ -19,18 +19,6 @@ namespace {
 // again.
 constexpr int64_t kExitMarginMs = 5000;
 
-// Where an attempt begins. A job that was told where has its folder to itself from there on.
-absl::StatusOr<RestorePoint> FindStart(CheckpointKeeper& keeper,
-                                       const plan::JobSpec& spec,
-                                       const std::string& uid,
-                                       bool has_commit) {
-  ASSIGN_OR_RETURN(RestorePoint start, keeper.FindRestore(spec, has_commit));
-  if (!has_commit && spec.checkpoint.resume_from != "auto") {
-    RETURN_IF_ERROR(keeper.SetAside(spec, uid, start));
-  }
-  return start;
-}
-
 // Why no node offers a GPU, in the nodes' own words, equal ones once; empty where one does.
 std::string WhyNoGpu(const std::map<std::string, NodeRecord>& nodes) {
   std::map<std::string, std::vector<std::string>> names_by_reason;
@@ -101,6 +89,9 @@ void JobController::Reconcile(Entry& entry) {
     JobEvent event = MakeEvent(JobEventKind::kQuiesced);
     event.cause = entry.run.failure.value_or(FailureCause{"CommError", "", "", -1, -1});
     event.cause.elsewhere = FitsWithout(event.cause.node, record.spec, membership_.nodes());
+    if (record.reason == "Rollback") {
+      event.cause = {record.reason, record.message, "", -1, -1};  // whatever the stop looks like
+    }
     const std::string uid = record.uid;
     Do(entry, Step{std::move(event), {}, [this, uid] {
                      Entry* done = FindEntry(uid);
@@ -286,7 +277,8 @@ void JobController::Schedule() {
         (record.state == JobState::kRecovering && record.launched_epoch != record.epoch) ||
         record.state == JobState::kResizing;
     if (waits && entry.run.phase == RunPhase::kIdle && entry.waiting.empty() && !entry.settling &&
-        !HasStaleTrainers(uid) && record.not_before_ms <= parts_.clock->WallMs()) {
+        entry.preparing == 0 && !HasStaleTrainers(uid) &&
+        record.not_before_ms <= parts_.clock->WallMs()) {
       TryPlace(entry);
     }
   }
@@ -348,26 +340,24 @@ void JobController::Prepare(Entry& entry) {
   entry.run.epoch = epoch;
   entry.run.phase_since_ms = entry.run.progress_ms = parts_.clock->MonotonicMs();
   const std::string uid = entry.record.uid;
-  const plan::JobSpec spec = entry.record.spec;
+  const CheckpointJob job = CheckpointsOf(entry.record);
+  const RestoreQuery query = QueryOf(entry);
   const int64_t ranks = entry.record.world_size;
-  const bool has_commit = entry.record.highest_commit >= 0;
   const bool shared_memory = SharesMemory(entry.run.transport);
-  parts_.pool->Post([this, uid, epoch, spec, ranks, has_commit, shared_memory] {
+  entry.preparing += 1;
+  parts_.pool->Post([this, uid, epoch, job, query, ranks, shared_memory] {
     Prepared prepared;
-    auto world = parts_.planner->Plan(spec, ranks, shared_memory);
+    prepared.rollback_step = query.rollback_step;
+    auto world = parts_.planner->Plan(job.spec, ranks, shared_memory);
     if (world.ok()) {
       prepared.world = *world;
-      // No trainer of this job runs now: what older epochs left half written goes.
-      const absl::Status cleaned = parts_.keeper->CleanAttempts(spec);
-      if (!cleaned.ok() && !absl::IsNotFound(cleaned)) {
-        log::Warning(absl::StrCat("attempt folders: ", std::string(cleaned.message())));
-      }
-      absl::StatusOr<RestorePoint> restore = FindStart(*parts_.keeper, spec, uid, has_commit);
+      absl::StatusOr<RestorePoint> restore = parts_.keeper->PrepareRestore(job, query);
       if (restore.ok()) {
-        prepared.restore = *restore;
+        prepared.restore = *std::move(restore);
       } else {
         prepared.status = restore.status();
-        prepared.reason = "StoreUnavailable";
+        prepared.reason =
+            absl::IsDataLoss(prepared.status) ? "NoGoodCheckpoint" : "StoreUnavailable";
       }
     } else {
       prepared.status = world.status();
@@ -379,8 +369,14 @@ void JobController::Prepare(Entry& entry) {
 
 void JobController::OnPrepared(const std::string& uid, int64_t epoch, Prepared prepared) {
   Entry* entry = FindEntry(uid);
-  if (entry == nullptr || entry->record.epoch != epoch ||
-      entry->run.phase != RunPhase::kPreparing) {
+  if (entry == nullptr) {
+    return;
+  }
+  entry->preparing -= 1;
+  if (prepared.restore.settled) {
+    NoteSettled(*entry, *prepared.restore.settled);
+  }
+  if (entry->record.epoch != epoch || entry->run.phase != RunPhase::kPreparing) {
     return;  // the epoch was given up in the meantime
   }
   const RestorePoint& restore = prepared.restore;
@@ -396,15 +392,7 @@ void JobController::OnPrepared(const std::string& uid, int64_t epoch, Prepared p
     Reconcile(*entry);
     return;
   }
-  if (restore.own && restore.step != entry->record.committed_step) {
-    const bool newer = restore.step > entry->record.committed_step;
-    JobEvent event = MakeEvent(newer ? JobEventKind::kCommitted : JobEventKind::kCommitLost);
-    event.cause.reason = newer ? "" : "CheckpointCorrupt";
-    event.cause.message = absl::StrCat("step ", entry->record.committed_step, " cannot be used");
-    event.step = restore.step;
-    event.path = restore.path;
-    Do(*entry, std::move(event));
-  }
+  NoteRestore(*entry, prepared);
   entry->run.world = prepared.world;
   if (restore.own && restore.step >= steps) {
     entry->progress.step = restore.step;

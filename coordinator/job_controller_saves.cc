@@ -236,10 +236,10 @@ void JobController::StartCommit(Entry& entry, std::pair<int64_t, int64_t> key) {
       SaveOperation(sealed);
     }
   }
-  const plan::JobSpec spec = entry.record.spec;
+  const CheckpointJob job = CheckpointsOf(entry.record);
   const int64_t sequence = pending.sequence;
-  parts_.pool->Post([this, spec, save, sequence, request = std::move(request)] {
-    absl::StatusOr<CommittedSave> result = parts_.keeper->Commit(spec, request);
+  parts_.pool->Post([this, job, save, sequence, request = std::move(request)] {
+    absl::StatusOr<CommittedSave> result = parts_.keeper->Commit(job, request);
     parts_.strand->Post([this, save, sequence, result] {
       Entry* found = FindEntry(save.job_uid);
       OnCommitted(save.job_uid, save, result, sequence);
@@ -314,10 +314,12 @@ void JobController::OnCommitted(const std::string& uid,
 
 void JobController::Retain(Entry& entry) {
   const std::string uid = entry.record.uid;
-  const plan::JobSpec spec = entry.record.spec;
-  const int64_t in_use = entry.run.phase == RunPhase::kBootstrapping ? entry.run.restore_step : -1;
-  parts_.pool->Post([this, uid, spec, in_use] {
-    absl::StatusOr<std::vector<int64_t>> deleted = parts_.keeper->Retain(spec, in_use);
+  const CheckpointJob job = CheckpointsOf(entry.record);
+  const bool restoring =
+      entry.run.phase == RunPhase::kPreparing || entry.run.phase == RunPhase::kBootstrapping;
+  const int64_t in_use = restoring ? entry.run.restore_step : -1;
+  parts_.pool->Post([this, uid, job, in_use] {
+    absl::StatusOr<std::vector<int64_t>> deleted = parts_.keeper->Retain(job, in_use);
     parts_.strand->Post([this, uid, deleted] {
       if (!deleted.ok()) {
         log::Warning(absl::StrCat("retention: ", std::string(deleted.status().message())));
@@ -334,45 +336,6 @@ void JobController::Retain(Entry& entry) {
       if (!change.saves.empty() && !Persist(change).ok()) {
         log::Warning("deleted checkpoints could not be noted in the database");
       }
-    });
-  });
-}
-
-// The trainers could not read what they were told to restore from: the step is marked, the next
-// launch takes the one before.
-void JobController::OnCorruptCheckpoint(Entry& entry, const FailureCause& cause) {
-  const int64_t step = entry.run.restore_step;
-  if (step < 0) {
-    return;
-  }
-  entry.run.restore_step = -1;  // once, however many ranks say it
-  entry.run.committing += 1;    // the next launch waits
-  const std::string uid = entry.record.uid;
-  const plan::JobSpec spec = entry.record.spec;
-  const std::string why = cause.message;
-  parts_.pool->Post([this, uid, spec, step, why] {
-    const absl::Status status = parts_.keeper->MarkBad(spec, step, why);
-    parts_.strand->Post([this, uid, step, status] {
-      Entry& job = entries_.at(uid);
-      job.run.committing -= 1;
-      log::Warning(absl::StrCat("job ",
-                                job.record.name,
-                                ": step ",
-                                step,
-                                " is BAD",
-                                status.ok() ? "" : ", not marked: ",
-                                std::string(status.message())));
-      StoreChange change;
-      for (SaveRecord& save : saves_[uid]) {
-        if (save.step == step && save.state == SaveState::kCommitted) {
-          save.state = SaveState::kBad;
-          change.saves.push_back(save);
-        }
-      }
-      if (!change.saves.empty() && !Persist(change).ok()) {
-        log::Warning("a bad checkpoint could not be noted in the database");
-      }
-      Reconcile(job);
     });
   });
 }

@@ -51,6 +51,7 @@ struct BudgetState {
   std::string last_reason;                // of the last charged failure, with node and step
   std::string last_node;
   int64_t last_step = -1;
+  int64_t store_waits = 0;  // tries in a row that ended for want of the store: not charged
   bool operator==(const BudgetState&) const = default;
 };
 
@@ -79,8 +80,9 @@ struct JobRecord {
   int64_t created_ms = 0;
   int64_t started_ms = 0;
   int64_t finished_ms = 0;
-  int64_t resized_ms = 0;     // wall time of the last growth
-  std::string failure_class;  // user or infrastructure, in Failed
+  int64_t resized_ms = 0;      // wall time of the last growth
+  int64_t rollback_step = -1;  // >= 0: the next launch moves the steps above it aside first
+  std::string failure_class;   // user or infrastructure, in Failed
   int64_t resource_version = 0;
 };
 

@@ -90,11 +90,12 @@ Result OnPlaced(const JobRecord& job, const JobEvent& event) {
     next.resized_ms = event.now_ms;
   }
   const std::string reason = job.state == JobState::kQueued ? "Placed" : job.reason;
-  return builder.To(to, reason, job.state == JobState::kQueued ? "" : job.message)
-      .Emit(
-          "Placed", reason, absl::StrCat("epoch ", next.epoch, ", ", event.world_size, " devices"))
-      .Do(JobActionKind::kLaunch)
-      .Take();
+  builder.To(to, reason, job.state == JobState::kQueued ? "" : job.message);
+  if (job.budget.store_waits == 0) {  // another look at the store is no news
+    builder.Emit(
+        "Placed", reason, absl::StrCat("epoch ", next.epoch, ", ", event.world_size, " devices"));
+  }
+  return builder.Do(JobActionKind::kLaunch).Take();
 }
 
 Result OnBelowMinimum(const JobRecord& job, const JobEvent& event) {
@@ -123,11 +124,20 @@ Result OnAllReady(const JobRecord& job, const JobEvent& event) {
   if (next.started_ms == 0) {
     next.started_ms = event.now_ms;
   }
+  next.budget.store_waits = 0;
   return builder.To(JobState::kRunning, "Training")
-      .Emit(
-          "Started", job.reason, absl::StrCat("epoch ", job.epoch, ", ", job.world_size, " ranks"))
+      .Emit("Started",
+            IsStoreWait(job.reason) ? "StoreAvailable" : job.reason,
+            absl::StrCat("epoch ", job.epoch, ", ", job.world_size, " ranks"))
       .Do(JobActionKind::kRun)
       .Take();
+}
+
+// What an event says of a cause.
+std::string Told(const FailureCause& cause) {
+  return IsStoreWait(cause.reason)
+             ? absl::StrCat("waits for the store and goes on by itself, uncharged: ", cause.message)
+             : cause.message;
 }
 
 Result OnEpochBroken(const JobRecord& job, const JobEvent& event) {
@@ -140,11 +150,12 @@ Result OnEpochBroken(const JobRecord& job, const JobEvent& event) {
   }
   Builder builder(job, event);
   builder.next().epoch = std::max(job.epoch, event.epoch_floor) + 1;
-  builder.next().restarts += 1;
-  return builder.To(JobState::kRecovering, event.cause.reason, event.cause.message)
-      .Emit("EpochChanged", event.cause.reason, event.cause.message)
-      .Do(JobActionKind::kStopTrainers)
-      .Take();
+  builder.To(JobState::kRecovering, event.cause.reason, event.cause.message);
+  if (job.budget.store_waits == 0 || !IsStoreWait(event.cause.reason)) {
+    builder.next().restarts += 1;
+    builder.Emit("EpochChanged", event.cause.reason, Told(event.cause));
+  }
+  return builder.Do(JobActionKind::kStopTrainers).Take();
 }
 
 Result Fail(Builder builder, std::string_view reason, const FailureCause& cause) {
@@ -179,6 +190,12 @@ Result OnQuiesced(const JobRecord& job, const JobEvent& event) {
   builder.next().not_before_ms = event.now_ms + verdict.backoff_ms;
   builder.next().world_size = 0;
   builder.To(JobState::kRecovering, event.cause.reason, event.cause.message);
+  if (IsStoreWait(event.cause.reason)) {
+    if (job.budget.store_waits == 0 && !IsStoreWait(job.reason)) {
+      builder.Emit("Recovering", event.cause.reason, Told(event.cause));
+    }
+    return builder.Take();  // told when the epoch ended, and once is enough
+  }
   return builder
       .Emit("Recovering",
             event.cause.reason,
@@ -231,6 +248,9 @@ Result OnAllDone(const JobRecord& job, const JobEvent& event) {
 }
 
 Result OnCommitted(const JobRecord& job, const JobEvent& event) {
+  if (job.rollback_step >= 0) {
+    return std::nullopt;  // it was on its way when the rollback came, and is moved aside with them
+  }
   Builder builder(job, event);
   JobRecord& next = builder.next();
   next.committed_step = event.step;
@@ -250,6 +270,36 @@ Result OnCommitLost(const JobRecord& job, const JobEvent& event) {
   builder.next().committed_step = event.step;
   builder.next().committed_path = event.path;
   return builder.Emit("RolledBack", event.cause.reason, event.cause.message).Take();
+}
+
+Result OnRollbackRequested(const JobRecord& job, const JobEvent& event) {
+  if (job.state == JobState::kStopping || event.step < 0 || event.step > job.committed_step) {
+    return std::nullopt;
+  }
+  Builder builder(job, event);
+  JobRecord& next = builder.next();
+  next.committed_step = event.step;
+  next.committed_path = event.path;
+  next.rollback_step = event.step;
+  const std::string message =
+      absl::StrCat("from step ", job.committed_step, " to ", event.step, ": ", event.cause.message);
+  if (job.state == JobState::kQueued || job.launched_epoch != job.epoch) {
+    return builder.Emit("RolledBack", "UserRequest", message).Take();  // nothing runs
+  }
+  next.epoch = std::max(job.epoch, event.epoch_floor) + 1;
+  return builder.To(JobState::kRecovering, "Rollback", message)
+      .Emit("RolledBack", "UserRequest", message)
+      .Do(JobActionKind::kStopTrainers)
+      .Take();
+}
+
+Result OnRolledBack(const JobRecord& job, const JobEvent& event) {
+  if (job.rollback_step < 0 || job.rollback_step != event.step) {
+    return std::nullopt;
+  }
+  Builder builder(job, event);
+  builder.next().rollback_step = -1;
+  return builder.Take();
 }
 
 Result OnCancel(const JobRecord& job, const JobEvent& event) {
@@ -349,7 +399,9 @@ std::string_view EventKindName(JobEventKind kind) {
                                                               "CancelRequested",
                                                               "CoordinatorRestarted",
                                                               "Adopted",
-                                                              "Noted"};
+                                                              "Noted",
+                                                              "RollbackRequested",
+                                                              "RolledBack"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -385,6 +437,10 @@ std::optional<TransitionResult> Transition(const JobRecord& job, const JobEvent&
       return OnCoordinatorRestarted(job, event);
     case JobEventKind::kAdopted:
       return OnAdopted(job, event);
+    case JobEventKind::kRollbackRequested:
+      return OnRollbackRequested(job, event);
+    case JobEventKind::kRolledBack:
+      return OnRolledBack(job, event);
     case JobEventKind::kCommitted:
     case JobEventKind::kNoted:
       break;

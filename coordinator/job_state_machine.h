@@ -28,19 +28,22 @@ enum class JobEventKind {
   kCancelRequested,
   kCoordinatorRestarted,  // this process is new, and what ran cannot be taken over
   kAdopted,               // this process is new, and the trainers of the epoch went on
-  kNoted                  // nothing changes: records that go with it are kept
+  kNoted,                 // nothing changes: records that go with it are kept
+  kRollbackRequested,  // a person sets the newest commit back; step, path, cause.message: who, why
+  kRolledBack          // the steps above the target are moved aside
 };
-inline constexpr int kJobEventKinds = 14;
+inline constexpr int kJobEventKinds = 16;
 
 struct JobEvent {
   JobEventKind kind = JobEventKind::kPlaced;
   int64_t world_size = 0;  // kPlaced
   FailureCause cause;      // kEpochBroken, kQuiesced, kCancelRequested (reason, message)
-  int64_t step = -1;       // kCommitted, kCommitLost, kLastStep
-  std::string path;        // kCommitted, kCommitLost
+  int64_t step = -1;       // kCommitted, kCommitLost, kLastStep, kRollbackRequested
+  std::string path;        // kCommitted, kCommitLost, kRollbackRequested
   int64_t now_ms = 0;      // wall time
   // Highest epoch of the job that a node has heard of: above the record's after an old backup was
-  // restored. kPlaced and kEpochBroken go beyond it.
+  // restored. kPlaced, kEpochBroken and
+  // kRollbackRequested go beyond it.
   int64_t epoch_floor = 0;
 };
 

@@ -36,7 +36,14 @@ struct EpochRecord {
 };
 
 // On disk: do not renumber.
-enum class SaveState { kIntended = 1, kCommitted = 2, kFailed = 3, kBad = 4, kDeleted = 5 };
+enum class SaveState {
+  kIntended = 1,
+  kCommitted = 2,
+  kFailed = 3,
+  kBad = 4,
+  kDeleted = 5,
+  kRolledBack = 6
+};
 
 // One save whose seals are complete: persisted as intended, then made in the checkpoint store, then
 // as done.

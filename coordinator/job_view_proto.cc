@@ -32,6 +32,8 @@ const char* SaveStateName(SaveState state) {
       return "BAD";
     case SaveState::kDeleted:
       return "DELETED";
+    case SaveState::kRolledBack:
+      return "ROLLED_BACK";
   }
   return "UNKNOWN";
 }

@@ -9,37 +9,23 @@
 #include <absl/strings/str_split.h>
 
 #include "common/crypto.h"
+#include "common/logging.h"
 #include "coordinator/job_controller.h"
 #include "coordinator/job_file_proto.h"
 #include "coordinator/job_view_proto.h"
+#include "coordinator/requests_service.h"
 #include "coordinator/stream_writer_service.h"
 
 namespace ravel::coordinator {
 namespace {
 
-constexpr size_t kMaxRequestId = 128;
+// A job that was checked is accepted well within this.
+constexpr int64_t kAdmissionPinSeconds = 3600;
 constexpr int64_t kEventPage = 100'000;
-
-grpc::Status ToGrpc(const absl::Status& status) {
-  return status.ok() ? grpc::Status::OK
-                     : grpc::Status(static_cast<grpc::StatusCode>(status.code()),
-                                    std::string(status.message()));
-}
 
 // Trailing metadata `ravel-error-detail-bin`.
 void AddDetail(grpc::CallbackServerContext* context, const v1::ErrorDetail& detail) {
   context->AddTrailingMetadata("ravel-error-detail-bin", detail.SerializeAsString());
-}
-
-JobKey KeyOf(const std::string& namespace_name, const std::string& name) {
-  return {namespace_name.empty() ? "default" : namespace_name, name};
-}
-
-absl::Status CheckRequestId(const std::string& id) {
-  if (id.empty() || id.size() > kMaxRequestId) {
-    return absl::InvalidArgumentError("request_id: expected a UUID");
-  }
-  return absl::OkStatus();
 }
 
 v1::TrainingJob Named(const v1::TrainingJob& job) {
@@ -127,6 +113,16 @@ grpc::ServerUnaryReactor* JobsService::SubmitJob(Context* context,
       reactor->Finish(ToGrpc(view.status()));
       return;
     }
+    // Before the store is looked at: the folder of a job that has this name is not free either.
+    const v1::Metadata& metadata = request->job().metadata();
+    const absl::Status free =
+        request->dry_run() || metadata.name().empty()
+            ? absl::OkStatus()
+            : parts_.controller->CheckNameIsFree(KeyOf(metadata.namespace_(), metadata.name()));
+    if (!free.ok()) {
+      reactor->Finish(ToGrpc(free));
+      return;
+    }
     parts_.pool->Post([this, context, request, response, reactor, hash] {
       Admit(context, request, response, reactor, hash);
     });
@@ -145,8 +141,13 @@ void JobsService::Admit(Context* context,
     return;
   }
   absl::Status fits = CheckAllSizes(*parts_.planner, job.spec);
+  CheckpointJob checkpoints = {parts_.controller->cluster_id(), RandomUuid(), job.spec};
   if (fits.ok() && !request->dry_run()) {
-    fits = parts_.keeper->Check(job.spec);
+    fits = parts_.keeper->Check(checkpoints);
+  }
+  if (fits.ok() && !request->dry_run()) {
+    // Until the job is accepted, and so pins for itself: retention of the source does not wait.
+    fits = parts_.keeper->PinStart(checkpoints, kAdmissionPinSeconds);
   }
   if (!fits.ok()) {
     AddFieldDetail(context, job.spec.name, fits);
@@ -157,6 +158,7 @@ void JobsService::Admit(Context* context,
     response->add_warnings(warning);
   }
   SubmitDraft draft{request->request_id(), hash, JobRecord()};
+  draft.record.uid = checkpoints.uid;
   draft.record.namespace_name = job.spec.namespace_name;
   draft.record.name = job.spec.name;
   draft.record.canonical = job.job.SerializeAsString();
@@ -167,10 +169,19 @@ void JobsService::Admit(Context* context,
     reactor->Finish(grpc::Status::OK);
     return;
   }
-  parts_.strand->Post([this, response, reactor, draft = std::move(draft)] {
+  parts_.strand->Post([this, response, reactor, checkpoints, draft = std::move(draft)] {
     absl::StatusOr<JobView> view = parts_.controller->Submit(draft);
     if (view.ok()) {
       *response->mutable_job() = ToProto(*view);
+      if (view->record.uid == checkpoints.uid) {
+        parts_.pool->Post([keeper = parts_.keeper, checkpoints] {
+          const absl::Status pinned = keeper->PinStart(checkpoints, 0);
+          if (!pinned.ok()) {
+            log::Warning(
+                absl::StrCat("job ", checkpoints.spec.name, ": ", std::string(pinned.message())));
+          }
+        });
+      }
     }
     reactor->Finish(ToGrpc(view.status()));
   });
@@ -278,25 +289,6 @@ grpc::ServerUnaryReactor* JobsService::CheckpointNow(Context* context,
       *response = ToProto(*operation);
     }
     reactor->Finish(ToGrpc(operation.status()));
-  });
-  return reactor;
-}
-
-grpc::ServerUnaryReactor* JobsService::ListCheckpoints(Context* context,
-                                                       const v1::ListCheckpointsRequest* request,
-                                                       v1::ListCheckpointsResponse* response) {
-  Unary* reactor = context->DefaultReactor();
-  parts_.strand->Post([this, request, response, reactor] {
-    absl::StatusOr<JobView> view =
-        parts_.controller->Get(KeyOf(request->namespace_(), request->name()));
-    if (view.ok()) {
-      for (const SaveRecord& save : parts_.controller->Saves(view->record.uid)) {
-        if (save.state != SaveState::kFailed) {
-          *response->add_checkpoints() = ToProto(save);
-        }
-      }
-    }
-    reactor->Finish(ToGrpc(view.status()));
   });
   return reactor;
 }

@@ -54,6 +54,12 @@ class JobsService : public v1::Jobs::CallbackService {
   Unary* ListCheckpoints(Context* context,
                          const v1::ListCheckpointsRequest* request,
                          v1::ListCheckpointsResponse* response) override;
+  Unary* RollbackJob(Context* context,
+                     const v1::RollbackJobRequest* request,
+                     v1::Job* response) override;
+  Unary* MarkCheckpoint(Context* context,
+                        const v1::MarkCheckpointRequest* request,
+                        v1::MarkCheckpointResponse* response) override;
   Unary* ListNodes(Context* context,
                    const v1::ListNodesRequest* request,
                    v1::ListNodesResponse* response) override;

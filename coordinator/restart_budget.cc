@@ -118,6 +118,10 @@ FailureClass ClassOf(std::string_view reason) {
   return FindFailureReason(reason).kind;
 }
 
+bool IsStoreWait(std::string_view reason) {
+  return reason == "StoreUnavailable" || reason == "StoreFull";
+}
+
 bool IsCharged(std::string_view reason) {
   return FindFailureReason(reason).charged;
 }
@@ -137,6 +141,12 @@ BudgetVerdict Charge(const plan::RestartSpec& limits,
   BudgetState& next = verdict.next;
   const FailureReason& reason = FindFailureReason(cause.reason);
   CountSteps(next, cause.step);
+  next.store_waits = IsStoreWait(cause.reason) ? next.store_waits + 1 : 0;
+  if (reason.answer == FailureAnswer::kFail && !reason.charged) {
+    verdict.fail = true;  // nobody's charge, and nothing that a new attempt could change
+    verdict.final_reason = cause.reason;
+    return verdict;
+  }
   if (!reason.charged) {
     const bool waits =
         reason.answer == FailureAnswer::kWait || reason.answer == FailureAnswer::kAvoidNode;
@@ -178,6 +188,7 @@ BudgetState Refill(BudgetState budget) {
   budget.last_reason.clear();
   budget.last_node.clear();
   budget.last_step = -1;
+  budget.store_waits = 0;
   return budget;
 }
 

@@ -28,6 +28,8 @@ std::string ExitReason(int32_t exit_code, int32_t signal);
 FailureClass ClassOf(std::string_view reason);
 // Not charged to the job: a resize, a drain, a store that is away, a node that cannot start it.
 bool IsCharged(std::string_view reason);
+// The store is away or full: the job waits until it is back, and says so once.
+bool IsStoreWait(std::string_view reason);
 // A more telling cause has a higher weight.
 int CauseWeight(std::string_view reason);
 

@@ -38,6 +38,86 @@ absl::StatusOr<bool> IsRestOfDeletion(const store::ObjectStore& store,
   return entries.empty() || (contains(ckpt::kDeletedFile) && !contains(ckpt::kCommitFile));
 }
 
+// Every mark of a step (a BAD report, pins of any holder) in a folder of marks.
+absl::StatusOr<std::vector<std::string>> MarksOf(const store::ObjectStore& store,
+                                                 std::string_view marks,
+                                                 const std::string& directory) {
+  const absl::StatusOr<std::vector<store::ListedEntry>> entries = store.List(marks);
+  std::vector<std::string> found;
+  if (absl::IsNotFound(entries.status())) {
+    return found;
+  }
+  RETURN_IF_ERROR(entries.status());
+  for (const store::ListedEntry& entry : *entries) {
+    const std::optional<ckpt::PinName> pin = ckpt::ParsePinName(entry.name);
+    const bool of_step = entry.name == directory || (marks == ckpt::kPinsFolder && pin &&
+                                                     ckpt::StepName(pin->step) == directory);
+    if (of_step) {
+      found.push_back(JoinPath(marks, entry.name));
+    }
+  }
+  return found;
+}
+
+absl::Status MoveAside(store::ObjectStore& store,
+                       const std::vector<std::string>& directories,
+                       const std::string& aside) {
+  for (const std::string& directory : directories) {
+    // Marks first: one that stayed would be taken for a mark of the new step of that number.
+    for (const std::string_view marks : {ckpt::kBadFolder, ckpt::kPinsFolder}) {
+      ASSIGN_OR_RETURN(const std::vector<std::string> found, MarksOf(store, marks, directory));
+      for (const std::string& mark : found) {
+        RETURN_IF_ERROR(store::MakeDirectories(store, JoinPath(aside, marks)));
+        RETURN_IF_ERROR(store.RenameNoReplace(mark, JoinPath(aside, mark)));
+        RETURN_IF_ERROR(store.SyncDirectory(marks));
+      }
+    }
+    RETURN_IF_ERROR(store::MakeDirectories(store, aside));
+    RETURN_IF_ERROR(store.RenameNoReplace(directory, JoinPath(aside, directory)));
+  }
+  if (!directories.empty()) {
+    RETURN_IF_ERROR(store.SyncDirectory(aside));
+    RETURN_IF_ERROR(store.SyncDirectory(""));
+  }
+  return absl::OkStatus();
+}
+
+// COMMIT becomes DELETED, and back when the step was pinned in the meantime: PinStep writes its
+// mark before it looks for COMMIT.
+absl::StatusOr<bool> WithdrawUnlessPinned(store::ObjectStore& store, int64_t step, int64_t now_s) {
+  const std::string directory = ckpt::StepName(step);
+  const std::string commit = JoinPath(directory, ckpt::kCommitFile);
+  const std::string withdrawn = JoinPath(directory, ckpt::kDeletedFile);
+  RETURN_IF_ERROR(store.Replace(commit, withdrawn));
+  ASSIGN_OR_RETURN(const std::vector<std::string> pins,
+                   MarksOf(store, ckpt::kPinsFolder, directory));
+  for (const std::string& pin : pins) {
+    const std::string name = pin.substr(pin.rfind('/') + 1);
+    if (!ckpt::ParsePinName(name)->Expired(now_s)) {
+      RETURN_IF_ERROR(store.Replace(withdrawn, commit));
+      return false;
+    }
+  }
+  RETURN_IF_ERROR(store.SyncDirectory(directory));
+  return true;
+}
+
+absl::Status RemoveExpiredPins(store::ObjectStore& store, int64_t now_s) {
+  const absl::StatusOr<std::vector<store::ListedEntry>> pins = store.List(ckpt::kPinsFolder);
+  if (absl::IsNotFound(pins.status())) {
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(pins.status());
+  for (const store::ListedEntry& entry : *pins) {
+    const std::optional<ckpt::PinName> pin = ckpt::ParsePinName(entry.name);
+    if (pin && pin->Expired(now_s)) {
+      const absl::Status removed = store.Remove(JoinPath(ckpt::kPinsFolder, entry.name));
+      RETURN_IF_ERROR(absl::IsNotFound(removed) ? absl::OkStatus() : removed);
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::vector<int64_t> StepsToDelete(std::span<const CommittedStepInfo> steps,
@@ -82,8 +162,11 @@ absl::Status DeleteStep(store::ObjectStore& store, int64_t step) {
 
 absl::StatusOr<std::vector<int64_t>> ApplyRetention(store::ObjectStore& store,
                                                     const RetentionPolicy& policy,
-                                                    const std::set<int64_t>& in_use) {
-  ASSIGN_OR_RETURN(const StepListing listing, ListSteps(store));
+                                                    const std::set<int64_t>& in_use,
+                                                    int64_t now_s,
+                                                    const DeletionGate& gate) {
+  RETURN_IF_ERROR(RemoveExpiredPins(store, now_s));
+  ASSIGN_OR_RETURN(const StepListing listing, ListSteps(store, now_s));
   for (const StepListing::Damaged& damaged : listing.damaged) {
     ASSIGN_OR_RETURN(const bool rest, IsRestOfDeletion(store, damaged.directory));
     if (rest) {
@@ -92,8 +175,14 @@ absl::StatusOr<std::vector<int64_t>> ApplyRetention(store::ObjectStore& store,
   }
   std::vector<int64_t> deleted;
   for (const int64_t step : StepsToDelete(listing.steps, policy, in_use)) {
-    RETURN_IF_ERROR(DeleteStep(store, step));
-    deleted.push_back(step);
+    if (gate && !gate(step)) {
+      continue;
+    }
+    ASSIGN_OR_RETURN(const bool withdrawn, WithdrawUnlessPinned(store, step, now_s));
+    if (withdrawn) {
+      RETURN_IF_ERROR(DeleteStep(store, step));
+      deleted.push_back(step);
+    }
   }
   return deleted;
 }
@@ -113,34 +202,30 @@ absl::StatusOr<std::vector<std::string>> SetAside(store::ObjectStore& store,
       moved.push_back(damaged.directory);
     }
   }
-  const std::string aside = absl::StrCat("old-", job);
-  for (const std::string& directory : moved) {
-    // Marks first: one that stayed would be taken for a mark of the new step of that number.
-    for (const std::string_view marks : {ckpt::kBadFolder, ckpt::kPinsFolder}) {
-      const std::string mark = JoinPath(marks, directory);
-      ASSIGN_OR_RETURN(const bool marked, store::Exists(store, mark));
-      if (marked) {
-        RETURN_IF_ERROR(store::MakeDirectories(store, JoinPath(aside, marks)));
-        RETURN_IF_ERROR(store.RenameNoReplace(mark, JoinPath(aside, mark)));
-        RETURN_IF_ERROR(store.SyncDirectory(marks));
-      }
-    }
-    RETURN_IF_ERROR(store::MakeDirectories(store, aside));
-    RETURN_IF_ERROR(store.RenameNoReplace(directory, JoinPath(aside, directory)));
-  }
-  if (!moved.empty()) {
-    RETURN_IF_ERROR(store.SyncDirectory(aside));
-    RETURN_IF_ERROR(store.SyncDirectory(""));
-  }
+  RETURN_IF_ERROR(MoveAside(store, moved, absl::StrCat("old-", job)));
   return moved;
 }
 
-absl::StatusOr<std::vector<ckpt::AttemptKey>> CleanAttempts(
-    store::ObjectStore& store, std::span<const ckpt::AttemptKey> keep) {
+absl::StatusOr<std::vector<std::string>> MoveStepsAbove(store::ObjectStore& store,
+                                                        int64_t step,
+                                                        const std::string& aside) {
+  ASSIGN_OR_RETURN(const std::vector<store::ListedEntry> entries, store.List(""));
+  std::vector<std::string> moved;
+  for (const store::ListedEntry& entry : entries) {
+    if (entry.is_directory && ckpt::ParseStepName(entry.name).value_or(-1) > step) {
+      moved.push_back(entry.name);
+    }
+  }
+  RETURN_IF_ERROR(MoveAside(store, moved, aside));
+  return moved;
+}
+
+absl::StatusOr<std::vector<ckpt::AttemptKey>> CleanAttempts(store::ObjectStore& store,
+                                                            std::optional<uint32_t> job_tag) {
   ASSIGN_OR_RETURN(const std::vector<ckpt::AttemptKey> attempts, ListAttempts(store));
   std::vector<ckpt::AttemptKey> removed;
   for (const ckpt::AttemptKey& key : attempts) {
-    if (std::find(keep.begin(), keep.end(), key) == keep.end()) {
+    if (key.job_tag == job_tag) {
       // COMMIT, if there is one, goes first by its name: nobody publishes a half-removed attempt.
       RETURN_IF_ERROR(store::RemoveTree(store, ckpt::AttemptName(key)));
       removed.push_back(key);

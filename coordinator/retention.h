@@ -4,6 +4,8 @@
 // anywhere and repeated.
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -32,17 +34,28 @@ std::vector<int64_t> StepsToDelete(std::span<const CommittedStepInfo> steps,
 absl::Status DeleteStep(store::ObjectStore& store, int64_t step);
 // Ends deletions that were interrupted, then deletes what the policy says. Returns the deleted
 // steps.
+// `gate`, if there is one, is asked right before each deletion; false: that step stays. Pins count
+// until they expire, at Unix time `now_s`; expired ones are removed.
+using DeletionGate = std::function<bool(int64_t step)>;
 absl::StatusOr<std::vector<int64_t>> ApplyRetention(store::ObjectStore& store,
                                                     const RetentionPolicy& policy,
-                                                    const std::set<int64_t>& in_use);
+                                                    const std::set<int64_t>& in_use,
+                                                    int64_t now_s = 0,
+                                                    const DeletionGate& gate = nullptr);
 // Moves every step folder above `step` that `job` did not commit, with its marks, into old-<job>/:
 // a new history begins there in a folder that holds one. May be interrupted anywhere and repeated.
 // Returns what moved.
 absl::StatusOr<std::vector<std::string>> SetAside(store::ObjectStore& store,
                                                   const std::string& job,
                                                   int64_t step);
-// Removes attempt folders other than those in `keep`: of epochs that are over.
+// Moves every step folder above `step`, with its marks, into `aside`/: what a rollback leaves
+// behind. May be interrupted anywhere and repeated. Returns what moved.
+absl::StatusOr<std::vector<std::string>> MoveStepsAbove(store::ObjectStore& store,
+                                                        int64_t step,
+                                                        const std::string& aside);
+// Removes the attempts whose names carry this tag (none: those without one): of epochs that are
+// over. Returns what was removed.
 absl::StatusOr<std::vector<ckpt::AttemptKey>> CleanAttempts(store::ObjectStore& store,
-                                                            std::span<const ckpt::AttemptKey> keep);
+                                                            std::optional<uint32_t> job_tag);
 
 }  // namespace ravel::coordinator

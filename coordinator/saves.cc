@@ -99,12 +99,12 @@ absl::Status VerifySeal(const plan::SavePlan& plan,
                         const SaveContext& context,
                         const Sha256Digest& plan_hash,
                         const ckpt::Seal& seal) {
-  if (ckpt::AttemptKey{seal.step, seal.epoch, seal.attempt} != context.key) {
-    return SealError(seal,
-                     absl::StrCat("is of ",
-                                  ckpt::AttemptName({seal.step, seal.epoch, seal.attempt}),
-                                  ", expected ",
-                                  ckpt::AttemptName(context.key)));
+  const ckpt::AttemptKey sealed = {.step = seal.step, .epoch = seal.epoch, .attempt = seal.attempt};
+  if (!sealed.SameSave(context.key)) {
+    return SealError(
+        seal,
+        absl::StrCat(
+            "is of ", ckpt::AttemptName(sealed), ", expected ", ckpt::AttemptName(context.key)));
   }
   if (seal.save_plan_hash != plan_hash) {
     return SealError(seal, "was made with another save plan");
@@ -239,7 +239,9 @@ absl::StatusOr<std::optional<ckpt::CommitRecord>> ReadPublished(const store::Obj
 
 // Epochs count from 1 in every job: its uid tells saves of two jobs in one folder apart.
 bool IsSave(const ckpt::CommitRecord& commit, std::string_view job, const ckpt::AttemptKey& key) {
-  return commit.job == job && ckpt::AttemptKey{commit.step, commit.epoch, commit.attempt} == key;
+  const ckpt::AttemptKey saved = {
+      .step = commit.step, .epoch = commit.epoch, .attempt = commit.attempt};
+  return commit.job == job && saved.SameSave(key);
 }
 
 absl::Status LostTo(const ckpt::CommitRecord& commit) {

@@ -49,6 +49,7 @@ struct CommittedStepInfo {
   bool bad = false;
   std::string bad_reason;
   bool pinned = false;
+  std::vector<ckpt::PinName> pins = {};
 };
 
 // Verify, describe (manifest.pb, COMMIT; synced), publish (rename without replacing; synced).
@@ -93,20 +94,17 @@ struct StepListing {
   struct Damaged {
     std::string directory;
     std::string reason;
+    bool withdrawn = false;  // its deletion was begun
   };
   std::vector<Damaged> damaged;
 };
 // Reads every COMMIT and checks it against its manifest's length; an absent root is an empty
-// listing.
-absl::StatusOr<StepListing> ListSteps(const store::ObjectStore& store);
-
-// The newest committed step that is not BAD and whose manifest opens; one that does not is marked
-// BAD and the next is tried. Empty when there is none. `only_step` >= 0 asks for that step
-// (NotFound, or FailedPrecondition when BAD).
-absl::StatusOr<std::optional<CommittedStepInfo>> PickRestore(store::ObjectStore& store,
-                                                             int64_t only_step = -1);
+// listing. Pins that have expired at Unix time `now_s` do not count.
+absl::StatusOr<StepListing> ListSteps(const store::ObjectStore& store, int64_t now_s = 0);
 
 // Writes bad/<step> with the reason; a step that is marked already stays as it is.
 absl::Status MarkBad(store::ObjectStore& store, int64_t step, std::string_view reason);
+// Removes that mark; NotFound when there is none.
+absl::Status UnmarkBad(store::ObjectStore& store, int64_t step);
 
 }  // namespace ravel::coordinator

@@ -146,6 +146,8 @@ const Table<JobRecord>& JobTable() {
        BudgetField("budget_node", kText, &BudgetState::last_node),
        BudgetField("budget_reason", kText, &BudgetState::last_reason),
        BudgetField("budget_step", kStep, &BudgetState::last_step),
+       BudgetField("store_waits", kInteger, &BudgetState::store_waits),
+       Field("rollback_step", kStep, &JobRecord::rollback_step),
        Field("not_before_ms", kInteger, &JobRecord::not_before_ms),
        Field("created_ms", kInteger, &JobRecord::created_ms),
        Field("started_ms", kInteger, &JobRecord::started_ms),

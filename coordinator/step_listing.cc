@@ -7,8 +7,6 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/crypto.h"
-#include "common/store/committed_step.h"
-#include "common/store/step_verifier.h"
 #include "coordinator/saves.h"
 
 namespace ravel::coordinator {
@@ -17,6 +15,7 @@ namespace {
 using store::JoinPath;
 
 constexpr int64_t kMaxReasonBytes = 64 << 10;
+constexpr std::string_view kWithdrawn = "withdrawn; its deletion is not finished";
 
 // The entries of a folder; none when it does not exist.
 absl::StatusOr<std::vector<store::ListedEntry>> ListOrEmpty(const store::ObjectStore& store,
@@ -39,8 +38,8 @@ absl::StatusOr<ckpt::CommitRecord> ReadCommit(const store::ObjectStore& store,
   }
   if (!sizes.contains(std::string(ckpt::kCommitFile))) {
     return absl::DataLossError(sizes.contains(std::string(ckpt::kDeletedFile))
-                                   ? "withdrawn; its deletion is not finished"
-                                   : "COMMIT is missing");
+                                   ? std::string(kWithdrawn)
+                                   : std::string("COMMIT is missing"));
   }
   ASSIGN_OR_RETURN(
       const std::string text,
@@ -55,13 +54,6 @@ absl::StatusOr<ckpt::CommitRecord> ReadCommit(const store::ObjectStore& store,
         absl::StrCat("manifest.pb is missing or does not have ", commit.manifest_bytes, " bytes"));
   }
   return commit;
-}
-
-absl::Status IsRestorable(const store::ObjectStore& store, const CommittedStepInfo& info) {
-  RETURN_IF_ERROR(store::CommittedStep::Open(&store, info.directory).status());
-  const store::VerifyReport report =
-      store::VerifyStep(store, info.directory, store::VerifyDepth::kQuick);
-  return report.ok() ? absl::OkStatus() : absl::DataLossError(report.problems.front().Text());
 }
 
 }  // namespace
@@ -82,7 +74,7 @@ absl::StatusOr<std::vector<ckpt::AttemptKey>> ListAttempts(const store::ObjectSt
   return attempts;
 }
 
-absl::StatusOr<StepListing> ListSteps(const store::ObjectStore& store) {
+absl::StatusOr<StepListing> ListSteps(const store::ObjectStore& store, int64_t now_s) {
   StepListing listing;
   ASSIGN_OR_RETURN(const std::vector<store::ListedEntry> entries, ListOrEmpty(store, ""));
   ASSIGN_OR_RETURN(const std::vector<store::ListedEntry> bad, ListOrEmpty(store, ckpt::kBadFolder));
@@ -92,6 +84,13 @@ absl::StatusOr<StepListing> ListSteps(const store::ObjectStore& store) {
     return std::any_of(
         list.begin(), list.end(), [&](const auto& entry) { return entry.name == name; });
   };
+  std::map<int64_t, std::vector<ckpt::PinName>> pins_of;
+  for (const store::ListedEntry& entry : pins) {
+    const std::optional<ckpt::PinName> pin = ckpt::ParsePinName(entry.name);
+    if (pin && !pin->Expired(now_s)) {
+      pins_of[pin->step].push_back(*pin);
+    }
+  }
   for (const store::ListedEntry& entry : entries) {
     const std::optional<int64_t> step = ckpt::ParseStepName(entry.name);
     if (!step || !entry.is_directory) {
@@ -99,7 +98,10 @@ absl::StatusOr<StepListing> ListSteps(const store::ObjectStore& store) {
     }
     absl::StatusOr<ckpt::CommitRecord> commit = ReadCommit(store, entry.name, *step);
     if (!commit.ok()) {
-      listing.damaged.push_back({entry.name, std::string(commit.status().message())});
+      listing.damaged.push_back(
+          {.directory = entry.name,
+           .reason = std::string(commit.status().message()),
+           .withdrawn = std::string(commit.status().message()) == kWithdrawn});
       continue;
     }
     CommittedStepInfo info = {.step = *step,
@@ -107,7 +109,8 @@ absl::StatusOr<StepListing> ListSteps(const store::ObjectStore& store) {
                               .commit = *std::move(commit),
                               .bad = contains(bad, entry.name),
                               .bad_reason = {},
-                              .pinned = contains(pins, entry.name)};
+                              .pinned = pins_of.contains(*step),
+                              .pins = pins_of[*step]};
     if (info.bad) {
       const absl::StatusOr<std::string> reason =
           store::ReadFile(store, JoinPath(ckpt::kBadFolder, entry.name), kMaxReasonBytes);
@@ -119,41 +122,16 @@ absl::StatusOr<StepListing> ListSteps(const store::ObjectStore& store) {
   return listing;
 }
 
-absl::StatusOr<std::optional<CommittedStepInfo>> PickRestore(store::ObjectStore& store,
-                                                             int64_t only_step) {
-  ASSIGN_OR_RETURN(const StepListing listing, ListSteps(store));
-  for (const CommittedStepInfo& info : listing.steps) {
-    if (only_step >= 0 && info.step != only_step) {
-      continue;
-    }
-    absl::Status status =
-        info.bad ? absl::FailedPreconditionError(absl::StrCat("marked BAD: ", info.bad_reason))
-                 : IsRestorable(store, info);
-    if (status.ok()) {
-      return std::optional<CommittedStepInfo>(info);
-    }
-    if (absl::IsDataLoss(status)) {
-      RETURN_IF_ERROR(MarkBad(store, info.step, std::string(status.message())));
-    } else if (!info.bad) {
-      return status;  // the store cannot be read now, or the format is another: nobody's data are
-                      // bad
-    }
-    if (only_step >= 0) {
-      return Annotate(absl::FailedPreconditionError(status.message()), info.directory);
-    }
-  }
-  if (only_step >= 0) {
-    return absl::NotFoundError(
-        absl::StrCat(store.Locate(ckpt::StepName(only_step)), ": no such committed step"));
-  }
-  return std::optional<CommittedStepInfo>();
-}
-
 absl::Status MarkBad(store::ObjectStore& store, int64_t step, std::string_view reason) {
   RETURN_IF_ERROR(store::MakeDirectories(store, ckpt::kBadFolder));
   const std::string path = JoinPath(ckpt::kBadFolder, ckpt::StepName(step));
   const absl::Status put = store::PutNew(store, path, reason, RandomHex(8));
   return absl::IsAlreadyExists(put) ? absl::OkStatus() : put;
+}
+
+absl::Status UnmarkBad(store::ObjectStore& store, int64_t step) {
+  RETURN_IF_ERROR(store.Remove(JoinPath(ckpt::kBadFolder, ckpt::StepName(step))));
+  return store.SyncDirectory(ckpt::kBadFolder);
 }
 
 }  // namespace ravel::coordinator

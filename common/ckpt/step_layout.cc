@@ -93,8 +93,30 @@ std::optional<int64_t> ParseStepName(std::string_view name) {
   return step && rest.empty() && StepName(*step) == name ? step : std::nullopt;
 }
 
+uint32_t JobTag(std::string_view job_uid) {
+  uint32_t tag = 0;
+  const std::string_view digits = job_uid.substr(0, 8);
+  if (digits.size() < 8 || digits.find_first_not_of("0123456789abcdef") != digits.npos) {
+    return Crc32c(0, job_uid.data(), job_uid.size());
+  }
+  for (const char c : digits) {
+    tag = tag << 4 | static_cast<uint32_t>(c <= '9' ? c - '0' : c - 'a' + 10);
+  }
+  return tag;
+}
+
+std::string JobTagText(std::string_view job_uid) {
+  return absl::StrFormat("%08x", JobTag(job_uid));
+}
+
 std::string AttemptName(const AttemptKey& key) {
-  return absl::StrCat(StepName(key.step), ".e", key.epoch, ".a", key.attempt, ".tmp");
+  return absl::StrCat(StepName(key.step),
+                      ".e",
+                      key.epoch,
+                      ".a",
+                      key.attempt,
+                      key.job_tag ? absl::StrFormat(".%08x", *key.job_tag) : "",
+                      ".tmp");
 }
 
 std::optional<AttemptKey> ParseAttemptName(std::string_view name) {
@@ -111,10 +133,13 @@ std::optional<AttemptKey> ParseAttemptName(std::string_view name) {
     return std::nullopt;
   }
   const std::optional<int64_t> attempt = TakeDigits(rest);
-  if (!attempt || rest != ".tmp") {
+  if (!attempt) {
     return std::nullopt;
   }
-  const AttemptKey key = {*step, *epoch, *attempt};
+  AttemptKey key = {.step = *step, .epoch = *epoch, .attempt = *attempt, .job_tag = {}};
+  if (rest.size() == 13 && rest.front() == '.') {  // ".3f2a9c01.tmp"
+    key.job_tag = JobTag(rest.substr(1, 8));
+  }
   return AttemptName(key) == name ? std::optional<AttemptKey>(key) : std::nullopt;
 }
 
@@ -127,8 +152,39 @@ std::string SealFileName(int64_t writer) {
   return absl::StrFormat("seals/%05d", writer);
 }
 
+std::string PinFileName(const PinName& pin) {
+  return absl::StrCat(StepName(pin.step),
+                      pin.holder.empty() ? "" : ".",
+                      pin.holder,
+                      pin.until_s > 0 ? absl::StrCat(".x", pin.until_s) : "");
+}
+
+std::optional<PinName> ParsePinName(std::string_view name) {
+  const size_t dot = name.find('.');
+  const std::optional<int64_t> step = ParseStepName(name.substr(0, dot));
+  if (!step) {
+    return std::nullopt;
+  }
+  PinName pin = {.step = *step, .holder = {}, .until_s = 0};
+  if (dot != name.npos) {
+    std::string_view rest = name.substr(dot + 1);
+    const size_t end = rest.rfind(".x");
+    if (end != rest.npos) {
+      std::string_view digits = rest.substr(end + 2);
+      pin.until_s = TakeDigits(digits).value_or(0);
+      rest = rest.substr(0, end);
+    }
+    pin.holder = std::string(rest);
+  }
+  constexpr std::string_view kHolderLetters = "abcdefghijklmnopqrstuvwxyz0123456789-";
+  const bool letters = pin.holder.find_first_not_of(kHolderLetters) == std::string::npos;
+  return letters && PinFileName(pin) == name ? std::optional<PinName>(pin) : std::nullopt;
+}
+
 SaveId MakeSaveId(std::string_view job, const AttemptKey& key) {
-  const Sha256Digest digest = Sha256(absl::StrCat(std::string(job), "\n", AttemptName(key)));
+  // Without the tag: the job is named in full.
+  const AttemptKey plain = {.step = key.step, .epoch = key.epoch, .attempt = key.attempt};
+  const Sha256Digest digest = Sha256(absl::StrCat(std::string(job), "\n", AttemptName(plain)));
   SaveId id = {};
   std::copy_n(digest.begin(), id.size(), id.begin());
   return id;

@@ -22,6 +22,7 @@ inline constexpr std::string_view kOptimizerFolder = "optim";
 inline constexpr std::string_view kHuggingFaceFolder = "hf";
 inline constexpr std::string_view kPinsFolder = "pins";
 inline constexpr std::string_view kBadFolder = "bad";
+inline constexpr std::string_view kOwnerFile = "OWNER";
 inline constexpr int64_t kMaxCommitBytes = 4096;
 
 // "step-0000000020"; step >= 0.
@@ -33,9 +34,19 @@ struct AttemptKey {
   int64_t step = 0;
   int64_t epoch = 0;
   int64_t attempt = 0;  // save attempt
+  // JobTag of the job that writes; none in names of releases before 2.
+  std::optional<uint32_t> job_tag = {};
   bool operator==(const AttemptKey&) const = default;
+  // The same save, whether or not the name says whose it is.
+  bool SameSave(const AttemptKey& other) const {
+    return step == other.step && epoch == other.epoch && attempt == other.attempt;
+  }
 };
-// "step-0000000020.e7.a2.tmp"
+// The first 8 hexadecimal digits of a job's uid as a number; of a text that has none, a checksum.
+uint32_t JobTag(std::string_view job_uid);
+// "3f2a9c01"
+std::string JobTagText(std::string_view job_uid);
+// "step-0000000020.e7.a2.3f2a9c01.tmp", without a tag "step-0000000020.e7.a2.tmp"
 std::string AttemptName(const AttemptKey& key);
 std::optional<AttemptKey> ParseAttemptName(std::string_view name);
 
@@ -43,6 +54,18 @@ std::optional<AttemptKey> ParseAttemptName(std::string_view name);
 std::string ShardFileName(std::string_view folder, int writer, int layer, int layers);
 // "seals/00001"
 std::string SealFileName(int64_t writer);
+
+// A mark that keeps a step from being deleted, pins/<name>: "step-0000000020" (a person's),
+// "step-0000000020.HOLDER" or "step-0000000020.HOLDER.x1700000000", which counts until that second.
+struct PinName {
+  int64_t step = 0;
+  std::string holder = {};  // lower-case letters, digits, '-'; empty: a person
+  int64_t until_s = 0;      // Unix time; 0: for ever
+  bool operator==(const PinName&) const = default;
+  bool Expired(int64_t now_s) const { return until_s > 0 && until_s < now_s; }
+};
+std::string PinFileName(const PinName& pin);
+std::optional<PinName> ParsePinName(std::string_view name);
 
 // A save's identity: all ranks and a restarted coordinator compute the same without asking.
 SaveId MakeSaveId(std::string_view job, const AttemptKey& key);

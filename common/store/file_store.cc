@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -154,6 +155,46 @@ absl::Status FileStore::MakeRoot() {
   return S_ISDIR(status.st_mode)
              ? absl::OkStatus()
              : absl::FailedPreconditionError(absl::StrCat(root_, ": not a directory"));
+}
+
+absl::Status FileStore::ProbeWritable() const {
+  std::string folder = root_;
+  struct stat status = {};
+  while (::stat(folder.c_str(), &status) != 0) {
+    if (errno != ENOENT || folder == "/") {
+      return IoError("stat", folder);
+    }
+    folder = folder.substr(0, std::max<size_t>(folder.rfind('/'), 1));
+  }
+  if (!S_ISDIR(status.st_mode)) {
+    return absl::FailedPreconditionError(absl::StrCat(folder, ": not a directory"));
+  }
+  Descriptor nameless(::open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600));
+  if (nameless.get() >= 0) {
+    return absl::OkStatus();
+  }
+  if (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT && errno != EINVAL) {
+    return IoError("create a file in", folder);
+  }
+  // This file system knows no files without a name: one that nobody else can have.
+  std::string name = folder + "/.ravel-probe-XXXXXX";
+  const Descriptor named(::mkostemp(name.data(), O_CLOEXEC));
+  if (named.get() < 0) {
+    return IoError("create a file in", folder);
+  }
+  return ::unlink(name.c_str()) == 0 ? absl::OkStatus() : IoError("remove", name);
+}
+
+absl::StatusOr<int64_t> FileStore::ChangedMs(std::string_view path) const {
+  const std::string full = Locate(path);
+  struct stat status = {};
+  if (::stat(full.c_str(), &status) != 0) {
+    return IoError("stat", full);
+  }
+  const auto ms = [](const timespec& time) {
+    return static_cast<int64_t>(time.tv_sec) * 1000 + time.tv_nsec / 1'000'000;
+  };
+  return std::max(ms(status.st_mtim), ms(status.st_ctim));  // a rename changes only the second
 }
 
 absl::StatusOr<std::unique_ptr<FileWriter>> FileStore::Create(std::string_view path,

@@ -19,6 +19,9 @@ class FileStore : public ObjectStore {
   static absl::StatusOr<std::unique_ptr<FileStore>> FromUrl(std::string_view url);
   // Creates the root and its parents, each made durable.
   absl::Status MakeRoot();
+  // OK when the root, or else its nearest parent that exists, takes new files. Leaves nothing
+  // behind and makes no folder.
+  absl::Status ProbeWritable() const;
 
   const std::string& root() const { return root_; }
 
@@ -31,6 +34,7 @@ class FileStore : public ObjectStore {
   absl::Status Replace(std::string_view from, std::string_view to) override;
   absl::Status Remove(std::string_view path) override;
   absl::Status SyncDirectory(std::string_view path) override;
+  absl::StatusOr<int64_t> ChangedMs(std::string_view path) const override;
   std::string Locate(std::string_view path) const override;
 
  private:

@@ -65,6 +65,11 @@ class ObjectStore {
   virtual absl::Status Remove(std::string_view path) = 0;
   // Makes the entries of a directory (creations, renames, removals) durable.
   virtual absl::Status SyncDirectory(std::string_view path) = 0;
+  // When a file or directory itself was last changed, moved or written to, Unix time. Unimplemented
+  // where the store does not know.
+  virtual absl::StatusOr<int64_t> ChangedMs(std::string_view path) const {
+    return absl::UnimplementedError(Locate(path));
+  }
   // For people: the absolute path or URL.
   virtual std::string Locate(std::string_view path) const = 0;
 };

@@ -91,7 +91,8 @@ class Verifier {
            .what = absl::IsNotFound(reader.status()) ? "missing"
                    : !reader.ok()
                        ? std::string(reader.status().message())
-                       : absl::StrCat((*reader)->size(), " bytes, the manifest says ", file.size)});
+                       : absl::StrCat((*reader)->size(), " bytes, the manifest says ", file.size),
+           .unread = true});
       return;
     }
     const size_t problems = report_.problems.size();
@@ -123,7 +124,7 @@ class Verifier {
       buffer_.resize(static_cast<size_t>(std::min(ckpt::kBlockBytes, end - at)));
       const absl::Status status = reader.ReadAt(at, buffer_);
       if (!status.ok()) {
-        Report({.file = file.path, .what = std::string(status.message())});
+        Report({.file = file.path, .what = std::string(status.message()), .unread = true});
         return false;
       }
       crc = Crc32c(crc, buffer_.data(), buffer_.size());
@@ -138,6 +139,7 @@ class Verifier {
     std::string header(static_cast<size_t>(file.header_bytes), '\0');
     absl::Status status =
         reader.ReadAt(0, std::as_writable_bytes(std::span(header.data(), header.size())));
+    const bool unread = !status.ok();
     crc = Crc32c(0, header.data(), header.size());
     if (status.ok()) {
       const absl::StatusOr<ckpt::SafetensorsFile> parsed =
@@ -145,7 +147,7 @@ class Verifier {
       status = parsed.ok() ? CompareHeader(*parsed, file, chunks) : parsed.status();
     }
     if (!status.ok()) {
-      Report({.file = file.path, .what = std::string(status.message())});
+      Report({.file = file.path, .what = std::string(status.message()), .unread = unread});
     }
   }
 

@@ -19,6 +19,7 @@ struct StepProblem {
   std::string tensor = {};  // empty: the whole file
   int64_t block = -1;       // of the tensor's chunk in that file, from 0; -1: no block
   std::string what = {};
+  bool unread = false;  // the bytes are missing, short or could not be read: no proof of damage
   // "model/shard-...: tensor model.norm.weight, block 3: crc32c 0x.. but the manifest says 0x.."
   std::string Text() const;
 };

@@ -48,56 +48,6 @@ absl::StatusOr<plan::JobSpec> FakePlanner::DecodeSpec(const std::string& planned
   return specs_[index];
 }
 
-absl::StatusOr<CommittedSave> FakeKeeper::Commit(const plan::JobSpec& spec,
-                                                 const SaveRequest& request) {
-  RETURN_IF_ERROR(commit_failure);
-  EXPECT_EQ(static_cast<int64_t>(request.seals.size()), request.world->plan.ranks);
-  if (!steps[spec.name].emplace(request.step, request.epoch).second) {
-    return absl::AlreadyExistsError(absl::StrCat("step ", request.step, " is committed"));
-  }
-  return CommittedSave{
-      request.step, absl::StrCat(Root(spec), "/step-", request.step), 100, 3, "id"};
-}
-
-absl::StatusOr<std::optional<CommittedSave>> FakeKeeper::Settle(const plan::JobSpec& spec,
-                                                                const SaveRequest& request) {
-  ++settled;
-  steps[spec.name].emplace(request.step, request.epoch);
-  return std::optional<CommittedSave>(
-      CommittedSave{request.step, absl::StrCat(Root(spec), "/step-", request.step), 100, 3, "id"});
-}
-
-absl::StatusOr<RestorePoint> FakeKeeper::FindRestore(const plan::JobSpec& spec, bool has_commit) {
-  RestorePoint point;
-  if (!has_commit && spec.checkpoint.resume_from == "none") {
-    return point;
-  }
-  for (const auto& [step, epoch] : steps[spec.name]) {
-    if (!bad.contains({spec.name, step})) {
-      point = {step, absl::StrCat(Root(spec), "/step-", step), true};
-    }
-  }
-  return point;
-}
-
-absl::Status FakeKeeper::MarkBad(const plan::JobSpec& spec,
-                                 int64_t step,
-                                 const std::string& /*reason*/) {
-  bad.insert({spec.name, step});
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::vector<int64_t>> FakeKeeper::Retain(const plan::JobSpec& spec,
-                                                        int64_t /*in_use_step*/) {
-  std::vector<int64_t> deleted;
-  std::map<int64_t, int64_t>& kept = steps[spec.name];
-  while (static_cast<int64_t>(kept.size()) > spec.checkpoint.keep_last) {
-    deleted.push_back(kept.begin()->first);
-    kept.erase(kept.begin());
-  }
-  return deleted;
-}
-
 FakeWorld::FakeWorld() {
   std::string pattern = (std::filesystem::temp_directory_path() / "coordinator-XXXXXX").string();
   CHECK(mkdtemp(pattern.data()) != nullptr);

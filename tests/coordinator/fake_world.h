@@ -17,6 +17,7 @@
 
 #include "coordinator/job_controller.h"
 #include "coordinator/memory_job_store.h"
+#include "tests/coordinator/fake_keeper.h"
 #include "tests/testing/fake_clock.h"
 
 namespace ravel::coordinator {
@@ -56,37 +57,6 @@ class FakePlanner : public Planner {
 
  private:
   std::vector<plan::JobSpec> specs_;
-};
-
-class FakeKeeper : public CheckpointKeeper {
- public:
-  std::string Root(const plan::JobSpec& spec) const override { return "/ckpt/" + spec.name; }
-  absl::Status Check(const plan::JobSpec& /*spec*/) override { return absl::OkStatus(); }
-  absl::StatusOr<CommittedSave> Commit(const plan::JobSpec& spec,
-                                       const SaveRequest& request) override;
-  absl::StatusOr<std::optional<CommittedSave>> Settle(const plan::JobSpec& spec,
-                                                      const SaveRequest& request) override;
-  absl::StatusOr<RestorePoint> FindRestore(const plan::JobSpec& spec, bool has_commit) override;
-  absl::Status MarkBad(const plan::JobSpec& spec, int64_t step, const std::string& reason) override;
-  absl::StatusOr<std::vector<int64_t>> Retain(const plan::JobSpec& spec,
-                                              int64_t in_use_step) override;
-  absl::Status SetAside(const plan::JobSpec& spec,
-                        const std::string& /*job_uid*/,
-                        const RestorePoint& start) override {
-    std::erase_if(steps[spec.name], [&](const auto& step) { return step.first > start.step; });
-    return absl::OkStatus();
-  }
-  absl::Status CleanAttempts(const plan::JobSpec& /*spec*/) override {
-    ++cleaned;
-    return absl::OkStatus();
-  }
-
-  std::map<std::string, std::map<int64_t, int64_t>>
-      steps;  // by job name: epoch of each committed step
-  std::set<std::pair<std::string, int64_t>> bad;
-  absl::Status commit_failure;
-  int settled = 0;
-  int cleaned = 0;
 };
 
 class FakeWorld;

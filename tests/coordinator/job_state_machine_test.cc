@@ -173,6 +173,60 @@ TEST(JobStateMachineTest, OnlyAHigherCommitRefillsTheBudget) {
   EXPECT_FALSE(Transition(lower->next, event).has_value()) << "not newer";
 }
 
+TEST(JobStateMachineTest, ARollbackIsTheOnlyWordThatSetsAStepBack) {
+  JobRecord job = Record(S::kRunning);
+  job.committed_step = job.highest_commit = 80;
+  JobEvent event = Event(E::kRollbackRequested);
+  event.cause.message = "loss went up";
+  const auto back = Transition(job, event);
+  ASSERT_TRUE(back.has_value());
+  EXPECT_EQ(back->next.state, S::kRecovering);
+  EXPECT_EQ(back->next.epoch, job.epoch + 1);
+  EXPECT_EQ(back->next.committed_step, 50);
+  EXPECT_EQ(back->next.highest_commit, 80);
+  EXPECT_EQ(back->next.rollback_step, 50);
+  EXPECT_EQ(back->next.restarts, job.restarts) << "nothing has failed";
+  EXPECT_EQ(back->events.front().type, "RolledBack");
+  EXPECT_EQ(back->events.front().message, "from step 80 to 50: loss went up");
+  EXPECT_EQ(back->actions, std::vector<JobActionKind>{JobActionKind::kStopTrainers});
+  JobEvent commit = Event(E::kCommitted);
+  commit.step = 90;
+  EXPECT_FALSE(Transition(back->next, commit).has_value()) << "it was on its way, and is too late";
+  const auto done = Transition(back->next, Event(E::kRolledBack));
+  EXPECT_EQ(done->next.rollback_step, -1);
+  EXPECT_TRUE(Transition(done->next, commit).has_value());
+  event.step = 81;
+  EXPECT_FALSE(Transition(job, event).has_value()) << "never forward";
+  job.state = S::kQueued;
+  const auto queued = Transition(job, Event(E::kRollbackRequested));
+  EXPECT_EQ(queued->next.state, S::kQueued);
+  EXPECT_EQ(queued->next.epoch, job.epoch) << "nothing runs";
+  EXPECT_FALSE(Transition(Record(S::kFailed), Event(E::kRollbackRequested)).has_value());
+}
+
+TEST(JobStateMachineTest, AStoreThatIsAwayIsToldOnce) {
+  JobRecord job = Record(S::kRunning);
+  JobEvent event = Event(E::kEpochBroken);
+  event.cause.reason = "StoreUnavailable";
+  std::vector<std::string> told;
+  for (int i = 0; i < 5; ++i) {
+    for (const E kind : {E::kEpochBroken, E::kQuiesced, E::kPlaced}) {
+      event.kind = kind;
+      const auto result = Transition(job, event);
+      ASSERT_TRUE(result.has_value());
+      for (const JobEventRecord& record : result->events) {
+        told.push_back(record.type);
+      }
+      job = result->next;
+    }
+  }
+  EXPECT_EQ(told, std::vector<std::string>{"EpochChanged"});
+  EXPECT_EQ(job.budget.used, 0);
+  EXPECT_EQ(job.budget.store_waits, 5);
+  EXPECT_EQ(job.restarts, 1);
+  EXPECT_EQ(Transition(job, Event(E::kAllReady))->next.budget.store_waits, 0);
+}
+
 // Random lives: what must hold after every change.
 TEST(JobStateMachineTest, InvariantsHoldOverRandomEvents) {
   std::mt19937_64 random(20261121);
@@ -209,7 +263,8 @@ TEST(JobStateMachineTest, InvariantsHoldOverRandomEvents) {
         }
       }
       if (next.committed_step < job.committed_step) {
-        ASSERT_EQ(event.kind, E::kCommitLost) << "a step falls only by a recorded rollback";
+        ASSERT_TRUE(event.kind == E::kCommitLost || event.kind == E::kRollbackRequested)
+            << "a step falls only by proven damage or a person's word";
       }
       if (next.state == S::kSucceeded && job.state != S::kSucceeded) {
         ASSERT_GE(next.committed_step, next.spec.steps);

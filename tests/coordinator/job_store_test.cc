@@ -70,6 +70,8 @@ JobRecord FullRecord() {
   job.resized_ms = 15;
   job.failure_class = "user";
   job.resource_version = 99;
+  job.rollback_step = 20;
+  job.budget.store_waits = 3;
   return job;
 }
 

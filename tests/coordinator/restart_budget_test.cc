@@ -71,7 +71,13 @@ TEST(FailureReasonTest, ClassesAndChargesAreThoseOfTheSpecification) {
       {FailureClass::kCapacity,
        {"WaitingForDevices", "WaitingForQuota", "BelowMinimum", "HigherPriorityAhead", "Backoff"}},
       {FailureClass::kControl,
-       {"Done", "Stopped", "CoordinatorRestart", "StoreUnavailable", "StoreFull", "VersionSkew"}},
+       {"Done",
+        "Stopped",
+        "CoordinatorRestart",
+        "StoreUnavailable",
+        "StoreFull",
+        "VersionSkew",
+        "Rollback"}},
       {FailureClass::kFinal, {"BudgetExhausted", "NoProgress", "NoGoodCheckpoint"}}};
   std::map<FailureClass, std::set<std::string_view>> found;
   for (const FailureReason& reason : FailureReasons()) {
@@ -91,8 +97,7 @@ TEST(RestartBudgetTest, OnlyTheJobsOwnFailuresEndItWithoutALimitInTheJobFile) {
     const FailureCause cause = Elsewhere(Cause(std::string(reason.name), 5));
     const BudgetVerdict verdict = ChargeAll({}, std::vector<FailureCause>(10, cause));
     const bool own = reason.repeats == RepeatRule::kSameStep;
-    EXPECT_EQ(verdict.fail, own || (reason.answer == FailureAnswer::kFail && reason.charged))
-        << reason.name;
+    EXPECT_EQ(verdict.fail, own || reason.answer == FailureAnswer::kFail) << reason.name;
   }
 }
 
@@ -242,6 +247,31 @@ TEST(RestartBudgetTest, WhatIsNotTheJobsFaultCostsNothing) {
     EXPECT_FALSE(verdict.fail);
     EXPECT_EQ(verdict.backoff_ms, 0);
   }
+}
+
+TEST(RestartBudgetTest, TriesForWantOfTheStoreAreCountedApart) {
+  plan::RestartSpec limits;
+  limits.max_failures = 1;
+  limits.max_no_progress = 1;
+  BudgetState budget;
+  for (int i = 0; i < 9; ++i) {
+    const BudgetVerdict verdict =
+        Charge(limits, budget, {"StoreUnavailable", "", "", -1, 5}, "uid", i, 0);
+    EXPECT_FALSE(verdict.fail);
+    EXPECT_EQ(verdict.next.used, 0);
+    EXPECT_LE(verdict.backoff_ms, 60'000);
+    budget = verdict.next;
+  }
+  EXPECT_EQ(budget.store_waits, 9);
+  EXPECT_EQ(Charge(limits, budget, {"Rollback", "", "", -1, 5}, "uid", 1, 0).next.store_waits, 0);
+  EXPECT_EQ(Refill(budget).store_waits, 0);
+}
+
+TEST(RestartBudgetTest, WithoutAGoodCheckpointTheJobFailsAtOnce) {
+  const BudgetVerdict verdict =
+      Charge({}, {}, {"NoGoodCheckpoint", "step 5: checksum", "", -1, 5}, "uid", 1, 0);
+  EXPECT_TRUE(verdict.fail);
+  EXPECT_EQ(verdict.final_reason, "NoGoodCheckpoint");
 }
 
 TEST(RestartBudgetTest, TheTellingCauseOutweighsItsEchoes) {

@@ -12,6 +12,7 @@
 #include "common/store/memory_store.h"
 #include "common/store/step_verifier.h"
 #include "coordinator/retention.h"
+#include "coordinator/step_inspection.h"
 #include "tests/testing/saved_state.h"
 
 namespace ravel::coordinator {
@@ -162,7 +163,7 @@ TEST_P(CrashTest, AtEveryOperationOfASaveOldOrOldAndNewIsLoadable) {
     const bool committed = result->state == SettledState::kCommitted;
     EXPECT_TRUE(committed || loadable.size() == 1) << result->reason;
     settled += committed && loadable.size() == 1 ? 1 : 0;
-    ASSERT_TRUE(CleanAttempts(store, {}).ok());
+    ASSERT_TRUE(CleanAttempts(store, std::nullopt).ok());
     EXPECT_EQ(LoadableSteps(store).size(), committed ? 2u : 1u);
     const auto retried = testing::Save(store, saved, {.step = 20, .epoch = 2, .attempt = 1});
     EXPECT_TRUE(committed ? absl::IsAlreadyExists(retried.status()) : retried.ok())
@@ -346,31 +347,56 @@ TEST(SavesTest, AFileThatVanishedBeforeTheCommitIsNamed) {
   EXPECT_TRUE(LoadableSteps(store).empty());
 }
 
+// As the record of the job of testing::ContextOf has it.
+absl::StatusOr<RestoreChoice> Choose(MemoryStore& store, int64_t committed_step) {
+  return ChooseRestore(
+      store,
+      {.job_uid = "job-1", .committed_step = committed_step, .has_commit = committed_step >= 0});
+}
+
 TEST(SavesTest, RestoreTakesTheNewestGoodStep) {
   MemoryStore store;
   const testing::SavedWorld saved = SmallWorld();
-  ASSERT_FALSE(PickRestore(store)->has_value());
+  EXPECT_EQ(Choose(store, -1)->step, -1) << "nothing yet, and nothing recorded";
   for (const int64_t step : {10, 20, 30}) {
     ASSERT_TRUE(testing::Save(store, saved, {.step = step, .epoch = 1, .attempt = 1}).ok());
   }
-  EXPECT_EQ((*PickRestore(store))->step, 30);
+  EXPECT_EQ(Choose(store, -1)->step, 30) << "committed, though the record of it was lost";
+  EXPECT_EQ(Choose(store, 30)->fallback_reason, "");
   ASSERT_TRUE(MarkBad(store, 30, "model/x: tensor y, block 3").ok());
   ASSERT_TRUE(MarkBad(store, 30, "another reason").ok());
-  EXPECT_EQ((*PickRestore(store))->step, 20);
+  EXPECT_EQ(Choose(store, 30)->step, 20);
+  EXPECT_EQ(Choose(store, 30)->fallback_reason, "step 30: model/x: tensor y, block 3");
   EXPECT_EQ(ListSteps(store)->steps.front().bad_reason, "model/x: tensor y, block 3");
-  EXPECT_EQ((*PickRestore(store, 10))->step, 10);
-  EXPECT_TRUE(absl::IsFailedPrecondition(PickRestore(store, 30).status()));
-  EXPECT_TRUE(absl::IsNotFound(PickRestore(store, 40).status()));
+  ASSERT_TRUE(UnmarkBad(store, 30).ok());
+  EXPECT_EQ(Choose(store, 30)->step, 30);
+  EXPECT_TRUE(absl::IsNotFound(UnmarkBad(store, 30)));
 }
 
-TEST(SavesTest, ATornStepIsMarkedBadAndThePreviousOneUsed) {
-  const std::string model = "step-0000000020/model/shard-00001-model-00001-of-00001.safetensors";
+TEST(SavesTest, StepsOfAnotherJobAreNotTaken) {
+  MemoryStore store;
+  ASSERT_TRUE(testing::Save(store, SmallWorld(), kNew).ok());
+  const auto choice =
+      ChooseRestore(store, {.job_uid = "another", .committed_step = -1, .has_commit = false});
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  EXPECT_EQ(choice->step, -1);
+  // But for those that its record says it began from.
+  EXPECT_EQ(
+      ChooseRestore(store, {.job_uid = "another", .committed_step = 20, .has_commit = true})->step,
+      20);
+}
+
+constexpr const char* kModelFile =
+    "step-0000000020/model/shard-00001-model-00001-of-00001.safetensors";
+
+TEST(SavesTest, ProvenDamageIsMarkedAndThePreviousStepUsed) {
   const std::vector<std::function<void(MemoryStore&)>> damages = {
-      [&](MemoryStore& store) { ASSERT_TRUE(store.Remove(model).ok()); },
-      [&](MemoryStore& store) { ASSERT_TRUE(store.Truncate(model, 4100).ok()); },
-      [&](MemoryStore& store) { ASSERT_TRUE(store.FlipBit(model, 30, 1).ok()); },
+      [&](MemoryStore& store) { ASSERT_TRUE(store.FlipBit(kModelFile, 30, 1).ok()); },
       [&](MemoryStore& store) {
         ASSERT_TRUE(store.FlipBit("step-0000000020/manifest.pb", 50, 1).ok());
+      },
+      [&](MemoryStore& store) {
+        ASSERT_TRUE(store.Overwrite("step-0000000020/COMMIT", "{\"format\": 1}\n").ok());
       }};
   for (const auto& damage : damages) {
     MemoryStore store;
@@ -378,26 +404,64 @@ TEST(SavesTest, ATornStepIsMarkedBadAndThePreviousOneUsed) {
     ASSERT_TRUE(testing::Save(store, saved, kOld).ok());
     ASSERT_TRUE(testing::Save(store, saved, kNew).ok());
     damage(store);
-    const auto picked = PickRestore(store);
-    ASSERT_TRUE(picked.ok()) << picked.status();
-    EXPECT_EQ((*picked)->step, 10);
-    const StepListing listing = *ListSteps(store);
-    EXPECT_TRUE(listing.steps.front().bad);
-    EXPECT_NE(listing.steps.front().bad_reason, "");
+    const auto choice = Choose(store, 20);
+    ASSERT_TRUE(choice.ok()) << choice.status();
+    EXPECT_EQ(choice->step, 10);
+    EXPECT_THAT(choice->fallback_reason, HasSubstr("step 20: "));
+    EXPECT_TRUE(*store::Exists(store, "bad/step-0000000020"));
   }
 }
 
-TEST(SavesTest, AStepWithoutCommitIsDamagedAndNotUsed) {
+TEST(SavesTest, WhatCannotBeReadIsNeverTakenForDamage) {
+  const std::vector<std::function<void(MemoryStore&)>> losses = {
+      [&](MemoryStore& store) { ASSERT_TRUE(store.Remove(kModelFile).ok()); },
+      [&](MemoryStore& store) { ASSERT_TRUE(store.Truncate(kModelFile, 4100).ok()); },
+      [&](MemoryStore& store) {
+        ASSERT_TRUE(store.Truncate("step-0000000020/manifest.pb", 20).ok());
+      },
+      [&](MemoryStore& store) { ASSERT_TRUE(store.Truncate("step-0000000020/COMMIT", 9).ok()); },
+      [&](MemoryStore& store) { ASSERT_TRUE(store.Remove("step-0000000020/COMMIT").ok()); },
+      [&](MemoryStore& store) { ASSERT_TRUE(store::RemoveTree(store, "step-0000000020").ok()); }};
+  for (const auto& lose : losses) {
+    MemoryStore store;
+    const testing::SavedWorld saved = SmallWorld();
+    ASSERT_TRUE(testing::Save(store, saved, kOld).ok());
+    ASSERT_TRUE(testing::Save(store, saved, kNew).ok());
+    lose(store);
+    const auto choice = Choose(store, 20);
+    EXPECT_TRUE(absl::IsUnavailable(choice.status())) << choice.status();
+    EXPECT_THAT(std::string(choice.status().message()), HasSubstr("step-0000000020"));
+    EXPECT_FALSE(*store::Exists(store, "bad/step-0000000020")) << "nobody is condemned";
+  }
+}
+
+TEST(SavesTest, WithoutAnyGoodStepEachIsNamedWithItsReason) {
   MemoryStore store;
   const testing::SavedWorld saved = SmallWorld();
   ASSERT_TRUE(testing::Save(store, saved, kOld).ok());
   ASSERT_TRUE(testing::Save(store, saved, kNew).ok());
-  ASSERT_TRUE(store.Remove("step-0000000020/COMMIT").ok());
-  EXPECT_EQ((*PickRestore(store))->step, 10);
-  const StepListing listing = *ListSteps(store);
-  ASSERT_EQ(listing.damaged.size(), 1u);
-  EXPECT_EQ(listing.damaged[0].directory, "step-0000000020");
-  EXPECT_EQ(listing.damaged[0].reason, "COMMIT is missing");
+  ASSERT_TRUE(store.FlipBit("step-0000000010/manifest.pb", 50, 1).ok());
+  ASSERT_TRUE(store.FlipBit(kModelFile, 30, 1).ok());
+  const auto choice = Choose(store, 20);
+  ASSERT_TRUE(absl::IsDataLoss(choice.status())) << choice.status();
+  EXPECT_THAT(std::string(choice.status().message()),
+              HasSubstr("step 10: manifest.pb: checksum is not COMMIT's"));
+  EXPECT_THAT(std::string(choice.status().message()), HasSubstr("step 20: model/shard-"));
+}
+
+TEST(SavesTest, AnEmptyFolderIsNotTakenForNoProgress) {
+  MemoryStore store;
+  EXPECT_TRUE(absl::IsUnavailable(Choose(store, 20).status()));
+}
+
+TEST(SavesTest, ADeepLookFindsAFlippedBitInTheData) {
+  MemoryStore store;
+  ASSERT_TRUE(testing::Save(store, SmallWorld(), kNew).ok());
+  ASSERT_TRUE(store.FlipBit(kModelFile, 4096, 1).ok());
+  EXPECT_EQ(InspectStep(store, 20).condition, StepCondition::kGood);
+  const StepInspection deep = InspectStep(store, 20, InspectionDepth::kDeep);
+  EXPECT_EQ(deep.condition, StepCondition::kDamaged);
+  EXPECT_THAT(deep.reason, HasSubstr("crc32c"));
 }
 
 TEST(SavesTest, ABadStepMakesRoomForANewSaveOfItsNumber) {
@@ -417,14 +481,15 @@ TEST(SavesTest, ABadStepMakesRoomForANewSaveOfItsNumber) {
 TEST(SavesTest, AttemptsAreListedAndCleaned) {
   MemoryStore store;
   const testing::SavedWorld saved = SmallWorld();
-  const ckpt::AttemptKey other = {.step = 20, .epoch = 2, .attempt = 3};
+  const ckpt::AttemptKey other = {
+      .step = 20, .epoch = 2, .attempt = 3, .job_tag = ckpt::JobTag("another")};
   ASSERT_TRUE(testing::WriteAllRanks(store, saved, kNew).ok());
   ASSERT_TRUE(testing::WriteAllRanks(store, saved, other).ok());
   ASSERT_TRUE(testing::Save(store, saved, kOld).ok());
   EXPECT_EQ(*ListAttempts(store), (std::vector<ckpt::AttemptKey>{kNew, other}));
   const std::vector<ckpt::AttemptKey> keep = {other};
-  EXPECT_EQ(*CleanAttempts(store, keep), std::vector<ckpt::AttemptKey>{kNew});
-  EXPECT_EQ(*ListAttempts(store), keep);
+  EXPECT_EQ(*CleanAttempts(store, std::nullopt), std::vector<ckpt::AttemptKey>{kNew});
+  EXPECT_EQ(*ListAttempts(store), keep) << "of another job: its tag is not ours";
   EXPECT_EQ(LoadableSteps(store), std::set<int64_t>{10});
 }
 

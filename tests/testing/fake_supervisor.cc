@@ -71,17 +71,19 @@ class Supervisor {
       return;
     }
     store::FileStore store(args_.checkpoint_root);
-    const auto committed = coordinator::CommitSave(
-        store,
-        save_plan_,
-        {.job = "uid",
-         .key = {.step = seal.step, .epoch = args_.epoch, .attempt = seal.attempt},
-         .created_ns = 0,
-         .build = "test",
-         .numerics = "cpu",
-         .virtual_ranks = args_.spec.virtual_ranks,
-         .ranks = args_.ranks},
-        seals);
+    const auto committed = coordinator::CommitSave(store,
+                                                   save_plan_,
+                                                   {.job = "uid",
+                                                    .key = {.step = seal.step,
+                                                            .epoch = args_.epoch,
+                                                            .attempt = seal.attempt,
+                                                            .job_tag = ckpt::JobTag("uid")},
+                                                    .created_ns = 0,
+                                                    .build = "test",
+                                                    .numerics = "cpu",
+                                                    .virtual_ranks = args_.spec.virtual_ranks,
+                                                    .ranks = args_.ranks},
+                                                   seals);
     if (committed.ok()) {
       outcome_.committed[seal.step] = args_.checkpoint_root + "/" + committed->directory;
     } else {

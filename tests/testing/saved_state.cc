@@ -199,6 +199,7 @@ absl::StatusOr<ckpt::Seal> WriteRank(store::ObjectStore& store,
                                      int64_t rank) {
   checkpoint::WriterOptions options;
   options.rank = static_cast<int>(rank);
+  options.job_tag = key.job_tag;
   checkpoint::SaveRequest request = {.step = key.step,
                                      .epoch = key.epoch,
                                      .attempt = key.attempt,

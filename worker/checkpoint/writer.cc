@@ -164,7 +164,10 @@ void CheckpointWriter::Run() {
 
 absl::StatusOr<ckpt::Seal> CheckpointWriter::Write(const SaveRequest& request) {
   const auto start = std::chrono::steady_clock::now();
-  const std::string attempt = ckpt::AttemptName({request.step, request.epoch, request.attempt});
+  const std::string attempt = ckpt::AttemptName({.step = request.step,
+                                                 .epoch = request.epoch,
+                                                 .attempt = request.attempt,
+                                                 .job_tag = options_.job_tag});
   ckpt::Seal seal;
   seal.step = request.step;
   seal.epoch = request.epoch;

@@ -50,6 +50,7 @@ using ReadShard = std::function<absl::Status(
 
 struct WriterOptions {
   int rank = 0;
+  std::optional<uint32_t> job_tag = {};             // goes into the names of attempts
   std::vector<HuggingFaceFile> hugging_face_files;  // rank 0 only
 };
 

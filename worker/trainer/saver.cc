@@ -6,6 +6,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/ckpt/step_layout.h"
 #include "common/json.h"
 #include "common/logging.h"
 #include "worker/optim/stored_state.h"
@@ -72,6 +73,7 @@ absl::StatusOr<std::unique_ptr<Saver>> Saver::Create(const Assignment& assignmen
   saver->store_ = *std::move(store);
   RETURN_IF_ERROR(WithCode(saver->store_->MakeRoot(), ExitCode::kStore));
   checkpoint::WriterOptions options = {.rank = static_cast<int>(assignment.rank),
+                                       .job_tag = ckpt::JobTag(assignment.job_uid),
                                        .hugging_face_files = {}};
   if (assignment.rank == 0) {
     auto files = SmallFiles(assignment.spec);

@@ -42,6 +42,46 @@ TEST(StepLayoutTest, AttemptNames) {
   }
 }
 
+TEST(StepLayoutTest, AttemptNamesSayWhoseTheyAre) {
+  const AttemptKey key = {.step = 300, .epoch = 1, .attempt = 1, .job_tag = 0x3f2a9c01};
+  EXPECT_EQ(AttemptName(key), "step-0000000300.e1.a1.3f2a9c01.tmp");
+  EXPECT_EQ(ParseAttemptName("step-0000000300.e1.a1.3f2a9c01.tmp"), key);
+  EXPECT_EQ(JobTag("3f2a9c01-1111-2222-3333-444455556666"), 0x3f2a9c01U);
+  EXPECT_EQ(JobTagText("3f2a9c01-1111-2222-3333-444455556666"), "3f2a9c01");
+  EXPECT_NE(JobTag("job-1"), JobTag("job-2"));
+  for (const char* name : {"step-0000000300.e1.a1.3f2a9c0.tmp",
+                           "step-0000000300.e1.a1.3F2A9C01.tmp",
+                           "step-0000000300.e1.a1.3f2a9c011.tmp",
+                           "step-0000000300.e1.a1..tmp"}) {
+    EXPECT_FALSE(ParseAttemptName(name)) << name;
+  }
+  // The id of a save does not depend on how its folder is called.
+  EXPECT_EQ(MakeSaveId("a", key), MakeSaveId("a", {.step = 300, .epoch = 1, .attempt = 1}));
+}
+
+TEST(StepLayoutTest, PinNames) {
+  const PinName person = {.step = 20, .holder = {}, .until_s = 0};
+  const PinName job = {.step = 20, .holder = "job-3f2a9c01", .until_s = 0};
+  const PinName reader = {.step = 20, .holder = "reader-0a", .until_s = 1'700'000'000};
+  EXPECT_EQ(PinFileName(person), "step-0000000020");
+  EXPECT_EQ(PinFileName(job), "step-0000000020.job-3f2a9c01");
+  EXPECT_EQ(PinFileName(reader), "step-0000000020.reader-0a.x1700000000");
+  for (const PinName& pin : {person, job, reader}) {
+    EXPECT_EQ(ParsePinName(PinFileName(pin)), pin);
+  }
+  EXPECT_FALSE(job.Expired(INT64_MAX));
+  EXPECT_FALSE(reader.Expired(1'700'000'000));
+  EXPECT_TRUE(reader.Expired(1'700'000'001));
+  for (const char* name : {"step-20",
+                           "step-0000000020.",
+                           "step-0000000020.A",
+                           "README",
+                           "step-0000000020.a.x",
+                           "step-0000000020.3f.part"}) {
+    EXPECT_FALSE(ParsePinName(name)) << name;
+  }
+}
+
 TEST(StepLayoutTest, FileNames) {
   EXPECT_EQ(ShardFileName("model", 1, 1, 2), "model/shard-00001-model-00001-of-00002.safetensors");
   EXPECT_EQ(SealFileName(3), "seals/00003");

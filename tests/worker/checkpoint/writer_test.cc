@@ -231,9 +231,10 @@ TEST(KilledWriterTest, AtAnyMomentCommittedStepsAreWholeAndTheRestIsNotTaken) {
           coordinator::SettleAttempt(store, saved.save_plan, testing::ContextOf(saved, key));
       EXPECT_TRUE(settled.ok()) << settled.status();
     }
-    const auto newest = coordinator::PickRestore(store);
-    ASSERT_TRUE(newest.ok() && newest->has_value());
-    const auto loaded = testing::Load(store, (*newest)->directory, saved.world.inventory, 3);
+    const auto newest = coordinator::ListSteps(store);
+    ASSERT_TRUE(newest.ok() && !newest->steps.empty());
+    const auto loaded =
+        testing::Load(store, newest->steps.front().directory, saved.world.inventory, 3);
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     EXPECT_TRUE(loaded->SameAs(saved.state));
   }

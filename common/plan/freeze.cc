@@ -5,6 +5,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/field_error.h"
 #include "common/plan/flat_layout.h"
 
 namespace ravel::plan {
@@ -41,21 +42,17 @@ absl::Status ApplyFreeze(const std::vector<std::string>& patterns, ModelInventor
       }
     }
     if (!matched) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("training.freeze[",
-                       i,
-                       "]: expected a pattern that matches a tensor, such as ",
-                       inventory.tensors.front().name,
-                       ", got '",
-                       patterns[i],
-                       "'"));
+      return FieldRefusal(
+          absl::StrCat("training.freeze[", i, "]"),
+          absl::StrCat("a pattern that matches a tensor, such as ", inventory.tensors.front().name),
+          absl::StrCat("'", patterns[i], "'"));
     }
   }
   if (std::none_of(inventory.tensors.begin(),
                    inventory.tensors.end(),
                    [](const TensorSpec& tensor) { return tensor.trainable; })) {
-    return absl::InvalidArgumentError(
-        "training.freeze: expected to leave a tensor that is trained, got patterns that match all");
+    return FieldRefusal(
+        "training.freeze", "to leave a tensor that is trained", "patterns that match all");
   }
   DissolveBundles(inventory);
   return absl::OkStatus();

@@ -7,6 +7,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/field_error.h"
 #include "common/plan/placement.h"
 
 namespace ravel::plan {
@@ -30,8 +31,7 @@ bool CanExecute(const AxisStrategyRow& outer, const AxisStrategyRow& inner) {
 
 absl::Status CheckReplicas(const JobSpec& spec, int64_t ranks) {
   const auto fault = [&](const std::string& expected) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("parallelism.replicas: expected ", expected, ", got ", spec.replicas));
+    return FieldRefusal("parallelism.replicas", expected, absl::StrCat(spec.replicas));
   };
   if (spec.replicas < 1 || spec.replicas > kMostReplicas ||
       !std::has_single_bit(static_cast<uint64_t>(spec.replicas))) {
@@ -89,11 +89,9 @@ absl::Status CheckExecutable(const StrategyChoice& choice,
 
 absl::StatusOr<LaneMap> LanesOf(const JobSpec& spec, int64_t ranks) {
   if (ranks < 1 || ranks > spec.virtual_ranks) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("devices.count: expected 1 to determinism.virtualRanks ",
-                     spec.virtual_ranks,
-                     ", got ",
-                     ranks));
+    return FieldRefusal("devices.count",
+                        absl::StrCat("1 to determinism.virtualRanks ", spec.virtual_ranks),
+                        absl::StrCat(ranks));
   }
   RETURN_IF_ERROR(CheckReplicas(spec, ranks));
   LaneMap lanes = {.lanes = spec.virtual_ranks, .ranks = ranks, .replicas = spec.replicas};

@@ -142,6 +142,8 @@ void RunningToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_max_backoff_ms(spec.restart.max_backoff_ms);
   proto.set_detection_ms(spec.detection_ms);
   proto.set_horizon_ms(spec.horizon_ms);
+  proto.set_max_run_time_ms(spec.max_run_time_ms);
+  proto.set_ttl_ms(spec.ttl_ms);
   proto.set_log_every(spec.log_every);
   proto.set_trace_first_step(spec.trace_first_step);
   proto.set_trace_last_step(spec.trace_last_step);
@@ -244,6 +246,8 @@ absl::Status RunningFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
                   .max_backoff_ms = proto.max_backoff_ms()};
   spec.detection_ms = proto.detection_ms();
   spec.horizon_ms = proto.horizon_ms();
+  spec.max_run_time_ms = proto.max_run_time_ms();
+  spec.ttl_ms = proto.ttl_ms();
   spec.log_every = proto.log_every();
   spec.trace_first_step = proto.trace_first_step();
   spec.trace_last_step = proto.trace_last_step();

@@ -9,6 +9,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/field_error.h"
 #include "common/plan/attention_workspace.h"
 #include "common/plan/compute_type.h"
 #include "common/plan/freeze.h"
@@ -28,18 +29,17 @@ constexpr int64_t kMostLanes = 65536;
 absl::Status CheckRequest(const PlanRequest& request) {
   const JobSpec& spec = request.spec;
   if (!spec.model.has_value()) {
-    return absl::InvalidArgumentError("model: expected a resolved configuration");
+    return FieldRefusal("model", "a resolved configuration");
   }
   if (spec.data.sequence_length < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "data.sequenceLength: expected a positive number, got ", spec.data.sequence_length));
+    return FieldRefusal(
+        "data.sequenceLength", "a positive number", absl::StrCat(spec.data.sequence_length));
   }
   if (spec.data.sequence_length > spec.model->max_position_embeddings) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("data.sequenceLength: expected at most the model's maxPositionEmbeddings ",
-                     spec.model->max_position_embeddings,
-                     ", got ",
-                     spec.data.sequence_length));
+    return FieldRefusal("data.sequenceLength",
+                        absl::StrCat("at most the model's maxPositionEmbeddings ",
+                                     spec.model->max_position_embeddings),
+                        absl::StrCat(spec.data.sequence_length));
   }
   if (spec.compute != ComputeType::kBF16) {
     if (spec.optimizer.main_weights != MainWeightForm::kF32) {
@@ -134,8 +134,8 @@ StepSlot SlotOf(const LaneMap& lanes, int64_t index) {
 
 absl::StatusOr<JobSpec> ResolveBatch(JobSpec spec) {
   if (spec.global_batch < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("training.globalBatch: expected a positive number, got ", spec.global_batch));
+    return FieldRefusal(
+        "training.globalBatch", "a positive number", absl::StrCat(spec.global_batch));
   }
   int64_t largest = std::max<int64_t>(1, spec.device_count);
   for (const int64_t size : spec.elastic.sizes) {
@@ -147,38 +147,32 @@ absl::StatusOr<JobSpec> ResolveBatch(JobSpec spec) {
   }
   if (spec.virtual_ranks < 1 || spec.virtual_ranks > kMostLanes ||
       !std::has_single_bit(static_cast<uint64_t>(spec.virtual_ranks))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("determinism.virtualRanks: expected a power of two up to ",
-                     kMostLanes,
-                     ", got ",
-                     spec.virtual_ranks));
+    return FieldRefusal("determinism.virtualRanks",
+                        absl::StrCat("a power of two up to ", kMostLanes),
+                        absl::StrCat(spec.virtual_ranks));
   }
   if (largest > spec.virtual_ranks) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("determinism.virtualRanks: expected at least the largest device count ",
-                     largest,
-                     ", got ",
-                     spec.virtual_ranks));
+    return FieldRefusal("determinism.virtualRanks",
+                        absl::StrCat("at least the largest device count ", largest),
+                        absl::StrCat(spec.virtual_ranks));
   }
   if (spec.global_batch % spec.virtual_ranks != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("training.globalBatch: expected a multiple of ",
+    return FieldRefusal(
+        "training.globalBatch",
+        absl::StrCat("a multiple of ",
                      chosen ? "the lanes (the power of two at or above the largest device count) "
                             : "determinism.virtualRanks ",
-                     spec.virtual_ranks,
-                     ", got ",
-                     spec.global_batch));
+                     spec.virtual_ranks),
+        absl::StrCat(spec.global_batch));
   }
   const int64_t per_lane = spec.global_batch / spec.virtual_ranks;
   if (spec.micro_batch == 0) {
     spec.micro_batch = per_lane;
   }
   if (spec.micro_batch < 1 || per_lane % spec.micro_batch != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("training.microBatch: expected a divisor of globalBatch / virtualRanks = ",
-                     per_lane,
-                     ", got ",
-                     spec.micro_batch));
+    return FieldRefusal("training.microBatch",
+                        absl::StrCat("a divisor of globalBatch / virtualRanks = ", per_lane),
+                        absl::StrCat(spec.micro_batch));
   }
   return spec;
 }

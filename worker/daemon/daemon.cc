@@ -28,6 +28,7 @@ constexpr milliseconds kStopGrace{2000};
 constexpr milliseconds kDrainPoll{50};
 constexpr milliseconds kFlushLimit{1000};
 constexpr milliseconds kUnattendedLook{100};
+constexpr milliseconds kSweepInterval{10 * 60 * 1000};
 
 void FillIdentity(const TrainerIdentity& identity, auto& message) {
   message.set_job_uid(identity.job_uid);
@@ -52,10 +53,14 @@ struct Daemon::Loop {
   asio::signal_set signals{context};
   asio::steady_timer drain{context};
   asio::steady_timer unattended{context};
+  asio::steady_timer sweep{context};
 };
 
 Daemon::Daemon(DaemonOptions options)
-    : options_(std::move(options)), incarnation_(RandomHex(16)), loop_(std::make_unique<Loop>()) {
+    : options_(std::move(options)),
+      incarnation_(RandomHex(16)),
+      loop_(std::make_unique<Loop>()),
+      logs_(options_.work_dir + "/logs", options_.logs) {
   fleet_ = std::make_unique<FleetClient>(loop_->context, options_.coordinator, FleetCallbacks());
   supervisor_ =
       std::make_unique<Supervisor>(loop_->context,
@@ -89,6 +94,7 @@ int Daemon::Run() {
   });
   fleet_->Start();
   SaveUnattended();
+  SweepLogsLater(milliseconds(0));
   loop_->context.run();
   return exit_code_;
 }
@@ -263,6 +269,9 @@ void Daemon::OnCommand(const v1::Down& down) {
                                down.stop().reason(),
                                milliseconds(std::max<int64_t>(0, down.stop().grace_ms())));
       break;
+    case v1::Down::kForgetJobUid:
+      logs_.Forget(down.forget_job_uid(), Running());
+      return;
     default:
       return;
   }
@@ -433,6 +442,24 @@ void Daemon::AwaitDrain(std::chrono::steady_clock::time_point deadline) {
   loop_->drain.async_wait([this, deadline](boost::system::error_code error) {
     if (!error && !supervisor_->trainers().empty()) {
       AwaitDrain(deadline);
+    }
+  });
+}
+
+AttemptSet Daemon::Running() const {
+  AttemptSet running;
+  for (const TrainerProcess* trainer : supervisor_->trainers()) {
+    running.insert({trainer->identity().job_uid, trainer->identity().attempt});
+  }
+  return running;
+}
+
+void Daemon::SweepLogsLater(milliseconds delay) {
+  loop_->sweep.expires_after(delay);
+  loop_->sweep.async_wait([this](boost::system::error_code error) {
+    if (!error) {
+      logs_.Sweep(Running());
+      SweepLogsLater(kSweepInterval);
     }
   });
 }

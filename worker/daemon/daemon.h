@@ -12,6 +12,7 @@
 
 #include "worker/daemon/device_probe.h"
 #include "worker/daemon/fleet_client.h"
+#include "worker/daemon/log_sweeper.h"
 #include "worker/daemon/supervisor.h"
 
 namespace ravel::daemon {
@@ -24,6 +25,7 @@ struct DaemonOptions {
   std::string product_cache = {};  // empty: none
   std::string trainer_program;
   std::string version;
+  LogRules logs = {};
   NodeFacts facts;  // each GPU trainers_per_gpu times
   int64_t trainers_per_gpu = 1;
   // After a drain notice the coordinator has so long to let trainers save and stop.
@@ -77,6 +79,8 @@ class Daemon {
   void OnLog(const TrainerIdentity& identity, LogLines lines);
   void KeepSeal(const TrainerIdentity& identity, const v1::Seal& seal);
   void DropSeals(const std::string& job_uid, int64_t up_to_step);
+  AttemptSet Running() const;
+  void SweepLogsLater(std::chrono::milliseconds delay);
   void BeginStop(const std::string& reason);
   void AwaitDrain(std::chrono::steady_clock::time_point deadline);
   void StopTrainers();
@@ -86,6 +90,7 @@ class Daemon {
   const DaemonOptions options_;
   const std::string incarnation_;
   std::unique_ptr<Loop> loop_;
+  LogSweeper logs_;
   std::unique_ptr<FleetClient> fleet_;
   std::unique_ptr<Supervisor> supervisor_;
   std::map<std::string, std::string> plans_;        // by digest; at most kMaxPlans

@@ -35,10 +35,6 @@ milliseconds Backoff(int failed_attempts) {
   return milliseconds(std::uniform_int_distribution<int64_t>(jitter.param())(random));
 }
 
-bool IsStepReport(const v1::Up& message) {
-  return message.has_trainer() && message.trainer().frame().has_step();
-}
-
 }  // namespace
 
 struct FleetClient::Timers {
@@ -53,7 +49,8 @@ FleetClient::FleetClient(asio::io_context& context, std::string address, Callbac
       address_(std::move(address)),
       channel_(FleetChannel::Create(address_)),
       callbacks_(std::move(callbacks)),
-      timers_(std::make_unique<Timers>(context)) {}
+      timers_(std::make_unique<Timers>(context)),
+      unacknowledged_(kMaxUnacknowledgedBytes) {}
 
 FleetClient::~FleetClient() = default;
 
@@ -118,6 +115,9 @@ void FleetClient::OnReceived(v1::Down down) {
         callbacks_.command(down);
       }
       return;
+    case v1::Down::kForgetJobUid:
+      callbacks_.command(down);
+      return;
     case v1::Down::KIND_NOT_SET:
       log::Warning("the coordinator sent a message that this version does not know");
       return;
@@ -138,9 +138,11 @@ void FleetClient::OnWelcome(const v1::Welcome& welcome) {
   failed_attempts_ = 0;
   log::Info(absl::StrCat("connected to the coordinator at ", address_, ", term ", term_));
   callbacks_.welcome(welcome);
-  for (Unacknowledged& kept : unacknowledged_) {
-    kept.beats_before = beats_sent_;
-    stream_->Send(kept.message, FleetStream::Kind::kControl);
+  unacknowledged_.Resend(beats_sent_, [this](const v1::Up& message) {
+    stream_->Send(message, FleetStream::Kind::kControl);
+  });
+  if (const int64_t dropped = unacknowledged_.TakeDropped(); dropped > 0) {
+    log::Warning(absl::StrCat(dropped, " messages were dropped: no coordinator took them"));
   }
   SendBeat();
 }
@@ -202,10 +204,7 @@ void FleetClient::SendBeat() {
 
 void FleetClient::OnBeatAck(const v1::BeatAck& ack) {
   // The stream keeps its order: what was sent before this beat has arrived.
-  while (!unacknowledged_.empty() && unacknowledged_.front().beats_before < ack.seq()) {
-    unacknowledged_bytes_ -= unacknowledged_.front().bytes;
-    unacknowledged_.pop_front();
-  }
+  unacknowledged_.Acknowledge(ack.seq());
   if (ack.resend_full()) {
     Disconnect("the coordinator asks for a new hello");
     return;
@@ -218,41 +217,23 @@ void FleetClient::OnBeatAck(const v1::BeatAck& ack) {
 // -- messages up
 
 void FleetClient::SendControl(v1::Up message) {
-  const size_t bytes = message.ByteSizeLong();
   if (welcomed_) {
     stream_->Send(message, FleetStream::Kind::kControl);
   }
-  unacknowledged_.push_back({std::move(message), beats_sent_, bytes});
-  unacknowledged_bytes_ += bytes;
-  if (unacknowledged_bytes_ > kMaxUnacknowledgedBytes) {
-    DropStepReports();
+  const bool dropped = unacknowledged_.dropped() > 0;
+  unacknowledged_.Add(std::move(message), beats_sent_);
+  if (!dropped && unacknowledged_.dropped() > 0) {  // once; how many is said at the end
+    log::Warning("step reports are dropped: no coordinator takes them");
   }
-}
-
-// Makes room for half of the limit: metrics may have gaps, seals and exits may not.
-void FleetClient::DropStepReports() {
-  size_t to_free = kMaxUnacknowledgedBytes / 2;
-  std::deque<Unacknowledged> kept;
-  for (Unacknowledged& entry : unacknowledged_) {
-    if (IsStepReport(entry.message) && to_free >= entry.bytes) {
-      to_free -= entry.bytes;
-      unacknowledged_bytes_ -= entry.bytes;
-      ++dropped_reports_;
-    } else {
-      kept.push_back(std::move(entry));
-    }
-  }
-  unacknowledged_ = std::move(kept);
-  log::Warning(absl::StrCat(dropped_reports_, " step reports dropped: no coordinator takes them"));
 }
 
 std::vector<v1::TrainerExited> FleetClient::UnacknowledgedExits() const {
   std::vector<v1::TrainerExited> exits;
-  for (const Unacknowledged& kept : unacknowledged_) {
-    if (kept.message.has_exited()) {
-      exits.push_back(kept.message.exited());
+  unacknowledged_.ForEach([&exits](const v1::Up& message) {
+    if (message.has_exited()) {
+      exits.push_back(message.exited());
     }
-  }
+  });
   return exits;
 }
 

@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -14,6 +13,7 @@
 
 #include "common/status.h"
 #include "proto/fleet.pb.h"
+#include "worker/daemon/backlog_proto.h"
 #include "worker/daemon/fleet_stream_client.h"
 
 namespace boost::asio {
@@ -43,8 +43,7 @@ class FleetClient {
   ~FleetClient();
 
   void Start();
-  // Kept until acknowledged; when too much is waiting, the oldest step reports are dropped and
-  // counted.
+  // Kept until acknowledged, within the limits of Backlog.
   void SendControl(v1::Up message);
   // A trainer's progress frame or a log batch: dropped while there is no stream.
   void SendLossy(const v1::Up& message);
@@ -62,11 +61,6 @@ class FleetClient {
   const std::string& cluster_id() const { return cluster_id_; }
 
  private:
-  struct Unacknowledged {
-    v1::Up message;
-    int64_t beats_before = 0;  // number of the last beat sent before it
-    size_t bytes = 0;
-  };
   struct Timers;
 
   void Connect();
@@ -78,7 +72,6 @@ class FleetClient {
   void ReconnectLater();
   void SendBeat();
   void BeatLater();
-  void DropStepReports();
   void FinishFlush();
   bool AnswerAgain(int64_t command_id);
 
@@ -96,9 +89,7 @@ class FleetClient {
   std::chrono::milliseconds beat_interval_{1000};
   std::chrono::steady_clock::time_point heard_;
   int64_t beats_sent_ = 0;
-  std::deque<Unacknowledged> unacknowledged_;
-  size_t unacknowledged_bytes_ = 0;
-  int64_t dropped_reports_ = 0;
+  Backlog unacknowledged_;
   int64_t dropped_lossy_ = 0;
   std::map<int64_t, v1::CommandResult> results_;  // of this term, newest kMaxResults
   std::function<void()> flushed_;

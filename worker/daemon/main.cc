@@ -10,7 +10,6 @@
 
 #include <CLI/CLI.hpp>
 #include <absl/strings/match.h>
-#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -19,6 +18,8 @@
 #include <unistd.h>
 
 #include "common/logging.h"
+#include "common/net_address.h"
+#include "common/time_text.h"
 #include "worker/daemon/daemon.h"
 #include "worker/daemon/shared_gpu.h"
 
@@ -39,38 +40,27 @@ struct Flags {
   std::string product_cache;
   std::string trainer;
   std::string data_address = "127.0.0.1";
+  std::string log_limit = "4GiB";
 };
 
-bool IsLoopback(const std::string& host) {
-  return absl::StartsWith(host, "127.") || host == "localhost" || host == "::1" || host == "[::1]";
-}
-
-// "host:port" into the host; InvalidArgument names what is wrong.
-absl::StatusOr<std::string> HostOf(const std::string& address) {
-  const size_t colon = address.rfind(':');
-  int port = 0;
-  if (colon == std::string::npos || colon == 0 ||
-      !absl::SimpleAtoi(address.substr(colon + 1), &port) || port < 1 || port > 65535) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--coordinator ", address, ": expected HOST:PORT with a port from 1 to 65535"));
-  }
-  return address.substr(0, colon);
-}
-
 absl::Status CheckLoopback(const Flags& flags) {
-  ASSIGN_OR_RETURN(const std::string host, HostOf(flags.coordinator));
+  const absl::StatusOr<HostPort> coordinator = ParseHostPort(flags.coordinator);
+  if (!coordinator.ok() || coordinator->port == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--coordinator ", flags.coordinator, ": expected HOST:PORT with a port from 1 to 65535"));
+  }
   if (!flags.dev_loopback) {
     return absl::FailedPreconditionError(
         "without certificates nothing starts: mutual TLS is not built yet; on one machine use "
         "--dev-loopback");
   }
-  if (!IsLoopback(host)) {
+  if (!IsLoopbackHost(coordinator->host)) {
     return absl::FailedPreconditionError(
         absl::StrCat("--coordinator ",
                      flags.coordinator,
                      ": with --dev-loopback expected 127.0.0.1, ::1 or localhost"));
   }
-  if (!IsLoopback(flags.data_address)) {
+  if (!IsLoopbackHost(flags.data_address)) {
     return absl::FailedPreconditionError(
         absl::StrCat("--data-address ",
                      flags.data_address,
@@ -120,6 +110,7 @@ std::string ProductCache(const Flags& flags) {
 }
 
 int Start(const Flags& flags) {
+  umask(027);  // trainers inherit it: weights, logs and traces are nobody else's
   signal(SIGPIPE, SIG_IGN);
   DaemonOptions options{.coordinator = flags.coordinator,
                         .node_id = flags.node_id,
@@ -128,8 +119,12 @@ int Start(const Flags& flags) {
                         .product_cache = ProductCache(flags),
                         .trainer_program = flags.trainer.empty() ? SiblingTrainer() : flags.trainer,
                         .version = kVersion,
+                        .logs = {},
                         .facts = {}};
-  absl::Status ready = CheckLoopback(flags);
+  const absl::StatusOr<int64_t> log_limit = ParseBytes(flags.log_limit);
+  absl::Status ready = Annotate(log_limit.status(), "--log-limit");
+  options.logs.limit_bytes = log_limit.value_or(0);
+  ready = ready.ok() ? CheckLoopback(flags) : ready;
   ready = ready.ok() ? CheckTrainer(options.trainer_program) : ready;
   ready = ready.ok() ? LockWorkDir(flags.work_dir) : ready;
   if (!ready.ok()) {
@@ -170,6 +165,11 @@ int ParseAndStart(int argc, char** argv) {
       ->check(CLI::Range(1, kMaxTrainersPerGpu))
       ->capture_default_str();
   app.add_option("--work-dir", flags.work_dir, "Folder for logs of trainers")->required();
+  app.add_option("--log-limit",
+                 flags.log_limit,
+                 "Size of all logs of trainers that ended; the oldest go first, and those of 14 "
+                 "days ago")
+      ->capture_default_str();
   app.add_option("--product-cache",
                  flags.product_cache,
                  "Folder for what was measured of matrix products on GPUs, or off; default: "

@@ -4,6 +4,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/field_error.h"
 #include "common/plan/architecture/architecture.h"
 
 namespace ravel::plan {
@@ -19,33 +20,30 @@ struct FieldLimit {
 
 absl::Status CheckHeads(const ModelConfig& config) {
   if (config.num_attention_heads % config.num_key_value_heads != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("model.config.num_key_value_heads: expected a divisor of num_attention_heads ",
-                     config.num_attention_heads,
-                     ", got ",
-                     config.num_key_value_heads));
+    return FieldRefusal(
+        "model.config.num_key_value_heads",
+        absl::StrCat("a divisor of num_attention_heads ", config.num_attention_heads),
+        absl::StrCat(config.num_key_value_heads));
   }
   const Architecture& architecture = ArchitectureOf(config.architecture);
   if (architecture.positions == PositionKind::kRotary && config.head_dim % 2 != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "model.config.head_dim: expected an even number (rotary embedding pairs halves), got ",
-        config.head_dim));
+    return FieldRefusal("model.config.head_dim",
+                        "an even number (rotary embedding pairs halves)",
+                        absl::StrCat(config.head_dim));
   }
   // One matrix for q, k and v knows one number of heads, which fill the residual stream.
   if (architecture.qkv.names.size() > 1) {
     return absl::OkStatus();
   }
   if (config.num_key_value_heads != config.num_attention_heads) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("model.config.num_key_value_heads: expected num_attention_heads ",
-                     config.num_attention_heads,
-                     ", got ",
-                     config.num_key_value_heads));
+    return FieldRefusal("model.config.num_key_value_heads",
+                        absl::StrCat("num_attention_heads ", config.num_attention_heads),
+                        absl::StrCat(config.num_key_value_heads));
   }
   if (config.head_dim * config.num_attention_heads != config.hidden_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("model.config.head_dim: expected hidden_size / num_attention_heads, got ",
-                     config.head_dim));
+    return FieldRefusal("model.config.head_dim",
+                        "hidden_size / num_attention_heads",
+                        absl::StrCat(config.head_dim));
   }
   return absl::OkStatus();
 }
@@ -54,8 +52,8 @@ absl::Status CheckNumbers(const ModelConfig& config) {
   const auto positive = [](const char* name, double value) {
     return std::isfinite(value) && value > 0
                ? absl::OkStatus()
-               : absl::InvalidArgumentError(absl::StrCat(
-                     "model.config.", name, ": expected a positive number, got ", value));
+               : FieldRefusal(
+                     absl::StrCat("model.config.", name), "a positive number", absl::StrCat(value));
   };
   const Architecture& architecture = ArchitectureOf(config.architecture);
   RETURN_IF_ERROR(architecture.norm == NormKind::kRms
@@ -71,8 +69,7 @@ absl::Status CheckNumbers(const ModelConfig& config) {
   RETURN_IF_ERROR(positive("rope_scaling.original_max_position_embeddings",
                            static_cast<double>(config.rope_original_max_position_embeddings)));
   if (config.rope_high_freq_factor <= config.rope_low_freq_factor) {
-    return absl::InvalidArgumentError(
-        "model.config.rope_scaling.high_freq_factor: expected more than low_freq_factor");
+    return FieldRefusal("model.config.rope_scaling.high_freq_factor", "more than low_freq_factor");
   }
   return absl::OkStatus();
 }
@@ -93,8 +90,9 @@ absl::StatusOr<ModelConfig> ValidateModelConfig(ModelConfig config) {
   };
   for (const FieldLimit& field : required) {
     if (field.value < 1 || field.value > field.most) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "model.config.", field.name, ": expected 1 to ", field.most, ", got ", field.value));
+      return FieldRefusal(absl::StrCat("model.config.", field.name),
+                          absl::StrCat("1 to ", field.most),
+                          absl::StrCat(field.value));
     }
   }
   if (config.num_key_value_heads == 0) {
@@ -102,11 +100,11 @@ absl::StatusOr<ModelConfig> ValidateModelConfig(ModelConfig config) {
   }
   if (config.head_dim == 0) {
     if (config.hidden_size % config.num_attention_heads != 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("model.config.hidden_size: expected a multiple of num_attention_heads ",
-                       config.num_attention_heads,
-                       " where head_dim is not given, got ",
-                       config.hidden_size));
+      return FieldRefusal("model.config.hidden_size",
+                          absl::StrCat("a multiple of num_attention_heads ",
+                                       config.num_attention_heads,
+                                       " where head_dim is not given"),
+                          absl::StrCat(config.hidden_size));
     }
     config.head_dim = config.hidden_size / config.num_attention_heads;
   }
@@ -116,8 +114,9 @@ absl::StatusOr<ModelConfig> ValidateModelConfig(ModelConfig config) {
   };
   for (const FieldLimit& field : derived) {
     if (field.value < 1 || field.value > field.most) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "model.config.", field.name, ": expected 1 to ", field.most, ", got ", field.value));
+      return FieldRefusal(absl::StrCat("model.config.", field.name),
+                          absl::StrCat("1 to ", field.most),
+                          absl::StrCat(field.value));
     }
   }
   RETURN_IF_ERROR(CheckHeads(config));

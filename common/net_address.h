@@ -1,0 +1,25 @@
+#pragma once
+
+// Addresses as people write them, taken apart rather than compared by their beginnings.
+
+#include <string>
+#include <string_view>
+
+#include "common/status.h"
+
+namespace ravel {
+
+struct HostPort {
+  std::string host;  // without the brackets of an IPv6 address
+  int port = 0;
+};
+
+// "HOST:PORT" or "[IPV6]:PORT", port 0 to 65535; InvalidArgument says what was expected and got.
+absl::StatusOr<HostPort> ParseHostPort(std::string_view text);
+
+// Whether a host can only be this machine: `localhost`, an IPv4 address of 127.0.0.0/8 in four
+// parts, or the IPv6 address ::1, with or without brackets. Any other name is not: resolving it may
+// give any address.
+bool IsLoopbackHost(std::string_view host);
+
+}  // namespace ravel

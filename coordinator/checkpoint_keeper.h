@@ -134,6 +134,8 @@ class CheckpointKeeper {
                             MarkChange change,
                             const std::string& reason) = 0;
   virtual absl::StatusOr<FolderView> Look(const CheckpointJob& job) = 0;
+  // Deletes the job's checkpoints, but for pinned ones: the job is deleted and nobody writes.
+  virtual absl::Status RemoveAll(const CheckpointJob& job) = 0;
 };
 
 }  // namespace ravel::coordinator

@@ -8,7 +8,7 @@
 #include "coordinator/job_controller.h"
 #include "coordinator/job_view_proto.h"
 #include "coordinator/jobs_service.h"
-#include "coordinator/requests_service.h"
+#include "coordinator/request_checks_service.h"
 
 namespace ravel::coordinator {
 namespace {

@@ -277,10 +277,14 @@ struct StopTrainers {
 struct Rejected {
   std::string reason;
 };
+// A job that is deleted: what nodes keep of it may go.
+struct ForgetJob {
+  std::string job_uid;
+};
 struct DownMessage {
   int64_t term = 0;
   int64_t command_id = 0;
-  std::variant<Welcome, BeatAck, Launch, TrainerCommand, StopTrainers, Rejected> kind;
+  std::variant<Welcome, BeatAck, Launch, TrainerCommand, StopTrainers, Rejected, ForgetJob> kind;
 };
 
 // The way down to daemons. Thread-safe; a stream that is gone swallows messages.

@@ -323,7 +323,8 @@ v1::Down ToProto(const DownMessage& message) {
                           down.mutable_stop()->set_reason(stop.reason);
                           down.mutable_stop()->set_grace_ms(stop.grace_ms);
                         },
-                        [&](const Rejected& rejected) { down.set_rejected(rejected.reason); }},
+                        [&](const Rejected& rejected) { down.set_rejected(rejected.reason); },
+                        [&](const ForgetJob& gone) { down.set_forget_job_uid(gone.job_uid); }},
              message.kind);
   return down;
 }

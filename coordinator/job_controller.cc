@@ -9,12 +9,20 @@
 #include "common/crypto.h"
 #include "common/fault_point.h"
 #include "common/logging.h"
+#include "common/plain_text.h"
 
 namespace ravel::coordinator {
 namespace {
 
 // The longest that a daemon waits before it tries to reach its coordinator again.
 constexpr int64_t kReturnMs = 5000;
+constexpr size_t kMaxEventText = 4096;
+
+double EtaSeconds(const JobRecord& record, const JobProgress& progress) {
+  return record.state == JobState::kRunning && progress.step_seconds > 0
+             ? progress.step_seconds * static_cast<double>(record.spec.steps - progress.step)
+             : -1;
+}
 
 }  // namespace
 
@@ -72,6 +80,7 @@ void JobController::LoadJob(JobRecord record) {
   order_.push_back(uid);
   Entry& entry = entries_[uid];
   entry.record = std::move(record);
+  Index(entry);
   absl::StatusOr<std::vector<StepRecord>> history = parts_.metrics->Read(uid);
   if (history.ok() && !history->empty()) {
     entry.progress.first_loss = history->front().loss;
@@ -161,6 +170,7 @@ void JobController::Tick() {
     }
   }
   Schedule();
+  SweepJobs();
 }
 
 JobController::Entry* JobController::FindEntry(const std::string& uid) {
@@ -169,21 +179,18 @@ JobController::Entry* JobController::FindEntry(const std::string& uid) {
 }
 
 const JobController::Entry* JobController::FindEntry(const JobKey& key) const {
-  for (const auto& [uid, entry] : entries_) {
-    if (entry.record.name == key.name && entry.record.namespace_name == key.namespace_name) {
-      return &entry;
-    }
-  }
-  return nullptr;
+  const auto found = by_name_.find(key);
+  return found == by_name_.end() ? nullptr : &entries_.at(found->second);
+}
+
+void JobController::Index(const Entry& entry) {
+  const JobRecord& record = entry.record;
+  by_name_[{record.namespace_name, record.name}] = record.uid;
+  by_age_.insert({record.created_ms, record.uid});
 }
 
 JobView JobController::ViewOf(const Entry& entry) const {
-  JobView view{entry.record, entry.progress, -1};
-  if (view.record.state == JobState::kRunning && entry.progress.step_seconds > 0) {
-    view.eta_seconds = entry.progress.step_seconds *
-                       static_cast<double>(entry.record.spec.steps - entry.progress.step);
-  }
-  return view;
+  return {entry.record, entry.progress, EtaSeconds(entry.record, entry.progress)};
 }
 
 void JobController::Publish(const Entry& entry) {
@@ -200,6 +207,7 @@ JobEvent JobController::MakeEvent(JobEventKind kind) const {
 absl::Status JobController::Persist(StoreChange& change) {
   for (JobEventRecord& event : change.events) {
     event.seq = ++event_seq_;
+    event.message = CutText(std::move(event.message), kMaxEventText);  // what trainers say is long
   }
   for (JobRecord& job : change.jobs) {
     job.resource_version = ++resource_version_;
@@ -331,12 +339,13 @@ absl::Status JobController::CheckNameIsFree(const JobKey& key) const {
   if (FindEntry(key) == nullptr) {
     return absl::OkStatus();
   }
-  return absl::AlreadyExistsError(
-      absl::StrCat("a job named ",
-                   key.name,
-                   " exists in namespace ",
-                   key.namespace_name,
-                   "; choose another metadata.name, or use generateName"));
+  return absl::AlreadyExistsError(absl::StrCat(
+      "a job named ",
+      key.name,
+      FindEntry(key)->record.delete_wish == DeleteWish::kNone ? " exists in namespace "
+                                                              : " is being deleted in namespace ",
+      key.namespace_name,
+      "; choose another metadata.name, or use generateName"));
 }
 
 absl::StatusOr<JobView> JobController::Submit(SubmitDraft draft) {
@@ -370,6 +379,7 @@ absl::StatusOr<JobView> JobController::Submit(SubmitDraft draft) {
   Entry& entry = entries_[job.uid];
   entry.record = change.jobs.back();
   order_.push_back(job.uid);
+  Index(entry);
   scheduling_needed_ = true;
   log::Info(absl::StrCat("job ", job.name, ": submitted as ", job.uid));
   UpdateDetection();
@@ -408,10 +418,20 @@ absl::StatusOr<JobView> JobController::Get(const JobKey& key) const {
 
 std::vector<JobView> JobController::List() const {
   std::vector<JobView> views;
-  for (const std::string& uid : order_) {
-    views.push_back(ViewOf(entries_.at(uid)));
+  for (const JobCursor& cursor : by_age_) {
+    views.push_back(ViewOf(entries_.at(cursor.uid)));
   }
   return views;
+}
+
+void JobController::VisitJobs(const JobCursor& after,
+                              const std::function<bool(const JobGlimpse&)>& visit) const {
+  for (auto at = by_age_.upper_bound(after); at != by_age_.end(); ++at) {
+    const Entry& entry = entries_.at(at->uid);
+    if (!visit({entry.record, entry.progress, EtaSeconds(entry.record, entry.progress)})) {
+      return;
+    }
+  }
 }
 
 absl::StatusOr<OperationRecord> JobController::GetOperation(const std::string& id) const {
@@ -422,9 +442,33 @@ absl::StatusOr<OperationRecord> JobController::GetOperation(const std::string& i
   return found->second;
 }
 
-std::vector<SaveRecord> JobController::Saves(const std::string& job_uid) const {
+const std::vector<SaveRecord>& JobController::Saves(const std::string& job_uid) const {
+  static const std::vector<SaveRecord> kNone;
   const auto found = saves_.find(job_uid);
-  return found == saves_.end() ? std::vector<SaveRecord>() : found->second;
+  return found == saves_.end() ? kNone : found->second;
+}
+
+DeviceInventory JobController::Inventory() const {
+  DeviceInventory inventory;
+  for (const auto& [id, node] : membership_.nodes()) {
+    if (node.state == NodeState::kLost) {
+      continue;
+    }
+    int64_t cpu_bytes = 0;
+    for (const DeviceFacts& device : node.facts.devices) {
+      if (device.kind == "cpu") {
+        cpu_bytes += device.memory_bytes;
+      } else if (device.memory_bytes > inventory.gpu_bytes) {
+        inventory.gpu_bytes = device.memory_bytes;
+        inventory.gpu_name = absl::StrCat(device.model, " of ", id);
+      }
+    }
+    if (cpu_bytes > inventory.cpu_bytes) {
+      inventory.cpu_bytes = cpu_bytes;
+      inventory.cpu_name = id;
+    }
+  }
+  return inventory;
 }
 
 std::vector<NodeView> JobController::Nodes() const {

@@ -20,6 +20,7 @@
 #include "common/status.h"
 #include "coordinator/admission.h"
 #include "coordinator/checkpoint_keeper.h"
+#include "coordinator/device_inventory.h"
 #include "coordinator/executor.h"
 #include "coordinator/feed.h"
 #include "coordinator/fleet_messages.h"
@@ -39,8 +40,10 @@ struct ControllerOptions {
   int64_t detection_ms = 5000;  // T while no job asks for a shorter one
   int64_t step_timeout_ms =
       600 * 1000;  // hard wall: an epoch without progress for that long is stuck
-  int64_t save_timeout_ms = 120 * 1000;  // for all seals of one save
-  int64_t tick_ms = 20;                  // how often Tick is called
+  int64_t save_timeout_ms = 120 * 1000;     // for all seals of one save
+  int64_t tick_ms = 20;                     // how often Tick is called
+  RowRetention retention;                   // of old rows; now_ms is not used
+  int64_t lost_node_ms = 24 * 3600 * 1000;  // a lost node is forgotten after so long
 };
 
 // All outlive the controller.
@@ -69,9 +72,31 @@ struct SubmitDraft {
   JobRecord record;  // names, canonical, planned, spec
 };
 
+struct DeleteDraft {
+  std::string request_id;
+  bool force = false;             // also a job that is not over: it is cancelled first
+  bool with_checkpoints = false;  // else they stay where they are
+  std::string reason;             // of the cancellation
+};
+
 struct JobKey {
   std::string namespace_name;
   std::string name;
+  auto operator<=>(const JobKey&) const = default;
+};
+
+// A place in the order of submission.
+struct JobCursor {
+  int64_t created_ms = -1;
+  std::string uid;
+  auto operator<=>(const JobCursor&) const = default;
+};
+
+// A job to look at until the strand goes on.
+struct JobGlimpse {
+  const JobRecord& record;
+  const JobProgress& progress;
+  double eta_seconds = -1;
 };
 
 // Every method runs on the strand.
@@ -86,6 +111,9 @@ class JobController {
   // Requests. Accepted means durable.
   absl::StatusOr<JobView> Submit(SubmitDraft draft);
   absl::StatusOr<JobView> Cancel(const JobKey& key, const std::string& reason);
+  // Sets what is wanted: the job goes once it is over and quiet, at once if it is. Its last view.
+  // NotFound once it is gone.
+  absl::StatusOr<JobView> Delete(const JobKey& key, const DeleteDraft& draft);
   absl::StatusOr<OperationRecord> CheckpointNow(const JobKey& key, const std::string& request_id);
   // AlreadyExists when a job has this name.
   absl::Status CheckNameIsFree(const JobKey& key) const;
@@ -106,10 +134,17 @@ class JobController {
   // What the store holds: rows of steps that are gone are corrected.
   void NoteFolder(const std::string& uid, const FolderView& folder);
   absl::StatusOr<JobView> Get(const JobKey& key) const;
-  std::vector<JobView> List() const;
+  std::vector<JobView> List() const;  // copies of all: for tests
+  // In the order of submission, those after `after`, without a copy of anything, while `visit`
+  // says true.
+  void VisitJobs(const JobCursor& after, const std::function<bool(const JobGlimpse&)>& visit) const;
   absl::StatusOr<OperationRecord> GetOperation(const std::string& id) const;
-  std::vector<SaveRecord> Saves(const std::string& job_uid) const;
+  const std::vector<SaveRecord>& Saves(const std::string& job_uid) const;
   std::vector<NodeView> Nodes() const;
+  // A node that is lost, out of the list; else FailedPrecondition.
+  absl::Status ForgetNode(const std::string& node_id);
+  // The largest devices of nodes that are here.
+  DeviceInventory Inventory() const;
   Feed& feed() { return feed_; }
   const MetricsLog& metrics() const { return *parts_.metrics; }
   const LogStore& logs() const { return *parts_.logs; }
@@ -136,8 +171,11 @@ class JobController {
     JobRecord record;
     JobRun run;
     JobProgress progress;
-    std::deque<Step> waiting;  // the store refused: tried again at each tick, in order
-    bool settling = false;     // commits that were intended before a restart are being looked at
+    std::deque<Step> waiting;     // the store refused: tried again at each tick, in order
+    bool settling = false;        // commits that were intended before a restart are being looked at
+    bool deleting = false;        // its checkpoints are being removed
+    int64_t delete_after_ms = 0;  // wall time: not before, after a failed try
+    int64_t swept_ms = 0;         // wall time
     std::optional<EpochRecord> launched;  // the newest epoch that was launched
     int64_t epoch_floor = 0;              // highest epoch of the job that a node has heard of
     int preparing = 0;  // looks for a restore point on the pool; the next launch waits for them
@@ -150,6 +188,8 @@ class JobController {
   Entry* FindEntry(const JobKey& key) {
     return const_cast<Entry*>(std::as_const(*this).FindEntry(key));
   }
+  // An entry that was just made, into the indexes.
+  void Index(const Entry& entry);
   JobView ViewOf(const Entry& entry) const;
   void Publish(const Entry& entry);
   JobEvent MakeEvent(JobEventKind kind) const;
@@ -187,6 +227,19 @@ class JobController {
   void RepeatLaunch(const std::string& node_id);
   std::map<std::string, Launch> MakeLaunches(const Entry& entry) const;
   void RenewHorizon(Entry& entry);
+
+  // job_controller_retention.cc: what goes away again.
+  bool IsQuiet(const Entry& entry) const;
+  // If it is wanted and can be done now. The entry may be gone afterwards.
+  void TryDelete(Entry& entry);
+  void Forget(const std::string& uid);
+  // A few jobs of all, in turn.
+  void SweepJobs();
+  void SweepRows(Entry& entry, int64_t now_ms);
+  RowRetention Retention(int64_t now_ms) const;
+  // Lost nodes that were not heard of for long.
+  void SweepNodes(int64_t now_ms);
+  static void LogSweep(const absl::StatusOr<int64_t>& rows);
 
   // job_controller_run.cc: from placement to the end of an epoch.
   void Reconcile(Entry& entry);
@@ -275,8 +328,10 @@ class JobController {
   ControllerOptions options_;
   ControllerParts parts_;
   Membership membership_;
-  std::map<std::string, Entry> entries_;  // by uid
-  std::vector<std::string> order_;        // uids, oldest first
+  std::map<std::string, Entry> entries_;   // by uid
+  std::map<JobKey, std::string> by_name_;  // uids
+  std::set<JobCursor> by_age_;
+  std::vector<std::string> order_;  // uids, oldest first
   std::map<std::string, OperationRecord> operations_;
   std::map<std::string, std::vector<SaveRecord>> saves_;  // by uid
   // Trainers of epochs that are over, by node: their devices are taken until they are reported
@@ -296,6 +351,8 @@ class JobController {
   int64_t stale_refused_ = 0;
   int64_t ticked_ms_ = 0;
   bool scheduling_needed_ = true;
+  JobCursor swept_;
+  int64_t requests_swept_ms_ = 0;
 };
 
 }  // namespace ravel::coordinator

@@ -75,6 +75,10 @@ void JobController::Reconcile(Entry& entry) {
     return;
   }
   const JobRecord& record = entry.record;
+  if (record.spec.max_run_time_ms > 0 && record.state != JobState::kStopping &&
+      HeldMs(record, parts_.clock->WallMs()) >= record.spec.max_run_time_ms) {
+    Do(entry, MakeEvent(JobEventKind::kRunTimeOver));
+  }
   const bool stopping = record.state == JobState::kStopping;
   const bool broken =
       record.state == JobState::kRecovering && record.launched_epoch != record.epoch;

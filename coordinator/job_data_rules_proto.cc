@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/field_error.h"
 #include "common/file_writer.h"
 #include "common/plan/architecture/architecture.h"
 #include "common/plan/model_inventory.h"
@@ -39,30 +40,6 @@ std::string JsonName(const std::string& snake) {
       upper = false;
     }
   }
-  return out;
-}
-
-struct ParsedMessage {
-  std::string field;
-  std::string expected;
-  std::string got;
-};
-
-// Splits "PREFIXfield_name: expected X, got Y" of the planner into a violation's parts.
-ParsedMessage SplitMessage(const std::string& message, const std::string& prefix) {
-  ParsedMessage out;
-  std::string rest = message;
-  const std::size_t colon = rest.find(": ");
-  if (absl::StartsWith(rest, prefix) && colon != std::string::npos) {
-    out.field = JsonName(rest.substr(prefix.size(), colon - prefix.size()));
-    rest = rest.substr(colon + 2);
-  }
-  const std::size_t got = rest.rfind(", got ");
-  if (got != std::string::npos) {
-    out.got = rest.substr(got + 6);
-    rest = rest.substr(0, got);
-  }
-  out.expected = absl::StartsWith(rest, "expected ") ? rest.substr(9) : rest;
   return out;
 }
 
@@ -132,11 +109,13 @@ void JobRules::CheckInlineConfig() {
   const absl::StatusOr<plan::ModelConfig> valid =
       plan::ValidateModelConfig(PlainConfig(config, architecture.defaults));
   if (!valid.ok()) {
-    ParsedMessage message = SplitMessage(std::string(valid.status().message()), "model.config.");
-    const std::string path = message.field.empty()
-                                 ? "spec.model.config"
-                                 : absl::StrCat("spec.model.config.", message.field);
-    Fail(path, std::move(message.expected), std::move(message.got));
+    // The planner names fields as config.json does.
+    for (const FieldError& error : FieldErrorsOf(valid.status())) {
+      Fail(absl::StrCat("spec.", JsonName(error.path)), error.expected, error.got);
+    }
+    if (FieldErrorsOf(valid.status()).empty()) {
+      Fail("spec.model.config", std::string(valid.status().message()), "");
+    }
     return;
   }
   config.set_intermediate_size(valid->intermediate_size);
@@ -174,7 +153,6 @@ void JobRules::CheckModelDirectory() {
   }
   const absl::StatusOr<plan::ModelConfig> config = plan::ParseHuggingFaceConfig(*text);
   if (!config.ok()) {
-    ParsedMessage message = SplitMessage(std::string(config.status().message()), "");
     Fail(path,
          absl::StrCat("a model that Ravel trains; ", std::string(config.status().message())),
          folder);

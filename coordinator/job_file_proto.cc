@@ -16,6 +16,7 @@
 #include "common/check.h"
 #include "common/json.h"
 #include "common/name_suggestion.h"
+#include "common/plain_text.h"
 #include "common/yaml.h"
 
 namespace ravel {
@@ -81,6 +82,11 @@ class TreeReader {
       Fail(path, node.position, "a mapping", Describe(node));
       return;
     }
+    if (path.empty()) {
+      printed_ = std::any_of(node.entries.begin(), node.entries.end(), [](const auto& entry) {
+        return entry.name == kSchemaVersion;
+      });
+    }
     std::map<std::string, int> seen;  // name -> line
     for (const yaml::Entry& entry : node.entries) {
       const auto [first, is_new] = seen.emplace(entry.name, entry.position.line);
@@ -93,6 +99,9 @@ class TreeReader {
         continue;
       }
       const FieldDescriptor* const field = FindField(message.GetDescriptor(), entry.name);
+      if (field == nullptr && path.empty() && printed_ && IsKnownToServerOnly(entry.name)) {
+        continue;
+      }
       if (field == nullptr) {
         FailUnknown(entry, field_path, message.GetDescriptor());
         continue;
@@ -290,7 +299,14 @@ class TreeReader {
     return false;
   }
 
+  // What `ravelctl get -o yaml` prints beside what a job file says: state, step, uid and so on.
+  static bool IsKnownToServerOnly(const std::string& name) {
+    return name == kSchemaVersion || FindField(v1::Job::descriptor(), name) != nullptr;
+  }
+
+  static constexpr const char* kSchemaVersion = "schemaVersion";
   ParsedJobFile& result_;
+  bool printed_ = false;  // the document was printed by ravelctl
 };
 
 json::Value Sorted(const json::Value& value) {
@@ -337,7 +353,7 @@ std::string FormatViolation(const JobViolation& violation, std::string_view orig
   if (!violation.got.empty()) {
     absl::StrAppend(&out, ", got ", violation.got);
   }
-  return out;
+  return EscapeControlText(out);
 }
 
 v1::Violation ToProto(const JobViolation& violation) {

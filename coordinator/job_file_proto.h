@@ -15,6 +15,8 @@
 
 namespace ravel {
 
+inline constexpr int64_t kMaxRequestBytes = int64_t{4} << 20;  // of any request or answer of Jobs
+
 // Something wrong with a job file or a submitted job. `path` is that of the file:
 // "spec.training.optimizer.lr", "spec.data.train[1].path".
 struct JobViolation {
@@ -43,7 +45,8 @@ struct ParsedJobFile {
   std::vector<JobViolation>
       violations;  // unknown and duplicate keys, wrong types; `job` holds what could be read
 };
-// YAML or JSON. All violations at once, in the order of the file.
+// YAML or JSON. All violations at once, in the order of the file. A document that ravelctl printed
+// (it has a `schemaVersion`) may hold what only a coordinator knows, which is passed over.
 ParsedJobFile ParseJobFile(std::string_view text);
 
 struct CanonicalJob {

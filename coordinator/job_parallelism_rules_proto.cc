@@ -163,12 +163,7 @@ void JobRules::CheckFreeze() {
       plan::BuildInventory(*spec().model, {.sequences = 1, .sequence_tokens = 1});
   const absl::Status frozen = plan::ApplyFreeze(spec().freeze, inventory);
   if (!frozen.ok()) {
-    const std::string message(frozen.message());
-    const std::size_t expected = message.find(": expected ");
-    const std::size_t got = message.rfind(", got ");
-    Fail(absl::StrCat("spec.", message.substr(0, expected)),
-         message.substr(expected + 11, got - expected - 11),
-         message.substr(got + 6));
+    FailAs(frozen);
   }
 }
 

@@ -39,6 +39,9 @@ std::string_view StateName(JobState state);
 bool IsTerminal(JobState state);
 // Holds devices: everything but Queued and the terminal states.
 bool HoldsDevices(JobState state);
+struct JobRecord;
+// How long a job has held devices, over all its spells.
+int64_t HeldMs(const JobRecord& job, int64_t now_ms);
 
 // Restart budget (service.md section 6). Durable.
 struct BudgetState {
@@ -54,6 +57,10 @@ struct BudgetState {
   int64_t store_waits = 0;  // tries in a row that ended for want of the store: not charged
   bool operator==(const BudgetState&) const = default;
 };
+
+// On disk: do not renumber. A job that somebody wants deleted, which happens once it is over and
+// quiet.
+enum class DeleteWish { kNone = 0, kKeepCheckpoints = 1, kWithCheckpoints = 2 };
 
 struct JobRecord {
   std::string uid;
@@ -83,6 +90,13 @@ struct JobRecord {
   int64_t resized_ms = 0;      // wall time of the last growth
   int64_t rollback_step = -1;  // >= 0: the next launch moves the steps above it aside first
   std::string failure_class;   // user or infrastructure, in Failed
+  // Of maxRunTime: time that earlier spells held devices, and the wall time since when it holds
+  // them now (0: it does not).
+  int64_t held_ms = 0;
+  int64_t held_since_ms = 0;
+  DeleteWish delete_wish = DeleteWish::kNone;
+  // Predicted memory of the worst rank, by index of spec.elastic.sizes; empty: not known.
+  std::vector<int64_t> peak_bytes;
   int64_t resource_version = 0;
 };
 

@@ -12,9 +12,11 @@
 #include <absl/strings/str_join.h>
 #include <absl/strings/string_view.h>
 
+#include "common/field_error.h"
 #include "common/name_suggestion.h"
 #include "common/plan/sharding_plan.h"
 #include "common/time_text.h"
+#include "coordinator/job_limits_proto.h"
 
 namespace ravel {
 namespace {
@@ -55,6 +57,9 @@ JobRules::JobRules(const v1::TrainingJob& job, const CanonicalizeOptions& option
 }
 
 CanonicalJob JobRules::Run() {
+  if (!CheckLimits()) {
+    return std::move(result_);
+  }
   CheckHeader();
   CheckMetadata();
   CheckTop();
@@ -82,6 +87,16 @@ CanonicalJob JobRules::Run() {
 void JobRules::Fail(const std::string& path, std::string expected, std::string got) {
   failed_.insert(path);
   result_.violations.push_back({path, 0, 0, std::move(expected), std::move(got)});
+}
+
+void JobRules::FailAs(const absl::Status& status) {
+  const std::vector<FieldError> errors = FieldErrorsOf(status);
+  for (const FieldError& error : errors) {
+    Fail(absl::StrCat("spec.", error.path), error.expected, error.got);
+  }
+  if (errors.empty()) {
+    Fail("spec", std::string(status.message()), "");
+  }
 }
 
 int64_t JobRules::Duration(const std::string& path,
@@ -160,6 +175,11 @@ std::string JobRules::AbsolutePath(const std::string& path, const std::string& t
   return out;
 }
 
+bool JobRules::CheckLimits() {
+  result_.violations = CheckJobLimits(result_.job);
+  return result_.violations.empty();
+}
+
 void JobRules::CheckHeader() {
   if (result_.job.api_version() != "ravel/v1") {
     Fail("apiVersion", "ravel/v1", Quoted(result_.job.api_version()));
@@ -203,14 +223,12 @@ void JobRules::CheckMetadata() {
            Quoted(absl::StrCat(key, "=", value)));
     }
   }
-  std::size_t annotation_bytes = 0;
+  int64_t annotation_bytes = 0;
   for (const auto& [key, value] : metadata.annotations()) {
-    annotation_bytes += key.size() + value.size();
+    annotation_bytes += static_cast<int64_t>(key.size() + value.size());
   }
-  if (annotation_bytes > 65536) {
-    Fail("metadata.annotations",
-         "at most 64 KiB together",
-         FormatBytes(static_cast<int64_t>(annotation_bytes)));
+  if (annotation_bytes > kMaxAnnotationBytes) {
+    Fail("metadata.annotations", "at most 64 KiB together", FormatBytes(annotation_bytes));
   }
   spec().name = metadata.name();
   spec().namespace_name = metadata.namespace_();
@@ -220,17 +238,20 @@ void JobRules::CheckTop() {
   if (job().queue().empty()) {
     job().set_queue("default");
   }
-  if (!IsDnsLabel(job().queue(), 63)) {
-    Fail("spec.queue", "lowercase letters, digits and '-', at most 63", Quoted(job().queue()));
+  if (job().queue() != "default") {
+    Fail("spec.queue", "default: there are no other queues yet", Quoted(job().queue()));
   }
-  if (job().priority() < -1000 || job().priority() > 1000) {
-    Fail("spec.priority", "-1000 to 1000", absl::StrCat(job().priority()));
+  if (job().priority() != 0) {
+    Fail("spec.priority",
+         "0: jobs are placed in the order of submission, priorities are not supported yet",
+         absl::StrCat(job().priority()));
   }
   if (!job().max_run_time().empty()) {
-    Fail("spec.maxRunTime",
-         "no value: a limit of time is not supported yet",
-         Quoted(job().max_run_time()));
+    spec().max_run_time_ms =
+        Duration("spec.maxRunTime", job().mutable_max_run_time(), "", 60 * kSecondMs, kLongestMs);
   }
+  spec().ttl_ms = Duration(
+      "spec.ttlAfterFinish", job().mutable_ttl_after_finish(), "30d", 3600 * kSecondMs, kLongestMs);
 }
 
 void JobRules::CheckTraining() {
@@ -378,24 +399,7 @@ void JobRules::CheckEvaluation() {
 void JobRules::ResolveLanes() {
   const absl::StatusOr<plan::JobSpec> resolved = plan::ResolveBatch(spec());
   if (!resolved.ok()) {
-    // "training.globalBatch: expected X, got Y" is a violation of that field.
-    const std::string message(resolved.status().message());
-    const std::size_t colon = message.find(": ");
-    const std::size_t got = message.rfind(", got ");
-    std::string path = colon == std::string::npos ? "spec" : message.substr(0, colon);
-    std::string expected = colon == std::string::npos ? message : message.substr(colon + 2);
-    if (!absl::StartsWith(path, "spec")) {
-      path = absl::StrCat("spec.", path);
-    }
-    std::string got_text;
-    if (got != std::string::npos && got > colon) {
-      got_text = message.substr(got + 6);
-      expected = message.substr(colon + 2, got - colon - 2);
-    }
-    if (absl::StartsWith(expected, "expected ")) {
-      expected = expected.substr(9);
-    }
-    Fail(path, std::move(expected), std::move(got_text));
+    FailAs(resolved.status());
     return;
   }
   spec() = *resolved;

@@ -19,8 +19,13 @@ class JobRules {
  private:
   void Fail(const std::string& path, std::string expected, std::string got);
   void Warn(std::string warning) { result_.warnings.push_back(std::move(warning)); }
+  // What the planner says of `spec`: its fields have the names of the job file, from `spec` on.
+  void FailAs(const absl::Status& status);
   bool Failed(const std::string& path) const { return failed_.count(path) > 0; }
 
+  // Sizes of everything, and characters that no field may hold. False: nothing else is looked at,
+  // so that no message repeats what is too long.
+  bool CheckLimits();
   // Each fills its part of the canonical job and of the spec.
   void CheckHeader();
   void CheckMetadata();

@@ -7,11 +7,14 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/time_text.h"
 
 namespace ravel::coordinator {
 namespace {
 
 using Result = std::optional<TransitionResult>;
+
+constexpr std::string_view kMaxRunTime = "MaxRunTime";
 
 class Builder {
  public:
@@ -168,6 +171,13 @@ Result Fail(Builder builder, std::string_view reason, const FailureCause& cause)
 }
 
 Result OnQuiesced(const JobRecord& job, const JobEvent& event) {
+  if (job.state == JobState::kStopping && job.reason == kMaxRunTime) {
+    Builder builder(job, event);
+    builder.next().failure_class = "user";
+    return builder.To(JobState::kFailed, kMaxRunTime, job.message)
+        .Emit("Failed", kMaxRunTime, job.message)
+        .Take();
+  }
   if (job.state == JobState::kStopping) {
     return Builder(job, event)
         .To(JobState::kCancelled, job.reason, job.message)
@@ -329,6 +339,24 @@ Result OnAdopted(const JobRecord& job, const JobEvent& event) {
   return Builder(job, event).Emit("Adopted", "CoordinatorRestart", event.cause.message).Take();
 }
 
+// Ends it as a cancellation does, but as a failure that its user has asked for.
+Result OnRunTimeOver(const JobRecord& job, const JobEvent& event) {
+  if (!HoldsDevices(job.state) || job.state == JobState::kStopping) {
+    return std::nullopt;
+  }
+  if (HasFinalCommit(job)) {
+    return Succeed(job, event);
+  }
+  Builder builder(job, event);
+  builder.next().epoch += 1;
+  const std::string message = absl::StrCat("held devices for longer than maxRunTime, ",
+                                           FormatDurationExact(job.spec.max_run_time_ms));
+  return builder.To(JobState::kStopping, kMaxRunTime, message)
+      .Emit("Stopping", kMaxRunTime, message)
+      .Do(JobActionKind::kStopTrainers)
+      .Take();
+}
+
 Result OnCoordinatorRestarted(const JobRecord& job, const JobEvent& event) {
   if (job.state == JobState::kQueued || job.state == JobState::kStopping) {
     return std::nullopt;
@@ -346,6 +374,62 @@ Result OnCoordinatorRestarted(const JobRecord& job, const JobEvent& event) {
       .Emit("EpochChanged", "CoordinatorRestart", "the coordinator was started anew")
       .Do(JobActionKind::kStopTrainers)
       .Take();
+}
+
+void CountHeldTime(const JobRecord& before, int64_t now_ms, JobRecord& next) {
+  const bool held = HoldsDevices(before.state);
+  const bool holds = HoldsDevices(next.state);
+  if (held && !holds) {
+    next.held_ms = HeldMs(before, now_ms);
+    next.held_since_ms = 0;
+  } else if (holds && next.held_since_ms == 0) {
+    next.held_since_ms = now_ms;
+  }
+}
+
+Result Decide(const JobRecord& job, const JobEvent& event) {
+  if (event.kind == JobEventKind::kCommitted) {
+    return event.step > job.committed_step ? OnCommitted(job, event) : std::nullopt;
+  }
+  if (IsTerminal(job.state)) {
+    return std::nullopt;
+  }
+  switch (event.kind) {
+    case JobEventKind::kPlaced:
+      return OnPlaced(job, event);
+    case JobEventKind::kBelowMinimum:
+      return OnBelowMinimum(job, event);
+    case JobEventKind::kAllReady:
+      return OnAllReady(job, event);
+    case JobEventKind::kEpochBroken:
+      return OnEpochBroken(job, event);
+    case JobEventKind::kQuiesced:
+      return OnQuiesced(job, event);
+    case JobEventKind::kResizeRequested:
+      return OnResizeRequested(job, event);
+    case JobEventKind::kLastStep:
+      return OnLastStep(job, event);
+    case JobEventKind::kAllDone:
+      return OnAllDone(job, event);
+    case JobEventKind::kCommitLost:
+      return OnCommitLost(job, event);
+    case JobEventKind::kCancelRequested:
+      return OnCancel(job, event);
+    case JobEventKind::kRunTimeOver:
+      return OnRunTimeOver(job, event);
+    case JobEventKind::kCoordinatorRestarted:
+      return OnCoordinatorRestarted(job, event);
+    case JobEventKind::kAdopted:
+      return OnAdopted(job, event);
+    case JobEventKind::kRollbackRequested:
+      return OnRollbackRequested(job, event);
+    case JobEventKind::kRolledBack:
+      return OnRolledBack(job, event);
+    case JobEventKind::kCommitted:
+    case JobEventKind::kNoted:
+      break;
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -381,6 +465,11 @@ bool IsTerminal(JobState state) {
          state == JobState::kCancelled;
 }
 
+int64_t HeldMs(const JobRecord& job, int64_t now_ms) {
+  return job.held_ms +
+         (job.held_since_ms > 0 ? std::max<int64_t>(now_ms - job.held_since_ms, 0) : 0);
+}
+
 bool HoldsDevices(JobState state) {
   return state != JobState::kQueued && !IsTerminal(state);
 }
@@ -397,6 +486,7 @@ std::string_view EventKindName(JobEventKind kind) {
                                                               "Committed",
                                                               "CommitLost",
                                                               "CancelRequested",
+                                                              "RunTimeOver",
                                                               "CoordinatorRestarted",
                                                               "Adopted",
                                                               "Noted",
@@ -406,46 +496,11 @@ std::string_view EventKindName(JobEventKind kind) {
 }
 
 std::optional<TransitionResult> Transition(const JobRecord& job, const JobEvent& event) {
-  if (event.kind == JobEventKind::kCommitted) {
-    return event.step > job.committed_step ? OnCommitted(job, event) : std::nullopt;
+  Result result = Decide(job, event);
+  if (result) {
+    CountHeldTime(job, event.now_ms, result->next);
   }
-  if (IsTerminal(job.state)) {
-    return std::nullopt;
-  }
-  switch (event.kind) {
-    case JobEventKind::kPlaced:
-      return OnPlaced(job, event);
-    case JobEventKind::kBelowMinimum:
-      return OnBelowMinimum(job, event);
-    case JobEventKind::kAllReady:
-      return OnAllReady(job, event);
-    case JobEventKind::kEpochBroken:
-      return OnEpochBroken(job, event);
-    case JobEventKind::kQuiesced:
-      return OnQuiesced(job, event);
-    case JobEventKind::kResizeRequested:
-      return OnResizeRequested(job, event);
-    case JobEventKind::kLastStep:
-      return OnLastStep(job, event);
-    case JobEventKind::kAllDone:
-      return OnAllDone(job, event);
-    case JobEventKind::kCommitLost:
-      return OnCommitLost(job, event);
-    case JobEventKind::kCancelRequested:
-      return OnCancel(job, event);
-    case JobEventKind::kCoordinatorRestarted:
-      return OnCoordinatorRestarted(job, event);
-    case JobEventKind::kAdopted:
-      return OnAdopted(job, event);
-    case JobEventKind::kRollbackRequested:
-      return OnRollbackRequested(job, event);
-    case JobEventKind::kRolledBack:
-      return OnRolledBack(job, event);
-    case JobEventKind::kCommitted:
-    case JobEventKind::kNoted:
-      break;
-  }
-  return std::nullopt;
+  return result;
 }
 
 }  // namespace ravel::coordinator

@@ -26,13 +26,14 @@ enum class JobEventKind {
   kCommitted,        // the store holds a new step
   kCommitLost,  // a committed step turned out to be bad; step and path of the one before (-1: none)
   kCancelRequested,
+  kRunTimeOver,           // it has held devices for longer than maxRunTime
   kCoordinatorRestarted,  // this process is new, and what ran cannot be taken over
   kAdopted,               // this process is new, and the trainers of the epoch went on
   kNoted,                 // nothing changes: records that go with it are kept
   kRollbackRequested,  // a person sets the newest commit back; step, path, cause.message: who, why
   kRolledBack          // the steps above the target are moved aside
 };
-inline constexpr int kJobEventKinds = 16;
+inline constexpr int kJobEventKinds = 17;
 
 struct JobEvent {
   JobEventKind kind = JobEventKind::kPlaced;

@@ -76,6 +76,33 @@ struct StoreChange {
   std::vector<EpochRecord> epochs;
   std::vector<SaveRecord> saves;  // by (job, step, epoch, attempt)
   std::vector<NodeRow> nodes;
+  std::vector<std::string> deleted_nodes;
+  // Jobs with all that belongs to them, by uid. Their requests stay for a while, as of
+  // `deleted_ms`: a client that asks again gets no second job.
+  std::vector<std::string> deleted_jobs;
+  int64_t deleted_ms = 0;
+};
+
+// A save that left nothing in the checkpoint store.
+inline bool IsGone(const SaveRecord& save) {
+  return save.state == SaveState::kFailed || save.state == SaveState::kDeleted;
+}
+
+// An event in the place of older ones; its message begins with their number.
+inline constexpr const char* kEventsRemoved = "EventsRemoved";
+inline constexpr const char* kEventsRemovedText = " older events were removed";
+
+// What is kept of jobs that stay.
+struct RowRetention {
+  int64_t now_ms = 0;
+  int64_t events_per_job = 100'000;
+  int64_t event_days = 30;
+  int64_t node_days = 1;       // of lost nodes
+  int64_t request_days = 7;    // after the job's end, or its deletion
+  int64_t operation_days = 7;  // of those that are over
+  int64_t save_days = 30;      // of those whose step is gone
+  int64_t epochs_per_job = 1000;
+  int64_t most_rows = 5000;  // removed by one call: nobody else waits long
 };
 
 struct LoadedState {
@@ -100,6 +127,12 @@ class JobStore {
   // After an error nothing of the change stands.
   virtual absl::Status Apply(const StoreChange& change) = 0;
   virtual absl::StatusOr<std::optional<RequestRecord>> FindRequest(const std::string& id) = 0;
+  // Removes a job's old rows, at most policy.most_rows of each kind; the number removed. Events
+  // that are gone leave one of type EventsRemoved in their place, which says how many there were.
+  virtual absl::StatusOr<int64_t> SweepJob(const std::string& job_uid,
+                                           const RowRetention& policy) = 0;
+  // The same for requests of jobs that are over or gone, and for nodes that were lost long ago.
+  virtual absl::StatusOr<int64_t> SweepRequests(const RowRetention& policy) = 0;
   // Events of a job with seq > after, oldest first, at most `limit`.
   virtual absl::StatusOr<std::vector<JobEventRecord>> Events(const std::string& job_uid,
                                                              int64_t after,

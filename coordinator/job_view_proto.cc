@@ -41,12 +41,17 @@ const char* SaveStateName(SaveState state) {
 }  // namespace
 
 v1::Job ToProto(const JobView& view) {
+  return ToProto(JobGlimpse{view.record, view.progress, view.eta_seconds}, true);
+}
+
+v1::Job ToProto(const JobGlimpse& view, bool with_spec) {
   const JobRecord& record = view.record;
   v1::Job job;
-  v1::TrainingJob canonical;
-  if (canonical.ParseFromString(record.canonical)) {
-    *job.mutable_metadata() = canonical.metadata();
-    *job.mutable_spec() = canonical.spec();
+  if (v1::TrainingJob canonical; with_spec && canonical.ParseFromString(record.canonical)) {
+    job.mutable_metadata()->Swap(canonical.mutable_metadata());
+    job.mutable_spec()->Swap(canonical.mutable_spec());
+  } else if (v1::JobHead head; !with_spec && head.ParseFromString(record.canonical)) {
+    job.mutable_metadata()->mutable_labels()->swap(*head.mutable_metadata()->mutable_labels());
   }
   job.mutable_metadata()->set_name(record.name);
   job.mutable_metadata()->set_namespace_(record.namespace_name);

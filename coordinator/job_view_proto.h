@@ -8,6 +8,8 @@
 namespace ravel::coordinator {
 
 v1::Job ToProto(const JobView& view);
+// For lists: with labels, without spec and annotations unless `with_spec`.
+v1::Job ToProto(const JobGlimpse& job, bool with_spec);
 v1::JobEvent ToProto(const JobEventRecord& event, const std::string& job_name);
 v1::StepRecord ToProto(const StepRecord& record);
 v1::LogLine ToProto(const LogLine& line);

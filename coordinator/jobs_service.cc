@@ -1,19 +1,19 @@
 #include "coordinator/jobs_service.h"
 
-#include <algorithm>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
-#include <absl/strings/str_split.h>
 
 #include "common/crypto.h"
+#include "common/field_error.h"
 #include "common/logging.h"
+#include "coordinator/error_detail_proto.h"
 #include "coordinator/job_controller.h"
 #include "coordinator/job_file_proto.h"
+#include "coordinator/job_limits_proto.h"
 #include "coordinator/job_view_proto.h"
-#include "coordinator/requests_service.h"
+#include "coordinator/request_checks_service.h"
 #include "coordinator/stream_writer_service.h"
 
 namespace ravel::coordinator {
@@ -21,11 +21,11 @@ namespace {
 
 // A job that was checked is accepted well within this.
 constexpr int64_t kAdmissionPinSeconds = 3600;
+constexpr int kMaxListed = 1000;
 constexpr int64_t kEventPage = 100'000;
 
-// Trailing metadata `ravel-error-detail-bin`.
 void AddDetail(grpc::CallbackServerContext* context, const v1::ErrorDetail& detail) {
-  context->AddTrailingMetadata("ravel-error-detail-bin", detail.SerializeAsString());
+  context->AddTrailingMetadata(kErrorDetailKey, detail.SerializeAsString());
 }
 
 v1::TrainingJob Named(const v1::TrainingJob& job) {
@@ -37,55 +37,32 @@ v1::TrainingJob Named(const v1::TrainingJob& job) {
   return named;
 }
 
-absl::Status ViolationStatus(grpc::CallbackServerContext* context, const CanonicalJob& job) {
-  v1::ErrorDetail detail;
-  detail.set_reason("InvalidJob");
-  detail.set_job(job.job.metadata().name());
-  std::string text;
-  for (const JobViolation& violation : job.violations) {
-    *detail.add_violations() = ravel::ToProto(violation);
-    absl::StrAppend(&text, text.empty() ? "" : "; ", FormatViolation(violation, ""));
-  }
-  AddDetail(context, detail);
-  return absl::InvalidArgumentError(text);
-}
-
-// `key=value,...`, each of which a label must have.
-absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ParseSelector(
-    const std::string& selector) {
-  std::vector<std::pair<std::string, std::string>> wanted;
-  for (const absl::string_view part : absl::StrSplit(selector, ',', absl::SkipEmpty())) {
-    const std::vector<std::string> pair = absl::StrSplit(part, absl::MaxSplits('=', 1));
-    if (pair.size() != 2 || pair[0].empty()) {
-      return absl::InvalidArgumentError(absl::StrCat("selector: expected key=value, got ", part));
-    }
-    wanted.emplace_back(pair[0], pair[1]);
-  }
-  return wanted;
-}
-
-bool HasLabels(const v1::Job& job, const std::vector<std::pair<std::string, std::string>>& wanted) {
-  return std::all_of(wanted.begin(), wanted.end(), [&job](const auto& label) {
-    const auto found = job.metadata().labels().find(label.first);
-    return found != job.metadata().labels().end() && found->second == label.second;
-  });
+absl::Status ViolationStatus(grpc::CallbackServerContext* context,
+                             const std::string& job,
+                             const std::vector<JobViolation>& violations) {
+  AddDetail(context, MakeErrorDetail(job, violations));
+  return absl::InvalidArgumentError(ViolationText(violations));
 }
 
 // Planning or a store that refuses: the message begins with the field at fault.
 void AddFieldDetail(grpc::CallbackServerContext* context,
                     const std::string& job,
                     const absl::Status& status) {
-  v1::ErrorDetail detail;
-  detail.set_reason("InvalidJob");
-  detail.set_job(job);
-  v1::Violation* violation = detail.add_violations();
-  const std::string message(status.message());
-  const size_t field = message.find("spec.");
-  if (field != std::string::npos) {
-    violation->set_path(message.substr(field, message.find_first_of(": ", field) - field));
+  std::vector<JobViolation> violations;
+  for (const FieldError& error : FieldErrorsOf(status)) {
+    violations.push_back({absl::StrCat("spec.", error.path), 0, 0, error.expected, error.got});
   }
-  violation->set_expected(message);
-  AddDetail(context, detail);
+  if (violations.empty()) {
+    JobViolation violation;
+    violation.expected = std::string(status.message());
+    const size_t field = violation.expected.find("spec.");
+    if (field != std::string::npos) {
+      const size_t end = violation.expected.find_first_of(": ", field);
+      violation.path = violation.expected.substr(field, end - field);
+    }
+    violations.push_back(std::move(violation));
+  }
+  AddDetail(context, MakeErrorDetail(job, violations));
 }
 
 }  // namespace
@@ -94,8 +71,13 @@ grpc::ServerUnaryReactor* JobsService::SubmitJob(Context* context,
                                                  const v1::SubmitJobRequest* request,
                                                  v1::SubmitJobResponse* response) {
   Unary* reactor = context->DefaultReactor();
-  const absl::Status valid =
+  absl::Status valid =
       request->dry_run() ? absl::OkStatus() : CheckRequestId(request->request_id());
+  const std::vector<JobViolation> over =
+      valid.ok() ? CheckJobLimits(request->job()) : std::vector<JobViolation>();
+  if (!over.empty()) {  // before it is hashed or copied
+    valid = ViolationStatus(context, request->job().metadata().name(), over);
+  }
   if (!valid.ok()) {
     reactor->Finish(ToGrpc(valid));
     return reactor;
@@ -123,8 +105,9 @@ grpc::ServerUnaryReactor* JobsService::SubmitJob(Context* context,
       reactor->Finish(ToGrpc(free));
       return;
     }
-    parts_.pool->Post([this, context, request, response, reactor, hash] {
-      Admit(context, request, response, reactor, hash);
+    const DeviceInventory inventory = parts_.controller->Inventory();
+    parts_.pool->Post([this, context, request, response, reactor, hash, inventory] {
+      Admit(context, request, response, reactor, hash, inventory);
     });
   });
   return reactor;
@@ -134,14 +117,21 @@ void JobsService::Admit(Context* context,
                         const v1::SubmitJobRequest* request,
                         v1::SubmitJobResponse* response,
                         Unary* reactor,
-                        const std::string& hash) {
+                        const std::string& hash,
+                        const DeviceInventory& inventory) {
   CanonicalJob job = Canonicalize(Named(request->job()), {.check_paths = true});
   if (!job.ok()) {
-    reactor->Finish(ToGrpc(ViolationStatus(context, job)));
+    reactor->Finish(ToGrpc(ViolationStatus(context, job.job.metadata().name(), job.violations)));
     return;
   }
   absl::Status fits = CheckAllSizes(*parts_.planner, job.spec);
   CheckpointJob checkpoints = {parts_.controller->cluster_id(), RandomUuid(), job.spec};
+  MemoryFit memory;
+  if (fits.ok()) {
+    memory = CheckMemory(*parts_.planner, job.spec, inventory);
+    fits = memory.status;
+    job.warnings.insert(job.warnings.end(), memory.warnings.begin(), memory.warnings.end());
+  }
   if (fits.ok() && !request->dry_run()) {
     fits = parts_.keeper->Check(checkpoints);
   }
@@ -164,6 +154,7 @@ void JobsService::Admit(Context* context,
   draft.record.canonical = job.job.SerializeAsString();
   draft.record.planned = parts_.planner->EncodeSpec(job.spec);
   draft.record.spec = std::move(job.spec);
+  draft.record.peak_bytes = std::move(memory.peak_bytes);
   if (request->dry_run()) {
     *response->mutable_job() = ToProto(JobView{draft.record, {}, -1});
     reactor->Finish(grpc::Status::OK);
@@ -199,8 +190,14 @@ grpc::ServerUnaryReactor* JobsService::ValidateJob(Context* context,
         job.violations.push_back({"spec", 0, 0, std::string(fits.message()), ""});
       }
     }
-    *response->mutable_canonical() = job.job;
+    if (CheckJobLimits(job.job).empty()) {
+      *response->mutable_canonical() = job.job;
+    }
+    // An answer is no metadata: everything has room, up to a size that nobody reads any more.
     for (const JobViolation& violation : job.violations) {
+      if (response->violations_size() == kMaxListed) {
+        break;
+      }
       *response->add_violations() = ravel::ToProto(violation);
     }
     for (const std::string& warning : job.warnings) {
@@ -215,6 +212,10 @@ grpc::ServerUnaryReactor* JobsService::GetJob(Context* context,
                                               const v1::GetJobRequest* request,
                                               v1::Job* response) {
   Unary* reactor = context->DefaultReactor();
+  if (const absl::Status valid = CheckName(*request); !valid.ok()) {
+    reactor->Finish(ToGrpc(valid));
+    return reactor;
+  }
   parts_.strand->Post([this, request, response, reactor] {
     absl::StatusOr<JobView> view =
         parts_.controller->Get(KeyOf(request->namespace_(), request->name()));
@@ -226,37 +227,13 @@ grpc::ServerUnaryReactor* JobsService::GetJob(Context* context,
   return reactor;
 }
 
-grpc::ServerUnaryReactor* JobsService::ListJobs(Context* context,
-                                                const v1::ListJobsRequest* request,
-                                                v1::ListJobsResponse* response) {
-  Unary* reactor = context->DefaultReactor();
-  auto selector = ParseSelector(request->selector());
-  if (!selector.ok()) {
-    reactor->Finish(ToGrpc(selector.status()));
-    return reactor;
-  }
-  parts_.strand->Post([this, request, response, reactor, wanted = *std::move(selector)] {
-    const std::string& scope = request->namespace_();
-    for (const JobView& view : parts_.controller->List()) {
-      if (scope != "*" && view.record.namespace_name != (scope.empty() ? "default" : scope)) {
-        continue;
-      }
-      v1::Job job = ToProto(view);
-      if (HasLabels(job, wanted)) {
-        *response->add_jobs() = std::move(job);
-      }
-    }
-    response->set_resource_version(parts_.controller->resource_version());
-    reactor->Finish(grpc::Status::OK);
-  });
-  return reactor;
-}
-
 grpc::ServerUnaryReactor* JobsService::CancelJob(Context* context,
                                                  const v1::CancelJobRequest* request,
                                                  v1::Job* response) {
   Unary* reactor = context->DefaultReactor();
-  const absl::Status valid = CheckRequestId(request->request_id());
+  absl::Status valid = CheckRequestId(request->request_id());
+  valid = valid.ok() ? CheckName(*request) : valid;
+  valid = valid.ok() ? CheckPlainText("reason", request->reason(), kMaxReasonBytes) : valid;
   if (!valid.ok()) {
     reactor->Finish(ToGrpc(valid));
     return reactor;
@@ -273,11 +250,38 @@ grpc::ServerUnaryReactor* JobsService::CancelJob(Context* context,
   return reactor;
 }
 
+grpc::ServerUnaryReactor* JobsService::DeleteJob(Context* context,
+                                                 const v1::DeleteJobRequest* request,
+                                                 v1::DeleteJobResponse* response) {
+  Unary* reactor = context->DefaultReactor();
+  absl::Status valid = CheckRequestId(request->request_id());
+  valid = valid.ok() ? CheckName(*request) : valid;
+  valid = valid.ok() ? CheckPlainText("reason", request->reason(), kMaxReasonBytes) : valid;
+  if (!valid.ok()) {
+    reactor->Finish(ToGrpc(valid));
+    return reactor;
+  }
+  parts_.strand->Post([this, request, response, reactor] {
+    const absl::StatusOr<JobView> view =
+        parts_.controller->Delete(KeyOf(request->namespace_(), request->name()),
+                                  {.request_id = request->request_id(),
+                                   .force = request->force(),
+                                   .with_checkpoints = request->checkpoints(),
+                                   .reason = request->reason()});
+    if (view.ok()) {
+      *response->mutable_job() = ToProto(*view);
+    }
+    reactor->Finish(ToGrpc(view.status()));
+  });
+  return reactor;
+}
+
 grpc::ServerUnaryReactor* JobsService::CheckpointNow(Context* context,
                                                      const v1::CheckpointNowRequest* request,
                                                      v1::Operation* response) {
   Unary* reactor = context->DefaultReactor();
-  const absl::Status valid = CheckRequestId(request->request_id());
+  absl::Status valid = CheckRequestId(request->request_id());
+  valid = valid.ok() ? CheckName(*request) : valid;
   if (!valid.ok()) {
     reactor->Finish(ToGrpc(valid));
     return reactor;
@@ -289,19 +293,6 @@ grpc::ServerUnaryReactor* JobsService::CheckpointNow(Context* context,
       *response = ToProto(*operation);
     }
     reactor->Finish(ToGrpc(operation.status()));
-  });
-  return reactor;
-}
-
-grpc::ServerUnaryReactor* JobsService::ListNodes(Context* context,
-                                                 const v1::ListNodesRequest* /*request*/,
-                                                 v1::ListNodesResponse* response) {
-  Unary* reactor = context->DefaultReactor();
-  parts_.strand->Post([this, response, reactor] {
-    for (const NodeView& view : parts_.controller->Nodes()) {
-      *response->add_nodes() = ToProto(view);
-    }
-    reactor->Finish(grpc::Status::OK);
   });
   return reactor;
 }
@@ -385,7 +376,10 @@ grpc::ServerWriteReactor<v1::JobEvent>* JobsService::StreamEvents(
   auto writer =
       StreamWriter<v1::JobEvent>::Create(parts_.strand, parts_.controller, StreamBacklog::kKeepAll);
   parts_.strand->Post([this, writer, asked = *request] {
-    absl::StatusOr<JobView> view = parts_.controller->Get(KeyOf(asked.namespace_(), asked.name()));
+    const absl::Status valid = CheckName(asked);
+    absl::StatusOr<JobView> view =
+        valid.ok() ? parts_.controller->Get(KeyOf(asked.namespace_(), asked.name()))
+                   : absl::StatusOr<JobView>(valid);
     if (!view.ok()) {
       writer->End(ToGrpc(view.status()));
       return;
@@ -420,7 +414,10 @@ grpc::ServerWriteReactor<v1::LogLine>* JobsService::StreamLogs(
   auto writer =
       StreamWriter<v1::LogLine>::Create(parts_.strand, parts_.controller, StreamBacklog::kKeepAll);
   parts_.strand->Post([this, writer, asked = *request] {
-    absl::StatusOr<JobView> view = parts_.controller->Get(KeyOf(asked.namespace_(), asked.name()));
+    const absl::Status valid = CheckName(asked);
+    absl::StatusOr<JobView> view =
+        valid.ok() ? parts_.controller->Get(KeyOf(asked.namespace_(), asked.name()))
+                   : absl::StatusOr<JobView>(valid);
     if (!view.ok()) {
       writer->End(ToGrpc(view.status()));
       return;
@@ -466,7 +463,10 @@ grpc::ServerWriteReactor<v1::StepRecord>* JobsService::StreamMetrics(
     return records.status();
   };
   parts_.strand->Post([this, writer, send, asked = *request] {
-    absl::StatusOr<JobView> view = parts_.controller->Get(KeyOf(asked.namespace_(), asked.name()));
+    const absl::Status valid = CheckName(asked);
+    absl::StatusOr<JobView> view =
+        valid.ok() ? parts_.controller->Get(KeyOf(asked.namespace_(), asked.name()))
+                   : absl::StatusOr<JobView>(valid);
     if (!view.ok()) {
       writer->End(ToGrpc(view.status()));
       return;

@@ -8,6 +8,7 @@
 
 #include "coordinator/checkpoint_keeper.h"
 #include "coordinator/executor.h"
+#include "coordinator/memory_fit.h"
 #include "coordinator/planner.h"
 #include "proto/jobs.grpc.pb.h"
 
@@ -48,6 +49,9 @@ class JobsService : public v1::Jobs::CallbackService {
   Unary* CancelJob(Context* context,
                    const v1::CancelJobRequest* request,
                    v1::Job* response) override;
+  Unary* DeleteJob(Context* context,
+                   const v1::DeleteJobRequest* request,
+                   v1::DeleteJobResponse* response) override;
   Unary* CheckpointNow(Context* context,
                        const v1::CheckpointNowRequest* request,
                        v1::Operation* response) override;
@@ -63,6 +67,12 @@ class JobsService : public v1::Jobs::CallbackService {
   Unary* ListNodes(Context* context,
                    const v1::ListNodesRequest* request,
                    v1::ListNodesResponse* response) override;
+  Unary* ForgetNode(Context* context,
+                    const v1::ForgetNodeRequest* request,
+                    v1::ForgetNodeResponse* response) override;
+  Unary* ListEvents(Context* context,
+                    const v1::ListEventsRequest* request,
+                    v1::ListEventsResponse* response) override;
   Unary* ServerInfo(Context* context,
                     const v1::ServerInfoRequest* request,
                     v1::ServerInfoResponse* response) override;
@@ -80,7 +90,8 @@ class JobsService : public v1::Jobs::CallbackService {
              const v1::SubmitJobRequest* request,
              v1::SubmitJobResponse* response,
              Unary* reactor,
-             const std::string& hash);
+             const std::string& hash,
+             const DeviceInventory& inventory);
 
   const JobsServiceParts parts_;
 };

@@ -134,4 +134,12 @@ std::vector<LogLine> LogStore::Read(const std::string& job_uid,
   return lines;
 }
 
+void LogStore::Remove(const std::string& job_uid) {
+  job_bytes_.erase(job_uid);
+  const std::string folder = absl::StrCat(directory_, "/", job_uid);
+  std::erase_if(sources_, [&](const auto& item) { return item.first.starts_with(folder + "/"); });
+  std::error_code ignored;  // what stays is in nobody's way: uids are never reused
+  std::filesystem::remove_all(folder, ignored);
+}
+
 }  // namespace ravel::coordinator

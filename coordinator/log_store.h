@@ -35,6 +35,9 @@ class LogStore {
   // rank -1: all; attempt 0: all. By attempt, then time.
   std::vector<LogLine> Read(const std::string& job_uid, int64_t attempt, int64_t rank) const;
 
+  // Deletes what there is of a job that is gone.
+  void Remove(const std::string& job_uid);
+
   static constexpr int64_t kMaxJobBytes = 256LL << 20;
 
  private:

@@ -12,14 +12,15 @@
 #include <string>
 
 #include <CLI/CLI.hpp>
-#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <grpcpp/grpcpp.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/clock.h"
 #include "common/logging.h"
+#include "common/net_address.h"
 #include "common/time_text.h"
 #include "coordinator/fleet_service.h"
 #include "coordinator/job_controller.h"
@@ -51,12 +52,6 @@ struct Flags {
   int64_t raise_term = 0;
 };
 
-bool IsLoopback(const std::string& listen) {
-  const size_t colon = listen.rfind(':');
-  const std::string host = listen.substr(0, colon == std::string::npos ? listen.size() : colon);
-  return host == "127.0.0.1" || host == "[::1]" || host == "localhost";
-}
-
 // Empty, or what is wrong.
 std::string Check(const Flags& flags, ControllerOptions& options) {
   if (!flags.dev_loopback) {
@@ -64,14 +59,11 @@ std::string Check(const Flags& flags, ControllerOptions& options) {
            "version does not have yet; "
            "pass --dev-loopback for a plaintext coordinator on this host only";
   }
-  const size_t colon = flags.listen.rfind(':');
-  int port = 0;
-  if (colon == std::string::npos || !absl::SimpleAtoi(flags.listen.substr(colon + 1), &port) ||
-      port < 0 || port > 65535) {  // gRPC would take it modulo 65536
-    return absl::StrCat(
-        "--listen ", flags.listen, ": expected HOST:PORT with a port from 0 to 65535");
+  const absl::StatusOr<HostPort> listen = ParseHostPort(flags.listen);
+  if (!listen.ok()) {  // gRPC would take a port modulo 65536
+    return absl::StrCat("--listen ", flags.listen, ": ", listen.status().message());
   }
-  if (!IsLoopback(flags.listen)) {
+  if (!IsLoopbackHost(listen->host)) {
     return absl::StrCat("--listen ",
                         flags.listen,
                         ": --dev-loopback is plaintext and serves 127.0.0.1, [::1] or "
@@ -159,7 +151,14 @@ int ServeUntilSignal(const Flags& flags,
 
 int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& signals) {
   std::error_code error;
-  for (const char* folder : {"", "/metrics", "/logs"}) {
+  std::filesystem::create_directories(flags.state_dir, error);
+  if (!error) {  // also of a folder that an older release or somebody else made
+    std::filesystem::permissions(flags.state_dir, std::filesystem::perms::owner_all, error);
+  }
+  if (error) {
+    return Complain(kFault, absl::StrCat("--state-dir ", flags.state_dir, ": ", error.message()));
+  }
+  for (const char* folder : {"/metrics", "/logs"}) {
     std::filesystem::create_directories(flags.state_dir + folder, error);
     if (error) {
       return Complain(kFault,
@@ -247,6 +246,7 @@ int main(int argc, char** argv) {
   if (!problem.empty()) {
     return ravel::coordinator::Complain(ravel::coordinator::kUsage, problem);
   }
+  umask(027);                           // jobs, tokens of users and metrics are nobody else's
   setenv("GRPC_VERBOSITY", "NONE", 0);  // we say ourselves what went wrong
   signal(SIGPIPE, SIG_IGN);
   sigset_t signals;

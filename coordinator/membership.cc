@@ -1,6 +1,10 @@
 #include "coordinator/membership.h"
 
+#include <utility>
+
 #include <absl/strings/str_cat.h>
+
+#include "common/plain_text.h"
 
 namespace ravel::coordinator {
 namespace {
@@ -9,14 +13,36 @@ constexpr int64_t kProtocol = 1;
 constexpr int64_t kMassSilenceNodes =
     10;  // below this a third of the fleet may well be one broken host
 constexpr size_t kMaxNodeIdLength = 128;
+constexpr size_t kMaxFactLength = 4096;
 constexpr size_t kMaxDevices = 1024;
 
 std::string Refusal(const HelloMessage& hello) {
   if (hello.node_id.empty() || hello.node_id.size() > kMaxNodeIdLength) {
     return "hello.node_id: expected 1 to 128 characters";
   }
-  if (hello.incarnation.empty()) {
+  if (hello.incarnation.empty() || hello.incarnation.size() > kMaxNodeIdLength) {
     return "hello.incarnation: expected a random id";
+  }
+  const std::pair<const char*, const std::string*> texts[] = {
+      {"hello.node_id", &hello.node_id},
+      {"hello.incarnation", &hello.incarnation},
+      {"hello.data_address", &hello.data_address},
+      {"hello.host_id", &hello.host_id},
+      {"hello.cpu_isa", &hello.cpu_isa},
+      {"hello.version", &hello.version},
+      {"hello.device_message", &hello.device_message},
+  };
+  for (const auto& [field, text] : texts) {  // people see them in lists and logs
+    if (text->size() > kMaxFactLength || HasControlText(*text)) {
+      return absl::StrCat(field, ": expected at most 4 KiB of text without control characters");
+    }
+  }
+  for (const DeviceFacts& device : hello.devices) {
+    for (const std::string* text : {&device.kind, &device.model, &device.uuid}) {
+      if (text->size() > kMaxFactLength || HasControlText(*text)) {
+        return "hello.devices: expected at most 4 KiB of text without control characters";
+      }
+    }
   }
   if (hello.protocol != kProtocol) {
     return absl::StrCat(
@@ -142,6 +168,15 @@ void Membership::Forgive(int64_t slept_ms) {
     node.heard_ms += slept_ms;
     node.disconnected_ms += slept_ms;
   }
+}
+
+bool Membership::Forget(const std::string& node_id) {
+  const auto found = nodes_.find(node_id);
+  if (found == nodes_.end() || found->second.state != NodeState::kLost) {
+    return false;
+  }
+  nodes_.erase(found);
+  return true;
 }
 
 const NodeRecord* Membership::Find(const std::string& node_id) const {

@@ -67,6 +67,9 @@ class Membership {
   // The judge itself slept that long: nobody is blamed for it.
   void Forgive(int64_t slept_ms);
 
+  // Out of the list, if it is lost; a daemon of that name may introduce itself again.
+  bool Forget(const std::string& node_id);
+
   const std::map<std::string, NodeRecord>& nodes() const { return nodes_; }
   const NodeRecord* Find(const std::string& node_id) const;
   // The node of a stream, or null.

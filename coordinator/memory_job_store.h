@@ -35,11 +35,16 @@ class MemoryJobStore : public JobStore {
   absl::StatusOr<LoadedState> Open() override;
   absl::Status Apply(const StoreChange& change) override;
   absl::StatusOr<std::optional<RequestRecord>> FindRequest(const std::string& id) override;
+  absl::StatusOr<int64_t> SweepJob(const std::string& job_uid, const RowRetention& policy) override;
+  absl::StatusOr<int64_t> SweepRequests(const RowRetention& policy) override;
   absl::StatusOr<std::vector<JobEventRecord>> Events(const std::string& job_uid,
                                                      int64_t after,
                                                      int64_t limit) override;
 
  private:
+  void DeleteJob(const std::string& uid, int64_t now_ms);
+  int64_t SweepEvents(const std::string& job_uid, const RowRetention& policy, int64_t oldest_ms);
+
   Disk* disk_;
   int64_t term_ = 0;
 };

@@ -128,7 +128,7 @@ absl::StatusOr<int> MetricsLog::Open(const std::string& job_uid) {
     return found->second;
   }
   const std::string path = PathOf(job_uid);
-  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0640);
   if (file < 0) {
     return ErrnoStatus(errno, path);
   }
@@ -176,6 +176,11 @@ void MetricsLog::Close(const std::string& job_uid) {
     close(found->second);
     files_.erase(found);
   }
+}
+
+void MetricsLog::Remove(const std::string& job_uid) {
+  Close(job_uid);
+  unlink(PathOf(job_uid).c_str());
 }
 
 }  // namespace ravel::coordinator

@@ -55,6 +55,8 @@ class MetricsLog {
   absl::StatusOr<std::vector<StepRecord>> Read(const std::string& job_uid) const;
   // Closes the file of a job that is over.
   void Close(const std::string& job_uid);
+  // Deletes what there is of a job that is gone.
+  void Remove(const std::string& job_uid);
 
  private:
   absl::StatusOr<int> Open(const std::string& job_uid);

@@ -220,6 +220,19 @@ absl::StatusOr<std::vector<std::string>> MoveStepsAbove(store::ObjectStore& stor
   return moved;
 }
 
+absl::StatusOr<std::vector<int64_t>> RemoveStepsOf(store::ObjectStore& store,
+                                                   const std::string& job) {
+  ASSIGN_OR_RETURN(const StepListing listing, ListSteps(store));
+  std::vector<int64_t> removed;
+  for (const CommittedStepInfo& info : listing.steps) {
+    if (info.commit.job == job && !info.pinned) {
+      RETURN_IF_ERROR(DeleteStep(store, info.step));
+      removed.push_back(info.step);
+    }
+  }
+  return removed;
+}
+
 absl::StatusOr<std::vector<ckpt::AttemptKey>> CleanAttempts(store::ObjectStore& store,
                                                             std::optional<uint32_t> job_tag) {
   ASSIGN_OR_RETURN(const std::vector<ckpt::AttemptKey> attempts, ListAttempts(store));

@@ -48,6 +48,10 @@ absl::StatusOr<std::vector<int64_t>> ApplyRetention(store::ObjectStore& store,
 absl::StatusOr<std::vector<std::string>> SetAside(store::ObjectStore& store,
                                                   const std::string& job,
                                                   int64_t step);
+// Deletes the committed steps of a job that is deleted, but for pinned ones; steps of others stay.
+// May be interrupted anywhere and repeated. Returns the deleted steps.
+absl::StatusOr<std::vector<int64_t>> RemoveStepsOf(store::ObjectStore& store,
+                                                   const std::string& job);
 // Moves every step folder above `step`, with its marks, into `aside`/: what a rollback leaves
 // behind. May be interrupted anywhere and repeated. Returns what moved.
 absl::StatusOr<std::vector<std::string>> MoveStepsAbove(store::ObjectStore& store,

@@ -8,9 +8,11 @@
 #include <fcntl.h>
 #include <sqlite3.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/crypto.h"
+#include "coordinator/sqlite_retention.h"
 #include "coordinator/sqlite_rows.h"
 #include "coordinator/sqlite_statement.h"
 
@@ -63,7 +65,7 @@ absl::Status WriteAll(sqlite3* database,
 
 absl::StatusOr<int> Lock(const std::string& directory) {
   const std::string path = absl::StrCat(directory, "/coordinator.lock");
-  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (file < 0) {
     return ErrnoStatus(errno, path);
   }
@@ -87,6 +89,10 @@ absl::StatusOr<std::unique_ptr<SqliteJobStore>> SqliteJobStore::Create(
   std::unique_ptr<SqliteJobStore> store(new SqliteJobStore(database, lock_file));
   if (result != SQLITE_OK) {
     return Annotate(SqliteStatus(result, database), path);
+  }
+  // The journal files get the same mode. An older release made the database readable by all.
+  if (chmod(path.c_str(), 0600) != 0) {
+    return ErrnoStatus(errno, path);
   }
   sqlite3_busy_timeout(database, 2000);
   RETURN_IF_ERROR(Annotate(store->Execute("PRAGMA journal_mode=WAL"), path));
@@ -209,7 +215,6 @@ absl::Status SqliteJobStore::CheckTerm() {
 }
 
 absl::Status SqliteJobStore::Write(const StoreChange& change) {
-  RETURN_IF_ERROR(CheckTerm());
   RETURN_IF_ERROR(WriteAll(database_, JobTable(), change.jobs));
   RETURN_IF_ERROR(WriteAll(database_, JobSpecTable(), change.jobs));
   RETURN_IF_ERROR(WriteAll(database_, EventTable(), change.events));
@@ -219,12 +224,43 @@ absl::Status SqliteJobStore::Write(const StoreChange& change) {
   RETURN_IF_ERROR(WriteAll(database_, OperationTable(), change.operations));
   RETURN_IF_ERROR(WriteAll(database_, EpochTable(), change.epochs));
   RETURN_IF_ERROR(WriteAll(database_, SaveTable(), change.saves));
-  return WriteAll(database_, NodeTable(), change.nodes);
+  RETURN_IF_ERROR(WriteAll(database_, NodeTable(), change.nodes));
+  for (const std::string& id : change.deleted_nodes) {
+    RETURN_IF_ERROR(DeleteNodeRow(database_, id));
+  }
+  for (const std::string& uid : change.deleted_jobs) {
+    RETURN_IF_ERROR(DeleteJobRows(database_, uid, change.deleted_ms));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status SqliteJobStore::Apply(const StoreChange& change) {
+  return Transact([&] { return Write(change); });
+}
+
+absl::StatusOr<int64_t> SqliteJobStore::SweepJob(const std::string& job_uid,
+                                                 const RowRetention& policy) {
+  absl::StatusOr<int64_t> removed = 0;
+  RETURN_IF_ERROR(Transact([&] {
+    removed = SweepJobRows(database_, job_uid, policy);
+    return removed.status();
+  }));
+  return removed;
+}
+
+absl::StatusOr<int64_t> SqliteJobStore::SweepRequests(const RowRetention& policy) {
+  absl::StatusOr<int64_t> removed = 0;
+  RETURN_IF_ERROR(Transact([&] {
+    removed = SweepRequestRows(database_, policy);
+    return removed.status();
+  }));
+  return removed;
+}
+
+absl::Status SqliteJobStore::Transact(const std::function<absl::Status()>& write) {
   RETURN_IF_ERROR(Execute("BEGIN IMMEDIATE"));
-  absl::Status status = Write(change);
+  absl::Status status = CheckTerm();
+  status = status.ok() ? write() : status;
   if (status.ok()) {
     status = Execute("COMMIT");
   }

@@ -3,6 +3,7 @@
 // The JobStore of a running coordinator: one SQLite file in WAL mode, synchronous=FULL, one writer,
 // fenced by a lock file and by the term that every transaction checks.
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,6 +28,8 @@ class SqliteJobStore : public JobStore {
   absl::StatusOr<LoadedState> Open() override;
   absl::Status Apply(const StoreChange& change) override;
   absl::StatusOr<std::optional<RequestRecord>> FindRequest(const std::string& id) override;
+  absl::StatusOr<int64_t> SweepJob(const std::string& job_uid, const RowRetention& policy) override;
+  absl::StatusOr<int64_t> SweepRequests(const RowRetention& policy) override;
   absl::StatusOr<std::vector<JobEventRecord>> Events(const std::string& job_uid,
                                                      int64_t after,
                                                      int64_t limit) override;
@@ -39,6 +42,8 @@ class SqliteJobStore : public JobStore {
   absl::Status Migrate();
   absl::Status LoadJobs(std::vector<JobRecord>& jobs);
   absl::Status CheckTerm();
+  // One transaction, of this coordinator's term.
+  absl::Status Transact(const std::function<absl::Status()>& write);
   absl::Status Write(const StoreChange& change);
 
   sqlite3* database_;

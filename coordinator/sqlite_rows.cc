@@ -154,7 +154,16 @@ const Table<JobRecord>& JobTable() {
        Field("finished_ms", kInteger, &JobRecord::finished_ms),
        Field("resized_ms", kInteger, &JobRecord::resized_ms),
        Field("failure_class", kText, &JobRecord::failure_class),
-       Field("resource_version", kInteger, &JobRecord::resource_version)}};
+       Field("resource_version", kInteger, &JobRecord::resource_version),
+       Field("held_ms", kInteger, &JobRecord::held_ms),
+       Field("held_since_ms", kInteger, &JobRecord::held_since_ms),
+       Field("delete_wish", kInteger, &JobRecord::delete_wish),
+       {"peak_bytes",
+        kText,
+        [](Statement& row, const JobRecord& job) {
+          row.BindCopy(absl::StrJoin(job.peak_bytes, " "));
+        },
+        [](Statement& row, JobRecord& job) { job.peak_bytes = SplitInts(row.Text()); }}}};
   return table;
 }
 

@@ -590,4 +590,11 @@ absl::StatusOr<FolderView> StoreCheckpointKeeper::Look(const CheckpointJob& job)
   return view;
 }
 
+absl::Status StoreCheckpointKeeper::RemoveAll(const CheckpointJob& job) {
+  FileStore files(Root(job.spec));
+  RETURN_IF_ERROR(CheckOurs(files, job));
+  RETURN_IF_ERROR(RemoveStepsOf(files, job.uid).status());
+  return CleanOwnAttempts(files, job);
+}
+
 }  // namespace ravel::coordinator

@@ -39,6 +39,7 @@ class StoreCheckpointKeeper : public CheckpointKeeper {
                     int64_t step,
                     MarkChange change,
                     const std::string& reason) override;
+  absl::Status RemoveAll(const CheckpointJob& job) override;
   absl::StatusOr<FolderView> Look(const CheckpointJob& job) override;
 
  private:

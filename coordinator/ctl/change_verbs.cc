@@ -1,9 +1,13 @@
 #include "coordinator/ctl/change_verbs.h"
 
+#include <chrono>
+#include <thread>
+
 #include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 
+#include "common/clock.h"
 #include "common/time_text.h"
 #include "coordinator/ctl/exit_code.h"
 #include "coordinator/ctl/follow.h"
@@ -147,6 +151,69 @@ int RunCancel(const CommonOptions& common, const CancelOptions& options) {
     PrintJob(common, *job);
   }
   return kExitOk;
+}
+
+int RunNodesForget(const CommonOptions& common, const std::vector<std::string>& nodes) {
+  const absl::StatusOr<std::unique_ptr<JobsClient>> client =
+      JobsClient::Connect(common.coordinator);
+  if (!client.ok()) {
+    return Report(client.status());
+  }
+  int exit_code = kExitOk;
+  for (const std::string& node : nodes) {
+    const absl::Status status = (*client)->ForgetNode(node);
+    if (!status.ok()) {
+      exit_code = Report(status);
+    } else {
+      Print(common.format == Format::kName ? node + "\n"
+                                           : absl::StrCat("node ", node, " forgotten\n"));
+    }
+  }
+  return exit_code;
+}
+
+int RunDelete(const CommonOptions& common, const DeleteOptions& options) {
+  const absl::StatusOr<int64_t> timeout_ms = ParseTimeout(options.timeout);
+  if (!timeout_ms.ok()) {
+    return Report(timeout_ms.status());
+  }
+  const absl::StatusOr<std::unique_ptr<JobsClient>> client =
+      JobsClient::Connect(common.coordinator);
+  if (!client.ok()) {
+    return Report(client.status());
+  }
+  int exit_code = kExitOk;
+  for (const std::string& name : options.jobs) {
+    absl::StatusOr<JobView> job =
+        (*client)->Delete(NameOf(common, name), options.force, options.checkpoints, options.reason);
+    const std::string uid = job.ok() ? job->uid : "";
+    absl::Status status = job.status();
+    const int64_t end_ms = SystemClock::Get().MonotonicMs() + *timeout_ms;
+    while (job.ok() && job->uid == uid) {
+      job = (*client)->Get(NameOf(common, name));
+      if (job.ok() && job->uid == uid && SystemClock::Get().MonotonicMs() >= end_ms) {
+        status = absl::DeadlineExceededError("deadline");
+        break;
+      }
+      if (job.ok() && job->uid == uid) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      }
+    }
+    if (status.ok() && !job.ok() && !absl::IsNotFound(job.status())) {
+      status = job.status();
+    }
+    if (absl::IsDeadlineExceeded(status) && !uid.empty()) {
+      Say(absl::StrCat(
+          "ravelctl: job ", name, " is not gone after ", options.timeout, "; it goes when it can"));
+      exit_code = kExitTimeout;
+    } else if (!status.ok()) {
+      exit_code = Report(Annotate(status, name));
+    } else if (common.format == Format::kTable || common.format == Format::kName) {
+      Print(common.format == Format::kName ? name + "\n"
+                                           : absl::StrCat("job ", name, " deleted\n"));
+    }
+  }
+  return exit_code;
 }
 
 int RunCheckpoint(const CommonOptions& common, const CheckpointOptions& options) {

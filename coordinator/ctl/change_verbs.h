@@ -1,8 +1,10 @@
 #pragma once
 
-// wait, cancel, checkpoint: verbs that wait for a job or change it.
+// wait, cancel, delete, checkpoint, nodes forget: verbs that wait for a job or change it.
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "coordinator/ctl/common_options.h"
 
@@ -30,6 +32,19 @@ struct CancelOptions {
   bool wait = false;
 };
 int RunCancel(const CommonOptions& common, const CancelOptions& options);
+
+// Lost nodes, out of the list.
+int RunNodesForget(const CommonOptions& common, const std::vector<std::string>& nodes);
+
+struct DeleteOptions {
+  std::vector<std::string> jobs = {};
+  bool force = false;        // also jobs that are not over: they are cancelled first
+  bool checkpoints = false;  // delete them too
+  std::string reason = {};
+  std::string timeout = "60s";  // for jobs that have to end first
+};
+// Waits until the jobs are gone.
+int RunDelete(const CommonOptions& common, const DeleteOptions& options);
 
 struct CheckpointOptions {
   std::string job = {};

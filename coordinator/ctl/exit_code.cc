@@ -1,6 +1,8 @@
 #include "coordinator/ctl/exit_code.h"
 
-#include <cstdio>
+#include <absl/strings/str_cat.h>
+
+#include "coordinator/ctl/output.h"
 
 namespace ravel::ctl {
 
@@ -41,14 +43,13 @@ int ExitCodeOfJob(const std::string& state, const std::string& failure_class) {
 
 int Report(const absl::Status& status) {
   if (!status.ok() && !absl::IsCancelled(status)) {  // whoever pressed Ctrl-C knows
-    const std::string message(status.message());
-    std::fprintf(stderr, "ravelctl: %s\n", message.c_str());
+    Say(absl::StrCat("ravelctl: ", status.message()));
   }
   return ExitCodeOf(status);
 }
 
 int ReportUsage(const std::string& message) {
-  std::fprintf(stderr, "ravelctl: %s\n", message.c_str());
+  Say(absl::StrCat("ravelctl: ", message));
   return kExitUsage;
 }
 

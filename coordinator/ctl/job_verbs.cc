@@ -71,11 +71,24 @@ absl::StatusOr<CanonicalJob> Check(const LoadedJobFile& loaded,
   return canonical;
 }
 
-// A refusal of the coordinator, with the lines of the file.
-int ReportRefusal(const LoadedJobFile& loaded, const absl::Status& status) {
+// A refusal of the coordinator, with the lines of the file. What had no room in it is asked for.
+int ReportRefusal(JobsClient& client, const LoadedJobFile& loaded, const absl::Status& status) {
   std::vector<JobViolation> violations = ViolationsOf(status);
+  const int64_t more = MoreViolationsOf(status);
+  if (more > 0) {
+    absl::StatusOr<ValidateResult> all = client.Validate(loaded.parsed.job);
+    if (all.ok() && all->violations.size() > violations.size()) {
+      violations = std::move(all->violations);
+      LocateViolations(loaded.parsed.positions, violations);
+      SayViolations(loaded.origin, violations);
+      return Report(Invalid(loaded.origin, violations.size()));
+    }
+  }
   LocateViolations(loaded.parsed.positions, violations);
   SayViolations(loaded.origin, violations);
+  if (more > 0) {
+    Say(absl::StrCat(loaded.origin, ": and ", more, " more"));
+  }
   return Report(status);
 }
 
@@ -134,7 +147,7 @@ int RunSubmit(const CommonOptions& common, const SubmitOptions& options) {
   const absl::StatusOr<SubmitResult> result =
       (*client)->Submit(loaded->parsed.job, request_id, dry_run);
   if (!result.ok()) {
-    return ReportRefusal(*loaded, result.status());
+    return ReportRefusal(**client, *loaded, result.status());
   }
   for (const std::string& warning : result->warnings) {
     Say(absl::StrCat(loaded->origin, ": warning: ", warning));

@@ -6,14 +6,13 @@
 #include <set>
 #include <thread>
 
-#include <absl/strings/match.h>
-#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
-#include <google/protobuf/util/json_util.h>
 #include <grpcpp/grpcpp.h>
 
 #include "common/check.h"
 #include "common/mutex.h"
+#include "common/net_address.h"
+#include "coordinator/ctl/document_proto.h"
 #include "coordinator/ctl/interrupt.h"
 #include "proto/jobs.grpc.pb.h"
 
@@ -26,17 +25,8 @@ constexpr auto kCallTimeout = std::chrono::seconds(30);
 constexpr int kTries = 4;
 constexpr auto kTryPause = std::chrono::milliseconds(250);
 
-json::Value ToJson(const google::protobuf::Message& message) {
-  google::protobuf::util::JsonPrintOptions options;
-  options.always_print_primitive_fields = true;
-  std::string text;
-  CHECK(google::protobuf::util::MessageToJsonString(message, &text, options).ok());
-  absl::StatusOr<json::Value> value = json::Parse(text);
-  CHECK(value.ok());
-  return *std::move(value);
-}
-
-JobView ToView(const v1::Job& job) {
+// Without the document, which costs more than all the rest.
+JobView ToPlainView(const v1::Job& job) {
   JobView view;
   view.uid = job.uid();
   view.namespace_name = job.metadata().namespace_();
@@ -60,7 +50,12 @@ JobView ToView(const v1::Job& job) {
   view.started_ms = job.started_ms();
   view.finished_ms = job.finished_ms();
   view.failure_class = job.failure_class();
-  view.document = ToJson(job);
+  return view;
+}
+
+JobView ToView(const v1::Job& job) {
+  JobView view = ToPlainView(job);
+  view.document = JobDocument(job);
   return view;
 }
 
@@ -75,11 +70,11 @@ EventView ToView(const v1::JobEvent& event) {
           event.node(),
           event.rank(),
           event.message(),
-          ToJson(event)};
+          ToDocument(event)};
 }
 
 LogView ToView(const v1::LogLine& line) {
-  return {line.time_ms(), line.attempt(), line.rank(), line.node(), line.text(), ToJson(line)};
+  return {line.time_ms(), line.attempt(), line.rank(), line.node(), line.text(), ToDocument(line)};
 }
 
 MetricView ToView(const v1::StepRecord& record) {
@@ -109,7 +104,7 @@ NodeView ToView(const v1::Node& node) {
           node.last_beat_ms(),
           node.message(),
           node.version(),
-          ToJson(node)};
+          ToDocument(node)};
 }
 
 CheckpointView ToView(const v1::Checkpoint& checkpoint) {
@@ -121,7 +116,7 @@ CheckpointView ToView(const v1::Checkpoint& checkpoint) {
           checkpoint.epoch(),
           checkpoint.world_size(),
           checkpoint.created_ms(),
-          ToJson(checkpoint)};
+          ToDocument(checkpoint)};
 }
 
 OperationView ToView(const v1::Operation& operation) {
@@ -129,22 +124,23 @@ OperationView ToView(const v1::Operation& operation) {
           v1::Operation::State_Name(operation.state()),
           operation.reason(),
           operation.step(),
-          ToJson(operation)};
+          ToDocument(operation)};
 }
 
-template <typename View, typename Messages>
-std::vector<View> ToViews(const Messages& messages) {
-  std::vector<View> views;
+template <typename Messages, typename View>
+void AddViews(const Messages& messages, std::vector<View>& views) {
   for (const auto& message : messages) {
     views.push_back(ToView(message));
   }
-  return views;
 }
 
-// The host of host:port or [host]:port.
-std::string HostOf(const std::string& address) {
-  const std::string host = address.substr(0, address.rfind(':'));
-  return host.size() > 2 && host.front() == '[' ? host.substr(1, host.size() - 2) : host;
+v1::ErrorDetail DetailOf(const absl::Status& status) {
+  v1::ErrorDetail detail;
+  const absl::optional<absl::Cord> payload = status.GetPayload(kDetailUrl);
+  if (payload.has_value()) {
+    detail.ParseFromString(std::string(*payload));
+  }
+  return detail;
 }
 
 class GrpcJobsClient : public JobsClient {
@@ -156,7 +152,8 @@ class GrpcJobsClient : public JobsClient {
     arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS,
                      5000);  // in truth: how long one connect may take
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-    arguments.SetMaxReceiveMessageSize(64 << 20);
+    arguments.SetMaxReceiveMessageSize(static_cast<int>(kMaxRequestBytes));
+    arguments.SetMaxSendMessageSize(static_cast<int>(kMaxRequestBytes));
     stub_ = v1::Jobs::NewStub(
         grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), arguments));
   }
@@ -182,7 +179,7 @@ class GrpcJobsClient : public JobsClient {
     v1::ValidateJobResponse response;
     RETURN_IF_ERROR(Call(&v1::Jobs::Stub::ValidateJob, request, response));
     ValidateResult result;
-    result.canonical = ToJson(response.canonical());
+    result.canonical = ToDocument(response.canonical());
     for (const v1::Violation& violation : response.violations()) {
       result.violations.push_back(FromProto(violation));
     }
@@ -198,14 +195,24 @@ class GrpcJobsClient : public JobsClient {
     return ToView(response);
   }
 
-  absl::StatusOr<std::vector<JobView>> List(const std::string& namespace_name,
-                                            const std::string& selector) override {
+  absl::StatusOr<std::vector<JobView>> List(const JobQuery& query) override {
     v1::ListJobsRequest request;
-    request.set_namespace_(namespace_name);
-    request.set_selector(selector);
-    v1::ListJobsResponse response;
-    RETURN_IF_ERROR(Call(&v1::Jobs::Stub::ListJobs, request, response));
-    return ToViews<JobView>(response.jobs());
+    request.set_namespace_(query.namespace_name);
+    request.set_selector(query.selector);
+    request.set_with_spec(query.documents);
+    for (const std::string& name : query.states) {
+      v1::JobState state = v1::JOB_STATE_UNSPECIFIED;
+      v1::JobState_Parse(name, &state);
+      request.add_states(state);
+    }
+    std::vector<JobView> views;
+    RETURN_IF_ERROR(Pages<v1::ListJobsResponse>(
+        &v1::Jobs::Stub::ListJobs, request, [&](const v1::ListJobsResponse& page) {
+          for (const v1::Job& job : page.jobs()) {
+            views.push_back(query.documents ? ToView(job) : ToPlainView(job));
+          }
+        }));
+    return views;
   }
 
   absl::StatusOr<JobView> Cancel(const JobName& job, const std::string& reason) override {
@@ -216,6 +223,21 @@ class GrpcJobsClient : public JobsClient {
     v1::Job response;
     RETURN_IF_ERROR(Call(&v1::Jobs::Stub::CancelJob, request, response));
     return ToView(response);
+  }
+
+  absl::StatusOr<JobView> Delete(const JobName& job,
+                                 bool force,
+                                 bool checkpoints,
+                                 const std::string& reason) override {
+    v1::DeleteJobRequest request;
+    Fill(job, request);
+    request.set_request_id(MakeRequestId());
+    request.set_force(force);
+    request.set_checkpoints(checkpoints);
+    request.set_reason(reason);
+    v1::DeleteJobResponse response;
+    RETURN_IF_ERROR(Call(&v1::Jobs::Stub::DeleteJob, request, response));
+    return ToView(response.job());
   }
 
   absl::StatusOr<OperationView> CheckpointNow(const JobName& job) override {
@@ -232,13 +254,26 @@ class GrpcJobsClient : public JobsClient {
     Fill(job, request);
     v1::ListCheckpointsResponse response;
     RETURN_IF_ERROR(Call(&v1::Jobs::Stub::ListCheckpoints, request, response));
-    return ToViews<CheckpointView>(response.checkpoints());
+    std::vector<CheckpointView> views;
+    AddViews(response.checkpoints(), views);
+    return views;
   }
 
   absl::StatusOr<std::vector<NodeView>> Nodes() override {
-    v1::ListNodesResponse response;
-    RETURN_IF_ERROR(Call(&v1::Jobs::Stub::ListNodes, v1::ListNodesRequest(), response));
-    return ToViews<NodeView>(response.nodes());
+    v1::ListNodesRequest request;
+    std::vector<NodeView> views;
+    RETURN_IF_ERROR(Pages<v1::ListNodesResponse>(
+        &v1::Jobs::Stub::ListNodes, request, [&](const v1::ListNodesResponse& page) {
+          AddViews(page.nodes(), views);
+        }));
+    return views;
+  }
+
+  absl::Status ForgetNode(const std::string& node) override {
+    v1::ForgetNodeRequest request;
+    request.set_node(node);
+    v1::ForgetNodeResponse response;
+    return Call(&v1::Jobs::Stub::ForgetNode, request, response);
   }
 
   absl::StatusOr<ServerView> Server() override {
@@ -269,9 +304,25 @@ class GrpcJobsClient : public JobsClient {
                       int64_t after_seq,
                       bool follow,
                       const Receiver<EventView>& receiver) override {
+    v1::ListEventsRequest asked;
+    Fill(job, asked);
+    asked.set_after_seq(after_seq);
+    bool enough = false;
+    v1::ListEventsResponse page;
+    do {
+      page.Clear();
+      RETURN_IF_ERROR(Call(&v1::Jobs::Stub::ListEvents, asked, page));
+      for (const v1::JobEvent& event : page.events()) {
+        asked.set_after_seq(event.seq());
+        enough = enough || !receiver(ToView(event));
+      }
+    } while (page.more() && page.events_size() > 0 && !enough);
+    if (enough || !follow) {
+      return absl::OkStatus();
+    }
     v1::StreamEventsRequest request;
     Fill(job, request);
-    request.set_after_seq(after_seq);
+    request.set_after_seq(asked.after_seq());
     request.set_follow(follow);
     return Stream<v1::JobEvent, EventView>(&v1::Jobs::Stub::StreamEvents, request, 0, receiver);
   }
@@ -355,6 +406,19 @@ class GrpcJobsClient : public JobsClient {
     return status;
   }
 
+  // Every page of a list.
+  template <typename Response, typename Method, typename Request, typename Add>
+  absl::Status Pages(Method method, Request& request, const Add& add) {
+    Response page;
+    do {
+      page.Clear();
+      RETURN_IF_ERROR(Call(method, request, page));
+      add(page);
+      request.set_page_token(page.next_page_token());
+    } while (!page.next_page_token().empty());
+    return absl::OkStatus();
+  }
+
   template <typename Message, typename View, typename Method, typename Request>
   absl::Status Stream(Method method,
                       const Request& request,
@@ -402,15 +466,13 @@ class GrpcJobsClient : public JobsClient {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<JobsClient>> JobsClient::Connect(const std::string& address) {
-  const std::size_t colon = address.rfind(':');
-  int port = 0;
-  if (colon == std::string::npos || colon == 0 ||
-      !absl::SimpleAtoi(address.substr(colon + 1), &port) || port < 1 || port > 65535) {
+  const absl::StatusOr<HostPort> parsed = ParseHostPort(address);
+  RETURN_IF_ERROR(Annotate(parsed.status(), "--coordinator"));
+  if (parsed->port == 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--coordinator: expected HOST:PORT, got '", address, "'"));
+        absl::StrCat("--coordinator: expected a port from 1 to 65535, got '", address, "'"));
   }
-  const std::string host = HostOf(address);
-  if (host != "localhost" && host != "::1" && !absl::StartsWith(host, "127.")) {
+  if (!IsLoopbackHost(parsed->host)) {
     return absl::InvalidArgumentError(
         absl::StrCat("--coordinator: expected a loopback address, because certificates are not "
                      "supported yet, got '",
@@ -425,16 +487,28 @@ bool IsJobState(const std::string& name) {
   return v1::JobState_Parse(name, &state) && state != v1::JOB_STATE_UNSPECIFIED;
 }
 
-std::vector<JobViolation> ViolationsOf(const absl::Status& status) {
-  std::vector<JobViolation> violations;
-  const absl::optional<absl::Cord> payload = status.GetPayload(kDetailUrl);
-  v1::ErrorDetail detail;
-  if (payload.has_value() && detail.ParseFromString(std::string(*payload))) {
-    for (const v1::Violation& violation : detail.violations()) {
-      violations.push_back(FromProto(violation));
+std::vector<std::string> ActiveStates() {
+  std::vector<std::string> names;
+  for (int state = v1::JobState_MIN; state <= v1::JobState_MAX; ++state) {
+    if (v1::JobState_IsValid(state) && state != v1::JOB_STATE_UNSPECIFIED &&
+        state != v1::SUCCEEDED && state != v1::FAILED && state != v1::CANCELLED) {
+      names.push_back(v1::JobState_Name(static_cast<v1::JobState>(state)));
     }
   }
+  return names;
+}
+
+std::vector<JobViolation> ViolationsOf(const absl::Status& status) {
+  const v1::ErrorDetail detail = DetailOf(status);
+  std::vector<JobViolation> violations;
+  for (const v1::Violation& violation : detail.violations()) {
+    violations.push_back(FromProto(violation));
+  }
   return violations;
+}
+
+int64_t MoreViolationsOf(const absl::Status& status) {
+  return DetailOf(status).more();
 }
 
 std::string MakeRequestId() {

@@ -150,6 +150,14 @@ struct LogFilter {
   bool follow = false;
 };
 
+// Which jobs, and how much of each.
+struct JobQuery {
+  std::string namespace_name = "default";  // "*": all
+  std::string selector;                    // key=value,...
+  std::vector<std::string> states;         // such as RUNNING; none: all
+  bool documents = false;                  // also JobView::document, with the spec
+};
+
 // Receives one message of a stream; false ends the stream.
 template <typename View>
 using Receiver = std::function<bool(const View&)>;
@@ -166,13 +174,17 @@ class JobsClient {
                                               bool dry_run) = 0;
   virtual absl::StatusOr<ValidateResult> Validate(const v1::TrainingJob& job) = 0;
   virtual absl::StatusOr<JobView> Get(const JobName& job) = 0;
-  // Namespace "*": all.
-  virtual absl::StatusOr<std::vector<JobView>> List(const std::string& namespace_name,
-                                                    const std::string& selector) = 0;
+  // All pages, one after the other.
+  virtual absl::StatusOr<std::vector<JobView>> List(const JobQuery& query) = 0;
   virtual absl::StatusOr<JobView> Cancel(const JobName& job, const std::string& reason) = 0;
+  virtual absl::StatusOr<JobView> Delete(const JobName& job,
+                                         bool force,
+                                         bool checkpoints,
+                                         const std::string& reason) = 0;
   virtual absl::StatusOr<OperationView> CheckpointNow(const JobName& job) = 0;
   virtual absl::StatusOr<std::vector<CheckpointView>> Checkpoints(const JobName& job) = 0;
   virtual absl::StatusOr<std::vector<NodeView>> Nodes() = 0;
+  virtual absl::Status ForgetNode(const std::string& node) = 0;
   virtual absl::StatusOr<ServerView> Server() = 0;
 
   // Streams end with OK when the server ends them or the receiver has enough, Cancelled on Ctrl-C,
@@ -183,6 +195,7 @@ class JobsClient {
   virtual absl::Status WatchOperation(const std::string& id,
                                       int64_t timeout_ms,
                                       const Receiver<OperationView>& receiver) = 0;
+  // Pages of what there is, then, to follow, a stream of what is new: without a hole.
   virtual absl::Status Events(const JobName& job,
                               int64_t after_seq,
                               bool follow,
@@ -200,9 +213,14 @@ class JobsClient {
 
 // Whether it is the name of a state, such as RUNNING.
 bool IsJobState(const std::string& name);
+// Those that are not terminal.
+std::vector<std::string> ActiveStates();
 
 // The violations that came with a refusal; empty when there are none.
 std::vector<JobViolation> ViolationsOf(const absl::Status& status);
+
+// How many more there were than those that came with it.
+int64_t MoreViolationsOf(const absl::Status& status);
 
 // A random UUID for request ids.
 std::string MakeRequestId();

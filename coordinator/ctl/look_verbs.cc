@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <cctype>
+#include <deque>
+#include <map>
 
 #include <absl/strings/ascii.h>
 #include <absl/strings/match.h>
@@ -92,12 +94,35 @@ Table JobTable(const std::vector<JobView>& jobs, bool with_namespace) {
   return table;
 }
 
-// On stderr, so that the table stays one: what each queued job waits for.
+// On stderr, so that the table stays one: what queued jobs wait for. A few are named; of more the
+// commonest reasons are counted.
 void SayWhatJobsWaitFor(const std::vector<JobView>& jobs) {
+  constexpr std::size_t kMostLines = 3;
+  std::vector<const JobView*> waiting;
+  std::map<std::string, int64_t> counts;
   for (const JobView& job : jobs) {
     if (job.state == "QUEUED" && !job.message.empty()) {
-      Say(absl::StrCat(job.namespace_name, "/", job.name, " is queued: ", job.message));
+      waiting.push_back(&job);
+      counts[job.message] += 1;
     }
+  }
+  if (waiting.size() <= kMostLines) {
+    for (const JobView* job : waiting) {
+      Say(absl::StrCat(job->namespace_name, "/", job->name, " is queued: ", job->message));
+    }
+    return;
+  }
+  std::vector<std::pair<int64_t, std::string>> reasons;
+  for (const auto& [reason, count] : counts) {
+    reasons.emplace_back(-count, reason);
+  }
+  std::sort(reasons.begin(), reasons.end());
+  for (std::size_t i = 0; i < std::min(reasons.size(), kMostLines); ++i) {
+    const int64_t count = -reasons[i].first;
+    Say(absl::StrCat(count, count == 1 ? " job is" : " jobs are", " queued: ", reasons[i].second));
+  }
+  if (reasons.size() > kMostLines) {
+    Say(absl::StrCat("and ", reasons.size() - kMostLines, " other reasons; see ravelctl get JOB"));
   }
 }
 
@@ -161,13 +186,16 @@ int RunList(const CommonOptions& common, const ListOptions& options) {
   if (client == nullptr) {
     return exit_code;
   }
-  absl::StatusOr<std::vector<JobView>> jobs =
-      client->List(options.all_namespaces ? "*" : common.namespace_name, options.selector);
+  JobQuery query{options.all_namespaces ? "*" : common.namespace_name,
+                 options.selector,
+                 {},
+                 common.format != Format::kTable && common.format != Format::kName};
+  if (!state.empty()) {
+    query.states.push_back(state);
+  }
+  const absl::StatusOr<std::vector<JobView>> jobs = client->List(query);
   if (!jobs.ok()) {
     return Report(jobs.status());
-  }
-  if (!state.empty()) {
-    std::erase_if(*jobs, [&](const JobView& job) { return job.state != state; });
   }
   if (jobs->empty() && common.format == Format::kTable) {
     Say("no jobs");
@@ -243,12 +271,25 @@ int RunDescribe(const CommonOptions& common, const std::string& name) {
     wrapped.Set("spec", *spec);
     out += "\n" + ToYaml(wrapped);
   }
-  out += "\nevents:\n";
+  constexpr std::size_t kNewest = 50;
+  std::deque<std::string> newest;
+  int64_t older = 0;
   const absl::Status status =
       client->Events(NameOf(common, name), 0, false, [&](const EventView& event) {
-        absl::StrAppend(&out, "  ", EventLine(event), "\n");
+        newest.push_back(absl::StrCat("  ", EventLine(event), "\n"));
+        if (newest.size() > kNewest) {
+          newest.pop_front();
+          ++older;
+        }
         return true;
       });
+  out += "\nevents:\n";
+  if (older > 0) {
+    absl::StrAppend(&out, "  ", older, " older: ravelctl events ", name, "\n");
+  }
+  for (const std::string& line : newest) {
+    out += line;
+  }
   Print(out);
   return Report(status);
 }
@@ -390,7 +431,8 @@ int RunTop(const CommonOptions& common) {
   if (client == nullptr) {
     return exit_code;
   }
-  absl::StatusOr<std::vector<JobView>> jobs = client->List("*", "");
+  const bool table = common.format == Format::kTable;
+  const absl::StatusOr<std::vector<JobView>> jobs = client->List({"*", "", ActiveStates(), !table});
   if (!jobs.ok()) {
     return Report(jobs.status());
   }
@@ -398,8 +440,7 @@ int RunTop(const CommonOptions& common) {
   if (!nodes.ok()) {
     return Report(nodes.status());
   }
-  std::erase_if(*jobs, [](const JobView& job) { return job.terminal(); });
-  if (common.format != Format::kTable) {
+  if (!table) {
     json::Value document;
     document.Set("schemaVersion", "ravel/v1");
     document.Set("jobs", json::Array());

@@ -58,6 +58,8 @@ struct CommandLine {
   MetricsOptions metrics;
   WaitOptions wait;
   CancelOptions cancel;
+  DeleteOptions remove;
+  std::vector<std::string> nodes;
   CheckpointOptions checkpoint;
   CheckpointVerbOptions checkpoints;
   PrepareOptions prepare;
@@ -182,6 +184,10 @@ void AddLookVerbs(CLI::App& app, CommandLine& line) {
   AddVerb(app, line, "top", "Show what runs now", [&line] { return RunTop(line.common); });
   CLI::App* const nodes = AddGroup(app, "nodes", "Worker nodes");
   AddVerb(*nodes, line, "list", "List nodes", [&line] { return RunNodesList(line.common); });
+  verb = AddVerb(*nodes, line, "forget", "Take lost nodes out of the list", [&line] {
+    return RunNodesForget(line.common, line.nodes);
+  });
+  verb->add_option("NODE", line.nodes, "Names of nodes that are LOST")->required();
 }
 
 void AddChangeVerbs(CLI::App& app, CommandLine& line) {
@@ -200,6 +206,16 @@ void AddChangeVerbs(CLI::App& app, CommandLine& line) {
   AddJob(verb, line.cancel.job);
   verb->add_option("--reason", line.cancel.reason, "Kept in the job's events");
   verb->add_flag("--wait", line.cancel.wait, "Wait until it has ended");
+
+  verb = AddVerb(app, line, "delete", "Delete jobs that are over, and free their names", [&line] {
+    return RunDelete(line.common, line.remove);
+  });
+  verb->add_option("JOB", line.remove.jobs, "Names of jobs, or NAMESPACE/NAME")->required();
+  verb->add_flag("--force", line.remove.force, "Also jobs that are not over: cancel them first");
+  verb->add_flag("--checkpoints", line.remove.checkpoints, "Delete their checkpoints too");
+  verb->add_option("--reason", line.remove.reason, "Of the cancellation");
+  verb->add_option("--timeout", line.remove.timeout, "Longest wait for each")
+      ->capture_default_str();
 
   verb = AddVerb(app, line, "checkpoint", "Save a checkpoint now", [&line] {
     return RunCheckpoint(line.common, line.checkpoint);

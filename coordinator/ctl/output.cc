@@ -6,8 +6,10 @@
 #include <cstdlib>
 
 #include <absl/strings/str_cat.h>
+#include <unistd.h>
 
 #include "common/check.h"
+#include "common/plain_text.h"
 #include "common/utf8.h"
 
 namespace ravel::ctl {
@@ -132,6 +134,10 @@ std::string Table::Text(bool with_titles) const {
   return out;
 }
 
+std::string ForStream(const std::string& text, int file) {
+  return isatty(file) == 1 ? EscapeControlText(text) : text;
+}
+
 std::string ToYaml(const json::Value& value) {
   std::string out;
   WriteYaml(value, 0, out);
@@ -172,14 +178,15 @@ json::Value ListDocument(json::Array items) {
   return out;
 }
 
-void Print(const std::string& text) {
+void Print(const std::string& raw) {
+  const std::string text = ForStream(raw, STDOUT_FILENO);
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
     std::_Exit(1);  // whoever read us is gone
   }
 }
 
 void Say(const std::string& line) {
-  std::fprintf(stderr, "%s\n", line.c_str());
+  std::fprintf(stderr, "%s\n", ForStream(line, STDERR_FILENO).c_str());
 }
 
 }  // namespace ravel::ctl

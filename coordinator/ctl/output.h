@@ -41,9 +41,12 @@ json::Value WithSchemaVersion(const json::Value& object);
 // {"schemaVersion": "ravel/v1", "items": [...]}.
 json::Value ListDocument(json::Array items);
 
-// Writes to stdout; a closed pipe ends the process quietly.
+// The text as a stream gets it: on a terminal control characters but tab and newline are escaped,
+// because most of what is shown was written by other people; elsewhere nothing changes.
+std::string ForStream(const std::string& text, int file);
+// Writes to stdout, as ForStream has it; a closed pipe ends the process quietly.
 void Print(const std::string& text);
-// Writes a line to stderr.
+// Writes a line to stderr, as ForStream has it.
 void Say(const std::string& line);
 
 }  // namespace ravel::ctl

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "common/time_text.h"
+#include "coordinator/ctl/output.h"
 
 namespace ravel::ctl {
 
@@ -84,7 +85,7 @@ ProgressView::ProgressView() : ProgressView(isatty(STDERR_FILENO) == 1) {}
 
 void ProgressView::ShowJob(const JobView& job) {
   MutexLock lock(mutex_);
-  line_ = ProgressLine(job);
+  line_ = ForStream(ProgressLine(job), STDERR_FILENO);
   if (on_terminal_) {
     Draw();
     return;
@@ -100,7 +101,8 @@ void ProgressView::ShowEvent(const EventView& event) {
   ShowLine(EventLine(event));
 }
 
-void ProgressView::ShowLine(const std::string& line) {
+void ProgressView::ShowLine(const std::string& raw) {
+  const std::string line = ForStream(raw, STDERR_FILENO);
   MutexLock lock(mutex_);
   if (on_terminal_ && drawn_) {
     std::fputs("\r\033[K", stderr);

@@ -43,6 +43,11 @@ class FakeKeeper : public CheckpointKeeper {
                     const std::string& /*reason*/) override {
     return absl::OkStatus();
   }
+  absl::Status RemoveAll(const CheckpointJob& job) override {
+    RETURN_IF_ERROR(remove_failure);
+    steps.erase(job.spec.name);
+    return absl::OkStatus();
+  }
   absl::StatusOr<FolderView> Look(const CheckpointJob& job) override;
 
   std::map<std::string, std::map<int64_t, int64_t>>
@@ -51,6 +56,7 @@ class FakeKeeper : public CheckpointKeeper {
   // Attempts with all their seals, by job name: step and epoch.
   std::map<std::string, std::map<int64_t, int64_t>> sealed;
   absl::Status commit_failure;
+  absl::Status remove_failure;
   absl::Status restore_failure;  // the store is away, say
   StepVerdict verdict = StepVerdict::kDamaged;
   std::set<std::string> ended_restores;  // by uid

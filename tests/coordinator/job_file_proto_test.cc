@@ -270,9 +270,21 @@ INSTANTIATE_TEST_SUITE_P(
                 "job.yaml:16:17: spec.determinism.virtualRanks: expected at most 65536, got "
                 "131072\n"},
         BadFile{"RunTime",
-                With("  elastic:", "  maxRunTime: 14d\n  elastic:"),
-                "job.yaml:16:3: spec.maxRunTime: expected no value: a limit of time is not "
-                "supported yet, got '14d'\n"},
+                With("  elastic:", "  maxRunTime: 10s\n  elastic:"),
+                "job.yaml:16:3: spec.maxRunTime: expected a duration such as 90s, 20m or 14d, of "
+                "at least 1m, got '10s'\n"},
+        BadFile{"TimeToLive",
+                With("  elastic:", "  ttlAfterFinish: 1m\n  elastic:"),
+                "job.yaml:16:3: spec.ttlAfterFinish: expected a duration such as 90s, 20m or 14d, "
+                "of at least 1h, got '1m'\n"},
+        BadFile{"Priority",
+                With("  elastic:", "  priority: 5\n  elastic:"),
+                "job.yaml:16:3: spec.priority: expected 0: jobs are placed in the order of "
+                "submission, priorities are not supported yet, got 5\n"},
+        BadFile{"Queue",
+                With("  elastic:", "  queue: main\n  elastic:"),
+                "job.yaml:16:3: spec.queue: expected default: there are no other queues yet, got "
+                "'main'\n"},
         BadFile{"ResumeFromTheRoot",
                 With("everySteps: 10", "everySteps: 10, resumeFrom: /x/.."),
                 "job.yaml:17:58: spec.checkpoint.resumeFrom: expected the path of a step "

@@ -72,6 +72,10 @@ JobRecord FullRecord() {
   job.resource_version = 99;
   job.rollback_step = 20;
   job.budget.store_waits = 3;
+  job.held_ms = 16;
+  job.held_since_ms = 17;
+  job.delete_wish = DeleteWish::kWithCheckpoints;
+  job.peak_bytes = {1000, 600, 0};
   return job;
 }
 

@@ -1,5 +1,7 @@
 #include "tests/coordinator/ctl/fake_jobs_service.h"
 
+#include <algorithm>
+
 #include "common/check.h"
 #include "tests/testing/eventually.h"
 
@@ -59,10 +61,21 @@ grpc::Status FakeJobsService::GetJob(grpc::ServerContext* context,
 }
 
 grpc::Status FakeJobsService::ListJobs(grpc::ServerContext* context,
-                                       const v1::ListJobsRequest*,
+                                       const v1::ListJobsRequest* request,
                                        v1::ListJobsResponse* response) {
-  for (const v1::Job& job : states) {
-    *response->add_jobs() = job;
+  const size_t first = request->page_token().empty() ? 0 : std::stoul(request->page_token());
+  for (size_t i = first; i < states.size(); ++i) {
+    if (response->jobs_size() == page_size) {
+      response->set_next_page_token(std::to_string(i));
+      break;
+    }
+    const bool wanted =
+        request->states().empty() ||
+        std::find(request->states().begin(), request->states().end(), states[i].state()) !=
+            request->states().end();
+    if (wanted) {
+      *response->add_jobs() = states[i];
+    }
   }
   return Refusal(context);
 }
@@ -111,11 +124,38 @@ grpc::Status FakeJobsService::WatchOperation(grpc::ServerContext*,
   return grpc::Status::OK;
 }
 
+grpc::Status FakeJobsService::ListEvents(grpc::ServerContext*,
+                                         const v1::ListEventsRequest* request,
+                                         v1::ListEventsResponse* response) {
+  for (const v1::JobEvent& event : events) {
+    if (event.seq() <= request->after_seq()) {
+      continue;
+    }
+    if (response->events_size() == page_size) {
+      response->set_more(true);
+      break;
+    }
+    *response->add_events() = event;
+  }
+  return grpc::Status::OK;
+}
+
+grpc::Status FakeJobsService::ValidateJob(grpc::ServerContext*,
+                                          const v1::ValidateJobRequest*,
+                                          v1::ValidateJobResponse* response) {
+  for (const v1::Violation& violation : violations) {
+    *response->add_violations() = violation;
+  }
+  return grpc::Status::OK;
+}
+
 grpc::Status FakeJobsService::StreamEvents(grpc::ServerContext*,
-                                           const v1::StreamEventsRequest*,
+                                           const v1::StreamEventsRequest* request,
                                            grpc::ServerWriter<v1::JobEvent>* writer) {
   for (const v1::JobEvent& event : events) {
-    writer->Write(event);
+    if (event.seq() > request->after_seq()) {
+      writer->Write(event);
+    }
   }
   return grpc::Status::OK;
 }

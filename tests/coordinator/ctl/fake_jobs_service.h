@@ -31,7 +31,9 @@ class FakeJobsService final : public v1::Jobs::Service {
   grpc::Status failure;
   v1::ErrorDetail detail;
   int unavailable_calls = 0;
-  bool hang_watch = false;  // WatchJob stays open after its last state
+  std::vector<v1::Violation> violations;  // what ValidateJob finds
+  int page_size = 1000;                   // of lists, whatever the client asks for
+  bool hang_watch = false;                // WatchJob stays open after its last state
 
   // Of the jobs submitted so far.
   std::vector<std::string> request_ids() {
@@ -42,6 +44,9 @@ class FakeJobsService final : public v1::Jobs::Service {
   grpc::Status SubmitJob(grpc::ServerContext* context,
                          const v1::SubmitJobRequest* request,
                          v1::SubmitJobResponse* response) override;
+  grpc::Status ValidateJob(grpc::ServerContext* context,
+                           const v1::ValidateJobRequest* request,
+                           v1::ValidateJobResponse* response) override;
   grpc::Status GetJob(grpc::ServerContext* context,
                       const v1::GetJobRequest* request,
                       v1::Job* response) override;
@@ -60,6 +65,9 @@ class FakeJobsService final : public v1::Jobs::Service {
   grpc::Status WatchOperation(grpc::ServerContext* context,
                               const v1::WatchOperationRequest* request,
                               grpc::ServerWriter<v1::Operation>* writer) override;
+  grpc::Status ListEvents(grpc::ServerContext* context,
+                          const v1::ListEventsRequest* request,
+                          v1::ListEventsResponse* response) override;
   grpc::Status StreamEvents(grpc::ServerContext* context,
                             const v1::StreamEventsRequest* request,
                             grpc::ServerWriter<v1::JobEvent>* writer) override;

@@ -2,6 +2,7 @@
 
 #include "coordinator/ctl/jobs_client.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -117,6 +118,126 @@ TEST_F(VerbTest, RefusalsNameTheLinesOfTheFile) {
       << ran.err;
 }
 
+TEST_F(VerbTest, RefusalsThatHaveNoRoomAreAskedFor) {
+  service_.failure = {grpc::StatusCode::INVALID_ARGUMENT, "job refused"};
+  for (int i = 0; i < 120; ++i) {
+    v1::Violation violation;
+    violation.set_path("spec.data.train[" + std::to_string(i) + "].path");
+    violation.set_expected("a token file");
+    violation.set_got("part-" + std::to_string(i) + ".idx: not found");
+    service_.violations.push_back(violation);
+  }
+  *service_.detail.add_violations() = service_.violations[0];
+  service_.detail.set_more(119);
+  const Ran ran = Run([&] { return RunSubmit(common_, {.file = file_}); });
+  EXPECT_EQ(ran.exit_code, kExitUsage);
+  EXPECT_NE(ran.err.find("part-0.idx"), std::string::npos);
+  EXPECT_NE(ran.err.find("part-119.idx"), std::string::npos);
+  EXPECT_NE(ran.err.find("120 problems"), std::string::npos) << ran.err;
+
+  service_.violations.clear();  // and a coordinator that cannot say more
+  const Ran few = Run([&] { return RunSubmit(common_, {.file = file_}); });
+  EXPECT_EQ(few.exit_code, kExitUsage);
+  EXPECT_NE(few.err.find("and 119 more"), std::string::npos) << few.err;
+}
+
+TEST_F(VerbTest, ListsComeInPagesAndReasonsAreCounted) {
+  service_.page_size = 7;
+  for (int i = 0; i < 40; ++i) {
+    v1::Job job = MakeJob(v1::QUEUED, 0);
+    job.mutable_metadata()->set_name("job-" + std::to_string(i));
+    job.set_reason("WaitingForDevices");
+    job.set_message(i % 2 == 0 ? "waits for 4 free devices" : "waits for 8 free devices");
+    service_.states.push_back(job);
+  }
+  const Ran ran = Run([&] { return RunList(common_, {}); });
+  EXPECT_EQ(ran.exit_code, kExitOk) << ran.err;
+  EXPECT_EQ(std::count(ran.out.begin(), ran.out.end(), '\n'), 41);
+  EXPECT_EQ(ran.err,
+            "20 jobs are queued: waits for 4 free devices\n"
+            "20 jobs are queued: waits for 8 free devices\n");
+  common_.format = Format::kJsonl;
+  const Ran whole = Run([&] { return RunList(common_, {}); });
+  EXPECT_EQ(std::count(whole.out.begin(), whole.out.end(), '\n'), 40);
+  EXPECT_NE(whole.out.find("waits for 8 free devices"), std::string::npos);
+}
+
+TEST_F(VerbTest, EventsComeInPagesAndFollowingLeavesNoHole) {
+  service_.page_size = 3;
+  for (int i = 1; i <= 10; ++i) {
+    v1::JobEvent event;
+    event.set_seq(i * 5);
+    event.set_type("Event" + std::to_string(i) + ".");
+    service_.events.push_back(event);
+  }
+  for (const bool follow : {false, true}) {
+    const Ran ran = Run([&] { return RunEvents(common_, "demo", follow); });
+    EXPECT_EQ(ran.exit_code, kExitOk) << ran.err;
+    for (int i = 1; i <= 10; ++i) {
+      EXPECT_NE(ran.out.find("Event" + std::to_string(i) + "."), std::string::npos) << ran.out;
+    }
+    EXPECT_EQ(std::count(ran.out.begin(), ran.out.end(), '\n'), 10);
+  }
+}
+
+// What `get` prints is a job file again, and makes the same job.
+TEST_F(VerbTest, APrintedJobCanBeSubmittedAgain) {
+  std::vector<std::string> files = {file_};
+  for (const auto& entry : std::filesystem::directory_iterator(RAVEL_EXAMPLES)) {
+    if (entry.path().extension() == ".yaml") {
+      files.push_back(entry.path());
+    }
+  }
+  ASSERT_GT(files.size(), 3u);
+  for (const std::string& file : files) {
+    std::ifstream input(file);
+    const std::string text(std::istreambuf_iterator<char>(input), {});
+    const ParsedJobFile parsed = ParseJobFile(text);
+    if (parsed.job.kind() != "TrainingJob") {
+      continue;
+    }
+    const CanonicalJob canonical = Canonicalize(parsed.job, {.check_paths = false});
+    ASSERT_TRUE(canonical.ok()) << file << FormatViolation(canonical.violations[0], "");
+    v1::Job job = MakeJob(v1::FAILED, 70);
+    *job.mutable_metadata() = canonical.job.metadata();
+    *job.mutable_spec() = canonical.job.spec();
+    service_.states = {job};
+    for (const Format format : {Format::kYaml, Format::kJson}) {
+      common_.format = format;
+      const Ran ran = Run([&] { return RunGet(common_, "demo"); });
+      EXPECT_EQ(ran.exit_code, kExitOk) << ran.err;
+      const ParsedJobFile again = ParseJobFile(ran.out);
+      ASSERT_TRUE(again.violations.empty())
+          << file << FormatViolation(again.violations[0], "") << ran.out;
+      const CanonicalJob same = Canonicalize(again.job, {.check_paths = false});
+      ASSERT_TRUE(same.ok()) << file << FormatViolation(same.violations[0], "") << ran.out;
+      EXPECT_EQ(CanonicalJson(same.job), CanonicalJson(canonical.job)) << file;
+      EXPECT_NE(ran.out.find(format == Format::kYaml ? "\nstep: 70\n" : "\"step\": 70,"),
+                std::string::npos)
+          << ran.out;  // a number, not a text
+    }
+  }
+}
+
+TEST_F(VerbTest, AJobFileOfAPersonHasNoFieldsOfACoordinator) {
+  const ParsedJobFile parsed = ParseJobFile(std::string(kJobFile) + "state: RUNNING\n");
+  ASSERT_EQ(parsed.violations.size(), 1u);
+  EXPECT_EQ(parsed.violations[0].path, "state");
+}
+
+TEST_F(VerbTest, OnlyLoopbackAddressesAreSpokenTo) {
+  for (const char* address : {"127.0.0.1.example.invalid:7070",
+                              "10.0.0.1:7070",
+                              "127.1:7070",
+                              "localhost.example.invalid:7070",
+                              "127.0.0.1:0",
+                              "127.0.0.1"}) {
+    EXPECT_FALSE(JobsClient::Connect(address).ok()) << address;
+  }
+  EXPECT_TRUE(JobsClient::Connect("[::1]:7070").ok());
+  EXPECT_TRUE(JobsClient::Connect("localhost:7070").ok());
+}
+
 TEST_F(VerbTest, AnInvalidFileIsNeverSent) {
   std::ofstream(file_) << "apiVersion: ravel/v1\nkind: Job\n";
   const Ran ran = Run([&] { return RunSubmit(common_, {.file = file_}); });
@@ -131,6 +252,7 @@ TEST_F(VerbTest, AnInvalidFileIsNeverSent) {
 TEST_F(VerbTest, FollowEndsWithTheJob) {
   service_.states = {MakeJob(v1::RUNNING, 10), MakeJob(v1::SUCCEEDED, 100)};
   service_.events.emplace_back();
+  service_.events[0].set_seq(1);
   service_.events[0].set_type("Started");
   const Ran ran = Run([&] { return RunSubmit(common_, {.file = file_, .follow = true}); });
   EXPECT_EQ(ran.exit_code, kExitOk);
@@ -282,6 +404,7 @@ TEST_F(VerbTest, EventsAreOneDocumentUnlessFollowed) {
   for (const char* type : {"Submitted", "Placed"}) {
     v1::JobEvent event;
     event.set_type(type);
+    event.set_seq(static_cast<int64_t>(service_.events.size()) + 1);
     service_.events.push_back(event);
   }
   common_.format = Format::kJson;

@@ -53,7 +53,8 @@ struct HelloMessage {
   std::vector<HeldTrainer> trainers;
   std::string version;
   std::string device_message;
-  int64_t term = 0;  // highest that the daemon has heard
+  int64_t term = 0;       // highest that the daemon has heard
+  bool draining = false;  // it has said that it goes away
 };
 
 // Where a rank is in the collectives of one group of ranks, which is known by its name and its
@@ -290,6 +291,8 @@ class FleetLink {
   virtual void Send(StreamId stream, DownMessage message) = 0;
   // Ends the stream after what was sent before.
   virtual void Close(StreamId stream) = 0;
+  // Monotonic, of the newest message that came in; 0: not known.
+  virtual int64_t ArrivalMs(StreamId /*stream*/) { return 0; }
 };
 
 }  // namespace ravel::coordinator

@@ -273,6 +273,7 @@ absl::StatusOr<HelloMessage> FromProto(const v1::Hello& message) {
   hello.version = message.version();
   hello.device_message = message.device_message();
   hello.term = message.term();
+  hello.draining = message.draining();
   return hello;
 }
 

@@ -15,6 +15,8 @@ namespace {
 
 // The longest that a daemon waits before it tries to reach its coordinator again.
 constexpr int64_t kReturnMs = 5000;
+// Jobs that one tick looks at; the others follow in the next.
+constexpr size_t kMostLooks = 500;
 
 }  // namespace
 
@@ -38,7 +40,7 @@ absl::Status JobController::Start() {
       expected_nodes_.insert(node.id);
     }
   }
-  ticked_ms_ = parts_.clock->MonotonicMs();
+  const int64_t now_ms = parts_.clock->MonotonicMs();
   bool was_active = false;
   std::map<std::string, EpochRecord> launched;
   for (EpochRecord& epoch : state.epochs) {
@@ -55,10 +57,9 @@ absl::Status JobController::Start() {
     }
     LoadJob(std::move(job));
   }
-  UpdateDetection();
   if (was_active) {
     // 2T and the longest back-off of a daemon that tries to return.
-    registration_until_ms_ = ticked_ms_ + 2 * membership_.times().detection_ms + kReturnMs;
+    registration_until_ms_ = now_ms + 2 * membership_.times().detection_ms + kReturnMs;
   } else {
     expected_nodes_.clear();
   }
@@ -69,9 +70,7 @@ absl::Status JobController::Start() {
 
 void JobController::LoadJob(JobRecord record) {
   const std::string uid = record.uid;
-  order_.push_back(uid);
-  Entry& entry = entries_[uid];
-  entry.record = std::move(record);
+  Entry& entry = AddEntry(std::move(record));
   absl::StatusOr<std::vector<StepRecord>> history = parts_.metrics->Read(uid);
   if (history.ok() && !history->empty()) {
     entry.progress.first_loss = history->front().loss;
@@ -89,6 +88,7 @@ void JobController::LoadJob(JobRecord record) {
   }
   LookAtFolder(entry);
   if (BeginAdoption(entry)) {
+    SyncSchedule(entry);
     return;  // its trainers went on; a commit that is settled beside it is a commit like any other
   }
   FinishOperations(uid, INT64_MAX, OperationState::kFailed, "CoordinatorRestart", -1, "");
@@ -138,29 +138,57 @@ void JobController::Settle(Entry& entry, const SaveRecord& save) {
 
 void JobController::Tick() {
   const int64_t now_ms = parts_.clock->MonotonicMs();
-  // Time that this thread itself did not run is nobody's silence.
-  const int64_t slept_ms = now_ms - ticked_ms_;
-  if (slept_ms > std::max<int64_t>(10 * options_.tick_ms, 200)) {
-    membership_.Forgive(slept_ms);
+  // Time that this process did not run is nobody's silence. Being busy is no excuse: messages are
+  // judged by their arrival.
+  const int64_t paused_ms = parts_.take_pause_ms ? parts_.take_pause_ms() : 0;
+  if (paused_ms > 0) {
+    log::Warning(absl::StrCat("this process did not run for ", paused_ms, " ms"));
+    membership_.Forgive(paused_ms, now_ms);
   }
-  ticked_ms_ = now_ms;
-  for (const LostNode& lost : membership_.Evaluate(now_ms)) {
-    LoseNode(lost.node_id, lost.reason);
-  }
-  for (auto& [uid, entry] : entries_) {
-    while (!entry.waiting.empty()) {
-      Step step = std::move(entry.waiting.front());
-      if (!TryStep(entry, step).ok()) {
-        entry.waiting.front() = std::move(step);
-        break;
-      }
-      entry.waiting.pop_front();
+  const auto arrival = [this](StreamId stream) { return parts_.fleet->ArrivalMs(stream); };
+  for (const LostNode& lost : membership_.Evaluate(now_ms, arrival)) {
+    if (lost.job_uid.empty()) {
+      LoseNode(lost.node_id, lost.reason);
+    } else if (Entry* entry = FindEntry(lost.job_uid)) {
+      LoseNodeFor(*entry, lost.node_id, lost.reason);
     }
-    if (!IsTerminal(entry.record.state)) {
-      Reconcile(entry);
+  }
+  for (const std::string& uid : agenda_.Take(now_ms, kMostLooks)) {
+    Entry* entry = FindEntry(uid);
+    if (entry != nullptr) {
+      LookAt(*entry, now_ms);
     }
   }
   Schedule();
+}
+
+void JobController::LookAt(Entry& entry, int64_t now_ms) {
+  while (!entry.waiting.empty()) {
+    Step step = std::move(entry.waiting.front());
+    if (!TryStep(entry, step).ok()) {
+      entry.waiting.front() = std::move(step);
+      break;
+    }
+    entry.waiting.pop_front();
+  }
+  if (!IsTerminal(entry.record.state)) {
+    Reconcile(entry);
+  }
+  SyncSchedule(entry);
+  const int64_t next_ms = NextLookMs(entry, now_ms);
+  if (next_ms >= 0) {
+    Wake(entry, next_ms);
+  }
+}
+
+JobController::Entry& JobController::AddEntry(JobRecord record) {
+  Entry& entry = entries_[record.uid];
+  order_.push_back(record.uid);
+  by_name_[{record.namespace_name, record.name}] = record.uid;
+  entry.record = std::move(record);
+  entry.order = ++last_order_;
+  Wake(entry, parts_.clock->MonotonicMs());
+  return entry;
 }
 
 JobController::Entry* JobController::FindEntry(const std::string& uid) {
@@ -169,12 +197,8 @@ JobController::Entry* JobController::FindEntry(const std::string& uid) {
 }
 
 const JobController::Entry* JobController::FindEntry(const JobKey& key) const {
-  for (const auto& [uid, entry] : entries_) {
-    if (entry.record.name == key.name && entry.record.namespace_name == key.namespace_name) {
-      return &entry;
-    }
-  }
-  return nullptr;
+  const auto found = by_name_.find({key.namespace_name, key.name});
+  return found == by_name_.end() ? nullptr : &entries_.at(found->second);
 }
 
 JobView JobController::ViewOf(const Entry& entry) const {
@@ -183,11 +207,17 @@ JobView JobController::ViewOf(const Entry& entry) const {
     view.eta_seconds = entry.progress.step_seconds *
                        static_cast<double>(entry.record.spec.steps - entry.progress.step);
   }
+  const std::string why = WhyQueued(entry);
+  if (!why.empty()) {
+    view.record.message = why;
+  }
   return view;
 }
 
 void JobController::Publish(const Entry& entry) {
-  feed_.Publish(entry.record.uid, ViewOf(entry));
+  if (feed_.IsWatched(entry.record.uid)) {
+    feed_.Publish(entry.record.uid, ViewOf(entry));
+  }
 }
 
 JobEvent JobController::MakeEvent(JobEventKind kind) const {
@@ -243,7 +273,6 @@ absl::Status JobController::TryStep(Entry& entry, Step& step) {
   if (result) {
     entry.record = change.jobs.back();
     Publish(entry);
-    scheduling_needed_ = true;
     for (const JobActionKind action : result->actions) {
       Act(entry, action);
     }
@@ -251,6 +280,8 @@ absl::Status JobController::TryStep(Entry& entry, Step& step) {
   if (step.after) {
     step.after();
   }
+  SyncSchedule(entry);
+  Wake(entry, parts_.clock->MonotonicMs());
   return absl::OkStatus();
 }
 
@@ -268,6 +299,8 @@ void JobController::Do(Entry& entry, Step step) {
                             " waits for the database: ",
                             status.ToString()));
     entry.waiting.push_back(std::move(step));
+    SyncSchedule(entry);
+    Wake(entry, parts_.clock->MonotonicMs());
   }
 }
 
@@ -302,28 +335,7 @@ void JobController::Act(Entry& entry, JobActionKind action) {
       }
       parts_.metrics->Close(entry.record.uid);
       feed_.Publish(entry.record.uid, FeedEnd());
-      UpdateDetection();
       break;
-  }
-}
-
-void JobController::UpdateDetection() {
-  int64_t detection_ms = options_.detection_ms;
-  for (const auto& [uid, entry] : entries_) {
-    if (!IsTerminal(entry.record.state)) {
-      detection_ms = std::min(detection_ms, entry.record.spec.detection_ms);
-    }
-  }
-  if (detection_ms == membership_.times().detection_ms) {
-    return;
-  }
-  membership_.SetDetection(detection_ms);
-  // Nobody is late by a rule that was not told yet.
-  membership_.Forgive(detection_ms);
-  for (const auto& [id, node] : membership_.nodes()) {
-    if (node.stream) {
-      Send(*node.stream, Welcome{cluster_id_, membership_.times().beat_ms(), {}});
-    }
   }
 }
 
@@ -367,12 +379,9 @@ absl::StatusOr<JobView> JobController::Submit(SubmitDraft draft) {
   change.events.push_back(event);
   change.request = RequestRecord{draft.request_id, draft.hash, job.uid, job.created_ms};
   RETURN_IF_ERROR(Persist(change));
-  Entry& entry = entries_[job.uid];
-  entry.record = change.jobs.back();
-  order_.push_back(job.uid);
-  scheduling_needed_ = true;
+  Entry& entry = AddEntry(change.jobs.back());
+  SyncSchedule(entry);
   log::Info(absl::StrCat("job ", job.name, ": submitted as ", job.uid));
-  UpdateDetection();
   return ViewOf(entry);
 }
 
@@ -428,15 +437,12 @@ std::vector<SaveRecord> JobController::Saves(const std::string& job_uid) const {
 }
 
 std::vector<NodeView> JobController::Nodes() const {
-  std::map<std::string, int64_t> free;
-  for (const bool cpu : {true, false}) {
-    for (const NodeOffer& offer : FreeDevices(cpu)) {
-      free[offer.node_id] += static_cast<int64_t>(offer.devices.size());
-    }
-  }
   std::vector<NodeView> views;
   for (const auto& [id, node] : membership_.nodes()) {
-    views.push_back({node, static_cast<int64_t>(node.facts.devices.size()), free[id]});
+    views.push_back({node, static_cast<int64_t>(node.facts.devices.size()), scheduler_.FreeOn(id)});
+    const std::string degraded = zombies_.Describe(id);
+    std::string& message = views.back().record.message;
+    absl::StrAppend(&message, message.empty() || degraded.empty() ? "" : "; ", degraded);
   }
   return views;
 }

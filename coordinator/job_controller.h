@@ -19,6 +19,7 @@
 #include "common/clock.h"
 #include "common/status.h"
 #include "coordinator/admission.h"
+#include "coordinator/agenda.h"
 #include "coordinator/checkpoint_keeper.h"
 #include "coordinator/executor.h"
 #include "coordinator/feed.h"
@@ -32,13 +33,17 @@
 #include "coordinator/metrics_log.h"
 #include "coordinator/outbox.h"
 #include "coordinator/planner.h"
+#include "coordinator/scheduler.h"
+#include "coordinator/stale_trainers.h"
+#include "coordinator/wall_deadline.h"
+#include "coordinator/zombies.h"
 
 namespace ravel::coordinator {
 
 struct ControllerOptions {
   int64_t detection_ms = 5000;  // T while no job asks for a shorter one
   int64_t step_timeout_ms =
-      600 * 1000;  // hard wall: an epoch without progress for that long is stuck
+      600 * 1000;  // hard wall: an epoch without progress for that long are stuck
   int64_t save_timeout_ms = 120 * 1000;  // for all seals of one save
   int64_t tick_ms = 20;                  // how often Tick is called
 };
@@ -55,6 +60,8 @@ struct ControllerParts {
   MetricsLog* metrics = nullptr;
   LogStore* logs = nullptr;
   std::function<void(absl::Status)> on_fatal;  // another coordinator has taken over
+  // For how long this process did not run since the last call (PauseMeter); empty: it always ran.
+  std::function<int64_t()> take_pause_ms;
 };
 
 struct NodeView {
@@ -119,10 +126,10 @@ class JobController {
   int64_t stale_refused() const { return stale_refused_; }
   int64_t resource_version() const { return resource_version_; }
 
-  // The fleet.
-  void OnHello(StreamId stream, const HelloMessage& hello);
-  void OnUp(StreamId stream, const UpMessage& message);
-  void OnStreamClosed(StreamId stream);
+  // The fleet. `arrived_ms`: monotonic, when it came in; without it, now.
+  void OnHello(StreamId stream, const HelloMessage& hello, int64_t arrived_ms = INT64_MAX);
+  void OnUp(StreamId stream, const UpMessage& message, int64_t arrived_ms = INT64_MAX);
+  void OnStreamClosed(StreamId stream, int64_t arrived_ms = INT64_MAX);
 
  private:
   // A transition that is waiting for the store, with what belongs to its transaction and what
@@ -140,9 +147,14 @@ class JobController {
     bool settling = false;     // commits that were intended before a restart are being looked at
     std::optional<EpochRecord> launched;  // the newest epoch that was launched
     int64_t epoch_floor = 0;              // highest epoch of the job that a node has heard of
-    int preparing = 0;  // looks for a restore point on the pool; the next launch waits for them
+    int preparing = 0;    // looks for a restore point on the pool; the next launch waits for them
+    int64_t order = 0;    // of submission
+    WallDeadline start;   // of the next attempt
+    WallDeadline growth;  // the next resize may be
+    // What the scheduler was told last: epoch, slots, and how many of them were over.
+    std::tuple<int64_t, size_t, int64_t> held = {-1, 0, 0};
+    std::set<std::string> nodes;  // where it holds devices, and is watched
   };
-  using TrainerKey = std::tuple<std::string, int64_t, int64_t>;  // job, epoch, rank
 
   // job_controller.cc: state, requests, the persist-apply-act cycle.
   Entry* FindEntry(const std::string& uid);
@@ -160,8 +172,10 @@ class JobController {
   void Do(Entry& entry, JobEvent event) { Do(entry, Step{std::move(event), {}, {}}); }
   void Act(Entry& entry, JobActionKind action);
   void LoadJob(JobRecord record);
+  Entry& AddEntry(JobRecord record);
+  // Steps that wait for the store, then what its state asks for.
+  void LookAt(Entry& entry, int64_t now_ms);
   void Settle(Entry& entry, const SaveRecord& save);
-  void UpdateDetection();
 
   // job_controller_adopt.cc: trainers that outlived a coordinator, and what ranks should have been
   // told.
@@ -190,12 +204,8 @@ class JobController {
 
   // job_controller_run.cc: from placement to the end of an epoch.
   void Reconcile(Entry& entry);
+  void ReconcileState(Entry& entry);
   void ReconcileRunning(Entry& entry);
-  void Schedule();
-  // Old trainers of the job still run on a node that is here: a new epoch waits for their devices.
-  bool HasStaleTrainers(const std::string& uid) const;
-  bool TryPlace(Entry& entry);
-  std::vector<NodeOffer> FreeDevices(bool cpu) const;
   void Prepare(Entry& entry);
   struct Prepared {
     absl::Status status;
@@ -209,7 +219,10 @@ class JobController {
   void LaunchTrainers(Entry& entry, const RestorePoint& restore);
   void SendLaunches(Entry& entry);
   void StopRun(Entry& entry);
-  void NudgeQuiescing(Entry& entry);
+  // Whoever has not gone although it was killed is given up.
+  void CheckQuiescing(Entry& entry);
+  void DeclareZombie(Entry& entry, int64_t rank);
+  void ReleaseZombies(const std::vector<DeviceRef>& devices);
   void CheckStall(Entry& entry);
   // Ranks whose collectives do not go together, and ranks that are late.
   void CheckCollectives(Entry& entry);
@@ -217,18 +230,42 @@ class JobController {
   void SendToNodes(Entry& entry, const TrainerCommand& command);
   std::set<std::string> NodesOf(const Entry& entry) const;
 
+  // job_controller_schedule.cc: what the scheduler is told, and what it says.
+  // Places whoever fits; costs nothing when nothing has changed.
+  void Schedule();
+  // Tells the scheduler what the job holds and whether it waits. After each change of either.
+  void SyncSchedule(Entry& entry);
+  void SyncNode(const std::string& node_id);
+  void Place(Placement placement);
+  // The node's beats follow the shortest T of who has ranks there.
+  void WatchNodes(Entry& entry, std::set<std::string> nodes);
+  // T of the job's ranks: its own, or the coordinator's when it does not ask for one.
+  int64_t DetectionOf(const Entry& entry) const;
+  // When the job is looked at next although nothing is heard of it.
+  void Wake(Entry& entry, int64_t due_ms);
+  int64_t NextLookMs(const Entry& entry, int64_t now_ms) const;
+  // Composed when somebody asks.
+  std::string WhyQueued(const Entry& entry) const;
+
   // job_controller_fleet.cc: what daemons say.
   // The command's id.
   int64_t Send(StreamId stream, decltype(DownMessage::kind) kind);
   int64_t SendToNode(const std::string& node_id, decltype(DownMessage::kind) kind);
+  void OnNewIncarnation(const HelloMessage& hello);
   void TellHeld(const HelloMessage& hello);
   std::vector<HeldTrainer> ReconcileHeld(const std::string& node_id, const HelloMessage& hello);
   void LoseNode(const std::string& node_id, const std::string& reason);
+  // By the job's own T: the node may still be there for others.
+  void LoseNodeFor(Entry& entry, const std::string& node_id, const std::string& reason);
   // It goes away: jobs save and move on without it if there is time, else from their last commit.
   void DrainNode(const std::string& node_id, const std::string& reason);
   void LoseSlots(const std::string& node_id,
                  const std::string& reason,
                  const std::set<TrainerKey>& kept);
+  void LoseSlotsOf(Entry& entry,
+                   const std::string& node_id,
+                   const std::string& reason,
+                   const std::set<TrainerKey>& kept);
   void OnBeat(StreamId stream, const std::string& node_id, const BeatMessage& beat);
   void OnExited(const std::string& node_id, const TrainerExited& exited);
   void OnCommandResult(const std::string& node_id, const CommandResult& result);
@@ -275,15 +312,21 @@ class JobController {
   ControllerOptions options_;
   ControllerParts parts_;
   Membership membership_;
+  Scheduler scheduler_;
+  Agenda agenda_;                         // jobs by when they are looked at next
   std::map<std::string, Entry> entries_;  // by uid
   std::vector<std::string> order_;        // uids, oldest first
+  std::map<std::pair<std::string, std::string>, std::string> by_name_;  // namespace, name: uid
   std::map<std::string, OperationRecord> operations_;
   std::map<std::string, std::vector<SaveRecord>> saves_;  // by uid
-  // Trainers of epochs that are over, by node: their devices are taken until they are reported
-  // gone.
-  std::map<std::string, std::set<TrainerKey>> stale_;
-  std::map<int64_t, std::pair<std::string, int64_t>>
-      launches_;  // job and epoch by command id, until answered
+  StaleTrainers stale_;
+  Zombies zombies_;
+  struct SentLaunch {
+    std::string job_uid;
+    int64_t epoch = 0;
+    std::string node_id;
+  };
+  std::map<int64_t, SentLaunch> launches_;  // by command id, until answered or its node vanishes
   std::map<std::string, std::set<std::string>> launching_;  // uids by node, until seen there
   std::set<std::string> expected_nodes_;  // known before the restart and not back yet
   int64_t registration_until_ms_ = 0;  // monotonic: nothing is placed before that after a restart
@@ -294,8 +337,8 @@ class JobController {
   int64_t resource_version_ = 0;
   int64_t command_id_ = 0;
   int64_t stale_refused_ = 0;
-  int64_t ticked_ms_ = 0;
-  bool scheduling_needed_ = true;
+  int64_t last_order_ = 0;
+  mutable std::optional<std::string> why_no_gpu_;  // until a node changes
 };
 
 }  // namespace ravel::coordinator

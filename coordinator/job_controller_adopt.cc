@@ -201,8 +201,7 @@ void JobController::Tell(Entry& entry, TrainerSlot& slot, int64_t rank, bool ret
                  TrainerCommand{entry.record.uid, run.epoch, rank, PeerLost{entry.record.reason}});
       SendToNode(
           slot.place.node_id,
-          StopTrainers{
-              entry.record.uid, run.epoch, entry.record.reason, membership_.times().detection_ms});
+          StopTrainers{entry.record.uid, run.epoch, entry.record.reason, DetectionOf(entry)});
     }
     return;
   }
@@ -243,7 +242,7 @@ void JobController::RepeatLaunch(const std::string& node_id) {
       }
       std::map<std::string, Launch> launches = MakeLaunches(*entry);
       const int64_t command = SendToNode(node_id, std::move(launches[node_id]));
-      launches_[command] = {uid, entry->run.epoch};
+      launches_[command] = {uid, entry->run.epoch, node_id};
     }
     return !missing;
   });

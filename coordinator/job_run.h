@@ -79,9 +79,10 @@ struct JobRun {
   // Nodes of this run that have said they go away: what their leaving causes costs nothing.
   std::set<std::string> draining;
   bool last_step_done = false;
-  int64_t phase_since_ms = 0;     // monotonic
-  int64_t progress_ms = 0;        // monotonic: newest sign that the run moves
-  int64_t quiesce_nudged_ms = 0;  // monotonic: newest attempt to get exits out of silent nodes
+  int64_t phase_since_ms = 0;    // monotonic
+  int64_t progress_ms = 0;       // monotonic: newest sign that the run moves
+  int64_t quiesce_since_ms = 0;  // monotonic: when the trainers were told to stop
+  bool killed = false;           // told once more, without grace
 
   int64_t sequence = 0;  // of the newest SaveTrainer
   int64_t save_ms = 0;   // monotonic: newest save that was asked for or committed

@@ -24,6 +24,7 @@
 #include "coordinator/fleet_service.h"
 #include "coordinator/job_controller.h"
 #include "coordinator/jobs_service.h"
+#include "coordinator/pause_meter.h"
 #include "coordinator/planner_driver.h"
 #include "coordinator/sqlite_job_store.h"
 #include "coordinator/store_checkpoint_keeper.h"
@@ -194,6 +195,12 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
     fatal = true;
     kill(getpid(), SIGTERM);
   };
+  PauseMeter pauses;
+  const ThreadExecutor pulse(
+      {.name = "pulse", .threads = 1, .tick_ms = PauseMeter::kEveryMs, .tick = [&] {
+         pauses.Beat(clock.MonotonicMs());
+       }});
+  parts.take_pause_ms = [&] { return pauses.TakeMs(clock.MonotonicMs()); };
   std::promise<absl::Status> started;
   strand.Post([&] {
     controller = std::make_unique<JobController>(options, parts);

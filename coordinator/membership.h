@@ -4,9 +4,13 @@
 // is its newest incarnation; work of any older one is over.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "coordinator/fleet_messages.h"
@@ -45,7 +49,12 @@ struct HelloOutcome {
 struct LostNode {
   std::string node_id;
   std::string reason;
+  std::string job_uid;  // not empty: lost for this job only, by its own T
 };
+
+// The newest message of a stream that has arrived, also while nobody has looked at it; 0: not
+// known.
+using ArrivalFunction = std::function<int64_t(StreamId)>;
 
 // Used only from the controller's strand.
 class Membership {
@@ -53,31 +62,57 @@ class Membership {
   explicit Membership(int64_t detection_ms) { times_.detection_ms = detection_ms; }
 
   const DetectionTimes& times() const { return times_; }
-  void SetDetection(int64_t detection_ms) { times_.detection_ms = detection_ms; }
+  // The job has ranks on the node and its own T, from now on. True: the node's beats change.
+  bool Watch(const std::string& node_id,
+             const std::string& job_uid,
+             int64_t detection_ms,
+             int64_t now_ms);
+  bool Unwatch(const std::string& node_id, const std::string& job_uid);
+  // Of the node's beats: by the shortest T of who has ranks there, or of the coordinator.
+  DetectionTimes TimesOf(const std::string& node_id) const;
 
   HelloOutcome OnHello(StreamId stream, const HelloMessage& hello, int64_t now_ms, int64_t wall_ms);
-  // Any message counts as a sign of life. False: the stream is not a node's present one, or the
-  // node was judged lost: it has to say Hello again.
+  // Any message counts as a sign of life, at its arrival. False: the stream is not a node's present
+  // one, or the node was judged lost: it has to say Hello again.
   bool OnHeard(StreamId stream, int64_t now_ms, int64_t wall_ms);
   void OnClosed(StreamId stream, int64_t now_ms);
   void OnDrain(StreamId stream, const std::string& reason);
 
-  // Judges everybody; each lost node is returned once.
-  std::vector<LostNode> Evaluate(int64_t now_ms);
-  // The judge itself slept that long: nobody is blamed for it.
-  void Forgive(int64_t slept_ms);
+  // Judges everybody by what has arrived; each lost node is returned once, also for each job.
+  std::vector<LostNode> Evaluate(int64_t now_ms, const ArrivalFunction& arrival = {});
+  // This process itself did not run for that long: nobody is blamed for it. Never for being busy.
+  void Forgive(int64_t paused_ms, int64_t now_ms);
 
   const std::map<std::string, NodeRecord>& nodes() const { return nodes_; }
   const NodeRecord* Find(const std::string& node_id) const;
   // The node of a stream, or null.
   const NodeRecord* FindByStream(StreamId stream) const;
+  // Nodes whose facts or state have changed since the last call.
+  std::set<std::string> TakeChanged() { return std::exchange(changed_, {}); }
 
  private:
+  // A job that has ranks on a node.
+  struct Watcher {
+    int64_t detection_ms = 0;
+    int64_t since_ms = 0;  // nobody is late by a rule that was not told yet
+    bool told = false;     // its verdict
+  };
   NodeRecord* MutableByStream(StreamId stream);
   bool MassSilence(int64_t now_ms) const;
+  // The reason, or empty while it is not lost.
+  static std::string Verdict(
+      const NodeRecord& node, int64_t detection_ms, int64_t since_ms, int64_t now_ms, bool hold);
+  void JudgeForJobs(const std::string& node_id,
+                    NodeRecord& node,
+                    int64_t now_ms,
+                    bool hold,
+                    std::vector<LostNode>& lost);
 
   DetectionTimes times_;
   std::map<std::string, NodeRecord> nodes_;
+  std::unordered_map<StreamId, std::string> by_stream_;  // the present stream of each node
+  std::map<std::string, std::map<std::string, Watcher>> watchers_;  // by node, then job
+  std::set<std::string> changed_;
 };
 
 }  // namespace ravel::coordinator

@@ -77,7 +77,8 @@ void FakeWorld::StartCoordinator(std::unique_ptr<JobStore> store) {
                         this,
                         metrics_.get(),
                         logs_.get(),
-                        [this](const absl::Status&) { fatal = true; }};
+                        [this](const absl::Status&) { fatal = true; },
+                        [this] { return std::exchange(pause_ms, 0); }};
   controller_ = std::make_unique<JobController>(options, parts);
   const absl::Status started = controller_->Start();
   CHECK_MSG(started.ok(), std::string(started.message()).c_str());
@@ -110,6 +111,7 @@ void FakeWorld::Connect(FakeNode& node) {
   hello.host_id = node.host_id;
   hello.data_address = "127.0.0.1";
   hello.device_message = node.device_message;
+  hello.draining = node.draining;
   for (int64_t i = 0; i < node.devices; ++i) {
     hello.devices.push_back({"cpu", "test", 1 << 30, absl::StrCat("device-", i)});
   }

@@ -93,6 +93,7 @@ struct FakeNode {
   bool alive = true;
   bool frozen = false;         // neither reads nor beats
   bool stops_trainers = true;  // false: StopTrainers is not obeyed in time
+  bool draining = false;       // as its Hello says
   std::deque<DownMessage> inbox;
   std::map<std::tuple<std::string, int64_t, int64_t>, FakeTrainer> trainers;
   std::string rejected;
@@ -158,6 +159,7 @@ class FakeWorld : public FleetLink {
   std::vector<Launch> launches;
   std::map<int64_t, std::vector<StartRemark>> remarks;  // by rank: what a trainer says when ready
   bool fatal = false;
+  int64_t pause_ms = 0;  // for how long the coordinator's process did not run, told once
 
  private:
   void Handle(FakeNode& node, const DownMessage& message);

@@ -65,12 +65,73 @@ TEST(MembershipTest, BadHellosNameTheirField) {
   EXPECT_TRUE(members.nodes().empty()) << "a refused daemon changes nothing";
 }
 
-TEST(MembershipTest, TimeThatTheJudgeSleptIsNobodysFault) {
+TEST(MembershipTest, TimeThatTheProcessDidNotRunIsNobodysFault) {
   Membership members(1000);
   members.OnHello(1, Hello("a", "i"), 0, 0);
-  members.Forgive(3000);
+  members.Forgive(3000, 3100);
   EXPECT_TRUE(members.Evaluate(3500).empty());
   EXPECT_EQ(members.Evaluate(4000).size(), 1U);
+  EXPECT_EQ(members.Find("a")->heard_ms, 3000);
+}
+
+TEST(MembershipTest, NobodyIsHeardInTheFuture) {
+  Membership members(1000);
+  members.OnHello(1, Hello("a", "i"), 900, 0);
+  members.Forgive(5000, 1000);
+  EXPECT_EQ(members.Find("a")->heard_ms, 1000);
+}
+
+TEST(MembershipTest, WhatHasArrivedCountsBeforeTheStrandLooksAtIt) {
+  Membership members(1000);
+  members.OnHello(1, Hello("alive", "i"), 0, 0);
+  members.OnHello(2, Hello("dead", "i"), 0, 0);
+  const auto arrival = [](StreamId stream) { return stream == 1 ? int64_t{1900} : int64_t{500}; };
+  const auto lost = members.Evaluate(2000, arrival);
+  ASSERT_EQ(lost.size(), 1U);
+  EXPECT_EQ(lost[0].node_id, "dead");
+  EXPECT_EQ(lost[0].reason, "no beat for 1500 ms");
+}
+
+TEST(MembershipTest, EachJobHasItsOwnT) {
+  Membership members(5000);
+  members.OnHello(1, Hello("a", "i"), 0, 0);
+  EXPECT_TRUE(members.Watch("a", "fast", 500, 0)) << "its beats have to be faster";
+  EXPECT_FALSE(members.Watch("a", "patient", 30'000, 0));
+  EXPECT_EQ(members.TimesOf("a").beat_ms(), 100);
+  EXPECT_TRUE(members.Evaluate(499).empty());
+  auto lost = members.Evaluate(500);
+  ASSERT_EQ(lost.size(), 1U);
+  EXPECT_EQ(lost[0].job_uid, "fast");
+  EXPECT_EQ(members.Find("a")->state, NodeState::kSuspect) << "nothing new goes there";
+  EXPECT_TRUE(members.Evaluate(600).empty()) << "told once";
+  EXPECT_TRUE(members.Unwatch("a", "fast"));
+  EXPECT_EQ(members.TimesOf("a").beat_ms(), 1000);
+  lost = members.Evaluate(5000);
+  ASSERT_EQ(lost.size(), 1U);
+  EXPECT_EQ(lost[0].job_uid, "") << "the node, by the coordinator's T";
+  EXPECT_TRUE(members.Evaluate(29'999).empty());
+  lost = members.Evaluate(30'000);
+  ASSERT_EQ(lost.size(), 1U);
+  EXPECT_EQ(lost[0].job_uid, "patient");
+}
+
+TEST(MembershipTest, ARuleCountsFromWhenItWasMade) {
+  Membership members(5000);
+  members.OnHello(1, Hello("a", "i"), 0, 0);
+  members.Watch("a", "fast", 500, 900);  // beats came every second so far
+  EXPECT_TRUE(members.Evaluate(1399).empty());
+  EXPECT_EQ(members.Evaluate(1400).size(), 1U);
+}
+
+TEST(MembershipTest, ADrainingNodeThatReturnsIsStillDraining) {
+  Membership members(1000);
+  members.OnHello(1, Hello("a", "i"), 0, 0);
+  members.OnDrain(1, "maintenance");
+  members.OnClosed(1, 10);
+  HelloMessage back = Hello("a", "i");
+  back.draining = true;
+  members.OnHello(2, back, 20, 0);
+  EXPECT_EQ(members.Find("a")->state, NodeState::kDraining);
 }
 
 TEST(MembershipTest, WhenManyGoSilentAtOnceTheJudgeDoubtsItself) {

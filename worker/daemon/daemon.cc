@@ -129,6 +129,7 @@ v1::Hello Daemon::MakeHello() const {
   hello.set_cpu_isa(options_.facts.cpu_isa);
   hello.set_version(options_.version);
   hello.set_device_message(options_.facts.device_message);
+  hello.set_draining(stopping_);
   for (const DeviceFacts& facts : options_.facts.devices) {
     v1::Device& device = *hello.add_devices();
     device.set_kind(facts.kind);

@@ -134,6 +134,11 @@ void FleetClient::OnWelcome(const v1::Welcome& welcome) {
   }
   cluster_id_ = welcome.cluster_id();
   beat_interval_ = milliseconds(std::clamp<int64_t>(welcome.beat_interval_ms(), 20, 60000));
+  if (welcomed_) {  // on the same stream: only the beats change, at once
+    callbacks_.welcome(welcome);
+    SendBeat();
+    return;
+  }
   welcomed_ = true;
   failed_attempts_ = 0;
   log::Info(absl::StrCat("connected to the coordinator at ", address_, ", term ", term_));

@@ -121,7 +121,25 @@ CheckpointView ToView(const v1::Checkpoint& checkpoint) {
           checkpoint.epoch(),
           checkpoint.world_size(),
           checkpoint.created_ms(),
+          checkpoint.pinned(),
           ToJson(checkpoint)};
+}
+
+LeftoverView ToView(const v1::Leftover& leftover) {
+  return {
+      leftover.path(), leftover.kind(), leftover.reason(), leftover.changed_ms(), ToJson(leftover)};
+}
+
+v1::MarkCheckpointRequest::Change ToProto(CheckpointMark mark) {
+  switch (mark) {
+    case CheckpointMark::kPin:
+      return v1::MarkCheckpointRequest::PIN;
+    case CheckpointMark::kUnpin:
+      return v1::MarkCheckpointRequest::UNPIN;
+    case CheckpointMark::kUnmarkBad:
+      return v1::MarkCheckpointRequest::UNMARK_BAD;
+  }
+  return v1::MarkCheckpointRequest::CHANGE_UNSPECIFIED;
 }
 
 OperationView ToView(const v1::Operation& operation) {
@@ -227,12 +245,41 @@ class GrpcJobsClient : public JobsClient {
     return ToView(response);
   }
 
-  absl::StatusOr<std::vector<CheckpointView>> Checkpoints(const JobName& job) override {
+  absl::StatusOr<JobView> Rollback(const JobName& job,
+                                   int64_t step,
+                                   const std::string& reason) override {
+    v1::RollbackJobRequest request;
+    Fill(job, request);
+    request.set_request_id(MakeRequestId());
+    request.set_step(step);
+    request.set_reason(reason);
+    v1::Job response;
+    RETURN_IF_ERROR(Call(&v1::Jobs::Stub::RollbackJob, request, response));
+    return ToView(response);
+  }
+
+  absl::Status MarkCheckpoint(const JobName& job,
+                              int64_t step,
+                              CheckpointMark mark,
+                              const std::string& reason) override {
+    v1::MarkCheckpointRequest request;
+    Fill(job, request);
+    request.set_request_id(MakeRequestId());
+    request.set_step(step);
+    request.set_change(ToProto(mark));
+    request.set_reason(reason);
+    v1::MarkCheckpointResponse response;
+    return Call(&v1::Jobs::Stub::MarkCheckpoint, request, response);
+  }
+
+  absl::StatusOr<CheckpointsView> Checkpoints(const JobName& job) override {
     v1::ListCheckpointsRequest request;
     Fill(job, request);
     v1::ListCheckpointsResponse response;
     RETURN_IF_ERROR(Call(&v1::Jobs::Stub::ListCheckpoints, request, response));
-    return ToViews<CheckpointView>(response.checkpoints());
+    return CheckpointsView{ToViews<CheckpointView>(response.checkpoints()),
+                           ToViews<LeftoverView>(response.leftovers()),
+                           response.store_problem()};
   }
 
   absl::StatusOr<std::vector<NodeView>> Nodes() override {

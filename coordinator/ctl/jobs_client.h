@@ -11,6 +11,7 @@
 
 #include "common/json.h"
 #include "common/status.h"
+#include "coordinator/ctl/checkpoint_mark.h"
 #include "coordinator/job_file_proto.h"
 
 namespace ravel::ctl {
@@ -113,7 +114,23 @@ struct CheckpointView {
   int64_t epoch = 0;
   int64_t world_size = 0;
   int64_t created_ms = 0;
+  bool pinned = false;
   json::Value document;
+};
+
+struct LeftoverView {
+  std::string path;
+  std::string kind;
+  std::string reason;
+  int64_t changed_ms = 0;  // 0: not known
+  json::Value document;
+};
+
+// A job's steps, and what else lies in its folder.
+struct CheckpointsView {
+  std::vector<CheckpointView> checkpoints;
+  std::vector<LeftoverView> leftovers;
+  std::string store_problem;  // why the folder could not be looked at
 };
 
 struct OperationView {
@@ -171,7 +188,14 @@ class JobsClient {
                                                     const std::string& selector) = 0;
   virtual absl::StatusOr<JobView> Cancel(const JobName& job, const std::string& reason) = 0;
   virtual absl::StatusOr<OperationView> CheckpointNow(const JobName& job) = 0;
-  virtual absl::StatusOr<std::vector<CheckpointView>> Checkpoints(const JobName& job) = 0;
+  virtual absl::StatusOr<CheckpointsView> Checkpoints(const JobName& job) = 0;
+  virtual absl::StatusOr<JobView> Rollback(const JobName& job,
+                                           int64_t step,
+                                           const std::string& reason) = 0;
+  virtual absl::Status MarkCheckpoint(const JobName& job,
+                                      int64_t step,
+                                      CheckpointMark mark,
+                                      const std::string& reason) = 0;
   virtual absl::StatusOr<std::vector<NodeView>> Nodes() = 0;
   virtual absl::StatusOr<ServerView> Server() = 0;
 

@@ -209,7 +209,40 @@ void AddChangeVerbs(CLI::App& app, CommandLine& line) {
   verb->add_option("--timeout", line.checkpoint.timeout, "Longest wait")->capture_default_str();
 }
 
+void AddMarkVerbs(CLI::App& group, CommandLine& line) {
+  struct Verb {
+    const char* name;
+    const char* help;
+    CheckpointMark mark;
+  };
+  for (const Verb& entry :
+       {Verb{"pin", "Keep a step from being deleted", CheckpointMark::kPin},
+        Verb{"unpin", "Let retention delete a pinned step again", CheckpointMark::kUnpin},
+        Verb{"unmark", "A step is not BAD after all", CheckpointMark::kUnmarkBad}}) {
+    CLI::App* const verb = AddVerb(group, line, entry.name, entry.help, [&line, mark = entry.mark] {
+      return RunCheckpointsMark(line.common, line.checkpoints, mark);
+    });
+    verb->add_option("JOB", line.checkpoints.target, "A job, or the path of its checkpoint folder")
+        ->required();
+    verb->add_option("STEP", line.checkpoints.step, "Number of the step")
+        ->required()
+        ->check(CLI::NonNegativeNumber);
+    verb->add_option("--reason", line.checkpoints.reason, "Kept with the mark and in the events");
+  }
+}
+
+void AddRollback(CLI::App& app, CommandLine& line) {
+  CLI::App* const verb =
+      AddVerb(app, line, "rollback", "Set a job back to an earlier step", [&line] {
+        return RunRollback(line.common, line.checkpoints);
+      });
+  AddJob(verb, line.checkpoints.target);
+  verb->add_option("--to", line.checkpoints.to, "step=N: a committed step")->required();
+  verb->add_option("--reason", line.checkpoints.reason, "Kept in the job's events");
+}
+
 void AddCheckpointVerbs(CLI::App& app, CommandLine& line) {
+  AddRollback(app, line);
   CLI::App* const group = AddGroup(app, "checkpoints", "Saved checkpoints");
   CheckpointVerbOptions& options = line.checkpoints;
   CLI::App* verb = AddVerb(*group, line, "list", "List checkpoints", [&line] {
@@ -230,6 +263,7 @@ void AddCheckpointVerbs(CLI::App& app, CommandLine& line) {
   verb->add_option("DIR", options.target, "Step directory, or a folder of steps")->required();
   verb->add_flag("--quick", options.quick, "Sizes and headers only");
 
+  AddMarkVerbs(*group, line);
   verb = AddVerb(*group, line, "export", "Write a Hugging Face directory", [&line] {
     return RunCheckpointsExport(line.common, line.checkpoints);
   });

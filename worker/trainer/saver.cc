@@ -55,6 +55,16 @@ absl::StatusOr<std::vector<checkpoint::HuggingFaceFile>> SmallFiles(const plan::
   return files;
 }
 
+// The coordinator makes the folder and writes OWNER before it launches anybody: a node that does
+// not see it looks at another folder, and what it would save there nobody would ever commit.
+absl::Status CheckFolder(const store::ObjectStore& store) {
+  ASSIGN_OR_RETURN(const bool owned, store::Exists(store, ckpt::kOwnerFile));
+  return owned ? absl::OkStatus()
+               : absl::UnavailableError(
+                     absl::StrCat(store.Locate(ckpt::kOwnerFile),
+                                  " is missing on this node: is the store mounted here?"));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Saver>> Saver::Create(const Assignment& assignment,
@@ -71,7 +81,7 @@ absl::StatusOr<std::unique_ptr<Saver>> Saver::Create(const Assignment& assignmen
     return WithCode(store.status(), ExitCode::kPlanMismatch);
   }
   saver->store_ = *std::move(store);
-  RETURN_IF_ERROR(WithCode(saver->store_->MakeRoot(), ExitCode::kStore));
+  RETURN_IF_ERROR(WithCode(CheckFolder(*saver->store_), ExitCode::kStore));
   checkpoint::WriterOptions options = {.rank = static_cast<int>(assignment.rank),
                                        .job_tag = ckpt::JobTag(assignment.job_uid),
                                        .hugging_face_files = {}};

@@ -215,7 +215,7 @@ void JobController::CheckGrowth(Entry& entry) {
   const bool settled = now_ms - *run.grow_since_ms >= record.spec.elastic.grow_delay_ms;
   const bool rested = record.resized_ms == 0 || parts_.clock->WallMs() - record.resized_ms >=
                                                     record.spec.elastic.grow_every_ms;
-  if (settled && rested && run.saves.empty() && run.committing == 0) {
+  if (settled && rested && entry.saves.idle() && run.committing == 0) {
     JobEvent event = MakeEvent(JobEventKind::kResizeRequested);
     event.cause.message = absl::StrCat(record.world_size, " → ", larger, " devices");
     Do(entry, std::move(event));
@@ -503,9 +503,7 @@ void JobController::StopRun(Entry& entry) {
     SendToNode(node_id,
                StopTrainers{entry.record.uid, run.epoch, reason, membership_.times().detection_ms});
   }
-  for (auto save = run.saves.begin(); save != run.saves.end();) {
-    save = save->second.committing ? std::next(save) : run.saves.erase(save);
-  }
+  entry.saves.DropUncommitted();
   if (run.committing == 0) {
     FinishOperations(entry.record.uid, INT64_MAX, OperationState::kFailed, reason, -1, "");
   }

@@ -121,6 +121,16 @@ struct StepReport {
 struct SaveStarted {
   int64_t step = 0;
   int64_t sequence = 0;
+  int64_t attempt = 1;  // save attempt
+};
+// A save without a seal of this rank.
+struct SaveFailed {
+  int64_t step = 0;
+  int64_t sequence = 0;
+  int64_t attempt = 1;
+  std::string reason = {};  // StoreFull, StoreUnavailable, SaveAbandoned, SaveSkipped
+  std::string message = {};
+  bool skipped = false;  // nothing was begun
 };
 struct TrainerFailed {
   int32_t code = 0;
@@ -169,6 +179,7 @@ struct TrainerFrame {
                StepReport,
                ckpt::Seal,
                SaveStarted,
+               SaveFailed,
                TrainerFailed,
                TrainerDone,
                LedgerReport>

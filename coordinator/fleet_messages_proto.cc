@@ -82,6 +82,11 @@ TrainerReady ReadReady(const v1::TrainerReady& message) {
   return ready;
 }
 
+// Trainers that do not say have one.
+int64_t SaveAttempt(int64_t said) {
+  return said == 0 ? 1 : said;
+}
+
 absl::StatusOr<decltype(TrainerFrame::frame)> ReadFrame(const v1::TrainerUp& message) {
   using Frame = decltype(TrainerFrame::frame);
   switch (message.kind_case()) {
@@ -105,7 +110,16 @@ absl::StatusOr<decltype(TrainerFrame::frame)> ReadFrame(const v1::TrainerUp& mes
     case v1::TrainerUp::kDone:
       return Frame(TrainerDone{message.done().step()});
     case v1::TrainerUp::kSaveStarted:
-      return Frame(SaveStarted{message.save_started().step(), message.save_started().sequence()});
+      return Frame(SaveStarted{message.save_started().step(),
+                               message.save_started().sequence(),
+                               SaveAttempt(message.save_started().save_attempt())});
+    case v1::TrainerUp::kSaveFailed:
+      return Frame(SaveFailed{message.save_failed().step(),
+                              message.save_failed().sequence(),
+                              SaveAttempt(message.save_failed().save_attempt()),
+                              message.save_failed().reason(),
+                              message.save_failed().message(),
+                              message.save_failed().skipped()});
     case v1::TrainerUp::kLedger:
       return Frame(ReadLedger(message.ledger()));
     case v1::TrainerUp::KIND_NOT_SET:

@@ -30,7 +30,7 @@ absl::Status JobController::Start() {
   event_seq_ = state.last_event_seq;
   resource_version_ = state.last_resource_version;
   for (OperationRecord& operation : state.operations) {
-    operations_[operation.id] = std::move(operation);
+    NoteOperation(operation);
   }
   for (const SaveRecord& save : state.saves) {
     saves_[save.job_uid].push_back(save);
@@ -81,6 +81,7 @@ void JobController::LoadJob(JobRecord record) {
       entry.run.reported_step = history->back().step;
     }
   }
+  entry.save_counts = CountSaves(saves_[uid]);
   for (const SaveRecord& save : saves_[uid]) {
     if (save.state == SaveState::kIntended) {
       Settle(entry, save);
@@ -159,6 +160,7 @@ void JobController::Tick() {
       LookAt(*entry, now_ms);
     }
   }
+  ExpireOperations();
   Schedule();
 }
 
@@ -202,7 +204,9 @@ const JobController::Entry* JobController::FindEntry(const JobKey& key) const {
 }
 
 JobView JobController::ViewOf(const Entry& entry) const {
-  JobView view{entry.record, entry.progress, -1};
+  JobView view{.record = entry.record, .progress = entry.progress, .conditions = entry.conditions};
+  view.failed_saves = entry.save_counts.failed;
+  view.skipped_saves = entry.saves.skipped();
   if (view.record.state == JobState::kRunning && entry.progress.step_seconds > 0) {
     view.eta_seconds = entry.progress.step_seconds *
                        static_cast<double>(entry.record.spec.steps - entry.progress.step);
@@ -312,6 +316,7 @@ void JobController::Act(Entry& entry, JobActionKind action) {
     case JobActionKind::kRun:
       entry.run.phase = RunPhase::kTraining;
       parts_.keeper->EndRestore(entry.record.uid);
+      entry.run.trained_since_ms = parts_.clock->WallMs();
       entry.run.progress_ms = entry.run.save_ms = parts_.clock->MonotonicMs();
       entry.run.board.Forget();
       RenewHorizon(entry);

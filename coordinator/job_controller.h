@@ -33,6 +33,7 @@
 #include "coordinator/metrics_log.h"
 #include "coordinator/outbox.h"
 #include "coordinator/planner.h"
+#include "coordinator/save_coordinator.h"
 #include "coordinator/scheduler.h"
 #include "coordinator/stale_trainers.h"
 #include "coordinator/wall_deadline.h"
@@ -93,7 +94,10 @@ class JobController {
   // Requests. Accepted means durable.
   absl::StatusOr<JobView> Submit(SubmitDraft draft);
   absl::StatusOr<JobView> Cancel(const JobKey& key, const std::string& reason);
-  absl::StatusOr<OperationRecord> CheckpointNow(const JobKey& key, const std::string& request_id);
+  // `deadline_ms`: how long it may take; 0: ten minutes.
+  absl::StatusOr<OperationRecord> CheckpointNow(const JobKey& key,
+                                                const std::string& request_id,
+                                                int64_t deadline_ms = 0);
   // AlreadyExists when a job has this name.
   absl::Status CheckNameIsFree(const JobKey& key) const;
   // What the keeper needs to know of a job; of one that is not submitted yet, too.
@@ -143,6 +147,10 @@ class JobController {
     JobRecord record;
     JobRun run;
     JobProgress progress;
+    SaveCoordinator saves;
+    SaveCounts save_counts;    // of saves_: whoever changes these counts them again
+    int64_t skip_told_ms = 0;  // wall time of the newest SaveSkipped event
+    std::vector<JobCondition> conditions;
     std::deque<Step> waiting;  // the store refused: tried again at each tick, in order
     bool settling = false;     // commits that were intended before a restart are being looked at
     std::optional<EpochRecord> launched;  // the newest epoch that was launched
@@ -281,9 +289,22 @@ class JobController {
   // job_controller_saves.cc: saves.
   void RequestSave(Entry& entry, bool then_stop);
   void CheckSaves(Entry& entry);
+  // The saves of the run's epoch.
+  SaveCoordinator& SavesOf(Entry& entry);
   void OnSaveStarted(Entry& entry, const SaveStarted& started);
+  void OnSaveFailed(Entry& entry, int64_t rank, const SaveFailed& failed);
+  // Tells the trainers, the operations and the log of events; what was written is removed.
+  void EndSave(Entry& entry, const EndedSave& ended);
+  void AnswerSeal(Entry& entry, int64_t rank, CommitResult answer);
+  void RemoveAttempt(Entry& entry, const SaveKey& key, bool make_room);
   void OnSeal(Entry& entry, int64_t rank, const ckpt::Seal& seal);
-  void StartCommit(Entry& entry, std::pair<int64_t, int64_t> key);
+  // What all ranks have sealed, one save at a time and in the order of steps, once the plan of the
+  // run is known.
+  void CommitNext(Entry& entry);
+  void StartCommit(Entry& entry, const SaveKey& key);
+  // What CheckpointFresh says now, and the end of a job whose limits on saves are passed.
+  void CheckFreshness(Entry& entry);
+  void AddRecord(const SaveRecord& record);
   void OnCommitted(const std::string& uid,
                    SaveRecord save,
                    absl::StatusOr<CommittedSave> result,
@@ -295,7 +316,13 @@ class JobController {
                         int64_t step,
                         const std::string& save_id);
   void SaveOperation(const OperationRecord& operation);
-  void Retain(Entry& entry);
+  void NoteOperation(const OperationRecord& operation);
+  // Where a checkpoint that is asked for now comes from.
+  absl::StatusOr<OperationRecord> BeginOperation(Entry& entry);
+  // Those whose deadline has passed fail, and say what used the time.
+  void ExpireOperations();
+  // `save_after`: a save that found no space is asked for again if steps could be deleted.
+  void Retain(Entry& entry, bool save_after);
 
   // job_controller_checkpoints.cc: the checkpoint store against the record.
   void OnCorruptCheckpoint(Entry& entry, const FailureCause& cause);
@@ -318,6 +345,7 @@ class JobController {
   std::vector<std::string> order_;        // uids, oldest first
   std::map<std::pair<std::string, std::string>, std::string> by_name_;  // namespace, name: uid
   std::map<std::string, OperationRecord> operations_;
+  std::set<std::string> open_operations_;                 // ids
   std::map<std::string, std::vector<SaveRecord>> saves_;  // by uid
   StaleTrainers stale_;
   Zombies zombies_;

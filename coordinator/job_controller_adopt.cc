@@ -117,16 +117,16 @@ void JobController::FinishAdoption(Entry& entry) {
     run.then_stop = run.then_stop || slot.has.then_stop;
     step = std::max(step, slot.step);
   }
-  for (const auto& [id, operation] : operations_) {
-    const bool open =
-        operation.state != OperationState::kCommitted && operation.state != OperationState::kFailed;
-    if (operation.job_uid == entry.record.uid && open) {
+  for (const std::string& id : open_operations_) {
+    const OperationRecord& operation = operations_.at(id);
+    if (operation.job_uid == entry.record.uid) {
       run.sequence = std::max(run.sequence, operation.sequence);
     }
   }
   run.phase = trains ? RunPhase::kTraining : RunPhase::kBootstrapping;
   run.last_step_done = run.last_step_done || entry.record.state == JobState::kFinishing;
   run.phase_since_ms = run.progress_ms = run.save_ms = parts_.clock->MonotonicMs();
+  run.trained_since_ms = parts_.clock->WallMs();
   if (trains && entry.record.state == JobState::kResizing && !run.then_stop) {
     run.sequence += 1;  // the order to save and stop was lost with the coordinator that gave it
     run.then_stop = true;
@@ -139,13 +139,7 @@ void JobController::FinishAdoption(Entry& entry) {
   event.cause.message = absl::StrCat(
       run.slots.size(), " ranks went on without a coordinator; term ", term_, " has taken over");
   Do(entry, std::move(event));
-  for (auto save = run.saves.begin(); save != run.saves.end();) {
-    const auto key = (save++)->first;  // a commit that fails at once takes its entry away
-    const PendingSave& pending = run.saves[key];
-    if (!pending.committing && pending.seals.size() == run.slots.size()) {
-      StartCommit(entry, key);
-    }
-  }
+  CommitNext(entry);
   for (size_t rank = 0; rank < run.slots.size(); ++rank) {
     Tell(entry, run.slots[rank], static_cast<int64_t>(rank), true);
   }

@@ -476,6 +476,7 @@ void JobController::OnFrame(const std::string& node_id, const TrainerFrame& fram
           [&](const StepReport& report) { OnStepReport(job, frame, report); },
           [&](const ckpt::Seal& seal) { OnSeal(job, frame.rank, seal); },
           [&](const SaveStarted& started) { OnSaveStarted(job, started); },
+          [&](const SaveFailed& failed) { OnSaveFailed(job, frame.rank, failed); },
           [&](const TrainerFailed& failed) { OnTrainerFailed(job, rank, frame.rank, failed); },
           [&](const LedgerReport& ledger) { job.run.collectives.OnLedger(frame.rank, ledger); },
           [&](const TrainerDone&) {

@@ -185,7 +185,7 @@ void JobController::CheckGrowth(Entry& entry) {
                       now_ms,
                       every_ms);
   const bool rested = now_ms >= entry.growth.due_ms();
-  if (settled && rested && run.saves.empty() && run.committing == 0) {
+  if (settled && rested && entry.saves.idle() && run.committing == 0) {
     JobEvent event = MakeEvent(JobEventKind::kResizeRequested);
     event.cause.message = absl::StrCat(record.world_size, " → ", larger, " devices");
     Do(entry, std::move(event));
@@ -361,9 +361,7 @@ void JobController::StopRun(Entry& entry) {
   for (const std::string& node_id : NodesOf(entry)) {
     SendToNode(node_id, StopTrainers{entry.record.uid, run.epoch, reason, DetectionOf(entry)});
   }
-  for (auto save = run.saves.begin(); save != run.saves.end();) {
-    save = save->second.committing ? std::next(save) : run.saves.erase(save);
-  }
+  entry.saves.DropUncommitted();
   if (run.committing == 0) {
     FinishOperations(entry.record.uid, INT64_MAX, OperationState::kFailed, reason, -1, "");
   }

@@ -72,6 +72,16 @@ v1::Job ToProto(const JobView& view) {
   job.set_eta_seconds(view.eta_seconds);
   job.set_failure_class(record.failure_class);
   job.set_resource_version(record.resource_version);
+  job.set_failed_saves(view.failed_saves);
+  job.set_skipped_saves(view.skipped_saves);
+  for (const JobCondition& condition : view.conditions) {
+    v1::JobCondition& message = *job.add_conditions();
+    message.set_type(condition.type);
+    message.set_status(condition.status);
+    message.set_reason(condition.reason);
+    message.set_message(condition.message);
+    message.set_time_ms(condition.time_ms);
+  }
   return job;
 }
 

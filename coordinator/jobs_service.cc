@@ -21,6 +21,7 @@ namespace {
 
 // A job that was checked is accepted well within this.
 constexpr int64_t kAdmissionPinSeconds = 3600;
+constexpr int64_t kLongestDeadlineMs = int64_t{24} * 3600 * 1000;
 constexpr int64_t kEventPage = 100'000;
 
 // Trailing metadata `ravel-error-detail-bin`.
@@ -277,14 +278,19 @@ grpc::ServerUnaryReactor* JobsService::CheckpointNow(Context* context,
                                                      const v1::CheckpointNowRequest* request,
                                                      v1::Operation* response) {
   Unary* reactor = context->DefaultReactor();
-  const absl::Status valid = CheckRequestId(request->request_id());
+  absl::Status valid = CheckRequestId(request->request_id());
+  if (valid.ok() && (request->deadline_ms() < 0 || request->deadline_ms() > kLongestDeadlineMs)) {
+    valid = absl::InvalidArgumentError("deadline_ms: expected 0 to 24 hours");
+  }
   if (!valid.ok()) {
     reactor->Finish(ToGrpc(valid));
     return reactor;
   }
   parts_.strand->Post([this, request, response, reactor] {
-    absl::StatusOr<OperationRecord> operation = parts_.controller->CheckpointNow(
-        KeyOf(request->namespace_(), request->name()), request->request_id());
+    absl::StatusOr<OperationRecord> operation =
+        parts_.controller->CheckpointNow(KeyOf(request->namespace_(), request->name()),
+                                         request->request_id(),
+                                         request->deadline_ms());
     if (operation.ok()) {
       *response = ToProto(*operation);
     }

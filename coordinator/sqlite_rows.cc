@@ -205,7 +205,8 @@ const Table<OperationRecord>& OperationTable() {
        Field("step", kStep, &OperationRecord::step),
        Field("save_id", kText, &OperationRecord::save_id),
        Field("sequence", kInteger, &OperationRecord::sequence),
-       Field("created_ms", kInteger, &OperationRecord::created_ms)}};
+       Field("created_ms", kInteger, &OperationRecord::created_ms),
+       Field("deadline_ms", kInteger, &OperationRecord::deadline_ms)}};
   return table;
 }
 

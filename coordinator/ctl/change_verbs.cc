@@ -154,12 +154,17 @@ int RunCheckpoint(const CommonOptions& common, const CheckpointOptions& options)
   if (!timeout_ms.ok()) {
     return Report(timeout_ms.status());
   }
+  const absl::StatusOr<int64_t> deadline_ms = ParseDurationMs(options.deadline);
+  if (!deadline_ms.ok()) {
+    return Report(Annotate(deadline_ms.status(), "--deadline"));
+  }
   const absl::StatusOr<std::unique_ptr<JobsClient>> client =
       JobsClient::Connect(common.coordinator);
   if (!client.ok()) {
     return Report(client.status());
   }
-  absl::StatusOr<OperationView> operation = (*client)->CheckpointNow(NameOf(common, options.job));
+  absl::StatusOr<OperationView> operation =
+      (*client)->CheckpointNow(NameOf(common, options.job), *deadline_ms);
   if (!operation.ok()) {
     return Report(operation.status());
   }

@@ -35,6 +35,7 @@ struct CheckpointOptions {
   std::string job = {};
   bool wait = false;
   std::string timeout = "10m";
+  std::string deadline = "10m";
 };
 int RunCheckpoint(const CommonOptions& common, const CheckpointOptions& options);
 

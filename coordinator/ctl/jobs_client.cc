@@ -60,6 +60,15 @@ JobView ToView(const v1::Job& job) {
   view.started_ms = job.started_ms();
   view.finished_ms = job.finished_ms();
   view.failure_class = job.failure_class();
+  view.failed_saves = job.failed_saves();
+  view.skipped_saves = job.skipped_saves();
+  for (const v1::JobCondition& condition : job.conditions()) {
+    view.conditions.push_back({condition.type(),
+                               condition.status(),
+                               condition.reason(),
+                               condition.message(),
+                               condition.time_ms()});
+  }
   view.document = ToJson(job);
   return view;
 }
@@ -236,9 +245,10 @@ class GrpcJobsClient : public JobsClient {
     return ToView(response);
   }
 
-  absl::StatusOr<OperationView> CheckpointNow(const JobName& job) override {
+  absl::StatusOr<OperationView> CheckpointNow(const JobName& job, int64_t deadline_ms) override {
     v1::CheckpointNowRequest request;
     Fill(job, request);
+    request.set_deadline_ms(deadline_ms);
     request.set_request_id(MakeRequestId());
     v1::Operation response;
     RETURN_IF_ERROR(Call(&v1::Jobs::Stub::CheckpointNow, request, response));

@@ -22,6 +22,14 @@ struct JobName {
 };
 
 // What ravelctl itself looks at; `document` is the whole message as proto JSON.
+struct ConditionView {
+  std::string type;
+  bool status = false;
+  std::string reason;
+  std::string message;
+  int64_t time_ms = 0;
+};
+
 struct JobView {
   std::string uid;
   std::string namespace_name;
@@ -45,6 +53,9 @@ struct JobView {
   int64_t started_ms = 0;
   int64_t finished_ms = 0;
   std::string failure_class;
+  int64_t failed_saves = 0;
+  int64_t skipped_saves = 0;
+  std::vector<ConditionView> conditions;
   json::Value document;
 
   bool terminal() const {
@@ -187,7 +198,8 @@ class JobsClient {
   virtual absl::StatusOr<std::vector<JobView>> List(const std::string& namespace_name,
                                                     const std::string& selector) = 0;
   virtual absl::StatusOr<JobView> Cancel(const JobName& job, const std::string& reason) = 0;
-  virtual absl::StatusOr<OperationView> CheckpointNow(const JobName& job) = 0;
+  // `deadline_ms`: when the coordinator gives up; 0: its default.
+  virtual absl::StatusOr<OperationView> CheckpointNow(const JobName& job, int64_t deadline_ms) = 0;
   virtual absl::StatusOr<CheckpointsView> Checkpoints(const JobName& job) = 0;
   virtual absl::StatusOr<JobView> Rollback(const JobName& job,
                                            int64_t step,

@@ -234,6 +234,21 @@ int RunDescribe(const CommonOptions& common, const std::string& name) {
                 job->committed_step < 0
                     ? "none"
                     : absl::StrCat("step ", job->committed_step, ", ", job->committed_path)});
+  if (job->failed_saves > 0 || job->skipped_saves > 0) {
+    facts.AddRow(
+        {"Saves", absl::StrCat(job->failed_saves, " failed, ", job->skipped_saves, " skipped")});
+  }
+  for (const ConditionView& condition : job->conditions) {
+    facts.AddRow({condition.type,
+                  absl::StrCat(condition.status ? "True" : "False",
+                               " since ",
+                               FormatTime(condition.time_ms),
+                               " (",
+                               condition.reason,
+                               ")",
+                               condition.message.empty() ? "" : ": ",
+                               condition.message)});
+  }
   facts.AddRow({"Created", FormatTime(job->created_ms)});
   facts.AddRow({"Started", job->started_ms == 0 ? "-" : FormatTime(job->started_ms)});
   facts.AddRow({"Finished", job->finished_ms == 0 ? "-" : FormatTime(job->finished_ms)});

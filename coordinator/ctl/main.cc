@@ -207,6 +207,10 @@ void AddChangeVerbs(CLI::App& app, CommandLine& line) {
   AddJob(verb, line.checkpoint.job);
   verb->add_flag("--wait", line.checkpoint.wait, "Wait until it is committed");
   verb->add_option("--timeout", line.checkpoint.timeout, "Longest wait")->capture_default_str();
+  verb->add_option("--deadline",
+                   line.checkpoint.deadline,
+                   "The coordinator gives up when nothing is committed by then, at most 1d")
+      ->capture_default_str();
 }
 
 void AddMarkVerbs(CLI::App& group, CommandLine& line) {

@@ -390,7 +390,9 @@ void FakeWorld::Seal(FakeNode& node, FakeTrainer& trainer, int64_t attempt) {
   trainer.served_sequence = trainer.sequence;
   const FakeTrainer sealed = trainer;
   Frame(node, sealed, SaveStarted{sealed.step, sealed.sequence});
-  Frame(node, sealed, seal);
+  if (!no_seals.contains(sealed.rank)) {
+    Frame(node, sealed, seal);
+  }
 }
 
 bool FakeWorld::EpochIsComplete(const FakeTrainer& sample) const {

@@ -158,6 +158,7 @@ class FakeWorld : public FleetLink {
   std::vector<CommitResult> commit_results;  // as trainers of rank 0 saw them
   std::vector<Launch> launches;
   std::map<int64_t, std::vector<StartRemark>> remarks;  // by rank: what a trainer says when ready
+  std::set<int64_t> no_seals;                           // ranks that begin saves and never end them
   bool fatal = false;
   int64_t pause_ms = 0;  // for how long the coordinator's process did not run, told once
 

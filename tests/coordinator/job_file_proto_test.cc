@@ -277,6 +277,21 @@ INSTANTIATE_TEST_SUITE_P(
                 With("everySteps: 10", "everySteps: 10, resumeFrom: /x/.."),
                 "job.yaml:17:58: spec.checkpoint.resumeFrom: expected the path of a step "
                 "directory, got '/'\n"},
+        BadFile{"MaxAge",
+                With("everySteps: 10", "everySteps: 10, maxAge: soon"),
+                "job.yaml:17:58: spec.checkpoint.maxAge: expected a duration such as 90s, 20m or "
+                "14d, of at least 1m, got 'soon'\n"},
+        BadFile{"MaxAgeBelowTheInterval",
+                With("everySteps: 10", "every: 30m, maxAge: 20m"),
+                "job.yaml:17:54: spec.checkpoint.maxAge: expected at least spec.checkpoint.every, "
+                "30m, got 20m\n"},
+        BadFile{"MaxFailedSaves",
+                With("everySteps: 10", "everySteps: 10, maxFailedSaves: -1"),
+                "job.yaml:17:58: spec.checkpoint.maxFailedSaves: expected a whole number >= 0, "
+                "got -1\n"},
+        BadFile{"WhenBusy",
+                With("everySteps: 10", "everySteps: 10, whenBusy: hurry"),
+                "job.yaml:17:58: spec.checkpoint.whenBusy: expected skip or wait, got 'hurry'\n"},
         BadFile{"Duration",
                 With("everySteps: 10", "every: soon"),
                 "job.yaml:17:42: spec.checkpoint.every: expected a duration such as 90s, 20m or "
@@ -332,6 +347,25 @@ TEST(JobFile, TextFieldsKeepWhatLooksLikeSomethingElse) {
   EXPECT_EQ(parsed.violations[0].path, "metadata.labels.c");
   EXPECT_EQ(parsed.job.metadata().labels().at("a"), "1.0");
   EXPECT_EQ(parsed.job.metadata().labels().at("b"), "true");
+}
+
+TEST(JobFile, LimitsOfSaves) {
+  CanonicalJob job = Canonicalize(ParseJobFile(kJob).job, {.check_paths = false});
+  ASSERT_TRUE(job.ok());
+  EXPECT_EQ(job.spec.checkpoint.max_age_ms, 0);
+  EXPECT_EQ(job.spec.checkpoint.max_failed_saves, 0);
+  EXPECT_FALSE(job.spec.checkpoint.wait_when_busy);
+  EXPECT_EQ(job.job.spec().checkpoint().when_busy(), "skip");
+  job = Canonicalize(
+      ParseJobFile(
+          With("everySteps: 10", "everySteps: 10, maxAge: 90m, maxFailedSaves: 5, whenBusy: wait"))
+          .job,
+      {.check_paths = false});
+  ASSERT_TRUE(job.ok()) << FormatViolation(job.violations[0], "");
+  EXPECT_EQ(job.spec.checkpoint.max_age_ms, 90 * 60'000);
+  EXPECT_EQ(job.spec.checkpoint.max_failed_saves, 5);
+  EXPECT_TRUE(job.spec.checkpoint.wait_when_busy);
+  EXPECT_EQ(job.job.spec().checkpoint().max_age(), "90m");
 }
 
 TEST(JobFile, PathsBecomeNormal) {

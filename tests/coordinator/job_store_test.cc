@@ -81,7 +81,8 @@ StoreChange WholeChange() {
   change.events.push_back(
       {5, 100, "uid-1", 7, 5, 40, "EpochChanged", "ProcessCrash", "node-a", 2, "signal 9"});
   change.request = RequestRecord{"request", "hash", "uid-1", 100};
-  change.operations.push_back({"op", "uid-1", OperationState::kWriting, "", 41, "save", 3, 100});
+  change.operations.push_back(
+      {"op", "uid-1", OperationState::kWriting, "", 41, "save", 3, 100, 700});
   change.epochs.push_back(
       {"uid-1", 6, 5, 3, "digest", "a:0 b:0 c:0", 40, "/step-40", 100, "local"});
   change.epochs.push_back({"uid-1", 7, 6, 2, "digest-7", "a:0 b:0", 50, "/step-50", 200, "tcp"});
@@ -134,6 +135,7 @@ TEST_P(JobStoreTest, EverythingComesBackAsItWas) {
   EXPECT_EQ(job.failure_class, full.failure_class);
   ASSERT_EQ(loaded->operations.size(), 1U);
   EXPECT_EQ(loaded->operations[0].sequence, 3);
+  EXPECT_EQ(loaded->operations[0].deadline_ms, 700);
   EXPECT_EQ(loaded->operations[0].state, OperationState::kWriting);
   ASSERT_EQ(loaded->saves.size(), 1U);
   EXPECT_EQ(loaded->saves[0].state, SaveState::kIntended);

@@ -50,6 +50,9 @@ std::string CheckpointYaml(const TinyJob& job) {
                                   "    everySteps: ",
                                   job.save_every_steps,
                                   "\n",
+                                  "    whenBusy: ",
+                                  job.when_busy,
+                                  "\n",
                                   "    keep: {last: ",
                                   job.keep_last,
                                   "}\n");

@@ -189,7 +189,7 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
        }});
   FleetService fleet(&strand, &planner);
   ControllerParts parts{
-      &clock, &strand, &pool, store->get(), &planner, &keeper, &fleet, &metrics, &logs, {}};
+      &clock, &strand, &pool, store->get(), &planner, &keeper, &fleet, &metrics, &logs, {}, {}};
   parts.on_fatal = [&fatal](const absl::Status& status) {
     log::Error(absl::StrCat("this coordinator is replaced: ", std::string(status.message())));
     fatal = true;

@@ -61,6 +61,7 @@ JobSpec FullSpec() {
                   .backoff_ms = 5,
                   .max_backoff_ms = 6};
   spec.detection_ms = 700;
+  spec.horizon_ms = 7'000'000;
   spec.log_every = 8;
   spec.trace_first_step = 3;
   spec.trace_last_step = 4;
@@ -216,6 +217,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
                checkpoint,
                restart,
                detection_ms,
+               horizon_ms,
                log_every,
                trace_first_step,
                trace_last_step,

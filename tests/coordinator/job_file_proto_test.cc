@@ -365,7 +365,7 @@ TEST(JobFile, LimitsOfSaves) {
   EXPECT_EQ(job.spec.checkpoint.max_age_ms, 90 * 60'000);
   EXPECT_EQ(job.spec.checkpoint.max_failed_saves, 5);
   EXPECT_TRUE(job.spec.checkpoint.wait_when_busy);
-  EXPECT_EQ(job.job.spec().checkpoint().max_age(), "90m");
+  EXPECT_EQ(job.job.spec().checkpoint().max_age(), "1h30m");
 }
 
 TEST(JobFile, PathsBecomeNormal) {

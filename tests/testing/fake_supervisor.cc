@@ -179,9 +179,11 @@ EpochOutcome RunEpoch(const EpochArgs& args) {
   spec.checkpoint.wait_when_busy = args.wait_for_saves;
   const plan::ShardingPlan plan = *plan::BuildShardingPlan(
       {.spec = spec, .ranks = args.ranks, .shared_memory = args.transport == "shm"});
-  store::FileStore root(args.checkpoint_root);
-  EXPECT_TRUE(root.MakeRoot().ok());
-  store::PutNew(root, ckpt::kOwnerFile, "uid", "new").IgnoreError();  // there from an epoch before
+  if (!args.checkpoint_root.empty()) {
+    store::FileStore root(args.checkpoint_root);
+    EXPECT_TRUE(root.MakeRoot().ok());
+    store::PutNew(root, ckpt::kOwnerFile, "uid", "new").IgnoreError();  // from an epoch before
+  }
   Supervisor supervisor(args, plan);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < args.ranks; ++rank) {

@@ -491,8 +491,10 @@ void JobController::CheckFreshness(Entry& entry) {
   if (SetCondition(entry.conditions, std::move(now))) {
     Publish(entry);
   }
-  const bool training =
-      entry.record.state == JobState::kRunning && entry.run.phase == RunPhase::kTraining;
+  // Also at the last save: without it the job would train its last steps again and again.
+  const JobState state = entry.record.state;
+  const bool training = (state == JobState::kRunning || state == JobState::kFinishing) &&
+                        entry.run.phase == RunPhase::kTraining;
   const std::optional<SaveLimit> passed = training ? PassedLimit(input) : std::nullopt;
   if (passed && !entry.run.failure) {
     entry.run.Blame({passed->reason, passed->message, "", -1, entry.progress.step});

@@ -45,7 +45,7 @@ void ExpectInvariants(const MiniCluster& cluster,
   ASSERT_TRUE(checkpoints.ok()) << checkpoints.status();
   EXPECT_TRUE(checkpoints->contains(kSteps));
   for (const auto& [step, path] : *checkpoints) {
-    const RunResult verified = cluster.Ctl({"checkpoints", "verify", path, "--deep"});
+    const RunResult verified = cluster.Ctl({"checkpoints", "verify", path});
     EXPECT_EQ(verified.exit_code, 0) << "step " << step << ": " << verified.out << verified.err;
   }
 }

@@ -124,7 +124,7 @@ TEST_F(StoreSafetyTest, AJobNeverStartsFromNothingBecauseItsStoreIsAway) {
   std::filesystem::rename(away, Folder("a"));  // back
   ASSERT_TRUE(Reaches("a", "RUNNING", "")) << cluster_->Report("a");
   WaitForCommit("a", committed + 1);
-  EXPECT_EQ(EventLines("a", "StoreUnavailable").size(), 1U) << cluster_->Report("a");
+  EXPECT_EQ(EventLines("a", "waits for the store").size(), 1U) << cluster_->Report("a");
   EXPECT_EQ(EventLines("a", "initial weights").size(), 1U) << cluster_->Report("a");
   EXPECT_EQ(EventLines("a", "RolledBack").size(), 0U);
 }

@@ -55,6 +55,7 @@ struct ControllerParts {
   MetricsLog* metrics = nullptr;
   LogStore* logs = nullptr;
   std::function<void(absl::Status)> on_fatal;  // another coordinator has taken over
+  std::function<std::string()> new_id = {};    // of jobs and operations; empty: random ones
 };
 
 struct NodeView {
@@ -153,6 +154,7 @@ class JobController {
   JobView ViewOf(const Entry& entry) const;
   void Publish(const Entry& entry);
   JobEvent MakeEvent(JobEventKind kind) const;
+  std::string NewId() const;
   absl::Status Persist(StoreChange& change);
   absl::Status TryStep(Entry& entry, Step& step);
   // Now if the store allows, else later; keeps order.

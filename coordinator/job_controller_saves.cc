@@ -93,7 +93,7 @@ absl::StatusOr<OperationRecord> JobController::CheckpointNow(const JobKey& key,
                      absl::StrCat("request id ", request_id, " was used for another request")));
   }
   OperationRecord operation;
-  operation.id = RandomUuid();
+  operation.id = NewId();
   operation.job_uid = entry->record.uid;
   operation.created_ms = parts_.clock->WallMs();
   const JobState state = entry->record.state;
@@ -333,8 +333,10 @@ void JobController::Retain(Entry& entry) {
           change.saves.push_back(save);
         }
       }
-      if (!change.saves.empty() && !Persist(change).ok()) {
-        log::Warning("deleted checkpoints could not be noted in the database");
+      Entry* found = FindEntry(uid);
+      if (found != nullptr && !change.saves.empty()) {
+        // Behind the commits that still wait for the database: these would undo it.
+        Do(*found, Step{MakeEvent(JobEventKind::kNoted), std::move(change), {}});
       }
     });
   });

@@ -231,6 +231,10 @@ JobEvent JobController::MakeEvent(JobEventKind kind) const {
   return event;
 }
 
+std::string JobController::NewId() const {
+  return parts_.new_id ? parts_.new_id() : RandomUuid();
+}
+
 absl::Status JobController::Persist(StoreChange& change) {
   for (JobEventRecord& event : change.events) {
     event.seq = ++event_seq_;
@@ -371,7 +375,7 @@ absl::StatusOr<JobView> JobController::Submit(SubmitDraft draft) {
   }
   RETURN_IF_ERROR(CheckNameIsFree({draft.record.namespace_name, draft.record.name}));
   JobRecord& job = draft.record;
-  job.uid = job.uid.empty() ? RandomUuid() : job.uid;
+  job.uid = job.uid.empty() ? NewId() : job.uid;
   job.state = JobState::kQueued;
   job.reason = "WaitingForDevices";
   job.created_ms = parts_.clock->WallMs();

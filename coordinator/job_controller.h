@@ -63,6 +63,7 @@ struct ControllerParts {
   std::function<void(absl::Status)> on_fatal;  // another coordinator has taken over
   // For how long this process did not run since the last call (PauseMeter); empty: it always ran.
   std::function<int64_t()> take_pause_ms;
+  std::function<std::string()> new_id = {};  // of jobs and operations; empty: random ones
 };
 
 struct NodeView {
@@ -173,6 +174,7 @@ class JobController {
   JobView ViewOf(const Entry& entry) const;
   void Publish(const Entry& entry);
   JobEvent MakeEvent(JobEventKind kind) const;
+  std::string NewId() const;
   absl::Status Persist(StoreChange& change);
   absl::Status TryStep(Entry& entry, Step& step);
   // Now if the store allows, else later; keeps order.
@@ -208,6 +210,8 @@ class JobController {
   // Ranks that should have been launched on a node, and are not there.
   void RepeatLaunch(const std::string& node_id);
   std::map<std::string, Launch> MakeLaunches(const Entry& entry) const;
+  // True: it was raised.
+  bool GrantHorizon(Entry& entry);
   void RenewHorizon(Entry& entry);
 
   // job_controller_run.cc: from placement to the end of an epoch.

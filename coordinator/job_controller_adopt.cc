@@ -132,7 +132,7 @@ void JobController::FinishAdoption(Entry& entry) {
     run.then_stop = true;
   }
   if (trains) {
-    RenewHorizon(entry);
+    GrantHorizon(entry);  // sent below, with what else is missing
   }
   JobEvent event = MakeEvent(JobEventKind::kAdopted);
   event.step = step;
@@ -274,21 +274,28 @@ std::map<std::string, Launch> JobController::MakeLaunches(const Entry& entry) co
   return launches;
 }
 
-void JobController::RenewHorizon(Entry& entry) {
+bool JobController::GrantHorizon(Entry& entry) {
   JobRun& run = entry.run;
   const plan::JobSpec& spec = entry.record.spec;
-  const int64_t step = std::max<int64_t>(entry.progress.step, run.restore_step);
+  const int64_t step = std::max<int64_t>({0, entry.progress.step, run.restore_step});
   if (run.until_step >= 0 &&
       !HorizonNeedsRenewal(step, run.until_granted_at, run.until_step, spec.steps)) {
-    return;
+    return false;
   }
-  const int64_t until = HorizonStep(
-      std::max<int64_t>(step, 0), entry.progress.step_seconds, spec.horizon_ms, spec.steps);
-  run.until_granted_at = std::max<int64_t>(step, 0);
+  const int64_t until = HorizonStep(step, entry.progress.step_seconds, spec.horizon_ms, spec.steps);
+  run.until_granted_at = step;
   run.until_step = std::max(run.until_step, until);
-  SendToNodes(
-      entry,
-      {entry.record.uid, run.epoch, -1, RunTrainer{run.until_step, spec.checkpoint.every_ms}});
+  return true;
+}
+
+void JobController::RenewHorizon(Entry& entry) {
+  if (GrantHorizon(entry)) {
+    SendToNodes(entry,
+                {entry.record.uid,
+                 entry.run.epoch,
+                 -1,
+                 RunTrainer{entry.run.until_step, entry.record.spec.checkpoint.every_ms}});
+  }
 }
 
 }  // namespace ravel::coordinator

@@ -110,7 +110,7 @@ absl::StatusOr<OperationRecord> JobController::CheckpointNow(const JobKey& key,
 
 absl::StatusOr<OperationRecord> JobController::BeginOperation(Entry& entry) {
   OperationRecord operation;
-  operation.id = RandomUuid();
+  operation.id = NewId();
   operation.job_uid = entry.record.uid;
   operation.created_ms = parts_.clock->WallMs();
   const JobState state = entry.record.state;
@@ -522,10 +522,11 @@ void JobController::Retain(Entry& entry, bool save_after) {
           change.saves.push_back(save);
         }
       }
-      if (!change.saves.empty() && !Persist(change).ok()) {
-        log::Warning("deleted checkpoints could not be noted in the database");
-      }
       Entry* found = FindEntry(uid);
+      if (found != nullptr && !change.saves.empty()) {
+        // Behind the commits that still wait for the database: these would undo it.
+        Do(*found, Step{MakeEvent(JobEventKind::kNoted), std::move(change), {}});
+      }
       if (save_after && !deleted->empty() && found != nullptr &&
           found->record.state == JobState::kRunning && found->run.phase == RunPhase::kTraining) {
         RequestSave(*found, false);  // there is room now

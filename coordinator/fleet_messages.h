@@ -55,6 +55,9 @@ struct HelloMessage {
   std::string device_message;
   int64_t term = 0;       // highest that the daemon has heard
   bool draining = false;  // it has said that it goes away
+  // Which work folder the daemon has locked, on the host of host_id: no other daemon that lives has
+  // it. Empty: unknown.
+  std::string work_lock = {};
 };
 
 // Where a rank is in the collectives of one group of ranks, which is known by its name and its
@@ -211,6 +214,7 @@ struct CommandResult {
   int64_t command_id = 0;
   bool ok = true;
   std::string message;
+  std::string reason = {};
 };
 struct DrainNotice {
   std::string reason;

@@ -287,6 +287,7 @@ absl::StatusOr<HelloMessage> FromProto(const v1::Hello& message) {
   hello.version = message.version();
   hello.device_message = message.device_message();
   hello.term = message.term();
+  hello.work_lock = message.work_lock();
   hello.draining = message.draining();
   return hello;
 }
@@ -309,8 +310,10 @@ absl::StatusOr<UpMessage> FromProto(const v1::Up& message) {
                                 log.time_ms()});
     }
     case v1::Up::kResult:
-      return UpMessage(CommandResult{
-          message.result().command_id(), message.result().ok(), message.result().message()});
+      return UpMessage(CommandResult{message.result().command_id(),
+                                     message.result().ok(),
+                                     message.result().message(),
+                                     message.result().reason()});
     case v1::Up::kDrain:
       return UpMessage(DrainNotice{message.drain().reason()});
     case v1::Up::kHello:

@@ -36,8 +36,13 @@ absl::Status JobController::Start() {
     saves_[save.job_uid].push_back(save);
   }
   for (const NodeRow& node : state.nodes) {
+    const NodeHold hold = static_cast<NodeHold>(node.hold);
+    if (hold != NodeHold::kNone) {
+      membership_.Remember(node.id, hold, node.hold_reason);
+    }
     if (!node.incarnation.empty()) {
       expected_nodes_.insert(node.id);
+      known_nodes_[node.id] = node;
     }
   }
   const int64_t now_ms = parts_.clock->MonotonicMs();
@@ -415,6 +420,46 @@ absl::StatusOr<JobView> JobController::Cancel(const JobKey& key, const std::stri
   return ViewOf(*entry);
 }
 
+absl::StatusOr<JobView> JobController::Retry(const JobKey& key, const std::string& request_id) {
+  Entry* entry = FindEntry(key);
+  if (entry == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name));
+  }
+  const std::string hash = absl::StrCat("retry ", entry->record.uid);
+  ASSIGN_OR_RETURN(const std::optional<RequestRecord> known, parts_.store->FindRequest(request_id));
+  if (known && known->hash != hash) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("request id ", request_id, " was used for another request"));
+  }
+  if (known) {
+    return ViewOf(*entry);
+  }
+  const JobState state = entry->record.state;
+  if (state != JobState::kFailed && state != JobState::kCancelled) {
+    return absl::FailedPreconditionError(absl::StrCat("job ",
+                                                      key.name,
+                                                      " is ",
+                                                      std::string(StateName(state)),
+                                                      "; only a job that has failed or was "
+                                                      "cancelled can be tried again"));
+  }
+  if (!entry->waiting.empty() || !entry->run.AllExited() || entry->run.committing > 0) {
+    return absl::UnavailableError(
+        absl::StrCat("job ", key.name, " is still being wound up; try again"));
+  }
+  Step step{MakeEvent(JobEventKind::kRetryRequested), {}, {}};
+  step.extra.request = RequestRecord{request_id, hash, entry->record.uid, parts_.clock->WallMs()};
+  RETURN_IF_ERROR(TryStep(*entry, step));
+  entry->run = JobRun();
+  entry->avoided = AvoidSet();
+  entry->lacking.clear();
+  entry->held = {-1, 0, 0};
+  SyncSchedule(*entry);
+  Schedule();
+  return ViewOf(*entry);
+}
+
 absl::StatusOr<JobView> JobController::Get(const JobKey& key) const {
   const Entry* entry = FindEntry(key);
   if (entry == nullptr) {
@@ -443,17 +488,6 @@ absl::StatusOr<OperationRecord> JobController::GetOperation(const std::string& i
 std::vector<SaveRecord> JobController::Saves(const std::string& job_uid) const {
   const auto found = saves_.find(job_uid);
   return found == saves_.end() ? std::vector<SaveRecord>() : found->second;
-}
-
-std::vector<NodeView> JobController::Nodes() const {
-  std::vector<NodeView> views;
-  for (const auto& [id, node] : membership_.nodes()) {
-    views.push_back({node, static_cast<int64_t>(node.facts.devices.size()), scheduler_.FreeOn(id)});
-    const std::string degraded = zombies_.Describe(id);
-    std::string& message = views.back().record.message;
-    absl::StrAppend(&message, message.empty() || degraded.empty() ? "" : "; ", degraded);
-  }
-  return views;
 }
 
 }  // namespace ravel::coordinator

@@ -31,6 +31,7 @@
 #include "coordinator/log_store.h"
 #include "coordinator/membership.h"
 #include "coordinator/metrics_log.h"
+#include "coordinator/node_blame.h"
 #include "coordinator/outbox.h"
 #include "coordinator/planner.h"
 #include "coordinator/save_coordinator.h"
@@ -68,6 +69,10 @@ struct ControllerParts {
 
 struct NodeView {
   NodeRecord record;
+  // READY, SUSPECT, LOST, DRAINING (jobs are still on it), DRAINED, QUARANTINED.
+  std::string state;
+  std::string message;
+  int64_t penalties = 0;  // attempts of all jobs that failed there in the last 10 minutes
   int64_t devices = 0;
   int64_t devices_free = 0;
 };
@@ -95,6 +100,14 @@ class JobController {
   // Requests. Accepted means durable.
   absl::StatusOr<JobView> Submit(SubmitDraft draft);
   absl::StatusOr<JobView> Cancel(const JobKey& key, const std::string& reason);
+  // A failed or cancelled job starts again from its newest commit. The same request id again
+  // changes nothing.
+  absl::StatusOr<JobView> Retry(const JobKey& key, const std::string& request_id);
+  // Puts a hold on a node, or lifts that one. Durable. Drained: jobs save and move on.
+  absl::StatusOr<NodeView> HoldNode(const std::string& node_id,
+                                    NodeHold hold,
+                                    bool lift,
+                                    const std::string& reason);
   // `deadline_ms`: how long it may take; 0: ten minutes.
   absl::StatusOr<OperationRecord> CheckpointNow(const JobKey& key,
                                                 const std::string& request_id,
@@ -148,6 +161,8 @@ class JobController {
     JobRecord record;
     JobRun run;
     JobProgress progress;
+    AvoidSet avoided;
+    std::set<std::string> lacking;  // nodes that have not what the job names
     SaveCoordinator saves;
     SaveCounts save_counts;    // of saves_: whoever changes these counts them again
     int64_t skip_told_ms = 0;  // wall time of the newest SaveSkipped event
@@ -290,6 +305,28 @@ class JobController {
   void OnReady(Entry& entry, TrainerSlot& slot, int64_t rank, const TrainerReady& ready);
   void OnStepReport(Entry& entry, const TrainerFrame& frame, const StepReport& report);
 
+  // job_controller_nodes.cc: which nodes are to be trusted.
+  // Nodes where the job should not be placed now: those that failed it or others, as far as it
+  // finds room elsewhere.
+  std::set<std::string> AvoidedNodes(const Entry& entry) const;
+  // Nodes that the job is rather smaller than on.
+  std::set<std::string> ShunnedNodes(const Entry& entry) const;
+  // Marks the place of a failure; what people should know of it.
+  std::vector<JobEventRecord> NoteFailure(Entry& entry, const FailureCause& cause);
+  // Why a node would not launch: data that it lacks is the job's fault only when all lack it.
+  std::string ReasonOfRefusal(Entry& entry, const std::string& node_id, const std::string& said);
+  // Whether the job has room without that node and without those that lack its data, on devices
+  // that others may hold just now.
+  bool FitsElsewhere(const Entry& entry, const std::string& node_id) const;
+  absl::Status SaveHold(const std::string& node_id, NodeHold hold, const std::string& reason);
+  // The node is a member now; nullopt: it was refused, or sent away to ask again.
+  std::optional<HelloOutcome> AdmitNode(StreamId stream, const HelloMessage& hello, int64_t now_ms);
+  // Just after a start the daemon that had the name before comes first: another one has to ask
+  // again.
+  bool NameIsAwaited(const HelloMessage& hello) const;
+  NodeRow RowOf(const std::string& node_id) const;
+  NodeView ViewOfNode(const NodeRecord& node) const;
+
   // job_controller_saves.cc: saves.
   void RequestSave(Entry& entry, bool then_stop);
   void CheckSaves(Entry& entry);
@@ -343,6 +380,7 @@ class JobController {
   ControllerOptions options_;
   ControllerParts parts_;
   Membership membership_;
+  NodePenalties penalties_;
   Scheduler scheduler_;
   Agenda agenda_;                         // jobs by when they are looked at next
   std::map<std::string, Entry> entries_;  // by uid
@@ -360,7 +398,8 @@ class JobController {
   };
   std::map<int64_t, SentLaunch> launches_;  // by command id, until answered or its node vanishes
   std::map<std::string, std::set<std::string>> launching_;  // uids by node, until seen there
-  std::set<std::string> expected_nodes_;  // known before the restart and not back yet
+  std::map<std::string, NodeRow> known_nodes_;  // that were here when this coordinator started
+  std::set<std::string> expected_nodes_;        // known before the restart and not back yet
   int64_t registration_until_ms_ = 0;  // monotonic: nothing is placed before that after a restart
   Feed feed_;
   std::string cluster_id_;

@@ -58,38 +58,14 @@ int64_t JobController::SendToNode(const std::string& node_id, decltype(DownMessa
 
 void JobController::OnHello(StreamId stream, const HelloMessage& hello, int64_t arrived_ms) {
   const int64_t now_ms = std::min(arrived_ms, parts_.clock->MonotonicMs());
-  const bool first_contact = membership_.Find(hello.node_id) == nullptr;
-  HelloOutcome outcome;
-  if (!hello.cluster_id.empty() && hello.cluster_id != cluster_id_) {
-    outcome.rejected = absl::StrCat("node ",
-                                    hello.node_id,
-                                    " belongs to cluster ",
-                                    hello.cluster_id,
-                                    ", this is ",
-                                    cluster_id_);
-  } else if (hello.term > term_) {
-    // The daemon would not listen to an older coordinator; its trainers go on without one.
-    log::Error(
-        absl::StrCat("node ",
-                     hello.node_id,
-                     " has heard of term ",
-                     hello.term,
-                     ", this coordinator is of term ",
-                     term_,
-                     ": its state is older than what runs. If a backup was restored and no other "
-                     "coordinator runs, start it once with --raise-term ",
-                     hello.term + 1));
-    parts_.fleet->Close(stream);
-    return;
-  } else {
-    outcome = membership_.OnHello(stream, hello, now_ms, parts_.clock->WallMs());
-  }
-  if (!outcome.rejected.empty()) {
-    log::Warning(absl::StrCat("a daemon was refused: ", outcome.rejected));
-    Send(stream, Rejected{outcome.rejected});
-    parts_.fleet->Close(stream);
+  const NodeRecord* before = membership_.Find(hello.node_id);
+  // A node that is only remembered has not been here either.
+  const bool first_contact = before == nullptr || before->facts.incarnation.empty();
+  const std::optional<HelloOutcome> admitted = AdmitNode(stream, hello, now_ms);
+  if (!admitted) {
     return;
   }
+  const HelloOutcome& outcome = *admitted;
   if (outcome.replaced) {
     if (outcome.new_incarnation) {
       Send(*outcome.replaced,
@@ -114,6 +90,9 @@ void JobController::OnHello(StreamId stream, const HelloMessage& hello, int64_t 
       OnFrame(hello.node_id, {held.job_uid, held.epoch, held.attempt, held.rank, seal});
     }
   }
+  if (hello.draining) {
+    DrainNode(hello.node_id, "its daemon is stopping");
+  }
   for (const std::string& uid : scheduler_.JobsOn(hello.node_id)) {
     Reconcile(entries_.at(uid));
   }
@@ -124,7 +103,7 @@ void JobController::OnNewIncarnation(const HelloMessage& hello) {
   std::erase_if(launches_,
                 [&hello](const auto& sent) { return sent.second.node_id == hello.node_id; });
   StoreChange change;
-  change.nodes.push_back({hello.node_id, hello.incarnation, parts_.clock->WallMs()});
+  change.nodes.push_back(RowOf(hello.node_id));
   if (!Persist(change).ok()) {
     log::Warning(absl::StrCat("node ", hello.node_id, " could not be noted in the database"));
   }
@@ -249,7 +228,9 @@ void JobController::LoseNode(const std::string& node_id, const std::string& reas
   stale_.ForgetNode(node_id);
   std::erase_if(launches_, [&node_id](const auto& sent) { return sent.second.node_id == node_id; });
   StoreChange change;
-  change.nodes.push_back({node_id, "", parts_.clock->WallMs()});
+  NodeRow row = RowOf(node_id);
+  row.incarnation.clear();
+  change.nodes.push_back(std::move(row));
   if (!Persist(change).ok()) {
     log::Warning(absl::StrCat("the loss of node ", node_id, " could not be noted in the database"));
   }
@@ -408,11 +389,12 @@ void JobController::OnCommandResult(const std::string& node_id, const CommandRes
   if (result.ok || entry == nullptr || entry->run.epoch != epoch) {
     return;
   }
+  const std::string reason = ReasonOfRefusal(*entry, node_id, result.reason);
   for (size_t rank = 0; rank < entry->run.slots.size(); ++rank) {
     TrainerSlot& slot = entry->run.slots[rank];
     if (slot.place.node_id == node_id && !slot.exited) {
       slot.exited = true;
-      entry->run.Blame({"ProcessCrash",
+      entry->run.Blame({reason,
                         absl::StrCat("node ", node_id, " could not launch: ", result.message),
                         node_id,
                         static_cast<int64_t>(rank),

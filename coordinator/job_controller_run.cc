@@ -18,23 +18,6 @@ namespace {
 // After SIGKILL a process still has to give back what it holds; a busy host takes its time.
 constexpr int64_t kLeastExitMs = 1000;
 
-// Whether the job has room without that node, on devices that others may hold just now.
-bool FitsWithout(const std::string& node_id,
-                 const plan::JobSpec& spec,
-                 const std::map<std::string, NodeRecord>& nodes) {
-  int64_t devices = 0;
-  for (const auto& [id, node] : nodes) {
-    if (id == node_id || node.state != NodeState::kReady) {
-      continue;
-    }
-    devices += std::count_if(
-        node.facts.devices.begin(), node.facts.devices.end(), [&spec](const DeviceFacts& device) {
-          return (device.kind == "cpu") == spec.cpu_devices;
-        });
-  }
-  return ChooseSize(spec, devices) > 0;
-}
-
 }  // namespace
 
 void JobController::Reconcile(Entry& entry) {
@@ -60,12 +43,16 @@ void JobController::ReconcileState(Entry& entry) {
     }
     JobEvent event = MakeEvent(JobEventKind::kQuiesced);
     event.cause = entry.run.failure.value_or(FailureCause{"CommError", "", "", -1, -1});
-    event.cause.elsewhere = FitsWithout(event.cause.node, record.spec, membership_.nodes());
+    event.cause.elsewhere = FitsElsewhere(entry, event.cause.node);
     if (record.reason == "Rollback") {
       event.cause = {record.reason, record.message, "", -1, -1};  // whatever the stop looks like
     }
     const std::string uid = record.uid;
-    Do(entry, Step{std::move(event), {}, [this, uid] {
+    StoreChange extra;
+    if (broken) {
+      extra.events = NoteFailure(entry, event.cause);
+    }
+    Do(entry, Step{std::move(event), std::move(extra), [this, uid] {
                      Entry* done = FindEntry(uid);
                      if (!IsTerminal(done->record.state)) {
                        done->run = JobRun();
@@ -102,6 +89,7 @@ void JobController::ReconcileRunning(Entry& entry) {
   if (run.phase == RunPhase::kBootstrapping && run.AllReady()) {
     Step step = {.event = MakeEvent(JobEventKind::kAllReady), .extra = {}, .after = {}};
     step.extra.events = std::exchange(run.remarks, {});
+    entry.lacking.clear();
     Do(entry, std::move(step));
   }
   if (run.last_step_done && entry.record.state != JobState::kFinishing) {
@@ -167,7 +155,7 @@ void JobController::CheckGrowth(Entry& entry) {
   }
   int64_t free = 0;
   if (record.world_size < record.spec.device_count && scheduler_.queued() == 0) {
-    free = scheduler_.Free(ShapeOf(record.spec));
+    free = scheduler_.Free(ShapeOf(record.spec, ShunnedNodes(entry)));
   }
   const int64_t larger = free == 0 ? 0 : ChooseSize(record.spec, record.world_size + free);
   if (larger <= record.world_size) {

@@ -101,7 +101,11 @@ void JobController::SyncSchedule(Entry& entry) {
   const int64_t most_ms = record.spec.restart.max_backoff_ms * 11 / 10;
   entry.start.Follow(
       record.not_before_ms, parts_.clock->WallMs(), parts_.clock->MonotonicMs(), most_ms);
-  scheduler_.Want({record.uid, entry.order, entry.start.due_ms(), queued, ShapeOf(record.spec)});
+  scheduler_.Want({record.uid,
+                   entry.order,
+                   entry.start.due_ms(),
+                   queued,
+                   ShapeOf(record.spec, AvoidedNodes(entry))});
 }
 
 int64_t JobController::DetectionOf(const Entry& entry) const {
@@ -141,7 +145,7 @@ void JobController::SyncNode(const std::string& node_id) {
   for (const DeviceFacts& device : node->facts.devices) {
     places.cpu.push_back(device.kind == "cpu");
   }
-  places.usable = node->state == NodeState::kReady && node->stream && !stale_.On(node_id);
+  places.usable = node->TakesWork() && !stale_.On(node_id);
   scheduler_.SetNode(node_id, std::move(places));
 }
 

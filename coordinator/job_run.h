@@ -98,6 +98,7 @@ struct JobRun {
     return !slots.empty();
   }
   void Blame(FailureCause cause) {
+    cause.starting = phase == RunPhase::kPreparing || phase == RunPhase::kBootstrapping;
     const bool echo = CauseWeight(cause.reason) < CauseWeight("NodeLost") && !draining.empty();
     if (echo || (cause.reason == "NodeLost" && draining.contains(cause.node))) {
       cause.reason = "NodeDrain";

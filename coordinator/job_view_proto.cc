@@ -163,7 +163,7 @@ v1::Node ToProto(const NodeView& view) {
   v1::Node node;
   node.set_id(record.facts.node_id);
   node.set_incarnation(record.facts.incarnation);
-  node.set_state(std::string(NodeStateName(record.state)));
+  node.set_state(view.state);
   node.set_devices(view.devices);
   node.set_devices_free(view.devices_free);
   if (!record.facts.devices.empty()) {
@@ -172,7 +172,8 @@ v1::Node ToProto(const NodeView& view) {
   }
   node.set_address(record.facts.data_address);
   node.set_last_beat_ms(record.heard_wall_ms);
-  node.set_message(record.message);
+  node.set_message(view.message);
+  node.set_penalties(view.penalties);
   node.set_version(record.facts.version);
   return node;
 }

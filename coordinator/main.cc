@@ -256,6 +256,7 @@ int main(int argc, char** argv) {
   }
   setenv("GRPC_VERBOSITY", "NONE", 0);  // we say ourselves what went wrong
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGHUP, SIG_IGN);  // a closed terminal is no reason to stop a service
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);

@@ -47,12 +47,71 @@ std::string_view NodeStateName(NodeState state) {
   return "UNKNOWN";
 }
 
+std::string_view NodeHoldName(NodeHold hold) {
+  switch (hold) {
+    case NodeHold::kNone:
+      return "";
+    case NodeHold::kDrained:
+      return "DRAINED";
+    case NodeHold::kQuarantined:
+      return "QUARANTINED";
+  }
+  return "UNKNOWN";
+}
+
+bool Membership::SetHold(const std::string& node_id, NodeHold hold, const std::string& reason) {
+  const auto node = nodes_.find(node_id);
+  if (node == nodes_.end()) {
+    return false;
+  }
+  node->second.hold = hold;
+  node->second.hold_reason = reason;
+  changed_.insert(node_id);
+  return true;
+}
+
+void Membership::Remember(const std::string& node_id, NodeHold hold, const std::string& reason) {
+  NodeRecord& node = nodes_[node_id];
+  node.facts.node_id = node_id;
+  node.state = NodeState::kLost;
+  node.message = "not here since the coordinator started";
+  node.hold = hold;
+  node.hold_reason = reason;
+}
+
+std::string Membership::NameTaken(const HelloMessage& hello,
+                                  StreamId stream,
+                                  int64_t now_ms) const {
+  const NodeRecord* node = Find(hello.node_id);
+  const bool here = node != nullptr && node->stream && *node->stream != stream &&
+                    node->state != NodeState::kLost &&
+                    now_ms - node->heard_ms < TimesOf(hello.node_id).lost_ms() &&
+                    node->facts.incarnation != hello.incarnation;
+  // The lock on a work folder goes with its process: who has it now came after the other's end.
+  const bool successor = here && !hello.work_lock.empty() && !hello.host_id.empty() &&
+                         node->facts.work_lock == hello.work_lock &&
+                         node->facts.host_id == hello.host_id;
+  if (!here || successor) {
+    return "";
+  }
+  return absl::StrCat("another daemon is node ",
+                      hello.node_id,
+                      " (at ",
+                      node->facts.data_address.empty() ? "?" : node->facts.data_address,
+                      ", heard ",
+                      now_ms - node->heard_ms,
+                      " ms ago): give this one another --node-id, or stop the other one first");
+}
+
 HelloOutcome Membership::OnHello(StreamId stream,
                                  const HelloMessage& hello,
                                  int64_t now_ms,
                                  int64_t wall_ms) {
   HelloOutcome outcome;
   outcome.rejected = Refusal(hello);
+  if (outcome.rejected.empty()) {
+    outcome.rejected = NameTaken(hello, stream, now_ms);
+  }
   if (!outcome.rejected.empty()) {
     return outcome;
   }

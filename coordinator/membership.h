@@ -20,6 +20,11 @@ namespace ravel::coordinator {
 enum class NodeState { kReady, kSuspect, kLost, kDraining };
 std::string_view NodeStateName(NodeState state);
 
+// Why a node gets no new work although it is here. Outlives its daemon and the coordinator. On
+// disk: do not renumber.
+enum class NodeHold { kNone = 0, kDrained = 1, kQuarantined = 2 };
+std::string_view NodeHoldName(NodeHold hold);
+
 // All from one knob, T (service.md section 7).
 struct DetectionTimes {
   int64_t detection_ms = 5000;
@@ -38,6 +43,12 @@ struct NodeRecord {
   int64_t disconnected_ms = 0;  // monotonic, while there is no stream
   int64_t heard_wall_ms = 0;    // for people
   std::string message;
+  NodeHold hold = NodeHold::kNone;
+  std::string hold_reason;
+
+  bool TakesWork() const {
+    return state == NodeState::kReady && stream.has_value() && hold == NodeHold::kNone;
+  }
 };
 
 struct HelloOutcome {
@@ -77,6 +88,10 @@ class Membership {
   bool OnHeard(StreamId stream, int64_t now_ms, int64_t wall_ms);
   void OnClosed(StreamId stream, int64_t now_ms);
   void OnDrain(StreamId stream, const std::string& reason);
+  // False: no such node.
+  bool SetHold(const std::string& node_id, NodeHold hold, const std::string& reason);
+  // A node that is held since before this coordinator started, and is not here yet.
+  void Remember(const std::string& node_id, NodeHold hold, const std::string& reason);
 
   // Judges everybody by what has arrived; each lost node is returned once, also for each job.
   std::vector<LostNode> Evaluate(int64_t now_ms, const ArrivalFunction& arrival = {});
@@ -98,6 +113,8 @@ class Membership {
     bool told = false;     // its verdict
   };
   NodeRecord* MutableByStream(StreamId stream);
+  // Why a daemon may not take the name of one that is here; empty: it may.
+  std::string NameTaken(const HelloMessage& hello, StreamId stream, int64_t now_ms) const;
   bool MassSilence(int64_t now_ms) const;
   // The reason, or empty while it is not lost.
   static std::string Verdict(

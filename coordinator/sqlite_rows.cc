@@ -249,7 +249,11 @@ const Table<NodeRow>& NodeTable() {
                                     {"id"},
                                     {Field("id", kText, &NodeRow::id),
                                      Field("incarnation", kText, &NodeRow::incarnation),
-                                     Field("seen_ms", kInteger, &NodeRow::seen_ms)}};
+                                     Field("seen_ms", kInteger, &NodeRow::seen_ms),
+                                     Field("hold", kInteger, &NodeRow::hold),
+                                     Field("hold_reason", kText, &NodeRow::hold_reason),
+                                     Field("host_id", kText, &NodeRow::host_id),
+                                     Field("work_lock", kText, &NodeRow::work_lock)}};
   return table;
 }
 

@@ -118,6 +118,7 @@ NodeView ToView(const v1::Node& node) {
           node.last_beat_ms(),
           node.message(),
           node.version(),
+          node.penalties(),
           ToJson(node)};
 }
 
@@ -245,6 +246,15 @@ class GrpcJobsClient : public JobsClient {
     return ToView(response);
   }
 
+  absl::StatusOr<JobView> Retry(const JobName& job) override {
+    v1::RetryJobRequest request;
+    Fill(job, request);
+    request.set_request_id(MakeRequestId());
+    v1::Job response;
+    RETURN_IF_ERROR(Call(&v1::Jobs::Stub::RetryJob, request, response));
+    return ToView(response);
+  }
+
   absl::StatusOr<OperationView> CheckpointNow(const JobName& job, int64_t deadline_ms) override {
     v1::CheckpointNowRequest request;
     Fill(job, request);
@@ -296,6 +306,22 @@ class GrpcJobsClient : public JobsClient {
     v1::ListNodesResponse response;
     RETURN_IF_ERROR(Call(&v1::Jobs::Stub::ListNodes, v1::ListNodesRequest(), response));
     return ToViews<NodeView>(response.nodes());
+  }
+
+  absl::StatusOr<NodeView> HoldNode(const std::string& node,
+                                    NodeHold hold,
+                                    bool lift,
+                                    const std::string& reason) override {
+    v1::HoldNodeRequest request;
+    request.set_request_id(MakeRequestId());
+    request.set_node(node);
+    request.set_hold(hold == NodeHold::kDrained ? v1::HoldNodeRequest::DRAINED
+                                                : v1::HoldNodeRequest::QUARANTINED);
+    request.set_lift(lift);
+    request.set_reason(reason);
+    v1::Node response;
+    RETURN_IF_ERROR(Call(&v1::Jobs::Stub::HoldNode, request, response));
+    return ToView(response);
   }
 
   absl::StatusOr<ServerView> Server() override {

@@ -113,8 +113,11 @@ struct NodeView {
   int64_t last_beat_ms = 0;
   std::string message;
   std::string version;
+  int64_t penalties = 0;
   json::Value document;
 };
+
+enum class NodeHold { kDrained, kQuarantined };
 
 struct CheckpointView {
   int64_t step = 0;
@@ -198,6 +201,7 @@ class JobsClient {
   virtual absl::StatusOr<std::vector<JobView>> List(const std::string& namespace_name,
                                                     const std::string& selector) = 0;
   virtual absl::StatusOr<JobView> Cancel(const JobName& job, const std::string& reason) = 0;
+  virtual absl::StatusOr<JobView> Retry(const JobName& job) = 0;
   // `deadline_ms`: when the coordinator gives up; 0: its default.
   virtual absl::StatusOr<OperationView> CheckpointNow(const JobName& job, int64_t deadline_ms) = 0;
   virtual absl::StatusOr<CheckpointsView> Checkpoints(const JobName& job) = 0;
@@ -209,6 +213,11 @@ class JobsClient {
                                       CheckpointMark mark,
                                       const std::string& reason) = 0;
   virtual absl::StatusOr<std::vector<NodeView>> Nodes() = 0;
+  // Drains or quarantines a node, or lifts that.
+  virtual absl::StatusOr<NodeView> HoldNode(const std::string& node,
+                                            NodeHold hold,
+                                            bool lift,
+                                            const std::string& reason) = 0;
   virtual absl::StatusOr<ServerView> Server() = 0;
 
   // Streams end with OK when the server ends them or the receiver has enough, Cancelled on Ctrl-C,

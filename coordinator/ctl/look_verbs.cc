@@ -102,7 +102,7 @@ void SayWhatJobsWaitFor(const std::vector<JobView>& jobs) {
 }
 
 Table NodeTable(const std::vector<NodeView>& nodes) {
-  Table table({"NODE", "STATE", "DEVICES", "FREE", "KIND", "ADDRESS", "BEAT", "NOTE"});
+  Table table({"NODE", "STATE", "DEVICES", "FREE", "KIND", "ADDRESS", "BEAT", "FAILED", "NOTE"});
   for (const NodeView& node : nodes) {
     table.AddRow({node.id,
                   node.state,
@@ -113,6 +113,7 @@ Table NodeTable(const std::vector<NodeView>& nodes) {
                       : absl::StrCat(node.device_kind, " ", node.device_model),
                   node.address,
                   node.last_beat_ms == 0 ? "-" : Age(node.last_beat_ms) + " ago",
+                  absl::StrCat(node.penalties),
                   node.message});
   }
   return table;

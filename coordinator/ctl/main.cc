@@ -59,6 +59,7 @@ struct CommandLine {
   WaitOptions wait;
   CancelOptions cancel;
   CheckpointOptions checkpoint;
+  NodeOptions node;
   CheckpointVerbOptions checkpoints;
   PrepareOptions prepare;
   TraceOptions trace;
@@ -142,6 +143,29 @@ void AddFileVerbs(CLI::App& app, CommandLine& line) {
   verb->add_option("FIELD", line.field, "Such as spec.training.optimizer.lr; none: all");
 }
 
+void AddNodeVerbs(CLI::App& nodes, CommandLine& line) {
+  struct NodeVerb {
+    const char* name;
+    const char* help;
+    NodeHold hold;
+    bool lift;
+  };
+  constexpr NodeVerb kVerbs[] = {
+      {"drain", "Let jobs save and leave a node; no new work there", NodeHold::kDrained, false},
+      {"undrain", "Give a drained node work again", NodeHold::kDrained, true},
+      {"quarantine", "Give a node no new work", NodeHold::kQuarantined, false},
+      {"release", "Give a quarantined node work again", NodeHold::kQuarantined, true}};
+  for (const NodeVerb& known : kVerbs) {
+    CLI::App* verb = AddVerb(nodes, line, known.name, known.help, [&line, known] {
+      return RunNodesHold(line.common, line.node, known.hold, known.lift);
+    });
+    verb->add_option("NODE", line.node.node, "As nodes list names it")->required();
+    if (!known.lift) {
+      verb->add_option("--reason", line.node.reason, "Shown by nodes list");
+    }
+  }
+}
+
 void AddLookVerbs(CLI::App& app, CommandLine& line) {
   CLI::App* verb =
       AddVerb(app, line, "list", "List jobs", [&line] { return RunList(line.common, line.list); });
@@ -182,6 +206,7 @@ void AddLookVerbs(CLI::App& app, CommandLine& line) {
   AddVerb(app, line, "top", "Show what runs now", [&line] { return RunTop(line.common); });
   CLI::App* const nodes = AddGroup(app, "nodes", "Worker nodes");
   AddVerb(*nodes, line, "list", "List nodes", [&line] { return RunNodesList(line.common); });
+  AddNodeVerbs(*nodes, line);
 }
 
 void AddChangeVerbs(CLI::App& app, CommandLine& line) {
@@ -200,6 +225,11 @@ void AddChangeVerbs(CLI::App& app, CommandLine& line) {
   AddJob(verb, line.cancel.job);
   verb->add_option("--reason", line.cancel.reason, "Kept in the job's events");
   verb->add_flag("--wait", line.cancel.wait, "Wait until it has ended");
+
+  verb = AddVerb(app, line, "retry", "Start a failed or cancelled job again", [&line] {
+    return RunRetry(line.common, line.job);
+  });
+  AddJob(verb, line.job);
 
   verb = AddVerb(app, line, "checkpoint", "Save a checkpoint now", [&line] {
     return RunCheckpoint(line.common, line.checkpoint);

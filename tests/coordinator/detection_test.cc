@@ -33,7 +33,7 @@ class DetectionTest : public ::testing::Test {
   std::string MessageOfNode(const std::string& id) {
     for (const NodeView& node : world_.controller().Nodes()) {
       if (node.record.facts.node_id == id) {
-        return node.record.message;
+        return node.message;
       }
     }
     return "";

@@ -97,6 +97,7 @@ void FakeWorld::KillCoordinator() {
 FakeNode& FakeWorld::AddNode(const std::string& id, int64_t devices) {
   FakeNode& node = nodes_[id];
   node.id = id;
+  node.work_lock = "folder of " + id;
   node.devices = devices;
   node.incarnation = absl::StrCat("incarnation-", ++incarnations_);
   Connect(node);
@@ -112,6 +113,7 @@ void FakeWorld::Connect(FakeNode& node) {
   hello.data_address = "127.0.0.1";
   hello.device_message = node.device_message;
   hello.draining = node.draining;
+  hello.work_lock = node.work_lock;
   for (int64_t i = 0; i < node.devices; ++i) {
     hello.devices.push_back({"cpu", "test", 1 << 30, absl::StrCat("device-", i)});
   }
@@ -284,6 +286,8 @@ void FakeWorld::Handle(FakeNode& node, const DownMessage& message) {
     for (const HeldTrainer& held : welcome->stop) {
       HandleStop(node, held.job_uid, held.epoch);
     }
+  } else if (std::holds_alternative<Launch>(message.kind) && !node.refuses_with.empty()) {
+    SendUp(node, CommandResult{message.command_id, false, "data: not found", node.refuses_with});
   } else if (const auto* launch = std::get_if<Launch>(&message.kind)) {
     HandleLaunch(node, *launch);
     SendUp(node, CommandResult{message.command_id, true, ""});
@@ -326,6 +330,11 @@ void FakeWorld::HandleLaunch(FakeNode& node, const Launch& launch) {
     node.trainers[{trainer.job_uid, trainer.epoch, trainer.rank}] = trainer;
   }
   for (const StartTrainer& start : fresh) {
+    if (node.exits_with != 0) {
+      const FakeTrainer broken = node.trainers[{launch.job_uid, launch.epoch, start.rank}];
+      Exit(node, broken, node.exits_with, 0, "");
+      continue;
+    }
     const FakeTrainer trainer = node.trainers[{launch.job_uid, launch.epoch, start.rank}];
     if (start.world_size == 1) {
       node.trainers[{launch.job_uid, launch.epoch, start.rank}].ready = true;

@@ -91,9 +91,12 @@ struct FakeNode {
   std::string device_message;  // why it has no GPU
   StreamId stream = 0;         // 0: not connected
   bool alive = true;
-  bool frozen = false;         // neither reads nor beats
+  bool frozen = false;  // neither reads nor beats
+  std::string work_lock;
+  bool draining = false;   // its daemon is stopping
+  int32_t exits_with = 0;  // its trainers end with this code before they are ready; 0: they do not
+  std::string refuses_with;    // its answer to a launch (CommandResult.reason); empty: it launches
   bool stops_trainers = true;  // false: StopTrainers is not obeyed in time
-  bool draining = false;       // as its Hello says
   std::deque<DownMessage> inbox;
   std::map<std::tuple<std::string, int64_t, int64_t>, FakeTrainer> trainers;
   std::string rejected;

@@ -7,6 +7,8 @@
 #include <absl/strings/str_replace.h>
 #include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "common/token_file.h"
 
@@ -488,6 +490,9 @@ TEST_F(JobPaths, AModelDirectoryIsReadAndItsFaultsNamed) {
                 .find("spec.model.from: expected a Hugging Face directory with config.json"),
             std::string::npos)
       << Violations(text, true);
+  ASSERT_EQ(mkfifo((folder_ + "/config.json").c_str(), 0600), 0);
+  EXPECT_NE(Violations(text, true).find("which is no regular file"), std::string::npos);
+  ASSERT_EQ(unlink((folder_ + "/config.json").c_str()), 0);
   std::ofstream(folder_ + "/config.json")
       << R"({"model_type": "llama", "vocab_size": 257, "hidden_size": 64, "intermediate_size": 128,
              "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 32})";

@@ -88,7 +88,7 @@ StoreChange WholeChange() {
   change.epochs.push_back({"uid-1", 7, 6, 2, "digest-7", "a:0 b:0", 50, "/step-50", 200, "tcp"});
   change.saves.push_back(
       {"uid-1", 40, 6, 1, SaveState::kIntended, 3, 1000, 9, "/step-40", "", "id", 100});
-  change.nodes.push_back({"node-a", "incarnation", 100});
+  change.nodes.push_back({"node-a", "incarnation", 100, 2, "3 attempts failed", "host", "lock"});
   return change;
 }
 
@@ -145,6 +145,10 @@ TEST_P(JobStoreTest, EverythingComesBackAsItWas) {
   EXPECT_EQ(loaded->epochs[0].members, "a:0 b:0");
   EXPECT_EQ(loaded->epochs[0].transport, "tcp");
   ASSERT_EQ(loaded->nodes.size(), 1U);
+  EXPECT_EQ(loaded->nodes[0].hold, 2);
+  EXPECT_EQ(loaded->nodes[0].hold_reason, "3 attempts failed");
+  EXPECT_EQ(loaded->nodes[0].host_id, "host");
+  EXPECT_EQ(loaded->nodes[0].work_lock, "lock");
   const auto events = store->Events("uid-1", 0, 10);
   ASSERT_TRUE(events.ok());
   ASSERT_EQ(events->size(), 1U);

@@ -45,13 +45,69 @@ TEST(MembershipTest, ABrokenStreamIsForgivenForTwoFifthsOfT) {
   EXPECT_EQ(members.Evaluate(1100).size(), 1U);
 }
 
-TEST(MembershipTest, ANewIncarnationIsToldAndAnOpenOldStreamReplaced) {
+TEST(MembershipTest, TheSameDaemonOnANewStreamReplacesItsOldOne) {
   Membership members(1000);
   EXPECT_TRUE(members.OnHello(1, Hello("a", "i"), 0, 0).new_incarnation);
-  const HelloOutcome outcome = members.OnHello(2, Hello("a", "j"), 10, 0);
-  EXPECT_TRUE(outcome.new_incarnation);
+  const HelloOutcome outcome = members.OnHello(2, Hello("a", "i"), 10, 0);
+  EXPECT_FALSE(outcome.new_incarnation);
   EXPECT_EQ(outcome.replaced, StreamId{1});
   EXPECT_EQ(members.FindByStream(1), nullptr);
+}
+
+// Whether a second daemon gets the name of one that was heard `silent_ms` ago.
+TEST(MembershipTest, ALiveDaemonKeepsItsName) {
+  struct Case {
+    const char* why;
+    int64_t silent_ms;
+    bool closed;
+    std::string lock;
+    std::string host;
+    bool accepted;
+  };
+  const Case cases[] = {
+      {"a stranger", 10, false, "other", "host", false},
+      {"a stranger, just in time", 999, false, "other", "host", false},
+      {"the old one is silent", 1000, false, "other", "host", true},
+      {"the old one's stream is closed", 10, true, "other", "host", true},
+      {"has the old one's lock", 10, false, "lock", "host", true},
+      {"has a lock like it on another host", 10, false, "lock", "elsewhere", false},
+      {"says nothing of itself", 10, false, "", "", false},
+  };
+  for (const Case& c : cases) {
+    Membership members(1000);
+    HelloMessage old = Hello("a", "i");
+    old.work_lock = "lock";
+    old.host_id = "host";
+    ASSERT_TRUE(members.OnHello(1, old, 0, 0).rejected.empty());
+    if (c.closed) {
+      members.OnClosed(1, 0);
+    }
+    HelloMessage newcomer = Hello("a", "j");
+    newcomer.work_lock = c.lock;
+    newcomer.host_id = c.host;
+    const HelloOutcome outcome = members.OnHello(2, newcomer, c.silent_ms, 0);
+    EXPECT_EQ(outcome.rejected.empty(), c.accepted) << c.why << ": " << outcome.rejected;
+    EXPECT_EQ(members.Find("a")->facts.incarnation, c.accepted ? "j" : "i") << c.why;
+    EXPECT_EQ(members.Find("a")->stream, (c.accepted ? StreamId{2} : StreamId{1})) << c.why;
+  }
+}
+
+TEST(MembershipTest, AHeldNodeTakesNoWorkWhateverItsDaemonDoes) {
+  Membership members(1000);
+  EXPECT_FALSE(members.SetHold("a", NodeHold::kDrained, ""));
+  members.Remember("a", NodeHold::kDrained, "new disk");
+  EXPECT_EQ(members.Find("a")->state, NodeState::kLost);
+  members.OnHello(1, Hello("a", "i"), 0, 0);
+  EXPECT_EQ(members.Find("a")->state, NodeState::kReady);
+  EXPECT_FALSE(members.Find("a")->TakesWork());
+  EXPECT_EQ(members.Find("a")->hold_reason, "new disk");
+  EXPECT_TRUE(members.SetHold("a", NodeHold::kNone, ""));
+  EXPECT_TRUE(members.Find("a")->TakesWork());
+  HelloMessage leaving = Hello("a", "i");
+  leaving.draining = true;
+  members.OnHello(2, leaving, 10, 0);
+  EXPECT_EQ(members.Find("a")->state, NodeState::kDraining);
+  EXPECT_FALSE(members.Find("a")->TakesWork());
 }
 
 TEST(MembershipTest, BadHellosNameTheirField) {

@@ -165,6 +165,7 @@ void JobController::Tick() {
       LookAt(*entry, now_ms);
     }
   }
+  SaveOperationsAgain();
   ExpireOperations();
   Schedule();
 }

@@ -357,6 +357,8 @@ class JobController {
                         int64_t step,
                         const std::string& save_id);
   void SaveOperation(const OperationRecord& operation);
+  // Those that the database did not take.
+  void SaveOperationsAgain();
   void NoteOperation(const OperationRecord& operation);
   // Where a checkpoint that is asked for now comes from.
   absl::StatusOr<OperationRecord> BeginOperation(Entry& entry);
@@ -387,6 +389,7 @@ class JobController {
   std::vector<std::string> order_;        // uids, oldest first
   std::map<std::pair<std::string, std::string>, std::string> by_name_;  // namespace, name: uid
   std::map<std::string, OperationRecord> operations_;
+  std::set<std::string> unsaved_operations_;              // ids
   std::set<std::string> open_operations_;                 // ids
   std::map<std::string, std::vector<SaveRecord>> saves_;  // by uid
   StaleTrainers stale_;

@@ -129,7 +129,9 @@ std::vector<HeldTrainer> JobController::ReconcileHeld(const std::string& node_id
     const bool current = entry != nullptr && !IsTerminal(entry->record.state) &&
                          held.epoch == entry->record.epoch && held.epoch == entry->run.epoch &&
                          held.rank >= 0 &&
-                         held.rank < static_cast<int64_t>(entry->run.slots.size());
+                         held.rank < static_cast<int64_t>(entry->run.slots.size()) &&
+                         // Given up, though the new epoch still waits for the database.
+                         !entry->run.slots[static_cast<size_t>(held.rank)].exited;
     if (entry != nullptr) {
       entry->epoch_floor = std::max(entry->epoch_floor, held.epoch);
     }

@@ -24,7 +24,11 @@ std::set<std::string> JobController::AvoidedNodes(const Entry& entry) const {
   };
   std::set<std::string> avoided = entry.avoided.Nodes(1, now_ms);
   avoided.merge(penalties_.Nodes(now_ms));
-  if (avoided.empty() || size_without(avoided) == size_without({})) {
+  const int64_t size = size_without({});
+  if (avoided.empty() || size == 0) {
+    return {};  // what comes next may be what is avoided
+  }
+  if (size_without(avoided) == size) {
     return avoided;
   }
   std::set<std::string> shunned = ShunnedNodes(entry);

@@ -178,9 +178,23 @@ void JobController::SaveOperation(const OperationRecord& operation) {
   const absl::Status status = Persist(change);
   if (!status.ok()) {
     log::Warning(absl::StrCat(
-        "operation ", operation.id, " could not be stored: ", std::string(status.message())));
+        "operation ", operation.id, " is stored later: ", std::string(status.message())));
+    unsaved_operations_.insert(operation.id);
   }
   feed_.Publish(operation.job_uid, operation);
+}
+
+void JobController::SaveOperationsAgain() {
+  if (unsaved_operations_.empty()) {
+    return;
+  }
+  StoreChange change;
+  for (const std::string& id : unsaved_operations_) {
+    change.operations.push_back(operations_.at(id));
+  }
+  if (Persist(change).ok()) {
+    unsaved_operations_.clear();
+  }
 }
 
 void JobController::FinishOperations(const std::string& uid,

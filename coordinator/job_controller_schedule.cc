@@ -13,6 +13,8 @@
 namespace ravel::coordinator {
 namespace {
 
+constexpr int64_t kAvoidLookMs = 2000;
+
 // Each placement is a transaction: more of them wait for the next turn, so that messages are heard
 // in between.
 constexpr size_t kMostPlacements = 8;
@@ -101,11 +103,13 @@ void JobController::SyncSchedule(Entry& entry) {
   const int64_t most_ms = record.spec.restart.max_backoff_ms * 11 / 10;
   entry.start.Follow(
       record.not_before_ms, parts_.clock->WallMs(), parts_.clock->MonotonicMs(), most_ms);
-  scheduler_.Want({record.uid,
-                   entry.order,
-                   entry.start.due_ms(),
-                   queued,
-                   ShapeOf(record.spec, AvoidedNodes(entry))});
+  const std::set<std::string> avoided = AvoidedNodes(entry);
+  if (!avoided.empty()) {
+    // Chosen for what is free now: looked at again, or a job would wait for nodes that are gone.
+    Wake(entry, parts_.clock->MonotonicMs() + kAvoidLookMs);
+  }
+  scheduler_.Want(
+      {record.uid, entry.order, entry.start.due_ms(), queued, ShapeOf(record.spec, avoided)});
 }
 
 int64_t JobController::DetectionOf(const Entry& entry) const {

@@ -146,6 +146,7 @@ HelloMessage Daemon::MakeHello() const {
   HelloMessage hello;
   hello.node_id = id_;
   hello.incarnation = incarnation_;
+  hello.work_lock = absl::StrCat("folder of ", id_);
   hello.protocol = 1;
   hello.cluster_id = cluster_id_;
   hello.term = term_;

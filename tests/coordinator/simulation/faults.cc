@@ -182,6 +182,19 @@ void World::Heal() {
       RestartLater(*daemon);
     }
   }
+  ReleaseNodes();
+}
+
+// The operator: what was quarantined for the faults is repaired.
+void World::ReleaseNodes() {
+  if (controller_ != nullptr) {
+    CoordinatorDo([this] {
+      for (const auto& [id, daemon] : daemons_) {
+        controller_->HoldNode(id, NodeHold::kQuarantined, true, "repaired").status().IgnoreError();
+      }
+    });
+  }
+  events_.At(10'000'000, [this] { ReleaseNodes(); });
 }
 
 }  // namespace ravel::coordinator::simulation

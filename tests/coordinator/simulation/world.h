@@ -138,6 +138,7 @@ class World : public FleetLink {
   void InjectCoordinator(Fault fault);
   void InjectStore(Fault fault);
   void RestartLater(Daemon& daemon);
+  void ReleaseNodes();
   void Heal();
   Daemon& AnyDaemon();
 

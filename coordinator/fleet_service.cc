@@ -1,12 +1,14 @@
 #include "coordinator/fleet_service.h"
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <string>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
 
+#include "common/clock.h"
 #include "common/logging.h"
 #include "coordinator/fleet_messages_proto.h"
 #include "coordinator/job_controller.h"
@@ -68,6 +70,8 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
     }
     JobController* controller = service_->controller_;
     const StreamId id = id_;
+    const int64_t now_ms = SystemClock::Get().MonotonicMs();
+    arrived_ms_ = now_ms;  // before the strand gets to it
     if (read_.kind_case() == v1::Up::kHello) {
       absl::StatusOr<HelloMessage> hello = FromProto(read_.hello());
       if (!hello.ok()) {
@@ -75,13 +79,15 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
                           std::string(hello.status().message())));
         return;
       }
-      service_->strand_->Post(
-          [controller, id, hello = *std::move(hello)] { controller->OnHello(id, hello); });
+      service_->strand_->Post([controller, id, now_ms, hello = *std::move(hello)] {
+        controller->OnHello(id, hello, now_ms);
+      });
     } else {
       absl::StatusOr<UpMessage> message = FromProto(read_);
       if (message.ok()) {
-        service_->strand_->Post(
-            [controller, id, message = *std::move(message)] { controller->OnUp(id, message); });
+        service_->strand_->Post([controller, id, now_ms, message = *std::move(message)] {
+          controller->OnUp(id, message, now_ms);
+        });
       } else {
         log::Warning(absl::StrCat("a message of a daemon was dropped: ",
                                   std::string(message.status().message())));
@@ -108,9 +114,12 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
   void OnDone() override {
     JobController* controller = service_->controller_;
     const StreamId id = id_;
-    service_->strand_->Post([controller, id] { controller->OnStreamClosed(id); });
+    const int64_t now_ms = SystemClock::Get().MonotonicMs();
+    service_->strand_->Post([controller, id, now_ms] { controller->OnStreamClosed(id, now_ms); });
     service_->Forget(id_);  // may delete this
   }
+
+  int64_t arrived_ms() const { return arrived_ms_; }
 
   void Push(v1::Down message) {
     {
@@ -159,6 +168,7 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
 
   FleetService* service_;
   const StreamId id_;
+  std::atomic<int64_t> arrived_ms_ = 0;  // monotonic: newest message
   v1::Up read_;
   Mutex mutex_;
   std::deque<v1::Down> queue_ ABSL_GUARDED_BY(mutex_);  // the first one is being written
@@ -208,6 +218,12 @@ void FleetService::Close(StreamId stream) {
     target = found->second;
   }
   target->CloseWhenWritten();
+}
+
+int64_t FleetService::ArrivalMs(StreamId stream) {
+  MutexLock lock(mutex_);
+  const auto found = streams_.find(stream);
+  return found == streams_.end() ? 0 : found->second->arrived_ms();
 }
 
 void FleetService::CloseAll() {

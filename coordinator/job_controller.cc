@@ -16,6 +16,8 @@ namespace {
 
 // The longest that a daemon waits before it tries to reach its coordinator again.
 constexpr int64_t kReturnMs = 5000;
+// Jobs that one tick looks at; the others follow in the next.
+constexpr size_t kMostLooks = 500;
 constexpr size_t kMaxEventText = 4096;
 
 double EtaSeconds(const JobRecord& record, const JobProgress& progress) {
@@ -36,17 +38,22 @@ absl::Status JobController::Start() {
   event_seq_ = state.last_event_seq;
   resource_version_ = state.last_resource_version;
   for (OperationRecord& operation : state.operations) {
-    operations_[operation.id] = std::move(operation);
+    NoteOperation(operation);
   }
   for (const SaveRecord& save : state.saves) {
     saves_[save.job_uid].push_back(save);
   }
   for (const NodeRow& node : state.nodes) {
+    const NodeHold hold = static_cast<NodeHold>(node.hold);
+    if (hold != NodeHold::kNone) {
+      membership_.Remember(node.id, hold, node.hold_reason);
+    }
     if (!node.incarnation.empty()) {
       expected_nodes_.insert(node.id);
+      known_nodes_[node.id] = node;
     }
   }
-  ticked_ms_ = parts_.clock->MonotonicMs();
+  const int64_t now_ms = parts_.clock->MonotonicMs();
   bool was_active = false;
   std::map<std::string, EpochRecord> launched;
   for (EpochRecord& epoch : state.epochs) {
@@ -63,10 +70,9 @@ absl::Status JobController::Start() {
     }
     LoadJob(std::move(job));
   }
-  UpdateDetection();
   if (was_active) {
     // 2T and the longest back-off of a daemon that tries to return.
-    registration_until_ms_ = ticked_ms_ + 2 * membership_.times().detection_ms + kReturnMs;
+    registration_until_ms_ = now_ms + 2 * membership_.times().detection_ms + kReturnMs;
   } else {
     expected_nodes_.clear();
   }
@@ -77,10 +83,7 @@ absl::Status JobController::Start() {
 
 void JobController::LoadJob(JobRecord record) {
   const std::string uid = record.uid;
-  order_.push_back(uid);
-  Entry& entry = entries_[uid];
-  entry.record = std::move(record);
-  Index(entry);
+  Entry& entry = AddEntry(std::move(record));
   absl::StatusOr<std::vector<StepRecord>> history = parts_.metrics->Read(uid);
   if (history.ok() && !history->empty()) {
     entry.progress.first_loss = history->front().loss;
@@ -91,6 +94,7 @@ void JobController::LoadJob(JobRecord record) {
       entry.run.reported_step = history->back().step;
     }
   }
+  entry.save_counts = CountSaves(saves_[uid]);
   for (const SaveRecord& save : saves_[uid]) {
     if (save.state == SaveState::kIntended) {
       Settle(entry, save);
@@ -98,6 +102,7 @@ void JobController::LoadJob(JobRecord record) {
   }
   LookAtFolder(entry);
   if (BeginAdoption(entry)) {
+    SyncSchedule(entry);
     return;  // its trainers went on; a commit that is settled beside it is a commit like any other
   }
   FinishOperations(uid, INT64_MAX, OperationState::kFailed, "CoordinatorRestart", -1, "");
@@ -147,30 +152,60 @@ void JobController::Settle(Entry& entry, const SaveRecord& save) {
 
 void JobController::Tick() {
   const int64_t now_ms = parts_.clock->MonotonicMs();
-  // Time that this thread itself did not run is nobody's silence.
-  const int64_t slept_ms = now_ms - ticked_ms_;
-  if (slept_ms > std::max<int64_t>(10 * options_.tick_ms, 200)) {
-    membership_.Forgive(slept_ms);
+  // Time that this process did not run is nobody's silence. Being busy is no excuse: messages are
+  // judged by their arrival.
+  const int64_t paused_ms = parts_.take_pause_ms ? parts_.take_pause_ms() : 0;
+  if (paused_ms > 0) {
+    log::Warning(absl::StrCat("this process did not run for ", paused_ms, " ms"));
+    membership_.Forgive(paused_ms, now_ms);
   }
-  ticked_ms_ = now_ms;
-  for (const LostNode& lost : membership_.Evaluate(now_ms)) {
-    LoseNode(lost.node_id, lost.reason);
-  }
-  for (auto& [uid, entry] : entries_) {
-    while (!entry.waiting.empty()) {
-      Step step = std::move(entry.waiting.front());
-      if (!TryStep(entry, step).ok()) {
-        entry.waiting.front() = std::move(step);
-        break;
-      }
-      entry.waiting.pop_front();
-    }
-    if (!IsTerminal(entry.record.state)) {
-      Reconcile(entry);
+  const auto arrival = [this](StreamId stream) { return parts_.fleet->ArrivalMs(stream); };
+  for (const LostNode& lost : membership_.Evaluate(now_ms, arrival)) {
+    if (lost.job_uid.empty()) {
+      LoseNode(lost.node_id, lost.reason);
+    } else if (Entry* entry = FindEntry(lost.job_uid)) {
+      LoseNodeFor(*entry, lost.node_id, lost.reason);
     }
   }
+  for (const std::string& uid : agenda_.Take(now_ms, kMostLooks)) {
+    Entry* entry = FindEntry(uid);
+    if (entry != nullptr) {
+      LookAt(*entry, now_ms);
+    }
+  }
+  SaveOperationsAgain();
+  ExpireOperations();
   Schedule();
   SweepJobs();
+}
+
+void JobController::LookAt(Entry& entry, int64_t now_ms) {
+  while (!entry.waiting.empty()) {
+    Step step = std::move(entry.waiting.front());
+    if (!TryStep(entry, step).ok()) {
+      entry.waiting.front() = std::move(step);
+      break;
+    }
+    entry.waiting.pop_front();
+  }
+  if (!IsTerminal(entry.record.state)) {
+    Reconcile(entry);
+  }
+  SyncSchedule(entry);
+  const int64_t next_ms = NextLookMs(entry, now_ms);
+  if (next_ms >= 0) {
+    Wake(entry, next_ms);
+  }
+}
+
+JobController::Entry& JobController::AddEntry(JobRecord record) {
+  Entry& entry = entries_[record.uid];
+  by_name_[{record.namespace_name, record.name}] = record.uid;
+  by_age_.insert({record.created_ms, record.uid});
+  entry.record = std::move(record);
+  entry.order = ++last_order_;
+  Wake(entry, parts_.clock->MonotonicMs());
+  return entry;
 }
 
 JobController::Entry* JobController::FindEntry(const std::string& uid) {
@@ -183,18 +218,31 @@ const JobController::Entry* JobController::FindEntry(const JobKey& key) const {
   return found == by_name_.end() ? nullptr : &entries_.at(found->second);
 }
 
-void JobController::Index(const Entry& entry) {
-  const JobRecord& record = entry.record;
-  by_name_[{record.namespace_name, record.name}] = record.uid;
-  by_age_.insert({record.created_ms, record.uid});
+JobView JobController::ViewOf(const Entry& entry) const {
+  JobView view{.record = entry.record, .progress = entry.progress, .conditions = entry.conditions};
+  view.failed_saves = entry.save_counts.failed;
+  view.skipped_saves = entry.saves.skipped();
+  view.eta_seconds = EtaSeconds(entry.record, entry.progress);
+  const std::string why = WhyQueued(entry);
+  if (!why.empty()) {
+    view.record.message = why;
+  }
+  return view;
 }
 
-JobView JobController::ViewOf(const Entry& entry) const {
-  return {entry.record, entry.progress, EtaSeconds(entry.record, entry.progress)};
+JobGlimpse JobController::GlimpseOf(const Entry& entry) const {
+  return {.record = entry.record,
+          .progress = entry.progress,
+          .conditions = entry.conditions,
+          .eta_seconds = EtaSeconds(entry.record, entry.progress),
+          .failed_saves = entry.save_counts.failed,
+          .skipped_saves = entry.saves.skipped()};
 }
 
 void JobController::Publish(const Entry& entry) {
-  feed_.Publish(entry.record.uid, ViewOf(entry));
+  if (feed_.IsWatched(entry.record.uid)) {
+    feed_.Publish(entry.record.uid, ViewOf(entry));
+  }
 }
 
 JobEvent JobController::MakeEvent(JobEventKind kind) const {
@@ -202,6 +250,10 @@ JobEvent JobController::MakeEvent(JobEventKind kind) const {
   event.kind = kind;
   event.now_ms = parts_.clock->WallMs();
   return event;
+}
+
+std::string JobController::NewId() const {
+  return parts_.new_id ? parts_.new_id() : RandomUuid();
 }
 
 absl::Status JobController::Persist(StoreChange& change) {
@@ -251,7 +303,6 @@ absl::Status JobController::TryStep(Entry& entry, Step& step) {
   if (result) {
     entry.record = change.jobs.back();
     Publish(entry);
-    scheduling_needed_ = true;
     for (const JobActionKind action : result->actions) {
       Act(entry, action);
     }
@@ -259,6 +310,8 @@ absl::Status JobController::TryStep(Entry& entry, Step& step) {
   if (step.after) {
     step.after();
   }
+  SyncSchedule(entry);
+  Wake(entry, parts_.clock->MonotonicMs());
   return absl::OkStatus();
 }
 
@@ -276,6 +329,8 @@ void JobController::Do(Entry& entry, Step step) {
                             " waits for the database: ",
                             status.ToString()));
     entry.waiting.push_back(std::move(step));
+    SyncSchedule(entry);
+    Wake(entry, parts_.clock->MonotonicMs());
   }
 }
 
@@ -287,6 +342,7 @@ void JobController::Act(Entry& entry, JobActionKind action) {
     case JobActionKind::kRun:
       entry.run.phase = RunPhase::kTraining;
       parts_.keeper->EndRestore(entry.record.uid);
+      entry.run.trained_since_ms = parts_.clock->WallMs();
       entry.run.progress_ms = entry.run.save_ms = parts_.clock->MonotonicMs();
       entry.run.board.Forget();
       RenewHorizon(entry);
@@ -310,28 +366,7 @@ void JobController::Act(Entry& entry, JobActionKind action) {
       }
       parts_.metrics->Close(entry.record.uid);
       feed_.Publish(entry.record.uid, FeedEnd());
-      UpdateDetection();
       break;
-  }
-}
-
-void JobController::UpdateDetection() {
-  int64_t detection_ms = options_.detection_ms;
-  for (const auto& [uid, entry] : entries_) {
-    if (!IsTerminal(entry.record.state)) {
-      detection_ms = std::min(detection_ms, entry.record.spec.detection_ms);
-    }
-  }
-  if (detection_ms == membership_.times().detection_ms) {
-    return;
-  }
-  membership_.SetDetection(detection_ms);
-  // Nobody is late by a rule that was not told yet.
-  membership_.Forgive(detection_ms);
-  for (const auto& [id, node] : membership_.nodes()) {
-    if (node.stream) {
-      Send(*node.stream, Welcome{cluster_id_, membership_.times().beat_ms(), {}});
-    }
   }
 }
 
@@ -363,7 +398,7 @@ absl::StatusOr<JobView> JobController::Submit(SubmitDraft draft) {
   }
   RETURN_IF_ERROR(CheckNameIsFree({draft.record.namespace_name, draft.record.name}));
   JobRecord& job = draft.record;
-  job.uid = job.uid.empty() ? RandomUuid() : job.uid;
+  job.uid = job.uid.empty() ? NewId() : job.uid;
   job.state = JobState::kQueued;
   job.reason = "WaitingForDevices";
   job.created_ms = parts_.clock->WallMs();
@@ -376,13 +411,9 @@ absl::StatusOr<JobView> JobController::Submit(SubmitDraft draft) {
   change.events.push_back(event);
   change.request = RequestRecord{draft.request_id, draft.hash, job.uid, job.created_ms};
   RETURN_IF_ERROR(Persist(change));
-  Entry& entry = entries_[job.uid];
-  entry.record = change.jobs.back();
-  order_.push_back(job.uid);
-  Index(entry);
-  scheduling_needed_ = true;
+  Entry& entry = AddEntry(change.jobs.back());
+  SyncSchedule(entry);
   log::Info(absl::StrCat("job ", job.name, ": submitted as ", job.uid));
-  UpdateDetection();
   return ViewOf(entry);
 }
 
@@ -407,6 +438,49 @@ absl::StatusOr<JobView> JobController::Cancel(const JobKey& key, const std::stri
   return ViewOf(*entry);
 }
 
+absl::StatusOr<JobView> JobController::Retry(const JobKey& key, const std::string& request_id) {
+  Entry* entry = FindEntry(key);
+  if (entry == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name));
+  }
+  const std::string hash = absl::StrCat("retry ", entry->record.uid);
+  ASSIGN_OR_RETURN(const std::optional<RequestRecord> known, parts_.store->FindRequest(request_id));
+  if (known && known->hash != hash) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("request id ", request_id, " was used for another request"));
+  }
+  if (known) {
+    return ViewOf(*entry);
+  }
+  if (entry->record.delete_wish != DeleteWish::kNone) {
+    return absl::FailedPreconditionError(absl::StrCat("job ", key.name, " is being deleted"));
+  }
+  const JobState state = entry->record.state;
+  if (state != JobState::kFailed && state != JobState::kCancelled) {
+    return absl::FailedPreconditionError(absl::StrCat("job ",
+                                                      key.name,
+                                                      " is ",
+                                                      std::string(StateName(state)),
+                                                      "; only a job that has failed or was "
+                                                      "cancelled can be tried again"));
+  }
+  if (!entry->waiting.empty() || !entry->run.AllExited() || entry->run.committing > 0) {
+    return absl::UnavailableError(
+        absl::StrCat("job ", key.name, " is still being wound up; try again"));
+  }
+  Step step{MakeEvent(JobEventKind::kRetryRequested), {}, {}};
+  step.extra.request = RequestRecord{request_id, hash, entry->record.uid, parts_.clock->WallMs()};
+  RETURN_IF_ERROR(TryStep(*entry, step));
+  entry->run = JobRun();
+  entry->avoided = AvoidSet();
+  entry->lacking.clear();
+  entry->held = {-1, 0, 0};
+  SyncSchedule(*entry);
+  Schedule();
+  return ViewOf(*entry);
+}
+
 absl::StatusOr<JobView> JobController::Get(const JobKey& key) const {
   const Entry* entry = FindEntry(key);
   if (entry == nullptr) {
@@ -428,7 +502,7 @@ void JobController::VisitJobs(const JobCursor& after,
                               const std::function<bool(const JobGlimpse&)>& visit) const {
   for (auto at = by_age_.upper_bound(after); at != by_age_.end(); ++at) {
     const Entry& entry = entries_.at(at->uid);
-    if (!visit({entry.record, entry.progress, EtaSeconds(entry.record, entry.progress)})) {
+    if (!visit(GlimpseOf(entry))) {
       return;
     }
   }
@@ -469,20 +543,6 @@ DeviceInventory JobController::Inventory() const {
     }
   }
   return inventory;
-}
-
-std::vector<NodeView> JobController::Nodes() const {
-  std::map<std::string, int64_t> free;
-  for (const bool cpu : {true, false}) {
-    for (const NodeOffer& offer : FreeDevices(cpu)) {
-      free[offer.node_id] += static_cast<int64_t>(offer.devices.size());
-    }
-  }
-  std::vector<NodeView> views;
-  for (const auto& [id, node] : membership_.nodes()) {
-    views.push_back({node, static_cast<int64_t>(node.facts.devices.size()), free[id]});
-  }
-  return views;
 }
 
 }  // namespace ravel::coordinator

@@ -74,9 +74,9 @@ absl::StatusOr<JobView> JobController::Delete(const JobKey& key, const DeleteDra
 }
 
 bool JobController::IsQuiet(const Entry& entry) const {
-  return IsTerminal(entry.record.state) && entry.run.phase == RunPhase::kIdle &&
+  return IsTerminal(entry.record.state) && entry.run.AllExited() && entry.preparing == 0 &&
          entry.run.committing == 0 && !entry.settling && entry.waiting.empty() &&
-         !HasStaleTrainers(entry.record.uid);
+         !stale_.Of(entry.record.uid);
 }
 
 void JobController::TryDelete(Entry& entry) {
@@ -134,7 +134,16 @@ void JobController::Forget(const std::string& uid) {
   }
   by_age_.erase({entry->record.created_ms, uid});
   by_name_.erase({entry->record.namespace_name, name});
-  std::erase(order_, uid);
+  WatchNodes(*entry, {});
+  scheduler_.Unwant(uid);
+  scheduler_.Hold(uid, {});
+  std::erase_if(launches_, [&](const auto& sent) { return sent.second.job_uid == uid; });
+  for (auto& [node_id, uids] : launching_) {
+    uids.erase(uid);
+  }
+  const auto is_its = [&](const std::string& id) { return operations_.at(id).job_uid == uid; };
+  std::erase_if(open_operations_, is_its);
+  std::erase_if(unsaved_operations_, is_its);
   std::erase_if(operations_, [&](const auto& item) { return item.second.job_uid == uid; });
   saves_.erase(uid);
   entries_.erase(uid);
@@ -176,7 +185,8 @@ void JobController::SweepJobs() {
 void JobController::SweepNodes(int64_t now_ms) {
   std::vector<std::string> old;
   for (const auto& [id, node] : membership_.nodes()) {
-    if (node.state == NodeState::kLost && now_ms - node.heard_wall_ms >= options_.lost_node_ms) {
+    if (node.state == NodeState::kLost && node.hold == NodeHold::kNone &&
+        now_ms - node.heard_wall_ms >= options_.lost_node_ms) {
       old.push_back(id);
     }
   }
@@ -198,6 +208,8 @@ absl::Status JobController::ForgetNode(const std::string& node_id) {
   change.deleted_nodes.push_back(node_id);
   RETURN_IF_ERROR(Persist(change));
   membership_.Forget(node_id);
+  known_nodes_.erase(node_id);
+  penalties_.Clear(node_id);
   log::Info(absl::StrCat("node ", node_id, " is forgotten"));
   return absl::OkStatus();
 }
@@ -228,6 +240,7 @@ void JobController::SweepRows(Entry& entry, int64_t now_ms) {
     std::erase_if(saves->second, [&](const SaveRecord& save) {
       return IsGone(save) && save.created_ms < oldest_save_ms;
     });
+    entry.save_counts = CountSaves(saves->second);
   }
 }
 

@@ -31,9 +31,10 @@ enum class JobEventKind {
   kAdopted,               // this process is new, and the trainers of the epoch went on
   kNoted,                 // nothing changes: records that go with it are kept
   kRollbackRequested,  // a person sets the newest commit back; step, path, cause.message: who, why
-  kRolledBack          // the steps above the target are moved aside
+  kRolledBack,         // the steps above the target are moved aside
+  kRetryRequested      // a failed or cancelled job is to start again
 };
-inline constexpr int kJobEventKinds = 17;
+inline constexpr int kJobEventKinds = 18;
 
 struct JobEvent {
   JobEventKind kind = JobEventKind::kPlaced;

@@ -41,7 +41,13 @@ const char* SaveStateName(SaveState state) {
 }  // namespace
 
 v1::Job ToProto(const JobView& view) {
-  return ToProto(JobGlimpse{view.record, view.progress, view.eta_seconds}, true);
+  return ToProto(JobGlimpse{.record = view.record,
+                            .progress = view.progress,
+                            .conditions = view.conditions,
+                            .eta_seconds = view.eta_seconds,
+                            .failed_saves = view.failed_saves,
+                            .skipped_saves = view.skipped_saves},
+                 true);
 }
 
 v1::Job ToProto(const JobGlimpse& view, bool with_spec) {
@@ -77,6 +83,16 @@ v1::Job ToProto(const JobGlimpse& view, bool with_spec) {
   job.set_eta_seconds(view.eta_seconds);
   job.set_failure_class(record.failure_class);
   job.set_resource_version(record.resource_version);
+  job.set_failed_saves(view.failed_saves);
+  job.set_skipped_saves(view.skipped_saves);
+  for (const JobCondition& condition : view.conditions) {
+    v1::JobCondition& message = *job.add_conditions();
+    message.set_type(condition.type);
+    message.set_status(condition.status);
+    message.set_reason(condition.reason);
+    message.set_message(condition.message);
+    message.set_time_ms(condition.time_ms);
+  }
   return job;
 }
 
@@ -158,7 +174,7 @@ v1::Node ToProto(const NodeView& view) {
   v1::Node node;
   node.set_id(record.facts.node_id);
   node.set_incarnation(record.facts.incarnation);
-  node.set_state(std::string(NodeStateName(record.state)));
+  node.set_state(view.state);
   node.set_devices(view.devices);
   node.set_devices_free(view.devices_free);
   if (!record.facts.devices.empty()) {
@@ -167,7 +183,8 @@ v1::Node ToProto(const NodeView& view) {
   }
   node.set_address(record.facts.data_address);
   node.set_last_beat_ms(record.heard_wall_ms);
-  node.set_message(record.message);
+  node.set_message(view.message);
+  node.set_penalties(view.penalties);
   node.set_version(record.facts.version);
   return node;
 }

@@ -114,6 +114,9 @@ void FillPage(const JobController& controller,
     }
     v1::Job job = ToProto(glimpse, filter.with_spec);
     if (HasLabels(job, filter.labels)) {
+      if (std::string why = controller.WhyQueued(glimpse.record.uid); !why.empty()) {
+        job.set_message(std::move(why));
+      }
       bytes += static_cast<int64_t>(job.ByteSizeLong());
       *response.add_jobs() = std::move(job);
     }

@@ -21,6 +21,7 @@ namespace {
 
 // A job that was checked is accepted well within this.
 constexpr int64_t kAdmissionPinSeconds = 3600;
+constexpr int64_t kLongestDeadlineMs = int64_t{24} * 3600 * 1000;
 constexpr int kMaxListed = 1000;
 constexpr int64_t kEventPage = 100'000;
 
@@ -276,9 +277,9 @@ grpc::ServerUnaryReactor* JobsService::DeleteJob(Context* context,
   return reactor;
 }
 
-grpc::ServerUnaryReactor* JobsService::CheckpointNow(Context* context,
-                                                     const v1::CheckpointNowRequest* request,
-                                                     v1::Operation* response) {
+grpc::ServerUnaryReactor* JobsService::RetryJob(Context* context,
+                                                const v1::RetryJobRequest* request,
+                                                v1::Job* response) {
   Unary* reactor = context->DefaultReactor();
   absl::Status valid = CheckRequestId(request->request_id());
   valid = valid.ok() ? CheckName(*request) : valid;
@@ -287,8 +288,64 @@ grpc::ServerUnaryReactor* JobsService::CheckpointNow(Context* context,
     return reactor;
   }
   parts_.strand->Post([this, request, response, reactor] {
-    absl::StatusOr<OperationRecord> operation = parts_.controller->CheckpointNow(
+    absl::StatusOr<JobView> view = parts_.controller->Retry(
         KeyOf(request->namespace_(), request->name()), request->request_id());
+    if (view.ok()) {
+      *response = ToProto(*view);
+    }
+    reactor->Finish(ToGrpc(view.status()));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobsService::HoldNode(Context* context,
+                                                const v1::HoldNodeRequest* request,
+                                                v1::Node* response) {
+  Unary* reactor = context->DefaultReactor();
+  absl::Status valid = CheckRequestId(request->request_id());
+  const bool drained = request->hold() == v1::HoldNodeRequest::DRAINED;
+  if (valid.ok() && !drained && request->hold() != v1::HoldNodeRequest::QUARANTINED) {
+    valid = absl::InvalidArgumentError("hold: expected DRAINED or QUARANTINED");
+  }
+  valid = valid.ok() ? CheckPlainText("node", request->node(), kMaxNameBytes) : valid;
+  valid = valid.ok() ? CheckPlainText("reason", request->reason(), kMaxReasonBytes) : valid;
+  if (!valid.ok()) {
+    reactor->Finish(ToGrpc(valid));
+    return reactor;
+  }
+  // Sets the wanted state, so that a repetition is harmless and no answer needs keeping.
+  parts_.strand->Post([this, request, response, reactor, drained] {
+    absl::StatusOr<NodeView> view =
+        parts_.controller->HoldNode(request->node(),
+                                    drained ? NodeHold::kDrained : NodeHold::kQuarantined,
+                                    request->lift(),
+                                    request->reason());
+    if (view.ok()) {
+      *response = ToProto(*view);
+    }
+    reactor->Finish(ToGrpc(view.status()));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobsService::CheckpointNow(Context* context,
+                                                     const v1::CheckpointNowRequest* request,
+                                                     v1::Operation* response) {
+  Unary* reactor = context->DefaultReactor();
+  absl::Status valid = CheckRequestId(request->request_id());
+  valid = valid.ok() ? CheckName(*request) : valid;
+  if (valid.ok() && (request->deadline_ms() < 0 || request->deadline_ms() > kLongestDeadlineMs)) {
+    valid = absl::InvalidArgumentError("deadline_ms: expected 0 to 24 hours");
+  }
+  if (!valid.ok()) {
+    reactor->Finish(ToGrpc(valid));
+    return reactor;
+  }
+  parts_.strand->Post([this, request, response, reactor] {
+    absl::StatusOr<OperationRecord> operation =
+        parts_.controller->CheckpointNow(KeyOf(request->namespace_(), request->name()),
+                                         request->request_id(),
+                                         request->deadline_ms());
     if (operation.ok()) {
       *response = ToProto(*operation);
     }

@@ -49,6 +49,7 @@ class JobsService : public v1::Jobs::CallbackService {
   Unary* CancelJob(Context* context,
                    const v1::CancelJobRequest* request,
                    v1::Job* response) override;
+  Unary* RetryJob(Context* context, const v1::RetryJobRequest* request, v1::Job* response) override;
   Unary* DeleteJob(Context* context,
                    const v1::DeleteJobRequest* request,
                    v1::DeleteJobResponse* response) override;
@@ -67,6 +68,9 @@ class JobsService : public v1::Jobs::CallbackService {
   Unary* ListNodes(Context* context,
                    const v1::ListNodesRequest* request,
                    v1::ListNodesResponse* response) override;
+  Unary* HoldNode(Context* context,
+                  const v1::HoldNodeRequest* request,
+                  v1::Node* response) override;
   Unary* ForgetNode(Context* context,
                     const v1::ForgetNodeRequest* request,
                     v1::ForgetNodeResponse* response) override;

@@ -25,6 +25,7 @@
 #include "coordinator/fleet_service.h"
 #include "coordinator/job_controller.h"
 #include "coordinator/jobs_service.h"
+#include "coordinator/pause_meter.h"
 #include "coordinator/planner_driver.h"
 #include "coordinator/sqlite_job_store.h"
 #include "coordinator/store_checkpoint_keeper.h"
@@ -50,6 +51,7 @@ struct Flags {
   std::string detection = "5s";
   std::string step_timeout = "10m";
   int64_t raise_term = 0;
+  bool enable_faults = false;
 };
 
 // Empty, or what is wrong.
@@ -187,12 +189,18 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
        }});
   FleetService fleet(&strand, &planner);
   ControllerParts parts{
-      &clock, &strand, &pool, store->get(), &planner, &keeper, &fleet, &metrics, &logs, {}};
+      &clock, &strand, &pool, store->get(), &planner, &keeper, &fleet, &metrics, &logs, {}, {}};
   parts.on_fatal = [&fatal](const absl::Status& status) {
     log::Error(absl::StrCat("this coordinator is replaced: ", std::string(status.message())));
     fatal = true;
     kill(getpid(), SIGTERM);
   };
+  PauseMeter pauses;
+  const ThreadExecutor pulse(
+      {.name = "pulse", .threads = 1, .tick_ms = PauseMeter::kEveryMs, .tick = [&] {
+         pauses.Beat(clock.MonotonicMs());
+       }});
+  parts.take_pause_ms = [&] { return pauses.TakeMs(clock.MonotonicMs()); };
   std::promise<absl::Status> started;
   strand.Post([&] {
     controller = std::make_unique<JobController>(options, parts);
@@ -235,6 +243,7 @@ int main(int argc, char** argv) {
                  flags.raise_term,
                  "begin with this term at least: once, after a backup of the state was restored")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  app.add_flag("--enable-faults", flags.enable_faults, "do what RAVEL_FAULTS says; for tests");
   app.set_version_flag("--version", ravel::coordinator::kVersion);
   try {
     app.parse(argc, argv);
@@ -249,11 +258,16 @@ int main(int argc, char** argv) {
   umask(027);                           // jobs, tokens of users and metrics are nobody else's
   setenv("GRPC_VERBOSITY", "NONE", 0);  // we say ourselves what went wrong
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGHUP, SIG_IGN);  // a closed terminal is no reason to stop a service
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // all threads: sigwait in main takes them
   ravel::log::Init("ravel-coordinator", ravel::log::Format::kConsole, ravel::log::Level::kInfo);
+  if (std::getenv("RAVEL_FAULTS") != nullptr && !flags.enable_faults) {
+    ravel::log::Warning("RAVEL_FAULTS is set and ignored: --enable-faults is not");
+    unsetenv("RAVEL_FAULTS");
+  }
   return ravel::coordinator::Run(flags, options, signals);
 }

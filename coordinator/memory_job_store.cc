@@ -145,7 +145,7 @@ int64_t MemoryJobStore::SweepEvents(const std::string& job_uid,
 absl::StatusOr<int64_t> MemoryJobStore::SweepRequests(const RowRetention& policy) {
   const int64_t oldest_ms = policy.now_ms - policy.request_days * 24 * 3600 * 1000;
   std::erase_if(disk_->nodes, [&](const auto& item) {
-    return item.second.incarnation.empty() &&
+    return item.second.incarnation.empty() && item.second.hold == 0 &&
            item.second.seen_ms < policy.now_ms - policy.node_days * 24 * 3600 * 1000;
   });
   return static_cast<int64_t>(std::erase_if(disk_->requests, [&](const auto& item) {

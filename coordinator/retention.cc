@@ -247,4 +247,10 @@ absl::StatusOr<std::vector<ckpt::AttemptKey>> CleanAttempts(store::ObjectStore& 
   return removed;
 }
 
+absl::Status CleanAttemptsOf(store::ObjectStore& store, const std::string& job) {
+  RETURN_IF_ERROR(CleanAttempts(store, ckpt::JobTag(job)).status());
+  // Of releases before 2, whose names do not say whose they are: the folder does.
+  return CleanAttempts(store, std::nullopt).status();
+}
+
 }  // namespace ravel::coordinator

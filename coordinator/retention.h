@@ -61,5 +61,7 @@ absl::StatusOr<std::vector<std::string>> MoveStepsAbove(store::ObjectStore& stor
 // over. Returns what was removed.
 absl::StatusOr<std::vector<ckpt::AttemptKey>> CleanAttempts(store::ObjectStore& store,
                                                             std::optional<uint32_t> job_tag);
+// Attempts of the job; nobody writes any more. Those of other jobs stay.
+absl::Status CleanAttemptsOf(store::ObjectStore& store, const std::string& job);
 
 }  // namespace ravel::coordinator

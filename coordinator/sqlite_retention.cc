@@ -120,7 +120,8 @@ absl::StatusOr<int64_t> SweepJobRows(sqlite3* database,
 }
 
 absl::StatusOr<int64_t> SweepRequestRows(sqlite3* database, const RowRetention& policy) {
-  Statement nodes(database, "DELETE FROM nodes WHERE incarnation = '' AND seen_ms < ?");
+  Statement nodes(database,
+                  "DELETE FROM nodes WHERE incarnation = '' AND hold = 0 AND seen_ms < ?");
   nodes.Bind(policy.now_ms - policy.node_days * kDayMs);
   RETURN_IF_ERROR(Changed(database, nodes).status());
   const int64_t oldest_ms = policy.now_ms - policy.request_days * kDayMs;

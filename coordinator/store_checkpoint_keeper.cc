@@ -237,13 +237,6 @@ absl::StatusOr<std::optional<SettledSave>> SettleNewest(FileStore& files,
   return std::optional<SettledSave>();
 }
 
-// Attempts of the job; nobody writes any more. Those of other jobs stay.
-absl::Status CleanOwnAttempts(FileStore& files, const CheckpointJob& job) {
-  RETURN_IF_ERROR(ravel::coordinator::CleanAttempts(files, ckpt::JobTag(job.uid)).status());
-  // Of releases before 2, whose names do not say whose they are: the folder does.
-  return ravel::coordinator::CleanAttempts(files, std::nullopt).status();
-}
-
 // Later steps of other jobs go out of the way of a job that was told where to begin.
 absl::Status SetOthersAside(FileStore& files, const CheckpointJob& job, const RestorePoint& start) {
   // Of another folder, or none at all: then no step that lies here is part of this history.
@@ -422,7 +415,7 @@ absl::StatusOr<RestorePoint> StoreCheckpointKeeper::PrepareRestore(const Checkpo
                         .status());
   }
   ASSIGN_OR_RETURN(std::optional<SettledSave> settled, SettleNewest(files, job, query, now_ms));
-  RETURN_IF_ERROR(CleanOwnAttempts(files, job));
+  RETURN_IF_ERROR(CleanAttemptsOf(files, job.uid));
   if (!query.has_commit) {
     RETURN_IF_ERROR(PinStart(job, 0));
   }
@@ -527,6 +520,13 @@ absl::StatusOr<std::vector<int64_t>> StoreCheckpointKeeper::Retain(const Checkpo
   return deleted;
 }
 
+absl::Status StoreCheckpointKeeper::RemoveAttempt(const CheckpointJob& job, ckpt::AttemptKey key) {
+  FileStore files(Root(job.spec));
+  RETURN_IF_ERROR(CheckOurs(files, job));
+  key.job_tag = ckpt::JobTag(job.uid);
+  return store::RemoveTree(files, ckpt::AttemptName(key));
+}
+
 absl::StatusOr<std::optional<SettledSave>> StoreCheckpointKeeper::Release(
     const CheckpointJob& job, const RestoreQuery& query) {
   UnpinStart(job);
@@ -542,7 +542,7 @@ absl::StatusOr<std::optional<SettledSave>> StoreCheckpointKeeper::Release(
   RETURN_IF_ERROR(CheckOurs(files, job));
   ASSIGN_OR_RETURN(const std::optional<SettledSave> settled,
                    SettleNewest(files, job, query, clock_->WallMs()));
-  RETURN_IF_ERROR(CleanOwnAttempts(files, job));
+  RETURN_IF_ERROR(CleanAttemptsOf(files, job.uid));
   return settled;
 }
 
@@ -594,7 +594,7 @@ absl::Status StoreCheckpointKeeper::RemoveAll(const CheckpointJob& job) {
   FileStore files(Root(job.spec));
   RETURN_IF_ERROR(CheckOurs(files, job));
   RETURN_IF_ERROR(RemoveStepsOf(files, job.uid).status());
-  return CleanOwnAttempts(files, job);
+  return CleanAttemptsOf(files, job.uid);
 }
 
 }  // namespace ravel::coordinator

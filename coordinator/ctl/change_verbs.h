@@ -1,12 +1,14 @@
 #pragma once
 
-// wait, cancel, delete, checkpoint, nodes forget: verbs that wait for a job or change it.
+// wait, cancel, retry, delete, checkpoint, nodes drain...: verbs that wait for a job or change
+// something.
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "coordinator/ctl/common_options.h"
+#include "coordinator/ctl/jobs_client.h"
 
 namespace ravel::ctl {
 
@@ -33,6 +35,14 @@ struct CancelOptions {
 };
 int RunCancel(const CommonOptions& common, const CancelOptions& options);
 
+int RunRetry(const CommonOptions& common, const std::string& job);
+
+struct NodeOptions {
+  std::string node = {};
+  std::string reason = {};
+};
+// drain, quarantine; with `lift` undrain, release.
+int RunNodesHold(const CommonOptions& common, const NodeOptions& options, NodeHold hold, bool lift);
 // Lost nodes, out of the list.
 int RunNodesForget(const CommonOptions& common, const std::vector<std::string>& nodes);
 
@@ -50,6 +60,7 @@ struct CheckpointOptions {
   std::string job = {};
   bool wait = false;
   std::string timeout = "10m";
+  std::string deadline = "10m";
 };
 int RunCheckpoint(const CommonOptions& common, const CheckpointOptions& options);
 

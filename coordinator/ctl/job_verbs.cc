@@ -9,6 +9,7 @@
 #include "common/yaml.h"
 #include "coordinator/ctl/exit_code.h"
 #include "coordinator/ctl/follow.h"
+#include "coordinator/ctl/request_id.h"
 
 namespace ravel::ctl {
 namespace {

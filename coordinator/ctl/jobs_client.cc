@@ -1,8 +1,6 @@
 #include "coordinator/ctl/jobs_client.h"
 
 #include <chrono>
-#include <cstdio>
-#include <random>
 #include <set>
 #include <thread>
 
@@ -14,6 +12,7 @@
 #include "common/net_address.h"
 #include "coordinator/ctl/document_proto.h"
 #include "coordinator/ctl/interrupt.h"
+#include "coordinator/ctl/request_id.h"
 #include "proto/jobs.grpc.pb.h"
 
 namespace ravel::ctl {
@@ -50,6 +49,15 @@ JobView ToPlainView(const v1::Job& job) {
   view.started_ms = job.started_ms();
   view.finished_ms = job.finished_ms();
   view.failure_class = job.failure_class();
+  view.failed_saves = job.failed_saves();
+  view.skipped_saves = job.skipped_saves();
+  for (const v1::JobCondition& condition : job.conditions()) {
+    view.conditions.push_back({condition.type(),
+                               condition.status(),
+                               condition.reason(),
+                               condition.message(),
+                               condition.time_ms()});
+  }
   return view;
 }
 
@@ -104,6 +112,7 @@ NodeView ToView(const v1::Node& node) {
           node.last_beat_ms(),
           node.message(),
           node.version(),
+          node.penalties(),
           ToDocument(node)};
 }
 
@@ -116,7 +125,28 @@ CheckpointView ToView(const v1::Checkpoint& checkpoint) {
           checkpoint.epoch(),
           checkpoint.world_size(),
           checkpoint.created_ms(),
+          checkpoint.pinned(),
           ToDocument(checkpoint)};
+}
+
+LeftoverView ToView(const v1::Leftover& leftover) {
+  return {leftover.path(),
+          leftover.kind(),
+          leftover.reason(),
+          leftover.changed_ms(),
+          ToDocument(leftover)};
+}
+
+v1::MarkCheckpointRequest::Change ToProto(CheckpointMark mark) {
+  switch (mark) {
+    case CheckpointMark::kPin:
+      return v1::MarkCheckpointRequest::PIN;
+    case CheckpointMark::kUnpin:
+      return v1::MarkCheckpointRequest::UNPIN;
+    case CheckpointMark::kUnmarkBad:
+      return v1::MarkCheckpointRequest::UNMARK_BAD;
+  }
+  return v1::MarkCheckpointRequest::CHANGE_UNSPECIFIED;
 }
 
 OperationView ToView(const v1::Operation& operation) {
@@ -240,22 +270,61 @@ class GrpcJobsClient : public JobsClient {
     return ToView(response.job());
   }
 
-  absl::StatusOr<OperationView> CheckpointNow(const JobName& job) override {
+  absl::StatusOr<JobView> Retry(const JobName& job) override {
+    v1::RetryJobRequest request;
+    Fill(job, request);
+    request.set_request_id(MakeRequestId());
+    v1::Job response;
+    RETURN_IF_ERROR(Call(&v1::Jobs::Stub::RetryJob, request, response));
+    return ToView(response);
+  }
+
+  absl::StatusOr<OperationView> CheckpointNow(const JobName& job, int64_t deadline_ms) override {
     v1::CheckpointNowRequest request;
     Fill(job, request);
+    request.set_deadline_ms(deadline_ms);
     request.set_request_id(MakeRequestId());
     v1::Operation response;
     RETURN_IF_ERROR(Call(&v1::Jobs::Stub::CheckpointNow, request, response));
     return ToView(response);
   }
 
-  absl::StatusOr<std::vector<CheckpointView>> Checkpoints(const JobName& job) override {
+  absl::StatusOr<JobView> Rollback(const JobName& job,
+                                   int64_t step,
+                                   const std::string& reason) override {
+    v1::RollbackJobRequest request;
+    Fill(job, request);
+    request.set_request_id(MakeRequestId());
+    request.set_step(step);
+    request.set_reason(reason);
+    v1::Job response;
+    RETURN_IF_ERROR(Call(&v1::Jobs::Stub::RollbackJob, request, response));
+    return ToView(response);
+  }
+
+  absl::Status MarkCheckpoint(const JobName& job,
+                              int64_t step,
+                              CheckpointMark mark,
+                              const std::string& reason) override {
+    v1::MarkCheckpointRequest request;
+    Fill(job, request);
+    request.set_request_id(MakeRequestId());
+    request.set_step(step);
+    request.set_change(ToProto(mark));
+    request.set_reason(reason);
+    v1::MarkCheckpointResponse response;
+    return Call(&v1::Jobs::Stub::MarkCheckpoint, request, response);
+  }
+
+  absl::StatusOr<CheckpointsView> Checkpoints(const JobName& job) override {
     v1::ListCheckpointsRequest request;
     Fill(job, request);
     v1::ListCheckpointsResponse response;
     RETURN_IF_ERROR(Call(&v1::Jobs::Stub::ListCheckpoints, request, response));
-    std::vector<CheckpointView> views;
-    AddViews(response.checkpoints(), views);
+    CheckpointsView views;
+    AddViews(response.checkpoints(), views.checkpoints);
+    AddViews(response.leftovers(), views.leftovers);
+    views.store_problem = response.store_problem();
     return views;
   }
 
@@ -274,6 +343,22 @@ class GrpcJobsClient : public JobsClient {
     request.set_node(node);
     v1::ForgetNodeResponse response;
     return Call(&v1::Jobs::Stub::ForgetNode, request, response);
+  }
+
+  absl::StatusOr<NodeView> HoldNode(const std::string& node,
+                                    NodeHold hold,
+                                    bool lift,
+                                    const std::string& reason) override {
+    v1::HoldNodeRequest request;
+    request.set_request_id(MakeRequestId());
+    request.set_node(node);
+    request.set_hold(hold == NodeHold::kDrained ? v1::HoldNodeRequest::DRAINED
+                                                : v1::HoldNodeRequest::QUARANTINED);
+    request.set_lift(lift);
+    request.set_reason(reason);
+    v1::Node response;
+    RETURN_IF_ERROR(Call(&v1::Jobs::Stub::HoldNode, request, response));
+    return ToView(response);
   }
 
   absl::StatusOr<ServerView> Server() override {
@@ -509,24 +594,6 @@ std::vector<JobViolation> ViolationsOf(const absl::Status& status) {
 
 int64_t MoreViolationsOf(const absl::Status& status) {
   return DetailOf(status).more();
-}
-
-std::string MakeRequestId() {
-  std::random_device random;
-  uint32_t words[4] = {random(), random(), random(), random()};
-  words[1] = (words[1] & 0xFFFF0FFFu) | 0x4000u;      // version 4
-  words[2] = (words[2] & 0x3FFFFFFFu) | 0x80000000u;  // variant 1
-  char text[40];
-  std::snprintf(text,
-                sizeof text,
-                "%08x-%04x-%04x-%04x-%04x%08x",
-                words[0],
-                words[1] >> 16,
-                words[1] & 0xFFFFu,
-                words[2] >> 16,
-                words[2] & 0xFFFFu,
-                words[3]);
-  return text;
 }
 
 }  // namespace ravel::ctl

@@ -127,7 +127,7 @@ void SayWhatJobsWaitFor(const std::vector<JobView>& jobs) {
 }
 
 Table NodeTable(const std::vector<NodeView>& nodes) {
-  Table table({"NODE", "STATE", "DEVICES", "FREE", "KIND", "ADDRESS", "BEAT", "NOTE"});
+  Table table({"NODE", "STATE", "DEVICES", "FREE", "KIND", "ADDRESS", "BEAT", "FAILED", "NOTE"});
   for (const NodeView& node : nodes) {
     table.AddRow({node.id,
                   node.state,
@@ -138,6 +138,7 @@ Table NodeTable(const std::vector<NodeView>& nodes) {
                       : absl::StrCat(node.device_kind, " ", node.device_model),
                   node.address,
                   node.last_beat_ms == 0 ? "-" : Age(node.last_beat_ms) + " ago",
+                  absl::StrCat(node.penalties),
                   node.message});
   }
   return table;
@@ -171,6 +172,33 @@ std::vector<std::string> MetricCells(const MetricView& metric) {
           absl::StrCat(metric.epoch),
           absl::StrCat(metric.attempt),
           metric.has_validation_loss ? absl::StrFormat("%.6g", metric.validation_loss) : "-"};
+}
+
+// The newest events of a job, and how many older ones there are.
+absl::Status AddNewestEvents(JobsClient& client,
+                             const CommonOptions& common,
+                             const std::string& name,
+                             std::string& out) {
+  constexpr std::size_t kNewest = 50;
+  std::deque<std::string> newest;
+  int64_t older = 0;
+  const absl::Status status =
+      client.Events(NameOf(common, name), 0, false, [&](const EventView& event) {
+        newest.push_back(absl::StrCat("  ", EventLine(event), "\n"));
+        if (newest.size() > kNewest) {
+          newest.pop_front();
+          ++older;
+        }
+        return true;
+      });
+  out += "\nevents:\n";
+  if (older > 0) {
+    absl::StrAppend(&out, "  ", older, " older: ravelctl events ", name, "\n");
+  }
+  for (const std::string& line : newest) {
+    out += line;
+  }
+  return status;
 }
 
 }  // namespace
@@ -262,6 +290,21 @@ int RunDescribe(const CommonOptions& common, const std::string& name) {
                 job->committed_step < 0
                     ? "none"
                     : absl::StrCat("step ", job->committed_step, ", ", job->committed_path)});
+  if (job->failed_saves > 0 || job->skipped_saves > 0) {
+    facts.AddRow(
+        {"Saves", absl::StrCat(job->failed_saves, " failed, ", job->skipped_saves, " skipped")});
+  }
+  for (const ConditionView& condition : job->conditions) {
+    facts.AddRow({condition.type,
+                  absl::StrCat(condition.status ? "True" : "False",
+                               " since ",
+                               FormatTime(condition.time_ms),
+                               " (",
+                               condition.reason,
+                               ")",
+                               condition.message.empty() ? "" : ": ",
+                               condition.message)});
+  }
   facts.AddRow({"Created", FormatTime(job->created_ms)});
   facts.AddRow({"Started", job->started_ms == 0 ? "-" : FormatTime(job->started_ms)});
   facts.AddRow({"Finished", job->finished_ms == 0 ? "-" : FormatTime(job->finished_ms)});
@@ -271,25 +314,7 @@ int RunDescribe(const CommonOptions& common, const std::string& name) {
     wrapped.Set("spec", *spec);
     out += "\n" + ToYaml(wrapped);
   }
-  constexpr std::size_t kNewest = 50;
-  std::deque<std::string> newest;
-  int64_t older = 0;
-  const absl::Status status =
-      client->Events(NameOf(common, name), 0, false, [&](const EventView& event) {
-        newest.push_back(absl::StrCat("  ", EventLine(event), "\n"));
-        if (newest.size() > kNewest) {
-          newest.pop_front();
-          ++older;
-        }
-        return true;
-      });
-  out += "\nevents:\n";
-  if (older > 0) {
-    absl::StrAppend(&out, "  ", older, " older: ravelctl events ", name, "\n");
-  }
-  for (const std::string& line : newest) {
-    out += line;
-  }
+  const absl::Status status = AddNewestEvents(*client, common, name, out);
   Print(out);
   return Report(status);
 }

@@ -85,6 +85,49 @@ TEST_F(LifeCycleTest, ADeletedJobLeavesItsNameAndNothingElse) {
   EXPECT_EQ(metrics->size(), 6u);  // from the first step on
 }
 
+// The folders are as large after many jobs as after a few.
+TEST_F(LifeCycleTest, JobsThatCameAndWentLeaveFoldersAsTheyWere) {
+  struct Size {
+    int64_t files = 0;
+    int64_t bytes = 0;
+  };
+  const auto size_of = [](const std::string& folder) {
+    Size size;
+    for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+      // What the journal of the database holds is counted once it got there.
+      const bool journal = absl::StrContains(entry.path().filename().string(), "ravel.db-");
+      std::error_code gone;
+      size.files += journal ? 0 : 1;
+      size.bytes += !journal && entry.is_regular_file(gone)
+                        ? static_cast<int64_t>(fs::file_size(entry.path(), gone))
+                        : 0;
+    }
+    return size;
+  };
+  Size state;
+  Size node;
+  for (int i = 0; i < 10; ++i) {
+    TinyJob job = Job(absl::StrCat("short-", i));
+    job.steps = 400;  // of metrics alone 120 KB
+    job.save_every_steps = 200;
+    ASSERT_EQ(cluster_->Submit(job), absl::OkStatus());
+    ASSERT_EQ(cluster_->WaitForSuccess(job.name, seconds(60)), absl::OkStatus());
+    ASSERT_EQ(cluster_->Ctl({"delete", job.name, "--checkpoints"}).exit_code, 0);
+    if (i == 3) {
+      state = size_of(Path("state"));
+      ASSERT_TRUE(Eventually(seconds(10), [&] {
+        node = size_of(Path("w0"));
+        return fs::is_empty(Path("w0/logs"));
+      }));
+    }
+  }
+  EXPECT_TRUE(Eventually(seconds(10), [&] { return size_of(Path("w0")).files <= node.files; }))
+      << size_of(Path("w0")).files << " files on a node, after 4 jobs " << node.files;
+  EXPECT_LE(size_of(Path("w0")).bytes, node.bytes + 4096);
+  EXPECT_LE(size_of(Path("state")).files, state.files);
+  EXPECT_LE(size_of(Path("state")).bytes, state.bytes + (256 << 10));
+}
+
 TEST_F(LifeCycleTest, AJobThatRunsIsDeletedOnlyByForce) {
   TinyJob job = Job("endless");
   job.steps = 1'000'000;

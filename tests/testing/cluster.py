@@ -56,14 +56,15 @@ class Cluster:
         self.folder.mkdir(parents=True, exist_ok=True)
         port = self.folder / "port"
         self._spawn("coordinator", [self.binaries / "ravel-coordinator", "--dev-loopback", "--listen", "127.0.0.1:0",
-                                    "--state-dir", self.folder / "state", "--port-file", port, "--detection", self.detection])
+                                    "--state-dir", self.folder / "state", "--port-file", port, "--detection", self.detection,
+                                    "--enable-faults"])
         self._until(lambda: port.exists() and port.read_text().strip(), "the coordinator's port")
         self.address = f"127.0.0.1:{port.read_text().strip()}"
         for i in range(self.workers):
             pin = ["taskset", "-c", str(i % os.cpu_count())] if self.pin_cores else []
             self._spawn(f"worker-{i}", pin + [
                 self.binaries / "ravel-worker", "--dev-loopback", "--coordinator", self.address, "--node-id", f"worker-{i}",
-                "--work-dir", self.folder / f"worker-{i}", *self.worker_options])
+                "--work-dir", self.folder / f"worker-{i}", "--enable-faults", *self.worker_options])
         self._until(lambda: self.ctl("nodes", "list", "-o", "json", check=False).stdout.count('"READY"') == self.workers,
                     f"{self.workers} ready workers")
 

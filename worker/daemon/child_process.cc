@@ -4,11 +4,12 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
-#include <string_view>
 #include <utility>
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/string_view.h>
+#include <absl/types/span.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -36,13 +37,32 @@ void CloseAll(std::initializer_list<int> fds) {
   }
 }
 
-// One thread per rank everywhere; a communicator's address comes from the plan alone.
+bool StartsWithAny(absl::string_view text, absl::Span<const absl::string_view> beginnings) {
+  return std::any_of(beginnings.begin(), beginnings.end(), [text](absl::string_view beginning) {
+    return absl::StartsWith(text, beginning);
+  });
+}
+
+// What a program needs to run, and what steers its devices, its network and its checkers. All else
+// stays with the daemon: keys of clouds and proxies are nothing that a job is to know.
+bool ReachesTrainers(absl::string_view variable) {
+  static constexpr absl::string_view kAllowed[] = {
+      "PATH=",       "HOME=",   "USER=",  "LOGNAME=",      "SHELL=",
+      "LANG=",       "LC_",     "TZ=",    "TMPDIR=",       "LD_LIBRARY_PATH=",
+      "LD_PRELOAD=", "RAVEL_",  "CUDA_",  "NVIDIA_",       "NCCL_",
+      "GLOO_",       "UCX_",    "OMP_",   "CUDNN_",        "CUBLAS",
+      "OPENBLAS_",   "MALLOC_", "GLIBC_", "ASAN_OPTIONS=", "FI_",
+      "GCOV_",       "UBSAN_",  "LSAN_",  "TSAN_OPTIONS=", "LLVM_PROFILE_FILE="};
+  // One thread per rank everywhere; a communicator's address comes from the plan alone.
+  static constexpr absl::string_view kScrubbed[] = {"NCCL_COMM_ID=",
+                                                    "NCCL_RAS_ADDR=",
+                                                    "OPENBLAS_NUM_THREADS=",
+                                                    "OMP_NUM_THREADS=",
+                                                    "CUDA_DEVICE_ORDER="};
+  return StartsWithAny(variable, kAllowed) && !StartsWithAny(variable, kScrubbed);
+}
+
 std::vector<std::string> ChildEnvironment() {
-  static constexpr std::string_view kScrubbed[] = {"NCCL_COMM_ID=",
-                                                   "NCCL_RAS_ADDR=",
-                                                   "OPENBLAS_NUM_THREADS=",
-                                                   "OMP_NUM_THREADS=",
-                                                   "CUDA_DEVICE_ORDER="};
   // GPUs are numbered as the driver's management library does, which the daemon asks.
   std::vector<std::string> environment = {
       "OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1", "CUDA_DEVICE_ORDER=PCI_BUS_ID"};
@@ -50,11 +70,7 @@ std::vector<std::string> ChildEnvironment() {
     environment.push_back("NCCL_DEBUG=WARN");  // on stdout, and so in the job's log
   }
   for (char** entry = environ; *entry != nullptr; ++entry) {
-    bool scrubbed = false;
-    for (std::string_view name : kScrubbed) {
-      scrubbed = scrubbed || absl::StartsWith(*entry, absl::string_view(name.data(), name.size()));
-    }
-    if (!scrubbed) {
+    if (ReachesTrainers(*entry)) {
       environment.emplace_back(*entry);
     }
   }

@@ -3,6 +3,7 @@
 
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <string>
@@ -40,7 +41,9 @@ struct Flags {
   std::string product_cache;
   std::string trainer;
   std::string data_address = "127.0.0.1";
+  std::string on_fatal = "exit";
   std::string log_limit = "4GiB";
+  bool enable_faults = false;
 };
 
 absl::Status CheckLoopback(const Flags& flags) {
@@ -82,8 +85,9 @@ absl::Status CheckTrainer(const std::string& path) {
   return absl::OkStatus();
 }
 
-// Held until the process ends: two daemons in one folder would mix their logs.
-absl::Status LockWorkDir(const std::string& path) {
+// Held until the process ends: two daemons in one folder would mix their logs. Names the lock: who
+// has the same one later on this host came after this process's end.
+absl::StatusOr<std::string> LockWorkDir(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
   if (error) {
@@ -98,7 +102,29 @@ absl::Status LockWorkDir(const std::string& path) {
     return absl::FailedPreconditionError(
         absl::StrCat("--work-dir ", path, ": another ravel-worker runs in this folder"));
   }
-  return absl::OkStatus();
+  struct stat facts {};
+  if (fstat(fd, &facts) != 0) {
+    return Annotate(ErrnoStatus(errno, lock_path), "--work-dir");
+  }
+  return absl::StrCat(facts.st_dev, ":", facts.st_ino);
+}
+
+// What nobody mends by starting this program again: ends it, or with --on-fatal=park stays, so that
+// a supervisor that always restarts does not start it in a loop.
+int Fatal(const Flags& flags, const absl::Status& status) {
+  std::fprintf(stderr, "ravel-worker: %s\n", std::string(status.message()).c_str());
+  if (flags.on_fatal == "park") {
+    std::fprintf(stderr, "ravel-worker: parked until SIGTERM (--on-fatal=park)\n");
+    sigset_t ends;
+    sigemptyset(&ends);
+    sigaddset(&ends, SIGTERM);
+    sigaddset(&ends, SIGINT);
+    sigprocmask(SIG_BLOCK, &ends, nullptr);
+    int signal_number = 0;
+    sigwait(&ends, &signal_number);
+    return kExitClean;
+  }
+  return kExitDoNotRestart;
 }
 
 std::string ProductCache(const Flags& flags) {
@@ -112,6 +138,7 @@ std::string ProductCache(const Flags& flags) {
 int Start(const Flags& flags) {
   umask(027);  // trainers inherit it: weights, logs and traces are nobody else's
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGHUP, SIG_IGN);  // a closed terminal is no reason to kill trainers
   DaemonOptions options{.coordinator = flags.coordinator,
                         .node_id = flags.node_id,
                         .data_address = flags.data_address,
@@ -126,14 +153,20 @@ int Start(const Flags& flags) {
   options.logs.limit_bytes = log_limit.value_or(0);
   ready = ready.ok() ? CheckLoopback(flags) : ready;
   ready = ready.ok() ? CheckTrainer(options.trainer_program) : ready;
-  ready = ready.ok() ? LockWorkDir(flags.work_dir) : ready;
-  if (!ready.ok()) {
-    std::fprintf(stderr, "ravel-worker: %s\n", std::string(ready.message()).c_str());
-    return kExitDoNotRestart;
+  const absl::StatusOr<std::string> lock =
+      ready.ok() ? LockWorkDir(flags.work_dir) : absl::StatusOr<std::string>(ready);
+  if (!lock.ok()) {
+    return Fatal(flags, lock.status());
   }
+  options.work_lock = *lock;
+  options.park_when_refused = flags.on_fatal == "park";
   log::Init("ravel-worker", log::Format::kJson, log::Level::kInfo);
   log::SetField("node", flags.node_id);
   log::Warning("--dev-loopback: plaintext, one local user; never on a network");
+  if (std::getenv("RAVEL_FAULTS") != nullptr && !flags.enable_faults) {
+    log::Warning("RAVEL_FAULTS is set and ignored: --enable-faults is not");
+    unsetenv("RAVEL_FAULTS");  // trainers inherit none either
+  }
   options.facts = ProbeNode(flags.cpu_devices);
   if (!options.facts.device_message.empty()) {
     log::Warning(absl::StrCat("GPUs: ", options.facts.device_message));
@@ -182,6 +215,16 @@ int ParseAndStart(int argc, char** argv) {
       "--trainer", flags.trainer, "Trainer program; default: ravel-trainer beside this one");
   app.add_option(
          "--data-address", flags.data_address, "Address of this host for other hosts' trainers")
+      ->capture_default_str();
+  app.add_flag("--enable-faults",
+               flags.enable_faults,
+               "Do what RAVEL_FAULTS says, here and in trainers; for tests and drills");
+  app.add_option(
+         "--on-fatal",
+         flags.on_fatal,
+         "What a daemon does that is refused or misconfigured: exit (code 93), or park: stay "
+         "up, not ready, asking again now and then")
+      ->check(CLI::IsMember({"exit", "park"}))
       ->capture_default_str();
   try {
     app.parse(argc, argv);

@@ -117,6 +117,22 @@ TEST(ChildProcessTest, WarningsOfNcclReachTheLogUnlessTheDaemonSaysOtherwise) {
   unsetenv("NCCL_DEBUG");
 }
 
+TEST(ChildProcessTest, SecretsOfTheDaemonAreNotForJobs) {
+  const char* secrets[] = {"AWS_SECRET_ACCESS_KEY", "https_proxy", "KUBERNETES_SERVICE_HOST"};
+  for (const char* name : secrets) {
+    setenv(name, "secret", 1);
+  }
+  setenv("NCCL_SOCKET_IFNAME", "eth0", 1);
+  EXPECT_EQ(
+      OutputOfChild("env | grep -c secret; echo $NCCL_SOCKET_IFNAME; [ -n \"$PATH\" ] && echo path",
+                    {}),
+      "0\neth0\npath\n");
+  for (const char* name : secrets) {
+    unsetenv(name);
+  }
+  unsetenv("NCCL_SOCKET_IFNAME");
+}
+
 TEST(ChildProcessTest, HasTheLimitsThatTheDaemonMayGive) {
   rlimit before = {};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);

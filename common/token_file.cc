@@ -22,7 +22,8 @@ namespace {
 class Mapping {
  public:
   static absl::StatusOr<Mapping> Open(const std::string& path) {
-    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    const int fd =
+        open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO would hold the caller
     if (fd < 0) {
       return ErrnoStatus(errno, path);
     }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -15,6 +16,7 @@ namespace ravel::coordinator {
 namespace {
 
 constexpr size_t kChunkBytes = 1 << 20;
+constexpr int kCredit = 256;            // messages of one node that may wait for the strand
 constexpr size_t kMaxQueued = 100'000;  // messages to one node that does not read
 
 // Streams one plan in chunks, then deletes itself.
@@ -75,20 +77,30 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
                           std::string(hello.status().message())));
         return;
       }
-      service_->strand_->Post(
-          [controller, id, hello = *std::move(hello)] { controller->OnHello(id, hello); });
+      Handle("Hello",
+             [controller, id, hello = *std::move(hello)] { controller->OnHello(id, hello); });
     } else {
       absl::StatusOr<UpMessage> message = FromProto(read_);
       if (message.ok()) {
-        service_->strand_->Post(
-            [controller, id, message = *std::move(message)] { controller->OnUp(id, message); });
+        Handle("Up",
+               [controller, id, message = *std::move(message)] { controller->OnUp(id, message); });
       } else {
         log::Warning(absl::StrCat("a message of a daemon was dropped: ",
                                   std::string(message.status().message())));
       }
     }
     MutexLock lock(mutex_);
-    if (!finished_) {
+    paused_ = handling_ >= kCredit;
+    if (!finished_ && !paused_) {
+      StartRead(&read_);
+    }
+  }
+
+  // The strand is through with a message: a node that was ahead of it may send on.
+  void Worked() {
+    MutexLock lock(mutex_);
+    --handling_;
+    if (std::exchange(paused_, false) && !finished_) {
       StartRead(&read_);
     }
   }
@@ -139,6 +151,16 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
   }
 
  private:
+  void Handle(const char* name, std::function<void()> work) {
+    {
+      MutexLock lock(mutex_);
+      ++handling_;
+    }
+    service_->strand_->PostNamed(name, [service = service_, id = id_, work = std::move(work)] {
+      work();
+      service->Worked(id);
+    });
+  }
   void Shut(const grpc::Status& status) {
     MutexLock lock(mutex_);
     FinishOnce(status);
@@ -162,6 +184,8 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
   v1::Up read_;
   Mutex mutex_;
   std::deque<v1::Down> queue_ ABSL_GUARDED_BY(mutex_);  // the first one is being written
+  int handling_ ABSL_GUARDED_BY(mutex_) = 0;            // messages that wait for the strand
+  bool paused_ ABSL_GUARDED_BY(mutex_) = false;  // nothing is read until the strand has worked
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
 };
@@ -208,6 +232,19 @@ void FleetService::Close(StreamId stream) {
     target = found->second;
   }
   target->CloseWhenWritten();
+}
+
+void FleetService::Worked(StreamId stream) {
+  std::shared_ptr<FleetStream> target;
+  {
+    MutexLock lock(mutex_);
+    const auto found = streams_.find(stream);
+    if (found == streams_.end()) {
+      return;
+    }
+    target = found->second;
+  }
+  target->Worked();
 }
 
 void FleetService::CloseAll() {

@@ -72,14 +72,14 @@ void JobController::LoadJob(JobRecord record) {
   order_.push_back(uid);
   Entry& entry = entries_[uid];
   entry.record = std::move(record);
-  absl::StatusOr<std::vector<StepRecord>> history = parts_.metrics->Read(uid);
-  if (history.ok() && !history->empty()) {
-    entry.progress.first_loss = history->front().loss;
-    entry.progress.step = history->back().step;
-    entry.progress.loss = history->back().loss;
+  const absl::StatusOr<std::optional<MetricsEnds>> ends = parts_.metrics->Ends(uid);
+  if (ends.ok() && ends->has_value()) {
+    entry.progress.first_loss = (*ends)->first.loss;
+    entry.progress.step = (*ends)->last.step;
+    entry.progress.loss = (*ends)->last.loss;
     entry.progress.any = true;
-    if (history->back().epoch == entry.record.epoch) {
-      entry.run.reported_step = history->back().step;
+    if ((*ends)->last.epoch == entry.record.epoch) {
+      entry.run.reported_step = (*ends)->last.step;
     }
   }
   for (const SaveRecord& save : saves_[uid]) {
@@ -106,7 +106,7 @@ void JobController::Settle(Entry& entry, const SaveRecord& save) {
   const std::string uid = entry.record.uid;
   const plan::JobSpec spec = entry.record.spec;
   const CheckpointJob job = CheckpointsOf(entry.record);
-  parts_.pool->Post([this, uid, spec, job, save] {
+  StorePool(spec, StoreWork::kCommit)->Post([this, uid, spec, job, save] {
     SaveRequest request{uid, save.step, save.epoch, save.attempt, save.created_ms, nullptr, {}};
     absl::StatusOr<CommittedSave> result =
         absl::AbortedError("not finished when the coordinator stopped");
@@ -206,7 +206,7 @@ absl::Status JobController::Persist(StoreChange& change) {
   }
   RETURN_IF_ERROR(FaultPoint("coordinator.before_persist"));
   const absl::Status status = parts_.store->Apply(change);
-  if (absl::IsAborted(status) && parts_.on_fatal) {
+  if ((absl::IsAborted(status) || absl::IsDataLoss(status)) && parts_.on_fatal) {
     parts_.on_fatal(status);
   }
   RETURN_IF_ERROR(status);
@@ -300,7 +300,10 @@ void JobController::Act(Entry& entry, JobActionKind action) {
       if (entry.run.AllExited()) {
         ReleaseCheckpoints(entry);  // nothing half done stays behind
       }
-      parts_.metrics->Close(entry.record.uid);
+      WriteFiles([metrics = parts_.metrics, logs = parts_.logs, uid = entry.record.uid] {
+        metrics->Close(uid);
+        logs->Close(uid);
+      });
       feed_.Publish(entry.record.uid, FeedEnd());
       UpdateDetection();
       break;
@@ -340,6 +343,37 @@ absl::Status JobController::CheckNameIsFree(const JobKey& key) const {
 }
 
 absl::StatusOr<JobView> JobController::Submit(SubmitDraft draft) {
+  std::vector<SubmitDraft> drafts;
+  drafts.push_back(std::move(draft));
+  return SubmitAll(std::move(drafts)).front();
+}
+
+std::vector<absl::StatusOr<JobView>> JobController::SubmitAll(std::vector<SubmitDraft> drafts) {
+  std::vector<absl::StatusOr<Drafted>> written;
+  absl::Status status = parts_.store->BeginGroup();
+  for (SubmitDraft& draft : drafts) {
+    written.push_back(status.ok() ? WriteDraft(std::move(draft)) : status);
+  }
+  if (status.ok()) {
+    status = parts_.store->CommitGroup();
+  }
+  std::vector<absl::StatusOr<JobView>> answers;
+  for (absl::StatusOr<Drafted>& draft : written) {
+    if (!draft.ok()) {
+      answers.emplace_back(draft.status());
+    } else if (draft->known) {
+      answers.emplace_back(*draft->known);
+    } else if (!status.ok()) {
+      answers.emplace_back(status);
+    } else {
+      answers.emplace_back(AcceptDraft(std::move(draft->record)));
+    }
+  }
+  UpdateDetection();
+  return answers;
+}
+
+absl::StatusOr<JobController::Drafted> JobController::WriteDraft(SubmitDraft draft) {
   ASSIGN_OR_RETURN(const std::optional<RequestRecord> known,
                    parts_.store->FindRequest(draft.request_id));
   if (known) {
@@ -348,9 +382,13 @@ absl::StatusOr<JobView> JobController::Submit(SubmitDraft draft) {
           absl::StrCat("request id ", draft.request_id, " was used for another request"));
     }
     const Entry* entry = FindEntry(known->answer);
-    return entry == nullptr
-               ? absl::StatusOr<JobView>(absl::NotFoundError("the job of this request is gone"))
-               : ViewOf(*entry);
+    if (entry == nullptr) {
+      return absl::NotFoundError("the job of this request is gone");
+    }
+    return Drafted{{}, ViewOf(*entry)};
+  }
+  if (parts_.disk != nullptr) {
+    RETURN_IF_ERROR(parts_.disk->CheckRoom());
   }
   RETURN_IF_ERROR(CheckNameIsFree({draft.record.namespace_name, draft.record.name}));
   JobRecord& job = draft.record;
@@ -367,12 +405,16 @@ absl::StatusOr<JobView> JobController::Submit(SubmitDraft draft) {
   change.events.push_back(event);
   change.request = RequestRecord{draft.request_id, draft.hash, job.uid, job.created_ms};
   RETURN_IF_ERROR(Persist(change));
-  Entry& entry = entries_[job.uid];
-  entry.record = change.jobs.back();
-  order_.push_back(job.uid);
+  return Drafted{change.jobs.back(), {}};
+}
+
+JobView JobController::AcceptDraft(JobRecord record) {
+  const std::string uid = record.uid;
+  Entry& entry = entries_[uid];
+  entry.record = std::move(record);
+  order_.push_back(uid);
   scheduling_needed_ = true;
-  log::Info(absl::StrCat("job ", job.name, ": submitted as ", job.uid));
-  UpdateDetection();
+  log::Info(absl::StrCat("job ", entry.record.name, ": submitted as ", uid));
   return ViewOf(entry);
 }
 

@@ -238,15 +238,16 @@ void JobController::StartCommit(Entry& entry, std::pair<int64_t, int64_t> key) {
   }
   const CheckpointJob job = CheckpointsOf(entry.record);
   const int64_t sequence = pending.sequence;
-  parts_.pool->Post([this, job, save, sequence, request = std::move(request)] {
-    absl::StatusOr<CommittedSave> result = parts_.keeper->Commit(job, request);
-    parts_.strand->Post([this, save, sequence, result] {
-      Entry* found = FindEntry(save.job_uid);
-      OnCommitted(save.job_uid, save, result, sequence);
-      Reconcile(*found);
-      Schedule();
-    });
-  });
+  StorePool(job.spec, StoreWork::kCommit)
+      ->Post([this, job, save, sequence, request = std::move(request)] {
+        absl::StatusOr<CommittedSave> result = parts_.keeper->Commit(job, request);
+        parts_.strand->Post([this, save, sequence, result] {
+          Entry* found = FindEntry(save.job_uid);
+          OnCommitted(save.job_uid, save, result, sequence);
+          Reconcile(*found);
+          Schedule();
+        });
+      });
 }
 
 void JobController::OnCommitted(const std::string& uid,
@@ -318,7 +319,7 @@ void JobController::Retain(Entry& entry) {
   const bool restoring =
       entry.run.phase == RunPhase::kPreparing || entry.run.phase == RunPhase::kBootstrapping;
   const int64_t in_use = restoring ? entry.run.restore_step : -1;
-  parts_.pool->Post([this, uid, job, in_use] {
+  StorePool(job.spec, StoreWork::kUpkeep)->Post([this, uid, job, in_use] {
     absl::StatusOr<std::vector<int64_t>> deleted = parts_.keeper->Retain(job, in_use);
     parts_.strand->Post([this, uid, deleted] {
       if (!deleted.ok()) {

@@ -217,7 +217,8 @@ absl::StatusOr<std::unique_ptr<FileWriter>> FileStore::Create(std::string_view p
 
 absl::StatusOr<std::unique_ptr<FileReader>> FileStore::Open(std::string_view path) const {
   const std::string full = Locate(path);
-  const int fd = ::open(full.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd =
+      ::open(full.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO would hold the caller
   if (fd < 0) {
     return IoError("open", full);
   }

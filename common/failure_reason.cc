@@ -45,6 +45,9 @@ constexpr FailureReason kReasons[] = {
     {"Stall", C::kInfrastructure, true, A::kAvoidNode, R::kNever, 2, -1},
     {"CheckpointCorrupt", C::kInfrastructure, true, A::kRestart, R::kNever, 2, -1},
     {"DeviceOutOfMemory", C::kInfrastructure, true, A::kRestart, R::kNever, 2, -1},
+    // Limits that the job itself has set (spec.checkpoint): it ends when they are passed.
+    {"SavesFailing", C::kInfrastructure, true, A::kFail, R::kNever, 2, -1},
+    {"CheckpointTooOld", C::kInfrastructure, true, A::kFail, R::kNever, 2, -1},
     {"StartFailed", C::kInfrastructure, false, A::kAvoidNode, R::kNever, 2, -1},
     {"PreflightFailed", C::kInfrastructure, false, A::kAvoidNode, R::kNever, 2, -1},
     {"Preempted", C::kPreemption, false, A::kMove, R::kNever, 2, -1},

@@ -22,8 +22,8 @@ namespace {
 class Mapping {
  public:
   static absl::StatusOr<Mapping> Open(const std::string& path) {
-    const int fd =
-        open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO would hold the caller
+    // Without waiting for the other end of a pipe: it is refused below.
+    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
       return ErrnoStatus(errno, path);
     }

@@ -10,14 +10,18 @@
 
 namespace ravel::coordinator {
 
-int64_t ChooseSize(const plan::JobSpec& spec, int64_t free) {
+int64_t ChooseSize(const std::vector<int64_t>& sizes, int64_t wanted, int64_t free) {
   int64_t best = 0;
-  for (const int64_t size : spec.elastic.sizes) {
-    if (size <= free && size <= spec.device_count) {
+  for (const int64_t size : sizes) {
+    if (size <= free && size <= wanted) {
       best = std::max(best, size);
     }
   }
   return best;
+}
+
+int64_t ChooseSize(const plan::JobSpec& spec, int64_t free) {
+  return ChooseSize(spec.elastic.sizes, spec.device_count, free);
 }
 
 std::vector<RankPlace> PlaceRanks(int64_t size, std::vector<NodeOffer> offers) {
@@ -67,12 +71,18 @@ absl::StatusOr<std::string> ChooseTransport(plan::Transport wanted,
   return std::string(one_host ? "shm" : "gloo");
 }
 
-absl::StatusOr<std::string> TransportOf(const plan::JobSpec& spec,
+absl::StatusOr<std::string> TransportOf(bool cpu_devices,
+                                        plan::Transport wanted,
                                         const std::vector<RankPlace>& places) {
-  if (spec.cpu_devices) {
-    return ChooseTransport(spec.transport, places);
+  if (cpu_devices) {
+    return ChooseTransport(wanted, places);
   }
   return std::string(places.size() == 1 ? "local" : "nccl");
+}
+
+absl::StatusOr<std::string> TransportOf(const plan::JobSpec& spec,
+                                        const std::vector<RankPlace>& places) {
+  return TransportOf(spec.cpu_devices, spec.transport, places);
 }
 
 bool SharesMemory(const std::string& transport) {

@@ -29,6 +29,7 @@ struct RankPlace {
 
 // The largest allowed size that is at most `free` and at most the wanted count; 0 when there is
 // none.
+int64_t ChooseSize(const std::vector<int64_t>& sizes, int64_t wanted, int64_t free);
 int64_t ChooseSize(const plan::JobSpec& spec, int64_t free);
 
 // Ranks in order: few nodes, ranks of one host together, ties by node id. `size` must not exceed
@@ -39,7 +40,10 @@ std::vector<RankPlace> PlaceRanks(int64_t size, std::vector<NodeOffer> offers);
 // do not. Forced shm over several hosts is FailedPrecondition naming them.
 absl::StatusOr<std::string> ChooseTransport(plan::Transport wanted,
                                             const std::vector<RankPlace>& places);
-// The same for the devices of the spec: GPUs talk through nccl, wherever they are.
+// The same by kind of device: GPUs talk through nccl, wherever they are.
+absl::StatusOr<std::string> TransportOf(bool cpu_devices,
+                                        plan::Transport wanted,
+                                        const std::vector<RankPlace>& places);
 absl::StatusOr<std::string> TransportOf(const plan::JobSpec& spec,
                                         const std::vector<RankPlace>& places);
 // Whether ranks over this transport have memory in common.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/ckpt/manifest.h"
+#include "common/ckpt/step_layout.h"
 #include "common/plan/job_spec.h"
 #include "common/status.h"
 #include "coordinator/planner.h"
@@ -125,6 +126,9 @@ class CheckpointKeeper {
   // Applies `keep`; returns the steps that are gone.
   virtual absl::StatusOr<std::vector<int64_t>> Retain(const CheckpointJob& job,
                                                       int64_t in_use_step) = 0;
+  // Removes one attempt folder, of a save that will not be committed; none is fine. Ranks may still
+  // write in it: then it fails, and is asked again when they have stopped.
+  virtual absl::Status RemoveAttempt(const CheckpointJob& job, ckpt::AttemptKey key) = 0;
   // The job is over and nobody writes any more: settles and removes attempts as PrepareRestore,
   // lets go of its pins.
   virtual absl::StatusOr<std::optional<SettledSave>> Release(const CheckpointJob& job,

@@ -7,6 +7,8 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <variant>
 
 #include "coordinator/job_record.h"
@@ -23,25 +25,37 @@ using WatchId = uint64_t;
 // Used only from the controller's strand.
 class Feed {
  public:
-  WatchId Subscribe(std::string job_uid, FeedSink sink) {
-    watchers_.emplace(++last_id_, Watcher{std::move(job_uid), std::move(sink)});
+  WatchId Subscribe(const std::string& job_uid, FeedSink sink) {
+    watchers_[job_uid].emplace(++last_id_, std::move(sink));
+    jobs_[last_id_] = job_uid;
     return last_id_;
   }
-  void Unsubscribe(WatchId id) { watchers_.erase(id); }
+  void Unsubscribe(WatchId id) {
+    const auto job = jobs_.find(id);
+    if (job == jobs_.end()) {
+      return;
+    }
+    const auto watchers = watchers_.find(job->second);
+    watchers->second.erase(id);
+    if (watchers->second.empty()) {
+      watchers_.erase(watchers);
+    }
+    jobs_.erase(job);
+  }
+  // What nobody watches need not be made.
+  bool IsWatched(const std::string& job_uid) const { return watchers_.contains(job_uid); }
   void Publish(const std::string& job_uid, const FeedItem& item) const {
-    for (const auto& [id, watcher] : watchers_) {
-      if (watcher.job_uid == job_uid) {
-        watcher.sink(item);
+    const auto watchers = watchers_.find(job_uid);
+    if (watchers != watchers_.end()) {
+      for (const auto& [id, sink] : watchers->second) {
+        sink(item);
       }
     }
   }
 
  private:
-  struct Watcher {
-    std::string job_uid;
-    FeedSink sink;
-  };
-  std::map<WatchId, Watcher> watchers_;
+  std::unordered_map<std::string, std::map<WatchId, FeedSink>> watchers_;  // by job
+  std::unordered_map<WatchId, std::string> jobs_;
   WatchId last_id_ = 0;
 };
 

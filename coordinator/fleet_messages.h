@@ -53,7 +53,11 @@ struct HelloMessage {
   std::vector<HeldTrainer> trainers;
   std::string version;
   std::string device_message;
-  int64_t term = 0;  // highest that the daemon has heard
+  int64_t term = 0;       // highest that the daemon has heard
+  bool draining = false;  // it has said that it goes away
+  // Which work folder the daemon has locked, on the host of host_id: no other daemon that lives has
+  // it. Empty: unknown.
+  std::string work_lock = {};
 };
 
 // Where a rank is in the collectives of one group of ranks, which is known by its name and its
@@ -120,6 +124,16 @@ struct StepReport {
 struct SaveStarted {
   int64_t step = 0;
   int64_t sequence = 0;
+  int64_t attempt = 1;  // save attempt
+};
+// A save without a seal of this rank.
+struct SaveFailed {
+  int64_t step = 0;
+  int64_t sequence = 0;
+  int64_t attempt = 1;
+  std::string reason = {};  // StoreFull, StoreUnavailable, SaveAbandoned, SaveSkipped
+  std::string message = {};
+  bool skipped = false;  // nothing was begun
 };
 struct TrainerFailed {
   int32_t code = 0;
@@ -168,6 +182,7 @@ struct TrainerFrame {
                StepReport,
                ckpt::Seal,
                SaveStarted,
+               SaveFailed,
                TrainerFailed,
                TrainerDone,
                LedgerReport>
@@ -199,6 +214,7 @@ struct CommandResult {
   int64_t command_id = 0;
   bool ok = true;
   std::string message;
+  std::string reason = {};
 };
 struct DrainNotice {
   std::string reason;
@@ -290,6 +306,8 @@ class FleetLink {
   virtual void Send(StreamId stream, DownMessage message) = 0;
   // Ends the stream after what was sent before.
   virtual void Close(StreamId stream) = 0;
+  // Monotonic, of the newest message that came in; 0: not known.
+  virtual int64_t ArrivalMs(StreamId /*stream*/) { return 0; }
 };
 
 }  // namespace ravel::coordinator

@@ -82,6 +82,11 @@ TrainerReady ReadReady(const v1::TrainerReady& message) {
   return ready;
 }
 
+// Trainers that do not say have one.
+int64_t SaveAttempt(int64_t said) {
+  return said == 0 ? 1 : said;
+}
+
 absl::StatusOr<decltype(TrainerFrame::frame)> ReadFrame(const v1::TrainerUp& message) {
   using Frame = decltype(TrainerFrame::frame);
   switch (message.kind_case()) {
@@ -105,7 +110,16 @@ absl::StatusOr<decltype(TrainerFrame::frame)> ReadFrame(const v1::TrainerUp& mes
     case v1::TrainerUp::kDone:
       return Frame(TrainerDone{message.done().step()});
     case v1::TrainerUp::kSaveStarted:
-      return Frame(SaveStarted{message.save_started().step(), message.save_started().sequence()});
+      return Frame(SaveStarted{message.save_started().step(),
+                               message.save_started().sequence(),
+                               SaveAttempt(message.save_started().save_attempt())});
+    case v1::TrainerUp::kSaveFailed:
+      return Frame(SaveFailed{message.save_failed().step(),
+                              message.save_failed().sequence(),
+                              SaveAttempt(message.save_failed().save_attempt()),
+                              message.save_failed().reason(),
+                              message.save_failed().message(),
+                              message.save_failed().skipped()});
     case v1::TrainerUp::kLedger:
       return Frame(ReadLedger(message.ledger()));
     case v1::TrainerUp::KIND_NOT_SET:
@@ -273,6 +287,8 @@ absl::StatusOr<HelloMessage> FromProto(const v1::Hello& message) {
   hello.version = message.version();
   hello.device_message = message.device_message();
   hello.term = message.term();
+  hello.work_lock = message.work_lock();
+  hello.draining = message.draining();
   return hello;
 }
 
@@ -294,8 +310,10 @@ absl::StatusOr<UpMessage> FromProto(const v1::Up& message) {
                                 log.time_ms()});
     }
     case v1::Up::kResult:
-      return UpMessage(CommandResult{
-          message.result().command_id(), message.result().ok(), message.result().message()});
+      return UpMessage(CommandResult{message.result().command_id(),
+                                     message.result().ok(),
+                                     message.result().message(),
+                                     message.result().reason()});
     case v1::Up::kDrain:
       return UpMessage(DrainNotice{message.drain().reason()});
     case v1::Up::kHello:

@@ -1,6 +1,7 @@
 #include "coordinator/fleet_service.h"
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <string>
@@ -8,6 +9,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/clock.h"
 #include "common/logging.h"
 #include "coordinator/fleet_messages_proto.h"
 #include "coordinator/job_controller.h"
@@ -70,6 +72,8 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
     }
     JobController* controller = service_->controller_;
     const StreamId id = id_;
+    const int64_t now_ms = SystemClock::Get().MonotonicMs();
+    arrived_ms_ = now_ms;  // before the strand gets to it
     if (read_.kind_case() == v1::Up::kHello) {
       absl::StatusOr<HelloMessage> hello = FromProto(read_.hello());
       if (!hello.ok()) {
@@ -77,13 +81,15 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
                           std::string(hello.status().message())));
         return;
       }
-      Handle("Hello",
-             [controller, id, hello = *std::move(hello)] { controller->OnHello(id, hello); });
+      Handle("Hello", [controller, id, now_ms, hello = *std::move(hello)] {
+        controller->OnHello(id, hello, now_ms);
+      });
     } else {
       absl::StatusOr<UpMessage> message = FromProto(read_);
       if (message.ok()) {
-        Handle("Up",
-               [controller, id, message = *std::move(message)] { controller->OnUp(id, message); });
+        Handle("Up", [controller, id, now_ms, message = *std::move(message)] {
+          controller->OnUp(id, message, now_ms);
+        });
       } else {
         log::Warning(absl::StrCat("a message of a daemon was dropped: ",
                                   std::string(message.status().message())));
@@ -101,6 +107,7 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
     MutexLock lock(mutex_);
     --handling_;
     if (std::exchange(paused_, false) && !finished_) {
+      arrived_ms_ = SystemClock::Get().MonotonicMs();
       StartRead(&read_);
     }
   }
@@ -120,8 +127,15 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
   void OnDone() override {
     JobController* controller = service_->controller_;
     const StreamId id = id_;
-    service_->strand_->Post([controller, id] { controller->OnStreamClosed(id); });
+    const int64_t now_ms = SystemClock::Get().MonotonicMs();
+    service_->strand_->Post([controller, id, now_ms] { controller->OnStreamClosed(id, now_ms); });
     service_->Forget(id_);  // may delete this
+  }
+
+  // Whoever is not read because the strand is behind is not silent.
+  int64_t arrived_ms() {
+    MutexLock lock(mutex_);
+    return paused_ ? SystemClock::Get().MonotonicMs() : arrived_ms_.load();
   }
 
   void Push(v1::Down message) {
@@ -181,6 +195,7 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
 
   FleetService* service_;
   const StreamId id_;
+  std::atomic<int64_t> arrived_ms_ = 0;  // monotonic: newest message
   v1::Up read_;
   Mutex mutex_;
   std::deque<v1::Down> queue_ ABSL_GUARDED_BY(mutex_);  // the first one is being written
@@ -245,6 +260,12 @@ void FleetService::Worked(StreamId stream) {
     target = found->second;
   }
   target->Worked();
+}
+
+int64_t FleetService::ArrivalMs(StreamId stream) {
+  MutexLock lock(mutex_);
+  const auto found = streams_.find(stream);
+  return found == streams_.end() ? 0 : found->second->arrived_ms();
 }
 
 void FleetService::CloseAll() {

@@ -34,6 +34,7 @@ class FleetService : public v1::Fleet::CallbackService, public FleetLink {
 
   void Send(StreamId stream, DownMessage message) override;
   void Close(StreamId stream) override;
+  int64_t ArrivalMs(StreamId stream) override;
 
  private:
   friend class FleetStream;

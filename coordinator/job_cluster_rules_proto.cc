@@ -212,6 +212,23 @@ void JobRules::CheckCheckpoint() {
         Duration("spec.checkpoint.every", checkpoint.mutable_every(), "30m", kMinuteMs, kLongestMs);
   }
   spec().checkpoint.at_start = checkpoint.at_start();
+  if (!checkpoint.max_age().empty()) {
+    spec().checkpoint.max_age_ms =
+        Duration("spec.checkpoint.maxAge", checkpoint.mutable_max_age(), "", kMinuteMs, kLongestMs);
+    if (spec().checkpoint.max_age_ms < spec().checkpoint.every_ms) {
+      Fail("spec.checkpoint.maxAge",
+           absl::StrCat("at least spec.checkpoint.every, ", checkpoint.every()),
+           checkpoint.max_age());
+    }
+  }
+  if (checkpoint.when_busy().empty()) {
+    checkpoint.set_when_busy("skip");
+  } else if (checkpoint.when_busy() != "skip" && checkpoint.when_busy() != "wait") {
+    Fail("spec.checkpoint.whenBusy", "skip or wait", Quoted(checkpoint.when_busy()));
+  }
+  spec().checkpoint.wait_when_busy = checkpoint.when_busy() == "wait";
+  AtLeast("spec.checkpoint.maxFailedSaves", checkpoint.max_failed_saves(), 0);
+  spec().checkpoint.max_failed_saves = checkpoint.max_failed_saves();
   v1::KeepSpec& keep = *checkpoint.mutable_keep();
   keep.set_last(keep.has_last() ? keep.last() : 3);
   AtLeast("spec.checkpoint.keep.last", keep.last(), 1);

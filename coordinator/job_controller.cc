@@ -15,6 +15,8 @@ namespace {
 
 // The longest that a daemon waits before it tries to reach its coordinator again.
 constexpr int64_t kReturnMs = 5000;
+// Jobs that one tick looks at; the others follow in the next.
+constexpr size_t kMostLooks = 500;
 
 }  // namespace
 
@@ -28,17 +30,22 @@ absl::Status JobController::Start() {
   event_seq_ = state.last_event_seq;
   resource_version_ = state.last_resource_version;
   for (OperationRecord& operation : state.operations) {
-    operations_[operation.id] = std::move(operation);
+    NoteOperation(operation);
   }
   for (const SaveRecord& save : state.saves) {
     saves_[save.job_uid].push_back(save);
   }
   for (const NodeRow& node : state.nodes) {
+    const NodeHold hold = static_cast<NodeHold>(node.hold);
+    if (hold != NodeHold::kNone) {
+      membership_.Remember(node.id, hold, node.hold_reason);
+    }
     if (!node.incarnation.empty()) {
       expected_nodes_.insert(node.id);
+      known_nodes_[node.id] = node;
     }
   }
-  ticked_ms_ = parts_.clock->MonotonicMs();
+  const int64_t now_ms = parts_.clock->MonotonicMs();
   bool was_active = false;
   std::map<std::string, EpochRecord> launched;
   for (EpochRecord& epoch : state.epochs) {
@@ -55,10 +62,9 @@ absl::Status JobController::Start() {
     }
     LoadJob(std::move(job));
   }
-  UpdateDetection();
   if (was_active) {
     // 2T and the longest back-off of a daemon that tries to return.
-    registration_until_ms_ = ticked_ms_ + 2 * membership_.times().detection_ms + kReturnMs;
+    registration_until_ms_ = now_ms + 2 * membership_.times().detection_ms + kReturnMs;
   } else {
     expected_nodes_.clear();
   }
@@ -69,9 +75,7 @@ absl::Status JobController::Start() {
 
 void JobController::LoadJob(JobRecord record) {
   const std::string uid = record.uid;
-  order_.push_back(uid);
-  Entry& entry = entries_[uid];
-  entry.record = std::move(record);
+  Entry& entry = AddEntry(std::move(record));
   const absl::StatusOr<std::optional<MetricsEnds>> ends = parts_.metrics->Ends(uid);
   if (ends.ok() && ends->has_value()) {
     entry.progress.first_loss = (*ends)->first.loss;
@@ -82,6 +86,7 @@ void JobController::LoadJob(JobRecord record) {
       entry.run.reported_step = (*ends)->last.step;
     }
   }
+  entry.save_counts = CountSaves(saves_[uid]);
   for (const SaveRecord& save : saves_[uid]) {
     if (save.state == SaveState::kIntended) {
       Settle(entry, save);
@@ -89,6 +94,7 @@ void JobController::LoadJob(JobRecord record) {
   }
   LookAtFolder(entry);
   if (BeginAdoption(entry)) {
+    SyncSchedule(entry);
     return;  // its trainers went on; a commit that is settled beside it is a commit like any other
   }
   FinishOperations(uid, INT64_MAX, OperationState::kFailed, "CoordinatorRestart", -1, "");
@@ -138,29 +144,59 @@ void JobController::Settle(Entry& entry, const SaveRecord& save) {
 
 void JobController::Tick() {
   const int64_t now_ms = parts_.clock->MonotonicMs();
-  // Time that this thread itself did not run is nobody's silence.
-  const int64_t slept_ms = now_ms - ticked_ms_;
-  if (slept_ms > std::max<int64_t>(10 * options_.tick_ms, 200)) {
-    membership_.Forgive(slept_ms);
+  // Time that this process did not run is nobody's silence. Being busy is no excuse: messages are
+  // judged by their arrival.
+  const int64_t paused_ms = parts_.take_pause_ms ? parts_.take_pause_ms() : 0;
+  if (paused_ms > 0) {
+    log::Warning(absl::StrCat("this process did not run for ", paused_ms, " ms"));
+    membership_.Forgive(paused_ms, now_ms);
   }
-  ticked_ms_ = now_ms;
-  for (const LostNode& lost : membership_.Evaluate(now_ms)) {
-    LoseNode(lost.node_id, lost.reason);
-  }
-  for (auto& [uid, entry] : entries_) {
-    while (!entry.waiting.empty()) {
-      Step step = std::move(entry.waiting.front());
-      if (!TryStep(entry, step).ok()) {
-        entry.waiting.front() = std::move(step);
-        break;
-      }
-      entry.waiting.pop_front();
-    }
-    if (!IsTerminal(entry.record.state)) {
-      Reconcile(entry);
+  const auto arrival = [this](StreamId stream) { return parts_.fleet->ArrivalMs(stream); };
+  for (const LostNode& lost : membership_.Evaluate(now_ms, arrival)) {
+    if (lost.job_uid.empty()) {
+      LoseNode(lost.node_id, lost.reason);
+    } else if (Entry* entry = FindEntry(lost.job_uid)) {
+      LoseNodeFor(*entry, lost.node_id, lost.reason);
     }
   }
+  for (const std::string& uid : agenda_.Take(now_ms, kMostLooks)) {
+    Entry* entry = FindEntry(uid);
+    if (entry != nullptr) {
+      LookAt(*entry, now_ms);
+    }
+  }
+  SaveOperationsAgain();
+  ExpireOperations();
   Schedule();
+}
+
+void JobController::LookAt(Entry& entry, int64_t now_ms) {
+  while (!entry.waiting.empty()) {
+    Step step = std::move(entry.waiting.front());
+    if (!TryStep(entry, step).ok()) {
+      entry.waiting.front() = std::move(step);
+      break;
+    }
+    entry.waiting.pop_front();
+  }
+  if (!IsTerminal(entry.record.state)) {
+    Reconcile(entry);
+  }
+  SyncSchedule(entry);
+  const int64_t next_ms = NextLookMs(entry, now_ms);
+  if (next_ms >= 0) {
+    Wake(entry, next_ms);
+  }
+}
+
+JobController::Entry& JobController::AddEntry(JobRecord record) {
+  Entry& entry = entries_[record.uid];
+  order_.push_back(record.uid);
+  by_name_[{record.namespace_name, record.name}] = record.uid;
+  entry.record = std::move(record);
+  entry.order = ++last_order_;
+  Wake(entry, parts_.clock->MonotonicMs());
+  return entry;
 }
 
 JobController::Entry* JobController::FindEntry(const std::string& uid) {
@@ -169,25 +205,29 @@ JobController::Entry* JobController::FindEntry(const std::string& uid) {
 }
 
 const JobController::Entry* JobController::FindEntry(const JobKey& key) const {
-  for (const auto& [uid, entry] : entries_) {
-    if (entry.record.name == key.name && entry.record.namespace_name == key.namespace_name) {
-      return &entry;
-    }
-  }
-  return nullptr;
+  const auto found = by_name_.find({key.namespace_name, key.name});
+  return found == by_name_.end() ? nullptr : &entries_.at(found->second);
 }
 
 JobView JobController::ViewOf(const Entry& entry) const {
-  JobView view{entry.record, entry.progress, -1};
+  JobView view{.record = entry.record, .progress = entry.progress, .conditions = entry.conditions};
+  view.failed_saves = entry.save_counts.failed;
+  view.skipped_saves = entry.saves.skipped();
   if (view.record.state == JobState::kRunning && entry.progress.step_seconds > 0) {
     view.eta_seconds = entry.progress.step_seconds *
                        static_cast<double>(entry.record.spec.steps - entry.progress.step);
+  }
+  const std::string why = WhyQueued(entry);
+  if (!why.empty()) {
+    view.record.message = why;
   }
   return view;
 }
 
 void JobController::Publish(const Entry& entry) {
-  feed_.Publish(entry.record.uid, ViewOf(entry));
+  if (feed_.IsWatched(entry.record.uid)) {
+    feed_.Publish(entry.record.uid, ViewOf(entry));
+  }
 }
 
 JobEvent JobController::MakeEvent(JobEventKind kind) const {
@@ -195,6 +235,10 @@ JobEvent JobController::MakeEvent(JobEventKind kind) const {
   event.kind = kind;
   event.now_ms = parts_.clock->WallMs();
   return event;
+}
+
+std::string JobController::NewId() const {
+  return parts_.new_id ? parts_.new_id() : RandomUuid();
 }
 
 absl::Status JobController::Persist(StoreChange& change) {
@@ -243,7 +287,6 @@ absl::Status JobController::TryStep(Entry& entry, Step& step) {
   if (result) {
     entry.record = change.jobs.back();
     Publish(entry);
-    scheduling_needed_ = true;
     for (const JobActionKind action : result->actions) {
       Act(entry, action);
     }
@@ -251,6 +294,8 @@ absl::Status JobController::TryStep(Entry& entry, Step& step) {
   if (step.after) {
     step.after();
   }
+  SyncSchedule(entry);
+  Wake(entry, parts_.clock->MonotonicMs());
   return absl::OkStatus();
 }
 
@@ -268,6 +313,8 @@ void JobController::Do(Entry& entry, Step step) {
                             " waits for the database: ",
                             status.ToString()));
     entry.waiting.push_back(std::move(step));
+    SyncSchedule(entry);
+    Wake(entry, parts_.clock->MonotonicMs());
   }
 }
 
@@ -279,6 +326,7 @@ void JobController::Act(Entry& entry, JobActionKind action) {
     case JobActionKind::kRun:
       entry.run.phase = RunPhase::kTraining;
       parts_.keeper->EndRestore(entry.record.uid);
+      entry.run.trained_since_ms = parts_.clock->WallMs();
       entry.run.progress_ms = entry.run.save_ms = parts_.clock->MonotonicMs();
       entry.run.board.Forget();
       RenewHorizon(entry);
@@ -305,28 +353,7 @@ void JobController::Act(Entry& entry, JobActionKind action) {
         logs->Close(uid);
       });
       feed_.Publish(entry.record.uid, FeedEnd());
-      UpdateDetection();
       break;
-  }
-}
-
-void JobController::UpdateDetection() {
-  int64_t detection_ms = options_.detection_ms;
-  for (const auto& [uid, entry] : entries_) {
-    if (!IsTerminal(entry.record.state)) {
-      detection_ms = std::min(detection_ms, entry.record.spec.detection_ms);
-    }
-  }
-  if (detection_ms == membership_.times().detection_ms) {
-    return;
-  }
-  membership_.SetDetection(detection_ms);
-  // Nobody is late by a rule that was not told yet.
-  membership_.Forgive(detection_ms);
-  for (const auto& [id, node] : membership_.nodes()) {
-    if (node.stream) {
-      Send(*node.stream, Welcome{cluster_id_, membership_.times().beat_ms(), {}});
-    }
   }
 }
 
@@ -350,12 +377,25 @@ absl::StatusOr<JobView> JobController::Submit(SubmitDraft draft) {
 
 std::vector<absl::StatusOr<JobView>> JobController::SubmitAll(std::vector<SubmitDraft> drafts) {
   std::vector<absl::StatusOr<Drafted>> written;
+  std::set<std::string> ids;
+  std::set<std::pair<std::string, std::string>> names;
+  std::vector<size_t> repeated;  // judged when those before them are on disk
   absl::Status status = parts_.store->BeginGroup();
-  for (SubmitDraft& draft : drafts) {
-    written.push_back(status.ok() ? WriteDraft(std::move(draft)) : status);
+  for (size_t i = 0; i < drafts.size(); ++i) {
+    const JobRecord& job = drafts[i].record;
+    const bool new_id = ids.insert(drafts[i].request_id).second;
+    if (!names.insert({job.namespace_name, job.name}).second || !new_id) {
+      repeated.push_back(i);
+      written.emplace_back(absl::UnavailableError("answered below"));
+    } else {
+      written.push_back(status.ok() ? WriteDraft(drafts[i]) : status);
+    }
   }
   if (status.ok()) {
     status = parts_.store->CommitGroup();
+  }
+  if ((absl::IsAborted(status) || absl::IsDataLoss(status)) && parts_.on_fatal) {
+    parts_.on_fatal(status);
   }
   std::vector<absl::StatusOr<JobView>> answers;
   for (absl::StatusOr<Drafted>& draft : written) {
@@ -369,7 +409,9 @@ std::vector<absl::StatusOr<JobView>> JobController::SubmitAll(std::vector<Submit
       answers.emplace_back(AcceptDraft(std::move(draft->record)));
     }
   }
-  UpdateDetection();
+  for (const size_t i : repeated) {
+    answers[i] = Submit(std::move(drafts[i]));
+  }
   return answers;
 }
 
@@ -392,7 +434,7 @@ absl::StatusOr<JobController::Drafted> JobController::WriteDraft(SubmitDraft dra
   }
   RETURN_IF_ERROR(CheckNameIsFree({draft.record.namespace_name, draft.record.name}));
   JobRecord& job = draft.record;
-  job.uid = job.uid.empty() ? RandomUuid() : job.uid;
+  job.uid = job.uid.empty() ? NewId() : job.uid;
   job.state = JobState::kQueued;
   job.reason = "WaitingForDevices";
   job.created_ms = parts_.clock->WallMs();
@@ -409,12 +451,9 @@ absl::StatusOr<JobController::Drafted> JobController::WriteDraft(SubmitDraft dra
 }
 
 JobView JobController::AcceptDraft(JobRecord record) {
-  const std::string uid = record.uid;
-  Entry& entry = entries_[uid];
-  entry.record = std::move(record);
-  order_.push_back(uid);
-  scheduling_needed_ = true;
-  log::Info(absl::StrCat("job ", entry.record.name, ": submitted as ", uid));
+  Entry& entry = AddEntry(std::move(record));
+  SyncSchedule(entry);
+  log::Info(absl::StrCat("job ", entry.record.name, ": submitted as ", entry.record.uid));
   return ViewOf(entry);
 }
 
@@ -436,6 +475,46 @@ absl::StatusOr<JobView> JobController::Cancel(const JobKey& key, const std::stri
   }
   RETURN_IF_ERROR(TryStep(*entry, step));
   Reconcile(*entry);
+  return ViewOf(*entry);
+}
+
+absl::StatusOr<JobView> JobController::Retry(const JobKey& key, const std::string& request_id) {
+  Entry* entry = FindEntry(key);
+  if (entry == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name));
+  }
+  const std::string hash = absl::StrCat("retry ", entry->record.uid);
+  ASSIGN_OR_RETURN(const std::optional<RequestRecord> known, parts_.store->FindRequest(request_id));
+  if (known && known->hash != hash) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("request id ", request_id, " was used for another request"));
+  }
+  if (known) {
+    return ViewOf(*entry);
+  }
+  const JobState state = entry->record.state;
+  if (state != JobState::kFailed && state != JobState::kCancelled) {
+    return absl::FailedPreconditionError(absl::StrCat("job ",
+                                                      key.name,
+                                                      " is ",
+                                                      std::string(StateName(state)),
+                                                      "; only a job that has failed or was "
+                                                      "cancelled can be tried again"));
+  }
+  if (!entry->waiting.empty() || !entry->run.AllExited() || entry->run.committing > 0) {
+    return absl::UnavailableError(
+        absl::StrCat("job ", key.name, " is still being wound up; try again"));
+  }
+  Step step{MakeEvent(JobEventKind::kRetryRequested), {}, {}};
+  step.extra.request = RequestRecord{request_id, hash, entry->record.uid, parts_.clock->WallMs()};
+  RETURN_IF_ERROR(TryStep(*entry, step));
+  entry->run = JobRun();
+  entry->avoided = AvoidSet();
+  entry->lacking.clear();
+  entry->held = {-1, 0, 0};
+  SyncSchedule(*entry);
+  Schedule();
   return ViewOf(*entry);
 }
 
@@ -467,20 +546,6 @@ absl::StatusOr<OperationRecord> JobController::GetOperation(const std::string& i
 std::vector<SaveRecord> JobController::Saves(const std::string& job_uid) const {
   const auto found = saves_.find(job_uid);
   return found == saves_.end() ? std::vector<SaveRecord>() : found->second;
-}
-
-std::vector<NodeView> JobController::Nodes() const {
-  std::map<std::string, int64_t> free;
-  for (const bool cpu : {true, false}) {
-    for (const NodeOffer& offer : FreeDevices(cpu)) {
-      free[offer.node_id] += static_cast<int64_t>(offer.devices.size());
-    }
-  }
-  std::vector<NodeView> views;
-  for (const auto& [id, node] : membership_.nodes()) {
-    views.push_back({node, static_cast<int64_t>(node.facts.devices.size()), free[id]});
-  }
-  return views;
 }
 
 }  // namespace ravel::coordinator

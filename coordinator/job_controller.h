@@ -19,6 +19,7 @@
 #include "common/clock.h"
 #include "common/status.h"
 #include "coordinator/admission.h"
+#include "coordinator/agenda.h"
 #include "coordinator/bell.h"
 #include "coordinator/checkpoint_keeper.h"
 #include "coordinator/executor.h"
@@ -31,10 +32,16 @@
 #include "coordinator/log_store.h"
 #include "coordinator/membership.h"
 #include "coordinator/metrics_log.h"
+#include "coordinator/node_blame.h"
 #include "coordinator/outbox.h"
 #include "coordinator/planner.h"
 #include "coordinator/state_disk.h"
 #include "coordinator/work_pools.h"
+#include "coordinator/save_coordinator.h"
+#include "coordinator/scheduler.h"
+#include "coordinator/stale_trainers.h"
+#include "coordinator/wall_deadline.h"
+#include "coordinator/zombies.h"
 
 namespace ravel::coordinator {
 
@@ -60,6 +67,9 @@ struct ControllerParts {
   LogStore* logs = nullptr;
   std::function<void(absl::Status)>
       on_fatal;  // another coordinator has taken over, or the database is damaged
+  // For how long this process did not run since the last call (PauseMeter); empty: it always ran.
+  std::function<int64_t()> take_pause_ms;
+  std::function<std::string()> new_id = {};  // of jobs and operations; empty: random ones
   // The thread that writes metrics and logs; null: they are written at once.
   ThreadExecutor* files = nullptr;
   Bell* growth = nullptr;           // rung when they have grown; may be null
@@ -69,6 +79,10 @@ struct ControllerParts {
 
 struct NodeView {
   NodeRecord record;
+  // READY, SUSPECT, LOST, DRAINING (jobs are still on it), DRAINED, QUARANTINED.
+  std::string state;
+  std::string message;
+  int64_t penalties = 0;  // attempts of all jobs that failed there in the last 10 minutes
   int64_t devices = 0;
   int64_t devices_free = 0;
 };
@@ -98,7 +112,18 @@ class JobController {
   // Several in one transaction: one wait for the disk.
   std::vector<absl::StatusOr<JobView>> SubmitAll(std::vector<SubmitDraft> drafts);
   absl::StatusOr<JobView> Cancel(const JobKey& key, const std::string& reason);
-  absl::StatusOr<OperationRecord> CheckpointNow(const JobKey& key, const std::string& request_id);
+  // A failed or cancelled job starts again from its newest commit. The same request id again
+  // changes nothing.
+  absl::StatusOr<JobView> Retry(const JobKey& key, const std::string& request_id);
+  // Puts a hold on a node, or lifts that one. Durable. Drained: jobs save and move on.
+  absl::StatusOr<NodeView> HoldNode(const std::string& node_id,
+                                    NodeHold hold,
+                                    bool lift,
+                                    const std::string& reason);
+  // `deadline_ms`: how long it may take; 0: ten minutes.
+  absl::StatusOr<OperationRecord> CheckpointNow(const JobKey& key,
+                                                const std::string& request_id,
+                                                int64_t deadline_ms = 0);
   // AlreadyExists when a job has this name.
   absl::Status CheckNameIsFree(const JobKey& key) const;
   // What the keeper needs to know of a job; of one that is not submitted yet, too.
@@ -131,10 +156,10 @@ class JobController {
   int64_t stale_refused() const { return stale_refused_; }
   int64_t resource_version() const { return resource_version_; }
 
-  // The fleet.
-  void OnHello(StreamId stream, const HelloMessage& hello);
-  void OnUp(StreamId stream, const UpMessage& message);
-  void OnStreamClosed(StreamId stream);
+  // The fleet. `arrived_ms`: monotonic, when it came in; without it, now.
+  void OnHello(StreamId stream, const HelloMessage& hello, int64_t arrived_ms = INT64_MAX);
+  void OnUp(StreamId stream, const UpMessage& message, int64_t arrived_ms = INT64_MAX);
+  void OnStreamClosed(StreamId stream, int64_t arrived_ms = INT64_MAX);
 
  private:
   // A transition that is waiting for the store, with what belongs to its transaction and what
@@ -148,13 +173,24 @@ class JobController {
     JobRecord record;
     JobRun run;
     JobProgress progress;
+    AvoidSet avoided;
+    std::set<std::string> lacking;  // nodes that have not what the job names
+    SaveCoordinator saves;
+    SaveCounts save_counts;    // of saves_: whoever changes these counts them again
+    int64_t skip_told_ms = 0;  // wall time of the newest SaveSkipped event
+    std::vector<JobCondition> conditions;
     std::deque<Step> waiting;  // the store refused: tried again at each tick, in order
     bool settling = false;     // commits that were intended before a restart are being looked at
     std::optional<EpochRecord> launched;  // the newest epoch that was launched
     int64_t epoch_floor = 0;              // highest epoch of the job that a node has heard of
-    int preparing = 0;  // looks for a restore point on the pool; the next launch waits for them
+    int preparing = 0;    // looks for a restore point on the pool; the next launch waits for them
+    int64_t order = 0;    // of submission
+    WallDeadline start;   // of the next attempt
+    WallDeadline growth;  // the next resize may be
+    // What the scheduler was told last: epoch, slots, and how many of them were over.
+    std::tuple<int64_t, size_t, int64_t> held = {-1, 0, 0};
+    std::set<std::string> nodes;  // where it holds devices, and is watched
   };
-  using TrainerKey = std::tuple<std::string, int64_t, int64_t>;  // job, epoch, rank
 
   // job_controller.cc: state, requests, the persist-apply-act cycle.
   Entry* FindEntry(const std::string& uid);
@@ -165,6 +201,7 @@ class JobController {
   JobView ViewOf(const Entry& entry) const;
   void Publish(const Entry& entry);
   JobEvent MakeEvent(JobEventKind kind) const;
+  std::string NewId() const;
   absl::Status Persist(StoreChange& change);
   absl::Status TryStep(Entry& entry, Step& step);
   // Now if the store allows, else later; keeps order.
@@ -172,8 +209,10 @@ class JobController {
   void Do(Entry& entry, JobEvent event) { Do(entry, Step{std::move(event), {}, {}}); }
   void Act(Entry& entry, JobActionKind action);
   void LoadJob(JobRecord record);
+  Entry& AddEntry(JobRecord record);
+  // Steps that wait for the store, then what its state asks for.
+  void LookAt(Entry& entry, int64_t now_ms);
   void Settle(Entry& entry, const SaveRecord& save);
-  void UpdateDetection();
   // Validates and writes, within a group; what it returns becomes visible by Accept. An answer of
   // an earlier request has no `uid` left to accept.
   struct Drafted {
@@ -222,16 +261,14 @@ class JobController {
   // Ranks that should have been launched on a node, and are not there.
   void RepeatLaunch(const std::string& node_id);
   std::map<std::string, Launch> MakeLaunches(const Entry& entry) const;
+  // True: it was raised.
+  bool GrantHorizon(Entry& entry);
   void RenewHorizon(Entry& entry);
 
   // job_controller_run.cc: from placement to the end of an epoch.
   void Reconcile(Entry& entry);
+  void ReconcileState(Entry& entry);
   void ReconcileRunning(Entry& entry);
-  void Schedule();
-  // Old trainers of the job still run on a node that is here: a new epoch waits for their devices.
-  bool HasStaleTrainers(const std::string& uid) const;
-  bool TryPlace(Entry& entry);
-  std::vector<NodeOffer> FreeDevices(bool cpu) const;
   void Prepare(Entry& entry);
   struct Prepared {
     absl::Status status;
@@ -245,7 +282,10 @@ class JobController {
   void LaunchTrainers(Entry& entry, const RestorePoint& restore);
   void SendLaunches(Entry& entry);
   void StopRun(Entry& entry);
-  void NudgeQuiescing(Entry& entry);
+  // Whoever has not gone although it was killed is given up.
+  void CheckQuiescing(Entry& entry);
+  void DeclareZombie(Entry& entry, int64_t rank);
+  void ReleaseZombies(const std::vector<DeviceRef>& devices);
   void CheckStall(Entry& entry);
   // Ranks whose collectives do not go together, and ranks that are late.
   void CheckCollectives(Entry& entry);
@@ -253,18 +293,42 @@ class JobController {
   void SendToNodes(Entry& entry, const TrainerCommand& command);
   std::set<std::string> NodesOf(const Entry& entry) const;
 
+  // job_controller_schedule.cc: what the scheduler is told, and what it says.
+  // Places whoever fits; costs nothing when nothing has changed.
+  void Schedule();
+  // Tells the scheduler what the job holds and whether it waits. After each change of either.
+  void SyncSchedule(Entry& entry);
+  void SyncNode(const std::string& node_id);
+  void Place(Placement placement);
+  // The node's beats follow the shortest T of who has ranks there.
+  void WatchNodes(Entry& entry, std::set<std::string> nodes);
+  // T of the job's ranks: its own, or the coordinator's when it does not ask for one.
+  int64_t DetectionOf(const Entry& entry) const;
+  // When the job is looked at next although nothing is heard of it.
+  void Wake(Entry& entry, int64_t due_ms);
+  int64_t NextLookMs(const Entry& entry, int64_t now_ms) const;
+  // Composed when somebody asks.
+  std::string WhyQueued(const Entry& entry) const;
+
   // job_controller_fleet.cc: what daemons say.
   // The command's id.
   int64_t Send(StreamId stream, decltype(DownMessage::kind) kind);
   int64_t SendToNode(const std::string& node_id, decltype(DownMessage::kind) kind);
+  void OnNewIncarnation(const HelloMessage& hello);
   void TellHeld(const HelloMessage& hello);
   std::vector<HeldTrainer> ReconcileHeld(const std::string& node_id, const HelloMessage& hello);
   void LoseNode(const std::string& node_id, const std::string& reason);
+  // By the job's own T: the node may still be there for others.
+  void LoseNodeFor(Entry& entry, const std::string& node_id, const std::string& reason);
   // It goes away: jobs save and move on without it if there is time, else from their last commit.
   void DrainNode(const std::string& node_id, const std::string& reason);
   void LoseSlots(const std::string& node_id,
                  const std::string& reason,
                  const std::set<TrainerKey>& kept);
+  void LoseSlotsOf(Entry& entry,
+                   const std::string& node_id,
+                   const std::string& reason,
+                   const std::set<TrainerKey>& kept);
   void OnBeat(StreamId stream, const std::string& node_id, const BeatMessage& beat);
   void OnExited(const std::string& node_id, const TrainerExited& exited);
   void OnCommandResult(const std::string& node_id, const CommandResult& result);
@@ -277,12 +341,47 @@ class JobController {
   void OnReady(Entry& entry, TrainerSlot& slot, int64_t rank, const TrainerReady& ready);
   void OnStepReport(Entry& entry, const TrainerFrame& frame, const StepReport& report);
 
+  // job_controller_nodes.cc: which nodes are to be trusted.
+  // Nodes where the job should not be placed now: those that failed it or others, as far as it
+  // finds room elsewhere.
+  std::set<std::string> AvoidedNodes(const Entry& entry) const;
+  // Nodes that the job is rather smaller than on.
+  std::set<std::string> ShunnedNodes(const Entry& entry) const;
+  // Marks the place of a failure; what people should know of it.
+  std::vector<JobEventRecord> NoteFailure(Entry& entry, const FailureCause& cause);
+  // Why a node would not launch: data that it lacks is the job's fault only when all lack it.
+  std::string ReasonOfRefusal(Entry& entry, const std::string& node_id, const std::string& said);
+  // Whether the job has room without that node and without those that lack its data, on devices
+  // that others may hold just now.
+  bool FitsElsewhere(const Entry& entry, const std::string& node_id) const;
+  absl::Status SaveHold(const std::string& node_id, NodeHold hold, const std::string& reason);
+  // The node is a member now; nullopt: it was refused, or sent away to ask again.
+  std::optional<HelloOutcome> AdmitNode(StreamId stream, const HelloMessage& hello, int64_t now_ms);
+  // Just after a start the daemon that had the name before comes first: another one has to ask
+  // again.
+  bool NameIsAwaited(const HelloMessage& hello) const;
+  NodeRow RowOf(const std::string& node_id) const;
+  NodeView ViewOfNode(const NodeRecord& node) const;
+
   // job_controller_saves.cc: saves.
   void RequestSave(Entry& entry, bool then_stop);
   void CheckSaves(Entry& entry);
+  // The saves of the run's epoch.
+  SaveCoordinator& SavesOf(Entry& entry);
   void OnSaveStarted(Entry& entry, const SaveStarted& started);
+  void OnSaveFailed(Entry& entry, int64_t rank, const SaveFailed& failed);
+  // Tells the trainers, the operations and the log of events; what was written is removed.
+  void EndSave(Entry& entry, const EndedSave& ended);
+  void AnswerSeal(Entry& entry, int64_t rank, CommitResult answer);
+  void RemoveAttempt(Entry& entry, const SaveKey& key, bool make_room);
   void OnSeal(Entry& entry, int64_t rank, const ckpt::Seal& seal);
-  void StartCommit(Entry& entry, std::pair<int64_t, int64_t> key);
+  // What all ranks have sealed, one save at a time and in the order of steps, once the plan of the
+  // run is known.
+  void CommitNext(Entry& entry);
+  void StartCommit(Entry& entry, const SaveKey& key);
+  // What CheckpointFresh says now, and the end of a job whose limits on saves are passed.
+  void CheckFreshness(Entry& entry);
+  void AddRecord(const SaveRecord& record);
   void OnCommitted(const std::string& uid,
                    SaveRecord save,
                    absl::StatusOr<CommittedSave> result,
@@ -294,7 +393,15 @@ class JobController {
                         int64_t step,
                         const std::string& save_id);
   void SaveOperation(const OperationRecord& operation);
-  void Retain(Entry& entry);
+  // Those that the database did not take.
+  void SaveOperationsAgain();
+  void NoteOperation(const OperationRecord& operation);
+  // Where a checkpoint that is asked for now comes from.
+  absl::StatusOr<OperationRecord> BeginOperation(Entry& entry);
+  // Those whose deadline has passed fail, and say what used the time.
+  void ExpireOperations();
+  // `save_after`: a save that found no space is asked for again if steps could be deleted.
+  void Retain(Entry& entry, bool save_after);
 
   // job_controller_checkpoints.cc: the checkpoint store against the record.
   void OnCorruptCheckpoint(Entry& entry, const FailureCause& cause);
@@ -311,17 +418,27 @@ class JobController {
   ControllerOptions options_;
   ControllerParts parts_;
   Membership membership_;
+  NodePenalties penalties_;
+  Scheduler scheduler_;
+  Agenda agenda_;                         // jobs by when they are looked at next
   std::map<std::string, Entry> entries_;  // by uid
   std::vector<std::string> order_;        // uids, oldest first
+  std::map<std::pair<std::string, std::string>, std::string> by_name_;  // namespace, name: uid
   std::map<std::string, OperationRecord> operations_;
+  std::set<std::string> unsaved_operations_;              // ids
+  std::set<std::string> open_operations_;                 // ids
   std::map<std::string, std::vector<SaveRecord>> saves_;  // by uid
-  // Trainers of epochs that are over, by node: their devices are taken until they are reported
-  // gone.
-  std::map<std::string, std::set<TrainerKey>> stale_;
-  std::map<int64_t, std::pair<std::string, int64_t>>
-      launches_;  // job and epoch by command id, until answered
+  StaleTrainers stale_;
+  Zombies zombies_;
+  struct SentLaunch {
+    std::string job_uid;
+    int64_t epoch = 0;
+    std::string node_id;
+  };
+  std::map<int64_t, SentLaunch> launches_;  // by command id, until answered or its node vanishes
   std::map<std::string, std::set<std::string>> launching_;  // uids by node, until seen there
-  std::set<std::string> expected_nodes_;  // known before the restart and not back yet
+  std::map<std::string, NodeRow> known_nodes_;  // that were here when this coordinator started
+  std::set<std::string> expected_nodes_;        // known before the restart and not back yet
   int64_t registration_until_ms_ = 0;  // monotonic: nothing is placed before that after a restart
   Feed feed_;
   std::string cluster_id_;
@@ -330,8 +447,8 @@ class JobController {
   int64_t resource_version_ = 0;
   int64_t command_id_ = 0;
   int64_t stale_refused_ = 0;
-  int64_t ticked_ms_ = 0;
-  bool scheduling_needed_ = true;
+  int64_t last_order_ = 0;
+  mutable std::optional<std::string> why_no_gpu_;  // until a node changes
 };
 
 }  // namespace ravel::coordinator

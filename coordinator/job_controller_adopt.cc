@@ -118,35 +118,29 @@ void JobController::FinishAdoption(Entry& entry) {
     run.then_stop = run.then_stop || slot.has.then_stop;
     step = std::max(step, slot.step);
   }
-  for (const auto& [id, operation] : operations_) {
-    const bool open =
-        operation.state != OperationState::kCommitted && operation.state != OperationState::kFailed;
-    if (operation.job_uid == entry.record.uid && open) {
+  for (const std::string& id : open_operations_) {
+    const OperationRecord& operation = operations_.at(id);
+    if (operation.job_uid == entry.record.uid) {
       run.sequence = std::max(run.sequence, operation.sequence);
     }
   }
   run.phase = trains ? RunPhase::kTraining : RunPhase::kBootstrapping;
   run.last_step_done = run.last_step_done || entry.record.state == JobState::kFinishing;
   run.phase_since_ms = run.progress_ms = run.save_ms = parts_.clock->MonotonicMs();
+  run.trained_since_ms = parts_.clock->WallMs();
   if (trains && entry.record.state == JobState::kResizing && !run.then_stop) {
     run.sequence += 1;  // the order to save and stop was lost with the coordinator that gave it
     run.then_stop = true;
   }
   if (trains) {
-    RenewHorizon(entry);
+    GrantHorizon(entry);  // sent below, with what else is missing
   }
   JobEvent event = MakeEvent(JobEventKind::kAdopted);
   event.step = step;
   event.cause.message = absl::StrCat(
       run.slots.size(), " ranks went on without a coordinator; term ", term_, " has taken over");
   Do(entry, std::move(event));
-  for (auto save = run.saves.begin(); save != run.saves.end();) {
-    const auto key = (save++)->first;  // a commit that fails at once takes its entry away
-    const PendingSave& pending = run.saves[key];
-    if (!pending.committing && pending.seals.size() == run.slots.size()) {
-      StartCommit(entry, key);
-    }
-  }
+  CommitNext(entry);
   for (size_t rank = 0; rank < run.slots.size(); ++rank) {
     Tell(entry, run.slots[rank], static_cast<int64_t>(rank), true);
   }
@@ -202,8 +196,7 @@ void JobController::Tell(Entry& entry, TrainerSlot& slot, int64_t rank, bool ret
                  TrainerCommand{entry.record.uid, run.epoch, rank, PeerLost{entry.record.reason}});
       SendToNode(
           slot.place.node_id,
-          StopTrainers{
-              entry.record.uid, run.epoch, entry.record.reason, membership_.times().detection_ms});
+          StopTrainers{entry.record.uid, run.epoch, entry.record.reason, DetectionOf(entry)});
     }
     return;
   }
@@ -244,7 +237,7 @@ void JobController::RepeatLaunch(const std::string& node_id) {
       }
       std::map<std::string, Launch> launches = MakeLaunches(*entry);
       const int64_t command = SendToNode(node_id, std::move(launches[node_id]));
-      launches_[command] = {uid, entry->run.epoch};
+      launches_[command] = {uid, entry->run.epoch, node_id};
     }
     return !missing;
   });
@@ -282,21 +275,28 @@ std::map<std::string, Launch> JobController::MakeLaunches(const Entry& entry) co
   return launches;
 }
 
-void JobController::RenewHorizon(Entry& entry) {
+bool JobController::GrantHorizon(Entry& entry) {
   JobRun& run = entry.run;
   const plan::JobSpec& spec = entry.record.spec;
-  const int64_t step = std::max<int64_t>(entry.progress.step, run.restore_step);
+  const int64_t step = std::max<int64_t>({0, entry.progress.step, run.restore_step});
   if (run.until_step >= 0 &&
       !HorizonNeedsRenewal(step, run.until_granted_at, run.until_step, spec.steps)) {
-    return;
+    return false;
   }
-  const int64_t until = HorizonStep(
-      std::max<int64_t>(step, 0), entry.progress.step_seconds, spec.horizon_ms, spec.steps);
-  run.until_granted_at = std::max<int64_t>(step, 0);
+  const int64_t until = HorizonStep(step, entry.progress.step_seconds, spec.horizon_ms, spec.steps);
+  run.until_granted_at = step;
   run.until_step = std::max(run.until_step, until);
-  SendToNodes(
-      entry,
-      {entry.record.uid, run.epoch, -1, RunTrainer{run.until_step, spec.checkpoint.every_ms}});
+  return true;
+}
+
+void JobController::RenewHorizon(Entry& entry) {
+  if (GrantHorizon(entry)) {
+    SendToNodes(entry,
+                {entry.record.uid,
+                 entry.run.epoch,
+                 -1,
+                 RunTrainer{entry.run.until_step, entry.record.spec.checkpoint.every_ms}});
+  }
 }
 
 }  // namespace ravel::coordinator

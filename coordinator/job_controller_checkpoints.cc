@@ -77,15 +77,7 @@ void JobController::NoteSettled(Entry& entry, const SettledSave& settled) {
   save.path = settled.save.path;
   save.save_id = settled.save.save_id;
   save.created_ms = parts_.clock->WallMs();
-  std::vector<SaveRecord>& known = saves_[entry.record.uid];
-  const auto same = std::find_if(known.begin(), known.end(), [&save](const SaveRecord& other) {
-    return other.step == save.step && other.epoch == save.epoch && other.attempt == save.attempt;
-  });
-  if (same == known.end()) {
-    known.push_back(save);
-  } else {
-    *same = save;
-  }
+  AddRecord(save);
   Step step;
   step.event = MakeEvent(JobEventKind::kCommitted);
   step.event.step = save.step;

@@ -14,7 +14,7 @@ void JobController::CheckCollectives(Entry& entry) {
   const JobRecord& record = entry.record;
   CollectiveWatch::Outcome outcome = run.collectives.Judge(
       parts_.clock->MonotonicMs(),
-      {.detection_ms = record.spec.detection_ms, .step_seconds = entry.progress.step_seconds});
+      {.detection_ms = DetectionOf(entry), .step_seconds = entry.progress.step_seconds});
   for (const int64_t rank : outcome.ask) {
     const TrainerSlot& slot = run.slots[static_cast<size_t>(rank)];
     if (!slot.exited) {

@@ -57,40 +57,16 @@ int64_t JobController::SendToNode(const std::string& node_id, decltype(DownMessa
   return node != nullptr && node->stream ? Send(*node->stream, std::move(kind)) : ++command_id_;
 }
 
-void JobController::OnHello(StreamId stream, const HelloMessage& hello) {
-  const int64_t now_ms = parts_.clock->MonotonicMs();
-  const bool first_contact = membership_.Find(hello.node_id) == nullptr;
-  HelloOutcome outcome;
-  if (!hello.cluster_id.empty() && hello.cluster_id != cluster_id_) {
-    outcome.rejected = absl::StrCat("node ",
-                                    hello.node_id,
-                                    " belongs to cluster ",
-                                    hello.cluster_id,
-                                    ", this is ",
-                                    cluster_id_);
-  } else if (hello.term > term_) {
-    // The daemon would not listen to an older coordinator; its trainers go on without one.
-    log::Error(
-        absl::StrCat("node ",
-                     hello.node_id,
-                     " has heard of term ",
-                     hello.term,
-                     ", this coordinator is of term ",
-                     term_,
-                     ": its state is older than what runs. If a backup was restored and no other "
-                     "coordinator runs, start it once with --raise-term ",
-                     hello.term + 1));
-    parts_.fleet->Close(stream);
-    return;
-  } else {
-    outcome = membership_.OnHello(stream, hello, now_ms, parts_.clock->WallMs());
-  }
-  if (!outcome.rejected.empty()) {
-    log::Warning(absl::StrCat("a daemon was refused: ", outcome.rejected));
-    Send(stream, Rejected{outcome.rejected});
-    parts_.fleet->Close(stream);
+void JobController::OnHello(StreamId stream, const HelloMessage& hello, int64_t arrived_ms) {
+  const int64_t now_ms = std::min(arrived_ms, parts_.clock->MonotonicMs());
+  const NodeRecord* before = membership_.Find(hello.node_id);
+  // A node that is only remembered has not been here either.
+  const bool first_contact = before == nullptr || before->facts.incarnation.empty();
+  const std::optional<HelloOutcome> admitted = AdmitNode(stream, hello, now_ms);
+  if (!admitted) {
     return;
   }
+  const HelloOutcome& outcome = *admitted;
   if (outcome.replaced) {
     if (outcome.new_incarnation) {
       Send(*outcome.replaced,
@@ -102,16 +78,12 @@ void JobController::OnHello(StreamId stream, const HelloMessage& hello) {
     if (!first_contact) {  // else what it holds tells what is left: this process may be the new one
       LoseSlots(hello.node_id, "its daemon was started anew", {});
     }
-    StoreChange change;
-    change.nodes.push_back({hello.node_id, hello.incarnation, parts_.clock->WallMs()});
-    if (!Persist(change).ok()) {
-      log::Warning(absl::StrCat("node ", hello.node_id, " could not be noted in the database"));
-    }
-    log::Info(absl::StrCat(
-        "node ", hello.node_id, " registered with ", hello.devices.size(), " devices"));
+    OnNewIncarnation(hello);
   }
   expected_nodes_.erase(hello.node_id);
-  Welcome welcome{cluster_id_, membership_.times().beat_ms(), ReconcileHeld(hello.node_id, hello)};
+  Welcome welcome{cluster_id_,
+                  membership_.TimesOf(hello.node_id).beat_ms(),
+                  ReconcileHeld(hello.node_id, hello)};
   Send(stream, std::move(welcome));
   TellHeld(hello);
   for (const HeldTrainer& held : hello.trainers) {
@@ -119,18 +91,32 @@ void JobController::OnHello(StreamId stream, const HelloMessage& hello) {
       OnFrame(hello.node_id, {held.job_uid, held.epoch, held.attempt, held.rank, seal});
     }
   }
-  scheduling_needed_ = true;
-  for (auto& [uid, entry] : entries_) {
-    Reconcile(entry);
+  if (hello.draining) {
+    DrainNode(hello.node_id, "its daemon is stopping");
+  }
+  for (const std::string& uid : scheduler_.JobsOn(hello.node_id)) {
+    Reconcile(entries_.at(uid));
   }
   Schedule();
+}
+
+void JobController::OnNewIncarnation(const HelloMessage& hello) {
+  std::erase_if(launches_,
+                [&hello](const auto& sent) { return sent.second.node_id == hello.node_id; });
+  StoreChange change;
+  change.nodes.push_back(RowOf(hello.node_id));
+  if (!Persist(change).ok()) {
+    log::Warning(absl::StrCat("node ", hello.node_id, " could not be noted in the database"));
+  }
+  log::Info(
+      absl::StrCat("node ", hello.node_id, " registered with ", hello.devices.size(), " devices"));
 }
 
 std::vector<HeldTrainer> JobController::ReconcileHeld(const std::string& node_id,
                                                       const HelloMessage& hello) {
   std::vector<HeldTrainer> stop;
   std::set<TrainerKey> alive;
-  stale_[node_id].clear();
+  stale_.ForgetNode(node_id);
   for (const HeldTrainer& held : hello.trainers) {
     if (held.state == "exited") {
       continue;
@@ -144,11 +130,13 @@ std::vector<HeldTrainer> JobController::ReconcileHeld(const std::string& node_id
     const bool current = entry != nullptr && !IsTerminal(entry->record.state) &&
                          held.epoch == entry->record.epoch && held.epoch == entry->run.epoch &&
                          held.rank >= 0 &&
-                         held.rank < static_cast<int64_t>(entry->run.slots.size());
+                         held.rank < static_cast<int64_t>(entry->run.slots.size()) &&
+                         // Given up, though the new epoch still waits for the database.
+                         !entry->run.slots[static_cast<size_t>(held.rank)].exited;
     if (entry != nullptr) {
       entry->epoch_floor = std::max(entry->epoch_floor, held.epoch);
     }
-    if (current) {
+    if (current && !zombies_.Has(node_id, key)) {
       NoteHeld(*entry,
                entry->run.slots[static_cast<size_t>(held.rank)],
                held.state,
@@ -158,8 +146,10 @@ std::vector<HeldTrainer> JobController::ReconcileHeld(const std::string& node_id
       HeldTrainer order = held;
       order.seals.clear();
       stop.push_back(std::move(order));
-      stale_[node_id].insert(key);
       ++stale_refused_;
+      if (!zombies_.Has(node_id, key)) {  // of a zombie only its device is out
+        stale_.Insert(node_id, key);
+      }
     }
   }
   // A launch that was lost with the stream is sent again: nothing is gone.
@@ -173,6 +163,7 @@ std::vector<HeldTrainer> JobController::ReconcileHeld(const std::string& node_id
       }
     }
   }
+  ReleaseZombies(zombies_.Keep(node_id, alive));
   LoseSlots(node_id, "its trainer was gone when the node came back", alive);
   return stop;
 }
@@ -192,43 +183,57 @@ void JobController::TellHeld(const HelloMessage& hello) {
 void JobController::LoseSlots(const std::string& node_id,
                               const std::string& reason,
                               const std::set<TrainerKey>& kept) {
-  for (auto& [uid, entry] : entries_) {
-    JobRun& run = entry.run;
-    if (run.phase == RunPhase::kPreparing) {
-      continue;  // judged when the launch finds no stream, or below by LoseNode
+  for (const std::string& uid : scheduler_.JobsOn(node_id)) {
+    LoseSlotsOf(entries_.at(uid), node_id, reason, kept);
+  }
+}
+
+void JobController::LoseSlotsOf(Entry& entry,
+                                const std::string& node_id,
+                                const std::string& reason,
+                                const std::set<TrainerKey>& kept) {
+  JobRun& run = entry.run;
+  if (run.phase == RunPhase::kPreparing) {
+    return;  // judged when the launch finds no stream, or by LoseNodeFor
+  }
+  for (size_t rank = 0; rank < run.slots.size(); ++rank) {
+    TrainerSlot& slot = run.slots[rank];
+    if (slot.exited || slot.place.node_id != node_id ||
+        kept.contains({entry.record.uid, run.epoch, static_cast<int64_t>(rank)})) {
+      continue;
     }
-    for (size_t rank = 0; rank < run.slots.size(); ++rank) {
-      TrainerSlot& slot = run.slots[rank];
-      if (slot.exited || slot.place.node_id != node_id ||
-          kept.contains({uid, run.epoch, static_cast<int64_t>(rank)})) {
-        continue;
-      }
-      slot.exited = true;
-      run.Blame({"NodeLost",
-                 absl::StrCat("node ", node_id, ": ", reason),
-                 node_id,
-                 static_cast<int64_t>(rank),
-                 entry.progress.step});
-    }
+    slot.exited = true;
+    run.Blame({"NodeLost",
+               absl::StrCat("node ", node_id, ": ", reason),
+               node_id,
+               static_cast<int64_t>(rank),
+               entry.progress.step});
+  }
+  Wake(entry, parts_.clock->MonotonicMs());
+}
+
+void JobController::LoseNodeFor(Entry& entry,
+                                const std::string& node_id,
+                                const std::string& reason) {
+  LoseSlotsOf(entry, node_id, reason, {});
+  if (entry.run.phase == RunPhase::kPreparing) {
+    entry.run.Blame({"NodeLost",
+                     absl::StrCat("node ", node_id, ": ", reason),
+                     node_id,
+                     -1,
+                     entry.progress.step});
+    Wake(entry, parts_.clock->MonotonicMs());
   }
 }
 
 void JobController::LoseNode(const std::string& node_id, const std::string& reason) {
   log::Warning(absl::StrCat("node ", node_id, " is lost: ", reason));
-  LoseSlots(node_id, reason, {});
-  for (auto& [uid, entry] : entries_) {
-    const bool placed = NodesOf(entry).contains(node_id);
-    if (entry.run.phase == RunPhase::kPreparing && placed) {
-      entry.run.Blame({"NodeLost",
-                       absl::StrCat("node ", node_id, ": ", reason),
-                       node_id,
-                       -1,
-                       entry.progress.step});
-    }
-  }
-  stale_.erase(node_id);
+  stale_.ForgetNode(node_id);
+  std::erase_if(launches_, [&node_id](const auto& sent) { return sent.second.node_id == node_id; });
   StoreChange change;
-  change.nodes.push_back({node_id, "", parts_.clock->WallMs()});
+  NodeRow row = RowOf(node_id);
+  row.incarnation.clear();
+  change.nodes.push_back(std::move(row));
   if (!Persist(change).ok()) {
     log::Warning(absl::StrCat("the loss of node ", node_id, " could not be noted in the database"));
   }
@@ -239,9 +244,10 @@ void JobController::LoseNode(const std::string& node_id, const std::string& reas
 }
 
 void JobController::DrainNode(const std::string& node_id, const std::string& reason) {
-  for (auto& [uid, entry] : entries_) {
+  for (const std::string& uid : scheduler_.JobsOn(node_id)) {
+    Entry& entry = entries_.at(uid);
     JobRun& run = entry.run;
-    if (run.phase == RunPhase::kQuiescing || !NodesOf(entry).contains(node_id)) {
+    if (run.phase == RunPhase::kQuiescing) {
       continue;
     }
     run.draining.insert(node_id);
@@ -262,18 +268,18 @@ void JobController::DrainNode(const std::string& node_id, const std::string& rea
   }
 }
 
-void JobController::OnStreamClosed(StreamId stream) {
-  membership_.OnClosed(stream, parts_.clock->MonotonicMs());
-  scheduling_needed_ = true;
+void JobController::OnStreamClosed(StreamId stream, int64_t arrived_ms) {
+  membership_.OnClosed(stream, std::min(arrived_ms, parts_.clock->MonotonicMs()));
 }
 
-void JobController::OnUp(StreamId stream, const UpMessage& message) {
+void JobController::OnUp(StreamId stream, const UpMessage& message, int64_t arrived_ms) {
   const NodeRecord* node = membership_.FindByStream(stream);
   if (node == nullptr) {
     return;  // an older stream of a node that is here on another one
   }
   const std::string node_id = node->facts.node_id;
-  if (!membership_.OnHeard(stream, parts_.clock->MonotonicMs(), parts_.clock->WallMs())) {
+  const int64_t heard_ms = std::min(arrived_ms, parts_.clock->MonotonicMs());
+  if (!membership_.OnHeard(stream, heard_ms, parts_.clock->WallMs())) {
     parts_.fleet->Close(stream);
     return;
   }
@@ -293,11 +299,17 @@ void JobController::OnBeat(StreamId stream, const std::string& node_id, const Be
   const int64_t now_ms = parts_.clock->MonotonicMs();
   for (const TrainerBeat& trainer : beat.trainers) {
     Entry* entry = FindEntry(trainer.job_uid);
+    const TrainerKey key{trainer.job_uid, trainer.epoch, trainer.rank};
+    if (zombies_.Has(node_id, key) || trainer.state == "ended" || trainer.state == "exited") {
+      continue;
+    }
+    // Who was given up with its node and beats again is as stale as any older epoch.
     const bool known = entry != nullptr && trainer.epoch == entry->run.epoch && trainer.rank >= 0 &&
-                       trainer.rank < static_cast<int64_t>(entry->run.slots.size());
+                       trainer.rank < static_cast<int64_t>(entry->run.slots.size()) &&
+                       !entry->run.slots[static_cast<size_t>(trainer.rank)].exited;
     if (!known) {
       ++stale_refused_;
-      if (stale_[node_id].insert({trainer.job_uid, trainer.epoch, trainer.rank}).second) {
+      if (stale_.Insert(node_id, key)) {
         Send(stream,
              StopTrainers{
                  trainer.job_uid, trainer.epoch, "StaleEpoch", membership_.times().detection_ms});
@@ -320,11 +332,8 @@ void JobController::OnBeat(StreamId stream, const std::string& node_id, const Be
 }
 
 void JobController::OnExited(const std::string& node_id, const TrainerExited& exited) {
-  const auto stale = stale_.find(node_id);
-  if (stale != stale_.end()) {
-    stale->second.erase({exited.job_uid, exited.epoch, exited.rank});
-    scheduling_needed_ = true;
-  }
+  stale_.Erase(node_id, {exited.job_uid, exited.epoch, exited.rank});
+  ReleaseZombies(zombies_.Remove(node_id, {exited.job_uid, exited.epoch, exited.rank}));
   Entry* entry = FindEntry(exited.job_uid);
   if (entry == nullptr || exited.epoch != entry->run.epoch || exited.rank < 0 ||
       exited.rank >= static_cast<int64_t>(entry->run.slots.size())) {
@@ -369,24 +378,26 @@ void JobController::OnExited(const std::string& node_id, const TrainerExited& ex
 
 void JobController::OnCommandResult(const std::string& node_id, const CommandResult& result) {
   const auto launch = launches_.find(result.command_id);
-  if (launch == launches_.end()) {
+  if (launch == launches_.end() || launch->second.node_id != node_id) {
     if (!result.ok) {
       log::Warning(absl::StrCat(
           "node ", node_id, " refused command ", result.command_id, ": ", result.message));
     }
     return;
   }
-  const auto [uid, epoch] = launch->second;
+  const std::string uid = launch->second.job_uid;
+  const int64_t epoch = launch->second.epoch;
   launches_.erase(launch);
   Entry* entry = FindEntry(uid);
   if (result.ok || entry == nullptr || entry->run.epoch != epoch) {
     return;
   }
+  const std::string reason = ReasonOfRefusal(*entry, node_id, result.reason);
   for (size_t rank = 0; rank < entry->run.slots.size(); ++rank) {
     TrainerSlot& slot = entry->run.slots[rank];
     if (slot.place.node_id == node_id && !slot.exited) {
       slot.exited = true;
-      entry->run.Blame({"ProcessCrash",
+      entry->run.Blame({reason,
                         absl::StrCat("node ", node_id, " could not launch: ", result.message),
                         node_id,
                         static_cast<int64_t>(rank),
@@ -455,6 +466,7 @@ void JobController::OnFrame(const std::string& node_id, const TrainerFrame& fram
           [&](const StepReport& report) { OnStepReport(job, frame, report); },
           [&](const ckpt::Seal& seal) { OnSeal(job, frame.rank, seal); },
           [&](const SaveStarted& started) { OnSaveStarted(job, started); },
+          [&](const SaveFailed& failed) { OnSaveFailed(job, frame.rank, failed); },
           [&](const TrainerFailed& failed) { OnTrainerFailed(job, rank, frame.rank, failed); },
           [&](const LedgerReport& ledger) { job.run.collectives.OnLedger(frame.rank, ledger); },
           [&](const TrainerDone&) {

@@ -15,62 +15,17 @@
 namespace ravel::coordinator {
 namespace {
 
-// Past the daemon's own kill time: then the exits are asked for by making the node introduce itself
-// again.
-constexpr int64_t kExitMarginMs = 5000;
-
-// Why no node offers a GPU, in the nodes' own words, equal ones once; empty where one does.
-std::string WhyNoGpu(const std::map<std::string, NodeRecord>& nodes) {
-  std::map<std::string, std::vector<std::string>> names_by_reason;
-  for (const auto& [id, node] : nodes) {
-    for (const DeviceFacts& device : node.facts.devices) {
-      if (device.kind == "gpu") {
-        return "";
-      }
-    }
-    names_by_reason[node.message.empty() ? "offers no GPU" : node.message].push_back(id);
-  }
-  if (names_by_reason.empty()) {
-    return ": no node is connected";
-  }
-  std::string text = ": no node has a GPU";
-  constexpr size_t kMostReasons = 3;
-  size_t said = 0;
-  for (const auto& [reason, names] : names_by_reason) {
-    if (++said > kMostReasons) {
-      absl::StrAppend(&text, "; and other reasons");
-      break;
-    }
-    const size_t others = names.size() - 1;
-    absl::StrAppend(&text, said == 1 ? " (" : "; ", names.front());
-    if (others > 0) {
-      absl::StrAppend(&text, " and ", others, " more");
-    }
-    absl::StrAppend(&text, ": ", reason);
-  }
-  return text + ")";
-}
-
-// Whether the job has room without that node, on devices that others may hold just now.
-bool FitsWithout(const std::string& node_id,
-                 const plan::JobSpec& spec,
-                 const std::map<std::string, NodeRecord>& nodes) {
-  int64_t devices = 0;
-  for (const auto& [id, node] : nodes) {
-    if (id == node_id || node.state != NodeState::kReady) {
-      continue;
-    }
-    devices += std::count_if(
-        node.facts.devices.begin(), node.facts.devices.end(), [&spec](const DeviceFacts& device) {
-          return (device.kind == "cpu") == spec.cpu_devices;
-        });
-  }
-  return ChooseSize(spec, devices) > 0;
-}
+// After SIGKILL a process still has to give back what it holds; a busy host takes its time.
+constexpr int64_t kLeastExitMs = 1000;
 
 }  // namespace
 
 void JobController::Reconcile(Entry& entry) {
+  ReconcileState(entry);
+  SyncSchedule(entry);
+}
+
+void JobController::ReconcileState(Entry& entry) {
   if (!entry.waiting.empty() || entry.settling) {
     return;
   }
@@ -83,17 +38,21 @@ void JobController::Reconcile(Entry& entry) {
       return;  // waits to be placed
     }
     if (!entry.run.AllExited() || entry.run.committing > 0) {
-      NudgeQuiescing(entry);
+      CheckQuiescing(entry);
       return;
     }
     JobEvent event = MakeEvent(JobEventKind::kQuiesced);
     event.cause = entry.run.failure.value_or(FailureCause{"CommError", "", "", -1, -1});
-    event.cause.elsewhere = FitsWithout(event.cause.node, record.spec, membership_.nodes());
+    event.cause.elsewhere = FitsElsewhere(entry, event.cause.node);
     if (record.reason == "Rollback") {
       event.cause = {record.reason, record.message, "", -1, -1};  // whatever the stop looks like
     }
     const std::string uid = record.uid;
-    Do(entry, Step{std::move(event), {}, [this, uid] {
+    StoreChange extra;
+    if (broken) {
+      extra.events = NoteFailure(entry, event.cause);
+    }
+    Do(entry, Step{std::move(event), std::move(extra), [this, uid] {
                      Entry* done = FindEntry(uid);
                      if (!IsTerminal(done->record.state)) {
                        done->run = JobRun();
@@ -141,6 +100,7 @@ void JobController::ReconcileRunning(Entry& entry) {
   if (run.phase == RunPhase::kBootstrapping && run.AllReady()) {
     Step step = {.event = MakeEvent(JobEventKind::kAllReady), .extra = {}, .after = {}};
     step.extra.events = std::exchange(run.remarks, {});
+    entry.lacking.clear();
     Do(entry, std::move(step));
   }
   if (run.last_step_done && entry.record.state != JobState::kFinishing) {
@@ -155,7 +115,6 @@ void JobController::ReconcileRunning(Entry& entry) {
       Do(entry, MakeEvent(JobEventKind::kAllDone));
     } else if (entry.record.state == JobState::kResizing) {
       run = JobRun();
-      scheduling_needed_ = true;
     } else {
       run.Blame({"ProcessCrash", "the trainers stopped unasked", "", -1, entry.progress.step});
     }
@@ -205,14 +164,9 @@ void JobController::CheckGrowth(Entry& entry) {
   if (record.state != JobState::kRunning || run.phase != RunPhase::kTraining) {
     return;
   }
-  const bool others_wait = std::any_of(entries_.begin(), entries_.end(), [](const auto& other) {
-    return other.second.record.state == JobState::kQueued;
-  });
   int64_t free = 0;
-  if (record.world_size < record.spec.device_count && !others_wait) {
-    for (const NodeOffer& offer : FreeDevices(record.spec.cpu_devices)) {
-      free += static_cast<int64_t>(offer.devices.size());
-    }
+  if (record.world_size < record.spec.device_count && scheduler_.queued() == 0) {
+    free = scheduler_.Free(ShapeOf(record.spec, ShunnedNodes(entry)));
   }
   const int64_t larger = free == 0 ? 0 : ChooseSize(record.spec, record.world_size + free);
   if (larger <= record.world_size) {
@@ -224,126 +178,17 @@ void JobController::CheckGrowth(Entry& entry) {
     run.grow_since_ms = now_ms;
   }
   const bool settled = now_ms - *run.grow_since_ms >= record.spec.elastic.grow_delay_ms;
-  const bool rested = record.resized_ms == 0 || parts_.clock->WallMs() - record.resized_ms >=
-                                                    record.spec.elastic.grow_every_ms;
-  if (settled && rested && run.saves.empty() && run.committing == 0) {
+  const int64_t every_ms = record.spec.elastic.grow_every_ms;
+  entry.growth.Follow(record.resized_ms == 0 ? 0 : record.resized_ms + every_ms,
+                      parts_.clock->WallMs(),
+                      now_ms,
+                      every_ms);
+  const bool rested = now_ms >= entry.growth.due_ms();
+  if (settled && rested && entry.saves.idle() && run.committing == 0) {
     JobEvent event = MakeEvent(JobEventKind::kResizeRequested);
     event.cause.message = absl::StrCat(record.world_size, " → ", larger, " devices");
     Do(entry, std::move(event));
   }
-}
-
-std::vector<NodeOffer> JobController::FreeDevices(bool cpu) const {
-  std::map<std::string, std::set<int64_t>> used;
-  for (const auto& [uid, entry] : entries_) {
-    for (const TrainerSlot& slot : entry.run.slots) {
-      if (!slot.exited) {
-        used[slot.place.node_id].insert(slot.place.device);
-      }
-    }
-  }
-  std::vector<NodeOffer> offers;
-  for (const auto& [id, node] : membership_.nodes()) {
-    const auto stale = stale_.find(id);
-    if (node.state != NodeState::kReady || !node.stream ||
-        (stale != stale_.end() && !stale->second.empty())) {
-      continue;
-    }
-    NodeOffer offer{id, node.facts.host_id, node.facts.data_address, {}};
-    for (size_t device = 0; device < node.facts.devices.size(); ++device) {
-      const bool fits = (node.facts.devices[device].kind == "cpu") == cpu;
-      if (fits && !used[id].contains(static_cast<int64_t>(device))) {
-        offer.devices.push_back(static_cast<int64_t>(device));
-      }
-    }
-    if (!offer.devices.empty()) {
-      offers.push_back(std::move(offer));
-    }
-  }
-  return offers;
-}
-
-bool JobController::HasStaleTrainers(const std::string& uid) const {
-  for (const auto& [node_id, trainers] : stale_) {
-    const auto first = trainers.lower_bound({uid, INT64_MIN, INT64_MIN});
-    if (first != trainers.end() && std::get<0>(*first) == uid) {
-      return true;
-    }
-  }
-  return false;
-}
-
-void JobController::Schedule() {
-  const bool registering =
-      !expected_nodes_.empty() && parts_.clock->MonotonicMs() < registration_until_ms_;
-  if (registering) {
-    return;
-  }
-  LoseAbsentNodes();
-  for (const std::string& uid : order_) {
-    Entry& entry = entries_.at(uid);
-    const JobRecord& record = entry.record;
-    const bool waits =
-        record.state == JobState::kQueued ||
-        (record.state == JobState::kRecovering && record.launched_epoch != record.epoch) ||
-        record.state == JobState::kResizing;
-    if (waits && entry.run.phase == RunPhase::kIdle && entry.waiting.empty() && !entry.settling &&
-        entry.preparing == 0 && !HasStaleTrainers(uid) &&
-        record.not_before_ms <= parts_.clock->WallMs()) {
-      TryPlace(entry);
-    }
-  }
-}
-
-bool JobController::TryPlace(Entry& entry) {
-  JobRecord& record = entry.record;
-  std::vector<NodeOffer> offers = FreeDevices(record.spec.cpu_devices);
-  int64_t free = 0;
-  for (const NodeOffer& offer : offers) {
-    free += static_cast<int64_t>(offer.devices.size());
-  }
-  const int64_t size = ChooseSize(record.spec, free);
-  std::string obstacle;
-  if (size == 0) {
-    obstacle =
-        absl::StrCat("needs ",
-                     record.spec.elastic.sizes.empty() ? 1 : record.spec.elastic.sizes.front(),
-                     " free ",
-                     record.spec.cpu_devices ? "cpu" : "gpu",
-                     " devices, ",
-                     free,
-                     " are free",
-                     record.spec.cpu_devices ? "" : WhyNoGpu(membership_.nodes()));
-  }
-  std::vector<RankPlace> places;
-  absl::StatusOr<std::string> transport = std::string();
-  if (size > 0) {
-    places = PlaceRanks(size, std::move(offers));
-    transport = TransportOf(record.spec, places);
-    obstacle = transport.ok() ? "" : std::string(transport.status().message());
-  }
-  if (!obstacle.empty()) {
-    if (record.state != JobState::kQueued) {
-      Do(entry, MakeEvent(JobEventKind::kBelowMinimum));
-    } else if (record.message != obstacle) {
-      record.message = obstacle;  // an explanation, not a fact to keep
-      Publish(entry);
-    }
-    return false;
-  }
-  entry.run = JobRun();
-  for (RankPlace& place : places) {
-    TrainerSlot slot;
-    slot.place = std::move(place);
-    entry.run.slots.push_back(std::move(slot));
-  }
-  entry.run.transport = *transport;
-  entry.run.phase = RunPhase::kPreparing;
-  JobEvent event = MakeEvent(JobEventKind::kPlaced);
-  event.world_size = size;
-  event.epoch_floor = entry.epoch_floor;
-  Do(entry, std::move(event));
-  return true;
 }
 
 void JobController::Prepare(Entry& entry) {
@@ -385,6 +230,7 @@ void JobController::OnPrepared(const std::string& uid, int64_t epoch, Prepared p
     return;
   }
   entry->preparing -= 1;
+  SyncSchedule(*entry);  // it may wait for this look only
   if (prepared.restore.settled) {
     NoteSettled(*entry, *prepared.restore.settled);
   }
@@ -474,7 +320,7 @@ void JobController::SendLaunches(Entry& entry) {
   for (auto& [node_id, launch] : MakeLaunches(entry)) {
     launching_[node_id].insert(entry.record.uid);
     const int64_t command = SendToNode(node_id, std::move(launch));
-    launches_[command] = {entry.record.uid, entry.run.epoch};
+    launches_[command] = {entry.record.uid, entry.run.epoch, node_id};
   }
   Publish(entry);
 }
@@ -507,35 +353,83 @@ void JobController::StopRun(Entry& entry) {
     run.slots.clear();  // nothing was launched
   }
   run.phase = RunPhase::kQuiescing;
-  run.quiesce_nudged_ms = parts_.clock->MonotonicMs();
+  run.quiesce_since_ms = parts_.clock->MonotonicMs();
+  run.killed = false;
   const std::string reason = entry.record.reason;
   // The watchdogs first: a step thread that is stuck in a collective hears nothing else.
   SendToNodes(entry, {entry.record.uid, run.epoch, -1, PeerLost{reason}});
   for (const std::string& node_id : NodesOf(entry)) {
-    SendToNode(node_id,
-               StopTrainers{entry.record.uid, run.epoch, reason, membership_.times().detection_ms});
+    SendToNode(node_id, StopTrainers{entry.record.uid, run.epoch, reason, DetectionOf(entry)});
   }
-  for (auto save = run.saves.begin(); save != run.saves.end();) {
-    save = save->second.committing ? std::next(save) : run.saves.erase(save);
-  }
+  entry.saves.DropUncommitted();
   if (run.committing == 0) {
     FinishOperations(entry.record.uid, INT64_MAX, OperationState::kFailed, reason, -1, "");
   }
 }
 
-void JobController::NudgeQuiescing(Entry& entry) {
-  const int64_t now_ms = parts_.clock->MonotonicMs();
-  if (now_ms - entry.run.quiesce_nudged_ms < 3 * membership_.times().detection_ms + kExitMarginMs) {
+void JobController::CheckQuiescing(Entry& entry) {
+  JobRun& run = entry.run;
+  const int64_t grace_ms = DetectionOf(entry);
+  const int64_t since_ms = parts_.clock->MonotonicMs() - run.quiesce_since_ms;
+  if (run.phase != RunPhase::kQuiescing || since_ms < grace_ms) {
     return;
   }
-  entry.run.quiesce_nudged_ms = now_ms;
-  for (const std::string& node_id : NodesOf(entry)) {
-    const NodeRecord* node = membership_.Find(node_id);
-    log::Warning(absl::StrCat(
-        "job ", entry.record.name, ": no exit from ", node_id, "; asking it to register anew"));
-    if (node != nullptr && node->stream) {
-      parts_.fleet->Close(*node->stream);
+  if (!run.killed) {  // the first order may be lost
+    run.killed = true;
+    for (const std::string& node_id : NodesOf(entry)) {
+      SendToNode(node_id, StopTrainers{entry.record.uid, run.epoch, entry.record.reason, 0});
     }
+  }
+  if (since_ms < grace_ms + std::max(grace_ms, kLeastExitMs)) {
+    return;
+  }
+  for (size_t rank = 0; rank < run.slots.size(); ++rank) {
+    const NodeRecord* node = membership_.Find(run.slots[rank].place.node_id);
+    // Without a stream the exit may be on its way; the node comes back or is lost.
+    if (!run.slots[rank].exited && node != nullptr && node->stream) {
+      DeclareZombie(entry, static_cast<int64_t>(rank));
+    }
+  }
+  Wake(entry, parts_.clock->MonotonicMs());
+}
+
+// Fencing by epoch makes waiting unnecessary: what the old rank still does counts for nothing.
+void JobController::DeclareZombie(Entry& entry, int64_t rank) {
+  const JobRecord& record = entry.record;
+  TrainerSlot& slot = entry.run.slots[static_cast<size_t>(rank)];
+  slot.exited = true;
+  zombies_.Add(
+      slot.place.node_id, {record.uid, entry.run.epoch, rank}, slot.place.device, record.name);
+  scheduler_.SetBlocked({slot.place.node_id, slot.place.device}, true);
+  JobEventRecord event;
+  event.time_ms = parts_.clock->WallMs();
+  event.job_uid = record.uid;
+  event.epoch = entry.run.epoch;
+  event.attempt = record.attempt;
+  event.step = entry.progress.step;
+  event.type = "Zombie";
+  event.reason = "Unkillable";
+  event.node = slot.place.node_id;
+  event.rank = rank;
+  event.message = absl::StrCat("rank ",
+                               rank,
+                               " on ",
+                               slot.place.node_id,
+                               " was killed and is not gone; device ",
+                               slot.place.device,
+                               " is out until its exit is reported");
+  log::Warning(absl::StrCat("job ", record.name, ": ", event.message));
+  StoreChange change;
+  change.events.push_back(std::move(event));
+  if (Persist(change).ok()) {  // a record for people
+    feed_.Publish(record.uid, change.events.front());
+  }
+}
+
+void JobController::ReleaseZombies(const std::vector<DeviceRef>& devices) {
+  for (const DeviceRef& device : devices) {
+    log::Info(absl::StrCat("device ", device.device, " of ", device.node_id, " is back"));
+    scheduler_.SetBlocked(device, false);
   }
 }
 

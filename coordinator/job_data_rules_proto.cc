@@ -27,6 +27,12 @@ bool Exists(const std::string& path) {
   return access(path.c_str(), F_OK) == 0;
 }
 
+// Opening one would wait for somebody to write.
+bool IsPipe(const std::string& path) {
+  struct stat facts {};
+  return stat(path.c_str(), &facts) == 0 && S_ISFIFO(facts.st_mode);
+}
+
 // "num_hidden_layers" -> "numHiddenLayers".
 std::string JsonName(const std::string& snake) {
   std::string out;
@@ -165,6 +171,11 @@ void JobRules::CheckModelDirectory() {
   model.set_from(folder);
   spec().model_from = folder;
   if (!options_.check_paths) {
+    return;
+  }
+  if (IsPipe(folder + "/config.json")) {
+    Fail(
+        path, "a Hugging Face directory with config.json", "config.json, which is no regular file");
     return;
   }
   const absl::StatusOr<std::string> text = ReadWholeFile(folder + "/config.json", kMaxConfigBytes);

@@ -86,6 +86,15 @@ struct JobRecord {
   int64_t resource_version = 0;
 };
 
+// One aspect of a job's health, as it is now: Kubernetes' conditions.
+struct JobCondition {
+  std::string type = {};    // CheckpointFresh
+  bool status = false;      // true: as it should be
+  std::string reason = {};  // one word in CamelCase
+  std::string message = {};
+  int64_t time_ms = 0;  // wall time of the last change of status
+};
+
 struct JobEventRecord {
   int64_t seq = 0;  // given by the store, rising over all jobs
   int64_t time_ms = 0;
@@ -113,6 +122,7 @@ struct OperationRecord {
   std::string save_id;
   int64_t sequence = 0;  // of the SaveTrainer that carries it out
   int64_t created_ms = 0;
+  int64_t deadline_ms = 0;  // wall time after which it fails; 0: of an older release
 };
 
 }  // namespace ravel::coordinator

@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "common/ckpt/manifest.h"
 #include "coordinator/admission.h"
 #include "coordinator/collective_watch.h"
 #include "coordinator/fleet_messages.h"
@@ -38,14 +37,6 @@ struct TrainerSlot {
   std::string state;    // newest that its node said: launching, starting, ready, running, ...
   TrainerHas has;       // what it was told, as its node says
   int64_t told_ms = 0;  // monotonic: newest command; what is missing is sent again some time later
-};
-
-// Seals of one save, until all ranks have sent theirs.
-struct PendingSave {
-  std::map<int64_t, ckpt::Seal> seals;  // by writer
-  int64_t sequence = 0;
-  int64_t since_ms = 0;
-  bool committing = false;
 };
 
 enum class RunPhase {
@@ -79,13 +70,14 @@ struct JobRun {
   // Nodes of this run that have said they go away: what their leaving causes costs nothing.
   std::set<std::string> draining;
   bool last_step_done = false;
-  int64_t phase_since_ms = 0;     // monotonic
-  int64_t progress_ms = 0;        // monotonic: newest sign that the run moves
-  int64_t quiesce_nudged_ms = 0;  // monotonic: newest attempt to get exits out of silent nodes
+  int64_t phase_since_ms = 0;    // monotonic
+  int64_t progress_ms = 0;       // monotonic: newest sign that the run moves
+  int64_t quiesce_since_ms = 0;  // monotonic: when the trainers were told to stop
+  bool killed = false;           // told once more, without grace
 
-  int64_t sequence = 0;  // of the newest SaveTrainer
-  int64_t save_ms = 0;   // monotonic: newest save that was asked for or committed
-  std::map<std::pair<int64_t, int64_t>, PendingSave> saves;  // by (step, save attempt)
+  int64_t sequence = 0;                  // of the newest SaveTrainer
+  int64_t save_ms = 0;                   // monotonic: newest save that was asked for or committed
+  int64_t trained_since_ms = 0;          // wall time of Run
   int committing = 0;                    // commits on the pool; outlives the epoch
   std::optional<int64_t> grow_since_ms;  // monotonic: since when a larger size would fit
 
@@ -106,6 +98,7 @@ struct JobRun {
     return !slots.empty();
   }
   void Blame(FailureCause cause) {
+    cause.starting = phase == RunPhase::kPreparing || phase == RunPhase::kBootstrapping;
     const bool echo = CauseWeight(cause.reason) < CauseWeight("NodeLost") && !draining.empty();
     if (echo || (cause.reason == "NodeLost" && draining.contains(cause.node))) {
       cause.reason = "NodeDrain";
@@ -130,6 +123,9 @@ struct JobView {
   JobRecord record;
   JobProgress progress;
   double eta_seconds = -1;
+  int64_t failed_saves = 0;
+  int64_t skipped_saves = 0;  // since the coordinator started
+  std::vector<JobCondition> conditions = {};
 };
 
 }  // namespace ravel::coordinator

@@ -348,6 +348,30 @@ Result OnCoordinatorRestarted(const JobRecord& job, const JobEvent& event) {
       .Take();
 }
 
+Result OnRetry(const JobRecord& job, const JobEvent& event) {
+  if (job.state != JobState::kFailed && job.state != JobState::kCancelled) {
+    return std::nullopt;
+  }
+  Builder builder(job, event);
+  JobRecord& next = builder.next();
+  next.budget = Refill(next.budget);  // the failures of the last day stay known
+  next.budget.furthest_step = -1;
+  next.failure_class.clear();
+  next.finished_ms = 0;
+  next.not_before_ms = 0;
+  const std::string message = absl::StrCat(
+      "was ",
+      std::string(StateName(job.state)),
+      " (",
+      job.reason,
+      "); goes on from ",
+      job.committed_step < 0 ? "its beginning"
+                             : absl::StrCat("the commit of step ", job.committed_step));
+  return builder.To(JobState::kQueued, "RetryRequested", message)
+      .Emit("Retried", "UserRequest", message)
+      .Take();
+}
+
 }  // namespace
 
 std::string_view StateName(JobState state) {
@@ -401,13 +425,17 @@ std::string_view EventKindName(JobEventKind kind) {
                                                               "Adopted",
                                                               "Noted",
                                                               "RollbackRequested",
-                                                              "RolledBack"};
+                                                              "RolledBack",
+                                                              "RetryRequested"};
   return kNames[static_cast<int>(kind)];
 }
 
 std::optional<TransitionResult> Transition(const JobRecord& job, const JobEvent& event) {
   if (event.kind == JobEventKind::kCommitted) {
     return event.step > job.committed_step ? OnCommitted(job, event) : std::nullopt;
+  }
+  if (event.kind == JobEventKind::kRetryRequested) {
+    return OnRetry(job, event);
   }
   if (IsTerminal(job.state)) {
     return std::nullopt;
@@ -443,6 +471,7 @@ std::optional<TransitionResult> Transition(const JobRecord& job, const JobEvent&
       return OnRolledBack(job, event);
     case JobEventKind::kCommitted:
     case JobEventKind::kNoted:
+    case JobEventKind::kRetryRequested:
       break;
   }
   return std::nullopt;

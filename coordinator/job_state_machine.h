@@ -30,9 +30,10 @@ enum class JobEventKind {
   kAdopted,               // this process is new, and the trainers of the epoch went on
   kNoted,                 // nothing changes: records that go with it are kept
   kRollbackRequested,  // a person sets the newest commit back; step, path, cause.message: who, why
-  kRolledBack          // the steps above the target are moved aside
+  kRolledBack,         // the steps above the target are moved aside
+  kRetryRequested      // a failed or cancelled job is to start again
 };
-inline constexpr int kJobEventKinds = 16;
+inline constexpr int kJobEventKinds = 17;
 
 struct JobEvent {
   JobEventKind kind = JobEventKind::kPlaced;

@@ -66,6 +66,11 @@ struct NodeRow {
   std::string id;
   std::string incarnation;
   int64_t seen_ms = 0;
+  int64_t hold = 0;  // NodeHold
+  std::string hold_reason = {};
+  // Of the daemon (HelloMessage): which process of this name comes after which.
+  std::string host_id = {};
+  std::string work_lock = {};
 };
 
 struct StoreChange {

@@ -72,6 +72,16 @@ v1::Job ToProto(const JobView& view) {
   job.set_eta_seconds(view.eta_seconds);
   job.set_failure_class(record.failure_class);
   job.set_resource_version(record.resource_version);
+  job.set_failed_saves(view.failed_saves);
+  job.set_skipped_saves(view.skipped_saves);
+  for (const JobCondition& condition : view.conditions) {
+    v1::JobCondition& message = *job.add_conditions();
+    message.set_type(condition.type);
+    message.set_status(condition.status);
+    message.set_reason(condition.reason);
+    message.set_message(condition.message);
+    message.set_time_ms(condition.time_ms);
+  }
   return job;
 }
 
@@ -153,7 +163,7 @@ v1::Node ToProto(const NodeView& view) {
   v1::Node node;
   node.set_id(record.facts.node_id);
   node.set_incarnation(record.facts.incarnation);
-  node.set_state(std::string(NodeStateName(record.state)));
+  node.set_state(view.state);
   node.set_devices(view.devices);
   node.set_devices_free(view.devices_free);
   if (!record.facts.devices.empty()) {
@@ -162,7 +172,8 @@ v1::Node ToProto(const NodeView& view) {
   }
   node.set_address(record.facts.data_address);
   node.set_last_beat_ms(record.heard_wall_ms);
-  node.set_message(record.message);
+  node.set_message(view.message);
+  node.set_penalties(view.penalties);
   node.set_version(record.facts.version);
   return node;
 }

@@ -20,9 +20,11 @@
 namespace ravel::coordinator {
 namespace {
 
+constexpr size_t kMaxReason = 1024;
 // A job that was checked is accepted well within this.
 constexpr int64_t kAdmissionPinSeconds = 3600;
 constexpr int64_t kPlanningMs = 30'000;
+constexpr int64_t kLongestDeadlineMs = int64_t{24} * 3600 * 1000;
 
 // Trailing metadata `ravel-error-detail-bin`.
 void AddDetail(grpc::CallbackServerContext* context, const v1::ErrorDetail& detail) {
@@ -353,18 +355,75 @@ grpc::ServerUnaryReactor* JobsService::CancelJob(Context* context,
   return reactor;
 }
 
-grpc::ServerUnaryReactor* JobsService::CheckpointNow(Context* context,
-                                                     const v1::CheckpointNowRequest* request,
-                                                     v1::Operation* response) {
+grpc::ServerUnaryReactor* JobsService::RetryJob(Context* context,
+                                                const v1::RetryJobRequest* request,
+                                                v1::Job* response) {
   Unary* reactor = context->DefaultReactor();
   const absl::Status valid = CheckRequestId(request->request_id());
   if (!valid.ok()) {
     reactor->Finish(ToGrpc(valid));
     return reactor;
   }
-  parts_.strand->PostNamed("CheckpointNow", [this, request, response, reactor] {
-    absl::StatusOr<OperationRecord> operation = parts_.controller->CheckpointNow(
+  parts_.strand->PostNamed("RetryJob", [this, request, response, reactor] {
+    absl::StatusOr<JobView> view = parts_.controller->Retry(
         KeyOf(request->namespace_(), request->name()), request->request_id());
+    if (view.ok()) {
+      *response = ToProto(*view);
+    }
+    reactor->Finish(ToGrpc(view.status()));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobsService::HoldNode(Context* context,
+                                                const v1::HoldNodeRequest* request,
+                                                v1::Node* response) {
+  Unary* reactor = context->DefaultReactor();
+  absl::Status valid = CheckRequestId(request->request_id());
+  const bool drained = request->hold() == v1::HoldNodeRequest::DRAINED;
+  if (valid.ok() && !drained && request->hold() != v1::HoldNodeRequest::QUARANTINED) {
+    valid = absl::InvalidArgumentError("hold: expected DRAINED or QUARANTINED");
+  }
+  if (valid.ok() && request->reason().size() > kMaxReason) {
+    valid =
+        absl::InvalidArgumentError(absl::StrCat("reason: expected at most ", kMaxReason, " bytes"));
+  }
+  if (!valid.ok()) {
+    reactor->Finish(ToGrpc(valid));
+    return reactor;
+  }
+  // Sets the wanted state, so that a repetition is harmless and no answer needs keeping.
+  parts_.strand->PostNamed("HoldNode", [this, request, response, reactor, drained] {
+    absl::StatusOr<NodeView> view =
+        parts_.controller->HoldNode(request->node(),
+                                    drained ? NodeHold::kDrained : NodeHold::kQuarantined,
+                                    request->lift(),
+                                    request->reason());
+    if (view.ok()) {
+      *response = ToProto(*view);
+    }
+    reactor->Finish(ToGrpc(view.status()));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobsService::CheckpointNow(Context* context,
+                                                     const v1::CheckpointNowRequest* request,
+                                                     v1::Operation* response) {
+  Unary* reactor = context->DefaultReactor();
+  absl::Status valid = CheckRequestId(request->request_id());
+  if (valid.ok() && (request->deadline_ms() < 0 || request->deadline_ms() > kLongestDeadlineMs)) {
+    valid = absl::InvalidArgumentError("deadline_ms: expected 0 to 24 hours");
+  }
+  if (!valid.ok()) {
+    reactor->Finish(ToGrpc(valid));
+    return reactor;
+  }
+  parts_.strand->PostNamed("CheckpointNow", [this, request, response, reactor] {
+    absl::StatusOr<OperationRecord> operation =
+        parts_.controller->CheckpointNow(KeyOf(request->namespace_(), request->name()),
+                                         request->request_id(),
+                                         request->deadline_ms());
     if (operation.ok()) {
       *response = ToProto(*operation);
     }

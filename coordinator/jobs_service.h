@@ -57,6 +57,7 @@ class JobsService : public v1::Jobs::CallbackService {
   Unary* CancelJob(Context* context,
                    const v1::CancelJobRequest* request,
                    v1::Job* response) override;
+  Unary* RetryJob(Context* context, const v1::RetryJobRequest* request, v1::Job* response) override;
   Unary* CheckpointNow(Context* context,
                        const v1::CheckpointNowRequest* request,
                        v1::Operation* response) override;
@@ -72,6 +73,9 @@ class JobsService : public v1::Jobs::CallbackService {
   Unary* ListNodes(Context* context,
                    const v1::ListNodesRequest* request,
                    v1::ListNodesResponse* response) override;
+  Unary* HoldNode(Context* context,
+                  const v1::HoldNodeRequest* request,
+                  v1::Node* response) override;
   Unary* ServerInfo(Context* context,
                     const v1::ServerInfoRequest* request,
                     v1::ServerInfoResponse* response) override;

@@ -26,6 +26,7 @@
 #include "coordinator/fleet_service.h"
 #include "coordinator/job_controller.h"
 #include "coordinator/jobs_service.h"
+#include "coordinator/pause_meter.h"
 #include "coordinator/planner_driver.h"
 #include "coordinator/sqlite_job_store.h"
 #include "coordinator/store_checkpoint_keeper.h"
@@ -326,6 +327,12 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
     fatal = true;
     kill(getpid(), SIGTERM);
   };
+  PauseMeter pauses;
+  const ThreadExecutor pulse(
+      {.name = "pulse", .threads = 1, .tick_ms = PauseMeter::kEveryMs, .tick = [&] {
+         pauses.Beat(SystemClock::Get().MonotonicMs());
+       }});
+  parts.take_pause_ms = [&] { return pauses.TakeMs(SystemClock::Get().MonotonicMs()); };
   std::promise<absl::Status> started;
   strand.Post([&] {
     controller = std::make_unique<JobController>(options, parts);
@@ -391,6 +398,7 @@ int main(int argc, char** argv) {
   }
   setenv("GRPC_VERBOSITY", "NONE", 0);  // we say ourselves what went wrong
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGHUP, SIG_IGN);  // a closed terminal is no reason to stop a service
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);

@@ -1,5 +1,7 @@
 #include "coordinator/membership.h"
 
+#include <algorithm>
+
 #include <absl/strings/str_cat.h>
 
 namespace ravel::coordinator {
@@ -45,12 +47,71 @@ std::string_view NodeStateName(NodeState state) {
   return "UNKNOWN";
 }
 
+std::string_view NodeHoldName(NodeHold hold) {
+  switch (hold) {
+    case NodeHold::kNone:
+      return "";
+    case NodeHold::kDrained:
+      return "DRAINED";
+    case NodeHold::kQuarantined:
+      return "QUARANTINED";
+  }
+  return "UNKNOWN";
+}
+
+bool Membership::SetHold(const std::string& node_id, NodeHold hold, const std::string& reason) {
+  const auto node = nodes_.find(node_id);
+  if (node == nodes_.end()) {
+    return false;
+  }
+  node->second.hold = hold;
+  node->second.hold_reason = reason;
+  changed_.insert(node_id);
+  return true;
+}
+
+void Membership::Remember(const std::string& node_id, NodeHold hold, const std::string& reason) {
+  NodeRecord& node = nodes_[node_id];
+  node.facts.node_id = node_id;
+  node.state = NodeState::kLost;
+  node.message = "not here since the coordinator started";
+  node.hold = hold;
+  node.hold_reason = reason;
+}
+
+std::string Membership::NameTaken(const HelloMessage& hello,
+                                  StreamId stream,
+                                  int64_t now_ms) const {
+  const NodeRecord* node = Find(hello.node_id);
+  const bool here = node != nullptr && node->stream && *node->stream != stream &&
+                    node->state != NodeState::kLost &&
+                    now_ms - node->heard_ms < TimesOf(hello.node_id).lost_ms() &&
+                    node->facts.incarnation != hello.incarnation;
+  // The lock on a work folder goes with its process: who has it now came after the other's end.
+  const bool successor = here && !hello.work_lock.empty() && !hello.host_id.empty() &&
+                         node->facts.work_lock == hello.work_lock &&
+                         node->facts.host_id == hello.host_id;
+  if (!here || successor) {
+    return "";
+  }
+  return absl::StrCat("another daemon is node ",
+                      hello.node_id,
+                      " (at ",
+                      node->facts.data_address.empty() ? "?" : node->facts.data_address,
+                      ", heard ",
+                      now_ms - node->heard_ms,
+                      " ms ago): give this one another --node-id, or stop the other one first");
+}
+
 HelloOutcome Membership::OnHello(StreamId stream,
                                  const HelloMessage& hello,
                                  int64_t now_ms,
                                  int64_t wall_ms) {
   HelloOutcome outcome;
   outcome.rejected = Refusal(hello);
+  if (outcome.rejected.empty()) {
+    outcome.rejected = NameTaken(hello, stream, now_ms);
+  }
   if (!outcome.rejected.empty()) {
     return outcome;
   }
@@ -58,14 +119,17 @@ HelloOutcome Membership::OnHello(StreamId stream,
   outcome.new_incarnation = node.facts.incarnation != hello.incarnation;
   if (node.stream && *node.stream != stream) {
     outcome.replaced = node.stream;
+    by_stream_.erase(*node.stream);
   }
+  by_stream_[stream] = hello.node_id;
+  changed_.insert(hello.node_id);
   node.facts = hello;
   node.facts.trainers.clear();
-  node.state = NodeState::kReady;
+  node.state = hello.draining ? NodeState::kDraining : NodeState::kReady;
   node.stream = stream;
   node.heard_ms = now_ms;
   node.heard_wall_ms = wall_ms;
-  node.message = hello.device_message;
+  node.message = hello.draining ? "draining" : hello.device_message;
   return outcome;
 }
 
@@ -74,10 +138,11 @@ bool Membership::OnHeard(StreamId stream, int64_t now_ms, int64_t wall_ms) {
   if (node == nullptr || node->state == NodeState::kLost) {
     return false;
   }
-  node->heard_ms = now_ms;
+  node->heard_ms = std::max(node->heard_ms, now_ms);
   node->heard_wall_ms = wall_ms;
   if (node->state == NodeState::kSuspect) {
     node->state = NodeState::kReady;
+    changed_.insert(node->facts.node_id);
   }
   return true;
 }
@@ -85,6 +150,8 @@ bool Membership::OnHeard(StreamId stream, int64_t now_ms, int64_t wall_ms) {
 void Membership::OnClosed(StreamId stream, int64_t now_ms) {
   if (NodeRecord* node = MutableByStream(stream)) {
     node->stream.reset();
+    by_stream_.erase(stream);
+    changed_.insert(node->facts.node_id);
     node->disconnected_ms = now_ms;
     if (node->state == NodeState::kReady) {
       node->state = NodeState::kSuspect;
@@ -95,8 +162,42 @@ void Membership::OnClosed(StreamId stream, int64_t now_ms) {
 void Membership::OnDrain(StreamId stream, const std::string& reason) {
   if (NodeRecord* node = MutableByStream(stream)) {
     node->state = NodeState::kDraining;
+    changed_.insert(node->facts.node_id);
     node->message = absl::StrCat("draining: ", reason);
   }
+}
+
+bool Membership::Watch(const std::string& node_id,
+                       const std::string& job_uid,
+                       int64_t detection_ms,
+                       int64_t now_ms) {
+  const int64_t before_ms = TimesOf(node_id).detection_ms;
+  watchers_[node_id].insert({job_uid, {detection_ms, now_ms, false}});
+  return TimesOf(node_id).detection_ms != before_ms;
+}
+
+bool Membership::Unwatch(const std::string& node_id, const std::string& job_uid) {
+  const auto node = watchers_.find(node_id);
+  if (node == watchers_.end()) {
+    return false;
+  }
+  const int64_t before_ms = TimesOf(node_id).detection_ms;
+  node->second.erase(job_uid);
+  if (node->second.empty()) {
+    watchers_.erase(node);
+  }
+  return TimesOf(node_id).detection_ms != before_ms;
+}
+
+DetectionTimes Membership::TimesOf(const std::string& node_id) const {
+  DetectionTimes times = times_;
+  const auto node = watchers_.find(node_id);
+  if (node != watchers_.end()) {
+    for (const auto& [uid, watcher] : node->second) {
+      times.detection_ms = std::min(times.detection_ms, watcher.detection_ms);
+    }
+  }
+  return times;
 }
 
 bool Membership::MassSilence(int64_t now_ms) const {
@@ -105,42 +206,91 @@ bool Membership::MassSilence(int64_t now_ms) const {
   for (const auto& [id, node] : nodes_) {
     if (node.state != NodeState::kLost) {
       ++watched;
-      silent += now_ms - node.heard_ms >= times_.suspect_ms() ? 1 : 0;
+      silent += now_ms - node.heard_ms >= TimesOf(id).suspect_ms() ? 1 : 0;
     }
   }
   return watched >= kMassSilenceNodes && silent * 10 > watched * 3;
 }
 
-std::vector<LostNode> Membership::Evaluate(int64_t now_ms) {
-  std::vector<LostNode> lost;
-  const int64_t hold_ms = MassSilence(now_ms) ? 2 * times_.detection_ms : 0;
+std::string Membership::Verdict(
+    const NodeRecord& node, int64_t detection_ms, int64_t since_ms, int64_t now_ms, bool hold) {
+  const DetectionTimes times{detection_ms};
+  const int64_t hold_ms = hold ? 2 * detection_ms : 0;
+  const int64_t silent_ms = now_ms - std::max(node.heard_ms, since_ms);
+  const int64_t away_ms = now_ms - std::max(node.disconnected_ms, since_ms);
+  if (!node.stream && away_ms >= times.reset_ms() + hold_ms) {
+    return absl::StrCat("its stream broke and it did not return within ", times.reset_ms(), " ms");
+  }
+  return silent_ms >= times.lost_ms() + hold_ms ? absl::StrCat("no beat for ", silent_ms, " ms")
+                                                : "";
+}
+
+void Membership::JudgeForJobs(const std::string& node_id,
+                              NodeRecord& node,
+                              int64_t now_ms,
+                              bool hold,
+                              std::vector<LostNode>& lost) {
+  const auto watchers = watchers_.find(node_id);
+  if (watchers == watchers_.end()) {
+    return;
+  }
+  for (auto& [uid, rule] : watchers->second) {
+    std::string reason = Verdict(node, rule.detection_ms, rule.since_ms, now_ms, hold);
+    if (reason.empty() || rule.told) {
+      continue;
+    }
+    lost.push_back({node_id, std::move(reason), uid});
+    rule.told = true;
+    if (node.state == NodeState::kReady) {  // nothing new goes there until it is heard again
+      node.state = NodeState::kSuspect;
+      changed_.insert(node_id);
+    }
+  }
+}
+
+std::vector<LostNode> Membership::Evaluate(int64_t now_ms, const ArrivalFunction& arrival) {
+  bool any_silent = false;
   for (auto& [id, node] : nodes_) {
+    const int64_t suspect_ms = TimesOf(id).suspect_ms();
+    // What has arrived counts, although the strand did not get to it yet.
+    if (arrival && node.stream && now_ms - node.heard_ms >= suspect_ms) {
+      node.heard_ms = std::max(node.heard_ms, std::min(now_ms, arrival(*node.stream)));
+    }
+    any_silent = any_silent || !node.stream || now_ms - node.heard_ms >= suspect_ms;
+  }
+  std::vector<LostNode> lost;
+  if (!any_silent) {
+    return lost;
+  }
+  const bool hold = MassSilence(now_ms);
+  for (auto& [id, node] : nodes_) {
+    JudgeForJobs(id, node, now_ms, hold, lost);
     if (node.state == NodeState::kLost) {
       continue;
     }
-    const int64_t silent_ms = now_ms - node.heard_ms;
-    std::string reason;
-    if (!node.stream && now_ms - node.disconnected_ms >= times_.reset_ms() + hold_ms) {
-      reason =
-          absl::StrCat("its stream broke and it did not return within ", times_.reset_ms(), " ms");
-    } else if (silent_ms >= times_.lost_ms() + hold_ms) {
-      reason = absl::StrCat("no beat for ", silent_ms, " ms");
-    } else if (silent_ms >= times_.suspect_ms() && node.state == NodeState::kReady) {
-      node.state = NodeState::kSuspect;
-    }
+    const std::string reason = Verdict(node, times_.detection_ms, 0, now_ms, hold);
     if (!reason.empty()) {
       node.state = NodeState::kLost;
+      changed_.insert(id);
       node.message = reason;
-      lost.push_back({id, reason});
+      lost.push_back({id, reason, ""});
+    } else if (now_ms - node.heard_ms >= times_.suspect_ms() && node.state == NodeState::kReady) {
+      node.state = NodeState::kSuspect;
+      changed_.insert(id);
     }
   }
   return lost;
 }
 
-void Membership::Forgive(int64_t slept_ms) {
+void Membership::Forgive(int64_t paused_ms, int64_t now_ms) {
   for (auto& [id, node] : nodes_) {
-    node.heard_ms += slept_ms;
-    node.disconnected_ms += slept_ms;
+    node.heard_ms = std::min(now_ms, node.heard_ms + paused_ms);
+    node.disconnected_ms = std::min(now_ms, node.disconnected_ms + paused_ms);
+  }
+  for (auto& [id, watchers] : watchers_) {
+    for (auto& [uid, watcher] : watchers) {
+      watcher.since_ms = std::min(now_ms, watcher.since_ms + paused_ms);
+    }
   }
 }
 
@@ -150,12 +300,8 @@ const NodeRecord* Membership::Find(const std::string& node_id) const {
 }
 
 const NodeRecord* Membership::FindByStream(StreamId stream) const {
-  for (const auto& [id, node] : nodes_) {
-    if (node.stream == stream) {
-      return &node;
-    }
-  }
-  return nullptr;
+  const auto found = by_stream_.find(stream);
+  return found == by_stream_.end() ? nullptr : Find(found->second);
 }
 
 NodeRecord* Membership::MutableByStream(StreamId stream) {

@@ -16,15 +16,15 @@ void RendezvousBoard::Reset(int64_t world_size) {
   world_size_ = world_size;
   groups_.clear();
   complete_.clear();
+  forgotten_.clear();
 }
 
 void RendezvousBoard::Forget() {
   complete_.clear();
-  for (auto& [group, records] : groups_) {
-    for (auto& [rank, bytes] : records) {
-      bytes.clear();
-    }
+  for (const auto& [group, records] : groups_) {
+    forgotten_.insert(group);
   }
+  groups_.clear();
 }
 
 absl::StatusOr<std::optional<CommRecordSet>> RendezvousBoard::Add(const CommRecord& record) {
@@ -35,12 +35,15 @@ absl::StatusOr<std::optional<CommRecordSet>> RendezvousBoard::Add(const CommReco
   if (record.record.size() > kMaxRecordBytes) {
     return absl::InvalidArgumentError("communicator record: larger than 1 MiB");
   }
+  if (forgotten_.contains(record.group)) {
+    return std::optional<CommRecordSet>();
+  }
   if (!groups_.contains(record.group) && groups_.size() >= kMaxGroups) {
     return absl::ResourceExhaustedError("communicator record: more than 64 groups");
   }
   auto& records = groups_[record.group];
   const auto [known, is_new] = records.emplace(record.rank, record.record);
-  if (!is_new && (known->second.empty() || known->second == record.record)) {
+  if (!is_new && known->second == record.record) {
     return std::optional<CommRecordSet>();
   }
   if (!is_new) {

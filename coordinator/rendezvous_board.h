@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,7 @@ class RendezvousBoard {
   int64_t world_size_ = 0;
   std::map<std::string, std::map<int64_t, std::string>> groups_;
   std::map<std::string, CommRecordSet> complete_;
+  std::set<std::string> forgotten_;  // groups that have met: what is said of them again is ignored
 };
 
 }  // namespace ravel::coordinator

@@ -98,6 +98,10 @@ void CountSteps(BudgetState& budget, int64_t step) {
 }
 
 void KeepTime(const plan::RestartSpec& limits, std::vector<int64_t>& times, int64_t now_ms) {
+  // A clock that was set back: no failure is of the future, or it would count for more than a day.
+  for (int64_t& time : times) {
+    time = std::min(time, now_ms);
+  }
   std::erase_if(times, [now_ms](int64_t time) { return time <= now_ms - kDayMs; });
   times.push_back(now_ms);
   const size_t most = static_cast<size_t>(std::max(limits.max_per_day + 1, kMostTimes));

@@ -21,6 +21,7 @@ struct FailureCause {
   int64_t step = -1;  // last finished step when it happened
   // The job could run on other nodes than `node`, which may be busy just now.
   bool elsewhere = false;
+  bool starting = false;  // not all ranks were ready yet
 };
 
 // The reason of a trainer's exit: from its code (11 communicator, 13 data, ...) or signal.

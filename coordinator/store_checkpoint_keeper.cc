@@ -527,6 +527,13 @@ absl::StatusOr<std::vector<int64_t>> StoreCheckpointKeeper::Retain(const Checkpo
   return deleted;
 }
 
+absl::Status StoreCheckpointKeeper::RemoveAttempt(const CheckpointJob& job, ckpt::AttemptKey key) {
+  FileStore files(Root(job.spec));
+  RETURN_IF_ERROR(CheckOurs(files, job));
+  key.job_tag = ckpt::JobTag(job.uid);
+  return store::RemoveTree(files, ckpt::AttemptName(key));
+}
+
 absl::StatusOr<std::optional<SettledSave>> StoreCheckpointKeeper::Release(
     const CheckpointJob& job, const RestoreQuery& query) {
   UnpinStart(job);

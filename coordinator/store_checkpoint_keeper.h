@@ -33,6 +33,7 @@ class StoreCheckpointKeeper : public CheckpointKeeper {
                                       const std::string& reason) override;
   absl::StatusOr<std::vector<int64_t>> Retain(const CheckpointJob& job,
                                               int64_t in_use_step) override;
+  absl::Status RemoveAttempt(const CheckpointJob& job, ckpt::AttemptKey key) override;
   absl::StatusOr<std::optional<SettledSave>> Release(const CheckpointJob& job,
                                                      const RestoreQuery& query) override;
   absl::Status Mark(const CheckpointJob& job,

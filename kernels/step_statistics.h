@@ -45,6 +45,7 @@ struct StatisticsHeader {
   int64_t target_tokens = 0;
   int64_t save_sequence = 0;
   int64_t stop = 0;
+  int64_t saving = 0;        // 1: this rank still writes its last save
   double learning_rate = 0;  // equal on all ranks
 };
 inline constexpr int64_t kStatisticsHeaderWords = sizeof(StatisticsHeader) / sizeof(int64_t);

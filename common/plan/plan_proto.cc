@@ -135,6 +135,9 @@ void RunningToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_keep_every_steps(spec.checkpoint.keep_every_steps);
   proto.set_resume_from(spec.checkpoint.resume_from);
   proto.set_fresh(spec.checkpoint.fresh);
+  proto.set_max_age_ms(spec.checkpoint.max_age_ms);
+  proto.set_wait_when_busy(spec.checkpoint.wait_when_busy);
+  proto.set_max_failed_saves(spec.checkpoint.max_failed_saves);
   proto.set_max_failures(spec.restart.max_failures);
   proto.set_max_per_day(spec.restart.max_per_day);
   proto.set_max_no_progress(spec.restart.max_no_progress);
@@ -236,7 +239,10 @@ absl::Status RunningFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
                      .keep_last = proto.keep_last(),
                      .keep_every_steps = proto.keep_every_steps(),
                      .resume_from = proto.resume_from(),
-                     .fresh = proto.fresh()};
+                     .fresh = proto.fresh(),
+                     .max_age_ms = proto.max_age_ms(),
+                     .wait_when_busy = proto.wait_when_busy(),
+                     .max_failed_saves = proto.max_failed_saves()};
   spec.restart = {.max_failures = proto.max_failures(),
                   .max_per_day = proto.max_per_day(),
                   .max_no_progress = proto.max_no_progress(),

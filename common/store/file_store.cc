@@ -10,6 +10,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "common/check.h"
@@ -213,6 +214,22 @@ absl::StatusOr<std::unique_ptr<FileWriter>> FileStore::Create(std::string_view p
     return status;
   }
   return writer;
+}
+
+absl::Status FileStore::CheckSpace(int64_t bytes) const {
+  struct statvfs status = {};
+  if (::statvfs(root_.c_str(), &status) != 0 || status.f_blocks == 0) {
+    return absl::OkStatus();  // not every file system knows
+  }
+  const uint64_t free = static_cast<uint64_t>(status.f_bavail) * status.f_frsize;
+  return free >= static_cast<uint64_t>(bytes)
+             ? absl::OkStatus()
+             : absl::ResourceExhaustedError(absl::StrCat(root_,
+                                                         ": No space left on device: ",
+                                                         bytes,
+                                                         " bytes are needed, ",
+                                                         free,
+                                                         " are free"));
 }
 
 absl::StatusOr<std::unique_ptr<FileReader>> FileStore::Open(std::string_view path) const {

@@ -27,6 +27,7 @@ class FileStore : public ObjectStore {
 
   absl::StatusOr<std::unique_ptr<FileWriter>> Create(std::string_view path,
                                                      int64_t expected_bytes) override;
+  absl::Status CheckSpace(int64_t bytes) const override;
   absl::StatusOr<std::unique_ptr<FileReader>> Open(std::string_view path) const override;
   absl::StatusOr<std::vector<ListedEntry>> List(std::string_view directory) const override;
   absl::Status MakeDirectory(std::string_view path) override;

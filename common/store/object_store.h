@@ -51,6 +51,8 @@ class ObjectStore {
   // full disk shows early.
   virtual absl::StatusOr<std::unique_ptr<FileWriter>> Create(std::string_view path,
                                                              int64_t expected_bytes) = 0;
+  // ResourceExhausted when fewer than `bytes` are free, as far as the store can tell.
+  virtual absl::Status CheckSpace(int64_t /*bytes*/) const { return absl::OkStatus(); }
   virtual absl::StatusOr<std::unique_ptr<FileReader>> Open(std::string_view path) const = 0;
   // Entries by name; NotFound when the directory does not exist.
   virtual absl::StatusOr<std::vector<ListedEntry>> List(std::string_view directory) const = 0;

@@ -149,17 +149,72 @@ int RunCancel(const CommonOptions& common, const CancelOptions& options) {
   return kExitOk;
 }
 
+int RunRetry(const CommonOptions& common, const std::string& job_name) {
+  const absl::StatusOr<std::unique_ptr<JobsClient>> client =
+      JobsClient::Connect(common.coordinator);
+  if (!client.ok()) {
+    return Report(client.status());
+  }
+  const absl::StatusOr<JobView> job = (*client)->Retry(NameOf(common, job_name));
+  if (!job.ok()) {
+    return Report(job.status());
+  }
+  if (common.format == Format::kTable) {
+    Print(absl::StrCat("job ",
+                       job->namespace_name,
+                       "/",
+                       job->name,
+                       ": ",
+                       job->state,
+                       job->message.empty() ? "" : ", ",
+                       job->message,
+                       "\n"));
+  } else {
+    PrintJob(common, *job);
+  }
+  return kExitOk;
+}
+
+int RunNodesHold(const CommonOptions& common,
+                 const NodeOptions& options,
+                 NodeHold hold,
+                 bool lift) {
+  const absl::StatusOr<std::unique_ptr<JobsClient>> client =
+      JobsClient::Connect(common.coordinator);
+  if (!client.ok()) {
+    return Report(client.status());
+  }
+  const absl::StatusOr<NodeView> node =
+      (*client)->HoldNode(options.node, hold, lift, options.reason);
+  if (!node.ok()) {
+    return Report(node.status());
+  }
+  if (common.format == Format::kName) {
+    Print(node->id + "\n");
+  } else if (common.format == Format::kTable) {
+    Print(absl::StrCat("node ", node->id, ": ", node->state, "\n"));
+  } else {
+    Print(FormatDocument(WithSchemaVersion(node->document), common.format));
+  }
+  return kExitOk;
+}
+
 int RunCheckpoint(const CommonOptions& common, const CheckpointOptions& options) {
   const absl::StatusOr<int64_t> timeout_ms = ParseTimeout(options.timeout);
   if (!timeout_ms.ok()) {
     return Report(timeout_ms.status());
+  }
+  const absl::StatusOr<int64_t> deadline_ms = ParseDurationMs(options.deadline);
+  if (!deadline_ms.ok()) {
+    return Report(Annotate(deadline_ms.status(), "--deadline"));
   }
   const absl::StatusOr<std::unique_ptr<JobsClient>> client =
       JobsClient::Connect(common.coordinator);
   if (!client.ok()) {
     return Report(client.status());
   }
-  absl::StatusOr<OperationView> operation = (*client)->CheckpointNow(NameOf(common, options.job));
+  absl::StatusOr<OperationView> operation =
+      (*client)->CheckpointNow(NameOf(common, options.job), *deadline_ms);
   if (!operation.ok()) {
     return Report(operation.status());
   }

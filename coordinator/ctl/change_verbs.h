@@ -1,10 +1,12 @@
 #pragma once
 
-// wait, cancel, checkpoint: verbs that wait for a job or change it.
+// wait, cancel, retry, checkpoint, nodes drain...: verbs that wait for a job or change something.
 
 #include <cstdint>
+#include <string>
 
 #include "coordinator/ctl/common_options.h"
+#include "coordinator/ctl/jobs_client.h"
 
 namespace ravel::ctl {
 
@@ -31,10 +33,20 @@ struct CancelOptions {
 };
 int RunCancel(const CommonOptions& common, const CancelOptions& options);
 
+int RunRetry(const CommonOptions& common, const std::string& job);
+
+struct NodeOptions {
+  std::string node = {};
+  std::string reason = {};
+};
+// drain, quarantine; with `lift` undrain, release.
+int RunNodesHold(const CommonOptions& common, const NodeOptions& options, NodeHold hold, bool lift);
+
 struct CheckpointOptions {
   std::string job = {};
   bool wait = false;
   std::string timeout = "10m";
+  std::string deadline = "10m";
 };
 int RunCheckpoint(const CommonOptions& common, const CheckpointOptions& options);
 

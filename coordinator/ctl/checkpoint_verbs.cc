@@ -1,10 +1,13 @@
 #include "coordinator/ctl/checkpoint_verbs.h"
 
+#include <algorithm>
 #include <iostream>
 #include <sstream>
 
 #include <absl/strings/match.h>
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/strip.h>
 #include <unistd.h>
 
 #include "common/clock.h"
@@ -33,22 +36,43 @@ int PrintAndReport(const Action& action) {
   return Report(status);
 }
 
+// One line each, below the table of steps.
+std::string LeftoverLines(const std::vector<LeftoverView>& leftovers) {
+  std::string text;
+  for (const LeftoverView& leftover : leftovers) {
+    const int64_t age_ms = SystemClock::Get().WallMs() - leftover.changed_ms;
+    absl::StrAppend(&text,
+                    leftover.path,
+                    ": ",
+                    leftover.kind,
+                    leftover.reason.empty() ? "" : ": ",
+                    leftover.reason,
+                    leftover.changed_ms > 0
+                        ? absl::StrCat(", for ", FormatDuration(std::max<int64_t>(age_ms, 0)))
+                        : "",
+                    "\n");
+  }
+  return text;
+}
+
 int ListOfJob(const CommonOptions& common, const std::string& job) {
   const absl::StatusOr<std::unique_ptr<JobsClient>> client =
       JobsClient::Connect(common.coordinator);
   if (!client.ok()) {
     return Report(client.status());
   }
-  const absl::StatusOr<std::vector<CheckpointView>> checkpoints =
-      (*client)->Checkpoints(NameOf(common, job));
+  const absl::StatusOr<CheckpointsView> checkpoints = (*client)->Checkpoints(NameOf(common, job));
   if (!checkpoints.ok()) {
     return Report(checkpoints.status());
   }
+  if (!checkpoints->store_problem.empty()) {
+    Say(absl::StrCat("pins and leftovers are not known: ", checkpoints->store_problem));
+  }
   if (common.format == Format::kTable) {
     Table table({"STEP", "STATE", "SIZE", "FILES", "WORKERS", "EPOCH", "AGE", "PATH"});
-    for (const CheckpointView& checkpoint : *checkpoints) {
+    for (const CheckpointView& checkpoint : checkpoints->checkpoints) {
       table.AddRow({absl::StrCat(checkpoint.step),
-                    checkpoint.state,
+                    absl::StrCat(checkpoint.state, checkpoint.pinned ? " pinned" : ""),
                     FormatBytes(checkpoint.bytes),
                     absl::StrCat(checkpoint.files),
                     absl::StrCat(checkpoint.world_size),
@@ -61,17 +85,29 @@ int ListOfJob(const CommonOptions& common, const std::string& job) {
     } else {
       Print(table.Text(!common.no_headers));
     }
+    Print(LeftoverLines(checkpoints->leftovers));
     return kExitOk;
   }
   std::string names;
   json::Array items;
-  for (const CheckpointView& checkpoint : *checkpoints) {
+  for (const CheckpointView& checkpoint : checkpoints->checkpoints) {
     absl::StrAppend(&names, checkpoint.path, "\n");
     items.push_back(checkpoint.document);
   }
-  Print(common.format == Format::kName
-            ? names
-            : FormatDocument(ListDocument(std::move(items)), common.format));
+  if (common.format == Format::kName || common.format == Format::kJsonl) {
+    Print(common.format == Format::kName
+              ? names
+              : FormatDocument(json::Value(std::move(items)), common.format));
+    return kExitOk;
+  }
+  json::Value document = ListDocument(std::move(items));
+  json::Array leftovers;
+  for (const LeftoverView& leftover : checkpoints->leftovers) {
+    leftovers.push_back(leftover.document);
+  }
+  document.Set("leftovers", std::move(leftovers));
+  document.Set("storeProblem", checkpoints->store_problem);
+  Print(FormatDocument(document, common.format));
   return kExitOk;
 }
 
@@ -105,6 +141,55 @@ int RunCheckpointsVerify(const CommonOptions& common, const CheckpointVerbOption
          .format = common.format},
         out);
   });
+}
+
+int RunCheckpointsMark(const CommonOptions& common,
+                       const CheckpointVerbOptions& options,
+                       CheckpointMark mark) {
+  if (IsPath(options.target)) {
+    return Report(MarkInFolder(options.target, options.step, mark, options.reason));
+  }
+  const absl::StatusOr<std::unique_ptr<JobsClient>> client =
+      JobsClient::Connect(common.coordinator);
+  if (!client.ok()) {
+    return Report(client.status());
+  }
+  return Report((*client)->MarkCheckpoint(
+      NameOf(common, options.target), options.step, mark, options.reason));
+}
+
+int RunRollback(const CommonOptions& common, const CheckpointVerbOptions& options) {
+  const std::string number = std::string(absl::StripPrefix(options.to, "step="));
+  int64_t step = -1;
+  if (!absl::SimpleAtoi(number, &step) || step < 0) {
+    return ReportUsage(absl::StrCat("--to: expected step=N, got '", options.to, "'"));
+  }
+  const absl::StatusOr<std::unique_ptr<JobsClient>> client =
+      JobsClient::Connect(common.coordinator);
+  if (!client.ok()) {
+    return Report(client.status());
+  }
+  const absl::StatusOr<JobView> job =
+      (*client)->Rollback(NameOf(common, options.target), step, options.reason);
+  if (!job.ok()) {
+    return Report(job.status());
+  }
+  if (common.format == Format::kTable) {
+    Print(absl::StrCat("job ",
+                       job->namespace_name,
+                       "/",
+                       job->name,
+                       ": ",
+                       job->state,
+                       ", goes on from step ",
+                       step,
+                       "\n"));
+  } else if (common.format == Format::kName) {
+    Print(job->name + "\n");
+  } else {
+    Print(FormatDocument(WithSchemaVersion(job->document), common.format));
+  }
+  return kExitOk;
 }
 
 int RunCheckpointsExport(const CommonOptions& common, const CheckpointVerbOptions& options) {

@@ -1,7 +1,9 @@
 #pragma once
 
-// checkpoints list, show, verify, export: by job through the coordinator, by path without one.
+// checkpoints list, show, verify, export, pin, unpin, unmark: by job through the coordinator, by
+// path without one. rollback: by job only.
 
+#include "coordinator/ctl/checkpoint_mark.h"
 #include "coordinator/ctl/common_options.h"
 
 namespace ravel::ctl {
@@ -13,11 +15,18 @@ struct CheckpointVerbOptions {
   std::string format = "huggingface";
   std::string output = {};
   std::string dtype = "f32";
+  int64_t step = -1;
+  std::string reason = {};
+  std::string to = {};  // "step=N"
 };
 
 int RunCheckpointsList(const CommonOptions& common, const CheckpointVerbOptions& options);
 int RunCheckpointsShow(const CommonOptions& common, const CheckpointVerbOptions& options);
 int RunCheckpointsVerify(const CommonOptions& common, const CheckpointVerbOptions& options);
 int RunCheckpointsExport(const CommonOptions& common, const CheckpointVerbOptions& options);
+int RunCheckpointsMark(const CommonOptions& common,
+                       const CheckpointVerbOptions& options,
+                       CheckpointMark mark);
+int RunRollback(const CommonOptions& common, const CheckpointVerbOptions& options);
 
 }  // namespace ravel::ctl

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <ostream>
 #include <system_error>
 #include <utility>
@@ -15,6 +16,9 @@
 #include "common/ckpt/step_layout.h"
 #include "common/store/committed_step.h"
 #include "common/time_text.h"
+#include "coordinator/checkpoint_leftovers.h"
+#include "coordinator/checkpoint_owner.h"
+#include "coordinator/checkpoint_pins.h"
 #include "coordinator/saves.h"
 
 namespace ravel::ctl {
@@ -129,6 +133,15 @@ json::Value StepJson(const store::FileStore& files, const ListedStep& step) {
   value.Set("pinned", step.info.pinned);
   value.Set("bad", step.info.bad);
   value.Set("reason", step.info.bad ? step.info.bad_reason : step.problem);
+  return value;
+}
+
+json::Value LeftoverJson(const store::FileStore& files, const coordinator::Leftover& leftover) {
+  json::Value value;
+  value.Set("path", files.Locate(leftover.path));
+  value.Set("kind", coordinator::LeftoverKindName(leftover.kind));
+  value.Set("reason", leftover.reason);
+  value.Set("changedMs", leftover.changed_ms);
   return value;
 }
 
@@ -327,15 +340,16 @@ absl::Status ListCheckpoints(const CheckpointListOptions& options, std::ostream&
   ASSIGN_OR_RETURN(const std::filesystem::path path, AbsolutePath(options.folder));
   const store::FileStore files(path.string());
   ASSIGN_OR_RETURN(const coordinator::StepListing listing, coordinator::ListSteps(files));
-  ASSIGN_OR_RETURN(const std::vector<ckpt::AttemptKey> attempts, coordinator::ListAttempts(files));
+  ASSIGN_OR_RETURN(const std::optional<coordinator::OwnerRecord> owner,
+                   coordinator::ReadOwner(files));
+  ASSIGN_OR_RETURN(const std::vector<coordinator::Leftover> leftovers,
+                   coordinator::ListLeftovers(files, owner ? owner->job_uid : ""));
   ASSIGN_OR_RETURN(const std::vector<ListedStep> steps, Describe(files, listing));
   if (options.format == Format::kTable) {
     PrintStepTable(options, steps, out);
-    for (const coordinator::StepListing::Damaged& damaged : listing.damaged) {
-      out << damaged.directory << ": DAMAGED: " << damaged.reason << "\n";
-    }
-    for (const ckpt::AttemptKey& key : attempts) {
-      out << ckpt::AttemptName(key) << ": unfinished save\n";
+    for (const coordinator::Leftover& leftover : leftovers) {
+      out << leftover.path << ": " << coordinator::LeftoverKindName(leftover.kind)
+          << (leftover.reason.empty() ? "" : ": ") << leftover.reason << "\n";
     }
     return absl::OkStatus();
   }
@@ -363,12 +377,35 @@ absl::Status ListCheckpoints(const CheckpointListOptions& options, std::ostream&
   }
   document.Set("damaged", std::move(damaged));
   json::Array open;
-  for (const ckpt::AttemptKey& key : attempts) {
-    open.push_back(json::Value(files.Locate(ckpt::AttemptName(key))));
+  json::Array others;
+  for (const coordinator::Leftover& leftover : leftovers) {
+    if (leftover.kind == coordinator::LeftoverKind::kUnfinishedSave) {
+      open.push_back(json::Value(files.Locate(leftover.path)));
+    }
+    others.push_back(LeftoverJson(files, leftover));
   }
   document.Set("unfinished", std::move(open));
+  document.Set("leftovers", std::move(others));
+  document.Set("owner", owner ? owner->job_uid : "");
   out << FormatDocument(document, options.format);
   return absl::OkStatus();
+}
+
+absl::Status MarkInFolder(const std::string& folder,
+                          int64_t step,
+                          CheckpointMark mark,
+                          const std::string& reason) {
+  ASSIGN_OR_RETURN(const std::filesystem::path path, AbsolutePath(folder));
+  store::FileStore files(path.string());
+  switch (mark) {
+    case CheckpointMark::kPin:
+      return coordinator::PinStep(files, {.step = step}, reason);
+    case CheckpointMark::kUnpin:
+      return coordinator::UnpinStep(files, step, "");
+    case CheckpointMark::kUnmarkBad:
+      return coordinator::UnmarkBad(files, step);
+  }
+  return absl::InvalidArgumentError("unknown mark");
 }
 
 absl::Status ShowCheckpoint(const CheckpointShowOptions& options, std::ostream& out) {

@@ -1,7 +1,7 @@
 #pragma once
 
 // `ravelctl checkpoints list|show|verify` on a bare store path, without a coordinator. Parsed
-// options in, text on a stream, a status out; ExitCodeOf maps it. Nothing is changed.
+// options in, text on a stream, a status out; ExitCodeOf maps it. Only MarkInFolder changes things.
 
 #include <cstdint>
 #include <iosfwd>
@@ -11,6 +11,7 @@
 #include "common/status.h"
 #include "common/store/file_store.h"
 #include "common/store/step_verifier.h"
+#include "coordinator/ctl/checkpoint_mark.h"
 #include "coordinator/ctl/output.h"
 
 namespace ravel::ctl {
@@ -21,8 +22,15 @@ struct CheckpointListOptions {
   bool no_headers = false;
   int64_t now_ms = 0;  // for ages
 };
-// Committed steps, newest first; damaged folders and unfinished saves are named too.
+// Committed steps, newest first; leftovers (damaged folders, unfinished saves, histories that were
+// moved aside) are named too.
 absl::Status ListCheckpoints(const CheckpointListOptions& options, std::ostream& out);
+
+// Changes a mark in a job's checkpoint folder.
+absl::Status MarkInFolder(const std::string& folder,
+                          int64_t step,
+                          CheckpointMark mark,
+                          const std::string& reason);
 
 // `step` everywhere: a step's directory (".../step-0000000020", absolute, relative or file://), or
 // a folder of steps, which means its newest good one.

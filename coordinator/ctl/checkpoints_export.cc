@@ -21,6 +21,7 @@
 #include "common/plan/model_inventory.h"
 #include "common/store/committed_step.h"
 #include "common/time_text.h"
+#include "coordinator/checkpoint_pins.h"
 #include "coordinator/ctl/checkpoints.h"
 
 namespace ravel::ctl {
@@ -308,6 +309,7 @@ absl::StatusOr<std::filesystem::path> Destination(const CheckpointExportOptions&
 absl::Status ExportCheckpoint(const CheckpointExportOptions& options, std::ostream& out) {
   ASSIGN_OR_RETURN(const std::filesystem::path output, Destination(options));
   ASSIGN_OR_RETURN(const StepLocation location, LocateStep(options.step));
+  const coordinator::ReaderPin pin(location.store.get(), location.directory);
   ASSIGN_OR_RETURN(store::CommittedStep step,
                    store::CommittedStep::Open(location.store.get(), location.directory));
   store::FileStore files(output.parent_path().string());

@@ -9,6 +9,7 @@
 
 #include "common/clock.h"
 #include "common/time_text.h"
+#include "coordinator/checkpoint_pins.h"
 #include "coordinator/ctl/checkpoints.h"
 #include "coordinator/ctl/data_batch.h"
 #include "coordinator/ctl/data_prepare.h"
@@ -167,10 +168,10 @@ int RunGenerate(const CommonOptions& common, const GenerateOptions& options) {
   if (!step.ok()) {
     return Report(Annotate(step.status(), "--checkpoint"));
   }
+  const coordinator::ReaderPin pin(step->store.get(), step->directory);
   const std::string checkpoint = step->store->Locate(step->directory);
-  const std::string path = options.tokenizer.empty()
-                               ? absl::StrCat(checkpoint, "/hf/tokenizer.json")
-                               : options.tokenizer;
+  const std::string path =
+      options.tokenizer.empty() ? checkpoint + "/hf/tokenizer.json" : options.tokenizer;
   if (access(path.c_str(), R_OK) != 0) {
     return Report(absl::NotFoundError(
         options.tokenizer.empty()

@@ -60,6 +60,15 @@ JobView ToView(const v1::Job& job) {
   view.started_ms = job.started_ms();
   view.finished_ms = job.finished_ms();
   view.failure_class = job.failure_class();
+  view.failed_saves = job.failed_saves();
+  view.skipped_saves = job.skipped_saves();
+  for (const v1::JobCondition& condition : job.conditions()) {
+    view.conditions.push_back({condition.type(),
+                               condition.status(),
+                               condition.reason(),
+                               condition.message(),
+                               condition.time_ms()});
+  }
   view.document = ToJson(job);
   return view;
 }
@@ -109,6 +118,7 @@ NodeView ToView(const v1::Node& node) {
           node.last_beat_ms(),
           node.message(),
           node.version(),
+          node.penalties(),
           ToJson(node)};
 }
 
@@ -121,7 +131,25 @@ CheckpointView ToView(const v1::Checkpoint& checkpoint) {
           checkpoint.epoch(),
           checkpoint.world_size(),
           checkpoint.created_ms(),
+          checkpoint.pinned(),
           ToJson(checkpoint)};
+}
+
+LeftoverView ToView(const v1::Leftover& leftover) {
+  return {
+      leftover.path(), leftover.kind(), leftover.reason(), leftover.changed_ms(), ToJson(leftover)};
+}
+
+v1::MarkCheckpointRequest::Change ToProto(CheckpointMark mark) {
+  switch (mark) {
+    case CheckpointMark::kPin:
+      return v1::MarkCheckpointRequest::PIN;
+    case CheckpointMark::kUnpin:
+      return v1::MarkCheckpointRequest::UNPIN;
+    case CheckpointMark::kUnmarkBad:
+      return v1::MarkCheckpointRequest::UNMARK_BAD;
+  }
+  return v1::MarkCheckpointRequest::CHANGE_UNSPECIFIED;
 }
 
 OperationView ToView(const v1::Operation& operation) {
@@ -218,27 +246,82 @@ class GrpcJobsClient : public JobsClient {
     return ToView(response);
   }
 
-  absl::StatusOr<OperationView> CheckpointNow(const JobName& job) override {
+  absl::StatusOr<JobView> Retry(const JobName& job) override {
+    v1::RetryJobRequest request;
+    Fill(job, request);
+    request.set_request_id(MakeRequestId());
+    v1::Job response;
+    RETURN_IF_ERROR(Call(&v1::Jobs::Stub::RetryJob, request, response));
+    return ToView(response);
+  }
+
+  absl::StatusOr<OperationView> CheckpointNow(const JobName& job, int64_t deadline_ms) override {
     v1::CheckpointNowRequest request;
     Fill(job, request);
+    request.set_deadline_ms(deadline_ms);
     request.set_request_id(MakeRequestId());
     v1::Operation response;
     RETURN_IF_ERROR(Call(&v1::Jobs::Stub::CheckpointNow, request, response));
     return ToView(response);
   }
 
-  absl::StatusOr<std::vector<CheckpointView>> Checkpoints(const JobName& job) override {
+  absl::StatusOr<JobView> Rollback(const JobName& job,
+                                   int64_t step,
+                                   const std::string& reason) override {
+    v1::RollbackJobRequest request;
+    Fill(job, request);
+    request.set_request_id(MakeRequestId());
+    request.set_step(step);
+    request.set_reason(reason);
+    v1::Job response;
+    RETURN_IF_ERROR(Call(&v1::Jobs::Stub::RollbackJob, request, response));
+    return ToView(response);
+  }
+
+  absl::Status MarkCheckpoint(const JobName& job,
+                              int64_t step,
+                              CheckpointMark mark,
+                              const std::string& reason) override {
+    v1::MarkCheckpointRequest request;
+    Fill(job, request);
+    request.set_request_id(MakeRequestId());
+    request.set_step(step);
+    request.set_change(ToProto(mark));
+    request.set_reason(reason);
+    v1::MarkCheckpointResponse response;
+    return Call(&v1::Jobs::Stub::MarkCheckpoint, request, response);
+  }
+
+  absl::StatusOr<CheckpointsView> Checkpoints(const JobName& job) override {
     v1::ListCheckpointsRequest request;
     Fill(job, request);
     v1::ListCheckpointsResponse response;
     RETURN_IF_ERROR(Call(&v1::Jobs::Stub::ListCheckpoints, request, response));
-    return ToViews<CheckpointView>(response.checkpoints());
+    return CheckpointsView{ToViews<CheckpointView>(response.checkpoints()),
+                           ToViews<LeftoverView>(response.leftovers()),
+                           response.store_problem()};
   }
 
   absl::StatusOr<std::vector<NodeView>> Nodes() override {
     v1::ListNodesResponse response;
     RETURN_IF_ERROR(Call(&v1::Jobs::Stub::ListNodes, v1::ListNodesRequest(), response));
     return ToViews<NodeView>(response.nodes());
+  }
+
+  absl::StatusOr<NodeView> HoldNode(const std::string& node,
+                                    NodeHold hold,
+                                    bool lift,
+                                    const std::string& reason) override {
+    v1::HoldNodeRequest request;
+    request.set_request_id(MakeRequestId());
+    request.set_node(node);
+    request.set_hold(hold == NodeHold::kDrained ? v1::HoldNodeRequest::DRAINED
+                                                : v1::HoldNodeRequest::QUARANTINED);
+    request.set_lift(lift);
+    request.set_reason(reason);
+    v1::Node response;
+    RETURN_IF_ERROR(Call(&v1::Jobs::Stub::HoldNode, request, response));
+    return ToView(response);
   }
 
   absl::StatusOr<ServerView> Server() override {

@@ -11,6 +11,7 @@
 
 #include "common/json.h"
 #include "common/status.h"
+#include "coordinator/ctl/checkpoint_mark.h"
 #include "coordinator/job_file_proto.h"
 
 namespace ravel::ctl {
@@ -21,6 +22,14 @@ struct JobName {
 };
 
 // What ravelctl itself looks at; `document` is the whole message as proto JSON.
+struct ConditionView {
+  std::string type;
+  bool status = false;
+  std::string reason;
+  std::string message;
+  int64_t time_ms = 0;
+};
+
 struct JobView {
   std::string uid;
   std::string namespace_name;
@@ -44,6 +53,9 @@ struct JobView {
   int64_t started_ms = 0;
   int64_t finished_ms = 0;
   std::string failure_class;
+  int64_t failed_saves = 0;
+  int64_t skipped_saves = 0;
+  std::vector<ConditionView> conditions;
   json::Value document;
 
   bool terminal() const {
@@ -101,8 +113,11 @@ struct NodeView {
   int64_t last_beat_ms = 0;
   std::string message;
   std::string version;
+  int64_t penalties = 0;
   json::Value document;
 };
+
+enum class NodeHold { kDrained, kQuarantined };
 
 struct CheckpointView {
   int64_t step = 0;
@@ -113,7 +128,23 @@ struct CheckpointView {
   int64_t epoch = 0;
   int64_t world_size = 0;
   int64_t created_ms = 0;
+  bool pinned = false;
   json::Value document;
+};
+
+struct LeftoverView {
+  std::string path;
+  std::string kind;
+  std::string reason;
+  int64_t changed_ms = 0;  // 0: not known
+  json::Value document;
+};
+
+// A job's steps, and what else lies in its folder.
+struct CheckpointsView {
+  std::vector<CheckpointView> checkpoints;
+  std::vector<LeftoverView> leftovers;
+  std::string store_problem;  // why the folder could not be looked at
 };
 
 struct OperationView {
@@ -197,9 +228,23 @@ class JobsClient {
   virtual absl::StatusOr<std::vector<JobView>> List(const std::string& namespace_name,
                                                     const std::string& selector) = 0;
   virtual absl::StatusOr<JobView> Cancel(const JobName& job, const std::string& reason) = 0;
-  virtual absl::StatusOr<OperationView> CheckpointNow(const JobName& job) = 0;
-  virtual absl::StatusOr<std::vector<CheckpointView>> Checkpoints(const JobName& job) = 0;
+  virtual absl::StatusOr<JobView> Retry(const JobName& job) = 0;
+  // `deadline_ms`: when the coordinator gives up; 0: its default.
+  virtual absl::StatusOr<OperationView> CheckpointNow(const JobName& job, int64_t deadline_ms) = 0;
+  virtual absl::StatusOr<CheckpointsView> Checkpoints(const JobName& job) = 0;
+  virtual absl::StatusOr<JobView> Rollback(const JobName& job,
+                                           int64_t step,
+                                           const std::string& reason) = 0;
+  virtual absl::Status MarkCheckpoint(const JobName& job,
+                                      int64_t step,
+                                      CheckpointMark mark,
+                                      const std::string& reason) = 0;
   virtual absl::StatusOr<std::vector<NodeView>> Nodes() = 0;
+  // Drains or quarantines a node, or lifts that.
+  virtual absl::StatusOr<NodeView> HoldNode(const std::string& node,
+                                            NodeHold hold,
+                                            bool lift,
+                                            const std::string& reason) = 0;
   virtual absl::StatusOr<ServerView> Server() = 0;
 
   // Streams end with OK when the server ends them or the receiver has enough, Cancelled on Ctrl-C,

@@ -102,7 +102,7 @@ void SayWhatJobsWaitFor(const std::vector<JobView>& jobs) {
 }
 
 Table NodeTable(const std::vector<NodeView>& nodes) {
-  Table table({"NODE", "STATE", "DEVICES", "FREE", "KIND", "ADDRESS", "BEAT", "NOTE"});
+  Table table({"NODE", "STATE", "DEVICES", "FREE", "KIND", "ADDRESS", "BEAT", "FAILED", "NOTE"});
   for (const NodeView& node : nodes) {
     table.AddRow({node.id,
                   node.state,
@@ -113,6 +113,7 @@ Table NodeTable(const std::vector<NodeView>& nodes) {
                       : absl::StrCat(node.device_kind, " ", node.device_model),
                   node.address,
                   node.last_beat_ms == 0 ? "-" : Age(node.last_beat_ms) + " ago",
+                  absl::StrCat(node.penalties),
                   node.message});
   }
   return table;
@@ -244,6 +245,21 @@ int RunDescribe(const CommonOptions& common, const std::string& name) {
                 job->committed_step < 0
                     ? "none"
                     : absl::StrCat("step ", job->committed_step, ", ", job->committed_path)});
+  if (job->failed_saves > 0 || job->skipped_saves > 0) {
+    facts.AddRow(
+        {"Saves", absl::StrCat(job->failed_saves, " failed, ", job->skipped_saves, " skipped")});
+  }
+  for (const ConditionView& condition : job->conditions) {
+    facts.AddRow({condition.type,
+                  absl::StrCat(condition.status ? "True" : "False",
+                               " since ",
+                               FormatTime(condition.time_ms),
+                               " (",
+                               condition.reason,
+                               ")",
+                               condition.message.empty() ? "" : ": ",
+                               condition.message)});
+  }
   facts.AddRow({"Created", FormatTime(job->created_ms)});
   facts.AddRow({"Started", job->started_ms == 0 ? "-" : FormatTime(job->started_ms)});
   facts.AddRow({"Finished", job->finished_ms == 0 ? "-" : FormatTime(job->finished_ms)});

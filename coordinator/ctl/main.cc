@@ -59,6 +59,7 @@ struct CommandLine {
   WaitOptions wait;
   CancelOptions cancel;
   CheckpointOptions checkpoint;
+  NodeOptions node;
   CheckpointVerbOptions checkpoints;
   PrepareOptions prepare;
   TraceOptions trace;
@@ -142,6 +143,29 @@ void AddFileVerbs(CLI::App& app, CommandLine& line) {
   verb->add_option("FIELD", line.field, "Such as spec.training.optimizer.lr; none: all");
 }
 
+void AddNodeVerbs(CLI::App& nodes, CommandLine& line) {
+  struct NodeVerb {
+    const char* name;
+    const char* help;
+    NodeHold hold;
+    bool lift;
+  };
+  constexpr NodeVerb kVerbs[] = {
+      {"drain", "Let jobs save and leave a node; no new work there", NodeHold::kDrained, false},
+      {"undrain", "Give a drained node work again", NodeHold::kDrained, true},
+      {"quarantine", "Give a node no new work", NodeHold::kQuarantined, false},
+      {"release", "Give a quarantined node work again", NodeHold::kQuarantined, true}};
+  for (const NodeVerb& known : kVerbs) {
+    CLI::App* verb = AddVerb(nodes, line, known.name, known.help, [&line, known] {
+      return RunNodesHold(line.common, line.node, known.hold, known.lift);
+    });
+    verb->add_option("NODE", line.node.node, "As nodes list names it")->required();
+    if (!known.lift) {
+      verb->add_option("--reason", line.node.reason, "Shown by nodes list");
+    }
+  }
+}
+
 void AddLookVerbs(CLI::App& app, CommandLine& line) {
   CLI::App* verb =
       AddVerb(app, line, "list", "List jobs", [&line] { return RunList(line.common, line.list); });
@@ -196,6 +220,7 @@ void AddLookVerbs(CLI::App& app, CommandLine& line) {
   AddVerb(app, line, "top", "Show what runs now", [&line] { return RunTop(line.common); });
   CLI::App* const nodes = AddGroup(app, "nodes", "Worker nodes");
   AddVerb(*nodes, line, "list", "List nodes", [&line] { return RunNodesList(line.common); });
+  AddNodeVerbs(*nodes, line);
 }
 
 void AddChangeVerbs(CLI::App& app, CommandLine& line) {
@@ -215,15 +240,57 @@ void AddChangeVerbs(CLI::App& app, CommandLine& line) {
   verb->add_option("--reason", line.cancel.reason, "Kept in the job's events");
   verb->add_flag("--wait", line.cancel.wait, "Wait until it has ended");
 
+  verb = AddVerb(app, line, "retry", "Start a failed or cancelled job again", [&line] {
+    return RunRetry(line.common, line.job);
+  });
+  AddJob(verb, line.job);
+
   verb = AddVerb(app, line, "checkpoint", "Save a checkpoint now", [&line] {
     return RunCheckpoint(line.common, line.checkpoint);
   });
   AddJob(verb, line.checkpoint.job);
   verb->add_flag("--wait", line.checkpoint.wait, "Wait until it is committed");
   verb->add_option("--timeout", line.checkpoint.timeout, "Longest wait")->capture_default_str();
+  verb->add_option("--deadline",
+                   line.checkpoint.deadline,
+                   "The coordinator gives up when nothing is committed by then, at most 1d")
+      ->capture_default_str();
+}
+
+void AddMarkVerbs(CLI::App& group, CommandLine& line) {
+  struct Verb {
+    const char* name;
+    const char* help;
+    CheckpointMark mark;
+  };
+  for (const Verb& entry :
+       {Verb{"pin", "Keep a step from being deleted", CheckpointMark::kPin},
+        Verb{"unpin", "Let retention delete a pinned step again", CheckpointMark::kUnpin},
+        Verb{"unmark", "A step is not BAD after all", CheckpointMark::kUnmarkBad}}) {
+    CLI::App* const verb = AddVerb(group, line, entry.name, entry.help, [&line, mark = entry.mark] {
+      return RunCheckpointsMark(line.common, line.checkpoints, mark);
+    });
+    verb->add_option("JOB", line.checkpoints.target, "A job, or the path of its checkpoint folder")
+        ->required();
+    verb->add_option("STEP", line.checkpoints.step, "Number of the step")
+        ->required()
+        ->check(CLI::NonNegativeNumber);
+    verb->add_option("--reason", line.checkpoints.reason, "Kept with the mark and in the events");
+  }
+}
+
+void AddRollback(CLI::App& app, CommandLine& line) {
+  CLI::App* const verb =
+      AddVerb(app, line, "rollback", "Set a job back to an earlier step", [&line] {
+        return RunRollback(line.common, line.checkpoints);
+      });
+  AddJob(verb, line.checkpoints.target);
+  verb->add_option("--to", line.checkpoints.to, "step=N: a committed step")->required();
+  verb->add_option("--reason", line.checkpoints.reason, "Kept in the job's events");
 }
 
 void AddCheckpointVerbs(CLI::App& app, CommandLine& line) {
+  AddRollback(app, line);
   CLI::App* const group = AddGroup(app, "checkpoints", "Saved checkpoints");
   CheckpointVerbOptions& options = line.checkpoints;
   CLI::App* verb = AddVerb(*group, line, "list", "List checkpoints", [&line] {
@@ -244,6 +311,7 @@ void AddCheckpointVerbs(CLI::App& app, CommandLine& line) {
   verb->add_option("DIR", options.target, "Step directory, or a folder of steps")->required();
   verb->add_flag("--quick", options.quick, "Sizes and headers only");
 
+  AddMarkVerbs(*group, line);
   verb = AddVerb(*group, line, "export", "Write a Hugging Face directory", [&line] {
     return RunCheckpointsExport(line.common, line.checkpoints);
   });

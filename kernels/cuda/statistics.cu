@@ -107,8 +107,6 @@ __device__ inline double ValueOf(const DecideUpdateParams& p, int32_t operand) {
 __global__ void __launch_bounds__(kFlatThreads)
     DecideUpdateKernel(const __grid_constant__ DecideUpdateParams p) {
   constexpr int32_t kNone = INT32_MIN;
-  constexpr int64_t kHeaderWords = 4;
-  constexpr int64_t kRateWord = 3;
   __shared__ int64_t counts[kFlatThreads];
   int64_t begin = 0;
   for (int64_t level = 0; level < p.levels; ++level) {
@@ -121,7 +119,7 @@ __global__ void __launch_bounds__(kFlatThreads)
   }
   int64_t non_finite = 0;
   for (int64_t rank = 0; rank < p.ranks; ++rank) {
-    const int64_t* message = p.messages + rank * p.words + kHeaderWords;
+    const int64_t* message = p.messages + rank * p.words + scalar::kStatisticsHeaderWords;
     for (int64_t i = threadIdx.x; i < p.tensors; i += kFlatThreads) {
       non_finite += message[i];
     }
@@ -140,8 +138,11 @@ __global__ void __launch_bounds__(kFlatThreads)
     totals.target_tokens += p.messages[rank * p.words];
   }
   DeviceStepOutcome outcome = *p.outcome;
-  scalar::RecordOutcome(
-      p.hyper, __longlong_as_double(p.messages[kRateWord]), p.clip_norm, totals, outcome);
+  scalar::RecordOutcome(p.hyper,
+                        __longlong_as_double(p.messages[scalar::kStatisticsRateWord]),
+                        p.clip_norm,
+                        totals,
+                        outcome);
   *p.outcome = outcome;
 }
 

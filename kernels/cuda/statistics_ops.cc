@@ -1,10 +1,12 @@
 // What decides a step: sums of losses and of rows, the decision.
 
+#include <cstddef>
 #include <type_traits>
 
 #include "common/check.h"
 #include "kernels/cuda/launch_rules.h"
 #include "kernels/cuda/ops.h"
+#include "kernels/scalar/decide_step.h"
 
 namespace ravel::kernels::cuda {
 namespace {
@@ -47,6 +49,11 @@ void SumRowNodes(Stream& stream, const SumRowNodesArgs& args) {
                            .rows = args.rows,
                            .count = args.count});
 }
+
+// The device reads the header by the word.
+static_assert(kStatisticsHeaderWords == scalar::kStatisticsHeaderWords);
+static_assert(offsetof(StatisticsHeader, learning_rate) ==
+              scalar::kStatisticsRateWord * sizeof(int64_t));
 
 void DecideUpdate(Stream& stream, const DecideUpdateArgs& args) {
   CHECK(args.ranks > 0 && args.words >= kStatisticsHeaderWords + args.tensors);

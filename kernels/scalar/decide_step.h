@@ -12,6 +12,11 @@ namespace ravel::kernels::scalar {
 
 inline constexpr double kClipEpsilon = 1e-6;
 
+// Words of 8 bytes at the head of a rank's statistics (StatisticsHeader in step_statistics.h;
+// asserted where devices are called), and the one that holds the learning rate.
+inline constexpr int64_t kStatisticsHeaderWords = 5;
+inline constexpr int64_t kStatisticsRateWord = 4;
+
 struct StepTotals {
   double squared_norm = 0;    // of the gradient sums, not yet divided
   int64_t non_finite = 0;     // gradient elements that are NaN or infinite

@@ -21,7 +21,8 @@ ROOT = BENCH.parents[1]
 sys.path += [str(BENCH.parent / "testing"), str(BENCH / "peers")]
 import cluster  # noqa: E402
 
-IDS = {"C1": "training_speed", "C2": "collective_speed", "C3": "training_memory"}
+IDS = {"C1": "training_speed", "C2": "collective_speed", "C3": "training_memory", "P2": "recovery_speed"}
+LOAD_IDS = {"P1": "control_plane", "P3": "control_plane"}
 GPU_IDS = {"G1": "gpu_training_speed", "G3": "gpu_training_speed", "G4": "gpu_training_speed", "G5": "gpu_kernel_speed", "G6": "gpu_kernel_speed"}
 NO_DEVICE = 3
 # Both sides may use 256-bit registers and no wider ones, so that they are compared with the same roof.
@@ -79,7 +80,7 @@ def lines_of(name, arguments):
     if name in IDS:
         cases = importlib.import_module(IDS[name]).cases(arguments)
     else:
-        cases = importlib.import_module(GPU_IDS[name]).cases(arguments, name)
+        cases = importlib.import_module({**GPU_IDS, **LOAD_IDS}[name]).cases(arguments, name)
     for case in cases:
         yield {"id": name, **case(), **facts()}
 
@@ -87,10 +88,10 @@ def lines_of(name, arguments):
 def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with this program
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("ids", nargs="+", choices=[*IDS, *GPU_IDS], metavar="ID", help=", ".join([*IDS, *GPU_IDS]))
+    parser.add_argument("ids", nargs="+", choices=[*IDS, *LOAD_IDS, *GPU_IDS], metavar="ID", help=", ".join([*IDS, *LOAD_IDS, *GPU_IDS]))
     parser.add_argument("--pairs", type=int, default=5, help="alternations of ours and the peers")
     parser.add_argument("--attempts", type=int, default=0, help="C1: at most so many pairs until --pairs were undisturbed; default four times as many")
-    parser.add_argument("--steps", type=int, default=0, help="C1: steps per turn; G1, G3, G4: steps per run, at least 15, the first 5 untimed")
+    parser.add_argument("--steps", type=int, default=0, help="P2: kills; C1: steps per turn; G1, G3, G4: steps per run, at least 15, the first 5 untimed")
     parser.add_argument("--case", action="append", help="only these cases of the ids, e.g. 34m")
     parser.add_argument("--results", type=pathlib.Path, metavar="FILE", help="also append the lines to this file")
     arguments = parser.parse_args()

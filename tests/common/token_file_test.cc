@@ -6,6 +6,7 @@
 #include <random>
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "common/fault_point.h"
 #include "common/file_writer.h"
@@ -115,6 +116,14 @@ TEST_F(TokenFileTest, MissingAndTruncatedFilesAreNamed) {
   std::filesystem::remove(prefix_ + ".bin");
   WriteText(prefix_ + ".idx", index);
   EXPECT_NE(OpenError().find(".bin"), std::string::npos);
+}
+
+// Whoever opened one in earnest would wait for a writer, for ever.
+TEST_F(TokenFileTest, APipeIsRefusedAtOnce) {
+  ASSERT_EQ(mkfifo((prefix_ + ".idx").c_str(), 0600), 0);
+  EXPECT_NE(OpenError().find("expected a regular file"), std::string::npos) << OpenError();
+  ASSERT_EQ(mkfifo(prefix_.c_str(), 0600), 0);
+  EXPECT_NE(OpenError(TokenFormat::kFlatU16).find("expected a regular file"), std::string::npos);
 }
 
 TEST_F(TokenFileTest, HostileIndexesAreRefusedOrHarmless) {

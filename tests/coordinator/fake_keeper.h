@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,10 @@ class FakeKeeper : public CheckpointKeeper {
                                                       const SaveRequest& request) override;
   absl::StatusOr<RestorePoint> PrepareRestore(const CheckpointJob& job,
                                               const RestoreQuery& query) override;
+  absl::Status RemoveAttempt(const CheckpointJob& /*job*/, ckpt::AttemptKey key) override {
+    removed.emplace_back(key.step, key.epoch, key.attempt);
+    return absl::OkStatus();
+  }
   void EndRestore(const std::string& job_uid) override { ended_restores.insert(job_uid); }
   absl::StatusOr<std::string> CheckRollback(const CheckpointJob& job, int64_t step) override;
   absl::StatusOr<StepVerdict> Condemn(const CheckpointJob& job,
@@ -55,6 +60,8 @@ class FakeKeeper : public CheckpointKeeper {
   StepVerdict verdict = StepVerdict::kDamaged;
   std::set<std::string> ended_restores;  // by uid
   std::vector<int64_t> rolled_back;      // targets, as PrepareRestore saw them
+  std::vector<std::tuple<int64_t, int64_t, int64_t>> removed;  // step, epoch, save attempt
+  int retained = 0;
   int settled = 0;
   int cleaned = 0;
   int prepared = 0;

@@ -77,7 +77,8 @@ void FakeWorld::StartCoordinator(std::unique_ptr<JobStore> store) {
                         this,
                         metrics_.get(),
                         logs_.get(),
-                        [this](const absl::Status&) { fatal = true; }};
+                        [this](const absl::Status&) { fatal = true; },
+                        [this] { return std::exchange(pause_ms, 0); }};
   controller_ = std::make_unique<JobController>(options, parts);
   const absl::Status started = controller_->Start();
   CHECK_MSG(started.ok(), std::string(started.message()).c_str());
@@ -96,6 +97,7 @@ void FakeWorld::KillCoordinator() {
 FakeNode& FakeWorld::AddNode(const std::string& id, int64_t devices) {
   FakeNode& node = nodes_[id];
   node.id = id;
+  node.work_lock = "folder of " + id;
   node.devices = devices;
   node.incarnation = absl::StrCat("incarnation-", ++incarnations_);
   Connect(node);
@@ -110,6 +112,8 @@ void FakeWorld::Connect(FakeNode& node) {
   hello.host_id = node.host_id;
   hello.data_address = "127.0.0.1";
   hello.device_message = node.device_message;
+  hello.draining = node.draining;
+  hello.work_lock = node.work_lock;
   for (int64_t i = 0; i < node.devices; ++i) {
     hello.devices.push_back({"cpu", "test", 1 << 30, absl::StrCat("device-", i)});
   }
@@ -282,6 +286,8 @@ void FakeWorld::Handle(FakeNode& node, const DownMessage& message) {
     for (const HeldTrainer& held : welcome->stop) {
       HandleStop(node, held.job_uid, held.epoch);
     }
+  } else if (std::holds_alternative<Launch>(message.kind) && !node.refuses_with.empty()) {
+    SendUp(node, CommandResult{message.command_id, false, "data: not found", node.refuses_with});
   } else if (const auto* launch = std::get_if<Launch>(&message.kind)) {
     HandleLaunch(node, *launch);
     SendUp(node, CommandResult{message.command_id, true, ""});
@@ -324,6 +330,11 @@ void FakeWorld::HandleLaunch(FakeNode& node, const Launch& launch) {
     node.trainers[{trainer.job_uid, trainer.epoch, trainer.rank}] = trainer;
   }
   for (const StartTrainer& start : fresh) {
+    if (node.exits_with != 0) {
+      const FakeTrainer broken = node.trainers[{launch.job_uid, launch.epoch, start.rank}];
+      Exit(node, broken, node.exits_with, 0, "");
+      continue;
+    }
     const FakeTrainer trainer = node.trainers[{launch.job_uid, launch.epoch, start.rank}];
     if (start.world_size == 1) {
       node.trainers[{launch.job_uid, launch.epoch, start.rank}].ready = true;
@@ -388,7 +399,9 @@ void FakeWorld::Seal(FakeNode& node, FakeTrainer& trainer, int64_t attempt) {
   trainer.served_sequence = trainer.sequence;
   const FakeTrainer sealed = trainer;
   Frame(node, sealed, SaveStarted{sealed.step, sealed.sequence});
-  Frame(node, sealed, seal);
+  if (!no_seals.contains(sealed.rank)) {
+    Frame(node, sealed, seal);
+  }
 }
 
 bool FakeWorld::EpochIsComplete(const FakeTrainer& sample) const {

@@ -91,7 +91,11 @@ struct FakeNode {
   std::string device_message;  // why it has no GPU
   StreamId stream = 0;         // 0: not connected
   bool alive = true;
-  bool frozen = false;         // neither reads nor beats
+  bool frozen = false;  // neither reads nor beats
+  std::string work_lock;
+  bool draining = false;   // its daemon is stopping
+  int32_t exits_with = 0;  // its trainers end with this code before they are ready; 0: they do not
+  std::string refuses_with;    // its answer to a launch (CommandResult.reason); empty: it launches
   bool stops_trainers = true;  // false: StopTrainers is not obeyed in time
   std::deque<DownMessage> inbox;
   std::map<std::tuple<std::string, int64_t, int64_t>, FakeTrainer> trainers;
@@ -157,7 +161,9 @@ class FakeWorld : public FleetLink {
   std::vector<CommitResult> commit_results;  // as trainers of rank 0 saw them
   std::vector<Launch> launches;
   std::map<int64_t, std::vector<StartRemark>> remarks;  // by rank: what a trainer says when ready
+  std::set<int64_t> no_seals;                           // ranks that begin saves and never end them
   bool fatal = false;
+  int64_t pause_ms = 0;  // for how long the coordinator's process did not run, told once
 
  private:
   void Handle(FakeNode& node, const DownMessage& message);

@@ -33,6 +33,32 @@ TEST(FleetMessages, ReadyCarriesItsRemarks) {
   EXPECT_EQ(found->remarks[1].message, "text");
 }
 
+TEST(FleetMessages, AFailedSaveIsReadWhole) {
+  v1::Up up;
+  v1::SaveFailed& message = *up.mutable_trainer()->mutable_frame()->mutable_save_failed();
+  message.set_step(7);
+  message.set_sequence(8);
+  message.set_save_attempt(2);
+  message.set_reason("StoreFull");
+  message.set_message("no space");
+  message.set_skipped(true);
+  absl::StatusOr<UpMessage> read = FromProto(up);
+  ASSERT_TRUE(read.ok()) << read.status();
+  const SaveFailed failed = std::get<SaveFailed>(std::get<TrainerFrame>(*read).frame);
+  EXPECT_EQ(failed.step, 7);
+  EXPECT_EQ(failed.sequence, 8);
+  EXPECT_EQ(failed.attempt, 2);
+  EXPECT_EQ(failed.reason, "StoreFull");
+  EXPECT_EQ(failed.message, "no space");
+  EXPECT_TRUE(failed.skipped);
+  up.mutable_trainer()->mutable_frame()->mutable_save_started()->set_step(3);
+  read = FromProto(up);
+  ASSERT_TRUE(read.ok()) << read.status();
+  const SaveStarted started = std::get<SaveStarted>(std::get<TrainerFrame>(*read).frame);
+  EXPECT_EQ(started.step, 3);
+  EXPECT_EQ(started.attempt, 1) << "of a trainer that does not say";
+}
+
 TEST(FleetMessages, AnEmptyFrameIsRefused) {
   v1::Up up;
   up.mutable_trainer()->mutable_frame();

@@ -7,6 +7,8 @@
 #include <absl/strings/str_replace.h>
 #include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "common/token_file.h"
 
@@ -277,6 +279,21 @@ INSTANTIATE_TEST_SUITE_P(
                 With("everySteps: 10", "everySteps: 10, resumeFrom: /x/.."),
                 "job.yaml:17:58: spec.checkpoint.resumeFrom: expected the path of a step "
                 "directory, got '/'\n"},
+        BadFile{"MaxAge",
+                With("everySteps: 10", "everySteps: 10, maxAge: soon"),
+                "job.yaml:17:58: spec.checkpoint.maxAge: expected a duration such as 90s, 20m or "
+                "14d, of at least 1m, got 'soon'\n"},
+        BadFile{"MaxAgeBelowTheInterval",
+                With("everySteps: 10", "every: 30m, maxAge: 20m"),
+                "job.yaml:17:54: spec.checkpoint.maxAge: expected at least spec.checkpoint.every, "
+                "30m, got 20m\n"},
+        BadFile{"MaxFailedSaves",
+                With("everySteps: 10", "everySteps: 10, maxFailedSaves: -1"),
+                "job.yaml:17:58: spec.checkpoint.maxFailedSaves: expected a whole number >= 0, "
+                "got -1\n"},
+        BadFile{"WhenBusy",
+                With("everySteps: 10", "everySteps: 10, whenBusy: hurry"),
+                "job.yaml:17:58: spec.checkpoint.whenBusy: expected skip or wait, got 'hurry'\n"},
         BadFile{"Duration",
                 With("everySteps: 10", "every: soon"),
                 "job.yaml:17:42: spec.checkpoint.every: expected a duration such as 90s, 20m or "
@@ -332,6 +349,25 @@ TEST(JobFile, TextFieldsKeepWhatLooksLikeSomethingElse) {
   EXPECT_EQ(parsed.violations[0].path, "metadata.labels.c");
   EXPECT_EQ(parsed.job.metadata().labels().at("a"), "1.0");
   EXPECT_EQ(parsed.job.metadata().labels().at("b"), "true");
+}
+
+TEST(JobFile, LimitsOfSaves) {
+  CanonicalJob job = Canonicalize(ParseJobFile(kJob).job, {.check_paths = false});
+  ASSERT_TRUE(job.ok());
+  EXPECT_EQ(job.spec.checkpoint.max_age_ms, 0);
+  EXPECT_EQ(job.spec.checkpoint.max_failed_saves, 0);
+  EXPECT_FALSE(job.spec.checkpoint.wait_when_busy);
+  EXPECT_EQ(job.job.spec().checkpoint().when_busy(), "skip");
+  job = Canonicalize(
+      ParseJobFile(
+          With("everySteps: 10", "everySteps: 10, maxAge: 90m, maxFailedSaves: 5, whenBusy: wait"))
+          .job,
+      {.check_paths = false});
+  ASSERT_TRUE(job.ok()) << FormatViolation(job.violations[0], "");
+  EXPECT_EQ(job.spec.checkpoint.max_age_ms, 90 * 60'000);
+  EXPECT_EQ(job.spec.checkpoint.max_failed_saves, 5);
+  EXPECT_TRUE(job.spec.checkpoint.wait_when_busy);
+  EXPECT_EQ(job.job.spec().checkpoint().max_age(), "1h30m");
 }
 
 TEST(JobFile, PathsBecomeNormal) {
@@ -454,6 +490,9 @@ TEST_F(JobPaths, AModelDirectoryIsReadAndItsFaultsNamed) {
                 .find("spec.model.from: expected a Hugging Face directory with config.json"),
             std::string::npos)
       << Violations(text, true);
+  ASSERT_EQ(mkfifo((folder_ + "/config.json").c_str(), 0600), 0);
+  EXPECT_NE(Violations(text, true).find("which is no regular file"), std::string::npos);
+  ASSERT_EQ(unlink((folder_ + "/config.json").c_str()), 0);
   std::ofstream(folder_ + "/config.json")
       << R"({"model_type": "llama", "vocab_size": 257, "hidden_size": 64, "intermediate_size": 128,
              "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 32})";

@@ -84,6 +84,8 @@ constexpr Row kTable[] = {
     {S::kResizing, E::kAdopted, S::kResizing},
     {S::kRecovering, E::kAdopted, S::kRecovering},
     {S::kFinishing, E::kAdopted, S::kFinishing},
+    {S::kFailed, E::kRetryRequested, S::kQueued},
+    {S::kCancelled, E::kRetryRequested, S::kQueued},
 };
 
 TEST(JobStateMachineTest, EveryPairOfStateAndEventHasItsRowOrIsIgnored) {
@@ -251,7 +253,9 @@ TEST(JobStateMachineTest, InvariantsHoldOverRandomEvents) {
       ASSERT_LE(next.launched_epoch, next.epoch);
       ASSERT_GE(next.attempt, job.attempt);
       ASSERT_GE(next.highest_commit, job.highest_commit);
-      ASSERT_TRUE(!IsTerminal(job.state) || next.state == job.state) << "terminal stays terminal";
+      ASSERT_TRUE(!IsTerminal(job.state) || next.state == job.state ||
+                  (event.kind == E::kRetryRequested && job.state != S::kSucceeded))
+          << "terminal stays terminal";
       for (const JobActionKind action : result->actions) {
         if (action == JobActionKind::kLaunch) {
           ASSERT_TRUE(launched.insert(next.epoch).second) << "two launches in one epoch";

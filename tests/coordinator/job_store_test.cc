@@ -83,13 +83,14 @@ StoreChange WholeChange() {
   change.events.push_back(
       {5, 100, "uid-1", 7, 5, 40, "EpochChanged", "ProcessCrash", "node-a", 2, "signal 9"});
   change.request = RequestRecord{"request", "hash", "uid-1", 100};
-  change.operations.push_back({"op", "uid-1", OperationState::kWriting, "", 41, "save", 3, 100});
+  change.operations.push_back(
+      {"op", "uid-1", OperationState::kWriting, "", 41, "save", 3, 100, 700});
   change.epochs.push_back(
       {"uid-1", 6, 5, 3, "digest", "a:0 b:0 c:0", 40, "/step-40", 100, "local"});
   change.epochs.push_back({"uid-1", 7, 6, 2, "digest-7", "a:0 b:0", 50, "/step-50", 200, "tcp"});
   change.saves.push_back(
       {"uid-1", 40, 6, 1, SaveState::kIntended, 3, 1000, 9, "/step-40", "", "id", 100});
-  change.nodes.push_back({"node-a", "incarnation", 100});
+  change.nodes.push_back({"node-a", "incarnation", 100, 2, "3 attempts failed", "host", "lock"});
   return change;
 }
 
@@ -136,6 +137,7 @@ TEST_P(JobStoreTest, EverythingComesBackAsItWas) {
   EXPECT_EQ(job.failure_class, full.failure_class);
   ASSERT_EQ(loaded->operations.size(), 1U);
   EXPECT_EQ(loaded->operations[0].sequence, 3);
+  EXPECT_EQ(loaded->operations[0].deadline_ms, 700);
   EXPECT_EQ(loaded->operations[0].state, OperationState::kWriting);
   ASSERT_EQ(loaded->saves.size(), 1U);
   EXPECT_EQ(loaded->saves[0].state, SaveState::kIntended);
@@ -145,6 +147,10 @@ TEST_P(JobStoreTest, EverythingComesBackAsItWas) {
   EXPECT_EQ(loaded->epochs[0].members, "a:0 b:0");
   EXPECT_EQ(loaded->epochs[0].transport, "tcp");
   ASSERT_EQ(loaded->nodes.size(), 1U);
+  EXPECT_EQ(loaded->nodes[0].hold, 2);
+  EXPECT_EQ(loaded->nodes[0].hold_reason, "3 attempts failed");
+  EXPECT_EQ(loaded->nodes[0].host_id, "host");
+  EXPECT_EQ(loaded->nodes[0].work_lock, "lock");
   const auto events = store->Events("uid-1", 0, 10);
   ASSERT_TRUE(events.ok());
   ASSERT_EQ(events->size(), 1U);

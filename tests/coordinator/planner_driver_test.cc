@@ -83,7 +83,9 @@ TEST(JobFilePathsTest, AFifoIsRefusedAndNotWaitedFor) {
   testing::ScratchFolder scratch;
   const std::string fifo = scratch.path() + "/tokens.bin";
   ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
-  const CanonicalJob data = Canonicalize(ParseJobFile(JobText(fifo)).job, {.check_paths = true});
+  v1::TrainingJob flat = ParseJobFile(JobText(fifo)).job;
+  flat.mutable_spec()->mutable_data()->set_format("flat_u16");
+  const CanonicalJob data = Canonicalize(flat, {.check_paths = true});
   ASSERT_FALSE(data.ok());
   EXPECT_NE(FormatViolation(data.violations[0], "").find("regular file"), std::string::npos)
       << FormatViolation(data.violations[0], "");

@@ -65,6 +65,8 @@ TEST(FailureReasonTest, ClassesAndChargesAreThoseOfTheSpecification) {
         "Stall",
         "CheckpointCorrupt",
         "DeviceOutOfMemory",
+        "SavesFailing",
+        "CheckpointTooOld",
         "StartFailed",
         "PreflightFailed"}},
       {FailureClass::kPreemption, {"Preempted", "NodeDrain", "CapacityNotice", "ResizeRequested"}},

@@ -168,8 +168,9 @@ TEST_F(BadInputTest, FullDiskFailsTheJobAndLeavesNothingHalfDone) {
   TinyJob job = Job("full-disk");
   job.store = disk;
   job.more_spec = "";
-  const std::string text =
-      absl::StrReplaceAll(ToYaml(job), {{"maxNoProgress: 20", "maxNoProgress: 1"}});
+  // Without a limit it would wait for space.
+  const std::string text = absl::StrReplaceAll(
+      ToYaml(job), {{"  checkpoint:\n", "  checkpoint:\n    maxFailedSaves: 1\n"}});
   const RunResult result = WithFile("submit", text);
   EXPECT_TRUE(result.exit_code == 7 || result.exit_code == 8) << result.exit_code << result.err;
   EXPECT_TRUE(absl::StrContains(result.out + result.err, "No space left") ||

@@ -201,7 +201,8 @@ class SilentReporter final : public Reporter {
   absl::Status Step(const StepRecord&) override { return {}; }
   absl::Status Progress(const ProgressReport&) override { return {}; }
   absl::Status Ledger(const LedgerReport&) override { return {}; }
-  absl::Status SaveStarted(int64_t, int64_t) override { return {}; }
+  absl::Status SaveStarted(int64_t, int64_t, int64_t) override { return {}; }
+  absl::Status SaveFailed(const SaveFailure&) override { return {}; }
   absl::Status Sealed(const ckpt::Seal&) override { return {}; }
   absl::Status Failed(const absl::Status&) override { return {}; }
   absl::Status Done(int64_t) override { return {}; }

@@ -98,6 +98,11 @@ class Supervisor {
     }
   }
 
+  void OnSaveFailed(const SaveFailure& failure) {
+    MutexLock lock(mutex_);
+    outcome_.save_failures.push_back(failure);
+  }
+
   void OnDone() {
     MutexLock lock(mutex_);
     ++outcome_.done;
@@ -144,7 +149,11 @@ class RankReporter final : public Reporter {
   }
   absl::Status Progress(const ProgressReport&) override { return absl::OkStatus(); }
   absl::Status Ledger(const LedgerReport&) override { return absl::OkStatus(); }
-  absl::Status SaveStarted(int64_t step, int64_t) override {
+  absl::Status SaveFailed(const SaveFailure& failure) override {
+    supervisor_.OnSaveFailed(failure);
+    return absl::OkStatus();
+  }
+  absl::Status SaveStarted(int64_t step, int64_t, int64_t) override {
     supervisor_.OnSaveStarted(rank_, step);
     return absl::OkStatus();
   }
@@ -166,9 +175,15 @@ class RankReporter final : public Reporter {
 }  // namespace
 
 EpochOutcome RunEpoch(const EpochArgs& args) {
-  const plan::JobSpec spec = *plan::ResolveBatch(args.spec);
+  plan::JobSpec spec = *plan::ResolveBatch(args.spec);
+  spec.checkpoint.wait_when_busy = args.wait_for_saves;
   const plan::ShardingPlan plan = *plan::BuildShardingPlan(
       {.spec = spec, .ranks = args.ranks, .shared_memory = args.transport == "shm"});
+  if (!args.checkpoint_root.empty()) {
+    store::FileStore root(args.checkpoint_root);
+    EXPECT_TRUE(root.MakeRoot().ok());
+    store::PutNew(root, ckpt::kOwnerFile, "uid", "new").IgnoreError();  // from an epoch before
+  }
   Supervisor supervisor(args, plan);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < args.ranks; ++rank) {

@@ -28,6 +28,8 @@ struct EpochArgs {
   int64_t first_step = 0;
   int64_t gpu = 0;  // of every rank
   bool save_at_start = false;
+  // Steps are so short that a save would find the one before unfinished, and be skipped.
+  bool wait_for_saves = true;
   // Asks for a save that stops the run when this many steps are reported; -1: never.
   int64_t stop_after_step = -1;
 };
@@ -39,6 +41,7 @@ struct EpochOutcome {
   std::map<int64_t, std::string> committed;  // step -> directory
   std::vector<absl::Status> commit_errors;
   std::vector<int64_t> saves_started;  // steps, as told by rank 0
+  std::vector<SaveFailure> save_failures;
   int done = 0;
 };
 

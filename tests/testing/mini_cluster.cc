@@ -124,12 +124,13 @@ absl::Status MiniCluster::StartWorkers(int count,
 }
 
 absl::Status MiniCluster::StartWorker(const std::string& name,
-                                      const std::map<std::string, std::string>& environment) {
+                                      const std::map<std::string, std::string>& environment,
+                                      const std::string& coordinator) {
   ProcessOptions options;
   options.arguments = {BinaryPath("ravel-worker"),
                        "--dev-loopback",
                        "--coordinator",
-                       address_,
+                       coordinator.empty() ? address_ : coordinator,
                        "--node-id",
                        name,
                        "--cpu-devices",
@@ -196,6 +197,11 @@ absl::Status MiniCluster::RestartCoordinator() {
   return StartCoordinator(std::string(address_));
 }
 
+absl::Status MiniCluster::RestartCoordinator(std::map<std::string, std::string> environment) {
+  environment_ = std::move(environment);
+  return RestartCoordinator();
+}
+
 RunResult MiniCluster::Ctl(std::vector<std::string> arguments, milliseconds deadline) const {
   ProcessOptions options;
   options.arguments = {BinaryPath("ravelctl"), "--coordinator", address_};
@@ -230,6 +236,7 @@ absl::StatusOr<JobView> MiniCluster::Get(const std::string& job) const {
   view.epoch = IntOf(object, "epoch");
   view.world_size = IntOf(object, "worldSize");
   view.committed_step = IntOf(object, "committedStep", -1);
+  view.restarts = IntOf(object, "restarts");
   view.committed_path = TextOf(object, "committedPath");
   return view;
 }
@@ -287,9 +294,29 @@ absl::StatusOr<std::vector<StepRow>> MiniCluster::Metrics(const std::string& job
                     .loss = NumberOf(object, "loss"),
                     .grad_norm = NumberOf(object, "grad_norm"),
                     .tokens_per_second = NumberOf(object, "tokens_per_second"),
+                    .step_seconds = NumberOf(object, "step_seconds"),
                     .world_size = IntOf(object, "world_size"),
                     .epoch = IntOf(object, "epoch"),
                     .attempt = IntOf(object, "attempt")});
+  }
+  return rows;
+}
+
+absl::StatusOr<std::vector<EventRow>> MiniCluster::Events(const std::string& job) const {
+  const RunResult result = Ctl({"events", job, "-o", "jsonl"});
+  if (result.exit_code != 0) {
+    return absl::InternalError(absl::StrCat("events: exit ", result.exit_code, ": ", result.err));
+  }
+  std::vector<EventRow> rows;
+  const std::vector<std::string> lines = absl::StrSplit(result.out, '\n', absl::SkipWhitespace());
+  for (const std::string& line : lines) {
+    ASSIGN_OR_RETURN(const json::Value object, json::Parse(line));
+    rows.push_back({.type = TextOf(object, "type"),
+                    .reason = TextOf(object, "reason"),
+                    .message = TextOf(object, "message"),
+                    .step = IntOf(object, "step"),
+                    .epoch = IntOf(object, "epoch"),
+                    .time_ms = IntOf(object, "timeMs")});
   }
   return rows;
 }

@@ -29,6 +29,7 @@ struct StepRow {
   double loss = 0;
   double grad_norm = 0;
   double tokens_per_second = 0;
+  double step_seconds = 0;
   int64_t world_size = 0;
   int64_t epoch = 0;
   int64_t attempt = 0;
@@ -42,8 +43,19 @@ struct JobView {
   int64_t epoch = 0;
   int64_t world_size = 0;
   int64_t committed_step = -1;
+  int64_t restarts = 0;
   std::string committed_path;
   bool Terminal() const;
+};
+
+// One object of `ravelctl events -o jsonl`.
+struct EventRow {
+  std::string type;
+  std::string reason;
+  std::string message;
+  int64_t step = 0;
+  int64_t epoch = 0;
+  int64_t time_ms = 0;
 };
 
 // The folder with ravelctl and its siblings: RAVEL_BIN_DIR, else bin/ above the test's own program.
@@ -65,7 +77,8 @@ class MiniCluster {
   // READY.
   absl::Status StartWorkers(int count, const std::map<std::string, std::string>& environment = {});
   absl::Status StartWorker(const std::string& name,
-                           const std::map<std::string, std::string>& environment = {});
+                           const std::map<std::string, std::string>& environment = {},
+                           const std::string& coordinator = {});  // ours when empty
   absl::Status WaitForReadyNodes(int count);
   // SIGKILL; its trainers die with it.
   void KillWorker(const std::string& name);
@@ -81,8 +94,13 @@ class MiniCluster {
     coordinator_->Signal(SIGTERM);
     return coordinator_->Wait(deadline);
   }
+  ChildProcess& coordinator() { return *coordinator_; }
+  // A daemon that runs; SIGSTOP and the like.
+  ChildProcess& Worker(const std::string& name) { return *workers_.at(name); }
   // The same state folder and port.
   absl::Status RestartCoordinator();
+  // As above, with another environment from now on.
+  absl::Status RestartCoordinator(std::map<std::string, std::string> environment);
 
   // ravelctl --coordinator ADDRESS ARGUMENTS...
   RunResult Ctl(std::vector<std::string> arguments,
@@ -100,6 +118,8 @@ class MiniCluster {
   absl::Status WaitForSuccess(const std::string& job, std::chrono::milliseconds deadline);
   // The surviving history, in order of steps.
   absl::StatusOr<std::vector<StepRow>> Metrics(const std::string& job) const;
+  // What happened to a job, oldest first.
+  absl::StatusOr<std::vector<EventRow>> Events(const std::string& job) const;
   // Committed checkpoints: step -> directory.
   absl::StatusOr<std::map<int64_t, std::string>> Checkpoints(const std::string& job) const;
   // State digest of a committed step directory, as `checkpoints show -o json` prints it.

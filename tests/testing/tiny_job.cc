@@ -50,6 +50,9 @@ std::string CheckpointYaml(const TinyJob& job) {
                                   "    everySteps: ",
                                   job.save_every_steps,
                                   "\n",
+                                  "    whenBusy: ",
+                                  job.when_busy,
+                                  "\n",
                                   "    keep: {last: ",
                                   job.keep_last,
                                   "}\n");
@@ -107,6 +110,7 @@ std::string ToYaml(const TinyJob& job) {
                   CheckpointYaml(job),
                   "  restart: {backoff: 100ms, maxBackoff: 200ms, maxNoProgress: 20, maxFailures: ",
                   job.max_failures,
+                  job.max_failures > 50 ? absl::StrCat(", maxPerDay: ", job.max_failures) : "",
                   "}\n",
                   "  detection: {time: 1s}\n",
                   job.more_spec);

@@ -22,6 +22,8 @@ struct TinyJob {
   int64_t sequence_length = 16;
   int64_t save_every_steps = 5;
   int64_t keep_last = 1000;
+  // Steps take milliseconds: a save would find the one before unfinished, and be skipped.
+  std::string when_busy = "wait";
   std::string transport = {};    // empty = auto
   std::string parallelism = {};  // more of spec.parallelism: "strategy: hsdp, replicas: 2"
   std::string resume_from = {};

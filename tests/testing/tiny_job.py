@@ -19,7 +19,7 @@ def write_job(folder, name, kind, steps, devices=1, global_batch=4, save_every=4
             "data": {"train": [{"path": f"{folder}/tokens.bin"}], "format": "flat_u16", "sequenceLength": SEQUENCE_TOKENS},
             "training": {"steps": steps, "globalBatch": global_batch, "optimizer": {"lr": 1e-2}},
             "devices": {"kind": kind, "count": devices},
-            "checkpoint": {"store": f"file://{folder}/store-{name}", "everySteps": save_every},
+            "checkpoint": {"store": f"file://{folder}/store-{name}", "everySteps": save_every, "whenBusy": "wait"},
             **more}
     file = folder / f"{name}.json"
     file.write_text(json.dumps({"apiVersion": "ravel/v1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}, indent=2))

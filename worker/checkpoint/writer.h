@@ -3,7 +3,7 @@
 // Saves one rank's part of the state while training goes on: Snapshot copies the rank's own bytes
 // into file images, a thread writes, checksums and seals them.
 
-#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -14,10 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include <absl/base/thread_annotations.h>
-
 #include "common/ckpt/manifest.h"
-#include "common/mutex.h"
 #include "common/plan/save_plan.h"
 #include "common/status.h"
 #include "common/store/object_store.h"
@@ -52,24 +49,48 @@ struct WriterOptions {
   int rank = 0;
   std::optional<uint32_t> job_tag = {};             // goes into the names of attempts
   std::vector<HuggingFaceFile> hugging_face_files;  // rank 0 only
+
+  // Owns store and plan. With it a writer whose thread does not come back from the store is left
+  // behind when the writer goes: a hung store must not hold the process. Without it the destructor
+  // waits as long as it takes.
+  std::shared_ptr<const void> owner = nullptr;
+  std::chrono::milliseconds exit_wait = std::chrono::seconds(2);
+
+  // These run on the writer's thread, and never after the destructor has begun to leave it behind.
+  // Each result, before Poll or Wait can return it.
+  std::function<void(const SaveRequest&, const absl::StatusOr<ckpt::Seal>&)> on_result = nullptr;
+  // After a result, when the next save may begin.
+  std::function<void()> on_idle = nullptr;
+  // Whether nobody wants the save of this step any more: asked before each write.
+  std::function<bool(int64_t step)> abandoned = nullptr;
+  // Newest step whose save was answered, committed or not.
+  std::function<int64_t()> answered_step = nullptr;
+
+  // With a limit of more than 0: complete attempts without an answer that this rank leaves in the
+  // store (unacknowledged.h).
+  int64_t most_unanswered = 0;
+  int64_t ranks = 1;
 };
+
+// Writers that were left behind in this process: it then ends without waiting for threads.
+int WritersLeftBehind();
 
 // One save in flight. Used only from the trainer's step thread, but for its own thread.
 class CheckpointWriter {
  public:
-  // `store` is rooted at the job's checkpoint folder; it and the plan outlive the writer.
+  // `store` is rooted at the job's checkpoint folder; it and the plan outlive the writer, or
+  // options.owner holds them.
   CheckpointWriter(store::ObjectStore* store, const plan::SavePlan* plan, WriterOptions options);
-  // Waits for the file being written, abandons the rest of the save.
+  // Abandons the rest of a save. Waits for the operation of the store that is under way, with an
+  // owner at most options.exit_wait.
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
   // Bytes of host memory that a rank's images take: allocated once, in the constructor.
   static int64_t ArenaBytes(const plan::SavePlan& plan, int rank);
-  int64_t arena_bytes() const { return arena_bytes_; }
-  std::span<const std::byte> arena() const {
-    return {arena_.get(), static_cast<size_t>(arena_bytes_)};
-  }
+  int64_t arena_bytes() const;
+  std::span<const std::byte> arena() const;
 
   // Copies this rank's bytes and returns; the rest happens on the writer's thread.
   // FailedPrecondition while a save is in flight or its result has not been taken; an error of
@@ -77,40 +98,21 @@ class CheckpointWriter {
   absl::Status Snapshot(SaveRequest request, const ReadShard& read);
   absl::Status Snapshot(SaveRequest request, const ShardBytes& shard_bytes);
   // From Snapshot until Poll or Wait has returned the result.
-  bool busy() const { return in_flight_; }
+  bool busy() const { return in_flight_step_.has_value(); }
+  // The step of that save.
+  std::optional<int64_t> in_flight_step() const { return in_flight_step_; }
   // The seal, or why there is none; empty while the save goes on or when there is none.
   std::optional<absl::StatusOr<ckpt::Seal>> Poll();
   // Blocks until the result is there; FailedPrecondition without a save in flight.
   absl::StatusOr<ckpt::Seal> Wait();
 
  private:
-  struct FileImage {
-    const plan::SaveFile* file = nullptr;
-    std::byte* data = nullptr;  // in the arena
-  };
-  void Run();
-  absl::StatusOr<ckpt::Seal> Write(const SaveRequest& request);
-  absl::Status MakeFolders(const std::string& attempt);
-  absl::Status WriteImage(const std::string& attempt, const FileImage& image, ckpt::Seal& seal);
-  absl::Status WriteSmallFile(const std::string& attempt,
-                              const HuggingFaceFile& file,
-                              ckpt::Seal& seal);
-  void DigestImages(ckpt::Seal& seal) const;
+  class Worker;  // what the thread uses; shared with it
 
-  store::ObjectStore* store_;
-  const plan::SavePlan* plan_;
-  WriterOptions options_;
-  Sha256Digest plan_hash_;
-  std::vector<FileImage> images_;
-  std::unique_ptr<std::byte[]> arena_;
-  int64_t arena_bytes_ = 0;
-  bool in_flight_ = false;  // step thread only
-  std::atomic<bool> stop_ = false;
-
-  Mutex mutex_;
-  CondVar changed_;
-  std::optional<SaveRequest> pending_ ABSL_GUARDED_BY(mutex_);
-  std::optional<absl::StatusOr<ckpt::Seal>> result_ ABSL_GUARDED_BY(mutex_);
+  const bool owned_;
+  const std::chrono::milliseconds exit_wait_;
+  std::shared_ptr<Worker> worker_;
+  std::optional<int64_t> in_flight_step_;
   std::thread thread_;
 };
 

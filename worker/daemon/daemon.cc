@@ -14,6 +14,7 @@
 #include "common/clock.h"
 #include "common/crypto.h"
 #include "common/logging.h"
+#include "worker/daemon/preflight_paths_proto.h"
 
 namespace ravel::daemon {
 namespace {
@@ -24,6 +25,7 @@ using std::chrono::milliseconds;
 constexpr int64_t kProtocol = 1;
 constexpr size_t kMaxPlans = 4;
 constexpr size_t kMaxSeals = 4096;
+constexpr size_t kMaxCheckedJobs = 10000;
 constexpr milliseconds kStopGrace{2000};
 constexpr milliseconds kDrainPoll{50};
 constexpr milliseconds kFlushLimit{1000};
@@ -65,10 +67,12 @@ Daemon::Daemon(DaemonOptions options)
                                                      .first_gpu = FirstGpu(options_.facts),
                                                      .trainers_per_gpu = options_.trainers_per_gpu},
                                    TrainerCallbacks());
+  preflight_ = std::make_unique<Preflight>(loop_->context, options_.preflight_limit);
 }
 
 Daemon::~Daemon() {
-  // Trainers and stream before the loop that their handlers hold on to.
+  // Before the loop that their handlers hold on to.
+  preflight_.reset();
   supervisor_.reset();
   fleet_.reset();
 }
@@ -102,11 +106,7 @@ FleetClient::Callbacks Daemon::FleetCallbacks() {
           .beat = [this] { return MakeBeat(); },
           .welcome = [this](const v1::Welcome& welcome) { OnWelcome(welcome); },
           .command = [this](const v1::Down& down) { OnCommand(down); },
-          .rejected =
-              [this](const std::string& reason) {
-                log::Error(absl::StrCat("the coordinator refuses this node for good: ", reason));
-                Exit(kExitDoNotRestart);
-              }};
+          .rejected = [this](const std::string& reason) { OnRejected(reason); }};
 }
 
 TrainerProcess::Callbacks Daemon::TrainerCallbacks() {
@@ -129,6 +129,8 @@ v1::Hello Daemon::MakeHello() const {
   hello.set_cpu_isa(options_.facts.cpu_isa);
   hello.set_version(options_.version);
   hello.set_device_message(options_.facts.device_message);
+  hello.set_work_lock(options_.work_lock);
+  hello.set_draining(stopping_);
   for (const DeviceFacts& facts : options_.facts.devices) {
     v1::Device& device = *hello.add_devices();
     device.set_kind(facts.kind);
@@ -196,6 +198,24 @@ std::vector<v1::TrainerBeat> Daemon::MakeBeat() const {
 }
 
 // -- what the coordinator says
+
+void Daemon::OnRejected(const std::string& reason) {
+  if (!options_.park_when_refused) {
+    log::Error(absl::StrCat("the coordinator refuses this node for good: ", reason));
+    Exit(kExitDoNotRestart);
+    return;
+  }
+  if (stopping_) {
+    return;  // it ends anyway
+  }
+  log::Error(absl::StrCat("the coordinator refuses this node: ",
+                          reason,
+                          "; parked, asking again in ",
+                          options_.park_time.count() / 1000,
+                          " s"));
+  supervisor_->StopAll("the coordinator refuses this node", kStopGrace);
+  fleet_->ReconnectAfter(options_.park_time);
+}
 
 void Daemon::OnWelcome(const v1::Welcome& welcome) {
   supervisor_->SetSilenceLimit(5 * milliseconds(welcome.beat_interval_ms()));
@@ -273,23 +293,22 @@ void Daemon::OnCommand(const v1::Down& down) {
 }
 
 void Daemon::OnLaunch(int64_t command_id, const v1::Launch& launch) {
+  for (const v1::StartTrainer& start : launch.trainers()) {
+    launching_[{launch.job_uid(), launch.epoch(), start.rank()}] = {
+        launch.job_uid(), launch.epoch(), launch.attempt(), start.rank()};
+  }
   const auto known = plans_.find(launch.plan_digest());
   if (known != plans_.end()) {
-    LaunchWithPlan(command_id, launch, known->second);
+    LaunchChecked(command_id, launch, known->second);
     return;
-  }
-  std::vector<RankKey> keys;
-  for (const v1::StartTrainer& start : launch.trainers()) {
-    keys.emplace_back(launch.job_uid(), launch.epoch(), start.rank());
-    launching_[keys.back()] = {launch.job_uid(), launch.epoch(), launch.attempt(), start.rank()};
   }
   v1::FetchPlanRequest request;
   request.set_job_uid(launch.job_uid());
   request.set_epoch(launch.epoch());
   request.set_digest(launch.plan_digest());
-  fleet_->FetchPlan(request, [this, command_id, launch, keys](absl::StatusOr<std::string> plan) {
-    for (const RankKey& key : keys) {
-      launching_.erase(key);
+  fleet_->FetchPlan(request, [this, command_id, launch](absl::StatusOr<std::string> plan) {
+    if (!plan.ok()) {
+      ForgetLaunching(launch);
     }
     if (absl::IsUnavailable(plan.status()) || absl::IsCancelled(plan.status())) {
       // The stream broke: the coordinator sees that nothing was launched, and says it again.
@@ -305,11 +324,39 @@ void Daemon::OnLaunch(int64_t command_id, const v1::Launch& launch) {
       plans_.erase(plans_.begin());
     }
     const std::string& kept = plans_[launch.plan_digest()] = *std::move(plan);
-    LaunchWithPlan(command_id, launch, kept);
+    LaunchChecked(command_id, launch, kept);
   });
 }
 
+void Daemon::ForgetLaunching(const v1::Launch& launch) {
+  for (const v1::StartTrainer& start : launch.trainers()) {
+    launching_.erase({launch.job_uid(), launch.epoch(), start.rank()});
+  }
+}
+
+void Daemon::LaunchChecked(int64_t command_id, const v1::Launch& launch, const std::string& plan) {
+  if (launch.trainers().empty() || checked_jobs_.contains(launch.job_uid())) {
+    LaunchWithPlan(command_id, launch, plan);
+    return;
+  }
+  preflight_->Start(
+      PathsOf(launch.trainers(0)), [this, command_id, launch, plan](const PreflightResult& found) {
+        if (!found.status.ok()) {
+          ForgetLaunching(launch);
+          log::Warning(absl::StrCat("job ", launch.job_uid(), ": ", found.status.message()));
+          fleet_->SendResult(command_id, found.status, found.reason);
+          return;
+        }
+        if (checked_jobs_.size() >= kMaxCheckedJobs) {
+          checked_jobs_.clear();
+        }
+        checked_jobs_.insert(launch.job_uid());
+        LaunchWithPlan(command_id, launch, plan);
+      });
+}
+
 void Daemon::LaunchWithPlan(int64_t command_id, const v1::Launch& launch, const std::string& plan) {
+  ForgetLaunching(launch);
   LaunchOrder order{.job_uid = launch.job_uid(),
                     .epoch = launch.epoch(),
                     .attempt = launch.attempt(),

@@ -6,12 +6,14 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "worker/daemon/device_probe.h"
 #include "worker/daemon/fleet_client.h"
+#include "worker/daemon/preflight.h"
 #include "worker/daemon/supervisor.h"
 
 namespace ravel::daemon {
@@ -26,6 +28,14 @@ struct DaemonOptions {
   std::string version;
   NodeFacts facts;  // each GPU trainers_per_gpu times
   int64_t trainers_per_gpu = 1;
+  // Of the locked work folder (Hello.work_lock).
+  std::string work_lock = {};
+  // Where whoever supervises this process starts it again whatever its exit code: a daemon that is
+  // refused stays, not ready, and asks again now and then.
+  bool park_when_refused = false;
+  std::chrono::milliseconds park_time{30000};
+  // For a look at a job's paths before its launch.
+  std::chrono::milliseconds preflight_limit{5000};
   // After a drain notice the coordinator has so long to let trainers save and stop.
   std::chrono::milliseconds drain_limit{10000};
 };
@@ -62,9 +72,13 @@ class Daemon {
 
   v1::Hello MakeHello() const;
   std::vector<v1::TrainerBeat> MakeBeat() const;
+  void OnRejected(const std::string& reason);
   void OnWelcome(const v1::Welcome& welcome);
   void OnCommand(const v1::Down& down);
   void OnLaunch(int64_t command_id, const v1::Launch& launch);
+  void ForgetLaunching(const v1::Launch& launch);
+  // Looks at the job's paths, once for each job, before its trainers start.
+  void LaunchChecked(int64_t command_id, const v1::Launch& launch, const std::string& plan);
   void LaunchWithPlan(int64_t command_id, const v1::Launch& launch, const std::string& plan);
   absl::Status OnTrainerCommand(const v1::TrainerCommand& command);
   // Communicator records of trainers that have not been told to train are told again: a coordinator
@@ -88,8 +102,10 @@ class Daemon {
   std::unique_ptr<Loop> loop_;
   std::unique_ptr<FleetClient> fleet_;
   std::unique_ptr<Supervisor> supervisor_;
+  std::unique_ptr<Preflight> preflight_;
+  std::set<std::string> checked_jobs_;              // whose paths are here; at most kMaxCheckedJobs
   std::map<std::string, std::string> plans_;        // by digest; at most kMaxPlans
-  std::map<RankKey, TrainerIdentity> launching_;    // their plan is being fetched
+  std::map<RankKey, TrainerIdentity> launching_;    // plan fetched, paths looked at
   std::map<RankKey, std::vector<v1::Up>> records_;  // until told to train
   std::vector<KeptSeal> seals_;
   bool stopping_ = false;

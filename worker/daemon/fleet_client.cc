@@ -134,6 +134,11 @@ void FleetClient::OnWelcome(const v1::Welcome& welcome) {
   }
   cluster_id_ = welcome.cluster_id();
   beat_interval_ = milliseconds(std::clamp<int64_t>(welcome.beat_interval_ms(), 20, 60000));
+  if (welcomed_) {  // on the same stream: only the beats change, at once
+    callbacks_.welcome(welcome);
+    SendBeat();
+    return;
+  }
   welcomed_ = true;
   failed_attempts_ = 0;
   log::Info(absl::StrCat("connected to the coordinator at ", address_, ", term ", term_));
@@ -160,8 +165,21 @@ void FleetClient::Disconnect(const std::string& why) {
   ReconnectLater();
 }
 
+void FleetClient::ReconnectAfter(milliseconds pause) {
+  ++stream_number_;
+  stream_.reset();
+  welcomed_ = false;
+  timers_->beat.cancel();
+  timers_->reconnect.expires_after(pause);
+  ConnectWhenDue();
+}
+
 void FleetClient::ReconnectLater() {
   timers_->reconnect.expires_after(Backoff(failed_attempts_++));
+  ConnectWhenDue();
+}
+
+void FleetClient::ConnectWhenDue() {
   timers_->reconnect.async_wait([this](boost::system::error_code error) {
     if (!error) {
       Connect();
@@ -263,12 +281,15 @@ void FleetClient::SendLossy(const v1::Up& message) {
   }
 }
 
-void FleetClient::SendResult(int64_t command_id, const absl::Status& status) {
+void FleetClient::SendResult(int64_t command_id,
+                             const absl::Status& status,
+                             const std::string& reason) {
   v1::Up up;
   v1::CommandResult& result = *up.mutable_result();
   result.set_command_id(command_id);
   result.set_ok(status.ok());
   result.set_message(std::string(status.message()));
+  result.set_reason(reason);
   results_[command_id] = result;
   if (results_.size() > kMaxResults) {
     results_.erase(results_.begin());

@@ -43,12 +43,15 @@ class FleetClient {
   ~FleetClient();
 
   void Start();
+  // Ends the stream and opens another one after that time.
+  void ReconnectAfter(std::chrono::milliseconds pause);
   // Kept until acknowledged; when too much is waiting, the oldest step reports are dropped and
   // counted.
   void SendControl(v1::Up message);
   // A trainer's progress frame or a log batch: dropped while there is no stream.
   void SendLossy(const v1::Up& message);
-  void SendResult(int64_t command_id, const absl::Status& status);
+  // `reason` of a launch that failed: common/failure_reason.h; empty: StartFailed.
+  void SendResult(int64_t command_id, const absl::Status& status, const std::string& reason = "");
 
   // From the present stream; Unavailable when there is none.
   void FetchPlan(const v1::FetchPlanRequest& request, FleetStream::PlanCallback done);
@@ -76,6 +79,7 @@ class FleetClient {
   void OnClosed(const absl::Status& status);
   void Disconnect(const std::string& why);
   void ReconnectLater();
+  void ConnectWhenDue();
   void SendBeat();
   void BeatLater();
   void DropStepReports();

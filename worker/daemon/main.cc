@@ -39,6 +39,7 @@ struct Flags {
   std::string product_cache;
   std::string trainer;
   std::string data_address = "127.0.0.1";
+  std::string on_fatal = "exit";
 };
 
 bool IsLoopback(const std::string& host) {
@@ -92,8 +93,9 @@ absl::Status CheckTrainer(const std::string& path) {
   return absl::OkStatus();
 }
 
-// Held until the process ends: two daemons in one folder would mix their logs.
-absl::Status LockWorkDir(const std::string& path) {
+// Held until the process ends: two daemons in one folder would mix their logs. Names the lock: who
+// has the same one later on this host came after this process's end.
+absl::StatusOr<std::string> LockWorkDir(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
   if (error) {
@@ -108,7 +110,29 @@ absl::Status LockWorkDir(const std::string& path) {
     return absl::FailedPreconditionError(
         absl::StrCat("--work-dir ", path, ": another ravel-worker runs in this folder"));
   }
-  return absl::OkStatus();
+  struct stat facts {};
+  if (fstat(fd, &facts) != 0) {
+    return Annotate(ErrnoStatus(errno, lock_path), "--work-dir");
+  }
+  return absl::StrCat(facts.st_dev, ":", facts.st_ino);
+}
+
+// What nobody mends by starting this program again: ends it, or with --on-fatal=park stays, so that
+// a supervisor that always restarts does not start it in a loop.
+int Fatal(const Flags& flags, const absl::Status& status) {
+  std::fprintf(stderr, "ravel-worker: %s\n", std::string(status.message()).c_str());
+  if (flags.on_fatal == "park") {
+    std::fprintf(stderr, "ravel-worker: parked until SIGTERM (--on-fatal=park)\n");
+    sigset_t ends;
+    sigemptyset(&ends);
+    sigaddset(&ends, SIGTERM);
+    sigaddset(&ends, SIGINT);
+    sigprocmask(SIG_BLOCK, &ends, nullptr);
+    int signal_number = 0;
+    sigwait(&ends, &signal_number);
+    return kExitClean;
+  }
+  return kExitDoNotRestart;
 }
 
 std::string ProductCache(const Flags& flags) {
@@ -121,6 +145,7 @@ std::string ProductCache(const Flags& flags) {
 
 int Start(const Flags& flags) {
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGHUP, SIG_IGN);  // a closed terminal is no reason to kill trainers
   DaemonOptions options{.coordinator = flags.coordinator,
                         .node_id = flags.node_id,
                         .data_address = flags.data_address,
@@ -131,11 +156,13 @@ int Start(const Flags& flags) {
                         .facts = {}};
   absl::Status ready = CheckLoopback(flags);
   ready = ready.ok() ? CheckTrainer(options.trainer_program) : ready;
-  ready = ready.ok() ? LockWorkDir(flags.work_dir) : ready;
-  if (!ready.ok()) {
-    std::fprintf(stderr, "ravel-worker: %s\n", std::string(ready.message()).c_str());
-    return kExitDoNotRestart;
+  const absl::StatusOr<std::string> lock =
+      ready.ok() ? LockWorkDir(flags.work_dir) : absl::StatusOr<std::string>(ready);
+  if (!lock.ok()) {
+    return Fatal(flags, lock.status());
   }
+  options.work_lock = *lock;
+  options.park_when_refused = flags.on_fatal == "park";
   log::Init("ravel-worker", log::Format::kJson, log::Level::kInfo);
   log::SetField("node", flags.node_id);
   log::Warning("--dev-loopback: plaintext, one local user; never on a network");
@@ -182,6 +209,13 @@ int ParseAndStart(int argc, char** argv) {
       "--trainer", flags.trainer, "Trainer program; default: ravel-trainer beside this one");
   app.add_option(
          "--data-address", flags.data_address, "Address of this host for other hosts' trainers")
+      ->capture_default_str();
+  app.add_option(
+         "--on-fatal",
+         flags.on_fatal,
+         "What a daemon does that is refused or misconfigured: exit (code 93), or park: stay "
+         "up, not ready, asking again now and then")
+      ->check(CLI::IsMember({"exit", "park"}))
       ->capture_default_str();
   try {
     app.parse(argc, argv);

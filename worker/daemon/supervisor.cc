@@ -229,6 +229,7 @@ void Supervisor::JudgeSilence() {
     if (late > kLook) {
       trainer->Forgive(late);
     }
+    trainer->TellIfUnkillable();
     const milliseconds limit =
         trainer->has_spoken() ? silence_limit_ : std::max(silence_limit_, kLeastStartUp);
     const auto silent = std::chrono::duration_cast<milliseconds>(now - trainer->heard());

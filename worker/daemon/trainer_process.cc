@@ -11,6 +11,8 @@
 #include <boost/asio/steady_timer.hpp>
 #include <sys/wait.h>
 
+#include "common/fault_point.h"
+#include "common/logging.h"
 #include "worker/daemon/child_process.h"
 
 namespace ravel::daemon {
@@ -22,6 +24,8 @@ using std::chrono::steady_clock;
 // After its end, how long a trainer's last frames and lines are waited for: a grandchild may hold
 // the pipes.
 constexpr std::chrono::milliseconds kLastWords{60};
+// After SIGKILL: a process that is still there cannot be killed.
+constexpr std::chrono::milliseconds kKillTime{1000};
 
 }  // namespace
 
@@ -119,7 +123,25 @@ class TrainerProcess::Child : public std::enable_shared_from_this<Child> {
   void Kill(const std::string& reason, const std::string& message) {
     if (!ended_ && !forced_) {
       forced_ = {reason, message};
-      KillChild(process_);
+      killed_ = steady_clock::now();
+      if (FaultPoint("daemon.kill").ok()) {  // or as a hung mount and a wedged driver have it
+        KillChild(process_);
+      }
+    }
+  }
+
+  void TellIfUnkillable() {
+    if (!forced_ || ended_ || told_unkillable_ || steady_clock::now() - killed_ < kKillTime) {
+      return;
+    }
+    told_unkillable_ = true;
+    log::Warning(absl::StrCat(IdentityText(identity_), ": SIGKILL does not end it"));
+    v1::TrainerUp frame;
+    frame.mutable_failed()->set_reason(forced_->reason);
+    frame.mutable_failed()->set_message(
+        absl::StrCat(forced_->message, "; it is not gone although it was sent SIGKILL"));
+    if (const auto deliver = callbacks_.frame) {
+      deliver(identity_, std::move(frame));
     }
   }
 
@@ -275,6 +297,8 @@ class TrainerProcess::Child : public std::enable_shared_from_this<Child> {
   bool stopping_ = false;
   std::optional<steady_clock::time_point> stop_deadline_;
   std::optional<Forced> forced_;
+  steady_clock::time_point killed_;
+  bool told_unkillable_ = false;
   std::optional<v1::TrainerFailed> failed_;
   std::optional<ExitStatus> ended_;
   bool link_closed_ = false;
@@ -329,6 +353,9 @@ absl::Status TrainerProcess::Send(const v1::TrainerDown& frame) {
 }
 void TrainerProcess::Stop(const std::string& reason, std::chrono::milliseconds grace) {
   child_->Stop(reason, grace);
+}
+void TrainerProcess::TellIfUnkillable() {
+  child_->TellIfUnkillable();
 }
 void TrainerProcess::Kill(const std::string& reason, const std::string& message) {
   child_->Kill(reason, message);

@@ -80,6 +80,8 @@ class TrainerProcess {
   void Stop(const std::string& reason, std::chrono::milliseconds grace);
   // SIGKILL now; the exit is reported with this reason and message.
   void Kill(const std::string& reason, const std::string& message);
+  // Once, when SIGKILL did not end it within a second: the others should not wait for its exit.
+  void TellIfUnkillable();
   // Time that passed while nobody could hear is not held against the trainer.
   void Forgive(std::chrono::nanoseconds time);
 

@@ -11,6 +11,7 @@ namespace ravel::optim {
 struct ControlWord {
   int64_t save_sequence = 0;  // newest save request that a rank has heard of
   int64_t stop = 0;           // 1: stop after that save
+  int64_t saving = 0;         // 1: a rank still writes its last save
 };
 
 // Hosts and devices decide by the same rule.

@@ -77,6 +77,7 @@ ShardedAdamW::Header ShardedAdamW::MakeHeader() const {
   return {.target_tokens = 0,
           .save_sequence = control.save_sequence,
           .stop = control.stop,
+          .saving = control.saving,
           .learning_rate =
               LearningRate(args_.spec.optimizer, args_.spec.schedule, args_.spec.steps, step_)};
 }
@@ -230,6 +231,7 @@ void ShardedAdamW::Unpack(std::span<const std::byte> all, bool has_norms) {
     totals_.target_tokens += header.target_tokens;
     agreed_.save_sequence = std::max(agreed_.save_sequence, header.save_sequence);
     agreed_.stop = std::max(agreed_.stop, header.stop);
+    agreed_.saving = std::max(agreed_.saving, header.saving);
     take(counts.data(), counts.size());
     for (size_t tensor = 0; tensor < counts.size(); ++tensor) {
       tensor_non_finite_[tensor] += counts[tensor];

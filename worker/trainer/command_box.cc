@@ -4,6 +4,12 @@
 #include <utility>
 
 namespace ravel::trainer {
+namespace {
+
+// Saves are short against the time between them: more than a few are never open at once.
+constexpr size_t kMostRefused = 64;
+
+}  // namespace
 
 void CommandBox::AllowSteps(int64_t until_step) {
   MutexLock lock(mutex_);
@@ -17,6 +23,32 @@ void CommandBox::RequestSave(int64_t sequence, bool then_stop) {
   if (then_stop) {
     control_.stop = 1;
   }
+}
+
+void CommandBox::AnswerSave(int64_t step, bool committed) {
+  MutexLock lock(mutex_);
+  answered_step_ = std::max(answered_step_, step);
+  if (!committed) {
+    refused_.insert(step);
+  }
+  if (refused_.size() > kMostRefused) {
+    refused_.erase(refused_.begin());
+  }
+}
+
+void CommandBox::SetSaving(bool saving) {
+  MutexLock lock(mutex_);
+  control_.saving = saving ? 1 : 0;
+}
+
+bool CommandBox::IsRefused(int64_t step) {
+  MutexLock lock(mutex_);
+  return refused_.contains(step);
+}
+
+int64_t CommandBox::answered_step() {
+  MutexLock lock(mutex_);
+  return answered_step_;
 }
 
 void CommandBox::DeliverRecords(const std::string& group, std::vector<std::string> records) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,9 +21,18 @@ class CommandBox {
   // From the watchdog.
   void AllowSteps(int64_t until_step);
   void RequestSave(int64_t sequence, bool then_stop);
+  // The save of `step` is committed, or will not be.
+  void AnswerSave(int64_t step, bool committed);
   void DeliverRecords(const std::string& group, std::vector<std::string> records);
   // Ends every wait, present and later, with `status`.
   void Close(absl::Status status);
+
+  // From the writer's thread and the step thread: what other ranks learn of this one's writer.
+  void SetSaving(bool saving);
+  // Whether the coordinator has ended the save of `step`.
+  bool IsRefused(int64_t step);
+  // Newest step whose save was answered; -1: none.
+  int64_t answered_step();
 
   // For the step thread.
   // Waits until `step` finished steps are allowed.
@@ -40,6 +50,8 @@ class CommandBox {
   CondVar changed_;
   int64_t until_step_ ABSL_GUARDED_BY(mutex_) = -1;
   optim::ControlWord control_ ABSL_GUARDED_BY(mutex_);
+  int64_t answered_step_ ABSL_GUARDED_BY(mutex_) = -1;
+  std::set<int64_t> refused_ ABSL_GUARDED_BY(mutex_);  // the newest
   std::map<std::string, std::vector<std::string>, std::less<>> records_ ABSL_GUARDED_BY(mutex_);
   absl::Status closed_ ABSL_GUARDED_BY(mutex_);
 };

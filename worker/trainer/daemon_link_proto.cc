@@ -205,10 +205,23 @@ absl::Status DaemonLinkReporter::Ledger(const LedgerReport& report) {
   return link_->Send(frame);
 }
 
-absl::Status DaemonLinkReporter::SaveStarted(int64_t step, int64_t sequence) {
+absl::Status DaemonLinkReporter::SaveStarted(int64_t step, int64_t sequence, int64_t attempt) {
   v1::TrainerUp frame;
   frame.mutable_save_started()->set_step(step);
   frame.mutable_save_started()->set_sequence(sequence);
+  frame.mutable_save_started()->set_save_attempt(attempt);
+  return link_->Send(frame);
+}
+
+absl::Status DaemonLinkReporter::SaveFailed(const SaveFailure& failure) {
+  v1::TrainerUp frame;
+  v1::SaveFailed& message = *frame.mutable_save_failed();
+  message.set_step(failure.step);
+  message.set_sequence(failure.sequence);
+  message.set_save_attempt(failure.attempt);
+  message.set_reason(failure.reason);
+  message.set_message(failure.message);
+  message.set_skipped(failure.skipped);
   return link_->Send(frame);
 }
 

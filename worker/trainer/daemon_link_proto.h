@@ -28,7 +28,8 @@ class DaemonLinkReporter final : public Reporter {
   absl::Status Step(const StepRecord& record) override;
   absl::Status Progress(const ProgressReport& report) override;
   absl::Status Ledger(const LedgerReport& report) override;
-  absl::Status SaveStarted(int64_t step, int64_t sequence) override;
+  absl::Status SaveStarted(int64_t step, int64_t sequence, int64_t attempt) override;
+  absl::Status SaveFailed(const SaveFailure& failure) override;
   absl::Status Sealed(const ckpt::Seal& seal) override;
   absl::Status Failed(const absl::Status& failure) override;
   absl::Status Done(int64_t step) override;

@@ -14,6 +14,7 @@
 
 #include "common/clock.h"
 #include "common/logging.h"
+#include "worker/checkpoint/writer.h"
 #include "worker/trainer/command_box.h"
 #include "worker/trainer/daemon_link_proto.h"
 #include "worker/trainer/exit_code.h"
@@ -145,6 +146,9 @@ int Main(int argc, char** argv) {
   log::Init("ravel-trainer", log::Format::kJson, log::Level::kInfo);
   const ExitCode code = RunUnderDaemon(socket_fd);
   std::fflush(nullptr);
+  if (checkpoint::WritersLeftBehind() > 0) {
+    EndProcess(code);
+  }
   return static_cast<int>(code);
 }
 

@@ -16,6 +16,8 @@ namespace {
 
 // A step is saved at most once in an epoch, so the save attempt within it is always the first.
 constexpr int64_t kFirstSaveAttempt = 1;
+// Complete saves that stay in the store while no coordinator answers.
+constexpr int64_t kMostUnanswered = 4;
 constexpr int64_t kMaxTokenizerBytes = int64_t{256} << 20;
 constexpr int64_t kMaxSmallFileBytes = int64_t{1} << 20;
 
@@ -55,23 +57,33 @@ absl::StatusOr<std::vector<checkpoint::HuggingFaceFile>> SmallFiles(const plan::
   return files;
 }
 
+// The coordinator makes the folder and writes OWNER before it launches anybody: a node that does
+// not see it looks at another folder, and what it would save there nobody would ever commit.
+absl::Status CheckFolder(const store::ObjectStore& store) {
+  ASSIGN_OR_RETURN(const bool owned, store::Exists(store, ckpt::kOwnerFile));
+  return owned ? absl::OkStatus()
+               : absl::UnavailableError(
+                     absl::StrCat(store.Locate(ckpt::kOwnerFile),
+                                  " is missing on this node: is the store mounted here?"));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Saver>> Saver::Create(const Assignment& assignment,
                                                      Reporter& reporter,
+                                                     CommandBox& box,
                                                      RankEngine& engine) {
-  std::unique_ptr<Saver> saver(new Saver(assignment, reporter, engine));
+  std::unique_ptr<Saver> saver(new Saver(assignment, reporter, box, engine));
   auto plan = plan::BuildSavePlan(assignment.plan);
   if (!plan.ok()) {
     return WithCode(plan.status(), ExitCode::kPlanMismatch);
   }
-  saver->plan_ = *std::move(plan);
   auto store = store::FileStore::FromUrl(assignment.checkpoint_root);
   if (!store.ok()) {
     return WithCode(store.status(), ExitCode::kPlanMismatch);
   }
-  saver->store_ = *std::move(store);
-  RETURN_IF_ERROR(WithCode(saver->store_->MakeRoot(), ExitCode::kStore));
+  RETURN_IF_ERROR(WithCode(CheckFolder(**store), ExitCode::kStore));
+  const auto target = std::make_shared<Target>(*std::move(plan), *std::move(store));
   checkpoint::WriterOptions options = {.rank = static_cast<int>(assignment.rank),
                                        .job_tag = ckpt::JobTag(assignment.job_uid),
                                        .hugging_face_files = {}};
@@ -81,9 +93,20 @@ absl::StatusOr<std::unique_ptr<Saver>> Saver::Create(const Assignment& assignmen
       return WithCode(files.status(), ExitCode::kStore);
     }
     options.hugging_face_files = *std::move(files);
+    options.most_unanswered = kMostUnanswered;
   }
+  options.ranks = assignment.world_size;
+  options.owner = target;
+  Saver* const self = saver.get();  // the writer goes with it, and calls nothing afterwards
+  options.on_result = [self](const checkpoint::SaveRequest& request,
+                             const absl::StatusOr<ckpt::Seal>& result) {
+    self->Tell(request, result);
+  };
+  options.on_idle = [&box] { box.SetSaving(false); };
+  options.abandoned = [&box](int64_t step) { return box.IsRefused(step); };
+  options.answered_step = [&box] { return box.answered_step(); };
   saver->writer_ = std::make_unique<checkpoint::CheckpointWriter>(
-      saver->store_.get(), &saver->plan_, std::move(options));
+      target->store.get(), &target->plan, std::move(options));
   return saver;
 }
 
@@ -129,17 +152,71 @@ std::vector<ckpt::Blob> Saver::Blobs(int64_t step) const {
   return blobs;
 }
 
-absl::Status Saver::Take(absl::StatusOr<ckpt::Seal> result, bool must_succeed) {
+void Saver::Tell(const checkpoint::SaveRequest& request, const absl::StatusOr<ckpt::Seal>& result) {
   if (result.ok()) {
-    return reporter_.Sealed(*result);
+    // That nobody listens is noticed by the watchdog.
+    reporter_.Sealed(*result).IgnoreError();
+    return;
   }
-  log::Error(absl::StrCat("save failed: ", result.status().message()));
-  return must_succeed ? WithCode(result.status(), ExitCode::kStore) : absl::OkStatus();
+  log::Error(
+      absl::StrCat("the save of step ", request.step, " failed: ", result.status().message()));
+  const bool abandoned = absl::IsCancelled(result.status());
+  reporter_
+      .SaveFailed(
+          {.step = request.step,
+           .sequence = request.sequence,
+           .attempt = request.attempt,
+           .reason = abandoned ? "SaveAbandoned"
+                               : std::string(ReasonOf(WithCode(result.status(), ExitCode::kStore))),
+           .message = std::string(result.status().message())})
+      .IgnoreError();
+}
+
+bool Saver::MayStart(int64_t step, const optim::ControlWord& agreed, int64_t lag) const {
+  if (assignment_.spec.checkpoint.wait_when_busy) {
+    return true;
+  }
+  // A save that began after what was agreed on is not in it.
+  return agreed.saving == 0 && (!started_step_ || *started_step_ < step - lag);
+}
+
+absl::Status Saver::Skip(int64_t step, const optim::ControlWord& agreed) {
+  const std::string message = absl::StrCat("the save of step ",
+                                           started_step_.value_or(0),
+                                           " is still being written",
+                                           writer_->busy() ? "" : " by another rank");
+  if (agreed.save_sequence > served_sequence_) {
+    if (agreed.save_sequence > deferred_sequence_) {
+      log::Info(absl::StrCat("request ", agreed.save_sequence, " for a save waits: ", message));
+    }
+    deferred_sequence_ = agreed.save_sequence;
+    return absl::OkStatus();
+  }
+  log::Warning(absl::StrCat("step ", step, " is not saved: ", message));
+  if (assignment_.rank != 0 && !writer_->busy()) {
+    return absl::OkStatus();
+  }
+  return reporter_.SaveFailed({.step = step,
+                               .sequence = served_sequence_,
+                               .attempt = kFirstSaveAttempt,
+                               .reason = "SaveSkipped",
+                               .message = message,
+                               .skipped = true});
+}
+
+absl::StatusOr<ckpt::Seal> Saver::WaitForWriter(const char* why) {
+  if (auto result = writer_->Poll(); result.has_value()) {
+    return *std::move(result);
+  }
+  log::Info(
+      absl::StrCat(why, " waits for the save of step ", writer_->in_flight_step().value_or(-1)));
+  return writer_->Wait();
 }
 
 absl::Status Saver::Start(int64_t step, const optim::ControlWord& agreed) {
   if (writer_->busy()) {
-    RETURN_IF_ERROR(Take(writer_->Wait(), false));
+    // It was told; what counts is the save that follows.
+    WaitForWriter(absl::StrCat("the save of step ", step).c_str()).status().IgnoreError();
   }
   served_sequence_ = std::max(served_sequence_, agreed.save_sequence);
   const auto read = [&](int group,
@@ -151,24 +228,30 @@ absl::Status Saver::Start(int64_t step, const optim::ControlWord& agreed) {
     CHECK_EQ(offset % element_bytes, 0);
     return optim::ReadSaved(engine_.memory(), owner, role, offset / element_bytes, to);
   };
-  RETURN_IF_ERROR(WithCode(writer_->Snapshot({.step = step,
-                                              .epoch = assignment_.epoch,
-                                              .attempt = kFirstSaveAttempt,
-                                              .sequence = served_sequence_,
-                                              .optimizer_step = engine_.updates(),
-                                              .blobs = Blobs(step)},
-                                             read),
-                           ExitCode::kStore));
-  return reporter_.SaveStarted(step, served_sequence_);
+  // Told first: the result may be there before this thread goes on.
+  RETURN_IF_ERROR(reporter_.SaveStarted(step, served_sequence_, kFirstSaveAttempt));
+  box_.SetSaving(true);
+  started_step_ = step;
+  return WithCode(writer_->Snapshot({.step = step,
+                                     .epoch = assignment_.epoch,
+                                     .attempt = kFirstSaveAttempt,
+                                     .sequence = served_sequence_,
+                                     .optimizer_step = engine_.updates(),
+                                     .blobs = Blobs(step)},
+                                    read),
+                  ExitCode::kStore);
 }
 
 absl::Status Saver::Poll() {
-  auto result = writer_->Poll();
-  return result.has_value() ? Take(*std::move(result), false) : absl::OkStatus();
+  writer_->Poll();
+  return absl::OkStatus();
 }
 
 absl::Status Saver::Finish() {
-  return writer_->busy() ? Take(writer_->Wait(), true) : absl::OkStatus();
+  if (!writer_->busy()) {
+    return absl::OkStatus();
+  }
+  return WithCode(WaitForWriter("the end of the run").status(), ExitCode::kStore);
 }
 
 }  // namespace ravel::trainer

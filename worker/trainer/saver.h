@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "common/status.h"
 #include "common/store/file_store.h"
 #include "worker/checkpoint/writer.h"
+#include "worker/trainer/command_box.h"
 #include "worker/trainer/rank_engine.h"
 #include "worker/trainer/supervision.h"
 
@@ -21,20 +23,25 @@ namespace ravel::trainer {
 // what they agreed on. Used only from the step thread.
 class Saver {
  public:
-  // Assignment, reporter and engine outlive it. Errors are marked with their exit code.
+  // Assignment, reporter, box and engine outlive it. Errors are marked with their exit code.
   static absl::StatusOr<std::unique_ptr<Saver>> Create(const Assignment& assignment,
                                                        Reporter& reporter,
+                                                       CommandBox& box,
                                                        RankEngine& engine);
 
   // Whether state after `step` finished steps is saved: the job's interval, the last step, a
   // request with a new sequence.
   bool IsDue(int64_t step, const optim::ControlWord& agreed) const;
 
-  // Copies the state and goes on; the seal is reported when it is there. Waits for the save before,
-  // if that is still being written. A save that could not be written is logged: the next one may do
-  // better.
+  // Whether the save that is due may begin: no rank still writes the one before, as far as the
+  // ranks have agreed in the step `lag` steps ago. The same on all ranks.
+  bool MayStart(int64_t step, const optim::ControlWord& agreed, int64_t lag) const;
+  // The save that is due does not begin. One that was asked for stays due, a scheduled one is told.
+  absl::Status Skip(int64_t step, const optim::ControlWord& agreed);
+  // Copies the state and goes on; seal or failure are reported by the writer's thread. Waits only
+  // for a save before that MayStart did not ask about: before the last save of a run.
   absl::Status Start(int64_t step, const optim::ControlWord& agreed);
-  // Reports the seal of a save that has ended in the meantime.
+  // Takes note of a save that has ended. A failed one is no error: the next may do better.
   absl::Status Poll();
   // Waits for the save in flight; its failure is an error.
   absl::Status Finish();
@@ -42,18 +49,27 @@ class Saver {
   std::span<const std::byte> staging() const { return writer_->arena(); }
 
  private:
-  Saver(const Assignment& assignment, Reporter& reporter, RankEngine& engine)
-      : assignment_(assignment), reporter_(reporter), engine_(engine) {}
-  absl::Status Take(absl::StatusOr<ckpt::Seal> result, bool must_succeed);
+  // What the writer's thread needs, also when it is left behind.
+  struct Target {
+    plan::SavePlan plan;
+    std::unique_ptr<store::FileStore> store;
+  };
+  Saver(const Assignment& assignment, Reporter& reporter, CommandBox& box, RankEngine& engine)
+      : assignment_(assignment), reporter_(reporter), box_(box), engine_(engine) {}
+  // On the writer's thread.
+  void Tell(const checkpoint::SaveRequest& request, const absl::StatusOr<ckpt::Seal>& result);
+  // The result of the save in flight, which is waited for and said so in the log.
+  absl::StatusOr<ckpt::Seal> WaitForWriter(const char* why);
   std::vector<ckpt::Blob> Blobs(int64_t step) const;
 
   const Assignment& assignment_;
   Reporter& reporter_;
+  CommandBox& box_;
   RankEngine& engine_;
-  plan::SavePlan plan_;
-  std::unique_ptr<store::FileStore> store_;
   std::unique_ptr<checkpoint::CheckpointWriter> writer_;
   int64_t served_sequence_ = 0;
+  int64_t deferred_sequence_ = 0;  // newest request that had to wait
+  std::optional<int64_t> started_step_;
 };
 
 }  // namespace ravel::trainer

@@ -74,6 +74,16 @@ struct CollectiveState {
   std::string waiting_in = {};  // the last that was issued, when it is not through
 };
 
+// A save without a seal of this rank: proto/trainer.proto, SaveFailed.
+struct SaveFailure {
+  int64_t step = 0;
+  int64_t sequence = 0;
+  int64_t attempt = 0;
+  std::string reason;  // one word in CamelCase
+  std::string message;
+  bool skipped = false;
+};
+
 struct ProgressReport {
   int64_t step = 0;
   std::string phase;
@@ -152,8 +162,9 @@ class Reporter {
   virtual absl::Status Step(const StepRecord& record) = 0;
   virtual absl::Status Progress(const ProgressReport& report) = 0;
   virtual absl::Status Ledger(const LedgerReport& report) = 0;
-  virtual absl::Status SaveStarted(int64_t step, int64_t sequence) = 0;
+  virtual absl::Status SaveStarted(int64_t step, int64_t sequence, int64_t attempt) = 0;
   virtual absl::Status Sealed(const ckpt::Seal& seal) = 0;
+  virtual absl::Status SaveFailed(const SaveFailure& failure) = 0;
   // `failure` is marked with the exit code that follows.
   virtual absl::Status Failed(const absl::Status& failure) = 0;
   virtual absl::Status Done(int64_t step) = 0;

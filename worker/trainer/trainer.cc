@@ -183,7 +183,7 @@ absl::Status Trainer::RunWith(comm::Communicator& communicator, kernels::CudaGpu
   const int64_t start_ms = parts_.clock.MonotonicMs();
   RETURN_IF_ERROR(PrepareState(assignment, communicator, *engine));
   ASSIGN_OR_RETURN(const std::unique_ptr<Saver> saver,
-                   Saver::Create(assignment, parts_.reporter, *engine));
+                   Saver::Create(assignment, parts_.reporter, parts_.box, *engine));
   StepDiagnostics diagnostics(assignment, *engine);
   diagnostics.ReportStart(*saver);
   parts_.position.FinishStep(assignment.first_step);
@@ -227,7 +227,13 @@ absl::Status Trainer::TrainAll(RankEngine& engine, Saver& saver, StepDiagnostics
     RETURN_IF_ERROR(ReadSteps(engine, diagnostics, at_once ? 0 : engine.lag(), finished));
     RETURN_IF_ERROR(saver.Poll());
     const optim::ControlWord agreed = AgreedFor(engine, done);
-    const bool save = saver.IsDue(done, agreed);
+    const bool due = saver.IsDue(done, agreed);
+    // The last save of a run must be; any other is skipped while one is being written.
+    const bool must = agreed.stop != 0 || done == assignment.spec.steps;
+    const bool save = due && (must || saver.MayStart(done, agreed, engine.lag()));
+    if (due && !save) {
+      RETURN_IF_ERROR(saver.Skip(done, agreed));
+    }
     if (save || agreed.stop != 0) {
       RETURN_IF_ERROR(ReadSteps(engine, diagnostics, 0, finished));
     }

@@ -65,6 +65,7 @@ bool Watchdog::Handle(const Command& command) {
       options_.box.RequestSave(save->sequence, save->then_stop);
     }
   } else if (const auto* commit = std::get_if<Commit>(&command)) {
+    options_.box.AnswerSave(commit->step, commit->committed);
     log::Info(absl::StrCat("checkpoint of step ",
                            commit->step,
                            commit->committed ? " committed" : " not committed: ",

@@ -51,13 +51,17 @@ JobSpec FullSpec() {
                      .keep_last = 9,
                      .keep_every_steps = 10,
                      .resume_from = "none",
-                     .fresh = true};
+                     .fresh = true,
+                     .max_age_ms = 17,
+                     .wait_when_busy = true,
+                     .max_failed_saves = 18};
   spec.restart = {.max_failures = 1,
                   .max_per_day = 2,
                   .max_no_progress = 4,
                   .backoff_ms = 5,
                   .max_backoff_ms = 6};
   spec.detection_ms = 700;
+  spec.horizon_ms = 7'000'000;
   spec.log_every = 8;
   spec.trace_first_step = 3;
   spec.trace_last_step = 4;
@@ -213,6 +217,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
                checkpoint,
                restart,
                detection_ms,
+               horizon_ms,
                log_every,
                trace_first_step,
                trace_last_step,
@@ -227,14 +232,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
       optimizer;
   const auto& [kind, warmup_steps, min_ratio] = schedule;
   const auto& [sizes, grow_delay_ms, grow_every_ms] = elastic;
-  const auto& [store,
-               every_steps,
-               every_ms,
-               at_start,
-               keep_last,
-               keep_every_steps,
-               resume_from,
-               fresh] = checkpoint;
+  (void)checkpoint;  // below
   const auto& [max_failures, max_per_day, max_no_progress, backoff_ms, max_backoff_ms] = restart;
   EXPECT_EQ(name, "plan");
   EXPECT_EQ(tokens, 1000);
@@ -243,8 +241,27 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
   EXPECT_EQ(main_weights, MainWeightForm::kBF16Remainder);
   EXPECT_EQ(warmup_steps, 7);
   EXPECT_EQ(grow_delay_ms, 1);
-  EXPECT_TRUE(fresh);
   EXPECT_EQ(max_failures, 1);
+}
+
+TEST(JobProto, EveryFieldOfCheckpointsIsKnown) {
+  const JobSpec spec = FullSpec();
+  const auto& [store,
+               every_steps,
+               every_ms,
+               at_start,
+               keep_last,
+               keep_every_steps,
+               resume_from,
+               fresh,
+               max_age_ms,
+               wait_when_busy,
+               max_failed_saves] = spec.checkpoint;
+  EXPECT_EQ(keep_last, 9);
+  EXPECT_TRUE(fresh);
+  EXPECT_EQ(max_age_ms, 17);
+  EXPECT_TRUE(wait_when_busy);
+  EXPECT_EQ(max_failed_saves, 18);
 }
 
 // The same of what a plan is made of.

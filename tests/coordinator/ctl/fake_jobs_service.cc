@@ -155,6 +155,9 @@ grpc::Status FakeJobsService::ListCheckpoints(grpc::ServerContext* context,
   for (const v1::Checkpoint& checkpoint : checkpoints) {
     *response->add_checkpoints() = checkpoint;
   }
+  for (const v1::Leftover& leftover : leftovers) {
+    *response->add_leftovers() = leftover;
+  }
   return Refusal(context);
 }
 

@@ -26,6 +26,7 @@ class FakeJobsService final : public v1::Jobs::Service {
   std::vector<v1::Node> nodes;
   std::vector<v1::Operation> operations;
   std::vector<v1::Checkpoint> checkpoints;
+  std::vector<v1::Leftover> leftovers;
   // When not OK, every unary call ends with it (and `detail`); `unavailable_calls` calls before
   // that answer UNAVAILABLE.
   grpc::Status failure;

@@ -326,6 +326,25 @@ TEST_F(VerbTest, CheckpointsOfAJobComeFromTheCoordinator) {
             "/store/step-20\n");
 }
 
+TEST_F(VerbTest, LeftoversOfAJobAreListedBelowItsSteps) {
+  v1::Leftover leftover;
+  leftover.set_path("/store/rolled-back-e3");
+  leftover.set_kind("rolled back");
+  service_.leftovers = {leftover};
+  EXPECT_EQ(Run([&] { return RunCheckpointsList(common_, {.target = "demo"}); }).out,
+            "/store/rolled-back-e3: rolled back\n");
+  common_.format = Format::kJson;
+  EXPECT_NE(Run([&] {
+              return RunCheckpointsList(common_, {.target = "demo"});
+            }).out.find("\"leftovers\""),
+            std::string::npos);
+}
+
+TEST_F(VerbTest, RollbackWantsAStep) {
+  const Ran bad = Run([&] { return RunRollback(common_, {.target = "demo", .to = "yesterday"}); });
+  EXPECT_EQ(bad.exit_code, kExitUsage);
+}
+
 TEST_F(VerbTest, PlanNeedsNoCoordinator) {
   common_.coordinator = "127.0.0.1:1";
   const Ran bad = Run([&] { return RunPlan(common_, {.file = file_, .devices = "x"}); });

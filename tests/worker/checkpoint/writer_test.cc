@@ -1,8 +1,11 @@
 #include "worker/checkpoint/writer.h"
 
+#include <atomic>
 #include <filesystem>
+#include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -12,6 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "common/mutex.h"
 #include "common/store/file_store.h"
 #include "common/store/memory_store.h"
 #include "common/store/step_verifier.h"
@@ -177,13 +181,120 @@ TEST(FullDiskTest, TheSaveFailsByNameAndTheOldStepStays) {
       status = testing::Save(store, saved, {.step = step, .epoch = 1, .attempt = 1}).status();
     }
     EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(directory.path() + "/step-"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(directory.path()));
     EXPECT_THAT(std::string(status.message()), HasSubstr("No space left on device"));
     EXPECT_TRUE(store::VerifyStep(store, "step-0000000001", store::VerifyDepth::kDeep).ok());
     ASSERT_TRUE(coordinator::CleanAttempts(store, {}).ok());
     EXPECT_TRUE(testing::Load(store, "step-0000000001", saved.world.inventory, 3).ok());
   }
   ::umount(directory.path().c_str());
+}
+
+// A memory store whose bytes arrive only when the test lets them.
+class HungStore : public store::MemoryStore {
+ public:
+  absl::StatusOr<std::unique_ptr<store::FileWriter>> Create(std::string_view path,
+                                                            int64_t bytes) override {
+    {
+      const MutexLock lock(mutex_);
+      ++waiting_;
+      while (hung_) {
+        changed_.Wait(mutex_);
+      }
+    }
+    return MemoryStore::Create(path, bytes);
+  }
+  void Hang(bool hung) {
+    const MutexLock lock(mutex_);
+    hung_ = hung;
+    changed_.NotifyAll();
+  }
+  int waiting() {
+    const MutexLock lock(mutex_);
+    return waiting_;
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  bool hung_ ABSL_GUARDED_BY(mutex_) = true;
+  int waiting_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+TEST_F(WriterTest, AHungStoreHoldsNeitherTheStepThreadNorTheExit) {
+  const auto store = std::make_shared<HungStore>();
+  const auto plan = std::make_shared<plan::SavePlan>(saved_.save_plan);
+  const auto owner =
+      std::make_shared<std::pair<std::shared_ptr<HungStore>, std::shared_ptr<plan::SavePlan>>>(
+          store, plan);
+  std::atomic<int> results = 0;
+  const int before = WritersLeftBehind();
+  {
+    WriterOptions options;
+    options.owner = owner;
+    options.exit_wait = std::chrono::milliseconds(20);
+    options.on_result = [&results](const SaveRequest&, const absl::StatusOr<ckpt::Seal>&) {
+      ++results;
+    };
+    CheckpointWriter writer(store.get(), plan.get(), std::move(options));
+    ASSERT_TRUE(writer.Snapshot(RequestOf(kKey), Source()).ok());
+    ASSERT_TRUE(
+        testing::Eventually(std::chrono::seconds(10), [&] { return store->waiting() == 1; }));
+    EXPECT_FALSE(writer.Poll().has_value());
+  }
+  EXPECT_EQ(WritersLeftBehind(), before + 1);
+  store->Hang(false);  // what was left behind ends by itself, and says nothing any more
+  EXPECT_TRUE(
+      testing::Eventually(std::chrono::seconds(10), [&] { return owner.use_count() == 1; }));
+  EXPECT_EQ(results, 0);
+  EXPECT_TRUE(coordinator::ReadSeals(*store, kKey)->empty());
+}
+
+TEST_F(WriterTest, ASaveThatNobodyWantsAnyMoreEndsAndLeavesNoBytes) {
+  std::atomic<bool> refused = true;
+  WriterOptions options;
+  options.abandoned = [&refused](int64_t step) { return refused && step == kKey.step; };
+  CheckpointWriter writer(&store_, &saved_.save_plan, std::move(options));
+  ASSERT_TRUE(writer.Snapshot(RequestOf(kKey), Source()).ok());
+  EXPECT_TRUE(absl::IsCancelled(writer.Wait().status()));
+  EXPECT_TRUE(store_.List("")->empty());
+  refused = false;
+  ASSERT_TRUE(writer.Snapshot(RequestOf({4, 2, 1}), Source()).ok());
+  EXPECT_TRUE(writer.Wait().ok());
+}
+
+TEST_F(WriterTest, ResultsAreToldOnTheWritersThreadWithoutAPoll) {
+  std::atomic<int> sealed = 0;
+  WriterOptions options;
+  options.on_result = [&sealed](const SaveRequest&, const absl::StatusOr<ckpt::Seal>& result) {
+    sealed += result.ok() ? 1 : 0;
+  };
+  CheckpointWriter writer(&store_, &saved_.save_plan, std::move(options));
+  ASSERT_TRUE(writer.Snapshot(RequestOf(kKey), Source()).ok());
+  EXPECT_TRUE(testing::Eventually(std::chrono::seconds(10), [&] { return sealed == 1; }));
+  EXPECT_TRUE(writer.busy());
+}
+
+TEST_F(WriterTest, AFailedSaveLeavesNoFilesOfItsOwn) {
+  {
+    CheckpointWriter writer(&store_, &saved_.save_plan, {});
+    ASSERT_TRUE(writer.Snapshot(RequestOf(kKey), Source()).ok());
+    ASSERT_TRUE(writer.Wait().ok());
+  }
+  const int64_t operations = store_.operations();
+  for (int64_t at = 0; at < operations; ++at) {
+    SCOPED_TRACE(at);
+    store::MemoryStore store;
+    CheckpointWriter writer(&store, &saved_.save_plan, {});
+    store.FailOnce(at, absl::ResourceExhaustedError("no space left"));
+    ASSERT_TRUE(writer.Snapshot(RequestOf(kKey), Source()).ok());
+    ASSERT_FALSE(writer.Wait().ok());
+    for (const std::string_view folder : {ckpt::kModelFolder, ckpt::kOptimizerFolder}) {
+      const auto left = store.List(store::JoinPath(ckpt::AttemptName(kKey), folder));
+      EXPECT_TRUE(!left.ok() || left->empty());
+    }
+    EXPECT_TRUE(coordinator::ReadSeals(store, kKey)->empty()) << "a seal without its files";
+  }
 }
 
 // Saves step after step until it is killed.

@@ -92,6 +92,8 @@ class DaemonTest : public ::testing::Test {
                                 .device_message = "no driver",
                                 .cpu_isa = "avx2",
                                 .host_id = "host"},
+                      .park_when_refused = parks_,
+                      .park_time = std::chrono::milliseconds(50),
                       .drain_limit = drain_limit_});
     thread_ = std::thread([this] { exit_code_ = daemon_->Run(); });
     fleet_->WaitFor(IsHello);
@@ -124,6 +126,7 @@ class DaemonTest : public ::testing::Test {
 
   testing::ScratchFolder scratch_;
   std::chrono::milliseconds drain_limit_{100};
+  bool parks_ = false;
   std::unique_ptr<FakeFleet> fleet_;
   std::unique_ptr<Daemon> daemon_;
   std::thread thread_;
@@ -369,6 +372,16 @@ TEST_F(DaemonTest, RejectedDaemonEndsWith93) {
   StartAll({.reject = "this node is revoked"});
   thread_.join();
   EXPECT_EQ(exit_code_, kExitDoNotRestart);
+}
+
+TEST_F(DaemonTest, AParkedDaemonStaysAndAsksAgainUntilItIsStopped) {
+  parks_ = true;
+  StartAll({.reject = "another daemon is node node-1"});
+  EXPECT_TRUE(
+      testing::Eventually(std::chrono::seconds(10), [&] { return fleet_->Count(IsHello) >= 3; }));
+  daemon_->Stop("SIGTERM");
+  thread_.join();
+  EXPECT_EQ(exit_code_, kExitClean);
 }
 
 TEST_F(DaemonTest, StopTellsTheCoordinatorAndLeavesNoTrainer) {

@@ -56,5 +56,34 @@ TEST(DaemonLinkReporter, ReadySaysAllThatIsReported) {
   EXPECT_EQ(frame.ready().remarks(1).message(), "second");
 }
 
+TEST(DaemonLinkReporter, AFailedSaveSaysAllThatIsReported) {
+  std::array<int, 2> fds = {};
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds.data()), 0);
+  auto link = TrainerLink::Open(fds[0]);
+  ASSERT_TRUE(link.ok()) << link.status();
+  DaemonLinkReporter reporter(*std::move(link));
+  ASSERT_TRUE(reporter
+                  .SaveFailed({.step = 7,
+                               .sequence = 8,
+                               .attempt = 2,
+                               .reason = "StoreFull",
+                               .message = "no space",
+                               .skipped = true})
+                  .ok());
+  ASSERT_TRUE(reporter.SaveStarted(9, 3, 2).ok());
+  const v1::TrainerUp failed = NextFrame(fds[1]);
+  const v1::TrainerUp started = NextFrame(fds[1]);
+  close(fds[1]);
+  ASSERT_TRUE(failed.has_save_failed());
+  EXPECT_EQ(failed.save_failed().step(), 7);
+  EXPECT_EQ(failed.save_failed().sequence(), 8);
+  EXPECT_EQ(failed.save_failed().save_attempt(), 2);
+  EXPECT_EQ(failed.save_failed().reason(), "StoreFull");
+  EXPECT_EQ(failed.save_failed().message(), "no space");
+  EXPECT_TRUE(failed.save_failed().skipped());
+  ASSERT_TRUE(started.has_save_started());
+  EXPECT_EQ(started.save_started().save_attempt(), 2);
+}
+
 }  // namespace
 }  // namespace ravel::trainer

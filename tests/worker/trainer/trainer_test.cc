@@ -11,6 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/fault_point.h"
 #include "tests/testing/fake_supervisor.h"
 #include "tests/testing/training_cases.h"
 #include "worker/trainer/generator.h"
@@ -85,6 +86,41 @@ TEST_F(TrainerLife, ReportsEveryStepAndSavesWhereTheJobSays) {
     committed.push_back(step);
   }
   EXPECT_EQ(committed, outcome.saves_started);
+}
+
+TEST_F(TrainerLife, ASaveThatFindsTheOneBeforeUnfinishedIsSkippedOnAllRanks) {
+  ASSERT_TRUE(fault::Configure("save.write@1:stall=2s").ok());  // on one of the ranks
+  EpochArgs args = Epoch(Job("odd_untied"), 2, 1);
+  args.wait_for_saves = false;
+  const EpochOutcome outcome = RunEpoch(args);
+  ASSERT_TRUE(fault::Configure("").ok());
+  ExpectAllOk(outcome);
+  EXPECT_EQ(outcome.saves_started, (std::vector<int64_t>{4, 12})) << "the last one waits";
+  ASSERT_FALSE(outcome.save_failures.empty());
+  for (const SaveFailure& failure : outcome.save_failures) {
+    EXPECT_TRUE(failure.skipped);
+    EXPECT_EQ(failure.reason, "SaveSkipped");
+    EXPECT_EQ(failure.step, 8);
+  }
+  EXPECT_TRUE(outcome.committed.contains(4));
+  EXPECT_TRUE(outcome.committed.contains(12));
+}
+
+TEST_F(TrainerLife, AFailedSaveIsToldAndTheNextOneWorks) {
+  ASSERT_TRUE(fault::Configure("save.write@1:error=disk full").ok());
+  const EpochOutcome outcome = RunEpoch(Epoch(Job("odd_untied"), 2, 1));
+  ASSERT_TRUE(fault::Configure("").ok());
+  ExpectAllOk(outcome);
+  ASSERT_EQ(outcome.save_failures.size(), 1u);
+  const SaveFailure& failure = outcome.save_failures.front();
+  EXPECT_EQ(failure.step, 4);
+  EXPECT_EQ(failure.attempt, 1);
+  EXPECT_EQ(failure.reason, "StoreFull");
+  EXPECT_NE(failure.message.find("disk full"), std::string::npos);
+  EXPECT_FALSE(failure.skipped);
+  EXPECT_FALSE(outcome.committed.contains(4));
+  EXPECT_TRUE(outcome.committed.contains(8));
+  EXPECT_TRUE(outcome.committed.contains(12));
 }
 
 TEST_F(TrainerLife, RestoreOnOtherNumbersOfRanksContinuesWithTheSameBits) {

@@ -62,7 +62,8 @@ class CountingReporter final : public Reporter {
     step = report.step;
     return absl::OkStatus();
   }
-  absl::Status SaveStarted(int64_t, int64_t) override { return absl::OkStatus(); }
+  absl::Status SaveStarted(int64_t, int64_t, int64_t) override { return absl::OkStatus(); }
+  absl::Status SaveFailed(const SaveFailure&) override { return absl::OkStatus(); }
   absl::Status Sealed(const ckpt::Seal&) override { return absl::OkStatus(); }
   absl::Status Ledger(const LedgerReport&) override {
     ++ledgers;
@@ -205,6 +206,19 @@ TEST_F(WatchdogTest, CommandsOfAnotherEpochAreIgnored) {
   step.join();
   EXPECT_TRUE(waited.ok());
   EXPECT_EQ(ended_, kNotEnded);
+}
+
+TEST_F(WatchdogTest, AnswersOfSavesReachTheWriter) {
+  EXPECT_EQ(box_.answered_step(), -1);
+  wire_.Put(Commit{.step = 5, .committed = false, .reason = "StoreFull"});
+  wire_.Put(Commit{.step = 7, .committed = true, .reason = ""});
+  EXPECT_TRUE(Eventually(kDeadline, [&] { return box_.answered_step() == 7; }));
+  EXPECT_TRUE(box_.IsRefused(5));
+  EXPECT_FALSE(box_.IsRefused(7));
+  wire_.Put(Commit{.step = 6, .committed = true, .reason = ""});  // late
+  wire_.Put(Commit{.step = 8, .committed = false, .reason = "late"});
+  EXPECT_TRUE(Eventually(kDeadline, [&] { return box_.IsRefused(8); }));
+  EXPECT_EQ(box_.answered_step(), 8);
 }
 
 TEST_F(WatchdogTest, RecordsReachTheRendezvousOnce) {

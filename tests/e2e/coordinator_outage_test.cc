@@ -1,0 +1,128 @@
+// The coordinator is away for seconds (RAVEL_OUTAGE_S; minutes with --all) while three workers
+// train: no step is lost, nothing restarts, the epoch stays, and what was saved meanwhile is
+// committed.
+
+#include <chrono>
+#include <csignal>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <gtest/gtest.h>
+
+#include "tests/testing/eventually.h"
+#include "tests/testing/mini_cluster.h"
+
+namespace ravel::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr int64_t kStepMs = 25;  // about: a stall in each step
+constexpr int64_t kSaveEvery = 20;
+
+class CoordinatorOutageTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
+    ASSERT_TRUE(started.ok()) << started.status();
+    cluster_ = std::move(*started);
+    WriteTokens(cluster_->folder() + "/tokens.bin", 100000, TinyJob().vocabulary);
+  }
+
+  TinyJob Job(const std::string& name, int64_t steps) const {
+    return {.name = name,
+            .tokens_path = cluster_->folder() + "/tokens.bin",
+            .store = cluster_->folder() + "/store",
+            .workers = 3,
+            .steps = steps,
+            .save_every_steps = kSaveEvery};
+  }
+
+  std::vector<StepRow> Undisturbed(int64_t steps) {
+    EXPECT_EQ(cluster_->StartWorkers(3), absl::OkStatus());
+    EXPECT_EQ(cluster_->Submit(Job("undisturbed", steps)), absl::OkStatus());
+    EXPECT_EQ(cluster_->WaitForSuccess("undisturbed", seconds(120)), absl::OkStatus());
+    const absl::StatusOr<std::vector<StepRow>> rows = cluster_->Metrics("undisturbed");
+    for (const std::string& name : cluster_->worker_names()) {
+      cluster_->KillWorker(name);
+    }
+    return rows.ok() ? *rows : std::vector<StepRow>();
+  }
+
+  std::unique_ptr<MiniCluster> cluster_;
+};
+
+TEST_F(CoordinatorOutageTest, TrainingNeverNotices) {
+  const seconds outage(EnvironmentNumber("RAVEL_OUTAGE_S", 4));
+  const int64_t outage_steps = outage.count() * 1000 / kStepMs;
+  const int64_t steps = outage_steps * 3 / 2 + 120;
+  const std::vector<StepRow> expected = Undisturbed(steps);
+  ASSERT_EQ(expected.size(), static_cast<size_t>(steps));
+
+  ASSERT_EQ(cluster_->StartWorkers(
+                3, {{"RAVEL_FAULTS", absl::StrCat("trainer.step@*:stall=", kStepMs, "ms")}}),
+            absl::OkStatus());
+  ASSERT_EQ(cluster_->Submit(Job("interrupted", steps)), absl::OkStatus());
+  ASSERT_EQ(cluster_->WaitForStep("interrupted", kSaveEvery + 1, seconds(60)), absl::OkStatus());
+  const std::vector<pid_t> trainers = cluster_->AllTrainers();
+  ASSERT_EQ(trainers.size(), 3u);
+  cluster_->KillCoordinator();
+  PauseBetweenLooks(outage);  // time away is what is tested
+  EXPECT_EQ(cluster_->AllTrainers(), trainers) << "a trainer ended because nobody was there";
+  ASSERT_EQ(cluster_->RestartCoordinator(), absl::OkStatus());
+
+  // What was finished meanwhile is there soon after: at least half of it, on a machine that is
+  // slow.
+  const int64_t reached = outage_steps / 2;
+  ASSERT_EQ(cluster_->WaitForStep("interrupted", reached, seconds(10)), absl::OkStatus());
+  const bool committed = Eventually(seconds(10), [&] {
+    const absl::StatusOr<JobView> view = cluster_->Get("interrupted");
+    return view.ok() && view->committed_step >= reached / kSaveEvery * kSaveEvery;
+  });
+  EXPECT_TRUE(committed) << "saves of the outage were not committed\n"
+                         << cluster_->Report("interrupted");
+  EXPECT_EQ(cluster_->AllTrainers(), trainers) << "trainers were restarted";
+
+  ASSERT_EQ(cluster_->WaitForSuccess("interrupted", seconds(120)), absl::OkStatus());
+  const absl::StatusOr<std::vector<StepRow>> history = cluster_->Metrics("interrupted");
+  ASSERT_TRUE(history.ok()) << history.status();
+  EXPECT_EQ(FirstDifference(*history, expected), "");
+  for (const StepRow& row : *history) {
+    ASSERT_EQ(row.epoch, 1) << "step " << row.step;
+  }
+  const absl::StatusOr<JobView> view = cluster_->Get("interrupted");
+  ASSERT_TRUE(view.ok()) << view.status();
+  EXPECT_EQ(view->restarts, 0);
+  EXPECT_EQ(view->committed_step, steps);
+}
+
+// SIGTERM, a new program, the same folder: an upgrade.
+TEST_F(CoordinatorOutageTest, AnUpgradeIsARestart) {
+  constexpr int64_t kSteps = 160;
+  const std::vector<StepRow> expected = Undisturbed(kSteps);
+  ASSERT_EQ(cluster_->StartWorkers(
+                3, {{"RAVEL_FAULTS", absl::StrCat("trainer.step@*:stall=", kStepMs, "ms")}}),
+            absl::OkStatus());
+  ASSERT_EQ(cluster_->Submit(Job("upgraded", kSteps)), absl::OkStatus());
+  for (const int64_t step : {25, 60, 95}) {
+    ASSERT_EQ(cluster_->WaitForStep("upgraded", step, seconds(60)), absl::OkStatus());
+    const SteadyClock::time_point start = SteadyClock::now();
+    cluster_->coordinator().Signal(SIGTERM);
+    ASSERT_TRUE(cluster_->coordinator().Wait(seconds(10)).has_value());
+    EXPECT_LT(SteadyClock::now() - start, seconds(5));
+    ASSERT_EQ(cluster_->RestartCoordinator(), absl::OkStatus());
+  }
+  ASSERT_EQ(cluster_->WaitForSuccess("upgraded", seconds(60)), absl::OkStatus());
+  const absl::StatusOr<std::vector<StepRow>> history = cluster_->Metrics("upgraded");
+  ASSERT_TRUE(history.ok()) << history.status();
+  EXPECT_EQ(FirstDifference(*history, expected), "");
+  EXPECT_EQ(history->back().epoch, 1);
+}
+
+}  // namespace
+}  // namespace ravel::testing

@@ -1,0 +1,59 @@
+#include "worker/checkpoint/unacknowledged.h"
+
+#include <algorithm>
+
+namespace ravel::checkpoint {
+namespace {
+
+// Added to the save attempt of a folder that is being removed: still the name of an attempt, so
+// that one whose removal was cut off is collected with the others, but of none that has valid
+// seals.
+constexpr int64_t kRemovedAttempt = 1'000'000;
+
+absl::Status RemoveAttempt(store::ObjectStore& store, const ckpt::AttemptKey& key) {
+  ckpt::AttemptKey removed_key = key;
+  removed_key.attempt += kRemovedAttempt;
+  const std::string removed = ckpt::AttemptName(removed_key);
+  const absl::Status renamed = store.RenameNoReplace(ckpt::AttemptName(key), removed);
+  if (absl::IsNotFound(renamed)) {
+    return absl::OkStatus();  // committed or removed by the coordinator
+  }
+  RETURN_IF_ERROR(renamed);
+  return store::RemoveTree(store, removed);
+}
+
+}  // namespace
+
+absl::StatusOr<bool> UnacknowledgedAttempts::IsComplete(const store::ObjectStore& store,
+                                                        const ckpt::AttemptKey& key) const {
+  const auto seals = store.List(store::JoinPath(ckpt::AttemptName(key), ckpt::kSealsFolder));
+  if (absl::IsNotFound(seals.status())) {
+    return false;
+  }
+  RETURN_IF_ERROR(seals.status());
+  const int64_t whole = std::count_if(seals->begin(), seals->end(), [](const auto& entry) {
+    return entry.name.find('.') == std::string::npos;  // not a part
+  });
+  return whole == ranks_;
+}
+
+absl::StatusOr<std::vector<ckpt::AttemptKey>> UnacknowledgedAttempts::Trim(
+    store::ObjectStore& store, int64_t answered_step) {
+  std::erase_if(attempts_, [&](const ckpt::AttemptKey& key) { return key.step <= answered_step; });
+  std::vector<ckpt::AttemptKey> removed;
+  int64_t complete = 0;
+  for (size_t i = attempts_.size(); i-- > 0 && static_cast<int64_t>(attempts_.size()) > most_;) {
+    if (complete >= most_) {
+      RETURN_IF_ERROR(RemoveAttempt(store, attempts_[i]));
+      removed.push_back(attempts_[i]);
+      attempts_.erase(attempts_.begin() + static_cast<int64_t>(i));
+      continue;
+    }
+    ASSIGN_OR_RETURN(const bool whole, IsComplete(store, attempts_[i]));
+    complete += whole ? 1 : 0;
+  }
+  std::reverse(removed.begin(), removed.end());
+  return removed;
+}
+
+}  // namespace ravel::checkpoint

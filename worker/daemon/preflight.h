@@ -1,0 +1,73 @@
+#pragma once
+
+// Looks at what a job names on this node before its trainers start: data, tokenizer, model
+// directory, checkpoint store. A mount that hangs or a pipe fails the check and holds up nothing.
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/status.h"
+#include "common/token_file.h"
+
+namespace boost::asio {
+class io_context;
+}
+
+namespace ravel::daemon {
+
+struct PreflightPaths {
+  std::vector<std::string> token_files = {};
+  TokenFormat format = TokenFormat::kAuto;
+  std::string tokenizer = {};
+  std::string model_directory = {};
+  std::string checkpoint_root = {};
+};
+
+struct PreflightResult {
+  absl::Status status;
+  // Of a status that is not OK (common/failure_reason.h): DataError when the node has not what the
+  // job names; StoreUnavailable; PreflightFailed when there was no answer in time.
+  std::string reason;
+};
+
+// Blocks for as long as the file systems do. Writes nothing.
+PreflightResult CheckPaths(const PreflightPaths& paths);
+
+// Used only from the thread of its io_context.
+class Preflight {
+ public:
+  using Look = std::function<PreflightResult(const PreflightPaths&)>;
+
+  Preflight(boost::asio::io_context& context,
+            std::chrono::milliseconds limit,
+            Look look = CheckPaths);
+  ~Preflight();
+  // Checks on a thread of its own; `done` is called once, on the io_context's thread, after `limit`
+  // at the latest. A thread that hangs in a file system is left behind; while kMostHanging do,
+  // further checks fail at once.
+  void Start(PreflightPaths paths, std::function<void(PreflightResult)> done);
+
+  static constexpr int kMostHanging = 8;
+
+ private:
+  struct Check;
+  struct Gate;
+  // The first of the thread and the time limit.
+  void Answer(int64_t id, PreflightResult result);
+
+  boost::asio::io_context& context_;
+  const std::chrono::milliseconds limit_;
+  const Look look_;
+  std::map<int64_t, std::unique_ptr<Check>> open_;  // not answered yet
+  int64_t last_id_ = 0;
+  int running_ = 0;  // threads
+  // Threads that hang outlive this: they find the way back only while it is open.
+  const std::shared_ptr<Gate> gate_;
+};
+
+}  // namespace ravel::daemon

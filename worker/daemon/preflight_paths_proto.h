@@ -1,0 +1,13 @@
+#pragma once
+
+// What a rank's job names on its node, out of the messages that bring it.
+
+#include "proto/trainer.pb.h"
+#include "worker/daemon/preflight.h"
+
+namespace ravel::daemon {
+
+// A job that cannot be read is left to its trainer, which says what is wrong with it.
+PreflightPaths PathsOf(const v1::StartTrainer& start);
+
+}  // namespace ravel::daemon

@@ -35,12 +35,12 @@
 #include "coordinator/node_blame.h"
 #include "coordinator/outbox.h"
 #include "coordinator/planner.h"
-#include "coordinator/state_disk.h"
-#include "coordinator/work_pools.h"
 #include "coordinator/save_coordinator.h"
 #include "coordinator/scheduler.h"
 #include "coordinator/stale_trainers.h"
+#include "coordinator/state_disk.h"
 #include "coordinator/wall_deadline.h"
+#include "coordinator/work_pools.h"
 #include "coordinator/zombies.h"
 
 namespace ravel::coordinator {

@@ -328,23 +328,6 @@ TEST_F(JobControllerTest, TheSameRequestGivesTheSameJob) {
       << "names are unique";
 }
 
-TEST_F(JobControllerTest, ARequestThatIsRepeatedInOneGroupGivesTheSameJob) {
-  const plan::JobSpec spec = world_.Spec("job", {1}, 8);
-  std::vector<SubmitDraft> drafts;
-  drafts.push_back(world_.Draft(spec, "one"));
-  drafts.push_back(world_.Draft(world_.Spec("other", {1}, 8), "two"));
-  drafts.push_back(world_.Draft(spec, "one"));
-  drafts.push_back(world_.Draft(spec, "three"));
-  const std::vector<absl::StatusOr<JobView>> answers =
-      world_.controller().SubmitAll(std::move(drafts));
-  ASSERT_EQ(answers.size(), 4U);
-  ASSERT_TRUE(answers[0].ok() && answers[1].ok() && answers[2].ok()) << answers[2].status();
-  EXPECT_EQ(answers[0]->record.uid, answers[2]->record.uid);
-  EXPECT_NE(answers[0]->record.uid, answers[1]->record.uid);
-  EXPECT_TRUE(absl::IsAlreadyExists(answers[3].status())) << "the same name";
-  EXPECT_EQ(world_.controller().List().size(), 2U);
-}
-
 TEST_F(JobControllerTest, CheckpointNowCommitsAndItsOperationSaysSo) {
   AddNodes(2);
   ASSERT_TRUE(world_.Submit(world_.Spec("job", {2}, 50)).ok());

@@ -280,4 +280,27 @@ std::vector<NodeView> JobController::Nodes() const {
   return views;
 }
 
+DeviceInventory JobController::Inventory() const {
+  DeviceInventory inventory;
+  for (const auto& [id, node] : membership_.nodes()) {
+    if (node.state == NodeState::kLost) {
+      continue;
+    }
+    int64_t cpu_bytes = 0;
+    for (const DeviceFacts& device : node.facts.devices) {
+      if (device.kind == "cpu") {
+        cpu_bytes += device.memory_bytes;
+      } else if (device.memory_bytes > inventory.gpu_bytes) {
+        inventory.gpu_bytes = device.memory_bytes;
+        inventory.gpu_name = absl::StrCat(device.model, " of ", id);
+      }
+    }
+    if (cpu_bytes > inventory.cpu_bytes) {
+      inventory.cpu_bytes = cpu_bytes;
+      inventory.cpu_name = id;
+    }
+  }
+  return inventory;
+}
+
 }  // namespace ravel::coordinator

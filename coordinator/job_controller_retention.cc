@@ -91,25 +91,26 @@ void JobController::TryDelete(Entry& entry) {
     return;
   }
   entry.deleting = true;
-  parts_.pool->Post([this, uid = entry.record.uid, job = CheckpointsOf(entry.record)] {
-    const absl::Status removed = parts_.keeper->RemoveAll(job);
-    parts_.strand->Post([this, uid, removed] {
-      Entry* found = FindEntry(uid);
-      if (found == nullptr) {
-        return;
-      }
-      found->deleting = false;
-      if (removed.ok() || absl::IsNotFound(removed)) {
-        Forget(uid);
-        return;
-      }
-      found->delete_after_ms = parts_.clock->WallMs() + kRetryMs;
-      log::Warning(absl::StrCat("job ",
-                                found->record.name,
-                                ": its checkpoints could not be deleted: ",
-                                std::string(removed.message())));
-    });
-  });
+  StorePool(entry.record.spec, StoreWork::kUpkeep)
+      ->Post([this, uid = entry.record.uid, job = CheckpointsOf(entry.record)] {
+        const absl::Status removed = parts_.keeper->RemoveAll(job);
+        parts_.strand->Post([this, uid, removed] {
+          Entry* found = FindEntry(uid);
+          if (found == nullptr) {
+            return;
+          }
+          found->deleting = false;
+          if (removed.ok() || absl::IsNotFound(removed)) {
+            Forget(uid);
+            return;
+          }
+          found->delete_after_ms = parts_.clock->WallMs() + kRetryMs;
+          log::Warning(absl::StrCat("job ",
+                                    found->record.name,
+                                    ": its checkpoints could not be deleted: ",
+                                    std::string(removed.message())));
+        });
+      });
 }
 
 void JobController::Forget(const std::string& uid) {
@@ -124,8 +125,15 @@ void JobController::Forget(const std::string& uid) {
     log::Warning(absl::StrCat("job ", name, ": not deleted yet: ", std::string(status.message())));
     return;
   }
-  parts_.metrics->Remove(uid);
-  parts_.logs->Remove(uid);
+  const auto remove = [metrics = parts_.metrics, logs = parts_.logs, uid] {
+    metrics->Remove(uid);
+    logs->Remove(uid);
+  };
+  if (parts_.files == nullptr) {
+    remove();
+  } else {
+    parts_.files->Post(remove);  // after what is being written
+  }
   feed_.Publish(uid, FeedEnd());
   for (const auto& [id, node] : membership_.nodes()) {
     if (node.stream) {

@@ -136,7 +136,7 @@ grpc::ServerUnaryReactor* JobsService::ListJobs(Context* context,
     reactor->Finish(ToGrpc(filter.status()));
     return reactor;
   }
-  parts_.strand->Post([this, response, reactor, filter = *std::move(filter)] {
+  parts_.strand->PostNamed("ListJobs", [this, response, reactor, filter = *std::move(filter)] {
     FillPage(*parts_.controller, filter, *response);
     reactor->Finish(grpc::Status::OK);
   });
@@ -151,7 +151,7 @@ grpc::ServerUnaryReactor* JobsService::ListEvents(Context* context,
     reactor->Finish(ToGrpc(valid));
     return reactor;
   }
-  parts_.strand->Post([this, request, response, reactor] {
+  parts_.strand->PostNamed("ListEvents", [this, request, response, reactor] {
     const absl::StatusOr<JobView> view =
         parts_.controller->Get(KeyOf(request->namespace_(), request->name()));
     if (!view.ok()) {
@@ -185,7 +185,7 @@ grpc::ServerUnaryReactor* JobsService::ListNodes(Context* context,
     reactor->Finish(ToGrpc(valid));
     return reactor;
   }
-  parts_.strand->Post([this, request, response, reactor] {
+  parts_.strand->PostNamed("ListNodes", [this, request, response, reactor] {
     const int page = PageSize(request->page_size(), kMaxPage);
     // By id, which is the cursor.
     for (const NodeView& view : parts_.controller->Nodes()) {
@@ -213,7 +213,7 @@ grpc::ServerUnaryReactor* JobsService::ForgetNode(Context* context,
     reactor->Finish(ToGrpc(valid));
     return reactor;
   }
-  parts_.strand->Post([this, request, reactor] {
+  parts_.strand->PostNamed("ForgetNode", [this, request, reactor] {
     reactor->Finish(ToGrpc(parts_.controller->ForgetNode(request->node())));
   });
   return reactor;

@@ -14,7 +14,8 @@ int64_t UsableBytes(int64_t memory_bytes) {
 
 MemoryFit CheckMemory(Planner& planner,
                       const plan::JobSpec& spec,
-                      const DeviceInventory& inventory) {
+                      const DeviceInventory& inventory,
+                      const std::function<absl::Status()>& give_up) {
   MemoryFit fit;
   const int64_t memory = spec.cpu_devices ? inventory.cpu_bytes : inventory.gpu_bytes;
   const std::string& name = spec.cpu_devices ? inventory.cpu_name : inventory.gpu_name;
@@ -26,12 +27,16 @@ MemoryFit CheckMemory(Planner& planner,
       fit.peak_bytes.push_back(0);
       continue;
     }
-    const auto world = planner.Plan(spec, size, true);
-    if (!world.ok()) {
-      fit.status = Annotate(world.status(), absl::StrCat("at size ", size));
+    fit.status = give_up();
+    if (!fit.status.ok()) {
       return fit;
     }
-    const int64_t peak = plan::PeakBytes((*world)->plan);
+    const absl::StatusOr<int64_t> checked = planner.Check(spec, size, true);
+    if (!checked.ok()) {
+      fit.status = Annotate(checked.status(), absl::StrCat("at size ", size));
+      return fit;
+    }
+    const int64_t peak = *checked;
     fit.peak_bytes.push_back(peak);
     if (memory == 0 || peak <= usable) {
       fitting += 1;

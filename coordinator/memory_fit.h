@@ -3,6 +3,7 @@
 // Whether a job's plans fit the memory of the devices that are known, before any of them is held.
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -24,9 +25,14 @@ struct MemoryFit {
                                       // a size above devices.count, which is never used
 };
 
-// Plans the allowed sizes (most are cached) and, for a refusal, the changes that could help.
+// Plans every allowed size, the very code that runs later, and for a refusal the changes that could
+// help. An error names the job field and the size. Before each size `give_up` is asked; what it
+// answers, when not OK, is the result.
 MemoryFit CheckMemory(Planner& planner,
                       const plan::JobSpec& spec,
-                      const DeviceInventory& inventory);
+                      const DeviceInventory& inventory,
+                      const std::function<absl::Status()>& give_up = [] {
+                        return absl::OkStatus();
+                      });
 
 }  // namespace ravel::coordinator

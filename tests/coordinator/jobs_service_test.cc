@@ -36,6 +36,7 @@ class JobsServiceTest : public ::testing::Test {
     std::string pattern = ::testing::TempDir() + "jobs-service-XXXXXX";
     folder_ = mkdtemp(pattern.data());
     metrics_ = std::make_unique<MetricsLog>(folder_ + "/metrics");
+    history_ = std::make_unique<MetricsHistory>(folder_ + "/metrics");
     logs_ = std::make_unique<LogStore>(folder_ + "/logs");
     ControllerParts parts{&clock_,
                           &strand_,
@@ -49,8 +50,19 @@ class JobsServiceTest : public ::testing::Test {
                           {}};
     controller_ = std::make_unique<JobController>(ControllerOptions(), parts);
     OnStrand([this] { EXPECT_TRUE(controller_->Start().ok()); });
-    service_ = std::make_unique<JobsService>(
-        JobsServiceParts{&strand_, &pool_, controller_.get(), &planner_, &keeper_, "test", true});
+    JobsServiceParts service;
+    service.strand = &strand_;
+    service.pools = &pools_;
+    service.files = &pool_;
+    service.history = history_.get();
+    service.growth = &growth_;
+    service.lag = &lag_;
+    service.controller = controller_.get();
+    service.planner = &planner_;
+    service.keeper = &keeper_;
+    service.version = "test";
+    service.insecure = true;
+    service_ = std::make_unique<JobsService>(std::move(service));
     grpc::ServerBuilder builder;
     int port = 0;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
@@ -149,12 +161,16 @@ class JobsServiceTest : public ::testing::Test {
   SystemClock clock_;
   ThreadExecutor strand_;
   ThreadExecutor pool_;
+  WorkPools pools_{WorkPools::Options()};
+  Bell growth_;
+  LagMeter lag_;
   MemoryJobStore::Disk disk_;
   MemoryJobStore store_;
   FakePlanner planner_;
   FakeKeeper keeper_;
   NoFleet fleet_;
   std::unique_ptr<MetricsLog> metrics_;
+  std::unique_ptr<MetricsHistory> history_;
   std::unique_ptr<LogStore> logs_;
   std::unique_ptr<JobController> controller_;
   std::unique_ptr<JobsService> service_;

@@ -124,22 +124,6 @@ grpc::Status FakeJobsService::WatchOperation(grpc::ServerContext*,
   return grpc::Status::OK;
 }
 
-grpc::Status FakeJobsService::ListEvents(grpc::ServerContext*,
-                                         const v1::ListEventsRequest* request,
-                                         v1::ListEventsResponse* response) {
-  for (const v1::JobEvent& event : events) {
-    if (event.seq() <= request->after_seq()) {
-      continue;
-    }
-    if (response->events_size() == page_size) {
-      response->set_more(true);
-      break;
-    }
-    *response->add_events() = event;
-  }
-  return grpc::Status::OK;
-}
-
 grpc::Status FakeJobsService::ValidateJob(grpc::ServerContext*,
                                           const v1::ValidateJobRequest*,
                                           v1::ValidateJobResponse* response) {

@@ -66,9 +66,6 @@ class FakeJobsService final : public v1::Jobs::Service {
   grpc::Status WatchOperation(grpc::ServerContext* context,
                               const v1::WatchOperationRequest* request,
                               grpc::ServerWriter<v1::Operation>* writer) override;
-  grpc::Status ListEvents(grpc::ServerContext* context,
-                          const v1::ListEventsRequest* request,
-                          v1::ListEventsResponse* response) override;
   grpc::Status StreamEvents(grpc::ServerContext* context,
                             const v1::StreamEventsRequest* request,
                             grpc::ServerWriter<v1::JobEvent>* writer) override;

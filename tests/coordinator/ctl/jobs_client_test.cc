@@ -162,25 +162,6 @@ TEST_F(VerbTest, ListsComeInPagesAndReasonsAreCounted) {
   EXPECT_NE(whole.out.find("waits for 8 free devices"), std::string::npos);
 }
 
-TEST_F(VerbTest, EventsComeInPagesAndFollowingLeavesNoHole) {
-  service_.page_size = 3;
-  for (int i = 1; i <= 10; ++i) {
-    v1::JobEvent event;
-    event.set_seq(i * 5);
-    event.set_type("Event" + std::to_string(i) + ".");
-    service_.events.push_back(event);
-  }
-  for (const bool follow : {false, true}) {
-    const Ran ran = Run([&] { return RunEvents(common_, "demo", follow); });
-    EXPECT_EQ(ran.exit_code, kExitOk) << ran.err;
-    for (int i = 1; i <= 10; ++i) {
-      EXPECT_NE(ran.out.find("Event" + std::to_string(i) + "."), std::string::npos) << ran.out;
-    }
-    EXPECT_EQ(std::count(ran.out.begin(), ran.out.end(), '\n'), 10);
-  }
-}
-
-// What `get` prints is a job file again, and makes the same job.
 TEST_F(VerbTest, APrintedJobCanBeSubmittedAgain) {
   std::vector<std::string> files = {file_};
   for (const auto& entry : std::filesystem::directory_iterator(RAVEL_EXAMPLES)) {

@@ -10,32 +10,22 @@
 #include <absl/strings/str_join.h>
 
 #include "common/time_text.h"
+#include "coordinator/field_rules_proto.h"
 #include "coordinator/job_rules_proto.h"
 
 namespace ravel {
 namespace {
 
-constexpr int64_t kSecondMs = 1000;
-constexpr int64_t kMinuteMs = 60 * kSecondMs;
-constexpr int64_t kLongestMs = int64_t{10} * 365 * 24 * 3600 * kSecondMs;
+constexpr int64_t kMinuteMs = 60'000;
 constexpr int64_t kMaxDevices = 65536;
 constexpr int64_t kMostLaneTokens = int64_t{1} << 30;  // what a plan can hold
 constexpr int64_t kMaxSizes = 4096;
 
-std::string Quoted(const std::string& text) {
-  return text.empty() ? "nothing" : absl::StrCat("'", text, "'");
-}
-
 }  // namespace
 
 void JobRules::CheckDevices() {
-  v1::DevicesSpec& devices = *job().mutable_devices();
-  spec().cpu_devices = Choice("spec.devices.kind", devices.mutable_kind(), {"gpu", "cpu"}) == 1;
-  if (devices.count() < 1 || devices.count() > kMaxDevices) {
-    Fail("spec.devices.count",
-         absl::StrCat("a whole number from 1 to ", kMaxDevices),
-         devices.count() == 0 ? "nothing" : absl::StrCat(devices.count()));
-  }
+  const v1::DevicesSpec& devices = job().devices();
+  spec().cpu_devices = devices.kind() == "cpu";
   spec().device_count = devices.count();
   if (!spec().cpu_devices && spec().transport != plan::Transport::kAuto) {
     Fail("spec.parallelism.transport",
@@ -47,11 +37,10 @@ void JobRules::CheckDevices() {
 void JobRules::CheckPrecision() {
   v1::PrecisionSpec& precision = *job().mutable_precision();
   const bool cpu = spec().cpu_devices;
-  const int chosen = Choice(
-      "spec.precision.compute",
-      precision.mutable_compute(),
-      cpu ? std::vector<std::string>{"fp32", "bf16"} : std::vector<std::string>{"bf16", "fp32"});
-  const bool bf16 = (chosen == 1) == cpu;
+  if (precision.compute().empty()) {
+    precision.set_compute(cpu ? "fp32" : "bf16");
+  }
+  const bool bf16 = precision.compute() == "bf16";
   if (cpu && bf16 && !Failed("spec.devices.kind") && !Failed("spec.precision.compute")) {
     Fail("spec.precision.compute", "fp32: cpu devices compute in nothing else", "'bf16'");
   }
@@ -63,7 +52,7 @@ void JobRules::CheckPrecision() {
     if (narrow) {
       Fail(absl::StrCat("spec.training.optimizer.", field),
            "fp32, or precision.compute bf16",
-           Quoted(got));
+           QuotedOrNothing(got));
     }
   };
   const v1::OptimizerSpec& optimizer = job().training().optimizer();
@@ -103,10 +92,8 @@ void JobRules::CheckElastic() {
          absl::StrCat(spec().device_count));
   }
   CheckReplicas();
-  spec().elastic.grow_delay_ms =
-      Duration("spec.elastic.growDelay", elastic.mutable_grow_delay(), "5m", 0, kLongestMs);
-  spec().elastic.grow_every_ms =
-      Duration("spec.elastic.growEvery", elastic.mutable_grow_every(), "15m", 0, kLongestMs);
+  spec().elastic.grow_delay_ms = DurationOf(elastic.grow_delay());
+  spec().elastic.grow_every_ms = DurationOf(elastic.grow_every());
 }
 
 void JobRules::ExpandSizes() {
@@ -138,17 +125,15 @@ void JobRules::ExpandSizes() {
 
 void JobRules::CheckDeterminism() {
   v1::DeterminismSpec& determinism = *job().mutable_determinism();
-  const std::vector<std::string> names = spec().cpu_devices
-                                             ? std::vector<std::string>{"exact", "fast"}
-                                             : std::vector<std::string>{"fast", "exact"};
-  const int choice = Choice("spec.determinism.mode", determinism.mutable_mode(), names);
-  spec().determinism = names[static_cast<std::size_t>(choice)] == "exact"
-                           ? plan::DeterminismMode::kExact
-                           : plan::DeterminismMode::kFast;
+  if (determinism.mode().empty()) {
+    determinism.set_mode(spec().cpu_devices ? "exact" : "fast");
+  }
+  spec().determinism =
+      determinism.mode() == "exact" ? plan::DeterminismMode::kExact : plan::DeterminismMode::kFast;
   constexpr plan::AlgorithmChoice kAlgorithms[] = {plan::AlgorithmChoice::kMeasured,
                                                    plan::AlgorithmChoice::kProposed};
-  spec().algorithms = kAlgorithms[Choice(
-      "spec.determinism.algorithms", determinism.mutable_algorithms(), {"measured", "proposed"})];
+  spec().algorithms =
+      kAlgorithms[ChosenIndex(determinism, v1::DeterminismSpec::kAlgorithmsFieldNumber)];
   const int64_t lanes = determinism.virtual_ranks();
   const auto& sizes = spec().elastic.sizes;
   const int64_t largest = sizes.empty() ? 1 : std::max<int64_t>(sizes.back(), 1);
@@ -195,7 +180,7 @@ void JobRules::CheckCheckpoint() {
   } else if (absl::StartsWith(store, "s3://") || absl::StartsWith(store, "ravel://")) {
     Fail("spec.checkpoint.store",
          "a file:// URL or absolute path: other stores are not supported yet",
-         Quoted(store));
+         QuotedOrNothing(store));
   } else {
     const std::string path = AbsolutePath("spec.checkpoint.store", store);
     if (!path.empty()) {
@@ -203,46 +188,28 @@ void JobRules::CheckCheckpoint() {
     }
   }
   spec().checkpoint.store = checkpoint.store();
-  AtLeast("spec.checkpoint.everySteps", checkpoint.every_steps(), 0);
   spec().checkpoint.every_steps = checkpoint.every_steps();
-  if (checkpoint.every().empty() && checkpoint.every_steps() > 0) {
-    spec().checkpoint.every_ms = 0;
-  } else {
-    spec().checkpoint.every_ms =
-        Duration("spec.checkpoint.every", checkpoint.mutable_every(), "30m", kMinuteMs, kLongestMs);
+  if (checkpoint.every().empty() && checkpoint.every_steps() <= 0) {
+    checkpoint.set_every("30m");
   }
+  spec().checkpoint.every_ms = DurationOf(checkpoint.every());
   spec().checkpoint.at_start = checkpoint.at_start();
-  if (!checkpoint.max_age().empty()) {
-    spec().checkpoint.max_age_ms =
-        Duration("spec.checkpoint.maxAge", checkpoint.mutable_max_age(), "", kMinuteMs, kLongestMs);
-    if (spec().checkpoint.max_age_ms < spec().checkpoint.every_ms) {
-      Fail("spec.checkpoint.maxAge",
-           absl::StrCat("at least spec.checkpoint.every, ", checkpoint.every()),
-           checkpoint.max_age());
-    }
-  }
-  if (checkpoint.when_busy().empty()) {
-    checkpoint.set_when_busy("skip");
-  } else if (checkpoint.when_busy() != "skip" && checkpoint.when_busy() != "wait") {
-    Fail("spec.checkpoint.whenBusy", "skip or wait", Quoted(checkpoint.when_busy()));
+  spec().checkpoint.max_age_ms = DurationOf(checkpoint.max_age());
+  if (spec().checkpoint.max_age_ms > 0 &&
+      spec().checkpoint.max_age_ms < spec().checkpoint.every_ms) {
+    Fail("spec.checkpoint.maxAge",
+         absl::StrCat("at least spec.checkpoint.every, ", checkpoint.every()),
+         checkpoint.max_age());
   }
   spec().checkpoint.wait_when_busy = checkpoint.when_busy() == "wait";
-  AtLeast("spec.checkpoint.maxFailedSaves", checkpoint.max_failed_saves(), 0);
   spec().checkpoint.max_failed_saves = checkpoint.max_failed_saves();
-  v1::KeepSpec& keep = *checkpoint.mutable_keep();
-  keep.set_last(keep.has_last() ? keep.last() : 3);
-  AtLeast("spec.checkpoint.keep.last", keep.last(), 1);
-  AtLeast("spec.checkpoint.keep.everySteps", keep.every_steps(), 0);
-  spec().checkpoint.keep_last = keep.last();
-  spec().checkpoint.keep_every_steps = keep.every_steps();
+  spec().checkpoint.keep_last = checkpoint.keep().last();
+  spec().checkpoint.keep_every_steps = checkpoint.keep().every_steps();
   CheckResume();
 }
 
 void JobRules::CheckResume() {
   v1::CheckpointSpec& checkpoint = *job().mutable_checkpoint();
-  if (checkpoint.resume_from().empty()) {
-    checkpoint.set_resume_from("auto");
-  }
   const std::string& text = checkpoint.resume_from();
   int64_t step = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), step);
@@ -251,11 +218,11 @@ void JobRules::CheckResume() {
     if (!absl::StartsWith(text, "/") && !absl::StartsWith(text, "file://")) {
       Fail("spec.checkpoint.resumeFrom",
            "auto, none, a step number, or the path of a step directory",
-           Quoted(text));
+           QuotedOrNothing(text));
     } else {
       const std::string path = AbsolutePath("spec.checkpoint.resumeFrom", text);
       if (path == "/") {
-        Fail("spec.checkpoint.resumeFrom", "the path of a step directory", Quoted(path));
+        Fail("spec.checkpoint.resumeFrom", "the path of a step directory", QuotedOrNothing(path));
       }
       checkpoint.set_resume_from(path);
     }
@@ -266,41 +233,27 @@ void JobRules::CheckResume() {
 
 void JobRules::CheckRestart() {
   v1::RestartSpec& restart = *job().mutable_restart();
-  restart.set_max_failures(restart.has_max_failures() ? restart.max_failures() : -1);
-  restart.set_max_per_day(restart.has_max_per_day() ? restart.max_per_day() : -1);
-  restart.set_max_no_progress(restart.has_max_no_progress() ? restart.max_no_progress() : -1);
-  AtLeast("spec.restart.maxFailures", restart.max_failures(), -1);
-  AtLeast("spec.restart.maxPerDay", restart.max_per_day(), -1);
-  AtLeast("spec.restart.maxNoProgress", restart.max_no_progress(), -1);
   plan::RestartSpec& out = spec().restart;
   out.max_failures = restart.max_failures();
   out.max_per_day = restart.max_per_day();
   out.max_no_progress = restart.max_no_progress();
-  out.backoff_ms = Duration("spec.restart.backoff", restart.mutable_backoff(), "5s", 0, kLongestMs);
-  const std::string preset = FormatDurationExact(std::max(out.backoff_ms, 5 * kMinuteMs));
-  out.max_backoff_ms = Duration("spec.restart.maxBackoff",
-                                restart.mutable_max_backoff(),
-                                preset.c_str(),
-                                out.backoff_ms,
-                                kLongestMs);
+  out.backoff_ms = DurationOf(restart.backoff());
+  if (restart.max_backoff().empty()) {
+    restart.set_max_backoff(FormatDurationExact(std::max(out.backoff_ms, 5 * kMinuteMs)));
+  }
+  out.max_backoff_ms = DurationOf(restart.max_backoff());
+  if (!Failed("spec.restart.maxBackoff") && out.max_backoff_ms < out.backoff_ms) {
+    Fail("spec.restart.maxBackoff",
+         absl::StrCat("at least restart.backoff, ", restart.backoff()),
+         QuotedOrNothing(restart.max_backoff()));
+  }
 }
 
 void JobRules::CheckRest() {
-  spec().detection_ms = Duration("spec.detection.time",
-                                 job().mutable_detection()->mutable_time(),
-                                 "5s",
-                                 kSecondMs / 2,
-                                 kMinuteMs);
-  spec().horizon_ms = Duration("spec.detection.horizon",
-                               job().mutable_detection()->mutable_horizon(),
-                               "6h",
-                               10 * kMinuteMs,
-                               kLongestMs);
-  v1::ObservabilitySpec& observability = *job().mutable_observability();
-  observability.set_log_every(observability.has_log_every() ? observability.log_every() : 1);
-  AtLeast("spec.observability.logEvery", observability.log_every(), 1);
+  spec().detection_ms = DurationOf(job().detection().time());
+  spec().horizon_ms = DurationOf(job().detection().horizon());
+  const v1::ObservabilitySpec& observability = job().observability();
   spec().log_every = observability.log_every();
-  AtLeast("spec.observability.normsEvery", observability.norms_every(), 0);
   spec().norms_every = observability.norms_every();
   spec().localise = observability.localise();
   if (observability.has_trace()) {
@@ -309,11 +262,12 @@ void JobRules::CheckRest() {
 }
 
 void JobRules::CheckTrace() {
-  v1::TraceSpec& trace = *job().mutable_observability()->mutable_trace();
+  const v1::TraceSpec& trace = job().observability().trace();
   const std::string at = "spec.observability.trace";
-  AtLeast(at + ".firstStep", trace.first_step(), 1);
-  if (!Failed(at + ".firstStep")) {
-    AtLeast(at + ".lastStep", trace.last_step(), trace.first_step());
+  if (!Failed(at + ".firstStep") && trace.last_step() < trace.first_step()) {
+    Fail(at + ".lastStep",
+         absl::StrCat("a whole number >= ", trace.first_step()),
+         absl::StrCat(trace.last_step()));
   }
   const std::string directory = AbsolutePath(at + ".directory", trace.directory());
   spec().trace_first_step = trace.first_step();

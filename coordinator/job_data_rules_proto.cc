@@ -15,6 +15,7 @@
 #include "common/plan/model_inventory.h"
 #include "common/plan/sample_order.h"
 #include "common/token_file.h"
+#include "coordinator/field_rules_proto.h"
 #include "coordinator/job_rules_proto.h"
 
 namespace ravel {
@@ -96,10 +97,6 @@ void JobRules::CheckModel() {
   } else {
     CheckModelDirectory();
   }
-  model.set_init_std(model.has_init_std() ? model.init_std() : 0.02);
-  if (!(model.init_std() > 0) || !std::isfinite(model.init_std())) {
-    Fail("spec.model.initStd", "a number above 0", absl::StrCat(model.init_std()));
-  }
   spec().init_std = model.init_std();
 }
 
@@ -180,8 +177,7 @@ void JobRules::CheckData() {
   v1::DataSpec& data = *job().mutable_data();
   constexpr TokenFormat kFormats[] = {
       TokenFormat::kAuto, TokenFormat::kMegatron, TokenFormat::kFlatU16, TokenFormat::kFlatU32};
-  spec().data.format = kFormats[Choice(
-      "spec.data.format", data.mutable_format(), {"auto", "megatron", "flat_u16", "flat_u32"})];
+  spec().data.format = kFormats[ChosenIndex(data, v1::DataSpec::kFormatFieldNumber)];
   if (data.train().empty()) {
     Fail("spec.data.train", "at least one token file", "nothing");
   }
@@ -190,10 +186,6 @@ void JobRules::CheckData() {
       v1::DataSource& source = *sources->Mutable(i);
       const std::string path = absl::StrCat("spec.data.", name, "[", i, "]");
       const std::string file = AbsolutePath(path + ".path", source.path());
-      source.set_weight(source.has_weight() ? source.weight() : 1.0);
-      if (!(source.weight() > 0) || !std::isfinite(source.weight())) {
-        Fail(path + ".weight", "a number above 0", absl::StrCat(source.weight()));
-      }
       if (!file.empty()) {
         source.set_path(file);
       }
@@ -212,7 +204,6 @@ void JobRules::CheckData() {
                      : "a whole number >= 1",
          absl::StrCat(data.sequence_length()));
   }
-  AtLeast("spec.data.passes", data.passes(), 0);
   spec().data.sequence_length = data.sequence_length();
   spec().data.passes = data.passes();
   CheckTokenizer();

@@ -11,14 +11,11 @@
 #include "common/plan/model_inventory.h"
 #include "common/plan/step_program.h"
 #include "common/plan/strategy_table.h"
+#include "coordinator/field_rules_proto.h"
 #include "coordinator/job_rules_proto.h"
 
 namespace ravel {
 namespace {
-
-std::string Quoted(const std::string& text) {
-  return text.empty() ? "nothing" : absl::StrCat("'", text, "'");
-}
 
 std::string NameOf(plan::Strategy strategy) {
   return std::string(plan::RowOf(strategy).name);
@@ -41,29 +38,17 @@ void JobRules::CheckParallelism() {
                                                  plan::RecomputePolicy::kNorm,
                                                  plan::RecomputePolicy::kMlp,
                                                  plan::RecomputePolicy::kBlock};
-  spec().recompute = kPolicies[Choice("spec.parallelism.recompute",
-                                      parallelism.mutable_recompute(),
-                                      {"none", "norm", "mlp", "block"})];
   constexpr plan::WireType kWires[] = {plan::WireType::kF32, plan::WireType::kBF16};
-  spec().gradient_wire = kWires[Choice(
-      "spec.parallelism.gradientWire", parallelism.mutable_gradient_wire(), {"fp32", "bf16"})];
-  const int64_t blocks = parallelism.communication_blocks();
-  if (blocks < 0 || blocks > plan::kMostCommunicationBlocks) {
-    Fail("spec.parallelism.communicationBlocks",
-         absl::StrCat("0 to ", plan::kMostCommunicationBlocks),
-         absl::StrCat(blocks));
-  }
-  spec().communication_blocks = blocks;
-  parallelism.set_allow_padding(parallelism.allow_padding());
-  spec().allow_padding = parallelism.allow_padding();
   constexpr plan::Transport kTransports[] = {
       plan::Transport::kAuto, plan::Transport::kShm, plan::Transport::kGloo};
-  spec().transport = kTransports[Choice(
-      "spec.parallelism.transport", parallelism.mutable_transport(), {"auto", "shm", "gloo"})];
-  spec().gather_window_bytes =
-      Bytes("spec.parallelism.gatherWindow", parallelism.mutable_gather_window());
-  spec().staging_window_bytes =
-      Bytes("spec.parallelism.stagingWindow", parallelism.mutable_staging_window());
+  using Spec = v1::ParallelismSpec;
+  spec().recompute = kPolicies[ChosenIndex(parallelism, Spec::kRecomputeFieldNumber)];
+  spec().gradient_wire = kWires[ChosenIndex(parallelism, Spec::kGradientWireFieldNumber)];
+  spec().transport = kTransports[ChosenIndex(parallelism, Spec::kTransportFieldNumber)];
+  spec().communication_blocks = parallelism.communication_blocks();
+  spec().allow_padding = parallelism.allow_padding();
+  spec().gather_window_bytes = SizeOf(parallelism.gather_window());
+  spec().staging_window_bytes = SizeOf(parallelism.staging_window());
 }
 
 void JobRules::CheckStrategy() {
@@ -83,7 +68,7 @@ void JobRules::CheckStrategy() {
     Fail(path + "strategy",
          absl::StrCat(message.substr(message.find("expected ") + 9),
                       near.empty() ? "" : absl::StrCat(" (did you mean '", near, "'?)")),
-         Quoted(parallelism.strategy()));
+         QuotedOrNothing(parallelism.strategy()));
     return;
   }
   parallelism.set_strategy(std::string(named->name));
@@ -106,13 +91,11 @@ void JobRules::CheckStrategy() {
       Fail(path + "replicateStrategy",
            absl::StrCat(
                NameOf(choice.replicate), ", what strategy ", parallelism.strategy(), " says"),
-           Quoted(given));
+           QuotedOrNothing(given));
     }
   } else if (!named->two_axes) {
-    constexpr plan::Strategy kOuter[] = {plan::Strategy::kNoShard, plan::Strategy::kOptim};
-    choice.replicate = kOuter[Choice(path + "replicateStrategy",
-                                     parallelism.mutable_replicate_strategy(),
-                                     {"no_shard", "optim"})];
+    choice.replicate = parallelism.replicate_strategy() == "optim" ? plan::Strategy::kOptim
+                                                                   : plan::Strategy::kNoShard;
   }
   parallelism.set_replicate_strategy(NameOf(choice.replicate));
   const absl::Status possible = CheckChoice(choice, std::max<int64_t>(replicas, 2));

@@ -16,13 +16,12 @@
 #include "common/name_suggestion.h"
 #include "common/plan/sharding_plan.h"
 #include "common/time_text.h"
+#include "coordinator/field_rules_proto.h"
 #include "coordinator/job_limits_proto.h"
 
 namespace ravel {
 namespace {
 
-constexpr int64_t kSecondMs = 1000;
-constexpr int64_t kLongestMs = int64_t{10} * 365 * 24 * 3600 * kSecondMs;
 constexpr int64_t kMostSteps = 1'000'000'000;
 
 bool IsDnsLabel(const std::string& text, std::size_t longest) {
@@ -40,15 +39,6 @@ bool IsLabelText(const std::string& text, bool may_be_empty) {
          std::all_of(text.begin(), text.end(), ok);
 }
 
-std::string Quoted(const std::string& text) {
-  return text.empty() ? "nothing" : absl::StrCat("'", text, "'");
-}
-
-std::string Number(double number) {
-  char digits[40];
-  return std::string(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
-}
-
 }  // namespace
 
 JobRules::JobRules(const v1::TrainingJob& job, const CanonicalizeOptions& options)
@@ -62,6 +52,7 @@ CanonicalJob JobRules::Run() {
   }
   CheckHeader();
   CheckMetadata();
+  ApplyRules();
   CheckTop();
   CheckModel();
   CheckTraining();
@@ -99,45 +90,10 @@ void JobRules::FailAs(const absl::Status& status) {
   }
 }
 
-int64_t JobRules::Duration(const std::string& path,
-                           std::string* text,
-                           const char* preset,
-                           int64_t low_ms,
-                           int64_t high_ms) {
-  if (text->empty()) {
-    *text = preset;
-  }
-  const absl::StatusOr<int64_t> duration = ParseDurationMs(*text);
-  if (!duration.ok() || *duration < low_ms || *duration > high_ms) {
-    const std::string range =
-        high_ms == kLongestMs
-            ? absl::StrCat("of at least ", FormatDurationExact(low_ms))
-            : absl::StrCat(
-                  "from ", FormatDurationExact(low_ms), " to ", FormatDurationExact(high_ms));
-    Fail(path, absl::StrCat("a duration such as 90s, 20m or 14d, ", range), Quoted(*text));
-    return low_ms;
-  }
-  *text = FormatDurationExact(*duration);
-  return *duration;
-}
-
-int64_t JobRules::Bytes(const std::string& path, std::string* text) {
-  if (text->empty() || *text == "auto") {
-    text->clear();
-    return 0;
-  }
-  const absl::StatusOr<int64_t> bytes = ParseBytes(*text);
-  if (!bytes.ok() || *bytes < 1) {
-    Fail(path, "a size such as 512MiB or 1GiB", Quoted(*text));
-    return 0;
-  }
-  return *bytes;
-}
-
-void JobRules::AtLeast(const std::string& path, int64_t value, int64_t low) {
-  if (value < low) {
-    Fail(path, absl::StrCat("a whole number >= ", low), absl::StrCat(value));
-  }
+void JobRules::ApplyRules() {
+  ApplyFieldRules(job(), "spec", [this](std::string path, std::string expected, std::string got) {
+    Fail(path, std::move(expected), std::move(got));
+  });
 }
 
 int JobRules::Choice(const std::string& path,
@@ -153,7 +109,7 @@ int JobRules::Choice(const std::string& path,
          absl::StrCat(names.size() > 1 ? "one of " : "",
                       absl::StrJoin(names, ", "),
                       near.empty() ? "" : absl::StrCat(" (did you mean '", near, "'?)")),
-         Quoted(*text));
+         QuotedOrNothing(*text));
     return 0;
   }
   return static_cast<int>(found - names.begin());
@@ -165,7 +121,7 @@ std::string JobRules::AbsolutePath(const std::string& path, const std::string& t
     out = out.substr(7);
   }
   if (!absl::StartsWith(out, "/")) {
-    Fail(path, "an absolute path or file:// URL", Quoted(text));
+    Fail(path, "an absolute path or file:// URL", QuotedOrNothing(text));
     return "";
   }
   out = std::filesystem::path(out).lexically_normal().string();
@@ -182,10 +138,10 @@ bool JobRules::CheckLimits() {
 
 void JobRules::CheckHeader() {
   if (result_.job.api_version() != "ravel/v1") {
-    Fail("apiVersion", "ravel/v1", Quoted(result_.job.api_version()));
+    Fail("apiVersion", "ravel/v1", QuotedOrNothing(result_.job.api_version()));
   }
   if (result_.job.kind() != "TrainingJob") {
-    Fail("kind", "TrainingJob", Quoted(result_.job.kind()));
+    Fail("kind", "TrainingJob", QuotedOrNothing(result_.job.kind()));
   }
   if (!result_.job.has_spec()) {
     Fail("spec", "the job's settings", "nothing");
@@ -198,12 +154,14 @@ void JobRules::CheckMetadata() {
     Fail("metadata.name", "a name (or metadata.generateName)", "nothing");
   }
   if (!metadata.name().empty() && !IsDnsLabel(metadata.name(), 63)) {
-    Fail("metadata.name", "lowercase letters, digits and '-', at most 63", Quoted(metadata.name()));
+    Fail("metadata.name",
+         "lowercase letters, digits and '-', at most 63",
+         QuotedOrNothing(metadata.name()));
   }
   if (!metadata.generate_name().empty() && !IsDnsLabel(metadata.generate_name() + "x", 58)) {
     Fail("metadata.generateName",
          "lowercase letters, digits and '-', at most 57",
-         Quoted(metadata.generate_name()));
+         QuotedOrNothing(metadata.generate_name()));
   }
   if (metadata.namespace_().empty()) {
     metadata.set_namespace_("default");
@@ -211,7 +169,7 @@ void JobRules::CheckMetadata() {
   if (!IsDnsLabel(metadata.namespace_(), 63)) {
     Fail("metadata.namespace",
          "lowercase letters, digits and '-', at most 63",
-         Quoted(metadata.namespace_()));
+         QuotedOrNothing(metadata.namespace_()));
   }
   if (metadata.labels_size() > 32) {
     Fail("metadata.labels", "at most 32 labels", absl::StrCat(metadata.labels_size()));
@@ -220,7 +178,7 @@ void JobRules::CheckMetadata() {
     if (!IsLabelText(key, false) || !IsLabelText(value, true)) {
       Fail(absl::StrCat("metadata.labels.", key),
            "letters, digits, '-', '_', '.', '/', at most 63",
-           Quoted(absl::StrCat(key, "=", value)));
+           QuotedOrNothing(absl::StrCat(key, "=", value)));
     }
   }
   int64_t annotation_bytes = 0;
@@ -239,34 +197,26 @@ void JobRules::CheckTop() {
     job().set_queue("default");
   }
   if (job().queue() != "default") {
-    Fail("spec.queue", "default: there are no other queues yet", Quoted(job().queue()));
+    Fail("spec.queue", "default: there are no other queues yet", QuotedOrNothing(job().queue()));
   }
   if (job().priority() != 0) {
     Fail("spec.priority",
          "0: jobs are placed in the order of submission, priorities are not supported yet",
          absl::StrCat(job().priority()));
   }
-  if (!job().max_run_time().empty()) {
-    spec().max_run_time_ms =
-        Duration("spec.maxRunTime", job().mutable_max_run_time(), "", 60 * kSecondMs, kLongestMs);
-  }
-  spec().ttl_ms = Duration(
-      "spec.ttlAfterFinish", job().mutable_ttl_after_finish(), "30d", 3600 * kSecondMs, kLongestMs);
+  spec().max_run_time_ms = DurationOf(job().max_run_time());
+  spec().ttl_ms = DurationOf(job().ttl_after_finish());
 }
 
 void JobRules::CheckTraining() {
   v1::TrainingSpec& training = *job().mutable_training();
-  AtLeast("spec.training.globalBatch", training.global_batch(), 1);
   spec().global_batch = training.global_batch();
-  if (training.micro_batch().empty()) {
-    training.set_micro_batch("auto");
-  }
   if (training.micro_batch() != "auto") {
     const std::string& text = training.micro_batch();
     const auto [end, error] =
         std::from_chars(text.data(), text.data() + text.size(), spec().micro_batch);
     if (error != std::errc() || end != text.data() + text.size() || spec().micro_batch < 1) {
-      Fail("spec.training.microBatch", "auto or a whole number >= 1", Quoted(text));
+      Fail("spec.training.microBatch", "auto or a whole number >= 1", QuotedOrNothing(text));
     }
   }
   spec().seed = training.seed();
@@ -275,8 +225,6 @@ void JobRules::CheckTraining() {
 
 void JobRules::CheckSteps() {
   v1::TrainingSpec& training = *job().mutable_training();
-  AtLeast("spec.training.steps", training.steps(), 0);
-  AtLeast("spec.training.tokens", training.tokens(), 0);
   if ((training.steps() != 0) == (training.tokens() != 0)) {
     Fail("spec.training.steps",
          "exactly one of steps and tokens",
@@ -309,75 +257,34 @@ void JobRules::CheckSteps() {
 }
 
 void JobRules::CheckOptimizer() {
-  v1::OptimizerSpec& optimizer = *job().mutable_training()->mutable_optimizer();
-  const std::string path = "spec.training.optimizer.";
-  Choice(path + "name", optimizer.mutable_name(), {"adamw"});
-  if (!(optimizer.lr() > 0) || !std::isfinite(optimizer.lr())) {
-    Fail(path + "lr", "a number above 0", optimizer.lr() == 0 ? "nothing" : Number(optimizer.lr()));
+  const v1::OptimizerSpec& optimizer = job().training().optimizer();
+  plan::OptimizerSpec& out = spec().optimizer;
+  if (!Failed("spec.training.optimizer.betas")) {
+    out.beta1 = optimizer.betas(0);
+    out.beta2 = optimizer.betas(1);
   }
-  if (optimizer.betas().empty()) {
-    optimizer.add_betas(0.9);
-    optimizer.add_betas(0.95);
-  }
-  const auto in_range = [](double beta) { return beta >= 0 && beta < 1; };
-  if (optimizer.betas_size() != 2 || !in_range(optimizer.betas(0)) ||
-      !in_range(optimizer.betas(1))) {
-    std::vector<std::string> got;
-    for (const double beta : optimizer.betas()) {
-      got.push_back(Number(beta));
-    }
-    Fail(path + "betas",
-         "two numbers from 0 to below 1",
-         absl::StrCat("[", absl::StrJoin(got, ", "), "]"));
-  } else {
-    spec().optimizer.beta1 = optimizer.betas(0);
-    spec().optimizer.beta2 = optimizer.betas(1);
-  }
-  optimizer.set_eps(optimizer.has_eps() ? optimizer.eps() : 1e-8);
-  if (!(optimizer.eps() > 0) || !std::isfinite(optimizer.eps())) {
-    Fail(path + "eps", "a number above 0", Number(optimizer.eps()));
-  }
-  optimizer.set_weight_decay(optimizer.has_weight_decay() ? optimizer.weight_decay() : 0.1);
-  if (!(optimizer.weight_decay() >= 0) || !std::isfinite(optimizer.weight_decay())) {
-    Fail(path + "weightDecay", "a number >= 0", Number(optimizer.weight_decay()));
-  }
-  optimizer.set_clip_norm(optimizer.has_clip_norm() ? optimizer.clip_norm() : 1.0);
-  if (!(optimizer.clip_norm() >= 0) || !std::isfinite(optimizer.clip_norm())) {
-    Fail(path + "clipNorm", "a number >= 0 (0: off)", Number(optimizer.clip_norm()));
-  }
-  const bool narrow =
-      Choice(path + "stateDtype", optimizer.mutable_state_dtype(), {"fp32", "bf16"}) == 1;
-  const bool split =
-      Choice(path + "mainWeights", optimizer.mutable_main_weights(), {"fp32", "bf16_remainder"}) ==
-      1;
-  spec().optimizer.state_type = narrow ? plan::StateType::kBF16 : plan::StateType::kF32;
-  spec().optimizer.main_weights =
-      split ? plan::MainWeightForm::kBF16Remainder : plan::MainWeightForm::kF32;
-  spec().optimizer.lr = optimizer.lr();
-  spec().optimizer.eps = optimizer.eps();
-  spec().optimizer.weight_decay = optimizer.weight_decay();
-  spec().optimizer.clip_norm = optimizer.clip_norm();
+  out.state_type =
+      optimizer.state_dtype() == "bf16" ? plan::StateType::kBF16 : plan::StateType::kF32;
+  out.main_weights = optimizer.main_weights() == "bf16_remainder"
+                         ? plan::MainWeightForm::kBF16Remainder
+                         : plan::MainWeightForm::kF32;
+  out.lr = optimizer.lr();
+  out.eps = optimizer.eps();
+  out.weight_decay = optimizer.weight_decay();
+  out.clip_norm = optimizer.clip_norm();
 }
 
 void JobRules::CheckSchedule() {
-  v1::ScheduleSpec& schedule = *job().mutable_training()->mutable_schedule();
+  const v1::ScheduleSpec& schedule = job().training().schedule();
   constexpr plan::ScheduleKind kKinds[] = {plan::ScheduleKind::kCosine,
                                            plan::ScheduleKind::kConstant,
                                            plan::ScheduleKind::kLinear,
                                            plan::ScheduleKind::kWsd};
-  spec().schedule.kind = kKinds[Choice("spec.training.schedule.kind",
-                                       schedule.mutable_kind(),
-                                       {"cosine", "constant", "linear", "wsd"})];
-  const bool steps_known = spec().steps > 0;
-  if (schedule.warmup_steps() < 0 || (steps_known && schedule.warmup_steps() >= spec().steps)) {
+  spec().schedule.kind = kKinds[ChosenIndex(schedule, v1::ScheduleSpec::kKindFieldNumber)];
+  if (spec().steps > 0 && schedule.warmup_steps() >= spec().steps) {
     Fail("spec.training.schedule.warmupSteps",
-         steps_known ? absl::StrCat("0 to ", spec().steps - 1, ", below the job's steps")
-                     : "a whole number >= 0",
+         absl::StrCat("0 to ", spec().steps - 1, ", below the job's steps"),
          absl::StrCat(schedule.warmup_steps()));
-  }
-  schedule.set_min_ratio(schedule.has_min_ratio() ? schedule.min_ratio() : 0.1);
-  if (!(schedule.min_ratio() >= 0 && schedule.min_ratio() <= 1)) {
-    Fail("spec.training.schedule.minRatio", "a number from 0 to 1", Number(schedule.min_ratio()));
   }
   spec().schedule.warmup_steps = schedule.warmup_steps();
   spec().schedule.min_ratio = schedule.min_ratio();
@@ -385,10 +292,7 @@ void JobRules::CheckSchedule() {
 }
 
 void JobRules::CheckEvaluation() {
-  v1::EvaluationSpec& evaluation = *job().mutable_training()->mutable_evaluation();
-  AtLeast("spec.training.evaluation.every", evaluation.every(), 0);
-  evaluation.set_batches(evaluation.has_batches() ? evaluation.batches() : 10);
-  AtLeast("spec.training.evaluation.batches", evaluation.batches(), 1);
+  const v1::EvaluationSpec& evaluation = job().training().evaluation();
   if (evaluation.every() > 0 && job().data().validation().empty()) {
     Fail("spec.data.validation", "token files, because evaluation.every is set", "nothing");
   }

@@ -26,7 +26,9 @@ class JobRules {
   // Sizes of everything, and characters that no field may hold. False: nothing else is looked at,
   // so that no message repeats what is too long.
   bool CheckLimits();
-  // Each fills its part of the canonical job and of the spec.
+  // Defaults and ranges that stand beside the fields.
+  void ApplyRules();
+  // Each fills its part of the canonical job and of the spec, and checks rules between fields.
   void CheckHeader();
   void CheckMetadata();
   void CheckTop();
@@ -58,14 +60,6 @@ class JobRules {
   void CheckTrace();
   void ResolveLanes();
 
-  // Parses a duration, stores its canonical text, fails outside [low, high].
-  int64_t Duration(const std::string& path,
-                   std::string* text,
-                   const char* preset,
-                   int64_t low_ms,
-                   int64_t high_ms);
-  int64_t Bytes(const std::string& path, std::string* text);
-  void AtLeast(const std::string& path, int64_t value, int64_t low);
   // An index into `names`; the first is the default of empty text. Stores the chosen name.
   int Choice(const std::string& path, std::string* text, const std::vector<std::string>& names);
   // An absolute path from a path or a file:// URL, without trailing slashes; "" after a violation.

@@ -12,6 +12,7 @@
 #include "common/check.h"
 #include "common/name_suggestion.h"
 #include "coordinator/ctl/embedded_descriptors.h"
+#include "coordinator/field_rules_proto.h"
 
 namespace ravel::ctl {
 namespace {
@@ -106,6 +107,10 @@ std::string FieldsOf(const Descriptor& type) {
     if (!comment.empty()) {
       absl::StrAppend(&out, "      ", comment, "\n");
     }
+    const std::string rules = DescribeRules(field);
+    if (!rules.empty()) {
+      absl::StrAppend(&out, "      (", rules, ")\n");
+    }
   }
   return out;
 }
@@ -146,6 +151,10 @@ absl::StatusOr<std::string> ExplainField(const std::string& path) {
   }
   if (!comment.empty()) {
     absl::StrAppend(&out, "  ", comment, "\n");
+  }
+  const std::string rules = field == nullptr ? "" : DescribeRules(*field);
+  if (!rules.empty()) {
+    absl::StrAppend(&out, "  (", rules, ")\n");
   }
   return type == nullptr ? out : out + FieldsOf(*type);
 }

@@ -17,7 +17,7 @@ from harness import BENCH, progress
 
 RANKS, SAVE_EVERY, KILLS, PEER_KILLS = 3, 50, 100, 4
 DETECTION = "5s"  # the default
-LIMIT = 120
+LIMIT = 300
 GOAL_RATIO, GOAL_IDLE, GOAL_LOAD = 40, 0.3, 1.0
 
 
@@ -114,13 +114,15 @@ def peer_kills(folder, kills, seed):
                                    stdout=output, stderr=output, env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
         measured = []
-        for kill in range(kills):
-            until(lambda: log.exists() and lines_of(log, kill) > 3 * SAVE_EVERY, f"torchrun's training: {(folder / 'log').read_text()[-1000:]}", pause=0.1)
+        for _ in range(kills):
+            until(lambda: log.exists() and steps_of_newest(log) > 3 * SAVE_EVERY, f"torchrun's training: {(folder / 'log').read_text()[-1000:]}", pause=0.1)
+            restart = newest(log)
             victim = picks.choice(children_of(process.pid))
             start = time.time()
             os.kill(victim, signal.SIGKILL)
-            until(lambda: lines_of(log, kill + 1) > 0, "torchrun's next step", pause=0.02)
-            measured.append(first_of(log, kill + 1) - start)
+            # On a busy machine torchrun may fail to connect its ranks and restart once more: that is part of its time.
+            until(lambda: newest(log) > restart, "torchrun's next step", pause=0.02)
+            measured.append(first_of(log, newest(log)) - start)
     finally:
         for pid in [*children_of(process.pid), process.pid]:  # each rank has a session of its own
             os.kill(pid, signal.SIGKILL)
@@ -145,8 +147,13 @@ def rows_of(log):
     return [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]
 
 
-def lines_of(log, restart):
-    return sum(row["restart"] == restart for row in rows_of(log))
+def newest(log):
+    return max((row["restart"] for row in rows_of(log)), default=-1)
+
+
+def steps_of_newest(log):
+    rows = rows_of(log)
+    return sum(row["restart"] == newest(log) for row in rows) if rows else 0
 
 
 def first_of(log, restart):

@@ -217,7 +217,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "job.yaml:14:17: spec.training.optimizer.lr: expected a number above 0, got -1\n"},
         BadFile{"Betas",
                 With("lr: 3e-4", "lr: 3e-4, betas: [0.9, 1]"),
-                "job.yaml:14:27: spec.training.optimizer.betas: expected two numbers from 0 to "
+                "job.yaml:14:27: spec.training.optimizer.betas: expected 2 numbers from 0 to "
                 "below 1, got [0.9, 1]\n"},
         BadFile{
             "Schedule",
@@ -305,7 +305,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "got -1\n"},
         BadFile{"WhenBusy",
                 With("everySteps: 10", "everySteps: 10, whenBusy: hurry"),
-                "job.yaml:17:58: spec.checkpoint.whenBusy: expected skip or wait, got 'hurry'\n"},
+                "job.yaml:17:58: spec.checkpoint.whenBusy: expected one of skip, wait, got 'hurry'\n"},
         BadFile{"Duration",
                 With("everySteps: 10", "every: soon"),
                 "job.yaml:17:42: spec.checkpoint.every: expected a duration such as 90s, 20m or "

@@ -185,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(
             "'fp16'\n"},
         Bad{"Blocks",
             {.parallelism = "communicationBlocks: 65"},
-            "spec.parallelism.communicationBlocks: expected 0 to 64, got 65\n"},
+            "spec.parallelism.communicationBlocks: expected a whole number from 0 to 64, got 65\n"},
         Bad{"FreezeNothing",
             {.training = "freeze: ['model.layers.0.*', 'model.layer.*']"},
             "spec.training.freeze[1]: expected a pattern that matches a tensor, such as "

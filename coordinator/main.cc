@@ -24,13 +24,13 @@
 #include "common/mutex.h"
 #include "common/net_address.h"
 #include "common/time_text.h"
-#include "coordinator/fleet_service.h"
-#include "coordinator/job_controller.h"
-#include "coordinator/jobs_service.h"
-#include "coordinator/pause_meter.h"
-#include "coordinator/planner_driver.h"
-#include "coordinator/sqlite_job_store.h"
-#include "coordinator/store_checkpoint_keeper.h"
+#include "coordinator/api/fleet_service.h"
+#include "coordinator/api/jobs_service.h"
+#include "coordinator/jobs/job_controller.h"
+#include "coordinator/jobs/pause_meter.h"
+#include "coordinator/jobs/planner_driver.h"
+#include "coordinator/saves/store_checkpoint_keeper.h"
+#include "coordinator/store/sqlite_job_store.h"
 
 namespace ravel::coordinator {
 namespace {

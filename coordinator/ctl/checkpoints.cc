@@ -16,10 +16,10 @@
 #include "common/ckpt/step_layout.h"
 #include "common/store/committed_step.h"
 #include "common/time_text.h"
-#include "coordinator/checkpoint_leftovers.h"
-#include "coordinator/checkpoint_owner.h"
-#include "coordinator/checkpoint_pins.h"
-#include "coordinator/saves.h"
+#include "coordinator/saves/checkpoint_leftovers.h"
+#include "coordinator/saves/checkpoint_owner.h"
+#include "coordinator/saves/checkpoint_pins.h"
+#include "coordinator/saves/saves.h"
 
 namespace ravel::ctl {
 namespace {

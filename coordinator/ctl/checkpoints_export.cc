@@ -21,8 +21,8 @@
 #include "common/plan/model_inventory.h"
 #include "common/store/committed_step.h"
 #include "common/time_text.h"
-#include "coordinator/checkpoint_pins.h"
 #include "coordinator/ctl/checkpoints.h"
+#include "coordinator/saves/checkpoint_pins.h"
 
 namespace ravel::ctl {
 namespace {

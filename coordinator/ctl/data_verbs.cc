@@ -9,7 +9,6 @@
 
 #include "common/clock.h"
 #include "common/time_text.h"
-#include "coordinator/checkpoint_pins.h"
 #include "coordinator/ctl/checkpoints.h"
 #include "coordinator/ctl/data_batch.h"
 #include "coordinator/ctl/data_prepare.h"
@@ -17,6 +16,7 @@
 #include "coordinator/ctl/generate.h"
 #include "coordinator/ctl/job_verbs.h"
 #include "coordinator/ctl/tokenizer.h"
+#include "coordinator/saves/checkpoint_pins.h"
 
 namespace ravel::ctl {
 namespace {

@@ -11,8 +11,8 @@
 
 #include "common/check.h"
 #include "common/name_suggestion.h"
+#include "coordinator/api/field_rules_proto.h"
 #include "coordinator/ctl/embedded_descriptors.h"
-#include "coordinator/field_rules_proto.h"
 
 namespace ravel::ctl {
 namespace {

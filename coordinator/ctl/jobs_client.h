@@ -11,8 +11,8 @@
 
 #include "common/json.h"
 #include "common/status.h"
+#include "coordinator/api/job_file_proto.h"
 #include "coordinator/ctl/checkpoint_mark.h"
-#include "coordinator/job_file_proto.h"
 
 namespace ravel::ctl {
 

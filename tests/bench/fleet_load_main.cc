@@ -24,7 +24,7 @@
 #include <unistd.h>
 
 #include "common/json.h"
-#include "coordinator/metrics_log.h"
+#include "coordinator/store/metrics_log.h"
 #include "tests/bench/fake_fleet.h"
 #include "tests/bench/load_client.h"
 #include "tests/testing/eventually.h"

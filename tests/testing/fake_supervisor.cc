@@ -9,7 +9,7 @@
 #include "common/clock.h"
 #include "common/plan/save_plan.h"
 #include "common/store/file_store.h"
-#include "coordinator/saves.h"
+#include "coordinator/saves/saves.h"
 #include "worker/trainer/position.h"
 #include "worker/trainer/trainer.h"
 

@@ -13,7 +13,7 @@
 #include "common/plan/sharding_plan.h"
 #include "common/status.h"
 #include "common/store/object_store.h"
-#include "coordinator/saves.h"
+#include "coordinator/saves/saves.h"
 #include "worker/checkpoint/writer.h"
 
 namespace ravel::testing {

@@ -98,9 +98,10 @@ TEST(Progress, OffATerminalThereAreOnlyPlainLines) {
 TEST(Explain, FieldsSpeakWithTheCommentsOfTheApi) {
   const auto text = ExplainField("spec.training.optimizer.lr");
   ASSERT_TRUE(text.ok()) << text.status();
-  EXPECT_EQ(*text,
-            "FIELD  spec.training.optimizer.lr  <number>\n  Peak learning rate; required.\n  (a number "
-            "above 0)\n");
+  EXPECT_EQ(
+      *text,
+      "FIELD  spec.training.optimizer.lr  <number>\n  Peak learning rate; required.\n  (a number "
+      "above 0)\n");
   EXPECT_EQ(ExplainField("training.optimizer.lr").value(), *text);
   EXPECT_NE(ExplainField("").value().find("apiVersion  <text>"), std::string::npos);
   EXPECT_NE(ExplainField("elastic").value().find("growDelay  <text>"), std::string::npos);

@@ -10,9 +10,9 @@
 #include <string_view>
 #include <vector>
 
-#include "coordinator/checkpoint_keeper.h"
-#include "coordinator/fleet_messages.h"
-#include "coordinator/memory_job_store.h"
+#include "coordinator/fleet/fleet_messages.h"
+#include "coordinator/saves/checkpoint_keeper.h"
+#include "coordinator/store/memory_job_store.h"
 
 namespace ravel::coordinator::simulation {
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "common/plan/job_spec.h"
-#include "coordinator/fleet_messages.h"
+#include "coordinator/fleet/fleet_messages.h"
 #include "tests/coordinator/simulation/gang.h"
 #include "tests/coordinator/simulation/settings.h"
 

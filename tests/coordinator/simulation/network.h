@@ -11,7 +11,7 @@
 #include <string>
 #include <variant>
 
-#include "coordinator/fleet_messages.h"
+#include "coordinator/fleet/fleet_messages.h"
 #include "tests/coordinator/simulation/events.h"
 
 namespace ravel::coordinator::simulation {

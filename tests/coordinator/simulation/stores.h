@@ -12,9 +12,9 @@
 #include <tuple>
 #include <vector>
 
-#include "coordinator/checkpoint_keeper.h"
-#include "coordinator/memory_job_store.h"
-#include "coordinator/planner.h"
+#include "coordinator/jobs/planner.h"
+#include "coordinator/saves/checkpoint_keeper.h"
+#include "coordinator/store/memory_job_store.h"
 #include "tests/coordinator/simulation/settings.h"
 
 namespace ravel::coordinator::simulation {

@@ -14,7 +14,7 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "coordinator/job_controller.h"
+#include "coordinator/jobs/job_controller.h"
 #include "tests/coordinator/simulation/checks.h"
 #include "tests/coordinator/simulation/daemon.h"
 #include "tests/coordinator/simulation/events.h"

@@ -19,7 +19,7 @@
 #include "common/store/file_store.h"
 #include "common/store/memory_store.h"
 #include "common/store/step_verifier.h"
-#include "coordinator/retention.h"
+#include "coordinator/saves/retention.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/saved_state.h"
 

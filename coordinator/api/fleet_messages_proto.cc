@@ -1,0 +1,350 @@
+#include "coordinator/api/fleet_messages_proto.h"
+
+#include <utility>
+
+#include "common/ckpt/manifest_proto.h"
+
+namespace ravel::coordinator {
+namespace {
+
+template <typename... Handlers>
+struct Overloaded : Handlers... {
+  using Handlers::operator()...;
+};
+template <typename... Handlers>
+Overloaded(Handlers...) -> Overloaded<Handlers...>;
+
+StepReport ReadStep(const v1::StepReport& message) {
+  StepReport report;
+  report.step = message.step();
+  report.loss = message.loss();
+  report.grad_norm = message.grad_norm();
+  report.lr = message.lr();
+  report.tokens = message.tokens();
+  report.step_seconds = message.step_seconds();
+  report.skipped = message.skipped();
+  report.has_validation_loss = message.has_validation_loss();
+  report.validation_loss = message.validation_loss();
+  report.time_ms = message.time_ms();
+  report.planned_bytes = message.planned_bytes();
+  report.measured_bytes = message.measured_bytes();
+  return report;
+}
+
+std::vector<CollectiveState> ReadCollectives(const v1::TrainerProgress& message) {
+  std::vector<CollectiveState> states;
+  for (const v1::CollectiveState& group : message.collectives()) {
+    states.push_back({group.group(),
+                      group.first_member(),
+                      group.sequence(),
+                      group.hash(),
+                      group.completed(),
+                      group.waiting_ms(),
+                      group.mark_sequence(),
+                      group.mark_hash(),
+                      group.waiting_in()});
+  }
+  return states;
+}
+
+LedgerReport ReadLedger(const v1::LedgerReport& message) {
+  LedgerReport report;
+  for (const v1::LedgerOfGroup& of_group : message.groups()) {
+    LedgerOfGroup group{of_group.group(),
+                        {of_group.members().begin(), of_group.members().end()},
+                        of_group.completed(),
+                        {}};
+    for (const v1::LedgerEntry& entry : of_group.entries()) {
+      group.entries.push_back({entry.sequence(),
+                               entry.hash(),
+                               entry.order(),
+                               entry.kind(),
+                               entry.op(),
+                               entry.unit(),
+                               entry.call(),
+                               entry.phase(),
+                               entry.generation(),
+                               entry.elements(),
+                               entry.element_bytes(),
+                               entry.age_ms()});
+    }
+    report.groups.push_back(std::move(group));
+  }
+  return report;
+}
+
+TrainerReady ReadReady(const v1::TrainerReady& message) {
+  TrainerReady ready = {
+      message.step(), message.planned_bytes(), message.measured_bytes(), message.restore_seconds()};
+  for (const v1::StartRemark& remark : message.remarks()) {
+    ready.remarks.push_back({remark.reason(), remark.message()});
+  }
+  return ready;
+}
+
+// Trainers that do not say have one.
+int64_t SaveAttempt(int64_t said) {
+  return said == 0 ? 1 : said;
+}
+
+absl::StatusOr<decltype(TrainerFrame::frame)> ReadFrame(const v1::TrainerUp& message) {
+  using Frame = decltype(TrainerFrame::frame);
+  switch (message.kind_case()) {
+    case v1::TrainerUp::kCommRecord:
+      return Frame(CommRecord{message.comm_record().group(),
+                              message.comm_record().rank(),
+                              message.comm_record().record()});
+    case v1::TrainerUp::kReady:
+      return Frame(ReadReady(message.ready()));
+    case v1::TrainerUp::kProgress:
+      return Frame(TrainerProgress{message.progress().step()});
+    case v1::TrainerUp::kStep:
+      return Frame(ReadStep(message.step()));
+    case v1::TrainerUp::kSeal: {
+      ASSIGN_OR_RETURN(ckpt::Seal seal, ckpt::SealFromProto(message.seal()));
+      return Frame(std::move(seal));
+    }
+    case v1::TrainerUp::kFailed:
+      return Frame(TrainerFailed{
+          message.failed().code(), message.failed().reason(), message.failed().message()});
+    case v1::TrainerUp::kDone:
+      return Frame(TrainerDone{message.done().step()});
+    case v1::TrainerUp::kSaveStarted:
+      return Frame(SaveStarted{message.save_started().step(),
+                               message.save_started().sequence(),
+                               SaveAttempt(message.save_started().save_attempt())});
+    case v1::TrainerUp::kSaveFailed:
+      return Frame(SaveFailed{message.save_failed().step(),
+                              message.save_failed().sequence(),
+                              SaveAttempt(message.save_failed().save_attempt()),
+                              message.save_failed().reason(),
+                              message.save_failed().message(),
+                              message.save_failed().skipped()});
+    case v1::TrainerUp::kLedger:
+      return Frame(ReadLedger(message.ledger()));
+    case v1::TrainerUp::KIND_NOT_SET:
+      break;
+  }
+  return absl::InvalidArgumentError("trainer.frame: expected one of the frames of TrainerUp");
+}
+
+TrainerHas ReadHas(const v1::TrainerHas& message) {
+  return {message.until_step(),
+          message.save_sequence(),
+          message.then_stop(),
+          {message.groups().begin(), message.groups().end()}};
+}
+
+absl::StatusOr<UpMessage> ReadTrainer(const v1::TrainerFrame& message) {
+  TrainerFrame frame;
+  frame.job_uid = message.job_uid();
+  frame.epoch = message.epoch();
+  frame.attempt = message.attempt();
+  frame.rank = message.rank();
+  ASSIGN_OR_RETURN(frame.frame, ReadFrame(message.frame()));
+  return UpMessage(std::move(frame));
+}
+
+BeatMessage ReadBeat(const v1::Beat& message) {
+  BeatMessage beat;
+  beat.seq = message.seq();
+  for (const v1::TrainerBeat& trainer : message.trainers()) {
+    beat.trainers.push_back({trainer.job_uid(),
+                             trainer.rank(),
+                             trainer.epoch(),
+                             trainer.progress().step(),
+                             trainer.progress().phase(),
+                             trainer.progress().phase_age_ms(),
+                             ReadCollectives(trainer.progress()),
+                             trainer.state(),
+                             ReadHas(trainer.has())});
+  }
+  return beat;
+}
+
+TrainerExited ReadExited(const v1::TrainerExited& message) {
+  TrainerExited exited;
+  exited.job_uid = message.job_uid();
+  exited.epoch = message.epoch();
+  exited.attempt = message.attempt();
+  exited.rank = message.rank();
+  exited.exit_code = message.exit_code();
+  exited.signal = message.signal();
+  exited.reason = message.reason();
+  exited.message = message.message();
+  exited.tail = message.tail();
+  return exited;
+}
+
+void WriteStart(const Launch& launch, const StartTrainer& start, v1::StartTrainer* message) {
+  message->set_job_uid(launch.job_uid);
+  message->set_job_name(start.job_name);
+  message->set_epoch(launch.epoch);
+  message->set_attempt(launch.attempt);
+  message->set_rank(start.rank);
+  message->set_world_size(start.world_size);
+  message->set_job(start.job);
+  message->set_device(start.device);
+  message->set_transport(start.transport);
+  message->set_restore_path(start.restore_path);
+  message->set_checkpoint_root(start.checkpoint_root);
+  message->set_first_step(start.first_step);
+  message->set_host_address(start.host_address);
+  message->set_save_at_start(start.save_at_start);
+  message->set_save_at_end(start.save_at_end);
+}
+
+void WriteLaunch(const Launch& launch, v1::Launch* message) {
+  message->set_job_uid(launch.job_uid);
+  message->set_epoch(launch.epoch);
+  message->set_attempt(launch.attempt);
+  message->set_plan_digest(launch.plan_digest);
+  for (const StartTrainer& start : launch.trainers) {
+    WriteStart(launch, start, message->add_trainers());
+  }
+}
+
+void WriteWelcome(const Welcome& welcome, int64_t term, v1::Welcome* message) {
+  message->set_term(term);
+  message->set_cluster_id(welcome.cluster_id);
+  message->set_beat_interval_ms(welcome.beat_interval_ms);
+  for (const HeldTrainer& held : welcome.stop) {
+    v1::HeldTrainer* order = message->add_stop();
+    order->set_job_uid(held.job_uid);
+    order->set_epoch(held.epoch);
+    order->set_attempt(held.attempt);
+    order->set_rank(held.rank);
+  }
+}
+
+void WriteCommand(const TrainerCommand& command, v1::TrainerCommand* message) {
+  message->set_job_uid(command.job_uid);
+  message->set_epoch(command.epoch);
+  message->set_rank(command.rank);
+  v1::TrainerDown* frame = message->mutable_frame();
+  std::visit(
+      Overloaded{[&](const CommRecordSet& set) {
+                   v1::CommRecordSet* records = frame->mutable_comm_records();
+                   records->set_job_uid(command.job_uid);
+                   records->set_epoch(command.epoch);
+                   records->set_group(set.group);
+                   for (const std::string& record : set.records) {
+                     records->add_records(record);
+                   }
+                 },
+                 [&](const RunTrainer& run) {
+                   frame->mutable_run()->set_epoch(command.epoch);
+                   frame->mutable_run()->set_until_step(run.until_step);
+                   frame->mutable_run()->set_save_every_ms(run.save_every_ms);
+                 },
+                 [&](const SaveTrainer& save) {
+                   frame->mutable_save()->set_epoch(command.epoch);
+                   frame->mutable_save()->set_sequence(save.sequence);
+                   frame->mutable_save()->set_then_stop(save.then_stop);
+                 },
+                 [&](const CommitResult& commit) {
+                   frame->mutable_commit()->set_step(commit.step);
+                   frame->mutable_commit()->set_committed(commit.committed);
+                   frame->mutable_commit()->set_reason(commit.reason);
+                 },
+                 [&](const PeerLost& lost) { frame->mutable_peer_lost()->set_reason(lost.reason); },
+                 [&](const AskForLedger& ask) {
+                   frame->mutable_ask_ledger()->set_epoch(command.epoch);
+                   frame->mutable_ask_ledger()->set_most(ask.most);
+                 }},
+      command.frame);
+}
+
+}  // namespace
+
+absl::StatusOr<HelloMessage> FromProto(const v1::Hello& message) {
+  HelloMessage hello;
+  hello.node_id = message.node_id();
+  hello.incarnation = message.incarnation();
+  hello.protocol = message.protocol();
+  hello.cluster_id = message.cluster_id();
+  for (const v1::Device& device : message.devices()) {
+    hello.devices.push_back({device.kind(), device.model(), device.memory_bytes(), device.uuid()});
+  }
+  hello.data_address = message.data_address();
+  hello.host_id = message.host_id();
+  hello.cpu_isa = message.cpu_isa();
+  for (const v1::HeldTrainer& trainer : message.trainers()) {
+    HeldTrainer held{trainer.job_uid(),
+                     trainer.epoch(),
+                     trainer.attempt(),
+                     trainer.rank(),
+                     trainer.step(),
+                     trainer.state(),
+                     {},
+                     ReadHas(trainer.has())};
+    for (const v1::Seal& seal : trainer.unacknowledged_seals()) {
+      ASSIGN_OR_RETURN(ckpt::Seal plain, ckpt::SealFromProto(seal));
+      held.seals.push_back(std::move(plain));
+    }
+    hello.trainers.push_back(std::move(held));
+  }
+  hello.version = message.version();
+  hello.device_message = message.device_message();
+  hello.term = message.term();
+  hello.work_lock = message.work_lock();
+  hello.draining = message.draining();
+  return hello;
+}
+
+absl::StatusOr<UpMessage> FromProto(const v1::Up& message) {
+  switch (message.kind_case()) {
+    case v1::Up::kBeat:
+      return UpMessage(ReadBeat(message.beat()));
+    case v1::Up::kTrainer:
+      return ReadTrainer(message.trainer());
+    case v1::Up::kExited:
+      return UpMessage(ReadExited(message.exited()));
+    case v1::Up::kLog: {
+      const v1::LogBatch& log = message.log();
+      return UpMessage(LogBatch{log.job_uid(),
+                                log.attempt(),
+                                log.rank(),
+                                log.first_seq(),
+                                {log.lines().begin(), log.lines().end()},
+                                log.time_ms()});
+    }
+    case v1::Up::kResult:
+      return UpMessage(CommandResult{message.result().command_id(),
+                                     message.result().ok(),
+                                     message.result().message(),
+                                     message.result().reason()});
+    case v1::Up::kDrain:
+      return UpMessage(DrainNotice{message.drain().reason()});
+    case v1::Up::kHello:
+    case v1::Up::KIND_NOT_SET:
+      break;
+  }
+  return absl::InvalidArgumentError("up: expected beat, trainer, exited, log, result or drain");
+}
+
+v1::Down ToProto(const DownMessage& message) {
+  v1::Down down;
+  down.set_term(message.term);
+  down.set_command_id(message.command_id);
+  std::visit(Overloaded{[&](const Welcome& welcome) {
+                          WriteWelcome(welcome, message.term, down.mutable_welcome());
+                        },
+                        [&](const BeatAck& ack) { down.mutable_beat_ack()->set_seq(ack.seq); },
+                        [&](const Launch& launch) { WriteLaunch(launch, down.mutable_launch()); },
+                        [&](const TrainerCommand& command) {
+                          WriteCommand(command, down.mutable_trainer());
+                        },
+                        [&](const StopTrainers& stop) {
+                          down.mutable_stop()->set_job_uid(stop.job_uid);
+                          down.mutable_stop()->set_epoch(stop.epoch);
+                          down.mutable_stop()->set_reason(stop.reason);
+                          down.mutable_stop()->set_grace_ms(stop.grace_ms);
+                        },
+                        [&](const Rejected& rejected) { down.set_rejected(rejected.reason); },
+                        [&](const ForgetJob& gone) { down.set_forget_job_uid(gone.job_uid); }},
+             message.kind);
+  return down;
+}
+
+}  // namespace ravel::coordinator

@@ -1,0 +1,292 @@
+#include "coordinator/api/fleet_service.h"
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/clock.h"
+#include "common/logging.h"
+#include "coordinator/api/fleet_messages_proto.h"
+#include "coordinator/jobs/job_controller.h"
+
+namespace ravel::coordinator {
+namespace {
+
+constexpr size_t kChunkBytes = 1 << 20;
+constexpr int kCredit = 256;            // messages of one node that may wait for the strand
+constexpr size_t kMaxQueued = 100'000;  // messages to one node that does not read
+
+// Streams one plan in chunks, then deletes itself.
+class PlanStream : public grpc::ServerWriteReactor<v1::PlanChunk> {
+ public:
+  explicit PlanStream(std::shared_ptr<const PlannedWorld> world) : world_(std::move(world)) {
+    if (world_ == nullptr) {
+      Finish(grpc::Status(grpc::StatusCode::NOT_FOUND, "no plan with this digest is in use"));
+    } else {
+      Next();
+    }
+  }
+  void OnWriteDone(bool ok) override {
+    if (ok) {
+      Next();
+    } else {
+      Finish(grpc::Status::CANCELLED);
+    }
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  void Next() {
+    if (offset_ >= world_->bytes.size()) {
+      Finish(grpc::Status::OK);
+      return;
+    }
+    chunk_.set_data(world_->bytes.substr(offset_, kChunkBytes));
+    offset_ += kChunkBytes;
+    StartWrite(&chunk_);
+  }
+
+  std::shared_ptr<const PlannedWorld> world_;  // shared with the plan cache
+  size_t offset_ = 0;
+  v1::PlanChunk chunk_;
+};
+
+}  // namespace
+
+// One node's stream. Lives until gRPC says OnDone.
+class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
+ public:
+  FleetStream(FleetService* service, StreamId id) : service_(service), id_(id) {}
+  // After the service knows the stream.
+  void Begin() { StartRead(&read_); }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      Shut(grpc::Status::OK);
+      return;
+    }
+    JobController* controller = service_->controller_;
+    const StreamId id = id_;
+    const int64_t now_ms = SystemClock::Get().MonotonicMs();
+    arrived_ms_ = now_ms;  // before the strand gets to it
+    if (read_.kind_case() == v1::Up::kHello) {
+      absl::StatusOr<HelloMessage> hello = FromProto(read_.hello());
+      if (!hello.ok()) {
+        Shut(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
+                          std::string(hello.status().message())));
+        return;
+      }
+      Handle("Hello", [controller, id, now_ms, hello = *std::move(hello)] {
+        controller->OnHello(id, hello, now_ms);
+      });
+    } else {
+      absl::StatusOr<UpMessage> message = FromProto(read_);
+      if (message.ok()) {
+        Handle("Up", [controller, id, now_ms, message = *std::move(message)] {
+          controller->OnUp(id, message, now_ms);
+        });
+      } else {
+        log::Warning(absl::StrCat("a message of a daemon was dropped: ",
+                                  std::string(message.status().message())));
+      }
+    }
+    MutexLock lock(mutex_);
+    paused_ = handling_ >= kCredit;
+    if (!finished_ && !paused_) {
+      StartRead(&read_);
+    }
+  }
+
+  // The strand is through with a message: a node that was ahead of it may send on.
+  void Worked() {
+    MutexLock lock(mutex_);
+    --handling_;
+    if (std::exchange(paused_, false) && !finished_) {
+      arrived_ms_ = SystemClock::Get().MonotonicMs();
+      StartRead(&read_);
+    }
+  }
+
+  void OnWriteDone(bool ok) override {
+    if (!ok) {
+      Shut(grpc::Status::OK);
+      return;
+    }
+    MutexLock lock(mutex_);
+    queue_.pop_front();
+    WriteNext();
+  }
+
+  void OnCancel() override { Shut(grpc::Status::CANCELLED); }
+
+  void OnDone() override {
+    JobController* controller = service_->controller_;
+    const StreamId id = id_;
+    const int64_t now_ms = SystemClock::Get().MonotonicMs();
+    service_->strand_->Post([controller, id, now_ms] { controller->OnStreamClosed(id, now_ms); });
+    service_->Forget(id_);  // may delete this
+  }
+
+  // Whoever is not read because the strand is behind is not silent.
+  int64_t arrived_ms() {
+    MutexLock lock(mutex_);
+    return paused_ ? SystemClock::Get().MonotonicMs() : arrived_ms_.load();
+  }
+
+  void Push(v1::Down message) {
+    {
+      MutexLock lock(mutex_);
+      if (closing_ || finished_) {
+        return;
+      }
+      if (queue_.size() < kMaxQueued) {
+        queue_.push_back(std::move(message));
+        if (queue_.size() == 1) {
+          WriteNext();
+        }
+        return;
+      }
+    }
+    Shut(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "the node does not read its stream"));
+  }
+
+  // After what is queued.
+  void CloseWhenWritten() {
+    MutexLock lock(mutex_);
+    closing_ = true;
+    if (queue_.empty()) {
+      FinishOnce(grpc::Status::OK);
+    }
+  }
+
+ private:
+  void Handle(const char* name, std::function<void()> work) {
+    {
+      MutexLock lock(mutex_);
+      ++handling_;
+    }
+    service_->strand_->PostNamed(name, [service = service_, id = id_, work = std::move(work)] {
+      work();
+      service->Worked(id);
+    });
+  }
+  void Shut(const grpc::Status& status) {
+    MutexLock lock(mutex_);
+    FinishOnce(status);
+  }
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!queue_.empty() && !finished_) {
+      StartWrite(&queue_.front());
+    } else if (closing_) {
+      FinishOnce(grpc::Status::OK);
+    }
+  }
+  void FinishOnce(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!finished_) {
+      finished_ = true;
+      Finish(status);
+    }
+  }
+
+  FleetService* service_;
+  const StreamId id_;
+  std::atomic<int64_t> arrived_ms_ = 0;  // monotonic: newest message
+  v1::Up read_;
+  Mutex mutex_;
+  std::deque<v1::Down> queue_ ABSL_GUARDED_BY(mutex_);  // the first one is being written
+  int handling_ ABSL_GUARDED_BY(mutex_) = 0;            // messages that wait for the strand
+  bool paused_ ABSL_GUARDED_BY(mutex_) = false;  // nothing is read until the strand has worked
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+grpc::ServerBidiReactor<v1::Up, v1::Down>* FleetService::Connect(
+    grpc::CallbackServerContext* /*context*/) {
+  std::shared_ptr<FleetStream> stream;
+  {
+    MutexLock lock(mutex_);
+    const StreamId id = ++last_stream_;
+    stream = std::make_shared<FleetStream>(this, id);
+    streams_[id] = stream;
+  }
+  stream->Begin();
+  return stream.get();
+}
+
+grpc::ServerWriteReactor<v1::PlanChunk>* FleetService::FetchPlan(
+    grpc::CallbackServerContext* /*context*/, const v1::FetchPlanRequest* request) {
+  return new PlanStream(planner_->Find(request->digest()));
+}
+
+void FleetService::Send(StreamId stream, DownMessage message) {
+  std::shared_ptr<FleetStream> target;
+  {
+    MutexLock lock(mutex_);
+    const auto found = streams_.find(stream);
+    if (found == streams_.end()) {
+      return;
+    }
+    target = found->second;
+  }
+  target->Push(ToProto(message));
+}
+
+void FleetService::Close(StreamId stream) {
+  std::shared_ptr<FleetStream> target;
+  {
+    MutexLock lock(mutex_);
+    const auto found = streams_.find(stream);
+    if (found == streams_.end()) {
+      return;
+    }
+    target = found->second;
+  }
+  target->CloseWhenWritten();
+}
+
+void FleetService::Worked(StreamId stream) {
+  std::shared_ptr<FleetStream> target;
+  {
+    MutexLock lock(mutex_);
+    const auto found = streams_.find(stream);
+    if (found == streams_.end()) {
+      return;
+    }
+    target = found->second;
+  }
+  target->Worked();
+}
+
+int64_t FleetService::ArrivalMs(StreamId stream) {
+  MutexLock lock(mutex_);
+  const auto found = streams_.find(stream);
+  return found == streams_.end() ? 0 : found->second->arrived_ms();
+}
+
+void FleetService::CloseAll() {
+  std::map<StreamId, std::shared_ptr<FleetStream>> streams;
+  {
+    MutexLock lock(mutex_);
+    streams = streams_;
+  }
+  for (const auto& [id, stream] : streams) {
+    stream->CloseWhenWritten();
+  }
+}
+
+void FleetService::Forget(StreamId stream) {
+  std::shared_ptr<FleetStream> last;  // destroyed after the lock is released
+  MutexLock lock(mutex_);
+  const auto found = streams_.find(stream);
+  if (found != streams_.end()) {
+    last = std::move(found->second);
+    streams_.erase(found);
+  }
+}
+
+}  // namespace ravel::coordinator

@@ -1,0 +1,278 @@
+// JobRules: devices, elasticity, lanes, checkpoints, restarts and the rest of what is not training
+// itself.
+
+#include <algorithm>
+#include <bit>
+#include <charconv>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+
+#include "common/time_text.h"
+#include "coordinator/api/field_rules_proto.h"
+#include "coordinator/api/job_rules_proto.h"
+
+namespace ravel {
+namespace {
+
+constexpr int64_t kMinuteMs = 60'000;
+constexpr int64_t kMaxDevices = 65536;
+constexpr int64_t kMostLaneTokens = int64_t{1} << 30;  // what a plan can hold
+constexpr int64_t kMaxSizes = 4096;
+
+}  // namespace
+
+void JobRules::CheckDevices() {
+  const v1::DevicesSpec& devices = job().devices();
+  spec().cpu_devices = devices.kind() == "cpu";
+  spec().device_count = devices.count();
+  if (!spec().cpu_devices && spec().transport != plan::Transport::kAuto) {
+    Fail("spec.parallelism.transport",
+         "auto: shm and gloo connect cpu devices",
+         job().parallelism().transport());
+  }
+}
+
+void JobRules::CheckPrecision() {
+  v1::PrecisionSpec& precision = *job().mutable_precision();
+  const bool cpu = spec().cpu_devices;
+  if (precision.compute().empty()) {
+    precision.set_compute(cpu ? "fp32" : "bf16");
+  }
+  const bool bf16 = precision.compute() == "bf16";
+  if (cpu && bf16 && !Failed("spec.devices.kind") && !Failed("spec.precision.compute")) {
+    Fail("spec.precision.compute", "fp32: cpu devices compute in nothing else", "'bf16'");
+  }
+  spec().compute = bf16 ? plan::ComputeType::kBF16 : plan::ComputeType::kF32;
+  if (bf16 || Failed("spec.precision.compute")) {
+    return;
+  }
+  const auto refuse = [&](const char* field, bool narrow, const std::string& got) {
+    if (narrow) {
+      Fail(absl::StrCat("spec.training.optimizer.", field),
+           "fp32, or precision.compute bf16",
+           QuotedOrNothing(got));
+    }
+  };
+  const v1::OptimizerSpec& optimizer = job().training().optimizer();
+  refuse(
+      "stateDtype", spec().optimizer.state_type != plan::StateType::kF32, optimizer.state_dtype());
+  refuse("mainWeights",
+         spec().optimizer.main_weights != plan::MainWeightForm::kF32,
+         optimizer.main_weights());
+}
+
+void JobRules::CheckElastic() {
+  v1::ElasticSpec& elastic = *job().mutable_elastic();
+  const bool has_range = elastic.min() != 0 || elastic.max() != 0 || elastic.step() != 0;
+  if (has_range && !elastic.sizes().empty()) {
+    Fail("spec.elastic", "either sizes or min and max", "both");
+  } else if (has_range) {
+    ExpandSizes();
+  } else if (elastic.sizes().empty() && !Failed("spec.devices.count")) {
+    elastic.add_sizes(spec().device_count);
+  }
+  std::sort(elastic.mutable_sizes()->begin(), elastic.mutable_sizes()->end());
+  for (int i = 0; i < elastic.sizes_size(); ++i) {
+    if (elastic.sizes(i) < 1 || elastic.sizes(i) > kMaxDevices) {
+      Fail("spec.elastic.sizes",
+           absl::StrCat("whole numbers from 1 to ", kMaxDevices),
+           absl::StrCat(elastic.sizes(i)));
+    } else if (i > 0 && elastic.sizes(i) == elastic.sizes(i - 1)) {
+      Fail("spec.elastic.sizes", "each size once", absl::StrCat(elastic.sizes(i), " again"));
+    }
+  }
+  spec().elastic.sizes.assign(elastic.sizes().begin(), elastic.sizes().end());
+  const auto& sizes = spec().elastic.sizes;
+  if (!sizes.empty() && !Failed("spec.devices.count") && !Failed("spec.elastic.sizes") &&
+      std::find(sizes.begin(), sizes.end(), spec().device_count) == sizes.end()) {
+    Fail("spec.devices.count",
+         absl::StrCat("one of the allowed sizes (", absl::StrJoin(sizes, ", "), ")"),
+         absl::StrCat(spec().device_count));
+  }
+  CheckReplicas();
+  spec().elastic.grow_delay_ms = DurationOf(elastic.grow_delay());
+  spec().elastic.grow_every_ms = DurationOf(elastic.grow_every());
+}
+
+void JobRules::ExpandSizes() {
+  v1::ElasticSpec& elastic = *job().mutable_elastic();
+  const int64_t step = elastic.step() == 0 ? spec().replicas : elastic.step();
+  if (elastic.min() < 1 || elastic.min() > kMaxDevices) {
+    Fail("spec.elastic.min",
+         absl::StrCat("a whole number from 1 to ", kMaxDevices),
+         elastic.min() == 0 ? "nothing" : absl::StrCat(elastic.min()));
+  } else if (elastic.max() < elastic.min() || elastic.max() > kMaxDevices) {
+    Fail("spec.elastic.max",
+         absl::StrCat("a whole number from ", elastic.min(), " (elastic.min) to ", kMaxDevices),
+         elastic.max() == 0 ? "nothing" : absl::StrCat(elastic.max()));
+  } else if (step < 1) {
+    Fail("spec.elastic.step", "a whole number >= 1", absl::StrCat(step));
+  } else if ((elastic.max() - elastic.min()) / step >= kMaxSizes) {
+    Fail("spec.elastic.step",
+         absl::StrCat("steps that give at most ", kMaxSizes, " sizes"),
+         absl::StrCat(step));
+  } else {
+    for (int64_t size = elastic.min(); size <= elastic.max(); size += step) {
+      elastic.add_sizes(size);
+    }
+    elastic.clear_min();
+    elastic.clear_max();
+    elastic.clear_step();
+  }
+}
+
+void JobRules::CheckDeterminism() {
+  v1::DeterminismSpec& determinism = *job().mutable_determinism();
+  if (determinism.mode().empty()) {
+    determinism.set_mode(spec().cpu_devices ? "exact" : "fast");
+  }
+  spec().determinism =
+      determinism.mode() == "exact" ? plan::DeterminismMode::kExact : plan::DeterminismMode::kFast;
+  constexpr plan::AlgorithmChoice kAlgorithms[] = {plan::AlgorithmChoice::kMeasured,
+                                                   plan::AlgorithmChoice::kProposed};
+  spec().algorithms =
+      kAlgorithms[ChosenIndex(determinism, v1::DeterminismSpec::kAlgorithmsFieldNumber)];
+  const int64_t lanes = determinism.virtual_ranks();
+  const auto& sizes = spec().elastic.sizes;
+  const int64_t largest = sizes.empty() ? 1 : std::max<int64_t>(sizes.back(), 1);
+  if (lanes == 0) {
+    determinism.set_virtual_ranks(
+        static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(largest))));
+  } else if (lanes < 0 || !std::has_single_bit(static_cast<uint64_t>(lanes)) ||
+             lanes > kMaxDevices) {
+    Fail("spec.determinism.virtualRanks",
+         lanes > kMaxDevices ? absl::StrCat("at most ", kMaxDevices) : "a power of two",
+         absl::StrCat(lanes));
+    return;
+  } else if (lanes < largest && !Failed("spec.elastic.sizes")) {
+    Fail("spec.determinism.virtualRanks",
+         absl::StrCat("a power of two >= ", largest, ", the largest allowed size"),
+         absl::StrCat(lanes));
+    return;
+  }
+  spec().virtual_ranks = determinism.virtual_ranks();
+  if (spec().determinism == plan::DeterminismMode::kExact && spec().global_batch > 0 &&
+      spec().global_batch % spec().virtual_ranks != 0) {
+    Fail("spec.training.globalBatch",
+         absl::StrCat("a multiple of the ",
+                      spec().virtual_ranks,
+                      " virtual ranks (determinism.virtualRanks)"),
+         absl::StrCat(spec().global_batch));
+    return;
+  }
+  const int64_t sequence = spec().data.sequence_length;
+  const int64_t most = sequence > 0 ? kMostLaneTokens / sequence * spec().virtual_ranks : 0;
+  if (most > 0 && spec().global_batch > most) {
+    Fail("spec.training.globalBatch",
+         absl::StrCat("at most ", most, " (2^30 tokens on each virtual rank)"),
+         absl::StrCat(spec().global_batch));
+  }
+}
+
+void JobRules::CheckCheckpoint() {
+  v1::CheckpointSpec& checkpoint = *job().mutable_checkpoint();
+  const std::string& store = checkpoint.store();
+  if (store.empty()) {
+    Fail(
+        "spec.checkpoint.store", "a file:// URL or absolute path of a shared directory", "nothing");
+  } else if (absl::StartsWith(store, "s3://") || absl::StartsWith(store, "ravel://")) {
+    Fail("spec.checkpoint.store",
+         "a file:// URL or absolute path: other stores are not supported yet",
+         QuotedOrNothing(store));
+  } else {
+    const std::string path = AbsolutePath("spec.checkpoint.store", store);
+    if (!path.empty()) {
+      checkpoint.set_store(absl::StrCat("file://", path));
+    }
+  }
+  spec().checkpoint.store = checkpoint.store();
+  spec().checkpoint.every_steps = checkpoint.every_steps();
+  if (checkpoint.every().empty() && checkpoint.every_steps() <= 0) {
+    checkpoint.set_every("30m");
+  }
+  spec().checkpoint.every_ms = DurationOf(checkpoint.every());
+  spec().checkpoint.at_start = checkpoint.at_start();
+  spec().checkpoint.max_age_ms = DurationOf(checkpoint.max_age());
+  if (spec().checkpoint.max_age_ms > 0 &&
+      spec().checkpoint.max_age_ms < spec().checkpoint.every_ms) {
+    Fail("spec.checkpoint.maxAge",
+         absl::StrCat("at least spec.checkpoint.every, ", checkpoint.every()),
+         checkpoint.max_age());
+  }
+  spec().checkpoint.wait_when_busy = checkpoint.when_busy() == "wait";
+  spec().checkpoint.max_failed_saves = checkpoint.max_failed_saves();
+  spec().checkpoint.keep_last = checkpoint.keep().last();
+  spec().checkpoint.keep_every_steps = checkpoint.keep().every_steps();
+  CheckResume();
+}
+
+void JobRules::CheckResume() {
+  v1::CheckpointSpec& checkpoint = *job().mutable_checkpoint();
+  const std::string& text = checkpoint.resume_from();
+  int64_t step = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), step);
+  const bool is_step = error == std::errc() && end == text.data() + text.size() && step >= 0;
+  if (text != "auto" && text != "none" && !is_step) {
+    if (!absl::StartsWith(text, "/") && !absl::StartsWith(text, "file://")) {
+      Fail("spec.checkpoint.resumeFrom",
+           "auto, none, a step number, or the path of a step directory",
+           QuotedOrNothing(text));
+    } else {
+      const std::string path = AbsolutePath("spec.checkpoint.resumeFrom", text);
+      if (path == "/") {
+        Fail("spec.checkpoint.resumeFrom", "the path of a step directory", QuotedOrNothing(path));
+      }
+      checkpoint.set_resume_from(path);
+    }
+  }
+  spec().checkpoint.resume_from = checkpoint.resume_from();
+  spec().checkpoint.fresh = checkpoint.fresh();
+}
+
+void JobRules::CheckRestart() {
+  v1::RestartSpec& restart = *job().mutable_restart();
+  plan::RestartSpec& out = spec().restart;
+  out.max_failures = restart.max_failures();
+  out.max_per_day = restart.max_per_day();
+  out.max_no_progress = restart.max_no_progress();
+  out.backoff_ms = DurationOf(restart.backoff());
+  if (restart.max_backoff().empty()) {
+    restart.set_max_backoff(FormatDurationExact(std::max(out.backoff_ms, 5 * kMinuteMs)));
+  }
+  out.max_backoff_ms = DurationOf(restart.max_backoff());
+  if (!Failed("spec.restart.maxBackoff") && out.max_backoff_ms < out.backoff_ms) {
+    Fail("spec.restart.maxBackoff",
+         absl::StrCat("at least restart.backoff, ", restart.backoff()),
+         QuotedOrNothing(restart.max_backoff()));
+  }
+}
+
+void JobRules::CheckRest() {
+  spec().detection_ms = DurationOf(job().detection().time());
+  spec().horizon_ms = DurationOf(job().detection().horizon());
+  const v1::ObservabilitySpec& observability = job().observability();
+  spec().log_every = observability.log_every();
+  spec().norms_every = observability.norms_every();
+  spec().localise = observability.localise();
+  if (observability.has_trace()) {
+    CheckTrace();
+  }
+}
+
+void JobRules::CheckTrace() {
+  const v1::TraceSpec& trace = job().observability().trace();
+  const std::string at = "spec.observability.trace";
+  if (!Failed(at + ".firstStep") && trace.last_step() < trace.first_step()) {
+    Fail(at + ".lastStep",
+         absl::StrCat("a whole number >= ", trace.first_step()),
+         absl::StrCat(trace.last_step()));
+  }
+  const std::string directory = AbsolutePath(at + ".directory", trace.directory());
+  spec().trace_first_step = trace.first_step();
+  spec().trace_last_step = trace.last_step();
+  spec().trace_directory = directory;
+}
+
+}  // namespace ravel

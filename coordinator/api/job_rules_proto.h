@@ -1,0 +1,78 @@
+#pragma once
+
+// The rules behind Canonicalize of job_file_proto.h, section by section.
+
+#include <cstdint>
+#include <set>
+#include <string>
+
+#include "coordinator/api/job_file_proto.h"
+
+namespace ravel {
+
+// Collects violations while one job is made canonical. Used only by Canonicalize.
+class JobRules {
+ public:
+  JobRules(const v1::TrainingJob& job, const CanonicalizeOptions& options);
+  CanonicalJob Run();
+
+ private:
+  void Fail(const std::string& path, std::string expected, std::string got);
+  void Warn(std::string warning) { result_.warnings.push_back(std::move(warning)); }
+  // What the planner says of `spec`: its fields have the names of the job file, from `spec` on.
+  void FailAs(const absl::Status& status);
+  bool Failed(const std::string& path) const { return failed_.count(path) > 0; }
+
+  // Sizes of everything, and characters that no field may hold. False: nothing else is looked at,
+  // so that no message repeats what is too long.
+  bool CheckLimits();
+  // Defaults and ranges that stand beside the fields.
+  void ApplyRules();
+  // Each fills its part of the canonical job and of the spec, and checks rules between fields.
+  void CheckHeader();
+  void CheckMetadata();
+  void CheckTop();
+  void CheckModel();
+  void CheckInlineConfig();
+  void CheckModelDirectory();
+  void CheckData();
+  void CheckTokenFiles();
+  void CheckSupply(int64_t train_samples);
+  void CheckTokenizer();
+  void CheckTraining();
+  void CheckSteps();
+  void CheckOptimizer();
+  void CheckSchedule();
+  void CheckEvaluation();
+  void CheckFreeze();
+  void CheckParallelism();
+  void CheckStrategy();
+  void CheckReplicas();
+  void CheckDevices();
+  void CheckPrecision();
+  void CheckElastic();
+  void ExpandSizes();
+  void CheckDeterminism();
+  void CheckCheckpoint();
+  void CheckResume();
+  void CheckRestart();
+  void CheckRest();
+  void CheckTrace();
+  void ResolveLanes();
+
+  // An index into `names`; the first is the default of empty text. Stores the chosen name.
+  int Choice(const std::string& path, std::string* text, const std::vector<std::string>& names);
+  // An absolute path from a path or a file:// URL, without trailing slashes; "" after a violation.
+  std::string AbsolutePath(const std::string& path, const std::string& text);
+  // Sample count of one token file, or -1 when it cannot be told.
+  int64_t CheckTokenFile(const std::string& path, plan::DataSource& source);
+
+  v1::JobSpec& job() { return *result_.job.mutable_spec(); }
+  plan::JobSpec& spec() { return result_.spec; }
+
+  CanonicalizeOptions options_;
+  CanonicalJob result_;
+  std::set<std::string> failed_;
+};
+
+}  // namespace ravel

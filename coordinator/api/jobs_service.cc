@@ -1,0 +1,517 @@
+#include "coordinator/api/jobs_service.h"
+
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/clock.h"
+#include "common/crypto.h"
+#include "common/field_error.h"
+#include "common/logging.h"
+#include "coordinator/api/error_detail_proto.h"
+#include "coordinator/api/job_file_proto.h"
+#include "coordinator/api/job_limits_proto.h"
+#include "coordinator/api/job_view_proto.h"
+#include "coordinator/api/request_checks_service.h"
+#include "coordinator/api/stream_writer_service.h"
+#include "coordinator/jobs/job_controller.h"
+
+namespace ravel::coordinator {
+namespace {
+
+// A job that was checked is accepted well within this.
+constexpr int64_t kAdmissionPinSeconds = 3600;
+constexpr int64_t kPlanningMs = 30'000;
+constexpr int64_t kLongestDeadlineMs = int64_t{24} * 3600 * 1000;
+constexpr int kMaxListed = 1000;
+
+void AddDetail(grpc::CallbackServerContext* context, const v1::ErrorDetail& detail) {
+  context->AddTrailingMetadata(kErrorDetailKey, detail.SerializeAsString());
+}
+
+v1::TrainingJob Named(const v1::TrainingJob& job) {
+  v1::TrainingJob named = job;
+  if (named.metadata().name().empty() && !named.metadata().generate_name().empty()) {
+    named.mutable_metadata()->set_name(
+        absl::StrCat(named.metadata().generate_name(), RandomHex(3)));
+  }
+  return named;
+}
+
+absl::Status ViolationStatus(grpc::CallbackServerContext* context,
+                             const std::string& job,
+                             const std::vector<JobViolation>& violations) {
+  AddDetail(context, MakeErrorDetail(job, violations));
+  return absl::InvalidArgumentError(ViolationText(violations));
+}
+
+// Planning or a store that refuses: the message begins with the field at fault.
+void AddFieldDetail(grpc::CallbackServerContext* context,
+                    const std::string& job,
+                    const absl::Status& status) {
+  std::vector<JobViolation> violations;
+  for (const FieldError& error : FieldErrorsOf(status)) {
+    violations.push_back({absl::StrCat("spec.", error.path), 0, 0, error.expected, error.got});
+  }
+  if (violations.empty()) {
+    JobViolation violation;
+    violation.expected = std::string(status.message());
+    const size_t field = violation.expected.find("spec.");
+    if (field != std::string::npos) {
+      const size_t end = violation.expected.find_first_of(": ", field);
+      violation.path = violation.expected.substr(field, end - field);
+    }
+    violations.push_back(std::move(violation));
+  }
+  AddDetail(context, MakeErrorDetail(job, violations));
+}
+
+// Between sizes: whoever asked is gone, or it takes too long.
+std::function<absl::Status()> GiveUp(grpc::CallbackServerContext* context) {
+  const int64_t end_ms = SystemClock::Get().MonotonicMs() + kPlanningMs;
+  return [context, end_ms] {
+    if (context->IsCancelled()) {
+      return absl::CancelledError("the client is gone");
+    }
+    return SystemClock::Get().MonotonicMs() < end_ms
+               ? absl::OkStatus()
+               : absl::DeadlineExceededError(
+                     absl::StrCat("planning every allowed size takes more than ",
+                                  kPlanningMs / 1000,
+                                  " s; spec.elastic: allow fewer sizes"));
+  };
+}
+
+v1::StrandLag ToProto(const LagSummary& lag) {
+  v1::StrandLag message;
+  message.set_turns(lag.turns);
+  message.set_p50_ms(lag.p50_ms);
+  message.set_p99_ms(lag.p99_ms);
+  message.set_max_ms(lag.max_ms);
+  message.set_longest_turn_ms(lag.longest_turn_ms);
+  message.set_longest_turn(lag.longest_turn);
+  return message;
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* JobsService::SubmitJob(Context* context,
+                                                 const v1::SubmitJobRequest* request,
+                                                 v1::SubmitJobResponse* response) {
+  Unary* reactor = context->DefaultReactor();
+  absl::Status valid =
+      request->dry_run() ? absl::OkStatus() : CheckRequestId(request->request_id());
+  const std::vector<JobViolation> over =
+      valid.ok() ? CheckJobLimits(request->job()) : std::vector<JobViolation>();
+  if (!over.empty()) {  // before it is hashed or copied
+    valid = ViolationStatus(context, request->job().metadata().name(), over);
+  }
+  if (!valid.ok()) {
+    reactor->Finish(ToGrpc(valid));
+    return reactor;
+  }
+  const std::string hash = Hex(Sha256(CanonicalJson(request->job())));
+  parts_.strand->PostNamed("SubmitJob", [this, context, request, response, reactor, hash] {
+    // A request that was answered before is not judged again: the world has moved on since.
+    const auto known = parts_.controller->store().FindRequest(request->request_id());
+    if (!request->dry_run() && known.ok() && known->has_value()) {
+      absl::StatusOr<JobView> view =
+          parts_.controller->Submit({request->request_id(), hash, JobRecord()});
+      if (view.ok()) {
+        *response->mutable_job() = ToProto(*view);
+      }
+      reactor->Finish(ToGrpc(view.status()));
+      return;
+    }
+    // Before the store is looked at: the folder of a job that has this name is not free either.
+    const v1::Metadata& metadata = request->job().metadata();
+    const absl::Status free =
+        request->dry_run() || metadata.name().empty()
+            ? absl::OkStatus()
+            : parts_.controller->CheckNameIsFree(KeyOf(metadata.namespace_(), metadata.name()));
+    if (!free.ok()) {
+      reactor->Finish(ToGrpc(free));
+      return;
+    }
+    Plan(context,
+         reactor,
+         "a submission",
+         [this,
+          context,
+          request,
+          response,
+          reactor,
+          hash,
+          inventory = parts_.controller->Inventory()] {
+           Admit(context, request, response, reactor, hash, inventory);
+         });
+  });
+  return reactor;
+}
+
+void JobsService::Plan(Context* context,
+                       Unary* reactor,
+                       const char* what,
+                       std::function<void()> work) {
+  const absl::Status posted =
+      parts_.pools->plan().Post({0, context->peer(), what, [context, reactor, work] {
+                                   if (context->IsCancelled()) {  // nobody waits for it any more
+                                     reactor->Finish(grpc::Status::CANCELLED);
+                                     return;
+                                   }
+                                   work();
+                                 }});
+  if (!posted.ok()) {
+    reactor->Finish(ToGrpc(posted));
+  }
+}
+
+void JobsService::Admit(Context* context,
+                        const v1::SubmitJobRequest* request,
+                        v1::SubmitJobResponse* response,
+                        Unary* reactor,
+                        const std::string& hash,
+                        const DeviceInventory& inventory) {
+  CanonicalJob job = Canonicalize(Named(request->job()), {.check_paths = true});
+  if (!job.ok()) {
+    reactor->Finish(ToGrpc(ViolationStatus(context, job.job.metadata().name(), job.violations)));
+    return;
+  }
+  MemoryFit memory = CheckMemory(*parts_.planner, job.spec, inventory, GiveUp(context));
+  absl::Status fits = memory.status;
+  job.warnings.insert(job.warnings.end(), memory.warnings.begin(), memory.warnings.end());
+  CheckpointJob checkpoints = {parts_.controller->cluster_id(), RandomUuid(), job.spec};
+  if (fits.ok() && !request->dry_run()) {
+    fits = parts_.keeper->Check(checkpoints);
+  }
+  if (fits.ok() && !request->dry_run()) {
+    // Until the job is accepted, and so pins for itself: retention of the source does not wait.
+    fits = parts_.keeper->PinStart(checkpoints, kAdmissionPinSeconds);
+  }
+  if (!fits.ok()) {
+    AddFieldDetail(context, job.spec.name, fits);
+    reactor->Finish(ToGrpc(fits));
+    return;
+  }
+  for (const std::string& warning : job.warnings) {
+    response->add_warnings(warning);
+  }
+  SubmitDraft draft{request->request_id(), hash, JobRecord()};
+  draft.record.uid = checkpoints.uid;
+  draft.record.namespace_name = job.spec.namespace_name;
+  draft.record.name = job.spec.name;
+  draft.record.canonical = job.job.SerializeAsString();
+  draft.record.planned = parts_.planner->EncodeSpec(job.spec);
+  draft.record.spec = std::move(job.spec);
+  draft.record.peak_bytes = std::move(memory.peak_bytes);
+  if (request->dry_run()) {
+    *response->mutable_job() = ToProto(JobView{draft.record, {}, -1});
+    reactor->Finish(grpc::Status::OK);
+    return;
+  }
+  bool first = false;
+  {
+    MutexLock lock(mutex_);
+    first = submissions_.empty();
+    submissions_.push_back({std::move(draft), std::move(checkpoints), response, reactor});
+  }
+  if (first) {
+    parts_.strand->PostNamed("SubmitAll", [this] { SubmitAll(); });
+  }
+}
+
+void JobsService::PinStart(const std::string& uid, const CheckpointJob& checkpoints) {
+  if (uid != checkpoints.uid) {
+    return;  // the answer of an earlier request
+  }
+  parts_.pools->Store(checkpoints.spec.checkpoint.store, StoreWork::kRestore)
+      .Post([keeper = parts_.keeper, checkpoints] {
+        const absl::Status pinned = keeper->PinStart(checkpoints, 0);
+        if (!pinned.ok()) {
+          log::Warning(
+              absl::StrCat("job ", checkpoints.spec.name, ": ", std::string(pinned.message())));
+        }
+      });
+}
+
+// Those that came while the strand was busy share one transaction.
+void JobsService::SubmitAll() {
+  std::vector<Submission> submissions;
+  {
+    MutexLock lock(mutex_);
+    submissions.swap(submissions_);
+  }
+  std::vector<SubmitDraft> drafts;
+  drafts.reserve(submissions.size());
+  for (Submission& submission : submissions) {
+    drafts.push_back(std::move(submission.draft));
+  }
+  const std::vector<absl::StatusOr<JobView>> answers =
+      parts_.controller->SubmitAll(std::move(drafts));
+  for (size_t i = 0; i < answers.size(); ++i) {
+    if (answers[i].ok()) {
+      *submissions[i].response->mutable_job() = ToProto(*answers[i]);
+      PinStart(answers[i]->record.uid, submissions[i].checkpoints);
+    }
+    submissions[i].reactor->Finish(ToGrpc(answers[i].status()));
+  }
+}
+
+grpc::ServerUnaryReactor* JobsService::ValidateJob(Context* context,
+                                                   const v1::ValidateJobRequest* request,
+                                                   v1::ValidateJobResponse* response) {
+  Unary* reactor = context->DefaultReactor();
+  Plan(context, reactor, "a validation", [this, context, request, response, reactor] {
+    CanonicalJob job = Canonicalize(Named(request->job()), {.check_paths = true});
+    if (job.ok()) {
+      const absl::Status fits = CheckAllSizes(*parts_.planner, job.spec, GiveUp(context));
+      if (absl::IsCancelled(fits) || absl::IsDeadlineExceeded(fits)) {
+        reactor->Finish(ToGrpc(fits));
+        return;
+      }
+      if (!fits.ok()) {
+        job.violations.push_back({"spec", 0, 0, std::string(fits.message()), ""});
+      }
+    }
+    if (CheckJobLimits(job.job).empty()) {
+      *response->mutable_canonical() = job.job;
+    }
+    // An answer is no metadata: everything has room, up to a size that nobody reads any more.
+    for (const JobViolation& violation : job.violations) {
+      if (response->violations_size() == kMaxListed) {
+        break;
+      }
+      *response->add_violations() = ravel::ToProto(violation);
+    }
+    for (const std::string& warning : job.warnings) {
+      response->add_warnings(warning);
+    }
+    reactor->Finish(grpc::Status::OK);
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobsService::GetJob(Context* context,
+                                              const v1::GetJobRequest* request,
+                                              v1::Job* response) {
+  Unary* reactor = context->DefaultReactor();
+  if (const absl::Status valid = CheckName(*request); !valid.ok()) {
+    reactor->Finish(ToGrpc(valid));
+    return reactor;
+  }
+  parts_.strand->PostNamed("GetJob", [this, request, response, reactor] {
+    absl::StatusOr<JobView> view =
+        parts_.controller->Get(KeyOf(request->namespace_(), request->name()));
+    if (view.ok()) {
+      *response = ToProto(*view);
+    }
+    reactor->Finish(ToGrpc(view.status()));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobsService::CancelJob(Context* context,
+                                                 const v1::CancelJobRequest* request,
+                                                 v1::Job* response) {
+  Unary* reactor = context->DefaultReactor();
+  absl::Status valid = CheckRequestId(request->request_id());
+  valid = valid.ok() ? CheckName(*request) : valid;
+  valid = valid.ok() ? CheckPlainText("reason", request->reason(), kMaxReasonBytes) : valid;
+  if (!valid.ok()) {
+    reactor->Finish(ToGrpc(valid));
+    return reactor;
+  }
+  parts_.strand->PostNamed("CancelJob", [this, request, response, reactor] {
+    // Sets the wanted state, so that a repetition is harmless and no answer needs keeping.
+    absl::StatusOr<JobView> view =
+        parts_.controller->Cancel(KeyOf(request->namespace_(), request->name()), request->reason());
+    if (view.ok()) {
+      *response = ToProto(*view);
+    }
+    reactor->Finish(ToGrpc(view.status()));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobsService::DeleteJob(Context* context,
+                                                 const v1::DeleteJobRequest* request,
+                                                 v1::DeleteJobResponse* response) {
+  Unary* reactor = context->DefaultReactor();
+  absl::Status valid = CheckRequestId(request->request_id());
+  valid = valid.ok() ? CheckName(*request) : valid;
+  valid = valid.ok() ? CheckPlainText("reason", request->reason(), kMaxReasonBytes) : valid;
+  if (!valid.ok()) {
+    reactor->Finish(ToGrpc(valid));
+    return reactor;
+  }
+  parts_.strand->PostNamed("DeleteJob", [this, request, response, reactor] {
+    const absl::StatusOr<JobView> view =
+        parts_.controller->Delete(KeyOf(request->namespace_(), request->name()),
+                                  {.request_id = request->request_id(),
+                                   .force = request->force(),
+                                   .with_checkpoints = request->checkpoints(),
+                                   .reason = request->reason()});
+    if (view.ok()) {
+      *response->mutable_job() = ToProto(*view);
+    }
+    reactor->Finish(ToGrpc(view.status()));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobsService::RetryJob(Context* context,
+                                                const v1::RetryJobRequest* request,
+                                                v1::Job* response) {
+  Unary* reactor = context->DefaultReactor();
+  absl::Status valid = CheckRequestId(request->request_id());
+  valid = valid.ok() ? CheckName(*request) : valid;
+  if (!valid.ok()) {
+    reactor->Finish(ToGrpc(valid));
+    return reactor;
+  }
+  parts_.strand->PostNamed("RetryJob", [this, request, response, reactor] {
+    absl::StatusOr<JobView> view = parts_.controller->Retry(
+        KeyOf(request->namespace_(), request->name()), request->request_id());
+    if (view.ok()) {
+      *response = ToProto(*view);
+    }
+    reactor->Finish(ToGrpc(view.status()));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobsService::HoldNode(Context* context,
+                                                const v1::HoldNodeRequest* request,
+                                                v1::Node* response) {
+  Unary* reactor = context->DefaultReactor();
+  absl::Status valid = CheckRequestId(request->request_id());
+  const bool drained = request->hold() == v1::HoldNodeRequest::DRAINED;
+  if (valid.ok() && !drained && request->hold() != v1::HoldNodeRequest::QUARANTINED) {
+    valid = absl::InvalidArgumentError("hold: expected DRAINED or QUARANTINED");
+  }
+  valid = valid.ok() ? CheckPlainText("node", request->node(), kMaxNameBytes) : valid;
+  valid = valid.ok() ? CheckPlainText("reason", request->reason(), kMaxReasonBytes) : valid;
+  if (!valid.ok()) {
+    reactor->Finish(ToGrpc(valid));
+    return reactor;
+  }
+  // Sets the wanted state, so that a repetition is harmless and no answer needs keeping.
+  parts_.strand->PostNamed("HoldNode", [this, request, response, reactor, drained] {
+    absl::StatusOr<NodeView> view =
+        parts_.controller->HoldNode(request->node(),
+                                    drained ? NodeHold::kDrained : NodeHold::kQuarantined,
+                                    request->lift(),
+                                    request->reason());
+    if (view.ok()) {
+      *response = ToProto(*view);
+    }
+    reactor->Finish(ToGrpc(view.status()));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobsService::CheckpointNow(Context* context,
+                                                     const v1::CheckpointNowRequest* request,
+                                                     v1::Operation* response) {
+  Unary* reactor = context->DefaultReactor();
+  absl::Status valid = CheckRequestId(request->request_id());
+  valid = valid.ok() ? CheckName(*request) : valid;
+  if (valid.ok() && (request->deadline_ms() < 0 || request->deadline_ms() > kLongestDeadlineMs)) {
+    valid = absl::InvalidArgumentError("deadline_ms: expected 0 to 24 hours");
+  }
+  if (!valid.ok()) {
+    reactor->Finish(ToGrpc(valid));
+    return reactor;
+  }
+  parts_.strand->PostNamed("CheckpointNow", [this, request, response, reactor] {
+    absl::StatusOr<OperationRecord> operation =
+        parts_.controller->CheckpointNow(KeyOf(request->namespace_(), request->name()),
+                                         request->request_id(),
+                                         request->deadline_ms());
+    if (operation.ok()) {
+      *response = ToProto(*operation);
+    }
+    reactor->Finish(ToGrpc(operation.status()));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobsService::ServerInfo(Context* context,
+                                                  const v1::ServerInfoRequest* /*request*/,
+                                                  v1::ServerInfoResponse* response) {
+  Unary* reactor = context->DefaultReactor();
+  parts_.strand->PostNamed("ServerInfo", [this, response, reactor] {
+    response->set_version(parts_.version);
+    response->set_cluster_id(parts_.controller->cluster_id());
+    response->set_term(parts_.controller->term());
+    response->set_insecure(parts_.insecure);
+    *response->mutable_lag_recent() = ToProto(parts_.lag->LastMinute());
+    *response->mutable_lag_total() = ToProto(parts_.lag->Total());
+    response->set_lag_alarms(parts_.lag->alarms());
+    reactor->Finish(grpc::Status::OK);
+  });
+  return reactor;
+}
+
+grpc::ServerWriteReactor<v1::Job>* JobsService::WatchJob(Context* /*context*/,
+                                                         const v1::WatchJobRequest* request) {
+  auto writer =
+      StreamWriter<v1::Job>::Create(parts_.strand, parts_.controller, StreamBacklog::kNewestOnly);
+  const JobKey key = KeyOf(request->namespace_(), request->name());
+  parts_.strand->PostNamed("WatchJob", [this, writer, key] {
+    absl::StatusOr<JobView> view = parts_.controller->Get(key);
+    if (!view.ok()) {
+      writer->End(ToGrpc(view.status()));
+      return;
+    }
+    writer->Push(ToProto(*view));
+    if (IsTerminal(view->record.state)) {
+      writer->End(grpc::Status::OK);
+      return;
+    }
+    writer->Follow(view->record.uid, [writer](const FeedItem& item) {
+      if (const auto* changed = std::get_if<JobView>(&item)) {
+        writer->Push(ToProto(*changed));
+      } else if (std::holds_alternative<FeedEnd>(item)) {
+        writer->End(grpc::Status::OK);
+      }
+    });
+  });
+  return writer.get();
+}
+
+grpc::ServerWriteReactor<v1::Operation>* JobsService::WatchOperation(
+    Context* /*context*/, const v1::WatchOperationRequest* request) {
+  auto writer = StreamWriter<v1::Operation>::Create(
+      parts_.strand, parts_.controller, StreamBacklog::kKeepAll);
+  const std::string id = request->id();
+  parts_.strand->PostNamed("WatchOperation", [this, writer, id] {
+    const auto over = [](const OperationRecord& operation) {
+      return operation.state == OperationState::kCommitted ||
+             operation.state == OperationState::kFailed;
+    };
+    absl::StatusOr<OperationRecord> operation = parts_.controller->GetOperation(id);
+    if (!operation.ok()) {
+      writer->End(ToGrpc(operation.status()));
+      return;
+    }
+    writer->Push(ToProto(*operation));
+    if (over(*operation)) {
+      writer->End(grpc::Status::OK);
+      return;
+    }
+    writer->Follow(operation->job_uid, [writer, id, over](const FeedItem& item) {
+      const auto* changed = std::get_if<OperationRecord>(&item);
+      if (changed != nullptr && changed->id == id) {
+        writer->Push(ToProto(*changed));
+        if (over(*changed)) {
+          writer->End(grpc::Status::OK);
+        }
+      }
+    });
+  });
+  return writer.get();
+}
+
+}  // namespace ravel::coordinator

@@ -1,0 +1,32 @@
+#pragma once
+
+// What is asked of every request before anything is done for it, and how a refusal is sent.
+
+#include <string>
+
+#include <grpcpp/grpcpp.h>
+
+#include "common/status.h"
+#include "coordinator/api/job_limits_proto.h"
+#include "coordinator/jobs/job_controller.h"
+
+namespace ravel::coordinator {
+
+inline constexpr int64_t kMaxNameBytes = 253;
+
+// The same code; the message without control characters and short enough for metadata.
+grpc::Status ToGrpc(const absl::Status& status);
+
+// An empty namespace is `default`.
+JobKey KeyOf(const std::string& namespace_name, const std::string& name);
+
+absl::Status CheckRequestId(const std::string& id);
+
+// Of every request with a job's name, before the name is repeated anywhere.
+template <typename Request>
+absl::Status CheckName(const Request& request) {
+  RETURN_IF_ERROR(CheckPlainText("namespace", request.namespace_(), kMaxNameBytes));
+  return CheckPlainText("name", request.name(), kMaxNameBytes);
+}
+
+}  // namespace ravel::coordinator

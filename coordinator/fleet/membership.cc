@@ -1,0 +1,349 @@
+#include "coordinator/fleet/membership.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/plain_text.h"
+
+namespace ravel::coordinator {
+namespace {
+
+constexpr int64_t kProtocol = 1;
+constexpr int64_t kMassSilenceNodes =
+    10;  // below this a third of the fleet may well be one broken host
+constexpr size_t kMaxNodeIdLength = 128;
+constexpr size_t kMaxFactLength = 4096;
+constexpr size_t kMaxDevices = 1024;
+
+std::string Refusal(const HelloMessage& hello) {
+  if (hello.node_id.empty() || hello.node_id.size() > kMaxNodeIdLength) {
+    return "hello.node_id: expected 1 to 128 characters";
+  }
+  if (hello.incarnation.empty() || hello.incarnation.size() > kMaxNodeIdLength) {
+    return "hello.incarnation: expected a random id";
+  }
+  const std::pair<const char*, const std::string*> texts[] = {
+      {"hello.node_id", &hello.node_id},
+      {"hello.incarnation", &hello.incarnation},
+      {"hello.data_address", &hello.data_address},
+      {"hello.host_id", &hello.host_id},
+      {"hello.cpu_isa", &hello.cpu_isa},
+      {"hello.version", &hello.version},
+      {"hello.device_message", &hello.device_message},
+  };
+  for (const auto& [field, text] : texts) {  // people see them in lists and logs
+    if (text->size() > kMaxFactLength || HasControlText(*text)) {
+      return absl::StrCat(field, ": expected at most 4 KiB of text without control characters");
+    }
+  }
+  for (const DeviceFacts& device : hello.devices) {
+    for (const std::string* text : {&device.kind, &device.model, &device.uuid}) {
+      if (text->size() > kMaxFactLength || HasControlText(*text)) {
+        return "hello.devices: expected at most 4 KiB of text without control characters";
+      }
+    }
+  }
+  if (hello.protocol != kProtocol) {
+    return absl::StrCat(
+        "hello.protocol: this coordinator speaks ", kProtocol, ", the daemon ", hello.protocol);
+  }
+  if (hello.devices.size() > kMaxDevices) {
+    return absl::StrCat(
+        "hello.devices: at most ", kMaxDevices, " are expected, got ", hello.devices.size());
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string_view NodeStateName(NodeState state) {
+  switch (state) {
+    case NodeState::kReady:
+      return "READY";
+    case NodeState::kSuspect:
+      return "SUSPECT";
+    case NodeState::kLost:
+      return "LOST";
+    case NodeState::kDraining:
+      return "DRAINING";
+  }
+  return "UNKNOWN";
+}
+
+std::string_view NodeHoldName(NodeHold hold) {
+  switch (hold) {
+    case NodeHold::kNone:
+      return "";
+    case NodeHold::kDrained:
+      return "DRAINED";
+    case NodeHold::kQuarantined:
+      return "QUARANTINED";
+  }
+  return "UNKNOWN";
+}
+
+bool Membership::SetHold(const std::string& node_id, NodeHold hold, const std::string& reason) {
+  const auto node = nodes_.find(node_id);
+  if (node == nodes_.end()) {
+    return false;
+  }
+  node->second.hold = hold;
+  node->second.hold_reason = reason;
+  changed_.insert(node_id);
+  return true;
+}
+
+void Membership::Remember(const std::string& node_id, NodeHold hold, const std::string& reason) {
+  NodeRecord& node = nodes_[node_id];
+  node.facts.node_id = node_id;
+  node.state = NodeState::kLost;
+  node.message = "not here since the coordinator started";
+  node.hold = hold;
+  node.hold_reason = reason;
+}
+
+std::string Membership::NameTaken(const HelloMessage& hello,
+                                  StreamId stream,
+                                  int64_t now_ms) const {
+  const NodeRecord* node = Find(hello.node_id);
+  const bool here = node != nullptr && node->stream && *node->stream != stream &&
+                    node->state != NodeState::kLost &&
+                    now_ms - node->heard_ms < TimesOf(hello.node_id).lost_ms() &&
+                    node->facts.incarnation != hello.incarnation;
+  // The lock on a work folder goes with its process: who has it now came after the other's end.
+  const bool successor = here && !hello.work_lock.empty() && !hello.host_id.empty() &&
+                         node->facts.work_lock == hello.work_lock &&
+                         node->facts.host_id == hello.host_id;
+  if (!here || successor) {
+    return "";
+  }
+  return absl::StrCat("another daemon is node ",
+                      hello.node_id,
+                      " (at ",
+                      node->facts.data_address.empty() ? "?" : node->facts.data_address,
+                      ", heard ",
+                      now_ms - node->heard_ms,
+                      " ms ago): give this one another --node-id, or stop the other one first");
+}
+
+HelloOutcome Membership::OnHello(StreamId stream,
+                                 const HelloMessage& hello,
+                                 int64_t now_ms,
+                                 int64_t wall_ms) {
+  HelloOutcome outcome;
+  outcome.rejected = Refusal(hello);
+  if (outcome.rejected.empty()) {
+    outcome.rejected = NameTaken(hello, stream, now_ms);
+  }
+  if (!outcome.rejected.empty()) {
+    return outcome;
+  }
+  NodeRecord& node = nodes_[hello.node_id];
+  outcome.new_incarnation = node.facts.incarnation != hello.incarnation;
+  if (node.stream && *node.stream != stream) {
+    outcome.replaced = node.stream;
+    by_stream_.erase(*node.stream);
+  }
+  by_stream_[stream] = hello.node_id;
+  changed_.insert(hello.node_id);
+  node.facts = hello;
+  node.facts.trainers.clear();
+  node.state = hello.draining ? NodeState::kDraining : NodeState::kReady;
+  node.stream = stream;
+  node.heard_ms = now_ms;
+  node.heard_wall_ms = wall_ms;
+  node.message = hello.draining ? "draining" : hello.device_message;
+  return outcome;
+}
+
+bool Membership::OnHeard(StreamId stream, int64_t now_ms, int64_t wall_ms) {
+  NodeRecord* node = MutableByStream(stream);
+  if (node == nullptr || node->state == NodeState::kLost) {
+    return false;
+  }
+  node->heard_ms = std::max(node->heard_ms, now_ms);
+  node->heard_wall_ms = wall_ms;
+  if (node->state == NodeState::kSuspect) {
+    node->state = NodeState::kReady;
+    changed_.insert(node->facts.node_id);
+  }
+  return true;
+}
+
+void Membership::OnClosed(StreamId stream, int64_t now_ms) {
+  if (NodeRecord* node = MutableByStream(stream)) {
+    node->stream.reset();
+    by_stream_.erase(stream);
+    changed_.insert(node->facts.node_id);
+    node->disconnected_ms = now_ms;
+    if (node->state == NodeState::kReady) {
+      node->state = NodeState::kSuspect;
+    }
+  }
+}
+
+void Membership::OnDrain(StreamId stream, const std::string& reason) {
+  if (NodeRecord* node = MutableByStream(stream)) {
+    node->state = NodeState::kDraining;
+    changed_.insert(node->facts.node_id);
+    node->message = absl::StrCat("draining: ", reason);
+  }
+}
+
+bool Membership::Watch(const std::string& node_id,
+                       const std::string& job_uid,
+                       int64_t detection_ms,
+                       int64_t now_ms) {
+  const int64_t before_ms = TimesOf(node_id).detection_ms;
+  watchers_[node_id].insert({job_uid, {detection_ms, now_ms, false}});
+  return TimesOf(node_id).detection_ms != before_ms;
+}
+
+bool Membership::Unwatch(const std::string& node_id, const std::string& job_uid) {
+  const auto node = watchers_.find(node_id);
+  if (node == watchers_.end()) {
+    return false;
+  }
+  const int64_t before_ms = TimesOf(node_id).detection_ms;
+  node->second.erase(job_uid);
+  if (node->second.empty()) {
+    watchers_.erase(node);
+  }
+  return TimesOf(node_id).detection_ms != before_ms;
+}
+
+DetectionTimes Membership::TimesOf(const std::string& node_id) const {
+  DetectionTimes times = times_;
+  const auto node = watchers_.find(node_id);
+  if (node != watchers_.end()) {
+    for (const auto& [uid, watcher] : node->second) {
+      times.detection_ms = std::min(times.detection_ms, watcher.detection_ms);
+    }
+  }
+  return times;
+}
+
+bool Membership::MassSilence(int64_t now_ms) const {
+  int64_t silent = 0;
+  int64_t watched = 0;
+  for (const auto& [id, node] : nodes_) {
+    if (node.state != NodeState::kLost) {
+      ++watched;
+      silent += now_ms - node.heard_ms >= TimesOf(id).suspect_ms() ? 1 : 0;
+    }
+  }
+  return watched >= kMassSilenceNodes && silent * 10 > watched * 3;
+}
+
+std::string Membership::Verdict(
+    const NodeRecord& node, int64_t detection_ms, int64_t since_ms, int64_t now_ms, bool hold) {
+  const DetectionTimes times{detection_ms};
+  const int64_t hold_ms = hold ? 2 * detection_ms : 0;
+  const int64_t silent_ms = now_ms - std::max(node.heard_ms, since_ms);
+  const int64_t away_ms = now_ms - std::max(node.disconnected_ms, since_ms);
+  if (!node.stream && away_ms >= times.reset_ms() + hold_ms) {
+    return absl::StrCat("its stream broke and it did not return within ", times.reset_ms(), " ms");
+  }
+  return silent_ms >= times.lost_ms() + hold_ms ? absl::StrCat("no beat for ", silent_ms, " ms")
+                                                : "";
+}
+
+void Membership::JudgeForJobs(const std::string& node_id,
+                              NodeRecord& node,
+                              int64_t now_ms,
+                              bool hold,
+                              std::vector<LostNode>& lost) {
+  const auto watchers = watchers_.find(node_id);
+  if (watchers == watchers_.end()) {
+    return;
+  }
+  for (auto& [uid, rule] : watchers->second) {
+    std::string reason = Verdict(node, rule.detection_ms, rule.since_ms, now_ms, hold);
+    if (reason.empty() || rule.told) {
+      continue;
+    }
+    lost.push_back({node_id, std::move(reason), uid});
+    rule.told = true;
+    if (node.state == NodeState::kReady) {  // nothing new goes there until it is heard again
+      node.state = NodeState::kSuspect;
+      changed_.insert(node_id);
+    }
+  }
+}
+
+std::vector<LostNode> Membership::Evaluate(int64_t now_ms, const ArrivalFunction& arrival) {
+  bool any_silent = false;
+  for (auto& [id, node] : nodes_) {
+    const int64_t suspect_ms = TimesOf(id).suspect_ms();
+    // What has arrived counts, although the strand did not get to it yet.
+    if (arrival && node.stream && now_ms - node.heard_ms >= suspect_ms) {
+      node.heard_ms = std::max(node.heard_ms, std::min(now_ms, arrival(*node.stream)));
+    }
+    any_silent = any_silent || !node.stream || now_ms - node.heard_ms >= suspect_ms;
+  }
+  std::vector<LostNode> lost;
+  if (!any_silent) {
+    return lost;
+  }
+  const bool hold = MassSilence(now_ms);
+  for (auto& [id, node] : nodes_) {
+    JudgeForJobs(id, node, now_ms, hold, lost);
+    if (node.state == NodeState::kLost) {
+      continue;
+    }
+    const std::string reason = Verdict(node, times_.detection_ms, 0, now_ms, hold);
+    if (!reason.empty()) {
+      node.state = NodeState::kLost;
+      changed_.insert(id);
+      node.message = reason;
+      lost.push_back({id, reason, ""});
+    } else if (now_ms - node.heard_ms >= times_.suspect_ms() && node.state == NodeState::kReady) {
+      node.state = NodeState::kSuspect;
+      changed_.insert(id);
+    }
+  }
+  return lost;
+}
+
+void Membership::Forgive(int64_t paused_ms, int64_t now_ms) {
+  for (auto& [id, node] : nodes_) {
+    node.heard_ms = std::min(now_ms, node.heard_ms + paused_ms);
+    node.disconnected_ms = std::min(now_ms, node.disconnected_ms + paused_ms);
+  }
+  for (auto& [id, watchers] : watchers_) {
+    for (auto& [uid, watcher] : watchers) {
+      watcher.since_ms = std::min(now_ms, watcher.since_ms + paused_ms);
+    }
+  }
+}
+
+bool Membership::Forget(const std::string& node_id) {
+  const auto found = nodes_.find(node_id);
+  if (found == nodes_.end() || found->second.state != NodeState::kLost) {
+    return false;
+  }
+  if (found->second.stream) {
+    by_stream_.erase(*found->second.stream);
+  }
+  changed_.insert(node_id);
+  nodes_.erase(found);
+  return true;
+}
+
+const NodeRecord* Membership::Find(const std::string& node_id) const {
+  const auto found = nodes_.find(node_id);
+  return found == nodes_.end() ? nullptr : &found->second;
+}
+
+const NodeRecord* Membership::FindByStream(StreamId stream) const {
+  const auto found = by_stream_.find(stream);
+  return found == by_stream_.end() ? nullptr : Find(found->second);
+}
+
+NodeRecord* Membership::MutableByStream(StreamId stream) {
+  return const_cast<NodeRecord*>(FindByStream(stream));
+}
+
+}  // namespace ravel::coordinator

@@ -1,0 +1,513 @@
+#pragma once
+
+// The one decision maker: jobs, trainers, saves. Everything runs on its strand: decide (pure
+// transition), persist, apply, act. Waiting is level-triggered: Reconcile looks at what a job's
+// trainers are and does what its state asks for, after every message and on every tick, so nothing
+// depends on having seen an edge.
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "common/clock.h"
+#include "common/status.h"
+#include "coordinator/fleet/device_inventory.h"
+#include "coordinator/fleet/fleet_messages.h"
+#include "coordinator/fleet/membership.h"
+#include "coordinator/fleet/node_blame.h"
+#include "coordinator/fleet/outbox.h"
+#include "coordinator/fleet/stale_trainers.h"
+#include "coordinator/jobs/admission.h"
+#include "coordinator/jobs/agenda.h"
+#include "coordinator/jobs/executor.h"
+#include "coordinator/jobs/feed.h"
+#include "coordinator/jobs/job_run.h"
+#include "coordinator/jobs/job_state_machine.h"
+#include "coordinator/jobs/planner.h"
+#include "coordinator/jobs/scheduler.h"
+#include "coordinator/jobs/wall_deadline.h"
+#include "coordinator/jobs/work_pools.h"
+#include "coordinator/jobs/zombies.h"
+#include "coordinator/saves/checkpoint_keeper.h"
+#include "coordinator/saves/save_coordinator.h"
+#include "coordinator/store/bell.h"
+#include "coordinator/store/job_record.h"
+#include "coordinator/store/job_store.h"
+#include "coordinator/store/log_store.h"
+#include "coordinator/store/metrics_log.h"
+#include "coordinator/store/state_disk.h"
+
+namespace ravel::coordinator {
+
+struct ControllerOptions {
+  int64_t detection_ms = 5000;  // T while no job asks for a shorter one
+  int64_t step_timeout_ms =
+      600 * 1000;  // hard wall: an epoch without progress for that long is stuck
+  int64_t save_timeout_ms = 120 * 1000;     // for all seals of one save
+  int64_t store_timeout_ms = 120 * 1000;    // for a checkpoint store to say where to start from
+  int64_t tick_ms = 20;                     // how often Tick is called
+  RowRetention retention;                   // of old rows; now_ms is not used
+  int64_t lost_node_ms = 24 * 3600 * 1000;  // a lost node is forgotten after so long
+};
+
+// All outlive the controller.
+struct ControllerParts {
+  const Clock* clock = nullptr;
+  Executor* strand = nullptr;
+  Executor* pool = nullptr;
+  JobStore* store = nullptr;
+  Planner* planner = nullptr;
+  CheckpointKeeper* keeper = nullptr;
+  FleetLink* fleet = nullptr;
+  MetricsLog* metrics = nullptr;
+  LogStore* logs = nullptr;
+  std::function<void(absl::Status)>
+      on_fatal;  // another coordinator has taken over, or the database is damaged
+  // For how long this process did not run since the last call (PauseMeter); empty: it always ran.
+  std::function<int64_t()> take_pause_ms;
+  std::function<std::string()> new_id = {};  // of jobs and operations; empty: random ones
+  // The thread that writes metrics and logs; null: they are written at once.
+  ThreadExecutor* files = nullptr;
+  Bell* growth = nullptr;           // rung when they have grown; may be null
+  const StateDisk* disk = nullptr;  // null: there is always room
+  WorkPools* pools = nullptr;       // for calls of checkpoint stores; null: `pool`
+};
+
+struct NodeView {
+  NodeRecord record;
+  // READY, SUSPECT, LOST, DRAINING (jobs are still on it), DRAINED, QUARANTINED.
+  std::string state;
+  std::string message;
+  int64_t penalties = 0;  // attempts of all jobs that failed there in the last 10 minutes
+  int64_t devices = 0;
+  int64_t devices_free = 0;
+};
+
+struct SubmitDraft {
+  std::string request_id;
+  std::string hash;
+  JobRecord record;  // names, canonical, planned, spec
+};
+
+struct DeleteDraft {
+  std::string request_id;
+  bool force = false;             // also a job that is not over: it is cancelled first
+  bool with_checkpoints = false;  // else they stay where they are
+  std::string reason;             // of the cancellation
+};
+
+struct JobKey {
+  std::string namespace_name;
+  std::string name;
+  auto operator<=>(const JobKey&) const = default;
+};
+
+// A place in the order of submission.
+struct JobCursor {
+  int64_t created_ms = -1;
+  std::string uid;
+  auto operator<=>(const JobCursor&) const = default;
+};
+
+// A job to look at until the strand goes on.
+struct JobGlimpse {
+  const JobRecord& record;
+  const JobProgress& progress;
+  const std::vector<JobCondition>& conditions;
+  double eta_seconds = -1;
+  int64_t failed_saves = 0;
+  int64_t skipped_saves = 0;
+};
+
+// Every method runs on the strand.
+class JobController {
+ public:
+  JobController(ControllerOptions options, ControllerParts parts);
+
+  // Once, first: reads the store, raises the term, ends what ran before.
+  absl::Status Start();
+  void Tick();
+
+  // Requests. Accepted means durable.
+  absl::StatusOr<JobView> Submit(SubmitDraft draft);
+  // Several in one transaction: one wait for the disk.
+  std::vector<absl::StatusOr<JobView>> SubmitAll(std::vector<SubmitDraft> drafts);
+  absl::StatusOr<JobView> Cancel(const JobKey& key, const std::string& reason);
+  // Sets what is wanted: the job goes once it is over and quiet, at once if it is. Its last view.
+  // NotFound once it is gone.
+  absl::StatusOr<JobView> Delete(const JobKey& key, const DeleteDraft& draft);
+  // A failed or cancelled job starts again from its newest commit. The same request id again
+  // changes nothing.
+  absl::StatusOr<JobView> Retry(const JobKey& key, const std::string& request_id);
+  // Puts a hold on a node, or lifts that one. Durable. Drained: jobs save and move on.
+  absl::StatusOr<NodeView> HoldNode(const std::string& node_id,
+                                    NodeHold hold,
+                                    bool lift,
+                                    const std::string& reason);
+  // `deadline_ms`: how long it may take; 0: ten minutes.
+  absl::StatusOr<OperationRecord> CheckpointNow(const JobKey& key,
+                                                const std::string& request_id,
+                                                int64_t deadline_ms = 0);
+  // AlreadyExists when a job has this name.
+  absl::Status CheckNameIsFree(const JobKey& key) const;
+  // What the keeper needs to know of a job; of one that is not submitted yet, too.
+  CheckpointJob CheckpointsOf(const JobRecord& record) const;
+  // Sets the newest commit back to `step`, which the keeper has found good at `path`; later steps
+  // are moved aside before training goes on from there.
+  absl::StatusOr<JobView> Rollback(const JobKey& key,
+                                   const std::string& request_id,
+                                   int64_t step,
+                                   const std::string& path,
+                                   const std::string& reason);
+  // A mark of a step was changed in the store: recorded for people.
+  absl::Status NoteMark(const JobKey& key,
+                        int64_t step,
+                        MarkChange change,
+                        const std::string& reason);
+  // What the store holds: rows of steps that are gone are corrected.
+  void NoteFolder(const std::string& uid, const FolderView& folder);
+  absl::StatusOr<JobView> Get(const JobKey& key) const;
+  std::vector<JobView> List() const;  // copies of all: for tests
+  // In the order of submission, those after `after`, without a copy of anything, while `visit`
+  // says true.
+  void VisitJobs(const JobCursor& after, const std::function<bool(const JobGlimpse&)>& visit) const;
+  // Why a job waits, composed when somebody asks; empty for who does not.
+  std::string WhyQueued(const std::string& uid) const;
+  absl::StatusOr<OperationRecord> GetOperation(const std::string& id) const;
+  const std::vector<SaveRecord>& Saves(const std::string& job_uid) const;
+  std::vector<NodeView> Nodes() const;
+  // A node that is lost, out of the list; else FailedPrecondition.
+  absl::Status ForgetNode(const std::string& node_id);
+  // The largest devices of nodes that are here.
+  DeviceInventory Inventory() const;
+  Feed& feed() { return feed_; }
+  const MetricsLog& metrics() const { return *parts_.metrics; }
+  const LogStore& logs() const { return *parts_.logs; }
+  JobStore& store() { return *parts_.store; }
+  int64_t term() const { return term_; }
+  const std::string& cluster_id() const { return cluster_id_; }
+  int64_t stale_refused() const { return stale_refused_; }
+  int64_t resource_version() const { return resource_version_; }
+
+  // The fleet. `arrived_ms`: monotonic, when it came in; without it, now.
+  void OnHello(StreamId stream, const HelloMessage& hello, int64_t arrived_ms = INT64_MAX);
+  void OnUp(StreamId stream, const UpMessage& message, int64_t arrived_ms = INT64_MAX);
+  void OnStreamClosed(StreamId stream, int64_t arrived_ms = INT64_MAX);
+
+ private:
+  // A transition that is waiting for the store, with what belongs to its transaction and what
+  // follows it.
+  struct Step {
+    JobEvent event;
+    StoreChange extra;
+    std::function<void()> after;
+  };
+  struct Entry {
+    JobRecord record;
+    JobRun run;
+    JobProgress progress;
+    AvoidSet avoided;
+    std::set<std::string> lacking;  // nodes that have not what the job names
+    SaveCoordinator saves;
+    SaveCounts save_counts;    // of saves_: whoever changes these counts them again
+    int64_t skip_told_ms = 0;  // wall time of the newest SaveSkipped event
+    std::vector<JobCondition> conditions;
+    std::deque<Step> waiting;     // the store refused: tried again at each tick, in order
+    bool settling = false;        // commits that were intended before a restart are being looked at
+    bool deleting = false;        // its checkpoints are being removed
+    int64_t delete_after_ms = 0;  // wall time: not before, after a failed try
+    int64_t swept_ms = 0;         // wall time
+    std::optional<EpochRecord> launched;  // the newest epoch that was launched
+    int64_t epoch_floor = 0;              // highest epoch of the job that a node has heard of
+    int preparing = 0;    // looks for a restore point on the pool; the next launch waits for them
+    int64_t order = 0;    // of submission
+    WallDeadline start;   // of the next attempt
+    WallDeadline growth;  // the next resize may be
+    // What the scheduler was told last: epoch, slots, and how many of them were over.
+    std::tuple<int64_t, size_t, int64_t> held = {-1, 0, 0};
+    std::set<std::string> nodes;  // where it holds devices, and is watched
+  };
+
+  // job_controller.cc: state, requests, the persist-apply-act cycle.
+  Entry* FindEntry(const std::string& uid);
+  const Entry* FindEntry(const JobKey& key) const;
+  Entry* FindEntry(const JobKey& key) {
+    return const_cast<Entry*>(std::as_const(*this).FindEntry(key));
+  }
+  JobView ViewOf(const Entry& entry) const;
+  JobGlimpse GlimpseOf(const Entry& entry) const;
+  void Publish(const Entry& entry);
+  JobEvent MakeEvent(JobEventKind kind) const;
+  std::string NewId() const;
+  absl::Status Persist(StoreChange& change);
+  absl::Status TryStep(Entry& entry, Step& step);
+  // Now if the store allows, else later; keeps order.
+  void Do(Entry& entry, Step step);
+  void Do(Entry& entry, JobEvent event) { Do(entry, Step{std::move(event), {}, {}}); }
+  void Act(Entry& entry, JobActionKind action);
+  void LoadJob(JobRecord record);
+  Entry& AddEntry(JobRecord record);
+  // Steps that wait for the store, then what its state asks for.
+  void LookAt(Entry& entry, int64_t now_ms);
+  void Settle(Entry& entry, const SaveRecord& save);
+  // Validates and writes, within a group; what it returns becomes visible by Accept. An answer of
+  // an earlier request has no `uid` left to accept.
+  struct Drafted {
+    JobRecord record;
+    std::optional<JobView> known;
+  };
+  absl::StatusOr<Drafted> WriteDraft(SubmitDraft draft);
+  JobView AcceptDraft(JobRecord record);
+  // Where calls of the job's checkpoint store run: a store that hangs holds up its own jobs only.
+  Executor* StorePool(const plan::JobSpec& spec, StoreWork kind) const {
+    return parts_.pools == nullptr ? parts_.pool
+                                   : &parts_.pools->Store(spec.checkpoint.store, kind);
+  }
+  // Files are written off the strand, in order. False: too much is waiting, and it is dropped.
+  bool WriteFiles(std::function<void()> work) const {
+    if (parts_.disk != nullptr && parts_.disk->low()) {
+      return false;
+    }
+    if (parts_.files == nullptr) {
+      work();
+      return true;
+    }
+    return parts_.files->TryPost(std::move(work));
+  }
+
+  // job_controller_adopt.cc: trainers that outlived a coordinator, and what ranks should have been
+  // told.
+  // False: nothing runs that could be taken over.
+  bool BeginAdoption(Entry& entry);
+  void OnAdoptionPlanned(const std::string& uid,
+                         int64_t epoch,
+                         absl::StatusOr<std::shared_ptr<const PlannedWorld>> world);
+  void CheckAdoption(Entry& entry);
+  void FinishAdoption(Entry& entry);
+  // Slots of nodes that were there before the restart and did not return.
+  void LoseAbsentNodes();
+  // A node says that it holds this rank.
+  void NoteHeld(Entry& entry,
+                TrainerSlot& slot,
+                const std::string& state,
+                int64_t step,
+                const TrainerHas& has);
+  Wanted WantedOf(const Entry& entry) const;
+  // Sends what the rank lacks; at most every two beats, unless its node has just returned.
+  void Tell(Entry& entry, TrainerSlot& slot, int64_t rank, bool returned);
+  // Ranks that should have been launched on a node, and are not there.
+  void RepeatLaunch(const std::string& node_id);
+  std::map<std::string, Launch> MakeLaunches(const Entry& entry) const;
+  // True: it was raised.
+  bool GrantHorizon(Entry& entry);
+  void RenewHorizon(Entry& entry);
+
+  // job_controller_retention.cc: what goes away again.
+  bool IsQuiet(const Entry& entry) const;
+  // If it is wanted and can be done now. The entry may be gone afterwards.
+  void TryDelete(Entry& entry);
+  void Forget(const std::string& uid);
+  // A few jobs of all, in turn.
+  void SweepJobs();
+  void SweepRows(Entry& entry, int64_t now_ms);
+  RowRetention Retention(int64_t now_ms) const;
+  // Lost nodes that were not heard of for long.
+  void SweepNodes(int64_t now_ms);
+  static void LogSweep(const absl::StatusOr<int64_t>& rows);
+
+  // job_controller_run.cc: from placement to the end of an epoch.
+  void Reconcile(Entry& entry);
+  void ReconcileState(Entry& entry);
+  void ReconcileRunning(Entry& entry);
+  void Prepare(Entry& entry);
+  struct Prepared {
+    absl::Status status;
+    std::string reason;  // of a status that is not OK
+    RestorePoint restore;
+    std::shared_ptr<const PlannedWorld> world;
+    int64_t rollback_step = -1;  // as the record had it
+  };
+
+  void OnPrepared(const std::string& uid, int64_t epoch, Prepared prepared);
+  void LaunchTrainers(Entry& entry, const RestorePoint& restore);
+  void SendLaunches(Entry& entry);
+  void StopRun(Entry& entry);
+  // Whoever has not gone although it was killed is given up.
+  void CheckQuiescing(Entry& entry);
+  void DeclareZombie(Entry& entry, int64_t rank);
+  void ReleaseZombies(const std::vector<DeviceRef>& devices);
+  void CheckStall(Entry& entry);
+  // Ranks whose collectives do not go together, and ranks that are late.
+  void CheckCollectives(Entry& entry);
+  void CheckGrowth(Entry& entry);
+  void SendToNodes(Entry& entry, const TrainerCommand& command);
+  std::set<std::string> NodesOf(const Entry& entry) const;
+
+  // job_controller_schedule.cc: what the scheduler is told, and what it says.
+  // Places whoever fits; costs nothing when nothing has changed.
+  void Schedule();
+  // Tells the scheduler what the job holds and whether it waits. After each change of either.
+  void SyncSchedule(Entry& entry);
+  void SyncNode(const std::string& node_id);
+  void Place(Placement placement);
+  // The node's beats follow the shortest T of who has ranks there.
+  void WatchNodes(Entry& entry, std::set<std::string> nodes);
+  // T of the job's ranks: its own, or the coordinator's when it does not ask for one.
+  int64_t DetectionOf(const Entry& entry) const;
+  // When the job is looked at next although nothing is heard of it.
+  void Wake(Entry& entry, int64_t due_ms);
+  int64_t NextLookMs(const Entry& entry, int64_t now_ms) const;
+  // Composed when somebody asks.
+  std::string WhyQueued(const Entry& entry) const;
+
+  // job_controller_fleet.cc: what daemons say.
+  // The command's id.
+  int64_t Send(StreamId stream, decltype(DownMessage::kind) kind);
+  int64_t SendToNode(const std::string& node_id, decltype(DownMessage::kind) kind);
+  void OnNewIncarnation(const HelloMessage& hello);
+  void TellHeld(const HelloMessage& hello);
+  std::vector<HeldTrainer> ReconcileHeld(const std::string& node_id, const HelloMessage& hello);
+  void LoseNode(const std::string& node_id, const std::string& reason);
+  // By the job's own T: the node may still be there for others.
+  void LoseNodeFor(Entry& entry, const std::string& node_id, const std::string& reason);
+  // It goes away: jobs save and move on without it if there is time, else from their last commit.
+  void DrainNode(const std::string& node_id, const std::string& reason);
+  void LoseSlots(const std::string& node_id,
+                 const std::string& reason,
+                 const std::set<TrainerKey>& kept);
+  void LoseSlotsOf(Entry& entry,
+                   const std::string& node_id,
+                   const std::string& reason,
+                   const std::set<TrainerKey>& kept);
+  void OnBeat(StreamId stream, const std::string& node_id, const BeatMessage& beat);
+  void OnExited(const std::string& node_id, const TrainerExited& exited);
+  void OnCommandResult(const std::string& node_id, const CommandResult& result);
+  void OnTrainerFailed(Entry& entry, TrainerSlot& slot, int64_t rank, const TrainerFailed& failed);
+  void OnLog(const std::string& node_id, const LogBatch& batch);
+  void OnFrame(const std::string& node_id, const TrainerFrame& frame);
+  // The entry and slot that a frame of the present epoch is for; null and counted when stale.
+  std::pair<Entry*, TrainerSlot*> Accept(const std::string& node_id, const TrainerFrame& frame);
+  void OnCommRecord(Entry& entry, const CommRecord& record);
+  void OnReady(Entry& entry, TrainerSlot& slot, int64_t rank, const TrainerReady& ready);
+  void OnStepReport(Entry& entry, const TrainerFrame& frame, const StepReport& report);
+
+  // job_controller_nodes.cc: which nodes are to be trusted.
+  // Nodes where the job should not be placed now: those that failed it or others, as far as it
+  // finds room elsewhere.
+  std::set<std::string> AvoidedNodes(const Entry& entry) const;
+  // Nodes that the job is rather smaller than on.
+  std::set<std::string> ShunnedNodes(const Entry& entry) const;
+  // Marks the place of a failure; what people should know of it.
+  std::vector<JobEventRecord> NoteFailure(Entry& entry, const FailureCause& cause);
+  // Why a node would not launch: data that it lacks is the job's fault only when all lack it.
+  std::string ReasonOfRefusal(Entry& entry, const std::string& node_id, const std::string& said);
+  // Whether the job has room without that node and without those that lack its data, on devices
+  // that others may hold just now.
+  bool FitsElsewhere(const Entry& entry, const std::string& node_id) const;
+  absl::Status SaveHold(const std::string& node_id, NodeHold hold, const std::string& reason);
+  // The node is a member now; nullopt: it was refused, or sent away to ask again.
+  std::optional<HelloOutcome> AdmitNode(StreamId stream, const HelloMessage& hello, int64_t now_ms);
+  // Just after a start the daemon that had the name before comes first: another one has to ask
+  // again.
+  bool NameIsAwaited(const HelloMessage& hello) const;
+  NodeRow RowOf(const std::string& node_id) const;
+  NodeView ViewOfNode(const NodeRecord& node) const;
+
+  // job_controller_saves.cc: saves.
+  void RequestSave(Entry& entry, bool then_stop);
+  void CheckSaves(Entry& entry);
+  // The saves of the run's epoch.
+  SaveCoordinator& SavesOf(Entry& entry);
+  void OnSaveStarted(Entry& entry, const SaveStarted& started);
+  void OnSaveFailed(Entry& entry, int64_t rank, const SaveFailed& failed);
+  // Tells the trainers, the operations and the log of events; what was written is removed.
+  void EndSave(Entry& entry, const EndedSave& ended);
+  void AnswerSeal(Entry& entry, int64_t rank, CommitResult answer);
+  void RemoveAttempt(Entry& entry, const SaveKey& key, bool make_room);
+  void OnSeal(Entry& entry, int64_t rank, const ckpt::Seal& seal);
+  // What all ranks have sealed, one save at a time and in the order of steps, once the plan of the
+  // run is known.
+  void CommitNext(Entry& entry);
+  void StartCommit(Entry& entry, const SaveKey& key);
+  // What CheckpointFresh says now, and the end of a job whose limits on saves are passed.
+  void CheckFreshness(Entry& entry);
+  void AddRecord(const SaveRecord& record);
+  void OnCommitted(const std::string& uid,
+                   SaveRecord save,
+                   absl::StatusOr<CommittedSave> result,
+                   int64_t sequence);
+  void FinishOperations(const std::string& uid,
+                        int64_t up_to_sequence,
+                        OperationState state,
+                        const std::string& reason,
+                        int64_t step,
+                        const std::string& save_id);
+  void SaveOperation(const OperationRecord& operation);
+  // Those that the database did not take.
+  void SaveOperationsAgain();
+  void NoteOperation(const OperationRecord& operation);
+  // Where a checkpoint that is asked for now comes from.
+  absl::StatusOr<OperationRecord> BeginOperation(Entry& entry);
+  // Those whose deadline has passed fail, and say what used the time.
+  void ExpireOperations();
+  // `save_after`: a save that found no space is asked for again if steps could be deleted.
+  void Retain(Entry& entry, bool save_after);
+
+  // job_controller_checkpoints.cc: the checkpoint store against the record.
+  void OnCorruptCheckpoint(Entry& entry, const FailureCause& cause);
+  RestoreQuery QueryOf(const Entry& entry) const;
+  void NoteRestore(Entry& entry, const Prepared& prepared);
+  void NoteSettled(Entry& entry, const SettledSave& settled);
+  void NoteRollback(Entry& entry, int64_t step);
+  void ReleaseCheckpoints(const Entry& entry);
+  void LookAtFolder(const Entry& entry);
+  void OnCondemned(const std::string& uid,
+                   int64_t step,
+                   const absl::StatusOr<StepVerdict>& verdict);
+
+  ControllerOptions options_;
+  ControllerParts parts_;
+  Membership membership_;
+  NodePenalties penalties_;
+  Scheduler scheduler_;
+  Agenda agenda_;                          // jobs by when they are looked at next
+  std::map<std::string, Entry> entries_;   // by uid
+  std::map<JobKey, std::string> by_name_;  // uids
+  std::set<JobCursor> by_age_;
+  std::map<std::string, OperationRecord> operations_;
+  std::set<std::string> unsaved_operations_;              // ids
+  std::set<std::string> open_operations_;                 // ids
+  std::map<std::string, std::vector<SaveRecord>> saves_;  // by uid
+  StaleTrainers stale_;
+  Zombies zombies_;
+  struct SentLaunch {
+    std::string job_uid;
+    int64_t epoch = 0;
+    std::string node_id;
+  };
+  std::map<int64_t, SentLaunch> launches_;  // by command id, until answered or its node vanishes
+  std::map<std::string, std::set<std::string>> launching_;  // uids by node, until seen there
+  std::map<std::string, NodeRow> known_nodes_;  // that were here when this coordinator started
+  std::set<std::string> expected_nodes_;        // known before the restart and not back yet
+  int64_t registration_until_ms_ = 0;  // monotonic: nothing is placed before that after a restart
+  Feed feed_;
+  std::string cluster_id_;
+  int64_t term_ = 0;
+  int64_t event_seq_ = 0;
+  int64_t resource_version_ = 0;
+  int64_t command_id_ = 0;
+  int64_t stale_refused_ = 0;
+  int64_t last_order_ = 0;
+  mutable std::optional<std::string> why_no_gpu_;  // until a node changes
+  JobCursor swept_;
+  int64_t requests_swept_ms_ = 0;
+};
+
+}  // namespace ravel::coordinator

@@ -1,0 +1,293 @@
+// JobController: what the checkpoint store tells of a job's history, and what people change of it.
+
+#include <algorithm>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/logging.h"
+#include "coordinator/jobs/job_controller.h"
+
+namespace ravel::coordinator {
+namespace {
+
+// An event that changes no record.
+JobEventRecord Remark(const JobRecord& job, int64_t step, int64_t now_ms) {
+  JobEventRecord event;
+  event.time_ms = now_ms;
+  event.job_uid = job.uid;
+  event.epoch = job.epoch;
+  event.attempt = job.attempt;
+  event.step = step;
+  return event;
+}
+
+}  // namespace
+
+CheckpointJob JobController::CheckpointsOf(const JobRecord& record) const {
+  return {cluster_id_, record.uid, record.spec};
+}
+
+RestoreQuery JobController::QueryOf(const Entry& entry) const {
+  const JobRecord& record = entry.record;
+  RestoreQuery query;
+  query.committed_step = record.committed_step;
+  query.has_commit = record.highest_commit >= 0;
+  query.has_run = record.started_ms > 0;
+  query.rollback_step = record.rollback_step;
+  query.rollback_epoch = record.epoch;
+  query.plan = [planner = parts_.planner, spec = record.spec](int64_t ranks) {
+    return planner->Plan(spec, ranks, true);
+  };
+  return query;
+}
+
+// The record follows what the store holds: up by a save that was settled or whose record was lost,
+// down only by damage that was proven.
+void JobController::NoteRestore(Entry& entry, const Prepared& prepared) {
+  const RestorePoint& restore = prepared.restore;
+  if (prepared.rollback_step >= 0) {
+    NoteRollback(entry, prepared.rollback_step);
+  }
+  if (!restore.own || restore.step < 0 || restore.step == entry.record.committed_step) {
+    return;
+  }
+  const bool newer = restore.step > entry.record.committed_step;
+  JobEvent event = MakeEvent(newer ? JobEventKind::kCommitted : JobEventKind::kCommitLost);
+  if (!newer) {
+    event.cause.reason = "CheckpointCorrupt";
+    event.cause.message =
+        absl::StrCat("goes on from step ", restore.step, ", because of ", restore.fallback_reason);
+  }
+  event.step = restore.step;
+  event.path = restore.path;
+  Do(entry, std::move(event));
+}
+
+void JobController::NoteSettled(Entry& entry, const SettledSave& settled) {
+  SaveRecord save;
+  save.job_uid = entry.record.uid;
+  save.step = settled.save.step;
+  save.epoch = settled.epoch;
+  save.attempt = settled.attempt;
+  save.state = SaveState::kCommitted;
+  save.world_size = settled.world_size;
+  save.bytes = settled.save.bytes;
+  save.files = settled.save.files;
+  save.path = settled.save.path;
+  save.save_id = settled.save.save_id;
+  save.created_ms = parts_.clock->WallMs();
+  AddRecord(save);
+  Step step;
+  step.event = MakeEvent(JobEventKind::kCommitted);
+  step.event.step = save.step;
+  step.event.path = save.path;
+  step.extra.saves.push_back(std::move(save));
+  Do(entry, std::move(step));
+}
+
+void JobController::NoteRollback(Entry& entry, int64_t step) {
+  Step done;
+  done.event = MakeEvent(JobEventKind::kRolledBack);
+  done.event.step = step;
+  for (SaveRecord& save : saves_[entry.record.uid]) {
+    if (save.step > step &&
+        (save.state == SaveState::kCommitted || save.state == SaveState::kBad)) {
+      save.state = SaveState::kRolledBack;
+      done.extra.saves.push_back(save);
+    }
+  }
+  Do(entry, std::move(done));
+}
+
+void JobController::ReleaseCheckpoints(const Entry& entry) {
+  const std::string uid = entry.record.uid;
+  const CheckpointJob job = CheckpointsOf(entry.record);
+  const RestoreQuery query = QueryOf(entry);
+  StorePool(job.spec, StoreWork::kRestore)->Post([this, uid, job, query] {
+    const absl::StatusOr<std::optional<SettledSave>> settled = parts_.keeper->Release(job, query);
+    if (!settled.ok()) {
+      log::Warning(absl::StrCat("job ",
+                                job.spec.name,
+                                ": unfinished saves stay: ",
+                                std::string(settled.status().message())));
+      return;
+    }
+    if (*settled) {
+      parts_.strand->Post([this, uid, save = **settled] {
+        if (Entry* found = FindEntry(uid)) {
+          NoteSettled(*found, save);
+        }
+      });
+    }
+  });
+}
+
+void JobController::LookAtFolder(const Entry& entry) {
+  const std::vector<SaveRecord>& saves = saves_[entry.record.uid];
+  const bool any = std::any_of(saves.begin(), saves.end(), [](const SaveRecord& save) {
+    return save.state == SaveState::kCommitted;
+  });
+  if (!any || IsTerminal(entry.record.state)) {
+    return;  // looked at when somebody asks
+  }
+  const std::string uid = entry.record.uid;
+  StorePool(entry.record.spec, StoreWork::kUpkeep)
+      ->Post([this, uid, job = CheckpointsOf(entry.record)] {
+        const absl::StatusOr<FolderView> folder = parts_.keeper->Look(job);
+        if (folder.ok()) {
+          parts_.strand->Post([this, uid, view = *folder] { NoteFolder(uid, view); });
+        }
+      });
+}
+
+void JobController::NoteFolder(const std::string& uid, const FolderView& folder) {
+  Entry* entry = FindEntry(uid);
+  const auto there = [&folder](int64_t step) {
+    return std::find(folder.steps.begin(), folder.steps.end(), step) != folder.steps.end();
+  };
+  if (entry == nullptr ||
+      (entry->record.committed_step >= 0 && !there(entry->record.committed_step))) {
+    return;  // the newest commit is away: this tells of the store, not of the steps
+  }
+  StoreChange change;
+  for (SaveRecord& save : saves_[uid]) {
+    // A later commit may have come since the folder was listed.
+    const bool listed = save.step <= entry->record.committed_step &&
+                        (folder.steps.empty() ||
+                         save.step <= *std::max_element(folder.steps.begin(), folder.steps.end()));
+    if (save.state == SaveState::kCommitted && listed && !there(save.step)) {
+      save.state = SaveState::kDeleted;
+      change.saves.push_back(save);
+    }
+  }
+  if (!change.saves.empty() && !Persist(change).ok()) {
+    log::Warning("deleted checkpoints could not be noted in the database");
+  }
+}
+
+// The trainers could not use what they were told to restore from. A second reader decides whether
+// it is damaged: only then it is marked, and the next launch may take the one before.
+void JobController::OnCorruptCheckpoint(Entry& entry, const FailureCause& cause) {
+  const int64_t step = entry.run.restore_step;
+  if (step < 0) {
+    return;
+  }
+  entry.run.restore_step = -1;  // once, however many ranks say it
+  entry.run.committing += 1;    // the next launch waits
+  const std::string uid = entry.record.uid;
+  const std::string why = cause.message;
+  StorePool(entry.record.spec, StoreWork::kRestore)
+      ->Post([this, uid, job = CheckpointsOf(entry.record), step, why] {
+        const absl::StatusOr<StepVerdict> verdict = parts_.keeper->Condemn(job, step, why);
+        parts_.strand->Post([this, uid, step, verdict] { OnCondemned(uid, step, verdict); });
+      });
+}
+
+void JobController::OnCondemned(const std::string& uid,
+                                int64_t step,
+                                const absl::StatusOr<StepVerdict>& verdict) {
+  Entry& job = entries_.at(uid);
+  job.run.committing -= 1;
+  const bool damaged = verdict.ok() && *verdict == StepVerdict::kDamaged;
+  const bool unreadable = !verdict.ok() || *verdict == StepVerdict::kUnreadable;
+  if (unreadable && job.run.failure && job.run.failure->reason == "CheckpointCorrupt") {
+    // Missing, short or away: that may pass, and costs the job nothing.
+    job.run.failure->reason = "StoreUnavailable";
+  }
+  log::Warning(absl::StrCat("job ",
+                            job.record.name,
+                            ": step ",
+                            step,
+                            damaged      ? " is BAD"
+                            : unreadable ? " cannot be read now"
+                                         : " is good: the trainer's reading was not"));
+  StoreChange change;
+  for (SaveRecord& save : saves_[uid]) {
+    if (damaged && save.step == step && save.state == SaveState::kCommitted) {
+      save.state = SaveState::kBad;
+      change.saves.push_back(save);
+    }
+  }
+  if (!change.saves.empty() && !Persist(change).ok()) {
+    log::Warning("a bad checkpoint could not be noted in the database");
+  }
+  Reconcile(job);
+}
+
+absl::StatusOr<JobView> JobController::Rollback(const JobKey& key,
+                                                const std::string& request_id,
+                                                int64_t step,
+                                                const std::string& path,
+                                                const std::string& reason) {
+  Entry* entry = FindEntry(key);
+  if (entry == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name));
+  }
+  const std::string hash = absl::StrCat("Rollback ", entry->record.uid, " ", step);
+  ASSIGN_OR_RETURN(const std::optional<RequestRecord> known, parts_.store->FindRequest(request_id));
+  if (known) {
+    return known->hash == hash ? absl::StatusOr<JobView>(ViewOf(*entry))
+                               : absl::StatusOr<JobView>(absl::AlreadyExistsError(absl::StrCat(
+                                     "request id ", request_id, " was used for another request")));
+  }
+  if (IsTerminal(entry->record.state)) {
+    return absl::FailedPreconditionError(absl::StrCat("job ",
+                                                      key.name,
+                                                      " is over: ",
+                                                      std::string(StateName(entry->record.state)),
+                                                      "; ravelctl retry starts it again"));
+  }
+  if (entry->record.state == JobState::kStopping || step > entry->record.committed_step) {
+    return absl::FailedPreconditionError(absl::StrCat("job ",
+                                                      key.name,
+                                                      " is ",
+                                                      std::string(StateName(entry->record.state)),
+                                                      " and its newest commit is step ",
+                                                      entry->record.committed_step));
+  }
+  if (!entry->waiting.empty()) {
+    return absl::ResourceExhaustedError("the coordinator's database cannot be written");
+  }
+  Step change{MakeEvent(JobEventKind::kRollbackRequested), {}, {}};
+  change.event.step = step;
+  change.event.epoch_floor = entry->epoch_floor;
+  change.event.path = path;
+  change.event.cause.message = reason.empty() ? "asked for by a user" : reason;
+  change.extra.request = RequestRecord{request_id, hash, entry->record.uid, parts_.clock->WallMs()};
+  RETURN_IF_ERROR(TryStep(*entry, change));
+  entry->progress.step = step;
+  Reconcile(*entry);
+  return ViewOf(*entry);
+}
+
+absl::Status JobController::NoteMark(const JobKey& key,
+                                     int64_t step,
+                                     MarkChange change,
+                                     const std::string& reason) {
+  Entry* entry = FindEntry(key);
+  if (entry == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name));
+  }
+  JobEventRecord event = Remark(entry->record, step, parts_.clock->WallMs());
+  event.type = change == MarkChange::kPin     ? "CheckpointPinned"
+               : change == MarkChange::kUnpin ? "CheckpointUnpinned"
+                                              : "CheckpointUnmarked";
+  event.reason = "UserRequest";
+  event.message = reason;
+  StoreChange note;
+  note.events.push_back(std::move(event));
+  for (SaveRecord& save : saves_[entry->record.uid]) {
+    if (change == MarkChange::kUnmarkBad && save.step == step && save.state == SaveState::kBad) {
+      save.state = SaveState::kCommitted;
+      note.saves.push_back(save);
+    }
+  }
+  RETURN_IF_ERROR(Persist(note));
+  feed_.Publish(entry->record.uid, note.events.front());
+  return absl::OkStatus();
+}
+
+}  // namespace ravel::coordinator

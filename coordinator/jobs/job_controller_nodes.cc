@@ -1,0 +1,306 @@
+// JobController: which nodes are to be trusted, and what an operator says of them.
+
+#include <algorithm>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/logging.h"
+#include "coordinator/jobs/job_controller.h"
+
+namespace ravel::coordinator {
+
+std::set<std::string> JobController::ShunnedNodes(const Entry& entry) const {
+  return entry.avoided.Nodes(kShunned, parts_.clock->MonotonicMs());
+}
+
+// To prefer is not to forbid: what is avoided leaves the job as large as it could be, what is
+// shunned leaves it a size that is allowed, and else it takes what there is.
+std::set<std::string> JobController::AvoidedNodes(const Entry& entry) const {
+  const int64_t now_ms = parts_.clock->MonotonicMs();
+  const plan::JobSpec& spec = entry.record.spec;
+  const auto size_without = [&](const std::set<std::string>& nodes) {
+    return ChooseSize(spec, scheduler_.Free(ShapeOf(spec, nodes)));
+  };
+  std::set<std::string> avoided = entry.avoided.Nodes(1, now_ms);
+  avoided.merge(penalties_.Nodes(now_ms));
+  const int64_t size = size_without({});
+  if (avoided.empty() || size == 0) {
+    return {};  // what comes next may be what is avoided
+  }
+  if (size_without(avoided) == size) {
+    return avoided;
+  }
+  std::set<std::string> shunned = ShunnedNodes(entry);
+  return size_without(shunned) > 0 ? shunned : std::set<std::string>();
+}
+
+bool JobController::FitsElsewhere(const Entry& entry, const std::string& node_id) const {
+  const plan::JobSpec& spec = entry.record.spec;
+  int64_t devices = 0;
+  for (const auto& [id, node] : membership_.nodes()) {
+    if (id == node_id || entry.lacking.contains(id) || !node.TakesWork()) {
+      continue;
+    }
+    devices += std::count_if(
+        node.facts.devices.begin(), node.facts.devices.end(), [&spec](const DeviceFacts& device) {
+          return (device.kind == "cpu") == spec.cpu_devices;
+        });
+  }
+  return ChooseSize(spec, devices) > 0;
+}
+
+std::string JobController::ReasonOfRefusal(Entry& entry,
+                                           const std::string& node_id,
+                                           const std::string& said) {
+  if (said.empty()) {
+    return "StartFailed";
+  }
+  if (said != "DataError") {
+    return said;
+  }
+  entry.lacking.insert(node_id);
+  return FitsElsewhere(entry, node_id) ? "PreflightFailed" : "DataError";
+}
+
+std::vector<JobEventRecord> JobController::NoteFailure(Entry& entry, const FailureCause& cause) {
+  std::vector<JobEventRecord> events;
+  NodeFailure failure{.node = cause.node,
+                      .reason = cause.reason,
+                      .job_uid = entry.record.uid,
+                      .attempt = entry.record.attempt,
+                      .starting = cause.starting};
+  const std::vector<TrainerSlot>& slots = entry.run.slots;
+  if (cause.reason == "DeviceError" && cause.rank >= 0 &&
+      cause.rank < static_cast<int64_t>(slots.size())) {
+    failure.device = slots[static_cast<size_t>(cause.rank)].place.device;
+  }
+  const auto tell = [&](const std::string& type, std::string message) {
+    JobEventRecord& event = events.emplace_back();
+    event.time_ms = parts_.clock->WallMs();
+    event.job_uid = entry.record.uid;
+    event.epoch = entry.record.epoch;
+    event.attempt = entry.record.attempt;
+    event.step = cause.step;
+    event.type = type;
+    event.reason = cause.reason;
+    event.node = cause.node;
+    event.rank = cause.rank;
+    event.message = std::move(message);
+  };
+  const int64_t now_ms = parts_.clock->MonotonicMs();
+  const int64_t avoid_ms = entry.avoided.Add(failure, now_ms);
+  if (avoid_ms > 0) {
+    const std::string place =
+        failure.device < 0 ? cause.node : absl::StrCat(cause.node, ":", failure.device);
+    tell(
+        "NodeAvoided",
+        absl::StrCat("this job prefers other places than ", place, " for ", avoid_ms / 1000, " s"));
+  }
+  if (!penalties_.Add(failure, now_ms)) {
+    return events;
+  }
+  int64_t here = 0;
+  int64_t held = 0;
+  for (const auto& [id, node] : membership_.nodes()) {
+    here += node.state != NodeState::kLost ? 1 : 0;
+    held += node.hold == NodeHold::kQuarantined ? 1 : 0;
+  }
+  const NodeRecord* node = membership_.Find(cause.node);
+  if (node == nullptr || node->hold != NodeHold::kNone || !MayQuarantine(here, held)) {
+    return events;
+  }
+  const std::string reason = absl::StrCat(
+      penalties_.Count(cause.node, now_ms), " attempts failed there, the last with ", cause.reason);
+  const absl::Status saved = SaveHold(cause.node, NodeHold::kQuarantined, reason);
+  if (!saved.ok()) {
+    log::Warning(absl::StrCat(
+        "node ", cause.node, " could not be quarantined: ", std::string(saved.message())));
+    return events;
+  }
+  log::Warning(absl::StrCat("node ", cause.node, " is quarantined: ", reason));
+  tell("NodeQuarantined",
+       absl::StrCat(
+           reason, "; it gets no new work until `ravelctl nodes release ", cause.node, "`"));
+  return events;
+}
+
+NodeRow JobController::RowOf(const std::string& node_id) const {
+  const NodeRecord* node = membership_.Find(node_id);
+  NodeRow row{node_id, "", parts_.clock->WallMs()};
+  if (node != nullptr) {
+    row.incarnation = node->facts.incarnation;
+    row.hold = static_cast<int64_t>(node->hold);
+    row.hold_reason = node->hold_reason;
+    row.host_id = node->facts.host_id;
+    row.work_lock = node->facts.work_lock;
+  }
+  return row;
+}
+
+std::optional<HelloOutcome> JobController::AdmitNode(StreamId stream,
+                                                     const HelloMessage& hello,
+                                                     int64_t now_ms) {
+  if (NameIsAwaited(hello)) {
+    log::Info(
+        absl::StrCat("node ", hello.node_id, ": another daemon of this name is awaited first"));
+    parts_.fleet->Close(stream);
+    return std::nullopt;
+  }
+  HelloOutcome outcome;
+  if (!hello.cluster_id.empty() && hello.cluster_id != cluster_id_) {
+    outcome.rejected = absl::StrCat("node ",
+                                    hello.node_id,
+                                    " belongs to cluster ",
+                                    hello.cluster_id,
+                                    ", this is ",
+                                    cluster_id_);
+  } else if (hello.term > term_) {
+    // The daemon would not listen to an older coordinator; its trainers go on without one.
+    log::Error(
+        absl::StrCat("node ",
+                     hello.node_id,
+                     " has heard of term ",
+                     hello.term,
+                     ", this coordinator is of term ",
+                     term_,
+                     ": its state is older than what runs. If a backup was restored and no other "
+                     "coordinator runs, start it once with --raise-term ",
+                     hello.term + 1));
+    parts_.fleet->Close(stream);
+    return std::nullopt;
+  } else {
+    outcome = membership_.OnHello(stream, hello, now_ms, parts_.clock->WallMs());
+  }
+  if (!outcome.rejected.empty()) {
+    log::Warning(absl::StrCat("a daemon was refused: ", outcome.rejected));
+    Send(stream, Rejected{outcome.rejected});
+    parts_.fleet->Close(stream);
+    return std::nullopt;
+  }
+  known_nodes_.erase(hello.node_id);
+  return outcome;
+}
+
+bool JobController::NameIsAwaited(const HelloMessage& hello) const {
+  const auto known = known_nodes_.find(hello.node_id);
+  if (known == known_nodes_.end() || parts_.clock->MonotonicMs() >= registration_until_ms_) {
+    return false;
+  }
+  const NodeRow& row = known->second;
+  const bool successor =
+      !hello.work_lock.empty() && hello.work_lock == row.work_lock && hello.host_id == row.host_id;
+  return hello.incarnation != row.incarnation && !successor;
+}
+
+absl::Status JobController::SaveHold(const std::string& node_id,
+                                     NodeHold hold,
+                                     const std::string& reason) {
+  NodeRow row = RowOf(node_id);
+  row.hold = static_cast<int64_t>(hold);
+  row.hold_reason = reason;
+  const NodeRecord* node = membership_.Find(node_id);
+  if (node != nullptr && node->state == NodeState::kLost) {
+    row.incarnation.clear();  // nobody waits for it after a restart
+  }
+  StoreChange change;
+  change.nodes.push_back(std::move(row));
+  RETURN_IF_ERROR(Persist(change));
+  membership_.SetHold(node_id, hold, reason);
+  SyncNode(node_id);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<NodeView> JobController::HoldNode(const std::string& node_id,
+                                                 NodeHold hold,
+                                                 bool lift,
+                                                 const std::string& reason) {
+  const NodeRecord* node = membership_.Find(node_id);
+  if (node == nullptr) {
+    return absl::NotFoundError(absl::StrCat("no node ", node_id, "; see `ravelctl nodes list`"));
+  }
+  if (lift && node->hold != hold && node->hold != NodeHold::kNone) {
+    const bool drained = node->hold == NodeHold::kDrained;
+    return absl::FailedPreconditionError(
+        absl::StrCat("node ",
+                     node_id,
+                     drained ? " is drained, not quarantined: use `ravelctl nodes undrain`"
+                             : " is quarantined, not drained: use `ravelctl nodes release`"));
+  }
+  const NodeHold wanted = lift ? NodeHold::kNone : hold;
+  if (node->hold != wanted || node->hold_reason != reason) {
+    RETURN_IF_ERROR(SaveHold(node_id, wanted, lift ? "" : reason));
+    log::Info(absl::StrCat("node ",
+                           node_id,
+                           lift ? ": its hold is lifted" : ": held, ",
+                           lift ? "" : std::string(NodeHoldName(hold)),
+                           reason.empty() ? "" : ": ",
+                           reason));
+  }
+  if (lift) {
+    penalties_.Clear(node_id);
+    Schedule();
+  } else if (hold == NodeHold::kDrained) {
+    DrainNode(node_id, reason.empty() ? "drained by an operator" : reason);
+  }
+  return ViewOfNode(*membership_.Find(node_id));
+}
+
+NodeView JobController::ViewOfNode(const NodeRecord& node) const {
+  const std::string& id = node.facts.node_id;
+  NodeView view{.record = node,
+                .state = std::string(NodeStateName(node.state)),
+                .message = node.message,
+                .penalties = penalties_.Count(id, parts_.clock->MonotonicMs()),
+                .devices = static_cast<int64_t>(node.facts.devices.size())};
+  if (node.hold == NodeHold::kNone) {
+    return view;
+  }
+  const bool busy = !scheduler_.JobsOn(id).empty();
+  if (node.state != NodeState::kLost) {
+    view.state =
+        node.hold == NodeHold::kDrained && busy ? "DRAINING" : std::string(NodeHoldName(node.hold));
+  }
+  const std::string why = absl::StrCat(node.hold == NodeHold::kDrained ? "drained" : "quarantined",
+                                       node.hold_reason.empty() ? "" : ": ",
+                                       node.hold_reason);
+  view.message = node.message.empty() ? why : absl::StrCat(why, "; ", node.message);
+  return view;
+}
+
+std::vector<NodeView> JobController::Nodes() const {
+  std::vector<NodeView> views;
+  for (const auto& [id, node] : membership_.nodes()) {
+    views.push_back(ViewOfNode(node));
+    views.back().devices_free = scheduler_.FreeOn(id);
+    const std::string degraded = zombies_.Describe(id);
+    std::string& message = views.back().message;
+    absl::StrAppend(&message, message.empty() || degraded.empty() ? "" : "; ", degraded);
+  }
+  return views;
+}
+
+DeviceInventory JobController::Inventory() const {
+  DeviceInventory inventory;
+  for (const auto& [id, node] : membership_.nodes()) {
+    if (node.state == NodeState::kLost) {
+      continue;
+    }
+    int64_t cpu_bytes = 0;
+    for (const DeviceFacts& device : node.facts.devices) {
+      if (device.kind == "cpu") {
+        cpu_bytes += device.memory_bytes;
+      } else if (device.memory_bytes > inventory.gpu_bytes) {
+        inventory.gpu_bytes = device.memory_bytes;
+        inventory.gpu_name = absl::StrCat(device.model, " of ", id);
+      }
+    }
+    if (cpu_bytes > inventory.cpu_bytes) {
+      inventory.cpu_bytes = cpu_bytes;
+      inventory.cpu_name = id;
+    }
+  }
+  return inventory;
+}
+
+}  // namespace ravel::coordinator

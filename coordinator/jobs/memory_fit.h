@@ -1,0 +1,37 @@
+#pragma once
+
+// Whether a job's plans fit the memory of the devices that are known, before any of them is held.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "common/plan/job_spec.h"
+#include "common/status.h"
+#include "coordinator/fleet/device_inventory.h"
+#include "coordinator/jobs/planner.h"
+
+namespace ravel::coordinator {
+
+// What a rank may use of a device, or all ranks of a cpu node together: less 6 %, as `ravelctl
+// plan` has it.
+int64_t UsableBytes(int64_t memory_bytes);
+
+struct MemoryFit {
+  absl::Status status;                // why no known device can hold any allowed size
+  std::vector<std::string> warnings;  // sizes that none can hold, or that nothing is known
+  std::vector<int64_t> peak_bytes;    // predicted, of the worst rank, by index of elastic.sizes; 0:
+                                      // a size above devices.count, which is never used
+};
+
+// Plans every allowed size, the very code that runs later, and for a refusal the changes that could
+// help. An error names the job field and the size. Before each size `give_up` is asked; what it
+// answers, when not OK, is the result.
+MemoryFit CheckMemory(
+    Planner& planner,
+    const plan::JobSpec& spec,
+    const DeviceInventory& inventory,
+    const std::function<absl::Status()>& give_up = [] { return absl::OkStatus(); });
+
+}  // namespace ravel::coordinator

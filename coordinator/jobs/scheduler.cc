@@ -1,0 +1,288 @@
+#include "coordinator/jobs/scheduler.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include <absl/strings/str_cat.h>
+
+namespace ravel::coordinator {
+
+Shape ShapeOf(const plan::JobSpec& spec, const std::set<std::string>& avoid) {
+  return {.cpu = spec.cpu_devices,
+          .wanted = spec.device_count,
+          .transport = spec.transport,
+          .sizes = spec.elastic.sizes,
+          .avoid = {avoid.begin(), avoid.end()}};
+}
+
+bool Scheduler::IsFree(const Node& node, int64_t device) const {
+  return !node.taken.contains(device) && !node.blocked.contains(device);
+}
+
+void Scheduler::Recount(const std::string& node_id, Node& node) {
+  int64_t free[2] = {0, 0};
+  if (node.places.usable) {
+    for (size_t device = 0; device < node.places.cpu.size(); ++device) {
+      if (IsFree(node, static_cast<int64_t>(device))) {
+        ++free[node.places.cpu[device] ? 1 : 0];
+      }
+    }
+  }
+  for (const int kind : {0, 1}) {
+    if (free[kind] == node.free[kind]) {
+      continue;
+    }
+    by_free_[kind].erase({-node.free[kind], node_id});
+    if (free[kind] > 0) {
+      by_free_[kind].insert({-free[kind], node_id});
+    }
+    if (free[kind] > node.free[kind]) {
+      ++freed_[kind];
+      changed_ = true;
+    }
+    free_[kind] += free[kind] - node.free[kind];
+    node.free[kind] = free[kind];
+  }
+}
+
+void Scheduler::SetNode(const std::string& node_id, NodePlaces places) {
+  Node& node = nodes_[node_id];
+  if (node.places == places) {
+    return;
+  }
+  node.places = std::move(places);
+  Recount(node_id, node);
+}
+
+void Scheduler::Hold(const std::string& uid, std::vector<DeviceRef> devices) {
+  std::sort(devices.begin(), devices.end());
+  const auto found = held_.find(uid);
+  static const std::vector<DeviceRef> kNone;
+  const std::vector<DeviceRef>& before = found == held_.end() ? kNone : found->second;
+  if (before == devices) {
+    return;
+  }
+  std::set<std::string> touched;
+  for (const DeviceRef& device : before) {
+    Node& node = nodes_[device.node_id];
+    if (--node.taken[device.device] == 0) {
+      node.taken.erase(device.device);
+    }
+    if (--node.jobs[uid] == 0) {
+      node.jobs.erase(uid);
+    }
+    touched.insert(device.node_id);
+  }
+  for (const DeviceRef& device : devices) {
+    Node& node = nodes_[device.node_id];
+    ++node.taken[device.device];
+    ++node.jobs[uid];
+    touched.insert(device.node_id);
+  }
+  if (devices.empty()) {
+    held_.erase(uid);
+  } else {
+    held_[uid] = std::move(devices);
+  }
+  for (const std::string& node_id : touched) {
+    Recount(node_id, nodes_[node_id]);
+  }
+}
+
+void Scheduler::SetBlocked(const DeviceRef& device, bool blocked) {
+  Node& node = nodes_[device.node_id];
+  if (blocked) {
+    node.blocked.insert(device.device);
+  } else {
+    node.blocked.erase(device.device);
+  }
+  Recount(device.node_id, node);
+}
+
+void Scheduler::MakeReady(const WaitingJob& job) {
+  Group& group = groups_[job.shape];
+  group.ready.insert({job.order, job.uid});
+  // A group that did not fit still does not, but a job that is not queued has to hear it.
+  if (!job.queued) {
+    group.standing.insert(job.uid);
+    group.tried = 0;
+  }
+  changed_ = changed_ || group.tried != freed_[job.shape.cpu ? 1 : 0];
+}
+
+void Scheduler::Want(const WaitingJob& job) {
+  const auto found = waiting_.find(job.uid);
+  if (found != waiting_.end()) {
+    const WaitingJob& old = found->second;
+    if (old.order == job.order && old.start_ms == job.start_ms && old.queued == job.queued &&
+        old.shape == job.shape) {
+      return;
+    }
+    Unwant(job.uid);
+  }
+  waiting_[job.uid] = job;
+  queued_ += job.queued ? 1 : 0;
+  sleeping_.insert({job.start_ms, job.uid});  // Decide wakes it
+}
+
+void Scheduler::Unwant(const std::string& uid) {
+  const auto found = waiting_.find(uid);
+  if (found == waiting_.end()) {
+    return;
+  }
+  const WaitingJob& job = found->second;
+  sleeping_.erase({job.start_ms, uid});
+  const auto group = groups_.find(job.shape);
+  if (group != groups_.end()) {
+    group->second.ready.erase({job.order, uid});
+    group->second.standing.erase(uid);
+    if (group->second.ready.empty()) {
+      groups_.erase(group);
+    }
+  }
+  queued_ -= job.queued ? 1 : 0;
+  waiting_.erase(found);
+}
+
+bool Scheduler::IsDue(int64_t now_ms) const {
+  return changed_ || (!sleeping_.empty() && sleeping_.begin()->first <= now_ms);
+}
+
+int64_t Scheduler::Free(const Shape& shape) const {
+  const int kind = shape.cpu ? 1 : 0;
+  int64_t free = free_[kind];
+  for (const std::string& node_id : shape.avoid) {
+    const auto node = nodes_.find(node_id);
+    free -= node == nodes_.end() ? 0 : node->second.free[kind];
+  }
+  return free;
+}
+
+// The best nodes that have `size` devices together.
+std::vector<NodeOffer> Scheduler::Offers(const Shape& shape, int64_t size) const {
+  std::vector<NodeOffer> offers;
+  int64_t offered = 0;
+  for (const auto& [free, node_id] : by_free_[shape.cpu ? 1 : 0]) {
+    if (offered >= size) {
+      break;
+    }
+    if (std::binary_search(shape.avoid.begin(), shape.avoid.end(), node_id)) {
+      continue;
+    }
+    const Node& node = nodes_.at(node_id);
+    NodeOffer offer{node_id, node.places.host_id, node.places.address, {}};
+    for (size_t device = 0; device < node.places.cpu.size(); ++device) {
+      if (node.places.cpu[device] == shape.cpu && IsFree(node, static_cast<int64_t>(device))) {
+        offer.devices.push_back(static_cast<int64_t>(device));
+      }
+    }
+    offered += static_cast<int64_t>(offer.devices.size());
+    offers.push_back(std::move(offer));
+  }
+  return offers;
+}
+
+std::string Scheduler::TooFew(const Shape& shape, int64_t free) const {
+  return absl::StrCat(
+      "needs ",
+      shape.sizes.empty() ? 1 : shape.sizes.front(),
+      " free ",
+      shape.cpu ? "cpu" : "gpu",
+      " devices, ",
+      free,
+      " are free",
+      shape.avoid.empty()
+          ? ""
+          : absl::StrCat(" outside of the ", shape.avoid.size(), " nodes it avoids"));
+}
+
+absl::StatusOr<Placement> Scheduler::Fit(const Shape& shape) const {
+  const int64_t free = Free(shape);
+  const int64_t size = ChooseSize(shape.sizes, shape.wanted, free);
+  if (size == 0) {
+    return absl::ResourceExhaustedError(TooFew(shape, free));
+  }
+  Placement placement;
+  placement.places = PlaceRanks(size, Offers(shape, size));
+  ASSIGN_OR_RETURN(placement.transport, TransportOf(shape.cpu, shape.transport, placement.places));
+  return placement;
+}
+
+Decision Scheduler::Decide(int64_t now_ms, size_t most) {
+  Decision decision;
+  while (!sleeping_.empty() && sleeping_.begin()->first <= now_ms) {
+    const std::string uid = sleeping_.begin()->second;
+    sleeping_.erase(sleeping_.begin());
+    MakeReady(waiting_.at(uid));
+  }
+  if (!changed_) {
+    return decision;
+  }
+  // The heads of all groups that may fit, in order of submission.
+  std::map<std::pair<int64_t, std::string>, Groups::iterator> heads;
+  for (auto group = groups_.begin(); group != groups_.end(); ++group) {
+    if (group->second.tried != freed_[group->first.cpu ? 1 : 0]) {
+      heads.insert({*group->second.ready.begin(), group});
+    }
+  }
+  while (!heads.empty() && decision.placements.size() < most) {
+    const auto [head, iterator] = *heads.begin();
+    heads.erase(heads.begin());
+    Group& group = iterator->second;
+    absl::StatusOr<Placement> fit = Fit(iterator->first);
+    if (!fit.ok()) {
+      group.tried = freed_[iterator->first.cpu ? 1 : 0];
+      group.obstacle = std::string(fit.status().message());
+      decision.below_minimum.insert(
+          decision.below_minimum.end(), group.standing.begin(), group.standing.end());
+      continue;
+    }
+    const auto next = std::next(group.ready.begin());
+    if (next != group.ready.end()) {
+      heads.insert({*next, iterator});
+    }
+    fit->uid = head.second;
+    std::vector<DeviceRef> devices;
+    for (const RankPlace& place : fit->places) {
+      devices.push_back({place.node_id, place.device});
+    }
+    Unwant(fit->uid);
+    Hold(fit->uid, std::move(devices));
+    decision.placements.push_back(*std::move(fit));
+  }
+  changed_ = !heads.empty();
+  return decision;
+}
+
+int64_t Scheduler::FreeOn(const std::string& node_id) const {
+  const auto node = nodes_.find(node_id);
+  return node == nodes_.end() ? 0 : node->second.free[0] + node->second.free[1];
+}
+
+std::vector<std::string> Scheduler::JobsOn(const std::string& node_id) const {
+  std::vector<std::string> jobs;
+  const auto node = nodes_.find(node_id);
+  if (node != nodes_.end()) {
+    for (const auto& [uid, devices] : node->second.jobs) {
+      jobs.push_back(uid);
+    }
+  }
+  return jobs;
+}
+
+std::string Scheduler::Explain(const std::string& uid) const {
+  const auto found = waiting_.find(uid);
+  if (found == waiting_.end()) {
+    return "";
+  }
+  const Shape& shape = found->second.shape;
+  const int64_t free = Free(shape);
+  if (ChooseSize(shape.sizes, shape.wanted, free) == 0) {
+    return TooFew(shape, free);
+  }
+  const auto group = groups_.find(shape);
+  const bool tried = group != groups_.end() && group->second.tried == freed_[shape.cpu ? 1 : 0];
+  return tried ? group->second.obstacle : "";
+}
+
+}  // namespace ravel::coordinator

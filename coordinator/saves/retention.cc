@@ -1,0 +1,256 @@
+#include "coordinator/saves/retention.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/check.h"
+
+namespace ravel::coordinator {
+namespace {
+
+using store::JoinPath;
+
+// Everything but DELETED first: as long as the folder exists it says what it is.
+absl::Status RemoveWithdrawn(store::ObjectStore& store, const std::string& directory) {
+  ASSIGN_OR_RETURN(const std::vector<store::ListedEntry> entries, store.List(directory));
+  for (const store::ListedEntry& entry : entries) {
+    if (entry.name == ckpt::kDeletedFile) {
+      continue;
+    }
+    const std::string path = JoinPath(directory, entry.name);
+    const absl::Status removed =
+        entry.is_directory ? store::RemoveTree(store, path) : store.Remove(path);
+    RETURN_IF_ERROR(absl::IsNotFound(removed) ? absl::OkStatus() : removed);
+  }
+  return store::RemoveTree(store, directory);
+}
+
+// Withdrawn, or emptied and not yet removed. Publishing never makes an empty folder.
+absl::StatusOr<bool> IsRestOfDeletion(const store::ObjectStore& store,
+                                      const std::string& directory) {
+  ASSIGN_OR_RETURN(const std::vector<store::ListedEntry> entries, store.List(directory));
+  const auto contains = [&entries](std::string_view name) {
+    return std::any_of(
+        entries.begin(), entries.end(), [name](const auto& entry) { return entry.name == name; });
+  };
+  return entries.empty() || (contains(ckpt::kDeletedFile) && !contains(ckpt::kCommitFile));
+}
+
+// Every mark of a step (a BAD report, pins of any holder) in a folder of marks.
+absl::StatusOr<std::vector<std::string>> MarksOf(const store::ObjectStore& store,
+                                                 std::string_view marks,
+                                                 const std::string& directory) {
+  const absl::StatusOr<std::vector<store::ListedEntry>> entries = store.List(marks);
+  std::vector<std::string> found;
+  if (absl::IsNotFound(entries.status())) {
+    return found;
+  }
+  RETURN_IF_ERROR(entries.status());
+  for (const store::ListedEntry& entry : *entries) {
+    const std::optional<ckpt::PinName> pin = ckpt::ParsePinName(entry.name);
+    const bool of_step = entry.name == directory || (marks == ckpt::kPinsFolder && pin &&
+                                                     ckpt::StepName(pin->step) == directory);
+    if (of_step) {
+      found.push_back(JoinPath(marks, entry.name));
+    }
+  }
+  return found;
+}
+
+absl::Status MoveAside(store::ObjectStore& store,
+                       const std::vector<std::string>& directories,
+                       const std::string& aside) {
+  for (const std::string& directory : directories) {
+    // Marks first: one that stayed would be taken for a mark of the new step of that number.
+    for (const std::string_view marks : {ckpt::kBadFolder, ckpt::kPinsFolder}) {
+      ASSIGN_OR_RETURN(const std::vector<std::string> found, MarksOf(store, marks, directory));
+      for (const std::string& mark : found) {
+        RETURN_IF_ERROR(store::MakeDirectories(store, JoinPath(aside, marks)));
+        RETURN_IF_ERROR(store.RenameNoReplace(mark, JoinPath(aside, mark)));
+        RETURN_IF_ERROR(store.SyncDirectory(marks));
+      }
+    }
+    RETURN_IF_ERROR(store::MakeDirectories(store, aside));
+    RETURN_IF_ERROR(store.RenameNoReplace(directory, JoinPath(aside, directory)));
+  }
+  if (!directories.empty()) {
+    RETURN_IF_ERROR(store.SyncDirectory(aside));
+    RETURN_IF_ERROR(store.SyncDirectory(""));
+  }
+  return absl::OkStatus();
+}
+
+// COMMIT becomes DELETED, and back when the step was pinned in the meantime: PinStep writes its
+// mark before it looks for COMMIT.
+absl::StatusOr<bool> WithdrawUnlessPinned(store::ObjectStore& store, int64_t step, int64_t now_s) {
+  const std::string directory = ckpt::StepName(step);
+  const std::string commit = JoinPath(directory, ckpt::kCommitFile);
+  const std::string withdrawn = JoinPath(directory, ckpt::kDeletedFile);
+  RETURN_IF_ERROR(store.Replace(commit, withdrawn));
+  ASSIGN_OR_RETURN(const std::vector<std::string> pins,
+                   MarksOf(store, ckpt::kPinsFolder, directory));
+  for (const std::string& pin : pins) {
+    const std::string name = pin.substr(pin.rfind('/') + 1);
+    if (!ckpt::ParsePinName(name)->Expired(now_s)) {
+      RETURN_IF_ERROR(store.Replace(withdrawn, commit));
+      return false;
+    }
+  }
+  RETURN_IF_ERROR(store.SyncDirectory(directory));
+  return true;
+}
+
+absl::Status RemoveExpiredPins(store::ObjectStore& store, int64_t now_s) {
+  const absl::StatusOr<std::vector<store::ListedEntry>> pins = store.List(ckpt::kPinsFolder);
+  if (absl::IsNotFound(pins.status())) {
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(pins.status());
+  for (const store::ListedEntry& entry : *pins) {
+    const std::optional<ckpt::PinName> pin = ckpt::ParsePinName(entry.name);
+    if (pin && pin->Expired(now_s)) {
+      const absl::Status removed = store.Remove(JoinPath(ckpt::kPinsFolder, entry.name));
+      RETURN_IF_ERROR(absl::IsNotFound(removed) ? absl::OkStatus() : removed);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::vector<int64_t> StepsToDelete(std::span<const CommittedStepInfo> steps,
+                                   const RetentionPolicy& policy,
+                                   const std::set<int64_t>& in_use) {
+  CHECK_GE(policy.keep_last, 1);
+  std::vector<const CommittedStepInfo*> good;
+  for (const CommittedStepInfo& info : steps) {
+    if (!info.bad) {
+      good.push_back(&info);
+    }
+  }
+  std::sort(
+      good.begin(), good.end(), [](const auto* a, const auto* b) { return a->step > b->step; });
+  std::vector<int64_t> unwanted;
+  for (size_t i = static_cast<size_t>(policy.keep_last); i < good.size(); ++i) {
+    const CommittedStepInfo& info = *good[i];
+    const bool periodic = policy.every_steps > 0 && info.step % policy.every_steps == 0;
+    if (!periodic && !info.pinned && !in_use.contains(info.step)) {
+      unwanted.push_back(info.step);
+    }
+  }
+  std::reverse(unwanted.begin(), unwanted.end());
+  return unwanted;
+}
+
+absl::Status DeleteStep(store::ObjectStore& store, int64_t step) {
+  const std::string directory = ckpt::StepName(step);
+  ASSIGN_OR_RETURN(const bool exists, store::Exists(store, directory));
+  if (!exists) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const bool committed,
+                   store::Exists(store, JoinPath(directory, ckpt::kCommitFile)));
+  if (committed) {
+    RETURN_IF_ERROR(store.Replace(JoinPath(directory, ckpt::kCommitFile),
+                                  JoinPath(directory, ckpt::kDeletedFile)));
+    RETURN_IF_ERROR(store.SyncDirectory(directory));
+  }
+  return RemoveWithdrawn(store, directory);
+}
+
+absl::StatusOr<std::vector<int64_t>> ApplyRetention(store::ObjectStore& store,
+                                                    const RetentionPolicy& policy,
+                                                    const std::set<int64_t>& in_use,
+                                                    int64_t now_s,
+                                                    const DeletionGate& gate) {
+  RETURN_IF_ERROR(RemoveExpiredPins(store, now_s));
+  ASSIGN_OR_RETURN(const StepListing listing, ListSteps(store, now_s));
+  for (const StepListing::Damaged& damaged : listing.damaged) {
+    ASSIGN_OR_RETURN(const bool rest, IsRestOfDeletion(store, damaged.directory));
+    if (rest) {
+      RETURN_IF_ERROR(RemoveWithdrawn(store, damaged.directory));
+    }
+  }
+  std::vector<int64_t> deleted;
+  for (const int64_t step : StepsToDelete(listing.steps, policy, in_use)) {
+    if (gate && !gate(step)) {
+      continue;
+    }
+    ASSIGN_OR_RETURN(const bool withdrawn, WithdrawUnlessPinned(store, step, now_s));
+    if (withdrawn) {
+      RETURN_IF_ERROR(DeleteStep(store, step));
+      deleted.push_back(step);
+    }
+  }
+  return deleted;
+}
+
+absl::StatusOr<std::vector<std::string>> SetAside(store::ObjectStore& store,
+                                                  const std::string& job,
+                                                  int64_t step) {
+  ASSIGN_OR_RETURN(const StepListing listing, ListSteps(store));
+  std::vector<std::string> moved;
+  for (const CommittedStepInfo& info : listing.steps) {
+    if (info.commit.job != job && info.step > step) {
+      moved.push_back(info.directory);
+    }
+  }
+  for (const StepListing::Damaged& damaged : listing.damaged) {
+    if (ckpt::ParseStepName(damaged.directory).value_or(-1) > step) {
+      moved.push_back(damaged.directory);
+    }
+  }
+  RETURN_IF_ERROR(MoveAside(store, moved, absl::StrCat("old-", job)));
+  return moved;
+}
+
+absl::StatusOr<std::vector<std::string>> MoveStepsAbove(store::ObjectStore& store,
+                                                        int64_t step,
+                                                        const std::string& aside) {
+  ASSIGN_OR_RETURN(const std::vector<store::ListedEntry> entries, store.List(""));
+  std::vector<std::string> moved;
+  for (const store::ListedEntry& entry : entries) {
+    if (entry.is_directory && ckpt::ParseStepName(entry.name).value_or(-1) > step) {
+      moved.push_back(entry.name);
+    }
+  }
+  RETURN_IF_ERROR(MoveAside(store, moved, aside));
+  return moved;
+}
+
+absl::StatusOr<std::vector<int64_t>> RemoveStepsOf(store::ObjectStore& store,
+                                                   const std::string& job) {
+  ASSIGN_OR_RETURN(const StepListing listing, ListSteps(store));
+  std::vector<int64_t> removed;
+  for (const CommittedStepInfo& info : listing.steps) {
+    if (info.commit.job == job && !info.pinned) {
+      RETURN_IF_ERROR(DeleteStep(store, info.step));
+      removed.push_back(info.step);
+    }
+  }
+  return removed;
+}
+
+absl::StatusOr<std::vector<ckpt::AttemptKey>> CleanAttempts(store::ObjectStore& store,
+                                                            std::optional<uint32_t> job_tag) {
+  ASSIGN_OR_RETURN(const std::vector<ckpt::AttemptKey> attempts, ListAttempts(store));
+  std::vector<ckpt::AttemptKey> removed;
+  for (const ckpt::AttemptKey& key : attempts) {
+    if (key.job_tag == job_tag) {
+      // COMMIT, if there is one, goes first by its name: nobody publishes a half-removed attempt.
+      RETURN_IF_ERROR(store::RemoveTree(store, ckpt::AttemptName(key)));
+      removed.push_back(key);
+    }
+  }
+  return removed;
+}
+
+absl::Status CleanAttemptsOf(store::ObjectStore& store, const std::string& job) {
+  RETURN_IF_ERROR(CleanAttempts(store, ckpt::JobTag(job)).status());
+  // Of releases before 2, whose names do not say whose they are: the folder does.
+  return CleanAttempts(store, std::nullopt).status();
+}
+
+}  // namespace ravel::coordinator

@@ -1,0 +1,67 @@
+#pragma once
+
+// Which steps stay, and how the others go. Only committed steps count; deletion may be interrupted
+// anywhere and repeated.
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/ckpt/step_layout.h"
+#include "common/status.h"
+#include "common/store/object_store.h"
+#include "coordinator/saves/saves.h"
+
+namespace ravel::coordinator {
+
+struct RetentionPolicy {
+  int64_t keep_last = 3;    // >= 1
+  int64_t every_steps = 0;  // also every step divisible by this; 0: none
+};
+
+// Steps that may be deleted, oldest first. Never: the newest good step, the `keep_last` newest good
+// ones, pinned or BAD ones, those in `in_use` (being read, or the last one verified by a read).
+// Pure.
+std::vector<int64_t> StepsToDelete(std::span<const CommittedStepInfo> steps,
+                                   const RetentionPolicy& policy,
+                                   const std::set<int64_t>& in_use);
+
+// COMMIT becomes DELETED (durable: the step is gone), then the data, then the folder.
+absl::Status DeleteStep(store::ObjectStore& store, int64_t step);
+// Ends deletions that were interrupted, then deletes what the policy says. Returns the deleted
+// steps.
+// `gate`, if there is one, is asked right before each deletion; false: that step stays. Pins count
+// until they expire, at Unix time `now_s`; expired ones are removed.
+using DeletionGate = std::function<bool(int64_t step)>;
+absl::StatusOr<std::vector<int64_t>> ApplyRetention(store::ObjectStore& store,
+                                                    const RetentionPolicy& policy,
+                                                    const std::set<int64_t>& in_use,
+                                                    int64_t now_s = 0,
+                                                    const DeletionGate& gate = nullptr);
+// Moves every step folder above `step` that `job` did not commit, with its marks, into old-<job>/:
+// a new history begins there in a folder that holds one. May be interrupted anywhere and repeated.
+// Returns what moved.
+absl::StatusOr<std::vector<std::string>> SetAside(store::ObjectStore& store,
+                                                  const std::string& job,
+                                                  int64_t step);
+// Deletes the committed steps of a job that is deleted, but for pinned ones; steps of others stay.
+// May be interrupted anywhere and repeated. Returns the deleted steps.
+absl::StatusOr<std::vector<int64_t>> RemoveStepsOf(store::ObjectStore& store,
+                                                   const std::string& job);
+// Moves every step folder above `step`, with its marks, into `aside`/: what a rollback leaves
+// behind. May be interrupted anywhere and repeated. Returns what moved.
+absl::StatusOr<std::vector<std::string>> MoveStepsAbove(store::ObjectStore& store,
+                                                        int64_t step,
+                                                        const std::string& aside);
+// Removes the attempts whose names carry this tag (none: those without one): of epochs that are
+// over. Returns what was removed.
+absl::StatusOr<std::vector<ckpt::AttemptKey>> CleanAttempts(store::ObjectStore& store,
+                                                            std::optional<uint32_t> job_tag);
+// Attempts of the job; nobody writes any more. Those of other jobs stay.
+absl::Status CleanAttemptsOf(store::ObjectStore& store, const std::string& job);
+
+}  // namespace ravel::coordinator

@@ -1,0 +1,600 @@
+#include "coordinator/saves/store_checkpoint_keeper.h"
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/strip.h>
+
+#include "common/logging.h"
+#include "common/plan/save_plan.h"
+#include "common/store/committed_step.h"
+#include "common/store/file_store.h"
+#include "coordinator/saves/checkpoint_leftovers.h"
+#include "coordinator/saves/checkpoint_owner.h"
+#include "coordinator/saves/checkpoint_pins.h"
+#include "coordinator/saves/retention.h"
+#include "coordinator/saves/saves.h"
+#include "coordinator/saves/step_inspection.h"
+
+namespace ravel::coordinator {
+namespace {
+
+using store::FileStore;
+
+constexpr const char* kBuild = "ravel";
+constexpr int64_t kTidyEveryMs = 3600 * 1000;
+
+OwnerRecord OwnerOf(const CheckpointJob& job, int64_t created_ms) {
+  return {job.cluster_id,
+          job.uid,
+          absl::StrCat(job.spec.namespace_name, "/", job.spec.name),
+          created_ms};
+}
+
+absl::Status CheckOurs(const FileStore& files, const CheckpointJob& job) {
+  return CheckOwner(files, OwnerOf(job, 0));
+}
+
+SaveContext ContextOf(const SaveRequest& request) {
+  SaveContext context;
+  context.job = request.job_uid;
+  context.key = {.step = request.step,
+                 .epoch = request.epoch,
+                 .attempt = request.attempt,
+                 .job_tag = ckpt::JobTag(request.job_uid)};
+  context.created_ns = request.created_ms * 1'000'000;
+  context.build = kBuild;
+  context.numerics = "f32";
+  context.virtual_ranks = request.world->plan.lanes.lanes;
+  context.ranks = request.world->plan.ranks;
+  return context;
+}
+
+std::string Hex(const ckpt::SaveId& id) {
+  std::string text;
+  for (const uint8_t byte : id) {
+    absl::StrAppend(&text, absl::Hex(byte, absl::kZeroPad2));
+  }
+  return text;
+}
+
+CommittedSave Describe(const FileStore& files, const CommittedStepInfo& info) {
+  return {info.step,
+          files.Locate(info.directory),
+          info.commit.bytes,
+          info.commit.files,
+          Hex(info.commit.save_id)};
+}
+
+bool NamesStart(const plan::JobSpec& spec) {
+  return spec.checkpoint.resume_from != "auto" && spec.checkpoint.resume_from != "none";
+}
+
+// The folder and directory name of the step that an absolute resumeFrom names.
+struct StartLocation {
+  FileStore parent;
+  std::string directory;
+};
+std::optional<StartLocation> StartElsewhere(const plan::JobSpec& spec) {
+  const std::string& wanted = spec.checkpoint.resume_from;
+  if (!wanted.starts_with("/")) {
+    return std::nullopt;
+  }
+  const size_t slash = wanted.find_last_of('/');
+  return StartLocation{FileStore(slash == 0 ? "/" : wanted.substr(0, slash)),
+                       wanted.substr(slash + 1)};
+}
+
+// Where a job without a commit begins when resumeFrom names a step.
+absl::StatusOr<RestorePoint> NamedStart(const FileStore& files, const plan::JobSpec& spec) {
+  const std::string& wanted = spec.checkpoint.resume_from;
+  if (const std::optional<StartLocation> start = StartElsewhere(spec)) {
+    ASSIGN_OR_RETURN(const store::CommittedStep step,
+                     store::CommittedStep::Open(&start->parent, start->directory));
+    return RestorePoint{.step = step.commit().step, .path = wanted, .own = false};
+  }
+  int64_t step = -1;
+  if (!absl::SimpleAtoi(wanted, &step) || step < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("expected auto, none, a step number or an absolute path, got ", wanted));
+  }
+  const StepInspection inspected = InspectStep(files, step);
+  if (inspected.condition != StepCondition::kGood) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(files.Locate(ckpt::StepName(step)), ": ", inspected.reason));
+  }
+  return RestorePoint{.step = step, .path = files.Locate(ckpt::StepName(step)), .own = true};
+}
+
+absl::Status HoldsHistory(const FileStore& files, const CommittedStepInfo& newest) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("spec.checkpoint.resumeFrom: ",
+                   files.root(),
+                   " holds steps of an earlier job, up to ",
+                   newest.step,
+                   " (job uid ",
+                   newest.commit.job,
+                   "); to go on from it set resumeFrom: ",
+                   files.Locate(newest.directory),
+                   ", to begin anew set resumeFrom: none and fresh: true, or choose another name "
+                   "or store"));
+}
+
+// The first launch of a job: its folder is made and becomes its own.
+absl::Status ClaimRoot(FileStore& files, const CheckpointJob& job, int64_t now_ms) {
+  RETURN_IF_ERROR(files.MakeRoot());
+  Takeover takeover = Takeover::kSameCluster;
+  if (job.spec.checkpoint.resume_from == "auto") {
+    ASSIGN_OR_RETURN(const StepListing listing, ListSteps(files));
+    for (const CommittedStepInfo& info : listing.steps) {
+      if (info.commit.job != job.uid) {
+        return HoldsHistory(files, info);
+      }
+    }
+    takeover = listing.damaged.empty() ? Takeover::kSameCluster : Takeover::kNever;
+  }
+  return ClaimFolder(files, OwnerOf(job, now_ms), takeover);
+}
+
+// A job that has run: OWNER must be there. Only a folder that another proof ties to the job, the
+// COMMIT of the very step that its record names, gets the OWNER that releases before 2 did not
+// write.
+absl::Status CheckRoot(FileStore& files,
+                       const CheckpointJob& job,
+                       int64_t committed_step,
+                       int64_t now_ms) {
+  const absl::Status ours = CheckOurs(files, job);
+  if (!absl::IsUnavailable(ours) || committed_step < 0) {
+    return ours;
+  }
+  ASSIGN_OR_RETURN(const std::optional<OwnerRecord> owner, ReadOwner(files));
+  const absl::StatusOr<store::CommittedStep> step =
+      store::CommittedStep::Open(&files, ckpt::StepName(committed_step));
+  if (owner || !step.ok() || step->commit().job != job.uid) {
+    return ours;
+  }
+  return ClaimFolder(files, OwnerOf(job, now_ms), Takeover::kNever);
+}
+
+// Attempts of the job above the recorded commit, newest first.
+absl::StatusOr<std::vector<ckpt::AttemptKey>> NewerAttempts(const FileStore& files,
+                                                            const CheckpointJob& job,
+                                                            int64_t committed_step) {
+  ASSIGN_OR_RETURN(std::vector<ckpt::AttemptKey> attempts, ListAttempts(files));
+  std::erase_if(attempts, [&](const ckpt::AttemptKey& key) {
+    const bool foreign = key.job_tag && *key.job_tag != ckpt::JobTag(job.uid);
+    return foreign || key.step <= committed_step;
+  });
+  std::reverse(attempts.begin(), attempts.end());
+  return attempts;
+}
+
+// One attempt, if all its seals are there. Their number is the size of the epoch that made it; the
+// hash of the plan in each of them proves it.
+absl::StatusOr<std::optional<SettledSave>> SettleOne(FileStore& files,
+                                                     const CheckpointJob& job,
+                                                     const RestoreQuery& query,
+                                                     const ckpt::AttemptKey& key,
+                                                     int64_t now_ms) {
+  ASSIGN_OR_RETURN(SettleResult result, SettleDescribedAttempt(files, job.uid, key));
+  int64_t ranks = 0;
+  if (result.state == SettledState::kIncomplete) {
+    ASSIGN_OR_RETURN(const std::vector<ckpt::Seal> seals, ReadSeals(files, key));
+    ranks = static_cast<int64_t>(seals.size());
+    if (ranks == 0) {
+      return std::optional<SettledSave>();
+    }
+    const auto world = query.plan(ranks);
+    if (!world.ok()) {
+      return std::optional<SettledSave>();
+    }
+    ASSIGN_OR_RETURN(const plan::SavePlan save_plan, plan::BuildSavePlan((*world)->plan));
+    SaveRequest request{job.uid, key.step, key.epoch, key.attempt, now_ms, *world, {}};
+    SaveContext context = ContextOf(request);
+    context.key = key;
+    ASSIGN_OR_RETURN(result, SettleAttempt(files, save_plan, context));
+  }
+  if (result.state != SettledState::kCommitted || !result.committed) {
+    return std::optional<SettledSave>();
+  }
+  if (ranks == 0) {  // it was described before: its manifest tells
+    ASSIGN_OR_RETURN(const store::CommittedStep step,
+                     store::CommittedStep::Open(&files, result.committed->directory));
+    ranks = step.manifest().mesh.empty() ? 0 : step.manifest().mesh.front().size;
+  }
+  return std::optional<SettledSave>(
+      SettledSave{Describe(files, *result.committed), key.epoch, key.attempt, ranks});
+}
+
+absl::StatusOr<std::optional<SettledSave>> SettleNewest(FileStore& files,
+                                                        const CheckpointJob& job,
+                                                        const RestoreQuery& query,
+                                                        int64_t now_ms) {
+  if (!query.plan || query.rollback_step >= 0) {
+    return std::optional<SettledSave>();
+  }
+  ASSIGN_OR_RETURN(const std::vector<ckpt::AttemptKey> attempts,
+                   NewerAttempts(files, job, query.committed_step));
+  for (const ckpt::AttemptKey& key : attempts) {
+    ASSIGN_OR_RETURN(const std::optional<SettledSave> settled,
+                     SettleOne(files, job, query, key, now_ms));
+    if (settled) {
+      log::Info(absl::StrCat("job ",
+                             job.spec.name,
+                             ": the finished save of step ",
+                             key.step,
+                             " (",
+                             ckpt::AttemptName(key),
+                             ") is committed"));
+      return settled;
+    }
+  }
+  return std::optional<SettledSave>();
+}
+
+// Later steps of other jobs go out of the way of a job that was told where to begin.
+absl::Status SetOthersAside(FileStore& files, const CheckpointJob& job, const RestorePoint& start) {
+  // Of another folder, or none at all: then no step that lies here is part of this history.
+  const bool here = start.path.starts_with(files.root() + "/");
+  ASSIGN_OR_RETURN(const std::vector<std::string> moved,
+                   SetAside(files, job.uid, here ? start.step : -1));
+  if (!moved.empty()) {
+    log::Info(absl::StrCat("job ",
+                           job.spec.name,
+                           ": ",
+                           moved.size(),
+                           " earlier steps were moved to ",
+                           files.Locate(absl::StrCat("old-", job.uid))));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RestorePoint> ChooseStart(FileStore& files,
+                                         const CheckpointJob& job,
+                                         const RestoreQuery& query) {
+  if (!query.has_commit && job.spec.checkpoint.resume_from != "auto") {
+    RestorePoint start;
+    if (NamesStart(job.spec)) {
+      ASSIGN_OR_RETURN(start, NamedStart(files, job.spec));
+    }
+    RETURN_IF_ERROR(SetOthersAside(files, job, start));
+    return start;
+  }
+  ASSIGN_OR_RETURN(RestoreChoice choice,
+                   ChooseRestore(files,
+                                 {.job_uid = job.uid,
+                                  .committed_step = query.committed_step,
+                                  .has_commit = query.has_commit}));
+  return RestorePoint{.step = choice.step,
+                      .path = choice.step < 0 ? "" : files.Locate(choice.directory),
+                      .own = true,
+                      .fallback_reason = std::move(choice.fallback_reason)};
+}
+
+void UnpinStart(const CheckpointJob& job) {
+  std::optional<StartLocation> start = StartElsewhere(job.spec);
+  const std::optional<int64_t> step =
+      start ? ckpt::ParseStepName(start->directory) : std::optional<int64_t>();
+  if (!step) {
+    return;
+  }
+  const absl::Status status = UnpinStep(start->parent, *step, JobPinHolder(job.uid));
+  if (!status.ok()) {
+    log::Warning(absl::StrCat("job ",
+                              job.spec.name,
+                              ": its pin on ",
+                              job.spec.checkpoint.resume_from,
+                              " stays: ",
+                              std::string(status.message())));
+  }
+}
+
+}  // namespace
+
+std::string StoreCheckpointKeeper::Root(const plan::JobSpec& spec) const {
+  std::string base = std::string(absl::StripPrefix(spec.checkpoint.store, "file://"));
+  while (base.size() > 1 && base.back() == '/') {
+    base.pop_back();
+  }
+  // A name holds no dot, so no two jobs of a coordinator share a folder.
+  return spec.namespace_name == "default"
+             ? absl::StrCat(base, "/", spec.name)
+             : absl::StrCat(base, "/", spec.namespace_name, ".", spec.name);
+}
+
+absl::Status StoreCheckpointKeeper::Check(const CheckpointJob& job) {
+  const FileStore files(Root(job.spec));
+  RETURN_IF_ERROR(Annotate(files.ProbeWritable(), "spec.checkpoint.store"));
+  const absl::StatusOr<std::optional<OwnerRecord>> owner = ReadOwner(files);
+  RETURN_IF_ERROR(Annotate(owner.status(), "spec.checkpoint.store"));
+  if (*owner && (*owner)->cluster_id != job.cluster_id) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("spec.checkpoint.store: ",
+                     files.root(),
+                     " belongs to job ",
+                     (*owner)->job_name,
+                     " (uid ",
+                     (*owner)->job_uid,
+                     ") of another cluster (",
+                     (*owner)->cluster_id,
+                     "); choose another name or store; resumeFrom: ",
+                     files.root(),
+                     "/step-... may read its steps from there. If that cluster is gone for good, "
+                     "remove ",
+                     files.Locate(ckpt::kOwnerFile)));
+  }
+  ASSIGN_OR_RETURN(const StepListing listing, ListSteps(files));
+  const plan::CheckpointSpec& wanted = job.spec.checkpoint;
+  if (wanted.resume_from == "auto" && !listing.steps.empty()) {
+    return HoldsHistory(files, listing.steps.front());
+  }
+  if (wanted.resume_from == "none" && !wanted.fresh && !listing.steps.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("spec.checkpoint.resumeFrom: none, but ",
+                     files.root(),
+                     " holds commits; set fresh: true or another store"));
+  }
+  return NamesStart(job.spec)
+             ? Annotate(NamedStart(files, job.spec).status(), "spec.checkpoint.resumeFrom")
+             : absl::OkStatus();
+}
+
+absl::Status StoreCheckpointKeeper::PinStart(const CheckpointJob& job, int64_t for_seconds) {
+  std::optional<StartLocation> start = StartElsewhere(job.spec);
+  const std::optional<int64_t> step =
+      start ? ckpt::ParseStepName(start->directory) : std::optional<int64_t>();
+  if (!step) {
+    return absl::OkStatus();
+  }
+  const ckpt::PinName pin = {.step = *step,
+                             .holder = JobPinHolder(job.uid),
+                             .until_s = for_seconds > 0 ? NowSeconds() + for_seconds : 0};
+  const std::string why = absl::StrCat(
+      "job ", job.spec.namespace_name, "/", job.spec.name, " (uid ", job.uid, ") begins here\n");
+  const absl::Status pinned = PinStep(start->parent, pin, why);
+  if (absl::IsFailedPrecondition(pinned)) {
+    return Annotate(pinned, "spec.checkpoint.resumeFrom");
+  }
+  if (!pinned.ok()) {
+    // A folder that may only be read, say. It is used without protection, as a person may.
+    log::Warning(absl::StrCat("job ",
+                              job.spec.name,
+                              ": ",
+                              job.spec.checkpoint.resume_from,
+                              " cannot be pinned: ",
+                              std::string(pinned.message())));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CommittedSave> StoreCheckpointKeeper::Commit(const CheckpointJob& job,
+                                                            const SaveRequest& request) {
+  FileStore files(Root(job.spec));
+  RETURN_IF_ERROR(CheckOurs(files, job));
+  ASSIGN_OR_RETURN(const plan::SavePlan save_plan, plan::BuildSavePlan(request.world->plan));
+  ASSIGN_OR_RETURN(const CommittedStepInfo info,
+                   CommitSave(files, save_plan, ContextOf(request), request.seals));
+  return Describe(files, info);
+}
+
+absl::StatusOr<std::optional<CommittedSave>> StoreCheckpointKeeper::Settle(
+    const CheckpointJob& job, const SaveRequest& request) {
+  FileStore files(Root(job.spec));
+  RETURN_IF_ERROR(CheckOurs(files, job));
+  ASSIGN_OR_RETURN(const plan::SavePlan save_plan, plan::BuildSavePlan(request.world->plan));
+  SaveContext context = ContextOf(request);
+  ASSIGN_OR_RETURN(SettleResult result, SettleAttempt(files, save_plan, context));
+  if (result.state == SettledState::kIncomplete) {
+    context.key.job_tag.reset();  // a name of a release before 2
+    ASSIGN_OR_RETURN(result, SettleAttempt(files, save_plan, context));
+  }
+  if (result.state != SettledState::kCommitted || !result.committed) {
+    return std::optional<CommittedSave>();
+  }
+  return std::optional<CommittedSave>(Describe(files, *result.committed));
+}
+
+absl::StatusOr<RestorePoint> StoreCheckpointKeeper::PrepareRestore(const CheckpointJob& job,
+                                                                   const RestoreQuery& query) {
+  FileStore files(Root(job.spec));
+  const int64_t now_ms = clock_->WallMs();
+  if (query.has_commit || query.has_run) {
+    RETURN_IF_ERROR(CheckRoot(files, job, query.committed_step, now_ms));
+  } else {
+    RETURN_IF_ERROR(ClaimRoot(files, job, now_ms));
+  }
+  if (query.rollback_step >= 0) {
+    RETURN_IF_ERROR(MoveStepsAbove(files,
+                                   query.rollback_step,
+                                   absl::StrCat("rolled-back-e", query.rollback_epoch))
+                        .status());
+  }
+  ASSIGN_OR_RETURN(std::optional<SettledSave> settled, SettleNewest(files, job, query, now_ms));
+  RETURN_IF_ERROR(CleanAttemptsOf(files, job.uid));
+  if (!query.has_commit) {
+    RETURN_IF_ERROR(PinStart(job, 0));
+  }
+  ASSIGN_OR_RETURN(RestorePoint restore, ChooseStart(files, job, query));
+  if (restore.own && restore.step >= 0 && !Reserve(job.uid, restore.step)) {
+    return absl::UnavailableError(absl::StrCat(restore.path, " is being deleted"));
+  }
+  restore.settled = std::move(settled);
+  return restore;
+}
+
+bool StoreCheckpointKeeper::Reserve(const std::string& uid, int64_t step) {
+  const MutexLock lock(mutex_);
+  if (deleting_[uid].contains(step)) {
+    return false;
+  }
+  reserved_[uid] = step;
+  return true;
+}
+
+bool StoreCheckpointKeeper::MayDelete(const std::string& uid, int64_t step) {
+  const MutexLock lock(mutex_);
+  const auto reserved = reserved_.find(uid);
+  if (reserved != reserved_.end() && reserved->second == step) {
+    return false;
+  }
+  deleting_[uid].insert(step);
+  return true;
+}
+
+void StoreCheckpointKeeper::EndRestore(const std::string& job_uid) {
+  const MutexLock lock(mutex_);
+  reserved_.erase(job_uid);
+}
+
+absl::StatusOr<std::string> StoreCheckpointKeeper::CheckRollback(const CheckpointJob& job,
+                                                                 int64_t step) {
+  const FileStore files(Root(job.spec));
+  RETURN_IF_ERROR(CheckOurs(files, job));
+  const std::string path = files.Locate(ckpt::StepName(step));
+  const std::string report = store::JoinPath(ckpt::kBadFolder, ckpt::StepName(step));
+  ASSIGN_OR_RETURN(const bool bad, store::Exists(files, report));
+  if (bad) {
+    return absl::FailedPreconditionError(absl::StrCat(path, " is marked BAD"));
+  }
+  const StepInspection inspected = InspectStep(files, step);
+  if (inspected.condition != StepCondition::kGood) {
+    return absl::FailedPreconditionError(absl::StrCat(path, ": ", inspected.reason));
+  }
+  return path;
+}
+
+absl::StatusOr<StepVerdict> StoreCheckpointKeeper::Condemn(const CheckpointJob& job,
+                                                           int64_t step,
+                                                           const std::string& reason) {
+  FileStore files(Root(job.spec));
+  RETURN_IF_ERROR(CheckOurs(files, job));
+  const StepInspection inspected = InspectStep(files, step, InspectionDepth::kDeep);
+  if (inspected.condition == StepCondition::kGood) {
+    log::Warning(absl::StrCat(
+        "job ", job.spec.name, ": step ", step, " is whole here, though a trainer says: ", reason));
+    return StepVerdict::kGood;
+  }
+  if (inspected.condition == StepCondition::kUnreadable) {
+    return StepVerdict::kUnreadable;
+  }
+  RETURN_IF_ERROR(ravel::coordinator::MarkBad(files, step, inspected.reason));
+  return StepVerdict::kDamaged;
+}
+
+absl::StatusOr<std::vector<int64_t>> StoreCheckpointKeeper::Retain(const CheckpointJob& job,
+                                                                   int64_t in_use_step) {
+  FileStore files(Root(job.spec));
+  RETURN_IF_ERROR(CheckOurs(files, job));
+  std::set<int64_t> in_use;
+  if (in_use_step >= 0) {
+    in_use.insert(in_use_step);
+  }
+  absl::StatusOr<std::vector<int64_t>> deleted =
+      ApplyRetention(files,
+                     {.keep_last = job.spec.checkpoint.keep_last,
+                      .every_steps = job.spec.checkpoint.keep_every_steps},
+                     in_use,
+                     NowSeconds(),
+                     [this, &job](int64_t step) { return MayDelete(job.uid, step); });
+  bool tidy = false;
+  {
+    const MutexLock lock(mutex_);
+    deleting_.erase(job.uid);
+    const auto [last, first] = tidied_ms_.emplace(job.uid, clock_->MonotonicMs());
+    tidy = first || clock_->MonotonicMs() - last->second >= kTidyEveryMs;
+    last->second = tidy ? clock_->MonotonicMs() : last->second;
+  }
+  if (tidy) {
+    // The job has a commit of its own: what it began from may go.
+    UnpinStart(job);
+    const auto removed = RemoveOldLeftovers(files, job.uid, clock_->WallMs());
+    if (!removed.ok()) {
+      log::Warning(absl::StrCat("leftovers: ", std::string(removed.status().message())));
+    }
+  }
+  return deleted;
+}
+
+absl::Status StoreCheckpointKeeper::RemoveAttempt(const CheckpointJob& job, ckpt::AttemptKey key) {
+  FileStore files(Root(job.spec));
+  RETURN_IF_ERROR(CheckOurs(files, job));
+  key.job_tag = ckpt::JobTag(job.uid);
+  return store::RemoveTree(files, ckpt::AttemptName(key));
+}
+
+absl::StatusOr<std::optional<SettledSave>> StoreCheckpointKeeper::Release(
+    const CheckpointJob& job, const RestoreQuery& query) {
+  UnpinStart(job);
+  EndRestore(job.uid);
+  {
+    const MutexLock lock(mutex_);
+    tidied_ms_.erase(job.uid);
+  }
+  FileStore files(Root(job.spec));
+  if (!query.has_commit && !query.has_run) {
+    return std::optional<SettledSave>();  // it never wrote
+  }
+  RETURN_IF_ERROR(CheckOurs(files, job));
+  ASSIGN_OR_RETURN(const std::optional<SettledSave> settled,
+                   SettleNewest(files, job, query, clock_->WallMs()));
+  RETURN_IF_ERROR(CleanAttemptsOf(files, job.uid));
+  return settled;
+}
+
+absl::Status StoreCheckpointKeeper::Mark(const CheckpointJob& job,
+                                         int64_t step,
+                                         MarkChange change,
+                                         const std::string& reason) {
+  FileStore files(Root(job.spec));
+  RETURN_IF_ERROR(CheckOurs(files, job));
+  switch (change) {
+    case MarkChange::kPin:
+      return PinStep(files, {.step = step}, reason);
+    case MarkChange::kUnpin:
+      return UnpinStep(files, step, "");
+    case MarkChange::kUnmarkBad:
+      return UnmarkBad(files, step);
+  }
+  return absl::InvalidArgumentError("unknown change of a mark");
+}
+
+absl::StatusOr<FolderView> StoreCheckpointKeeper::Look(const CheckpointJob& job) {
+  const FileStore files(Root(job.spec));
+  RETURN_IF_ERROR(CheckOurs(files, job));
+  ASSIGN_OR_RETURN(const StepListing listing, ListSteps(files, NowSeconds()));
+  ASSIGN_OR_RETURN(const std::vector<Leftover> leftovers, ListLeftovers(files, job.uid));
+  FolderView view;
+  for (const CommittedStepInfo& info : listing.steps) {
+    view.steps.push_back(info.step);
+    if (info.pinned) {
+      view.pinned_steps.push_back(info.step);
+    }
+  }
+  for (const StepListing::Damaged& damaged : listing.damaged) {
+    // Still there, and perhaps only unreadable now: no proof that the step is gone.
+    if (!damaged.withdrawn) {
+      view.steps.push_back(ckpt::ParseStepName(damaged.directory).value_or(-1));
+    }
+  }
+  for (const Leftover& leftover : leftovers) {
+    view.leftovers.push_back({files.Locate(leftover.path),
+                              std::string(LeftoverKindName(leftover.kind)),
+                              leftover.reason,
+                              leftover.changed_ms});
+  }
+  return view;
+}
+
+absl::Status StoreCheckpointKeeper::RemoveAll(const CheckpointJob& job) {
+  FileStore files(Root(job.spec));
+  RETURN_IF_ERROR(CheckOurs(files, job));
+  RETURN_IF_ERROR(RemoveStepsOf(files, job.uid).status());
+  return CleanAttemptsOf(files, job.uid);
+}
+
+}  // namespace ravel::coordinator

@@ -1,0 +1,98 @@
+// Rules of spec.precision, and of the optimizer's types.
+
+#include <string>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "coordinator/api/job_file_proto.h"
+
+namespace ravel {
+namespace {
+
+CanonicalJob MakeTyped(const std::string& kind,
+                       const std::string& precision,
+                       const std::string& optimizer = "") {
+  const std::string text = absl::StrCat(R"(apiVersion: ravel/v1
+kind: TrainingJob
+metadata: {name: demo}
+spec:
+  model:
+    config: {vocabSize: 257, hiddenSize: 64, intermediateSize: 128, numHiddenLayers: 2,
+             numAttentionHeads: 4, maxPositionEmbeddings: 32}
+  data: {train: [{path: /data/train}]}
+  checkpoint: {store: /data/checkpoints}
+  training: {steps: 100, globalBatch: 32, optimizer: {lr: 3e-4)",
+                                        optimizer.empty() ? "" : ", ",
+                                        optimizer,
+                                        "}}\n  devices: {kind: ",
+                                        kind,
+                                        ", count: 4}\n",
+                                        precision.empty() ? "" : "  precision: {",
+                                        precision,
+                                        precision.empty() ? "" : "}\n");
+  const ParsedJobFile parsed = ParseJobFile(text);
+  EXPECT_TRUE(parsed.violations.empty())
+      << text << FormatViolation(parsed.violations.front(), "job.yaml");
+  return Canonicalize(parsed.job, {.check_paths = false});
+}
+
+std::string TypeViolations(const CanonicalJob& job) {
+  std::string out;
+  for (const JobViolation& violation : job.violations) {
+    absl::StrAppend(&out, FormatViolation(violation, ""), "\n");
+  }
+  return out;
+}
+
+TEST(JobPrecision, GpusComputeInBf16UnlessToldAndCpusInFp32) {
+  struct Case {
+    const char* kind;
+    const char* precision;
+    const char* text;
+    plan::ComputeType compute;
+  };
+  for (const Case& test : {Case{"gpu", "", "bf16", plan::ComputeType::kBF16},
+                           Case{"gpu", "compute: fp32", "fp32", plan::ComputeType::kF32},
+                           Case{"gpu", "compute: bf16", "bf16", plan::ComputeType::kBF16},
+                           Case{"cpu", "", "fp32", plan::ComputeType::kF32},
+                           Case{"cpu", "compute: fp32", "fp32", plan::ComputeType::kF32}}) {
+    const CanonicalJob job = MakeTyped(test.kind, test.precision);
+    ASSERT_TRUE(job.ok()) << TypeViolations(job);
+    EXPECT_EQ(job.spec.compute, test.compute) << test.kind << " " << test.precision;
+    EXPECT_EQ(job.job.spec().precision().compute(), test.text);
+    EXPECT_EQ(CanonicalJson(Canonicalize(job.job, {.check_paths = false}).job),
+              CanonicalJson(job.job));
+  }
+}
+
+TEST(JobPrecision, WhatNoEngineComputesIsRefusedByName) {
+  EXPECT_EQ(TypeViolations(MakeTyped("cpu", "compute: bf16")),
+            "spec.precision.compute: expected fp32: cpu devices compute in nothing else, got "
+            "'bf16'\n");
+  EXPECT_EQ(TypeViolations(MakeTyped("gpu", "compute: fp8")),
+            "spec.precision.compute: expected one of bf16, fp32, got 'fp8'\n");
+  EXPECT_EQ(TypeViolations(MakeTyped("gpu", "", "stateDtype: fp8")),
+            "spec.training.optimizer.stateDtype: expected one of fp32, bf16, got 'fp8'\n");
+  EXPECT_EQ(TypeViolations(MakeTyped("gpu", "", "mainWeights: bf16")),
+            "spec.training.optimizer.mainWeights: expected one of fp32, bf16_remainder, got "
+            "'bf16'\n");
+}
+
+TEST(JobPrecision, NarrowStatesAndRemaindersGoWithBf16Alone) {
+  const std::string both = "stateDtype: bf16, mainWeights: bf16_remainder";
+  const CanonicalJob job = MakeTyped("gpu", "", both);
+  ASSERT_TRUE(job.ok()) << TypeViolations(job);
+  EXPECT_EQ(job.spec.optimizer.state_type, plan::StateType::kBF16);
+  EXPECT_EQ(job.spec.optimizer.main_weights, plan::MainWeightForm::kBF16Remainder);
+  const std::string refused =
+      "spec.training.optimizer.stateDtype: expected fp32, or precision.compute bf16, got 'bf16'\n"
+      "spec.training.optimizer.mainWeights: expected fp32, or precision.compute bf16, got "
+      "'bf16_remainder'\n";
+  EXPECT_EQ(TypeViolations(MakeTyped("gpu", "compute: fp32", both)), refused);
+  EXPECT_EQ(TypeViolations(MakeTyped("cpu", "", both)), refused);
+}
+
+}  // namespace
+}  // namespace ravel

@@ -1,0 +1,218 @@
+#include "coordinator/fleet/membership.h"
+
+#include <absl/strings/str_cat.h>
+#include <gtest/gtest.h>
+
+namespace ravel::coordinator {
+namespace {
+
+HelloMessage Hello(const std::string& id, const std::string& incarnation) {
+  HelloMessage hello;
+  hello.node_id = id;
+  hello.incarnation = incarnation;
+  hello.protocol = 1;
+  return hello;
+}
+
+TEST(MembershipTest, ASilentNodeIsSuspectThenLostOnce) {
+  Membership members(1000);
+  ASSERT_TRUE(members.OnHello(1, Hello("a", "i"), 0, 0).rejected.empty());
+  EXPECT_TRUE(members.Evaluate(599).empty());
+  EXPECT_EQ(members.Find("a")->state, NodeState::kReady);
+  EXPECT_TRUE(members.Evaluate(600).empty());
+  EXPECT_EQ(members.Find("a")->state, NodeState::kSuspect);
+  EXPECT_TRUE(members.OnHeard(1, 700, 0));
+  EXPECT_EQ(members.Find("a")->state, NodeState::kReady);
+  EXPECT_TRUE(members.Evaluate(1699).empty());
+  const auto lost = members.Evaluate(1700);
+  ASSERT_EQ(lost.size(), 1U);
+  EXPECT_EQ(lost[0].node_id, "a");
+  EXPECT_TRUE(members.Evaluate(1800).empty());
+  EXPECT_FALSE(members.OnHeard(1, 1900, 0)) << "a lost node introduces itself again";
+}
+
+TEST(MembershipTest, ABrokenStreamIsForgivenForTwoFifthsOfT) {
+  Membership members(1000);
+  members.OnHello(1, Hello("a", "i"), 0, 0);
+  members.OnClosed(1, 100);
+  EXPECT_TRUE(members.Evaluate(499).empty());
+  const HelloOutcome back = members.OnHello(2, Hello("a", "i"), 499, 0);
+  EXPECT_FALSE(back.new_incarnation);
+  EXPECT_TRUE(members.Evaluate(600).empty());
+  members.OnClosed(1, 600);  // the old stream, late
+  EXPECT_EQ(members.Find("a")->stream, StreamId{2});
+  members.OnClosed(2, 700);
+  EXPECT_EQ(members.Evaluate(1100).size(), 1U);
+}
+
+TEST(MembershipTest, TheSameDaemonOnANewStreamReplacesItsOldOne) {
+  Membership members(1000);
+  EXPECT_TRUE(members.OnHello(1, Hello("a", "i"), 0, 0).new_incarnation);
+  const HelloOutcome outcome = members.OnHello(2, Hello("a", "i"), 10, 0);
+  EXPECT_FALSE(outcome.new_incarnation);
+  EXPECT_EQ(outcome.replaced, StreamId{1});
+  EXPECT_EQ(members.FindByStream(1), nullptr);
+}
+
+// Whether a second daemon gets the name of one that was heard `silent_ms` ago.
+TEST(MembershipTest, ALiveDaemonKeepsItsName) {
+  struct Case {
+    const char* why;
+    int64_t silent_ms;
+    bool closed;
+    std::string lock;
+    std::string host;
+    bool accepted;
+  };
+  const Case cases[] = {
+      {"a stranger", 10, false, "other", "host", false},
+      {"a stranger, just in time", 999, false, "other", "host", false},
+      {"the old one is silent", 1000, false, "other", "host", true},
+      {"the old one's stream is closed", 10, true, "other", "host", true},
+      {"has the old one's lock", 10, false, "lock", "host", true},
+      {"has a lock like it on another host", 10, false, "lock", "elsewhere", false},
+      {"says nothing of itself", 10, false, "", "", false},
+  };
+  for (const Case& c : cases) {
+    Membership members(1000);
+    HelloMessage old = Hello("a", "i");
+    old.work_lock = "lock";
+    old.host_id = "host";
+    ASSERT_TRUE(members.OnHello(1, old, 0, 0).rejected.empty());
+    if (c.closed) {
+      members.OnClosed(1, 0);
+    }
+    HelloMessage newcomer = Hello("a", "j");
+    newcomer.work_lock = c.lock;
+    newcomer.host_id = c.host;
+    const HelloOutcome outcome = members.OnHello(2, newcomer, c.silent_ms, 0);
+    EXPECT_EQ(outcome.rejected.empty(), c.accepted) << c.why << ": " << outcome.rejected;
+    EXPECT_EQ(members.Find("a")->facts.incarnation, c.accepted ? "j" : "i") << c.why;
+    EXPECT_EQ(members.Find("a")->stream, (c.accepted ? StreamId{2} : StreamId{1})) << c.why;
+  }
+}
+
+TEST(MembershipTest, AHeldNodeTakesNoWorkWhateverItsDaemonDoes) {
+  Membership members(1000);
+  EXPECT_FALSE(members.SetHold("a", NodeHold::kDrained, ""));
+  members.Remember("a", NodeHold::kDrained, "new disk");
+  EXPECT_EQ(members.Find("a")->state, NodeState::kLost);
+  members.OnHello(1, Hello("a", "i"), 0, 0);
+  EXPECT_EQ(members.Find("a")->state, NodeState::kReady);
+  EXPECT_FALSE(members.Find("a")->TakesWork());
+  EXPECT_EQ(members.Find("a")->hold_reason, "new disk");
+  EXPECT_TRUE(members.SetHold("a", NodeHold::kNone, ""));
+  EXPECT_TRUE(members.Find("a")->TakesWork());
+  HelloMessage leaving = Hello("a", "i");
+  leaving.draining = true;
+  members.OnHello(2, leaving, 10, 0);
+  EXPECT_EQ(members.Find("a")->state, NodeState::kDraining);
+  EXPECT_FALSE(members.Find("a")->TakesWork());
+}
+
+TEST(MembershipTest, BadHellosNameTheirField) {
+  Membership members(1000);
+  EXPECT_NE(members.OnHello(1, Hello("", "i"), 0, 0).rejected.find("node_id"), std::string::npos);
+  EXPECT_NE(members.OnHello(1, Hello("a", ""), 0, 0).rejected.find("incarnation"),
+            std::string::npos);
+  HelloMessage newer = Hello("a", "i");
+  newer.protocol = 2;
+  EXPECT_NE(members.OnHello(1, newer, 0, 0).rejected.find("protocol"), std::string::npos);
+  EXPECT_TRUE(members.nodes().empty()) << "a refused daemon changes nothing";
+}
+
+TEST(MembershipTest, TimeThatTheProcessDidNotRunIsNobodysFault) {
+  Membership members(1000);
+  members.OnHello(1, Hello("a", "i"), 0, 0);
+  members.Forgive(3000, 3100);
+  EXPECT_TRUE(members.Evaluate(3500).empty());
+  EXPECT_EQ(members.Evaluate(4000).size(), 1U);
+  EXPECT_EQ(members.Find("a")->heard_ms, 3000);
+}
+
+TEST(MembershipTest, NobodyIsHeardInTheFuture) {
+  Membership members(1000);
+  members.OnHello(1, Hello("a", "i"), 900, 0);
+  members.Forgive(5000, 1000);
+  EXPECT_EQ(members.Find("a")->heard_ms, 1000);
+}
+
+TEST(MembershipTest, WhatHasArrivedCountsBeforeTheStrandLooksAtIt) {
+  Membership members(1000);
+  members.OnHello(1, Hello("alive", "i"), 0, 0);
+  members.OnHello(2, Hello("dead", "i"), 0, 0);
+  const auto arrival = [](StreamId stream) { return stream == 1 ? int64_t{1900} : int64_t{500}; };
+  const auto lost = members.Evaluate(2000, arrival);
+  ASSERT_EQ(lost.size(), 1U);
+  EXPECT_EQ(lost[0].node_id, "dead");
+  EXPECT_EQ(lost[0].reason, "no beat for 1500 ms");
+}
+
+TEST(MembershipTest, EachJobHasItsOwnT) {
+  Membership members(5000);
+  members.OnHello(1, Hello("a", "i"), 0, 0);
+  EXPECT_TRUE(members.Watch("a", "fast", 500, 0)) << "its beats have to be faster";
+  EXPECT_FALSE(members.Watch("a", "patient", 30'000, 0));
+  EXPECT_EQ(members.TimesOf("a").beat_ms(), 100);
+  EXPECT_TRUE(members.Evaluate(499).empty());
+  auto lost = members.Evaluate(500);
+  ASSERT_EQ(lost.size(), 1U);
+  EXPECT_EQ(lost[0].job_uid, "fast");
+  EXPECT_EQ(members.Find("a")->state, NodeState::kSuspect) << "nothing new goes there";
+  EXPECT_TRUE(members.Evaluate(600).empty()) << "told once";
+  EXPECT_TRUE(members.Unwatch("a", "fast"));
+  EXPECT_EQ(members.TimesOf("a").beat_ms(), 1000);
+  lost = members.Evaluate(5000);
+  ASSERT_EQ(lost.size(), 1U);
+  EXPECT_EQ(lost[0].job_uid, "") << "the node, by the coordinator's T";
+  EXPECT_TRUE(members.Evaluate(29'999).empty());
+  lost = members.Evaluate(30'000);
+  ASSERT_EQ(lost.size(), 1U);
+  EXPECT_EQ(lost[0].job_uid, "patient");
+}
+
+TEST(MembershipTest, ARuleCountsFromWhenItWasMade) {
+  Membership members(5000);
+  members.OnHello(1, Hello("a", "i"), 0, 0);
+  members.Watch("a", "fast", 500, 900);  // beats came every second so far
+  EXPECT_TRUE(members.Evaluate(1399).empty());
+  EXPECT_EQ(members.Evaluate(1400).size(), 1U);
+}
+
+TEST(MembershipTest, ADrainingNodeThatReturnsIsStillDraining) {
+  Membership members(1000);
+  members.OnHello(1, Hello("a", "i"), 0, 0);
+  members.OnDrain(1, "maintenance");
+  members.OnClosed(1, 10);
+  HelloMessage back = Hello("a", "i");
+  back.draining = true;
+  members.OnHello(2, back, 20, 0);
+  EXPECT_EQ(members.Find("a")->state, NodeState::kDraining);
+}
+
+TEST(MembershipTest, WhenManyGoSilentAtOnceTheJudgeDoubtsItself) {
+  Membership members(1000);
+  for (StreamId i = 1; i <= 20; ++i) {
+    members.OnHello(i, Hello(absl::StrCat("n", i), "i"), 0, 0);
+  }
+  for (StreamId i = 1; i <= 10; ++i) {
+    members.OnHeard(i, 900, 0);
+  }
+  EXPECT_TRUE(members.Evaluate(1000).empty()) << "ten of twenty: hold";
+  for (StreamId i = 1; i <= 17; ++i) {
+    members.OnHeard(i, 1100, 0);
+  }
+  EXPECT_EQ(members.Evaluate(1200).size(), 3U) << "three of twenty: they are lost";
+}
+
+TEST(MembershipTest, TheTimersAreInOrder) {
+  for (const int64_t detection : {100, 500, 1000, 5000, 60'000}) {
+    const DetectionTimes times{detection};
+    EXPECT_LT(times.beat_ms(), times.suspect_ms());
+    EXPECT_LT(2 * times.beat_ms(), times.suspect_ms()) << "never under two missed beats";
+    EXPECT_LT(times.suspect_ms(), times.lost_ms());
+  }
+}
+
+}  // namespace
+}  // namespace ravel::coordinator

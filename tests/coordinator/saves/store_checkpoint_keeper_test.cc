@@ -1,0 +1,327 @@
+#include "coordinator/saves/store_checkpoint_keeper.h"
+
+#include <filesystem>
+#include <set>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/store/file_store.h"
+#include "coordinator/saves/checkpoint_leftovers.h"
+#include "coordinator/saves/checkpoint_owner.h"
+#include "coordinator/saves/checkpoint_pins.h"
+#include "coordinator/saves/saves.h"
+#include "tests/testing/fake_clock.h"
+#include "tests/testing/process.h"
+#include "tests/testing/saved_state.h"
+
+namespace ravel::coordinator {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A job's folder with steps that were committed by the job of testing::ContextOf, "job-1".
+class StoreCheckpointKeeperTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ours_.cluster_id = "cluster-a";
+    ours_.uid = "job-1";
+    ours_.spec.name = "job";
+    ours_.spec.checkpoint.store = "file://" + scratch_.path();
+    ours_.spec.checkpoint.resume_from = "auto";
+    ours_.spec.checkpoint.keep_last = 1;
+  }
+  // The first launch of a job in its folder.
+  absl::StatusOr<RestorePoint> Launch(const CheckpointJob& job) {
+    return keeper_.PrepareRestore(job, {});
+  }
+  absl::StatusOr<RestorePoint> Relaunch(int64_t committed_step) {
+    return keeper_.PrepareRestore(
+        ours_, {.committed_step = committed_step, .has_commit = true, .has_run = true});
+  }
+  void SaveStep(int64_t step) {
+    const testing::SavedWorld saved = testing::MakeWorld(testing::InventoryOf({{5, 3}, {4}}), 1, 7);
+    const auto info = testing::Save(files_, saved, {.step = step, .epoch = 1, .attempt = 1});
+    ASSERT_TRUE(info.ok()) << info.status();
+  }
+  std::set<int64_t> Steps() {
+    std::set<int64_t> steps;
+    const absl::StatusOr<StepListing> listing = ListSteps(files_);
+    EXPECT_TRUE(listing.ok()) << listing.status();
+    for (const CommittedStepInfo& info : listing->steps) {
+      EXPECT_FALSE(info.bad) << info.step;
+      steps.insert(info.step);
+    }
+    return steps;
+  }
+  CheckpointJob Another(const std::string& cluster, const std::string& uid) const {
+    CheckpointJob other = ours_;
+    other.cluster_id = cluster;
+    other.uid = uid;
+    return other;
+  }
+
+  testing::ScratchFolder scratch_;
+  store::FileStore files_{scratch_.path() + "/job"};
+  testing::FakeClock clock_;
+  StoreCheckpointKeeper keeper_{&clock_};
+  CheckpointJob ours_;
+};
+
+TEST_F(StoreCheckpointKeeperTest, RetentionKeepsTheLastStepsAndThePeriodicOnes) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  for (const int64_t step : {10, 20, 30, 40, 50}) {
+    SaveStep(step);
+  }
+  ours_.spec.checkpoint.keep_every_steps = 20;
+  const absl::StatusOr<std::vector<int64_t>> deleted = keeper_.Retain(ours_, -1);
+  ASSERT_TRUE(deleted.ok()) << deleted.status();
+  EXPECT_EQ(*deleted, (std::vector<int64_t>{10, 30}));
+  EXPECT_EQ(Steps(), (std::set<int64_t>{20, 40, 50}));
+}
+
+TEST_F(StoreCheckpointKeeperTest, AdmissionMakesNoFolderAndTouchesNone) {
+  ASSERT_TRUE(keeper_.Check(ours_).ok());
+  EXPECT_FALSE(std::filesystem::exists(files_.root()));
+  // A folder that only looks like a probe of ours is somebody's.
+  std::filesystem::create_directories(files_.root() + "/write-probe/precious");
+  ASSERT_TRUE(keeper_.Check(ours_).ok());
+  EXPECT_TRUE(std::filesystem::exists(files_.root() + "/write-probe/precious"));
+  ours_.spec.checkpoint.store = "file:///proc";
+  EXPECT_THAT(std::string(keeper_.Check(ours_).message()), HasSubstr("spec.checkpoint.store"));
+}
+
+TEST_F(StoreCheckpointKeeperTest, AFolderOfAnotherClusterIsNeitherReadNorChanged) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  SaveStep(10);
+  SaveStep(20);
+  const std::string attempt = "step-0000000030.e1.a1." + ckpt::JobTagText("job-1") + ".tmp";
+  ASSERT_TRUE(files_.MakeDirectory(attempt).ok());
+  CheckpointJob theirs = Another("cluster-b", "job-2");
+  EXPECT_THAT(std::string(keeper_.Check(theirs).message()), HasSubstr("of another cluster"));
+  theirs.spec.checkpoint.resume_from = "none";
+  theirs.spec.checkpoint.fresh = true;
+  EXPECT_FALSE(keeper_.Check(theirs).ok()) << "not even when asked for";
+  EXPECT_FALSE(Launch(theirs).ok());
+  EXPECT_FALSE(keeper_.Retain(theirs, -1).ok());
+  EXPECT_FALSE(keeper_.Release(theirs, {.has_run = true}).ok());
+  EXPECT_FALSE(keeper_.Commit(theirs, SaveRequest()).ok());
+  EXPECT_EQ(Steps(), (std::set<int64_t>{10, 20}));
+  EXPECT_TRUE(*store::Exists(files_, attempt));
+  EXPECT_EQ(Relaunch(20)->step, 20);
+}
+
+TEST_F(StoreCheckpointKeeperTest, AStoreThatIsAwayEmptyOrReplacedIsNeverAStartFromNothing) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  SaveStep(10);
+  const std::string away = scratch_.path() + "/away";
+  std::filesystem::rename(files_.root(), away);
+  EXPECT_TRUE(absl::IsUnavailable(Relaunch(10).status())) << "unmounted";
+  EXPECT_FALSE(std::filesystem::exists(files_.root())) << "and nothing is made in its place";
+  std::filesystem::create_directory(files_.root());
+  EXPECT_TRUE(absl::IsUnavailable(Relaunch(10).status())) << "emptied";
+  // It had no commit yet, but has run: its folder is known to exist.
+  EXPECT_TRUE(absl::IsUnavailable(keeper_.PrepareRestore(ours_, {.has_run = true}).status()));
+  ASSERT_TRUE(ClaimFolder(files_, {"cluster-b", "job-2", "default/job", 0}, Takeover::kNever).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(Relaunch(10).status())) << "replaced by another";
+  std::filesystem::remove_all(files_.root());
+  std::filesystem::rename(away, files_.root());
+  EXPECT_EQ(Relaunch(10)->step, 10) << "back";
+}
+
+TEST_F(StoreCheckpointKeeperTest, AFolderOfAnEarlierReleaseGetsItsOwnerByProofOnly) {
+  ASSERT_TRUE(files_.MakeRoot().ok());
+  SaveStep(10);
+  EXPECT_TRUE(absl::IsUnavailable(Relaunch(20).status())) << "not the step that is recorded";
+  EXPECT_FALSE(*store::Exists(files_, "OWNER"));
+  EXPECT_EQ(Relaunch(10)->step, 10);
+  EXPECT_TRUE(*store::Exists(files_, "OWNER"));
+}
+
+TEST_F(StoreCheckpointKeeperTest, ANameThatIsUsedAgainDoesNotSilentlyGoOnWithTheOldHistory) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  SaveStep(10);
+  CheckpointJob next = Another("cluster-a", "job-2");
+  const absl::Status refused = keeper_.Check(next);
+  EXPECT_TRUE(absl::IsInvalidArgument(refused));
+  EXPECT_THAT(std::string(refused.message()),
+              ::testing::AllOf(HasSubstr("spec.checkpoint.resumeFrom"),
+                               HasSubstr(files_.Locate("step-0000000010")),
+                               HasSubstr("fresh: true")));
+  EXPECT_FALSE(Launch(next).ok()) << "not at the launch either";
+  next.spec.checkpoint.resume_from = "none";
+  EXPECT_FALSE(keeper_.Check(next).ok());
+  next.spec.checkpoint.fresh = true;
+  ASSERT_TRUE(keeper_.Check(next).ok());
+  EXPECT_EQ(Launch(next)->step, -1);
+  EXPECT_TRUE(Steps().empty());
+  EXPECT_FALSE(Relaunch(10).ok()) << "the folder has changed hands";
+  // What was set aside is a job folder as before.
+  EXPECT_EQ(ListSteps(store::FileStore(files_.Locate("old-job-2")))->steps.size(), 1U);
+}
+
+TEST_F(StoreCheckpointKeeperTest, AFreshStartMovesStepsOfOthersAsideWithTheirMarks) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  SaveStep(10);
+  SaveStep(20);
+  ASSERT_TRUE(MarkBad(files_, 20, "torn").ok());
+  ASSERT_TRUE(files_.MakeDirectory("step-0000000030").ok());  // not loadable, but in the way
+  CheckpointJob next = Another("cluster-a", "new");
+  next.spec.checkpoint.resume_from = "none";
+  next.spec.checkpoint.fresh = true;
+  ASSERT_TRUE(Launch(next).ok());
+  EXPECT_TRUE(Steps().empty());
+  EXPECT_TRUE(ListSteps(files_)->damaged.empty());
+  ASSERT_TRUE(Launch(next).ok()) << "it may be repeated";
+  const absl::StatusOr<StepListing> old = ListSteps(store::FileStore(files_.Locate("old-new")));
+  ASSERT_TRUE(old.ok()) << old.status();
+  ASSERT_EQ(old->steps.size(), 2U);
+  EXPECT_TRUE(old->steps[0].bad);
+  // The same numbers can be committed anew, and are not taken for bad.
+  SaveStep(20);
+  EXPECT_EQ(Steps(), std::set<int64_t>{20});
+}
+
+TEST_F(StoreCheckpointKeeperTest, AnEarlierStartMovesOnlyLaterStepsAside) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  for (const int64_t step : {10, 20, 30}) {
+    SaveStep(step);
+  }
+  CheckpointJob next = Another("cluster-a", "new");
+  next.spec.checkpoint.resume_from = "20";
+  const absl::StatusOr<RestorePoint> start = Launch(next);
+  ASSERT_TRUE(start.ok()) << start.status();
+  EXPECT_EQ(start->step, 20);
+  EXPECT_EQ(Steps(), (std::set<int64_t>{10, 20}));
+}
+
+TEST_F(StoreCheckpointKeeperTest, TheStepThatAJobBeginsFromStaysUntilItsFirstCommit) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  SaveStep(10);
+  CheckpointJob next = Another("cluster-a", "new");
+  next.spec.name = "next";
+  next.spec.checkpoint.resume_from = files_.Locate("step-0000000010");
+  ASSERT_TRUE(keeper_.Check(next).ok());
+  ASSERT_TRUE(keeper_.PinStart(next, 0).ok());
+  SaveStep(20);
+  SaveStep(30);
+  EXPECT_EQ(*keeper_.Retain(ours_, -1), std::vector<int64_t>{20}) << "10 is needed by another";
+  const absl::StatusOr<RestorePoint> start = Launch(next);
+  ASSERT_TRUE(start.ok()) << start.status();
+  EXPECT_EQ(start->step, 10);
+  EXPECT_FALSE(start->own);
+  ASSERT_TRUE(keeper_.Retain(next, -1).ok()) << "after its first own commit";
+  EXPECT_EQ(*keeper_.Retain(ours_, -1), std::vector<int64_t>{10});
+}
+
+TEST_F(StoreCheckpointKeeperTest, AJobThatEndsLetsGoOfWhatItBeganFrom) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  SaveStep(10);
+  CheckpointJob next = Another("cluster-a", "new");
+  next.spec.name = "next";
+  next.spec.checkpoint.resume_from = files_.Locate("step-0000000010");
+  ASSERT_TRUE(keeper_.PinStart(next, 0).ok());
+  EXPECT_TRUE(ListSteps(files_)->steps.front().pinned);
+  ASSERT_TRUE(keeper_.Release(next, {}).ok());
+  EXPECT_FALSE(ListSteps(files_)->steps.front().pinned);
+}
+
+TEST_F(StoreCheckpointKeeperTest, TheStepThatALaunchReadsIsNotDeletedUnderIt) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  SaveStep(10);
+  ASSERT_EQ(Relaunch(10)->step, 10);
+  SaveStep(20);
+  EXPECT_TRUE(keeper_.Retain(ours_, -1)->empty());
+  keeper_.EndRestore("job-1");
+  EXPECT_EQ(*keeper_.Retain(ours_, -1), std::vector<int64_t>{10});
+}
+
+TEST_F(StoreCheckpointKeeperTest, AFinishedSaveWhoseSealsWereLostIsCommittedBeforeCleaning) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  SaveStep(10);
+  const testing::SavedWorld saved = testing::MakeWorld(testing::InventoryOf({{5, 3}, {4}}), 2, 7);
+  const uint32_t tag = ckpt::JobTag("job-1");
+  for (const int64_t step : {20, 30}) {
+    const ckpt::AttemptKey key = {.step = step, .epoch = 4, .attempt = 1, .job_tag = tag};
+    ASSERT_TRUE(testing::WriteAllRanks(files_, saved, key).ok());
+  }
+  const ckpt::AttemptKey torn = {.step = 40, .epoch = 4, .attempt = 1, .job_tag = tag};
+  ASSERT_TRUE(testing::WriteRank(files_, saved, torn, 1).ok());
+  RestoreQuery query = {.committed_step = 10, .has_commit = true, .has_run = true};
+  std::vector<int64_t> planned;
+  query.plan = [&](int64_t ranks) -> absl::StatusOr<std::shared_ptr<const PlannedWorld>> {
+    planned.push_back(ranks);
+    auto world = std::make_shared<PlannedWorld>();
+    world->plan = testing::MakeWorld(testing::InventoryOf({{5, 3}, {4}}), ranks, 7).world;
+    return std::shared_ptr<const PlannedWorld>(world);
+  };
+  const absl::StatusOr<RestorePoint> restore = keeper_.PrepareRestore(ours_, query);
+  ASSERT_TRUE(restore.ok()) << restore.status();
+  EXPECT_EQ(restore->step, 30);
+  ASSERT_TRUE(restore->settled);
+  EXPECT_EQ(restore->settled->save.step, 30);
+  EXPECT_EQ(restore->settled->epoch, 4);
+  EXPECT_EQ(restore->settled->world_size, 2);
+  EXPECT_EQ(planned, (std::vector<int64_t>{1, 2})) << "one seal of 40, then both of 30";
+  EXPECT_TRUE(ListAttempts(files_)->empty());
+  EXPECT_EQ(Steps(), (std::set<int64_t>{10, 30}));
+}
+
+TEST_F(StoreCheckpointKeeperTest, AManifestByteIsProofAndNothingIsLeft) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  SaveStep(10);
+  const std::string path = files_.Locate("step-0000000010/manifest.pb");
+  std::string bytes = testing::ReadText(path);
+  bytes[40] = static_cast<char>(bytes[40] ^ 1);
+  testing::WriteText(path, bytes);
+  const absl::Status none = Relaunch(10).status();
+  EXPECT_TRUE(absl::IsDataLoss(none)) << none;
+  EXPECT_THAT(std::string(none.message()), HasSubstr("step 10: manifest.pb: checksum"));
+}
+
+TEST_F(StoreCheckpointKeeperTest, ASecondReaderDecidesWhetherAStepIsDamaged) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  SaveStep(10);
+  EXPECT_EQ(*keeper_.Condemn(ours_, 10, "a trainer's word"), StepVerdict::kGood);
+  EXPECT_EQ(Steps(), std::set<int64_t>{10}) << "not marked";
+  const std::string path =
+      files_.Locate("step-0000000010/model/shard-00001-model-00001-of-00001.safetensors");
+  const std::string bytes = testing::ReadText(path);
+  testing::WriteText(path, bytes.substr(0, bytes.size() - 1));
+  EXPECT_EQ(*keeper_.Condemn(ours_, 10, "truncated"), StepVerdict::kUnreadable);
+  EXPECT_EQ(Steps(), std::set<int64_t>{10});
+  std::string flipped = bytes;
+  flipped.back() = static_cast<char>(flipped.back() ^ 1);
+  testing::WriteText(path, flipped);
+  EXPECT_EQ(*keeper_.Condemn(ours_, 10, "crc32c"), StepVerdict::kDamaged);
+  EXPECT_TRUE(ListSteps(files_)->steps.front().bad);
+  ASSERT_TRUE(keeper_.Mark(ours_, 10, MarkChange::kUnmarkBad, "").ok());
+  EXPECT_FALSE(ListSteps(files_)->steps.front().bad);
+}
+
+TEST_F(StoreCheckpointKeeperTest, OldLeftoversGoAndAreListedBefore) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  SaveStep(10);
+  ASSERT_TRUE(store::MakeDirectories(files_, "bad/step-0000000005.e1.a1.step").ok());
+  ASSERT_TRUE(store::MakeDirectories(files_, "rolled-back-e3/step-0000000020").ok());
+  const absl::StatusOr<FolderView> view = keeper_.Look(ours_);
+  ASSERT_TRUE(view.ok()) << view.status();
+  EXPECT_EQ(view->steps, std::vector<int64_t>{10});
+  ASSERT_EQ(view->leftovers.size(), 2U);
+  const int64_t changed_ms = view->leftovers.front().changed_ms;
+  ASSERT_GT(changed_ms, 0);
+  ASSERT_TRUE(RemoveOldLeftovers(files_, "job-1", changed_ms + kLeftoverAgeMs - 60'000)->empty());
+  EXPECT_EQ(*RemoveOldLeftovers(files_, "job-1", changed_ms + kLeftoverAgeMs + 60'000),
+            std::vector<std::string>{"bad/step-0000000005.e1.a1.step"});
+}
+
+TEST_F(StoreCheckpointKeeperTest, JobsOfTwoNamespacesNeverShareAFolder) {
+  plan::JobSpec spec = ours_.spec;
+  const std::string root = keeper_.Root(spec);
+  spec.namespace_name = "team";
+  EXPECT_NE(keeper_.Root(spec), root);
+}
+
+}  // namespace
+}  // namespace ravel::coordinator

@@ -113,29 +113,54 @@ absl::Status WriteFileAtomically(const std::string& path, std::string_view bytes
   return writer->Publish();
 }
 
-absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_bytes) {
-  std::FILE* const file = std::fopen(path.c_str(), "rbe");
-  if (file == nullptr) {
-    return ErrnoStatus(errno, path);
-  }
+namespace {
+
+absl::StatusOr<std::string> ReadDescriptor(int fd, const std::string& path, int64_t max_bytes) {
   std::string text;
   char block[65536];
-  std::size_t count = 0;
-  errno = 0;
-  while (static_cast<int64_t>(text.size()) <= max_bytes &&
-         (count = std::fread(block, 1, sizeof block, file)) > 0) {
-    text.append(block, count);
+  while (static_cast<int64_t>(text.size()) <= max_bytes) {
+    const ssize_t count = read(fd, block, sizeof block);
+    if (count < 0 && errno == EINTR) {
+      continue;
+    }
+    if (count < 0) {
+      return ErrnoStatus(errno, path);
+    }
+    if (count == 0) {
+      return text;
+    }
+    text.append(block, static_cast<size_t>(count));
   }
-  const bool failed = std::ferror(file) != 0;
-  const int error = errno;
-  std::fclose(file);
-  if (failed) {
-    return ErrnoStatus(error, path);
+  return absl::InvalidArgumentError(absl::StrCat(path, ": expected at most ", max_bytes, " bytes"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_bytes) {
+  // Without O_NONBLOCK a FIFO would hold the caller until somebody writes.
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) {
+    return ErrnoStatus(errno, path);
   }
-  if (static_cast<int64_t>(text.size()) > max_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": expected at most ", max_bytes, " bytes"));
+  struct stat facts = {};
+  absl::StatusOr<std::string> text =
+      absl::InvalidArgumentError(absl::StrCat(path, ": expected a regular file"));
+  if (fstat(fd, &facts) == 0 && S_ISREG(facts.st_mode)) {
+    text = ReadDescriptor(fd, path, max_bytes);
+  } else if (S_ISDIR(facts.st_mode)) {
+    text = ErrnoStatus(EISDIR, path);
   }
+  close(fd);
+  return text;
+}
+
+absl::StatusOr<std::string> ReadStream(const std::string& path, int64_t max_bytes) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) {
+    return ErrnoStatus(errno, path);
+  }
+  absl::StatusOr<std::string> text = ReadDescriptor(fd, path, max_bytes);
+  close(fd);
   return text;
 }
 

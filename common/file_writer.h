@@ -27,7 +27,10 @@ class FileWriter {
 // FileWriter in one call.
 absl::Status WriteFileAtomically(const std::string& path, std::string_view bytes);
 
-// The whole file; InvalidArgument if it is longer than max_bytes.
+// The whole file; InvalidArgument if it is longer than max_bytes, or no regular file: opening or
+// reading a FIFO could take for ever.
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_bytes);
+// The same from anything that can be read to its end, such as /dev/stdin.
+absl::StatusOr<std::string> ReadStream(const std::string& path, int64_t max_bytes);
 
 }  // namespace ravel

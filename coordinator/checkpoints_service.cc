@@ -73,21 +73,22 @@ grpc::ServerUnaryReactor* JobsService::ListCheckpoints(Context* context,
       return;
     }
     const CheckpointJob job = parts_.controller->CheckpointsOf(view->record);
-    parts_.pool->Post([this, response, reactor, job] {
-      const absl::StatusOr<FolderView> folder = parts_.keeper->Look(job);
-      parts_.strand->Post([this, response, reactor, uid = job.uid, folder] {
-        if (folder.ok()) {
-          parts_.controller->NoteFolder(uid, *folder);
-        }
-        for (const SaveRecord& save : parts_.controller->Saves(uid)) {
-          if (save.state != SaveState::kFailed) {
-            *response->add_checkpoints() = ToProto(save);
-          }
-        }
-        AddFolder(folder, *response);
-        reactor->Finish(grpc::Status::OK);
-      });
-    });
+    parts_.pools->Store(job.spec.checkpoint.store, StoreWork::kUpkeep)
+        .Post([this, response, reactor, job] {
+          const absl::StatusOr<FolderView> folder = parts_.keeper->Look(job);
+          parts_.strand->Post([this, response, reactor, uid = job.uid, folder] {
+            if (folder.ok()) {
+              parts_.controller->NoteFolder(uid, *folder);
+            }
+            for (const SaveRecord& save : parts_.controller->Saves(uid)) {
+              if (save.state != SaveState::kFailed) {
+                *response->add_checkpoints() = ToProto(save);
+              }
+            }
+            AddFolder(folder, *response);
+            reactor->Finish(grpc::Status::OK);
+          });
+        });
   });
   return reactor;
 }
@@ -125,14 +126,16 @@ grpc::ServerUnaryReactor* JobsService::RollbackJob(Context* context,
       return;
     }
     const CheckpointJob job = parts_.controller->CheckpointsOf(view->record);
-    parts_.pool->Post([this, request, reactor, roll_back, job] {
-      const absl::StatusOr<std::string> path = parts_.keeper->CheckRollback(job, request->step());
-      if (!path.ok()) {
-        reactor->Finish(ToGrpc(path.status()));
-        return;
-      }
-      parts_.strand->Post([roll_back, path = *path] { roll_back(path); });
-    });
+    parts_.pools->Store(job.spec.checkpoint.store, StoreWork::kUpkeep)
+        .Post([this, request, reactor, roll_back, job] {
+          const absl::StatusOr<std::string> path =
+              parts_.keeper->CheckRollback(job, request->step());
+          if (!path.ok()) {
+            reactor->Finish(ToGrpc(path.status()));
+            return;
+          }
+          parts_.strand->Post([roll_back, path = *path] { roll_back(path); });
+        });
   });
   return reactor;
 }
@@ -156,19 +159,20 @@ grpc::ServerUnaryReactor* JobsService::MarkCheckpoint(Context* context,
       return;
     }
     const CheckpointJob job = parts_.controller->CheckpointsOf(view->record);
-    parts_.pool->Post([this, request, reactor, change, key, job] {
-      // Sets a wanted state, so that a repetition is harmless and no answer needs keeping.
-      const absl::Status marked =
-          parts_.keeper->Mark(job, request->step(), change, request->reason());
-      if (!marked.ok()) {
-        reactor->Finish(ToGrpc(marked));
-        return;
-      }
-      parts_.strand->Post([this, request, reactor, change, key] {
-        reactor->Finish(
-            ToGrpc(parts_.controller->NoteMark(key, request->step(), change, request->reason())));
-      });
-    });
+    parts_.pools->Store(job.spec.checkpoint.store, StoreWork::kUpkeep)
+        .Post([this, request, reactor, change, key, job] {
+          // Sets a wanted state, so that a repetition is harmless and no answer needs keeping.
+          const absl::Status marked =
+              parts_.keeper->Mark(job, request->step(), change, request->reason());
+          if (!marked.ok()) {
+            reactor->Finish(ToGrpc(marked));
+            return;
+          }
+          parts_.strand->Post([this, request, reactor, change, key] {
+            reactor->Finish(ToGrpc(
+                parts_.controller->NoteMark(key, request->step(), change, request->reason())));
+          });
+        });
   });
   return reactor;
 }

@@ -9,6 +9,15 @@
 #include "common/clock.h"
 
 namespace ravel::coordinator {
+namespace {
+
+int64_t NowUs() {
+  return std::chrono::duration_cast<std::chrono::microseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
 
 ThreadExecutor::ThreadExecutor(Options options) : options_(std::move(options)) {
   CHECK(options_.threads >= 1 && (options_.tick_ms == 0 || options_.threads == 1));
@@ -23,14 +32,48 @@ ThreadExecutor::~ThreadExecutor() {
 }
 
 void ThreadExecutor::Post(std::function<void()> work) {
+  PostNamed("", std::move(work));
+}
+
+void ThreadExecutor::PostNamed(const char* name, std::function<void()> work) {
   {
     MutexLock lock(mutex_);
     if (stopping_) {
       return;
     }
-    queue_.push_back(std::move(work));
+    queue_.push_back({name, NowUs(), std::move(work)});
   }
   changed_.NotifyOne();
+}
+
+bool ThreadExecutor::TryPost(std::function<void()> work) {
+  {
+    MutexLock lock(mutex_);
+    if (stopping_ || queue_.size() >= options_.max_queued) {
+      return false;
+    }
+    queue_.push_back({"", NowUs(), std::move(work)});
+  }
+  changed_.NotifyOne();
+  return true;
+}
+
+void ThreadExecutor::Drain() {
+  Mutex mutex;
+  CondVar changed;
+  bool done = false;
+  Post([&] {
+    MutexLock lock(mutex);
+    done = true;
+    changed.NotifyAll();
+  });
+  {
+    MutexLock lock(mutex);
+    while (!done) {
+      changed.Wait(mutex);
+    }
+  }
+  Stop();
 }
 
 void ThreadExecutor::Stop() {
@@ -48,18 +91,18 @@ void ThreadExecutor::Stop() {
   queue_.clear();
 }
 
-std::function<void()> ThreadExecutor::Next(int64_t next_tick_ms) {
+ThreadExecutor::Item ThreadExecutor::Next(int64_t next_tick_ms) {
   const SystemClock clock;
   MutexLock lock(mutex_);
   while (!stopping_) {
     const int64_t left_ms = options_.tick_ms > 0 ? next_tick_ms - clock.MonotonicMs() : 60'000;
     if (options_.tick_ms > 0 && left_ms <= 0) {
-      return {};
+      return {"Tick", NowUs(), {}};
     }
     if (!queue_.empty()) {
-      std::function<void()> work = std::move(queue_.front());
+      Item item = std::move(queue_.front());
       queue_.pop_front();
-      return work;
+      return item;
     }
     changed_.WaitFor(mutex_, std::chrono::milliseconds(left_ms));
   }
@@ -70,18 +113,22 @@ void ThreadExecutor::Loop() {
   const SystemClock clock;
   int64_t next_tick_ms = clock.MonotonicMs() + options_.tick_ms;
   while (true) {
-    const std::function<void()> work = Next(next_tick_ms);
+    const Item item = Next(next_tick_ms);
     {
       MutexLock lock(mutex_);
       if (stopping_) {
         return;
       }
     }
-    if (work) {
-      work();
+    const int64_t begin_us = NowUs();
+    if (item.work) {
+      item.work();
     } else {
       options_.tick();
       next_tick_ms = clock.MonotonicMs() + options_.tick_ms;
+    }
+    if (options_.lag != nullptr) {
+      options_.lag->Record(item.name, begin_us - item.posted_us, NowUs() - begin_us, begin_us);
     }
   }
 }

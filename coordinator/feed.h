@@ -13,15 +13,12 @@
 
 #include "coordinator/job_record.h"
 #include "coordinator/job_run.h"
-#include "coordinator/log_store.h"
-#include "coordinator/metrics_log.h"
 
 namespace ravel::coordinator {
 
 // Nothing more will come of this job.
 struct FeedEnd {};
-using FeedItem =
-    std::variant<JobView, JobEventRecord, StepRecord, LogLine, OperationRecord, FeedEnd>;
+using FeedItem = std::variant<JobView, JobEventRecord, OperationRecord, FeedEnd>;
 using FeedSink = std::function<void(const FeedItem&)>;
 using WatchId = uint64_t;
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -17,6 +18,7 @@ namespace ravel::coordinator {
 namespace {
 
 constexpr size_t kChunkBytes = 1 << 20;
+constexpr int kCredit = 256;            // messages of one node that may wait for the strand
 constexpr size_t kMaxQueued = 100'000;  // messages to one node that does not read
 
 // Streams one plan in chunks, then deletes itself.
@@ -79,13 +81,13 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
                           std::string(hello.status().message())));
         return;
       }
-      service_->strand_->Post([controller, id, now_ms, hello = *std::move(hello)] {
+      Handle("Hello", [controller, id, now_ms, hello = *std::move(hello)] {
         controller->OnHello(id, hello, now_ms);
       });
     } else {
       absl::StatusOr<UpMessage> message = FromProto(read_);
       if (message.ok()) {
-        service_->strand_->Post([controller, id, now_ms, message = *std::move(message)] {
+        Handle("Up", [controller, id, now_ms, message = *std::move(message)] {
           controller->OnUp(id, message, now_ms);
         });
       } else {
@@ -94,7 +96,18 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
       }
     }
     MutexLock lock(mutex_);
-    if (!finished_) {
+    paused_ = handling_ >= kCredit;
+    if (!finished_ && !paused_) {
+      StartRead(&read_);
+    }
+  }
+
+  // The strand is through with a message: a node that was ahead of it may send on.
+  void Worked() {
+    MutexLock lock(mutex_);
+    --handling_;
+    if (std::exchange(paused_, false) && !finished_) {
+      arrived_ms_ = SystemClock::Get().MonotonicMs();
       StartRead(&read_);
     }
   }
@@ -119,7 +132,11 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
     service_->Forget(id_);  // may delete this
   }
 
-  int64_t arrived_ms() const { return arrived_ms_; }
+  // Whoever is not read because the strand is behind is not silent.
+  int64_t arrived_ms() {
+    MutexLock lock(mutex_);
+    return paused_ ? SystemClock::Get().MonotonicMs() : arrived_ms_.load();
+  }
 
   void Push(v1::Down message) {
     {
@@ -148,6 +165,16 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
   }
 
  private:
+  void Handle(const char* name, std::function<void()> work) {
+    {
+      MutexLock lock(mutex_);
+      ++handling_;
+    }
+    service_->strand_->PostNamed(name, [service = service_, id = id_, work = std::move(work)] {
+      work();
+      service->Worked(id);
+    });
+  }
   void Shut(const grpc::Status& status) {
     MutexLock lock(mutex_);
     FinishOnce(status);
@@ -172,6 +199,8 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
   v1::Up read_;
   Mutex mutex_;
   std::deque<v1::Down> queue_ ABSL_GUARDED_BY(mutex_);  // the first one is being written
+  int handling_ ABSL_GUARDED_BY(mutex_) = 0;            // messages that wait for the strand
+  bool paused_ ABSL_GUARDED_BY(mutex_) = false;  // nothing is read until the strand has worked
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
 };
@@ -218,6 +247,19 @@ void FleetService::Close(StreamId stream) {
     target = found->second;
   }
   target->CloseWhenWritten();
+}
+
+void FleetService::Worked(StreamId stream) {
+  std::shared_ptr<FleetStream> target;
+  {
+    MutexLock lock(mutex_);
+    const auto found = streams_.find(stream);
+    if (found == streams_.end()) {
+      return;
+    }
+    target = found->second;
+  }
+  target->Worked();
 }
 
 int64_t FleetService::ArrivalMs(StreamId stream) {

@@ -39,6 +39,7 @@ class FleetService : public v1::Fleet::CallbackService, public FleetLink {
  private:
   friend class FleetStream;
   void Forget(StreamId stream);
+  void Worked(StreamId stream);
 
   Executor* strand_;
   Planner* planner_;

@@ -76,14 +76,14 @@ absl::Status JobController::Start() {
 void JobController::LoadJob(JobRecord record) {
   const std::string uid = record.uid;
   Entry& entry = AddEntry(std::move(record));
-  absl::StatusOr<std::vector<StepRecord>> history = parts_.metrics->Read(uid);
-  if (history.ok() && !history->empty()) {
-    entry.progress.first_loss = history->front().loss;
-    entry.progress.step = history->back().step;
-    entry.progress.loss = history->back().loss;
+  const absl::StatusOr<std::optional<MetricsEnds>> ends = parts_.metrics->Ends(uid);
+  if (ends.ok() && ends->has_value()) {
+    entry.progress.first_loss = (*ends)->first.loss;
+    entry.progress.step = (*ends)->last.step;
+    entry.progress.loss = (*ends)->last.loss;
     entry.progress.any = true;
-    if (history->back().epoch == entry.record.epoch) {
-      entry.run.reported_step = history->back().step;
+    if ((*ends)->last.epoch == entry.record.epoch) {
+      entry.run.reported_step = (*ends)->last.step;
     }
   }
   entry.save_counts = CountSaves(saves_[uid]);
@@ -112,7 +112,7 @@ void JobController::Settle(Entry& entry, const SaveRecord& save) {
   const std::string uid = entry.record.uid;
   const plan::JobSpec spec = entry.record.spec;
   const CheckpointJob job = CheckpointsOf(entry.record);
-  parts_.pool->Post([this, uid, spec, job, save] {
+  StorePool(spec, StoreWork::kCommit)->Post([this, uid, spec, job, save] {
     SaveRequest request{uid, save.step, save.epoch, save.attempt, save.created_ms, nullptr, {}};
     absl::StatusOr<CommittedSave> result =
         absl::AbortedError("not finished when the coordinator stopped");
@@ -250,7 +250,7 @@ absl::Status JobController::Persist(StoreChange& change) {
   }
   RETURN_IF_ERROR(FaultPoint("coordinator.before_persist"));
   const absl::Status status = parts_.store->Apply(change);
-  if (absl::IsAborted(status) && parts_.on_fatal) {
+  if ((absl::IsAborted(status) || absl::IsDataLoss(status)) && parts_.on_fatal) {
     parts_.on_fatal(status);
   }
   RETURN_IF_ERROR(status);
@@ -348,7 +348,10 @@ void JobController::Act(Entry& entry, JobActionKind action) {
       if (entry.run.AllExited()) {
         ReleaseCheckpoints(entry);  // nothing half done stays behind
       }
-      parts_.metrics->Close(entry.record.uid);
+      WriteFiles([metrics = parts_.metrics, logs = parts_.logs, uid = entry.record.uid] {
+        metrics->Close(uid);
+        logs->Close(uid);
+      });
       feed_.Publish(entry.record.uid, FeedEnd());
       break;
   }
@@ -367,6 +370,52 @@ absl::Status JobController::CheckNameIsFree(const JobKey& key) const {
 }
 
 absl::StatusOr<JobView> JobController::Submit(SubmitDraft draft) {
+  std::vector<SubmitDraft> drafts;
+  drafts.push_back(std::move(draft));
+  return SubmitAll(std::move(drafts)).front();
+}
+
+std::vector<absl::StatusOr<JobView>> JobController::SubmitAll(std::vector<SubmitDraft> drafts) {
+  std::vector<absl::StatusOr<Drafted>> written;
+  std::set<std::string> ids;
+  std::set<std::pair<std::string, std::string>> names;
+  std::vector<size_t> repeated;  // judged when those before them are on disk
+  absl::Status status = parts_.store->BeginGroup();
+  for (size_t i = 0; i < drafts.size(); ++i) {
+    const JobRecord& job = drafts[i].record;
+    const bool new_id = ids.insert(drafts[i].request_id).second;
+    if (!names.insert({job.namespace_name, job.name}).second || !new_id) {
+      repeated.push_back(i);
+      written.emplace_back(absl::UnavailableError("answered below"));
+    } else {
+      written.push_back(status.ok() ? WriteDraft(drafts[i]) : status);
+    }
+  }
+  if (status.ok()) {
+    status = parts_.store->CommitGroup();
+  }
+  if ((absl::IsAborted(status) || absl::IsDataLoss(status)) && parts_.on_fatal) {
+    parts_.on_fatal(status);
+  }
+  std::vector<absl::StatusOr<JobView>> answers;
+  for (absl::StatusOr<Drafted>& draft : written) {
+    if (!draft.ok()) {
+      answers.emplace_back(draft.status());
+    } else if (draft->known) {
+      answers.emplace_back(*draft->known);
+    } else if (!status.ok()) {
+      answers.emplace_back(status);
+    } else {
+      answers.emplace_back(AcceptDraft(std::move(draft->record)));
+    }
+  }
+  for (const size_t i : repeated) {
+    answers[i] = Submit(std::move(drafts[i]));
+  }
+  return answers;
+}
+
+absl::StatusOr<JobController::Drafted> JobController::WriteDraft(SubmitDraft draft) {
   ASSIGN_OR_RETURN(const std::optional<RequestRecord> known,
                    parts_.store->FindRequest(draft.request_id));
   if (known) {
@@ -375,9 +424,13 @@ absl::StatusOr<JobView> JobController::Submit(SubmitDraft draft) {
           absl::StrCat("request id ", draft.request_id, " was used for another request"));
     }
     const Entry* entry = FindEntry(known->answer);
-    return entry == nullptr
-               ? absl::StatusOr<JobView>(absl::NotFoundError("the job of this request is gone"))
-               : ViewOf(*entry);
+    if (entry == nullptr) {
+      return absl::NotFoundError("the job of this request is gone");
+    }
+    return Drafted{{}, ViewOf(*entry)};
+  }
+  if (parts_.disk != nullptr) {
+    RETURN_IF_ERROR(parts_.disk->CheckRoom());
   }
   RETURN_IF_ERROR(CheckNameIsFree({draft.record.namespace_name, draft.record.name}));
   JobRecord& job = draft.record;
@@ -394,9 +447,13 @@ absl::StatusOr<JobView> JobController::Submit(SubmitDraft draft) {
   change.events.push_back(event);
   change.request = RequestRecord{draft.request_id, draft.hash, job.uid, job.created_ms};
   RETURN_IF_ERROR(Persist(change));
-  Entry& entry = AddEntry(change.jobs.back());
+  return Drafted{change.jobs.back(), {}};
+}
+
+JobView JobController::AcceptDraft(JobRecord record) {
+  Entry& entry = AddEntry(std::move(record));
   SyncSchedule(entry);
-  log::Info(absl::StrCat("job ", job.name, ": submitted as ", job.uid));
+  log::Info(absl::StrCat("job ", entry.record.name, ": submitted as ", entry.record.uid));
   return ViewOf(entry);
 }
 

@@ -20,6 +20,7 @@
 #include "common/status.h"
 #include "coordinator/admission.h"
 #include "coordinator/agenda.h"
+#include "coordinator/bell.h"
 #include "coordinator/checkpoint_keeper.h"
 #include "coordinator/executor.h"
 #include "coordinator/feed.h"
@@ -37,7 +38,9 @@
 #include "coordinator/save_coordinator.h"
 #include "coordinator/scheduler.h"
 #include "coordinator/stale_trainers.h"
+#include "coordinator/state_disk.h"
 #include "coordinator/wall_deadline.h"
+#include "coordinator/work_pools.h"
 #include "coordinator/zombies.h"
 
 namespace ravel::coordinator {
@@ -45,9 +48,10 @@ namespace ravel::coordinator {
 struct ControllerOptions {
   int64_t detection_ms = 5000;  // T while no job asks for a shorter one
   int64_t step_timeout_ms =
-      600 * 1000;  // hard wall: an epoch without progress for that long are stuck
-  int64_t save_timeout_ms = 120 * 1000;  // for all seals of one save
-  int64_t tick_ms = 20;                  // how often Tick is called
+      600 * 1000;  // hard wall: an epoch without progress for that long is stuck
+  int64_t save_timeout_ms = 120 * 1000;   // for all seals of one save
+  int64_t store_timeout_ms = 120 * 1000;  // for a checkpoint store to say where to start from
+  int64_t tick_ms = 20;                   // how often Tick is called
 };
 
 // All outlive the controller.
@@ -61,10 +65,16 @@ struct ControllerParts {
   FleetLink* fleet = nullptr;
   MetricsLog* metrics = nullptr;
   LogStore* logs = nullptr;
-  std::function<void(absl::Status)> on_fatal;  // another coordinator has taken over
+  std::function<void(absl::Status)>
+      on_fatal;  // another coordinator has taken over, or the database is damaged
   // For how long this process did not run since the last call (PauseMeter); empty: it always ran.
   std::function<int64_t()> take_pause_ms;
   std::function<std::string()> new_id = {};  // of jobs and operations; empty: random ones
+  // The thread that writes metrics and logs; null: they are written at once.
+  ThreadExecutor* files = nullptr;
+  Bell* growth = nullptr;           // rung when they have grown; may be null
+  const StateDisk* disk = nullptr;  // null: there is always room
+  WorkPools* pools = nullptr;       // for calls of checkpoint stores; null: `pool`
 };
 
 struct NodeView {
@@ -99,6 +109,8 @@ class JobController {
 
   // Requests. Accepted means durable.
   absl::StatusOr<JobView> Submit(SubmitDraft draft);
+  // Several in one transaction: one wait for the disk.
+  std::vector<absl::StatusOr<JobView>> SubmitAll(std::vector<SubmitDraft> drafts);
   absl::StatusOr<JobView> Cancel(const JobKey& key, const std::string& reason);
   // A failed or cancelled job starts again from its newest commit. The same request id again
   // changes nothing.
@@ -201,6 +213,30 @@ class JobController {
   // Steps that wait for the store, then what its state asks for.
   void LookAt(Entry& entry, int64_t now_ms);
   void Settle(Entry& entry, const SaveRecord& save);
+  // Validates and writes, within a group; what it returns becomes visible by Accept. An answer of
+  // an earlier request has no `uid` left to accept.
+  struct Drafted {
+    JobRecord record;
+    std::optional<JobView> known;
+  };
+  absl::StatusOr<Drafted> WriteDraft(SubmitDraft draft);
+  JobView AcceptDraft(JobRecord record);
+  // Where calls of the job's checkpoint store run: a store that hangs holds up its own jobs only.
+  Executor* StorePool(const plan::JobSpec& spec, StoreWork kind) const {
+    return parts_.pools == nullptr ? parts_.pool
+                                   : &parts_.pools->Store(spec.checkpoint.store, kind);
+  }
+  // Files are written off the strand, in order. False: too much is waiting, and it is dropped.
+  bool WriteFiles(std::function<void()> work) const {
+    if (parts_.disk != nullptr && parts_.disk->low()) {
+      return false;
+    }
+    if (parts_.files == nullptr) {
+      work();
+      return true;
+    }
+    return parts_.files->TryPost(std::move(work));
+  }
 
   // job_controller_adopt.cc: trainers that outlived a coordinator, and what ranks should have been
   // told.

@@ -59,15 +59,16 @@ bool JobController::BeginAdoption(Entry& entry) {
     expected_nodes_.insert(place.node_id);
   }
   const std::string uid = record.uid;
-  parts_.pool->Post([this,
-                     uid,
-                     epoch = record.epoch,
-                     spec = record.spec,
-                     ranks = record.world_size,
-                     shared_memory = SharesMemory(run.transport)] {
-    auto world = parts_.planner->Plan(spec, ranks, shared_memory);
-    parts_.strand->Post([this, uid, epoch, world] { OnAdoptionPlanned(uid, epoch, world); });
-  });
+  StorePool(record.spec, StoreWork::kRestore)
+      ->Post([this,
+              uid,
+              epoch = record.epoch,
+              spec = record.spec,
+              ranks = record.world_size,
+              shared_memory = SharesMemory(run.transport)] {
+        auto world = parts_.planner->Plan(spec, ranks, shared_memory);
+        parts_.strand->Post([this, uid, epoch, world] { OnAdoptionPlanned(uid, epoch, world); });
+      });
   return true;
 }
 

@@ -104,7 +104,7 @@ void JobController::ReleaseCheckpoints(const Entry& entry) {
   const std::string uid = entry.record.uid;
   const CheckpointJob job = CheckpointsOf(entry.record);
   const RestoreQuery query = QueryOf(entry);
-  parts_.pool->Post([this, uid, job, query] {
+  StorePool(job.spec, StoreWork::kRestore)->Post([this, uid, job, query] {
     const absl::StatusOr<std::optional<SettledSave>> settled = parts_.keeper->Release(job, query);
     if (!settled.ok()) {
       log::Warning(absl::StrCat("job ",
@@ -132,12 +132,13 @@ void JobController::LookAtFolder(const Entry& entry) {
     return;  // looked at when somebody asks
   }
   const std::string uid = entry.record.uid;
-  parts_.pool->Post([this, uid, job = CheckpointsOf(entry.record)] {
-    const absl::StatusOr<FolderView> folder = parts_.keeper->Look(job);
-    if (folder.ok()) {
-      parts_.strand->Post([this, uid, view = *folder] { NoteFolder(uid, view); });
-    }
-  });
+  StorePool(entry.record.spec, StoreWork::kUpkeep)
+      ->Post([this, uid, job = CheckpointsOf(entry.record)] {
+        const absl::StatusOr<FolderView> folder = parts_.keeper->Look(job);
+        if (folder.ok()) {
+          parts_.strand->Post([this, uid, view = *folder] { NoteFolder(uid, view); });
+        }
+      });
 }
 
 void JobController::NoteFolder(const std::string& uid, const FolderView& folder) {
@@ -176,10 +177,11 @@ void JobController::OnCorruptCheckpoint(Entry& entry, const FailureCause& cause)
   entry.run.committing += 1;    // the next launch waits
   const std::string uid = entry.record.uid;
   const std::string why = cause.message;
-  parts_.pool->Post([this, uid, job = CheckpointsOf(entry.record), step, why] {
-    const absl::StatusOr<StepVerdict> verdict = parts_.keeper->Condemn(job, step, why);
-    parts_.strand->Post([this, uid, step, verdict] { OnCondemned(uid, step, verdict); });
-  });
+  StorePool(entry.record.spec, StoreWork::kRestore)
+      ->Post([this, uid, job = CheckpointsOf(entry.record), step, why] {
+        const absl::StatusOr<StepVerdict> verdict = parts_.keeper->Condemn(job, step, why);
+        parts_.strand->Post([this, uid, step, verdict] { OnCondemned(uid, step, verdict); });
+      });
 }
 
 void JobController::OnCondemned(const std::string& uid,

@@ -6,6 +6,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/logging.h"
+#include "coordinator/complaint.h"
 #include "coordinator/job_controller.h"
 
 namespace ravel::coordinator {
@@ -423,14 +424,19 @@ void JobController::OnLog(const std::string& node_id, const LogBatch& batch) {
                      node_id,
                      batch.lines[i]});
   }
-  absl::StatusOr<std::vector<LogLine>> stored =
-      parts_.logs->Append(batch.job_uid, std::move(lines));
-  if (!stored.ok()) {
-    log::Warning(absl::StrCat("log lines are lost: ", std::string(stored.status().message())));
-    return;
-  }
-  for (const LogLine& line : *stored) {
-    feed_.Publish(batch.job_uid, line);
+  const bool taken = WriteFiles(
+      [logs = parts_.logs, growth = parts_.growth, uid = batch.job_uid, lines = std::move(lines)] {
+        const absl::StatusOr<std::vector<LogLine>> stored = logs->Append(uid, lines);
+        if (!stored.ok()) {
+          static ComplainNowAndThen lost;
+          lost.Say(absl::StrCat("log lines are lost: ", std::string(stored.status().message())));
+        } else if (growth != nullptr) {
+          growth->Ring(uid);
+        }
+      });
+  if (!taken) {
+    static ComplainNowAndThen full;
+    full.Say("log lines are lost: the state directory's disk does not keep up");
   }
 }
 
@@ -555,10 +561,20 @@ void JobController::OnStepReport(Entry& entry,
   record.time_ms = report.time_ms != 0 ? report.time_ms : parts_.clock->WallMs();
   record.planned_bytes = report.planned_bytes;
   record.measured_bytes = report.measured_bytes;
-  const absl::Status stored = parts_.metrics->Append(entry.record.uid, record);
-  if (!stored.ok()) {
-    log::Error(absl::StrCat(
-        "metrics of step ", report.step, " are lost: ", std::string(stored.message())));
+  const bool taken = WriteFiles(
+      [metrics = parts_.metrics, growth = parts_.growth, uid = entry.record.uid, record] {
+        const absl::Status stored = metrics->Append(uid, record);
+        if (!stored.ok()) {
+          static ComplainNowAndThen lost;
+          lost.Say(absl::StrCat(
+              "metrics of step ", record.step, " are lost: ", std::string(stored.message())));
+        } else if (growth != nullptr) {
+          growth->Ring(uid);
+        }
+      });
+  if (!taken) {
+    static ComplainNowAndThen full;
+    full.Say("metrics are lost: the state directory's disk does not keep up");
   }
   JobProgress& progress = entry.progress;
   if (!progress.any) {
@@ -573,7 +589,6 @@ void JobController::OnStepReport(Entry& entry,
                               : report.step_seconds;
   entry.run.progress_ms = parts_.clock->MonotonicMs();
   entry.run.last_step_done = entry.run.last_step_done || report.step >= entry.record.spec.steps;
-  feed_.Publish(entry.record.uid, record);
   Publish(entry);
   if (entry.run.phase == RunPhase::kTraining) {
     RenewHorizon(entry);

@@ -83,6 +83,17 @@ void JobController::ReconcileRunning(Entry& entry) {
     CheckAdoption(entry);
     return;
   }
+  const int64_t phase_ms = parts_.clock->MonotonicMs() - run.phase_since_ms;
+  if (run.phase == RunPhase::kPreparing && phase_ms > options_.store_timeout_ms) {
+    // Its answer, should it come yet, is for an epoch that is over.
+    run.Blame({"StoreUnavailable",
+               absl::StrCat(
+                   entry.record.spec.checkpoint.store, ": no answer for ", phase_ms / 1000, " s"),
+               "",
+               -1,
+               entry.progress.step});
+    return;  // broken at the next tick
+  }
   if (run.phase == RunPhase::kIdle || run.phase == RunPhase::kPreparing) {
     return;
   }
@@ -190,26 +201,27 @@ void JobController::Prepare(Entry& entry) {
   const int64_t ranks = entry.record.world_size;
   const bool shared_memory = SharesMemory(entry.run.transport);
   entry.preparing += 1;
-  parts_.pool->Post([this, uid, epoch, job, query, ranks, shared_memory] {
-    Prepared prepared;
-    prepared.rollback_step = query.rollback_step;
-    auto world = parts_.planner->Plan(job.spec, ranks, shared_memory);
-    if (world.ok()) {
-      prepared.world = *world;
-      absl::StatusOr<RestorePoint> restore = parts_.keeper->PrepareRestore(job, query);
-      if (restore.ok()) {
-        prepared.restore = *std::move(restore);
-      } else {
-        prepared.status = restore.status();
-        prepared.reason =
-            absl::IsDataLoss(prepared.status) ? "NoGoodCheckpoint" : "StoreUnavailable";
-      }
-    } else {
-      prepared.status = world.status();
-      prepared.reason = "PlanRejected";
-    }
-    parts_.strand->Post([this, uid, epoch, prepared] { OnPrepared(uid, epoch, prepared); });
-  });
+  StorePool(job.spec, StoreWork::kRestore)
+      ->Post([this, uid, epoch, job, query, ranks, shared_memory] {
+        Prepared prepared;
+        prepared.rollback_step = query.rollback_step;
+        auto world = parts_.planner->Plan(job.spec, ranks, shared_memory);
+        if (world.ok()) {
+          prepared.world = *world;
+          absl::StatusOr<RestorePoint> restore = parts_.keeper->PrepareRestore(job, query);
+          if (restore.ok()) {
+            prepared.restore = *std::move(restore);
+          } else {
+            prepared.status = restore.status();
+            prepared.reason =
+                absl::IsDataLoss(prepared.status) ? "NoGoodCheckpoint" : "StoreUnavailable";
+          }
+        } else {
+          prepared.status = world.status();
+          prepared.reason = "PlanRejected";
+        }
+        parts_.strand->Post([this, uid, epoch, prepared] { OnPrepared(uid, epoch, prepared); });
+      });
 }
 
 void JobController::OnPrepared(const std::string& uid, int64_t epoch, Prepared prepared) {

@@ -353,7 +353,7 @@ void JobController::EndSave(Entry& entry, const EndedSave& ended) {
 void JobController::RemoveAttempt(Entry& entry, const SaveKey& key, bool make_room) {
   const std::string uid = entry.record.uid;
   const CheckpointJob job = CheckpointsOf(entry.record);
-  parts_.pool->Post([this, uid, job, key, make_room] {
+  StorePool(job.spec, StoreWork::kUpkeep)->Post([this, uid, job, key, make_room] {
     const absl::Status removed =
         parts_.keeper->RemoveAttempt(job, {key.step, key.epoch, key.attempt, {}});
     parts_.strand->Post([this, uid, key, removed, make_room] {
@@ -414,15 +414,16 @@ void JobController::StartCommit(Entry& entry, const SaveKey& key) {
     }
   }
   const CheckpointJob job = CheckpointsOf(entry.record);
-  parts_.pool->Post([this, job, save, sequence, request = std::move(request)] {
-    absl::StatusOr<CommittedSave> result = parts_.keeper->Commit(job, request);
-    parts_.strand->Post([this, save, sequence, result] {
-      Entry* found = FindEntry(save.job_uid);
-      OnCommitted(save.job_uid, save, result, sequence);
-      Reconcile(*found);
-      Schedule();
-    });
-  });
+  StorePool(job.spec, StoreWork::kCommit)
+      ->Post([this, job, save, sequence, request = std::move(request)] {
+        absl::StatusOr<CommittedSave> result = parts_.keeper->Commit(job, request);
+        parts_.strand->Post([this, save, sequence, result] {
+          Entry* found = FindEntry(save.job_uid);
+          OnCommitted(save.job_uid, save, result, sequence);
+          Reconcile(*found);
+          Schedule();
+        });
+      });
 }
 
 void JobController::OnCommitted(const std::string& uid,
@@ -521,7 +522,7 @@ void JobController::Retain(Entry& entry, bool save_after) {
   const bool restoring =
       entry.run.phase == RunPhase::kPreparing || entry.run.phase == RunPhase::kBootstrapping;
   const int64_t in_use = restoring ? entry.run.restore_step : -1;
-  parts_.pool->Post([this, uid, job, in_use, save_after] {
+  StorePool(job.spec, StoreWork::kUpkeep)->Post([this, uid, job, in_use, save_after] {
     absl::StatusOr<std::vector<int64_t>> deleted = parts_.keeper->Retain(job, in_use);
     parts_.strand->Post([this, uid, deleted, save_after] {
       if (!deleted.ok()) {

@@ -95,7 +95,7 @@ struct LoadedState {
   int64_t last_resource_version = 0;
 };
 
-// Used only from the controller's strand.
+// Used only from the controller's strand, but for FindRequest and Events.
 class JobStore {
  public:
   virtual ~JobStore() = default;
@@ -104,6 +104,11 @@ class JobStore {
   // ResourceExhausted when the disk is full; Aborted when another coordinator has raised the term.
   // After an error nothing of the change stands.
   virtual absl::Status Apply(const StoreChange& change) = 0;
+  // Changes that are applied between these two are on disk when CommitGroup returns OK, and else
+  // none of them stands. A change that fails does not take the others of its group along.
+  virtual absl::Status BeginGroup() { return absl::OkStatus(); }
+  virtual absl::Status CommitGroup() { return absl::OkStatus(); }
+  // Thread-safe, as Events.
   virtual absl::StatusOr<std::optional<RequestRecord>> FindRequest(const std::string& id) = 0;
   // Events of a job with seq > after, oldest first, at most `limit`.
   virtual absl::StatusOr<std::vector<JobEventRecord>> Events(const std::string& job_uid,

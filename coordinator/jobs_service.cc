@@ -8,6 +8,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
 
+#include "common/clock.h"
 #include "common/crypto.h"
 #include "common/logging.h"
 #include "coordinator/job_controller.h"
@@ -22,8 +23,8 @@ namespace {
 constexpr size_t kMaxReason = 1024;
 // A job that was checked is accepted well within this.
 constexpr int64_t kAdmissionPinSeconds = 3600;
+constexpr int64_t kPlanningMs = 30'000;
 constexpr int64_t kLongestDeadlineMs = int64_t{24} * 3600 * 1000;
-constexpr int64_t kEventPage = 100'000;
 
 // Trailing metadata `ravel-error-detail-bin`.
 void AddDetail(grpc::CallbackServerContext* context, const v1::ErrorDetail& detail) {
@@ -90,6 +91,33 @@ void AddFieldDetail(grpc::CallbackServerContext* context,
   AddDetail(context, detail);
 }
 
+// Between sizes: whoever asked is gone, or it takes too long.
+std::function<absl::Status()> GiveUp(grpc::CallbackServerContext* context) {
+  const int64_t end_ms = SystemClock::Get().MonotonicMs() + kPlanningMs;
+  return [context, end_ms] {
+    if (context->IsCancelled()) {
+      return absl::CancelledError("the client is gone");
+    }
+    return SystemClock::Get().MonotonicMs() < end_ms
+               ? absl::OkStatus()
+               : absl::DeadlineExceededError(
+                     absl::StrCat("planning every allowed size takes more than ",
+                                  kPlanningMs / 1000,
+                                  " s; spec.elastic: allow fewer sizes"));
+  };
+}
+
+v1::StrandLag ToProto(const LagSummary& lag) {
+  v1::StrandLag message;
+  message.set_turns(lag.turns);
+  message.set_p50_ms(lag.p50_ms);
+  message.set_p99_ms(lag.p99_ms);
+  message.set_max_ms(lag.max_ms);
+  message.set_longest_turn_ms(lag.longest_turn_ms);
+  message.set_longest_turn(lag.longest_turn);
+  return message;
+}
+
 }  // namespace
 
 grpc::ServerUnaryReactor* JobsService::SubmitJob(Context* context,
@@ -103,7 +131,7 @@ grpc::ServerUnaryReactor* JobsService::SubmitJob(Context* context,
     return reactor;
   }
   const std::string hash = Hex(Sha256(CanonicalJson(request->job())));
-  parts_.strand->Post([this, context, request, response, reactor, hash] {
+  parts_.strand->PostNamed("SubmitJob", [this, context, request, response, reactor, hash] {
     // A request that was answered before is not judged again: the world has moved on since.
     const auto known = parts_.controller->store().FindRequest(request->request_id());
     if (!request->dry_run() && known.ok() && known->has_value()) {
@@ -125,11 +153,28 @@ grpc::ServerUnaryReactor* JobsService::SubmitJob(Context* context,
       reactor->Finish(ToGrpc(free));
       return;
     }
-    parts_.pool->Post([this, context, request, response, reactor, hash] {
+    Plan(context, reactor, "a submission", [this, context, request, response, reactor, hash] {
       Admit(context, request, response, reactor, hash);
     });
   });
   return reactor;
+}
+
+void JobsService::Plan(Context* context,
+                       Unary* reactor,
+                       const char* what,
+                       std::function<void()> work) {
+  const absl::Status posted =
+      parts_.pools->plan().Post({0, context->peer(), what, [context, reactor, work] {
+                                   if (context->IsCancelled()) {  // nobody waits for it any more
+                                     reactor->Finish(grpc::Status::CANCELLED);
+                                     return;
+                                   }
+                                   work();
+                                 }});
+  if (!posted.ok()) {
+    reactor->Finish(ToGrpc(posted));
+  }
 }
 
 void JobsService::Admit(Context* context,
@@ -142,7 +187,7 @@ void JobsService::Admit(Context* context,
     reactor->Finish(ToGrpc(ViolationStatus(context, job)));
     return;
   }
-  absl::Status fits = CheckAllSizes(*parts_.planner, job.spec);
+  absl::Status fits = CheckAllSizes(*parts_.planner, job.spec, GiveUp(context));
   CheckpointJob checkpoints = {parts_.controller->cluster_id(), RandomUuid(), job.spec};
   if (fits.ok() && !request->dry_run()) {
     fits = parts_.keeper->Check(checkpoints);
@@ -171,32 +216,66 @@ void JobsService::Admit(Context* context,
     reactor->Finish(grpc::Status::OK);
     return;
   }
-  parts_.strand->Post([this, response, reactor, checkpoints, draft = std::move(draft)] {
-    absl::StatusOr<JobView> view = parts_.controller->Submit(draft);
-    if (view.ok()) {
-      *response->mutable_job() = ToProto(*view);
-      if (view->record.uid == checkpoints.uid) {
-        parts_.pool->Post([keeper = parts_.keeper, checkpoints] {
-          const absl::Status pinned = keeper->PinStart(checkpoints, 0);
-          if (!pinned.ok()) {
-            log::Warning(
-                absl::StrCat("job ", checkpoints.spec.name, ": ", std::string(pinned.message())));
-          }
-        });
-      }
+  bool first = false;
+  {
+    MutexLock lock(mutex_);
+    first = submissions_.empty();
+    submissions_.push_back({std::move(draft), std::move(checkpoints), response, reactor});
+  }
+  if (first) {
+    parts_.strand->PostNamed("SubmitAll", [this] { SubmitAll(); });
+  }
+}
+
+void JobsService::PinStart(const std::string& uid, const CheckpointJob& checkpoints) {
+  if (uid != checkpoints.uid) {
+    return;  // the answer of an earlier request
+  }
+  parts_.pools->Store(checkpoints.spec.checkpoint.store, StoreWork::kRestore)
+      .Post([keeper = parts_.keeper, checkpoints] {
+        const absl::Status pinned = keeper->PinStart(checkpoints, 0);
+        if (!pinned.ok()) {
+          log::Warning(
+              absl::StrCat("job ", checkpoints.spec.name, ": ", std::string(pinned.message())));
+        }
+      });
+}
+
+// Those that came while the strand was busy share one transaction.
+void JobsService::SubmitAll() {
+  std::vector<Submission> submissions;
+  {
+    MutexLock lock(mutex_);
+    submissions.swap(submissions_);
+  }
+  std::vector<SubmitDraft> drafts;
+  drafts.reserve(submissions.size());
+  for (Submission& submission : submissions) {
+    drafts.push_back(std::move(submission.draft));
+  }
+  const std::vector<absl::StatusOr<JobView>> answers =
+      parts_.controller->SubmitAll(std::move(drafts));
+  for (size_t i = 0; i < answers.size(); ++i) {
+    if (answers[i].ok()) {
+      *submissions[i].response->mutable_job() = ToProto(*answers[i]);
+      PinStart(answers[i]->record.uid, submissions[i].checkpoints);
     }
-    reactor->Finish(ToGrpc(view.status()));
-  });
+    submissions[i].reactor->Finish(ToGrpc(answers[i].status()));
+  }
 }
 
 grpc::ServerUnaryReactor* JobsService::ValidateJob(Context* context,
                                                    const v1::ValidateJobRequest* request,
                                                    v1::ValidateJobResponse* response) {
   Unary* reactor = context->DefaultReactor();
-  parts_.pool->Post([this, request, response, reactor] {
+  Plan(context, reactor, "a validation", [this, context, request, response, reactor] {
     CanonicalJob job = Canonicalize(Named(request->job()), {.check_paths = true});
     if (job.ok()) {
-      const absl::Status fits = CheckAllSizes(*parts_.planner, job.spec);
+      const absl::Status fits = CheckAllSizes(*parts_.planner, job.spec, GiveUp(context));
+      if (absl::IsCancelled(fits) || absl::IsDeadlineExceeded(fits)) {
+        reactor->Finish(ToGrpc(fits));
+        return;
+      }
       if (!fits.ok()) {
         job.violations.push_back({"spec", 0, 0, std::string(fits.message()), ""});
       }
@@ -217,7 +296,7 @@ grpc::ServerUnaryReactor* JobsService::GetJob(Context* context,
                                               const v1::GetJobRequest* request,
                                               v1::Job* response) {
   Unary* reactor = context->DefaultReactor();
-  parts_.strand->Post([this, request, response, reactor] {
+  parts_.strand->PostNamed("GetJob", [this, request, response, reactor] {
     absl::StatusOr<JobView> view =
         parts_.controller->Get(KeyOf(request->namespace_(), request->name()));
     if (view.ok()) {
@@ -237,20 +316,21 @@ grpc::ServerUnaryReactor* JobsService::ListJobs(Context* context,
     reactor->Finish(ToGrpc(selector.status()));
     return reactor;
   }
-  parts_.strand->Post([this, request, response, reactor, wanted = *std::move(selector)] {
-    const std::string& scope = request->namespace_();
-    for (const JobView& view : parts_.controller->List()) {
-      if (scope != "*" && view.record.namespace_name != (scope.empty() ? "default" : scope)) {
-        continue;
-      }
-      v1::Job job = ToProto(view);
-      if (HasLabels(job, wanted)) {
-        *response->add_jobs() = std::move(job);
-      }
-    }
-    response->set_resource_version(parts_.controller->resource_version());
-    reactor->Finish(grpc::Status::OK);
-  });
+  parts_.strand->PostNamed(
+      "ListJobs", [this, request, response, reactor, wanted = *std::move(selector)] {
+        const std::string& scope = request->namespace_();
+        for (const JobView& view : parts_.controller->List()) {
+          if (scope != "*" && view.record.namespace_name != (scope.empty() ? "default" : scope)) {
+            continue;
+          }
+          v1::Job job = ToProto(view);
+          if (HasLabels(job, wanted)) {
+            *response->add_jobs() = std::move(job);
+          }
+        }
+        response->set_resource_version(parts_.controller->resource_version());
+        reactor->Finish(grpc::Status::OK);
+      });
   return reactor;
 }
 
@@ -263,7 +343,7 @@ grpc::ServerUnaryReactor* JobsService::CancelJob(Context* context,
     reactor->Finish(ToGrpc(valid));
     return reactor;
   }
-  parts_.strand->Post([this, request, response, reactor] {
+  parts_.strand->PostNamed("CancelJob", [this, request, response, reactor] {
     // Sets the wanted state, so that a repetition is harmless and no answer needs keeping.
     absl::StatusOr<JobView> view =
         parts_.controller->Cancel(KeyOf(request->namespace_(), request->name()), request->reason());
@@ -284,7 +364,7 @@ grpc::ServerUnaryReactor* JobsService::RetryJob(Context* context,
     reactor->Finish(ToGrpc(valid));
     return reactor;
   }
-  parts_.strand->Post([this, request, response, reactor] {
+  parts_.strand->PostNamed("RetryJob", [this, request, response, reactor] {
     absl::StatusOr<JobView> view = parts_.controller->Retry(
         KeyOf(request->namespace_(), request->name()), request->request_id());
     if (view.ok()) {
@@ -313,7 +393,7 @@ grpc::ServerUnaryReactor* JobsService::HoldNode(Context* context,
     return reactor;
   }
   // Sets the wanted state, so that a repetition is harmless and no answer needs keeping.
-  parts_.strand->Post([this, request, response, reactor, drained] {
+  parts_.strand->PostNamed("HoldNode", [this, request, response, reactor, drained] {
     absl::StatusOr<NodeView> view =
         parts_.controller->HoldNode(request->node(),
                                     drained ? NodeHold::kDrained : NodeHold::kQuarantined,
@@ -339,7 +419,7 @@ grpc::ServerUnaryReactor* JobsService::CheckpointNow(Context* context,
     reactor->Finish(ToGrpc(valid));
     return reactor;
   }
-  parts_.strand->Post([this, request, response, reactor] {
+  parts_.strand->PostNamed("CheckpointNow", [this, request, response, reactor] {
     absl::StatusOr<OperationRecord> operation =
         parts_.controller->CheckpointNow(KeyOf(request->namespace_(), request->name()),
                                          request->request_id(),
@@ -356,7 +436,7 @@ grpc::ServerUnaryReactor* JobsService::ListNodes(Context* context,
                                                  const v1::ListNodesRequest* /*request*/,
                                                  v1::ListNodesResponse* response) {
   Unary* reactor = context->DefaultReactor();
-  parts_.strand->Post([this, response, reactor] {
+  parts_.strand->PostNamed("ListNodes", [this, response, reactor] {
     for (const NodeView& view : parts_.controller->Nodes()) {
       *response->add_nodes() = ToProto(view);
     }
@@ -369,11 +449,14 @@ grpc::ServerUnaryReactor* JobsService::ServerInfo(Context* context,
                                                   const v1::ServerInfoRequest* /*request*/,
                                                   v1::ServerInfoResponse* response) {
   Unary* reactor = context->DefaultReactor();
-  parts_.strand->Post([this, response, reactor] {
+  parts_.strand->PostNamed("ServerInfo", [this, response, reactor] {
     response->set_version(parts_.version);
     response->set_cluster_id(parts_.controller->cluster_id());
     response->set_term(parts_.controller->term());
     response->set_insecure(parts_.insecure);
+    *response->mutable_lag_recent() = ToProto(parts_.lag->LastMinute());
+    *response->mutable_lag_total() = ToProto(parts_.lag->Total());
+    response->set_lag_alarms(parts_.lag->alarms());
     reactor->Finish(grpc::Status::OK);
   });
   return reactor;
@@ -384,7 +467,7 @@ grpc::ServerWriteReactor<v1::Job>* JobsService::WatchJob(Context* /*context*/,
   auto writer =
       StreamWriter<v1::Job>::Create(parts_.strand, parts_.controller, StreamBacklog::kNewestOnly);
   const JobKey key = KeyOf(request->namespace_(), request->name());
-  parts_.strand->Post([this, writer, key] {
+  parts_.strand->PostNamed("WatchJob", [this, writer, key] {
     absl::StatusOr<JobView> view = parts_.controller->Get(key);
     if (!view.ok()) {
       writer->End(ToGrpc(view.status()));
@@ -411,7 +494,7 @@ grpc::ServerWriteReactor<v1::Operation>* JobsService::WatchOperation(
   auto writer = StreamWriter<v1::Operation>::Create(
       parts_.strand, parts_.controller, StreamBacklog::kKeepAll);
   const std::string id = request->id();
-  parts_.strand->Post([this, writer, id] {
+  parts_.strand->PostNamed("WatchOperation", [this, writer, id] {
     const auto over = [](const OperationRecord& operation) {
       return operation.state == OperationState::kCommitted ||
              operation.state == OperationState::kFailed;
@@ -433,115 +516,6 @@ grpc::ServerWriteReactor<v1::Operation>* JobsService::WatchOperation(
         if (over(*changed)) {
           writer->End(grpc::Status::OK);
         }
-      }
-    });
-  });
-  return writer.get();
-}
-
-grpc::ServerWriteReactor<v1::JobEvent>* JobsService::StreamEvents(
-    Context* /*context*/, const v1::StreamEventsRequest* request) {
-  auto writer =
-      StreamWriter<v1::JobEvent>::Create(parts_.strand, parts_.controller, StreamBacklog::kKeepAll);
-  parts_.strand->Post([this, writer, asked = *request] {
-    absl::StatusOr<JobView> view = parts_.controller->Get(KeyOf(asked.namespace_(), asked.name()));
-    if (!view.ok()) {
-      writer->End(ToGrpc(view.status()));
-      return;
-    }
-    const auto events =
-        parts_.controller->store().Events(view->record.uid, asked.after_seq(), kEventPage);
-    if (!events.ok()) {
-      writer->End(ToGrpc(events.status()));
-      return;
-    }
-    const std::string name = view->record.name;
-    for (const JobEventRecord& event : *events) {
-      writer->Push(ToProto(event, name));
-    }
-    if (!asked.follow() || IsTerminal(view->record.state)) {
-      writer->End(grpc::Status::OK);
-      return;
-    }
-    writer->Follow(view->record.uid, [writer, name](const FeedItem& item) {
-      if (const auto* event = std::get_if<JobEventRecord>(&item)) {
-        writer->Push(ToProto(*event, name));
-      } else if (std::holds_alternative<FeedEnd>(item)) {
-        writer->End(grpc::Status::OK);
-      }
-    });
-  });
-  return writer.get();
-}
-
-grpc::ServerWriteReactor<v1::LogLine>* JobsService::StreamLogs(
-    Context* /*context*/, const v1::StreamLogsRequest* request) {
-  auto writer =
-      StreamWriter<v1::LogLine>::Create(parts_.strand, parts_.controller, StreamBacklog::kKeepAll);
-  parts_.strand->Post([this, writer, asked = *request] {
-    absl::StatusOr<JobView> view = parts_.controller->Get(KeyOf(asked.namespace_(), asked.name()));
-    if (!view.ok()) {
-      writer->End(ToGrpc(view.status()));
-      return;
-    }
-    const std::string uid = view->record.uid;
-    if (!asked.follow() || IsTerminal(view->record.state)) {
-      parts_.pool->Post([this, writer, asked, uid] {  // files may be long: not on the strand
-        for (const LogLine& line :
-             parts_.controller->logs().Read(uid, asked.attempt(), asked.rank())) {
-          writer->Push(ToProto(line));
-        }
-        writer->End(grpc::Status::OK);
-      });
-      return;
-    }
-    for (const LogLine& line : parts_.controller->logs().Read(uid, asked.attempt(), asked.rank())) {
-      writer->Push(ToProto(line));
-    }
-    writer->Follow(uid, [writer, asked](const FeedItem& item) {
-      const auto* line = std::get_if<LogLine>(&item);
-      if (line != nullptr && (asked.rank() < 0 || line->rank == asked.rank()) &&
-          (asked.attempt() == 0 || line->attempt == asked.attempt())) {
-        writer->Push(ToProto(*line));
-      } else if (std::holds_alternative<FeedEnd>(item)) {
-        writer->End(grpc::Status::OK);
-      }
-    });
-  });
-  return writer.get();
-}
-
-grpc::ServerWriteReactor<v1::StepRecord>* JobsService::StreamMetrics(
-    Context* /*context*/, const v1::StreamMetricsRequest* request) {
-  auto writer = StreamWriter<v1::StepRecord>::Create(
-      parts_.strand, parts_.controller, StreamBacklog::kKeepAll);
-  const auto send = [this, writer](const std::string& uid, bool all) {
-    absl::StatusOr<std::vector<StepRecord>> records = parts_.controller->metrics().Read(uid);
-    if (records.ok()) {
-      for (const StepRecord& record : all ? *records : SurvivingHistory(*records)) {
-        writer->Push(ToProto(record));
-      }
-    }
-    return records.status();
-  };
-  parts_.strand->Post([this, writer, send, asked = *request] {
-    absl::StatusOr<JobView> view = parts_.controller->Get(KeyOf(asked.namespace_(), asked.name()));
-    if (!view.ok()) {
-      writer->End(ToGrpc(view.status()));
-      return;
-    }
-    const std::string uid = view->record.uid;
-    if (!asked.follow() || IsTerminal(view->record.state)) {
-      parts_.pool->Post(
-          [writer, send, asked, uid] { writer->End(ToGrpc(send(uid, asked.all()))); });
-      return;
-    }
-    send(uid, asked.all()).IgnoreError();
-    writer->Follow(uid, [writer](const FeedItem& item) {
-      if (const auto* record = std::get_if<StepRecord>(&item)) {
-        writer->Push(ToProto(*record));
-      } else if (std::holds_alternative<FeedEnd>(item)) {
-        writer->End(grpc::Status::OK);
       }
     });
   });

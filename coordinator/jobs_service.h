@@ -1,23 +1,32 @@
 #pragma once
 
 // proto/jobs.proto: validates, posts to the strand, answers. Validation and planning run on the
-// pool. No decisions here.
+// pool for planning, reading of files and events on the one for files. No decisions here.
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "coordinator/bell.h"
 #include "coordinator/checkpoint_keeper.h"
 #include "coordinator/executor.h"
+#include "coordinator/job_controller.h"
+#include "coordinator/metrics_history.h"
 #include "coordinator/planner.h"
+#include "coordinator/strand_lag.h"
+#include "coordinator/work_pools.h"
 #include "proto/jobs.grpc.pb.h"
 
 namespace ravel::coordinator {
 
-class JobController;
-
 struct JobsServiceParts {
   Executor* strand = nullptr;
-  Executor* pool = nullptr;
+  WorkPools* pools = nullptr;
+  Executor* files = nullptr;  // the thread that writes metrics and logs
+  MetricsHistory* history = nullptr;
+  Bell* growth = nullptr;  // rung when a job's metrics or logs have grown
+  const LagMeter* lag = nullptr;
   JobController* controller = nullptr;
   Planner* planner = nullptr;
   CheckpointKeeper* keeper = nullptr;
@@ -80,13 +89,27 @@ class JobsService : public v1::Jobs::CallbackService {
                                         const v1::StreamMetricsRequest* request) override;
 
  private:
+  // `work` on the pool for planning, or the refusal.
+  void Plan(Context* context, Unary* reactor, const char* what, std::function<void()> work);
   void Admit(Context* context,
              const v1::SubmitJobRequest* request,
              v1::SubmitJobResponse* response,
              Unary* reactor,
              const std::string& hash);
 
+  struct Submission {
+    SubmitDraft draft;
+    CheckpointJob checkpoints;
+    v1::SubmitJobResponse* response = nullptr;
+    Unary* reactor = nullptr;
+  };
+  void SubmitAll();
+  // The step that an accepted job begins from is kept until it has one of its own.
+  void PinStart(const std::string& uid, const CheckpointJob& checkpoints);
+
   const JobsServiceParts parts_;
+  Mutex mutex_;
+  std::vector<Submission> submissions_ ABSL_GUARDED_BY(mutex_);  // that wait for the strand
 };
 
 }  // namespace ravel::coordinator

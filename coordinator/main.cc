@@ -10,6 +10,7 @@
 #include <future>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include <CLI/CLI.hpp>
 #include <absl/strings/numbers.h>
@@ -20,6 +21,7 @@
 
 #include "common/clock.h"
 #include "common/logging.h"
+#include "common/mutex.h"
 #include "common/time_text.h"
 #include "coordinator/fleet_service.h"
 #include "coordinator/job_controller.h"
@@ -38,9 +40,11 @@ constexpr int kUsage = 2;
 constexpr int kAddressInUse = 3;
 constexpr int kLocked = 4;
 constexpr int64_t kTickMs = 20;
-constexpr int kPoolThreads = 2;
 constexpr int kMaxMessageBytes = 64 << 20;
 constexpr auto kShutdownTime = std::chrono::seconds(3);
+// Whatever hangs: what was answered is on disk.
+constexpr auto kExitTime = std::chrono::milliseconds(4500);
+constexpr int64_t kHangMs = 1000;
 
 struct Flags {
   bool dev_loopback = false;
@@ -128,12 +132,48 @@ std::unique_ptr<grpc::Server> Serve(const std::string& listen,
   return builder.BuildAndStart();
 }
 
+// Ends the process when its orderly end takes too long: a thread may hang in a user's file for
+// ever.
+class LastResort {
+ public:
+  ~LastResort() {
+    {
+      MutexLock lock(mutex_);
+      done_ = true;
+    }
+    changed_.NotifyAll();
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+  }
+  void Arm(int code) {
+    thread_ = std::thread([this, code] {
+      const auto end = std::chrono::steady_clock::now() + kExitTime;
+      MutexLock lock(mutex_);
+      while (!done_ && std::chrono::steady_clock::now() < end) {
+        changed_.WaitFor(mutex_, end - std::chrono::steady_clock::now());
+      }
+      if (!done_) {
+        log::Warning("some work hangs and is left behind");
+        _exit(code);
+      }
+    });
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
 // The exit code. Streams are closed when it returns; the strand must still run.
 int ServeUntilSignal(const Flags& flags,
                      JobsService& jobs,
                      FleetService& fleet,
                      const sigset_t& signals,
-                     const std::atomic<bool>& fatal) {
+                     const std::atomic<bool>& fatal,
+                     LastResort& last_resort) {
   int port = 0;
   const std::unique_ptr<grpc::Server> server = Serve(flags.listen, &jobs, &fleet, &port);
   if (server == nullptr || port == 0) {
@@ -152,20 +192,118 @@ int ServeUntilSignal(const Flags& flags,
     log::Info("returning: a signal asked this coordinator to stop");
     code = fatal ? kFault : 0;
   }
+  last_resort.Arm(code);
   fleet.CloseAll();
   server->Shutdown(std::chrono::system_clock::now() + kShutdownTime);
   server->Wait();
   return code;
 }
 
-int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& signals) {
-  std::error_code error;
-  for (const char* folder : {"", "/metrics", "/logs"}) {
-    std::filesystem::create_directories(flags.state_dir + folder, error);
-    if (error) {
-      return Complain(kFault,
-                      absl::StrCat("--state-dir ", flags.state_dir, folder, ": ", error.message()));
+// What is done now and then, on the thread that writes files.
+class Upkeep {
+ public:
+  Upkeep(const SqliteJobStore* store, StateDisk* disk, WorkPools* pools)
+      : store_(store), disk_(disk), pools_(pools) {}
+  void Tick() {
+    pools_->Watch();
+    disk_->Watch();
+    const int64_t now_ms = SystemClock::Get().MonotonicMs();
+    if (now_ms < backup_ms_ || disk_->low()) {
+      return;
     }
+    backup_ms_ = now_ms + kBackupEveryMs;
+    pools_->io().Post([store = store_] {
+      const absl::Status status = store->Backup(SystemClock::Get().WallMs(), kBackups);
+      if (!status.ok()) {
+        log::Error(absl::StrCat("backup of the database: ", std::string(status.message())));
+      }
+    });
+  }
+
+ private:
+  static constexpr int64_t kBackupEveryMs = 3'600'000;
+  static constexpr size_t kBackups = 2;
+  const SqliteJobStore* store_;
+  StateDisk* disk_;
+  WorkPools* pools_;
+  int64_t backup_ms_ = SystemClock::Get().MonotonicMs() + kBackupEveryMs;
+};
+
+// All that the controller works with, but for the strand and the fleet.
+struct Machinery {
+  Machinery(const std::string& state_dir, SqliteJobStore* job_store)
+      : store(job_store),
+        metrics(state_dir + "/metrics"),
+        history(state_dir + "/metrics"),
+        logs(state_dir + "/logs"),
+        disk(state_dir),
+        upkeep(job_store, &disk, &pools) {
+    store->OnFull([this] { disk.Release(); });
+  }
+  ControllerParts Parts(Executor* strand, FleetLink* fleet) {
+    ControllerParts parts;
+    parts.clock = &SystemClock::Get();
+    parts.strand = strand;
+    parts.pool = &pools.io();
+    parts.store = store;
+    parts.planner = &planner;
+    parts.keeper = &keeper;
+    parts.fleet = fleet;
+    parts.metrics = &metrics;
+    parts.logs = &logs;
+    parts.files = &files;
+    parts.growth = &growth;
+    parts.disk = &disk;
+    parts.pools = &pools;
+    return parts;
+  }
+  // After the strand: what trainers have said is written, and no work is left. Work that hangs
+  // takes the process with it.
+  void End(int code) {
+    files.Drain();
+    if (!pools.StopWithin(kHangMs)) {
+      log::Warning("some work hangs and is left behind");
+      _exit(code);
+    }
+  }
+
+  SqliteJobStore* store;
+  PlannerDriver planner;
+  StoreCheckpointKeeper keeper;
+  MetricsLog metrics;
+  MetricsHistory history;
+  LogStore logs;
+  Bell growth;
+  LagMeter lag;
+  StateDisk disk;
+  WorkPools pools{WorkPools::Options()};
+  Upkeep upkeep;
+  ThreadExecutor files{
+      {.name = "files", .threads = 1, .tick_ms = 1000, .tick = [this] { upkeep.Tick(); }}};
+};
+
+void TickWhenThere(JobController* controller) {
+  if (controller != nullptr) {
+    controller->Tick();
+  }
+}
+
+absl::Status MakeFolders(const std::string& state_dir) {
+  for (const char* folder : {"", "/metrics", "/logs"}) {
+    std::error_code error;
+    std::filesystem::create_directories(state_dir + folder, error);
+    if (error) {
+      return absl::UnavailableError(
+          absl::StrCat("--state-dir ", state_dir, folder, ": ", error.message()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& signals) {
+  const absl::Status folders = MakeFolders(flags.state_dir);
+  if (!folders.ok()) {
+    return Complain(kFault, std::string(folders.message()));
   }
   absl::StatusOr<std::unique_ptr<SqliteJobStore>> store = SqliteJobStore::Create(flags.state_dir);
   if (!store.ok()) {
@@ -173,34 +311,28 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
                     std::string(store.status().message()));
   }
   (*store)->RaiseTerm(flags.raise_term);
-  const SystemClock clock;
-  PlannerDriver planner;
-  StoreCheckpointKeeper keeper;
-  MetricsLog metrics(flags.state_dir + "/metrics");
-  LogStore logs(flags.state_dir + "/logs");
+  LastResort last_resort;  // ends last
+  Machinery machinery(flags.state_dir, store->get());
   std::atomic<bool> fatal = false;
   std::unique_ptr<JobController> controller;
-  ThreadExecutor pool({.name = "pool", .threads = kPoolThreads, .tick_ms = 0, .tick = {}});
-  ThreadExecutor strand(
-      {.name = "controller", .threads = 1, .tick_ms = kTickMs, .tick = [&controller] {
-         if (controller != nullptr) {
-           controller->Tick();
-         }
-       }});
-  FleetService fleet(&strand, &planner);
-  ControllerParts parts{
-      &clock, &strand, &pool, store->get(), &planner, &keeper, &fleet, &metrics, &logs, {}, {}};
+  ThreadExecutor strand({.name = "controller",
+                         .threads = 1,
+                         .tick_ms = kTickMs,
+                         .tick = [&controller] { TickWhenThere(controller.get()); },
+                         .lag = &machinery.lag});
+  FleetService fleet(&strand, &machinery.planner);
+  ControllerParts parts = machinery.Parts(&strand, &fleet);
   parts.on_fatal = [&fatal](const absl::Status& status) {
-    log::Error(absl::StrCat("this coordinator is replaced: ", std::string(status.message())));
+    log::Error(absl::StrCat("this coordinator ends: ", std::string(status.message())));
     fatal = true;
     kill(getpid(), SIGTERM);
   };
   PauseMeter pauses;
   const ThreadExecutor pulse(
       {.name = "pulse", .threads = 1, .tick_ms = PauseMeter::kEveryMs, .tick = [&] {
-         pauses.Beat(clock.MonotonicMs());
+         pauses.Beat(SystemClock::Get().MonotonicMs());
        }});
-  parts.take_pause_ms = [&] { return pauses.TakeMs(clock.MonotonicMs()); };
+  parts.take_pause_ms = [&] { return pauses.TakeMs(SystemClock::Get().MonotonicMs()); };
   std::promise<absl::Status> started;
   strand.Post([&] {
     controller = std::make_unique<JobController>(options, parts);
@@ -209,14 +341,24 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
   const absl::Status status = started.get_future().get();
   if (!status.ok()) {
     strand.Stop();
-    pool.Stop();
+    machinery.End(kFault);
     return Complain(kFault, absl::StrCat(flags.state_dir, ": ", std::string(status.message())));
   }
   fleet.SetController(controller.get());
-  JobsService jobs({&strand, &pool, controller.get(), &planner, &keeper, kVersion, true});
-  const int code = ServeUntilSignal(flags, jobs, fleet, signals, fatal);
+  JobsService jobs({.strand = &strand,
+                    .pools = &machinery.pools,
+                    .files = &machinery.files,
+                    .history = &machinery.history,
+                    .growth = &machinery.growth,
+                    .lag = &machinery.lag,
+                    .controller = controller.get(),
+                    .planner = &machinery.planner,
+                    .keeper = &machinery.keeper,
+                    .version = kVersion,
+                    .insecure = true});
+  const int code = ServeUntilSignal(flags, jobs, fleet, signals, fatal, last_resort);
   strand.Stop();
-  pool.Stop();
+  machinery.End(code);
   return code;
 }
 

@@ -1,5 +1,6 @@
 #include "coordinator/metrics_log.h"
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <fstream>
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 #include "common/json.h"
+#include "coordinator/metrics_history.h"
 
 namespace ravel::coordinator {
 namespace {
@@ -114,7 +116,7 @@ MetricsLog::MetricsLog(std::string directory) : directory_(std::move(directory))
 
 MetricsLog::~MetricsLog() {
   for (const auto& [uid, file] : files_) {
-    close(file);
+    close(file.descriptor);
   }
 }
 
@@ -125,7 +127,16 @@ std::string MetricsLog::PathOf(const std::string& job_uid) const {
 absl::StatusOr<int> MetricsLog::Open(const std::string& job_uid) {
   const auto found = files_.find(job_uid);
   if (found != files_.end()) {
-    return found->second;
+    found->second.used = ++appends_;
+    return found->second.descriptor;
+  }
+  if (files_.size() >= kMaxOpen) {
+    const auto oldest =
+        std::min_element(files_.begin(), files_.end(), [](const auto& a, const auto& b) {
+          return a.second.used < b.second.used;
+        });
+    close(oldest->second.descriptor);
+    files_.erase(oldest);
   }
   const std::string path = PathOf(job_uid);
   const int file = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
@@ -141,7 +152,7 @@ absl::StatusOr<int> MetricsLog::Open(const std::string& job_uid) {
       return ErrnoStatus(errno, path);
     }
   }
-  files_[job_uid] = file;
+  files_[job_uid] = {file, ++appends_};
   return file;
 }
 
@@ -170,10 +181,14 @@ absl::StatusOr<std::vector<StepRecord>> MetricsLog::Read(const std::string& job_
   return records;
 }
 
+absl::StatusOr<std::optional<MetricsEnds>> MetricsLog::Ends(const std::string& job_uid) const {
+  return ReadMetricsEnds(PathOf(job_uid));
+}
+
 void MetricsLog::Close(const std::string& job_uid) {
   const auto found = files_.find(job_uid);
   if (found != files_.end()) {
-    close(found->second);
+    close(found->second.descriptor);
     files_.erase(found);
   }
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -43,7 +44,12 @@ absl::StatusOr<StepRecord> ParseStepRecord(std::string_view line);
 // that came before it.
 std::vector<StepRecord> SurvivingHistory(const std::vector<StepRecord>& all);
 
-// DIRECTORY/<job uid>.jsonl. Used only from the controller's strand.
+struct MetricsEnds {
+  StepRecord first;
+  StepRecord last;
+};
+
+// DIRECTORY/<job uid>.jsonl. Used from one thread.
 class MetricsLog {
  public:
   explicit MetricsLog(std::string directory);
@@ -53,6 +59,8 @@ class MetricsLog {
   // Everything, in the order of arrival; a torn last line (a crash in the middle of an append) is
   // left out. A job without records has an empty history.
   absl::StatusOr<std::vector<StepRecord>> Read(const std::string& job_uid) const;
+  // Of the file of a job, whatever its length; empty without records.
+  absl::StatusOr<std::optional<MetricsEnds>> Ends(const std::string& job_uid) const;
   // Closes the file of a job that is over.
   void Close(const std::string& job_uid);
 
@@ -61,7 +69,13 @@ class MetricsLog {
   std::string PathOf(const std::string& job_uid) const;
 
   std::string directory_;
-  std::map<std::string, int> files_;  // descriptors by job
+  struct File {
+    int descriptor = -1;
+    int64_t used = 0;  // the newest Append, counted
+  };
+  static constexpr size_t kMaxOpen = 256;
+  std::map<std::string, File> files_;  // by job
+  int64_t appends_ = 0;
 };
 
 }  // namespace ravel::coordinator

@@ -4,6 +4,7 @@
 // the pool, never on the strand.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -26,7 +27,12 @@ class Planner {
   virtual absl::StatusOr<std::shared_ptr<const PlannedWorld>> Plan(const plan::JobSpec& spec,
                                                                    int64_t ranks,
                                                                    bool shared_memory) = 0;
-  // A plan that was made before and is still cached, or null.
+  // Whether that world can be planned; nothing is kept, so that checks do not push out what
+  // launches use.
+  virtual absl::Status Check(const plan::JobSpec& spec, int64_t ranks, bool shared_memory) {
+    return Plan(spec, ranks, shared_memory).status();
+  }
+  // A plan that was made before and is still cached or held by somebody, or null.
   virtual std::shared_ptr<const PlannedWorld> Find(const std::string& digest) = 0;
   // JobRecord::planned and back.
   virtual std::string EncodeSpec(const plan::JobSpec& spec) = 0;
@@ -34,7 +40,10 @@ class Planner {
 };
 
 // Plans every allowed size: the very code that runs later. The error names the job field and the
-// size.
-absl::Status CheckAllSizes(Planner& planner, const plan::JobSpec& spec);
+// size. Before each size `give_up` is asked; what it answers, when not OK, is the result.
+absl::Status CheckAllSizes(
+    Planner& planner, const plan::JobSpec& spec, const std::function<absl::Status()>& give_up = [] {
+      return absl::OkStatus();
+    });
 
 }  // namespace ravel::coordinator

@@ -33,6 +33,8 @@ absl::StatusOr<std::shared_ptr<const PlannedWorld>> PlannerDriver::Plan(const pl
   world->digest = DigestOf(world->bytes);
   world->plan = std::move(made);
   MutexLock lock(mutex_);
+  std::erase_if(held_, [](const auto& entry) { return entry.second.expired(); });
+  held_[world->digest] = world;
   if (by_key_.emplace(key, world).second) {
     oldest_first_.push_back(key);
   }
@@ -50,7 +52,12 @@ std::shared_ptr<const PlannedWorld> PlannerDriver::Find(const std::string& diges
       return world;
     }
   }
-  return nullptr;
+  const auto held = held_.find(digest);
+  return held == held_.end() ? nullptr : held->second.lock();
+}
+
+absl::Status PlannerDriver::Check(const plan::JobSpec& spec, int64_t ranks, bool shared_memory) {
+  return plan::BuildShardingPlan({spec, ranks, shared_memory}).status();
 }
 
 std::string PlannerDriver::EncodeSpec(const plan::JobSpec& spec) {
@@ -61,11 +68,13 @@ absl::StatusOr<plan::JobSpec> PlannerDriver::DecodeSpec(const std::string& plann
   return plan::ParseJob(planned);
 }
 
-absl::Status CheckAllSizes(Planner& planner, const plan::JobSpec& spec) {
+absl::Status CheckAllSizes(Planner& planner,
+                           const plan::JobSpec& spec,
+                           const std::function<absl::Status()>& give_up) {
   for (const int64_t size : spec.elastic.sizes) {
     if (size <= spec.device_count) {
-      RETURN_IF_ERROR(
-          Annotate(planner.Plan(spec, size, true).status(), absl::StrCat("at size ", size)));
+      RETURN_IF_ERROR(give_up());
+      RETURN_IF_ERROR(Annotate(planner.Check(spec, size, true), absl::StrCat("at size ", size)));
     }
   }
   return absl::OkStatus();

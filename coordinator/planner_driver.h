@@ -14,12 +14,14 @@
 
 namespace ravel::coordinator {
 
-// Planner over common/plan, with the newest plans kept. Thread-safe.
+// Planner over common/plan, with the newest plans kept, and those that somebody holds.
+// Thread-safe.
 class PlannerDriver : public Planner {
  public:
   absl::StatusOr<std::shared_ptr<const PlannedWorld>> Plan(const plan::JobSpec& spec,
                                                            int64_t ranks,
                                                            bool shared_memory) override;
+  absl::Status Check(const plan::JobSpec& spec, int64_t ranks, bool shared_memory) override;
   std::shared_ptr<const PlannedWorld> Find(const std::string& digest) override;
   std::string EncodeSpec(const plan::JobSpec& spec) override;
   absl::StatusOr<plan::JobSpec> DecodeSpec(const std::string& planned) override;
@@ -31,6 +33,8 @@ class PlannerDriver : public Planner {
   // By spec, ranks and memory; the digest of the plan.
   std::map<std::string, std::shared_ptr<const PlannedWorld>> by_key_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::string> oldest_first_ ABSL_GUARDED_BY(mutex_);
+  // By digest, as long as a run holds it: a launch fetches its plan however many came after it.
+  std::map<std::string, std::weak_ptr<const PlannedWorld>> held_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ravel::coordinator

@@ -1,13 +1,18 @@
 #include "coordinator/sqlite_job_store.h"
 
+#include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <map>
+#include <system_error>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
 #include <fcntl.h>
 #include <sqlite3.h>
 #include <sys/file.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "common/crypto.h"
@@ -16,6 +21,8 @@
 
 namespace ravel::coordinator {
 namespace {
+
+constexpr int kBusyMs = 2000;
 
 // On disk: a change is a new migration at the end, never an edit. New columns need none: see
 // sqlite_rows.h.
@@ -61,6 +68,23 @@ absl::Status WriteAll(sqlite3* database,
   return absl::OkStatus();
 }
 
+// There flock and WAL both promise what they do not keep.
+absl::Status RefuseNetworkFileSystem(const std::string& directory) {
+  struct statfs facts = {};
+  if (statfs(directory.c_str(), &facts) != 0) {
+    return ErrnoStatus(errno, directory);
+  }
+  const std::string name(NetworkFileSystemName(static_cast<uint64_t>(facts.f_type)));
+  if (name.empty()) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat(directory,
+                   ": lies on a network file system (",
+                   name,
+                   "), where neither locks nor the database's log are safe; use a local disk"));
+}
+
 absl::StatusOr<int> Lock(const std::string& directory) {
   const std::string path = absl::StrCat(directory, "/coordinator.lock");
   const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
@@ -77,31 +101,81 @@ absl::StatusOr<int> Lock(const std::string& directory) {
 
 }  // namespace
 
+std::string_view NetworkFileSystemName(uint64_t type) {
+  switch (type & 0xffffffff) {
+    case 0x6969:
+      return "NFS";
+    case 0x517b:
+    case 0xff534d42:
+    case 0xfe534d42:
+      return "SMB";
+    case 0x01021997:
+      return "9p";
+    case 0x00c36400:
+      return "Ceph";
+    case 0x0bd00bd0:
+      return "Lustre";
+    case 0x47504653:
+      return "GPFS";
+    case 0x5346414f:
+      return "AFS";
+    case 0x01161970:
+      return "GFS2";
+    default:
+      return "";
+  }
+}
+
 absl::StatusOr<std::unique_ptr<SqliteJobStore>> SqliteJobStore::Create(
     const std::string& directory) {
+  RETURN_IF_ERROR(RefuseNetworkFileSystem(directory));
   ASSIGN_OR_RETURN(const int lock_file, Lock(directory));
   sqlite3* database = nullptr;
   const std::string path = absl::StrCat(directory, "/ravel.db");
   const int result =
       sqlite3_open_v2(path.c_str(), &database, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, nullptr);
   std::unique_ptr<SqliteJobStore> store(new SqliteJobStore(database, lock_file));
+  store->directory_ = directory;
   if (result != SQLITE_OK) {
     return Annotate(SqliteStatus(result, database), path);
   }
-  sqlite3_busy_timeout(database, 2000);
-  RETURN_IF_ERROR(Annotate(store->Execute("PRAGMA journal_mode=WAL"), path));
-  RETURN_IF_ERROR(store->Execute("PRAGMA synchronous=FULL"));
-  RETURN_IF_ERROR(store->Execute("PRAGMA foreign_keys=ON"));
-  Statement check(database, "PRAGMA quick_check(1)");
-  if (!check.Step() || check.Text() != "ok") {
-    return absl::DataLossError(
-        absl::StrCat(path, ": the database is damaged; restore it from a backup"));
-  }
-  RETURN_IF_ERROR(Annotate(store->Migrate(), path));
+  RETURN_IF_ERROR(store->SetUp(path));
   return store;
 }
 
+absl::Status SqliteJobStore::SetUp(const std::string& path) {
+  sqlite3_busy_timeout(database_, kBusyMs);
+  {
+    Statement mode(database_, "PRAGMA journal_mode=WAL");
+    const bool answered = mode.Step();
+    RETURN_IF_ERROR(Annotate(mode.status(), path));
+    const std::string got = answered ? mode.Text() : "";
+    if (got != "wal") {
+      return absl::FailedPreconditionError(absl::StrCat(
+          path, ": the file system cannot do write-ahead logging (SQLite answers '", got, "')"));
+    }
+  }
+  RETURN_IF_ERROR(Execute("PRAGMA synchronous=FULL"));
+  RETURN_IF_ERROR(Execute("PRAGMA foreign_keys=ON"));
+  {
+    Statement check(database_, "PRAGMA quick_check(1)");
+    if (!check.Step() || check.Text() != "ok") {
+      return absl::DataLossError(
+          absl::StrCat(path, ": the database is damaged; restore it from a backup"));
+    }
+  }
+  RETURN_IF_ERROR(Annotate(Migrate(), path));
+  MutexLock lock(reading_);
+  const int result = sqlite3_open_v2(path.c_str(), &reader_, SQLITE_OPEN_READONLY, nullptr);
+  sqlite3_busy_timeout(reader_, kBusyMs);
+  return Annotate(SqliteStatus(result, reader_), path);
+}
+
 SqliteJobStore::~SqliteJobStore() {
+  {
+    MutexLock lock(reading_);
+    sqlite3_close(reader_);
+  }
   sqlite3_close(database_);
   close(lock_file_);
 }
@@ -222,22 +296,104 @@ absl::Status SqliteJobStore::Write(const StoreChange& change) {
   return WriteAll(database_, NodeTable(), change.nodes);
 }
 
-absl::Status SqliteJobStore::Apply(const StoreChange& change) {
-  RETURN_IF_ERROR(Execute("BEGIN IMMEDIATE"));
+absl::Status SqliteJobStore::TryApply(const StoreChange& change) {
+  RETURN_IF_ERROR(group_);
+  RETURN_IF_ERROR(Execute(grouping_ ? "SAVEPOINT change" : "BEGIN IMMEDIATE"));
   absl::Status status = Write(change);
+  if (status.ok()) {
+    status = Execute(grouping_ ? "RELEASE change" : "COMMIT");
+  }
+  if (!status.ok()) {
+    Execute(grouping_ ? "ROLLBACK TO change" : "ROLLBACK").IgnoreError();
+    if (grouping_ && sqlite3_get_autocommit(database_) != 0) {
+      group_ = status;  // the database gave the whole transaction up
+    } else if (grouping_) {
+      Execute("RELEASE change").IgnoreError();
+    }
+  }
+  return status;
+}
+
+absl::Status SqliteJobStore::Apply(const StoreChange& change) {
+  const absl::Status status = TryApply(change);
+  if (!absl::IsResourceExhausted(status) || make_room_ == nullptr || grouping_) {
+    return status;
+  }
+  MakeRoom();
+  return TryApply(change);
+}
+
+void SqliteJobStore::MakeRoom() {
+  make_room_();
+  // The log's own pages are room too.
+  sqlite3_wal_checkpoint_v2(database_, nullptr, SQLITE_CHECKPOINT_TRUNCATE, nullptr, nullptr);
+}
+
+absl::Status SqliteJobStore::BeginGroup() {
+  RETURN_IF_ERROR(Execute("BEGIN IMMEDIATE"));
+  grouping_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status SqliteJobStore::CommitGroup() {
+  grouping_ = false;
+  absl::Status status = std::exchange(group_, absl::OkStatus());
   if (status.ok()) {
     status = Execute("COMMIT");
   }
   if (!status.ok()) {
     Execute("ROLLBACK").IgnoreError();
+    if (absl::IsResourceExhausted(status) && make_room_ != nullptr) {
+      MakeRoom();  // for those that come next
+    }
   }
   return status;
 }
 
+absl::Status SqliteJobStore::Backup(int64_t now_ms, size_t keep) const {
+  const std::filesystem::path folder = directory_ + "/backup";
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  const std::string part = folder.string() + "/part";
+  std::filesystem::remove(part, error);
+  sqlite3* from = nullptr;
+  sqlite3* to = nullptr;
+  int result =
+      sqlite3_open_v2((directory_ + "/ravel.db").c_str(), &from, SQLITE_OPEN_READONLY, nullptr);
+  if (result == SQLITE_OK) {
+    result = sqlite3_open(part.c_str(), &to);
+  }
+  absl::Status status = SqliteStatus(result, to == nullptr ? from : to);
+  if (status.ok()) {
+    sqlite3_backup* backup = sqlite3_backup_init(to, "main", from, "main");
+    result = backup == nullptr ? sqlite3_errcode(to) : sqlite3_backup_step(backup, -1);
+    status = SqliteStatus(result, to);
+    sqlite3_backup_finish(backup);
+  }
+  sqlite3_close(to);
+  sqlite3_close(from);
+  if (status.ok()) {
+    std::filesystem::rename(part, folder / absl::StrFormat("ravel-%015d.db", now_ms), error);
+    status = error ? absl::UnavailableError(error.message()) : status;
+  }
+  std::vector<std::filesystem::path> copies;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (entry.path().filename().string().starts_with("ravel-")) {
+      copies.push_back(entry.path());
+    }
+  }
+  std::sort(copies.begin(), copies.end());
+  for (size_t i = 0; i + keep < copies.size(); ++i) {
+    std::filesystem::remove(copies[i], error);
+  }
+  return Annotate(status, folder.string());
+}
+
 absl::StatusOr<std::optional<RequestRecord>> SqliteJobStore::FindRequest(const std::string& id) {
   std::vector<RequestRecord> found;
+  MutexLock lock(reading_);
   RETURN_IF_ERROR(ReadRows(
-      database_, RequestTable(), "WHERE id = ?", found, [&id](Statement& row) { row.Bind(id); }));
+      reader_, RequestTable(), "WHERE id = ?", found, [&id](Statement& row) { row.Bind(id); }));
   return found.empty() ? std::nullopt : std::optional<RequestRecord>(std::move(found.front()));
 }
 
@@ -245,7 +401,8 @@ absl::StatusOr<std::vector<JobEventRecord>> SqliteJobStore::Events(const std::st
                                                                    int64_t after,
                                                                    int64_t limit) {
   std::vector<JobEventRecord> events;
-  RETURN_IF_ERROR(ReadRows(database_,
+  MutexLock lock(reading_);
+  RETURN_IF_ERROR(ReadRows(reader_,
                            EventTable(),
                            "WHERE job = ? AND seq > ? ORDER BY seq LIMIT ?",
                            events,

@@ -101,7 +101,7 @@ class StreamWriter : public grpc::ServerWriteReactor<Message> {
   }
 
  private:
-  static constexpr size_t kMaxQueued = 1'000'000;
+  static constexpr size_t kMaxQueued = 1000;
 
   StreamWriter(Executor* strand, JobController* controller, StreamBacklog backlog)
       : strand_(strand), controller_(controller), backlog_(backlog) {}

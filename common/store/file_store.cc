@@ -234,7 +234,8 @@ absl::Status FileStore::CheckSpace(int64_t bytes) const {
 
 absl::StatusOr<std::unique_ptr<FileReader>> FileStore::Open(std::string_view path) const {
   const std::string full = Locate(path);
-  const int fd = ::open(full.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd =
+      ::open(full.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO would hold the caller
   if (fd < 0) {
     return IoError("open", full);
   }

@@ -25,11 +25,12 @@ constexpr int64_t kLastEventsMs = 1000;
 void ShowEvents(JobsClient& client, const JobName& job, ProgressView& view) {
   int64_t last_seq = 0;
   while (true) {
-    const absl::Status status = client.Events(job, last_seq, true, [&](const EventView& event) {
-      last_seq = std::max(last_seq, event.seq);
-      view.ShowEvent(event);
-      return true;
-    });
+    const absl::Status status =
+        client.Events(job, {last_seq, true, 0}, [&](const EventView& event) {
+          last_seq = std::max(last_seq, event.seq);
+          view.ShowEvent(event);
+          return true;
+        });
     if (!absl::IsUnavailable(status) || Interrupt::Get().requested()) {
       return;
     }

@@ -20,7 +20,7 @@ struct LoadedJobFile {
 
 absl::StatusOr<std::string> ReadInput(const std::string& file) {
   constexpr int64_t kMaxBytes = static_cast<int64_t>(yaml::kMaxBytes);
-  return ReadWholeFile(file == "-" ? "/dev/stdin" : file, kMaxBytes);
+  return ReadStream(file == "-" ? "/dev/stdin" : file, kMaxBytes);
 }
 
 void SayViolations(const std::string& origin, const std::vector<JobViolation>& violations) {

@@ -327,8 +327,14 @@ class GrpcJobsClient : public JobsClient {
   absl::StatusOr<ServerView> Server() override {
     v1::ServerInfoResponse response;
     RETURN_IF_ERROR(Call(&v1::Jobs::Stub::ServerInfo, v1::ServerInfoRequest(), response));
+    const v1::StrandLag& lag = response.lag_recent();
     return ServerView{
-        response.version(), response.cluster_id(), response.term(), response.insecure()};
+        response.version(),
+        response.cluster_id(),
+        response.term(),
+        response.insecure(),
+        {lag.p50_ms(), lag.p99_ms(), lag.max_ms(), lag.longest_turn_ms(), lag.longest_turn()},
+        response.lag_alarms()};
   }
 
   absl::Status Watch(const JobName& job,
@@ -349,13 +355,13 @@ class GrpcJobsClient : public JobsClient {
   }
 
   absl::Status Events(const JobName& job,
-                      int64_t after_seq,
-                      bool follow,
+                      const EventFilter& filter,
                       const Receiver<EventView>& receiver) override {
     v1::StreamEventsRequest request;
     Fill(job, request);
-    request.set_after_seq(after_seq);
-    request.set_follow(follow);
+    request.set_after_seq(filter.after_seq);
+    request.set_follow(filter.follow);
+    request.set_since_ms(filter.since_ms);
     return Stream<v1::JobEvent, EventView>(&v1::Jobs::Stub::StreamEvents, request, 0, receiver);
   }
 
@@ -367,17 +373,22 @@ class GrpcJobsClient : public JobsClient {
     request.set_rank(filter.rank);
     request.set_attempt(filter.attempt);
     request.set_follow(filter.follow);
+    request.set_tail(filter.tail);
+    request.set_since_ms(filter.since_ms);
     return Stream<v1::LogLine, LogView>(&v1::Jobs::Stub::StreamLogs, request, 0, receiver);
   }
 
   absl::Status Metrics(const JobName& job,
-                       bool all,
-                       bool follow,
+                       const MetricsFilter& filter,
                        const Receiver<MetricView>& receiver) override {
     v1::StreamMetricsRequest request;
     Fill(job, request);
-    request.set_all(all);
-    request.set_follow(follow);
+    request.set_all(filter.all);
+    request.set_follow(filter.follow);
+    request.set_from_step(filter.from_step);
+    request.set_to_step(filter.to_step);
+    request.set_every(filter.every);
+    request.set_last(filter.last);
     return Stream<v1::StepRecord, MetricView>(&v1::Jobs::Stub::StreamMetrics, request, 0, receiver);
   }
 

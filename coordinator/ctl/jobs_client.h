@@ -157,11 +157,21 @@ struct OperationView {
   bool done() const { return state == "COMMITTED" || state == "OPERATION_FAILED"; }
 };
 
+struct LagView {
+  double p50_ms = 0;
+  double p99_ms = 0;
+  double max_ms = 0;
+  double longest_turn_ms = 0;
+  std::string longest_turn;
+};
+
 struct ServerView {
   std::string version;
   std::string cluster_id;
   int64_t term = 0;
   bool insecure = false;
+  LagView lag;  // of the coordinator's deciding thread, in the last minutes
+  int64_t lag_alarms = 0;
 };
 
 struct SubmitResult {
@@ -175,10 +185,27 @@ struct ValidateResult {
   std::vector<std::string> warnings;
 };
 
+struct EventFilter {
+  int64_t after_seq = 0;
+  bool follow = false;
+  int64_t since_ms = 0;  // wall time; 0: all
+};
+
 struct LogFilter {
   int64_t rank = -1;    // -1: all
   int64_t attempt = 0;  // 0: all
   bool follow = false;
+  int64_t tail = 0;      // 0: all
+  int64_t since_ms = 0;  // wall time; 0: all
+};
+
+struct MetricsFilter {
+  bool all = false;  // also steps that a restart replaced
+  bool follow = false;
+  int64_t from_step = 0;  // 0: no bound
+  int64_t to_step = 0;
+  int64_t every = 1;
+  int64_t last = 0;  // 0: all
 };
 
 // Receives one message of a stream; false ends the stream.
@@ -229,15 +256,13 @@ class JobsClient {
                                       int64_t timeout_ms,
                                       const Receiver<OperationView>& receiver) = 0;
   virtual absl::Status Events(const JobName& job,
-                              int64_t after_seq,
-                              bool follow,
+                              const EventFilter& filter,
                               const Receiver<EventView>& receiver) = 0;
   virtual absl::Status Logs(const JobName& job,
                             const LogFilter& filter,
                             const Receiver<LogView>& receiver) = 0;
   virtual absl::Status Metrics(const JobName& job,
-                               bool all,
-                               bool follow,
+                               const MetricsFilter& filter,
                                const Receiver<MetricView>& receiver) = 0;
   // Ends every stream of this client that is open now, with Cancelled.
   virtual void CancelStreams() = 0;

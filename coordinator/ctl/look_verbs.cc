@@ -119,6 +119,16 @@ Table NodeTable(const std::vector<NodeView>& nodes) {
   return table;
 }
 
+// "10m" is ten minutes ago; empty: no bound.
+bool ParseSince(const std::string& since, int64_t& since_ms) {
+  if (since.empty()) {
+    return true;
+  }
+  const absl::StatusOr<int64_t> ago = ParseDurationMs(since);
+  since_ms = ago.ok() ? SystemClock::Get().WallMs() - *ago : 0;
+  return ago.ok();
+}
+
 // Of a list that ends; what is followed is one object a line.
 bool IsOneDocument(Format format) {
   return format == Format::kJson || format == Format::kYaml;
@@ -260,25 +270,29 @@ int RunDescribe(const CommonOptions& common, const std::string& name) {
     out += "\n" + ToYaml(wrapped);
   }
   out += "\nevents:\n";
-  const absl::Status status =
-      client->Events(NameOf(common, name), 0, false, [&](const EventView& event) {
-        absl::StrAppend(&out, "  ", EventLine(event), "\n");
-        return true;
-      });
+  const absl::Status status = client->Events(NameOf(common, name), {}, [&](const EventView& event) {
+    absl::StrAppend(&out, "  ", EventLine(event), "\n");
+    return true;
+  });
   Print(out);
   return Report(status);
 }
 
-int RunEvents(const CommonOptions& common, const std::string& name, bool follow) {
+int RunEvents(const CommonOptions& common, const EventsOptions& options) {
+  EventFilter filter{0, options.follow, 0};
+  if (!ParseSince(options.since, filter.since_ms)) {
+    return ReportUsage(
+        absl::StrCat("--since: expected a duration such as 10m, got '", options.since, "'"));
+  }
   int exit_code = kExitOk;
   const std::unique_ptr<JobsClient> client = ConnectOrReport(common, exit_code);
   if (client == nullptr) {
     return exit_code;
   }
   json::Array documents;
-  const bool whole = IsOneDocument(common.format) && !follow;
+  const bool whole = IsOneDocument(common.format) && !options.follow;
   const absl::Status status =
-      client->Events(NameOf(common, name), 0, follow, [&](const EventView& event) {
+      client->Events(NameOf(common, options.job), filter, [&](const EventView& event) {
         if (whole) {
           documents.push_back(event.document);
         } else {
@@ -293,12 +307,16 @@ int RunEvents(const CommonOptions& common, const std::string& name, bool follow)
 }
 
 int RunLogs(const CommonOptions& common, const LogsOptions& options) {
+  LogFilter filter{options.rank, options.attempt, options.follow, options.tail, 0};
+  if (!ParseSince(options.since, filter.since_ms)) {
+    return ReportUsage(
+        absl::StrCat("--since: expected a duration such as 10m, got '", options.since, "'"));
+  }
   int exit_code = kExitOk;
   const std::unique_ptr<JobsClient> client = ConnectOrReport(common, exit_code);
   if (client == nullptr) {
     return exit_code;
   }
-  const LogFilter filter{options.rank, options.attempt, options.follow};
   json::Array documents;
   const bool whole = IsOneDocument(common.format) && !options.follow;
   const auto print = [&](const LogView& line) {
@@ -358,9 +376,9 @@ int RunMetrics(const CommonOptions& common, const MetricsOptions& options) {
                "ATTEMPT",
                "VALIDATION"});
   json::Array documents;
-  const bool lines = common.format == Format::kJsonl || options.follow;
-  const absl::Status status = client->Metrics(
-      NameOf(common, options.job), options.all, options.follow, [&](const MetricView& metric) {
+  const bool lines = common.format == Format::kJsonl || options.filter.follow;
+  const absl::Status status =
+      client->Metrics(NameOf(common, options.job), options.filter, [&](const MetricView& metric) {
         if (lines && common.format != Format::kTable) {
           Print(json::Serialize(MetricJson(metric)) + "\n");
         } else if (lines) {
@@ -462,6 +480,14 @@ int RunVersion(const CommonOptions& common, bool client_only) {
       document.Set("clusterId", server->cluster_id);
       document.Set("term", server->term);
       document.Set("insecure", server->insecure);
+      json::Value lag;
+      lag.Set("p50Ms", server->lag.p50_ms);
+      lag.Set("p99Ms", server->lag.p99_ms);
+      lag.Set("maxMs", server->lag.max_ms);
+      lag.Set("longestTurnMs", server->lag.longest_turn_ms);
+      lag.Set("longestTurn", server->lag.longest_turn);
+      lag.Set("alarms", server->lag_alarms);
+      document.Set("strandLag", std::move(lag));
       absl::StrAppend(&text,
                       "coordinator ",
                       server->version,

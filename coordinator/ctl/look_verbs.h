@@ -17,7 +17,12 @@ int RunList(const CommonOptions& common, const ListOptions& options);
 int RunGet(const CommonOptions& common, const std::string& job);
 int RunDescribe(const CommonOptions& common, const std::string& job);
 
-int RunEvents(const CommonOptions& common, const std::string& job, bool follow);
+struct EventsOptions {
+  std::string job = {};
+  bool follow = false;
+  std::string since = {};  // a duration
+};
+int RunEvents(const CommonOptions& common, const EventsOptions& options);
 
 struct LogsOptions {
   std::string job = {};
@@ -26,13 +31,14 @@ struct LogsOptions {
   std::string node = {};
   std::string grep = {};  // only lines with this text
   bool follow = false;
+  int64_t tail = 0;
+  std::string since = {};  // a duration
 };
 int RunLogs(const CommonOptions& common, const LogsOptions& options);
 
 struct MetricsOptions {
   std::string job = {};
-  bool all = false;
-  bool follow = false;
+  MetricsFilter filter = {};
 };
 int RunMetrics(const CommonOptions& common, const MetricsOptions& options);
 // One record: step, loss, loss_bits, grad_norm, lr, tokens, tokens_per_second, step_seconds,

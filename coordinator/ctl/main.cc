@@ -45,7 +45,7 @@ struct CommandLine {
   CommonOptions common;
   std::string format = "table";
   std::string job;
-  bool follow_events = false;
+  EventsOptions events;
   bool client_only = false;
   std::string field;
   std::string shell;
@@ -181,10 +181,11 @@ void AddLookVerbs(CLI::App& app, CommandLine& line) {
   AddJob(verb, line.job);
 
   verb = AddVerb(app, line, "events", "Show what happened to a job", [&line] {
-    return RunEvents(line.common, line.job, line.follow_events);
+    return RunEvents(line.common, line.events);
   });
-  AddJob(verb, line.job);
-  verb->add_flag("-f,--follow", line.follow_events, "Go on with new ones");
+  AddJob(verb, line.events.job);
+  verb->add_flag("-f,--follow", line.events.follow, "Go on with new ones");
+  verb->add_option("--since", line.events.since, "Only of the last, such as 10m");
 
   verb = AddVerb(
       app, line, "logs", "Show logs of a job", [&line] { return RunLogs(line.common, line.logs); });
@@ -195,13 +196,26 @@ void AddLookVerbs(CLI::App& app, CommandLine& line) {
       ->check(CLI::Range(1, 1'000'000'000));
   verb->add_option("--node", line.logs.node, "Only of this node");
   verb->add_option("--grep", line.logs.grep, "Only lines with this text");
+  verb->add_option("--tail", line.logs.tail, "Only that many of the lines that are there")
+      ->check(CLI::Range(1, 10'000));
+  verb->add_option("--since", line.logs.since, "Only of the last, such as 10m");
 
   verb = AddVerb(app, line, "metrics", "Show loss and speed of every step", [&line] {
     return RunMetrics(line.common, line.metrics);
   });
   AddJob(verb, line.metrics.job);
-  verb->add_flag("--all", line.metrics.all, "Also steps that a restart replaced");
-  verb->add_flag("-f,--follow", line.metrics.follow, "Go on with new steps");
+  constexpr int64_t kMostSteps = 1'000'000'000'000;
+  MetricsFilter& filter = line.metrics.filter;
+  verb->add_flag("--all", filter.all, "Also steps that a restart replaced");
+  verb->add_flag("-f,--follow", filter.follow, "Go on with new steps");
+  verb->add_option("--from", filter.from_step, "Only from this step on")
+      ->check(CLI::Range(int64_t{1}, kMostSteps));
+  verb->add_option("--to", filter.to_step, "Only up to this step")
+      ->check(CLI::Range(int64_t{1}, kMostSteps));
+  verb->add_option("--every", filter.every, "Only steps that it divides")
+      ->check(CLI::Range(int64_t{1}, kMostSteps));
+  verb->add_option("--last", filter.last, "Only that many steps up to the newest")
+      ->check(CLI::Range(int64_t{1}, kMostSteps));
 
   AddVerb(app, line, "top", "Show what runs now", [&line] { return RunTop(line.common); });
   CLI::App* const nodes = AddGroup(app, "nodes", "Worker nodes");

@@ -1,5 +1,6 @@
 #include "coordinator/job_store.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -15,6 +16,7 @@
 #include "coordinator/memory_job_store.h"
 #include "coordinator/metrics_log.h"
 #include "coordinator/sqlite_job_store.h"
+#include "coordinator/state_disk.h"
 
 namespace ravel::coordinator {
 namespace {
@@ -307,6 +309,66 @@ TEST(SqliteJobStoreTest, ATableThatCannotBeReadIsAnError) {
     ASSERT_FALSE(loaded.ok()) << table;
     EXPECT_NE(std::string(loaded.status().message()).find(table), std::string::npos);
   }
+}
+
+TEST(SqliteJobStoreTest, AGroupIsOneTransactionAndABadChangeFailsAlone) {
+  Folder folder;
+  auto store = SqliteJobStore::Create(folder.path());
+  ASSERT_TRUE((*store)->Open().ok());
+  ASSERT_TRUE((*store)->BeginGroup().ok());
+  ASSERT_TRUE((*store)->Apply(WholeChange()).ok());
+  StoreChange second;
+  second.jobs.push_back(FullRecord());
+  second.jobs[0].uid = "uid-2";
+  EXPECT_TRUE(absl::IsAlreadyExists((*store)->Apply(second))) << "the same name";
+  second.jobs[0].name = "another";
+  ASSERT_TRUE((*store)->Apply(second).ok());
+  EXPECT_FALSE((*store)->FindRequest("request")->has_value()) << "not before it is committed";
+  ASSERT_TRUE((*store)->CommitGroup().ok());
+  EXPECT_TRUE((*store)->FindRequest("request")->has_value());
+  store->reset();
+  store = SqliteJobStore::Create(folder.path());
+  EXPECT_EQ((*store)->Open()->jobs.size(), 2U);
+}
+
+TEST(SqliteJobStoreTest, BackupsAreWholeAndTheNewestStay) {
+  Folder folder;
+  auto store = SqliteJobStore::Create(folder.path());
+  ASSERT_TRUE((*store)->Open().ok());
+  ASSERT_TRUE((*store)->Apply(WholeChange()).ok());
+  for (const int64_t now_ms : {1000, 2000, 3000}) {
+    ASSERT_TRUE((*store)->Backup(now_ms, 2).ok());
+  }
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path() + "/backup")) {
+    names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"ravel-000000000002000.db", "ravel-000000000003000.db"}));
+  Folder restored;
+  std::filesystem::copy_file(folder.path() + "/backup/" + names[1], restored.path() + "/ravel.db");
+  auto copy = SqliteJobStore::Create(restored.path());
+  ASSERT_TRUE(copy.ok()) << copy.status();
+  EXPECT_EQ((*copy)->Open()->jobs.size(), 1U);
+}
+
+TEST(SqliteJobStoreTest, NetworkFileSystemsAreKnownByTheirNumbers) {
+  EXPECT_EQ(NetworkFileSystemName(0x6969), "NFS");
+  EXPECT_EQ(NetworkFileSystemName(0xff534d42), "SMB");
+  EXPECT_EQ(NetworkFileSystemName(0xef53), "") << "ext4";
+  EXPECT_EQ(NetworkFileSystemName(0x01021994), "") << "tmpfs";
+}
+
+TEST(StateDiskTest, ABallastIsKeptAndGivenUpOnlyWhenTheDiskIsReallyFull) {
+  Folder folder;
+  StateDisk disk(folder.path(), {.ballast_bytes = 100'000});
+  disk.Watch();
+  EXPECT_EQ(std::filesystem::file_size(folder.path() + "/ballast"), 100'000U);
+  disk.Release();
+  EXPECT_FALSE(disk.low()) << "there is room";
+  EXPECT_TRUE(disk.CheckRoom().ok());
+  EXPECT_TRUE(std::filesystem::exists(folder.path() + "/ballast"));
 }
 
 TEST(MetricsLogTest, FloatsComeBackToTheBitAndTornLinesAreLeftOut) {

@@ -5,8 +5,10 @@
 // and read the surviving history.
 
 #include <chrono>
+#include <csignal>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -86,6 +88,12 @@ class MiniCluster {
   std::vector<pid_t> AllTrainers() const;
 
   void KillCoordinator();
+  pid_t coordinator_pid() const { return coordinator_ == nullptr ? 0 : coordinator_->pid(); }
+  // SIGTERM; its exit code, or nothing when it still runs at the deadline.
+  std::optional<int> StopCoordinator(std::chrono::milliseconds deadline) {
+    coordinator_->Signal(SIGTERM);
+    return coordinator_->Wait(deadline);
+  }
   ChildProcess& coordinator() { return *coordinator_; }
   // A daemon that runs; SIGSTOP and the like.
   ChildProcess& Worker(const std::string& name) { return *workers_.at(name); }

@@ -1,0 +1,180 @@
+// JobsService: events, logs and metrics, read in blocks as the client takes them.
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "coordinator/job_controller.h"
+#include "coordinator/job_view_proto.h"
+#include "coordinator/jobs_service.h"
+#include "coordinator/log_reader.h"
+#include "coordinator/pull_stream_service.h"
+#include "coordinator/requests_service.h"
+
+namespace ravel::coordinator {
+namespace {
+
+constexpr int64_t kEventPage = 256;
+
+// True once nothing more will come. Shared by the stream and whoever tells it.
+using Over = std::shared_ptr<std::atomic<bool>>;
+
+template <typename Message, typename Record>
+StreamBlock<Message> BlockOf(const std::vector<Record>& records, bool over) {
+  StreamBlock<Message> block;
+  for (const Record& record : records) {
+    block.messages.push_back(ToProto(record));
+  }
+  block.end = over && records.empty();
+  return block;
+}
+
+// On the strand. The stream hears of growth until the job is over; what was handed to the writing
+// thread before that is read first.
+template <typename Message>
+Over FollowFiles(const JobsServiceParts& parts,
+                 const std::shared_ptr<PullStream<Message>>& stream,
+                 const std::string& uid,
+                 bool follow) {
+  const Over over = std::make_shared<std::atomic<bool>>(!follow);
+  if (!follow) {
+    return over;
+  }
+  const uint64_t bell = parts.growth->Subscribe(uid, [stream] { stream->Notify(); });
+  const WatchId watch = parts.controller->feed().Subscribe(
+      uid, [files = parts.files, over, stream](const FeedItem& item) {
+        if (std::holds_alternative<FeedEnd>(item)) {
+          files->Post([over, stream] {
+            *over = true;
+            stream->Notify();
+          });
+        }
+      });
+  stream->AtEnd([parts, bell, watch] {
+    parts.growth->Unsubscribe(bell);
+    parts.strand->Post(
+        [controller = parts.controller, watch] { controller->feed().Unsubscribe(watch); });
+  });
+  return over;
+}
+
+}  // namespace
+
+grpc::ServerWriteReactor<v1::JobEvent>* JobsService::StreamEvents(
+    Context* /*context*/, const v1::StreamEventsRequest* request) {
+  auto stream = PullStream<v1::JobEvent>::Create(&parts_.pools->io());
+  parts_.strand->PostNamed("StreamEvents", [this, stream, asked = *request] {
+    absl::StatusOr<JobView> view = parts_.controller->Get(KeyOf(asked.namespace_(), asked.name()));
+    if (!view.ok()) {
+      stream->Fail(view.status());
+      return;
+    }
+    const std::string uid = view->record.uid;
+    const bool follow = asked.follow() && !IsTerminal(view->record.state);
+    const Over over = std::make_shared<std::atomic<bool>>(!follow);
+    if (follow) {
+      const WatchId watch =
+          parts_.controller->feed().Subscribe(uid, [over, stream](const FeedItem& item) {
+            const bool end = std::holds_alternative<FeedEnd>(item);
+            if (end || std::holds_alternative<JobEventRecord>(item)) {
+              *over = *over || end;
+              stream->Notify();
+            }
+          });
+      stream->AtEnd([this, watch] {
+        parts_.strand->Post(
+            [controller = parts_.controller, watch] { controller->feed().Unsubscribe(watch); });
+      });
+    }
+    auto after = std::make_shared<int64_t>(asked.after_seq());  // owned by the stream's `next`
+    stream->Start([this, over, after, uid, name = view->record.name, since_ms = asked.since_ms()]()
+                      -> absl::StatusOr<StreamBlock<v1::JobEvent>> {
+      const bool ended = *over;
+      StreamBlock<v1::JobEvent> block;
+      while (block.messages.empty()) {
+        ASSIGN_OR_RETURN(const std::vector<JobEventRecord> events,
+                         parts_.controller->store().Events(uid, *after, kEventPage));
+        for (const JobEventRecord& event : events) {
+          *after = event.seq;
+          if (event.time_ms >= since_ms) {
+            block.messages.push_back(ToProto(event, name));
+          }
+        }
+        if (events.empty()) {
+          break;
+        }
+      }
+      block.end = ended && block.messages.empty();
+      return block;
+    });
+  });
+  return stream.get();
+}
+
+grpc::ServerWriteReactor<v1::LogLine>* JobsService::StreamLogs(
+    Context* /*context*/, const v1::StreamLogsRequest* request) {
+  auto stream = PullStream<v1::LogLine>::Create(&parts_.pools->io());
+  parts_.strand->PostNamed("StreamLogs", [this, stream, asked = *request] {
+    absl::StatusOr<JobView> view = parts_.controller->Get(KeyOf(asked.namespace_(), asked.name()));
+    if (!view.ok()) {
+      stream->Fail(view.status());
+      return;
+    }
+    const std::string uid = view->record.uid;
+    const bool follow = asked.follow() && !IsTerminal(view->record.state);
+    const Over over = FollowFiles(parts_, stream, uid, follow);
+    const LogFilter filter{asked.attempt(), asked.rank(), asked.since_ms(), asked.tail()};
+    const std::string directory = parts_.controller->logs().directory();
+    // Behind what is being written.
+    parts_.files->Post([stream, over, uid, filter, directory] {
+      auto reader = std::make_shared<std::unique_ptr<LogReader>>();  // made on the reading thread
+      stream->Start([=]() -> absl::StatusOr<StreamBlock<v1::LogLine>> {
+        if (*reader == nullptr) {
+          *reader = std::make_unique<LogReader>(directory, uid, filter);
+        }
+        const bool ended = *over;
+        ASSIGN_OR_RETURN(const std::vector<LogLine> lines, (*reader)->Next());
+        return BlockOf<v1::LogLine>(lines, ended);
+      });
+    });
+  });
+  return stream.get();
+}
+
+grpc::ServerWriteReactor<v1::StepRecord>* JobsService::StreamMetrics(
+    Context* /*context*/, const v1::StreamMetricsRequest* request) {
+  auto stream = PullStream<v1::StepRecord>::Create(&parts_.pools->io());
+  parts_.strand->PostNamed("StreamMetrics", [this, stream, asked = *request] {
+    absl::StatusOr<JobView> view = parts_.controller->Get(KeyOf(asked.namespace_(), asked.name()));
+    if (!view.ok()) {
+      stream->Fail(view.status());
+      return;
+    }
+    const std::string uid = view->record.uid;
+    const bool follow = asked.follow() && !IsTerminal(view->record.state);
+    const Over over = FollowFiles(parts_, stream, uid, follow);
+    StepRange range;
+    range.from = asked.from_step();
+    range.to = asked.to_step() > 0 ? asked.to_step() : INT64_MAX;
+    range.every = asked.every();
+    range.last = asked.last();
+    range.all = asked.all();
+    // Behind what is being written.
+    parts_.files->Post([stream, over, uid, range, history = parts_.history] {
+      auto reader = std::make_shared<std::unique_ptr<MetricsReader>>();  // made where it reads
+      stream->Start([=]() -> absl::StatusOr<StreamBlock<v1::StepRecord>> {
+        if (*reader == nullptr) {
+          ASSIGN_OR_RETURN(*reader, history->Open(uid, range));
+        }
+        const bool ended = *over;
+        ASSIGN_OR_RETURN(const std::vector<StepRecord> records, (*reader)->Next());
+        return BlockOf<v1::StepRecord>(records, ended);
+      });
+    });
+  });
+  return stream.get();
+}
+
+}  // namespace ravel::coordinator

@@ -1,0 +1,263 @@
+#include "coordinator/work_pools.h"
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <thread>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <pthread.h>
+
+#include "common/clock.h"
+#include "common/logging.h"
+
+namespace ravel::coordinator {
+
+struct WorkPool::State {
+  struct Item {
+    Work work;
+    int64_t since_ms = 0;
+    bool told = false;
+  };
+
+  explicit State(Options given) : options(std::move(given)) {}
+
+  static int64_t Now() { return SystemClock::Get().MonotonicMs(); }
+  std::deque<Item>::iterator Choose() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    auto best = queue.end();
+    for (auto item = queue.begin(); item != queue.end(); ++item) {
+      if (options.one_at_a_time && running_of.contains(item->work.client)) {
+        continue;
+      }
+      if (best == queue.end() || item->work.rank < best->work.rank) {
+        best = item;
+      }
+      if (best->work.rank == 0) {
+        break;  // nothing comes before it
+      }
+    }
+    return best;
+  }
+  void Loop();
+  void StartThread(const std::shared_ptr<State>& self) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+
+  const Options options;
+  Mutex mutex;
+  CondVar changed;
+  std::deque<Item> queue ABSL_GUARDED_BY(mutex);
+  std::map<int64_t, Item> running ABSL_GUARDED_BY(mutex);
+  std::map<std::string, int64_t> running_of ABSL_GUARDED_BY(mutex);
+  int64_t last_id ABSL_GUARDED_BY(mutex) = 0;
+  int threads ABSL_GUARDED_BY(mutex) = 0;
+  bool stopping ABSL_GUARDED_BY(mutex) = false;
+};
+
+void WorkPool::State::StartThread(const std::shared_ptr<State>& self) {
+  ++threads;
+  std::thread thread([self] { self->Loop(); });
+  pthread_setname_np(thread.native_handle(), options.name.substr(0, 15).c_str());
+  thread.detach();
+}
+
+void WorkPool::State::Loop() {
+  while (true) {
+    std::function<void()> run;
+    int64_t id = 0;
+    std::string client;
+    {
+      MutexLock lock(mutex);
+      auto next = Choose();
+      bool idle = false;
+      while (!stopping && !idle && next == queue.end()) {
+        idle = !changed.WaitFor(mutex, std::chrono::seconds(60)) && queue.empty();
+        next = Choose();
+      }
+      if (stopping || next == queue.end()) {
+        --threads;
+        changed.NotifyAll();
+        return;
+      }
+      id = ++last_id;
+      run = std::move(next->work.run);
+      client = next->work.client;
+      ++running_of[client];
+      next->since_ms = Now();
+      next->told = false;
+      running.emplace(id, std::move(*next));
+      queue.erase(next);
+    }
+    run();
+    run = {};  // what it holds is let go before the pool says that it is done
+    MutexLock lock(mutex);
+    running.erase(id);
+    if (--running_of[client] == 0) {
+      running_of.erase(client);
+    }
+    changed.NotifyAll();
+  }
+}
+
+WorkPool::WorkPool(Options options) : state_(std::make_shared<State>(std::move(options))) {}
+
+WorkPool::~WorkPool() {
+  StopWithin(INT64_MAX);
+}
+
+absl::Status WorkPool::Post(Work work) {
+  State& state = *state_;
+  MutexLock lock(state.mutex);
+  if (state.stopping) {
+    return absl::UnavailableError("the coordinator is stopping");
+  }
+  const auto mine = std::count_if(state.queue.begin(), state.queue.end(), [&](const auto& item) {
+    return item.work.client == work.client;
+  });
+  const auto busy = state.running_of.find(work.client);
+  const int64_t taken = mine + (busy == state.running_of.end() ? 0 : busy->second);
+  if (state.queue.size() >= state.options.max_queued ||
+      static_cast<size_t>(taken) >= state.options.max_per_client) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(state.queue.size() >= state.options.max_queued
+                         ? "the coordinator is busy with requests of this kind"
+                         : "this client has too many requests of this kind under way",
+                     "; try again in a few seconds"));
+  }
+  state.queue.push_back({std::move(work), State::Now(), false});
+  const int64_t stuck =
+      std::count_if(state.running.begin(), state.running.end(), [&state](const auto& entry) {
+        return State::Now() - entry.second.since_ms > state.options.stuck_ms;
+      });
+  const int64_t idle = state.threads - static_cast<int64_t>(state.running.size());
+  if (idle < static_cast<int64_t>(state.queue.size()) &&
+      state.threads - stuck < state.options.threads && state.threads < state.options.max_threads) {
+    state.StartThread(state_);
+  }
+  state.changed.NotifyAll();
+  return absl::OkStatus();
+}
+
+bool WorkPool::StopWithin(int64_t ms) {
+  State& state = *state_;
+  std::deque<State::Item> dropped;  // destroyed without the lock
+  const int64_t start_ms = State::Now();
+  MutexLock lock(state.mutex);
+  state.stopping = true;
+  dropped.swap(state.queue);
+  state.changed.NotifyAll();
+  while (state.threads > 0 && State::Now() - start_ms < ms) {
+    state.changed.WaitFor(state.mutex, std::chrono::milliseconds(20));
+  }
+  return state.threads == 0;
+}
+
+std::vector<std::string> WorkPool::Overdue(int64_t ms) {
+  State& state = *state_;
+  const int64_t now_ms = State::Now();
+  std::vector<std::string> names;
+  MutexLock lock(state.mutex);
+  const auto look = [&](State::Item& item, const char* how) {
+    if (!item.told && now_ms - item.since_ms > ms) {
+      item.told = true;
+      names.push_back(absl::StrCat(
+          item.work.name, " has ", how, " for ", (now_ms - item.since_ms) / 1000, " s"));
+    }
+  };
+  for (auto& [id, item] : state.running) {
+    look(item, "not returned");
+  }
+  for (State::Item& item : state.queue) {
+    look(item, "waited");
+  }
+  return names;
+}
+
+size_t WorkPool::queued() const {
+  MutexLock lock(state_->mutex);
+  return state_->queue.size();
+}
+
+namespace {
+
+class PoolExecutor : public Executor {
+ public:
+  PoolExecutor(WorkPool* pool, int rank, std::string name)
+      : pool_(pool), rank_(rank), name_(std::move(name)) {}
+  void Post(std::function<void()> work) override {
+    const absl::Status posted = pool_->Post({rank_, "", name_, std::move(work)});
+    if (absl::IsResourceExhausted(posted)) {
+      log::Error(absl::StrCat(name_, " is dropped: ", std::string(posted.message())));
+    }
+  }
+
+ private:
+  WorkPool* pool_;
+  const int rank_;
+  const std::string name_;
+};
+
+}  // namespace
+
+WorkPools::StorePool::StorePool(const std::string& root)
+    : pool({.name = "store", .threads = 2, .max_threads = 2}) {
+  int rank = 0;
+  for (const char* kind : {"a commit", "a restore point", "upkeep"}) {
+    by_kind.push_back(
+        std::make_unique<PoolExecutor>(&pool, rank++, absl::StrCat("store ", root, ": ", kind)));
+  }
+}
+
+WorkPools::WorkPools(Options options)
+    : options_(options),
+      plan_({.name = "plan",
+             .threads = 2,
+             .max_threads = 16,
+             .max_queued = 256,
+             .max_per_client = 8,
+             .one_at_a_time = true}),
+      io_pool_({.name = "io", .threads = 2, .max_threads = 8}),
+      io_(std::make_unique<PoolExecutor>(&io_pool_, 0, "a reading of files")) {}
+
+WorkPools::~WorkPools() = default;
+
+Executor& WorkPools::Store(const std::string& root, StoreWork kind) {
+  MutexLock lock(mutex_);
+  std::unique_ptr<StorePool>& store = stores_[root];
+  if (store == nullptr) {
+    store = std::make_unique<StorePool>(root);
+  }
+  return *store->by_kind[static_cast<size_t>(kind)];
+}
+
+void WorkPools::Watch() {
+  std::vector<std::string> overdue = plan_.Overdue(options_.overdue_ms);
+  const auto add = [&overdue](std::vector<std::string> more) {
+    overdue.insert(overdue.end(), more.begin(), more.end());
+  };
+  add(io_pool_.Overdue(options_.overdue_ms));
+  {
+    MutexLock lock(mutex_);
+    for (auto& [root, store] : stores_) {
+      add(store->pool.Overdue(options_.overdue_ms));
+    }
+  }
+  for (const std::string& line : overdue) {
+    log::Warning(line);
+  }
+}
+
+bool WorkPools::StopWithin(int64_t ms) {
+  const int64_t end_ms = SystemClock::Get().MonotonicMs() + ms;
+  const auto left = [end_ms] {
+    return std::max<int64_t>(0, end_ms - SystemClock::Get().MonotonicMs());
+  };
+  bool stopped = plan_.StopWithin(left());
+  stopped = io_pool_.StopWithin(left()) && stopped;
+  MutexLock lock(mutex_);
+  for (auto& [root, store] : stores_) {
+    stopped = store->pool.StopWithin(left()) && stopped;
+  }
+  return stopped;
+}
+
+}  // namespace ravel::coordinator

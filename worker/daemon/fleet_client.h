@@ -93,6 +93,7 @@ class FleetClient {
   std::chrono::milliseconds beat_interval_{1000};
   std::chrono::steady_clock::time_point heard_;
   int64_t beats_sent_ = 0;
+  int64_t heard_command_ = 0;  // the newest of this stream
   Backlog unacknowledged_;
   int64_t dropped_lossy_ = 0;
   std::map<int64_t, v1::CommandResult> results_;  // of this term, newest kMaxResults

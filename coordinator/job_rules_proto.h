@@ -20,6 +20,12 @@ class JobRules {
   void Fail(const std::string& path, std::string expected, std::string got);
   void Warn(std::string warning) { result_.warnings.push_back(std::move(warning)); }
   bool Failed(const std::string& path) const { return failed_.count(path) > 0; }
+  // Before a path is looked at: it may not answer.
+  void Looking(const std::string& field) const {
+    if (options_.looking) {
+      options_.looking(field);
+    }
+  }
 
   // Each fills its part of the canonical job and of the spec.
   void CheckHeader();

@@ -10,7 +10,9 @@
 
 #include "common/clock.h"
 #include "common/crypto.h"
+#include "common/fault_point.h"
 #include "common/logging.h"
+#include "coordinator/bounded_look.h"
 #include "coordinator/job_controller.h"
 #include "coordinator/job_file_proto.h"
 #include "coordinator/job_view_proto.h"
@@ -91,22 +93,6 @@ void AddFieldDetail(grpc::CallbackServerContext* context,
   AddDetail(context, detail);
 }
 
-// Between sizes: whoever asked is gone, or it takes too long.
-std::function<absl::Status()> GiveUp(grpc::CallbackServerContext* context) {
-  const int64_t end_ms = SystemClock::Get().MonotonicMs() + kPlanningMs;
-  return [context, end_ms] {
-    if (context->IsCancelled()) {
-      return absl::CancelledError("the client is gone");
-    }
-    return SystemClock::Get().MonotonicMs() < end_ms
-               ? absl::OkStatus()
-               : absl::DeadlineExceededError(
-                     absl::StrCat("planning every allowed size takes more than ",
-                                  kPlanningMs / 1000,
-                                  " s; spec.elastic: allow fewer sizes"));
-  };
-}
-
 v1::StrandLag ToProto(const LagSummary& lag) {
   v1::StrandLag message;
   message.set_turns(lag.turns);
@@ -177,24 +163,83 @@ void JobsService::Plan(Context* context,
   }
 }
 
+absl::Status JobsService::PlanSizes(Context* context, const plan::JobSpec& spec) {
+  Turn turn(parts_.pools->plan_turns());
+  // Between sizes: others have their turn, whoever asked is gone, or it takes too long.
+  return CheckAllSizes(*parts_.planner, spec, [context, &turn] {
+    turn.MayPass();
+    if (context->IsCancelled()) {
+      return absl::CancelledError("the client is gone");
+    }
+    return turn.used_ms() < kPlanningMs ? absl::OkStatus()
+                                        : absl::DeadlineExceededError(absl::StrCat(
+                                              "planning every allowed size takes more than ",
+                                              kPlanningMs / 1000,
+                                              " s; spec.elastic: allow fewer sizes"));
+  });
+}
+
+CanonicalJob JobsService::Look(const v1::TrainingJob& job) {
+  struct Looked {
+    v1::TrainingJob job;
+    CanonicalJob found;
+  };
+  const auto looked = std::make_shared<Looked>();
+  looked->job = Named(job);
+  const absl::Status status =
+      BoundedLook(parts_.pools->look(), "spec", LookLimits(), [looked](LookProgress& progress) {
+        looked->found = Canonicalize(
+            looked->job, {.check_paths = true, .looking = [&progress](const std::string& field) {
+                            progress.At(field);
+                            FaultPoint("coordinator.look").IgnoreError();
+                          }});
+      });
+  if (status.ok()) {
+    return std::move(looked->found);
+  }
+  // Without what may still be written there.
+  CanonicalJob late = Canonicalize(Named(job), {.check_paths = false});
+  const std::string message(status.message());
+  const size_t end = message.find(": ");
+  late.violations.push_back({end == std::string::npos ? "spec" : message.substr(0, end),
+                             0,
+                             0,
+                             "paths that answer",
+                             end == std::string::npos ? message : message.substr(end + 2)});
+  return late;
+}
+
+absl::Status JobsService::AskStore(const CheckpointJob& job) {
+  const auto answer = std::make_shared<absl::Status>();
+  RETURN_IF_ERROR(BoundedLook(parts_.pools->look(),
+                              "spec.checkpoint.store",
+                              LookLimits(),
+                              [keeper = parts_.keeper, job, answer](LookProgress&) {
+                                FaultPoint("coordinator.ask_store").IgnoreError();
+                                *answer = keeper->Check(job);
+                                if (answer->ok()) {
+                                  // Until the job is accepted, and so pins for itself: retention
+                                  // of the source does not wait.
+                                  *answer = keeper->PinStart(job, kAdmissionPinSeconds);
+                                }
+                              }));
+  return *answer;
+}
+
 void JobsService::Admit(Context* context,
                         const v1::SubmitJobRequest* request,
                         v1::SubmitJobResponse* response,
                         Unary* reactor,
                         const std::string& hash) {
-  CanonicalJob job = Canonicalize(Named(request->job()), {.check_paths = true});
+  CanonicalJob job = Look(request->job());
   if (!job.ok()) {
     reactor->Finish(ToGrpc(ViolationStatus(context, job)));
     return;
   }
-  absl::Status fits = CheckAllSizes(*parts_.planner, job.spec, GiveUp(context));
+  absl::Status fits = PlanSizes(context, job.spec);
   CheckpointJob checkpoints = {parts_.controller->cluster_id(), RandomUuid(), job.spec};
   if (fits.ok() && !request->dry_run()) {
-    fits = parts_.keeper->Check(checkpoints);
-  }
-  if (fits.ok() && !request->dry_run()) {
-    // Until the job is accepted, and so pins for itself: retention of the source does not wait.
-    fits = parts_.keeper->PinStart(checkpoints, kAdmissionPinSeconds);
+    fits = AskStore(checkpoints);
   }
   if (!fits.ok()) {
     AddFieldDetail(context, job.spec.name, fits);
@@ -269,9 +314,9 @@ grpc::ServerUnaryReactor* JobsService::ValidateJob(Context* context,
                                                    v1::ValidateJobResponse* response) {
   Unary* reactor = context->DefaultReactor();
   Plan(context, reactor, "a validation", [this, context, request, response, reactor] {
-    CanonicalJob job = Canonicalize(Named(request->job()), {.check_paths = true});
+    CanonicalJob job = Look(request->job());
     if (job.ok()) {
-      const absl::Status fits = CheckAllSizes(*parts_.planner, job.spec, GiveUp(context));
+      const absl::Status fits = PlanSizes(context, job.spec);
       if (absl::IsCancelled(fits) || absl::IsDeadlineExceeded(fits)) {
         reactor->Finish(ToGrpc(fits));
         return;

@@ -12,6 +12,7 @@
 #include "coordinator/checkpoint_keeper.h"
 #include "coordinator/executor.h"
 #include "coordinator/job_controller.h"
+#include "coordinator/job_file_proto.h"
 #include "coordinator/metrics_history.h"
 #include "coordinator/planner.h"
 #include "coordinator/strand_lag.h"
@@ -96,6 +97,13 @@ class JobsService : public v1::Jobs::CallbackService {
              v1::SubmitJobResponse* response,
              Unary* reactor,
              const std::string& hash);
+
+  // The job with its defaults and all that is wrong with it or with the paths that it names.
+  CanonicalJob Look(const v1::TrainingJob& job);
+  // Whether each allowed size can be planned.
+  absl::Status PlanSizes(Context* context, const plan::JobSpec& spec);
+  // Whether the checkpoint store may be used; what the job begins from is kept for a while.
+  absl::Status AskStore(const CheckpointJob& job);
 
   struct Submission {
     SubmitDraft draft;

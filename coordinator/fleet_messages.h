@@ -87,7 +87,9 @@ struct TrainerBeat {
 };
 struct BeatMessage {
   int64_t seq = 0;
-  std::vector<TrainerBeat> trainers;
+  std::vector<TrainerBeat> trainers;  // all that the node holds
+  // The newest command that arrived on this stream before the list was made; 0: none.
+  int64_t heard_command = 0;
 };
 
 struct CommRecord {

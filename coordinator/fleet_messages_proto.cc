@@ -148,6 +148,7 @@ absl::StatusOr<UpMessage> ReadTrainer(const v1::TrainerFrame& message) {
 BeatMessage ReadBeat(const v1::Beat& message) {
   BeatMessage beat;
   beat.seq = message.seq();
+  beat.heard_command = message.heard_command();
   for (const v1::TrainerBeat& trainer : message.trainers()) {
     beat.trainers.push_back({trainer.job_uid(),
                              trainer.rank(),

@@ -98,7 +98,7 @@ void JobController::LoadJob(JobRecord record) {
     return;  // its trainers went on; a commit that is settled beside it is a commit like any other
   }
   FinishOperations(uid, INT64_MAX, OperationState::kFailed, "CoordinatorRestart", -1, "");
-  if (entry.settling) {
+  if (entry.settling > 0) {
     return;  // the transition follows: a commit that is found may already end the job
   }
   Do(entry, MakeEvent(JobEventKind::kCoordinatorRestarted));
@@ -107,7 +107,7 @@ void JobController::LoadJob(JobRecord record) {
 // A commit was intended when the last coordinator went away: the store tells whether it happened,
 // or it is done now.
 void JobController::Settle(Entry& entry, const SaveRecord& save) {
-  entry.settling = true;
+  entry.settling += 1;
   entry.run.committing += 1;
   const std::string uid = entry.record.uid;
   const plan::JobSpec spec = entry.record.spec;
@@ -131,8 +131,8 @@ void JobController::Settle(Entry& entry, const SaveRecord& save) {
     parts_.strand->Post([this, uid, save, result] {
       OnCommitted(uid, save, result, -1);
       Entry* found = FindEntry(uid);
-      if (found != nullptr && found->run.committing == 0) {
-        found->settling = false;
+      // Others than these may be under way: seals that an adopted run's nodes still had.
+      if (found != nullptr && --found->settling == 0) {
         if (found->run.phase == RunPhase::kIdle) {
           Do(*found, MakeEvent(JobEventKind::kCoordinatorRestarted));
         }

@@ -180,7 +180,7 @@ class JobController {
     int64_t skip_told_ms = 0;  // wall time of the newest SaveSkipped event
     std::vector<JobCondition> conditions;
     std::deque<Step> waiting;  // the store refused: tried again at each tick, in order
-    bool settling = false;     // commits that were intended before a restart are being looked at
+    int settling = 0;          // commits that were intended before a restart are being looked at
     std::optional<EpochRecord> launched;  // the newest epoch that was launched
     int64_t epoch_floor = 0;              // highest epoch of the job that a node has heard of
     int preparing = 0;    // looks for a restore point on the pool; the next launch waits for them
@@ -258,6 +258,10 @@ class JobController {
   Wanted WantedOf(const Entry& entry) const;
   // Sends what the rank lacks; at most every two beats, unless its node has just returned.
   void Tell(Entry& entry, TrainerSlot& slot, int64_t rank, bool returned);
+  // The order to launch or to stop the job's ranks on the node has this id.
+  void NoteOrdered(Entry& entry, const std::string& node_id, int64_t command);
+  // What a node's beat does not name is not there, once the node has heard the newest order of it.
+  void NoteUnnamed(const std::string& node_id, const BeatMessage& beat);
   // Ranks that should have been launched on a node, and are not there.
   void RepeatLaunch(const std::string& node_id);
   std::map<std::string, Launch> MakeLaunches(const Entry& entry) const;

@@ -194,7 +194,7 @@ void JobController::Tell(Entry& entry, TrainerSlot& slot, int64_t rank, bool ret
       slot.told_ms = now_ms;
       SendToNode(slot.place.node_id,
                  TrainerCommand{entry.record.uid, run.epoch, rank, PeerLost{entry.record.reason}});
-      SendToNode(
+      slot.ordered = SendToNode(
           slot.place.node_id,
           StopTrainers{entry.record.uid, run.epoch, entry.record.reason, DetectionOf(entry)});
     }
@@ -237,12 +237,51 @@ void JobController::RepeatLaunch(const std::string& node_id) {
       }
       std::map<std::string, Launch> launches = MakeLaunches(*entry);
       const int64_t command = SendToNode(node_id, std::move(launches[node_id]));
+      NoteOrdered(*entry, node_id, command);
       launches_[command] = {uid, entry->run.epoch, node_id};
     }
     return !missing;
   });
   if (found->second.empty()) {
     launching_.erase(found);
+  }
+}
+
+void JobController::NoteOrdered(Entry& entry, const std::string& node_id, int64_t command) {
+  for (TrainerSlot& slot : entry.run.slots) {
+    slot.ordered = slot.place.node_id == node_id ? command : slot.ordered;
+  }
+}
+
+// A launch that was given up before its trainer existed ends without an exit.
+void JobController::NoteUnnamed(const std::string& node_id, const BeatMessage& beat) {
+  std::set<TrainerKey> named;
+  for (const TrainerBeat& trainer : beat.trainers) {
+    named.insert({trainer.job_uid, trainer.epoch, trainer.rank});
+  }
+  stale_.Keep(node_id, named);
+  ReleaseZombies(zombies_.KeepHeard(node_id, named, beat.heard_command));
+  for (const std::string& uid : scheduler_.JobsOn(node_id)) {
+    Entry& entry = entries_.at(uid);
+    JobRun& run = entry.run;
+    bool gone = false;
+    for (size_t rank = 0; rank < run.slots.size(); ++rank) {
+      TrainerSlot& slot = run.slots[rank];
+      const bool heard = slot.ordered > 0 && slot.ordered <= beat.heard_command;
+      if (slot.exited || slot.place.node_id != node_id || !heard ||
+          named.contains({uid, run.epoch, static_cast<int64_t>(rank)})) {
+        continue;
+      }
+      if (run.phase == RunPhase::kQuiescing) {
+        slot.exited = gone = true;
+      } else if (run.phase == RunPhase::kBootstrapping && slot.seen) {
+        slot.seen = false;  // its node could not fetch the plan: launched again
+        launching_[node_id].insert(uid);
+      }
+    }
+    if (gone) {
+      Reconcile(entry);
+    }
   }
 }
 

@@ -155,7 +155,10 @@ std::vector<HeldTrainer> JobController::ReconcileHeld(const std::string& node_id
   // A launch that was lost with the stream is sent again: nothing is gone.
   for (const std::string& uid : launching_[node_id]) {
     Entry* entry = FindEntry(uid);
-    for (size_t rank = 0; entry != nullptr && rank < entry->run.slots.size(); ++rank) {
+    if (entry == nullptr || entry->run.phase != RunPhase::kBootstrapping) {
+      continue;  // over meanwhile
+    }
+    for (size_t rank = 0; rank < entry->run.slots.size(); ++rank) {
       TrainerSlot& slot = entry->run.slots[rank];
       if (slot.place.node_id == node_id && !slot.seen) {
         alive.insert({uid, entry->run.epoch, static_cast<int64_t>(rank)});
@@ -193,7 +196,7 @@ void JobController::LoseSlotsOf(Entry& entry,
                                 const std::string& reason,
                                 const std::set<TrainerKey>& kept) {
   JobRun& run = entry.run;
-  if (run.phase == RunPhase::kPreparing) {
+  if (run.phase == RunPhase::kPreparing || run.launch_waits) {
     return;  // judged when the launch finds no stream, or by LoseNodeFor
   }
   for (size_t rank = 0; rank < run.slots.size(); ++rank) {
@@ -216,7 +219,7 @@ void JobController::LoseNodeFor(Entry& entry,
                                 const std::string& node_id,
                                 const std::string& reason) {
   LoseSlotsOf(entry, node_id, reason, {});
-  if (entry.run.phase == RunPhase::kPreparing) {
+  if (entry.run.phase == RunPhase::kPreparing || entry.run.launch_waits) {
     entry.run.Blame({"NodeLost",
                      absl::StrCat("node ", node_id, ": ", reason),
                      node_id,
@@ -327,6 +330,7 @@ void JobController::OnBeat(StreamId stream, const std::string& node_id, const Be
     Tell(*entry, slot, trainer.rank, false);
     entry->run.collectives.OnBeat(trainer.rank, {trainer.step, trainer.phase, trainer.collectives});
   }
+  NoteUnnamed(node_id, beat);
   RepeatLaunch(node_id);
   Send(stream, BeatAck{beat.seq});
 }

@@ -26,7 +26,7 @@ void JobController::Reconcile(Entry& entry) {
 }
 
 void JobController::ReconcileState(Entry& entry) {
-  if (!entry.waiting.empty() || entry.settling) {
+  if (!entry.waiting.empty() || entry.settling > 0) {
     return;
   }
   const JobRecord& record = entry.record;
@@ -265,6 +265,7 @@ void JobController::LaunchTrainers(Entry& entry, const RestorePoint& restore) {
   JobRun& run = entry.run;
   const JobRecord& record = entry.record;
   run.phase = RunPhase::kBootstrapping;
+  run.launch_waits = true;
   run.restore_step = restore.step;
   run.restore_path = restore.path;
   run.progress_ms = parts_.clock->MonotonicMs();
@@ -305,7 +306,9 @@ void JobController::LaunchTrainers(Entry& entry, const RestorePoint& restore) {
   step.extra.epochs.push_back(*entry.launched);
   step.after = [this, uid = record.uid, epoch = run.epoch] {
     Entry& job = entries_.at(uid);
-    if (job.run.epoch == epoch && job.run.phase == RunPhase::kBootstrapping) {
+    const bool current = job.run.epoch == epoch && job.run.phase == RunPhase::kBootstrapping;
+    if (current && !job.run.failure) {  // else it is over before anybody was told to launch
+      job.run.launch_waits = false;
       SendLaunches(job);
     }
   };
@@ -320,6 +323,7 @@ void JobController::SendLaunches(Entry& entry) {
   for (auto& [node_id, launch] : MakeLaunches(entry)) {
     launching_[node_id].insert(entry.record.uid);
     const int64_t command = SendToNode(node_id, std::move(launch));
+    NoteOrdered(entry, node_id, command);
     launches_[command] = {entry.record.uid, entry.run.epoch, node_id};
   }
   Publish(entry);
@@ -349,7 +353,7 @@ void JobController::StopRun(Entry& entry) {
   if (run.phase == RunPhase::kIdle) {
     return;
   }
-  if (run.phase == RunPhase::kPreparing) {
+  if (run.phase == RunPhase::kPreparing || run.launch_waits) {
     run.slots.clear();  // nothing was launched
   }
   run.phase = RunPhase::kQuiescing;
@@ -359,7 +363,10 @@ void JobController::StopRun(Entry& entry) {
   // The watchdogs first: a step thread that is stuck in a collective hears nothing else.
   SendToNodes(entry, {entry.record.uid, run.epoch, -1, PeerLost{reason}});
   for (const std::string& node_id : NodesOf(entry)) {
-    SendToNode(node_id, StopTrainers{entry.record.uid, run.epoch, reason, DetectionOf(entry)});
+    NoteOrdered(
+        entry,
+        node_id,
+        SendToNode(node_id, StopTrainers{entry.record.uid, run.epoch, reason, DetectionOf(entry)}));
   }
   entry.saves.DropUncommitted();
   if (run.committing == 0) {
@@ -377,7 +384,10 @@ void JobController::CheckQuiescing(Entry& entry) {
   if (!run.killed) {  // the first order may be lost
     run.killed = true;
     for (const std::string& node_id : NodesOf(entry)) {
-      SendToNode(node_id, StopTrainers{entry.record.uid, run.epoch, entry.record.reason, 0});
+      NoteOrdered(
+          entry,
+          node_id,
+          SendToNode(node_id, StopTrainers{entry.record.uid, run.epoch, entry.record.reason, 0}));
     }
   }
   if (since_ms < grace_ms + std::max(grace_ms, kLeastExitMs)) {
@@ -398,8 +408,11 @@ void JobController::DeclareZombie(Entry& entry, int64_t rank) {
   const JobRecord& record = entry.record;
   TrainerSlot& slot = entry.run.slots[static_cast<size_t>(rank)];
   slot.exited = true;
-  zombies_.Add(
-      slot.place.node_id, {record.uid, entry.run.epoch, rank}, slot.place.device, record.name);
+  zombies_.Add(slot.place.node_id,
+               {record.uid, entry.run.epoch, rank},
+               slot.place.device,
+               record.name,
+               slot.ordered);
   scheduler_.SetBlocked({slot.place.node_id, slot.place.device}, true);
   JobEventRecord event;
   event.time_ms = parts_.clock->WallMs();

@@ -94,8 +94,8 @@ void JobController::SyncSchedule(Entry& entry) {
   const bool waits =
       queued || (record.state == JobState::kRecovering && record.launched_epoch != record.epoch) ||
       record.state == JobState::kResizing;
-  if (!waits || entry.run.phase != RunPhase::kIdle || !entry.waiting.empty() || entry.settling ||
-      entry.preparing > 0 || stale_.Of(record.uid)) {
+  if (!waits || entry.run.phase != RunPhase::kIdle || !entry.waiting.empty() ||
+      entry.settling > 0 || entry.preparing > 0 || stale_.Of(record.uid)) {
     scheduler_.Unwant(record.uid);
     return;
   }

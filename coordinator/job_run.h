@@ -37,6 +37,7 @@ struct TrainerSlot {
   std::string state;    // newest that its node said: launching, starting, ready, running, ...
   TrainerHas has;       // what it was told, as its node says
   int64_t told_ms = 0;  // monotonic: newest command; what is missing is sent again some time later
+  int64_t ordered = 0;  // id of the newest order to launch or to stop it
 };
 
 enum class RunPhase {
@@ -51,7 +52,8 @@ enum class RunPhase {
 // Used only from the controller's strand.
 struct JobRun {
   RunPhase phase = RunPhase::kIdle;
-  int64_t epoch = 0;  // of the trainers, which may be older than the record's
+  bool launch_waits = false;  // for its record to be durable: no node was told to launch
+  int64_t epoch = 0;          // of the trainers, which may be older than the record's
   std::vector<TrainerSlot> slots;
   std::string transport;
   // Shared with the plan cache and with commits that outlive the run.

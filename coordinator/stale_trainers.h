@@ -37,6 +37,18 @@ class StaleTrainers {
       }
     }
   }
+  // All of the node but those that it names.
+  void Keep(const std::string& node_id, const std::set<TrainerKey>& named) {
+    const auto node = by_node_.find(node_id);
+    if (node == by_node_.end()) {
+      return;
+    }
+    for (const TrainerKey& key : std::set(node->second)) {
+      if (!named.contains(key)) {
+        Erase(node_id, key);
+      }
+    }
+  }
   void ForgetNode(const std::string& node_id) {
     const auto node = by_node_.find(node_id);
     if (node != by_node_.end()) {

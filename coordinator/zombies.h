@@ -23,8 +23,9 @@ class Zombies {
   void Add(const std::string& node_id,
            const TrainerKey& key,
            int64_t device,
-           const std::string& job_name) {
-    by_node_[node_id][key] = {device, job_name};
+           const std::string& job_name,
+           int64_t ordered = 0) {
+    by_node_[node_id][key] = {device, job_name, ordered};
   }
   bool Has(const std::string& node_id, const TrainerKey& key) const {
     const auto node = by_node_.find(node_id);
@@ -32,11 +33,21 @@ class Zombies {
   }
   // It is gone. The devices that no zombie has any more.
   std::vector<DeviceRef> Remove(const std::string& node_id, const TrainerKey& key) {
-    return RemoveIf(node_id, [&key](const TrainerKey& other) { return other == key; });
+    return RemoveIf(node_id, [&key](const auto& zombie) { return zombie.first == key; });
   }
   // All of the node but those that it still reports.
   std::vector<DeviceRef> Keep(const std::string& node_id, const std::set<TrainerKey>& alive) {
-    return RemoveIf(node_id, [&alive](const TrainerKey& key) { return !alive.contains(key); });
+    return RemoveIf(node_id,
+                    [&alive](const auto& zombie) { return !alive.contains(zombie.first); });
+  }
+  // The same, of those that the node was told to stop by order `heard` or before: it may not have
+  // heard yet of the others.
+  std::vector<DeviceRef> KeepHeard(const std::string& node_id,
+                                   const std::set<TrainerKey>& alive,
+                                   int64_t heard) {
+    return RemoveIf(node_id, [&](const auto& zombie) {
+      return zombie.second.ordered <= heard && !alive.contains(zombie.first);
+    });
   }
   // For people: what is out and why. Empty: nothing.
   std::string Describe(const std::string& node_id) const {
@@ -64,6 +75,7 @@ class Zombies {
   struct Zombie {
     int64_t device = 0;
     std::string job_name;
+    int64_t ordered = 0;  // id of the newest order to stop it
   };
   template <typename Gone>
   std::vector<DeviceRef> RemoveIf(const std::string& node_id, Gone gone) {
@@ -73,11 +85,11 @@ class Zombies {
       return devices;
     }
     for (const auto& [key, zombie] : node->second) {
-      if (gone(key)) {
+      if (gone(std::pair(key, zombie))) {
         devices.push_back({node_id, zombie.device});
       }
     }
-    std::erase_if(node->second, [&gone](const auto& zombie) { return gone(zombie.first); });
+    std::erase_if(node->second, gone);
     std::erase_if(devices, [&node](const DeviceRef& device) {
       for (const auto& [key, zombie] : node->second) {
         if (zombie.device == device.device) {

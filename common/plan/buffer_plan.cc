@@ -38,10 +38,9 @@ int LastOf(const Lifetime& life) {
 
 absl::StatusOr<std::vector<ProgramLives>> LivesOf(const std::vector<ProgramBuffer>& buffers,
                                                   const std::vector<StepProgram>& programs) {
-  const BufferIndex index(buffers);
   std::vector<ProgramLives> lives;
   for (const StepProgram& program : programs) {
-    ASSIGN_OR_RETURN(std::vector<Lifetime> lifetimes, LifetimesOf(program, buffers, index));
+    ASSIGN_OR_RETURN(std::vector<Lifetime> lifetimes, LifetimesOf(program, buffers));
     lives.push_back({.order = HappensBefore(program), .lifetimes = std::move(lifetimes)});
   }
   return lives;

@@ -29,7 +29,7 @@ PeakSearch::PeakSearch(const HappensBefore& order,
       births_[stream].push_back(life.begin);  // lifetimes are by begin
     }
   }
-  for (size_t stream = 0; stream < kStreams; ++stream) {
+  for (size_t stream = 0; stream < kStreamCount; ++stream) {
     const auto instructions = static_cast<size_t>(order.InstructionsOf(stream));
     for (std::vector<int64_t>* sums : {&born_[stream], &ended_[stream]}) {
       sums->resize(instructions + 1);
@@ -49,7 +49,7 @@ void PeakSearch::AddBytes(std::vector<int64_t>& sums, int instruction, int64_t b
 PeakSearch::Moment PeakSearch::With(const Moment& moment, int instruction) const {
   const Clock& clock = order_.ClockOf(instruction);
   Moment result = moment;
-  for (size_t stream = 0; stream < kStreams; ++stream) {
+  for (size_t stream = 0; stream < kStreamCount; ++stream) {
     const int done = clock[stream] - (stream == order_.StreamOf(instruction) ? 1 : 0);
     result.begun[stream] = std::max(result.begun[stream], clock[stream]);
     result.done[stream] = std::max(result.done[stream], done);
@@ -59,7 +59,7 @@ PeakSearch::Moment PeakSearch::With(const Moment& moment, int instruction) const
 
 int64_t PeakSearch::AliveAt(const Moment& moment) const {
   int64_t bytes = at_start_;
-  for (size_t stream = 0; stream < kStreams; ++stream) {
+  for (size_t stream = 0; stream < kStreamCount; ++stream) {
     bytes += born_[stream][static_cast<size_t>(moment.begun[stream])] -
              ended_[stream][static_cast<size_t>(moment.done[stream])];
   }
@@ -93,7 +93,7 @@ PeakSearch::Range PeakSearch::Beside(int instruction, size_t stream) const {
 int64_t PeakSearch::Neighbours(int birth) const {
   const Moment alone = With({}, birth);
   Moment all = alone;
-  for (size_t stream = 0; stream < kStreams; ++stream) {
+  for (size_t stream = 0; stream < kStreamCount; ++stream) {
     const Range beside = Beside(birth, stream);
     if (beside.end > beside.first) {
       all.begun[stream] = order_.PositionOf(births_[stream][beside.end - 1]);
@@ -106,14 +106,14 @@ std::pair<int64_t, PeakSearch::Moment> PeakSearch::WorstWith(int birth) const {
   Moment moment = With({}, birth);
   int64_t bytes = AliveAt(moment);
   Ranges ranges;
-  for (size_t stream = 0; stream < kStreams; ++stream) {
+  for (size_t stream = 0; stream < kStreamCount; ++stream) {
     ranges[stream] = Beside(birth, stream);
   }
   // Starts the birth that makes the moment worst, the first of equals, as long as one does. What
   // cannot join once cannot join later.
   for (int chosen = birth; chosen >= 0;) {
     chosen = -1;
-    for (size_t stream = 0; stream < kStreams; ++stream) {
+    for (size_t stream = 0; stream < kStreamCount; ++stream) {
       for (size_t i = ranges[stream].first; i < ranges[stream].end; ++i) {
         const int candidate = births_[stream][i];
         const int64_t more = AliveAt(With(moment, candidate));
@@ -125,7 +125,7 @@ std::pair<int64_t, PeakSearch::Moment> PeakSearch::WorstWith(int birth) const {
     }
     if (chosen >= 0) {
       moment = With(moment, chosen);
-      for (size_t stream = 0; stream < kStreams; ++stream) {
+      for (size_t stream = 0; stream < kStreamCount; ++stream) {
         const Range beside = Beside(chosen, stream);
         ranges[stream] = {.first = std::max(ranges[stream].first, beside.first),
                           .end = std::min(ranges[stream].end, beside.end)};

@@ -33,7 +33,6 @@ class PeakSearch {
   void Improve(PeakCut& peak) const;
 
  private:
-  static constexpr size_t kStreams = HappensBefore::kStreams;
   using Clock = HappensBefore::Clock;
   // Per stream, how many of its instructions have begun, and how many are done.
   struct Moment {
@@ -45,7 +44,7 @@ class PeakSearch {
     size_t first = 0;
     size_t end = 0;
   };
-  using Ranges = std::array<Range, kStreams>;
+  using Ranges = std::array<Range, kStreamCount>;
 
   void AddBytes(std::vector<int64_t>& sums, int instruction, int64_t bytes) const;
   // With what runs, this instruction runs as well.
@@ -65,9 +64,9 @@ class PeakSearch {
   int64_t at_start_ = 0;  // bytes that are alive before the first instruction
   // Per stream, by number of its instructions: bytes that these bring to life, and that are not
   // used after them.
-  std::array<std::vector<int64_t>, kStreams> born_;
-  std::array<std::vector<int64_t>, kStreams> ended_;
-  std::array<std::vector<int>, kStreams> births_;  // instructions, ascending, each once
+  std::array<std::vector<int64_t>, kStreamCount> born_;
+  std::array<std::vector<int64_t>, kStreamCount> ended_;
+  std::array<std::vector<int>, kStreamCount> births_;  // instructions, ascending, each once
 };
 
 }  // namespace ravel::plan

@@ -186,15 +186,15 @@ std::string BufferText(const ShardingPlan& plan, int buffer) {
 std::string ObjectText(const ShardingPlan& plan, const Instruction& at) {
   switch (at.op) {
     case OpCode::kGather:
-      return absl::StrCat("-> ", BufferText(plan, at.gathered));
+      return absl::StrCat("-> ", BufferText(plan, BufferOf(at, Role::kWeights)));
     case OpCode::kFree:
       return plan.buffers[static_cast<size_t>(at.freed)].name;
     case OpCode::kAllocStaging:
-      return absl::StrCat("-> ", BufferText(plan, at.staging));
+      return absl::StrCat("-> ", BufferText(plan, BufferOf(at, Role::kGradient)));
     case OpCode::kForward:
     case OpCode::kBackward: {
       std::string text = at.call == 0 ? "" : absl::StrCat("call ", at.call);
-      for (const int weights : at.weights) {
+      for (const int weights : BuffersOf(at, Role::kWeights)) {
         const int unit = plan.buffers[static_cast<size_t>(weights)].unit;
         if (unit != at.unit) {
           absl::StrAppend(&text, text.empty() ? "with " : ", with ", UnitName(plan, unit));

@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "common/check.h"
+#include "common/plan/buffer_index.h"
+#include "common/plan/program_operands.h"
 #include "common/plan/program_order.h"
 #include "common/plan/program_uses.h"
 #include "common/plan/sharding_plan.h"
@@ -102,6 +104,13 @@ class Builder {
       EmitUpdate();
     }
     EmitEnd();
+    AddOperands({.inventory = request_.inventory,
+                 .rules = request_.rules,
+                 .lanes = request_.lanes,
+                 .index = index_,
+                 .model = model_,
+                 .part = program_.part},
+                program_);
     DropImpliedWaits(program_);
     return std::move(program_);
   }
@@ -120,7 +129,7 @@ class Builder {
   int Emit(Instruction instruction) {
     program_.instructions.push_back(std::move(instruction));
     const int at = static_cast<int>(program_.instructions.size()) - 1;
-    last_on_stream_[static_cast<size_t>(program_.instructions.back().stream) - 1] = at;
+    last_on_stream_[StreamIndex(program_.instructions.back().stream)] = at;
     return at;
   }
   Instruction OfGroup(OpCode op, StreamId stream, int group) const {
@@ -144,11 +153,8 @@ class Builder {
   }
   int64_t StagedBytes(int group) const { return Elements(group) * kGradientElementBytes; }
   GroupWeights& Weights(int group) { return weights_[static_cast<size_t>(group)]; }
-  int Buffer(BufferKind kind, int owner, int call = 0, int slot = 0) const {
-    return index_.Find({.kind = kind, .owner = owner, .call = call, .slot = slot});
-  }
-  int Staging(const GradientCall& call) const {
-    return Buffer(BufferKind::kStaging, call.group, call.call);
+  int Buffer(BufferKind kind, int owner, int call = 0) const {
+    return index_.Find({.kind = kind, .owner = owner, .call = call});
   }
   // Gradients of several micro-batches add up before they leave.
   bool Opens() const {
@@ -251,7 +257,6 @@ class Builder {
 
   void EmitGather(int group, const std::vector<int>& evicted) {
     Instruction gather = OfGroup(OpCode::kGather, StreamId::kGather, group);
-    gather.gathered = Buffer(BufferKind::kGathered, group);
     for (const int other : evicted) {
       EmitFree(Buffer(BufferKind::kGathered, other));
       GroupWeights& out = Weights(other);
@@ -286,7 +291,6 @@ class Builder {
       }
       Instruction alloc = OfGroup(OpCode::kAllocStaging, StreamId::kReduce, call.group);
       alloc.call = call.call;
-      alloc.staging = Staging(call);
       if (!StagingStays() && !MakeRoom(call, must, alloc.waits)) {
         return false;
       }
@@ -322,13 +326,9 @@ class Builder {
   }
 
   Instruction ComputeOf(const UnitUse& use) {
-    Instruction run = {.op = use.op, .stream = StreamId::kCompute, .unit = use.unit};
-    run.call = use.call;
-    run.saved = Buffer(BufferKind::kSaved, use.unit, use.call);
-    run.remade = Buffer(BufferKind::kRemade, use.unit);
-    run.workspace = Buffer(BufferKind::kWorkspace, use.unit);
+    Instruction run = {
+        .op = use.op, .stream = StreamId::kCompute, .unit = use.unit, .call = use.call};
     for (const int group : use.needs) {
-      run.weights.push_back(Buffer(BufferKind::kGathered, group));
       if (Weights(group).gather >= 0) {
         run.waits.push_back(Weights(group).gather);
       }
@@ -345,9 +345,6 @@ class Builder {
     }
     Instruction run = ComputeOf(use);
     for (const int id : use.gradients) {
-      const GradientCall& call = model_.gradients[static_cast<size_t>(id)];
-      run.gradients.push_back(Staging(call));
-      run.accumulates = !Opens() || call.first_use < at;
       if (allocated_at_[static_cast<size_t>(id)] >= 0) {
         run.waits.push_back(allocated_at_[static_cast<size_t>(id)]);
       }
@@ -384,28 +381,22 @@ class Builder {
     Instruction leave = OfGroup(
         local ? OpCode::kAccumulateGrad : OpCode::kReduceScatter, StreamId::kReduce, call.group);
     leave.call = call.call;
-    leave.staging = Staging(call);
-    leave.receive = local ? -1 : Buffer(BufferKind::kReceive, call.group, call.call);
     leave.waits = {backward};
     int reduced = Emit(leave);
     reduced_at_[static_cast<size_t>(id)] = reduced;
-    EmitFree(leave.staging);
+    EmitFree(Buffer(BufferKind::kStaging, call.group, call.call));
     if (!Updates(program_.phase)) {
       return;
     }
     if (local) {
       Instruction reduce = leave;
       reduce.op = OpCode::kReduceScatter;
-      reduce.staging = Buffer(
-          BufferKind::kLocalGrad, call.group, call.call, CounterRoot(request_.lanes.Local()));
-      reduce.receive = Buffer(BufferKind::kReceive, call.group, call.call);
       reduce.waits.clear();
       reduced = Emit(reduce);
     }
     if (request_.lanes.replicas > 1) {
       Instruction outer = OfGroup(OpCode::kOuterReduce, StreamId::kOuter, call.group);
       outer.call = call.call;
-      outer.receive = Buffer(BufferKind::kOuterReceive, call.group, call.call);
       outer.waits = {reduced};
       Emit(outer);
     }
@@ -417,7 +408,7 @@ class Builder {
   // Joins calls and brings whole gradients to where they are needed. One use later than the outer
   // reduces that it waits for, so that the reduce stream need not stand still.
   void FinishSums(const std::vector<int>& groups) {
-    const int outer = last_on_stream_[static_cast<size_t>(StreamId::kOuter) - 1];
+    const int outer = last_on_stream_[StreamIndex(StreamId::kOuter)];
     const auto emit = [&](OpCode op, int group) {
       Instruction finish = OfGroup(op, StreamId::kReduce, group);
       if (request_.lanes.replicas > 1) {
@@ -472,7 +463,7 @@ class Builder {
   void EmitUpdate() {
     Instruction stats = {.op = OpCode::kStatsReduce, .stream = StreamId::kReduce};
     for (const StreamId stream : {StreamId::kOuter, StreamId::kCompute}) {
-      const int last = last_on_stream_[static_cast<size_t>(stream) - 1];
+      const int last = last_on_stream_[StreamIndex(stream)];
       if (last >= 0) {
         stats.waits.push_back(last);
       }
@@ -510,7 +501,7 @@ class Builder {
   std::vector<int> summed_;        // per group: calls
   std::vector<int> staged_;        // gradients in order of allocation, until their room is needed
   std::vector<int> unfinished_;    // groups whose sums wait for their last steps
-  std::array<int, HappensBefore::kStreams> last_on_stream_;
+  std::array<int, kStreamCount> last_on_stream_;
   StepProgram program_;
 };
 

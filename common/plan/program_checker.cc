@@ -59,10 +59,10 @@ absl::Status CheckStagingFrees(const ProgramFacts& facts) {
   }
   for (int i = 0; i < facts.count(); ++i) {
     const Instruction& at = facts.At(i);
-    const bool leaves = at.op == OpCode::kAccumulateGrad || at.op == OpCode::kReduceScatter;
+    const int sent = BufferOf(at, Role::kSend);
     const bool staged =
-        leaves && facts.plan.buffers[static_cast<size_t>(at.staging)].kind == BufferKind::kStaging;
-    if (staged && freed[static_cast<size_t>(at.staging)] < i) {
+        sent >= 0 && facts.plan.buffers[static_cast<size_t>(sent)].kind == BufferKind::kStaging;
+    if (staged && freed[static_cast<size_t>(sent)] < i) {
       return facts.Fault("K8", i, "leaves staging open between programs");
     }
   }
@@ -74,9 +74,14 @@ absl::Status CheckOne(const ShardingPlan& plan,
                       const StepProgram& program) {
   const ModelUses& model = program.phase == Phase::kEval ? of_plan.evaluates : of_plan.trains;
   std::vector<int> use_at;
-  RETURN_IF_ERROR(CheckForm({plan, of_plan.index, model, program.part}, program, use_at));
-  ASSIGN_OR_RETURN(std::vector<Lifetime> lifetimes,
-                   LifetimesOf(program, plan.buffers, of_plan.index));
+  const OperandContext context = {.inventory = plan.inventory,
+                                  .rules = plan.rules,
+                                  .lanes = plan.lanes,
+                                  .index = of_plan.index,
+                                  .model = model,
+                                  .part = program.part};
+  RETURN_IF_ERROR(CheckForm(plan, context, program, use_at));
+  ASSIGN_OR_RETURN(std::vector<Lifetime> lifetimes, LifetimesOf(program, plan.buffers));
   const ProgramFacts facts = {.plan = plan,
                               .program = program,
                               .index = of_plan.index,
@@ -175,7 +180,8 @@ absl::Status CheckWeights(const ProgramFacts& facts) {
       }
       renewed[group] = i;
     } else if (at.op == OpCode::kGather) {
-      const bool stays = plan.buffers[static_cast<size_t>(at.gathered)].persistent;
+      const int gathered = BufferOf(at, Role::kWeights);
+      const bool stays = plan.buffers[static_cast<size_t>(gathered)].persistent;
       const bool renews = facts.RenewsWeights() && newest[group] == kNone;
       if (!plan.rules[group].optimizer_sharded || (stays && !renews)) {
         return facts.Fault("K1", i, "gathers what is here already");
@@ -186,7 +192,9 @@ absl::Status CheckWeights(const ProgramFacts& facts) {
       }
       newest[group] = i;
     }
-    for (const int weight : at.weights) {
+    const std::vector<int> weights =
+        IsCompute(at.op) ? BuffersOf(at, Role::kWeights) : std::vector<int>();
+    for (const int weight : weights) {
       const ProgramBuffer& buffer = plan.buffers[static_cast<size_t>(weight)];
       const auto of = static_cast<size_t>(buffer.group);
       const bool gathered =
@@ -202,7 +210,7 @@ absl::Status CheckWeights(const ProgramFacts& facts) {
               "K1", i, absl::StrCat("may write weights that instruction ", reader, " reads"));
         }
       }
-    } else if (at.op == OpCode::kGather || at.op == OpCode::kOuterGather || !at.weights.empty()) {
+    } else if (at.op == OpCode::kGather || at.op == OpCode::kOuterGather || !weights.empty()) {
       // Of each stream the last reader stands for those before it.
       const auto same = std::find_if(read_last.begin(), read_last.end(), [&](int other) {
         return facts.At(other).stream == at.stream;

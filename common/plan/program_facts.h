@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "common/plan/buffer_index.h"
+#include "common/plan/program_operands.h"
 #include "common/plan/program_order.h"
 #include "common/plan/program_uses.h"
 #include "common/plan/sharding_plan.h"
@@ -40,20 +42,11 @@ struct ProgramFacts {
   const std::string& BufferName(int id) const { return plan.buffers[static_cast<size_t>(id)].name; }
 };
 
-// What an instruction must say, apart from its waits: the buffers of its group and call, or of its
-// unit's. `use` is an index into model.uses of kForward, kBackward and kRecompute.
-struct ExpectedContext {
-  const ShardingPlan& plan;
-  const BufferIndex& index;
-  const ModelUses& model;
-  LanePart part = LanePart::kWhole;
-};
-Instruction ExpectedOfGroup(const ExpectedContext& context, const Instruction& at);
-Instruction ExpectedOfUse(const ExpectedContext& context, OpCode op, size_t use);
 StreamId StreamOf(OpCode op);
 
-// K5, K14, fields and the order of compute instructions, before anything else is known.
-absl::Status CheckForm(const ExpectedContext& context,
+// K5, K14, fields, operands and the order of compute instructions, before anything else is known.
+absl::Status CheckForm(const ShardingPlan& plan,
+                       const OperandContext& context,
                        const StepProgram& program,
                        std::vector<int>& use_at);
 // K1: weights are gathered, newest, and not written while they are read.

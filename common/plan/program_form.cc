@@ -11,9 +11,6 @@
 namespace ravel::plan {
 namespace {
 
-bool IsCompute(OpCode op) {
-  return op == OpCode::kForward || op == OpCode::kBackward || op == OpCode::kRecompute;
-}
 bool IsOfGroup(OpCode op) {
   switch (op) {
     case OpCode::kGather:
@@ -30,6 +27,11 @@ bool IsOfGroup(OpCode op) {
       return false;
   }
 }
+// Of one gradient call of a group.
+bool HasCall(OpCode op) {
+  return op == OpCode::kAllocStaging || op == OpCode::kAccumulateGrad ||
+         op == OpCode::kReduceScatter || op == OpCode::kOuterReduce;
+}
 bool IsOfEvaluation(OpCode op) {
   return op == OpCode::kGather || op == OpCode::kOuterGather || op == OpCode::kForward ||
          op == OpCode::kFree || op == OpCode::kEndPhase;
@@ -37,8 +39,8 @@ bool IsOfEvaluation(OpCode op) {
 
 class FormCheck {
  public:
-  FormCheck(const ExpectedContext& context, const StepProgram& program)
-      : context_(context), program_(program) {}
+  FormCheck(const ShardingPlan& plan, const OperandContext& context, const StepProgram& program)
+      : plan_(plan), context_(context), program_(program) {}
 
   absl::Status Run(std::vector<int>& use_at) {
     if (Count() == 0 || At(Count() - 1).op != OpCode::kEndPhase) {
@@ -93,14 +95,15 @@ class FormCheck {
   absl::Status CheckFields(int i, std::vector<int>& use_at) {
     const Instruction& at = At(i);
     Instruction expected = {.op = at.op, .stream = at.stream};
+    const size_t use = use_at.size();
     if (IsCompute(at.op)) {
-      const size_t use = use_at.size();
       if (use >= context_.model.uses.size()) {
         return Fault("K1", i, "is not the next unit in the model's order");
       }
-      expected = ExpectedOfUse(context_, at.op, use);
       const bool first_part = at.op == OpCode::kRecompute;
       const UnitUse& next = context_.model.uses[use];
+      expected.unit = next.unit;
+      expected.call = next.call;
       if (expected.unit != at.unit || expected.call != at.call ||
           (first_part ? OpCode::kBackward : at.op) != next.op ||
           (first_part || next.remakes) !=
@@ -112,20 +115,24 @@ class FormCheck {
         use_at.push_back(i);
       }
     } else if (IsOfGroup(at.op)) {
-      if (at.group < 0 || static_cast<size_t>(at.group) >= context_.plan.groups.size()) {
+      if (at.group < 0 || static_cast<size_t>(at.group) >= plan_.groups.size()) {
         return absl::FailedPreconditionError(
             absl::StrCat("K1: instruction ", i, " ", OpName(at.op), " names no group"));
       }
-      expected = ExpectedOfGroup(context_, at);
+      expected.unit = plan_.groups[static_cast<size_t>(at.group)].unit;
+      expected.group = at.group;
+      expected.call = HasCall(at.op) ? at.call : 0;
     } else if (at.op == OpCode::kFree) {
       expected.freed = at.freed;
     }
+    expected.operands = OperandsOf(context_, expected, use);
     expected.waits = at.waits;
     return expected == at ? absl::OkStatus()
                           : Fault("K1", i, "does not name the buffers of its group or unit");
   }
 
-  const ExpectedContext& context_;
+  const ShardingPlan& plan_;
+  const OperandContext& context_;
   const StepProgram& program_;
   int remade_at_ = -1;  // a Recompute whose Backward is still to come
 };
@@ -164,70 +171,11 @@ absl::Status ProgramFacts::Fault(const char* rule, int instruction, const std::s
       absl::StrCat(rule, ": ", InstructionName(program, instruction), ": ", what));
 }
 
-Instruction ExpectedOfGroup(const ExpectedContext& context, const Instruction& at) {
-  const auto find = [&](BufferKind kind, int call, int slot) {
-    return context.index.Find({.kind = kind, .owner = at.group, .call = call, .slot = slot});
-  };
-  Instruction expected = {.op = at.op,
-                          .stream = StreamOf(at.op),
-                          .unit = context.plan.groups[static_cast<size_t>(at.group)].unit,
-                          .group = at.group};
-  const bool local = !context.plan.rules[static_cast<size_t>(at.group)].reduces_each_turn;
-  switch (at.op) {
-    case OpCode::kGather:
-      expected.gathered = find(BufferKind::kGathered, 0, 0);
-      break;
-    case OpCode::kAllocStaging:
-    case OpCode::kAccumulateGrad:
-      expected.call = at.call;
-      expected.staging = find(BufferKind::kStaging, at.call, 0);
-      break;
-    case OpCode::kReduceScatter:
-      expected.call = at.call;
-      expected.staging =
-          local ? find(BufferKind::kLocalGrad, at.call, CounterRoot(context.plan.lanes.Local()))
-                : find(BufferKind::kStaging, at.call, 0);
-      expected.receive = find(BufferKind::kReceive, at.call, 0);
-      break;
-    case OpCode::kOuterReduce:
-      expected.call = at.call;
-      expected.receive = find(BufferKind::kOuterReceive, at.call, 0);
-      break;
-    default:
-      break;
-  }
-  return expected;
-}
-
-Instruction ExpectedOfUse(const ExpectedContext& context, OpCode op, size_t use) {
-  const UnitUse& model = context.model.uses[use];
-  const auto find = [&](BufferKind kind, int owner, int call) {
-    return context.index.Find({.kind = kind, .owner = owner, .call = call, .slot = 0});
-  };
-  Instruction expected = {.op = op, .stream = StreamId::kCompute, .unit = model.unit};
-  expected.call = model.call;
-  expected.saved = find(BufferKind::kSaved, model.unit, model.call);
-  expected.remade = find(BufferKind::kRemade, model.unit, 0);
-  expected.workspace = find(BufferKind::kWorkspace, model.unit, 0);
-  for (const int group : model.needs) {
-    expected.weights.push_back(find(BufferKind::kGathered, group, 0));
-  }
-  if (op != OpCode::kBackward) {
-    return expected;
-  }
-  const bool opens = context.part == LanePart::kWhole || context.part == LanePart::kOpen;
-  for (const int id : model.gradients) {
-    const GradientCall& call = context.model.gradients[static_cast<size_t>(id)];
-    expected.gradients.push_back(find(BufferKind::kStaging, call.group, call.call));
-    expected.accumulates = !opens || call.first_use < use;
-  }
-  return expected;
-}
-
-absl::Status CheckForm(const ExpectedContext& context,
+absl::Status CheckForm(const ShardingPlan& plan,
+                       const OperandContext& context,
                        const StepProgram& program,
                        std::vector<int>& use_at) {
-  return FormCheck(context, program).Run(use_at);
+  return FormCheck(plan, context, program).Run(use_at);
 }
 
 }  // namespace ravel::plan

@@ -23,8 +23,8 @@ absl::Status CheckPersistent(const ProgramFacts& facts) {
   const std::vector<ProgramBuffer>& buffers = facts.plan.buffers;
   std::vector<MemoryHistory> histories(buffers.size());
   for (int i = 0; i < facts.count(); ++i) {
-    for (const BufferAccess& access : AccessesOf(facts.At(i), facts.index)) {
-      auto id = static_cast<size_t>(access.buffer);
+    for (const Operand& operand : facts.At(i).operands) {
+      auto id = static_cast<size_t>(operand.buffer);
       if (!buffers[id].persistent) {
         continue;
       }
@@ -32,7 +32,7 @@ absl::Status CheckPersistent(const ProgramFacts& facts) {
         id = static_cast<size_t>(buffers[id].inside);
       }
       MemoryHistory& history = histories[id];
-      std::vector<int> earlier = access.writes ? history.reads : std::vector<int>();
+      std::vector<int> earlier = operand.writes() ? history.reads : std::vector<int>();
       earlier.push_back(history.write);
       for (const int other : earlier) {
         if (other >= 0 && other != i && !facts.Before(other, i)) {
@@ -41,10 +41,10 @@ absl::Status CheckPersistent(const ProgramFacts& facts) {
                              absl::StrCat("is not ordered after instruction ",
                                           other,
                                           " on ",
-                                          facts.BufferName(access.buffer)));
+                                          facts.BufferName(operand.buffer)));
         }
       }
-      if (access.writes) {
+      if (operand.writes()) {
         history = {.write = i, .reads = {}};
       } else {
         history.reads.push_back(i);

@@ -13,10 +13,6 @@
 namespace ravel::plan {
 namespace {
 
-size_t StreamIndex(const Instruction& instruction) {
-  return static_cast<size_t>(instruction.stream) - 1;
-}
-
 void Join(HappensBefore::Clock& clock, const HappensBefore::Clock& other) {
   for (size_t s = 0; s < clock.size(); ++s) {
     clock[s] = std::max(clock[s], other[s]);
@@ -108,7 +104,7 @@ class LifetimeScan {
     return absl::OkStatus();
   }
 
-  absl::Status Access(int at, int buffer) {
+  absl::Status Touch(int at, int buffer) {
     const auto id = static_cast<size_t>(buffer);
     const BufferKind kind = buffers_[id].kind;
     const Instruction& instruction = program_.instructions[static_cast<size_t>(at)];
@@ -192,12 +188,12 @@ class LifetimeScan {
 }  // namespace
 
 HappensBefore::HappensBefore(const StepProgram& program) {
-  std::array<int, kStreams> last;
+  std::array<int, kStreamCount> last;
   last.fill(-1);
   for (size_t i = 0; i < program.instructions.size(); ++i) {
     const Instruction& instruction = program.instructions[i];
-    const size_t stream = StreamIndex(instruction);
-    CHECK_LT(stream, kStreams);
+    const size_t stream = StreamIndex(instruction.stream);
+    CHECK_LT(stream, kStreamCount);
     Clock clock = {};
     if (last[stream] >= 0) {
       clock = clocks_[static_cast<size_t>(last[stream])];
@@ -224,7 +220,7 @@ bool HappensBefore::Before(int a, int b) const {
 
 void DropImpliedWaits(StepProgram& program) {
   const HappensBefore order(program);
-  std::array<int, HappensBefore::kStreams> last;
+  std::array<int, kStreamCount> last;
   last.fill(-1);
   for (size_t i = 0; i < program.instructions.size(); ++i) {
     Instruction& instruction = program.instructions[i];
@@ -233,7 +229,7 @@ void DropImpliedWaits(StepProgram& program) {
     waits.erase(std::unique(waits.begin(), waits.end()), waits.end());
     for (size_t w = 0; w < waits.size();) {
       HappensBefore::Clock others = {};
-      const int previous = last[StreamIndex(instruction)];
+      const int previous = last[StreamIndex(instruction.stream)];
       if (previous >= 0) {
         others = order.ClockOf(previous);
       }
@@ -249,196 +245,12 @@ void DropImpliedWaits(StepProgram& program) {
       }
     }
     instruction.waits = std::move(waits);
-    last[StreamIndex(instruction)] = static_cast<int>(i);
+    last[StreamIndex(instruction.stream)] = static_cast<int>(i);
   }
-}
-
-BufferIndex::BufferIndex(const std::vector<ProgramBuffer>& buffers) {
-  by_key_.reserve(buffers.size());
-  for (size_t i = 0; i < buffers.size(); ++i) {
-    const ProgramBuffer& buffer = buffers[i];
-    persistent_.push_back(buffer.persistent);
-    by_key_.push_back({{.kind = buffer.kind,
-                        .owner = buffer.group >= 0 ? buffer.group : buffer.unit,
-                        .call = buffer.call,
-                        .slot = buffer.slot},
-                       static_cast<int>(i)});
-  }
-  std::sort(by_key_.begin(), by_key_.end());
-}
-
-int BufferIndex::Find(const Key& key) const {
-  const auto found = std::lower_bound(by_key_.begin(), by_key_.end(), std::make_pair(key, -1));
-  return found != by_key_.end() && found->first == key ? found->second : -1;
-}
-
-std::vector<int> BufferIndex::OfOwner(BufferKind kind, int owner) const {
-  std::vector<int> found;
-  const Key first = {.kind = kind, .owner = owner, .call = 0, .slot = 0};
-  for (auto at = std::lower_bound(by_key_.begin(), by_key_.end(), std::make_pair(first, -1));
-       at != by_key_.end() && at->first.kind == kind && at->first.owner == owner;
-       ++at) {
-    found.push_back(at->second);
-  }
-  return found;
-}
-
-std::vector<int> BufferIndex::OfCall(BufferKind kind, int owner, int call) const {
-  std::vector<int> found;
-  const Key first = {.kind = kind, .owner = owner, .call = call, .slot = 0};
-  for (auto at = std::lower_bound(by_key_.begin(), by_key_.end(), std::make_pair(first, -1));
-       at != by_key_.end() && at->first.kind == kind && at->first.owner == owner &&
-       at->first.call == call;
-       ++at) {
-    found.push_back(at->second);
-  }
-  return found;
-}
-
-namespace {
-
-// Collects what one instruction touches.
-class AccessList {
- public:
-  AccessList(const Instruction& at, const BufferIndex& index) : at_(at), index_(index) {}
-
-  std::vector<BufferAccess> Take() {
-    AddAll();
-    return std::move(accesses_);
-  }
-
- private:
-  void Reads(int buffer) {
-    if (buffer >= 0) {
-      accesses_.push_back({.buffer = buffer, .writes = false});
-    }
-  }
-  void Writes(int buffer) {
-    if (buffer >= 0) {
-      accesses_.push_back({.buffer = buffer, .writes = true});
-    }
-  }
-  int OfGroup(BufferKind kind) const { return index_.Find({.kind = kind, .owner = at_.group}); }
-  void WritesCall(BufferKind kind) {
-    for (const int buffer : index_.OfCall(kind, at_.group, at_.call)) {
-      Writes(buffer);
-    }
-  }
-
-  void AddCompute() {
-    for (const int weight : at_.weights) {
-      Reads(weight);
-    }
-    const bool forward = at_.op == OpCode::kForward;
-    forward ? Writes(at_.saved) : Reads(at_.saved);
-    at_.op == OpCode::kBackward ? Reads(at_.remade) : Writes(at_.remade);
-    Writes(at_.workspace);
-    for (const int gradient : at_.gradients) {
-      Writes(gradient);
-    }
-    Writes(index_.Find({.kind = BufferKind::kShared}));
-  }
-
-  // Sums that a group keeps: what Join and the optimizer touch.
-  void AddSums(bool writes) {
-    for (const BufferKind kind : {BufferKind::kMainGrad, BufferKind::kOuterGrad}) {
-      for (const int buffer : index_.OfOwner(kind, at_.group)) {
-        if (index_.Persistent(buffer)) {
-          writes ? Writes(buffer) : Reads(buffer);
-        }
-      }
-    }
-  }
-
-  void AddReduction() {
-    if (at_.op == OpCode::kReduceScatter) {
-      Reads(at_.staging);
-      Writes(at_.receive);
-      WritesCall(BufferKind::kMainGrad);
-    } else if (at_.op == OpCode::kAccumulateGrad) {
-      Reads(at_.staging);
-      WritesCall(BufferKind::kLocalGrad);
-    } else {
-      Writes(at_.receive);
-      WritesCall(BufferKind::kMainGrad);
-      WritesCall(BufferKind::kOuterGrad);
-    }
-  }
-
-  void AddUpdate() {
-    AddSums(false);
-    Reads(OfGroup(BufferKind::kFullGrad));
-    Writes(OfGroup(BufferKind::kMainWeight));
-    Writes(OfGroup(BufferKind::kModelWeight));  // where it is another type: the copy in it
-    Writes(OfGroup(BufferKind::kExpAvg));
-    Writes(OfGroup(BufferKind::kExpAvgSq));
-  }
-
-  void AddAll() {
-    switch (at_.op) {
-      case OpCode::kGather:
-        Reads(OfGroup(BufferKind::kModelWeight));
-        Reads(OfGroup(BufferKind::kMainWeight));
-        Writes(at_.gathered);
-        break;
-      case OpCode::kOuterGather:
-        Reads(OfGroup(BufferKind::kMainWeight));
-        Writes(OfGroup(BufferKind::kModelWeight));
-        break;
-      case OpCode::kForward:
-      case OpCode::kBackward:
-      case OpCode::kRecompute:
-        AddCompute();
-        break;
-      case OpCode::kAllocStaging:
-        Writes(at_.staging);
-        break;
-      case OpCode::kReduceScatter:
-      case OpCode::kAccumulateGrad:
-      case OpCode::kOuterReduce:
-        AddReduction();
-        break;
-      case OpCode::kJoinGradients:
-        AddSums(true);
-        break;
-      case OpCode::kGatherGradient:
-        for (const int sum : index_.OfCall(BufferKind::kMainGrad, at_.group, 0)) {
-          Reads(sum);
-        }
-        Writes(OfGroup(BufferKind::kFullGrad));
-        break;
-      case OpCode::kStatsReduce:
-        Reads(index_.Find({.kind = BufferKind::kShared}));
-        break;
-      case OpCode::kOptimizerStep:
-        AddUpdate();
-        break;
-      case OpCode::kFree:
-      case OpCode::kDecideStep:
-      case OpCode::kEndPhase:
-        break;
-    }
-  }
-
-  const Instruction& at_;
-  const BufferIndex& index_;
-  std::vector<BufferAccess> accesses_;
-};
-
-}  // namespace
-
-std::vector<BufferAccess> AccessesOf(const Instruction& instruction, const BufferIndex& index) {
-  return AccessList(instruction, index).Take();
 }
 
 absl::StatusOr<std::vector<Lifetime>> LifetimesOf(const StepProgram& program,
                                                   const std::vector<ProgramBuffer>& buffers) {
-  return LifetimesOf(program, buffers, BufferIndex(buffers));
-}
-
-absl::StatusOr<std::vector<Lifetime>> LifetimesOf(const StepProgram& program,
-                                                  const std::vector<ProgramBuffer>& buffers,
-                                                  const BufferIndex& index) {
   LifetimeScan scan(program, buffers);
   RETURN_IF_ERROR(scan.Start());
   for (size_t i = 0; i < program.instructions.size(); ++i) {
@@ -448,9 +260,9 @@ absl::StatusOr<std::vector<Lifetime>> LifetimesOf(const StepProgram& program,
       RETURN_IF_ERROR(scan.Free(at, instruction.freed));
       continue;
     }
-    for (const BufferAccess& access : AccessesOf(instruction, index)) {
-      if (!buffers[static_cast<size_t>(access.buffer)].persistent) {
-        RETURN_IF_ERROR(scan.Access(at, access.buffer));
+    for (const Operand& operand : instruction.operands) {
+      if (!buffers[static_cast<size_t>(operand.buffer)].persistent) {
+        RETURN_IF_ERROR(scan.Touch(at, operand.buffer));
       }
     }
   }

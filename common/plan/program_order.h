@@ -4,9 +4,7 @@
 // how long buffers live. "Before" is stream order and event waits, never the order of the list.
 
 #include <array>
-#include <compare>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "common/plan/step_program.h"
@@ -23,9 +21,8 @@ class HappensBefore {
   // of the program, before everything else.
   bool Before(int a, int b) const;
 
-  static constexpr size_t kStreams = 5;
   // Per stream, how many of its instructions have completed when `instruction` has.
-  using Clock = std::array<int, kStreams>;
+  using Clock = std::array<int, kStreamCount>;
   const Clock& ClockOf(int instruction) const { return clocks_[static_cast<size_t>(instruction)]; }
   // Index into clocks.
   size_t StreamOf(int instruction) const {
@@ -39,42 +36,11 @@ class HappensBefore {
   std::vector<Clock> clocks_;
   std::vector<int> stream_;    // per instruction
   std::vector<int> position_;  // per instruction
-  std::array<int, kStreams> count_ = {};
+  std::array<int, kStreamCount> count_ = {};
 };
 
 // Removes waits that stream order and the other waits already imply.
 void DropImpliedWaits(StepProgram& program);
-
-// Buffer ids by role, -1 where there is none.
-class BufferIndex {
- public:
-  explicit BufferIndex(const std::vector<ProgramBuffer>& buffers);
-  // Weights and gradients belong to a group, activations to a unit, kShared to nobody (-1).
-  struct Key {
-    BufferKind kind = BufferKind::kShared;
-    int owner = -1;
-    int call = 0;
-    int slot = 0;
-    auto operator<=>(const Key&) const = default;
-  };
-  int Find(const Key& key) const;
-  // All buffers of a kind and owner: those of every call and slot, by call.
-  std::vector<int> OfOwner(BufferKind kind, int owner) const;
-  // Those of one call: every slot.
-  std::vector<int> OfCall(BufferKind kind, int owner, int call) const;
-  bool Persistent(int buffer) const { return persistent_[static_cast<size_t>(buffer)]; }
-
- private:
-  std::vector<std::pair<Key, int>> by_key_;  // ascending
-  std::vector<bool> persistent_;
-};
-
-struct BufferAccess {
-  int buffer = -1;
-  bool writes = false;
-};
-// Every buffer that an instruction reads or writes; kFree and kEndPhase touch none.
-std::vector<BufferAccess> AccessesOf(const Instruction& instruction, const BufferIndex& index);
 
 // One use of a temporary buffer: from the instruction that brings it to life to its last access.
 struct Lifetime {
@@ -87,11 +53,6 @@ struct Lifetime {
 // instruction: an access to a buffer that is not alive, a second birth, a free of a dead buffer.
 absl::StatusOr<std::vector<Lifetime>> LifetimesOf(const StepProgram& program,
                                                   const std::vector<ProgramBuffer>& buffers);
-
-// The same where the index exists already.
-absl::StatusOr<std::vector<Lifetime>> LifetimesOf(const StepProgram& program,
-                                                  const std::vector<ProgramBuffer>& buffers,
-                                                  const BufferIndex& index);
 
 // Whether every access of `a` happens before `b` begins.
 bool EndsBefore(const HappensBefore& order, const Lifetime& a, const Lifetime& b);

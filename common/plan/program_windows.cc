@@ -26,7 +26,7 @@ std::vector<std::set<int>> NeedsOf(const ProgramFacts& facts, BufferKind kind) {
   };
   if (kind == BufferKind::kGathered) {
     for (size_t use = 0; use < needs.size(); ++use) {
-      for (const int weight : facts.At(facts.use_at[use]).weights) {
+      for (const int weight : BuffersOf(facts.At(facts.use_at[use]), Role::kWeights)) {
         add(use, weight);
       }
     }

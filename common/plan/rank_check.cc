@@ -36,8 +36,7 @@ class Together {
       const std::vector<Instruction>& instructions = programs[rank]->instructions;
       ranks_[rank].done.assign(instructions.size(), false);
       for (size_t i = 0; i < instructions.size(); ++i) {
-        const size_t stream =
-            order == RankOrder::kList ? 0 : static_cast<size_t>(instructions[i].stream) - 1;
+        const size_t stream = order == RankOrder::kList ? 0 : StreamIndex(instructions[i].stream);
         ranks_[rank].queues[stream].push_back(static_cast<int>(i));
       }
     }
@@ -48,14 +47,14 @@ class Together {
     while (moved) {
       moved = false;
       for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-        for (size_t stream = 0; stream < kStreams; ++stream) {
+        for (size_t stream = 0; stream < kStreamCount; ++stream) {
           ASSIGN_OR_RETURN(const bool advanced, Advance(rank, stream));
           moved |= advanced;
         }
       }
     }
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      for (size_t stream = 0; stream < kStreams; ++stream) {
+      for (size_t stream = 0; stream < kStreamCount; ++stream) {
         if (Head(rank, stream) >= 0) {
           return absl::FailedPreconditionError(
               absl::StrCat("K5: rank ", rank, " waits for ever: ", Name(rank, stream)));
@@ -66,10 +65,9 @@ class Together {
   }
 
  private:
-  static constexpr size_t kStreams = HappensBefore::kStreams;
   struct Rank {
-    std::array<std::vector<int>, kStreams> queues;
-    std::array<size_t, kStreams> next = {};
+    std::array<std::vector<int>, kStreamCount> queues;
+    std::array<size_t, kStreamCount> next = {};
     std::vector<bool> done;
   };
 

@@ -15,6 +15,8 @@
 #include "common/plan/plan_proto.h"
 #include "common/plan/program_builder.h"
 #include "common/plan/program_checker.h"
+#include "common/plan/program_operands.h"
+#include "common/plan/program_order.h"
 
 namespace ravel::plan {
 namespace {
@@ -27,23 +29,28 @@ void Copy(const From& from, To& to) {
   to = {from.begin(), from.end()};
 }
 
+// A plan carries those operands that are not all buffers of a group; the others follow from them.
 v1::PlannedInstruction InstructionToProto(const Instruction& at) {
   v1::PlannedInstruction proto;
   proto.set_op(static_cast<int32_t>(at.op));
   proto.set_stream(static_cast<int32_t>(at.stream));
   proto.set_unit(at.unit);
   proto.set_call(at.call);
-  proto.set_gathered(at.gathered);
-  proto.set_staging(at.staging);
-  proto.set_receive(at.receive);
-  proto.set_saved(at.saved);
-  proto.set_workspace(at.workspace);
+  const bool computes = IsCompute(at.op);
+  const bool opens = at.op == OpCode::kAllocStaging;
+  proto.set_gathered(computes ? -1 : BufferOf(at, Role::kWeights));
+  proto.set_staging(BufferOf(at, opens ? Role::kGradient : Role::kSend));
+  proto.set_receive(BufferOf(at, Role::kReceive));
+  proto.set_saved(BufferOf(at, Role::kSaved));
+  proto.set_workspace(BufferOf(at, Role::kScratch));
   proto.set_freed(at.freed);
   proto.set_group(at.group);
-  proto.set_remade(at.remade);
-  proto.set_accumulates(at.accumulates);
-  Copy(at.weights, *proto.mutable_weights());
-  Copy(at.gradients, *proto.mutable_gradients());
+  proto.set_remade(BufferOf(at, Role::kRemade));
+  if (computes) {
+    proto.set_accumulates(Accumulates(at));
+    Copy(BuffersOf(at, Role::kWeights), *proto.mutable_weights());
+    Copy(BuffersOf(at, Role::kGradient), *proto.mutable_gradients());
+  }
   Copy(at.waits, *proto.mutable_waits());
   return proto;
 }
@@ -54,17 +61,8 @@ absl::StatusOr<Instruction> InstructionFromProto(const v1::PlannedInstruction& p
   RETURN_IF_ERROR(ReadEnum("instruction.stream", proto.stream(), StreamId::kOuter, at.stream, 1));
   at.unit = proto.unit();
   at.call = proto.call();
-  at.gathered = proto.gathered();
-  at.staging = proto.staging();
-  at.receive = proto.receive();
-  at.saved = proto.saved();
-  at.workspace = proto.workspace();
   at.freed = proto.freed();
   at.group = proto.group();
-  at.remade = proto.remade();
-  at.accumulates = proto.accumulates();
-  Copy(proto.weights(), at.weights);
-  Copy(proto.gradients(), at.gradients);
   Copy(proto.waits(), at.waits);
   return at;
 }
@@ -359,7 +357,27 @@ void ProgramsToProto(const ShardingPlan& plan, v1::ShardingPlan& proto) {
   }
 }
 
+// Operands follow from the plan; those that it carries must be the same.
+absl::Status OperandsFromProto(const v1::PlannedProgram& proto,
+                               const OperandContext& context,
+                               StepProgram& program) {
+  AddOperands(context, program);
+  for (int i = 0; i < proto.instructions_size(); ++i) {
+    const Instruction& at = program.instructions[static_cast<size_t>(i)];
+    v1::PlannedInstruction carried = proto.instructions(i);
+    carried.DiscardUnknownFields();
+    if (InstructionToProto(at).SerializeAsString() != carried.SerializeAsString()) {
+      return Invalid(
+          absl::StrCat(InstructionName(program, i), ": expected the buffers of its group or unit"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ProgramsFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan) {
+  const BufferIndex index(plan.buffers);
+  const ModelUses trains = UsesOf(plan.inventory, plan.groups, true);
+  const ModelUses evaluates = UsesOf(plan.inventory, plan.groups, false);
   for (const v1::PlannedProgram& from : proto.programs()) {
     StepProgram program;
     RETURN_IF_ERROR(ReadEnum("program.phase", from.phase(), Phase::kEval, program.phase, 1));
@@ -370,6 +388,13 @@ absl::Status ProgramsFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan
       ASSIGN_OR_RETURN(Instruction instruction, InstructionFromProto(at));
       program.instructions.push_back(std::move(instruction));
     }
+    const OperandContext context = {.inventory = plan.inventory,
+                                    .rules = plan.rules,
+                                    .lanes = plan.lanes,
+                                    .index = index,
+                                    .model = program.phase == Phase::kEval ? evaluates : trains,
+                                    .part = program.part};
+    RETURN_IF_ERROR(OperandsFromProto(from, context, program));
     plan.programs.push_back(std::move(program));
   }
   return absl::OkStatus();

@@ -1,6 +1,44 @@
 #include "common/plan/step_program.h"
 
+#include <algorithm>
+
 namespace ravel::plan {
+
+bool IsCompute(OpCode op) {
+  return op == OpCode::kForward || op == OpCode::kBackward || op == OpCode::kRecompute;
+}
+
+int BufferOf(const Instruction& instruction, Role role) {
+  for (const Operand& operand : instruction.operands) {
+    if (operand.role == role) {
+      return operand.buffer;
+    }
+  }
+  return -1;
+}
+
+std::vector<int> BuffersOf(const Instruction& instruction, Role role) {
+  std::vector<int> buffers;
+  for (const Operand& operand : instruction.operands) {
+    if (operand.role == role) {
+      buffers.push_back(operand.buffer);
+    }
+  }
+  return buffers;
+}
+
+bool Touches(const Instruction& instruction, int buffer) {
+  return std::any_of(instruction.operands.begin(),
+                     instruction.operands.end(),
+                     [buffer](const Operand& operand) { return operand.buffer == buffer; });
+}
+
+bool Accumulates(const Instruction& instruction) {
+  return std::any_of(
+      instruction.operands.begin(), instruction.operands.end(), [](const Operand& operand) {
+        return operand.role == Role::kGradient && operand.access == Access::kAdd;
+      });
+}
 
 const char* OpName(OpCode op) {
   switch (op) {

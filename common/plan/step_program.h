@@ -4,6 +4,7 @@
 // program_builder, proved by program_checker, placed by buffer_plan, replayed by
 // worker/shard/unit_executor.
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -14,27 +15,26 @@ namespace ravel::plan {
 
 // On disk (plan proto): do not renumber.
 //
-// `group` of an instruction is that of ShardingPlan::groups, `unit` the unit of the group. Buffers
-// that no field names are found by (kind, group, call): the group's weights, moments, lane counters
-// and sums.
+// `group` of an instruction is that of ShardingPlan::groups, `unit` the unit of the group. What an
+// instruction touches is in its operands; words in capitals here are their roles.
 enum class OpCode : uint8_t {
-  kGather = 1,    // stored weights of `group` of all ranks of the replica -> `gathered`; where
-                  // those lie inside it and it is kCommon, a barrier
-  kForward = 2,   // call `call` of `unit`: reads `weights`, fills `saved` and, as scratch or for
-                  // a backward that follows at once, `remade`
-  kBackward = 3,  // reads `weights`, `saved`, `remade`; writes `gradients`
+  kGather = 1,    // STORED of all ranks of the replica -> WEIGHTS; where those lie inside it and it
+                  // is kCommon, a barrier
+  kForward = 2,   // call `call` of `unit`: reads WEIGHTS, fills SAVED and, as scratch or for a
+                  // backward that follows at once, REMADE
+  kBackward = 3,  // reads WEIGHTS, SAVED, REMADE and may use the latter two up; writes GRADIENT
   kFree = 4,      // ends the life of buffer `freed`; enqueues nothing
-  kAllocStaging = 5,   // begins the life of `staging`; back-pressure of the staging window
-  kReduceScatter = 6,  // `staging` (gradients of one lane of each rank, or the roots of their local
+  kAllocStaging = 5,   // begins the life of GRADIENT; back-pressure of the staging window
+  kReduceScatter = 6,  // SEND (gradients of one lane of each rank, or the roots of their local
                        // counters) of the replica's ranks -> lane blocks of this rank's shard ->
-                       // counter kMainGrad of (group, call)
+                       // SUM, the counter kMainGrad of (group, call)
   kStatsReduce = 7,  // packed statistics of all ranks: row sums, non-finite count, losses, control
                      // word
   kDecideStep = 8,   // apply or skip, clip coefficient
-  kOptimizerStep = 9,  // fused update of what this rank stores of `group`
-  kEndPhase = 10,      // everything at rest
-  kRecompute = 11,     // forward of (unit, call) again: reads `weights` and `saved`, fills `remade`
-  kAccumulateGrad = 12,  // `staging` of this rank's lane -> counter kLocalGrad of (group, call)
+  kOptimizerStep = 9,    // fused update of what this rank stores of `group`
+  kEndPhase = 10,        // everything at rest
+  kRecompute = 11,       // forward of (unit, call) again: reads WEIGHTS and SAVED, fills REMADE
+  kAccumulateGrad = 12,  // SEND of this rank's lane -> SUM, the counter kLocalGrad of (group, call)
   kOuterReduce = 13,     // root of kMainGrad of (group, call) over the replicas -> kOuterGrad, this
                          // replica's part; where replicas keep equal gradients then back to all
   kOuterGather = 14,     // optimizer's sub-pieces of all replicas (of another type: what the update
@@ -45,6 +45,11 @@ enum class OpCode : uint8_t {
 };
 
 enum class StreamId : uint8_t { kCompute = 1, kGather = 2, kReduce = 3, kHost = 4, kOuter = 5 };
+inline constexpr size_t kStreamCount = 5;
+// Index into arrays of kStreamCount entries.
+constexpr size_t StreamIndex(StreamId stream) {
+  return static_cast<size_t>(stream) - 1;
+}
 
 enum class BufferKind : uint8_t {
   kMainWeight = 1,  // this rank's shard, fp32 or remainders; inside `gathered` when gathers are in
@@ -90,25 +95,50 @@ struct ProgramBuffer {
   bool operator==(const ProgramBuffer&) const = default;
 };
 
+// What an instruction does with a buffer. kWrite: what the buffer held before does not matter.
+// kAdd: reads and writes.
+enum class Access : uint8_t { kRead = 1, kWrite = 2, kAdd = 3 };
+
+// What a buffer is to an instruction.
+enum class Role : uint8_t {
+  kWeights = 1,   // gathered weights of a group. Of a unit: of the groups that it reads, its own
+                  // first; a tensor whose group is not among them is not read
+  kStored = 2,    // what this rank stores of a group's weights: main weight, model weight
+  kState = 3,     // moments
+  kGradient = 4,  // gradient of one lane, or the whole final one. Of a backward: staging of the
+                  // trainable groups that the unit writes, its own first
+  kSend = 5,      // what leaves for other ranks or for a counter
+  kReceive = 6,   // pieces of other ranks
+  kSum = 7,       // counters and sums of gradients
+  kSaved = 8,     // activations between forward and backward
+  kRemade = 9,
+  kScratch = 10,
+  kShared = 11,  // what units hand to each other
+};
+
+// Which ranks touch it. kLane: those that compute a lane in this turn. kUsed: of them those whose
+// micro-batch uses the optional unit.
+enum class When : uint8_t { kAlways = 1, kLane = 2, kUsed = 3 };
+
+struct Operand {
+  int buffer = -1;
+  Access access = Access::kRead;
+  Role role = Role::kShared;
+  When when = When::kAlways;
+
+  bool writes() const { return access != Access::kRead; }
+  bool operator==(const Operand&) const = default;
+};
+
 struct Instruction {
   OpCode op = OpCode::kEndPhase;
   StreamId stream = StreamId::kCompute;
   int unit = -1;
   int call = 0;
-  int gathered = -1;  // buffer ids, -1 = none
-  int staging = -1;
-  int receive = -1;
-  int saved = -1;
-  int workspace = -1;
-  int freed = -1;
-  int group = -1;            // of the instructions on weights and gradients
-  int remade = -1;           // kForward, kRecompute, kBackward
-  bool accumulates = false;  // kBackward: `gradients` already hold earlier micro-batches or calls
-  // kForward, kRecompute, kBackward: gathered buffers of the groups that the unit reads, its own
-  // first. A tensor whose group is not among them is not read.
-  std::vector<int> weights = {};
-  // kBackward: staging of the trainable groups that the unit writes, its own first.
-  std::vector<int> gradients = {};
+  int group = -1;  // of the instructions on weights and gradients
+  int freed = -1;  // kFree: buffer id
+  // Every buffer that it reads or writes, each once (program_operands.h).
+  std::vector<Operand> operands = {};
   // Instructions of the same program whose completion this one waits for, beyond the order of its
   // own stream.
   std::vector<int> waits = {};
@@ -182,6 +212,16 @@ struct ProgramOptions {
 inline constexpr int64_t kMostCommunicationBlocks = 64;
 
 inline constexpr int64_t kGradientElementBytes = 4;
+
+// kForward, kRecompute, kBackward: a call of a unit.
+bool IsCompute(OpCode op);
+// The first buffer of a role, or -1.
+int BufferOf(const Instruction& instruction, Role role);
+// All of a role, in order.
+std::vector<int> BuffersOf(const Instruction& instruction, Role role);
+bool Touches(const Instruction& instruction, int buffer);
+// kBackward: gradients already hold earlier micro-batches or calls.
+bool Accumulates(const Instruction& instruction);
 
 const char* OpName(OpCode op);
 const char* PhaseName(Phase phase);

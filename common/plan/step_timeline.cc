@@ -14,7 +14,6 @@ namespace {
 
 constexpr double kLaunchSeconds = 20e-6;   // of a collective
 constexpr double kComputeSeconds = 10e-6;  // of a unit's kernels, beyond their arithmetic
-constexpr size_t kStreams = 6;
 
 class Durations {
  public:
@@ -111,11 +110,11 @@ std::vector<TimedInstruction> SimulateProgram(const ShardingPlan& plan,
   const Durations durations(plan, device, contributors);
   std::vector<TimedInstruction> timed;
   timed.reserve(program.instructions.size());
-  std::array<int64_t, kStreams> free_at = {};
+  std::array<int64_t, kStreamCount> free_at = {};
   for (size_t i = 0; i < program.instructions.size(); ++i) {
     const Instruction& at = program.instructions[i];
     const bool on_stream = at.op != OpCode::kFree;
-    int64_t& stream = free_at.at(static_cast<size_t>(at.stream));
+    int64_t& stream = free_at.at(StreamIndex(at.stream));
     int64_t begin = on_stream ? stream : 0;
     for (const int wait : at.waits) {
       begin = std::max(begin, timed[static_cast<size_t>(wait)].end_ns);

@@ -39,7 +39,7 @@ WireBytes WireOf(const ShardingPlan& plan, const Instruction& at, int64_t contri
   const int64_t weights = shard * plan.options.weight_element_bytes;
   const int64_t gradients = shard * kGradientElementBytes;
   if (at.op == OpCode::kGather) {
-    const ProgramBuffer& gathered = plan.buffers[static_cast<size_t>(at.gathered)];
+    const ProgramBuffer& gathered = plan.buffers[static_cast<size_t>(BufferOf(at, Role::kWeights))];
     wire.gathers = gathered.memory == MemoryKind::kCommon ? 0 : others * weights;
   } else if (at.op == OpCode::kReduceScatter) {
     wire.reduces = (contributors - 1) * (RoundsGradients(plan) ? gradients / 2 : gradients);

@@ -127,7 +127,11 @@ void FakeWorld::Connect(FakeNode& node) {
                               {},
                               HasOf(trainer)});
   }
+  for (const auto& [job, epoch, rank] : node.launching) {
+    hello.trainers.push_back({job, epoch, 1, rank, 0, "launching", {}, {}});
+  }
   node.stream = ++last_stream_;
+  node.heard_command = 0;
   node.alive = true;
   hello.term = node.term;
   controller_->OnHello(node.stream, hello);
@@ -154,6 +158,7 @@ void FakeWorld::Disconnect(FakeNode& node) {
 void FakeWorld::Kill(FakeNode& node) {
   node.alive = false;
   node.trainers.clear();
+  node.launching.clear();
   node.unheard.clear();
   Disconnect(node);
   Settle();
@@ -161,6 +166,7 @@ void FakeWorld::Kill(FakeNode& node) {
 
 void FakeWorld::Restart(FakeNode& node) {
   node.trainers.clear();
+  node.launching.clear();
   node.unheard.clear();
   node.incarnation = absl::StrCat("incarnation-", ++incarnations_);
   Disconnect(node);
@@ -204,6 +210,10 @@ void FakeWorld::Advance(int64_t ms) {
         continue;
       }
       BeatMessage beat;
+      beat.heard_command = node.heard_command;
+      for (const auto& [job, epoch, rank] : node.launching) {
+        beat.trainers.push_back({job, rank, epoch, 0, "", 0, {}, "launching", {}});
+      }
       for (const auto& [key, trainer] : node.trainers) {
         beat.trainers.push_back({trainer.job_uid,
                                  trainer.rank,
@@ -282,13 +292,18 @@ void FakeWorld::Exit(FakeNode& node,
 
 void FakeWorld::Handle(FakeNode& node, const DownMessage& message) {
   node.term = std::max(node.term, message.term);
+  node.heard_command = std::max(node.heard_command, message.command_id);
   if (const auto* welcome = std::get_if<Welcome>(&message.kind)) {
     for (const HeldTrainer& held : welcome->stop) {
       HandleStop(node, held.job_uid, held.epoch);
     }
   } else if (std::holds_alternative<Launch>(message.kind) && !node.refuses_with.empty()) {
     SendUp(node, CommandResult{message.command_id, false, "data: not found", node.refuses_with});
-  } else if (const auto* launch = std::get_if<Launch>(&message.kind)) {
+  } else if (const auto* launch = std::get_if<Launch>(&message.kind); launch && node.plans_wait) {
+    for (const StartTrainer& start : launch->trainers) {
+      node.launching.insert({launch->job_uid, launch->epoch, start.rank});
+    }
+  } else if (launch != nullptr) {
     HandleLaunch(node, *launch);
     SendUp(node, CommandResult{message.command_id, true, ""});
   } else if (const auto* command = std::get_if<TrainerCommand>(&message.kind)) {

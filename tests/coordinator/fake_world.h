@@ -26,7 +26,7 @@ class ManualExecutor : public Executor {
  public:
   void Post(std::function<void()> work) override { queue_.push_back(std::move(work)); }
   bool RunOne() {
-    if (queue_.empty()) {
+    if (queue_.empty() || held) {
       return false;
     }
     std::function<void()> work = std::move(queue_.front());
@@ -34,7 +34,15 @@ class ManualExecutor : public Executor {
     work();
     return true;
   }
+  // As if other threads were slower.
+  void RunNewest() {
+    std::function<void()> work = std::move(queue_.back());
+    queue_.pop_back();
+    work();
+  }
   void Clear() { queue_.clear(); }
+
+  bool held = false;  // what is posted waits
 
  private:
   std::deque<std::function<void()>> queue_;
@@ -95,7 +103,10 @@ struct FakeNode {
   std::string work_lock;
   bool draining = false;   // its daemon is stopping
   int32_t exits_with = 0;  // its trainers end with this code before they are ready; 0: they do not
-  std::string refuses_with;    // its answer to a launch (CommandResult.reason); empty: it launches
+  std::string refuses_with;  // its answer to a launch (CommandResult.reason); empty: it launches
+  bool plans_wait = false;   // launches wait for their plan, until GiveUpLaunches
+  std::set<std::tuple<std::string, int64_t, int64_t>> launching;  // these: job, epoch, rank
+  int64_t heard_command = 0;                                      // on this stream
   bool stops_trainers = true;  // false: StopTrainers is not obeyed in time
   std::deque<DownMessage> inbox;
   std::map<std::tuple<std::string, int64_t, int64_t>, FakeTrainer> trainers;
@@ -122,6 +133,8 @@ class FakeWorld : public FleetLink {
   void Kill(FakeNode& node);     // host gone, stream reset
   void Restart(FakeNode& node);  // a new incarnation, connected
   FakeNode& node(const std::string& id) { return nodes_.at(id); }
+  // The plan did not come: what waited for it is forgotten without a word.
+  void GiveUpLaunches(FakeNode& node) { node.launching.clear(); }
   // SIGKILL of the trainer of a rank; its daemon reports it.
   void KillTrainer(int64_t rank,
                    int32_t exit_code = -1,
@@ -150,6 +163,7 @@ class FakeWorld : public FleetLink {
   void Close(StreamId stream) override;
 
   JobController& controller() { return *controller_; }
+  ManualExecutor& pool() { return pool_; }
   FakePlanner planner;
   FakeKeeper keeper;
   testing::FakeClock clock;

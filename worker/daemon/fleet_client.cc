@@ -72,6 +72,7 @@ void FleetClient::Connect() {
     });
   };
   welcomed_ = false;
+  heard_command_ = 0;
   heard_ = steady_clock::now();
   stream_ = channel_->Open({.received =
                                 [this, to_own_thread](v1::Down down) {
@@ -114,6 +115,7 @@ void FleetClient::OnReceived(v1::Down down) {
     case v1::Down::kLaunch:
     case v1::Down::kTrainer:
     case v1::Down::kStop:
+      heard_command_ = std::max(heard_command_, down.command_id());
       if (!AnswerAgain(down.command_id())) {
         callbacks_.command(down);
       }
@@ -210,6 +212,7 @@ void FleetClient::SendBeat() {
   v1::Up up;
   v1::Beat& beat = *up.mutable_beat();
   beat.set_seq(++beats_sent_);
+  beat.set_heard_command(heard_command_);
   beat.set_send_time_ms(SystemClock::Get().WallMs());
   for (v1::TrainerBeat& trainer : callbacks_.beat()) {
     *beat.add_trainers() = std::move(trainer);

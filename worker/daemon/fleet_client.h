@@ -100,6 +100,7 @@ class FleetClient {
   std::chrono::milliseconds beat_interval_{1000};
   std::chrono::steady_clock::time_point heard_;
   int64_t beats_sent_ = 0;
+  int64_t heard_command_ = 0;  // the newest of this stream
   std::deque<Unacknowledged> unacknowledged_;
   size_t unacknowledged_bytes_ = 0;
   int64_t dropped_reports_ = 0;

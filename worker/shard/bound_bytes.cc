@@ -84,9 +84,10 @@ std::vector<int64_t> BoundBytes(const BoundBytesArgs& args) {
   const int shared = args.buffers.Find({.kind = BufferKind::kShared});
   for (const BoundProgram& program : args.programs) {
     for (const BoundInstruction& bound : program.instructions) {
-      extents.AddViews(bound.instruction.saved, bound.memory.saved);
-      extents.AddViews(bound.instruction.remade, bound.memory.remade);
-      extents.AddViews(bound.instruction.workspace, bound.memory.workspace);
+      extents.AddViews(plan::BufferOf(bound.instruction, plan::Role::kSaved), bound.memory.saved);
+      extents.AddViews(plan::BufferOf(bound.instruction, plan::Role::kRemade), bound.memory.remade);
+      extents.AddViews(plan::BufferOf(bound.instruction, plan::Role::kScratch),
+                       bound.memory.workspace);
       extents.AddViews(shared, bound.memory.shared);
     }
   }

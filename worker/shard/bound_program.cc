@@ -1,6 +1,5 @@
 #include "worker/shard/bound_program.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "common/check.h"
@@ -10,22 +9,7 @@ namespace {
 
 using plan::Instruction;
 using plan::OpCode;
-
-bool Computes(OpCode op) {
-  return op == OpCode::kForward || op == OpCode::kRecompute || op == OpCode::kBackward;
-}
-
-// Whether an instruction reads or writes a buffer that is named in it.
-bool Names(const Instruction& instruction, int buffer) {
-  const auto holds = [buffer](const std::vector<int>& list) {
-    return std::find(list.begin(), list.end(), buffer) != list.end();
-  };
-  return instruction.op != OpCode::kFree &&
-         (instruction.gathered == buffer || instruction.staging == buffer ||
-          instruction.receive == buffer || instruction.saved == buffer ||
-          instruction.workspace == buffer || instruction.remade == buffer ||
-          holds(instruction.weights) || holds(instruction.gradients));
-}
+using plan::Role;
 
 class Binder {
  public:
@@ -47,29 +31,32 @@ class Binder {
   BoundInstruction Bind(const Instruction& instruction) const {
     BoundInstruction bound;
     bound.instruction = instruction;
-    if (!Computes(instruction.op)) {
+    if (!plan::IsCompute(instruction.op)) {
       return bound;
     }
+    const std::vector<int> weights = plan::BuffersOf(instruction, Role::kWeights);
+    const std::vector<int> gradients = plan::BuffersOf(instruction, Role::kGradient);
     const plan::UnitSpec& unit = plan_.inventory.units[static_cast<size_t>(instruction.unit)];
     for (const int tensor : unit.tensors) {
-      bound.memory.weights.push_back(View(tensor, instruction.weights, weight_type_));
+      bound.memory.weights.push_back(View(tensor, weights, weight_type_));
       CHECK_MSG(bound.memory.weights.back().present(), "a unit's own weights are not gathered");
     }
     for (const int tensor : unit.borrowed) {
-      bound.memory.weights.push_back(View(tensor, instruction.weights, weight_type_));
+      bound.memory.weights.push_back(View(tensor, weights, weight_type_));
     }
     if (instruction.op == OpCode::kBackward) {
       for (const std::vector<int>* tensors : {&unit.tensors, &unit.borrowed}) {
         for (const int tensor : *tensors) {
-          bound.gradients.push_back(View(tensor, instruction.gradients, DType::kF32));
+          bound.gradients.push_back(View(tensor, gradients, DType::kF32));
           const bool trainable = plan_.inventory.tensors[static_cast<size_t>(tensor)].trainable;
           CHECK_EQ(bound.gradients.back().present(), trainable);
         }
       }
     }
-    bound.memory.saved = Activations(unit.saved, instruction.saved);
-    bound.memory.remade = Activations(unit.remade, instruction.remade);
-    bound.memory.workspace = Activations(unit.workspace, instruction.workspace);
+    bound.memory.saved = Activations(unit.saved, plan::BufferOf(instruction, Role::kSaved));
+    bound.memory.remade = Activations(unit.remade, plan::BufferOf(instruction, Role::kRemade));
+    bound.memory.workspace =
+        Activations(unit.workspace, plan::BufferOf(instruction, Role::kScratch));
     bound.memory.shared = shared_;
     return bound;
   }
@@ -102,7 +89,7 @@ class Binder {
   std::vector<int> group_of_;  // by tensor
 };
 
-// A free happens when the last instruction before it that names the buffer is done.
+// A free happens when the last instruction before it that touches the buffer is done.
 void AttachFrees(BoundProgram& program) {
   std::vector<BoundInstruction>& list = program.instructions;
   for (size_t i = 0; i < list.size(); ++i) {
@@ -110,7 +97,7 @@ void AttachFrees(BoundProgram& program) {
       continue;
     }
     size_t last = i;
-    while (last > 0 && !Names(list[last - 1].instruction, list[i].instruction.freed)) {
+    while (last > 0 && !plan::Touches(list[last - 1].instruction, list[i].instruction.freed)) {
       --last;
     }
     if (last == 0) {

@@ -17,10 +17,6 @@ namespace {
 constexpr std::chrono::microseconds kEager{200};
 constexpr std::chrono::microseconds kPause{50};
 
-size_t PlaceOf(plan::StreamId stream) {
-  return static_cast<size_t>(stream) - 1;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DeviceStreams>> DeviceStreams::Create(
@@ -44,7 +40,7 @@ absl::StatusOr<std::unique_ptr<DeviceStreams>> DeviceStreams::Create(
 }
 
 absl::Status DeviceStreams::Add(plan::StreamId stream) {
-  Member& member = members_[PlaceOf(stream)];
+  Member& member = members_[plan::StreamIndex(stream)];
   if (member.stream != nullptr) {
     return absl::OkStatus();
   }
@@ -70,7 +66,7 @@ DeviceStreams::~DeviceStreams() {
 }
 
 kernels::CudaStream& DeviceStreams::of(plan::StreamId stream) {
-  Member& member = members_[PlaceOf(stream)];
+  Member& member = members_[plan::StreamIndex(stream)];
   CHECK_MSG(member.stream != nullptr, "a stream that the plan does not name");
   return *member.stream;
 }

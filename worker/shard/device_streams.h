@@ -52,7 +52,6 @@ class DeviceStreams {
   int64_t host_waits() const { return host_waits_; }
 
  private:
-  static constexpr size_t kStreams = 5;
   struct Member {
     kernels::CudaMemory scratch;  // outlives the stream
     std::unique_ptr<kernels::CudaStream> stream;
@@ -64,7 +63,7 @@ class DeviceStreams {
 
   kernels::CudaGpu& gpu_;
   const std::function<absl::Status()> failure_;
-  std::array<Member, kStreams> members_;
+  std::array<Member, plan::kStreamCount> members_;
   kernels::CudaEvent finished_;
   int64_t host_waits_ = 0;
 };

@@ -183,7 +183,7 @@ void FiniteCheck::CheckGroup(const Instruction& instruction, const ReplayTurn& t
     case OpCode::kGather:
       CheckPieces("weight",
                   pieces(0, group.layout().layout.total_elements()),
-                  args_.buffers.bytes(instruction.gathered),
+                  args_.buffers.bytes(plan::BufferOf(instruction, plan::Role::kWeights)),
                   WeightType(plan));
       break;
     case OpCode::kReduceScatter: {

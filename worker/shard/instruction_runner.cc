@@ -9,9 +9,13 @@
 namespace ravel::shard {
 namespace {
 
+using plan::Access;
 using plan::BufferKind;
 using plan::Instruction;
 using plan::OpCode;
+using plan::Operand;
+using plan::Role;
+using plan::When;
 
 constexpr int64_t kBf16Bytes = 2;
 
@@ -50,6 +54,10 @@ bool InstructionRunner::HasLane(const ReplayTurn& turn) const {
   return args_.plan.lanes.LaneOf(turn.slot.turn, args_.communicators.world->rank()) >= 0;
 }
 
+float* InstructionRunner::FloatsOf(const Instruction& instruction, Role role) const {
+  return args_.buffers.floats(plan::BufferOf(instruction, role));
+}
+
 kernels::Stream& InstructionRunner::StreamOf(const Instruction& instruction) const {
   return args_.device == nullptr ? args_.stream : args_.device->of(instruction.stream);
 }
@@ -77,7 +85,7 @@ absl::Status InstructionRunner::Run(const BoundInstruction& bound, const ReplayT
     case OpCode::kBackward:
       return Compute(bound, turn);
     case OpCode::kAllocStaging:
-      return state_.AllocStaging(instruction.staging);
+      return state_.AllocStaging(plan::BufferOf(instruction, Role::kGradient));
     case OpCode::kAccumulateGrad:
       return AccumulateGrad(instruction, turn);
     case OpCode::kReduceScatter:
@@ -114,7 +122,7 @@ absl::Status InstructionRunner::Gather(const Instruction& instruction, const Rep
   RETURN_IF_ERROR(
       args_.communicators.gather->AllGather({.tag = TagOf(instruction, turn),
                                              .shard = Floats(group.model_weight()),
-                                             .gathered = args_.buffers.floats(instruction.gathered),
+                                             .gathered = FloatsOf(instruction, Role::kWeights),
                                              .shard_elements = group.slice_elements(),
                                              .element_bytes = weight_bytes(),
                                              .stream = &StreamOf(instruction)}));
@@ -175,7 +183,7 @@ void InstructionRunner::IssueCompute(const BoundInstruction& bound, plan::Phase 
     }
   } else if (instruction.op == OpCode::kRecompute) {
     module.Remake(stream, bound.memory);
-  } else if (instruction.accumulates) {
+  } else if (plan::Accumulates(instruction)) {
     module.Backward(stream, bound.memory, Typed<model::AccumulatingGradient>(bound.gradients));
   } else {
     module.Backward(stream, bound.memory, Typed<model::FreshGradient>(bound.gradients));
@@ -188,13 +196,17 @@ absl::Status InstructionRunner::PassUnused(const Instruction& instruction) {
     return absl::OkStatus();
   }
   Instruction gradients = {.op = OpCode::kBackward, .unit = instruction.unit};
-  gradients.gradients = instruction.gradients;
-  gradients.accumulates = instruction.accumulates;
+  for (const Operand& operand : instruction.operands) {
+    if (operand.when != When::kUsed) {
+      gradients.operands.push_back(operand);
+    }
+  }
   RETURN_IF_ERROR(state_.BeginCompute(gradients));
-  for (const int staging : instruction.gradients) {
-    if (!instruction.accumulates) {
-      const auto id = static_cast<size_t>(staging);
-      ZeroBytes(StreamOf(instruction), args_.buffers.bytes(staging), args_.plan.buffers[id].bytes);
+  for (const Operand& operand : gradients.operands) {
+    if (operand.access == Access::kWrite) {
+      const auto id = static_cast<size_t>(operand.buffer);
+      ZeroBytes(
+          StreamOf(instruction), args_.buffers.bytes(operand.buffer), args_.plan.buffers[id].bytes);
     }
   }
   state_.EndCompute(gradients);
@@ -204,7 +216,7 @@ absl::Status InstructionRunner::PassUnused(const Instruction& instruction) {
 absl::Status InstructionRunner::AccumulateGrad(const Instruction& instruction,
                                                const ReplayTurn& turn) {
   RETURN_IF_ERROR(state_.BeginReduce(instruction));
-  const std::array<const float*, 1> lane = {args_.buffers.floats(instruction.staging)};
+  const std::array<const float*, 1> lane = {FloatsOf(instruction, Role::kSend)};
   Group(instruction).local(instruction.call)->AddTurn(StreamOf(instruction), turn.slot.turn, lane);
   state_.EndReduce(instruction);
   return absl::OkStatus();
@@ -215,7 +227,7 @@ absl::Status InstructionRunner::ReduceScatter(const Instruction& instruction,
   RETURN_IF_ERROR(state_.BeginReduce(instruction));
   ParameterGroup& group = Group(instruction);
   LaneCounter& counter = group.inner(instruction.call);
-  const auto source = static_cast<size_t>(instruction.staging);
+  const auto source = static_cast<size_t>(plan::BufferOf(instruction, Role::kSend));
   const bool sums = args_.plan.buffers[source].kind == BufferKind::kLocalGrad;
   const int64_t at = sums ? 0 : turn.slot.turn;
   comm::Communicator& communicator = *args_.communicators.reduce;
@@ -224,7 +236,7 @@ absl::Status InstructionRunner::ReduceScatter(const Instruction& instruction,
                    communicator.ExchangePieces(
                        {.tag = tag,
                         .staging = PackedStaging(instruction, turn, sums),
-                        .receive = args_.buffers.floats(instruction.receive),
+                        .receive = FloatsOf(instruction, Role::kReceive),
                         .shard_elements = group.slice_elements(),
                         .contributors = static_cast<int>(counter.contributors(at)),
                         .element_bytes = args_.bf16_wire ? kBf16Bytes : comm::kElementBytes,
@@ -238,7 +250,7 @@ absl::Status InstructionRunner::ReduceScatter(const Instruction& instruction,
 float* InstructionRunner::PackedStaging(const Instruction& instruction,
                                         const ReplayTurn& turn,
                                         bool sums) {
-  float* staging = HasLane(turn) ? args_.buffers.floats(instruction.staging) : nullptr;
+  float* staging = HasLane(turn) ? FloatsOf(instruction, Role::kSend) : nullptr;
   if (!args_.bf16_wire || staging == nullptr) {
     return staging;
   }
@@ -275,8 +287,7 @@ void InstructionRunner::AddPieces(const Instruction& instruction,
   const int64_t slice = group.slice_elements();
   std::vector<const float*> pieces;
   for (const float* piece : views.pieces) {
-    float* wide =
-        args_.buffers.floats(instruction.staging) + static_cast<int64_t>(pieces.size()) * slice;
+    float* wide = FloatsOf(instruction, Role::kSend) + static_cast<int64_t>(pieces.size()) * slice;
     auto* rounded = const_cast<uint16_t*>(reinterpret_cast<const uint16_t*>(piece));
     kernels::Cast(stream, {.from = Bf16View(rounded, slice), .to = VectorView(wide, slice)});
     pieces.push_back(wide);
@@ -294,14 +305,13 @@ absl::Status InstructionRunner::OuterReduce(const Instruction& instruction,
   const comm::CollectiveTag tag = TagOf(instruction, turn);
   float* replica_sum = group.inner(instruction.call).sum();
   LaneCounter& counter = *group.outer(instruction.call);
-  ASSIGN_OR_RETURN(
-      const comm::PieceViews views,
-      communicator.ExchangePieces({.tag = tag,
-                                   .staging = replica_sum,
-                                   .receive = args_.buffers.floats(instruction.receive),
-                                   .shard_elements = part,
-                                   .contributors = static_cast<int>(replicas),
-                                   .stream = &StreamOf(instruction)}));
+  ASSIGN_OR_RETURN(const comm::PieceViews views,
+                   communicator.ExchangePieces({.tag = tag,
+                                                .staging = replica_sum,
+                                                .receive = FloatsOf(instruction, Role::kReceive),
+                                                .shard_elements = part,
+                                                .contributors = static_cast<int>(replicas),
+                                                .stream = &StreamOf(instruction)}));
   counter.AddTurn(StreamOf(instruction), 0, views.pieces);
   RETURN_IF_ERROR(communicator.ReleasePieces(tag));
   if (!group.rules().outer_gradient_sharded) {

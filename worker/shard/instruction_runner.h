@@ -101,6 +101,8 @@ class InstructionRunner {
     return args_.groups[static_cast<size_t>(instruction.group)];
   }
   int64_t weight_bytes() const { return args_.plan.options.weight_element_bytes; }
+  // The buffer that an instruction has in a role; nullptr where it has none.
+  float* FloatsOf(const Instruction& instruction, plan::Role role) const;
   kernels::Stream& StreamOf(const Instruction& instruction) const;
   comm::CollectiveTag TagOf(const Instruction& instruction, const ReplayTurn& turn) const;
   absl::Status Gather(const Instruction& instruction, const ReplayTurn& turn);

@@ -13,6 +13,7 @@ using plan::BufferKind;
 using plan::Instruction;
 using plan::OpCode;
 using plan::ProgramBuffer;
+using plan::Role;
 
 bool Overlap(const plan::ShardingPlan& plan, size_t a, size_t b) {
   const ProgramBuffer& first = plan.buffers[a];
@@ -61,10 +62,13 @@ ReplayState::ReplayState(const plan::ShardingPlan& plan)
   most_staged_ = plan.options.staging_window_bytes;
   for (const plan::StepProgram& program : plan.programs) {
     for (const Instruction& instruction : program.instructions) {
-      most_gathered_ = std::max(most_gathered_, TemporaryBytes(plan, instruction.weights));
-      most_staged_ = std::max(most_staged_, TemporaryBytes(plan, instruction.gradients));
-      if (instruction.op == OpCode::kBackward && instruction.saved >= 0) {
-        has_backward_[static_cast<size_t>(instruction.saved)] = true;
+      most_gathered_ = std::max(most_gathered_,
+                                TemporaryBytes(plan, plan::BuffersOf(instruction, Role::kWeights)));
+      most_staged_ = std::max(most_staged_,
+                              TemporaryBytes(plan, plan::BuffersOf(instruction, Role::kGradient)));
+      const int saved = plan::BufferOf(instruction, Role::kSaved);
+      if (instruction.op == OpCode::kBackward && saved >= 0) {
+        has_backward_[static_cast<size_t>(saved)] = true;
       }
     }
   }
@@ -141,15 +145,16 @@ absl::Status ReplayState::BeginGather(const Instruction& gather) {
   if (Rules(gather.group).outer_gradient_sharded && group.model_generation != group.generation) {
     return GroupFault("weights of an older generation are gathered", gather.group);
   }
-  return Claim(gather.gathered);
+  return Claim(plan::BufferOf(gather, Role::kWeights));
 }
 
 void ReplayState::EndGather(const Instruction& gather) {
   MutexLock lock(mutex_);
-  Of(gather.gathered) = {.content = Content::kFull,
-                         .freed = plan_.buffers[static_cast<size_t>(gather.gathered)].persistent,
-                         .group = gather.group,
-                         .generation = OfGroup(gather.group).generation};
+  const int gathered = plan::BufferOf(gather, Role::kWeights);
+  Of(gathered) = {.content = Content::kFull,
+                  .freed = plan_.buffers[static_cast<size_t>(gathered)].persistent,
+                  .group = gather.group,
+                  .generation = OfGroup(gather.group).generation};
 }
 
 void ReplayState::EndOuterGather(int group) {
@@ -177,34 +182,36 @@ absl::Status ReplayState::CheckWeights(int buffer) {
 
 absl::Status ReplayState::BeginActivations(const Instruction& compute) {
   const bool forward = compute.op == OpCode::kForward;
-  if (compute.saved >= 0) {
-    BufferState& saved = Of(compute.saved);
+  if (const int saved = plan::BufferOf(compute, Role::kSaved); saved >= 0) {
+    const BufferState& state = Of(saved);
     if (forward) {
-      RETURN_IF_ERROR(Claim(compute.saved));
-    } else if (saved.content != Content::kFull || saved.call != compute.call ||
-               saved.pass != pass_number_) {
-      return Fault("activations that no forward of this pass has saved", compute.saved);
+      RETURN_IF_ERROR(Claim(saved));
+    } else if (state.content != Content::kFull || state.call != compute.call ||
+               state.pass != pass_number_) {
+      return Fault("activations that no forward of this pass has saved", saved);
     }
   }
-  if (compute.remade >= 0) {
-    BufferState& remade = Of(compute.remade);
+  if (const int remade = plan::BufferOf(compute, Role::kRemade); remade >= 0) {
+    const BufferState& state = Of(remade);
     if (compute.op != OpCode::kBackward) {
-      RETURN_IF_ERROR(Claim(compute.remade));
-    } else if (remade.content != Content::kFull || remade.call != compute.call ||
-               remade.pass != pass_number_) {
-      return Fault("activations that were not made again", compute.remade);
+      RETURN_IF_ERROR(Claim(remade));
+    } else if (state.content != Content::kFull || state.call != compute.call ||
+               state.pass != pass_number_) {
+      return Fault("activations that were not made again", remade);
     }
   }
-  return compute.workspace >= 0 ? Claim(compute.workspace) : absl::OkStatus();
+  const int scratch = plan::BufferOf(compute, Role::kScratch);
+  return scratch >= 0 ? Claim(scratch) : absl::OkStatus();
 }
 
 absl::Status ReplayState::BeginGradients(const Instruction& compute) {
-  for (const int staging : compute.gradients) {
+  const bool accumulates = plan::Accumulates(compute);
+  for (const int staging : plan::BuffersOf(compute, Role::kGradient)) {
     BufferState& state = Of(staging);
-    const Content expected = compute.accumulates ? Content::kFull : Content::kFilling;
+    const Content expected = accumulates ? Content::kFull : Content::kFilling;
     if (state.content != expected || state.uses > 0) {
-      return Fault(compute.accumulates ? "gradients are added to memory without any"
-                                       : "a second first write into staging memory",
+      return Fault(accumulates ? "gradients are added to memory without any"
+                               : "a second first write into staging memory",
                    staging);
     }
     state.uses = 1;
@@ -214,14 +221,15 @@ absl::Status ReplayState::BeginGradients(const Instruction& compute) {
 
 absl::Status ReplayState::BeginCompute(const Instruction& compute) {
   MutexLock lock(mutex_);
-  for (const int buffer : compute.weights) {
+  const std::vector<int> weights = plan::BuffersOf(compute, Role::kWeights);
+  for (const int buffer : weights) {
     RETURN_IF_ERROR(CheckWeights(buffer));
   }
   RETURN_IF_ERROR(BeginActivations(compute));
   if (compute.op == OpCode::kBackward) {
     RETURN_IF_ERROR(BeginGradients(compute));
   }
-  for (const int buffer : compute.weights) {
+  for (const int buffer : weights) {
     ++Of(buffer).uses;
   }
   return absl::OkStatus();
@@ -229,28 +237,29 @@ absl::Status ReplayState::BeginCompute(const Instruction& compute) {
 
 void ReplayState::EndCompute(const Instruction& compute) {
   MutexLock lock(mutex_);
-  for (const int buffer : compute.weights) {
+  for (const int buffer : plan::BuffersOf(compute, Role::kWeights)) {
     --Of(buffer).uses;
   }
   const bool backward = compute.op == OpCode::kBackward;
   const BufferState made = {
       .content = Content::kFull, .freed = false, .call = compute.call, .pass = pass_number_};
-  if (compute.saved >= 0 && compute.op == OpCode::kForward) {
-    Of(compute.saved) = made;
+  const int saved = plan::BufferOf(compute, Role::kSaved);
+  if (saved >= 0 && compute.op == OpCode::kForward) {
+    Of(saved) = made;
     // Nobody waits for what no backward reads.
-    Of(compute.saved).freed =
-        pass_.phase == plan::Phase::kEval || !has_backward_[static_cast<size_t>(compute.saved)];
-  } else if (compute.saved >= 0 && backward) {
-    Of(compute.saved) = {};
+    Of(saved).freed =
+        pass_.phase == plan::Phase::kEval || !has_backward_[static_cast<size_t>(saved)];
+  } else if (saved >= 0 && backward) {
+    Of(saved) = {};
   }
-  if (compute.remade >= 0) {
-    Of(compute.remade) = made;
-    Of(compute.remade).freed = compute.op != OpCode::kRecompute;
+  if (const int remade = plan::BufferOf(compute, Role::kRemade); remade >= 0) {
+    Of(remade) = made;
+    Of(remade).freed = compute.op != OpCode::kRecompute;
   }
-  if (compute.workspace >= 0) {
-    Of(compute.workspace) = {};
+  if (const int scratch = plan::BufferOf(compute, Role::kScratch); scratch >= 0) {
+    Of(scratch) = {};
   }
-  for (const int staging : compute.gradients) {
+  for (const int staging : plan::BuffersOf(compute, Role::kGradient)) {
     Of(staging) = {.content = Content::kFull, .freed = false};
   }
 }
@@ -270,38 +279,49 @@ ReplayState::SumState& ReplayState::SumOf(const Instruction& reduce) {
   return sums[static_cast<size_t>(reduce.call)];
 }
 
+absl::Status ReplayState::ClaimReceive(const Instruction& reduce) {
+  const int receive = plan::BufferOf(reduce, Role::kReceive);
+  return receive >= 0 ? Claim(receive) : absl::OkStatus();
+}
+
+void ReplayState::LeaveReceive(const Instruction& reduce) {
+  if (const int receive = plan::BufferOf(reduce, Role::kReceive); receive >= 0) {
+    Of(receive) = {};
+  }
+}
+
 absl::Status ReplayState::BeginReduce(const Instruction& reduce) {
   MutexLock lock(mutex_);
   const bool local = reduce.op == OpCode::kAccumulateGrad;
   SumState& sum = SumOf(reduce);
   const plan::LaneMap& lanes = plan_.lanes;
-  if (plan_.buffers[static_cast<size_t>(reduce.staging)].kind == BufferKind::kLocalGrad) {
+  const int sent = plan::BufferOf(reduce, Role::kSend);
+  if (plan_.buffers[static_cast<size_t>(sent)].kind == BufferKind::kLocalGrad) {
     if (sum.local_turns != lanes.Local().turns() || sum.inner_turns != 0) {
       return GroupFault("a sum over lanes is exchanged before it is complete", reduce.group);
     }
   } else {
-    BufferState& state = Of(reduce.staging);
+    BufferState& state = Of(sent);
     const Content expected = pass_.has_lane ? Content::kFull : Content::kFilling;
     if (state.content != expected || state.uses > 0) {
-      return Fault("staging memory is reduced once, after its last write", reduce.staging);
+      return Fault("staging memory is reduced once, after its last write", sent);
     }
     state.content = Content::kDraining;
     if ((local ? sum.local_turns : sum.inner_turns) != pass_.turn) {
       return GroupFault("a turn's gradients are added out of order", reduce.group);
     }
   }
-  return reduce.receive >= 0 ? Claim(reduce.receive) : absl::OkStatus();
+  return ClaimReceive(reduce);
 }
 
 void ReplayState::EndReduce(const Instruction& reduce) {
   MutexLock lock(mutex_);
   SumState& sum = SumOf(reduce);
-  if (plan_.buffers[static_cast<size_t>(reduce.staging)].kind != BufferKind::kLocalGrad) {
-    Of(reduce.staging) = {};
+  const int sent = plan::BufferOf(reduce, Role::kSend);
+  if (plan_.buffers[static_cast<size_t>(sent)].kind != BufferKind::kLocalGrad) {
+    Of(sent) = {};
   }
-  if (reduce.receive >= 0) {
-    Of(reduce.receive) = {};
-  }
+  LeaveReceive(reduce);
   ++(reduce.op == OpCode::kAccumulateGrad ? sum.local_turns : sum.inner_turns);
 }
 
@@ -311,14 +331,12 @@ absl::Status ReplayState::BeginOuterReduce(const Instruction& reduce) {
   if (sum.inner_turns != plan_.lanes.Inner().turns() || sum.outer) {
     return GroupFault("a replica's sum is exchanged once, when it is complete", reduce.group);
   }
-  return reduce.receive >= 0 ? Claim(reduce.receive) : absl::OkStatus();
+  return ClaimReceive(reduce);
 }
 
 void ReplayState::EndOuterReduce(const Instruction& reduce) {
   MutexLock lock(mutex_);
-  if (reduce.receive >= 0) {
-    Of(reduce.receive) = {};
-  }
+  LeaveReceive(reduce);
   SumOf(reduce).outer = true;
 }
 

@@ -110,6 +110,8 @@ class ReplayState {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status BeginGradients(const plan::Instruction& compute)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ClaimReceive(const plan::Instruction& reduce) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LeaveReceive(const plan::Instruction& reduce) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckSums(int group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   SumState& SumOf(const plan::Instruction& reduce) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Fault(const char* what, int buffer) const;

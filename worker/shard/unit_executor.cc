@@ -78,10 +78,6 @@ void RandomDelay(uint64_t schedule, uint64_t instruction, plan::StreamId stream,
   }
 }
 
-size_t QueueOf(plan::StreamId stream) {
-  return static_cast<size_t>(stream) - 1;
-}
-
 bool OfHost(const Instruction& instruction) {
   return instruction.op == OpCode::kFree || instruction.op == OpCode::kEndPhase;
 }
@@ -199,7 +195,7 @@ void UnitExecutor::Poison(const Instruction& alloc, const ReplayTurn& turn) {
   if (turn.slot.part == plan::LanePart::kMiddle || turn.slot.part == plan::LanePart::kClose) {
     return;
   }
-  const int staging = alloc.staging;
+  const int staging = plan::BufferOf(alloc, plan::Role::kGradient);
   if (args_.device != nullptr) {
     args_.device->of(alloc.stream)
         .FillBytes(args_.buffers.bytes(staging),
@@ -269,8 +265,7 @@ kernels::CudaStream::Products UnitExecutor::RehearseProducts() {
   stream.Rehearse(&products);
   for (const BoundProgram& program : programs_) {
     for (const BoundInstruction& bound : program.instructions) {
-      const OpCode op = bound.instruction.op;
-      if (op == OpCode::kForward || op == OpCode::kRecompute || op == OpCode::kBackward) {
+      if (plan::IsCompute(bound.instruction.op)) {
         CHECK_MSG(&args_.device->of(bound.instruction.stream) == &stream,
                   "units compute on one stream");
         runner_.IssueCompute(bound, program.phase);
@@ -348,7 +343,7 @@ absl::Status UnitExecutor::RunQueued(const BoundProgram& program, const ReplayTu
   FirstFailure failure;
   const std::vector<BoundInstruction>& list = program.instructions;
   std::vector<std::shared_ptr<kernels::CpuEvent>> done(list.size());
-  std::array<bool, kStreams> begun = {};
+  std::array<bool, plan::kStreamCount> begun = {};
   // Ranks and programs of one schedule differ.
   const uint64_t schedule = options_.delay_seed.value_or(0) +
                             static_cast<uint64_t>(args_.communicators.world->rank()) + runs_;
@@ -357,13 +352,14 @@ absl::Status UnitExecutor::RunQueued(const BoundProgram& program, const ReplayTu
     if (OfHost(bound.instruction)) {
       continue;
     }
-    std::unique_ptr<kernels::CpuQueue>& queue = queues_[QueueOf(bound.instruction.stream)];
+    std::unique_ptr<kernels::CpuQueue>& queue =
+        queues_[plan::StreamIndex(bound.instruction.stream)];
     if (queue == nullptr) {
       queue = std::make_unique<kernels::CpuQueue>();
     }
     done[i] = std::make_shared<kernels::CpuEvent>();
-    const bool first = !begun[QueueOf(bound.instruction.stream)];
-    begun[QueueOf(bound.instruction.stream)] = true;
+    const bool first = !begun[plan::StreamIndex(bound.instruction.stream)];
+    begun[plan::StreamIndex(bound.instruction.stream)] = true;
     kernels::CpuQueue::Work work;
     for (const int wait : bound.instruction.waits) {
       const BoundInstruction& awaited = list[static_cast<size_t>(wait)];

@@ -83,7 +83,6 @@ class UnitExecutor {
   void set_observer(InstructionObserver* observer) { observer_ = observer; }
 
  private:
-  static constexpr size_t kStreams = 5;
   // What orders an instruction on a device: the events of instructions of other streams that it
   // waits for, and its own where somebody waits for it (-1: nobody), as indices into events_.
   struct DeviceOrder {
@@ -120,7 +119,7 @@ class UnitExecutor {
   InstructionRunner runner_;
   std::vector<TensorView> shared_;
   std::vector<BoundProgram> programs_;
-  std::array<std::unique_ptr<kernels::CpuQueue>, kStreams> queues_;
+  std::array<std::unique_ptr<kernels::CpuQueue>, plan::kStreamCount> queues_;
   std::vector<std::vector<DeviceOrder>> device_orders_;  // by program and instruction
   std::vector<kernels::CudaEvent> events_;
   std::unique_ptr<DeviceTimeline> timeline_;  // of a device

@@ -179,7 +179,7 @@ Drawn Draw(std::mt19937_64& random) {
   const size_t waits = 1 + random() % 8;
   for (int i = 0; i < instructions; ++i) {
     Instruction at;
-    at.stream = static_cast<StreamId>(1 + below(HappensBefore::kStreams));
+    at.stream = static_cast<StreamId>(1 + below(kStreamCount));
     if (i > 0 && random() % waits == 0) {
       at.waits.push_back(below(static_cast<size_t>(i)));
     }

@@ -182,8 +182,7 @@ TEST(PlanRegression, ArenaLivenessFollowsEvents) {
   ASSERT_TRUE(CheckPlan(plan).ok()) << CheckPlan(plan);
   const StepProgram& program = plan.program(Phase::kOnly);
   const HappensBefore order(program);
-  const std::vector<Lifetime> lives =
-      *LifetimesOf(program, plan.buffers, BufferIndex(plan.buffers));
+  const std::vector<Lifetime> lives = *LifetimesOf(program, plan.buffers);
   int apart_in_list = 0;
   for (const Lifetime& first : lives) {
     for (const Lifetime& second : lives) {
@@ -265,6 +264,12 @@ TEST(PlanRegression, ArenaKnowsLastMicroBatchBuffers) {
   }
 }
 
+void SetGradientAccess(StepProgram& program, int instruction, Access access) {
+  for (Operand& operand : program.instructions[static_cast<size_t>(instruction)].operands) {
+    operand.access = operand.role == Role::kGradient ? access : operand.access;
+  }
+}
+
 TEST(PlanRegression, EveryMicroBatchCounts) {
   JobSpec spec = testing::SpecOf(testing::Llama(64, 2, 96, 257), 2);
   spec.global_batch = 6;
@@ -272,17 +277,17 @@ TEST(PlanRegression, EveryMicroBatchCounts) {
   const ShardingPlan plan = *BuildShardingPlan({.spec = spec, .ranks = 2, .shared_memory = false});
   const StepProgram& middle = plan.program(Phase::kMiddle, LanePart::kMiddle);
   for (const Instruction& at : middle.instructions) {
-    EXPECT_TRUE(at.op != OpCode::kBackward || at.accumulates);
+    EXPECT_TRUE(at.op != OpCode::kBackward || Accumulates(at));
   }
   StepProgram fresh = middle;  // only the last survives
-  fresh.instructions[static_cast<size_t>(Find(fresh, OpCode::kBackward, 1))].accumulates = false;
+  SetGradientAccess(fresh, Find(fresh, OpCode::kBackward, 1), Access::kWrite);
   EXPECT_FALSE(CheckProgram(plan, fresh).ok());
 }
 
 TEST(PlanRegression, FreshStagingIsOverwritten) {
   const ShardingPlan plan = PlanOfEqual(3, 2);
   StepProgram program = plan.program(Phase::kOnly);
-  program.instructions[static_cast<size_t>(Find(program, OpCode::kBackward, 2))].accumulates = true;
+  SetGradientAccess(program, Find(program, OpCode::kBackward, 2), Access::kAdd);
   EXPECT_THAT(Verdict(plan, program), StartsWith("K1"));
 }
 
@@ -349,7 +354,7 @@ TEST(PlanRegression, UnitCalledTwice) {
   std::vector<std::pair<int, bool>> backward;
   for (const Instruction& at : plan.program(Phase::kOnly).instructions) {
     if (at.op == OpCode::kBackward && at.unit == 1) {
-      backward.emplace_back(at.call, at.accumulates);
+      backward.emplace_back(at.call, Accumulates(at));
     }
   }
   EXPECT_EQ(backward, (std::vector<std::pair<int, bool>>{{1, false}, {0, true}}));
@@ -363,7 +368,8 @@ TEST(PlanRegression, FrozenUnitInMiddle) {
   const StepProgram& program = plan.program(Phase::kOnly);
   const int backward = Find(program, OpCode::kBackward, 3);
   ASSERT_GE(backward, 0) << "units below are trained";
-  EXPECT_TRUE(program.instructions[static_cast<size_t>(backward)].gradients.empty());
+  EXPECT_TRUE(
+      BuffersOf(program.instructions[static_cast<size_t>(backward)], Role::kGradient).empty());
   EXPECT_EQ(Find(program, OpCode::kOptimizerStep, 3), -1);
   for (const ProgramBuffer& buffer : plan.buffers) {
     EXPECT_TRUE(buffer.unit != 3 || buffer.kind == BufferKind::kGathered ||
@@ -381,8 +387,8 @@ TEST(PlanRegression, PartlyFrozenUnit) {
   EXPECT_EQ(Find(program, OpCode::kBackward, 1), -1);
   const Instruction& partly =
       program.instructions[static_cast<size_t>(Find(program, OpCode::kBackward, 2))];
-  EXPECT_EQ(partly.weights.size(), 2U);
-  EXPECT_EQ(partly.gradients.size(), 1U);
+  EXPECT_EQ(BuffersOf(partly, Role::kWeights).size(), 2U);
+  EXPECT_EQ(BuffersOf(partly, Role::kGradient).size(), 1U);
   std::vector<int> groups_of(plan.inventory.tensors.size(), 0);
   for (const GroupLayout& group : plan.groups) {
     for (const int tensor : group.tensors) {
@@ -400,11 +406,10 @@ TEST(PlanRegression, EvalBetweenSteps) {
   EXPECT_TRUE(eval.live_at_start.empty() && eval.live_at_end.empty());
   EXPECT_FALSE(plan.program(Phase::kFirst).live_at_end.empty());
   EXPECT_TRUE(plan.program(Phase::kLast).live_at_end.empty());
-  const BufferIndex index(plan.buffers);
   for (const Instruction& at : eval.instructions) {
-    for (const BufferAccess& access : AccessesOf(at, index)) {
-      const ProgramBuffer& buffer = plan.buffers[static_cast<size_t>(access.buffer)];
-      EXPECT_TRUE(!access.writes || !buffer.persistent || buffer.kind == BufferKind::kShared)
+    for (const Operand& operand : at.operands) {
+      const ProgramBuffer& buffer = plan.buffers[static_cast<size_t>(operand.buffer)];
+      EXPECT_TRUE(!operand.writes() || !buffer.persistent || buffer.kind == BufferKind::kShared)
           << buffer.name;
     }
   }

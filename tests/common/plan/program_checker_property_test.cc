@@ -203,24 +203,15 @@ TEST(CheckerMutants, SwappedNeighboursOfAStreamAreCaught) {
   }
 }
 
-// Every field of every instruction, apart from its waits.
+// Every field of every instruction, apart from its waits and operands.
 TEST(CheckerMutants, EveryChangedFieldIsCaught) {
   void (*const changes[])(Instruction&) = {
-      [](Instruction& at) { at.accumulates = !at.accumulates; },
       [](Instruction& at) { ++at.call; },
       [](Instruction& at) { ++at.group; },
       [](Instruction& at) { ++at.unit; },
-      [](Instruction& at) { ++at.gathered; },
-      [](Instruction& at) { ++at.staging; },
-      [](Instruction& at) { ++at.receive; },
-      [](Instruction& at) { ++at.saved; },
-      [](Instruction& at) { ++at.remade; },
-      [](Instruction& at) { ++at.workspace; },
       [](Instruction& at) { ++at.freed; },
-      [](Instruction& at) { at.weights.push_back(0); },
-      [](Instruction& at) { at.gradients.push_back(0); },
-      [](Instruction& at) { at.weights.empty() ? at.weights.push_back(0) : at.weights.pop_back(); },
-      [](Instruction& at) { std::reverse(at.weights.begin(), at.weights.end()); },
+      [](Instruction& at) { at.operands.push_back({.buffer = 0}); },
+      [](Instruction& at) { std::reverse(at.operands.begin(), at.operands.end()); },
   };
   for (const Target& target : Targets()) {
     for (const StepProgram& program : target.plan.programs) {
@@ -236,6 +227,45 @@ TEST(CheckerMutants, EveryChangedFieldIsCaught) {
       }
     }
   }
+}
+
+// Every field of every operand.
+TEST(CheckerMutants, EveryChangedOperandIsCaught) {
+  void (*const changes[])(std::vector<Operand>&, size_t) = {
+      [](std::vector<Operand>& all, size_t i) { ++all[i].buffer; },
+      [](std::vector<Operand>& all, size_t i) { all[i].buffer = -1; },
+      [](std::vector<Operand>& all, size_t i) { all[i].buffer = 100000; },
+      [](std::vector<Operand>& all, size_t i) {
+        all[i].access = all[i].access == Access::kAdd ? Access::kWrite : Access::kAdd;
+      },
+      [](std::vector<Operand>& all, size_t i) {
+        all[i].role = all[i].role == Role::kScratch ? Role::kShared : Role::kScratch;
+      },
+      [](std::vector<Operand>& all, size_t i) {
+        all[i].when = all[i].when == When::kLane ? When::kUsed : When::kLane;
+      },
+      [](std::vector<Operand>& all, size_t i) {
+        all.erase(all.begin() + static_cast<std::ptrdiff_t>(i));
+      },
+  };
+  int mutants = 0;
+  for (const Target& target : Targets()) {
+    for (const StepProgram& program : target.plan.programs) {
+      for (size_t i = 0; i < program.instructions.size(); ++i) {
+        for (size_t operand = 0; operand < program.instructions[i].operands.size(); ++operand) {
+          for (const auto& change : changes) {
+            StepProgram mutant = program;
+            change(mutant.instructions[i].operands, operand);
+            EXPECT_FALSE(CheckProgram(target.plan, mutant).ok())
+                << target.name << ": " << InstructionName(program, static_cast<int>(i))
+                << ", operand " << operand;
+            ++mutants;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(mutants, 10000);
 }
 
 TEST(CheckerMutants, WeightsThatAreNotHandedOverAreCaught) {
@@ -341,22 +371,26 @@ struct FieldMutant {
   void (*change)(Instruction&);
 };
 
+void Drop(Instruction& at, Role role) {
+  std::erase_if(at.operands, [role](const Operand& operand) { return operand.role == role; });
+}
+
 TEST(CheckerMutants, WrongFieldsAreCaught) {
   const FieldMutant mutants[] = {
       {"K1",
        OpCode::kForward,
        [](Instruction& at) {
-         at.gathered = 0;
+         at.operands.push_back({.buffer = 0, .access = Access::kWrite, .role = Role::kWeights});
          at.unit = 2;
        }},
-      {"K1", OpCode::kBackward, [](Instruction& at) { at.saved = -1; }},
+      {"K1", OpCode::kBackward, [](Instruction& at) { Drop(at, Role::kSaved); }},
       {"K1", OpCode::kForward, [](Instruction& at) { at.unit = 99; }},
-      {"K1", OpCode::kForward, [](Instruction& at) { at.workspace = 100000; }},
-      {"K1", OpCode::kBackward, [](Instruction& at) { at.gradients.clear(); }},
-      {"K1", OpCode::kGather, [](Instruction& at) { at.gathered = -1; }},
+      {"K1", OpCode::kForward, [](Instruction& at) { at.operands.back().buffer = 100000; }},
+      {"K1", OpCode::kBackward, [](Instruction& at) { Drop(at, Role::kGradient); }},
+      {"K1", OpCode::kGather, [](Instruction& at) { Drop(at, Role::kWeights); }},
       {"K1", OpCode::kAllocStaging, [](Instruction& at) { at.call = 7; }},
       {"K1", OpCode::kReduceScatter, [](Instruction& at) { at.call = 1; }},
-      {"K1", OpCode::kReduceScatter, [](Instruction& at) { at.receive = -1; }},
+      {"K1", OpCode::kReduceScatter, [](Instruction& at) { Drop(at, Role::kReceive); }},
       {"K4", OpCode::kGather, [](Instruction& at) { at.stream = StreamId::kReduce; }},
       {"K4", OpCode::kReduceScatter, [](Instruction& at) { at.stream = StreamId::kCompute; }},
       {"K5", OpCode::kForward, [](Instruction& at) { at.waits.push_back(1000); }},

@@ -23,7 +23,6 @@ class Simulation {
   Simulation(const ShardingPlan& plan, const StepProgram& program, uint64_t seed)
       : plan_(plan),
         program_(program),
-        index_(plan.buffers),
         random_(seed),
         intact_(plan.buffers.size(), false),
         finished_(program.instructions.size(), false) {
@@ -111,7 +110,7 @@ class Simulation {
 
   void Start(int instruction) {
     const Instruction& at = program_.instructions[static_cast<size_t>(instruction)];
-    for (const BufferAccess& access : AccessesOf(at, index_)) {
+    for (const Operand& access : at.operands) {
       if (Fills(at, access.buffer)) {
         Overwrite(access.buffer);
         // Content is there when the writer has finished; scratch belongs to the writer at once.
@@ -125,8 +124,8 @@ class Simulation {
 
   void Finish(int instruction) {
     const Instruction& at = program_.instructions[static_cast<size_t>(instruction)];
-    for (const BufferAccess& access : AccessesOf(at, index_)) {
-      if (at.op == OpCode::kGather && access.buffer == at.gathered) {
+    for (const Operand& access : at.operands) {
+      if (at.op == OpCode::kGather && access.role == Role::kWeights) {
         intact_[static_cast<size_t>(access.buffer)] = true;
       }
       Expect(instruction, access.buffer);
@@ -157,12 +156,11 @@ class Simulation {
 
   const ShardingPlan& plan_;
   const StepProgram& program_;
-  const BufferIndex index_;
   std::mt19937_64 random_;
   std::vector<bool> intact_;
   std::vector<bool> finished_;
-  std::array<std::vector<int>, HappensBefore::kStreams> queues_;
-  std::array<Stream, HappensBefore::kStreams> streams_;
+  std::array<std::vector<int>, kStreamCount> queues_;
+  std::array<Stream, kStreamCount> streams_;
   std::string fault_;
 };
 

@@ -163,8 +163,8 @@ TEST(Plan, TiedTableIsReducedTwiceHeadFirst) {
       reduces.emplace_back(at.unit, at.call);
     }
     if (at.op == OpCode::kBackward && at.unit == 3) {
-      EXPECT_EQ(at.weights.size(), 2U);
-      EXPECT_EQ(at.gradients.size(), 2U);
+      EXPECT_EQ(BuffersOf(at, Role::kWeights).size(), 2U);
+      EXPECT_EQ(BuffersOf(at, Role::kGradient).size(), 2U);
     }
   }
   EXPECT_EQ(reduces, (std::vector<std::pair<int, int>>{{3, 0}, {0, 0}, {2, 0}, {1, 0}, {0, 1}}));

@@ -49,7 +49,7 @@ TEST(SymmetryRegression, CollectiveOrderIsSorted) {
     ASSERT_GE(gathers.size(), 2U);
     std::swap(gathers[0]->group, gathers[1]->group);
     std::swap(gathers[0]->unit, gathers[1]->unit);
-    std::swap(gathers[0]->gathered, gathers[1]->gathered);
+    std::swap(gathers[0]->operands, gathers[1]->operands);
     same[1] = &other;
     EXPECT_THAT(std::string(CheckRanks(plan.lanes, same).message()), HasSubstr("K4"));
   }
@@ -113,7 +113,7 @@ TEST(SymmetryRegression, EmptyShardJoinsEveryCollective) {
         return at.op == OpCode::kReduceScatter;
       });
   reduce->op = OpCode::kFree;
-  reduce->freed = reduce->staging;
+  reduce->freed = BufferOf(*reduce, Role::kSend);
   ranks[7] = &without;
   EXPECT_FALSE(CheckRanks(plan.lanes, ranks).ok());
 }

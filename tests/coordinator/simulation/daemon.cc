@@ -136,6 +136,7 @@ void Daemon::EndWhenEmpty() {
 void Daemon::Connect() {
   ++stream_number_;
   welcomed_ = false;
+  heard_command_ = 0;
   heard_us_ = world_.events().now_us();
   stream_ = world_.OpenStream(*this);
   world_.network().SendUp(stream_, MakeHello());
@@ -242,6 +243,7 @@ void Daemon::OnDown(StreamId stream, const DownMessage& message) {
     term_ = message.term;
     results_.clear();
   }
+  heard_command_ = std::max(heard_command_, message.command_id);
   if (const auto* welcome = std::get_if<Welcome>(&message.kind)) {
     OnWelcome(*welcome);
   } else if (const auto* ack = std::get_if<BeatAck>(&message.kind)) {
@@ -297,6 +299,7 @@ void Daemon::WatchBeats(uint64_t stream_number) {
 void Daemon::SendBeat() {
   BeatMessage beat;
   beat.seq = ++beats_sent_;
+  beat.heard_command = heard_command_;
   for (const auto& [key, trainer] : trainers_) {
     TrainerBeat& told = beat.trainers.emplace_back();
     told.job_uid = trainer.job_uid;

@@ -40,7 +40,8 @@ struct Trainer {
   int64_t last_saved_step = -1;
   bool save_failed = false;
   bool ready = false;
-  bool leaving = false;  // ends when its saves are written
+  bool stepping = false;  // all ranks are in its next step
+  bool leaving = false;   // ends when its saves are written
   bool done = false;
   bool hung = false;
   bool unkillable = false;
@@ -155,6 +156,7 @@ class Daemon {
   int64_t beat_us_ = 1'000'000;
   int64_t heard_us_ = 0;
   int64_t beats_sent_ = 0;
+  int64_t heard_command_ = 0;  // on this stream
   std::deque<Unacknowledged> unacknowledged_;
   std::map<int64_t, CommandResult> results_;
 

@@ -62,6 +62,7 @@ struct Settings {
   // Records of steps may be missing in a history, which costs no training.
   bool reports_may_be_lost = false;
   bool trace = false;
+  uint64_t trace_lines = 400;  // the newest ones
 };
 
 // Sizes and kinds of faults follow from the seed: most worlds are small and few are large.

@@ -94,6 +94,7 @@ std::vector<Fault> FaultsOf(const char* name) {
 Settings FromEnvironment(uint64_t seed) {
   Settings settings = SettingsOf(seed);
   settings.trace = true;
+  settings.trace_lines = Number("RAVEL_TRACE_LINES", settings.trace_lines);
   settings.nodes =
       static_cast<int64_t>(Number("RAVEL_NODES", static_cast<uint64_t>(settings.nodes)));
   settings.devices =

@@ -88,8 +88,9 @@ void Daemon::HandleFrame(Trainer& trainer, const TrainerCommand& command) {
 void Daemon::EnterStep(Trainer& trainer) {
   Gang& gang = world_.GangOf(trainer);
   const int64_t next = trainer.step + 1;
-  if (!trainer.ready || trainer.leaving || trainer.dying || gang.Waits(trainer.rank) ||
-      next > trainer.until_step || next > trainer.spec.steps) {
+  // A longer horizon that arrives in the middle of a step begins nothing.
+  if (!trainer.ready || trainer.leaving || trainer.dying || trainer.stepping ||
+      gang.Waits(trainer.rank) || next > trainer.until_step || next > trainer.spec.steps) {
     return;
   }
   const Agreed brings{trainer.save_sequence, trainer.stop_after_save};
@@ -104,6 +105,7 @@ void Daemon::EnterStep(Trainer& trainer) {
       [this, key, serial, process = process_, step_us](const Agreed& agreed) {
         const auto found = trainers_.find(key);
         if (process == process_ && found != trainers_.end() && found->second.serial == serial) {
+          found->second.stepping = true;
           LaterFor(
               found->second, step_us, [this, agreed](Trainer& done) { FinishStep(done, agreed); });
         }
@@ -122,6 +124,7 @@ void Daemon::EnterStep(Trainer& trainer) {
 }
 
 void Daemon::FinishStep(Trainer& trainer, const Agreed& agreed) {
+  trainer.stepping = false;
   trainer.step += 1;
   trainer.weights = AfterStep(trainer.weights, trainer.step);
   const plan::JobSpec& spec = trainer.spec;

@@ -9,7 +9,6 @@
 namespace ravel::coordinator::simulation {
 namespace {
 
-constexpr size_t kMaxTrace = 400;
 constexpr int64_t kMaxEvents = 200'000'000;
 
 }  // namespace
@@ -91,7 +90,7 @@ World::~World() {
 
 void World::AddTrace(std::string line) {
   trace_.push_back(absl::StrCat(events_.now_us() / 1000, ".", events_.now_us() % 1000, " ", line));
-  if (trace_.size() > kMaxTrace) {
+  if (trace_.size() > settings_.trace_lines) {
     trace_.pop_front();
   }
 }

@@ -161,6 +161,7 @@ TEST_F(DaemonTest, FramesGoBothWaysAndBeatsCarryProgress) {
            up.beat().trainers(1).progress().phase() == "fake";
   });
   EXPECT_EQ(beat.beat().trainers(1).job_uid(), kJob);
+  EXPECT_EQ(beat.beat().heard_command(), 2) << "a launch and a command";
   EXPECT_EQ(fleet_->Count(Frame(v1::TrainerUp::kProgress, 0)), 0) << "progress rides on beats";
 }
 

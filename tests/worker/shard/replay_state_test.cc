@@ -12,6 +12,7 @@ namespace {
 
 using plan::Instruction;
 using plan::OpCode;
+using plan::Role;
 
 plan::ShardingPlan PlanOf(plan::Strategy strategy,
                           int ranks,
@@ -57,7 +58,7 @@ class Player {
         state_.EndCompute(i);
         return absl::OkStatus();
       case OpCode::kAllocStaging:
-        return state_.AllocStaging(i.staging);
+        return state_.AllocStaging(plan::BufferOf(i, Role::kGradient));
       case OpCode::kReduceScatter:
       case OpCode::kAccumulateGrad:
         RETURN_IF_ERROR(state_.BeginReduce(i));
@@ -192,10 +193,11 @@ TEST(ReplayState, StagingLivesUntilReduceDone) {
   ASSERT_EQ(player.PlayUntil(at), absl::OkStatus());
   const Instruction& reduce = player.list()[at];
   ASSERT_EQ(player.state().BeginReduce(reduce), absl::OkStatus());
-  ExpectFault(player.state().AllocStaging(reduce.staging), "still in use");
-  ExpectFault(player.state().Free(reduce.staging), "freed before it is reduced");
+  const int staging = plan::BufferOf(reduce, Role::kSend);
+  ExpectFault(player.state().AllocStaging(staging), "still in use");
+  ExpectFault(player.state().Free(staging), "freed before it is reduced");
   player.state().EndReduce(reduce);
-  EXPECT_EQ(player.state().Free(reduce.staging), absl::OkStatus());
+  EXPECT_EQ(player.state().Free(staging), absl::OkStatus());
 }
 
 // Guard: Busy in Claim, of the buffer and of those that overlap it; `uses` in Free.
@@ -207,16 +209,18 @@ TEST(ReplayState, ArenaLivenessFollowsEvents) {
   Player player(plan);
   const Instruction& gather = list[player.Find(OpCode::kGather)];
   const Instruction& other = list[player.Find(OpCode::kGather, player.Find(OpCode::kForward))];
-  ASSERT_NE(gather.gathered, other.gathered);
-  plan.memory.offsets[static_cast<size_t>(other.gathered)] =
-      plan.memory.offsets[static_cast<size_t>(gather.gathered)];
+  const int gathered = plan::BufferOf(gather, Role::kWeights);
+  const int next = plan::BufferOf(other, Role::kWeights);
+  ASSERT_NE(gathered, next);
+  plan.memory.offsets[static_cast<size_t>(next)] =
+      plan.memory.offsets[static_cast<size_t>(gathered)];
   Player late(plan);
   const size_t first = late.Find(OpCode::kForward);
   ASSERT_EQ(late.PlayUntil(first), absl::OkStatus());
   ASSERT_EQ(late.state().BeginCompute(list[first]), absl::OkStatus());
-  ASSERT_EQ(gather.gathered, list[first].weights.front());
+  ASSERT_EQ(gathered, plan::BufferOf(list[first], Role::kWeights));
   ExpectFault(late.state().BeginGather(gather), "memory is still in use: ");
-  ExpectFault(late.state().Free(gather.gathered), "freed while it is used");
+  ExpectFault(late.state().Free(gathered), "freed while it is used");
   ExpectFault(late.state().BeginGather(other), "still in use by another buffer");
 }
 
@@ -227,14 +231,19 @@ TEST(ReplayState, FreshStagingTakesOneFirstWrite) {
   const size_t at = player.Find(OpCode::kBackward);
   ASSERT_EQ(player.PlayUntil(at), absl::OkStatus());
   Instruction backward = player.list()[at];
-  backward.workspace = -1;
+  const auto drop = [&backward](Role role) {
+    std::erase_if(backward.operands, [role](const auto& operand) { return operand.role == role; });
+  };
+  drop(Role::kScratch);
   Instruction adding = backward;
-  adding.accumulates = true;
+  for (plan::Operand& operand : adding.operands) {
+    operand.access = operand.role == Role::kGradient ? plan::Access::kAdd : operand.access;
+  }
   ExpectFault(player.state().BeginCompute(adding), "added to memory without any");
   ASSERT_EQ(player.state().BeginCompute(backward), absl::OkStatus());
   player.state().EndCompute(backward);
-  backward.saved = -1;
-  backward.remade = -1;
+  drop(Role::kSaved);
+  drop(Role::kRemade);
   ExpectFault(player.state().BeginCompute(backward), "second first write");
 }
 

@@ -37,7 +37,7 @@ struct Watched {
 class ArenaWatch final : public shard::InstructionObserver {
  public:
   ArenaWatch(const plan::ShardingPlan& plan, const shard::ArenaBuffers& buffers)
-      : plan_(plan), index_(plan.buffers), touched_(plan.buffers.size(), 0) {
+      : plan_(plan), touched_(plan.buffers.size(), 0) {
     const plan::BufferPlan& memory = plan.memory;
     for (size_t i = 0; i < plan.buffers.size(); ++i) {
       const plan::ProgramBuffer& buffer = plan.buffers[i];
@@ -58,18 +58,13 @@ class ArenaWatch final : public shard::InstructionObserver {
 
   absl::Status Completed(const shard::BoundInstruction& bound, const shard::ReplayTurn&) override {
     std::vector<int> written;
-    for (const plan::BufferAccess& access : plan::AccessesOf(bound.instruction, index_)) {
-      if (access.writes) {
-        written.push_back(access.buffer);
+    for (const plan::Operand& operand : bound.instruction.operands) {
+      if (operand.writes()) {
+        written.push_back(operand.buffer);
       }
     }
-    // A backward may use up what it reads.
-    if (bound.instruction.op == plan::OpCode::kBackward) {
-      written.push_back(bound.instruction.saved);
-      written.push_back(bound.instruction.remade);
-    }
     // Ids and targets come between programs.
-    written.push_back(index_.Find({.kind = BufferKind::kShared}));
+    written.push_back(static_cast<int>(plan_.buffers.size()) - 1);
     for (auto& [kind, arena] : watched_) {
       RETURN_IF_ERROR(Compare(kind, arena, written));
     }
@@ -134,7 +129,6 @@ class ArenaWatch final : public shard::InstructionObserver {
   }
 
   const plan::ShardingPlan& plan_;
-  const plan::BufferIndex index_;
   std::map<MemoryKind, Watched> watched_;
   std::vector<int64_t> touched_;
 };

@@ -1,0 +1,185 @@
+// The order of operands is part of a plan: temporaries begin to live in that order, and buffers are
+// packed in the order in which they begin.
+
+#include "common/plan/program_operands.h"
+
+#include <utility>
+
+namespace ravel::plan {
+namespace {
+
+class OperandList {
+ public:
+  OperandList(const OperandContext& context, const Instruction& at) : context_(context), at_(at) {}
+
+  std::vector<Operand> OfUse(const UnitUse& use, size_t position);
+  std::vector<Operand> OfGroup();
+  std::vector<Operand> OfStatistics() {
+    Add(Find(BufferKind::kShared, -1), Access::kRead, Role::kShared);
+    return std::move(operands_);
+  }
+
+ private:
+  void Add(int buffer, Access access, Role role, When when = When::kAlways) {
+    if (buffer >= 0) {
+      operands_.push_back({.buffer = buffer, .access = access, .role = role, .when = when});
+    }
+  }
+  int Find(BufferKind kind, int owner, int call = 0, int slot = 0) const {
+    return context_.index.Find({.kind = kind, .owner = owner, .call = call, .slot = slot});
+  }
+  int OfGroup(BufferKind kind) const { return Find(kind, at_.group); }
+  int OfCall(BufferKind kind) const { return Find(kind, at_.group, at_.call); }
+  const GroupRules& rules() const { return context_.rules[static_cast<size_t>(at_.group)]; }
+
+  // Every slot of the counter of a call: which ones a turn adds to depends on the turn.
+  void AddCounter(BufferKind kind, Access access) {
+    for (const int slot : context_.index.OfCall(kind, at_.group, at_.call)) {
+      Add(slot, access, Role::kSum);
+    }
+  }
+  // Sums that a group keeps until the optimizer has read them, of all calls.
+  void AddSums(Access access) {
+    for (const BufferKind kind : {BufferKind::kMainGrad, BufferKind::kOuterGrad}) {
+      for (const int sum : context_.index.OfOwner(kind, at_.group)) {
+        if (context_.index.Persistent(sum)) {
+          Add(sum, access, Role::kSum);
+        }
+      }
+    }
+  }
+  void AddGradients(const UnitUse& use, size_t position);
+  void AddReduceScatter();
+  void AddUpdate();
+
+  const OperandContext& context_;
+  const Instruction& at_;
+  std::vector<Operand> operands_;
+};
+
+std::vector<Operand> OperandList::OfUse(const UnitUse& use, size_t position) {
+  const bool forward = at_.op == OpCode::kForward;
+  const bool backward = at_.op == OpCode::kBackward;
+  const bool optional = context_.inventory.units[static_cast<size_t>(use.unit)].optional;
+  const When when = optional ? When::kUsed : When::kLane;
+  for (const int group : use.needs) {
+    Add(Find(BufferKind::kGathered, group), Access::kRead, Role::kWeights, when);
+  }
+  Add(Find(BufferKind::kSaved, use.unit, use.call),
+      forward    ? Access::kWrite
+      : backward ? Access::kAdd
+                 : Access::kRead,
+      Role::kSaved,
+      when);
+  Add(Find(BufferKind::kRemade, use.unit),
+      backward ? Access::kAdd : Access::kWrite,
+      Role::kRemade,
+      when);
+  Add(Find(BufferKind::kWorkspace, use.unit), Access::kWrite, Role::kScratch, when);
+  if (backward) {
+    AddGradients(use, position);
+  }
+  Add(Find(BufferKind::kShared, -1), Access::kAdd, Role::kShared, when);
+  return std::move(operands_);
+}
+
+// A unit that is not used has a gradient, too: zero.
+void OperandList::AddGradients(const UnitUse& use, size_t position) {
+  const bool opens = context_.part == LanePart::kWhole || context_.part == LanePart::kOpen;
+  for (const int id : use.gradients) {
+    const GradientCall& call = context_.model.gradients[static_cast<size_t>(id)];
+    Add(Find(BufferKind::kStaging, call.group, call.call),
+        opens && call.first_use >= position ? Access::kWrite : Access::kAdd,
+        Role::kGradient,
+        When::kLane);
+  }
+}
+
+void OperandList::AddReduceScatter() {
+  if (rules().reduces_each_turn) {
+    Add(OfCall(BufferKind::kStaging), Access::kRead, Role::kSend, When::kLane);
+  } else {
+    const int root = CounterRoot(context_.lanes.Local());
+    Add(Find(BufferKind::kLocalGrad, at_.group, at_.call, root), Access::kRead, Role::kSend);
+  }
+  Add(OfCall(BufferKind::kReceive), Access::kWrite, Role::kReceive);
+  AddCounter(BufferKind::kMainGrad, Access::kAdd);
+}
+
+void OperandList::AddUpdate() {
+  AddSums(Access::kRead);
+  Add(OfGroup(BufferKind::kFullGrad), Access::kRead, Role::kGradient);
+  Add(OfGroup(BufferKind::kMainWeight), Access::kAdd, Role::kStored);
+  Add(OfGroup(BufferKind::kModelWeight), Access::kAdd, Role::kStored);
+  Add(OfGroup(BufferKind::kExpAvg), Access::kAdd, Role::kState);
+  Add(OfGroup(BufferKind::kExpAvgSq), Access::kAdd, Role::kState);
+}
+
+std::vector<Operand> OperandList::OfGroup() {
+  switch (at_.op) {
+    case OpCode::kGather:
+      Add(OfGroup(BufferKind::kModelWeight), Access::kRead, Role::kStored);
+      Add(OfGroup(BufferKind::kMainWeight), Access::kRead, Role::kStored);
+      Add(OfGroup(BufferKind::kGathered), Access::kWrite, Role::kWeights);
+      break;
+    case OpCode::kOuterGather:
+      Add(OfGroup(BufferKind::kMainWeight), Access::kRead, Role::kStored);
+      Add(OfGroup(BufferKind::kModelWeight), Access::kAdd, Role::kStored);
+      break;
+    case OpCode::kAllocStaging:
+      Add(OfCall(BufferKind::kStaging), Access::kWrite, Role::kGradient);
+      break;
+    case OpCode::kReduceScatter:
+      AddReduceScatter();
+      break;
+    case OpCode::kAccumulateGrad:
+      Add(OfCall(BufferKind::kStaging), Access::kRead, Role::kSend, When::kLane);
+      AddCounter(BufferKind::kLocalGrad, Access::kAdd);
+      break;
+    case OpCode::kOuterReduce:
+      Add(OfCall(BufferKind::kOuterReceive), Access::kWrite, Role::kReceive);
+      AddCounter(BufferKind::kMainGrad, Access::kAdd);
+      AddCounter(BufferKind::kOuterGrad, Access::kWrite);
+      break;
+    case OpCode::kJoinGradients:
+      AddSums(Access::kAdd);
+      break;
+    case OpCode::kGatherGradient:
+      for (const int sum : context_.index.OfCall(BufferKind::kMainGrad, at_.group, 0)) {
+        Add(sum, Access::kRead, Role::kSum);
+      }
+      Add(OfGroup(BufferKind::kFullGrad), Access::kWrite, Role::kGradient);
+      break;
+    case OpCode::kOptimizerStep:
+      AddUpdate();
+      break;
+    default:
+      break;
+  }
+  return std::move(operands_);
+}
+
+}  // namespace
+
+std::vector<Operand> OperandsOf(const OperandContext& context, const Instruction& at, size_t use) {
+  OperandList list(context, at);
+  if (IsCompute(at.op)) {
+    return use < context.model.uses.size() ? list.OfUse(context.model.uses[use], use)
+                                           : std::vector<Operand>();
+  }
+  if (at.op == OpCode::kStatsReduce) {
+    return list.OfStatistics();
+  }
+  const bool known = at.group >= 0 && static_cast<size_t>(at.group) < context.rules.size();
+  return known ? list.OfGroup() : std::vector<Operand>();
+}
+
+void AddOperands(const OperandContext& context, StepProgram& program) {
+  size_t use = 0;
+  for (Instruction& at : program.instructions) {
+    at.operands = OperandsOf(context, at, use);
+    use += IsCompute(at.op) && at.op != OpCode::kRecompute ? 1 : 0;
+  }
+}
+
+}  // namespace ravel::plan

@@ -1,0 +1,36 @@
+#pragma once
+
+// Which buffers each instruction reads and writes. This is the only code that decides it: builders
+// end with it, and what parses a plan adds by it what a plan does not carry. Everybody else reads
+// Instruction::operands.
+
+#include <cstddef>
+#include <vector>
+
+#include "common/plan/buffer_index.h"
+#include "common/plan/lane_map.h"
+#include "common/plan/model_inventory.h"
+#include "common/plan/program_uses.h"
+#include "common/plan/step_program.h"
+
+namespace ravel::plan {
+
+struct OperandContext {
+  const ModelInventory& inventory;
+  const std::vector<GroupRules>& rules;  // per group
+  const LaneMap& lanes;
+  const BufferIndex& index;
+  const ModelUses& model;  // of the program: of training, or of an evaluation
+  LanePart part = LanePart::kWhole;
+};
+
+// The operands of an instruction by its op, and, where the op is of a group, by group and call.
+// `use`: the call of a unit that a compute instruction is, as an index into model.uses. Whatever
+// does not exist is left out.
+std::vector<Operand> OperandsOf(const OperandContext& context, const Instruction& at, size_t use);
+
+// Gives every instruction of a program its operands. Compute instructions are taken to be in the
+// order of model.uses.
+void AddOperands(const OperandContext& context, StepProgram& program);
+
+}  // namespace ravel::plan

@@ -149,6 +149,7 @@ void JobRules::CheckModelDirectory() {
   if (!options_.check_paths) {
     return;
   }
+  Looking(path);
   if (IsPipe(folder + "/config.json")) {
     Fail(
         path, "a Hugging Face directory with config.json", "config.json, which is no regular file");
@@ -215,6 +216,7 @@ void JobRules::CheckTokenizer() {
     const bool look = options_.check_paths && options_.check_data;
     if (look && !spec().data.train.empty() && !spec().data.train[0].path.empty()) {
       const std::string beside = spec().data.train[0].path + ".tokenizer.json";
+      Looking("spec.data.train[0].path");
       if (Exists(beside)) {
         data.set_tokenizer(beside);
       }
@@ -223,6 +225,7 @@ void JobRules::CheckTokenizer() {
     const std::string path = AbsolutePath("spec.data.tokenizer", data.tokenizer());
     if (!path.empty()) {
       data.set_tokenizer(path);
+      Looking("spec.data.tokenizer");
       if (options_.check_paths && options_.check_data && !Exists(path)) {
         Fail("spec.data.tokenizer", "a tokenizer.json file", absl::StrCat(path, ": not found"));
       }
@@ -233,6 +236,7 @@ void JobRules::CheckTokenizer() {
 
 int64_t JobRules::CheckTokenFile(const std::string& path, plan::DataSource& source) {
   const std::string& file = source.path;
+  Looking(path);
   const absl::StatusOr<std::unique_ptr<TokenFile>> opened =
       TokenFile::Open(file, spec().data.format);
   if (!opened.ok()) {

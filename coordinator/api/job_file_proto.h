@@ -5,6 +5,7 @@
 // rules -> canonical TrainingJob and plan::JobSpec.
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -64,6 +65,8 @@ struct CanonicalizeOptions {
   bool check_paths = true;
   // With check_paths: also the token files, and the tokenizer beside them. Off: a plan needs none.
   bool check_data = true;
+  // Called with a field before the path that it names is looked at; may be empty.
+  std::function<void(const std::string& field)> looking = {};
 };
 
 // Every rule of the job file: required fields, ranges, enums, durations and sizes, cross-field

@@ -22,6 +22,12 @@ class JobRules {
   // What the planner says of `spec`: its fields have the names of the job file, from `spec` on.
   void FailAs(const absl::Status& status);
   bool Failed(const std::string& path) const { return failed_.count(path) > 0; }
+  // Before a path is looked at: it may not answer.
+  void Looking(const std::string& field) const {
+    if (options_.looking) {
+      options_.looking(field);
+    }
+  }
 
   // Sizes of everything, and characters that no field may hold. False: nothing else is looked at,
   // so that no message repeats what is too long.

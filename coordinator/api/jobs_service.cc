@@ -7,6 +7,7 @@
 
 #include "common/clock.h"
 #include "common/crypto.h"
+#include "common/fault_point.h"
 #include "common/field_error.h"
 #include "common/logging.h"
 #include "coordinator/api/error_detail_proto.h"
@@ -15,6 +16,7 @@
 #include "coordinator/api/job_view_proto.h"
 #include "coordinator/api/request_checks_service.h"
 #include "coordinator/api/stream_writer_service.h"
+#include "coordinator/jobs/bounded_look.h"
 #include "coordinator/jobs/job_controller.h"
 
 namespace ravel::coordinator {
@@ -67,19 +69,18 @@ void AddFieldDetail(grpc::CallbackServerContext* context,
   AddDetail(context, MakeErrorDetail(job, violations));
 }
 
-// Between sizes: whoever asked is gone, or it takes too long.
-std::function<absl::Status()> GiveUp(grpc::CallbackServerContext* context) {
-  const int64_t end_ms = SystemClock::Get().MonotonicMs() + kPlanningMs;
-  return [context, end_ms] {
+// Between sizes: others have their turn, whoever asked is gone, or it takes too long.
+std::function<absl::Status()> GiveUp(grpc::CallbackServerContext* context, Turn& turn) {
+  return [context, &turn] {
+    turn.MayPass();
     if (context->IsCancelled()) {
       return absl::CancelledError("the client is gone");
     }
-    return SystemClock::Get().MonotonicMs() < end_ms
-               ? absl::OkStatus()
-               : absl::DeadlineExceededError(
-                     absl::StrCat("planning every allowed size takes more than ",
-                                  kPlanningMs / 1000,
-                                  " s; spec.elastic: allow fewer sizes"));
+    return turn.used_ms() < kPlanningMs ? absl::OkStatus()
+                                        : absl::DeadlineExceededError(absl::StrCat(
+                                              "planning every allowed size takes more than ",
+                                              kPlanningMs / 1000,
+                                              " s; spec.elastic: allow fewer sizes"));
   };
 }
 
@@ -167,27 +168,82 @@ void JobsService::Plan(Context* context,
   }
 }
 
+absl::Status JobsService::PlanSizes(Context* context, const plan::JobSpec& spec) {
+  Turn turn(parts_.pools->plan_turns());
+  return CheckAllSizes(*parts_.planner, spec, GiveUp(context, turn));
+}
+
+MemoryFit JobsService::FitSizes(Context* context,
+                                const plan::JobSpec& spec,
+                                const DeviceInventory& inventory) {
+  Turn turn(parts_.pools->plan_turns());
+  return CheckMemory(*parts_.planner, spec, inventory, GiveUp(context, turn));
+}
+
+CanonicalJob JobsService::Look(const v1::TrainingJob& job) {
+  struct Looked {
+    v1::TrainingJob job;
+    CanonicalJob found;
+  };
+  const auto looked = std::make_shared<Looked>();
+  looked->job = Named(job);
+  const absl::Status status =
+      BoundedLook(parts_.pools->look(), "spec", LookLimits(), [looked](LookProgress& progress) {
+        looked->found = Canonicalize(
+            looked->job, {.check_paths = true, .looking = [&progress](const std::string& field) {
+                            progress.At(field);
+                            FaultPoint("coordinator.look").IgnoreError();
+                          }});
+      });
+  if (status.ok()) {
+    return std::move(looked->found);
+  }
+  // Without what may still be written there.
+  CanonicalJob late = Canonicalize(Named(job), {.check_paths = false});
+  const std::string message(status.message());
+  const size_t end = message.find(": ");
+  late.violations.push_back({end == std::string::npos ? "spec" : message.substr(0, end),
+                             0,
+                             0,
+                             "paths that answer",
+                             end == std::string::npos ? message : message.substr(end + 2)});
+  return late;
+}
+
+absl::Status JobsService::AskStore(const CheckpointJob& job) {
+  const auto answer = std::make_shared<absl::Status>();
+  RETURN_IF_ERROR(BoundedLook(parts_.pools->look(),
+                              "spec.checkpoint.store",
+                              LookLimits(),
+                              [keeper = parts_.keeper, job, answer](LookProgress&) {
+                                FaultPoint("coordinator.ask_store").IgnoreError();
+                                *answer = keeper->Check(job);
+                                if (answer->ok()) {
+                                  // Until the job is accepted, and so pins for itself: retention
+                                  // of the source does not wait.
+                                  *answer = keeper->PinStart(job, kAdmissionPinSeconds);
+                                }
+                              }));
+  return *answer;
+}
+
 void JobsService::Admit(Context* context,
                         const v1::SubmitJobRequest* request,
                         v1::SubmitJobResponse* response,
                         Unary* reactor,
                         const std::string& hash,
                         const DeviceInventory& inventory) {
-  CanonicalJob job = Canonicalize(Named(request->job()), {.check_paths = true});
+  CanonicalJob job = Look(request->job());
   if (!job.ok()) {
     reactor->Finish(ToGrpc(ViolationStatus(context, job.job.metadata().name(), job.violations)));
     return;
   }
-  MemoryFit memory = CheckMemory(*parts_.planner, job.spec, inventory, GiveUp(context));
+  MemoryFit memory = FitSizes(context, job.spec, inventory);
   absl::Status fits = memory.status;
   job.warnings.insert(job.warnings.end(), memory.warnings.begin(), memory.warnings.end());
   CheckpointJob checkpoints = {parts_.controller->cluster_id(), RandomUuid(), job.spec};
   if (fits.ok() && !request->dry_run()) {
-    fits = parts_.keeper->Check(checkpoints);
-  }
-  if (fits.ok() && !request->dry_run()) {
-    // Until the job is accepted, and so pins for itself: retention of the source does not wait.
-    fits = parts_.keeper->PinStart(checkpoints, kAdmissionPinSeconds);
+    fits = AskStore(checkpoints);
   }
   if (!fits.ok()) {
     AddFieldDetail(context, job.spec.name, fits);
@@ -263,9 +319,9 @@ grpc::ServerUnaryReactor* JobsService::ValidateJob(Context* context,
                                                    v1::ValidateJobResponse* response) {
   Unary* reactor = context->DefaultReactor();
   Plan(context, reactor, "a validation", [this, context, request, response, reactor] {
-    CanonicalJob job = Canonicalize(Named(request->job()), {.check_paths = true});
+    CanonicalJob job = Look(request->job());
     if (job.ok()) {
-      const absl::Status fits = CheckAllSizes(*parts_.planner, job.spec, GiveUp(context));
+      const absl::Status fits = PlanSizes(context, job.spec);
       if (absl::IsCancelled(fits) || absl::IsDeadlineExceeded(fits)) {
         reactor->Finish(ToGrpc(fits));
         return;

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "coordinator/api/job_file_proto.h"
 #include "coordinator/jobs/executor.h"
 #include "coordinator/jobs/job_controller.h"
 #include "coordinator/jobs/memory_fit.h"
@@ -107,6 +108,15 @@ class JobsService : public v1::Jobs::CallbackService {
              Unary* reactor,
              const std::string& hash,
              const DeviceInventory& inventory);
+
+  // The job with its defaults and all that is wrong with it or with the paths that it names.
+  CanonicalJob Look(const v1::TrainingJob& job);
+  // Whether each allowed size can be planned.
+  absl::Status PlanSizes(Context* context, const plan::JobSpec& spec);
+  // The same, and whether a device that is here can hold one of them.
+  MemoryFit FitSizes(Context* context, const plan::JobSpec& spec, const DeviceInventory& inventory);
+  // Whether the checkpoint store may be used; what the job begins from is kept for a while.
+  absl::Status AskStore(const CheckpointJob& job);
 
   struct Submission {
     SubmitDraft draft;

@@ -8,11 +8,18 @@
 
 #include <absl/strings/str_cat.h>
 #include <pthread.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "common/clock.h"
 #include "common/logging.h"
 
 namespace ravel::coordinator {
+namespace {
+
+constexpr int64_t kPlansAtOnce = 2;
+
+}  // namespace
 
 struct WorkPool::State {
   struct Item {
@@ -41,6 +48,8 @@ struct WorkPool::State {
   }
   void Loop();
   void StartThread(const std::shared_ptr<State>& self) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  // One more thread, if there is work for it that no other will take soon.
+  void MayStartThread(const std::shared_ptr<State>& self) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
 
   const Options options;
   Mutex mutex;
@@ -60,7 +69,21 @@ void WorkPool::State::StartThread(const std::shared_ptr<State>& self) {
   thread.detach();
 }
 
+void WorkPool::State::MayStartThread(const std::shared_ptr<State>& self) {
+  const int64_t stuck = std::count_if(running.begin(), running.end(), [this](const auto& entry) {
+    return Now() - entry.second.since_ms > options.stuck_ms;
+  });
+  const int64_t idle = threads - static_cast<int64_t>(running.size());
+  if (idle < static_cast<int64_t>(queue.size()) && threads - stuck < options.threads &&
+      threads < options.max_threads) {
+    StartThread(self);
+  }
+}
+
 void WorkPool::State::Loop() {
+  if (options.nice != 0) {
+    setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), options.nice);
+  }
   while (true) {
     std::function<void()> run;
     int64_t id = 0;
@@ -124,15 +147,7 @@ absl::Status WorkPool::Post(Work work) {
                      "; try again in a few seconds"));
   }
   state.queue.push_back({std::move(work), State::Now(), false});
-  const int64_t stuck =
-      std::count_if(state.running.begin(), state.running.end(), [&state](const auto& entry) {
-        return State::Now() - entry.second.since_ms > state.options.stuck_ms;
-      });
-  const int64_t idle = state.threads - static_cast<int64_t>(state.running.size());
-  if (idle < static_cast<int64_t>(state.queue.size()) &&
-      state.threads - stuck < state.options.threads && state.threads < state.options.max_threads) {
-    state.StartThread(state_);
-  }
+  state.MayStartThread(state_);
   state.changed.NotifyAll();
   return absl::OkStatus();
 }
@@ -149,6 +164,13 @@ bool WorkPool::StopWithin(int64_t ms) {
     state.changed.WaitFor(state.mutex, std::chrono::milliseconds(20));
   }
   return state.threads == 0;
+}
+
+void WorkPool::Tend() {
+  MutexLock lock(state_->mutex);
+  if (!state_->stopping) {
+    state_->MayStartThread(state_);
+  }
 }
 
 std::vector<std::string> WorkPool::Overdue(int64_t ms) {
@@ -199,22 +221,28 @@ class PoolExecutor : public Executor {
 }  // namespace
 
 WorkPools::StorePool::StorePool(const std::string& root)
-    : pool({.name = "store", .threads = 2, .max_threads = 2}) {
-  int rank = 0;
-  for (const char* kind : {"a commit", "a restore point", "upkeep"}) {
-    by_kind.push_back(
-        std::make_unique<PoolExecutor>(&pool, rank++, absl::StrCat("store ", root, ": ", kind)));
-  }
+    : commits({.name = "commits", .threads = 2, .max_threads = 8, .stuck_ms = 5000}),
+      others({.name = "store", .threads = 2, .max_threads = 8}) {
+  const auto add = [&](WorkPool& pool, StoreWork kind, const char* name) {
+    by_kind.push_back(std::make_unique<PoolExecutor>(
+        &pool, static_cast<int>(kind), absl::StrCat("store ", root, ": ", name)));
+  };
+  add(commits, StoreWork::kCommit, "a commit");
+  add(others, StoreWork::kRestore, "a restore point");
+  add(others, StoreWork::kUpkeep, "upkeep");
 }
 
 WorkPools::WorkPools(Options options)
     : options_(options),
+      plan_turns_(kPlansAtOnce),
       plan_({.name = "plan",
-             .threads = 2,
-             .max_threads = 16,
+             .threads = 64,  // most of them wait: for a turn, or for a look at paths
+             .max_threads = 64,
              .max_queued = 256,
              .max_per_client = 8,
-             .one_at_a_time = true}),
+             .one_at_a_time = true,
+             .nice = 10}),
+      look_({.name = "look", .threads = 16, .max_threads = 64, .stuck_ms = 1000}),
       io_pool_({.name = "io", .threads = 2, .max_threads = 8}),
       io_(std::make_unique<PoolExecutor>(&io_pool_, 0, "a reading of files")) {}
 
@@ -230,15 +258,20 @@ Executor& WorkPools::Store(const std::string& root, StoreWork kind) {
 }
 
 void WorkPools::Watch() {
-  std::vector<std::string> overdue = plan_.Overdue(options_.overdue_ms);
-  const auto add = [&overdue](std::vector<std::string> more) {
+  std::vector<std::string> overdue;
+  const auto watch = [&](WorkPool& pool) {
+    pool.Tend();
+    const std::vector<std::string> more = pool.Overdue(options_.overdue_ms);
     overdue.insert(overdue.end(), more.begin(), more.end());
   };
-  add(io_pool_.Overdue(options_.overdue_ms));
+  watch(plan_);
+  watch(look_);
+  watch(io_pool_);
   {
     MutexLock lock(mutex_);
     for (auto& [root, store] : stores_) {
-      add(store->pool.Overdue(options_.overdue_ms));
+      watch(store->commits);
+      watch(store->others);
     }
   }
   for (const std::string& line : overdue) {
@@ -252,10 +285,12 @@ bool WorkPools::StopWithin(int64_t ms) {
     return std::max<int64_t>(0, end_ms - SystemClock::Get().MonotonicMs());
   };
   bool stopped = plan_.StopWithin(left());
+  stopped = look_.StopWithin(left()) && stopped;
   stopped = io_pool_.StopWithin(left()) && stopped;
   MutexLock lock(mutex_);
   for (auto& [root, store] : stores_) {
-    stopped = store->pool.StopWithin(left()) && stopped;
+    stopped = store->commits.StopWithin(left()) && stopped;
+    stopped = store->others.StopWithin(left()) && stopped;
   }
   return stopped;
 }

@@ -1,7 +1,8 @@
 #pragma once
 
-// Where slow work runs, by kind, so that one kind holds no other up: planning for people (bounded,
-// shared fairly among clients), each checkpoint store (commits first), reading of files.
+// Where slow work runs, by kind, so that one kind holds no other up: requests of people (bounded,
+// shared fairly among clients), looks at the paths that they name, the commits of each checkpoint
+// store, what else is done there, reading of files.
 
 #include <cstdint>
 #include <functional>
@@ -15,6 +16,7 @@
 #include "common/mutex.h"
 #include "common/status.h"
 #include "coordinator/jobs/executor.h"
+#include "coordinator/jobs/fair_turns.h"
 
 namespace ravel::coordinator {
 
@@ -31,6 +33,7 @@ class WorkPool {
     size_t max_queued = 10'000;
     size_t max_per_client = 10'000;  // queued and running
     bool one_at_a_time = false;      // of each client
+    int nice = 0;                    // of its threads: whoever decides goes first
   };
   struct Work {
     int rank = 0;        // lower ones first
@@ -46,6 +49,8 @@ class WorkPool {
   absl::Status Post(Work work);
   // Drops what is queued. False: some thread was still in its work after `ms`; it is left behind.
   bool StopWithin(int64_t ms);
+  // Replaces threads that are stuck while work waits; to be called now and then.
+  void Tend();
   // Work that has waited or run for longer than `ms`, each told once.
   std::vector<std::string> Overdue(int64_t ms);
   size_t queued() const;
@@ -67,22 +72,27 @@ class WorkPools {
   ~WorkPools();
 
   WorkPool& plan() { return plan_; }
+  FairTurns& plan_turns() { return plan_turns_; }
+  WorkPool& look() { return look_; }
   Executor& io() { return *io_; }
   // By the root of the store; made on demand. Outlives nothing that was posted through it.
   Executor& Store(const std::string& root, StoreWork kind);
-  // Logs what is overdue; to be called now and then.
+  // Replaces threads that hang and logs what is overdue; to be called now and then.
   void Watch();
   bool StopWithin(int64_t ms);
 
  private:
   struct StorePool {
     explicit StorePool(const std::string& root);
-    WorkPool pool;
+    WorkPool commits;
+    WorkPool others;  // restore points first
     std::vector<std::unique_ptr<Executor>> by_kind;
   };
 
   const Options options_;
+  FairTurns plan_turns_;
   WorkPool plan_;
+  WorkPool look_;
   WorkPool io_pool_;
   std::unique_ptr<Executor> io_;
   Mutex mutex_;

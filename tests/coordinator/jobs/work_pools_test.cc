@@ -5,11 +5,14 @@
 #include <condition_variable>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "common/clock.h"
+#include "coordinator/jobs/bounded_look.h"
+#include "coordinator/jobs/fair_turns.h"
 #include "coordinator/jobs/strand_lag.h"
 #include "tests/testing/eventually.h"
 
@@ -127,6 +130,81 @@ TEST(WorkPoolsTest, AStoreThatHangsHoldsNoOtherUp) {
   ASSERT_TRUE(pools.plan().Post({0, "client", "a plan", [&] { planned = true; }}).ok());
   EXPECT_TRUE(Eventually(seconds(20), [&] { return planned.load(); }));
   gate->Open();
+}
+
+TEST(WorkPoolTest, WorkThatAlreadyWaitsGetsTheThreadThatReplacesAStuckOne) {
+  auto gate = std::make_shared<Gate>();
+  std::atomic<bool> done = false;
+  WorkPool pool({.name = "test", .threads = 1, .max_threads = 2, .stuck_ms = 200});
+  ASSERT_TRUE(pool.Post({0, "", "a call that hangs", [gate] { gate->Pass(); }}).ok());
+  ASSERT_TRUE(gate->Arrived(1));
+  ASSERT_TRUE(pool.Post({0, "", "waits behind it", [&] { done = true; }}).ok());
+  EXPECT_TRUE(Eventually(seconds(20), [&] {
+    pool.Tend();
+    return done.load();
+  }));
+  gate->Open();
+}
+
+TEST(WorkPoolsTest, RestorePointsThatHangHoldNoCommitOfTheSameStoreUp) {
+  auto gate = std::make_shared<Gate>();
+  std::atomic<bool> committed = false;
+  WorkPools pools({});
+  for (const StoreWork kind : {StoreWork::kRestore, StoreWork::kUpkeep}) {
+    pools.Store("/shared", kind).Post([gate] { gate->Pass(); });
+  }
+  ASSERT_TRUE(gate->Arrived(2));
+  pools.Store("/shared", StoreWork::kCommit).Post([&] { committed = true; });
+  EXPECT_TRUE(Eventually(seconds(20), [&] { return committed.load(); }));
+  gate->Open();
+}
+
+TEST(BoundedLookTest, APathThatDoesNotAnswerIsNamedAndTheLimitIsForEach) {
+  auto gate = std::make_shared<Gate>();
+  WorkPool pool({.name = "look", .threads = 1, .max_threads = 4, .stuck_ms = 0});
+  const absl::Status late =
+      BoundedLook(pool, "spec", {.each_ms = 200, .all_ms = 60'000}, [gate](LookProgress& progress) {
+        progress.At("spec.model.from");
+        progress.At("spec.data.train[1].path");
+        gate->Pass();
+      });
+  EXPECT_TRUE(absl::IsDeadlineExceeded(late));
+  EXPECT_EQ(late.message(), "spec.data.train[1].path: no answer within 0 s");
+  EXPECT_TRUE(
+      BoundedLook(pool, "spec", {.each_ms = 10'000, .all_ms = 60'000}, [](LookProgress&) {}).ok())
+      << "the thread that hangs is replaced";
+  const absl::Status long_one =
+      BoundedLook(pool, "spec", {.each_ms = 60'000, .all_ms = 200}, [gate](LookProgress& progress) {
+        progress.At("spec.data.tokenizer");
+        gate->Pass();
+      });
+  EXPECT_TRUE(absl::IsDeadlineExceeded(long_one));
+  gate->Open();
+}
+
+TEST(FairTurnsTest, AShortPlanGoesBetweenTheSlicesOfALongOne) {
+  FairTurns turns(1);
+  std::atomic<bool> started = false;
+  std::atomic<bool> short_done = false;
+  std::atomic<bool> long_done = false;
+  std::thread long_plan([&] {
+    Turn turn(turns);
+    started = true;
+    const int64_t start_ms = SystemClock::Get().MonotonicMs();
+    while (!short_done && SystemClock::Get().MonotonicMs() - start_ms < 20'000) {
+      turn.MayPass();  // between sizes
+    }
+    EXPECT_LT(turn.used_ms(), 20'000);
+    long_done = true;
+  });
+  EXPECT_TRUE(Eventually(seconds(20), [&] { return started.load(); }));
+  {
+    const Turn turn(turns);
+    EXPECT_FALSE(long_done) << "it had not ended, and made room";
+    short_done = true;
+  }
+  long_plan.join();
+  EXPECT_TRUE(long_done);
 }
 
 TEST(LagMeterTest, PercentilesAndTheLongestTurnAreKeptAndAnAlarmIsRaised) {

@@ -1,0 +1,200 @@
+// Requests that try to hold others up: paths that never open or answer, plans without end, a store
+// that hangs. Commits go on, answers come, and the coordinator stops when it is told.
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include "tests/testing/eventually.h"
+#include "tests/testing/mini_cluster.h"
+
+namespace ravel::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using SteadyClock = std::chrono::steady_clock;
+
+// Between two commits of a job that commits every 0.1 s and more, on a loaded machine.
+constexpr seconds kLongestPause{2};
+
+class HostileRequestsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
+    ASSERT_TRUE(started.ok()) << started.status();
+    cluster_ = std::move(*started);
+    WriteTokens(Path("tokens.bin"), 20000, TinyJob().vocabulary);
+  }
+
+  std::string Path(const std::string& name) const { return cluster_->folder() + "/" + name; }
+
+  TinyJob Job(const std::string& name) const {
+    return {.name = name,
+            .tokens_path = Path("tokens.bin"),
+            .store = Path("store"),
+            .workers = 1,
+            .steps = 1'000'000,
+            .save_every_steps = 20};
+  }
+
+  int64_t CommittedStep(const std::string& job) const {
+    const absl::StatusOr<JobView> view = cluster_->Get(job);
+    return view.ok() ? view->committed_step : -1;
+  }
+
+  // Some dry runs of a job file at once, while `then` runs.
+  template <typename Then>
+  void WhileDryRuns(const std::string& yaml, int count, Then then) {
+    WriteText(Path("hostile.yaml"), yaml);
+    for (int i = 0; i < count; ++i) {
+      absl::StatusOr<std::unique_ptr<ChildProcess>> client =
+          ChildProcess::Start({.arguments = {BinaryPath("ravelctl"),
+                                             "--coordinator",
+                                             cluster_->address(),
+                                             "submit",
+                                             "-f",
+                                             Path("hostile.yaml"),
+                                             "--dry-run=server"},
+                               .error_path = Path(absl::StrCat("hostile-", i, ".err"))});
+      ASSERT_TRUE(client.ok()) << client.status();
+      clients_.push_back(std::move(*client));
+    }
+    then();
+  }
+
+  // Commits of a job go on, with no pause longer than that.
+  void ExpectCommitsGoOn(const std::string& job, milliseconds longest) {
+    int64_t last = CommittedStep(job);
+    for (int i = 0; i < 4; ++i) {
+      const SteadyClock::time_point start = SteadyClock::now();
+      const bool committed = Eventually(seconds(20), [&] { return CommittedStep(job) > last; });
+      EXPECT_TRUE(committed) << "no commit after step " << last;
+      EXPECT_LE(SteadyClock::now() - start, longest);
+      last = CommittedStep(job);
+    }
+  }
+
+  void ExpectStopsIn(milliseconds limit) {
+    const SteadyClock::time_point start = SteadyClock::now();
+    cluster_->coordinator().Signal(SIGTERM);
+    EXPECT_TRUE(cluster_->coordinator().Wait(seconds(30)).has_value());
+    EXPECT_LE(SteadyClock::now() - start, limit);
+  }
+
+  std::unique_ptr<MiniCluster> cluster_;
+  std::vector<std::unique_ptr<ChildProcess>> clients_;
+};
+
+TEST_F(HostileRequestsTest, APathThatNeverOpensHoldsNobodyUp) {
+  ASSERT_EQ(cluster_->StartWorkers(1, {{"RAVEL_FAULTS", "trainer.step@*:stall=5ms"}}),
+            absl::OkStatus());
+  ASSERT_EQ(cluster_->Submit(Job("good")), absl::OkStatus());
+  ASSERT_TRUE(Eventually(seconds(20), [&] { return CommittedStep("good") >= 20; }));
+  ASSERT_EQ(mkfifo(Path("fifo.bin").c_str(), 0600), 0);
+  TinyJob hostile = Job("hostile");
+  hostile.tokens_path = Path("fifo.bin");
+  WhileDryRuns(ToYaml(hostile), 4, [&] {
+    ExpectCommitsGoOn("good", kLongestPause);
+    ExpectStopsIn(seconds(5));
+  });
+}
+
+TEST_F(HostileRequestsTest, PlansWithoutEndHoldNobodyUp) {
+  ASSERT_EQ(cluster_->StartWorkers(1, {{"RAVEL_FAULTS", "trainer.step@*:stall=5ms"}}),
+            absl::OkStatus());
+  ASSERT_EQ(cluster_->Submit(Job("good")), absl::OkStatus());
+  ASSERT_TRUE(Eventually(seconds(20), [&] { return CommittedStep("good") >= 20; }));
+  const std::string heavy =
+      absl::StrReplaceAll(ToYaml(Job("heavy")),
+                          {{"devices: {kind: cpu, count: 1}",
+                            "devices: {kind: cpu, count: 4096}\n  elastic: {min: 1, max: 4096}"},
+                           {"virtualRanks: 8", "virtualRanks: 4096"},
+                           {"globalBatch: 8", "globalBatch: 4096"}});
+  ASSERT_TRUE(absl::StrContains(heavy, "max: 4096"));
+  WhileDryRuns(heavy, 4, [&] {
+    ExpectCommitsGoOn("good", kLongestPause);
+    ExpectStopsIn(seconds(5));
+  });
+}
+
+// Files of one job's store that never open, as those of a hung server: another job's commits go on,
+// and so do its restarts.
+TEST_F(HostileRequestsTest, AHungStoreHoldsNobodyElseUp) {
+  ASSERT_EQ(cluster_->StartWorkers(3, {{"RAVEL_FAULTS", "trainer.step@*:stall=5ms"}}),
+            absl::OkStatus());
+  TinyJob bad = Job("bad");
+  bad.store = Path("bad-store");
+  ASSERT_EQ(cluster_->Submit(bad), absl::OkStatus());
+  ASSERT_EQ(cluster_->Submit(Job("good")), absl::OkStatus());
+  ASSERT_TRUE(Eventually(
+      seconds(20), [&] { return CommittedStep("good") >= 20 && CommittedStep("bad") >= 20; }));
+  const absl::StatusOr<JobView> view = cluster_->Get("bad");
+  ASSERT_TRUE(view.ok()) << view.status();
+  for (const std::string& file : {view->committed_path + "/COMMIT", Path("bad-store/bad/OWNER")}) {
+    std::error_code error;
+    std::filesystem::remove(file, error);
+    (void)mkfifo(file.c_str(), 0600);
+  }
+  for (const pid_t trainer : cluster_->AllTrainers()) {
+    ::kill(trainer, SIGKILL);
+  }
+  const int64_t before = CommittedStep("good");
+  EXPECT_TRUE(Eventually(seconds(10), [&] { return CommittedStep("good") > before; }))
+      << cluster_->Report("good");
+  ExpectCommitsGoOn("good", kLongestPause);
+  ExpectStopsIn(seconds(5));
+}
+
+// A mount that does not answer, as the coordinator sees it: the job that names it is refused, by
+// the field, and nobody else notices.
+TEST_F(HostileRequestsTest, AMountThatHangsIsNamedAndHoldsNobodyUp) {
+  // The third look at a path is the hostile one's first.
+  ASSERT_EQ(cluster_->RestartCoordinator({{"RAVEL_FAULTS", "coordinator.look@3:stall=1h"}}),
+            absl::OkStatus());
+  ASSERT_EQ(cluster_->StartWorkers(1, {{"RAVEL_FAULTS", "trainer.step@*:stall=5ms"}}),
+            absl::OkStatus());
+  ASSERT_EQ(cluster_->Submit(Job("good")), absl::OkStatus());
+  ASSERT_TRUE(Eventually(seconds(20), [&] { return CommittedStep("good") >= 20; }));
+  WhileDryRuns(ToYaml(Job("hostile")), 1, [&] {
+    ExpectCommitsGoOn("good", kLongestPause);
+    const SteadyClock::time_point start = SteadyClock::now();
+    EXPECT_EQ(cluster_->Submit(Job("another")), absl::OkStatus());
+    EXPECT_LE(SteadyClock::now() - start, seconds(5));
+    EXPECT_TRUE(clients_.front()->Wait(seconds(20)).value_or(0) != 0);
+    const std::string said = ReadText(Path("hostile-0.err"));
+    EXPECT_TRUE(absl::StrContains(said, "spec.data.train[0].path")) << said;
+    EXPECT_TRUE(absl::StrContains(said, "no answer within 5 s")) << said;
+    ExpectStopsIn(seconds(5));
+  });
+}
+
+TEST_F(HostileRequestsTest, WhatIsNoFileIsRefusedByName) {
+  const std::string good = ToYaml(Job("named"));
+  for (const char* path : {"/dev/zero", "/proc/self/mem", "/proc/kmsg"}) {
+    SCOPED_TRACE(path);
+    const std::string yaml = absl::StrReplaceAll(good, {{Path("tokens.bin"), path}});
+    ASSERT_NE(yaml, good);
+    WriteText(Path("hostile.yaml"), yaml);
+    const SteadyClock::time_point start = SteadyClock::now();
+    const RunResult result =
+        cluster_->Ctl({"submit", "-f", Path("hostile.yaml"), "--dry-run=server"}, seconds(20));
+    EXPECT_NE(result.exit_code, 0) << result.out;
+    EXPECT_TRUE(absl::StrContains(result.err, "spec.data.train[0].path")) << result.err;
+    EXPECT_LT(SteadyClock::now() - start, seconds(5));
+  }
+}
+
+}  // namespace
+}  // namespace ravel::testing

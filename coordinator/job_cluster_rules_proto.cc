@@ -296,6 +296,20 @@ void JobRules::CheckRest() {
                                "6h",
                                10 * kMinuteMs,
                                kLongestMs);
+  v1::DetectionSpec& detection = *job().mutable_detection();
+  detection.set_stall_factor(detection.has_stall_factor() ? detection.stall_factor() : 5);
+  constexpr double kMostFactor = 1000;
+  if (!(detection.stall_factor() >= 2 && detection.stall_factor() <= kMostFactor)) {
+    Fail("spec.detection.stallFactor",
+         "a number from 2 to 1000",
+         absl::StrCat(detection.stall_factor()));
+  }
+  spec().stall_factor = detection.stall_factor();
+  spec().warmup_allowance_ms = Duration("spec.detection.warmupAllowance",
+                                        detection.mutable_warmup_allowance(),
+                                        "10m",
+                                        kMinuteMs / 2,
+                                        kLongestMs);
   v1::ObservabilitySpec& observability = *job().mutable_observability();
   observability.set_log_every(observability.has_log_every() ? observability.log_every() : 1);
   AtLeast("spec.observability.logEvery", observability.log_every(), 1);

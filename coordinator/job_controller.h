@@ -48,7 +48,7 @@ namespace ravel::coordinator {
 struct ControllerOptions {
   int64_t detection_ms = 5000;  // T while no job asks for a shorter one
   int64_t step_timeout_ms =
-      600 * 1000;  // hard wall: an epoch without progress for that long is stuck
+      600 * 1000;  // hard wall: steady steps without progress for that long are stuck
   int64_t save_timeout_ms = 120 * 1000;   // for all seals of one save
   int64_t store_timeout_ms = 120 * 1000;  // for a checkpoint store to say where to start from
   int64_t tick_ms = 20;                   // how often Tick is called
@@ -291,6 +291,7 @@ class JobController {
   void DeclareZombie(Entry& entry, int64_t rank);
   void ReleaseZombies(const std::vector<DeviceRef>& devices);
   void CheckStall(Entry& entry);
+  int64_t StallWallMs(const Entry& entry) const;
   // Ranks whose collectives do not go together, and ranks that are late.
   void CheckCollectives(Entry& entry);
   void CheckGrowth(Entry& entry);

@@ -309,6 +309,7 @@ std::map<std::string, Launch> JobController::MakeLaunches(const Entry& entry) co
     start.host_address = place.address;
     start.save_at_start = record.spec.checkpoint.at_start && run.restore_step < 0;
     start.save_at_end = true;
+    start.save_plan_hash = run.world->save_plan_hash;
     launch.trainers.push_back(std::move(start));
   }
   return launches;

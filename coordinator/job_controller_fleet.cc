@@ -6,6 +6,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/logging.h"
+#include "common/version.h"
 #include "coordinator/complaint.h"
 #include "coordinator/job_controller.h"
 
@@ -83,7 +84,8 @@ void JobController::OnHello(StreamId stream, const HelloMessage& hello, int64_t 
   expected_nodes_.erase(hello.node_id);
   Welcome welcome{cluster_id_,
                   membership_.TimesOf(hello.node_id).beat_ms(),
-                  ReconcileHeld(hello.node_id, hello)};
+                  ReconcileHeld(hello.node_id, hello),
+                  AgreedProtocol(kFleetProtocols, {hello.oldest_protocol, hello.protocol})};
   Send(stream, std::move(welcome));
   TellHeld(hello);
   for (const HeldTrainer& held : hello.trainers) {
@@ -320,9 +322,11 @@ void JobController::OnBeat(StreamId stream, const std::string& node_id, const Be
       continue;
     }
     TrainerSlot& slot = entry->run.slots[static_cast<size_t>(trainer.rank)];
-    if (trainer.step > slot.step || trainer.phase != slot.phase) {
+    if (trainer.step > slot.step || trainer.phase != slot.phase ||
+        trainer.moved_bytes > slot.moved_bytes) {
       entry->run.progress_ms = now_ms;
     }
+    slot.moved_bytes = trainer.moved_bytes;
     slot.step = trainer.step;
     slot.phase = trainer.phase;
     slot.phase_age_ms = trainer.phase_age_ms;
@@ -587,6 +591,7 @@ void JobController::OnStepReport(Entry& entry,
   progress.step_seconds = progress.step_seconds > 0
                               ? 0.9 * progress.step_seconds + 0.1 * report.step_seconds
                               : report.step_seconds;
+  entry.run.step_times.Add(report.step_seconds);
   entry.run.progress_ms = parts_.clock->MonotonicMs();
   entry.run.last_step_done = entry.run.last_step_done || report.step >= entry.record.spec.steps;
   Publish(entry);

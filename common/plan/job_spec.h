@@ -134,6 +134,9 @@ struct JobSpec {
   RestartSpec restart;
   int64_t detection_ms = 5000;           // T of the failure detector
   int64_t horizon_ms = 6 * 3600 * 1000;  // how long trainers go on without a coordinator
+  double stall_factor = 5;  // a rank that is late for that many of the slowest steps is stuck
+  // What bootstrap, restore, first steps, evaluation and saves may take without moving.
+  int64_t warmup_allowance_ms = 600 * 1000;
   int64_t log_every = 1;
   // common/trace.h of the steps first..last (as metrics count them), one file per rank in
   // `trace_directory`; 0: none.

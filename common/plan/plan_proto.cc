@@ -145,6 +145,8 @@ void RunningToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_max_backoff_ms(spec.restart.max_backoff_ms);
   proto.set_detection_ms(spec.detection_ms);
   proto.set_horizon_ms(spec.horizon_ms);
+  proto.set_stall_factor(spec.stall_factor);
+  proto.set_warmup_allowance_ms(spec.warmup_allowance_ms);
   proto.set_log_every(spec.log_every);
   proto.set_trace_first_step(spec.trace_first_step);
   proto.set_trace_last_step(spec.trace_last_step);
@@ -250,6 +252,10 @@ absl::Status RunningFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
                   .max_backoff_ms = proto.max_backoff_ms()};
   spec.detection_ms = proto.detection_ms();
   spec.horizon_ms = proto.horizon_ms();
+  // Jobs of older databases have neither.
+  spec.stall_factor = proto.stall_factor() > 0 ? proto.stall_factor() : spec.stall_factor;
+  spec.warmup_allowance_ms =
+      proto.warmup_allowance_ms() > 0 ? proto.warmup_allowance_ms() : spec.warmup_allowance_ms;
   spec.log_every = proto.log_every();
   spec.trace_first_step = proto.trace_first_step();
   spec.trace_last_step = proto.trace_last_step();

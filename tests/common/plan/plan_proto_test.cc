@@ -62,6 +62,8 @@ JobSpec FullSpec() {
                   .max_backoff_ms = 6};
   spec.detection_ms = 700;
   spec.horizon_ms = 7'000'000;
+  spec.stall_factor = 7;
+  spec.warmup_allowance_ms = 45'000;
   spec.log_every = 8;
   spec.trace_first_step = 3;
   spec.trace_last_step = 4;
@@ -218,6 +220,8 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
                restart,
                detection_ms,
                horizon_ms,
+               stall_factor,
+               warmup_allowance_ms,
                log_every,
                trace_first_step,
                trace_last_step,

@@ -258,6 +258,8 @@ class JobController {
   Wanted WantedOf(const Entry& entry) const;
   // Sends what the rank lacks; at most every two beats, unless its node has just returned.
   void Tell(Entry& entry, TrainerSlot& slot, int64_t rank, bool returned);
+  // What the held trainers of a node that returns lack.
+  void TellHeld(const HelloMessage& hello);
   // The order to launch or to stop the job's ranks on the node has this id.
   void NoteOrdered(Entry& entry, const std::string& node_id, int64_t command);
   // What a node's beat does not name is not there, once the node has heard the newest order of it.
@@ -320,7 +322,6 @@ class JobController {
   int64_t Send(StreamId stream, decltype(DownMessage::kind) kind);
   int64_t SendToNode(const std::string& node_id, decltype(DownMessage::kind) kind);
   void OnNewIncarnation(const HelloMessage& hello);
-  void TellHeld(const HelloMessage& hello);
   std::vector<HeldTrainer> ReconcileHeld(const std::string& node_id, const HelloMessage& hello);
   void LoseNode(const std::string& node_id, const std::string& reason);
   // By the job's own T: the node may still be there for others.

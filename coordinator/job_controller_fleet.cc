@@ -173,18 +173,6 @@ std::vector<HeldTrainer> JobController::ReconcileHeld(const std::string& node_id
   return stop;
 }
 
-// After Welcome: what these trainers were told while the stream was broken never reached them.
-void JobController::TellHeld(const HelloMessage& hello) {
-  for (const HeldTrainer& held : hello.trainers) {
-    Entry* entry = FindEntry(held.job_uid);
-    if (entry != nullptr && held.epoch == entry->run.epoch && held.rank >= 0 &&
-        held.rank < static_cast<int64_t>(entry->run.slots.size())) {
-      Tell(*entry, entry->run.slots[static_cast<size_t>(held.rank)], held.rank, true);
-    }
-  }
-  RepeatLaunch(hello.node_id);
-}
-
 void JobController::LoseSlots(const std::string& node_id,
                               const std::string& reason,
                               const std::set<TrainerKey>& kept) {

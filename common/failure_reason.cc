@@ -62,7 +62,7 @@ constexpr FailureReason kReasons[] = {
     {"CoordinatorRestart", C::kControl, false, A::kRestart, R::kNever, 2, -1},
     {"StoreUnavailable", C::kControl, false, A::kWait, R::kNever, 2, Code(ExitCode::kStore)},
     {"StoreFull", C::kControl, false, A::kWait, R::kNever, 2, -1},
-    {"VersionSkew", C::kControl, false, A::kWait, R::kNever, 2, -1},
+    {"VersionSkew", C::kControl, false, A::kAvoidNode, R::kNever, 2, Code(ExitCode::kRelease)},
     {"BudgetExhausted", C::kFinal, false, A::kFail, R::kNever, 2, -1},
     {"NoProgress", C::kFinal, false, A::kFail, R::kNever, 2, -1},
     {"NoGoodCheckpoint", C::kFinal, false, A::kFail, R::kNever, 2, -1},

@@ -20,6 +20,7 @@ enum class ExitCode : int32_t {
   kOutOfMemory = 15,   // of the host or of the device
   kPlanMismatch = 16,  // job, plan, model or checkpoint do not fit together
   kStore = 17,
+  kRelease = 18,  // of another release than its daemon, or than the coordinator where that matters
 };
 
 enum class FailureClass { kUser, kInfrastructure, kPreemption, kCapacity, kControl, kFinal };

@@ -375,8 +375,9 @@ int main(int argc, char** argv) {
                  flags.detection,
                  "a node that is silent for that long is lost; jobs may ask for less")
       ->capture_default_str();
-  app.add_option(
-         "--step-timeout", flags.step_timeout, "an epoch without progress for that long is stuck")
+  app.add_option("--step-timeout",
+                 flags.step_timeout,
+                 "steady steps that stand still for that long are stuck")
       ->capture_default_str();
   app.add_option("--raise-term",
                  flags.raise_term,

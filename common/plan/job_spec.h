@@ -136,6 +136,9 @@ struct JobSpec {
   int64_t horizon_ms = 6 * 3600 * 1000;  // how long trainers go on without a coordinator
   int64_t max_run_time_ms = 0;           // longest time it may hold devices; 0: none
   int64_t ttl_ms = 0;                    // its record goes so long after its end; 0: stays
+  double stall_factor = 5;  // a rank that is late for that many of the slowest steps is stuck
+  // What bootstrap, restore, first steps, evaluation and saves may take without moving.
+  int64_t warmup_allowance_ms = 600 * 1000;
   int64_t log_every = 1;
   // common/trace.h of the steps first..last (as metrics count them), one file per rank in
   // `trace_directory`; 0: none.

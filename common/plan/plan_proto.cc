@@ -147,6 +147,8 @@ void RunningToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_horizon_ms(spec.horizon_ms);
   proto.set_max_run_time_ms(spec.max_run_time_ms);
   proto.set_ttl_ms(spec.ttl_ms);
+  proto.set_stall_factor(spec.stall_factor);
+  proto.set_warmup_allowance_ms(spec.warmup_allowance_ms);
   proto.set_log_every(spec.log_every);
   proto.set_trace_first_step(spec.trace_first_step);
   proto.set_trace_last_step(spec.trace_last_step);
@@ -254,6 +256,10 @@ absl::Status RunningFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
   spec.horizon_ms = proto.horizon_ms();
   spec.max_run_time_ms = proto.max_run_time_ms();
   spec.ttl_ms = proto.ttl_ms();
+  // Jobs of older databases have neither.
+  spec.stall_factor = proto.stall_factor() > 0 ? proto.stall_factor() : spec.stall_factor;
+  spec.warmup_allowance_ms =
+      proto.warmup_allowance_ms() > 0 ? proto.warmup_allowance_ms() : spec.warmup_allowance_ms;
   spec.log_every = proto.log_every();
   spec.trace_first_step = proto.trace_first_step();
   spec.trace_last_step = proto.trace_last_step();

@@ -159,6 +159,7 @@ BeatMessage ReadBeat(const v1::Beat& message) {
                              ReadCollectives(trainer.progress()),
                              trainer.state(),
                              ReadHas(trainer.has())});
+    beat.trainers.back().moved_bytes = trainer.progress().moved_bytes();
   }
   return beat;
 }
@@ -193,6 +194,7 @@ void WriteStart(const Launch& launch, const StartTrainer& start, v1::StartTraine
   message->set_host_address(start.host_address);
   message->set_save_at_start(start.save_at_start);
   message->set_save_at_end(start.save_at_end);
+  message->set_save_plan_hash(start.save_plan_hash);
 }
 
 void WriteLaunch(const Launch& launch, v1::Launch* message) {
@@ -209,6 +211,7 @@ void WriteWelcome(const Welcome& welcome, int64_t term, v1::Welcome* message) {
   message->set_term(term);
   message->set_cluster_id(welcome.cluster_id);
   message->set_beat_interval_ms(welcome.beat_interval_ms);
+  message->set_protocol(welcome.protocol);
   for (const HeldTrainer& held : welcome.stop) {
     v1::HeldTrainer* order = message->add_stop();
     order->set_job_uid(held.job_uid);
@@ -263,6 +266,7 @@ absl::StatusOr<HelloMessage> FromProto(const v1::Hello& message) {
   hello.node_id = message.node_id();
   hello.incarnation = message.incarnation();
   hello.protocol = message.protocol();
+  hello.oldest_protocol = message.oldest_protocol();
   hello.cluster_id = message.cluster_id();
   for (const v1::Device& device : message.devices()) {
     hello.devices.push_back({device.kind(), device.model(), device.memory_bytes(), device.uuid()});

@@ -252,6 +252,8 @@ void JobRules::CheckRestart() {
 void JobRules::CheckRest() {
   spec().detection_ms = DurationOf(job().detection().time());
   spec().horizon_ms = DurationOf(job().detection().horizon());
+  spec().stall_factor = job().detection().stall_factor();
+  spec().warmup_allowance_ms = DurationOf(job().detection().warmup_allowance());
   const v1::ObservabilitySpec& observability = job().observability();
   spec().log_every = observability.log_every();
   spec().norms_every = observability.norms_every();

@@ -10,11 +10,10 @@
 namespace ravel::coordinator {
 namespace {
 
-// A wait may be that many steps long before somebody is called stuck.
-constexpr double kStallFactor = 4;
 constexpr double kNoticeFactor = 2;
-// A busy host may keep a process waiting that long.
-constexpr int64_t kLeastStallMs = 3000;
+// One witness ends an epoch only after that long: cold storage, page faults and hot chips keep a
+// healthy rank for tens of seconds. A dead process, a device or a communicator says so itself.
+constexpr int64_t kLeastStallMs = 60'000;
 // For the answers of ranks that were asked, of which one may be gone for good.
 constexpr int64_t kMostAnswerMs = 1000;
 
@@ -45,7 +44,7 @@ std::string Describe(const LedgerEntry& entry) {
 
 int64_t CollectiveLimits::stall_ms() const {
   return std::max(
-      {2 * detection_ms, kLeastStallMs, static_cast<int64_t>(kStallFactor * step_seconds * 1000)});
+      {2 * detection_ms, kLeastStallMs, static_cast<int64_t>(stall_factor * step_seconds * 1000)});
 }
 
 int64_t CollectiveLimits::notice_ms() const {

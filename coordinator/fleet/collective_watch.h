@@ -16,7 +16,8 @@ namespace ravel::coordinator {
 
 struct CollectiveLimits {
   int64_t detection_ms = 5000;
-  double step_seconds = 0;  // what a step takes; 0: not known yet
+  double step_seconds = 0;  // the rolling p99 of what a step takes; 0: not known yet
+  double stall_factor = 5;  // that many steps are no hiccup
   // From here on a stall that is not the phase's own business ends the epoch.
   int64_t stall_ms() const;
   // From here on it is told.

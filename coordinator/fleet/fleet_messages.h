@@ -44,7 +44,7 @@ struct HeldTrainer {
 struct HelloMessage {
   std::string node_id;
   std::string incarnation;
-  int64_t protocol = 0;
+  int64_t protocol = 0;  // the newest that it speaks
   std::string cluster_id;
   std::vector<DeviceFacts> devices;
   std::string data_address;
@@ -58,6 +58,7 @@ struct HelloMessage {
   // Which work folder the daemon has locked, on the host of host_id: no other daemon that lives has
   // it. Empty: unknown.
   std::string work_lock = {};
+  int64_t oldest_protocol = 0;  // 0: only the newest
 };
 
 // Where a rank is in the collectives of one group of ranks, which is known by its name and its
@@ -84,6 +85,7 @@ struct TrainerBeat {
   std::vector<CollectiveState> collectives = {};
   std::string state = {};  // as in HeldTrainer
   TrainerHas has = {};
+  int64_t moved_bytes = 0;  // read so far of what it restores
 };
 struct BeatMessage {
   int64_t seq = 0;
@@ -231,6 +233,7 @@ struct Welcome {
   std::string cluster_id;
   int64_t beat_interval_ms = 0;
   std::vector<HeldTrainer> stop;
+  int64_t protocol = 0;  // 0: as agreed before
 };
 struct BeatAck {
   int64_t seq = 0;
@@ -248,6 +251,7 @@ struct StartTrainer {
   std::string host_address;
   bool save_at_start = false;
   bool save_at_end = true;
+  std::string save_plan_hash = {};
 };
 struct Launch {
   std::string job_uid;

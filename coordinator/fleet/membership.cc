@@ -6,11 +6,11 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/plain_text.h"
+#include "common/version.h"
 
 namespace ravel::coordinator {
 namespace {
 
-constexpr int64_t kProtocol = 1;
 constexpr int64_t kMassSilenceNodes =
     10;  // below this a third of the fleet may well be one broken host
 constexpr size_t kMaxNodeIdLength = 128;
@@ -45,9 +45,19 @@ std::string Refusal(const HelloMessage& hello) {
       }
     }
   }
-  if (hello.protocol != kProtocol) {
-    return absl::StrCat(
-        "hello.protocol: this coordinator speaks ", kProtocol, ", the daemon ", hello.protocol);
+  if (AgreedProtocol(kFleetProtocols, {hello.oldest_protocol, hello.protocol}) == 0) {
+    return absl::StrCat("hello.protocol: this coordinator (release ",
+                        kVersion,
+                        ") speaks ",
+                        kFleetProtocols.oldest,
+                        " to ",
+                        kFleetProtocols.newest,
+                        ", the daemon (release ",
+                        hello.version,
+                        ") ",
+                        hello.oldest_protocol > 0 ? hello.oldest_protocol : hello.protocol,
+                        " to ",
+                        hello.protocol);
   }
   if (hello.devices.size() > kMaxDevices) {
     return absl::StrCat(

@@ -49,7 +49,7 @@ namespace ravel::coordinator {
 struct ControllerOptions {
   int64_t detection_ms = 5000;  // T while no job asks for a shorter one
   int64_t step_timeout_ms =
-      600 * 1000;  // hard wall: an epoch without progress for that long is stuck
+      600 * 1000;  // hard wall: steady steps without progress for that long are stuck
   int64_t save_timeout_ms = 120 * 1000;     // for all seals of one save
   int64_t store_timeout_ms = 120 * 1000;    // for a checkpoint store to say where to start from
   int64_t tick_ms = 20;                     // how often Tick is called
@@ -302,6 +302,8 @@ class JobController {
   Wanted WantedOf(const Entry& entry) const;
   // Sends what the rank lacks; at most every two beats, unless its node has just returned.
   void Tell(Entry& entry, TrainerSlot& slot, int64_t rank, bool returned);
+  // What the held trainers of a node that returns lack.
+  void TellHeld(const HelloMessage& hello);
   // The order to launch or to stop the job's ranks on the node has this id.
   void NoteOrdered(Entry& entry, const std::string& node_id, int64_t command);
   // What a node's beat does not name is not there, once the node has heard the newest order of it.
@@ -348,6 +350,7 @@ class JobController {
   void DeclareZombie(Entry& entry, int64_t rank);
   void ReleaseZombies(const std::vector<DeviceRef>& devices);
   void CheckStall(Entry& entry);
+  int64_t StallWallMs(const Entry& entry) const;
   // Ranks whose collectives do not go together, and ranks that are late.
   void CheckCollectives(Entry& entry);
   void CheckGrowth(Entry& entry);
@@ -376,7 +379,6 @@ class JobController {
   int64_t Send(StreamId stream, decltype(DownMessage::kind) kind);
   int64_t SendToNode(const std::string& node_id, decltype(DownMessage::kind) kind);
   void OnNewIncarnation(const HelloMessage& hello);
-  void TellHeld(const HelloMessage& hello);
   std::vector<HeldTrainer> ReconcileHeld(const std::string& node_id, const HelloMessage& hello);
   void LoseNode(const std::string& node_id, const std::string& reason);
   // By the job's own T: the node may still be there for others.

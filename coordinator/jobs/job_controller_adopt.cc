@@ -210,6 +210,18 @@ void JobController::Tell(Entry& entry, TrainerSlot& slot, int64_t rank, bool ret
   }
 }
 
+// After Welcome: what these trainers were told while the stream was broken never reached them.
+void JobController::TellHeld(const HelloMessage& hello) {
+  for (const HeldTrainer& held : hello.trainers) {
+    Entry* entry = FindEntry(held.job_uid);
+    if (entry != nullptr && held.epoch == entry->run.epoch && held.rank >= 0 &&
+        held.rank < static_cast<int64_t>(entry->run.slots.size())) {
+      Tell(*entry, entry->run.slots[static_cast<size_t>(held.rank)], held.rank, true);
+    }
+  }
+  RepeatLaunch(hello.node_id);
+}
+
 void JobController::RepeatLaunch(const std::string& node_id) {
   const auto found = launching_.find(node_id);
   if (found == launching_.end()) {
@@ -309,6 +321,7 @@ std::map<std::string, Launch> JobController::MakeLaunches(const Entry& entry) co
     start.host_address = place.address;
     start.save_at_start = record.spec.checkpoint.at_start && run.restore_step < 0;
     start.save_at_end = true;
+    start.save_plan_hash = run.world->save_plan_hash;
     launch.trainers.push_back(std::move(start));
   }
   return launches;

@@ -12,9 +12,11 @@ namespace ravel::coordinator {
 void JobController::CheckCollectives(Entry& entry) {
   JobRun& run = entry.run;
   const JobRecord& record = entry.record;
-  CollectiveWatch::Outcome outcome = run.collectives.Judge(
-      parts_.clock->MonotonicMs(),
-      {.detection_ms = DetectionOf(entry), .step_seconds = entry.progress.step_seconds});
+  CollectiveWatch::Outcome outcome =
+      run.collectives.Judge(parts_.clock->MonotonicMs(),
+                            {.detection_ms = DetectionOf(entry),
+                             .step_seconds = run.step_times.P99(),
+                             .stall_factor = record.spec.stall_factor});
   for (const int64_t rank : outcome.ask) {
     const TrainerSlot& slot = run.slots[static_cast<size_t>(rank)];
     if (!slot.exited) {

@@ -6,6 +6,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/logging.h"
+#include "common/version.h"
 #include "coordinator/jobs/job_controller.h"
 #include "coordinator/store/complaint.h"
 
@@ -83,7 +84,8 @@ void JobController::OnHello(StreamId stream, const HelloMessage& hello, int64_t 
   expected_nodes_.erase(hello.node_id);
   Welcome welcome{cluster_id_,
                   membership_.TimesOf(hello.node_id).beat_ms(),
-                  ReconcileHeld(hello.node_id, hello)};
+                  ReconcileHeld(hello.node_id, hello),
+                  AgreedProtocol(kFleetProtocols, {hello.oldest_protocol, hello.protocol})};
   Send(stream, std::move(welcome));
   TellHeld(hello);
   for (const HeldTrainer& held : hello.trainers) {
@@ -169,18 +171,6 @@ std::vector<HeldTrainer> JobController::ReconcileHeld(const std::string& node_id
   ReleaseZombies(zombies_.Keep(node_id, alive));
   LoseSlots(node_id, "its trainer was gone when the node came back", alive);
   return stop;
-}
-
-// After Welcome: what these trainers were told while the stream was broken never reached them.
-void JobController::TellHeld(const HelloMessage& hello) {
-  for (const HeldTrainer& held : hello.trainers) {
-    Entry* entry = FindEntry(held.job_uid);
-    if (entry != nullptr && held.epoch == entry->run.epoch && held.rank >= 0 &&
-        held.rank < static_cast<int64_t>(entry->run.slots.size())) {
-      Tell(*entry, entry->run.slots[static_cast<size_t>(held.rank)], held.rank, true);
-    }
-  }
-  RepeatLaunch(hello.node_id);
 }
 
 void JobController::LoseSlots(const std::string& node_id,
@@ -320,9 +310,11 @@ void JobController::OnBeat(StreamId stream, const std::string& node_id, const Be
       continue;
     }
     TrainerSlot& slot = entry->run.slots[static_cast<size_t>(trainer.rank)];
-    if (trainer.step > slot.step || trainer.phase != slot.phase) {
+    if (trainer.step > slot.step || trainer.phase != slot.phase ||
+        trainer.moved_bytes > slot.moved_bytes) {
       entry->run.progress_ms = now_ms;
     }
+    slot.moved_bytes = trainer.moved_bytes;
     slot.step = trainer.step;
     slot.phase = trainer.phase;
     slot.phase_age_ms = trainer.phase_age_ms;
@@ -587,6 +579,7 @@ void JobController::OnStepReport(Entry& entry,
   progress.step_seconds = progress.step_seconds > 0
                               ? 0.9 * progress.step_seconds + 0.1 * report.step_seconds
                               : report.step_seconds;
+  entry.run.step_times.Add(report.step_seconds);
   entry.run.progress_ms = parts_.clock->MonotonicMs();
   entry.run.last_step_done = entry.run.last_step_done || report.step >= entry.record.spec.steps;
   Publish(entry);

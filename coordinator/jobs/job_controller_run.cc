@@ -130,9 +130,23 @@ void JobController::ReconcileRunning(Entry& entry) {
   CheckGrowth(entry);
 }
 
+// The cluster's wall for steps that go; bootstrap, restore, first steps, evaluation and saves have
+// the job's warm-up allowance, counted from the newest byte or phase that moved.
+int64_t JobController::StallWallMs(const Entry& entry) const {
+  const JobRun& run = entry.run;
+  const plan::JobSpec& spec = entry.record.spec;
+  const bool steady =
+      run.phase == RunPhase::kTraining && run.step_times.warm() &&
+      std::all_of(run.slots.begin(), run.slots.end(), [](const TrainerSlot& slot) {
+        return slot.phase.empty() || slot.phase == "training" || slot.phase == "waiting";
+      });
+  const auto usual_ms = static_cast<int64_t>(spec.stall_factor * run.step_times.P99() * 1000);
+  return std::max({options_.step_timeout_ms, usual_ms, steady ? 0 : spec.warmup_allowance_ms});
+}
+
 void JobController::CheckStall(Entry& entry) {
   const int64_t still_ms = parts_.clock->MonotonicMs() - entry.run.progress_ms;
-  if (still_ms < options_.step_timeout_ms) {
+  if (still_ms < StallWallMs(entry)) {
     return;
   }
   // The rank that is furthest behind and longest in its phase is the one to look at.

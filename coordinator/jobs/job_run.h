@@ -14,6 +14,7 @@
 #include "coordinator/fleet/collective_watch.h"
 #include "coordinator/fleet/fleet_messages.h"
 #include "coordinator/fleet/rendezvous_board.h"
+#include "coordinator/fleet/step_times.h"
 #include "coordinator/jobs/admission.h"
 #include "coordinator/jobs/planner.h"
 #include "coordinator/jobs/restart_budget.h"
@@ -38,6 +39,7 @@ struct TrainerSlot {
   TrainerHas has;       // what it was told, as its node says
   int64_t told_ms = 0;  // monotonic: newest command; what is missing is sent again some time later
   int64_t ordered = 0;  // id of the newest order to launch or to stop it
+  int64_t moved_bytes = 0;  // of what it restores
 };
 
 enum class RunPhase {
@@ -67,6 +69,7 @@ struct JobRun {
   RendezvousBoard board;
   std::vector<JobEventRecord> remarks;  // of ranks that are ready; recorded when all are
   CollectiveWatch collectives;
+  StepTimes step_times;
 
   std::optional<FailureCause> failure;  // the most telling so far
   // Nodes of this run that have said they go away: what their leaving causes costs nothing.

@@ -15,8 +15,9 @@
 namespace ravel::coordinator {
 
 struct PlannedWorld {
-  std::string bytes;   // serialized v1::ShardingPlan, what FetchPlan streams
-  std::string digest;  // SHA-256 of `bytes`
+  std::string bytes;           // serialized v1::ShardingPlan, what FetchPlan streams
+  std::string digest;          // SHA-256 of `bytes`
+  std::string save_plan_hash;  // what seals are held against; trainers make the same one, or none
   plan::ShardingPlan plan;
 };
 

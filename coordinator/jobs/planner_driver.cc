@@ -4,13 +4,17 @@
 
 #include "common/crypto.h"
 #include "common/plan/plan_proto.h"
+#include "common/plan/save_headers.h"
 
 namespace ravel::coordinator {
 namespace {
 
-std::string DigestOf(const std::string& bytes) {
-  const Sha256Digest digest = Sha256(bytes);
+std::string BytesOf(const Sha256Digest& digest) {
   return std::string(reinterpret_cast<const char*>(digest.data()), digest.size());
+}
+
+std::string DigestOf(const std::string& bytes) {
+  return BytesOf(Sha256(bytes));
 }
 
 }  // namespace
@@ -31,6 +35,8 @@ absl::StatusOr<std::shared_ptr<const PlannedWorld>> PlannerDriver::Plan(const pl
   auto world = std::make_shared<PlannedWorld>();
   world->bytes = plan::SerializePlan(made);
   world->digest = DigestOf(world->bytes);
+  ASSIGN_OR_RETURN(const plan::SavePlan save_plan, plan::BuildSavePlan(made));
+  world->save_plan_hash = BytesOf(plan::SavePlanHash(save_plan));
   world->plan = std::move(made);
   MutexLock lock(mutex_);
   std::erase_if(held_, [](const auto& entry) { return entry.second.expired(); });

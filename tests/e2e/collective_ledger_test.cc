@@ -22,6 +22,7 @@ using std::chrono::seconds;
 using SteadyClock = std::chrono::steady_clock;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr double kMostSeconds = 5;
 
@@ -112,15 +113,18 @@ TEST_P(CollectiveLedgerTest, RankThatNeverIssuesItsNextCollectiveIsNamed) {
       step = view->step;
       newest = SteadyClock::now();
     }
-    return view.ok() && view->Terminal();
+    return std::regex_search(Events(), std::regex(kLate));
   });
   const double took = std::chrono::duration<double>(SteadyClock::now() - newest).count();
-  ASSERT_TRUE(view.ok() && view->Terminal()) << Events();
   EXPECT_GT(step, 0);
   EXPECT_LT(took, kMostSeconds) << Events();
-  EXPECT_EQ(view->state, "FAILED") << Events();
   EXPECT_THAT(Events(), ContainsRegex(kLate));
   EXPECT_THAT(Events(), HasSubstr("Stall"));
+  // One witness ends nothing: the rank may be slow.
+  ASSERT_TRUE(view.ok());
+  EXPECT_EQ(view->state, "RUNNING") << Events();
+  EXPECT_THAT(Events(), Not(HasSubstr("EpochChanged"))) << Events();
+  EXPECT_EQ(cluster_->Ctl({"cancel", "job"}).exit_code, 0);
 }
 
 void ExpectSwapIsNamed(const std::string& events) {

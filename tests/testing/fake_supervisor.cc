@@ -201,7 +201,9 @@ EpochOutcome RunEpoch(const EpochArgs& args) {
                                      .first_step = args.first_step,
                                      .host_address = "127.0.0.1",
                                      .save_at_start = args.save_at_start,
-                                     .save_at_end = true};
+                                     .save_at_end = true,
+                                     .save_plan_hash = args.save_plan_hash,
+                                     .release = args.release};
       RankReporter reporter(supervisor, rank);
       Position position(SystemClock::Get());
       Trainer trainer({.assignment = assignment,

@@ -32,6 +32,8 @@ struct EpochArgs {
   bool wait_for_saves = true;
   // Asks for a save that stops the run when this many steps are reported; -1: never.
   int64_t stop_after_step = -1;
+  std::string save_plan_hash = {};  // as the coordinator would say it
+  std::string release = {};         // of the daemon
 };
 
 struct EpochOutcome {

@@ -14,6 +14,7 @@
 #include "common/clock.h"
 #include "common/crypto.h"
 #include "common/logging.h"
+#include "common/version.h"
 #include "worker/daemon/preflight_paths_proto.h"
 
 namespace ravel::daemon {
@@ -22,7 +23,6 @@ namespace {
 namespace asio = boost::asio;
 using std::chrono::milliseconds;
 
-constexpr int64_t kProtocol = 1;
 constexpr size_t kMaxPlans = 4;
 constexpr size_t kMaxSeals = 4096;
 constexpr size_t kMaxCheckedJobs = 10000;
@@ -129,7 +129,8 @@ v1::Hello Daemon::MakeHello() const {
   v1::Hello hello;
   hello.set_node_id(options_.node_id);
   hello.set_incarnation(incarnation_);
-  hello.set_protocol(kProtocol);
+  hello.set_protocol(kFleetProtocols.newest);
+  hello.set_oldest_protocol(kFleetProtocols.oldest);
   hello.set_data_address(options_.data_address);
   hello.set_host_id(options_.facts.host_id);
   hello.set_cpu_isa(options_.facts.cpu_isa);
@@ -376,6 +377,7 @@ void Daemon::LaunchWithPlan(int64_t command_id, const v1::Launch& launch, const 
     complete.set_epoch(launch.epoch());
     complete.set_attempt(launch.attempt());
     complete.set_plan(plan);
+    complete.set_release(options_.version);
     if (complete.host_address().empty()) {
       complete.set_host_address(options_.data_address);
     }

@@ -11,6 +11,7 @@
 
 #include "common/clock.h"
 #include "common/logging.h"
+#include "common/version.h"
 
 namespace ravel::daemon {
 namespace {
@@ -132,6 +133,18 @@ void FleetClient::OnWelcome(const v1::Welcome& welcome) {
                                      cluster_id_,
                                      ", the coordinator is of cluster ",
                                      welcome.cluster_id()));
+    return;
+  }
+  const ProtocolRange chosen{welcome.protocol(), welcome.protocol()};
+  if (welcome.protocol() != 0 && AgreedProtocol(kFleetProtocols, chosen) == 0) {
+    callbacks_.rejected(absl::StrCat("the coordinator speaks protocol ",
+                                     welcome.protocol(),
+                                     ", this daemon (release ",
+                                     kVersion,
+                                     ") ",
+                                     kFleetProtocols.oldest,
+                                     " to ",
+                                     kFleetProtocols.newest));
     return;
   }
   cluster_id_ = welcome.cluster_id();

@@ -26,7 +26,9 @@ absl::StatusOr<Assignment> AssignmentFrom(const v1::StartTrainer& start) {
                            .first_step = start.first_step(),
                            .host_address = start.host_address(),
                            .save_at_start = start.save_at_start(),
-                           .save_at_end = start.save_at_end()};
+                           .save_at_end = start.save_at_end(),
+                           .save_plan_hash = start.save_plan_hash(),
+                           .release = start.release()};
   auto spec = plan::ParseJob(start.job());
   if (!spec.ok()) {
     return Annotate(spec.status(), "StartTrainer.job");
@@ -161,6 +163,7 @@ absl::Status DaemonLinkReporter::Progress(const ProgressReport& report) {
   message.set_phase_age_ms(report.phase_age_ms);
   message.set_collective_sequence(report.collective_sequence);
   message.set_collective_hash(report.collective_hash);
+  message.set_moved_bytes(report.moved_bytes);
   for (const CollectiveState& state : report.collectives) {
     v1::CollectiveState& group = *message.add_collectives();
     group.set_group(state.group);

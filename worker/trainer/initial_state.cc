@@ -73,7 +73,8 @@ absl::Status MarkLoadError(const absl::Status& status) {
 absl::Status ReadGroups(const plan::ShardingPlan& plan,
                         int64_t rank,
                         checkpoint::StepLoader& loader,
-                        RankEngine& engine) {
+                        RankEngine& engine,
+                        Position& position) {
   for (shard::ParameterGroup& group : engine.groups()) {
     const std::vector<plan::OwnedPiece> counted = plan::SavedPieces(plan, group.index(), rank);
     const auto read = [&](plan::StateRole role) {
@@ -82,7 +83,9 @@ absl::Status ReadGroups(const plan::ShardingPlan& plan,
           RETURN_IF_ERROR(
               loader.ReadPieces(role, group.pieces(), shard, checkpoint::DigestShare::kReplica));
         }
-        return loader.ReadPieces(role, counted, shard);
+        RETURN_IF_ERROR(loader.ReadPieces(role, counted, shard));
+        position.Move(loader.bytes_read());
+        return absl::OkStatus();
       });
     };
     RETURN_IF_ERROR(read(plan::StateRole::kParam));
@@ -139,10 +142,12 @@ absl::StatusOr<SavedStep> OpenSaved(const Assignment& assignment) {
 
 absl::Status Restore(const Assignment& assignment,
                      comm::Communicator& communicator,
-                     RankEngine& engine) {
+                     RankEngine& engine,
+                     Position& position) {
   ASSIGN_OR_RETURN(SavedStep saved, OpenSaved(assignment));
   std::optional<checkpoint::StepLoader>& loader = saved.loader;
-  RETURN_IF_ERROR(MarkLoadError(ReadGroups(assignment.plan, assignment.rank, *loader, engine)));
+  RETURN_IF_ERROR(
+      MarkLoadError(ReadGroups(assignment.plan, assignment.rank, *loader, engine, position)));
   auto updates =
       loader->ReadOptimizerStep(communicator.rank() == 0 ? checkpoint::DigestShare::kOwner
                                                          : checkpoint::DigestShare::kReplica);
@@ -154,7 +159,7 @@ absl::Status Restore(const Assignment& assignment,
   return CheckDigests(*loader, communicator);
 }
 
-absl::Status LoadHuggingFace(const Assignment& assignment, RankEngine& engine) {
+absl::Status LoadHuggingFace(const Assignment& assignment, RankEngine& engine, Position& position) {
   ASSIGN_OR_RETURN(
       auto loader,
       checkpoint::HuggingFaceLoader::Open(assignment.spec.model_from, &assignment.plan.inventory));
@@ -162,6 +167,7 @@ absl::Status LoadHuggingFace(const Assignment& assignment, RankEngine& engine) {
     RETURN_IF_ERROR(FillShard(engine, group, plan::StateRole::kParam, [&](std::span<float> shard) {
       return loader.ReadPieces(group.pieces(), shard);
     }));
+    position.Move(loader.bytes_read());
   }
   engine.RefreshWeights();
   return absl::OkStatus();
@@ -180,12 +186,13 @@ absl::StatusOr<std::string> SavedProducts(const Assignment& assignment) {
 
 absl::Status PrepareState(const Assignment& assignment,
                           comm::Communicator& communicator,
-                          RankEngine& engine) {
+                          RankEngine& engine,
+                          Position& position) {
   if (!assignment.restore_path.empty()) {
-    return Restore(assignment, communicator, engine);
+    return Restore(assignment, communicator, engine, position);
   }
   if (!assignment.spec.model_from.empty()) {
-    const absl::Status loaded = LoadHuggingFace(assignment, engine);
+    const absl::Status loaded = LoadHuggingFace(assignment, engine, position);
     return WithCode(loaded.ok() ? loaded : Annotate(loaded, "model.from"), ExitCode::kPlanMismatch);
   }
   return WithCode(engine.InitializeWeights(), ExitCode::kDevice);

@@ -52,6 +52,9 @@ class Position {
     step_.store(step);
     since_ms_.store(clock_.MonotonicMs());
   }
+  // Bytes of the state that is being restored, so far.
+  void Move(int64_t bytes) { moved_bytes_.store(bytes); }
+  int64_t moved_bytes() const { return moved_bytes_.load(); }
   TrainerPhase phase() const { return phase_.load(); }
   int64_t step() const { return step_.load(); }
   int64_t phase_age_ms() const { return clock_.MonotonicMs() - since_ms_.load(); }
@@ -61,6 +64,7 @@ class Position {
   std::atomic<TrainerPhase> phase_ = TrainerPhase::kStarting;
   std::atomic<int64_t> step_ = 0;
   std::atomic<int64_t> since_ms_;
+  std::atomic<int64_t> moved_bytes_ = 0;
 };
 
 }  // namespace ravel::trainer

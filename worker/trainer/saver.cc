@@ -9,6 +9,8 @@
 #include "common/ckpt/step_layout.h"
 #include "common/json.h"
 #include "common/logging.h"
+#include "common/plan/save_headers.h"
+#include "common/version.h"
 #include "worker/optim/stored_state.h"
 
 namespace ravel::trainer {
@@ -67,6 +69,22 @@ absl::Status CheckFolder(const store::ObjectStore& store) {
                                   " is missing on this node: is the store mounted here?"));
 }
 
+// Before the first step, not with the first seal: what this build would write nobody could commit.
+absl::Status CheckSavePlan(const Assignment& assignment, const plan::SavePlan& plan) {
+  const Sha256Digest hash = plan::SavePlanHash(plan);
+  const std::string_view own(reinterpret_cast<const char*>(hash.data()), hash.size());
+  if (assignment.save_plan_hash.empty() || assignment.save_plan_hash == own) {
+    return absl::OkStatus();
+  }
+  return WithCode(
+      absl::FailedPreconditionError(absl::StrCat(
+          "StartTrainer.save_plan_hash: this trainer (release ",
+          kVersion,
+          ") would write another checkpoint layout of this plan than the coordinator expects; "
+          "bring both to one release")),
+      ExitCode::kRelease);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Saver>> Saver::Create(const Assignment& assignment,
@@ -78,6 +96,7 @@ absl::StatusOr<std::unique_ptr<Saver>> Saver::Create(const Assignment& assignmen
   if (!plan.ok()) {
     return WithCode(plan.status(), ExitCode::kPlanMismatch);
   }
+  RETURN_IF_ERROR(CheckSavePlan(assignment, *plan));
   auto store = store::FileStore::FromUrl(assignment.checkpoint_root);
   if (!store.ok()) {
     return WithCode(store.status(), ExitCode::kPlanMismatch);

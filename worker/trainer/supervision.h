@@ -30,6 +30,8 @@ struct Assignment {
   std::string host_address;
   bool save_at_start = false;
   bool save_at_end = false;
+  std::string save_plan_hash = {};  // the coordinator's, of this plan; empty: not compared
+  std::string release = {};         // of the daemon; empty: not compared
 };
 
 // What the job's owner should know of a start: an event of the job.
@@ -91,6 +93,7 @@ struct ProgressReport {
   uint64_t collective_sequence = 0;
   uint64_t collective_hash = 0;
   std::vector<CollectiveState> collectives = {};
+  int64_t moved_bytes = 0;
 };
 
 // What was issued last.

@@ -15,6 +15,7 @@
 #include "common/fault_point.h"
 #include "common/logging.h"
 #include "common/plan/plan_printer.h"
+#include "common/version.h"
 #include "kernels/cuda_nccl.h"
 #include "worker/comm/collective_ledger.h"
 #include "worker/comm/communicator_factory.h"
@@ -88,6 +89,16 @@ class CommunicatorScope {
 }  // namespace
 
 absl::Status Trainer::Run() {
+  const std::string& release = parts_.assignment.release;
+  if (!release.empty() && release != kVersion) {
+    return WithCode(absl::FailedPreconditionError(absl::StrCat(
+                        "this trainer is of release ",
+                        kVersion,
+                        ", its daemon of release ",
+                        release,
+                        ": start the daemon anew when the programs of a node were replaced")),
+                    ExitCode::kRelease);
+  }
   ASSIGN_OR_RETURN(const std::unique_ptr<kernels::CudaGpu> gpu, OpenGpu());
   ASSIGN_OR_RETURN(const std::unique_ptr<comm::Communicator> communicator, Connect(gpu.get()));
   std::vector<std::string> units;
@@ -181,7 +192,7 @@ absl::Status Trainer::RunWith(comm::Communicator& communicator, kernels::CudaGpu
                                        .products = std::move(products)}));
   parts_.position.Enter(TrainerPhase::kRestoring);
   const int64_t start_ms = parts_.clock.MonotonicMs();
-  RETURN_IF_ERROR(PrepareState(assignment, communicator, *engine));
+  RETURN_IF_ERROR(PrepareState(assignment, communicator, *engine, parts_.position));
   ASSIGN_OR_RETURN(const std::unique_ptr<Saver> saver,
                    Saver::Create(assignment, parts_.reporter, parts_.box, *engine));
   StepDiagnostics diagnostics(assignment, *engine);

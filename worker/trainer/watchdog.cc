@@ -120,7 +120,8 @@ void Watchdog::Beat() {
                            .phase = PhaseText(options_.position.phase()),
                            .phase_age_ms = options_.position.phase_age_ms(),
                            .collective_sequence = 0,
-                           .collective_hash = 0};
+                           .collective_hash = 0,
+                           .moved_bytes = options_.position.moved_bytes()};
   {
     MutexLock lock(mutex_);
     if (communicator_ != nullptr) {

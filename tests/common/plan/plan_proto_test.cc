@@ -64,6 +64,8 @@ JobSpec FullSpec() {
   spec.max_run_time_ms = 8'000'000;
   spec.ttl_ms = 9'000'000;
   spec.horizon_ms = 7'000'000;
+  spec.stall_factor = 7;
+  spec.warmup_allowance_ms = 45'000;
   spec.log_every = 8;
   spec.trace_first_step = 3;
   spec.trace_last_step = 4;
@@ -222,6 +224,8 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
                horizon_ms,
                max_run_time_ms,
                ttl_ms,
+               stall_factor,
+               warmup_allowance_ms,
                log_every,
                trace_first_step,
                trace_last_step,

@@ -59,6 +59,38 @@ TEST(FleetMessages, AFailedSaveIsReadWhole) {
   EXPECT_EQ(started.attempt, 1) << "of a trainer that does not say";
 }
 
+TEST(FleetMessages, ABeatSaysWhatItHasHeardAndHowFarItsRestoresAre) {
+  v1::Up up;
+  v1::Beat& message = *up.mutable_beat();
+  message.set_seq(3);
+  message.set_heard_command(17);
+  message.add_trainers()->mutable_progress()->set_moved_bytes(1 << 20);
+  const absl::StatusOr<UpMessage> read = FromProto(up);
+  ASSERT_TRUE(read.ok()) << read.status();
+  const BeatMessage beat = std::get<BeatMessage>(*read);
+  EXPECT_EQ(beat.seq, 3);
+  EXPECT_EQ(beat.heard_command, 17);
+  ASSERT_EQ(beat.trainers.size(), 1U);
+  EXPECT_EQ(beat.trainers[0].moved_bytes, 1 << 20);
+}
+
+TEST(FleetMessages, ReleasesTellWhatTheySpeakAndWhatTheyWouldWrite) {
+  v1::Hello hello;
+  hello.set_node_id("a");
+  hello.set_protocol(3);
+  hello.set_oldest_protocol(2);
+  const absl::StatusOr<HelloMessage> read = FromProto(hello);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->protocol, 3);
+  EXPECT_EQ(read->oldest_protocol, 2);
+  const v1::Down welcome = ToProto(DownMessage{1, 2, Welcome{"cluster", 50, {}, 2}});
+  EXPECT_EQ(welcome.welcome().protocol(), 2);
+  Launch launch;
+  launch.trainers.emplace_back().save_plan_hash = "hash";
+  const v1::Down order = ToProto(DownMessage{1, 3, launch});
+  EXPECT_EQ(order.launch().trainers(0).save_plan_hash(), "hash");
+}
+
 TEST(FleetMessages, AnEmptyFrameIsRefused) {
   v1::Up up;
   up.mutable_trainer()->mutable_frame();

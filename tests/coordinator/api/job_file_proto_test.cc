@@ -76,6 +76,8 @@ TEST(JobFile, AValidFileBecomesASpecWithItsDefaults) {
   EXPECT_EQ(job.spec.checkpoint.every_steps, 10);
   EXPECT_EQ(job.spec.optimizer.weight_decay, 0.1);
   EXPECT_EQ(job.spec.detection_ms, 5000);
+  EXPECT_EQ(job.spec.stall_factor, 5);
+  EXPECT_EQ(job.spec.warmup_allowance_ms, 600'000);
   EXPECT_EQ(job.job.spec().elastic().grow_delay(), "5m");
 }
 
@@ -317,6 +319,10 @@ INSTANTIATE_TEST_SUITE_P(
                 "job.yaml:16:15: spec.detection.time: expected a duration such as 90s, 20m or 14d, "
                 "from 500ms to 1m, "
                 "got '100ms'\n"},
+        BadFile{"StallFactor",
+                With("  elastic:", "  detection: {stallFactor: 1}\n  elastic:"),
+                "job.yaml:16:15: spec.detection.stallFactor: expected a number from 2 to 1000, "
+                "got 1\n"},
         BadFile{"TraceBackwards",
                 With("  elastic:",
                      "  observability: {trace: {firstStep: 5, lastStep: 4, directory: /t}}\n"

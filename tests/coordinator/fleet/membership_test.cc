@@ -3,6 +3,8 @@
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
+#include "common/version.h"
+
 namespace ravel::coordinator {
 namespace {
 
@@ -116,9 +118,36 @@ TEST(MembershipTest, BadHellosNameTheirField) {
   EXPECT_NE(members.OnHello(1, Hello("a", ""), 0, 0).rejected.find("incarnation"),
             std::string::npos);
   HelloMessage newer = Hello("a", "i");
-  newer.protocol = 2;
-  EXPECT_NE(members.OnHello(1, newer, 0, 0).rejected.find("protocol"), std::string::npos);
+  newer.protocol = 3;
+  newer.oldest_protocol = 2;
+  newer.version = "0.3.0";
+  EXPECT_EQ(members.OnHello(1, newer, 0, 0).rejected,
+            "hello.protocol: this coordinator (release 0.1.0) speaks 1 to 1, the daemon (release "
+            "0.3.0) 2 to 3");
+  newer.oldest_protocol = 0;
+  EXPECT_NE(members.OnHello(1, newer, 0, 0).rejected.find("protocol"), std::string::npos)
+      << "only the newest";
   EXPECT_TRUE(members.nodes().empty()) << "a refused daemon changes nothing";
+}
+
+TEST(MembershipTest, ADaemonOfANewerReleaseThatStillSpeaksOursIsAMember) {
+  Membership members(1000);
+  HelloMessage newer = Hello("a", "i");
+  newer.protocol = 3;
+  newer.oldest_protocol = 1;
+  EXPECT_EQ(members.OnHello(1, newer, 0, 0).rejected, "");
+  EXPECT_TRUE(members.Find("a")->TakesWork());
+}
+
+TEST(ProtocolRange, TheNewestThatBothSpeakIsAgreed) {
+  EXPECT_EQ(AgreedProtocol({1, 1}, {1, 3}), 1);
+  EXPECT_EQ(AgreedProtocol({2, 5}, {1, 3}), 3);
+  EXPECT_EQ(AgreedProtocol({1, 3}, {2, 5}), 3);
+  EXPECT_EQ(AgreedProtocol({1, 1}, {2, 3}), 0);
+  EXPECT_EQ(AgreedProtocol({2, 3}, {1, 1}), 0);
+  EXPECT_EQ(AgreedProtocol({1, 2}, {0, 2}), 2) << "a daemon of before ranges";
+  EXPECT_EQ(AgreedProtocol({1, 2}, {0, 3}), 0);
+  EXPECT_EQ(AgreedProtocol({1, 2}, {0, 0}), 0);
 }
 
 TEST(MembershipTest, TimeThatTheProcessDidNotRunIsNobodysFault) {

@@ -210,6 +210,57 @@ TEST_F(DetectionTest, AnAnswerCountsOnlyFromTheNodeThatWasAsked) {
   EXPECT_EQ(Job("job").record.attempt, 1);
 }
 
+// Restores and other slow beginnings.
+class StallTest : public DetectionTest {
+ protected:
+  void StartJob() {
+    world_.options.step_timeout_ms = 30'000;
+    Start(1000, 1);
+    plan::JobSpec spec = world_.Spec("job", {1}, 100);
+    spec.warmup_allowance_ms = 120'000;
+    ASSERT_TRUE(world_.Submit(spec).ok());
+  }
+};
+
+TEST_F(StallTest, ARestoreThatMovesIsNotStuck) {
+  StartJob();
+  world_.node("n0").phase = "restoring";
+  for (int minute = 0; minute < 12; ++minute) {
+    world_.node("n0").moved_bytes += 1 << 30;
+    world_.Advance(60'000);
+  }
+  EXPECT_EQ(Job("job").record.attempt, 1) << "12 minutes, with a wall of 30 s";
+  world_.Advance(121'000);
+  EXPECT_EQ(Job("job").record.budget.last_reason, "Stall") << "nothing moves any more";
+}
+
+TEST_F(StallTest, SteadyStepsHaveTheWallAndAnEvaluationItsAllowance) {
+  StartJob();
+  world_.TrainSteps(6);
+  world_.node("n0").phase = "evaluating";
+  world_.Advance(100'000);
+  EXPECT_EQ(Job("job").record.attempt, 1);
+  world_.node("n0").phase = "training";
+  world_.Advance(31'000);
+  EXPECT_EQ(Job("job").record.budget.last_reason, "Stall");
+}
+
+TEST(StepTimesTest, TheSlowestOfAHundredCounts) {
+  StepTimes times;
+  for (int i = 0; i < 4; ++i) {
+    times.Add(9);
+  }
+  EXPECT_EQ(times.P99(), 0) << "nothing is usual yet";
+  for (int i = 0; i < 96; ++i) {
+    times.Add(0.1);
+  }
+  EXPECT_EQ(times.P99(), 9);
+  for (int i = 0; i < 128; ++i) {
+    times.Add(0.1);
+  }
+  EXPECT_EQ(times.P99(), 0.1);
+}
+
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int kPartOfLoad = 10;  // sanitizers are slow
 #else

@@ -220,11 +220,12 @@ void FakeWorld::Advance(int64_t ms) {
                                  trainer.rank,
                                  trainer.epoch,
                                  trainer.step,
-                                 "training",
+                                 node.phase,
                                  0,
                                  {},
                                  StateOf(trainer),
                                  HasOf(trainer)});
+        beat.trainers.back().moved_bytes = node.moved_bytes;
       }
       controller_->OnUp(node.stream, beat);
     }

@@ -107,7 +107,9 @@ struct FakeNode {
   bool plans_wait = false;   // launches wait for their plan, until GiveUpLaunches
   std::set<std::tuple<std::string, int64_t, int64_t>> launching;  // these: job, epoch, rank
   int64_t heard_command = 0;                                      // on this stream
-  bool stops_trainers = true;  // false: StopTrainers is not obeyed in time
+  bool stops_trainers = true;      // false: StopTrainers is not obeyed in time
+  std::string phase = "training";  // of its trainers, as beats say it
+  int64_t moved_bytes = 0;         // read of what they restore
   std::deque<DownMessage> inbox;
   std::map<std::tuple<std::string, int64_t, int64_t>, FakeTrainer> trainers;
   std::string rejected;

@@ -489,7 +489,7 @@ TEST_F(JobControllerTest, AStuckEpochIsBrokenAndTheSuspectNamed) {
   world_.StartCoordinator();
   AddNodes(2);
   ASSERT_TRUE(world_.Submit(world_.Spec("job", {2}, 50)).ok());
-  world_.TrainSteps(1);
+  world_.TrainSteps(6);
   world_.Advance(31'000);
   EXPECT_EQ(world_.Job("job").record.budget.last_reason, "Stall");
   EXPECT_EQ(world_.Job("job").record.attempt, 2);

@@ -164,6 +164,27 @@ TEST_F(SimulationTest, ACoordinatorThatDiesCostsNoStep) {
   }
 }
 
+// The faults of a seed, in a fleet of a size that others run.
+TEST_F(SimulationTest, HundredsOfNodesAndThousandsOfJobs) {
+  const uint64_t one = Number("RAVEL_SEED", 0);
+  const uint64_t last = one == 0 ? Number("RAVEL_LARGE_SEEDS", 1) : one;
+  for (uint64_t seed = one == 0 ? 1 : one; seed <= last && !HasFailure(); ++seed) {
+    Settings settings = SettingsOf(seed);
+    Random random(seed + 4242);
+    settings.nodes = random.Between(200, 400);
+    settings.devices = random.Between(4, 8);
+    settings.jobs = random.Between(1000, 2500);
+    settings.fault_every_ms = random.Between(50, 500);
+    settings.trace = one != 0;
+    World world(settings);
+    EXPECT_EQ(world.Run(), "") << Describe(settings) << "\n  again: RAVEL_SEED=" << seed
+                               << " with this test's name";
+    for (const std::string& line : world.trace()) {
+      std::fprintf(stderr, "%s\n", line.c_str());
+    }
+  }
+}
+
 // Each planted bug is seen by some check, within few seeds.
 class PlantedBugTest : public SimulationTest, public ::testing::WithParamInterface<int> {};
 

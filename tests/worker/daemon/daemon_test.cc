@@ -375,6 +375,15 @@ TEST_F(DaemonTest, RejectedDaemonEndsWith93) {
   EXPECT_EQ(exit_code_, kExitDoNotRestart);
 }
 
+TEST_F(DaemonTest, ACoordinatorOfAnotherProtocolIsLeftAlone) {
+  StartAll({.protocol = 9});
+  thread_.join();
+  EXPECT_EQ(exit_code_, kExitDoNotRestart);
+  const v1::Hello hello = fleet_->WaitFor(IsHello).hello();
+  EXPECT_EQ(hello.oldest_protocol(), 1);
+  EXPECT_GE(hello.protocol(), hello.oldest_protocol());
+}
+
 TEST_F(DaemonTest, AParkedDaemonStaysAndAsksAgainUntilItIsStopped) {
   parks_ = true;
   StartAll({.reject = "another daemon is node node-1"});

@@ -156,6 +156,7 @@ class Service final : public v1::Fleet::CallbackService, public FakeFleet {
       answer.mutable_welcome()->set_term(options_.term);
       answer.mutable_welcome()->set_cluster_id(options_.cluster_id);
       answer.mutable_welcome()->set_beat_interval_ms(options_.beat_interval_ms);
+      answer.mutable_welcome()->set_protocol(options_.protocol);
       for (const v1::HeldTrainer& held : options_.stop) {
         *answer.mutable_welcome()->add_stop() = held;
       }

@@ -25,6 +25,7 @@ class FakeFleet {
     std::string reject = {};  // answers Hello with this refusal
     std::string plan = "the plan";
     std::vector<v1::HeldTrainer> stop = {};  // in Welcome
+    int64_t protocol = 1;                    // in Welcome
   };
   static std::unique_ptr<FakeFleet> Start(Options options);
   virtual ~FakeFleet() = default;

@@ -11,7 +11,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/crypto.h"
 #include "common/fault_point.h"
+#include "common/version.h"
 #include "tests/testing/fake_supervisor.h"
 #include "tests/testing/training_cases.h"
 #include "worker/trainer/generator.h"
@@ -186,6 +188,30 @@ TEST_F(TrainerLife, ACheckpointOfAnotherModelIsRefused) {
   args.first_step = 4;
   const EpochOutcome outcome = RunEpoch(args);
   EXPECT_EQ(CodeOf(outcome.results[0]), ExitCode::kPlanMismatch) << outcome.results[0];
+}
+
+TEST_F(TrainerLife, ADaemonOfAnotherReleaseIsToldAndNothingBegins) {
+  EpochArgs args = Epoch(Job("odd_untied"), 1, 1);
+  args.release = "0.0.9";
+  const EpochOutcome outcome = RunEpoch(args);
+  EXPECT_EQ(CodeOf(outcome.results[0]), ExitCode::kRelease);
+  EXPECT_NE(std::string(outcome.results[0].message()).find("its daemon of release 0.0.9"),
+            std::string::npos)
+      << outcome.results[0];
+  EXPECT_TRUE(outcome.steps.empty());
+  args.release = kVersion;
+  ExpectAllOk(RunEpoch(args));
+}
+
+TEST_F(TrainerLife, ASavePlanThatTheCoordinatorDoesNotMakeBeginsNoStep) {
+  EpochArgs args = Epoch(Job("odd_untied"), 1, 1);
+  const Sha256Digest other = Sha256("another layout");
+  args.save_plan_hash = std::string(reinterpret_cast<const char*>(other.data()), other.size());
+  const EpochOutcome outcome = RunEpoch(args);
+  EXPECT_EQ(CodeOf(outcome.results[0]), ExitCode::kRelease);
+  EXPECT_NE(std::string(outcome.results[0].message()).find("save_plan_hash"), std::string::npos)
+      << outcome.results[0];
+  EXPECT_TRUE(outcome.steps.empty());
 }
 
 TEST_F(TrainerLife, ADamagedCheckpointIsNamed) {

@@ -71,7 +71,7 @@ struct ControllerParts {
   std::function<void(absl::Status)>
       on_fatal;  // another coordinator has taken over, or the database is damaged
   // For how long this process did not run since the last call (PauseMeter); empty: it always ran.
-  std::function<int64_t()> take_pause_ms;
+  std::function<int64_t()> take_pause_ms = {};
   std::function<std::string()> new_id = {};  // of jobs and operations; empty: random ones
   // The thread that writes metrics and logs; null: they are written at once.
   ThreadExecutor* files = nullptr;

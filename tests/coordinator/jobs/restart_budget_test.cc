@@ -42,7 +42,7 @@ TEST(FailureReasonTest, EachReasonHasOneRowAndEachExitCodeOneReason) {
       EXPECT_EQ(ReasonOfExit(reason.exit_code, 0), reason.name);
     }
   }
-  EXPECT_EQ(codes, (std::set<int32_t>{0, 10, 11, 12, 13, 14, 15, 16, 17}));
+  EXPECT_EQ(codes, (std::set<int32_t>{0, 10, 11, 12, 13, 14, 15, 16, 17, 18}));
   EXPECT_EQ(FindFailureReason("FromTheFuture").name, "ProcessCrash");
 }
 

@@ -38,16 +38,16 @@ class JobsServiceTest : public ::testing::Test {
     metrics_ = std::make_unique<MetricsLog>(folder_ + "/metrics");
     history_ = std::make_unique<MetricsHistory>(folder_ + "/metrics");
     logs_ = std::make_unique<LogStore>(folder_ + "/logs");
-    ControllerParts parts{&clock_,
-                          &strand_,
-                          &pool_,
-                          &store_,
-                          &planner_,
-                          &keeper_,
-                          &fleet_,
-                          metrics_.get(),
-                          logs_.get(),
-                          {}};
+    ControllerParts parts;
+    parts.clock = &clock_;
+    parts.strand = &strand_;
+    parts.pool = &pool_;
+    parts.store = &store_;
+    parts.planner = &planner_;
+    parts.keeper = &keeper_;
+    parts.fleet = &fleet_;
+    parts.metrics = metrics_.get();
+    parts.logs = logs_.get();
     controller_ = std::make_unique<JobController>(ControllerOptions(), parts);
     OnStrand([this] { EXPECT_TRUE(controller_->Start().ok()); });
     JobsServiceParts service;

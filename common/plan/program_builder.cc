@@ -107,6 +107,7 @@ class Builder {
     AddOperands({.inventory = request_.inventory,
                  .rules = request_.rules,
                  .lanes = request_.lanes,
+                 .options = request_.options,
                  .index = index_,
                  .model = model_,
                  .part = program_.part},

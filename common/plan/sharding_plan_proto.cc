@@ -391,6 +391,7 @@ absl::Status ProgramsFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan
     const OperandContext context = {.inventory = plan.inventory,
                                     .rules = plan.rules,
                                     .lanes = plan.lanes,
+                                    .options = plan.options,
                                     .index = index,
                                     .model = program.phase == Phase::kEval ? evaluates : trains,
                                     .part = program.part};

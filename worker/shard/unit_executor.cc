@@ -168,6 +168,9 @@ absl::Status UnitExecutor::RunOne(const BoundProgram& program,
   }
   const int64_t begin_ns = options_.recorder != nullptr ? NowNs() : 0;
   absl::Status status = DrillOf(bound.instruction);
+  if (status.ok() && observer_ != nullptr) {
+    status = observer_->Starting(bound, turn);
+  }
   if (status.ok()) {
     status = runner_.Run(bound, turn);
   }

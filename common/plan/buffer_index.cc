@@ -4,15 +4,27 @@
 
 namespace ravel::plan {
 
+namespace {
+
+BufferIndex::Key KeyOf(const ProgramBuffer& buffer) {
+  return {.kind = buffer.kind,
+          .owner = buffer.group >= 0 ? buffer.group : buffer.unit,
+          .call = buffer.call,
+          .slot = buffer.slot};
+}
+
+}  // namespace
+
+int FindBuffer(const std::vector<ProgramBuffer>& buffers, const BufferIndex::Key& key) {
+  const auto found = std::find_if(
+      buffers.begin(), buffers.end(), [&](const auto& buffer) { return KeyOf(buffer) == key; });
+  return found == buffers.end() ? -1 : static_cast<int>(found - buffers.begin());
+}
+
 BufferIndex::BufferIndex(const std::vector<ProgramBuffer>& buffers) {
   by_key_.reserve(buffers.size());
   for (size_t i = 0; i < buffers.size(); ++i) {
-    const ProgramBuffer& buffer = buffers[i];
-    by_key_.push_back({{.kind = buffer.kind,
-                        .owner = buffer.group >= 0 ? buffer.group : buffer.unit,
-                        .call = buffer.call,
-                        .slot = buffer.slot},
-                       static_cast<int>(i)});
+    by_key_.push_back({KeyOf(buffers[i]), static_cast<int>(i)});
   }
   std::sort(by_key_.begin(), by_key_.end());
 }

@@ -28,4 +28,7 @@ class BufferIndex {
   std::vector<std::pair<Key, int>> by_key_;  // ascending
 };
 
+// The buffer of a key, or -1, of few or a single one: looks through all.
+int FindBuffer(const std::vector<ProgramBuffer>& buffers, const BufferIndex::Key& key);
+
 }  // namespace ravel::plan

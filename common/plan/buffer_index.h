@@ -21,15 +21,14 @@ class BufferIndex {
     auto operator<=>(const Key&) const = default;
   };
   int Find(const Key& key) const;
-  // All buffers of a kind and owner: those of every call and slot, by call.
-  std::vector<int> OfOwner(BufferKind kind, int owner) const;
-  // Those of one call: every slot.
+  // All of one call: every slot.
   std::vector<int> OfCall(BufferKind kind, int owner, int call) const;
-  bool Persistent(int buffer) const { return persistent_[static_cast<size_t>(buffer)]; }
 
  private:
   std::vector<std::pair<Key, int>> by_key_;  // ascending
-  std::vector<bool> persistent_;
 };
+
+// The buffer of a key, or -1, of few or a single one: looks through all.
+int FindBuffer(const std::vector<ProgramBuffer>& buffers, const BufferIndex::Key& key);
 
 }  // namespace ravel::plan

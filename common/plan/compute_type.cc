@@ -25,16 +25,16 @@ void Narrow(std::vector<ActivationSpec>& specs) {
 
 }  // namespace
 
-int64_t WeightElementBytes(ComputeType compute) {
-  return DTypeBytes(compute == ComputeType::kBF16 ? DType::kBF16 : DType::kF32);
+DType WeightTypeOf(ComputeType compute) {
+  return compute == ComputeType::kBF16 ? DType::kBF16 : DType::kF32;
 }
 
-int64_t MainElementBytes(MainWeightForm form) {
-  return DTypeBytes(form == MainWeightForm::kBF16Remainder ? DType::kI16 : DType::kF32);
+DType MainTypeOf(MainWeightForm form) {
+  return form == MainWeightForm::kBF16Remainder ? DType::kI16 : DType::kF32;
 }
 
-int64_t StateElementBytes(StateType type) {
-  return DTypeBytes(type == StateType::kBF16 ? DType::kBF16 : DType::kF32);
+DType StateTypeOf(StateType type) {
+  return type == StateType::kBF16 ? DType::kBF16 : DType::kF32;
 }
 
 void UseBf16Activations(ModelInventory& inventory) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "common/check.h"
+#include "common/plan/buffer_index.h"
 
 namespace ravel::plan {
 namespace {
@@ -30,14 +31,8 @@ FlatRange SubPiece(const ShardingPlan& plan, int group, int64_t rank) {
   return {.begin = shard.begin + rank / plan.lanes.width() * elements, .elements = elements};
 }
 
-int FindBuffer(const ShardingPlan& plan, BufferKind kind, int group, int slot = 0) {
-  for (size_t i = 0; i < plan.buffers.size(); ++i) {
-    const ProgramBuffer& buffer = plan.buffers[i];
-    if (buffer.kind == kind && buffer.group == group && buffer.call == 0 && buffer.slot == slot) {
-      return static_cast<int>(i);
-    }
-  }
-  return -1;
+int FindOfGroup(const ShardingPlan& plan, BufferKind kind, int group, int slot = 0) {
+  return FindBuffer(plan.buffers, {.kind = kind, .owner = group, .slot = slot});
 }
 
 }  // namespace
@@ -112,24 +107,24 @@ std::vector<OwnedPiece> SavedPieces(const ShardingPlan& plan, int group, int64_t
 }
 
 int StoredWeight(const ShardingPlan& plan, int group) {
-  const int main_weight = FindBuffer(plan, BufferKind::kMainWeight, group);
-  return main_weight >= 0 ? main_weight : FindBuffer(plan, BufferKind::kModelWeight, group);
+  const int main_weight = FindOfGroup(plan, BufferKind::kMainWeight, group);
+  return main_weight >= 0 ? main_weight : FindOfGroup(plan, BufferKind::kModelWeight, group);
 }
 
 int GatherSource(const ShardingPlan& plan, int group) {
-  const int model_weight = FindBuffer(plan, BufferKind::kModelWeight, group);
-  return model_weight >= 0 ? model_weight : FindBuffer(plan, BufferKind::kMainWeight, group);
+  const int model_weight = FindOfGroup(plan, BufferKind::kModelWeight, group);
+  return model_weight >= 0 ? model_weight : FindOfGroup(plan, BufferKind::kMainWeight, group);
 }
 
 int MeasuredGradient(const ShardingPlan& plan, int group) {
   return RulesOf(plan, group).outer_gradient_sharded
-             ? FindBuffer(plan, BufferKind::kOuterGrad, group)
-             : FindBuffer(plan, BufferKind::kMainGrad, group, CounterRoot(plan.lanes.Inner()));
+             ? FindOfGroup(plan, BufferKind::kOuterGrad, group)
+             : FindOfGroup(plan, BufferKind::kMainGrad, group, CounterRoot(plan.lanes.Inner()));
 }
 
 int UpdateGradient(const ShardingPlan& plan, int group) {
   return RulesOf(plan, group).optimizer_sharded ? MeasuredGradient(plan, group)
-                                                : FindBuffer(plan, BufferKind::kFullGrad, group);
+                                                : FindOfGroup(plan, BufferKind::kFullGrad, group);
 }
 
 int64_t BufferOffset(const ShardingPlan& plan, int buffer, int64_t rank) {

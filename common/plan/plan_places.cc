@@ -8,6 +8,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/plan/plan_pieces.h"
+#include "common/plan/program_builder.h"
 #include "common/plan/program_facts.h"
 
 namespace ravel::plan {
@@ -125,8 +126,29 @@ int64_t ActivationBytes(const ModelInventory& inventory, const ProgramBuffer& bu
   }
 }
 
-// Buffers have the sizes that units, layouts and rules say.
+// Of weights, moments and gradients.
+DType TypeOf(const ProgramOptions& options, BufferKind kind) {
+  switch (kind) {
+    case BufferKind::kGathered:
+    case BufferKind::kModelWeight:
+      return options.weight_type;
+    case BufferKind::kMainWeight:
+      return options.main_type;
+    case BufferKind::kExpAvg:
+    case BufferKind::kExpAvgSq:
+      return options.state_type;
+    default:
+      return kGradientType;
+  }
+}
+
+// Buffers have the sizes and types that units, layouts and rules say, and stay where those do.
 absl::Status CheckSizes(const ShardingPlan& plan) {
+  const ProgramRequest request = {.inventory = plan.inventory,
+                                  .groups = plan.groups,
+                                  .rules = plan.rules,
+                                  .lanes = plan.lanes,
+                                  .options = plan.options};
   for (const ProgramBuffer& buffer : plan.buffers) {
     if (buffer.group < 0) {
       if (buffer.bytes != ActivationBytes(plan.inventory, buffer)) {
@@ -138,15 +160,11 @@ absl::Status CheckSizes(const ShardingPlan& plan) {
         buffer.unit != plan.groups[static_cast<size_t>(buffer.group)].unit) {
       return Fault(buffer, "K13", "is of no group");
     }
-    const int64_t elements = plan.groups[static_cast<size_t>(buffer.group)].layout.total_elements();
-    const int64_t total = elements * kGradientElementBytes;
-    const int64_t weights = elements * plan.options.weight_element_bytes;
+    const int64_t total = plan.groups[static_cast<size_t>(buffer.group)].layout.total_elements();
     const int64_t shard = total / plan.lanes.width();
     int64_t expected = 0;
     switch (buffer.kind) {
       case BufferKind::kGathered:
-        expected = weights;
-        break;
       case BufferKind::kStaging:
       case BufferKind::kReceive:
       case BufferKind::kLocalGrad:
@@ -161,19 +179,20 @@ absl::Status CheckSizes(const ShardingPlan& plan) {
         expected = shard / plan.lanes.replicas;
         break;
       case BufferKind::kModelWeight:
-        expected = plan.rules[static_cast<size_t>(buffer.group)].optimizer_sharded
-                       ? weights / plan.lanes.width()
-                       : weights;
-        break;
-      case BufferKind::kExpAvg:
-      case BufferKind::kExpAvgSq:
-        expected = StoredRange(plan, buffer.group, 0).elements * plan.options.state_element_bytes;
+        expected = plan.rules[static_cast<size_t>(buffer.group)].optimizer_sharded ? shard : total;
         break;
       default:
-        expected = StoredRange(plan, buffer.group, 0).elements * plan.options.main_element_bytes;
+        expected = StoredRange(plan, buffer.group, 0).elements;
         break;
     }
-    if (buffer.bytes != expected) {
+    if (buffer.kind == BufferKind::kGathered &&
+        buffer.persistent != IsResident(request, buffer.group)) {
+      return Fault(buffer, "K13", "does not stay as the rules of its group say");
+    }
+    if (buffer.dtype != TypeOf(plan.options, buffer.kind)) {
+      return Fault(buffer, "K13", "is of another type than its kind");
+    }
+    if (buffer.bytes != expected * DTypeBytes(buffer.dtype)) {
       return Fault(buffer, "K13", "is not of the size that its group needs");
     }
   }

@@ -72,7 +72,7 @@ std::vector<GroupRow> GroupTable(const ShardingPlan& plan) {
       GroupRow& row = rows[groups[i]];
       row.unit = plan.inventory.units[static_cast<size_t>(unit)].name;
       row.name = groups.size() == 1 ? row.unit : absl::StrCat(row.unit, ":", i);
-      row.weight_type = plan.options.weight_element_bytes == 2 ? "bf16" : "fp32";
+      row.weight_type = plan.options.weight_type == DType::kBF16 ? "bf16" : "fp32";
       row.wire = wire[groups[i]];
       FillPlacements(plan, plan.rules[groups[i]], row);
       FillLayout(plan, plan.groups[groups[i]], row);
@@ -154,7 +154,7 @@ MemoryReport ReportMemory(const ShardingPlan& plan) {
     if (buffer.persistent && category == MemoryCategory::kWindows) {
       // A resident gathered buffer is where the weights are; kept staging is a gradient.
       category = MemoryCategory::kPersistent;
-      what = buffer.memory == MemoryKind::kCommon && plan.options.weight_element_bytes == 4
+      what = buffer.memory == MemoryKind::kCommon && buffer.dtype == DType::kF32
                  ? BufferKindName(BufferKind::kMainWeight)
                  : absl::StrCat("resident ", what);
     }

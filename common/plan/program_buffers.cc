@@ -61,18 +61,21 @@ class BufferList {
     }
   }
 
-  ProgramBuffer OfGroup(const char* role, BufferKind kind, int group, int64_t bytes) const {
+  ProgramBuffer OfGroup(
+      const char* role, BufferKind kind, int group, int64_t elements, DType dtype) const {
     return {.name = absl::StrCat(role, "/", names_[static_cast<size_t>(group)]),
             .kind = kind,
             .unit = request_.groups[static_cast<size_t>(group)].unit,
             .group = group,
-            .bytes = bytes};
+            .bytes = elements * DTypeBytes(dtype),
+            .dtype = dtype};
   }
+  // Of gradients.
   ProgramBuffer OfCall(const char* role,
                        BufferKind kind,
                        const GradientCall& call,
-                       int64_t bytes) const {
-    ProgramBuffer buffer = OfGroup(role, kind, call.group, bytes);
+                       int64_t elements) const {
+    ProgramBuffer buffer = OfGroup(role, kind, call.group, elements, kGradientType);
     if (call.call > 0) {
       absl::StrAppend(&buffer.name, ".call", call.call);
     }
@@ -81,27 +84,27 @@ class BufferList {
   }
 
   const GroupRules& RulesOf(int group) const { return request_.rules[static_cast<size_t>(group)]; }
-  int64_t TotalBytes(int group) const {
-    return request_.groups[static_cast<size_t>(group)].layout.total_elements() *
-           kGradientElementBytes;
+  int64_t TotalElements(int group) const {
+    return request_.groups[static_cast<size_t>(group)].layout.total_elements();
   }
-  int64_t ShardBytes(int group) const { return TotalBytes(group) / request_.lanes.width(); }
+  int64_t ShardElements(int group) const { return TotalElements(group) / request_.lanes.width(); }
 
   void AddWeights(int group) {
     const GroupRules& rules = RulesOf(group);
     const bool resident = IsResident(request_, group);
-    const bool same_type = request_.options.weight_element_bytes == kGradientElementBytes;
-    const int64_t weight_bytes =
-        TotalBytes(group) / kGradientElementBytes * request_.options.weight_element_bytes;
-    ProgramBuffer gathered = OfGroup("gathered", BufferKind::kGathered, group, weight_bytes);
+    const DType weight_type = request_.options.weight_type;
+    const DType main_type = request_.options.main_type;
+    const bool same_type = weight_type == main_type;
+    const int64_t total = TotalElements(group);
+    ProgramBuffer gathered = OfGroup("gathered", BufferKind::kGathered, group, total, weight_type);
     gathered.persistent = resident;
     if (resident && rules.optimizer_sharded) {
       gathered.memory = request_.options.gather_in_place ? MemoryKind::kCommon : peers_;
     }
     int outer = Add(gathered);
     const int64_t parts = rules.optimizer_sharded ? request_.lanes.width() : 1;
-    const auto add_inside = [&](const char* role, BufferKind kind, int64_t bytes, int inside) {
-      ProgramBuffer weight = OfGroup(role, kind, group, bytes);
+    const auto add_inside = [&](const char* role, BufferKind kind, int64_t elements, int inside) {
+      ProgramBuffer weight = OfGroup(role, kind, group, elements, weight_type);
       weight.memory = inside >= 0 ? buffers_[static_cast<size_t>(inside)].memory : peers_;
       weight.persistent = true;
       weight.inside = inside;
@@ -109,27 +112,27 @@ class BufferList {
     };
     outer = resident ? outer : -1;
     if (!rules.trainable || rules.outer_gradient_sharded || !same_type) {
-      outer = add_inside("model_weight", BufferKind::kModelWeight, weight_bytes / parts, outer);
+      outer = add_inside("model_weight", BufferKind::kModelWeight, total / parts, outer);
     }
-    const int64_t elements = TotalBytes(group) / kGradientElementBytes / parts /
-                             (rules.outer_gradient_sharded ? request_.lanes.replicas : 1);
-    const auto add_own = [&](const char* role, BufferKind kind, int64_t element_bytes) {
-      ProgramBuffer own = OfGroup(role, kind, group, elements * element_bytes);
+    const int64_t stored =
+        total / parts / (rules.outer_gradient_sharded ? request_.lanes.replicas : 1);
+    const auto add_own = [&](const char* role, BufferKind kind, DType dtype) {
+      ProgramBuffer own = OfGroup(role, kind, group, stored, dtype);
       own.persistent = true;
       Add(own);
     };
     if (!same_type) {
       // Of frozen groups, too: what is saved is what was loaded, to the bit.
-      add_own("main_weight", BufferKind::kMainWeight, request_.options.main_element_bytes);
+      add_own("main_weight", BufferKind::kMainWeight, main_type);
     } else if (rules.trainable) {
-      add_inside("main_weight", BufferKind::kMainWeight, elements * kGradientElementBytes, outer);
+      add_inside("main_weight", BufferKind::kMainWeight, stored, outer);
     }
     if (!rules.trainable) {
       return;
     }
     for (const auto& [role, kind] : {std::make_pair("exp_avg", BufferKind::kExpAvg),
                                      std::make_pair("exp_avg_sq", BufferKind::kExpAvgSq)}) {
-      add_own(role, kind, request_.options.state_element_bytes);
+      add_own(role, kind, request_.options.state_type);
     }
   }
 
@@ -170,7 +173,7 @@ class BufferList {
       ProgramBuffer buffer = OfCall(local ? "local_grad" : "main_grad",
                                     kind,
                                     call,
-                                    local ? TotalBytes(call.group) : ShardBytes(call.group));
+                                    local ? TotalElements(call.group) : ShardElements(call.group));
       absl::StrAppend(&buffer.name, ".", slot);
       buffer.memory = peers_read_root && slot == counter.root ? peers_ : MemoryKind::kPrivate;
       buffer.slot = slot;
@@ -187,26 +190,27 @@ class BufferList {
       AddCounter(call, BufferKind::kLocalGrad, local_, true);
     }
     AddCounter(call, BufferKind::kMainGrad, inner_, replicas || !rules.gradient_sharded);
-    ProgramBuffer staging = OfCall("staging", BufferKind::kStaging, call, TotalBytes(call.group));
+    ProgramBuffer staging =
+        OfCall("staging", BufferKind::kStaging, call, TotalElements(call.group));
     staging.memory = rules.reduces_each_turn ? peers_ : MemoryKind::kPrivate;
     staging.persistent = lanes.micro_batches > 1;
     Add(staging);
     const bool received = !request_.options.read_peers_in_place;
     if (received) {
-      Add(OfCall("receive", BufferKind::kReceive, call, TotalBytes(call.group)));
+      Add(OfCall("receive", BufferKind::kReceive, call, TotalElements(call.group)));
     }
     if (replicas) {
       ProgramBuffer sum = OfCall(
-          "outer_grad", BufferKind::kOuterGrad, call, ShardBytes(call.group) / lanes.replicas);
+          "outer_grad", BufferKind::kOuterGrad, call, ShardElements(call.group) / lanes.replicas);
       sum.memory = rules.outer_gradient_sharded ? MemoryKind::kPrivate : peers_;
       sum.persistent = rules.outer_gradient_sharded;
       Add(sum);
       if (received) {
-        Add(OfCall("outer_receive", BufferKind::kOuterReceive, call, ShardBytes(call.group)));
+        Add(OfCall("outer_receive", BufferKind::kOuterReceive, call, ShardElements(call.group)));
       }
     }
     if (!rules.gradient_sharded && call.call == 0) {
-      Add(OfCall("full_grad", BufferKind::kFullGrad, call, TotalBytes(call.group)));
+      Add(OfCall("full_grad", BufferKind::kFullGrad, call, TotalElements(call.group)));
     }
   }
 

@@ -107,6 +107,7 @@ class Builder {
     AddOperands({.inventory = request_.inventory,
                  .rules = request_.rules,
                  .lanes = request_.lanes,
+                 .options = request_.options,
                  .index = index_,
                  .model = model_,
                  .part = program_.part},
@@ -149,7 +150,7 @@ class Builder {
     return request_.groups[static_cast<size_t>(group)].layout.total_elements();
   }
   int64_t GatheredBytes(int group) const {
-    return Elements(group) * request_.options.weight_element_bytes;
+    return Elements(group) * DTypeBytes(request_.options.weight_type);
   }
   int64_t StagedBytes(int group) const { return Elements(group) * kGradientElementBytes; }
   GroupWeights& Weights(int group) { return weights_[static_cast<size_t>(group)]; }

@@ -77,6 +77,7 @@ absl::Status CheckOne(const ShardingPlan& plan,
   const OperandContext context = {.inventory = plan.inventory,
                                   .rules = plan.rules,
                                   .lanes = plan.lanes,
+                                  .options = plan.options,
                                   .index = of_plan.index,
                                   .model = model,
                                   .part = program.part};

@@ -14,10 +14,7 @@ class OperandList {
 
   std::vector<Operand> OfUse(const UnitUse& use, size_t position);
   std::vector<Operand> OfGroup();
-  std::vector<Operand> OfStatistics() {
-    Add(Find(BufferKind::kShared, -1), Access::kRead, Role::kShared);
-    return std::move(operands_);
-  }
+  std::vector<Operand> OfStatistics();
 
  private:
   void Add(int buffer, Access access, Role role, When when = When::kAlways) {
@@ -30,6 +27,15 @@ class OperandList {
   }
   int OfGroup(BufferKind kind) const { return Find(kind, at_.group); }
   int OfCall(BufferKind kind) const { return Find(kind, at_.group, at_.call); }
+  // The sum of a call over the lanes of a replica, and over all lanes.
+  int InnerSum(int group, int call) const {
+    return Find(BufferKind::kMainGrad, group, call, CounterRoot(context_.lanes.Inner()));
+  }
+  int FinalSum(int group, int call) const {
+    return context_.rules[static_cast<size_t>(group)].outer_gradient_sharded
+               ? Find(BufferKind::kOuterGrad, group, call)
+               : InnerSum(group, call);
+  }
   const GroupRules& rules() const { return context_.rules[static_cast<size_t>(at_.group)]; }
 
   // Every slot of the counter of a call: which ones a turn adds to depends on the turn.
@@ -38,17 +44,13 @@ class OperandList {
       Add(slot, access, Role::kSum);
     }
   }
-  // Sums that a group keeps until the optimizer has read them, of all calls.
-  void AddSums(Access access) {
-    for (const BufferKind kind : {BufferKind::kMainGrad, BufferKind::kOuterGrad}) {
-      for (const int sum : context_.index.OfOwner(kind, at_.group)) {
-        if (context_.index.Persistent(sum)) {
-          Add(sum, access, Role::kSum);
-        }
-      }
-    }
-  }
   void AddGradients(const UnitUse& use, size_t position);
+  void AddGatherSource() {
+    const int model_weight = OfGroup(BufferKind::kModelWeight);
+    Add(model_weight >= 0 ? model_weight : OfGroup(BufferKind::kMainWeight),
+        Access::kRead,
+        Role::kStored);
+  }
   void AddReduceScatter();
   void AddUpdate();
 
@@ -97,7 +99,10 @@ void OperandList::AddGradients(const UnitUse& use, size_t position) {
 
 void OperandList::AddReduceScatter() {
   if (rules().reduces_each_turn) {
-    Add(OfCall(BufferKind::kStaging), Access::kRead, Role::kSend, When::kLane);
+    // Rounded in place for the wire.
+    const bool rounds = context_.options.gradient_wire == WireType::kBF16 && !context_.lanes.blocks;
+    const Access access = rounds ? Access::kAdd : Access::kRead;
+    Add(OfCall(BufferKind::kStaging), access, Role::kSend, When::kLane);
   } else {
     const int root = CounterRoot(context_.lanes.Local());
     Add(Find(BufferKind::kLocalGrad, at_.group, at_.call, root), Access::kRead, Role::kSend);
@@ -107,23 +112,33 @@ void OperandList::AddReduceScatter() {
 }
 
 void OperandList::AddUpdate() {
-  AddSums(Access::kRead);
-  Add(OfGroup(BufferKind::kFullGrad), Access::kRead, Role::kGradient);
+  const int whole = OfGroup(BufferKind::kFullGrad);
+  Add(whole, Access::kRead, Role::kGradient);
+  Add(whole < 0 ? FinalSum(at_.group, 0) : -1, Access::kRead, Role::kSum);
   Add(OfGroup(BufferKind::kMainWeight), Access::kAdd, Role::kStored);
   Add(OfGroup(BufferKind::kModelWeight), Access::kAdd, Role::kStored);
   Add(OfGroup(BufferKind::kExpAvg), Access::kAdd, Role::kState);
   Add(OfGroup(BufferKind::kExpAvgSq), Access::kAdd, Role::kState);
 }
 
+// Losses, and what this rank measures of the gradients.
+std::vector<Operand> OperandList::OfStatistics() {
+  Add(Find(BufferKind::kShared, -1), Access::kRead, Role::kShared);
+  for (size_t group = 0; group < context_.rules.size(); ++group) {
+    if (context_.rules[group].trainable) {
+      Add(FinalSum(static_cast<int>(group), 0), Access::kRead, Role::kSum);
+    }
+  }
+  return std::move(operands_);
+}
+
 std::vector<Operand> OperandList::OfGroup() {
   switch (at_.op) {
     case OpCode::kGather:
-      Add(OfGroup(BufferKind::kModelWeight), Access::kRead, Role::kStored);
-      Add(OfGroup(BufferKind::kMainWeight), Access::kRead, Role::kStored);
+      AddGatherSource();
       Add(OfGroup(BufferKind::kGathered), Access::kWrite, Role::kWeights);
       break;
-    case OpCode::kOuterGather:
-      Add(OfGroup(BufferKind::kMainWeight), Access::kRead, Role::kStored);
+    case OpCode::kOuterGather:  // this rank's part of it stays
       Add(OfGroup(BufferKind::kModelWeight), Access::kAdd, Role::kStored);
       break;
     case OpCode::kAllocStaging:
@@ -138,16 +153,18 @@ std::vector<Operand> OperandList::OfGroup() {
       break;
     case OpCode::kOuterReduce:
       Add(OfCall(BufferKind::kOuterReceive), Access::kWrite, Role::kReceive);
-      AddCounter(BufferKind::kMainGrad, Access::kAdd);
-      AddCounter(BufferKind::kOuterGrad, Access::kWrite);
+      Add(InnerSum(at_.group, at_.call),
+          rules().outer_gradient_sharded ? Access::kRead : Access::kAdd,
+          Role::kSum);
+      Add(OfCall(BufferKind::kOuterGrad), Access::kWrite, Role::kSum);
       break;
     case OpCode::kJoinGradients:
-      AddSums(Access::kAdd);
+      for (int call = 0; call < GradientCallsOf(context_.model, at_.group); ++call) {
+        Add(FinalSum(at_.group, call), call == 0 ? Access::kAdd : Access::kRead, Role::kSum);
+      }
       break;
     case OpCode::kGatherGradient:
-      for (const int sum : context_.index.OfCall(BufferKind::kMainGrad, at_.group, 0)) {
-        Add(sum, Access::kRead, Role::kSum);
-      }
+      Add(InnerSum(at_.group, 0), Access::kRead, Role::kSum);
       Add(OfGroup(BufferKind::kFullGrad), Access::kWrite, Role::kGradient);
       break;
     case OpCode::kOptimizerStep:

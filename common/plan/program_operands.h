@@ -19,6 +19,7 @@ struct OperandContext {
   const ModelInventory& inventory;
   const std::vector<GroupRules>& rules;  // per group
   const LaneMap& lanes;
+  const ProgramOptions& options;
   const BufferIndex& index;
   const ModelUses& model;  // of the program: of training, or of an evaluation
   LanePart part = LanePart::kWhole;

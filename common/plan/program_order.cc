@@ -28,22 +28,11 @@ bool Covers(const HappensBefore::Clock& clock, const HappensBefore::Clock& other
   return true;
 }
 
-// Whether the instruction brings a temporary buffer of this kind to life.
-bool Begins(const Instruction& instruction, BufferKind kind) {
-  switch (kind) {
-    case BufferKind::kGathered:
-      return instruction.op == OpCode::kGather;
-    case BufferKind::kStaging:
-      return instruction.op == OpCode::kAllocStaging;
-    case BufferKind::kSaved:
-      return instruction.op == OpCode::kForward;
-    case BufferKind::kRemade:
-      return instruction.op == OpCode::kForward || instruction.op == OpCode::kRecompute;
-    case BufferKind::kFullGrad:
-      return instruction.op == OpCode::kGatherGradient;
-    default:  // lives during one instruction
-      return true;
-  }
+// Whether an operand brings a temporary buffer to life: it does not matter what was there before.
+// But staging is opened first, then written.
+bool Begins(const Instruction& instruction, const Operand& operand) {
+  return operand.access == Access::kWrite &&
+         !(IsCompute(instruction.op) && operand.role == Role::kGradient);
 }
 
 bool EndsByFree(BufferKind kind) {
@@ -104,11 +93,12 @@ class LifetimeScan {
     return absl::OkStatus();
   }
 
-  absl::Status Touch(int at, int buffer) {
+  absl::Status Touch(int at, const Operand& operand) {
+    const int buffer = operand.buffer;
     const auto id = static_cast<size_t>(buffer);
     const BufferKind kind = buffers_[id].kind;
     const Instruction& instruction = program_.instructions[static_cast<size_t>(at)];
-    if (Begins(instruction, kind)) {
+    if (Begins(instruction, operand)) {
       if (open_[id] >= 0) {
         return Fault(at, "brings to life what is alive: ", buffer);
       }
@@ -262,7 +252,7 @@ absl::StatusOr<std::vector<Lifetime>> LifetimesOf(const StepProgram& program,
     }
     for (const Operand& operand : instruction.operands) {
       if (!buffers[static_cast<size_t>(operand.buffer)].persistent) {
-        RETURN_IF_ERROR(scan.Touch(at, operand.buffer));
+        RETURN_IF_ERROR(scan.Touch(at, operand));
       }
     }
   }

@@ -243,8 +243,7 @@ class SavePlanner {
 
 DType SavedType(const ShardingPlan& plan, StateRole role) {
   const bool moments = role == StateRole::kExpAvg || role == StateRole::kExpAvgSq;
-  const bool wide = plan.options.state_element_bytes == DTypeBytes(DType::kF32);
-  return moments && !wide ? DType::kBF16 : DType::kF32;
+  return moments ? plan.options.state_type : DType::kF32;
 }
 
 absl::Status ProveCover(const SavePlan& plan) {

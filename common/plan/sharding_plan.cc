@@ -60,8 +60,8 @@ absl::Status CheckRequest(const PlanRequest& request) {
 
 // What resident gathered weights that ranks have in common are made of.
 BufferKind CommonWeight(const ShardingPlan& plan) {
-  return plan.options.weight_element_bytes == kGradientElementBytes ? BufferKind::kMainWeight
-                                                                    : BufferKind::kModelWeight;
+  return plan.options.weight_type == plan.options.main_type ? BufferKind::kMainWeight
+                                                            : BufferKind::kModelWeight;
 }
 
 // The head's share of the memory: what is alive when most is.
@@ -194,8 +194,8 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
         config, plan.micro_batch, spec.determinism == DeterminismMode::kExact);
     ReserveAttentionWorkspace(plan.options.attention_workspace_bytes, plan.inventory);
   }
-  plan.options.logits_chunk_tokens =
-      LogitsChunkTokens(spec.cpu_devices, config.vocab_size, WeightElementBytes(spec.compute));
+  plan.options.logits_chunk_tokens = LogitsChunkTokens(
+      spec.cpu_devices, config.vocab_size, DTypeBytes(WeightTypeOf(spec.compute)));
   ReserveLogits(plan.options.logits_chunk_tokens, plan.micro_batch, plan.inventory);
   const StrategyChoice choice = ChoiceOf(spec);
   RETURN_IF_ERROR(CheckExecutable(choice, plan.inventory, plan.mesh));
@@ -212,9 +212,9 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
                   .prefetch = true,
                   .replicas = plan.lanes.replicas,
                   .recompute = spec.recompute,
-                  .weight_element_bytes = WeightElementBytes(spec.compute),
-                  .main_element_bytes = MainElementBytes(spec.optimizer.main_weights),
-                  .state_element_bytes = StateElementBytes(spec.optimizer.state_type),
+                  .weight_type = WeightTypeOf(spec.compute),
+                  .main_type = MainTypeOf(spec.optimizer.main_weights),
+                  .state_type = StateTypeOf(spec.optimizer.state_type),
                   .gradient_wire = spec.gradient_wire,
                   .communication_blocks = spec.communication_blocks,
                   .attention_workspace_bytes = plan.options.attention_workspace_bytes,

@@ -196,7 +196,11 @@ absl::Status BuffersFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan)
                                   .rules = plan.rules,
                                   .lanes = plan.lanes,
                                   .options = plan.options};
-  if (plan.buffers != BuildBuffers(request)) {
+  const std::vector<ProgramBuffer> expected = BuildBuffers(request);
+  for (size_t i = 0; i < std::min(expected.size(), plan.buffers.size()); ++i) {
+    plan.buffers[i].dtype = expected[i].dtype;  // follows from the options
+  }
+  if (plan.buffers != expected) {
     return Invalid("buffers: not those that the layouts, lanes and options need");
   }
   Copy(proto.memory().offsets(), plan.memory.offsets);
@@ -268,6 +272,26 @@ absl::Status ShapeFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan) {
   return absl::OkStatus();
 }
 
+// A type travels as the bytes of an element. 0: fp32, written before there was a choice.
+absl::Status TypesFromProto(const v1::PlannedOptions& proto, ProgramOptions& options) {
+  const auto read = [](const char* name, int64_t bytes, DType narrow, DType& to) {
+    to = bytes == 2 ? narrow : DType::kF32;
+    return bytes == 0 || bytes == 2 || bytes == 4
+               ? absl::OkStatus()
+               : Invalid(absl::StrCat("options.", name, ": expected 2 or 4, got ", bytes));
+  };
+  RETURN_IF_ERROR(read(
+      "weight_element_bytes", proto.weight_element_bytes(), DType::kBF16, options.weight_type));
+  RETURN_IF_ERROR(
+      read("main_element_bytes", proto.main_element_bytes(), DType::kI16, options.main_type));
+  RETURN_IF_ERROR(
+      read("state_element_bytes", proto.state_element_bytes(), DType::kBF16, options.state_type));
+  const bool narrow = options.main_type != DType::kF32 || options.state_type != DType::kF32;
+  return options.weight_type == DType::kF32 && narrow
+             ? Invalid("options: fp32 weights have fp32 main weights and moments")
+             : absl::OkStatus();
+}
+
 absl::Status OptionsFromProto(const v1::PlannedOptions& proto, ShardingPlan& plan) {
   plan.options = {.ranks = plan.ranks,
                   .gather_in_place = proto.gather_in_place(),
@@ -284,14 +308,6 @@ absl::Status OptionsFromProto(const v1::PlannedOptions& proto, ShardingPlan& pla
                                 ", got ",
                                 plan.options.communication_blocks));
   }
-  // 0: written before there was a choice.
-  if (proto.weight_element_bytes() != 0) {
-    plan.options.weight_element_bytes = proto.weight_element_bytes();
-  }
-  if (plan.options.weight_element_bytes != 2 && plan.options.weight_element_bytes != 4) {
-    return Invalid(absl::StrCat("options.weight_element_bytes: expected 2 or 4, got ",
-                                plan.options.weight_element_bytes));
-  }
   plan.options.attention_workspace_bytes = proto.attention_workspace_bytes();
   if (proto.attention_workspace_bytes() < 0 || proto.attention_workspace_bytes() > kMostBytes) {
     return Invalid("options.attention_workspace_bytes: out of range");
@@ -306,20 +322,7 @@ absl::Status OptionsFromProto(const v1::PlannedOptions& proto, ShardingPlan& pla
                                 ", got ",
                                 plan.options.logits_chunk_tokens));
   }
-  const auto read_bytes = [](const char* name, int64_t bytes, int64_t& to) {
-    to = bytes == 0 ? int64_t{4} : bytes;
-    return to == 2 || to == 4
-               ? absl::OkStatus()
-               : Invalid(absl::StrCat("options.", name, ": expected 2 or 4, got ", bytes));
-  };
-  RETURN_IF_ERROR(read_bytes(
-      "main_element_bytes", proto.main_element_bytes(), plan.options.main_element_bytes));
-  RETURN_IF_ERROR(read_bytes(
-      "state_element_bytes", proto.state_element_bytes(), plan.options.state_element_bytes));
-  if (plan.options.weight_element_bytes == 4 &&
-      plan.options.main_element_bytes + plan.options.state_element_bytes != 8) {
-    return Invalid("options: fp32 weights have fp32 main weights and moments");
-  }
+  RETURN_IF_ERROR(TypesFromProto(proto, plan.options));
   RETURN_IF_ERROR(ReadEnum(
       "options.gradient_wire", proto.gradient_wire(), WireType::kBF16, plan.options.gradient_wire));
   return ReadEnum(
@@ -333,13 +336,14 @@ void OptionsToProto(const ProgramOptions& options, v1::PlannedOptions& proto) {
   proto.set_staging_window_bytes(options.staging_window_bytes);
   proto.set_prefetch(options.prefetch);
   proto.set_recompute(static_cast<int32_t>(options.recompute));
-  proto.set_weight_element_bytes(options.weight_element_bytes);
+  proto.set_weight_element_bytes(DTypeBytes(options.weight_type));
   proto.set_gradient_wire(static_cast<int32_t>(options.gradient_wire));
   proto.set_communication_blocks(options.communication_blocks);
   proto.set_attention_workspace_bytes(options.attention_workspace_bytes);
   // Plans that were made before there was a choice keep their hashes.
-  proto.set_main_element_bytes(options.main_element_bytes == 4 ? 0 : options.main_element_bytes);
-  proto.set_state_element_bytes(options.state_element_bytes == 4 ? 0 : options.state_element_bytes);
+  const auto bytes_of = [](DType type) { return type == DType::kF32 ? 0 : DTypeBytes(type); };
+  proto.set_main_element_bytes(bytes_of(options.main_type));
+  proto.set_state_element_bytes(bytes_of(options.state_type));
   proto.set_logits_chunk_tokens(
       options.logits_chunk_tokens == kLogitsChunkTokens ? 0 : options.logits_chunk_tokens);
 }
@@ -391,6 +395,7 @@ absl::Status ProgramsFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan
     const OperandContext context = {.inventory = plan.inventory,
                                     .rules = plan.rules,
                                     .lanes = plan.lanes,
+                                    .options = plan.options,
                                     .index = index,
                                     .model = program.phase == Phase::kEval ? evaluates : trains,
                                     .part = program.part};
@@ -443,7 +448,7 @@ absl::StatusOr<ShardingPlan> FromProto(const v1::ShardingPlan& proto) {
   ASSIGN_OR_RETURN(plan.mesh, DataMesh(plan.lanes));
   ASSIGN_OR_RETURN(const ModelConfig config, ModelFromProto(proto.model()));
   plan.inventory = BuildInventory(config, plan.micro_batch, plan.options.recompute);
-  if (plan.options.weight_element_bytes == 2) {
+  if (plan.options.weight_type == DType::kBF16) {
     UseBf16Activations(plan.inventory);
   }
   ReserveAttentionWorkspace(plan.options.attention_workspace_bytes, plan.inventory);

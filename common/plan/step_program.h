@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/dtype.h"
 #include "common/plan/model_inventory.h"
 
 namespace ravel::plan {
@@ -86,12 +87,14 @@ struct ProgramBuffer {
                  // which call of the unit
   int slot = 0;  // kMainGrad: which of the CounterBuffers (lane_map.h) of the call
   int64_t bytes = 0;
-  bool persistent = false;  // lives across steps
+  DType dtype = DType::kU8;  // of its elements; kU8: activations, which are of several types
+  bool persistent = false;   // lives across steps
   // The buffer that holds its bytes, or -1: one of its own. Main weights lie inside model weights
   // where both exist, those inside the gathered buffer where that is resident; the plan counts no
   // bytes of their own. Which part it is: BufferOffset in plan_pieces.h.
   int inside = -1;
 
+  int64_t elements() const { return bytes / DTypeBytes(dtype); }
   bool operator==(const ProgramBuffer&) const = default;
 };
 
@@ -190,13 +193,13 @@ struct ProgramOptions {
   bool prefetch = true;
   int64_t replicas = 1;  // of the outer axis
   RecomputePolicy recompute = RecomputePolicy::kNone;
-  // Of an element of model weights, gathered weights and activations: 4, or 2 (bf16), where main
-  // weights are buffers of their own. Gradients are fp32.
-  int64_t weight_element_bytes = 4;
-  // Of a main weight: 4, or 2, where it is the remainder that makes the bf16 model weight of the
-  // same element an exact fp32.
-  int64_t main_element_bytes = 4;
-  int64_t state_element_bytes = 4;  // of a moment: 4, or 2 (bf16)
+  // Of model weights, gathered weights and activations: fp32, or bf16, where main weights are
+  // buffers of their own. Gradients are fp32.
+  DType weight_type = DType::kF32;
+  // Of main weights: fp32, or i16, where they are the remainders that make the bf16 model weight of
+  // the same element an exact fp32.
+  DType main_type = DType::kF32;
+  DType state_type = DType::kF32;  // of moments: fp32 or bf16
   // Of the lanes' gradients between the ranks of a replica.
   WireType gradient_wire = WireType::kF32;
   // Of a GPU, that a collective may occupy; 0: the transport's choice. No instruction depends on
@@ -211,6 +214,7 @@ struct ProgramOptions {
 
 inline constexpr int64_t kMostCommunicationBlocks = 64;
 
+inline constexpr DType kGradientType = DType::kF32;
 inline constexpr int64_t kGradientElementBytes = 4;
 
 // kForward, kRecompute, kBackward: a call of a unit.

@@ -42,7 +42,7 @@ class WindowNeeds {
   template <typename Collect>
   int64_t Most(const Collect& collect, bool gradients = false) const {
     const int64_t element_bytes =
-        gradients ? kGradientElementBytes : request_.options.weight_element_bytes;
+        gradients ? kGradientElementBytes : DTypeBytes(request_.options.weight_type);
     int64_t most = 0;
     for (size_t use = 0; use < model_.uses.size(); ++use) {
       std::set<int> found;

@@ -36,7 +36,7 @@ WireBytes WireOf(const ShardingPlan& plan, const Instruction& at, int64_t contri
   const int64_t others = plan.lanes.width() - 1;
   const int64_t other_replicas = plan.lanes.replicas - 1;
   const int64_t shard = InnerShardElements(plan, at.group);
-  const int64_t weights = shard * plan.options.weight_element_bytes;
+  const int64_t weights = shard * DTypeBytes(plan.options.weight_type);
   const int64_t gradients = shard * kGradientElementBytes;
   if (at.op == OpCode::kGather) {
     const ProgramBuffer& gathered = plan.buffers[static_cast<size_t>(BufferOf(at, Role::kWeights))];

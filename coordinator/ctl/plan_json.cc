@@ -116,14 +116,14 @@ json::Value PlanJson(const PlanDocument& document) {
   out.Set("microBatchesPerLane", plan.lanes.micro_batches);
   out.Set("microBatch", plan.micro_batch.sequences);
   out.Set("sequenceLength", plan.micro_batch.sequence_tokens);
-  out.Set("weightElementBytes", plan.options.weight_element_bytes);
+  out.Set("weightElementBytes", DTypeBytes(plan.options.weight_type));
   out.Set("attentionWorkspaceBytes", plan.options.attention_workspace_bytes);
   out.Set("logitsChunkTokens", plan.options.logits_chunk_tokens);
   json::Value types;
-  types.Set("compute", plan.options.weight_element_bytes == 2 ? "bf16" : "fp32");
-  types.Set("mainWeight", plan.options.main_element_bytes == 2 ? "bf16_remainder" : "fp32");
+  types.Set("compute", plan.options.weight_type == DType::kBF16 ? "bf16" : "fp32");
+  types.Set("mainWeight", plan.options.main_type == DType::kI16 ? "bf16_remainder" : "fp32");
   types.Set("gradient", "fp32");
-  types.Set("moments", plan.options.state_element_bytes == 2 ? "bf16" : "fp32");
+  types.Set("moments", plan.options.state_type == DType::kBF16 ? "bf16" : "fp32");
   types.Set("gradientWire", plan.options.gradient_wire == plan::WireType::kBF16 ? "bf16" : "fp32");
   out.Set("types", std::move(types));
   out.Set("parameters", plan.inventory.parameter_count());

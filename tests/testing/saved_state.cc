@@ -170,7 +170,7 @@ SavedWorld MakeWorld(const plan::ModelInventory& inventory,
                      DType moments) {
   SavedWorld saved;
   saved.world = WorldOf(inventory, ranks);
-  saved.world.options.state_element_bytes = DTypeBytes(moments);
+  saved.world.options.state_type = moments;
   absl::StatusOr<plan::SavePlan> save_plan = plan::BuildSavePlan(saved.world);
   CHECK(save_plan.ok());
   saved.save_plan = *std::move(save_plan);

@@ -5,6 +5,7 @@
 
 #include "common/check.h"
 #include "common/dtype.h"
+#include "common/plan/buffer_index.h"
 
 namespace ravel::shard {
 namespace {
@@ -12,33 +13,29 @@ namespace {
 using plan::BufferKind;
 
 // Of weights and gradients: what transfers, sums and updates of the group touch.
-int64_t GroupBytes(const plan::ShardingPlan& plan,
-                   const plan::ProgramBuffer& buffer,
-                   const ParameterGroup& group) {
-  const int64_t weight_bytes = plan.options.weight_element_bytes;
+int64_t GroupElements(const plan::ShardingPlan& plan,
+                      const plan::ProgramBuffer& buffer,
+                      const ParameterGroup& group) {
   const int64_t slice = group.slice_elements();
   const int64_t whole = group.layout().layout.total_elements();
   switch (buffer.kind) {
-    case BufferKind::kGathered:
-      return whole * weight_bytes;
     case BufferKind::kModelWeight:
-      return (group.rules().optimizer_sharded ? slice : whole) * weight_bytes;
+      return group.rules().optimizer_sharded ? slice : whole;
     case BufferKind::kMainWeight:
-      return group.shard_elements() * plan.options.main_element_bytes;
     case BufferKind::kExpAvg:
     case BufferKind::kExpAvgSq:
-      return group.shard_elements() * plan.options.state_element_bytes;
+      return group.shard_elements();
     case BufferKind::kMainGrad:
-      return slice * comm::kElementBytes;
-    case BufferKind::kOuterGrad:
-      return DivExact(slice, plan.lanes.replicas) * comm::kElementBytes;
     case BufferKind::kOuterReceive:
-      return slice * comm::kElementBytes;
+      return slice;
+    case BufferKind::kOuterGrad:
+      return DivExact(slice, plan.lanes.replicas);
+    case BufferKind::kGathered:
     case BufferKind::kLocalGrad:
     case BufferKind::kFullGrad:
     case BufferKind::kStaging:
     case BufferKind::kReceive:
-      return whole * comm::kElementBytes;
+      return whole;
     default:
       break;
   }
@@ -66,7 +63,8 @@ class Extents {
     for (size_t i = 0; i < ends_.size(); ++i) {
       const plan::ProgramBuffer& buffer = args_.plan.buffers[i];
       if (buffer.group >= 0) {
-        ends_[i] = GroupBytes(args_.plan, buffer, args_.groups[static_cast<size_t>(buffer.group)]);
+        const ParameterGroup& group = args_.groups[static_cast<size_t>(buffer.group)];
+        ends_[i] = GroupElements(args_.plan, buffer, group) * DTypeBytes(buffer.dtype);
       }
     }
     return std::move(ends_);
@@ -81,7 +79,7 @@ class Extents {
 
 std::vector<int64_t> BoundBytes(const BoundBytesArgs& args) {
   Extents extents(args);
-  const int shared = args.buffers.Find({.kind = BufferKind::kShared});
+  const int shared = plan::FindBuffer(args.plan.buffers, {.kind = BufferKind::kShared});
   for (const BoundProgram& program : args.programs) {
     for (const BoundInstruction& bound : program.instructions) {
       extents.AddViews(plan::BufferOf(bound.instruction, plan::Role::kSaved), bound.memory.saved);

@@ -19,7 +19,7 @@ class Binder {
       : plan_(plan),
         buffers_(buffers),
         shared_(shared),
-        weight_type_(WeightType(plan)),
+        weight_type_(plan.options.weight_type),
         group_of_(plan.inventory.tensors.size()) {
     for (size_t group = 0; group < plan.groups.size(); ++group) {
       for (const int tensor : plan.groups[group].tensors) {

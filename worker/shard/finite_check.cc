@@ -184,7 +184,7 @@ void FiniteCheck::CheckGroup(const Instruction& instruction, const ReplayTurn& t
       CheckPieces("weight",
                   pieces(0, group.layout().layout.total_elements()),
                   args_.buffers.bytes(plan::BufferOf(instruction, plan::Role::kWeights)),
-                  WeightType(plan));
+                  plan.options.weight_type);
       break;
     case OpCode::kReduceScatter: {
       const int64_t turns = plan.lanes.Inner().turns();

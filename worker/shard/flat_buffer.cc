@@ -55,36 +55,8 @@ float* ArenaBuffers::floats(int buffer) const {
   return reinterpret_cast<float*>(bytes(buffer));
 }
 
-int ArenaBuffers::Find(const Key& key) const {
-  int found = -1;
-  for (size_t i = 0; i < plan_.buffers.size(); ++i) {
-    const plan::ProgramBuffer& buffer = plan_.buffers[i];
-    const bool fits = key.group >= 0 ? buffer.group == key.group : buffer.unit == key.unit;
-    if (buffer.kind == key.kind && fits && buffer.call == key.call && buffer.slot == key.slot) {
-      CHECK_MSG(found < 0, "two buffers of one role");
-      found = static_cast<int>(i);
-    }
-  }
-  return found;
-}
-
 int64_t ArenaBuffers::elements(int buffer) const {
-  if (buffer < 0) {
-    return 0;
-  }
-  const plan::ProgramBuffer& found = plan_.buffers[static_cast<size_t>(buffer)];
-  switch (found.kind) {
-    case plan::BufferKind::kGathered:
-    case plan::BufferKind::kModelWeight:
-      return found.bytes / plan_.options.weight_element_bytes;
-    case plan::BufferKind::kMainWeight:
-      return found.bytes / plan_.options.main_element_bytes;
-    case plan::BufferKind::kExpAvg:
-    case plan::BufferKind::kExpAvgSq:
-      return found.bytes / plan_.options.state_element_bytes;
-    default:
-      return found.bytes / comm::kElementBytes;
-  }
+  return buffer < 0 ? 0 : plan_.buffers[static_cast<size_t>(buffer)].elements();
 }
 
 std::vector<TensorView> ActivationViews(const std::vector<plan::ActivationSpec>& specs,
@@ -120,10 +92,6 @@ TensorView GroupView(const plan::ModelInventory& inventory,
   view.dtype = dtype;
   view.data = ElementAt(base, offset, dtype);
   return view;
-}
-
-DType WeightType(const plan::ShardingPlan& plan) {
-  return plan.options.weight_element_bytes == DTypeBytes(DType::kBF16) ? DType::kBF16 : DType::kF32;
 }
 
 }  // namespace ravel::shard

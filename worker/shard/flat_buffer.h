@@ -28,15 +28,6 @@ class ArenaBuffers {
   // nullptr for id -1.
   std::byte* bytes(int buffer) const;
   float* floats(int buffer) const;
-  // The only buffer that fits, or -1. Weights and gradients are found by group, others by unit.
-  struct Key {
-    plan::BufferKind kind;
-    int unit = -1;
-    int group = -1;
-    int call = 0;
-    int slot = 0;
-  };
-  int Find(const Key& key) const;
   // Elements of a buffer of weights or gradients; 0 for id -1.
   int64_t elements(int buffer) const;
 
@@ -56,8 +47,5 @@ TensorView GroupView(const plan::ModelInventory& inventory,
                      int tensor,
                      void* base,
                      DType dtype);
-
-// Of gathered and model weights.
-DType WeightType(const plan::ShardingPlan& plan);
 
 }  // namespace ravel::shard

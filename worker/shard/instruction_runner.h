@@ -100,7 +100,7 @@ class InstructionRunner {
   ParameterGroup& Group(const Instruction& instruction) {
     return args_.groups[static_cast<size_t>(instruction.group)];
   }
-  int64_t weight_bytes() const { return args_.plan.options.weight_element_bytes; }
+  int64_t weight_bytes() const { return DTypeBytes(args_.plan.options.weight_type); }
   // The buffer that an instruction has in a role; nullptr where it has none.
   float* FloatsOf(const Instruction& instruction, plan::Role role) const;
   kernels::Stream& StreamOf(const Instruction& instruction) const;

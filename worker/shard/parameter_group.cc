@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "common/check.h"
+#include "common/plan/buffer_index.h"
 #include "common/plan/plan_pieces.h"
 
 namespace ravel::shard {
@@ -14,6 +15,10 @@ std::vector<ShardRun> RunsOfRange(const plan::ShardingPlan& plan,
                                   const plan::GroupLayout& layout,
                                   const plan::FlatRange& range) {
   return RunsOf(plan::PiecesIn(plan.inventory, layout, range, range.begin));
+}
+
+int FindOf(const plan::ShardingPlan& plan, BufferKind kind, int group, int call = 0, int slot = 0) {
+  return plan::FindBuffer(plan.buffers, {.kind = kind, .owner = group, .call = call, .slot = slot});
 }
 
 }  // namespace
@@ -32,26 +37,26 @@ ParameterGroup::ParameterGroup(const plan::ShardingPlan& plan,
       counts_(plan::Counts(plan, group, rank)) {
   const int stored = plan::StoredWeight(plan, group);
   CHECK_EQ(buffers.elements(stored), shard_elements_);
-  if (plan.options.main_element_bytes == DTypeBytes(DType::kF32)) {
+  if (plan.options.main_type == DType::kF32) {
     main_weight_ = buffers.floats(stored);
   } else {
     remainder_ = buffers.bytes(stored);
   }
-  narrow_states_ = plan.options.state_element_bytes != DTypeBytes(DType::kF32);
+  narrow_states_ = plan.options.state_type != DType::kF32;
   const int source = plan::GatherSource(plan, group);
   model_weight_ = buffers.bytes(source);
-  rounds_weights_ = WeightType(plan) != DType::kF32;
+  rounds_weights_ = plan.options.weight_type != DType::kF32;
   stored_model_weight_ = reinterpret_cast<std::byte*>(main_weight_);
   if (rounds_weights_) {
     const int64_t first = rules_.outer_gradient_sharded
                               ? PlaceOf(plan.lanes, rank).outer * shard_elements_
                               : int64_t{0};
     CHECK_LE(first + shard_elements_, buffers.elements(source));
-    stored_model_weight_ = model_weight_ + first * plan.options.weight_element_bytes;
+    stored_model_weight_ = model_weight_ + first * DTypeBytes(plan.options.weight_type);
   }
   if (rules_.trainable) {
-    exp_avg_ = buffers.bytes(buffers.Find({.kind = BufferKind::kExpAvg, .group = group}));
-    exp_avg_sq_ = buffers.bytes(buffers.Find({.kind = BufferKind::kExpAvgSq, .group = group}));
+    exp_avg_ = buffers.bytes(FindOf(plan, BufferKind::kExpAvg, group));
+    exp_avg_sq_ = buffers.bytes(FindOf(plan, BufferKind::kExpAvgSq, group));
     CHECK(exp_avg_ != nullptr && exp_avg_sq_ != nullptr);
     BindGradients(plan, buffers, rank);
   }
@@ -86,7 +91,7 @@ void ParameterGroup::BindGradients(const plan::ShardingPlan& plan,
                            const std::vector<ShardRun>& runs) -> std::optional<LaneCounter> {
     std::vector<float*> slots;
     for (int slot = 0; slot < plan::CounterBuffers(map); ++slot) {
-      const int id = buffers.Find({.kind = kind, .group = index_, .call = call, .slot = slot});
+      const int id = FindOf(plan, kind, index_, call, slot);
       if (id >= 0) {
         slots.push_back(buffers.floats(id));
       }
@@ -117,7 +122,7 @@ void ParameterGroup::BindGradients(const plan::ShardingPlan& plan,
     gradients_.push_back(std::move(made));
   }
   CHECK_MSG(!gradients_.empty(), "a trained group without a gradient buffer");
-  full_gradient_ = buffers.floats(buffers.Find({.kind = BufferKind::kFullGrad, .group = index_}));
+  full_gradient_ = buffers.floats(FindOf(plan, BufferKind::kFullGrad, index_));
   CHECK_EQ(reduced(0), buffers.floats(plan::MeasuredGradient(plan, index_)));
   optimizer_gradient_ = buffers.floats(plan::UpdateGradient(plan, index_));
   if (counts_) {

@@ -45,7 +45,8 @@ class ParameterGroup {
   // Whether the statistics count what this rank measures: each element on exactly one rank.
   bool counts() const { return counts_; }
 
-  // What this rank offers to the gather of the group: [slice_elements] of WeightType(plan).
+  // What this rank offers to the gather of the group: [slice_elements] of
+  // ProgramOptions::weight_type.
   std::byte* model_weight() const { return model_weight_; }
   // What of it this rank stores, [shard_elements]: the main weight where both are fp32, else the
   // bf16 that it is rounded to, half away from zero, whenever it changes.

@@ -13,6 +13,7 @@
 #include "common/check.h"
 #include "common/fault_point.h"
 #include "common/mutex.h"
+#include "common/plan/buffer_index.h"
 #include "worker/shard/bound_bytes.h"
 
 namespace ravel::shard {
@@ -87,7 +88,7 @@ bool OfHost(const Instruction& instruction) {
 UnitExecutor::UnitExecutor(const Args& args, ExecutorOptions options)
     : args_(args), options_(options), runner_(args) {
   CHECK_EQ(args_.modules.size(), args_.plan.inventory.units.size());
-  const int shared = args_.buffers.Find({.kind = plan::BufferKind::kShared});
+  const int shared = plan::FindBuffer(args_.plan.buffers, {.kind = plan::BufferKind::kShared});
   shared_ = ActivationViews(args_.plan.inventory.shared, args_.buffers.bytes(shared));
   programs_ = BindPrograms(args_.plan, args_.buffers, shared_);
 }
@@ -168,6 +169,9 @@ absl::Status UnitExecutor::RunOne(const BoundProgram& program,
   }
   const int64_t begin_ns = options_.recorder != nullptr ? NowNs() : 0;
   absl::Status status = DrillOf(bound.instruction);
+  if (status.ok() && observer_ != nullptr) {
+    status = observer_->Starting(bound, turn);
+  }
   if (status.ok()) {
     status = runner_.Run(bound, turn);
   }

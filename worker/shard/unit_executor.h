@@ -41,11 +41,14 @@ struct ExecutorOptions {
   trace::Recorder* recorder = nullptr;
 };
 
-// Sees every instruction of a rank that has completed; a device is waited for. An error ends the
-// program.
+// Sees every instruction of a rank before it starts and when it has completed; a device is waited
+// for. An error ends the program.
 class InstructionObserver {
  public:
   virtual ~InstructionObserver() = default;
+  virtual absl::Status Starting(const BoundInstruction&, const ReplayTurn&) {
+    return absl::OkStatus();
+  }
   virtual absl::Status Completed(const BoundInstruction& bound, const ReplayTurn& turn) = 0;
 };
 

@@ -56,16 +56,16 @@ absl::Status RankEngine::CheckFit() const {
     return absl::FailedPreconditionError(
         absl::StrCat("plan is for ", plan.ranks, " ranks, the group has ", communicator.size()));
   }
-  if (plan.options.weight_element_bytes != plan::WeightElementBytes(args_.spec.compute)) {
+  if (plan.options.weight_type != plan::WeightTypeOf(args_.spec.compute)) {
     return absl::FailedPreconditionError(
         absl::StrCat("plan keeps gathered weights in ",
-                     plan.options.weight_element_bytes,
+                     DTypeBytes(plan.options.weight_type),
                      " bytes per element, the job computes in ",
                      args_.spec.compute == plan::ComputeType::kBF16 ? "bf16" : "fp32"));
   }
   const plan::OptimizerSpec& optimizer = args_.spec.optimizer;
-  if (plan.options.main_element_bytes != plan::MainElementBytes(optimizer.main_weights) ||
-      plan.options.state_element_bytes != plan::StateElementBytes(optimizer.state_type)) {
+  if (plan.options.main_type != plan::MainTypeOf(optimizer.main_weights) ||
+      plan.options.state_type != plan::StateTypeOf(optimizer.state_type)) {
     return absl::FailedPreconditionError(
         "plan and job disagree about the types of main weights or moments");
   }

@@ -294,9 +294,9 @@ TEST(PlanProto, EveryFieldOfTheStructIsKnown) {
                prefetch,
                option_replicas,
                recompute,
-               weight_element_bytes,
-               main_element_bytes,
-               state_element_bytes,
+               weight_type,
+               main_type,
+               state_type,
                gradient_wire,
                communication_blocks,
                attention_workspace_bytes,
@@ -319,6 +319,7 @@ TEST(PlanProto, EveryFieldOfTheStructIsKnown) {
                buffer_call,
                slot,
                bytes,
+               dtype,
                persistent,
                inside] = buffers.front();
   const auto& [buffer_offsets, private_bytes, symmetric_bytes, common_bytes, lower_bound] = memory;
@@ -355,7 +356,9 @@ TEST(PlanProto, PlansOfBf16WeightsAndWiresRoundTrip) {
       const absl::StatusOr<ShardingPlan> back = ParsePlan(SerializePlan(*plan));
       ASSERT_TRUE(back.ok()) << back.status();
       EXPECT_EQ(SerializePlan(*back), SerializePlan(*plan));
-      EXPECT_EQ(back->options.weight_element_bytes, compute == ComputeType::kBF16 ? 2 : 4);
+      EXPECT_EQ(back->options.weight_type,
+                compute == ComputeType::kBF16 ? DType::kBF16 : DType::kF32);
+      EXPECT_TRUE(back->buffers == plan->buffers);
       EXPECT_EQ(back->options.gradient_wire, wire);
       EXPECT_EQ(back->options.communication_blocks, 5);
       EXPECT_EQ(back->options.attention_workspace_bytes, plan->options.attention_workspace_bytes);
@@ -375,8 +378,8 @@ TEST(PlanProto, PlansOfBf16WeightsAndWiresRoundTrip) {
   const absl::StatusOr<ShardingPlan> back = ParsePlan(SerializePlan(narrow));
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(SerializePlan(*back), SerializePlan(narrow));
-  EXPECT_EQ(back->options.main_element_bytes, 2);
-  EXPECT_EQ(back->options.state_element_bytes, 2);
+  EXPECT_EQ(back->options.main_type, DType::kI16);
+  EXPECT_EQ(back->options.state_type, DType::kBF16);
   v1::ShardingPlan odd = ToProto(narrow);
   odd.mutable_options()->set_weight_element_bytes(4);
   EXPECT_THAT(std::string(FromProto(odd).status().message()),

@@ -9,13 +9,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "common/plan/memory_timeline.h"
 #include "common/plan/plan_pieces.h"
 #include "common/plan/program_checker.h"
 #include "common/plan/program_order.h"
-#include "common/plan/rank_check.h"
+#include "tests/common/plan/memory_timeline.h"
 #include "tests/common/plan/plan_testing.h"
 #include "tests/common/plan/random_units.h"
+#include "tests/common/plan/rank_check.h"
 
 namespace ravel::plan {
 namespace {

@@ -36,12 +36,10 @@ class OperandReference {
     touched_.clear();
     switch (at.op) {
       case OpCode::kGather:
-        Add(Of(BufferKind::kModelWeight, at.group), false);
-        Add(Of(BufferKind::kMainWeight, at.group), false);
+        AddFirst({Of(BufferKind::kModelWeight, at.group), Of(BufferKind::kMainWeight, at.group)});
         Add(Of(BufferKind::kGathered, at.group), true);
         break;
       case OpCode::kOuterGather:
-        Add(Of(BufferKind::kMainWeight, at.group), false);
         Add(Of(BufferKind::kModelWeight, at.group), true);
         break;
       case OpCode::kForward:
@@ -64,22 +62,29 @@ class OperandReference {
         break;
       case OpCode::kOuterReduce:
         Add(Of(BufferKind::kOuterReceive, at.group, at.call), true);
-        Add(Of(BufferKind::kMainGrad, at.group, at.call), true);
+        Add({Root(at.group, at.call)}, !RulesOf(at.group).outer_gradient_sharded);
         Add(Of(BufferKind::kOuterGrad, at.group, at.call), true);
         break;
       case OpCode::kJoinGradients:
-        AddSums(at.group, true);
+        for (const int staging : Of(BufferKind::kStaging, at.group)) {
+          const int call = plan_.buffers[static_cast<size_t>(staging)].call;
+          Add({FinalSum(at.group, call)}, call == 0);
+        }
         break;
       case OpCode::kGatherGradient:
-        Add(Of(BufferKind::kMainGrad, at.group, 0), false);
+        Add({Root(at.group, 0)}, false);
         Add(Of(BufferKind::kFullGrad, at.group), true);
         break;
       case OpCode::kStatsReduce:
         Add(Of(BufferKind::kShared, -1), false);
+        for (int group = 0; group < static_cast<int>(plan_.groups.size()); ++group) {
+          if (plan_.groups[static_cast<size_t>(group)].trainable) {
+            Add({FinalSum(group, 0)}, false);
+          }
+        }
         break;
       case OpCode::kOptimizerStep:
-        AddSums(at.group, false);
-        Add(Of(BufferKind::kFullGrad, at.group), false);
+        AddFirst({Of(BufferKind::kFullGrad, at.group), {FinalSum(at.group, 0)}});
         for (const BufferKind kind : {BufferKind::kMainWeight,
                                       BufferKind::kModelWeight,
                                       BufferKind::kExpAvg,
@@ -114,19 +119,35 @@ class OperandReference {
       touched_.push_back({.buffer = buffer, .writes = writes});
     }
   }
-  void AddSums(int group, bool writes) {
-    for (const BufferKind kind : {BufferKind::kMainGrad, BufferKind::kOuterGrad}) {
-      for (const int buffer : Of(kind, group)) {
-        if (plan_.buffers[static_cast<size_t>(buffer)].persistent) {
-          Add({buffer}, writes);
-        }
+  // Reads the first of several lists that is not empty.
+  void AddFirst(const std::vector<std::vector<int>>& lists) {
+    for (const std::vector<int>& list : lists) {
+      if (!list.empty()) {
+        Add(list, false);
+        return;
       }
     }
   }
+  const GroupRules& RulesOf(int group) const { return plan_.rules[static_cast<size_t>(group)]; }
+  // The slot of a replica's counter that ends with the sum.
+  int Root(int group, int call) const {
+    for (const int buffer : Of(BufferKind::kMainGrad, group, call)) {
+      if (plan_.buffers[static_cast<size_t>(buffer)].slot == CounterRoot(plan_.lanes.Inner())) {
+        return buffer;
+      }
+    }
+    ADD_FAILURE() << "group " << group << " has no sum of call " << call;
+    return 0;
+  }
+  int FinalSum(int group, int call) const {
+    return RulesOf(group).outer_gradient_sharded ? Of(BufferKind::kOuterGrad, group, call).front()
+                                                 : Root(group, call);
+  }
   // Staging, or of lanes that are summed first the root of their counter.
   void AddSent(const Instruction& at) {
-    if (plan_.rules[static_cast<size_t>(at.group)].reduces_each_turn) {
-      Add(Of(BufferKind::kStaging, at.group, at.call), false);
+    if (RulesOf(at.group).reduces_each_turn) {
+      const bool rounds = plan_.options.gradient_wire == WireType::kBF16;
+      Add(Of(BufferKind::kStaging, at.group, at.call), rounds && !plan_.lanes.blocks);
       return;
     }
     for (const int buffer : Of(BufferKind::kLocalGrad, at.group, at.call)) {
@@ -214,6 +235,7 @@ TEST_P(OperandsOfModels, AreWhatInstructionsTouchUnderEveryStrategy) {
       spec.micro_batch = 1;
       spec.global_batch = variant % 2 == 0 ? 8 : 24;
       spec.recompute = variant / 2 % 2 == 0 ? RecomputePolicy::kNone : RecomputePolicy::kBlock;
+      spec.gradient_wire = variant % 5 == 0 ? WireType::kBF16 : WireType::kF32;
       spec.compute = variant / 4 % 2 == 0 ? ComputeType::kF32 : ComputeType::kBF16;
       const bool shared = variant / 8 % 2 == 0;
       if (variant % 3 == 0) {

@@ -129,7 +129,7 @@ INSTANTIATE_TEST_SUITE_P(Models,
                          testing::CaseName);
 
 ShardingPlan WithBf16Moments(ShardingPlan plan) {
-  plan.options.state_element_bytes = 2;
+  plan.options.state_type = DType::kBF16;
   return plan;
 }
 

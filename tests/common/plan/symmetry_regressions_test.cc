@@ -15,10 +15,10 @@
 #include "common/plan/plan_pieces.h"
 #include "common/plan/plan_report.h"
 #include "common/plan/program_checker.h"
-#include "common/plan/rank_check.h"
 #include "common/plan/save_plan.h"
 #include "common/plan/strategy_table.h"
 #include "tests/common/plan/plan_testing.h"
+#include "tests/common/plan/rank_check.h"
 
 namespace ravel::plan {
 namespace {

@@ -1,4 +1,4 @@
-#include "common/plan/rank_check.h"
+#include "tests/common/plan/rank_check.h"
 
 #include <algorithm>
 #include <array>
@@ -27,9 +27,9 @@ Scope ScopeOf(OpCode op) {
   }
 }
 
-class Together {
+class RankRun {
  public:
-  Together(const LaneMap& lanes, const std::vector<const StepProgram*>& programs, RankOrder order)
+  RankRun(const LaneMap& lanes, const std::vector<const StepProgram*>& programs, RankOrder order)
       : lanes_(lanes), programs_(programs), ranks_(programs.size()) {
     CHECK_EQ(static_cast<int64_t>(programs.size()), lanes.ranks);
     for (size_t rank = 0; rank < programs.size(); ++rank) {
@@ -155,7 +155,7 @@ class Together {
 absl::Status CheckRanks(const LaneMap& lanes,
                         const std::vector<const StepProgram*>& programs,
                         RankOrder order) {
-  return Together(lanes, programs, order).Run();
+  return RankRun(lanes, programs, order).Run();
 }
 
 }  // namespace ravel::plan

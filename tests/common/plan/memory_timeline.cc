@@ -1,4 +1,4 @@
-#include "common/plan/memory_timeline.h"
+#include "tests/common/plan/memory_timeline.h"
 
 #include <algorithm>
 #include <numeric>

@@ -390,11 +390,11 @@ TEST_F(VerbTest, EventsAreOneDocumentUnlessFollowed) {
   }
   common_.format = Format::kJson;
   const absl::StatusOr<json::Value> document =
-      json::Parse(Run([&] { return RunEvents(common_, "demo", false); }).out);
+      json::Parse(Run([&] { return RunEvents(common_, {.job = "demo"}); }).out);
   ASSERT_TRUE(document.ok()) << document.status();
   EXPECT_EQ(document->Find("items")->AsArray()[1].Find("type")->AsString(), "Placed");
   common_.format = Format::kJsonl;
-  const std::string lines = Run([&] { return RunEvents(common_, "demo", false); }).out;
+  const std::string lines = Run([&] { return RunEvents(common_, {.job = "demo"}); }).out;
   EXPECT_TRUE(json::Parse(lines.substr(0, lines.find('\n'))).ok()) << lines;
 }
 

@@ -15,6 +15,7 @@ namespace ravel::coordinator {
 namespace {
 
 constexpr int kJobsPerTick = 20;
+constexpr int kSweepsPerTick = 2;  // each is a transaction
 constexpr int64_t kSweepMs = 10 * 60 * 1000;  // a job's rows are looked at so often, at most
 constexpr int64_t kRetryMs = 30 * 1000;       // of a deletion that the store refused
 constexpr int64_t kDayMs = int64_t{24} * 3600 * 1000;
@@ -170,6 +171,7 @@ void JobController::SweepJobs() {
   if (at == by_age_.end()) {
     swept_ = JobCursor();
   }
+  int sweeps = 0;
   for (const std::string& uid : due) {
     Entry& entry = entries_.at(uid);
     const JobRecord& record = entry.record;
@@ -177,7 +179,8 @@ void JobController::SweepJobs() {
         record.spec.ttl_ms > 0 && now_ms - record.finished_ms >= record.spec.ttl_ms) {
       entry.record.delete_wish = DeleteWish::kKeepCheckpoints;  // follows from what is durable
     }
-    if (now_ms - entry.swept_ms >= kSweepMs) {
+    if (now_ms - entry.swept_ms >= kSweepMs && sweeps < kSweepsPerTick) {
+      ++sweeps;
       entry.swept_ms = now_ms;
       SweepRows(entry, now_ms);
     }

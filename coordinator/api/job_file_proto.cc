@@ -349,9 +349,11 @@ std::string FormatViolation(const JobViolation& violation, std::string_view orig
   if (!violation.path.empty()) {
     absl::StrAppend(&out, violation.path, ": ");
   }
-  absl::StrAppend(&out, "expected ", violation.expected);
+  if (!violation.expected.empty()) {
+    absl::StrAppend(&out, "expected ", violation.expected);
+  }
   if (!violation.got.empty()) {
-    absl::StrAppend(&out, ", got ", violation.got);
+    absl::StrAppend(&out, violation.expected.empty() ? "" : ", got ", violation.got);
   }
   return EscapeControlText(out);
 }

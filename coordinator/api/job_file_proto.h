@@ -24,7 +24,7 @@ struct JobViolation {
   std::string path;
   int line = 0;  // from 1; 0: unknown
   int column = 0;
-  std::string expected;
+  std::string expected;  // empty: `got` alone says what is wrong
   std::string got;
 };
 // "job.yaml:12:5: spec.training.optimizer.lr: expected a number above 0, got -1"; without a

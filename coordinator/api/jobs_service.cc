@@ -1,5 +1,6 @@
 #include "coordinator/api/jobs_service.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -58,11 +59,14 @@ void AddFieldDetail(grpc::CallbackServerContext* context,
   }
   if (violations.empty()) {
     JobViolation violation;
-    violation.expected = std::string(status.message());
-    const size_t field = violation.expected.find("spec.");
+    violation.got = std::string(status.message());
+    const size_t field = violation.got.find("spec.");
     if (field != std::string::npos) {
-      const size_t end = violation.expected.find_first_of(": ", field);
-      violation.path = violation.expected.substr(field, end - field);
+      const size_t end = violation.got.find_first_of(": ", field);
+      violation.path = violation.got.substr(field, end - field);
+    }
+    if (field == 0) {  // "FIELD: what is wrong"
+      violation.got.erase(0, std::min(violation.path.size() + 2, violation.got.size()));
     }
     violations.push_back(std::move(violation));
   }

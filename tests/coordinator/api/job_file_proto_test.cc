@@ -58,6 +58,12 @@ std::string Violations(const std::string& text, bool check_paths = false) {
   return out;
 }
 
+TEST(JobFile, AViolationWithoutAnExpectationSaysWhatIsWrong) {
+  const JobViolation violation = {"spec.checkpoint.store", 9, 5, "", "it belongs to another job"};
+  EXPECT_EQ(FormatViolation(violation, "job.yaml"),
+            "job.yaml:9:5: spec.checkpoint.store: it belongs to another job");
+}
+
 TEST(JobFile, AValidFileBecomesASpecWithItsDefaults) {
   const ParsedJobFile parsed = ParseJobFile(kJob);
   ASSERT_TRUE(parsed.violations.empty()) << FormatViolation(parsed.violations[0], "");

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "common/fault_point.h"
+#include "common/time_text.h"
 
 namespace ravel {
 namespace {
@@ -131,7 +132,8 @@ absl::StatusOr<std::string> ReadDescriptor(int fd, const std::string& path, int6
     }
     text.append(block, static_cast<size_t>(count));
   }
-  return absl::InvalidArgumentError(absl::StrCat(path, ": expected at most ", max_bytes, " bytes"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(path, ": expected at most ", FormatBytes(max_bytes)));
 }
 
 }  // namespace

@@ -204,7 +204,8 @@ JobController::Entry& JobController::AddEntry(JobRecord record) {
   by_age_.insert({record.created_ms, record.uid});
   entry.record = std::move(record);
   entry.order = ++last_order_;
-  entry.swept_ms = parts_.clock->WallMs();  // nothing of it is old yet, or a start looks at all jobs
+  entry.swept_ms =
+      parts_.clock->WallMs();  // nothing of it is old yet, or a start looks at all jobs
   Wake(entry, parts_.clock->MonotonicMs());
   return entry;
 }

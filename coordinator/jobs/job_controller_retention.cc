@@ -15,9 +15,9 @@ namespace ravel::coordinator {
 namespace {
 
 constexpr int kJobsPerTick = 20;
-constexpr int kSweepsPerTick = 2;  // each is a transaction
+constexpr int kSweepsPerTick = 2;             // each is a transaction
 constexpr int64_t kSweepMs = 10 * 60 * 1000;  // a job's rows are looked at so often, at most
-constexpr int64_t kRetryMs = 30 * 1000;       // of a deletion that the store refused
+constexpr int64_t kRetryMs = 5 * 1000;        // of a deletion that the store refused
 constexpr int64_t kDayMs = int64_t{24} * 3600 * 1000;
 
 bool IsOver(const OperationRecord& operation) {

@@ -253,4 +253,17 @@ absl::Status CleanAttemptsOf(store::ObjectStore& store, const std::string& job) 
   return CleanAttempts(store, std::nullopt).status();
 }
 
+absl::Status RemoveAllOf(store::ObjectStore& store, const std::string& job) {
+  constexpr int kLooks = 3;
+  absl::Status removed;
+  for (int look = 0; look < kLooks; ++look) {
+    removed = RemoveStepsOf(store, job).status();
+    removed = removed.ok() ? CleanAttemptsOf(store, job) : removed;
+    if (removed.ok()) {
+      return removed;
+    }
+  }
+  return absl::UnavailableError(removed.message());
+}
+
 }  // namespace ravel::coordinator

@@ -63,5 +63,8 @@ absl::StatusOr<std::vector<ckpt::AttemptKey>> CleanAttempts(store::ObjectStore& 
                                                             std::optional<uint32_t> job_tag);
 // Attempts of the job; nobody writes any more. Those of other jobs stay.
 absl::Status CleanAttemptsOf(store::ObjectStore& store, const std::string& job);
+// Steps and attempts of a job that is deleted. Never NotFound: what was listed and went meanwhile,
+// by retention, is looked at again, and Unavailable when that happens too often.
+absl::Status RemoveAllOf(store::ObjectStore& store, const std::string& job);
 
 }  // namespace ravel::coordinator

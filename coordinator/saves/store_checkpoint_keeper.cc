@@ -593,8 +593,7 @@ absl::StatusOr<FolderView> StoreCheckpointKeeper::Look(const CheckpointJob& job)
 absl::Status StoreCheckpointKeeper::RemoveAll(const CheckpointJob& job) {
   FileStore files(Root(job.spec));
   RETURN_IF_ERROR(CheckOurs(files, job));
-  RETURN_IF_ERROR(RemoveStepsOf(files, job.uid).status());
-  return CleanAttemptsOf(files, job.uid);
+  return RemoveAllOf(files, job.uid);
 }
 
 }  // namespace ravel::coordinator

@@ -165,15 +165,21 @@ TEST_F(SimulationTest, ACoordinatorThatDiesCostsNoStep) {
 }
 
 // The faults of a seed, in a fleet of a size that others run.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int64_t kPart = 10;  // sanitizers are slow
+#else
+constexpr int64_t kPart = 1;
+#endif
+
 TEST_F(SimulationTest, HundredsOfNodesAndThousandsOfJobs) {
   const uint64_t one = Number("RAVEL_SEED", 0);
   const uint64_t last = one == 0 ? Number("RAVEL_LARGE_SEEDS", 1) : one;
   for (uint64_t seed = one == 0 ? 1 : one; seed <= last && !HasFailure(); ++seed) {
     Settings settings = SettingsOf(seed);
     Random random(seed + 4242);
-    settings.nodes = random.Between(200, 400);
+    settings.nodes = random.Between(200, 400) / kPart;
     settings.devices = random.Between(4, 8);
-    settings.jobs = random.Between(1000, 2500);
+    settings.jobs = random.Between(1000, 2500) / kPart;
     settings.fault_every_ms = random.Between(50, 500);
     settings.trace = one != 0;
     World world(settings);

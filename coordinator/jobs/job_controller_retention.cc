@@ -114,7 +114,8 @@ void JobController::TryDelete(Entry& entry) {
       });
 }
 
-void JobController::Forget(const std::string& uid) {
+void JobController::Forget(const std::string& deleted) {
+  const std::string uid = deleted;  // it may be the entry's own, which goes
   Entry* entry = FindEntry(uid);
   const std::string name = entry->record.name;
   StoreChange change;

@@ -61,7 +61,7 @@ TEST_F(FileWriterTest, AFailedRenameLeavesTheOldFile) {
 TEST_F(FileWriterTest, ReadingNamesWhatIsWrong) {
   EXPECT_EQ(ReadWholeFile(folder_ + "/none", 10).status().code(), absl::StatusCode::kNotFound);
   ASSERT_TRUE(WriteFileAtomically(folder_ + "/a", "0123456789x").ok());
-  EXPECT_NE(ReadWholeFile(folder_ + "/a", 10).status().message().find("at most 10 bytes"),
+  EXPECT_NE(ReadWholeFile(folder_ + "/a", 10).status().message().find("at most 10 B"),
             absl::string_view::npos);
   EXPECT_FALSE(FileWriter::Create(folder_ + "/no/such/folder").ok());
 }

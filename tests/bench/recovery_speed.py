@@ -104,14 +104,18 @@ def our_kills(ravel, folder, name, kills, seed):
 
 
 def peer_kills(folder, kills, seed):
-    """([seconds until the next finished step], version) of the same with torchrun."""
+    """([seconds until the next finished step], version) of the same with torchrun.
+
+    torch 2.15 keeps one store for all restarts, and restarted ranks connect to addresses of dead ones for ever (gloo, "Connection
+    refused"); TORCH_DISABLE_SHARE_RDZV_TCP_STORE gives every restart a store of its own.
+    """
     folder.mkdir()
     picks = random.Random(seed)
     log = folder / "steps.jsonl"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", RANKS, "--max-restarts", kills + 10]
     with open(folder / "log", "w") as output:
         process = subprocess.Popen([str(word) for word in [*torchrun, BENCH / "peers" / "torch_elastic.py", folder, SAVE_EVERY]],
-                                   stdout=output, stderr=output, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                                   stdout=output, stderr=output, env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
     try:
         measured = []
         for _ in range(kills):

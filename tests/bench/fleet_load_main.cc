@@ -224,7 +224,7 @@ void Load::NoteRates(const Submitter& submitter, const std::string& phase) {
       rates.empty() ? 0 : *std::min_element(rates.begin(), rates.end());
   numbers_[phase + "_submit_p50_ms"] = Percentile(submitter.latencies(), 50);
   numbers_[phase + "_submit_p99_ms"] = Percentile(submitter.latencies(), 99);
-  lists_[phase + "_submits_per_s"] = std::move(rates);
+  lists_[phase + "_submits_per_s_by_window"] = std::move(rates);
   if (first_error_.empty()) {
     first_error_ = submitter.first_error();
   }

@@ -225,12 +225,14 @@ bool Membership::Unwatch(const std::string& node_id, const std::string& job_uid)
 }
 
 DetectionTimes Membership::TimesOf(const std::string& node_id) const {
-  DetectionTimes times = times_;
   const auto node = watchers_.find(node_id);
-  if (node != watchers_.end()) {
-    for (const auto& [uid, watcher] : node->second) {
-      times.detection_ms = std::min(times.detection_ms, watcher.detection_ms);
-    }
+  return node == watchers_.end() ? times_ : TimesOf(node->second);
+}
+
+DetectionTimes Membership::TimesOf(const Watchers& watchers) const {
+  DetectionTimes times = times_;
+  for (const auto& [uid, watcher] : watchers) {
+    times.detection_ms = std::min(times.detection_ms, watcher.detection_ms);
   }
   return times;
 }
@@ -285,8 +287,15 @@ void Membership::JudgeForJobs(const std::string& node_id,
 
 std::vector<LostNode> Membership::Evaluate(int64_t now_ms, const ArrivalFunction& arrival) {
   bool any_silent = false;
+  // Both maps are in the order of ids and are walked together: this runs at each tick, and a search
+  // per node took 2 % of a coordinator with 1,000 nodes.
+  auto watchers = watchers_.begin();
   for (auto& [id, node] : nodes_) {
-    const int64_t suspect_ms = TimesOf(id).suspect_ms();
+    while (watchers != watchers_.end() && watchers->first < id) {
+      ++watchers;
+    }
+    const bool watched = watchers != watchers_.end() && watchers->first == id;
+    const int64_t suspect_ms = (watched ? TimesOf(watchers->second) : times_).suspect_ms();
     // What has arrived counts, although the strand did not get to it yet.
     if (arrival && node.stream && now_ms - node.heard_ms >= suspect_ms) {
       node.heard_ms = std::max(node.heard_ms, std::min(now_ms, arrival(*node.stream)));

@@ -107,6 +107,7 @@ class Membership {
   const NodeRecord* FindByStream(StreamId stream) const;
   // Nodes whose facts or state have changed since the last call.
   std::set<std::string> TakeChanged() { return std::exchange(changed_, {}); }
+  bool has_changed() const { return !changed_.empty(); }
 
  private:
   // A job that has ranks on a node.
@@ -115,6 +116,8 @@ class Membership {
     int64_t since_ms = 0;  // nobody is late by a rule that was not told yet
     bool told = false;     // its verdict
   };
+  using Watchers = std::map<std::string, Watcher>;  // by job
+  DetectionTimes TimesOf(const Watchers& watchers) const;
   NodeRecord* MutableByStream(StreamId stream);
   // Why a daemon may not take the name of one that is here; empty: it may.
   std::string NameTaken(const HelloMessage& hello, StreamId stream, int64_t now_ms) const;
@@ -131,7 +134,7 @@ class Membership {
   DetectionTimes times_;
   std::map<std::string, NodeRecord> nodes_;
   std::unordered_map<StreamId, std::string> by_stream_;  // the present stream of each node
-  std::map<std::string, std::map<std::string, Watcher>> watchers_;  // by node, then job
+  std::map<std::string, Watchers> watchers_;             // by node
   std::set<std::string> changed_;
 };
 

@@ -511,7 +511,9 @@ class JobController {
   int64_t command_id_ = 0;
   int64_t stale_refused_ = 0;
   int64_t last_order_ = 0;
-  mutable std::optional<std::string> why_no_gpu_;  // until a node changes
+  // Both until a node changes.
+  mutable std::optional<std::string> why_no_gpu_;
+  mutable std::optional<DeviceInventory> inventory_;
   JobCursor swept_;
   int64_t requests_swept_ms_ = 0;
 };

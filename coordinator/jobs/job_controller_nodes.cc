@@ -281,6 +281,10 @@ std::vector<NodeView> JobController::Nodes() const {
 }
 
 DeviceInventory JobController::Inventory() const {
+  // Each submission asks, and there may be thousands of nodes.
+  if (inventory_ && !membership_.has_changed()) {
+    return *inventory_;
+  }
   DeviceInventory inventory;
   for (const auto& [id, node] : membership_.nodes()) {
     if (node.state == NodeState::kLost) {
@@ -300,6 +304,7 @@ DeviceInventory JobController::Inventory() const {
       inventory.cpu_name = id;
     }
   }
+  inventory_ = inventory;
   return inventory;
 }
 

@@ -145,6 +145,7 @@ void JobController::SyncNode(const std::string& node_id) {
     return;
   }
   why_no_gpu_.reset();
+  inventory_.reset();
   NodePlaces places{node->facts.host_id, node->facts.data_address, {}, false};
   for (const DeviceFacts& device : node->facts.devices) {
     places.cpu.push_back(device.kind == "cpu");

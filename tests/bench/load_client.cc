@@ -103,7 +103,6 @@ class GrpcConnection final : public JobsConnection {
     return status.ok() ? absl::StatusOr<int64_t>(response.jobs_size()) : FromGrpc(status);
   }
 
-  // The lag by reflection: coordinators of older commits, which are measured too, do not tell it.
   absl::StatusOr<ServerState> Server() override {
     v1::ServerInfoResponse response;
     const grpc::Status status =
@@ -112,12 +111,8 @@ class GrpcConnection final : public JobsConnection {
       return FromGrpc(status);
     }
     ServerState state{.text = response.ShortDebugString()};
-    const auto* field = response.GetDescriptor()->FindFieldByName("strand_lag_p99_ms");
-    if (field != nullptr) {
-      state.strand_lag_p99 =
-          field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_DOUBLE
-              ? response.GetReflection()->GetDouble(response, field)
-              : static_cast<double>(response.GetReflection()->GetInt64(response, field));
+    if (response.has_lag_recent()) {
+      state.strand_lag_p99 = static_cast<double>(response.lag_recent().p99_ms());
     }
     return state;
   }

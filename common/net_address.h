@@ -17,9 +17,9 @@ struct HostPort {
 // "HOST:PORT" or "[IPV6]:PORT", port 0 to 65535; InvalidArgument says what was expected and got.
 absl::StatusOr<HostPort> ParseHostPort(std::string_view text);
 
-// Whether a host can only be this machine: `localhost`, an IPv4 address of 127.0.0.0/8 in four
-// parts, or the IPv6 address ::1, with or without brackets. Any other name is not: resolving it may
-// give any address.
+// Returns true if a host can only be this machine: `localhost`, an IPv4 address of 127.0.0.0/8 in
+// four parts, or the IPv6 address ::1, with or without brackets. Any other name gives false:
+// resolving it may give any address.
 bool IsLoopbackHost(std::string_view host);
 
 }  // namespace ravel

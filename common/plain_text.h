@@ -8,8 +8,8 @@
 
 namespace ravel {
 
-// Whether there is a control character (C0, DEL, C1) or a byte that is not UTF-8. Tab and newline
-// count too.
+// Returns true if the text has a control character (C0, DEL, C1) or a byte that is not UTF-8. Tab
+// and newline count too.
 bool HasControlText(std::string_view text);
 
 // Control characters but tab and newline as `\x1b`, bytes that are not UTF-8 alike, characters that

@@ -43,7 +43,7 @@ constexpr int kLocked = 4;
 constexpr int64_t kTickMs = 20;
 constexpr int kMaxMessageBytes = 64 << 20;
 constexpr auto kShutdownTime = std::chrono::seconds(3);
-// Whatever hangs: what was answered is on disk.
+// The process exits by then even if a thread hangs: every answered request is on disk.
 constexpr auto kExitTime = std::chrono::milliseconds(4500);
 constexpr int64_t kHangMs = 1000;
 
@@ -192,7 +192,7 @@ int ServeUntilSignal(const Flags& flags,
   return code;
 }
 
-// What is done now and then, on the thread that writes files.
+// Watches pools and disk at every tick, and backs the database up on the thread that writes files.
 class Upkeep {
  public:
   Upkeep(const SqliteJobStore* store, StateDisk* disk, WorkPools* pools)

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a user asks for, as plain values with every default filled in. coordinator/job_file_proto
+// A job as its user asks for it, in plain values with every default filled in. coordinator/api
 // makes it from YAML or JSON; common/plan reads it; a trainer receives it. Field meanings, defaults
 // and limits are documented in proto/jobs.proto, whose names these fields share in snake_case.
 
@@ -29,7 +29,7 @@ struct DataSpec {
   std::string tokenizer;  // path of a tokenizer.json, or empty
 };
 
-// Of moments.
+// Element type of the AdamW moments.
 enum class StateType { kF32, kBF16 };
 // The weights that the optimizer updates: fp32, or the 16 bits that a bf16 model weight lacks of it
 // (kernels/mixed_adamw.h). Both train with the same bits.
@@ -58,11 +58,11 @@ enum class Strategy { kNoShard, kOptim, kOptimGrads, kOptimGradsParams };
 // Activations that backward makes again; each includes those before it.
 enum class RecomputePolicy { kNone, kNorm, kMlp, kBlock };
 enum class WireType { kF32, kBF16 };
-// Of weights that modules read, and of activations. Gradients are fp32.
+// Type of activations and of the weights that modules read. Gradients are fp32.
 enum class ComputeType { kF32, kBF16 };
 enum class DeterminismMode { kExact, kFast };
-// Of what a device's library offers for one computation, before the first step: the fastest, timed,
-// or the first.
+// The algorithm chosen before the first step, of those that a device's library offers for one
+// computation: kMeasured takes the fastest one in timed runs, kProposed the first one.
 enum class AlgorithmChoice { kMeasured, kProposed };
 enum class Transport { kAuto, kShm, kGloo };
 
@@ -137,7 +137,7 @@ struct JobSpec {
   int64_t max_run_time_ms = 0;           // longest time it may hold devices; 0: none
   int64_t ttl_ms = 0;                    // its record goes so long after its end; 0: stays
   double stall_factor = 5;  // a rank that is late for that many of the slowest steps is stuck
-  // What bootstrap, restore, first steps, evaluation and saves may take without moving.
+  // Longest time without progress in bootstrap, restore, first steps, evaluation and saves.
   int64_t warmup_allowance_ms = 600 * 1000;
   int64_t log_every = 1;
   // common/trace.h of the steps first..last (as metrics count them), one file per rank in

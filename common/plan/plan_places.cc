@@ -126,7 +126,7 @@ int64_t ActivationBytes(const ModelInventory& inventory, const ProgramBuffer& bu
   }
 }
 
-// Of weights, moments and gradients.
+// Element type of a buffer of weights, moments or gradients.
 DType TypeOf(const ProgramOptions& options, BufferKind kind) {
   switch (kind) {
     case BufferKind::kGathered:

@@ -70,7 +70,7 @@ class BufferList {
             .bytes = elements * DTypeBytes(dtype),
             .dtype = dtype};
   }
-  // Of gradients.
+  // The buffer of one gradient call of a group.
   ProgramBuffer OfCall(const char* role,
                        BufferKind kind,
                        const GradientCall& call,
@@ -122,7 +122,7 @@ class BufferList {
       Add(own);
     };
     if (!same_type) {
-      // Of frozen groups, too: what is saved is what was loaded, to the bit.
+      // Frozen groups have one too: a save then holds the bits that were loaded.
       add_own("main_weight", BufferKind::kMainWeight, main_type);
     } else if (rules.trainable) {
       add_inside("main_weight", BufferKind::kMainWeight, stored, outer);

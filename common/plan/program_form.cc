@@ -1,4 +1,4 @@
-// What each instruction must look like.
+// Checks each instruction of a program: stream, fields, operands, waits, and the order of units.
 
 #include <algorithm>
 #include <cstddef>
@@ -27,7 +27,7 @@ bool IsOfGroup(OpCode op) {
       return false;
   }
 }
-// Of one gradient call of a group.
+// Returns true if the op belongs to one gradient call of a group.
 bool HasCall(OpCode op) {
   return op == OpCode::kAllocStaging || op == OpCode::kAccumulateGrad ||
          op == OpCode::kReduceScatter || op == OpCode::kOuterReduce;

@@ -1,8 +1,8 @@
 #pragma once
 
-// Which buffers each instruction reads and writes. This is the only code that decides it: builders
-// end with it, and what parses a plan adds by it what a plan does not carry. Everybody else reads
-// Instruction::operands.
+// Decides which buffers each instruction reads and writes; no other code does. Builders call it at
+// the end, the codec for the operands that a stored plan leaves out, and the checker to compare.
+// All other code reads Instruction::operands.
 
 #include <cstddef>
 #include <vector>

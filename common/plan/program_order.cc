@@ -28,8 +28,8 @@ bool Covers(const HappensBefore::Clock& clock, const HappensBefore::Clock& other
   return true;
 }
 
-// Whether an operand brings a temporary buffer to life: it does not matter what was there before.
-// But staging is opened first, then written.
+// Returns true if an operand begins the life of a temporary buffer: its earlier content is unused.
+// A gradient that a compute instruction writes does not: its staging was opened before.
 bool Begins(const Instruction& instruction, const Operand& operand) {
   return operand.access == Access::kWrite &&
          !(IsCompute(instruction.op) && operand.role == Role::kGradient);
@@ -39,7 +39,7 @@ bool EndsByFree(BufferKind kind) {
   return kind == BufferKind::kGathered || kind == BufferKind::kStaging;
 }
 
-// What the last access of a temporary buffer is, where no kFree says it.
+// Finds the last access of each temporary buffer that no kFree ends.
 class LastAccesses {
  public:
   explicit LastAccesses(const StepProgram& program) {

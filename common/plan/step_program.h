@@ -72,7 +72,7 @@ enum class BufferKind : uint8_t {
   kRemade = 16,        // activations that Recompute makes again for Backward
 };
 
-// Where a buffer lives. kPrivate: this rank's memory. kSymmetric: this rank's memory, readable by
+// The memory of a buffer. kPrivate: this rank's memory. kSymmetric: this rank's memory, readable by
 // the ranks of the host at the same offset of their own block. kCommon: one block for all ranks of
 // the host.
 enum class MemoryKind : uint8_t { kPrivate = 1, kSymmetric = 2, kCommon = 3 };
@@ -98,11 +98,11 @@ struct ProgramBuffer {
   bool operator==(const ProgramBuffer&) const = default;
 };
 
-// What an instruction does with a buffer. kWrite: what the buffer held before does not matter.
+// The access of an instruction to a buffer. kWrite: the earlier content of the buffer is not read.
 // kAdd: reads and writes.
 enum class Access : uint8_t { kRead = 1, kWrite = 2, kAdd = 3 };
 
-// What a buffer is to an instruction.
+// The role of a buffer in an instruction.
 enum class Role : uint8_t {
   kWeights = 1,   // gathered weights of a group. Of a unit: of the groups that it reads, its own
                   // first; a tensor whose group is not among them is not read
@@ -119,8 +119,8 @@ enum class Role : uint8_t {
   kShared = 11,  // what units hand to each other
 };
 
-// Which ranks touch it. kLane: those that compute a lane in this turn. kUsed: of them those whose
-// micro-batch uses the optional unit.
+// The ranks that touch an operand. kLane: ranks that compute a lane in this turn. kUsed: of these,
+// the ranks whose micro-batch uses the optional unit.
 enum class When : uint8_t { kAlways = 1, kLane = 2, kUsed = 3 };
 
 struct Operand {
@@ -154,8 +154,8 @@ struct Instruction {
 // OptimizerSteps. kEval is forward only.
 enum class Phase : uint8_t { kOnly = 1, kFirst = 2, kMiddle = 3, kLast = 4, kEval = 5 };
 
-// Which part of a lane a program computes. A lane of one micro-batch is whole; else the first opens
-// it (gradients are overwritten), the last closes it (gradients leave).
+// The part of a lane that a program computes. A lane of one micro-batch is whole; else the first
+// program opens it (gradients are overwritten) and the last closes it (gradients leave).
 enum class LanePart : uint8_t { kWhole = 1, kOpen = 2, kMiddle = 3, kClose = 4 };
 
 struct StepProgram {
@@ -169,7 +169,7 @@ struct StepProgram {
       instructions;  // a topological order: running them one by one in this order is correct
 };
 
-// What the placements of a group say to the program: the only thing that builders, checker and
+// The placements of a group as rules for its program: the only thing that builders, checker and
 // executor know of a strategy.
 struct GroupRules {
   bool trainable = true;
@@ -177,8 +177,8 @@ struct GroupRules {
   bool reduces_each_turn =
       true;                      // else the lanes of a rank are summed here first (LaneMap::blocks)
   bool gradient_sharded = true;  // at the step; else every rank gets the whole sum
-  // What a rank stores of the weights (frozen: model weight) is its shard; else all of it, which is
-  // the gathered buffer itself and is never gathered.
+  // Each rank stores its shard of the weights (frozen: of the model weight); else all of them, in
+  // the gathered buffer itself, which is then never gathered.
   bool optimizer_sharded = true;
   bool outer_gradient_sharded = false;  // each replica updates its sub-piece of the shard
   bool operator==(const GroupRules&) const = default;
@@ -193,20 +193,20 @@ struct ProgramOptions {
   bool prefetch = true;
   int64_t replicas = 1;  // of the outer axis
   RecomputePolicy recompute = RecomputePolicy::kNone;
-  // Of model weights, gathered weights and activations: fp32, or bf16, where main weights are
+  // Type of model weights, gathered weights and activations: fp32, or bf16, where main weights are
   // buffers of their own. Gradients are fp32.
   DType weight_type = DType::kF32;
-  // Of main weights: fp32, or i16, where they are the remainders that make the bf16 model weight of
-  // the same element an exact fp32.
+  // Type of main weights: fp32, or i16, where they are the remainders that make the bf16 model
+  // weight of the same element an exact fp32.
   DType main_type = DType::kF32;
   DType state_type = DType::kF32;  // of moments: fp32 or bf16
-  // Of the lanes' gradients between the ranks of a replica.
+  // Type in which the lanes' gradients travel between the ranks of a replica.
   WireType gradient_wire = WireType::kF32;
-  // Of a GPU, that a collective may occupy; 0: the transport's choice. No instruction depends on
-  // it.
+  // Thread blocks (CTAs) that a collective may use; 0: the transport's choice. No instruction
+  // depends on it.
   int64_t communication_blocks = 0;
-  // Of each layer's scratch, for engines of attention (attention_workspace.h). 0: what kernels of
-  // one tile need.
+  // Least scratch of each layer, for attention engines (attention_workspace.h). 0: no more than the
+  // kernels of one tile need.
   int64_t attention_workspace_bytes = 0;
   // Tokens that the head works on at a time (logits_chunk.h).
   int64_t logits_chunk_tokens = kLogitsChunkTokens;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Why a request was refused, small enough to travel: gRPC drops an answer whose metadata does not
-// fit into 8 KiB, and with it the reason.
+// The reasons of a refusal, cut to fit the metadata of an answer: gRPC drops an answer whose
+// metadata is above 8 KiB, and with it the reason.
 
 #include <string>
 #include <vector>

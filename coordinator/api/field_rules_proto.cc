@@ -119,7 +119,7 @@ bool Within(const v1::FieldRules& rules, double number) {
          !(rules.has_below() && number >= rules.below());
 }
 
-// What a value of this field must be; "" when anything may stand there.
+// Describes the values that this field accepts; "" when it accepts any.
 std::string Expected(const FieldDescriptor& field, const v1::FieldRules& rules) {
   if (!rules.choices().empty()) {
     return absl::StrCat(rules.choices_size() > 1 ? "one of " : "",

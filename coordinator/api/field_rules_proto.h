@@ -29,7 +29,7 @@ void ApplyFieldRules(google::protobuf::Message& message,
                      const std::string& path,
                      const FieldFailure& fail);
 
-// Where the text of a field stands among its choices; 0 when it is none of them.
+// Position of the text of a field among its choices; 0 when it is none of them.
 int ChosenIndex(const google::protobuf::Message& message, int field_number);
 // Milliseconds of a duration's text; 0 when it is empty or none.
 int64_t DurationOf(const std::string& text);

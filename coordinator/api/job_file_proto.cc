@@ -31,7 +31,7 @@ std::string Join(const std::string& path, const std::string& name) {
   return path.empty() ? name : absl::StrCat(path, ".", name);
 }
 
-// What a message calls a node that it did not expect.
+// Names an unexpected node in an error message.
 std::string Describe(const yaml::Node& node) {
   return node.kind == yaml::NodeKind::kScalar ? absl::StrCat("'", node.text, "'") : node.KindName();
 }
@@ -299,7 +299,7 @@ class TreeReader {
     return false;
   }
 
-  // What `ravelctl get -o yaml` prints beside what a job file says: state, step, uid and so on.
+  // True for names that `ravelctl get -o yaml` prints but no job file sets: state, step, uid...
   static bool IsKnownToServerOnly(const std::string& name) {
     return name == kSchemaVersion || FindField(v1::Job::descriptor(), name) != nullptr;
   }

@@ -1,7 +1,7 @@
 #pragma once
 
-// How large a submitted job may be: the first thing that is checked, before anything is copied,
-// hashed or repeated in a message.
+// Size limits of a submitted job. They are checked first, before anything is copied, hashed or
+// repeated in a message.
 
 #include <cstdint>
 #include <string>

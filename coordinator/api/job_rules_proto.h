@@ -19,10 +19,10 @@ class JobRules {
  private:
   void Fail(const std::string& path, std::string expected, std::string got);
   void Warn(std::string warning) { result_.warnings.push_back(std::move(warning)); }
-  // What the planner says of `spec`: its fields have the names of the job file, from `spec` on.
+  // Reports an error of the planner: its fields have the names of the job file, below `spec`.
   void FailAs(const absl::Status& status);
   bool Failed(const std::string& path) const { return failed_.count(path) > 0; }
-  // Before a path is looked at: it may not answer.
+  // Called before a path is looked at: the path may not answer.
   void Looking(const std::string& field) const {
     if (options_.looking) {
       options_.looking(field);

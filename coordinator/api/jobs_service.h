@@ -111,11 +111,11 @@ class JobsService : public v1::Jobs::CallbackService {
 
   // The job with its defaults and all that is wrong with it or with the paths that it names.
   CanonicalJob Look(const v1::TrainingJob& job);
-  // Whether each allowed size can be planned.
+  // Plans each allowed size; an error says which size cannot be planned, and why.
   absl::Status PlanSizes(Context* context, const plan::JobSpec& spec);
-  // The same, and whether a device that is here can hold one of them.
+  // As PlanSizes, and checks that a device that is here can hold one of the sizes.
   MemoryFit FitSizes(Context* context, const plan::JobSpec& spec, const DeviceInventory& inventory);
-  // Whether the checkpoint store may be used; what the job begins from is kept for a while.
+  // Checks that the job may use its checkpoint store, and pins its start checkpoint for a while.
   absl::Status AskStore(const CheckpointJob& job);
 
   struct Submission {

@@ -60,7 +60,7 @@ Over FollowFiles(const JobsServiceParts& parts,
   return over;
 }
 
-// Of a request whose name is one.
+// Checks the name in a request and finds its job.
 template <typename Request>
 absl::StatusOr<JobView> Find(const JobController& controller, const Request& asked) {
   RETURN_IF_ERROR(CheckName(asked));

@@ -1,6 +1,6 @@
 #pragma once
 
-// What is asked of every request before anything is done for it, and how a refusal is sent.
+// Checks every request before any work is done for it, and turns refusals into gRPC statuses.
 
 #include <string>
 
@@ -22,7 +22,7 @@ JobKey KeyOf(const std::string& namespace_name, const std::string& name);
 
 absl::Status CheckRequestId(const std::string& id);
 
-// Of every request with a job's name, before the name is repeated anywhere.
+// Checks the job's name in a request, before the name is repeated anywhere.
 template <typename Request>
 absl::Status CheckName(const Request& request) {
   RETURN_IF_ERROR(CheckPlainText("namespace", request.namespace_(), kMaxNameBytes));

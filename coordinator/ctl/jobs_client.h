@@ -21,7 +21,7 @@ struct JobName {
   std::string name;
 };
 
-// What ravelctl itself looks at; `document` is the whole message as proto JSON.
+// These structs hold what ravelctl itself reads; `document` is the whole message as proto JSON.
 struct ConditionView {
   std::string type;
   bool status = false;
@@ -208,7 +208,7 @@ struct MetricsFilter {
   int64_t last = 0;  // 0: all
 };
 
-// Which jobs, and how much of each.
+// Selects jobs, and how much of each is sent.
 struct JobQuery {
   std::string namespace_name = "default";  // "*": all
   std::string selector;                    // key=value,...
@@ -280,15 +280,15 @@ class JobsClient {
   virtual void CancelStreams() = 0;
 };
 
-// Whether it is the name of a state, such as RUNNING.
+// Returns true for the name of a state, such as RUNNING.
 bool IsJobState(const std::string& name);
-// Those that are not terminal.
+// The states that are not terminal.
 std::vector<std::string> ActiveStates();
 
 // The violations that came with a refusal; empty when there are none.
 std::vector<JobViolation> ViolationsOf(const absl::Status& status);
 
-// How many more there were than those that came with it.
+// Number of further violations that the refusal does not carry.
 int64_t MoreViolationsOf(const absl::Status& status);
 
 }  // namespace ravel::ctl

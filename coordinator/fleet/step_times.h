@@ -1,6 +1,6 @@
 #pragma once
 
-// How long the newest steps of an epoch took, and what is still usual among them.
+// Durations of the newest steps of an epoch, and their p99: the longest that still is usual.
 
 #include <algorithm>
 #include <array>
@@ -19,7 +19,7 @@ class StepTimes {
     ++count_;
   }
   bool warm() const { return count_ >= kFirstSteps; }
-  // Of the newest 128; 0: nothing is known yet.
+  // Seconds of the 99th percentile of the newest 128 steps; 0: nothing is known yet.
   double P99() const {
     if (!warm()) {
       return 0;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Who may use the processors for planning: a few at once, in the order of asking. Whoever has much
-// to do passes its turn on now and then, so that a short plan never waits for a whole long one.
+// Turns of threads that plan: a few hold one at once, in the order of asking. A thread with a long
+// plan passes its turn on now and then, so that a short plan never waits for a whole long one.
 
 #include <cstdint>
 
@@ -68,7 +68,7 @@ class Turn {
     turns_.Take();
     since_ms_ = Now();
   }
-  // How long the turn was held, without the waiting.
+  // Time for which the turn was held, without the waiting.
   int64_t used_ms() const { return used_ms_ + Now() - since_ms_; }
 
  private:

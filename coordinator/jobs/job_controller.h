@@ -157,7 +157,7 @@ class JobController {
                                                 int64_t deadline_ms = 0);
   // AlreadyExists when a job has this name.
   absl::Status CheckNameIsFree(const JobKey& key) const;
-  // What the keeper needs to know of a job; of one that is not submitted yet, too.
+  // The facts of a job that the keeper needs, also for a job that is not submitted yet.
   CheckpointJob CheckpointsOf(const JobRecord& record) const;
   // Sets the newest commit back to `step`, which the keeper has found good at `path`; later steps
   // are moved aside before training goes on from there.
@@ -171,14 +171,14 @@ class JobController {
                         int64_t step,
                         MarkChange change,
                         const std::string& reason);
-  // What the store holds: rows of steps that are gone are corrected.
+  // Takes a listing of the job's folder and corrects the rows of steps that are gone.
   void NoteFolder(const std::string& uid, const FolderView& folder);
   absl::StatusOr<JobView> Get(const JobKey& key) const;
   std::vector<JobView> List() const;  // copies of all: for tests
-  // In the order of submission, those after `after`, without a copy of anything, while `visit`
-  // says true.
+  // Visits the jobs after `after` in the order of submission, copying nothing, for as long as
+  // `visit` returns true.
   void VisitJobs(const JobCursor& after, const std::function<bool(const JobGlimpse&)>& visit) const;
-  // Why a job waits, composed when somebody asks; empty for who does not.
+  // The reason for which a job waits, composed on demand; empty if it does not wait.
   std::string WhyQueued(const std::string& uid) const;
   absl::StatusOr<OperationRecord> GetOperation(const std::string& id) const;
   const std::vector<SaveRecord>& Saves(const std::string& job_uid) const;
@@ -230,7 +230,7 @@ class JobController {
     int64_t order = 0;    // of submission
     WallDeadline start;   // of the next attempt
     WallDeadline growth;  // the next resize may be
-    // What the scheduler was told last: epoch, slots, and how many of them were over.
+    // The last report to the scheduler: epoch, slots, and the number of slots that were over.
     std::tuple<int64_t, size_t, int64_t> held = {-1, 0, 0};
     std::set<std::string> nodes;  // where it holds devices, and is watched
   };
@@ -265,7 +265,7 @@ class JobController {
   };
   absl::StatusOr<Drafted> WriteDraft(SubmitDraft draft);
   JobView AcceptDraft(JobRecord record);
-  // Where calls of the job's checkpoint store run: a store that hangs holds up its own jobs only.
+  // Runs calls of the job's checkpoint store: a store that hangs holds up its own jobs only.
   Executor* StorePool(const plan::JobSpec& spec, StoreWork kind) const {
     return parts_.pools == nullptr ? parts_.pool
                                    : &parts_.pools->Store(spec.checkpoint.store, kind);
@@ -302,11 +302,11 @@ class JobController {
   Wanted WantedOf(const Entry& entry) const;
   // Sends what the rank lacks; at most every two beats, unless its node has just returned.
   void Tell(Entry& entry, TrainerSlot& slot, int64_t rank, bool returned);
-  // What the held trainers of a node that returns lack.
+  // Sends what the held trainers of a returning node lack.
   void TellHeld(const HelloMessage& hello);
   // The order to launch or to stop the job's ranks on the node has this id.
   void NoteOrdered(Entry& entry, const std::string& node_id, int64_t command);
-  // What a node's beat does not name is not there, once the node has heard the newest order of it.
+  // Takes a trainer that a beat does not name as absent, if its node has heard its newest order.
   void NoteUnnamed(const std::string& node_id, const BeatMessage& beat);
   // Ranks that should have been launched on a node, and are not there.
   void RepeatLaunch(const std::string& node_id);
@@ -345,7 +345,7 @@ class JobController {
   void LaunchTrainers(Entry& entry, const RestorePoint& restore);
   void SendLaunches(Entry& entry);
   void StopRun(Entry& entry);
-  // Whoever has not gone although it was killed is given up.
+  // Kills trainers that have not exited in time, then gives them up.
   void CheckQuiescing(Entry& entry);
   void DeclareZombie(Entry& entry, int64_t rank);
   void ReleaseZombies(const std::vector<DeviceRef>& devices);
@@ -412,10 +412,10 @@ class JobController {
   std::set<std::string> ShunnedNodes(const Entry& entry) const;
   // Marks the place of a failure; what people should know of it.
   std::vector<JobEventRecord> NoteFailure(Entry& entry, const FailureCause& cause);
-  // Why a node would not launch: data that it lacks is the job's fault only when all lack it.
+  // The reason of a refused launch: missing data is the job's fault only when all nodes lack it.
   std::string ReasonOfRefusal(Entry& entry, const std::string& node_id, const std::string& said);
-  // Whether the job has room without that node and without those that lack its data, on devices
-  // that others may hold just now.
+  // Returns true if the job has room without that node and without the nodes that lack its data;
+  // devices that other jobs hold now count as room.
   bool FitsElsewhere(const Entry& entry, const std::string& node_id) const;
   absl::Status SaveHold(const std::string& node_id, NodeHold hold, const std::string& reason);
   // The node is a member now; nullopt: it was refused, or sent away to ask again.
@@ -438,11 +438,11 @@ class JobController {
   void AnswerSeal(Entry& entry, int64_t rank, CommitResult answer);
   void RemoveAttempt(Entry& entry, const SaveKey& key, bool make_room);
   void OnSeal(Entry& entry, int64_t rank, const ckpt::Seal& seal);
-  // What all ranks have sealed, one save at a time and in the order of steps, once the plan of the
-  // run is known.
+  // Commits the next save that all ranks have sealed, one at a time and in the order of steps, once
+  // the plan of the run is known.
   void CommitNext(Entry& entry);
   void StartCommit(Entry& entry, const SaveKey& key);
-  // What CheckpointFresh says now, and the end of a job whose limits on saves are passed.
+  // Updates the condition CheckpointFresh, and ends a job whose limits on saves are passed.
   void CheckFreshness(Entry& entry);
   void AddRecord(const SaveRecord& record);
   void OnCommitted(const std::string& uid,
@@ -456,12 +456,12 @@ class JobController {
                         int64_t step,
                         const std::string& save_id);
   void SaveOperation(const OperationRecord& operation);
-  // Those that the database did not take.
+  // Writes the operations that the database has not taken.
   void SaveOperationsAgain();
   void NoteOperation(const OperationRecord& operation);
-  // Where a checkpoint that is asked for now comes from.
+  // The operation for a save that is requested now: a new save, a pending one or the newest commit.
   absl::StatusOr<OperationRecord> BeginOperation(Entry& entry);
-  // Those whose deadline has passed fail, and say what used the time.
+  // Fails the operations whose deadline has passed; each says what used the time.
   void ExpireOperations();
   // `save_after`: a save that found no space is asked for again if steps could be deleted.
   void Retain(Entry& entry, bool save_after);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Whether a job's plans fit the memory of the devices that are known, before any of them is held.
+// Checks a job's plans against the memory of the devices that are known, before any is held.
 
 #include <cstdint>
 #include <functional>
@@ -14,8 +14,8 @@
 
 namespace ravel::coordinator {
 
-// What a rank may use of a device, or all ranks of a cpu node together: less 6 %, as `ravelctl
-// plan` has it.
+// Bytes that a rank may use of a device, or all ranks of a cpu node together: 6 % less than the
+// memory, as in `ravelctl plan`.
 int64_t UsableBytes(int64_t memory_bytes);
 
 struct MemoryFit {

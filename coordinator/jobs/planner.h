@@ -29,7 +29,7 @@ class Planner {
   virtual absl::StatusOr<std::shared_ptr<const PlannedWorld>> Plan(const plan::JobSpec& spec,
                                                                    int64_t ranks,
                                                                    bool shared_memory) = 0;
-  // Whether that world can be planned, and the memory that its worst rank is predicted to need.
+  // Plans that world and returns the predicted memory of its worst rank, or why it has no plan.
   // Nothing is kept, so that checks do not push out what launches use.
   virtual absl::StatusOr<int64_t> Check(const plan::JobSpec& spec,
                                         int64_t ranks,

@@ -1,7 +1,7 @@
 #pragma once
 
-// How long work waits for the controller's strand, and which turn of it was longest: the one number
-// that says whether the coordinator keeps up.
+// Measures the time that work waits for the controller's strand, and the longest turn on it: the
+// wait is the one number that shows whether the coordinator keeps up.
 
 #include <array>
 #include <cstdint>

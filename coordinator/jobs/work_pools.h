@@ -1,8 +1,8 @@
 #pragma once
 
-// Where slow work runs, by kind, so that one kind holds no other up: requests of people (bounded,
-// shared fairly among clients), looks at the paths that they name, the commits of each checkpoint
-// store, what else is done there, reading of files.
+// Thread pools for slow work, one per kind, so that no kind holds another up: requests of users
+// (bounded, shared fairly among clients), looks at the paths that they name, calls of each
+// checkpoint store (commits first), reading of files.
 
 #include <cstdint>
 #include <functional>

@@ -249,7 +249,7 @@ absl::StatusOr<std::vector<ckpt::AttemptKey>> CleanAttempts(store::ObjectStore& 
 
 absl::Status CleanAttemptsOf(store::ObjectStore& store, const std::string& job) {
   RETURN_IF_ERROR(CleanAttempts(store, ckpt::JobTag(job)).status());
-  // Of releases before 2, whose names do not say whose they are: the folder does.
+  // Attempts of releases before 2 have no job tag in their names: this folder is one job's.
   return CleanAttempts(store, std::nullopt).status();
 }
 

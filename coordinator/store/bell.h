@@ -1,6 +1,6 @@
 #pragma once
 
-// Who waits for a job's files to grow.
+// Wakes subscribers when a job's files grow.
 
 #include <cstdint>
 #include <functional>

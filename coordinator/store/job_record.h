@@ -40,7 +40,7 @@ bool IsTerminal(JobState state);
 // Holds devices: everything but Queued and the terminal states.
 bool HoldsDevices(JobState state);
 struct JobRecord;
-// How long a job has held devices, over all its spells.
+// Time for which a job has held devices, over all its spells.
 int64_t HeldMs(const JobRecord& job, int64_t now_ms);
 
 // Restart budget (service.md section 6). Durable.
@@ -90,8 +90,8 @@ struct JobRecord {
   int64_t resized_ms = 0;      // wall time of the last growth
   int64_t rollback_step = -1;  // >= 0: the next launch moves the steps above it aside first
   std::string failure_class;   // user or infrastructure, in Failed
-  // Of maxRunTime: time that earlier spells held devices, and the wall time since when it holds
-  // them now (0: it does not).
+  // Run time for maxRunTime: ms that earlier spells held devices, and the wall time at which the
+  // present spell began (0: it holds none).
   int64_t held_ms = 0;
   int64_t held_since_ms = 0;
   DeleteWish delete_wish = DeleteWish::kNone;

@@ -68,7 +68,7 @@ struct NodeRow {
   int64_t seen_ms = 0;
   int64_t hold = 0;  // NodeHold
   std::string hold_reason = {};
-  // Of the daemon (HelloMessage): which process of this name comes after which.
+  // Identity of the daemon (HelloMessage): tells which process of this name came later.
   std::string host_id = {};
   std::string work_lock = {};
 };
@@ -97,7 +97,7 @@ inline bool IsGone(const SaveRecord& save) {
 inline constexpr const char* kEventsRemoved = "EventsRemoved";
 inline constexpr const char* kEventsRemovedText = " older events were removed";
 
-// What is kept of jobs that stay.
+// Limits on the rows that are kept of jobs that stay.
 struct RowRetention {
   int64_t now_ms = 0;
   int64_t events_per_job = 100'000;

@@ -27,7 +27,7 @@ absl::StatusOr<int64_t> ReadLines(
 // 0 for a file that is not there.
 int64_t FileSize(const std::string& path);
 
-// Where the last `count` lines of the first `end` bytes begin.
+// Offset at which the last `count` lines of the first `end` bytes begin.
 absl::StatusOr<int64_t> OffsetOfLastLines(const std::string& path, int64_t end, int64_t count);
 
 }  // namespace ravel::coordinator

@@ -40,8 +40,8 @@ struct StepRecord {
 std::string FormatStepRecord(const StepRecord& record);
 absl::StatusOr<StepRecord> ParseStepRecord(std::string_view line);
 
-// What the final history kept: a record of a step takes the place of that step and all later ones
-// that came before it.
+// Returns the final history: a record of a step replaces the earlier records of that step and of
+// all later steps.
 std::vector<StepRecord> SurvivingHistory(const std::vector<StepRecord>& all);
 
 struct MetricsEnds {
@@ -59,7 +59,7 @@ class MetricsLog {
   // Everything, in the order of arrival; a torn last line (a crash in the middle of an append) is
   // left out. A job without records has an empty history.
   absl::StatusOr<std::vector<StepRecord>> Read(const std::string& job_uid) const;
-  // Of the file of a job, whatever its length; empty without records.
+  // First and last record of a job's file, without reading all of it; nullopt without records.
   absl::StatusOr<std::optional<MetricsEnds>> Ends(const std::string& job_uid) const;
   // Closes the file of a job that is over.
   void Close(const std::string& job_uid);

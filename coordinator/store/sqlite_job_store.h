@@ -20,7 +20,7 @@ struct sqlite3;
 
 namespace ravel::coordinator {
 
-// Of f_type in statfs; empty: not one that is known to lie about locks.
+// Name of a file system whose locks are unsafe, by f_type of statfs; empty for any other.
 std::string_view NetworkFileSystemName(uint64_t type);
 
 class SqliteJobStore : public JobStore {

@@ -1,6 +1,6 @@
 #pragma once
 
-// How rows leave the database again. Each call is part of a transaction of its caller.
+// Deletes rows of the database. Each call is part of a transaction of its caller.
 
 #include <cstdint>
 #include <string>

@@ -1,5 +1,5 @@
-// What the coordinator reads and writes holds nobody up: long histories, readers that do not read,
-// heavy and hostile checks of job files, a full disk.
+// Slow input and output delays no other request: long histories, readers that do not read, heavy
+// and hostile checks of job files, a full disk.
 
 #include <algorithm>
 #include <chrono>

@@ -1,5 +1,5 @@
 // A job and all that it left: submitted, done, deleted, and submitted again under the same name.
-// What nobody else may read, and what an address may not look like.
+// Also the modes of private files, and addresses that are refused.
 
 #include <chrono>
 #include <filesystem>
@@ -95,7 +95,7 @@ TEST_F(LifeCycleTest, JobsThatCameAndWentLeaveFoldersAsTheyWere) {
   const auto size_of = [](const std::string& folder) {
     Size size;
     for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-      // What the journal of the database holds is counted once it got there.
+      // The journal is left out: its rows count once they are in the database.
       const bool journal = absl::StrContains(entry.path().filename().string(), "ravel.db-");
       std::error_code gone;
       size.files += journal ? 0 : 1;

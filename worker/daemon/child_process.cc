@@ -43,8 +43,8 @@ bool StartsWithAny(absl::string_view text, absl::Span<const absl::string_view> b
   });
 }
 
-// What a program needs to run, and what steers its devices, its network and its checkers. All else
-// stays with the daemon: keys of clouds and proxies are nothing that a job is to know.
+// Returns true for variables that a program needs to run or that steer its devices, its network and
+// its checkers. All others stay with the daemon: a job is not to know cloud keys or proxies.
 bool ReachesTrainers(absl::string_view variable) {
   static constexpr absl::string_view kAllowed[] = {
       "PATH=",       "HOME=",   "USER=",  "LOGNAME=",      "SHELL=",

@@ -28,7 +28,7 @@ struct Attempt {
   auto Key() const { return std::tie(changed_ms, job, number); }
 };
 
-// Of "attempt-3"; -1 for any other name.
+// The attempt in a name such as "attempt-3"; -1 for any other name.
 int64_t NumberOf(const std::string& name) {
   absl::string_view digits = name;
   int64_t number = -1;

@@ -22,7 +22,7 @@ class ParameterGroup {
   const plan::GroupRules& rules() const { return rules_; }
   int index() const { return index_; }
 
-  // What this rank updates, or, of a frozen group, holds: offsets are into main_weight, exp_avg,
+  // Pieces that this rank updates, or, if frozen, holds: offsets are into main_weight, exp_avg,
   // exp_avg_sq and optimizer_gradient, each [shard_elements]; the latter three are null for frozen
   // groups. main_weight is null where it is kept as remainders, moments where they are bf16:
   // StoredAt has all of them (worker/optim/stored_state.h: their values).
@@ -42,27 +42,27 @@ class ParameterGroup {
   };
   Stored StoredAt(int64_t at, int64_t elements) const;
   float* optimizer_gradient() const { return optimizer_gradient_; }
-  // Whether the statistics count what this rank measures: each element on exactly one rank.
+  // True if the statistics count this rank's pieces: they count each element on exactly one rank.
   bool counts() const { return counts_; }
 
-  // What this rank offers to the gather of the group: [slice_elements] of
+  // This rank's input to the gather of the group: [slice_elements] of
   // ProgramOptions::weight_type.
   std::byte* model_weight() const { return model_weight_; }
-  // What of it this rank stores, [shard_elements]: the main weight where both are fp32, else the
-  // bf16 that it is rounded to, half away from zero, whenever it changes.
+  // The part that this rank stores of it, [shard_elements]: the main weight where both are fp32,
+  // else the bf16 that it is rounded to, half away from zero, whenever it changes.
   std::byte* stored_model_weight() const { return stored_model_weight_; }
   bool rounds_weights() const { return rounds_weights_; }
-  // That bf16 and a remainder are the main weight: nothing has to follow it.
+  // True if that bf16 and a remainder are the main weight: nothing has to be rounded after it.
   bool keeps_remainders() const { return remainder_ != nullptr; }
   int64_t slice_elements() const { return slice_elements_; }
 
   // Gradient calls: a tied table has two, the head's and then its own.
   int calls() const { return static_cast<int>(gradients_.size()); }
-  // Over the lanes of this rank, full-size; nullptr where gradients are reduced in every turn.
+  // Counter over this rank's lanes, full-size; nullptr where gradients are reduced in every turn.
   LaneCounter* local(int call) { return Ptr(Of(call).local); }
-  // Over the ranks of this replica, a slice.
+  // Counter over the ranks of this replica, a slice.
   LaneCounter& inner(int call) { return *Of(call).inner; }
-  // Over replicas, this replica's sub-piece of the slice; nullptr without replicas.
+  // Counter over replicas, this replica's sub-piece of the slice; nullptr without replicas.
   LaneCounter* outer(int call) { return Ptr(Of(call).outer); }
   float* full_gradient() const { return full_gradient_; }
   // Adds the sums of all calls into the first.
@@ -70,7 +70,7 @@ class ParameterGroup {
   // The gradient sum of a call after all reduces but kGatherGradient: a slice, or its sub-piece.
   float* reduced(int call) const;
 
-  // What this rank measures of the final gradient, where that counts: offsets are into reduced(0).
+  // Pieces of the final gradient that this rank measures, if counts(): offsets into reduced(0).
   const std::vector<plan::OwnedPiece>& measured_pieces() const { return measured_pieces_; }
 
  private:

@@ -24,7 +24,7 @@ struct Touched {
   bool operator==(const Touched&) const = default;
 };
 
-// What the instructions of one program touch, told from the outside.
+// A second, separate derivation of the buffers that the instructions of one program touch.
 class OperandReference {
  public:
   OperandReference(const ShardingPlan& plan, const StepProgram& program)
@@ -188,7 +188,7 @@ std::string TouchedText(const ShardingPlan& plan, const std::vector<Touched>& al
   return text;
 }
 
-// How many operands were compared.
+// Returns the number of operands that were compared.
 size_t CompareOperands(const ShardingPlan& plan, const std::string& name) {
   size_t compared = 0;
   for (const StepProgram& program : plan.programs) {

@@ -22,7 +22,7 @@ namespace {
 using std::chrono::seconds;
 using testing::Eventually;
 
-// What a test lets wait and go on.
+// A gate at which a test holds work until it opens it.
 class Gate {
  public:
   void Pass() {

@@ -1,4 +1,4 @@
-// How jobs and old rows go away again: by the verb, by themselves, on both kinds of store.
+// Jobs and old rows are removed, by the verb and by age, on both kinds of store.
 
 #include <cstdlib>
 #include <filesystem>
@@ -89,7 +89,7 @@ TEST_P(RetentionRowsTest, OnlyForceDeletesAJobThatRuns) {
   ASSERT_TRUE(Delete("j", Draft(true, true)).ok());
   EXPECT_TRUE(Exists("j")) << "its trainer still runs";
   EXPECT_TRUE(absl::IsAlreadyExists(world_.Submit(world_.Spec("j", {1}, 8)).status()));
-  // What is wanted outlives the coordinator.
+  // The wish to delete outlives the coordinator.
   world_.StartCoordinator(Store());
   world_.node("a").stops_trainers = true;
   world_.Connect(world_.node("a"));

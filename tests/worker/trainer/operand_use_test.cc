@@ -93,7 +93,7 @@ class OperandWatch final : public shard::InstructionObserver {
     auto operator<=>(const Range&) const = default;
   };
 
-  // What no operand writes is as the instruction found it, and gets its content back.
+  // Checks that the instruction left these bytes alone, and puts their content back.
   absl::Status Restore(const Range& range) {
     if (range.begin >= range.end) {
       return absl::OkStatus();
@@ -109,7 +109,7 @@ class OperandWatch final : public shard::InstructionObserver {
     return absl::OkStatus();
   }
 
-  // Which bytes the operands read, and which they write.
+  // Collects the bytes that the operands read and those that they write.
   void Mark(const plan::Instruction& at, const shard::ReplayTurn& turn) {
     reads_.clear();
     writes_.clear();

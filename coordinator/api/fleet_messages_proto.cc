@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "common/ckpt/manifest_proto.h"
+#include "common/trainer_report_proto.h"
 
 namespace ravel::coordinator {
 namespace {
@@ -13,74 +14,6 @@ struct Overloaded : Handlers... {
 };
 template <typename... Handlers>
 Overloaded(Handlers...) -> Overloaded<Handlers...>;
-
-StepReport ReadStep(const v1::StepReport& message) {
-  StepReport report;
-  report.step = message.step();
-  report.loss = message.loss();
-  report.grad_norm = message.grad_norm();
-  report.lr = message.lr();
-  report.tokens = message.tokens();
-  report.step_seconds = message.step_seconds();
-  report.skipped = message.skipped();
-  report.has_validation_loss = message.has_validation_loss();
-  report.validation_loss = message.validation_loss();
-  report.time_ms = message.time_ms();
-  report.planned_bytes = message.planned_bytes();
-  report.measured_bytes = message.measured_bytes();
-  return report;
-}
-
-std::vector<CollectiveState> ReadCollectives(const v1::TrainerProgress& message) {
-  std::vector<CollectiveState> states;
-  for (const v1::CollectiveState& group : message.collectives()) {
-    states.push_back({group.group(),
-                      group.first_member(),
-                      group.sequence(),
-                      group.hash(),
-                      group.completed(),
-                      group.waiting_ms(),
-                      group.mark_sequence(),
-                      group.mark_hash(),
-                      group.waiting_in()});
-  }
-  return states;
-}
-
-LedgerReport ReadLedger(const v1::LedgerReport& message) {
-  LedgerReport report;
-  for (const v1::LedgerOfGroup& of_group : message.groups()) {
-    LedgerOfGroup group{of_group.group(),
-                        {of_group.members().begin(), of_group.members().end()},
-                        of_group.completed(),
-                        {}};
-    for (const v1::LedgerEntry& entry : of_group.entries()) {
-      group.entries.push_back({entry.sequence(),
-                               entry.hash(),
-                               entry.order(),
-                               entry.kind(),
-                               entry.op(),
-                               entry.unit(),
-                               entry.call(),
-                               entry.phase(),
-                               entry.generation(),
-                               entry.elements(),
-                               entry.element_bytes(),
-                               entry.age_ms()});
-    }
-    report.groups.push_back(std::move(group));
-  }
-  return report;
-}
-
-TrainerReady ReadReady(const v1::TrainerReady& message) {
-  TrainerReady ready = {
-      message.step(), message.planned_bytes(), message.measured_bytes(), message.restore_seconds()};
-  for (const v1::StartRemark& remark : message.remarks()) {
-    ready.remarks.push_back({remark.reason(), remark.message()});
-  }
-  return ready;
-}
 
 // Trainers that do not say have one.
 int64_t SaveAttempt(int64_t said) {
@@ -95,11 +28,11 @@ absl::StatusOr<decltype(TrainerFrame::frame)> ReadFrame(const v1::TrainerUp& mes
                               message.comm_record().rank(),
                               message.comm_record().record()});
     case v1::TrainerUp::kReady:
-      return Frame(ReadReady(message.ready()));
+      return Frame(ravel::FromProto(message.ready()));
     case v1::TrainerUp::kProgress:
       return Frame(TrainerProgress{message.progress().step()});
     case v1::TrainerUp::kStep:
-      return Frame(ReadStep(message.step()));
+      return Frame(ravel::FromProto(message.step()));
     case v1::TrainerUp::kSeal: {
       ASSIGN_OR_RETURN(ckpt::Seal seal, ckpt::SealFromProto(message.seal()));
       return Frame(std::move(seal));
@@ -114,14 +47,9 @@ absl::StatusOr<decltype(TrainerFrame::frame)> ReadFrame(const v1::TrainerUp& mes
                                message.save_started().sequence(),
                                SaveAttempt(message.save_started().save_attempt())});
     case v1::TrainerUp::kSaveFailed:
-      return Frame(SaveFailed{message.save_failed().step(),
-                              message.save_failed().sequence(),
-                              SaveAttempt(message.save_failed().save_attempt()),
-                              message.save_failed().reason(),
-                              message.save_failed().message(),
-                              message.save_failed().skipped()});
+      return Frame(ravel::FromProto(message.save_failed()));
     case v1::TrainerUp::kLedger:
-      return Frame(ReadLedger(message.ledger()));
+      return Frame(ravel::FromProto(message.ledger()));
     case v1::TrainerUp::KIND_NOT_SET:
       break;
   }
@@ -156,7 +84,7 @@ BeatMessage ReadBeat(const v1::Beat& message) {
                              trainer.progress().step(),
                              trainer.progress().phase(),
                              trainer.progress().phase_age_ms(),
-                             ReadCollectives(trainer.progress()),
+                             CollectivesOf(trainer.progress()),
                              trainer.state(),
                              ReadHas(trainer.has())});
     beat.trainers.back().moved_bytes = trainer.progress().moved_bytes();

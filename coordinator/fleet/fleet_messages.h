@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/ckpt/manifest.h"
+#include "common/trainer_report.h"
 
 namespace ravel::coordinator {
 
@@ -61,20 +62,6 @@ struct HelloMessage {
   int64_t oldest_protocol = 0;  // 0: only the newest
 };
 
-// Where a rank is in the collectives of one group of ranks, which is known by its name and its
-// first member.
-struct CollectiveState {
-  std::string group;
-  int64_t first_member = 0;
-  uint64_t sequence = 0;  // issued so far ...
-  uint64_t hash = 0;      // ... and the rolling hash of these
-  uint64_t completed = 0;
-  int64_t waiting_ms = 0;      // since the last was issued, when it is not through
-  uint64_t mark_sequence = 0;  // a round number of issued collectives, and the hash there
-  uint64_t mark_hash = 0;
-  std::string waiting_in = {};  // the last that was issued, when it is not through
-};
-
 struct TrainerBeat {
   std::string job_uid;
   int64_t rank = 0;
@@ -99,45 +86,10 @@ struct CommRecord {
   int64_t rank = 0;
   std::string record;  // a secret: never logged
 };
-// What the job's owner should know of a start.
-struct StartRemark {
-  std::string reason;
-  std::string message;
-};
-struct TrainerReady {
-  int64_t step = 0;
-  int64_t planned_bytes = 0;
-  int64_t measured_bytes = 0;
-  double restore_seconds = 0;
-  std::vector<StartRemark> remarks = {};
-};
-struct StepReport {
-  int64_t step = 0;
-  float loss = 0;
-  double grad_norm = 0;
-  double lr = 0;
-  int64_t tokens = 0;
-  double step_seconds = 0;
-  bool skipped = false;
-  bool has_validation_loss = false;
-  float validation_loss = 0;
-  int64_t time_ms = 0;
-  int64_t planned_bytes = 0;
-  int64_t measured_bytes = 0;
-};
 struct SaveStarted {
   int64_t step = 0;
   int64_t sequence = 0;
   int64_t attempt = 1;  // save attempt
-};
-// A save without a seal of this rank.
-struct SaveFailed {
-  int64_t step = 0;
-  int64_t sequence = 0;
-  int64_t attempt = 1;
-  std::string reason = {};  // StoreFull, StoreUnavailable, SaveAbandoned, SaveSkipped
-  std::string message = {};
-  bool skipped = false;  // nothing was begun
 };
 struct TrainerFailed {
   int32_t code = 0;
@@ -150,31 +102,6 @@ struct TrainerDone {
 struct TrainerProgress {
   int64_t step = 0;
 };
-// One issued collective.
-struct LedgerEntry {
-  uint64_t sequence = 0;
-  uint64_t hash = 0;
-  uint64_t order = 0;  // among all that the rank issued
-  std::string kind;
-  std::string op;
-  std::string unit;  // empty: of the whole step
-  int64_t call = 0;
-  std::string phase;
-  int64_t generation = 0;
-  int64_t elements = 0;
-  int64_t element_bytes = 0;
-  int64_t age_ms = 0;
-};
-struct LedgerOfGroup {
-  std::string group;
-  std::vector<int64_t> members;
-  uint64_t completed = 0;
-  std::vector<LedgerEntry> entries;  // oldest first
-};
-struct LedgerReport {
-  std::vector<LedgerOfGroup> groups;
-};
-
 struct TrainerFrame {
   std::string job_uid;
   int64_t epoch = 0;

@@ -535,24 +535,13 @@ void JobController::OnStepReport(Entry& entry,
     return;  // the second: told again after a broken stream
   }
   entry.run.reported_step = report.step;
-  StepRecord record;
-  record.step = report.step;
-  record.loss = report.loss;
-  record.grad_norm = report.grad_norm;
-  record.lr = report.lr;
-  record.tokens = report.tokens;
-  record.step_seconds = report.step_seconds;
+  StepRecord record{report};
   record.tokens_per_second =
       report.step_seconds > 0 ? static_cast<double>(report.tokens) / report.step_seconds : 0;
   record.world_size = static_cast<int64_t>(entry.run.slots.size());
   record.epoch = frame.epoch;
   record.attempt = entry.record.attempt;
-  record.skipped = report.skipped;
-  record.has_validation_loss = report.has_validation_loss;
-  record.validation_loss = report.validation_loss;
   record.time_ms = report.time_ms != 0 ? report.time_ms : parts_.clock->WallMs();
-  record.planned_bytes = report.planned_bytes;
-  record.measured_bytes = report.measured_bytes;
   const bool taken = WriteFiles(
       [metrics = parts_.metrics, growth = parts_.growth, uid = entry.record.uid, record] {
         const absl::Status stored = metrics->Append(uid, record);

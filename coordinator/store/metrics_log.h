@@ -12,27 +12,16 @@
 #include <vector>
 
 #include "common/status.h"
+#include "common/trainer_report.h"
 
 namespace ravel::coordinator {
 
-// One step of one epoch, as rank 0 reported it.
-struct StepRecord {
-  int64_t step = 0;
-  float loss = 0;
-  double grad_norm = 0;
-  double lr = 0;
-  int64_t tokens = 0;
+// One step of one epoch: the report of rank 0 and the facts that the coordinator adds.
+struct StepRecord : StepReport {
   double tokens_per_second = 0;
-  double step_seconds = 0;
   int64_t world_size = 0;
   int64_t epoch = 0;
   int64_t attempt = 0;
-  bool skipped = false;
-  bool has_validation_loss = false;
-  float validation_loss = 0;
-  int64_t time_ms = 0;
-  int64_t planned_bytes = 0;
-  int64_t measured_bytes = 0;
 };
 
 // Full precision; `loss_bits` holds the fp32 bits as 8 hex digits, so that even NaN comes back as

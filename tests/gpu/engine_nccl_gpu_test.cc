@@ -197,12 +197,12 @@ std::string Disagree(const RankRole& role) {
 class SilentReporter final : public Reporter {
  public:
   absl::Status Publish(const std::string&, const std::string&) override { return {}; }
-  absl::Status Ready(const ReadyReport&) override { return {}; }
-  absl::Status Step(const StepRecord&) override { return {}; }
+  absl::Status Ready(const TrainerReady&) override { return {}; }
+  absl::Status Step(const StepReport&) override { return {}; }
   absl::Status Progress(const ProgressReport&) override { return {}; }
   absl::Status Ledger(const LedgerReport&) override { return {}; }
   absl::Status SaveStarted(int64_t, int64_t, int64_t) override { return {}; }
-  absl::Status SaveFailed(const SaveFailure&) override { return {}; }
+  absl::Status SaveFailed(const ravel::SaveFailed&) override { return {}; }
   absl::Status Sealed(const ckpt::Seal&) override { return {}; }
   absl::Status Failed(const absl::Status&) override { return {}; }
   absl::Status Done(int64_t) override { return {}; }

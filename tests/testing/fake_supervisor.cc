@@ -45,7 +45,7 @@ class Supervisor {
     }
   }
 
-  void OnReady(const ReadyReport& report) {
+  void OnReady(const TrainerReady& report) {
     MutexLock lock(mutex_);
     outcome_.ready.push_back(report);
     if (static_cast<int>(outcome_.ready.size()) == args_.ranks) {
@@ -55,7 +55,7 @@ class Supervisor {
     }
   }
 
-  void OnStep(const StepRecord& record) {
+  void OnStep(const StepReport& record) {
     MutexLock lock(mutex_);
     outcome_.steps.push_back(record);
     if (record.step == args_.stop_after_step) {
@@ -98,7 +98,7 @@ class Supervisor {
     }
   }
 
-  void OnSaveFailed(const SaveFailure& failure) {
+  void OnSaveFailed(const ravel::SaveFailed& failure) {
     MutexLock lock(mutex_);
     outcome_.save_failures.push_back(failure);
   }
@@ -139,17 +139,17 @@ class RankReporter final : public Reporter {
     supervisor_.OnRecord(rank_, group, record);
     return absl::OkStatus();
   }
-  absl::Status Ready(const ReadyReport& report) override {
+  absl::Status Ready(const TrainerReady& report) override {
     supervisor_.OnReady(report);
     return absl::OkStatus();
   }
-  absl::Status Step(const StepRecord& record) override {
+  absl::Status Step(const StepReport& record) override {
     supervisor_.OnStep(record);
     return absl::OkStatus();
   }
   absl::Status Progress(const ProgressReport&) override { return absl::OkStatus(); }
   absl::Status Ledger(const LedgerReport&) override { return absl::OkStatus(); }
-  absl::Status SaveFailed(const SaveFailure& failure) override {
+  absl::Status SaveFailed(const ravel::SaveFailed& failure) override {
     supervisor_.OnSaveFailed(failure);
     return absl::OkStatus();
   }

@@ -38,12 +38,12 @@ struct EpochArgs {
 
 struct EpochOutcome {
   std::vector<absl::Status> results;  // by rank
-  std::vector<StepRecord> steps;      // as reported by rank 0
-  std::vector<ReadyReport> ready;
+  std::vector<StepReport> steps;      // as reported by rank 0
+  std::vector<TrainerReady> ready;
   std::map<int64_t, std::string> committed;  // step -> directory
   std::vector<absl::Status> commit_errors;
   std::vector<int64_t> saves_started;  // steps, as told by rank 0
-  std::vector<SaveFailure> save_failures;
+  std::vector<SaveFailed> save_failures;
   int done = 0;
 };
 

@@ -7,6 +7,7 @@
 
 #include "common/ckpt/manifest_proto.h"
 #include "common/plan/plan_proto.h"
+#include "common/trainer_report_proto.h"
 #include "proto/trainer.pb.h"
 
 namespace ravel::trainer {
@@ -122,36 +123,15 @@ absl::Status DaemonLinkReporter::Publish(const std::string& group, const std::st
   return link_->Send(frame);
 }
 
-absl::Status DaemonLinkReporter::Ready(const ReadyReport& report) {
+absl::Status DaemonLinkReporter::Ready(const TrainerReady& report) {
   v1::TrainerUp frame;
-  v1::TrainerReady& message = *frame.mutable_ready();
-  message.set_step(report.step);
-  message.set_planned_bytes(report.planned_bytes);
-  message.set_measured_bytes(report.measured_bytes);
-  message.set_restore_seconds(report.restore_seconds);
-  for (const StartRemark& remark : report.remarks) {
-    v1::StartRemark& added = *message.add_remarks();
-    added.set_reason(remark.reason);
-    added.set_message(remark.message);
-  }
+  *frame.mutable_ready() = ravel::ToProto(report);
   return link_->Send(frame);
 }
 
-absl::Status DaemonLinkReporter::Step(const StepRecord& record) {
+absl::Status DaemonLinkReporter::Step(const StepReport& record) {
   v1::TrainerUp frame;
-  v1::StepReport& message = *frame.mutable_step();
-  message.set_step(record.step);
-  message.set_loss(record.loss);
-  message.set_grad_norm(record.grad_norm);
-  message.set_lr(record.learning_rate);
-  message.set_tokens(record.tokens);
-  message.set_step_seconds(record.seconds);
-  message.set_skipped(record.skipped);
-  message.set_has_validation_loss(record.has_validation_loss);
-  message.set_validation_loss(record.validation_loss);
-  message.set_time_ms(record.time_ms);
-  message.set_planned_bytes(record.planned_bytes);
-  message.set_measured_bytes(record.measured_bytes);
+  *frame.mutable_step() = ravel::ToProto(record);
   return link_->Send(frame);
 }
 
@@ -164,47 +144,13 @@ absl::Status DaemonLinkReporter::Progress(const ProgressReport& report) {
   message.set_collective_sequence(report.collective_sequence);
   message.set_collective_hash(report.collective_hash);
   message.set_moved_bytes(report.moved_bytes);
-  for (const CollectiveState& state : report.collectives) {
-    v1::CollectiveState& group = *message.add_collectives();
-    group.set_group(state.group);
-    group.set_first_member(state.first_member);
-    group.set_sequence(state.sequence);
-    group.set_hash(state.hash);
-    group.set_completed(state.completed);
-    group.set_waiting_ms(state.waiting_ms);
-    group.set_mark_sequence(state.mark_sequence);
-    group.set_mark_hash(state.mark_hash);
-    group.set_waiting_in(state.waiting_in);
-  }
+  AddCollectives(report.collectives, message);
   return link_->Send(frame);
 }
 
 absl::Status DaemonLinkReporter::Ledger(const LedgerReport& report) {
   v1::TrainerUp frame;
-  v1::LedgerReport& message = *frame.mutable_ledger();
-  message.set_epoch(report.epoch);
-  for (const LedgerOfGroup& of_group : report.groups) {
-    v1::LedgerOfGroup& group = *message.add_groups();
-    group.set_group(of_group.group);
-    group.mutable_members()->Add(of_group.members.begin(), of_group.members.end());
-    group.set_completed(of_group.completed);
-    for (const LedgerEntry& entry : of_group.entries) {
-      v1::LedgerEntry& issued = *group.add_entries();
-      issued.set_sequence(entry.sequence);
-      issued.set_hash(entry.hash);
-      issued.set_order(entry.order);
-      issued.set_kind(entry.kind);
-      issued.set_op(entry.op);
-      issued.set_unit(entry.unit);
-      issued.set_group(entry.group);
-      issued.set_call(entry.call);
-      issued.set_phase(entry.phase);
-      issued.set_generation(entry.generation);
-      issued.set_elements(entry.elements);
-      issued.set_element_bytes(entry.element_bytes);
-      issued.set_age_ms(entry.age_ms);
-    }
-  }
+  *frame.mutable_ledger() = ravel::ToProto(report);
   return link_->Send(frame);
 }
 
@@ -216,15 +162,9 @@ absl::Status DaemonLinkReporter::SaveStarted(int64_t step, int64_t sequence, int
   return link_->Send(frame);
 }
 
-absl::Status DaemonLinkReporter::SaveFailed(const SaveFailure& failure) {
+absl::Status DaemonLinkReporter::SaveFailed(const ravel::SaveFailed& failure) {
   v1::TrainerUp frame;
-  v1::SaveFailed& message = *frame.mutable_save_failed();
-  message.set_step(failure.step);
-  message.set_sequence(failure.sequence);
-  message.set_save_attempt(failure.attempt);
-  message.set_reason(failure.reason);
-  message.set_message(failure.message);
-  message.set_skipped(failure.skipped);
+  *frame.mutable_save_failed() = ravel::ToProto(failure);
   return link_->Send(frame);
 }
 

@@ -24,12 +24,12 @@ class DaemonLinkReporter final : public Reporter {
   void Shutdown() { link_->Shutdown(); }
 
   absl::Status Publish(const std::string& group, const std::string& record) override;
-  absl::Status Ready(const ReadyReport& report) override;
-  absl::Status Step(const StepRecord& record) override;
+  absl::Status Ready(const TrainerReady& report) override;
+  absl::Status Step(const StepReport& record) override;
   absl::Status Progress(const ProgressReport& report) override;
   absl::Status Ledger(const LedgerReport& report) override;
   absl::Status SaveStarted(int64_t step, int64_t sequence, int64_t attempt) override;
-  absl::Status SaveFailed(const SaveFailure& failure) override;
+  absl::Status SaveFailed(const ravel::SaveFailed& failure) override;
   absl::Status Sealed(const ckpt::Seal& seal) override;
   absl::Status Failed(const absl::Status& failure) override;
   absl::Status Done(int64_t step) override;

@@ -24,13 +24,13 @@ LedgerEntry EntryOf(const comm::IssueLog::Entry& issued, const std::vector<std::
           .kind = comm::CollectiveKindName(record.kind),
           .op = plan::OpName(static_cast<plan::OpCode>(record.op)),
           .unit = unit,
-          .group = record.group,
           .call = record.call,
           .phase = plan::PhaseName(static_cast<plan::Phase>(record.phase)),
           .generation = record.generation,
           .elements = record.elements,
           .element_bytes = record.element_bytes,
-          .age_ms = issued.age_ms};
+          .age_ms = issued.age_ms,
+          .group = record.group};
 }
 
 }  // namespace
@@ -62,7 +62,7 @@ std::vector<LedgerOfGroup> LedgerGroups(comm::Communicator& communicator, int64_
   std::vector<LedgerOfGroup> groups;
   for (const std::shared_ptr<const comm::IssueLog>& log : communicator.ledger().logs()) {
     LedgerOfGroup group = {.group = log->group().name,
-                           .members = log->group().members,
+                           .members = {log->group().members.begin(), log->group().members.end()},
                            .completed = log->snapshot().completed,
                            .entries = {}};
     for (const comm::IssueLog::Entry& issued :

@@ -10,6 +10,7 @@
 #include "common/ckpt/manifest.h"
 #include "common/plan/sharding_plan.h"
 #include "common/status.h"
+#include "common/trainer_report.h"
 #include "worker/trainer/exit_code.h"
 
 namespace ravel::trainer {
@@ -34,58 +35,6 @@ struct Assignment {
   std::string release = {};         // of the daemon; empty: not compared
 };
 
-// What the job's owner should know of a start: an event of the job.
-struct StartRemark {
-  std::string reason;  // one word in CamelCase
-  std::string message;
-};
-
-struct ReadyReport {
-  int64_t step = 0;
-  int64_t planned_bytes = 0;
-  int64_t measured_bytes = 0;
-  double restore_seconds = 0;
-  std::vector<StartRemark> remarks = {};
-};
-
-struct StepRecord {
-  int64_t step = 0;  // finished steps
-  float loss = 0;
-  double grad_norm = 0;
-  double learning_rate = 0;
-  int64_t tokens = 0;
-  double seconds = 0;
-  bool skipped = false;
-  bool has_validation_loss = false;
-  float validation_loss = 0;
-  int64_t time_ms = 0;
-  int64_t planned_bytes = 0;
-  int64_t measured_bytes = 0;
-};
-
-// Where this rank is in the collectives of one group.
-struct CollectiveState {
-  std::string group;
-  int64_t first_member = 0;
-  uint64_t sequence = 0;
-  uint64_t hash = 0;
-  uint64_t completed = 0;
-  int64_t waiting_ms = 0;
-  uint64_t mark_sequence = 0;
-  uint64_t mark_hash = 0;
-  std::string waiting_in = {};  // the last that was issued, when it is not through
-};
-
-// A save without a seal of this rank: proto/trainer.proto, SaveFailed.
-struct SaveFailure {
-  int64_t step = 0;
-  int64_t sequence = 0;
-  int64_t attempt = 0;
-  std::string reason;  // one word in CamelCase
-  std::string message;
-  bool skipped = false;
-};
-
 struct ProgressReport {
   int64_t step = 0;
   std::string phase;
@@ -94,33 +43,6 @@ struct ProgressReport {
   uint64_t collective_hash = 0;
   std::vector<CollectiveState> collectives = {};
   int64_t moved_bytes = 0;
-};
-
-// What was issued last.
-struct LedgerEntry {
-  uint64_t sequence = 0;
-  uint64_t hash = 0;
-  uint64_t order = 0;
-  std::string kind;
-  std::string op;
-  std::string unit;  // empty: of the whole step
-  int64_t group = -1;
-  int64_t call = 0;
-  std::string phase;
-  int64_t generation = 0;
-  int64_t elements = 0;
-  int64_t element_bytes = 0;
-  int64_t age_ms = 0;
-};
-struct LedgerOfGroup {
-  std::string group;
-  std::vector<int> members;
-  uint64_t completed = 0;
-  std::vector<LedgerEntry> entries;  // oldest first
-};
-struct LedgerReport {
-  int64_t epoch = 0;
-  std::vector<LedgerOfGroup> groups;
 };
 
 // Commands.
@@ -161,13 +83,13 @@ class Reporter {
   virtual ~Reporter() = default;
   // A rendezvous record of this rank; a secret.
   virtual absl::Status Publish(const std::string& group, const std::string& record) = 0;
-  virtual absl::Status Ready(const ReadyReport& report) = 0;
-  virtual absl::Status Step(const StepRecord& record) = 0;
+  virtual absl::Status Ready(const TrainerReady& report) = 0;
+  virtual absl::Status Step(const StepReport& record) = 0;
   virtual absl::Status Progress(const ProgressReport& report) = 0;
   virtual absl::Status Ledger(const LedgerReport& report) = 0;
   virtual absl::Status SaveStarted(int64_t step, int64_t sequence, int64_t attempt) = 0;
   virtual absl::Status Sealed(const ckpt::Seal& seal) = 0;
-  virtual absl::Status SaveFailed(const SaveFailure& failure) = 0;
+  virtual absl::Status SaveFailed(const ravel::SaveFailed& failure) = 0;
   // `failure` is marked with the exit code that follows.
   virtual absl::Status Failed(const absl::Status& failure) = 0;
   virtual absl::Status Done(int64_t step) = 0;

@@ -202,10 +202,10 @@ absl::Status Trainer::RunWith(comm::Communicator& communicator, kernels::CudaGpu
   const double restore_seconds = SecondsSince(parts_.clock, start_ms);
   log::Info(absl::StrFormat(
       "state of step %d is there after %.3f s", assignment.first_step, restore_seconds));
-  ReadyReport ready = {.step = assignment.first_step,
-                       .planned_bytes = engine->planned_bytes(),
-                       .measured_bytes = engine->arena_bytes(),
-                       .restore_seconds = restore_seconds};
+  TrainerReady ready = {.step = assignment.first_step,
+                        .planned_bytes = engine->planned_bytes(),
+                        .measured_bytes = engine->arena_bytes(),
+                        .restore_seconds = restore_seconds};
   if (const std::string& anew = engine->product_choices().anew; !anew.empty()) {
     ready.remarks.push_back({.reason = "ProductsChosenAnew", .message = anew});
   }
@@ -309,12 +309,12 @@ absl::Status Trainer::FinishStep(RankEngine& engine, const StepResult& result, d
   const plan::JobSpec& spec = parts_.assignment.spec;
   parts_.position.FinishStep(result.step);
   parts_.beat();
-  StepRecord record = {.step = result.step,
+  StepReport record = {.step = result.step,
                        .loss = result.loss,
                        .grad_norm = result.grad_norm,
-                       .learning_rate = result.learning_rate,
+                       .lr = result.learning_rate,
                        .tokens = result.target_tokens,
-                       .seconds = seconds,
+                       .step_seconds = seconds,
                        .skipped = result.skipped};
   if (EvaluationDue(engine, result.step)) {
     parts_.position.Enter(TrainerPhase::kEvaluating);
@@ -329,7 +329,7 @@ absl::Status Trainer::FinishStep(RankEngine& engine, const StepResult& result, d
   return absl::OkStatus();
 }
 
-absl::Status Trainer::Report(const RankEngine& engine, StepRecord record) {
+absl::Status Trainer::Report(const RankEngine& engine, StepReport record) {
   record.time_ms = parts_.clock.WallMs();
   record.planned_bytes = engine.planned_bytes();
   record.measured_bytes = engine.arena_bytes();

@@ -73,7 +73,7 @@ class Trainer {
   // step earlier where results lag, so that ranks act alike whenever they read.
   optim::ControlWord AgreedFor(const RankEngine& engine, int64_t finished_steps);
   absl::Status Stop(Saver& saver, StepDiagnostics& diagnostics);
-  absl::Status Report(const RankEngine& engine, StepRecord record);
+  absl::Status Report(const RankEngine& engine, StepReport record);
   // `reason`: what was not finite.
   absl::Status CountSkips(const StepResult& result, const std::string& reason);
 

@@ -105,7 +105,7 @@ void Watchdog::ReceiveLoop() {
 }
 
 void Watchdog::ReportLedger(const AskForLedger& ask) {
-  LedgerReport report = {.epoch = options_.epoch, .groups = {}};
+  LedgerReport report = {.groups = {}, .epoch = options_.epoch};
   {
     MutexLock lock(mutex_);
     if (communicator_ != nullptr) {

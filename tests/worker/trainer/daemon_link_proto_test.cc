@@ -37,11 +37,11 @@ TEST(DaemonLinkReporter, ReadySaysAllThatIsReported) {
   auto link = TrainerLink::Open(fds[0]);
   ASSERT_TRUE(link.ok()) << link.status();
   DaemonLinkReporter reporter(*std::move(link));
-  const ReadyReport report = {.step = 7,
-                              .planned_bytes = 8,
-                              .measured_bytes = 9,
-                              .restore_seconds = 0.5,
-                              .remarks = {{"One", "first"}, {"Two", "second"}}};
+  const TrainerReady report = {.step = 7,
+                               .planned_bytes = 8,
+                               .measured_bytes = 9,
+                               .restore_seconds = 0.5,
+                               .remarks = {{"One", "first"}, {"Two", "second"}}};
   ASSERT_TRUE(reporter.Ready(report).ok());
   const v1::TrainerUp frame = NextFrame(fds[1]);
   close(fds[1]);

@@ -83,7 +83,7 @@ kernels::cuda::emulated::EmulatedNcclCounts NcclCounts() {
 
 std::vector<float> LossesOf(const EpochOutcome& outcome) {
   std::vector<float> losses;
-  for (const StepRecord& step : outcome.steps) {
+  for (const StepReport& step : outcome.steps) {
     losses.push_back(step.loss);
   }
   return losses;

@@ -41,7 +41,7 @@ class StrategyFiles : public ::testing::Test {
   const std::string folder_;
 };
 
-std::vector<uint32_t> ResumedLossBits(const std::vector<StepRecord>& steps, size_t from = 0) {
+std::vector<uint32_t> ResumedLossBits(const std::vector<StepReport>& steps, size_t from = 0) {
   std::vector<uint32_t> bits;
   for (size_t i = from; i < steps.size(); ++i) {
     bits.push_back(std::bit_cast<uint32_t>(steps[i].loss));

@@ -59,9 +59,9 @@ void ExpectAllOk(const EpochOutcome& outcome) {
   }
 }
 
-std::vector<uint32_t> LossBits(const std::vector<StepRecord>& steps) {
+std::vector<uint32_t> LossBits(const std::vector<StepReport>& steps) {
   std::vector<uint32_t> bits;
-  for (const StepRecord& step : steps) {
+  for (const StepReport& step : steps) {
     bits.push_back(std::bit_cast<uint32_t>(step.loss));
   }
   return bits;
@@ -75,7 +75,7 @@ TEST_F(TrainerLife, ReportsEveryStepAndSavesWhereTheJobSays) {
   EXPECT_EQ(outcome.done, 2);
   ASSERT_EQ(outcome.steps.size(), 12u);
   for (size_t i = 0; i < outcome.steps.size(); ++i) {
-    const StepRecord& step = outcome.steps[i];
+    const StepReport& step = outcome.steps[i];
     EXPECT_EQ(step.step, static_cast<int64_t>(i) + 1);
     EXPECT_EQ(step.tokens, 8 * 17);
     EXPECT_EQ(step.has_validation_loss, step.step % 5 == 0 || step.step == 12);
@@ -99,7 +99,7 @@ TEST_F(TrainerLife, ASaveThatFindsTheOneBeforeUnfinishedIsSkippedOnAllRanks) {
   ExpectAllOk(outcome);
   EXPECT_EQ(outcome.saves_started, (std::vector<int64_t>{4, 12})) << "the last one waits";
   ASSERT_FALSE(outcome.save_failures.empty());
-  for (const SaveFailure& failure : outcome.save_failures) {
+  for (const SaveFailed& failure : outcome.save_failures) {
     EXPECT_TRUE(failure.skipped);
     EXPECT_EQ(failure.reason, "SaveSkipped");
     EXPECT_EQ(failure.step, 8);
@@ -114,7 +114,7 @@ TEST_F(TrainerLife, AFailedSaveIsToldAndTheNextOneWorks) {
   ASSERT_TRUE(fault::Configure("").ok());
   ExpectAllOk(outcome);
   ASSERT_EQ(outcome.save_failures.size(), 1u);
-  const SaveFailure& failure = outcome.save_failures.front();
+  const SaveFailed& failure = outcome.save_failures.front();
   EXPECT_EQ(failure.step, 4);
   EXPECT_EQ(failure.attempt, 1);
   EXPECT_EQ(failure.reason, "StoreFull");

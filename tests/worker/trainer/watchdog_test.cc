@@ -55,15 +55,15 @@ class Wire {
 class CountingReporter final : public Reporter {
  public:
   absl::Status Publish(const std::string&, const std::string&) override { return absl::OkStatus(); }
-  absl::Status Ready(const ReadyReport&) override { return absl::OkStatus(); }
-  absl::Status Step(const StepRecord&) override { return absl::OkStatus(); }
+  absl::Status Ready(const TrainerReady&) override { return absl::OkStatus(); }
+  absl::Status Step(const StepReport&) override { return absl::OkStatus(); }
   absl::Status Progress(const ProgressReport& report) override {
     ++beats;
     step = report.step;
     return absl::OkStatus();
   }
   absl::Status SaveStarted(int64_t, int64_t, int64_t) override { return absl::OkStatus(); }
-  absl::Status SaveFailed(const SaveFailure&) override { return absl::OkStatus(); }
+  absl::Status SaveFailed(const ravel::SaveFailed&) override { return absl::OkStatus(); }
   absl::Status Sealed(const ckpt::Seal&) override { return absl::OkStatus(); }
   absl::Status Ledger(const LedgerReport&) override {
     ++ledgers;

@@ -67,6 +67,39 @@ absl::StatusOr<JobView> Find(const JobController& controller, const Request& ask
   return controller.Get(KeyOf(asked.namespace_(), asked.name()));
 }
 
+// Streams the records of a job's files. `open(uid, request)` makes their reader, on the thread that
+// reads, once all that was handed to the writing thread before is there.
+template <typename Message, typename Request, typename Open>
+PullStream<Message>* StreamFiles(const JobsServiceParts& parts,
+                                 const char* what,
+                                 const Request& request,
+                                 const Open& open) {
+  auto stream = PullStream<Message>::Create(&parts.pools->io());
+  parts.strand->PostNamed(what, [parts, stream, asked = request, open] {
+    absl::StatusOr<JobView> view = Find(*parts.controller, asked);
+    if (!view.ok()) {
+      stream->Fail(view.status());
+      return;
+    }
+    const std::string uid = view->record.uid;
+    const bool follow = asked.follow() && !IsTerminal(view->record.state);
+    const Over over = FollowFiles(parts, stream, uid, follow);
+    parts.files->Post([stream, over, uid, asked, open] {
+      using Reader = typename decltype(open(uid, asked))::value_type;
+      const auto reader = std::make_shared<Reader>();
+      stream->Start([=]() -> absl::StatusOr<StreamBlock<Message>> {
+        if (*reader == nullptr) {
+          ASSIGN_OR_RETURN(*reader, open(uid, asked));
+        }
+        const bool ended = *over;
+        ASSIGN_OR_RETURN(const auto records, (*reader)->Next());
+        return BlockOf<Message>(records, ended);
+      });
+    });
+  });
+  return stream.get();
+}
+
 }  // namespace
 
 grpc::ServerWriteReactor<v1::JobEvent>* JobsService::StreamEvents(
@@ -122,66 +155,33 @@ grpc::ServerWriteReactor<v1::JobEvent>* JobsService::StreamEvents(
 
 grpc::ServerWriteReactor<v1::LogLine>* JobsService::StreamLogs(
     Context* /*context*/, const v1::StreamLogsRequest* request) {
-  auto stream = PullStream<v1::LogLine>::Create(&parts_.pools->io());
-  parts_.strand->PostNamed("StreamLogs", [this, stream, asked = *request] {
-    absl::StatusOr<JobView> view = Find(*parts_.controller, asked);
-    if (!view.ok()) {
-      stream->Fail(view.status());
-      return;
-    }
-    const std::string uid = view->record.uid;
-    const bool follow = asked.follow() && !IsTerminal(view->record.state);
-    const Over over = FollowFiles(parts_, stream, uid, follow);
-    const LogFilter filter{asked.attempt(), asked.rank(), asked.since_ms(), asked.tail()};
-    const std::string directory = parts_.controller->logs().directory();
-    // Behind what is being written.
-    parts_.files->Post([stream, over, uid, filter, directory] {
-      auto reader = std::make_shared<std::unique_ptr<LogReader>>();  // made on the reading thread
-      stream->Start([=]() -> absl::StatusOr<StreamBlock<v1::LogLine>> {
-        if (*reader == nullptr) {
-          *reader = std::make_unique<LogReader>(directory, uid, filter);
-        }
-        const bool ended = *over;
-        ASSIGN_OR_RETURN(const std::vector<LogLine> lines, (*reader)->Next());
-        return BlockOf<v1::LogLine>(lines, ended);
+  return StreamFiles<v1::LogLine>(
+      parts_,
+      "StreamLogs",
+      *request,
+      [directory = parts_.controller->logs().directory()](
+          const std::string& uid,
+          const v1::StreamLogsRequest& asked) -> absl::StatusOr<std::unique_ptr<LogReader>> {
+        const LogFilter filter{asked.attempt(), asked.rank(), asked.since_ms(), asked.tail()};
+        return std::make_unique<LogReader>(directory, uid, filter);
       });
-    });
-  });
-  return stream.get();
 }
 
 grpc::ServerWriteReactor<v1::StepRecord>* JobsService::StreamMetrics(
     Context* /*context*/, const v1::StreamMetricsRequest* request) {
-  auto stream = PullStream<v1::StepRecord>::Create(&parts_.pools->io());
-  parts_.strand->PostNamed("StreamMetrics", [this, stream, asked = *request] {
-    absl::StatusOr<JobView> view = Find(*parts_.controller, asked);
-    if (!view.ok()) {
-      stream->Fail(view.status());
-      return;
-    }
-    const std::string uid = view->record.uid;
-    const bool follow = asked.follow() && !IsTerminal(view->record.state);
-    const Over over = FollowFiles(parts_, stream, uid, follow);
-    StepRange range;
-    range.from = asked.from_step();
-    range.to = asked.to_step() > 0 ? asked.to_step() : INT64_MAX;
-    range.every = asked.every();
-    range.last = asked.last();
-    range.all = asked.all();
-    // Behind what is being written.
-    parts_.files->Post([stream, over, uid, range, history = parts_.history] {
-      auto reader = std::make_shared<std::unique_ptr<MetricsReader>>();  // made where it reads
-      stream->Start([=]() -> absl::StatusOr<StreamBlock<v1::StepRecord>> {
-        if (*reader == nullptr) {
-          ASSIGN_OR_RETURN(*reader, history->Open(uid, range));
-        }
-        const bool ended = *over;
-        ASSIGN_OR_RETURN(const std::vector<StepRecord> records, (*reader)->Next());
-        return BlockOf<v1::StepRecord>(records, ended);
+  return StreamFiles<v1::StepRecord>(
+      parts_,
+      "StreamMetrics",
+      *request,
+      [history = parts_.history](const std::string& uid, const v1::StreamMetricsRequest& asked) {
+        StepRange range;
+        range.from = asked.from_step();
+        range.to = asked.to_step() > 0 ? asked.to_step() : INT64_MAX;
+        range.every = asked.every();
+        range.last = asked.last();
+        range.all = asked.all();
+        return history->Open(uid, range);
       });
-    });
-  });
-  return stream.get();
 }
 
 }  // namespace ravel::coordinator

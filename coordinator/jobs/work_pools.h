@@ -1,7 +1,7 @@
 #pragma once
 
 // Where slow work runs, by kind, so that one kind holds no other up: requests of people (bounded,
-// shared fairly among clients), looks at the paths that they name, the commits of each checkpoint
+// shared fairly among clients), looks at the stores that they name, the commits of each checkpoint
 // store, what else is done there, reading of files.
 
 #include <cstdint>

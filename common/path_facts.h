@@ -12,8 +12,10 @@
 namespace ravel {
 
 inline constexpr int64_t kMaxConfigBytes = int64_t{1} << 20;  // of a config.json
-// Ids compared with the vocabulary before a job is accepted; the trainers check every id they read.
+// Ids compared with the vocabulary before a job is accepted, of one file and of all files together;
+// the trainers check every id that they read.
 inline constexpr int64_t kCheckedTokens = int64_t{1} << 24;
+inline constexpr int64_t kCheckedTogether = int64_t{1} << 26;
 
 struct NamedPath {
   std::string field;  // of the job file: spec.data.train[0].path
@@ -34,7 +36,7 @@ struct PathQuery {
 struct TokenFileFacts {
   std::string error = {};  // why the path is no token file; empty: it is one
   int64_t tokens = 0;
-  int64_t largest_id = 0;  // of the first kCheckedTokens
+  int64_t largest_id = 0;  // of those that were checked, the first ones
 };
 
 struct ModelFacts {

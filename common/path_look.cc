@@ -1,5 +1,7 @@
 #include "common/path_look.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include <sys/stat.h>
@@ -39,9 +41,17 @@ ModelFacts LookAtModel(const std::string& directory) {
   return model;
 }
 
-TokenFileFacts LookAtTokens(const std::string& path, TokenFormat format, const LookHooks& hooks) {
-  absl::StatusOr<TokenFileFacts> facts = CheckTokenFile(
-      path, format, {.scanned_tokens = kCheckedTokens, .abandoned = hooks.abandoned});
+// Of each file as much as leaves something for all others.
+int64_t ScannedTokens(std::size_t files) {
+  constexpr int64_t kLeast = int64_t{1} << 16;
+  const auto count = static_cast<int64_t>(std::max<std::size_t>(files, 1));
+  return std::clamp(kCheckedTogether / count, kLeast, kCheckedTokens);
+}
+
+TokenFileFacts LookAtTokens(const std::string& path,
+                            TokenFormat format,
+                            const TokenCheckOptions& options) {
+  absl::StatusOr<TokenFileFacts> facts = CheckTokenFile(path, format, options);
   return facts.ok() ? *std::move(facts)
                     : TokenFileFacts{.error = std::string(facts.status().message())};
 }
@@ -51,25 +61,27 @@ TokenFileFacts LookAtTokens(const std::string& path, TokenFormat format, const L
 PathFacts LookAtPaths(const PathQuery& query, const LookHooks& hooks) {
   const auto at = [&hooks](const NamedPath& path) {
     if (hooks.at) {
-      hooks.at(path.field);
+      hooks.at(path);
     }
     FaultPoint("path_look").IgnoreError();
   };
   PathFacts facts;
   if (!query.model_directory.path.empty()) {
-    at(query.model_directory);
+    at({query.model_directory.field, query.model_directory.path + "/config.json"});
     facts.model = LookAtModel(query.model_directory.path);
   }
   if (!query.tokenizer.path.empty()) {
     at(query.tokenizer);
     facts.tokenizer = Exists(query.tokenizer.path);
   }
+  const TokenCheckOptions options{.scanned_tokens = ScannedTokens(query.token_files.size()),
+                                  .abandoned = hooks.abandoned};
   for (const NamedPath& file : query.token_files) {
     if (hooks.abandoned && hooks.abandoned()) {
       break;
     }
     at(file);
-    facts.token_files.push_back(LookAtTokens(file.path, query.format, hooks));
+    facts.token_files.push_back(LookAtTokens(file.path, query.format, options));
   }
   return facts;
 }

@@ -4,7 +4,6 @@
 // one with ravelctl. The coordinator never calls it.
 
 #include <functional>
-#include <string>
 
 #include "common/path_facts.h"
 
@@ -12,9 +11,10 @@ namespace ravel {
 
 // How a look is followed; both may be empty. Called from the thread that looks.
 struct LookHooks {
-  // Before a path is opened, with the field that names it: the path may never answer.
-  std::function<void(const std::string& field)> at = nullptr;
-  // True: nobody waits for the answer any more. The look ends soon, with facts that mean nothing.
+  // Before a path is opened: it may never answer.
+  std::function<void(const NamedPath& path)> at = nullptr;
+  // Asked before each path and each block of it, so that every call is a sign of life. True: nobody
+  // waits for the answer any more; the look ends soon, with facts that mean nothing.
   std::function<bool()> abandoned = nullptr;
 };
 

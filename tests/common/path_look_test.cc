@@ -39,7 +39,7 @@ TEST_F(PathLookTest, FactsComeInTheOrderOfTheQueryAndFaultsByFile) {
       LookAtPaths({.token_files = {{"a", Path("odd")}, {"b", Path("good")}, {"c", Path("pipe")}},
                    .format = TokenFormat::kFlatU16,
                    .tokenizer = {"t", Path("good")}},
-                  {.at = [&fields](const std::string& field) { fields.push_back(field); }});
+                  {.at = [&fields](const NamedPath& path) { fields.push_back(path.field); }});
   EXPECT_EQ(fields, (std::vector<std::string>{"t", "a", "b", "c"}));
   ASSERT_EQ(facts.token_files.size(), 3u);
   EXPECT_NE(facts.token_files[0].error.find("odd: expected a multiple of 2 bytes"),
@@ -50,6 +50,21 @@ TEST_F(PathLookTest, FactsComeInTheOrderOfTheQueryAndFaultsByFile) {
   EXPECT_NE(facts.token_files[2].error.find("expected a regular file"), std::string::npos);
   EXPECT_TRUE(facts.tokenizer);
   EXPECT_FALSE(LookAtPaths({.tokenizer = {"t", Path("absent")}}).tokenizer);
+}
+
+// A thousand files would take minutes to read as deep as one.
+TEST_F(PathLookTest, ManyFilesShareWhatIsCheckedOfTheirIds) {
+  constexpr std::size_t kIds = 1 << 17;
+  std::string ids(2 * kIds, '\1');
+  ids.back() = '\xff';  // the last id is larger than all before
+  Write("ids", ids);
+  PathQuery query{.format = TokenFormat::kFlatU16};
+  query.token_files.assign(4, {"a", Path("ids")});
+  EXPECT_EQ(LookAtPaths(query).token_files[3].largest_id, 0xFF01);
+  query.token_files.assign(1000, {"a", Path("ids")});
+  const PathFacts facts = LookAtPaths(query);
+  EXPECT_EQ(facts.token_files[999].largest_id, 0x0101);
+  EXPECT_EQ(facts.token_files[999].tokens, int64_t{kIds});
 }
 
 TEST_F(PathLookTest, AModelDirectoryIsReadWithinItsLimit) {

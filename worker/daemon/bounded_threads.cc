@@ -17,7 +17,7 @@ namespace asio = boost::asio;
 using std::chrono::steady_clock;
 
 struct WorkProgress::State {
-  mutable Mutex mutex;
+  Mutex mutex;
   std::string part ABSL_GUARDED_BY(mutex);
   steady_clock::time_point since ABSL_GUARDED_BY(mutex) = steady_clock::now();
   bool abandoned ABSL_GUARDED_BY(mutex) = false;
@@ -32,9 +32,10 @@ void WorkProgress::At(const std::string& part) {
   state_->since = steady_clock::now();
 }
 
-bool WorkProgress::abandoned() const {
+bool WorkProgress::GoesOn() {
   const MutexLock lock(state_->mutex);
-  return state_->abandoned;
+  state_->since = steady_clock::now();
+  return !state_->abandoned;
 }
 
 struct BoundedThreads::Item {
@@ -95,7 +96,7 @@ void BoundedThreads::Watch(int64_t id) {
   Item& item = *open_.at(id);
   steady_clock::time_point since;
   {
-    const WorkProgress::State& state = *item.progress->state_;
+    WorkProgress::State& state = *item.progress->state_;
     const MutexLock lock(state.mutex);
     since = state.since;
   }

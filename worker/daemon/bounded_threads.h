@@ -23,8 +23,8 @@ class WorkProgress {
   ~WorkProgress();
   // From the thread: the next part begins.
   void At(const std::string& part);
-  // To the thread: it was too late, nobody waits for its answer.
-  bool abandoned() const;
+  // From the thread: the part makes progress. False: it was too late, nobody waits for its answer.
+  bool GoesOn();
 
  private:
   friend class BoundedThreads;
@@ -36,13 +36,13 @@ class WorkProgress {
 class BoundedThreads {
  public:
   struct Limits {
-    std::chrono::milliseconds each;  // for one part
+    std::chrono::milliseconds each;  // without progress
     std::chrono::milliseconds all;   // for all of them
   };
   // Runs on the thread; what it returns runs on the io_context's unless the limit came first. It
   // owns all that it touches: it may go on for ever.
   using Work = std::function<std::function<void()>(WorkProgress&)>;
-  // The limit that has passed, and the part that was begun last.
+  // The part that was begun last, and the limit that has passed.
   using Late = std::function<void(const std::string& part, std::chrono::milliseconds limit)>;
 
   BoundedThreads(boost::asio::io_context& context, int max_threads);

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 
 #include "common/path_look.h"
 #include "common/status.h"
@@ -17,13 +18,15 @@ class PathLooks {
  public:
   using LookFunction = std::function<PathFacts(const PathQuery&, const LookHooks&)>;
 
-  // `each_limit`: for one path.
+  // `each_limit`: for one path that stands still.
   PathLooks(boost::asio::io_context& context,
             std::chrono::milliseconds each_limit,
             LookFunction look = LookAtPaths);
-  // `done` is called once, on the io_context's thread: the facts; those of a path that was silent
-  // for `each_limit`, or was being looked at when `all_limit` was over; or ResourceExhausted, from
-  // inside this call, while earlier looks hang.
+  ~PathLooks();
+  // `done` is called once, on the io_context's thread. The facts may be those of a path that was
+  // silent for `each_limit` or was being looked at when `all_limit` was over. From inside this
+  // call: the same of a path in whose folder an earlier look still hangs, which costs no thread;
+  // ResourceExhausted while too many hang.
   void Start(PathQuery query,
              std::chrono::milliseconds all_limit,
              std::function<void(absl::StatusOr<PathFacts>)> done);
@@ -33,7 +36,10 @@ class PathLooks {
   static constexpr std::chrono::milliseconds kLongest{60'000};
 
  private:
+  struct Hanging;
+
   const std::chrono::milliseconds each_limit_;
+  const std::shared_ptr<Hanging> hanging_;  // shared with threads that hang
   const LookFunction look_;
   BoundedThreads threads_;
 };

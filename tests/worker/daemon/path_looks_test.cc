@@ -1,5 +1,6 @@
 #include "worker/daemon/path_looks.h"
 
+#include <atomic>
 #include <future>
 #include <optional>
 #include <string>
@@ -8,6 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/testing/eventually.h"
 #include "tests/testing/process.h"
 #include "worker/daemon/look_messages_proto.h"
 
@@ -60,8 +62,8 @@ TEST(PathLooksTest, AMountThatHangsIsNamedInTimeAndOnlySoManyMayHang) {
   {
     PathLooks looks(
         context, milliseconds(20), [back](const PathQuery& /*query*/, const LookHooks& hooks) {
-          hooks.at("spec.model.from");
-          hooks.at("spec.data.train[3].path");
+          hooks.at({"spec.model.from", "/good/model/config.json"});
+          hooks.at({"spec.data.train[3].path", "/hung/tokens"});
           back.wait();
           return PathFacts();
         });
@@ -78,6 +80,37 @@ TEST(PathLooksTest, AMountThatHangsIsNamedInTimeAndOnlySoManyMayHang) {
   server_is_back.set_value();  // after their owner's end: they find the gate closed
 }
 
+// Whoever names a dead mount again and again uses up no threads.
+TEST(PathLooksTest, AFolderInWhichALookHangsIsNotLookedAtAgainUntilItAnswers) {
+  std::promise<void> server_is_back;
+  const std::shared_future<void> back = server_is_back.get_future().share();
+  std::atomic<int> looks_begun = 0;
+  boost::asio::io_context context;
+  PathLooks looks(context, milliseconds(20), [&](const PathQuery& query, const LookHooks& hooks) {
+    ++looks_begun;
+    hooks.at(query.token_files[0]);
+    if (query.token_files[0].path != "/good/tokens") {
+      back.wait();
+    }
+    return PathFacts();
+  });
+  const PathQuery hung{.token_files = {{"spec.data.train[0].path", "/hung/tokens"}}};
+  const PathQuery beside{.token_files = {{"spec.data.train[0].path", "/hung/others"}}};
+  const PathQuery good{.token_files = {{"spec.data.train[0].path", "/good/tokens"}}};
+  EXPECT_EQ((*Ask(looks, context, hung))->silence, "no answer within 20 ms");
+  for (int i = 0; i < 2 * PathLooks::kMaxThreads; ++i) {
+    const Answer answer = Ask(looks, context, beside);
+    EXPECT_EQ((*answer)->silent_field, "spec.data.train[0].path");
+    EXPECT_EQ((*answer)->silence, "no answer: an earlier look at /hung still hangs");
+  }
+  EXPECT_EQ((*Ask(looks, context, good))->silent_field, "");
+  EXPECT_EQ(looks_begun, 2);
+  server_is_back.set_value();
+  EXPECT_TRUE(testing::Eventually(seconds(20), [&] {
+    return (*Ask(looks, context, hung))->silent_field.empty();
+  })) << "the thread came back";
+}
+
 // The limit is for each path: many that answer may take longer together.
 TEST(PathLooksTest, ATimeLimitBeginsAnewWithEachPathAndEndsTheWorkOfAll) {
   boost::asio::io_context context;
@@ -87,7 +120,7 @@ TEST(PathLooksTest, ATimeLimitBeginsAnewWithEachPathAndEndsTheWorkOfAll) {
         const auto start = std::chrono::steady_clock::now();
         int path = 0;
         while (!hooks.abandoned()) {  // a path answers every few microseconds, without end
-          hooks.at(std::to_string(++path));
+          hooks.at({std::to_string(++path), "/slow/tokens"});
           if (std::chrono::steady_clock::now() - start > seconds(20)) {
             return PathFacts();
           }

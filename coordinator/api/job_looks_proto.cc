@@ -42,12 +42,13 @@ absl::StatusOr<CanonicalJob> WithoutFacts(CanonicalJob job, const absl::Status& 
                            " to look at spec.model.from; submit again when one is ready")
             : absl::StrCat("spec.model.from: ", why.message(), "; submit again"));
   }
-  job.warnings.push_back(absl::StrCat(
-      "spec.data: ",
-      why.message(),
-      " to look at its paths; nodes check them when the job is placed",
-      job.spec.data.tokenizer.empty() ? ", and a tokenizer beside the data is not looked for"
-                                      : ""));
+  job.warnings.push_back(absl::StrCat("spec.data: ",
+                                      why.message(),
+                                      absl::IsNotFound(why) ? " to look at its paths" : "",
+                                      "; nodes check them when the job is placed",
+                                      job.spec.data.tokenizer.empty()
+                                          ? ", and a tokenizer beside the data is not looked for"
+                                          : ""));
   return job;
 }
 

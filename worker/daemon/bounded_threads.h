@@ -21,6 +21,8 @@ class WorkProgress {
  public:
   WorkProgress();
   ~WorkProgress();
+  WorkProgress(const WorkProgress&) = delete;
+  WorkProgress& operator=(const WorkProgress&) = delete;
   // From the thread: the next part begins.
   void At(const std::string& part);
   // From the thread: the part makes progress. False: it was too late, nobody waits for its answer.
@@ -47,6 +49,8 @@ class BoundedThreads {
 
   BoundedThreads(boost::asio::io_context& context, int max_threads);
   ~BoundedThreads();
+  BoundedThreads(const BoundedThreads&) = delete;
+  BoundedThreads& operator=(const BoundedThreads&) = delete;
   // Either the answer of `work` or `late` is called, once, never inside this call. False, and
   // neither is, while `max_threads` work or hang.
   bool Run(Limits limits, Work work, Late late);

@@ -351,12 +351,12 @@ void Daemon::OnLook(const v1::Look& look) {
     *up.mutable_look() = ToProto(id, facts);
     fleet_->SendLossy(up);
   };
-  absl::StatusOr<PathQuery> query = FromProto(look);
+  const absl::StatusOr<PathQuery> query = FromProto(look);
   if (!query.ok()) {
     answer(query.status());
     return;
   }
-  looks_->Start(*std::move(query), milliseconds(look.limit_ms()), answer);
+  looks_->Start(*query, milliseconds(look.limit_ms()), answer);
 }
 
 void Daemon::ForgetLaunching(const v1::Launch& launch) {

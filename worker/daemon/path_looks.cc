@@ -63,9 +63,9 @@ PathLooks::PathLooks(boost::asio::io_context& context, milliseconds each_limit, 
 
 PathLooks::~PathLooks() = default;
 
-void PathLooks::Start(PathQuery query,
+void PathLooks::Start(const PathQuery& query,
                       milliseconds all_limit,
-                      std::function<void(absl::StatusOr<PathFacts>)> done) {
+                      const std::function<void(absl::StatusOr<PathFacts>)>& done) {
   if (const std::optional<NamedPath> path = hanging_->Find(query)) {
     done(PathFacts{.silent_field = path->field,
                    .silence = absl::StrCat(

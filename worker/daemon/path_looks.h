@@ -23,13 +23,15 @@ class PathLooks {
             std::chrono::milliseconds each_limit,
             LookFunction look = LookAtPaths);
   ~PathLooks();
+  PathLooks(const PathLooks&) = delete;
+  PathLooks& operator=(const PathLooks&) = delete;
   // `done` is called once, on the io_context's thread. The facts may be those of a path that was
   // silent for `each_limit` or was being looked at when `all_limit` was over. From inside this
   // call: the same of a path in whose folder an earlier look still hangs, which costs no thread;
   // ResourceExhausted while too many hang.
-  void Start(PathQuery query,
+  void Start(const PathQuery& query,
              std::chrono::milliseconds all_limit,
-             std::function<void(absl::StatusOr<PathFacts>)> done);
+             const std::function<void(absl::StatusOr<PathFacts>)>& done);
 
   // More than the coordinator asks of a node at once: the others hang.
   static constexpr int kMaxThreads = 32;

@@ -382,6 +382,23 @@ TEST_F(JobsServiceTest, WithoutANodeDataIsTakenOnTrustAndAModelIsNot) {
   EXPECT_EQ(DryRun(wrong).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
+TEST_F(JobsServiceTest, ANodeThatRefusesOrIsSilentIsNamed) {
+  AddNode(1, [](const PathQuery&) { return LookResult{.refused = "earlier looks hang"}; });
+  v1::SubmitJobResponse response;
+  grpc::Status status = DryRun(Job("demo"), &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  ASSERT_EQ(response.warnings_size(), 1);
+  EXPECT_TRUE(absl::StartsWith(response.warnings(0),
+                               "spec.data: node node-1: earlier looks hang; nodes check them when"))
+      << response.warnings(0);
+  AddNode(1, [](const PathQuery&) { return std::nullopt; });
+  status = DryRun(JobFrom("/models/tiny"));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(
+      status.error_message(),
+      "spec.model.from: node node-1 did not answer while it looked at the paths; submit again");
+}
+
 TEST_F(JobsServiceTest, AModelsConfigComesFromTheNode) {
   AddNode(1, [](const PathQuery& query) {
     LookResult result = *TokensOf(26'000)(query);

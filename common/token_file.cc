@@ -14,6 +14,7 @@
 
 #include "common/check.h"
 #include "common/megatron_index.h"
+#include "common/token_check.h"
 
 namespace ravel {
 namespace {
@@ -116,36 +117,15 @@ class MappedTokenFile : public TokenFile {
   std::vector<int64_t> document_offsets_;
 };
 
-absl::Status CheckMultiple(const std::string& path, const Mapping& mapping, std::size_t id_bytes) {
-  if (mapping.bytes().size() % id_bytes != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(path,
-                                                   ": expected a multiple of ",
-                                                   id_bytes,
-                                                   " bytes, found ",
-                                                   mapping.bytes().size(),
-                                                   " (truncated?)"));
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<std::unique_ptr<TokenFile>> OpenMegatron(const std::string& prefix) {
   const std::string index_path = prefix + ".idx";
-  const std::string data_path = prefix + ".bin";
   ASSIGN_OR_RETURN(const Mapping index_mapping, Mapping::Open(index_path));
   absl::StatusOr<MegatronIndex> index = ReadMegatronIndex(index_mapping.bytes());
   RETURN_IF_ERROR(Annotate(index.status(), index_path));
-  ASSIGN_OR_RETURN(Mapping data, Mapping::Open(data_path));
-  const int64_t expected = index->document_offsets.back() * index->id_bytes;
-  if (static_cast<int64_t>(data.bytes().size()) != expected) {
-    return absl::InvalidArgumentError(absl::StrCat(data_path,
-                                                   ": expected ",
-                                                   expected,
-                                                   " bytes, as ",
-                                                   index_path,
-                                                   " says, found ",
-                                                   data.bytes().size(),
-                                                   " (truncated, or of another index?)"));
-  }
+  ASSIGN_OR_RETURN(Mapping data, Mapping::Open(prefix + ".bin"));
+  RETURN_IF_ERROR(CheckPairBytes(prefix,
+                                 static_cast<int64_t>(data.bytes().size()),
+                                 index->document_offsets.back() * index->id_bytes));
   if (index->id_bytes == 2) {
     return std::make_unique<MappedTokenFile<uint16_t>>(std::move(data),
                                                        std::move(index->document_offsets));
@@ -157,7 +137,7 @@ absl::StatusOr<std::unique_ptr<TokenFile>> OpenMegatron(const std::string& prefi
 template <typename Id>
 absl::StatusOr<std::unique_ptr<TokenFile>> OpenFlat(const std::string& path) {
   ASSIGN_OR_RETURN(Mapping mapping, Mapping::Open(path));
-  RETURN_IF_ERROR(CheckMultiple(path, mapping, sizeof(Id)));
+  RETURN_IF_ERROR(CheckFlatBytes(path, static_cast<int64_t>(mapping.bytes().size()), sizeof(Id)));
   return std::make_unique<MappedTokenFile<Id>>(std::move(mapping), std::vector<int64_t>());
 }
 
@@ -168,10 +148,7 @@ absl::StatusOr<std::unique_ptr<TokenFile>> TokenFile::Open(const std::string& pa
   switch (format) {
     case TokenFormat::kAuto:
       if (access((path + ".idx").c_str(), F_OK) != 0) {
-        return absl::NotFoundError(
-            absl::StrCat(path,
-                         ".idx: not found; expected the prefix of a Megatron .bin/.idx pair (flat "
-                         "files need data.format: flat_u16 or flat_u32)"));
+        return MissingIndex(path);
       }
       return OpenMegatron(path);
     case TokenFormat::kMegatron:

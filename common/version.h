@@ -13,7 +13,9 @@ struct ProtocolRange {
   int64_t oldest = 0;  // 0: only the newest
   int64_t newest = 0;
 };
-inline constexpr ProtocolRange kFleetProtocols{1, 1};
+inline constexpr ProtocolRange kFleetProtocols{1, 2};
+// The first in which a node looks at paths for the coordinator (Look).
+inline constexpr int64_t kLookProtocol = 2;
 
 // The newest that both speak; 0: none.
 constexpr int64_t AgreedProtocol(ProtocolRange one, ProtocolRange other) {

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <absl/strings/str_cat.h>
+
 #include "common/ckpt/manifest_proto.h"
 #include "common/trainer_report_proto.h"
 
@@ -104,6 +106,57 @@ TrainerExited ReadExited(const v1::TrainerExited& message) {
   exited.message = message.message();
   exited.tail = message.tail();
   return exited;
+}
+
+// The largest job lists so many files (job_limits_proto.h), and names paths of 4 KiB.
+constexpr int kMaxTokenFiles = 2048;
+constexpr std::size_t kMaxLookTextBytes = 16384;
+
+absl::Status CheckLookText(const char* name, const std::string& text) {
+  return text.size() <= kMaxLookTextBytes
+             ? absl::OkStatus()
+             : absl::InvalidArgumentError(
+                   absl::StrCat("look.", name, ": expected at most ", kMaxLookTextBytes, " bytes"));
+}
+
+absl::StatusOr<LookResult> ReadLook(const v1::LookResult& message) {
+  if (message.token_files_size() > kMaxTokenFiles ||
+      message.model_config().size() > std::size_t{kMaxConfigBytes}) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "look: expected at most ", kMaxTokenFiles, " token files and a config of 1 MiB"));
+  }
+  RETURN_IF_ERROR(CheckLookText("refused", message.refused()));
+  RETURN_IF_ERROR(CheckLookText("model_error", message.model_error()));
+  RETURN_IF_ERROR(CheckLookText("silent_field", message.silent_field()));
+  RETURN_IF_ERROR(CheckLookText("silence", message.silence()));
+  LookResult result{.look_id = message.look_id(), .refused = message.refused()};
+  for (const v1::TokenFileFacts& file : message.token_files()) {
+    RETURN_IF_ERROR(CheckLookText("token_files.error", file.error()));
+    if (file.tokens() < 0 || file.largest_id() < 0) {
+      return absl::InvalidArgumentError("look.token_files: expected numbers >= 0");
+    }
+    result.facts.token_files.push_back({file.error(), file.tokens(), file.largest_id()});
+  }
+  result.facts.tokenizer = message.tokenizer();
+  result.facts.model = {message.model_error(), message.model_config(), message.model_weights()};
+  result.facts.silent_field = message.silent_field();
+  result.facts.silence = message.silence();
+  return result;
+}
+
+void WriteLook(const Look& look, v1::Look* message) {
+  const auto write = [](const NamedPath& path, v1::NamedPath* out) {
+    out->set_field(path.field);
+    out->set_path(path.path);
+  };
+  message->set_look_id(look.look_id);
+  message->set_token_format(static_cast<int32_t>(look.query.format));
+  message->set_limit_ms(look.limit_ms);
+  for (const NamedPath& file : look.query.token_files) {
+    write(file, message->add_token_files());
+  }
+  write(look.query.tokenizer, message->mutable_tokenizer());
+  write(look.query.model_directory, message->mutable_model_directory());
 }
 
 void WriteStart(const Launch& launch, const StartTrainer& start, v1::StartTrainer* message) {
@@ -249,11 +302,16 @@ absl::StatusOr<UpMessage> FromProto(const v1::Up& message) {
                                      message.result().reason()});
     case v1::Up::kDrain:
       return UpMessage(DrainNotice{message.drain().reason()});
+    case v1::Up::kLook: {
+      ASSIGN_OR_RETURN(LookResult look, ReadLook(message.look()));
+      return UpMessage(std::move(look));
+    }
     case v1::Up::kHello:
     case v1::Up::KIND_NOT_SET:
       break;
   }
-  return absl::InvalidArgumentError("up: expected beat, trainer, exited, log, result or drain");
+  return absl::InvalidArgumentError(
+      "up: expected beat, trainer, exited, log, result, drain or look");
 }
 
 v1::Down ToProto(const DownMessage& message) {
@@ -275,7 +333,8 @@ v1::Down ToProto(const DownMessage& message) {
                           down.mutable_stop()->set_grace_ms(stop.grace_ms);
                         },
                         [&](const Rejected& rejected) { down.set_rejected(rejected.reason); },
-                        [&](const ForgetJob& gone) { down.set_forget_job_uid(gone.job_uid); }},
+                        [&](const ForgetJob& gone) { down.set_forget_job_uid(gone.job_uid); },
+                        [&](const Look& look) { WriteLook(look, down.mutable_look()); }},
              message.kind);
   return down;
 }

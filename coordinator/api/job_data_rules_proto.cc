@@ -1,39 +1,21 @@
-// JobRules: the model and its data, with the paths that they name.
+// JobRules: the model and its data. What is at the paths that they name comes as facts: nothing is
+// opened here.
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 
-#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "common/check.h"
 #include "common/field_error.h"
-#include "common/file_writer.h"
 #include "common/plan/architecture/architecture.h"
 #include "common/plan/model_inventory.h"
 #include "common/plan/sample_order.h"
-#include "common/token_file.h"
 #include "coordinator/api/field_rules_proto.h"
 #include "coordinator/api/job_rules_proto.h"
 
 namespace ravel {
 namespace {
-
-constexpr int64_t kMaxConfigBytes = 1 << 20;
-// Ids checked here against the vocabulary; the trainers check every id that they read.
-constexpr int64_t kCheckedTokens = int64_t{1} << 24;
-
-bool Exists(const std::string& path) {
-  return access(path.c_str(), F_OK) == 0;
-}
-
-// Opening one would wait for somebody to write.
-bool IsPipe(const std::string& path) {
-  struct stat facts {};
-  return stat(path.c_str(), &facts) == 0 && S_ISFIFO(facts.st_mode);
-}
 
 // "num_hidden_layers" -> "numHiddenLayers".
 std::string JsonName(const std::string& snake) {
@@ -146,28 +128,22 @@ void JobRules::CheckModelDirectory() {
   }
   model.set_from(folder);
   spec().model_from = folder;
-  if (!options_.check_paths) {
+  if (options_.facts == nullptr) {
     return;
   }
-  Looking(path);
-  if (IsPipe(folder + "/config.json")) {
-    Fail(
-        path, "a Hugging Face directory with config.json", "config.json, which is no regular file");
+  const ModelFacts& facts = options_.facts->model;
+  if (!facts.error.empty()) {
+    Fail(path, "a Hugging Face directory with config.json", facts.error);
     return;
   }
-  const absl::StatusOr<std::string> text = ReadWholeFile(folder + "/config.json", kMaxConfigBytes);
-  if (!text.ok()) {
-    Fail(path, "a Hugging Face directory with config.json", std::string(text.status().message()));
-    return;
-  }
-  const absl::StatusOr<plan::ModelConfig> config = plan::ParseHuggingFaceConfig(*text);
+  const absl::StatusOr<plan::ModelConfig> config = plan::ParseHuggingFaceConfig(facts.config);
   if (!config.ok()) {
     Fail(path,
          absl::StrCat("a model that Ravel trains; ", std::string(config.status().message())),
          folder);
     return;
   }
-  if (!Exists(folder + "/model.safetensors") && !Exists(folder + "/model.safetensors.index.json")) {
+  if (!facts.weights) {
     Fail(path, "weights: model.safetensors or model.safetensors.index.json in it", folder);
     return;
   }
@@ -213,20 +189,15 @@ void JobRules::CheckData() {
 void JobRules::CheckTokenizer() {
   v1::DataSpec& data = *job().mutable_data();
   if (data.tokenizer().empty()) {
-    const bool look = options_.check_paths && options_.check_data;
-    if (look && !spec().data.train.empty() && !spec().data.train[0].path.empty()) {
-      const std::string beside = spec().data.train[0].path + ".tokenizer.json";
-      Looking("spec.data.train[0].path");
-      if (Exists(beside)) {
-        data.set_tokenizer(beside);
-      }
+    const NamedPath beside = TokenizerBeside(spec());
+    if (KnowsData() && !beside.path.empty() && options_.facts->tokenizer) {
+      data.set_tokenizer(beside.path);
     }
   } else {
     const std::string path = AbsolutePath("spec.data.tokenizer", data.tokenizer());
     if (!path.empty()) {
       data.set_tokenizer(path);
-      Looking("spec.data.tokenizer");
-      if (options_.check_paths && options_.check_data && !Exists(path)) {
+      if (KnowsData() && !options_.facts->tokenizer) {
         Fail("spec.data.tokenizer", "a tokenizer.json file", absl::StrCat(path, ": not found"));
       }
     }
@@ -234,56 +205,55 @@ void JobRules::CheckTokenizer() {
   spec().data.tokenizer = data.tokenizer();
 }
 
-int64_t JobRules::CheckTokenFile(const std::string& path, plan::DataSource& source) {
+int64_t JobRules::CheckTokenFile(const std::string& path,
+                                 const TokenFileFacts& facts,
+                                 plan::DataSource& source) {
   const std::string& file = source.path;
-  Looking(path);
-  const absl::StatusOr<std::unique_ptr<TokenFile>> opened =
-      TokenFile::Open(file, spec().data.format);
-  if (!opened.ok()) {
-    Fail(path, "a token file", std::string(opened.status().message()));
+  if (!facts.error.empty()) {
+    Fail(path, "a token file", facts.error);
     return -1;
   }
-  source.tokens = (*opened)->tokens();
+  source.tokens = facts.tokens;
   const int64_t sequence = spec().data.sequence_length;
-  if (sequence > 0 && (*opened)->tokens() < sequence + 1) {
+  if (sequence > 0 && facts.tokens < sequence + 1) {
     Fail(path,
          absl::StrCat("at least ", sequence + 1, " tokens (sequenceLength + 1)"),
-         absl::StrCat((*opened)->tokens(), " in ", file));
+         absl::StrCat(facts.tokens, " in ", file));
     return -1;
   }
-  if (spec().model.has_value()) {
-    const int64_t largest = (*opened)->MaxToken(0, std::min((*opened)->tokens(), kCheckedTokens));
-    if (largest >= spec().model->vocab_size) {
-      Fail(path,
-           absl::StrCat("ids below the model's vocabulary of ", spec().model->vocab_size),
-           absl::StrCat("id ", largest, " in ", file));
-      return -1;
-    }
+  if (spec().model.has_value() && facts.largest_id >= spec().model->vocab_size) {
+    Fail(path,
+         absl::StrCat("ids below the model's vocabulary of ", spec().model->vocab_size),
+         absl::StrCat("id ", facts.largest_id, " in ", file));
+    return -1;
   }
-  return sequence > 0 ? plan::SampleCount((*opened)->tokens(), sequence) : -1;
+  return sequence > 0 ? plan::SampleCount(facts.tokens, sequence) : -1;
 }
 
 void JobRules::CheckTokenFiles() {
-  if (!options_.check_paths || !options_.check_data) {
+  if (!KnowsData()) {
     return;
   }
-  int64_t samples = 0;
+  const std::vector<TokenFileFacts>& facts = options_.facts->token_files;
+  std::size_t next = 0;
   bool all_known = true;
   const auto check = [&](const char* name, std::vector<plan::DataSource>& sources) {
     int64_t sum = 0;
     for (std::size_t i = 0; i < sources.size(); ++i) {
-      if (!sources[i].path.empty()) {
-        const int64_t count =
-            CheckTokenFile(absl::StrCat("spec.data.", name, "[", i, "].path"), sources[i]);
-        all_known = all_known && count >= 0;
-        sum += std::max<int64_t>(count, 0);
+      if (sources[i].path.empty()) {
+        continue;
       }
+      CHECK_MSG(next < facts.size(), "facts of another job");
+      const int64_t count = CheckTokenFile(
+          absl::StrCat("spec.data.", name, "[", i, "].path"), facts[next++], sources[i]);
+      all_known = all_known && count >= 0;
+      sum += std::max<int64_t>(count, 0);
     }
     return sum;
   };
-  check("validation", spec().data.validation);
+  check("validation", spec().data.validation);  // in the order of PathsOf
   all_known = true;
-  samples = check("train", spec().data.train);
+  const int64_t samples = check("train", spec().data.train);
   if (all_known) {
     CheckSupply(samples);
   }
@@ -306,6 +276,37 @@ void JobRules::CheckSupply(int64_t train_samples) {
                       train_samples),
          absl::StrCat(passes));
   }
+}
+
+NamedPath TokenizerBeside(const plan::JobSpec& spec) {
+  if (spec.data.train.empty() || spec.data.train[0].path.empty()) {
+    return {};
+  }
+  return {"spec.data.train[0].path", spec.data.train[0].path + ".tokenizer.json"};
+}
+
+PathQuery PathsOf(const CanonicalJob& job) {
+  PathQuery query{.format = job.spec.data.format};
+  const auto add = [&query](const char* name, const std::vector<plan::DataSource>& sources) {
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      if (!sources[i].path.empty()) {
+        query.token_files.push_back(
+            {absl::StrCat("spec.data.", name, "[", i, "].path"), sources[i].path});
+      }
+    }
+  };
+  add("validation", job.spec.data.validation);
+  add("train", job.spec.data.train);
+  const std::string& tokenizer = job.spec.data.tokenizer;
+  if (tokenizer.empty()) {
+    query.tokenizer = TokenizerBeside(job.spec);
+  } else if (tokenizer[0] == '/') {  // else it was refused
+    query.tokenizer = {"spec.data.tokenizer", tokenizer};
+  }
+  if (!job.spec.model_from.empty()) {
+    query.model_directory = {"spec.model.from", job.spec.model_from};
+  }
+  return query;
 }
 
 }  // namespace ravel

@@ -5,11 +5,11 @@
 // rules -> canonical TrainingJob and plan::JobSpec.
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "common/path_facts.h"
 #include "common/plan/job_spec.h"
 #include "common/status.h"
 #include "proto/jobs.pb.h"
@@ -59,19 +59,21 @@ struct CanonicalJob {
 };
 
 struct CanonicalizeOptions {
-  // Reads config.json of model.from and checks that data, tokenizer and store paths are there. Off:
-  // only what the file itself can tell (client-side validation on a machine without the data);
-  // `spec.model` may then be absent.
-  bool check_paths = true;
-  // With check_paths: also the token files, and the tokenizer beside them. Off: a plan needs none.
+  // What a look at PathsOf this job has found: config.json of model.from, tokenizer, token files.
+  // Null: only what the file itself can tell; `spec.model` may then be absent. The silence of a
+  // path is the caller's to tell.
+  const PathFacts* facts = nullptr;
+  // With facts: also of the token files and the tokenizer. Off: a plan needs none.
   bool check_data = true;
-  // Called with a field before the path that it names is looked at; may be empty.
-  std::function<void(const std::string& field)> looking = {};
 };
 
 // Every rule of the job file: required fields, ranges, enums, durations and sizes, cross-field
-// rules, batch and lanes (plan::ResolveBatch). Pure but for the paths that it reads.
+// rules, batch and lanes (plan::ResolveBatch). Pure: no path is opened here.
 CanonicalJob Canonicalize(const v1::TrainingJob& job, const CanonicalizeOptions& options);
+
+// The paths that a job names, as far as they are absolute, from what Canonicalize without facts has
+// made of it.
+PathQuery PathsOf(const CanonicalJob& job);
 
 // Gives violations the positions of their fields (or of the nearest parent that has one) and sorts
 // them by position.

@@ -22,12 +22,7 @@ class JobRules {
   // Reports an error of the planner: its fields have the names of the job file, below `spec`.
   void FailAs(const absl::Status& status);
   bool Failed(const std::string& path) const { return failed_.count(path) > 0; }
-  // Called before a path is looked at: the path may not answer.
-  void Looking(const std::string& field) const {
-    if (options_.looking) {
-      options_.looking(field);
-    }
-  }
+  bool KnowsData() const { return options_.facts != nullptr && options_.check_data; }
 
   // Sizes of everything, and characters that no field may hold. False: nothing else is looked at,
   // so that no message repeats what is too long.
@@ -71,7 +66,9 @@ class JobRules {
   // An absolute path from a path or a file:// URL, without trailing slashes; "" after a violation.
   std::string AbsolutePath(const std::string& path, const std::string& text);
   // Sample count of one token file, or -1 when it cannot be told.
-  int64_t CheckTokenFile(const std::string& path, plan::DataSource& source);
+  int64_t CheckTokenFile(const std::string& path,
+                         const TokenFileFacts& facts,
+                         plan::DataSource& source);
 
   v1::JobSpec& job() { return *result_.job.mutable_spec(); }
   plan::JobSpec& spec() { return result_.spec; }
@@ -80,5 +77,8 @@ class JobRules {
   CanonicalJob result_;
   std::set<std::string> failed_;
 };
+
+// The tokenizer that a job takes when it names none and this one is there.
+NamedPath TokenizerBeside(const plan::JobSpec& spec);
 
 }  // namespace ravel

@@ -184,34 +184,8 @@ MemoryFit JobsService::FitSizes(Context* context,
   return CheckMemory(*parts_.planner, spec, inventory, GiveUp(context, turn));
 }
 
-CanonicalJob JobsService::Look(const v1::TrainingJob& job) {
-  struct Looked {
-    v1::TrainingJob job;
-    CanonicalJob found;
-  };
-  const auto looked = std::make_shared<Looked>();
-  looked->job = Named(job);
-  const absl::Status status =
-      BoundedLook(parts_.pools->look(), "spec", LookLimits(), [looked](LookProgress& progress) {
-        looked->found = Canonicalize(
-            looked->job, {.check_paths = true, .looking = [&progress](const std::string& field) {
-                            progress.At(field);
-                            FaultPoint("coordinator.look").IgnoreError();
-                          }});
-      });
-  if (status.ok()) {
-    return std::move(looked->found);
-  }
-  // Without what may still be written there.
-  CanonicalJob late = Canonicalize(Named(job), {.check_paths = false});
-  const std::string message(status.message());
-  const size_t end = message.find(": ");
-  late.violations.push_back({end == std::string::npos ? "spec" : message.substr(0, end),
-                             0,
-                             0,
-                             "paths that answer",
-                             end == std::string::npos ? message : message.substr(end + 2)});
-  return late;
+absl::StatusOr<CanonicalJob> JobsService::Look(Context* context, const v1::TrainingJob& job) {
+  return looks_.Look(Named(job), [context] { return context->IsCancelled(); });
 }
 
 absl::Status JobsService::AskStore(const CheckpointJob& job) {
@@ -237,7 +211,12 @@ void JobsService::Admit(Context* context,
                         Unary* reactor,
                         const std::string& hash,
                         const DeviceInventory& inventory) {
-  CanonicalJob job = Look(request->job());
+  absl::StatusOr<CanonicalJob> looked = Look(context, request->job());
+  if (!looked.ok()) {
+    reactor->Finish(ToGrpc(looked.status()));
+    return;
+  }
+  CanonicalJob& job = *looked;
   if (!job.ok()) {
     reactor->Finish(ToGrpc(ViolationStatus(context, job.job.metadata().name(), job.violations)));
     return;
@@ -323,7 +302,12 @@ grpc::ServerUnaryReactor* JobsService::ValidateJob(Context* context,
                                                    v1::ValidateJobResponse* response) {
   Unary* reactor = context->DefaultReactor();
   Plan(context, reactor, "a validation", [this, context, request, response, reactor] {
-    CanonicalJob job = Look(request->job());
+    absl::StatusOr<CanonicalJob> looked = Look(context, request->job());
+    if (!looked.ok()) {
+      reactor->Finish(ToGrpc(looked.status()));
+      return;
+    }
+    CanonicalJob& job = *looked;
     if (job.ok()) {
       const absl::Status fits = PlanSizes(context, job.spec);
       if (absl::IsCancelled(fits) || absl::IsDeadlineExceeded(fits)) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "coordinator/api/job_file_proto.h"
+#include "coordinator/api/job_looks_proto.h"
 #include "coordinator/jobs/executor.h"
 #include "coordinator/jobs/job_controller.h"
 #include "coordinator/jobs/memory_fit.h"
@@ -34,12 +35,14 @@ struct JobsServiceParts {
   CheckpointKeeper* keeper = nullptr;
   std::string version;
   bool insecure = false;
+  JobLookLimits look_limits = {};
 };
 
 // Thread-safe.
 class JobsService : public v1::Jobs::CallbackService {
  public:
-  explicit JobsService(JobsServiceParts parts) : parts_(std::move(parts)) {}
+  explicit JobsService(JobsServiceParts parts)
+      : parts_(std::move(parts)), looks_(parts_.strand, parts_.controller, parts_.look_limits) {}
 
   template <typename Request>
   using Stream = grpc::ServerWriteReactor<Request>;
@@ -109,8 +112,8 @@ class JobsService : public v1::Jobs::CallbackService {
              const std::string& hash,
              const DeviceInventory& inventory);
 
-  // The job with its defaults and all that is wrong with it or with the paths that it names.
-  CanonicalJob Look(const v1::TrainingJob& job);
+  // The job with its name and defaults and all that is wrong with it or with its paths.
+  absl::StatusOr<CanonicalJob> Look(Context* context, const v1::TrainingJob& job);
   // Plans each allowed size; an error says which size cannot be planned, and why.
   absl::Status PlanSizes(Context* context, const plan::JobSpec& spec);
   // As PlanSizes, and checks that a device that is here can hold one of the sizes.
@@ -129,6 +132,7 @@ class JobsService : public v1::Jobs::CallbackService {
   void PinStart(const std::string& uid, const CheckpointJob& checkpoints);
 
   const JobsServiceParts parts_;
+  JobLooks looks_;
   Mutex mutex_;
   std::vector<Submission> submissions_ ABSL_GUARDED_BY(mutex_);  // that wait for the strand
 };

@@ -130,7 +130,7 @@ int RunDataPrepare(const CommonOptions& common, const PrepareOptions& options) {
 }
 
 int RunDataBatch(const CommonOptions& common, const BatchOptions& options) {
-  const absl::StatusOr<CanonicalJob> job = LoadJobFile(options.file, {.check_paths = true});
+  const absl::StatusOr<CanonicalJob> job = LoadJobFile(options.file, PathScope::kAll);
   if (!job.ok()) {
     return Report(job.status());
   }

@@ -44,12 +44,11 @@ absl::StatusOr<LoadedJobFile> Load(const std::string& file) {
 }
 
 // Both what the parser and what the rules found, in the order of the file.
-absl::StatusOr<CanonicalJob> Check(const LoadedJobFile& loaded,
-                                   const CanonicalizeOptions& options) {
+absl::StatusOr<CanonicalJob> Check(const LoadedJobFile& loaded, PathScope paths) {
   std::vector<JobViolation> violations = loaded.parsed.violations;
   CanonicalJob canonical;
   if (violations.empty() || violations[0].path != "") {  // else: no document at all
-    canonical = Canonicalize(loaded.parsed.job, options);
+    canonical = CanonicalizeHere(loaded.parsed.job, paths);
     for (const JobViolation& violation : canonical.violations) {
       // A field that could not be read is missing for the rules: say only the first.
       const bool known =
@@ -110,17 +109,16 @@ void PrintSubmitted(const CommonOptions& common, const JobView& job, const char*
 
 }  // namespace
 
-absl::StatusOr<CanonicalJob> LoadJobFile(const std::string& file,
-                                         const CanonicalizeOptions& options) {
-  return LoadJobFile(file, options, [](v1::TrainingJob&) {});
+absl::StatusOr<CanonicalJob> LoadJobFile(const std::string& file, PathScope paths) {
+  return LoadJobFile(file, paths, [](v1::TrainingJob&) {});
 }
 
 absl::StatusOr<CanonicalJob> LoadJobFile(const std::string& file,
-                                         const CanonicalizeOptions& options,
+                                         PathScope paths,
                                          const std::function<void(v1::TrainingJob&)>& change) {
   ASSIGN_OR_RETURN(LoadedJobFile loaded, Load(file));
   change(loaded.parsed.job);
-  return Check(loaded, options);
+  return Check(loaded, paths);
 }
 
 int RunSubmit(const CommonOptions& common, const SubmitOptions& options) {
@@ -128,9 +126,9 @@ int RunSubmit(const CommonOptions& common, const SubmitOptions& options) {
   if (!loaded.ok()) {
     return Report(loaded.status());
   }
-  // The coordinator reads the paths; this machine may not have them.
+  // A node looks at the paths; this machine may not have them.
   const absl::StatusOr<CanonicalJob> local =
-      Check(*loaded, {.check_paths = options.dry_run == "client"});
+      Check(*loaded, options.dry_run == "client" ? PathScope::kAll : PathScope::kNone);
   if (!local.ok()) {
     return Report(local.status());
   }
@@ -164,7 +162,7 @@ int RunSubmit(const CommonOptions& common, const SubmitOptions& options) {
 
 int RunValidate(const CommonOptions& common, const ValidateOptions& options) {
   const absl::StatusOr<CanonicalJob> canonical =
-      LoadJobFile(options.file, {.check_paths = options.check_paths});
+      LoadJobFile(options.file, options.check_paths ? PathScope::kAll : PathScope::kNone);
   if (!canonical.ok()) {
     return Report(canonical.status());
   }

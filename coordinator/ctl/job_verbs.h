@@ -6,6 +6,7 @@
 #include <string>
 
 #include "coordinator/ctl/common_options.h"
+#include "coordinator/ctl/local_paths.h"
 
 namespace ravel::ctl {
 
@@ -26,11 +27,10 @@ int RunValidate(const CommonOptions& common, const ValidateOptions& options);
 
 // Reads, parses and canonicalises a job file; prints every violation as FILE:LINE:COLUMN and
 // warnings. InvalidArgument when there are violations.
-absl::StatusOr<CanonicalJob> LoadJobFile(const std::string& file,
-                                         const CanonicalizeOptions& options);
+absl::StatusOr<CanonicalJob> LoadJobFile(const std::string& file, PathScope paths);
 // The same of the job after `change`, as if the file said so.
 absl::StatusOr<CanonicalJob> LoadJobFile(const std::string& file,
-                                         const CanonicalizeOptions& options,
+                                         PathScope paths,
                                          const std::function<void(v1::TrainingJob&)>& change);
 
 }  // namespace ravel::ctl

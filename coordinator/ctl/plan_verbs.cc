@@ -136,9 +136,9 @@ absl::StatusOr<Planned> MakePlan(const PlanOptions& options) {
   ASSIGN_OR_RETURN(plan::DeviceRequest devices, plan::ParseDevices(options.devices, false));
   const bool named = options.devices.find('x') != std::string::npos;
   ASSIGN_OR_RETURN(const CanonicalJob job,
-                   LoadJobFile(options.file,
-                               {.check_paths = true, .check_data = false},
-                               [&](v1::TrainingJob& from) { AskFor(devices, named, from); }));
+                   LoadJobFile(options.file, PathScope::kModel, [&](v1::TrainingJob& from) {
+                     AskFor(devices, named, from);
+                   }));
   if (!named) {
     ASSIGN_OR_RETURN(devices, plan::ParseDevices(options.devices, job.spec.cpu_devices));
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/ckpt/manifest.h"
+#include "common/path_facts.h"
 #include "common/trainer_report.h"
 
 namespace ravel::coordinator {
@@ -150,9 +151,20 @@ struct CommandResult {
 struct DrainNotice {
   std::string reason;
 };
+// What a node has found at the paths of a Look.
+struct LookResult {
+  int64_t look_id = 0;
+  std::string refused = {};  // why nothing was looked at; empty: the facts are there
+  PathFacts facts = {};
+};
 
-using UpMessage =
-    std::variant<BeatMessage, TrainerFrame, TrainerExited, LogBatch, CommandResult, DrainNotice>;
+using UpMessage = std::variant<BeatMessage,
+                               TrainerFrame,
+                               TrainerExited,
+                               LogBatch,
+                               CommandResult,
+                               DrainNotice,
+                               LookResult>;
 
 // Down.
 
@@ -230,10 +242,17 @@ struct Rejected {
 struct ForgetJob {
   std::string job_uid;
 };
+// Before a job is accepted: what is at these paths?
+struct Look {
+  int64_t look_id = 0;
+  PathQuery query = {};
+  int64_t limit_ms = 0;  // for all paths together
+};
 struct DownMessage {
   int64_t term = 0;
   int64_t command_id = 0;
-  std::variant<Welcome, BeatAck, Launch, TrainerCommand, StopTrainers, Rejected, ForgetJob> kind;
+  std::variant<Welcome, BeatAck, Launch, TrainerCommand, StopTrainers, Rejected, ForgetJob, Look>
+      kind;
 };
 
 // The way down to daemons. Thread-safe; a stream that is gone swallows messages.

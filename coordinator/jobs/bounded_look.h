@@ -1,7 +1,7 @@
 #pragma once
 
-// A look at files that users name, with an end: a mount that hangs holds its own thread only, and
-// whoever asked is told which path did not answer.
+// A look at a checkpoint store that users name, with an end: a mount that hangs holds its own
+// thread only, and whoever asked is told which path did not answer.
 
 #include <cstdint>
 #include <functional>

@@ -35,6 +35,7 @@ absl::Status JobController::Start() {
   ASSIGN_OR_RETURN(LoadedState state, parts_.store->Open());
   cluster_id_ = state.cluster_id;
   term_ = state.term;
+  looks_.SetTerm(term_);
   event_seq_ = state.last_event_seq;
   resource_version_ = state.last_resource_version;
   for (OperationRecord& operation : state.operations) {
@@ -70,9 +71,10 @@ absl::Status JobController::Start() {
     }
     LoadJob(std::move(job));
   }
+  // 2T and the longest back-off of a daemon that tries to return.
+  return_until_ms_ = now_ms + 2 * membership_.times().detection_ms + kReturnMs;
   if (was_active) {
-    // 2T and the longest back-off of a daemon that tries to return.
-    registration_until_ms_ = now_ms + 2 * membership_.times().detection_ms + kReturnMs;
+    registration_until_ms_ = return_until_ms_;
   } else {
     expected_nodes_.clear();
   }
@@ -173,6 +175,7 @@ void JobController::Tick() {
       LookAt(*entry, now_ms);
     }
   }
+  SendLooks();
   SaveOperationsAgain();
   ExpireOperations();
   Schedule();

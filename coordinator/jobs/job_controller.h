@@ -22,6 +22,7 @@
 #include "coordinator/fleet/fleet_messages.h"
 #include "coordinator/fleet/membership.h"
 #include "coordinator/fleet/node_blame.h"
+#include "coordinator/fleet/node_looks.h"
 #include "coordinator/fleet/outbox.h"
 #include "coordinator/fleet/stale_trainers.h"
 #include "coordinator/jobs/admission.h"
@@ -185,6 +186,8 @@ class JobController {
   std::vector<NodeView> Nodes() const;
   // A node that is lost, out of the list; else FailedPrecondition.
   absl::Status ForgetNode(const std::string& node_id);
+  // Asks a node what is at the paths of a job that is to be accepted; never waits.
+  void LookOnNode(LookWish wish);
   // The largest devices of nodes that are here.
   DeviceInventory Inventory() const;
   Feed& feed() { return feed_; }
@@ -423,6 +426,12 @@ class JobController {
   // Just after a start the daemon that had the name before comes first: another one has to ask
   // again.
   bool NameIsAwaited(const HelloMessage& hello) const;
+  // Just after a start: nodes that were here before it may be on their way back.
+  bool NodesReturn(int64_t now_ms) const {
+    return !known_nodes_.empty() && now_ms < return_until_ms_;
+  }
+  // Sends the looks that nodes have time for.
+  void SendLooks();
   NodeRow RowOf(const std::string& node_id) const;
   NodeView ViewOfNode(const NodeRecord& node) const;
 
@@ -482,6 +491,7 @@ class JobController {
   ControllerParts parts_;
   Membership membership_;
   NodePenalties penalties_;
+  NodeLooks looks_;
   Scheduler scheduler_;
   Agenda agenda_;                          // jobs by when they are looked at next
   std::map<std::string, Entry> entries_;   // by uid
@@ -502,6 +512,7 @@ class JobController {
   std::map<std::string, std::set<std::string>> launching_;  // uids by node, until seen there
   std::map<std::string, NodeRow> known_nodes_;  // that were here when this coordinator started
   std::set<std::string> expected_nodes_;        // known before the restart and not back yet
+  int64_t return_until_ms_ = 0;                 // monotonic: these are awaited until then
   int64_t registration_until_ms_ = 0;  // monotonic: nothing is placed before that after a restart
   Feed feed_;
   std::string cluster_id_;

@@ -281,6 +281,10 @@ void JobController::OnUp(StreamId stream, const UpMessage& message, int64_t arri
                         [&](const TrainerExited& exited) { OnExited(node_id, exited); },
                         [&](const LogBatch& batch) { OnLog(node_id, batch); },
                         [&](const CommandResult& result) { OnCommandResult(node_id, result); },
+                        [&](const LookResult& result) {
+                          looks_.OnResult(stream, result);
+                          SendLooks();
+                        },
                         [&](const DrainNotice& notice) {
                           membership_.OnDrain(stream, notice.reason);
                           DrainNode(node_id, notice.reason);

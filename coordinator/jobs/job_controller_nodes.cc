@@ -280,6 +280,19 @@ std::vector<NodeView> JobController::Nodes() const {
   return views;
 }
 
+void JobController::LookOnNode(LookWish wish) {
+  const int64_t now_ms = parts_.clock->MonotonicMs();
+  looks_.Add(std::move(wish), membership_, NodesReturn(now_ms), now_ms);
+  SendLooks();
+}
+
+void JobController::SendLooks() {
+  const int64_t now_ms = parts_.clock->MonotonicMs();
+  for (LookOrder& order : looks_.Advance(membership_, NodesReturn(now_ms), now_ms)) {
+    Send(order.stream, std::move(order.look));
+  }
+}
+
 DeviceInventory JobController::Inventory() const {
   // Each submission asks, and there may be thousands of nodes.
   if (inventory_ && !membership_.has_changed()) {

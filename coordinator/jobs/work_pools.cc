@@ -236,7 +236,7 @@ WorkPools::WorkPools(Options options)
     : options_(options),
       plan_turns_(kPlansAtOnce),
       plan_({.name = "plan",
-             .threads = 64,  // most of them wait: for a turn, or for a look at paths
+             .threads = 64,  // most of them wait: for a turn, or for a node that looks at paths
              .max_threads = 64,
              .max_queued = 256,
              .max_per_client = 8,

@@ -1,7 +1,7 @@
 #pragma once
 
 // Thread pools for slow work, one per kind, so that no kind holds another up: requests of users
-// (bounded, shared fairly among clients), looks at the paths that they name, calls of each
+// (bounded, shared fairly among clients), looks at the stores that they name, calls of each
 // checkpoint store (commits first), reading of files.
 
 #include <cstdint>

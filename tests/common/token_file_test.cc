@@ -11,6 +11,7 @@
 #include "common/fault_point.h"
 #include "common/file_writer.h"
 #include "common/megatron_index.h"
+#include "common/token_check.h"
 
 namespace ravel {
 namespace {
@@ -39,8 +40,12 @@ class TokenFileTest : public ::testing::Test {
   void WriteText(const std::string& path, const std::string& text) {
     ASSERT_TRUE(WriteFileAtomically(path, text).ok());
   }
+  // What mapping the file says; a check without mapping says the same.
   std::string OpenError(TokenFormat format = TokenFormat::kAuto) {
     const auto file = TokenFile::Open(prefix_, format);
+    const auto checked = CheckTokenFile(prefix_, format, {.scanned_tokens = 1 << 20});
+    EXPECT_EQ(file.ok(), checked.ok());
+    EXPECT_EQ(file.status().message(), checked.status().message());
     return file.ok() ? "opened" : std::string(file.status().message());
   }
 

@@ -157,17 +157,20 @@ TEST_F(HostileRequestsTest, AHungStoreHoldsNobodyElseUp) {
   ExpectStopsIn(seconds(5));
 }
 
-// A mount that does not answer, as the coordinator sees it: the job that names it is refused, by
-// the field, and nobody else notices.
+// A mount that does not answer on a node: the job that names it is refused, by the field and the
+// node, and nobody else notices.
 TEST_F(HostileRequestsTest, AMountThatHangsIsNamedAndHoldsNobodyUp) {
   // The third look at a path is the hostile one's first.
-  ASSERT_EQ(cluster_->RestartCoordinator({{"RAVEL_FAULTS", "coordinator.look@3:stall=1h"}}),
-            absl::OkStatus());
-  ASSERT_EQ(cluster_->StartWorkers(1, {{"RAVEL_FAULTS", "trainer.step@*:stall=5ms"}}),
+  ASSERT_EQ(cluster_->StartWorkers(
+                1, {{"RAVEL_FAULTS", "trainer.step@*:stall=5ms,path_look@3:stall=1h"}}),
             absl::OkStatus());
   ASSERT_EQ(cluster_->Submit(Job("good")), absl::OkStatus());
   ASSERT_TRUE(Eventually(seconds(20), [&] { return CommittedStep("good") >= 20; }));
-  WhileDryRuns(ToYaml(Job("hostile")), 1, [&] {
+  TinyJob hostile = Job("hostile");
+  hostile.tokens_path = Path("mount/tokens.bin");
+  std::filesystem::create_directories(Path("mount"));
+  WriteTokens(hostile.tokens_path, 20000, hostile.vocabulary);
+  WhileDryRuns(ToYaml(hostile), 1, [&] {
     ExpectCommitsGoOn("good", kLongestPause);
     const SteadyClock::time_point start = SteadyClock::now();
     EXPECT_EQ(cluster_->Submit(Job("another")), absl::OkStatus());
@@ -175,12 +178,67 @@ TEST_F(HostileRequestsTest, AMountThatHangsIsNamedAndHoldsNobodyUp) {
     EXPECT_TRUE(clients_.front()->Wait(seconds(20)).value_or(0) != 0);
     const std::string said = ReadText(Path("hostile-0.err"));
     EXPECT_TRUE(absl::StrContains(said, "spec.data.train[0].path")) << said;
-    EXPECT_TRUE(absl::StrContains(said, "no answer within 5 s")) << said;
+    EXPECT_TRUE(absl::StrContains(said, "no answer within 5 s on node w0")) << said;
+    // The mount is not tried again while the first look hangs in it; others are looked at.
+    const RunResult again =
+        cluster_->Ctl({"submit", "-f", Path("hostile.yaml"), "--dry-run=server"}, seconds(4));
+    EXPECT_TRUE(absl::StrContains(again.err, "an earlier look at " + Path("mount"))) << again.err;
+    EXPECT_EQ(cluster_->Submit(Job("third")), absl::OkStatus());
     ExpectStopsIn(seconds(5));
   });
 }
 
+// In a cluster of many hosts the coordinator's has neither data nor models.
+TEST_F(HostileRequestsTest, TheCoordinatorNeedsNoneOfTheFiles) {
+  if (RunProgram({.arguments = {"/usr/bin/unshare", "--mount", "/bin/true"}},
+                 cluster_->folder(),
+                 seconds(20))
+          .exit_code != 0) {
+    GTEST_SKIP() << "a file system of its own for the coordinator needs root";
+  }
+  std::filesystem::create_directories(Path("data/model"));
+  WriteTokens(Path("data/tokens.bin"), 20000, TinyJob().vocabulary);
+  WriteText(Path("data/tokens.bin.tokenizer.json"), "{}");
+  WriteText(Path("data/model/config.json"),
+            R"({"model_type": "llama", "vocab_size": 97, "hidden_size": 36,
+                "intermediate_size": 52, "num_hidden_layers": 1, "num_attention_heads": 6,
+                "num_key_value_heads": 2, "max_position_embeddings": 64})");
+  WriteText(Path("data/model/model.safetensors"), "weights");
+  ASSERT_EQ(cluster_->RestartCoordinatorWithout(Path("data")), absl::OkStatus());
+  ASSERT_FALSE(std::filesystem::exists(
+      absl::StrCat("/proc/", cluster_->coordinator_pid(), "/root", Path("data/tokens.bin"))));
+  TinyJob from = Job("from");
+  from.tokens_path = Path("data/tokens.bin");
+  from.model_from = Path("data/model");
+  WriteText(Path("from.yaml"), ToYaml(from));
+  const std::vector<std::string> dry_run = {"submit", "-f", Path("from.yaml"), "--dry-run=server"};
+  const RunResult nobody = cluster_->Ctl(dry_run);
+  EXPECT_EQ(nobody.exit_code, 6) << nobody.out << nobody.err;
+  EXPECT_TRUE(absl::StrContains(nobody.err, "no cpu worker is here to look at spec.model.from"))
+      << nobody.err;
+
+  ASSERT_EQ(cluster_->StartWorkers(1), absl::OkStatus());
+  const RunResult accepted = cluster_->Ctl(dry_run);
+  EXPECT_EQ(accepted.exit_code, 0) << accepted.err;
+  TinyJob job = Job("remote");
+  job.tokens_path = Path("data/tokens.bin");
+  job.steps = 20;
+  ASSERT_EQ(cluster_->Submit(job), absl::OkStatus());
+  EXPECT_EQ(cluster_->WaitForSuccess("remote", seconds(60)), absl::OkStatus());
+  const RunResult shown = cluster_->Ctl({"get", "remote", "-o", "yaml"});
+  EXPECT_TRUE(absl::StrContains(shown.out, Path("data/tokens.bin.tokenizer.json"))) << shown.out;
+
+  std::filesystem::resize_file(Path("data/tokens.bin"), 4001);
+  job.name = "odd";
+  WriteText(Path("odd.yaml"), ToYaml(job));
+  const RunResult refused = cluster_->Ctl({"submit", "-f", Path("odd.yaml")});
+  EXPECT_EQ(refused.exit_code, 2) << refused.out;
+  EXPECT_TRUE(absl::StrContains(refused.err, "spec.data.train[0].path: expected a token file"))
+      << refused.err;
+}
+
 TEST_F(HostileRequestsTest, WhatIsNoFileIsRefusedByName) {
+  ASSERT_EQ(cluster_->StartWorkers(1), absl::OkStatus());
   const std::string good = ToYaml(Job("named"));
   for (const char* path : {"/dev/zero", "/proc/self/mem", "/proc/kmsg"}) {
     SCOPED_TRACE(path);

@@ -100,6 +100,15 @@ absl::Status MiniCluster::StartCoordinator(const std::string& listen) {
                        "--detection",
                        "1s",
                        "--enable-faults"};
+  if (!hidden_.empty()) {
+    const std::vector<std::string> wrap = {"/usr/bin/unshare",
+                                           "--mount",
+                                           "/bin/sh",
+                                           "-c",
+                                           "mount -t tmpfs tmpfs \"$0\" && exec \"$@\"",
+                                           hidden_};
+    options.arguments.insert(options.arguments.begin(), wrap.begin(), wrap.end());
+  }
   options.environment = environment_;
   options.output_path = options.error_path = folder() + "/coordinator.log";
   ASSIGN_OR_RETURN(coordinator_, ChildProcess::Start(options));
@@ -197,6 +206,12 @@ void MiniCluster::KillCoordinator() {
 
 absl::Status MiniCluster::RestartCoordinator() {
   return StartCoordinator(std::string(address_));
+}
+
+absl::Status MiniCluster::RestartCoordinatorWithout(const std::string& folder) {
+  KillCoordinator();
+  hidden_ = folder;
+  return RestartCoordinator();
 }
 
 absl::Status MiniCluster::RestartCoordinator(std::map<std::string, std::string> environment) {

@@ -99,6 +99,8 @@ class MiniCluster {
   ChildProcess& Worker(const std::string& name) { return *workers_.at(name); }
   // The same state folder and port.
   absl::Status RestartCoordinator();
+  // Kills it and starts it again, as on a host of its own: it finds `folder` empty. Needs root.
+  absl::Status RestartCoordinatorWithout(const std::string& folder);
   // As above, with another environment from now on.
   absl::Status RestartCoordinator(std::map<std::string, std::string> environment);
 
@@ -134,6 +136,7 @@ class MiniCluster {
 
   ScratchFolder scratch_;
   std::map<std::string, std::string> environment_;
+  std::string hidden_;  // from the coordinator; empty: nothing
   std::string address_;
   std::unique_ptr<ChildProcess> coordinator_;
   std::map<std::string, std::unique_ptr<ChildProcess>> workers_;

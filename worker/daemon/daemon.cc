@@ -15,6 +15,7 @@
 #include "common/crypto.h"
 #include "common/logging.h"
 #include "common/version.h"
+#include "worker/daemon/look_messages_proto.h"
 #include "worker/daemon/preflight_paths_proto.h"
 
 namespace ravel::daemon {
@@ -73,10 +74,12 @@ Daemon::Daemon(DaemonOptions options)
                                                      .trainers_per_gpu = options_.trainers_per_gpu},
                                    TrainerCallbacks());
   preflight_ = std::make_unique<Preflight>(loop_->context, options_.preflight_limit);
+  looks_ = std::make_unique<PathLooks>(loop_->context, options_.look_limit);
 }
 
 Daemon::~Daemon() {
   // Before the loop that their handlers hold on to.
+  looks_.reset();
   preflight_.reset();
   supervisor_.reset();
   fleet_.reset();
@@ -293,6 +296,9 @@ void Daemon::OnCommand(const v1::Down& down) {
     case v1::Down::kForgetJobUid:
       logs_.Forget(down.forget_job_uid(), Running());
       return;
+    case v1::Down::kLook:
+      OnLook(down.look());
+      return;
     default:
       return;
   }
@@ -336,6 +342,21 @@ void Daemon::OnLaunch(int64_t command_id, const v1::Launch& launch) {
     const std::string& kept = plans_[launch.plan_digest()] = *std::move(plan);
     LaunchChecked(command_id, launch, kept);
   });
+}
+
+void Daemon::OnLook(const v1::Look& look) {
+  // Not kept while there is no stream: the coordinator has asked another node by then.
+  const auto answer = [this, id = look.look_id()](const absl::StatusOr<PathFacts>& facts) {
+    v1::Up up;
+    *up.mutable_look() = ToProto(id, facts);
+    fleet_->SendLossy(up);
+  };
+  const absl::StatusOr<PathQuery> query = FromProto(look);
+  if (!query.ok()) {
+    answer(query.status());
+    return;
+  }
+  looks_->Start(*query, milliseconds(look.limit_ms()), answer);
 }
 
 void Daemon::ForgetLaunching(const v1::Launch& launch) {

@@ -14,6 +14,7 @@
 #include "worker/daemon/device_probe.h"
 #include "worker/daemon/fleet_client.h"
 #include "worker/daemon/log_sweeper.h"
+#include "worker/daemon/path_looks.h"
 #include "worker/daemon/preflight.h"
 #include "worker/daemon/supervisor.h"
 
@@ -38,6 +39,8 @@ struct DaemonOptions {
   std::chrono::milliseconds park_time{30000};
   // For a look at a job's paths before its launch.
   std::chrono::milliseconds preflight_limit{5000};
+  // For one path of a job that is not accepted yet.
+  std::chrono::milliseconds look_limit{5000};
   // After a drain notice the coordinator has so long to let trainers save and stop.
   std::chrono::milliseconds drain_limit{10000};
 };
@@ -78,6 +81,7 @@ class Daemon {
   void OnWelcome(const v1::Welcome& welcome);
   void OnCommand(const v1::Down& down);
   void OnLaunch(int64_t command_id, const v1::Launch& launch);
+  void OnLook(const v1::Look& look);
   void ForgetLaunching(const v1::Launch& launch);
   // Looks at the job's paths, once for each job, before its trainers start.
   void LaunchChecked(int64_t command_id, const v1::Launch& launch, const std::string& plan);
@@ -108,6 +112,7 @@ class Daemon {
   std::unique_ptr<FleetClient> fleet_;
   std::unique_ptr<Supervisor> supervisor_;
   std::unique_ptr<Preflight> preflight_;
+  std::unique_ptr<PathLooks> looks_;
   std::set<std::string> checked_jobs_;              // whose paths are here; at most kMaxCheckedJobs
   std::map<std::string, std::string> plans_;        // by digest; at most kMaxPlans
   std::map<RankKey, TrainerIdentity> launching_;    // plan fetched, paths looked at

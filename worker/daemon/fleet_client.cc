@@ -119,6 +119,7 @@ void FleetClient::OnReceived(v1::Down down) {
       }
       return;
     case v1::Down::kForgetJobUid:
+    case v1::Down::kLook:
       callbacks_.command(down);
       return;
     case v1::Down::KIND_NOT_SET:

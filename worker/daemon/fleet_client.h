@@ -33,7 +33,8 @@ class FleetClient {
     std::function<std::vector<v1::TrainerBeat>()> beat;
     std::function<void(const v1::Welcome&)> welcome;
     // Launch, trainer and stop. Answered by SendResult with its command id; one that was answered
-    // before is not passed on again but gets the same answer.
+    // before is not passed on again but gets the same answer. And forget_job_uid and look, which
+    // have no such result.
     std::function<void(const v1::Down&)> command;
     // The coordinator wants this daemon gone for good: why.
     std::function<void(const std::string&)> rejected;
@@ -47,7 +48,8 @@ class FleetClient {
   void ReconnectAfter(std::chrono::milliseconds pause);
   // Kept until acknowledged, within the limits of Backlog.
   void SendControl(v1::Up message);
-  // A trainer's progress frame or a log batch: dropped while there is no stream.
+  // A trainer's progress frame, a log batch, the answer to a look: dropped while there is no
+  // stream.
   void SendLossy(const v1::Up& message);
   // `reason` of a launch that failed: common/failure_reason.h; empty: StartFailed.
   void SendResult(int64_t command_id, const absl::Status& status, const std::string& reason = "");

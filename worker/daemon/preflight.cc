@@ -2,26 +2,20 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <thread>
 #include <utility>
 
 #include <absl/strings/ascii.h>
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/string_view.h>
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/post.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/mutex.h"
+#include "common/token_check.h"
 
 namespace ravel::daemon {
 namespace {
-
-namespace asio = boost::asio;
 
 absl::Status CheckRegular(const std::string& path) {
   struct stat facts {};
@@ -77,21 +71,9 @@ absl::Status CheckStore(std::string folder) {
 
 }  // namespace
 
-struct Preflight::Check {
-  Check(asio::io_context& context, std::function<void(PreflightResult)> callback)
-      : timer(context), done(std::move(callback)) {}
-  asio::steady_timer timer;
-  std::function<void(PreflightResult)> done;
-};
-
-struct Preflight::Gate {
-  Mutex mutex;
-  asio::io_context* context ABSL_GUARDED_BY(mutex) = nullptr;
-};
-
 PreflightResult CheckPaths(const PreflightPaths& paths) {
   for (const std::string& path : paths.token_files) {
-    const absl::Status opened = TokenFile::Open(path, paths.format).status();
+    const absl::Status opened = CheckTokenFile(path, paths.format, {}).status();
     if (!opened.ok()) {
       return {Annotate(opened, "data"), "DataError"};
     }
@@ -111,56 +93,24 @@ PreflightResult CheckPaths(const PreflightPaths& paths) {
   return {found, found.ok() ? "" : "StoreUnavailable"};
 }
 
-Preflight::Preflight(asio::io_context& context, std::chrono::milliseconds limit, Look look)
-    : context_(context), limit_(limit), look_(std::move(look)), gate_(std::make_shared<Gate>()) {
-  const MutexLock lock(gate_->mutex);
-  gate_->context = &context;
-}
-
-Preflight::~Preflight() {
-  const MutexLock lock(gate_->mutex);
-  gate_->context = nullptr;
-}
+Preflight::Preflight(boost::asio::io_context& context, std::chrono::milliseconds limit, Look look)
+    : limit_(limit), look_(std::move(look)), threads_(context, kMostHanging) {}
 
 void Preflight::Start(PreflightPaths paths, std::function<void(PreflightResult)> done) {
-  if (running_ >= kMostHanging) {
+  const bool started = threads_.Run(
+      {limit_, limit_},
+      [look = look_, paths = std::move(paths), done](WorkProgress& /*progress*/) {
+        return [done, result = look(paths)]() mutable { done(std::move(result)); };
+      },
+      [done](const std::string& /*part*/, std::chrono::milliseconds limit) {
+        done({absl::DeadlineExceededError(
+                  absl::StrCat("the job's paths did not answer within ", limit.count(), " ms")),
+              "PreflightFailed"});
+      });
+  if (!started) {
     done({absl::ResourceExhaustedError("earlier checks of paths still hang in file systems"),
           "PreflightFailed"});
-    return;
   }
-  const int64_t id = ++last_id_;
-  Check& check = *(open_[id] = std::make_unique<Check>(context_, std::move(done)));
-  check.timer.expires_after(limit_);
-  check.timer.async_wait([this, id](boost::system::error_code error) {
-    if (!error) {
-      Answer(id,
-             {absl::DeadlineExceededError(
-                  absl::StrCat("the job's paths did not answer within ", limit_.count(), " ms")),
-              "PreflightFailed"});
-    }
-  });
-  ++running_;
-  // Detached: nothing ends a thread that waits for a dead file server.
-  std::thread([this, id, gate = gate_, look = look_, paths = std::move(paths)]() {
-    PreflightResult result = look(paths);
-    const MutexLock lock(gate->mutex);
-    if (gate->context != nullptr) {
-      asio::post(*gate->context, [this, id, result = std::move(result)]() mutable {
-        --running_;
-        Answer(id, std::move(result));
-      });
-    }
-  }).detach();
-}
-
-void Preflight::Answer(int64_t id, PreflightResult result) {
-  const auto found = open_.find(id);
-  if (found == open_.end()) {
-    return;
-  }
-  const std::function<void(PreflightResult)> done = std::move(found->second->done);
-  open_.erase(found);
-  done(std::move(result));
 }
 
 }  // namespace ravel::daemon

@@ -4,19 +4,13 @@
 // directory, checkpoint store. A mount that hangs or a pipe fails the check and holds up nothing.
 
 #include <chrono>
-#include <cstdint>
 #include <functional>
-#include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "common/status.h"
 #include "common/token_file.h"
-
-namespace boost::asio {
-class io_context;
-}
+#include "worker/daemon/bounded_threads.h"
 
 namespace ravel::daemon {
 
@@ -46,28 +40,19 @@ class Preflight {
   Preflight(boost::asio::io_context& context,
             std::chrono::milliseconds limit,
             Look look = CheckPaths);
-  ~Preflight();
   // Checks on a thread of its own; `done` is called once, on the io_context's thread, after `limit`
   // at the latest. A thread that hangs in a file system is left behind; while kMostHanging do,
   // further checks fail at once.
   void Start(PreflightPaths paths, std::function<void(PreflightResult)> done);
 
+  // Looks at paths of jobs that are not accepted yet (path_looks) have threads of their own, and
+  // cannot keep launches waiting.
   static constexpr int kMostHanging = 8;
 
  private:
-  struct Check;
-  struct Gate;
-  // The first of the thread and the time limit.
-  void Answer(int64_t id, PreflightResult result);
-
-  boost::asio::io_context& context_;
   const std::chrono::milliseconds limit_;
   const Look look_;
-  std::map<int64_t, std::unique_ptr<Check>> open_;  // not answered yet
-  int64_t last_id_ = 0;
-  int running_ = 0;  // threads
-  // Threads that hang outlive this: they find the way back only while it is open.
-  const std::shared_ptr<Gate> gate_;
+  BoundedThreads threads_;
 };
 
 }  // namespace ravel::daemon

@@ -1,5 +1,8 @@
 #include "coordinator/api/fleet_messages_proto.h"
 
+#include <functional>
+#include <string>
+
 #include <gtest/gtest.h>
 
 namespace ravel::coordinator {
@@ -89,6 +92,79 @@ TEST(FleetMessages, ReleasesTellWhatTheySpeakAndWhatTheyWouldWrite) {
   launch.trainers.emplace_back().save_plan_hash = "hash";
   const v1::Down order = ToProto(DownMessage{1, 3, launch});
   EXPECT_EQ(order.launch().trainers(0).save_plan_hash(), "hash");
+}
+
+TEST(FleetMessages, ALookAndItsResultAreCarriedWhole) {
+  const v1::Down down = ToProto(DownMessage{1,
+                                            2,
+                                            Look{7,
+                                                 {.token_files = {{"a", "/a"}, {"b", "/b"}},
+                                                  .format = TokenFormat::kFlatU32,
+                                                  .tokenizer = {"t", "/t"},
+                                                  .model_directory = {"m", "/m"}},
+                                                 20'000}});
+  const v1::Look& look = down.look();
+  EXPECT_EQ(look.look_id(), 7);
+  EXPECT_EQ(look.limit_ms(), 20'000);
+  EXPECT_EQ(look.token_format(), static_cast<int>(TokenFormat::kFlatU32));
+  ASSERT_EQ(look.token_files_size(), 2);
+  EXPECT_EQ(look.token_files(1).field(), "b");
+  EXPECT_EQ(look.token_files(1).path(), "/b");
+  EXPECT_EQ(look.tokenizer().path(), "/t");
+  EXPECT_EQ(look.model_directory().field(), "m");
+
+  v1::Up up;
+  v1::LookResult& result = *up.mutable_look();
+  result.set_look_id(7);
+  result.set_refused("busy");
+  result.add_token_files()->set_error("bad");
+  result.add_token_files()->set_tokens(5);
+  result.mutable_token_files(1)->set_largest_id(3);
+  result.set_tokenizer(true);
+  result.set_model_error("no config");
+  result.set_model_config("{}");
+  result.set_model_weights(true);
+  result.set_silent_field("spec.data.train[0].path");
+  result.set_silence("no answer within 5 s");
+  const absl::StatusOr<UpMessage> read = FromProto(up);
+  ASSERT_TRUE(read.ok()) << read.status();
+  const LookResult found = std::get<LookResult>(*read);
+  EXPECT_EQ(found.look_id, 7);
+  EXPECT_EQ(found.refused, "busy");
+  ASSERT_EQ(found.facts.token_files.size(), 2u);
+  EXPECT_EQ(found.facts.token_files[0].error, "bad");
+  EXPECT_EQ(found.facts.token_files[1].tokens, 5);
+  EXPECT_EQ(found.facts.token_files[1].largest_id, 3);
+  EXPECT_TRUE(found.facts.tokenizer);
+  EXPECT_EQ(found.facts.model.error, "no config");
+  EXPECT_EQ(found.facts.model.config, "{}");
+  EXPECT_TRUE(found.facts.model.weights);
+  EXPECT_EQ(found.facts.silent_field, "spec.data.train[0].path");
+  EXPECT_EQ(found.facts.silence, "no answer within 5 s");
+}
+
+TEST(FleetMessages, ALookResultOverItsLimitsIsRefused) {
+  const auto refused = [](const std::function<void(v1::LookResult&)>& change) {
+    v1::Up up;
+    change(*up.mutable_look());
+    return absl::IsInvalidArgument(FromProto(up).status());
+  };
+  EXPECT_FALSE(refused([](v1::LookResult&) {}));
+  EXPECT_FALSE(refused([](auto& look) { look.set_model_config(std::string(1 << 20, ' ')); }));
+  EXPECT_TRUE(refused([](auto& look) { look.set_model_config(std::string((1 << 20) + 1, ' ')); }));
+  EXPECT_TRUE(refused([](auto& look) { look.set_model_error(std::string(20'000, 'x')); }));
+  EXPECT_TRUE(refused([](auto& look) { look.set_refused(std::string(20'000, 'x')); }));
+  EXPECT_TRUE(refused([](auto& look) { look.set_silence(std::string(20'000, 'x')); }));
+  EXPECT_TRUE(refused([](auto& look) { look.set_silent_field(std::string(20'000, 'x')); }));
+  EXPECT_TRUE(
+      refused([](auto& look) { look.add_token_files()->set_error(std::string(20'000, 'x')); }));
+  EXPECT_TRUE(refused([](auto& look) { look.add_token_files()->set_tokens(-1); }));
+  EXPECT_TRUE(refused([](auto& look) { look.add_token_files()->set_largest_id(-1); }));
+  EXPECT_TRUE(refused([](auto& look) {
+    for (int i = 0; i < 2049; ++i) {
+      look.add_token_files();
+    }
+  }));
 }
 
 TEST(FleetMessages, AnEmptyFrameIsRefused) {

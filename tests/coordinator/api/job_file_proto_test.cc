@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "common/token_file.h"
+#include "coordinator/ctl/local_paths.h"
 
 namespace ravel {
 namespace {
@@ -48,7 +49,9 @@ std::string Violations(const std::string& text, bool check_paths = false) {
   ParsedJobFile parsed = ParseJobFile(text);
   std::vector<JobViolation> all = parsed.violations;
   if (all.empty()) {
-    all = Canonicalize(parsed.job, {.check_paths = check_paths}).violations;
+    all = ctl::CanonicalizeHere(parsed.job,
+                                check_paths ? ctl::PathScope::kAll : ctl::PathScope::kNone)
+              .violations;
   }
   LocateViolations(parsed.positions, all);
   std::string out;
@@ -67,7 +70,7 @@ TEST(JobFile, AViolationWithoutAnExpectationSaysWhatIsWrong) {
 TEST(JobFile, AValidFileBecomesASpecWithItsDefaults) {
   const ParsedJobFile parsed = ParseJobFile(kJob);
   ASSERT_TRUE(parsed.violations.empty()) << FormatViolation(parsed.violations[0], "");
-  const CanonicalJob job = Canonicalize(parsed.job, {.check_paths = false});
+  const CanonicalJob job = Canonicalize(parsed.job, {});
   ASSERT_TRUE(job.ok()) << FormatViolation(job.violations[0], "");
   EXPECT_EQ(job.spec.name, "demo");
   EXPECT_EQ(job.spec.namespace_name, "default");
@@ -88,9 +91,9 @@ TEST(JobFile, AValidFileBecomesASpecWithItsDefaults) {
 }
 
 TEST(JobFile, TheCanonicalFormIsItsOwnCanonicalForm) {
-  const CanonicalJob once = Canonicalize(ParseJobFile(kJob).job, {.check_paths = false});
+  const CanonicalJob once = Canonicalize(ParseJobFile(kJob).job, {});
   ASSERT_TRUE(once.ok());
-  const CanonicalJob twice = Canonicalize(once.job, {.check_paths = false});
+  const CanonicalJob twice = Canonicalize(once.job, {});
   ASSERT_TRUE(twice.ok());
   EXPECT_TRUE(MessageDifferencer::Equals(once.job, twice.job));
   const ParsedJobFile back = ParseJobFile(CanonicalJson(once.job));
@@ -99,7 +102,7 @@ TEST(JobFile, TheCanonicalFormIsItsOwnCanonicalForm) {
 }
 
 TEST(JobFile, KeyOrderAndNotationDoNotChangeTheCanonicalForm) {
-  const CanonicalJob yaml = Canonicalize(ParseJobFile(kJob).job, {.check_paths = false});
+  const CanonicalJob yaml = Canonicalize(ParseJobFile(kJob).job, {});
   const std::string json =
       R"({"spec": {"checkpoint": {"everySteps": "10", "store": "file:///data/checkpoints/"},
     "elastic": {"sizes": [4, 3, 1, 2]}, "devices": {"count": 2, "kind": "cpu"},
@@ -108,7 +111,7 @@ TEST(JobFile, KeyOrderAndNotationDoNotChangeTheCanonicalForm) {
     "model": {"config": {"vocabSize": 257, "hiddenSize": 64, "intermediateSize": 128, "numHiddenLayers": 2,
       "numAttentionHeads": 4, "maxPositionEmbeddings": 32}}},
     "metadata": {"name": "demo"}, "kind": "TrainingJob", "apiVersion": "ravel/v1"})";
-  const CanonicalJob other = Canonicalize(ParseJobFile(json).job, {.check_paths = false});
+  const CanonicalJob other = Canonicalize(ParseJobFile(json).job, {});
   ASSERT_TRUE(other.ok()) << FormatViolation(other.violations[0], "");
   EXPECT_EQ(CanonicalJson(yaml.job), CanonicalJson(other.job));
 }
@@ -377,7 +380,7 @@ TEST(JobFile, TextFieldsKeepWhatLooksLikeSomethingElse) {
 }
 
 TEST(JobFile, LimitsOfSaves) {
-  CanonicalJob job = Canonicalize(ParseJobFile(kJob).job, {.check_paths = false});
+  CanonicalJob job = Canonicalize(ParseJobFile(kJob).job, {});
   ASSERT_TRUE(job.ok());
   EXPECT_EQ(job.spec.checkpoint.max_age_ms, 0);
   EXPECT_EQ(job.spec.checkpoint.max_failed_saves, 0);
@@ -387,7 +390,7 @@ TEST(JobFile, LimitsOfSaves) {
       ParseJobFile(
           With("everySteps: 10", "everySteps: 10, maxAge: 90m, maxFailedSaves: 5, whenBusy: wait"))
           .job,
-      {.check_paths = false});
+      {});
   ASSERT_TRUE(job.ok()) << FormatViolation(job.violations[0], "");
   EXPECT_EQ(job.spec.checkpoint.max_age_ms, 90 * 60'000);
   EXPECT_EQ(job.spec.checkpoint.max_failed_saves, 5);
@@ -398,15 +401,14 @@ TEST(JobFile, LimitsOfSaves) {
 TEST(JobFile, PathsBecomeNormal) {
   const ParsedJobFile parsed = ParseJobFile(With(
       "store: /data/checkpoints", "store: /data/x/../checkpoints//, resumeFrom: /a/./step-5/"));
-  const CanonicalJob job = Canonicalize(parsed.job, {.check_paths = false});
+  const CanonicalJob job = Canonicalize(parsed.job, {});
   ASSERT_TRUE(job.ok());
   EXPECT_EQ(job.spec.checkpoint.store, "file:///data/checkpoints");
   EXPECT_EQ(job.spec.checkpoint.resume_from, "/a/step-5");
 }
 
 TEST(JobFile, TokensBecomeWholeStepsWithAWarning) {
-  const CanonicalJob job =
-      Canonicalize(ParseJobFile(With("steps: 100", "tokens: 1000")).job, {.check_paths = false});
+  const CanonicalJob job = Canonicalize(ParseJobFile(With("steps: 100", "tokens: 1000")).job, {});
   ASSERT_TRUE(job.ok()) << FormatViolation(job.violations[0], "");
   EXPECT_EQ(job.spec.steps, 4);  // 8 sequences of 32 tokens a step
   ASSERT_EQ(job.warnings.size(), 1u);
@@ -421,14 +423,13 @@ TEST(JobFile, AliasesOfStrategiesGetTheirLongNames) {
   for (const auto& [alias, name] : kNames) {
     const std::string text =
         With("  devices:", absl::StrCat("  parallelism: {strategy: ", alias, "}\n  devices:"));
-    const CanonicalJob job = Canonicalize(ParseJobFile(text).job, {.check_paths = false});
+    const CanonicalJob job = Canonicalize(ParseJobFile(text).job, {});
     EXPECT_EQ(job.job.spec().parallelism().strategy(), name);
   }
 }
 
 TEST(JobFile, GpuJobsAreValid) {
-  const CanonicalJob job =
-      Canonicalize(ParseJobFile(With("kind: cpu", "kind: gpu")).job, {.check_paths = false});
+  const CanonicalJob job = Canonicalize(ParseJobFile(With("kind: cpu", "kind: gpu")).job, {});
   EXPECT_TRUE(job.ok()) << FormatViolation(job.violations[0], "");
   EXPECT_FALSE(job.spec.cpu_devices);
   EXPECT_EQ(job.spec.determinism, plan::DeterminismMode::kFast);
@@ -437,6 +438,9 @@ TEST(JobFile, GpuJobsAreValid) {
 
 class JobPaths : public ::testing::Test {
  protected:
+  static CanonicalJob CanonicalHere(const std::string& text) {
+    return ctl::CanonicalizeHere(ParseJobFile(text).job, ctl::PathScope::kAll);
+  }
   void SetUp() override {
     std::string pattern = ::testing::TempDir() + "job_paths_XXXXXX";
     folder_ = mkdtemp(pattern.data());
@@ -496,10 +500,9 @@ TEST_F(JobPaths, TooFewTokensAreNamed) {
 
 TEST_F(JobPaths, TheTokenizerBesideTheDataIsFound) {
   WriteTokens("train", 257, std::vector<int32_t>(100, 1));
-  EXPECT_EQ(Canonicalize(ParseJobFile(Job()).job, {}).spec.data.tokenizer, "");
+  EXPECT_EQ(CanonicalHere(Job()).spec.data.tokenizer, "");
   std::ofstream(folder_ + "/train.tokenizer.json") << "{}";
-  EXPECT_EQ(Canonicalize(ParseJobFile(Job()).job, {}).spec.data.tokenizer,
-            folder_ + "/train.tokenizer.json");
+  EXPECT_EQ(CanonicalHere(Job()).spec.data.tokenizer, folder_ + "/train.tokenizer.json");
   EXPECT_NE(
       Violations(Job("    tokenizer: /no/such.json\n"), true).find("/no/such.json: not found"),
       std::string::npos);
@@ -525,9 +528,57 @@ TEST_F(JobPaths, AModelDirectoryIsReadAndItsFaultsNamed) {
       << Violations(text, true);
   std::ofstream(folder_ + "/model.safetensors") << "x";
   EXPECT_EQ(Violations(text, true), "");
-  const CanonicalJob job = Canonicalize(ParseJobFile(text).job, {});
+  const CanonicalJob job = CanonicalHere(text);
   EXPECT_EQ(job.spec.model_from, folder_);
   EXPECT_EQ(job.spec.model->vocab_size, 257);
+}
+
+// What is asked of a node, and rules on its answer: no file is here.
+TEST(JobFacts, PathsAreAskedByTheirFieldsInTheOrderOfTheRules) {
+  const CanonicalJob bare = Canonicalize(
+      ParseJobFile(With("      - {path: /data/train}\n",
+                        "      - {path: /data/a}\n      - {path: \"file:///data/b/\"}\n"
+                        "    validation: [{path: /data/c}]\n    format: flat_u16\n"))
+          .job,
+      {});
+  ASSERT_TRUE(bare.ok());
+  const PathQuery query = PathsOf(bare);
+  ASSERT_EQ(query.token_files.size(), 3u);
+  EXPECT_EQ(query.token_files[0].field, "spec.data.validation[0].path");
+  EXPECT_EQ(query.token_files[2].field, "spec.data.train[1].path");
+  EXPECT_EQ(query.token_files[2].path, "/data/b");
+  EXPECT_EQ(query.format, TokenFormat::kFlatU16);
+  EXPECT_EQ(query.tokenizer.field, "spec.data.train[0].path");
+  EXPECT_EQ(query.tokenizer.path, "/data/a.tokenizer.json");
+  EXPECT_EQ(query.model_directory.path, "");
+  EXPECT_TRUE(PathsOf(Canonicalize(v1::TrainingJob(), {})).empty());
+  // A path that is not absolute is refused, and nobody is asked for it.
+  const CanonicalJob relative =
+      Canonicalize(ParseJobFile(With("path: /data/train", "path: train")).job, {});
+  EXPECT_TRUE(PathsOf(relative).empty());
+}
+
+TEST(JobFacts, AnAnswerIsJudgedAsTheFilesWouldBe) {
+  const v1::TrainingJob job = ParseJobFile(kJob).job;
+  const auto violations = [&job](const PathFacts& facts) {
+    std::string out;
+    for (const JobViolation& violation : Canonicalize(job, {.facts = &facts}).violations) {
+      absl::StrAppend(&out, FormatViolation(violation, ""), "\n");
+    }
+    return out;
+  };
+  EXPECT_EQ(violations({.token_files = {{.tokens = 26'000, .largest_id = 256}}}), "");
+  EXPECT_EQ(violations({.token_files = {{.error = "/data/train.idx: Permission denied"}}}),
+            "spec.data.train[0].path: expected a token file, got /data/train.idx: Permission "
+            "denied\n");
+  EXPECT_EQ(violations({.token_files = {{.tokens = 26'000, .largest_id = 257}}}),
+            "spec.data.train[0].path: expected ids below the model's vocabulary of 257, got id 257 "
+            "in /data/train\n");
+  const PathFacts found{.token_files = {{.tokens = 26'000}}, .tokenizer = true};
+  const CanonicalJob known = Canonicalize(job, {.facts = &found});
+  EXPECT_EQ(known.spec.data.tokenizer, "/data/train.tokenizer.json");
+  EXPECT_EQ(known.spec.data.train[0].tokens, 26'000);
+  EXPECT_EQ(Canonicalize(job, {.facts = &found, .check_data = false}).spec.data.tokenizer, "");
 }
 
 }  // namespace

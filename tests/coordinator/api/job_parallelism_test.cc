@@ -42,7 +42,7 @@ spec:
   const ParsedJobFile parsed = ParseJobFile(text);
   EXPECT_TRUE(parsed.violations.empty())
       << text << FormatViolation(parsed.violations.front(), "job.yaml");
-  return Canonicalize(parsed.job, {.check_paths = false});
+  return Canonicalize(parsed.job, {});
 }
 
 std::string Violations(const Parts& parts) {
@@ -84,7 +84,7 @@ TEST(JobParallelism, EveryFieldReachesTheSpec) {
   EXPECT_EQ(job.spec.staging_window_bytes, 2 << 20);
   EXPECT_EQ(job.spec.micro_batch, 4);
   EXPECT_EQ(job.spec.freeze, (std::vector<std::string>{"model.layers.0.*"}));
-  const CanonicalJob again = Canonicalize(job.job, {.check_paths = false});
+  const CanonicalJob again = Canonicalize(job.job, {});
   ASSERT_TRUE(again.ok());
   EXPECT_EQ(CanonicalJson(job.job), CanonicalJson(again.job));
 }

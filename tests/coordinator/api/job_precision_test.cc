@@ -35,7 +35,7 @@ spec:
   const ParsedJobFile parsed = ParseJobFile(text);
   EXPECT_TRUE(parsed.violations.empty())
       << text << FormatViolation(parsed.violations.front(), "job.yaml");
-  return Canonicalize(parsed.job, {.check_paths = false});
+  return Canonicalize(parsed.job, {});
 }
 
 std::string TypeViolations(const CanonicalJob& job) {
@@ -62,8 +62,7 @@ TEST(JobPrecision, GpusComputeInBf16UnlessToldAndCpusInFp32) {
     ASSERT_TRUE(job.ok()) << TypeViolations(job);
     EXPECT_EQ(job.spec.compute, test.compute) << test.kind << " " << test.precision;
     EXPECT_EQ(job.job.spec().precision().compute(), test.text);
-    EXPECT_EQ(CanonicalJson(Canonicalize(job.job, {.check_paths = false}).job),
-              CanonicalJson(job.job));
+    EXPECT_EQ(CanonicalJson(Canonicalize(job.job, {}).job), CanonicalJson(job.job));
   }
 }
 

@@ -5,7 +5,10 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <future>
+#include <map>
+#include <optional>
 #include <set>
 
 #include <absl/strings/match.h>
@@ -13,19 +16,58 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include "common/path_look.h"
+#include "common/version.h"
 #include "coordinator/api/error_detail_proto.h"
 #include "coordinator/api/job_limits_proto.h"
 #include "coordinator/jobs/planner_driver.h"
 #include "tests/coordinator/jobs/fake_world.h"
+#include "tests/testing/eventually.h"
 
 namespace ravel::coordinator {
 namespace {
 
-class NoFleet : public FleetLink {
+// Nodes that do nothing but look at paths, each in its own way, by their streams.
+class LookingFleet : public FleetLink {
  public:
-  void Send(StreamId /*stream*/, DownMessage /*message*/) override {}
+  // Nullopt: the node says nothing.
+  using Look = std::function<std::optional<LookResult>(const PathQuery&)>;
+
+  void Send(StreamId stream, DownMessage message) override {
+    const auto* look = std::get_if<coordinator::Look>(&message.kind);
+    const auto node = nodes.find(stream);
+    if (look == nullptr || node == nodes.end()) {
+      return;
+    }
+    ++asked[stream];
+    std::optional<LookResult> result = node->second(look->query);
+    if (result) {
+      result->look_id = look->look_id;
+      strand->Post(
+          [this, stream, result = *std::move(result)] { controller->OnUp(stream, result); });
+    }
+  }
   void Close(StreamId /*stream*/) override {}
+
+  Executor* strand = nullptr;
+  JobController* controller = nullptr;
+  // Touched on the strand only.
+  std::map<StreamId, Look> nodes;
+  std::map<StreamId, int> asked;
 };
+
+// A node that has the test's own files.
+std::optional<LookResult> LookHere(const PathQuery& query) {
+  return LookResult{.facts = LookAtPaths(query)};
+}
+// A node whose token files are all of so many tokens.
+LookingFleet::Look TokensOf(int64_t tokens) {
+  return [tokens](const PathQuery& query) {
+    LookResult result;
+    result.facts.token_files.assign(query.token_files.size(), {.tokens = tokens});
+    return result;
+  };
+}
 
 class JobsServiceTest : public ::testing::Test {
  protected:
@@ -49,6 +91,8 @@ class JobsServiceTest : public ::testing::Test {
     parts.metrics = metrics_.get();
     parts.logs = logs_.get();
     controller_ = std::make_unique<JobController>(ControllerOptions(), parts);
+    fleet_.strand = &strand_;
+    fleet_.controller = controller_.get();
     OnStrand([this] { EXPECT_TRUE(controller_->Start().ok()); });
     JobsServiceParts service;
     service.strand = &strand_;
@@ -62,6 +106,7 @@ class JobsServiceTest : public ::testing::Test {
     service.keeper = &keeper_;
     service.version = "test";
     service.insecure = true;
+    service.look_limits = {.node_ms = 200, .all_ms = 4000};
     service_ = std::make_unique<JobsService>(std::move(service));
     grpc::ServerBuilder builder;
     int port = 0;
@@ -117,6 +162,44 @@ class JobsServiceTest : public ::testing::Test {
     }
     return status;
   }
+  void AddNode(StreamId stream, LookingFleet::Look look, int64_t protocol = kLookProtocol) {
+    HelloMessage hello;
+    hello.node_id = absl::StrCat("node-", stream);
+    hello.incarnation = absl::StrCat("incarnation-", stream);
+    hello.protocol = protocol;
+    hello.devices.push_back({"cpu", "test", int64_t{64} << 30, "cpu-0"});
+    OnStrand([&] {
+      fleet_.nodes[stream] = std::move(look);
+      controller_->OnHello(stream, hello);
+    });
+  }
+  int Asked(StreamId stream) {
+    int asked = 0;
+    OnStrand([&] { asked = fleet_.asked[stream]; });
+    return asked;
+  }
+  // A dry run while the controller's time goes on.
+  grpc::Status DryRun(const v1::TrainingJob& job, v1::SubmitJobResponse* response = nullptr) {
+    v1::SubmitJobRequest request;
+    request.set_dry_run(true);
+    *request.mutable_job() = job;
+    v1::SubmitJobResponse ignored;
+    grpc::ClientContext context;
+    std::future<grpc::Status> answer = std::async(std::launch::async, [&] {
+      return stub_->SubmitJob(&context, request, response == nullptr ? &ignored : response);
+    });
+    EXPECT_TRUE(testing::Eventually(std::chrono::seconds(20), [&] {
+      OnStrand([this] { controller_->Tick(); });
+      return answer.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+    }));
+    return answer.get();
+  }
+  v1::TrainingJob JobFrom(const std::string& directory) const {
+    v1::TrainingJob job = Job("from");
+    job.mutable_spec()->mutable_model()->clear_config();
+    job.mutable_spec()->mutable_model()->set_from(directory);
+    return job;
+  }
   // Past validation: what a job in the queue is.
   void Enqueue(const std::string& name, const std::string& namespace_name = "default") {
     SubmitDraft draft{absl::StrCat("draft-", ++requests_), "hash", JobRecord()};
@@ -168,7 +251,7 @@ class JobsServiceTest : public ::testing::Test {
   MemoryJobStore store_;
   FakePlanner planner_;
   FakeKeeper keeper_;
-  NoFleet fleet_;
+  LookingFleet fleet_;
   std::unique_ptr<MetricsLog> metrics_;
   std::unique_ptr<MetricsHistory> history_;
   std::unique_ptr<LogStore> logs_;
@@ -200,6 +283,7 @@ TEST_F(JobsServiceTest, HugeJobsAreRefusedAndListsGoOn) {
 }
 
 TEST_F(JobsServiceTest, ManyMissingFilesAreAllTold) {
+  AddNode(1, LookHere);
   v1::TrainingJob job = Job("scattered");
   job.mutable_spec()->mutable_data()->clear_train();
   for (int i = 0; i < 120; ++i) {
@@ -217,6 +301,130 @@ TEST_F(JobsServiceTest, ManyMissingFilesAreAllTold) {
   grpc::ClientContext context;
   ASSERT_TRUE(stub_->ValidateJob(&context, request, &response).ok());
   EXPECT_EQ(response.violations_size(), 120);
+}
+
+TEST_F(JobsServiceTest, ANodeAnswersForPathsThatTheCoordinatorDoesNotHave) {
+  AddNode(1, TokensOf(26'000));
+  v1::SubmitJobResponse response;
+  grpc::Status status = DryRun(Job("demo"), &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.warnings_size(), 0) << response.warnings(0);
+  EXPECT_EQ(Asked(1), 1);
+  status = Submit(Job("demo"));
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  OnStrand([this] {
+    const std::vector<JobView> jobs = controller_->List();
+    ASSERT_EQ(jobs.size(), 1u);
+    EXPECT_EQ(jobs[0].record.spec.data.train[0].tokens, 26'000)
+        << "trainers hold their files to it";
+  });
+  AddNode(1, TokensOf(10));
+  status = DryRun(Job("short"));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_TRUE(absl::StrContains(status.error_message(), "at least 33 tokens"))
+      << status.error_message();
+}
+
+TEST_F(JobsServiceTest, AnotherNodeIsAskedWhenOneDoesNotAnswer) {
+  AddNode(1, [](const PathQuery&) { return std::nullopt; });
+  AddNode(2, TokensOf(26'000));
+  const grpc::Status status = DryRun(Job("demo"));
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(Asked(1), 1);
+  EXPECT_EQ(Asked(2), 1);
+}
+
+TEST_F(JobsServiceTest, APathThatHangsOnTwoNodesIsToldWithItsField) {
+  const auto hangs = [](const PathQuery& query) {
+    return LookResult{
+        .facts = {.silent_field = query.token_files[0].field, .silence = "no answer within 5 s"}};
+  };
+  AddNode(1, hangs);
+  AddNode(2, hangs);
+  AddNode(3, hangs);
+  grpc::Status status = DryRun(Job("demo"));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_TRUE(absl::StrContains(status.error_message(),
+                                "spec.data.train[0].path: expected paths that answer, got no "
+                                "answer within 5 s on node node-2"))
+      << status.error_message();
+  EXPECT_EQ(Asked(3), 0) << "another one is tried once";
+  AddNode(3, TokensOf(26'000));
+  AddNode(2, [](const PathQuery&) { return std::nullopt; });
+  status = DryRun(Job("demo"));
+  EXPECT_TRUE(absl::StrContains(status.error_message(), "on node node-1"))
+      << status.error_message();
+}
+
+TEST_F(JobsServiceTest, WithoutANodeDataIsTakenOnTrustAndAModelIsNot) {
+  AddNode(1, LookHere, 1);  // of an older release: it does not know the question
+  v1::SubmitJobResponse response;
+  grpc::Status status = DryRun(Job("demo"), &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  ASSERT_EQ(response.warnings_size(), 1);
+  EXPECT_EQ(response.warnings(0),
+            "spec.data: no cpu worker is here to look at its paths; nodes check them when the job "
+            "is placed, and a tokenizer beside the data is not looked for");
+  EXPECT_EQ(Asked(1), 0);
+  status = DryRun(JobFrom("/models/tiny"));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(status.error_message(),
+            "no cpu worker is here to look at spec.model.from; submit again when one is ready");
+  v1::ValidateJobRequest request;
+  *request.mutable_job() = JobFrom("/models/tiny");
+  v1::ValidateJobResponse validated;
+  grpc::ClientContext context;
+  EXPECT_EQ(stub_->ValidateJob(&context, request, &validated).error_code(),
+            grpc::StatusCode::UNAVAILABLE);
+  // What is wrong with the file itself is told all the same.
+  v1::TrainingJob wrong = JobFrom("/models/tiny");
+  wrong.mutable_spec()->mutable_training()->set_steps(-1);
+  EXPECT_EQ(DryRun(wrong).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(JobsServiceTest, ANodeThatRefusesOrIsSilentIsNamed) {
+  AddNode(1, [](const PathQuery&) { return LookResult{.refused = "earlier looks hang"}; });
+  v1::SubmitJobResponse response;
+  grpc::Status status = DryRun(Job("demo"), &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  ASSERT_EQ(response.warnings_size(), 1);
+  EXPECT_TRUE(absl::StartsWith(response.warnings(0),
+                               "spec.data: node node-1: earlier looks hang; nodes check them when"))
+      << response.warnings(0);
+  AddNode(1, [](const PathQuery&) { return std::nullopt; });
+  status = DryRun(JobFrom("/models/tiny"));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(
+      status.error_message(),
+      "spec.model.from: node node-1 did not answer while it looked at the paths; submit again");
+}
+
+TEST_F(JobsServiceTest, AModelsConfigComesFromTheNode) {
+  AddNode(1, [](const PathQuery& query) {
+    LookResult result = *TokensOf(26'000)(query);
+    EXPECT_EQ(query.model_directory.path, "/models/tiny");
+    result.facts.model = {.config = R"({"model_type": "llama", "vocab_size": 257, "hidden_size": 64,
+                      "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+                      "max_position_embeddings": 32})",
+                          .weights = true};
+    return result;
+  });
+  grpc::Status status = Submit(JobFrom("/models/tiny"));
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  OnStrand([this] {
+    ASSERT_EQ(controller_->List().size(), 1u);
+    EXPECT_EQ(controller_->List()[0].record.spec.model->vocab_size, 257);
+  });
+  AddNode(1, [](const PathQuery& query) {
+    LookResult result = *TokensOf(26'000)(query);
+    result.facts.model.error = "/models/tiny/config.json: No such file or directory";
+    return result;
+  });
+  status = DryRun(JobFrom("/models/tiny"));
+  EXPECT_TRUE(absl::StrContains(status.error_message(),
+                                "spec.model.from: expected a Hugging Face directory with "
+                                "config.json, got /models/tiny/config.json: No such file"))
+      << status.error_message();
 }
 
 TEST_F(JobsServiceTest, NamesAndReasonsThatCommandATerminalAreRefused) {

@@ -138,8 +138,7 @@ std::string Mutated(std::mt19937_64& random) {
 
 // Two runs of canonicalization differ in nothing, and what the coordinator stores is read back.
 void ExpectStable(const CanonicalJob& canonical) {
-  const CanonicalJob again =
-      Canonicalize(canonical.job, {.check_paths = false, .check_data = false});
+  const CanonicalJob again = Canonicalize(canonical.job, {});
   ASSERT_TRUE(again.ok());
   EXPECT_EQ(CanonicalJson(again.job), CanonicalJson(canonical.job));
   const std::string stored = plan::SerializeJob(canonical.spec);
@@ -172,7 +171,7 @@ TEST(MutatedJobs, AreRefusedWithReasonsOrArePlanned) {
     const std::string text = Mutated(random);
     SCOPED_TRACE(absl::StrCat("trial ", trial, "\n", text));
     const ParsedJobFile parsed = ParseJobFile(text);
-    CanonicalJob canonical = Canonicalize(parsed.job, {.check_paths = false, .check_data = false});
+    CanonicalJob canonical = Canonicalize(parsed.job, {});
     std::vector<JobViolation> violations = parsed.violations;
     violations.insert(violations.end(), canonical.violations.begin(), canonical.violations.end());
     LocateViolations(parsed.positions, violations);

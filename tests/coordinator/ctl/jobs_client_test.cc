@@ -177,7 +177,7 @@ TEST_F(VerbTest, APrintedJobCanBeSubmittedAgain) {
     if (parsed.job.kind() != "TrainingJob") {
       continue;
     }
-    const CanonicalJob canonical = Canonicalize(parsed.job, {.check_paths = false});
+    const CanonicalJob canonical = Canonicalize(parsed.job, {});
     ASSERT_TRUE(canonical.ok()) << file << FormatViolation(canonical.violations[0], "");
     v1::Job job = MakeJob(v1::FAILED, 70);
     *job.mutable_metadata() = canonical.job.metadata();
@@ -190,7 +190,7 @@ TEST_F(VerbTest, APrintedJobCanBeSubmittedAgain) {
       const ParsedJobFile again = ParseJobFile(ran.out);
       ASSERT_TRUE(again.violations.empty())
           << file << FormatViolation(again.violations[0], "") << ran.out;
-      const CanonicalJob same = Canonicalize(again.job, {.check_paths = false});
+      const CanonicalJob same = Canonicalize(again.job, {});
       ASSERT_TRUE(same.ok()) << file << FormatViolation(same.violations[0], "") << ran.out;
       EXPECT_EQ(CanonicalJson(same.job), CanonicalJson(canonical.job)) << file;
       EXPECT_NE(ran.out.find(format == Format::kYaml ? "\nstep: 70\n" : "\"step\": 70,"),

@@ -118,12 +118,12 @@ TEST(MembershipTest, BadHellosNameTheirField) {
   EXPECT_NE(members.OnHello(1, Hello("a", ""), 0, 0).rejected.find("incarnation"),
             std::string::npos);
   HelloMessage newer = Hello("a", "i");
-  newer.protocol = 3;
-  newer.oldest_protocol = 2;
+  newer.protocol = 4;
+  newer.oldest_protocol = 3;
   newer.version = "0.3.0";
   EXPECT_EQ(members.OnHello(1, newer, 0, 0).rejected,
-            "hello.protocol: this coordinator (release 0.1.0) speaks 1 to 1, the daemon (release "
-            "0.3.0) 2 to 3");
+            "hello.protocol: this coordinator (release 0.1.0) speaks 1 to 2, the daemon (release "
+            "0.3.0) 3 to 4");
   newer.oldest_protocol = 0;
   EXPECT_NE(members.OnHello(1, newer, 0, 0).rejected.find("protocol"), std::string::npos)
       << "only the newest";

@@ -16,7 +16,7 @@ plan::JobSpec Spec(const std::string& kind) {
       "numAttentionHeads: 8}}\n  data: {train: [{path: /nowhere/a}], sequenceLength: 512}\n  "
       "training: {steps: 100, globalBatch: 8, optimizer: {lr: 3e-4}}\n  devices: {kind: " +
       kind + ", count: 2}\n  elastic: {sizes: [1, 2, 4]}\n  checkpoint: {store: /ckpt}\n");
-  const CanonicalJob job = Canonicalize(parsed.job, {.check_paths = false});
+  const CanonicalJob job = Canonicalize(parsed.job, {});
   EXPECT_TRUE(job.ok()) << FormatViolation(
       job.violations.empty() ? JobViolation() : job.violations[0], "");
   return job.spec;

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include "coordinator/api/job_file_proto.h"
+#include "coordinator/ctl/local_paths.h"
 #include "tests/testing/process.h"
 
 namespace ravel::coordinator {
@@ -39,8 +39,7 @@ spec:
 }
 
 plan::JobSpec SpecOf(int64_t hidden) {
-  const CanonicalJob job =
-      Canonicalize(ParseJobFile(JobText("/data/train", hidden)).job, {.check_paths = false});
+  const CanonicalJob job = Canonicalize(ParseJobFile(JobText("/data/train", hidden)).job, {});
   EXPECT_TRUE(job.ok());
   return job.spec;
 }
@@ -85,7 +84,7 @@ TEST(JobFilePathsTest, AFifoIsRefusedAndNotWaitedFor) {
   ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
   v1::TrainingJob flat = ParseJobFile(JobText(fifo)).job;
   flat.mutable_spec()->mutable_data()->set_format("flat_u16");
-  const CanonicalJob data = Canonicalize(flat, {.check_paths = true});
+  const CanonicalJob data = ctl::CanonicalizeHere(flat, ctl::PathScope::kAll);
   ASSERT_FALSE(data.ok());
   EXPECT_NE(FormatViolation(data.violations[0], "").find("regular file"), std::string::npos)
       << FormatViolation(data.violations[0], "");
@@ -93,7 +92,7 @@ TEST(JobFilePathsTest, AFifoIsRefusedAndNotWaitedFor) {
   v1::TrainingJob model = ParseJobFile(JobText(fifo)).job;
   model.mutable_spec()->mutable_model()->Clear();
   model.mutable_spec()->mutable_model()->set_from(scratch.path());
-  EXPECT_FALSE(Canonicalize(model, {.check_paths = true, .check_data = false}).ok());
+  EXPECT_FALSE(ctl::CanonicalizeHere(model, ctl::PathScope::kModel).ok());
 }
 
 }  // namespace

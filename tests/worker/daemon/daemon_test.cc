@@ -165,6 +165,33 @@ TEST_F(DaemonTest, FramesGoBothWaysAndBeatsCarryProgress) {
   EXPECT_EQ(fleet_->Count(Frame(v1::TrainerUp::kProgress, 0)), 0) << "progress rides on beats";
 }
 
+// A coordinator that has no such files asks; a question that cannot be read is answered, too.
+TEST_F(DaemonTest, ALookAtPathsIsAnsweredWithWhatIsThere) {
+  StartAll();
+  testing::WriteText(scratch_.path() + "/tokens.bin", std::string("\1\0\2\0", 4));
+  const auto answer = [](int64_t id) {
+    return [id](const v1::Up& up) { return up.has_look() && up.look().look_id() == id; };
+  };
+  v1::Down down;
+  v1::Look& look = *down.mutable_look();
+  look.set_look_id(7);
+  look.set_limit_ms(20'000);
+  look.set_token_format(2);  // flat_u16
+  look.add_token_files()->set_path(scratch_.path() + "/tokens.bin");
+  look.add_token_files()->set_path("/absent.bin");
+  fleet_->Send(down);
+  const v1::LookResult found = fleet_->WaitFor(answer(7)).look();
+  ASSERT_EQ(found.token_files_size(), 2);
+  EXPECT_EQ(found.token_files(0).tokens(), 2);
+  EXPECT_EQ(found.token_files(0).largest_id(), 2);
+  EXPECT_THAT(found.token_files(1).error(), HasSubstr("/absent.bin"));
+  EXPECT_EQ(found.silent_field(), "");
+  look.set_look_id(8);
+  look.set_token_format(99);
+  fleet_->Send(down);
+  EXPECT_THAT(fleet_->WaitFor(answer(8)).look().refused(), HasSubstr("look.token_format"));
+}
+
 TEST_F(DaemonTest, PlanWithAnotherDigestIsNotUsed) {
   StartAll({.plan = "a forged plan"});
   EXPECT_THAT(Refusal(MakeLaunch("echo", 1, 1, "the plan")), HasSubstr("SHA-256"));

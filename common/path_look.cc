@@ -1,0 +1,89 @@
+#include "common/path_look.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/fault_point.h"
+#include "common/file_writer.h"
+#include "common/token_check.h"
+
+namespace ravel {
+namespace {
+
+bool Exists(const std::string& path) {
+  return access(path.c_str(), F_OK) == 0;
+}
+
+// Opening one would wait for somebody to write.
+bool IsPipe(const std::string& path) {
+  struct stat facts {};
+  return stat(path.c_str(), &facts) == 0 && S_ISFIFO(facts.st_mode);
+}
+
+ModelFacts LookAtModel(const std::string& directory) {
+  ModelFacts model;
+  if (IsPipe(directory + "/config.json")) {
+    model.error = "config.json, which is no regular file";
+    return model;
+  }
+  absl::StatusOr<std::string> text = ReadWholeFile(directory + "/config.json", kMaxConfigBytes);
+  if (!text.ok()) {
+    model.error = std::string(text.status().message());
+    return model;
+  }
+  model.config = *std::move(text);
+  model.weights = Exists(directory + "/model.safetensors") ||
+                  Exists(directory + "/model.safetensors.index.json");
+  return model;
+}
+
+// Of each file as much as leaves something for all others.
+int64_t ScannedTokens(std::size_t files) {
+  constexpr int64_t kLeast = int64_t{1} << 16;
+  const auto count = static_cast<int64_t>(std::max<std::size_t>(files, 1));
+  return std::clamp(kCheckedTogether / count, kLeast, kCheckedTokens);
+}
+
+TokenFileFacts LookAtTokens(const std::string& path,
+                            TokenFormat format,
+                            const TokenCheckOptions& options) {
+  absl::StatusOr<TokenFileFacts> facts = CheckTokenFile(path, format, options);
+  return facts.ok() ? *std::move(facts)
+                    : TokenFileFacts{.error = std::string(facts.status().message())};
+}
+
+}  // namespace
+
+PathFacts LookAtPaths(const PathQuery& query, const LookHooks& hooks) {
+  const auto at = [&hooks](const NamedPath& path) {
+    if (hooks.at) {
+      hooks.at(path);
+    }
+    FaultPoint("path_look").IgnoreError();
+  };
+  PathFacts facts;
+  if (!query.model_directory.path.empty()) {
+    at({query.model_directory.field, query.model_directory.path + "/config.json"});
+    facts.model = LookAtModel(query.model_directory.path);
+  }
+  if (!query.tokenizer.path.empty()) {
+    at(query.tokenizer);
+    facts.tokenizer = Exists(query.tokenizer.path);
+  }
+  const TokenCheckOptions options{.scanned_tokens = ScannedTokens(query.token_files.size()),
+                                  .abandoned = hooks.abandoned};
+  for (const NamedPath& file : query.token_files) {
+    if (hooks.abandoned && hooks.abandoned()) {
+      break;
+    }
+    at(file);
+    facts.token_files.push_back(LookAtTokens(file.path, query.format, options));
+  }
+  return facts;
+}
+
+}  // namespace ravel

@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "coordinator/api/job_file_proto.h"
 #include "coordinator/jobs/executor.h"
@@ -118,19 +117,10 @@ class JobsService : public v1::Jobs::CallbackService {
   // Whether the checkpoint store may be used; what the job begins from is kept for a while.
   absl::Status AskStore(const CheckpointJob& job);
 
-  struct Submission {
-    SubmitDraft draft;
-    CheckpointJob checkpoints;
-    v1::SubmitJobResponse* response = nullptr;
-    Unary* reactor = nullptr;
-  };
-  void SubmitAll();
   // The step that an accepted job begins from is kept until it has one of its own.
   void PinStart(const std::string& uid, const CheckpointJob& checkpoints);
 
   const JobsServiceParts parts_;
-  Mutex mutex_;
-  std::vector<Submission> submissions_ ABSL_GUARDED_BY(mutex_);  // that wait for the strand
 };
 
 }  // namespace ravel::coordinator

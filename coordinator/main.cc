@@ -31,6 +31,7 @@
 #include "coordinator/jobs/planner_driver.h"
 #include "coordinator/saves/store_checkpoint_keeper.h"
 #include "coordinator/store/sqlite_job_store.h"
+#include "coordinator/store/store_writer.h"
 
 namespace ravel::coordinator {
 namespace {
@@ -317,8 +318,12 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
                          .tick_ms = kTickMs,
                          .tick = [&controller] { TickWhenThere(controller.get()); },
                          .lag = &machinery.lag});
+  ThreadStoreWriter writer({.store = store->get(), .post = [&strand](std::function<void()> work) {
+                              strand.PostNamed("Written", std::move(work));
+                            }});
   FleetService fleet(&strand, &machinery.planner);
   ControllerParts parts = machinery.Parts(&strand, &fleet);
+  parts.writer = &writer;
   parts.on_fatal = [&fatal](const absl::Status& status) {
     log::Error(absl::StrCat("this coordinator ends: ", std::string(status.message())));
     fatal = true;
@@ -338,6 +343,7 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
   const absl::Status status = started.get_future().get();
   if (!status.ok()) {
     strand.Stop();
+    writer.Drain();
     machinery.End(kFault);
     return Complain(kFault, absl::StrCat(flags.state_dir, ": ", std::string(status.message())));
   }
@@ -355,6 +361,8 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
                     .insecure = true});
   const int code = ServeUntilSignal(flags, jobs, fleet, signals, fatal, last_resort);
   strand.Stop();
+  writer.Drain();  // what was decided is durable, though nobody acts on it any more
+  log::Info(absl::StrCat(writer.writes(), " changes in ", writer.groups(), " commits"));
   machinery.End(code);
   return code;
 }

@@ -103,16 +103,17 @@ grpc::ServerUnaryReactor* JobsService::RollbackJob(Context* context,
     return reactor;
   }
   const auto roll_back = [this, request, response, reactor](const std::string& path) {
-    const absl::StatusOr<JobView> view =
-        parts_.controller->Rollback(KeyOf(request->namespace_(), request->name()),
-                                    request->request_id(),
-                                    request->step(),
-                                    path,
-                                    request->reason());
-    if (view.ok()) {
-      *response = ToProto(*view);
-    }
-    reactor->Finish(ToGrpc(view.status()));
+    parts_.controller->Rollback(KeyOf(request->namespace_(), request->name()),
+                                request->request_id(),
+                                request->step(),
+                                path,
+                                request->reason(),
+                                [response, reactor](const absl::StatusOr<JobView>& view) {
+                                  if (view.ok()) {
+                                    *response = ToProto(*view);
+                                  }
+                                  reactor->Finish(ToGrpc(view.status()));
+                                });
   };
   parts_.strand->Post([this, request, reactor, roll_back] {
     const absl::StatusOr<JobView> view =
@@ -169,8 +170,12 @@ grpc::ServerUnaryReactor* JobsService::MarkCheckpoint(Context* context,
             return;
           }
           parts_.strand->Post([this, request, reactor, change, key] {
-            reactor->Finish(ToGrpc(
-                parts_.controller->NoteMark(key, request->step(), change, request->reason())));
+            parts_.controller->NoteMark(
+                key,
+                request->step(),
+                change,
+                request->reason(),
+                [reactor](const absl::Status& noted) { reactor->Finish(ToGrpc(noted)); });
           });
         });
   });

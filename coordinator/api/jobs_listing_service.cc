@@ -214,7 +214,9 @@ grpc::ServerUnaryReactor* JobsService::ForgetNode(Context* context,
     return reactor;
   }
   parts_.strand->PostNamed("ForgetNode", [this, request, reactor] {
-    reactor->Finish(ToGrpc(parts_.controller->ForgetNode(request->node())));
+    parts_.controller->ForgetNode(request->node(), [reactor](const absl::Status& status) {
+      reactor->Finish(ToGrpc(status));
+    });
   });
   return reactor;
 }

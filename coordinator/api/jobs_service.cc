@@ -88,6 +88,17 @@ std::function<absl::Status()> GiveUp(grpc::CallbackServerContext* context, Turn&
   };
 }
 
+// Ends the call with what the controller says, once that is durable.
+template <typename Value, typename Message>
+Answer<Value> Answering(Message* response, grpc::ServerUnaryReactor* reactor) {
+  return [response, reactor](const absl::StatusOr<Value>& value) {
+    if (value.ok()) {
+      *response = ToProto(*value);
+    }
+    reactor->Finish(ToGrpc(value.status()));
+  };
+}
+
 v1::StrandLag ToProto(const LagSummary& lag) {
   v1::StrandLag message;
   message.set_turns(lag.turns);
@@ -121,12 +132,8 @@ grpc::ServerUnaryReactor* JobsService::SubmitJob(Context* context,
     // A request that was answered before is not judged again: the world has moved on since.
     const auto known = parts_.controller->store().FindRequest(request->request_id());
     if (!request->dry_run() && known.ok() && known->has_value()) {
-      absl::StatusOr<JobView> view =
-          parts_.controller->Submit({request->request_id(), hash, JobRecord()});
-      if (view.ok()) {
-        *response->mutable_job() = ToProto(*view);
-      }
-      reactor->Finish(ToGrpc(view.status()));
+      parts_.controller->Submit({request->request_id(), hash, JobRecord()},
+                                Answering<JobView>(response->mutable_job(), reactor));
       return;
     }
     // Before the store is looked at: the folder of a job that has this name is not free either.
@@ -249,15 +256,17 @@ void JobsService::Admit(Context* context,
     reactor->Finish(grpc::Status::OK);
     return;
   }
-  bool first = false;
-  {
-    MutexLock lock(mutex_);
-    first = submissions_.empty();
-    submissions_.push_back({std::move(draft), std::move(checkpoints), response, reactor});
-  }
-  if (first) {
-    parts_.strand->PostNamed("SubmitAll", [this] { SubmitAll(); });
-  }
+  parts_.strand->PostNamed("Submit", [=, this, draft = std::move(draft)]() mutable {
+    parts_.controller->Submit(
+        std::move(draft),
+        [this, response, reactor, checkpoints](const absl::StatusOr<JobView>& view) {
+          if (view.ok()) {
+            *response->mutable_job() = ToProto(*view);
+            PinStart(view->record.uid, checkpoints);
+          }
+          reactor->Finish(ToGrpc(view.status()));
+        });
+  });
 }
 
 void JobsService::PinStart(const std::string& uid, const CheckpointJob& checkpoints) {
@@ -272,29 +281,6 @@ void JobsService::PinStart(const std::string& uid, const CheckpointJob& checkpoi
               absl::StrCat("job ", checkpoints.spec.name, ": ", std::string(pinned.message())));
         }
       });
-}
-
-// Those that came while the strand was busy share one transaction.
-void JobsService::SubmitAll() {
-  std::vector<Submission> submissions;
-  {
-    MutexLock lock(mutex_);
-    submissions.swap(submissions_);
-  }
-  std::vector<SubmitDraft> drafts;
-  drafts.reserve(submissions.size());
-  for (Submission& submission : submissions) {
-    drafts.push_back(std::move(submission.draft));
-  }
-  const std::vector<absl::StatusOr<JobView>> answers =
-      parts_.controller->SubmitAll(std::move(drafts));
-  for (size_t i = 0; i < answers.size(); ++i) {
-    if (answers[i].ok()) {
-      *submissions[i].response->mutable_job() = ToProto(*answers[i]);
-      PinStart(answers[i]->record.uid, submissions[i].checkpoints);
-    }
-    submissions[i].reactor->Finish(ToGrpc(answers[i].status()));
-  }
 }
 
 grpc::ServerUnaryReactor* JobsService::ValidateJob(Context* context,
@@ -368,12 +354,9 @@ grpc::ServerUnaryReactor* JobsService::CancelJob(Context* context,
   }
   parts_.strand->PostNamed("CancelJob", [this, request, response, reactor] {
     // Sets the wanted state, so that a repetition is harmless and no answer needs keeping.
-    absl::StatusOr<JobView> view =
-        parts_.controller->Cancel(KeyOf(request->namespace_(), request->name()), request->reason());
-    if (view.ok()) {
-      *response = ToProto(*view);
-    }
-    reactor->Finish(ToGrpc(view.status()));
+    parts_.controller->Cancel(KeyOf(request->namespace_(), request->name()),
+                              request->reason(),
+                              Answering<JobView>(response, reactor));
   });
   return reactor;
 }
@@ -390,16 +373,12 @@ grpc::ServerUnaryReactor* JobsService::DeleteJob(Context* context,
     return reactor;
   }
   parts_.strand->PostNamed("DeleteJob", [this, request, response, reactor] {
-    const absl::StatusOr<JobView> view =
-        parts_.controller->Delete(KeyOf(request->namespace_(), request->name()),
-                                  {.request_id = request->request_id(),
-                                   .force = request->force(),
-                                   .with_checkpoints = request->checkpoints(),
-                                   .reason = request->reason()});
-    if (view.ok()) {
-      *response->mutable_job() = ToProto(*view);
-    }
-    reactor->Finish(ToGrpc(view.status()));
+    parts_.controller->Delete(KeyOf(request->namespace_(), request->name()),
+                              {.request_id = request->request_id(),
+                               .force = request->force(),
+                               .with_checkpoints = request->checkpoints(),
+                               .reason = request->reason()},
+                              Answering<JobView>(response->mutable_job(), reactor));
   });
   return reactor;
 }
@@ -415,12 +394,9 @@ grpc::ServerUnaryReactor* JobsService::RetryJob(Context* context,
     return reactor;
   }
   parts_.strand->PostNamed("RetryJob", [this, request, response, reactor] {
-    absl::StatusOr<JobView> view = parts_.controller->Retry(
-        KeyOf(request->namespace_(), request->name()), request->request_id());
-    if (view.ok()) {
-      *response = ToProto(*view);
-    }
-    reactor->Finish(ToGrpc(view.status()));
+    parts_.controller->Retry(KeyOf(request->namespace_(), request->name()),
+                             request->request_id(),
+                             Answering<JobView>(response, reactor));
   });
   return reactor;
 }
@@ -442,15 +418,11 @@ grpc::ServerUnaryReactor* JobsService::HoldNode(Context* context,
   }
   // Sets the wanted state, so that a repetition is harmless and no answer needs keeping.
   parts_.strand->PostNamed("HoldNode", [this, request, response, reactor, drained] {
-    absl::StatusOr<NodeView> view =
-        parts_.controller->HoldNode(request->node(),
-                                    drained ? NodeHold::kDrained : NodeHold::kQuarantined,
-                                    request->lift(),
-                                    request->reason());
-    if (view.ok()) {
-      *response = ToProto(*view);
-    }
-    reactor->Finish(ToGrpc(view.status()));
+    parts_.controller->HoldNode(request->node(),
+                                drained ? NodeHold::kDrained : NodeHold::kQuarantined,
+                                request->lift(),
+                                request->reason(),
+                                Answering<NodeView>(response, reactor));
   });
   return reactor;
 }
@@ -469,14 +441,10 @@ grpc::ServerUnaryReactor* JobsService::CheckpointNow(Context* context,
     return reactor;
   }
   parts_.strand->PostNamed("CheckpointNow", [this, request, response, reactor] {
-    absl::StatusOr<OperationRecord> operation =
-        parts_.controller->CheckpointNow(KeyOf(request->namespace_(), request->name()),
-                                         request->request_id(),
-                                         request->deadline_ms());
-    if (operation.ok()) {
-      *response = ToProto(*operation);
-    }
-    reactor->Finish(ToGrpc(operation.status()));
+    parts_.controller->CheckpointNow(KeyOf(request->namespace_(), request->name()),
+                                     request->request_id(),
+                                     request->deadline_ms(),
+                                     Answering<OperationRecord>(response, reactor));
   });
   return reactor;
 }

@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "coordinator/api/job_file_proto.h"
 #include "coordinator/api/job_looks_proto.h"
@@ -121,20 +120,11 @@ class JobsService : public v1::Jobs::CallbackService {
   // Checks that the job may use its checkpoint store, and pins its start checkpoint for a while.
   absl::Status AskStore(const CheckpointJob& job);
 
-  struct Submission {
-    SubmitDraft draft;
-    CheckpointJob checkpoints;
-    v1::SubmitJobResponse* response = nullptr;
-    Unary* reactor = nullptr;
-  };
-  void SubmitAll();
   // The step that an accepted job begins from is kept until it has one of its own.
   void PinStart(const std::string& uid, const CheckpointJob& checkpoints);
 
   const JobsServiceParts parts_;
   JobLooks looks_;
-  Mutex mutex_;
-  std::vector<Submission> submissions_ ABSL_GUARDED_BY(mutex_);  // that wait for the strand
 };
 
 }  // namespace ravel::coordinator

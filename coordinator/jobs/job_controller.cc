@@ -7,9 +7,7 @@
 
 #include "common/check.h"
 #include "common/crypto.h"
-#include "common/fault_point.h"
 #include "common/logging.h"
-#include "common/plain_text.h"
 
 namespace ravel::coordinator {
 namespace {
@@ -18,7 +16,6 @@ namespace {
 constexpr int64_t kReturnMs = 5000;
 // Jobs that one tick looks at; the others follow in the next.
 constexpr size_t kMostLooks = 500;
-constexpr size_t kMaxEventText = 4096;
 
 double EtaSeconds(const JobRecord& record, const JobProgress& progress) {
   return record.state == JobState::kRunning && progress.step_seconds > 0
@@ -29,7 +26,12 @@ double EtaSeconds(const JobRecord& record, const JobProgress& progress) {
 }  // namespace
 
 JobController::JobController(ControllerOptions options, ControllerParts parts)
-    : options_(options), parts_(std::move(parts)), membership_(options.detection_ms) {}
+    : options_(options), parts_(std::move(parts)), membership_(options.detection_ms) {
+  if (parts_.writer == nullptr) {
+    inline_writer_ = std::make_unique<InlineStoreWriter>(parts_.store);
+    parts_.writer = inline_writer_.get();
+  }
+}
 
 absl::Status JobController::Start() {
   ASSIGN_OR_RETURN(LoadedState state, parts_.store->Open());
@@ -37,9 +39,10 @@ absl::Status JobController::Start() {
   term_ = state.term;
   looks_.SetTerm(term_);
   event_seq_ = state.last_event_seq;
-  resource_version_ = state.last_resource_version;
+  resource_version_ = shown_version_ = state.last_resource_version;
   for (OperationRecord& operation : state.operations) {
     NoteOperation(operation);
+    ShowOperation(operation);
   }
   for (const SaveRecord& save : state.saves) {
     saves_[save.job_uid].push_back(save);
@@ -183,14 +186,8 @@ void JobController::Tick() {
 }
 
 void JobController::LookAt(Entry& entry, int64_t now_ms) {
-  while (!entry.waiting.empty()) {
-    Step step = std::move(entry.waiting.front());
-    if (!TryStep(entry, step).ok()) {
-      entry.waiting.front() = std::move(step);
-      break;
-    }
-    entry.waiting.pop_front();
-  }
+  entry.refused = false;
+  Pump(entry.record.uid);
   if (!IsTerminal(entry.record.state)) {
     Reconcile(entry);
   }
@@ -261,84 +258,6 @@ std::string JobController::NewId() const {
   return parts_.new_id ? parts_.new_id() : RandomUuid();
 }
 
-absl::Status JobController::Persist(StoreChange& change) {
-  for (JobEventRecord& event : change.events) {
-    event.seq = ++event_seq_;
-    event.message = CutText(std::move(event.message), kMaxEventText);  // what trainers say is long
-  }
-  for (JobRecord& job : change.jobs) {
-    job.resource_version = ++resource_version_;
-  }
-  RETURN_IF_ERROR(FaultPoint("coordinator.before_persist"));
-  const absl::Status status = parts_.store->Apply(change);
-  if ((absl::IsAborted(status) || absl::IsDataLoss(status)) && parts_.on_fatal) {
-    parts_.on_fatal(status);
-  }
-  RETURN_IF_ERROR(status);
-  FaultPoint("coordinator.after_persist")
-      .IgnoreError();  // done is done: only a crash means anything here
-  return absl::OkStatus();
-}
-
-absl::Status JobController::TryStep(Entry& entry, Step& step) {
-  std::optional<TransitionResult> result = Transition(entry.record, step.event);
-  StoreChange change = step.extra;
-  if (result) {
-    change.jobs.push_back(result->next);
-    change.events.insert(change.events.end(), result->events.begin(), result->events.end());
-  }
-  const bool empty = change.jobs.empty() && change.events.empty() && change.saves.empty() &&
-                     change.operations.empty() && change.epochs.empty() && !change.request;
-  if (!empty) {
-    RETURN_IF_ERROR(Persist(change));
-  }
-  for (const JobEventRecord& event : change.events) {
-    log::Info(absl::StrCat("job ",
-                           entry.record.name,
-                           ": ",
-                           event.type,
-                           " ",
-                           event.reason,
-                           " epoch ",
-                           event.epoch,
-                           event.message.empty() ? "" : ": ",
-                           event.message));
-    feed_.Publish(entry.record.uid, event);
-  }
-  if (result) {
-    entry.record = change.jobs.back();
-    Publish(entry);
-    for (const JobActionKind action : result->actions) {
-      Act(entry, action);
-    }
-  }
-  if (step.after) {
-    step.after();
-  }
-  SyncSchedule(entry);
-  Wake(entry, parts_.clock->MonotonicMs());
-  return absl::OkStatus();
-}
-
-void JobController::Do(Entry& entry, Step step) {
-  if (!entry.waiting.empty()) {
-    entry.waiting.push_back(std::move(step));
-    return;
-  }
-  const absl::Status status = TryStep(entry, step);
-  if (!status.ok()) {
-    log::Error(absl::StrCat("job ",
-                            entry.record.name,
-                            ": ",
-                            std::string(EventKindName(step.event.kind)),
-                            " waits for the database: ",
-                            status.ToString()));
-    entry.waiting.push_back(std::move(step));
-    SyncSchedule(entry);
-    Wake(entry, parts_.clock->MonotonicMs());
-  }
-}
-
 void JobController::Act(Entry& entry, JobActionKind action) {
   switch (action) {
     case JobActionKind::kLaunch:
@@ -378,171 +297,6 @@ void JobController::Act(Entry& entry, JobActionKind action) {
   }
 }
 
-absl::Status JobController::CheckNameIsFree(const JobKey& key) const {
-  if (FindEntry(key) == nullptr) {
-    return absl::OkStatus();
-  }
-  return absl::AlreadyExistsError(absl::StrCat(
-      "a job named ",
-      key.name,
-      FindEntry(key)->record.delete_wish == DeleteWish::kNone ? " exists in namespace "
-                                                              : " is being deleted in namespace ",
-      key.namespace_name,
-      "; choose another metadata.name, or use generateName"));
-}
-
-absl::StatusOr<JobView> JobController::Submit(SubmitDraft draft) {
-  std::vector<SubmitDraft> drafts;
-  drafts.push_back(std::move(draft));
-  return SubmitAll(std::move(drafts)).front();
-}
-
-std::vector<absl::StatusOr<JobView>> JobController::SubmitAll(std::vector<SubmitDraft> drafts) {
-  std::vector<absl::StatusOr<Drafted>> written;
-  std::set<std::string> ids;
-  std::set<std::pair<std::string, std::string>> names;
-  std::vector<size_t> repeated;  // judged when those before them are on disk
-  absl::Status status = parts_.store->BeginGroup();
-  for (size_t i = 0; i < drafts.size(); ++i) {
-    const JobRecord& job = drafts[i].record;
-    const bool new_id = ids.insert(drafts[i].request_id).second;
-    if (!names.insert({job.namespace_name, job.name}).second || !new_id) {
-      repeated.push_back(i);
-      written.emplace_back(absl::UnavailableError("answered below"));
-    } else {
-      written.push_back(status.ok() ? WriteDraft(drafts[i]) : status);
-    }
-  }
-  if (status.ok()) {
-    status = parts_.store->CommitGroup();
-  }
-  if ((absl::IsAborted(status) || absl::IsDataLoss(status)) && parts_.on_fatal) {
-    parts_.on_fatal(status);
-  }
-  std::vector<absl::StatusOr<JobView>> answers;
-  for (absl::StatusOr<Drafted>& draft : written) {
-    if (!draft.ok()) {
-      answers.emplace_back(draft.status());
-    } else if (draft->known) {
-      answers.emplace_back(*draft->known);
-    } else if (!status.ok()) {
-      answers.emplace_back(status);
-    } else {
-      answers.emplace_back(AcceptDraft(std::move(draft->record)));
-    }
-  }
-  for (const size_t i : repeated) {
-    answers[i] = Submit(std::move(drafts[i]));
-  }
-  return answers;
-}
-
-absl::StatusOr<JobController::Drafted> JobController::WriteDraft(SubmitDraft draft) {
-  ASSIGN_OR_RETURN(const std::optional<RequestRecord> known,
-                   parts_.store->FindRequest(draft.request_id));
-  if (known) {
-    if (known->hash != draft.hash) {
-      return absl::AlreadyExistsError(
-          absl::StrCat("request id ", draft.request_id, " was used for another request"));
-    }
-    const Entry* entry = FindEntry(known->answer);
-    if (entry == nullptr) {
-      return absl::NotFoundError("the job of this request is gone");
-    }
-    return Drafted{{}, ViewOf(*entry)};
-  }
-  if (parts_.disk != nullptr) {
-    RETURN_IF_ERROR(parts_.disk->CheckRoom());
-  }
-  RETURN_IF_ERROR(CheckNameIsFree({draft.record.namespace_name, draft.record.name}));
-  JobRecord& job = draft.record;
-  job.uid = job.uid.empty() ? NewId() : job.uid;
-  job.state = JobState::kQueued;
-  job.reason = "WaitingForDevices";
-  job.created_ms = parts_.clock->WallMs();
-  JobEventRecord event;
-  event.time_ms = job.created_ms;
-  event.job_uid = job.uid;
-  event.type = "Submitted";
-  StoreChange change;
-  change.jobs.push_back(job);
-  change.events.push_back(event);
-  change.request = RequestRecord{draft.request_id, draft.hash, job.uid, job.created_ms};
-  RETURN_IF_ERROR(Persist(change));
-  return Drafted{change.jobs.back(), {}};
-}
-
-JobView JobController::AcceptDraft(JobRecord record) {
-  Entry& entry = AddEntry(std::move(record));
-  SyncSchedule(entry);
-  log::Info(absl::StrCat("job ", entry.record.name, ": submitted as ", entry.record.uid));
-  return ViewOf(entry);
-}
-
-absl::StatusOr<JobView> JobController::Cancel(const JobKey& key, const std::string& reason) {
-  Entry* entry = FindEntry(key);
-  if (entry == nullptr) {
-    return absl::NotFoundError(
-        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name));
-  }
-  if (IsTerminal(entry->record.state) && entry->record.state != JobState::kCancelled) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("job ", key.name, " is over: ", std::string(StateName(entry->record.state))));
-  }
-  JobEvent event = MakeEvent(JobEventKind::kCancelRequested);
-  event.cause.message = reason;
-  Step step{std::move(event), {}, {}};
-  if (!entry->waiting.empty()) {
-    return absl::ResourceExhaustedError("the coordinator's database cannot be written");
-  }
-  RETURN_IF_ERROR(TryStep(*entry, step));
-  Reconcile(*entry);
-  return ViewOf(*entry);
-}
-
-absl::StatusOr<JobView> JobController::Retry(const JobKey& key, const std::string& request_id) {
-  Entry* entry = FindEntry(key);
-  if (entry == nullptr) {
-    return absl::NotFoundError(
-        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name));
-  }
-  const std::string hash = absl::StrCat("retry ", entry->record.uid);
-  ASSIGN_OR_RETURN(const std::optional<RequestRecord> known, parts_.store->FindRequest(request_id));
-  if (known && known->hash != hash) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("request id ", request_id, " was used for another request"));
-  }
-  if (known) {
-    return ViewOf(*entry);
-  }
-  if (entry->record.delete_wish != DeleteWish::kNone) {
-    return absl::FailedPreconditionError(absl::StrCat("job ", key.name, " is being deleted"));
-  }
-  const JobState state = entry->record.state;
-  if (state != JobState::kFailed && state != JobState::kCancelled) {
-    return absl::FailedPreconditionError(absl::StrCat("job ",
-                                                      key.name,
-                                                      " is ",
-                                                      std::string(StateName(state)),
-                                                      "; only a job that has failed or was "
-                                                      "cancelled can be tried again"));
-  }
-  if (!entry->waiting.empty() || !entry->run.AllExited() || entry->run.committing > 0) {
-    return absl::UnavailableError(
-        absl::StrCat("job ", key.name, " is still being wound up; try again"));
-  }
-  Step step{MakeEvent(JobEventKind::kRetryRequested), {}, {}};
-  step.extra.request = RequestRecord{request_id, hash, entry->record.uid, parts_.clock->WallMs()};
-  RETURN_IF_ERROR(TryStep(*entry, step));
-  entry->run = JobRun();
-  entry->avoided = AvoidSet();
-  entry->lacking.clear();
-  entry->held = {-1, 0, 0};
-  SyncSchedule(*entry);
-  Schedule();
-  return ViewOf(*entry);
-}
-
 absl::StatusOr<JobView> JobController::Get(const JobKey& key) const {
   const Entry* entry = FindEntry(key);
   if (entry == nullptr) {
@@ -571,8 +325,8 @@ void JobController::VisitJobs(const JobCursor& after,
 }
 
 absl::StatusOr<OperationRecord> JobController::GetOperation(const std::string& id) const {
-  const auto found = operations_.find(id);
-  if (found == operations_.end()) {
+  const auto found = shown_operations_.find(id);
+  if (found == shown_operations_.end()) {
     return absl::NotFoundError(absl::StrCat("no operation ", id));
   }
   return found->second;

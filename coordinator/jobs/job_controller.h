@@ -1,9 +1,11 @@
 #pragma once
 
 // The one decision maker: jobs, trainers, saves. Everything runs on its strand: decide (pure
-// transition), persist, apply, act. Waiting is level-triggered: Reconcile looks at what a job's
-// trainers are and does what its state asks for, after every message and on every tick, so nothing
-// depends on having seen an edge.
+// transition), hand the change to the writer, and when it is durable apply and act. The strand
+// waits for no disk: a job's steps queue in its entry, one of them is being written, and the next
+// is decided from the record that this one leaves. Waiting is level-triggered: Reconcile looks at
+// what a job's trainers are and does what its state asks for, after every message and on every
+// tick, so nothing depends on having seen an edge; while a step is under way it does nothing.
 
 #include <cstdint>
 #include <deque>
@@ -29,6 +31,7 @@
 #include "coordinator/jobs/agenda.h"
 #include "coordinator/jobs/executor.h"
 #include "coordinator/jobs/feed.h"
+#include "coordinator/jobs/job_requests.h"
 #include "coordinator/jobs/job_run.h"
 #include "coordinator/jobs/job_state_machine.h"
 #include "coordinator/jobs/planner.h"
@@ -44,6 +47,7 @@
 #include "coordinator/store/log_store.h"
 #include "coordinator/store/metrics_log.h"
 #include "coordinator/store/state_disk.h"
+#include "coordinator/store/store_writer.h"
 
 namespace ravel::coordinator {
 
@@ -79,52 +83,8 @@ struct ControllerParts {
   Bell* growth = nullptr;           // rung when they have grown; may be null
   const StateDisk* disk = nullptr;  // null: there is always room
   WorkPools* pools = nullptr;       // for calls of checkpoint stores; null: `pool`
-};
-
-struct NodeView {
-  NodeRecord record;
-  // READY, SUSPECT, LOST, DRAINING (jobs are still on it), DRAINED, QUARANTINED.
-  std::string state;
-  std::string message;
-  int64_t penalties = 0;  // attempts of all jobs that failed there in the last 10 minutes
-  int64_t devices = 0;
-  int64_t devices_free = 0;
-};
-
-struct SubmitDraft {
-  std::string request_id;
-  std::string hash;
-  JobRecord record;  // names, canonical, planned, spec
-};
-
-struct DeleteDraft {
-  std::string request_id;
-  bool force = false;             // also a job that is not over: it is cancelled first
-  bool with_checkpoints = false;  // else they stay where they are
-  std::string reason;             // of the cancellation
-};
-
-struct JobKey {
-  std::string namespace_name;
-  std::string name;
-  auto operator<=>(const JobKey&) const = default;
-};
-
-// A place in the order of submission.
-struct JobCursor {
-  int64_t created_ms = -1;
-  std::string uid;
-  auto operator<=>(const JobCursor&) const = default;
-};
-
-// A job to look at until the strand goes on.
-struct JobGlimpse {
-  const JobRecord& record;
-  const JobProgress& progress;
-  const std::vector<JobCondition>& conditions;
-  double eta_seconds = -1;
-  int64_t failed_saves = 0;
-  int64_t skipped_saves = 0;
+  // Writes to `store`, and calls back on the strand; null: inside the call, which waits for it.
+  StoreWriter* writer = nullptr;
 };
 
 // Every method runs on the strand.
@@ -136,42 +96,45 @@ class JobController {
   absl::Status Start();
   void Tick();
 
-  // Requests. Accepted means durable.
-  absl::StatusOr<JobView> Submit(SubmitDraft draft);
-  // Several in one transaction: one wait for the disk.
-  std::vector<absl::StatusOr<JobView>> SubmitAll(std::vector<SubmitDraft> drafts);
-  absl::StatusOr<JobView> Cancel(const JobKey& key, const std::string& reason);
+  // Requests. Accepted means durable. One that is sent again while the first is being written gets
+  // the same answer; of two jobs of one name the first wins, once it is durable.
+  void Submit(SubmitDraft draft, Answer<JobView> answer);
+  void Cancel(const JobKey& key, const std::string& reason, Answer<JobView> answer);
   // Sets what is wanted: the job goes once it is over and quiet, at once if it is. Its last view.
   // NotFound once it is gone.
-  absl::StatusOr<JobView> Delete(const JobKey& key, const DeleteDraft& draft);
+  void Delete(const JobKey& key, const DeleteDraft& draft, Answer<JobView> answer);
   // A failed or cancelled job starts again from its newest commit. The same request id again
   // changes nothing.
-  absl::StatusOr<JobView> Retry(const JobKey& key, const std::string& request_id);
+  void Retry(const JobKey& key, const std::string& request_id, Answer<JobView> answer);
   // Puts a hold on a node, or lifts that one. Durable. Drained: jobs save and move on.
-  absl::StatusOr<NodeView> HoldNode(const std::string& node_id,
-                                    NodeHold hold,
-                                    bool lift,
-                                    const std::string& reason);
+  void HoldNode(const std::string& node_id,
+                NodeHold hold,
+                bool lift,
+                const std::string& reason,
+                Answer<NodeView> answer);
   // `deadline_ms`: how long it may take; 0: ten minutes.
-  absl::StatusOr<OperationRecord> CheckpointNow(const JobKey& key,
-                                                const std::string& request_id,
-                                                int64_t deadline_ms = 0);
+  void CheckpointNow(const JobKey& key,
+                     const std::string& request_id,
+                     int64_t deadline_ms,
+                     Answer<OperationRecord> answer);
   // AlreadyExists when a job has this name.
   absl::Status CheckNameIsFree(const JobKey& key) const;
   // The facts of a job that the keeper needs, also for a job that is not submitted yet.
   CheckpointJob CheckpointsOf(const JobRecord& record) const;
   // Sets the newest commit back to `step`, which the keeper has found good at `path`; later steps
   // are moved aside before training goes on from there.
-  absl::StatusOr<JobView> Rollback(const JobKey& key,
-                                   const std::string& request_id,
-                                   int64_t step,
-                                   const std::string& path,
-                                   const std::string& reason);
+  void Rollback(const JobKey& key,
+                const std::string& request_id,
+                int64_t step,
+                const std::string& path,
+                const std::string& reason,
+                Answer<JobView> answer);
   // A mark of a step was changed in the store: recorded for people.
-  absl::Status NoteMark(const JobKey& key,
-                        int64_t step,
-                        MarkChange change,
-                        const std::string& reason);
+  void NoteMark(const JobKey& key,
+                int64_t step,
+                MarkChange change,
+                const std::string& reason,
+                StatusAnswer answer);
   // Takes a listing of the job's folder and corrects the rows of steps that are gone.
   void NoteFolder(const std::string& uid, const FolderView& folder);
   absl::StatusOr<JobView> Get(const JobKey& key) const;
@@ -185,7 +148,7 @@ class JobController {
   const std::vector<SaveRecord>& Saves(const std::string& job_uid) const;
   std::vector<NodeView> Nodes() const;
   // A node that is lost, out of the list; else FailedPrecondition.
-  absl::Status ForgetNode(const std::string& node_id);
+  void ForgetNode(const std::string& node_id, StatusAnswer answer);
   // Asks a node what is at the paths of a job that is to be accepted; never waits.
   void LookOnNode(LookWish wish);
   // The largest devices of nodes that are here.
@@ -197,7 +160,8 @@ class JobController {
   int64_t term() const { return term_; }
   const std::string& cluster_id() const { return cluster_id_; }
   int64_t stale_refused() const { return stale_refused_; }
-  int64_t resource_version() const { return resource_version_; }
+  // The newest that is durable.
+  int64_t resource_version() const { return shown_version_; }
 
   // The fleet. `arrived_ms`: monotonic, when it came in; without it, now.
   void OnHello(StreamId stream, const HelloMessage& hello, int64_t arrived_ms = INT64_MAX);
@@ -205,12 +169,25 @@ class JobController {
   void OnStreamClosed(StreamId stream, int64_t arrived_ms = INT64_MAX);
 
  private:
-  // A transition that is waiting for the store, with what belongs to its transaction and what
-  // follows it.
+  // A transition with what belongs to its transaction and what follows it. It is decided when its
+  // turn comes, from what the steps before it have left.
   struct Step {
     JobEvent event;
     StoreChange extra;
-    std::function<void()> after;
+    std::function<void()> after;  // it is durable, applied and acted upon
+    // Asked when its turn comes, may complete it; an error is its end, which needs `failed`.
+    std::function<absl::Status(Step&)> check = {};
+    // Changes the record beside the transition.
+    std::function<void(JobRecord&)> edit = {};
+    // Set: a step that the store refuses is not tried again, but told; nor does it wait behind one
+    // that the store has refused.
+    StatusAnswer failed = {};
+  };
+  // What a step writes, and follows from it.
+  struct Decided {
+    std::shared_ptr<StoreChange> change = std::make_shared<StoreChange>();
+    std::vector<JobActionKind> actions;
+    bool transition = false;
   };
   struct Entry {
     JobRecord record;
@@ -222,7 +199,11 @@ class JobController {
     SaveCounts save_counts;    // of saves_: whoever changes these counts them again
     int64_t skip_told_ms = 0;  // wall time of the newest SaveSkipped event
     std::vector<JobCondition> conditions;
-    std::deque<Step> waiting;     // the store refused: tried again at each tick, in order
+    std::deque<Step> waiting;  // in order; the first may be under way
+    bool busy = false;         // the first of them is being written, or acted upon
+    bool calling = false;      // it was handed over just now, by a call that has not returned
+    bool refused = false;      // the store did not take the first: it is tried again at each tick
+    std::vector<std::function<void()>> answers;  // to requests, when the step is done
     int settling = 0;             // commits that were intended before a restart are being looked at
     bool deleting = false;        // its checkpoints are being removed
     int64_t delete_after_ms = 0;  // wall time: not before, after a failed try
@@ -249,25 +230,46 @@ class JobController {
   void Publish(const Entry& entry);
   JobEvent MakeEvent(JobEventKind kind) const;
   std::string NewId() const;
-  absl::Status Persist(StoreChange& change);
-  absl::Status TryStep(Entry& entry, Step& step);
-  // Now if the store allows, else later; keeps order.
+  // job_controller_steps.cc: changes on their way to the disk.
+  // Numbers what is new in the change; `done` when it is durable.
+  void Persist(const std::shared_ptr<StoreChange>& change, StatusAnswer done);
+  // An event for people, which changes nothing: published when it is durable.
+  void Record(JobEventRecord event);
+  // In order, after the steps that wait; within the call where the writer is inline and none does.
   void Do(Entry& entry, Step step);
   void Do(Entry& entry, JobEvent event) { Do(entry, Step{std::move(event), {}, {}}); }
+  // A step that somebody waits for. `request_id` may be empty. What the job's new state asks for is
+  // done before the answer.
+  void Ask(Entry& entry, Step step, const std::string& request_id, StatusAnswer answer);
+  // Begins the steps that can begin. The entry may be gone afterwards, as after all that follows.
+  void Pump(const std::string& uid);
+  void Begin(Entry& entry);
+  Decided Decide(const Entry& entry, const Step& step) const;
+  void OnWritten(const std::string& uid, const Decided& decided, const absl::Status& status);
+  void EndStep(Entry& entry, const Decided& decided, const absl::Status& status);
+  void ApplyStep(Entry& entry, const Decided& decided, const Step& step);
+  void RefuseStep(Entry& entry, const absl::Status& status);
+  void GiveAnswers(const std::string& uid);
+  bool IsIdle(const Entry& entry) const { return entry.waiting.empty() && !entry.busy; }
+  // Requests by id and new jobs by name, while they are being written.
+  // True: it is one of them, and `again` is called when that is over.
+  bool WaitsFor(const std::string& what, std::function<void()> again);
+  void EndWriting(const std::string& what);
+  // What an earlier request of this id was answered; an error if that was another request.
+  absl::StatusOr<std::optional<std::string>> KnownAnswer(const std::string& request_id,
+                                                         const std::string& hash);
+  static std::string RequestName(const std::string& request_id) { return "request " + request_id; }
+  // The answer of a request about a job: its view, once it is done.
+  StatusAnswer WithView(const std::string& uid, Answer<JobView> answer);
   void Act(Entry& entry, JobActionKind action);
   void LoadJob(JobRecord record);
   Entry& AddEntry(JobRecord record);
   // Steps that wait for the store, then what its state asks for.
   void LookAt(Entry& entry, int64_t now_ms);
   void Settle(Entry& entry, const SaveRecord& save);
-  // Validates and writes, within a group; what it returns becomes visible by Accept. An answer of
-  // an earlier request has no `uid` left to accept.
-  struct Drafted {
-    JobRecord record;
-    std::optional<JobView> known;
-  };
-  absl::StatusOr<Drafted> WriteDraft(SubmitDraft draft);
-  JobView AcceptDraft(JobRecord record);
+  absl::Status CheckDraft(const SubmitDraft& draft) const;
+  absl::Status CheckRetry(const Entry& entry) const;
+  JobView AcceptDraft(const JobRecord& record);
   // Runs calls of the job's checkpoint store: a store that hangs holds up its own jobs only.
   Executor* StorePool(const plan::JobSpec& spec, StoreWork kind) const {
     return parts_.pools == nullptr ? parts_.pool
@@ -322,14 +324,19 @@ class JobController {
   bool IsQuiet(const Entry& entry) const;
   // If it is wanted and can be done now. The entry may be gone afterwards.
   void TryDelete(Entry& entry);
-  void Forget(const std::string& uid);
+  // Removes the rows, then the job.
+  void Forget(Entry& entry);
+  void Remove(const std::string& uid);
   // A few jobs of all, in turn.
   void SweepJobs();
   void SweepRows(Entry& entry, int64_t now_ms);
   RowRetention Retention(int64_t now_ms) const;
   // Lost nodes that were not heard of for long.
   void SweepNodes(int64_t now_ms);
-  static void LogSweep(const absl::StatusOr<int64_t>& rows);
+  // On the writer's thread, which it holds up for a while.
+  void Sweep(std::function<absl::Status(JobStore&)> work);
+  Step DeleteStep(const std::string& uid, const DeleteDraft& draft);
+  static absl::Status CheckDelete(const JobRecord& job, bool force);
 
   // job_controller_run.cc: from placement to the end of an epoch.
   void Reconcile(Entry& entry);
@@ -420,7 +427,21 @@ class JobController {
   // Returns true if the job has room without that node and without the nodes that lack its data;
   // devices that other jobs hold now count as room.
   bool FitsElsewhere(const Entry& entry, const std::string& node_id) const;
-  absl::Status SaveHold(const std::string& node_id, NodeHold hold, const std::string& reason);
+  // A change of a node's row: composed when those before it are done, so that none of them is lost.
+  struct NodeWrite {
+    // Empty: there is nothing to write.
+    std::function<absl::StatusOr<StoreChange>()> compose;
+    StatusAnswer done;
+  };
+  void WriteNode(const std::string& node_id, NodeWrite write);
+  void BeginNodeWrite(const std::string& node_id);
+  void SaveRow(const std::string& node_id, const std::string& what);
+  // In force when it is durable.
+  void SaveHold(const std::string& node_id,
+                NodeHold hold,
+                const std::string& reason,
+                StatusAnswer done);
+  void Quarantine(Entry& entry, const FailureCause& cause);
   // The node is a member now; nullopt: it was refused, or sent away to ask again.
   std::optional<HelloOutcome> AdmitNode(StreamId stream, const HelloMessage& hello, int64_t now_ms);
   // Just after a start the daemon that had the name before comes first: another one has to ask
@@ -451,6 +472,11 @@ class JobController {
   // the plan of the run is known.
   void CommitNext(Entry& entry);
   void StartCommit(Entry& entry, const SaveKey& key);
+  // Its intent is durable.
+  void NoteSealed(const SaveRecord& save, int64_t sequence);
+  void Commit(const SaveRecord& save,
+              int64_t sequence,
+              const std::shared_ptr<SaveRequest>& request);
   // Updates the condition CheckpointFresh, and ends a job whose limits on saves are passed.
   void CheckFreshness(Entry& entry);
   void AddRecord(const SaveRecord& record);
@@ -467,7 +493,9 @@ class JobController {
   void SaveOperation(const OperationRecord& operation);
   // Writes the operations that the database has not taken.
   void SaveOperationsAgain();
+  // As decided; people see it when it is durable.
   void NoteOperation(const OperationRecord& operation);
+  void ShowOperation(const OperationRecord& operation);
   // The operation for a save that is requested now: a new save, a pending one or the newest commit.
   absl::StatusOr<OperationRecord> BeginOperation(Entry& entry);
   // Fails the operations whose deadline has passed; each says what used the time.
@@ -481,6 +509,7 @@ class JobController {
   void NoteRestore(Entry& entry, const Prepared& prepared);
   void NoteSettled(Entry& entry, const SettledSave& settled);
   void NoteRollback(Entry& entry, int64_t step);
+  static absl::Status CheckRollback(const JobRecord& job, int64_t step);
   void ReleaseCheckpoints(const Entry& entry);
   void LookAtFolder(const Entry& entry);
   void OnCondemned(const std::string& uid,
@@ -497,10 +526,11 @@ class JobController {
   std::map<std::string, Entry> entries_;   // by uid
   std::map<JobKey, std::string> by_name_;  // uids
   std::set<JobCursor> by_age_;
-  std::map<std::string, OperationRecord> operations_;
-  std::set<std::string> unsaved_operations_;              // ids
-  std::set<std::string> open_operations_;                 // ids
-  std::map<std::string, std::vector<SaveRecord>> saves_;  // by uid
+  std::map<std::string, OperationRecord> operations_;        // as decided
+  std::map<std::string, OperationRecord> shown_operations_;  // as durable
+  std::set<std::string> unsaved_operations_;                 // ids
+  std::set<std::string> open_operations_;                    // ids
+  std::map<std::string, std::vector<SaveRecord>> saves_;     // by uid
   StaleTrainers stale_;
   Zombies zombies_;
   struct SentLaunch {
@@ -515,10 +545,14 @@ class JobController {
   int64_t return_until_ms_ = 0;                 // monotonic: these are awaited until then
   int64_t registration_until_ms_ = 0;  // monotonic: nothing is placed before that after a restart
   Feed feed_;
+  std::unique_ptr<StoreWriter> inline_writer_;
+  std::map<std::string, std::vector<std::function<void()>>> being_written_;
+  std::map<std::string, std::deque<NodeWrite>> node_writes_;  // by node; the first is under way
   std::string cluster_id_;
   int64_t term_ = 0;
   int64_t event_seq_ = 0;
-  int64_t resource_version_ = 0;
+  int64_t resource_version_ = 0;  // the newest that was given to a change
+  int64_t shown_version_ = 0;
   int64_t command_id_ = 0;
   int64_t stale_refused_ = 0;
   int64_t last_order_ = 0;

@@ -233,6 +233,9 @@ void JobController::RepeatLaunch(const std::string& node_id) {
     if (entry == nullptr || entry->run.phase != RunPhase::kBootstrapping) {
       return true;
     }
+    if (!IsIdle(*entry)) {
+      return false;  // what is under way may end the epoch: on disk it may be over already
+    }
     bool missing = false;
     bool due = true;
     for (const TrainerSlot& slot : entry->run.slots) {

@@ -161,8 +161,8 @@ void JobController::NoteFolder(const std::string& uid, const FolderView& folder)
       change.saves.push_back(save);
     }
   }
-  if (!change.saves.empty() && !Persist(change).ok()) {
-    log::Warning("deleted checkpoints could not be noted in the database");
+  if (!change.saves.empty()) {
+    Do(*entry, Step{MakeEvent(JobEventKind::kNoted), std::move(change), {}});
   }
 }
 
@@ -209,85 +209,106 @@ void JobController::OnCondemned(const std::string& uid,
       change.saves.push_back(save);
     }
   }
-  if (!change.saves.empty() && !Persist(change).ok()) {
-    log::Warning("a bad checkpoint could not be noted in the database");
+  if (!change.saves.empty()) {
+    Do(job, Step{MakeEvent(JobEventKind::kNoted), std::move(change), {}});
   }
   Reconcile(job);
 }
 
-absl::StatusOr<JobView> JobController::Rollback(const JobKey& key,
-                                                const std::string& request_id,
-                                                int64_t step,
-                                                const std::string& path,
-                                                const std::string& reason) {
-  Entry* entry = FindEntry(key);
-  if (entry == nullptr) {
-    return absl::NotFoundError(
-        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name));
-  }
-  const std::string hash = absl::StrCat("Rollback ", entry->record.uid, " ", step);
-  ASSIGN_OR_RETURN(const std::optional<RequestRecord> known, parts_.store->FindRequest(request_id));
-  if (known) {
-    return known->hash == hash ? absl::StatusOr<JobView>(ViewOf(*entry))
-                               : absl::StatusOr<JobView>(absl::AlreadyExistsError(absl::StrCat(
-                                     "request id ", request_id, " was used for another request")));
-  }
-  if (IsTerminal(entry->record.state)) {
+absl::Status JobController::CheckRollback(const JobRecord& job, int64_t step) {
+  if (IsTerminal(job.state)) {
     return absl::FailedPreconditionError(absl::StrCat("job ",
-                                                      key.name,
+                                                      job.name,
                                                       " is over: ",
-                                                      std::string(StateName(entry->record.state)),
+                                                      std::string(StateName(job.state)),
                                                       "; ravelctl retry starts it again"));
   }
-  if (entry->record.state == JobState::kStopping || step > entry->record.committed_step) {
+  if (job.state == JobState::kStopping || step > job.committed_step) {
     return absl::FailedPreconditionError(absl::StrCat("job ",
-                                                      key.name,
+                                                      job.name,
                                                       " is ",
-                                                      std::string(StateName(entry->record.state)),
+                                                      std::string(StateName(job.state)),
                                                       " and its newest commit is step ",
-                                                      entry->record.committed_step));
+                                                      job.committed_step));
   }
-  if (!entry->waiting.empty()) {
-    return absl::ResourceExhaustedError("the coordinator's database cannot be written");
+  return absl::OkStatus();
+}
+
+void JobController::Rollback(const JobKey& key,
+                             const std::string& request_id,
+                             int64_t step,
+                             const std::string& path,
+                             const std::string& reason,
+                             Answer<JobView> answer) {
+  if (WaitsFor(RequestName(request_id),
+               [=, this] { Rollback(key, request_id, step, path, reason, answer); })) {
+    return;
+  }
+  Entry* entry = FindEntry(key);
+  if (entry == nullptr) {
+    answer(absl::NotFoundError(
+        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name)));
+    return;
+  }
+  const std::string uid = entry->record.uid;
+  const std::string hash = absl::StrCat("Rollback ", uid, " ", step);
+  const absl::StatusOr<std::optional<std::string>> known = KnownAnswer(request_id, hash);
+  if (!known.ok() || *known) {
+    WithView(uid, std::move(answer))(known.status());
+    return;
   }
   Step change{MakeEvent(JobEventKind::kRollbackRequested), {}, {}};
   change.event.step = step;
-  change.event.epoch_floor = entry->epoch_floor;
   change.event.path = path;
   change.event.cause.message = reason.empty() ? "asked for by a user" : reason;
-  change.extra.request = RequestRecord{request_id, hash, entry->record.uid, parts_.clock->WallMs()};
-  RETURN_IF_ERROR(TryStep(*entry, change));
-  entry->progress.step = step;
-  Reconcile(*entry);
-  return ViewOf(*entry);
+  change.extra.request = RequestRecord{request_id, hash, uid, parts_.clock->WallMs()};
+  change.check = [this, uid, step](Step& asked) {
+    asked.event.epoch_floor = entries_.at(uid).epoch_floor;
+    return CheckRollback(entries_.at(uid).record, step);
+  };
+  change.after = [this, uid, step] { entries_.at(uid).progress.step = step; };
+  Ask(*entry, std::move(change), request_id, WithView(uid, std::move(answer)));
 }
 
-absl::Status JobController::NoteMark(const JobKey& key,
-                                     int64_t step,
-                                     MarkChange change,
-                                     const std::string& reason) {
+void JobController::NoteMark(const JobKey& key,
+                             int64_t step,
+                             MarkChange change,
+                             const std::string& reason,
+                             StatusAnswer answer) {
   Entry* entry = FindEntry(key);
   if (entry == nullptr) {
-    return absl::NotFoundError(
-        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name));
+    answer(absl::NotFoundError(
+        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name)));
+    return;
   }
+  Step note{MakeEvent(JobEventKind::kNoted), {}, {}};
   JobEventRecord event = Remark(entry->record, step, parts_.clock->WallMs());
   event.type = change == MarkChange::kPin     ? "CheckpointPinned"
                : change == MarkChange::kUnpin ? "CheckpointUnpinned"
                                               : "CheckpointUnmarked";
   event.reason = "UserRequest";
   event.message = reason;
-  StoreChange note;
-  note.events.push_back(std::move(event));
-  for (SaveRecord& save : saves_[entry->record.uid]) {
-    if (change == MarkChange::kUnmarkBad && save.step == step && save.state == SaveState::kBad) {
+  note.extra.events.push_back(std::move(event));
+  const auto unmarked = [this, uid = entry->record.uid, step, change] {
+    std::vector<SaveRecord> saves = saves_[uid];
+    std::erase_if(saves, [&](const SaveRecord& save) {
+      return change != MarkChange::kUnmarkBad || save.step != step || save.state != SaveState::kBad;
+    });
+    for (SaveRecord& save : saves) {
       save.state = SaveState::kCommitted;
-      note.saves.push_back(save);
     }
-  }
-  RETURN_IF_ERROR(Persist(note));
-  feed_.Publish(entry->record.uid, note.events.front());
-  return absl::OkStatus();
+    return saves;
+  };
+  note.check = [unmarked](Step& asked) {
+    asked.extra.saves = unmarked();
+    return absl::OkStatus();
+  };
+  note.after = [this, unmarked] {
+    for (const SaveRecord& save : unmarked()) {
+      AddRecord(save);
+    }
+  };
+  Ask(*entry, std::move(note), "", std::move(answer));
 }
 
 }  // namespace ravel::coordinator

@@ -40,11 +40,7 @@ void JobController::CheckCollectives(Entry& entry) {
   event.message = report.message;
   event.node = slot.place.node_id;
   event.rank = report.rank;
-  StoreChange change;
-  change.events.push_back(event);
-  if (Persist(change).ok()) {  // a record for people
-    feed_.Publish(record.uid, change.events.front());
-  }
+  Record(std::move(event));
   log::Warning(absl::StrCat("job ", record.name, ": ", report.reason, ": ", report.message));
   if (report.fatal) {
     run.Blame({report.reason, report.message, slot.place.node_id, report.rank, slot.step});

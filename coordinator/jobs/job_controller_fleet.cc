@@ -105,11 +105,7 @@ void JobController::OnHello(StreamId stream, const HelloMessage& hello, int64_t 
 void JobController::OnNewIncarnation(const HelloMessage& hello) {
   std::erase_if(launches_,
                 [&hello](const auto& sent) { return sent.second.node_id == hello.node_id; });
-  StoreChange change;
-  change.nodes.push_back(RowOf(hello.node_id));
-  if (!Persist(change).ok()) {
-    log::Warning(absl::StrCat("node ", hello.node_id, " could not be noted in the database"));
-  }
+  SaveRow(hello.node_id, "its registration");
   log::Info(
       absl::StrCat("node ", hello.node_id, " registered with ", hello.devices.size(), " devices"));
 }
@@ -223,13 +219,7 @@ void JobController::LoseNode(const std::string& node_id, const std::string& reas
   log::Warning(absl::StrCat("node ", node_id, " is lost: ", reason));
   stale_.ForgetNode(node_id);
   std::erase_if(launches_, [&node_id](const auto& sent) { return sent.second.node_id == node_id; });
-  StoreChange change;
-  NodeRow row = RowOf(node_id);
-  row.incarnation.clear();
-  change.nodes.push_back(std::move(row));
-  if (!Persist(change).ok()) {
-    log::Warning(absl::StrCat("the loss of node ", node_id, " could not be noted in the database"));
-  }
+  SaveRow(node_id, "its loss");
   const NodeRecord* node = membership_.Find(node_id);
   if (node != nullptr && node->stream) {
     parts_.fleet->Close(*node->stream);  // a frozen host that thaws introduces itself again

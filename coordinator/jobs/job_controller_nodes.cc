@@ -110,19 +110,36 @@ std::vector<JobEventRecord> JobController::NoteFailure(Entry& entry, const Failu
   if (node == nullptr || node->hold != NodeHold::kNone || !MayQuarantine(here, held)) {
     return events;
   }
-  const std::string reason = absl::StrCat(
-      penalties_.Count(cause.node, now_ms), " attempts failed there, the last with ", cause.reason);
-  const absl::Status saved = SaveHold(cause.node, NodeHold::kQuarantined, reason);
-  if (!saved.ok()) {
-    log::Warning(absl::StrCat(
-        "node ", cause.node, " could not be quarantined: ", std::string(saved.message())));
-    return events;
-  }
-  log::Warning(absl::StrCat("node ", cause.node, " is quarantined: ", reason));
-  tell("NodeQuarantined",
-       absl::StrCat(
-           reason, "; it gets no new work until `ravelctl nodes release ", cause.node, "`"));
+  Quarantine(entry, cause);
   return events;
+}
+
+// The event follows when the hold is durable; until then the job itself keeps away (`avoided`).
+void JobController::Quarantine(Entry& entry, const FailureCause& cause) {
+  const std::string reason = absl::StrCat(penalties_.Count(cause.node, parts_.clock->MonotonicMs()),
+                                          " attempts failed there, the last with ",
+                                          cause.reason);
+  JobEventRecord event;
+  event.time_ms = parts_.clock->WallMs();
+  event.job_uid = entry.record.uid;
+  event.epoch = entry.record.epoch;
+  event.attempt = entry.record.attempt;
+  event.step = cause.step;
+  event.type = "NodeQuarantined";
+  event.reason = cause.reason;
+  event.node = cause.node;
+  event.rank = cause.rank;
+  event.message =
+      absl::StrCat(reason, "; it gets no new work until `ravelctl nodes release ", cause.node, "`");
+  SaveHold(cause.node, NodeHold::kQuarantined, reason, [=, this](const absl::Status& saved) {
+    if (!saved.ok()) {
+      log::Warning(absl::StrCat(
+          "node ", event.node, " could not be quarantined: ", std::string(saved.message())));
+      return;
+    }
+    log::Warning(absl::StrCat("node ", event.node, " is quarantined: ", reason));
+    Record(event);
+  });
 }
 
 NodeRow JobController::RowOf(const std::string& node_id) const {
@@ -132,6 +149,9 @@ NodeRow JobController::RowOf(const std::string& node_id) const {
     row.incarnation = node->facts.incarnation;
     row.hold = static_cast<int64_t>(node->hold);
     row.hold_reason = node->hold_reason;
+    if (node->state == NodeState::kLost) {
+      row.incarnation.clear();  // nobody waits for it after a restart
+    }
     row.host_id = node->facts.host_id;
     row.work_lock = node->facts.work_lock;
   }
@@ -193,57 +213,117 @@ bool JobController::NameIsAwaited(const HelloMessage& hello) const {
   return hello.incarnation != row.incarnation && !successor;
 }
 
-absl::Status JobController::SaveHold(const std::string& node_id,
-                                     NodeHold hold,
-                                     const std::string& reason) {
-  NodeRow row = RowOf(node_id);
-  row.hold = static_cast<int64_t>(hold);
-  row.hold_reason = reason;
-  const NodeRecord* node = membership_.Find(node_id);
-  if (node != nullptr && node->state == NodeState::kLost) {
-    row.incarnation.clear();  // nobody waits for it after a restart
+void JobController::WriteNode(const std::string& node_id, NodeWrite write) {
+  std::deque<NodeWrite>& writes = node_writes_[node_id];
+  writes.push_back(std::move(write));
+  if (writes.size() == 1) {
+    BeginNodeWrite(node_id);
   }
-  StoreChange change;
-  change.nodes.push_back(std::move(row));
-  RETURN_IF_ERROR(Persist(change));
-  membership_.SetHold(node_id, hold, reason);
-  SyncNode(node_id);
-  return absl::OkStatus();
 }
 
-absl::StatusOr<NodeView> JobController::HoldNode(const std::string& node_id,
-                                                 NodeHold hold,
-                                                 bool lift,
-                                                 const std::string& reason) {
+void JobController::BeginNodeWrite(const std::string& node_id) {
+  const auto end = [this, node_id](const absl::Status& status) {
+    node_writes_.at(node_id).front().done(status);
+    node_writes_.at(node_id).pop_front();
+    if (node_writes_.at(node_id).empty()) {
+      node_writes_.erase(node_id);
+    } else {
+      BeginNodeWrite(node_id);
+    }
+  };
+  const absl::StatusOr<StoreChange> change = node_writes_.at(node_id).front().compose();
+  if (!change.ok() || (change->nodes.empty() && change->deleted_nodes.empty())) {
+    end(change.status());
+    return;
+  }
+  Persist(std::make_shared<StoreChange>(*change), end);
+}
+
+void JobController::SaveRow(const std::string& node_id, const std::string& what) {
+  const auto compose = [this, node_id] {
+    StoreChange change;
+    if (membership_.Find(node_id) != nullptr) {
+      change.nodes.push_back(RowOf(node_id));
+    }
+    return absl::StatusOr<StoreChange>(std::move(change));
+  };
+  WriteNode(node_id, {compose, [node_id, what](const absl::Status& status) {
+                        if (!status.ok()) {
+                          log::Warning(absl::StrCat("node ",
+                                                    node_id,
+                                                    ": ",
+                                                    what,
+                                                    " could not be noted in the database: ",
+                                                    std::string(status.message())));
+                        }
+                      }});
+}
+
+void JobController::SaveHold(const std::string& node_id,
+                             NodeHold hold,
+                             const std::string& reason,
+                             StatusAnswer done) {
+  const auto compose = [=, this]() -> absl::StatusOr<StoreChange> {
+    const NodeRecord* node = membership_.Find(node_id);
+    if (node == nullptr) {
+      return absl::NotFoundError(absl::StrCat("no node ", node_id, "; see `ravelctl nodes list`"));
+    }
+    StoreChange change;
+    if (node->hold != hold || node->hold_reason != reason) {
+      change.nodes.push_back(RowOf(node_id));
+      change.nodes.back().hold = static_cast<int64_t>(hold);
+      change.nodes.back().hold_reason = reason;
+    }
+    return change;
+  };
+  WriteNode(node_id, {compose, [=, this](const absl::Status& status) {
+                        if (status.ok()) {
+                          membership_.SetHold(node_id, hold, reason);
+                          SyncNode(node_id);
+                        }
+                        done(status);
+                      }});
+}
+
+void JobController::HoldNode(const std::string& node_id,
+                             NodeHold hold,
+                             bool lift,
+                             const std::string& reason,
+                             Answer<NodeView> answer) {
   const NodeRecord* node = membership_.Find(node_id);
   if (node == nullptr) {
-    return absl::NotFoundError(absl::StrCat("no node ", node_id, "; see `ravelctl nodes list`"));
+    answer(absl::NotFoundError(absl::StrCat("no node ", node_id, "; see `ravelctl nodes list`")));
+    return;
   }
   if (lift && node->hold != hold && node->hold != NodeHold::kNone) {
     const bool drained = node->hold == NodeHold::kDrained;
-    return absl::FailedPreconditionError(
+    answer(absl::FailedPreconditionError(
         absl::StrCat("node ",
                      node_id,
                      drained ? " is drained, not quarantined: use `ravelctl nodes undrain`"
-                             : " is quarantined, not drained: use `ravelctl nodes release`"));
+                             : " is quarantined, not drained: use `ravelctl nodes release`")));
+    return;
   }
   const NodeHold wanted = lift ? NodeHold::kNone : hold;
-  if (node->hold != wanted || node->hold_reason != reason) {
-    RETURN_IF_ERROR(SaveHold(node_id, wanted, lift ? "" : reason));
+  SaveHold(node_id, wanted, lift ? "" : reason, [=, this](const absl::Status& status) {
+    if (!status.ok()) {
+      answer(status);
+      return;
+    }
     log::Info(absl::StrCat("node ",
                            node_id,
                            lift ? ": its hold is lifted" : ": held, ",
                            lift ? "" : std::string(NodeHoldName(hold)),
                            reason.empty() ? "" : ": ",
                            reason));
-  }
-  if (lift) {
-    penalties_.Clear(node_id);
-    Schedule();
-  } else if (hold == NodeHold::kDrained) {
-    DrainNode(node_id, reason.empty() ? "drained by an operator" : reason);
-  }
-  return ViewOfNode(*membership_.Find(node_id));
+    if (lift) {
+      penalties_.Clear(node_id);
+      Schedule();
+    } else if (hold == NodeHold::kDrained) {
+      DrainNode(node_id, reason.empty() ? "drained by an operator" : reason);
+    }
+    answer(ViewOfNode(*membership_.Find(node_id)));
+  });
 }
 
 NodeView JobController::ViewOfNode(const NodeRecord& node) const {

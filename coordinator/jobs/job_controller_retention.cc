@@ -15,7 +15,7 @@ namespace ravel::coordinator {
 namespace {
 
 constexpr int kJobsPerTick = 20;
-constexpr int kSweepsPerTick = 2;             // each is a transaction
+constexpr int kSweepsPerTick = 2;             // each is work for the writer
 constexpr int64_t kSweepMs = 10 * 60 * 1000;  // a job's rows are looked at so often, at most
 constexpr int64_t kRetryMs = 5 * 1000;        // of a deletion that the store refused
 constexpr int64_t kDayMs = int64_t{24} * 3600 * 1000;
@@ -27,56 +27,78 @@ bool IsOver(const OperationRecord& operation) {
 
 }  // namespace
 
-absl::StatusOr<JobView> JobController::Delete(const JobKey& key, const DeleteDraft& draft) {
-  ASSIGN_OR_RETURN(const std::optional<RequestRecord> known,
-                   parts_.store->FindRequest(draft.request_id));
-  const std::string hash = absl::StrCat("DeleteJob ", key.namespace_name, "/", key.name);
-  if (known && known->hash != hash) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("request id ", draft.request_id, " was used for another request"));
-  }
-  Entry* entry = known ? FindEntry(known->answer) : FindEntry(key);
-  if (entry == nullptr) {
-    return absl::NotFoundError(
-        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name));
-  }
-  if (!IsTerminal(entry->record.state) && !draft.force) {
+absl::Status JobController::CheckDelete(const JobRecord& job, bool force) {
+  if (!IsTerminal(job.state) && !force) {
     return absl::FailedPreconditionError(
         absl::StrCat("job ",
-                     key.name,
+                     job.name,
                      " is ",
-                     std::string(StateName(entry->record.state)),
+                     std::string(StateName(job.state)),
                      "; cancel it first, or delete it with force"));
   }
-  if (!entry->waiting.empty()) {
-    return absl::ResourceExhaustedError("the coordinator's database cannot be written");
+  return absl::OkStatus();
+}
+
+void JobController::Delete(const JobKey& key, const DeleteDraft& draft, Answer<JobView> answer) {
+  if (WaitsFor(RequestName(draft.request_id), [=, this] { Delete(key, draft, answer); })) {
+    return;
   }
+  const std::string hash = absl::StrCat("DeleteJob ", key.namespace_name, "/", key.name);
+  const absl::StatusOr<std::optional<std::string>> known = KnownAnswer(draft.request_id, hash);
+  if (!known.ok()) {
+    answer(known.status());
+    return;
+  }
+  Entry* entry = *known ? FindEntry(**known) : FindEntry(key);
+  if (entry == nullptr) {
+    answer(absl::NotFoundError(
+        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name)));
+    return;
+  }
+  const absl::Status allowed = CheckDelete(entry->record, draft.force);
+  if (!allowed.ok()) {
+    answer(allowed);
+    return;
+  }
+  const std::string uid = entry->record.uid;
+  Step step = DeleteStep(uid, draft);
+  if (!*known) {
+    step.extra.request = RequestRecord{draft.request_id, hash, uid, parts_.clock->WallMs()};
+  }
+  Ask(*entry, std::move(step), draft.request_id, [=, this](const absl::Status& status) {
+    WithView(uid, answer)(status);
+    if (Entry* found = FindEntry(uid)) {
+      TryDelete(*found);
+    }
+  });
+}
+
+// Notes the wish, and cancels the job if it is not over.
+JobController::Step JobController::DeleteStep(const std::string& uid, const DeleteDraft& draft) {
+  Step step{MakeEvent(JobEventKind::kNoted), {}, {}};
+  step.event.cause.message = draft.reason.empty() ? "deleted by user" : draft.reason;
   const DeleteWish wish =
       draft.with_checkpoints ? DeleteWish::kWithCheckpoints : DeleteWish::kKeepCheckpoints;
-  if (!known && entry->record.delete_wish < wish) {
-    StoreChange change;
-    change.jobs.push_back(entry->record);
-    change.jobs.back().delete_wish = wish;
-    change.request =
-        RequestRecord{draft.request_id, hash, entry->record.uid, parts_.clock->WallMs()};
-    RETURN_IF_ERROR(Persist(change));
-    entry->record = change.jobs.back();
-    log::Info(absl::StrCat("job ", key.name, ": to be deleted"));
-  }
-  if (!IsTerminal(entry->record.state)) {
-    JobEvent event = MakeEvent(JobEventKind::kCancelRequested);
-    event.cause.message = draft.reason.empty() ? "deleted by user" : draft.reason;
-    Do(*entry, std::move(event));
-    Reconcile(*entry);
-  }
-  const JobView last = ViewOf(*entry);
-  TryDelete(*entry);
-  return last;
+  step.check = [this, uid, wish, force = draft.force](Step& asked) -> absl::Status {
+    const JobRecord& job = entries_.at(uid).record;
+    RETURN_IF_ERROR(CheckDelete(job, force));
+    if (!IsTerminal(job.state)) {
+      asked.event.kind = JobEventKind::kCancelRequested;
+    }
+    if (job.delete_wish < wish) {
+      asked.edit = [wish](JobRecord& record) { record.delete_wish = wish; };
+      log::Info(absl::StrCat("job ", job.name, ": to be deleted"));
+    } else {
+      asked.extra.request.reset();
+    }
+    return absl::OkStatus();
+  };
+  return step;
 }
 
 bool JobController::IsQuiet(const Entry& entry) const {
   return IsTerminal(entry.record.state) && entry.run.AllExited() && entry.preparing == 0 &&
-         entry.run.committing == 0 && !entry.settling && entry.waiting.empty() &&
+         entry.run.committing == 0 && !entry.settling && IsIdle(entry) &&
          !stale_.Of(entry.record.uid);
 }
 
@@ -88,7 +110,7 @@ void JobController::TryDelete(Entry& entry) {
   }
   const bool never_ran = entry.record.started_ms == 0;  // then it has no steps
   if (entry.record.delete_wish == DeleteWish::kKeepCheckpoints || never_ran) {
-    Forget(entry.record.uid);
+    Forget(entry);
     return;
   }
   entry.deleting = true;
@@ -102,7 +124,7 @@ void JobController::TryDelete(Entry& entry) {
           }
           found->deleting = false;
           if (removed.ok() || absl::IsNotFound(removed)) {
-            Forget(uid);
+            Forget(*found);
             return;
           }
           found->delete_after_ms = parts_.clock->WallMs() + kRetryMs;
@@ -114,19 +136,31 @@ void JobController::TryDelete(Entry& entry) {
       });
 }
 
-void JobController::Forget(const std::string& deleted) {
-  const std::string uid = deleted;  // it may be the entry's own, which goes
+// A step like any other: what is asked of the job behind it finds it gone.
+void JobController::Forget(Entry& entry) {
+  const std::string uid = entry.record.uid;
+  Step step{MakeEvent(JobEventKind::kNoted), {}, {}};
+  step.extra.deleted_jobs.push_back(uid);
+  step.extra.deleted_ms = step.event.now_ms;
+  step.after = [this, uid] { Remove(uid); };
+  step.failed = [this, uid, now_ms = step.event.now_ms](const absl::Status& status) {
+    Entry& job = entries_.at(uid);
+    job.delete_after_ms = now_ms + kRetryMs;
+    log::Warning(absl::StrCat(
+        "job ", job.record.name, ": not deleted yet: ", std::string(status.message())));
+  };
+  Do(entry, std::move(step));
+}
+
+void JobController::Remove(const std::string& uid) {
   Entry* entry = FindEntry(uid);
   const std::string name = entry->record.name;
-  StoreChange change;
-  change.deleted_jobs.push_back(uid);
-  change.deleted_ms = parts_.clock->WallMs();
-  const absl::Status status = Persist(change);
-  if (!status.ok()) {
-    entry->delete_after_ms = change.deleted_ms + kRetryMs;
-    log::Warning(absl::StrCat("job ", name, ": not deleted yet: ", std::string(status.message())));
-    return;
+  for (Step& late : std::exchange(entry->waiting, {})) {
+    if (late.failed) {
+      late.failed(absl::NotFoundError(absl::StrCat("job ", name, " is deleted")));
+    }
   }
+  const std::vector<std::function<void()>> answers = std::move(entry->answers);
   const auto remove = [metrics = parts_.metrics, logs = parts_.logs, uid] {
     metrics->Remove(uid);
     logs->Remove(uid);
@@ -154,11 +188,16 @@ void JobController::Forget(const std::string& deleted) {
   const auto is_its = [&](const std::string& id) { return operations_.at(id).job_uid == uid; };
   std::erase_if(open_operations_, is_its);
   std::erase_if(unsaved_operations_, is_its);
-  std::erase_if(operations_, [&](const auto& item) { return item.second.job_uid == uid; });
+  const auto of_it = [&](const auto& item) { return item.second.job_uid == uid; };
+  std::erase_if(operations_, of_it);
+  std::erase_if(shown_operations_, of_it);
   saves_.erase(uid);
   entries_.erase(uid);
-  ++resource_version_;
+  shown_version_ = ++resource_version_;
   log::Info(absl::StrCat("job ", name, " (", uid, "): deleted"));
+  for (const std::function<void()>& answer : answers) {
+    answer();
+  }
 }
 
 void JobController::SweepJobs() {
@@ -189,7 +228,9 @@ void JobController::SweepJobs() {
   }
   if (now_ms - requests_swept_ms_ >= kSweepMs) {
     requests_swept_ms_ = now_ms;
-    LogSweep(parts_.store->SweepRequests(Retention(now_ms)));
+    Sweep([policy = Retention(now_ms)](JobStore& store) {
+      return store.SweepRequests(policy).status();
+    });
     SweepNodes(now_ms);
   }
 }
@@ -203,27 +244,34 @@ void JobController::SweepNodes(int64_t now_ms) {
     }
   }
   for (const std::string& id : old) {
-    ForgetNode(id).IgnoreError();  // said by it; tried again by the next sweep
+    ForgetNode(id, [](const absl::Status&) {});  // tried again by the next sweep
   }
 }
 
-absl::Status JobController::ForgetNode(const std::string& node_id) {
-  const NodeRecord* node = membership_.Find(node_id);
-  if (node == nullptr) {
-    return absl::NotFoundError(absl::StrCat("no node named ", node_id));
-  }
-  if (node->state != NodeState::kLost) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "node ", node_id, " is ", std::string(NodeStateName(node->state)), ", not LOST"));
-  }
-  StoreChange change;
-  change.deleted_nodes.push_back(node_id);
-  RETURN_IF_ERROR(Persist(change));
-  membership_.Forget(node_id);
-  known_nodes_.erase(node_id);
-  penalties_.Clear(node_id);
-  log::Info(absl::StrCat("node ", node_id, " is forgotten"));
-  return absl::OkStatus();
+void JobController::ForgetNode(const std::string& node_id, StatusAnswer answer) {
+  const auto compose = [this, node_id]() -> absl::StatusOr<StoreChange> {
+    const NodeRecord* node = membership_.Find(node_id);
+    if (node == nullptr) {
+      return absl::NotFoundError(absl::StrCat("no node named ", node_id));
+    }
+    if (node->state != NodeState::kLost) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "node ", node_id, " is ", std::string(NodeStateName(node->state)), ", not LOST"));
+    }
+    StoreChange change;
+    change.deleted_nodes.push_back(node_id);
+    return change;
+  };
+  WriteNode(node_id, {compose, [this, node_id, answer](const absl::Status& status) {
+                        const NodeRecord* node = membership_.Find(node_id);
+                        if (status.ok() && node != nullptr && node->state == NodeState::kLost) {
+                          membership_.Forget(node_id);
+                          known_nodes_.erase(node_id);
+                          penalties_.Clear(node_id);
+                          log::Info(absl::StrCat("node ", node_id, " is forgotten"));
+                        }  // else it is back, and its row is written next
+                        answer(status);
+                      }});
 }
 
 RowRetention JobController::Retention(int64_t now_ms) const {
@@ -232,20 +280,27 @@ RowRetention JobController::Retention(int64_t now_ms) const {
   return policy;
 }
 
-void JobController::LogSweep(const absl::StatusOr<int64_t>& rows) {
-  if (!rows.ok()) {
-    log::Warning(absl::StrCat("old rows stay: ", std::string(rows.status().message())));
-  }
+void JobController::Sweep(std::function<absl::Status(JobStore&)> work) {
+  parts_.writer->Add({.work = std::move(work), .done = [](const absl::Status& status) {
+                        if (!status.ok()) {
+                          log::Warning(
+                              absl::StrCat("old rows stay: ", std::string(status.message())));
+                        }
+                      }});
 }
 
 void JobController::SweepRows(Entry& entry, int64_t now_ms) {
   const RowRetention policy = Retention(now_ms);
-  LogSweep(parts_.store->SweepJob(entry.record.uid, policy));
-  const int64_t oldest_ms = now_ms - policy.operation_days * kDayMs;
-  std::erase_if(operations_, [&](const auto& item) {
-    return item.second.job_uid == entry.record.uid && IsOver(item.second) &&
-           item.second.created_ms < oldest_ms;
+  Sweep([uid = entry.record.uid, policy](JobStore& store) {
+    return store.SweepJob(uid, policy).status();
   });
+  const int64_t oldest_ms = now_ms - policy.operation_days * kDayMs;
+  const auto is_old = [&](const auto& item) {
+    return item.second.job_uid == entry.record.uid && IsOver(item.second) &&
+           item.second.created_ms < oldest_ms && !unsaved_operations_.contains(item.first);
+  };
+  std::erase_if(operations_, is_old);
+  std::erase_if(shown_operations_, is_old);
   const auto saves = saves_.find(entry.record.uid);
   if (saves != saves_.end()) {
     const int64_t oldest_save_ms = now_ms - policy.save_days * kDayMs;

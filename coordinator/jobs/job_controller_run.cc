@@ -26,13 +26,16 @@ void JobController::Reconcile(Entry& entry) {
 }
 
 void JobController::ReconcileState(Entry& entry) {
-  if (!entry.waiting.empty() || entry.settling > 0) {
-    return;
+  if (!IsIdle(entry) || entry.settling > 0) {
+    return;  // looked at when what is under way is done
   }
   const JobRecord& record = entry.record;
   if (record.spec.max_run_time_ms > 0 && record.state != JobState::kStopping &&
       HeldMs(record, parts_.clock->WallMs()) >= record.spec.max_run_time_ms) {
     Do(entry, MakeEvent(JobEventKind::kRunTimeOver));
+    if (!IsIdle(entry)) {
+      return;
+    }
   }
   const bool stopping = record.state == JobState::kStopping;
   const bool broken =
@@ -78,7 +81,7 @@ void JobController::ReconcileRunning(Entry& entry) {
     event.epoch_floor = entry.epoch_floor;
     run.failure->step = entry.progress.step;
     Do(entry, std::move(event));
-    if (entry.waiting.empty()) {
+    if (IsIdle(entry)) {
       Reconcile(entry);
     }
     return;
@@ -106,11 +109,17 @@ void JobController::ReconcileRunning(Entry& entry) {
     step.extra.events = std::exchange(run.remarks, {});
     entry.lacking.clear();
     Do(entry, std::move(step));
+    if (!IsIdle(entry)) {
+      return;
+    }
   }
   if (run.last_step_done && entry.record.state != JobState::kFinishing) {
     JobEvent event = MakeEvent(JobEventKind::kLastStep);
     event.step = entry.record.spec.steps;
     Do(entry, std::move(event));
+    if (!IsIdle(entry)) {
+      return;
+    }
   }
   if (run.AllExited() && run.committing == 0) {
     const bool all_done = std::all_of(
@@ -450,11 +459,7 @@ void JobController::DeclareZombie(Entry& entry, int64_t rank) {
                                slot.place.device,
                                " is out until its exit is reported");
   log::Warning(absl::StrCat("job ", record.name, ": ", event.message));
-  StoreChange change;
-  change.events.push_back(std::move(event));
-  if (Persist(change).ok()) {  // a record for people
-    feed_.Publish(record.uid, change.events.front());
-  }
+  Record(std::move(event));
 }
 
 void JobController::ReleaseZombies(const std::vector<DeviceRef>& devices) {

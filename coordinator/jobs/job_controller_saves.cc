@@ -79,33 +79,48 @@ void JobController::CheckSaves(Entry& entry) {
   CheckFreshness(entry);
 }
 
-absl::StatusOr<OperationRecord> JobController::CheckpointNow(const JobKey& key,
-                                                             const std::string& request_id,
-                                                             int64_t deadline_ms) {
+void JobController::CheckpointNow(const JobKey& key,
+                                  const std::string& request_id,
+                                  int64_t deadline_ms,
+                                  Answer<OperationRecord> answer) {
+  if (WaitsFor(RequestName(request_id),
+               [=, this] { CheckpointNow(key, request_id, deadline_ms, answer); })) {
+    return;
+  }
   Entry* entry = FindEntry(key);
   if (entry == nullptr) {
-    return absl::NotFoundError(
-        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name));
+    answer(absl::NotFoundError(
+        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name)));
+    return;
   }
-  const std::string hash = absl::StrCat("CheckpointNow ", entry->record.uid);
-  ASSIGN_OR_RETURN(const std::optional<RequestRecord> known, parts_.store->FindRequest(request_id));
-  if (known) {
-    return known->hash == hash
-               ? GetOperation(known->answer)
-               : absl::StatusOr<OperationRecord>(absl::AlreadyExistsError(
-                     absl::StrCat("request id ", request_id, " was used for another request")));
+  const std::string uid = entry->record.uid;
+  const std::string hash = absl::StrCat("CheckpointNow ", uid);
+  const absl::StatusOr<std::optional<std::string>> known = KnownAnswer(request_id, hash);
+  if (!known.ok() || *known) {
+    answer(known.ok() ? GetOperation(**known) : known.status());
+    return;
   }
-  ASSIGN_OR_RETURN(OperationRecord operation, BeginOperation(*entry));
-  operation.deadline_ms = operation.created_ms + (deadline_ms > 0 ? deadline_ms : kDeadlineMs);
-  StoreChange change;
-  change.operations.push_back(operation);
-  change.request = RequestRecord{request_id, hash, operation.id, operation.created_ms};
-  RETURN_IF_ERROR(Persist(change));
-  NoteOperation(operation);
-  if (operation.sequence > entry->run.sequence) {
-    RequestSave(*entry, false);
-  }
-  return operation;
+  const auto operation = std::make_shared<OperationRecord>();
+  Step step{MakeEvent(JobEventKind::kNoted), {}, {}};
+  step.check = [this, uid, request_id, hash, deadline_ms, operation](Step& asked) -> absl::Status {
+    ASSIGN_OR_RETURN(*operation, BeginOperation(entries_.at(uid)));
+    operation->deadline_ms = operation->created_ms + (deadline_ms > 0 ? deadline_ms : kDeadlineMs);
+    asked.extra.operations.push_back(*operation);
+    asked.extra.request = RequestRecord{request_id, hash, operation->id, operation->created_ms};
+    return absl::OkStatus();
+  };
+  // No other step of the job came in between: what it was promised still holds.
+  step.after = [this, uid, operation] {
+    NoteOperation(*operation);
+    ShowOperation(*operation);
+    Entry& job = entries_.at(uid);
+    if (operation->sequence > job.run.sequence) {
+      RequestSave(job, false);
+    }
+  };
+  Ask(*entry, std::move(step), request_id, [operation, answer](const absl::Status& status) {
+    answer(status.ok() ? absl::StatusOr<OperationRecord>(*operation) : status);
+  });
 }
 
 absl::StatusOr<OperationRecord> JobController::BeginOperation(Entry& entry) {
@@ -148,6 +163,10 @@ void JobController::NoteOperation(const OperationRecord& operation) {
   }
 }
 
+void JobController::ShowOperation(const OperationRecord& operation) {
+  shown_operations_[operation.id] = operation;
+}
+
 void JobController::ExpireOperations() {
   const int64_t now_ms = parts_.clock->WallMs();
   for (const std::string& id : std::set(open_operations_)) {
@@ -173,27 +192,27 @@ void JobController::ExpireOperations() {
 
 void JobController::SaveOperation(const OperationRecord& operation) {
   NoteOperation(operation);
-  StoreChange change;
-  change.operations.push_back(operation);
-  const absl::Status status = Persist(change);
-  if (!status.ok()) {
-    log::Warning(absl::StrCat(
-        "operation ", operation.id, " is stored later: ", std::string(status.message())));
-    unsaved_operations_.insert(operation.id);
-  }
-  feed_.Publish(operation.job_uid, operation);
+  const auto change = std::make_shared<StoreChange>();
+  change->operations.push_back(operation);
+  Persist(change, [this, operation](const absl::Status& status) {
+    if (!operations_.contains(operation.id)) {
+      return;  // its job is gone
+    }
+    if (!status.ok()) {
+      log::Warning(absl::StrCat(
+          "operation ", operation.id, " is stored later: ", std::string(status.message())));
+      unsaved_operations_.insert(operation.id);
+      return;
+    }
+    ShowOperation(operation);
+    feed_.Publish(operation.job_uid, operation);
+  });
 }
 
 void JobController::SaveOperationsAgain() {
-  if (unsaved_operations_.empty()) {
-    return;
-  }
-  StoreChange change;
-  for (const std::string& id : unsaved_operations_) {
-    change.operations.push_back(operations_.at(id));
-  }
-  if (Persist(change).ok()) {
-    unsaved_operations_.clear();
+  for (const std::string& id : std::exchange(unsaved_operations_, {})) {
+    const OperationRecord operation = operations_.at(id);
+    SaveOperation(operation);
   }
 }
 
@@ -389,19 +408,26 @@ void JobController::StartCommit(Entry& entry, const SaveKey& key) {
   save.attempt = key.attempt;
   save.world_size = static_cast<int64_t>(entry.run.slots.size());
   save.created_ms = parts_.clock->WallMs();
-  StoreChange change;
-  change.saves.push_back(save);
-  const absl::Status intended = Persist(change);
-  if (!intended.ok()) {
-    // Without the intent nothing is done: the trainers go on, and this save did not happen.
-    OnCommitted(save.job_uid, save, intended, sequence);
-    return;
-  }
-  AddRecord(save);
+  // Until the result is there: the next epoch waits for it, also while the intent is on its way.
   entry.run.committing += 1;
-  SaveRequest request{
-      save.job_uid, save.step, save.epoch, save.attempt, save.created_ms, entry.run.world, {}};
-  request.seals = entry.saves.TakeSeals(key);
+  const auto request = std::make_shared<SaveRequest>(SaveRequest{
+      save.job_uid, save.step, save.epoch, save.attempt, save.created_ms, entry.run.world, {}});
+  request->seals = entry.saves.TakeSeals(key);
+  Step step{MakeEvent(JobEventKind::kNoted), {}, {}};
+  step.extra.saves.push_back(save);
+  step.after = [this, save, sequence, request] {
+    AddRecord(save);
+    NoteSealed(save, sequence);
+    Commit(save, sequence, request);
+  };
+  // Without the intent nothing is done: the trainers go on, and this save did not happen.
+  step.failed = [this, save, sequence](const absl::Status& status) {
+    OnCommitted(save.job_uid, save, status, sequence);
+  };
+  Do(entry, std::move(step));
+}
+
+void JobController::NoteSealed(const SaveRecord& save, int64_t sequence) {
   for (const std::string& id : std::set(open_operations_)) {
     const OperationRecord& operation = operations_.at(id);
     if (operation.job_uid == save.job_uid && operation.sequence <= sequence &&
@@ -413,17 +439,21 @@ void JobController::StartCommit(Entry& entry, const SaveKey& key) {
       SaveOperation(sealed);
     }
   }
-  const CheckpointJob job = CheckpointsOf(entry.record);
-  StorePool(job.spec, StoreWork::kCommit)
-      ->Post([this, job, save, sequence, request = std::move(request)] {
-        absl::StatusOr<CommittedSave> result = parts_.keeper->Commit(job, request);
-        parts_.strand->Post([this, save, sequence, result] {
-          Entry* found = FindEntry(save.job_uid);
-          OnCommitted(save.job_uid, save, result, sequence);
-          Reconcile(*found);
-          Schedule();
-        });
-      });
+}
+
+void JobController::Commit(const SaveRecord& save,
+                           int64_t sequence,
+                           const std::shared_ptr<SaveRequest>& request) {
+  const CheckpointJob job = CheckpointsOf(entries_.at(save.job_uid).record);
+  StorePool(job.spec, StoreWork::kCommit)->Post([this, job, save, sequence, request] {
+    absl::StatusOr<CommittedSave> result = parts_.keeper->Commit(job, *request);
+    parts_.strand->Post([this, save, sequence, result] {
+      Entry* found = FindEntry(save.job_uid);
+      OnCommitted(save.job_uid, save, result, sequence);
+      Reconcile(*found);
+      Schedule();
+    });
+  });
 }
 
 void JobController::OnCommitted(const std::string& uid,
@@ -431,12 +461,6 @@ void JobController::OnCommitted(const std::string& uid,
                                 absl::StatusOr<CommittedSave> result,
                                 int64_t sequence) {
   Entry& entry = entries_.at(uid);
-  // The count falls at the end of this call: a quiesced job waits for the record of its commit.
-  const bool counted =
-      std::any_of(saves_[uid].begin(), saves_[uid].end(), [&save](const SaveRecord& known) {
-        return known.step == save.step && known.epoch == save.epoch &&
-               known.attempt == save.attempt;
-      });
   save.state = result.ok() ? SaveState::kCommitted : SaveState::kFailed;
   save.reason = result.ok() ? "" : std::string(result.status().message());
   if (result.ok()) {
@@ -488,10 +512,9 @@ void JobController::OnCommitted(const std::string& uid,
     CheckFreshness(job);
     CommitNext(job);
   };
+  // A quiesced job waits for the record of its commit: that step is queued before the count falls.
   Do(entry, std::move(step));
-  if (counted) {
-    entry.run.committing -= 1;
-  }
+  entry.run.committing -= 1;
 }
 
 void JobController::CheckFreshness(Entry& entry) {

@@ -15,8 +15,7 @@ namespace {
 
 constexpr int64_t kAvoidLookMs = 2000;
 
-// Each placement is a transaction: more of them wait for the next turn, so that messages are heard
-// in between.
+// More placements wait for the next turn, so that messages are heard in between.
 constexpr size_t kMostPlacements = 8;
 // However much depends on having been told: a job that holds devices is looked at that often.
 constexpr int64_t kMostBetweenLooksMs = 250;
@@ -60,7 +59,7 @@ void JobController::Wake(Entry& entry, int64_t due_ms) {
 }
 
 int64_t JobController::NextLookMs(const Entry& entry, int64_t now_ms) const {
-  if (!entry.waiting.empty()) {
+  if (entry.refused) {
     return now_ms + options_.tick_ms;  // the store is tried again
   }
   if (!HoldsDevices(entry.record.state)) {
@@ -94,8 +93,8 @@ void JobController::SyncSchedule(Entry& entry) {
   const bool waits =
       queued || (record.state == JobState::kRecovering && record.launched_epoch != record.epoch) ||
       record.state == JobState::kResizing;
-  if (!waits || entry.run.phase != RunPhase::kIdle || !entry.waiting.empty() ||
-      entry.settling > 0 || entry.preparing > 0 || stale_.Of(record.uid)) {
+  if (!waits || entry.run.phase != RunPhase::kIdle || !IsIdle(entry) || entry.settling > 0 ||
+      entry.preparing > 0 || stale_.Of(record.uid)) {
     scheduler_.Unwant(record.uid);
     return;
   }

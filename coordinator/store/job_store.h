@@ -122,7 +122,7 @@ struct LoadedState {
   int64_t last_resource_version = 0;
 };
 
-// Used only from the controller's strand, but for FindRequest and Events.
+// Used by one thread at a time, the writer's after Open, but for FindRequest and Events.
 class JobStore {
  public:
   virtual ~JobStore() = default;

@@ -211,7 +211,8 @@ class JobsServiceTest : public ::testing::Test {
     draft.record.name = name;
     draft.record.canonical = job.SerializeAsString();
     draft.record.planned = planner_.EncodeSpec(draft.record.spec);
-    ASSERT_TRUE(controller_->Submit(std::move(draft)).ok());
+    controller_->Submit(std::move(draft),
+                        [](const absl::StatusOr<JobView>& view) { ASSERT_TRUE(view.ok()); });
   }
   std::vector<std::string> List(v1::ListJobsRequest request, int* pages = nullptr) {
     std::vector<std::string> names;

@@ -68,7 +68,7 @@ TEST_P(LostOrderTest, IsSentAgain) {
   const int64_t epoch = world.Job("job").record.epoch;
   if (kind == 3) {
     world.TrainSteps(2);
-    ASSERT_TRUE(world.controller().CheckpointNow({"default", "job"}, "now").ok());
+    ASSERT_TRUE(world.CheckpointNow({"default", "job"}, "now").ok());
     world.Settle();
   }
   ASSERT_EQ(lost, 1);
@@ -107,7 +107,7 @@ TEST(OutboxTest, AStopThatWasLostIsSentAgain) {
     lost += now ? 1 : 0;
     return now;
   };
-  ASSERT_TRUE(world.controller().Cancel({"default", "job"}, "").ok());
+  ASSERT_TRUE(world.Cancel({"default", "job"}, "").ok());
   world.Settle();
   ASSERT_EQ(lost, 2);
   EXPECT_EQ(world.Job("job").record.state, JobState::kStopping);

@@ -169,9 +169,9 @@ TEST_F(BadNodeTest, ANodeThatFailsThreeAttemptsIsQuarantinedUntilItIsReleased) {
   EXPECT_EQ(Node("bad-0").state, "QUARANTINED");
   EXPECT_EQ(Node("good-1").state, "READY");
   world_.node("bad-0").exits_with = 0;
-  EXPECT_EQ(world_.controller().HoldNode("bad-0", NodeHold::kDrained, true, "").status().code(),
+  EXPECT_EQ(world_.HoldNode("bad-0", NodeHold::kDrained, true, "").status().code(),
             absl::StatusCode::kFailedPrecondition);
-  ASSERT_TRUE(world_.controller().HoldNode("bad-0", NodeHold::kQuarantined, true, "").ok());
+  ASSERT_TRUE(world_.HoldNode("bad-0", NodeHold::kQuarantined, true, "").ok());
   world_.Advance(400'000);
   EXPECT_EQ(State("job"), JobState::kRunning);
 }
@@ -181,7 +181,7 @@ TEST_F(BadNodeTest, ADrainedNodeIsLeftAtASaveAndGetsNothingUntilItIsUndrained) {
   world_.AddNode("b");
   ASSERT_TRUE(world_.Submit(Spec("job", {1, 2}, 40)).ok());
   world_.TrainSteps(7);
-  ASSERT_TRUE(world_.controller().HoldNode("b", NodeHold::kDrained, false, "new disk").ok());
+  ASSERT_TRUE(world_.HoldNode("b", NodeHold::kDrained, false, "new disk").ok());
   EXPECT_EQ(Node("b").state, "DRAINING");
   EXPECT_EQ(State("job"), JobState::kResizing);
   world_.Advance(40);
@@ -196,12 +196,12 @@ TEST_F(BadNodeTest, ADrainedNodeIsLeftAtASaveAndGetsNothingUntilItIsUndrained) {
   world_.Advance(1000);
   EXPECT_EQ(Node("b").state, "DRAINED");
   EXPECT_EQ(world_.Job("job").record.world_size, 1);
-  ASSERT_TRUE(world_.controller().HoldNode("b", NodeHold::kDrained, true, "").ok());
+  ASSERT_TRUE(world_.HoldNode("b", NodeHold::kDrained, true, "").ok());
   world_.Advance(100);
   world_.TrainSteps(2);
   world_.Advance(100);
   EXPECT_EQ(world_.Job("job").record.world_size, 2);
-  EXPECT_EQ(world_.controller().HoldNode("c", NodeHold::kDrained, false, "").status().code(),
+  EXPECT_EQ(world_.HoldNode("c", NodeHold::kDrained, false, "").status().code(),
             absl::StatusCode::kNotFound);
 }
 
@@ -271,14 +271,14 @@ TEST_F(BadNodeTest, ARetriedJobGoesOnFromItsNewestCommit) {
   plan::JobSpec spec = Spec("job", {1}, 12);
   spec.restart.max_failures = 0;
   ASSERT_TRUE(world_.Submit(spec).ok());
-  EXPECT_EQ(world_.controller().Retry({"default", "job"}, "early").status().code(),
+  EXPECT_EQ(world_.Retry({"default", "job"}, "early").status().code(),
             absl::StatusCode::kFailedPrecondition);
   world_.TrainSteps(7);
   world_.KillTrainer(0);
   world_.Advance(100);
   EXPECT_EQ(State("job"), JobState::kFailed);
   EXPECT_EQ(world_.Job("job").record.reason, "BudgetExhausted");
-  ASSERT_TRUE(world_.controller().Retry({"default", "job"}, "retry-1").ok());
+  ASSERT_TRUE(world_.Retry({"default", "job"}, "retry-1").ok());
   world_.Advance(100);
   const JobRecord record = world_.Job("job").record;
   EXPECT_EQ(record.state, JobState::kRunning);
@@ -289,11 +289,11 @@ TEST_F(BadNodeTest, ARetriedJobGoesOnFromItsNewestCommit) {
   EXPECT_EQ(world_.launches.back().trainers[0].first_step, 5);
   EXPECT_THAT(world_.EventTypes("job"), Contains("Retried"));
   // The same request again is the same request.
-  ASSERT_TRUE(world_.controller().Retry({"default", "job"}, "retry-1").ok());
+  ASSERT_TRUE(world_.Retry({"default", "job"}, "retry-1").ok());
   EXPECT_EQ(world_.Job("job").record.attempt, 2);
   world_.TrainSteps(7);
   EXPECT_EQ(State("job"), JobState::kSucceeded);
-  EXPECT_EQ(world_.controller().Retry({"default", "job"}, "retry-2").status().code(),
+  EXPECT_EQ(world_.Retry({"default", "job"}, "retry-2").status().code(),
             absl::StatusCode::kFailedPrecondition);
   const std::vector<StepRecord> history = world_.History("job");
   ASSERT_EQ(history.size(), 12U);
@@ -304,12 +304,12 @@ TEST_F(BadNodeTest, ACancelledJobCanBeTriedAgainAlsoAfterARestart) {
   world_.AddNode("a");
   ASSERT_TRUE(world_.Submit(Spec("job", {1}, 12)).ok());
   world_.TrainSteps(7);
-  ASSERT_TRUE(world_.controller().Cancel({"default", "job"}, "").ok());
+  ASSERT_TRUE(world_.Cancel({"default", "job"}, "").ok());
   world_.Advance(100);
   EXPECT_EQ(State("job"), JobState::kCancelled);
   world_.StartCoordinator();
   world_.Connect(world_.node("a"));
-  ASSERT_TRUE(world_.controller().Retry({"default", "job"}, "again").ok());
+  ASSERT_TRUE(world_.Retry({"default", "job"}, "again").ok());
   world_.Advance(4000);
   EXPECT_EQ(State("job"), JobState::kRunning);
   world_.TrainSteps(7);

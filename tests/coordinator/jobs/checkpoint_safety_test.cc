@@ -148,7 +148,7 @@ TEST_F(CheckpointSafetyTest, ASaveThatFinishedUnheardIsCommittedBeforeTheNextLau
 TEST_F(CheckpointSafetyTest, ACancelledJobKeepsItsLastFinishedSave) {
   TrainToEleven();
   world_.keeper.sealed["job"] = {{11, Job().epoch}};
-  ASSERT_TRUE(world_.controller().Cancel({"default", "job"}, "").ok());
+  ASSERT_TRUE(world_.Cancel({"default", "job"}, "").ok());
   world_.Advance(1000);
   EXPECT_EQ(Job().state, JobState::kCancelled);
   EXPECT_EQ(Job().committed_step, 11);
@@ -158,11 +158,11 @@ TEST_F(CheckpointSafetyTest, RollbackSetsARunningJobBackUnchargedAndOnce) {
   TrainToEleven();
   const JobKey key{"default", "job"};
   const int64_t epoch = Job().epoch;
-  ASSERT_TRUE(world_.controller().Rollback(key, "r1", 5, "/ckpt/job/step-5", "bad data").ok());
-  ASSERT_TRUE(world_.controller().Rollback(key, "r1", 5, "/ckpt/job/step-5", "bad data").ok())
+  ASSERT_TRUE(world_.Rollback(key, "r1", 5, "/ckpt/job/step-5", "bad data").ok());
+  ASSERT_TRUE(world_.Rollback(key, "r1", 5, "/ckpt/job/step-5", "bad data").ok())
       << "the same request again";
-  EXPECT_TRUE(absl::IsAlreadyExists(
-      world_.controller().Rollback(key, "r1", 10, "/ckpt/job/step-10", "").status()));
+  EXPECT_TRUE(
+      absl::IsAlreadyExists(world_.Rollback(key, "r1", 10, "/ckpt/job/step-10", "").status()));
   EXPECT_EQ(Job().committed_step, 5);
   world_.Advance(1000);
   EXPECT_EQ(Job().state, JobState::kRunning);
@@ -182,8 +182,7 @@ TEST_F(CheckpointSafetyTest, RollbackSetsARunningJobBackUnchargedAndOnce) {
 
 TEST_F(CheckpointSafetyTest, ARollbackSurvivesACrashOfTheCoordinator) {
   TrainToEleven();
-  ASSERT_TRUE(
-      world_.controller().Rollback({"default", "job"}, "r1", 5, "/ckpt/job/step-5", "").ok());
+  ASSERT_TRUE(world_.Rollback({"default", "job"}, "r1", 5, "/ckpt/job/step-5", "").ok());
   world_.KillCoordinator();
   world_.StartCoordinator();
   world_.Connect(world_.node("n0"));
@@ -196,12 +195,11 @@ TEST_F(CheckpointSafetyTest, ARollbackSurvivesACrashOfTheCoordinator) {
 TEST_F(CheckpointSafetyTest, ARollbackIsRefusedWhereItMeansNothing) {
   TrainToEleven();
   const JobKey key{"default", "job"};
-  EXPECT_TRUE(
-      absl::IsFailedPrecondition(world_.controller().Rollback(key, "r1", 11, "/x", "").status()))
+  EXPECT_TRUE(absl::IsFailedPrecondition(world_.Rollback(key, "r1", 11, "/x", "").status()))
       << "not a commit";
-  ASSERT_TRUE(world_.controller().Cancel(key, "").ok());
+  ASSERT_TRUE(world_.Cancel(key, "").ok());
   world_.Advance(1000);
-  const absl::Status over = world_.controller().Rollback(key, "r2", 5, "/x", "").status();
+  const absl::Status over = world_.Rollback(key, "r2", 5, "/x", "").status();
   EXPECT_TRUE(absl::IsFailedPrecondition(over));
   EXPECT_THAT(std::string(over.message()), HasSubstr("ravelctl retry"));
 }
@@ -213,8 +211,7 @@ TEST_F(CheckpointSafetyTest, ARollbackFreesAJobThatWaitsForAStepThatCannotBeRead
   world_.Advance(10'000);
   ASSERT_EQ(Job().reason, "StoreUnavailable");
   world_.keeper.restore_failure = absl::OkStatus();
-  ASSERT_TRUE(
-      world_.controller().Rollback({"default", "job"}, "r1", 5, "/ckpt/job/step-5", "").ok());
+  ASSERT_TRUE(world_.Rollback({"default", "job"}, "r1", 5, "/ckpt/job/step-5", "").ok());
   world_.Advance(61'000);
   EXPECT_EQ(FirstStepOfLastLaunch(), 5);
 }

@@ -69,7 +69,7 @@ TEST_F(CoordinatorRestartTest, WhatWasLostWithTheCoordinatorIsAskedForAgain) {
     const auto* command = std::get_if<TrainerCommand>(&message.kind);
     return command != nullptr && std::holds_alternative<SaveTrainer>(command->frame);
   };
-  const auto operation = world_.controller().CheckpointNow({"default", "job"}, "save");
+  const auto operation = world_.CheckpointNow({"default", "job"}, "save");
   ASSERT_TRUE(operation.ok());
   world_.KillCoordinator();
   world_.lose = nullptr;
@@ -217,7 +217,7 @@ TEST_F(CoordinatorRestartTest, ACancelThatWasAcceptedIsNotForgotten) {
   AddNodes(1);
   ASSERT_TRUE(world_.Submit(world_.Spec("job", {1}, 12)).ok());
   world_.node("n0").stops_trainers = false;
-  ASSERT_TRUE(world_.controller().Cancel({"default", "job"}, "").ok());
+  ASSERT_TRUE(world_.Cancel({"default", "job"}, "").ok());
   world_.KillCoordinator();
   world_.StartCoordinator();
   world_.Advance(100);

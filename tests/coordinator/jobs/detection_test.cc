@@ -136,9 +136,9 @@ TEST_F(DetectionTest, JobsThatComeAndGoDelayNoVerdict) {
   for (int i = 0; i < 12; ++i) {
     plan::JobSpec spec = world_.Spec(absl::StrCat("job", i), {1}, 100);
     spec.detection_ms = 1000;
-    ASSERT_TRUE(world_.controller().Submit(world_.Draft(spec, absl::StrCat("r", i))).ok());
+    ASSERT_TRUE(world_.Submit(world_.Draft(spec, absl::StrCat("r", i))).ok());
     world_.Advance(300);
-    ASSERT_TRUE(world_.controller().Cancel({"default", spec.name}, "").ok());
+    ASSERT_TRUE(world_.Cancel({"default", spec.name}, "").ok());
     world_.Advance(200);
   }
   EXPECT_EQ(StateOfNode("n1"), NodeState::kLost);
@@ -290,7 +290,7 @@ TEST(LoadTest, NoTurnOfTheStrandIsLong) {
     spec.detection_ms = 5000;
     const SubmitDraft draft = world.Draft(spec, absl::StrCat("request-", i));
     const auto begin = now();
-    ASSERT_TRUE(controller.Submit(draft).ok());
+    ASSERT_TRUE(world.Submit(draft).ok());
     longest_submit_ms = std::max(longest_submit_ms, since(begin));
   }
   const double submits_ms = since(submitting);

@@ -68,6 +68,7 @@ void FakeWorld::StartCoordinator(std::unique_ptr<JobStore> store) {
   store_ = store != nullptr ? std::move(store) : std::make_unique<MemoryJobStore>(&disk);
   metrics_ = std::make_unique<MetricsLog>(folder + "/metrics");
   logs_ = std::make_unique<LogStore>(folder + "/logs");
+  writer_ = std::make_unique<HeldStoreWriter>(store_.get());
   ControllerParts parts{&clock,
                         &strand_,
                         &pool_,
@@ -79,6 +80,7 @@ void FakeWorld::StartCoordinator(std::unique_ptr<JobStore> store) {
                         logs_.get(),
                         [this](const absl::Status&) { fatal = true; },
                         [this] { return std::exchange(pause_ms, 0); }};
+  parts.writer = writer_.get();
   controller_ = std::make_unique<JobController>(options, parts);
   const absl::Status started = controller_->Start();
   CHECK_MSG(started.ok(), std::string(started.message()).c_str());
@@ -88,6 +90,7 @@ void FakeWorld::KillCoordinator() {
   strand_.Clear();
   pool_.Clear();
   controller_.reset();
+  writer_.reset();
   store_.reset();  // its lock too
   for (auto& [id, node] : nodes_) {
     node.stream = 0;
@@ -515,8 +518,7 @@ SubmitDraft FakeWorld::Draft(const plan::JobSpec& spec, const std::string& reque
 }
 
 absl::StatusOr<JobView> FakeWorld::Submit(const plan::JobSpec& spec) {
-  absl::StatusOr<JobView> view =
-      controller_->Submit(Draft(spec, absl::StrCat("request-", ++requests_)));
+  absl::StatusOr<JobView> view = Submit(Draft(spec, absl::StrCat("request-", ++requests_)));
   Advance(40);
   return view;
 }

@@ -48,6 +48,22 @@ class ManualExecutor : public Executor {
   std::deque<std::function<void()>> queue_;
 };
 
+// Writes at once, until a test holds it: then a group is written when the test says so.
+class HeldStoreWriter : public StoreWriter {
+ public:
+  explicit HeldStoreWriter(JobStore* store) : store_(store) {}
+  void Add(StoreWrite write) override;
+  // What is queued, in one commit.
+  void WriteQueued();
+  size_t queued() const { return queue_.size(); }
+
+  bool held = false;
+
+ private:
+  JobStore* store_;
+  std::vector<StoreWrite> queue_;
+};
+
 // Specs stay in memory; a plan is its size.
 class FakePlanner : public Planner {
  public:
@@ -154,6 +170,28 @@ class FakeWorld : public FleetLink {
   plan::JobSpec Spec(const std::string& name, std::vector<int64_t> sizes, int64_t steps) const;
   SubmitDraft Draft(const plan::JobSpec& spec, const std::string& request_id);
   absl::StatusOr<JobView> Submit(const plan::JobSpec& spec);
+  // Requests that are answered at once: not while writes are held.
+  absl::StatusOr<JobView> Submit(SubmitDraft draft);
+  absl::StatusOr<JobView> Cancel(const JobKey& key, const std::string& reason);
+  absl::StatusOr<JobView> Delete(const JobKey& key, const DeleteDraft& draft);
+  absl::StatusOr<JobView> Retry(const JobKey& key, const std::string& request_id);
+  absl::StatusOr<NodeView> HoldNode(const std::string& node_id,
+                                    NodeHold hold,
+                                    bool lift,
+                                    const std::string& reason);
+  absl::StatusOr<OperationRecord> CheckpointNow(const JobKey& key,
+                                                const std::string& request_id,
+                                                int64_t deadline_ms = 0);
+  absl::StatusOr<JobView> Rollback(const JobKey& key,
+                                   const std::string& request_id,
+                                   int64_t step,
+                                   const std::string& path,
+                                   const std::string& reason);
+  absl::Status NoteMark(const JobKey& key,
+                        int64_t step,
+                        MarkChange change,
+                        const std::string& reason);
+  absl::Status ForgetNode(const std::string& node_id);
   JobView Job(const std::string& name);
   std::vector<JobEventRecord> Events(const std::string& name);
   std::vector<std::string> EventTypes(const std::string& name);
@@ -165,6 +203,7 @@ class FakeWorld : public FleetLink {
   void Close(StreamId stream) override;
 
   JobController& controller() { return *controller_; }
+  HeldStoreWriter& writer() { return *writer_; }
   ManualExecutor& pool() { return pool_; }
   FakePlanner planner;
   FakeKeeper keeper;
@@ -200,6 +239,7 @@ class FakeWorld : public FleetLink {
   ManualExecutor strand_;
   ManualExecutor pool_;
   std::unique_ptr<JobStore> store_;
+  std::unique_ptr<HeldStoreWriter> writer_;
   std::unique_ptr<MetricsLog> metrics_;
   std::unique_ptr<LogStore> logs_;
   std::unique_ptr<JobController> controller_;

@@ -98,7 +98,7 @@ TEST(FoundBySimulation, ALaunchThatALostNodeGaveUpHoldsNoDevice) {
   world.GiveUpLaunches(node);
   world.Advance(1000);
   EXPECT_EQ(world.Job("job").record.state, JobState::kRunning);
-  ASSERT_TRUE(world.controller().Cancel({"default", "job"}, "").ok());
+  ASSERT_TRUE(world.Cancel({"default", "job"}, "").ok());
   world.Advance(300);
   EXPECT_EQ(FreeDevices(world, "n0"), 1);
 }
@@ -109,7 +109,7 @@ TEST(FoundBySimulation, AJobThatIsCancelledBeforeItsPlanCameLeavesNoZombie) {
   FakeNode& node = world.AddNode("n0", 2);
   node.plans_wait = true;
   ASSERT_TRUE(world.Submit(world.Spec("quick", {2}, 30)).ok());
-  ASSERT_TRUE(world.controller().Cancel({"default", "quick"}, "").ok());
+  ASSERT_TRUE(world.Cancel({"default", "quick"}, "").ok());
   world.Settle();
   world.GiveUpLaunches(node);
   world.Advance(200);
@@ -117,7 +117,7 @@ TEST(FoundBySimulation, AJobThatIsCancelledBeforeItsPlanCameLeavesNoZombie) {
   EXPECT_EQ(FreeDevices(world, "n0"), 2);
 
   ASSERT_TRUE(world.Submit(world.Spec("slow", {2}, 30)).ok());
-  ASSERT_TRUE(world.controller().Cancel({"default", "slow"}, "").ok());
+  ASSERT_TRUE(world.Cancel({"default", "slow"}, "").ok());
   world.Advance(3000);
   EXPECT_EQ(FreeDevices(world, "n0"), 0) << "it may still begin";
   world.GiveUpLaunches(node);

@@ -291,7 +291,7 @@ TEST_F(JobControllerTest, CancelStopsTheTrainersFirst) {
   AddNodes(2);
   ASSERT_TRUE(world_.Submit(world_.Spec("job", {2}, 8)).ok());
   world_.TrainSteps(2);
-  ASSERT_TRUE(world_.controller().Cancel({"default", "job"}, "not needed").ok());
+  ASSERT_TRUE(world_.Cancel({"default", "job"}, "not needed").ok());
   EXPECT_EQ(State("job"), JobState::kStopping);
   const int cleaned = world_.keeper.cleaned;
   world_.Settle();
@@ -299,14 +299,13 @@ TEST_F(JobControllerTest, CancelStopsTheTrainersFirst) {
   EXPECT_TRUE(world_.node("n0").trainers.empty());
   EXPECT_EQ(world_.keeper.cleaned, cleaned + 1) << "half-written saves go with it";
   EXPECT_EQ(world_.Job("job").record.message, "not needed");
-  EXPECT_TRUE(world_.controller().Cancel({"default", "job"}, "").ok()) << "repeating is harmless";
-  EXPECT_EQ(world_.controller().Cancel({"default", "nobody"}, "").status().code(),
-            absl::StatusCode::kNotFound);
+  EXPECT_TRUE(world_.Cancel({"default", "job"}, "").ok()) << "repeating is harmless";
+  EXPECT_EQ(world_.Cancel({"default", "nobody"}, "").status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(JobControllerTest, ACancelledJobInTheQueueNeverStarts) {
   ASSERT_TRUE(world_.Submit(world_.Spec("job", {2}, 8)).ok());
-  ASSERT_TRUE(world_.controller().Cancel({"default", "job"}, "").ok());
+  ASSERT_TRUE(world_.Cancel({"default", "job"}, "").ok());
   AddNodes(2);
   world_.Advance(100);
   EXPECT_EQ(State("job"), JobState::kCancelled);
@@ -315,15 +314,15 @@ TEST_F(JobControllerTest, ACancelledJobInTheQueueNeverStarts) {
 
 TEST_F(JobControllerTest, TheSameRequestGivesTheSameJob) {
   const plan::JobSpec spec = world_.Spec("job", {1}, 8);
-  const absl::StatusOr<JobView> first = world_.controller().Submit(world_.Draft(spec, "request"));
-  const absl::StatusOr<JobView> again = world_.controller().Submit(world_.Draft(spec, "request"));
+  const absl::StatusOr<JobView> first = world_.Submit(world_.Draft(spec, "request"));
+  const absl::StatusOr<JobView> again = world_.Submit(world_.Draft(spec, "request"));
   ASSERT_TRUE(first.ok() && again.ok());
   EXPECT_EQ(first->record.uid, again->record.uid);
   EXPECT_EQ(world_.controller().List().size(), 1U);
   const plan::JobSpec other = world_.Spec("other", {1}, 8);
-  EXPECT_EQ(world_.controller().Submit(world_.Draft(other, "request")).status().code(),
+  EXPECT_EQ(world_.Submit(world_.Draft(other, "request")).status().code(),
             absl::StatusCode::kAlreadyExists);
-  EXPECT_EQ(world_.controller().Submit(world_.Draft(spec, "request-2")).status().code(),
+  EXPECT_EQ(world_.Submit(world_.Draft(spec, "request-2")).status().code(),
             absl::StatusCode::kAlreadyExists)
       << "names are unique";
 }
@@ -332,10 +331,10 @@ TEST_F(JobControllerTest, CheckpointNowCommitsAndItsOperationSaysSo) {
   AddNodes(2);
   ASSERT_TRUE(world_.Submit(world_.Spec("job", {2}, 50)).ok());
   world_.TrainSteps(2);
-  const auto operation = world_.controller().CheckpointNow({"default", "job"}, "now-1");
+  const auto operation = world_.CheckpointNow({"default", "job"}, "now-1");
   ASSERT_TRUE(operation.ok());
   EXPECT_EQ(operation->state, OperationState::kAccepted);
-  EXPECT_EQ(world_.controller().CheckpointNow({"default", "job"}, "now-1")->id, operation->id);
+  EXPECT_EQ(world_.CheckpointNow({"default", "job"}, "now-1")->id, operation->id);
   world_.Settle();
   world_.TrainSteps(1);
   const auto done = world_.controller().GetOperation(operation->id);
@@ -349,7 +348,7 @@ TEST_F(JobControllerTest, CheckpointNowCommitsAndItsOperationSaysSo) {
 
 TEST_F(JobControllerTest, CheckpointNowOfAJobThatDoesNotTrainIsRefused) {
   ASSERT_TRUE(world_.Submit(world_.Spec("job", {2}, 50)).ok());
-  EXPECT_EQ(world_.controller().CheckpointNow({"default", "job"}, "now-1").status().code(),
+  EXPECT_EQ(world_.CheckpointNow({"default", "job"}, "now-1").status().code(),
             absl::StatusCode::kFailedPrecondition);
 }
 
@@ -357,7 +356,7 @@ TEST_F(JobControllerTest, AnOperationFailsWithTheEpochThatCarriedIt) {
   AddNodes(2);
   ASSERT_TRUE(world_.Submit(world_.Spec("job", {2}, 50)).ok());
   world_.TrainSteps(2);
-  const auto operation = world_.controller().CheckpointNow({"default", "job"}, "now-1");
+  const auto operation = world_.CheckpointNow({"default", "job"}, "now-1");
   ASSERT_TRUE(operation.ok());
   world_.KillTrainer(0);
   world_.Advance(100);
@@ -541,10 +540,9 @@ TEST_F(JobControllerTest, AFullDiskRefusesRequestsAndRunningJobsGoOn) {
   world_.disk.fault = [](int64_t) {
     return absl::ResourceExhaustedError("database or disk is full");
   };
-  EXPECT_EQ(
-      world_.controller().Submit(world_.Draft(world_.Spec("new", {1}, 5), "r")).status().code(),
-      absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(world_.controller().Cancel({"default", "job"}, "").status().code(),
+  EXPECT_EQ(world_.Submit(world_.Draft(world_.Spec("new", {1}, 5), "r")).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(world_.Cancel({"default", "job"}, "").status().code(),
             absl::StatusCode::kResourceExhausted);
   world_.TrainSteps(3);
   EXPECT_EQ(State("job"), JobState::kRunning);
@@ -565,9 +563,8 @@ TEST_F(JobControllerTest, AFullDiskRefusesRequestsAndRunningJobsGoOn) {
 
 TEST_F(JobControllerTest, AnotherCoordinatorOnTheSameDatabaseEndsThisOne) {
   world_.disk.term += 1;
-  EXPECT_EQ(
-      world_.controller().Submit(world_.Draft(world_.Spec("new", {1}, 5), "r")).status().code(),
-      absl::StatusCode::kAborted);
+  EXPECT_EQ(world_.Submit(world_.Draft(world_.Spec("new", {1}, 5), "r")).status().code(),
+            absl::StatusCode::kAborted);
   EXPECT_TRUE(world_.fatal);
 }
 

@@ -73,7 +73,7 @@ class SaveFailuresTest : public ::testing::Test {
 
 TEST_F(SaveFailuresTest, OneRanksFailureEndsTheSaveForAllAndIsToldAtOnce) {
   Start(world_.Spec("job", {2}, 50));
-  const auto operation = world_.controller().CheckpointNow({"default", "job"}, "now");
+  const auto operation = world_.CheckpointNow({"default", "job"}, "now");
   ASSERT_TRUE(operation.ok());
   Say(0, SaveStarted{.step = 3, .sequence = 1});
   Say(1, SaveStarted{.step = 3, .sequence = 1});
@@ -244,9 +244,9 @@ TEST_F(SaveFailuresTest, AJobWithoutACommitForTooLongEndsWhenItSaysSo) {
 TEST_F(SaveFailuresTest, AnOperationEndsAtItsDeadlineAndSaysWhatItWaitedFor) {
   world_.no_seals = {1};
   Start(world_.Spec("job", {2}, 50));
-  const auto operation = world_.controller().CheckpointNow({"default", "job"}, "now", 5000);
+  const auto operation = world_.CheckpointNow({"default", "job"}, "now", 5000);
   ASSERT_TRUE(operation.ok());
-  const auto other = world_.controller().CheckpointNow({"default", "job"}, "later");
+  const auto other = world_.CheckpointNow({"default", "job"}, "later");
   ASSERT_TRUE(other.ok());
   world_.Advance(4000);
   EXPECT_EQ(world_.controller().GetOperation(operation->id)->state, OperationState::kAccepted);
@@ -256,7 +256,7 @@ TEST_F(SaveFailuresTest, AnOperationEndsAtItsDeadlineAndSaysWhatItWaitedFor) {
   EXPECT_EQ(ended.reason, "DeadlineExceeded: after 5 s it is waiting for the step boundary");
   EXPECT_EQ(world_.controller().GetOperation(other->id)->state, OperationState::kAccepted)
       << "ten minutes, when the request does not say";
-  const auto written = world_.controller().CheckpointNow({"default", "job"}, "third", 5000);
+  const auto written = world_.CheckpointNow({"default", "job"}, "third", 5000);
   ASSERT_TRUE(written.ok());
   world_.Settle();
   world_.TrainSteps(1);
@@ -273,7 +273,7 @@ TEST_F(SaveFailuresTest, ARequestJoinsTheSaveThatEndsARun) {
   world_.AddNode("n2");
   world_.Advance(100);
   ASSERT_EQ(Job().record.state, JobState::kResizing);
-  const auto operation = world_.controller().CheckpointNow({"default", "job"}, "now");
+  const auto operation = world_.CheckpointNow({"default", "job"}, "now");
   ASSERT_TRUE(operation.ok());
   EXPECT_EQ(operation->state, OperationState::kAccepted) << "steps were trained since step 5";
   world_.TrainSteps(1);

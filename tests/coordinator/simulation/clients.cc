@@ -65,20 +65,28 @@ void World::PlanJobs() {
   }
 }
 
-void World::Ask(size_t client, int64_t at_us, void (World::*verb)(size_t)) {
+void World::Ask(size_t client, int64_t at_us, Verb verb) {
   events_.At(at_us - events_.now_us(), [this, client, verb] {
     if (controller_ == nullptr) {
       Ask(client, events_.now_us() + kAgainUs, verb);
       return;
     }
-    const uint64_t process = process_;
-    strand_.Post([this, client, verb] { (this->*verb)(client); });
-    // A crash before the answer: the client asks again.
-    events_.At(kAgainUs, [this, client, verb, process] {
-      if (process != process_) {
-        Ask(client, events_.now_us(), verb);
-      }
-    });
+    const auto asked = std::make_shared<Question>(Question{process_, false});
+    strand_.Post([this, client, verb, asked] { (this->*verb)(client, asked); });
+    AskAgainAfterCrash(client, verb, asked);
+  });
+}
+
+void World::AskAgainAfterCrash(size_t client, Verb verb, const Asked& asked) {
+  events_.At(kAgainUs, [this, client, verb, asked] {
+    if (asked->answered) {
+      return;
+    }
+    if (asked->process != process_ || controller_ == nullptr) {
+      Ask(client, events_.now_us(), verb);
+    } else {
+      AskAgainAfterCrash(client, verb, asked);
+    }
   });
 }
 
@@ -93,10 +101,16 @@ SubmitDraft World::DraftOf(const Client& client, const std::string& request) {
   return draft;
 }
 
-void World::Submit(size_t at) {
+void World::Submit(size_t at, const Asked& asked) {
+  controller_->Submit(DraftOf(clients_[at], absl::StrCat("submit-", at)),
+                      [this, at, asked](const absl::StatusOr<JobView>& view) {
+                        asked->answered = true;
+                        OnSubmitted(at, view);
+                      });
+}
+
+void World::OnSubmitted(size_t at, const absl::StatusOr<JobView>& view) {
   Client& client = clients_[at];
-  const std::string request = absl::StrCat("submit-", at);
-  const absl::StatusOr<JobView> view = controller_->Submit(DraftOf(client, request));
   if (!view.ok()) {
     checks_.Expect(!absl::IsAlreadyExists(view.status()), std::string(view.status().message()));
     Ask(at, events_.now_us() + kAgainUs, &World::Submit);
@@ -106,7 +120,7 @@ void World::Submit(size_t at) {
     Ask(at, events_.now_us() + kAgainUs, &World::Submit);  // the answer did not arrive
     return;
   }
-  checks_.OnSubmitted(request, view->record.uid);
+  checks_.OnSubmitted(absl::StrCat("submit-", at), view->record.uid);
   client.uid = view->record.uid;
   Trace("CLIENT ", client.spec.name, " is submitted as ", client.uid);
 }
@@ -120,15 +134,24 @@ bool World::CancelWasAsked(const std::string& uid) const {
   return false;
 }
 
-void World::Cancel(size_t at) {
+void World::Cancel(size_t at, const Asked& asked) {
   Client& client = clients_[at];
   if (client.uid.empty()) {
+    asked->answered = true;
     Ask(at, events_.now_us() + kAgainUs, &World::Cancel);
     return;
   }
   client.cancel_asked = true;
-  const absl::StatusOr<JobView> view =
-      controller_->Cancel({"default", client.spec.name}, "not wanted");
+  controller_->Cancel({"default", client.spec.name},
+                      "not wanted",
+                      [this, at, asked](const absl::StatusOr<JobView>& view) {
+                        asked->answered = true;
+                        OnCancelled(at, view);
+                      });
+}
+
+void World::OnCancelled(size_t at, const absl::StatusOr<JobView>& view) {
+  const Client& client = clients_[at];
   if (view.ok()) {
     checks_.OnCancelled(client.uid);
     Trace("CLIENT ", client.spec.name, " is cancelled");
@@ -137,14 +160,20 @@ void World::Cancel(size_t at) {
   }
 }
 
-void World::SaveNow(size_t at) {
-  Client& client = clients_[at];
-  const std::string request = absl::StrCat("save-", at);
-  const absl::StatusOr<OperationRecord> operation =
-      controller_->CheckpointNow({"default", client.spec.name}, request);
+void World::SaveNow(size_t at, const Asked& asked) {
+  controller_->CheckpointNow({"default", clients_[at].spec.name},
+                             absl::StrCat("save-", at),
+                             0,
+                             [this, at, asked](const absl::StatusOr<OperationRecord>& operation) {
+                               asked->answered = true;
+                               OnSaveNow(at, operation);
+                             });
+}
+
+void World::OnSaveNow(size_t at, const absl::StatusOr<OperationRecord>& operation) {
   if (operation.ok()) {
-    checks_.OnOperation(request, operation->id);
-    Trace("CLIENT ", client.spec.name, " asked for a save: ", operation->id);
+    checks_.OnOperation(absl::StrCat("save-", at), operation->id);
+    Trace("CLIENT ", clients_[at].spec.name, " asked for a save: ", operation->id);
   } else if (absl::IsResourceExhausted(operation.status()) ||
              absl::IsUnavailable(operation.status()) || absl::IsNotFound(operation.status())) {
     Ask(at, events_.now_us() + kAgainUs, &World::SaveNow);

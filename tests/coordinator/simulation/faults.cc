@@ -190,7 +190,8 @@ void World::ReleaseNodes() {
   if (controller_ != nullptr) {
     CoordinatorDo([this] {
       for (const auto& [id, daemon] : daemons_) {
-        controller_->HoldNode(id, NodeHold::kQuarantined, true, "repaired").status().IgnoreError();
+        controller_->HoldNode(
+            id, NodeHold::kQuarantined, true, "repaired", [](const absl::StatusOr<NodeView>&) {});
       }
     });
   }

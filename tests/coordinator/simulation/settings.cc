@@ -37,7 +37,8 @@ std::string BugName(Bug bug) {
                                             "StaleEpochLaunched",
                                             "PlanOfAnotherSize",
                                             "RetentionTooEager",
-                                            "GhostTrainer"};
+                                            "GhostTrainer",
+                                            "ForgottenGroup"};
   return kNames[static_cast<int>(bug)];
 }
 

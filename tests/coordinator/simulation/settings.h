@@ -43,8 +43,9 @@ enum class Bug {
   kPlanOfAnotherSize,    // the planner gives the plan of another size under the right name
   kRetentionTooEager,    // the keeper deletes the newest step too
   kGhostTrainer,         // a daemon goes on naming trainers that have ended
+  kForgottenGroup,       // the writer calls a group durable whose commit has failed
 };
-inline constexpr int kBugs = 8;
+inline constexpr int kBugs = 9;
 
 struct Settings {
   uint64_t seed = 1;

@@ -196,7 +196,7 @@ class PlantedBugTest : public SimulationTest, public ::testing::WithParamInterfa
 
 TEST_P(PlantedBugTest, IsFound) {
   const Bug bug = static_cast<Bug>(GetParam());
-  constexpr uint64_t kSeeds = 100;
+  constexpr uint64_t kSeeds = 300;
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     Settings settings = SettingsOf(seed);
     settings.bug = bug;

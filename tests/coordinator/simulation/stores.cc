@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
@@ -12,7 +13,7 @@
 
 namespace ravel::coordinator::simulation {
 
-absl::Status SimulatedJobStore::Apply(const StoreChange& change) {
+absl::Status SimulatedJobStore::Weather() {
   if (random_.Chance(weather_.crash_before_rate)) {
     throw CoordinatorCrash();
   }
@@ -22,18 +23,79 @@ absl::Status SimulatedJobStore::Apply(const StoreChange& change) {
   if (random_.Chance(weather_.error_rate)) {
     return absl::UnavailableError("I/O error");
   }
-  checks_.BeforeApply(disk_, change);
+  return absl::OkStatus();
+}
+
+absl::Status SimulatedJobStore::Apply(const StoreChange& change) {
+  RETURN_IF_ERROR(Weather());
+  if (group_) {
+    group_->push_back(change);
+    return absl::OkStatus();
+  }
+  return Commit({change});
+}
+
+absl::Status SimulatedJobStore::BeginGroup() {
+  group_.emplace();
+  return absl::OkStatus();
+}
+
+absl::Status SimulatedJobStore::CommitGroup() {
+  const std::vector<StoreChange> changes = *std::exchange(group_, std::nullopt);
+  RETURN_IF_ERROR(Weather());
+  return Commit(changes);
+}
+
+absl::Status SimulatedJobStore::Commit(const std::vector<StoreChange>& changes) {
   if (bug_ == Bug::kAnswerBeforeDurable && random_.Chance(0.5)) {
     before_ = disk_;
   } else {
     before_.reset();
   }
-  RETURN_IF_ERROR(inner_.Apply(change));
-  checks_.AfterApply(change);
+  for (const StoreChange& change : changes) {
+    checks_.BeforeApply(disk_, change);
+    RETURN_IF_ERROR(inner_.Apply(change));
+    checks_.AfterApply(change);
+  }
   if (random_.Chance(weather_.crash_after_rate)) {
     throw CoordinatorCrash();
   }
   return absl::OkStatus();
+}
+
+void SimulatedStoreWriter::Add(StoreWrite write) {
+  queue_.push_back(std::move(write));
+  Next();
+}
+
+void SimulatedStoreWriter::Next() {
+  if (busy_ || queue_.empty()) {
+    return;
+  }
+  busy_ = true;
+  const int64_t most_us = random_.Chance(0.05) ? 10 * weather_.write_us : weather_.write_us;
+  events_.At(random_.Between(200, most_us), [this, alive = alive_] {
+    if (!*alive) {
+      return;
+    }
+    const std::vector<StoreWrite> group(std::make_move_iterator(queue_.begin()),
+                                        std::make_move_iterator(queue_.end()));
+    queue_.clear();
+    const Run on_thread = on_thread_;  // this writer may end in it
+    on_thread([&] {
+      const std::vector<absl::Status> results = WriteGroup(*store_, group);
+      for (size_t i = 0; i < group.size(); ++i) {
+        const bool lies = bug_ == Bug::kForgottenGroup;
+        post_([done = group[i].done, status = lies ? absl::OkStatus() : results[i]] {
+          done(status);
+        });
+      }
+    });
+    if (*alive) {  // the process has not died of it
+      busy_ = false;
+      Next();
+    }
+  });
 }
 
 // -- checkpoints

@@ -4,6 +4,8 @@
 // outlive every coordinator; what was not durable at a crash is gone.
 
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -15,6 +17,7 @@
 #include "coordinator/jobs/planner.h"
 #include "coordinator/saves/checkpoint_keeper.h"
 #include "coordinator/store/memory_job_store.h"
+#include "coordinator/store/store_writer.h"
 #include "tests/coordinator/simulation/settings.h"
 
 namespace ravel::coordinator::simulation {
@@ -30,6 +33,7 @@ struct DiskWeather {
   double error_rate = 0;
   double crash_before_rate = 0;
   double crash_after_rate = 0;
+  int64_t write_us = 20'000;  // a commit takes at most so long, one in twenty ten times that
 };
 
 // One coordinator's way to the database.
@@ -45,6 +49,8 @@ class SimulatedJobStore : public JobStore {
         bug_(bug) {}
   absl::StatusOr<LoadedState> Open() override { return inner_.Open(); }
   absl::Status Apply(const StoreChange& change) override;
+  absl::Status BeginGroup() override;
+  absl::Status CommitGroup() override;
   absl::StatusOr<std::optional<RequestRecord>> FindRequest(const std::string& id) override {
     return inner_.FindRequest(id);
   }
@@ -64,6 +70,10 @@ class SimulatedJobStore : public JobStore {
   const std::optional<MemoryJobStore::Disk>& not_durable() const { return before_; }
 
  private:
+  // Why this write or commit fails now, if it does.
+  absl::Status Weather();
+  absl::Status Commit(const std::vector<StoreChange>& changes);
+
   MemoryJobStore inner_;
   MemoryJobStore::Disk& disk_;
   DiskWeather& weather_;
@@ -71,6 +81,46 @@ class SimulatedJobStore : public JobStore {
   Checks& checks_;
   const Bug bug_;
   std::optional<MemoryJobStore::Disk> before_;
+  std::optional<std::vector<StoreChange>> group_;  // not committed yet
+};
+
+// The writer's thread on virtual time: what is queued when a commit ends is the next group, which
+// takes its time, and fails or is lost in a crash as a whole.
+class SimulatedStoreWriter : public StoreWriter {
+ public:
+  // `on_thread` runs work of the coordinator's process, `post` posts to its strand.
+  using Run = std::function<void(std::function<void()>)>;
+  SimulatedStoreWriter(Events& events,
+                       Random& random,
+                       JobStore* store,
+                       const DiskWeather& weather,
+                       Bug bug,
+                       Run on_thread,
+                       Run post)
+      : events_(events),
+        random_(random),
+        store_(store),
+        weather_(weather),
+        bug_(bug),
+        on_thread_(std::move(on_thread)),
+        post_(std::move(post)) {}
+  ~SimulatedStoreWriter() override { *alive_ = false; }
+  void Add(StoreWrite write) override;
+
+ private:
+  void Next();
+
+  Events& events_;
+  Random& random_;
+  JobStore* store_;
+  const DiskWeather& weather_;
+  const Bug bug_;
+  const Run on_thread_;
+  const Run post_;
+  std::deque<StoreWrite> queue_;
+  bool busy_ = false;
+  // What happens to this writer ends with it.
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
 struct StoreWeather {

@@ -79,6 +79,9 @@ World::World(Settings settings)
   std::filesystem::create_directories(folder_ + "/metrics");
   network_.set_repeats(settings_.messages_repeat);
   pool_.set_threads(2);
+  if (random_.Chance(0.2)) {
+    disk_weather_.write_us = random_.Between(100'000, 2'000'000);  // a slow disk
+  }
 }
 
 World::~World() {
@@ -106,6 +109,14 @@ void World::StartCoordinator() {
       std::make_unique<SimulatedJobStore>(&disk_, disk_weather_, random_, checks_, settings_.bug);
   metrics_ = std::make_unique<MetricsLog>(folder_ + "/metrics");
   logs_ = std::make_unique<LogStore>(folder_ + "/logs");
+  writer_ = std::make_unique<SimulatedStoreWriter>(
+      events_,
+      random_,
+      store_.get(),
+      disk_weather_,
+      settings_.bug,
+      [this](std::function<void()> work) { CoordinatorDo(work); },
+      [this](std::function<void()> work) { strand_.Post(std::move(work)); });
   ControllerOptions options;
   options.detection_ms = settings_.detection_ms;
   options.tick_ms = settings_.tick_ms;
@@ -124,6 +135,7 @@ void World::StartCoordinator() {
   parts.on_fatal = [this](const absl::Status& status) {
     checks_.Fail(absl::StrCat("fatal: ", std::string(status.message())));
   };
+  parts.writer = writer_.get();
   parts.new_id = [this] { return absl::StrCat("id-", 1'000'000 + ++ids_); };
   controller_ = std::make_unique<JobController>(options, parts);
   const uint64_t process = process_;
@@ -162,6 +174,7 @@ void World::KillCoordinator(const std::string& why) {
     disk_.term = term;
   }
   controller_.reset();
+  writer_.reset();
   metrics_.reset();
   network_.LoseCoordinator();
   const int64_t away_us = healed_ || random_.Chance(0.8) ? random_.Between(50'000, 3'000'000)

@@ -121,13 +121,24 @@ class World : public FleetLink {
   bool AllOver();
 
   // clients.cc
+  // A request under way. Unanswered when its process dies, it is asked again.
+  struct Question {
+    uint64_t process = 0;
+    bool answered = false;
+  };
+  using Asked = std::shared_ptr<Question>;
+  using Verb = void (World::*)(size_t, const Asked&);
   void PlanJobs();
   plan::JobSpec MakeSpec(int64_t number);
   SubmitDraft DraftOf(const Client& client, const std::string& request);
-  void Submit(size_t client);
-  void Cancel(size_t client);
-  void SaveNow(size_t client);
-  void Ask(size_t client, int64_t at_us, void (World::*verb)(size_t));
+  void Submit(size_t client, const Asked& asked);
+  void OnSubmitted(size_t client, const absl::StatusOr<JobView>& view);
+  void Cancel(size_t client, const Asked& asked);
+  void OnCancelled(size_t client, const absl::StatusOr<JobView>& view);
+  void SaveNow(size_t client, const Asked& asked);
+  void OnSaveNow(size_t client, const absl::StatusOr<OperationRecord>& operation);
+  void Ask(size_t client, int64_t at_us, Verb verb);
+  void AskAgainAfterCrash(size_t client, Verb verb, const Asked& asked);
 
   // faults.cc
   void FaultLater();
@@ -161,6 +172,7 @@ class World : public FleetLink {
   SimulatedExecutor strand_;
   SimulatedExecutor pool_;
   std::unique_ptr<SimulatedJobStore> store_;
+  std::unique_ptr<SimulatedStoreWriter> writer_;
   std::unique_ptr<MetricsLog> metrics_;
   std::unique_ptr<LogStore> logs_;
   std::unique_ptr<JobController> controller_;

@@ -40,7 +40,7 @@ class RetentionRowsTest : public ::testing::TestWithParam<bool> {
   absl::StatusOr<JobView> Delete(const std::string& name, DeleteDraft draft = {}) {
     draft.request_id =
         draft.request_id.empty() ? absl::StrCat("delete-", ++deletions_) : draft.request_id;
-    absl::StatusOr<JobView> view = world_.controller().Delete({"default", name}, draft);
+    absl::StatusOr<JobView> view = world_.Delete({"default", name}, draft);
     world_.Settle();
     return view;
   }
@@ -205,13 +205,13 @@ TEST_P(RetentionRowsTest, LostNodesAreForgottenByNameOrAfterADay) {
   world_.AddNode("a");
   world_.AddNode("b");
   world_.AddNode("c");
-  EXPECT_TRUE(absl::IsFailedPrecondition(world_.controller().ForgetNode("a")));
-  EXPECT_TRUE(absl::IsNotFound(world_.controller().ForgetNode("nobody")));
+  EXPECT_TRUE(absl::IsFailedPrecondition(world_.ForgetNode("a")));
+  EXPECT_TRUE(absl::IsNotFound(world_.ForgetNode("nobody")));
   world_.Kill(world_.node("a"));
   world_.Kill(world_.node("b"));
   world_.Advance(3000);
   EXPECT_EQ(world_.controller().Nodes().size(), 3u);
-  EXPECT_TRUE(world_.controller().ForgetNode("a").ok());
+  EXPECT_TRUE(world_.ForgetNode("a").ok());
   EXPECT_EQ(world_.controller().Nodes().size(), 2u);
   world_.clock.AdvanceMs(kDayMs + 1000);
   world_.Restart(world_.node("c"));

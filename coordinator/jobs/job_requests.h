@@ -1,0 +1,69 @@
+#pragma once
+
+// What people ask of the controller, and what they are told.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "common/status.h"
+#include "coordinator/fleet/membership.h"
+#include "coordinator/jobs/job_run.h"
+#include "coordinator/store/job_record.h"
+
+namespace ravel::coordinator {
+
+// Called on the strand, once: inside the call when nothing has to be written, else when it is
+// durable or refused.
+template <typename Value>
+using Answer = std::function<void(absl::StatusOr<Value>)>;
+using StatusAnswer = std::function<void(absl::Status)>;
+
+struct NodeView {
+  NodeRecord record;
+  // READY, SUSPECT, LOST, DRAINING (jobs are still on it), DRAINED, QUARANTINED.
+  std::string state;
+  std::string message;
+  int64_t penalties = 0;  // attempts of all jobs that failed there in the last 10 minutes
+  int64_t devices = 0;
+  int64_t devices_free = 0;
+};
+
+struct SubmitDraft {
+  std::string request_id;
+  std::string hash;
+  JobRecord record;  // names, canonical, planned, spec
+};
+
+struct DeleteDraft {
+  std::string request_id;
+  bool force = false;             // also a job that is not over: it is cancelled first
+  bool with_checkpoints = false;  // else they stay where they are
+  std::string reason = {};        // of the cancellation
+};
+
+struct JobKey {
+  std::string namespace_name;
+  std::string name;
+  auto operator<=>(const JobKey&) const = default;
+};
+
+// A place in the order of submission.
+struct JobCursor {
+  int64_t created_ms = -1;
+  std::string uid;
+  auto operator<=>(const JobCursor&) const = default;
+};
+
+// A job to look at until the strand goes on.
+struct JobGlimpse {
+  const JobRecord& record;
+  const JobProgress& progress;
+  const std::vector<JobCondition>& conditions;
+  double eta_seconds = -1;
+  int64_t failed_saves = 0;
+  int64_t skipped_saves = 0;
+};
+
+}  // namespace ravel::coordinator

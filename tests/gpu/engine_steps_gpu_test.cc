@@ -241,7 +241,7 @@ TEST_F(GpuSteps, ReportsEveryStepAsTheEngineDoesThatReadsItAtOnce) {
     EXPECT_EQ(outcome.steps[i].step, expected.steps[i].step);
     EXPECT_EQ(outcome.steps[i].loss, expected.steps[i].loss);
     EXPECT_EQ(outcome.steps[i].grad_norm, expected.steps[i].grad_norm);
-    EXPECT_EQ(outcome.steps[i].learning_rate, expected.steps[i].learning_rate);
+    EXPECT_EQ(outcome.steps[i].lr, expected.steps[i].learning_rate);
     EXPECT_EQ(outcome.steps[i].tokens, expected.steps[i].target_tokens);
   }
   EXPECT_EQ(outcome.saves_started, (std::vector<int64_t>{2, 4, 5}));

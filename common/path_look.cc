@@ -41,7 +41,7 @@ ModelFacts LookAtModel(const std::string& directory) {
   return model;
 }
 
-// Of each file as much as leaves something for all others.
+// Ids checked of each file, so that all files get a share.
 int64_t ScannedTokens(std::size_t files) {
   constexpr int64_t kLeast = int64_t{1} << 16;
   const auto count = static_cast<int64_t>(std::max<std::size_t>(files, 1));

@@ -9,7 +9,7 @@
 
 namespace ravel {
 
-// How a look is followed; both may be empty. Called from the thread that looks.
+// Observers of a look; both may be empty. Called from the thread that looks.
 struct LookHooks {
   // Before a path is opened: it may never answer.
   std::function<void(const NamedPath& path)> at = nullptr;

@@ -59,7 +59,7 @@ struct CanonicalJob {
 };
 
 struct CanonicalizeOptions {
-  // What a look at PathsOf this job has found: config.json of model.from, tokenizer, token files.
+  // Findings of a look at PathsOf this job: config.json of model.from, tokenizer, token files.
   // Null: only what the file itself can tell; `spec.model` may then be absent. The silence of a
   // path is the caller's to tell.
   const PathFacts* facts = nullptr;

@@ -22,7 +22,7 @@ int64_t NowMs() {
   return SystemClock::Get().MonotonicMs();
 }
 
-// Where the caller waits for the strand.
+// The place where the caller waits for the strand.
 struct Call {
   Mutex mutex;
   CondVar changed;

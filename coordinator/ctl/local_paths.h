@@ -7,7 +7,7 @@
 
 namespace ravel::ctl {
 
-// Which paths are opened here.
+// The paths that are opened here.
 enum class PathScope {
   kNone,   // this machine may not have them
   kModel,  // config.json of model.from; a plan needs no more

@@ -151,7 +151,7 @@ struct CommandResult {
 struct DrainNotice {
   std::string reason;
 };
-// What a node has found at the paths of a Look.
+// Findings of a node at the paths of a Look.
 struct LookResult {
   int64_t look_id = 0;
   std::string refused = {};  // why nothing was looked at; empty: the facts are there

@@ -183,7 +183,7 @@ class JobController {
     // that the store has refused.
     StatusAnswer failed = {};
   };
-  // What a step writes, and follows from it.
+  // The change of a step, and its actions.
   struct Decided {
     std::shared_ptr<StoreChange> change = std::make_shared<StoreChange>();
     std::vector<JobActionKind> actions;
@@ -255,7 +255,7 @@ class JobController {
   // True: it is one of them, and `again` is called when that is over.
   bool WaitsFor(const std::string& what, std::function<void()> again);
   void EndWriting(const std::string& what);
-  // What an earlier request of this id was answered; an error if that was another request.
+  // The answer to an earlier request of this id; an error if that was another request.
   absl::StatusOr<std::optional<std::string>> KnownAnswer(const std::string& request_id,
                                                          const std::string& hash);
   static std::string RequestName(const std::string& request_id) { return "request " + request_id; }

@@ -1,6 +1,6 @@
 #pragma once
 
-// What people ask of the controller, and what they are told.
+// Requests of people to the controller, and their answers.
 
 #include <cstdint>
 #include <functional>

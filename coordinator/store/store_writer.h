@@ -56,7 +56,7 @@ class ThreadStoreWriter : public StoreWriter {
  public:
   struct Options {
     JobStore* store = nullptr;  // outlives the writer; nobody else writes to it
-    // Where `done` is called: it posts to the strand. Called on the writer's thread.
+    // Runs `done` elsewhere: it posts to the strand. Called on the writer's thread.
     std::function<void(std::function<void()>)> post;
     size_t most_in_group = 256;
     size_t max_queued = 100'000;  // above that a write is refused: ResourceExhausted
@@ -68,7 +68,7 @@ class ThreadStoreWriter : public StoreWriter {
   // Writes what is queued and ends the thread; what comes later is refused: Unavailable. May be
   // called more than once.
   void Drain() ABSL_LOCKS_EXCLUDED(mutex_);
-  // How many commits there were, and writes in them.
+  // Numbers of commits so far, and of writes in them.
   int64_t groups() const ABSL_LOCKS_EXCLUDED(mutex_);
   int64_t writes() const ABSL_LOCKS_EXCLUDED(mutex_);
 

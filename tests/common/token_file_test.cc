@@ -40,7 +40,7 @@ class TokenFileTest : public ::testing::Test {
   void WriteText(const std::string& path, const std::string& text) {
     ASSERT_TRUE(WriteFileAtomically(path, text).ok());
   }
-  // What mapping the file says; a check without mapping says the same.
+  // The error of mapping the file; a check without mapping says the same.
   std::string OpenError(TokenFormat format = TokenFormat::kAuto) {
     const auto file = TokenFile::Open(prefix_, format);
     const auto checked = CheckTokenFile(prefix_, format, {.scanned_tokens = 1 << 20});

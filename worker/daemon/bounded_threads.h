@@ -16,7 +16,7 @@ class io_context;
 
 namespace ravel::daemon {
 
-// Where a piece of work is. Thread-safe.
+// The place that a piece of work has reached. Thread-safe.
 class WorkProgress {
  public:
   WorkProgress();

@@ -533,7 +533,7 @@ TEST_F(JobPaths, AModelDirectoryIsReadAndItsFaultsNamed) {
   EXPECT_EQ(job.spec.model->vocab_size, 257);
 }
 
-// What is asked of a node, and rules on its answer: no file is here.
+// Questions to a node, and rules on its answer: no file is here.
 TEST(JobFacts, PathsAreAskedByTheirFieldsInTheOrderOfTheRules) {
   const CanonicalJob bare = Canonicalize(
       ParseJobFile(With("      - {path: /data/train}\n",

@@ -377,7 +377,7 @@ TEST_F(JobsServiceTest, WithoutANodeDataIsTakenOnTrustAndAModelIsNot) {
   grpc::ClientContext context;
   EXPECT_EQ(stub_->ValidateJob(&context, request, &validated).error_code(),
             grpc::StatusCode::UNAVAILABLE);
-  // What is wrong with the file itself is told all the same.
+  // Faults of the file itself are told all the same.
   v1::TrainingJob wrong = JobFrom("/models/tiny");
   wrong.mutable_spec()->mutable_training()->set_steps(-1);
   EXPECT_EQ(DryRun(wrong).error_code(), grpc::StatusCode::INVALID_ARGUMENT);

@@ -53,7 +53,7 @@ class HeldStoreWriter : public StoreWriter {
  public:
   explicit HeldStoreWriter(JobStore* store) : store_(store) {}
   void Add(StoreWrite write) override;
-  // What is queued, in one commit.
+  // Writes what is queued, in one commit.
   void WriteQueued();
   size_t queued() const { return queue_.size(); }
 

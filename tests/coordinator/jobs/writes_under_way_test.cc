@@ -1,4 +1,4 @@
-// What happens between a decision and the disk: nothing is done or answered before, nothing is
+// Time between a decision and the disk: nothing is done or answered before, nothing is
 // decided twice, and what comes meanwhile waits for its turn.
 
 #include <algorithm>
@@ -23,7 +23,7 @@ class WritesUnderWayTest : public ::testing::Test {
     world_.StartCoordinator();
     world_.Advance(20);  // the first sweep of old rows is behind it
   }
-  // What is queued becomes durable, and what follows from it is done, but for its own writes.
+  // Makes what is queued durable and does what follows from it, but for its own writes.
   void WriteOnce() {
     world_.writer().WriteQueued();
     world_.Settle();

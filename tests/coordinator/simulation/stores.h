@@ -70,7 +70,7 @@ class SimulatedJobStore : public JobStore {
   const std::optional<MemoryJobStore::Disk>& not_durable() const { return before_; }
 
  private:
-  // Why this write or commit fails now, if it does.
+  // The error of this write or commit, if it fails now.
   absl::Status Weather();
   absl::Status Commit(const std::vector<StoreChange>& changes);
 
@@ -119,7 +119,7 @@ class SimulatedStoreWriter : public StoreWriter {
   const Run post_;
   std::deque<StoreWrite> queue_;
   bool busy_ = false;
-  // What happens to this writer ends with it.
+  // Events of this writer end with it.
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

@@ -77,7 +77,7 @@ std::shared_ptr<const StoreChange> Change(const std::string& id) {
   return change;
 }
 
-// What became of each write, in the order in which it was told.
+// Results of writes, in the order in which they were told.
 struct Results {
   std::function<void(absl::Status)> For(const std::string& id) {
     return [this, id](const absl::Status& status) {

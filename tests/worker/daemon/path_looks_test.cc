@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 
 using Answer = std::optional<absl::StatusOr<PathFacts>>;
 
-// What a look says, in the loop of this thread.
+// The answer of a look, in the loop of this thread.
 Answer Ask(PathLooks& looks,
            boost::asio::io_context& context,
            const PathQuery& query,
@@ -80,7 +80,7 @@ TEST(PathLooksTest, AMountThatHangsIsNamedInTimeAndOnlySoManyMayHang) {
   server_is_back.set_value();  // after their owner's end: they find the gate closed
 }
 
-// Whoever names a dead mount again and again uses up no threads.
+// A dead mount that is named again and again uses up no threads.
 TEST(PathLooksTest, AFolderInWhichALookHangsIsNotLookedAtAgainUntilItAnswers) {
   std::promise<void> server_is_back;
   const std::shared_future<void> back = server_is_back.get_future().share();

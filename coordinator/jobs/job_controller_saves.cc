@@ -463,6 +463,11 @@ void JobController::OnCommitted(const std::string& uid,
   Entry& entry = entries_.at(uid);
   save.state = result.ok() ? SaveState::kCommitted : SaveState::kFailed;
   save.reason = result.ok() ? "" : std::string(result.status().message());
+  // After an outage seals come of saves that are gone, in front of those that are there.
+  const bool replaced = absl::IsNotFound(result.status()) && entry.saves.HasNewerWhole(KeyOf(save));
+  if (replaced) {
+    save.reason = kReplacedInOutage;
+  }
   if (result.ok()) {
     save.path = result->path;
     save.bytes = result->bytes;
@@ -481,10 +486,12 @@ void JobController::OnCommitted(const std::string& uid,
     // No transition: training goes on, and says so.
     step.event = MakeEvent(JobEventKind::kPlaced);
     step.event.world_size = 0;
-    step.extra.events.push_back(
-        SaveEvent(entry.record, KeyOf(save), "CheckpointFailed", step.event.now_ms));
-    step.extra.events.back().reason = "CommitFailed";
-    step.extra.events.back().message = save.reason;
+    if (!replaced) {
+      step.extra.events.push_back(
+          SaveEvent(entry.record, KeyOf(save), "CheckpointFailed", step.event.now_ms));
+      step.extra.events.back().reason = "CommitFailed";
+      step.extra.events.back().message = save.reason;
+    }
     log::Warning(absl::StrCat(
         "job ", entry.record.name, ": the save of step ", save.step, " failed: ", save.reason));
   }

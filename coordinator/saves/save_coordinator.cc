@@ -217,6 +217,12 @@ std::vector<ckpt::Seal> SaveCoordinator::TakeSeals(const SaveKey& key) {
   return seals;
 }
 
+bool SaveCoordinator::HasNewerWhole(const SaveKey& key) const {
+  return std::any_of(pending_.begin(), pending_.end(), [&](const auto& entry) {
+    return entry.first.step > key.step && static_cast<int64_t>(entry.second.seals.size()) == ranks_;
+  });
+}
+
 std::vector<EndedSave> SaveCoordinator::OnResult(const SaveKey& key, bool committed) {
   const auto found = pending_.find(key);
   if (found != pending_.end()) {
@@ -279,7 +285,7 @@ SaveCounts CountSaves(const std::vector<SaveRecord>& records) {
       counts.failed_in_a_row = 0;
       counts.last_reason.clear();
       counts.committed_ms = std::max(counts.committed_ms, record.created_ms);
-    } else if (record.state == SaveState::kFailed) {
+    } else if (record.state == SaveState::kFailed && record.reason != kReplacedInOutage) {
       counts.failed += 1;
       counts.failed_in_a_row += 1;
       counts.last_reason = record.reason;

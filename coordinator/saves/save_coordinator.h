@@ -99,6 +99,9 @@ class SaveCoordinator {
   // returned.
   std::vector<EndedSave> OnResult(const SaveKey& key, bool committed);
 
+  // True if all ranks have sealed a save of a later step.
+  bool HasNewerWhole(const SaveKey& key) const;
+
   // Highest sequence of a save of this epoch that is committed.
   int64_t committed_sequence() const { return committed_sequence_; }
   int64_t skipped() const { return skipped_; }
@@ -122,6 +125,11 @@ class SaveCoordinator {
   int64_t skipped_ = 0;  // in this coordinator's life
   int64_t skipped_step_ = -1;
 };
+
+// The reason in the record of a save that trainers removed during an outage of the coordinator, as
+// newer ones were whole: no failure.
+inline constexpr const char* kReplacedInOutage =
+    "its trainers kept newer saves while no coordinator was there";
 
 // Durable counters of a job's saves, from its records.
 struct SaveCounts {

@@ -146,6 +146,29 @@ TEST_F(CoordinatorRestartTest, SealsOfTheOutageAreCommitted) {
   ExpectWholeHistory(world_, "job", 16);
 }
 
+// Trainers keep the newest saves only while nobody commits; seals of the others come all the same.
+TEST_F(CoordinatorRestartTest, SavesThatTrainersReplacedInTheOutageAreNoFailures) {
+  AddNodes(2);
+  plan::JobSpec spec = world_.Spec("job", {1, 2}, 40);
+  spec.checkpoint.max_failed_saves = 1;
+  ASSERT_TRUE(world_.Submit(spec).ok());
+  world_.TrainSteps(7);
+  world_.KillCoordinator();
+  for (int i = 0; i < 19; ++i) {
+    world_.TrainStep();
+  }
+  world_.keeper.gone = {10, 15, 20};
+  world_.StartCoordinator();
+  world_.Connect(world_.node("n0"));
+  world_.Connect(world_.node("n1"));
+  world_.Advance(100);
+  EXPECT_EQ(world_.Job("job").record.committed_step, 25);
+  EXPECT_EQ(State("job"), JobState::kRunning);
+  for (const std::string& type : world_.EventTypes("job")) {
+    EXPECT_NE(type, "CheckpointFailed");
+  }
+}
+
 TEST_F(CoordinatorRestartTest, ANodeThatHasHeardOfAHigherTermIsNotTakenOver) {
   FakeNode& node = world_.AddNode("n0");
   world_.Disconnect(node);

@@ -8,6 +8,9 @@ namespace ravel::coordinator {
 absl::StatusOr<CommittedSave> FakeKeeper::Commit(const CheckpointJob& job,
                                                  const SaveRequest& request) {
   RETURN_IF_ERROR(commit_failure);
+  if (gone.contains(request.step)) {
+    return absl::NotFoundError("list model: No such file or directory");
+  }
   EXPECT_EQ(static_cast<int64_t>(request.seals.size()), request.world->plan.ranks);
   if (!steps[job.spec.name].emplace(request.step, request.epoch).second) {
     return absl::AlreadyExistsError(absl::StrCat("step ", request.step, " is committed"));

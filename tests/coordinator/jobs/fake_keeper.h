@@ -61,6 +61,7 @@ class FakeKeeper : public CheckpointKeeper {
   // Attempts with all their seals, by job name: step and epoch.
   std::map<std::string, std::map<int64_t, int64_t>> sealed;
   absl::Status commit_failure;
+  std::set<int64_t> gone;  // steps whose attempts their trainers have removed
   absl::Status remove_failure;
   absl::Status restore_failure;  // the store is away, say
   StepVerdict verdict = StepVerdict::kDamaged;

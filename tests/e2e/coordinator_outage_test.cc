@@ -107,7 +107,7 @@ TEST_F(CoordinatorOutageTest, TrainingNeverNotices) {
                          << cluster_->Report("interrupted");
   EXPECT_EQ(cluster_->AllTrainers(), trainers) << "trainers were restarted";
 
-  ASSERT_EQ(cluster_->WaitForSuccess("interrupted", outage + seconds(120)), absl::OkStatus());
+  ASSERT_EQ(cluster_->WaitForSuccess("interrupted", 3 * outage + seconds(120)), absl::OkStatus());
   const absl::StatusOr<std::vector<StepRow>> history = cluster_->Metrics("interrupted");
   ASSERT_TRUE(history.ok()) << history.status();
   EXPECT_EQ(FirstDifference(*history, expected), "");

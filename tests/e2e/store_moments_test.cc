@@ -42,13 +42,13 @@ void PrintTo(const Case& tested, std::ostream* out) {
   *out << tested.name;
 }
 
-// A job without a commit that finds an empty folder begins there, so a mount that is gone before
-// the first launch is no case.
+// Two combinations are no cases. A job without a commit that finds an empty folder begins there, so
+// a mount cannot be gone before the first launch. A save holds its files open from its beginning to
+// its end, and no mount turns read-only under an open file.
 constexpr Case kCases[] = {
     {"GoneWhileTraining", Moment::kTraining, Loss::kGone},
-    {"ReadOnlyWhileSaving", Moment::kSaving, Loss::kReadOnly},
-    {"ReadOnlyBeforeLaunch", Moment::kQueued, Loss::kReadOnly},
     {"ReadOnlyWhileTraining", Moment::kTraining, Loss::kReadOnly},
+    {"ReadOnlyBeforeLaunch", Moment::kQueued, Loss::kReadOnly},
     {"GoneWhileSaving", Moment::kSaving, Loss::kGone},
     {"GoneWhileRestarting", Moment::kRestarting, Loss::kGone},
     {"ReadOnlyWhileRestarting", Moment::kRestarting, Loss::kReadOnly},
@@ -152,8 +152,9 @@ class StoreMomentsTest : public ::testing::TestWithParam<Case> {
     return false;
   }
   void StartWorker() {
-    // Steps and writes take a while, so that there is a middle of each.
-    const std::string faults = "trainer.step@*:stall=10ms,save.write@*:stall=150ms";
+    // Steps and writes take a while, so that there is a middle of each. A save takes less than the
+    // steps to the next one: between them no file is open, and a mount can turn read-only.
+    const std::string faults = "trainer.step@*:stall=30ms,save.write@*:stall=60ms";
     ASSERT_EQ(cluster_->StartWorkers(1, {{"RAVEL_FAULTS", faults}}), absl::OkStatus());
   }
   void Reach(Moment moment) {
@@ -163,7 +164,6 @@ class StoreMomentsTest : public ::testing::TestWithParam<Case> {
     const int64_t enough = moment == Moment::kLastSave ? kSteps - kSaveEvery : 2 * kSaveEvery;
     ASSERT_TRUE(Eventually(seconds(30), [&] { return Committed() >= enough; }))
         << cluster_->Report("job");
-    // A mount turns read-only between two writes, never under a file that is being written.
     const bool saves = moment == Moment::kSaving || moment == Moment::kLastSave;
     if (saves && GetParam().loss == Loss::kGone) {
       EXPECT_TRUE(Eventually(seconds(30), [&] { return InAttempt(Committed() + kSaveEvery); }))

@@ -26,7 +26,9 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using SteadyClock = std::chrono::steady_clock;
 
-// Between two commits of a job that commits every 0.1 s and more, on a loaded machine.
+// Between two commits of a job that commits every 0.1 s and more: most of the time, and once on a
+// loaded machine.
+constexpr seconds kUsualPause{1};
 constexpr seconds kLongestPause{2};
 
 class HostileRequestsTest : public ::testing::Test {
@@ -74,16 +76,20 @@ class HostileRequestsTest : public ::testing::Test {
     then();
   }
 
-  // Commits of a job go on, with no pause longer than that.
-  void ExpectCommitsGoOn(const std::string& job, milliseconds longest) {
+  // Commits of a job go on, and nobody holds them up.
+  void ExpectCommitsGoOn(const std::string& job) {
     int64_t last = CommittedStep(job);
-    for (int i = 0; i < 4; ++i) {
+    std::vector<SteadyClock::duration> pauses;
+    for (int i = 0; i < 7; ++i) {
       const SteadyClock::time_point start = SteadyClock::now();
       const bool committed = Eventually(seconds(20), [&] { return CommittedStep(job) > last; });
       EXPECT_TRUE(committed) << "no commit after step " << last;
-      EXPECT_LE(SteadyClock::now() - start, longest);
+      pauses.push_back(SteadyClock::now() - start);
       last = CommittedStep(job);
     }
+    std::sort(pauses.begin(), pauses.end());
+    EXPECT_LE(pauses[pauses.size() / 2], kUsualPause);
+    EXPECT_LE(pauses.back(), kLongestPause);
   }
 
   void ExpectStopsIn(milliseconds limit) {
@@ -106,7 +112,7 @@ TEST_F(HostileRequestsTest, APathThatNeverOpensHoldsNobodyUp) {
   TinyJob hostile = Job("hostile");
   hostile.tokens_path = Path("fifo.bin");
   WhileDryRuns(ToYaml(hostile), 4, [&] {
-    ExpectCommitsGoOn("good", kLongestPause);
+    ExpectCommitsGoOn("good");
     ExpectStopsIn(seconds(5));
   });
 }
@@ -124,7 +130,7 @@ TEST_F(HostileRequestsTest, PlansWithoutEndHoldNobodyUp) {
                            {"globalBatch: 8", "globalBatch: 4096"}});
   ASSERT_TRUE(absl::StrContains(heavy, "max: 4096"));
   WhileDryRuns(heavy, 4, [&] {
-    ExpectCommitsGoOn("good", kLongestPause);
+    ExpectCommitsGoOn("good");
     ExpectStopsIn(seconds(5));
   });
 }
@@ -153,7 +159,7 @@ TEST_F(HostileRequestsTest, AHungStoreHoldsNobodyElseUp) {
   const int64_t before = CommittedStep("good");
   EXPECT_TRUE(Eventually(seconds(10), [&] { return CommittedStep("good") > before; }))
       << cluster_->Report("good");
-  ExpectCommitsGoOn("good", kLongestPause);
+  ExpectCommitsGoOn("good");
   ExpectStopsIn(seconds(5));
 }
 
@@ -171,7 +177,7 @@ TEST_F(HostileRequestsTest, AMountThatHangsIsNamedAndHoldsNobodyUp) {
   std::filesystem::create_directories(Path("mount"));
   WriteTokens(hostile.tokens_path, 20000, hostile.vocabulary);
   WhileDryRuns(ToYaml(hostile), 1, [&] {
-    ExpectCommitsGoOn("good", kLongestPause);
+    ExpectCommitsGoOn("good");
     const SteadyClock::time_point start = SteadyClock::now();
     EXPECT_EQ(cluster_->Submit(Job("another")), absl::OkStatus());
     EXPECT_LE(SteadyClock::now() - start, seconds(5));

@@ -1,12 +1,15 @@
 // Training under faults of every kind, one after the other at random, from a seed: the job succeeds
 // with the bits of the undisturbed run, and what the coordinator holds on disk and in memory does
-// not grow. RAVEL_SOAK_S seconds (40 in CI, 180 and 1800 with --all), a fault every
-// RAVEL_SOAK_EVERY_S.
+// not grow. RAVEL_SOAK_S seconds (180 in CI, with --all 1800, too), a fault every
+// RAVEL_SOAK_EVERY_S. Steps outside outages must be RAVEL_SOAK_PACE percent as fast as before the
+// first fault.
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <random>
@@ -14,7 +17,11 @@
 #include <vector>
 
 #include <absl/strings/str_cat.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 #include "tests/testing/eventually.h"
 #include "tests/testing/fleet_proxy_service.h"
@@ -44,6 +51,24 @@ int64_t BytesUnder(const std::string& folder) {
     bytes += gone ? 0 : static_cast<int64_t>(size);
   }
   return bytes;
+}
+
+// Nothing in the folder can be made, renamed or removed while that is on. Needs
+// CAP_LINUX_IMMUTABLE and a file system that knows it.
+void SetImmutable(const std::string& folder, bool on) {
+  const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  int flags = 0;
+  if (file < 0 || ::ioctl(file, FS_IOC_GETFLAGS, &flags) != 0) {
+    std::printf("%s keeps its flags: %s\n", folder.c_str(), std::strerror(errno));
+  } else {
+    flags = on ? flags | FS_IMMUTABLE_FL : flags & ~FS_IMMUTABLE_FL;
+    if (::ioctl(file, FS_IOC_SETFLAGS, &flags) != 0) {
+      std::printf("%s keeps its flags: %s\n", folder.c_str(), std::strerror(errno));
+    }
+  }
+  if (file >= 0) {
+    ::close(file);
+  }
 }
 
 class SoakTest : public ::testing::Test {
@@ -112,6 +137,10 @@ class SoakTest : public ::testing::Test {
       PauseBetweenLooks(milliseconds(1500));
       std::filesystem::remove_all(store_, error);  // saves may have made it anew
       std::filesystem::rename(store_ + ".away", store_, error);
+    } else if (fault == "store refuses") {
+      SetImmutable(store_ + "/soak", true);
+      PauseBetweenLooks(milliseconds(1500));
+      SetImmutable(store_ + "/soak", false);
     } else {
       static constexpr const char* kKinds[] = {"down/beat_ack",
                                                "up/beat",
@@ -157,6 +186,7 @@ class SoakTest : public ::testing::Test {
                                       "freeze daemon",
                                       "kill coordinator",
                                       "store away",
+                                      "store refuses",
                                       "lose message"};
     while (SecondsSince(start_) < static_cast<double>(length)) {
       const absl::StatusOr<JobView> view = cluster_->Get(job);
@@ -207,7 +237,7 @@ double HealthyPace(const std::vector<StepRow>& rows) {
 }
 
 TEST_F(SoakTest, FaultsOfEveryKindCostTimeAndNothingElse) {
-  const int64_t length = EnvironmentNumber("RAVEL_SOAK_S", 40);
+  const int64_t length = EnvironmentNumber("RAVEL_SOAK_S", 180);
   const int64_t seed = EnvironmentNumber("RAVEL_SOAK_SEED", 1);
   random_.seed(static_cast<unsigned>(seed));
   const int64_t steps = length * 1000 / (kStepMs + 5);  // most of the time is for training
@@ -220,7 +250,7 @@ TEST_F(SoakTest, FaultsOfEveryKindCostTimeAndNothingElse) {
   }));
   const double undisturbed_pace = 100 / TimeSteps("soak", 100);
   start_ = SteadyClock::now();
-  BreakThings("soak", length, EnvironmentNumber("RAVEL_SOAK_EVERY_S", 4));
+  BreakThings("soak", length, EnvironmentNumber("RAVEL_SOAK_EVERY_S", 10));
   ASSERT_EQ(cluster_->WaitForSuccess("soak", seconds(300 + length)), absl::OkStatus());
   const double took = SecondsSince(start_);
 
@@ -244,9 +274,10 @@ TEST_F(SoakTest, FaultsOfEveryKindCostTimeAndNothingElse) {
       static_cast<long>(bytes >> 10),
       static_cast<long>(early_memory_ >> 10),
       static_cast<long>(memory >> 10));
-  // Loosely: what others do on the machine is in it, too.
-  EXPECT_GE(pace, 0.5 * undisturbed_pace);
-  EXPECT_GE(faults_, 6);
+  // Loosely in CI: what others do on the machine is in it, too.
+  const auto least = static_cast<double>(EnvironmentNumber("RAVEL_SOAK_PACE", 50));
+  EXPECT_GE(100 * pace, least * undisturbed_pace);
+  EXPECT_GE(faults_, 7);
   if (early_bytes_ > 0) {
     // Two jobs with the same number of kept steps; anything that is left behind would add up.
     EXPECT_LE(bytes, 2 * early_bytes_ + (8 << 20)) << "checkpoints are left behind";

@@ -13,16 +13,12 @@
 namespace ravel::coordinator {
 namespace {
 
-constexpr size_t kMaxReasonLength = 1024;
-
-absl::Status CheckChange(const std::string& request_id, int64_t step, const std::string& reason) {
-  RETURN_IF_ERROR(CheckRequestId(request_id));
-  if (step < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("step: expected 0 or more, got ", step));
-  }
-  if (reason.size() > kMaxReasonLength) {
+template <typename Request>
+absl::Status CheckStepChange(const Request& request) {
+  RETURN_IF_ERROR(CheckChange(request));
+  if (request.step() < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("reason: expected at most ", kMaxReasonLength, " bytes"));
+        absl::StrCat("step: expected 0 or more, got ", request.step()));
   }
   return absl::OkStatus();
 }
@@ -97,7 +93,7 @@ grpc::ServerUnaryReactor* JobsService::RollbackJob(Context* context,
                                                    const v1::RollbackJobRequest* request,
                                                    v1::Job* response) {
   Unary* reactor = context->DefaultReactor();
-  const absl::Status valid = CheckChange(request->request_id(), request->step(), request->reason());
+  const absl::Status valid = CheckStepChange(*request);
   if (!valid.ok()) {
     reactor->Finish(ToGrpc(valid));
     return reactor;
@@ -145,7 +141,7 @@ grpc::ServerUnaryReactor* JobsService::MarkCheckpoint(Context* context,
                                                       const v1::MarkCheckpointRequest* request,
                                                       v1::MarkCheckpointResponse* /*response*/) {
   Unary* reactor = context->DefaultReactor();
-  absl::Status valid = CheckChange(request->request_id(), request->step(), request->reason());
+  absl::Status valid = CheckStepChange(*request);
   const absl::StatusOr<MarkChange> change = ChangeOf(request->change());
   valid.Update(change.status());
   if (!valid.ok()) {

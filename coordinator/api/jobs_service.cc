@@ -345,10 +345,7 @@ grpc::ServerUnaryReactor* JobsService::CancelJob(Context* context,
                                                  const v1::CancelJobRequest* request,
                                                  v1::Job* response) {
   Unary* reactor = context->DefaultReactor();
-  absl::Status valid = CheckRequestId(request->request_id());
-  valid = valid.ok() ? CheckName(*request) : valid;
-  valid = valid.ok() ? CheckPlainText("reason", request->reason(), kMaxReasonBytes) : valid;
-  if (!valid.ok()) {
+  if (const absl::Status valid = CheckChange(*request); !valid.ok()) {
     reactor->Finish(ToGrpc(valid));
     return reactor;
   }
@@ -365,10 +362,7 @@ grpc::ServerUnaryReactor* JobsService::DeleteJob(Context* context,
                                                  const v1::DeleteJobRequest* request,
                                                  v1::DeleteJobResponse* response) {
   Unary* reactor = context->DefaultReactor();
-  absl::Status valid = CheckRequestId(request->request_id());
-  valid = valid.ok() ? CheckName(*request) : valid;
-  valid = valid.ok() ? CheckPlainText("reason", request->reason(), kMaxReasonBytes) : valid;
-  if (!valid.ok()) {
+  if (const absl::Status valid = CheckChange(*request); !valid.ok()) {
     reactor->Finish(ToGrpc(valid));
     return reactor;
   }
@@ -387,9 +381,7 @@ grpc::ServerUnaryReactor* JobsService::RetryJob(Context* context,
                                                 const v1::RetryJobRequest* request,
                                                 v1::Job* response) {
   Unary* reactor = context->DefaultReactor();
-  absl::Status valid = CheckRequestId(request->request_id());
-  valid = valid.ok() ? CheckName(*request) : valid;
-  if (!valid.ok()) {
+  if (const absl::Status valid = CheckChange(*request); !valid.ok()) {
     reactor->Finish(ToGrpc(valid));
     return reactor;
   }
@@ -431,8 +423,7 @@ grpc::ServerUnaryReactor* JobsService::CheckpointNow(Context* context,
                                                      const v1::CheckpointNowRequest* request,
                                                      v1::Operation* response) {
   Unary* reactor = context->DefaultReactor();
-  absl::Status valid = CheckRequestId(request->request_id());
-  valid = valid.ok() ? CheckName(*request) : valid;
+  absl::Status valid = CheckChange(*request);
   if (valid.ok() && (request->deadline_ms() < 0 || request->deadline_ms() > kLongestDeadlineMs)) {
     valid = absl::InvalidArgumentError("deadline_ms: expected 0 to 24 hours");
   }

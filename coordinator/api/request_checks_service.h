@@ -29,4 +29,16 @@ absl::Status CheckName(const Request& request) {
   return CheckPlainText("name", request.name(), kMaxNameBytes);
 }
 
+// Checks a request that changes something of a job: its id, the job's name, the reason if it has
+// one.
+template <typename Request>
+absl::Status CheckChange(const Request& request) {
+  RETURN_IF_ERROR(CheckRequestId(request.request_id()));
+  RETURN_IF_ERROR(CheckName(request));
+  if constexpr (requires { request.reason(); }) {
+    return CheckPlainText("reason", request.reason(), kMaxReasonBytes);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace ravel::coordinator

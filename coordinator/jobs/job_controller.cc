@@ -300,8 +300,7 @@ void JobController::Act(Entry& entry, JobActionKind action) {
 absl::StatusOr<JobView> JobController::Get(const JobKey& key) const {
   const Entry* entry = FindEntry(key);
   if (entry == nullptr) {
-    return absl::NotFoundError(
-        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name));
+    return NoJob(key);
   }
   return ViewOf(*entry);
 }

@@ -210,7 +210,7 @@ class JobController {
     int64_t swept_ms = 0;         // wall time
     std::optional<EpochRecord> launched;  // the newest epoch that was launched
     int64_t epoch_floor = 0;              // highest epoch of the job that a node has heard of
-    int preparing = 0;    // looks for a restore point on the pool; the next launch waits for them
+    int preparing = 0;    // looks at its steps on the pool; the next launch waits for them
     int64_t order = 0;    // of submission
     WallDeadline start;   // of the next attempt
     WallDeadline growth;  // the next resize may be
@@ -259,8 +259,17 @@ class JobController {
   absl::StatusOr<std::optional<std::string>> KnownAnswer(const std::string& request_id,
                                                          const std::string& hash);
   static std::string RequestName(const std::string& request_id) { return "request " + request_id; }
+  // The record of a request about a job that is asked for the first time, answered with the job's
+  // uid. Nothing: `again` is called when the one of the same id is on disk, or `over` was given the
+  // earlier answer or an error.
+  std::optional<RequestRecord> BeginRequest(const JobKey& key,
+                                            const RequestText& text,
+                                            std::function<void()> again,
+                                            const Answer<std::string>& over);
   // The answer of a request about a job: its view, once it is done.
   StatusAnswer WithView(const std::string& uid, Answer<JobView> answer);
+  // The same for a request that was answered before with that uid.
+  Answer<std::string> WithKnownView(Answer<JobView> answer);
   void Act(Entry& entry, JobActionKind action);
   void LoadJob(JobRecord record);
   Entry& AddEntry(JobRecord record);
@@ -510,7 +519,7 @@ class JobController {
   void NoteSettled(Entry& entry, const SettledSave& settled);
   void NoteRollback(Entry& entry, int64_t step);
   static absl::Status CheckRollback(const JobRecord& job, int64_t step);
-  void ReleaseCheckpoints(const Entry& entry);
+  void ReleaseCheckpoints(Entry& entry);
   void LookAtFolder(const Entry& entry);
   void OnCondemned(const std::string& uid,
                    int64_t step,

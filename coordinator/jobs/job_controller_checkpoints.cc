@@ -100,10 +100,12 @@ void JobController::NoteRollback(Entry& entry, int64_t step) {
   Do(entry, std::move(done));
 }
 
-void JobController::ReleaseCheckpoints(const Entry& entry) {
+// A deletion and the next launch wait for it: it may commit a save that all ranks have sealed.
+void JobController::ReleaseCheckpoints(Entry& entry) {
   const std::string uid = entry.record.uid;
   const CheckpointJob job = CheckpointsOf(entry.record);
   const RestoreQuery query = QueryOf(entry);
+  entry.preparing += 1;
   StorePool(job.spec, StoreWork::kRestore)->Post([this, uid, job, query] {
     const absl::StatusOr<std::optional<SettledSave>> settled = parts_.keeper->Release(job, query);
     if (!settled.ok()) {
@@ -111,15 +113,16 @@ void JobController::ReleaseCheckpoints(const Entry& entry) {
                                 job.spec.name,
                                 ": unfinished saves stay: ",
                                 std::string(settled.status().message())));
-      return;
     }
-    if (*settled) {
-      parts_.strand->Post([this, uid, save = **settled] {
-        if (Entry* found = FindEntry(uid)) {
-          NoteSettled(*found, save);
-        }
-      });
-    }
+    parts_.strand->Post([this, uid, settled] {
+      Entry& found = entries_.at(uid);
+      found.preparing -= 1;
+      if (settled.ok() && *settled) {
+        NoteSettled(found, **settled);
+      }
+      SyncSchedule(entries_.at(uid));  // it may have been tried again, and wait for this only
+      Schedule();
+    });
   });
 }
 
@@ -240,34 +243,26 @@ void JobController::Rollback(const JobKey& key,
                              const std::string& path,
                              const std::string& reason,
                              Answer<JobView> answer) {
-  if (WaitsFor(RequestName(request_id),
-               [=, this] { Rollback(key, request_id, step, path, reason, answer); })) {
+  std::optional<RequestRecord> request = BeginRequest(
+      key,
+      {request_id, "Rollback", absl::StrCat(" ", step)},
+      [=, this] { Rollback(key, request_id, step, path, reason, answer); },
+      WithKnownView(answer));
+  if (!request) {
     return;
   }
-  Entry* entry = FindEntry(key);
-  if (entry == nullptr) {
-    answer(absl::NotFoundError(
-        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name)));
-    return;
-  }
-  const std::string uid = entry->record.uid;
-  const std::string hash = absl::StrCat("Rollback ", uid, " ", step);
-  const absl::StatusOr<std::optional<std::string>> known = KnownAnswer(request_id, hash);
-  if (!known.ok() || *known) {
-    WithView(uid, std::move(answer))(known.status());
-    return;
-  }
+  const std::string uid = request->answer;
   Step change{MakeEvent(JobEventKind::kRollbackRequested), {}, {}};
   change.event.step = step;
   change.event.path = path;
   change.event.cause.message = reason.empty() ? "asked for by a user" : reason;
-  change.extra.request = RequestRecord{request_id, hash, uid, parts_.clock->WallMs()};
+  change.extra.request = std::move(request);
   change.check = [this, uid, step](Step& asked) {
     asked.event.epoch_floor = entries_.at(uid).epoch_floor;
     return CheckRollback(entries_.at(uid).record, step);
   };
   change.after = [this, uid, step] { entries_.at(uid).progress.step = step; };
-  Ask(*entry, std::move(change), request_id, WithView(uid, std::move(answer)));
+  Ask(entries_.at(uid), std::move(change), request_id, WithView(uid, std::move(answer)));
 }
 
 void JobController::NoteMark(const JobKey& key,
@@ -277,8 +272,7 @@ void JobController::NoteMark(const JobKey& key,
                              StatusAnswer answer) {
   Entry* entry = FindEntry(key);
   if (entry == nullptr) {
-    answer(absl::NotFoundError(
-        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name)));
+    answer(NoJob(key));
     return;
   }
   Step note{MakeEvent(JobEventKind::kNoted), {}, {}};

@@ -17,11 +17,6 @@ std::string NameOf(const JobRecord& job) {
   return absl::StrCat("name ", job.namespace_name, "/", job.name);
 }
 
-absl::Status NoJob(const JobKey& key) {
-  return absl::NotFoundError(
-      absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name));
-}
-
 absl::Status CheckCancel(const JobRecord& job) {
   if (IsTerminal(job.state) && job.state != JobState::kCancelled) {
     return absl::FailedPreconditionError(
@@ -56,9 +51,8 @@ void JobController::Submit(SubmitDraft draft, Answer<JobView> answer) {
   const std::string request = RequestName(draft.request_id);
   const std::string name = NameOf(draft.record);
   for (const std::string& what : {request, name}) {
-    if (const auto found = being_written_.find(what); found != being_written_.end()) {
-      // Judged when the one before it is on disk.
-      found->second.push_back([this, draft, answer] { Submit(draft, answer); });
+    // Judged when the one before it is on disk.
+    if (WaitsFor(what, [this, draft, answer] { Submit(draft, answer); })) {
       return;
     }
   }
@@ -140,24 +134,18 @@ absl::Status JobController::CheckRetry(const Entry& entry) const {
 void JobController::Retry(const JobKey& key,
                           const std::string& request_id,
                           Answer<JobView> answer) {
-  if (WaitsFor(RequestName(request_id), [=, this] { Retry(key, request_id, answer); })) {
+  std::optional<RequestRecord> request = BeginRequest(
+      key,
+      {request_id, "retry"},
+      [=, this] { Retry(key, request_id, answer); },
+      WithKnownView(answer));
+  if (!request) {
     return;
   }
-  Entry* entry = FindEntry(key);
-  if (entry == nullptr) {
-    answer(NoJob(key));
-    return;
-  }
-  const std::string uid = entry->record.uid;
-  const std::string hash = absl::StrCat("retry ", uid);
-  const absl::StatusOr<std::optional<std::string>> known = KnownAnswer(request_id, hash);
-  if (!known.ok() || *known) {
-    WithView(uid, std::move(answer))(known.status());
-    return;
-  }
+  const std::string uid = request->answer;
   Step step{MakeEvent(JobEventKind::kRetryRequested), {}, {}};
   step.check = [this, uid](Step&) { return CheckRetry(entries_.at(uid)); };
-  step.extra.request = RequestRecord{request_id, hash, uid, parts_.clock->WallMs()};
+  step.extra.request = std::move(request);
   step.after = [this, uid] {
     Entry& job = entries_.at(uid);
     job.run = JobRun();
@@ -165,7 +153,7 @@ void JobController::Retry(const JobKey& key,
     job.lacking.clear();
     job.held = {-1, 0, 0};
   };
-  Ask(*entry, std::move(step), request_id, [this, uid, answer](const absl::Status& status) {
+  Ask(entries_.at(uid), std::move(step), request_id, [=, this](const absl::Status& status) {
     Schedule();
     WithView(uid, answer)(status);
   });

@@ -51,8 +51,7 @@ void JobController::Delete(const JobKey& key, const DeleteDraft& draft, Answer<J
   }
   Entry* entry = *known ? FindEntry(**known) : FindEntry(key);
   if (entry == nullptr) {
-    answer(absl::NotFoundError(
-        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name)));
+    answer(NoJob(key));
     return;
   }
   const absl::Status allowed = CheckDelete(entry->record, draft.force);
@@ -193,7 +192,6 @@ void JobController::Remove(const std::string& uid) {
   std::erase_if(shown_operations_, of_it);
   saves_.erase(uid);
   entries_.erase(uid);
-  shown_version_ = ++resource_version_;
   log::Info(absl::StrCat("job ", name, " (", uid, "): deleted"));
   for (const std::function<void()>& answer : answers) {
     answer();

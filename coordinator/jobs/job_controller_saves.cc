@@ -83,30 +83,25 @@ void JobController::CheckpointNow(const JobKey& key,
                                   const std::string& request_id,
                                   int64_t deadline_ms,
                                   Answer<OperationRecord> answer) {
-  if (WaitsFor(RequestName(request_id),
-               [=, this] { CheckpointNow(key, request_id, deadline_ms, answer); })) {
+  std::optional<RequestRecord> request = BeginRequest(
+      key,
+      {request_id, "CheckpointNow"},
+      [=, this] { CheckpointNow(key, request_id, deadline_ms, answer); },
+      [this, answer](const absl::StatusOr<std::string>& known) {
+        answer(known.ok() ? GetOperation(*known) : known.status());
+      });
+  if (!request) {
     return;
   }
-  Entry* entry = FindEntry(key);
-  if (entry == nullptr) {
-    answer(absl::NotFoundError(
-        absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name)));
-    return;
-  }
-  const std::string uid = entry->record.uid;
-  const std::string hash = absl::StrCat("CheckpointNow ", uid);
-  const absl::StatusOr<std::optional<std::string>> known = KnownAnswer(request_id, hash);
-  if (!known.ok() || *known) {
-    answer(known.ok() ? GetOperation(**known) : known.status());
-    return;
-  }
+  const std::string uid = request->answer;
   const auto operation = std::make_shared<OperationRecord>();
   Step step{MakeEvent(JobEventKind::kNoted), {}, {}};
-  step.check = [this, uid, request_id, hash, deadline_ms, operation](Step& asked) -> absl::Status {
+  step.extra.request = std::move(request);
+  step.check = [this, uid, deadline_ms, operation](Step& asked) -> absl::Status {
     ASSIGN_OR_RETURN(*operation, BeginOperation(entries_.at(uid)));
     operation->deadline_ms = operation->created_ms + (deadline_ms > 0 ? deadline_ms : kDeadlineMs);
     asked.extra.operations.push_back(*operation);
-    asked.extra.request = RequestRecord{request_id, hash, operation->id, operation->created_ms};
+    asked.extra.request->answer = operation->id;
     return absl::OkStatus();
   };
   // No other step of the job came in between: what it was promised still holds.
@@ -118,7 +113,7 @@ void JobController::CheckpointNow(const JobKey& key,
       RequestSave(job, false);
     }
   };
-  Ask(*entry, std::move(step), request_id, [operation, answer](const absl::Status& status) {
+  Ask(entries_.at(uid), std::move(step), request_id, [=](const absl::Status& status) {
     answer(status.ok() ? absl::StatusOr<OperationRecord>(*operation) : status);
   });
 }

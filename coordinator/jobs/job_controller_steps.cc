@@ -31,6 +31,10 @@ void JobController::Persist(const std::shared_ptr<StoreChange>& change, StatusAn
   for (JobRecord& job : change->jobs) {
     job.resource_version = ++resource_version_;
   }
+  if (!change->deleted_jobs.empty()) {
+    change->last_event_seq = event_seq_;
+    change->last_resource_version = ++resource_version_;  // of the list without them
+  }
   parts_.writer->Add({.change = change, .done = [this, done](const absl::Status& status) {
                         if ((absl::IsAborted(status) || absl::IsDataLoss(status)) &&
                             parts_.on_fatal) {
@@ -215,6 +219,7 @@ void JobController::ApplyStep(Entry& entry, const Decided& decided, const Step& 
       Act(entry, action);
     }
   }
+  shown_version_ = std::max(shown_version_, change.last_resource_version);
   if (step.after) {
     step.after();
   }
@@ -278,6 +283,34 @@ absl::StatusOr<std::optional<std::string>> JobController::KnownAnswer(const std:
         absl::StrCat("request id ", request_id, " was used for another request"));
   }
   return known->answer;
+}
+
+std::optional<RequestRecord> JobController::BeginRequest(const JobKey& key,
+                                                         const RequestText& text,
+                                                         std::function<void()> again,
+                                                         const Answer<std::string>& over) {
+  if (WaitsFor(RequestName(text.id), std::move(again))) {
+    return std::nullopt;
+  }
+  const Entry* entry = FindEntry(key);
+  if (entry == nullptr) {
+    over(NoJob(key));
+    return std::nullopt;
+  }
+  const std::string& uid = entry->record.uid;
+  const std::string hash = absl::StrCat(text.verb, " ", uid, text.detail);
+  const absl::StatusOr<std::optional<std::string>> known = KnownAnswer(text.id, hash);
+  if (!known.ok() || *known) {
+    over(known.ok() ? absl::StatusOr<std::string>(**known) : known.status());
+    return std::nullopt;
+  }
+  return RequestRecord{text.id, hash, uid, parts_.clock->WallMs()};
+}
+
+Answer<std::string> JobController::WithKnownView(Answer<JobView> answer) {
+  return [this, answer = std::move(answer)](const absl::StatusOr<std::string>& uid) {
+    WithView(uid.ok() ? *uid : "", answer)(uid.status());
+  };
 }
 
 StatusAnswer JobController::WithView(const std::string& uid, Answer<JobView> answer) {

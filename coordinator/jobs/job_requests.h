@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include <absl/strings/str_cat.h>
+
 #include "common/status.h"
 #include "coordinator/fleet/membership.h"
 #include "coordinator/jobs/job_run.h"
@@ -36,6 +38,13 @@ struct SubmitDraft {
   JobRecord record;  // names, canonical, planned, spec
 };
 
+// A request about a job. Two of one id must be equal in verb and detail.
+struct RequestText {
+  std::string id;
+  std::string verb;
+  std::string detail = {};
+};
+
 struct DeleteDraft {
   std::string request_id;
   bool force = false;             // also a job that is not over: it is cancelled first
@@ -48,6 +57,11 @@ struct JobKey {
   std::string name;
   auto operator<=>(const JobKey&) const = default;
 };
+
+inline absl::Status NoJob(const JobKey& key) {
+  return absl::NotFoundError(
+      absl::StrCat("no job named ", key.name, " in namespace ", key.namespace_name));
+}
 
 // A place in the order of submission.
 struct JobCursor {

@@ -86,6 +86,9 @@ struct StoreChange {
   // `deleted_ms`: a client that asks again gets no second job.
   std::vector<std::string> deleted_jobs;
   int64_t deleted_ms = 0;
+  // With deleted jobs: the highest that were given out, which no row may tell afterwards.
+  int64_t last_event_seq = 0;
+  int64_t last_resource_version = 0;
 };
 
 // A save that left nothing in the checkpoint store.

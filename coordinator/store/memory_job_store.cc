@@ -31,7 +31,9 @@ absl::StatusOr<LoadedState> MemoryJobStore::Open() {
   for (const auto& [id, node] : disk_->nodes) {
     state.nodes.push_back(node);
   }
-  state.last_event_seq = disk_->events.empty() ? 0 : disk_->events.back().seq;
+  state.last_event_seq =
+      std::max(disk_->last_event_seq, disk_->events.empty() ? 0 : disk_->events.back().seq);
+  state.last_resource_version = std::max(state.last_resource_version, disk_->last_resource_version);
   return state;
 }
 
@@ -66,6 +68,9 @@ absl::Status MemoryJobStore::Apply(const StoreChange& change) {
   for (const std::string& uid : change.deleted_jobs) {
     DeleteJob(uid, change.deleted_ms);
   }
+  disk_->last_event_seq = std::max(disk_->last_event_seq, change.last_event_seq);
+  disk_->last_resource_version =
+      std::max(disk_->last_resource_version, change.last_resource_version);
   return absl::OkStatus();
 }
 

@@ -235,8 +235,11 @@ absl::StatusOr<LoadedState> SqliteJobStore::Open() {
   {
     Statement row(database_,
                   "SELECT (SELECT value FROM meta WHERE key='term'), (SELECT value FROM meta WHERE "
-                  "key='cluster_id'), (SELECT COALESCE(MAX(seq), 0) FROM events), (SELECT "
-                  "COALESCE(MAX(resource_version), 0) FROM jobs)");
+                  "key='cluster_id'), "
+                  "MAX((SELECT COALESCE(MAX(seq), 0) FROM events), "
+                  "COALESCE((SELECT CAST(value AS INTEGER) FROM meta WHERE key='event_seq'), 0)), "
+                  "MAX((SELECT COALESCE(MAX(resource_version), 0) FROM jobs), COALESCE((SELECT "
+                  "CAST(value AS INTEGER) FROM meta WHERE key='resource_version'), 0))");
     if (!row.Step()) {
       return row.status();
     }
@@ -304,6 +307,12 @@ absl::Status SqliteJobStore::Write(const StoreChange& change) {
   }
   for (const std::string& uid : change.deleted_jobs) {
     RETURN_IF_ERROR(DeleteJobRows(database_, uid, change.deleted_ms));
+  }
+  if (!change.deleted_jobs.empty()) {
+    Statement row(database_,
+                  "INSERT OR REPLACE INTO meta VALUES ('event_seq', ?), ('resource_version', ?)");
+    row.Bind(change.last_event_seq).Bind(change.last_resource_version).Step();
+    return row.status();
   }
   return absl::OkStatus();
 }

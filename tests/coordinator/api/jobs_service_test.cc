@@ -438,6 +438,14 @@ TEST_F(JobsServiceTest, NamesAndReasonsThatCommandATerminalAreRefused) {
   grpc::Status status = stub_->CancelJob(&context, request, &job);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_TRUE(absl::StartsWith(status.error_message(), "reason: ")) << status.error_message();
+  v1::RollbackJobRequest roll_back;
+  roll_back.set_request_id("id");
+  roll_back.set_name("demo");
+  roll_back.set_reason("\x1b[2J");
+  grpc::ClientContext third;
+  status = stub_->RollbackJob(&third, roll_back, &job);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_TRUE(absl::StartsWith(status.error_message(), "reason: ")) << status.error_message();
   v1::GetJobRequest get;
   get.set_name(std::string(8 << 20, 'x'));
   grpc::ClientContext other;

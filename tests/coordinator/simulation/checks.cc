@@ -60,7 +60,12 @@ void Checks::CheckJob(const MemoryJobStore::Disk& disk,
   }
   const JobRecord& job = found->second;
   const std::string where = absl::StrCat("job ", job.name, ": ");
-  Expect(!IsTerminal(job.state) || next.state == job.state,
+  const auto tells = [&change](std::string_view type) {
+    return std::any_of(change.events.begin(),
+                       change.events.end(),
+                       [type](const JobEventRecord& event) { return event.type == type; });
+  };
+  Expect(!IsTerminal(job.state) || next.state == job.state || tells("Retried"),
          absl::StrCat(where,
                       std::string(StateName(job.state)),
                       " becomes ",
@@ -69,11 +74,7 @@ void Checks::CheckJob(const MemoryJobStore::Disk& disk,
              next.launched_epoch <= next.epoch && next.attempt >= job.attempt,
          absl::StrCat(where, "an epoch or attempt falls"));
   Expect(next.highest_commit >= job.highest_commit, absl::StrCat(where, "highest commit falls"));
-  const bool told =
-      std::any_of(change.events.begin(), change.events.end(), [](const JobEventRecord& event) {
-        return event.type == "RolledBack";
-      });
-  Expect(next.committed_step >= job.committed_step || told,
+  Expect(next.committed_step >= job.committed_step || tells("RolledBack"),
          absl::StrCat(where,
                       "its commit falls from ",
                       job.committed_step,
@@ -81,7 +82,7 @@ void Checks::CheckJob(const MemoryJobStore::Disk& disk,
                       next.committed_step,
                       " without a word"));
   const bool progress = next.highest_commit > job.highest_commit ||
-                        next.budget.furthest_step > job.budget.furthest_step;
+                        next.budget.furthest_step > job.budget.furthest_step || tells("Retried");
   Expect(next.budget.used >= job.budget.used || progress,
          absl::StrCat(where, "the budget refills without progress"));
   Expect(next.resource_version > job.resource_version,
@@ -236,20 +237,39 @@ void Checks::OnCancelled(const std::string& uid) {
   cancelled_.insert(uid);
 }
 
-void Checks::OnOperation(const std::string& request, const std::string& id) {
-  const auto [known, fresh] = operations_.emplace(request, id);
-  Expect(fresh || known->second == id, absl::StrCat(request, " is answered with two operations"));
+void Checks::OnRetryAsked(const std::string& uid) {
+  cancelled_.erase(uid);
+}
+
+void Checks::OnDeleted(const std::string& uid) {
+  deleted_.insert(uid);
+}
+
+void Checks::OnOperation(const std::string& request, const OperationRecord& operation) {
+  const auto [known, fresh] = operations_.emplace(request, operation);
+  Expect(fresh || known->second.id == operation.id,
+         absl::StrCat(request, " is answered with two operations"));
 }
 
 void Checks::AfterRestart(const MemoryJobStore::Disk& disk) {
   for (const auto& [request, uid] : submitted_) {
-    Expect(disk.jobs.contains(uid), absl::StrCat(request, " was acknowledged and is gone"));
+    Expect(disk.jobs.contains(uid) || world_.DeleteWasAsked(uid),
+           absl::StrCat(request, " was acknowledged and is gone"));
   }
-  for (const auto& [request, id] : operations_) {
-    Expect(disk.operations.contains(id), absl::StrCat(request, " was acknowledged and is gone"));
+  for (const auto& [request, operation] : operations_) {
+    Expect(disk.operations.contains(operation.id) || world_.DeleteWasAsked(operation.job_uid),
+           absl::StrCat(request, " was acknowledged and is gone"));
+  }
+  for (const std::string& uid : deleted_) {
+    const auto job = disk.jobs.find(uid);
+    Expect(job == disk.jobs.end() || job->second.delete_wish != DeleteWish::kNone,
+           absl::StrCat("the deletion of ", uid, " was acknowledged and is gone"));
   }
   for (const std::string& uid : cancelled_) {
     const auto job = disk.jobs.find(uid);
+    if (job == disk.jobs.end() && world_.DeleteWasAsked(uid)) {
+      continue;
+    }
     Expect(job != disk.jobs.end() &&
                (IsTerminal(job->second.state) || job->second.state == JobState::kStopping),
            absl::StrCat("the cancel of ", uid, " was acknowledged and is gone"));
@@ -260,6 +280,13 @@ void Checks::AfterRestart(const MemoryJobStore::Disk& disk) {
 
 void Checks::AtTheEnd(const MemoryJobStore::Disk& disk) {
   AfterRestart(disk);
+  for (const std::string& uid : deleted_) {
+    Expect(!disk.jobs.contains(uid), absl::StrCat("job ", uid, " was deleted and is still there"));
+  }
+  for (const auto& [key, save] : disk.saves) {
+    Expect(disk.jobs.contains(save.job_uid),
+           absl::StrCat("the save of step ", save.step, " of a deleted job is still there"));
+  }
   for (const auto& [uid, job] : disk.jobs) {
     const std::string where = absl::StrCat("job ", job.name, ": ");
     Expect(IsTerminal(job.state),

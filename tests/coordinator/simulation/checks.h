@@ -51,7 +51,9 @@ class Checks {
   // Answers that clients were given.
   void OnSubmitted(const std::string& request, const std::string& uid);
   void OnCancelled(const std::string& uid);
-  void OnOperation(const std::string& request, const std::string& id);
+  void OnRetryAsked(const std::string& uid);
+  void OnDeleted(const std::string& uid);
+  void OnOperation(const std::string& request, const OperationRecord& operation);
   void AfterRestart(const MemoryJobStore::Disk& disk);
   // Everything healed and the time is up, or all jobs are over.
   void AtTheEnd(const MemoryJobStore::Disk& disk);
@@ -66,9 +68,10 @@ class Checks {
 
   World& world_;
   std::string broken_;
-  std::map<std::string, std::string> submitted_;   // uid by request
-  std::map<std::string, std::string> operations_;  // id by request
-  std::set<std::string> cancelled_;                // uids
+  std::map<std::string, std::string> submitted_;       // uid by request
+  std::map<std::string, OperationRecord> operations_;  // by request
+  std::set<std::string> cancelled_;                    // uids
+  std::set<std::string> deleted_;                      // uids
   // Which epoch trained each step of a job's committed lineage.
   std::map<std::string, std::map<int64_t, int64_t>> commits_;      // by job name: epoch by step
   std::map<std::string, std::map<int64_t, int64_t>> first_steps_;  // by uid: by epoch

@@ -1,5 +1,7 @@
-// The users of a simulation: they submit, cancel and save, and ask again until they are answered.
+// The users of a simulation: they submit, cancel, try again, delete and save, and ask again until
+// they are answered.
 
+#include <algorithm>
 #include <utility>
 
 #include "tests/coordinator/simulation/world.h"
@@ -9,6 +11,7 @@ namespace {
 
 constexpr double kLostAnswer = 0.1;
 constexpr int64_t kAgainUs = 500'000;
+constexpr int64_t kLookAgainUs = 5'000'000;
 
 }  // namespace
 
@@ -50,8 +53,14 @@ void World::PlanJobs() {
     if (random_.Chance(0.1)) {
       client.cancel_at_us = client.submit_at_us + random_.Between(0, horizon_us / 2);
     }
+    client.retries = random_.Chance(0.5);
     if (random_.Chance(0.3)) {
       client.save_at_us = client.submit_at_us + random_.Between(0, horizon_us / 4);
+    }
+    if (random_.Chance(0.15)) {
+      client.delete_at_us = client.submit_at_us + random_.Between(0, horizon_us);
+      client.delete_by_force = random_.Chance(0.4);
+      client.delete_checkpoints = random_.Chance(0.5);
     }
     clients_.push_back(client);
     const size_t at = clients_.size() - 1;
@@ -61,6 +70,9 @@ void World::PlanJobs() {
     }
     if (client.save_at_us >= 0) {
       Ask(at, client.save_at_us, &World::SaveNow);
+    }
+    if (client.delete_at_us >= 0) {
+      Ask(at, client.delete_at_us, &World::Delete);
     }
   }
 }
@@ -126,12 +138,15 @@ void World::OnSubmitted(size_t at, const absl::StatusOr<JobView>& view) {
 }
 
 bool World::CancelWasAsked(const std::string& uid) const {
-  for (const Client& client : clients_) {
-    if (client.uid == uid && client.cancel_asked) {
-      return true;
-    }
-  }
-  return false;
+  return std::any_of(clients_.begin(), clients_.end(), [&uid](const Client& client) {
+    return client.uid == uid && client.cancel_asked;
+  });
+}
+
+bool World::DeleteWasAsked(const std::string& uid) const {
+  return std::any_of(clients_.begin(), clients_.end(), [&uid](const Client& client) {
+    return client.uid == uid && client.delete_asked;
+  });
 }
 
 void World::Cancel(size_t at, const Asked& asked) {
@@ -151,12 +166,76 @@ void World::Cancel(size_t at, const Asked& asked) {
 }
 
 void World::OnCancelled(size_t at, const absl::StatusOr<JobView>& view) {
-  const Client& client = clients_[at];
+  Client& client = clients_[at];
   if (view.ok()) {
+    client.cancelled = true;
     checks_.OnCancelled(client.uid);
     Trace("CLIENT ", client.spec.name, " is cancelled");
-  } else if (!absl::IsFailedPrecondition(view.status())) {
+    if (client.retries) {
+      Ask(at, events_.now_us() + random_.Between(0, 4 * kAgainUs), &World::Retry);
+    }
+  } else if (!absl::IsFailedPrecondition(view.status()) && !absl::IsNotFound(view.status())) {
     Ask(at, events_.now_us() + kAgainUs, &World::Cancel);
+  }
+}
+
+void World::Retry(size_t at, const Asked& asked) {
+  const Client& client = clients_[at];
+  checks_.OnRetryAsked(client.uid);  // from now on it may go on
+  controller_->Retry({"default", client.spec.name},
+                     absl::StrCat("retry-", at),
+                     [this, at, asked](const absl::StatusOr<JobView>& view) {
+                       asked->answered = true;
+                       OnRetried(at, view.status());
+                     });
+}
+
+void World::OnRetried(size_t at, const absl::Status& status) {
+  Client& client = clients_[at];
+  if (status.ok()) {
+    client.cancelled = false;
+    client.cancel_asked = false;
+    Trace("CLIENT ", client.spec.name, " is tried again");
+  } else if (client.delete_asked) {
+    client.cancelled = false;  // it stays cancelled, or is gone
+  } else {
+    // It is being wound up, or was done before it heard of the cancel.
+    const auto job = disk_.jobs.find(client.uid);
+    if (job != disk_.jobs.end() && job->second.state == JobState::kSucceeded) {
+      client.cancelled = false;
+      return;
+    }
+    Ask(at, events_.now_us() + kAgainUs, &World::Retry);
+  }
+}
+
+void World::Delete(size_t at, const Asked& asked) {
+  Client& client = clients_[at];
+  if (client.uid.empty()) {
+    asked->answered = true;
+    Ask(at, events_.now_us() + kAgainUs, &World::Delete);
+    return;
+  }
+  client.delete_asked = true;
+  controller_->Delete({"default", client.spec.name},
+                      {.request_id = absl::StrCat("delete-", at),
+                       .force = client.delete_by_force,
+                       .with_checkpoints = client.delete_checkpoints},
+                      [this, at, asked](const absl::StatusOr<JobView>& view) {
+                        asked->answered = true;
+                        OnDeleted(at, view.status());
+                      });
+}
+
+void World::OnDeleted(size_t at, const absl::Status& status) {
+  const Client& client = clients_[at];
+  if (status.ok() || absl::IsNotFound(status)) {
+    checks_.OnDeleted(client.uid);
+    Trace("CLIENT ", client.spec.name, " is deleted");
+  } else {
+    // Not over yet, without force.
+    const bool waits = absl::IsFailedPrecondition(status);
+    Ask(at, events_.now_us() + (waits ? kLookAgainUs : kAgainUs), &World::Delete);
   }
 }
 
@@ -172,10 +251,11 @@ void World::SaveNow(size_t at, const Asked& asked) {
 
 void World::OnSaveNow(size_t at, const absl::StatusOr<OperationRecord>& operation) {
   if (operation.ok()) {
-    checks_.OnOperation(absl::StrCat("save-", at), operation->id);
+    checks_.OnOperation(absl::StrCat("save-", at), *operation);
     Trace("CLIENT ", clients_[at].spec.name, " asked for a save: ", operation->id);
   } else if (absl::IsResourceExhausted(operation.status()) ||
-             absl::IsUnavailable(operation.status()) || absl::IsNotFound(operation.status())) {
+             absl::IsUnavailable(operation.status()) ||
+             (absl::IsNotFound(operation.status()) && !clients_[at].delete_asked)) {
     Ask(at, events_.now_us() + kAgainUs, &World::SaveNow);
   }
 }

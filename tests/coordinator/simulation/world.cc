@@ -1,5 +1,6 @@
 #include "tests/coordinator/simulation/world.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <utility>
@@ -324,14 +325,17 @@ void World::CheckFleetAtTheEnd() {
 
 // -- the whole
 
-bool World::AllOver() {
-  for (const Client& client : clients_) {
-    const auto job = disk_.jobs.find(client.uid);
-    if (job == disk_.jobs.end() || !IsTerminal(job->second.state)) {
-      return false;
-    }
+bool World::IsOver(const Client& client) const {
+  const auto job = disk_.jobs.find(client.uid);
+  if (job == disk_.jobs.end() || client.delete_at_us >= 0) {
+    return job == disk_.jobs.end() && client.delete_asked;
   }
-  return true;
+  return IsTerminal(job->second.state) && !(client.cancelled && client.retries);
+}
+
+bool World::AllOver() {
+  return std::all_of(
+      clients_.begin(), clients_.end(), [this](const Client& client) { return IsOver(client); });
 }
 
 int64_t World::succeeded() const {

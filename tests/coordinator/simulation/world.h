@@ -90,6 +90,7 @@ class World : public FleetLink {
   void OnStepDone(const Trainer& trainer);  // of rank 0
   std::string JobName(const std::string& uid) const;
   bool CancelWasAsked(const std::string& uid) const;
+  bool DeleteWasAsked(const std::string& uid) const;
   int64_t StepsOf(const std::string& uid);
   std::vector<StepRecord> History(const std::string& uid);
   bool reports_may_be_lost() const { return settings_.reports_may_be_lost || reports_may_be_lost_; }
@@ -106,8 +107,13 @@ class World : public FleetLink {
     int64_t submit_at_us = 0;
     int64_t cancel_at_us = -1;
     int64_t save_at_us = -1;
+    int64_t delete_at_us = -1;
+    bool delete_by_force = false;
+    bool delete_checkpoints = false;
+    bool retries = false;  // once it is cancelled
     bool cancel_asked = false;
-    bool cancel_answered = false;
+    bool cancelled = false;  // acknowledged, and not tried again
+    bool delete_asked = false;
   };
 
   // world.cc
@@ -119,6 +125,7 @@ class World : public FleetLink {
   void OnUp(StreamId stream, const Network::Up& message);
   Daemon* DaemonOf(StreamId stream);
   bool AllOver();
+  bool IsOver(const Client& client) const;
 
   // clients.cc
   // A request under way. Unanswered when its process dies, it is asked again.
@@ -135,6 +142,10 @@ class World : public FleetLink {
   void OnSubmitted(size_t client, const absl::StatusOr<JobView>& view);
   void Cancel(size_t client, const Asked& asked);
   void OnCancelled(size_t client, const absl::StatusOr<JobView>& view);
+  void Retry(size_t client, const Asked& asked);
+  void OnRetried(size_t client, const absl::Status& status);
+  void Delete(size_t client, const Asked& asked);
+  void OnDeleted(size_t client, const absl::Status& status);
   void SaveNow(size_t client, const Asked& asked);
   void OnSaveNow(size_t client, const absl::StatusOr<OperationRecord>& operation);
   void Ask(size_t client, int64_t at_us, Verb verb);

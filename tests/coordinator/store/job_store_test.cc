@@ -167,6 +167,24 @@ TEST_P(JobStoreTest, EverythingComesBackAsItWas) {
   EXPECT_FALSE(store->FindRequest("other")->has_value());
 }
 
+TEST_P(JobStoreTest, NumbersOfADeletedJobAreNotGivenOutAgain) {
+  std::unique_ptr<JobStore> store = Open();
+  ASSERT_TRUE(store->Open().ok());
+  ASSERT_TRUE(store->Apply(WholeChange()).ok());
+  StoreChange deleted;
+  deleted.deleted_jobs = {"uid-1"};
+  deleted.last_event_seq = 5;
+  deleted.last_resource_version = 100;
+  ASSERT_TRUE(store->Apply(deleted).ok());
+  store.reset();
+  store = Open();
+  const absl::StatusOr<LoadedState> loaded = store->Open();
+  ASSERT_TRUE(loaded.ok());
+  EXPECT_TRUE(loaded->jobs.empty());
+  EXPECT_EQ(loaded->last_event_seq, 5);
+  EXPECT_EQ(loaded->last_resource_version, 100);
+}
+
 TEST_P(JobStoreTest, AJobIsReplacedAndItsHistoryStays) {
   std::unique_ptr<JobStore> store = Open();
   ASSERT_TRUE(store->Open().ok());

@@ -85,20 +85,25 @@ LogView ToView(const v1::LogLine& line) {
   return {line.time_ms(), line.attempt(), line.rank(), line.node(), line.text(), ToDocument(line)};
 }
 
-MetricView ToView(const v1::StepRecord& record) {
-  return {record.step(),
-          record.loss(),
-          record.grad_norm(),
-          record.lr(),
-          record.tokens(),
-          record.tokens_per_second(),
-          record.step_seconds(),
-          record.world_size(),
-          record.epoch(),
-          record.attempt(),
-          record.skipped(),
-          record.has_validation_loss(),
-          record.validation_loss()};
+StepRecord ToView(const v1::StepRecord& message) {
+  StepRecord record;
+  record.step = message.step();
+  record.loss = message.loss();
+  record.grad_norm = message.grad_norm();
+  record.lr = message.lr();
+  record.tokens = message.tokens();
+  record.tokens_per_second = message.tokens_per_second();
+  record.step_seconds = message.step_seconds();
+  record.world_size = message.world_size();
+  record.epoch = message.epoch();
+  record.attempt = message.attempt();
+  record.skipped = message.skipped();
+  record.has_validation_loss = message.has_validation_loss();
+  record.validation_loss = message.validation_loss();
+  record.time_ms = message.time_ms();
+  record.planned_bytes = message.planned_bytes();
+  record.measured_bytes = message.measured_bytes();
+  return record;
 }
 
 NodeView ToView(const v1::Node& node) {
@@ -417,7 +422,7 @@ class GrpcJobsClient : public JobsClient {
 
   absl::Status Metrics(const JobName& job,
                        const MetricsFilter& filter,
-                       const Receiver<MetricView>& receiver) override {
+                       const Receiver<StepRecord>& receiver) override {
     v1::StreamMetricsRequest request;
     Fill(job, request);
     request.set_all(filter.all);
@@ -426,7 +431,7 @@ class GrpcJobsClient : public JobsClient {
     request.set_to_step(filter.to_step);
     request.set_every(filter.every);
     request.set_last(filter.last);
-    return Stream<v1::StepRecord, MetricView>(&v1::Jobs::Stub::StreamMetrics, request, 0, receiver);
+    return Stream<v1::StepRecord, StepRecord>(&v1::Jobs::Stub::StreamMetrics, request, 0, receiver);
   }
 
   void CancelStreams() override {

@@ -11,6 +11,7 @@
 
 #include "common/json.h"
 #include "common/status.h"
+#include "common/step_record.h"
 #include "coordinator/api/job_file_proto.h"
 #include "coordinator/ctl/checkpoint_mark.h"
 
@@ -84,22 +85,6 @@ struct LogView {
   std::string node;
   std::string text;
   json::Value document;
-};
-
-struct MetricView {
-  int64_t step = 0;
-  float loss = 0;
-  double grad_norm = 0;
-  double lr = 0;
-  int64_t tokens = 0;
-  double tokens_per_second = 0;
-  double step_seconds = 0;
-  int64_t world_size = 0;
-  int64_t epoch = 0;
-  int64_t attempt = 0;
-  bool skipped = false;
-  bool has_validation_loss = false;
-  float validation_loss = 0;
 };
 
 struct NodeView {
@@ -275,7 +260,7 @@ class JobsClient {
                             const Receiver<LogView>& receiver) = 0;
   virtual absl::Status Metrics(const JobName& job,
                                const MetricsFilter& filter,
-                               const Receiver<MetricView>& receiver) = 0;
+                               const Receiver<StepRecord>& receiver) = 0;
   // Ends every stream of this client that is open now, with Cancelled.
   virtual void CancelStreams() = 0;
 };

@@ -1,7 +1,6 @@
 #include "coordinator/ctl/look_verbs.h"
 
 #include <algorithm>
-#include <bit>
 #include <cctype>
 #include <deque>
 #include <map>
@@ -167,11 +166,7 @@ void PrintEvent(Format format, const EventView& event) {
   }
 }
 
-std::string LossBits(float loss) {
-  return absl::StrFormat("%08x", std::bit_cast<uint32_t>(loss));
-}
-
-std::vector<std::string> MetricCells(const MetricView& metric) {
+std::vector<std::string> MetricCells(const StepRecord& metric) {
   return {absl::StrCat(metric.step),
           absl::StrFormat("%.6g", metric.loss),
           absl::StrFormat("%.4g", metric.grad_norm),
@@ -390,25 +385,6 @@ int RunLogs(const CommonOptions& common, const LogsOptions& options) {
   return Report(status);
 }
 
-json::Value MetricJson(const MetricView& metric) {
-  json::Value out;
-  out.Set("step", metric.step);
-  out.Set("loss", json::Value::FromFloat(metric.loss));
-  out.Set("loss_bits", LossBits(metric.loss));
-  out.Set("grad_norm", metric.grad_norm);
-  out.Set("lr", metric.lr);
-  out.Set("tokens", metric.tokens);
-  out.Set("tokens_per_second", metric.tokens_per_second);
-  out.Set("step_seconds", metric.step_seconds);
-  out.Set("world_size", metric.world_size);
-  out.Set("epoch", metric.epoch);
-  out.Set("attempt", metric.attempt);
-  if (metric.has_validation_loss) {
-    out.Set("validation_loss", json::Value::FromFloat(metric.validation_loss));
-  }
-  return out;
-}
-
 int RunMetrics(const CommonOptions& common, const MetricsOptions& options) {
   int exit_code = kExitOk;
   const std::unique_ptr<JobsClient> client = ConnectOrReport(common, exit_code);
@@ -428,9 +404,9 @@ int RunMetrics(const CommonOptions& common, const MetricsOptions& options) {
   json::Array documents;
   const bool lines = common.format == Format::kJsonl || options.filter.follow;
   const absl::Status status =
-      client->Metrics(NameOf(common, options.job), options.filter, [&](const MetricView& metric) {
+      client->Metrics(NameOf(common, options.job), options.filter, [&](const StepRecord& metric) {
         if (lines && common.format != Format::kTable) {
-          Print(json::Serialize(MetricJson(metric)) + "\n");
+          Print(json::Serialize(StepRecordJson(metric)) + "\n");
         } else if (lines) {
           Table row({"", "", "", "", "", "", "", "", "", ""});
           row.AddRow(MetricCells(metric));
@@ -438,7 +414,7 @@ int RunMetrics(const CommonOptions& common, const MetricsOptions& options) {
         } else if (common.format == Format::kTable) {
           table.AddRow(MetricCells(metric));
         } else {
-          documents.push_back(MetricJson(metric));
+          documents.push_back(StepRecordJson(metric));
         }
         return true;
       });

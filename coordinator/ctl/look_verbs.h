@@ -41,9 +41,6 @@ struct MetricsOptions {
   MetricsFilter filter = {};
 };
 int RunMetrics(const CommonOptions& common, const MetricsOptions& options);
-// One record: step, loss, loss_bits, grad_norm, lr, tokens, tokens_per_second, step_seconds,
-// world_size, epoch, attempt; validation_loss after an evaluation.
-json::Value MetricJson(const MetricView& metric);
 
 int RunNodesList(const CommonOptions& common);
 int RunTop(const CommonOptions& common);

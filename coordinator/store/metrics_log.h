@@ -8,26 +8,12 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "common/status.h"
-#include "common/trainer_report.h"
+#include "common/step_record.h"
 
 namespace ravel::coordinator {
-
-// One step of one epoch: the report of rank 0 and the facts that the coordinator adds.
-struct StepRecord : StepReport {
-  double tokens_per_second = 0;
-  int64_t world_size = 0;
-  int64_t epoch = 0;
-  int64_t attempt = 0;
-};
-
-// Full precision; `loss_bits` holds the fp32 bits as 8 hex digits, so that even NaN comes back as
-// it was.
-std::string FormatStepRecord(const StepRecord& record);
-absl::StatusOr<StepRecord> ParseStepRecord(std::string_view line);
 
 // Returns the final history: a record of a step replaces the earlier records of that step and of
 // all later steps.

@@ -364,7 +364,7 @@ void Load::AddMetricLines(const std::string& uid, int64_t lines) {
   coordinator::MetricsLog log(scratch_.path() + "/more");
   std::filesystem::create_directories(scratch_.path() + "/more");
   for (int64_t step = 1; step <= lines; ++step) {
-    coordinator::StepRecord record;
+    StepRecord record;
     record.step = step;
     record.loss = 4.0f + 1.0f / static_cast<float>(step);
     record.grad_norm = 1.2345678901;

@@ -329,6 +329,9 @@ TEST_F(VerbTest, MetricsAreOneObjectAStepWithTheLossBits) {
   record.set_world_size(2);
   record.set_epoch(1);
   record.set_attempt(1);
+  record.set_time_ms(1700000000000);
+  record.set_planned_bytes(4096);
+  record.set_measured_bytes(2048);
   service_.metrics = {record};
   common_.format = Format::kJsonl;
   const Ran ran = Run([&] { return RunMetrics(common_, {.job = "demo"}); });
@@ -337,8 +340,8 @@ TEST_F(VerbTest, MetricsAreOneObjectAStepWithTheLossBits) {
       ran.out,
       "{\"step\":1,\"loss\":5.5451775,\"loss_bits\":\"40b17218\",\"grad_norm\":0.1,\"lr\":3e-04,"
       "\"tokens\":256,\"tokens_per_second\":1000.5,\"step_seconds\":0.25,\"world_size\":2,"
-      "\"epoch\":1,"
-      "\"attempt\":1}\n");
+      "\"epoch\":1,\"attempt\":1,\"time_ms\":1700000000000,\"planned_bytes\":4096,"
+      "\"measured_bytes\":2048}\n");
 }
 
 TEST_F(VerbTest, ListsHaveATableNamesAndDocuments) {

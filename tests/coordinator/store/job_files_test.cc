@@ -30,6 +30,9 @@ class JobFilesTest : public ::testing::Test {
     std::error_code ignored;
     std::filesystem::remove_all(folder_, ignored);
   }
+  static std::string Line(const StepRecord& record) {
+    return json::Serialize(StepRecordJson(record));
+  }
   static StepRecord Record(int64_t step, int64_t epoch) {
     StepRecord record;
     record.step = step;
@@ -129,7 +132,7 @@ TEST_F(JobFilesTest, AReaderThatFollowsSeesEachRecordOnce) {
   }
   // Half a line is not a record yet.
   std::ofstream half(folder_ + "/job.jsonl", std::ios::app);
-  const std::string line = FormatStepRecord(Record(501, 1)) + "\n";
+  const std::string line = Line(Record(501, 1)) + "\n";
   half << line.substr(0, 20) << std::flush;
   All(**reader);
   half << line.substr(20) << std::flush;
@@ -149,8 +152,7 @@ TEST_F(JobFilesTest, EndsAreReadWithoutTheMiddle) {
   EXPECT_EQ((*ends)->last.step, 3000);
   // 287 MB would take seconds; a hole in the middle is never looked at.
   std::filesystem::resize_file(folder_ + "/job.jsonl", 4LL << 30);
-  std::ofstream(folder_ + "/job.jsonl", std::ios::app) << "\n"
-                                                       << FormatStepRecord(Record(9, 9)) << "\n";
+  std::ofstream(folder_ + "/job.jsonl", std::ios::app) << "\n" << Line(Record(9, 9)) << "\n";
   const int64_t start_ms = SystemClock::Get().MonotonicMs();
   EXPECT_EQ((*log.Ends("job"))->last.step, 9);
   EXPECT_LT(SystemClock::Get().MonotonicMs() - start_ms, 1000);
@@ -161,7 +163,7 @@ TEST_F(JobFilesTest, EndsOfManyFilesTakeNoTime) {
   constexpr int kFiles = 200;
   std::string text;
   for (int64_t step = 1; step <= 1000; ++step) {
-    text += FormatStepRecord(Record(step, 1)) + "\n";
+    text += Line(Record(step, 1)) + "\n";
   }
   for (int i = 0; i < kFiles; ++i) {
     std::ofstream(absl::StrCat(folder_, "/job-", i, ".jsonl")) << text;

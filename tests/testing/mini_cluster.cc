@@ -312,6 +312,7 @@ absl::StatusOr<std::vector<StepRow>> MiniCluster::Metrics(const std::string& job
                     .grad_norm = NumberOf(object, "grad_norm"),
                     .tokens_per_second = NumberOf(object, "tokens_per_second"),
                     .step_seconds = NumberOf(object, "step_seconds"),
+                    .time_ms = IntOf(object, "time_ms"),
                     .world_size = IntOf(object, "world_size"),
                     .epoch = IntOf(object, "epoch"),
                     .attempt = IntOf(object, "attempt")});

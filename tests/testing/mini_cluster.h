@@ -30,6 +30,7 @@ struct StepRow {
   double grad_norm = 0;
   double tokens_per_second = 0;
   double step_seconds = 0;
+  int64_t time_ms = 0;  // when it was done
   int64_t world_size = 0;
   int64_t epoch = 0;
   int64_t attempt = 0;

@@ -120,7 +120,10 @@ void JobController::ReleaseCheckpoints(Entry& entry) {
       if (settled.ok() && *settled) {
         NoteSettled(found, **settled);
       }
-      SyncSchedule(entries_.at(uid));  // it may have been tried again, and wait for this only
+      if (Entry* still = FindEntry(uid)) {
+        SyncSchedule(*still);  // it may have been tried again, and wait for this only
+        TryDelete(*still);
+      }
       Schedule();
     });
   });

@@ -542,6 +542,9 @@ void JobController::CheckFreshness(Entry& entry) {
 }
 
 void JobController::Retain(Entry& entry, bool save_after) {
+  if (entry.record.rollback_step >= 0) {
+    return;  // the steps above it are not the newest any more: the next launch moves them aside
+  }
   const std::string uid = entry.record.uid;
   const CheckpointJob job = CheckpointsOf(entry.record);
   const bool restoring =
@@ -554,6 +557,10 @@ void JobController::Retain(Entry& entry, bool save_after) {
         log::Warning(absl::StrCat("retention: ", std::string(deleted.status().message())));
         return;
       }
+      Entry* found = FindEntry(uid);
+      if (found == nullptr) {
+        return;
+      }
       StoreChange change;
       for (SaveRecord& save : saves_[uid]) {
         const bool gone = std::find(deleted->begin(), deleted->end(), save.step) != deleted->end();
@@ -562,11 +569,11 @@ void JobController::Retain(Entry& entry, bool save_after) {
           change.saves.push_back(save);
         }
       }
-      Entry* found = FindEntry(uid);
-      if (found != nullptr && !change.saves.empty()) {
+      if (!change.saves.empty()) {
         // Behind the commits that still wait for the database: these would undo it.
         Do(*found, Step{MakeEvent(JobEventKind::kNoted), std::move(change), {}});
       }
+      found = FindEntry(uid);
       if (save_after && !deleted->empty() && found != nullptr &&
           found->record.state == JobState::kRunning && found->run.phase == RunPhase::kTraining) {
         RequestSave(*found, false);  // there is room now

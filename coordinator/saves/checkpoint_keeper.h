@@ -117,7 +117,8 @@ class CheckpointKeeper {
                                                       const RestoreQuery& query) = 0;
   // The launch has read its restore point: that step may be deleted again. Does no I/O.
   virtual void EndRestore(const std::string& job_uid) = 0;
-  // A step may be rolled back to: it is committed and good. Its path.
+  // A step may be rolled back to: it is committed and good. Its path. Until the next launch after a
+  // rollback, or the job's end, retention of this process keeps it.
   virtual absl::StatusOr<std::string> CheckRollback(const CheckpointJob& job, int64_t step) = 0;
   // Reads a step that trainers found damaged once more, whole; marks it BAD if it is.
   virtual absl::StatusOr<StepVerdict> Condemn(const CheckpointJob& job,

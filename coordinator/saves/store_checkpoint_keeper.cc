@@ -423,6 +423,10 @@ absl::StatusOr<RestorePoint> StoreCheckpointKeeper::PrepareRestore(const Checkpo
   if (restore.own && restore.step >= 0 && !Reserve(job.uid, restore.step)) {
     return absl::UnavailableError(absl::StrCat(restore.path, " is being deleted"));
   }
+  if (query.rollback_step >= 0) {
+    const MutexLock lock(mutex_);
+    wanted_.erase(job.uid);  // the launch reserves it now
+  }
   restore.settled = std::move(settled);
   return restore;
 }
@@ -439,7 +443,9 @@ bool StoreCheckpointKeeper::Reserve(const std::string& uid, int64_t step) {
 bool StoreCheckpointKeeper::MayDelete(const std::string& uid, int64_t step) {
   const MutexLock lock(mutex_);
   const auto reserved = reserved_.find(uid);
-  if (reserved != reserved_.end() && reserved->second == step) {
+  const auto wanted = wanted_.find(uid);
+  if ((reserved != reserved_.end() && reserved->second == step) ||
+      (wanted != wanted_.end() && wanted->second.contains(step))) {
     return false;
   }
   deleting_[uid].insert(step);
@@ -451,8 +457,32 @@ void StoreCheckpointKeeper::EndRestore(const std::string& job_uid) {
   reserved_.erase(job_uid);
 }
 
+bool StoreCheckpointKeeper::Want(const std::string& uid, int64_t step) {
+  const MutexLock lock(mutex_);
+  const auto deleting = deleting_.find(uid);
+  if (deleting != deleting_.end() && deleting->second.contains(step)) {
+    return false;
+  }
+  wanted_[uid].insert(step);
+  return true;
+}
+
 absl::StatusOr<std::string> StoreCheckpointKeeper::CheckRollback(const CheckpointJob& job,
                                                                  int64_t step) {
+  // First, so that retention does not delete what is found good here.
+  if (!Want(job.uid, step)) {
+    return absl::FailedPreconditionError(absl::StrCat("step ", step, " is being deleted"));
+  }
+  absl::StatusOr<std::string> path = FindGoodStep(job, step);
+  if (!path.ok()) {
+    const MutexLock lock(mutex_);
+    wanted_[job.uid].erase(step);
+  }
+  return path;
+}
+
+absl::StatusOr<std::string> StoreCheckpointKeeper::FindGoodStep(const CheckpointJob& job,
+                                                                int64_t step) const {
   const FileStore files(Root(job.spec));
   RETURN_IF_ERROR(CheckOurs(files, job));
   const std::string path = files.Locate(ckpt::StepName(step));
@@ -534,6 +564,7 @@ absl::StatusOr<std::optional<SettledSave>> StoreCheckpointKeeper::Release(
   {
     const MutexLock lock(mutex_);
     tidied_ms_.erase(job.uid);
+    wanted_.erase(job.uid);
   }
   FileStore files(Root(job.spec));
   if (!query.has_commit && !query.has_run) {

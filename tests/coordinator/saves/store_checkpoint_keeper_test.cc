@@ -237,6 +237,28 @@ TEST_F(StoreCheckpointKeeperTest, TheStepThatALaunchReadsIsNotDeletedUnderIt) {
   EXPECT_EQ(*keeper_.Retain(ours_, -1), std::vector<int64_t>{10});
 }
 
+TEST_F(StoreCheckpointKeeperTest, TheStepThatARollbackAsksForIsKeptUntilTheLaunchAfterIt) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  SaveStep(10);
+  SaveStep(20);
+  ASSERT_TRUE(keeper_.CheckRollback(ours_, 10).ok());
+  EXPECT_FALSE(keeper_.CheckRollback(ours_, 15).ok());
+  // Commits that were on their way when it was asked for.
+  SaveStep(30);
+  SaveStep(40);
+  EXPECT_EQ(*keeper_.Retain(ours_, -1), (std::vector<int64_t>{20, 30}));
+  RestoreQuery query;
+  query.committed_step = query.rollback_step = 10;
+  query.has_commit = query.has_run = true;
+  const absl::StatusOr<RestorePoint> start = keeper_.PrepareRestore(ours_, query);
+  ASSERT_TRUE(start.ok()) << start.status();
+  EXPECT_EQ(start->step, 10);
+  EXPECT_EQ(Steps(), (std::set<int64_t>{10}));
+  keeper_.EndRestore("job-1");
+  SaveStep(20);
+  EXPECT_EQ(*keeper_.Retain(ours_, -1), std::vector<int64_t>{10});
+}
+
 TEST_F(StoreCheckpointKeeperTest, AFinishedSaveWhoseSealsWereLostIsCommittedBeforeCleaning) {
   ASSERT_TRUE(Launch(ours_).ok());
   SaveStep(10);

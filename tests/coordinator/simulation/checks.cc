@@ -97,7 +97,8 @@ void Checks::CheckSave(const MemoryJobStore::Disk& disk, const SaveRecord& next)
   const bool sent_again = kResentSealsOpenSaves &&
                           (next.state == SaveState::kIntended || next.state == SaveState::kFailed);
   Expect(!committed || sent_again || next.state == SaveState::kCommitted ||
-             next.state == SaveState::kBad || next.state == SaveState::kDeleted,
+             next.state == SaveState::kBad || next.state == SaveState::kDeleted ||
+             next.state == SaveState::kRolledBack,
          absl::StrCat("the committed save of step ",
                       next.step,
                       " becomes state ",
@@ -224,6 +225,11 @@ void Checks::OnStoreCommit(const std::string& job,
   Expect(record != disk.jobs.end() && (settles || record->second.launched_epoch == request.epoch),
          absl::StrCat(where, "committed by epoch ", request.epoch, ", which is over"));
   commits_[job][request.step] = request.epoch;
+}
+
+void Checks::OnMovedAside(const std::string& job, int64_t step) {
+  std::map<int64_t, int64_t>& commits = commits_[job];
+  commits.erase(commits.upper_bound(step), commits.end());
 }
 
 // -- clients

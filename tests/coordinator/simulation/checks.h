@@ -48,6 +48,8 @@ class Checks {
                      const SaveRequest& request,
                      const std::map<int64_t, uint64_t>& shards,
                      bool settles);
+  // The checkpoint store has moved the steps above this one aside.
+  void OnMovedAside(const std::string& job, int64_t step);
   // Answers that clients were given.
   void OnSubmitted(const std::string& request, const std::string& uid);
   void OnCancelled(const std::string& uid);

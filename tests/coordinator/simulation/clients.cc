@@ -1,5 +1,5 @@
-// The users of a simulation: they submit, cancel, try again, delete and save, and ask again until
-// they are answered.
+// The users of a simulation: they submit, cancel, try again, roll back, delete and save, and ask
+// again until they are answered.
 
 #include <algorithm>
 #include <utility>
@@ -57,6 +57,9 @@ void World::PlanJobs() {
     if (random_.Chance(0.3)) {
       client.save_at_us = client.submit_at_us + random_.Between(0, horizon_us / 4);
     }
+    if (random_.Chance(0.2)) {
+      client.rollback_at_us = client.submit_at_us + random_.Between(0, horizon_us);
+    }
     if (random_.Chance(0.15)) {
       client.delete_at_us = client.submit_at_us + random_.Between(0, horizon_us);
       client.delete_by_force = random_.Chance(0.4);
@@ -73,6 +76,9 @@ void World::PlanJobs() {
     }
     if (client.delete_at_us >= 0) {
       Ask(at, client.delete_at_us, &World::Delete);
+    }
+    if (client.rollback_at_us >= 0) {
+      Ask(at, client.rollback_at_us, &World::Rollback);
     }
   }
 }
@@ -236,6 +242,68 @@ void World::OnDeleted(size_t at, const absl::Status& status) {
     // Not over yet, without force.
     const bool waits = absl::IsFailedPrecondition(status);
     Ask(at, events_.now_us() + (waits ? kLookAgainUs : kAgainUs), &World::Delete);
+  }
+}
+
+// As the service does it: the store is asked off the strand, and nobody is asked twice.
+void World::Rollback(size_t at, const Asked& asked) {
+  Client& client = clients_[at];
+  const JobKey key{"default", client.spec.name};
+  const absl::StatusOr<JobView> view = controller_->Get(key);
+  if (client.uid.empty() || !view.ok()) {
+    asked->answered = true;
+    if (!client.delete_asked) {
+      Ask(at, events_.now_us() + kLookAgainUs, &World::Rollback);
+    }
+    return;
+  }
+  const auto known = store_->FindRequest(absl::StrCat("rollback-", at));
+  if (known.ok() && known->has_value()) {
+    AskController(at, "", asked);
+    return;
+  }
+  const std::vector<int64_t> steps =
+      checkpoints_.GoodBelow("/ckpt/" + client.spec.name, view->record.committed_step);
+  if (IsTerminal(view->record.state) || steps.empty()) {
+    asked->answered = true;
+    if (!IsTerminal(view->record.state)) {
+      Ask(at, events_.now_us() + kLookAgainUs, &World::Rollback);
+    }
+    return;
+  }
+  client.rollback_step = random_.Pick(steps);
+  const CheckpointJob job = controller_->CheckpointsOf(view->record);
+  pool_.Post([this, at, asked, job, step = client.rollback_step] {
+    const absl::StatusOr<std::string> path = checkpoints_.CheckRollback(job, step);
+    strand_.Post([this, at, asked, path] {
+      if (path.ok()) {
+        AskController(at, *path, asked);
+      } else {
+        asked->answered = true;
+        OnRolledBack(at, path.status());
+      }
+    });
+  });
+}
+
+void World::AskController(size_t at, const std::string& path, const Asked& asked) {
+  const Client& client = clients_[at];
+  controller_->Rollback({"default", client.spec.name},
+                        absl::StrCat("rollback-", at),
+                        client.rollback_step,
+                        path,
+                        "diverged",
+                        [this, at, asked](const absl::StatusOr<JobView>& view) {
+                          asked->answered = true;
+                          OnRolledBack(at, view.status());
+                        });
+}
+
+void World::OnRolledBack(size_t at, const absl::Status& status) {
+  if (status.ok()) {
+    Trace("CLIENT ", clients_[at].spec.name, " is rolled back to ", clients_[at].rollback_step);
+  } else if (!absl::IsFailedPrecondition(status) && !absl::IsNotFound(status)) {
+    Ask(at, events_.now_us() + kAgainUs, &World::Rollback);
   }
 }
 

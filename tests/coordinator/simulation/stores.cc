@@ -218,7 +218,8 @@ absl::StatusOr<std::optional<SettledSave>> SimulatedCheckpoints::Release(
   MaybeCrash();
   Folder& folder = folders_[Root(job.spec)];
   std::optional<SettledSave> settled;
-  for (auto at = folder.attempts.rbegin(); at != folder.attempts.rend() && query.plan; ++at) {
+  const bool settles = query.plan && query.rollback_step < 0;
+  for (auto at = folder.attempts.rbegin(); at != folder.attempts.rend() && settles; ++at) {
     const auto [step, epoch, attempt] = at->first;
     const int64_t ranks = at->second.world_size;
     if (step > query.committed_step && static_cast<int64_t>(at->second.shards.size()) == ranks) {
@@ -238,6 +239,14 @@ absl::StatusOr<std::optional<SettledSave>> SimulatedCheckpoints::Release(
 absl::StatusOr<RestorePoint> SimulatedCheckpoints::PrepareRestore(const CheckpointJob& job,
                                                                   const RestoreQuery& query) {
   RestorePoint point;
+  if (query.rollback_step >= 0) {
+    RETURN_IF_ERROR(Reachable());
+    std::map<int64_t, Step>& steps = folders_[Root(job.spec)].steps;
+    steps.erase(steps.upper_bound(query.rollback_step), steps.end());
+    checks_.OnMovedAside(job.spec.name, query.rollback_step);
+    wanted_.erase(job.uid);
+    MaybeCrash();
+  }
   ASSIGN_OR_RETURN(point.settled, Release(job, query));
   const int64_t step = NewestGood(Root(job.spec));
   if (step < 0 && query.has_commit) {
@@ -259,6 +268,7 @@ absl::StatusOr<std::string> SimulatedCheckpoints::CheckRollback(const Checkpoint
   if (found == folder.steps.end() || found->second.bad || found->second.corrupt) {
     return absl::FailedPreconditionError(absl::StrCat("no good step ", step));
   }
+  wanted_[job.uid].insert(step);
   return absl::StrCat(Root(job.spec), "/step-", step);
 }
 
@@ -298,7 +308,8 @@ absl::StatusOr<std::vector<int64_t>> SimulatedCheckpoints::Retain(const Checkpoi
   std::vector<int64_t> deleted;
   const int64_t keep = bug_ == Bug::kRetentionTooEager ? 0 : job.spec.checkpoint.keep_last;
   for (size_t i = 0; i + static_cast<size_t>(keep) < good.size(); ++i) {
-    if (good[i] != in_use_step) {
+    const auto wanted = wanted_.find(job.uid);
+    if (good[i] != in_use_step && (wanted == wanted_.end() || !wanted->second.contains(good[i]))) {
       steps.erase(good[i]);
       deleted.push_back(good[i]);
     }
@@ -321,6 +332,19 @@ int64_t SimulatedCheckpoints::NewestGood(const std::string& root) const {
     }
   }
   return newest;
+}
+
+std::vector<int64_t> SimulatedCheckpoints::GoodBelow(const std::string& root, int64_t step) const {
+  std::vector<int64_t> good;
+  const auto folder = folders_.find(root);
+  if (folder != folders_.end()) {
+    for (const auto& [number, kept] : folder->second.steps) {
+      if (number < step && !kept.bad && !kept.corrupt) {
+        good.push_back(number);
+      }
+    }
+  }
+  return good;
 }
 
 int64_t SimulatedCheckpoints::Attempts(const std::string& root) const {

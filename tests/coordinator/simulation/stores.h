@@ -179,6 +179,9 @@ class SimulatedCheckpoints : public CheckpointKeeper {
 
   // The newest step that can be restored; -1: none.
   int64_t NewestGood(const std::string& root) const;
+  // The coordinator's process ends, and with it what it knew.
+  void ForgetWanted() { wanted_.clear(); }
+  std::vector<int64_t> GoodBelow(const std::string& root, int64_t step) const;
   int64_t Attempts(const std::string& root) const;
   void CorruptNewest(const std::string& root);
   bool WasCorrupted(const std::string& root) const { return damaged_.contains(root); }
@@ -214,6 +217,7 @@ class SimulatedCheckpoints : public CheckpointKeeper {
   const Bug bug_;
   std::map<std::string, Folder> folders_;
   std::set<std::string> damaged_;
+  std::map<std::string, std::set<int64_t>> wanted_;  // by rollbacks, by uid
 };
 
 // Specs are numbered; a plan is its size, under a digest of its own.

@@ -169,6 +169,7 @@ void World::KillCoordinator(const std::string& why) {
   Trace("COORDINATOR dies: ", why);
   strand_.Clear();
   pool_.Clear();
+  checkpoints_.ForgetWanted();
   if (store_->not_durable()) {
     const int64_t term = disk_.term;
     disk_ = *store_->not_durable();

@@ -110,7 +110,9 @@ class World : public FleetLink {
     int64_t delete_at_us = -1;
     bool delete_by_force = false;
     bool delete_checkpoints = false;
-    bool retries = false;  // once it is cancelled
+    int64_t rollback_at_us = -1;
+    int64_t rollback_step = -1;  // what is asked for, until that is answered
+    bool retries = false;        // once it is cancelled
     bool cancel_asked = false;
     bool cancelled = false;  // acknowledged, and not tried again
     bool delete_asked = false;
@@ -146,6 +148,9 @@ class World : public FleetLink {
   void OnRetried(size_t client, const absl::Status& status);
   void Delete(size_t client, const Asked& asked);
   void OnDeleted(size_t client, const absl::Status& status);
+  void Rollback(size_t client, const Asked& asked);
+  void AskController(size_t client, const std::string& path, const Asked& asked);
+  void OnRolledBack(size_t client, const absl::Status& status);
   void SaveNow(size_t client, const Asked& asked);
   void OnSaveNow(size_t client, const absl::StatusOr<OperationRecord>& operation);
   void Ask(size_t client, int64_t at_us, Verb verb);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -420,63 +421,29 @@ absl::StatusOr<RestorePoint> StoreCheckpointKeeper::PrepareRestore(const Checkpo
     RETURN_IF_ERROR(PinStart(job, 0));
   }
   ASSIGN_OR_RETURN(RestorePoint restore, ChooseStart(files, job, query));
-  if (restore.own && restore.step >= 0 && !Reserve(job.uid, restore.step)) {
+  if (restore.own && restore.step >= 0 && !claims_.Reserve(job.uid, restore.step)) {
     return absl::UnavailableError(absl::StrCat(restore.path, " is being deleted"));
   }
   if (query.rollback_step >= 0) {
-    const MutexLock lock(mutex_);
-    wanted_.erase(job.uid);  // the launch reserves it now
+    claims_.EndWant(job.uid);  // the launch reserves it now
   }
   restore.settled = std::move(settled);
   return restore;
 }
 
-bool StoreCheckpointKeeper::Reserve(const std::string& uid, int64_t step) {
-  const MutexLock lock(mutex_);
-  if (deleting_[uid].contains(step)) {
-    return false;
-  }
-  reserved_[uid] = step;
-  return true;
-}
-
-bool StoreCheckpointKeeper::MayDelete(const std::string& uid, int64_t step) {
-  const MutexLock lock(mutex_);
-  const auto reserved = reserved_.find(uid);
-  const auto wanted = wanted_.find(uid);
-  if ((reserved != reserved_.end() && reserved->second == step) ||
-      (wanted != wanted_.end() && wanted->second.contains(step))) {
-    return false;
-  }
-  deleting_[uid].insert(step);
-  return true;
-}
-
 void StoreCheckpointKeeper::EndRestore(const std::string& job_uid) {
-  const MutexLock lock(mutex_);
-  reserved_.erase(job_uid);
-}
-
-bool StoreCheckpointKeeper::Want(const std::string& uid, int64_t step) {
-  const MutexLock lock(mutex_);
-  const auto deleting = deleting_.find(uid);
-  if (deleting != deleting_.end() && deleting->second.contains(step)) {
-    return false;
-  }
-  wanted_[uid].insert(step);
-  return true;
+  claims_.EndRestore(job_uid);
 }
 
 absl::StatusOr<std::string> StoreCheckpointKeeper::CheckRollback(const CheckpointJob& job,
                                                                  int64_t step) {
   // First, so that retention does not delete what is found good here.
-  if (!Want(job.uid, step)) {
+  if (!claims_.Want(job.uid, step)) {
     return absl::FailedPreconditionError(absl::StrCat("step ", step, " is being deleted"));
   }
   absl::StatusOr<std::string> path = FindGoodStep(job, step);
   if (!path.ok()) {
-    const MutexLock lock(mutex_);
-    wanted_[job.uid].erase(step);
+    claims_.Unwant(job.uid, step);
   }
   return path;
 }
@@ -530,11 +497,11 @@ absl::StatusOr<std::vector<int64_t>> StoreCheckpointKeeper::Retain(const Checkpo
                       .every_steps = job.spec.checkpoint.keep_every_steps},
                      in_use,
                      NowSeconds(),
-                     [this, &job](int64_t step) { return MayDelete(job.uid, step); });
+                     [this, &job](int64_t step) { return claims_.MayDelete(job.uid, step); });
+  claims_.EndDeleting(job.uid);
   bool tidy = false;
   {
     const MutexLock lock(mutex_);
-    deleting_.erase(job.uid);
     const auto [last, first] = tidied_ms_.emplace(job.uid, clock_->MonotonicMs());
     tidy = first || clock_->MonotonicMs() - last->second >= kTidyEveryMs;
     last->second = tidy ? clock_->MonotonicMs() : last->second;
@@ -564,8 +531,8 @@ absl::StatusOr<std::optional<SettledSave>> StoreCheckpointKeeper::Release(
   {
     const MutexLock lock(mutex_);
     tidied_ms_.erase(job.uid);
-    wanted_.erase(job.uid);
   }
+  claims_.EndWant(job.uid);
   FileStore files(Root(job.spec));
   if (!query.has_commit && !query.has_run) {
     return std::optional<SettledSave>();  // it never wrote

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <map>
-#include <set>
 #include <string>
 
 #include <absl/base/thread_annotations.h>
@@ -9,6 +8,7 @@
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "coordinator/saves/checkpoint_keeper.h"
+#include "coordinator/saves/step_claims.h"
 
 namespace ravel::coordinator {
 
@@ -45,20 +45,12 @@ class StoreCheckpointKeeper : public CheckpointKeeper {
 
  private:
   int64_t NowSeconds() const { return clock_->WallMs() / 1000; }
-  // A step is chosen for a restore or deleted, never both: false when the other came first.
-  bool Reserve(const std::string& uid, int64_t step);
-  bool MayDelete(const std::string& uid, int64_t step);
-  // A rollback asks for a step: it stays until the launch that follows. False: it is being deleted.
-  bool Want(const std::string& uid, int64_t step);
   absl::StatusOr<std::string> FindGoodStep(const CheckpointJob& job, int64_t step) const;
 
   const Clock* clock_;
+  StepClaims claims_;
   Mutex mutex_;
-  // By uid: the step that its newest launch restores from, and those that are being deleted.
-  std::map<std::string, int64_t> reserved_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, std::set<int64_t>> deleting_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, std::set<int64_t>> wanted_ ABSL_GUARDED_BY(mutex_);  // by rollbacks
-  std::map<std::string, int64_t> tidied_ms_ ABSL_GUARDED_BY(mutex_);         // monotonic, by uid
+  std::map<std::string, int64_t> tidied_ms_ ABSL_GUARDED_BY(mutex_);  // monotonic, by uid
 };
 
 }  // namespace ravel::coordinator

@@ -53,11 +53,11 @@ void World::PlanJobs() {
     if (random_.Chance(0.1)) {
       client.cancel_at_us = client.submit_at_us + random_.Between(0, horizon_us / 2);
     }
-    client.retries = random_.Chance(0.5);
+    client.retries = settings_.users_go_back && random_.Chance(0.5);
     if (random_.Chance(0.3)) {
       client.save_at_us = client.submit_at_us + random_.Between(0, horizon_us / 4);
     }
-    if (random_.Chance(0.2)) {
+    if (settings_.users_go_back && random_.Chance(0.2)) {
       client.rollback_at_us = client.submit_at_us + random_.Between(0, horizon_us);
     }
     if (random_.Chance(0.15)) {

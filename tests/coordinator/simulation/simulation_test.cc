@@ -150,6 +150,7 @@ TEST_F(SimulationTest, ACoordinatorThatDiesCostsNoStep) {
   for (uint64_t seed = one == 0 ? 1 : one; seed <= (one == 0 ? 60 : one); ++seed) {
     Settings settings = SettingsOf(seed);
     settings.faults.assign(1, Fault::kKillCoordinator);
+    settings.users_go_back = false;
     settings.trace = one != 0;
     World world(settings);
     EXPECT_EQ(world.Run(), "") << Describe(settings);

@@ -42,10 +42,30 @@ RestoreQuery JobController::QueryOf(const Entry& entry) const {
   return query;
 }
 
+// All ranks may have sealed a save whose steps rank 0's node could not report before it was lost.
+void JobController::TellMissingReports(const Entry& entry, const RestorePoint& restore) {
+  const int64_t began = entry.launched ? entry.launched->first_step : 0;
+  const int64_t newest = std::max(entry.progress.step, began);
+  if (!restore.own || restore.step <= newest) {
+    return;
+  }
+  JobEventRecord event = Remark(entry.record, restore.step, parts_.clock->WallMs());
+  event.type = "StepReportsMissing";
+  event.reason = "NodeLost";
+  event.message = absl::StrCat("steps ",
+                               newest + 1,
+                               " to ",
+                               restore.step,
+                               " are trained and saved; metrics lack them, because their reports "
+                               "were lost with the node of rank 0");
+  Record(std::move(event));
+}
+
 // The record follows what the store holds: up by a save that was settled or whose record was lost,
 // down only by damage that was proven.
 void JobController::NoteRestore(Entry& entry, const Prepared& prepared) {
   const RestorePoint& restore = prepared.restore;
+  TellMissingReports(entry, restore);
   if (prepared.rollback_step >= 0) {
     NoteRollback(entry, prepared.rollback_step);
   }

@@ -67,6 +67,7 @@ class Checks {
   void CheckJob(const MemoryJobStore::Disk& disk, const JobRecord& next, const StoreChange& change);
   void CheckSave(const MemoryJobStore::Disk& disk, const SaveRecord& next);
   void CheckHistory(const JobRecord& job);
+  bool IsToldMissing(const std::string& uid, int64_t step) const;
 
   World& world_;
   std::string broken_;

@@ -1,7 +1,5 @@
 #include "tests/coordinator/simulation/settings.h"
 
-#include <cstdlib>
-
 #include <absl/strings/str_cat.h>
 
 namespace ravel::coordinator::simulation {
@@ -45,9 +43,6 @@ std::string BugName(Bug bug) {
 Settings SettingsOf(uint64_t seed) {
   Random random(seed);
   Settings settings;
-  // A save that all ranks sealed is settled also when the node of rank 0 is lost: the reports of
-  // its steps went with that node.
-  settings.reports_may_be_lost = std::getenv("RAVEL_REPORTS_ARE_KEPT") == nullptr;
   settings.seed = seed;
   const int64_t size = random.Between(0, 99);
   if (size < 60) {

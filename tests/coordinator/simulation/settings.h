@@ -61,8 +61,6 @@ struct Settings {
   int64_t finish_within_ms = 900'000;  // after the last fault
   Bug bug = Bug::kNone;
   bool users_go_back = true;  // they roll jobs back, and try them again
-  // Records of steps may be missing in a history, which costs no training.
-  bool reports_may_be_lost = false;
   bool trace = false;
   uint64_t trace_lines = 400;  // the newest ones
 };

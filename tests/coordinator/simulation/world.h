@@ -93,7 +93,7 @@ class World : public FleetLink {
   bool DeleteWasAsked(const std::string& uid) const;
   int64_t StepsOf(const std::string& uid);
   std::vector<StepRecord> History(const std::string& uid);
-  bool reports_may_be_lost() const { return settings_.reports_may_be_lost || reports_may_be_lost_; }
+  bool reports_may_be_lost() const { return reports_may_be_lost_; }
   void CheckFleetAtTheEnd();
 
   // FleetLink.

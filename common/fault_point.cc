@@ -20,16 +20,18 @@
 namespace ravel::fault {
 namespace {
 
-enum class Action { kKill, kExit, kStall, kStop, kError };
+enum class Action { kKill, kExit, kStall, kStop, kHold, kError };
 
 struct Fault {
   std::string name;
   int64_t occurrence = 1;  // 0: every one
   Action action = Action::kKill;
   int64_t argument = 0;  // exit code, or milliseconds
-  std::string text;
+  std::string text;      // of an error; of a hold its path
   int64_t seen = 0;
 };
+
+constexpr std::chrono::milliseconds kHoldLook{2};
 
 struct Faults {
   Mutex mutex;
@@ -58,11 +60,17 @@ absl::Status ParseAction(const std::string& text, Fault& fault) {
   } else if (verb == "stall") {
     fault.action = Action::kStall;
     ASSIGN_OR_RETURN(fault.argument, ParseDurationMs(argument));
+  } else if (verb == "hold") {
+    fault.action = Action::kHold;
+    fault.text = argument;
+    if (argument.empty()) {
+      return absl::InvalidArgumentError("hold= needs a path");
+    }
   } else if (verb == "error") {
     fault.action = Action::kError;
     fault.text = argument.empty() ? "injected fault" : argument;
   } else {
-    return absl::InvalidArgumentError("expected kill, stop, exit=, stall= or error=");
+    return absl::InvalidArgumentError("expected kill, stop, exit=, stall=, hold= or error=");
   }
   return absl::OkStatus();
 }
@@ -96,7 +104,22 @@ bool ReadEnvironment() {
   return true;
 }
 
+void Hold(const Fault& fault) {
+  const std::string path = absl::StrCat(fault.text, ".", fault.seen);
+  if (access(path.c_str(), F_OK) != 0) {
+    return;
+  }
+  log::Warning(absl::StrCat("fault point ", fault.name, " waits for the end of ", path));
+  while (access(path.c_str(), F_OK) == 0) {
+    std::this_thread::sleep_for(kHoldLook);
+  }
+}
+
 absl::Status Perform(const Fault& fault) {
+  if (fault.action == Action::kHold) {
+    Hold(fault);
+    return absl::OkStatus();
+  }
   log::Warning(absl::StrCat("fault point ", fault.name, " fires"));
   switch (fault.action) {
     case Action::kKill:
@@ -110,6 +133,8 @@ absl::Status Perform(const Fault& fault) {
       _exit(static_cast<int>(fault.argument));
     case Action::kStall:
       std::this_thread::sleep_for(std::chrono::milliseconds(fault.argument));
+      break;
+    case Action::kHold:
       break;
     case Action::kError: {
       const std::string message = absl::StrCat(fault.name, ": ", fault.text);
@@ -129,21 +154,22 @@ bool Enabled() {
 
 absl::Status Hit(std::string_view name) {
   Faults& faults = GetFaults();
-  Fault chosen;
-  bool found = false;
+  std::vector<Fault> due;
   {
     MutexLock lock(faults.mutex);
     for (Fault& fault : faults.list) {
       if (fault.name == name) {
         ++fault.seen;
         if (fault.occurrence == 0 || fault.occurrence == fault.seen) {
-          chosen = fault;
-          found = true;
+          due.push_back(fault);
         }
       }
     }
   }
-  return found ? Perform(chosen) : absl::OkStatus();
+  for (const Fault& fault : due) {
+    RETURN_IF_ERROR(Perform(fault));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Configure(std::string_view text) {

@@ -6,8 +6,9 @@
 //   full"
 // NAME[@N]:ACTION, N = the N-th time the place is reached (default the first; `@*` every time).
 // Actions: `kill` (SIGKILL to this process), `exit=CODE`, `stall=DURATION`, `stop` (SIGSTOP),
-// `error[=TEXT]` (the place fails with that message). When the variable is absent a fault point
-// costs one load of a constant. Thread-safe.
+// `hold=PATH` (the N-th time, waits as long as there is a file PATH.N), `error[=TEXT]` (the place
+// fails with that message). Entries of one place act in their order. When the variable is absent a
+// fault point costs one load of a constant. Thread-safe.
 
 #include <string_view>
 

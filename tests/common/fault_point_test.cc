@@ -1,13 +1,20 @@
 #include "common/fault_point.h"
 
+#include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdint>
+#include <filesystem>
+#include <string>
 #include <thread>
 
 #include <gtest/gtest.h>
 #include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "tests/testing/eventually.h"
+#include "tests/testing/process.h"
 
 namespace ravel {
 namespace {
@@ -38,11 +45,37 @@ TEST_F(FaultPointTest, DiskFullHasItsOwnCode) {
 }
 
 TEST_F(FaultPointTest, BadEntriesAreNamed) {
-  for (const char* text : {"x", "x:burn", "x:exit=", "x:stall=5", "x@0:kill", "x@y:kill"}) {
+  for (const char* text :
+       {"x", "x:burn", "x:exit=", "x:stall=5", "x:hold=", "x@0:kill", "x@y:kill"}) {
     const absl::Status status = fault::Configure(text);
     EXPECT_FALSE(status.ok()) << text;
     EXPECT_EQ(std::string(status.message()).rfind(text, 0), 0u) << status;
   }
+}
+
+TEST_F(FaultPointTest, EntriesOfOnePlaceAllAct) {
+  ASSERT_TRUE(fault::Configure("x@*:stall=1ms,x@2:error=torn").ok());
+  EXPECT_TRUE(FaultPoint("x").ok());
+  EXPECT_EQ(FaultPoint("x").message(), "x: torn");
+}
+
+TEST_F(FaultPointTest, HoldsWhileTheFileOfThatOccurrenceIsThere) {
+  const testing::ScratchFolder scratch;
+  const std::string gate = scratch.path() + "/gate";
+  ASSERT_TRUE(fault::Configure("x@*:hold=" + gate).ok());
+  testing::WriteText(gate + ".2", "");
+  std::atomic<int> passed = 0;
+  std::thread other([&passed] {
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_TRUE(FaultPoint("x").ok());
+      ++passed;
+    }
+  });
+  EXPECT_TRUE(testing::Eventually(std::chrono::seconds(20), [&] { return passed == 1; }));
+  EXPECT_FALSE(testing::Eventually(std::chrono::milliseconds(20), [&] { return passed > 1; }));
+  std::filesystem::remove(gate + ".2");
+  other.join();
+  EXPECT_EQ(passed, 3);
 }
 
 // Whoever stops does so there, also on a thread that is not the first: nothing after the place

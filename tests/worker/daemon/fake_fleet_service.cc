@@ -18,6 +18,9 @@
 namespace ravel::daemon {
 namespace {
 
+// Processes start and threads run late on a machine that has other work.
+constexpr std::chrono::seconds kPatience{30};
+
 class Service;
 
 // One daemon's stream; deletes itself in OnDone.
@@ -145,9 +148,6 @@ class Service final : public v1::Fleet::CallbackService, public FakeFleet {
     bool answers = false;
     {
       const MutexLock lock(mutex_);
-      if (!up.has_beat() || up.beat().trainers_size() > 0) {
-        received_.push_back(up);
-      }
       answers = up.has_hello() || (up.has_beat() && acknowledge_);
     }
     if (up.has_hello() && !options_.reject.empty()) {
@@ -165,6 +165,11 @@ class Service final : public v1::Fleet::CallbackService, public FakeFleet {
     }
     if (answers) {
       stream->Push(std::move(answer));
+    }
+    // Last: what a test says after it has seen a message comes after the answer to that message.
+    const MutexLock lock(mutex_);
+    if (!up.has_beat() || up.beat().trainers_size() > 0) {
+      received_.push_back(up);
     }
   }
   void OnGone(Stream* stream) {
@@ -213,7 +218,7 @@ int FakeFleet::Count(const std::function<bool(const v1::Up&)>& matches) const {
 
 v1::Up FakeFleet::WaitFor(const std::function<bool(const v1::Up&)>& matches, int index) const {
   v1::Up found;
-  const bool there = testing::Eventually(std::chrono::seconds(10), [&] {
+  const bool there = testing::Eventually(kPatience, [&] {
     int seen = 0;
     for (const v1::Up& up : received()) {
       if (matches(up) && seen++ == index) {

@@ -13,7 +13,7 @@
 
 namespace ravel::daemon {
 
-// Thread-safe. Answers Hello with Welcome and each beat with an ack.
+// Thread-safe. Answers Hello with Welcome and each beat with an ack, before it shows either.
 class FakeFleet {
  public:
   struct Options {
@@ -43,7 +43,7 @@ class FakeFleet {
   virtual std::vector<v1::Up> received() const = 0;
   int Count(const std::function<bool(const v1::Up&)>& matches) const;
   // The `index`-th match, waiting for it; fails the test and returns an empty message when there is
-  // none in 10 s.
+  // none in 30 s.
   v1::Up WaitFor(const std::function<bool(const v1::Up&)>& matches, int index = 0) const;
 };
 

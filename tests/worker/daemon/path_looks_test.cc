@@ -1,7 +1,11 @@
 #include "worker/daemon/path_looks.h"
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <functional>
 #include <future>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -22,16 +26,20 @@ using ::testing::HasSubstr;
 
 using Answer = std::optional<absl::StatusOr<PathFacts>>;
 
-// The answer of a look, in the loop of this thread.
-Answer Ask(PathLooks& looks,
-           boost::asio::io_context& context,
-           const PathQuery& query,
-           milliseconds all_limit = seconds(20)) {
+// The answer of a look, in the loop of this thread. The loop judges the look: it does so when
+// `there` says that the look has come to where the test wants it.
+Answer Ask(
+    PathLooks& looks,
+    boost::asio::io_context& context,
+    const PathQuery& query,
+    milliseconds all_limit = seconds(20),
+    const std::function<bool()>& there = [] { return true; }) {
   Answer answer;
   looks.Start(query, all_limit, [&answer](absl::StatusOr<PathFacts> facts) {
     EXPECT_FALSE(answer.has_value()) << "answered once";
     answer = std::move(facts);
   });
+  EXPECT_TRUE(testing::Eventually(seconds(20), there));
   context.restart();
   while (!answer && context.run_one_for(seconds(20)) > 0) {
   }
@@ -58,17 +66,20 @@ TEST(PathLooksTest, FactsComeFromAThreadOfTheirOwn) {
 TEST(PathLooksTest, AMountThatHangsIsNamedInTimeAndOnlySoManyMayHang) {
   std::promise<void> server_is_back;
   const std::shared_future<void> back = server_is_back.get_future().share();
+  const auto hung = std::make_shared<std::atomic<int>>(0);
   boost::asio::io_context context;
   {
-    PathLooks looks(
-        context, milliseconds(20), [back](const PathQuery& /*query*/, const LookHooks& hooks) {
-          hooks.at({"spec.model.from", "/good/model/config.json"});
-          hooks.at({"spec.data.train[3].path", "/hung/tokens"});
-          back.wait();
-          return PathFacts();
-        });
+    PathLooks looks(context,
+                    milliseconds(20),
+                    [back, hung](const PathQuery& /*query*/, const LookHooks& hooks) {
+                      hooks.at({"spec.model.from", "/good/model/config.json"});
+                      hooks.at({"spec.data.train[3].path", "/hung/tokens"});
+                      ++*hung;
+                      back.wait();
+                      return PathFacts();
+                    });
     for (int i = 0; i < PathLooks::kMaxThreads; ++i) {
-      const Answer answer = Ask(looks, context, {});
+      const Answer answer = Ask(looks, context, {}, seconds(20), [&] { return *hung == i + 1; });
       ASSERT_TRUE(answer.has_value() && answer->ok());
       EXPECT_EQ((*answer)->silent_field, "spec.data.train[3].path");
       EXPECT_EQ((*answer)->silence, "no answer within 20 ms");
@@ -86,9 +97,9 @@ TEST(PathLooksTest, AFolderInWhichALookHangsIsNotLookedAtAgainUntilItAnswers) {
   const std::shared_future<void> back = server_is_back.get_future().share();
   std::atomic<int> looks_begun = 0;
   boost::asio::io_context context;
-  PathLooks looks(context, milliseconds(20), [&](const PathQuery& query, const LookHooks& hooks) {
-    ++looks_begun;
+  PathLooks looks(context, seconds(20), [&](const PathQuery& query, const LookHooks& hooks) {
     hooks.at(query.token_files[0]);
+    ++looks_begun;
     if (query.token_files[0].path != "/good/tokens") {
       back.wait();
     }
@@ -97,7 +108,9 @@ TEST(PathLooksTest, AFolderInWhichALookHangsIsNotLookedAtAgainUntilItAnswers) {
   const PathQuery hung{.token_files = {{"spec.data.train[0].path", "/hung/tokens"}}};
   const PathQuery beside{.token_files = {{"spec.data.train[0].path", "/hung/others"}}};
   const PathQuery good{.token_files = {{"spec.data.train[0].path", "/good/tokens"}}};
-  EXPECT_EQ((*Ask(looks, context, hung))->silence, "no answer within 20 ms");
+  EXPECT_EQ(
+      (*Ask(looks, context, hung, milliseconds(20), [&] { return looks_begun == 1; }))->silence,
+      "no answer within 20 ms");
   for (int i = 0; i < 2 * PathLooks::kMaxThreads; ++i) {
     const Answer answer = Ask(looks, context, beside);
     EXPECT_EQ((*answer)->silent_field, "spec.data.train[0].path");
@@ -113,29 +126,43 @@ TEST(PathLooksTest, AFolderInWhichALookHangsIsNotLookedAtAgainUntilItAnswers) {
 
 // The limit is for each path: many that answer may take longer together.
 TEST(PathLooksTest, ATimeLimitBeginsAnewWithEachPathAndEndsTheWorkOfAll) {
-  boost::asio::io_context context;
-  std::promise<void> abandoned;
-  PathLooks looks(
-      context, milliseconds(400), [&abandoned](const PathQuery& /*query*/, const LookHooks& hooks) {
-        const auto start = std::chrono::steady_clock::now();
-        int path = 0;
-        while (!hooks.abandoned()) {  // a path answers every few microseconds, without end
-          hooks.at({std::to_string(++path), "/slow/tokens"});
-          if (std::chrono::steady_clock::now() - start > seconds(20)) {
-            return PathFacts();
+  using Clock = std::chrono::steady_clock;
+  constexpr milliseconds kEach{400};
+  // A thread that does not run for that long has not answered in time: such a try proves nothing.
+  Clock::duration longest_pause = kEach;
+  for (int i = 0; i < 20 && longest_pause >= kEach; ++i) {
+    boost::asio::io_context context;
+    std::promise<Clock::duration> abandoned;
+    const auto start = Clock::now();
+    PathLooks looks(
+        context, kEach, [&abandoned, start](const PathQuery& /*query*/, const LookHooks& hooks) {
+          Clock::duration longest{};
+          Clock::time_point before = start;
+          int path = 0;
+          while (!hooks.abandoned()) {  // a path answers every few microseconds, without end
+            hooks.at({std::to_string(++path), "/slow/tokens"});
+            longest = std::max(longest, Clock::now() - before);
+            before = Clock::now();
+            if (before - start > seconds(20)) {
+              break;
+            }
           }
-        }
-        abandoned.set_value();
-        return PathFacts();
-      });
-  const auto start = std::chrono::steady_clock::now();
-  const Answer answer = Ask(looks, context, {}, milliseconds(1000));
-  ASSERT_TRUE(answer.has_value() && answer->ok());
-  EXPECT_EQ((*answer)->silence, "no answer within 1 s");
-  EXPECT_NE((*answer)->silent_field, "");
-  EXPECT_GE(std::chrono::steady_clock::now() - start, milliseconds(1000));
-  EXPECT_EQ(abandoned.get_future().wait_for(seconds(20)), std::future_status::ready)
-      << "the thread is told that nobody waits";
+          abandoned.set_value(std::max(longest, Clock::now() - before));
+          return PathFacts();
+        });
+    const Answer answer = Ask(looks, context, {}, milliseconds(1000));
+    ASSERT_TRUE(answer.has_value() && answer->ok());
+    EXPECT_NE((*answer)->silent_field, "");
+    std::future<Clock::duration> pause = abandoned.get_future();
+    ASSERT_EQ(pause.wait_for(seconds(30)), std::future_status::ready)
+        << "the thread is told that nobody waits";
+    longest_pause = pause.get();
+    if (longest_pause < kEach) {
+      EXPECT_EQ((*answer)->silence, "no answer within 1 s");
+      EXPECT_GE(Clock::now() - start, milliseconds(1000));
+    }
+  }
+  EXPECT_LT(longest_pause, kEach) << "no try could run";
 }
 
 TEST(LookMessagesTest, AQueryAndItsFactsAreCarriedWhole) {

@@ -37,7 +37,11 @@ class BadInputTest : public ::testing::Test {
 
   static std::string Path(const std::string& name) { return cluster_->folder() + "/" + name; }
   static TinyJob Job(const std::string& name) {
-    return {.name = name, .tokens_path = Path("tokens.bin"), .store = Path("store"), .steps = 3};
+    return {.name = name,
+            .tokens_path = Path("tokens.bin"),
+            .store = Path("store"),
+            .steps = 3,
+            .detection = "1s"};
   }
   // `verb -f FILE` of a job file with this text.
   static RunResult WithFile(const std::string& verb, const std::string& text) {

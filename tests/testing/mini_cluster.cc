@@ -43,6 +43,9 @@ std::string TextOf(const json::Value& object, std::string_view name) {
   return value != nullptr && value->is_string() ? value->AsString() : "";
 }
 
+// For programs to start on a machine that has other work.
+constexpr seconds kStartTime{60};
+
 std::string LastLines(const std::string& text, size_t bytes) {
   return text.size() <= bytes ? text : "..." + text.substr(text.size() - bytes);
 }
@@ -72,9 +75,10 @@ std::string BinaryPath(std::string_view name) {
 }
 
 absl::StatusOr<std::unique_ptr<MiniCluster>> MiniCluster::Start(
-    std::map<std::string, std::string> environment) {
+    std::map<std::string, std::string> environment, const std::string& detection) {
   std::unique_ptr<MiniCluster> cluster(new MiniCluster());
   cluster->environment_ = std::move(environment);
+  cluster->detection_ = detection;
   RETURN_IF_ERROR(cluster->StartCoordinator("127.0.0.1:0"));
   return cluster;
 }
@@ -82,6 +86,10 @@ absl::StatusOr<std::unique_ptr<MiniCluster>> MiniCluster::Start(
 MiniCluster::~MiniCluster() {
   workers_.clear();
   coordinator_.reset();
+}
+
+std::string MiniCluster::HoldPath() const {
+  return folder() + "/hold";
 }
 
 absl::Status MiniCluster::StartCoordinator(const std::string& listen) {
@@ -98,7 +106,7 @@ absl::Status MiniCluster::StartCoordinator(const std::string& listen) {
                        "--port-file",
                        port_file,
                        "--detection",
-                       "1s",
+                       detection_,
                        "--enable-faults"};
   if (!hidden_.empty()) {
     const std::vector<std::string> wrap = {"/usr/bin/unshare",
@@ -113,7 +121,7 @@ absl::Status MiniCluster::StartCoordinator(const std::string& listen) {
   options.output_path = options.error_path = folder() + "/coordinator.log";
   ASSIGN_OR_RETURN(coordinator_, ChildProcess::Start(options));
   int port = 0;
-  const bool up = Eventually(seconds(20), [&] {
+  const bool up = Eventually(kStartTime, [&] {
     return absl::SimpleAtoi(absl::StripAsciiWhitespace(ReadText(port_file)), &port) ||
            !coordinator_->Running();
   });
@@ -157,7 +165,7 @@ absl::Status MiniCluster::StartWorker(const std::string& name,
 
 absl::Status MiniCluster::WaitForReadyNodes(int count) {
   std::string last;
-  const bool ready = Eventually(seconds(20), [&] {
+  const bool ready = Eventually(kStartTime, [&] {
     const RunResult result = Ctl({"nodes", "list", "-o", "json"});
     last = result.out + result.err;
     const absl::StatusOr<json::Value> parsed = json::Parse(result.out);
@@ -165,10 +173,15 @@ absl::Status MiniCluster::WaitForReadyNodes(int count) {
     if (nodes == nullptr || !nodes->is_array()) {
       return false;
     }
-    return std::count_if(
-               nodes->AsArray().begin(), nodes->AsArray().end(), [](const json::Value& node) {
-                 return TextOf(node, "state") == "READY";
-               }) == count;
+    int ready_nodes = 0;
+    int ready_workers = 0;
+    for (const json::Value& node : nodes->AsArray()) {
+      if (TextOf(node, "state") == "READY") {
+        ++ready_nodes;
+        ready_workers += workers_.contains(TextOf(node, "id")) ? 1 : 0;
+      }
+    }
+    return ready_nodes == count && ready_workers == static_cast<int>(workers_.size());
   });
   return ready ? absl::OkStatus()
                : absl::DeadlineExceededError(absl::StrCat("not ", count, " READY nodes: ", last));
@@ -198,6 +211,31 @@ std::vector<pid_t> MiniCluster::AllTrainers() const {
     all.insert(all.end(), some.begin(), some.end());
   }
   return all;
+}
+
+std::map<std::string, std::string> MiniCluster::HoldFaults(const std::string& faults) const {
+  return {{"RAVEL_FAULTS",
+           absl::StrCat(faults, faults.empty() ? "" : ",", "trainer.step@*:hold=", HoldPath())}};
+}
+
+void MiniCluster::HoldTrainersAt(int64_t step) const {
+  WriteText(absl::StrCat(HoldPath(), ".", step), "");
+}
+
+void MiniCluster::LetTrainersGoAt(int64_t step) const {
+  std::filesystem::remove(absl::StrCat(HoldPath(), ".", step));
+}
+
+void MiniCluster::LetTrainersGo() const {
+  std::vector<std::filesystem::path> holds;
+  for (const auto& entry : std::filesystem::directory_iterator(folder())) {
+    if (entry.path().stem() == std::filesystem::path(HoldPath()).filename()) {
+      holds.push_back(entry.path());
+    }
+  }
+  for (const std::filesystem::path& hold : holds) {
+    std::filesystem::remove(hold);
+  }
 }
 
 void MiniCluster::KillCoordinator() {
@@ -258,15 +296,26 @@ absl::StatusOr<JobView> MiniCluster::Get(const std::string& job) const {
   return view;
 }
 
-absl::Status MiniCluster::WaitForStep(const std::string& job, int64_t step, milliseconds deadline) {
+JobView MiniCluster::Watch(const std::string& job,
+                           milliseconds deadline,
+                           const std::function<bool(const JobView&)>& until) const {
   JobView view;
-  Eventually(deadline, [&] {
-    const absl::StatusOr<JobView> now = Get(job);
-    if (now.ok()) {
-      view = *now;
-    }
-    return view.step >= step || view.Terminal();
-  });
+  int64_t furthest = -1;
+  bool reached = false;
+  do {
+    furthest = std::max(furthest, view.step);
+    reached = Eventually(deadline, [&] {
+      const absl::StatusOr<JobView> now = Get(job);
+      view = now.ok() ? *now : view;
+      return until(view) || view.step > furthest;
+    });
+  } while (reached && !until(view));
+  return view;
+}
+
+absl::Status MiniCluster::WaitForStep(const std::string& job, int64_t step, milliseconds deadline) {
+  const JobView view = Watch(
+      job, deadline, [step](const JobView& now) { return now.step >= step || now.Terminal(); });
   return view.step >= step
              ? absl::OkStatus()
              : absl::DeadlineExceededError(absl::StrCat(
@@ -274,15 +323,8 @@ absl::Status MiniCluster::WaitForStep(const std::string& job, int64_t step, mill
 }
 
 absl::StatusOr<JobView> MiniCluster::WaitForEnd(const std::string& job, milliseconds deadline) {
-  JobView view;
-  const bool ended = Eventually(deadline, [&] {
-    const absl::StatusOr<JobView> now = Get(job);
-    if (now.ok()) {
-      view = *now;
-    }
-    return view.Terminal();
-  });
-  if (!ended) {
+  JobView view = Watch(job, deadline, [](const JobView& now) { return now.Terminal(); });
+  if (!view.Terminal()) {
     return absl::DeadlineExceededError(
         absl::StrCat(job, " did not end: ", view.state, " at step ", view.step, "\n", Report(job)));
   }

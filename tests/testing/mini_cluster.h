@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -63,12 +64,16 @@ struct EventRow {
 std::string BinaryFolder();
 std::string BinaryPath(std::string_view name);
 
+// T for tests of what must not restart: a process that does not run for a second is not lost.
+inline constexpr char kPatientDetection[] = "5s";
+
 // Used only from the test's main thread.
 class MiniCluster {
  public:
-  // Coordinator up and answering; no workers yet.
+  // Coordinator up and answering; no workers yet. `detection` is its T, and that of jobs that ask
+  // for none of their own.
   static absl::StatusOr<std::unique_ptr<MiniCluster>> Start(
-      std::map<std::string, std::string> environment = {});
+      std::map<std::string, std::string> environment = {}, const std::string& detection = "1s");
   ~MiniCluster();
 
   const std::string& folder() const { return scratch_.path(); }
@@ -80,6 +85,7 @@ class MiniCluster {
   absl::Status StartWorker(const std::string& name,
                            const std::map<std::string, std::string>& environment = {},
                            const std::string& coordinator = {});  // ours when empty
+  // Waits until `count` nodes are READY, and each daemon that runs is among them.
   absl::Status WaitForReadyNodes(int count);
   // SIGKILL; its trainers die with it.
   void KillWorker(const std::string& name);
@@ -87,6 +93,14 @@ class MiniCluster {
   // Trainer processes of a daemon, or of all.
   std::vector<pid_t> Trainers(const std::string& worker) const;
   std::vector<pid_t> AllTrainers() const;
+
+  // For workers whose trainers are to be held (`faults`: more of them). Each trainer waits before
+  // the N-th step that its process makes, from HoldTrainersAt(N) until LetTrainersGoAt(N) or
+  // LetTrainersGo.
+  std::map<std::string, std::string> HoldFaults(const std::string& faults = "") const;
+  void HoldTrainersAt(int64_t step) const;
+  void LetTrainersGoAt(int64_t step) const;
+  void LetTrainersGo() const;
 
   void KillCoordinator();
   pid_t coordinator_pid() const { return coordinator_ == nullptr ? 0 : coordinator_->pid(); }
@@ -112,7 +126,8 @@ class MiniCluster {
   absl::Status Submit(const TinyJob& job);
   absl::StatusOr<JobView> Get(const std::string& job) const;
   // Waits until the job's surviving history has reached `step`, or the job ended (then an error,
-  // unless it has).
+  // unless it has). The deadline of this and of the next two is for each step: a machine that is
+  // slow trains slowly.
   absl::Status WaitForStep(const std::string& job,
                            int64_t step,
                            std::chrono::milliseconds deadline);
@@ -133,10 +148,16 @@ class MiniCluster {
  private:
   MiniCluster() = default;
   absl::Status StartCoordinator(const std::string& listen);
+  std::string HoldPath() const;
+  // Looks at the job until that holds, or no step was made for that long; the newest look.
+  JobView Watch(const std::string& job,
+                std::chrono::milliseconds deadline,
+                const std::function<bool(const JobView&)>& until) const;
   absl::StatusOr<json::Value> CtlJson(std::vector<std::string> arguments) const;
 
   ScratchFolder scratch_;
   std::map<std::string, std::string> environment_;
+  std::string detection_;
   std::string hidden_;  // from the coordinator; empty: nothing
   std::string address_;
   std::unique_ptr<ChildProcess> coordinator_;

@@ -164,6 +164,24 @@ int64_t PssBytes(pid_t pid) {
   return 0;
 }
 
+std::vector<std::filesystem::directory_entry> EntriesUnder(const std::string& folder) {
+  std::vector<std::filesystem::directory_entry> found;
+  std::vector<std::filesystem::path> folders = {folder};
+  while (!folders.empty()) {
+    std::error_code gone;
+    std::filesystem::directory_iterator entry(folders.back(), gone);
+    folders.pop_back();
+    for (; !gone && entry != std::filesystem::directory_iterator(); entry.increment(gone)) {
+      found.push_back(*entry);
+      std::error_code ignored;
+      if (entry->symlink_status(ignored).type() == std::filesystem::file_type::directory) {
+        folders.push_back(entry->path());
+      }
+    }
+  }
+  return found;
+}
+
 std::string ReadText(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;

@@ -4,6 +4,7 @@
 // deadline.
 
 #include <chrono>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -62,6 +63,10 @@ RunResult RunProgram(ProcessOptions options,
 std::vector<pid_t> ChildrenOf(pid_t parent);
 // Proportional set size in bytes (smaps_rollup); 0 when the process is gone.
 int64_t PssBytes(pid_t pid);
+
+// All that is below a folder while others add to it and remove from it: what is there throughout is
+// in the list. Empty when there is no such folder.
+std::vector<std::filesystem::directory_entry> EntriesUnder(const std::string& folder);
 
 std::string ReadText(const std::string& path);  // empty when there is no such file
 void WriteText(const std::string& path, const std::string& text);

@@ -103,17 +103,18 @@ std::string ToYaml(const TinyJob& job) {
                     job.parallelism,
                     "}\n");
   }
-  absl::StrAppend(&text,
-                  "  determinism: {mode: exact, virtualRanks: ",
-                  job.virtual_ranks,
-                  "}\n",
-                  CheckpointYaml(job),
-                  "  restart: {backoff: 100ms, maxBackoff: 200ms, maxNoProgress: 20, maxFailures: ",
-                  job.max_failures,
-                  job.max_failures > 50 ? absl::StrCat(", maxPerDay: ", job.max_failures) : "",
-                  "}\n",
-                  "  detection: {time: 1s}\n",
-                  job.more_spec);
+  absl::StrAppend(
+      &text,
+      "  determinism: {mode: exact, virtualRanks: ",
+      job.virtual_ranks,
+      "}\n",
+      CheckpointYaml(job),
+      "  restart: {backoff: 100ms, maxBackoff: 200ms, maxNoProgress: 20, maxFailures: ",
+      job.max_failures,
+      job.max_failures > 50 ? absl::StrCat(", maxPerDay: ", job.max_failures) : "",
+      "}\n",
+      job.detection.empty() ? "" : absl::StrCat("  detection: {time: ", job.detection, "}\n"),
+      job.more_spec);
   return text;
 }
 

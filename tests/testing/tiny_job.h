@@ -40,6 +40,7 @@ struct TinyJob {
   int64_t max_failures = 10;
   // Lines added to the end of `spec`, indented by two spaces.
   std::string more_spec = {};
+  std::string detection = {};  // empty: the coordinator's
 };
 
 std::string ToYaml(const TinyJob& job);

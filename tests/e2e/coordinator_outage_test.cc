@@ -31,7 +31,8 @@ constexpr int64_t kSaveEvery = 20;
 class CoordinatorOutageTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
+    absl::StatusOr<std::unique_ptr<MiniCluster>> started =
+        MiniCluster::Start({}, kPatientDetection);
     ASSERT_TRUE(started.ok()) << started.status();
     cluster_ = std::move(*started);
     WriteTokens(cluster_->folder() + "/tokens.bin", 100000, TinyJob().vocabulary);
@@ -55,6 +56,12 @@ class CoordinatorOutageTest : public ::testing::Test {
       cluster_->KillWorker(name);
     }
     return rows.ok() ? *rows : std::vector<StepRow>();
+  }
+
+  // Three workers whose steps take a while, and whose trainers can be held.
+  absl::Status StartSlowWorkers() {
+    return cluster_->StartWorkers(
+        3, cluster_->HoldFaults(absl::StrCat("trainer.step@*:stall=", kStepMs, "ms")));
   }
 
   // Step of the newest save in the job's folder, committed or not: how far training went, however
@@ -82,24 +89,27 @@ TEST_F(CoordinatorOutageTest, TrainingNeverNotices) {
   const std::vector<StepRow> expected = Undisturbed(steps);
   ASSERT_EQ(expected.size(), static_cast<size_t>(steps));
 
-  ASSERT_EQ(cluster_->StartWorkers(
-                3, {{"RAVEL_FAULTS", absl::StrCat("trainer.step@*:stall=", kStepMs, "ms")}}),
-            absl::OkStatus());
+  ASSERT_EQ(StartSlowWorkers(), absl::OkStatus());
+  // Held until the coordinator is gone, and again before the job is over.
+  cluster_->HoldTrainersAt(kSaveEvery + 2);
+  cluster_->HoldTrainersAt(steps - kSaveEvery);
   ASSERT_EQ(cluster_->Submit(Job("interrupted", steps)), absl::OkStatus());
   ASSERT_EQ(cluster_->WaitForStep("interrupted", kSaveEvery + 1, seconds(60)), absl::OkStatus());
   const std::vector<pid_t> trainers = cluster_->AllTrainers();
   ASSERT_EQ(trainers.size(), 3u);
   cluster_->KillCoordinator();
+  cluster_->LetTrainersGoAt(kSaveEvery + 2);
   PauseBetweenLooks(outage);  // time away is what is tested
+  EXPECT_TRUE(Eventually(seconds(120), [&] { return NewestSave("interrupted") > 3 * kSaveEvery; }))
+      << "training stood still while nobody was there";
   EXPECT_EQ(cluster_->AllTrainers(), trainers) << "a trainer ended because nobody was there";
   const int64_t newest = NewestSave("interrupted");
-  EXPECT_GT(newest, 3 * kSaveEvery) << "training stood still while nobody was there";
   ASSERT_EQ(cluster_->RestartCoordinator(), absl::OkStatus());
 
   // The newest attempt may not be whole; the one before is there soon after.
   const int64_t reached = newest - kSaveEvery;
-  ASSERT_EQ(cluster_->WaitForStep("interrupted", reached, seconds(10)), absl::OkStatus());
-  const bool committed = Eventually(seconds(10), [&] {
+  ASSERT_EQ(cluster_->WaitForStep("interrupted", reached, seconds(60)), absl::OkStatus());
+  const bool committed = Eventually(seconds(60), [&] {
     const absl::StatusOr<JobView> view = cluster_->Get("interrupted");
     return view.ok() && view->committed_step >= reached / kSaveEvery * kSaveEvery;
   });
@@ -107,6 +117,7 @@ TEST_F(CoordinatorOutageTest, TrainingNeverNotices) {
                          << cluster_->Report("interrupted");
   EXPECT_EQ(cluster_->AllTrainers(), trainers) << "trainers were restarted";
 
+  cluster_->LetTrainersGo();
   ASSERT_EQ(cluster_->WaitForSuccess("interrupted", 3 * outage + seconds(120)), absl::OkStatus());
   const absl::StatusOr<std::vector<StepRow>> history = cluster_->Metrics("interrupted");
   ASSERT_TRUE(history.ok()) << history.status();
@@ -124,9 +135,10 @@ TEST_F(CoordinatorOutageTest, TrainingNeverNotices) {
 TEST_F(CoordinatorOutageTest, AnUpgradeIsARestart) {
   constexpr int64_t kSteps = 160;
   const std::vector<StepRow> expected = Undisturbed(kSteps);
-  ASSERT_EQ(cluster_->StartWorkers(
-                3, {{"RAVEL_FAULTS", absl::StrCat("trainer.step@*:stall=", kStepMs, "ms")}}),
-            absl::OkStatus());
+  ASSERT_EQ(StartSlowWorkers(), absl::OkStatus());
+  for (const int64_t step : {25, 60, 95}) {
+    cluster_->HoldTrainersAt(step + 1);
+  }
   ASSERT_EQ(cluster_->Submit(Job("upgraded", kSteps)), absl::OkStatus());
   for (const int64_t step : {25, 60, 95}) {
     ASSERT_EQ(cluster_->WaitForStep("upgraded", step, seconds(60)), absl::OkStatus());
@@ -134,6 +146,7 @@ TEST_F(CoordinatorOutageTest, AnUpgradeIsARestart) {
     cluster_->coordinator().Signal(SIGTERM);
     ASSERT_TRUE(cluster_->coordinator().Wait(seconds(10)).has_value());
     EXPECT_LT(SteadyClock::now() - start, seconds(5));
+    cluster_->LetTrainersGoAt(step + 1);
     ASSERT_EQ(cluster_->RestartCoordinator(), absl::OkStatus());
   }
   ASSERT_EQ(cluster_->WaitForSuccess("upgraded", seconds(60)), absl::OkStatus());

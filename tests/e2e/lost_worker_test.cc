@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
@@ -33,7 +34,6 @@ class LostWorkerTest : public ::testing::Test {
     WriteTokens(cluster_->folder() + "/tokens.bin", 100000, TinyJob().vocabulary);
   }
 
-  // Steps of some milliseconds, so that a kill lands in the middle.
   TinyJob Job(const std::string& name) const {
     return {.name = name,
             .tokens_path = cluster_->folder() + "/tokens.bin",
@@ -64,24 +64,34 @@ class LostWorkerTest : public ::testing::Test {
     return std::chrono::duration<double>(SteadyClock::now() - start).count();
   }
 
+  // Trainers can be held, so that a loss is in the middle of a job on every machine.
+  absl::Status StartWorkers(int count) {
+    return cluster_->StartWorkers(count, cluster_->HoldFaults());
+  }
+  // Submits a job whose trainers wait before their step after `step`, which they have reported.
+  absl::Status SubmitHeldAfter(const TinyJob& job, int64_t step) {
+    cluster_->HoldTrainersAt(step + 1);
+    RETURN_IF_ERROR(cluster_->Submit(job));
+    return cluster_->WaitForStep(job.name, step, seconds(60));
+  }
+
   std::unique_ptr<MiniCluster> cluster_;
 };
 
 TEST_F(LostWorkerTest, HistoryAfterSigkillEqualsTheUninterruptedOne) {
-  ASSERT_EQ(cluster_->StartWorkers(3), absl::OkStatus());
+  ASSERT_EQ(StartWorkers(3), absl::OkStatus());
   const absl::StatusOr<std::vector<StepRow>> expected = Train(Job("uninterrupted"));
   ASSERT_TRUE(expected.ok()) << expected.status();
   ASSERT_EQ(expected->size(), static_cast<size_t>(kSteps));
 
   const int64_t seeds = EnvironmentNumber("RAVEL_SEEDS", 2);
   for (int64_t seed = 0; seed < seeds; ++seed) {
-    ASSERT_EQ(cluster_->StartWorkers(3), absl::OkStatus());
+    ASSERT_EQ(StartWorkers(3), absl::OkStatus());
     std::mt19937 random(static_cast<unsigned>(seed));
     const int64_t step = std::uniform_int_distribution<int64_t>(1, kSteps - 6)(random);
     const bool kill_daemon = seed % 2 == 0;
     const std::string job = absl::StrCat("seed-", seed);
-    ASSERT_EQ(cluster_->Submit(Job(job)), absl::OkStatus());
-    ASSERT_EQ(cluster_->WaitForStep(job, step, seconds(60)), absl::OkStatus());
+    ASSERT_EQ(SubmitHeldAfter(Job(job), step), absl::OkStatus());
 
     const absl::StatusOr<JobView> before = cluster_->Get(job);
     ASSERT_TRUE(before.ok()) << before.status();
@@ -94,6 +104,7 @@ TEST_F(LostWorkerTest, HistoryAfterSigkillEqualsTheUninterruptedOne) {
       ASSERT_FALSE(trainers.empty()) << victim << " has no trainer at step " << before->step;
       ::kill(trainers[random() % trainers.size()], SIGKILL);
     }
+    cluster_->LetTrainersGo();
     const double recovery_s = SecondsToNextStep(job, before->epoch);
 
     ASSERT_EQ(cluster_->WaitForSuccess(job, seconds(120)), absl::OkStatus()) << "seed " << seed;
@@ -112,7 +123,7 @@ TEST_F(LostWorkerTest, HistoryAfterSigkillEqualsTheUninterruptedOne) {
 }
 
 TEST_F(LostWorkerTest, JobGrowsAtACheckpointWhenAWorkerJoins) {
-  ASSERT_EQ(cluster_->StartWorkers(3), absl::OkStatus());
+  ASSERT_EQ(StartWorkers(3), absl::OkStatus());
   TinyJob job = Job("alone");
   job.steps = 80;
   const absl::StatusOr<std::vector<StepRow>> expected = Train(job);
@@ -121,9 +132,12 @@ TEST_F(LostWorkerTest, JobGrowsAtACheckpointWhenAWorkerJoins) {
   cluster_->KillWorker("w2");
   ASSERT_EQ(cluster_->WaitForReadyNodes(2), absl::OkStatus());
   job.name = "grows";
-  ASSERT_EQ(cluster_->Submit(job), absl::OkStatus());
-  ASSERT_EQ(cluster_->WaitForStep(job.name, 4, seconds(60)), absl::OkStatus());
-  ASSERT_EQ(cluster_->StartWorkers(3), absl::OkStatus());
+  ASSERT_EQ(SubmitHeldAfter(job, 9), absl::OkStatus());
+  ASSERT_EQ(StartWorkers(3), absl::OkStatus());
+  ASSERT_TRUE(Eventually(seconds(60), [&] {
+    return absl::StrContains(cluster_->Ctl({"events", job.name}).out, "2 → 3 devices");
+  })) << cluster_->Report(job.name);
+  cluster_->LetTrainersGo();
   ASSERT_EQ(cluster_->WaitForSuccess(job.name, seconds(120)), absl::OkStatus());
 
   const absl::StatusOr<std::vector<StepRow>> history = cluster_->Metrics(job.name);
@@ -134,7 +148,7 @@ TEST_F(LostWorkerTest, JobGrowsAtACheckpointWhenAWorkerJoins) {
 }
 
 TEST_F(LostWorkerTest, FixedSizeJobWaitsForAReplacement) {
-  ASSERT_EQ(cluster_->StartWorkers(2), absl::OkStatus());
+  ASSERT_EQ(StartWorkers(2), absl::OkStatus());
   TinyJob job = Job("fixed-alone");
   job.workers = 2;
   job.sizes = {};
@@ -142,10 +156,10 @@ TEST_F(LostWorkerTest, FixedSizeJobWaitsForAReplacement) {
   ASSERT_TRUE(expected.ok()) << expected.status();
 
   job.name = "fixed";
-  ASSERT_EQ(cluster_->Submit(job), absl::OkStatus());
-  ASSERT_EQ(cluster_->WaitForStep(job.name, 6, seconds(60)), absl::OkStatus());
+  ASSERT_EQ(SubmitHeldAfter(job, 6), absl::OkStatus());
   cluster_->KillWorker(cluster_->worker_names().front());
-  ASSERT_EQ(cluster_->StartWorkers(2), absl::OkStatus());
+  cluster_->LetTrainersGo();
+  ASSERT_EQ(StartWorkers(2), absl::OkStatus());
   ASSERT_EQ(cluster_->WaitForSuccess(job.name, seconds(120)), absl::OkStatus());
   const absl::StatusOr<std::vector<StepRow>> history = cluster_->Metrics(job.name);
   ASSERT_TRUE(history.ok()) << history.status();

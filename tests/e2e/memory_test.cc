@@ -24,9 +24,11 @@ constexpr double kMiB = 1024.0 * 1024.0;
 class MemoryTest : public ::testing::Test {
  protected:
   // Peak over time of what the job's trainers hold together, shared pages counted once, over their
-  // number; 0 when the job failed. One trainer's own figure would not do: what it shares with
-  // others becomes its alone while they start and as they end.
+  // number; 0 when the job failed. They are held before their last step, with all that a step needs
+  // in memory, until they have been measured there. One trainer's own figure would not do: what it
+  // shares with others becomes its alone while they start and as they end.
   static double PeakTrainerMiB(MiniCluster& cluster, const TinyJob& job) {
+    cluster.HoldTrainersAt(job.steps);
     const absl::Status submitted = cluster.Submit(job);
     EXPECT_EQ(submitted, absl::OkStatus());
     if (!submitted.ok()) {
@@ -35,11 +37,15 @@ class MemoryTest : public ::testing::Test {
     int64_t peak = 0;
     JobView view;
     Eventually(seconds(120), [&] {
+      const bool held = view.step == job.steps - 1;  // as of the last look
       int64_t together = 0;
       for (const pid_t trainer : cluster.AllTrainers()) {
         together += PssBytes(trainer);
       }
       peak = std::max(peak, together);
+      if (held) {
+        cluster.LetTrainersGo();
+      }
       const absl::StatusOr<JobView> now = cluster.Get(job.name);
       view = now.ok() ? *now : view;
       return view.Terminal();
@@ -54,7 +60,7 @@ TEST_F(MemoryTest, PeakOfATrainerFallsAsWorkersAreAdded) {
   absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
   ASSERT_TRUE(started.ok()) << started.status();
   MiniCluster& cluster = **started;
-  ASSERT_EQ(cluster.StartWorkers(4), absl::OkStatus());
+  ASSERT_EQ(cluster.StartWorkers(4, cluster.HoldFaults()), absl::OkStatus());
   WriteTokens(cluster.folder() + "/tokens.bin", 20000, 512);
 
   std::map<int64_t, double> peak_mib;

@@ -23,13 +23,13 @@ using ::testing::HasSubstr;
 class OperatorVerbsTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
+    absl::StatusOr<std::unique_ptr<MiniCluster>> started =
+        MiniCluster::Start({}, kPatientDetection);
     ASSERT_TRUE(started.ok()) << started.status();
     cluster_ = *std::move(started);
     WriteTokens(cluster_->folder() + "/tokens.bin", 100000, TinyJob().vocabulary);
-    ASSERT_EQ(cluster_->StartWorkers(1), absl::OkStatus());
+    ASSERT_EQ(cluster_->StartWorkers(1, cluster_->HoldFaults()), absl::OkStatus());
   }
-  // Steps of some milliseconds.
   TinyJob Job(const std::string& name) const {
     return {.name = name,
             .tokens_path = cluster_->folder() + "/tokens.bin",
@@ -67,29 +67,33 @@ class OperatorVerbsTest : public ::testing::Test {
 };
 
 TEST_F(OperatorVerbsTest, OfTwoDaemonsOfOneNameTheLiveOneWins) {
+  cluster_->HoldTrainersAt(3);
   ASSERT_EQ(cluster_->Submit(Job("job")), absl::OkStatus());
-  ASSERT_EQ(cluster_->WaitForStep("job", 2, seconds(30)), absl::OkStatus());
+  ASSERT_EQ(cluster_->WaitForStep("job", 2, seconds(60)), absl::OkStatus());
   for (int i = 0; i < 2; ++i) {  // its supervisor starts it again
-    EXPECT_EQ(StartTwin(cluster_->folder() + "/twin", "exit")->Wait(seconds(10)), 93);
+    EXPECT_EQ(StartTwin(cluster_->folder() + "/twin", "exit")->Wait(seconds(60)), 93);
   }
   EXPECT_THAT(ReadText(Log()), HasSubstr("another daemon is node w0"));
-  EXPECT_EQ(StartTwin(cluster_->folder() + "/w0", "exit")->Wait(seconds(10)), 93);
+  EXPECT_EQ(StartTwin(cluster_->folder() + "/w0", "exit")->Wait(seconds(60)), 93);
   EXPECT_THAT(ReadText(Log()), HasSubstr("another ravel-worker runs in this folder"));
   const std::unique_ptr<ChildProcess> parked = StartTwin(cluster_->folder() + "/twin", "park");
   EXPECT_TRUE(
-      Eventually(seconds(10), [&] { return ReadText(Log()).find("parked") != std::string::npos; }));
+      Eventually(seconds(60), [&] { return ReadText(Log()).find("parked") != std::string::npos; }));
+  cluster_->LetTrainersGo();
   parked->Signal(SIGHUP);  // the terminal is closed: that ends nothing
   ASSERT_EQ(cluster_->WaitForSuccess("job", seconds(60)), absl::OkStatus());
   EXPECT_EQ(cluster_->Get("job")->epoch, 2) << "1, and what is past its end";
   EXPECT_TRUE(parked->Running());
   parked->Signal(SIGTERM);
-  EXPECT_EQ(parked->Wait(seconds(10)), 0);
+  EXPECT_EQ(parked->Wait(seconds(30)), 0);
 }
 
 TEST_F(OperatorVerbsTest, AKilledDaemonMayComeBackAtOnce) {
+  cluster_->HoldTrainersAt(7);
   ASSERT_EQ(cluster_->Submit(Job("job")), absl::OkStatus());
-  ASSERT_EQ(cluster_->WaitForStep("job", 6, seconds(30)), absl::OkStatus());
+  ASSERT_EQ(cluster_->WaitForStep("job", 6, seconds(60)), absl::OkStatus());
   cluster_->KillWorker("w0");
+  cluster_->LetTrainersGo();
   ASSERT_EQ(cluster_->StartWorker("w0"), absl::OkStatus());
   ASSERT_EQ(cluster_->WaitForSuccess("job", seconds(60)), absl::OkStatus());
 }
@@ -97,12 +101,17 @@ TEST_F(OperatorVerbsTest, AKilledDaemonMayComeBackAtOnce) {
 TEST_F(OperatorVerbsTest, AFailedJobIsTriedAgainFromItsNewestCommit) {
   TinyJob job = Job("job");
   job.max_failures = 0;
+  cluster_->HoldTrainersAt(11);
   ASSERT_EQ(cluster_->Submit(job), absl::OkStatus());
-  ASSERT_EQ(cluster_->WaitForStep("job", 10, seconds(30)), absl::OkStatus());
+  ASSERT_TRUE(Eventually(seconds(60), [&] {
+    const absl::StatusOr<JobView> view = cluster_->Get("job");
+    return view.ok() && view->step == 10 && view->committed_step == 8;
+  })) << cluster_->Report("job");
   for (const pid_t trainer : cluster_->AllTrainers()) {
     ::kill(trainer, SIGKILL);
   }
-  ASSERT_TRUE(cluster_->WaitForEnd("job", seconds(30)).ok());
+  ASSERT_TRUE(cluster_->WaitForEnd("job", seconds(60)).ok());
+  cluster_->LetTrainersGo();
   EXPECT_EQ(cluster_->Get("job")->state, "FAILED");
   EXPECT_EQ(cluster_->Get("job")->reason, "BudgetExhausted");
   const RunResult retried = cluster_->Ctl({"retry", "job"});
@@ -123,7 +132,7 @@ TEST_F(OperatorVerbsTest, ADrainedNodeGetsNoWorkUntilItIsUndrained) {
   ASSERT_EQ(cluster_->Submit(Job("job")), absl::OkStatus());
   cluster_->KillCoordinator();
   ASSERT_EQ(cluster_->RestartCoordinator(), absl::OkStatus());
-  EXPECT_TRUE(Eventually(seconds(20), [&] {
+  EXPECT_TRUE(Eventually(seconds(60), [&] {
     return cluster_->Ctl({"nodes", "list"}).out.find("DRAINED") != std::string::npos;
   })) << cluster_->Ctl({"nodes", "list"}).out;
   EXPECT_EQ(cluster_->Get("job")->state, "QUEUED");

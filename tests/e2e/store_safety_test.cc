@@ -1,6 +1,7 @@
 // The checkpoint store goes away, is emptied, replaced, damaged or shared: progress never falls by
 // itself.
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -27,9 +28,10 @@ class StoreSafetyTest : public ::testing::Test {
  protected:
   void SetUp() override { cluster_ = StartCluster(); }
   static std::unique_ptr<MiniCluster> StartCluster() {
-    absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
+    absl::StatusOr<std::unique_ptr<MiniCluster>> started =
+        MiniCluster::Start({}, kPatientDetection);
     EXPECT_TRUE(started.ok()) << started.status();
-    EXPECT_EQ((*started)->StartWorkers(1), absl::OkStatus());
+    EXPECT_EQ((*started)->StartWorkers(1, (*started)->HoldFaults()), absl::OkStatus());
     return std::move(*started);
   }
   // Runs until it is cancelled; a step takes milliseconds.
@@ -50,13 +52,13 @@ class StoreSafetyTest : public ::testing::Test {
   }
   std::string Folder(const std::string& job) const { return cluster_->folder() + "/store/" + job; }
   void WaitForCommit(const std::string& job, int64_t step) {
-    ASSERT_TRUE(Eventually(seconds(30), [&] {
+    ASSERT_TRUE(Eventually(seconds(60), [&] {
       const absl::StatusOr<JobView> view = cluster_->Get(job);
       return view.ok() && view->committed_step >= step;
     })) << cluster_->Report(job);
   }
   bool Reaches(const std::string& job, const std::string& state, const std::string& reason) {
-    return Eventually(seconds(30), [&] {
+    return Eventually(seconds(60), [&] {
       const absl::StatusOr<JobView> view = cluster_->Get(job);
       return view.ok() && view->state == state && (reason.empty() || view->reason == reason);
     });
@@ -76,6 +78,14 @@ class StoreSafetyTest : public ::testing::Test {
       }
     }
     return found;
+  }
+  // Directories of steps, committed or not.
+  static int64_t StepsIn(const std::string& folder) {
+    return std::count_if(std::filesystem::directory_iterator(folder),
+                         std::filesystem::directory_iterator(),
+                         [](const auto& entry) {
+                           return absl::StartsWith(entry.path().filename().string(), "step-");
+                         });
   }
   // Flips a bit in every manifest; what is not committed yet goes.
   void DamageEveryStep(const std::string& job) {
@@ -116,7 +126,7 @@ TEST_F(StoreSafetyTest, AJobNeverStartsFromNothingBecauseItsStoreIsAway) {
   WriteText(Folder("a") + "/OWNER",
             "{\"format\": \"ravel-checkpoint-owner\", \"version\": 1, \"cluster\": \"x\", "
             "\"job\": \"y\", \"name\": \"default/a\"}\n");  // replaced by another's
-  EXPECT_TRUE(Eventually(seconds(30), [&] {
+  EXPECT_TRUE(Eventually(seconds(60), [&] {
     return absl::StrContains(cluster_->Get("a")->message, "of another cluster");
   })) << cluster_->Report("a");
   EXPECT_TRUE(Reaches("a", "RECOVERING", "StoreUnavailable"));
@@ -137,6 +147,8 @@ TEST_F(StoreSafetyTest, ADamagedOnlyStepFailsTheJobByName) {
   cluster_->KillWorker("w0");
   ASSERT_TRUE(Reaches("a", "QUEUED", "")) << cluster_->Report("a");
   const int64_t step = Committed("a");
+  ASSERT_TRUE(Eventually(seconds(60), [&] { return StepsIn(Folder("a")) == 1; }))
+      << "steps before the last one go";
   DamageEveryStep("a");
   ASSERT_EQ(cluster_->StartWorkers(1), absl::OkStatus());
   ASSERT_TRUE(Reaches("a", "FAILED", "NoGoodCheckpoint")) << cluster_->Report("a");
@@ -173,7 +185,7 @@ TEST_F(StoreSafetyTest, WhatAWaitingJobBeginsFromIsNotDeleted) {
   EXPECT_EQ(cluster_->Ctl({"cancel", "a", "--wait"}).exit_code, 0);
   WaitForCommit("b", step + 20);
   EXPECT_EQ(EventLines("b", next.resume_from).size(), 1U) << cluster_->Report("b");
-  EXPECT_TRUE(Eventually(seconds(10), [&] {
+  EXPECT_TRUE(Eventually(seconds(60), [&] {
     return std::filesystem::is_empty(Folder("a") + "/pins");
   })) << "its own commit lets it go";
 }
@@ -181,6 +193,7 @@ TEST_F(StoreSafetyTest, WhatAWaitingJobBeginsFromIsNotDeleted) {
 TEST_F(StoreSafetyTest, RollbackGoesOnFromTheStepThatIsNamed) {
   TinyJob job = Job("a");
   job.keep_last = 1000;
+  cluster_->HoldTrainersAt(70);  // and, of the epoch after it, past its first save
   ASSERT_EQ(cluster_->Submit(job), absl::OkStatus());
   WaitForCommit("a", 60);
   const RunResult wrong = cluster_->Ctl({"rollback", "a", "--to", "step=33"});

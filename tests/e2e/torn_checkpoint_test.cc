@@ -30,7 +30,7 @@ class TornCheckpointTest : public ::testing::Test {
     absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
     ASSERT_TRUE(started.ok()) << started.status();
     cluster_ = std::move(*started);
-    ASSERT_EQ(cluster_->StartWorkers(2), absl::OkStatus());
+    ASSERT_EQ(cluster_->StartWorkers(2, cluster_->HoldFaults()), absl::OkStatus());
     WriteTokens(cluster_->folder() + "/tokens.bin", 20000, TinyJob().vocabulary);
   }
 
@@ -61,6 +61,17 @@ class TornCheckpointTest : public ::testing::Test {
     return found;
   }
 
+  // Waits until an epoch after `epoch` has a step; which one that is.
+  int64_t NextEpoch(const std::string& job, int64_t epoch) const {
+    int64_t next = epoch;
+    EXPECT_TRUE(Eventually(seconds(60), [&] {
+      const absl::StatusOr<std::vector<StepRow>> rows = cluster_->Metrics(job);
+      next = rows.ok() && !rows->empty() ? rows->back().epoch : epoch;
+      return next > epoch;
+    })) << cluster_->Report(job);
+    return next;
+  }
+
   // Unfinished attempts that lie there now: `verify` must refuse each, or find it renamed to a
   // committed step. (All committed steps are verified when the job is over.)
   int CountRefused(const std::string& job) const {
@@ -80,7 +91,7 @@ class TornCheckpointTest : public ::testing::Test {
 
 TEST_F(TornCheckpointTest, KilledWritersNeverLeaveAStepThatVerifyAccepts) {
   const int64_t moments = EnvironmentNumber("RAVEL_MOMENTS", 4);
-  const int64_t steps = 20 + 20 * moments;  // the job must outlast the kills
+  const int64_t steps = 20 + 20 * moments;
   ASSERT_EQ(cluster_->Submit(Job("whole", steps)), absl::OkStatus());
   ASSERT_EQ(cluster_->WaitForSuccess("whole", seconds(120)), absl::OkStatus());
   const absl::StatusOr<std::map<int64_t, std::string>> good = cluster_->Checkpoints("whole");
@@ -90,20 +101,27 @@ TEST_F(TornCheckpointTest, KilledWritersNeverLeaveAStepThatVerifyAccepts) {
   const unsigned seed = static_cast<unsigned>(EnvironmentNumber("RAVEL_SEED", 1));
   std::printf("seed %u\n", seed);
   std::mt19937 random(seed);
+  // Each epoch waits before its third step, and again before its eighth: it is killed on its way
+  // from one to the other, or there, however fast it is. So the job outlasts the kills.
+  cluster_->HoldTrainersAt(8);
+  cluster_->HoldTrainersAt(3);
   ASSERT_EQ(cluster_->Submit(Job("torn", steps)), absl::OkStatus());
-  int64_t next = 2;
+  int64_t epoch = 0;
   int refused = 0;
   for (int64_t moment = 0; moment < moments; ++moment) {
-    ASSERT_EQ(cluster_->WaitForStep("torn", next, seconds(60)), absl::OkStatus());
+    epoch = NextEpoch("torn", epoch);
+    std::vector<pid_t> trainers;  // those of the epoch before are going
+    ASSERT_TRUE(Eventually(seconds(60), [&] {
+      trainers = cluster_->AllTrainers();
+      return trainers.size() == 2;
+    })) << cluster_->Report("torn");
+    cluster_->LetTrainersGoAt(3);
     PauseBetweenLooks(milliseconds(random() % 60));  // the random moment itself
-    const std::vector<pid_t> trainers = cluster_->AllTrainers();
-    if (!trainers.empty()) {
-      ::kill(trainers[random() % trainers.size()], SIGKILL);
-    }
+    ::kill(trainers[random() % trainers.size()], SIGKILL);
+    cluster_->HoldTrainersAt(3);
     refused += CountRefused("torn");
-    const absl::StatusOr<JobView> view = cluster_->Get("torn");
-    next = view.ok() ? view->step + 3 : next + 3;
   }
+  cluster_->LetTrainersGo();
   ASSERT_EQ(cluster_->WaitForSuccess("torn", seconds(120)), absl::OkStatus());
 
   const absl::StatusOr<std::map<int64_t, std::string>> listed = cluster_->Checkpoints("torn");

@@ -27,7 +27,8 @@ class VanishedStoreTest : public ::testing::Test {
   void SetUp() override { Start(cluster_); }
 
   static void Start(std::unique_ptr<MiniCluster>& cluster) {
-    absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
+    absl::StatusOr<std::unique_ptr<MiniCluster>> started =
+        MiniCluster::Start({}, kPatientDetection);
     ASSERT_TRUE(started.ok()) << started.status();
     cluster = std::move(*started);
     WriteTokens(cluster->folder() + "/tokens.bin", 20000, TinyJob().vocabulary);
@@ -42,12 +43,12 @@ class VanishedStoreTest : public ::testing::Test {
             .save_every_steps = 20};
   }
 
-  // A job that has committed and goes on, slowly enough.
+  // A job that has committed twice and is held before it saves again.
   void TrainPastACommit(int64_t steps) {
-    ASSERT_EQ(cluster_->StartWorkers(1, {{"RAVEL_FAULTS", "trainer.step@*:stall=10ms"}}),
-              absl::OkStatus());
+    ASSERT_EQ(cluster_->StartWorkers(1, cluster_->HoldFaults()), absl::OkStatus());
+    cluster_->HoldTrainersAt(50);
     ASSERT_EQ(cluster_->Submit(Job(steps)), absl::OkStatus());
-    ASSERT_TRUE(Eventually(seconds(30), [&] {
+    ASSERT_TRUE(Eventually(seconds(60), [&] {
       const absl::StatusOr<JobView> view = cluster_->Get("a");
       return view.ok() && view->committed_step >= 40;
     })) << cluster_->Report("a");
@@ -86,7 +87,8 @@ TEST_F(VanishedStoreTest, AMissingMountIsWaitedFor) {
   const std::string store = cluster_->folder() + "/store";
   std::filesystem::rename(store, store + ".away");
   KillTrainers();
-  EXPECT_TRUE(Told("StoreUnavailable", seconds(10))) << cluster_->Report("a");
+  cluster_->LetTrainersGo();
+  EXPECT_TRUE(Told("StoreUnavailable", seconds(60))) << cluster_->Report("a");
   std::filesystem::remove_all(store);  // a save may have made a folder where the mount was
   std::filesystem::rename(store + ".away", store);
   EXPECT_EQ(cluster_->WaitForSuccess("a", seconds(60)), absl::OkStatus());
@@ -94,12 +96,12 @@ TEST_F(VanishedStoreTest, AMissingMountIsWaitedFor) {
 }
 
 TEST_F(VanishedStoreTest, AnEmptiedStoreIsNotAFreshOne) {
-  TrainPastACommit(2000);
+  TrainPastACommit(300);
   const std::string store = cluster_->folder() + "/store";
   std::filesystem::rename(store, store + ".away");
   std::filesystem::create_directory(store);
   KillTrainers();
-  EXPECT_TRUE(Told("StoreUnavailable", seconds(10)) || Told("NoGoodCheckpoint", seconds(1)))
+  EXPECT_TRUE(Told("StoreUnavailable", seconds(60)) || Told("NoGoodCheckpoint", seconds(1)))
       << cluster_->Report("a");
   ExpectNeverBegunAnew();
   const absl::StatusOr<JobView> view = cluster_->Get("a");
@@ -112,9 +114,9 @@ TEST_F(VanishedStoreTest, AFolderHasOneOwner) {
   TrainPastACommit(200);
   std::unique_ptr<MiniCluster> other;
   Start(other);
-  ASSERT_EQ(other->StartWorkers(1, {{"RAVEL_FAULTS", "trainer.step@*:stall=10ms"}}),
-            absl::OkStatus());
+  ASSERT_EQ(other->StartWorkers(1), absl::OkStatus());
   (void)other->Submit(Job(200));  // refused now, or when it is placed
+  cluster_->LetTrainersGo();
   EXPECT_EQ(cluster_->WaitForSuccess("a", seconds(60)), absl::OkStatus());
   const absl::StatusOr<std::vector<EventRow>> events = cluster_->Events("a");
   ASSERT_TRUE(events.ok()) << events.status();

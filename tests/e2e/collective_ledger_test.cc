@@ -8,10 +8,12 @@
 #include <string>
 #include <vector>
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/clock.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/mini_cluster.h"
 
@@ -19,17 +21,17 @@ namespace ravel::testing {
 namespace {
 
 using std::chrono::seconds;
-using SteadyClock = std::chrono::steady_clock;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
+// As the coordinator's clock and its words have it: what it takes to ask counts for nothing.
 constexpr double kMostSeconds = 5;
 
 class CollectiveLedgerTest : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
+    absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start({}, "2s");
     ASSERT_TRUE(started.ok()) << started.status();
     cluster_ = std::move(*started);
     WriteTokens(cluster_->folder() + "/tokens.bin", 100000, TinyJob().vocabulary);
@@ -37,9 +39,9 @@ class CollectiveLedgerTest : public ::testing::TestWithParam<std::string> {
 
   // Three workers; `faults` for the trainers of w1.
   void StartWorkers(const std::string& faults) {
-    ASSERT_EQ(cluster_->StartWorker("w0"), absl::OkStatus());
-    ASSERT_EQ(cluster_->StartWorker("w1", {{"RAVEL_FAULTS", faults}}), absl::OkStatus());
-    ASSERT_EQ(cluster_->StartWorker("w2"), absl::OkStatus());
+    ASSERT_EQ(cluster_->StartWorker("w0", cluster_->HoldFaults()), absl::OkStatus());
+    ASSERT_EQ(cluster_->StartWorker("w1", cluster_->HoldFaults(faults)), absl::OkStatus());
+    ASSERT_EQ(cluster_->StartWorker("w2", cluster_->HoldFaults()), absl::OkStatus());
     ASSERT_EQ(cluster_->WaitForReadyNodes(3), absl::OkStatus());
   }
 
@@ -59,20 +61,30 @@ class CollectiveLedgerTest : public ::testing::TestWithParam<std::string> {
     return job;
   }
 
-  // Waits for an event that says this; how long that took since `start`, and its line.
-  double SecondsTo(const std::string& words, SteadyClock::time_point start, std::string* line) {
-    Eventually(seconds(30), [&] {
-      std::smatch found;
-      const std::string events = cluster_->Ctl({"events", "job"}).out;
-      const bool failed =
-          std::regex_search(events,
-                            found,
-                            std::regex("[^\n]*EpochChanged[^\n]*" + words +
-                                       "[^\n]*|[^\n]*Recovering[^\n]*" + words + "[^\n]*"));
-      *line = failed ? found[0].str() : "";
-      return failed;
+  // Waits until the end of an epoch is told with these words: its event. Without a type if none is.
+  EventRow EndOfEpoch(const std::string& words) {
+    EventRow end;
+    Eventually(seconds(60), [&] {
+      for (const EventRow& event : cluster_->Events("job").value_or(std::vector<EventRow>())) {
+        if (IsEndOfEpoch(event) && absl::StrContains(event.reason + event.message, words)) {
+          end = event;
+        }
+      }
+      return !end.type.empty();
     });
-    return std::chrono::duration<double>(SteadyClock::now() - start).count();
+    return end;
+  }
+  static bool IsEndOfEpoch(const EventRow& event) {
+    return event.type == "EpochChanged" || event.type == "Recovering";
+  }
+  // From the first step that an epoch may make to that event.
+  double SecondsOfTraining(const EventRow& end) {
+    int64_t began_ms = 0;
+    for (const EventRow& event : cluster_->Events("job").value_or(std::vector<EventRow>())) {
+      began_ms = event.type == "Started" && began_ms == 0 ? event.time_ms : began_ms;
+    }
+    EXPECT_GT(began_ms, 0) << Events();
+    return static_cast<double>(end.time_ms - began_ms) / 1000;
   }
 
   std::string Events() const { return cluster_->Ctl({"events", "job"}).out; }
@@ -87,15 +99,18 @@ constexpr char kLate[] =
 
 TEST_P(CollectiveLedgerTest, StoppedRankIsNamedWithWhatItHasNotIssued) {
   StartWorkers("");
+  cluster_->HoldTrainersAt(7);
   ASSERT_EQ(cluster_->Submit(Job(10)), absl::OkStatus());
   ASSERT_EQ(cluster_->WaitForStep("job", 6, seconds(60)), absl::OkStatus());
   const std::vector<pid_t> trainers = cluster_->Trainers("w1");
   ASSERT_EQ(trainers.size(), 1u);
   ASSERT_EQ(::kill(trainers[0], SIGSTOP), 0);
-  std::string line;
-  EXPECT_LT(SecondsTo("has not issued", SteadyClock::now(), &line), kMostSeconds) << Events();
-  EXPECT_THAT(line, ContainsRegex(kLate)) << Events();
-  EXPECT_THAT(line, HasSubstr("w1"));
+  const int64_t stopped_ms = SystemClock::Get().WallMs();
+  cluster_->LetTrainersGo();
+  const EventRow end = EndOfEpoch("has not issued");
+  EXPECT_LT(static_cast<double>(end.time_ms - stopped_ms) / 1000, kMostSeconds) << Events();
+  EXPECT_THAT(end.message, ContainsRegex(kLate)) << Events();
+  EXPECT_THAT(end.message, HasSubstr("w1"));
   // The daemon has ended the stopped process, and the job goes on.
   EXPECT_EQ(cluster_->WaitForSuccess("job", seconds(60)), absl::OkStatus());
 }
@@ -103,42 +118,31 @@ TEST_P(CollectiveLedgerTest, StoppedRankIsNamedWithWhatItHasNotIssued) {
 TEST_P(CollectiveLedgerTest, RankThatNeverIssuesItsNextCollectiveIsNamed) {
   StartWorkers("comm.issue@700:stall=600s");
   ASSERT_EQ(cluster_->Submit(Job(0)), absl::OkStatus());
-  // Steps are some milliseconds: the newest one is when the stall began.
-  SteadyClock::time_point newest = SteadyClock::now();
-  int64_t step = -1;
-  absl::StatusOr<JobView> view;
-  Eventually(seconds(60), [&] {
-    view = cluster_->Get("job");
-    if (view.ok() && view->step > step) {
-      step = view->step;
-      newest = SteadyClock::now();
-    }
-    return std::regex_search(Events(), std::regex(kLate));
-  });
-  const double took = std::chrono::duration<double>(SteadyClock::now() - newest).count();
-  EXPECT_GT(step, 0);
-  EXPECT_LT(took, kMostSeconds) << Events();
-  EXPECT_THAT(Events(), ContainsRegex(kLate));
-  EXPECT_THAT(Events(), HasSubstr("Stall"));
+  // When it was told, its peers had waited for so long.
+  std::smatch waited;
+  std::string events;
+  ASSERT_TRUE(Eventually(seconds(60), [&] {
+    events = Events();
+    return std::regex_search(events, waited, std::regex(kLate));
+  })) << events;
+  const std::string words = waited[0].str();
+  EXPECT_LT(std::stod(words.substr(words.rfind("since ") + 6)), kMostSeconds) << events;
+  EXPECT_THAT(events, HasSubstr("Stall"));
   // One witness ends nothing: the rank may be slow.
+  const absl::StatusOr<JobView> view = cluster_->Get("job");
   ASSERT_TRUE(view.ok());
+  EXPECT_GT(view->step, 0);
   EXPECT_EQ(view->state, "RUNNING") << Events();
   EXPECT_THAT(Events(), Not(HasSubstr("EpochChanged"))) << Events();
   EXPECT_EQ(cluster_->Ctl({"cancel", "job"}).exit_code, 0);
 }
 
-void ExpectSwapIsNamed(const std::string& events) {
-  EXPECT_THAT(events, HasSubstr("CollectiveMismatch")) << events;
-}
-
 TEST_P(CollectiveLedgerTest, TwoSwappedGathersAreNamedOnBothRanks) {
   StartWorkers("plan.swap:error=same");
-  const auto start = SteadyClock::now();
   ASSERT_EQ(cluster_->Submit(Job(0)), absl::OkStatus());
-  std::string line;
-  EXPECT_LT(SecondsTo("CollectiveMismatch", start, &line), kMostSeconds) << Events();
-  ExpectSwapIsNamed(Events());
-  EXPECT_THAT(line,
+  const EventRow end = EndOfEpoch("CollectiveMismatch");
+  EXPECT_LT(SecondsOfTraining(end), kMostSeconds) << Events();
+  EXPECT_THAT(end.message,
               ContainsRegex("rank [0-9] issued all_gather.* \\(Gather of embed.*rank [0-9] issued "
                             "all_gather.* \\(Gather of layers.0|rank [0-9] issued all_gather.* "
                             "\\(Gather of layers.0.*rank [0-9] issued all_gather.* \\(Gather of "
@@ -153,13 +157,11 @@ TEST_P(CollectiveLedgerTest, GatherAndReduceThatAreSwappedAreNamed) {
   StartWorkers(shared_memory ? "plan.swap:error=same" : "plan.swap:error=other");
   TinyJob job = Job(0);
   job.parallelism = shared_memory ? "strategy: no_shard" : "";
-  const auto start = SteadyClock::now();
   ASSERT_EQ(cluster_->Submit(job), absl::OkStatus());
-  std::string line;
-  EXPECT_LT(SecondsTo("CollectiveMismatch", start, &line), kMostSeconds) << Events();
-  ExpectSwapIsNamed(Events());
-  EXPECT_THAT(line, HasSubstr(shared_memory ? "(GatherGradient of " : "(Gather of "));
-  EXPECT_THAT(line, HasSubstr("(ReduceScatter of "));
+  const EventRow end = EndOfEpoch("CollectiveMismatch");
+  EXPECT_LT(SecondsOfTraining(end), kMostSeconds) << Events();
+  EXPECT_THAT(end.message, HasSubstr(shared_memory ? "(GatherGradient of " : "(Gather of "));
+  EXPECT_THAT(end.message, HasSubstr("(ReduceScatter of "));
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports,

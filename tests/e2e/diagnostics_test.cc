@@ -22,12 +22,18 @@ using ::testing::HasSubstr;
 class StallReportTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(StallReportTest, NamesTheRankThatOthersWaitedForAndWhatItWasIn) {
-  absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
+  absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start({}, kPatientDetection);
   ASSERT_TRUE(started.ok()) << started.status();
   MiniCluster& cluster = **started;
   ASSERT_EQ(cluster.StartWorker("w0"), absl::OkStatus());
-  ASSERT_EQ(cluster.StartWorker("w1", {{"RAVEL_FAULTS", "execute.Backward.layers.1@*:stall=40ms"}}),
-            absl::OkStatus());
+  // It is late by seconds in the two steps that are traced, three times in each: more than a busy
+  // machine makes of the others.
+  std::string faults;
+  for (int turn = 4; turn <= 9; ++turn) {
+    absl::StrAppend(
+        &faults, turn == 4 ? "" : ",", "execute.Backward.layers.1@", turn, ":stall=600ms");
+  }
+  ASSERT_EQ(cluster.StartWorker("w1", {{"RAVEL_FAULTS", faults}}), absl::OkStatus());
   ASSERT_EQ(cluster.StartWorker("w2"), absl::OkStatus());
   ASSERT_EQ(cluster.WaitForReadyNodes(3), absl::OkStatus());
   WriteTokens(cluster.folder() + "/tokens.bin", 20000, TinyJob().vocabulary);
@@ -60,7 +66,7 @@ TEST_P(StallReportTest, NamesTheRankThatOthersWaitedForAndWhatItWasIn) {
   EXPECT_THAT(late[0].Find("instruction")->AsString(), HasSubstr("Backward layers.1"))
       << report.out;
   // Both others waited for at least two of the three turns.
-  EXPECT_GT(late[0].Find("seconds")->AsDouble(), 0.12) << report.out;
+  EXPECT_GT(late[0].Find("seconds")->AsDouble(), 1.8) << report.out;
   const json::Array& stalls = document->Find("items")->AsArray();
   ASSERT_FALSE(stalls.empty());
   EXPECT_NE(stalls[0].Find("rank")->AsInt(), 1) << report.out;

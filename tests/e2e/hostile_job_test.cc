@@ -54,7 +54,7 @@ class HostileJobTest : public ::testing::Test {
   }
   // Whatever was tried: no device is held, lists come at once, and a good job runs.
   static void ExpectUnharmed() {
-    const bool free = Eventually(seconds(10), [] {
+    const bool free = Eventually(seconds(60), [] {
       const RunResult nodes = cluster_->Ctl({"nodes", "list", "-o", "json"});
       const absl::StatusOr<json::Value> parsed = json::Parse(nodes.out);
       const json::Value* items = parsed.ok() ? parsed->Find("items") : nullptr;

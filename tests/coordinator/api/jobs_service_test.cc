@@ -22,6 +22,7 @@
 #include "coordinator/api/job_limits_proto.h"
 #include "coordinator/jobs/planner_driver.h"
 #include "tests/coordinator/jobs/fake_world.h"
+#include "tests/testing/cpu_time.h"
 #include "tests/testing/eventually.h"
 
 namespace ravel::coordinator {
@@ -106,7 +107,8 @@ class JobsServiceTest : public ::testing::Test {
     service.keeper = &keeper_;
     service.version = "test";
     service.insecure = true;
-    service.look_limits = {.node_ms = 200, .all_ms = 4000};
+    // Longer than a thread of this test may not be scheduled for.
+    service.look_limits = {.node_ms = 1500, .all_ms = 30'000};
     service_ = std::make_unique<JobsService>(std::move(service));
     grpc::ServerBuilder builder;
     int port = 0;
@@ -464,16 +466,15 @@ TEST_F(JobsServiceTest, TenThousandJobsAreListedFastAndCompletely) {
   v1::ListJobsRequest all;
   all.set_namespace_("*");
   int pages = 0;
-  const auto start = std::chrono::steady_clock::now();
+  const double start_ms = testing::ProcessCpuMs();  // server and client
   const std::vector<std::string> names = List(all, &pages);
-  const double ms =
-      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  const double ms = testing::ProcessCpuMs() - start_ms;
   RecordProperty("list_ms", absl::StrCat(ms));
   std::printf("10,000 jobs in %d pages: %.1f ms\n", pages, ms);
   EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), size_t{kJobs});
   EXPECT_EQ(names.size(), size_t{kJobs});
   EXPECT_GE(pages, 20);
-  EXPECT_LT(ms, 2000);  // an order of magnitude: other work shares the machine
+  EXPECT_LT(ms, 2000);  // an order of magnitude: machines differ
 
   EXPECT_EQ(List({}).size(), size_t{kJobs} * 9 / 10);
   v1::ListJobsRequest labelled = all;

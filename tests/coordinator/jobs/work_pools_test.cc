@@ -162,14 +162,14 @@ TEST(WorkPoolsTest, RestorePointsThatHangHoldNoCommitOfTheSameStoreUp) {
 TEST(BoundedLookTest, APathThatDoesNotAnswerIsNamedAndTheLimitIsForEach) {
   auto gate = std::make_shared<Gate>();
   WorkPool pool({.name = "look", .threads = 1, .max_threads = 4, .stuck_ms = 0});
-  const absl::Status late =
-      BoundedLook(pool, "spec", {.each_ms = 200, .all_ms = 60'000}, [gate](LookProgress& progress) {
+  const absl::Status late = BoundedLook(
+      pool, "spec", {.each_ms = 2000, .all_ms = 60'000}, [gate](LookProgress& progress) {
         progress.At("spec.model.from");
         progress.At("spec.data.train[1].path");
         gate->Pass();
       });
   EXPECT_TRUE(absl::IsDeadlineExceeded(late));
-  EXPECT_EQ(late.message(), "spec.data.train[1].path: no answer within 0 s");
+  EXPECT_EQ(late.message(), "spec.data.train[1].path: no answer within 2 s");
   EXPECT_TRUE(
       BoundedLook(pool, "spec", {.each_ms = 10'000, .all_ms = 60'000}, [](LookProgress&) {}).ok())
       << "the thread that hangs is replaced";

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <utility>
@@ -233,12 +234,22 @@ TEST(StoreWriter, ADatabaseTakesGroupsWhileOthersRead) {
     Results results;
     ThreadStoreWriter writer({.store = store->get(), .post = CallAtOnce});
     constexpr int kChanges = 500;
+    constexpr int kHeldAt = 100;  // there the writer waits for all that follow, on any disk
+    std::promise<void> all_added;
     for (int i = 0; i < kChanges; ++i) {
       auto change = std::make_shared<StoreChange>();
       change->request = RequestRecord{absl::StrCat("request-", i), "hash", "job", 1};
-      writer.Add({.change = change, .done = results.For(change->request->id)});
+      std::function<void(absl::Status)> done = results.For(change->request->id);
+      if (i == kHeldAt) {
+        done = [&all_added, done](const absl::Status& status) {
+          all_added.get_future().wait();
+          done(status);
+        };
+      }
+      writer.Add({.change = change, .done = std::move(done)});
       EXPECT_TRUE((*store)->FindRequest("request-0").ok());
     }
+    all_added.set_value();
     writer.Drain();
     EXPECT_LT(writer.groups(), kChanges) << "some shared a commit";
     ASSERT_EQ(results.all.size(), static_cast<size_t>(kChanges));

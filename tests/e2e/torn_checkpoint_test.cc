@@ -91,7 +91,7 @@ class TornCheckpointTest : public ::testing::Test {
 
 TEST_F(TornCheckpointTest, KilledWritersNeverLeaveAStepThatVerifyAccepts) {
   const int64_t moments = EnvironmentNumber("RAVEL_MOMENTS", 4);
-  const int64_t steps = 20 + 20 * moments;
+  const int64_t steps = 10 + 10 * moments;
   ASSERT_EQ(cluster_->Submit(Job("whole", steps)), absl::OkStatus());
   ASSERT_EQ(cluster_->WaitForSuccess("whole", seconds(120)), absl::OkStatus());
   const absl::StatusOr<std::map<int64_t, std::string>> good = cluster_->Checkpoints("whole");

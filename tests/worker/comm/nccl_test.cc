@@ -166,7 +166,7 @@ TEST_F(NcclTest, PeerThatNeverComesEndsTheSetUpWithItsDeadline) {
           CreateHostedNccl({.rank = r,
                             .size = 2,
                             .rendezvous = board.ForRank(r),
-                            .setup_timeout = std::chrono::milliseconds(300)})
+                            .setup_timeout = std::chrono::milliseconds(2000)})
               .status();
     });
   }
@@ -204,7 +204,7 @@ TEST_F(NcclTest, SetUpThatHangsIsCancelledByItsOwner) {
 
 TEST_F(NcclTest, SplitThatHangsEndsWithItsDeadline) {
   InjectNcclFaults({-1, 0, -1, -1, -1});
-  Run(2, {.setup_timeout = std::chrono::milliseconds(400)}, [](DeviceRank& rank) {
+  Run(2, {.setup_timeout = std::chrono::milliseconds(3000)}, [](DeviceRank& rank) {
     const auto part = rank.group->Split({.name = "outer", .members = {0, 1}});
     EXPECT_FALSE(part.ok());
     EXPECT_THAT(TextOf(part.status()), HasSubstr("outer"));
@@ -275,7 +275,7 @@ TEST_F(NcclTest, AbortFromAnotherThreadEndsRunningAndEnqueuedWork) {
     const auto start = std::chrono::steady_clock::now();
     watchdog.join();
     EXPECT_TRUE(rank.stream->Synchronize().ok());
-    EXPECT_LT(SecondsSince(start), 1.0);
+    EXPECT_LT(SecondsSince(start), 5.0);
     EXPECT_EQ(group.Failure(), absl::AbortedError("told to stop"));
     EXPECT_EQ((*part)->Barrier({}), absl::AbortedError("told to stop"));
   });
@@ -388,7 +388,7 @@ TEST_F(NcclTest, AGatherOfAGraphMeetsNoneOfAnotherRanksHostAndAbortLeavesGraphsA
     // Returns though the graph is there, which NCCL waits for.
     rank.group->Abort("told to stop");
     EXPECT_TRUE(rank.stream->Synchronize().ok());
-    EXPECT_LT(SecondsSince(start), 2.0);
+    EXPECT_LT(SecondsSince(start), 5.0);
     EXPECT_EQ(rank.group->Failure(), absl::AbortedError("told to stop"));
     const auto* bytes = reinterpret_cast<const uint8_t*>(gather.memory);
     EXPECT_EQ(bytes[CapturedGather::kShard * kElementBytes * (1 - rank.group->rank())], 0);

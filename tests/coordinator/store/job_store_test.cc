@@ -375,6 +375,17 @@ TEST(SqliteJobStoreTest, BackupsAreWholeAndTheNewestStay) {
   EXPECT_EQ((*copy)->Open()->jobs.size(), 1U);
 }
 
+// SQLite's layer for lock files has no shared memory, which write-ahead logging needs.
+TEST(SqliteJobStoreTest, ADatabaseWithoutAWriteAheadLogIsRefused) {
+  Folder folder;
+  sqlite3_vfs* const usual = sqlite3_vfs_find(nullptr);
+  ASSERT_EQ(sqlite3_vfs_register(sqlite3_vfs_find("unix-dotfile"), 1), SQLITE_OK);
+  const auto store = SqliteJobStore::Create(folder.path());
+  ASSERT_EQ(sqlite3_vfs_register(usual, 1), SQLITE_OK);
+  EXPECT_EQ(store.status().code(), absl::StatusCode::kFailedPrecondition) << store.status();
+  EXPECT_NE(std::string(store.status().message()).find("write-ahead"), std::string::npos);
+}
+
 TEST(SqliteJobStoreTest, NetworkFileSystemsAreKnownByTheirNumbers) {
   EXPECT_EQ(NetworkFileSystemName(0x6969), "NFS");
   EXPECT_EQ(NetworkFileSystemName(0xff534d42), "SMB");

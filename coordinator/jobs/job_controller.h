@@ -515,7 +515,7 @@ class JobController {
   // job_controller_checkpoints.cc: the checkpoint store against the record.
   void OnCorruptCheckpoint(Entry& entry, const FailureCause& cause);
   RestoreQuery QueryOf(const Entry& entry) const;
-  void TellMissingReports(const Entry& entry, const RestorePoint& restore);
+  void TellMissingReports(Entry& entry, const RestorePoint& restore);
   void NoteRestore(Entry& entry, const Prepared& prepared);
   void NoteSettled(Entry& entry, const SettledSave& settled);
   void NoteRollback(Entry& entry, int64_t step);

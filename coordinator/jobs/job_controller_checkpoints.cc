@@ -43,7 +43,7 @@ RestoreQuery JobController::QueryOf(const Entry& entry) const {
 }
 
 // All ranks may have sealed a save whose steps rank 0's node could not report before it was lost.
-void JobController::TellMissingReports(const Entry& entry, const RestorePoint& restore) {
+void JobController::TellMissingReports(Entry& entry, const RestorePoint& restore) {
   const int64_t began = entry.launched ? entry.launched->first_step : 0;
   const int64_t newest = std::max(entry.progress.step, began);
   if (!restore.own || restore.step <= newest) {
@@ -58,7 +58,9 @@ void JobController::TellMissingReports(const Entry& entry, const RestorePoint& r
                                restore.step,
                                " are trained and saved; metrics lack them, because their reports "
                                "were lost with the node of rank 0");
-  Record(std::move(event));
+  Step told{MakeEvent(JobEventKind::kNoted), {}, {}};  // tried again until it is durable
+  told.extra.events.push_back(std::move(event));
+  Do(entry, std::move(told));
 }
 
 // The record follows what the store holds: up by a save that was settled or whose record was lost,

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -43,8 +44,10 @@ class OperatorVerbsTest : public ::testing::Test {
             .intermediate = 260};
   }
   // Another daemon that says that it is w0.
-  std::unique_ptr<ChildProcess> StartTwin(const std::string& work_dir,
-                                          const std::string& on_fatal) {
+  std::unique_ptr<ChildProcess> StartTwin(
+      const std::string& work_dir,
+      const std::string& on_fatal,
+      const std::map<std::string, std::string>& environment = {}) {
     absl::StatusOr<std::unique_ptr<ChildProcess>> twin =
         ChildProcess::Start({.arguments = {BinaryPath("ravel-worker"),
                                            "--dev-loopback",
@@ -56,6 +59,7 @@ class OperatorVerbsTest : public ::testing::Test {
                                            work_dir,
                                            "--on-fatal",
                                            on_fatal},
+                             .environment = environment,
                              .output_path = Log(),
                              .error_path = Log()});
     EXPECT_TRUE(twin.ok()) << twin.status();
@@ -96,6 +100,17 @@ TEST_F(OperatorVerbsTest, AKilledDaemonMayComeBackAtOnce) {
   cluster_->LetTrainersGo();
   ASSERT_EQ(cluster_->StartWorker("w0"), absl::OkStatus());
   ASSERT_EQ(cluster_->WaitForSuccess("job", seconds(60)), absl::OkStatus());
+}
+
+// An environment alone breaks nothing: --enable-faults is not given.
+TEST_F(OperatorVerbsTest, FaultsHappenOnlyWhereTheyAreEnabled) {
+  cluster_->KillWorker("w0");
+  const std::unique_ptr<ChildProcess> plain =
+      StartTwin(cluster_->folder() + "/plain", "exit", {{"RAVEL_FAULTS", "trainer.step@2:exit=3"}});
+  ASSERT_EQ(cluster_->Submit(Job("job")), absl::OkStatus());
+  ASSERT_EQ(cluster_->WaitForSuccess("job", seconds(60)), absl::OkStatus());
+  EXPECT_EQ(cluster_->Get("job")->restarts, 0);
+  EXPECT_THAT(ReadText(Log()), HasSubstr("RAVEL_FAULTS is set and ignored"));
 }
 
 TEST_F(OperatorVerbsTest, AFailedJobIsTriedAgainFromItsNewestCommit) {

@@ -456,6 +456,43 @@ TEST_F(JobsServiceTest, NamesAndReasonsThatCommandATerminalAreRefused) {
   EXPECT_LT(status.error_message().size(), 200u);
 }
 
+// While the threads that read files are busy, a history waits for them, and other requests do not.
+TEST_F(JobsServiceTest, AHistoryIsNotReadOnTheStrand) {
+  v1::StreamMetricsRequest request;
+  request.set_name("long");
+  request.set_follow(true);
+  StepRecord record;
+  record.step = 7;
+  std::filesystem::create_directories(folder_ + "/metrics");
+  OnStrand([&] {
+    Enqueue("long");
+    const std::string uid = controller_->Get({"default", "long"})->record.uid;
+    std::ofstream(absl::StrCat(folder_, "/metrics/", uid, ".jsonl"))
+        << json::Serialize(StepRecordJson(record)) << "\n";
+  });
+  std::promise<void> release;
+  const std::shared_future<void> released = release.get_future().share();
+  for (int i = 0; i < 8; ++i) {
+    pools_.io().Post([released] { released.wait(); });
+  }
+  grpc::ClientContext context;
+  const auto reader = stub_->StreamMetrics(&context, request);
+  v1::StepRecord read;
+  std::future<bool> came = std::async(std::launch::async, [&] { return reader->Read(&read); });
+  v1::GetJobRequest get;
+  get.set_name("long");
+  v1::Job job;
+  grpc::ClientContext other;
+  EXPECT_TRUE(stub_->GetJob(&other, get, &job).ok());
+  EXPECT_EQ(came.wait_for(std::chrono::milliseconds(200)), std::future_status::timeout)
+      << "read by another thread";
+  release.set_value();
+  EXPECT_TRUE(came.get());
+  EXPECT_EQ(read.step(), 7);
+  context.TryCancel();
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+}
+
 TEST_F(JobsServiceTest, TenThousandJobsAreListedFastAndCompletely) {
   constexpr int kJobs = 10'000;
   OnStrand([this] {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Which committed steps somebody needs, and which are being deleted: never both.
+// A committed step is needed by somebody or is being deleted, never both.
 
 #include <cstdint>
 #include <map>
@@ -11,7 +11,7 @@
 
 namespace ravel::coordinator {
 
-// Of all jobs of this process, by uid. Thread-safe; does no I/O.
+// Knows the steps of all jobs of this process, by uid. Thread-safe; does no I/O.
 class StepClaims {
  public:
   // The newest launch of the job reads this step. False: it is being deleted.

@@ -12,11 +12,11 @@ inline double CpuMs(clockid_t clock) {
   clock_gettime(clock, &now);
   return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) / 1e6;
 }
-// Of this thread so far.
+// This thread has used so much so far.
 inline double ThreadCpuMs() {
   return CpuMs(CLOCK_THREAD_CPUTIME_ID);
 }
-// Of all threads of this process so far.
+// All threads of this process have used so much so far.
 inline double ProcessCpuMs() {
   return CpuMs(CLOCK_PROCESS_CPUTIME_ID);
 }

@@ -130,7 +130,7 @@ TEST(SchedulerTest, APassMayBeCutAndGoesOn) {
   EXPECT_EQ(scheduler.Decide(0, kAll).placements.size(), 3U);
 }
 
-// Of this thread.
+// The processor time that `work` takes on this thread.
 int64_t Microseconds(const std::function<void()>& work) {
   const double begin_ms = testing::ThreadCpuMs();
   work();

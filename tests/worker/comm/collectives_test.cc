@@ -141,7 +141,7 @@ TEST_P(FailureTest, AbortFromAnotherThreadReleasesABlockedRankAtOnce) {
     });
     const absl::Status status = group.Barrier({plan::OpCode::kGather, 1, 0});
     watchdog.join();
-    // How soon: AbortReleasesSurvivorsOfAKilledRank. Not to be released takes for ever.
+    // AbortReleasesSurvivorsOfAKilledRank bounds the time. Not to be released takes for ever.
     EXPECT_LT(SecondsSince(aborted), 10);
     EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("told to stop"));

@@ -227,7 +227,7 @@ TEST_F(DaemonTest, KilledTrainerIsReportedWithin100Ms) {
   LaunchReady("echo", 1, kTrainers);
   const std::vector<pid_t> children = testing::ChildrenOf(getpid());
   ASSERT_EQ(children.size(), size_t{kTrainers});
-  // Of several deaths one after another the quickest: a machine that is busy delays some of them.
+  // The quickest of several deaths counts: a machine that is busy delays some of them.
   auto quickest = milliseconds::max();
   for (int i = 0; i < kTrainers; ++i) {
     const auto killed = steady_clock::now();

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "common/fault_point.h"
+#include "common/signed_size.h"
 #include "common/time_text.h"
 
 namespace ravel {
@@ -130,7 +131,7 @@ absl::StatusOr<std::string> ReadDescriptor(int fd, const std::string& path, int6
     if (count == 0) {
       return text;
     }
-    text.append(block, static_cast<size_t>(count));
+    text.append(block, Size(count));
   }
   return absl::InvalidArgumentError(
       absl::StrCat(path, ": expected at most ", FormatBytes(max_bytes)));

@@ -12,6 +12,7 @@
 
 #include "common/check.h"
 #include "common/file_writer.h"
+#include "common/signed_size.h"
 
 namespace ravel::trace {
 namespace {
@@ -217,8 +218,7 @@ char LetterOf(const std::string& op) {
 // The longest operation of each column wins.
 class GanttRow {
  public:
-  explicit GanttRow(int width)
-      : letters_(static_cast<size_t>(width), '.'), share_(letters_.size(), 0.0) {}
+  explicit GanttRow(int width) : letters_(Size(width), '.'), share_(letters_.size(), 0.0) {}
 
   // Begin and end in columns.
   void Add(char letter, double begin, double end) {

@@ -17,6 +17,8 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include "common/signed_size.h"
+
 namespace ravel {
 namespace {
 
@@ -93,7 +95,7 @@ absl::Status TrainerLink::Send(const v1::TrainerUp& frame) {
   while (sent < text.size()) {
     const ssize_t count = send(fd_, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
     if (count >= 0) {
-      sent += static_cast<size_t>(count);
+      sent += Size(count);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       send_failure_ = absl::DeadlineExceededError(
           absl::StrCat("the daemon has not read for ", kSendTimeoutSeconds, " s"));
@@ -113,7 +115,7 @@ absl::StatusOr<v1::TrainerDown> TrainerLink::Receive() {
     while (done < bytes) {
       const ssize_t count = recv(fd_, static_cast<char*>(data) + done, bytes - done, 0);
       if (count > 0) {
-        done += static_cast<size_t>(count);
+        done += Size(count);
       } else if (count == 0) {
         return absl::UnavailableError("the daemon closed the link");
       } else if (errno != EINTR) {

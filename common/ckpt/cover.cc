@@ -4,6 +4,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/ckpt/manifest.h"
+#include "common/signed_size.h"
 
 namespace ravel::ckpt {
 namespace {
@@ -40,8 +41,8 @@ size_t SweepAxis(const std::vector<Box>& boxes, size_t dimensions) {
       begins.push_back(box.offset[dim]);
     }
     std::sort(begins.begin(), begins.end());
-    const auto distinct = static_cast<size_t>(
-        std::distance(begins.begin(), std::unique(begins.begin(), begins.end())));
+    const size_t distinct =
+        Size(std::distance(begins.begin(), std::unique(begins.begin(), begins.end())));
     if (distinct > most) {
       most = distinct;
       best = dim;

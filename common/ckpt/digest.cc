@@ -5,6 +5,7 @@
 
 #include "common/check.h"
 #include "common/ckpt/box_runs.h"
+#include "common/signed_size.h"
 
 namespace ravel::ckpt {
 namespace {
@@ -41,7 +42,7 @@ void AppendU64(std::string& out, uint64_t value) {
 }  // namespace
 
 uint64_t DigestRange(DType dtype, std::span<const std::byte> bytes, uint64_t first_index) {
-  CHECK_EQ(bytes.size() % static_cast<size_t>(DTypeBytes(dtype)), 0u);
+  CHECK_EQ(bytes.size() % Size(DTypeBytes(dtype)), 0u);
   switch (DTypeBytes(dtype)) {
     case 1:
       return Sum<uint8_t>(bytes, first_index);
@@ -67,8 +68,8 @@ uint64_t DigestBoxPart(DType dtype,
     const int64_t from = std::max(run.box_begin, first_element);
     const int64_t to = std::min(run.box_begin + run.elements, end);
     if (from < to) {
-      const auto offset = static_cast<size_t>((from - first_element) * element_bytes);
-      const auto count = static_cast<size_t>((to - from) * element_bytes);
+      const size_t offset = Size((from - first_element) * element_bytes);
+      const size_t count = Size((to - from) * element_bytes);
       const int64_t index = run.tensor_begin + from - run.box_begin;
       sum += DigestRange(dtype, bytes.subspan(offset, count), static_cast<uint64_t>(index));
     }

@@ -9,6 +9,7 @@
 
 #include "common/check.h"
 #include "common/ckpt/digest.h"
+#include "common/signed_size.h"
 
 namespace ravel::ckpt {
 namespace {
@@ -60,10 +61,10 @@ absl::Status CheckFiles(const Manifest& manifest) {
 absl::Status CheckChunk(const Manifest& manifest,
                         const TensorRecord& tensor,
                         const ChunkRecord& chunk) {
-  if (chunk.file < 0 || static_cast<size_t>(chunk.file) >= manifest.files.size()) {
+  if (chunk.file < 0 || Size(chunk.file) >= manifest.files.size()) {
     return TensorError(tensor, absl::StrCat("file index ", chunk.file, " is out of range"));
   }
-  const FileRecord& file = manifest.files[static_cast<size_t>(chunk.file)];
+  const FileRecord& file = At(manifest.files, chunk.file);
   const int64_t expected = ElementCount(chunk.box.length) * DTypeBytes(tensor.stored_dtype);
   if (chunk.bytes != expected) {
     return TensorError(
@@ -136,7 +137,7 @@ absl::Status CheckFileCover(const Manifest& manifest) {
       continue;
     }
     int64_t position = file.header_bytes;
-    for (; at < extents.size() && static_cast<size_t>(extents[at].file) == index; ++at) {
+    for (; at < extents.size() && Size(extents[at].file) == index; ++at) {
       if (extents[at].begin != position) {
         return FileError(file, absl::StrCat("chunks leave a hole or overlap at byte ", position));
       }

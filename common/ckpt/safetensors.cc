@@ -10,6 +10,7 @@
 
 #include "common/check.h"
 #include "common/ckpt/header_scanner.h"
+#include "common/signed_size.h"
 
 namespace ravel::ckpt {
 namespace {
@@ -60,9 +61,9 @@ std::string Finished(const std::vector<SafetensorsEntry>& entries, std::string_v
   }
   absl::StrAppend(&json, "\"__metadata__\":{", std::string(metadata), "}}");
   const int64_t total = RoundUp(8 + static_cast<int64_t>(json.size()), kSafetensorsHeaderAlignment);
-  json.append(static_cast<size_t>(total - 8) - json.size(), ' ');
+  json.append(Size(total - 8) - json.size(), ' ');
   std::string header;
-  header.reserve(static_cast<size_t>(total));
+  header.reserve(Size(total));
   const uint64_t json_bytes = json.size();
   for (int byte = 0; byte < 8; ++byte) {
     header.push_back(static_cast<char>((json_bytes >> (8 * byte)) & 0xffu));
@@ -319,7 +320,7 @@ absl::StatusOr<SafetensorsFile> ParseSafetensorsHeader(std::string_view header,
   if (static_cast<int64_t>(header.size()) < file.header_bytes) {
     return absl::InvalidArgumentError("safetensors header: truncated");
   }
-  const std::string_view json = header.substr(8, static_cast<size_t>(json_bytes));
+  const std::string_view json = header.substr(8, Size(json_bytes));
   if (json.front() != '{') {
     return absl::InvalidArgumentError("safetensors header: must begin with '{'");
   }

@@ -5,6 +5,8 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/signed_size.h"
+
 namespace ravel::plan {
 namespace {
 
@@ -43,7 +45,7 @@ absl::Status Expected(std::string_view text) {
 int64_t MemoryOf(std::string_view text) {
   int64_t gib = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), gib);
-  const std::string_view unit = text.substr(static_cast<size_t>(end - text.data()));
+  const std::string_view unit = text.substr(Size(end - text.data()));
   const bool known_unit = unit == "G" || unit == "GB" || unit == "GiB";
   return error == std::errc() && known_unit && gib > 0 && gib <= kMostGiB ? gib << 30 : 0;
 }
@@ -100,7 +102,7 @@ absl::StatusOr<DeviceRequest> ParseDevices(std::string_view text, bool cpu_by_de
     return request;
   }
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), request.count);
-  std::string_view rest = text.substr(static_cast<size_t>(end - text.data()));
+  std::string_view rest = text.substr(Size(end - text.data()));
   if (error != std::errc() || request.count < 1 || request.count > kMostDevices) {
     return Expected(text);
   }

@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 
 namespace ravel::plan {
 
@@ -47,15 +48,15 @@ int CounterBuffers(const LaneMap& map) {
 std::vector<CounterStep> CounterSchedule(const LaneMap& map, int64_t turn) {
   constexpr int kLevels = 63;
   std::vector<int> buffer_of_slot(kLevels, -1);
-  std::vector<bool> used(static_cast<size_t>(CounterBuffers(map)), false);
+  std::vector<bool> used(Size(CounterBuffers(map)), false);
   std::vector<CounterStep> steps;
   for (int64_t t = 0; t <= turn; ++t) {
     for (const LaneBlock& block : BlocksOfTurn(map, t)) {
       CounterStep step = {.block = block, .store = -1, .add_into = {}};
-      auto slot = static_cast<size_t>(block.level);
+      size_t slot = Size(block.level);
       for (int merge = CounterMerges(block); merge > 0; --merge) {
         if (!step.add_into.empty()) {
-          used[static_cast<size_t>(step.add_into.back())] = false;
+          At(used, step.add_into.back()) = false;
         }
         step.add_into.push_back(buffer_of_slot[slot]);
         buffer_of_slot[slot] = -1;
@@ -63,8 +64,7 @@ std::vector<CounterStep> CounterSchedule(const LaneMap& map, int64_t turn) {
       }
       if (step.add_into.empty()) {
         step.store = static_cast<int>(std::find(used.begin(), used.end(), false) - used.begin());
-        CHECK(static_cast<size_t>(step.store) < used.size());
-        used[static_cast<size_t>(step.store)] = true;
+        At(used, step.store) = true;
       }
       CHECK_EQ(buffer_of_slot[slot], -1);
       buffer_of_slot[slot] = step.add_into.empty() ? step.store : step.add_into.back();

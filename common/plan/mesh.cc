@@ -7,6 +7,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 
 namespace ravel::plan {
 
@@ -51,7 +52,7 @@ int Mesh::AxisIndex(std::string_view name) const {
 
 int64_t Mesh::AxisSize(std::string_view name) const {
   const int index = AxisIndex(name);
-  return index < 0 ? 1 : axes_[static_cast<size_t>(index)].size;
+  return index < 0 ? 1 : At(axes_, index).size;
 }
 
 Coordinate Mesh::CoordinateOf(int64_t rank) const {
@@ -78,13 +79,13 @@ std::vector<int64_t> Mesh::GroupOf(int64_t rank, const std::vector<std::string>&
   for (const std::string& name : axes) {
     const int axis = AxisIndex(name);
     CHECK_MSG(axis >= 0, name.c_str());
-    coordinate[static_cast<size_t>(axis)] = 0;
+    At(coordinate, axis) = 0;
   }
   std::vector<int64_t> group = {RankOf(coordinate)};
   for (const std::string& name : axes) {
-    const auto axis = static_cast<size_t>(AxisIndex(name));
+    const size_t axis = Size(AxisIndex(name));
     std::vector<int64_t> finer;
-    finer.reserve(group.size() * static_cast<size_t>(axes_[axis].size));
+    finer.reserve(group.size() * Size(axes_[axis].size));
     for (const int64_t base : group) {
       for (int64_t index = 0; index < axes_[axis].size; ++index) {
         finer.push_back(base + index * strides_[axis]);
@@ -101,8 +102,7 @@ int64_t Mesh::GroupIndex(int64_t rank, const std::vector<std::string>& axes) con
   for (const std::string& name : axes) {
     const int axis = AxisIndex(name);
     CHECK_MSG(axis >= 0, name.c_str());
-    position =
-        position * axes_[static_cast<size_t>(axis)].size + coordinate[static_cast<size_t>(axis)];
+    position = position * At(axes_, axis).size + At(coordinate, axis);
   }
   return position;
 }
@@ -123,7 +123,7 @@ absl::StatusOr<Mesh> Mesh::Split(std::string_view axis, MeshAxis outer, MeshAxis
     return absl::InvalidArgumentError(
         absl::StrCat("mesh ", Text(), ": no axis ", std::string(axis), " to split"));
   }
-  const int64_t size = axes_[static_cast<size_t>(index)].size;
+  const int64_t size = At(axes_, index).size;
   if (outer.size < 1 || inner.size < 1 || size % inner.size != 0 ||
       size / inner.size != outer.size) {
     return absl::InvalidArgumentError(absl::StrCat("mesh: axis ",
@@ -140,7 +140,7 @@ absl::StatusOr<Mesh> Mesh::Split(std::string_view axis, MeshAxis outer, MeshAxis
                                                    inner.size));
   }
   std::vector<MeshAxis> axes = axes_;
-  axes[static_cast<size_t>(index)] = std::move(outer);
+  At(axes, index) = std::move(outer);
   axes.insert(axes.begin() + index + 1, std::move(inner));
   return Create(std::move(axes));
 }

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 
 namespace ravel::plan {
 namespace {
@@ -11,7 +12,7 @@ namespace {
 int64_t IndexOn(const Mesh& mesh, const Coordinate& coordinate, const AxisPlacement& entry) {
   const int axis = mesh.AxisIndex(entry.axis);
   CHECK_MSG(axis >= 0, entry.axis.c_str());
-  return coordinate[static_cast<size_t>(axis)];
+  return At(coordinate, axis);
 }
 
 const AxisPlacement* TensorAtomicEntry(const Placements& placements) {
@@ -67,7 +68,7 @@ Box ItemBox(const Shape& shape,
   Box box = WholeBox(shape);
   for (const AxisPlacement& entry : placements) {
     if (entry.placement.kind == PlacementKind::kShard) {
-      const auto dim = static_cast<size_t>(entry.placement.dim);
+      const size_t dim = Size(entry.placement.dim);
       CHECK_LT(dim, shape.size());
       const ElementRange part =
           Chunk(box.length[dim], mesh.AxisSize(entry.axis), IndexOn(mesh, coordinate, entry));

@@ -7,6 +7,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 
 namespace ravel::plan {
 namespace {
@@ -31,7 +32,7 @@ absl::Status CheckShardEntry(const PlacedTensor& tensor,
                              Shape* left,
                              std::string* uneven_axis) {
   const int dim = entry.placement.dim;
-  if (dim < 0 || static_cast<size_t>(dim) >= tensor.shape.size()) {
+  if (dim < 0 || dim >= std::ssize(tensor.shape)) {
     return PlacementError(tensor,
                           entry.axis,
                           absl::StrCat(PlacementText(entry.placement),
@@ -39,7 +40,7 @@ absl::Status CheckShardEntry(const PlacedTensor& tensor,
                                        tensor.shape.size(),
                                        " dimensions"));
   }
-  int64_t& length = (*left)[static_cast<size_t>(dim)];
+  int64_t& length = At(*left, dim);
   const int64_t size = mesh.AxisSize(entry.axis);
   if (dim != 0 && length % size != 0 && uneven_axis->empty()) {
     *uneven_axis = entry.axis;

@@ -6,6 +6,7 @@
 
 #include "common/check.h"
 #include "common/philox.h"
+#include "common/signed_size.h"
 
 namespace ravel::plan {
 namespace {
@@ -108,7 +109,7 @@ std::vector<SampleRef> SamplesOfStep(const SampleOrderSpec& spec, int64_t step) 
   CHECK_EQ(spec.global_batch % spec.lanes, 0);
   const std::vector<uint64_t> shares = SharesOfRest(spec.sources);
   std::vector<SampleRef> samples;
-  samples.reserve(static_cast<size_t>(spec.global_batch));
+  samples.reserve(Size(spec.global_batch));
   for (int64_t i = 0; i < spec.global_batch; ++i) {
     const Position at = Locate(shares, step * spec.global_batch + i);
     const int64_t size = spec.sources[at.source].samples;
@@ -131,13 +132,13 @@ std::vector<SampleRef> EvaluationSamples(const SampleOrderSpec& spec, int64_t ba
   }
   CHECK_MSG(total > 0, "no source with samples");
   std::vector<SampleRef> samples;
-  samples.reserve(static_cast<size_t>(spec.global_batch));
+  samples.reserve(Size(spec.global_batch));
   for (int64_t i = 0; i < spec.global_batch; ++i) {
     const int64_t position = batch * spec.global_batch + i;
     int64_t index = position % total;
     int source = 0;
-    while (index >= spec.sources[static_cast<size_t>(source)].samples) {
-      index -= spec.sources[static_cast<size_t>(source)].samples;
+    while (index >= At(spec.sources, source).samples) {
+      index -= At(spec.sources, source).samples;
       ++source;
     }
     samples.push_back({.source = source, .index = index, .pass = position / total});

@@ -7,6 +7,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 
 namespace ravel::plan {
 namespace {
@@ -280,7 +281,7 @@ absl::StatusOr<std::vector<AxisTraffic>> PlannedTraffic(const RolePlacements& pl
       const bool on_wire = move.axis == wire_axis && move.from == kP;
       const int64_t gradient_bytes = on_wire ? bytes.wire : bytes.gradient;
       const int64_t element_bytes = transition.gradient ? gradient_bytes : bytes.weight;
-      traffic[static_cast<size_t>(mesh.AxisIndex(move.axis))].bytes +=
+      At(traffic, mesh.AxisIndex(move.axis)).bytes +=
           transition.times * MoveBytes(move, mesh, elements, element_bytes);
     }
   }

@@ -1,8 +1,11 @@
 #include "common/plan/strided_import.h"
 
 #include <cstddef>
+#include <limits>
 
 #include <absl/strings/str_cat.h>
+
+#include "common/signed_size.h"
 
 namespace ravel::plan {
 namespace {
@@ -52,7 +55,7 @@ class CutOrder {
     for (size_t axis = 0; axis < limit; ++axis) {
       if (Waits(axis) && EnteredOnTheRight(axis) == foreign_[axis].split_factor) {
         Enter(axis);
-        axis = static_cast<size_t>(-1);  // from the left again
+        axis = std::numeric_limits<size_t>::max();  // from the left again
       }
     }
   }
@@ -89,7 +92,7 @@ absl::Status CheckForeign(const PlacedTensor& tensor,
     if (placement.kind == ForeignKind::kReplicate) {
       continue;
     }
-    if (placement.dim < 0 || static_cast<size_t>(placement.dim) >= tensor.shape.size()) {
+    if (placement.dim < 0 || placement.dim >= std::ssize(tensor.shape)) {
       return ForeignError(tensor, mesh.axes()[i], placement, "there is no such dimension");
     }
     if (placement.split_factor < 1 ||
@@ -107,8 +110,8 @@ absl::Status CheckEvenCuts(const PlacedTensor& tensor,
                            const Placements& order) {
   Shape left = tensor.shape;
   for (const AxisPlacement& entry : order) {
-    const auto axis = static_cast<size_t>(mesh.AxisIndex(entry.axis));
-    const auto dim = static_cast<size_t>(entry.placement.dim);
+    const size_t axis = Size(mesh.AxisIndex(entry.axis));
+    const size_t dim = Size(entry.placement.dim);
     const int64_t size = mesh.axes()[axis].size;
     const bool data_axis = entry.axis == kShardAxis || entry.axis == kReplicateAxis;
     const bool strided = foreign[axis].kind == ForeignKind::kStridedShard;
@@ -181,7 +184,7 @@ absl::StatusOr<std::vector<ForeignPlacement>> ForeignPlacements(const PlacedTens
         factor *= mesh.AxisSize(before->axis);
       }
     }
-    foreign[static_cast<size_t>(mesh.AxisIndex(entry.axis))] = {
+    At(foreign, mesh.AxisIndex(entry.axis)) = {
         factor == 1 ? ForeignKind::kShard : ForeignKind::kStridedShard,
         entry.placement.dim,
         factor};

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 
 namespace ravel::plan {
 
@@ -18,10 +19,9 @@ TensorOwners AssignTensorOwners(const std::vector<LayoutItem>& items,
     return items[a].elements != items[b].elements ? items[a].elements > items[b].elements
                                                   : items[a].name < items[b].name;
   });
-  TensorOwners owners = {
-      .owner = std::vector<int64_t>(items.size(), 0),
-      .offset = std::vector<int64_t>(items.size(), 0),
-      .part_elements = std::vector<int64_t>(static_cast<size_t>(owner_count), 0)};
+  TensorOwners owners = {.owner = std::vector<int64_t>(items.size(), 0),
+                         .offset = std::vector<int64_t>(items.size(), 0),
+                         .part_elements = std::vector<int64_t>(Size(owner_count), 0)};
   std::vector<int64_t>& load = owners.part_elements;
   for (const size_t item : order) {
     const auto least = std::min_element(load.begin(), load.end());
@@ -30,7 +30,7 @@ TensorOwners AssignTensorOwners(const std::vector<LayoutItem>& items,
   }
   std::vector<int64_t> cursor(load.size(), 0);
   for (size_t item = 0; item < items.size(); ++item) {
-    int64_t& next = cursor[static_cast<size_t>(owners.owner[item])];
+    int64_t& next = At(cursor, owners.owner[item]);
     owners.offset[item] = next;
     next += RoundUp(items[item].elements, alignment_elements);
   }

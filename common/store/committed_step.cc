@@ -11,6 +11,7 @@
 #include "common/ckpt/box_runs.h"
 #include "common/ckpt/manifest_proto.h"
 #include "common/crc32c.h"
+#include "common/signed_size.h"
 
 namespace ravel::store {
 namespace {
@@ -96,7 +97,7 @@ absl::StatusOr<const FileReader*> CommittedStep::OpenFile(int file) {
   if (found != open_files_.end()) {
     return found->second.get();
   }
-  const ckpt::FileRecord& record = manifest_.files[static_cast<size_t>(file)];
+  const ckpt::FileRecord& record = At(manifest_.files, file);
   absl::StatusOr<std::unique_ptr<FileReader>> reader =
       store_->Open(JoinPath(directory_, record.path));
   if (absl::IsNotFound(reader.status())) {
@@ -122,8 +123,8 @@ absl::Status CommittedStep::ReadBlock(const ckpt::TensorRecord& tensor,
                                       std::vector<std::byte>& buffer) {
   ASSIGN_OR_RETURN(const FileReader* reader, OpenFile(chunk.file));
   const int64_t offset = block * ckpt::kBlockBytes;
-  buffer.resize(static_cast<size_t>(std::min(ckpt::kBlockBytes, chunk.bytes - offset)));
-  const uint32_t expected = chunk.block_crc32c[static_cast<size_t>(block)];
+  buffer.resize(Size(std::min(ckpt::kBlockBytes, chunk.bytes - offset)));
+  const uint32_t expected = At(chunk.block_crc32c, block);
   uint32_t found = 0;
   for (int reads = 0; reads < 2; ++reads) {
     RETURN_IF_ERROR(Annotate(reader->ReadAt(chunk.data_offset + offset, buffer),
@@ -137,7 +138,7 @@ absl::Status CommittedStep::ReadBlock(const ckpt::TensorRecord& tensor,
   return absl::DataLossError(
       absl::StrFormat("%s: %s: tensor %s, block %d: crc32c %08x, the manifest says %08x",
                       store_->Locate(directory_),
-                      manifest_.files[static_cast<size_t>(chunk.file)].path,
+                      At(manifest_.files, chunk.file).path,
                       tensor.name,
                       block,
                       found,
@@ -171,9 +172,8 @@ absl::Status CommittedStep::ReadElements(const ckpt::TensorRecord& tensor,
         const int64_t in_block = at - block * ckpt::kBlockBytes;
         const int64_t bytes =
             std::min(static_cast<int64_t>(buffer.size()) - in_block, (to - from) * element_bytes);
-        std::memcpy(out.data() + (from - begin) * element_bytes,
-                    buffer.data() + in_block,
-                    static_cast<size_t>(bytes));
+        std::memcpy(
+            out.data() + (from - begin) * element_bytes, buffer.data() + in_block, Size(bytes));
         from += DivExact(bytes, element_bytes);
         copied += bytes;
       }

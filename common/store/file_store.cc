@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 
 namespace ravel::store {
 namespace {
@@ -51,7 +52,7 @@ class PosixWriter : public FileWriter {
         }
         return IoError("write", path_);
       }
-      bytes = bytes.subspan(static_cast<size_t>(written));
+      bytes = bytes.subspan(Size(written));
     }
     return absl::OkStatus();
   }
@@ -88,7 +89,7 @@ class PosixReader : public FileReader {
         return absl::DataLossError(absl::StrCat(
             path_, ": truncated: ends at byte ", offset, ", expected ", out.size(), " more"));
       }
-      out = out.subspan(static_cast<size_t>(got));
+      out = out.subspan(Size(got));
       offset += got;
     }
     return absl::OkStatus();

@@ -7,6 +7,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 
 namespace ravel::store {
 
@@ -256,8 +257,8 @@ void MemoryStore::SetCapacity(int64_t bytes) {
 absl::Status MemoryStore::FlipBit(std::string_view path, int64_t byte, int bit) {
   const MutexLock lock(mutex_);
   ASSIGN_OR_RETURN(const std::shared_ptr<Node> node, Find(path));
-  CHECK(byte >= 0 && static_cast<size_t>(byte) < node->data.size());
-  char& target = node->data[static_cast<size_t>(byte)];
+  CHECK(byte >= 0 && Size(byte) < node->data.size());
+  char& target = At(node->data, byte);
   target = static_cast<char>(static_cast<unsigned char>(target) ^ (1u << bit));
   return absl::OkStatus();
 }
@@ -265,7 +266,7 @@ absl::Status MemoryStore::FlipBit(std::string_view path, int64_t byte, int bit) 
 absl::Status MemoryStore::Truncate(std::string_view path, int64_t size) {
   const MutexLock lock(mutex_);
   ASSIGN_OR_RETURN(const std::shared_ptr<Node> node, Find(path));
-  node->data.resize(static_cast<size_t>(size));
+  node->data.resize(Size(size));
   return absl::OkStatus();
 }
 

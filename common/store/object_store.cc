@@ -2,6 +2,8 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/signed_size.h"
+
 namespace ravel::store {
 
 std::string JoinPath(std::string_view a, std::string_view b) {
@@ -46,7 +48,7 @@ absl::StatusOr<std::string> ReadFile(const ObjectStore& store,
     return absl::DataLossError(absl::StrCat(
         store.Locate(path), ": ", reader->size(), " bytes, expected at most ", max_bytes));
   }
-  std::string contents(static_cast<size_t>(reader->size()), '\0');
+  std::string contents(Size(reader->size()), '\0');
   RETURN_IF_ERROR(
       reader->ReadAt(0, std::as_writable_bytes(std::span(contents.data(), contents.size()))));
   return contents;

@@ -15,6 +15,7 @@
 #include "common/ckpt/safetensors.h"
 #include "common/ckpt/step_layout.h"
 #include "common/crc32c.h"
+#include "common/signed_size.h"
 #include "common/store/committed_step.h"
 
 namespace ravel::store {
@@ -55,7 +56,7 @@ class Verifier {
 
  private:
   void Report(StepProblem problem) {
-    if (report_.problems.size() < static_cast<size_t>(kMaxProblems)) {
+    if (report_.problems.size() < Size(kMaxProblems)) {
       report_.problems.push_back(std::move(problem));
     }
   }
@@ -65,7 +66,7 @@ class Verifier {
     chunks_.resize(manifest_->files.size());
     for (size_t tensor = 0; tensor < manifest_->tensors.size(); ++tensor) {
       for (const ckpt::ChunkRecord& chunk : manifest_->tensors[tensor].chunks) {
-        chunks_[static_cast<size_t>(chunk.file)].push_back({tensor, &chunk});
+        At(chunks_, chunk.file).push_back({tensor, &chunk});
       }
     }
     for (std::vector<ChunkRef>& list : chunks_) {
@@ -121,7 +122,7 @@ class Verifier {
                   int64_t end,
                   uint32_t& crc) {
     for (int64_t at = begin; at < end; at += ckpt::kBlockBytes) {
-      buffer_.resize(static_cast<size_t>(std::min(ckpt::kBlockBytes, end - at)));
+      buffer_.resize(Size(std::min(ckpt::kBlockBytes, end - at)));
       const absl::Status status = reader.ReadAt(at, buffer_);
       if (!status.ok()) {
         Report({.file = file.path, .what = std::string(status.message()), .unread = true});
@@ -136,7 +137,7 @@ class Verifier {
                    const FileReader& reader,
                    const std::vector<ChunkRef>& chunks,
                    uint32_t& crc) {
-    std::string header(static_cast<size_t>(file.header_bytes), '\0');
+    std::string header(Size(file.header_bytes), '\0');
     absl::Status status =
         reader.ReadAt(0, std::as_writable_bytes(std::span(header.data(), header.size())));
     const bool unread = !status.ok();
@@ -195,7 +196,7 @@ class Verifier {
         unread_.insert(ref.tensor);
         return;
       }
-      const uint32_t expected = chunk.block_crc32c[static_cast<size_t>(block)];
+      const uint32_t expected = At(chunk.block_crc32c, block);
       if (crc != expected) {
         good = false;
         Report({.file = file.path,

@@ -14,6 +14,7 @@
 
 #include "common/check.h"
 #include "common/mutex.h"
+#include "common/signed_size.h"
 #include "worker/comm/issue_log.h"
 #include "worker/comm/local_communicator.h"
 
@@ -31,7 +32,7 @@ constexpr int64_t kDeviceAlignment = 256;
 class DeviceGroup {
  public:
   DeviceGroup(kernels::CudaGpu& gpu, int size)
-      : gpu_(gpu), parts_(static_cast<size_t>(size)), commons_(parts_.size()) {}
+      : gpu_(gpu), parts_(Size(size)), commons_(parts_.size()) {}
 
   kernels::CudaGpu& gpu() { return gpu_; }
 
@@ -43,8 +44,8 @@ class DeviceGroup {
 
   // Each rank's own part, and the copies of the common block: written by one rank each, read after
   // the hosts have met.
-  CudaMemory& part(int rank) { return parts_[static_cast<size_t>(rank)]; }
-  CudaMemory& common(int64_t copy) { return commons_[static_cast<size_t>(copy)]; }
+  CudaMemory& part(int rank) { return At(parts_, rank); }
+  CudaMemory& common(int64_t copy) { return At(commons_, copy); }
 
  private:
   kernels::CudaGpu& gpu_;
@@ -90,7 +91,7 @@ class DeviceLocalCommunicator final : public Communicator {
   static absl::StatusOr<std::unique_ptr<Communicator>> Create(std::shared_ptr<DeviceGroup> group,
                                                               std::unique_ptr<Communicator> host) {
     auto root = std::make_shared<Root>(std::move(group), host->rank(), host->size());
-    std::vector<int> all(static_cast<size_t>(host->size()));
+    std::vector<int> all(Size(host->size()));
     std::iota(all.begin(), all.end(), 0);
     return Make(std::move(root), std::move(host), std::move(all));
   }
@@ -190,7 +191,7 @@ absl::Status DeviceLocalCommunicator::Meet(const CollectiveTag& tag,
   RETURN_IF_ERROR(CheckOffers());
   for (int r = 0; r < size(); ++r) {
     if (r != rank()) {
-      stream.Wait(*offers_[static_cast<size_t>(r)].event);
+      stream.Wait(*At(offers_, r).event);
     }
   }
   return absl::OkStatus();
@@ -259,7 +260,7 @@ absl::Status DeviceLocalCommunicator::AllocateArena(const ArenaSizes& sizes) {
   // All have theirs, of the same sizes: offsets of one rank are those of all.
   const std::array<int64_t, 4> mine = {
       sizes.private_bytes, sizes.symmetric_bytes, sizes.common_bytes, sizes.common_copies};
-  std::vector<std::array<int64_t, 4>> all(static_cast<size_t>(size()));
+  std::vector<std::array<int64_t, 4>> all(Size(size()));
   RETURN_IF_ERROR(host_->AllGatherBytes(
       {}, std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all))));
   for (const auto& other : all) {
@@ -328,7 +329,7 @@ absl::Status DeviceLocalCommunicator::AllGather(const AllGatherOptions& options)
   auto* gathered = reinterpret_cast<std::byte*>(options.gathered);
   for (int i = 0; i < size() && bytes > 0; ++i) {
     const int r = (rank() + i) % size();  // so that ranks do not all read the same shard
-    const std::byte* source = offers_[static_cast<size_t>(r)].memory;
+    const std::byte* source = At(offers_, r).memory;
     if (gathered + r * bytes != source) {
       stream.CopyMemory(gathered + r * bytes, source, bytes);
     }
@@ -352,7 +353,7 @@ absl::StatusOr<PieceViews> DeviceLocalCommunicator::ExchangePieces(const Exchang
                         .kind = CollectiveKind::kExchange}));
   PieceViews views;
   for (int r = 0; r < options.contributors; ++r) {
-    const std::byte* staging = offers_[static_cast<size_t>(r)].memory;
+    const std::byte* staging = At(offers_, r).memory;
     views.pieces.push_back(
         reinterpret_cast<const float*>(bytes > 0 ? staging + rank() * bytes : nullptr));
   }

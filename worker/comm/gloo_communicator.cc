@@ -24,6 +24,7 @@
 
 #include "common/check.h"
 #include "common/mutex.h"
+#include "common/signed_size.h"
 #include "worker/comm/collective_ledger.h"
 #include "worker/comm/issue_log.h"
 #include "worker/comm/peer_waits.h"
@@ -68,14 +69,14 @@ class Mesh : public gloo::Context {
       if (peer == rank) {
         continue;
       }
-      absl::string_view text = records[static_cast<size_t>(peer)];
+      absl::string_view text = At(records, peer);
       const std::vector<std::string> addresses =
           absl::StrSplit(absl::StripPrefix(text, kRecordPrefix), ',');
-      if (!absl::StartsWith(text, kRecordPrefix) || addresses.size() != static_cast<size_t>(size)) {
+      if (!absl::StartsWith(text, kRecordPrefix) || addresses.size() != Size(size)) {
         return absl::InvalidArgumentError(absl::StrCat(
             "gloo record of rank ", peer, ": expected gloo1: and ", size, " addresses"));
       }
-      const std::string bytes = absl::HexStringToBytes(addresses[static_cast<size_t>(rank)]);
+      const std::string bytes = absl::HexStringToBytes(At(addresses, rank));
       getPair(peer)->connect(std::vector<char>(bytes.begin(), bytes.end()));
     }
     return absl::OkStatus();
@@ -136,7 +137,7 @@ class GlooCommunicator final : public Communicator {
         size_(static_cast<int>(member.group.members.size())),
         key_(member.key),
         log_(root_->ledger.Open(std::move(member.group))),
-        headers_(static_cast<size_t>(size_)),
+        headers_(Size(size_)),
         waits_(size_) {}
 
   int rank() const override { return rank_; }
@@ -204,7 +205,7 @@ class GlooCommunicator final : public Communicator {
                       int64_t bytes);
   Flight Post(const Message& message);
   // In the mesh, of a rank of this communicator.
-  int WorldRank(int peer) const { return log_->group().members[static_cast<size_t>(peer)]; }
+  int WorldRank(int peer) const { return At(log_->group().members, peer); }
 
   const std::shared_ptr<GlooRoot> root_;
   const int rank_;
@@ -230,9 +231,8 @@ absl::Status GlooError(const std::exception& error, int peer) {
 // -- transfers
 
 GlooCommunicator::Flight GlooCommunicator::Post(const Message& message) {
-  Flight flight{
-      .buffer = root_->mesh->createUnboundBuffer(message.data, static_cast<size_t>(message.bytes)),
-      .peer = WorldRank(message.peer)};
+  Flight flight{.buffer = root_->mesh->createUnboundBuffer(message.data, Size(message.bytes)),
+                .peer = WorldRank(message.peer)};
   MutexLock lock(root_->mutex);
   root_->waiting.insert(flight.buffer.get());
   return flight;
@@ -273,7 +273,7 @@ absl::Status GlooCommunicator::WaitSends(std::vector<Flight>& flights,
 
 absl::Status GlooCommunicator::CheckHeaders(const IssueRecord& issue) const {
   for (int peer = 0; peer < size_; ++peer) {
-    const IssueRecord& other = headers_[static_cast<size_t>(peer)];
+    const IssueRecord& other = At(headers_, peer);
     if (peer != rank_ && (other.hash != issue.hash || other.sequence != issue.sequence)) {
       return peer < rank_ ? log_->Mismatch(peer, other, rank_, issue)
                           : log_->Mismatch(rank_, issue, peer, other);
@@ -294,8 +294,7 @@ void GlooCommunicator::PostAll(const IssueRecord& mine,
     if (peer == rank_) {
       continue;
     }
-    flights.header_in.push_back(
-        Post({peer, &headers_[static_cast<size_t>(peer)], sizeof(IssueRecord)}));
+    flights.header_in.push_back(Post({peer, &At(headers_, peer), sizeof(IssueRecord)}));
     flights.header_in.back().buffer->recv(WorldRank(peer), header_slot);
     // The library takes one type of buffer for both directions; it does not write to this one.
     flights.header_out.push_back(
@@ -384,7 +383,7 @@ std::byte* GlooCommunicator::arena(plan::MemoryKind kind) {
 absl::StatusOr<std::unique_ptr<Communicator>> GlooCommunicator::Split(const SplitOptions& options) {
   CHECK_MSG(key_ == 0, "the whole group is split, not its parts");
   const std::vector<int32_t> mine = SplitRow(options, size_);
-  std::vector<int32_t> all(mine.size() * static_cast<size_t>(size_));
+  std::vector<int32_t> all(mine.size() * Size(size_));
   RETURN_IF_ERROR(Gather(log_->Issue(CollectiveKind::kSplit, {}, SplitAmount(options)),
                          reinterpret_cast<const std::byte*>(mine.data()),
                          reinterpret_cast<std::byte*>(all.data()),
@@ -414,7 +413,7 @@ absl::Status GlooCommunicator::Gather(const IssueRecord& issue,
     }
   }
   if (bytes > 0 && mine != all + rank_ * bytes) {
-    std::memmove(all + rank_ * bytes, mine, static_cast<size_t>(bytes));
+    std::memmove(all + rank_ * bytes, mine, Size(bytes));
   }
   return Transfer(issue, sends, receives);
 }
@@ -433,7 +432,7 @@ absl::Status GlooCommunicator::AllGather(const AllGatherOptions& options) {
 absl::Status GlooCommunicator::AllGatherBytes(const CollectiveTag& tag,
                                               std::span<const std::byte> mine,
                                               std::span<std::byte> all) {
-  CHECK(all.size() == mine.size() * static_cast<size_t>(size_));
+  CHECK(all.size() == mine.size() * Size(size_));
   const auto bytes = static_cast<int64_t>(mine.size());
   CHECK_LE(bytes, kMaxGatherBytes);
   return Gather(
@@ -497,7 +496,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(const GlooO
     std::string mine = mesh->Listen(options.host_address, options.timeout);
     ASSIGN_OR_RETURN(const std::vector<std::string> records,
                      options.rendezvous("gloo", std::move(mine)));
-    if (records.size() != static_cast<size_t>(options.size)) {
+    if (records.size() != Size(options.size)) {
       return absl::InternalError(absl::StrCat(
           "rendezvous of group gloo: ", records.size(), " records, expected ", options.size));
     }

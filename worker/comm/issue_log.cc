@@ -7,6 +7,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/fault_point.h"
+#include "common/signed_size.h"
 
 namespace ravel::comm {
 namespace {
@@ -71,7 +72,7 @@ const char* CollectiveKindName(CollectiveKind kind) {
 std::string DescribeIssue(const IssueRecord& record, const std::vector<std::string>& unit_names) {
   std::string unit = "step";
   if (record.unit >= 0) {
-    const auto index = static_cast<size_t>(record.unit);
+    const size_t index = Size(record.unit);
     unit = index < unit_names.size() ? unit_names[index] : absl::StrCat("unit ", record.unit);
   }
   std::string amount = absl::StrCat(record.elements, " bytes");
@@ -191,11 +192,11 @@ absl::Status IssueLog::Mismatch(int member_a,
                                                     " in group ",
                                                     group_.name,
                                                     ": rank ",
-                                                    group_.members[static_cast<size_t>(member_a)],
+                                                    At(group_.members, member_a),
                                                     " issued ",
                                                     DescribeIssue(a, names),
                                                     ", rank ",
-                                                    group_.members[static_cast<size_t>(member_b)],
+                                                    At(group_.members, member_b),
                                                     " issued ",
                                                     DescribeIssue(b, names)));
 }

@@ -11,6 +11,7 @@
 #include <absl/strings/strip.h>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 #include "kernels/cuda_nccl.h"
 #include "worker/comm/nccl_member.h"
 #include "worker/comm/nccl_root.h"
@@ -145,7 +146,7 @@ absl::Status NcclCommunicator::AllocateArena(const ArenaSizes& sizes) {
       log().Issue(CollectiveKind::kAllocateArena, {}, {.elements = total}), {}, {}));
   const absl::Status mapped = MapArena(sizes);
   const auto mine = static_cast<std::byte>(mapped.ok() ? 0 : 1);
-  std::vector<std::byte> all(static_cast<size_t>(size()));
+  std::vector<std::byte> all(Size(size()));
   RETURN_IF_ERROR(member_->HostGather(
       log().Issue(CollectiveKind::kAllocateArena, {}, {.elements = 1}), {&mine, 1}, all));
   for (size_t r = 0; r < all.size(); ++r) {
@@ -176,7 +177,7 @@ std::byte* NcclCommunicator::arena(plan::MemoryKind kind) {
 absl::StatusOr<std::vector<int>> NcclCommunicator::AgreeOnGroups(const IssueRecord& issue,
                                                                  const SplitOptions& options) {
   const std::vector<int32_t> mine = SplitRow(options, size());
-  std::vector<int32_t> all(mine.size() * static_cast<size_t>(size()));
+  std::vector<int32_t> all(mine.size() * Size(size()));
   RETURN_IF_ERROR(member_->HostGather(
       issue, std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all))));
   auto leaders = SplitLeaders(all, size());
@@ -191,7 +192,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(const Spli
   const IssueRecord issue = log().Issue(CollectiveKind::kSplit, {}, SplitAmount(options));
   ASSIGN_OR_RETURN(const std::vector<int> leaders, AgreeOnGroups(issue, options));
   const int position = PositionIn(options.members, rank());
-  auto group = member_->group().BeginSplit(leaders[static_cast<size_t>(rank())],
+  auto group = member_->group().BeginSplit(At(leaders, rank()),
                                            {.name = options.name,
                                             .ranks = static_cast<int>(options.members.size()),
                                             .rank = position,
@@ -302,7 +303,7 @@ absl::Status NcclCommunicator::ReleasePieces(const CollectiveTag& tag) {
 absl::Status NcclCommunicator::AllGatherBytes(const CollectiveTag& tag,
                                               std::span<const std::byte> mine,
                                               std::span<std::byte> all) {
-  CHECK(all.size() == mine.size() * static_cast<size_t>(size()));
+  CHECK(all.size() == mine.size() * Size(size()));
   const auto bytes = static_cast<int64_t>(mine.size());
   CHECK_LE(bytes, kMaxGatherBytes);
   return member_->HostGather(
@@ -320,7 +321,7 @@ absl::StatusOr<std::string> AgreeOnId(const NcclOptions& options) {
   }
   ASSIGN_OR_RETURN(const std::vector<std::string> records,
                    options.rendezvous("nccl", std::move(record)));
-  if (records.size() != static_cast<size_t>(options.size)) {
+  if (records.size() != Size(options.size)) {
     return absl::InternalError(absl::StrCat(
         "rendezvous of group nccl: ", records.size(), " records, expected ", options.size));
   }

@@ -7,6 +7,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 
 namespace ravel::comm {
 namespace {
@@ -98,13 +99,13 @@ absl::Status NcclMember::GatherSlots(CudaStream& stream, std::byte* device, std:
 }
 
 absl::Status NcclMember::CheckSlots(const std::byte* pinned) const {
-  std::vector<IssueRecord> records(static_cast<size_t>(size_));
+  std::vector<IssueRecord> records(Size(size_));
   for (size_t r = 0; r < records.size(); ++r) {
     std::memcpy(&records[r], pinned + r * NcclSlot::kBytes, sizeof(IssueRecord));
   }
-  const IssueRecord& mine = records[static_cast<size_t>(rank_)];
+  const IssueRecord& mine = At(records, rank_);
   for (int peer = 0; peer < size_; ++peer) {
-    const IssueRecord& other = records[static_cast<size_t>(peer)];
+    const IssueRecord& other = At(records, peer);
     if (other.hash != mine.hash || other.sequence != mine.sequence) {
       return peer < rank_ ? log_->Mismatch(peer, other, rank_, mine)
                           : log_->Mismatch(rank_, mine, peer, other);
@@ -131,7 +132,7 @@ absl::Status NcclMember::Announce(const IssueRecord& issue, CudaStream& stream) 
   RETURN_IF_ERROR(free);
   std::byte* pinned = AnnouncedAt(announced_pinned_, issue.sequence);
   const NcclSlot slot = {.issue = issue};
-  std::memcpy(pinned + NcclSlot::kBytes * static_cast<size_t>(rank_), &slot, sizeof(slot));
+  std::memcpy(pinned + NcclSlot::kBytes * Size(rank_), &slot, sizeof(slot));
   absl::Status sent = GatherSlots(stream, AnnouncedAt(announced_device_, issue.sequence), pinned);
   if (sent.ok()) {
     MutexLock lock(mutex_);
@@ -225,7 +226,7 @@ absl::Status NcclMember::HostGather(const IssueRecord& issue,
     std::memcpy(slot.bytes.data(), mine.data(), mine.size());
   }
   std::byte* pinned = BytesOf(host_pinned_);
-  std::memcpy(pinned + NcclSlot::kBytes * static_cast<size_t>(rank_), &slot, sizeof(slot));
+  std::memcpy(pinned + NcclSlot::kBytes * Size(rank_), &slot, sizeof(slot));
   absl::Status done = GatherSlots(*host_stream_, BytesOf(host_device_), pinned);
   if (done.ok()) {
     done = WaitHost();
@@ -234,7 +235,7 @@ absl::Status NcclMember::HostGather(const IssueRecord& issue,
     done = CheckSlots(pinned);
   }
   if (done.ok() && fits) {
-    for (size_t r = 0; r < static_cast<size_t>(size_) && !mine.empty(); ++r) {
+    for (size_t r = 0; r < Size(size_) && !mine.empty(); ++r) {
       std::memcpy(all.data() + r * mine.size(),
                   pinned + r * NcclSlot::kBytes + offsetof(NcclSlot, bytes),
                   mine.size());
@@ -255,7 +256,7 @@ absl::Status NcclMember::GatherChunks(std::span<const std::byte> mine, std::span
   std::byte* device = BytesOf(chunk_device_);
   std::byte* pinned = BytesOf(chunk_pinned_);
   for (size_t done = 0; done < mine.size();) {
-    const size_t part = std::min(mine.size() - done, static_cast<size_t>(chunk_bytes_));
+    const size_t part = std::min(mine.size() - done, Size(chunk_bytes_));
     const auto bytes = static_cast<int64_t>(part);
     std::byte* own = device + rank_ * bytes;
     std::memcpy(pinned, mine.data() + done, part);
@@ -264,7 +265,7 @@ absl::Status NcclMember::GatherChunks(std::span<const std::byte> mine, std::span
     RETURN_IF_ERROR(WaitSettled());
     host_stream_->CopyMemory(pinned, device, bytes * size_);
     RETURN_IF_ERROR(WaitHost());
-    for (size_t r = 0; r < static_cast<size_t>(size_); ++r) {
+    for (size_t r = 0; r < Size(size_); ++r) {
       std::memcpy(all.data() + r * mine.size() + done, pinned + r * part, part);
     }
     done += part;

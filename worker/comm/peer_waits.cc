@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <numeric>
 
+#include "common/signed_size.h"
+
 namespace ravel::comm {
 
 int64_t SteadyNs() {
@@ -15,7 +17,7 @@ int64_t SteadyNs() {
 
 void PeerWaits::Add(int member, int64_t begin_ns) {
   const int64_t waited_ns = SteadyNs() - begin_ns;
-  by_member_[static_cast<size_t>(member)] += waited_ns;
+  At(by_member_, member) += waited_ns;
   if (waited_ns > longest_ns_) {
     longest_ns_ = waited_ns;
     longest_begin_ns_ = begin_ns;
@@ -29,7 +31,7 @@ PeerWait PeerWaits::Take(const std::vector<int>& members) {
   }
   const PeerWait taken = {
       .nanoseconds = std::accumulate(by_member_.begin(), by_member_.end(), int64_t{0}),
-      .rank = members[static_cast<size_t>(most - by_member_.begin())],
+      .rank = At(members, most - by_member_.begin()),
       .longest_begin_ns = longest_begin_ns_};
   std::fill(by_member_.begin(), by_member_.end(), 0);
   longest_ns_ = 0;

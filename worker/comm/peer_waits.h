@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/signed_size.h"
 #include "worker/comm/communicator.h"
 
 namespace ravel::comm {
@@ -15,7 +16,7 @@ int64_t SteadyNs();
 // Used from one thread at a time.
 class PeerWaits {
  public:
-  explicit PeerWaits(int size) : by_member_(static_cast<size_t>(size)) {}
+  explicit PeerWaits(int size) : by_member_(Size(size)) {}
 
   // A wait that began at `begin_ns` and has just ended, because `member` came.
   void Add(int member, int64_t begin_ns);

@@ -8,6 +8,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 #include "kernels/tree_reduce.h"
 #include "worker/comm/split_groups.h"
 
@@ -18,7 +19,7 @@ namespace {
 constexpr size_t kRecordBytes = 256;
 
 std::span<const std::byte> BytesOf(const void* data, int64_t bytes) {
-  return {static_cast<const std::byte*>(data), static_cast<size_t>(bytes)};
+  return {static_cast<const std::byte*>(data), Size(bytes)};
 }
 
 }  // namespace
@@ -89,7 +90,7 @@ absl::Status SharedMemoryCommunicator::ReleasePieces(const CollectiveTag& tag) {
 absl::Status SharedMemoryCommunicator::AllGatherBytes(const CollectiveTag& tag,
                                                       std::span<const std::byte> mine,
                                                       std::span<std::byte> all) {
-  CHECK(all.size() == mine.size() * static_cast<size_t>(size_));
+  CHECK(all.size() == mine.size() * Size(size_));
   CHECK_LE(static_cast<int64_t>(mine.size()), kMaxGatherBytes);
   const auto bytes = static_cast<int64_t>(mine.size());
   const IssueRecord issue =
@@ -102,13 +103,13 @@ absl::Status SharedMemoryCommunicator::BounceGather(const IssueRecord& issue,
                                                     std::span<std::byte> all) {
   size_t done = 0;
   do {
-    const size_t part = std::min(mine.size() - done, static_cast<size_t>(kBounceBytes));
+    const size_t part = std::min(mine.size() - done, Size(kBounceBytes));
     if (part > 0) {
       std::memcpy(block_.mine_bounce(), mine.data() + done, part);
     }
     RETURN_IF_ERROR(Meet(issue, -1));
     for (int r = 0; r < size_ && part > 0; ++r) {
-      std::byte* target = all.data() + static_cast<size_t>(r) * mine.size() + done;
+      std::byte* target = all.data() + Size(r) * mine.size() + done;
       if (r != rank_) {
         std::memcpy(target, block_.last_bounce(r), part);
       } else if (target != mine.data() + done) {
@@ -124,7 +125,7 @@ absl::Status SharedMemoryCommunicator::BounceGather(const IssueRecord& issue,
 
 absl::Status SharedMemoryCommunicator::AgreeOnSizes(const ArenaSizes& sizes) {
   const IssueRecord issue = log_->Next(CollectiveKind::kAllocateArena, {}, {});
-  std::vector<ArenaSizes> all(static_cast<size_t>(size_));
+  std::vector<ArenaSizes> all(Size(size_));
   RETURN_IF_ERROR(BounceGather(
       issue, std::as_bytes(std::span(&sizes, 1)), std::as_writable_bytes(std::span(all))));
   const auto text = [](const ArenaSizes& s) {
@@ -132,14 +133,14 @@ absl::Status SharedMemoryCommunicator::AgreeOnSizes(const ArenaSizes& sizes) {
         s.private_bytes, "/", s.symmetric_bytes, "/", s.common_bytes, "*", s.common_copies);
   };
   for (int r = 1; r < size_; ++r) {
-    if (text(all[static_cast<size_t>(r)]) != text(all[0])) {
+    if (text(At(all, r)) != text(all[0])) {
       return absl::FailedPreconditionError(
           absl::StrCat("arena sizes (private/symmetric/common bytes) differ: rank 0 wants ",
                        text(all[0]),
                        ", rank ",
                        r,
                        " wants ",
-                       text(all[static_cast<size_t>(r)])));
+                       text(At(all, r))));
     }
   }
   return Close(absl::OkStatus());
@@ -229,7 +230,7 @@ int64_t SharedMemoryCommunicator::ReadableOffset(const void* data, int64_t bytes
 absl::StatusOr<std::vector<int>> SharedMemoryCommunicator::AgreeOnGroups(
     const IssueRecord& issue, const SplitOptions& options) {
   const std::vector<int32_t> mine = SplitRow(options, size_);
-  std::vector<int32_t> all(mine.size() * static_cast<size_t>(size_));
+  std::vector<int32_t> all(mine.size() * Size(size_));
   RETURN_IF_ERROR(
       BounceGather(issue, std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all))));
   auto leaders = SplitLeaders(all, size_);
@@ -254,7 +255,7 @@ absl::StatusOr<std::shared_ptr<SharedSegment>> SharedMemoryCommunicator::ShareCh
     }
   }
   RETURN_IF_ERROR(AllSucceeded(issue, made));
-  std::vector<char> all(kRecordBytes * static_cast<size_t>(size_));
+  std::vector<char> all(kRecordBytes * Size(size_));
   RETURN_IF_ERROR(
       BounceGather(issue, std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all))));
   absl::Status opened;
@@ -280,7 +281,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> SharedMemoryCommunicator::Split(
   int64_t block_bytes = 0;
   std::vector<int64_t> offsets;
   for (int r = 0; r < size_; ++r) {
-    if (leaders[static_cast<size_t>(r)] != r) {
+    if (At(leaders, r) != r) {
       continue;
     }
     if (r == options.members.front()) {
@@ -337,8 +338,7 @@ absl::Status SharedMemoryCommunicator::GatherFromArena(const IssueRecord& issue,
     readable = readable && block_.last_offset(r) >= 0;
   }
   if (!readable) {  // the same verdict on every rank: all have read the same slots
-    return BounceGather(
-        issue, BytesOf(options.shard, bytes), {gathered, static_cast<size_t>(bytes * size_)});
+    return BounceGather(issue, BytesOf(options.shard, bytes), {gathered, Size(bytes * size_)});
   }
   for (int i = 0; i < size_ && bytes > 0; ++i) {
     const int r = (rank_ + i) % size_;  // so that ranks do not all read the same shard

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 #include "worker/comm/group_block.h"
 
 namespace ravel::comm {
@@ -31,12 +32,8 @@ absl::Status MapFailure(int error, const std::string& what) {
 }
 
 absl::StatusOr<std::byte*> Map(int64_t bytes, int flags, int fd, int64_t offset) {
-  void* data = mmap(nullptr,
-                    static_cast<size_t>(bytes),
-                    PROT_READ | PROT_WRITE,
-                    flags,
-                    fd,
-                    static_cast<off_t>(offset));
+  void* data =
+      mmap(nullptr, Size(bytes), PROT_READ | PROT_WRITE, flags, fd, static_cast<off_t>(offset));
   if (data == MAP_FAILED) {
     return MapFailure(errno, absl::StrCat("mapping ", bytes, " bytes"));
   }
@@ -48,7 +45,7 @@ constexpr int kCollapse = 25;  // MADV_COLLAPSE, newer than Debian's C library
 
 // Shared at an address that huge pages may map, which needs address and offset to be multiples.
 absl::StatusOr<std::byte*> MapForHugePages(int64_t bytes, int fd, int64_t offset) {
-  const auto room = static_cast<size_t>(bytes + kHugePageBytes);
+  const size_t room = Size(bytes + kHugePageBytes);
   void* const reserved = mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (reserved == MAP_FAILED) {
     return MapFailure(errno, absl::StrCat("reserving addresses for ", bytes, " bytes"));
@@ -57,7 +54,7 @@ absl::StatusOr<std::byte*> MapForHugePages(int64_t bytes, int fd, int64_t offset
   const auto address = reinterpret_cast<uintptr_t>(reserved);
   std::byte* const at = begin + (kHugePageBytes - address % kHugePageBytes) % kHugePageBytes;
   if (mmap(at,
-           static_cast<size_t>(bytes),
+           Size(bytes),
            PROT_READ | PROT_WRITE,
            MAP_SHARED | MAP_FIXED,
            fd,
@@ -67,11 +64,11 @@ absl::StatusOr<std::byte*> MapForHugePages(int64_t bytes, int fd, int64_t offset
     return MapFailure(error, absl::StrCat("mapping ", bytes, " bytes of shared memory"));
   }
   if (at > begin) {
-    munmap(begin, static_cast<size_t>(at - begin));
+    munmap(begin, Size(at - begin));
   }
   std::byte* const end = at + RoundUp(bytes, int64_t{kPageBytes});
   if (end < begin + room) {
-    munmap(end, static_cast<size_t>(begin + room - end));
+    munmap(end, Size(begin + room - end));
   }
   return at;
 }
@@ -84,7 +81,7 @@ void UseHugePages(std::byte* data, int64_t bytes) {
       static_cast<int64_t>((kHugePageBytes - address % kHugePageBytes) % kHugePageBytes);
   const int64_t whole = (bytes - skipped) / kHugePageBytes * kHugePageBytes;
   if (whole > 0) {
-    (void)madvise(data + skipped, static_cast<size_t>(whole), kCollapse);
+    (void)madvise(data + skipped, Size(whole), kCollapse);
   }
 }
 
@@ -116,7 +113,7 @@ absl::StatusOr<PrivateMapping> PrivateMapping::Create(int64_t bytes) {
   RETURN_IF_ERROR(CheckAvailable(bytes));
   ASSIGN_OR_RETURN(PrivateMapping mapping, CreateUntouched(bytes));
   if (bytes > 0) {
-    madvise(mapping.data_, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // a wish: some hosts refuse
+    madvise(mapping.data_, Size(bytes), MADV_HUGEPAGE);  // a wish: some hosts refuse
     Touch(mapping.data_, bytes);
   }
   return mapping;
@@ -142,7 +139,7 @@ PrivateMapping& PrivateMapping::operator=(PrivateMapping&& other) noexcept {
 
 PrivateMapping::~PrivateMapping() {
   if (data_ != nullptr) {
-    munmap(data_, static_cast<size_t>(bytes_));
+    munmap(data_, Size(bytes_));
   }
 }
 
@@ -283,10 +280,10 @@ absl::Status MemfdSegment::MapBlock() {
 
 MemfdSegment::~MemfdSegment() {
   if (arena_ != nullptr) {
-    munmap(arena_, static_cast<size_t>(arena_bytes_));
+    munmap(arena_, Size(arena_bytes_));
   }
   if (block_ != nullptr) {
-    munmap(block_, static_cast<size_t>(block_bytes_));
+    munmap(block_, Size(block_bytes_));
   }
   if (fd_ >= 0) {
     close(fd_);

@@ -6,6 +6,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/signed_size.h"
 #include "worker/comm/shared_memory_communicator.h"
 
 namespace ravel::comm {
@@ -20,7 +21,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateShmCommunicator(int rank,
     record = segment->record();
   }
   ASSIGN_OR_RETURN(const std::vector<std::string> records, rendezvous("shm", std::move(record)));
-  if (records.size() != static_cast<size_t>(size)) {
+  if (records.size() != Size(size)) {
     return absl::InternalError(
         absl::StrCat("rendezvous of group shm: ", records.size(), " records, expected ", size));
   }

@@ -8,6 +8,7 @@
 #include <absl/strings/str_join.h>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 
 namespace ravel::comm {
 namespace {
@@ -32,7 +33,7 @@ bool IsGroupOf(const std::vector<int>& members, int rank, int size) {
 }  // namespace
 
 IssueLog::Group WholeGroup(int size) {
-  IssueLog::Group group = {.name = "world", .members = std::vector<int>(static_cast<size_t>(size))};
+  IssueLog::Group group = {.name = "world", .members = std::vector<int>(Size(size))};
   std::iota(group.members.begin(), group.members.end(), 0);
   return group;
 }
@@ -46,7 +47,7 @@ IssueLog::Amount SplitAmount(const Communicator::SplitOptions& options) {
 }
 
 std::vector<int32_t> SplitRow(const Communicator::SplitOptions& options, int size) {
-  std::vector<int32_t> row(static_cast<size_t>(size), -1);
+  std::vector<int32_t> row(Size(size), -1);
   const size_t count = std::min(options.members.size(), row.size());
   std::copy_n(options.members.begin(), count, row.begin());
   return row;
@@ -54,8 +55,7 @@ std::vector<int32_t> SplitRow(const Communicator::SplitOptions& options, int siz
 
 absl::StatusOr<std::vector<int>> SplitLeaders(std::span<const int32_t> rows, int size) {
   const auto row_of = [&](int rank) {
-    return MembersOf(rows.subspan(static_cast<size_t>(rank) * static_cast<size_t>(size),
-                                  static_cast<size_t>(size)));
+    return MembersOf(rows.subspan(Size(rank) * Size(size), Size(size)));
   };
   std::vector<int> leaders;
   for (int r = 0; r < size; ++r) {

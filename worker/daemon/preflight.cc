@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/signed_size.h"
 #include "common/token_check.h"
 
 namespace ravel::daemon {
@@ -41,7 +42,7 @@ absl::Status CheckTokenizer(const std::string& path) {
   char beginning[64] = {};
   const ssize_t count = read(fd, beginning, sizeof(beginning));
   close(fd);
-  const absl::string_view text(beginning, static_cast<size_t>(std::max<ssize_t>(count, 0)));
+  const absl::string_view text(beginning, Size(std::max<ssize_t>(count, 0)));
   return absl::StartsWith(absl::StripLeadingAsciiWhitespace(text), "{")
              ? absl::OkStatus()
              : absl::InvalidArgumentError(absl::StrCat(path, ": expected a tokenizer.json"));

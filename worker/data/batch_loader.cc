@@ -6,6 +6,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 
 namespace ravel::data {
 
@@ -14,7 +15,7 @@ BatchLoader::BatchLoader(const plan::JobSpec& spec)
       vocabulary_(spec.model->vocab_size),
       lane_samples_(DivExact(spec.global_batch, spec.virtual_ranks)),
       micro_batch_samples_(spec.micro_batch == 0 ? lane_samples_ : spec.micro_batch),
-      row_(static_cast<size_t>(spec.data.sequence_length + 1)) {}
+      row_(Size(spec.data.sequence_length + 1)) {}
 
 absl::StatusOr<std::unique_ptr<BatchLoader>> BatchLoader::Open(const plan::JobSpec& spec) {
   CHECK(spec.model.has_value());
@@ -93,7 +94,7 @@ absl::Status BatchLoader::Load(Split& split, const LaneArgs& args) {
   CHECK_EQ(args.targets.elements(), micro_batch_samples_ * length);
   CHECK(args.ids.dtype == DType::kI32 && args.targets.dtype == DType::kI32);
   for (int64_t i = 0; i < micro_batch_samples_; ++i) {
-    const plan::SampleRef& sample = split.samples[static_cast<size_t>(first + i)];
+    const plan::SampleRef& sample = At(split.samples, first + i);
     RETURN_IF_ERROR(ReadSample(split,
                                sample,
                                args.ids.As<int32_t>() + i * length,
@@ -107,7 +108,7 @@ absl::Status BatchLoader::ReadSample(const Split& split,
                                      int32_t* ids,
                                      int32_t* targets) {
   const int64_t length = spec_.data.sequence_length;
-  const auto source = static_cast<size_t>(sample.source);
+  const size_t source = Size(sample.source);
   const int64_t begin = sample.index * length;
   split.files[source]->Read(begin, row_);
   for (size_t i = 0; i < row_.size(); ++i) {
@@ -133,9 +134,8 @@ void BatchLoader::PrefetchTraining(int64_t step, int64_t lane) {
   const int64_t length = spec_.data.sequence_length;
   const std::vector<plan::SampleRef> samples = plan::SamplesOfStep(training_.order, step);
   for (int64_t i = 0; i < lane_samples_; ++i) {
-    const plan::SampleRef& sample = samples[static_cast<size_t>(lane * lane_samples_ + i)];
-    training_.files[static_cast<size_t>(sample.source)]->Prefetch(sample.index * length,
-                                                                  length + 1);
+    const plan::SampleRef& sample = At(samples, lane * lane_samples_ + i);
+    At(training_.files, sample.source)->Prefetch(sample.index * length, length + 1);
   }
 }
 

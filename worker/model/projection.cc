@@ -16,7 +16,9 @@ Projection::Projection(const UnitTensors& tensors, const plan::LinearNames& name
   for (const std::string_view name : names.names) {
     Part part;
     part.weight = tensors.Index(name, "weight");
-    part.bias = names.bias ? static_cast<int>(tensors.Index(name, "bias")) : -1;
+    if (names.bias) {
+      part.bias = tensors.Index(name, "bias");
+    }
     part.columns = tensors.tensor(part.weight).shape[layout_ == MatrixLayout::kOutputInput ? 0 : 1];
     parts_.push_back(part);
   }
@@ -54,9 +56,9 @@ void Projection::Forward(kernels::Stream& stream, const ForwardArgs& args) const
   int64_t column = 0;
   bool biased = false;
   for (const Part& part : parts_) {
-    if (part.bias >= 0) {
+    if (part.bias.has_value()) {
       kernels::AddBias(stream,
-                       {.bias = args.memory.weights[static_cast<size_t>(part.bias)],
+                       {.bias = args.memory.weights[*part.bias],
                         .y = ColumnsOf(args.y, column, part.columns),
                         .output = args.output});
       biased = true;
@@ -113,8 +115,7 @@ void Projection::WeightGradient(kernels::Stream& stream, const WeightGradientArg
   CHECK_EQ(column, args.dy.size[1]);
   column = 0;
   for (const Part& part : parts_) {
-    const TensorView db =
-        part.bias < 0 ? TensorView{} : args.gradients.views[static_cast<size_t>(part.bias)];
+    const TensorView db = part.bias.has_value() ? args.gradients.views[*part.bias] : TensorView{};
     if (db.present()) {
       kernels::BiasGradient(stream,
                             {.dy = ColumnsOf(args.dy, column, part.columns),

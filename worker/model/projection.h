@@ -3,6 +3,7 @@
 // y = x * w [+ bias] for one weight or for several that read the same input and lie side by side in
 // y: q|k|v, gate|up.
 
+#include <optional>
 #include <vector>
 
 #include "kernels/gemm.h"
@@ -44,9 +45,9 @@ class Projection {
 
  private:
   struct Part {
-    int64_t columns = 0;  // of y
-    size_t weight = 0;    // index in UnitMemory::weights
-    int bias = -1;        // the same, or -1
+    int64_t columns = 0;         // of y
+    size_t weight = 0;           // index in UnitMemory::weights
+    std::optional<size_t> bias;  // the same, if any
   };
   // One GEMM: parts [begin, end), which are one matrix.
   struct Block {

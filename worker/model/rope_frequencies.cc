@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <numbers>
 
+#include "common/signed_size.h"
+
 namespace ravel::model {
 namespace {
 
@@ -26,14 +28,14 @@ double ScaleForLongContext(const plan::ModelConfig& config, double frequency) {
 
 std::vector<float> InverseFrequencies(const plan::ModelConfig& config) {
   const int64_t half = config.head_dim / 2;
-  std::vector<float> frequencies(static_cast<size_t>(half));
+  std::vector<float> frequencies(Size(half));
   for (int64_t j = 0; j < half; ++j) {
     const double exponent = -2.0 * static_cast<double>(j) / static_cast<double>(config.head_dim);
     double frequency = std::pow(config.rope_theta, exponent);
     if (config.rope_scaling_factor != 0) {
       frequency = ScaleForLongContext(config, frequency);
     }
-    frequencies[static_cast<size_t>(j)] = static_cast<float>(frequency);
+    At(frequencies, j) = static_cast<float>(frequency);
   }
   return frequencies;
 }

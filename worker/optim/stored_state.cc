@@ -7,6 +7,7 @@
 
 #include "common/check.h"
 #include "common/dtype.h"
+#include "common/signed_size.h"
 #include "kernels/scalar/bfloat16.h"
 
 namespace ravel::optim {
@@ -107,13 +108,11 @@ absl::Status ReadStored(shard::HostAccess& memory,
   std::vector<float> chunk;
   for (int64_t begin = 0; begin < elements; begin += kChunkElements) {
     const int64_t count = std::min(kChunkElements, elements - begin);
-    chunk.resize(static_cast<size_t>(count));
+    chunk.resize(Size(count));
     const shard::ParameterGroup::Stored stored = group.StoredAt(first + begin, count);
     RETURN_IF_ERROR(joined ? ReadJoined(memory, stored, chunk)
                            : ReadWidened(memory, StateOf(stored, role), chunk));
-    std::memcpy(to.data() + static_cast<size_t>(begin) * kBytes,
-                chunk.data(),
-                static_cast<size_t>(count) * kBytes);
+    std::memcpy(to.data() + Size(begin) * kBytes, chunk.data(), Size(count) * kBytes);
   }
   return absl::OkStatus();
 }
@@ -136,7 +135,7 @@ absl::Status ReadSaved(shard::HostAccess& memory,
 
 size_t FirstNotBf16(std::span<const float> values) {
   const auto wide = [](float value) { return (std::bit_cast<uint32_t>(value) & 0xffffu) != 0; };
-  return static_cast<size_t>(std::find_if(values.begin(), values.end(), wide) - values.begin());
+  return Size(std::find_if(values.begin(), values.end(), wide) - values.begin());
 }
 
 absl::Status WriteStored(shard::HostAccess& memory,
@@ -153,8 +152,7 @@ absl::Status WriteStored(shard::HostAccess& memory,
   }
   for (int64_t begin = 0; begin < elements; begin += kChunkElements) {
     const int64_t count = std::min(kChunkElements, elements - begin);
-    const std::span<const float> chunk =
-        values.subspan(static_cast<size_t>(begin), static_cast<size_t>(count));
+    const std::span<const float> chunk = Part(values, begin, count);
     const shard::ParameterGroup::Stored stored = group.StoredAt(first + begin, count);
     RETURN_IF_ERROR(split ? WriteSplit(memory, stored, chunk)
                           : WriteNarrowed(memory, StateOf(stored, role), chunk));

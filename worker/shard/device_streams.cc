@@ -9,6 +9,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 
 namespace ravel::shard {
 namespace {
@@ -178,7 +179,7 @@ absl::Status HostAccess::Read(const void* from, std::span<std::byte> to) {
   streams_->Join();
   kernels::CudaStream& stream = streams_->compute();
   const auto* source = static_cast<const std::byte*>(from);
-  const auto piece = static_cast<size_t>(kPieceBytes);
+  const size_t piece = Size(kPieceBytes);
   const size_t pieces = (to.size() + piece - 1) / piece;
   const auto size_of = [&](size_t i) { return std::min(piece, to.size() - i * piece); };
   // The copy of the next piece runs while this one is taken out.
@@ -204,7 +205,7 @@ absl::Status HostAccess::Write(std::span<const std::byte> from, void* to) {
   streams_->Join();
   kernels::CudaStream& stream = streams_->compute();
   auto* target = static_cast<std::byte*>(to);
-  const auto piece = static_cast<size_t>(kPieceBytes);
+  const size_t piece = Size(kPieceBytes);
   const size_t pieces = (from.size() + piece - 1) / piece;
   for (size_t i = 0; i < pieces; ++i) {
     if (i >= 2) {
@@ -224,7 +225,7 @@ void ZeroBytes(kernels::Stream& stream, void* to, int64_t bytes) {
   if (stream.backend() == kernels::Backend::kCuda) {
     static_cast<kernels::cuda::LaunchStream&>(stream).FillZero(to, bytes);
   } else {
-    std::memset(to, 0, static_cast<size_t>(bytes));
+    std::memset(to, 0, Size(bytes));
   }
 }
 

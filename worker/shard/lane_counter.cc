@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 #include "kernels/reduce_add.h"
 #include "kernels/tree_reduce.h"
 
@@ -109,10 +110,9 @@ void LaneCounter::AddTurn(kernels::Stream& stream,
                           int64_t turn,
                           std::span<const float* const> pieces) {
   CHECK_EQ(static_cast<int64_t>(pieces.size()), lanes_.LaneCount(turn));
-  for (const plan::CounterStep& step : schedule_[static_cast<size_t>(turn)]) {
+  for (const plan::CounterStep& step : At(schedule_, turn)) {
     const int64_t first = step.block.first - lanes_.FirstLane(turn);
-    const std::span<const float* const> block =
-        pieces.subspan(static_cast<size_t>(first), size_t{1} << step.block.level);
+    const std::span<const float* const> block = Part(pieces, first, int64_t{1} << step.block.level);
     if (stream.backend() == kernels::Backend::kCuda) {
       AddBlockOnDevice(stream, step, block);
     } else {
@@ -131,7 +131,7 @@ void LaneCounter::AddBlockOnDevice(kernels::Stream& stream,
   const int64_t begin = runs_.front().offset;
   const int64_t elements = runs_.back().offset + runs_.back().elements - begin;
   const bool stores = step.add_into.empty();
-  float* out = buffers_[static_cast<size_t>(stores ? step.store : step.add_into.front())] + begin;
+  float* out = At(buffers_, stores ? step.store : step.add_into.front()) + begin;
   if (stores) {
     kernels::TreeSum(stream, {.pieces = Shifted(pieces, begin), .out = VectorView(out, elements)});
     return;
@@ -141,7 +141,7 @@ void LaneCounter::AddBlockOnDevice(kernels::Stream& stream,
                       .out = VectorView(out, elements),
                       .output = kernels::Output::kAccumulate});
   for (size_t i = 1; i < step.add_into.size(); ++i) {
-    float* older = buffers_[static_cast<size_t>(step.add_into[i])] + begin;
+    float* older = At(buffers_, step.add_into[i]) + begin;
     AddRange(stream, out, older, elements);
     out = older;
   }
@@ -151,7 +151,7 @@ void LaneCounter::AddBlock(kernels::Stream& stream,
                            const plan::CounterStep& step,
                            std::span<const float* const> pieces) {
   if (step.add_into.empty()) {
-    float* out = buffers_[static_cast<size_t>(step.store)];
+    float* out = At(buffers_, step.store);
     for (const ShardRun& run : runs_) {
       kernels::TreeSum(stream,
                        {.pieces = Shifted(pieces, run.offset),
@@ -177,7 +177,7 @@ void LaneCounter::AddChunk(kernels::Stream& stream,
                            const std::vector<const float*>& pieces,
                            const ShardRun& chunk) {
   if (step.add_into.empty()) {
-    float* out = buffers_[static_cast<size_t>(step.store)] + chunk.offset;
+    float* out = At(buffers_, step.store) + chunk.offset;
     kernels::TreeSum(stream, {.pieces = pieces, .out = VectorView(out, chunk.elements)});
     return;
   }
@@ -188,7 +188,7 @@ void LaneCounter::AddChunk(kernels::Stream& stream,
     sum = newer.data();
   }
   for (const int buffer : step.add_into) {
-    float* older = buffers_[static_cast<size_t>(buffer)] + chunk.offset;
+    float* older = At(buffers_, buffer) + chunk.offset;
     AddRange(stream, sum, older, chunk.elements);
     sum = older;
   }
@@ -199,20 +199,20 @@ void LaneCounter::AddRoundedTurn(kernels::Stream& stream,
                                  std::span<const uint16_t* const> pieces) {
   CHECK_EQ(static_cast<int64_t>(pieces.size()), lanes_.LaneCount(turn));
   CHECK_MSG(stream.backend() == kernels::Backend::kCpu, "a device widens its pieces itself");
-  std::vector<float> exact(pieces.size() * static_cast<size_t>(kChunkElements));
+  std::vector<float> exact(pieces.size() * Size(kChunkElements));
   for (const ShardRun& run : runs_) {
     const int64_t end = run.offset + run.elements;
     for (int64_t begin = run.offset; begin < end; begin += kChunkElements) {
       const int64_t count = std::min(kChunkElements, end - begin);
       std::vector<const float*> chunk;
       for (size_t i = 0; i < pieces.size(); ++i) {
-        float* to = exact.data() + i * static_cast<size_t>(kChunkElements);
+        float* to = exact.data() + i * Size(kChunkElements);
         for (int64_t j = 0; j < count; ++j) {
           to[j] = Bf16Value(pieces[i][begin + j]);
         }
         chunk.push_back(to);
       }
-      for (const plan::CounterStep& step : schedule_[static_cast<size_t>(turn)]) {
+      for (const plan::CounterStep& step : At(schedule_, turn)) {
         const auto first = chunk.begin() + (step.block.first - lanes_.FirstLane(turn));
         AddChunk(stream,
                  step,

@@ -8,6 +8,7 @@
 
 #include "common/plan/flat_layout.h"
 #include "common/plan/lane_map.h"
+#include "common/signed_size.h"
 #include "kernels/stream.h"
 
 namespace ravel::shard {
@@ -55,7 +56,7 @@ class LaneCounter {
                       std::span<const uint16_t* const> pieces);
 
   // The sum of all lanes, after the last turn.
-  float* sum() const { return buffers_[static_cast<size_t>(root_)]; }
+  float* sum() const { return At(buffers_, root_); }
   const std::vector<ShardRun>& runs() const { return runs_; }
   int64_t turns() const { return lanes_.turns(); }
   int64_t contributors(int64_t turn) const { return lanes_.LaneCount(turn); }

@@ -11,6 +11,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/plan/plan_pieces.h"
+#include "common/signed_size.h"
 #include "common/store/file_store.h"
 #include "worker/checkpoint/loader.h"
 #include "worker/optim/stored_state.h"
@@ -29,8 +30,8 @@ absl::Status CheckFits(RankEngine& engine,
     return absl::OkStatus();
   }
   for (const plan::OwnedPiece& piece : group.pieces()) {
-    const std::span<const float> values = shard.subspan(
-        static_cast<size_t>(piece.shard_offset), static_cast<size_t>(piece.end - piece.begin));
+    const std::span<const float> values =
+        shard.subspan(Size(piece.shard_offset), Size(piece.end - piece.begin));
     const size_t at = optim::FirstNotBf16(values);
     if (at != values.size()) {
       return absl::FailedPreconditionError(
@@ -50,7 +51,7 @@ absl::Status FillShard(RankEngine& engine,
                        const shard::ParameterGroup& group,
                        plan::StateRole role,
                        const std::function<absl::Status(std::span<float>)>& read) {
-  const auto elements = static_cast<size_t>(group.shard_elements());
+  const size_t elements = Size(group.shard_elements());
   if (!engine.memory().on_device()) {
     float* data = role == plan::StateRole::kParam    ? group.main_weight()
                   : role == plan::StateRole::kExpAvg ? group.exp_avg()
@@ -100,7 +101,7 @@ absl::Status ReadGroups(const plan::ShardingPlan& plan,
 // Adds everybody's digest parts and compares with the manifest.
 absl::Status CheckDigests(const checkpoint::StepLoader& loader, comm::Communicator& communicator) {
   const std::vector<uint64_t>& mine = loader.digest_sums();
-  std::vector<uint64_t> all(mine.size() * static_cast<size_t>(communicator.size()));
+  std::vector<uint64_t> all(mine.size() * Size(communicator.size()));
   RETURN_IF_ERROR(
       communicator.AllGatherBytes({.op = plan::OpCode::kEndPhase, .unit = -1, .call = 1},
                                   std::as_bytes(std::span<const uint64_t>(mine)),

@@ -6,6 +6,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/signed_size.h"
 #include "worker/comm/collective_ledger.h"
 
 namespace ravel::trainer {
@@ -15,8 +16,8 @@ LedgerEntry EntryOf(const comm::IssueLog::Entry& issued, const std::vector<std::
   const comm::IssueRecord& record = issued.record;
   std::string unit;
   if (record.unit >= 0) {
-    const auto index = static_cast<size_t>(record.unit);
-    unit = index < names.size() ? names[index] : absl::StrCat("unit ", record.unit);
+    unit = record.unit < std::ssize(names) ? At(names, record.unit)
+                                           : absl::StrCat("unit ", record.unit);
   }
   return {.sequence = record.sequence,
           .hash = record.hash,
@@ -65,8 +66,7 @@ std::vector<LedgerOfGroup> LedgerGroups(comm::Communicator& communicator, int64_
                            .members = {log->group().members.begin(), log->group().members.end()},
                            .completed = log->snapshot().completed,
                            .entries = {}};
-    for (const comm::IssueLog::Entry& issued :
-         log->Last(static_cast<size_t>(std::max<int64_t>(most, 0)))) {
+    for (const comm::IssueLog::Entry& issued : log->Last(Size(std::max<int64_t>(most, 0)))) {
       group.entries.push_back(EntryOf(issued, names));
     }
     groups.push_back(std::move(group));

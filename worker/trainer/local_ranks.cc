@@ -10,6 +10,7 @@
 
 #include "common/check.h"
 #include "common/mutex.h"
+#include "common/signed_size.h"
 #include "worker/comm/communicator_factory.h"
 #include "worker/comm/device_local_communicator.h"
 #include "worker/comm/local_communicator.h"
@@ -22,7 +23,7 @@ constexpr std::chrono::milliseconds kTcpTimeout = std::chrono::seconds(30);
 // Rendezvous of threads: everybody's record, once all are there.
 class RecordBoard {
  public:
-  explicit RecordBoard(int ranks) : ranks_(static_cast<size_t>(ranks)) {}
+  explicit RecordBoard(int ranks) : ranks_(Size(ranks)) {}
 
   comm::Rendezvous ForRank(int rank) {
     return [this, rank](std::string_view group,
@@ -72,10 +73,10 @@ class LocalGroup {
     } else if (run_.shared_memory) {
       ASSIGN_OR_RETURN(communicators_, comm::CreateLocalGroup(run_.ranks));
     }
-    std::vector<absl::Status> results(static_cast<size_t>(run_.ranks));
+    std::vector<absl::Status> results(Size(run_.ranks));
     std::vector<std::thread> threads;
     for (int rank = 0; rank < run_.ranks; ++rank) {
-      threads.emplace_back([&, rank] { results[static_cast<size_t>(rank)] = RunRank(rank); });
+      threads.emplace_back([&, rank] { At(results, rank) = RunRank(rank); });
     }
     for (std::thread& thread : threads) {
       thread.join();
@@ -110,7 +111,7 @@ class LocalGroup {
 
   absl::StatusOr<std::unique_ptr<comm::Communicator>> MakeCommunicator(int rank) {
     if (run_.shared_memory) {
-      return std::move(communicators_[static_cast<size_t>(rank)]);
+      return std::move(At(communicators_, rank));
     }
     return comm::CreateCommunicator({.transport = "gloo",
                                      .rank = rank,

@@ -19,6 +19,7 @@
 
 #include "common/check.h"
 #include "common/logging.h"
+#include "common/signed_size.h"
 #include "kernels/cast.h"
 #include "kernels/philox.h"
 #include "worker/trainer/exit_code.h"
@@ -47,7 +48,7 @@ comm::CollectiveTag TagOf(int call) {
 absl::StatusOr<std::vector<std::string>> GatherTexts(comm::Communicator& communicator,
                                                      int call,
                                                      const std::string& mine) {
-  const auto ranks = static_cast<size_t>(communicator.size());
+  const size_t ranks = Size(communicator.size());
   const uint64_t size = mine.size();
   std::vector<uint64_t> sizes(ranks);
   RETURN_IF_ERROR(communicator.AllGatherBytes(TagOf(call),
@@ -72,8 +73,7 @@ absl::StatusOr<std::vector<std::string>> GatherTexts(comm::Communicator& communi
 // From the first element to the last.
 Bytes ExtentOf(const void* data, int64_t rows, int64_t columns, int64_t stride, DType dtype) {
   const int64_t elements = (rows - 1) * stride + columns;
-  return {static_cast<std::byte*>(const_cast<void*>(data)),
-          static_cast<size_t>(elements * DTypeBytes(dtype))};
+  return {static_cast<std::byte*>(const_cast<void*>(data)), Size(elements * DTypeBytes(dtype))};
 }
 
 struct Extents {
@@ -186,7 +186,7 @@ absl::Status Chooser::FindOwn() {
   for (const auto& [key, product] : products_) {
     own_.insert(key);
   }
-  for (size_t other = 0; other < static_cast<size_t>(rank()); ++other) {
+  for (size_t other = 0; other < Size(rank()); ++other) {
     const std::vector<std::string> keys = absl::StrSplit(lists[other], '\n');
     for (const std::string& key : keys) {
       if (peers_[other]) {
@@ -292,14 +292,14 @@ GemmChoice Chooser::Measure(const CudaStream::Product& product) {
   const auto input = static_cast<DType>(product.gemm.input_type);
   FillRandom(extents.a, input, 0);
   FillRandom(extents.b, input, 1);
-  const auto cold = static_cast<size_t>(2 * args_.streams.gpu().properties().cache_bytes);
+  const size_t cold = Size(2 * args_.streams.gpu().properties().cache_bytes);
   const auto scratch = std::min<size_t>(cold, kernels::cuda::kScratchBytes);
   CudaStream::Measuring measuring = {.flush = {}, .most_candidates = kMostCandidates};
   measuring.flush.push_back(
       {static_cast<std::byte*>(stream_.Scratch(kernels::cuda::kScratchBytes)), scratch});
   if (scratch < cold) {
     const Bytes arena = {args_.communicator.arena(plan::MemoryKind::kPrivate),
-                         static_cast<size_t>(args_.plan.memory.private_bytes)};
+                         Size(args_.plan.memory.private_bytes)};
     const Bytes gap = LongestGap(arena, {extents.a, extents.b, extents.c});
     measuring.flush.push_back(gap.first(std::min(cold - scratch, gap.size())));
   }
@@ -431,8 +431,8 @@ Bytes LongestGap(Bytes memory, std::vector<Bytes> used) {
   used.push_back({end, 0});
   for (const Bytes& one : used) {
     std::byte* const to = std::clamp(one.data(), memory.data(), end);
-    if (to > from && static_cast<size_t>(to - from) > longest.size()) {
-      longest = {from, static_cast<size_t>(to - from)};
+    if (to > from && to - from > std::ssize(longest)) {
+      longest = {from, Size(to - from)};
     }
     from = std::max(from, std::clamp(one.data() + one.size(), memory.data(), end));
   }

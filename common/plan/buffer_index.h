@@ -8,27 +8,39 @@
 
 namespace ravel::plan {
 
-// Buffer ids by role, -1 where there is none.
+// Buffers by kind and owner, none where there is none.
 class BufferIndex {
  public:
-  explicit BufferIndex(const std::vector<ProgramBuffer>& buffers);
-  // Weights and gradients belong to a group, activations to a unit, kShared to nobody (-1).
+  // Weights and gradients belong to a group, activations to a unit, kShared to nobody.
+  class Owner {
+   public:
+    constexpr Owner() = default;
+    // NOLINTNEXTLINE(google-explicit-constructor): a key names its owner by either id
+    constexpr Owner(GroupId group) : id_(group.value()) {}
+    // NOLINTNEXTLINE(google-explicit-constructor): as above
+    constexpr Owner(UnitId unit) : id_(unit.value()) {}
+    auto operator<=>(const Owner&) const = default;
+
+   private:
+    int id_ = -1;
+  };
+  explicit BufferIndex(const ProgramBuffers& buffers);
   struct Key {
     BufferKind kind = BufferKind::kShared;
-    int owner = -1;
+    Owner owner = {};
     int call = 0;
     int slot = 0;
     auto operator<=>(const Key&) const = default;
   };
-  int Find(const Key& key) const;
+  BufferId Find(const Key& key) const;
   // All of one call: every slot.
-  std::vector<int> OfCall(BufferKind kind, int owner, int call) const;
+  std::vector<BufferId> OfCall(BufferKind kind, Owner owner, int call) const;
 
  private:
-  std::vector<std::pair<Key, int>> by_key_;  // ascending
+  std::vector<std::pair<Key, BufferId>> by_key_;  // ascending
 };
 
-// The buffer of a key, or -1, of few or a single one: looks through all.
-int FindBuffer(const std::vector<ProgramBuffer>& buffers, const BufferIndex::Key& key);
+// The buffer of a key, or none. Looks through all: for a single one.
+BufferId FindBuffer(const ProgramBuffers& buffers, const BufferIndex::Key& key);
 
 }  // namespace ravel::plan

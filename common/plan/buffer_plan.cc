@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <map>
 #include <set>
 #include <utility>
@@ -32,11 +33,11 @@ struct ProgramLives {
 };
 
 // The last access of a lifetime. Those before it are before it by the order, too (K2).
-int LastOf(const Lifetime& life) {
+InstructionId LastOf(const Lifetime& life) {
   return life.accesses.back();
 }
 
-absl::StatusOr<std::vector<ProgramLives>> LivesOf(const std::vector<ProgramBuffer>& buffers,
+absl::StatusOr<std::vector<ProgramLives>> LivesOf(const ProgramBuffers& buffers,
                                                   const std::vector<StepProgram>& programs) {
   std::vector<ProgramLives> lives;
   for (const StepProgram& program : programs) {
@@ -46,18 +47,18 @@ absl::StatusOr<std::vector<ProgramLives>> LivesOf(const std::vector<ProgramBuffe
   return lives;
 }
 
-using Pairs = std::vector<std::pair<int, int>>;
+using Pairs = std::vector<std::pair<BufferId, BufferId>>;
 
 // Pairs of temporaries of one memory kind that are ever alive together, as far as waits and streams
 // tell; ascending, each once.
-Pairs Conflicts(const std::vector<ProgramBuffer>& buffers, const std::vector<ProgramLives>& lives) {
+Pairs Conflicts(const ProgramBuffers& buffers, const std::vector<ProgramLives>& lives) {
   Pairs conflicts;
   for (const ProgramLives& program : lives) {
     const std::vector<Lifetime>& all = program.lifetimes;  // by begin, in list order
     for (size_t i = 0; i < all.size(); ++i) {
-      const MemoryKind memory = buffers[static_cast<size_t>(all[i].buffer)].memory;
+      const MemoryKind memory = buffers[all[i].buffer].memory;
       for (size_t j = i + 1; j < all.size(); ++j) {
-        const bool same_arena = buffers[static_cast<size_t>(all[j].buffer)].memory == memory;
+        const bool same_arena = buffers[all[j].buffer].memory == memory;
         if (same_arena && all[i].buffer != all[j].buffer &&
             !program.order.Before(LastOf(all[i]), all[j].begin) &&
             !program.order.Before(LastOf(all[j]), all[i].begin)) {
@@ -71,7 +72,7 @@ Pairs Conflicts(const std::vector<ProgramBuffer>& buffers, const std::vector<Pro
   return conflicts;
 }
 
-PeakCut PeakOf(const std::vector<ProgramBuffer>& buffers,
+PeakCut PeakOf(const ProgramBuffers& buffers,
                const std::vector<ProgramLives>& lives,
                MemoryKind memory) {
   PeakCut peak;
@@ -115,9 +116,9 @@ int64_t StaggeredPage(int64_t page, const std::set<int64_t>& taken, int64_t dist
 
 // Persistent buffers one after another; the large ones that the optimizer walks together, those of
 // a group, on different pages.
-void PlacePersistent(const std::vector<ProgramBuffer>& buffers, BufferPlan& plan) {
-  std::map<int, std::set<int64_t>> taken;  // by group
-  for (size_t i = 0; i < buffers.size(); ++i) {
+void PlacePersistent(const ProgramBuffers& buffers, BufferPlan& plan) {
+  std::map<GroupId, std::set<int64_t>> taken;
+  for (const BufferId i : buffers.ids()) {
     const ProgramBuffer& buffer = buffers[i];
     if (!buffer.persistent || buffer.inside >= 0) {
       continue;
@@ -134,9 +135,9 @@ void PlacePersistent(const std::vector<ProgramBuffer>& buffers, BufferPlan& plan
     plan.offsets[i] = offset;
     end = offset + ArenaBytes(buffer);
   }
-  for (size_t i = 0; i < buffers.size(); ++i) {
+  for (const BufferId i : buffers.ids()) {
     if (buffers[i].inside >= 0) {
-      plan.offsets[i] = plan.offsets[static_cast<size_t>(buffers[i].inside)];
+      plan.offsets[i] = plan.offsets[buffers[i].inside];
     }
   }
 }
@@ -144,31 +145,30 @@ void PlacePersistent(const std::vector<ProgramBuffer>& buffers, BufferPlan& plan
 // Temporaries of a memory kind: what is to be placed, and the best place so far.
 struct Temporaries {
   MemoryKind memory = MemoryKind::kPrivate;
-  std::vector<int> ids;  // of buffers, per item
+  std::vector<BufferId> ids;  // per item
   std::vector<PackItem> items;
   int64_t bound = 0;
   Packing packing;
 };
 
-Temporaries FindTemporaries(const std::vector<ProgramBuffer>& buffers,
+Temporaries FindTemporaries(const ProgramBuffers& buffers,
                             const Pairs& conflicts,
                             MemoryKind memory) {
   Temporaries found;
   found.memory = memory;
-  std::vector<int> item_of(buffers.size(), -1);
-  for (size_t i = 0; i < buffers.size(); ++i) {
+  constexpr size_t kNoItem = std::numeric_limits<size_t>::max();
+  IdVector<BufferId, size_t> item_of(buffers.size(), kNoItem);
+  for (const BufferId i : buffers.ids()) {
     if (!buffers[i].persistent && buffers[i].memory == memory) {
-      item_of[i] = static_cast<int>(found.ids.size());
-      found.ids.push_back(static_cast<int>(i));
+      item_of[i] = found.ids.size();
+      found.ids.push_back(i);
       found.items.push_back({.bytes = ArenaBytes(buffers[i]), .conflicts = {}});
     }
   }
   for (const auto& [a, b] : conflicts) {
-    const int item_a = item_of[static_cast<size_t>(a)];
-    const int item_b = item_of[static_cast<size_t>(b)];
-    if (item_a >= 0 && item_b >= 0) {
-      found.items[static_cast<size_t>(item_a)].conflicts.push_back(item_b);
-      found.items[static_cast<size_t>(item_b)].conflicts.push_back(item_a);
+    if (item_of[a] != kNoItem && item_of[b] != kNoItem) {
+      found.items[item_of[a]].conflicts.push_back(item_of[b]);
+      found.items[item_of[b]].conflicts.push_back(item_of[a]);
     }
   }
   return found;
@@ -181,7 +181,7 @@ void Place(const Temporaries& temporaries, BufferPlan& plan) {
   int64_t& end = ArenaSize(plan, temporaries.memory);
   const int64_t base = RoundUp(end, kAlignmentBytes);
   for (size_t i = 0; i < temporaries.ids.size(); ++i) {
-    plan.offsets[static_cast<size_t>(temporaries.ids[i])] = base + temporaries.packing.offsets[i];
+    plan.offsets[temporaries.ids[i]] = base + temporaries.packing.offsets[i];
   }
   end = base + temporaries.packing.peak;
 }
@@ -220,7 +220,7 @@ int64_t ArenaBytes(const ProgramBuffer& buffer) {
   return buffer.inside >= 0 ? 0 : RoundUp(buffer.bytes, kAlignmentBytes);
 }
 
-absl::StatusOr<BufferPlan> PlanBuffers(const std::vector<ProgramBuffer>& buffers,
+absl::StatusOr<BufferPlan> PlanBuffers(const ProgramBuffers& buffers,
                                        const std::vector<StepProgram>& programs) {
   ASSIGN_OR_RETURN(const std::vector<ProgramLives> lives, LivesOf(buffers, programs));
   BufferPlan plan;
@@ -245,7 +245,7 @@ absl::StatusOr<BufferPlan> PlanBuffers(const std::vector<ProgramBuffer>& buffers
   return plan;
 }
 
-absl::StatusOr<PeakCut> FindPeak(const std::vector<ProgramBuffer>& buffers,
+absl::StatusOr<PeakCut> FindPeak(const ProgramBuffers& buffers,
                                  const std::vector<StepProgram>& programs,
                                  MemoryKind memory) {
   ASSIGN_OR_RETURN(const std::vector<ProgramLives> lives, LivesOf(buffers, programs));

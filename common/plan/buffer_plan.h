@@ -13,7 +13,7 @@ namespace ravel::plan {
 // different 4 KiB pages modulo eight, because equal offsets modulo large powers of two slow the
 // fused optimizer down several times.
 struct BufferPlan {
-  std::vector<int64_t> offsets;  // per ProgramBuffer
+  IdVector<BufferId, int64_t> offsets;
   int64_t private_bytes = 0;
   int64_t symmetric_bytes = 0;
   int64_t common_bytes = 0;
@@ -26,15 +26,15 @@ struct BufferPlan {
 
 // Places every buffer of the programs. Temporaries share addresses where all accesses of one happen
 // before the birth of the other in every program; errors are those of LifetimesOf.
-absl::StatusOr<BufferPlan> PlanBuffers(const std::vector<ProgramBuffer>& buffers,
+absl::StatusOr<BufferPlan> PlanBuffers(const ProgramBuffers& buffers,
                                        const std::vector<StepProgram>& programs);
 
 // The temporaries of a memory kind that are alive at its worst moment.
 struct PeakCut {
   int64_t bytes = 0;
-  std::vector<int> buffers;
+  std::vector<BufferId> buffers;
 };
-absl::StatusOr<PeakCut> FindPeak(const std::vector<ProgramBuffer>& buffers,
+absl::StatusOr<PeakCut> FindPeak(const ProgramBuffers& buffers,
                                  const std::vector<StepProgram>& programs,
                                  MemoryKind memory);
 

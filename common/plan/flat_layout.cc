@@ -205,7 +205,7 @@ std::vector<OwnedPiece> OwnedPieces(const ModelInventory& inventory,
   const int64_t shard_end = shard_begin + group.layout.shard_elements;
   std::vector<OwnedPiece> pieces;
   for (size_t i = 0; i < group.tensors.size(); ++i) {
-    const TensorSpec& tensor = inventory.tensors[static_cast<size_t>(group.tensors[i])];
+    const TensorSpec& tensor = inventory.tensors[group.tensors[i]];
     const int64_t offset = group.tensor_offsets[i];
     const int64_t begin = std::max(offset, shard_begin);
     const int64_t end = std::min(offset + ElementCount(tensor.shape), shard_end);

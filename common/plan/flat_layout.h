@@ -43,7 +43,7 @@ FlatLayout PlanFlatLayout(const std::vector<LayoutItem>& items, const FlatLayout
 // A contiguous part of a tensor's row-major elements that one rank owns, and where it lies in that
 // rank's shard.
 struct OwnedPiece {
-  int tensor = -1;    // index into ModelInventory::tensors
+  TensorId tensor = {};
   int64_t begin = 0;  // global row-major element range [begin, end) of the tensor
   int64_t end = 0;
   int64_t shard_offset = 0;  // elements from the start of the rank's shard of the group
@@ -64,13 +64,14 @@ void DissolveBundles(ModelInventory& inventory);
 // The tensors of one parameter group in one flat buffer: those of a unit, or a part of them.
 // `tensor_offsets[i]` is where units' tensor i starts in the gathered buffer.
 struct GroupLayout {
-  int unit = 0;
+  UnitId unit = 0;
   bool trainable = true;
   FlatLayout layout;
-  std::vector<int> tensors;             // indices into ModelInventory::tensors, ascending offset
+  std::vector<TensorId> tensors;        // ascending offset
   std::vector<int64_t> tensor_offsets;  // elements, same order
 };
-GroupLayout PlanGroupLayout(const ModelInventory& inventory, int unit, int64_t width);
+using GroupLayouts = IdVector<GroupId, GroupLayout>;
+GroupLayout PlanGroupLayout(const ModelInventory& inventory, UnitId unit, int64_t width);
 
 struct GroupOptions {
   int most_groups = 3;  // of one kind (trainable or frozen)
@@ -82,10 +83,10 @@ struct GroupOptions {
 // split by atom family where that saves more than its launches cost: every way to form at most
 // `most_groups` is tried. Bundles stay whole. `width`: ranks that cut each group's buffer. Every
 // tensor of the unit is in exactly one group; no group is empty.
-std::vector<GroupLayout> PlanGroups(const ModelInventory& inventory,
-                                    int unit,
-                                    int64_t width,
-                                    const GroupOptions& options = {});
+GroupLayouts PlanGroups(const ModelInventory& inventory,
+                        UnitId unit,
+                        int64_t width,
+                        const GroupOptions& options = {});
 
 // Pieces that `rank` owns, in buffer order; empty when it owns nothing.
 std::vector<OwnedPiece> OwnedPieces(const ModelInventory& inventory,

@@ -56,11 +56,12 @@ MemoryUse UseOf(const ProgramBuffer& buffer) {
   return MemoryUse::kWorkspace;
 }
 
-absl::StatusOr<BytesByUse> MostAlive(const ShardingPlan& plan, const std::vector<int64_t>& bytes) {
+absl::StatusOr<BytesByUse> MostAlive(const ShardingPlan& plan,
+                                     const IdVector<BufferId, int64_t>& bytes) {
   CHECK_EQ(bytes.size(), plan.buffers.size());
-  std::vector<int64_t> share(plan.buffers.size());
+  IdVector<BufferId, int64_t> share(plan.buffers.size());
   BytesByUse always = {};
-  for (size_t i = 0; i < plan.buffers.size(); ++i) {
+  for (const BufferId i : plan.buffers.ids()) {
     ProgramBuffer buffer = plan.buffers[i];
     buffer.bytes = bytes[i];
     share[i] = ArenaBytes(buffer);
@@ -72,12 +73,11 @@ absl::StatusOr<BytesByUse> MostAlive(const ShardingPlan& plan, const std::vector
   BytesByUse most = always;
   for (const StepProgram& program : plan.programs) {
     ASSIGN_OR_RETURN(const std::vector<Lifetime> lives, LifetimesOf(program, plan.buffers));
-    std::vector<BytesByUse> alive(program.instructions.size(), always);
+    IdVector<InstructionId, BytesByUse> alive(program.instructions.size(), always);
     for (const Lifetime& life : lives) {
-      const auto id = static_cast<size_t>(life.buffer);
-      const auto use = static_cast<size_t>(UseOf(plan.buffers[id]));
-      for (int at = std::max(0, life.begin); at <= life.accesses.back(); ++at) {
-        alive[static_cast<size_t>(at)][use] += share[id];
+      const auto use = static_cast<size_t>(UseOf(plan.buffers[life.buffer]));
+      for (auto at = std::max<InstructionId>(0, life.begin); at <= life.accesses.back(); ++at) {
+        alive[at][use] += share[life.buffer];
       }
     }
     for (const BytesByUse& moment : alive) {
@@ -90,7 +90,7 @@ absl::StatusOr<BytesByUse> MostAlive(const ShardingPlan& plan, const std::vector
 }
 
 absl::StatusOr<BytesByUse> MostAlive(const ShardingPlan& plan) {
-  std::vector<int64_t> bytes;
+  IdVector<BufferId, int64_t> bytes;
   for (const ProgramBuffer& buffer : plan.buffers) {
     bytes.push_back(buffer.bytes);
   }

@@ -31,7 +31,8 @@ using BytesByUse = std::array<int64_t, kMemoryUses>;
 // order; the worst moments of two uses may differ. `bytes`: of each buffer, in the place of the
 // plan's; every size is rounded up to the arena's granularity. A kCommon block counts with this
 // rank's share, a buffer inside another not at all.
-absl::StatusOr<BytesByUse> MostAlive(const ShardingPlan& plan, const std::vector<int64_t>& bytes);
+absl::StatusOr<BytesByUse> MostAlive(const ShardingPlan& plan,
+                                     const IdVector<BufferId, int64_t>& bytes);
 // Of the plan's own sizes.
 absl::StatusOr<BytesByUse> MostAlive(const ShardingPlan& plan);
 

@@ -21,13 +21,12 @@ constexpr int64_t kBundleAlignmentElements = 256;
 struct TensorArgs {
   std::string name;
   Shape shape;
-  int unit = 0;
+  UnitId unit = 0;
   InitKind init = InitKind::kNormal;
   double init_scale = 1.0;
 };
 
-int AddTensor(ModelInventory& inventory, TensorArgs args) {
-  const int index = static_cast<int>(inventory.tensors.size());
+TensorId AddTensor(ModelInventory& inventory, TensorArgs args) {
   TensorSpec tensor;
   tensor.name = std::move(args.name);
   tensor.shape = std::move(args.shape);
@@ -35,37 +34,36 @@ int AddTensor(ModelInventory& inventory, TensorArgs args) {
   tensor.decay = tensor.shape.size() > 1;
   tensor.init = args.init;
   tensor.init_scale = args.init_scale;
-  inventory.tensors.push_back(std::move(tensor));
-  inventory.units[static_cast<size_t>(args.unit)].tensors.push_back(index);
-  return index;
+  const TensorId id = inventory.tensors.Add(std::move(tensor));
+  inventory.units[args.unit].tensors.push_back(id);
+  return id;
 }
 
-int AddUnit(ModelInventory& inventory, std::string name, UnitKind kind, int layer) {
+UnitId AddUnit(ModelInventory& inventory, std::string name, UnitKind kind, int layer) {
   UnitSpec unit;
   unit.name = std::move(name);
   unit.kind = kind;
   unit.layer = layer;
-  inventory.units.push_back(std::move(unit));
-  return static_cast<int>(inventory.units.size()) - 1;
+  return inventory.units.Add(std::move(unit));
 }
 
 // Fuses tensors of equal row length whose sizes keep every part aligned.
-void AddBundle(ModelInventory& inventory, std::string name, std::vector<int> tensors) {
-  for (const int tensor : tensors) {
-    const Shape& shape = inventory.tensors[static_cast<size_t>(tensor)].shape;
+void AddBundle(ModelInventory& inventory, std::string name, std::vector<TensorId> tensors) {
+  for (const TensorId tensor : tensors) {
+    const Shape& shape = inventory.tensors[tensor].shape;
     if (ElementCount(shape) % kBundleAlignmentElements != 0) {
       return;
     }
   }
-  const int bundle = static_cast<int>(inventory.bundles.size());
-  for (const int tensor : tensors) {
-    inventory.tensors[static_cast<size_t>(tensor)].bundle = bundle;
+  const BundleId bundle = inventory.bundles.end_id();
+  for (const TensorId tensor : tensors) {
+    inventory.tensors[tensor].bundle = bundle;
   }
   inventory.bundles.push_back({.name = std::move(name), .tensors = std::move(tensors)});
 }
 
 // Weight and, where the architecture has it, bias.
-void AddNorm(ModelInventory& inventory, int unit, const std::string& name, NormKind kind) {
+void AddNorm(ModelInventory& inventory, UnitId unit, const std::string& name, NormKind kind) {
   const Shape shape = {inventory.config.hidden_size};
   AddTensor(inventory, {name + ".weight", shape, unit, InitKind::kOnes});
   if (kind == NormKind::kLayer) {
@@ -76,7 +74,7 @@ void AddNorm(ModelInventory& inventory, int unit, const std::string& name, NormK
 struct LinearArgs {
   const LinearNames& names;
   std::string prefix = {};  // of each name
-  int unit = 0;
+  UnitId unit = 0;
   int64_t inputs = 0;
   std::vector<int64_t> outputs = {};  // of each name
   double init_scale = 1.0;
@@ -85,7 +83,7 @@ struct LinearArgs {
 
 void AddLinear(ModelInventory& inventory, const Architecture& architecture, LinearArgs args) {
   CHECK_EQ(args.names.names.size(), args.outputs.size());
-  std::vector<int> weights;
+  std::vector<TensorId> weights;
   for (size_t i = 0; i < args.outputs.size(); ++i) {
     const std::string name = absl::StrCat(args.prefix, std::string(args.names.names[i]));
     const Shape shape = architecture.layout == MatrixLayout::kOutputInput
@@ -109,14 +107,14 @@ std::vector<int64_t> PartSizes(const LinearNames& names, std::vector<int64_t> pa
              : std::vector<int64_t>{std::accumulate(parts.begin(), parts.end(), int64_t{0})};
 }
 
-void AddLayerTensors(ModelInventory& inventory, const Architecture& architecture, int unit) {
+void AddLayerTensors(ModelInventory& inventory, const Architecture& architecture, UnitId unit) {
   const ModelConfig& config = inventory.config;
   const int64_t hidden = config.hidden_size;
   const int64_t inner = config.intermediate_size;
   const int64_t query = config.num_attention_heads * config.head_dim;
   const int64_t key_value = config.num_key_value_heads * config.head_dim;
-  const std::string prefix = absl::StrCat(
-      std::string(architecture.layers), ".", inventory.units[static_cast<size_t>(unit)].layer, ".");
+  const std::string prefix =
+      absl::StrCat(std::string(architecture.layers), ".", inventory.units[unit].layer, ".");
   const double residual_scale =
       architecture.scaled_residual_init
           ? 1.0 / std::sqrt(2.0 * static_cast<double>(config.num_hidden_layers))
@@ -181,13 +179,13 @@ int64_t ModelInventory::parameter_count() const {
   return count;
 }
 
-int ModelInventory::FindTensor(std::string_view name) const {
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].name == name) {
-      return static_cast<int>(i);
+TensorId ModelInventory::FindTensor(std::string_view name) const {
+  for (const TensorId id : tensors.ids()) {
+    if (tensors[id].name == name) {
+      return id;
     }
   }
-  return -1;
+  return {};
 }
 
 ModelInventory BuildInventory(const ModelConfig& config,
@@ -196,24 +194,24 @@ ModelInventory BuildInventory(const ModelConfig& config,
   const Architecture& architecture = ArchitectureOf(config.architecture);
   ModelInventory inventory;
   inventory.config = config;
-  const auto add_matrix = [&](std::string_view name, int64_t rows, int unit) {
+  const auto add_matrix = [&](std::string_view name, int64_t rows, UnitId unit) {
     return AddTensor(inventory, {std::string(name) + ".weight", {rows, config.hidden_size}, unit});
   };
-  const int embed = AddUnit(inventory, "embed", UnitKind::kEmbedding, -1);
-  const int table = add_matrix(architecture.token_table, config.vocab_size, embed);
+  const UnitId embed = AddUnit(inventory, "embed", UnitKind::kEmbedding, -1);
+  const TensorId table = add_matrix(architecture.token_table, config.vocab_size, embed);
   if (architecture.positions == PositionKind::kLearned) {
-    const int positions = AddUnit(inventory, "positions", UnitKind::kPositions, -1);
+    const UnitId positions = AddUnit(inventory, "positions", UnitKind::kPositions, -1);
     add_matrix(architecture.position_table, config.max_position_embeddings, positions);
   }
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    const int unit = AddUnit(
+    const UnitId unit = AddUnit(
         inventory, absl::StrCat("layers.", layer), UnitKind::kLayer, static_cast<int>(layer));
     AddLayerTensors(inventory, architecture, unit);
   }
-  const int head = AddUnit(inventory, "head", UnitKind::kHead, -1);
+  const UnitId head = AddUnit(inventory, "head", UnitKind::kHead, -1);
   AddNorm(inventory, head, std::string(architecture.final_norm), architecture.norm);
   if (config.tie_word_embeddings) {
-    inventory.units[static_cast<size_t>(head)].borrowed = {table};
+    inventory.units[head].borrowed = {table};
   } else {
     add_matrix(architecture.head, config.vocab_size, head);
   }
@@ -238,7 +236,7 @@ double TrainingFlopsPerToken(const ModelConfig& config, int64_t sequence_tokens)
     const bool looked_up = unit.kind == UnitKind::kPositions ||
                            (unit.kind == UnitKind::kEmbedding && !config.tie_word_embeddings);
     if (looked_up) {
-      multiplied -= ElementCount(inventory.tensors[static_cast<size_t>(unit.tensors[0])].shape);
+      multiplied -= ElementCount(inventory.tensors[unit.tensors[0]].shape);
     }
   }
   return 6.0 * static_cast<double>(multiplied) +

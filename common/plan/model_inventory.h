@@ -11,6 +11,7 @@
 
 #include "common/check.h"
 #include "common/dtype.h"
+#include "common/plan/ids.h"
 #include "common/plan/job_spec.h"
 #include "common/shape.h"
 #include "common/status.h"
@@ -22,8 +23,8 @@ enum class InitKind { kNormal, kOnes, kZeros };
 struct TensorSpec {
   std::string name;  // canonical: "model.layers.0.self_attn.q_proj.weight"
   Shape shape;       // global
-  int unit = 0;      // index into ModelInventory::units
-  int bundle = -1;   // index into ModelInventory::bundles, or -1
+  UnitId unit = 0;
+  BundleId bundle = {};  // or none
   int64_t block_rows = 1;
   bool decay = true;  // weight decay applies (matrices yes, norms no)
   bool trainable = true;
@@ -37,8 +38,8 @@ struct TensorSpec {
 // q|k|v, gate|up. A bundle exists only if every part's element count is a multiple of the layout
 // alignment.
 struct BundleSpec {
-  std::string name;          // "model.layers.0.self_attn.qkv"
-  std::vector<int> tensors;  // indices into ModelInventory::tensors
+  std::string name;  // "model.layers.0.self_attn.qkv"
+  std::vector<TensorId> tensors;
 };
 
 // kPositions adds learned positions to `hidden`; a unit of its own, so that a tied head borrows the
@@ -59,9 +60,9 @@ struct UnitSpec {
   std::string name;  // "embed", "layers.0", ..., "head"
   UnitKind kind = UnitKind::kLayer;
   int layer = -1;
-  std::vector<int> tensors;  // tensors that are gathered with this unit, in canonical order
+  std::vector<TensorId> tensors;  // tensors that are gathered with this unit, in canonical order
   // Tensors of other units that this unit also uses: the embedding table of a tied head.
-  std::vector<int> borrowed;
+  std::vector<TensorId> borrowed;
   std::vector<ActivationSpec> saved;      // live from its Forward to its Backward
   std::vector<ActivationSpec> remade;     // live from its Recompute to its Backward
   bool optional = false;                  // a micro-batch may not use it
@@ -72,17 +73,17 @@ struct UnitSpec {
 // by each forward, `dhidden` by each backward; both are part of the inventory's shared activations.
 struct ModelInventory {
   ModelConfig config;
-  std::vector<UnitSpec> units;  // in forward order
-  // Forward calls in order, as unit indices; a unit may be called twice. Empty: each unit once.
-  std::vector<int> order;
-  std::vector<TensorSpec> tensors;
-  std::vector<BundleSpec> bundles;
+  IdVector<UnitId, UnitSpec> units;  // in forward order
+  // Forward calls in order; a unit may be called twice. Empty: each unit once.
+  std::vector<UnitId> order;
+  IdVector<TensorId, TensorSpec> tensors;
+  IdVector<BundleId, BundleSpec> bundles;
   std::vector<ActivationSpec> shared;  // live for the whole micro-batch: token ids, targets,
                                        // losses, hidden, dhidden, RoPE tables
 
   int64_t parameter_count() const;
-  // Index of a canonical tensor name, or -1.
-  int FindTensor(std::string_view name) const;
+  // The tensor of a canonical name, or none.
+  TensorId FindTensor(std::string_view name) const;
 };
 
 struct MicroBatchShape {

@@ -42,8 +42,7 @@ Packing PackInOrder(const std::vector<PackItem>& items, const std::vector<size_t
   Packing packing = {.offsets = std::vector<int64_t>(items.size(), -1), .peak = 0};
   for (const size_t item : order) {
     std::vector<Placed> taken;
-    for (const int other : items[item].conflicts) {
-      const auto id = static_cast<size_t>(other);
+    for (const size_t id : items[item].conflicts) {
       if (packing.offsets[id] >= 0) {
         taken.push_back(
             {.begin = packing.offsets[id], .end = packing.offsets[id] + items[id].bytes});
@@ -105,7 +104,7 @@ class OrderSearch {
   // A fixed sequence: everybody plans the same.
   size_t Next(size_t below) {
     sequence_ = sequence_ * 6364136223846793005u + 1442695040888963407u;
-    return static_cast<size_t>(sequence_ >> 33) % below;
+    return (sequence_ >> 33) % below;
   }
   static void Move(std::vector<size_t>& order, size_t from, size_t to) {
     const size_t moved = order[from];
@@ -135,8 +134,8 @@ class CliqueSearch {
   explicit CliqueSearch(const std::vector<PackItem>& items)
       : items_(items), conflicting_(items.size(), std::vector<bool>(items.size(), false)) {
     for (size_t i = 0; i < items.size(); ++i) {
-      for (const int other : items[i].conflicts) {
-        conflicting_[i][static_cast<size_t>(other)] = true;
+      for (const size_t other : items[i].conflicts) {
+        conflicting_[i][other] = true;
       }
     }
   }
@@ -208,8 +207,8 @@ Packing PackItems(const std::vector<PackItem>& items, int64_t bound) {
   std::vector<int64_t> pressed(items.size());
   for (size_t i = 0; i < items.size(); ++i) {
     pressed[i] = items[i].bytes;
-    for (const int other : items[i].conflicts) {
-      pressed[i] += items[static_cast<size_t>(other)].bytes;
+    for (const size_t other : items[i].conflicts) {
+      pressed[i] += items[other].bytes;
     }
   }
   std::vector<size_t> by_pressure = by_size;

@@ -2,6 +2,7 @@
 
 // Places for things of which some may not share an address. Pure; the same on every machine.
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -10,7 +11,7 @@ namespace ravel::plan {
 // An interval of an abstract order and its size: what packing is about, apart from programs.
 struct PackItem {
   int64_t bytes = 0;
-  std::vector<int> conflicts;  // items that may not share an address with this one
+  std::vector<size_t> conflicts;  // items that may not share an address with this one
 };
 // Offsets of the items: the best of largest first, given order, and best fit; where those end above
 // `bound`, other orders are tried. Peak: the largest end.

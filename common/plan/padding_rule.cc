@@ -19,20 +19,19 @@ bool TooMuch(const UnitPadding& padding, int64_t width) {
 
 // The tensor of the unit whose atom costs most: with atoms of one alignment instead, the padding is
 // least.
-int ForcingTensor(const ModelInventory& inventory, int unit, int64_t width) {
-  int worst = -1;
+TensorId ForcingTensor(const ModelInventory& inventory, UnitId unit, int64_t width) {
+  TensorId worst;
   int64_t least = 0;
-  for (const int index : inventory.units[static_cast<size_t>(unit)].tensors) {
+  for (const TensorId index : inventory.units[unit].tensors) {
     ModelInventory without = inventory;
-    TensorSpec& tensor = without.tensors[static_cast<size_t>(index)];
+    TensorSpec& tensor = without.tensors[index];
     const int64_t elements = ElementCount(tensor.shape);
     tensor.shape = {elements};
     tensor.block_rows = 1;
     DissolveBundles(without);
     const int64_t padding = PaddingOf(PlanGroups(without, unit, width), unit).padding;
     const bool larger =
-        worst >= 0 && padding == least &&
-        elements > ElementCount(inventory.tensors[static_cast<size_t>(worst)].shape);
+        worst >= 0 && padding == least && elements > ElementCount(inventory.tensors[worst].shape);
     if (worst < 0 || padding < least || larger) {
       worst = index;
       least = padding;
@@ -42,7 +41,7 @@ int ForcingTensor(const ModelInventory& inventory, int unit, int64_t width) {
 }
 
 // Replicas, with the widest shard axis that is not too much.
-std::string NarrowerRemedy(const ModelInventory& inventory, int unit, int64_t width) {
+std::string NarrowerRemedy(const ModelInventory& inventory, UnitId unit, int64_t width) {
   for (int64_t replicas = 2; width % replicas == 0; replicas *= 2) {
     const int64_t narrower = width / replicas;
     const UnitPadding padding = PaddingOf(PlanGroups(inventory, unit, narrower), unit);
@@ -58,11 +57,10 @@ std::string NarrowerRemedy(const ModelInventory& inventory, int unit, int64_t wi
 }
 
 absl::Status Refuse(const ModelInventory& inventory,
-                    int unit,
+                    UnitId unit,
                     int64_t width,
                     const UnitPadding& padding) {
-  const TensorSpec& tensor =
-      inventory.tensors[static_cast<size_t>(ForcingTensor(inventory, unit, width))];
+  const TensorSpec& tensor = inventory.tensors[ForcingTensor(inventory, unit, width)];
   std::string remedies = NarrowerRemedy(inventory, unit, width);
   absl::StrAppend(&remedies, "; larger units, so that consecutive layers are gathered as one");
   if (tensor.block_rows > 1) {
@@ -72,7 +70,7 @@ absl::Status Refuse(const ModelInventory& inventory,
   return absl::InvalidArgumentError(absl::StrFormat(
       "parallelism: unit %s would be padded by %.1f %% on a shard axis of %d (at most %g %%), "
       "forced by %s %s, which is cut between blocks of %d row(s); remedies: %s",
-      inventory.units[static_cast<size_t>(unit)].name,
+      inventory.units[unit].name,
       padding.percent(),
       width,
       kMostPercent,
@@ -88,7 +86,7 @@ double UnitPadding::percent() const {
   return elements == 0 ? 0.0 : 100.0 * static_cast<double>(padding) / static_cast<double>(elements);
 }
 
-UnitPadding PaddingOf(const std::vector<GroupLayout>& groups, int unit) {
+UnitPadding PaddingOf(const GroupLayouts& groups, UnitId unit) {
   UnitPadding sum;
   for (const GroupLayout& group : groups) {
     if (group.unit == unit) {
@@ -100,8 +98,8 @@ UnitPadding PaddingOf(const std::vector<GroupLayout>& groups, int unit) {
   return sum;
 }
 
-absl::Status CheckPadding(const ModelInventory& inventory, const std::vector<GroupLayout>& groups) {
-  int last = -1;
+absl::Status CheckPadding(const ModelInventory& inventory, const GroupLayouts& groups) {
+  UnitId last;
   for (const GroupLayout& group : groups) {
     if (group.unit == last) {
       continue;

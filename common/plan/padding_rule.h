@@ -17,7 +17,7 @@ struct UnitPadding {
   int64_t tensors = 0;
   double percent() const;
 };
-UnitPadding PaddingOf(const std::vector<GroupLayout>& groups, int unit);
+UnitPadding PaddingOf(const GroupLayouts& groups, UnitId unit);
 
 // Elements of padding per rank and unit that nobody need worry about: 256 KiB in fp32.
 inline constexpr int64_t kFreePaddingElements = 65536;
@@ -26,6 +26,6 @@ inline constexpr int64_t kFreePaddingElements = 65536;
 // kFreePaddingElements: small units, where it costs nothing. The error
 // names the tensor that forces the padding and what helps, in this order: a narrower shard axis
 // (the widest that is allowed), larger gather granules, row atoms, allowPadding.
-absl::Status CheckPadding(const ModelInventory& inventory, const std::vector<GroupLayout>& groups);
+absl::Status CheckPadding(const ModelInventory& inventory, const GroupLayouts& groups);
 
 }  // namespace ravel::plan

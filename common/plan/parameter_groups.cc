@@ -18,27 +18,27 @@ constexpr size_t kMostFamilies = 8;
 // Things of a unit that are placed as one: a bundle, or a tensor outside of any.
 struct UnitItems {
   std::vector<LayoutItem> items;
-  std::vector<std::vector<int>> members;  // tensors of each item, in buffer order
+  std::vector<std::vector<TensorId>> members;  // tensors of each item, in buffer order
   std::vector<bool> trainable;
 };
 
-LayoutItem ItemOf(const ModelInventory& inventory, const std::vector<int>& tensors) {
-  const TensorSpec& first = inventory.tensors[static_cast<size_t>(tensors.front())];
+LayoutItem ItemOf(const ModelInventory& inventory, const std::vector<TensorId>& tensors) {
+  const TensorSpec& first = inventory.tensors[tensors.front()];
   LayoutItem item = {.name = first.name, .elements = 0, .atom_elements = AtomElements(first)};
-  for (const int index : tensors) {
-    const TensorSpec& part = inventory.tensors[static_cast<size_t>(index)];
+  for (const TensorId index : tensors) {
+    const TensorSpec& part = inventory.tensors[index];
     item.elements += ElementCount(part.shape);
   }
   return item;
 }
 
-UnitItems ItemsOf(const ModelInventory& inventory, int unit) {
+UnitItems ItemsOf(const ModelInventory& inventory, UnitId unit) {
   UnitItems made;
-  for (const int index : inventory.units[static_cast<size_t>(unit)].tensors) {
-    const TensorSpec& tensor = inventory.tensors[static_cast<size_t>(index)];
-    std::vector<int> members = {index};
+  for (const TensorId index : inventory.units[unit].tensors) {
+    const TensorSpec& tensor = inventory.tensors[index];
+    std::vector<TensorId> members = {index};
     if (tensor.bundle >= 0) {
-      const BundleSpec& bundle = inventory.bundles[static_cast<size_t>(tensor.bundle)];
+      const BundleSpec& bundle = inventory.bundles[tensor.bundle];
       CHECK_MSG(CanFuse(inventory, bundle),
                 "DissolveBundles leaves only bundles that can be fused");
       if (bundle.tensors.front() != index) {
@@ -54,7 +54,7 @@ UnitItems ItemsOf(const ModelInventory& inventory, int unit) {
 }
 
 GroupLayout GroupOf(const ModelInventory& inventory,
-                    int unit,
+                    UnitId unit,
                     const FlatLayoutOptions& options,
                     const UnitItems& all,
                     const std::vector<size_t>& chosen) {
@@ -68,12 +68,12 @@ GroupLayout GroupOf(const ModelInventory& inventory,
                        .layout = PlanFlatLayout(items, options),
                        .tensors = {},
                        .tensor_offsets = {}};
-  std::vector<std::pair<int64_t, int>> placed;
+  std::vector<std::pair<int64_t, TensorId>> placed;
   for (size_t i = 0; i < items.size(); ++i) {
     int64_t offset = group.layout.offsets[i];
-    for (const int tensor : all.members[chosen[i]]) {
+    for (const TensorId tensor : all.members[chosen[i]]) {
       placed.emplace_back(offset, tensor);
-      offset += ElementCount(inventory.tensors[static_cast<size_t>(tensor)].shape);
+      offset += ElementCount(inventory.tensors[tensor].shape);
     }
   }
   std::sort(placed.begin(), placed.end());
@@ -89,14 +89,14 @@ GroupLayout GroupOf(const ModelInventory& inventory,
 class GroupSplitter {
  public:
   GroupSplitter(const ModelInventory& inventory,
-                int unit,
+                UnitId unit,
                 int64_t width,
                 const GroupOptions& options,
                 const UnitItems& all)
       : inventory_(inventory), unit_(unit), width_(width), options_(options), all_(all) {}
 
   // Appends the cheapest split of the items `chosen` (not empty).
-  void Split(const std::vector<size_t>& chosen, std::vector<GroupLayout>& out) {
+  void Split(const std::vector<size_t>& chosen, GroupLayouts& out) {
     FindFamilies(chosen);
     const uint32_t whole = (uint32_t{1} << families_.size()) - 1;
     best_ = {whole};
@@ -171,7 +171,7 @@ class GroupSplitter {
       Assign(family + 1, parts);
       parts[i] &= ~bit;
     }
-    if (parts.size() < static_cast<size_t>(options_.most_groups)) {
+    if (std::ssize(parts) < options_.most_groups) {
       parts.push_back(bit);
       Assign(family + 1, parts);
       parts.pop_back();
@@ -179,7 +179,7 @@ class GroupSplitter {
   }
 
   const ModelInventory& inventory_;
-  const int unit_;
+  const UnitId unit_;
   const int64_t width_;
   const GroupOptions& options_;
   const UnitItems& all_;
@@ -199,9 +199,9 @@ int64_t AtomElements(const TensorSpec& tensor) {
 }
 
 bool CanFuse(const ModelInventory& inventory, const BundleSpec& bundle) {
-  const TensorSpec& first = inventory.tensors[static_cast<size_t>(bundle.tensors.front())];
-  for (const int index : bundle.tensors) {
-    const TensorSpec& part = inventory.tensors[static_cast<size_t>(index)];
+  const TensorSpec& first = inventory.tensors[bundle.tensors.front()];
+  for (const TensorId index : bundle.tensors) {
+    const TensorSpec& part = inventory.tensors[index];
     const int64_t elements = ElementCount(part.shape);
     if (part.unit != first.unit || part.trainable != first.trainable ||
         AtomElements(part) != AtomElements(first) || elements % kLayoutAlignmentElements != 0 ||
@@ -213,12 +213,11 @@ bool CanFuse(const ModelInventory& inventory, const BundleSpec& bundle) {
 }
 
 void DissolveBundles(ModelInventory& inventory) {
-  std::vector<BundleSpec> kept;
+  IdVector<BundleId, BundleSpec> kept;
   for (BundleSpec& bundle : inventory.bundles) {
     const bool fused = CanFuse(inventory, bundle);
-    for (const int tensor : bundle.tensors) {
-      inventory.tensors[static_cast<size_t>(tensor)].bundle =
-          fused ? static_cast<int>(kept.size()) : -1;
+    for (const TensorId tensor : bundle.tensors) {
+      inventory.tensors[tensor].bundle = fused ? kept.end_id() : BundleId();
     }
     if (fused) {
       kept.push_back(std::move(bundle));
@@ -227,20 +226,20 @@ void DissolveBundles(ModelInventory& inventory) {
   inventory.bundles = std::move(kept);
 }
 
-GroupLayout PlanGroupLayout(const ModelInventory& inventory, int unit, int64_t width) {
+GroupLayout PlanGroupLayout(const ModelInventory& inventory, UnitId unit, int64_t width) {
   const UnitItems all = ItemsOf(inventory, unit);
   std::vector<size_t> everything(all.items.size());
   std::iota(everything.begin(), everything.end(), size_t{0});
   return GroupOf(inventory, unit, {.width = width}, all, everything);
 }
 
-std::vector<GroupLayout> PlanGroups(const ModelInventory& inventory,
-                                    int unit,
-                                    int64_t width,
-                                    const GroupOptions& options) {
+GroupLayouts PlanGroups(const ModelInventory& inventory,
+                        UnitId unit,
+                        int64_t width,
+                        const GroupOptions& options) {
   CHECK(options.most_groups > 0 && options.launch_elements >= 0);
   const UnitItems all = ItemsOf(inventory, unit);
-  std::vector<GroupLayout> groups;
+  GroupLayouts groups;
   for (const bool trainable : {true, false}) {
     std::vector<size_t> chosen;
     for (size_t i = 0; i < all.items.size(); ++i) {

@@ -3,16 +3,18 @@
 #include <algorithm>
 #include <numeric>
 
+#include "common/signed_size.h"
+
 namespace ravel::plan {
 
 PeakSearch::PeakSearch(const HappensBefore& order,
                        const std::vector<Lifetime>& lifetimes,
-                       const std::vector<ProgramBuffer>& buffers,
+                       const ProgramBuffers& buffers,
                        MemoryKind memory)
     : order_(order), buffers_(buffers) {
   for (const Lifetime& life : lifetimes) {
-    const ProgramBuffer& buffer = buffers[static_cast<size_t>(life.buffer)];
-    const int last = life.accesses.back();
+    const ProgramBuffer& buffer = buffers[life.buffer];
+    const InstructionId last = life.accesses.back();
     if (buffer.memory != memory || last < 0) {  // the latter are never used
       continue;
     }
@@ -30,23 +32,24 @@ PeakSearch::PeakSearch(const HappensBefore& order,
     }
   }
   for (size_t stream = 0; stream < kStreamCount; ++stream) {
-    const auto instructions = static_cast<size_t>(order.InstructionsOf(stream));
     for (std::vector<int64_t>* sums : {&born_[stream], &ended_[stream]}) {
-      sums->resize(instructions + 1);
+      sums->resize(Size(order.InstructionsOf(stream)) + 1);
       std::partial_sum(sums->begin(), sums->end(), sums->begin());
     }
   }
 }
 
-void PeakSearch::AddBytes(std::vector<int64_t>& sums, int instruction, int64_t bytes) const {
-  const auto position = static_cast<size_t>(order_.PositionOf(instruction));
+void PeakSearch::AddBytes(std::vector<int64_t>& sums,
+                          InstructionId instruction,
+                          int64_t bytes) const {
+  const size_t position = Size(order_.PositionOf(instruction));
   if (sums.size() <= position) {
     sums.resize(position + 1);
   }
   sums[position] += bytes;
 }
 
-PeakSearch::Moment PeakSearch::With(const Moment& moment, int instruction) const {
+PeakSearch::Moment PeakSearch::With(const Moment& moment, InstructionId instruction) const {
   const Clock& clock = order_.ClockOf(instruction);
   Moment result = moment;
   for (size_t stream = 0; stream < kStreamCount; ++stream) {
@@ -66,11 +69,11 @@ int64_t PeakSearch::AliveAt(const Moment& moment) const {
   return bytes;
 }
 
-std::vector<int> PeakSearch::BuffersAt(const Moment& moment) const {
-  const auto covers = [&](const Clock& clock, int instruction) {
+std::vector<BufferId> PeakSearch::BuffersAt(const Moment& moment) const {
+  const auto covers = [&](const Clock& clock, InstructionId instruction) {
     return instruction < 0 || clock[order_.StreamOf(instruction)] >= order_.PositionOf(instruction);
   };
-  std::vector<int> alive;
+  std::vector<BufferId> alive;
   for (const Lifetime* life : lives_) {
     if (covers(moment.begun, life->begin) && !covers(moment.done, life->accesses.back())) {
       alive.push_back(life->buffer);
@@ -79,18 +82,18 @@ std::vector<int> PeakSearch::BuffersAt(const Moment& moment) const {
   return alive;
 }
 
-PeakSearch::Range PeakSearch::Beside(int instruction, size_t stream) const {
-  const std::vector<int>& births = births_[stream];
+PeakSearch::Range PeakSearch::Beside(InstructionId instruction, size_t stream) const {
+  const std::vector<InstructionId>& births = births_[stream];
   const int before = order_.ClockOf(instruction)[stream];
-  const auto first = std::partition_point(
-      births.begin(), births.end(), [&](int birth) { return order_.PositionOf(birth) <= before; });
+  const auto first = std::partition_point(births.begin(), births.end(), [&](InstructionId birth) {
+    return order_.PositionOf(birth) <= before;
+  });
   const auto end = std::partition_point(
-      first, births.end(), [&](int birth) { return !order_.Before(instruction, birth); });
-  return {.first = static_cast<size_t>(first - births.begin()),
-          .end = static_cast<size_t>(end - births.begin())};
+      first, births.end(), [&](InstructionId birth) { return !order_.Before(instruction, birth); });
+  return {.first = Size(first - births.begin()), .end = Size(end - births.begin())};
 }
 
-int64_t PeakSearch::Neighbours(int birth) const {
+int64_t PeakSearch::Neighbours(InstructionId birth) const {
   const Moment alone = With({}, birth);
   Moment all = alone;
   for (size_t stream = 0; stream < kStreamCount; ++stream) {
@@ -102,7 +105,7 @@ int64_t PeakSearch::Neighbours(int birth) const {
   return AliveAt(all);
 }
 
-std::pair<int64_t, PeakSearch::Moment> PeakSearch::WorstWith(int birth) const {
+std::pair<int64_t, PeakSearch::Moment> PeakSearch::WorstWith(InstructionId birth) const {
   Moment moment = With({}, birth);
   int64_t bytes = AliveAt(moment);
   Ranges ranges;
@@ -111,11 +114,11 @@ std::pair<int64_t, PeakSearch::Moment> PeakSearch::WorstWith(int birth) const {
   }
   // Starts the birth that makes the moment worst, the first of equals, as long as one does. What
   // cannot join once cannot join later.
-  for (int chosen = birth; chosen >= 0;) {
-    chosen = -1;
+  for (InstructionId chosen = birth; chosen >= 0;) {
+    chosen = {};
     for (size_t stream = 0; stream < kStreamCount; ++stream) {
       for (size_t i = ranges[stream].first; i < ranges[stream].end; ++i) {
-        const int candidate = births_[stream][i];
+        const InstructionId candidate = births_[stream][i];
         const int64_t more = AliveAt(With(moment, candidate));
         if (more > bytes || (more == bytes && chosen >= 0 && candidate < chosen)) {
           bytes = more;
@@ -136,9 +139,9 @@ std::pair<int64_t, PeakSearch::Moment> PeakSearch::WorstWith(int birth) const {
 }
 
 void PeakSearch::Improve(PeakCut& peak) const {
-  std::vector<std::pair<int64_t, int>> births;
-  for (const std::vector<int>& of_stream : births_) {
-    for (const int birth : of_stream) {
+  std::vector<std::pair<int64_t, InstructionId>> births;
+  for (const std::vector<InstructionId>& of_stream : births_) {
+    for (const InstructionId birth : of_stream) {
       births.emplace_back(Neighbours(birth), birth);
     }
   }

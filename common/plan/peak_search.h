@@ -23,7 +23,7 @@ class PeakSearch {
   // the last must be before the last (K2).
   PeakSearch(const HappensBefore& order,
              const std::vector<Lifetime>& lifetimes,
-             const std::vector<ProgramBuffer>& buffers,
+             const ProgramBuffers& buffers,
              MemoryKind memory);
 
   // Raises `peak` to the worst moment that is found. Things get worse only when something comes to
@@ -46,27 +46,27 @@ class PeakSearch {
   };
   using Ranges = std::array<Range, kStreamCount>;
 
-  void AddBytes(std::vector<int64_t>& sums, int instruction, int64_t bytes) const;
+  void AddBytes(std::vector<int64_t>& sums, InstructionId instruction, int64_t bytes) const;
   // With what runs, this instruction runs as well.
-  Moment With(const Moment& moment, int instruction) const;
+  Moment With(const Moment& moment, InstructionId instruction) const;
   int64_t AliveAt(const Moment& moment) const;
-  std::vector<int> BuffersAt(const Moment& moment) const;
+  std::vector<BufferId> BuffersAt(const Moment& moment) const;
   // Births of a stream that are neither before nor after an instruction; none of its own stream.
-  Range Beside(int instruction, size_t stream) const;
+  Range Beside(InstructionId instruction, size_t stream) const;
   // What is alive, or may be, at a moment when `birth` runs.
-  int64_t Neighbours(int birth) const;
+  int64_t Neighbours(InstructionId birth) const;
   // The worst moment at which `birth` runs.
-  std::pair<int64_t, Moment> WorstWith(int birth) const;
+  std::pair<int64_t, Moment> WorstWith(InstructionId birth) const;
 
   const HappensBefore& order_;
-  const std::vector<ProgramBuffer>& buffers_;
+  const ProgramBuffers& buffers_;
   std::vector<const Lifetime*> lives_;
   int64_t at_start_ = 0;  // bytes that are alive before the first instruction
   // Per stream, by number of its instructions: bytes that these bring to life, and that are not
   // used after them.
   std::array<std::vector<int64_t>, kStreamCount> born_;
   std::array<std::vector<int64_t>, kStreamCount> ended_;
-  std::array<std::vector<int>, kStreamCount> births_;  // instructions, ascending, each once
+  std::array<std::vector<InstructionId>, kStreamCount> births_;  // ascending, each once
 };
 
 }  // namespace ravel::plan

@@ -19,18 +19,18 @@ struct FlatRange {
 };
 
 // T / N: what kReduceScatter leaves on a rank and kGather takes from it.
-int64_t InnerShardElements(const ShardingPlan& plan, int group);
+int64_t InnerShardElements(const ShardingPlan& plan, GroupId group);
 
 // What the rank stores and updates: main weight and moments, or a frozen group's weights. Its
 // shard; all of T where the optimizer is not sharded; its sub-piece of the shard where replicas cut
 // it.
-FlatRange StoredRange(const ShardingPlan& plan, int group, int64_t rank);
+FlatRange StoredRange(const ShardingPlan& plan, GroupId group, int64_t rank);
 // What the rank measures of the final gradient: disjoint over the ranks of a replica, and over all
 // where replicas cut the shard. Always inside StoredRange.
-FlatRange MeasuredRange(const ShardingPlan& plan, int group, int64_t rank);
+FlatRange MeasuredRange(const ShardingPlan& plan, GroupId group, int64_t rank);
 // Whether what the rank measures counts, and is saved by it: on exactly one of the ranks that
 // measure the same elements.
-bool Counts(const ShardingPlan& plan, int group, int64_t rank);
+bool Counts(const ShardingPlan& plan, GroupId group, int64_t rank);
 
 // The parts of tensors inside a range, in buffer order; OwnedPiece::shard_offset counts from
 // `origin`, an element of the flat buffer.
@@ -39,27 +39,27 @@ std::vector<OwnedPiece> PiecesIn(const ModelInventory& inventory,
                                  const FlatRange& range,
                                  int64_t origin);
 // Of StoredRange, from the start of the stored buffers: what loading and initialisation fill.
-std::vector<OwnedPiece> StoredPieces(const ShardingPlan& plan, int group, int64_t rank);
+std::vector<OwnedPiece> StoredPieces(const ShardingPlan& plan, GroupId group, int64_t rank);
 // Of MeasuredRange, from its start, which is that of the buffer of MeasuredGradient.
-std::vector<OwnedPiece> MeasuredPieces(const ShardingPlan& plan, int group, int64_t rank);
+std::vector<OwnedPiece> MeasuredPieces(const ShardingPlan& plan, GroupId group, int64_t rank);
 // Of MeasuredRange where it counts, else nothing; from the start of the stored buffers: what this
 // rank writes into a checkpoint.
-std::vector<OwnedPiece> SavedPieces(const ShardingPlan& plan, int group, int64_t rank);
+std::vector<OwnedPiece> SavedPieces(const ShardingPlan& plan, GroupId group, int64_t rank);
 
 // Buffer ids of a group. Stored weights: kMainWeight, or kModelWeight of a frozen group that has no
 // other, its model weight being fp32.
-int StoredWeight(const ShardingPlan& plan, int group);
+BufferId StoredWeight(const ShardingPlan& plan, GroupId group);
 // What kGather takes a rank's shard of: kModelWeight where there is one, else kMainWeight.
-int GatherSource(const ShardingPlan& plan, int group);
+BufferId GatherSource(const ShardingPlan& plan, GroupId group);
 // The final gradient over all lanes, replicas and calls: elements of MeasuredRange. kOuterGrad
 // where replicas cut the shard, else the root of kMainGrad.
-int MeasuredGradient(const ShardingPlan& plan, int group);
+BufferId MeasuredGradient(const ShardingPlan& plan, GroupId group);
 // The gradient that the optimizer reads: elements of StoredRange. kFullGrad where the optimizer is
 // not sharded, else the same as MeasuredGradient.
-int UpdateGradient(const ShardingPlan& plan, int group);
+BufferId UpdateGradient(const ShardingPlan& plan, GroupId group);
 
 // Where a buffer begins in the rank's arena of its memory kind: the plan's offset, and inside
 // another buffer that one's and the rank's part of it.
-int64_t BufferOffset(const ShardingPlan& plan, int buffer, int64_t rank);
+int64_t BufferOffset(const ShardingPlan& plan, BufferId buffer, int64_t rank);
 
 }  // namespace ravel::plan

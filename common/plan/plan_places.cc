@@ -1,7 +1,7 @@
 // K11, K12, K13: what is where, and on how many ranks.
 
 #include <algorithm>
-#include <cstddef>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -28,16 +28,16 @@ absl::Status Fault(const ProgramBuffer& buffer, const char* rule, const char* wh
 
 // K12: what lies inside another buffer is a part of it, of equal size on all ranks that share it:
 // ranks write their own part, and no other.
-absl::Status CheckNesting(const ShardingPlan& plan, size_t id) {
+absl::Status CheckNesting(const ShardingPlan& plan, BufferId id) {
   const ProgramBuffer& inner = plan.buffers[id];
-  const auto outer_id = static_cast<size_t>(inner.inside);
+  const BufferId outer_id = inner.inside;
   if (outer_id >= id) {  // also: no circle
     return Fault(inner, "K12", "is not inside an earlier buffer");
   }
   const ProgramBuffer& outer = plan.buffers[outer_id];
   const bool of_replicas = outer.kind == BufferKind::kModelWeight;
   const int64_t parts = of_replicas ? plan.lanes.replicas : plan.lanes.width();
-  const GroupRules& rules = plan.rules[static_cast<size_t>(inner.group)];
+  const GroupRules& rules = plan.rules[inner.group];
   const bool whole = !rules.optimizer_sharded;
   const bool stored =
       inner.kind == BufferKind::kMainWeight || inner.kind == BufferKind::kModelWeight;
@@ -52,7 +52,7 @@ absl::Status CheckNesting(const ShardingPlan& plan, size_t id) {
 struct Extent {
   int64_t begin = 0;
   int64_t end = 0;
-  size_t buffer = 0;
+  BufferId buffer = {};
 };
 
 // Persistent buffers share their bytes with nobody; `extents` are those of one arena.
@@ -75,18 +75,17 @@ absl::Status CheckApart(const ShardingPlan& plan, std::vector<Extent> extents) {
 
 // K11: what the ranks measure is each element of each tensor once.
 absl::Status CheckStatistics(const ShardingPlan& plan) {
-  for (size_t group = 0; group < plan.groups.size(); ++group) {
-    const int id = static_cast<int>(group);
+  for (const GroupId group : plan.groups.ids()) {
     std::vector<FlatRange> ranges;
     for (int64_t rank = 0; rank < plan.ranks; ++rank) {
-      const FlatRange measured = MeasuredRange(plan, id, rank);
-      const FlatRange stored = StoredRange(plan, id, rank);
+      const FlatRange measured = MeasuredRange(plan, group, rank);
+      const FlatRange stored = StoredRange(plan, group, rank);
       if (measured.begin < stored.begin ||
           measured.begin + measured.elements > stored.begin + stored.elements) {
-        return absl::FailedPreconditionError(
-            absl::StrCat("K11: group ", group, ": rank ", rank, " measures what it does not have"));
+        return absl::FailedPreconditionError(absl::StrCat(
+            "K11: group ", group.value(), ": rank ", rank, " measures what it does not have"));
       }
-      if (Counts(plan, id, rank)) {
+      if (Counts(plan, group, rank)) {
         ranges.push_back(measured);
       }
     }
@@ -98,8 +97,8 @@ absl::Status CheckStatistics(const ShardingPlan& plan) {
       end = range.begin == end ? end + range.elements : -1;
     }
     if (end != plan.groups[group].layout.total_elements()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("K11: group ", group, ": statistics do not count every element once"));
+      return absl::FailedPreconditionError(absl::StrCat(
+          "K11: group ", group.value(), ": statistics do not count every element once"));
     }
   }
   return absl::OkStatus();
@@ -110,10 +109,10 @@ int64_t ActivationBytes(const ModelInventory& inventory, const ProgramBuffer& bu
   if (buffer.kind == BufferKind::kShared) {
     return ActivationOffsets(inventory.shared).back();
   }
-  if (buffer.unit < 0 || static_cast<size_t>(buffer.unit) >= inventory.units.size()) {
+  if (!inventory.units.Has(buffer.unit)) {
     return -1;
   }
-  const UnitSpec& unit = inventory.units[static_cast<size_t>(buffer.unit)];
+  const UnitSpec& unit = inventory.units[buffer.unit];
   switch (buffer.kind) {
     case BufferKind::kSaved:
       return ActivationOffsets(unit.saved).back();
@@ -156,11 +155,10 @@ absl::Status CheckSizes(const ShardingPlan& plan) {
       }
       continue;
     }
-    if (static_cast<size_t>(buffer.group) >= plan.groups.size() ||
-        buffer.unit != plan.groups[static_cast<size_t>(buffer.group)].unit) {
+    if (!plan.groups.Has(buffer.group) || buffer.unit != plan.groups[buffer.group].unit) {
       return Fault(buffer, "K13", "is of no group");
     }
-    const int64_t total = plan.groups[static_cast<size_t>(buffer.group)].layout.total_elements();
+    const int64_t total = plan.groups[buffer.group].layout.total_elements();
     const int64_t shard = total / plan.lanes.width();
     int64_t expected = 0;
     switch (buffer.kind) {
@@ -179,7 +177,7 @@ absl::Status CheckSizes(const ShardingPlan& plan) {
         expected = shard / plan.lanes.replicas;
         break;
       case BufferKind::kModelWeight:
-        expected = plan.rules[static_cast<size_t>(buffer.group)].optimizer_sharded ? shard : total;
+        expected = plan.rules[buffer.group].optimizer_sharded ? shard : total;
         break;
       default:
         expected = StoredRange(plan, buffer.group, 0).elements;
@@ -203,8 +201,8 @@ absl::Status CheckSizes(const ShardingPlan& plan) {
 
 absl::Status CheckPlaces(const ShardingPlan& plan) {
   RETURN_IF_ERROR(CheckSizes(plan));
-  std::vector<Extent> extents[3];
-  for (size_t i = 0; i < plan.buffers.size(); ++i) {
+  std::map<MemoryKind, std::vector<Extent>> extents;
+  for (const BufferId i : plan.buffers.ids()) {
     const ProgramBuffer& buffer = plan.buffers[i];
     const int64_t begin = plan.memory.offsets[i];
     if (begin < 0 || begin % kOffsetAlignment != 0 || buffer.bytes < 0 ||
@@ -214,10 +212,10 @@ absl::Status CheckPlaces(const ShardingPlan& plan) {
     if (buffer.inside >= 0) {
       RETURN_IF_ERROR(CheckNesting(plan, i));
     } else if (buffer.bytes > 0) {
-      extents[static_cast<size_t>(buffer.memory) - 1].push_back({begin, begin + buffer.bytes, i});
+      extents[buffer.memory].push_back({begin, begin + buffer.bytes, i});
     }
   }
-  for (std::vector<Extent>& arena : extents) {
+  for (auto& [memory, arena] : extents) {
     RETURN_IF_ERROR(CheckApart(plan, std::move(arena)));
   }
   return CheckStatistics(plan);

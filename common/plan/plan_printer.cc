@@ -14,8 +14,12 @@
 namespace ravel::plan {
 namespace {
 
-const std::string& UnitName(const ShardingPlan& plan, int unit) {
-  return plan.inventory.units[static_cast<size_t>(unit)].name;
+void AppendId(std::string* text, InstructionId id) {
+  absl::StrAppend(text, id.value());
+}
+
+const std::string& UnitName(const ShardingPlan& plan, UnitId unit) {
+  return plan.inventory.units[unit].name;
 }
 
 void AddWire(const ShardingPlan& plan, std::string& text) {
@@ -176,10 +180,8 @@ void AddGroups(const ShardingPlan& plan, const SummaryOptions& options, std::str
   }
 }
 
-std::string BufferText(const ShardingPlan& plan, int buffer) {
-  return absl::StrFormat("%s @%d",
-                         plan.buffers[static_cast<size_t>(buffer)].name,
-                         plan.memory.offsets[static_cast<size_t>(buffer)]);
+std::string BufferText(const ShardingPlan& plan, BufferId buffer) {
+  return absl::StrFormat("%s @%d", plan.buffers[buffer].name, plan.memory.offsets[buffer]);
 }
 
 // What an instruction works on, besides its unit.
@@ -188,14 +190,14 @@ std::string ObjectText(const ShardingPlan& plan, const Instruction& at) {
     case OpCode::kGather:
       return absl::StrCat("-> ", BufferText(plan, BufferOf(at, Role::kWeights)));
     case OpCode::kFree:
-      return plan.buffers[static_cast<size_t>(at.freed)].name;
+      return plan.buffers[at.freed].name;
     case OpCode::kAllocStaging:
       return absl::StrCat("-> ", BufferText(plan, BufferOf(at, Role::kGradient)));
     case OpCode::kForward:
     case OpCode::kBackward: {
       std::string text = at.call == 0 ? "" : absl::StrCat("call ", at.call);
-      for (const int weights : BuffersOf(at, Role::kWeights)) {
-        const int unit = plan.buffers[static_cast<size_t>(weights)].unit;
+      for (const BufferId weights : BuffersOf(at, Role::kWeights)) {
+        const UnitId unit = plan.buffers[weights].unit;
         if (unit != at.unit) {
           absl::StrAppend(&text, text.empty() ? "with " : ", with ", UnitName(plan, unit));
         }
@@ -292,7 +294,7 @@ std::string ProgramListing(const ShardingPlan& plan, const StepProgram& program)
                                        at.unit >= 0 ? UnitName(plan, at.unit) : "",
                                        ObjectText(plan, at));
     if (!at.waits.empty()) {
-      absl::StrAppendFormat(&line, "  waits %s", absl::StrJoin(at.waits, ", "));
+      absl::StrAppendFormat(&line, "  waits %s", absl::StrJoin(at.waits, ", ", AppendId));
     }
     line.erase(line.find_last_not_of(' ') + 1);
     absl::StrAppend(&text, line, "\n");

@@ -13,8 +13,8 @@
 namespace ravel::plan {
 namespace {
 
-const TensorSpec& TensorOf(const ShardingPlan& plan, int tensor) {
-  return plan.inventory.tensors[static_cast<size_t>(tensor)];
+const TensorSpec& TensorOf(const ShardingPlan& plan, TensorId tensor) {
+  return plan.inventory.tensors[tensor];
 }
 
 std::string AxesText(const ShardingPlan& plan, bool outer_cut, bool inner_cut) {
@@ -61,16 +61,16 @@ double GroupRow::padding_percent() const {
 }
 
 std::vector<GroupRow> GroupTable(const ShardingPlan& plan) {
-  std::vector<GroupRow> rows(plan.groups.size());
-  std::map<int, std::vector<size_t>> of_unit;
-  for (size_t g = 0; g < plan.groups.size(); ++g) {
+  IdVector<GroupId, GroupRow> rows(plan.groups.size());
+  std::map<UnitId, std::vector<GroupId>> of_unit;
+  for (const GroupId g : plan.groups.ids()) {
     of_unit[plan.groups[g].unit].push_back(g);
   }
-  const std::vector<WireBytes> wire = WireTable(plan);
+  const IdVector<GroupId, WireBytes> wire = WireTable(plan);
   for (const auto& [unit, groups] : of_unit) {
     for (size_t i = 0; i < groups.size(); ++i) {
       GroupRow& row = rows[groups[i]];
-      row.unit = plan.inventory.units[static_cast<size_t>(unit)].name;
+      row.unit = plan.inventory.units[unit].name;
       row.name = groups.size() == 1 ? row.unit : absl::StrCat(row.unit, ":", i);
       row.weight_type = plan.options.weight_type == DType::kBF16 ? "bf16" : "fp32";
       row.wire = wire[groups[i]];
@@ -78,14 +78,13 @@ std::vector<GroupRow> GroupTable(const ShardingPlan& plan) {
       FillLayout(plan, plan.groups[groups[i]], row);
     }
   }
-  for (size_t b = 0; b < plan.buffers.size(); ++b) {
+  for (const BufferId b : plan.buffers.ids()) {
     const ProgramBuffer& buffer = plan.buffers[b];
     if (buffer.group >= 0) {
-      rows[static_cast<size_t>(buffer.group)].buffers.push_back(
-          {.name = buffer.name,
-           .memory = MemoryKindName(buffer.memory),
-           .address = BufferOffset(plan, static_cast<int>(b), 0),
-           .bytes = buffer.bytes});
+      rows[buffer.group].buffers.push_back({.name = buffer.name,
+                                            .memory = MemoryKindName(buffer.memory),
+                                            .address = BufferOffset(plan, b, 0),
+                                            .bytes = buffer.bytes});
     }
   }
   return rows;
@@ -176,8 +175,8 @@ MemoryReport ReportMemory(const ShardingPlan& plan) {
     }
     const absl::StatusOr<PeakCut> peak = FindPeak(plan.buffers, plan.programs, memory);
     CHECK_MSG(peak.ok(), "a checked plan has lifetimes");
-    for (const int id : peak->buffers) {
-      add(plan.buffers[static_cast<size_t>(id)]);
+    for (const BufferId id : peak->buffers) {
+      add(plan.buffers[id]);
     }
   }
   MemoryReport report = {.lines = {}, .total_bytes = PeakBytes(plan)};

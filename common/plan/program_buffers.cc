@@ -19,53 +19,46 @@ class BufferList {
         peers_(request.options.read_peers_in_place ? MemoryKind::kSymmetric
                                                    : MemoryKind::kPrivate) {}
 
-  std::vector<ProgramBuffer> Build() {
-    std::vector<std::vector<int>> groups_of(request_.inventory.units.size());
-    for (size_t group = 0; group < request_.groups.size(); ++group) {
-      groups_of[static_cast<size_t>(request_.groups[group].unit)].push_back(
-          static_cast<int>(group));
+  ProgramBuffers Build() {
+    IdVector<UnitId, std::vector<GroupId>> groups_of(request_.inventory.units.size());
+    for (const GroupId group : request_.groups.ids()) {
+      groups_of[request_.groups[group].unit].push_back(group);
     }
     NameGroups(groups_of);
-    for (size_t unit = 0; unit < groups_of.size(); ++unit) {
-      for (const int group : groups_of[unit]) {
+    for (const UnitId unit : groups_of.ids()) {
+      for (const GroupId group : groups_of[unit]) {
         AddWeights(group);
       }
-      AddActivations(static_cast<int>(unit));
+      AddActivations(unit);
     }
     for (const GradientCall& call : uses_.gradients) {
       AddGradients(call);
     }
-    Add({.name = "shared",
-         .kind = BufferKind::kShared,
-         .bytes = ActivationOffsets(request_.inventory.shared).back(),
-         .persistent = true});
+    buffers_.Add({.name = "shared",
+                  .kind = BufferKind::kShared,
+                  .bytes = ActivationOffsets(request_.inventory.shared).back(),
+                  .persistent = true});
     return std::move(buffers_);
   }
 
  private:
-  int Add(ProgramBuffer buffer) {
-    buffers_.push_back(std::move(buffer));
-    return static_cast<int>(buffers_.size()) - 1;
-  }
-
   // "layers.0", or "layers.0:1" of the second of several groups.
-  void NameGroups(const std::vector<std::vector<int>>& groups_of) {
+  void NameGroups(const IdVector<UnitId, std::vector<GroupId>>& groups_of) {
     names_.resize(request_.groups.size());
-    for (size_t unit = 0; unit < groups_of.size(); ++unit) {
-      const std::vector<int>& groups = groups_of[unit];
+    for (const UnitId unit : groups_of.ids()) {
+      const std::vector<GroupId>& groups = groups_of[unit];
       for (size_t i = 0; i < groups.size(); ++i) {
         const std::string& name = request_.inventory.units[unit].name;
-        names_[static_cast<size_t>(groups[i])] =
-            groups.size() == 1 ? name : absl::StrCat(name, ":", i);
+        names_[groups[i]] = groups.size() == 1 ? name : absl::StrCat(name, ":", i);
       }
     }
   }
 
   ProgramBuffer OfGroup(
-      const char* role, BufferKind kind, int group, int64_t elements, DType dtype) const {
-    return {.name = absl::StrCat(role, "/", names_[static_cast<size_t>(group)]),
+      const char* role, BufferKind kind, GroupId group, int64_t elements, DType dtype) const {
+    return {.name = absl::StrCat(role, "/", names_[group]),
             .kind = kind,
-            .unit = request_.groups[static_cast<size_t>(group)].unit,
+            .unit = request_.groups[group].unit,
             .group = group,
             .bytes = elements * DTypeBytes(dtype),
             .dtype = dtype};
@@ -83,13 +76,15 @@ class BufferList {
     return buffer;
   }
 
-  const GroupRules& RulesOf(int group) const { return request_.rules[static_cast<size_t>(group)]; }
-  int64_t TotalElements(int group) const {
-    return request_.groups[static_cast<size_t>(group)].layout.total_elements();
+  const GroupRules& RulesOf(GroupId group) const { return request_.rules[group]; }
+  int64_t TotalElements(GroupId group) const {
+    return request_.groups[group].layout.total_elements();
   }
-  int64_t ShardElements(int group) const { return TotalElements(group) / request_.lanes.width(); }
+  int64_t ShardElements(GroupId group) const {
+    return TotalElements(group) / request_.lanes.width();
+  }
 
-  void AddWeights(int group) {
+  void AddWeights(GroupId group) {
     const GroupRules& rules = RulesOf(group);
     const bool resident = IsResident(request_, group);
     const DType weight_type = request_.options.weight_type;
@@ -101,16 +96,19 @@ class BufferList {
     if (resident && rules.optimizer_sharded) {
       gathered.memory = request_.options.gather_in_place ? MemoryKind::kCommon : peers_;
     }
-    int outer = Add(gathered);
+    BufferId outer = buffers_.Add(gathered);
     const int64_t parts = rules.optimizer_sharded ? request_.lanes.width() : 1;
-    const auto add_inside = [&](const char* role, BufferKind kind, int64_t elements, int inside) {
-      ProgramBuffer weight = OfGroup(role, kind, group, elements, weight_type);
-      weight.memory = inside >= 0 ? buffers_[static_cast<size_t>(inside)].memory : peers_;
-      weight.persistent = true;
-      weight.inside = inside;
-      return Add(weight);
-    };
-    outer = resident ? outer : -1;
+    const auto add_inside =
+        [&](const char* role, BufferKind kind, int64_t elements, BufferId inside) {
+          ProgramBuffer weight = OfGroup(role, kind, group, elements, weight_type);
+          weight.memory = inside >= 0 ? buffers_[inside].memory : peers_;
+          weight.persistent = true;
+          weight.inside = inside;
+          return buffers_.Add(weight);
+        };
+    if (!resident) {
+      outer = {};
+    }
     if (!rules.trainable || rules.outer_gradient_sharded || !same_type) {
       outer = add_inside("model_weight", BufferKind::kModelWeight, total / parts, outer);
     }
@@ -119,7 +117,7 @@ class BufferList {
     const auto add_own = [&](const char* role, BufferKind kind, DType dtype) {
       ProgramBuffer own = OfGroup(role, kind, group, stored, dtype);
       own.persistent = true;
-      Add(own);
+      buffers_.Add(own);
     };
     if (!same_type) {
       // Frozen groups have one too: a save then holds the bits that were loaded.
@@ -136,20 +134,19 @@ class BufferList {
     }
   }
 
-  void AddActivations(int unit) {
-    const UnitSpec& spec = request_.inventory.units[static_cast<size_t>(unit)];
-    const auto add = [&](const char* role,
-                         BufferKind kind,
-                         int call,
-                         const std::vector<ActivationSpec>& specs) {
-      if (!specs.empty()) {
-        Add({.name = absl::StrCat(role, "/", spec.name, call > 0 ? absl::StrCat(".", call) : ""),
-             .kind = kind,
-             .unit = unit,
-             .call = call,
-             .bytes = ActivationOffsets(specs).back()});
-      }
-    };
+  void AddActivations(UnitId unit) {
+    const UnitSpec& spec = request_.inventory.units[unit];
+    const auto add =
+        [&](const char* role, BufferKind kind, int call, const std::vector<ActivationSpec>& specs) {
+          if (!specs.empty()) {
+            buffers_.Add({.name = absl::StrCat(
+                              role, "/", spec.name, call > 0 ? absl::StrCat(".", call) : ""),
+                          .kind = kind,
+                          .unit = unit,
+                          .call = call,
+                          .bytes = ActivationOffsets(specs).back()});
+          }
+        };
     for (int call = 0; call < CallsOf(request_.inventory, unit); ++call) {
       add("saved", BufferKind::kSaved, call, spec.saved);
     }
@@ -178,7 +175,7 @@ class BufferList {
       buffer.memory = peers_read_root && slot == counter.root ? peers_ : MemoryKind::kPrivate;
       buffer.slot = slot;
       buffer.persistent = true;
-      Add(buffer);
+      buffers_.Add(buffer);
     }
   }
 
@@ -194,23 +191,24 @@ class BufferList {
         OfCall("staging", BufferKind::kStaging, call, TotalElements(call.group));
     staging.memory = rules.reduces_each_turn ? peers_ : MemoryKind::kPrivate;
     staging.persistent = lanes.micro_batches > 1;
-    Add(staging);
+    buffers_.Add(staging);
     const bool received = !request_.options.read_peers_in_place;
     if (received) {
-      Add(OfCall("receive", BufferKind::kReceive, call, TotalElements(call.group)));
+      buffers_.Add(OfCall("receive", BufferKind::kReceive, call, TotalElements(call.group)));
     }
     if (replicas) {
       ProgramBuffer sum = OfCall(
           "outer_grad", BufferKind::kOuterGrad, call, ShardElements(call.group) / lanes.replicas);
       sum.memory = rules.outer_gradient_sharded ? MemoryKind::kPrivate : peers_;
       sum.persistent = rules.outer_gradient_sharded;
-      Add(sum);
+      buffers_.Add(sum);
       if (received) {
-        Add(OfCall("outer_receive", BufferKind::kOuterReceive, call, ShardElements(call.group)));
+        buffers_.Add(
+            OfCall("outer_receive", BufferKind::kOuterReceive, call, ShardElements(call.group)));
       }
     }
     if (!rules.gradient_sharded && call.call == 0) {
-      Add(OfCall("full_grad", BufferKind::kFullGrad, call, TotalElements(call.group)));
+      buffers_.Add(OfCall("full_grad", BufferKind::kFullGrad, call, TotalElements(call.group)));
     }
   }
 
@@ -219,18 +217,18 @@ class BufferList {
   const Counter local_ = Counter(request_.lanes.Local());
   const Counter inner_ = Counter(request_.lanes.Inner());
   const MemoryKind peers_;  // of what other ranks of the host read where they can
-  std::vector<std::string> names_;
-  std::vector<ProgramBuffer> buffers_;
+  IdVector<GroupId, std::string> names_;
+  ProgramBuffers buffers_;
 };
 
 }  // namespace
 
-bool IsResident(const ProgramRequest& request, int group) {
-  const GroupRules& rules = request.rules[static_cast<size_t>(group)];
+bool IsResident(const ProgramRequest& request, GroupId group) {
+  const GroupRules& rules = request.rules[group];
   return !rules.weights_sharded || (request.options.gather_in_place && rules.optimizer_sharded);
 }
 
-std::vector<ProgramBuffer> BuildBuffers(const ProgramRequest& request) {
+ProgramBuffers BuildBuffers(const ProgramRequest& request) {
   return BufferList(request).Build();
 }
 

@@ -17,7 +17,7 @@
 namespace ravel::plan {
 namespace {
 
-constexpr int kNever = std::numeric_limits<int>::max();
+constexpr size_t kNever = std::numeric_limits<size_t>::max();
 
 bool Updates(Phase phase) {
   return phase == Phase::kOnly || phase == Phase::kLast;
@@ -44,8 +44,8 @@ bool TakesOver(const ProgramKind& kind) {
 
 // Groups that stay gathered between the programs of a step. Without `at_end`: whatever is left.
 struct HandOver {
-  std::vector<int> at_start;
-  std::optional<std::vector<int>> at_end;
+  std::vector<GroupId> at_start;
+  std::optional<std::vector<GroupId>> at_end;
 };
 
 // Emits one program. Weights: a cache of gathered groups that evicts the one needed last (Belady);
@@ -61,23 +61,22 @@ class Builder {
         index_(index),
         model_(UsesOf(request.inventory, request.groups, kind.phase != Phase::kEval)),
         weights_(request.groups.size()),
-        allocated_at_(model_.gradients.size(), -1),
-        reduced_at_(model_.gradients.size(), -1),
+        allocated_at_(model_.gradients.size()),
+        reduced_at_(model_.gradients.size()),
         summed_(request.groups.size(), 0) {
     program_.phase = kind.phase;
     program_.part = kind.part;
-    last_on_stream_.fill(-1);
     hands_over_ = HandsOver(kind);
     at_end_ = hand_over.at_end;
     for (size_t use = 0; use < model_.uses.size(); ++use) {
-      for (const int group : model_.uses[use].needs) {
-        Weights(group).uses.push_back(static_cast<int>(use));
+      for (const GroupId group : model_.uses[use].needs) {
+        Weights(group).uses.push_back(use);
       }
     }
-    for (size_t group = 0; group < weights_.size(); ++group) {
-      weights_[group].resident = IsResident(request, static_cast<int>(group));
+    for (const GroupId group : weights_.ids()) {
+      weights_[group].resident = IsResident(request, group);
     }
-    for (const int group : hand_over.at_start) {
+    for (const GroupId group : hand_over.at_start) {
       Weights(group).live = true;
       program_.live_at_start.push_back(Buffer(BufferKind::kGathered, group));
     }
@@ -120,42 +119,36 @@ class Builder {
   struct GroupWeights {
     bool resident = false;
     bool live = false;  // the gather of a resident group has been emitted
-    int gather = -1;    // instruction
-    int renewed = -1;   // instruction: outer gather
-    int last_use = -1;  // instruction
-    std::vector<int> uses;
+    InstructionId gather = {};
+    InstructionId renewed = {};  // outer gather
+    InstructionId last_use = {};
+    std::vector<size_t> uses;
   };
   enum class Must { kFit, kNotWait };
 
-  int Emit(Instruction instruction) {
-    program_.instructions.push_back(std::move(instruction));
-    const int at = static_cast<int>(program_.instructions.size()) - 1;
-    last_on_stream_[StreamIndex(program_.instructions.back().stream)] = at;
-    return at;
+  InstructionId Emit(Instruction instruction) {
+    InstructionId& last = last_on_stream_[StreamIndex(instruction.stream)];
+    last = program_.instructions.Add(std::move(instruction));
+    return last;
   }
-  Instruction OfGroup(OpCode op, StreamId stream, int group) const {
-    return {.op = op,
-            .stream = stream,
-            .unit = request_.groups[static_cast<size_t>(group)].unit,
-            .group = group};
+  Instruction OfGroup(OpCode op, StreamId stream, GroupId group) const {
+    return {.op = op, .stream = stream, .unit = request_.groups[group].unit, .group = group};
   }
-  void EmitFree(int buffer) {
+  void EmitFree(BufferId buffer) {
     Instruction free = {.op = OpCode::kFree, .stream = StreamId::kHost};
     free.freed = buffer;
     Emit(free);
   }
 
-  const GroupRules& Rules(int group) const { return request_.rules[static_cast<size_t>(group)]; }
-  int64_t Elements(int group) const {
-    return request_.groups[static_cast<size_t>(group)].layout.total_elements();
-  }
-  int64_t GatheredBytes(int group) const {
+  const GroupRules& Rules(GroupId group) const { return request_.rules[group]; }
+  int64_t Elements(GroupId group) const { return request_.groups[group].layout.total_elements(); }
+  int64_t GatheredBytes(GroupId group) const {
     return Elements(group) * DTypeBytes(request_.options.weight_type);
   }
-  int64_t StagedBytes(int group) const { return Elements(group) * kGradientElementBytes; }
-  GroupWeights& Weights(int group) { return weights_[static_cast<size_t>(group)]; }
-  int Buffer(BufferKind kind, int owner, int call = 0) const {
-    return index_.Find({.kind = kind, .owner = owner, .call = call});
+  int64_t StagedBytes(GroupId group) const { return Elements(group) * kGradientElementBytes; }
+  GroupWeights& Weights(GroupId group) { return weights_[group]; }
+  BufferId Buffer(BufferKind kind, GroupId group, int call = 0) const {
+    return index_.Find({.kind = kind, .owner = group, .call = call});
   }
   // Gradients of several micro-batches add up before they leave.
   bool Opens() const {
@@ -167,24 +160,22 @@ class Builder {
   bool StagingStays() const { return program_.part != LanePart::kWhole; }
 
   // The first use at or after `from` that needs the group's weights.
-  int NextUse(int group, size_t from) const {
-    const std::vector<int>& uses = weights_[static_cast<size_t>(group)].uses;
-    const auto next = std::lower_bound(uses.begin(), uses.end(), static_cast<int>(from));
+  size_t NextUse(GroupId group, size_t from) const {
+    const std::vector<size_t>& uses = weights_[group].uses;
+    const auto next = std::lower_bound(uses.begin(), uses.end(), from);
     if (next != uses.end()) {
       return *next;
     }
-    return hands_over_ && !uses.empty() ? static_cast<int>(model_.uses.size()) + uses.front()
-                                        : kNever;
+    return hands_over_ && !uses.empty() ? model_.uses.size() + uses.front() : kNever;
   }
 
   void EmitOuterGathers() {
     if (!RenewsWeights(program_.phase)) {
       return;
     }
-    for (size_t group = 0; group < weights_.size(); ++group) {
-      if (request_.rules[group].outer_gradient_sharded) {
-        weights_[group].renewed =
-            Emit(OfGroup(OpCode::kOuterGather, StreamId::kOuter, static_cast<int>(group)));
+    for (const GroupId group : weights_.ids()) {
+      if (Rules(group).outer_gradient_sharded) {
+        weights_[group].renewed = Emit(OfGroup(OpCode::kOuterGather, StreamId::kOuter, group));
       }
     }
   }
@@ -194,7 +185,7 @@ class Builder {
     const std::vector<UnitUse>& uses = model_.uses;
     const size_t next = std::min(uses.size(), use + (request_.options.prefetch ? 2 : 1));
     for (size_t ahead = use; ahead < next; ++ahead) {
-      for (const int group : uses[ahead].needs) {
+      for (const GroupId group : uses[ahead].needs) {
         const bool renews = RenewsWeights(program_.phase) && Rules(group).optimizer_sharded;
         if (Weights(group).resident && renews && !Weights(group).live) {
           EmitGather(group, {});
@@ -203,7 +194,7 @@ class Builder {
     }
     const size_t end = request_.options.prefetch ? uses.size() : use + 1;
     for (size_t ahead = use; ahead < end; ++ahead) {
-      for (const int group : uses[ahead].needs) {
+      for (const GroupId group : uses[ahead].needs) {
         const GroupWeights& weights = Weights(group);
         if (!weights.resident && !weights.live && !GatherWithin(group, use, ahead)) {
           return;
@@ -214,16 +205,16 @@ class Builder {
 
   // Gathers a group for use `ahead`, evicting groups that are needed later than that. False: no
   // room yet.
-  bool GatherWithin(int group, size_t use, size_t ahead) {
+  bool GatherWithin(GroupId group, size_t use, size_t ahead) {
     const int64_t cap = request_.options.gather_window_bytes;
     int64_t live = GatheredBytes(group);
-    std::vector<std::pair<int, int>> candidates;  // (next use, group)
-    for (size_t other = 0; other < weights_.size(); ++other) {
+    std::vector<std::pair<size_t, GroupId>> candidates;  // by next use
+    for (const GroupId other : weights_.ids()) {
       if (weights_[other].live && !weights_[other].resident) {
-        live += GatheredBytes(static_cast<int>(other));
-        const int next = NextUse(static_cast<int>(other), use);
-        if (next > static_cast<int>(ahead)) {
-          candidates.emplace_back(next, static_cast<int>(other));
+        live += GatheredBytes(other);
+        const size_t next = NextUse(other, use);
+        if (next > ahead) {
+          candidates.emplace_back(next, other);
         }
       }
     }
@@ -232,7 +223,7 @@ class Builder {
       return a.first != b.first ? a.first > b.first
                                 : Weights(a.second).last_use < Weights(b.second).last_use;
     });
-    std::vector<int> evicted;
+    std::vector<GroupId> evicted;
     for (const auto& [next, other] : candidates) {
       if (live <= cap) {
         break;
@@ -256,18 +247,18 @@ class Builder {
     return true;
   }
 
-  void EmitGather(int group, const std::vector<int>& evicted) {
+  void EmitGather(GroupId group, const std::vector<GroupId>& evicted) {
     Instruction gather = OfGroup(OpCode::kGather, StreamId::kGather, group);
-    for (const int other : evicted) {
+    for (const GroupId other : evicted) {
       EmitFree(Buffer(BufferKind::kGathered, other));
       GroupWeights& out = Weights(other);
-      const int last = std::max(out.last_use, out.gather);
+      const InstructionId last = std::max(out.last_use, out.gather);
       if (last >= 0) {  // else it is of a program before and was not used in this one
         gather.waits.push_back(last);
       }
       out.live = false;
-      out.gather = -1;
-      out.last_use = -1;
+      out.gather = {};
+      out.last_use = {};
     }
     GroupWeights& weights = Weights(group);
     if (weights.renewed >= 0) {
@@ -275,7 +266,7 @@ class Builder {
     }
     weights.live = true;
     weights.gather = Emit(gather);
-    weights.last_use = -1;
+    weights.last_use = {};
   }
 
   // Opens the staging of the gradients that a use is the first to write. Room comes from gradients
@@ -285,9 +276,9 @@ class Builder {
     if (!Opens()) {
       return true;
     }
-    for (const int id : model_.uses[use].gradients) {
-      const GradientCall& call = model_.gradients[static_cast<size_t>(id)];
-      if (allocated_at_[static_cast<size_t>(id)] >= 0) {
+    for (const GradientId id : model_.uses[use].gradients) {
+      const GradientCall& call = model_.gradients[id];
+      if (allocated_at_[id] >= 0) {
         continue;
       }
       Instruction alloc = OfGroup(OpCode::kAllocStaging, StreamId::kReduce, call.group);
@@ -296,24 +287,23 @@ class Builder {
         return false;
       }
       staged_.push_back(id);
-      allocated_at_[static_cast<size_t>(id)] = Emit(alloc);
+      allocated_at_[id] = Emit(alloc);
     }
     return true;
   }
 
   // Retires reduced gradients, oldest first, until another one fits.
-  bool MakeRoom(const GradientCall& call, Must must, std::vector<int>& waits) {
+  bool MakeRoom(const GradientCall& call, Must must, std::vector<InstructionId>& waits) {
     int64_t live = StagedBytes(call.group);
-    for (const int staged : staged_) {
-      live += StagedBytes(model_.gradients[static_cast<size_t>(staged)].group);
+    for (const GradientId staged : staged_) {
+      live += StagedBytes(model_.gradients[staged].group);
     }
-    std::vector<int> stay;
-    std::vector<int> reduces;
-    for (const int staged : staged_) {
-      const auto id = static_cast<size_t>(staged);
-      if (live > request_.options.staging_window_bytes && reduced_at_[id] >= 0) {
-        live -= StagedBytes(model_.gradients[id].group);
-        reduces.push_back(reduced_at_[id]);
+    std::vector<GradientId> stay;
+    std::vector<InstructionId> reduces;
+    for (const GradientId staged : staged_) {
+      if (live > request_.options.staging_window_bytes && reduced_at_[staged] >= 0) {
+        live -= StagedBytes(model_.gradients[staged].group);
+        reduces.push_back(reduced_at_[staged]);
       } else {
         stay.push_back(staged);
       }
@@ -329,7 +319,7 @@ class Builder {
   Instruction ComputeOf(const UnitUse& use) {
     Instruction run = {
         .op = use.op, .stream = StreamId::kCompute, .unit = use.unit, .call = use.call};
-    for (const int group : use.needs) {
+    for (const GroupId group : use.needs) {
       if (Weights(group).gather >= 0) {
         run.waits.push_back(Weights(group).gather);
       }
@@ -345,24 +335,24 @@ class Builder {
       Emit(remake);
     }
     Instruction run = ComputeOf(use);
-    for (const int id : use.gradients) {
-      if (allocated_at_[static_cast<size_t>(id)] >= 0) {
-        run.waits.push_back(allocated_at_[static_cast<size_t>(id)]);
+    for (const GradientId id : use.gradients) {
+      if (allocated_at_[id] >= 0) {
+        run.waits.push_back(allocated_at_[id]);
       }
     }
-    const int instruction = Emit(run);
-    for (const int group : use.needs) {
+    const InstructionId instruction = Emit(run);
+    for (const GroupId group : use.needs) {
       Weights(group).last_use = instruction;
     }
   }
 
   // Sends away the gradients that a backward was the last to write.
   void EmitReduces(size_t at) {
-    const int backward = static_cast<int>(program_.instructions.size()) - 1;
-    std::vector<int> unfinished = std::move(unfinished_);
+    const InstructionId backward = program_.instructions.last_id();
+    std::vector<GroupId> unfinished = std::move(unfinished_);
     unfinished_.clear();
-    for (const int id : model_.uses[at].gradients) {
-      if (model_.gradients[static_cast<size_t>(id)].last_use != at) {
+    for (const GradientId id : model_.uses[at].gradients) {
+      if (model_.gradients[id].last_use != at) {
         continue;
       }
       EmitReduce(id, backward);
@@ -376,15 +366,15 @@ class Builder {
     FinishSums(unfinished);
   }
 
-  void EmitReduce(int id, int backward) {
-    const GradientCall& call = model_.gradients[static_cast<size_t>(id)];
+  void EmitReduce(GradientId id, InstructionId backward) {
+    const GradientCall& call = model_.gradients[id];
     const bool local = !Rules(call.group).reduces_each_turn;
     Instruction leave = OfGroup(
         local ? OpCode::kAccumulateGrad : OpCode::kReduceScatter, StreamId::kReduce, call.group);
     leave.call = call.call;
     leave.waits = {backward};
-    int reduced = Emit(leave);
-    reduced_at_[static_cast<size_t>(id)] = reduced;
+    InstructionId reduced = Emit(leave);
+    reduced_at_[id] = reduced;
     EmitFree(Buffer(BufferKind::kStaging, call.group, call.call));
     if (!Updates(program_.phase)) {
       return;
@@ -401,23 +391,23 @@ class Builder {
       outer.waits = {reduced};
       Emit(outer);
     }
-    if (++summed_[static_cast<size_t>(call.group)] == GradientCallsOf(model_, call.group)) {
+    if (++summed_[call.group] == GradientCallsOf(model_, call.group)) {
       unfinished_.push_back(call.group);
     }
   }
 
   // Joins calls and brings whole gradients to where they are needed. One use later than the outer
   // reduces that it waits for, so that the reduce stream need not stand still.
-  void FinishSums(const std::vector<int>& groups) {
-    const int outer = last_on_stream_[StreamIndex(StreamId::kOuter)];
-    const auto emit = [&](OpCode op, int group) {
+  void FinishSums(const std::vector<GroupId>& groups) {
+    const InstructionId outer = last_on_stream_[StreamIndex(StreamId::kOuter)];
+    const auto emit = [&](OpCode op, GroupId group) {
       Instruction finish = OfGroup(op, StreamId::kReduce, group);
       if (request_.lanes.replicas > 1) {
         finish.waits = {LastOuterOf(group, outer)};
       }
       Emit(finish);
     };
-    for (const int group : groups) {
+    for (const GroupId group : groups) {
       if (GradientCallsOf(model_, group) > 1) {
         emit(OpCode::kJoinGradients, group);
       }
@@ -432,21 +422,19 @@ class Builder {
   }
 
   // The last outer reduce of the group, at or before `from`.
-  int LastOuterOf(int group, int from) const {
-    for (int at = from; at >= 0; --at) {
-      const Instruction& instruction = program_.instructions[static_cast<size_t>(at)];
+  InstructionId LastOuterOf(GroupId group, InstructionId from) const {
+    for (InstructionId at = from; at >= 0; --at) {
+      const Instruction& instruction = program_.instructions[at];
       if (instruction.op == OpCode::kOuterReduce && instruction.group == group) {
         return at;
       }
     }
-    CHECK_MSG(false, "a group without an outer reduce");
-    return -1;
+    CheckFailed(__FILE__, __LINE__, "outer reduce", "a group without one");
   }
 
   void FreeAll() {
-    for (size_t group = 0; group < weights_.size(); ++group) {
-      const int id = static_cast<int>(group);
-      if (!weights_[group].live || weights_[group].resident) {
+    for (const GroupId id : weights_.ids()) {
+      if (!weights_[id].live || weights_[id].resident) {
         continue;
       }
       const bool stays =
@@ -464,17 +452,16 @@ class Builder {
   void EmitUpdate() {
     Instruction stats = {.op = OpCode::kStatsReduce, .stream = StreamId::kReduce};
     for (const StreamId stream : {StreamId::kOuter, StreamId::kCompute}) {
-      const int last = last_on_stream_[StreamIndex(stream)];
+      const InstructionId last = last_on_stream_[StreamIndex(stream)];
       if (last >= 0) {
         stats.waits.push_back(last);
       }
     }
     Emit(stats);
-    const int decide = Emit({.op = OpCode::kDecideStep, .stream = StreamId::kReduce});
-    for (size_t group = 0; group < weights_.size(); ++group) {
-      if (request_.rules[group].trainable) {
-        Instruction step =
-            OfGroup(OpCode::kOptimizerStep, StreamId::kCompute, static_cast<int>(group));
+    const InstructionId decide = Emit({.op = OpCode::kDecideStep, .stream = StreamId::kReduce});
+    for (const GroupId group : weights_.ids()) {
+      if (Rules(group).trainable) {
+        Instruction step = OfGroup(OpCode::kOptimizerStep, StreamId::kCompute, group);
         step.waits = {decide};
         Emit(step);
       }
@@ -483,7 +470,7 @@ class Builder {
 
   void EmitEnd() {
     Instruction end = {.op = OpCode::kEndPhase, .stream = StreamId::kHost};
-    for (const int last : last_on_stream_) {
+    for (const InstructionId last : last_on_stream_) {
       if (last >= 0) {
         end.waits.push_back(last);
       }
@@ -495,26 +482,26 @@ class Builder {
   const BufferIndex& index_;
   const ModelUses model_;
   bool hands_over_ = false;
-  std::optional<std::vector<int>> at_end_;
-  std::vector<GroupWeights> weights_;
-  std::vector<int> allocated_at_;  // per gradient: instruction, or -1
-  std::vector<int> reduced_at_;    // per gradient: what ends its staging
-  std::vector<int> summed_;        // per group: calls
-  std::vector<int> staged_;        // gradients in order of allocation, until their room is needed
-  std::vector<int> unfinished_;    // groups whose sums wait for their last steps
-  std::array<int, kStreamCount> last_on_stream_;
+  std::optional<std::vector<GroupId>> at_end_;
+  IdVector<GroupId, GroupWeights> weights_;
+  IdVector<GradientId, InstructionId> allocated_at_;
+  IdVector<GradientId, InstructionId> reduced_at_;  // what ends its staging
+  IdVector<GroupId, int> summed_;                   // calls
+  std::vector<GradientId> staged_;   // in order of allocation, until their room is needed
+  std::vector<GroupId> unfinished_;  // whose sums wait for their last steps
+  std::array<InstructionId, kStreamCount> last_on_stream_;
   StepProgram program_;
 };
 
 std::vector<StepProgram> BuildKinds(const ProgramRequest& request,
                                     const BufferIndex& index,
                                     const std::vector<ProgramKind>& kinds,
-                                    const std::optional<std::vector<int>>& kept) {
+                                    const std::optional<std::vector<GroupId>>& kept) {
   std::vector<StepProgram> programs;
   programs.reserve(kinds.size());
   for (const ProgramKind& kind : kinds) {
     const HandOver hand_over = {
-        .at_start = TakesOver(kind) && kept.has_value() ? *kept : std::vector<int>(),
+        .at_start = TakesOver(kind) && kept.has_value() ? *kept : std::vector<GroupId>(),
         .at_end = kept};
     programs.push_back(Builder(request, index, kind, hand_over).Build());
   }
@@ -522,18 +509,18 @@ std::vector<StepProgram> BuildKinds(const ProgramRequest& request,
 }
 
 // The groups that all programs which are followed by another one leave gathered, ascending.
-std::vector<int> CommonAtEnd(const std::vector<ProgramBuffer>& buffers,
-                             const std::vector<StepProgram>& programs,
-                             const std::vector<ProgramKind>& kinds) {
-  std::vector<int> common;
+std::vector<GroupId> CommonAtEnd(const ProgramBuffers& buffers,
+                                 const std::vector<StepProgram>& programs,
+                                 const std::vector<ProgramKind>& kinds) {
+  std::vector<GroupId> common;
   bool first = true;
   for (size_t i = 0; i < programs.size(); ++i) {
     if (!HandsOver(kinds[i])) {
       continue;
     }
-    std::vector<int> left;
-    for (const int buffer : programs[i].live_at_end) {
-      const int group = buffers[static_cast<size_t>(buffer)].group;
+    std::vector<GroupId> left;
+    for (const BufferId buffer : programs[i].live_at_end) {
+      const GroupId group = buffers[buffer].group;
       if (first || std::binary_search(common.begin(), common.end(), group)) {
         left.push_back(group);
       }
@@ -548,7 +535,7 @@ std::vector<int> CommonAtEnd(const std::vector<ProgramBuffer>& buffers,
 }  // namespace
 
 std::vector<StepProgram> BuildPrograms(const ProgramRequest& request,
-                                       const std::vector<ProgramBuffer>& buffers) {
+                                       const ProgramBuffers& buffers) {
   const BufferIndex index(buffers);
   std::vector<ProgramKind> kinds;
   for (int64_t at = 0; at < request.lanes.programs(); ++at) {
@@ -561,10 +548,10 @@ std::vector<StepProgram> BuildPrograms(const ProgramRequest& request,
   kinds.push_back({.phase = Phase::kEval, .part = LanePart::kWhole});
   // What stays gathered from one program to the next must be the same everywhere. It only shrinks,
   // so this ends.
-  std::optional<std::vector<int>> kept;
+  std::optional<std::vector<GroupId>> kept;
   while (true) {
     std::vector<StepProgram> programs = BuildKinds(request, index, kinds, kept);
-    std::vector<int> common = CommonAtEnd(buffers, programs, kinds);
+    std::vector<GroupId> common = CommonAtEnd(buffers, programs, kinds);
     if (kept.has_value() && common == *kept) {
       return programs;
     }

@@ -14,23 +14,23 @@ namespace ravel::plan {
 
 struct ProgramRequest {
   const ModelInventory& inventory;
-  const std::vector<GroupLayout>& groups;
-  const std::vector<GroupRules>& rules;  // per group
+  const GroupLayouts& groups;
+  const RulesOfGroups& rules;
   LaneMap lanes;
   ProgramOptions options;  // windows resolved
 };
 
 // Whether the group's gathered buffer stays: its weights are not cut, or gathers are in place.
-bool IsResident(const ProgramRequest& request, int group);
+bool IsResident(const ProgramRequest& request, GroupId group);
 
 // Where a window is 0: the most bytes that two consecutive uses need together.
 ProgramOptions ResolveWindows(const ProgramRequest& request);
 
 // Every buffer of every program.
-std::vector<ProgramBuffer> BuildBuffers(const ProgramRequest& request);
+ProgramBuffers BuildBuffers(const ProgramRequest& request);
 
 // The distinct programs of a step, in the order in which it first runs them, and eval.
 std::vector<StepProgram> BuildPrograms(const ProgramRequest& request,
-                                       const std::vector<ProgramBuffer>& buffers);
+                                       const ProgramBuffers& buffers);
 
 }  // namespace ravel::plan

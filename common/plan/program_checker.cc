@@ -30,8 +30,8 @@ struct PlanFacts {
 
 // K8: EndPhase is after everything.
 absl::Status CheckEnd(const ProgramFacts& facts) {
-  const int end = facts.count() - 1;
-  for (int i = 0; i < end; ++i) {
+  const InstructionId end = facts.last();
+  for (InstructionId i = 0; i < end; ++i) {
     if (facts.At(i).op != OpCode::kFree && !facts.Before(i, end)) {
       return facts.Fault("K8", i, "may still run when the program ends");
     }
@@ -42,27 +42,25 @@ absl::Status CheckEnd(const ProgramFacts& facts) {
 // K8 between programs: a free closes what this program opened, or staging that lives over the
 // micro-batches of a lane, which the first opens and the last leaves.
 absl::Status CheckStagingFrees(const ProgramFacts& facts) {
-  std::vector<int> freed(facts.plan.buffers.size(), -1);
-  for (int i = 0; i < facts.count(); ++i) {
+  IdVector<BufferId, InstructionId> freed(facts.plan.buffers.size());
+  for (const InstructionId i : facts.program.instructions.ids()) {
     const Instruction& at = facts.At(i);
-    if (at.op == OpCode::kFree && facts.plan.buffers[static_cast<size_t>(at.freed)].persistent) {
-      const BufferKind kind = facts.plan.buffers[static_cast<size_t>(at.freed)].kind;
-      if (kind != BufferKind::kStaging || !facts.Closes() ||
-          freed[static_cast<size_t>(at.freed)] >= 0) {
+    if (at.op == OpCode::kFree && facts.plan.buffers[at.freed].persistent) {
+      const BufferKind kind = facts.plan.buffers[at.freed].kind;
+      if (kind != BufferKind::kStaging || !facts.Closes() || freed[at.freed] >= 0) {
         return facts.Fault("K8", i, absl::StrCat("frees ", facts.BufferName(at.freed)));
       }
-      freed[static_cast<size_t>(at.freed)] = i;
+      freed[at.freed] = i;
     }
   }
   if (!facts.Closes() || facts.program.part == LanePart::kWhole) {
     return absl::OkStatus();
   }
-  for (int i = 0; i < facts.count(); ++i) {
+  for (const InstructionId i : facts.program.instructions.ids()) {
     const Instruction& at = facts.At(i);
-    const int sent = BufferOf(at, Role::kSend);
-    const bool staged =
-        sent >= 0 && facts.plan.buffers[static_cast<size_t>(sent)].kind == BufferKind::kStaging;
-    if (staged && freed[static_cast<size_t>(sent)] < i) {
+    const BufferId sent = BufferOf(at, Role::kSend);
+    const bool staged = sent >= 0 && facts.plan.buffers[sent].kind == BufferKind::kStaging;
+    if (staged && freed[sent] < i) {
       return facts.Fault("K8", i, "leaves staging open between programs");
     }
   }
@@ -73,7 +71,7 @@ absl::Status CheckOne(const ShardingPlan& plan,
                       const PlanFacts& of_plan,
                       const StepProgram& program) {
   const ModelUses& model = program.phase == Phase::kEval ? of_plan.evaluates : of_plan.trains;
-  std::vector<int> use_at;
+  std::vector<InstructionId> use_at;
   const OperandContext context = {.inventory = plan.inventory,
                                   .rules = plan.rules,
                                   .lanes = plan.lanes,
@@ -104,14 +102,15 @@ absl::Status CheckHandOver(const ShardingPlan& plan) {
   const auto fault = [](const StepProgram& program) {
     return absl::FailedPreconditionError(
         absl::StrCat("K8: ",
-                     InstructionName(program, static_cast<int>(program.instructions.size()) - 1),
+                     InstructionName(program, program.instructions.last_id()),
                      ": does not hand over what the next program starts with"));
   };
   const StepProgram* before = nullptr;
   for (int64_t at = 0; at < plan.lanes.programs(); ++at) {
     const StepSlot slot = SlotOf(plan.lanes, at);
     const StepProgram& program = plan.program(slot.phase, slot.part);
-    if (program.live_at_start != (before == nullptr ? std::vector<int>() : before->live_at_end)) {
+    if (program.live_at_start !=
+        (before == nullptr ? std::vector<BufferId>() : before->live_at_end)) {
       return fault(before == nullptr ? program : *before);
     }
     before = &program;
@@ -164,16 +163,17 @@ absl::Status CheckShape(const ShardingPlan& plan) {
 // K1.
 absl::Status CheckWeights(const ProgramFacts& facts) {
   const ShardingPlan& plan = facts.plan;
-  constexpr int kNone = -2;
-  std::vector<int> newest(plan.groups.size(), kNone);  // gather; -1: of a program before this
-  for (const int buffer : facts.program.live_at_start) {
-    newest[static_cast<size_t>(plan.buffers[static_cast<size_t>(buffer)].group)] = -1;
+  constexpr InstructionId kNone = -2;
+  constexpr InstructionId kBefore = -1;
+  IdVector<GroupId, InstructionId> newest(plan.groups.size(), kNone);  // gather
+  for (const BufferId buffer : facts.program.live_at_start) {
+    newest[plan.buffers[buffer].group] = kBefore;
   }
-  std::vector<int> renewed(plan.groups.size(), -1);
-  std::vector<int> read_last;
-  for (int i = 0; i < facts.count(); ++i) {
+  IdVector<GroupId, InstructionId> renewed(plan.groups.size());
+  std::vector<InstructionId> read_last;
+  for (const InstructionId i : facts.program.instructions.ids()) {
     const Instruction& at = facts.At(i);
-    const auto group = static_cast<size_t>(at.group);
+    const GroupId group = at.group;
     if (at.op == OpCode::kOuterGather) {
       if (renewed[group] >= 0 || !facts.RenewsWeights() ||
           !plan.rules[group].outer_gradient_sharded) {
@@ -181,8 +181,8 @@ absl::Status CheckWeights(const ProgramFacts& facts) {
       }
       renewed[group] = i;
     } else if (at.op == OpCode::kGather) {
-      const int gathered = BufferOf(at, Role::kWeights);
-      const bool stays = plan.buffers[static_cast<size_t>(gathered)].persistent;
+      const BufferId gathered = BufferOf(at, Role::kWeights);
+      const bool stays = plan.buffers[gathered].persistent;
       const bool renews = facts.RenewsWeights() && newest[group] == kNone;
       if (!plan.rules[group].optimizer_sharded || (stays && !renews)) {
         return facts.Fault("K1", i, "gathers what is here already");
@@ -193,11 +193,11 @@ absl::Status CheckWeights(const ProgramFacts& facts) {
       }
       newest[group] = i;
     }
-    const std::vector<int> weights =
-        IsCompute(at.op) ? BuffersOf(at, Role::kWeights) : std::vector<int>();
-    for (const int weight : weights) {
-      const ProgramBuffer& buffer = plan.buffers[static_cast<size_t>(weight)];
-      const auto of = static_cast<size_t>(buffer.group);
+    const std::vector<BufferId> weights =
+        IsCompute(at.op) ? BuffersOf(at, Role::kWeights) : std::vector<BufferId>();
+    for (const BufferId weight : weights) {
+      const ProgramBuffer& buffer = plan.buffers[weight];
+      const GroupId of = buffer.group;
       const bool gathered =
           plan.rules[of].optimizer_sharded && (!buffer.persistent || facts.RenewsWeights());
       if (gathered && (newest[of] == kNone || !facts.Before(newest[of], i))) {
@@ -205,15 +205,17 @@ absl::Status CheckWeights(const ProgramFacts& facts) {
       }
     }
     if (at.op == OpCode::kOptimizerStep) {
-      for (const int reader : read_last) {
+      for (const InstructionId reader : read_last) {
         if (!facts.Before(reader, i)) {
           return facts.Fault(
-              "K1", i, absl::StrCat("may write weights that instruction ", reader, " reads"));
+              "K1",
+              i,
+              absl::StrCat("may write weights that instruction ", reader.value(), " reads"));
         }
       }
     } else if (at.op == OpCode::kGather || at.op == OpCode::kOuterGather || !weights.empty()) {
       // Of each stream the last reader stands for those before it.
-      const auto same = std::find_if(read_last.begin(), read_last.end(), [&](int other) {
+      const auto same = std::find_if(read_last.begin(), read_last.end(), [&](InstructionId other) {
         return facts.At(other).stream == at.stream;
       });
       same == read_last.end() ? read_last.push_back(i) : static_cast<void>(*same = i);
@@ -239,23 +241,23 @@ absl::Status CheckPlan(const ShardingPlan& plan) {
 
 absl::Status CheckSameCollectives(const StepProgram& a, const StepProgram& b) {
   const auto collectives = [](const StepProgram& program) {
-    std::vector<int> found;
-    for (size_t i = 0; i < program.instructions.size(); ++i) {
+    std::vector<InstructionId> found;
+    for (const InstructionId i : program.instructions.ids()) {
       if (IsCollective(program.instructions[i].op)) {
-        found.push_back(static_cast<int>(i));
+        found.push_back(i);
       }
     }
     return found;
   };
-  const std::vector<int> in_a = collectives(a);
-  const std::vector<int> in_b = collectives(b);
+  const std::vector<InstructionId> in_a = collectives(a);
+  const std::vector<InstructionId> in_b = collectives(b);
   for (size_t i = 0; i < std::max(in_a.size(), in_b.size()); ++i) {
     if (i >= in_a.size() || i >= in_b.size()) {
       return absl::FailedPreconditionError(
           absl::StrCat("K4: one rank issues ", in_a.size(), " collectives, another ", in_b.size()));
     }
-    const Instruction& x = a.instructions[static_cast<size_t>(in_a[i])];
-    const Instruction& y = b.instructions[static_cast<size_t>(in_b[i])];
+    const Instruction& x = a.instructions[in_a[i]];
+    const Instruction& y = b.instructions[in_b[i]];
     if (x.op != y.op || x.unit != y.unit || x.group != y.group || x.call != y.call) {
       return absl::FailedPreconditionError(absl::StrCat("K4: one rank issues ",
                                                         InstructionName(a, in_a[i]),

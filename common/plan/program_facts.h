@@ -19,12 +19,12 @@ struct ProgramFacts {
   const BufferIndex& index;
   const ModelUses& model;
   HappensBefore order;
-  std::vector<Lifetime> lifetimes;  // of temporaries
-  std::vector<int> use_at;          // instruction of each of model.uses
+  std::vector<Lifetime> lifetimes;    // of temporaries
+  std::vector<InstructionId> use_at;  // of each of model.uses
 
-  int count() const { return static_cast<int>(program.instructions.size()); }
-  const Instruction& At(int instruction) const {
-    return program.instructions[static_cast<size_t>(instruction)];
+  InstructionId last() const { return program.instructions.last_id(); }
+  const Instruction& At(InstructionId instruction) const {
+    return program.instructions[instruction];
   }
   bool Updates() const { return program.phase == Phase::kOnly || program.phase == Phase::kLast; }
   // What stays gathered, or is cut among replicas, is renewed.
@@ -37,9 +37,9 @@ struct ProgramFacts {
     return program.phase != Phase::kEval &&
            (program.part == LanePart::kWhole || program.part == LanePart::kClose);
   }
-  bool Before(int a, int b) const { return order.Before(a, b); }
-  absl::Status Fault(const char* rule, int instruction, const std::string& what) const;
-  const std::string& BufferName(int id) const { return plan.buffers[static_cast<size_t>(id)].name; }
+  bool Before(InstructionId a, InstructionId b) const { return order.Before(a, b); }
+  absl::Status Fault(const char* rule, InstructionId instruction, const std::string& what) const;
+  const std::string& BufferName(BufferId id) const { return plan.buffers[id].name; }
 };
 
 StreamId StreamOf(OpCode op);
@@ -48,7 +48,7 @@ StreamId StreamOf(OpCode op);
 absl::Status CheckForm(const ShardingPlan& plan,
                        const OperandContext& context,
                        const StepProgram& program,
-                       std::vector<int>& use_at);
+                       std::vector<InstructionId>& use_at);
 // K1: weights are gathered, newest, and not written while they are read.
 absl::Status CheckWeights(const ProgramFacts& facts);
 // K2, K3: every two accesses of which one writes are ordered.

@@ -42,34 +42,35 @@ class FormCheck {
   FormCheck(const ShardingPlan& plan, const OperandContext& context, const StepProgram& program)
       : plan_(plan), context_(context), program_(program) {}
 
-  absl::Status Run(std::vector<int>& use_at) {
-    if (Count() == 0 || At(Count() - 1).op != OpCode::kEndPhase) {
+  absl::Status Run(std::vector<InstructionId>& use_at) {
+    if (program_.instructions.empty() || At(Last()).op != OpCode::kEndPhase) {
       return absl::FailedPreconditionError("K8: a program ends with EndPhase");
     }
-    for (int i = 0; i < Count(); ++i) {
+    for (const InstructionId i : program_.instructions.ids()) {
       RETURN_IF_ERROR(CheckWaits(i));
       RETURN_IF_ERROR(CheckPlace(i));
       RETURN_IF_ERROR(CheckFields(i, use_at));
     }
     if (remade_at_ >= 0 || use_at.size() != context_.model.uses.size()) {
-      return Fault("K1", Count() - 1, "ends before every unit has run");
+      return Fault("K1", Last(), "ends before every unit has run");
     }
     return absl::OkStatus();
   }
 
  private:
-  int Count() const { return static_cast<int>(program_.instructions.size()); }
-  const Instruction& At(int i) const { return program_.instructions[static_cast<size_t>(i)]; }
-  absl::Status Fault(const char* rule, int i, const std::string& what) const {
+  InstructionId Last() const { return program_.instructions.last_id(); }
+  const Instruction& At(InstructionId i) const { return program_.instructions[i]; }
+  absl::Status Fault(const char* rule, InstructionId i, const std::string& what) const {
     return absl::FailedPreconditionError(
         absl::StrCat(rule, ": ", InstructionName(program_, i), ": ", what));
   }
 
   // K5: all that an instruction waits for is listed before it, so no order of streams is a circle.
-  absl::Status CheckWaits(int i) const {
-    for (const int wait : At(i).waits) {
+  absl::Status CheckWaits(InstructionId i) const {
+    for (const InstructionId wait : At(i).waits) {
       if (wait < 0 || wait >= i) {
-        return Fault("K5", i, absl::StrCat("waits for instruction ", wait, ", not an earlier one"));
+        return Fault(
+            "K5", i, absl::StrCat("waits for instruction ", wait.value(), ", not an earlier one"));
       }
       if (At(wait).op == OpCode::kFree) {
         return Fault("K5", i, "waits for a Free, which has no event");
@@ -78,7 +79,7 @@ class FormCheck {
     return absl::OkStatus();
   }
 
-  absl::Status CheckPlace(int i) const {
+  absl::Status CheckPlace(InstructionId i) const {
     const Instruction& at = At(i);
     if (at.stream != StreamOf(at.op)) {
       return Fault("K4", i, absl::StrCat("is on stream ", StreamName(at.stream)));
@@ -86,13 +87,13 @@ class FormCheck {
     if (program_.phase == Phase::kEval && !IsOfEvaluation(at.op)) {
       return Fault("K14", i, "is not part of an evaluation");
     }
-    if (at.op == OpCode::kEndPhase && i != Count() - 1) {
+    if (at.op == OpCode::kEndPhase && i != Last()) {
       return Fault("K8", i, "is not the last instruction");
     }
     return absl::OkStatus();
   }
 
-  absl::Status CheckFields(int i, std::vector<int>& use_at) {
+  absl::Status CheckFields(InstructionId i, std::vector<InstructionId>& use_at) {
     const Instruction& at = At(i);
     Instruction expected = {.op = at.op, .stream = at.stream};
     const size_t use = use_at.size();
@@ -110,16 +111,16 @@ class FormCheck {
               (first_part ? next.remakes && remade_at_ < 0 : remade_at_ >= 0)) {
         return Fault("K1", i, "is not the next unit in the model's order");
       }
-      remade_at_ = first_part ? i : -1;
+      remade_at_ = first_part ? i : InstructionId();
       if (!first_part) {
         use_at.push_back(i);
       }
     } else if (IsOfGroup(at.op)) {
-      if (at.group < 0 || static_cast<size_t>(at.group) >= plan_.groups.size()) {
+      if (!plan_.groups.Has(at.group)) {
         return absl::FailedPreconditionError(
-            absl::StrCat("K1: instruction ", i, " ", OpName(at.op), " names no group"));
+            absl::StrCat("K1: instruction ", i.value(), " ", OpName(at.op), " names no group"));
       }
-      expected.unit = plan_.groups[static_cast<size_t>(at.group)].unit;
+      expected.unit = plan_.groups[at.group].unit;
       expected.group = at.group;
       expected.call = HasCall(at.op) ? at.call : 0;
     } else if (at.op == OpCode::kFree) {
@@ -134,7 +135,7 @@ class FormCheck {
   const ShardingPlan& plan_;
   const OperandContext& context_;
   const StepProgram& program_;
-  int remade_at_ = -1;  // a Recompute whose Backward is still to come
+  InstructionId remade_at_;  // a Recompute whose Backward is still to come
 };
 
 }  // namespace
@@ -166,7 +167,9 @@ StreamId StreamOf(OpCode op) {
   return StreamId::kHost;
 }
 
-absl::Status ProgramFacts::Fault(const char* rule, int instruction, const std::string& what) const {
+absl::Status ProgramFacts::Fault(const char* rule,
+                                 InstructionId instruction,
+                                 const std::string& what) const {
   return absl::FailedPreconditionError(
       absl::StrCat(rule, ": ", InstructionName(program, instruction), ": ", what));
 }
@@ -174,7 +177,7 @@ absl::Status ProgramFacts::Fault(const char* rule, int instruction, const std::s
 absl::Status CheckForm(const ShardingPlan& plan,
                        const OperandContext& context,
                        const StepProgram& program,
-                       std::vector<int>& use_at) {
+                       std::vector<InstructionId>& use_at) {
   return FormCheck(plan, context, program).Run(use_at);
 }
 

@@ -25,21 +25,21 @@ class GradientCheck {
     for (const GradientCall& call : facts_.model.gradients) {
       RETURN_IF_ERROR(CheckSum(call));
     }
-    for (size_t group = 0; group < facts_.plan.groups.size(); ++group) {
-      RETURN_IF_ERROR(CheckFinish(static_cast<int>(group)));
+    for (const GroupId group : facts_.plan.groups.ids()) {
+      RETURN_IF_ERROR(CheckFinish(group));
     }
     RETURN_IF_ERROR(CheckUpdate());
     return expected_.size() == at_.size()
                ? absl::OkStatus()
-               : facts_.Fault("K7", facts_.count() - 1, "ends a program with a step too many");
+               : facts_.Fault("K7", facts_.last(), "ends a program with a step too many");
   }
 
  private:
-  using Key = std::tuple<OpCode, int, int>;  // (op, group, call)
+  using Key = std::tuple<OpCode, GroupId, int>;  // (op, group, call)
 
   // Where each step of a gradient and each step of the update is; none may be there twice.
   absl::Status Index() {
-    for (int i = 0; i < facts_.count(); ++i) {
+    for (const InstructionId i : facts_.program.instructions.ids()) {
       const Instruction& at = facts_.At(i);
       switch (at.op) {
         case OpCode::kAllocStaging:
@@ -62,41 +62,40 @@ class GradientCheck {
     return absl::OkStatus();
   }
 
-  int Find(OpCode op, int group = -1, int call = 0) const {
+  InstructionId Find(OpCode op, GroupId group = {}, int call = 0) const {
     const auto found = at_.find({op, group, call});
-    return found == at_.end() ? -1 : found->second;
+    return found == at_.end() ? InstructionId() : found->second;
   }
-  // The instruction must be there, after another one (-1: nothing).
-  absl::Status Expect(OpCode op, int group, int call, int after) {
-    const int at = Find(op, group, call);
+  // The instruction must be there, after another one, if any.
+  absl::Status Expect(OpCode op, GroupId group, int call, InstructionId after) {
+    const InstructionId at = Find(op, group, call);
     if (at < 0) {
-      return facts_.Fault(
-          "K7", facts_.count() - 1, absl::StrCat("ends without ", OpName(op), " of group ", group));
+      return facts_.Fault("K7",
+                          facts_.last(),
+                          absl::StrCat("ends without ", OpName(op), " of group ", group.value()));
     }
     expected_.insert({op, group, call});
     if (after >= 0 && !facts_.Before(after, at)) {
-      return facts_.Fault("K7", at, absl::StrCat("may run before instruction ", after));
+      return facts_.Fault("K7", at, absl::StrCat("may run before instruction ", after.value()));
     }
     return absl::OkStatus();
   }
 
-  const GroupRules& RulesOf(int group) const {
-    return facts_.plan.rules[static_cast<size_t>(group)];
-  }
+  const GroupRules& RulesOf(GroupId group) const { return facts_.plan.rules[group]; }
 
   // K9: memory of a gradient is opened before its first writer, and left after its last.
   absl::Status CheckStaging() {
     for (const GradientCall& call : facts_.model.gradients) {
       if (facts_.Opens()) {
-        RETURN_IF_ERROR(Expect(OpCode::kAllocStaging, call.group, call.call, -1));
-        const int alloc = Find(OpCode::kAllocStaging, call.group, call.call);
+        RETURN_IF_ERROR(Expect(OpCode::kAllocStaging, call.group, call.call, {}));
+        const InstructionId alloc = Find(OpCode::kAllocStaging, call.group, call.call);
         if (!facts_.Before(alloc, facts_.use_at[call.first_use])) {
           return facts_.Fault("K9", alloc, "may run after the gradient is written");
         }
       }
     }
     for (const Lifetime& life : facts_.lifetimes) {
-      if (facts_.plan.buffers[static_cast<size_t>(life.buffer)].kind == BufferKind::kStaging) {
+      if (facts_.plan.buffers[life.buffer].kind == BufferKind::kStaging) {
         const OpCode last = facts_.At(life.accesses.back()).op;
         if (last != OpCode::kReduceScatter && last != OpCode::kAccumulateGrad) {
           return facts_.Fault(
@@ -107,23 +106,23 @@ class GradientCheck {
     return absl::OkStatus();
   }
 
-  OpCode LeavesBy(int group) const {
+  OpCode LeavesBy(GroupId group) const {
     return RulesOf(group).reduces_each_turn ? OpCode::kReduceScatter : OpCode::kAccumulateGrad;
   }
 
   // Gradients leave in the order of backward: first those whose last writer is first.
   absl::Status CheckOrder() const {
-    int before = -1;
+    InstructionId before;
     if (!facts_.Closes()) {
       return absl::OkStatus();
     }
     for (size_t use = 0; use < facts_.model.uses.size(); ++use) {
-      for (const int id : facts_.model.uses[use].gradients) {
-        const GradientCall& call = facts_.model.gradients[static_cast<size_t>(id)];
+      for (const GradientId id : facts_.model.uses[use].gradients) {
+        const GradientCall& call = facts_.model.gradients[id];
         if (call.last_use != use) {
           continue;
         }
-        const int leaves = Find(LeavesBy(call.group), call.group, call.call);
+        const InstructionId leaves = Find(LeavesBy(call.group), call.group, call.call);
         if (leaves >= 0 && leaves < before) {
           return facts_.Fault("K7", leaves, "is not the next gradient in backward order");
         }
@@ -137,7 +136,7 @@ class GradientCheck {
     if (!facts_.Closes()) {
       return absl::OkStatus();
     }
-    int after = facts_.use_at[call.last_use];
+    InstructionId after = facts_.use_at[call.last_use];
     RETURN_IF_ERROR(Expect(LeavesBy(call.group), call.group, call.call, after));
     after = Find(LeavesBy(call.group), call.group, call.call);
     if (!facts_.Updates()) {
@@ -156,13 +155,13 @@ class GradientCheck {
   }
 
   // The sums of a group's calls become one, and reach whoever updates.
-  absl::Status CheckFinish(int group) {
+  absl::Status CheckFinish(GroupId group) {
     const auto sums = sums_.find(group);
     if (sums == sums_.end()) {
       return absl::OkStatus();
     }
     if (sums->second.size() > 1) {
-      for (const int sum : sums->second) {
+      for (const InstructionId sum : sums->second) {
         RETURN_IF_ERROR(Expect(OpCode::kJoinGradients, group, 0, sum));
       }
       sums->second = {Find(OpCode::kJoinGradients, group)};
@@ -179,35 +178,34 @@ class GradientCheck {
       return absl::OkStatus();
     }
     for (const auto& [group, sums] : sums_) {
-      RETURN_IF_ERROR(Expect(OpCode::kStatsReduce, -1, 0, sums.front()));
+      RETURN_IF_ERROR(Expect(OpCode::kStatsReduce, {}, 0, sums.front()));
     }
-    const int stats = Find(OpCode::kStatsReduce);
-    for (const int use : facts_.use_at) {
+    const InstructionId stats = Find(OpCode::kStatsReduce);
+    for (const InstructionId use : facts_.use_at) {
       if (!facts_.Before(use, stats)) {
-        return facts_.Fault("K7", stats, absl::StrCat("may run before instruction ", use));
+        return facts_.Fault("K7", stats, absl::StrCat("may run before instruction ", use.value()));
       }
     }
-    RETURN_IF_ERROR(Expect(OpCode::kDecideStep, -1, 0, stats));
-    const int decide = Find(OpCode::kDecideStep);
-    for (size_t group = 0; group < facts_.plan.groups.size(); ++group) {
-      const int id = static_cast<int>(group);
+    RETURN_IF_ERROR(Expect(OpCode::kDecideStep, {}, 0, stats));
+    const InstructionId decide = Find(OpCode::kDecideStep);
+    for (const GroupId id : facts_.plan.groups.ids()) {
       if (!RulesOf(id).trainable) {
         continue;
       }
       RETURN_IF_ERROR(Expect(OpCode::kOptimizerStep, id, 0, decide));
-      const int whole = Find(OpCode::kGatherGradient, id);
-      const int step = Find(OpCode::kOptimizerStep, id);
+      const InstructionId whole = Find(OpCode::kGatherGradient, id);
+      const InstructionId step = Find(OpCode::kOptimizerStep, id);
       if (whole >= 0 && !facts_.Before(whole, step)) {
-        return facts_.Fault("K7", step, absl::StrCat("may run before instruction ", whole));
+        return facts_.Fault("K7", step, absl::StrCat("may run before instruction ", whole.value()));
       }
     }
     return absl::OkStatus();
   }
 
   const ProgramFacts& facts_;
-  std::map<Key, int> at_;                 // the steps that the program has
-  std::set<Key> expected_;                // those that it should have
-  std::map<int, std::vector<int>> sums_;  // per group, of each call: the last instruction
+  std::map<Key, InstructionId> at_;                     // the steps that the program has
+  std::set<Key> expected_;                              // those that it should have
+  std::map<GroupId, std::vector<InstructionId>> sums_;  // of each call the last instruction
 };
 
 }  // namespace

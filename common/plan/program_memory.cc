@@ -13,33 +13,36 @@ namespace {
 
 // The accesses of one piece of persistent memory so far, in list order.
 struct MemoryHistory {
-  int write = -1;
-  std::vector<int> reads;  // since then
+  InstructionId write = {};
+  std::vector<InstructionId> reads;  // since then
 };
 
 // Persistent buffers, those inside another as that one: a write waits for all before it, a read for
 // the last write.
 absl::Status CheckPersistent(const ProgramFacts& facts) {
-  const std::vector<ProgramBuffer>& buffers = facts.plan.buffers;
-  std::vector<MemoryHistory> histories(buffers.size());
-  for (int i = 0; i < facts.count(); ++i) {
+  const ProgramBuffers& buffers = facts.plan.buffers;
+  IdVector<BufferId, MemoryHistory> histories(buffers.size());
+  for (const InstructionId i : facts.program.instructions.ids()) {
     for (const Operand& operand : facts.At(i).operands) {
-      auto id = static_cast<size_t>(operand.buffer);
+      BufferId id = operand.buffer;
       if (!buffers[id].persistent) {
         continue;
       }
       while (buffers[id].inside >= 0) {
-        id = static_cast<size_t>(buffers[id].inside);
+        id = buffers[id].inside;
       }
       MemoryHistory& history = histories[id];
-      std::vector<int> earlier = operand.writes() ? history.reads : std::vector<int>();
+      std::vector<InstructionId> earlier;
+      if (operand.writes()) {
+        earlier = history.reads;
+      }
       earlier.push_back(history.write);
-      for (const int other : earlier) {
+      for (const InstructionId other : earlier) {
         if (other >= 0 && other != i && !facts.Before(other, i)) {
           return facts.Fault("K2",
                              i,
                              absl::StrCat("is not ordered after instruction ",
-                                          other,
+                                          other.value(),
                                           " on ",
                                           facts.BufferName(operand.buffer)));
         }
@@ -63,7 +66,7 @@ absl::Status CheckTemporaries(const ProgramFacts& facts) {
         return facts.Fault("K2",
                            life.accesses[i],
                            absl::StrCat("is not ordered after instruction ",
-                                        life.accesses[i - 1],
+                                        life.accesses[i - 1].value(),
                                         " on ",
                                         facts.BufferName(life.buffer)));
       }
@@ -82,9 +85,8 @@ absl::Status CheckAddresses(const ProgramFacts& facts) {
   };
   std::vector<Place> places;
   for (const Lifetime& life : facts.lifetimes) {
-    const auto id = static_cast<size_t>(life.buffer);
-    const int64_t begin = facts.plan.memory.offsets[id];
-    const ProgramBuffer& buffer = facts.plan.buffers[id];
+    const int64_t begin = facts.plan.memory.offsets[life.buffer];
+    const ProgramBuffer& buffer = facts.plan.buffers[life.buffer];
     places.push_back({buffer.memory, begin, begin + buffer.bytes, &life});
   }
   std::stable_sort(places.begin(), places.end(), [](const Place& a, const Place& b) {

@@ -17,36 +17,35 @@ class OperandList {
   std::vector<Operand> OfStatistics();
 
  private:
-  void Add(int buffer, Access access, Role role, When when = When::kAlways) {
+  void Add(BufferId buffer, Access access, Role role, When when = When::kAlways) {
     if (buffer >= 0) {
       operands_.push_back({.buffer = buffer, .access = access, .role = role, .when = when});
     }
   }
-  int Find(BufferKind kind, int owner, int call = 0, int slot = 0) const {
+  BufferId Find(BufferKind kind, BufferIndex::Owner owner, int call = 0, int slot = 0) const {
     return context_.index.Find({.kind = kind, .owner = owner, .call = call, .slot = slot});
   }
-  int OfGroup(BufferKind kind) const { return Find(kind, at_.group); }
-  int OfCall(BufferKind kind) const { return Find(kind, at_.group, at_.call); }
+  BufferId OfGroup(BufferKind kind) const { return Find(kind, at_.group); }
+  BufferId OfCall(BufferKind kind) const { return Find(kind, at_.group, at_.call); }
   // The sum of a call over the lanes of a replica, and over all lanes.
-  int InnerSum(int group, int call) const {
+  BufferId InnerSum(GroupId group, int call) const {
     return Find(BufferKind::kMainGrad, group, call, CounterRoot(context_.lanes.Inner()));
   }
-  int FinalSum(int group, int call) const {
-    return context_.rules[static_cast<size_t>(group)].outer_gradient_sharded
-               ? Find(BufferKind::kOuterGrad, group, call)
-               : InnerSum(group, call);
+  BufferId FinalSum(GroupId group, int call) const {
+    return context_.rules[group].outer_gradient_sharded ? Find(BufferKind::kOuterGrad, group, call)
+                                                        : InnerSum(group, call);
   }
-  const GroupRules& rules() const { return context_.rules[static_cast<size_t>(at_.group)]; }
+  const GroupRules& rules() const { return context_.rules[at_.group]; }
 
   // Every slot of the counter of a call: which ones a turn adds to depends on the turn.
   void AddCounter(BufferKind kind, Access access) {
-    for (const int slot : context_.index.OfCall(kind, at_.group, at_.call)) {
+    for (const BufferId slot : context_.index.OfCall(kind, at_.group, at_.call)) {
       Add(slot, access, Role::kSum);
     }
   }
   void AddGradients(const UnitUse& use, size_t position);
   void AddGatherSource() {
-    const int model_weight = OfGroup(BufferKind::kModelWeight);
+    const BufferId model_weight = OfGroup(BufferKind::kModelWeight);
     Add(model_weight >= 0 ? model_weight : OfGroup(BufferKind::kMainWeight),
         Access::kRead,
         Role::kStored);
@@ -62,9 +61,9 @@ class OperandList {
 std::vector<Operand> OperandList::OfUse(const UnitUse& use, size_t position) {
   const bool forward = at_.op == OpCode::kForward;
   const bool backward = at_.op == OpCode::kBackward;
-  const bool optional = context_.inventory.units[static_cast<size_t>(use.unit)].optional;
+  const bool optional = context_.inventory.units[use.unit].optional;
   const When when = optional ? When::kUsed : When::kLane;
-  for (const int group : use.needs) {
+  for (const GroupId group : use.needs) {
     Add(Find(BufferKind::kGathered, group), Access::kRead, Role::kWeights, when);
   }
   Add(Find(BufferKind::kSaved, use.unit, use.call),
@@ -81,15 +80,15 @@ std::vector<Operand> OperandList::OfUse(const UnitUse& use, size_t position) {
   if (backward) {
     AddGradients(use, position);
   }
-  Add(Find(BufferKind::kShared, -1), Access::kAdd, Role::kShared, when);
+  Add(Find(BufferKind::kShared, {}), Access::kAdd, Role::kShared, when);
   return std::move(operands_);
 }
 
 // A unit that is not used has a gradient, too: zero.
 void OperandList::AddGradients(const UnitUse& use, size_t position) {
   const bool opens = context_.part == LanePart::kWhole || context_.part == LanePart::kOpen;
-  for (const int id : use.gradients) {
-    const GradientCall& call = context_.model.gradients[static_cast<size_t>(id)];
+  for (const GradientId id : use.gradients) {
+    const GradientCall& call = context_.model.gradients[id];
     Add(Find(BufferKind::kStaging, call.group, call.call),
         opens && call.first_use >= position ? Access::kWrite : Access::kAdd,
         Role::kGradient,
@@ -112,9 +111,9 @@ void OperandList::AddReduceScatter() {
 }
 
 void OperandList::AddUpdate() {
-  const int whole = OfGroup(BufferKind::kFullGrad);
+  const BufferId whole = OfGroup(BufferKind::kFullGrad);
   Add(whole, Access::kRead, Role::kGradient);
-  Add(whole < 0 ? FinalSum(at_.group, 0) : -1, Access::kRead, Role::kSum);
+  Add(whole < 0 ? FinalSum(at_.group, 0) : BufferId(), Access::kRead, Role::kSum);
   Add(OfGroup(BufferKind::kMainWeight), Access::kAdd, Role::kStored);
   Add(OfGroup(BufferKind::kModelWeight), Access::kAdd, Role::kStored);
   Add(OfGroup(BufferKind::kExpAvg), Access::kAdd, Role::kState);
@@ -123,10 +122,10 @@ void OperandList::AddUpdate() {
 
 // Losses, and what this rank measures of the gradients.
 std::vector<Operand> OperandList::OfStatistics() {
-  Add(Find(BufferKind::kShared, -1), Access::kRead, Role::kShared);
-  for (size_t group = 0; group < context_.rules.size(); ++group) {
+  Add(Find(BufferKind::kShared, {}), Access::kRead, Role::kShared);
+  for (const GroupId group : context_.rules.ids()) {
     if (context_.rules[group].trainable) {
-      Add(FinalSum(static_cast<int>(group), 0), Access::kRead, Role::kSum);
+      Add(FinalSum(group, 0), Access::kRead, Role::kSum);
     }
   }
   return std::move(operands_);
@@ -187,8 +186,7 @@ std::vector<Operand> OperandsOf(const OperandContext& context, const Instruction
   if (at.op == OpCode::kStatsReduce) {
     return list.OfStatistics();
   }
-  const bool known = at.group >= 0 && static_cast<size_t>(at.group) < context.rules.size();
-  return known ? list.OfGroup() : std::vector<Operand>();
+  return context.rules.Has(at.group) ? list.OfGroup() : std::vector<Operand>();
 }
 
 void AddOperands(const OperandContext& context, StepProgram& program) {

@@ -17,7 +17,7 @@ namespace ravel::plan {
 
 struct OperandContext {
   const ModelInventory& inventory;
-  const std::vector<GroupRules>& rules;  // per group
+  const RulesOfGroups& rules;
   const LaneMap& lanes;
   const ProgramOptions& options;
   const BufferIndex& index;

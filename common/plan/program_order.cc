@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <set>
 #include <string>
 #include <utility>
@@ -54,7 +55,7 @@ class LastAccesses {
   }
 
   bool Ends(const Instruction& at, BufferKind kind) const {
-    const std::pair<int, int> call = {at.unit, at.call};
+    const std::pair<UnitId, int> call = {at.unit, at.call};
     switch (kind) {
       case BufferKind::kGathered:
       case BufferKind::kStaging:
@@ -72,79 +73,69 @@ class LastAccesses {
   }
 
  private:
-  std::set<std::pair<int, int>> backward_;  // (unit, call)
-  std::set<std::pair<int, int>> recomputed_;
+  std::set<std::pair<UnitId, int>> backward_;  // calls
+  std::set<std::pair<UnitId, int>> recomputed_;
 };
 
 // Follows which lifetime of each buffer is open.
 class LifetimeScan {
  public:
-  LifetimeScan(const StepProgram& program, const std::vector<ProgramBuffer>& buffers)
-      : program_(program), buffers_(buffers), last_(program), open_(buffers.size(), -1) {}
+  LifetimeScan(const StepProgram& program, const ProgramBuffers& buffers)
+      : program_(program), buffers_(buffers), last_(program), open_(buffers.size(), kClosed) {}
 
   absl::Status Start() {
-    for (const int buffer : program_.live_at_start) {
-      if (!MayStay(buffer) || open_[static_cast<size_t>(buffer)] >= 0) {
-        return Fault(-1, "K8: starts with what cannot be alive: ", buffer);
+    for (const BufferId buffer : program_.live_at_start) {
+      if (!MayStay(buffer) || open_[buffer] != kClosed) {
+        return Fault({}, "K8: starts with what cannot be alive: ", buffer);
       }
-      open_[static_cast<size_t>(buffer)] = static_cast<int>(lifetimes_.size());
-      lifetimes_.push_back({.buffer = buffer, .begin = -1, .accesses = {-1}, .freed = -1});
+      Open({.buffer = buffer, .begin = {}, .accesses = {InstructionId()}, .freed = {}});
     }
     return absl::OkStatus();
   }
 
-  absl::Status Touch(int at, const Operand& operand) {
-    const int buffer = operand.buffer;
-    const auto id = static_cast<size_t>(buffer);
-    const BufferKind kind = buffers_[id].kind;
-    const Instruction& instruction = program_.instructions[static_cast<size_t>(at)];
+  absl::Status Touch(InstructionId at, const Operand& operand) {
+    const BufferId buffer = operand.buffer;
+    const Instruction& instruction = program_.instructions[at];
     if (Begins(instruction, operand)) {
-      if (open_[id] >= 0) {
+      if (open_[buffer] != kClosed) {
         return Fault(at, "brings to life what is alive: ", buffer);
       }
-      open_[id] = static_cast<int>(lifetimes_.size());
-      lifetimes_.push_back({.buffer = buffer, .begin = at, .accesses = {}, .freed = -1});
+      Open({.buffer = buffer, .begin = at, .accesses = {}, .freed = {}});
     }
-    if (open_[id] < 0) {
+    if (open_[buffer] == kClosed) {
       return Fault(at, "uses a buffer that is not alive: ", buffer);
     }
-    lifetimes_[static_cast<size_t>(open_[id])].accesses.push_back(at);
-    if (last_.Ends(instruction, kind)) {
-      open_[id] = -1;
+    lifetimes_[open_[buffer]].accesses.push_back(at);
+    if (last_.Ends(instruction, buffers_[buffer].kind)) {
+      open_[buffer] = kClosed;
     }
     return absl::OkStatus();
   }
 
-  absl::Status Free(int at, int buffer) {
-    if (buffer < 0 || static_cast<size_t>(buffer) >= buffers_.size() ||
-        !EndsByFree(buffers_[static_cast<size_t>(buffer)].kind)) {
+  absl::Status Free(InstructionId at, BufferId buffer) {
+    if (!buffers_.Has(buffer) || !EndsByFree(buffers_[buffer].kind)) {
       return Fault(at, "frees what is not alive: buffer ", buffer);
     }
-    if (buffers_[static_cast<size_t>(buffer)].persistent) {
+    if (buffers_[buffer].persistent) {
       return absl::OkStatus();
     }
-    if (open_[static_cast<size_t>(buffer)] < 0) {
+    if (open_[buffer] == kClosed) {
       return Fault(at, "frees what is not alive: buffer ", buffer);
     }
-    int& open = open_[static_cast<size_t>(buffer)];
-    lifetimes_[static_cast<size_t>(open)].freed = at;
-    open = -1;
+    lifetimes_[std::exchange(open_[buffer], kClosed)].freed = at;
     return absl::OkStatus();
   }
 
-  absl::Status End(int at) {
-    for (const int buffer : program_.live_at_end) {
-      if (!MayStay(buffer) || open_[static_cast<size_t>(buffer)] < 0) {
+  absl::Status End(InstructionId at) {
+    for (const BufferId buffer : program_.live_at_end) {
+      if (!MayStay(buffer) || open_[buffer] == kClosed) {
         return Fault(at, "K8: does not leave alive: ", buffer);
       }
-      int& open = open_[static_cast<size_t>(buffer)];
-      lifetimes_[static_cast<size_t>(open)].accesses.push_back(at);
-      open = -1;
+      lifetimes_[std::exchange(open_[buffer], kClosed)].accesses.push_back(at);
     }
-    for (size_t buffer = 0; buffer < open_.size(); ++buffer) {
-      if (open_[buffer] >= 0) {
-        return Fault(
-            at, "K8: ends the program while a buffer is alive: ", static_cast<int>(buffer));
+    for (const BufferId buffer : open_.ids()) {
+      if (open_[buffer] != kClosed) {
+        return Fault(at, "K8: ends the program while a buffer is alive: ", buffer);
       }
     }
     return absl::OkStatus();
@@ -153,76 +144,69 @@ class LifetimeScan {
   std::vector<Lifetime> Take() { return std::move(lifetimes_); }
 
  private:
-  // Weights of a group may stay gathered from one program of a step to the next.
-  bool MayStay(int buffer) const {
-    return buffer >= 0 && static_cast<size_t>(buffer) < buffers_.size() &&
-           buffers_[static_cast<size_t>(buffer)].kind == BufferKind::kGathered &&
-           !buffers_[static_cast<size_t>(buffer)].persistent;
+  static constexpr size_t kClosed = std::numeric_limits<size_t>::max();
+
+  void Open(Lifetime life) {
+    open_[life.buffer] = lifetimes_.size();
+    lifetimes_.push_back(std::move(life));
   }
-  absl::Status Fault(int at, const char* what, int buffer) const {
-    const bool named = buffer >= 0 && static_cast<size_t>(buffer) < buffers_.size();
+  // Weights of a group may stay gathered from one program of a step to the next.
+  bool MayStay(BufferId buffer) const {
+    return buffers_.Has(buffer) && buffers_[buffer].kind == BufferKind::kGathered &&
+           !buffers_[buffer].persistent;
+  }
+  absl::Status Fault(InstructionId at, const char* what, BufferId buffer) const {
     return absl::FailedPreconditionError(
         absl::StrCat(InstructionName(program_, at),
                      " ",
                      what,
-                     named ? buffers_[static_cast<size_t>(buffer)].name : absl::StrCat(buffer)));
+                     buffers_.Has(buffer) ? buffers_[buffer].name : absl::StrCat(buffer.value())));
   }
 
   const StepProgram& program_;
-  const std::vector<ProgramBuffer>& buffers_;
+  const ProgramBuffers& buffers_;
   const LastAccesses last_;
-  std::vector<int> open_;  // per buffer: index into lifetimes_, or -1
+  IdVector<BufferId, size_t> open_;  // position in lifetimes_, or kClosed
   std::vector<Lifetime> lifetimes_;
 };
 
 }  // namespace
 
 HappensBefore::HappensBefore(const StepProgram& program) {
-  std::array<int, kStreamCount> last;
-  last.fill(-1);
-  for (size_t i = 0; i < program.instructions.size(); ++i) {
-    const Instruction& instruction = program.instructions[i];
+  std::array<Clock, kStreamCount> last = {};
+  for (const Instruction& instruction : program.instructions) {
     const size_t stream = StreamIndex(instruction.stream);
     CHECK_LT(stream, kStreamCount);
-    Clock clock = {};
-    if (last[stream] >= 0) {
-      clock = clocks_[static_cast<size_t>(last[stream])];
-    }
-    for (const int wait : instruction.waits) {
-      CHECK(wait >= 0 && static_cast<size_t>(wait) < i);
-      Join(clock, clocks_[static_cast<size_t>(wait)]);
+    Clock clock = last[stream];
+    for (const InstructionId wait : instruction.waits) {
+      CHECK(clocks_.Has(wait));
+      Join(clock, clocks_[wait]);
     }
     clock[stream] = ++count_[stream];
-    last[stream] = static_cast<int>(i);
+    last[stream] = clock;
     clocks_.push_back(clock);
-    stream_.push_back(static_cast<int>(stream));
+    stream_.push_back(stream);
     position_.push_back(count_[stream]);
   }
 }
 
-bool HappensBefore::Before(int a, int b) const {
+bool HappensBefore::Before(InstructionId a, InstructionId b) const {
   if (a < 0 || b < 0) {
     return a < 0 && b >= 0;
   }
-  const auto stream = static_cast<size_t>(stream_[static_cast<size_t>(a)]);
-  return a != b && ClockOf(b)[stream] >= position_[static_cast<size_t>(a)];
+  return a != b && ClockOf(b)[stream_[a]] >= position_[a];
 }
 
 void DropImpliedWaits(StepProgram& program) {
   const HappensBefore order(program);
-  std::array<int, kStreamCount> last;
-  last.fill(-1);
-  for (size_t i = 0; i < program.instructions.size(); ++i) {
-    Instruction& instruction = program.instructions[i];
-    std::vector<int> waits = instruction.waits;
+  std::array<HappensBefore::Clock, kStreamCount> last = {};  // of each stream's last instruction
+  for (const InstructionId id : program.instructions.ids()) {
+    Instruction& instruction = program.instructions[id];
+    std::vector<InstructionId> waits = instruction.waits;
     std::sort(waits.begin(), waits.end());
     waits.erase(std::unique(waits.begin(), waits.end()), waits.end());
     for (size_t w = 0; w < waits.size();) {
-      HappensBefore::Clock others = {};
-      const int previous = last[StreamIndex(instruction.stream)];
-      if (previous >= 0) {
-        others = order.ClockOf(previous);
-      }
+      HappensBefore::Clock others = last[StreamIndex(instruction.stream)];
       for (size_t other = 0; other < waits.size(); ++other) {
         if (other != w) {
           Join(others, order.ClockOf(waits[other]));
@@ -235,28 +219,27 @@ void DropImpliedWaits(StepProgram& program) {
       }
     }
     instruction.waits = std::move(waits);
-    last[StreamIndex(instruction.stream)] = static_cast<int>(i);
+    last[StreamIndex(instruction.stream)] = order.ClockOf(id);
   }
 }
 
 absl::StatusOr<std::vector<Lifetime>> LifetimesOf(const StepProgram& program,
-                                                  const std::vector<ProgramBuffer>& buffers) {
+                                                  const ProgramBuffers& buffers) {
   LifetimeScan scan(program, buffers);
   RETURN_IF_ERROR(scan.Start());
-  for (size_t i = 0; i < program.instructions.size(); ++i) {
-    const Instruction& instruction = program.instructions[i];
-    const int at = static_cast<int>(i);
+  for (const InstructionId at : program.instructions.ids()) {
+    const Instruction& instruction = program.instructions[at];
     if (instruction.op == OpCode::kFree) {
       RETURN_IF_ERROR(scan.Free(at, instruction.freed));
       continue;
     }
     for (const Operand& operand : instruction.operands) {
-      if (!buffers[static_cast<size_t>(operand.buffer)].persistent) {
+      if (!buffers[operand.buffer].persistent) {
         RETURN_IF_ERROR(scan.Touch(at, operand));
       }
     }
   }
-  RETURN_IF_ERROR(scan.End(static_cast<int>(program.instructions.size()) - 1));
+  RETURN_IF_ERROR(scan.End(program.instructions.last_id()));
   return scan.Take();
 }
 
@@ -266,27 +249,27 @@ bool IsCollective(OpCode op) {
 }
 
 bool EndsBefore(const HappensBefore& order, const Lifetime& a, const Lifetime& b) {
-  return std::all_of(a.accesses.begin(), a.accesses.end(), [&](int access) {
+  return std::all_of(a.accesses.begin(), a.accesses.end(), [&](InstructionId access) {
     return order.Before(access, b.begin);
   });
 }
 
-std::string InstructionName(const StepProgram& program, int instruction) {
+std::string InstructionName(const StepProgram& program, InstructionId instruction) {
   if (instruction < 0) {
     return absl::StrCat("program ", PhaseName(program.phase), ", start");
   }
-  const Instruction& at = program.instructions[static_cast<size_t>(instruction)];
+  const Instruction& at = program.instructions[instruction];
   const char* part = program.part == LanePart::kWhole ? "" : LanePartName(program.part);
   return absl::StrCat("program ",
                       PhaseName(program.phase),
                       *part == 0 ? "" : " ",
                       part,
                       ", instruction ",
-                      instruction,
+                      instruction.value(),
                       " ",
                       OpName(at.op),
-                      at.unit >= 0 ? absl::StrCat(" of unit ", at.unit) : "",
-                      at.group >= 0 ? absl::StrCat(" group ", at.group) : "",
+                      at.unit >= 0 ? absl::StrCat(" of unit ", at.unit.value()) : "",
+                      at.group >= 0 ? absl::StrCat(" group ", at.group.value()) : "",
                       at.call > 0 ? absl::StrCat(" call ", at.call) : "");
 }
 

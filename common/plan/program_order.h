@@ -17,25 +17,23 @@ namespace ravel::plan {
 class HappensBefore {
  public:
   explicit HappensBefore(const StepProgram& program);
-  // Whether a has completed whenever b begins. An instruction is not before itself. -1 is the start
-  // of the program, before everything else.
-  bool Before(int a, int b) const;
+  // Whether a has completed whenever b begins. An instruction is not before itself. None is the
+  // start of the program, before everything else.
+  bool Before(InstructionId a, InstructionId b) const;
 
   // Per stream, how many of its instructions have completed when `instruction` has.
   using Clock = std::array<int, kStreamCount>;
-  const Clock& ClockOf(int instruction) const { return clocks_[static_cast<size_t>(instruction)]; }
+  const Clock& ClockOf(InstructionId instruction) const { return clocks_[instruction]; }
   // Index into clocks.
-  size_t StreamOf(int instruction) const {
-    return static_cast<size_t>(stream_[static_cast<size_t>(instruction)]);
-  }
+  size_t StreamOf(InstructionId instruction) const { return stream_[instruction]; }
   // Within its stream, from 1: what the stream's clock says when the instruction has completed.
-  int PositionOf(int instruction) const { return position_[static_cast<size_t>(instruction)]; }
+  int PositionOf(InstructionId instruction) const { return position_[instruction]; }
   int InstructionsOf(size_t stream) const { return count_[stream]; }
 
  private:
-  std::vector<Clock> clocks_;
-  std::vector<int> stream_;    // per instruction
-  std::vector<int> position_;  // per instruction
+  IdVector<InstructionId, Clock> clocks_;
+  IdVector<InstructionId, size_t> stream_;
+  IdVector<InstructionId, int> position_;
   std::array<int, kStreamCount> count_ = {};
 };
 
@@ -44,15 +42,15 @@ void DropImpliedWaits(StepProgram& program);
 
 // One use of a temporary buffer: from the instruction that brings it to life to its last access.
 struct Lifetime {
-  int buffer = -1;
-  int begin = -1;             // instruction, or -1: alive at the start of the program
-  std::vector<int> accesses;  // ascending, `begin` first; EndPhase where it is alive at the end
-  int freed = -1;             // the kFree that ends it, or -1 where the last access does
+  BufferId buffer = {};
+  InstructionId begin = {};             // or none: alive at the start of the program
+  std::vector<InstructionId> accesses;  // ascending, `begin` first; EndPhase where it stays alive
+  InstructionId freed = {};  // the kFree that ends it, or none where the last access does
 };
 // Lifetimes of the temporaries of a program in the order in which they begin. Errors name the
 // instruction: an access to a buffer that is not alive, a second birth, a free of a dead buffer.
 absl::StatusOr<std::vector<Lifetime>> LifetimesOf(const StepProgram& program,
-                                                  const std::vector<ProgramBuffer>& buffers);
+                                                  const ProgramBuffers& buffers);
 
 // Whether every access of `a` happens before `b` begins.
 bool EndsBefore(const HappensBefore& order, const Lifetime& a, const Lifetime& b);
@@ -61,6 +59,6 @@ bool EndsBefore(const HappensBefore& order, const Lifetime& a, const Lifetime& b
 bool IsCollective(OpCode op);
 
 // "program last, instruction 17 Gather layers.3": how messages name an instruction.
-std::string InstructionName(const StepProgram& program, int instruction);
+std::string InstructionName(const StepProgram& program, InstructionId instruction);
 
 }  // namespace ravel::plan

@@ -15,17 +15,17 @@ namespace ravel::plan {
 // One call of a unit.
 struct UnitUse {
   OpCode op = OpCode::kForward;  // or kBackward
-  int unit = 0;
-  int call = 0;                // of the unit, in forward order
-  bool remakes = false;        // kBackward: kRecompute comes first
-  std::vector<int> needs;      // groups whose weights it reads: its own, then borrowed ones
-  std::vector<int> gradients;  // kBackward: indices into ModelUses::gradients
+  UnitId unit = 0;
+  int call = 0;                       // of the unit, in forward order
+  bool remakes = false;               // kBackward: kRecompute comes first
+  std::vector<GroupId> needs;         // whose weights it reads: its own, then borrowed ones
+  std::vector<GradientId> gradients;  // kBackward
 };
 
 // A gradient that one unit accumulates in one staging buffer over its backward calls. A group has
 // as many as units write it: a tied table two, the head's (call 0) and its own.
 struct GradientCall {
-  int group = 0;
+  GroupId group = 0;
   int call = 0;          // of the group, in backward order
   size_t first_use = 0;  // writes over whatever is there
   size_t last_use = 0;   // after it the gradient may be reduced
@@ -33,19 +33,17 @@ struct GradientCall {
 
 struct ModelUses {
   std::vector<UnitUse> uses;
-  std::vector<GradientCall> gradients;  // in the order of their first uses
+  IdVector<GradientId, GradientCall> gradients;  // in the order of their first uses
 };
 
 // Forward calls in the inventory's order; in training then their backward calls, last first, down
 // to the lowest call that writes a gradient. A backward that follows its forward at once finds in
 // place what others remake. The backward of embeddings reads no weights of frozen groups.
-ModelUses UsesOf(const ModelInventory& inventory,
-                 const std::vector<GroupLayout>& groups,
-                 bool trains);
+ModelUses UsesOf(const ModelInventory& inventory, const GroupLayouts& groups, bool trains);
 
 // Calls of a unit in a micro-batch.
-int CallsOf(const ModelInventory& inventory, int unit);
+int CallsOf(const ModelInventory& inventory, UnitId unit);
 // Gradient calls of a group.
-int GradientCallsOf(const ModelUses& uses, int group);
+int GradientCallsOf(const ModelUses& uses, GroupId group);
 
 }  // namespace ravel::plan

@@ -11,29 +11,29 @@
 namespace ravel::plan {
 namespace {
 
-int64_t BytesOf(const ShardingPlan& plan, int buffer) {
-  return plan.buffers[static_cast<size_t>(buffer)].bytes;
+int64_t BytesOf(const ShardingPlan& plan, BufferId buffer) {
+  return plan.buffers[buffer].bytes;
 }
 
 // The temporaries of a window that one use cannot do without: weights that it reads, gradients that
 // it or another use before it has begun and a later one ends.
-std::vector<std::set<int>> NeedsOf(const ProgramFacts& facts, BufferKind kind) {
-  std::vector<std::set<int>> needs(facts.use_at.size());
-  const auto add = [&](size_t use, int buffer) {
-    if (!facts.plan.buffers[static_cast<size_t>(buffer)].persistent) {
+std::vector<std::set<BufferId>> NeedsOf(const ProgramFacts& facts, BufferKind kind) {
+  std::vector<std::set<BufferId>> needs(facts.use_at.size());
+  const auto add = [&](size_t use, BufferId buffer) {
+    if (!facts.plan.buffers[buffer].persistent) {
       needs[use].insert(buffer);
     }
   };
   if (kind == BufferKind::kGathered) {
     for (size_t use = 0; use < needs.size(); ++use) {
-      for (const int weight : BuffersOf(facts.At(facts.use_at[use]), Role::kWeights)) {
+      for (const BufferId weight : BuffersOf(facts.At(facts.use_at[use]), Role::kWeights)) {
         add(use, weight);
       }
     }
     return needs;
   }
   for (const GradientCall& call : facts.model.gradients) {
-    const int staging = facts.index.Find(
+    const BufferId staging = facts.index.Find(
         {.kind = BufferKind::kStaging, .owner = call.group, .call = call.call, .slot = 0});
     for (size_t use = call.first_use; use <= call.last_use; ++use) {
       add(use, staging);
@@ -42,9 +42,9 @@ std::vector<std::set<int>> NeedsOf(const ProgramFacts& facts, BufferKind kind) {
   return needs;
 }
 
-int64_t Sum(const ProgramFacts& facts, const std::set<int>& buffers) {
+int64_t Sum(const ProgramFacts& facts, const std::set<BufferId>& buffers) {
   int64_t sum = 0;
-  for (const int id : buffers) {
+  for (const BufferId id : buffers) {
     sum += BytesOf(facts.plan, id);
   }
   return sum;
@@ -55,7 +55,7 @@ struct Window {
   const ProgramFacts& facts;
   BufferKind kind;
   int64_t cap;
-  std::vector<std::set<int>> needs;  // per use
+  std::vector<std::set<BufferId>> needs;  // per use
   std::vector<const Lifetime*> lives;
 };
 
@@ -63,7 +63,7 @@ Window WindowOf(const ProgramFacts& facts, BufferKind kind, int64_t cap) {
   Window window = {.facts = facts, .kind = kind, .cap = cap, .needs = {}, .lives = {}};
   window.needs = NeedsOf(facts, kind);
   for (const Lifetime& life : facts.lifetimes) {
-    if (facts.plan.buffers[static_cast<size_t>(life.buffer)].kind == kind) {
+    if (facts.plan.buffers[life.buffer].kind == kind) {
       window.lives.push_back(&life);
     }
   }
@@ -75,7 +75,7 @@ Window WindowOf(const ProgramFacts& facts, BufferKind kind, int64_t cap) {
 absl::Status CheckCap(const Window& window) {
   const ProgramFacts& facts = window.facts;
   int64_t cap = window.cap;
-  for (const std::set<int>& needed : window.needs) {
+  for (const std::set<BufferId>& needed : window.needs) {
     cap = std::max(cap, Sum(facts, needed));
   }
   std::vector<const Lifetime*> alive;
@@ -100,7 +100,7 @@ absl::Status CheckCap(const Window& window) {
   return absl::OkStatus();
 }
 
-bool UsedBy(const Lifetime& life, int instruction) {
+bool UsedBy(const Lifetime& life, InstructionId instruction) {
   return std::binary_search(life.accesses.begin(), life.accesses.end(), instruction);
 }
 
@@ -108,12 +108,12 @@ bool UsedBy(const Lifetime& life, int instruction) {
 // reduce of use i (staging), where the window holds both.
 absl::Status CheckOverlap(const Window& window) {
   const ProgramFacts& facts = window.facts;
-  std::vector<std::vector<const Lifetime*>> lives_of(facts.plan.buffers.size());
+  IdVector<BufferId, std::vector<const Lifetime*>> lives_of(facts.plan.buffers.size());
   for (const Lifetime* life : window.lives) {
-    lives_of[static_cast<size_t>(life->buffer)].push_back(life);
+    lives_of[life->buffer].push_back(life);
   }
-  const auto life_at = [&](int buffer, size_t use) -> const Lifetime* {
-    for (const Lifetime* life : lives_of[static_cast<size_t>(buffer)]) {
+  const auto life_at = [&](BufferId buffer, size_t use) -> const Lifetime* {
+    for (const Lifetime* life : lives_of[buffer]) {
       if (UsedBy(*life, facts.use_at[use])) {
         return life;
       }
@@ -121,26 +121,26 @@ absl::Status CheckOverlap(const Window& window) {
     return nullptr;
   };
   for (size_t use = 0; use + 1 < facts.use_at.size(); ++use) {
-    const std::set<int>& now = window.needs[use];
-    std::set<int> both = window.needs[use + 1];
+    const std::set<BufferId>& now = window.needs[use];
+    std::set<BufferId> both = window.needs[use + 1];
     both.insert(now.begin(), now.end());
     if (now.empty() || Sum(facts, both) > window.cap) {
       continue;
     }
-    for (const int buffer : window.needs[use + 1]) {
+    for (const BufferId buffer : window.needs[use + 1]) {
       const Lifetime* next = life_at(buffer, use + 1);
-      for (const int other : now) {
+      for (const BufferId other : now) {
         const Lifetime* current = life_at(other, use);
         if (next == nullptr || current == nullptr || next->begin == current->begin) {
           continue;
         }
-        const int last =
+        const InstructionId last =
             window.kind == BufferKind::kGathered ? facts.use_at[use] : current->accesses.back();
         if (facts.Before(last, next->begin)) {
           return facts.Fault(
               "K10",
               next->begin,
-              absl::StrCat("waits for instruction ", last, ", which it should overlap"));
+              absl::StrCat("waits for instruction ", last.value(), ", which it should overlap"));
         }
       }
     }

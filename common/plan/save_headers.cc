@@ -36,8 +36,8 @@ std::vector<ckpt::SafetensorsEntry> FileEntries(const SavePlan& plan, const Save
   std::vector<ckpt::SafetensorsEntry> entries;
   entries.reserve(file.chunks.size());
   for (const SaveChunk& chunk : file.chunks) {
-    CHECK(chunk.tensor >= 0 && static_cast<size_t>(chunk.tensor) < plan.tensors.size());
-    const StateTensor& tensor = plan.tensors[static_cast<size_t>(chunk.tensor)];
+    CHECK(plan.tensors.Has(chunk.tensor));
+    const StateTensor& tensor = plan.tensors[chunk.tensor];
     entries.push_back({.key = tensor.key,
                        .dtype = tensor.dtype,
                        .shape = chunk.box.length,
@@ -65,10 +65,10 @@ Sha256Digest SavePlanHash(const SavePlan& plan) {
     record.Add(file.size);
     record.Add(static_cast<int64_t>(file.chunks.size()));
     for (const SaveChunk& chunk : file.chunks) {
-      record.Add(chunk.tensor);
+      record.Add(chunk.tensor.value());
       record.Add(chunk.box.offset);
       record.Add(chunk.box.length);
-      record.Add(chunk.group);
+      record.Add(chunk.group.value());
       record.Add(chunk.shard_offset);
       record.Add(chunk.file_offset);
       record.Add(chunk.bytes);

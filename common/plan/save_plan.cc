@@ -12,6 +12,7 @@
 #include "common/ckpt/safetensors.h"
 #include "common/ckpt/step_layout.h"
 #include "common/plan/plan_pieces.h"
+#include "common/signed_size.h"
 
 namespace ravel::plan {
 namespace {
@@ -22,9 +23,9 @@ constexpr StateRole kShardRoles[] = {StateRole::kParam, StateRole::kExpAvg, Stat
 
 // A rectangle that has a writer but no file yet.
 struct Rectangle {
-  int tensor = 0;
+  StateId tensor = 0;
   Box box;
-  int group = -1;
+  GroupId group = {};
   int64_t shard_offset = 0;
   int64_t bytes = 0;
 };
@@ -89,16 +90,16 @@ void CutBox(const Box& box, int64_t element_bytes, int64_t most, std::vector<Box
 class SavePlanner {
  public:
   SavePlanner(const ShardingPlan& plan, const SaveLimits& limits)
-      : plan_(plan), limits_(limits), rectangles_(static_cast<size_t>(plan.ranks)) {
+      : plan_(plan), limits_(limits), rectangles_(Size(plan.ranks)) {
     save_.tensors = TensorsOf(plan);
-    for (size_t i = 0; i < save_.tensors.size(); ++i) {
-      tensor_of_[save_.tensors[i].key] = static_cast<int>(i);
+    for (const StateId i : save_.tensors.ids()) {
+      tensor_of_[save_.tensors[i].key] = i;
     }
   }
 
   absl::StatusOr<SavePlan> Build() {
     for (int64_t rank = 0; rank < plan_.ranks; ++rank) {
-      for (int group = 0; group < static_cast<int>(plan_.groups.size()); ++group) {
+      for (const GroupId group : plan_.groups.ids()) {
         for (const OwnedPiece& piece : SavedPieces(plan_, group, rank)) {
           RETURN_IF_ERROR(AddPiece(rank, group, piece));
         }
@@ -114,10 +115,10 @@ class SavePlanner {
   }
 
  private:
-  std::vector<Rectangle>& Of(int64_t rank) { return rectangles_[static_cast<size_t>(rank)]; }
+  std::vector<Rectangle>& Of(int64_t rank) { return At(rectangles_, rank); }
 
-  absl::Status AddPiece(int64_t rank, int group, const OwnedPiece& piece) {
-    const TensorSpec& parameter = plan_.inventory.tensors[static_cast<size_t>(piece.tensor)];
+  absl::Status AddPiece(int64_t rank, GroupId group, const OwnedPiece& piece) {
+    const TensorSpec& parameter = plan_.inventory.tensors[piece.tensor];
     for (const StateRole role : kShardRoles) {
       if (role != StateRole::kParam && !parameter.trainable) {
         continue;
@@ -154,15 +155,13 @@ class SavePlanner {
         load[rank] += rectangle.bytes;
       }
     }
-    for (size_t i = 0; i < save_.tensors.size(); ++i) {
+    for (const StateId i : save_.tensors.ids()) {
       if (save_.tensors[i].role != StateRole::kStep) {
         continue;
       }
-      const auto writer =
-          static_cast<size_t>(std::min_element(load.begin(), load.end()) - load.begin());
+      const size_t writer = Size(std::min_element(load.begin(), load.end()) - load.begin());
       const int64_t bytes = DTypeBytes(save_.tensors[i].dtype);
-      rectangles_[writer].push_back(
-          {.tensor = static_cast<int>(i), .box = {}, .group = -1, .bytes = bytes});
+      rectangles_[writer].push_back({.tensor = i, .box = {}, .group = {}, .bytes = bytes});
       load[writer] += bytes;
     }
   }
@@ -172,10 +171,9 @@ class SavePlanner {
   void FileRectangles(int64_t rank, std::string_view folder) {
     std::vector<std::vector<Rectangle>> layers;
     std::vector<int64_t> layer_bytes;
-    std::map<int, size_t> next_layer;
+    std::map<StateId, size_t> next_layer;
     for (const Rectangle& rectangle : Of(rank)) {
-      const bool parameter =
-          save_.tensors[static_cast<size_t>(rectangle.tensor)].role == StateRole::kParam;
+      const bool parameter = save_.tensors[rectangle.tensor].role == StateRole::kParam;
       if (parameter != (folder == ckpt::kModelFolder)) {
         continue;
       }
@@ -193,11 +191,11 @@ class SavePlanner {
       next_layer[rectangle.tensor] = layer + 1;
     }
     const int count = static_cast<int>(layers.size());
-    for (int layer = 0; layer < count; ++layer) {
-      CHECK(!layers[static_cast<size_t>(layer)].empty());
-      AddFile(rank,
-              ckpt::ShardFileName(folder, static_cast<int>(rank) + 1, layer + 1, count),
-              layers[static_cast<size_t>(layer)]);
+    int number = 0;
+    for (const std::vector<Rectangle>& layer : layers) {
+      CHECK(!layer.empty());
+      AddFile(
+          rank, ckpt::ShardFileName(folder, static_cast<int>(rank) + 1, ++number, count), layer);
     }
   }
 
@@ -205,7 +203,7 @@ class SavePlanner {
     std::vector<ckpt::SafetensorsEntry> entries;
     std::map<std::string, const Rectangle*> by_key;
     for (const Rectangle& rectangle : rectangles) {
-      const StateTensor& tensor = save_.tensors[static_cast<size_t>(rectangle.tensor)];
+      const StateTensor& tensor = save_.tensors[rectangle.tensor];
       entries.push_back({.key = tensor.key,
                          .dtype = tensor.dtype,
                          .shape = rectangle.box.length,
@@ -235,7 +233,7 @@ class SavePlanner {
   const ShardingPlan& plan_;
   const SaveLimits limits_;
   SavePlan save_;
-  std::map<std::string, int> tensor_of_;
+  std::map<std::string, StateId> tensor_of_;
   std::vector<std::vector<Rectangle>> rectangles_;  // per writer, in buffer order
 };
 
@@ -247,32 +245,30 @@ DType SavedType(const ShardingPlan& plan, StateRole role) {
 }
 
 absl::Status ProveCover(const SavePlan& plan) {
-  std::vector<std::vector<Box>> boxes(plan.tensors.size());
+  IdVector<StateId, std::vector<Box>> boxes(plan.tensors.size());
   for (const SaveFile& file : plan.files) {
-    std::vector<int> in_file;
+    std::vector<StateId> in_file;
     for (const SaveChunk& chunk : file.chunks) {
-      if (chunk.tensor < 0 || static_cast<size_t>(chunk.tensor) >= plan.tensors.size()) {
+      if (!plan.tensors.Has(chunk.tensor)) {
         return absl::InvalidArgumentError(absl::StrCat(file.path, ": a chunk of no tensor"));
       }
-      const StateTensor& tensor = plan.tensors[static_cast<size_t>(chunk.tensor)];
+      const StateTensor& tensor = plan.tensors[chunk.tensor];
       if (chunk.bytes != ElementCount(chunk.box.length) * DTypeBytes(tensor.dtype) ||
           chunk.file_offset < file.header_bytes || chunk.file_offset + chunk.bytes > file.size) {
         return absl::InvalidArgumentError(
             absl::StrCat(file.path, ": ", tensor.key, ": does not lie inside the file"));
       }
       in_file.push_back(chunk.tensor);
-      boxes[static_cast<size_t>(chunk.tensor)].push_back(chunk.box);
+      boxes[chunk.tensor].push_back(chunk.box);
     }
     std::sort(in_file.begin(), in_file.end());
     const auto twice = std::adjacent_find(in_file.begin(), in_file.end());
     if (twice != in_file.end()) {
-      return absl::InvalidArgumentError(absl::StrCat(file.path,
-                                                     ": ",
-                                                     plan.tensors[static_cast<size_t>(*twice)].key,
-                                                     ": two chunks in one file"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(file.path, ": ", plan.tensors[*twice].key, ": two chunks in one file"));
     }
   }
-  for (size_t i = 0; i < plan.tensors.size(); ++i) {
+  for (const StateId i : plan.tensors.ids()) {
     RETURN_IF_ERROR(Annotate(ckpt::ProveBoxCover(plan.tensors[i].shape, std::move(boxes[i])),
                              plan.tensors[i].key));
   }

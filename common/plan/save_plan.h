@@ -30,9 +30,9 @@ struct StateTensor {
 // [shard_offset, ...) of what the writer stores of `group` in `role` (StoredRange in
 // plan_pieces.h); kStep chunks carry the step as a value instead.
 struct SaveChunk {
-  int tensor = 0;  // index into SavePlan::tensors
+  StateId tensor = 0;
   Box box;
-  int group = -1;
+  GroupId group = {};
   int64_t shard_offset = 0;
   int64_t file_offset = 0;  // absolute, from the start of the file
   int64_t bytes = 0;
@@ -52,7 +52,7 @@ struct SaveFile {
 DType SavedType(const ShardingPlan& plan, StateRole role);
 
 struct SavePlan {
-  std::vector<StateTensor> tensors;  // sorted by key
+  IdVector<StateId, StateTensor> tensors;  // sorted by key
   std::vector<SaveFile> files;
 };
 

@@ -69,8 +69,8 @@ absl::Status AddPeak(const ShardingPlan& plan,
                      MemoryKind memory,
                      std::map<std::string, int64_t>& bytes) {
   ASSIGN_OR_RETURN(const PeakCut peak, FindPeak(plan.buffers, plan.programs, memory));
-  for (const int id : peak.buffers) {
-    const ProgramBuffer& buffer = plan.buffers[static_cast<size_t>(id)];
+  for (const BufferId id : peak.buffers) {
+    const ProgramBuffer& buffer = plan.buffers[id];
     bytes[BufferKindName(buffer.kind)] += ArenaBytes(buffer);
   }
   return absl::OkStatus();
@@ -79,11 +79,11 @@ absl::Status AddPeak(const ShardingPlan& plan,
 // Layouts, and what the strategy says to each group.
 void AddGroups(const StrategyChoice& choice, ShardingPlan& plan) {
   const int64_t width = LayoutWidth(choice, plan.lanes);
-  for (size_t unit = 0; unit < plan.inventory.units.size(); ++unit) {
+  for (const UnitId unit : plan.inventory.units.ids()) {
     if (plan.inventory.units[unit].tensors.empty()) {
       continue;
     }
-    for (GroupLayout& group : PlanGroups(plan.inventory, static_cast<int>(unit), width)) {
+    for (GroupLayout& group : PlanGroups(plan.inventory, unit, width)) {
       plan.rules.push_back(RulesOf(choice, plan.lanes, group.trainable));
       plan.groups.push_back(std::move(group));
     }

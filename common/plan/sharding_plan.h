@@ -24,11 +24,11 @@ struct ShardingPlan {
   MicroBatchShape micro_batch;  // of one lane
   ProgramOptions options;
   ModelInventory inventory;
-  Mesh mesh;                        // data axes: replicate (where there are replicas) x shard
-  std::vector<GroupLayout> groups;  // by unit, trainable before frozen; all of one width: N, or N *
-                                    // O where replicas cut the shards
-  std::vector<GroupRules> rules;    // per group
-  std::vector<ProgramBuffer> buffers;
+  Mesh mesh;  // data axes: replicate (where there are replicas) x shard
+  // By unit, trainable before frozen; all of one width: N, or N * O where replicas cut the shards.
+  GroupLayouts groups;
+  RulesOfGroups rules;
+  ProgramBuffers buffers;
   BufferPlan memory;
   std::vector<StepProgram> programs;
 

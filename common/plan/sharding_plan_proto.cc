@@ -28,24 +28,31 @@ template <typename To, typename From>
 void Copy(const From& from, To& to) {
   to = {from.begin(), from.end()};
 }
+template <typename Kind>
+void Copy(const std::vector<Id<Kind>>& from, google::protobuf::RepeatedField<int32_t>& to) {
+  to.Clear();
+  for (const Id<Kind> id : from) {
+    to.Add(id.value());
+  }
+}
 
 // A plan carries those operands that are not all buffers of a group; the others follow from them.
 v1::PlannedInstruction InstructionToProto(const Instruction& at) {
   v1::PlannedInstruction proto;
   proto.set_op(static_cast<int32_t>(at.op));
   proto.set_stream(static_cast<int32_t>(at.stream));
-  proto.set_unit(at.unit);
+  proto.set_unit(at.unit.value());
   proto.set_call(at.call);
   const bool computes = IsCompute(at.op);
   const bool opens = at.op == OpCode::kAllocStaging;
-  proto.set_gathered(computes ? -1 : BufferOf(at, Role::kWeights));
-  proto.set_staging(BufferOf(at, opens ? Role::kGradient : Role::kSend));
-  proto.set_receive(BufferOf(at, Role::kReceive));
-  proto.set_saved(BufferOf(at, Role::kSaved));
-  proto.set_workspace(BufferOf(at, Role::kScratch));
-  proto.set_freed(at.freed);
-  proto.set_group(at.group);
-  proto.set_remade(BufferOf(at, Role::kRemade));
+  proto.set_gathered(computes ? -1 : BufferOf(at, Role::kWeights).value());
+  proto.set_staging(BufferOf(at, opens ? Role::kGradient : Role::kSend).value());
+  proto.set_receive(BufferOf(at, Role::kReceive).value());
+  proto.set_saved(BufferOf(at, Role::kSaved).value());
+  proto.set_workspace(BufferOf(at, Role::kScratch).value());
+  proto.set_freed(at.freed.value());
+  proto.set_group(at.group.value());
+  proto.set_remade(BufferOf(at, Role::kRemade).value());
   if (computes) {
     proto.set_accumulates(Accumulates(at));
     Copy(BuffersOf(at, Role::kWeights), *proto.mutable_weights());
@@ -68,7 +75,7 @@ absl::StatusOr<Instruction> InstructionFromProto(const v1::PlannedInstruction& p
 }
 
 void GroupToProto(const GroupLayout& group, const GroupRules& rules, v1::PlannedGroup& proto) {
-  proto.set_unit(group.unit);
+  proto.set_unit(group.unit.value());
   proto.set_width(group.layout.width);
   proto.set_shard_elements(group.layout.shard_elements);
   proto.set_padding_elements(group.layout.padding_elements);
@@ -105,17 +112,15 @@ absl::Status CheckLayout(const GroupLayout& group,
   }
   int64_t end = 0;
   for (size_t i = 0; i < group.tensors.size(); ++i) {
-    const int tensor = group.tensors[i];
-    if (tensor < 0 || static_cast<size_t>(tensor) >= inventory.tensors.size() ||
-        inventory.tensors[static_cast<size_t>(tensor)].unit != group.unit ||
-        inventory.tensors[static_cast<size_t>(tensor)].trainable != group.trainable) {
+    const TensorId tensor = group.tensors[i];
+    if (!inventory.tensors.Has(tensor) || inventory.tensors[tensor].unit != group.unit ||
+        inventory.tensors[tensor].trainable != group.trainable) {
       return Invalid(absl::StrCat(name, ": does not hold the tensors of its unit"));
     }
     if (group.tensor_offsets[i] < end || group.tensor_offsets[i] % kLayoutAlignmentElements != 0) {
       return Invalid(absl::StrCat(name, ": tensors overlap or are not aligned"));
     }
-    end = group.tensor_offsets[i] +
-          ElementCount(inventory.tensors[static_cast<size_t>(tensor)].shape);
+    end = group.tensor_offsets[i] + ElementCount(inventory.tensors[tensor].shape);
   }
   return end <= group.layout.total_elements()
              ? absl::OkStatus()
@@ -123,7 +128,7 @@ absl::Status CheckLayout(const GroupLayout& group,
 }
 
 absl::Status GroupsFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan) {
-  std::set<int> placed;
+  std::set<TensorId> placed;
   bool cut_by_replicas = false;
   for (const v1::PlannedGroup& from : proto.groups()) {
     cut_by_replicas |= from.rules().outer_gradient_sharded();
@@ -166,13 +171,13 @@ void BufferToProto(const ProgramBuffer& buffer, v1::PlannedBuffer& proto) {
   proto.set_name(buffer.name);
   proto.set_kind(static_cast<int32_t>(buffer.kind));
   proto.set_memory(static_cast<int32_t>(buffer.memory));
-  proto.set_unit(buffer.unit);
-  proto.set_group(buffer.group);
+  proto.set_unit(buffer.unit.value());
+  proto.set_group(buffer.group.value());
   proto.set_call(buffer.call);
   proto.set_slot(buffer.slot);
   proto.set_bytes(buffer.bytes);
   proto.set_persistent(buffer.persistent);
-  proto.set_inside(buffer.inside);
+  proto.set_inside(buffer.inside.value());
 }
 
 absl::Status BuffersFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan) {
@@ -196,7 +201,7 @@ absl::Status BuffersFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan)
                                   .rules = plan.rules,
                                   .lanes = plan.lanes,
                                   .options = plan.options};
-  const std::vector<ProgramBuffer> expected = BuildBuffers(request);
+  const ProgramBuffers expected = BuildBuffers(request);
   for (size_t i = 0; i < std::min(expected.size(), plan.buffers.size()); ++i) {
     plan.buffers[i].dtype = expected[i].dtype;  // follows from the options
   }
@@ -217,12 +222,12 @@ absl::Status BuffersFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan)
 
 // The tensors are those of the model; some may be frozen.
 absl::Status TensorsFromProto(const v1::ShardingPlan& proto, ModelInventory& inventory) {
-  if (static_cast<size_t>(proto.tensors_size()) != inventory.tensors.size()) {
+  if (proto.tensors_size() != std::ssize(inventory.tensors)) {
     return Invalid("tensors: not those of the model");
   }
   std::vector<std::string> frozen;
   for (int i = 0; i < proto.tensors_size(); ++i) {
-    const TensorSpec& expected = inventory.tensors[static_cast<size_t>(i)];
+    const TensorSpec& expected = inventory.tensors[i];
     const v1::PlannedTensor& got = proto.tensors(i);
     if (got.name() != expected.name || got.site() != expected.site ||
         Shape(got.shape().begin(), got.shape().end()) != expected.shape) {
@@ -367,7 +372,7 @@ absl::Status OperandsFromProto(const v1::PlannedProgram& proto,
                                StepProgram& program) {
   AddOperands(context, program);
   for (int i = 0; i < proto.instructions_size(); ++i) {
-    const Instruction& at = program.instructions[static_cast<size_t>(i)];
+    const Instruction& at = program.instructions[i];
     v1::PlannedInstruction carried = proto.instructions(i);
     carried.DiscardUnknownFields();
     if (InstructionToProto(at).SerializeAsString() != carried.SerializeAsString()) {
@@ -425,7 +430,7 @@ v1::ShardingPlan ToProto(const ShardingPlan& plan) {
     added.set_frozen(!tensor.trainable);
     Copy(tensor.shape, *added.mutable_shape());
   }
-  for (size_t group = 0; group < plan.groups.size(); ++group) {
+  for (const GroupId group : plan.groups.ids()) {
     GroupToProto(plan.groups[group], plan.rules[group], *proto.add_groups());
   }
   for (const ProgramBuffer& buffer : plan.buffers) {

@@ -8,17 +8,17 @@ bool IsCompute(OpCode op) {
   return op == OpCode::kForward || op == OpCode::kBackward || op == OpCode::kRecompute;
 }
 
-int BufferOf(const Instruction& instruction, Role role) {
+BufferId BufferOf(const Instruction& instruction, Role role) {
   for (const Operand& operand : instruction.operands) {
     if (operand.role == role) {
       return operand.buffer;
     }
   }
-  return -1;
+  return {};
 }
 
-std::vector<int> BuffersOf(const Instruction& instruction, Role role) {
-  std::vector<int> buffers;
+std::vector<BufferId> BuffersOf(const Instruction& instruction, Role role) {
+  std::vector<BufferId> buffers;
   for (const Operand& operand : instruction.operands) {
     if (operand.role == role) {
       buffers.push_back(operand.buffer);
@@ -27,7 +27,7 @@ std::vector<int> BuffersOf(const Instruction& instruction, Role role) {
   return buffers;
 }
 
-bool Touches(const Instruction& instruction, int buffer) {
+bool Touches(const Instruction& instruction, BufferId buffer) {
   return std::any_of(instruction.operands.begin(),
                      instruction.operands.end(),
                      [buffer](const Operand& operand) { return operand.buffer == buffer; });

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/dtype.h"
+#include "common/plan/ids.h"
 #include "common/plan/model_inventory.h"
 
 namespace ravel::plan {
@@ -81,22 +82,23 @@ struct ProgramBuffer {
   std::string name;  // "gathered/layers.0", "saved/layers.0"
   BufferKind kind = BufferKind::kShared;
   MemoryKind memory = MemoryKind::kPrivate;
-  int unit = -1;
-  int group = -1;  // index into ShardingPlan::groups, for weights and gradients
+  UnitId unit = {};
+  GroupId group = {};  // of weights and gradients
   int call = 0;  // gradients: which gradient call of the group (tied tables have two); activations:
                  // which call of the unit
   int slot = 0;  // kMainGrad: which of the CounterBuffers (lane_map.h) of the call
   int64_t bytes = 0;
   DType dtype = DType::kU8;  // of its elements; kU8: activations, which are of several types
   bool persistent = false;   // lives across steps
-  // The buffer that holds its bytes, or -1: one of its own. Main weights lie inside model weights
+  // The buffer that holds its bytes, or none: one of its own. Main weights lie inside model weights
   // where both exist, those inside the gathered buffer where that is resident; the plan counts no
   // bytes of their own. Which part it is: BufferOffset in plan_pieces.h.
-  int inside = -1;
+  BufferId inside = {};
 
   int64_t elements() const { return bytes / DTypeBytes(dtype); }
   bool operator==(const ProgramBuffer&) const = default;
 };
+using ProgramBuffers = IdVector<BufferId, ProgramBuffer>;
 
 // The access of an instruction to a buffer. kWrite: the earlier content of the buffer is not read.
 // kAdd: reads and writes.
@@ -124,7 +126,7 @@ enum class Role : uint8_t {
 enum class When : uint8_t { kAlways = 1, kLane = 2, kUsed = 3 };
 
 struct Operand {
-  int buffer = -1;
+  BufferId buffer = {};
   Access access = Access::kRead;
   Role role = Role::kShared;
   When when = When::kAlways;
@@ -136,15 +138,15 @@ struct Operand {
 struct Instruction {
   OpCode op = OpCode::kEndPhase;
   StreamId stream = StreamId::kCompute;
-  int unit = -1;
+  UnitId unit = {};
   int call = 0;
-  int group = -1;  // of the instructions on weights and gradients
-  int freed = -1;  // kFree: buffer id
+  GroupId group = {};   // of the instructions on weights and gradients
+  BufferId freed = {};  // kFree
   // Every buffer that it reads or writes, each once (program_operands.h).
   std::vector<Operand> operands = {};
   // Instructions of the same program whose completion this one waits for, beyond the order of its
   // own stream.
-  std::vector<int> waits = {};
+  std::vector<InstructionId> waits = {};
 
   bool operator==(const Instruction&) const = default;
 };
@@ -163,10 +165,10 @@ struct StepProgram {
   LanePart part = LanePart::kWhole;
   // Temporary gathered buffers that the program before it in the step leaves for it, and that it
   // leaves for the next one; ascending. Of the same generation: a step ends with none.
-  std::vector<int> live_at_start = {};
-  std::vector<int> live_at_end = {};
-  std::vector<Instruction>
-      instructions;  // a topological order: running them one by one in this order is correct
+  std::vector<BufferId> live_at_start = {};
+  std::vector<BufferId> live_at_end = {};
+  // A topological order: running them one by one in this order is correct.
+  IdVector<InstructionId, Instruction> instructions;
 };
 
 // The placements of a group as rules for its program: the only thing that builders, checker and
@@ -183,6 +185,7 @@ struct GroupRules {
   bool outer_gradient_sharded = false;  // each replica updates its sub-piece of the shard
   bool operator==(const GroupRules&) const = default;
 };
+using RulesOfGroups = IdVector<GroupId, GroupRules>;
 
 struct ProgramOptions {
   int64_t ranks = 1;
@@ -219,11 +222,11 @@ inline constexpr int64_t kGradientElementBytes = 4;
 
 // kForward, kRecompute, kBackward: a call of a unit.
 bool IsCompute(OpCode op);
-// The first buffer of a role, or -1.
-int BufferOf(const Instruction& instruction, Role role);
+// The first buffer of a role, or none.
+BufferId BufferOf(const Instruction& instruction, Role role);
 // All of a role, in order.
-std::vector<int> BuffersOf(const Instruction& instruction, Role role);
-bool Touches(const Instruction& instruction, int buffer);
+std::vector<BufferId> BuffersOf(const Instruction& instruction, Role role);
+bool Touches(const Instruction& instruction, BufferId buffer);
 // kBackward: gradients already hold earlier micro-batches or calls.
 bool Accumulates(const Instruction& instruction);
 

@@ -51,12 +51,12 @@ class Durations {
 
  private:
   // Two FLOPs per token and matrix element, and causal attention.
-  double UnitSeconds(int unit, double passes) const {
-    const UnitSpec& spec = plan_.inventory.units[static_cast<size_t>(unit)];
+  double UnitSeconds(UnitId unit, double passes) const {
+    const UnitSpec& spec = plan_.inventory.units[unit];
     int64_t elements = 0;
-    for (const std::vector<int>* tensors : {&spec.tensors, &spec.borrowed}) {
-      for (const int tensor : *tensors) {
-        elements += ElementCount(plan_.inventory.tensors[static_cast<size_t>(tensor)].shape);
+    for (const std::vector<TensorId>* tensors : {&spec.tensors, &spec.borrowed}) {
+      for (const TensorId tensor : *tensors) {
+        elements += ElementCount(plan_.inventory.tensors[tensor].shape);
       }
     }
     const auto tokens =
@@ -88,11 +88,10 @@ class Durations {
     if (at.group < 0) {
       return 0;
     }
-    const GroupRules& rules = plan_.rules[static_cast<size_t>(at.group)];
+    const GroupRules& rules = plan_.rules[at.group];
     const bool whole = at.op == OpCode::kAccumulateGrad || !rules.optimizer_sharded;
-    const auto elements = static_cast<double>(
-        whole ? plan_.groups[static_cast<size_t>(at.group)].layout.total_elements()
-              : StoredRange(plan_, at.group, 0).elements);
+    const auto elements = static_cast<double>(whole ? plan_.groups[at.group].layout.total_elements()
+                                                    : StoredRange(plan_, at.group, 0).elements);
     return kComputeSeconds + numbers * 4 * elements / device_.memory_bytes_per_second;
   }
 
@@ -103,24 +102,24 @@ class Durations {
 
 }  // namespace
 
-std::vector<TimedInstruction> SimulateProgram(const ShardingPlan& plan,
-                                              const StepProgram& program,
-                                              const DeviceKind& device,
-                                              int64_t contributors) {
+IdVector<InstructionId, TimedInstruction> SimulateProgram(const ShardingPlan& plan,
+                                                          const StepProgram& program,
+                                                          const DeviceKind& device,
+                                                          int64_t contributors) {
   const Durations durations(plan, device, contributors);
-  std::vector<TimedInstruction> timed;
+  IdVector<InstructionId, TimedInstruction> timed;
   timed.reserve(program.instructions.size());
   std::array<int64_t, kStreamCount> free_at = {};
-  for (size_t i = 0; i < program.instructions.size(); ++i) {
+  for (const InstructionId i : program.instructions.ids()) {
     const Instruction& at = program.instructions[i];
     const bool on_stream = at.op != OpCode::kFree;
     int64_t& stream = free_at.at(StreamIndex(at.stream));
     int64_t begin = on_stream ? stream : 0;
-    for (const int wait : at.waits) {
-      begin = std::max(begin, timed[static_cast<size_t>(wait)].end_ns);
+    for (const InstructionId wait : at.waits) {
+      begin = std::max(begin, timed[wait].end_ns);
     }
     const int64_t end = begin + static_cast<int64_t>(durations.SecondsOf(at) * 1e9);
-    timed.push_back({.index = static_cast<int>(i), .begin_ns = begin, .end_ns = end});
+    timed.push_back({.index = i, .begin_ns = begin, .end_ns = end});
     if (on_stream) {
       stream = end;
     }
@@ -129,19 +128,19 @@ std::vector<TimedInstruction> SimulateProgram(const ShardingPlan& plan,
 }
 
 StepTimes PredictStep(const ShardingPlan& plan, const DeviceKind& device) {
-  std::map<std::pair<size_t, int64_t>, StepTimes> known;
+  std::map<std::pair<const StepProgram*, int64_t>, StepTimes> known;
   const LaneMap inner = plan.lanes.Inner();
   StepTimes sum;
   for (int64_t index = 0; index < plan.lanes.programs(); ++index) {
     const StepSlot slot = SlotOf(plan.lanes, index);
     const StepProgram& program = plan.program(slot.phase, slot.part);
     const int64_t contributors = inner.LaneCount(plan.lanes.blocks ? 0 : slot.turn);
-    const std::pair key(static_cast<size_t>(&program - plan.programs.data()), contributors);
+    const std::pair key(&program, contributors);
     if (known.count(key) == 0) {
       StepTimes times;
       for (const TimedInstruction& at : SimulateProgram(plan, program, device, contributors)) {
         times.step_ns = std::max(times.step_ns, at.end_ns);
-        if (program.instructions[static_cast<size_t>(at.index)].stream == StreamId::kCompute) {
+        if (program.instructions[at.index].stream == StreamId::kCompute) {
           times.compute_ns += at.end_ns - at.begin_ns;
         }
       }

@@ -12,16 +12,16 @@
 namespace ravel::plan {
 
 struct TimedInstruction {
-  int index = 0;  // in the program
+  InstructionId index = {};
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
 };
 // One run of a program from time 0, in the order of the program; frees take no time.
 // `contributors`: ranks of the replica that have a lane.
-std::vector<TimedInstruction> SimulateProgram(const ShardingPlan& plan,
-                                              const StepProgram& program,
-                                              const DeviceKind& device,
-                                              int64_t contributors);
+IdVector<InstructionId, TimedInstruction> SimulateProgram(const ShardingPlan& plan,
+                                                          const StepProgram& program,
+                                                          const DeviceKind& device,
+                                                          int64_t contributors);
 
 struct StepTimes {
   int64_t step_ns = 0;     // all programs of a step, one after another

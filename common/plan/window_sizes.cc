@@ -17,8 +17,8 @@ class WindowNeeds {
       : request_(request), model_(UsesOf(request.inventory, request.groups, true)) {}
 
   int64_t GatheredWindow() const {
-    return Most([&](size_t use, std::set<int>& found) {
-      for (const int group : model_.uses[use].needs) {
+    return Most<GroupId>(request_.options.weight_type, [&](size_t use, std::set<GroupId>& found) {
+      for (const GroupId group : model_.uses[use].needs) {
         if (!IsResident(request_, group)) {
           found.insert(group);
         }
@@ -26,34 +26,32 @@ class WindowNeeds {
     });
   }
   int64_t StagingWindow() const {
-    return Most(
-        [&](size_t use, std::set<int>& found) {
-          for (size_t id = 0; id < model_.gradients.size(); ++id) {
-            const GradientCall& call = model_.gradients[id];
-            if (call.first_use <= use && use <= call.last_use) {
-              found.insert(static_cast<int>(id));
-            }
-          }
-        },
-        true);
+    return Most<GradientId>(kGradientType, [&](size_t use, std::set<GradientId>& found) {
+      for (const GradientId id : model_.gradients.ids()) {
+        const GradientCall& call = model_.gradients[id];
+        if (call.first_use <= use && use <= call.last_use) {
+          found.insert(id);
+        }
+      }
+    });
   }
 
  private:
-  template <typename Collect>
-  int64_t Most(const Collect& collect, bool gradients = false) const {
-    const int64_t element_bytes =
-        gradients ? kGradientElementBytes : DTypeBytes(request_.options.weight_type);
+  GroupId GroupOf(GroupId group) const { return group; }
+  GroupId GroupOf(GradientId gradient) const { return model_.gradients[gradient].group; }
+
+  template <typename IdType, typename Collect>
+  int64_t Most(DType type, const Collect& collect) const {
     int64_t most = 0;
     for (size_t use = 0; use < model_.uses.size(); ++use) {
-      std::set<int> found;
+      std::set<IdType> found;
       collect(use, found);
       if (use + 1 < model_.uses.size()) {
         collect(use + 1, found);
       }
       int64_t sum = 0;
-      for (const int id : found) {
-        const int group = gradients ? model_.gradients[static_cast<size_t>(id)].group : id;
-        sum += request_.groups[static_cast<size_t>(group)].layout.total_elements() * element_bytes;
+      for (const IdType id : found) {
+        sum += request_.groups[GroupOf(id)].layout.total_elements() * DTypeBytes(type);
       }
       most = std::max(most, sum);
     }

@@ -32,14 +32,14 @@ WireBytes WireOf(const ShardingPlan& plan, const Instruction& at, int64_t contri
   if (at.group < 0) {
     return wire;
   }
-  const GroupRules& rules = plan.rules[static_cast<size_t>(at.group)];
+  const GroupRules& rules = plan.rules[at.group];
   const int64_t others = plan.lanes.width() - 1;
   const int64_t other_replicas = plan.lanes.replicas - 1;
   const int64_t shard = InnerShardElements(plan, at.group);
   const int64_t weights = shard * DTypeBytes(plan.options.weight_type);
   const int64_t gradients = shard * kGradientElementBytes;
   if (at.op == OpCode::kGather) {
-    const ProgramBuffer& gathered = plan.buffers[static_cast<size_t>(BufferOf(at, Role::kWeights))];
+    const ProgramBuffer& gathered = plan.buffers[BufferOf(at, Role::kWeights)];
     wire.gathers = gathered.memory == MemoryKind::kCommon ? 0 : others * weights;
   } else if (at.op == OpCode::kReduceScatter) {
     wire.reduces = (contributors - 1) * (RoundsGradients(plan) ? gradients / 2 : gradients);
@@ -54,21 +54,20 @@ WireBytes WireOf(const ShardingPlan& plan, const Instruction& at, int64_t contri
   return wire;
 }
 
-std::vector<WireBytes> WireTable(const ShardingPlan& plan) {
+IdVector<GroupId, WireBytes> WireTable(const ShardingPlan& plan) {
   // How often a step runs each program with so many contributors: few pairs, however many turns.
-  std::map<std::pair<size_t, int64_t>, int64_t> runs;
+  std::map<std::pair<const StepProgram*, int64_t>, int64_t> runs;
   const LaneMap inner = plan.lanes.Inner();
   for (int64_t index = 0; index < plan.lanes.programs(); ++index) {
     const StepSlot slot = SlotOf(plan.lanes, index);
-    const auto program =
-        static_cast<size_t>(&plan.program(slot.phase, slot.part) - plan.programs.data());
-    ++runs[{program, inner.LaneCount(plan.lanes.blocks ? 0 : slot.turn)}];
+    ++runs[{&plan.program(slot.phase, slot.part),
+            inner.LaneCount(plan.lanes.blocks ? 0 : slot.turn)}];
   }
-  std::vector<WireBytes> table(plan.groups.size());
+  IdVector<GroupId, WireBytes> table(plan.groups.size());
   for (const auto& [run, times] : runs) {
-    for (const Instruction& at : plan.programs[run.first].instructions) {
+    for (const Instruction& at : run.first->instructions) {
       if (at.group >= 0) {
-        table[static_cast<size_t>(at.group)] += WireOf(plan, at, run.second) * times;
+        table[at.group] += WireOf(plan, at, run.second) * times;
       }
     }
   }
@@ -86,7 +85,7 @@ int64_t RoundedInPlaceBytes(const ShardingPlan& plan) {
     const StepSlot slot = SlotOf(plan.lanes, index);
     for (const Instruction& at : plan.program(slot.phase, slot.part).instructions) {
       if (at.op == OpCode::kReduceScatter) {
-        bytes += plan.groups[static_cast<size_t>(at.group)].layout.total_elements() * kTraffic;
+        bytes += plan.groups[at.group].layout.total_elements() * kTraffic;
       }
     }
   }

@@ -33,7 +33,7 @@ int64_t RoundedInPlaceBytes(const ShardingPlan& plan);
 // Of one run of an instruction when `contributors` ranks of the replica have a gradient.
 WireBytes WireOf(const ShardingPlan& plan, const Instruction& instruction, int64_t contributors);
 // Of one step, per group; for a rank that has a lane in every turn.
-std::vector<WireBytes> WireTable(const ShardingPlan& plan);
+IdVector<GroupId, WireBytes> WireTable(const ShardingPlan& plan);
 // Of one step, all groups.
 WireBytes StepWire(const ShardingPlan& plan);
 

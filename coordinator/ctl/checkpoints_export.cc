@@ -86,8 +86,8 @@ absl::Status CheckArchitecture(const std::string& config_json,
   size_t found = 0;
   for (const WeightFile& file : files) {
     for (const ckpt::TensorRecord* tensor : file.tensors) {
-      const int index = inventory.FindTensor(tensor->name);
-      if (index < 0 || inventory.tensors[static_cast<size_t>(index)].shape != tensor->shape) {
+      const plan::TensorId index = inventory.FindTensor(tensor->name);
+      if (index < 0 || inventory.tensors[index].shape != tensor->shape) {
         return absl::FailedPreconditionError(absl::StrCat(
             "hf/config.json: describes no tensor ", tensor->name, " ", ShapeText(tensor->shape)));
       }

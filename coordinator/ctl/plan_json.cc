@@ -64,12 +64,12 @@ json::Value TimelineJson(const PlanDocument& document) {
   const int64_t contributors = plan.lanes.Inner().LaneCount(plan.lanes.blocks ? 0 : slot.turn);
   for (const plan::TimedInstruction& at :
        plan::SimulateProgram(plan, program, document.device, contributors)) {
-    const plan::Instruction& instruction = program.instructions[static_cast<size_t>(at.index)];
+    const plan::Instruction& instruction = program.instructions[at.index];
     json::Value entry;
     entry.Set("op", plan::OpName(instruction.op));
     entry.Set("stream", plan::StreamName(instruction.stream));
     if (instruction.unit >= 0) {
-      entry.Set("unit", plan.inventory.units[static_cast<size_t>(instruction.unit)].name);
+      entry.Set("unit", plan.inventory.units[instruction.unit].name);
     }
     entry.Set("beginNanoseconds", at.begin_ns).Set("endNanoseconds", at.end_ns);
     instructions.Append(std::move(entry));

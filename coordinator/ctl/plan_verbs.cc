@@ -61,7 +61,7 @@ std::string GanttOf(const plan::ShardingPlan& plan, const plan::DeviceKind& devi
   std::vector<trace::Event> events;
   for (const plan::TimedInstruction& at :
        plan::SimulateProgram(plan, program, device, contributors)) {
-    const plan::Instruction& instruction = program.instructions[static_cast<size_t>(at.index)];
+    const plan::Instruction& instruction = program.instructions[at.index];
     trace::Event event;
     event.begin_ns = at.begin_ns;
     event.end_ns = at.end_ns;

@@ -36,7 +36,7 @@ absl::Status VerifyChunk(const plan::SavePlan& plan,
                          const ckpt::Seal& seal,
                          const plan::SaveChunk& planned,
                          const ckpt::SealedChunk& sealed) {
-  const plan::StateTensor& tensor = plan.tensors[static_cast<size_t>(planned.tensor)];
+  const plan::StateTensor& tensor = plan.tensors[planned.tensor];
   const ckpt::ChunkRecord& chunk = sealed.chunk;
   const bool same =
       sealed.tensor == tensor.key && chunk.data_offset == planned.file_offset &&

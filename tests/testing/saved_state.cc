@@ -212,7 +212,7 @@ absl::StatusOr<ckpt::Seal> WriteRank(store::ObjectStore& store,
   }
   checkpoint::CheckpointWriter writer(&store, &saved.save_plan, options);
   std::vector<std::byte> shard;
-  const auto shard_bytes = [&](int group, plan::StateRole role) {
+  const auto shard_bytes = [&](plan::GroupId group, plan::StateRole role) {
     const auto index = static_cast<size_t>(std::find(kShardRoles.begin(), kShardRoles.end(), role) -
                                            kShardRoles.begin());
     shard = BytesOf(ShardOf(saved.state, saved.world, static_cast<size_t>(group), rank, index),

@@ -13,6 +13,7 @@
 #include "common/ckpt/safetensors.h"
 #include "common/json.h"
 #include "common/plan/architecture/architecture.h"
+#include "common/signed_size.h"
 #include "common/store/file_store.h"
 #include "worker/checkpoint/loader.h"
 
@@ -34,7 +35,7 @@ absl::StatusOr<std::vector<ckpt::SafetensorsEntry>> ReadHeader(const store::File
     RETURN_IF_ERROR(reader.ReadAt(0, bytes(0)));
   }
   ASSIGN_OR_RETURN(const int64_t json_bytes, ckpt::SafetensorsJsonBytes(header, reader.size()));
-  header.resize(8 + static_cast<size_t>(json_bytes));
+  header.resize(8 + Size(json_bytes));
   RETURN_IF_ERROR(reader.ReadAt(8, bytes(8)));
   ASSIGN_OR_RETURN(ckpt::SafetensorsFile file, ckpt::ParseSafetensorsHeader(header, reader.size()));
   for (ckpt::SafetensorsEntry& entry : file.entries) {
@@ -83,8 +84,8 @@ bool IsIgnored(const plan::ModelInventory& inventory, const std::string& name) {
 }
 
 // By canonical name, or by that without the base model's prefix: files of a bare model have it.
-int FindTensor(const plan::ModelInventory& inventory, const std::string& name) {
-  const int found = inventory.FindTensor(name);
+plan::TensorId FindTensor(const plan::ModelInventory& inventory, const std::string& name) {
+  const plan::TensorId found = inventory.FindTensor(name);
   if (found >= 0) {
     return found;
   }
@@ -162,25 +163,24 @@ absl::Status HuggingFaceLoader::OpenFiles() {
 absl::Status HuggingFaceLoader::MatchInventory(
     const std::vector<std::vector<ckpt::SafetensorsEntry>>& entries) {
   std::vector<std::string> differences;
-  std::vector<bool> seen(inventory_->tensors.size(), false);
+  plan::IdVector<plan::TensorId, bool> seen(inventory_->tensors.size(), false);
   sources_.resize(inventory_->tensors.size());
   for (size_t file = 0; file < entries.size(); ++file) {
     for (const ckpt::SafetensorsEntry& entry : entries[file]) {
-      const int tensor = FindTensor(*inventory_, entry.key);
+      const plan::TensorId tensor = FindTensor(*inventory_, entry.key);
       if (tensor < 0) {
         if (!IsIgnored(*inventory_, entry.key)) {
           differences.push_back(absl::StrCat(entry.key, ": not a tensor of the model"));
         }
         continue;
       }
-      const auto index = static_cast<size_t>(tensor);
-      const Shape& expected = inventory_->tensors[index].shape;
-      if (seen[index]) {
+      const Shape& expected = inventory_->tensors[tensor].shape;
+      if (seen[tensor]) {
         differences.push_back(
             absl::StrCat(entry.key, ": there with and without the base model's prefix"));
       }
-      seen[index] = true;
-      sources_[index] = {static_cast<int>(file), entry.dtype, entry.begin};
+      seen[tensor] = true;
+      sources_[tensor] = {file, entry.dtype, entry.begin};
       if (entry.shape != expected) {
         differences.push_back(absl::StrCat(
             entry.key, ": shape ", ShapeText(entry.shape), ", expected ", ShapeText(expected)));
@@ -193,7 +193,7 @@ absl::Status HuggingFaceLoader::MatchInventory(
       }
     }
   }
-  for (size_t i = 0; i < seen.size(); ++i) {
+  for (const plan::TensorId i : seen.ids()) {
     if (!seen[i]) {
       differences.push_back(absl::StrCat(inventory_->tensors[i].name, ": missing"));
     }
@@ -216,22 +216,20 @@ absl::Status HuggingFaceLoader::ReadPieces(std::span<const plan::OwnedPiece> pie
                                            std::span<float> shard) {
   std::vector<std::byte> buffer;
   for (const plan::OwnedPiece& piece : pieces) {
-    const Source& source = sources_[static_cast<size_t>(piece.tensor)];
-    const File& file = files_[static_cast<size_t>(source.file)];
+    const Source& source = sources_[piece.tensor];
+    const File& file = files_[source.file];
     const int64_t element_bytes = DTypeBytes(source.dtype);
-    const std::span<float> out = shard.subspan(static_cast<size_t>(piece.shard_offset),
-                                               static_cast<size_t>(piece.end - piece.begin));
+    const std::span<float> out = Part(shard, piece.shard_offset, piece.end - piece.begin);
     const int64_t step = kReadBytes / element_bytes;
     for (int64_t at = piece.begin; at < piece.end; at += step) {
       const int64_t elements = std::min(step, piece.end - at);
-      const std::span<float> part =
-          out.subspan(static_cast<size_t>(at - piece.begin), static_cast<size_t>(elements));
+      const std::span<float> part = Part(out, at - piece.begin, elements);
       const bool direct = source.dtype == DType::kF32;
-      buffer.resize(direct ? 0 : static_cast<size_t>(elements * element_bytes));
+      buffer.resize(direct ? 0 : Size(elements * element_bytes));
       RETURN_IF_ERROR(
           Annotate(file.reader->ReadAt(source.offset + at * element_bytes,
                                        direct ? std::as_writable_bytes(part) : std::span(buffer)),
-                   inventory_->tensors[static_cast<size_t>(piece.tensor)].name));
+                   inventory_->tensors[piece.tensor].name));
       bytes_read_ += elements * element_bytes;
       if (!direct) {
         Convert(source.dtype, buffer, part);

@@ -100,7 +100,7 @@ class HuggingFaceLoader {
 
  private:
   struct Source {
-    int file = 0;
+    size_t file = 0;
     DType dtype = DType::kF32;
     int64_t offset = 0;  // in the file
   };
@@ -115,7 +115,7 @@ class HuggingFaceLoader {
   const plan::ModelInventory* inventory_;
   std::unique_ptr<store::ObjectStore> store_;
   std::vector<File> files_;
-  std::vector<Source> sources_;  // per tensor of the inventory
+  plan::IdVector<plan::TensorId, Source> sources_;
   int64_t bytes_read_ = 0;
 };
 

@@ -9,6 +9,7 @@
 
 #include "common/check.h"
 #include "common/ckpt/digest.h"
+#include "common/signed_size.h"
 #include "worker/checkpoint/loader.h"
 
 namespace ravel::checkpoint {
@@ -36,7 +37,7 @@ bool CanRead(plan::StateRole role, DType stored) {
 
 // Where the values of a dtype go first that become fp32 in all of `out`: its end.
 std::span<std::byte> StoredPart(std::span<std::byte> out, DType stored) {
-  return out.last(out.size() / sizeof(float) * static_cast<size_t>(DTypeBytes(stored)));
+  return out.last(out.size() / sizeof(float) * Size(DTypeBytes(stored)));
 }
 
 // From StoredPart to all of `out`: the part that is still to be read lies behind what is written.
@@ -131,7 +132,7 @@ absl::Status StepLoader::CompareInventory() const {
 size_t StepLoader::FindState(plan::StateRole role, const plan::TensorSpec& tensor) const {
   const ckpt::TensorRecord* found = manifest().FindTensor(StateKey(tensor.name, role));
   CHECK(found != nullptr);  // Open has compared the inventory
-  return static_cast<size_t>(found - manifest().tensors.data());
+  return Size(found - manifest().tensors.data());
 }
 
 absl::StatusOr<std::string> StepLoader::Blob(std::string_view name) const {
@@ -174,10 +175,10 @@ absl::Status StepLoader::ReadPieces(plan::StateRole role,
     const int64_t elements = piece.end - piece.begin;
     CHECK(piece.shard_offset >= 0 && elements >= 0 &&
           piece.shard_offset + elements <= static_cast<int64_t>(shard.size()));
-    const size_t index = FindState(role, inventory_->tensors[static_cast<size_t>(piece.tensor)]);
+    const size_t index = FindState(role, inventory_->tensors[piece.tensor]);
     const ckpt::TensorRecord& record = manifest().tensors[index];
-    const std::span<std::byte> out = std::as_writable_bytes(
-        shard.subspan(static_cast<size_t>(piece.shard_offset), static_cast<size_t>(elements)));
+    const std::span<std::byte> out =
+        std::as_writable_bytes(Part(shard, piece.shard_offset, elements));
     const std::span<std::byte> stored = StoredPart(out, record.stored_dtype);
     RETURN_IF_ERROR(step_.ReadElements(record, piece.begin, piece.end, stored));
     if (share == DigestShare::kOwner) {

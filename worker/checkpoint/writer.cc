@@ -24,6 +24,7 @@
 #include "common/logging.h"
 #include "common/mutex.h"
 #include "common/plan/save_headers.h"
+#include "common/signed_size.h"
 #include "worker/checkpoint/unacknowledged.h"
 
 namespace ravel::checkpoint {
@@ -38,7 +39,7 @@ constexpr size_t kMostOpenFiles = 256;
 // crc32c of blocks and of the whole chunk.
 void SumBlocks(const std::byte* data, ckpt::ChunkRecord& chunk) {
   for (int64_t offset = 0; offset < chunk.bytes; offset += ckpt::kBlockBytes) {
-    const auto bytes = static_cast<size_t>(std::min(ckpt::kBlockBytes, chunk.bytes - offset));
+    const size_t bytes = Size(std::min(ckpt::kBlockBytes, chunk.bytes - offset));
     const uint32_t crc = Crc32c(0, data + offset, bytes);
     chunk.block_crc32c.push_back(crc);
     chunk.crc32c = Crc32cCombine(chunk.crc32c, crc, bytes);
@@ -67,9 +68,7 @@ class CheckpointWriter::Worker {
   // Thread-safe. Ends the thread; false when it has not ended after `wait` (none: for ever). From
   // then on nothing of the options is called.
   bool Stop(std::optional<std::chrono::milliseconds> wait);
-  std::span<const std::byte> arena() const {
-    return {arena_.get(), static_cast<size_t>(arena_bytes_)};
-  }
+  std::span<const std::byte> arena() const { return {arena_.get(), Size(arena_bytes_)}; }
 
  private:
   struct FileImage {
@@ -138,7 +137,7 @@ CheckpointWriter::Worker::Worker(store::ObjectStore* store,
       arena_bytes_(ArenaBytes(*plan, options_.rank)),
       unanswered_(options_.ranks, options_.most_unanswered) {
   // Not initialised: CopyState writes every byte of every image.
-  arena_.reset(new std::byte[static_cast<size_t>(arena_bytes_)]);
+  arena_.reset(new std::byte[Size(arena_bytes_)]);
   std::byte* data = arena_.get();
   for (const plan::SaveFile& file : plan_->files) {
     if (file.writer != options_.rank) {
@@ -158,8 +157,8 @@ absl::Status CheckpointWriter::Worker::CopyState(const SaveRequest& request,
   for (const FileImage& image : images_) {
     for (const plan::SaveChunk& chunk : image.file->chunks) {
       std::byte* target = image.data + chunk.file_offset;
-      const auto bytes = static_cast<size_t>(chunk.bytes);
-      const plan::StateTensor& tensor = plan_->tensors[static_cast<size_t>(chunk.tensor)];
+      const size_t bytes = Size(chunk.bytes);
+      const plan::StateTensor& tensor = plan_->tensors[chunk.tensor];
       if (tensor.role == plan::StateRole::kStep) {
         CHECK_EQ(bytes, sizeof(optimizer_step));
         std::memcpy(target, &optimizer_step, bytes);
@@ -423,7 +422,7 @@ absl::Status CheckpointWriter::Worker::WriteImage(int64_t step,
   for (int64_t at = 0; at < file.size; at += kWriteBytes) {
     RETURN_IF_ERROR(CheckWanted(step));
     RETURN_IF_ERROR(FaultPoint("save.write"));
-    const auto bytes = static_cast<size_t>(std::min(kWriteBytes, file.size - at));
+    const size_t bytes = Size(std::min(kWriteBytes, file.size - at));
     RETURN_IF_ERROR(open.writer->Append({image.data + at, bytes}));
   }
   RETURN_IF_ERROR(open.writer->Finish());
@@ -436,7 +435,7 @@ absl::Status CheckpointWriter::Worker::WriteImage(int64_t step,
                              .header_bytes = file.header_bytes,
                              .crc32c = 0,
                              .writer = options_.rank};
-  record.crc32c = Crc32c(0, image.data, static_cast<size_t>(file.header_bytes));
+  record.crc32c = Crc32c(0, image.data, Size(file.header_bytes));
   for (const plan::SaveChunk& chunk : file.chunks) {
     ckpt::ChunkRecord sums = {.file = static_cast<int>(seal.files.size()),
                               .data_offset = chunk.file_offset,
@@ -446,7 +445,7 @@ absl::Status CheckpointWriter::Worker::WriteImage(int64_t step,
                               .block_crc32c = {}};
     SumBlocks(image.data + chunk.file_offset, sums);
     record.crc32c = Crc32cCombine(record.crc32c, sums.crc32c, static_cast<uint64_t>(chunk.bytes));
-    seal.chunks.push_back({plan_->tensors[static_cast<size_t>(chunk.tensor)].key, std::move(sums)});
+    seal.chunks.push_back({plan_->tensors[chunk.tensor].key, std::move(sums)});
   }
   seal.files.push_back(std::move(record));
   seal.bytes += file.size;
@@ -469,19 +468,18 @@ absl::Status CheckpointWriter::Worker::WriteSmallFile(const std::string& attempt
 }
 
 void CheckpointWriter::Worker::DigestImages(ckpt::Seal& seal) const {
-  std::map<int, uint64_t> sums;  // by tensor
+  std::map<plan::StateId, uint64_t> sums;
   for (const FileImage& image : images_) {
     for (const plan::SaveChunk& chunk : image.file->chunks) {
-      const plan::StateTensor& tensor = plan_->tensors[static_cast<size_t>(chunk.tensor)];
-      sums[chunk.tensor] +=
-          ckpt::DigestBox(tensor.dtype,
-                          tensor.shape,
-                          chunk.box,
-                          {image.data + chunk.file_offset, static_cast<size_t>(chunk.bytes)});
+      const plan::StateTensor& tensor = plan_->tensors[chunk.tensor];
+      sums[chunk.tensor] += ckpt::DigestBox(tensor.dtype,
+                                            tensor.shape,
+                                            chunk.box,
+                                            {image.data + chunk.file_offset, Size(chunk.bytes)});
     }
   }
   for (const auto& [tensor, digest] : sums) {
-    seal.tensors.push_back({plan_->tensors[static_cast<size_t>(tensor)].key, digest});
+    seal.tensors.push_back({plan_->tensors[tensor].key, digest});
   }
 }
 
@@ -532,14 +530,15 @@ std::span<const std::byte> CheckpointWriter::arena() const {
 }
 
 absl::Status CheckpointWriter::Snapshot(SaveRequest request, const ShardBytes& shard_bytes) {
-  return Snapshot(std::move(request),
-                  [&](int group, plan::StateRole role, int64_t offset, std::span<std::byte> to) {
-                    const std::span<const std::byte> shard = shard_bytes(group, role);
-                    const auto begin = static_cast<size_t>(offset);
-                    CHECK(begin <= shard.size() && to.size() <= shard.size() - begin);
-                    std::memcpy(to.data(), shard.data() + begin, to.size());
-                    return absl::OkStatus();
-                  });
+  return Snapshot(
+      std::move(request),
+      [&](plan::GroupId group, plan::StateRole role, int64_t offset, std::span<std::byte> to) {
+        const std::span<const std::byte> shard = shard_bytes(group, role);
+        const size_t begin = Size(offset);
+        CHECK(begin <= shard.size() && to.size() <= shard.size() - begin);
+        std::memcpy(to.data(), shard.data() + begin, to.size());
+        return absl::OkStatus();
+      });
 }
 
 absl::Status CheckpointWriter::Snapshot(SaveRequest request, const ReadShard& read) {

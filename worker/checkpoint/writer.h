@@ -39,11 +39,12 @@ struct SaveRequest {
 // The rank's shard of `role` (kParam, kExpAvg, kExpAvgSq) of group `group`: whole shard, from its
 // first element, in the type that the save plan has for it. Called during Snapshot, on the caller's
 // thread.
-using ShardBytes = std::function<std::span<const std::byte>(int group, plan::StateRole role)>;
+using ShardBytes =
+    std::function<std::span<const std::byte>(plan::GroupId group, plan::StateRole role)>;
 // The same for state that the host cannot read in place: copies the shard's bytes from `offset` on
 // into `to`.
 using ReadShard = std::function<absl::Status(
-    int group, plan::StateRole role, int64_t offset, std::span<std::byte> to)>;
+    plan::GroupId group, plan::StateRole role, int64_t offset, std::span<std::byte> to)>;
 
 struct WriterOptions {
   int rank = 0;

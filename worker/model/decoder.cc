@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 #include "kernels/activation.h"
 #include "kernels/gemm.h"
 #include "kernels/norm.h"
@@ -19,13 +20,9 @@ TensorView RowOf(std::vector<float>& values) {
   return MatrixView(values.data(), 1, static_cast<int64_t>(values.size()));
 }
 
-size_t Size(int64_t elements) {
-  return static_cast<size_t>(elements);
-}
-
 plan::ModelInventory Unbundled(plan::ModelInventory inventory) {
   for (plan::TensorSpec& tensor : inventory.tensors) {
-    tensor.bundle = -1;
+    tensor.bundle = {};
   }
   inventory.bundles.clear();
   return inventory;
@@ -42,8 +39,7 @@ Decoder::Decoder(const plan::ModelInventory& inventory,
       weights_(std::move(weights)),
       max_tokens_(max_tokens) {
   CHECK(max_tokens > 0 && weights_.size() == inventory.tensors.size());
-  for (size_t i = 0; i < inventory_.units.size(); ++i) {
-    const int unit = static_cast<int>(i);
+  for (const plan::UnitId unit : inventory_.units.ids()) {
     const UnitTensors tensors(inventory_, unit);
     switch (tensors.spec().kind) {
       case plan::UnitKind::kEmbedding:
@@ -78,13 +74,13 @@ Decoder::Decoder(const plan::ModelInventory& inventory,
 
 UnitMemory Decoder::WeightsOf(const UnitTensors& tensors) const {
   UnitMemory memory;
-  for (const int tensor : tensors.spec().tensors) {
-    memory.weights.push_back(weights_[static_cast<size_t>(tensor)]);
+  for (const plan::TensorId tensor : tensors.spec().tensors) {
+    memory.weights.push_back(weights_[tensor]);
   }
   return memory;
 }
 
-void Decoder::AddLayer(int unit) {
+void Decoder::AddLayer(plan::UnitId unit) {
   const UnitTensors tensors(inventory_, unit);
   const size_t cache = Size(max_tokens_ * config_.num_key_value_heads * config_.head_dim);
   Layer layer = {.memory = WeightsOf(tensors),

@@ -45,7 +45,7 @@ class Decoder {
     std::vector<float> values;  // the same
   };
   UnitMemory WeightsOf(const UnitTensors& tensors) const;
-  void AddLayer(int unit);
+  void AddLayer(plan::UnitId unit);
   void BuildRotation();
   void Embed(int32_t token);
   void RunLayer(Layer& layer);
@@ -56,7 +56,7 @@ class Decoder {
   const plan::ModelInventory inventory_;  // unbundled: tensors lie anywhere
   const plan::ModelConfig& config_;
   const plan::Architecture& architecture_;
-  const std::vector<TensorView> weights_;
+  const plan::IdVector<plan::TensorId, TensorView> weights_;
   const int64_t max_tokens_;
   kernels::CpuStream stream_;
   UnitMemory head_memory_;

@@ -13,12 +13,12 @@ size_t ProjectionOf(const UnitTensors& tensors) {
 
 }  // namespace
 
-HeadModule::HeadModule(const plan::ModelInventory& inventory, int unit)
+HeadModule::HeadModule(const plan::ModelInventory& inventory, plan::UnitId unit)
     : norm_(UnitTensors(inventory, unit),
             plan::ArchitectureOf(inventory.config.architecture).final_norm),
       normed_(UnitTensors(inventory, unit), ""),
       projection_(ProjectionOf(UnitTensors(inventory, unit))) {
-  const plan::UnitSpec& spec = inventory.units[static_cast<size_t>(unit)];
+  const plan::UnitSpec& spec = inventory.units[unit];
   logits_ = ActivationIndex(spec.workspace, "logits");
   d_normed_ = ActivationIndex(spec.workspace, "dn");
   targets_ = ActivationIndex(inventory.shared, "targets");

@@ -9,7 +9,7 @@ namespace ravel::model {
 // `hidden` is read, never written, by either pass.
 class HeadModule final : public UnitModule {
  public:
-  HeadModule(const plan::ModelInventory& inventory, int unit);
+  HeadModule(const plan::ModelInventory& inventory, plan::UnitId unit);
 
   void Forward(kernels::Stream& stream, const UnitMemory& memory) const override;
   void ForwardOnly(kernels::Stream& stream, const UnitMemory& memory) const override;

@@ -3,7 +3,7 @@
 namespace ravel::model {
 
 LayerModule::LayerModule(const plan::ModelInventory& inventory,
-                         int unit,
+                         plan::UnitId unit,
                          const plan::MicroBatchShape& micro_batch)
     : attention_(UnitTensors(inventory, unit), micro_batch), mlp_(UnitTensors(inventory, unit)) {}
 

@@ -12,7 +12,7 @@ namespace ravel::model {
 class LayerModule final : public UnitModule {
  public:
   LayerModule(const plan::ModelInventory& inventory,
-              int unit,
+              plan::UnitId unit,
               const plan::MicroBatchShape& micro_batch);
 
   void Prepare(kernels::Stream& stream, const UnitMemory& memory) const override {

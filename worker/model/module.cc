@@ -9,12 +9,11 @@
 
 namespace ravel::model {
 
-std::vector<std::unique_ptr<Module>> MakeModules(const plan::ModelInventory& inventory,
-                                                 const plan::MicroBatchShape& micro_batch) {
-  std::vector<std::unique_ptr<Module>> modules;
-  for (size_t i = 0; i < inventory.units.size(); ++i) {
-    const int unit = static_cast<int>(i);
-    switch (inventory.units[i].kind) {
+Modules MakeModules(const plan::ModelInventory& inventory,
+                    const plan::MicroBatchShape& micro_batch) {
+  Modules modules;
+  for (const plan::UnitId unit : inventory.units.ids()) {
+    switch (inventory.units[unit].kind) {
       case plan::UnitKind::kEmbedding:
         modules.push_back(std::make_unique<EmbeddingModule>(inventory));
         break;

@@ -74,8 +74,9 @@ class Module {
 };
 
 // The modules of a model, one per unit, in forward order.
-std::vector<std::unique_ptr<Module>> MakeModules(const plan::ModelInventory& inventory,
-                                                 const plan::MicroBatchShape& micro_batch);
+using Modules = plan::IdVector<plan::UnitId, std::unique_ptr<Module>>;
+Modules MakeModules(const plan::ModelInventory& inventory,
+                    const plan::MicroBatchShape& micro_batch);
 
 // Fills the shared RoPE tables, if the model has any; once, before the first Forward.
 void FillRopeTables(kernels::Stream& stream,

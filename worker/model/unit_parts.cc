@@ -30,9 +30,9 @@ WeightGradients Collect(const std::vector<Gradient>& gradients) {
 
 }  // namespace
 
-UnitTensors::UnitTensors(const plan::ModelInventory& inventory, int unit)
+UnitTensors::UnitTensors(const plan::ModelInventory& inventory, plan::UnitId unit)
     : inventory_(inventory),
-      spec_(inventory.units[static_cast<size_t>(unit)]),
+      spec_(inventory.units[unit]),
       architecture_(plan::ArchitectureOf(inventory.config.architecture)),
       tensors_(spec_.tensors) {
   tensors_.insert(tensors_.end(), spec_.borrowed.begin(), spec_.borrowed.end());
@@ -52,7 +52,7 @@ size_t UnitTensors::Index(std::string_view name, std::string_view suffix) const 
 }
 
 const plan::TensorSpec& UnitTensors::tensor(size_t index) const {
-  return inventory_.tensors[static_cast<size_t>(tensors_[index])];
+  return inventory_.tensors[tensors_[index]];
 }
 
 Activation::Activation(const plan::UnitSpec& unit, std::string_view name, std::string_view area) {
@@ -64,7 +64,7 @@ Activation::Activation(const plan::UnitSpec& unit, std::string_view name, std::s
   elements_ = ElementCount(shape);
   columns_ = shape.size() > 1 ? RowElements(shape) : 0;
   if (remade_ && !area.empty()) {
-    area_ = static_cast<int>(ActivationIndex(unit.workspace, area));
+    area_ = ActivationIndex(unit.workspace, area);
   }
 }
 
@@ -78,8 +78,8 @@ TensorView Activation::In(const UnitMemory& memory) const {
   if (kept.present()) {
     return kept;
   }
-  CHECK_MSG(area_ >= 0, "an activation of the module has no memory in this pass");
-  const TensorView& area = memory.workspace[static_cast<size_t>(area_)];
+  CHECK_MSG(area_.has_value(), "an activation of the module has no memory in this pass");
+  const TensorView& area = memory.workspace[*area_];
   if (columns_ > 0) {
     return Carve(area, elements_ / columns_, columns_);
   }

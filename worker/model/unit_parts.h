@@ -4,6 +4,7 @@
 // activation lies in each pass, and gradients once fresh and accumulating ones have been told
 // apart.
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,7 +20,7 @@ namespace ravel::model {
 // The tensors of a unit in the order of UnitMemory::weights, by name.
 class UnitTensors {
  public:
-  UnitTensors(const plan::ModelInventory& inventory, int unit);
+  UnitTensors(const plan::ModelInventory& inventory, plan::UnitId unit);
 
   const plan::UnitSpec& spec() const { return spec_; }
   const plan::Architecture& architecture() const { return architecture_; }
@@ -32,7 +33,7 @@ class UnitTensors {
   const plan::ModelInventory& inventory_;
   const plan::UnitSpec& spec_;
   const plan::Architecture& architecture_;
-  std::vector<int> tensors_;
+  std::vector<plan::TensorId> tensors_;
   std::string prefix_;
 };
 
@@ -52,7 +53,7 @@ class Activation {
  private:
   bool remade_ = false;
   size_t index_ = 0;
-  int area_ = -1;
+  std::optional<size_t> area_;
   int64_t elements_ = 0;
   int64_t columns_ = 0;  // 0: a vector
 };

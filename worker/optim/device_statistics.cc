@@ -7,6 +7,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 
 namespace ravel::optim {
 namespace {
@@ -85,7 +86,7 @@ absl::Status DeviceStatistics::CopyTables(const std::vector<kernels::RowNode>& n
       return absl::OkStatus();
     }
     ASSIGN_OR_RETURN(kernels::CudaMemory from, args_.streams.gpu().AllocatePinned(bytes));
-    std::memcpy(from.data(), values.data(), static_cast<size_t>(bytes));
+    std::memcpy(from.data(), values.data(), Size(bytes));
     stream.CopyMemory(to, from.data(), bytes);
     copied_.push_back(std::move(from));
     return absl::OkStatus();
@@ -142,7 +143,7 @@ absl::StatusOr<std::unique_ptr<DeviceStatistics>> DeviceStatistics::Create(const
 void DeviceStatistics::BeginStep(kernels::Stream& stream, const Beginning& beginning) {
   CHECK_MSG(begun_ - read_ < kUnread, "the slot's record has not been read");
   kernels::CudaStream& on = CudaStreamOf(stream);
-  Slot& slot = slots_[static_cast<size_t>(begun_++ % kUnread)];
+  Slot& slot = At(slots_, begun_++ % kUnread);
   auto* words = static_cast<int64_t*>(slot.begins.data());
   std::fill_n(words, nodes_word(), 0);
   std::memcpy(words, &beginning.header, sizeof(beginning.header));
@@ -188,7 +189,7 @@ void DeviceStatistics::MeasureGradients(kernels::Stream& stream) {
                   piece,
                   group.reduced(0) + piece.shard_offset,
                   sums,
-                  message_ + kernels::kStatisticsHeaderWords + piece.tensor);
+                  message_ + kernels::kStatisticsHeaderWords + piece.tensor.value());
       sums += RowsOf(args_.plan.inventory, piece);
     }
   }
@@ -215,7 +216,7 @@ void DeviceStatistics::Decide(kernels::Stream& stream,
 void DeviceStatistics::EndStep(kernels::Stream& stream) {
   CHECK_EQ(ended_ + 1, begun_);
   kernels::CudaStream& on = CudaStreamOf(stream);
-  Slot& slot = slots_[static_cast<size_t>(ended_++ % kUnread)];
+  Slot& slot = At(slots_, ended_++ % kUnread);
   const int64_t bytes = words_ * args_.plan.ranks * kWordBytes;
   auto* to = static_cast<std::byte*>(slot.records.data());
   on.CopyMemory(to, gathered_, bytes);
@@ -225,11 +226,11 @@ void DeviceStatistics::EndStep(kernels::Stream& stream) {
 
 absl::StatusOr<DeviceStatistics::Record> DeviceStatistics::Read() {
   CHECK_MSG(unread() > 0, "no step is left to read");
-  Slot& slot = slots_[static_cast<size_t>(read_ % kUnread)];
+  Slot& slot = At(slots_, read_ % kUnread);
   RETURN_IF_ERROR(args_.streams.WaitFor(slot.recorded));
   ++read_;
   const auto* from = static_cast<const std::byte*>(slot.records.data());
-  const auto bytes = static_cast<size_t>(words_ * args_.plan.ranks * kWordBytes);
+  const size_t bytes = Size(words_ * args_.plan.ranks * kWordBytes);
   return Record{.messages = {from, bytes},
                 .outcome = reinterpret_cast<const kernels::StepOutcome*>(from + bytes)};
 }

@@ -41,7 +41,7 @@ class DeviceStatistics {
   struct Args {
     shard::DeviceStreams& streams;
     const plan::ShardingPlan& plan;
-    std::vector<shard::ParameterGroup>& groups;
+    shard::ParameterGroups& groups;
     int rank = 0;
     bool norms = false;
   };

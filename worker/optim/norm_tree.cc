@@ -7,6 +7,7 @@
 #include "common/check.h"
 #include "common/plan/plan_pieces.h"
 #include "common/shape.h"
+#include "common/signed_size.h"
 #include "kernels/row_sum.h"
 
 namespace ravel::optim {
@@ -105,15 +106,17 @@ class SumRecorder {
     kernels::SumStep step;
     int level = 0;
   };
-  static size_t Index(int32_t operand) { return static_cast<size_t>(-1 - operand); }
+  static size_t Index(int32_t operand) { return Size(-1 - operand); }
   int LevelOf(int32_t operand) const { return operand >= 0 ? 0 : noted_[Index(operand)].level; }
 
   std::vector<Noted> noted_;
 };
 
 // What a rank measures of a group's gradients, where that counts.
-std::vector<plan::OwnedPiece> CountedPieces(const plan::ShardingPlan& plan, int group, int rank) {
-  if (!plan.rules[static_cast<size_t>(group)].trainable || !plan::Counts(plan, group, rank)) {
+std::vector<plan::OwnedPiece> CountedPieces(const plan::ShardingPlan& plan,
+                                            plan::GroupId group,
+                                            int rank) {
+  if (!plan.rules[group].trainable || !plan::Counts(plan, group, rank)) {
     return {};
   }
   return plan::MeasuredPieces(plan, group, rank);
@@ -128,7 +131,7 @@ int64_t StatisticsRowElements(const Shape& shape) {
   return RowElements(shape);
 }
 
-std::vector<TreeNode> NodesOfRows(int tensor, int64_t begin, int64_t end) {
+std::vector<TreeNode> NodesOfRows(plan::TensorId tensor, int64_t begin, int64_t end) {
   std::vector<TreeNode> nodes;
   while (begin < end) {
     int level = static_cast<int>(std::bit_width(static_cast<uint64_t>(end - begin))) - 1;
@@ -145,15 +148,14 @@ NormTree::NormTree(const plan::ShardingPlan& plan) : sources_(plan.inventory.ten
   const auto ranks = static_cast<int>(plan.ranks);
   for (int rank = 0; rank < ranks; ++rank) {
     std::vector<TreeNode>& mine = nodes_.emplace_back();
-    for (int group = 0; group < static_cast<int>(plan.groups.size()); ++group) {
+    for (const plan::GroupId group : plan.groups.ids()) {
       for (const plan::OwnedPiece& piece : CountedPieces(plan, group, rank)) {
-        const Shape& shape = plan.inventory.tensors[static_cast<size_t>(piece.tensor)].shape;
+        const Shape& shape = plan.inventory.tensors[piece.tensor].shape;
         const int64_t row = StatisticsRowElements(shape);
         CHECK_MSG(piece.begin % row == 0, "a shard boundary cuts a row");
         for (const TreeNode& node :
              NodesOfRows(piece.tensor, piece.begin / row, DivCeil(piece.end, row))) {
-          sources_[static_cast<size_t>(piece.tensor)].push_back(
-              {.rank = rank, .position = mine.size(), .node = node});
+          sources_[piece.tensor].push_back({.rank = rank, .position = mine.size(), .node = node});
           mine.push_back(node);
         }
       }
@@ -179,9 +181,7 @@ std::vector<double> NormTree::Combine(const std::vector<std::span<const double>>
     sums.push_back(SumOfNodes(
         sources,
         0.0,
-        [&](const Source& source) {
-          return values[static_cast<size_t>(source.rank)][source.position];
-        },
+        [&](const Source& source) { return At(values, source.rank)[source.position]; },
         [](double a, double b) { return a + b; }));
   }
   return sums;
@@ -202,13 +202,12 @@ SumProgram NormTree::Program(
 }
 
 int64_t RowsOf(const plan::ModelInventory& inventory, const plan::OwnedPiece& piece) {
-  const Shape& shape = inventory.tensors[static_cast<size_t>(piece.tensor)].shape;
+  const Shape& shape = inventory.tensors[piece.tensor].shape;
   return DivCeil(piece.end - piece.begin, StatisticsRowElements(shape));
 }
 
 int64_t FirstRowOf(const plan::ModelInventory& inventory, const plan::OwnedPiece& piece) {
-  return piece.begin /
-         StatisticsRowElements(inventory.tensors[static_cast<size_t>(piece.tensor)].shape);
+  return piece.begin / StatisticsRowElements(inventory.tensors[piece.tensor].shape);
 }
 
 void MeasureRows(kernels::Stream& stream,
@@ -217,7 +216,7 @@ void MeasureRows(kernels::Stream& stream,
                  const float* values,
                  float* sums,
                  int64_t* non_finite) {
-  const Shape& shape = inventory.tensors[static_cast<size_t>(piece.tensor)].shape;
+  const Shape& shape = inventory.tensors[piece.tensor].shape;
   const int64_t columns = StatisticsRowElements(shape);
   const int64_t elements = piece.end - piece.begin;
   const int64_t rows = elements / columns;
@@ -250,10 +249,9 @@ size_t MeasureNodes(kernels::Stream& stream, const NodeMeasure& measure, size_t 
   std::vector<float> row_sums;
   NodeSums nodes(measure.inventory, measure.nodes, measure.out, next);
   for (const plan::OwnedPiece& piece : measure.pieces) {
-    row_sums.resize(static_cast<size_t>(RowsOf(measure.inventory, piece)));
-    int64_t* non_finite = measure.non_finite == nullptr
-                              ? nullptr
-                              : &(*measure.non_finite)[static_cast<size_t>(piece.tensor)];
+    row_sums.resize(Size(RowsOf(measure.inventory, piece)));
+    int64_t* non_finite =
+        measure.non_finite == nullptr ? nullptr : &(*measure.non_finite)[piece.tensor];
     MeasureRows(stream,
                 measure.inventory,
                 piece,

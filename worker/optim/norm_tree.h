@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/plan/sharding_plan.h"
+#include "common/signed_size.h"
 #include "kernels/step_statistics.h"
 #include "kernels/stream.h"
 
@@ -21,7 +22,7 @@ int64_t StatisticsRowElements(const Shape& shape);
 
 // A node of the tree over a tensor's rows: rows [index * 2^level, (index + 1) * 2^level).
 struct TreeNode {
-  int tensor = 0;
+  plan::TensorId tensor = 0;
   int level = 0;
   int64_t index = 0;
   int64_t first_row() const { return index << level; }
@@ -30,7 +31,7 @@ struct TreeNode {
 };
 
 // Rows [begin, end) as maximal aligned nodes, ascending.
-std::vector<TreeNode> NodesOfRows(int tensor, int64_t begin, int64_t end);
+std::vector<TreeNode> NodesOfRows(plan::TensorId tensor, int64_t begin, int64_t end);
 
 // The sum over all tensors as additions, level by level, of the numbers that ranks send.
 struct SumProgram {
@@ -46,7 +47,7 @@ class NormTree {
 
   // Nodes that `rank` sends: of what it measures and counts (plan_pieces.h), in that order, group
   // by group.
-  const std::vector<TreeNode>& nodes(int rank) const { return nodes_[static_cast<size_t>(rank)]; }
+  const std::vector<TreeNode>& nodes(int rank) const { return At(nodes_, rank); }
   // Most nodes of any rank: the length of everybody's message.
   int64_t longest() const { return longest_; }
 
@@ -64,9 +65,9 @@ class NormTree {
     size_t position = 0;
     TreeNode node;
   };
-  std::vector<std::vector<TreeNode>> nodes_;  // by rank
-  std::vector<std::vector<Source>> sources_;  // by tensor, ascending rows
-  std::vector<size_t> by_name_;               // tensors in canonical order
+  std::vector<std::vector<TreeNode>> nodes_;                     // by rank
+  plan::IdVector<plan::TensorId, std::vector<Source>> sources_;  // ascending rows
+  std::vector<size_t> by_name_;                                  // tensors in canonical order
   int64_t longest_ = 0;
 };
 
@@ -108,10 +109,10 @@ class NodeSums {
 struct NodeMeasure {
   const plan::ModelInventory& inventory;
   const std::vector<plan::OwnedPiece>& pieces;
-  const float* base = nullptr;                 // piece p's elements begin at base + p.shard_offset
-  const std::vector<TreeNode>& nodes;          // NormTree::nodes of the rank
-  std::vector<double>& out;                    // value per node
-  std::vector<int64_t>* non_finite = nullptr;  // += per tensor
+  const float* base = nullptr;         // piece p's elements begin at base + p.shard_offset
+  const std::vector<TreeNode>& nodes;  // NormTree::nodes of the rank
+  std::vector<double>& out;            // value per node
+  plan::IdVector<plan::TensorId, int64_t>* non_finite = nullptr;  // +=
 };
 // Fills the nodes of the pieces, which are those from `next` on; returns the first node after them.
 size_t MeasureNodes(kernels::Stream& stream, const NodeMeasure& measure, size_t next);

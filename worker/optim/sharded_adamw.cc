@@ -7,6 +7,7 @@
 
 #include "common/check.h"
 #include "common/plan/plan_pieces.h"
+#include "common/signed_size.h"
 #include "kernels/adamw.h"
 #include "kernels/mixed_adamw.h"
 #include "kernels/row_sum.h"
@@ -32,13 +33,12 @@ void AddLosses(const TensorView& losses, const TensorView& targets, LaneLoss& la
 }
 
 double TreeOverLanes(const plan::LaneMap& lanes, const std::vector<std::vector<double>>& sums) {
-  std::vector<double> by_lane(static_cast<size_t>(lanes.lanes), 0.0);
+  std::vector<double> by_lane(Size(lanes.lanes), 0.0);
   for (int64_t turn = 0; turn < lanes.turns(); ++turn) {
     for (int64_t rank = 0; rank < lanes.ranks; ++rank) {
       const int64_t lane = lanes.LaneOf(turn, rank);
       if (lane >= 0) {
-        by_lane[static_cast<size_t>(lane)] =
-            sums[static_cast<size_t>(rank)][static_cast<size_t>(turn)];
+        At(by_lane, lane) = At(At(sums, rank), turn);
       }
     }
   }
@@ -48,11 +48,11 @@ double TreeOverLanes(const plan::LaneMap& lanes, const std::vector<std::vector<d
 ShardedAdamW::ShardedAdamW(Args args)
     : args_(std::move(args)),
       tree_(args_.plan),
-      gradient_nodes_(static_cast<size_t>(tree_.longest()), 0.0),
+      gradient_nodes_(Size(tree_.longest()), 0.0),
       weight_nodes_(gradient_nodes_),
       update_nodes_(gradient_nodes_),
       non_finite_(args_.plan.inventory.tensors.size(), 0),
-      lane_losses_(static_cast<size_t>(args_.plan.lanes.turns())) {
+      lane_losses_(Size(args_.plan.lanes.turns())) {
   const std::vector<TreeNode>& nodes = tree_.nodes(args_.rank);
   size_t next = 0;
   for (const shard::ParameterGroup& group : args_.groups) {
@@ -115,7 +115,7 @@ void ShardedAdamW::AddMicroBatch(kernels::Stream& stream, int64_t turn) {
   if (args_.device != nullptr) {
     args_.device->AddMicroBatch(stream, turn, losses_, targets_);
   } else {
-    AddLosses(losses_, targets_, lane_losses_[static_cast<size_t>(turn)]);
+    AddLosses(losses_, targets_, At(lane_losses_, turn));
   }
 }
 
@@ -281,7 +281,7 @@ void ShardedAdamW::UnpackNorms(std::span<const std::byte> all) {
   CHECK(pending_.has_value());
   const size_t nodes = weight_nodes_.size();
   const size_t list_bytes = nodes * sizeof(double);
-  CHECK_EQ(all.size(), static_cast<size_t>(args_.plan.ranks) * 2 * list_bytes);
+  CHECK_EQ(all.size(), Size(args_.plan.ranks) * 2 * list_bytes);
   std::vector<std::vector<double>> lists[2];
   for (size_t at = 0; at < all.size(); at += list_bytes) {
     std::vector<double>& list = lists[at / list_bytes % 2].emplace_back(nodes);
@@ -314,8 +314,8 @@ void ShardedAdamW::FollowDecision(int64_t step) {
   }
 }
 
-absl::Status ShardedAdamW::UpdateGroup(kernels::Stream& stream, int group) {
-  const shard::ParameterGroup& owner = args_.groups[static_cast<size_t>(group)];
+absl::Status ShardedAdamW::UpdateGroup(kernels::Stream& stream, plan::GroupId group) {
+  const shard::ParameterGroup& owner = args_.groups[group];
   if (NormsDue(step_)) {
     return MeasuredUpdate(stream, owner);
   }
@@ -328,7 +328,7 @@ absl::Status ShardedAdamW::MeasuredUpdate(kernels::Stream& stream,
   // The same elements as the measured pieces, found in the stored weights.
   const std::vector<plan::OwnedPiece> pieces =
       plan::SavedPieces(args_.plan, group.index(), args_.rank);
-  std::vector<float> change(static_cast<size_t>(group.shard_elements()));
+  std::vector<float> change(Size(group.shard_elements()));
   std::vector<float> after(change.size());
   const auto read = [&](std::vector<float>& to) {
     return ReadStored(args_.memory,
@@ -346,14 +346,14 @@ absl::Status ShardedAdamW::MeasuredUpdate(kernels::Stream& stream,
                   .base = base,
                   .nodes = tree_.nodes(args_.rank),
                   .out = out},
-                 first_node_[static_cast<size_t>(group.index())]);
+                 first_node_[group.index()]);
   };
   measure(change.data(), weight_nodes_);
   AdamW(stream, group);
   RETURN_IF_ERROR(read(after));
   for (const plan::OwnedPiece& piece : pieces) {
-    for (int64_t i = piece.shard_offset; i < piece.shard_offset + piece.end - piece.begin; ++i) {
-      const auto at = static_cast<size_t>(i);
+    const size_t begin = Size(piece.shard_offset);
+    for (size_t at = begin; at < begin + Size(piece.end - piece.begin); ++at) {
       change[at] = after[at] - change[at];
     }
   }
@@ -387,8 +387,7 @@ void ShardedAdamW::AdamW(kernels::Stream& stream, const shard::ParameterGroup& g
   for (const plan::OwnedPiece& piece : group.pieces()) {
     const int64_t at = piece.shard_offset;
     const int64_t elements = piece.end - piece.begin;
-    const plan::TensorSpec& tensor =
-        args_.plan.inventory.tensors[static_cast<size_t>(piece.tensor)];
+    const plan::TensorSpec& tensor = args_.plan.inventory.tensors[piece.tensor];
     const bool decay = tensor.decay;
     const shard::ParameterGroup::Stored stored = group.StoredAt(at, elements);
     kernels::MixedAdamWArgs args = {.main_weight = stored.main_weight,

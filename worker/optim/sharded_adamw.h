@@ -44,7 +44,7 @@ class ShardedAdamW final : public shard::StepActions {
     const plan::ShardingPlan& plan;
     const plan::JobSpec& spec;
     int rank = 0;
-    std::vector<shard::ParameterGroup>& groups;
+    shard::ParameterGroups& groups;
     std::function<ControlWord()> control;
     shard::HostAccess& memory;           // of the arena
     DeviceStatistics* device = nullptr;  // where that is on one
@@ -77,7 +77,7 @@ class ShardedAdamW final : public shard::StepActions {
   void Decide() override;
   shard::DeviceMessages MeasureOnDevice(kernels::Stream& stream) override;
   void DecideOnDevice(kernels::Stream& stream) override;
-  absl::Status UpdateGroup(kernels::Stream& stream, int group) override;
+  absl::Status UpdateGroup(kernels::Stream& stream, plan::GroupId group) override;
 
   const StepDecision& decision() const { return decision_; }
   const StepTotals& totals() const { return totals_; }
@@ -122,7 +122,7 @@ class ShardedAdamW final : public shard::StepActions {
   std::vector<double> gradient_nodes_;
   std::vector<double> weight_nodes_;
   std::vector<double> update_nodes_;
-  std::vector<int64_t> non_finite_;    // per tensor
+  plan::IdVector<plan::TensorId, int64_t> non_finite_;
   std::vector<LaneLoss> lane_losses_;  // by turn
   TensorView losses_;
   TensorView targets_;
@@ -139,7 +139,7 @@ class ShardedAdamW final : public shard::StepActions {
   StepTotals totals_;
   StepDecision decision_;
   ControlWord agreed_;
-  std::vector<size_t> first_node_;      // by group
+  plan::IdVector<plan::GroupId, size_t> first_node_;
   std::optional<TensorNorms> pending_;  // weight and update norms are still on each rank
   std::optional<TensorNorms> norms_;
 };

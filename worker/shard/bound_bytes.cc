@@ -46,7 +46,7 @@ class Extents {
  public:
   explicit Extents(const BoundBytesArgs& args) : args_(args), ends_(args.plan.buffers.size(), 0) {}
 
-  void AddViews(int buffer, const std::vector<TensorView>& views) {
+  void AddViews(plan::BufferId buffer, const std::vector<TensorView>& views) {
     for (const TensorView& view : views) {
       if (buffer < 0 || !view.present()) {
         continue;
@@ -55,15 +55,15 @@ class Extents {
           view.rank == 0 ? 1 : (view.rows() - 1) * view.row_stride + view.columns();
       const int64_t end = static_cast<std::byte*>(view.data) - args_.buffers.bytes(buffer) +
                           elements * DTypeBytes(view.dtype);
-      ends_[static_cast<size_t>(buffer)] = std::max(ends_[static_cast<size_t>(buffer)], end);
+      ends_[buffer] = std::max(ends_[buffer], end);
     }
   }
 
-  std::vector<int64_t> Take() {
-    for (size_t i = 0; i < ends_.size(); ++i) {
+  plan::IdVector<plan::BufferId, int64_t> Take() {
+    for (const plan::BufferId i : ends_.ids()) {
       const plan::ProgramBuffer& buffer = args_.plan.buffers[i];
       if (buffer.group >= 0) {
-        const ParameterGroup& group = args_.groups[static_cast<size_t>(buffer.group)];
+        const ParameterGroup& group = args_.groups[buffer.group];
         ends_[i] = GroupElements(args_.plan, buffer, group) * DTypeBytes(buffer.dtype);
       }
     }
@@ -72,14 +72,14 @@ class Extents {
 
  private:
   const BoundBytesArgs& args_;
-  std::vector<int64_t> ends_;
+  plan::IdVector<plan::BufferId, int64_t> ends_;
 };
 
 }  // namespace
 
-std::vector<int64_t> BoundBytes(const BoundBytesArgs& args) {
+plan::IdVector<plan::BufferId, int64_t> BoundBytes(const BoundBytesArgs& args) {
   Extents extents(args);
-  const int shared = plan::FindBuffer(args.plan.buffers, {.kind = BufferKind::kShared});
+  const plan::BufferId shared = plan::FindBuffer(args.plan.buffers, {.kind = BufferKind::kShared});
   for (const BoundProgram& program : args.programs) {
     for (const BoundInstruction& bound : program.instructions) {
       extents.AddViews(plan::BufferOf(bound.instruction, plan::Role::kSaved), bound.memory.saved);

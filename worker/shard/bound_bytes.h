@@ -17,9 +17,9 @@ namespace ravel::shard {
 struct BoundBytesArgs {
   const plan::ShardingPlan& plan;
   const ArenaBuffers& buffers;
-  const std::vector<ParameterGroup>& groups;
+  const ParameterGroups& groups;
   const std::vector<BoundProgram>& programs;
 };
-std::vector<int64_t> BoundBytes(const BoundBytesArgs& args);
+plan::IdVector<plan::BufferId, int64_t> BoundBytes(const BoundBytesArgs& args);
 
 }  // namespace ravel::shard

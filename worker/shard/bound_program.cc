@@ -21,9 +21,9 @@ class Binder {
         shared_(shared),
         weight_type_(plan.options.weight_type),
         group_of_(plan.inventory.tensors.size()) {
-    for (size_t group = 0; group < plan.groups.size(); ++group) {
-      for (const int tensor : plan.groups[group].tensors) {
-        group_of_[static_cast<size_t>(tensor)] = static_cast<int>(group);
+    for (const plan::GroupId group : plan.groups.ids()) {
+      for (const plan::TensorId tensor : plan.groups[group].tensors) {
+        group_of_[tensor] = group;
       }
     }
   }
@@ -34,21 +34,21 @@ class Binder {
     if (!plan::IsCompute(instruction.op)) {
       return bound;
     }
-    const std::vector<int> weights = plan::BuffersOf(instruction, Role::kWeights);
-    const std::vector<int> gradients = plan::BuffersOf(instruction, Role::kGradient);
-    const plan::UnitSpec& unit = plan_.inventory.units[static_cast<size_t>(instruction.unit)];
-    for (const int tensor : unit.tensors) {
+    const std::vector<plan::BufferId> weights = plan::BuffersOf(instruction, Role::kWeights);
+    const std::vector<plan::BufferId> gradients = plan::BuffersOf(instruction, Role::kGradient);
+    const plan::UnitSpec& unit = plan_.inventory.units[instruction.unit];
+    for (const plan::TensorId tensor : unit.tensors) {
       bound.memory.weights.push_back(View(tensor, weights, weight_type_));
       CHECK_MSG(bound.memory.weights.back().present(), "a unit's own weights are not gathered");
     }
-    for (const int tensor : unit.borrowed) {
+    for (const plan::TensorId tensor : unit.borrowed) {
       bound.memory.weights.push_back(View(tensor, weights, weight_type_));
     }
     if (instruction.op == OpCode::kBackward) {
-      for (const std::vector<int>* tensors : {&unit.tensors, &unit.borrowed}) {
-        for (const int tensor : *tensors) {
+      for (const std::vector<plan::TensorId>* tensors : {&unit.tensors, &unit.borrowed}) {
+        for (const plan::TensorId tensor : *tensors) {
           bound.gradients.push_back(View(tensor, gradients, DType::kF32));
-          const bool trainable = plan_.inventory.tensors[static_cast<size_t>(tensor)].trainable;
+          const bool trainable = plan_.inventory.tensors[tensor].trainable;
           CHECK_EQ(bound.gradients.back().present(), trainable);
         }
       }
@@ -63,21 +63,22 @@ class Binder {
 
  private:
   // The tensor in that buffer of the list that holds its group; without data when none does.
-  TensorView View(int tensor, const std::vector<int>& list, DType dtype) const {
-    const int group = group_of_[static_cast<size_t>(tensor)];
+  TensorView View(plan::TensorId tensor,
+                  const std::vector<plan::BufferId>& list,
+                  DType dtype) const {
+    const plan::GroupId group = group_of_[tensor];
     std::byte* base = nullptr;
-    for (const int buffer : list) {
-      if (plan_.buffers[static_cast<size_t>(buffer)].group == group) {
+    for (const plan::BufferId buffer : list) {
+      if (plan_.buffers[buffer].group == group) {
         CHECK_MSG(base == nullptr, "two buffers of one group in one list");
         base = buffers_.bytes(buffer);
       }
     }
-    return GroupView(
-        plan_.inventory, plan_.groups[static_cast<size_t>(group)], tensor, base, dtype);
+    return GroupView(plan_.inventory, plan_.groups[group], tensor, base, dtype);
   }
 
   std::vector<TensorView> Activations(const std::vector<plan::ActivationSpec>& specs,
-                                      int buffer) const {
+                                      plan::BufferId buffer) const {
     return specs.empty() || buffer < 0 ? std::vector<TensorView>()
                                        : ActivationViews(specs, buffers_.bytes(buffer));
   }
@@ -86,26 +87,22 @@ class Binder {
   const ArenaBuffers& buffers_;
   const std::vector<TensorView>& shared_;
   const DType weight_type_;
-  std::vector<int> group_of_;  // by tensor
+  plan::IdVector<plan::TensorId, plan::GroupId> group_of_;
 };
 
 // A free happens when the last instruction before it that touches the buffer is done.
 void AttachFrees(BoundProgram& program) {
-  std::vector<BoundInstruction>& list = program.instructions;
-  for (size_t i = 0; i < list.size(); ++i) {
+  auto& list = program.instructions;
+  for (const plan::InstructionId i : list.ids()) {
     if (list[i].instruction.op != OpCode::kFree) {
       continue;
     }
-    size_t last = i;
-    while (last > 0 && !plan::Touches(list[last - 1].instruction, list[i].instruction.freed)) {
+    plan::InstructionId last = i;
+    do {
       --last;
-    }
-    if (last == 0) {
-      program.first_frees.push_back(static_cast<int>(i));
-      continue;
-    }
-    list[i].freed_with = static_cast<int>(last) - 1;
-    list[last - 1].frees.push_back(static_cast<int>(i));
+    } while (last >= 0 && !plan::Touches(list[last].instruction, list[i].instruction.freed));
+    list[i].freed_with = last;
+    (last >= 0 ? list[last].frees : program.first_frees).push_back(i);
   }
 }
 

@@ -17,16 +17,16 @@ struct BoundInstruction {
   std::vector<TensorView> gradients;  // kBackward: of UnitSpec::tensors, then borrowed; a frozen
                                       // tensor's has no data
   // kFree instructions that come into force when this one is done: its buffers' last uses.
-  std::vector<int> frees;
-  int freed_with = -1;  // kFree: the instruction in whose `frees` it is
+  std::vector<plan::InstructionId> frees;
+  plan::InstructionId freed_with = {};  // kFree: the instruction in whose `frees` it is
 };
 
 struct BoundProgram {
   plan::Phase phase = plan::Phase::kOnly;
   plan::LanePart part = plan::LanePart::kWhole;
-  std::vector<BoundInstruction> instructions;
+  plan::IdVector<plan::InstructionId, BoundInstruction> instructions;
   // kFree instructions of what the program before left and nothing here uses.
-  std::vector<int> first_frees;
+  std::vector<plan::InstructionId> first_frees;
 };
 
 // Plan and buffers outlive the result. Tensors are found through the group that holds them.

@@ -8,6 +8,7 @@
 #include <absl/strings/str_join.h>
 
 #include "common/plan/plan_pieces.h"
+#include "common/signed_size.h"
 
 namespace ravel::shard {
 namespace {
@@ -31,13 +32,13 @@ const float* FiniteCheck::Fetch(const void* values, DType dtype, int64_t count) 
   if (dtype == DType::kF32 && !args_.memory.on_device()) {
     return static_cast<const float*>(values);
   }
-  fetched_.resize(static_cast<size_t>(count));
+  fetched_.resize(Size(count));
   if (dtype == DType::kF32) {
     failure_.Update(args_.memory.Read(values, std::as_writable_bytes(std::span<float>(fetched_))));
     return failure_.ok() ? fetched_.data() : nullptr;
   }
   CHECK(dtype == DType::kBF16);
-  narrow_.resize(static_cast<size_t>(count));
+  narrow_.resize(Size(count));
   failure_.Update(args_.memory.Read(values, std::as_writable_bytes(std::span<uint16_t>(narrow_))));
   std::transform(narrow_.begin(), narrow_.end(), fetched_.begin(), Bf16ToFloat);
   return failure_.ok() ? fetched_.data() : nullptr;
@@ -67,8 +68,7 @@ void FiniteCheck::CheckValues(const void* from, DType dtype, int64_t count, cons
 
 bool FiniteCheck::RanHere(const Instruction& instruction, const ReplayTurn& turn) const {
   const bool lane = args_.plan.lanes.LaneOf(turn.slot.turn, args_.rank) >= 0;
-  const auto unit = static_cast<size_t>(instruction.unit);
-  return lane && (turn.used.empty() || turn.used[unit]);
+  return lane && (turn.used.empty() || turn.used[instruction.unit]);
 }
 
 absl::Status FiniteCheck::Completed(const BoundInstruction& bound, const ReplayTurn& turn) {
@@ -77,7 +77,7 @@ absl::Status FiniteCheck::Completed(const BoundInstruction& bound, const ReplayT
     return absl::OkStatus();
   }
   const Instruction& instruction = bound.instruction;
-  const int unit = instruction.unit;
+  const plan::UnitId unit = instruction.unit;
   where_ = absl::StrCat("rank ",
                         args_.rank,
                         ", lane ",
@@ -85,7 +85,7 @@ absl::Status FiniteCheck::Completed(const BoundInstruction& bound, const ReplayT
                         ", micro-batch ",
                         turn.slot.micro_batch,
                         ", unit ",
-                        unit < 0 ? "-" : args_.plan.inventory.units[static_cast<size_t>(unit)].name,
+                        unit < 0 ? "-" : args_.plan.inventory.units[unit].name,
                         ", call ",
                         instruction.call,
                         ", ",
@@ -126,7 +126,7 @@ void FiniteCheck::CheckActivations(const std::vector<plan::ActivationSpec>& spec
 
 void FiniteCheck::CheckUnit(const BoundInstruction& bound) {
   const plan::ModelInventory& inventory = args_.plan.inventory;
-  const plan::UnitSpec& unit = inventory.units[static_cast<size_t>(bound.instruction.unit)];
+  const plan::UnitSpec& unit = inventory.units[bound.instruction.unit];
   const bool backward = bound.instruction.op == OpCode::kBackward;
   // A backward may use `saved` as scratch.
   if (!backward) {
@@ -140,14 +140,14 @@ void FiniteCheck::CheckUnit(const BoundInstruction& bound) {
     }
   }
   size_t next = 0;
-  for (const std::vector<int>* tensors : {&unit.tensors, &unit.borrowed}) {
-    for (const int tensor : *tensors) {
+  for (const std::vector<plan::TensorId>* tensors : {&unit.tensors, &unit.borrowed}) {
+    for (const plan::TensorId tensor : *tensors) {
       if (!backward || !bound.gradients[next].present()) {
         ++next;
         continue;
       }
       const TensorView& view = bound.gradients[next++];
-      const plan::TensorSpec& spec = inventory.tensors[static_cast<size_t>(tensor)];
+      const plan::TensorSpec& spec = inventory.tensors[tensor];
       CheckValues(view.data,
                   view.dtype,
                   view.elements(),
@@ -161,7 +161,7 @@ void FiniteCheck::CheckPieces(const char* role,
                               void* base,
                               DType dtype) {
   for (const plan::OwnedPiece& piece : pieces) {
-    const plan::TensorSpec& spec = args_.plan.inventory.tensors[static_cast<size_t>(piece.tensor)];
+    const plan::TensorSpec& spec = args_.plan.inventory.tensors[piece.tensor];
     CheckValues(
         ElementAt(base, piece.shard_offset, dtype),
         dtype,
@@ -172,7 +172,7 @@ void FiniteCheck::CheckPieces(const char* role,
 
 void FiniteCheck::CheckGroup(const Instruction& instruction, const ReplayTurn& turn) {
   const plan::ShardingPlan& plan = args_.plan;
-  ParameterGroup& group = args_.groups[static_cast<size_t>(instruction.group)];
+  ParameterGroup& group = args_.groups[instruction.group];
   const MeshPlace place = PlaceOf(plan.lanes, args_.rank);
   const auto pieces = [&](int64_t begin, int64_t elements) {
     return plan::PiecesIn(

@@ -30,7 +30,7 @@ class FiniteCheck final : public InstructionObserver {
   struct Args {
     const plan::ShardingPlan& plan;
     const ArenaBuffers& buffers;
-    std::vector<ParameterGroup>& groups;
+    ParameterGroups& groups;
     int rank = 0;
     HostAccess& memory;  // of the arena
   };

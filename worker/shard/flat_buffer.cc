@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 
 namespace ravel::shard {
 namespace {
@@ -11,7 +12,7 @@ namespace {
 int64_t PartOf(const plan::ShardingPlan& plan,
                const plan::ProgramBuffer& buffer,
                const MeshPlace& place) {
-  const plan::ProgramBuffer& outer = plan.buffers[static_cast<size_t>(buffer.inside)];
+  const plan::ProgramBuffer& outer = plan.buffers[buffer.inside];
   if (outer.bytes == buffer.bytes) {
     return 0;
   }
@@ -33,12 +34,11 @@ ArenaBuffers::ArenaBuffers(const plan::ShardingPlan& plan, comm::Communicator& c
     : plan_(plan) {
   CHECK_EQ(plan.buffers.size(), plan.memory.offsets.size());
   const MeshPlace place = PlaceOf(plan.lanes, communicator.rank());
-  for (size_t i = 0; i < plan.buffers.size(); ++i) {
+  for (const plan::BufferId i : plan.buffers.ids()) {
     const plan::ProgramBuffer& buffer = plan.buffers[i];
     if (buffer.inside >= 0) {
-      const auto outer = static_cast<size_t>(buffer.inside);
-      CHECK_LT(outer, i);
-      addresses_.push_back(addresses_[outer] + PartOf(plan, buffer, place) * buffer.bytes);
+      CHECK_LT(buffer.inside, i);
+      addresses_.push_back(addresses_[buffer.inside] + PartOf(plan, buffer, place) * buffer.bytes);
       continue;
     }
     std::byte* base = communicator.arena(buffer.memory);
@@ -47,16 +47,16 @@ ArenaBuffers::ArenaBuffers(const plan::ShardingPlan& plan, comm::Communicator& c
   }
 }
 
-std::byte* ArenaBuffers::bytes(int buffer) const {
-  return buffer < 0 ? nullptr : addresses_[static_cast<size_t>(buffer)];
+std::byte* ArenaBuffers::bytes(plan::BufferId buffer) const {
+  return buffer < 0 ? nullptr : addresses_[buffer];
 }
 
-float* ArenaBuffers::floats(int buffer) const {
+float* ArenaBuffers::floats(plan::BufferId buffer) const {
   return reinterpret_cast<float*>(bytes(buffer));
 }
 
-int64_t ArenaBuffers::elements(int buffer) const {
-  return buffer < 0 ? 0 : plan_.buffers[static_cast<size_t>(buffer)].elements();
+int64_t ArenaBuffers::elements(plan::BufferId buffer) const {
+  return buffer < 0 ? 0 : plan_.buffers[buffer].elements();
 }
 
 std::vector<TensorView> ActivationViews(const std::vector<plan::ActivationSpec>& specs,
@@ -79,13 +79,13 @@ std::vector<TensorView> ActivationViews(const std::vector<plan::ActivationSpec>&
 
 TensorView GroupView(const plan::ModelInventory& inventory,
                      const plan::GroupLayout& group,
-                     int tensor,
+                     plan::TensorId tensor,
                      void* base,
                      DType dtype) {
   const auto found = std::find(group.tensors.begin(), group.tensors.end(), tensor);
   CHECK_MSG(found != group.tensors.end(), "a tensor outside its group");
-  const int64_t offset = group.tensor_offsets[static_cast<size_t>(found - group.tensors.begin())];
-  const Shape& shape = inventory.tensors[static_cast<size_t>(tensor)].shape;
+  const int64_t offset = At(group.tensor_offsets, found - group.tensors.begin());
+  const Shape& shape = inventory.tensors[tensor].shape;
   CHECK(shape.size() == 1 || shape.size() == 2);
   TensorView view =
       shape.size() == 1 ? VectorView(nullptr, shape[0]) : MatrixView(nullptr, shape[0], shape[1]);

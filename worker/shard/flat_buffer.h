@@ -26,14 +26,14 @@ class ArenaBuffers {
   ArenaBuffers(const plan::ShardingPlan& plan, comm::Communicator& communicator);
 
   // nullptr for id -1.
-  std::byte* bytes(int buffer) const;
-  float* floats(int buffer) const;
+  std::byte* bytes(plan::BufferId buffer) const;
+  float* floats(plan::BufferId buffer) const;
   // Elements of a buffer of weights or gradients; 0 for id -1.
-  int64_t elements(int buffer) const;
+  int64_t elements(plan::BufferId buffer) const;
 
  private:
   const plan::ShardingPlan& plan_;
-  std::vector<std::byte*> addresses_;
+  plan::IdVector<plan::BufferId, std::byte*> addresses_;
 };
 
 // Views of activations laid out one after another from `base`, in the order of the specs.
@@ -44,7 +44,7 @@ std::vector<TensorView> ActivationViews(const std::vector<plan::ActivationSpec>&
 // the gradients of one lane. Without a buffer the view has no data.
 TensorView GroupView(const plan::ModelInventory& inventory,
                      const plan::GroupLayout& group,
-                     int tensor,
+                     plan::TensorId tensor,
                      void* base,
                      DType dtype);
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 #include "kernels/cast.h"
 
 namespace ravel::shard {
@@ -64,11 +65,11 @@ kernels::Stream& InstructionRunner::StreamOf(const Instruction& instruction) con
 
 comm::CollectiveTag InstructionRunner::TagOf(const Instruction& instruction,
                                              const ReplayTurn& turn) const {
-  const int group = instruction.group;
+  const plan::GroupId group = instruction.group;
   return {.op = instruction.op,
-          .unit = instruction.unit,
+          .unit = instruction.unit.value(),
           .call = instruction.call,
-          .group = group,
+          .group = group.value(),
           .phase = turn.slot.phase,
           .generation = group < 0 ? 0 : static_cast<int64_t>(state_.generation(group))};
 }
@@ -160,7 +161,7 @@ absl::Status InstructionRunner::Compute(const BoundInstruction& bound, const Rep
   if (!HasLane(turn)) {
     return absl::OkStatus();
   }
-  const auto unit = static_cast<size_t>(instruction.unit);
+  const plan::UnitId unit = instruction.unit;
   if (!turn.used.empty() && !turn.used[unit]) {
     CHECK_MSG(args_.plan.inventory.units[unit].optional, "only an optional unit may be unused");
     return PassUnused(instruction);
@@ -173,7 +174,7 @@ absl::Status InstructionRunner::Compute(const BoundInstruction& bound, const Rep
 
 void InstructionRunner::IssueCompute(const BoundInstruction& bound, plan::Phase phase) const {
   const Instruction& instruction = bound.instruction;
-  const model::Module& module = *args_.modules[static_cast<size_t>(instruction.unit)];
+  const model::Module& module = *args_.modules[instruction.unit];
   kernels::Stream& stream = StreamOf(instruction);
   if (instruction.op == OpCode::kForward) {
     if (phase == plan::Phase::kEval) {
@@ -204,9 +205,9 @@ absl::Status InstructionRunner::PassUnused(const Instruction& instruction) {
   RETURN_IF_ERROR(state_.BeginCompute(gradients));
   for (const Operand& operand : gradients.operands) {
     if (operand.access == Access::kWrite) {
-      const auto id = static_cast<size_t>(operand.buffer);
-      ZeroBytes(
-          StreamOf(instruction), args_.buffers.bytes(operand.buffer), args_.plan.buffers[id].bytes);
+      ZeroBytes(StreamOf(instruction),
+                args_.buffers.bytes(operand.buffer),
+                args_.plan.buffers[operand.buffer].bytes);
     }
   }
   state_.EndCompute(gradients);
@@ -227,7 +228,7 @@ absl::Status InstructionRunner::ReduceScatter(const Instruction& instruction,
   RETURN_IF_ERROR(state_.BeginReduce(instruction));
   ParameterGroup& group = Group(instruction);
   LaneCounter& counter = group.inner(instruction.call);
-  const auto source = static_cast<size_t>(plan::BufferOf(instruction, Role::kSend));
+  const plan::BufferId source = plan::BufferOf(instruction, Role::kSend);
   const bool sums = args_.plan.buffers[source].kind == BufferKind::kLocalGrad;
   const int64_t at = sums ? 0 : turn.slot.turn;
   comm::Communicator& communicator = *args_.communicators.reduce;
@@ -340,7 +341,7 @@ absl::Status InstructionRunner::ReduceStatistics(const Instruction& instruction,
   }
   ASSIGN_OR_RETURN(const std::vector<std::byte> mine,
                    args_.actions->PackStatistics(StreamOf(instruction)));
-  std::vector<std::byte> all(mine.size() * static_cast<size_t>(args_.plan.ranks));
+  std::vector<std::byte> all(mine.size() * Size(args_.plan.ranks));
   RETURN_IF_ERROR(args_.communicators.world->AllGatherBytes(TagOf(instruction, turn), mine, all));
   args_.actions->UnpackStatistics(all);
   return absl::OkStatus();
@@ -374,7 +375,7 @@ int64_t InstructionRunner::BytesOf(const Instruction& instruction, const ReplayT
   if (instruction.group < 0) {
     return 0;
   }
-  const ParameterGroup& group = args_.groups[static_cast<size_t>(instruction.group)];
+  const ParameterGroup& group = args_.groups[instruction.group];
   const plan::LaneMap& lanes = args_.plan.lanes;
   const int64_t slice = group.slice_elements() * comm::kElementBytes;
   const int64_t weights = group.slice_elements() * weight_bytes();

@@ -45,14 +45,14 @@ class StepActions {
   virtual void DecideOnDevice(kernels::Stream& stream);
   // kOptimizerStep, after the former: updates what this rank stores of a group, or nothing in a
   // skipped step.
-  virtual absl::Status UpdateGroup(kernels::Stream& stream, int group) = 0;
+  virtual absl::Status UpdateGroup(kernels::Stream& stream, plan::GroupId group) = 0;
 };
 
 // One program's run: which micro-batch of which lane.
 struct ReplayTurn {
   plan::StepSlot slot;
-  // By unit, of an optional one: whether this rank's micro-batch uses it. Empty: all are used.
-  std::vector<bool> used = {};
+  // Of an optional unit: whether this rank's micro-batch uses it. Empty: all are used.
+  plan::IdVector<plan::UnitId, bool> used = {};
   int64_t step = 0;  // for traces and reports
   // Its calls are not those of other steps: tensors' norms are measured.
   bool measured = false;
@@ -67,8 +67,8 @@ class InstructionRunner {
     MeshCommunicators& communicators;
     kernels::Stream& stream;  // of all instructions on a host
     const ArenaBuffers& buffers;
-    std::vector<ParameterGroup>& groups;
-    const std::vector<std::unique_ptr<model::Module>>& modules;
+    ParameterGroups& groups;
+    const model::Modules& modules;
     StepActions* actions = nullptr;
     // Each lane's gradient is rounded to bf16 before it is exchanged between the ranks of a
     // replica, this rank's own too. Not with lanes in blocks, whose gradients are summed before.
@@ -97,9 +97,7 @@ class InstructionRunner {
 
  private:
   using Instruction = plan::Instruction;
-  ParameterGroup& Group(const Instruction& instruction) {
-    return args_.groups[static_cast<size_t>(instruction.group)];
-  }
+  ParameterGroup& Group(const Instruction& instruction) { return args_.groups[instruction.group]; }
   int64_t weight_bytes() const { return DTypeBytes(args_.plan.options.weight_type); }
   // The buffer that an instruction has in a role; nullptr where it has none.
   float* FloatsOf(const Instruction& instruction, plan::Role role) const;

@@ -17,7 +17,11 @@ std::vector<ShardRun> RunsOfRange(const plan::ShardingPlan& plan,
   return RunsOf(plan::PiecesIn(plan.inventory, layout, range, range.begin));
 }
 
-int FindOf(const plan::ShardingPlan& plan, BufferKind kind, int group, int call = 0, int slot = 0) {
+plan::BufferId FindOf(const plan::ShardingPlan& plan,
+                      BufferKind kind,
+                      plan::GroupId group,
+                      int call = 0,
+                      int slot = 0) {
   return plan::FindBuffer(plan.buffers, {.kind = kind, .owner = group, .call = call, .slot = slot});
 }
 
@@ -25,17 +29,17 @@ int FindOf(const plan::ShardingPlan& plan, BufferKind kind, int group, int call 
 
 ParameterGroup::ParameterGroup(const plan::ShardingPlan& plan,
                                const ArenaBuffers& buffers,
-                               int group,
+                               plan::GroupId group,
                                int rank)
     : index_(group),
-      layout_(&plan.groups[static_cast<size_t>(group)]),
-      rules_(plan.rules[static_cast<size_t>(group)]),
+      layout_(&plan.groups[group]),
+      rules_(plan.rules[group]),
       pieces_(plan::StoredPieces(plan, group, rank)),
       runs_(RunsOf(pieces_)),
       shard_elements_(plan::StoredRange(plan, group, rank).elements),
       slice_elements_(plan::InnerShardElements(plan, group)),
       counts_(plan::Counts(plan, group, rank)) {
-  const int stored = plan::StoredWeight(plan, group);
+  const plan::BufferId stored = plan::StoredWeight(plan, group);
   CHECK_EQ(buffers.elements(stored), shard_elements_);
   if (plan.options.main_type == DType::kF32) {
     main_weight_ = buffers.floats(stored);
@@ -43,7 +47,7 @@ ParameterGroup::ParameterGroup(const plan::ShardingPlan& plan,
     remainder_ = buffers.bytes(stored);
   }
   narrow_states_ = plan.options.state_type != DType::kF32;
-  const int source = plan::GatherSource(plan, group);
+  const plan::BufferId source = plan::GatherSource(plan, group);
   model_weight_ = buffers.bytes(source);
   rounds_weights_ = plan.options.weight_type != DType::kF32;
   stored_model_weight_ = reinterpret_cast<std::byte*>(main_weight_);
@@ -91,7 +95,7 @@ void ParameterGroup::BindGradients(const plan::ShardingPlan& plan,
                            const std::vector<ShardRun>& runs) -> std::optional<LaneCounter> {
     std::vector<float*> slots;
     for (int slot = 0; slot < plan::CounterBuffers(map); ++slot) {
-      const int id = FindOf(plan, kind, index_, call, slot);
+      const plan::BufferId id = FindOf(plan, kind, index_, call, slot);
       if (id >= 0) {
         slots.push_back(buffers.floats(id));
       }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/plan/sharding_plan.h"
+#include "common/signed_size.h"
 #include "kernels/stream.h"
 #include "worker/shard/flat_buffer.h"
 #include "worker/shard/lane_counter.h"
@@ -16,11 +17,14 @@ namespace ravel::shard {
 
 class ParameterGroup {
  public:
-  ParameterGroup(const plan::ShardingPlan& plan, const ArenaBuffers& buffers, int group, int rank);
+  ParameterGroup(const plan::ShardingPlan& plan,
+                 const ArenaBuffers& buffers,
+                 plan::GroupId group,
+                 int rank);
 
   const plan::GroupLayout& layout() const { return *layout_; }
   const plan::GroupRules& rules() const { return rules_; }
-  int index() const { return index_; }
+  plan::GroupId index() const { return index_; }
 
   // Pieces that this rank updates, or, if frozen, holds: offsets are into main_weight, exp_avg,
   // exp_avg_sq and optimizer_gradient, each [shard_elements]; the latter three are null for frozen
@@ -83,11 +87,11 @@ class ParameterGroup {
   static LaneCounter* Ptr(std::optional<LaneCounter>& counter) {
     return counter.has_value() ? &*counter : nullptr;
   }
-  GradientCall& Of(int call) { return gradients_[static_cast<size_t>(call)]; }
-  const GradientCall& Of(int call) const { return gradients_[static_cast<size_t>(call)]; }
+  GradientCall& Of(int call) { return At(gradients_, call); }
+  const GradientCall& Of(int call) const { return At(gradients_, call); }
   void BindGradients(const plan::ShardingPlan& plan, const ArenaBuffers& buffers, int rank);
 
-  const int index_;
+  const plan::GroupId index_;
   const plan::GroupLayout* layout_;
   const plan::GroupRules rules_;
   std::vector<plan::OwnedPiece> pieces_;
@@ -108,5 +112,6 @@ class ParameterGroup {
   float* optimizer_gradient_ = nullptr;
   std::vector<GradientCall> gradients_;
 };
+using ParameterGroups = plan::IdVector<plan::GroupId, ParameterGroup>;
 
 }  // namespace ravel::shard

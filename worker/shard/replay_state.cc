@@ -5,17 +5,20 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 
 namespace ravel::shard {
 namespace {
 
+using plan::BufferId;
 using plan::BufferKind;
+using plan::GroupId;
 using plan::Instruction;
 using plan::OpCode;
 using plan::ProgramBuffer;
 using plan::Role;
 
-bool Overlap(const plan::ShardingPlan& plan, size_t a, size_t b) {
+bool Overlap(const plan::ShardingPlan& plan, BufferId a, BufferId b) {
   const ProgramBuffer& first = plan.buffers[a];
   const ProgramBuffer& second = plan.buffers[b];
   return first.memory == second.memory && first.bytes > 0 && second.bytes > 0 &&
@@ -27,10 +30,10 @@ bool Temporary(const ProgramBuffer& buffer) {
   return !buffer.persistent && buffer.inside < 0;
 }
 
-int64_t TemporaryBytes(const plan::ShardingPlan& plan, const std::vector<int>& buffers) {
+int64_t TemporaryBytes(const plan::ShardingPlan& plan, const std::vector<BufferId>& buffers) {
   int64_t bytes = 0;
-  for (const int id : buffers) {
-    const ProgramBuffer& buffer = plan.buffers[static_cast<size_t>(id)];
+  for (const BufferId id : buffers) {
+    const ProgramBuffer& buffer = plan.buffers[id];
     bytes += Temporary(buffer) ? buffer.bytes : 0;
   }
   return bytes;
@@ -45,17 +48,17 @@ ReplayState::ReplayState(const plan::ShardingPlan& plan)
       buffers_(plan.buffers.size()),
       groups_(plan.groups.size()) {
   CHECK_EQ(plan.rules.size(), plan.groups.size());
-  for (size_t a = 0; a < plan.buffers.size(); ++a) {
-    for (size_t b = 0; b < plan.buffers.size(); ++b) {
+  for (const BufferId a : plan.buffers.ids()) {
+    for (const BufferId b : plan.buffers.ids()) {
       if (a != b && Temporary(plan.buffers[a]) && Temporary(plan.buffers[b]) &&
           Overlap(plan, a, b)) {
-        overlaps_[a].push_back(static_cast<int>(b));
+        overlaps_[a].push_back(b);
       }
     }
     const ProgramBuffer& buffer = plan.buffers[a];
     if (buffer.kind == BufferKind::kMainGrad) {
-      std::vector<SumState>& sums = groups_[static_cast<size_t>(buffer.group)].sums;
-      sums.resize(std::max(sums.size(), static_cast<size_t>(buffer.call) + 1));
+      std::vector<SumState>& sums = groups_[buffer.group].sums;
+      sums.resize(std::max(sums.size(), Size(buffer.call) + 1));
     }
   }
   most_gathered_ = plan.options.gather_window_bytes;
@@ -66,23 +69,22 @@ ReplayState::ReplayState(const plan::ShardingPlan& plan)
                                 TemporaryBytes(plan, plan::BuffersOf(instruction, Role::kWeights)));
       most_staged_ = std::max(most_staged_,
                               TemporaryBytes(plan, plan::BuffersOf(instruction, Role::kGradient)));
-      const int saved = plan::BufferOf(instruction, Role::kSaved);
+      const BufferId saved = plan::BufferOf(instruction, Role::kSaved);
       if (instruction.op == OpCode::kBackward && saved >= 0) {
-        has_backward_[static_cast<size_t>(saved)] = true;
+        has_backward_[saved] = true;
       }
     }
   }
 }
 
-absl::Status ReplayState::Fault(const char* what, int buffer) const {
-  return absl::InternalError(
-      absl::StrCat(what, ": ", plan_.buffers[static_cast<size_t>(buffer)].name));
+absl::Status ReplayState::Fault(const char* what, BufferId buffer) const {
+  return absl::InternalError(absl::StrCat(what, ": ", plan_.buffers[buffer].name));
 }
 
-absl::Status ReplayState::GroupFault(const char* what, int group) const {
-  const auto unit = static_cast<size_t>(plan_.groups[static_cast<size_t>(group)].unit);
+absl::Status ReplayState::GroupFault(const char* what, GroupId group) const {
+  const plan::UnitId unit = plan_.groups[group].unit;
   return absl::InternalError(
-      absl::StrCat(what, ": group ", group, " of ", plan_.inventory.units[unit].name));
+      absl::StrCat(what, ": group ", group.value(), " of ", plan_.inventory.units[unit].name));
 }
 
 void ReplayState::BeginProgram(const Pass& pass) {
@@ -91,43 +93,42 @@ void ReplayState::BeginProgram(const Pass& pass) {
   ++pass_number_;
 }
 
-Generation ReplayState::generation(int group) const {
+Generation ReplayState::generation(GroupId group) const {
   MutexLock lock(mutex_);
-  return groups_[static_cast<size_t>(group)].generation;
+  return groups_[group].generation;
 }
 
-bool ReplayState::Busy(int buffer) {
-  const BufferState& state = Of(buffer);
+bool ReplayState::Busy(BufferId buffer) {
+  const BufferState& state = buffers_[buffer];
   if (state.uses > 0 || state.content == Content::kFilling || state.content == Content::kDraining) {
     return true;
   }
   return state.content == Content::kFull && !state.freed;
 }
 
-absl::Status ReplayState::Claim(int buffer) {
+absl::Status ReplayState::Claim(BufferId buffer) {
   if (Busy(buffer)) {
     return Fault("memory is still in use", buffer);
   }
-  for (const int other : overlaps_[static_cast<size_t>(buffer)]) {
+  for (const BufferId other : overlaps_[buffer]) {
     if (Busy(other)) {
       return Fault("memory is still in use by another buffer", other);
     }
-    Of(other).content = Content::kNone;
+    buffers_[other].content = Content::kNone;
   }
-  Of(buffer) = {.content = Content::kFilling};
+  buffers_[buffer] = {.content = Content::kFilling};
   return CheckWindow(buffer);
 }
 
-absl::Status ReplayState::CheckWindow(int buffer) {
-  const BufferKind kind = plan_.buffers[static_cast<size_t>(buffer)].kind;
+absl::Status ReplayState::CheckWindow(BufferId buffer) {
+  const BufferKind kind = plan_.buffers[buffer].kind;
   const bool weights = kind == BufferKind::kGathered;
-  if ((!weights && kind != BufferKind::kStaging) ||
-      !Temporary(plan_.buffers[static_cast<size_t>(buffer)])) {
+  if ((!weights && kind != BufferKind::kStaging) || !Temporary(plan_.buffers[buffer])) {
     return absl::OkStatus();
   }
   int64_t alive = 0;
-  for (size_t i = 0; i < buffers_.size(); ++i) {
-    if (plan_.buffers[i].kind == kind && Temporary(plan_.buffers[i]) && Busy(static_cast<int>(i))) {
+  for (const BufferId i : buffers_.ids()) {
+    if (plan_.buffers[i].kind == kind && Temporary(plan_.buffers[i]) && Busy(i)) {
       alive += plan_.buffers[i].bytes;
     }
   }
@@ -138,11 +139,12 @@ absl::Status ReplayState::CheckWindow(int buffer) {
 
 absl::Status ReplayState::BeginGather(const Instruction& gather) {
   MutexLock lock(mutex_);
-  const GroupState& group = OfGroup(gather.group);
+  const GroupState& group = groups_[gather.group];
   if (group.updating) {
     return GroupFault("weights are gathered while they are written", gather.group);
   }
-  if (Rules(gather.group).outer_gradient_sharded && group.model_generation != group.generation) {
+  if (plan_.rules[gather.group].outer_gradient_sharded &&
+      group.model_generation != group.generation) {
     return GroupFault("weights of an older generation are gathered", gather.group);
   }
   return Claim(plan::BufferOf(gather, Role::kWeights));
@@ -150,30 +152,30 @@ absl::Status ReplayState::BeginGather(const Instruction& gather) {
 
 void ReplayState::EndGather(const Instruction& gather) {
   MutexLock lock(mutex_);
-  const int gathered = plan::BufferOf(gather, Role::kWeights);
-  Of(gathered) = {.content = Content::kFull,
-                  .freed = plan_.buffers[static_cast<size_t>(gathered)].persistent,
-                  .group = gather.group,
-                  .generation = OfGroup(gather.group).generation};
+  const BufferId gathered = plan::BufferOf(gather, Role::kWeights);
+  buffers_[gathered] = {.content = Content::kFull,
+                        .freed = plan_.buffers[gathered].persistent,
+                        .group = gather.group,
+                        .generation = groups_[gather.group].generation};
 }
 
-void ReplayState::EndOuterGather(int group) {
+void ReplayState::EndOuterGather(GroupId group) {
   MutexLock lock(mutex_);
-  OfGroup(group).model_generation = OfGroup(group).generation;
+  groups_[group].model_generation = groups_[group].generation;
 }
 
-absl::Status ReplayState::CheckWeights(int buffer) {
-  const int owner = plan_.buffers[static_cast<size_t>(buffer)].group;
-  const GroupState& group = OfGroup(owner);
+absl::Status ReplayState::CheckWeights(BufferId buffer) {
+  const GroupId owner = plan_.buffers[buffer].group;
+  const GroupState& group = groups_[owner];
   if (group.updating) {
     return Fault("weights are used while they are written", buffer);
   }
-  if (!Rules(owner).optimizer_sharded) {
+  if (!plan_.rules[owner].optimizer_sharded) {
     return absl::OkStatus();  // the stored weights themselves
   }
-  const BufferState& state = Of(buffer);
+  const BufferState& state = buffers_[buffer];
   if (state.content != Content::kFull || state.group != owner ||
-      (state.freed && !plan_.buffers[static_cast<size_t>(buffer)].persistent)) {
+      (state.freed && !plan_.buffers[buffer].persistent)) {
     return Fault("weights used before their gather or after their end", buffer);
   }
   return state.generation == group.generation ? absl::OkStatus()
@@ -182,8 +184,8 @@ absl::Status ReplayState::CheckWeights(int buffer) {
 
 absl::Status ReplayState::BeginActivations(const Instruction& compute) {
   const bool forward = compute.op == OpCode::kForward;
-  if (const int saved = plan::BufferOf(compute, Role::kSaved); saved >= 0) {
-    const BufferState& state = Of(saved);
+  if (const BufferId saved = plan::BufferOf(compute, Role::kSaved); saved >= 0) {
+    const BufferState& state = buffers_[saved];
     if (forward) {
       RETURN_IF_ERROR(Claim(saved));
     } else if (state.content != Content::kFull || state.call != compute.call ||
@@ -191,8 +193,8 @@ absl::Status ReplayState::BeginActivations(const Instruction& compute) {
       return Fault("activations that no forward of this pass has saved", saved);
     }
   }
-  if (const int remade = plan::BufferOf(compute, Role::kRemade); remade >= 0) {
-    const BufferState& state = Of(remade);
+  if (const BufferId remade = plan::BufferOf(compute, Role::kRemade); remade >= 0) {
+    const BufferState& state = buffers_[remade];
     if (compute.op != OpCode::kBackward) {
       RETURN_IF_ERROR(Claim(remade));
     } else if (state.content != Content::kFull || state.call != compute.call ||
@@ -200,14 +202,14 @@ absl::Status ReplayState::BeginActivations(const Instruction& compute) {
       return Fault("activations that were not made again", remade);
     }
   }
-  const int scratch = plan::BufferOf(compute, Role::kScratch);
+  const BufferId scratch = plan::BufferOf(compute, Role::kScratch);
   return scratch >= 0 ? Claim(scratch) : absl::OkStatus();
 }
 
 absl::Status ReplayState::BeginGradients(const Instruction& compute) {
   const bool accumulates = plan::Accumulates(compute);
-  for (const int staging : plan::BuffersOf(compute, Role::kGradient)) {
-    BufferState& state = Of(staging);
+  for (const BufferId staging : plan::BuffersOf(compute, Role::kGradient)) {
+    BufferState& state = buffers_[staging];
     const Content expected = accumulates ? Content::kFull : Content::kFilling;
     if (state.content != expected || state.uses > 0) {
       return Fault(accumulates ? "gradients are added to memory without any"
@@ -221,52 +223,51 @@ absl::Status ReplayState::BeginGradients(const Instruction& compute) {
 
 absl::Status ReplayState::BeginCompute(const Instruction& compute) {
   MutexLock lock(mutex_);
-  const std::vector<int> weights = plan::BuffersOf(compute, Role::kWeights);
-  for (const int buffer : weights) {
+  const std::vector<BufferId> weights = plan::BuffersOf(compute, Role::kWeights);
+  for (const BufferId buffer : weights) {
     RETURN_IF_ERROR(CheckWeights(buffer));
   }
   RETURN_IF_ERROR(BeginActivations(compute));
   if (compute.op == OpCode::kBackward) {
     RETURN_IF_ERROR(BeginGradients(compute));
   }
-  for (const int buffer : weights) {
-    ++Of(buffer).uses;
+  for (const BufferId buffer : weights) {
+    ++buffers_[buffer].uses;
   }
   return absl::OkStatus();
 }
 
 void ReplayState::EndCompute(const Instruction& compute) {
   MutexLock lock(mutex_);
-  for (const int buffer : plan::BuffersOf(compute, Role::kWeights)) {
-    --Of(buffer).uses;
+  for (const BufferId buffer : plan::BuffersOf(compute, Role::kWeights)) {
+    --buffers_[buffer].uses;
   }
   const bool backward = compute.op == OpCode::kBackward;
   const BufferState made = {
       .content = Content::kFull, .freed = false, .call = compute.call, .pass = pass_number_};
-  const int saved = plan::BufferOf(compute, Role::kSaved);
+  const BufferId saved = plan::BufferOf(compute, Role::kSaved);
   if (saved >= 0 && compute.op == OpCode::kForward) {
-    Of(saved) = made;
+    buffers_[saved] = made;
     // Nobody waits for what no backward reads.
-    Of(saved).freed =
-        pass_.phase == plan::Phase::kEval || !has_backward_[static_cast<size_t>(saved)];
+    buffers_[saved].freed = pass_.phase == plan::Phase::kEval || !has_backward_[saved];
   } else if (saved >= 0 && backward) {
-    Of(saved) = {};
+    buffers_[saved] = {};
   }
-  if (const int remade = plan::BufferOf(compute, Role::kRemade); remade >= 0) {
-    Of(remade) = made;
-    Of(remade).freed = compute.op != OpCode::kRecompute;
+  if (const BufferId remade = plan::BufferOf(compute, Role::kRemade); remade >= 0) {
+    buffers_[remade] = made;
+    buffers_[remade].freed = compute.op != OpCode::kRecompute;
   }
-  if (const int scratch = plan::BufferOf(compute, Role::kScratch); scratch >= 0) {
-    Of(scratch) = {};
+  if (const BufferId scratch = plan::BufferOf(compute, Role::kScratch); scratch >= 0) {
+    buffers_[scratch] = {};
   }
-  for (const int staging : plan::BuffersOf(compute, Role::kGradient)) {
-    Of(staging) = {.content = Content::kFull, .freed = false};
+  for (const BufferId staging : plan::BuffersOf(compute, Role::kGradient)) {
+    buffers_[staging] = {.content = Content::kFull, .freed = false};
   }
 }
 
-absl::Status ReplayState::AllocStaging(int staging) {
+absl::Status ReplayState::AllocStaging(BufferId staging) {
   MutexLock lock(mutex_);
-  if (plan_.buffers[static_cast<size_t>(staging)].persistent &&
+  if (plan_.buffers[staging].persistent &&
       (pass_.part == plan::LanePart::kMiddle || pass_.part == plan::LanePart::kClose)) {
     return absl::OkStatus();  // holds the lane's earlier micro-batches
   }
@@ -274,19 +275,18 @@ absl::Status ReplayState::AllocStaging(int staging) {
 }
 
 ReplayState::SumState& ReplayState::SumOf(const Instruction& reduce) {
-  std::vector<SumState>& sums = OfGroup(reduce.group).sums;
-  CHECK_LT(static_cast<size_t>(reduce.call), sums.size());
-  return sums[static_cast<size_t>(reduce.call)];
+  std::vector<SumState>& sums = groups_[reduce.group].sums;
+  return At(sums, reduce.call);
 }
 
 absl::Status ReplayState::ClaimReceive(const Instruction& reduce) {
-  const int receive = plan::BufferOf(reduce, Role::kReceive);
+  const BufferId receive = plan::BufferOf(reduce, Role::kReceive);
   return receive >= 0 ? Claim(receive) : absl::OkStatus();
 }
 
 void ReplayState::LeaveReceive(const Instruction& reduce) {
-  if (const int receive = plan::BufferOf(reduce, Role::kReceive); receive >= 0) {
-    Of(receive) = {};
+  if (const BufferId receive = plan::BufferOf(reduce, Role::kReceive); receive >= 0) {
+    buffers_[receive] = {};
   }
 }
 
@@ -295,13 +295,13 @@ absl::Status ReplayState::BeginReduce(const Instruction& reduce) {
   const bool local = reduce.op == OpCode::kAccumulateGrad;
   SumState& sum = SumOf(reduce);
   const plan::LaneMap& lanes = plan_.lanes;
-  const int sent = plan::BufferOf(reduce, Role::kSend);
-  if (plan_.buffers[static_cast<size_t>(sent)].kind == BufferKind::kLocalGrad) {
+  const BufferId sent = plan::BufferOf(reduce, Role::kSend);
+  if (plan_.buffers[sent].kind == BufferKind::kLocalGrad) {
     if (sum.local_turns != lanes.Local().turns() || sum.inner_turns != 0) {
       return GroupFault("a sum over lanes is exchanged before it is complete", reduce.group);
     }
   } else {
-    BufferState& state = Of(sent);
+    BufferState& state = buffers_[sent];
     const Content expected = pass_.has_lane ? Content::kFull : Content::kFilling;
     if (state.content != expected || state.uses > 0) {
       return Fault("staging memory is reduced once, after its last write", sent);
@@ -317,9 +317,9 @@ absl::Status ReplayState::BeginReduce(const Instruction& reduce) {
 void ReplayState::EndReduce(const Instruction& reduce) {
   MutexLock lock(mutex_);
   SumState& sum = SumOf(reduce);
-  const int sent = plan::BufferOf(reduce, Role::kSend);
-  if (plan_.buffers[static_cast<size_t>(sent)].kind != BufferKind::kLocalGrad) {
-    Of(sent) = {};
+  const BufferId sent = plan::BufferOf(reduce, Role::kSend);
+  if (plan_.buffers[sent].kind != BufferKind::kLocalGrad) {
+    buffers_[sent] = {};
   }
   LeaveReceive(reduce);
   ++(reduce.op == OpCode::kAccumulateGrad ? sum.local_turns : sum.inner_turns);
@@ -340,8 +340,8 @@ void ReplayState::EndOuterReduce(const Instruction& reduce) {
   SumOf(reduce).outer = true;
 }
 
-absl::Status ReplayState::CheckSums(int group) {
-  const GroupState& state = OfGroup(group);
+absl::Status ReplayState::CheckSums(GroupId group) {
+  const GroupState& state = groups_[group];
   for (const SumState& sum : state.sums) {
     if (sum.inner_turns != plan_.lanes.Inner().turns() || sum.outer != (plan_.lanes.replicas > 1)) {
       return GroupFault("a gradient is used before it is summed over all lanes", group);
@@ -350,49 +350,48 @@ absl::Status ReplayState::CheckSums(int group) {
   return absl::OkStatus();
 }
 
-absl::Status ReplayState::JoinGradients(int group) {
+absl::Status ReplayState::JoinGradients(GroupId group) {
   MutexLock lock(mutex_);
   RETURN_IF_ERROR(CheckSums(group));
-  if (OfGroup(group).joined) {
+  if (groups_[group].joined) {
     return GroupFault("gradient calls are joined twice", group);
   }
-  OfGroup(group).joined = true;
+  groups_[group].joined = true;
   return absl::OkStatus();
 }
 
-absl::Status ReplayState::GatherGradient(int group) {
+absl::Status ReplayState::GatherGradient(GroupId group) {
   MutexLock lock(mutex_);
   RETURN_IF_ERROR(CheckSums(group));
-  if (OfGroup(group).sums.size() > 1 && !OfGroup(group).joined) {
+  if (groups_[group].sums.size() > 1 && !groups_[group].joined) {
     return GroupFault("a gradient is gathered before its calls are joined", group);
   }
-  OfGroup(group).whole = true;
+  groups_[group].whole = true;
   return absl::OkStatus();
 }
 
 absl::Status ReplayState::CheckSumsComplete() {
   MutexLock lock(mutex_);
-  for (size_t i = 0; i < groups_.size(); ++i) {
-    const auto group = static_cast<int>(i);
-    if (!Rules(group).trainable) {
+  for (const GroupId group : groups_.ids()) {
+    if (!plan_.rules[group].trainable) {
       continue;
     }
     RETURN_IF_ERROR(CheckSums(group));
-    if (groups_[i].sums.size() > 1 && !groups_[i].joined) {
+    if (groups_[group].sums.size() > 1 && !groups_[group].joined) {
       return GroupFault("gradients are measured before their calls are joined", group);
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status ReplayState::BeginUpdate(int group) {
+absl::Status ReplayState::BeginUpdate(GroupId group) {
   MutexLock lock(mutex_);
   RETURN_IF_ERROR(CheckSums(group));
-  GroupState& state = OfGroup(group);
-  if (!Rules(group).gradient_sharded && !state.whole) {
+  GroupState& state = groups_[group];
+  if (!plan_.rules[group].gradient_sharded && !state.whole) {
     return GroupFault("an update lacks the gradient of other ranks' shards", group);
   }
-  for (size_t i = 0; i < buffers_.size(); ++i) {
+  for (const BufferId i : buffers_.ids()) {
     const BufferState& buffer = buffers_[i];
     const bool gathering = buffer.content == Content::kFilling && buffer.group == group;
     if (plan_.buffers[i].group == group && plan_.buffers[i].kind == BufferKind::kGathered &&
@@ -404,9 +403,9 @@ absl::Status ReplayState::BeginUpdate(int group) {
   return absl::OkStatus();
 }
 
-void ReplayState::EndUpdate(int group) {
+void ReplayState::EndUpdate(GroupId group) {
   MutexLock lock(mutex_);
-  GroupState& state = OfGroup(group);
+  GroupState& state = groups_[group];
   state.generation = static_cast<Generation>(static_cast<int64_t>(state.generation) + 1);
   state.updating = false;
   state.joined = false;
@@ -414,10 +413,10 @@ void ReplayState::EndUpdate(int group) {
   std::fill(state.sums.begin(), state.sums.end(), SumState{});
 }
 
-absl::Status ReplayState::Free(int buffer) {
+absl::Status ReplayState::Free(BufferId buffer) {
   MutexLock lock(mutex_);
-  BufferState& state = Of(buffer);
-  if (plan_.buffers[static_cast<size_t>(buffer)].kind == BufferKind::kStaging) {
+  BufferState& state = buffers_[buffer];
+  if (plan_.buffers[buffer].kind == BufferKind::kStaging) {
     return state.content == Content::kNone
                ? absl::OkStatus()
                : Fault("staging memory is freed before it is reduced", buffer);
@@ -432,21 +431,21 @@ absl::Status ReplayState::Free(int buffer) {
 absl::Status ReplayState::EndPhase() {
   MutexLock lock(mutex_);
   const bool open = pass_.part == plan::LanePart::kOpen || pass_.part == plan::LanePart::kMiddle;
-  const std::vector<int>& stays = plan_.program(pass_.phase, pass_.part).live_at_end;
-  for (size_t i = 0; i < buffers_.size(); ++i) {
+  const std::vector<BufferId>& stays = plan_.program(pass_.phase, pass_.part).live_at_end;
+  for (const BufferId i : buffers_.ids()) {
     const ProgramBuffer& buffer = plan_.buffers[i];
     // Weights may stay gathered for the next program of the step.
     const bool kept = (buffer.persistent && (buffer.kind != BufferKind::kStaging || open)) ||
-                      std::binary_search(stays.begin(), stays.end(), static_cast<int>(i));
-    if (!kept && Busy(static_cast<int>(i))) {
-      return Fault("outlives its program", static_cast<int>(i));
+                      std::binary_search(stays.begin(), stays.end(), i);
+    if (!kept && Busy(i)) {
+      return Fault("outlives its program", i);
     }
   }
   const bool steps = pass_.phase == plan::Phase::kOnly || pass_.phase == plan::Phase::kLast;
-  for (size_t i = 0; i < groups_.size() && steps; ++i) {
-    for (const SumState& sum : groups_[i].sums) {
-      if (sum.local_turns != 0 || sum.inner_turns != 0 || sum.outer) {
-        return GroupFault("a gradient sum is left over", static_cast<int>(i));
+  for (const GroupId group : groups_.ids()) {
+    for (const SumState& sum : groups_[group].sums) {
+      if (steps && (sum.local_turns != 0 || sum.inner_turns != 0 || sum.outer)) {
+        return GroupFault("a gradient sum is left over", group);
       }
     }
   }

@@ -36,32 +36,32 @@ class ReplayState {
   };
   void BeginProgram(const Pass& pass);
 
-  Generation generation(int group) const;
+  Generation generation(plan::GroupId group) const;
 
   absl::Status BeginGather(const plan::Instruction& gather);
   void EndGather(const plan::Instruction& gather);
   // kOuterGather: the model weight has the newest generation.
-  void EndOuterGather(int group);
+  void EndOuterGather(plan::GroupId group);
   // kForward, kRecompute, kBackward.
   absl::Status BeginCompute(const plan::Instruction& compute);
   void EndCompute(const plan::Instruction& compute);
 
-  absl::Status AllocStaging(int staging);
+  absl::Status AllocStaging(plan::BufferId staging);
   // kAccumulateGrad and kReduceScatter, of staging or of a local sum.
   absl::Status BeginReduce(const plan::Instruction& reduce);
   void EndReduce(const plan::Instruction& reduce);
   absl::Status BeginOuterReduce(const plan::Instruction& reduce);
   void EndOuterReduce(const plan::Instruction& reduce);
-  absl::Status JoinGradients(int group);
-  absl::Status GatherGradient(int group);
+  absl::Status JoinGradients(plan::GroupId group);
+  absl::Status GatherGradient(plan::GroupId group);
   // Statistics are of sums that are complete.
   absl::Status CheckSumsComplete();
   // kOptimizerStep: weights at rest, sums complete; the generation advances, also in a skipped
   // step.
-  absl::Status BeginUpdate(int group);
-  void EndUpdate(int group);
+  absl::Status BeginUpdate(plan::GroupId group);
+  void EndUpdate(plan::GroupId group);
 
-  absl::Status Free(int buffer);
+  absl::Status Free(plan::BufferId buffer);
   // Everything at rest.
   absl::Status EndPhase();
 
@@ -70,9 +70,9 @@ class ReplayState {
   // Of one buffer.
   struct BufferState {
     Content content = Content::kNone;
-    bool freed = true;  // gathered: nobody reads this content any more
-    int uses = 0;       // instructions that read it now
-    int group = -1;     // gathered: whose weights, ...
+    bool freed = true;         // gathered: nobody reads this content any more
+    int uses = 0;              // instructions that read it now
+    plan::GroupId group = {};  // gathered: whose weights, ...
     Generation generation{};
     int call = -1;  // activations: of which call and pass
     int64_t pass = -1;
@@ -92,42 +92,36 @@ class ReplayState {
     std::vector<SumState> sums;  // by gradient call
   };
 
-  BufferState& Of(int buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return buffers_[static_cast<size_t>(buffer)];
-  }
-  GroupState& OfGroup(int group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return groups_[static_cast<size_t>(group)];
-  }
-  const plan::GroupRules& Rules(int group) const { return plan_.rules[static_cast<size_t>(group)]; }
-  bool Busy(int buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Busy(plan::BufferId buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Begins a new content of a temporary: nobody may still need what shares its bytes.
-  absl::Status Claim(int buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Claim(plan::BufferId buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Bytes of a kind of temporary that are alive stay within the plan's window; what one instruction
   // cannot do without may be alive alone.
-  absl::Status CheckWindow(int buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckWeights(int buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckWindow(plan::BufferId buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckWeights(plan::BufferId buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status BeginActivations(const plan::Instruction& compute)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status BeginGradients(const plan::Instruction& compute)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ClaimReceive(const plan::Instruction& reduce) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LeaveReceive(const plan::Instruction& reduce) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckSums(int group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckSums(plan::GroupId group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   SumState& SumOf(const plan::Instruction& reduce) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status Fault(const char* what, int buffer) const;
-  absl::Status GroupFault(const char* what, int group) const;
+  absl::Status Fault(const char* what, plan::BufferId buffer) const;
+  absl::Status GroupFault(const char* what, plan::GroupId group) const;
 
   const plan::ShardingPlan& plan_;
-  std::vector<std::vector<int>> overlaps_;  // temporaries that share addresses
-  std::vector<bool> has_backward_;          // saved buffers that a backward reads
-  int64_t most_gathered_ = 0;               // bytes of temporaries alive at once
+  plan::IdVector<plan::BufferId, std::vector<plan::BufferId>>
+      overlaps_;                                       // temporaries that share addresses
+  plan::IdVector<plan::BufferId, bool> has_backward_;  // saved buffers that a backward reads
+  int64_t most_gathered_ = 0;                          // bytes of temporaries alive at once
   int64_t most_staged_ = 0;
 
   mutable Mutex mutex_;
   Pass pass_ ABSL_GUARDED_BY(mutex_);
   int64_t pass_number_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<BufferState> buffers_ ABSL_GUARDED_BY(mutex_);
-  std::vector<GroupState> groups_ ABSL_GUARDED_BY(mutex_);
+  plan::IdVector<plan::BufferId, BufferState> buffers_ ABSL_GUARDED_BY(mutex_);
+  plan::IdVector<plan::GroupId, GroupState> groups_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ravel::shard

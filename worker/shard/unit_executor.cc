@@ -14,6 +14,7 @@
 #include "common/fault_point.h"
 #include "common/mutex.h"
 #include "common/plan/buffer_index.h"
+#include "common/signed_size.h"
 #include "worker/shard/bound_bytes.h"
 
 namespace ravel::shard {
@@ -60,8 +61,11 @@ class FirstFailure {
 
 // A schedule slows one stream down, or none, some of its instructions very much, and each other
 // instruction by a little. `first` of its stream.
-void RandomDelay(uint64_t schedule, uint64_t instruction, plan::StreamId stream, bool first) {
-  std::mt19937_64 random(schedule * 1000003 + instruction * 101);
+void RandomDelay(uint64_t schedule,
+                 plan::InstructionId instruction,
+                 plan::StreamId stream,
+                 bool first) {
+  std::mt19937_64 random(schedule * 1000003 + Size(instruction.value()) * 101);
   random.discard(1);
   const bool slow = schedule % 6 == static_cast<uint64_t>(stream);
   const bool late = slow && first && schedule / 6 % 4 == 3;
@@ -88,14 +92,15 @@ bool OfHost(const Instruction& instruction) {
 UnitExecutor::UnitExecutor(const Args& args, ExecutorOptions options)
     : args_(args), options_(options), runner_(args) {
   CHECK_EQ(args_.modules.size(), args_.plan.inventory.units.size());
-  const int shared = plan::FindBuffer(args_.plan.buffers, {.kind = plan::BufferKind::kShared});
+  const plan::BufferId shared =
+      plan::FindBuffer(args_.plan.buffers, {.kind = plan::BufferKind::kShared});
   shared_ = ActivationViews(args_.plan.inventory.shared, args_.buffers.bytes(shared));
   programs_ = BindPrograms(args_.plan, args_.buffers, shared_);
 }
 
 UnitExecutor::~UnitExecutor() = default;
 
-std::vector<int64_t> UnitExecutor::bound_bytes() const {
+plan::IdVector<plan::BufferId, int64_t> UnitExecutor::bound_bytes() const {
   return BoundBytes({.plan = args_.plan,
                      .buffers = args_.buffers,
                      .groups = args_.groups,
@@ -113,15 +118,14 @@ const BoundProgram& UnitExecutor::ProgramOf(const plan::StepSlot& slot) const {
 }
 
 std::string UnitExecutor::NameOf(const BoundInstruction& bound, const ReplayTurn& turn) const {
-  const int unit = bound.instruction.unit;
-  std::string name =
-      absl::StrCat(plan::OpName(bound.instruction.op),
-                   " of ",
-                   unit < 0 ? "step" : args_.plan.inventory.units[static_cast<size_t>(unit)].name,
-                   " (",
-                   plan::PhaseName(turn.slot.phase),
-                   ", turn ",
-                   turn.slot.turn);
+  const plan::UnitId unit = bound.instruction.unit;
+  std::string name = absl::StrCat(plan::OpName(bound.instruction.op),
+                                  " of ",
+                                  unit < 0 ? "step" : args_.plan.inventory.units[unit].name,
+                                  " (",
+                                  plan::PhaseName(turn.slot.phase),
+                                  ", turn ",
+                                  turn.slot.turn);
   if (args_.plan.lanes.micro_batches > 1) {
     absl::StrAppend(&name, ", micro-batch ", turn.slot.micro_batch);
   }
@@ -136,9 +140,8 @@ absl::Status UnitExecutor::Run(const ReplayTurn& turn) {
                                 .micro_batch = turn.slot.micro_batch,
                                 .has_lane = runner_.HasLane(turn)});
   ++runs_;
-  for (const int free : program.first_frees) {
-    RETURN_IF_ERROR(
-        runner_.state().Free(program.instructions[static_cast<size_t>(free)].instruction.freed));
+  for (const plan::InstructionId free : program.first_frees) {
+    RETURN_IF_ERROR(runner_.state().Free(program.instructions[free].instruction.freed));
   }
   const bool is_inline = options_.streams == StreamMode::kInline;
   RETURN_IF_ERROR(args_.device != nullptr ? RunOnDevice(program, turn)
@@ -152,12 +155,11 @@ absl::Status UnitExecutor::DrillOf(const Instruction& instruction) const {
   if (!fault::Enabled()) {
     return absl::OkStatus();
   }
-  const auto unit = static_cast<size_t>(instruction.unit);
   return FaultPoint(
       absl::StrCat("execute.",
                    plan::OpName(instruction.op),
                    instruction.unit < 0 ? "" : ".",
-                   instruction.unit < 0 ? "" : args_.plan.inventory.units[unit].name));
+                   instruction.unit < 0 ? "" : args_.plan.inventory.units[instruction.unit].name));
 }
 
 absl::Status UnitExecutor::RunOne(const BoundProgram& program,
@@ -182,10 +184,9 @@ absl::Status UnitExecutor::RunOne(const BoundProgram& program,
     status = args_.device != nullptr ? args_.device->FinishAll() : absl::OkStatus();
     status = status.ok() ? observer_->Completed(bound, turn) : status;
   }
-  for (const int free : bound.frees) {
+  for (const plan::InstructionId free : bound.frees) {
     if (status.ok()) {
-      status =
-          runner_.state().Free(program.instructions[static_cast<size_t>(free)].instruction.freed);
+      status = runner_.state().Free(program.instructions[free].instruction.freed);
     }
   }
   if (options_.recorder != nullptr) {
@@ -199,12 +200,10 @@ void UnitExecutor::Poison(const Instruction& alloc, const ReplayTurn& turn) {
   if (turn.slot.part == plan::LanePart::kMiddle || turn.slot.part == plan::LanePart::kClose) {
     return;
   }
-  const int staging = plan::BufferOf(alloc, plan::Role::kGradient);
+  const plan::BufferId staging = plan::BufferOf(alloc, plan::Role::kGradient);
   if (args_.device != nullptr) {
     args_.device->of(alloc.stream)
-        .FillBytes(args_.buffers.bytes(staging),
-                   kNanByte,
-                   args_.plan.buffers[static_cast<size_t>(staging)].bytes);
+        .FillBytes(args_.buffers.bytes(staging), kNanByte, args_.plan.buffers[staging].bytes);
     return;
   }
   float* values = args_.buffers.floats(staging);
@@ -231,19 +230,20 @@ absl::Status UnitExecutor::PrepareDevice() {
         *args_.device, alone ? StepGraphs::Agreement(nullptr) : StepGraphs::Agreement(agree));
   }
   for (const BoundProgram& program : programs_) {
-    const std::vector<BoundInstruction>& list = program.instructions;
-    std::vector<DeviceOrder>& orders = device_orders_.emplace_back(list.size());
-    for (size_t i = 0; i < list.size(); ++i) {
+    const auto& list = program.instructions;
+    DeviceOrders& orders = device_orders_[&program];
+    orders.resize(list.size());
+    for (const plan::InstructionId i : list.ids()) {
       if (OfHost(list[i].instruction)) {
         continue;
       }
       if (list[i].instruction.op == OpCode::kBackward) {
-        args_.modules[static_cast<size_t>(list[i].instruction.unit)]->Prepare(
+        args_.modules[list[i].instruction.unit]->Prepare(
             args_.device->of(list[i].instruction.stream), list[i].memory);
       }
-      for (const int wait : list[i].instruction.waits) {
-        const int freed_with = list[static_cast<size_t>(wait)].freed_with;
-        const auto awaited = static_cast<size_t>(freed_with >= 0 ? freed_with : wait);
+      for (const plan::InstructionId wait : list[i].instruction.waits) {
+        const plan::InstructionId freed_with = list[wait].freed_with;
+        const plan::InstructionId awaited = freed_with >= 0 ? freed_with : wait;
         // A stream is in order by itself.
         if (OfHost(list[awaited].instruction) ||
             list[awaited].instruction.stream == list[i].instruction.stream) {
@@ -251,8 +251,8 @@ absl::Status UnitExecutor::PrepareDevice() {
         }
         CHECK_LT(awaited, i);  // or its event would not be recorded yet
         DeviceOrder& before = orders[awaited];
-        if (before.event < 0) {
-          before.event = static_cast<int>(events_.size());
+        if (before.event == kNoEvent) {
+          before.event = events_.size();
           ASSIGN_OR_RETURN(kernels::CudaEvent event, args_.device->gpu().MakeEvent());
           events_.push_back(std::move(event));
         }
@@ -301,7 +301,7 @@ absl::StatusOr<std::string> UnitExecutor::AgreeOnGraph(const std::string& differ
   comm::Communicator& world = *args_.communicators.world;
   std::array<char, kTextBytes> mine = {};
   difference.copy(mine.data(), kTextBytes - 1);
-  std::vector<char> all(kTextBytes * static_cast<size_t>(world.size()));
+  std::vector<char> all(kTextBytes * Size(world.size()));
   RETURN_IF_ERROR(world.AllGatherBytes(
       {}, std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all))));
   for (size_t rank = 0; rank * kTextBytes < all.size(); ++rank) {
@@ -324,20 +324,19 @@ absl::Status UnitExecutor::MarkCollectives() {
 }
 
 absl::Status UnitExecutor::IssueOnDevice(const BoundProgram& program, const ReplayTurn& turn) {
-  const std::vector<DeviceOrder>& orders =
-      device_orders_[static_cast<size_t>(&program - programs_.data())];
-  for (size_t i = 0; i < program.instructions.size(); ++i) {
+  const DeviceOrders& orders = device_orders_.at(&program);
+  for (const plan::InstructionId i : program.instructions.ids()) {
     const BoundInstruction& bound = program.instructions[i];
     if (OfHost(bound.instruction)) {
       continue;
     }
     kernels::CudaStream& stream = args_.device->of(bound.instruction.stream);
-    for (const int event : orders[i].waits) {
-      stream.Wait(events_[static_cast<size_t>(event)]);
+    for (const size_t event : orders[i].waits) {
+      stream.Wait(events_[event]);
     }
     RETURN_IF_ERROR(RunOne(program, bound, turn, 0));
-    if (orders[i].event >= 0) {
-      stream.Record(events_[static_cast<size_t>(orders[i].event)]);
+    if (orders[i].event != kNoEvent) {
+      stream.Record(events_[orders[i].event]);
     }
   }
   return absl::OkStatus();
@@ -345,13 +344,13 @@ absl::Status UnitExecutor::IssueOnDevice(const BoundProgram& program, const Repl
 
 absl::Status UnitExecutor::RunQueued(const BoundProgram& program, const ReplayTurn& turn) {
   FirstFailure failure;
-  const std::vector<BoundInstruction>& list = program.instructions;
-  std::vector<std::shared_ptr<kernels::CpuEvent>> done(list.size());
+  const auto& list = program.instructions;
+  plan::IdVector<plan::InstructionId, std::shared_ptr<kernels::CpuEvent>> done(list.size());
   std::array<bool, plan::kStreamCount> begun = {};
   // Ranks and programs of one schedule differ.
   const uint64_t schedule = options_.delay_seed.value_or(0) +
                             static_cast<uint64_t>(args_.communicators.world->rank()) + runs_;
-  for (size_t i = 0; i < list.size(); ++i) {
+  for (const plan::InstructionId i : list.ids()) {
     const BoundInstruction& bound = list[i];
     if (OfHost(bound.instruction)) {
       continue;
@@ -365,11 +364,11 @@ absl::Status UnitExecutor::RunQueued(const BoundProgram& program, const ReplayTu
     const bool first = !begun[plan::StreamIndex(bound.instruction.stream)];
     begun[plan::StreamIndex(bound.instruction.stream)] = true;
     kernels::CpuQueue::Work work;
-    for (const int wait : bound.instruction.waits) {
-      const BoundInstruction& awaited = list[static_cast<size_t>(wait)];
-      const int runs = awaited.freed_with >= 0 ? awaited.freed_with : wait;
-      if (done[static_cast<size_t>(runs)] != nullptr) {
-        work.waits.push_back(done[static_cast<size_t>(runs)]);
+    for (const plan::InstructionId wait : bound.instruction.waits) {
+      const plan::InstructionId freed_with = list[wait].freed_with;
+      const plan::InstructionId runs = freed_with >= 0 ? freed_with : wait;
+      if (done[runs] != nullptr) {
+        work.waits.push_back(done[runs]);
       }
     }
     work.done = done[i];
@@ -411,7 +410,7 @@ void UnitExecutor::Record(const BoundInstruction& bound,
                           int64_t begin_ns,
                           int64_t wait_ns) {
   const Instruction& instruction = bound.instruction;
-  const std::vector<plan::UnitSpec>& units = args_.plan.inventory.units;
+  const auto& units = args_.plan.inventory.units;
   const comm::PeerWait peers = runner_.TakePeerWait(instruction);
   const trace::Event event = {
       .begin_ns = begin_ns,
@@ -420,9 +419,8 @@ void UnitExecutor::Record(const BoundInstruction& bound,
       .turn = turn.slot.turn,
       .micro_batch = turn.slot.micro_batch,
       .phase = plan::PhaseName(turn.slot.phase),
-      .unit = instruction.unit < 0
-                  ? std::string_view()
-                  : std::string_view(units[static_cast<size_t>(instruction.unit)].name),
+      .unit = instruction.unit < 0 ? std::string_view()
+                                   : std::string_view(units[instruction.unit].name),
       .op = plan::OpName(instruction.op),
       .stream = plan::StreamName(instruction.stream),
       .call = instruction.call,

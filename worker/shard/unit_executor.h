@@ -3,7 +3,10 @@
 // Replays the step programs of a plan for one rank.
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -75,8 +78,8 @@ class UnitExecutor {
 
   const std::vector<TensorView>& shared() const { return shared_; }
   // Per buffer of the plan, how much of it is made use of.
-  std::vector<int64_t> bound_bytes() const;
-  Generation generation(int group) const { return runner_.state().generation(group); }
+  plan::IdVector<plan::BufferId, int64_t> bound_bytes() const;
+  Generation generation(plan::GroupId group) const { return runner_.state().generation(group); }
   // nullptr where there are none.
   const StepGraphs* graphs() const { return graphs_.get(); }
   void set_recorder(trace::Recorder* recorder) { options_.recorder = recorder; }
@@ -87,11 +90,13 @@ class UnitExecutor {
 
  private:
   // What orders an instruction on a device: the events of instructions of other streams that it
-  // waits for, and its own where somebody waits for it (-1: nobody), as indices into events_.
+  // waits for, and its own where another one waits for it, as positions in events_.
+  static constexpr size_t kNoEvent = std::numeric_limits<size_t>::max();
   struct DeviceOrder {
-    std::vector<int> waits;
-    int event = -1;
+    std::vector<size_t> waits;
+    size_t event = kNoEvent;
   };
+  using DeviceOrders = plan::IdVector<plan::InstructionId, DeviceOrder>;
   const BoundProgram& ProgramOf(const plan::StepSlot& slot) const;
   std::string NameOf(const BoundInstruction& bound, const ReplayTurn& turn) const;
   absl::Status RunInline(const BoundProgram& program, const ReplayTurn& turn);
@@ -123,7 +128,7 @@ class UnitExecutor {
   std::vector<TensorView> shared_;
   std::vector<BoundProgram> programs_;
   std::array<std::unique_ptr<kernels::CpuQueue>, plan::kStreamCount> queues_;
-  std::vector<std::vector<DeviceOrder>> device_orders_;  // by program and instruction
+  std::map<const BoundProgram*, DeviceOrders> device_orders_;  // of programs_
   std::vector<kernels::CudaEvent> events_;
   std::unique_ptr<DeviceTimeline> timeline_;  // of a device
   std::unique_ptr<StepGraphs> graphs_;

@@ -11,6 +11,7 @@
 
 #include "common/json.h"
 #include "common/philox.h"
+#include "common/signed_size.h"
 #include "common/store/file_store.h"
 #include "worker/checkpoint/loader.h"
 
@@ -96,22 +97,21 @@ int32_t SampleToken(const SampleArgs& args) {
   std::vector<int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
   const auto before = [&](int32_t a, int32_t b) {
-    const float x = logits[static_cast<size_t>(a)];
-    const float y = logits[static_cast<size_t>(b)];
+    const float x = At(logits, a);
+    const float y = At(logits, b);
     return x != y ? x > y : a < b;
   };
   if (args.temperature == 0) {
     return *std::min_element(order.begin(), order.end(), before);
   }
-  const size_t kept =
-      args.top_k > 0 ? std::min(order.size(), static_cast<size_t>(args.top_k)) : order.size();
+  const size_t kept = args.top_k > 0 ? std::min(order.size(), Size(args.top_k)) : order.size();
   std::partial_sort(
       order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept), order.end(), before);
-  const auto largest = static_cast<double>(logits[static_cast<size_t>(order[0])]);
+  const auto largest = static_cast<double>(At(logits, order[0]));
   std::vector<double> weights;
   for (size_t i = 0; i < kept; ++i) {
-    weights.push_back(std::exp(
-        (static_cast<double>(logits[static_cast<size_t>(order[i])]) - largest) / args.temperature));
+    weights.push_back(
+        std::exp((static_cast<double>(At(logits, order[i])) - largest) / args.temperature));
   }
   double left = args.uniform * std::accumulate(weights.begin(), weights.end(), 0.0);
   for (size_t i = 0; i < kept; ++i) {
@@ -143,17 +143,16 @@ absl::StatusOr<std::unique_ptr<Generator>> Generator::Open(const std::string& st
   ASSIGN_OR_RETURN(auto loader, checkpoint::StepLoader::Open(&files, name, &generator->inventory_));
   std::vector<plan::OwnedPiece> pieces;
   int64_t total = 0;
-  for (size_t i = 0; i < generator->inventory_.tensors.size(); ++i) {
+  for (const plan::TensorId i : generator->inventory_.tensors.ids()) {
     const int64_t elements = ElementCount(generator->inventory_.tensors[i].shape);
-    pieces.push_back(
-        {.tensor = static_cast<int>(i), .begin = 0, .end = elements, .shard_offset = total});
+    pieces.push_back({.tensor = i, .begin = 0, .end = elements, .shard_offset = total});
     total += elements;
   }
-  generator->weights_.resize(static_cast<size_t>(total));
+  generator->weights_.resize(Size(total));
   RETURN_IF_ERROR(loader.ReadPieces(plan::StateRole::kParam, pieces, generator->weights_));
   std::vector<TensorView> views;
   for (const plan::OwnedPiece& piece : pieces) {
-    const Shape& shape = generator->inventory_.tensors[static_cast<size_t>(piece.tensor)].shape;
+    const Shape& shape = generator->inventory_.tensors[piece.tensor].shape;
     float* data = generator->weights_.data() + piece.shard_offset;
     views.push_back(shape.size() == 1 ? VectorView(data, shape[0])
                                       : MatrixView(data, shape[0], shape[1]));

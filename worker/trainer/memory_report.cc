@@ -126,8 +126,8 @@ int64_t MemoryReport::process_bytes() const {
   return sum;
 }
 
-absl::StatusOr<std::vector<MemoryLine>> MemoryByUse(const plan::ShardingPlan& plan,
-                                                    const std::vector<int64_t>& bound) {
+absl::StatusOr<std::vector<MemoryLine>> MemoryByUse(
+    const plan::ShardingPlan& plan, const plan::IdVector<plan::BufferId, int64_t>& bound) {
   ASSIGN_OR_RETURN(const plan::BytesByUse planned, plan::MostAlive(plan));
   ASSIGN_OR_RETURN(const plan::BytesByUse measured, plan::MostAlive(plan, bound));
   std::vector<MemoryLine> lines;

@@ -42,8 +42,8 @@ struct MappedPlaces {
 };
 
 // By use; `bound`: per buffer of the plan (shard/bound_bytes.h).
-absl::StatusOr<std::vector<MemoryLine>> MemoryByUse(const plan::ShardingPlan& plan,
-                                                    const std::vector<int64_t>& bound);
+absl::StatusOr<std::vector<MemoryLine>> MemoryByUse(
+    const plan::ShardingPlan& plan, const plan::IdVector<plan::BufferId, int64_t>& bound);
 // From the text of /proc/self/smaps.
 std::vector<MemoryLine> MemoryOfProcess(const std::string& smaps, const MappedPlaces& places);
 // Of this process, now.

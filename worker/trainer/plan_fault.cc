@@ -47,11 +47,11 @@ bool Exchange(plan::StepProgram& program, bool same_stream) {
     log::Warning(absl::StrCat("drill: ",
                               plan::OpName(second->op),
                               " of unit ",
-                              second->unit,
+                              second->unit.value(),
                               " goes before ",
                               plan::OpName(first->op),
                               " of unit ",
-                              first->unit));
+                              first->unit.value()));
     std::rotate(first, second, second + 1);
     return true;
   }

@@ -13,6 +13,7 @@
 #include "common/logging.h"
 #include "common/plan/compute_type.h"
 #include "common/plan/plan_printer.h"
+#include "common/signed_size.h"
 #include "kernels/cast.h"
 #include "kernels/philox.h"
 #include "worker/optim/stored_state.h"
@@ -192,7 +193,7 @@ absl::Status RankEngine::ChooseGraphs() {
       why_not = absl::FailedPreconditionError("they were not asked for");
     }
     const auto mine = static_cast<std::byte>(why_not.ok() ? 0 : 1);
-    std::vector<std::byte> all(static_cast<size_t>(communicator.size()));
+    std::vector<std::byte> all(Size(communicator.size()));
     RETURN_IF_ERROR(communicator.AllGatherBytes({}, {&mine, 1}, all));
     const auto refusing = std::find(all.begin(), all.end(), std::byte{1});
     if (refusing != all.end() && why_not.ok()) {
@@ -250,8 +251,8 @@ absl::Status RankEngine::SetUp() {
   ASSIGN_OR_RETURN(communicators_, shard::MeshCommunicators::Create(communicator, plan.lanes));
   buffers_ = std::make_unique<shard::ArenaBuffers>(plan, communicator);
   groups_.reserve(plan.groups.size());
-  for (size_t group = 0; group < plan.groups.size(); ++group) {
-    groups_.emplace_back(plan, *buffers_, static_cast<int>(group), communicator.rank());
+  for (const plan::GroupId group : plan.groups.ids()) {
+    groups_.emplace_back(plan, *buffers_, group, communicator.rank());
   }
   if (args_.gpu != nullptr) {
     RETURN_IF_ERROR(MarkDeviceError(SetUpDevice()));
@@ -272,7 +273,7 @@ absl::Status RankEngine::FillRopeTables() {
   std::vector<std::vector<float>> tables(shared.size());
   for (size_t i = 0; i < shared.size() && device_ != nullptr; ++i) {
     if (inventory.shared[i].name.starts_with("rope_")) {
-      tables[i].resize(static_cast<size_t>(shared[i].elements()));
+      tables[i].resize(Size(shared[i].elements()));
       shared[i].data = tables[i].data();
     }
   }
@@ -317,7 +318,7 @@ absl::Status RankEngine::DrawNormal(const shard::ParameterGroup& group,
       std::min(elements, kDrawnElements) * static_cast<int64_t>(sizeof(float))));
   std::vector<float> values;
   for (int64_t first = 0; first < elements; first += kDrawnElements) {
-    values.resize(static_cast<size_t>(std::min(kDrawnElements, elements - first)));
+    values.resize(Size(std::min(kDrawnElements, elements - first)));
     draw(drawn, first, static_cast<int64_t>(values.size()));
     RETURN_IF_ERROR(memory_.Read(drawn, std::as_writable_bytes(std::span<float>(values))));
     RETURN_IF_ERROR(optim::WriteStored(
@@ -330,13 +331,12 @@ absl::Status RankEngine::InitializeWeights() {
   std::vector<float> constant;
   for (const shard::ParameterGroup& group : groups_) {
     for (const plan::OwnedPiece& piece : group.pieces()) {
-      const plan::TensorSpec& tensor =
-          args_.plan.inventory.tensors[static_cast<size_t>(piece.tensor)];
+      const plan::TensorSpec& tensor = args_.plan.inventory.tensors[piece.tensor];
       if (tensor.init == plan::InitKind::kNormal) {
         RETURN_IF_ERROR(DrawNormal(group, piece, tensor));
         continue;
       }
-      constant.assign(static_cast<size_t>(piece.end - piece.begin),
+      constant.assign(Size(piece.end - piece.begin),
                       tensor.init == plan::InitKind::kOnes ? 1.0f : 0.0f);
       RETURN_IF_ERROR(optim::WriteStored(
           memory_, group, plan::StateRole::kParam, piece.shard_offset, constant));
@@ -466,7 +466,7 @@ absl::StatusOr<std::string> RankEngine::Localise(int64_t step) {
     mine.order = check.found()->order;
     check.found()->text.copy(mine.text.data(), mine.text.size() - 1);
   }
-  std::vector<Finding> all(static_cast<size_t>(args_.plan.ranks));
+  std::vector<Finding> all(Size(args_.plan.ranks));
   RETURN_IF_ERROR(
       args_.communicator.AllGatherBytes({.op = plan::OpCode::kEndPhase, .unit = -1, .call = 2},
                                         std::as_bytes(std::span<const Finding>(&mine, 1)),
@@ -483,7 +483,7 @@ absl::Status RankEngine::ExchangeLastNorms() {
     return absl::OkStatus();
   }
   const std::vector<std::byte> mine = optimizer_->PackNorms();
-  std::vector<std::byte> all(mine.size() * static_cast<size_t>(args_.plan.ranks));
+  std::vector<std::byte> all(mine.size() * Size(args_.plan.ranks));
   RETURN_IF_ERROR(args_.communicator.AllGatherBytes(
       {.op = plan::OpCode::kEndPhase, .unit = -1, .call = 3}, mine, all));
   optimizer_->UnpackNorms(all);
@@ -492,7 +492,7 @@ absl::Status RankEngine::ExchangeLastNorms() {
 
 absl::StatusOr<float> RankEngine::Evaluate() {
   const plan::LaneMap& lanes = args_.plan.lanes;
-  std::vector<optim::LaneLoss> mine(static_cast<size_t>(lanes.turns()));
+  std::vector<optim::LaneLoss> mine(Size(lanes.turns()));
   if (device_ != nullptr) {
     device_statistics_->BeginEvaluation(main_stream());
   }
@@ -533,7 +533,7 @@ absl::Status RankEngine::EvaluateBatch(int64_t batch, std::vector<optim::LaneLos
       continue;
     }
     if (device_ == nullptr) {
-      optim::AddLosses(Shared("loss"), Shared("targets"), lanes[static_cast<size_t>(slot.turn)]);
+      optim::AddLosses(Shared("loss"), Shared("targets"), At(lanes, slot.turn));
     } else {
       device_statistics_->AddEvaluation(
           main_stream(), slot.turn, Shared("loss"), Shared("targets"));
@@ -552,14 +552,14 @@ absl::StatusOr<float> RankEngine::CombineEvaluation(const std::vector<optim::Lan
   for (const optim::LaneLoss& lane : mine) {
     message.push_back(static_cast<double>(lane.tokens));
   }
-  std::vector<double> all(message.size() * static_cast<size_t>(lanes.ranks));
+  std::vector<double> all(message.size() * Size(lanes.ranks));
   RETURN_IF_ERROR(
       args_.communicator.AllGatherBytes({.op = plan::OpCode::kEndPhase, .unit = -1, .call = 0},
                                         std::as_bytes(std::span<const double>(message)),
                                         std::as_writable_bytes(std::span<double>(all))));
   std::vector<std::vector<double>> losses;
   std::vector<std::vector<double>> tokens;
-  for (size_t rank = 0; rank < static_cast<size_t>(lanes.ranks); ++rank) {
+  for (size_t rank = 0; rank < Size(lanes.ranks); ++rank) {
     const double* from = all.data() + rank * message.size();
     losses.emplace_back(from, from + mine.size());
     tokens.emplace_back(from + mine.size(), from + message.size());

@@ -104,9 +104,9 @@ class RankEngine {
   // Collective. Mean loss over the evaluation batches; changes no state.
   absl::StatusOr<float> Evaluate();
 
-  std::vector<shard::ParameterGroup>& groups() { return groups_; }
-  const plan::TensorSpec& tensor(int index) const {
-    return args_.plan.inventory.tensors[static_cast<size_t>(index)];
+  shard::ParameterGroups& groups() { return groups_; }
+  const plan::TensorSpec& tensor(plan::TensorId index) const {
+    return args_.plan.inventory.tensors[index];
   }
   int64_t updates() const {
     CHECK_MSG(unread_steps() == 0, "steps are under way");
@@ -164,8 +164,8 @@ class RankEngine {
   std::unique_ptr<data::BatchLoader> loader_;
   shard::MeshCommunicators communicators_;
   std::unique_ptr<shard::ArenaBuffers> buffers_;
-  std::vector<shard::ParameterGroup> groups_;
-  std::vector<std::unique_ptr<model::Module>> modules_;
+  shard::ParameterGroups groups_;
+  model::Modules modules_;
   shard::HostAccess memory_;
   DeviceBatches batches_;
   kernels::CudaMemory wire_;

@@ -238,11 +238,11 @@ absl::Status Saver::Start(int64_t step, const optim::ControlWord& agreed) {
     WaitForWriter(absl::StrCat("the save of step ", step).c_str()).status().IgnoreError();
   }
   served_sequence_ = std::max(served_sequence_, agreed.save_sequence);
-  const auto read = [&](int group,
+  const auto read = [&](plan::GroupId group,
                         plan::StateRole role,
                         int64_t offset,
                         std::span<std::byte> to) -> absl::Status {
-    const shard::ParameterGroup& owner = engine_.groups()[static_cast<size_t>(group)];
+    const shard::ParameterGroup& owner = engine_.groups()[group];
     const int64_t element_bytes = DTypeBytes(plan::SavedType(assignment_.plan, role));
     CHECK_EQ(offset % element_bytes, 0);
     return optim::ReadSaved(engine_.memory(), owner, role, offset / element_bytes, to);

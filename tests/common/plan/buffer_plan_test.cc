@@ -70,8 +70,8 @@ TEST(PackItems, RandomIntervalsNeverOverlapAndStayNearTheBound) {
     const Packing packing = PackItems(items);
     for (size_t i = 0; i < items.size(); ++i) {
       EXPECT_LE(packing.offsets[i] + items[i].bytes, packing.peak);
-      for (const int other : items[i].conflicts) {
-        const auto j = static_cast<size_t>(other);
+      for (const size_t other : items[i].conflicts) {
+        const size_t j = other;
         EXPECT_TRUE(packing.offsets[i] + items[i].bytes <= packing.offsets[j] ||
                     packing.offsets[j] + items[j].bytes <= packing.offsets[i])
             << "trial " << trial;
@@ -120,7 +120,7 @@ int64_t HeaviestOfAllCliques(const std::vector<PackItem>& items) {
       if ((set >> i & 1) != 0) {
         bytes += items[i].bytes;
         uint32_t others = 0;
-        for (const int other : items[i].conflicts) {
+        for (const size_t other : items[i].conflicts) {
           others |= uint32_t{1} << other;
         }
         all = (set & ~others & ~(uint32_t{1} << i)) == 0;
@@ -152,8 +152,8 @@ TEST(PackCloser, GoesOnToWhatIsEnoughAndOverlapsNothing) {
     closer += packing.peak < first.peak ? 1 : 0;
     for (size_t i = 0; i < items.size(); ++i) {
       EXPECT_LE(packing.offsets[i] + items[i].bytes, packing.peak);
-      for (const int other : items[i].conflicts) {
-        const auto j = static_cast<size_t>(other);
+      for (const size_t other : items[i].conflicts) {
+        const size_t j = other;
         EXPECT_TRUE(packing.offsets[i] + items[i].bytes <= packing.offsets[j] ||
                     packing.offsets[j] + items[j].bytes <= packing.offsets[i])
             << "trial " << trial;

@@ -190,7 +190,7 @@ TEST_P(OwnedPiecesTest, EqualBruteForceOwners) {
           EXPECT_TRUE(piece.end % row == 0 || piece.end == ElementCount(shape));
         }
       }
-      for (const int tensor : inventory.units[unit].tensors) {
+      for (const TensorId tensor : inventory.units[unit].tensors) {
         EXPECT_EQ(next[static_cast<size_t>(tensor)],
                   ElementCount(inventory.tensors[static_cast<size_t>(tensor)].shape));
       }

@@ -60,10 +60,10 @@ TEST(LayoutRegressions, LcmBlowUpIsSplit) {
                                 {{"a", {7168, 18432}}, {"b", {7168, 16384}}, {"c", {18432, 7168}}}};
   const ModelInventory inventory = testing::InventoryOf(layer);
   const int64_t elements = inventory.parameter_count();
-  const std::vector<GroupLayout> groups = PlanGroups(inventory, 0, 512);
+  const GroupLayouts groups = PlanGroups(inventory, 0, 512);
   EXPECT_GE(groups.size(), 2u);
   EXPECT_LE(PaddingOf(groups, 0).padding, elements / 100);
-  const std::vector<GroupLayout> whole = PlanGroups(inventory, 0, 512, {.most_groups = 1});
+  const GroupLayouts whole = PlanGroups(inventory, 0, 512, {.most_groups = 1});
   EXPECT_EQ(whole.at(0).layout.total_elements(), 528482304);
   EXPECT_GT(whole.at(0).layout.padding_elements, elements / 3) << "what the split saves";
 }
@@ -79,11 +79,11 @@ TEST(LayoutRegressions, ExpertStackPadding) {
     bundled.tensors.push_back({"expert" + std::to_string(i), expert, 0});
   }
   const testing::Layer stacked = {"unit", {{"experts", {kExperts, 768, 2048}}}};
-  const std::vector<GroupLayout> groups = PlanGroups(testing::InventoryOf(bundled), 0, 8);
+  const GroupLayouts groups = PlanGroups(testing::InventoryOf(bundled), 0, 8);
   ASSERT_EQ(groups.size(), 1u);
   EXPECT_EQ(groups[0].layout.padding_elements, 0);
   for (size_t i = 1; i < groups[0].tensors.size(); ++i) {  // one after another, in order
-    EXPECT_EQ(groups[0].tensors[i], groups[0].tensors[i - 1] + 1);
+    EXPECT_EQ(groups[0].tensors[i], groups[0].tensors[i - 1].value() + 1);
     EXPECT_EQ(groups[0].tensor_offsets[i], groups[0].tensor_offsets[i - 1] + ElementCount(expert));
   }
   EXPECT_GE(PaddingOf(PlanGroups(testing::InventoryOf(stacked), 0, 8), 0).percent(), 25.0);
@@ -93,7 +93,7 @@ TEST(LayoutRegressions, ExpertStackPadding) {
 // instead of two. Guard: block_rows in AtomElements.
 TEST(LayoutRegressions, BlockNeverStraddles) {
   const ModelInventory inventory = testing::InventoryOf({"unit", {{"w", {256, 256}}}}, 128);
-  const std::vector<GroupLayout> groups = PlanGroups(inventory, 0, 4);
+  const GroupLayouts groups = PlanGroups(inventory, 0, 4);
   ASSERT_EQ(groups.size(), 1u);
   int64_t scale_rows = 0;
   for (int64_t rank = 0; rank < 4; ++rank) {
@@ -134,7 +134,7 @@ TEST(LayoutRegressions, Fp4BoundaryEven) {
 
 TEST(LayoutRegressions, MoreRanksThanRowsLeaveEmptyShards) {
   const ModelInventory inventory = testing::InventoryOf({"unit", {{"w", {3, 256}}}});
-  const std::vector<GroupLayout> groups = PlanGroups(inventory, 0, 8);
+  const GroupLayouts groups = PlanGroups(inventory, 0, 8);
   ASSERT_EQ(groups.size(), 1u);
   EXPECT_EQ(groups[0].layout.total_elements(), 8 * 256);
   int owners = 0;
@@ -171,7 +171,7 @@ TEST(PaddingRule, TooMuchIsRefusedWithItsTensorAndWhatHelps) {
 TEST(PaddingRule, SmallUnitsOnManyRanksPass) {
   // 300 % of next to nothing.
   const ModelInventory norm = testing::InventoryOf({"norm", {{"w", {4096}}}});
-  const std::vector<GroupLayout> groups = PlanGroups(norm, 0, 64);
+  const GroupLayouts groups = PlanGroups(norm, 0, 64);
   EXPECT_GT(PaddingOf(groups, 0).percent(), 100);
   EXPECT_TRUE(CheckPadding(norm, groups).ok());
 }

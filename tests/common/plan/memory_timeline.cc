@@ -33,8 +33,7 @@ absl::StatusOr<std::vector<MemoryMoment>> MemoryTimeline(const ShardingPlan& pla
   ASSIGN_OR_RETURN(const std::vector<Lifetime> lives, LifetimesOf(program, plan.buffers));
   for (const Lifetime& life : lives) {
     const ProgramBuffer& buffer = plan.buffers[static_cast<size_t>(life.buffer)];
-    const int end = life.accesses.back() + 1;
-    for (int at = std::max(0, life.begin); at < end; ++at) {
+    for (auto at = std::max<InstructionId>(0, life.begin); at <= life.accesses.back(); ++at) {
       timeline[static_cast<size_t>(at)].bytes[static_cast<size_t>(buffer.kind)] +=
           ShareOf(plan, buffer);
     }

@@ -72,8 +72,9 @@ TEST(ModelInventory, TiedHeadBorrowsTheTable) {
   EXPECT_EQ(inventory.FindTensor("lm_head.weight"), -1);
   const UnitSpec& head = inventory.units.back();
   EXPECT_EQ(head.kind, UnitKind::kHead);
-  EXPECT_EQ(head.borrowed, std::vector<int>{inventory.FindTensor("model.embed_tokens.weight")});
-  EXPECT_EQ(head.tensors, std::vector<int>{inventory.FindTensor("model.norm.weight")});
+  EXPECT_EQ(head.borrowed,
+            std::vector<TensorId>{inventory.FindTensor("model.embed_tokens.weight")});
+  EXPECT_EQ(head.tensors, std::vector<TensorId>{inventory.FindTensor("model.norm.weight")});
 }
 
 TEST(ModelInventory, SitesAreOrdinalsOfTheSortedNames) {
@@ -102,7 +103,7 @@ TEST(ModelInventory, BundlesOnlyWherePartsKeepTheAlignment) {
   for (const testing::ModelCase& model : testing::ModelCases()) {
     const ModelInventory inventory = BuildInventory(model.config, kShape);
     for (const BundleSpec& bundle : inventory.bundles) {
-      for (const int tensor : bundle.tensors) {
+      for (const TensorId tensor : bundle.tensors) {
         EXPECT_EQ(ElementCount(inventory.tensors[static_cast<size_t>(tensor)].shape) % 256, 0);
       }
     }

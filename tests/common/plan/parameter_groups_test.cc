@@ -108,12 +108,12 @@ TEST(ParameterGroups, FrozenTensorsHaveGroupsOfTheirOwn) {
   EXPECT_EQ(inventory.bundles[0].name, "gate|up");
   EXPECT_EQ(inventory.tensors[static_cast<size_t>(inventory.FindTensor("k"))].bundle, -1);
   EXPECT_EQ(inventory.tensors[static_cast<size_t>(inventory.FindTensor("up"))].bundle, 0);
-  const std::vector<GroupLayout> groups = PlanGroups(inventory, 0, 4);
+  const GroupLayouts groups = PlanGroups(inventory, 0, 4);
   ASSERT_EQ(groups.size(), 2u);
   EXPECT_TRUE(groups[0].trainable);
   EXPECT_FALSE(groups[1].trainable);
   std::set<std::string> frozen;
-  for (const int tensor : groups[1].tensors) {
+  for (const TensorId tensor : groups[1].tensors) {
     frozen.insert(inventory.tensors[static_cast<size_t>(tensor)].name);
   }
   EXPECT_EQ(frozen, (std::set<std::string>{"q", "post_norm"}));
@@ -147,7 +147,7 @@ std::string Describe(const RandomUnit& unit) {
   for (const TensorSpec& tensor : unit.inventory.tensors) {
     text += " " + tensor.name + ShapeText(tensor.shape) + "/" + std::to_string(tensor.block_rows) +
             (tensor.trainable ? "" : "f") +
-            (tensor.bundle < 0 ? "" : "b" + std::to_string(tensor.bundle));
+            (tensor.bundle < 0 ? "" : "b" + std::to_string(tensor.bundle.value()));
   }
   return text;
 }
@@ -207,7 +207,7 @@ std::string BrokenInGroup(const RandomUnit& unit, const GroupLayout& group) {
     return "L3";
   }
   int64_t end_of_last = 0;
-  std::map<int, std::vector<int64_t>> parts;  // of each bundle: where they begin and end
+  std::map<BundleId, std::vector<int64_t>> parts;  // of each bundle: where they begin and end
   for (size_t i = 0; i < group.tensors.size(); ++i) {
     const TensorSpec& tensor = unit.inventory.tensors[static_cast<size_t>(group.tensors[i])];
     const int64_t begin = group.tensor_offsets[i];
@@ -235,7 +235,7 @@ std::string BrokenInGroup(const RandomUnit& unit, const GroupLayout& group) {
   for (const auto& [bundle, ends] : parts) {
     const size_t count = unit.inventory.bundles[static_cast<size_t>(bundle)].tensors.size();
     if (ends.size() != 2 * count || ends[1] != ends[2]) {
-      return "L11 bundle " + std::to_string(bundle);
+      return "L11 bundle " + std::to_string(bundle.value());
     }
   }
   return "";
@@ -314,10 +314,10 @@ std::string BrokenTwoAxes(const RandomUnit& unit, const GroupLayout& group) {
 }
 
 // L10: state written by the shards of `from`, read by those of `to`. Keyed by tensor and element.
-using Shards = std::map<std::pair<int, int64_t>, int64_t>;
+using Shards = std::map<std::pair<TensorId, int64_t>, int64_t>;
 std::string BrokenReshard(const RandomUnit& unit,
-                          const std::vector<GroupLayout>& from,
-                          const std::vector<GroupLayout>& to) {
+                          const GroupLayouts& from,
+                          const GroupLayouts& to) {
   Shards values;
   int64_t next = 0;
   for (const GroupLayout& group : from) {
@@ -346,8 +346,8 @@ std::string BrokenReshard(const RandomUnit& unit,
 
 // What the split promises: few groups, none empty, every tensor once, trained first, no more wire
 // than any simpler choice.
-std::string BrokenSplit(const RandomUnit& unit, const std::vector<GroupLayout>& groups) {
-  std::set<int> seen;
+std::string BrokenSplit(const RandomUnit& unit, const GroupLayouts& groups) {
+  std::set<TensorId> seen;
   int kinds[2] = {0, 0};
   int64_t cost = 0;
   bool frozen_before = false;
@@ -373,7 +373,7 @@ std::string BrokenSplit(const RandomUnit& unit, const std::vector<GroupLayout>& 
 }
 
 std::string Broken(const RandomUnit& unit) {
-  const std::vector<GroupLayout> groups = PlanGroups(unit.inventory, 0, unit.width(), unit.options);
+  const GroupLayouts groups = PlanGroups(unit.inventory, 0, unit.width(), unit.options);
   std::string broken = BrokenSplit(unit, groups);
   for (const GroupLayout& group : groups) {
     for (const auto& check : {BrokenInGroup, BrokenPieces, BrokenTwoAxes}) {

@@ -21,7 +21,7 @@ class Definition {
  public:
   Definition(const StepProgram& program,
              const std::vector<Lifetime>& lifetimes,
-             const std::vector<ProgramBuffer>& buffers,
+             const ProgramBuffers& buffers,
              MemoryKind memory)
       : program_(program), order_(program), buffers_(buffers) {
     std::copy_if(
@@ -34,7 +34,7 @@ class Definition {
     PeakCut peak;
     for (const Lifetime& born : lives_) {
       if (born.begin >= 0) {
-        const std::vector<int> running = Greedy(born.begin);
+        const std::vector<InstructionId> running = Greedy(born.begin);
         if (BytesAt(running) > peak.bytes) {
           peak = {.bytes = BytesAt(running), .buffers = AliveAt(running)};
         }
@@ -43,15 +43,16 @@ class Definition {
     return peak;
   }
 
-  std::vector<int> AliveAt(const std::vector<int>& running) const {
-    std::vector<int> alive;
+  std::vector<BufferId> AliveAt(const std::vector<InstructionId>& running) const {
+    std::vector<BufferId> alive;
     for (const Lifetime& life : lives_) {
       const auto any = [&](auto holds) {
         return std::any_of(running.begin(), running.end(), holds);
       };
       const bool born =
-          any([&](int at) { return life.begin == at || order_.Before(life.begin, at); });
-      const bool done = any([&](int at) { return order_.Before(life.accesses.back(), at); });
+          any([&](InstructionId at) { return life.begin == at || order_.Before(life.begin, at); });
+      const bool done =
+          any([&](InstructionId at) { return order_.Before(life.accesses.back(), at); });
       if (born && !done) {
         alive.push_back(life.buffer);
       }
@@ -60,29 +61,29 @@ class Definition {
   }
 
  private:
-  int64_t BytesAt(const std::vector<int>& running) const {
+  int64_t BytesAt(const std::vector<InstructionId>& running) const {
     int64_t bytes = 0;
-    for (const int buffer : AliveAt(running)) {
+    for (const BufferId buffer : AliveAt(running)) {
       bytes += ArenaBytes(buffers_[static_cast<size_t>(buffer)]);
     }
     return bytes;
   }
-  bool MayJoin(const std::vector<int>& running, int instruction) const {
-    const auto stream = [&](int at) {
+  bool MayJoin(const std::vector<InstructionId>& running, InstructionId instruction) const {
+    const auto stream = [&](InstructionId at) {
       return program_.instructions[static_cast<size_t>(at)].stream;
     };
-    return std::all_of(running.begin(), running.end(), [&](int other) {
+    return std::all_of(running.begin(), running.end(), [&](InstructionId other) {
       return stream(other) != stream(instruction) && !order_.Before(instruction, other) &&
              !order_.Before(other, instruction);
     });
   }
-  std::vector<int> Greedy(int birth) const {
-    std::vector<int> running = {birth};
+  std::vector<InstructionId> Greedy(InstructionId birth) const {
+    std::vector<InstructionId> running = {birth};
     while (true) {
-      std::vector<int> worst = running;
+      std::vector<InstructionId> worst = running;
       for (const Lifetime& life : lives_) {
         if (life.begin >= 0 && MayJoin(running, life.begin)) {
-          std::vector<int> more = running;
+          std::vector<InstructionId> more = running;
           more.push_back(life.begin);
           if (BytesAt(more) > BytesAt(worst)) {
             worst = more;
@@ -98,13 +99,13 @@ class Definition {
 
   const StepProgram& program_;
   const HappensBefore order_;
-  const std::vector<ProgramBuffer>& buffers_;
+  const ProgramBuffers& buffers_;
   std::vector<Lifetime> lives_;
 };
 
-int64_t BytesOf(const std::vector<ProgramBuffer>& buffers, const std::vector<int>& ids) {
+int64_t BytesOf(const ProgramBuffers& buffers, const std::vector<BufferId>& ids) {
   int64_t bytes = 0;
-  for (const int id : ids) {
+  for (const BufferId id : ids) {
     bytes += ArenaBytes(buffers[static_cast<size_t>(id)]);
   }
   return bytes;
@@ -168,7 +169,7 @@ TEST(PeakSearch, FindsWhatTheDefinitionDoes) {
 // A program of nothing but streams and waits, and lifetimes in it.
 struct Drawn {
   StepProgram program;
-  std::vector<ProgramBuffer> buffers;
+  ProgramBuffers buffers;
   std::vector<Lifetime> lifetimes;
 };
 
@@ -231,7 +232,7 @@ TEST(PeakSearch, RaisesOnlyWhatIsLower) {
   ASSERT_GT(peak.bytes, 0);
   PeakCut higher = {.bytes = peak.bytes, .buffers = {-1}};
   search.Improve(higher);
-  EXPECT_EQ(higher.buffers, std::vector<int>{-1});
+  EXPECT_EQ(higher.buffers, std::vector<BufferId>{-1});
   PeakCut lower = {.bytes = peak.bytes - 1, .buffers = {-1}};
   search.Improve(lower);
   EXPECT_EQ(lower.buffers, peak.buffers);

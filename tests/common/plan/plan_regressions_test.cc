@@ -48,8 +48,8 @@ StepProgram Without(StepProgram program, int gone) {
   program.instructions.erase(program.instructions.begin() + gone);
   for (Instruction& at : program.instructions) {
     at.waits.erase(std::remove(at.waits.begin(), at.waits.end(), gone), at.waits.end());
-    for (int& wait : at.waits) {
-      wait -= wait > gone ? 1 : 0;
+    for (InstructionId& wait : at.waits) {
+      wait = wait > gone ? wait.value() - 1 : wait;
     }
   }
   return program;
@@ -61,10 +61,10 @@ bool Together(const HappensBefore& order, const Lifetime& a, const Lifetime& b) 
 }
 
 // The plan with the smaller one of two buffers in the bytes of the other.
-ShardingPlan WithSharedBytes(ShardingPlan plan, int a, int b) {
+ShardingPlan WithSharedBytes(ShardingPlan plan, BufferId a, BufferId b) {
   const bool larger =
       plan.buffers[static_cast<size_t>(a)].bytes > plan.buffers[static_cast<size_t>(b)].bytes;
-  const int stays = larger ? a : b;
+  const BufferId stays = larger ? a : b;
   plan.memory.offsets[static_cast<size_t>(larger ? b : a)] =
       plan.memory.offsets[static_cast<size_t>(stays)];
   return plan;
@@ -391,7 +391,7 @@ TEST(PlanRegression, PartlyFrozenUnit) {
   EXPECT_EQ(BuffersOf(partly, Role::kGradient).size(), 1U);
   std::vector<int> groups_of(plan.inventory.tensors.size(), 0);
   for (const GroupLayout& group : plan.groups) {
-    for (const int tensor : group.tensors) {
+    for (const TensorId tensor : group.tensors) {
       ++groups_of[static_cast<size_t>(tensor)];
       EXPECT_EQ(plan.inventory.tensors[static_cast<size_t>(tensor)].trainable, group.trainable);
     }

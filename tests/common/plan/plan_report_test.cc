@@ -263,13 +263,13 @@ TEST(StepTimeline, StreamsAreInOrderAndWaitsAreKept) {
   const ShardingPlan plan = Make(RequestOf(4));
   const DeviceKind device = ParseDevices("4xH100-80G", false)->kind;
   for (const StepProgram& program : plan.programs) {
-    const std::vector<TimedInstruction> timed = SimulateProgram(plan, program, device, 4);
+    const auto timed = SimulateProgram(plan, program, device, 4);
     ASSERT_EQ(timed.size(), program.instructions.size());
     int64_t free_at[8] = {};
     for (size_t i = 0; i < timed.size(); ++i) {
       const Instruction& at = program.instructions[i];
       EXPECT_GE(timed[i].end_ns, timed[i].begin_ns);
-      for (const int wait : at.waits) {
+      for (const InstructionId wait : at.waits) {
         EXPECT_GE(timed[i].begin_ns, timed[static_cast<size_t>(wait)].end_ns);
       }
       if (at.op != OpCode::kFree) {

@@ -198,10 +198,10 @@ TEST(PlanStrategies, ARankOfAnotherReplicaThatDiffersIsNamed) {
     StepProgram mutant = good;
     mutant.instructions.erase(mutant.instructions.begin() + static_cast<std::ptrdiff_t>(drop));
     for (Instruction& at : mutant.instructions) {
-      std::vector<int> waits;
-      for (const int wait : at.waits) {
+      std::vector<InstructionId> waits;
+      for (const InstructionId wait : at.waits) {
         if (wait != static_cast<int>(drop)) {
-          waits.push_back(wait > static_cast<int>(drop) ? wait - 1 : wait);
+          waits.push_back(wait > static_cast<int>(drop) ? wait.value() - 1 : wait);
         }
       }
       at.waits = waits;

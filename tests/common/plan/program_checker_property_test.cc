@@ -118,7 +118,7 @@ TEST(CheckerMutants, EveryDeletedWaitIsCaught) {
       for (size_t i = 0; i < program.instructions.size(); ++i) {
         for (size_t w = 0; w < program.instructions[i].waits.size(); ++w) {
           StepProgram mutant = program;
-          std::vector<int>& waits = mutant.instructions[i].waits;
+          std::vector<InstructionId>& waits = mutant.instructions[i].waits;
           waits.erase(waits.begin() + static_cast<std::ptrdiff_t>(w));
           EXPECT_FALSE(SameOrder(program, mutant)) << "an implied wait was left";
           EXPECT_FALSE(CheckProgram(target.plan, mutant).ok())
@@ -140,10 +140,10 @@ TEST(CheckerMutants, EveryDroppedInstructionIsCaught) {
         StepProgram mutant = program;
         mutant.instructions.erase(mutant.instructions.begin() + static_cast<std::ptrdiff_t>(drop));
         for (Instruction& at : mutant.instructions) {
-          std::vector<int> waits;
-          for (const int wait : at.waits) {
+          std::vector<InstructionId> waits;
+          for (const InstructionId wait : at.waits) {
             if (wait != static_cast<int>(drop)) {
-              waits.push_back(wait > static_cast<int>(drop) ? wait - 1 : wait);
+              waits.push_back(wait > static_cast<int>(drop) ? wait.value() - 1 : wait);
             }
           }
           at.waits = waits;
@@ -188,7 +188,7 @@ TEST(CheckerMutants, SwappedNeighboursOfAStreamAreCaught) {
         StepProgram mutant = program;
         std::swap(mutant.instructions[i], mutant.instructions[i + 1]);
         for (Instruction& at : mutant.instructions) {
-          for (int& wait : at.waits) {
+          for (InstructionId& wait : at.waits) {
             if (wait == static_cast<int>(i)) {
               wait = static_cast<int>(i) + 1;
             } else if (wait == static_cast<int>(i) + 1) {
@@ -274,7 +274,7 @@ TEST(CheckerMutants, WeightsThatAreNotHandedOverAreCaught) {
     for (size_t i = 0; i < target.plan.programs.size(); ++i) {
       for (auto member : {&StepProgram::live_at_start, &StepProgram::live_at_end}) {
         ShardingPlan less = target.plan;
-        std::vector<int>& live = less.programs[i].*member;
+        std::vector<BufferId>& live = less.programs[i].*member;
         if (!live.empty()) {
           live.pop_back();
           EXPECT_FALSE(CheckPlan(less).ok()) << target.name;
@@ -439,7 +439,7 @@ TEST(CheckerMutants, PrefetchThatWaitsIsRefused) {
       }
       std::swap(mutant.instructions[i], mutant.instructions[next]);
       for (Instruction& other : mutant.instructions) {
-        for (int& wait : other.waits) {
+        for (InstructionId& wait : other.waits) {
           wait = wait == static_cast<int>(i)      ? static_cast<int>(next)
                  : wait == static_cast<int>(next) ? static_cast<int>(i)
                                                   : wait;

@@ -19,7 +19,7 @@ namespace ravel::plan {
 namespace {
 
 struct Touched {
-  int buffer = -1;
+  BufferId buffer = {};
   bool writes = false;
   bool operator==(const Touched&) const = default;
 };
@@ -66,7 +66,7 @@ class OperandReference {
         Add(Of(BufferKind::kOuterGrad, at.group, at.call), true);
         break;
       case OpCode::kJoinGradients:
-        for (const int staging : Of(BufferKind::kStaging, at.group)) {
+        for (const BufferId staging : Of(BufferKind::kStaging, at.group)) {
           const int call = plan_.buffers[static_cast<size_t>(staging)].call;
           Add({FinalSum(at.group, call)}, call == 0);
         }
@@ -76,7 +76,7 @@ class OperandReference {
         Add(Of(BufferKind::kFullGrad, at.group), true);
         break;
       case OpCode::kStatsReduce:
-        Add(Of(BufferKind::kShared, -1), false);
+        Add(Of(BufferKind::kShared, {}), false);
         for (int group = 0; group < static_cast<int>(plan_.groups.size()); ++group) {
           if (plan_.groups[static_cast<size_t>(group)].trainable) {
             Add({FinalSum(group, 0)}, false);
@@ -103,35 +103,36 @@ class OperandReference {
  private:
   static constexpr int kAnyCall = -1;
 
-  std::vector<int> Of(BufferKind kind, int owner, int call = kAnyCall) const {
-    std::vector<int> found;
-    for (size_t i = 0; i < plan_.buffers.size(); ++i) {
+  std::vector<BufferId> Of(BufferKind kind, BufferIndex::Owner owner, int call = kAnyCall) const {
+    std::vector<BufferId> found;
+    for (const BufferId i : plan_.buffers.ids()) {
       const ProgramBuffer& buffer = plan_.buffers[i];
-      const int of = buffer.group >= 0 ? buffer.group : buffer.unit;
+      const BufferIndex::Owner of =
+          buffer.group >= 0 ? BufferIndex::Owner(buffer.group) : buffer.unit;
       if (buffer.kind == kind && of == owner && (call == kAnyCall || buffer.call == call)) {
-        found.push_back(static_cast<int>(i));
+        found.push_back(i);
       }
     }
     return found;
   }
-  void Add(const std::vector<int>& buffers, bool writes) {
-    for (const int buffer : buffers) {
+  void Add(const std::vector<BufferId>& buffers, bool writes) {
+    for (const BufferId buffer : buffers) {
       touched_.push_back({.buffer = buffer, .writes = writes});
     }
   }
   // Reads the first of several lists that is not empty.
-  void AddFirst(const std::vector<std::vector<int>>& lists) {
-    for (const std::vector<int>& list : lists) {
+  void AddFirst(const std::vector<std::vector<BufferId>>& lists) {
+    for (const std::vector<BufferId>& list : lists) {
       if (!list.empty()) {
         Add(list, false);
         return;
       }
     }
   }
-  const GroupRules& RulesOf(int group) const { return plan_.rules[static_cast<size_t>(group)]; }
+  const GroupRules& RulesOf(GroupId group) const { return plan_.rules[static_cast<size_t>(group)]; }
   // The slot of a replica's counter that ends with the sum.
-  int Root(int group, int call) const {
-    for (const int buffer : Of(BufferKind::kMainGrad, group, call)) {
+  BufferId Root(GroupId group, int call) const {
+    for (const BufferId buffer : Of(BufferKind::kMainGrad, group, call)) {
       if (plan_.buffers[static_cast<size_t>(buffer)].slot == CounterRoot(plan_.lanes.Inner())) {
         return buffer;
       }
@@ -139,7 +140,7 @@ class OperandReference {
     ADD_FAILURE() << "group " << group << " has no sum of call " << call;
     return 0;
   }
-  int FinalSum(int group, int call) const {
+  BufferId FinalSum(GroupId group, int call) const {
     return RulesOf(group).outer_gradient_sharded ? Of(BufferKind::kOuterGrad, group, call).front()
                                                  : Root(group, call);
   }
@@ -150,7 +151,7 @@ class OperandReference {
       Add(Of(BufferKind::kStaging, at.group, at.call), rounds && !plan_.lanes.blocks);
       return;
     }
-    for (const int buffer : Of(BufferKind::kLocalGrad, at.group, at.call)) {
+    for (const BufferId buffer : Of(BufferKind::kLocalGrad, at.group, at.call)) {
       if (plan_.buffers[static_cast<size_t>(buffer)].slot == CounterRoot(plan_.lanes.Local())) {
         Add({buffer}, false);
       }
@@ -158,18 +159,18 @@ class OperandReference {
   }
   void AddUnit(const Instruction& at, const UnitUse& use) {
     const bool backward = at.op == OpCode::kBackward;
-    for (const int group : use.needs) {
+    for (const GroupId group : use.needs) {
       Add(Of(BufferKind::kGathered, group), false);
     }
     // A backward may use up what it reads.
     Add(Of(BufferKind::kSaved, use.unit, use.call), at.op != OpCode::kRecompute);
     Add(Of(BufferKind::kRemade, use.unit), true);
     Add(Of(BufferKind::kWorkspace, use.unit), true);
-    for (const int id : backward ? use.gradients : std::vector<int>()) {
+    for (const GradientId id : backward ? use.gradients : std::vector<GradientId>()) {
       const GradientCall& call = model_.gradients[static_cast<size_t>(id)];
       Add(Of(BufferKind::kStaging, call.group, call.call), true);
     }
-    Add(Of(BufferKind::kShared, -1), true);
+    Add(Of(BufferKind::kShared, {}), true);
   }
 
   const ShardingPlan& plan_;

@@ -29,7 +29,7 @@ class Simulation {
     for (size_t i = 0; i < plan.buffers.size(); ++i) {
       intact_[i] = plan.buffers[i].persistent;
     }
-    for (const int buffer : program.live_at_start) {
+    for (const BufferId buffer : program.live_at_start) {
       intact_[static_cast<size_t>(buffer)] = true;
     }
     for (size_t i = 0; i < program.instructions.size(); ++i) {
@@ -68,7 +68,7 @@ class Simulation {
       return false;
     }
     const size_t s = able[random_() % able.size()];
-    const int instruction = queues_[s][streams_[s].next];
+    const InstructionId instruction = queues_[s][streams_[s].next];
     if (streams_[s].running) {
       Finish(instruction);
       ++streams_[s].next;
@@ -85,13 +85,13 @@ class Simulation {
     }
     const Instruction& at =
         program_.instructions[static_cast<size_t>(queues_[s][streams_[s].next])];
-    return std::all_of(at.waits.begin(), at.waits.end(), [&](int wait) {
+    return std::all_of(at.waits.begin(), at.waits.end(), [&](InstructionId wait) {
       return finished_[static_cast<size_t>(wait)];
     });
   }
 
   // Whether the instruction gives the buffer its first content.
-  bool Fills(const Instruction& at, int buffer) const {
+  bool Fills(const Instruction& at, BufferId buffer) const {
     switch (plan_.buffers[static_cast<size_t>(buffer)].kind) {
       case BufferKind::kGathered:
         return at.op == OpCode::kGather;
@@ -108,7 +108,7 @@ class Simulation {
     }
   }
 
-  void Start(int instruction) {
+  void Start(InstructionId instruction) {
     const Instruction& at = program_.instructions[static_cast<size_t>(instruction)];
     for (const Operand& access : at.operands) {
       if (Fills(at, access.buffer)) {
@@ -122,7 +122,7 @@ class Simulation {
     }
   }
 
-  void Finish(int instruction) {
+  void Finish(InstructionId instruction) {
     const Instruction& at = program_.instructions[static_cast<size_t>(instruction)];
     for (const Operand& access : at.operands) {
       if (at.op == OpCode::kGather && access.role == Role::kWeights) {
@@ -133,7 +133,7 @@ class Simulation {
     finished_[static_cast<size_t>(instruction)] = true;
   }
 
-  void Overwrite(int buffer) {
+  void Overwrite(BufferId buffer) {
     const auto id = static_cast<size_t>(buffer);
     const int64_t begin = plan_.memory.offsets[id];
     const int64_t end = begin + plan_.buffers[id].bytes;
@@ -147,7 +147,7 @@ class Simulation {
     }
   }
 
-  void Expect(int instruction, int buffer) {
+  void Expect(InstructionId instruction, BufferId buffer) {
     if (!intact_[static_cast<size_t>(buffer)] && fault_.empty()) {
       fault_ = InstructionName(program_, instruction) + " finds " +
                plan_.buffers[static_cast<size_t>(buffer)].name + " overwritten or not yet written";
@@ -159,7 +159,7 @@ class Simulation {
   std::mt19937_64 random_;
   std::vector<bool> intact_;
   std::vector<bool> finished_;
-  std::array<std::vector<int>, kStreamCount> queues_;
+  std::array<std::vector<InstructionId>, kStreamCount> queues_;
   std::array<Stream, kStreamCount> streams_;
   std::string fault_;
 };
@@ -204,7 +204,7 @@ TEST(ProgramSchedule, WhatGoesWrongIsRefused) {
       for (size_t i = 0; i < program.instructions.size(); ++i) {
         for (size_t w = 0; w < program.instructions[i].waits.size(); ++w) {
           StepProgram mutant = program;
-          std::vector<int>& waits = mutant.instructions[i].waits;
+          std::vector<InstructionId>& waits = mutant.instructions[i].waits;
           waits.erase(waits.begin() + static_cast<std::ptrdiff_t>(w));
           bool fails = false;
           for (uint64_t schedule = 0; schedule < 20 && !fails; ++schedule) {

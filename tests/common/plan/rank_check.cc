@@ -86,8 +86,8 @@ class RankRun {
     if (Head(rank, stream) < 0) {
       return false;
     }
-    const std::vector<int>& waits = HeadOf(rank, stream).waits;
-    return std::all_of(waits.begin(), waits.end(), [&](int wait) {
+    const std::vector<InstructionId>& waits = HeadOf(rank, stream).waits;
+    return std::all_of(waits.begin(), waits.end(), [&](InstructionId wait) {
       return ranks_[rank].done[static_cast<size_t>(wait)];
     });
   }

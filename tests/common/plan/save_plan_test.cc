@@ -41,7 +41,7 @@ TEST_P(SavePlanTest, EveryElementIsWrittenOnceByItsOwner) {
         }
         // The bytes that the chunk names in the writer's shard are those of its box.
         const GroupLayout& group = plan.groups[static_cast<size_t>(chunk.group)];
-        const int parameter = plan.inventory.FindTensor(tensor.of_param);
+        const TensorId parameter = plan.inventory.FindTensor(tensor.of_param);
         bool found = false;
         for (const OwnedPiece& piece : OwnedPieces(plan.inventory, group, file.writer)) {
           if (piece.tensor == parameter) {

@@ -157,7 +157,7 @@ TEST(Plan, TiedTableIsReducedTwiceHeadFirst) {
   ModelConfig config = testing::Llama(64, 2, 96, 257);
   config.tie_word_embeddings = true;
   const ShardingPlan plan = testing::PlanOf(config, 2, 2, false);
-  std::vector<std::pair<int, int>> reduces;
+  std::vector<std::pair<UnitId, int>> reduces;
   for (const Instruction& at : plan.program(Phase::kOnly).instructions) {
     if (at.op == OpCode::kReduceScatter) {
       reduces.emplace_back(at.unit, at.call);
@@ -167,7 +167,7 @@ TEST(Plan, TiedTableIsReducedTwiceHeadFirst) {
       EXPECT_EQ(BuffersOf(at, Role::kGradient).size(), 2U);
     }
   }
-  EXPECT_EQ(reduces, (std::vector<std::pair<int, int>>{{3, 0}, {0, 0}, {2, 0}, {1, 0}, {0, 1}}));
+  EXPECT_EQ(reduces, (std::vector<std::pair<UnitId, int>>{{3, 0}, {0, 0}, {2, 0}, {1, 0}, {0, 1}}));
 }
 
 TEST(Plan, WireBytesCountPiecesOfOtherRanks) {

@@ -97,7 +97,7 @@ TEST(SymmetryRegression, ArenaOffsetsEqualOnAllRanks) {
 TEST(SymmetryRegression, EmptyShardJoinsEveryCollective) {
   const ShardingPlan plan = PlanFor(8, Strategy::kOptimGradsParams, false);
   const StepProgram& program = plan.programs.front();
-  std::map<int, int> reduced;
+  std::map<GroupId, int> reduced;
   for (const Instruction& at : program.instructions) {
     reduced[at.group] += at.op == OpCode::kReduceScatter ? 1 : 0;
   }
@@ -264,7 +264,7 @@ TEST(SymmetryRegression, MainWeightsNotTrackedTwice) {
 // Fails when decay is decided by a rank's local shape: a piece of a matrix may be one row.
 TEST(SymmetryRegression, AttributesSurviveSharding) {
   const ShardingPlan plan = PlanFor(8, Strategy::kOptimGradsParams, false);
-  std::map<int, int64_t> owned;
+  std::map<TensorId, int64_t> owned;
   for (int group = 0; group < static_cast<int>(plan.groups.size()); ++group) {
     for (int64_t rank = 0; rank < plan.ranks; ++rank) {
       for (const OwnedPiece& piece : MeasuredPieces(plan, group, rank)) {

@@ -66,7 +66,7 @@ class WriterTest : public ::testing::Test {
     }
   }
   ShardBytes Source() {
-    return [this](int, plan::StateRole role) {
+    return [this](plan::GroupId, plan::StateRole role) {
       const size_t index = role == plan::StateRole::kParam    ? 0
                            : role == plan::StateRole::kExpAvg ? 1
                                                               : 2;

@@ -64,7 +64,7 @@ ModelMemory::ModelMemory(const plan::ModelConfig& config,
 int64_t ModelMemory::PlaceTensors() {
   int64_t total = 0;
   offsets_.assign(inventory_.tensors.size(), -1);
-  const auto place = [&](int tensor) {
+  const auto place = [&](plan::TensorId tensor) {
     const auto index = static_cast<size_t>(tensor);
     if (offsets_[index] < 0) {
       offsets_[index] = total;
@@ -72,7 +72,7 @@ int64_t ModelMemory::PlaceTensors() {
     }
   };
   for (const plan::BundleSpec& bundle : inventory_.bundles) {
-    for (const int tensor : bundle.tensors) {
+    for (const plan::TensorId tensor : bundle.tensors) {
       place(tensor);
     }
   }
@@ -102,9 +102,9 @@ std::vector<TensorView> ModelMemory::Views(const std::vector<plan::ActivationSpe
   return views;
 }
 
-std::vector<int> ModelMemory::TensorsOf(size_t unit) const {
+std::vector<plan::TensorId> ModelMemory::TensorsOf(size_t unit) const {
   const plan::UnitSpec& spec = inventory_.units[unit];
-  std::vector<int> tensors = spec.tensors;
+  std::vector<plan::TensorId> tensors = spec.tensors;
   tensors.insert(tensors.end(), spec.borrowed.begin(), spec.borrowed.end());
   return tensors;
 }
@@ -112,7 +112,7 @@ std::vector<int> ModelMemory::TensorsOf(size_t unit) const {
 UnitMemory ModelMemory::MemoryOf(size_t unit, Pass pass) {
   const plan::UnitSpec& spec = inventory_.units[unit];
   UnitMemory memory;
-  for (const int tensor : TensorsOf(unit)) {
+  for (const plan::TensorId tensor : TensorsOf(unit)) {
     const auto index = static_cast<size_t>(tensor);
     std::copy(weights_[index].begin(), weights_[index].end(), flat_.begin() + offsets_[index]);
     memory.weights.push_back(
@@ -162,10 +162,10 @@ std::vector<std::vector<float>> ModelMemory::Gradients(float start) {
   }
   const bool fresh = std::is_same_v<Gradient, FreshGradient>;
   for (size_t unit = modules_.size(); unit-- > 0;) {
-    const std::vector<int> tensors = TensorsOf(unit);
+    const std::vector<plan::TensorId> tensors = TensorsOf(unit);
     std::vector<float> staging(flat_.size(), fresh ? kNaN : start);
     std::vector<Gradient> gradients;
-    for (const int tensor : tensors) {
+    for (const plan::TensorId tensor : tensors) {
       const auto index = static_cast<size_t>(tensor);
       TensorView view = ViewOf(staging.data() + offsets_[index], inventory_.tensors[index].shape);
       if (!inventory_.tensors[index].trainable) {
@@ -178,7 +178,7 @@ std::vector<std::vector<float>> ModelMemory::Gradients(float start) {
       modules_[unit]->Remake(stream_, MemoryOf(unit, Pass::kBackward));
     }
     modules_[unit]->Backward(stream_, MemoryOf(unit, Pass::kBackward), gradients);
-    for (const int tensor : tensors) {
+    for (const plan::TensorId tensor : tensors) {
       const auto index = static_cast<size_t>(tensor);
       for (size_t i = 0; i < sums[index].size(); ++i) {
         sums[index][i] += staging[static_cast<size_t>(offsets_[index]) + i];

@@ -46,14 +46,14 @@ class ModelMemory {
   // In a forward there is nothing remade.
   enum class Pass { kForward, kBackward };
   UnitMemory MemoryOf(size_t unit, Pass pass);
-  std::vector<int> TensorsOf(size_t unit) const;
+  std::vector<plan::TensorId> TensorsOf(size_t unit) const;
   void LoadBatch();
   int64_t PlaceTensors();
   std::vector<TensorView> Views(const std::vector<plan::ActivationSpec>& specs,
                                 std::vector<std::byte>& storage);
 
   plan::ModelInventory inventory_;
-  std::vector<std::unique_ptr<Module>> modules_;
+  Modules modules_;
   kernels::CpuStream stream_;
   std::vector<std::vector<float>> weights_;
   // Bundled tensors share one vector; weights_ of its parts are then copied from and to it.

@@ -193,7 +193,7 @@ TEST(ReplayState, StagingLivesUntilReduceDone) {
   ASSERT_EQ(player.PlayUntil(at), absl::OkStatus());
   const Instruction& reduce = player.list()[at];
   ASSERT_EQ(player.state().BeginReduce(reduce), absl::OkStatus());
-  const int staging = plan::BufferOf(reduce, Role::kSend);
+  const plan::BufferId staging = plan::BufferOf(reduce, Role::kSend);
   ExpectFault(player.state().AllocStaging(staging), "still in use");
   ExpectFault(player.state().Free(staging), "freed before it is reduced");
   player.state().EndReduce(reduce);
@@ -209,8 +209,8 @@ TEST(ReplayState, ArenaLivenessFollowsEvents) {
   Player player(plan);
   const Instruction& gather = list[player.Find(OpCode::kGather)];
   const Instruction& other = list[player.Find(OpCode::kGather, player.Find(OpCode::kForward))];
-  const int gathered = plan::BufferOf(gather, Role::kWeights);
-  const int next = plan::BufferOf(other, Role::kWeights);
+  const plan::BufferId gathered = plan::BufferOf(gather, Role::kWeights);
+  const plan::BufferId next = plan::BufferOf(other, Role::kWeights);
   ASSERT_NE(gathered, next);
   plan.memory.offsets[static_cast<size_t>(next)] =
       plan.memory.offsets[static_cast<size_t>(gathered)];

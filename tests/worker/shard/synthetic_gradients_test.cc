@@ -45,10 +45,9 @@ SyntheticRun RunOn(const Mesh& mesh, int64_t micro_batches) {
 }
 
 // Every element that the optimizer reads; `expected` by unit.
-auto ExpectSums(const std::function<double(const plan::ShardingPlan&, int unit)>& expected,
+auto ExpectSums(const std::function<double(const plan::ShardingPlan&, plan::UnitId unit)>& expected,
                 const std::string& name) {
-  return [expected, name](
-             const plan::ShardingPlan& plan, int rank, std::vector<ParameterGroup>& groups) {
+  return [expected, name](const plan::ShardingPlan& plan, int rank, ParameterGroups& groups) {
     for (const ParameterGroup& group : groups) {
       for (const plan::OwnedPiece& piece : group.pieces()) {
         for (int64_t i = 0; group.rules().trainable && i < piece.end - piece.begin; ++i) {
@@ -62,7 +61,7 @@ auto ExpectSums(const std::function<double(const plan::ShardingPlan&, int unit)>
 }
 
 // The table of the embedding is also the head's: two gradient calls.
-double TiedSum(const plan::ShardingPlan& plan, int unit) {
+double TiedSum(const plan::ShardingPlan& plan, plan::UnitId unit) {
   return WholeSum(plan.lanes) * (unit == 0 ? 2 : 1);
 }
 
@@ -100,7 +99,7 @@ TEST(SyntheticGradients, EveryMicroBatchCounts) {
     const double lanes = 36;  // 1 + 2 + ... + 8
     const double of_lane[] = {1, 1 + 2, 1 + 2 + 3};
     run.inspect = ExpectSums(
-        [&](const plan::ShardingPlan&, int unit) {
+        [&](const plan::ShardingPlan&, plan::UnitId unit) {
           return lanes * of_lane[micro_batches - 1] * (unit == 0 ? 2 : 1);
         },
         NameOf({.ranks = 2}, micro_batches));
@@ -121,12 +120,11 @@ TEST(SyntheticGradients, FreshStagingIsOverwritten) {
 TEST(SyntheticGradients, TiedReducedOnce) {
   for (const Mesh& mesh : {Mesh{.ranks = 2}, Mesh{.shard = Strategy::kNoShard, .ranks = 2}}) {
     SyntheticRun run = RunOn(mesh, 1);
-    run.inspect =
-        [](const plan::ShardingPlan& plan, int rank, std::vector<ParameterGroup>& groups) {
-          ASSERT_EQ(groups.front().layout().unit, 0);
-          EXPECT_EQ(groups.front().calls(), 2);
-          ExpectSums(TiedSum, "tied")(plan, rank, groups);
-        };
+    run.inspect = [](const plan::ShardingPlan& plan, int rank, ParameterGroups& groups) {
+      ASSERT_EQ(groups.front().layout().unit, 0);
+      EXPECT_EQ(groups.front().calls(), 2);
+      ExpectSums(TiedSum, "tied")(plan, rank, groups);
+    };
     EXPECT_EQ(RunSynthetic(run), absl::OkStatus());
   }
 }
@@ -153,9 +151,9 @@ TEST(SyntheticGradients, OneRankGroupAccumulatesOnce) {
 TEST(SyntheticGradients, NoPremultipliedSumOnOneRank) {
   for (const int ranks : {1, 2, 3}) {
     SyntheticRun run = RunOn({.ranks = ranks}, 1);
-    run.inspect =
-        ExpectSums([](const plan::ShardingPlan&, int unit) { return unit == 0 ? 72.0 : 36.0; },
-                   NameOf({.ranks = ranks}, 1));
+    run.inspect = ExpectSums(
+        [](const plan::ShardingPlan&, plan::UnitId unit) { return unit == 0 ? 72.0 : 36.0; },
+        NameOf({.ranks = ranks}, 1));
     EXPECT_EQ(RunSynthetic(run), absl::OkStatus()) << ranks;
   }
 }
@@ -191,7 +189,7 @@ TEST(SyntheticGradients, NormCountsEachTensorOnce) {
     Mutex mutex;
     int64_t counted = 0;
     int64_t elements = 0;
-    run.inspect = [&](const plan::ShardingPlan& plan, int, std::vector<ParameterGroup>& groups) {
+    run.inspect = [&](const plan::ShardingPlan& plan, int, ParameterGroups& groups) {
       MutexLock lock(mutex);
       elements = plan.inventory.parameter_count();
       for (const ParameterGroup& group : groups) {
@@ -215,10 +213,10 @@ TEST(SyntheticGradients, OptionalUnitZeroContribution) {
     for (const int64_t micro_batches : {1, 3}) {
       SyntheticRun run = RunOn(mesh, micro_batches);
       run.adjust = [](plan::ShardingPlan& plan) { plan.inventory.units[1].optional = true; };
-      run.used = [](int unit, int64_t lane, int64_t micro_batch) {
+      run.used = [](plan::UnitId unit, int64_t lane, int64_t micro_batch) {
         return unit != 1 || (lane + micro_batch) % 3 == 0;
       };
-      const auto expected = [](const plan::ShardingPlan& plan, int unit) {
+      const auto expected = [](const plan::ShardingPlan& plan, plan::UnitId unit) {
         double sum = 0;
         for (int64_t lane = 0; lane < plan.lanes.lanes && unit == 1; ++lane) {
           for (int64_t m = 0; m < plan.lanes.micro_batches; ++m) {
@@ -239,40 +237,38 @@ TEST(SyntheticGradients, UnitCalledTwice) {
   for (const Mesh& mesh : Meshes()) {
     SyntheticRun run = RunOn(mesh, 1);
     run.adjust = [](plan::ShardingPlan& plan) { plan.inventory.order = {0, 1, 2, 1, 3}; };
-    const auto expected = [](const plan::ShardingPlan& plan, int unit) {
+    const auto expected = [](const plan::ShardingPlan& plan, plan::UnitId unit) {
       return unit == 1 ? 2 * WholeSum(plan.lanes) : TiedSum(plan, unit);
     };
-    run.inspect =
-        [&](const plan::ShardingPlan& plan, int rank, std::vector<ParameterGroup>& groups) {
-          ExpectSums(expected, NameOf(mesh, 1))(plan, rank, groups);
-          for (const ParameterGroup& group : groups) {
-            EXPECT_EQ(group.calls(), group.layout().unit == 0 ? 2 : 1);
-          }
-        };
+    run.inspect = [&](const plan::ShardingPlan& plan, int rank, ParameterGroups& groups) {
+      ExpectSums(expected, NameOf(mesh, 1))(plan, rank, groups);
+      for (const ParameterGroup& group : groups) {
+        EXPECT_EQ(group.calls(), group.layout().unit == 0 ? 2 : 1);
+      }
+    };
     EXPECT_EQ(RunSynthetic(run), absl::OkStatus()) << NameOf(mesh, 1);
   }
 }
 
 // Trained tensors have their whole sums, frozen ones no state.
-void ExpectFrozen(const std::string& pattern, int unit, bool whole_unit) {
+void ExpectFrozen(const std::string& pattern, plan::UnitId unit, bool whole_unit) {
   for (const Mesh& mesh : Meshes()) {
     SyntheticRun run = RunOn(mesh, 3);
     run.spec.freeze = {pattern};
-    run.inspect =
-        [&](const plan::ShardingPlan& plan, int rank, std::vector<ParameterGroup>& groups) {
-          ExpectSums(TiedSum, NameOf(mesh, 3))(plan, rank, groups);
-          int frozen = 0;
-          int trained = 0;
-          for (const ParameterGroup& group : groups) {
-            const bool trains = group.rules().trainable;
-            EXPECT_EQ(group.exp_avg() == nullptr, !trains);
-            EXPECT_TRUE(trains || group.layout().unit == unit);
-            frozen += trains ? 0 : 1;
-            trained += trains && group.layout().unit == unit ? 1 : 0;
-          }
-          EXPECT_GE(frozen, 1);
-          EXPECT_EQ(trained == 0, whole_unit);
-        };
+    run.inspect = [&](const plan::ShardingPlan& plan, int rank, ParameterGroups& groups) {
+      ExpectSums(TiedSum, NameOf(mesh, 3))(plan, rank, groups);
+      int frozen = 0;
+      int trained = 0;
+      for (const ParameterGroup& group : groups) {
+        const bool trains = group.rules().trainable;
+        EXPECT_EQ(group.exp_avg() == nullptr, !trains);
+        EXPECT_TRUE(trains || group.layout().unit == unit);
+        frozen += trains ? 0 : 1;
+        trained += trains && group.layout().unit == unit ? 1 : 0;
+      }
+      EXPECT_GE(frozen, 1);
+      EXPECT_EQ(trained == 0, whole_unit);
+    };
     EXPECT_EQ(RunSynthetic(run), absl::OkStatus()) << NameOf(mesh, 3);
   }
 }

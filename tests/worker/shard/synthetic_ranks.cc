@@ -53,7 +53,7 @@ class Inspector final : public StepActions {
   }
   void UnpackStatistics(std::span<const std::byte>) override {}
   void Decide() override { inspect_(); }
-  absl::Status UpdateGroup(kernels::Stream&, int) override { return absl::OkStatus(); }
+  absl::Status UpdateGroup(kernels::Stream&, plan::GroupId) override { return absl::OkStatus(); }
 
  private:
   std::function<void()> inspect_;
@@ -69,13 +69,13 @@ absl::Status RunRank(const SyntheticRun& run,
   ASSIGN_OR_RETURN(MeshCommunicators mesh, MeshCommunicators::Create(communicator, plan.lanes));
   const ArenaBuffers buffers(plan, communicator);
   const int rank = communicator.rank();
-  std::vector<ParameterGroup> groups;
+  ParameterGroups groups;
   groups.reserve(plan.groups.size());
   for (size_t group = 0; group < plan.groups.size(); ++group) {
     groups.emplace_back(plan, buffers, static_cast<int>(group), rank);
   }
   Writing writing;
-  std::vector<std::unique_ptr<model::Module>> modules;
+  model::Modules modules;
   for (size_t unit = 0; unit < plan.inventory.units.size(); ++unit) {
     modules.push_back(std::make_unique<ConstantUnit>(&writing));
   }

@@ -24,12 +24,12 @@ struct SyntheticRun {
   // Changes the plan before it runs; may be empty.
   std::function<void(plan::ShardingPlan& plan)> adjust = nullptr;
   // Whether a lane's micro-batch uses a unit (of optional ones); empty: always.
-  std::function<bool(int unit, int64_t lane, int64_t micro_batch)> used = nullptr;
+  std::function<bool(plan::UnitId unit, int64_t lane, int64_t micro_batch)> used = nullptr;
   ExecutorOptions executor = {};
   int64_t steps = 1;
   // Each rank's thread, when the gradients of a step are complete and nothing is updated yet.
-  std::function<void(const plan::ShardingPlan& plan, int rank, std::vector<ParameterGroup>& groups)>
-      inspect = nullptr;
+  std::function<void(const plan::ShardingPlan& plan, int rank, ParameterGroups& groups)> inspect =
+      nullptr;
 };
 absl::Status RunSynthetic(const SyntheticRun& run);
 

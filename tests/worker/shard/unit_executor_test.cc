@@ -16,14 +16,14 @@ class NoActions final : public StepActions {
   }
   void UnpackStatistics(std::span<const std::byte> all) override { exchanged += all.size(); }
   void Decide() override { ++decided; }
-  absl::Status UpdateGroup(kernels::Stream&, int group) override {
+  absl::Status UpdateGroup(kernels::Stream&, plan::GroupId group) override {
     updated.push_back(group);
     return absl::OkStatus();
   }
 
   size_t exchanged = 0;
   int decided = 0;
-  std::vector<int> updated;
+  std::vector<plan::GroupId> updated;
 };
 
 plan::JobSpec TinyJob(int64_t lanes) {
@@ -87,8 +87,8 @@ class OneRank {
   kernels::CpuStream stream_;
   NoActions actions_;
   std::unique_ptr<ArenaBuffers> buffers_;
-  std::vector<ParameterGroup> groups_;
-  std::vector<std::unique_ptr<model::Module>> modules_;
+  ParameterGroups groups_;
+  model::Modules modules_;
   std::unique_ptr<UnitExecutor> executor_;
 };
 

@@ -57,7 +57,7 @@ class ArenaWatch final : public shard::InstructionObserver {
   }
 
   absl::Status Completed(const shard::BoundInstruction& bound, const shard::ReplayTurn&) override {
-    std::vector<int> written;
+    std::vector<plan::BufferId> written;
     for (const plan::Operand& operand : bound.instruction.operands) {
       if (operand.writes()) {
         written.push_back(operand.buffer);
@@ -87,8 +87,10 @@ class ArenaWatch final : public shard::InstructionObserver {
   }
 
   // The buffer among `written` that holds a byte, or -1.
-  int Holder(MemoryKind kind, int64_t offset, const std::vector<int>& written) const {
-    for (int id : written) {
+  plan::BufferId Holder(MemoryKind kind,
+                        int64_t offset,
+                        const std::vector<plan::BufferId>& written) const {
+    for (plan::BufferId id : written) {
       while (id >= 0 && plan_.buffers[static_cast<size_t>(id)].inside >= 0) {
         id = plan_.buffers[static_cast<size_t>(id)].inside;
       }
@@ -103,7 +105,9 @@ class ArenaWatch final : public shard::InstructionObserver {
     return -1;
   }
 
-  absl::Status Compare(MemoryKind kind, Watched& arena, const std::vector<int>& written) {
+  absl::Status Compare(MemoryKind kind,
+                       Watched& arena,
+                       const std::vector<plan::BufferId>& written) {
     constexpr size_t kBlock = 256;
     for (size_t begin = 0; begin < arena.before.size(); begin += kBlock) {
       const size_t bytes = std::min(kBlock, arena.before.size() - begin);
@@ -115,7 +119,7 @@ class ArenaWatch final : public shard::InstructionObserver {
           continue;
         }
         const auto offset = static_cast<int64_t>(i);
-        const int holder = Holder(kind, offset, written);
+        const plan::BufferId holder = Holder(kind, offset, written);
         if (holder < 0) {
           return absl::InternalError(absl::StrCat(
               "writes byte ", offset, " of the ", plan::MemoryKindName(kind), " arena, unplanned"));
@@ -164,7 +168,7 @@ TEST_P(ArenaUse, MeasuredIsPlanned) {
     RETURN_IF_ERROR(engine.Evaluate().status());
     RETURN_IF_ERROR(engine.TrainStep(1).status());
     engine.executor().set_observer(nullptr);
-    const std::vector<int64_t> bound = engine.executor().bound_bytes();
+    const auto bound = engine.executor().bound_bytes();
     for (size_t i = 0; i < plan->buffers.size(); ++i) {
       const plan::ProgramBuffer& buffer = plan->buffers[i];
       EXPECT_EQ(RoundUp(bound[i], kGranule), RoundUp(buffer.bytes, kGranule)) << buffer.name;
@@ -216,7 +220,7 @@ TEST(MemoryLedger, ABufferThatGrowsIsSeen) {
       tested, JobOf(tested, "odd_tied", absl::StrCat(::testing::TempDir(), "/ravel_arena_grown")));
   LocalRun run = {.spec = args.spec, .ranks = 2, .adjust = args.adjust};
   run.body = [&](RankEngine& engine, int) -> absl::Status {
-    const std::vector<int64_t> bound = engine.executor().bound_bytes();
+    const auto bound = engine.executor().bound_bytes();
     plan::ShardingPlan grown = *PlanLocalRanks(run);
     for (const BufferKind kind : {BufferKind::kMainWeight,
                                   BufferKind::kExpAvg,

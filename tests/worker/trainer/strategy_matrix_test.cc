@@ -129,7 +129,7 @@ int CutTensors(const char* model, int64_t width) {
   CHECK_MSG(plan.ok(), std::string(plan.status().message()).c_str());
   int cut = 0;
   for (int group = 0; group < static_cast<int>(plan->groups.size()); ++group) {
-    std::map<int, int> owners;
+    std::map<plan::TensorId, int> owners;
     for (int rank = 0; rank < plan->ranks; ++rank) {
       for (const plan::OwnedPiece& piece : plan::StoredPieces(*plan, group, rank)) {
         cut += ++owners[piece.tensor] == 2 ? 1 : 0;

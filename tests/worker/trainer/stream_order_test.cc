@@ -96,13 +96,13 @@ std::string EdgeName(const plan::ShardingPlan& plan, const Edge& edge) {
                       " ",
                       plan::OpName(to.op),
                       " of unit ",
-                      to.unit,
+                      to.unit.value(),
                       " waits for ",
                       at,
                       " ",
                       plan::OpName(from.op),
                       " of unit ",
-                      from.unit);
+                      from.unit.value());
 }
 
 // Whether some schedule of the plan without the edge fails or gives other bits.
@@ -114,7 +114,8 @@ bool Found(const StrategyCase& tested, const Edge& edge, const Recording& expect
       if (adjust != nullptr) {
         RETURN_IF_ERROR(adjust(plan));
       }
-      std::vector<int>& waits = plan.programs[edge.program].instructions[edge.to].waits;
+      std::vector<plan::InstructionId>& waits =
+          plan.programs[edge.program].instructions[edge.to].waits;
       waits.erase(waits.begin() + static_cast<std::ptrdiff_t>(edge.wait));
       return absl::OkStatus();
     };

@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "common/check.h"
-#include "common/plan/buffer_index.h"
+#include "common/plan/program/buffer_index.h"
 #include "common/signed_size.h"
 
 namespace ravel::plan {

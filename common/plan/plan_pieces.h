@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/plan/flat_layout.h"
+#include "common/plan/layout/parameter_groups.h"
 #include "common/plan/sharding_plan.h"
 
 namespace ravel::plan {

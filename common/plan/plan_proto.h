@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "common/crypto.h"
-#include "common/plan/job_spec.h"
+#include "common/model/job_spec.h"
 #include "common/plan/sharding_plan.h"
 #include "common/status.h"
 #include "proto/plan.pb.h"

@@ -10,16 +10,19 @@
 
 #include "common/check.h"
 #include "common/field_error.h"
-#include "common/plan/attention_workspace.h"
-#include "common/plan/compute_type.h"
-#include "common/plan/freeze.h"
-#include "common/plan/group_rules.h"
-#include "common/plan/logits_chunk.h"
-#include "common/plan/padding_rule.h"
+#include "common/model/attention_workspace.h"
+#include "common/model/compute_type.h"
+#include "common/model/freeze.h"
+#include "common/model/logits_chunk.h"
+#include "common/plan/check/program_checker.h"
+#include "common/plan/layout/padding_rule.h"
 #include "common/plan/plan_pieces.h"
-#include "common/plan/program_builder.h"
-#include "common/plan/program_checker.h"
-#include "common/plan/wire_table.h"
+#include "common/plan/program/group_rules.h"
+#include "common/plan/program/program_buffers.h"
+#include "common/plan/program/program_builder.h"
+#include "common/plan/program/program_request.h"
+#include "common/plan/program/window_sizes.h"
+#include "common/plan/report/wire_table.h"
 
 namespace ravel::plan {
 namespace {

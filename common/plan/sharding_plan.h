@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "common/plan/buffer_plan.h"
-#include "common/plan/flat_layout.h"
-#include "common/plan/job_spec.h"
-#include "common/plan/lane_map.h"
-#include "common/plan/mesh.h"
-#include "common/plan/model_inventory.h"
-#include "common/plan/step_program.h"
+#include "common/model/job_spec.h"
+#include "common/model/model_inventory.h"
+#include "common/plan/layout/mesh.h"
+#include "common/plan/layout/parameter_groups.h"
+#include "common/plan/memory/buffer_plan.h"
+#include "common/plan/program/lane_map.h"
+#include "common/plan/program/step_program.h"
 #include "common/status.h"
 
 namespace ravel::plan {

@@ -6,17 +6,19 @@
 #include <set>
 #include <utility>
 
-#include "common/plan/attention_workspace.h"
-#include "common/plan/compute_type.h"
-#include "common/plan/freeze.h"
-#include "common/plan/group_rules.h"
-#include "common/plan/logits_chunk.h"
+#include "common/model/attention_workspace.h"
+#include "common/model/bundles.h"
+#include "common/model/compute_type.h"
+#include "common/model/freeze.h"
+#include "common/model/logits_chunk.h"
+#include "common/plan/check/program_checker.h"
 #include "common/plan/plan_parts_proto.h"
 #include "common/plan/plan_proto.h"
-#include "common/plan/program_builder.h"
-#include "common/plan/program_checker.h"
-#include "common/plan/program_operands.h"
-#include "common/plan/program_order.h"
+#include "common/plan/program/group_rules.h"
+#include "common/plan/program/program_buffers.h"
+#include "common/plan/program/program_operands.h"
+#include "common/plan/program/program_order.h"
+#include "common/plan/program/program_request.h"
 
 namespace ravel::plan {
 namespace {

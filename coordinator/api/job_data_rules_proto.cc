@@ -8,8 +8,8 @@
 
 #include "common/check.h"
 #include "common/field_error.h"
-#include "common/plan/architecture/architecture.h"
-#include "common/plan/model_inventory.h"
+#include "common/model/architecture/architecture.h"
+#include "common/model/model_inventory.h"
 #include "common/plan/sample_order.h"
 #include "coordinator/api/field_rules_proto.h"
 #include "coordinator/api/job_rules_proto.h"

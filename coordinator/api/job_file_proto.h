@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "common/model/job_spec.h"
 #include "common/path_facts.h"
-#include "common/plan/job_spec.h"
 #include "common/status.h"
 #include "proto/jobs.pb.h"
 

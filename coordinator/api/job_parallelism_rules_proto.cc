@@ -6,11 +6,11 @@
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 
+#include "common/model/freeze.h"
+#include "common/model/model_inventory.h"
 #include "common/name_suggestion.h"
-#include "common/plan/freeze.h"
-#include "common/plan/model_inventory.h"
-#include "common/plan/step_program.h"
-#include "common/plan/strategy_table.h"
+#include "common/plan/layout/strategy_table.h"
+#include "common/plan/program/step_program.h"
 #include "coordinator/api/field_rules_proto.h"
 #include "coordinator/api/job_rules_proto.h"
 

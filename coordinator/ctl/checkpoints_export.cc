@@ -18,7 +18,7 @@
 #include "common/ckpt/safetensors.h"
 #include "common/crc32c.h"
 #include "common/json.h"
-#include "common/plan/model_inventory.h"
+#include "common/model/model_inventory.h"
 #include "common/store/committed_step.h"
 #include "common/time_text.h"
 #include "coordinator/ctl/checkpoints.h"

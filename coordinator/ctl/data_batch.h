@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "common/json.h"
-#include "common/plan/job_spec.h"
+#include "common/model/job_spec.h"
 #include "common/status.h"
 
 namespace ravel::ctl {

@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "common/plan/plan_report.h"
-#include "common/plan/step_timeline.h"
+#include "common/plan/report/plan_report.h"
+#include "common/plan/report/step_timeline.h"
 
 namespace ravel::ctl {
 namespace {

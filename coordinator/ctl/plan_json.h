@@ -5,7 +5,7 @@
 
 #include "common/json.h"
 #include "common/plan/device_kind.h"
-#include "common/plan/plan_fit.h"
+#include "common/plan/report/plan_fit.h"
 #include "common/plan/sharding_plan.h"
 
 namespace ravel::ctl {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/plan/job_spec.h"
+#include "common/model/job_spec.h"
 #include "common/status.h"
 
 namespace ravel::coordinator {

@@ -2,8 +2,8 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "common/plan/plan_fit.h"
-#include "common/plan/plan_report.h"
+#include "common/plan/report/plan_fit.h"
+#include "common/plan/report/plan_report.h"
 #include "common/time_text.h"
 
 namespace ravel::coordinator {

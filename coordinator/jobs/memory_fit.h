@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/plan/job_spec.h"
+#include "common/model/job_spec.h"
 #include "common/status.h"
 #include "coordinator/fleet/device_inventory.h"
 #include "coordinator/jobs/planner.h"

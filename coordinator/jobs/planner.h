@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "common/plan/plan_report.h"
+#include "common/plan/report/plan_report.h"
 #include "common/plan/sharding_plan.h"
 #include "common/status.h"
 

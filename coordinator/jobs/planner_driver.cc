@@ -4,7 +4,7 @@
 
 #include "common/crypto.h"
 #include "common/plan/plan_proto.h"
-#include "common/plan/save_headers.h"
+#include "common/plan/save/save_headers.h"
 
 namespace ravel::coordinator {
 namespace {

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "common/failure_reason.h"
-#include "common/plan/job_spec.h"
+#include "common/model/job_spec.h"
 #include "coordinator/store/job_record.h"
 
 namespace ravel::coordinator {

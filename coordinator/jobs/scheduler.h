@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/plan/job_spec.h"
+#include "common/model/job_spec.h"
 #include "coordinator/jobs/admission.h"
 
 namespace ravel::coordinator {

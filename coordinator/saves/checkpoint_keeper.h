@@ -12,7 +12,7 @@
 
 #include "common/ckpt/manifest.h"
 #include "common/ckpt/step_layout.h"
-#include "common/plan/job_spec.h"
+#include "common/model/job_spec.h"
 #include "common/status.h"
 #include "coordinator/jobs/planner.h"
 

@@ -13,7 +13,7 @@
 #include "common/ckpt/digest.h"
 #include "common/ckpt/manifest_proto.h"
 #include "common/crypto.h"
-#include "common/plan/save_headers.h"
+#include "common/plan/save/save_headers.h"
 #include "common/store/committed_step.h"
 
 namespace ravel::coordinator {

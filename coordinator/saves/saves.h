@@ -13,7 +13,7 @@
 
 #include "common/ckpt/manifest.h"
 #include "common/ckpt/step_layout.h"
-#include "common/plan/save_plan.h"
+#include "common/plan/save/save_plan.h"
 #include "common/status.h"
 #include "common/store/object_store.h"
 

@@ -12,7 +12,7 @@
 #include <absl/strings/strip.h>
 
 #include "common/logging.h"
-#include "common/plan/save_plan.h"
+#include "common/plan/save/save_plan.h"
 #include "common/store/committed_step.h"
 #include "common/store/file_store.h"
 #include "coordinator/saves/checkpoint_leftovers.h"

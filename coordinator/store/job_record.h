@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "common/plan/job_spec.h"
+#include "common/model/job_spec.h"
 
 namespace ravel::coordinator {
 

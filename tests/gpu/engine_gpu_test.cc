@@ -17,7 +17,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "common/plan/logits_chunk.h"
+#include "common/model/logits_chunk.h"
 #include "tests/gpu/engine_device.h"
 #include "tests/testing/device_runs.h"
 #include "tests/testing/fake_supervisor.h"

@@ -7,7 +7,7 @@
 
 #include "common/ckpt/step_layout.h"
 #include "common/clock.h"
-#include "common/plan/save_plan.h"
+#include "common/plan/save/save_plan.h"
 #include "common/store/file_store.h"
 #include "coordinator/saves/saves.h"
 #include "worker/trainer/position.h"

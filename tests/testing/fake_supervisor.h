@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "common/ckpt/manifest.h"
+#include "common/model/job_spec.h"
 #include "common/mutex.h"
-#include "common/plan/job_spec.h"
 #include "common/store/object_store.h"
 #include "worker/trainer/command_box.h"
 #include "worker/trainer/supervision.h"

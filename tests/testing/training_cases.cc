@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #include "common/check.h"
+#include "common/model/architecture/architecture.h"
 #include "common/mutex.h"
-#include "common/plan/architecture/architecture.h"
 #include "worker/optim/stored_state.h"
 
 namespace ravel::trainer {

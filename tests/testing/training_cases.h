@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "common/plan/job_spec.h"
+#include "common/model/job_spec.h"
 #include "worker/trainer/local_ranks.h"
 
 namespace ravel::trainer {

@@ -12,7 +12,7 @@
 #include "common/check.h"
 #include "common/ckpt/safetensors.h"
 #include "common/json.h"
-#include "common/plan/architecture/architecture.h"
+#include "common/model/architecture/architecture.h"
 #include "common/signed_size.h"
 #include "common/store/file_store.h"
 #include "worker/checkpoint/loader.h"

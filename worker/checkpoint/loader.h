@@ -14,9 +14,9 @@
 
 #include "common/ckpt/manifest.h"
 #include "common/ckpt/safetensors.h"
-#include "common/plan/flat_layout.h"
-#include "common/plan/model_inventory.h"
-#include "common/plan/save_plan.h"
+#include "common/model/model_inventory.h"
+#include "common/plan/layout/parameter_groups.h"
+#include "common/plan/save/save_plan.h"
 #include "common/status.h"
 #include "common/store/committed_step.h"
 #include "common/store/object_store.h"

@@ -23,7 +23,7 @@
 #include "common/fault_point.h"
 #include "common/logging.h"
 #include "common/mutex.h"
-#include "common/plan/save_headers.h"
+#include "common/plan/save/save_headers.h"
 #include "common/signed_size.h"
 #include "worker/checkpoint/unacknowledged.h"
 

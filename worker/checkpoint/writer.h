@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "common/ckpt/manifest.h"
-#include "common/plan/save_plan.h"
+#include "common/plan/save/save_plan.h"
 #include "common/status.h"
 #include "common/store/object_store.h"
 

@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "common/plan/step_program.h"
+#include "common/plan/program/step_program.h"
 #include "common/status.h"
 #include "kernels/stream.h"
 
@@ -32,8 +32,8 @@ inline constexpr int64_t kElementBytes = sizeof(float);
 // Of each rank, in AllGatherBytes.
 inline constexpr int64_t kMaxGatherBytes = int64_t{64} << 20;
 
-// Bytes of the three memory kinds of a plan (common/plan/step_program.h), per rank; equal on all
-// ranks.
+// Bytes of the three memory kinds of a plan (common/plan/program/step_program.h), per rank; equal
+// on all ranks.
 struct ArenaSizes {
   int64_t private_bytes = 0;
   int64_t symmetric_bytes = 0;

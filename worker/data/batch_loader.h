@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/plan/job_spec.h"
+#include "common/model/job_spec.h"
 #include "common/plan/sample_order.h"
 #include "common/status.h"
 #include "common/tensor_view.h"

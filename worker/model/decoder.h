@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/plan/model_inventory.h"
+#include "common/model/model_inventory.h"
 #include "common/tensor_view.h"
 #include "kernels/stream.h"
 #include "worker/model/norm.h"

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "common/plan/model_inventory.h"
+#include "common/model/model_inventory.h"
 #include "common/tensor_view.h"
 #include "kernels/gemm.h"
 #include "kernels/stream.h"

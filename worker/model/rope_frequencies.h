@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "common/plan/model_inventory.h"
+#include "common/model/model_inventory.h"
 
 namespace ravel::model {
 

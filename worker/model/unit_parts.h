@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "common/plan/architecture/architecture.h"
-#include "common/plan/model_inventory.h"
+#include "common/model/architecture/architecture.h"
+#include "common/model/model_inventory.h"
 #include "common/tensor_view.h"
 #include "kernels/gemm.h"
 #include "worker/model/module.h"

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "common/plan/job_spec.h"
+#include "common/model/job_spec.h"
 
 namespace ravel::optim {
 

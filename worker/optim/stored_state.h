@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <span>
 
-#include "common/plan/save_plan.h"
+#include "common/plan/save/save_plan.h"
 #include "common/status.h"
 #include "worker/shard/device_streams.h"
 #include "worker/shard/parameter_group.h"

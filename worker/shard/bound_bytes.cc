@@ -5,7 +5,7 @@
 
 #include "common/check.h"
 #include "common/dtype.h"
-#include "common/plan/buffer_index.h"
+#include "common/plan/program/buffer_index.h"
 
 namespace ravel::shard {
 namespace {

@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "common/plan/flat_layout.h"
-#include "common/plan/lane_map.h"
+#include "common/plan/layout/parameter_groups.h"
+#include "common/plan/program/lane_map.h"
 #include "common/signed_size.h"
 #include "kernels/stream.h"
 

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "common/plan/lane_map.h"
+#include "common/plan/program/lane_map.h"
 #include "common/status.h"
 #include "worker/comm/communicator.h"
 

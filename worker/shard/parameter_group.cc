@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "common/check.h"
-#include "common/plan/buffer_index.h"
 #include "common/plan/plan_pieces.h"
+#include "common/plan/program/buffer_index.h"
 
 namespace ravel::shard {
 namespace {

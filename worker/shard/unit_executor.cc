@@ -13,7 +13,7 @@
 #include "common/check.h"
 #include "common/fault_point.h"
 #include "common/mutex.h"
-#include "common/plan/buffer_index.h"
+#include "common/plan/program/buffer_index.h"
 #include "common/signed_size.h"
 #include "worker/shard/bound_bytes.h"
 

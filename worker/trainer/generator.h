@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "common/plan/model_inventory.h"
+#include "common/model/model_inventory.h"
 #include "common/status.h"
 #include "worker/model/decoder.h"
 

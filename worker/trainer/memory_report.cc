@@ -11,8 +11,8 @@
 
 #include "common/check.h"
 #include "common/file_writer.h"
-#include "common/plan/memory_ledger.h"
-#include "common/plan/plan_printer.h"
+#include "common/plan/memory/memory_ledger.h"
+#include "common/plan/report/plan_printer.h"
 
 namespace ravel::trainer {
 namespace {

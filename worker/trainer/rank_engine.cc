@@ -11,8 +11,8 @@
 
 #include "common/check.h"
 #include "common/logging.h"
-#include "common/plan/compute_type.h"
-#include "common/plan/plan_printer.h"
+#include "common/model/compute_type.h"
+#include "common/plan/report/plan_printer.h"
 #include "common/signed_size.h"
 #include "kernels/cast.h"
 #include "kernels/philox.h"

@@ -9,7 +9,7 @@
 #include "common/ckpt/step_layout.h"
 #include "common/json.h"
 #include "common/logging.h"
-#include "common/plan/save_headers.h"
+#include "common/plan/save/save_headers.h"
 #include "common/version.h"
 #include "worker/optim/stored_state.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "common/plan/save_plan.h"
+#include "common/plan/save/save_plan.h"
 #include "common/status.h"
 #include "common/store/file_store.h"
 #include "worker/checkpoint/writer.h"

@@ -15,7 +15,7 @@
 
 #include "common/file_writer.h"
 #include "common/logging.h"
-#include "common/plan/plan_printer.h"
+#include "common/plan/report/plan_printer.h"
 #include "worker/trainer/memory_report.h"
 
 namespace ravel::trainer {

@@ -14,7 +14,7 @@
 
 #include "common/fault_point.h"
 #include "common/logging.h"
-#include "common/plan/plan_printer.h"
+#include "common/plan/report/plan_printer.h"
 #include "common/version.h"
 #include "kernels/cuda_nccl.h"
 #include "worker/comm/collective_ledger.h"

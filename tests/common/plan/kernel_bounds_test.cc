@@ -2,9 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include "common/model/attention_workspace.h"
+#include "common/model/model_inventory.h"
 #include "common/philox.h"
-#include "common/plan/attention_workspace.h"
-#include "common/plan/model_inventory.h"
 #include "kernels/attention.h"
 #include "kernels/cuda/attention_plans.h"
 #include "kernels/scalar/philox.h"

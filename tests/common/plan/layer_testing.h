@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/plan/flat_layout.h"
+#include "common/model/bundles.h"
 
 namespace ravel::plan::testing {
 

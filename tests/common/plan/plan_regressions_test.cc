@@ -9,9 +9,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/plan/check/program_checker.h"
 #include "common/plan/plan_pieces.h"
-#include "common/plan/program_checker.h"
-#include "common/plan/program_order.h"
+#include "common/plan/program/program_order.h"
 #include "tests/common/plan/plan_testing.h"
 #include "tests/common/plan/random_units.h"
 

@@ -7,7 +7,7 @@
 #include <random>
 #include <string>
 
-#include "common/plan/group_rules.h"
+#include "common/plan/program/group_rules.h"
 #include "common/plan/sharding_plan.h"
 
 namespace ravel::plan::testing {

@@ -11,9 +11,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "common/plan/program_builder.h"
-#include "common/plan/program_checker.h"
-#include "common/plan/program_order.h"
+#include "common/plan/check/program_checker.h"
+#include "common/plan/program/program_order.h"
+#include "common/plan/program/program_request.h"
 #include "tests/common/plan/plan_testing.h"
 
 namespace ravel::plan {

@@ -10,15 +10,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "common/plan/owned_boxes.h"
-#include "common/plan/placement.h"
+#include "common/plan/check/program_checker.h"
+#include "common/plan/layout/owned_boxes.h"
+#include "common/plan/layout/placement.h"
+#include "common/plan/layout/strategy_table.h"
 #include "common/plan/plan_pieces.h"
-#include "common/plan/plan_report.h"
-#include "common/plan/program_checker.h"
-#include "common/plan/save_plan.h"
-#include "common/plan/strategy_table.h"
+#include "common/plan/report/plan_report.h"
+#include "common/plan/save/save_plan.h"
+#include "tests/common/plan/layout/rank_check.h"
 #include "tests/common/plan/plan_testing.h"
-#include "tests/common/plan/rank_check.h"
 
 namespace ravel::plan {
 namespace {

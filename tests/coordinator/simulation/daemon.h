@@ -13,7 +13,7 @@
 #include <tuple>
 #include <vector>
 
-#include "common/plan/job_spec.h"
+#include "common/model/job_spec.h"
 #include "coordinator/fleet/fleet_messages.h"
 #include "tests/coordinator/simulation/gang.h"
 #include "tests/coordinator/simulation/settings.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/plan/model_inventory.h"
+#include "common/model/model_inventory.h"
 #include "worker/model/module.h"
 
 namespace ravel::model {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "common/check.h"
-#include "common/plan/program_checker.h"
+#include "common/plan/check/program_checker.h"
 #include "worker/comm/local_communicator.h"
 
 namespace ravel::shard {

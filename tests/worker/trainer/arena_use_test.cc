@@ -12,8 +12,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "common/plan/memory_ledger.h"
-#include "common/plan/program_order.h"
+#include "common/plan/memory/memory_ledger.h"
+#include "common/plan/program/program_order.h"
 #include "tests/testing/strategy_cases.h"
 #include "worker/trainer/local_ranks.h"
 #include "worker/trainer/memory_report.h"

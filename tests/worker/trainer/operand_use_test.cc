@@ -18,7 +18,7 @@
 #include <gtest/gtest.h>
 
 #include "common/mutex.h"
-#include "common/plan/step_program.h"
+#include "common/plan/program/step_program.h"
 #include "tests/testing/strategy_cases.h"
 #include "worker/trainer/local_ranks.h"
 

@@ -11,7 +11,7 @@
 
 #include <gtest/gtest.h>
 
-#include "common/plan/attention_workspace.h"
+#include "common/model/attention_workspace.h"
 
 namespace ravel::kernels::cuda::testing {
 namespace {

@@ -1,0 +1,147 @@
+// What each unit of a model keeps for its backward, what it makes again there, and what it needs
+// while it runs. The names are those by which worker/model asks for them.
+
+#include "common/model/model_activations.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/model/architecture/architecture.h"
+
+namespace ravel::plan {
+namespace {
+
+bool IsRemade(const ActivationSpec& spec, RecomputePolicy recompute) {
+  return spec.remade_from != RecomputePolicy::kNone && recompute >= spec.remade_from;
+}
+
+void Sort(std::vector<ActivationSpec> specs, RecomputePolicy recompute, UnitSpec& unit) {
+  for (ActivationSpec& spec : specs) {
+    (IsRemade(spec, recompute) ? unit.remade : unit.saved).push_back(std::move(spec));
+  }
+}
+
+// Row statistics and result of a norm of [tokens, hidden].
+std::vector<ActivationSpec> NormSpecs(const Architecture& architecture,
+                                      const std::string& index,
+                                      int64_t tokens,
+                                      int64_t hidden) {
+  std::vector<ActivationSpec> specs;
+  if (architecture.norm == NormKind::kLayer) {
+    specs.push_back({"mean" + index, {tokens}, DType::kF32, RecomputePolicy::kBlock});
+  }
+  specs.push_back({"rstd" + index, {tokens}, DType::kF32, RecomputePolicy::kBlock});
+  specs.push_back({"n" + index, {tokens, hidden}, DType::kF32, RecomputePolicy::kNorm});
+  return specs;
+}
+
+void Append(std::vector<ActivationSpec> from, std::vector<ActivationSpec>& to) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
+struct LayerWidths {
+  int64_t query = 0;
+  int64_t key_value = 0;
+  int64_t qkv = 0;
+  int64_t mlp_in = 0;  // gate and up, or up alone
+};
+
+LayerWidths WidthsOf(const ModelConfig& config) {
+  const Architecture& architecture = ArchitectureOf(config.architecture);
+  LayerWidths widths;
+  widths.query = config.num_attention_heads * config.head_dim;
+  widths.key_value = config.num_key_value_heads * config.head_dim;
+  widths.qkv = widths.query + 2 * widths.key_value;
+  widths.mlp_in = (architecture.mlp == MlpKind::kSwiGlu ? 2 : 1) * config.intermediate_size;
+  return widths;
+}
+
+void AddLayerSaved(const ModelConfig& config,
+                   int64_t tokens,
+                   RecomputePolicy recompute,
+                   UnitSpec& unit) {
+  const Architecture& architecture = ArchitectureOf(config.architecture);
+  const LayerWidths widths = WidthsOf(config);
+  const int64_t hidden = config.hidden_size;
+  constexpr DType kType = DType::kF32;
+  std::vector<ActivationSpec> specs = {{"x0", {tokens, hidden}}};
+  Append(NormSpecs(architecture, "0", tokens, hidden), specs);
+  specs.push_back({"qkv", {tokens, widths.qkv}, kType, RecomputePolicy::kBlock});
+  if (!architecture.query_norm.empty()) {
+    // Queries and keys after their norm and their rotation; qkv has them before.
+    const int64_t columns = widths.query + widths.key_value;
+    specs.push_back({"qk", {tokens, columns}, kType, RecomputePolicy::kNorm});
+  }
+  specs.push_back({"att", {tokens, widths.query}, kType, RecomputePolicy::kBlock});
+  specs.push_back({"lse", {config.num_attention_heads, tokens}, kType, RecomputePolicy::kBlock});
+  specs.push_back({"x1", {tokens, hidden}, kType, RecomputePolicy::kBlock});
+  Append(NormSpecs(architecture, "1", tokens, hidden), specs);
+  specs.push_back({"mlp_in", {tokens, widths.mlp_in}, kType, RecomputePolicy::kMlp});
+  Sort(std::move(specs), recompute, unit);
+}
+
+// Areas that parts of a layer use one after another. Forward: d_a qkv, or queries and keys after
+// their norm, or the inner activation; d_b att or mlp_in; d_c n0 or n1; each only where it is not
+// kept. Backward: d_a the inner activation, then d_qkv; d_b its gradient, then d_att; d_c that of
+// n1, then n0.
+void AddLayerWorkspace(const ModelConfig& config,
+                       const MicroBatchShape& shape,
+                       RecomputePolicy recompute,
+                       UnitSpec& unit) {
+  const LayerWidths widths = WidthsOf(config);
+  const int64_t tokens = shape.sequences * shape.sequence_tokens;
+  const int64_t inner = config.intermediate_size;
+  const int64_t forward_mlp = recompute >= RecomputePolicy::kMlp ? widths.mlp_in : 0;
+  unit.workspace = {
+      {"d_a", {tokens, std::max(inner, widths.qkv)}},
+      {"d_b", {tokens, std::max({inner, widths.query, forward_mlp})}},
+      {"d_c", {tokens, config.hidden_size}},
+      {"scratch", {AttentionScratchElements(shape.sequence_tokens, config.head_dim)}},
+  };
+  if (recompute >= RecomputePolicy::kBlock) {
+    unit.workspace.push_back({"mean", {tokens}});
+    unit.workspace.push_back({"rstd", {tokens}});
+    unit.workspace.push_back({"lse", {config.num_attention_heads, tokens}});
+  }
+}
+
+// Nothing of the head is made again: its two passes follow each other. Its input is not copied:
+// nothing writes the shared "hidden" between them.
+void AddHeadActivations(const ModelConfig& config, int64_t tokens, UnitSpec& unit) {
+  const Architecture& architecture = ArchitectureOf(config.architecture);
+  Sort(NormSpecs(architecture, "", tokens, config.hidden_size), RecomputePolicy::kNone, unit);
+  unit.workspace = {
+      {"logits", {std::min(tokens, kLogitsChunkTokens), config.vocab_size}},
+      {"dn", {tokens, config.hidden_size}},
+  };
+}
+
+}  // namespace
+
+void AddActivations(ModelInventory& inventory,
+                    const MicroBatchShape& micro_batch,
+                    RecomputePolicy recompute) {
+  const ModelConfig& config = inventory.config;
+  const int64_t tokens = micro_batch.sequences * micro_batch.sequence_tokens;
+  for (UnitSpec& unit : inventory.units) {
+    if (unit.kind == UnitKind::kLayer) {
+      AddLayerSaved(config, tokens, recompute, unit);
+      AddLayerWorkspace(config, micro_batch, recompute, unit);
+    } else if (unit.kind == UnitKind::kHead) {
+      AddHeadActivations(config, tokens, unit);
+    }
+  }
+  inventory.shared = {
+      {"ids", {tokens}, DType::kI32},
+      {"targets", {tokens}, DType::kI32},
+      {"loss", {tokens}},
+      {"hidden", {tokens, config.hidden_size}},
+      {"dhidden", {tokens, config.hidden_size}},
+  };
+  if (ArchitectureOf(config.architecture).positions == PositionKind::kRotary) {
+    inventory.shared.push_back({"rope_cos", {micro_batch.sequence_tokens, config.head_dim / 2}});
+    inventory.shared.push_back({"rope_sin", {micro_batch.sequence_tokens, config.head_dim / 2}});
+  }
+}
+
+}  // namespace ravel::plan

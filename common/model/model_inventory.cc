@@ -1,0 +1,246 @@
+#include "common/model/model_inventory.h"
+
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/check.h"
+#include "common/model/architecture/architecture.h"
+#include "common/model/bundles.h"
+#include "common/model/model_activations.h"
+
+namespace ravel::plan {
+namespace {
+
+constexpr int64_t kBufferAlignmentBytes = 256;
+
+struct TensorArgs {
+  std::string name;
+  Shape shape;
+  UnitId unit = 0;
+  InitKind init = InitKind::kNormal;
+  double init_scale = 1.0;
+};
+
+TensorId AddTensor(ModelInventory& inventory, TensorArgs args) {
+  TensorSpec tensor;
+  tensor.name = std::move(args.name);
+  tensor.shape = std::move(args.shape);
+  tensor.unit = args.unit;
+  tensor.decay = tensor.shape.size() > 1;
+  tensor.init = args.init;
+  tensor.init_scale = args.init_scale;
+  const TensorId id = inventory.tensors.Add(std::move(tensor));
+  inventory.units[args.unit].tensors.push_back(id);
+  return id;
+}
+
+UnitId AddUnit(ModelInventory& inventory, std::string name, UnitKind kind, int layer) {
+  UnitSpec unit;
+  unit.name = std::move(name);
+  unit.kind = kind;
+  unit.layer = layer;
+  return inventory.units.Add(std::move(unit));
+}
+
+// Fuses tensors of equal row length whose sizes keep every part aligned.
+void AddBundle(ModelInventory& inventory, std::string name, std::vector<TensorId> tensors) {
+  for (const TensorId tensor : tensors) {
+    const Shape& shape = inventory.tensors[tensor].shape;
+    if (ElementCount(shape) % kLayoutAlignmentElements != 0) {
+      return;
+    }
+  }
+  const BundleId bundle = inventory.bundles.end_id();
+  for (const TensorId tensor : tensors) {
+    inventory.tensors[tensor].bundle = bundle;
+  }
+  inventory.bundles.push_back({.name = std::move(name), .tensors = std::move(tensors)});
+}
+
+// Weight and, where the architecture has it, bias.
+void AddNorm(ModelInventory& inventory, UnitId unit, const std::string& name, NormKind kind) {
+  const Shape shape = {inventory.config.hidden_size};
+  AddTensor(inventory, {name + ".weight", shape, unit, InitKind::kOnes});
+  if (kind == NormKind::kLayer) {
+    AddTensor(inventory, {name + ".bias", shape, unit, InitKind::kZeros});
+  }
+}
+
+struct LinearArgs {
+  const LinearNames& names;
+  std::string prefix = {};  // of each name
+  UnitId unit = 0;
+  int64_t inputs = 0;
+  std::vector<int64_t> outputs = {};  // of each name
+  double init_scale = 1.0;
+  std::string bundle = {};  // name of the bundle that several make
+};
+
+void AddLinear(ModelInventory& inventory, const Architecture& architecture, LinearArgs args) {
+  CHECK_EQ(args.names.names.size(), args.outputs.size());
+  std::vector<TensorId> weights;
+  for (size_t i = 0; i < args.outputs.size(); ++i) {
+    const std::string name = absl::StrCat(args.prefix, std::string(args.names.names[i]));
+    const Shape shape = architecture.layout == MatrixLayout::kOutputInput
+                            ? Shape{args.outputs[i], args.inputs}
+                            : Shape{args.inputs, args.outputs[i]};
+    weights.push_back(AddTensor(
+        inventory, {name + ".weight", shape, args.unit, InitKind::kNormal, args.init_scale}));
+    if (args.names.bias) {
+      AddTensor(inventory, {name + ".bias", {args.outputs[i]}, args.unit, InitKind::kZeros});
+    }
+  }
+  if (weights.size() > 1) {
+    AddBundle(inventory, absl::StrCat(args.prefix, args.bundle), std::move(weights));
+  }
+}
+
+// Columns of the parts of a map that reads one input: all in one matrix where it is fused.
+std::vector<int64_t> PartSizes(const LinearNames& names, std::vector<int64_t> parts) {
+  return names.names.size() == parts.size()
+             ? std::move(parts)
+             : std::vector<int64_t>{std::accumulate(parts.begin(), parts.end(), int64_t{0})};
+}
+
+void AddLayerTensors(ModelInventory& inventory, const Architecture& architecture, UnitId unit) {
+  const ModelConfig& config = inventory.config;
+  const int64_t hidden = config.hidden_size;
+  const int64_t inner = config.intermediate_size;
+  const int64_t query = config.num_attention_heads * config.head_dim;
+  const int64_t key_value = config.num_key_value_heads * config.head_dim;
+  const std::string prefix =
+      absl::StrCat(std::string(architecture.layers), ".", inventory.units[unit].layer, ".");
+  const double residual_scale =
+      architecture.scaled_residual_init
+          ? 1.0 / std::sqrt(2.0 * static_cast<double>(config.num_hidden_layers))
+          : 1.0;
+  const auto linear = [&](const LinearNames& names, LinearArgs args) {
+    args.prefix = prefix;
+    args.unit = unit;
+    args.outputs = PartSizes(names, std::move(args.outputs));
+    AddLinear(inventory, architecture, std::move(args));
+  };
+  AddNorm(inventory, unit, prefix + std::string(architecture.attention_norm), architecture.norm);
+  linear(architecture.qkv,
+         {.names = architecture.qkv,
+          .inputs = hidden,
+          .outputs = {query, key_value, key_value},
+          .bundle = "self_attn.qkv"});
+  linear(architecture.attention_output,
+         {.names = architecture.attention_output,
+          .inputs = query,
+          .outputs = {hidden},
+          .init_scale = residual_scale});
+  for (const std::string_view norm : {architecture.query_norm, architecture.key_norm}) {
+    if (!norm.empty()) {
+      AddTensor(inventory,
+                {absl::StrCat(prefix, std::string(norm), ".weight"),
+                 {config.head_dim},
+                 unit,
+                 InitKind::kOnes});
+    }
+  }
+  AddNorm(inventory, unit, prefix + std::string(architecture.mlp_norm), architecture.norm);
+  linear(architecture.mlp_input,
+         {.names = architecture.mlp_input,
+          .inputs = hidden,
+          .outputs = std::vector<int64_t>(architecture.mlp == MlpKind::kSwiGlu ? 2 : 1, inner),
+          .bundle = "mlp.gate_up"});
+  linear(architecture.mlp_output,
+         {.names = architecture.mlp_output,
+          .inputs = inner,
+          .outputs = {hidden},
+          .init_scale = residual_scale});
+}
+
+void NumberSites(ModelInventory& inventory) {
+  std::map<std::string, TensorSpec*> by_name;
+  for (TensorSpec& tensor : inventory.tensors) {
+    by_name[tensor.name] = &tensor;
+  }
+  uint32_t site = 0;
+  for (auto& [name, tensor] : by_name) {
+    tensor->site = site++;
+  }
+}
+
+}  // namespace
+
+int64_t ModelInventory::parameter_count() const {
+  int64_t count = 0;
+  for (const TensorSpec& tensor : tensors) {
+    count += ElementCount(tensor.shape);
+  }
+  return count;
+}
+
+TensorId ModelInventory::FindTensor(std::string_view name) const {
+  for (const TensorId id : tensors.ids()) {
+    if (tensors[id].name == name) {
+      return id;
+    }
+  }
+  return {};
+}
+
+ModelInventory BuildInventory(const ModelConfig& config,
+                              const MicroBatchShape& micro_batch,
+                              RecomputePolicy recompute) {
+  const Architecture& architecture = ArchitectureOf(config.architecture);
+  ModelInventory inventory;
+  inventory.config = config;
+  const auto add_matrix = [&](std::string_view name, int64_t rows, UnitId unit) {
+    return AddTensor(inventory, {std::string(name) + ".weight", {rows, config.hidden_size}, unit});
+  };
+  const UnitId embed = AddUnit(inventory, "embed", UnitKind::kEmbedding, -1);
+  const TensorId table = add_matrix(architecture.token_table, config.vocab_size, embed);
+  if (architecture.positions == PositionKind::kLearned) {
+    const UnitId positions = AddUnit(inventory, "positions", UnitKind::kPositions, -1);
+    add_matrix(architecture.position_table, config.max_position_embeddings, positions);
+  }
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    const UnitId unit = AddUnit(
+        inventory, absl::StrCat("layers.", layer), UnitKind::kLayer, static_cast<int>(layer));
+    AddLayerTensors(inventory, architecture, unit);
+  }
+  const UnitId head = AddUnit(inventory, "head", UnitKind::kHead, -1);
+  AddNorm(inventory, head, std::string(architecture.final_norm), architecture.norm);
+  if (config.tie_word_embeddings) {
+    inventory.units[head].borrowed = {table};
+  } else {
+    add_matrix(architecture.head, config.vocab_size, head);
+  }
+  AddActivations(inventory, micro_batch, recompute);
+  NumberSites(inventory);
+  return inventory;
+}
+
+std::vector<int64_t> ActivationOffsets(const std::vector<ActivationSpec>& specs) {
+  std::vector<int64_t> offsets = {0};
+  for (const ActivationSpec& spec : specs) {
+    const int64_t bytes = ElementCount(spec.shape) * DTypeBytes(spec.dtype);
+    offsets.push_back(RoundUp(offsets.back() + bytes, kBufferAlignmentBytes));
+  }
+  return offsets;
+}
+
+double TrainingFlopsPerToken(const ModelConfig& config, int64_t sequence_tokens) {
+  const ModelInventory inventory = BuildInventory(config, {.sequences = 1, .sequence_tokens = 1});
+  int64_t multiplied = inventory.parameter_count();
+  for (const UnitSpec& unit : inventory.units) {
+    const bool looked_up = unit.kind == UnitKind::kPositions ||
+                           (unit.kind == UnitKind::kEmbedding && !config.tie_word_embeddings);
+    if (looked_up) {
+      multiplied -= ElementCount(inventory.tensors[unit.tensors[0]].shape);
+    }
+  }
+  return 6.0 * static_cast<double>(multiplied) +
+         6.0 * static_cast<double>(config.num_hidden_layers * config.num_attention_heads *
+                                   config.head_dim * sequence_tokens);
+}
+
+}  // namespace ravel::plan

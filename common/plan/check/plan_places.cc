@@ -1,0 +1,225 @@
+// K11, K12, K13: what is where, and on how many ranks.
+
+#include "common/plan/check/plan_places.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/plan/plan_pieces.h"
+#include "common/plan/program/program_buffers.h"
+
+namespace ravel::plan {
+namespace {
+
+constexpr int64_t kOffsetAlignment = 256;
+
+int64_t ArenaBytesOf(const BufferPlan& memory, MemoryKind kind) {
+  return kind == MemoryKind::kPrivate     ? memory.private_bytes
+         : kind == MemoryKind::kSymmetric ? memory.symmetric_bytes
+                                          : memory.common_bytes;
+}
+
+absl::Status Fault(const ProgramBuffer& buffer, const char* rule, const char* what) {
+  return absl::FailedPreconditionError(absl::StrCat(rule, ": ", buffer.name, " ", what));
+}
+
+// K12: what lies inside another buffer is a part of it, of equal size on all ranks that share it:
+// ranks write their own part, and no other.
+absl::Status CheckNesting(const ShardingPlan& plan, BufferId id) {
+  const ProgramBuffer& inner = plan.buffers[id];
+  const BufferId outer_id = inner.inside;
+  if (outer_id >= id) {  // also: no circle
+    return Fault(inner, "K12", "is not inside an earlier buffer");
+  }
+  const ProgramBuffer& outer = plan.buffers[outer_id];
+  const bool of_replicas = outer.kind == BufferKind::kModelWeight;
+  const int64_t parts = of_replicas ? plan.lanes.replicas : plan.lanes.width();
+  const GroupRules& rules = plan.rules[inner.group];
+  const bool whole = !rules.optimizer_sharded;
+  const bool stored =
+      inner.kind == BufferKind::kMainWeight || inner.kind == BufferKind::kModelWeight;
+  if (!stored || inner.group != outer.group || inner.memory != outer.memory ||
+      inner.persistent != outer.persistent || inner.bytes * (whole ? 1 : parts) != outer.bytes ||
+      plan.memory.offsets[id] != plan.memory.offsets[outer_id]) {
+    return Fault(inner, "K12", "is not a rank's part of the buffer that it is inside");
+  }
+  return absl::OkStatus();
+}
+
+struct Extent {
+  int64_t begin = 0;
+  int64_t end = 0;
+  BufferId buffer = {};
+};
+
+// Persistent buffers share their bytes with nobody; `extents` are those of one arena.
+absl::Status CheckApart(const ShardingPlan& plan, std::vector<Extent> extents) {
+  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
+    return a.begin < b.begin;
+  });
+  int64_t end = 0;             // of all buffers before
+  int64_t persistent_end = 0;  // of the persistent ones
+  for (const Extent& extent : extents) {
+    const ProgramBuffer& buffer = plan.buffers[extent.buffer];
+    if (extent.begin < (buffer.persistent ? end : persistent_end)) {
+      return Fault(buffer, "K13", "shares bytes with another buffer");
+    }
+    end = std::max(end, extent.end);
+    persistent_end = buffer.persistent ? std::max(persistent_end, extent.end) : persistent_end;
+  }
+  return absl::OkStatus();
+}
+
+// K11: what the ranks measure is each element of each tensor once.
+absl::Status CheckStatistics(const ShardingPlan& plan) {
+  for (const GroupId group : plan.groups.ids()) {
+    std::vector<FlatRange> ranges;
+    for (int64_t rank = 0; rank < plan.ranks; ++rank) {
+      const FlatRange measured = MeasuredRange(plan, group, rank);
+      const FlatRange stored = StoredRange(plan, group, rank);
+      if (measured.begin < stored.begin ||
+          measured.begin + measured.elements > stored.begin + stored.elements) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "K11: group ", group.value(), ": rank ", rank, " measures what it does not have"));
+      }
+      if (Counts(plan, group, rank)) {
+        ranges.push_back(measured);
+      }
+    }
+    std::sort(ranges.begin(), ranges.end(), [](const FlatRange& a, const FlatRange& b) {
+      return a.begin < b.begin;
+    });
+    int64_t end = 0;
+    for (const FlatRange& range : ranges) {
+      end = range.begin == end ? end + range.elements : -1;
+    }
+    if (end != plan.groups[group].layout.total_elements()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "K11: group ", group.value(), ": statistics do not count every element once"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Bytes of what a unit, or all of them, need for activations; -1: no such buffer.
+int64_t ActivationBytes(const ModelInventory& inventory, const ProgramBuffer& buffer) {
+  if (buffer.kind == BufferKind::kShared) {
+    return ActivationOffsets(inventory.shared).back();
+  }
+  if (!inventory.units.Has(buffer.unit)) {
+    return -1;
+  }
+  const UnitSpec& unit = inventory.units[buffer.unit];
+  switch (buffer.kind) {
+    case BufferKind::kSaved:
+      return ActivationOffsets(unit.saved).back();
+    case BufferKind::kRemade:
+      return ActivationOffsets(unit.remade).back();
+    case BufferKind::kWorkspace:
+      return ActivationOffsets(unit.workspace).back();
+    default:
+      return -1;
+  }
+}
+
+// Element type of a buffer of weights, moments or gradients.
+DType TypeOf(const ProgramOptions& options, BufferKind kind) {
+  switch (kind) {
+    case BufferKind::kGathered:
+    case BufferKind::kModelWeight:
+      return options.weight_type;
+    case BufferKind::kMainWeight:
+      return options.main_type;
+    case BufferKind::kExpAvg:
+    case BufferKind::kExpAvgSq:
+      return options.state_type;
+    default:
+      return kGradientType;
+  }
+}
+
+// Buffers have the sizes and types that units, layouts and rules say, and stay where those do.
+absl::Status CheckSizes(const ShardingPlan& plan) {
+  const ProgramRequest request = {.inventory = plan.inventory,
+                                  .groups = plan.groups,
+                                  .rules = plan.rules,
+                                  .lanes = plan.lanes,
+                                  .options = plan.options};
+  for (const ProgramBuffer& buffer : plan.buffers) {
+    if (buffer.group < 0) {
+      if (buffer.bytes != ActivationBytes(plan.inventory, buffer)) {
+        return Fault(buffer, "K13", "is not of the size that its unit needs");
+      }
+      continue;
+    }
+    if (!plan.groups.Has(buffer.group) || buffer.unit != plan.groups[buffer.group].unit) {
+      return Fault(buffer, "K13", "is of no group");
+    }
+    const int64_t total = plan.groups[buffer.group].layout.total_elements();
+    const int64_t shard = total / plan.lanes.width();
+    int64_t expected = 0;
+    switch (buffer.kind) {
+      case BufferKind::kGathered:
+      case BufferKind::kStaging:
+      case BufferKind::kReceive:
+      case BufferKind::kLocalGrad:
+      case BufferKind::kFullGrad:
+        expected = total;
+        break;
+      case BufferKind::kMainGrad:
+      case BufferKind::kOuterReceive:
+        expected = shard;
+        break;
+      case BufferKind::kOuterGrad:
+        expected = shard / plan.lanes.replicas;
+        break;
+      case BufferKind::kModelWeight:
+        expected = plan.rules[buffer.group].optimizer_sharded ? shard : total;
+        break;
+      default:
+        expected = StoredRange(plan, buffer.group, 0).elements;
+        break;
+    }
+    if (buffer.kind == BufferKind::kGathered &&
+        buffer.persistent != IsResident(request, buffer.group)) {
+      return Fault(buffer, "K13", "does not stay as the rules of its group say");
+    }
+    if (buffer.dtype != TypeOf(plan.options, buffer.kind)) {
+      return Fault(buffer, "K13", "is of another type than its kind");
+    }
+    if (buffer.bytes != expected * DTypeBytes(buffer.dtype)) {
+      return Fault(buffer, "K13", "is not of the size that its group needs");
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckPlaces(const ShardingPlan& plan) {
+  RETURN_IF_ERROR(CheckSizes(plan));
+  std::map<MemoryKind, std::vector<Extent>> extents;
+  for (const BufferId i : plan.buffers.ids()) {
+    const ProgramBuffer& buffer = plan.buffers[i];
+    const int64_t begin = plan.memory.offsets[i];
+    if (begin < 0 || begin % kOffsetAlignment != 0 || buffer.bytes < 0 ||
+        begin + buffer.bytes > ArenaBytesOf(plan.memory, buffer.memory)) {
+      return Fault(buffer, "K13", "is not aligned or not inside its arena");
+    }
+    if (buffer.inside >= 0) {
+      RETURN_IF_ERROR(CheckNesting(plan, i));
+    } else if (buffer.bytes > 0) {
+      extents[buffer.memory].push_back({begin, begin + buffer.bytes, i});
+    }
+  }
+  for (auto& [memory, arena] : extents) {
+    RETURN_IF_ERROR(CheckApart(plan, std::move(arena)));
+  }
+  return CheckStatistics(plan);
+}
+
+}  // namespace ravel::plan

@@ -1,0 +1,276 @@
+#include "common/plan/check/program_checker.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/plan/check/plan_places.h"
+#include "common/plan/check/program_facts.h"
+#include "common/plan/check/program_form.h"
+#include "common/plan/check/program_gradients.h"
+#include "common/plan/check/program_memory.h"
+#include "common/plan/check/program_windows.h"
+#include "common/plan/program/group_rules.h"
+#include "common/plan/program/program_order.h"
+#include "common/plan/program/program_uses.h"
+
+namespace ravel::plan {
+namespace {
+
+// What all programs of a plan have in common.
+struct PlanFacts {
+  explicit PlanFacts(const ShardingPlan& plan)
+      : index(plan.buffers),
+        trains(UsesOf(plan.inventory, plan.groups, true)),
+        evaluates(UsesOf(plan.inventory, plan.groups, false)) {}
+
+  BufferIndex index;
+  ModelUses trains;
+  ModelUses evaluates;
+};
+
+// K8: EndPhase is after everything.
+absl::Status CheckEnd(const ProgramFacts& facts) {
+  const InstructionId end = facts.last();
+  for (InstructionId i = 0; i < end; ++i) {
+    if (facts.At(i).op != OpCode::kFree && !facts.Before(i, end)) {
+      return facts.Fault("K8", i, "may still run when the program ends");
+    }
+  }
+  return absl::OkStatus();
+}
+
+// K8 between programs: a free closes what this program opened, or staging that lives over the
+// micro-batches of a lane, which the first opens and the last leaves.
+absl::Status CheckStagingFrees(const ProgramFacts& facts) {
+  IdVector<BufferId, InstructionId> freed(facts.plan.buffers.size());
+  for (const InstructionId i : facts.program.instructions.ids()) {
+    const Instruction& at = facts.At(i);
+    if (at.op == OpCode::kFree && facts.plan.buffers[at.freed].persistent) {
+      const BufferKind kind = facts.plan.buffers[at.freed].kind;
+      if (kind != BufferKind::kStaging || !facts.Closes() || freed[at.freed] >= 0) {
+        return facts.Fault("K8", i, absl::StrCat("frees ", facts.BufferName(at.freed)));
+      }
+      freed[at.freed] = i;
+    }
+  }
+  if (!facts.Closes() || facts.program.part == LanePart::kWhole) {
+    return absl::OkStatus();
+  }
+  for (const InstructionId i : facts.program.instructions.ids()) {
+    const Instruction& at = facts.At(i);
+    const BufferId sent = BufferOf(at, Role::kSend);
+    const bool staged = sent >= 0 && facts.plan.buffers[sent].kind == BufferKind::kStaging;
+    if (staged && freed[sent] < i) {
+      return facts.Fault("K8", i, "leaves staging open between programs");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOne(const ShardingPlan& plan,
+                      const PlanFacts& of_plan,
+                      const StepProgram& program) {
+  const ModelUses& model = program.phase == Phase::kEval ? of_plan.evaluates : of_plan.trains;
+  std::vector<InstructionId> use_at;
+  const OperandContext context = {.inventory = plan.inventory,
+                                  .rules = plan.rules,
+                                  .lanes = plan.lanes,
+                                  .options = plan.options,
+                                  .index = of_plan.index,
+                                  .model = model,
+                                  .part = program.part};
+  RETURN_IF_ERROR(CheckForm(plan, context, program, use_at));
+  ASSIGN_OR_RETURN(std::vector<Lifetime> lifetimes, LifetimesOf(program, plan.buffers));
+  const ProgramFacts facts = {.plan = plan,
+                              .program = program,
+                              .index = of_plan.index,
+                              .model = model,
+                              .order = HappensBefore(program),
+                              .lifetimes = std::move(lifetimes),
+                              .use_at = std::move(use_at)};
+  RETURN_IF_ERROR(CheckWeights(facts));
+  RETURN_IF_ERROR(CheckGradients(facts));
+  RETURN_IF_ERROR(CheckMemory(facts));
+  RETURN_IF_ERROR(CheckEnd(facts));
+  RETURN_IF_ERROR(CheckStagingFrees(facts));
+  return CheckWindows(facts);
+}
+
+// What one program leaves alive is what the next one starts with, and a step or an evaluation ends
+// with nothing.
+absl::Status CheckHandOver(const ShardingPlan& plan) {
+  const auto fault = [](const StepProgram& program) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("K8: ",
+                     InstructionName(program, program.instructions.last_id()),
+                     ": does not hand over what the next program starts with"));
+  };
+  const StepProgram* before = nullptr;
+  for (int64_t at = 0; at < plan.lanes.programs(); ++at) {
+    const StepSlot slot = SlotOf(plan.lanes, at);
+    const StepProgram& program = plan.program(slot.phase, slot.part);
+    if (program.live_at_start !=
+        (before == nullptr ? std::vector<BufferId>() : before->live_at_end)) {
+      return fault(before == nullptr ? program : *before);
+    }
+    before = &program;
+  }
+  const StepProgram& eval = plan.program(Phase::kEval);
+  if (!before->live_at_end.empty() || !eval.live_at_start.empty() || !eval.live_at_end.empty()) {
+    return fault(before->live_at_end.empty() ? eval : *before);
+  }
+  return absl::OkStatus();
+}
+
+// K8: the programs are those that a step runs, and an evaluation.
+absl::Status CheckKinds(const ShardingPlan& plan) {
+  std::vector<std::pair<Phase, LanePart>> expected;
+  for (int64_t at = 0; at < plan.lanes.programs(); ++at) {
+    const StepSlot slot = SlotOf(plan.lanes, at);
+    const std::pair<Phase, LanePart> kind = {slot.phase, slot.part};
+    if (std::find(expected.begin(), expected.end(), kind) == expected.end()) {
+      expected.push_back(kind);
+    }
+  }
+  expected.emplace_back(Phase::kEval, LanePart::kWhole);
+  const bool equal = std::equal(plan.programs.begin(),
+                                plan.programs.end(),
+                                expected.begin(),
+                                expected.end(),
+                                [](const StepProgram& program, const auto& kind) {
+                                  return program.phase == kind.first && program.part == kind.second;
+                                });
+  return equal
+             ? CheckHandOver(plan)
+             : absl::FailedPreconditionError("K8: the programs do not fit turns and micro-batches");
+}
+
+absl::Status CheckShape(const ShardingPlan& plan) {
+  const bool fits = plan.rules.size() == plan.groups.size() &&
+                    plan.memory.offsets.size() == plan.buffers.size() &&
+                    plan.lanes.ranks == plan.ranks && plan.ranks % plan.lanes.replicas == 0;
+  const bool possible =
+      fits && std::all_of(plan.rules.begin(), plan.rules.end(), [&](const GroupRules& rules) {
+        return PossibleRules(rules, plan.lanes);
+      });
+  return possible
+             ? absl::OkStatus()
+             : absl::FailedPreconditionError("K13: rules, offsets or lanes do not fit the plan");
+}
+
+}  // namespace
+
+// K1.
+absl::Status CheckWeights(const ProgramFacts& facts) {
+  const ShardingPlan& plan = facts.plan;
+  constexpr InstructionId kNone = -2;
+  constexpr InstructionId kBefore = -1;
+  IdVector<GroupId, InstructionId> newest(plan.groups.size(), kNone);  // gather
+  for (const BufferId buffer : facts.program.live_at_start) {
+    newest[plan.buffers[buffer].group] = kBefore;
+  }
+  IdVector<GroupId, InstructionId> renewed(plan.groups.size());
+  std::vector<InstructionId> read_last;
+  for (const InstructionId i : facts.program.instructions.ids()) {
+    const Instruction& at = facts.At(i);
+    const GroupId group = at.group;
+    if (at.op == OpCode::kOuterGather) {
+      if (renewed[group] >= 0 || !facts.RenewsWeights() ||
+          !plan.rules[group].outer_gradient_sharded) {
+        return facts.Fault("K1", i, "does not belong here");
+      }
+      renewed[group] = i;
+    } else if (at.op == OpCode::kGather) {
+      const BufferId gathered = BufferOf(at, Role::kWeights);
+      const bool stays = plan.buffers[gathered].persistent;
+      const bool renews = facts.RenewsWeights() && newest[group] == kNone;
+      if (!plan.rules[group].optimizer_sharded || (stays && !renews)) {
+        return facts.Fault("K1", i, "gathers what is here already");
+      }
+      const bool cut = plan.rules[group].outer_gradient_sharded && facts.RenewsWeights();
+      if (cut && (renewed[group] < 0 || !facts.Before(renewed[group], i))) {
+        return facts.Fault("K1", i, "may run before its OuterGather");
+      }
+      newest[group] = i;
+    }
+    const std::vector<BufferId> weights =
+        IsCompute(at.op) ? BuffersOf(at, Role::kWeights) : std::vector<BufferId>();
+    for (const BufferId weight : weights) {
+      const ProgramBuffer& buffer = plan.buffers[weight];
+      const GroupId of = buffer.group;
+      const bool gathered =
+          plan.rules[of].optimizer_sharded && (!buffer.persistent || facts.RenewsWeights());
+      if (gathered && (newest[of] == kNone || !facts.Before(newest[of], i))) {
+        return facts.Fault("K1", i, absl::StrCat("may run before the gather of ", buffer.name));
+      }
+    }
+    if (at.op == OpCode::kOptimizerStep) {
+      for (const InstructionId reader : read_last) {
+        if (!facts.Before(reader, i)) {
+          return facts.Fault(
+              "K1",
+              i,
+              absl::StrCat("may write weights that instruction ", reader.value(), " reads"));
+        }
+      }
+    } else if (at.op == OpCode::kGather || at.op == OpCode::kOuterGather || !weights.empty()) {
+      // Of each stream the last reader stands for those before it.
+      const auto same = std::find_if(read_last.begin(), read_last.end(), [&](InstructionId other) {
+        return facts.At(other).stream == at.stream;
+      });
+      same == read_last.end() ? read_last.push_back(i) : static_cast<void>(*same = i);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckProgram(const ShardingPlan& plan, const StepProgram& program) {
+  RETURN_IF_ERROR(CheckShape(plan));
+  return CheckOne(plan, PlanFacts(plan), program);
+}
+
+absl::Status CheckPlan(const ShardingPlan& plan) {
+  RETURN_IF_ERROR(CheckShape(plan));
+  RETURN_IF_ERROR(CheckPlaces(plan));
+  const PlanFacts facts(plan);
+  for (const StepProgram& program : plan.programs) {
+    RETURN_IF_ERROR(CheckOne(plan, facts, program));
+  }
+  return CheckKinds(plan);
+}
+
+absl::Status CheckSameCollectives(const StepProgram& a, const StepProgram& b) {
+  const auto collectives = [](const StepProgram& program) {
+    std::vector<InstructionId> found;
+    for (const InstructionId i : program.instructions.ids()) {
+      if (IsCollective(program.instructions[i].op)) {
+        found.push_back(i);
+      }
+    }
+    return found;
+  };
+  const std::vector<InstructionId> in_a = collectives(a);
+  const std::vector<InstructionId> in_b = collectives(b);
+  for (size_t i = 0; i < std::max(in_a.size(), in_b.size()); ++i) {
+    if (i >= in_a.size() || i >= in_b.size()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("K4: one rank issues ", in_a.size(), " collectives, another ", in_b.size()));
+    }
+    const Instruction& x = a.instructions[in_a[i]];
+    const Instruction& y = b.instructions[in_b[i]];
+    if (x.op != y.op || x.unit != y.unit || x.group != y.group || x.call != y.call) {
+      return absl::FailedPreconditionError(absl::StrCat("K4: one rank issues ",
+                                                        InstructionName(a, in_a[i]),
+                                                        ", another ",
+                                                        InstructionName(b, in_b[i])));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ravel::plan

@@ -1,0 +1,179 @@
+// Checks each instruction of a program: stream, fields, operands, waits, and the order of units.
+
+#include "common/plan/check/program_form.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/plan/check/program_facts.h"
+
+namespace ravel::plan {
+namespace {
+
+bool IsOfGroup(OpCode op) {
+  switch (op) {
+    case OpCode::kGather:
+    case OpCode::kAllocStaging:
+    case OpCode::kReduceScatter:
+    case OpCode::kOptimizerStep:
+    case OpCode::kAccumulateGrad:
+    case OpCode::kOuterReduce:
+    case OpCode::kOuterGather:
+    case OpCode::kJoinGradients:
+    case OpCode::kGatherGradient:
+      return true;
+    default:
+      return false;
+  }
+}
+// Returns true if the op belongs to one gradient call of a group.
+bool HasCall(OpCode op) {
+  return op == OpCode::kAllocStaging || op == OpCode::kAccumulateGrad ||
+         op == OpCode::kReduceScatter || op == OpCode::kOuterReduce;
+}
+bool IsOfEvaluation(OpCode op) {
+  return op == OpCode::kGather || op == OpCode::kOuterGather || op == OpCode::kForward ||
+         op == OpCode::kFree || op == OpCode::kEndPhase;
+}
+
+class FormCheck {
+ public:
+  FormCheck(const ShardingPlan& plan, const OperandContext& context, const StepProgram& program)
+      : plan_(plan), context_(context), program_(program) {}
+
+  absl::Status Run(std::vector<InstructionId>& use_at) {
+    if (program_.instructions.empty() || At(Last()).op != OpCode::kEndPhase) {
+      return absl::FailedPreconditionError("K8: a program ends with EndPhase");
+    }
+    for (const InstructionId i : program_.instructions.ids()) {
+      RETURN_IF_ERROR(CheckWaits(i));
+      RETURN_IF_ERROR(CheckPlace(i));
+      RETURN_IF_ERROR(CheckFields(i, use_at));
+    }
+    if (remade_at_ >= 0 || use_at.size() != context_.model.uses.size()) {
+      return Fault("K1", Last(), "ends before every unit has run");
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  InstructionId Last() const { return program_.instructions.last_id(); }
+  const Instruction& At(InstructionId i) const { return program_.instructions[i]; }
+  absl::Status Fault(const char* rule, InstructionId i, const std::string& what) const {
+    return absl::FailedPreconditionError(
+        absl::StrCat(rule, ": ", InstructionName(program_, i), ": ", what));
+  }
+
+  // K5: all that an instruction waits for is listed before it, so no order of streams is a circle.
+  absl::Status CheckWaits(InstructionId i) const {
+    for (const InstructionId wait : At(i).waits) {
+      if (wait < 0 || wait >= i) {
+        return Fault(
+            "K5", i, absl::StrCat("waits for instruction ", wait.value(), ", not an earlier one"));
+      }
+      if (At(wait).op == OpCode::kFree) {
+        return Fault("K5", i, "waits for a Free, which has no event");
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckPlace(InstructionId i) const {
+    const Instruction& at = At(i);
+    if (at.stream != StreamOf(at.op)) {
+      return Fault("K4", i, absl::StrCat("is on stream ", StreamName(at.stream)));
+    }
+    if (program_.phase == Phase::kEval && !IsOfEvaluation(at.op)) {
+      return Fault("K14", i, "is not part of an evaluation");
+    }
+    if (at.op == OpCode::kEndPhase && i != Last()) {
+      return Fault("K8", i, "is not the last instruction");
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckFields(InstructionId i, std::vector<InstructionId>& use_at) {
+    const Instruction& at = At(i);
+    Instruction expected = {.op = at.op, .stream = at.stream};
+    const size_t use = use_at.size();
+    if (IsCompute(at.op)) {
+      if (use >= context_.model.uses.size()) {
+        return Fault("K1", i, "is not the next unit in the model's order");
+      }
+      const bool first_part = at.op == OpCode::kRecompute;
+      const UnitUse& next = context_.model.uses[use];
+      expected.unit = next.unit;
+      expected.call = next.call;
+      if (expected.unit != at.unit || expected.call != at.call ||
+          (first_part ? OpCode::kBackward : at.op) != next.op ||
+          (first_part || next.remakes) !=
+              (first_part ? next.remakes && remade_at_ < 0 : remade_at_ >= 0)) {
+        return Fault("K1", i, "is not the next unit in the model's order");
+      }
+      remade_at_ = first_part ? i : InstructionId();
+      if (!first_part) {
+        use_at.push_back(i);
+      }
+    } else if (IsOfGroup(at.op)) {
+      if (!plan_.groups.Has(at.group)) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("K1: instruction ", i.value(), " ", OpName(at.op), " names no group"));
+      }
+      expected.unit = plan_.groups[at.group].unit;
+      expected.group = at.group;
+      expected.call = HasCall(at.op) ? at.call : 0;
+    } else if (at.op == OpCode::kFree) {
+      expected.freed = at.freed;
+    }
+    expected.operands = OperandsOf(context_, expected, use);
+    expected.waits = at.waits;
+    return expected == at ? absl::OkStatus()
+                          : Fault("K1", i, "does not name the buffers of its group or unit");
+  }
+
+  const ShardingPlan& plan_;
+  const OperandContext& context_;
+  const StepProgram& program_;
+  InstructionId remade_at_;  // a Recompute whose Backward is still to come
+};
+
+}  // namespace
+
+StreamId StreamOf(OpCode op) {
+  switch (op) {
+    case OpCode::kGather:
+      return StreamId::kGather;
+    case OpCode::kForward:
+    case OpCode::kBackward:
+    case OpCode::kRecompute:
+    case OpCode::kOptimizerStep:
+      return StreamId::kCompute;
+    case OpCode::kAllocStaging:
+    case OpCode::kReduceScatter:
+    case OpCode::kStatsReduce:
+    case OpCode::kDecideStep:
+    case OpCode::kAccumulateGrad:
+    case OpCode::kJoinGradients:
+    case OpCode::kGatherGradient:
+      return StreamId::kReduce;
+    case OpCode::kOuterReduce:
+    case OpCode::kOuterGather:
+      return StreamId::kOuter;
+    case OpCode::kFree:
+    case OpCode::kEndPhase:
+      break;
+  }
+  return StreamId::kHost;
+}
+
+absl::Status CheckForm(const ShardingPlan& plan,
+                       const OperandContext& context,
+                       const StepProgram& program,
+                       std::vector<InstructionId>& use_at) {
+  return FormCheck(plan, context, program).Run(use_at);
+}
+
+}  // namespace ravel::plan

@@ -1,0 +1,22 @@
+#pragma once
+
+// Rules K5 and K14, and the form of instructions.
+
+#include <vector>
+
+#include "common/plan/check/program_facts.h"
+#include "common/status.h"
+
+namespace ravel::plan {
+
+// The stream of an op.
+StreamId StreamOf(OpCode op);
+
+// K5, K14, fields, operands and the order of compute instructions, before anything else is known.
+// `use_at`: the instruction of each of the model's uses.
+absl::Status CheckForm(const ShardingPlan& plan,
+                       const OperandContext& context,
+                       const StepProgram& program,
+                       std::vector<InstructionId>& use_at);
+
+}  // namespace ravel::plan

@@ -1,0 +1,217 @@
+// K7 and K9: each gradient is staged, summed and used exactly once, in the right order.
+
+#include "common/plan/check/program_gradients.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+
+#include <absl/strings/str_cat.h>
+
+namespace ravel::plan {
+namespace {
+
+class GradientCheck {
+ public:
+  explicit GradientCheck(const ProgramFacts& facts) : facts_(facts) {}
+
+  absl::Status Run() {
+    RETURN_IF_ERROR(Index());
+    RETURN_IF_ERROR(CheckStaging());
+    RETURN_IF_ERROR(CheckOrder());
+    for (const GradientCall& call : facts_.model.gradients) {
+      RETURN_IF_ERROR(CheckSum(call));
+    }
+    for (const GroupId group : facts_.plan.groups.ids()) {
+      RETURN_IF_ERROR(CheckFinish(group));
+    }
+    RETURN_IF_ERROR(CheckUpdate());
+    return expected_.size() == at_.size()
+               ? absl::OkStatus()
+               : facts_.Fault("K7", facts_.last(), "ends a program with a step too many");
+  }
+
+ private:
+  using Key = std::tuple<OpCode, GroupId, int>;  // (op, group, call)
+
+  // Where each step of a gradient and each step of the update is; none may be there twice.
+  absl::Status Index() {
+    for (const InstructionId i : facts_.program.instructions.ids()) {
+      const Instruction& at = facts_.At(i);
+      switch (at.op) {
+        case OpCode::kAllocStaging:
+        case OpCode::kReduceScatter:
+        case OpCode::kAccumulateGrad:
+        case OpCode::kOuterReduce:
+        case OpCode::kJoinGradients:
+        case OpCode::kGatherGradient:
+        case OpCode::kStatsReduce:
+        case OpCode::kDecideStep:
+        case OpCode::kOptimizerStep:
+          if (!at_.emplace(Key{at.op, at.group, at.call}, i).second) {
+            return facts_.Fault("K7", i, "is there twice");
+          }
+          break;
+        default:
+          break;
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  InstructionId Find(OpCode op, GroupId group = {}, int call = 0) const {
+    const auto found = at_.find({op, group, call});
+    return found == at_.end() ? InstructionId() : found->second;
+  }
+  // The instruction must be there, after another one, if any.
+  absl::Status Expect(OpCode op, GroupId group, int call, InstructionId after) {
+    const InstructionId at = Find(op, group, call);
+    if (at < 0) {
+      return facts_.Fault("K7",
+                          facts_.last(),
+                          absl::StrCat("ends without ", OpName(op), " of group ", group.value()));
+    }
+    expected_.insert({op, group, call});
+    if (after >= 0 && !facts_.Before(after, at)) {
+      return facts_.Fault("K7", at, absl::StrCat("may run before instruction ", after.value()));
+    }
+    return absl::OkStatus();
+  }
+
+  const GroupRules& RulesOf(GroupId group) const { return facts_.plan.rules[group]; }
+
+  // K9: memory of a gradient is opened before its first writer, and left after its last.
+  absl::Status CheckStaging() {
+    for (const GradientCall& call : facts_.model.gradients) {
+      if (facts_.Opens()) {
+        RETURN_IF_ERROR(Expect(OpCode::kAllocStaging, call.group, call.call, {}));
+        const InstructionId alloc = Find(OpCode::kAllocStaging, call.group, call.call);
+        if (!facts_.Before(alloc, facts_.use_at[call.first_use])) {
+          return facts_.Fault("K9", alloc, "may run after the gradient is written");
+        }
+      }
+    }
+    for (const Lifetime& life : facts_.lifetimes) {
+      if (facts_.plan.buffers[life.buffer].kind == BufferKind::kStaging) {
+        const OpCode last = facts_.At(life.accesses.back()).op;
+        if (last != OpCode::kReduceScatter && last != OpCode::kAccumulateGrad) {
+          return facts_.Fault(
+              "K9", life.begin, absl::StrCat(facts_.BufferName(life.buffer), " is never read"));
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  OpCode LeavesBy(GroupId group) const {
+    return RulesOf(group).reduces_each_turn ? OpCode::kReduceScatter : OpCode::kAccumulateGrad;
+  }
+
+  // Gradients leave in the order of backward: first those whose last writer is first.
+  absl::Status CheckOrder() const {
+    InstructionId before;
+    if (!facts_.Closes()) {
+      return absl::OkStatus();
+    }
+    for (size_t use = 0; use < facts_.model.uses.size(); ++use) {
+      for (const GradientId id : facts_.model.uses[use].gradients) {
+        const GradientCall& call = facts_.model.gradients[id];
+        if (call.last_use != use) {
+          continue;
+        }
+        const InstructionId leaves = Find(LeavesBy(call.group), call.group, call.call);
+        if (leaves >= 0 && leaves < before) {
+          return facts_.Fault("K7", leaves, "is not the next gradient in backward order");
+        }
+        before = std::max(before, leaves);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckSum(const GradientCall& call) {
+    if (!facts_.Closes()) {
+      return absl::OkStatus();
+    }
+    InstructionId after = facts_.use_at[call.last_use];
+    RETURN_IF_ERROR(Expect(LeavesBy(call.group), call.group, call.call, after));
+    after = Find(LeavesBy(call.group), call.group, call.call);
+    if (!facts_.Updates()) {
+      return absl::OkStatus();
+    }
+    if (!RulesOf(call.group).reduces_each_turn) {
+      RETURN_IF_ERROR(Expect(OpCode::kReduceScatter, call.group, call.call, after));
+      after = Find(OpCode::kReduceScatter, call.group, call.call);
+    }
+    if (facts_.plan.lanes.replicas > 1) {
+      RETURN_IF_ERROR(Expect(OpCode::kOuterReduce, call.group, call.call, after));
+      after = Find(OpCode::kOuterReduce, call.group, call.call);
+    }
+    sums_[call.group].push_back(after);
+    return absl::OkStatus();
+  }
+
+  // The sums of a group's calls become one, and reach whoever updates.
+  absl::Status CheckFinish(GroupId group) {
+    const auto sums = sums_.find(group);
+    if (sums == sums_.end()) {
+      return absl::OkStatus();
+    }
+    if (sums->second.size() > 1) {
+      for (const InstructionId sum : sums->second) {
+        RETURN_IF_ERROR(Expect(OpCode::kJoinGradients, group, 0, sum));
+      }
+      sums->second = {Find(OpCode::kJoinGradients, group)};
+    }
+    if (!RulesOf(group).gradient_sharded) {
+      RETURN_IF_ERROR(Expect(OpCode::kGatherGradient, group, 0, sums->second.front()));
+    }
+    return absl::OkStatus();
+  }
+
+  // Statistics of everything, one decision, one update of each trained group.
+  absl::Status CheckUpdate() {
+    if (!facts_.Updates()) {
+      return absl::OkStatus();
+    }
+    for (const auto& [group, sums] : sums_) {
+      RETURN_IF_ERROR(Expect(OpCode::kStatsReduce, {}, 0, sums.front()));
+    }
+    const InstructionId stats = Find(OpCode::kStatsReduce);
+    for (const InstructionId use : facts_.use_at) {
+      if (!facts_.Before(use, stats)) {
+        return facts_.Fault("K7", stats, absl::StrCat("may run before instruction ", use.value()));
+      }
+    }
+    RETURN_IF_ERROR(Expect(OpCode::kDecideStep, {}, 0, stats));
+    const InstructionId decide = Find(OpCode::kDecideStep);
+    for (const GroupId id : facts_.plan.groups.ids()) {
+      if (!RulesOf(id).trainable) {
+        continue;
+      }
+      RETURN_IF_ERROR(Expect(OpCode::kOptimizerStep, id, 0, decide));
+      const InstructionId whole = Find(OpCode::kGatherGradient, id);
+      const InstructionId step = Find(OpCode::kOptimizerStep, id);
+      if (whole >= 0 && !facts_.Before(whole, step)) {
+        return facts_.Fault("K7", step, absl::StrCat("may run before instruction ", whole.value()));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  const ProgramFacts& facts_;
+  std::map<Key, InstructionId> at_;                     // the steps that the program has
+  std::set<Key> expected_;                              // those that it should have
+  std::map<GroupId, std::vector<InstructionId>> sums_;  // of each call the last instruction
+};
+
+}  // namespace
+
+absl::Status CheckGradients(const ProgramFacts& facts) {
+  return GradientCheck(facts).Run();
+}
+
+}  // namespace ravel::plan

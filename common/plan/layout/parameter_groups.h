@@ -1,0 +1,56 @@
+#pragma once
+
+// Parameter groups: the tensors of a unit that share one flat buffer.
+
+#include <cstdint>
+#include <vector>
+
+#include "common/model/bundles.h"
+#include "common/model/model_inventory.h"
+#include "common/plan/layout/flat_layout.h"
+
+namespace ravel::plan {
+
+// A contiguous part of a tensor's row-major elements that one rank owns, and where it lies in that
+// rank's shard.
+struct OwnedPiece {
+  TensorId tensor = {};
+  int64_t begin = 0;  // global row-major element range [begin, end) of the tensor
+  int64_t end = 0;
+  int64_t shard_offset = 0;  // elements from the start of the rank's shard of the group
+  bool operator==(const OwnedPiece&) const = default;
+};
+
+// The tensors of one parameter group in one flat buffer: those of a unit, or a part of them.
+// `tensor_offsets[i]` is where units' tensor i starts in the gathered buffer.
+struct GroupLayout {
+  UnitId unit = 0;
+  bool trainable = true;
+  FlatLayout layout;
+  std::vector<TensorId> tensors;        // ascending offset
+  std::vector<int64_t> tensor_offsets;  // elements, same order
+};
+using GroupLayouts = IdVector<GroupId, GroupLayout>;
+GroupLayout PlanGroupLayout(const ModelInventory& inventory, UnitId unit, int64_t width);
+
+struct GroupOptions {
+  int most_groups = 3;  // of one kind (trainable or frozen)
+  // What a further group costs: the time of its collectives' launches, in elements on the wire.
+  int64_t launch_elements = 262144;
+  int64_t alignment_elements = kLayoutAlignmentElements;  // 512 where two elements share a byte
+};
+// The parameter groups of a unit: trainable before frozen, which never share a group; each kind
+// split by atom family where that saves more than its launches cost: every way to form at most
+// `most_groups` is tried. Bundles stay whole. `width`: ranks that cut each group's buffer. Every
+// tensor of the unit is in exactly one group; no group is empty.
+GroupLayouts PlanGroups(const ModelInventory& inventory,
+                        UnitId unit,
+                        int64_t width,
+                        const GroupOptions& options = {});
+
+// Pieces that `rank` owns, in buffer order; empty when it owns nothing.
+std::vector<OwnedPiece> OwnedPieces(const ModelInventory& inventory,
+                                    const GroupLayout& group,
+                                    int64_t rank);
+
+}  // namespace ravel::plan

@@ -1,0 +1,234 @@
+#include "common/plan/program/program_buffers.h"
+
+#include <string>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/plan/program/program_uses.h"
+
+namespace ravel::plan {
+namespace {
+
+class BufferList {
+ public:
+  explicit BufferList(const ProgramRequest& request)
+      : request_(request),
+        uses_(UsesOf(request.inventory, request.groups, true)),
+        peers_(request.options.read_peers_in_place ? MemoryKind::kSymmetric
+                                                   : MemoryKind::kPrivate) {}
+
+  ProgramBuffers Build() {
+    IdVector<UnitId, std::vector<GroupId>> groups_of(request_.inventory.units.size());
+    for (const GroupId group : request_.groups.ids()) {
+      groups_of[request_.groups[group].unit].push_back(group);
+    }
+    NameGroups(groups_of);
+    for (const UnitId unit : groups_of.ids()) {
+      for (const GroupId group : groups_of[unit]) {
+        AddWeights(group);
+      }
+      AddActivations(unit);
+    }
+    for (const GradientCall& call : uses_.gradients) {
+      AddGradients(call);
+    }
+    buffers_.Add({.name = "shared",
+                  .kind = BufferKind::kShared,
+                  .bytes = ActivationOffsets(request_.inventory.shared).back(),
+                  .persistent = true});
+    return std::move(buffers_);
+  }
+
+ private:
+  // "layers.0", or "layers.0:1" of the second of several groups.
+  void NameGroups(const IdVector<UnitId, std::vector<GroupId>>& groups_of) {
+    names_.resize(request_.groups.size());
+    for (const UnitId unit : groups_of.ids()) {
+      const std::vector<GroupId>& groups = groups_of[unit];
+      for (size_t i = 0; i < groups.size(); ++i) {
+        const std::string& name = request_.inventory.units[unit].name;
+        names_[groups[i]] = groups.size() == 1 ? name : absl::StrCat(name, ":", i);
+      }
+    }
+  }
+
+  ProgramBuffer OfGroup(
+      const char* role, BufferKind kind, GroupId group, int64_t elements, DType dtype) const {
+    return {.name = absl::StrCat(role, "/", names_[group]),
+            .kind = kind,
+            .unit = request_.groups[group].unit,
+            .group = group,
+            .bytes = elements * DTypeBytes(dtype),
+            .dtype = dtype};
+  }
+  // The buffer of one gradient call of a group.
+  ProgramBuffer OfCall(const char* role,
+                       BufferKind kind,
+                       const GradientCall& call,
+                       int64_t elements) const {
+    ProgramBuffer buffer = OfGroup(role, kind, call.group, elements, kGradientType);
+    if (call.call > 0) {
+      absl::StrAppend(&buffer.name, ".call", call.call);
+    }
+    buffer.call = call.call;
+    return buffer;
+  }
+
+  const GroupRules& RulesOf(GroupId group) const { return request_.rules[group]; }
+  int64_t TotalElements(GroupId group) const {
+    return request_.groups[group].layout.total_elements();
+  }
+  int64_t ShardElements(GroupId group) const {
+    return TotalElements(group) / request_.lanes.width();
+  }
+
+  void AddWeights(GroupId group) {
+    const GroupRules& rules = RulesOf(group);
+    const bool resident = IsResident(request_, group);
+    const DType weight_type = request_.options.weight_type;
+    const DType main_type = request_.options.main_type;
+    const bool same_type = weight_type == main_type;
+    const int64_t total = TotalElements(group);
+    ProgramBuffer gathered = OfGroup("gathered", BufferKind::kGathered, group, total, weight_type);
+    gathered.persistent = resident;
+    if (resident && rules.optimizer_sharded) {
+      gathered.memory = request_.options.gather_in_place ? MemoryKind::kCommon : peers_;
+    }
+    BufferId outer = buffers_.Add(gathered);
+    const int64_t parts = rules.optimizer_sharded ? request_.lanes.width() : 1;
+    const auto add_inside =
+        [&](const char* role, BufferKind kind, int64_t elements, BufferId inside) {
+          ProgramBuffer weight = OfGroup(role, kind, group, elements, weight_type);
+          weight.memory = inside >= 0 ? buffers_[inside].memory : peers_;
+          weight.persistent = true;
+          weight.inside = inside;
+          return buffers_.Add(weight);
+        };
+    if (!resident) {
+      outer = {};
+    }
+    if (!rules.trainable || rules.outer_gradient_sharded || !same_type) {
+      outer = add_inside("model_weight", BufferKind::kModelWeight, total / parts, outer);
+    }
+    const int64_t stored =
+        total / parts / (rules.outer_gradient_sharded ? request_.lanes.replicas : 1);
+    const auto add_own = [&](const char* role, BufferKind kind, DType dtype) {
+      ProgramBuffer own = OfGroup(role, kind, group, stored, dtype);
+      own.persistent = true;
+      buffers_.Add(own);
+    };
+    if (!same_type) {
+      // Frozen groups have one too: a save then holds the bits that were loaded.
+      add_own("main_weight", BufferKind::kMainWeight, main_type);
+    } else if (rules.trainable) {
+      add_inside("main_weight", BufferKind::kMainWeight, stored, outer);
+    }
+    if (!rules.trainable) {
+      return;
+    }
+    for (const auto& [role, kind] : {std::make_pair("exp_avg", BufferKind::kExpAvg),
+                                     std::make_pair("exp_avg_sq", BufferKind::kExpAvgSq)}) {
+      add_own(role, kind, request_.options.state_type);
+    }
+  }
+
+  void AddActivations(UnitId unit) {
+    const UnitSpec& spec = request_.inventory.units[unit];
+    const auto add =
+        [&](const char* role, BufferKind kind, int call, const std::vector<ActivationSpec>& specs) {
+          if (!specs.empty()) {
+            buffers_.Add({.name = absl::StrCat(
+                              role, "/", spec.name, call > 0 ? absl::StrCat(".", call) : ""),
+                          .kind = kind,
+                          .unit = unit,
+                          .call = call,
+                          .bytes = ActivationOffsets(specs).back()});
+          }
+        };
+    for (int call = 0; call < CallsOf(request_.inventory, unit); ++call) {
+      add("saved", BufferKind::kSaved, call, spec.saved);
+    }
+    add("remade", BufferKind::kRemade, 0, spec.remade);
+    add("workspace", BufferKind::kWorkspace, 0, spec.workspace);
+  }
+
+  struct Counter {
+    explicit Counter(const LaneMap& lanes)
+        : root(CounterRoot(lanes)), slots(CounterBuffers(lanes)) {}
+    int root;
+    int slots;
+  };
+
+  void AddCounter(const GradientCall& call,
+                  BufferKind kind,
+                  const Counter& counter,
+                  bool peers_read_root) {
+    const bool local = kind == BufferKind::kLocalGrad;
+    for (int slot = 0; slot < counter.slots; ++slot) {
+      ProgramBuffer buffer = OfCall(local ? "local_grad" : "main_grad",
+                                    kind,
+                                    call,
+                                    local ? TotalElements(call.group) : ShardElements(call.group));
+      absl::StrAppend(&buffer.name, ".", slot);
+      buffer.memory = peers_read_root && slot == counter.root ? peers_ : MemoryKind::kPrivate;
+      buffer.slot = slot;
+      buffer.persistent = true;
+      buffers_.Add(buffer);
+    }
+  }
+
+  void AddGradients(const GradientCall& call) {
+    const GroupRules& rules = RulesOf(call.group);
+    const LaneMap& lanes = request_.lanes;
+    const bool replicas = lanes.replicas > 1;
+    if (!rules.reduces_each_turn) {
+      AddCounter(call, BufferKind::kLocalGrad, local_, true);
+    }
+    AddCounter(call, BufferKind::kMainGrad, inner_, replicas || !rules.gradient_sharded);
+    ProgramBuffer staging =
+        OfCall("staging", BufferKind::kStaging, call, TotalElements(call.group));
+    staging.memory = rules.reduces_each_turn ? peers_ : MemoryKind::kPrivate;
+    staging.persistent = lanes.micro_batches > 1;
+    buffers_.Add(staging);
+    const bool received = !request_.options.read_peers_in_place;
+    if (received) {
+      buffers_.Add(OfCall("receive", BufferKind::kReceive, call, TotalElements(call.group)));
+    }
+    if (replicas) {
+      ProgramBuffer sum = OfCall(
+          "outer_grad", BufferKind::kOuterGrad, call, ShardElements(call.group) / lanes.replicas);
+      sum.memory = rules.outer_gradient_sharded ? MemoryKind::kPrivate : peers_;
+      sum.persistent = rules.outer_gradient_sharded;
+      buffers_.Add(sum);
+      if (received) {
+        buffers_.Add(
+            OfCall("outer_receive", BufferKind::kOuterReceive, call, ShardElements(call.group)));
+      }
+    }
+    if (!rules.gradient_sharded && call.call == 0) {
+      buffers_.Add(OfCall("full_grad", BufferKind::kFullGrad, call, TotalElements(call.group)));
+    }
+  }
+
+  const ProgramRequest& request_;
+  const ModelUses uses_;
+  const Counter local_ = Counter(request_.lanes.Local());
+  const Counter inner_ = Counter(request_.lanes.Inner());
+  const MemoryKind peers_;  // of what other ranks of the host read where they can
+  IdVector<GroupId, std::string> names_;
+  ProgramBuffers buffers_;
+};
+
+}  // namespace
+
+bool IsResident(const ProgramRequest& request, GroupId group) {
+  const GroupRules& rules = request.rules[group];
+  return !rules.weights_sharded || (request.options.gather_in_place && rules.optimizer_sharded);
+}
+
+ProgramBuffers BuildBuffers(const ProgramRequest& request) {
+  return BufferList(request).Build();
+}
+
+}  // namespace ravel::plan

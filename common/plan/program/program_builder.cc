@@ -1,0 +1,563 @@
+#include "common/plan/program/program_builder.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "common/check.h"
+#include "common/plan/program/buffer_index.h"
+#include "common/plan/program/program_buffers.h"
+#include "common/plan/program/program_operands.h"
+#include "common/plan/program/program_order.h"
+#include "common/plan/program/program_uses.h"
+#include "common/plan/sharding_plan.h"
+
+namespace ravel::plan {
+namespace {
+
+constexpr size_t kNever = std::numeric_limits<size_t>::max();
+
+bool Updates(Phase phase) {
+  return phase == Phase::kOnly || phase == Phase::kLast;
+}
+// What stays gathered, or is cut among replicas, is renewed where the optimizer may have run since
+// the program before.
+bool RenewsWeights(Phase phase) {
+  return phase == Phase::kOnly || phase == Phase::kFirst || phase == Phase::kEval;
+}
+
+struct ProgramKind {
+  Phase phase = Phase::kOnly;
+  LanePart part = LanePart::kWhole;
+  bool operator==(const ProgramKind&) const = default;
+};
+
+// Whether another program of the same step follows, or comes before.
+bool HandsOver(const ProgramKind& kind) {
+  return kind.phase == Phase::kFirst || kind.phase == Phase::kMiddle;
+}
+bool TakesOver(const ProgramKind& kind) {
+  return kind.phase == Phase::kLast || kind.phase == Phase::kMiddle;
+}
+
+// Groups that stay gathered between the programs of a step. Without `at_end`: whatever is left.
+struct HandOver {
+  std::vector<GroupId> at_start;
+  std::optional<std::vector<GroupId>> at_end;
+};
+
+// Emits one program. Weights: a cache of gathered groups that evicts the one needed last (Belady);
+// what an eviction frees is reused only after the evicted group's last use, by an explicit wait.
+// Gradients: the same on the reduce stream.
+class Builder {
+ public:
+  Builder(const ProgramRequest& request,
+          const BufferIndex& index,
+          const ProgramKind& kind,
+          const HandOver& hand_over)
+      : request_(request),
+        index_(index),
+        model_(UsesOf(request.inventory, request.groups, kind.phase != Phase::kEval)),
+        weights_(request.groups.size()),
+        allocated_at_(model_.gradients.size()),
+        reduced_at_(model_.gradients.size()),
+        summed_(request.groups.size(), 0) {
+    program_.phase = kind.phase;
+    program_.part = kind.part;
+    hands_over_ = HandsOver(kind);
+    at_end_ = hand_over.at_end;
+    for (size_t use = 0; use < model_.uses.size(); ++use) {
+      for (const GroupId group : model_.uses[use].needs) {
+        Weights(group).uses.push_back(use);
+      }
+    }
+    for (const GroupId group : weights_.ids()) {
+      weights_[group].resident = IsResident(request, group);
+    }
+    for (const GroupId group : hand_over.at_start) {
+      Weights(group).live = true;
+      program_.live_at_start.push_back(Buffer(BufferKind::kGathered, group));
+    }
+    std::sort(program_.live_at_start.begin(), program_.live_at_start.end());
+  }
+
+  StepProgram Build() {
+    EmitOuterGathers();
+    for (size_t use = 0; use < model_.uses.size(); ++use) {
+      PrepareWeights(use);
+      PrepareStaging(use, Must::kFit);
+      if (request_.options.prefetch && use + 1 < model_.uses.size() &&
+          model_.uses[use].op == OpCode::kBackward) {
+        PrepareStaging(use + 1, Must::kNotWait);
+      }
+      EmitUse(use);
+      if (model_.uses[use].op == OpCode::kBackward && Closes()) {
+        EmitReduces(use);
+      }
+    }
+    FinishSums();
+    FreeAll();
+    if (Updates(program_.phase)) {
+      EmitUpdate();
+    }
+    EmitEnd();
+    AddOperands({.inventory = request_.inventory,
+                 .rules = request_.rules,
+                 .lanes = request_.lanes,
+                 .options = request_.options,
+                 .index = index_,
+                 .model = model_,
+                 .part = program_.part},
+                program_);
+    DropImpliedWaits(program_);
+    return std::move(program_);
+  }
+
+ private:
+  struct GroupWeights {
+    bool resident = false;
+    bool live = false;  // the gather of a resident group has been emitted
+    InstructionId gather = {};
+    InstructionId renewed = {};  // outer gather
+    InstructionId last_use = {};
+    std::vector<size_t> uses;
+  };
+  enum class Must { kFit, kNotWait };
+
+  InstructionId Emit(Instruction instruction) {
+    InstructionId& last = last_on_stream_[StreamIndex(instruction.stream)];
+    last = program_.instructions.Add(std::move(instruction));
+    return last;
+  }
+  Instruction OfGroup(OpCode op, StreamId stream, GroupId group) const {
+    return {.op = op, .stream = stream, .unit = request_.groups[group].unit, .group = group};
+  }
+  void EmitFree(BufferId buffer) {
+    Instruction free = {.op = OpCode::kFree, .stream = StreamId::kHost};
+    free.freed = buffer;
+    Emit(free);
+  }
+
+  const GroupRules& Rules(GroupId group) const { return request_.rules[group]; }
+  int64_t Elements(GroupId group) const { return request_.groups[group].layout.total_elements(); }
+  int64_t GatheredBytes(GroupId group) const {
+    return Elements(group) * DTypeBytes(request_.options.weight_type);
+  }
+  int64_t StagedBytes(GroupId group) const { return Elements(group) * kGradientElementBytes; }
+  GroupWeights& Weights(GroupId group) { return weights_[group]; }
+  BufferId Buffer(BufferKind kind, GroupId group, int call = 0) const {
+    return index_.Find({.kind = kind, .owner = group, .call = call});
+  }
+  // Gradients of several micro-batches add up before they leave.
+  bool Opens() const {
+    return program_.part == LanePart::kWhole || program_.part == LanePart::kOpen;
+  }
+  bool Closes() const {
+    return program_.part == LanePart::kWhole || program_.part == LanePart::kClose;
+  }
+  bool StagingStays() const { return program_.part != LanePart::kWhole; }
+
+  // The first use at or after `from` that needs the group's weights.
+  size_t NextUse(GroupId group, size_t from) const {
+    const std::vector<size_t>& uses = weights_[group].uses;
+    const auto next = std::lower_bound(uses.begin(), uses.end(), from);
+    if (next != uses.end()) {
+      return *next;
+    }
+    return hands_over_ && !uses.empty() ? model_.uses.size() + uses.front() : kNever;
+  }
+
+  void EmitOuterGathers() {
+    if (!RenewsWeights(program_.phase)) {
+      return;
+    }
+    for (const GroupId group : weights_.ids()) {
+      if (Rules(group).outer_gradient_sharded) {
+        weights_[group].renewed = Emit(OfGroup(OpCode::kOuterGather, StreamId::kOuter, group));
+      }
+    }
+  }
+
+  // Gathers what this use needs, then what later uses need as far as the window reaches.
+  void PrepareWeights(size_t use) {
+    const std::vector<UnitUse>& uses = model_.uses;
+    const size_t next = std::min(uses.size(), use + (request_.options.prefetch ? 2 : 1));
+    for (size_t ahead = use; ahead < next; ++ahead) {
+      for (const GroupId group : uses[ahead].needs) {
+        const bool renews = RenewsWeights(program_.phase) && Rules(group).optimizer_sharded;
+        if (Weights(group).resident && renews && !Weights(group).live) {
+          EmitGather(group, {});
+        }
+      }
+    }
+    const size_t end = request_.options.prefetch ? uses.size() : use + 1;
+    for (size_t ahead = use; ahead < end; ++ahead) {
+      for (const GroupId group : uses[ahead].needs) {
+        const GroupWeights& weights = Weights(group);
+        if (!weights.resident && !weights.live && !GatherWithin(group, use, ahead)) {
+          return;
+        }
+      }
+    }
+  }
+
+  // Gathers a group for use `ahead`, evicting groups that are needed later than that. False: no
+  // room yet.
+  bool GatherWithin(GroupId group, size_t use, size_t ahead) {
+    const int64_t cap = request_.options.gather_window_bytes;
+    int64_t live = GatheredBytes(group);
+    std::vector<std::pair<size_t, GroupId>> candidates;  // by next use
+    for (const GroupId other : weights_.ids()) {
+      if (weights_[other].live && !weights_[other].resident) {
+        live += GatheredBytes(other);
+        const size_t next = NextUse(other, use);
+        if (next > ahead) {
+          candidates.emplace_back(next, other);
+        }
+      }
+    }
+    // Needed last first; of those never needed again, the one that has been idle longest.
+    std::sort(candidates.begin(), candidates.end(), [&](const auto& a, const auto& b) {
+      return a.first != b.first ? a.first > b.first
+                                : Weights(a.second).last_use < Weights(b.second).last_use;
+    });
+    std::vector<GroupId> evicted;
+    for (const auto& [next, other] : candidates) {
+      if (live <= cap) {
+        break;
+      }
+      live -= GatheredBytes(other);
+      evicted.push_back(other);
+    }
+    if (live > cap && ahead != use) {
+      return false;
+    }
+    // Keep whatever turned out not to be in the way.
+    for (size_t i = 0; i < evicted.size();) {
+      if (live + GatheredBytes(evicted[i]) <= cap) {
+        live += GatheredBytes(evicted[i]);
+        evicted.erase(evicted.begin() + static_cast<std::ptrdiff_t>(i));
+      } else {
+        ++i;
+      }
+    }
+    EmitGather(group, evicted);
+    return true;
+  }
+
+  void EmitGather(GroupId group, const std::vector<GroupId>& evicted) {
+    Instruction gather = OfGroup(OpCode::kGather, StreamId::kGather, group);
+    for (const GroupId other : evicted) {
+      EmitFree(Buffer(BufferKind::kGathered, other));
+      GroupWeights& out = Weights(other);
+      const InstructionId last = std::max(out.last_use, out.gather);
+      if (last >= 0) {  // else it is of a program before and was not used in this one
+        gather.waits.push_back(last);
+      }
+      out.live = false;
+      out.gather = {};
+      out.last_use = {};
+    }
+    GroupWeights& weights = Weights(group);
+    if (weights.renewed >= 0) {
+      gather.waits.push_back(weights.renewed);
+    }
+    weights.live = true;
+    weights.gather = Emit(gather);
+    weights.last_use = {};
+  }
+
+  // Opens the staging of the gradients that a use is the first to write. Room comes from gradients
+  // that are already reduced; the allocation is on the reduce stream, after those reduces.
+  // False: no room without waiting for a reduce that is not issued yet.
+  bool PrepareStaging(size_t use, Must must) {
+    if (!Opens()) {
+      return true;
+    }
+    for (const GradientId id : model_.uses[use].gradients) {
+      const GradientCall& call = model_.gradients[id];
+      if (allocated_at_[id] >= 0) {
+        continue;
+      }
+      Instruction alloc = OfGroup(OpCode::kAllocStaging, StreamId::kReduce, call.group);
+      alloc.call = call.call;
+      if (!StagingStays() && !MakeRoom(call, must, alloc.waits)) {
+        return false;
+      }
+      staged_.push_back(id);
+      allocated_at_[id] = Emit(alloc);
+    }
+    return true;
+  }
+
+  // Retires reduced gradients, oldest first, until another one fits.
+  bool MakeRoom(const GradientCall& call, Must must, std::vector<InstructionId>& waits) {
+    int64_t live = StagedBytes(call.group);
+    for (const GradientId staged : staged_) {
+      live += StagedBytes(model_.gradients[staged].group);
+    }
+    std::vector<GradientId> stay;
+    std::vector<InstructionId> reduces;
+    for (const GradientId staged : staged_) {
+      if (live > request_.options.staging_window_bytes && reduced_at_[staged] >= 0) {
+        live -= StagedBytes(model_.gradients[staged].group);
+        reduces.push_back(reduced_at_[staged]);
+      } else {
+        stay.push_back(staged);
+      }
+    }
+    if (live > request_.options.staging_window_bytes && must == Must::kNotWait) {
+      return false;
+    }
+    staged_ = std::move(stay);
+    waits = std::move(reduces);
+    return true;
+  }
+
+  Instruction ComputeOf(const UnitUse& use) {
+    Instruction run = {
+        .op = use.op, .stream = StreamId::kCompute, .unit = use.unit, .call = use.call};
+    for (const GroupId group : use.needs) {
+      if (Weights(group).gather >= 0) {
+        run.waits.push_back(Weights(group).gather);
+      }
+    }
+    return run;
+  }
+
+  void EmitUse(size_t at) {
+    const UnitUse& use = model_.uses[at];
+    if (use.remakes) {
+      Instruction remake = ComputeOf(use);
+      remake.op = OpCode::kRecompute;
+      Emit(remake);
+    }
+    Instruction run = ComputeOf(use);
+    for (const GradientId id : use.gradients) {
+      if (allocated_at_[id] >= 0) {
+        run.waits.push_back(allocated_at_[id]);
+      }
+    }
+    const InstructionId instruction = Emit(run);
+    for (const GroupId group : use.needs) {
+      Weights(group).last_use = instruction;
+    }
+  }
+
+  // Sends away the gradients that a backward was the last to write.
+  void EmitReduces(size_t at) {
+    const InstructionId backward = program_.instructions.last_id();
+    std::vector<GroupId> unfinished = std::move(unfinished_);
+    unfinished_.clear();
+    for (const GradientId id : model_.uses[at].gradients) {
+      if (model_.gradients[id].last_use != at) {
+        continue;
+      }
+      EmitReduce(id, backward);
+      // The next gradients' staging goes before the next reduce, so that it need not wait for that.
+      for (size_t ahead = at + 1; ahead < std::min(model_.uses.size(), at + 3); ++ahead) {
+        if (!request_.options.prefetch || !PrepareStaging(ahead, Must::kNotWait)) {
+          break;
+        }
+      }
+    }
+    FinishSums(unfinished);
+  }
+
+  void EmitReduce(GradientId id, InstructionId backward) {
+    const GradientCall& call = model_.gradients[id];
+    const bool local = !Rules(call.group).reduces_each_turn;
+    Instruction leave = OfGroup(
+        local ? OpCode::kAccumulateGrad : OpCode::kReduceScatter, StreamId::kReduce, call.group);
+    leave.call = call.call;
+    leave.waits = {backward};
+    InstructionId reduced = Emit(leave);
+    reduced_at_[id] = reduced;
+    EmitFree(Buffer(BufferKind::kStaging, call.group, call.call));
+    if (!Updates(program_.phase)) {
+      return;
+    }
+    if (local) {
+      Instruction reduce = leave;
+      reduce.op = OpCode::kReduceScatter;
+      reduce.waits.clear();
+      reduced = Emit(reduce);
+    }
+    if (request_.lanes.replicas > 1) {
+      Instruction outer = OfGroup(OpCode::kOuterReduce, StreamId::kOuter, call.group);
+      outer.call = call.call;
+      outer.waits = {reduced};
+      Emit(outer);
+    }
+    if (++summed_[call.group] == GradientCallsOf(model_, call.group)) {
+      unfinished_.push_back(call.group);
+    }
+  }
+
+  // Joins calls and brings whole gradients to where they are needed. One use later than the outer
+  // reduces that it waits for, so that the reduce stream need not stand still.
+  void FinishSums(const std::vector<GroupId>& groups) {
+    const InstructionId outer = last_on_stream_[StreamIndex(StreamId::kOuter)];
+    const auto emit = [&](OpCode op, GroupId group) {
+      Instruction finish = OfGroup(op, StreamId::kReduce, group);
+      if (request_.lanes.replicas > 1) {
+        finish.waits = {LastOuterOf(group, outer)};
+      }
+      Emit(finish);
+    };
+    for (const GroupId group : groups) {
+      if (GradientCallsOf(model_, group) > 1) {
+        emit(OpCode::kJoinGradients, group);
+      }
+      if (!Rules(group).gradient_sharded) {
+        emit(OpCode::kGatherGradient, group);
+      }
+    }
+  }
+  void FinishSums() {
+    FinishSums(unfinished_);
+    unfinished_.clear();
+  }
+
+  // The last outer reduce of the group, at or before `from`.
+  InstructionId LastOuterOf(GroupId group, InstructionId from) const {
+    for (InstructionId at = from; at >= 0; --at) {
+      const Instruction& instruction = program_.instructions[at];
+      if (instruction.op == OpCode::kOuterReduce && instruction.group == group) {
+        return at;
+      }
+    }
+    CheckFailed(__FILE__, __LINE__, "outer reduce", "a group without one");
+  }
+
+  void FreeAll() {
+    for (const GroupId id : weights_.ids()) {
+      if (!weights_[id].live || weights_[id].resident) {
+        continue;
+      }
+      const bool stays =
+          hands_over_ && (!at_end_.has_value() ||
+                          std::find(at_end_->begin(), at_end_->end(), id) != at_end_->end());
+      if (stays) {
+        program_.live_at_end.push_back(Buffer(BufferKind::kGathered, id));
+      } else {
+        EmitFree(Buffer(BufferKind::kGathered, id));
+      }
+    }
+    std::sort(program_.live_at_end.begin(), program_.live_at_end.end());
+  }
+
+  void EmitUpdate() {
+    Instruction stats = {.op = OpCode::kStatsReduce, .stream = StreamId::kReduce};
+    for (const StreamId stream : {StreamId::kOuter, StreamId::kCompute}) {
+      const InstructionId last = last_on_stream_[StreamIndex(stream)];
+      if (last >= 0) {
+        stats.waits.push_back(last);
+      }
+    }
+    Emit(stats);
+    const InstructionId decide = Emit({.op = OpCode::kDecideStep, .stream = StreamId::kReduce});
+    for (const GroupId group : weights_.ids()) {
+      if (Rules(group).trainable) {
+        Instruction step = OfGroup(OpCode::kOptimizerStep, StreamId::kCompute, group);
+        step.waits = {decide};
+        Emit(step);
+      }
+    }
+  }
+
+  void EmitEnd() {
+    Instruction end = {.op = OpCode::kEndPhase, .stream = StreamId::kHost};
+    for (const InstructionId last : last_on_stream_) {
+      if (last >= 0) {
+        end.waits.push_back(last);
+      }
+    }
+    Emit(end);
+  }
+
+  const ProgramRequest& request_;
+  const BufferIndex& index_;
+  const ModelUses model_;
+  bool hands_over_ = false;
+  std::optional<std::vector<GroupId>> at_end_;
+  IdVector<GroupId, GroupWeights> weights_;
+  IdVector<GradientId, InstructionId> allocated_at_;
+  IdVector<GradientId, InstructionId> reduced_at_;  // what ends its staging
+  IdVector<GroupId, int> summed_;                   // calls
+  std::vector<GradientId> staged_;   // in order of allocation, until their room is needed
+  std::vector<GroupId> unfinished_;  // whose sums wait for their last steps
+  std::array<InstructionId, kStreamCount> last_on_stream_;
+  StepProgram program_;
+};
+
+std::vector<StepProgram> BuildKinds(const ProgramRequest& request,
+                                    const BufferIndex& index,
+                                    const std::vector<ProgramKind>& kinds,
+                                    const std::optional<std::vector<GroupId>>& kept) {
+  std::vector<StepProgram> programs;
+  programs.reserve(kinds.size());
+  for (const ProgramKind& kind : kinds) {
+    const HandOver hand_over = {
+        .at_start = TakesOver(kind) && kept.has_value() ? *kept : std::vector<GroupId>(),
+        .at_end = kept};
+    programs.push_back(Builder(request, index, kind, hand_over).Build());
+  }
+  return programs;
+}
+
+// The groups that all programs which are followed by another one leave gathered, ascending.
+std::vector<GroupId> CommonAtEnd(const ProgramBuffers& buffers,
+                                 const std::vector<StepProgram>& programs,
+                                 const std::vector<ProgramKind>& kinds) {
+  std::vector<GroupId> common;
+  bool first = true;
+  for (size_t i = 0; i < programs.size(); ++i) {
+    if (!HandsOver(kinds[i])) {
+      continue;
+    }
+    std::vector<GroupId> left;
+    for (const BufferId buffer : programs[i].live_at_end) {
+      const GroupId group = buffers[buffer].group;
+      if (first || std::binary_search(common.begin(), common.end(), group)) {
+        left.push_back(group);
+      }
+    }
+    std::sort(left.begin(), left.end());
+    common = std::move(left);
+    first = false;
+  }
+  return common;
+}
+
+}  // namespace
+
+std::vector<StepProgram> BuildPrograms(const ProgramRequest& request,
+                                       const ProgramBuffers& buffers) {
+  const BufferIndex index(buffers);
+  std::vector<ProgramKind> kinds;
+  for (int64_t at = 0; at < request.lanes.programs(); ++at) {
+    const StepSlot slot = SlotOf(request.lanes, at);
+    const ProgramKind kind = {.phase = slot.phase, .part = slot.part};
+    if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) {
+      kinds.push_back(kind);
+    }
+  }
+  kinds.push_back({.phase = Phase::kEval, .part = LanePart::kWhole});
+  // What stays gathered from one program to the next must be the same everywhere. It only shrinks,
+  // so this ends.
+  std::optional<std::vector<GroupId>> kept;
+  while (true) {
+    std::vector<StepProgram> programs = BuildKinds(request, index, kinds, kept);
+    std::vector<GroupId> common = CommonAtEnd(buffers, programs, kinds);
+    if (kept.has_value() && common == *kept) {
+      return programs;
+    }
+    kept = std::move(common);
+  }
+}
+
+}  // namespace ravel::plan

@@ -1,0 +1,200 @@
+// The order of operands is part of a plan: temporaries begin to live in that order, and buffers are
+// packed in the order in which they begin.
+
+#include "common/plan/program/program_operands.h"
+
+#include <utility>
+
+namespace ravel::plan {
+namespace {
+
+class OperandList {
+ public:
+  OperandList(const OperandContext& context, const Instruction& at) : context_(context), at_(at) {}
+
+  std::vector<Operand> OfUse(const UnitUse& use, size_t position);
+  std::vector<Operand> OfGroup();
+  std::vector<Operand> OfStatistics();
+
+ private:
+  void Add(BufferId buffer, Access access, Role role, When when = When::kAlways) {
+    if (buffer >= 0) {
+      operands_.push_back({.buffer = buffer, .access = access, .role = role, .when = when});
+    }
+  }
+  BufferId Find(BufferKind kind, BufferIndex::Owner owner, int call = 0, int slot = 0) const {
+    return context_.index.Find({.kind = kind, .owner = owner, .call = call, .slot = slot});
+  }
+  BufferId OfGroup(BufferKind kind) const { return Find(kind, at_.group); }
+  BufferId OfCall(BufferKind kind) const { return Find(kind, at_.group, at_.call); }
+  // The sum of a call over the lanes of a replica, and over all lanes.
+  BufferId InnerSum(GroupId group, int call) const {
+    return Find(BufferKind::kMainGrad, group, call, CounterRoot(context_.lanes.Inner()));
+  }
+  BufferId FinalSum(GroupId group, int call) const {
+    return context_.rules[group].outer_gradient_sharded ? Find(BufferKind::kOuterGrad, group, call)
+                                                        : InnerSum(group, call);
+  }
+  const GroupRules& rules() const { return context_.rules[at_.group]; }
+
+  // Every slot of the counter of a call: which ones a turn adds to depends on the turn.
+  void AddCounter(BufferKind kind, Access access) {
+    for (const BufferId slot : context_.index.OfCall(kind, at_.group, at_.call)) {
+      Add(slot, access, Role::kSum);
+    }
+  }
+  void AddGradients(const UnitUse& use, size_t position);
+  void AddGatherSource() {
+    const BufferId model_weight = OfGroup(BufferKind::kModelWeight);
+    Add(model_weight >= 0 ? model_weight : OfGroup(BufferKind::kMainWeight),
+        Access::kRead,
+        Role::kStored);
+  }
+  void AddReduceScatter();
+  void AddUpdate();
+
+  const OperandContext& context_;
+  const Instruction& at_;
+  std::vector<Operand> operands_;
+};
+
+std::vector<Operand> OperandList::OfUse(const UnitUse& use, size_t position) {
+  const bool forward = at_.op == OpCode::kForward;
+  const bool backward = at_.op == OpCode::kBackward;
+  const bool optional = context_.inventory.units[use.unit].optional;
+  const When when = optional ? When::kUsed : When::kLane;
+  for (const GroupId group : use.needs) {
+    Add(Find(BufferKind::kGathered, group), Access::kRead, Role::kWeights, when);
+  }
+  Add(Find(BufferKind::kSaved, use.unit, use.call),
+      forward    ? Access::kWrite
+      : backward ? Access::kAdd
+                 : Access::kRead,
+      Role::kSaved,
+      when);
+  Add(Find(BufferKind::kRemade, use.unit),
+      backward ? Access::kAdd : Access::kWrite,
+      Role::kRemade,
+      when);
+  Add(Find(BufferKind::kWorkspace, use.unit), Access::kWrite, Role::kScratch, when);
+  if (backward) {
+    AddGradients(use, position);
+  }
+  Add(Find(BufferKind::kShared, {}), Access::kAdd, Role::kShared, when);
+  return std::move(operands_);
+}
+
+// A unit that is not used has a gradient, too: zero.
+void OperandList::AddGradients(const UnitUse& use, size_t position) {
+  const bool opens = context_.part == LanePart::kWhole || context_.part == LanePart::kOpen;
+  for (const GradientId id : use.gradients) {
+    const GradientCall& call = context_.model.gradients[id];
+    Add(Find(BufferKind::kStaging, call.group, call.call),
+        opens && call.first_use >= position ? Access::kWrite : Access::kAdd,
+        Role::kGradient,
+        When::kLane);
+  }
+}
+
+void OperandList::AddReduceScatter() {
+  if (rules().reduces_each_turn) {
+    // Rounded in place for the wire.
+    const bool rounds = context_.options.gradient_wire == WireType::kBF16 && !context_.lanes.blocks;
+    const Access access = rounds ? Access::kAdd : Access::kRead;
+    Add(OfCall(BufferKind::kStaging), access, Role::kSend, When::kLane);
+  } else {
+    const int root = CounterRoot(context_.lanes.Local());
+    Add(Find(BufferKind::kLocalGrad, at_.group, at_.call, root), Access::kRead, Role::kSend);
+  }
+  Add(OfCall(BufferKind::kReceive), Access::kWrite, Role::kReceive);
+  AddCounter(BufferKind::kMainGrad, Access::kAdd);
+}
+
+void OperandList::AddUpdate() {
+  const BufferId whole = OfGroup(BufferKind::kFullGrad);
+  Add(whole, Access::kRead, Role::kGradient);
+  Add(whole < 0 ? FinalSum(at_.group, 0) : BufferId(), Access::kRead, Role::kSum);
+  Add(OfGroup(BufferKind::kMainWeight), Access::kAdd, Role::kStored);
+  Add(OfGroup(BufferKind::kModelWeight), Access::kAdd, Role::kStored);
+  Add(OfGroup(BufferKind::kExpAvg), Access::kAdd, Role::kState);
+  Add(OfGroup(BufferKind::kExpAvgSq), Access::kAdd, Role::kState);
+}
+
+// Losses, and what this rank measures of the gradients.
+std::vector<Operand> OperandList::OfStatistics() {
+  Add(Find(BufferKind::kShared, {}), Access::kRead, Role::kShared);
+  for (const GroupId group : context_.rules.ids()) {
+    if (context_.rules[group].trainable) {
+      Add(FinalSum(group, 0), Access::kRead, Role::kSum);
+    }
+  }
+  return std::move(operands_);
+}
+
+std::vector<Operand> OperandList::OfGroup() {
+  switch (at_.op) {
+    case OpCode::kGather:
+      AddGatherSource();
+      Add(OfGroup(BufferKind::kGathered), Access::kWrite, Role::kWeights);
+      break;
+    case OpCode::kOuterGather:  // this rank's part of it stays
+      Add(OfGroup(BufferKind::kModelWeight), Access::kAdd, Role::kStored);
+      break;
+    case OpCode::kAllocStaging:
+      Add(OfCall(BufferKind::kStaging), Access::kWrite, Role::kGradient);
+      break;
+    case OpCode::kReduceScatter:
+      AddReduceScatter();
+      break;
+    case OpCode::kAccumulateGrad:
+      Add(OfCall(BufferKind::kStaging), Access::kRead, Role::kSend, When::kLane);
+      AddCounter(BufferKind::kLocalGrad, Access::kAdd);
+      break;
+    case OpCode::kOuterReduce:
+      Add(OfCall(BufferKind::kOuterReceive), Access::kWrite, Role::kReceive);
+      Add(InnerSum(at_.group, at_.call),
+          rules().outer_gradient_sharded ? Access::kRead : Access::kAdd,
+          Role::kSum);
+      Add(OfCall(BufferKind::kOuterGrad), Access::kWrite, Role::kSum);
+      break;
+    case OpCode::kJoinGradients:
+      for (int call = 0; call < GradientCallsOf(context_.model, at_.group); ++call) {
+        Add(FinalSum(at_.group, call), call == 0 ? Access::kAdd : Access::kRead, Role::kSum);
+      }
+      break;
+    case OpCode::kGatherGradient:
+      Add(InnerSum(at_.group, 0), Access::kRead, Role::kSum);
+      Add(OfGroup(BufferKind::kFullGrad), Access::kWrite, Role::kGradient);
+      break;
+    case OpCode::kOptimizerStep:
+      AddUpdate();
+      break;
+    default:
+      break;
+  }
+  return std::move(operands_);
+}
+
+}  // namespace
+
+std::vector<Operand> OperandsOf(const OperandContext& context, const Instruction& at, size_t use) {
+  OperandList list(context, at);
+  if (IsCompute(at.op)) {
+    return use < context.model.uses.size() ? list.OfUse(context.model.uses[use], use)
+                                           : std::vector<Operand>();
+  }
+  if (at.op == OpCode::kStatsReduce) {
+    return list.OfStatistics();
+  }
+  return context.rules.Has(at.group) ? list.OfGroup() : std::vector<Operand>();
+}
+
+void AddOperands(const OperandContext& context, StepProgram& program) {
+  size_t use = 0;
+  for (Instruction& at : program.instructions) {
+    at.operands = OperandsOf(context, at, use);
+    use += IsCompute(at.op) && at.op != OpCode::kRecompute ? 1 : 0;
+  }
+}
+
+}  // namespace ravel::plan

@@ -1,0 +1,135 @@
+#include "common/plan/program/program_uses.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace ravel::plan {
+namespace {
+
+std::vector<UnitId> OrderOf(const ModelInventory& inventory) {
+  if (!inventory.order.empty()) {
+    return inventory.order;
+  }
+  std::vector<UnitId> order;
+  for (const UnitId unit : inventory.units.ids()) {
+    order.push_back(unit);
+  }
+  return order;
+}
+
+// The groups that hold the unit's own tensors and those that it borrows.
+IdVector<UnitId, std::vector<GroupId>> GroupsOfUnits(const ModelInventory& inventory,
+                                                     const GroupLayouts& groups) {
+  IdVector<UnitId, std::vector<GroupId>> found(inventory.units.size());
+  IdVector<TensorId, GroupId> group_of(inventory.tensors.size());
+  for (const GroupId group : groups.ids()) {
+    found[groups[group].unit].push_back(group);
+    for (const TensorId tensor : groups[group].tensors) {
+      group_of[tensor] = group;
+    }
+  }
+  for (const UnitId unit : found.ids()) {
+    for (const TensorId tensor : inventory.units[unit].borrowed) {
+      const GroupId group = group_of[tensor];
+      if (std::find(found[unit].begin(), found[unit].end(), group) == found[unit].end()) {
+        found[unit].push_back(group);
+      }
+    }
+  }
+  return found;
+}
+
+// Adds the backward calls to the forward ones.
+class BackwardUses {
+ public:
+  BackwardUses(const ModelInventory& inventory, const GroupLayouts& groups, ModelUses& made)
+      : inventory_(inventory), groups_(groups), made_(made) {}
+
+  void Add() {
+    const size_t forwards = made_.uses.size();
+    size_t lowest = forwards;
+    for (size_t use = forwards; use-- > 0;) {
+      const std::vector<GroupId>& needs = made_.uses[use].needs;
+      if (std::any_of(needs.begin(), needs.end(), [&](GroupId group) { return Trains(group); })) {
+        lowest = use;
+      }
+    }
+    for (size_t use = forwards; use-- > lowest;) {
+      AddBackward(use);
+    }
+  }
+
+ private:
+  bool Trains(GroupId group) const { return groups_[group].trainable; }
+
+  void AddBackward(size_t forward) {
+    const size_t at = made_.uses.size();
+    UnitUse use = made_.uses[forward];
+    const UnitSpec& unit = inventory_.units[use.unit];
+    use.op = OpCode::kBackward;
+    use.remakes = !unit.remade.empty() && at != forward + 1;
+    for (const GroupId group : use.needs) {
+      if (Trains(group)) {
+        use.gradients.push_back(GradientOf(group, use.unit, at));
+      }
+    }
+    if (unit.kind == UnitKind::kEmbedding || unit.kind == UnitKind::kPositions) {
+      const auto unread = [&](GroupId group) { return !Trains(group); };
+      use.needs.erase(std::remove_if(use.needs.begin(), use.needs.end(), unread), use.needs.end());
+    }
+    made_.uses.push_back(std::move(use));
+  }
+
+  GradientId GradientOf(GroupId group, UnitId writer, size_t use) {
+    const auto [found, added] =
+        index_.emplace(std::make_pair(group, writer), made_.gradients.end_id());
+    if (added) {
+      made_.gradients.push_back({.group = group,
+                                 .call = GradientCallsOf(made_, group),
+                                 .first_use = use,
+                                 .last_use = use});
+    }
+    made_.gradients[found->second].last_use = use;
+    return found->second;
+  }
+
+  const ModelInventory& inventory_;
+  const GroupLayouts& groups_;
+  ModelUses& made_;
+  std::map<std::pair<GroupId, UnitId>, GradientId> index_;  // by group and writing unit
+};
+
+}  // namespace
+
+ModelUses UsesOf(const ModelInventory& inventory, const GroupLayouts& groups, bool trains) {
+  const IdVector<UnitId, std::vector<GroupId>> needs = GroupsOfUnits(inventory, groups);
+  ModelUses made;
+  IdVector<UnitId, int> calls(inventory.units.size(), 0);
+  for (const UnitId unit : OrderOf(inventory)) {
+    made.uses.push_back({.op = OpCode::kForward,
+                         .unit = unit,
+                         .call = calls[unit]++,
+                         .remakes = false,
+                         .needs = needs[unit],
+                         .gradients = {}});
+  }
+  if (trains) {
+    BackwardUses(inventory, groups, made).Add();
+  }
+  return made;
+}
+
+int CallsOf(const ModelInventory& inventory, UnitId unit) {
+  const std::vector<UnitId> order = OrderOf(inventory);
+  return static_cast<int>(std::count(order.begin(), order.end(), unit));
+}
+
+int GradientCallsOf(const ModelUses& uses, GroupId group) {
+  return static_cast<int>(
+      std::count_if(uses.gradients.begin(), uses.gradients.end(), [&](const GradientCall& call) {
+        return call.group == group;
+      }));
+}
+
+}  // namespace ravel::plan

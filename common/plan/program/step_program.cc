@@ -1,0 +1,177 @@
+#include "common/plan/program/step_program.h"
+
+#include <algorithm>
+
+namespace ravel::plan {
+
+bool IsCompute(OpCode op) {
+  return op == OpCode::kForward || op == OpCode::kBackward || op == OpCode::kRecompute;
+}
+
+BufferId BufferOf(const Instruction& instruction, Role role) {
+  for (const Operand& operand : instruction.operands) {
+    if (operand.role == role) {
+      return operand.buffer;
+    }
+  }
+  return {};
+}
+
+std::vector<BufferId> BuffersOf(const Instruction& instruction, Role role) {
+  std::vector<BufferId> buffers;
+  for (const Operand& operand : instruction.operands) {
+    if (operand.role == role) {
+      buffers.push_back(operand.buffer);
+    }
+  }
+  return buffers;
+}
+
+bool Touches(const Instruction& instruction, BufferId buffer) {
+  return std::any_of(instruction.operands.begin(),
+                     instruction.operands.end(),
+                     [buffer](const Operand& operand) { return operand.buffer == buffer; });
+}
+
+bool Accumulates(const Instruction& instruction) {
+  return std::any_of(
+      instruction.operands.begin(), instruction.operands.end(), [](const Operand& operand) {
+        return operand.role == Role::kGradient && operand.access == Access::kAdd;
+      });
+}
+
+const char* OpName(OpCode op) {
+  switch (op) {
+    case OpCode::kGather:
+      return "Gather";
+    case OpCode::kForward:
+      return "Forward";
+    case OpCode::kBackward:
+      return "Backward";
+    case OpCode::kFree:
+      return "Free";
+    case OpCode::kAllocStaging:
+      return "AllocStaging";
+    case OpCode::kReduceScatter:
+      return "ReduceScatter";
+    case OpCode::kStatsReduce:
+      return "StatsReduce";
+    case OpCode::kDecideStep:
+      return "DecideStep";
+    case OpCode::kOptimizerStep:
+      return "OptimizerStep";
+    case OpCode::kEndPhase:
+      return "EndPhase";
+    case OpCode::kRecompute:
+      return "Recompute";
+    case OpCode::kAccumulateGrad:
+      return "AccumulateGrad";
+    case OpCode::kOuterReduce:
+      return "OuterReduce";
+    case OpCode::kOuterGather:
+      return "OuterGather";
+    case OpCode::kJoinGradients:
+      return "JoinGradients";
+    case OpCode::kGatherGradient:
+      return "GatherGradient";
+  }
+  return "unknown";
+}
+
+const char* PhaseName(Phase phase) {
+  switch (phase) {
+    case Phase::kOnly:
+      return "only";
+    case Phase::kFirst:
+      return "first";
+    case Phase::kMiddle:
+      return "middle";
+    case Phase::kLast:
+      return "last";
+    case Phase::kEval:
+      return "eval";
+  }
+  return "unknown";
+}
+
+const char* LanePartName(LanePart part) {
+  switch (part) {
+    case LanePart::kWhole:
+      return "whole";
+    case LanePart::kOpen:
+      return "open";
+    case LanePart::kMiddle:
+      return "middle";
+    case LanePart::kClose:
+      return "close";
+  }
+  return "unknown";
+}
+
+const char* StreamName(StreamId stream) {
+  switch (stream) {
+    case StreamId::kCompute:
+      return "compute";
+    case StreamId::kGather:
+      return "gather";
+    case StreamId::kReduce:
+      return "reduce";
+    case StreamId::kHost:
+      return "host";
+    case StreamId::kOuter:
+      return "outer";
+  }
+  return "unknown";
+}
+
+const char* BufferKindName(BufferKind kind) {
+  switch (kind) {
+    case BufferKind::kMainWeight:
+      return "main weight";
+    case BufferKind::kExpAvg:
+      return "exp_avg";
+    case BufferKind::kExpAvgSq:
+      return "exp_avg_sq";
+    case BufferKind::kMainGrad:
+      return "main grad";
+    case BufferKind::kGathered:
+      return "gathered";
+    case BufferKind::kStaging:
+      return "staging";
+    case BufferKind::kReceive:
+      return "receive";
+    case BufferKind::kSaved:
+      return "activations";
+    case BufferKind::kWorkspace:
+      return "workspace";
+    case BufferKind::kShared:
+      return "shared";
+    case BufferKind::kModelWeight:
+      return "model weight";
+    case BufferKind::kLocalGrad:
+      return "local grad";
+    case BufferKind::kOuterGrad:
+      return "outer grad";
+    case BufferKind::kFullGrad:
+      return "full grad";
+    case BufferKind::kOuterReceive:
+      return "outer receive";
+    case BufferKind::kRemade:
+      return "remade activations";
+  }
+  return "unknown";
+}
+
+const char* MemoryKindName(MemoryKind memory) {
+  switch (memory) {
+    case MemoryKind::kPrivate:
+      return "private";
+    case MemoryKind::kSymmetric:
+      return "symmetric";
+    case MemoryKind::kCommon:
+      return "common";
+  }
+  return "unknown";
+}
+
+}  // namespace ravel::plan

@@ -1,0 +1,240 @@
+#pragma once
+
+// A training step as data: typed instructions with streams, waits and buffers. Built by
+// program_builder, proved by program_checker, placed by buffer_plan, replayed by
+// worker/shard/unit_executor.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/dtype.h"
+#include "common/model/ids.h"
+#include "common/model/model_inventory.h"
+
+namespace ravel::plan {
+
+// On disk (plan proto): do not renumber.
+//
+// `group` of an instruction is that of ShardingPlan::groups, `unit` the unit of the group. What an
+// instruction touches is in its operands; words in capitals here are their roles.
+enum class OpCode : uint8_t {
+  kGather = 1,    // STORED of all ranks of the replica -> WEIGHTS; where those lie inside it and it
+                  // is kCommon, a barrier
+  kForward = 2,   // call `call` of `unit`: reads WEIGHTS, fills SAVED and, as scratch or for a
+                  // backward that follows at once, REMADE
+  kBackward = 3,  // reads WEIGHTS, SAVED, REMADE and may use the latter two up; writes GRADIENT
+  kFree = 4,      // ends the life of buffer `freed`; enqueues nothing
+  kAllocStaging = 5,   // begins the life of GRADIENT; back-pressure of the staging window
+  kReduceScatter = 6,  // SEND (gradients of one lane of each rank, or the roots of their local
+                       // counters) of the replica's ranks -> lane blocks of this rank's shard ->
+                       // SUM, the counter kMainGrad of (group, call)
+  kStatsReduce = 7,  // packed statistics of all ranks: row sums, non-finite count, losses, control
+                     // word
+  kDecideStep = 8,   // apply or skip, clip coefficient
+  kOptimizerStep = 9,    // fused update of what this rank stores of `group`
+  kEndPhase = 10,        // everything at rest
+  kRecompute = 11,       // forward of (unit, call) again: reads WEIGHTS and SAVED, fills REMADE
+  kAccumulateGrad = 12,  // SEND of this rank's lane -> SUM, the counter kLocalGrad of (group, call)
+  kOuterReduce = 13,     // root of kMainGrad of (group, call) over the replicas -> kOuterGrad, this
+                         // replica's part; where replicas keep equal gradients then back to all
+  kOuterGather = 14,     // optimizer's sub-pieces of all replicas (of another type: what the update
+                         // wrote of kModelWeight) -> kModelWeight; always copies, also in kCommon
+                         // memory: replicas have blocks of their own
+  kJoinGradients = 15,   // final sums of all calls of `group`, call 0 += call 1 ...
+  kGatherGradient = 16,  // final gradient shards of the replica's ranks -> kFullGrad
+};
+
+enum class StreamId : uint8_t { kCompute = 1, kGather = 2, kReduce = 3, kHost = 4, kOuter = 5 };
+inline constexpr size_t kStreamCount = 5;
+// Index into arrays of kStreamCount entries.
+constexpr size_t StreamIndex(StreamId stream) {
+  return static_cast<size_t>(stream) - 1;
+}
+
+enum class BufferKind : uint8_t {
+  kMainWeight = 1,  // this rank's shard, fp32 or remainders; inside `gathered` when gathers are in
+                    // place, unless model weights are of another type
+  kExpAvg = 2,
+  kExpAvgSq = 3,
+  kMainGrad = 4,  // one slot of the lane counter of a unit's gradient call
+  kGathered = 5,
+  kStaging = 6,
+  kReceive = 7,  // pieces of other ranks, where they cannot be read in place
+  kSaved = 8,
+  kWorkspace = 9,
+  kShared = 10,
+  kModelWeight = 11,   // parameter placement, where that, or the type, is not the optimizer's
+  kLocalGrad = 12,     // full-size: one slot of the counter over this rank's own lanes
+  kOuterGrad = 13,     // this replica's part of the sum over replicas
+  kFullGrad = 14,      // the whole gradient, where every rank updates everything
+  kOuterReceive = 15,  // as kReceive, between replicas
+  kRemade = 16,        // activations that Recompute makes again for Backward
+};
+
+// The memory of a buffer. kPrivate: this rank's memory. kSymmetric: this rank's memory, readable by
+// the ranks of the host at the same offset of their own block. kCommon: one block for all ranks of
+// the host.
+enum class MemoryKind : uint8_t { kPrivate = 1, kSymmetric = 2, kCommon = 3 };
+
+struct ProgramBuffer {
+  std::string name;  // "gathered/layers.0", "saved/layers.0"
+  BufferKind kind = BufferKind::kShared;
+  MemoryKind memory = MemoryKind::kPrivate;
+  UnitId unit = {};
+  GroupId group = {};  // of weights and gradients
+  int call = 0;  // gradients: which gradient call of the group (tied tables have two); activations:
+                 // which call of the unit
+  int slot = 0;  // kMainGrad: which of the CounterBuffers (lane_map.h) of the call
+  int64_t bytes = 0;
+  DType dtype = DType::kU8;  // of its elements; kU8: activations, which are of several types
+  bool persistent = false;   // lives across steps
+  // The buffer that holds its bytes, or none: one of its own. Main weights lie inside model weights
+  // where both exist, those inside the gathered buffer where that is resident; the plan counts no
+  // bytes of their own. Which part it is: BufferOffset in plan_pieces.h.
+  BufferId inside = {};
+
+  int64_t elements() const { return bytes / DTypeBytes(dtype); }
+  bool operator==(const ProgramBuffer&) const = default;
+};
+using ProgramBuffers = IdVector<BufferId, ProgramBuffer>;
+
+// The access of an instruction to a buffer. kWrite: the earlier content of the buffer is not read.
+// kAdd: reads and writes.
+enum class Access : uint8_t { kRead = 1, kWrite = 2, kAdd = 3 };
+
+// The role of a buffer in an instruction.
+enum class Role : uint8_t {
+  kWeights = 1,   // gathered weights of a group. Of a unit: of the groups that it reads, its own
+                  // first; a tensor whose group is not among them is not read
+  kStored = 2,    // what this rank stores of a group's weights: main weight, model weight
+  kState = 3,     // moments
+  kGradient = 4,  // gradient of one lane, or the whole final one. Of a backward: staging of the
+                  // trainable groups that the unit writes, its own first
+  kSend = 5,      // what leaves for other ranks or for a counter
+  kReceive = 6,   // pieces of other ranks
+  kSum = 7,       // counters and sums of gradients
+  kSaved = 8,     // activations between forward and backward
+  kRemade = 9,
+  kScratch = 10,
+  kShared = 11,  // what units hand to each other
+};
+
+// The ranks that touch an operand. kLane: ranks that compute a lane in this turn. kUsed: of these,
+// the ranks whose micro-batch uses the optional unit.
+enum class When : uint8_t { kAlways = 1, kLane = 2, kUsed = 3 };
+
+struct Operand {
+  BufferId buffer = {};
+  Access access = Access::kRead;
+  Role role = Role::kShared;
+  When when = When::kAlways;
+
+  bool writes() const { return access != Access::kRead; }
+  bool operator==(const Operand&) const = default;
+};
+
+struct Instruction {
+  OpCode op = OpCode::kEndPhase;
+  StreamId stream = StreamId::kCompute;
+  UnitId unit = {};
+  int call = 0;
+  GroupId group = {};   // of the instructions on weights and gradients
+  BufferId freed = {};  // kFree
+  // Every buffer that it reads or writes, each once (program_operands.h).
+  std::vector<Operand> operands = {};
+  // Instructions of the same program whose completion this one waits for, beyond the order of its
+  // own stream.
+  std::vector<InstructionId> waits = {};
+
+  bool operator==(const Instruction&) const = default;
+};
+
+// On disk: do not renumber. A step runs one program per turn: kOnly when there is one turn, else
+// kFirst, kMiddle..., kLast. kOnly and kLast end with StatsReduce, DecideStep and the
+// OptimizerSteps. kEval is forward only.
+enum class Phase : uint8_t { kOnly = 1, kFirst = 2, kMiddle = 3, kLast = 4, kEval = 5 };
+
+// The part of a lane that a program computes. A lane of one micro-batch is whole; else the first
+// program opens it (gradients are overwritten) and the last closes it (gradients leave).
+enum class LanePart : uint8_t { kWhole = 1, kOpen = 2, kMiddle = 3, kClose = 4 };
+
+struct StepProgram {
+  Phase phase = Phase::kOnly;
+  LanePart part = LanePart::kWhole;
+  // Temporary gathered buffers that the program before it in the step leaves for it, and that it
+  // leaves for the next one; ascending. Of the same generation: a step ends with none.
+  std::vector<BufferId> live_at_start = {};
+  std::vector<BufferId> live_at_end = {};
+  // A topological order: running them one by one in this order is correct.
+  IdVector<InstructionId, Instruction> instructions;
+};
+
+// The placements of a group as rules for its program: the only thing that builders, checker and
+// executor know of a strategy.
+struct GroupRules {
+  bool trainable = true;
+  bool weights_sharded = true;  // gathered for use and freed; else resident: gathered once a step
+  bool reduces_each_turn =
+      true;                      // else the lanes of a rank are summed here first (LaneMap::blocks)
+  bool gradient_sharded = true;  // at the step; else every rank gets the whole sum
+  // Each rank stores its shard of the weights (frozen: of the model weight); else all of them, in
+  // the gathered buffer itself, which is then never gathered.
+  bool optimizer_sharded = true;
+  bool outer_gradient_sharded = false;  // each replica updates its sub-piece of the shard
+  bool operator==(const GroupRules&) const = default;
+};
+using RulesOfGroups = IdVector<GroupId, GroupRules>;
+
+struct ProgramOptions {
+  int64_t ranks = 1;
+  bool gather_in_place = false;      // all ranks on one host and a transport with common memory
+  bool read_peers_in_place = false;  // staging of other ranks is readable: no receive buffer
+  int64_t gather_window_bytes = 0;   // 0: the two largest consecutive units
+  int64_t staging_window_bytes = 0;
+  bool prefetch = true;
+  int64_t replicas = 1;  // of the outer axis
+  RecomputePolicy recompute = RecomputePolicy::kNone;
+  // Type of model weights, gathered weights and activations: fp32, or bf16, where main weights are
+  // buffers of their own. Gradients are fp32.
+  DType weight_type = DType::kF32;
+  // Type of main weights: fp32, or i16, where they are the remainders that make the bf16 model
+  // weight of the same element an exact fp32.
+  DType main_type = DType::kF32;
+  DType state_type = DType::kF32;  // of moments: fp32 or bf16
+  // Type in which the lanes' gradients travel between the ranks of a replica.
+  WireType gradient_wire = WireType::kF32;
+  // Thread blocks (CTAs) that a collective may use; 0: the transport's choice. No instruction
+  // depends on it.
+  int64_t communication_blocks = 0;
+  // Least scratch of each layer, for attention engines (attention_workspace.h). 0: no more than the
+  // kernels of one tile need.
+  int64_t attention_workspace_bytes = 0;
+  // Tokens that the head works on at a time (logits_chunk.h).
+  int64_t logits_chunk_tokens = kLogitsChunkTokens;
+};
+
+inline constexpr int64_t kMostCommunicationBlocks = 64;
+
+inline constexpr DType kGradientType = DType::kF32;
+inline constexpr int64_t kGradientElementBytes = 4;
+
+// kForward, kRecompute, kBackward: a call of a unit.
+bool IsCompute(OpCode op);
+// The first buffer of a role, or none.
+BufferId BufferOf(const Instruction& instruction, Role role);
+// All of a role, in order.
+std::vector<BufferId> BuffersOf(const Instruction& instruction, Role role);
+bool Touches(const Instruction& instruction, BufferId buffer);
+// kBackward: gradients already hold earlier micro-batches or calls.
+bool Accumulates(const Instruction& instruction);
+
+const char* OpName(OpCode op);
+const char* PhaseName(Phase phase);
+const char* LanePartName(LanePart part);
+const char* StreamName(StreamId stream);
+const char* BufferKindName(BufferKind kind);
+const char* MemoryKindName(MemoryKind memory);
+
+}  // namespace ravel::plan

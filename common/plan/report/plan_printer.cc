@@ -1,0 +1,305 @@
+#include "common/plan/report/plan_printer.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
+
+#include "common/plan/report/plan_report.h"
+
+namespace ravel::plan {
+namespace {
+
+void AppendId(std::string* text, InstructionId id) {
+  absl::StrAppend(text, id.value());
+}
+
+const std::string& UnitName(const ShardingPlan& plan, UnitId unit) {
+  return plan.inventory.units[unit].name;
+}
+
+void AddWire(const ShardingPlan& plan, std::string& text) {
+  const WireBytes wire = StepWire(plan);
+  absl::StrAppendFormat(&text,
+                        "wire per rank and step: %s; shard axis: gathers %s, reduces %s",
+                        BytesText(wire.total()),
+                        BytesText(wire.gathers),
+                        BytesText(wire.reduces));
+  if (plan.lanes.replicas > 1) {
+    absl::StrAppendFormat(&text,
+                          "; replicate axis: reduces %s, gathers %s",
+                          BytesText(wire.outer_reduces),
+                          BytesText(wire.outer_gathers));
+  }
+  absl::StrAppend(&text, "\n");
+  if (RoundsGradients(plan)) {
+    absl::StrAppendFormat(&text,
+                          "gradients travel as bf16; rounding them costs %s of memory traffic%s\n",
+                          BytesText(RoundedInPlaceBytes(plan)),
+                          plan.options.read_peers_in_place
+                              ? ", more than peers on this host save by reading half"
+                              : "");
+  }
+}
+
+void AddMemory(const ShardingPlan& plan, std::string& text) {
+  const MemoryReport report = ReportMemory(plan);
+  absl::StrAppend(&text, "\nmemory per rank\n");
+  for (size_t i = 0; i < report.lines.size(); ++i) {
+    const MemoryReport::Line& line = report.lines[i];
+    if (i == 0 || report.lines[i - 1].category != line.category) {
+      absl::StrAppendFormat(&text,
+                            "  %-22s %12s\n",
+                            CategoryName(line.category),
+                            BytesText(report.category_bytes(line.category)));
+    }
+    absl::StrAppendFormat(&text, "    %-20s %12s\n", line.what, BytesText(line.bytes));
+  }
+  absl::StrAppendFormat(&text, "  %-22s %12s\n", "predicted peak", BytesText(report.total_bytes));
+  absl::StrAppendFormat(
+      &text,
+      "  arenas: private %s, symmetric %s, common %s for all ranks of a host; %.3f x lower bound\n",
+      BytesText(plan.memory.private_bytes),
+      BytesText(plan.memory.symmetric_bytes),
+      BytesText(plan.memory.common_bytes),
+      static_cast<double>(plan.memory.packed_bytes()) /
+          static_cast<double>(std::max<int64_t>(1, plan.memory.lower_bound_bytes)));
+}
+
+// The groups of consecutive units that differ in nothing but the units.
+struct UnitRun {
+  size_t first = 0;  // row of the first unit's first group
+  size_t last = 0;   // of the last unit's
+  size_t groups = 0;
+  int64_t units = 0;
+};
+
+bool Alike(GroupRow a, const GroupRow& b) {
+  a.unit = b.unit;
+  a.name = b.name;
+  a.buffers = b.buffers;
+  return a == b;
+}
+
+std::vector<UnitRun> RunsOf(const std::vector<GroupRow>& rows, bool every_unit) {
+  std::vector<UnitRun> runs;
+  for (size_t begin = 0; begin < rows.size();) {
+    size_t groups = 1;
+    while (begin + groups < rows.size() && rows[begin + groups].unit == rows[begin].unit) {
+      ++groups;
+    }
+    bool alike = !every_unit && !runs.empty() && runs.back().groups == groups;
+    for (size_t i = 0; alike && i < groups; ++i) {
+      alike = Alike(rows[runs.back().last + i], rows[begin + i]);
+    }
+    if (alike) {
+      runs.back().last = begin;
+      ++runs.back().units;
+    } else {
+      runs.push_back({.first = begin, .last = begin, .groups = groups, .units = 1});
+    }
+    begin += groups;
+  }
+  return runs;
+}
+
+void AddGroup(const GroupRow& row,
+              const std::string& name,
+              int64_t units,
+              int name_width,
+              std::string& text) {
+  absl::StrAppendFormat(&text,
+                        "%-*s %-5s %-5s %-4s %-4s %7d %13d %13d %11d %7.2f %9d %9d %10s\n",
+                        name_width,
+                        name,
+                        row.weight_type,
+                        row.parameter,
+                        row.gradient,
+                        row.optimizer,
+                        row.tensors,
+                        row.elements,
+                        row.shard_elements,
+                        row.padding,
+                        row.padding_percent(),
+                        row.largest_gap,
+                        row.atom,
+                        BytesText(row.wire.total() * units));
+}
+
+void AddGroupTitle(size_t width, std::string& text) {
+  absl::StrAppendFormat(&text,
+                        "\n%-*s %-5s %-5s %-4s %-4s %7s %13s %13s %11s %7s %9s %9s %10s\n",
+                        static_cast<int>(width),
+                        "group",
+                        "dtype",
+                        "param",
+                        "grad",
+                        "opt",
+                        "tensors",
+                        "elements",
+                        "S",
+                        "padding",
+                        "%",
+                        "gap",
+                        "atom",
+                        "wire/step");
+}
+
+void AddGroups(const ShardingPlan& plan, const SummaryOptions& options, std::string& text) {
+  const std::vector<GroupRow> rows = GroupTable(plan);
+  const std::vector<UnitRun> runs = RunsOf(rows, options.verbose);
+  const auto name_of = [&](const UnitRun& run, size_t i) {
+    const std::string& first = rows[run.first + i].name;
+    return run.units == 1
+               ? first
+               : absl::StrCat(first, " .. ", rows[run.last + i].name, " (", run.units, ")");
+  };
+  size_t width = 5;
+  for (const UnitRun& run : runs) {
+    width = std::max(width, name_of(run, run.groups - 1).size());
+  }
+  AddGroupTitle(width, text);
+  for (const UnitRun& run : runs) {
+    for (size_t i = 0; i < run.groups; ++i) {
+      const GroupRow& row = rows[run.first + i];
+      AddGroup(row, name_of(run, i), run.units, static_cast<int>(width), text);
+      for (size_t b = 0; options.verbose && b < row.buffers.size(); ++b) {
+        const BufferRow& buffer = row.buffers[b];
+        absl::StrAppendFormat(&text,
+                              "    %-28s %-9s @%-14d %12s\n",
+                              buffer.name,
+                              buffer.memory,
+                              buffer.address,
+                              BytesText(buffer.bytes));
+      }
+    }
+  }
+}
+
+std::string BufferText(const ShardingPlan& plan, BufferId buffer) {
+  return absl::StrFormat("%s @%d", plan.buffers[buffer].name, plan.memory.offsets[buffer]);
+}
+
+// What an instruction works on, besides its unit.
+std::string ObjectText(const ShardingPlan& plan, const Instruction& at) {
+  switch (at.op) {
+    case OpCode::kGather:
+      return absl::StrCat("-> ", BufferText(plan, BufferOf(at, Role::kWeights)));
+    case OpCode::kFree:
+      return plan.buffers[at.freed].name;
+    case OpCode::kAllocStaging:
+      return absl::StrCat("-> ", BufferText(plan, BufferOf(at, Role::kGradient)));
+    case OpCode::kForward:
+    case OpCode::kBackward: {
+      std::string text = at.call == 0 ? "" : absl::StrCat("call ", at.call);
+      for (const BufferId weights : BuffersOf(at, Role::kWeights)) {
+        const UnitId unit = plan.buffers[weights].unit;
+        if (unit != at.unit) {
+          absl::StrAppend(&text, text.empty() ? "with " : ", with ", UnitName(plan, unit));
+        }
+      }
+      return text;
+    }
+    case OpCode::kReduceScatter:
+      return at.call == 0 ? "" : absl::StrCat("call ", at.call);
+    case OpCode::kStatsReduce:
+    case OpCode::kDecideStep:
+    case OpCode::kOptimizerStep:
+    case OpCode::kEndPhase:
+    case OpCode::kRecompute:
+    case OpCode::kAccumulateGrad:
+    case OpCode::kOuterReduce:
+    case OpCode::kOuterGather:
+    case OpCode::kJoinGradients:
+    case OpCode::kGatherGradient:
+      break;
+  }
+  return "";
+}
+
+}  // namespace
+
+std::vector<std::string> GroupTableLines(const ShardingPlan& plan) {
+  const std::vector<GroupRow> rows = GroupTable(plan);
+  std::string text;
+  size_t width = 5;
+  for (const GroupRow& row : rows) {
+    width = std::max(width, row.name.size());
+  }
+  AddGroupTitle(width, text);
+  for (const GroupRow& row : rows) {
+    AddGroup(row, row.name, 1, static_cast<int>(width), text);
+  }
+  return absl::StrSplit(text, '\n', absl::SkipEmpty());
+}
+
+std::string BytesText(int64_t bytes) {
+  constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
+  if (bytes < 1024) {
+    return absl::StrCat(bytes, " B");
+  }
+  auto value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < kUnits.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  return absl::StrFormat("%.*f %s", value < 10 ? 2 : 1, value, kUnits[unit]);
+}
+
+std::string PlanSummary(const ShardingPlan& plan, const SummaryOptions& options) {
+  const ModelConfig& config = plan.inventory.config;
+  std::string text = absl::StrFormat(
+      "%d parameters in %d units, %d groups; %d rank(s), %d lanes, %d turn(s) of %d x %d "
+      "tokens per lane%s; %s\n",
+      plan.inventory.parameter_count(),
+      plan.inventory.units.size(),
+      plan.groups.size(),
+      plan.ranks,
+      plan.lanes.lanes,
+      plan.lanes.turns(),
+      plan.micro_batch.sequences,
+      plan.micro_batch.sequence_tokens,
+      plan.lanes.micro_batches > 1
+          ? absl::StrCat(", ", plan.lanes.micro_batches, " micro-batches each")
+          : "",
+      plan.mesh.Text());
+  absl::StrAppendFormat(&text,
+                        "gathers %s, peers' gradients %s; windows: gather %s, staging %s\n",
+                        plan.options.gather_in_place ? "in place" : "copied",
+                        plan.options.read_peers_in_place ? "read in place" : "received",
+                        BytesText(plan.options.gather_window_bytes),
+                        BytesText(plan.options.staging_window_bytes));
+  AddWire(plan, text);
+  absl::StrAppendFormat(&text,
+                        "compute: %.3g FLOPs per token\n",
+                        TrainingFlopsPerToken(config, plan.micro_batch.sequence_tokens));
+  AddMemory(plan, text);
+  AddGroups(plan, options, text);
+  return text;
+}
+
+std::string ProgramListing(const ShardingPlan& plan, const StepProgram& program) {
+  std::string text = absl::StrCat("program ", PhaseName(program.phase), "\n");
+  for (size_t i = 0; i < program.instructions.size(); ++i) {
+    const Instruction& at = program.instructions[i];
+    std::string line = absl::StrFormat("%4d  %-8s %-14s %-10s %s",
+                                       i,
+                                       StreamName(at.stream),
+                                       OpName(at.op),
+                                       at.unit >= 0 ? UnitName(plan, at.unit) : "",
+                                       ObjectText(plan, at));
+    if (!at.waits.empty()) {
+      absl::StrAppendFormat(&line, "  waits %s", absl::StrJoin(at.waits, ", ", AppendId));
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    absl::StrAppend(&text, line, "\n");
+  }
+  return text;
+}
+
+}  // namespace ravel::plan

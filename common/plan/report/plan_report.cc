@@ -1,0 +1,202 @@
+#include "common/plan/report/plan_report.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/check.h"
+#include "common/model/bundles.h"
+#include "common/plan/plan_pieces.h"
+
+namespace ravel::plan {
+namespace {
+
+const TensorSpec& TensorOf(const ShardingPlan& plan, TensorId tensor) {
+  return plan.inventory.tensors[tensor];
+}
+
+std::string AxesText(const ShardingPlan& plan, bool outer_cut, bool inner_cut) {
+  const char* inner = inner_cut ? "F" : "R";
+  return plan.lanes.replicas > 1 ? absl::StrCat(outer_cut ? "F" : "R", ",", inner) : inner;
+}
+
+void FillPlacements(const ShardingPlan& plan, const GroupRules& rules, GroupRow& row) {
+  row.parameter = AxesText(plan, false, rules.weights_sharded);
+  row.trainable = rules.trainable;
+  if (!rules.trainable) {
+    row.gradient = row.optimizer = "-";
+    return;
+  }
+  row.gradient = AxesText(plan, rules.outer_gradient_sharded, rules.gradient_sharded);
+  row.optimizer = AxesText(plan, rules.outer_gradient_sharded, rules.optimizer_sharded);
+}
+
+void FillLayout(const ShardingPlan& plan, const GroupLayout& group, GroupRow& row) {
+  row.tensors = static_cast<int64_t>(group.tensors.size());
+  row.shard_elements = group.layout.shard_elements;
+  row.padding = group.layout.padding_elements;
+  int64_t cursor = 0;
+  for (size_t i = 0; i < group.tensors.size(); ++i) {
+    const TensorSpec& tensor = TensorOf(plan, group.tensors[i]);
+    row.elements += ElementCount(tensor.shape);
+    row.atom = std::max(row.atom, AtomElements(tensor));
+    row.largest_gap = std::max(row.largest_gap, group.tensor_offsets[i] - cursor);
+    cursor = group.tensor_offsets[i] + ElementCount(tensor.shape);
+  }
+  row.largest_gap = std::max(row.largest_gap, group.layout.total_elements() - cursor);
+}
+
+// Per rank: blocks in common memory are shared by the ranks of a replica.
+int64_t ShareOf(const ShardingPlan& plan, const ProgramBuffer& buffer) {
+  const int64_t bytes = ArenaBytes(buffer);
+  return buffer.memory == MemoryKind::kCommon ? DivCeil(bytes, plan.lanes.width()) : bytes;
+}
+
+}  // namespace
+
+double GroupRow::padding_percent() const {
+  return elements == 0 ? 0.0 : 100.0 * static_cast<double>(padding) / static_cast<double>(elements);
+}
+
+std::vector<GroupRow> GroupTable(const ShardingPlan& plan) {
+  IdVector<GroupId, GroupRow> rows(plan.groups.size());
+  std::map<UnitId, std::vector<GroupId>> of_unit;
+  for (const GroupId g : plan.groups.ids()) {
+    of_unit[plan.groups[g].unit].push_back(g);
+  }
+  const IdVector<GroupId, WireBytes> wire = WireTable(plan);
+  for (const auto& [unit, groups] : of_unit) {
+    for (size_t i = 0; i < groups.size(); ++i) {
+      GroupRow& row = rows[groups[i]];
+      row.unit = plan.inventory.units[unit].name;
+      row.name = groups.size() == 1 ? row.unit : absl::StrCat(row.unit, ":", i);
+      row.weight_type = plan.options.weight_type == DType::kBF16 ? "bf16" : "fp32";
+      row.wire = wire[groups[i]];
+      FillPlacements(plan, plan.rules[groups[i]], row);
+      FillLayout(plan, plan.groups[groups[i]], row);
+    }
+  }
+  for (const BufferId b : plan.buffers.ids()) {
+    const ProgramBuffer& buffer = plan.buffers[b];
+    if (buffer.group >= 0) {
+      rows[buffer.group].buffers.push_back({.name = buffer.name,
+                                            .memory = MemoryKindName(buffer.memory),
+                                            .address = BufferOffset(plan, b, 0),
+                                            .bytes = buffer.bytes});
+    }
+  }
+  return rows;
+}
+
+const char* CategoryName(MemoryCategory category) {
+  switch (category) {
+    case MemoryCategory::kPersistent:
+      return "persistent";
+    case MemoryCategory::kWindows:
+      return "windows";
+    case MemoryCategory::kActivations:
+      return "activations";
+    case MemoryCategory::kWorkspace:
+      return "workspace";
+    case MemoryCategory::kAlignment:
+      return "alignment";
+  }
+  return "unknown";
+}
+
+MemoryCategory CategoryOf(BufferKind kind) {
+  switch (kind) {
+    case BufferKind::kMainWeight:
+    case BufferKind::kModelWeight:
+    case BufferKind::kExpAvg:
+    case BufferKind::kExpAvgSq:
+    case BufferKind::kMainGrad:
+    case BufferKind::kLocalGrad:
+    case BufferKind::kOuterGrad:
+    case BufferKind::kFullGrad:
+      return MemoryCategory::kPersistent;
+    case BufferKind::kGathered:
+    case BufferKind::kStaging:
+    case BufferKind::kReceive:
+    case BufferKind::kOuterReceive:
+      return MemoryCategory::kWindows;
+    case BufferKind::kSaved:
+    case BufferKind::kRemade:
+    case BufferKind::kShared:
+      return MemoryCategory::kActivations;
+    case BufferKind::kWorkspace:
+      return MemoryCategory::kWorkspace;
+  }
+  return MemoryCategory::kWorkspace;
+}
+
+int64_t MemoryReport::category_bytes(MemoryCategory category) const {
+  int64_t bytes = 0;
+  for (const Line& line : lines) {
+    bytes += line.category == category ? line.bytes : 0;
+  }
+  return bytes;
+}
+
+int64_t PeakBytes(const ShardingPlan& plan) {
+  return plan.memory.private_bytes + plan.memory.symmetric_bytes +
+         DivCeil(plan.memory.common_bytes, plan.lanes.width());
+}
+
+MemoryReport ReportMemory(const ShardingPlan& plan) {
+  std::map<std::pair<MemoryCategory, std::string>, int64_t> bytes;
+  const auto add = [&](const ProgramBuffer& buffer) {
+    MemoryCategory category = CategoryOf(buffer.kind);
+    std::string what = BufferKindName(buffer.kind);
+    if (buffer.persistent && category == MemoryCategory::kWindows) {
+      // A resident gathered buffer is where the weights are; kept staging is a gradient.
+      category = MemoryCategory::kPersistent;
+      what = buffer.memory == MemoryKind::kCommon && buffer.dtype == DType::kF32
+                 ? BufferKindName(BufferKind::kMainWeight)
+                 : absl::StrCat("resident ", what);
+    }
+    bytes[{category, what}] += ShareOf(plan, buffer);
+  };
+  for (const ProgramBuffer& buffer : plan.buffers) {
+    if (buffer.persistent && buffer.inside < 0) {
+      add(buffer);
+    }
+  }
+  for (const MemoryKind memory :
+       {MemoryKind::kPrivate, MemoryKind::kSymmetric, MemoryKind::kCommon}) {
+    const bool any =
+        std::any_of(plan.buffers.begin(), plan.buffers.end(), [&](const ProgramBuffer& buffer) {
+          return buffer.memory == memory && !buffer.persistent;
+        });
+    if (!any) {
+      continue;  // finding a peak is the dear part of a report
+    }
+    const absl::StatusOr<PeakCut> peak = FindPeak(plan.buffers, plan.programs, memory);
+    CHECK_MSG(peak.ok(), "a checked plan has lifetimes");
+    for (const BufferId id : peak->buffers) {
+      add(plan.buffers[id]);
+    }
+  }
+  MemoryReport report = {.lines = {}, .total_bytes = PeakBytes(plan)};
+  int64_t explained = 0;
+  for (const auto& [key, size] : bytes) {
+    report.lines.push_back({.category = key.first, .what = key.second, .bytes = size});
+    explained += size;
+  }
+  std::stable_sort(report.lines.begin(),
+                   report.lines.end(),
+                   [](const MemoryReport::Line& a, const MemoryReport::Line& b) {
+                     return a.category != b.category ? a.category < b.category : a.bytes > b.bytes;
+                   });
+  if (report.total_bytes > explained) {
+    report.lines.push_back({.category = MemoryCategory::kAlignment,
+                            .what = "rounding, packing",
+                            .bytes = report.total_bytes - explained});
+  }
+  return report;
+}
+
+}  // namespace ravel::plan

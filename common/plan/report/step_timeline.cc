@@ -1,0 +1,155 @@
+#include "common/plan/report/step_timeline.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <map>
+#include <utility>
+
+#include "common/plan/plan_pieces.h"
+#include "common/plan/report/wire_table.h"
+
+namespace ravel::plan {
+namespace {
+
+constexpr double kLaunchSeconds = 20e-6;   // of a collective
+constexpr double kComputeSeconds = 10e-6;  // of a unit's kernels, beyond their arithmetic
+
+class Durations {
+ public:
+  Durations(const ShardingPlan& plan, const DeviceKind& device, int64_t contributors)
+      : plan_(plan), device_(device), contributors_(contributors) {}
+
+  double SecondsOf(const Instruction& at) const {
+    switch (at.op) {
+      case OpCode::kForward:
+      case OpCode::kRecompute:
+        return UnitSeconds(at.unit, 1);
+      case OpCode::kBackward:
+        return UnitSeconds(at.unit, 2);
+      case OpCode::kGather:
+      case OpCode::kReduceScatter:
+      case OpCode::kGatherGradient:
+      case OpCode::kOuterGather:
+      case OpCode::kOuterReduce:
+        return CollectiveSeconds(at);
+      case OpCode::kAccumulateGrad:
+      case OpCode::kJoinGradients:
+        return MemorySeconds(at, 3);
+      case OpCode::kOptimizerStep:
+        return MemorySeconds(at, 7);
+      case OpCode::kStatsReduce:
+      case OpCode::kDecideStep:
+        return plan_.ranks > 1 ? kLaunchSeconds : 0;
+      case OpCode::kFree:
+      case OpCode::kAllocStaging:
+      case OpCode::kEndPhase:
+        return 0;
+    }
+    return 0;
+  }
+
+ private:
+  // Two FLOPs per token and matrix element, and causal attention.
+  double UnitSeconds(UnitId unit, double passes) const {
+    const UnitSpec& spec = plan_.inventory.units[unit];
+    int64_t elements = 0;
+    for (const std::vector<TensorId>* tensors : {&spec.tensors, &spec.borrowed}) {
+      for (const TensorId tensor : *tensors) {
+        elements += ElementCount(plan_.inventory.tensors[tensor].shape);
+      }
+    }
+    const auto tokens =
+        static_cast<double>(plan_.micro_batch.sequences * plan_.micro_batch.sequence_tokens);
+    double flops = 2 * tokens * static_cast<double>(elements);
+    if (spec.kind == UnitKind::kEmbedding) {
+      flops = 0;
+    } else if (spec.kind == UnitKind::kLayer) {
+      const ModelConfig& config = plan_.inventory.config;
+      flops += 2 * tokens * static_cast<double>(plan_.micro_batch.sequence_tokens) *
+               static_cast<double>(config.num_attention_heads * config.head_dim);
+    }
+    return kComputeSeconds + passes * flops / device_.flops;
+  }
+
+  double CollectiveSeconds(const Instruction& at) const {
+    const WireBytes wire = WireOf(plan_, at, contributors_);
+    if (wire.total() == 0) {
+      return 0;
+    }
+    const bool in_node = wire.replicate() == 0 ? plan_.lanes.width() <= device_.devices_per_node
+                                               : plan_.ranks <= device_.devices_per_node;
+    const double rate = in_node ? device_.node_bytes_per_second : device_.network_bytes_per_second;
+    return kLaunchSeconds + static_cast<double>(wire.total()) / rate;
+  }
+
+  // So many fp32 numbers read or written per element of the rank's part of a group.
+  double MemorySeconds(const Instruction& at, double numbers) const {
+    if (at.group < 0) {
+      return 0;
+    }
+    const GroupRules& rules = plan_.rules[at.group];
+    const bool whole = at.op == OpCode::kAccumulateGrad || !rules.optimizer_sharded;
+    const auto elements = static_cast<double>(whole ? plan_.groups[at.group].layout.total_elements()
+                                                    : StoredRange(plan_, at.group, 0).elements);
+    return kComputeSeconds + numbers * 4 * elements / device_.memory_bytes_per_second;
+  }
+
+  const ShardingPlan& plan_;
+  const DeviceKind& device_;
+  const int64_t contributors_;
+};
+
+}  // namespace
+
+IdVector<InstructionId, TimedInstruction> SimulateProgram(const ShardingPlan& plan,
+                                                          const StepProgram& program,
+                                                          const DeviceKind& device,
+                                                          int64_t contributors) {
+  const Durations durations(plan, device, contributors);
+  IdVector<InstructionId, TimedInstruction> timed;
+  timed.reserve(program.instructions.size());
+  std::array<int64_t, kStreamCount> free_at = {};
+  for (const InstructionId i : program.instructions.ids()) {
+    const Instruction& at = program.instructions[i];
+    const bool on_stream = at.op != OpCode::kFree;
+    int64_t& stream = free_at.at(StreamIndex(at.stream));
+    int64_t begin = on_stream ? stream : 0;
+    for (const InstructionId wait : at.waits) {
+      begin = std::max(begin, timed[wait].end_ns);
+    }
+    const int64_t end = begin + static_cast<int64_t>(durations.SecondsOf(at) * 1e9);
+    timed.push_back({.index = i, .begin_ns = begin, .end_ns = end});
+    if (on_stream) {
+      stream = end;
+    }
+  }
+  return timed;
+}
+
+StepTimes PredictStep(const ShardingPlan& plan, const DeviceKind& device) {
+  std::map<std::pair<const StepProgram*, int64_t>, StepTimes> known;
+  const LaneMap inner = plan.lanes.Inner();
+  StepTimes sum;
+  for (int64_t index = 0; index < plan.lanes.programs(); ++index) {
+    const StepSlot slot = SlotOf(plan.lanes, index);
+    const StepProgram& program = plan.program(slot.phase, slot.part);
+    const int64_t contributors = inner.LaneCount(plan.lanes.blocks ? 0 : slot.turn);
+    const std::pair key(&program, contributors);
+    if (known.count(key) == 0) {
+      StepTimes times;
+      for (const TimedInstruction& at : SimulateProgram(plan, program, device, contributors)) {
+        times.step_ns = std::max(times.step_ns, at.end_ns);
+        if (program.instructions[at.index].stream == StreamId::kCompute) {
+          times.compute_ns += at.end_ns - at.begin_ns;
+        }
+      }
+      known.emplace(key, times);
+    }
+    sum.step_ns += known[key].step_ns;
+    sum.compute_ns += known[key].compute_ns;
+  }
+  return sum;
+}
+
+}  // namespace ravel::plan

@@ -13,6 +13,7 @@
 #include "common/plan/check/program_form.h"
 #include "common/plan/check/program_gradients.h"
 #include "common/plan/check/program_memory.h"
+#include "common/plan/check/program_weights.h"
 #include "common/plan/check/program_windows.h"
 #include "common/plan/program/group_rules.h"
 #include "common/plan/program/program_order.h"
@@ -164,70 +165,6 @@ absl::Status CheckShape(const ShardingPlan& plan) {
 }
 
 }  // namespace
-
-// K1.
-absl::Status CheckWeights(const ProgramFacts& facts) {
-  const ShardingPlan& plan = facts.plan;
-  constexpr InstructionId kNone = -2;
-  constexpr InstructionId kBefore = -1;
-  IdVector<GroupId, InstructionId> newest(plan.groups.size(), kNone);  // gather
-  for (const BufferId buffer : facts.program.live_at_start) {
-    newest[plan.buffers[buffer].group] = kBefore;
-  }
-  IdVector<GroupId, InstructionId> renewed(plan.groups.size());
-  std::vector<InstructionId> read_last;
-  for (const InstructionId i : facts.program.instructions.ids()) {
-    const Instruction& at = facts.At(i);
-    const GroupId group = at.group;
-    if (at.op == OpCode::kOuterGather) {
-      if (renewed[group] >= 0 || !facts.RenewsWeights() ||
-          !plan.rules[group].outer_gradient_sharded) {
-        return facts.Fault("K1", i, "does not belong here");
-      }
-      renewed[group] = i;
-    } else if (at.op == OpCode::kGather) {
-      const BufferId gathered = BufferOf(at, Role::kWeights);
-      const bool stays = plan.buffers[gathered].persistent;
-      const bool renews = facts.RenewsWeights() && newest[group] == kNone;
-      if (!plan.rules[group].optimizer_sharded || (stays && !renews)) {
-        return facts.Fault("K1", i, "gathers what is here already");
-      }
-      const bool cut = plan.rules[group].outer_gradient_sharded && facts.RenewsWeights();
-      if (cut && (renewed[group] < 0 || !facts.Before(renewed[group], i))) {
-        return facts.Fault("K1", i, "may run before its OuterGather");
-      }
-      newest[group] = i;
-    }
-    const std::vector<BufferId> weights =
-        IsCompute(at.op) ? BuffersOf(at, Role::kWeights) : std::vector<BufferId>();
-    for (const BufferId weight : weights) {
-      const ProgramBuffer& buffer = plan.buffers[weight];
-      const GroupId of = buffer.group;
-      const bool gathered =
-          plan.rules[of].optimizer_sharded && (!buffer.persistent || facts.RenewsWeights());
-      if (gathered && (newest[of] == kNone || !facts.Before(newest[of], i))) {
-        return facts.Fault("K1", i, absl::StrCat("may run before the gather of ", buffer.name));
-      }
-    }
-    if (at.op == OpCode::kOptimizerStep) {
-      for (const InstructionId reader : read_last) {
-        if (!facts.Before(reader, i)) {
-          return facts.Fault(
-              "K1",
-              i,
-              absl::StrCat("may write weights that instruction ", reader.value(), " reads"));
-        }
-      }
-    } else if (at.op == OpCode::kGather || at.op == OpCode::kOuterGather || !weights.empty()) {
-      // Of each stream the last reader stands for those before it.
-      const auto same = std::find_if(read_last.begin(), read_last.end(), [&](InstructionId other) {
-        return facts.At(other).stream == at.stream;
-      });
-      same == read_last.end() ? read_last.push_back(i) : static_cast<void>(*same = i);
-    }
-  }
-  return absl::OkStatus();
-}
 
 absl::Status CheckProgram(const ShardingPlan& plan, const StepProgram& program) {
   RETURN_IF_ERROR(CheckShape(plan));

@@ -15,7 +15,6 @@
 #include "common/mutex.h"
 #include "common/plan/program/buffer_index.h"
 #include "common/signed_size.h"
-#include "worker/shard/bound_bytes.h"
 
 namespace ravel::shard {
 namespace {
@@ -99,13 +98,6 @@ UnitExecutor::UnitExecutor(const Args& args, ExecutorOptions options)
 }
 
 UnitExecutor::~UnitExecutor() = default;
-
-plan::IdVector<plan::BufferId, int64_t> UnitExecutor::bound_bytes() const {
-  return BoundBytes({.plan = args_.plan,
-                     .buffers = args_.buffers,
-                     .groups = args_.groups,
-                     .programs = programs_});
-}
 
 const BoundProgram& UnitExecutor::ProgramOf(const plan::StepSlot& slot) const {
   for (const BoundProgram& program : programs_) {

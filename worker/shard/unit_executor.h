@@ -77,8 +77,6 @@ class UnitExecutor {
   absl::Status Run(const ReplayTurn& turn);
 
   const std::vector<TensorView>& shared() const { return shared_; }
-  // Per buffer of the plan, how much of it is made use of.
-  plan::IdVector<plan::BufferId, int64_t> bound_bytes() const;
   Generation generation(plan::GroupId group) const { return runner_.state().generation(group); }
   // nullptr where there are none.
   const StepGraphs* graphs() const { return graphs_.get(); }

@@ -55,9 +55,9 @@ bool ReadHeader(const std::string& line, Mapping* mapping) {
 }
 
 Purpose PurposeOf(const Mapping& mapping, const MappedPlaces& places) {
-  for (const void* arena : places.arenas) {
-    const auto address = reinterpret_cast<uintptr_t>(arena);
-    if (address >= mapping.begin && address < mapping.end) {
+  for (const std::span<const std::byte> arena : places.arenas) {
+    const auto address = reinterpret_cast<uintptr_t>(arena.data());
+    if (!arena.empty() && address >= mapping.begin && address < mapping.end) {
       return kArena;
     }
   }
@@ -80,7 +80,35 @@ Purpose PurposeOf(const Mapping& mapping, const MappedPlaces& places) {
   return mapping.name.empty() || mapping.name[0] != '/' ? kOther : kPrograms;
 }
 
-// Bytes of the pages of a range that are in memory.
+json::Value LinesJson(const std::vector<MemoryLine>& lines) {
+  json::Array items;
+  for (const MemoryLine& line : lines) {
+    json::Value item;
+    item.Set("what", line.what);
+    if (line.planned_bytes >= 0) {
+      item.Set("plannedBytes", line.planned_bytes);
+    }
+    if (line.measured_bytes >= 0) {
+      item.Set("measuredBytes", line.measured_bytes);
+    }
+    items.push_back(std::move(item));
+  }
+  return json::Value(std::move(items));
+}
+
+std::string LinesText(const std::vector<MemoryLine>& lines) {
+  return absl::StrJoin(lines, ", ", [](std::string* out, const MemoryLine& line) {
+    const bool measured = line.measured_bytes >= 0;
+    absl::StrAppend(
+        out, line.what, " ", plan::BytesText(measured ? line.measured_bytes : line.planned_bytes));
+    if (measured && line.planned_bytes >= 0) {
+      absl::StrAppend(out, " of ", plan::BytesText(line.planned_bytes), " planned");
+    }
+  });
+}
+
+}  // namespace
+
 int64_t ResidentBytes(std::span<const std::byte> range) {
   const auto begin = reinterpret_cast<uintptr_t>(range.data()) / kPageBytes * kPageBytes;
   const auto end = reinterpret_cast<uintptr_t>(range.data()) + range.size();
@@ -93,31 +121,6 @@ int64_t ResidentBytes(std::span<const std::byte> range) {
          });
 }
 
-json::Value LinesJson(const std::vector<MemoryLine>& lines) {
-  json::Array items;
-  for (const MemoryLine& line : lines) {
-    json::Value item;
-    item.Set("what", line.what);
-    if (line.planned_bytes >= 0) {
-      item.Set("plannedBytes", line.planned_bytes);
-    }
-    item.Set("measuredBytes", line.measured_bytes);
-    items.push_back(std::move(item));
-  }
-  return json::Value(std::move(items));
-}
-
-std::string LinesText(const std::vector<MemoryLine>& lines) {
-  return absl::StrJoin(lines, ", ", [](std::string* out, const MemoryLine& line) {
-    absl::StrAppend(out, line.what, " ", plan::BytesText(line.measured_bytes));
-    if (line.planned_bytes >= 0) {
-      absl::StrAppend(out, " of ", plan::BytesText(line.planned_bytes));
-    }
-  });
-}
-
-}  // namespace
-
 int64_t MemoryReport::process_bytes() const {
   int64_t sum = 0;
   for (const MemoryLine& line : process) {
@@ -126,15 +129,12 @@ int64_t MemoryReport::process_bytes() const {
   return sum;
 }
 
-absl::StatusOr<std::vector<MemoryLine>> MemoryByUse(
-    const plan::ShardingPlan& plan, const plan::IdVector<plan::BufferId, int64_t>& bound) {
+absl::StatusOr<std::vector<MemoryLine>> MemoryByUse(const plan::ShardingPlan& plan) {
   ASSIGN_OR_RETURN(const plan::BytesByUse planned, plan::MostAlive(plan));
-  ASSIGN_OR_RETURN(const plan::BytesByUse measured, plan::MostAlive(plan, bound));
   std::vector<MemoryLine> lines;
   for (size_t use = 0; use < plan::kMemoryUses; ++use) {
     lines.push_back({.what = plan::MemoryUseName(static_cast<plan::MemoryUse>(use)),
-                     .planned_bytes = planned[use],
-                     .measured_bytes = measured[use]});
+                     .planned_bytes = planned[use]});
   }
   return lines;
 }
@@ -142,7 +142,7 @@ absl::StatusOr<std::vector<MemoryLine>> MemoryByUse(
 std::vector<MemoryLine> MemoryOfProcess(const std::string& smaps, const MappedPlaces& places) {
   std::vector<MemoryLine> lines;
   for (const char* purpose : kPurposes) {
-    lines.push_back({.what = purpose});
+    lines.push_back({.what = purpose, .measured_bytes = 0});
   }
   lines[kArena].planned_bytes = places.arena_planned_bytes;
   lines[kSaveStaging].planned_bytes = static_cast<int64_t>(places.save_staging.size());
@@ -170,7 +170,7 @@ absl::StatusOr<std::vector<MemoryLine>> MemoryOfProcess(const MappedPlaces& plac
 }
 
 std::string MemoryText(const MemoryReport& report) {
-  return absl::StrCat("by use, bound of planned: ",
+  return absl::StrCat("by use, planned: ",
                       LinesText(report.uses),
                       "; process ",
                       plan::BytesText(report.process_bytes()),

@@ -19,6 +19,7 @@
 #include "worker/optim/stored_state.h"
 #include "worker/shard/finite_check.h"
 #include "worker/trainer/exit_code.h"
+#include "worker/trainer/memory_report.h"
 
 namespace ravel::trainer {
 namespace {
@@ -57,18 +58,12 @@ absl::Status RankEngine::CheckFit() const {
     return absl::FailedPreconditionError(
         absl::StrCat("plan is for ", plan.ranks, " ranks, the group has ", communicator.size()));
   }
-  if (plan.options.weight_type != plan::WeightTypeOf(args_.spec.compute)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("plan keeps gathered weights in ",
-                     DTypeBytes(plan.options.weight_type),
-                     " bytes per element, the job computes in ",
-                     args_.spec.compute == plan::ComputeType::kBF16 ? "bf16" : "fp32"));
-  }
   const plan::OptimizerSpec& optimizer = args_.spec.optimizer;
-  if (plan.options.main_type != plan::MainTypeOf(optimizer.main_weights) ||
+  if (plan.options.weight_type != plan::WeightTypeOf(args_.spec.compute) ||
+      plan.options.main_type != plan::MainTypeOf(optimizer.main_weights) ||
       plan.options.state_type != plan::StateTypeOf(optimizer.state_type)) {
     return absl::FailedPreconditionError(
-        "plan and job disagree about the types of main weights or moments");
+        "plan and job disagree about the types of weights, main weights or moments");
   }
   if (args_.spec.compute == plan::ComputeType::kBF16 && args_.gpu == nullptr) {
     return absl::FailedPreconditionError(
@@ -118,6 +113,7 @@ absl::Status RankEngine::AllocateArena() {
             .common_copies = plan.lanes.replicas};
   absl::Status allocated = args_.communicator.AllocateArena(arena_);
   if (!absl::IsResourceExhausted(allocated)) {
+    MeasureArena();
     return allocated;
   }
   if (args_.gpu != nullptr) {
@@ -503,6 +499,7 @@ absl::StatusOr<float> RankEngine::Evaluate() {
     RETURN_IF_ERROR(memory_.Read(device_statistics_->evaluation(),
                                  std::as_writable_bytes(std::span<optim::LaneLoss>(mine))));
   }
+  MeasureArena();
   return CombineEvaluation(mine);
 }
 
@@ -568,15 +565,14 @@ absl::StatusOr<float> RankEngine::CombineEvaluation(const std::vector<optim::Lan
                             optim::TreeOverLanes(lanes, tokens));
 }
 
-std::vector<const void*> RankEngine::arenas() const {
-  std::vector<const void*> begins;
-  for (const plan::MemoryKind kind :
-       {plan::MemoryKind::kPrivate, plan::MemoryKind::kSymmetric, plan::MemoryKind::kCommon}) {
-    if (const std::byte* begin = args_.communicator.arena(kind); begin != nullptr) {
-      begins.push_back(begin);
-    }
-  }
-  return begins;
+RankEngine::ArenaSpans RankEngine::arenas() const {
+  const auto part = [&](plan::MemoryKind kind, int64_t bytes) {
+    const std::byte* begin = args_.communicator.arena(kind);
+    return std::span(begin, begin == nullptr ? 0 : Size(bytes));
+  };
+  return {part(plan::MemoryKind::kPrivate, arena_.private_bytes),
+          part(plan::MemoryKind::kSymmetric, arena_.symmetric_bytes),
+          part(plan::MemoryKind::kCommon, arena_.common_bytes)};
 }
 
 int64_t RankEngine::planned_bytes() const {
@@ -585,9 +581,13 @@ int64_t RankEngine::planned_bytes() const {
          DivCeil(memory.common_bytes * args_.plan.lanes.replicas, args_.plan.ranks);
 }
 
-int64_t RankEngine::arena_bytes() const {
-  return arena_.private_bytes + arena_.symmetric_bytes +
-         DivCeil(arena_.common_bytes * arena_.common_copies, args_.plan.ranks);
+void RankEngine::MeasureArena() {
+  const auto measure = [&](std::span<const std::byte> part) {
+    return args_.gpu == nullptr ? ResidentBytes(part) : std::ssize(part);
+  };
+  const ArenaSpans parts = arenas();
+  measured_bytes_ =
+      measure(parts[0]) + measure(parts[1]) + DivCeil(measure(parts[2]), args_.plan.lanes.width());
 }
 
 int64_t RankEngine::device_bytes() const {

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -114,15 +115,18 @@ class RankEngine {
   }
   void set_updates(int64_t updates) { optimizer_->set_updates(updates); }
   // Bytes of this rank's arena (its share of what ranks have in common): as the plan says, and as
-  // allocated.
+  // measured. On a host: pages in memory, asked of the system when the arena is made and after each
+  // evaluation; at most kMostMeasuredSlack more than planned. On a device: what was allocated.
   int64_t planned_bytes() const;
-  int64_t arena_bytes() const;
+  int64_t measured_bytes() const { return measured_bytes_; }
+  static constexpr int64_t kMostMeasuredSlack = 6 * 4096;
   // Memory of a device that this rank has allocated beside its arena: scratch of streams,
   // statistics, a bf16 wire. 0 on hosts.
   int64_t device_bytes() const;
   shard::HostAccess& memory() { return memory_; }
-  // Where the arena's memory kinds begin, those that there are.
-  std::vector<const void*> arenas() const;
+  // The arena's private, symmetric and common memory, each as this rank sees it.
+  using ArenaSpans = std::vector<std::span<const std::byte>>;
+  ArenaSpans arenas() const;
   const shard::ArenaBuffers& buffers() const { return *buffers_; }
   const optim::ShardedAdamW& optimizer() const { return *optimizer_; }
   optim::ShardedAdamW& optimizer() { return *optimizer_; }
@@ -145,6 +149,7 @@ class RankEngine {
   absl::Status DrawNormal(const shard::ParameterGroup& group,
                           const plan::OwnedPiece& piece,
                           const plan::TensorSpec& tensor);
+  void MeasureArena();
   // Of what is not an instruction of the plan.
   kernels::Stream& main_stream();
   int64_t LaneOf(int64_t turn) const {
@@ -160,6 +165,7 @@ class RankEngine {
 
   Args args_;
   comm::ArenaSizes arena_;
+  int64_t measured_bytes_ = 0;
   kernels::CpuStream host_stream_;
   std::unique_ptr<data::BatchLoader> loader_;
   shard::MeshCommunicators communicators_;

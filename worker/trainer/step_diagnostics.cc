@@ -82,7 +82,7 @@ void StepDiagnostics::ReportMemory(const char* when, const Saver& saver) {
       places.data_files.push_back(source.path);
     }
   }
-  const auto uses = MemoryByUse(assignment_.plan, engine_.executor().bound_bytes());
+  const auto uses = MemoryByUse(assignment_.plan);
   const auto process = MemoryOfProcess(places);
   if (!uses.ok() || !process.ok()) {
     log::Warning(

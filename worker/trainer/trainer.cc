@@ -204,7 +204,7 @@ absl::Status Trainer::RunWith(comm::Communicator& communicator, kernels::CudaGpu
       "state of step %d is there after %.3f s", assignment.first_step, restore_seconds));
   TrainerReady ready = {.step = assignment.first_step,
                         .planned_bytes = engine->planned_bytes(),
-                        .measured_bytes = engine->arena_bytes(),
+                        .measured_bytes = engine->measured_bytes(),
                         .restore_seconds = restore_seconds};
   if (const std::string& anew = engine->product_choices().anew; !anew.empty()) {
     ready.remarks.push_back({.reason = "ProductsChosenAnew", .message = anew});
@@ -332,7 +332,7 @@ absl::Status Trainer::FinishStep(RankEngine& engine, const StepResult& result, d
 absl::Status Trainer::Report(const RankEngine& engine, StepReport record) {
   record.time_ms = parts_.clock.WallMs();
   record.planned_bytes = engine.planned_bytes();
-  record.measured_bytes = engine.arena_bytes();
+  record.measured_bytes = engine.measured_bytes();
   return parts_.reporter.Step(record);
 }
 

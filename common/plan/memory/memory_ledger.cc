@@ -56,14 +56,11 @@ MemoryUse UseOf(const ProgramBuffer& buffer) {
   return MemoryUse::kWorkspace;
 }
 
-absl::StatusOr<BytesByUse> MostAlive(const ShardingPlan& plan,
-                                     const IdVector<BufferId, int64_t>& bytes) {
-  CHECK_EQ(bytes.size(), plan.buffers.size());
+absl::StatusOr<BytesByUse> MostAlive(const ShardingPlan& plan) {
   IdVector<BufferId, int64_t> share(plan.buffers.size());
   BytesByUse always = {};
   for (const BufferId i : plan.buffers.ids()) {
-    ProgramBuffer buffer = plan.buffers[i];
-    buffer.bytes = bytes[i];
+    const ProgramBuffer& buffer = plan.buffers[i];
     share[i] = ArenaBytes(buffer);
     if (buffer.memory == MemoryKind::kCommon) {
       share[i] = DivCeil(share[i], plan.lanes.width());
@@ -87,14 +84,6 @@ absl::StatusOr<BytesByUse> MostAlive(const ShardingPlan& plan,
     }
   }
   return most;
-}
-
-absl::StatusOr<BytesByUse> MostAlive(const ShardingPlan& plan) {
-  IdVector<BufferId, int64_t> bytes;
-  for (const ProgramBuffer& buffer : plan.buffers) {
-    bytes.push_back(buffer.bytes);
-  }
-  return MostAlive(plan, bytes);
 }
 
 }  // namespace ravel::plan

@@ -28,12 +28,8 @@ MemoryUse UseOf(const ProgramBuffer& buffer);
 using BytesByUse = std::array<int64_t, kMemoryUses>;
 
 // Per use the most bytes that are alive at once at any instruction of any program, run in list
-// order; the worst moments of two uses may differ. `bytes`: of each buffer, in the place of the
-// plan's; every size is rounded up to the arena's granularity. A kCommon block counts with this
-// rank's share, a buffer inside another not at all.
-absl::StatusOr<BytesByUse> MostAlive(const ShardingPlan& plan,
-                                     const IdVector<BufferId, int64_t>& bytes);
-// Of the plan's own sizes.
+// order; the worst moments of two uses may differ. Every size is rounded up to the arena's
+// granularity. A kCommon block counts with this rank's share, a buffer inside another not at all.
 absl::StatusOr<BytesByUse> MostAlive(const ShardingPlan& plan);
 
 }  // namespace ravel::plan

@@ -80,7 +80,8 @@ TEST_F(TrainerLife, ReportsEveryStepAndSavesWhereTheJobSays) {
     EXPECT_EQ(step.tokens, 8 * 17);
     EXPECT_EQ(step.has_validation_loss, step.step % 5 == 0 || step.step == 12);
     EXPECT_GT(step.planned_bytes, 0);
-    EXPECT_EQ(step.planned_bytes, step.measured_bytes);
+    EXPECT_GE(step.measured_bytes, step.planned_bytes);
+    EXPECT_LE(step.measured_bytes, step.planned_bytes + RankEngine::kMostMeasuredSlack);
   }
   EXPECT_EQ(outcome.saves_started, (std::vector<int64_t>{0, 4, 8, 12}));
   std::vector<int64_t> committed;

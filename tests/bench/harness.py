@@ -26,8 +26,9 @@ LOAD_IDS = {"P1": "control_plane", "P3": "control_plane"}
 GPU_IDS = {"G1": "gpu_training_speed", "G3": "gpu_training_speed", "G4": "gpu_training_speed", "G5": "gpu_kernel_speed", "G6": "gpu_kernel_speed"}
 NO_DEVICE = 3
 # Both sides may use 256-bit registers and no wider ones, so that they are compared with the same roof.
+THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 CAPS = {"RAVEL_CPU_ISA": "avx2", "OPENBLAS_CORETYPE": "Haswell", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX2", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2", **THREADS}
 
 
 class NoDevice(Exception):
@@ -82,7 +83,8 @@ def lines_of(name, arguments):
     else:
         cases = importlib.import_module({**GPU_IDS, **LOAD_IDS}[name]).cases(arguments, name)
     for case in cases:
-        yield {"id": name, **case(), **facts()}
+        line = case()
+        yield {"id": name, **line, **facts(), "caps": line.get("caps", CAPS)}
 
 
 def main():

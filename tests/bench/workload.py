@@ -63,10 +63,10 @@ spec:
         job.write_text(self.job_text(name) + f"  detection: {{time: {Turns.DETECTION}}}\n")
         return Turns(ravel, job, name)
 
-    def peer(self, kind):
+    def peer(self, kind, environment=CAPS):
         """peers/torch_gloo.py, waiting for its turns."""
         return Peer(kind, [sys.executable, BENCH / "peers" / "torch_gloo.py", kind, self.case, self.folder / "model",
-                           self.folder / "batches.json", LR], self.folder / f"{kind}.log")
+                           self.folder / "batches.json", LR], self.folder / f"{kind}.log", environment)
 
     def verify(self, our_losses, peer_losses, kind):
         """The largest relative difference of the first losses; ends the program where it is no rounding."""
@@ -129,13 +129,14 @@ class Turns:
 class Peer:
     """with work.peer(kind) as peer: peer.train(steps); its processes stay and wait between calls, and end with the block."""
 
-    def __init__(self, kind, command, log):
+    def __init__(self, kind, command, log, environment):
         self.kind, self.command, self.log, self.version = kind, [str(word) for word in command], log, ""
+        self.environment = {**os.environ, **environment}
 
     def __enter__(self):
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-                                            env={**os.environ, **CAPS})
+                                            env=self.environment)
         return self
 
     def __exit__(self, *_):

@@ -43,7 +43,11 @@ class WorldSizesTest : public ::testing::Test {
             .store = cluster_->folder() + "/store",
             .workers = workers,
             .steps = 12,
-            .save_every_steps = 6};
+            .save_every_steps = 6,
+            // Eight rows of 32 elements are a block of 256, so tensors of layers, too, are cut
+            // between ranks.
+            .hidden = 32,
+            .heads = 4};
   }
 
   static absl::StatusOr<Outcome> Train(const TinyJob& job) {

@@ -24,8 +24,10 @@ absl::StatusOr<std::unique_ptr<kernels::CudaGpu>> OpenDevice();
 // Of every strategy: widths 1, 2 and 4, and what else changes a plan.
 std::vector<StrategyCase> DeviceCases();
 
-// kDeviceSteps steps of a case, with an evaluation after each; `model` as for CaseJob.
-RecordArgs DeviceSteps(const StrategyCase& tested, const std::string& model = "odd_tied");
+// kDeviceSteps steps of a case, with an evaluation after each; `model` as for CaseJob. Tensors of
+// this one are cut between ranks.
+RecordArgs DeviceSteps(const StrategyCase& tested,
+                       const std::string& model = "bundled_rope_scaling");
 // The same on the device, where fresh staging memory holds NaN.
 Recording RecordOn(kernels::CudaGpu& gpu, RecordArgs args);
 

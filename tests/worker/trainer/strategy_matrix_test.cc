@@ -1,5 +1,5 @@
 // Every strategy on every width gives the bits of one rank: weights, moments and losses after 20
-// steps. Sharding rules 14.
+// steps.
 
 #include <cstdio>
 #include <map>
@@ -189,14 +189,19 @@ INSTANTIATE_TEST_SUITE_P(All,
                                             ::testing::Values(kMatrixModel, kCutModel)),
                          MatrixCaseName);
 
-TEST(StrategyTransports, SharedOrCopiedMemoryGivesTheSameBits) {
+// Both kinds of shards.
+class StrategyTransports : public ::testing::TestWithParam<const char*> {};
+class StrategyResume : public ::testing::TestWithParam<const char*> {};
+class StrategyEvaluation : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(StrategyTransports, SharedOrCopiedMemoryGivesTheSameBits) {
   for (const NamedStrategy& strategy : MatrixStrategies()) {
     for (const int64_t width : {2, 3}) {
       StrategyCase tested = {.strategy = strategy.name, .width = width};
       tested.in_place = true;
-      ExpectReferenceBits(tested);
+      ExpectReferenceBits(tested, GetParam());
       // Over TCP nothing is read in place.
-      RecordArgs copied = {.spec = JobOf(tested, kMatrixModel, MatrixFolder()),
+      RecordArgs copied = {.spec = JobOf(tested, GetParam(), MatrixFolder()),
                            .ranks = tested.ranks(),
                            .shared_memory = false,
                            .last_step = 3};
@@ -207,7 +212,7 @@ TEST(StrategyTransports, SharedOrCopiedMemoryGivesTheSameBits) {
   }
 }
 
-TEST(StrategyResume, AnyStepGoesOnWithAnotherWidthAndStrategyInTheSameBits) {
+TEST_P(StrategyResume, AnyStepGoesOnWithAnotherWidthAndStrategyInTheSameBits) {
   const std::vector<StrategyCase> turns = {
       {.strategy = "ZeRO3", .width = 4, .in_place = true},
       {.strategy = "ZeRO0", .width = 3},
@@ -215,13 +220,13 @@ TEST(StrategyResume, AnyStepGoesOnWithAnotherWidthAndStrategyInTheSameBits) {
       {.strategy = "ZeRO1", .width = 8, .small_windows = true},
       {.strategy = "HSDP", .width = 3, .in_place = true},
       {.strategy = "ZeRO2", .width = 1}};
-  const Recording& whole = Reference(1);
+  const Recording& whole = Reference(1, GetParam());
   // A new strategy and width after every step.
   Recording state;
   std::vector<StepResult> steps;
   for (int64_t step = 0; step < kMatrixSteps; ++step) {
     const StrategyCase& tested = turns[static_cast<size_t>(step) % turns.size()];
-    RecordArgs args = ArgsOf(tested, JobOf(tested, kMatrixModel, MatrixFolder()));
+    RecordArgs args = ArgsOf(tested, JobOf(tested, GetParam(), MatrixFolder()));
     args.first_step = step;
     args.last_step = step + 1;
     args.start = step == 0 ? nullptr : &state;
@@ -233,16 +238,20 @@ TEST(StrategyResume, AnyStepGoesOnWithAnotherWidthAndStrategyInTheSameBits) {
   EXPECT_EQ(FirstDifference(whole, state), "");
 }
 
-TEST(StrategyEvaluation, AfterEveryStepChangesNoBit) {
+TEST_P(StrategyEvaluation, AfterEveryStepChangesNoBit) {
   for (const NamedStrategy& strategy : MatrixStrategies()) {
     const StrategyCase tested = {.strategy = strategy.name, .width = 2, .micro_batches = 3};
-    RecordArgs args = ArgsOf(tested, JobOf(tested, kMatrixModel, MatrixFolder()));
+    RecordArgs args = ArgsOf(tested, JobOf(tested, GetParam(), MatrixFolder()));
     args.last_step = 5;
     const Recording without = Record(args);
     args.evaluate_every_step = true;
     EXPECT_EQ(FirstDifference(without, Record(args)), "") << tested.name();
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Models, StrategyTransports, ::testing::Values(kMatrixModel, kCutModel));
+INSTANTIATE_TEST_SUITE_P(Models, StrategyResume, ::testing::Values(kMatrixModel, kCutModel));
+INSTANTIATE_TEST_SUITE_P(Models, StrategyEvaluation, ::testing::Values(kMatrixModel, kCutModel));
 
 }  // namespace
 }  // namespace ravel::trainer

@@ -28,7 +28,7 @@ class StrategyFiles : public ::testing::Test {
 
   EpochArgs Epoch(const StrategyCase& tested, int64_t epoch) const {
     EpochArgs args;
-    args.spec = JobOf(tested, "odd_tied", folder_);
+    args.spec = JobOf(tested, "bundled_rope_scaling", folder_);
     args.spec.steps = 6;
     args.spec.evaluation_every = 0;
     args.spec.checkpoint.every_steps = 1;

@@ -197,9 +197,10 @@ TEST(DeviceEngineDeathTest, AWaitThatIsDroppedIsFound) {
       for (plan::StepProgram& program : plan.programs) {
         for (plan::Instruction& instruction : program.instructions) {
           if (instruction.op == waiter) {
-            dropped += static_cast<int>(std::erase_if(instruction.waits, [&](int wait) {
-              return program.instructions[static_cast<size_t>(wait)].op == awaited;
-            }));
+            dropped +=
+                static_cast<int>(std::erase_if(instruction.waits, [&](plan::InstructionId wait) {
+                  return program.instructions[wait].op == awaited;
+                }));
           }
         }
       }

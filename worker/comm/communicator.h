@@ -104,6 +104,20 @@ class Communicator {
   };
   virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(const SplitOptions& options) = 0;
 
+  // Costs of one call, for n ranks and S bytes of a shard, per rank. Latency is in messages, one
+  // after the other:
+  //
+  //                    local, shm                        gloo (TCP)             nccl
+  //   Barrier          O(n) flags, no bytes              n - 1 headers          one collective
+  //   AllGather        a barrier in place; else          (n - 1) S sent and     as ncclAllGather:
+  //                    (n - 1) S copied                  received               (n - 1) S received
+  //   ExchangePieces   nothing copied: pointers          a contributor sends    sends and receives
+  //                    into peers, and a barrier         (n - 1) S; every rank  in one group, the
+  //                                                      receives <= (n - 1) S  same bytes
+  //   AllGatherBytes   n small blocks copied             n - 1 messages         through the device
+  //
+  // Collectives of one communicator run one after another; those of two may overlap.
+
   // All ranks have arrived, and see each other's writes to shared memory.
   virtual absl::Status Barrier(const CollectiveTag& tag) = 0;
 

@@ -1,3 +1,20 @@
+// T tokens, h hidden, H query heads, G key heads (H / G query heads share one), d the size of a
+// head.
+//
+//   n = norm(x)                         [T, h]
+//   q | k | v = n Wqkv + b              [T, (H + 2 G) d]
+//   q, k = rope(headnorm(q, k))         each head by itself; either may be absent
+//   P = softmax(q k^T / sqrt(d))        [H, T, T], causal within a sequence; never stored
+//   a = P v,  lse = log of the sums     [T, H d], [H, T]
+//   y = x + a Wo                        [T, h]
+//
+// Backward, from dy = dhidden:
+//   da = dy Wo^T,  dWo += a^T dy
+//   P from q, k, lse again;  dv = P^T da,  dS = P * (da v^T - rowsum(da * a)),
+//   dq = dS k / sqrt(d),  dk = dS^T q / sqrt(d);  rope and headnorm undone
+//   dn = d(qkv) Wqkv^T,  dWqkv += n^T d(qkv)
+//   dx = dy + the norm's input gradient of dn, in place in dhidden
+
 #include "worker/model/attention_block.h"
 
 #include <cmath>
@@ -85,7 +102,8 @@ void AttentionBlock::Rotate(Stream& stream,
   if (!rotary_) {
     return;
   }
-  // Queries and keys lie side by side and rotate alike, head by head.
+  // Queries and keys lie side by side and rotate alike, head by head. Backward rotates by the
+  // opposite angle: the matrix is orthogonal.
   kernels::Rope(stream,
                 {.x = heads,
                  .head_size = shape_.head_size,
@@ -157,6 +175,7 @@ void AttentionBlock::Remake(Stream& stream, const UnitMemory& memory) const {
     PrepareHeads(stream, memory);
   }
   if (attended_.remade()) {
+    // x1 = x0 + a Wo, added in the order of the first forward.
     Attend(stream, memory);
     const TensorView x1 = x1_.In(memory);
     CHECK(x0.contiguous() && x1.contiguous());

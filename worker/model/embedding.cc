@@ -1,3 +1,6 @@
+// hidden_t = E[id_t] (+ P[position of t]);  dE[v] = the sum of dhidden_t over the tokens t with
+// id_t = v, in token order, so that its bits depend on nothing else. dP the same over positions.
+
 #include "worker/model/embedding.h"
 
 #include "kernels/embedding.h"

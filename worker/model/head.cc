@@ -1,3 +1,12 @@
+// T tokens, h hidden, V vocabulary; x is the residual stream after the last layer.
+//
+//   n = norm(x)                       [T, h]
+//   z = n W^T                         [c, V] for chunks of c tokens: logits are never whole
+//   loss_t = logsumexp(z_t) - z_t[target_t];  0 where the target is to be ignored
+//
+// Backward starts here: dz_t = softmax(z_t) - onehot(target_t), so dn = dz W and dW += dz^T n in
+// the same pass over the chunks. Nothing divides by the number of tokens; the optimizer does, once.
+
 #include "worker/model/head.h"
 
 #include "kernels/loss.h"

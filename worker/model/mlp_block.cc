@@ -1,3 +1,16 @@
+// T tokens, h hidden, f intermediate.
+//
+//   n = norm(x)                    [T, h]
+//   g | u = n Win + b              [T, 2 f]; GELU models have u alone, [T, f]
+//   m = silu(g) * u, or gelu(u)    [T, f]; not kept, backward makes it again
+//   y = x + m Wout + b             [T, h]
+//
+// Backward, from dy = dhidden:
+//   dm = dy Wout^T
+//   dg, du from g, u, dm, in place of g and u;  m again in the same pass
+//   dWout += m^T dy,  dn = d(gu) Win^T,  dWin += n^T d(gu)
+//   dx = dy + the norm's input gradient of dn, in place in dhidden
+
 #include "worker/model/mlp_block.h"
 
 #include "kernels/activation.h"

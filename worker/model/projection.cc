@@ -1,3 +1,8 @@
+// y = x W^T for matrices [out, in] (torch's Linear), y = x W for [in, out] (GPT-2's Conv1D).
+//   dx = dy W   or dy W^T         the parts of a bundle add up in order of their columns
+//   dW = dy^T x or x^T dy         [out, in] or [in, out];  db = the sum of dy's rows
+// A bias is written to y first and the gemm accumulates onto it.
+
 #include "worker/model/projection.h"
 
 #include "common/check.h"

@@ -79,6 +79,7 @@ struct CheckpointSpec {
   int64_t max_age_ms = 0;        // without a commit for longer the job fails; 0: no limit
   bool wait_when_busy = false;   // a save that finds the one before unfinished waits; else skipped
   int64_t max_failed_saves = 0;  // more failed saves in a row and the job fails; 0: no limit
+  bool allow_numerics_change = false;  // resumes also from other numerics (numerics.h)
 };
 
 struct ElasticSpec {

@@ -138,6 +138,7 @@ void RunningToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_max_age_ms(spec.checkpoint.max_age_ms);
   proto.set_wait_when_busy(spec.checkpoint.wait_when_busy);
   proto.set_max_failed_saves(spec.checkpoint.max_failed_saves);
+  proto.set_allow_numerics_change(spec.checkpoint.allow_numerics_change);
   proto.set_max_failures(spec.restart.max_failures);
   proto.set_max_per_day(spec.restart.max_per_day);
   proto.set_max_no_progress(spec.restart.max_no_progress);
@@ -246,7 +247,8 @@ absl::Status RunningFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
                      .fresh = proto.fresh(),
                      .max_age_ms = proto.max_age_ms(),
                      .wait_when_busy = proto.wait_when_busy(),
-                     .max_failed_saves = proto.max_failed_saves()};
+                     .max_failed_saves = proto.max_failed_saves(),
+                     .allow_numerics_change = proto.allow_numerics_change()};
   spec.restart = {.max_failures = proto.max_failures(),
                   .max_per_day = proto.max_per_day(),
                   .max_no_progress = proto.max_no_progress(),

@@ -54,7 +54,8 @@ JobSpec FullSpec() {
                      .fresh = true,
                      .max_age_ms = 17,
                      .wait_when_busy = true,
-                     .max_failed_saves = 18};
+                     .max_failed_saves = 18,
+                     .allow_numerics_change = true};
   spec.restart = {.max_failures = 1,
                   .max_per_day = 2,
                   .max_no_progress = 4,
@@ -264,12 +265,14 @@ TEST(JobProto, EveryFieldOfCheckpointsIsKnown) {
                fresh,
                max_age_ms,
                wait_when_busy,
-               max_failed_saves] = spec.checkpoint;
+               max_failed_saves,
+               allow_numerics_change] = spec.checkpoint;
   EXPECT_EQ(keep_last, 9);
   EXPECT_TRUE(fresh);
   EXPECT_EQ(max_age_ms, 17);
   EXPECT_TRUE(wait_when_busy);
   EXPECT_EQ(max_failed_saves, 18);
+  EXPECT_TRUE(allow_numerics_change);
 }
 
 // The same of what a plan is made of.

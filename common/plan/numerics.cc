@@ -1,0 +1,73 @@
+#include "common/plan/numerics.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
+
+#include "common/dtype.h"
+#include "common/model/compute_type.h"
+#include "common/model/logits_chunk.h"
+
+namespace ravel::plan {
+namespace {
+
+using Entries = std::map<std::string, std::string, std::less<>>;
+
+Entries ParseEntries(std::string_view text) {
+  Entries entries;
+  for (const absl::string_view word : absl::StrSplit(std::string(text), ' ')) {
+    const std::pair<std::string, std::string> entry = absl::StrSplit(word, absl::MaxSplits('=', 1));
+    if (!entry.first.empty() && !entry.second.empty()) {
+      entries.insert(entry);
+    }
+  }
+  return entries;
+}
+
+}  // namespace
+
+std::string NumericsOf(const JobSpec& spec) {
+  Entries entries = {
+      {"compute", spec.compute == ComputeType::kBF16 ? "bf16" : "fp32"},
+      {"determinism", spec.determinism == DeterminismMode::kExact ? "exact" : "fast"},
+      {"device", spec.cpu_devices ? "cpu" : "gpu"},
+      {"gradientWire", spec.gradient_wire == WireType::kBF16 ? "bf16" : "fp32"},
+      {"microBatch", absl::StrCat(spec.micro_batch)},
+      {"stateDtype", spec.optimizer.state_type == StateType::kBF16 ? "bf16" : "fp32"},
+      {"virtualRanks", absl::StrCat(spec.virtual_ranks)}};
+  if (spec.model) {
+    const int64_t chunk = LogitsChunkTokens(
+        spec.cpu_devices, spec.model->vocab_size, DTypeBytes(WeightTypeOf(spec.compute)));
+    const int64_t tokens = spec.micro_batch * spec.data.sequence_length;
+    entries.emplace("logitsChunk", absl::StrCat(std::min(chunk, tokens)));
+  }
+  return absl::StrJoin(entries, " ", absl::PairFormatter("="));
+}
+
+std::string NumericsChange(std::string_view saved, std::string_view now) {
+  const Entries before = ParseEntries(saved);
+  std::vector<std::string> changes;
+  for (const auto& [name, value] : ParseEntries(now)) {
+    const auto found = before.find(name);
+    if (found != before.end() && found->second != value) {
+      changes.push_back(absl::StrCat(name, " was ", found->second, " and is ", value));
+    }
+  }
+  return absl::StrJoin(changes, "; ");
+}
+
+std::string NumericsRefusal(std::string_view path, std::string_view change) {
+  return absl::StrCat(absl::string_view(path.data(), path.size()),
+                      " was computed with other numerics: ",
+                      absl::string_view(change.data(), change.size()),
+                      "; to go on with other bits set checkpoint.allowNumericsChange: true, or use "
+                      "ravelctl retry --allow-numerics-change");
+}
+
+}  // namespace ravel::plan

@@ -1,0 +1,40 @@
+#pragma once
+
+// What decides the bits of a training step beside the state, the model, the data and the
+// hyper-parameters: checkpoints carry it, and a resume under other numerics is refused. A function
+// of the job, never of its size, strategy or transport, which change no bit.
+
+#include <string>
+#include <string_view>
+
+#include "common/model/job_spec.h"
+
+namespace ravel::plan {
+
+// Entries "name=value" in the order of their names, with a space between them:
+//
+//   compute       precision.compute
+//   determinism   determinism.mode: it restricts the attention engines of GPUs
+//   device        devices.kind: cpu or gpu. CPUs of all instruction sets compute the same bits. The
+//                 kind of GPU and the algorithms of its library are in the blob "algorithms", which
+//                 trainers compare.
+//   gradientWire  parallelism.gradientWire
+//   logitsChunk   tokens of one chunk of head and loss (logits_chunk.h), the micro-batch at most
+//   microBatch    sequences whose products are computed at once
+//   stateDtype    training.optimizer.stateDtype
+//   virtualRanks  lanes: the tree in which gradients are summed
+//
+// Not in it, because they change no bit: training.optimizer.mainWeights, parallelism.recompute,
+// determinism.algorithms (a checkpoint's algorithms stay in force). The batch of `spec` is
+// resolved.
+std::string NumericsOf(const JobSpec& spec);
+
+// "compute was bf16 and is fp32; virtualRanks was 4 and is 8", or "" where nothing differs. An
+// entry that one of the two lacks is not known and differs from nothing: older releases wrote other
+// texts, "f32" for every job.
+std::string NumericsChange(std::string_view saved, std::string_view now);
+
+// Why a job does not resume from the step at `path`, and what allows it.
+std::string NumericsRefusal(std::string_view path, std::string_view change);
+
+}  // namespace ravel::plan

@@ -1,0 +1,131 @@
+#include "common/plan/numerics.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/plan/sharding_plan.h"
+
+namespace ravel::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+JobSpec Spec() {
+  JobSpec spec;
+  ModelConfig& model = spec.model.emplace();
+  model.vocab_size = 97;
+  model.hidden_size = 32;
+  model.intermediate_size = 48;
+  model.num_hidden_layers = 2;
+  model.num_attention_heads = 4;
+  model.num_key_value_heads = 2;
+  model.head_dim = 8;
+  model.max_position_embeddings = 64;
+  spec.data.sequence_length = 16;
+  spec.steps = 4;
+  spec.global_batch = 16;
+  spec.micro_batch = 2;
+  spec.virtual_ranks = 8;
+  spec.device_count = 4;
+  spec.elastic.sizes = {1, 2, 4};
+  return spec;
+}
+
+using Edit = std::function<void(JobSpec&)>;
+
+std::string After(const Edit& edit) {
+  JobSpec spec = Spec();
+  edit(spec);
+  return NumericsOf(spec);
+}
+
+TEST(Numerics, TheTextIsCanonical) {
+  // On disk, in every manifest: a job that is resumed by a later release finds the same text.
+  EXPECT_EQ(NumericsOf(Spec()),
+            "compute=fp32 determinism=exact device=cpu gradientWire=fp32 logitsChunk=32 "
+            "microBatch=2 stateDtype=fp32 virtualRanks=8");
+}
+
+TEST(Numerics, WhateverChangesBitsChangesItsOwnEntry) {
+  const std::vector<std::pair<std::string, Edit>> edits = {
+      {"compute was fp32 and is bf16", [](JobSpec& s) { s.compute = ComputeType::kBF16; }},
+      {"determinism was exact and is fast",
+       [](JobSpec& s) { s.determinism = DeterminismMode::kFast; }},
+      {"device was cpu and is gpu", [](JobSpec& s) { s.cpu_devices = false; }},
+      {"gradientWire was fp32 and is bf16", [](JobSpec& s) { s.gradient_wire = WireType::kBF16; }},
+      {"stateDtype was fp32 and is bf16",
+       [](JobSpec& s) { s.optimizer.state_type = StateType::kBF16; }},
+      {"virtualRanks was 8 and is 16", [](JobSpec& s) { s.virtual_ranks = 16; }},
+      {"logitsChunk was 32 and is 16; microBatch was 2 and is 1",
+       [](JobSpec& s) { s.micro_batch = 1; }}};
+  for (const auto& [change, edit] : edits) {
+    EXPECT_EQ(NumericsChange(NumericsOf(Spec()), After(edit)), change);
+  }
+}
+
+TEST(Numerics, SizeStrategyTransportAndMemoryAreNotInIt) {
+  const std::vector<Edit> edits = {
+      [](JobSpec& s) { s.device_count = 2; },
+      [](JobSpec& s) { s.elastic.sizes = {1}; },
+      [](JobSpec& s) { s.strategy = Strategy::kNoShard; },
+      [](JobSpec& s) { s.replicate_strategy = Strategy::kOptim; },
+      [](JobSpec& s) { s.replicas = 2; },
+      [](JobSpec& s) { s.recompute = RecomputePolicy::kBlock; },
+      [](JobSpec& s) { s.transport = Transport::kGloo; },
+      [](JobSpec& s) { s.communication_blocks = 4; },
+      [](JobSpec& s) { s.gather_window_bytes = 1; },
+      [](JobSpec& s) { s.staging_window_bytes = 1; },
+      [](JobSpec& s) { s.algorithms = AlgorithmChoice::kProposed; },
+      [](JobSpec& s) { s.optimizer.main_weights = MainWeightForm::kBF16Remainder; },
+      [](JobSpec& s) { s.optimizer.lr = 1; },
+      [](JobSpec& s) { s.checkpoint.allow_numerics_change = true; }};
+  for (size_t i = 0; i < edits.size(); ++i) {
+    EXPECT_EQ(After(edits[i]), NumericsOf(Spec())) << i;
+  }
+}
+
+// What a plan was made with is what the text says.
+TEST(Numerics, TheTextIsOfThePlan) {
+  for (const int64_t vocabulary : {97, 200'000}) {
+    for (const int64_t tokens : {16, 2048}) {
+      JobSpec spec = Spec();
+      spec.model->vocab_size = vocabulary;
+      spec.model->max_position_embeddings = tokens;
+      spec.data.sequence_length = tokens;
+      const absl::StatusOr<ShardingPlan> plan =
+          BuildShardingPlan({.spec = spec, .ranks = 2, .shared_memory = true});
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      const int64_t chunk = std::min(plan->options.logits_chunk_tokens, 2 * tokens);
+      EXPECT_THAT(NumericsOf(spec), HasSubstr("logitsChunk=" + std::to_string(chunk) + " "));
+      EXPECT_EQ(plan->lanes.lanes, 8);
+      EXPECT_EQ(plan->micro_batch.sequences, 2);
+    }
+  }
+}
+
+TEST(Numerics, WhatOneSideDoesNotSayIsNotKnown) {
+  const std::string now = NumericsOf(Spec());
+  for (const char* saved : {"", "f32", "cpu", "=", "=3", "compute=", "lanes=4", "  "}) {
+    EXPECT_EQ(NumericsChange(saved, now), "") << saved;
+  }
+  EXPECT_EQ(NumericsChange("fresh=1 virtualRanks=4", now), "virtualRanks was 4 and is 8");
+  EXPECT_EQ(NumericsChange("device=a=b", now), "device was a=b and is cpu");
+}
+
+TEST(Numerics, ARefusalNamesTheStepBothValuesAndTheWayOut) {
+  const std::string text =
+      NumericsRefusal("/s/job/step-0000000020", "compute was bf16 and is fp32");
+  EXPECT_THAT(text, HasSubstr("/s/job/step-0000000020 was computed with other numerics: compute "));
+  EXPECT_THAT(text, HasSubstr("checkpoint.allowNumericsChange: true"));
+  EXPECT_THAT(text, HasSubstr("--allow-numerics-change"));
+}
+
+}  // namespace
+}  // namespace ravel::plan

@@ -9,6 +9,7 @@
 
 #include "common/check.h"
 #include "common/ckpt/digest.h"
+#include "common/plain_text.h"
 #include "common/signed_size.h"
 
 namespace ravel::ckpt {
@@ -37,6 +38,28 @@ bool SafePath(std::string_view path) {
     }
   }
   return parts.size() >= 2;
+}
+
+// How the step was computed: what people are shown and a resume compares.
+absl::Status CheckOrigin(const Manifest& manifest) {
+  if (manifest.numerics.size() > kMaxNumericsBytes || HasControlText(manifest.numerics)) {
+    return absl::DataLossError(absl::StrCat(
+        "manifest: numerics: expected plain text of at most ", kMaxNumericsBytes, " bytes"));
+  }
+  int64_t ranks = 1;
+  std::set<std::string_view> names;
+  for (const MeshAxisRecord& axis : manifest.mesh) {
+    if (axis.name.empty() || HasControlText(axis.name) || !names.insert(axis.name).second) {
+      return absl::DataLossError(absl::StrCat(
+          "manifest: mesh: axis ", names.size(), ": expected a plain name of its own"));
+    }
+    if (axis.size < 1 || axis.size > kMaxMeshRanks / ranks) {
+      return absl::DataLossError(
+          absl::StrCat("manifest: mesh: axis ", axis.name, ": impossible size ", axis.size));
+    }
+    ranks *= axis.size;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckFiles(const Manifest& manifest) {
@@ -177,6 +200,14 @@ int64_t Manifest::total_bytes() const {
   return bytes;
 }
 
+int64_t Manifest::ranks() const {
+  int64_t ranks = mesh.empty() ? 0 : 1;
+  for (const MeshAxisRecord& axis : mesh) {
+    ranks *= axis.size;
+  }
+  return ranks;
+}
+
 absl::Status ValidateManifest(const Manifest& manifest) {
   if (manifest.format_version != kFormatVersion) {
     return absl::FailedPreconditionError(absl::StrCat("manifest: format version ",
@@ -191,6 +222,7 @@ absl::Status ValidateManifest(const Manifest& manifest) {
   if (manifest.step < 0 || manifest.epoch < 0 || manifest.attempt < 0) {
     return absl::DataLossError("manifest: step, epoch and attempt must not be negative");
   }
+  RETURN_IF_ERROR(CheckOrigin(manifest));
   RETURN_IF_ERROR(CheckFiles(manifest));
   std::vector<TensorDigest> digests;
   const TensorRecord* previous = nullptr;

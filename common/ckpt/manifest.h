@@ -20,6 +20,8 @@ inline constexpr int kFormatVersion = 1;
 // Checksums are kept for blocks of this many bytes, counted from the first byte of a chunk.
 inline constexpr int64_t kBlockBytes = 4 << 20;
 inline constexpr int64_t kMaxBlobBytes = 64 << 10;
+inline constexpr int64_t kMaxNumericsBytes = 4 << 10;
+inline constexpr int64_t kMaxMeshRanks = int64_t{1} << 24;
 
 // On disk: do not renumber. plan::StateRole uses the same numbers.
 enum class TensorRole : uint8_t {
@@ -91,9 +93,10 @@ struct Manifest {
   int64_t attempt = 0;  // save attempt
   int64_t created_ns = 0;
   std::string build;
-  std::string numerics;
+  std::string numerics;  // of common/plan/numerics.h; "f32" of every job in older steps
   int64_t virtual_ranks = 0;
-  std::vector<MeshAxisRecord> mesh;  // informational
+  // Every axis of the job, outermost first. Older steps name one axis of all ranks.
+  std::vector<MeshAxisRecord> mesh;
   std::string authoritative = "param";
   bool dual = false;
   std::vector<FileRecord> files;      // by path
@@ -106,6 +109,7 @@ struct Manifest {
   const TensorRecord* FindTensor(std::string_view name) const;
   const Blob* FindBlob(std::string_view name) const;
   int64_t total_bytes() const;  // of all files
+  int64_t ranks() const;        // of the mesh; 0 without one
 };
 
 // Everything that can be known without reading a data file: paths and indices in range, sizes,

@@ -110,6 +110,45 @@ TEST(ManifestTest, AnotherVersionIsRefusedNamingBoth) {
               HasSubstr("format version 2; this program reads version 1"));
 }
 
+TEST(ManifestTest, TheMeshAndTheNumericsOfAJobAreKept) {
+  Manifest manifest = SomeManifest();
+  EXPECT_EQ(manifest.ranks(), 2) << "as older releases wrote it: one axis";
+  manifest.mesh = {{"replicate", 2}, {"shard", 3}};
+  manifest.numerics = "compute=bf16 virtualRanks=8";
+  const auto decoded = DecodeManifest(EncodeManifest(manifest));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(decoded->mesh, manifest.mesh);
+  EXPECT_EQ(decoded->numerics, manifest.numerics);
+  EXPECT_EQ(decoded->ranks(), 6);
+  manifest.mesh.clear();
+  EXPECT_TRUE(ValidateManifest(manifest).ok());
+  EXPECT_EQ(manifest.ranks(), 0);
+}
+
+TEST(ManifestTest, AnImpossibleMeshOrNumericsIsDamage) {
+  const std::vector<std::pair<std::vector<MeshAxisRecord>, const char*>> meshes = {
+      {{{"shard", 0}}, "axis shard: impossible size 0"},
+      {{{"shard", -1}}, "axis shard: impossible size -1"},
+      {{{"replicate", int64_t{1} << 13}, {"shard", int64_t{1} << 12}}, "axis shard: impossible"},
+      {{{"replicate", int64_t{1} << 62}, {"shard", int64_t{1} << 62}},
+       "axis replicate: impossible"},
+      {{{"", 1}}, "expected a plain name of its own"},
+      {{{"a\nb", 1}}, "expected a plain name of its own"},
+      {{{"shard", 1}, {"shard", 2}}, "expected a plain name of its own"}};
+  for (const auto& [mesh, what] : meshes) {
+    Manifest manifest = SomeManifest();
+    manifest.mesh = mesh;
+    const absl::Status status = ValidateManifest(manifest);
+    EXPECT_TRUE(absl::IsDataLoss(status));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(what));
+  }
+  for (const std::string& numerics : {std::string("a\x1b[2J"), std::string(5000, 'x')}) {
+    Manifest manifest = SomeManifest();
+    manifest.numerics = numerics;
+    EXPECT_THAT(std::string(ValidateManifest(manifest).message()), HasSubstr("manifest: numerics"));
+  }
+}
+
 TEST(ManifestTest, BytesOnDiskDoNotChange) {
   // A manifest of version 1, as it was first written: old steps must stay readable.
   const std::string bytes = EncodeManifest(SomeManifest());

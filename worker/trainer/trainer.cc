@@ -37,6 +37,22 @@ constexpr char kCheckSetting[] = "RAVEL_NCCL_CHECK";
 // that exchange, too, each on a device of its own, which has not run on a GPU.
 constexpr char kGraphsSetting[] = "RAVEL_CUDA_GRAPHS";
 
+// Algorithms of products are numerics that only devices know: an exact job does not go on with
+// others than its checkpoint's unasked.
+absl::Status CheckProducts(const plan::JobSpec& spec, const std::string& anew) {
+  if (anew.empty() || spec.determinism != plan::DeterminismMode::kExact ||
+      spec.checkpoint.allow_numerics_change) {
+    return absl::OkStatus();
+  }
+  return WithCode(
+      absl::FailedPreconditionError(absl::StrCat(
+          "the checkpoint was computed with other algorithms: ",
+          anew,
+          "; use devices of its kind, or set checkpoint.allowNumericsChange: true, or use ravelctl "
+          "retry --allow-numerics-change")),
+      ExitCode::kPlanMismatch);
+}
+
 shard::ExecutorOptions WithGraphs() {
   const char* setting = std::getenv(kGraphsSetting);
   const std::string_view text = setting == nullptr ? "" : setting;
@@ -190,6 +206,8 @@ absl::Status Trainer::RunWith(comm::Communicator& communicator, kernels::CudaGpu
                                        .executor = WithGraphs(),
                                        .gpu = gpu,
                                        .products = std::move(products)}));
+  const std::string& anew = engine->product_choices().anew;
+  RETURN_IF_ERROR(CheckProducts(assignment.spec, anew));
   parts_.position.Enter(TrainerPhase::kRestoring);
   const int64_t start_ms = parts_.clock.MonotonicMs();
   RETURN_IF_ERROR(PrepareState(assignment, communicator, *engine, parts_.position));
@@ -206,7 +224,7 @@ absl::Status Trainer::RunWith(comm::Communicator& communicator, kernels::CudaGpu
                         .planned_bytes = engine->planned_bytes(),
                         .measured_bytes = engine->measured_bytes(),
                         .restore_seconds = restore_seconds};
-  if (const std::string& anew = engine->product_choices().anew; !anew.empty()) {
+  if (!anew.empty()) {
     ready.remarks.push_back({.reason = "ProductsChosenAnew", .message = anew});
   }
   RETURN_IF_ERROR(parts_.reporter.Ready(ready));

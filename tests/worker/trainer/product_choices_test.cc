@@ -422,15 +422,21 @@ TEST(ProductChoices, ATrainerSavesItsTableAndGoesOnWithIt) {
   EXPECT_EQ(SavedTable(resumed, 2), table);
   EXPECT_EQ(resumed.steps.back().loss, first.steps.back().loss);
   EXPECT_THAT(resumed.ready.at(0).remarks, IsEmpty());
-  // On another kind of device the job goes on, and says what that means.
+  // On another kind of device an exact job goes on only if it allows that, and says what it means.
   setenv("RAVEL_EMULATED_DEVICES", "2", 1);
   setenv("RAVEL_EMULATED_MIXED", "1", 1);
   args.gpu = 1;
   args.epoch = 3;
   args.checkpoint_root = folder + "/store-other";
+  const EpochOutcome refused = RunEpoch(args);
+  args.spec.checkpoint.allow_numerics_change = true;
+  args.epoch = 4;
   const EpochOutcome elsewhere = RunEpoch(args);
   unsetenv("RAVEL_EMULATED_MIXED");
   unsetenv("RAVEL_EMULATED_DEVICES");
+  EXPECT_THAT(std::string(refused.results.at(0).message()),
+              HasSubstr("checkpoint.allowNumericsChange"));
+  EXPECT_TRUE(refused.committed.empty());
   ASSERT_THAT(elsewhere.results, Each(absl::OkStatus()));
   EXPECT_NE(SavedTable(elsewhere, 2), table);
   ASSERT_THAT(elsewhere.ready.at(0).remarks, SizeIs(1));
@@ -439,7 +445,7 @@ TEST(ProductChoices, ATrainerSavesItsTableAndGoesOnWithIt) {
   args.spec.cpu_devices = true;
   args.gpu = 0;
   args.transport = "shm";
-  args.epoch = 4;
+  args.epoch = 5;
   args.checkpoint_root = folder + "/store-3";
   const EpochOutcome host = RunEpoch(args);
   ASSERT_THAT(host.results, Each(absl::OkStatus()));

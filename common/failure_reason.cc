@@ -65,6 +65,8 @@ constexpr FailureReason kReasons[] = {
     {"VersionSkew", C::kControl, false, A::kAvoidNode, R::kNever, 2, Code(ExitCode::kRelease)},
     {"BudgetExhausted", C::kFinal, false, A::kFail, R::kNever, 2, -1},
     {"NoProgress", C::kFinal, false, A::kFail, R::kNever, 2, -1},
+    // A resume that the job does not allow (spec.checkpoint.allowNumericsChange).
+    {"NumericsChanged", C::kUser, true, A::kFail, R::kNever, 3, -1},
     {"NoGoodCheckpoint", C::kFinal, false, A::kFail, R::kNever, 2, -1},
     {"Rollback", C::kControl, false, A::kRestart, R::kNever, 2, -1},
 };

@@ -36,6 +36,14 @@ absl::StatusOr<MarkChange> ChangeOf(v1::MarkCheckpointRequest::Change change) {
   }
 }
 
+// The mesh of a save by a world of this size; replicas are fixed for a job's life.
+std::string MeshText(const plan::JobSpec& spec, int64_t world_size) {
+  if (spec.replicas <= 1) {
+    return absl::StrCat("shard ", world_size);
+  }
+  return absl::StrCat("replicate ", spec.replicas, ", shard ", world_size / spec.replicas);
+}
+
 void AddFolder(const absl::StatusOr<FolderView>& folder, v1::ListCheckpointsResponse& response) {
   if (!folder.ok()) {
     response.set_store_problem(std::string(folder.status().message()));
@@ -72,13 +80,15 @@ grpc::ServerUnaryReactor* JobsService::ListCheckpoints(Context* context,
     parts_.pools->Store(job.spec.checkpoint.store, StoreWork::kUpkeep)
         .Post([this, response, reactor, job] {
           const absl::StatusOr<FolderView> folder = parts_.keeper->Look(job);
-          parts_.strand->Post([this, response, reactor, uid = job.uid, folder] {
+          parts_.strand->Post([this, response, reactor, job, folder] {
             if (folder.ok()) {
-              parts_.controller->NoteFolder(uid, *folder);
+              parts_.controller->NoteFolder(job.uid, *folder);
             }
-            for (const SaveRecord& save : parts_.controller->Saves(uid)) {
+            for (const SaveRecord& save : parts_.controller->Saves(job.uid)) {
               if (save.state != SaveState::kFailed) {
-                *response->add_checkpoints() = ToProto(save);
+                v1::Checkpoint* checkpoint = response->add_checkpoints();
+                *checkpoint = ToProto(save);
+                checkpoint->set_mesh(MeshText(job.spec, save.world_size));
               }
             }
             AddFolder(folder, *response);

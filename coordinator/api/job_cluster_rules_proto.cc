@@ -203,6 +203,7 @@ void JobRules::CheckCheckpoint() {
   }
   spec().checkpoint.wait_when_busy = checkpoint.when_busy() == "wait";
   spec().checkpoint.max_failed_saves = checkpoint.max_failed_saves();
+  spec().checkpoint.allow_numerics_change = checkpoint.allow_numerics_change();
   spec().checkpoint.keep_last = checkpoint.keep().last();
   spec().checkpoint.keep_every_steps = checkpoint.keep().every_steps();
   CheckResume();

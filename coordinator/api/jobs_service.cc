@@ -386,9 +386,20 @@ grpc::ServerUnaryReactor* JobsService::RetryJob(Context* context,
     return reactor;
   }
   parts_.strand->PostNamed("RetryJob", [this, request, response, reactor] {
-    parts_.controller->Retry(KeyOf(request->namespace_(), request->name()),
-                             request->request_id(),
-                             Answering<JobView>(response, reactor));
+    const JobKey key = KeyOf(request->namespace_(), request->name());
+    RetryDraft draft = {.request_id = request->request_id()};
+    if (request->allow_numerics_change()) {
+      const absl::StatusOr<JobView> view = parts_.controller->Get(key);
+      v1::TrainingJob job;
+      if (!view.ok() || !job.ParseFromString(view->record.canonical)) {
+        reactor->Finish(ToGrpc(view.ok() ? absl::InternalError("the job's spec does not parse")
+                                         : view.status()));
+        return;
+      }
+      job.mutable_spec()->mutable_checkpoint()->set_allow_numerics_change(true);
+      draft.allowing = job.SerializeAsString();
+    }
+    parts_.controller->Retry(key, draft, Answering<JobView>(response, reactor));
   });
   return reactor;
 }

@@ -153,13 +153,14 @@ int RunCancel(const CommonOptions& common, const CancelOptions& options) {
   return kExitOk;
 }
 
-int RunRetry(const CommonOptions& common, const std::string& job_name) {
+int RunRetry(const CommonOptions& common, const RetryOptions& options) {
   const absl::StatusOr<std::unique_ptr<JobsClient>> client =
       JobsClient::Connect(common.coordinator);
   if (!client.ok()) {
     return Report(client.status());
   }
-  const absl::StatusOr<JobView> job = (*client)->Retry(NameOf(common, job_name));
+  const absl::StatusOr<JobView> job =
+      (*client)->Retry(NameOf(common, options.job), options.allow_numerics_change);
   if (!job.ok()) {
     return Report(job.status());
   }

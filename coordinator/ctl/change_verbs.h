@@ -35,7 +35,11 @@ struct CancelOptions {
 };
 int RunCancel(const CommonOptions& common, const CancelOptions& options);
 
-int RunRetry(const CommonOptions& common, const std::string& job);
+struct RetryOptions {
+  std::string job;
+  bool allow_numerics_change = false;  // sets checkpoint.allowNumericsChange in the job
+};
+int RunRetry(const CommonOptions& common, const RetryOptions& options);
 
 struct NodeOptions {
   std::string node = {};

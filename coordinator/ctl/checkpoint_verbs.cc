@@ -69,13 +69,13 @@ int ListOfJob(const CommonOptions& common, const std::string& job) {
     Say(absl::StrCat("pins and leftovers are not known: ", checkpoints->store_problem));
   }
   if (common.format == Format::kTable) {
-    Table table({"STEP", "STATE", "SIZE", "FILES", "WORKERS", "EPOCH", "AGE", "PATH"});
+    Table table({"STEP", "STATE", "SIZE", "FILES", "MESH", "EPOCH", "AGE", "PATH"});
     for (const CheckpointView& checkpoint : checkpoints->checkpoints) {
       table.AddRow({absl::StrCat(checkpoint.step),
                     absl::StrCat(checkpoint.state, checkpoint.pinned ? " pinned" : ""),
                     FormatBytes(checkpoint.bytes),
                     absl::StrCat(checkpoint.files),
-                    absl::StrCat(checkpoint.world_size),
+                    checkpoint.mesh,
                     absl::StrCat(checkpoint.epoch),
                     FormatDuration(SystemClock::Get().WallMs() - checkpoint.created_ms),
                     checkpoint.path});

@@ -268,6 +268,7 @@ void PrintManifest(const ckpt::Manifest& manifest,
       << SaveIdText(manifest.save_id) << "\n"
       << "mesh          " << MeshText(manifest) << "; " << manifest.virtual_ranks
       << " virtual ranks\n"
+      << "numerics      " << manifest.numerics << "\n"
       << "files         " << manifest.files.size() << ", " << FormatBytes(manifest.total_bytes())
       << "\n"
       << "tensors       " << absl::StrJoin(parts, ", ") << "\n"

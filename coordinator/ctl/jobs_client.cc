@@ -128,7 +128,7 @@ CheckpointView ToView(const v1::Checkpoint& checkpoint) {
           checkpoint.bytes(),
           checkpoint.files(),
           checkpoint.epoch(),
-          checkpoint.world_size(),
+          checkpoint.mesh(),
           checkpoint.created_ms(),
           checkpoint.pinned(),
           ToDocument(checkpoint)};
@@ -275,9 +275,10 @@ class GrpcJobsClient : public JobsClient {
     return ToView(response.job());
   }
 
-  absl::StatusOr<JobView> Retry(const JobName& job) override {
+  absl::StatusOr<JobView> Retry(const JobName& job, bool allow_numerics_change) override {
     v1::RetryJobRequest request;
     Fill(job, request);
+    request.set_allow_numerics_change(allow_numerics_change);
     request.set_request_id(MakeRequestId());
     v1::Job response;
     RETURN_IF_ERROR(Call(&v1::Jobs::Stub::RetryJob, request, response));

@@ -111,7 +111,7 @@ struct CheckpointView {
   int64_t bytes = 0;
   int64_t files = 0;
   int64_t epoch = 0;
-  int64_t world_size = 0;
+  std::string mesh;  // "replicate 2, shard 4"; empty: of an older coordinator
   int64_t created_ms = 0;
   bool pinned = false;
   json::Value document;
@@ -225,7 +225,7 @@ class JobsClient {
                                          bool checkpoints,
                                          const std::string& reason) = 0;
   virtual absl::Status ForgetNode(const std::string& node) = 0;
-  virtual absl::StatusOr<JobView> Retry(const JobName& job) = 0;
+  virtual absl::StatusOr<JobView> Retry(const JobName& job, bool allow_numerics_change) = 0;
   // `deadline_ms`: when the coordinator gives up; 0: its default.
   virtual absl::StatusOr<OperationView> CheckpointNow(const JobName& job, int64_t deadline_ms) = 0;
   virtual absl::StatusOr<CheckpointsView> Checkpoints(const JobName& job) = 0;

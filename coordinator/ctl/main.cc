@@ -58,6 +58,7 @@ struct CommandLine {
   MetricsOptions metrics;
   WaitOptions wait;
   CancelOptions cancel;
+  RetryOptions retry;
   DeleteOptions remove;
   std::vector<std::string> nodes;
   CheckpointOptions checkpoint;
@@ -247,9 +248,12 @@ void AddChangeVerbs(CLI::App& app, CommandLine& line) {
   verb->add_flag("--wait", line.cancel.wait, "Wait until it has ended");
 
   verb = AddVerb(app, line, "retry", "Start a failed or cancelled job again", [&line] {
-    return RunRetry(line.common, line.job);
+    return RunRetry(line.common, line.retry);
   });
-  AddJob(verb, line.job);
+  AddJob(verb, line.retry.job);
+  verb->add_flag("--allow-numerics-change",
+                 line.retry.allow_numerics_change,
+                 "Also from a checkpoint of other numerics: sets checkpoint.allowNumericsChange");
   verb = AddVerb(app, line, "delete", "Delete jobs that are over, and free their names", [&line] {
     return RunDelete(line.common, line.remove);
   });

@@ -105,7 +105,7 @@ class JobController {
   void Delete(const JobKey& key, const DeleteDraft& draft, Answer<JobView> answer);
   // A failed or cancelled job starts again from its newest commit. The same request id again
   // changes nothing.
-  void Retry(const JobKey& key, const std::string& request_id, Answer<JobView> answer);
+  void Retry(const JobKey& key, const RetryDraft& draft, Answer<JobView> answer);
   // Puts a hold on a node, or lifts that one. Durable. Drained: jobs save and move on.
   void HoldNode(const std::string& node_id,
                 NodeHold hold,
@@ -360,6 +360,7 @@ class JobController {
     int64_t rollback_step = -1;  // as the record had it
   };
 
+  void CheckRestore(const Entry& entry, Prepared& prepared) const;
   void OnPrepared(const std::string& uid, int64_t epoch, Prepared prepared);
   void LaunchTrainers(Entry& entry, const RestorePoint& restore);
   void SendLaunches(Entry& entry);
@@ -516,6 +517,7 @@ class JobController {
   void OnCorruptCheckpoint(Entry& entry, const FailureCause& cause);
   RestoreQuery QueryOf(const Entry& entry) const;
   void TellMissingReports(Entry& entry, const RestorePoint& restore);
+  void TellNumericsChange(Entry& entry, const RestorePoint& restore);
   void NoteRestore(Entry& entry, const Prepared& prepared);
   void NoteSettled(Entry& entry, const SettledSave& settled);
   void NoteRollback(Entry& entry, int64_t step);

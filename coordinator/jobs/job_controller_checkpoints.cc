@@ -63,6 +63,23 @@ void JobController::TellMissingReports(Entry& entry, const RestorePoint& restore
   Do(entry, std::move(told));
 }
 
+// The job allows it, or it would not be launched.
+void JobController::TellNumericsChange(Entry& entry, const RestorePoint& restore) {
+  if (restore.numerics_change.empty()) {
+    return;
+  }
+  JobEventRecord event = Remark(entry.record, restore.step, parts_.clock->WallMs());
+  event.type = "Warning";
+  event.reason = "NumericsChanged";
+  event.message = absl::StrCat("bits differ from those before ",
+                               restore.path,
+                               ", as checkpoint.allowNumericsChange allows: ",
+                               restore.numerics_change);
+  Step told{MakeEvent(JobEventKind::kNoted), {}, {}};  // tried again until it is durable
+  told.extra.events.push_back(std::move(event));
+  Do(entry, std::move(told));
+}
+
 // The record follows what the store holds: up by a save that was settled or whose record was lost,
 // down only by damage that was proven.
 void JobController::NoteRestore(Entry& entry, const Prepared& prepared) {

@@ -131,19 +131,23 @@ absl::Status JobController::CheckRetry(const Entry& entry) const {
   return absl::OkStatus();
 }
 
-void JobController::Retry(const JobKey& key,
-                          const std::string& request_id,
-                          Answer<JobView> answer) {
+void JobController::Retry(const JobKey& key, const RetryDraft& draft, Answer<JobView> answer) {
+  const bool allows = !draft.allowing.empty();
   std::optional<RequestRecord> request = BeginRequest(
       key,
-      {request_id, "retry"},
-      [=, this] { Retry(key, request_id, answer); },
+      {draft.request_id, "retry", allows ? " allowing other numerics" : ""},
+      [=, this] { Retry(key, draft, answer); },
       WithKnownView(answer));
   if (!request) {
     return;
   }
   const std::string uid = request->answer;
   Step step{MakeEvent(JobEventKind::kRetryRequested), {}, {}};
+  if (allows) {
+    plan::JobSpec spec = entries_.at(uid).record.spec;
+    spec.checkpoint.allow_numerics_change = true;
+    step.event.changed_spec = {draft.allowing, parts_.planner->EncodeSpec(spec), spec};
+  }
   step.check = [this, uid](Step&) { return CheckRetry(entries_.at(uid)); };
   step.extra.request = std::move(request);
   step.after = [this, uid] {
@@ -153,7 +157,7 @@ void JobController::Retry(const JobKey& key,
     job.lacking.clear();
     job.held = {-1, 0, 0};
   };
-  Ask(entries_.at(uid), std::move(step), request_id, [=, this](const absl::Status& status) {
+  Ask(entries_.at(uid), std::move(step), draft.request_id, [=, this](const absl::Status& status) {
     Schedule();
     WithView(uid, answer)(status);
   });

@@ -10,6 +10,7 @@
 
 #include "common/crypto.h"
 #include "common/logging.h"
+#include "common/plan/numerics.h"
 #include "coordinator/jobs/job_controller.h"
 
 namespace ravel::coordinator {
@@ -251,6 +252,30 @@ void JobController::Prepare(Entry& entry) {
       });
 }
 
+// Refuses a restore point that the job cannot, or may not, go on from.
+void JobController::CheckRestore(const Entry& entry, Prepared& prepared) const {
+  const RestorePoint& restore = prepared.restore;
+  const plan::JobSpec& spec = entry.record.spec;
+  if (!prepared.status.ok()) {
+    return;
+  }
+  if (restore.step >= spec.steps) {
+    if (!restore.own) {
+      prepared.status = absl::InvalidArgumentError(absl::StrCat("spec.checkpoint.resumeFrom: step ",
+                                                                restore.step,
+                                                                " is not below training.steps ",
+                                                                spec.steps));
+      prepared.reason = "PlanRejected";
+    }
+    return;  // nothing is left to compute
+  }
+  if (!restore.numerics_change.empty() && !spec.checkpoint.allow_numerics_change) {
+    prepared.status =
+        absl::FailedPreconditionError(plan::NumericsRefusal(restore.path, restore.numerics_change));
+    prepared.reason = "NumericsChanged";
+  }
+}
+
 void JobController::OnPrepared(const std::string& uid, int64_t epoch, Prepared prepared) {
   Entry* entry = FindEntry(uid);
   if (entry == nullptr) {
@@ -266,11 +291,7 @@ void JobController::OnPrepared(const std::string& uid, int64_t epoch, Prepared p
   }
   const RestorePoint& restore = prepared.restore;
   const int64_t steps = entry->record.spec.steps;
-  if (prepared.status.ok() && !restore.own && restore.step >= steps) {
-    prepared.status = absl::InvalidArgumentError(absl::StrCat(
-        "spec.checkpoint.resumeFrom: step ", restore.step, " is not below training.steps ", steps));
-    prepared.reason = "PlanRejected";
-  }
+  CheckRestore(*entry, prepared);
   if (!prepared.status.ok()) {
     entry->run.Blame(
         {prepared.reason, std::string(prepared.status.message()), "", -1, entry->progress.step});
@@ -285,6 +306,7 @@ void JobController::OnPrepared(const std::string& uid, int64_t epoch, Prepared p
     Do(*entry, MakeEvent(JobEventKind::kAllDone));
     return;
   }
+  TellNumericsChange(*entry, restore);
   LaunchTrainers(*entry, restore);
 }
 

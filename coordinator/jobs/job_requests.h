@@ -45,6 +45,12 @@ struct RequestText {
   std::string detail = {};
 };
 
+struct RetryDraft {
+  std::string request_id;
+  // Not empty: checkpoint.allowNumericsChange is set, and this is JobRecord::canonical with it.
+  std::string allowing = {};
+};
+
 struct DeleteDraft {
   std::string request_id;
   bool force = false;             // also a job that is not over: it is cancelled first

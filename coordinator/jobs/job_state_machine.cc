@@ -388,14 +388,20 @@ Result OnRetry(const JobRecord& job, const JobEvent& event) {
   next.finished_ms = 0;
   next.held_ms = 0;  // maxRunTime begins anew
   next.not_before_ms = 0;
-  const std::string message = absl::StrCat(
-      "was ",
-      std::string(StateName(job.state)),
-      " (",
-      job.reason,
-      "); goes on from ",
-      job.committed_step < 0 ? "its beginning"
-                             : absl::StrCat("the commit of step ", job.committed_step));
+  if (event.changed_spec) {
+    next.canonical = event.changed_spec->canonical;
+    next.planned = event.changed_spec->planned;
+    next.spec = event.changed_spec->spec;
+  }
+  const std::string message =
+      absl::StrCat("was ",
+                   std::string(StateName(job.state)),
+                   " (",
+                   job.reason,
+                   "); goes on from ",
+                   job.committed_step < 0 ? "its beginning"
+                                          : absl::StrCat("the commit of step ", job.committed_step),
+                   event.changed_spec ? ", with other numerics allowed" : "");
   return builder.To(JobState::kQueued, "RetryRequested", message)
       .Emit("Retried", "UserRequest", message)
       .Take();

@@ -36,6 +36,13 @@ enum class JobEventKind {
 };
 inline constexpr int kJobEventKinds = 18;
 
+// A job's spec in its three forms (JobRecord).
+struct ChangedSpec {
+  std::string canonical;
+  std::string planned;
+  plan::JobSpec spec;
+};
+
 struct JobEvent {
   JobEventKind kind = JobEventKind::kPlaced;
   int64_t world_size = 0;  // kPlaced
@@ -47,6 +54,7 @@ struct JobEvent {
   // restored. kPlaced, kEpochBroken and
   // kRollbackRequested go beyond it.
   int64_t epoch_floor = 0;
+  std::optional<ChangedSpec> changed_spec = {};  // kRetryRequested
 };
 
 enum class JobActionKind {

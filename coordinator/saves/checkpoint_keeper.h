@@ -70,6 +70,8 @@ struct RestorePoint {
   // Why `step` is below the recorded commit: proven damage, by step.
   std::string fallback_reason = {};
   std::optional<SettledSave> settled = {};  // by this call
+  // How the numerics of `step` differ from the job's (plan::NumericsChange); empty: they do not.
+  std::string numerics_change = {};
 };
 
 // What a second look at a step that a trainer could not use has shown.

@@ -349,7 +349,7 @@ ckpt::Manifest BuildManifest(const plan::SavePlan& plan,
   manifest.build = context.build;
   manifest.numerics = context.numerics;
   manifest.virtual_ranks = context.virtual_ranks;
-  manifest.mesh = {{"shard", context.ranks}};
+  manifest.mesh = context.mesh;
   std::map<std::string, int> file_index;
   for (const ckpt::Seal& seal : seals) {
     manifest.files.insert(manifest.files.end(), seal.files.begin(), seal.files.end());

@@ -27,7 +27,8 @@ struct SaveContext {
   std::string build;
   std::string numerics;
   int64_t virtual_ranks = 0;
-  int64_t ranks = 0;
+  std::vector<ckpt::MeshAxisRecord> mesh;  // every axis, outermost first
+  int64_t ranks = 0;                       // of it
 };
 
 // All seals of a save against its plan: one per writer, the same (step, epoch, attempt) and plan

@@ -7,17 +7,18 @@
 #include <utility>
 #include <vector>
 
-#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/strip.h>
 
 #include "common/logging.h"
+#include "common/plan/numerics.h"
 #include "common/plan/save/save_plan.h"
 #include "common/store/committed_step.h"
 #include "common/store/file_store.h"
 #include "coordinator/saves/checkpoint_leftovers.h"
 #include "coordinator/saves/checkpoint_owner.h"
 #include "coordinator/saves/checkpoint_pins.h"
+#include "coordinator/saves/named_start.h"
 #include "coordinator/saves/retention.h"
 #include "coordinator/saves/saves.h"
 #include "coordinator/saves/step_inspection.h"
@@ -41,7 +42,8 @@ absl::Status CheckOurs(const FileStore& files, const CheckpointJob& job) {
   return CheckOwner(files, OwnerOf(job, 0));
 }
 
-SaveContext ContextOf(const SaveRequest& request) {
+SaveContext ContextOf(const plan::JobSpec& spec, const SaveRequest& request) {
+  const plan::ShardingPlan& plan = request.world->plan;
   SaveContext context;
   context.job = request.job_uid;
   context.key = {.step = request.step,
@@ -50,9 +52,12 @@ SaveContext ContextOf(const SaveRequest& request) {
                  .job_tag = ckpt::JobTag(request.job_uid)};
   context.created_ns = request.created_ms * 1'000'000;
   context.build = kBuild;
-  context.numerics = "f32";
-  context.virtual_ranks = request.world->plan.lanes.lanes;
-  context.ranks = request.world->plan.ranks;
+  context.numerics = plan::NumericsOf(spec);
+  context.virtual_ranks = plan.lanes.lanes;
+  for (const plan::MeshAxis& axis : plan.mesh.axes()) {
+    context.mesh.push_back({axis.name, axis.size});
+  }
+  context.ranks = plan.ranks;
   return context;
 }
 
@@ -70,46 +75,6 @@ CommittedSave Describe(const FileStore& files, const CommittedStepInfo& info) {
           info.commit.bytes,
           info.commit.files,
           Hex(info.commit.save_id)};
-}
-
-bool NamesStart(const plan::JobSpec& spec) {
-  return spec.checkpoint.resume_from != "auto" && spec.checkpoint.resume_from != "none";
-}
-
-// The folder and directory name of the step that an absolute resumeFrom names.
-struct StartLocation {
-  FileStore parent;
-  std::string directory;
-};
-std::optional<StartLocation> StartElsewhere(const plan::JobSpec& spec) {
-  const std::string& wanted = spec.checkpoint.resume_from;
-  if (!wanted.starts_with("/")) {
-    return std::nullopt;
-  }
-  const size_t slash = wanted.find_last_of('/');
-  return StartLocation{FileStore(slash == 0 ? "/" : wanted.substr(0, slash)),
-                       wanted.substr(slash + 1)};
-}
-
-// Where a job without a commit begins when resumeFrom names a step.
-absl::StatusOr<RestorePoint> NamedStart(const FileStore& files, const plan::JobSpec& spec) {
-  const std::string& wanted = spec.checkpoint.resume_from;
-  if (const std::optional<StartLocation> start = StartElsewhere(spec)) {
-    ASSIGN_OR_RETURN(const store::CommittedStep step,
-                     store::CommittedStep::Open(&start->parent, start->directory));
-    return RestorePoint{.step = step.commit().step, .path = wanted, .own = false};
-  }
-  int64_t step = -1;
-  if (!absl::SimpleAtoi(wanted, &step) || step < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("expected auto, none, a step number or an absolute path, got ", wanted));
-  }
-  const StepInspection inspected = InspectStep(files, step);
-  if (inspected.condition != StepCondition::kGood) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(files.Locate(ckpt::StepName(step)), ": ", inspected.reason));
-  }
-  return RestorePoint{.step = step, .path = files.Locate(ckpt::StepName(step)), .own = true};
 }
 
 absl::Status HoldsHistory(const FileStore& files, const CommittedStepInfo& newest) {
@@ -196,7 +161,7 @@ absl::StatusOr<std::optional<SettledSave>> SettleOne(FileStore& files,
     }
     ASSIGN_OR_RETURN(const plan::SavePlan save_plan, plan::BuildSavePlan((*world)->plan));
     SaveRequest request{job.uid, key.step, key.epoch, key.attempt, now_ms, *world, {}};
-    SaveContext context = ContextOf(request);
+    SaveContext context = ContextOf(job.spec, request);
     context.key = key;
     ASSIGN_OR_RETURN(result, SettleAttempt(files, save_plan, context));
   }
@@ -206,7 +171,7 @@ absl::StatusOr<std::optional<SettledSave>> SettleOne(FileStore& files,
   if (ranks == 0) {  // it was described before: its manifest tells
     ASSIGN_OR_RETURN(const store::CommittedStep step,
                      store::CommittedStep::Open(&files, result.committed->directory));
-    ranks = step.manifest().mesh.empty() ? 0 : step.manifest().mesh.front().size;
+    ranks = step.manifest().ranks();
   }
   return std::optional<SettledSave>(
       SettledSave{Describe(files, *result.committed), key.epoch, key.attempt, ranks});
@@ -340,9 +305,7 @@ absl::Status StoreCheckpointKeeper::Check(const CheckpointJob& job) {
                      files.root(),
                      " holds commits; set fresh: true or another store"));
   }
-  return NamesStart(job.spec)
-             ? Annotate(NamedStart(files, job.spec).status(), "spec.checkpoint.resumeFrom")
-             : absl::OkStatus();
+  return NamesStart(job.spec) ? CheckNamedStart(files, job.spec) : absl::OkStatus();
 }
 
 absl::Status StoreCheckpointKeeper::PinStart(const CheckpointJob& job, int64_t for_seconds) {
@@ -379,7 +342,7 @@ absl::StatusOr<CommittedSave> StoreCheckpointKeeper::Commit(const CheckpointJob&
   RETURN_IF_ERROR(CheckOurs(files, job));
   ASSIGN_OR_RETURN(const plan::SavePlan save_plan, plan::BuildSavePlan(request.world->plan));
   ASSIGN_OR_RETURN(const CommittedStepInfo info,
-                   CommitSave(files, save_plan, ContextOf(request), request.seals));
+                   CommitSave(files, save_plan, ContextOf(job.spec, request), request.seals));
   return Describe(files, info);
 }
 
@@ -388,7 +351,7 @@ absl::StatusOr<std::optional<CommittedSave>> StoreCheckpointKeeper::Settle(
   FileStore files(Root(job.spec));
   RETURN_IF_ERROR(CheckOurs(files, job));
   ASSIGN_OR_RETURN(const plan::SavePlan save_plan, plan::BuildSavePlan(request.world->plan));
-  SaveContext context = ContextOf(request);
+  SaveContext context = ContextOf(job.spec, request);
   ASSIGN_OR_RETURN(SettleResult result, SettleAttempt(files, save_plan, context));
   if (result.state == SettledState::kIncomplete) {
     context.key.job_tag.reset();  // a name of a release before 2
@@ -421,6 +384,9 @@ absl::StatusOr<RestorePoint> StoreCheckpointKeeper::PrepareRestore(const Checkpo
     RETURN_IF_ERROR(PinStart(job, 0));
   }
   ASSIGN_OR_RETURN(RestorePoint restore, ChooseStart(files, job, query));
+  if (restore.step >= 0) {
+    ASSIGN_OR_RETURN(restore.numerics_change, NumericsChangeSince(restore.path, job.spec));
+  }
   if (restore.own && restore.step >= 0 && !claims_.Reserve(job.uid, restore.step)) {
     return absl::UnavailableError(absl::StrCat(restore.path, " is being deleted"));
   }

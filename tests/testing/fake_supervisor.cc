@@ -82,6 +82,7 @@ class Supervisor {
                                                     .build = "test",
                                                     .numerics = "cpu",
                                                     .virtual_ranks = args_.spec.virtual_ranks,
+                                                    .mesh = {{"shard", args_.ranks}},
                                                     .ranks = args_.ranks},
                                                    seals);
     if (committed.ok()) {

@@ -189,6 +189,7 @@ coordinator::SaveContext ContextOf(const SavedWorld& saved, const ckpt::AttemptK
   context.build = "test";
   context.numerics = "f32";
   context.virtual_ranks = 8;
+  context.mesh = {{"shard", saved.world.ranks}};
   context.ranks = saved.world.ranks;
   return context;
 }

@@ -385,16 +385,19 @@ TEST(JobFile, LimitsOfSaves) {
   EXPECT_EQ(job.spec.checkpoint.max_age_ms, 0);
   EXPECT_EQ(job.spec.checkpoint.max_failed_saves, 0);
   EXPECT_FALSE(job.spec.checkpoint.wait_when_busy);
+  EXPECT_FALSE(job.spec.checkpoint.allow_numerics_change);
   EXPECT_EQ(job.job.spec().checkpoint().when_busy(), "skip");
   job = Canonicalize(
-      ParseJobFile(
-          With("everySteps: 10", "everySteps: 10, maxAge: 90m, maxFailedSaves: 5, whenBusy: wait"))
+      ParseJobFile(With("everySteps: 10",
+                        "everySteps: 10, maxAge: 90m, maxFailedSaves: 5, whenBusy: wait, "
+                        "allowNumericsChange: true"))
           .job,
       {});
   ASSERT_TRUE(job.ok()) << FormatViolation(job.violations[0], "");
   EXPECT_EQ(job.spec.checkpoint.max_age_ms, 90 * 60'000);
   EXPECT_EQ(job.spec.checkpoint.max_failed_saves, 5);
   EXPECT_TRUE(job.spec.checkpoint.wait_when_busy);
+  EXPECT_TRUE(job.spec.checkpoint.allow_numerics_change);
   EXPECT_EQ(job.job.spec().checkpoint().max_age(), "1h30m");
 }
 

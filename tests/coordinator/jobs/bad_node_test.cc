@@ -271,14 +271,14 @@ TEST_F(BadNodeTest, ARetriedJobGoesOnFromItsNewestCommit) {
   plan::JobSpec spec = Spec("job", {1}, 12);
   spec.restart.max_failures = 0;
   ASSERT_TRUE(world_.Submit(spec).ok());
-  EXPECT_EQ(world_.Retry({"default", "job"}, "early").status().code(),
+  EXPECT_EQ(world_.Retry({"default", "job"}, {"early"}).status().code(),
             absl::StatusCode::kFailedPrecondition);
   world_.TrainSteps(7);
   world_.KillTrainer(0);
   world_.Advance(100);
   EXPECT_EQ(State("job"), JobState::kFailed);
   EXPECT_EQ(world_.Job("job").record.reason, "BudgetExhausted");
-  ASSERT_TRUE(world_.Retry({"default", "job"}, "retry-1").ok());
+  ASSERT_TRUE(world_.Retry({"default", "job"}, {"retry-1"}).ok());
   world_.Advance(100);
   const JobRecord record = world_.Job("job").record;
   EXPECT_EQ(record.state, JobState::kRunning);
@@ -289,11 +289,11 @@ TEST_F(BadNodeTest, ARetriedJobGoesOnFromItsNewestCommit) {
   EXPECT_EQ(world_.launches.back().trainers[0].first_step, 5);
   EXPECT_THAT(world_.EventTypes("job"), Contains("Retried"));
   // The same request again is the same request.
-  ASSERT_TRUE(world_.Retry({"default", "job"}, "retry-1").ok());
+  ASSERT_TRUE(world_.Retry({"default", "job"}, {"retry-1"}).ok());
   EXPECT_EQ(world_.Job("job").record.attempt, 2);
   world_.TrainSteps(7);
   EXPECT_EQ(State("job"), JobState::kSucceeded);
-  EXPECT_EQ(world_.Retry({"default", "job"}, "retry-2").status().code(),
+  EXPECT_EQ(world_.Retry({"default", "job"}, {"retry-2"}).status().code(),
             absl::StatusCode::kFailedPrecondition);
   const std::vector<StepRecord> history = world_.History("job");
   ASSERT_EQ(history.size(), 12U);
@@ -309,7 +309,7 @@ TEST_F(BadNodeTest, ACancelledJobCanBeTriedAgainAlsoAfterARestart) {
   EXPECT_EQ(State("job"), JobState::kCancelled);
   world_.StartCoordinator();
   world_.Connect(world_.node("a"));
-  ASSERT_TRUE(world_.Retry({"default", "job"}, "again").ok());
+  ASSERT_TRUE(world_.Retry({"default", "job"}, {"again"}).ok());
   world_.Advance(4000);
   EXPECT_EQ(State("job"), JobState::kRunning);
   world_.TrainSteps(7);

@@ -97,6 +97,44 @@ TEST_F(CheckpointSafetyTest, WithoutAGoodStepTheJobFailsAndNamesEach) {
   EXPECT_EQ(world_.launches.size(), launches);
 }
 
+TEST_F(CheckpointSafetyTest, AStepOfOtherNumericsIsResumedOnlyIfTheJobAllowsIt) {
+  TrainToEleven();
+  const size_t launches = world_.launches.size();
+  world_.keeper.numerics_change = "virtualRanks was 4 and is 8";
+  world_.KillTrainer(0);
+  world_.Advance(10'000);
+  EXPECT_EQ(Job().state, JobState::kFailed);
+  EXPECT_EQ(Job().reason, "NumericsChanged");
+  EXPECT_EQ(Job().failure_class, "user");
+  EXPECT_THAT(Job().message, HasSubstr("/ckpt/job/step-10 was computed with other numerics: "));
+  EXPECT_THAT(Job().message, HasSubstr("virtualRanks was 4 and is 8"));
+  EXPECT_EQ(Job().committed_step, 10);
+  EXPECT_EQ(world_.launches.size(), launches);
+  // Tried again as it is, it is refused again.
+  ASSERT_TRUE(world_.Retry({"default", "job"}, {"again"}).ok());
+  world_.Advance(10'000);
+  EXPECT_EQ(Job().reason, "NumericsChanged");
+  EXPECT_EQ(world_.launches.size(), launches);
+  EXPECT_EQ(CountEvents("Warning", "NumericsChanged"), 0);
+  // With the permission it goes on, and says what changed.
+  ASSERT_TRUE(world_.Retry({"default", "job"}, {"allowed", "canonical with it"}).ok());
+  world_.Advance(10'000);
+  EXPECT_EQ(Job().state, JobState::kRunning);
+  EXPECT_EQ(FirstStepOfLastLaunch(), 10);
+  EXPECT_TRUE(Job().spec.checkpoint.allow_numerics_change);
+  EXPECT_EQ(Job().canonical, "canonical with it");
+  EXPECT_EQ(CountEvents("Warning", "NumericsChanged"), 1);
+}
+
+TEST_F(CheckpointSafetyTest, AJobThatIsDoneResumesNothingWhateverItsNumerics) {
+  TrainToEleven();
+  world_.keeper.numerics_change = "device was gpu and is cpu";
+  world_.keeper.steps["job"][50] = 1;
+  world_.KillTrainer(0);
+  world_.Advance(10'000);
+  EXPECT_EQ(Job().state, JobState::kSucceeded);
+}
+
 TEST_F(CheckpointSafetyTest, AFallbackIsToldWithItsReason) {
   TrainToEleven();
   world_.keeper.bad = {{"job", 10}};

@@ -56,6 +56,7 @@ absl::StatusOr<RestorePoint> FakeKeeper::PrepareRestore(const CheckpointJob& job
     return absl::DataLossError(absl::StrCat(Root(job.spec), " holds no good step: ", damages));
   }
   point.fallback_reason = point.step < query.committed_step ? damages : "";
+  point.numerics_change = point.step < 0 ? "" : numerics_change;
   return point;
 }
 

@@ -174,7 +174,7 @@ class FakeWorld : public FleetLink {
   absl::StatusOr<JobView> Submit(SubmitDraft draft);
   absl::StatusOr<JobView> Cancel(const JobKey& key, const std::string& reason);
   absl::StatusOr<JobView> Delete(const JobKey& key, const DeleteDraft& draft);
-  absl::StatusOr<JobView> Retry(const JobKey& key, const std::string& request_id);
+  absl::StatusOr<JobView> Retry(const JobKey& key, const RetryDraft& draft);
   absl::StatusOr<NodeView> HoldNode(const std::string& node_id,
                                     NodeHold hold,
                                     bool lift,

@@ -47,8 +47,8 @@ absl::StatusOr<JobView> FakeWorld::Delete(const JobKey& key, const DeleteDraft& 
   return Told<JobView>([&](const auto& answer) { controller_->Delete(key, draft, answer); });
 }
 
-absl::StatusOr<JobView> FakeWorld::Retry(const JobKey& key, const std::string& request_id) {
-  return Told<JobView>([&](const auto& answer) { controller_->Retry(key, request_id, answer); });
+absl::StatusOr<JobView> FakeWorld::Retry(const JobKey& key, const RetryDraft& draft) {
+  return Told<JobView>([&](const auto& answer) { controller_->Retry(key, draft, answer); });
 }
 
 absl::StatusOr<NodeView> FakeWorld::HoldNode(const std::string& node_id,

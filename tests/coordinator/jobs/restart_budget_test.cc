@@ -54,6 +54,7 @@ TEST(FailureReasonTest, ClassesAndChargesAreThoseOfTheSpecification) {
         "UserExit",
         "NonFinitePersistent",
         "MaxRunTime",
+        "NumericsChanged",
         "HostOutOfMemory",
         "PlanRejected"}},
       {FailureClass::kInfrastructure,

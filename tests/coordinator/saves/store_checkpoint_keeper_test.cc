@@ -7,6 +7,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/plan/layout/mesh.h"
+#include "common/plan/numerics.h"
+#include "common/store/committed_step.h"
 #include "common/store/file_store.h"
 #include "coordinator/saves/checkpoint_leftovers.h"
 #include "coordinator/saves/checkpoint_owner.h"
@@ -40,9 +43,14 @@ class StoreCheckpointKeeperTest : public ::testing::Test {
     return keeper_.PrepareRestore(
         ours_, {.committed_step = committed_step, .has_commit = true, .has_run = true});
   }
-  void SaveStep(int64_t step) {
+  void SaveStep(int64_t step, const std::string& numerics = "f32") {
     const testing::SavedWorld saved = testing::MakeWorld(testing::InventoryOf({{5, 3}, {4}}), 1, 7);
-    const auto info = testing::Save(files_, saved, {.step = step, .epoch = 1, .attempt = 1});
+    const ckpt::AttemptKey key = {.step = step, .epoch = 1, .attempt = 1};
+    const auto seals = testing::WriteAllRanks(files_, saved, key);
+    ASSERT_TRUE(seals.ok()) << seals.status();
+    SaveContext context = testing::ContextOf(saved, key);
+    context.numerics = numerics;
+    const auto info = CommitSave(files_, saved.save_plan, context, *seals);
     ASSERT_TRUE(info.ok()) << info.status();
   }
   std::set<int64_t> Steps() {
@@ -288,6 +296,77 @@ TEST_F(StoreCheckpointKeeperTest, AFinishedSaveWhoseSealsWereLostIsCommittedBefo
   EXPECT_EQ(planned, (std::vector<int64_t>{1, 2})) << "one seal of 40, then both of 30";
   EXPECT_TRUE(ListAttempts(files_)->empty());
   EXPECT_EQ(Steps(), (std::set<int64_t>{10, 30}));
+}
+
+// Four ranks in two replicas.
+std::shared_ptr<PlannedWorld> TwoReplicas(const testing::SavedWorld& saved) {
+  auto world = std::make_shared<PlannedWorld>();
+  world->plan = saved.world;
+  world->plan.lanes.lanes = 8;
+  world->plan.mesh = *plan::Mesh::Create({{"replicate", 2}, {"shard", 2}});
+  return world;
+}
+
+TEST_F(StoreCheckpointKeeperTest, AManifestNamesEveryAxisAndHowItsJobComputes) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  ours_.spec.virtual_ranks = 8;
+  const testing::SavedWorld saved = testing::MakeWorld(testing::InventoryOf({{5, 3}, {4}}), 4, 7);
+  const ckpt::AttemptKey key = {
+      .step = 10, .epoch = 1, .attempt = 1, .job_tag = ckpt::JobTag("job-1")};
+  const auto seals = testing::WriteAllRanks(files_, saved, key);
+  ASSERT_TRUE(seals.ok()) << seals.status();
+  const SaveRequest request = {.job_uid = "job-1",
+                               .step = 10,
+                               .epoch = 1,
+                               .attempt = 1,
+                               .world = TwoReplicas(saved),
+                               .seals = *seals};
+  const absl::StatusOr<CommittedSave> commit = keeper_.Commit(ours_, request);
+  ASSERT_TRUE(commit.ok()) << commit.status();
+  const auto step = store::CommittedStep::Open(&files_, "step-0000000010");
+  ASSERT_TRUE(step.ok()) << step.status();
+  const std::vector<ckpt::MeshAxisRecord> mesh = {{"replicate", 2}, {"shard", 2}};
+  EXPECT_EQ(step->manifest().mesh, mesh);
+  EXPECT_EQ(step->manifest().numerics, plan::NumericsOf(ours_.spec));
+  EXPECT_EQ(step->manifest().virtual_ranks, 8);
+  // Described, but not yet renamed when the coordinator died: the mesh tells how many ranks it has.
+  std::filesystem::rename(files_.Locate("step-0000000010"), files_.Locate(ckpt::AttemptName(key)));
+  RestoreQuery query = {.has_run = true};
+  query.plan = [&](int64_t) { return std::shared_ptr<const PlannedWorld>(request.world); };
+  const absl::StatusOr<RestorePoint> restore = keeper_.PrepareRestore(ours_, query);
+  ASSERT_TRUE(restore.ok()) << restore.status();
+  ASSERT_TRUE(restore->settled);
+  EXPECT_EQ(restore->settled->world_size, 4);
+}
+
+TEST_F(StoreCheckpointKeeperTest, OtherNumericsAreRefusedBeforeAdmissionAndToldAtALaunch) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  SaveStep(10, "compute=bf16 device=gpu virtualRanks=4");
+  ours_.spec.virtual_ranks = 4;
+  const std::string changed = "compute was bf16 and is fp32; device was gpu and is cpu";
+  EXPECT_EQ(Relaunch(10)->numerics_change, changed);
+  for (const std::string& start : {std::string("10"), files_.Locate("step-0000000010")}) {
+    CheckpointJob next = Another("cluster-a", "new");
+    next.spec.name = start == "10" ? "job" : "next";
+    next.spec.checkpoint.resume_from = start;
+    const absl::Status refused = keeper_.Check(next);
+    EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("spec.checkpoint.resumeFrom: "));
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(changed));
+    next.spec.checkpoint.allow_numerics_change = true;
+    EXPECT_TRUE(keeper_.Check(next).ok()) << keeper_.Check(next);
+    EXPECT_EQ(Launch(next)->numerics_change, changed);
+  }
+}
+
+TEST_F(StoreCheckpointKeeperTest, AStepOfAReleaseWithoutNumericsIsResumed) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  SaveStep(10, "f32");
+  EXPECT_EQ(Relaunch(10)->numerics_change, "");
+  CheckpointJob next = Another("cluster-a", "new");
+  next.spec.name = "next";
+  next.spec.checkpoint.resume_from = files_.Locate("step-0000000010");
+  EXPECT_TRUE(keeper_.Check(next).ok());
 }
 
 TEST_F(StoreCheckpointKeeperTest, AManifestByteIsProofAndNothingIsLeft) {

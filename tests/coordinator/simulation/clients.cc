@@ -189,7 +189,7 @@ void World::Retry(size_t at, const Asked& asked) {
   const Client& client = clients_[at];
   checks_.OnRetryAsked(client.uid);  // from now on it may go on
   controller_->Retry({"default", client.spec.name},
-                     absl::StrCat("retry-", at),
+                     {.request_id = absl::StrCat("retry-", at)},
                      [this, at, asked](const absl::StatusOr<JobView>& view) {
                        asked->answered = true;
                        OnRetried(at, view.status());

@@ -1,0 +1,37 @@
+#pragma once
+
+// The step that checkpoint.resumeFrom names, in the job's folder or elsewhere, and whether it was
+// computed as the job computes.
+
+#include <optional>
+#include <string>
+
+#include "common/model/job_spec.h"
+#include "common/status.h"
+#include "common/store/file_store.h"
+#include "coordinator/saves/checkpoint_keeper.h"
+
+namespace ravel::coordinator {
+
+// resumeFrom is a step number or a path, not auto or none.
+bool NamesStart(const plan::JobSpec& spec);
+
+// The folder and directory name of the step that an absolute resumeFrom names.
+struct StartLocation {
+  store::FileStore parent;
+  std::string directory;
+};
+std::optional<StartLocation> StartElsewhere(const plan::JobSpec& spec);
+
+// Where a job without a commit begins when resumeFrom names a step. `files` is the job's folder.
+absl::StatusOr<RestorePoint> NamedStart(const store::FileStore& files, const plan::JobSpec& spec);
+
+// Before admission: the step is there, and has the numerics of the job, or the job allows others.
+// Errors name the field.
+absl::Status CheckNamedStart(const store::FileStore& files, const plan::JobSpec& spec);
+
+// plan::NumericsChange from the step at `path`, which was just found good, to the job. Unavailable
+// when it cannot be read.
+absl::StatusOr<std::string> NumericsChangeSince(const std::string& path, const plan::JobSpec& spec);
+
+}  // namespace ravel::coordinator

@@ -59,6 +59,9 @@ std::string CheckpointYaml(const TinyJob& job) {
   if (!job.resume_from.empty()) {
     absl::StrAppend(&text, "    resumeFrom: \"", job.resume_from, "\"\n");
   }
+  if (job.allow_numerics_change) {
+    absl::StrAppend(&text, "    allowNumericsChange: true\n");
+  }
   return text;
 }
 

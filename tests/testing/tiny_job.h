@@ -27,6 +27,7 @@ struct TinyJob {
   std::string transport = {};    // empty = auto
   std::string parallelism = {};  // more of spec.parallelism: "strategy: hsdp, replicas: 2"
   std::string resume_from = {};
+  bool allow_numerics_change = false;
   std::string model_from = {};  // instead of the inline configuration
   uint64_t seed = 7;
   // Odd on purpose: no size is a power of two or a multiple of a vector.

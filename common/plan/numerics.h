@@ -19,7 +19,7 @@ namespace ravel::plan {
 //                 kind of GPU and the algorithms of its library are in the blob "algorithms", which
 //                 trainers compare.
 //   gradientWire  parallelism.gradientWire
-//   logitsChunk   tokens of one chunk of head and loss (logits_chunk.h), the micro-batch at most
+//   logitsChunk   tokens of one chunk of head and loss (logits_chunk.h)
 //   microBatch    sequences whose products are computed at once
 //   stateDtype    training.optimizer.stateDtype
 //   virtualRanks  lanes: the tree in which gradients are summed

@@ -95,6 +95,7 @@ def main():
     parser.add_argument("--attempts", type=int, default=0, help="C1: at most so many pairs until --pairs were undisturbed; default four times as many")
     parser.add_argument("--steps", type=int, default=0, help="P2: kills; C1: steps per turn; G1, G3, G4: steps per run, at least 15, the first 5 untimed")
     parser.add_argument("--case", action="append", help="only these cases of the ids, e.g. 34m")
+    parser.add_argument("--work", type=pathlib.Path, metavar="FOLDER", help="G1, G3, G4: models, caches and finished runs stay here, and what is here is not run again")
     parser.add_argument("--results", type=pathlib.Path, metavar="FILE", help="also append the lines to this file")
     arguments = parser.parse_args()
     if arguments.pairs < 1 or arguments.attempts < 0 or arguments.steps < 0:

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Benchmarks by id: alternates Ravel and its peer, verifies first, prints one JSON line per case.
-#   tests/bench/run.sh ID... [--pairs N] [--attempts N] [--steps N] [--case CASE] [--results FILE]
+#   tests/bench/run.sh ID... [--pairs N] [--attempts N] [--steps N] [--case CASE] [--work FOLDER] [--results FILE]
 # Needs the release build and the environment of tests/interop/setup.sh; makes both when they are missing. Ids that begin with G
 # need a GPU: exit code 3, and why, where there is none; where one is, a bundle brings them along (tests/gpu/run.sh --bench ID).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-[[ $# -ge 1 ]] || { echo "usage: tests/bench/run.sh ID... [--pairs N] [--attempts N] [--steps N] [--case CASE] [--results FILE]; ids: C1 C2 C3 P1 P2 P3 G1 G3 G4 G5 G6" >&2; exit 2; }
+[[ $# -ge 1 ]] || { echo "usage: tests/bench/run.sh ID... [--pairs N] [--attempts N] [--steps N] [--case CASE] [--work FOLDER] [--results FILE]; ids: C1 C2 C3 P1 P2 P3 G1 G3 G4 G5 G6" >&2; exit 2; }
 
 mkdir -p build/logs
 if [[ -z ${RAVEL_BIN_DIR:-} ]]; then

@@ -23,7 +23,7 @@ LR, NO_DEVICE = 1e-3, 3
 
 def compare(case, device, steps, ravel, folder):
     from gpu_training_speed import Workload
-    work = Workload(case, steps, folder / case, device, LR)
+    work = Workload(case, steps, folder, device, LR)
     ours, _ = work.ours(ravel, case)
     peer, _, version = work.peer("single")
     if len(ours) != steps or len(peer) != steps:
@@ -40,7 +40,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="gpu", choices=("gpu", "cpu"))
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--case", action="append", help="of peers/gpu_models.py")
+    parser.add_argument("--case", action="append", help="of peers/gpu_shapes.py")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, cluster.Cluster(pathlib.Path(name) / "cluster", 1) as ravel:
         try:

@@ -12,31 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-# Sequences are per step; `states` says how the optimizer's state is kept so that it fits one device.
-LLAMA = {"kind": "llama", "theta": 500000.0, "eps": 1e-5}
-SHAPES = {
-    "8b-8k": {**LLAMA, "width": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocabulary": 128256, "sequences": 1, "tokens": 8192, "states": "bf16"},
-    "8b-4k": {**LLAMA, "width": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocabulary": 128256, "sequences": 2, "tokens": 4096, "states": "bf16"},
-    "3b": {**LLAMA, "width": 3072, "layers": 28, "heads": 24, "kv_heads": 8, "ffn": 8192, "vocabulary": 128256, "sequences": 4, "tokens": 4096, "states": "fp32"},
-    "1.5b": {**LLAMA, "width": 2048, "layers": 24, "heads": 16, "kv_heads": 8, "ffn": 7168, "vocabulary": 128256, "sequences": 4, "tokens": 4096, "states": "fp32"},
-    "124m": {"kind": "gpt2", "eps": 1e-5, "width": 768, "layers": 12, "heads": 12, "kv_heads": 12, "ffn": 3072, "vocabulary": 50304, "sequences": 64, "tokens": 1024, "states": "fp32"},
-    "parity": {**LLAMA, "width": 512, "layers": 4, "heads": 8, "kv_heads": 4, "ffn": 1408, "vocabulary": 4096, "sequences": 4, "tokens": 256, "states": "fp32"},
-    "tiny": {**LLAMA, "width": 128, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 352, "vocabulary": 512, "sequences": 2, "tokens": 64, "states": "fp32"},
-    "tiny-gpt2": {"kind": "gpt2", "eps": 1e-5, "width": 128, "layers": 2, "heads": 4, "kv_heads": 4, "ffn": 512, "vocabulary": 512, "sequences": 2, "tokens": 64, "states": "fp32"},
-}
-
-
-def matrix_parameters(shape):
-    """Parameters that take part in products: the head is in, the lookup of embeddings is not."""
-    width, head = shape["width"], shape["width"] // shape["heads"]
-    attention = width * head * (2 * shape["heads"] + 2 * shape["kv_heads"])
-    mlp = width * shape["ffn"] * (3 if shape["kind"] == "llama" else 2)
-    return shape["layers"] * (attention + mlp) + width * shape["vocabulary"]
-
-
-def flops_per_token(shape):
-    """Forward and backward; attention counted to the diagonal ("causal-half")."""
-    return 6 * matrix_parameters(shape) + 6 * shape["layers"] * shape["width"] * shape["tokens"]
+from gpu_shapes import SHAPES, config_of
 
 
 def rotate(x, cos, sin):
@@ -175,11 +151,7 @@ def llama_tensors(shape, matrix):
         tensors |= {at + "mlp.gate_proj.weight": matrix(ffn, width), at + "mlp.up_proj.weight": matrix(ffn, width),
                     at + "mlp.down_proj.weight": matrix(width, ffn), at + "input_layernorm.weight": one.clone(),
                     at + "post_attention_layernorm.weight": one.clone()}
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": vocabulary, "hidden_size": width,
-              "intermediate_size": ffn, "num_hidden_layers": shape["layers"], "num_attention_heads": shape["heads"],
-              "num_key_value_heads": shape["kv_heads"], "max_position_embeddings": shape["tokens"], "rms_norm_eps": shape["eps"],
-              "rope_theta": shape["theta"], "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "bfloat16"}
-    return tensors, config
+    return tensors
 
 
 def gpt2_tensors(shape, matrix):
@@ -191,10 +163,7 @@ def gpt2_tensors(shape, matrix):
             tensors |= {f"h.{i}.{norm}.weight": one(width), f"h.{i}.{norm}.bias": zero(width)}
         for name, into, out in (("attn.c_attn", width, 3 * width), ("attn.c_proj", width, width), ("mlp.c_fc", width, ffn), ("mlp.c_proj", ffn, width)):
             tensors |= {f"h.{i}.{name}.weight": matrix(into, out), f"h.{i}.{name}.bias": zero(out)}
-    config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": shape["vocabulary"], "n_embd": width, "n_inner": ffn,
-              "n_layer": shape["layers"], "n_head": shape["heads"], "n_positions": shape["tokens"], "layer_norm_epsilon": shape["eps"],
-              "activation_function": "gelu_new", "tie_word_embeddings": True, "torch_dtype": "bfloat16"}
-    return tensors, config
+    return tensors
 
 
 def make(shape, folder):
@@ -203,9 +172,9 @@ def make(shape, folder):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(1)
     matrix = lambda rows, columns: (torch.randn(rows, columns, generator=generator, device=device) * 0.02).bfloat16().cpu()  # noqa: E731
-    tensors, config = (llama_tensors if shape["kind"] == "llama" else gpt2_tensors)(shape, matrix)
+    tensors = (llama_tensors if shape["kind"] == "llama" else gpt2_tensors)(shape, matrix)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config_of(shape)))
 
 
 if __name__ == "__main__":

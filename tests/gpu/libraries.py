@@ -1,10 +1,12 @@
 """Where the CUDA libraries are on this machine, and of which version: cuBLASLt, cuDNN, NCCL, NVRTC and the driver.
 
-find() gives the folders for LD_LIBRARY_PATH, which must be set before a program starts: cuDNN opens its own parts and NVRTC by
-name. All parts of a library come from the one folder that is found first: RAVEL_CUDA_LIBRARY_PATH (folders, colon between),
-the loader's own search, the toolkit (CUDA_HOME, /usr/local/cuda), nvidia/*/lib of this Python environment.
+find() searches RAVEL_CUDA_LIBRARY_PATH (folders, colon between), the loader's own search, the toolkit (CUDA_HOME,
+/usr/local/cuda) and nvidia/*/lib of this Python environment. A library of RAVEL_CUDA_LIBRARY_PATH is taken if it is not older
+than the build's headers; else the newest of all that are not. link() puts all parts of each into one folder for
+LD_LIBRARY_PATH, which must be set before a program starts: cuDNN opens its own parts and NVRTC by name.
 
-    libraries.py --versions     as JSON, what the loader finds with the environment as it is
+    libraries.py --versions             as JSON, what the loader finds with the environment as it is
+    libraries.py --version-of LIBRARY   of that name's file, as the loader finds it
 """
 import ctypes
 import json
@@ -17,6 +19,8 @@ import sys
 import sysconfig
 
 SONAMES = {"cublasLt": "libcublasLt.so.13", "cudnn": "libcudnn.so.9", "nccl": "libnccl.so.2", "nvrtc": "libnvrtc.so.13"}
+# All files of a library, which belong together.
+PARTS = {"cublasLt": "libcublasLt.so*", "cudnn": "libcudnn*.so*", "nccl": "libnccl.so*", "nvrtc": "libnvrtc*.so*"}
 DRIVER = "libcuda.so.1"
 COMPUTE_MAJOR, COMPUTE_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
@@ -38,22 +42,63 @@ def loader_folders():
     return folders
 
 
+def named_folders():
+    """Of RAVEL_CUDA_LIBRARY_PATH: a person has chosen these."""
+    return [folder.resolve() for folder in split_path(os.environ.get("RAVEL_CUDA_LIBRARY_PATH")) if folder.is_dir()]
+
+
 def candidate_folders():
-    folders = split_path(os.environ.get("RAVEL_CUDA_LIBRARY_PATH")) + loader_folders()
+    folders = named_folders() + loader_folders()
     for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
         if home:
             folders += [pathlib.Path(home, "lib64"), pathlib.Path(home, "targets/x86_64-linux/lib")]
     packages = [sysconfig.get_paths()["purelib"], *site.getsitepackages(), site.getusersitepackages()]
     for package in dict.fromkeys(packages):
         folders += sorted(pathlib.Path(package).glob("nvidia/*/lib"))
-    return [folder.resolve() for folder in dict.fromkeys(folders) if folder.is_dir()]
+    return list(dict.fromkeys(folder.resolve() for folder in folders if folder.is_dir()))
 
 
-def find():
-    """({library: folder or None}, folders in the order of LD_LIBRARY_PATH)."""
-    candidates = list(dict.fromkeys(candidate_folders()))
-    found = {name: next((f for f in candidates if (f / soname).exists()), None) for name, soname in SONAMES.items()}
-    return found, [f for f in candidates if f in found.values()]
+def numbers(text):
+    return [int(part) for part in text.split(".")]
+
+
+def is_usable(version, wanted):
+    """Of the same major version as the headers of the build, and not older."""
+    return wanted is None or numbers(version)[0] == numbers(wanted)[0] and numbers(version) >= numbers(wanted)
+
+
+def version_in(folder, name):
+    """"13.1.0" of the library in a folder; None where it does not load."""
+    path = ":".join([str(folder), os.environ.get("LD_LIBRARY_PATH", "")]).rstrip(":")
+    run = subprocess.run([sys.executable, "-B", __file__, "--version-of", name], env={**os.environ, "LD_LIBRARY_PATH": path},
+                         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=60)
+    return run.stdout.strip() or None if run.returncode == 0 else None
+
+
+def choose(folders, named, wanted, version_of):
+    """Of folders that have a library: the first usable one of `named`, else the newest usable one, else the newest."""
+    if len(folders) < 2:
+        return folders[0] if folders else None
+    versions = {folder: version_of(folder) for folder in folders}
+    usable = [folder for folder in folders if versions[folder] and is_usable(versions[folder], wanted)]
+    chosen = next((folder for folder in usable if folder in named), None)
+    return chosen or max(usable or folders, key=lambda folder: numbers(versions[folder] or "0"))
+
+
+def find(built_against, version_in=version_in):
+    """{library: folder or None} for the versions {library: "13.1.0"} of the build's headers."""
+    candidates, named = candidate_folders(), named_folders()
+    return {name: choose([folder for folder in candidates if (folder / soname).exists()], named, built_against.get(name),
+                         lambda folder, name=name: version_in(folder, name)) for name, soname in SONAMES.items()}
+
+
+def link(found, folder):
+    """Links all files of the found libraries into a folder, so that no older one beside them is met first."""
+    folder.mkdir(parents=True)
+    for name, where in found.items():
+        for file in sorted(where.glob(PARTS[name])) if where else []:
+            (folder / file.name).symlink_to(file)
+    return folder
 
 
 def dotted(number, *weights):
@@ -113,16 +158,27 @@ def devices():
     return found, "" if found else "the driver is there, but no device"
 
 
+def library_version(name):
+    """("13.1.0", path), or (None, why not)."""
+    if name == "nvrtc":
+        try:
+            major, minor = ctypes.c_int(), ctypes.c_int()
+            ctypes.CDLL(SONAMES[name]).nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+        except (OSError, AttributeError) as error:
+            return None, str(error)
+        return f"{major.value}.{minor.value}", SONAMES[name]
+    function, integer, by_address = {"cublasLt": ("cublasLtGetVersion", ctypes.c_size_t, False), "cudnn": ("cudnnGetVersion", ctypes.c_size_t, False),
+                                     "nccl": ("ncclGetVersion", ctypes.c_int, True)}[name]
+    number, path = answer(SONAMES[name], function, integer, by_address)
+    return number and dotted(number, 10000, 100), path
+
+
 def versions():
-    cublas, cublas_path = answer(SONAMES["cublasLt"], "cublasLtGetVersion", ctypes.c_size_t)
-    cudnn, cudnn_path = answer(SONAMES["cudnn"], "cudnnGetVersion", ctypes.c_size_t)
-    nccl, nccl_path = answer(SONAMES["nccl"], "ncclGetVersion", by_address=True)
     driver, driver_path = answer(DRIVER, "cuDriverGetVersion", by_address=True)
     present, no_device = devices()
+    asked = {name: library_version(name) for name in ("cublasLt", "cudnn", "nccl")}
     return {"devices": present, "no_device": no_device,
-            "cublasLt": {"version": cublas and dotted(cublas, 10000, 100), "path": cublas_path},
-            "cudnn": {"version": cudnn and dotted(cudnn, 10000, 100), "path": cudnn_path},
-            "nccl": {"version": nccl and dotted(nccl, 10000, 100), "path": nccl_path},
+            **{name: {"version": version, "path": path} for name, (version, path) in asked.items()},
             "driver": {"version": driver_release(), "cuda": driver and f"{driver // 1000}.{driver % 1000 // 10}", "path": driver_path}}
 
 
@@ -131,15 +187,21 @@ def refusals(found, built_against):
     problems = []
     for name, wanted in built_against.items():
         have = found[name]["version"]
-        if have is None:
-            continue
-        ours, theirs = ([int(part) for part in text.split(".")] for text in (have, wanted))
-        if ours[0] != theirs[0] or ours < theirs:
-            problems.append(f"{name} {have} ({found[name]['path']}): expected {theirs[0]}, at least {wanted}, which this bundle was built against")
+        if have is not None and not is_usable(have, wanted):
+            problems.append(f"{name} {have} ({found[name]['path']}): expected {numbers(wanted)[0]}, at least {wanted}, which this bundle was built "
+                            "against, and no newer one was found")
     return problems
 
 
-if __name__ == "__main__":
-    if sys.argv[1:] != ["--versions"]:
+def main():
+    if sys.argv[1:] == ["--versions"]:
+        print(json.dumps(versions()))
+    elif len(sys.argv) == 3 and sys.argv[1] == "--version-of" and sys.argv[2] in SONAMES:
+        version, _ = library_version(sys.argv[2])
+        print(version or "")
+    else:
         sys.exit(__doc__)
-    print(json.dumps(versions()))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,7 @@
 """Preflight, suites and benchmarks of a portable bundle; run.sh calls it and says what the exit codes mean.
 
 Under the output folder: results.jsonl, a line as each suite or benchmark ends, so that a run that was cut short keeps what it
-had; xml/, what GoogleTest wrote; logs/; tmp/. Nothing is written anywhere else.
+had; xml/, what GoogleTest wrote; logs/; tmp/ and lib/ while it runs. Nothing is written anywhere else but in --work.
 """
 import argparse
 import datetime
@@ -47,15 +47,16 @@ def check_manifest(bundle):
     return manifest
 
 
-def environment_of(bundle, out, folders):
+def environment_of(bundle, out, libraries_folder, work):
     """Of everything that is started. Peers get the machine's own LD_LIBRARY_PATH back, because they bring their libraries."""
     temporary = out / "tmp"
     temporary.mkdir()
     own = os.environ.get("LD_LIBRARY_PATH", "")
-    caches = {name: str(temporary / name.lower()) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME")}
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME")
+    caches = {name: str((work or temporary) / "caches" / name.lower()) for name in names}
     return {**os.environ, **caches, "TMPDIR": str(temporary), "RAVEL_BIN_DIR": str(bundle / "bin"), "PYTHONDONTWRITEBYTECODE": "1",
             "RAVEL_CUDA_LIBRARY": str(bundle / "bin/libravel_cuda.so"), "RAVEL_PEER_LD_LIBRARY_PATH": own,
-            "LD_LIBRARY_PATH": ":".join([str(f) for f in folders] + ([own] if own else []))}
+            "LD_LIBRARY_PATH": ":".join([str(libraries_folder)] + ([own] if own else []))}
 
 
 def preflight(manifest, environment):
@@ -174,6 +175,9 @@ def parse(default_bundle):
     parser.add_argument("--suite", action="append", help="only this suite; may be repeated; none: no suite, for --bench alone")
     parser.add_argument("--filter", help="tests of GoogleTest suites, as --gtest_filter")
     parser.add_argument("--bench", action="append", default=[], help="also this id of tests/bench/harness.py, e.g. G5; may be repeated")
+    parser.add_argument("--pairs", type=int, help="of --bench: alternations of ours and the peers")
+    parser.add_argument("--case", action="append", default=[], help="of --bench: only this case, e.g. 8b-8k; may be repeated")
+    parser.add_argument("--work", type=pathlib.Path, help="of --bench: models, caches and finished runs stay here, and what is here is not run again")
     parser.add_argument("--list", action="store_true", help="print the suites and stop")
     return parser.parse_args()
 
@@ -193,10 +197,11 @@ def main():
     if out.exists():
         stop(BAD_USE, f"{out} exists: results of different runs are not mixed")
     out.mkdir(parents=True)
-    found, folders = libraries.find()
+    found = libraries.find(manifest["libraries"])
     for name in (name for name, folder in found.items() if folder is None):
         print(f"{libraries.SONAMES[name]} is in none of the folders searched; what needs it is skipped")
-    environment = environment_of(bundle, out, folders)
+    work = arguments.work and arguments.work.resolve()
+    environment = environment_of(bundle, out, libraries.link(found, out / "lib"), work)
     facts, no_device = preflight(manifest, environment)
     runner = Runner(bundle, out, environment, {"commit": manifest["commit"], "libraries": facts}, arguments.filter)
     for name in chosen:
@@ -206,8 +211,12 @@ def main():
             script, seconds = SCRIPT_SUITES[name]
             runner.script(name, [sys.executable, "-B", bundle / script], seconds)
     for name in arguments.bench:
-        runner.script(f"bench-{name}", [sys.executable, "-B", bundle / "tests/bench/harness.py", name, "--results", out / "bench.jsonl"], BENCH_SECONDS)
-    shutil.rmtree(out / "tmp", ignore_errors=True)
+        command = [sys.executable, "-B", bundle / "tests/bench/harness.py", name, "--results", out / "bench.jsonl"]
+        command += ["--pairs", arguments.pairs] if arguments.pairs else []
+        command += [word for case in arguments.case for word in ("--case", case)] + (["--work", work] if work else [])
+        runner.script(f"bench-{name}", command, BENCH_SECONDS)
+    for name in ("tmp", "lib"):
+        shutil.rmtree(out / name, ignore_errors=True)
     code = runner.exit_code(no_device)
     totals = {key: sum(line[key] for line in runner.lines) for key in ("passed", "failed", "skipped")}
     print(f"{totals['passed']} passed, {totals['failed']} failed, {totals['skipped']} skipped; results in {out}; exit code {code}"

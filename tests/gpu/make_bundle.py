@@ -19,10 +19,10 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ROLES = ("ravel-coordinator", "ravel-worker", "ravel-trainer", "ravelctl")
-SCRIPTS = ("tests/gpu/README.md", "tests/gpu/*.py", "tests/gpu/run.sh", "tests/bench/README.md", "tests/bench/*.py",
+SCRIPTS = ("tests/gpu/README.md", "tests/gpu/*.py", "tests/gpu/run.sh", "tests/gpu/first_hour.sh", "tests/bench/README.md", "tests/bench/*.py",
            "tests/bench/peers/*.py", "tests/testing/cluster.py", "tests/testing/tiny_job.py", "tests/kernels/golden/golden.txt",
            "tests/worker/trainer/golden/loss_curves*.txt", "deploy/examples/*.yaml")
-BUILD_ONLY = {"make_bundle.py", "check_bundle.py", "device_code.py", "libraries_test.py", "gpu_plans_test.py", "gpu_training_speed_test.py"}
+BUILD_ONLY = {"make_bundle.py", "check_bundle.py", "device_code.py", "libraries_test.py", "first_hour_test.py", "gpu_plans_test.py", "gpu_training_speed_test.py"}
 
 
 def version_of(header, names):

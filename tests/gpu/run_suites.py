@@ -21,10 +21,13 @@ import libraries
 
 PASSED, FAILED, BAD_USE, NO_DEVICE, REFUSED = 0, 1, 2, 3, 4
 COMPUTE = "9.0"  # the one architecture a bundle has code for
-SCRIPT_SUITES = {"services": ("tests/gpu/services_test.py", 300), "lost_trainer": ("tests/gpu/lost_trainer.py", 600),
-                 "loss_parity": ("tests/gpu/loss_parity.py", 900)}
+# A program or script with its arguments, and seconds.
+COMMAND_SUITES = {"services": (["tests/gpu/services_test.py"], 300), "lost_trainer": (["tests/gpu/lost_trainer.py"], 600),
+                  "loss_parity": (["tests/gpu/loss_parity.py"], 900), "own_speed": (["bin/gpu_speed", "G5", "G6"], 600),
+                  "one_job": (["tests/gpu/one_job.py"], 600)}
+MEASURING = {"own_speed", "one_job"}  # run when they are named
 BENCH_SECONDS = 600
-SKIPPED_BY_SCRIPT = 3  # exit code of scripts that found no device
+SKIPPED = 3  # exit code of commands that found no device
 
 
 def stop(code, text):
@@ -132,9 +135,9 @@ class Runner:
         else:
             self.finish(line, "passed" if counts["passed"] or not counts["skipped"] else "skipped")
 
-    def script(self, name, command, seconds):
+    def command(self, name, command, seconds):
         code, line = self.timed(name, command, seconds)
-        status = {0: "passed", SKIPPED_BY_SCRIPT: "skipped", None: "timeout"}.get(code, "failed")
+        status = {0: "passed", SKIPPED: "skipped", None: "timeout"}.get(code, "failed")
         last = ((self.out / "logs" / f"{name}.log").read_text(errors="replace").strip().splitlines() or [""])[-1]
         line |= {"passed": int(status == "passed"), "failed": int(status in ("failed", "timeout")), "skipped": int(status == "skipped"),
                  "reasons": [last] if status != "passed" else []}
@@ -183,16 +186,17 @@ def parse(default_bundle):
 
 
 def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with this program
     arguments = parse(pathlib.Path(__file__).resolve().parents[2])
     bundle = arguments.bundle.resolve()
     manifest = check_manifest(bundle)
     suites = suites_of(bundle)
     if arguments.list:
-        print("\n".join([*suites, *SCRIPT_SUITES]))
+        print("\n".join([*suites, *COMMAND_SUITES]))
         return PASSED
-    chosen = [name for name in arguments.suite or [*suites, *SCRIPT_SUITES] if name != "none"]
-    if unknown := set(chosen) - set(suites) - set(SCRIPT_SUITES):
-        stop(BAD_USE, f"no suite {', '.join(sorted(unknown))}; there are {', '.join([*suites, *SCRIPT_SUITES])}")
+    chosen = [name for name in arguments.suite or [*suites, *(name for name in COMMAND_SUITES if name not in MEASURING)] if name != "none"]
+    if unknown := set(chosen) - set(suites) - set(COMMAND_SUITES):
+        stop(BAD_USE, f"no suite {', '.join(sorted(unknown))}; there are {', '.join([*suites, *COMMAND_SUITES])}")
     out = (arguments.out or pathlib.Path(f"ravel-results-{datetime.datetime.now():%Y%m%d-%H%M%S}")).resolve()
     if out.exists():
         stop(BAD_USE, f"{out} exists: results of different runs are not mixed")
@@ -208,13 +212,14 @@ def main():
         if name in suites:
             runner.google_test(name, suites[name])
         else:
-            script, seconds = SCRIPT_SUITES[name]
-            runner.script(name, [sys.executable, "-B", bundle / script], seconds)
+            (program, *words), seconds = COMMAND_SUITES[name]
+            interpreter = [sys.executable, "-B"] if program.endswith(".py") else []
+            runner.command(name, [*interpreter, bundle / program, *words], seconds)
     for name in arguments.bench:
         command = [sys.executable, "-B", bundle / "tests/bench/harness.py", name, "--results", out / "bench.jsonl"]
         command += ["--pairs", arguments.pairs] if arguments.pairs else []
         command += [word for case in arguments.case for word in ("--case", case)] + (["--work", work] if work else [])
-        runner.script(f"bench-{name}", command, BENCH_SECONDS)
+        runner.command(f"bench-{name}", command, BENCH_SECONDS)
     for name in ("tmp", "lib"):
         shutil.rmtree(out / name, ignore_errors=True)
     code = runner.exit_code(no_device)

@@ -126,7 +126,8 @@ struct JobSpec {
   bool allow_padding = false;        // units may be padded by more than 10 %
   Transport transport = Transport::kAuto;  // CPU ranks only
   bool cpu_devices = true;
-  int64_t device_count = 0;  // wanted
+  int64_t device_count = 0;         // wanted
+  bool allow_slow_kernels = false;  // bf16 on a GPU without cuBLASLt or cuDNN
   ElasticSpec elastic;
   DeterminismMode determinism = DeterminismMode::kExact;
   AlgorithmChoice algorithms = AlgorithmChoice::kMeasured;

@@ -119,6 +119,7 @@ void RunningToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_transport(static_cast<int32_t>(spec.transport));
   proto.set_cpu_devices(spec.cpu_devices);
   proto.set_device_count(spec.device_count);
+  proto.set_allow_slow_kernels(spec.allow_slow_kernels);
   for (const int64_t size : spec.elastic.sizes) {
     proto.add_sizes(size);
   }
@@ -233,6 +234,7 @@ absl::Status RunningFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
       ReadEnum("algorithms", proto.algorithms(), AlgorithmChoice::kProposed, spec.algorithms));
   spec.cpu_devices = proto.cpu_devices();
   spec.device_count = proto.device_count();
+  spec.allow_slow_kernels = proto.allow_slow_kernels();
   spec.elastic = {.sizes = {proto.sizes().begin(), proto.sizes().end()},
                   .grow_delay_ms = proto.grow_delay_ms(),
                   .grow_every_ms = proto.grow_every_ms()};

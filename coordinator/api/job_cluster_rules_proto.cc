@@ -27,6 +27,7 @@ void JobRules::CheckDevices() {
   const v1::DevicesSpec& devices = job().devices();
   spec().cpu_devices = devices.kind() == "cpu";
   spec().device_count = devices.count();
+  spec().allow_slow_kernels = devices.allow_slow_kernels();
   if (!spec().cpu_devices && spec().transport != plan::Transport::kAuto) {
     Fail("spec.parallelism.transport",
          "auto: shm and gloo connect cpu devices",
@@ -45,6 +46,12 @@ void JobRules::CheckPrecision() {
     Fail("spec.precision.compute", "fp32: cpu devices compute in nothing else", "'bf16'");
   }
   spec().compute = bf16 ? plan::ComputeType::kBF16 : plan::ComputeType::kF32;
+  if (!bf16 && spec().allow_slow_kernels && !Failed("spec.precision.compute") &&
+      !Failed("spec.devices.kind")) {
+    Fail("spec.devices.allowSlowKernels",
+         "false, or gpu devices and precision.compute bf16",
+         "true");
+  }
   if (bf16 || Failed("spec.precision.compute")) {
     return;
   }

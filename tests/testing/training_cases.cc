@@ -229,6 +229,7 @@ plan::JobSpec CaseJob(const std::string& name, const std::string& folder) {
   spec.schedule = {.kind = plan::ScheduleKind::kCosine, .warmup_steps = 5, .min_ratio = 0.1};
   spec.evaluation_every = 1;
   spec.evaluation_batches = 2;
+  spec.allow_slow_kernels = true;  // both paths are compared
   return spec;
 }
 

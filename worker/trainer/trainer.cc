@@ -66,6 +66,28 @@ double SecondsSince(const Clock& clock, int64_t start_ms) {
   return static_cast<double>(clock.MonotonicMs() - start_ms) / 1000.0;
 }
 
+// Refuses to train in bf16 through kernels without tensor cores unless the job allows it. Our own
+// product also serves fp32, where the library's is not as far ahead.
+absl::Status CheckFastKernels(const kernels::CudaGpu& gpu, const plan::JobSpec& spec) {
+  if (spec.compute != plan::ComputeType::kBF16 || spec.allow_slow_kernels) {
+    return absl::OkStatus();
+  }
+  std::string missing = gpu.no_cublas();
+  if (!gpu.no_cudnn().empty()) {
+    absl::StrAppend(&missing, missing.empty() ? "" : "; ", gpu.no_cudnn());
+  }
+  if (missing.empty()) {
+    return absl::OkStatus();
+  }
+  return WithCode(
+      absl::FailedPreconditionError(absl::StrCat(
+          missing,
+          ": bf16 would run without tensor cores, some 50 times as slow. Put the folders of "
+          "libcublasLt.so.13 and libcudnn.so.9 into the daemon's LD_LIBRARY_PATH, or set "
+          "spec.devices.allowSlowKernels")),
+      ExitCode::kDevice);
+}
+
 // What a log of a job is asked first. `nccl`: its version, 0 where it is not used.
 void LogDevice(const kernels::CudaGpu& gpu, int nccl) {
   const auto free_bytes = gpu.FreeBytes();
@@ -139,6 +161,7 @@ absl::StatusOr<std::unique_ptr<kernels::CudaGpu>> Trainer::OpenGpu() {
   if (!gpu.ok()) {
     return WithCode(gpu.status(), ExitCode::kDevice);
   }
+  RETURN_IF_ERROR(CheckFastKernels(**gpu, assignment.spec));
   (*gpu)->set_on_failure(parts_.device_failed);
   absl::StatusOr<int> nccl = 0;
   if (assignment.transport == "nccl") {

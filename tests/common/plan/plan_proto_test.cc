@@ -77,6 +77,7 @@ JobSpec FullSpec() {
   spec.gradient_wire = WireType::kBF16;
   spec.compute = ComputeType::kBF16;
   spec.communication_blocks = 6;
+  spec.allow_slow_kernels = true;
   spec.optimizer.state_type = StateType::kBF16;
   spec.optimizer.main_weights = MainWeightForm::kBF16Remainder;
   spec.recompute = RecomputePolicy::kMlp;
@@ -215,6 +216,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
                transport,
                cpu_devices,
                device_count,
+               allow_slow_kernels,
                elastic,
                determinism,
                algorithms,

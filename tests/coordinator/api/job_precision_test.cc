@@ -13,7 +13,8 @@ namespace {
 
 CanonicalJob MakeTyped(const std::string& kind,
                        const std::string& precision,
-                       const std::string& optimizer = "") {
+                       const std::string& optimizer = "",
+                       const std::string& devices = "") {
   const std::string text = absl::StrCat(R"(apiVersion: ravel/v1
 kind: TrainingJob
 metadata: {name: demo}
@@ -28,7 +29,10 @@ spec:
                                         optimizer,
                                         "}}\n  devices: {kind: ",
                                         kind,
-                                        ", count: 4}\n",
+                                        ", count: 4",
+                                        devices.empty() ? "" : ", ",
+                                        devices,
+                                        "}\n",
                                         precision.empty() ? "" : "  precision: {",
                                         precision,
                                         precision.empty() ? "" : "}\n");
@@ -91,6 +95,19 @@ TEST(JobPrecision, NarrowStatesAndRemaindersGoWithBf16Alone) {
       "'bf16_remainder'\n";
   EXPECT_EQ(TypeViolations(MakeTyped("gpu", "compute: fp32", both)), refused);
   EXPECT_EQ(TypeViolations(MakeTyped("cpu", "", both)), refused);
+}
+
+TEST(JobPrecision, SlowKernelsAreAllowedOnlyWhereTheyCouldRun) {
+  EXPECT_FALSE(MakeTyped("gpu", "").spec.allow_slow_kernels);
+  const std::string allowed = "allowSlowKernels: true";
+  const CanonicalJob job = MakeTyped("gpu", "", "", allowed);
+  ASSERT_TRUE(job.ok()) << TypeViolations(job);
+  EXPECT_TRUE(job.spec.allow_slow_kernels);
+  const std::string refused =
+      "spec.devices.allowSlowKernels: expected false, or gpu devices and precision.compute bf16, "
+      "got true\n";
+  EXPECT_EQ(TypeViolations(MakeTyped("gpu", "compute: fp32", "", allowed)), refused);
+  EXPECT_EQ(TypeViolations(MakeTyped("cpu", "", "", allowed)), refused);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <string>
+#include <utility>
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
@@ -30,6 +31,7 @@ class DeviceStart : public ::testing::Test {
     args_.spec = CaseJob("odd_tied", folder_);
     args_.spec.cpu_devices = false;
     args_.spec.steps = 2;
+    args_.spec.allow_slow_kernels = false;
     args_.checkpoint_root = folder_ + "/store";
     args_.transport = "local";
   }
@@ -65,6 +67,40 @@ TEST_F(DeviceStart, ADeviceThatIsNotThereIsTheDevicesError) {
   EXPECT_EQ(ReasonOf(outcome.results[0]), "DeviceError");
   EXPECT_THAT(std::string(outcome.results[0].message()),
               ::testing::MatchesRegex(".*device 7 of [0-9] does not exist.*"));
+}
+
+// In a process of its own each: an emulated library reads its settings once.
+class SlowKernels : public DeviceStart {
+ protected:
+  // Ends the process with the exit code of an epoch in which `setting` hides a library.
+  void TrainWithout(const char* setting) {
+    setenv(setting, "0", 1);
+    const EpochOutcome outcome = RunEpoch(args_);
+    std::fprintf(stderr, "%s\n", std::string(outcome.results[0].message()).c_str());
+    _exit(static_cast<int>(CodeOf(outcome.results[0])));
+  }
+};
+
+TEST_F(SlowKernels, Bf16WithoutItsLibrariesIsRefusedWithWhereTheyWereSought) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  args_.spec.compute = plan::ComputeType::kBF16;
+  for (const auto& [setting, message] :
+       {std::pair{"RAVEL_EMULATED_CUBLASLT",
+                  "libcublasLt is hidden.*spec.devices.allowSlowKernels"},
+        std::pair{"RAVEL_EMULATED_CUDNN", "libcudnn is hidden.*spec.devices.allowSlowKernels"}}) {
+    EXPECT_EXIT(TrainWithout(setting),
+                ::testing::ExitedWithCode(static_cast<int>(ExitCode::kDevice)),
+                message);
+  }
+}
+
+TEST_F(SlowKernels, TheyTrainWhereTheJobAllowsThemOrComputesInFp32) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto done = ::testing::ExitedWithCode(static_cast<int>(ExitCode::kDone));
+  EXPECT_EXIT(TrainWithout("RAVEL_EMULATED_CUDNN"), done, "");
+  args_.spec.compute = plan::ComputeType::kBF16;
+  args_.spec.allow_slow_kernels = true;
+  EXPECT_EXIT(TrainWithout("RAVEL_EMULATED_CUBLASLT"), done, "");
 }
 
 // In a process of its own: NCCL is looked for once.

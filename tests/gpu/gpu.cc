@@ -1,9 +1,11 @@
 #include "tests/gpu/gpu.h"
 
 #include <cstdlib>
+#include <cstring>
 
 #include <gtest/gtest.h>
 
+#include "common/check.h"
 #include "common/status.h"
 
 namespace ravel::kernels::testing {
@@ -32,6 +34,29 @@ Gpu& TheGpu() {
     return opened;
   }();
   return gpu;
+}
+
+Mirror::Mirror(int64_t bytes)
+    : host_(*TheGpu().device->AllocatePinned(bytes)),
+      device_(*TheGpu().device->AllocateDevice(bytes)) {}
+
+void Mirror::Fill(char byte) const {
+  Receive(0);  // what was sent before has been read
+  std::memset(host(), byte, static_cast<size_t>(bytes()));
+  Send();
+}
+
+void Mirror::Send(int64_t begin, int64_t bytes) const {
+  TheGpu().stream->CopyMemory(
+      static_cast<char*>(device()) + begin, static_cast<char*>(host()) + begin, bytes);
+}
+
+void Mirror::Receive(int64_t bytes) const {
+  if (bytes > 0) {
+    TheGpu().stream->CopyMemory(host(), device(), bytes);
+  }
+  const absl::Status done = TheGpu().stream->Synchronize();
+  CHECK_MSG(done.ok(), std::string(done.message()).c_str());
 }
 
 uint64_t InputSeed() {

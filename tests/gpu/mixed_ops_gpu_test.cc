@@ -22,13 +22,13 @@ namespace {
 
 constexpr int64_t kElements = 4099;
 
-// Elements of one type in pinned memory (for the device) and on the heap (for the CPU).
+// Elements of one type in device memory and on the heap (for the CPU).
 class Twin {
  public:
   Twin(DType dtype, int64_t elements)
       : dtype_(dtype),
         bytes_(elements * DTypeBytes(dtype)),
-        pinned_(*TheGpu().device->AllocatePinned(bytes_)),
+        mirror_(bytes_),
         heap_(static_cast<size_t>(bytes_)) {}
   static Twin Normal(DType dtype, int64_t elements, uint64_t seed) {
     Twin twin(dtype, elements);
@@ -46,13 +46,20 @@ class Twin {
     return twin;
   }
 
-  // The heap's elements become those of pinned memory.
-  void Send() { std::memcpy(pinned_.data(), heap_.data(), heap_.size()); }
+  // The heap's elements become those of the device.
+  void Send() {
+    mirror_.Receive(0);
+    std::memcpy(mirror_.host(), heap_.data(), heap_.size());
+    mirror_.Send();
+  }
   TensorView host(int64_t begin = 0, int64_t end = -1) { return Range(heap_.data(), begin, end); }
   TensorView device(int64_t begin = 0, int64_t end = -1) {
-    return Range(static_cast<char*>(pinned_.data()), begin, end);
+    return Range(static_cast<char*>(mirror_.device()), begin, end);
   }
-  bool Same() const { return std::memcmp(pinned_.data(), heap_.data(), heap_.size()) == 0; }
+  bool Same() const {
+    mirror_.Receive();
+    return std::memcmp(mirror_.host(), heap_.data(), heap_.size()) == 0;
+  }
 
  private:
   TensorView Range(char* data, int64_t begin, int64_t end) const {
@@ -65,7 +72,7 @@ class Twin {
   }
   DType dtype_;
   int64_t bytes_;
-  CudaMemory pinned_;
+  Mirror mirror_;
   std::vector<char> heap_;
 };
 

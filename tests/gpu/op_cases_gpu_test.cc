@@ -1,7 +1,7 @@
 // The table of op cases (tests/kernels/op_case.h) on the device, in fp32, in bf16, and in bf16 with
 // gradients of weights in fp32: against the oracle in fp64, gradients against central differences,
-// poisoned outputs and gaps, repeated bits. Operands lie in pinned memory that the device reads and
-// writes in place. A failure prints the seed of the inputs.
+// poisoned outputs and gaps, repeated bits. Operands lie in device memory. A failure prints the
+// seed of the inputs.
 
 #include <algorithm>
 #include <cmath>
@@ -24,27 +24,33 @@ constexpr double kBf16Tolerance = 2.5e-2;
 constexpr double kBf16GradientTolerance = 4e-2;
 constexpr size_t kProbes = 24;
 
-class PinnedPlace final : public OperandPlace {
+class DevicePlace final : public OperandPlace {
  public:
-  explicit PinnedPlace(CudaMemory memory) : memory_(std::move(memory)) {}
   OperandTypes types() const override { return types_; }
   void UseTypes(const OperandTypes& types) { types_ = types; }
   Stream& stream() override { return *TheGpu().stream; }
   void* Allocate(int64_t bytes) override {
     used_ = RoundUp(used_, 256);
     CHECK_MSG(used_ + bytes <= kPlaceBytes, "a case of more operands than the tests have memory");
-    void* data = static_cast<char*>(memory_.data()) + used_;
+    void* data = static_cast<char*>(memory_.device()) + used_;
     used_ += bytes;
     return data;
   }
-  void Clear() override { used_ = 0; }
-  void Finish() override {
-    const absl::Status status = TheGpu().stream->Synchronize();
-    CHECK_MSG(status.ok(), std::string(status.message()).c_str());
+  char* HostOf(const void* data) override {
+    return static_cast<char*>(memory_.host()) + OffsetOf(data);
+  }
+  void Send(const void* data, int64_t bytes) override { memory_.Send(OffsetOf(data), bytes); }
+  void Receive() override { memory_.Receive(used_); }
+  void Clear() override {
+    memory_.Receive(0);
+    used_ = 0;
   }
 
  private:
-  CudaMemory memory_;
+  int64_t OffsetOf(const void* data) const {
+    return static_cast<const char*>(data) - static_cast<const char*>(memory_.device());
+  }
+  Mirror memory_{kPlaceBytes};
   int64_t used_ = 0;
   OperandTypes types_;
 };
@@ -76,7 +82,7 @@ class GpuOpCaseTest : public ::testing::TestWithParam<GpuCase> {
     if (!TheGpu().missing.empty()) {
       GTEST_SKIP() << TheGpu().missing;
     }
-    static PinnedPlace& place = *new PinnedPlace(*TheGpu().device->AllocatePinned(kPlaceBytes));
+    static DevicePlace& place = *new DevicePlace;
     place.UseTypes(GetParam().types);
     UseOperandPlace(&place);
   }

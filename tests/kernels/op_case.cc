@@ -12,6 +12,16 @@ OperandPlace*& ActivePlace() {
   return place;
 }
 
+char* HostOf(void* data) {
+  return ActivePlace() != nullptr ? ActivePlace()->HostOf(data) : static_cast<char*>(data);
+}
+
+void Send(const void* data, int64_t bytes) {
+  if (ActivePlace() != nullptr) {
+    ActivePlace()->Send(data, bytes);
+  }
+}
+
 }  // namespace
 
 void UseOperandPlace(OperandPlace* place) {
@@ -36,14 +46,17 @@ TensorView Operands::Allocate(DType dtype, int64_t rows, int64_t columns, int64_
   allocation.row_stride = stride;
   allocation.elements = layout_.offset + rows * stride + 1;
   const int64_t bytes = allocation.elements * allocation.element_bytes;
+  char* data = nullptr;
   if (ActivePlace() != nullptr) {
-    allocation.storage = static_cast<char*>(ActivePlace()->Allocate(bytes));
+    data = static_cast<char*>(ActivePlace()->Allocate(bytes));
   } else {
     allocation.heap.resize(static_cast<size_t>(DivCeil(bytes, int64_t{sizeof(float)})));
-    allocation.storage = reinterpret_cast<char*>(allocation.heap.data());
+    data = reinterpret_cast<char*>(allocation.heap.data());
   }
+  allocation.storage = HostOf(data);
   std::fill_n(allocation.storage, bytes, kPoison);
-  return {.data = allocation.storage + layout_.offset * allocation.element_bytes,
+  Send(data, bytes);
+  return {.data = data + layout_.offset * allocation.element_bytes,
           .dtype = dtype,
           .rank = 2,
           .size = {rows, columns},
@@ -64,14 +77,20 @@ namespace {
 TensorView Filled(const TensorView& view, const std::vector<double>& values) {
   CHECK_EQ(static_cast<int64_t>(values.size()), view.elements());
   const int64_t columns = view.columns();
+  TensorView host = view;
+  host.data = HostOf(view.data);
   for (int64_t i = 0; i < view.elements(); ++i) {
     const int64_t at = i / columns * view.row_stride + i % columns;
     const float value = static_cast<float>(values[static_cast<size_t>(i)]);
     if (view.dtype == DType::kBF16) {
-      view.As<uint16_t>()[at] = FloatToBf16(value);
+      host.As<uint16_t>()[at] = FloatToBf16(value);
     } else {
-      view.As<float>()[at] = value;
+      host.As<float>()[at] = value;
     }
+  }
+  if (view.elements() > 0) {
+    const int64_t rows = view.elements() / columns;
+    Send(view.data, ((rows - 1) * view.row_stride + columns) * DTypeBytes(view.dtype));
   }
   return view;
 }
@@ -128,15 +147,17 @@ TensorView Operands::Floats(int64_t n) {
 
 TensorView Operands::Ids(const std::vector<double>& values) {
   int32_t* ids = nullptr;
+  const auto bytes = static_cast<int64_t>((values.size() + 1) * sizeof(int32_t));
   if (ActivePlace() != nullptr) {
-    const size_t bytes = (values.size() + 1) * sizeof(int32_t);
-    ids = static_cast<int32_t*>(ActivePlace()->Allocate(static_cast<int64_t>(bytes)));
+    ids = static_cast<int32_t*>(ActivePlace()->Allocate(bytes));
   } else {
     ids = ids_.emplace_back(values.size() + 1).data();
   }
+  auto* const host = reinterpret_cast<int32_t*>(HostOf(ids));
   for (size_t i = 0; i < values.size(); ++i) {
-    ids[i] = static_cast<int32_t>(values[i]);
+    host[i] = static_cast<int32_t>(values[i]);
   }
+  Send(ids, bytes);
   return {.data = ids,
           .dtype = DType::kI32,
           .rank = 1,
@@ -145,6 +166,9 @@ TensorView Operands::Ids(const std::vector<double>& values) {
 }
 
 bool Operands::GapsUntouched() const {
+  if (ActivePlace() != nullptr) {
+    ActivePlace()->Receive();
+  }
   for (const Allocation& allocation : allocations_) {
     for (int64_t i = 0; i < allocation.elements; ++i) {
       const int64_t at = i - allocation.begin;
@@ -162,14 +186,16 @@ bool Operands::GapsUntouched() const {
 
 std::vector<float> Read(const TensorView& view) {
   if (ActivePlace() != nullptr) {
-    ActivePlace()->Finish();
+    ActivePlace()->Receive();
   }
+  TensorView host = view;
+  host.data = HostOf(view.data);
   std::vector<float> values(static_cast<size_t>(view.elements()));
   const int64_t columns = view.columns();
   for (int64_t i = 0; i < view.elements(); ++i) {
     const int64_t at = i / columns * view.row_stride + i % columns;
     values[static_cast<size_t>(i)] =
-        view.dtype == DType::kBF16 ? Bf16ToFloat(view.As<uint16_t>()[at]) : view.As<float>()[at];
+        host.dtype == DType::kBF16 ? Bf16ToFloat(host.As<uint16_t>()[at]) : host.As<float>()[at];
   }
   return values;
 }

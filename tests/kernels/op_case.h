@@ -28,18 +28,22 @@ struct OperandTypes {
   DType gradients = DType::kF32;
 };
 
-// Another place for operands than the heap, and the stream that their ops run on: memory that the
-// host and a device both reach.
+// Another place for operands than the heap, and the stream that their ops run on: memory of a
+// device with a copy on the host.
 class OperandPlace {
  public:
   virtual ~OperandPlace() = default;
   virtual OperandTypes types() const { return {}; }
   virtual Stream& stream() = 0;
-  // Lives until the next Clear.
+  // Device memory; lives until the next Clear.
   virtual void* Allocate(int64_t bytes) = 0;
+  // The host's copy of an address that Allocate gave, or of one behind it.
+  virtual char* HostOf(const void* data) = 0;
+  // Copies bytes of the host to the device, before the ops that follow.
+  virtual void Send(const void* data, int64_t bytes) = 0;
+  // All ops are done, and the host's copy has what they wrote.
+  virtual void Receive() = 0;
   virtual void Clear() = 0;
-  // All work of the stream is done.
-  virtual void Finish() = 0;
 };
 // For all operands from now on; null is the heap and a CPU stream.
 void UseOperandPlace(OperandPlace* place);
@@ -68,14 +72,14 @@ class Operands {
   TensorView Floats(int64_t n);
   TensorView Ids(const std::vector<double>& values);
   // True if nothing outside the operands' elements was written.
-  bool GapsUntouched() const;
+  bool GapsUntouched() const;  // waits for all ops
 
   Stream& stream;
 
  private:
   struct Allocation {
     std::vector<float> heap;  // empty in another place
-    char* storage;
+    char* storage;            // on the host
     int64_t element_bytes;
     int64_t elements;
     int64_t begin;

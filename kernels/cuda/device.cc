@@ -158,7 +158,9 @@ int32_t CaptureEnd(void* stream, void** graph) {
     error = cudaStreamEndCapture(StreamOf(stream)->stream, &captured);
   }
   if (error == cudaSuccess) {
-    error = cudaGraphInstantiate(&executable, captured, 0);
+    // Kernels keep the priority of the stream that they were captured on: gathers and reduces go
+    // first.
+    error = cudaGraphInstantiate(&executable, captured, cudaGraphInstantiateFlagUseNodePriority);
   }
   if (captured != nullptr) {
     cudaGraphDestroy(captured);

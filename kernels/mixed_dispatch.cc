@@ -59,7 +59,8 @@ void ReduceAdd(Stream& stream, const ReduceAddArgs& args) {
   }
   CheckFlat(args.out, args.out.elements(), DType::kF32);
   CHECK_MSG(std::has_single_bit(args.pieces.size()), "pieces are a power of two");
-  CHECK_MSG(args.pieces.size() <= kMaxReducePieces, "more pieces than one pass adds");
+  CHECK_MSG(args.squared_norm == nullptr || args.pieces.size() <= kMaxNormPieces,
+            "more pieces than one pass adds, and a norm");
   cpu::ReduceAdd(stream, args);
 }
 

@@ -153,68 +153,103 @@ uint32_t StatisticsGrid(int64_t elements) {
       std::clamp<int64_t>(DivCeil(elements, int64_t{4} * kFlatThreads), 1, kReducePartials));
 }
 
+void RunTreeSum(LaunchStream& on, const ReduceAddParams& params, size_t count) {
+  on.Run({.kernel = Kernel::kTreeSum,
+          .variant = LogarithmOf(count),
+          .grid = {FlatGrid(on, DivCeil(params.elements, int64_t{4})), 1, 1}},
+         params);
+}
+
+// Roots of all subtrees of 64 pieces, of their subtrees and so on, until one pass adds the rest.
+int64_t SubtreeRoots(size_t count) {
+  int64_t roots = 0;
+  for (; count > kMaxTreePieces; count /= kMaxTreePieces) {
+    roots += static_cast<int64_t>(count / kMaxTreePieces);
+  }
+  return roots;
+}
+
+// Sums subtrees of 64 into scratch from `roots` on, `stride` elements apart, until one pass adds
+// the rest, which is returned.
+std::vector<const float*> SumSubtrees(
+    LaunchStream& on, std::vector<const float*> pieces, float* roots, int64_t stride, int64_t n) {
+  while (pieces.size() > kMaxTreePieces) {
+    std::vector<const float*> above;
+    for (size_t first = 0; first < pieces.size(); first += kMaxTreePieces) {
+      RunTreeSum(on, ReduceParams(pieces, first, kMaxTreePieces, roots, n), kMaxTreePieces);
+      above.push_back(roots);
+      roots += stride;
+    }
+    pieces = std::move(above);
+  }
+  return pieces;
+}
+
+// Calls last(params, count) for the last pass of each range of elements whose subtrees' roots fit
+// the scratch: one range where there are no subtrees.
+template <typename Last>
+void SumInPasses(LaunchStream& on,
+                 const std::vector<const float*>& pieces,
+                 const TensorView& out,
+                 const Last& last) {
+  CHECK_MSG(std::has_single_bit(pieces.size()), "pieces are a power of two");
+  const int64_t n = out.elements();
+  const int64_t roots = SubtreeRoots(pieces.size());
+  constexpr int64_t kScratchFloats = kScratchBytes / int64_t{sizeof(float)};
+  const int64_t range =
+      roots == 0 ? n : std::min(RoundUp(n, int64_t{4}), kScratchFloats / roots / 4 * 4);
+  float* scratch = nullptr;
+  if (roots > 0) {
+    scratch = static_cast<float*>(on.Scratch(roots * range * int64_t{sizeof(float)}));
+  }
+  for (int64_t begin = 0; begin < n; begin += range) {
+    const int64_t elements = std::min(range, n - begin);
+    std::vector<const float*> shifted = pieces;
+    for (const float*& piece : shifted) {
+      piece += begin;
+    }
+    const std::vector<const float*> rest =
+        SumSubtrees(on, std::move(shifted), scratch, range, elements);
+    last(ReduceParams(rest, 0, rest.size(), out.As<float>() + begin, elements), rest.size());
+  }
+}
+
 }  // namespace
 
 void TreeSum(Stream& stream, const TreeSumArgs& args) {
   LaunchStream& on = LaunchStreamOf(stream);
-  const int64_t n = args.out.elements();
-  RequireFlat(args.out, n, DType::kF32);
-  CHECK_MSG(std::has_single_bit(args.pieces.size()), "pieces are a power of two");
-  if (n == 0) {
-    return;
-  }
-  const auto run = [&](const ReduceAddParams& params, size_t count) {
-    on.Run({.kernel = Kernel::kTreeSum,
-            .variant = LogarithmOf(count),
-            .grid = {FlatGrid(on, DivCeil(n, int64_t{4})), 1, 1}},
-           params);
-  };
-  const size_t count = args.pieces.size();
-  if (count <= kMaxTreePieces) {
-    run(ReduceParams(args.pieces, 0, count, args.out.As<float>(), n), count);
-    return;
-  }
-  // Subtrees of 64 into scratch, then their roots.
-  const size_t subtrees = count / kMaxTreePieces;
-  const int64_t stride = RoundUp(n, int64_t{4});
-  float* roots = static_cast<float*>(
-      on.Scratch(static_cast<int64_t>(subtrees) * stride * static_cast<int64_t>(sizeof(float))));
-  std::vector<const float*> root_pieces;
-  for (size_t i = 0; i < subtrees; ++i) {
-    float* root = roots + static_cast<int64_t>(i) * stride;
-    root_pieces.push_back(root);
-    run(ReduceParams(args.pieces, i * kMaxTreePieces, kMaxTreePieces, root, n), kMaxTreePieces);
-  }
-  run(ReduceParams(root_pieces, 0, subtrees, args.out.As<float>(), n), subtrees);
+  RequireFlat(args.out, args.out.elements(), DType::kF32);
+  SumInPasses(on, args.pieces, args.out, [&](const ReduceAddParams& params, size_t count) {
+    RunTreeSum(on, params, count);
+  });
 }
 
 void ReduceAdd(Stream& stream, const ReduceAddArgs& args) {
   LaunchStream& on = LaunchStreamOf(stream);
   const int64_t n = args.out.elements();
   RequireFlat(args.out, n, DType::kF32);
-  CHECK_MSG(args.pieces.size() <= kMaxReducePieces, "more pieces than one pass adds");
-  if (n == 0) {
-    if (args.squared_norm != nullptr) {
-      on.FillZero(args.squared_norm, sizeof(double));
-    }
+  CHECK_MSG(args.squared_norm == nullptr || args.pieces.size() <= kMaxNormPieces,
+            "more pieces than one pass adds, and a norm");
+  if (n == 0 && args.squared_norm != nullptr) {
+    on.FillZero(args.squared_norm, sizeof(double));
     return;
   }
-  ReduceAddParams params =
-      ReduceParams(args.pieces, 0, args.pieces.size(), args.out.As<float>(), n);
-  params.accumulate = args.output == Output::kAccumulate ? 1 : 0;
-  params.non_finite = args.non_finite;
   const uint32_t grid = StatisticsGrid(n);
-  if (args.squared_norm != nullptr) {
-    params.partials = static_cast<double*>(on.Scratch(grid * int64_t{sizeof(double)}));
-  }
-  on.Run({.kernel = Kernel::kReduceAdd,
-          .variant = LogarithmOf(args.pieces.size()),
-          .grid = {grid, 1, 1}},
-         params);
+  double* const partials = args.squared_norm == nullptr
+                               ? nullptr
+                               : static_cast<double*>(on.Scratch(grid * int64_t{sizeof(double)}));
+  SumInPasses(on, args.pieces, args.out, [&](ReduceAddParams params, size_t count) {
+    params.accumulate = args.output == Output::kAccumulate ? 1 : 0;
+    params.non_finite = args.non_finite;
+    params.partials = partials;
+    on.Run({.kernel = Kernel::kReduceAdd,
+            .variant = LogarithmOf(count),
+            .grid = {StatisticsGrid(params.elements), 1, 1}},
+           params);
+  });
   if (args.squared_norm != nullptr) {
     on.Run({.kernel = Kernel::kSumDoubles},
-           SumDoublesParams{
-               .values = params.partials, .out = args.squared_norm, .count = int64_t{grid}});
+           SumDoublesParams{.values = partials, .out = args.squared_norm, .count = int64_t{grid}});
   }
 }
 

@@ -36,9 +36,6 @@ void AddRuns(kernels::Stream& stream,
 // alone: a device rounds into memory of its own (device_memory.h).
 void PackBf16(float* values, int64_t elements);
 
-// Most lanes of one turn that a device adds: ranks of a replica, or replicas.
-inline constexpr int64_t kMostDevicePieces = 64;
-
 // One level of the tree for one gradient: a binary counter of partial sums. `lanes` is one of
 // LaneMap::Local, Inner and Outer. Used only from the thread of its rank, or of its stream. On a
 // device, whose launches cost more than bytes, the padding between the runs is summed along: it is

@@ -94,14 +94,6 @@ absl::Status RankEngine::CheckDevice() const {
                      communicator.transport(),
                      args_.gpu != nullptr ? " has no memory on a device" : " needs a device"));
   }
-  const plan::LaneMap& lanes = args_.plan.lanes;
-  const int64_t pieces = std::max(lanes.width(), lanes.replicas);
-  if (args_.gpu != nullptr && pieces > shard::kMostDevicePieces) {
-    return absl::FailedPreconditionError(absl::StrCat("plan adds gradients of ",
-                                                      pieces,
-                                                      " ranks at once, a device at most ",
-                                                      shard::kMostDevicePieces));
-  }
   return absl::OkStatus();
 }
 

@@ -100,6 +100,40 @@ TEST(CudaTreeSum, ManyPiecesAreSubtreesThenTheirRoots) {
             static_cast<const float*>(stream.Scratch(0)) + 12);
 }
 
+// 8192 pieces: 128 subtrees, two above them, then the root, in ranges whose roots fit the scratch.
+TEST(CudaTreeSum, SubtreesOfSubtreesShareTheScratchInRanges) {
+  RecordingStream stream;
+  Memory memory;
+  constexpr int64_t kElements = 200'000;
+  const TensorView piece = memory.Vector(kElements);
+  const std::vector<const float*> pieces(8192, piece.As<float>());
+  const TensorView out = memory.Vector(kElements);
+  TreeSum(stream, {pieces, out});
+  constexpr int64_t kRange = kScratchBytes / 4 / 130 / 4 * 4;
+  ASSERT_EQ(stream.launches.size(), 2u * (128 + 2 + 1));
+  EXPECT_EQ(stream.ParamsOf<ReduceAddParams>(130).out, out.As<float>());
+  EXPECT_EQ(stream.ParamsOf<ReduceAddParams>(130).elements, kRange);
+  EXPECT_EQ(stream.launches[130].shape.variant, 1);
+  const auto above = stream.ParamsOf<ReduceAddParams>(128);
+  EXPECT_EQ(above.pieces[1], static_cast<const float*>(stream.Scratch(0)) + kRange);
+  EXPECT_EQ(above.out, static_cast<const float*>(stream.Scratch(0)) + 128 * kRange);
+  const auto second = stream.ParamsOf<ReduceAddParams>(131);
+  EXPECT_EQ(second.pieces[0], piece.As<float>() + kRange);
+  EXPECT_EQ(second.elements, kElements - kRange);
+}
+
+TEST(CudaReduceAdd, ManyPiecesAreAddedToWhatIsThere) {
+  RecordingStream stream;
+  Memory memory;
+  const std::vector<const float*> pieces(128, memory.Vector(10).As<float>());
+  const TensorView out = memory.Vector(10);
+  ReduceAdd(stream, {.pieces = pieces, .out = out, .output = Output::kAccumulate});
+  ASSERT_EQ(stream.launches.size(), 3u);
+  EXPECT_EQ(stream.launches[2].shape.kernel, Kernel::kReduceAdd);
+  EXPECT_EQ(stream.ParamsOf<ReduceAddParams>(2).accumulate, 1);
+  EXPECT_EQ(stream.ParamsOf<ReduceAddParams>(2).out, out.As<float>());
+}
+
 TEST(CudaTreeSum, OneMisalignedPieceStopsVectors) {
   RecordingStream stream;
   Memory memory;

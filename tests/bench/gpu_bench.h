@@ -61,7 +61,7 @@ class GpuBench {
   std::vector<char> Bytes(const TensorView& view, int64_t first, int64_t count);
 
   // Microseconds of each repeat: three to warm up, then at least ten, and half a second in sum.
-  // Before each the cache is overwritten.
+  // Before each the cache is filled with other lines, none of them still to be written.
   std::vector<double> Time(const Operation& operation);
   // Bytes read and written per second by a copy within device memory, the median of its repeats.
   // Measured on the first call.
@@ -70,10 +70,13 @@ class GpuBench {
  private:
   GpuBench() = default;
   void* Allocate(int64_t bytes);
+  void ColdCache();
 
   std::unique_ptr<kernels::CudaGpu> gpu_;
   kernels::CudaMemory scratch_;
   kernels::CudaMemory flush_;
+  kernels::CudaMemory clean_;  // is read and not written
+  kernels::CudaMemory clean_sums_;
   kernels::CudaStream::Measuring measuring_;
   std::unique_ptr<kernels::CudaStream> stream_;
   std::vector<kernels::CudaMemory> memory_;

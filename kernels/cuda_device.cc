@@ -300,14 +300,6 @@ void CudaStream::Launch(const CudaGraph& graph) {
   Require(functions().graph_launch(graph.handle_, handle_), "launching a graph");
 }
 
-void CudaStream::PushRange(const char* name) {
-  functions().range_push(name);
-}
-
-void CudaStream::PopRange() {
-  functions().range_pop();
-}
-
 void CudaStream::RunKernel(const cuda::LaunchShape& shape,
                            const void* params,
                            uint64_t param_bytes) {

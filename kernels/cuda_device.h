@@ -172,6 +172,21 @@ class CudaEvent {
   void* handle_ = nullptr;
 };
 
+// What the host issues in this scope has this name in profilers (NVTX). Costs a call where none is
+// attached. The name outlives the scope.
+class CudaRange {
+ public:
+  CudaRange(const CudaGpu& gpu, const std::string& name) : functions_(gpu.library().functions()) {
+    functions_.range_push(name.c_str());
+  }
+  ~CudaRange() { functions_.range_pop(); }
+  CudaRange(const CudaRange&) = delete;
+  CudaRange& operator=(const CudaRange&) = delete;
+
+ private:
+  const cuda::RavelCudaFunctions& functions_;
+};
+
 // Recorded work of a stream, launched as one.
 class CudaGraph {
  public:
@@ -215,10 +230,6 @@ class CudaStream final : public cuda::LaunchStream {
 
   // Every byte of [to, to + bytes) becomes `byte`.
   void FillBytes(void* to, uint8_t byte, int64_t bytes);
-
-  // A named range of profilers, from one call to the other.
-  void PushRange(const char* name);
-  void PopRange();
 
   // How many multiprocessors products may use from here on; 0: all. Part of their keys.
   void UseMultiprocessors(int32_t count) { product_multiprocessors_ = count; }

@@ -109,6 +109,13 @@ const BoundProgram& UnitExecutor::ProgramOf(const plan::StepSlot& slot) const {
   CheckFailed(__FILE__, __LINE__, "program of phase", plan::PhaseName(slot.phase));
 }
 
+std::string UnitExecutor::RangeOf(const Instruction& instruction) const {
+  return absl::StrCat(
+      plan::OpName(instruction.op),
+      " ",
+      instruction.unit < 0 ? "step" : args_.plan.inventory.units[instruction.unit].name);
+}
+
 std::string UnitExecutor::NameOf(const BoundInstruction& bound, const ReplayTurn& turn) const {
   const plan::UnitId unit = bound.instruction.unit;
   std::string name = absl::StrCat(plan::OpName(bound.instruction.op),
@@ -214,7 +221,7 @@ absl::Status UnitExecutor::RunInline(const BoundProgram& program, const ReplayTu
 
 absl::Status UnitExecutor::PrepareDevice() {
   timeline_ = std::make_unique<DeviceTimeline>(*args_.device);
-  CHECK_MSG(args_.device != nullptr && device_orders_.empty(), "once, on a device");
+  CHECK_MSG(args_.device != nullptr && device_programs_.empty(), "once, on a device");
   const bool alone = args_.plan.ranks == 1;
   if (options_.graphs && (alone || options_.exchanging_graphs)) {
     const auto agree = [this](const std::string& own) { return AgreeOnGraph(own); };
@@ -223,12 +230,16 @@ absl::Status UnitExecutor::PrepareDevice() {
   }
   for (const BoundProgram& program : programs_) {
     const auto& list = program.instructions;
-    DeviceOrders& orders = device_orders_[&program];
+    DeviceProgram& prepared = device_programs_[&program];
+    prepared.range = absl::StrCat(
+        "program ", plan::PhaseName(program.phase), ", ", plan::LanePartName(program.part));
+    auto& orders = prepared.orders;
     orders.resize(list.size());
     for (const plan::InstructionId i : list.ids()) {
       if (OfHost(list[i].instruction)) {
         continue;
       }
+      orders[i].range = RangeOf(list[i].instruction);
       if (list[i].instruction.op == OpCode::kBackward) {
         args_.modules[list[i].instruction.unit]->Prepare(
             args_.device->of(list[i].instruction.stream), list[i].memory);
@@ -273,7 +284,8 @@ kernels::CudaStream::Products UnitExecutor::RehearseProducts() {
 }
 
 absl::Status UnitExecutor::RunOnDevice(const BoundProgram& program, const ReplayTurn& turn) {
-  CHECK_MSG(!device_orders_.empty(), "PrepareDevice comes first");
+  CHECK_MSG(!device_programs_.empty(), "PrepareDevice comes first");
+  const kernels::CudaRange range(args_.device->gpu(), device_programs_.at(&program).range);
   const auto issue = [&] { return IssueOnDevice(program, turn); };
   const bool by_graph = UsesGraph(turn);
   RETURN_IF_ERROR(by_graph ? graphs_->Run(turn.slot, issue) : issue());
@@ -316,7 +328,7 @@ absl::Status UnitExecutor::MarkCollectives() {
 }
 
 absl::Status UnitExecutor::IssueOnDevice(const BoundProgram& program, const ReplayTurn& turn) {
-  const DeviceOrders& orders = device_orders_.at(&program);
+  const auto& orders = device_programs_.at(&program).orders;
   for (const plan::InstructionId i : program.instructions.ids()) {
     const BoundInstruction& bound = program.instructions[i];
     if (OfHost(bound.instruction)) {
@@ -326,6 +338,7 @@ absl::Status UnitExecutor::IssueOnDevice(const BoundProgram& program, const Repl
     for (const size_t event : orders[i].waits) {
       stream.Wait(events_[event]);
     }
+    const kernels::CudaRange range(args_.device->gpu(), orders[i].range);
     RETURN_IF_ERROR(RunOne(program, bound, turn, 0));
     if (orders[i].event != kNoEvent) {
       stream.Record(events_[orders[i].event]);

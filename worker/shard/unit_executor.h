@@ -88,14 +88,20 @@ class UnitExecutor {
 
  private:
   // What orders an instruction on a device: the events of instructions of other streams that it
-  // waits for, and its own where another one waits for it, as positions in events_.
+  // waits for, and its own where another one waits for it, as positions in events_. `range` is its
+  // name in profilers, "Forward layers.0".
   static constexpr size_t kNoEvent = std::numeric_limits<size_t>::max();
   struct DeviceOrder {
     std::vector<size_t> waits;
     size_t event = kNoEvent;
+    std::string range;
   };
-  using DeviceOrders = plan::IdVector<plan::InstructionId, DeviceOrder>;
+  struct DeviceProgram {
+    std::string range;  // "program first, whole"
+    plan::IdVector<plan::InstructionId, DeviceOrder> orders;
+  };
   const BoundProgram& ProgramOf(const plan::StepSlot& slot) const;
+  std::string RangeOf(const plan::Instruction& instruction) const;
   std::string NameOf(const BoundInstruction& bound, const ReplayTurn& turn) const;
   absl::Status RunInline(const BoundProgram& program, const ReplayTurn& turn);
   absl::Status RunQueued(const BoundProgram& program, const ReplayTurn& turn);
@@ -126,7 +132,7 @@ class UnitExecutor {
   std::vector<TensorView> shared_;
   std::vector<BoundProgram> programs_;
   std::array<std::unique_ptr<kernels::CpuQueue>, plan::kStreamCount> queues_;
-  std::map<const BoundProgram*, DeviceOrders> device_orders_;  // of programs_
+  std::map<const BoundProgram*, DeviceProgram> device_programs_;  // of programs_
   std::vector<kernels::CudaEvent> events_;
   std::unique_ptr<DeviceTimeline> timeline_;  // of a device
   std::unique_ptr<StepGraphs> graphs_;

@@ -1,12 +1,14 @@
 // The two symbols of libravel_cuda.so, over emulated devices. README.md lists the environment
 // variables, which are read once.
 
+#include <atomic>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include <absl/base/thread_annotations.h>
@@ -354,8 +356,19 @@ int32_t AttentionRun(void* stream, void* plan, const RavelCudaAttentionBuffers* 
   return Issue(stream, PlanAttention(attention, *buffers));
 }
 
-void RangePush(const char*) {}
-void RangePop() {}
+// Of one test at a time: names as they are pushed, two spaces deeper for each that is open.
+std::atomic<std::string*> recorded_ranges = nullptr;
+thread_local size_t open_ranges = 0;
+
+void RangePush(const char* name) {
+  if (std::string* ranges = recorded_ranges.load(); ranges != nullptr) {
+    *ranges += std::string(2 * open_ranges, ' ') + name + "\n";
+  }
+  ++open_ranges;
+}
+void RangePop() {
+  --open_ranges;
+}
 
 int32_t DriverFunction(const char* name, int32_t, void** function) {
   *function = nullptr;
@@ -416,6 +429,10 @@ namespace ravel::kernels::cuda {
 
 extern "C" __attribute__((visibility("default"))) int32_t ravel_cuda_abi_version() {
   return kCudaAbiVersion;
+}
+
+extern "C" __attribute__((visibility("default"))) void ravel_emulated_ranges(std::string* ranges) {
+  emulated::recorded_ranges = ranges;
 }
 
 extern "C" __attribute__((visibility("default"))) const RavelCudaFunctions* ravel_cuda_functions() {

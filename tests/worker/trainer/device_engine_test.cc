@@ -57,6 +57,33 @@ TEST(DeviceEngine, EveryModelTrainsAsOnTheHost) {
   }
 }
 
+// What is pushed by one rank while it trains, each name indented by the ranges around it.
+std::string RangesOf(const RecordArgs& args) {
+  void* library = dlopen(RAVEL_EMULATED_CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+  CHECK(library != nullptr);
+  const auto record =
+      reinterpret_cast<void (*)(std::string*)>(dlsym(library, "ravel_emulated_ranges"));
+  CHECK(record != nullptr);
+  std::string ranges;
+  record(&ranges);
+  RecordOnEmulated(args);
+  record(nullptr);
+  return ranges;
+}
+
+TEST(DeviceEngine, ProfilersSeeProgramsAndTheirInstructionsByName) {
+  const std::string ranges = RangesOf(DeviceSteps({.strategy = "ZeRO3"}));
+  for (const char* text : {"\nprogram middle, whole\n",
+                           "\nprogram last, whole\n",
+                           "\n  Forward embed\n",
+                           "\n  Backward layers.0\n",
+                           "\n  OptimizerStep "}) {
+    EXPECT_THAT(ranges, ::testing::HasSubstr(text));
+  }
+  EXPECT_EQ(ranges.find("program first, whole\n"), 0u);
+  EXPECT_EQ(ranges.find("\n    "), std::string::npos);  // each range ends before the next begins
+}
+
 TEST(DeviceTrainer, WithoutTheLibraryAJobForGpusEndsWithDeviceError) {
   setenv(kLibrary, "/nonexistent/libravel_cuda.so", 1);
   EpochArgs args;

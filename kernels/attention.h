@@ -8,14 +8,18 @@ namespace ravel::kernels {
 // Causal grouped-query attention with online softmax [Dao et al. 2022]; nothing of size T x T is
 // stored, and blocks above the diagonal are never computed. tokens = batch * sequence_tokens;
 // sequences do not see each other. q, out [tokens, query_heads * head_size]; k, v [tokens, kv_heads
-// * head_size]; views may be column ranges. log_sum_exp [query_heads, tokens] fp32. query_heads is
-// a multiple of kv_heads; head h reads kv head h / group.
+// * head_size]; views may be column ranges. log_sum_exp [sequences * query_heads,
+// sequence_tokens] fp32, without gaps on a device. query_heads is a multiple of kv_heads; head h
+// reads kv head h / group.
 struct AttentionShape {
   int64_t sequence_tokens = 0;
   int64_t query_heads = 0;
   int64_t kv_heads = 0;
   int64_t head_size = 0;
   float scale = 0.0f;  // usually 1 / sqrt(head_size)
+
+  // Rows of log_sum_exp of so many tokens, which are whole sequences.
+  int64_t StatisticRows(int64_t tokens) const { return tokens / sequence_tokens * query_heads; }
 };
 
 // Scratch that either pass needs, in fp32 elements; independent of the number of tokens beyond one

@@ -456,7 +456,7 @@ void AttentionForward(Stream& stream, const AttentionForwardArgs& args) {
   for (const TensorView& view : {args.k, args.v}) {
     CheckMatrix(view, tokens, shape.kv_heads * shape.head_size);
   }
-  CheckMatrix(args.log_sum_exp, shape.query_heads, tokens);
+  CheckMatrix(args.log_sum_exp, shape.StatisticRows(tokens), shape.sequence_tokens);
   CheckWorkspace(args.workspace, shape);
   cpu::ActiveOps().attention_forward(args);
 }
@@ -475,7 +475,7 @@ void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args) {
   for (const TensorView& view : {args.k, args.v, args.dk, args.dv}) {
     CheckMatrix(view, tokens, shape.kv_heads * shape.head_size);
   }
-  CheckMatrix(args.log_sum_exp, shape.query_heads, tokens);
+  CheckMatrix(args.log_sum_exp, shape.StatisticRows(tokens), shape.sequence_tokens);
   CheckWorkspace(args.workspace, shape);
   cpu::ActiveOps().attention_backward(args);
 }

@@ -56,12 +56,21 @@ LayerWidths WidthsOf(const ModelConfig& config) {
   return widths;
 }
 
+// Of attention: a row per sequence and query head.
+ActivationSpec StatisticsSpec(const ModelConfig& config, const MicroBatchShape& shape) {
+  return {"lse",
+          {shape.sequences * config.num_attention_heads, shape.sequence_tokens},
+          DType::kF32,
+          RecomputePolicy::kBlock};
+}
+
 void AddLayerSaved(const ModelConfig& config,
-                   int64_t tokens,
+                   const MicroBatchShape& shape,
                    RecomputePolicy recompute,
                    UnitSpec& unit) {
   const Architecture& architecture = ArchitectureOf(config.architecture);
   const LayerWidths widths = WidthsOf(config);
+  const int64_t tokens = shape.sequences * shape.sequence_tokens;
   const int64_t hidden = config.hidden_size;
   constexpr DType kType = DType::kF32;
   std::vector<ActivationSpec> specs = {{"x0", {tokens, hidden}}};
@@ -73,7 +82,7 @@ void AddLayerSaved(const ModelConfig& config,
     specs.push_back({"qk", {tokens, columns}, kType, RecomputePolicy::kNorm});
   }
   specs.push_back({"att", {tokens, widths.query}, kType, RecomputePolicy::kBlock});
-  specs.push_back({"lse", {config.num_attention_heads, tokens}, kType, RecomputePolicy::kBlock});
+  specs.push_back(StatisticsSpec(config, shape));
   specs.push_back({"x1", {tokens, hidden}, kType, RecomputePolicy::kBlock});
   Append(NormSpecs(architecture, "1", tokens, hidden), specs);
   specs.push_back({"mlp_in", {tokens, widths.mlp_in}, kType, RecomputePolicy::kMlp});
@@ -101,7 +110,7 @@ void AddLayerWorkspace(const ModelConfig& config,
   if (recompute >= RecomputePolicy::kBlock) {
     unit.workspace.push_back({"mean", {tokens}});
     unit.workspace.push_back({"rstd", {tokens}});
-    unit.workspace.push_back({"lse", {config.num_attention_heads, tokens}});
+    unit.workspace.push_back({"lse", StatisticsSpec(config, shape).shape});
   }
 }
 
@@ -125,7 +134,7 @@ void AddActivations(ModelInventory& inventory,
   const int64_t tokens = micro_batch.sequences * micro_batch.sequence_tokens;
   for (UnitSpec& unit : inventory.units) {
     if (unit.kind == UnitKind::kLayer) {
-      AddLayerSaved(config, tokens, recompute, unit);
+      AddLayerSaved(config, micro_batch, recompute, unit);
       AddLayerWorkspace(config, micro_batch, recompute, unit);
     } else if (unit.kind == UnitKind::kHead) {
       AddHeadActivations(config, tokens, unit);

@@ -76,7 +76,6 @@ void AttentionBackwardTile(const AttentionBackwardArgs& args,
                            int64_t first_token,
                            int64_t head) {
   const bool first_head = head % (args.shape.query_heads / args.shape.kv_heads) == 0;
-  const int64_t token = first_token + tile.q;
   const int64_t row = tile.q * sizes.padded_head;
   TileScores<V>(
       tile, sizes, buffers.query_rows + row, buffers.transposed_keys, buffers.probabilities);
@@ -85,7 +84,8 @@ void AttentionBackwardTile(const AttentionBackwardArgs& args,
                 buffers.output_gradient_rows + row,
                 buffers.transposed_values,
                 buffers.score_gradients);
-  const float* log_sum_exp = args.log_sum_exp.Row<float>(head) + token;
+  const float* log_sum_exp =
+      args.log_sum_exp.Row<float>(args.shape.StatisticRows(first_token) + head) + tile.q;
   for (int64_t i = 0; i < tile.rows; ++i) {
     GradientTileRow<V>(buffers.probabilities + i * kKeyTile,
                        buffers.score_gradients + i * kKeyTile,

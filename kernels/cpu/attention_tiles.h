@@ -265,7 +265,8 @@ void AttentionForwardTile(const AttentionForwardArgs& args,
       TileTimesRows<V, Output::kAccumulate>(tile, sizes, scores, packed.values, out);
     }
   }
-  float* log_sum_exp = args.log_sum_exp.Row<float>(head) + token;
+  float* log_sum_exp =
+      args.log_sum_exp.Row<float>(args.shape.StatisticRows(first_token) + head) + q;
   for (int64_t i = 0; i < rows; ++i) {
     const auto inverse = V::Set1(1.0f / softmax.sum[i]);
     float* target = args.out.Row<float>(token + i) + head * sizes.head;

@@ -30,6 +30,14 @@ struct Place {
   int lane = static_cast<int>(threadIdx.x) % kRowThreads;
 };
 
+// Statistics lie as [sequences][heads][tokens]; `first_token` is that of the query's sequence.
+__device__ inline int64_t StatisticAt(const AttentionParams& p,
+                                      int64_t first_token,
+                                      int head,
+                                      int64_t query) {
+  return first_token * p.query_heads + head * p.sequence_tokens + query;
+}
+
 // Tokens [begin, begin + kTile) of one head; zeros beyond the sequence and beyond the head size.
 template <typename T, int kHead>
 __device__ inline void LoadTile(const AttentionParams& p,
@@ -194,7 +202,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     const int64_t token = first_token + query;
     StoreRow<T, kHead>(p, p.out, p.out_stride, token, head, place.lane, 1.0f / sum, sums);
     if (place.lane == 0) {
-      p.log_sum_exp[head * p.log_sum_exp_stride + token] = max + logf(sum);
+      p.log_sum_exp[StatisticAt(p, first_token, head, query)] = max + logf(sum);
     }
   }
 }
@@ -228,7 +236,7 @@ __device__ inline void LoadQueryRows(const AttentionParams& p,
   if (place.lane == 0) {
     rows.delta[place.row] = delta;
     rows.log_sum_exp[place.row] =
-        inside ? p.log_sum_exp[head * p.log_sum_exp_stride + token] : 0.0f;
+        inside ? p.log_sum_exp[StatisticAt(p, first_token, head, query)] : 0.0f;
   }
 }
 

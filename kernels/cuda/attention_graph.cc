@@ -53,9 +53,8 @@ class Builder {
                 .role = role});
   }
   size_t LogSumExp() {
-    return Add({.size = RowSize(),
-                .stride = {a_.sequence_tokens, a_.log_sum_exp_stride, 1, 1},
-                .role = GraphRole::kLogSumExp});
+    return Add(
+        {.size = RowSize(), .stride = PackedStride(RowSize()), .role = GraphRole::kLogSumExp});
   }
 
   GraphSize ScoreSize() const {

@@ -53,7 +53,8 @@ AttentionParams ParamsOf(const AttentionShape& shape,
   RequireMatrix(out, q.rows(), query_columns, q.dtype);
   RequireMatrix(k, q.rows(), kv_columns, q.dtype);
   RequireMatrix(v, q.rows(), kv_columns, q.dtype);
-  RequireMatrix(log_sum_exp, shape.query_heads, q.rows(), DType::kF32);
+  RequireMatrix(log_sum_exp, shape.StatisticRows(q.rows()), shape.sequence_tokens, DType::kF32);
+  CHECK_MSG(log_sum_exp.row_stride == shape.sequence_tokens, "log_sum_exp has no gaps");
   AttentionParams params = {};
   params.q = q.data;
   params.k = k.data;
@@ -64,7 +65,6 @@ AttentionParams ParamsOf(const AttentionShape& shape,
   params.k_stride = k.row_stride;
   params.v_stride = v.row_stride;
   params.out_stride = out.row_stride;
-  params.log_sum_exp_stride = log_sum_exp.row_stride;
   params.sequence_tokens = shape.sequence_tokens;
   params.query_heads = static_cast<int32_t>(shape.query_heads);
   params.kv_heads = static_cast<int32_t>(shape.kv_heads);
@@ -99,7 +99,6 @@ RavelCudaAttention DescriptionOf(const AttentionShape& shape,
   attention.k_stride = params.k_stride;
   attention.v_stride = params.v_stride;
   attention.out_stride = params.out_stride;
-  attention.log_sum_exp_stride = params.log_sum_exp_stride;
   attention.dout_stride = params.dout_stride;
   attention.dq_stride = params.dq_stride;
   attention.dk_stride = params.dk_stride;

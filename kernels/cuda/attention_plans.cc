@@ -64,8 +64,7 @@ std::string AttentionKey(const RavelCudaAttention& a) {
     absl::StrAppend(&key, ",", a.dout_stride, ",", a.dq_stride, ",", a.dk_stride, ",", a.dv_stride);
   }
   // All bits of the scale: a plan keeps it.
-  return absl::StrCat(
-      key, "-l", a.log_sum_exp_stride, "-c", absl::Hex(std::bit_cast<uint32_t>(a.scale)));
+  return absl::StrCat(key, "-c", absl::Hex(std::bit_cast<uint32_t>(a.scale)));
 }
 
 RavelCudaAttention PartOf(const RavelCudaAttention& attention, const AttentionPart& part) {
@@ -90,7 +89,7 @@ RavelCudaAttentionBuffers PartOf(const RavelCudaAttention& a,
   part.k = Advance(whole.k, token * a.k_stride + key);
   part.v = Advance(whole.v, token * a.v_stride + key);
   part.out = Advance(whole.out, token * a.out_stride + query);
-  part.log_sum_exp = whole.log_sum_exp + query_head * a.log_sum_exp_stride + token;
+  part.log_sum_exp = whole.log_sum_exp + token * a.query_heads + query_head * a.sequence_tokens;
   part.dout = Advance(whole.dout, token * a.dout_stride + query);
   part.dq = Advance(whole.dq, token * a.dq_stride + query);
   part.dk = Advance(whole.dk, token * a.dk_stride + key);
@@ -102,8 +101,8 @@ bool PartsOnVectors(const RavelCudaAttention& a, const AttentionPart& part) {
   constexpr int64_t kVectorElements = 4;  // of fp32
   const int64_t heads = part.kv_heads * DivExact(a.query_heads, a.kv_heads);
   return (part.sequences == a.sequences ||
-          part.sequences * a.sequence_tokens % kVectorElements == 0) &&
-         (part.kv_heads == a.kv_heads || heads * a.log_sum_exp_stride % kVectorElements == 0);
+          part.sequences * a.query_heads * a.sequence_tokens % kVectorElements == 0) &&
+         (part.kv_heads == a.kv_heads || heads * a.sequence_tokens % kVectorElements == 0);
 }
 
 AttentionPart SmallerPart(const AttentionPart& part) {

@@ -8,7 +8,7 @@
 
 namespace ravel::kernels::cuda {
 
-inline constexpr int32_t kCudaAbiVersion = 6;
+inline constexpr int32_t kCudaAbiVersion = 7;
 
 extern "C" {
 
@@ -67,7 +67,8 @@ struct RavelCudaGemmBuffers {
 
 // Causal attention of bf16 heads through cuDNN; shapes as kernels/attention.h has them. Strides are
 // in elements from one token to the next; the heads of a token lie side by side. log_sum_exp is
-// fp32, its stride from one head to the next. Gradients' strides are 0 in a forward description.
+// fp32 and packed: [sequences][query_heads][sequence_tokens]. Gradients' strides are 0 in a forward
+// description.
 struct RavelCudaAttention {
   int64_t sequences;
   int64_t sequence_tokens;
@@ -78,7 +79,6 @@ struct RavelCudaAttention {
   int64_t k_stride;
   int64_t v_stride;
   int64_t out_stride;
-  int64_t log_sum_exp_stride;
   int64_t dout_stride;
   int64_t dq_stride;
   int64_t dk_stride;

@@ -476,7 +476,6 @@ struct AttentionParams {
   int64_t k_stride;
   int64_t v_stride;
   int64_t out_stride;
-  int64_t log_sum_exp_stride;
   int64_t dout_stride;
   int64_t dq_stride;
   int64_t dk_stride;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <random>
 #include <vector>
 
@@ -25,20 +24,20 @@ constexpr double kStatisticsTolerance = 1e-3;
 
 enum class Path { kCudnn, kOwn };
 
-// bf16 [rows, columns] in pinned memory, which the device reads and writes in place. On our own
-// path it begins two bytes off a vector.
-class PinnedMatrix {
+// bf16 [rows, columns] in device memory. On our own path it begins two bytes off a vector.
+class DeviceMatrix {
  public:
-  PinnedMatrix(int64_t rows, int64_t columns, Path path)
+  DeviceMatrix(int64_t rows, int64_t columns, Path path)
       : rows_(rows),
         columns_(columns),
         offset_(path == Path::kOwn ? 1 : 0),
-        memory_(*TheGpu().device->AllocatePinned((rows * columns + 1) * 2)) {
-    std::memset(memory_.data(), 0xFF, static_cast<size_t>(memory_.bytes()));  // NaN
+        memory_((rows * columns + 1) * 2) {
+    Poison();
   }
-  uint16_t* data() const { return static_cast<uint16_t*>(memory_.data()) + offset_; }
+  // NaN.
+  void Poison() const { memory_.Fill('\xFF'); }
   TensorView Columns(int64_t first, int64_t count) const {
-    return {.data = data() + first,
+    return {.data = static_cast<uint16_t*>(memory_.device()) + offset_ + first,
             .dtype = DType::kBF16,
             .rank = 2,
             .size = {rows_, count},
@@ -46,22 +45,33 @@ class PinnedMatrix {
   }
   TensorView view() const { return Columns(0, columns_); }
   void Set(const std::vector<float>& values) {
-    std::transform(values.begin(), values.end(), data(), scalar::Bf16Nearest);
+    std::vector<uint16_t> bits(values.size());
+    std::transform(values.begin(), values.end(), bits.begin(), scalar::Bf16Nearest);
+    SetBits(bits);
+  }
+  void SetBits(const std::vector<uint16_t>& bits) const {
+    memory_.Receive(0);
+    std::copy(bits.begin(), bits.end(), host());
+    memory_.Send();
   }
   std::vector<double> Values() const {
-    std::vector<double> values(static_cast<size_t>(rows_ * columns_));
-    std::transform(data(), data() + rows_ * columns_, values.begin(), [](uint16_t bits) {
-      return static_cast<double>(scalar::Bf16Value(bits));
-    });
+    std::vector<double> values;
+    for (const uint16_t bits : Bits()) {
+      values.push_back(static_cast<double>(scalar::Bf16Value(bits)));
+    }
     return values;
   }
-  std::vector<uint16_t> Bits() const { return {data(), data() + rows_ * columns_}; }
+  std::vector<uint16_t> Bits() const {
+    memory_.Receive();
+    return {host(), host() + rows_ * columns_};
+  }
 
  private:
+  uint16_t* host() const { return static_cast<uint16_t*>(memory_.host()) + offset_; }
   int64_t rows_;
   int64_t columns_;
   int64_t offset_;
-  CudaMemory memory_;
+  Mirror memory_;
 };
 
 struct AttentionCase {
@@ -93,13 +103,17 @@ std::vector<float> Normals(int64_t count, uint64_t seed) {
 
 struct Statistics {
   explicit Statistics(const AttentionCase& c)
-      : elements(c.shape.query_heads * c.tokens()),
-        memory(*TheGpu().device->AllocatePinned(elements * 4)) {
-    std::memset(memory.data(), 0xFF, static_cast<size_t>(memory.bytes()));
+      : elements(c.shape.query_heads * c.tokens()), memory(elements * 4) {
+    memory.Fill('\xFF');
   }
-  float* data() const { return static_cast<float*>(memory.data()); }
+  float* data() const { return static_cast<float*>(memory.device()); }
+  std::vector<double> Values() const {
+    memory.Receive();
+    const auto* const values = static_cast<const float*>(memory.host());
+    return {values, values + elements};
+  }
   int64_t elements;
-  CudaMemory memory;
+  Mirror memory;
 };
 
 // All operands of one run.
@@ -121,7 +135,8 @@ struct AttentionRun {
             .k = qkv.Columns(c.query_columns(), c.key_columns()),
             .v = qkv.Columns(c.query_columns() + c.key_columns(), c.key_columns()),
             .out = out.view(),
-            .log_sum_exp = MatrixView(statistics.data(), c.shape.query_heads, c.tokens()),
+            .log_sum_exp = MatrixView(
+                statistics.data(), c.shape.StatisticRows(c.tokens()), c.shape.sequence_tokens),
             .dout = dout.view(),
             .dq = d_qkv.Columns(0, c.query_columns()),
             .dk = d_qkv.Columns(c.query_columns(), c.key_columns()),
@@ -150,10 +165,10 @@ struct AttentionRun {
   }
 
   AttentionCase attention;
-  PinnedMatrix qkv;
-  PinnedMatrix out;
-  PinnedMatrix dout;
-  PinnedMatrix d_qkv;
+  DeviceMatrix qkv;
+  DeviceMatrix out;
+  DeviceMatrix dout;
+  DeviceMatrix d_qkv;
   Statistics statistics;
 };
 
@@ -193,7 +208,8 @@ void AddQuery(const AttentionRun& run,
     weights.push_back(std::exp(dot * scale));
     sum += weights.back();
   }
-  to.log_sum_exp[static_cast<size_t>(head * c.tokens() + token)] = std::log(sum);
+  const int64_t row = first * c.shape.query_heads + head * c.shape.sequence_tokens;
+  to.log_sum_exp[static_cast<size_t>(row + token - first)] = std::log(sum);
   double delta = 0.0;
   std::vector<double> gradients;
   for (int64_t key = first; key <= token; ++key) {
@@ -250,11 +266,7 @@ void ExpectNear(const std::vector<double>& values,
 
 void ExpectForward(const AttentionRun& run, const Expected& expected) {
   ExpectNear(run.out.Values(), expected.out, kAttentionTolerance, "out");
-  const float* statistics = run.statistics.data();
-  ExpectNear({statistics, statistics + run.statistics.elements},
-             expected.log_sum_exp,
-             kStatisticsTolerance,
-             "log_sum_exp");
+  ExpectNear(run.statistics.Values(), expected.log_sum_exp, kStatisticsTolerance, "log_sum_exp");
 }
 
 class GpuAttentionTest : public ::testing::Test {
@@ -315,11 +327,10 @@ TEST_F(GpuAttentionTest, EitherBackwardFollowsTheOthersForward) {
       const AttentionRun forward(c, path, seed_);
       forward.Forward(stream());
       const AttentionRun backward(c, path == Path::kOwn ? Path::kCudnn : Path::kOwn, seed_);
-      const std::vector<uint16_t> out = forward.out.Bits();
-      std::copy(out.begin(), out.end(), backward.out.data());
-      std::memcpy(backward.statistics.data(),
-                  forward.statistics.data(),
-                  static_cast<size_t>(forward.statistics.elements) * sizeof(float));
+      backward.out.SetBits(forward.out.Bits());
+      stream().CopyMemory(backward.statistics.data(),
+                          forward.statistics.data(),
+                          forward.statistics.elements * int64_t{sizeof(float)});
       backward.Backward(stream());
       ExpectNear(backward.d_qkv.Values(), expected.d_qkv, kAttentionTolerance, "gradient");
     }
@@ -334,7 +345,7 @@ TEST_F(GpuAttentionTest, DeterministicGradientsRepeatTheirBits) {
   const std::vector<uint16_t> first = run.d_qkv.Bits();
   const std::vector<uint16_t> out = run.out.Bits();
   for (int i = 0; i < 5; ++i) {
-    std::memset(run.d_qkv.data(), 0xFF, first.size() * 2);
+    run.d_qkv.Poison();
     run.Forward(stream());
     run.Backward(stream());
     EXPECT_EQ(run.out.Bits(), out) << "seed " << seed_;
@@ -379,7 +390,7 @@ TEST_F(GpuAttentionTest, CapturedAttentionReplays) {
   ASSERT_TRUE(graph.ok()) << graph.status();
   const Expected expected = Formula(run);
   for (int i = 0; i < 2; ++i) {
-    std::memset(run.d_qkv.data(), 0xFF, run.d_qkv.Bits().size() * 2);
+    run.d_qkv.Poison();
     stream().Launch(*graph);
     AttentionRun::Finish(stream());
     ExpectForward(run, expected);

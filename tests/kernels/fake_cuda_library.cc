@@ -215,7 +215,7 @@ int32_t AttentionRun(void*, void* plan, const RavelCudaAttentionBuffers* buffers
   const RavelCudaAttention& a = static_cast<FakePlan*>(plan)->attention;
   for (int64_t head = 0; head < a.query_heads; ++head) {
     for (int64_t sequence = 0; sequence < a.sequences; ++sequence) {
-      buffers->log_sum_exp[head * a.log_sum_exp_stride + sequence * a.sequence_tokens] += 1.0f;
+      buffers->log_sum_exp[(sequence * a.query_heads + head) * a.sequence_tokens] += 1.0f;
     }
   }
   return 0;

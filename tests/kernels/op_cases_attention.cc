@@ -60,6 +60,16 @@ Values Oracle(const Case& c, const Values& in) {
   return {out};
 }
 
+// Without gaps, which devices do not take.
+TensorView Statistics(const Case& c, Operands& operands) {
+  const int64_t rows = c.shape.StatisticRows(c.tokens());
+  TensorView view = operands.Floats(rows * c.shape.sequence_tokens);
+  view.rank = 2;
+  view.size = {rows, c.shape.sequence_tokens};
+  view.row_stride = c.shape.sequence_tokens;
+  return view;
+}
+
 AttentionForwardArgs Forward(const Case& c, Operands& operands, const Values& in) {
   const int64_t elements = AttentionWorkspaceElements(c.shape);
   AttentionForwardArgs args = {.shape = c.shape,
@@ -67,7 +77,7 @@ AttentionForwardArgs Forward(const Case& c, Operands& operands, const Values& in
                                .k = operands.Matrix(c.tokens(), c.kv_columns(), in[1]),
                                .v = operands.Matrix(c.tokens(), c.kv_columns(), in[2]),
                                .out = operands.Matrix(c.tokens(), c.query_columns()),
-                               .log_sum_exp = operands.Floats(c.shape.query_heads, c.tokens()),
+                               .log_sum_exp = Statistics(c, operands),
                                .workspace = operands.Floats(elements)};
   AttentionForward(operands.stream, args);
   return args;

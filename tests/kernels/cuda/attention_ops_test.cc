@@ -35,7 +35,7 @@ AttentionBackwardArgs Operands(Memory& memory, int64_t tokens, DType dtype, int6
           .k = Columns(qkv, query, key),
           .v = Columns(qkv, query + key, key),
           .out = memory.Matrix(tokens, query, dtype),
-          .log_sum_exp = memory.Matrix(kShape.query_heads, tokens),
+          .log_sum_exp = memory.Matrix(kShape.StatisticRows(tokens), kShape.sequence_tokens),
           .dout = memory.Matrix(tokens, query, dtype),
           .dq = Columns(d_qkv, 0, query),
           .dk = Columns(d_qkv, query, key),
@@ -70,7 +70,6 @@ TEST(CudaAttentionPath, Bf16IsDescribedToCudnnAsItLies) {
   EXPECT_EQ(forward.q_stride, 128);
   EXPECT_EQ(forward.v_stride, 128);
   EXPECT_EQ(forward.out_stride, 64);
-  EXPECT_EQ(forward.log_sum_exp_stride, 192);
   EXPECT_EQ(forward.scale, 0.25f);
   EXPECT_EQ(forward.backward, 0);
   EXPECT_EQ(forward.dq_stride, 0);
@@ -167,11 +166,10 @@ class CudaStreamAttentionTest : public ::testing::Test {
     return args;
   }
   void ExpectComputedOnce(const AttentionBackwardArgs& args) const {
-    for (int64_t head = 0; head < kShape.query_heads; ++head) {
-      for (int64_t token = 0; token < args.q.rows(); ++token) {
-        const float value =
-            args.log_sum_exp.As<float>()[head * args.log_sum_exp.row_stride + token];
-        EXPECT_EQ(value, token % kShape.sequence_tokens == 0 ? 1.0f : 0.0f) << head << " " << token;
+    for (int64_t row = 0; row < args.log_sum_exp.rows(); ++row) {
+      for (int64_t token = 0; token < kShape.sequence_tokens; ++token) {
+        EXPECT_EQ(args.log_sum_exp.Row<float>(row)[token], token == 0 ? 1.0f : 0.0f)
+            << row << " " << token;
       }
     }
   }

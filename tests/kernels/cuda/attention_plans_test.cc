@@ -29,7 +29,6 @@ RavelCudaAttention Described(int64_t sequences, bool backward) {
   a.head_size = 128;
   a.q_stride = a.k_stride = a.v_stride = 48 * 128;
   a.out_stride = 32 * 128;
-  a.log_sum_exp_stride = sequences * 8192;
   a.scale = 0.125f;
   if (backward) {
     a.dout_stride = 32 * 128;
@@ -80,10 +79,9 @@ TEST(AttentionGraph, OperandsLieAsInOurMatrices) {
   const GraphTensor& out = TensorOf(graph, GraphRole::kOut);
   EXPECT_EQ(out.stride, (GraphSize{int64_t{8192} * 4096, 128, 4096, 1}));
   EXPECT_EQ(out.type, GraphType::kBf16);
-  // [heads, tokens] of all sequences: a sequence is a range of columns.
   const GraphTensor& statistics = TensorOf(graph, GraphRole::kLogSumExp);
   EXPECT_EQ(statistics.size, (GraphSize{2, 32, 8192, 1}));
-  EXPECT_EQ(statistics.stride, (GraphSize{8192, 16384, 1, 1}));
+  EXPECT_EQ(statistics.stride, (GraphSize{32 * 8192, 8192, 1, 1}));
   EXPECT_EQ(statistics.type, GraphType::kF32);
 }
 
@@ -162,7 +160,7 @@ TEST(AttentionGraph, WhatNoEngineIsAskedForIsNamed) {
 TEST(AttentionKey, HasAllThatAPlanDependsOn) {
   const RavelCudaAttention attention = Described(1, true);
   EXPECT_EQ(AttentionKey(attention),
-            "bwd-1x8192x32of8x128-s6144,6144,6144,4096,4096,6144,6144,6144-l8192-c3e000000");
+            "bwd-1x8192x32of8x128-s6144,6144,6144,4096,4096,6144,6144,6144-c3e000000");
   std::set<std::string> keys = {AttentionKey(attention)};
   const auto differs = [&](auto change) {
     RavelCudaAttention other = attention;
@@ -173,7 +171,6 @@ TEST(AttentionKey, HasAllThatAPlanDependsOn) {
   EXPECT_TRUE(differs([](RavelCudaAttention& a) { a.backward = 0; }));
   EXPECT_TRUE(differs([](RavelCudaAttention& a) { a.scale = std::nextafter(a.scale, 1.0f); }));
   EXPECT_TRUE(differs([](RavelCudaAttention& a) { a.kv_heads = 4; }));
-  EXPECT_TRUE(differs([](RavelCudaAttention& a) { a.log_sum_exp_stride += 4; }));
   EXPECT_TRUE(differs([](RavelCudaAttention& a) { a.dv_stride = 1024; }));
 }
 
@@ -202,11 +199,10 @@ TEST(AttentionParts, BeginAtTheirSequenceAndHeads) {
   EXPECT_EQ(elements(part.q), 8192 * 6144 + 8 * 128);  // four query heads for each key head
   EXPECT_EQ(elements(part.k), 8192 * 6144 + 2 * 128);
   EXPECT_EQ(elements(part.out), 8192 * 4096 + 8 * 128);
-  EXPECT_EQ(part.log_sum_exp - &statistics, 8 * 16384 + 8192);
+  EXPECT_EQ(part.log_sum_exp - &statistics, (32 + 8) * 8192);
   EXPECT_EQ(part.dq, nullptr);
   const RavelCudaAttention described = PartOf(attention, {1, 2});
   EXPECT_EQ(described.query_heads, 8);
-  EXPECT_EQ(described.log_sum_exp_stride, 16384);
 }
 
 // An engine whose workspace grows with sequences and heads.
@@ -263,25 +259,23 @@ TEST(AttentionPlans, TooLittleWorkspaceMakesParts) {
   EXPECT_THAT(choice.text, HasSubstr("in parts of 1 sequences and 2 key heads"));
 }
 
-// Of 50 tokens: the statistics of two sequences end on 16 bytes, those of one do not.
+// Of 51 tokens: the statistics of four heads end on 16 bytes, those of two do not.
 TEST(AttentionPlans, PartsWhoseStatisticsDoNotBeginOnVectorsAreLeftOut) {
   FakeEngines engines;
   AttentionPlans plans(engines.Destroyer());
-  RavelCudaAttention attention = Described(8, false);
-  attention.sequence_tokens = 50;
-  attention.log_sum_exp_stride = 400;
-  const AttentionChoice& pairs = plans.Choose(attention, 6400, engines.Builder());
-  EXPECT_EQ(pairs.part.sequences, 2);
-  EXPECT_EQ(pairs.part.kv_heads, 8);
-  AttentionPlans small(engines.Destroyer());
-  EXPECT_EQ(small.Choose(attention, 3200, engines.Builder()).plan, nullptr);
-  EXPECT_THAT(small.ToText(), HasSubstr("smallest part that begins on 16 bytes"));
-  attention.sequences = 1;
-  attention.log_sum_exp_stride = 51;
-  EXPECT_TRUE(PartsOnVectors(attention, {1, 1}));  // four query heads
+  RavelCudaAttention attention = Described(2, false);
+  attention.sequence_tokens = 51;
   attention.query_heads = 8;
-  EXPECT_FALSE(PartsOnVectors(attention, {1, 1}));
-  EXPECT_TRUE(PartsOnVectors(attention, {1, 4}));
+  const AttentionChoice& four = plans.Choose(attention, 400, engines.Builder());
+  EXPECT_EQ(four.part.sequences, 1);
+  EXPECT_EQ(four.part.kv_heads, 4);
+  AttentionPlans small(engines.Destroyer());
+  EXPECT_EQ(small.Choose(attention, 300, engines.Builder()).plan, nullptr);
+  EXPECT_THAT(small.ToText(), HasSubstr("smallest part that begins on 16 bytes"));
+  attention.query_heads = 6;
+  attention.kv_heads = 6;
+  EXPECT_FALSE(PartsOnVectors(attention, {1, 6}));
+  EXPECT_TRUE(PartsOnVectors(attention, {2, 6}));
 }
 
 TEST(AttentionPlans, OurOwnKernelRunsByNameAndWithItsReason) {

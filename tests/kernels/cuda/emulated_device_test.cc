@@ -426,7 +426,7 @@ class EmulatedAttentionTest : public EmulatedDeviceTest {
         .sequence_tokens = 32, .query_heads = 4, .kv_heads = 2, .head_size = 16, .scale = 0.25f};
     const TensorView q = Bf16(kColumns), k = Bf16(kKvColumns), v = Bf16(kKvColumns);
     const TensorView out = Bf16(kColumns), dq = Bf16(kColumns);
-    const TensorView lse = MatrixView(Floats(4 * kTokens), 4, kTokens);
+    const TensorView lse = MatrixView(Floats(4 * kTokens), 4 * kTokens / 32, 32);
     AttentionForward(
         stream,
         {.shape = shape, .q = q, .k = k, .v = v, .out = out, .log_sum_exp = lse, .workspace = {}});

@@ -124,7 +124,7 @@ AttentionForwardArgs Attention(Memory& memory, int64_t tokens, const AttentionSh
           .k = memory.Matrix(tokens, shape.kv_heads * shape.head_size),
           .v = memory.Matrix(tokens, shape.kv_heads * shape.head_size),
           .out = memory.Matrix(tokens, shape.query_heads * shape.head_size),
-          .log_sum_exp = memory.Matrix(shape.query_heads, tokens),
+          .log_sum_exp = memory.Matrix(shape.StatisticRows(tokens), shape.sequence_tokens),
           .workspace = {}};
 }
 

@@ -50,11 +50,12 @@ AttentionOperands OperandsOf(const RavelCudaAttention& a,
   all.k = add(kRead, "k", b.k, {tokens, keys, a.k_stride});
   all.v = add(kRead, "v", b.v, {tokens, keys, a.v_stride});
   all.out = add(result, "out", b.out, {tokens, queries, a.out_stride});
-  all.log_sum_exp = operands.Add(result,
-                                 "log_sum_exp",
-                                 b.log_sum_exp,
-                                 {a.query_heads, tokens, a.log_sum_exp_stride},
-                                 DType::kF32);
+  all.log_sum_exp =
+      operands.Add(result,
+                   "log_sum_exp",
+                   b.log_sum_exp,
+                   {a.sequences * a.query_heads, a.sequence_tokens, a.sequence_tokens},
+                   DType::kF32);
   if (backward) {
     all.dout = add(kRead, "dout", b.dout, {tokens, queries, a.dout_stride});
     all.dq = add(kWrite, "dq", b.dq, {tokens, queries, a.dq_stride});

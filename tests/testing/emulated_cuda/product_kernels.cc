@@ -84,11 +84,12 @@ struct AttentionOperands {
     k = all.Add(kRead, "k", p.k, {tokens, KvColumns(p), p.k_stride}, dtype);
     v = all.Add(kRead, "v", p.v, {tokens, KvColumns(p), p.v_stride}, dtype);
     out = all.Add(result, "out", p.out, {tokens, QueryColumns(p), p.out_stride}, dtype);
-    log_sum_exp = all.Add(result,
-                          "log_sum_exp",
-                          p.log_sum_exp,
-                          {p.query_heads, tokens, p.log_sum_exp_stride},
-                          DType::kF32);
+    log_sum_exp =
+        all.Add(result,
+                "log_sum_exp",
+                p.log_sum_exp,
+                {int64_t{launch.grid[2]} * p.query_heads, p.sequence_tokens, p.sequence_tokens},
+                DType::kF32);
   }
   static int64_t QueryColumns(const AttentionParams& p) {
     return int64_t{p.query_heads} * p.head_size;

@@ -30,7 +30,6 @@ RavelCudaAttention SmallAttention(bool backward, bool deterministic = false) {
   a.head_size = 64;
   a.q_stride = a.k_stride = a.v_stride = 512;
   a.out_stride = 256;
-  a.log_sum_exp_stride = 256;
   a.scale = 0.125f;
   a.backward = backward ? 1 : 0;
   a.deterministic = deterministic ? 1 : 0;

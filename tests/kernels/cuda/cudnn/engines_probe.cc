@@ -41,7 +41,6 @@ RavelCudaAttention DescriptionOf(const Case& c, bool backward, bool deterministi
   a.head_size = c.head_size;
   a.q_stride = a.k_stride = a.v_stride = row;
   a.out_stride = c.query_heads * c.head_size;
-  a.log_sum_exp_stride = c.sequences * c.tokens;
   if (backward) {
     a.dout_stride = a.out_stride;
     a.dq_stride = a.dk_stride = a.dv_stride = row;

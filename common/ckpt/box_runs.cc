@@ -1,41 +1,69 @@
 #include "common/ckpt/box_runs.h"
 
+#include <algorithm>
+
 #include "common/check.h"
 
 namespace ravel::ckpt {
+namespace {
 
-void VisitBoxRuns(const Shape& shape,
-                  const Box& box,
-                  const std::function<void(const BoxRun&)>& visit) {
-  CHECK(box.offset.size() == shape.size() && box.length.size() == shape.size());
-  const int64_t total = ElementCount(box.length);
-  if (total == 0) {
-    return;
-  }
-  // The innermost dimensions that the box spans whole, and one more, make a run.
-  size_t outer = shape.size();
-  int64_t run = 1;
-  while (outer > 0) {
-    --outer;
-    run *= box.length[outer];
-    if (box.length[outer] != shape[outer]) {
+// The innermost dimensions that the box spans whole, and one more, are contiguous in the tensor:
+// their elements.
+int64_t ContiguousElements(const Shape& shape, const Box& box) {
+  int64_t elements = 1;
+  for (size_t dim = shape.size(); dim-- > 0;) {
+    elements *= box.length[dim];
+    if (box.length[dim] != shape[dim]) {
       break;
     }
   }
-  Shape at = box.offset;
-  for (int64_t done = 0; done < total; done += run) {
-    int64_t index = 0;
-    for (size_t dim = 0; dim < shape.size(); ++dim) {
-      index = index * shape[dim] + at[dim];
-    }
-    visit({index, done, run});
-    for (size_t dim = outer; dim > 0; --dim) {
-      if (++at[dim - 1] < box.offset[dim - 1] + box.length[dim - 1]) {
-        break;
-      }
-      at[dim - 1] = box.offset[dim - 1];
+  return elements;
+}
+
+}  // namespace
+
+int64_t TensorIndex(const Shape& shape, const Box& box, int64_t box_index) {
+  int64_t index = 0;
+  int64_t stride = 1;
+  for (size_t dim = shape.size(); dim-- > 0;) {
+    index += (box.offset[dim] + box_index % box.length[dim]) * stride;
+    box_index /= box.length[dim];
+    stride *= shape[dim];
+  }
+  return index;
+}
+
+int64_t BoxIndex(const Shape& shape, const Box& box, int64_t tensor_index) {
+  int64_t index = 0;
+  int64_t stride = 1;
+  for (size_t dim = shape.size(); dim-- > 0;) {
+    index += (tensor_index % shape[dim] - box.offset[dim]) * stride;
+    tensor_index /= shape[dim];
+    stride *= box.length[dim];
+  }
+  return index;
+}
+
+void VisitBoxRuns(
+    const Shape& shape, const Box& box, int64_t begin, int64_t end, const BoxRunVisitor& visit) {
+  CHECK(box.offset.size() == shape.size() && box.length.size() == shape.size());
+  CHECK(0 <= begin && begin <= end && end <= ElementCount(box.length));
+  const int64_t contiguous = ContiguousElements(shape, box);
+  while (begin < end) {
+    const int64_t elements = std::min(contiguous - begin % contiguous, end - begin);
+    visit({TensorIndex(shape, box, begin), begin, elements});
+    begin += elements;
+  }
+}
+
+std::vector<Box> BoxesOfRange(const Box& box, int64_t begin, int64_t end) {
+  std::vector<Box> boxes = RangeToBoxes(box.length, begin, end);
+  for (Box& part : boxes) {
+    for (size_t dim = 0; dim < box.offset.size(); ++dim) {
+      part.offset[dim] += box.offset[dim];
     }
   }
+  return boxes;
 }
 
 }  // namespace ravel::ckpt

@@ -64,15 +64,11 @@ uint64_t DigestBoxPart(DType dtype,
   const int64_t end = first_element + static_cast<int64_t>(bytes.size()) / element_bytes;
   CHECK(first_element >= 0 && end <= ElementCount(box.length));
   uint64_t sum = 0;
-  VisitBoxRuns(shape, box, [&](const BoxRun& run) {
-    const int64_t from = std::max(run.box_begin, first_element);
-    const int64_t to = std::min(run.box_begin + run.elements, end);
-    if (from < to) {
-      const size_t offset = Size((from - first_element) * element_bytes);
-      const size_t count = Size((to - from) * element_bytes);
-      const int64_t index = run.tensor_begin + from - run.box_begin;
-      sum += DigestRange(dtype, bytes.subspan(offset, count), static_cast<uint64_t>(index));
-    }
+  VisitBoxRuns(shape, box, first_element, end, [&](const BoxRun& run) {
+    const size_t offset = Size((run.box_begin - first_element) * element_bytes);
+    const size_t count = Size(run.elements * element_bytes);
+    sum +=
+        DigestRange(dtype, bytes.subspan(offset, count), static_cast<uint64_t>(run.tensor_begin));
   });
   return sum;
 }

@@ -26,6 +26,8 @@ struct TensorSpec {
   UnitId unit = 0;
   BundleId bundle = {};  // or none
   int64_t block_rows = 1;
+  // Dimension that the `tensor` axis of a mesh cuts; -1: none, each rank of the axis has all.
+  int tensor_dim = -1;
   bool decay = true;  // weight decay applies (matrices yes, norms no)
   bool trainable = true;
   InitKind init = InitKind::kNormal;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 
 #include "common/check.h"
 #include "common/plan/program/buffer_index.h"
@@ -10,26 +11,30 @@
 namespace ravel::plan {
 namespace {
 
-const GroupLayout& LayoutOf(const ShardingPlan& plan, GroupId group) {
-  return plan.groups[group];
-}
 const GroupRules& RulesOf(const ShardingPlan& plan, GroupId group) {
   return plan.rules[group];
 }
 
-int64_t TotalElements(const ShardingPlan& plan, GroupId group) {
-  return LayoutOf(plan, group).layout.total_elements();
+// On the data axes that cut the flat buffer, inner first.
+Placements FlatPlacements(bool inner, bool outer) {
+  Placements placements;
+  if (inner) {
+    placements.push_back({kShardAxis, Placement::Flat()});
+  }
+  if (outer) {
+    placements.push_back({kReplicateAxis, Placement::Flat()});
+  }
+  return placements;
 }
 
-// The rank's shard of the replica, and of that its replica's part.
-FlatRange InnerShard(const ShardingPlan& plan, GroupId group, int64_t rank) {
-  const int64_t elements = InnerShardElements(plan, group);
-  return {.begin = rank % plan.lanes.width() * elements, .elements = elements};
-}
-FlatRange SubPiece(const ShardingPlan& plan, GroupId group, int64_t rank) {
-  const FlatRange shard = InnerShard(plan, group, rank);
-  const int64_t elements = shard.elements / plan.lanes.replicas;
-  return {.begin = shard.begin + rank / plan.lanes.width() * elements, .elements = elements};
+// The placements of one tensor in a buffer: the cut of the `tensor` axis comes first.
+Placements CutFirst(const TensorSpec& tensor, const Mesh& mesh, const Placements& flat) {
+  Placements placements;
+  if (tensor.tensor_dim >= 0 && mesh.AxisIndex(kTensorAxis) >= 0) {
+    placements.push_back({kTensorAxis, Placement::Shard(tensor.tensor_dim)});
+  }
+  placements.insert(placements.end(), flat.begin(), flat.end());
+  return placements;
 }
 
 BufferId FindOfGroup(const ShardingPlan& plan, BufferKind kind, GroupId group, int slot = 0) {
@@ -38,72 +43,107 @@ BufferId FindOfGroup(const ShardingPlan& plan, BufferKind kind, GroupId group, i
 
 }  // namespace
 
-int64_t InnerShardElements(const ShardingPlan& plan, GroupId group) {
-  return TotalElements(plan, group) / plan.lanes.width();
+Placements SlicePlacements() {
+  return FlatPlacements(true, false);
 }
 
-FlatRange StoredRange(const ShardingPlan& plan, GroupId group, int64_t rank) {
+Placements StoredPlacements(const ShardingPlan& plan, GroupId group) {
   const GroupRules& rules = RulesOf(plan, group);
-  if (!rules.optimizer_sharded) {
-    return {.begin = 0, .elements = TotalElements(plan, group)};
-  }
-  return rules.outer_gradient_sharded ? SubPiece(plan, group, rank) : InnerShard(plan, group, rank);
+  return FlatPlacements(rules.optimizer_sharded, rules.outer_gradient_sharded);
 }
 
-FlatRange MeasuredRange(const ShardingPlan& plan, GroupId group, int64_t rank) {
-  return RulesOf(plan, group).outer_gradient_sharded ? SubPiece(plan, group, rank)
-                                                     : InnerShard(plan, group, rank);
+Placements MeasuredPlacements(const ShardingPlan& plan, GroupId group) {
+  return FlatPlacements(true, RulesOf(plan, group).outer_gradient_sharded);
+}
+
+ElementRange FlatRange(const ShardingPlan& plan,
+                       GroupId group,
+                       int64_t rank,
+                       const Placements& placements) {
+  return FlatInterval(plan.groups[group].layout.total_elements(),
+                      placements,
+                      plan.mesh,
+                      plan.mesh.CoordinateOf(rank));
+}
+
+ElementRange StoredRange(const ShardingPlan& plan, GroupId group, int64_t rank) {
+  return FlatRange(plan, group, rank, StoredPlacements(plan, group));
+}
+
+ElementRange MeasuredRange(const ShardingPlan& plan, GroupId group, int64_t rank) {
+  return FlatRange(plan, group, rank, MeasuredPlacements(plan, group));
+}
+
+int64_t InnerShardElements(const ShardingPlan& plan, GroupId group) {
+  return FlatRange(plan, group, 0, SlicePlacements()).size();
 }
 
 bool Counts(const ShardingPlan& plan, GroupId group, int64_t rank) {
-  return RulesOf(plan, group).outer_gradient_sharded || rank < plan.lanes.width();
+  return ReplicaOf(MeasuredPlacements(plan, group), plan.mesh, plan.mesh.CoordinateOf(rank)) == 0;
 }
 
-std::vector<OwnedPiece> PiecesIn(const ModelInventory& inventory,
-                                 const GroupLayout& group,
-                                 const FlatRange& range,
-                                 int64_t origin) {
+std::vector<OwnedPiece> PiecesOf(const PiecesQuery& query, const Coordinate& coordinate) {
+  const GroupLayout& group = query.group;
+  const int64_t total = group.layout.total_elements();
+  const ElementRange mine = FlatInterval(total, query.placements, query.mesh, coordinate);
+  // Tensors lie in ascending order: the last one that begins at or before the interval comes first.
+  const auto begin = group.tensor_offsets.begin();
+  const auto after = std::upper_bound(begin, group.tensor_offsets.end(), mine.begin);
   std::vector<OwnedPiece> pieces;
-  // Tensors lie in ascending order: the last one that begins at or before the range comes first.
-  const auto first = group.tensor_offsets.begin();
-  const auto after = std::upper_bound(first, group.tensor_offsets.end(), range.begin);
-  size_t i = Size(std::max<std::ptrdiff_t>(0, after - first - 1));
-  for (; i < group.tensors.size(); ++i) {
-    const int64_t offset = group.tensor_offsets[i];
-    if (offset >= range.begin + range.elements) {
-      break;
+  for (size_t i = Size(std::max<std::ptrdiff_t>(0, after - begin - 1));
+       i < group.tensors.size() && group.tensor_offsets[i] < mine.end;
+       ++i) {
+    const TensorSpec& tensor = query.inventory.tensors[group.tensors[i]];
+    const Placements placements = CutFirst(tensor, query.mesh, query.placements);
+    if (query.first_replicas && ReplicaOf(placements, query.mesh, coordinate) != 0) {
+      continue;
     }
-    const TensorSpec& tensor = inventory.tensors[group.tensors[i]];
-    const int64_t begin = std::max(offset, range.begin);
-    const int64_t end = std::min(offset + ElementCount(tensor.shape), range.begin + range.elements);
-    if (begin < end) {
-      pieces.push_back({.tensor = group.tensors[i],
-                        .begin = begin - offset,
-                        .end = end - offset,
-                        .shard_offset = begin - origin});
+    OwnedPiece piece =
+        OwnedBoxes({.shape = tensor.shape,
+                    .placements = placements,
+                    .mesh = query.mesh,
+                    .place = {.offset = group.tensor_offsets[i], .total_elements = total},
+                    .tensor = group.tensors[i]},
+                   coordinate);
+    if (piece.elements() > 0) {
+      pieces.push_back(std::move(piece));
     }
   }
   return pieces;
 }
 
-std::vector<OwnedPiece> StoredPieces(const ShardingPlan& plan, GroupId group, int64_t rank) {
-  const FlatRange range = StoredRange(plan, group, rank);
-  return PiecesIn(plan.inventory, LayoutOf(plan, group), range, range.begin);
+std::vector<OwnedPiece> PiecesOf(const ShardingPlan& plan,
+                                 GroupId group,
+                                 int64_t rank,
+                                 Placements placements) {
+  return PiecesOf({.inventory = plan.inventory,
+                   .group = plan.groups[group],
+                   .mesh = plan.mesh,
+                   .placements = std::move(placements)},
+                  plan.mesh.CoordinateOf(rank));
 }
 
-std::vector<OwnedPiece> MeasuredPieces(const ShardingPlan& plan, GroupId group, int64_t rank) {
-  const FlatRange range = MeasuredRange(plan, group, rank);
-  return PiecesIn(plan.inventory, LayoutOf(plan, group), range, range.begin);
+std::vector<OwnedPiece> StoredPieces(const ShardingPlan& plan, GroupId group, int64_t rank) {
+  return PiecesOf(plan, group, rank, StoredPlacements(plan, group));
+}
+
+std::vector<OwnedPiece> CountedPieces(const ShardingPlan& plan, GroupId group, int64_t rank) {
+  return PiecesOf({.inventory = plan.inventory,
+                   .group = plan.groups[group],
+                   .mesh = plan.mesh,
+                   .placements = MeasuredPlacements(plan, group),
+                   .first_replicas = true},
+                  plan.mesh.CoordinateOf(rank));
 }
 
 std::vector<OwnedPiece> SavedPieces(const ShardingPlan& plan, GroupId group, int64_t rank) {
-  if (!Counts(plan, group, rank)) {
-    return {};
+  std::vector<OwnedPiece> pieces = CountedPieces(plan, group, rank);
+  const int64_t inside =
+      MeasuredRange(plan, group, rank).begin - StoredRange(plan, group, rank).begin;
+  for (OwnedPiece& piece : pieces) {
+    piece.shard_offset += inside;
   }
-  return PiecesIn(plan.inventory,
-                  LayoutOf(plan, group),
-                  MeasuredRange(plan, group, rank),
-                  StoredRange(plan, group, rank).begin);
+  return pieces;
 }
 
 BufferId StoredWeight(const ShardingPlan& plan, GroupId group) {
@@ -138,7 +178,7 @@ int64_t BufferOffset(const ShardingPlan& plan, BufferId buffer, int64_t rank) {
     CHECK(inner.bytes > 0 && outer.bytes % inner.bytes == 0);
     if (outer.bytes != inner.bytes) {  // a replica's part of a shard, or a rank's shard of all
       const bool of_shard = outer.kind == BufferKind::kModelWeight;
-      offset += inner.bytes * (of_shard ? rank / plan.lanes.width() : rank % plan.lanes.width());
+      offset += inner.bytes * plan.mesh.GroupIndex(rank, {of_shard ? kReplicateAxis : kShardAxis});
     }
     buffer = inner.inside;
   }

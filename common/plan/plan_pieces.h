@@ -1,49 +1,60 @@
 #pragma once
 
-// What one rank has of a group: where its buffers lie, which elements it stores, which it measures
-// and which it saves, under every strategy. Rank r is (inner r % N, outer r / N).
+// What one rank has of a group: which elements it stores, which it measures and which it saves, and
+// where its buffers lie. All of it follows from the placements of the group's buffers and the mesh.
 
 #include <cstdint>
 #include <vector>
 
-#include "common/plan/layout/parameter_groups.h"
+#include "common/plan/layout/owned_boxes.h"
+#include "common/plan/layout/placement.h"
 #include "common/plan/sharding_plan.h"
 
 namespace ravel::plan {
 
-// Elements [begin, begin + elements) of a group's flat buffer of T elements.
-struct FlatRange {
-  int64_t begin = 0;
-  int64_t elements = 0;
-  bool operator==(const FlatRange&) const = default;
-};
+// Placements of a group's buffers on the data axes. A tensor that the `tensor` axis cuts
+// (TensorSpec::tensor_dim) is cut there first.
+//
+// What kReduceScatter leaves on a rank and kGather takes from it: T / N elements.
+Placements SlicePlacements();
+// What a rank stores and updates: main weight and moments, or a frozen group's weights. The whole
+// buffer where the optimizer is not sharded, a slice, or the replica's part of one.
+Placements StoredPlacements(const ShardingPlan& plan, GroupId group);
+// What a rank measures of the final gradient: disjoint over the ranks of a replica, and over all
+// where replicas cut the slice. Always inside what it stores.
+Placements MeasuredPlacements(const ShardingPlan& plan, GroupId group);
 
-// T / N: what kReduceScatter leaves on a rank and kGather takes from it.
+// The rank's interval of the group's flat buffer under these placements.
+ElementRange FlatRange(const ShardingPlan& plan,
+                       GroupId group,
+                       int64_t rank,
+                       const Placements& placements);
+ElementRange StoredRange(const ShardingPlan& plan, GroupId group, int64_t rank);
+ElementRange MeasuredRange(const ShardingPlan& plan, GroupId group, int64_t rank);
 int64_t InnerShardElements(const ShardingPlan& plan, GroupId group);
-
-// What the rank stores and updates: main weight and moments, or a frozen group's weights. Its
-// shard; all of T where the optimizer is not sharded; its sub-piece of the shard where replicas cut
-// it.
-FlatRange StoredRange(const ShardingPlan& plan, GroupId group, int64_t rank);
-// What the rank measures of the final gradient: disjoint over the ranks of a replica, and over all
-// where replicas cut the shard. Always inside StoredRange.
-FlatRange MeasuredRange(const ShardingPlan& plan, GroupId group, int64_t rank);
 // Whether what the rank measures counts, and is saved by it: on exactly one of the ranks that
-// measure the same elements.
+// measure the same interval.
 bool Counts(const ShardingPlan& plan, GroupId group, int64_t rank);
 
-// The parts of tensors inside a range, in buffer order; OwnedPiece::shard_offset counts from
-// `origin`, an element of the flat buffer.
-std::vector<OwnedPiece> PiecesIn(const ModelInventory& inventory,
-                                 const GroupLayout& group,
-                                 const FlatRange& range,
-                                 int64_t origin);
-// Of StoredRange, from the start of the stored buffers: what loading and initialisation fill.
+// The pieces of a group's tensors that a coordinate has, in buffer order, none of them empty;
+// offsets count from the start of its interval.
+struct PiecesQuery {
+  const ModelInventory& inventory;
+  const GroupLayout& group;
+  const Mesh& mesh;
+  Placements placements;        // of the flat buffer
+  bool first_replicas = false;  // leaves out what a lower coordinate has as well
+};
+std::vector<OwnedPiece> PiecesOf(const PiecesQuery& query, const Coordinate& coordinate);
+std::vector<OwnedPiece> PiecesOf(const ShardingPlan& plan,
+                                 GroupId group,
+                                 int64_t rank,
+                                 Placements placements);
+// Of StoredPlacements: what loading and initialisation fill.
 std::vector<OwnedPiece> StoredPieces(const ShardingPlan& plan, GroupId group, int64_t rank);
-// Of MeasuredRange, from its start, which is that of the buffer of MeasuredGradient.
-std::vector<OwnedPiece> MeasuredPieces(const ShardingPlan& plan, GroupId group, int64_t rank);
-// Of MeasuredRange where it counts, else nothing; from the start of the stored buffers: what this
-// rank writes into a checkpoint.
+// Of MeasuredPlacements where they count; offsets are into the buffer of MeasuredGradient.
+std::vector<OwnedPiece> CountedPieces(const ShardingPlan& plan, GroupId group, int64_t rank);
+// The same pieces with offsets into the stored buffers: what this rank writes into a checkpoint.
 std::vector<OwnedPiece> SavedPieces(const ShardingPlan& plan, GroupId group, int64_t rank);
 
 // Buffer ids of a group. Stored weights: kMainWeight, or kModelWeight of a frozen group that has no

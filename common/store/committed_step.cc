@@ -145,24 +145,28 @@ absl::Status CommittedStep::ReadBlock(const ckpt::TensorRecord& tensor,
                       expected));
 }
 
-absl::Status CommittedStep::ReadElements(const ckpt::TensorRecord& tensor,
-                                         int64_t begin,
-                                         int64_t end,
-                                         std::span<std::byte> out) {
+absl::Status CommittedStep::ReadBox(const ckpt::TensorRecord& tensor,
+                                    const Box& box,
+                                    int64_t begin,
+                                    int64_t end,
+                                    std::span<std::byte> out) {
   const int64_t element_bytes = DTypeBytes(tensor.stored_dtype);
-  CHECK(0 <= begin && begin <= end && end <= ElementCount(tensor.shape));
+  CHECK(0 <= begin && begin <= end && end <= ElementCount(box.length));
   CHECK_EQ(static_cast<int64_t>(out.size()), (end - begin) * element_bytes);
+  const std::vector<Box> wanted = ckpt::BoxesOfRange(box, begin, end);
   std::vector<std::byte> buffer;
   int64_t copied = 0;
   for (const ckpt::ChunkRecord& chunk : tensor.chunks) {
     int64_t loaded = -1;  // the block in `buffer`
     absl::Status status;
-    ckpt::VisitBoxRuns(tensor.shape, chunk.box, [&](const ckpt::BoxRun& run) {
-      int64_t from = std::max(run.tensor_begin, begin);
-      const int64_t to = std::min(run.tensor_begin + run.elements, end);
-      while (status.ok() && from < to) {
-        const int64_t at =
-            (run.box_begin + from - run.tensor_begin) * element_bytes;  // in the chunk
+    // Ascends in the chunk, so that a block is loaded once. A run of the common part is contiguous
+    // in the tensor, so in the chunk and in `out`, too.
+    const auto copy = [&](const ckpt::BoxRun& run) {
+      int64_t at = ckpt::BoxIndex(tensor.shape, chunk.box, run.tensor_begin) * element_bytes;
+      std::byte* to = out.data() +
+                      (ckpt::BoxIndex(tensor.shape, box, run.tensor_begin) - begin) * element_bytes;
+      const int64_t stop = at + run.elements * element_bytes;
+      while (status.ok() && at < stop) {
         const int64_t block = at / ckpt::kBlockBytes;
         if (block != loaded) {
           status = ReadBlock(tensor, chunk, block, buffer);
@@ -170,14 +174,19 @@ absl::Status CommittedStep::ReadElements(const ckpt::TensorRecord& tensor,
           continue;
         }
         const int64_t in_block = at - block * ckpt::kBlockBytes;
-        const int64_t bytes =
-            std::min(static_cast<int64_t>(buffer.size()) - in_block, (to - from) * element_bytes);
-        std::memcpy(
-            out.data() + (from - begin) * element_bytes, buffer.data() + in_block, Size(bytes));
-        from += DivExact(bytes, element_bytes);
+        const int64_t bytes = std::min(static_cast<int64_t>(buffer.size()) - in_block, stop - at);
+        std::memcpy(to, buffer.data() + in_block, Size(bytes));
+        to += bytes;
+        at += bytes;
         copied += bytes;
       }
-    });
+    };
+    for (const Box& part : wanted) {
+      const Box common = Intersect(chunk.box, part);
+      if (!IsEmpty(common)) {
+        ckpt::VisitBoxRuns(tensor.shape, common, copy);
+      }
+    }
     RETURN_IF_ERROR(status);
   }
   CHECK_EQ(copied, static_cast<int64_t>(out.size()));  // the manifest's cover is proven

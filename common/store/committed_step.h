@@ -36,13 +36,21 @@ class CommittedStep {
   const ckpt::Manifest& manifest() const { return manifest_; }
   const std::string& directory() const { return directory_; }
 
-  // Elements [begin, end) (row-major, global) of a tensor of the manifest, as stored, into `out`.
-  // Every block that is touched is read whole and verified; a bad block is read once more. Errors:
-  // DataLoss naming file, tensor, block.
+  // Elements [begin, end) of a box of a tensor of the manifest, in the box's row-major order, as
+  // stored, into `out`. Of each chunk every block that is touched is read whole, once, and
+  // verified; a bad block is read once more. Errors: DataLoss naming file, tensor, block.
+  absl::Status ReadBox(const ckpt::TensorRecord& tensor,
+                       const Box& box,
+                       int64_t begin,
+                       int64_t end,
+                       std::span<std::byte> out);
+  // The same of the whole tensor.
   absl::Status ReadElements(const ckpt::TensorRecord& tensor,
                             int64_t begin,
                             int64_t end,
-                            std::span<std::byte> out);
+                            std::span<std::byte> out) {
+    return ReadBox(tensor, WholeBox(tensor.shape), begin, end, out);
+  }
   // The blocks of one chunk in order, each verified: for scans. Stops at the first error.
   using BlockVisitor =
       std::function<absl::Status(int64_t offset_in_chunk, std::span<const std::byte>)>;

@@ -159,7 +159,7 @@ TEST_F(GpuBf16, ModelWeightsAreTheMainWeightsRoundedHalfAway) {
           RETURN_IF_ERROR(engine.memory().Read(group.stored_model_weight(),
                                                std::as_writable_bytes(std::span(model))));
           for (const plan::OwnedPiece& piece : group.pieces()) {
-            for (int64_t i = 0; i < piece.end - piece.begin; ++i) {
+            for (int64_t i = 0; i < piece.elements(); ++i) {
               const auto at = static_cast<size_t>(piece.shard_offset + i);
               EXPECT_EQ(model[at], kernels::scalar::Bf16HalfAway(main[at]));
               rounded += kernels::scalar::Bf16Value(model[at]) != main[at] ? 1 : 0;

@@ -10,6 +10,7 @@
 #include <absl/strings/str_format.h>
 
 #include "common/check.h"
+#include "common/plan/plan_pieces.h"
 #include "worker/checkpoint/loader.h"
 
 namespace ravel::testing {
@@ -89,6 +90,47 @@ plan::ShardingPlan WorldOf(const plan::ModelInventory& inventory, int64_t ranks)
     world.groups.push_back(plan::PlanGroupLayout(inventory, static_cast<int>(unit), ranks));
   }
   world.rules.assign(world.groups.size(), plan::GroupRules{});
+  world.mesh = *plan::Mesh::Create({{plan::kShardAxis, ranks}});
+  return world;
+}
+
+plan::ShardingPlan CutWorld(const plan::ModelInventory& inventory,
+                            int64_t shards,
+                            int64_t tensor_ranks) {
+  plan::ShardingPlan world;
+  world.ranks = shards * tensor_ranks;
+  world.lanes = {.lanes = world.ranks, .ranks = world.ranks};
+  world.inventory = inventory;
+  world.mesh = *plan::Mesh::Create({{plan::kShardAxis, shards}, {plan::kTensorAxis, tensor_ranks}});
+  for (const plan::UnitId unit : inventory.units.ids()) {
+    std::vector<plan::LayoutItem> items;
+    for (const plan::TensorId id : inventory.units[unit].tensors) {
+      const plan::TensorSpec& tensor = inventory.tensors[id];
+      Shape item = tensor.shape;
+      if (tensor.tensor_dim >= 0) {
+        int64_t& cut = item[static_cast<size_t>(tensor.tensor_dim)];
+        CHECK_EQ(cut % tensor_ranks, 0);
+        cut /= tensor_ranks;
+      }
+      items.push_back({.name = tensor.name,
+                       .elements = ElementCount(item),
+                       .atom_elements = item.size() > 1 ? RowElements(item) : int64_t{256}});
+    }
+    plan::GroupLayout group;
+    group.unit = unit;
+    group.layout = plan::PlanFlatLayout(items, {.width = shards});
+    std::vector<std::pair<int64_t, plan::TensorId>> placed;
+    for (size_t i = 0; i < items.size(); ++i) {
+      placed.emplace_back(group.layout.offsets[i], inventory.units[unit].tensors[i]);
+    }
+    std::sort(placed.begin(), placed.end());
+    for (const auto& [offset, tensor] : placed) {
+      group.tensor_offsets.push_back(offset);
+      group.tensors.push_back(tensor);
+    }
+    world.groups.push_back(std::move(group));
+  }
+  world.rules.assign(world.groups.size(), plan::GroupRules{});
   return world;
 }
 
@@ -153,13 +195,13 @@ std::vector<float> ShardOf(const TrainingState& state,
                            size_t group,
                            int64_t rank,
                            size_t role) {
-  const plan::GroupLayout& layout = world.groups[group];
-  std::vector<float> shard(static_cast<size_t>(layout.layout.shard_elements), -1.0f);
-  for (const plan::OwnedPiece& piece : plan::OwnedPieces(world.inventory, layout, rank)) {
+  const auto id = static_cast<int>(group);
+  std::vector<float> shard(static_cast<size_t>(plan::StoredRange(world, id, rank).size()), -1.0f);
+  for (const plan::OwnedPiece& piece : plan::StoredPieces(world, id, rank)) {
     const std::vector<float>& values = state.values[role][static_cast<size_t>(piece.tensor)];
-    std::copy(values.begin() + piece.begin,
-              values.begin() + piece.end,
-              shard.begin() + piece.shard_offset);
+    piece.VisitRuns(world.inventory.tensors[piece.tensor].shape, [&](const plan::OwnedRun& run) {
+      std::copy_n(values.begin() + run.first, run.elements, shard.begin() + run.offset);
+    });
   }
   return shard;
 }
@@ -168,13 +210,17 @@ SavedWorld MakeWorld(const plan::ModelInventory& inventory,
                      int64_t ranks,
                      uint64_t seed,
                      DType moments) {
+  return SaveOf(WorldOf(inventory, ranks), seed, moments);
+}
+
+SavedWorld SaveOf(plan::ShardingPlan world, uint64_t seed, DType moments) {
   SavedWorld saved;
-  saved.world = WorldOf(inventory, ranks);
+  saved.world = std::move(world);
   saved.world.options.state_type = moments;
   absl::StatusOr<plan::SavePlan> save_plan = plan::BuildSavePlan(saved.world);
   CHECK(save_plan.ok());
   saved.save_plan = *std::move(save_plan);
-  saved.state = RandomState(inventory, seed);
+  saved.state = RandomState(saved.world.inventory, seed);
   if (moments != DType::kF32) {
     NarrowMoments(saved.state);
   }
@@ -246,21 +292,31 @@ absl::StatusOr<TrainingState> Load(const store::ObjectStore& store,
                                    const std::string& directory,
                                    const plan::ModelInventory& inventory,
                                    int64_t ranks) {
-  const plan::ShardingPlan world = WorldOf(inventory, ranks);
-  TrainingState state = RandomState(inventory, 1);
+  return Load(store, directory, WorldOf(inventory, ranks));
+}
+
+absl::StatusOr<TrainingState> Load(const store::ObjectStore& store,
+                                   const std::string& directory,
+                                   const plan::ShardingPlan& world) {
+  TrainingState state = RandomState(world.inventory, 1);
   std::vector<uint64_t> sums;
-  for (int64_t rank = 0; rank < ranks; ++rank) {
+  for (int64_t rank = 0; rank < world.ranks; ++rank) {
     ASSIGN_OR_RETURN(checkpoint::StepLoader loader,
-                     checkpoint::StepLoader::Open(&store, directory, &inventory));
-    for (const plan::GroupLayout& group : world.groups) {
-      const std::vector<plan::OwnedPiece> pieces = plan::OwnedPieces(inventory, group, rank);
+                     checkpoint::StepLoader::Open(&store, directory, &world.inventory));
+    for (const plan::GroupId group : world.groups.ids()) {
+      const std::vector<plan::OwnedPiece> stored = plan::StoredPieces(world, group, rank);
+      const std::vector<plan::OwnedPiece> counted = plan::SavedPieces(world, group, rank);
       for (size_t role = 0; role < kShardRoles.size(); ++role) {
-        std::vector<float> shard(static_cast<size_t>(group.layout.shard_elements));
-        RETURN_IF_ERROR(loader.ReadPieces(kShardRoles[role], pieces, shard));
-        for (const plan::OwnedPiece& piece : pieces) {
-          std::copy(shard.begin() + piece.shard_offset,
-                    shard.begin() + piece.shard_offset + piece.end - piece.begin,
-                    state.values[role][static_cast<size_t>(piece.tensor)].begin() + piece.begin);
+        std::vector<float> shard(static_cast<size_t>(plan::StoredRange(world, group, rank).size()));
+        RETURN_IF_ERROR(
+            loader.ReadPieces(kShardRoles[role], stored, shard, checkpoint::DigestShare::kReplica));
+        RETURN_IF_ERROR(loader.ReadPieces(kShardRoles[role], counted, shard));
+        for (const plan::OwnedPiece& piece : stored) {
+          std::vector<float>& values = state.values[role][static_cast<size_t>(piece.tensor)];
+          piece.VisitRuns(
+              world.inventory.tensors[piece.tensor].shape, [&](const plan::OwnedRun& run) {
+                std::copy_n(shard.begin() + run.offset, run.elements, values.begin() + run.first);
+              });
         }
       }
     }
@@ -271,7 +327,7 @@ absl::StatusOr<TrainingState> Load(const store::ObjectStore& store,
     for (size_t i = 0; i < sums.size(); ++i) {
       sums[i] += loader.digest_sums()[i];
     }
-    if (rank == ranks - 1) {
+    if (rank == world.ranks - 1) {
       RETURN_IF_ERROR(loader.CheckDigests(sums));
     }
   }

@@ -116,8 +116,8 @@ void CopyPiece(const plan::TensorSpec& tensor,
                Tensors& out) {
   std::vector<float>& values = out[tensor.name];
   values.resize(static_cast<size_t>(ElementCount(tensor.shape)), std::bit_cast<float>(kUnsetBits));
-  for (int64_t i = piece.begin; i < piece.end && !shard.empty(); ++i) {
-    const float value = shard[static_cast<size_t>(piece.shard_offset + (i - piece.begin))];
+  for (int64_t i = piece.range.begin; i < piece.range.end && !shard.empty(); ++i) {
+    const float value = shard[static_cast<size_t>(piece.shard_offset + (i - piece.range.begin))];
     float& joined = values[static_cast<size_t>(i)];
     const auto bits = std::bit_cast<uint32_t>(joined);
     ASSERT_TRUE(bits == kUnsetBits || bits == std::bit_cast<uint32_t>(value))
@@ -135,13 +135,13 @@ absl::Status LoadPiece(RankEngine& engine,
     return absl::OkStatus();  // a frozen tensor's moments
   }
   const std::vector<float>& values = tensors.at(engine.tensor(piece.tensor).name);
-  const auto begin = static_cast<size_t>(piece.begin);
+  const auto begin = static_cast<size_t>(piece.range.begin);
   return optim::WriteStored(
       engine.memory(),
       group,
       role,
       piece.shard_offset,
-      std::span(values).subspan(begin, static_cast<size_t>(piece.end) - begin));
+      std::span(values).subspan(begin, static_cast<size_t>(piece.elements())));
 }
 
 absl::Status LoadState(RankEngine& engine, const Recording& from) {

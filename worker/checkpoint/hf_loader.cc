@@ -20,7 +20,8 @@
 namespace ravel::checkpoint {
 namespace {
 
-constexpr int64_t kReadBytes = 4 << 20;
+constexpr int64_t kReadBytes = 4 << 20;  // of one call
+constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kMaxIndexBytes = 64 << 20;
 constexpr size_t kMaxListed = 8;
 constexpr std::string_view kSingleFile = "model.safetensors";
@@ -94,6 +95,10 @@ plan::TensorId FindTensor(const plan::ModelInventory& inventory, const std::stri
 }
 
 void Convert(DType dtype, std::span<const std::byte> bytes, std::span<float> out) {
+  if (dtype == DType::kF32) {
+    std::memcpy(out.data(), bytes.data(), out.size_bytes());
+    return;
+  }
   for (size_t i = 0; i < out.size(); ++i) {
     uint16_t bits = 0;
     std::memcpy(&bits, bytes.data() + 2 * i, sizeof(bits));
@@ -214,26 +219,64 @@ absl::Status HuggingFaceLoader::MatchInventory(
 
 absl::Status HuggingFaceLoader::ReadPieces(std::span<const plan::OwnedPiece> pieces,
                                            std::span<float> shard) {
-  std::vector<std::byte> buffer;
   for (const plan::OwnedPiece& piece : pieces) {
+    const plan::TensorSpec& tensor = inventory_->tensors[piece.tensor];
     const Source& source = sources_[piece.tensor];
-    const File& file = files_[source.file];
     const int64_t element_bytes = DTypeBytes(source.dtype);
-    const std::span<float> out = Part(shard, piece.shard_offset, piece.end - piece.begin);
-    const int64_t step = kReadBytes / element_bytes;
-    for (int64_t at = piece.begin; at < piece.end; at += step) {
-      const int64_t elements = std::min(step, piece.end - at);
-      const std::span<float> part = Part(out, at - piece.begin, elements);
-      const bool direct = source.dtype == DType::kF32;
-      buffer.resize(direct ? 0 : Size(elements * element_bytes));
-      RETURN_IF_ERROR(
-          Annotate(file.reader->ReadAt(source.offset + at * element_bytes,
-                                       direct ? std::as_writable_bytes(part) : std::span(buffer)),
-                   inventory_->tensors[piece.tensor].name));
-      bytes_read_ += elements * element_bytes;
-      if (!direct) {
-        Convert(source.dtype, buffer, part);
+    const int64_t most = kReadBytes / element_bytes;
+    const int64_t page = kPageBytes / element_bytes;
+    Read read;
+    absl::Status status;
+    const auto flush = [&] {
+      if (status.ok() && !read.runs.empty()) {
+        status = Annotate(Execute(source, read, shard), tensor.name);
       }
+      read.runs.clear();
+    };
+    piece.VisitRuns(tensor.shape, [&](plan::OwnedRun run) {
+      const int64_t gap = run.first - read.end;
+      if (gap > std::max(page, run.elements) || run.first + run.elements - read.first > most) {
+        flush();
+      }
+      while (run.elements > 0) {
+        const int64_t elements = std::min(run.elements, most);
+        if (read.runs.empty()) {
+          read.first = run.first;
+        }
+        read.end = run.first + elements;
+        read.runs.push_back({.first = run.first, .offset = run.offset, .elements = elements});
+        run = {run.first + elements, run.offset + elements, run.elements - elements};
+        if (run.elements > 0) {
+          flush();
+        }
+      }
+    });
+    flush();
+    RETURN_IF_ERROR(status);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HuggingFaceLoader::Execute(const Source& source,
+                                        const Read& read,
+                                        std::span<float> shard) {
+  const File& file = files_[source.file];
+  const int64_t element_bytes = DTypeBytes(source.dtype);
+  const int64_t bytes = (read.end - read.first) * element_bytes;
+  const auto target = [&](const plan::OwnedRun& run) {
+    return Part(shard, run.offset, run.elements);
+  };
+  const bool direct = source.dtype == DType::kF32 && read.runs.size() == 1;
+  buffer_.resize(direct ? 0 : Size(bytes));
+  RETURN_IF_ERROR(file.reader->ReadAt(
+      source.offset + read.first * element_bytes,
+      direct ? std::as_writable_bytes(target(read.runs.front())) : std::span(buffer_)));
+  bytes_read_ += bytes;
+  if (!direct) {
+    for (const plan::OwnedRun& run : read.runs) {
+      Convert(source.dtype,
+              std::span(buffer_).subspan(Size((run.first - read.first) * element_bytes)),
+              target(run));
     }
   }
   return absl::OkStatus();

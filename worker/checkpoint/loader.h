@@ -15,7 +15,7 @@
 #include "common/ckpt/manifest.h"
 #include "common/ckpt/safetensors.h"
 #include "common/model/model_inventory.h"
-#include "common/plan/layout/parameter_groups.h"
+#include "common/plan/layout/owned_boxes.h"
 #include "common/plan/save/save_plan.h"
 #include "common/status.h"
 #include "common/store/committed_step.h"
@@ -46,8 +46,8 @@ class StepLoader {
   // in the digests on the rank that passes kOwner.
   absl::StatusOr<int64_t> ReadOptimizerStep(DigestShare share);
 
-  // Pieces (plan::OwnedPieces, or any ranges) of the tensors of `role` (kParam, kExpAvg, kExpAvgSq)
-  // into `shard`: piece p goes to elements [p.shard_offset, ...) of it. Moments that were saved as
+  // Pieces of the tensors of `role` (kParam, kExpAvg, kExpAvgSq) into `shard`: piece p goes to
+  // elements [p.shard_offset, ...) of it. Moments that were saved as
   // bf16 are widened, which is exact. DataLoss names file, tensor, block.
   absl::Status ReadPieces(plan::StateRole role,
                           std::span<const plan::OwnedPiece> pieces,
@@ -95,6 +95,9 @@ class HuggingFaceLoader {
   static absl::StatusOr<HuggingFaceLoader> Open(std::string_view directory,
                                                 const plan::ModelInventory* inventory);
 
+  // Piece p goes to elements [p.shard_offset, ...) of `shard`. Runs of a strided piece are read
+  // together where the bytes between them are no more than theirs, or less than a page: at most
+  // twice what is asked for, or a page a run, and a bounded number of bytes at a time.
   absl::Status ReadPieces(std::span<const plan::OwnedPiece> pieces, std::span<float> shard);
   int64_t bytes_read() const { return bytes_read_; }
 
@@ -109,6 +112,13 @@ class HuggingFaceLoader {
     std::unique_ptr<store::FileReader> reader;
   };
   explicit HuggingFaceLoader(const plan::ModelInventory* inventory) : inventory_(inventory) {}
+  // Consecutive runs that one call reads.
+  struct Read {
+    int64_t first = 0;  // elements [first, end) of the tensor
+    int64_t end = 0;
+    std::vector<plan::OwnedRun> runs;
+  };
+  absl::Status Execute(const Source& source, const Read& read, std::span<float> shard);
   absl::Status OpenFiles();
   absl::Status MatchInventory(const std::vector<std::vector<ckpt::SafetensorsEntry>>& entries);
 
@@ -116,6 +126,7 @@ class HuggingFaceLoader {
   std::unique_ptr<store::ObjectStore> store_;
   std::vector<File> files_;
   plan::IdVector<plan::TensorId, Source> sources_;
+  std::vector<std::byte> buffer_;
   int64_t bytes_read_ = 0;
 };
 

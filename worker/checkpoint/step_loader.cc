@@ -172,18 +172,15 @@ absl::Status StepLoader::ReadPieces(plan::StateRole role,
                                     std::span<float> shard,
                                     DigestShare share) {
   for (const plan::OwnedPiece& piece : pieces) {
-    const int64_t elements = piece.end - piece.begin;
-    CHECK(piece.shard_offset >= 0 && elements >= 0 &&
-          piece.shard_offset + elements <= static_cast<int64_t>(shard.size()));
     const size_t index = FindState(role, inventory_->tensors[piece.tensor]);
     const ckpt::TensorRecord& record = manifest().tensors[index];
     const std::span<std::byte> out =
-        std::as_writable_bytes(Part(shard, piece.shard_offset, elements));
+        std::as_writable_bytes(Part(shard, piece.shard_offset, piece.elements()));
     const std::span<std::byte> stored = StoredPart(out, record.stored_dtype);
-    RETURN_IF_ERROR(step_.ReadElements(record, piece.begin, piece.end, stored));
+    RETURN_IF_ERROR(step_.ReadBox(record, piece.item, piece.range.begin, piece.range.end, stored));
     if (share == DigestShare::kOwner) {
-      digest_sums_[index] +=
-          ckpt::DigestRange(record.stored_dtype, stored, static_cast<uint64_t>(piece.begin));
+      digest_sums_[index] += ckpt::DigestBoxPart(
+          record.stored_dtype, record.shape, piece.item, piece.range.begin, stored);
     }
     if (record.stored_dtype == DType::kBF16) {
       WidenBf16(out);

@@ -37,21 +37,34 @@ void MergeSiblings(std::vector<PartialSum<Value>>& stack, const Add& add) {
   }
 }
 
-// The sum of a tensor's nodes, ascending and without gaps; `none` where there are none.
-template <typename Value, typename Sources, typename ValueOf, typename Add>
-Value SumOfNodes(const Sources& sources, Value none, const ValueOf& value_of, const Add& add) {
-  std::vector<PartialSum<Value>> stack;
-  for (const auto& source : sources) {
-    stack.push_back(
-        {.level = source.node.level, .index = source.node.index, .value = value_of(source)});
-    MergeSiblings(stack, add);
-  }
-  // What is left grows smaller to the right; rows that do not exist are +0, which changes nothing.
+// What is left of a tree grows smaller to the right; rows that do not exist are +0, which changes
+// nothing.
+template <typename Value, typename Add>
+Value SumOfStack(std::vector<PartialSum<Value>>& stack, Value none, const Add& add) {
   Value sum = none;
   for (; !stack.empty(); stack.pop_back()) {
     sum = add(stack.back().value, sum);
   }
   return sum;
+}
+
+// The sum of a tensor's nodes: those of each block of columns, ascending and without gaps, one
+// block after another; then the blocks by a tree of their own. `none` where there are none.
+template <typename Value, typename Sources, typename ValueOf, typename Add>
+Value SumOfNodes(const Sources& sources, Value none, const ValueOf& value_of, const Add& add) {
+  std::vector<PartialSum<Value>> blocks;
+  std::vector<PartialSum<Value>> rows;
+  int64_t block = 0;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const TreeNode& node = sources[i].node;
+    rows.push_back({.level = node.level, .index = node.index, .value = value_of(sources[i])});
+    MergeSiblings(rows, add);
+    if (i + 1 == sources.size() || sources[i + 1].columns != sources[i].columns) {
+      blocks.push_back({.level = 0, .index = block++, .value = SumOfStack(rows, none, add)});
+      MergeSiblings(blocks, add);
+    }
+  }
+  return SumOfStack(blocks, none, add);
 }
 
 // Additions that are noted, not done. A number of none is +0.
@@ -112,14 +125,10 @@ class SumRecorder {
   std::vector<Noted> noted_;
 };
 
-// What a rank measures of a group's gradients, where that counts.
-std::vector<plan::OwnedPiece> CountedPieces(const plan::ShardingPlan& plan,
-                                            plan::GroupId group,
-                                            int rank) {
-  if (!plan.rules[group].trainable || !plan::Counts(plan, group, rank)) {
-    return {};
-  }
-  return plan::MeasuredPieces(plan, group, rank);
+// Elements of a piece that one row sum covers: a row of the item.
+int64_t ColumnsOf(const plan::ModelInventory& inventory, const plan::OwnedPiece& piece) {
+  const Shape& shape = inventory.tensors[piece.tensor].shape;
+  return shape.size() <= 1 ? StatisticsRowElements(shape) : RowElements(piece.item.length);
 }
 
 }  // namespace
@@ -149,13 +158,19 @@ NormTree::NormTree(const plan::ShardingPlan& plan) : sources_(plan.inventory.ten
   for (int rank = 0; rank < ranks; ++rank) {
     std::vector<TreeNode>& mine = nodes_.emplace_back();
     for (const plan::GroupId group : plan.groups.ids()) {
-      for (const plan::OwnedPiece& piece : CountedPieces(plan, group, rank)) {
-        const Shape& shape = plan.inventory.tensors[piece.tensor].shape;
-        const int64_t row = StatisticsRowElements(shape);
-        CHECK_MSG(piece.begin % row == 0, "a shard boundary cuts a row");
+      if (!plan.rules[group].trainable) {
+        continue;
+      }
+      for (const plan::OwnedPiece& piece : plan::CountedPieces(plan, group, rank)) {
+        const int64_t first = FirstRowOf(plan.inventory, piece);
+        Shape columns = piece.item.offset;
+        if (!columns.empty()) {
+          columns[0] = 0;
+        }
         for (const TreeNode& node :
-             NodesOfRows(piece.tensor, piece.begin / row, DivCeil(piece.end, row))) {
-          sources_[piece.tensor].push_back({.rank = rank, .position = mine.size(), .node = node});
+             NodesOfRows(piece.tensor, first, first + RowsOf(plan.inventory, piece))) {
+          sources_[piece.tensor].push_back(
+              {.rank = rank, .position = mine.size(), .node = node, .columns = columns});
           mine.push_back(node);
         }
       }
@@ -164,7 +179,8 @@ NormTree::NormTree(const plan::ShardingPlan& plan) : sources_(plan.inventory.ten
   }
   for (std::vector<Source>& sources : sources_) {
     std::sort(sources.begin(), sources.end(), [](const Source& a, const Source& b) {
-      return a.node.first_row() < b.node.first_row();
+      return a.columns != b.columns ? a.columns < b.columns
+                                    : a.node.first_row() < b.node.first_row();
     });
   }
   for (size_t tensor = 0; tensor < sources_.size(); ++tensor) {
@@ -202,12 +218,15 @@ SumProgram NormTree::Program(
 }
 
 int64_t RowsOf(const plan::ModelInventory& inventory, const plan::OwnedPiece& piece) {
-  const Shape& shape = inventory.tensors[piece.tensor].shape;
-  return DivCeil(piece.end - piece.begin, StatisticsRowElements(shape));
+  return DivCeil(piece.elements(), ColumnsOf(inventory, piece));
 }
 
 int64_t FirstRowOf(const plan::ModelInventory& inventory, const plan::OwnedPiece& piece) {
-  return piece.begin / StatisticsRowElements(inventory.tensors[piece.tensor].shape);
+  const int64_t columns = ColumnsOf(inventory, piece);
+  const int64_t above =
+      piece.item.offset.empty() ? 0 : piece.item.offset[0] * RowElements(piece.item.length);
+  CHECK_MSG((above + piece.range.begin) % columns == 0, "a shard boundary cuts a row");
+  return (above + piece.range.begin) / columns;
 }
 
 void MeasureRows(kernels::Stream& stream,
@@ -216,9 +235,8 @@ void MeasureRows(kernels::Stream& stream,
                  const float* values,
                  float* sums,
                  int64_t* non_finite) {
-  const Shape& shape = inventory.tensors[piece.tensor].shape;
-  const int64_t columns = StatisticsRowElements(shape);
-  const int64_t elements = piece.end - piece.begin;
+  const int64_t columns = ColumnsOf(inventory, piece);
+  const int64_t elements = piece.elements();
   const int64_t rows = elements / columns;
   const int64_t rest = elements - rows * columns;  // the short last row of a vector
   float* first = const_cast<float*>(values);

@@ -1,7 +1,8 @@
 #pragma once
 
 // The sum of squares of every tensor with the same bits for every number of ranks: fp32 sums of
-// rows, added by a binary tree over the row index, fp64. A rank sends only the nodes of the largest
+// rows, added by a binary tree over the row index, fp64; blocks of columns, where a mesh axis cuts
+// them, have a tree each and are added by another. A rank sends only the nodes of the largest
 // aligned subtrees inside the rows it owns.
 
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "common/plan/layout/owned_boxes.h"
 #include "common/plan/sharding_plan.h"
 #include "common/signed_size.h"
 #include "kernels/step_statistics.h"
@@ -64,6 +66,7 @@ class NormTree {
     int rank = 0;
     size_t position = 0;
     TreeNode node;
+    Shape columns;  // where the item's block of columns begins; zeros unless columns are cut
   };
   std::vector<std::vector<TreeNode>> nodes_;                     // by rank
   plan::IdVector<plan::TensorId, std::vector<Source>> sources_;  // ascending rows
@@ -73,7 +76,7 @@ class NormTree {
 
 // The rows that a piece is measured in: the short last row of a vector is one.
 int64_t RowsOf(const plan::ModelInventory& inventory, const plan::OwnedPiece& piece);
-// The first of them, as a row of the tensor.
+// The first of them, as a row of the tensor, whose columns may be cut into blocks.
 int64_t FirstRowOf(const plan::ModelInventory& inventory, const plan::OwnedPiece& piece);
 // Sums of squares of a piece's rows, whose first element is at `values`: into `sums` [RowsOf], and
 // its elements that are not finite: += *non_finite (optional). All is memory of the stream's

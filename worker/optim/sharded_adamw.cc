@@ -353,7 +353,7 @@ absl::Status ShardedAdamW::MeasuredUpdate(kernels::Stream& stream,
   RETURN_IF_ERROR(read(after));
   for (const plan::OwnedPiece& piece : pieces) {
     const size_t begin = Size(piece.shard_offset);
-    for (size_t at = begin; at < begin + Size(piece.end - piece.begin); ++at) {
+    for (size_t at = begin; at < begin + Size(piece.elements()); ++at) {
       change[at] = after[at] - change[at];
     }
   }
@@ -384,10 +384,9 @@ void ShardedAdamW::AdamW(kernels::Stream& stream, const shard::ParameterGroup& g
     with_decay = scalars(args_.spec.optimizer.weight_decay);
     without_decay = scalars(0.0);
   }
-  for (const plan::OwnedPiece& piece : group.pieces()) {
-    const int64_t at = piece.shard_offset;
-    const int64_t elements = piece.end - piece.begin;
-    const plan::TensorSpec& tensor = args_.plan.inventory.tensors[piece.tensor];
+  const auto update = [&](const plan::TensorSpec& tensor, const plan::OwnedRun& run) {
+    const int64_t at = run.offset;
+    const int64_t elements = run.elements;
     const bool decay = tensor.decay;
     const shard::ParameterGroup::Stored stored = group.StoredAt(at, elements);
     kernels::MixedAdamWArgs args = {.main_weight = stored.main_weight,
@@ -398,7 +397,7 @@ void ShardedAdamW::AdamW(kernels::Stream& stream, const shard::ParameterGroup& g
                                     .v = stored.exp_avg_sq,
                                     .seed = args_.spec.seed,
                                     .site = tensor.site,
-                                    .first_index = piece.begin,
+                                    .first_index = run.first,
                                     .scalars = decay ? with_decay : without_decay};
     if (outcome == nullptr) {
       args.step = static_cast<uint32_t>(step_ + 1);
@@ -410,7 +409,7 @@ void ShardedAdamW::AdamW(kernels::Stream& stream, const shard::ParameterGroup& g
     }
     if (group.rounds_weights()) {
       kernels::MixedAdamWUpdate(stream, args);
-      continue;
+      return;
     }
     kernels::AdamWUpdate(stream,
                          {.p = args.main_weight,
@@ -420,6 +419,10 @@ void ShardedAdamW::AdamW(kernels::Stream& stream, const shard::ParameterGroup& g
                           .scalars = args.scalars,
                           .device_scalars = args.device_scalars,
                           .apply = args.apply});
+  };
+  for (const plan::OwnedPiece& piece : group.pieces()) {
+    const plan::TensorSpec& tensor = args_.plan.inventory.tensors[piece.tensor];
+    piece.VisitRuns(tensor.shape, [&](const plan::OwnedRun& run) { update(tensor, run); });
   }
 }
 

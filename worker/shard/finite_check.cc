@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <span>
+#include <utility>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
@@ -54,14 +55,11 @@ void FiniteCheck::CheckValues(const void* from, DType dtype, int64_t count, cons
   }
   for (int64_t i = 0; i < count && !found_.has_value(); ++i) {
     if (!std::isfinite(values[i])) {
-      found_ = NonFinite{.order = order_,
-                         .text = absl::StrCat(where_,
-                                              ": ",
-                                              place.name,
-                                              " ",
-                                              CoordinateText(place.shape, place.first + i),
-                                              " = ",
-                                              values[i])};
+      const int64_t index = place.piece == nullptr ? i : place.piece->IndexOf(place.shape, i);
+      found_ = NonFinite{
+          .order = order_,
+          .text = absl::StrCat(
+              where_, ": ", place.name, " ", CoordinateText(place.shape, index), " = ", values[i])};
     }
   }
 }
@@ -162,27 +160,23 @@ void FiniteCheck::CheckPieces(const char* role,
                               DType dtype) {
   for (const plan::OwnedPiece& piece : pieces) {
     const plan::TensorSpec& spec = args_.plan.inventory.tensors[piece.tensor];
-    CheckValues(
-        ElementAt(base, piece.shard_offset, dtype),
-        dtype,
-        piece.end - piece.begin,
-        {.name = absl::StrCat(role, " ", spec.name), .shape = spec.shape, .first = piece.begin});
+    CheckValues(ElementAt(base, piece.shard_offset, dtype),
+                dtype,
+                piece.elements(),
+                {.name = absl::StrCat(role, " ", spec.name), .shape = spec.shape, .piece = &piece});
   }
 }
 
 void FiniteCheck::CheckGroup(const Instruction& instruction, const ReplayTurn& turn) {
   const plan::ShardingPlan& plan = args_.plan;
   ParameterGroup& group = args_.groups[instruction.group];
-  const MeshPlace place = PlaceOf(plan.lanes, args_.rank);
-  const auto pieces = [&](int64_t begin, int64_t elements) {
-    return plan::PiecesIn(
-        plan.inventory, group.layout(), {.begin = begin, .elements = elements}, begin);
+  const auto pieces = [&](plan::Placements placements) {
+    return plan::PiecesOf(plan, instruction.group, args_.rank, std::move(placements));
   };
-  const int64_t slice = group.slice_elements();
   switch (instruction.op) {
     case OpCode::kGather:
       CheckPieces("weight",
-                  pieces(0, group.layout().layout.total_elements()),
+                  pieces({}),
                   args_.buffers.bytes(plan::BufferOf(instruction, plan::Role::kWeights)),
                   plan.options.weight_type);
       break;
@@ -190,7 +184,7 @@ void FiniteCheck::CheckGroup(const Instruction& instruction, const ReplayTurn& t
       const int64_t turns = plan.lanes.Inner().turns();
       if (turns == 1 || turn.slot.turn + 1 == turns) {  // else the sum is not complete
         CheckPieces("summed gradient of",
-                    pieces(place.inner * slice, slice),
+                    pieces(plan::SlicePlacements()),
                     group.inner(instruction.call).sum());
       }
       break;
@@ -198,7 +192,7 @@ void FiniteCheck::CheckGroup(const Instruction& instruction, const ReplayTurn& t
     case OpCode::kJoinGradients:
     case OpCode::kOuterReduce:
       CheckPieces("gradient summed over replicas and calls of",
-                  plan::MeasuredPieces(plan, instruction.group, args_.rank),
+                  pieces(plan::MeasuredPlacements(plan, instruction.group)),
                   group.reduced(instruction.op == OpCode::kJoinGradients ? 0 : instruction.call));
       break;
     default:

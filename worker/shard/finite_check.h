@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "common/plan/layout/owned_boxes.h"
 #include "common/plan/sharding_plan.h"
 #include "worker/shard/bound_program.h"
 #include "worker/shard/device_streams.h"
@@ -40,11 +41,11 @@ class FiniteCheck final : public InstructionObserver {
   const std::optional<NonFinite>& found() const { return found_; }
 
  private:
-  // A tensor with what to call it, and where its first element is in the named whole.
+  // A tensor with what to call it, and which elements of it the values are.
   struct Place {
     std::string name;
     Shape shape;
-    int64_t first = 0;
+    const plan::OwnedPiece* piece = nullptr;  // none: all of it
   };
   // Values are fp32 or bf16.
   void CheckValues(const void* from, DType dtype, int64_t count, const Place& place);

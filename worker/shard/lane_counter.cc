@@ -50,7 +50,7 @@ std::vector<const float*> Shifted(std::span<const float* const> pieces, int64_t 
 std::vector<ShardRun> RunsOf(const std::vector<plan::OwnedPiece>& pieces) {
   std::vector<ShardRun> runs;
   for (const plan::OwnedPiece& piece : pieces) {
-    const int64_t elements = piece.end - piece.begin;
+    const int64_t elements = piece.elements();
     CHECK(runs.empty() || runs.back().offset + runs.back().elements <= piece.shard_offset);
     if (!runs.empty() && runs.back().offset + runs.back().elements == piece.shard_offset) {
       runs.back().elements += elements;

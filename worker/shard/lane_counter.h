@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "common/plan/layout/parameter_groups.h"
+#include "common/plan/layout/owned_boxes.h"
 #include "common/plan/program/lane_map.h"
 #include "common/signed_size.h"
 #include "kernels/stream.h"

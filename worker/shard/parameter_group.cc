@@ -11,12 +11,6 @@ namespace {
 
 using plan::BufferKind;
 
-std::vector<ShardRun> RunsOfRange(const plan::ShardingPlan& plan,
-                                  const plan::GroupLayout& layout,
-                                  const plan::FlatRange& range) {
-  return RunsOf(plan::PiecesIn(plan.inventory, layout, range, range.begin));
-}
-
 plan::BufferId FindOf(const plan::ShardingPlan& plan,
                       BufferKind kind,
                       plan::GroupId group,
@@ -36,9 +30,8 @@ ParameterGroup::ParameterGroup(const plan::ShardingPlan& plan,
       rules_(plan.rules[group]),
       pieces_(plan::StoredPieces(plan, group, rank)),
       runs_(RunsOf(pieces_)),
-      shard_elements_(plan::StoredRange(plan, group, rank).elements),
-      slice_elements_(plan::InnerShardElements(plan, group)),
-      counts_(plan::Counts(plan, group, rank)) {
+      shard_elements_(plan::StoredRange(plan, group, rank).size()),
+      slice_elements_(plan::InnerShardElements(plan, group)) {
   const plan::BufferId stored = plan::StoredWeight(plan, group);
   CHECK_EQ(buffers.elements(stored), shard_elements_);
   if (plan.options.main_type == DType::kF32) {
@@ -87,8 +80,8 @@ void ParameterGroup::BindGradients(const plan::ShardingPlan& plan,
                                    int rank) {
   const plan::LaneMap& lanes = plan.lanes;
   const MeshPlace place = PlaceOf(lanes, rank);
-  const std::vector<ShardRun> slice = RunsOfRange(
-      plan, *layout_, {.begin = place.inner * slice_elements_, .elements = slice_elements_});
+  const std::vector<ShardRun> slice =
+      RunsOf(plan::PiecesOf(plan, index_, rank, plan::SlicePlacements()));
   const auto counter = [&](BufferKind kind,
                            int call,
                            const plan::LaneMap& map,
@@ -103,8 +96,7 @@ void ParameterGroup::BindGradients(const plan::ShardingPlan& plan,
     return slots.empty() ? std::nullopt
                          : std::make_optional<LaneCounter>(std::move(slots), map, runs);
   };
-  const std::vector<ShardRun> whole =
-      RunsOfRange(plan, *layout_, {.begin = 0, .elements = layout_->layout.total_elements()});
+  const std::vector<ShardRun> whole = RunsOf(plan::PiecesOf(plan, index_, rank, {}));
   for (int call = 0;; ++call) {
     GradientCall made;
     made.inner = counter(BufferKind::kMainGrad, call, lanes.Inner(), slice);
@@ -129,9 +121,7 @@ void ParameterGroup::BindGradients(const plan::ShardingPlan& plan,
   full_gradient_ = buffers.floats(FindOf(plan, BufferKind::kFullGrad, index_));
   CHECK_EQ(reduced(0), buffers.floats(plan::MeasuredGradient(plan, index_)));
   optimizer_gradient_ = buffers.floats(plan::UpdateGradient(plan, index_));
-  if (counts_) {
-    measured_pieces_ = plan::MeasuredPieces(plan, index_, rank);
-  }
+  measured_pieces_ = plan::CountedPieces(plan, index_, rank);
 }
 
 float* ParameterGroup::reduced(int call) const {

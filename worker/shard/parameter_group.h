@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "common/plan/layout/owned_boxes.h"
 #include "common/plan/sharding_plan.h"
 #include "common/signed_size.h"
 #include "kernels/stream.h"
@@ -46,8 +47,6 @@ class ParameterGroup {
   };
   Stored StoredAt(int64_t at, int64_t elements) const;
   float* optimizer_gradient() const { return optimizer_gradient_; }
-  // True if the statistics count this rank's pieces: they count each element on exactly one rank.
-  bool counts() const { return counts_; }
 
   // This rank's input to the gather of the group: [slice_elements] of
   // ProgramOptions::weight_type.
@@ -74,7 +73,8 @@ class ParameterGroup {
   // The gradient sum of a call after all reduces but kGatherGradient: a slice, or its sub-piece.
   float* reduced(int call) const;
 
-  // Pieces of the final gradient that this rank measures, if counts(): offsets into reduced(0).
+  // Pieces of the final gradient that the statistics count on this rank, each element on exactly
+  // one: offsets into reduced(0).
   const std::vector<plan::OwnedPiece>& measured_pieces() const { return measured_pieces_; }
 
  private:
@@ -99,7 +99,6 @@ class ParameterGroup {
   std::vector<ShardRun> runs_;
   int64_t shard_elements_ = 0;
   int64_t slice_elements_ = 0;
-  bool counts_ = true;
   float* main_weight_ = nullptr;
   std::byte* model_weight_ = nullptr;
   std::byte* stored_model_weight_ = nullptr;

@@ -144,9 +144,8 @@ absl::StatusOr<std::unique_ptr<Generator>> Generator::Open(const std::string& st
   std::vector<plan::OwnedPiece> pieces;
   int64_t total = 0;
   for (const plan::TensorId i : generator->inventory_.tensors.ids()) {
-    const int64_t elements = ElementCount(generator->inventory_.tensors[i].shape);
-    pieces.push_back({.tensor = i, .begin = 0, .end = elements, .shard_offset = total});
-    total += elements;
+    pieces.push_back(plan::WholePiece(i, generator->inventory_.tensors[i].shape, total));
+    total += pieces.back().elements();
   }
   generator->weights_.resize(Size(total));
   RETURN_IF_ERROR(loader.ReadPieces(plan::StateRole::kParam, pieces, generator->weights_));

@@ -31,15 +31,16 @@ absl::Status CheckFits(RankEngine& engine,
   }
   for (const plan::OwnedPiece& piece : group.pieces()) {
     const std::span<const float> values =
-        shard.subspan(Size(piece.shard_offset), Size(piece.end - piece.begin));
+        shard.subspan(Size(piece.shard_offset), Size(piece.elements()));
     const size_t at = optim::FirstNotBf16(values);
     if (at != values.size()) {
+      const plan::TensorSpec& tensor = engine.tensor(piece.tensor);
       return absl::FailedPreconditionError(
-          absl::StrCat(checkpoint::StateKey(engine.tensor(piece.tensor).name, role),
+          absl::StrCat(checkpoint::StateKey(tensor.name, role),
                        ": saved as F32, with values that BF16 does not have (",
                        values[at],
                        " in element ",
-                       piece.begin + static_cast<int64_t>(at),
+                       piece.IndexOf(tensor.shape, static_cast<int64_t>(at)),
                        "); training.optimizer.stateDtype: expected fp32, got bf16"));
     }
   }

@@ -285,7 +285,7 @@ kernels::Stream& RankEngine::main_stream() {
 // Drawn in the stream's scratch where the main weights are none that a kernel could fill, and split
 // on the host: memory that is made and freed here would wait for peers that are a step ahead.
 absl::Status RankEngine::DrawNormal(const shard::ParameterGroup& group,
-                                    const plan::OwnedPiece& piece,
+                                    const plan::OwnedRun& run,
                                     const plan::TensorSpec& tensor) {
   constexpr int64_t kDrawnElements = int64_t{1} << 20;
   const auto draw = [&](float* to, int64_t first, int64_t elements) {
@@ -294,23 +294,22 @@ absl::Status RankEngine::DrawNormal(const shard::ParameterGroup& group,
         {.out = VectorView(to, elements),
          .seed = args_.spec.seed,
          .site = tensor.site,
-         .first_index = piece.begin + first,
+         .first_index = run.first + first,
          .standard_deviation = static_cast<float>(args_.spec.init_std * tensor.init_scale)});
   };
-  const int64_t elements = piece.end - piece.begin;
   if (!group.keeps_remainders()) {
-    draw(group.main_weight() + piece.shard_offset, 0, elements);
+    draw(group.main_weight() + run.offset, 0, run.elements);
     return absl::OkStatus();
   }
   auto* drawn = static_cast<float*>(device_->compute().Scratch(
-      std::min(elements, kDrawnElements) * static_cast<int64_t>(sizeof(float))));
+      std::min(run.elements, kDrawnElements) * static_cast<int64_t>(sizeof(float))));
   std::vector<float> values;
-  for (int64_t first = 0; first < elements; first += kDrawnElements) {
-    values.resize(Size(std::min(kDrawnElements, elements - first)));
+  for (int64_t first = 0; first < run.elements; first += kDrawnElements) {
+    values.resize(Size(std::min(kDrawnElements, run.elements - first)));
     draw(drawn, first, static_cast<int64_t>(values.size()));
     RETURN_IF_ERROR(memory_.Read(drawn, std::as_writable_bytes(std::span<float>(values))));
-    RETURN_IF_ERROR(optim::WriteStored(
-        memory_, group, plan::StateRole::kParam, piece.shard_offset + first, values));
+    RETURN_IF_ERROR(
+        optim::WriteStored(memory_, group, plan::StateRole::kParam, run.offset + first, values));
   }
   return absl::OkStatus();
 }
@@ -321,13 +320,15 @@ absl::Status RankEngine::InitializeWeights() {
     for (const plan::OwnedPiece& piece : group.pieces()) {
       const plan::TensorSpec& tensor = args_.plan.inventory.tensors[piece.tensor];
       if (tensor.init == plan::InitKind::kNormal) {
-        RETURN_IF_ERROR(DrawNormal(group, piece, tensor));
-        continue;
+        absl::Status drawn;
+        const auto draw = [&](const auto& run) { drawn.Update(DrawNormal(group, run, tensor)); };
+        piece.VisitRuns(tensor.shape, draw);
+        RETURN_IF_ERROR(drawn);
+      } else {
+        constant.assign(Size(piece.elements()), tensor.init == plan::InitKind::kOnes ? 1.0f : 0.0f);
+        RETURN_IF_ERROR(optim::WriteStored(
+            memory_, group, plan::StateRole::kParam, piece.shard_offset, constant));
       }
-      constant.assign(Size(piece.end - piece.begin),
-                      tensor.init == plan::InitKind::kOnes ? 1.0f : 0.0f);
-      RETURN_IF_ERROR(optim::WriteStored(
-          memory_, group, plan::StateRole::kParam, piece.shard_offset, constant));
     }
   }
   RefreshWeights();

@@ -147,7 +147,7 @@ class RankEngine {
   void MakeParts();
   absl::Status FillRopeTables();
   absl::Status DrawNormal(const shard::ParameterGroup& group,
-                          const plan::OwnedPiece& piece,
+                          const plan::OwnedRun& run,
                           const plan::TensorSpec& tensor);
   void MeasureArena();
   // Of what is not an instruction of the plan.

@@ -77,12 +77,11 @@ absl::Status CheckApart(const ShardingPlan& plan, std::vector<Extent> extents) {
 // K11: what the ranks measure is each element of each tensor once.
 absl::Status CheckStatistics(const ShardingPlan& plan) {
   for (const GroupId group : plan.groups.ids()) {
-    std::vector<FlatRange> ranges;
+    std::vector<ElementRange> ranges;
     for (int64_t rank = 0; rank < plan.ranks; ++rank) {
-      const FlatRange measured = MeasuredRange(plan, group, rank);
-      const FlatRange stored = StoredRange(plan, group, rank);
-      if (measured.begin < stored.begin ||
-          measured.begin + measured.elements > stored.begin + stored.elements) {
+      const ElementRange measured = MeasuredRange(plan, group, rank);
+      const ElementRange stored = StoredRange(plan, group, rank);
+      if (measured.begin < stored.begin || measured.end > stored.end) {
         return absl::FailedPreconditionError(absl::StrCat(
             "K11: group ", group.value(), ": rank ", rank, " measures what it does not have"));
       }
@@ -90,12 +89,12 @@ absl::Status CheckStatistics(const ShardingPlan& plan) {
         ranges.push_back(measured);
       }
     }
-    std::sort(ranges.begin(), ranges.end(), [](const FlatRange& a, const FlatRange& b) {
+    std::sort(ranges.begin(), ranges.end(), [](const ElementRange& a, const ElementRange& b) {
       return a.begin < b.begin;
     });
     int64_t end = 0;
-    for (const FlatRange& range : ranges) {
-      end = range.begin == end ? end + range.elements : -1;
+    for (const ElementRange& range : ranges) {
+      end = range.begin == end ? range.end : -1;
     }
     if (end != plan.groups[group].layout.total_elements()) {
       return absl::FailedPreconditionError(absl::StrCat(
@@ -181,7 +180,7 @@ absl::Status CheckSizes(const ShardingPlan& plan) {
         expected = plan.rules[buffer.group].optimizer_sharded ? shard : total;
         break;
       default:
-        expected = StoredRange(plan, buffer.group, 0).elements;
+        expected = StoredRange(plan, buffer.group, 0).size();
         break;
     }
     if (buffer.kind == BufferKind::kGathered &&

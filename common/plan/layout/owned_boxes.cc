@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "common/check.h"
+#include "common/ckpt/box_runs.h"
 #include "common/signed_size.h"
 
 namespace ravel::plan {
@@ -22,35 +23,6 @@ const AxisPlacement* TensorAtomicEntry(const Placements& placements) {
     }
   }
   return nullptr;
-}
-
-int64_t ReplicaOf(const Placements& placements, const Mesh& mesh, const Coordinate& coordinate) {
-  int64_t replica = 0;
-  for (size_t i = 0; i < mesh.axes().size(); ++i) {
-    const MeshAxis& axis = mesh.axes()[i];
-    if (PlacementOn(placements, axis.name).kind == PlacementKind::kReplicate) {
-      replica = replica * axis.size + coordinate[i];
-    }
-  }
-  return replica;
-}
-
-// `range` of an item, shifted to global coordinates.
-std::vector<Box> GlobalBoxes(const Box& item, const ElementRange& range) {
-  std::vector<Box> boxes = RangeToBoxes(item.length, range.begin, range.end);
-  if (boxes.empty() && !item.length.empty()) {
-    Box none = WholeBox(item.length);
-    none.offset[0] =
-        std::min(range.begin / std::max<int64_t>(RowElements(item.length), 1), item.length[0]);
-    none.length[0] = 0;
-    boxes.push_back(none);
-  }
-  for (Box& box : boxes) {
-    for (size_t dim = 0; dim < item.offset.size(); ++dim) {
-      box.offset[dim] += item.offset[dim];
-    }
-  }
-  return boxes;
 }
 
 }  // namespace
@@ -77,10 +49,6 @@ Box ItemBox(const Shape& shape,
     }
   }
   return box;
-}
-
-Shape LargestItem(const Shape& shape, const Placements& placements, const Mesh& mesh) {
-  return ItemBox(shape, placements, mesh, Coordinate(mesh.axes().size(), 0)).length;
 }
 
 int64_t FlatPieceCount(const Placements& placements, const Mesh& mesh) {
@@ -114,23 +82,37 @@ ElementRange FlatInterval(int64_t total_elements,
   return {index * piece, (index + 1) * piece};
 }
 
-Shape OwnedTensor::LocalShape() const {
-  const int64_t row = RowElements(item.length);
-  if (item.length.empty() || (row > 0 && (range.begin % row != 0 || range.end % row != 0))) {
-    return {range.size()};
-  }
-  Shape shape = item.length;
-  if (row > 0) {
-    shape[0] = range.size() / row;
-  }
-  return shape;
+std::vector<Box> OwnedPiece::Boxes() const {
+  return ckpt::BoxesOfRange(item, range.begin, range.end);
 }
 
-OwnedTensor OwnedBoxes(const BoxQuery& query, const Coordinate& coordinate) {
+void OwnedPiece::VisitRuns(const Shape& shape,
+                           const std::function<void(const OwnedRun&)>& visit) const {
+  ckpt::VisitBoxRuns(shape, item, range.begin, range.end, [&](const ckpt::BoxRun& run) {
+    visit({.first = run.tensor_begin,
+           .offset = shard_offset + run.box_begin - range.begin,
+           .elements = run.elements});
+  });
+}
+
+int64_t OwnedPiece::IndexOf(const Shape& shape, int64_t at) const {
+  CHECK(at >= 0 && at < elements());
+  return ckpt::TensorIndex(shape, item, range.begin + at);
+}
+
+OwnedPiece WholePiece(TensorId tensor, const Shape& shape, int64_t shard_offset) {
+  return {.tensor = tensor,
+          .item = WholeBox(shape),
+          .range = {0, ElementCount(shape)},
+          .shard_offset = shard_offset};
+}
+
+OwnedPiece OwnedBoxes(const BoxQuery& query, const Coordinate& coordinate) {
   CHECK_EQ(coordinate.size(), query.mesh.axes().size());
-  OwnedTensor owned;
-  owned.item = ItemBox(query.shape, query.placements, query.mesh, coordinate);
-  owned.replica = ReplicaOf(query.placements, query.mesh, coordinate);
+  OwnedPiece owned = {.tensor = query.tensor,
+                      .item = ItemBox(query.shape, query.placements, query.mesh, coordinate),
+                      .range = {},
+                      .shard_offset = 0};
   const int64_t item_elements = ElementCount(owned.item.length);
   const FlatPlace& place = query.place;
   const AxisPlacement* atomic = TensorAtomicEntry(query.placements);
@@ -138,43 +120,34 @@ OwnedTensor OwnedBoxes(const BoxQuery& query, const Coordinate& coordinate) {
     CHECK_MSG(place.owner >= 0, "TensorAtomic: the tensor has no owner");
     const bool mine = IndexOn(query.mesh, coordinate, *atomic) == place.owner;
     owned.range = {0, mine ? item_elements : 0};
-    owned.buffer_begin = mine ? place.offset : 0;
-  } else if (FlatPieceCount(query.placements, query.mesh) == 1) {
-    owned.range = {0, item_elements};
-    owned.buffer_begin = place.offset;
-  } else {
-    const ElementRange mine =
-        FlatInterval(place.total_elements, query.placements, query.mesh, coordinate);
-    CHECK_MSG(place.offset >= 0 && place.offset + item_elements <= place.total_elements,
-              "the item lies outside its flat buffer");
-    const int64_t begin = std::clamp(mine.begin - place.offset, int64_t{0}, item_elements);
-    const int64_t end = std::clamp(mine.end - place.offset, int64_t{0}, item_elements);
-    owned.range = {begin, end};
-    owned.buffer_begin = begin < end ? place.offset + begin - mine.begin : 0;
+    owned.shard_offset = mine ? place.offset : 0;
+    return owned;
   }
-  owned.boxes = GlobalBoxes(owned.item, owned.range);
+  if (FlatPieceCount(query.placements, query.mesh) == 1) {
+    owned.range = {0, item_elements};
+    owned.shard_offset = place.offset;
+    return owned;
+  }
+  const ElementRange mine =
+      FlatInterval(place.total_elements, query.placements, query.mesh, coordinate);
+  CHECK_MSG(place.offset >= 0 && place.offset + item_elements <= place.total_elements,
+            "the item lies outside its flat buffer");
+  const int64_t begin = std::clamp(mine.begin - place.offset, int64_t{0}, item_elements);
+  const int64_t end = std::clamp(mine.end - place.offset, int64_t{0}, item_elements);
+  owned.range = {begin, end};
+  owned.shard_offset = begin < end ? place.offset + begin - mine.begin : 0;
   return owned;
 }
 
-std::vector<BundlePiece> SplitBundle(const std::vector<int64_t>& part_elements,
-                                     int64_t item_elements,
-                                     const ElementRange& owned) {
-  CHECK(0 <= owned.begin && owned.begin <= owned.end && owned.end <= item_elements);
-  std::vector<BundlePiece> pieces;
-  int64_t part_begin = 0;
-  for (const int64_t elements : part_elements) {
-    const int64_t part_end = part_begin + elements;
-    const int64_t begin = std::max(owned.begin, part_begin);
-    const int64_t end = std::min(owned.end, part_end);
-    if (begin < end) {
-      pieces.push_back({{begin - part_begin, end - part_begin}, begin - owned.begin});
-    } else {
-      pieces.push_back({});
+int64_t ReplicaOf(const Placements& placements, const Mesh& mesh, const Coordinate& coordinate) {
+  int64_t replica = 0;
+  for (size_t i = 0; i < mesh.axes().size(); ++i) {
+    const MeshAxis& axis = mesh.axes()[i];
+    if (PlacementOn(placements, axis.name).kind == PlacementKind::kReplicate) {
+      replica = replica * axis.size + coordinate[i];
     }
-    part_begin = part_end;
   }
-  CHECK_MSG(part_begin == item_elements, "the parts of a bundle are its item");
-  return pieces;
+  return replica;
 }
 
 }  // namespace ravel::plan

@@ -4,8 +4,10 @@
 // and never a look at an object at hand. Global shapes and placements in, global rectangles out.
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
+#include "common/model/ids.h"
 #include "common/plan/layout/mesh.h"
 #include "common/plan/layout/placement.h"
 #include "common/shape.h"
@@ -21,9 +23,6 @@ Box ItemBox(const Shape& shape,
             const Placements& placements,
             const Mesh& mesh,
             const Coordinate& coordinate);
-// Shape of the largest item of any coordinate, which is that of coordinate 0: what a layout that
-// all ranks share is planned with.
-Shape LargestItem(const Shape& shape, const Placements& placements, const Mesh& mesh);
 
 // Step 2: pieces that the Flat axes cut a buffer into, and the place of a coordinate among them.
 // Inner-major: (inner i of N, outer o of O) is place i * O + o, whatever the mesh order.
@@ -48,43 +47,45 @@ struct BoxQuery {
   const Placements& placements;
   const Mesh& mesh;
   FlatPlace place;
+  TensorId tensor = {};  // what to call it
 };
 
-// What one rank owns of one tensor. A rank that owns nothing has one too: empty is a value.
-struct OwnedTensor {
+// A stretch of a tensor's elements that lie one after another in the tensor and in a buffer.
+struct OwnedRun {
+  int64_t first = 0;   // row-major index in the tensor
+  int64_t offset = 0;  // elements from the start of the buffer
+  int64_t elements = 0;
+};
+
+// What one rank has of one tensor: row-major elements `range` of `item`, a box of the tensor, which
+// lie in this order in one of the rank's buffers. Everything that reads, writes, draws, measures,
+// saves or sums up a part of a tensor takes this value. A rank that has nothing has one, too.
+struct OwnedPiece {
+  TensorId tensor = {};
   Box item;                  // in global coordinates; empty when Shard left nothing
-  ElementRange range;        // of the item's row-major elements
-  int64_t buffer_begin = 0;  // where `range` begins in the rank's part of the flat buffer
-  // The range as rectangles in global coordinates, in order: one when it begins and ends with a
-  // row, at most 2 * dims - 1. An empty range is one box of length (0, rest of the item...); only a
-  // scalar, which has no empty box, has none.
-  std::vector<Box> boxes;
-  // Among the ranks that own the same: mixed radix over the Replicate axes. Replica 0 writes
-  // checkpoints and counts in statistics.
-  int64_t replica = 0;
+  ElementRange range;        // of the item's elements
+  int64_t shard_offset = 0;  // of the first, in elements from the start of the buffer
 
   int64_t elements() const { return range.size(); }
-  // Of the local tensor: (rows, rest of the *item*...) for whole rows, or the element count.
-  Shape LocalShape() const;
+  // The range as boxes in global coordinates, in order: one when it begins and ends with a row, at
+  // most 2 * dims - 1; none when it is empty.
+  std::vector<Box> Boxes() const;
+  // The range as runs, in order. `shape` is the tensor's. One run where the item spans all
+  // dimensions but the first; a run per row where it does not.
+  void VisitRuns(const Shape& shape, const std::function<void(const OwnedRun&)>& visit) const;
+  // Row-major index in the tensor of the piece's element `at`.
+  int64_t IndexOf(const Shape& shape, int64_t at) const;
+  bool operator==(const OwnedPiece&) const = default;
 };
+// All of a tensor.
+OwnedPiece WholePiece(TensorId tensor, const Shape& shape, int64_t shard_offset = 0);
 
 // The placements are valid for the shape. Partial counts as held whole: an addend has no owner, so
-// nothing may be written from it.
-OwnedTensor OwnedBoxes(const BoxQuery& query, const Coordinate& coordinate);
+// nothing may be written from it. The offset counts from the start of the coordinate's interval.
+OwnedPiece OwnedBoxes(const BoxQuery& query, const Coordinate& coordinate);
 
-// One part of a bundle on one rank.
-struct BundlePiece {
-  ElementRange in_part;     // of the part's own elements; empty when the rank has none of it
-  int64_t local_begin = 0;  // from the start of the rank's range of the item
-  bool operator==(const BundlePiece&) const = default;
-};
-
-// A bundle's parts lie one after another in its item. `owned` is the rank's range in *item*
-// coordinates and `part_elements` the parts' full sizes in the item, never local counts; they must
-// add up to `item_elements`. One piece per part. The same for weights and every optimizer state,
-// and whether or not the item is replicated over `tensor`.
-std::vector<BundlePiece> SplitBundle(const std::vector<int64_t>& part_elements,
-                                     int64_t item_elements,
-                                     const ElementRange& owned);
+// A coordinate among those that own the same: mixed radix over the Replicate axes. Replica 0 writes
+// checkpoints and counts in statistics.
+int64_t ReplicaOf(const Placements& placements, const Mesh& mesh, const Coordinate& coordinate);
 
 }  // namespace ravel::plan

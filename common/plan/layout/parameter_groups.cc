@@ -218,26 +218,4 @@ GroupLayouts PlanGroups(const ModelInventory& inventory,
   return groups;
 }
 
-std::vector<OwnedPiece> OwnedPieces(const ModelInventory& inventory,
-                                    const GroupLayout& group,
-                                    int64_t rank) {
-  CHECK(rank >= 0 && rank < group.layout.width);
-  const int64_t shard_begin = rank * group.layout.shard_elements;
-  const int64_t shard_end = shard_begin + group.layout.shard_elements;
-  std::vector<OwnedPiece> pieces;
-  for (size_t i = 0; i < group.tensors.size(); ++i) {
-    const TensorSpec& tensor = inventory.tensors[group.tensors[i]];
-    const int64_t offset = group.tensor_offsets[i];
-    const int64_t begin = std::max(offset, shard_begin);
-    const int64_t end = std::min(offset + ElementCount(tensor.shape), shard_end);
-    if (begin < end) {
-      pieces.push_back({.tensor = group.tensors[i],
-                        .begin = begin - offset,
-                        .end = end - offset,
-                        .shard_offset = begin - shard_begin});
-    }
-  }
-  return pieces;
-}
-
 }  // namespace ravel::plan

@@ -11,16 +11,6 @@
 
 namespace ravel::plan {
 
-// A contiguous part of a tensor's row-major elements that one rank owns, and where it lies in that
-// rank's shard.
-struct OwnedPiece {
-  TensorId tensor = {};
-  int64_t begin = 0;  // global row-major element range [begin, end) of the tensor
-  int64_t end = 0;
-  int64_t shard_offset = 0;  // elements from the start of the rank's shard of the group
-  bool operator==(const OwnedPiece&) const = default;
-};
-
 // The tensors of one parameter group in one flat buffer: those of a unit, or a part of them.
 // `tensor_offsets[i]` is where units' tensor i starts in the gathered buffer.
 struct GroupLayout {
@@ -47,10 +37,5 @@ GroupLayouts PlanGroups(const ModelInventory& inventory,
                         UnitId unit,
                         int64_t width,
                         const GroupOptions& options = {});
-
-// Pieces that `rank` owns, in buffer order; empty when it owns nothing.
-std::vector<OwnedPiece> OwnedPieces(const ModelInventory& inventory,
-                                    const GroupLayout& group,
-                                    int64_t rank);
 
 }  // namespace ravel::plan

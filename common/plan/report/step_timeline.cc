@@ -91,7 +91,7 @@ class Durations {
     const GroupRules& rules = plan_.rules[at.group];
     const bool whole = at.op == OpCode::kAccumulateGrad || !rules.optimizer_sharded;
     const auto elements = static_cast<double>(whole ? plan_.groups[at.group].layout.total_elements()
-                                                    : StoredRange(plan_, at.group, 0).elements);
+                                                    : StoredRange(plan_, at.group, 0).size());
     return kComputeSeconds + numbers * 4 * elements / device_.memory_bytes_per_second;
   }
 

@@ -65,7 +65,7 @@ std::vector<StateTensor> TensorsOf(const ShardingPlan& plan) {
   return tensors;
 }
 
-// Cuts a contiguous box along its outermost dimension longer than 1 until each part is at most
+// Cuts a box along its outermost dimension longer than 1 until each part is at most
 // `most` bytes.
 void CutBox(const Box& box, int64_t element_bytes, int64_t most, std::vector<Box>& parts) {
   size_t dim = 0;
@@ -125,7 +125,7 @@ class SavePlanner {
       }
       std::vector<Box> boxes;
       const int64_t element_bytes = DTypeBytes(SavedType(plan_, role));
-      for (const Box& box : RangeToBoxes(parameter.shape, piece.begin, piece.end)) {
+      for (const Box& box : piece.Boxes()) {
         CutBox(box, element_bytes, limits_.chunk_bytes, boxes);
       }
       if (boxes.size() > kMostRectangles) {

@@ -128,6 +128,45 @@ TEST(BoxRunsTest, RunsVisitEveryElementOnceInOrder) {
   EXPECT_EQ(seen, expected);
 }
 
+// Every range of every box of a small tensor: runs and boxes are its elements, in order.
+TEST(BoxRunsTest, RangesOfBoxesAreTheirElements) {
+  const Shape shape = {3, 2, 4};
+  const auto add = [](std::vector<int64_t>& to, const BoxRun& run) {
+    for (int64_t i = 0; i < run.elements; ++i) {
+      to.push_back(run.tensor_begin + i);
+    }
+  };
+  for (const Box& box : {Box{{0, 0, 0}, {3, 2, 4}},
+                         Box{{1, 0, 0}, {2, 2, 4}},
+                         Box{{0, 0, 1}, {3, 2, 2}},
+                         Box{{1, 1, 0}, {2, 1, 4}}}) {
+    std::vector<int64_t> all;
+    VisitBoxRuns(shape, box, [&](const BoxRun& run) { add(all, run); });
+    const auto total = static_cast<int64_t>(all.size());
+    ASSERT_EQ(total, ElementCount(box.length));
+    for (int64_t i = 0; i < total; ++i) {
+      EXPECT_EQ(TensorIndex(shape, box, i), all[static_cast<size_t>(i)]);
+      EXPECT_EQ(BoxIndex(shape, box, all[static_cast<size_t>(i)]), i);
+    }
+    for (int64_t begin = 0; begin <= total; ++begin) {
+      for (int64_t end = begin; end <= total; ++end) {
+        const std::vector<int64_t> expected(all.begin() + begin, all.begin() + end);
+        std::vector<int64_t> runs;
+        VisitBoxRuns(shape, box, begin, end, [&](const BoxRun& run) {
+          EXPECT_EQ(run.box_begin, begin + static_cast<int64_t>(runs.size()));
+          add(runs, run);
+        });
+        EXPECT_EQ(runs, expected);
+        std::vector<int64_t> boxes;
+        for (const Box& part : BoxesOfRange(box, begin, end)) {
+          VisitBoxRuns(shape, part, [&](const BoxRun& run) { add(boxes, run); });
+        }
+        EXPECT_EQ(boxes, expected);
+      }
+    }
+  }
+}
+
 TEST(BoxRunsTest, WholeRowsAreOneRun) {
   int runs = 0;
   VisitBoxRuns({8, 4, 5}, {{2, 0, 0}, {5, 4, 5}}, [&](const BoxRun& run) {

@@ -428,8 +428,8 @@ TEST_P(PlanProtoTest, RoundTripGivesTheSamePlanAndTheSameBytes) {
       EXPECT_EQ(back->memory.offsets, plan.memory.offsets);
       EXPECT_EQ(back->programs.size(), plan.programs.size());
       EXPECT_EQ(WireBytesPerStep(*back), WireBytesPerStep(plan));
-      EXPECT_EQ(OwnedPieces(back->inventory, back->groups[1], ranks - 1),
-                OwnedPieces(plan.inventory, plan.groups[1], ranks - 1));
+      EXPECT_EQ(testing::OwnedPieces(back->inventory, back->groups[1], ranks - 1),
+                testing::OwnedPieces(plan.inventory, plan.groups[1], ranks - 1));
     }
   }
 }

@@ -301,10 +301,8 @@ TEST(PlanRegression, NormCountsEachTensorOnce) {
     std::vector<int64_t> counted(plan.inventory.tensors.size(), 0);
     for (int64_t rank = 0; rank < plan.ranks; ++rank) {
       for (int group = 0; group < static_cast<int>(plan.groups.size()); ++group) {
-        if (Counts(plan, group, rank)) {
-          for (const OwnedPiece& piece : MeasuredPieces(plan, group, rank)) {
-            counted[static_cast<size_t>(piece.tensor)] += piece.end - piece.begin;
-          }
+        for (const OwnedPiece& piece : CountedPieces(plan, group, rank)) {
+          counted[static_cast<size_t>(piece.tensor)] += piece.elements();
         }
       }
     }
@@ -327,7 +325,7 @@ TEST(PlanRegression, ReduceInPlaceOnlyOwnSlice) {
     }
     std::vector<int64_t> begins;
     for (int64_t rank = 0; rank < plan.ranks; ++rank) {
-      const FlatRange range = StoredRange(plan, buffer.group, rank);
+      const ElementRange range = StoredRange(plan, buffer.group, rank);
       EXPECT_EQ(BufferOffset(plan, static_cast<int>(id), rank),
                 plan.memory.offsets[id] + 4 * range.begin);
       begins.push_back(range.begin);

@@ -8,9 +8,20 @@
 
 #include <gtest/gtest.h>
 
+#include "common/plan/plan_pieces.h"
 #include "common/plan/sharding_plan.h"
 
 namespace ravel::plan::testing {
+
+// What a rank has of a group that one axis cuts into equal shards.
+inline std::vector<OwnedPiece> OwnedPieces(const ModelInventory& inventory,
+                                           const GroupLayout& group,
+                                           int64_t rank) {
+  const Mesh mesh = *Mesh::Create({{kShardAxis, group.layout.width}});
+  return PiecesOf(
+      {.inventory = inventory, .group = group, .mesh = mesh, .placements = SlicePlacements()},
+      {rank});
+}
 
 // The first seed of the random tests; each case prints its own.
 inline constexpr uint64_t kSeed = 20240607;

@@ -188,11 +188,11 @@ TEST(SymmetryRegression, ExpertsUseExpertGroupsOnOuterAxis) {
 // twice its size: the last ranks of a shard axis have none.
 std::vector<int64_t> OwnedElements(const Placements& placements, const Mesh& mesh, int64_t rank) {
   const Shape shape = {16, 6};
-  const int64_t item = ElementCount(LargestItem(shape, placements, mesh));
+  const int64_t item = ElementCount(ItemBox(shape, placements, mesh, {0, 0, 0}).length);
   const FlatPlace place = {.offset = 0, .total_elements = 2 * item};
   std::vector<int64_t> elements;
   for (const Box& box :
-       OwnedBoxes({shape, placements, mesh, place}, mesh.CoordinateOf(rank)).boxes) {
+       OwnedBoxes({shape, placements, mesh, place}, mesh.CoordinateOf(rank)).Boxes()) {
     for (int64_t y = box.offset[0]; y < box.offset[0] + box.length[0]; ++y) {
       for (int64_t x = box.offset[1]; x < box.offset[1] + box.length[1]; ++x) {
         elements.push_back(y * 6 + x);
@@ -267,8 +267,8 @@ TEST(SymmetryRegression, AttributesSurviveSharding) {
   std::map<TensorId, int64_t> owned;
   for (int group = 0; group < static_cast<int>(plan.groups.size()); ++group) {
     for (int64_t rank = 0; rank < plan.ranks; ++rank) {
-      for (const OwnedPiece& piece : MeasuredPieces(plan, group, rank)) {
-        owned[piece.tensor] += piece.end - piece.begin;
+      for (const OwnedPiece& piece : CountedPieces(plan, group, rank)) {
+        owned[piece.tensor] += piece.elements();
       }
     }
   }

@@ -239,10 +239,8 @@ TEST_F(CheckpointsTest, ExportIsTheModelThatWasSaved) {
   for (size_t t = 0; t < saved_.world.inventory.tensors.size(); ++t) {
     const std::vector<float>& expected = saved_.state.values[0][t];
     std::vector<float> values(expected.size());
-    const std::vector<plan::OwnedPiece> whole = {{.tensor = static_cast<int>(t),
-                                                  .begin = 0,
-                                                  .end = static_cast<int64_t>(values.size()),
-                                                  .shard_offset = 0}};
+    const std::vector<plan::OwnedPiece> whole = {
+        plan::WholePiece(static_cast<int>(t), saved_.world.inventory.tensors[t].shape)};
     ASSERT_TRUE(loader->ReadPieces(whole, values).ok());
     EXPECT_EQ(values, expected) << saved_.world.inventory.tensors[t].name;
   }
@@ -263,7 +261,7 @@ TEST_F(CheckpointsTest, Bf16ExportInSeveralFilesHasAnIndexAndItsDType) {
   ASSERT_TRUE(loader.ok()) << loader.status();
   std::vector<float> values(saved_.state.values[0][0].size());
   const std::vector<plan::OwnedPiece> whole = {
-      {.tensor = 0, .begin = 0, .end = static_cast<int64_t>(values.size())}};
+      plan::WholePiece(0, saved_.world.inventory.tensors[size_t{0}].shape)};
   ASSERT_TRUE(loader->ReadPieces(whole, values).ok());
   for (size_t i = 0; i < values.size(); ++i) {
     EXPECT_EQ(values[i], Bf16ToFloat(FloatToBf16(saved_.state.values[0][0][i])));

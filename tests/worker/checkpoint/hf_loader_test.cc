@@ -78,9 +78,10 @@ class HuggingFaceLoaderTest : public ::testing::Test {
     const int64_t elements = ElementCount(inventory_.tensors[tensor].shape);
     std::vector<float> shard(static_cast<size_t>(elements) + 2, -1.0f);
     const int index = static_cast<int>(tensor);
+    const Box whole = WholeBox(inventory_.tensors[tensor].shape);
     const std::vector<plan::OwnedPiece> pieces = {
-        {.tensor = index, .begin = 0, .end = 1, .shard_offset = 1},
-        {.tensor = index, .begin = 1, .end = elements, .shard_offset = 2}};
+        {.tensor = index, .item = whole, .range = {0, 1}, .shard_offset = 1},
+        {.tensor = index, .item = whole, .range = {1, elements}, .shard_offset = 2}};
     EXPECT_TRUE(loader->ReadPieces(pieces, shard).ok());
     EXPECT_EQ(shard.front(), -1.0f);
     EXPECT_EQ(shard.back(), -1.0f);
@@ -101,6 +102,41 @@ TEST_F(HuggingFaceLoaderTest, OneFileIsReadPieceByPiece) {
   WriteTensors("model.safetensors", {Of(2), Of(0), Of(1)});
   for (size_t tensor = 0; tensor < 3; ++tensor) {
     EXPECT_EQ(Loaded(tensor), state_.values[0][tensor]);
+  }
+}
+
+// Columns of a tensor, of rows that lie so close that they are read together, and of longer ones
+// that are read alone. Fails when the range of an item is read as one of the tensor, or when the
+// bytes between far rows are read as well.
+TEST_F(HuggingFaceLoaderTest, StridedBoxesAreReadWithFewBytesBetween) {
+  for (const int64_t columns : {64, 16384}) {
+    inventory_ = testing::InventoryOf({{12, columns}});
+    state_ = testing::PlainState(inventory_, 0);
+    const std::vector<float>& values = state_.values[0][0];
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      WriteTensors("model.safetensors", {Of(0, dtype)});
+      const plan::OwnedPiece piece = {.tensor = 0,
+                                      .item = {{2, columns / 4}, {9, columns / 8}},
+                                      .range = {3, 8 * columns / 8 + 1},
+                                      .shard_offset = 1};
+      std::vector<float> shard(static_cast<size_t>(piece.elements()) + 2, -1.0f);
+      auto loader = HuggingFaceLoader::Open(directory_, &inventory_);
+      ASSERT_TRUE(loader.ok()) << loader.status();
+      ASSERT_TRUE(loader->ReadPieces({&piece, 1}, shard).ok());
+      EXPECT_EQ(shard.front(), -1.0f);
+      EXPECT_EQ(shard.back(), -1.0f);
+      for (int64_t i = 0; i < piece.elements(); ++i) {
+        const int64_t row = 2 + (i + 3) / (columns / 8);
+        const int64_t column = columns / 4 + (i + 3) % (columns / 8);
+        const float value = values[static_cast<size_t>(row * columns + column)];
+        ASSERT_EQ(shard[static_cast<size_t>(i) + 1],
+                  dtype == DType::kF32 ? value : Bf16ToFloat(FloatToBf16(value)));
+      }
+      const int64_t span =
+          piece.IndexOf({12, columns}, piece.elements() - 1) - piece.IndexOf({12, columns}, 0) + 1;
+      EXPECT_EQ(loader->bytes_read(),
+                DTypeBytes(dtype) * (columns == 64 ? span : piece.elements()));
+    }
   }
 }
 

@@ -1,13 +1,19 @@
 // Schedules, the decision of a step, and the norm that no partition changes.
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
 #include <random>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
+#include "common/plan/plan_pieces.h"
 #include "kernels/row_sum.h"
+#include "kernels/stream.h"
 #include "worker/optim/decide_step.h"
 #include "worker/optim/lr_schedule.h"
 #include "worker/optim/norm_tree.h"
@@ -135,6 +141,94 @@ TEST(NormTree, AnyNumberOfRanksGivesTheBitsOfOneTreeOverAllRows) {
       EXPECT_EQ(std::bit_cast<uint64_t>(sums[t]), std::bit_cast<uint64_t>(expected[t]))
           << plan.inventory.tensors[t].name << " on " << ranks << " ranks";
     }
+  }
+}
+
+// A matrix whose columns a tensor axis of two cuts, one whose rows it cuts, and a vector that each
+// of its ranks has, on `shards` x 2 ranks.
+plan::ShardingPlan CutPlan(int64_t shards) {
+  plan::ShardingPlan plan;
+  plan.ranks = 2 * shards;
+  plan.mesh = *plan::Mesh::Create({{plan::kShardAxis, shards}, {plan::kTensorAxis, 2}});
+  const std::vector<Shape> shapes = {{13, 6}, {16, 5}, {300}};
+  std::vector<plan::LayoutItem> items;
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    plan::TensorSpec tensor;
+    tensor.name = std::string(1, static_cast<char>('a' + i));
+    tensor.shape = shapes[i];
+    tensor.site = static_cast<uint32_t>(i);
+    tensor.tensor_dim = i == 2 ? -1 : 1 - static_cast<int>(i);
+    const int64_t elements = ElementCount(tensor.shape) / (i == 2 ? 1 : 2);
+    items.push_back({.name = tensor.name,
+                     .elements = elements,
+                     .atom_elements = i == 2 ? 256 : (i == 0 ? 3 : 5)});
+    plan.inventory.tensors.push_back(tensor);
+  }
+  plan::GroupLayout group;
+  // Small shards, so that boundaries lie inside tensors.
+  group.layout = plan::PlanFlatLayout(items, {.width = shards, .alignment_elements = 1});
+  std::vector<std::pair<int64_t, plan::TensorId>> placed;
+  for (size_t i = 0; i < items.size(); ++i) {
+    placed.emplace_back(group.layout.offsets[i], static_cast<int>(i));
+  }
+  std::sort(placed.begin(), placed.end());
+  for (const auto& [offset, tensor] : placed) {
+    group.tensor_offsets.push_back(offset);
+    group.tensors.push_back(tensor);
+  }
+  plan.groups.push_back(group);
+  plan.rules.push_back({});
+  return plan;
+}
+
+// Rows are counted in the tensor, each block of columns has a tree of its own, and what all ranks
+// of the tensor axis have counts once. Fails when a part of an item is measured as rows of the
+// tensor, or when the blocks of one row are taken for the same node.
+TEST(NormTree, ColumnsThatAnAxisCutsAreBlocks) {
+  std::mt19937 random(7);
+  std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
+  std::vector<std::vector<float>> values;
+  for (const plan::TensorSpec& tensor : CutPlan(1).inventory.tensors) {
+    for (values.emplace_back(); std::ssize(values.back()) < ElementCount(tensor.shape);) {
+      values.back().push_back(uniform(random));
+    }
+  }
+  std::vector<double> first;
+  for (const int64_t shards : {1, 2, 3, 5}) {
+    const plan::ShardingPlan plan = CutPlan(shards);
+    const NormTree tree(plan);
+    kernels::CpuStream stream;
+    std::vector<std::vector<double>> sums;
+    for (int rank = 0; rank < plan.ranks; ++rank) {
+      const std::vector<plan::OwnedPiece> pieces = plan::CountedPieces(plan, 0, rank);
+      std::vector<float> buffer(static_cast<size_t>(plan::MeasuredRange(plan, 0, rank).size()));
+      for (const plan::OwnedPiece& piece : pieces) {
+        const std::vector<float>& from = values[static_cast<size_t>(piece.tensor)];
+        piece.VisitRuns(plan.inventory.tensors[piece.tensor].shape, [&](const plan::OwnedRun& run) {
+          std::copy_n(from.begin() + run.first, run.elements, buffer.begin() + run.offset);
+        });
+      }
+      sums.emplace_back(tree.nodes(rank).size());
+      EXPECT_EQ(MeasureNodes(stream,
+                             {.inventory = plan.inventory,
+                              .pieces = pieces,
+                              .base = buffer.data(),
+                              .nodes = tree.nodes(rank),
+                              .out = sums.back()},
+                             0),
+                sums.back().size());
+    }
+    const std::vector<double> combined =
+        tree.Combine(std::vector<std::span<const double>>(sums.begin(), sums.end()));
+    for (size_t t = 0; t < combined.size(); ++t) {
+      double exact = 0;
+      for (const float value : values[t]) {
+        exact += static_cast<double>(value) * static_cast<double>(value);
+      }
+      EXPECT_NEAR(combined[t], exact, 1e-5 * exact) << t << " on " << shards;
+    }
+    first = first.empty() ? combined : first;
+    EXPECT_EQ(combined, first) << shards;
   }
 }
 

@@ -50,7 +50,7 @@ auto ExpectSums(const std::function<double(const plan::ShardingPlan&, plan::Unit
   return [expected, name](const plan::ShardingPlan& plan, int rank, ParameterGroups& groups) {
     for (const ParameterGroup& group : groups) {
       for (const plan::OwnedPiece& piece : group.pieces()) {
-        for (int64_t i = 0; group.rules().trainable && i < piece.end - piece.begin; ++i) {
+        for (int64_t i = 0; group.rules().trainable && i < piece.elements(); ++i) {
           ASSERT_EQ(static_cast<double>(group.optimizer_gradient()[piece.shard_offset + i]),
                     expected(plan, group.layout().unit))
               << name << ", rank " << rank << ", unit " << group.layout().unit << ", element " << i;
@@ -194,8 +194,8 @@ TEST(SyntheticGradients, NormCountsEachTensorOnce) {
       elements = plan.inventory.parameter_count();
       for (const ParameterGroup& group : groups) {
         for (const plan::OwnedPiece& piece : group.measured_pieces()) {
-          counted += piece.end - piece.begin;
-          for (int64_t i = 0; i < piece.end - piece.begin; ++i) {
+          counted += piece.elements();
+          for (int64_t i = 0; i < piece.elements(); ++i) {
             ASSERT_EQ(static_cast<double>(group.reduced(0)[piece.shard_offset + i]),
                       TiedSum(plan, group.layout().unit));
           }

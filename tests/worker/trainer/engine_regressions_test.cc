@@ -391,9 +391,9 @@ TEST(Localisation, NamesTheFirstValueThatIsNotFinite) {
         for (const plan::OwnedPiece& piece : group.pieces()) {
           // Element [3, 5] of layer 1's second projection of the MLP, [30, 37].
           const int64_t at = 3 * 37 + 5;
-          const bool in = piece.begin <= at && at < piece.end;
+          const bool in = piece.range.begin <= at && at < piece.range.end;
           if (engine.tensor(piece.tensor).name == "model.layers.1.mlp.down_proj.weight" && in) {
-            group.main_weight()[piece.shard_offset + at - piece.begin] =
+            group.main_weight()[piece.shard_offset + at - piece.range.begin] =
                 std::numeric_limits<float>::quiet_NaN();
           }
         }

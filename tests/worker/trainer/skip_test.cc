@@ -34,7 +34,7 @@ TEST(SkippedStep, ChangesNoStateOnAnyRankAndTrainingGoesOn) {
       }
       // One weight of one rank makes every lane's loss NaN.
       shard::ParameterGroup& embed = engine.groups()[0];
-      const bool owns_first = !embed.pieces().empty() && embed.pieces()[0].begin == 0;
+      const bool owns_first = !embed.pieces().empty() && embed.pieces()[0].range.begin == 0;
       float* first = embed.main_weight() + (owns_first ? embed.pieces()[0].shard_offset : 0);
       const float kept = *first;
       std::vector<float> row;

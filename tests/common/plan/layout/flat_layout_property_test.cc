@@ -168,27 +168,28 @@ TEST_P(OwnedPiecesTest, EqualBruteForceOwners) {
       // Per rank, the elements of each tensor by walking the gathered buffer.
       std::vector<int64_t> next(inventory.tensors.size(), 0);
       for (int64_t rank = 0; rank < width; ++rank) {
-        const std::vector<OwnedPiece> pieces = OwnedPieces(inventory, group, rank);
+        const std::vector<OwnedPiece> pieces = testing::OwnedPieces(inventory, group, rank);
         int64_t end_of_last = 0;
         for (const OwnedPiece& piece : pieces) {
           const auto tensor = static_cast<size_t>(piece.tensor);
-          EXPECT_EQ(piece.begin, next[tensor]) << "pieces of a tensor are in order, without holes";
-          EXPECT_LT(piece.begin, piece.end);
-          next[tensor] = piece.end;
+          EXPECT_EQ(piece.range.begin, next[tensor])
+              << "pieces of a tensor are in order, without holes";
+          EXPECT_LT(piece.range.begin, piece.range.end);
+          next[tensor] = piece.range.end;
           EXPECT_GE(piece.shard_offset, end_of_last);
-          end_of_last = piece.shard_offset + piece.end - piece.begin;
+          end_of_last = piece.shard_offset + piece.elements();
           EXPECT_LE(end_of_last, group.layout.shard_elements);
           // Where the gathered buffer has this element.
           const auto at = static_cast<size_t>(
               std::find(group.tensors.begin(), group.tensors.end(), piece.tensor) -
               group.tensors.begin());
-          EXPECT_EQ(group.tensor_offsets.at(at) + piece.begin,
+          EXPECT_EQ(group.tensor_offsets.at(at) + piece.range.begin,
                     rank * group.layout.shard_elements + piece.shard_offset);
           // Rows are never cut.
           const Shape& shape = inventory.tensors[tensor].shape;
           const int64_t row = shape.size() > 1 ? RowElements(shape) : 256;
-          EXPECT_EQ(piece.begin % row, 0);
-          EXPECT_TRUE(piece.end % row == 0 || piece.end == ElementCount(shape));
+          EXPECT_EQ(piece.range.begin % row, 0);
+          EXPECT_TRUE(piece.range.end % row == 0 || piece.range.end == ElementCount(shape));
         }
       }
       for (const TensorId tensor : inventory.units[unit].tensors) {

@@ -98,9 +98,9 @@ TEST(LayoutRegressions, BlockNeverStraddles) {
   ASSERT_EQ(groups.size(), 1u);
   int64_t scale_rows = 0;
   for (int64_t rank = 0; rank < 4; ++rank) {
-    for (const OwnedPiece& piece : OwnedPieces(inventory, groups[0], rank)) {
-      EXPECT_EQ(piece.begin % (128 * 256), 0);
-      scale_rows += DivCeil(piece.end - piece.begin, 128 * 256);
+    for (const OwnedPiece& piece : testing::OwnedPieces(inventory, groups[0], rank)) {
+      EXPECT_EQ(piece.range.begin % (128 * 256), 0);
+      scale_rows += DivCeil(piece.elements(), 128 * 256);
     }
   }
   EXPECT_EQ(scale_rows, 2);
@@ -122,11 +122,12 @@ TEST(LayoutRegressions, Fp4BoundaryEven) {
         EXPECT_EQ(offset % 512, 0);
       }
       for (int64_t rank = 0; rank < width; ++rank) {
-        for (const OwnedPiece& piece : OwnedPieces(inventory, group, rank)) {
+        for (const OwnedPiece& piece : testing::OwnedPieces(inventory, group, rank)) {
           const int64_t end_of_tensor =
               ElementCount(inventory.tensors[static_cast<size_t>(piece.tensor)].shape);
-          EXPECT_EQ(piece.begin % 2, 0) << "width " << width;
-          EXPECT_TRUE(piece.end % 2 == 0 || piece.end == end_of_tensor) << "width " << width;
+          EXPECT_EQ(piece.range.begin % 2, 0) << "width " << width;
+          EXPECT_TRUE(piece.range.end % 2 == 0 || piece.range.end == end_of_tensor)
+              << "width " << width;
         }
       }
     }
@@ -140,7 +141,7 @@ TEST(LayoutRegressions, MoreRanksThanRowsLeaveEmptyShards) {
   EXPECT_EQ(groups[0].layout.total_elements(), 8 * 256);
   int owners = 0;
   for (int64_t rank = 0; rank < 8; ++rank) {
-    owners += OwnedPieces(inventory, groups[0], rank).empty() ? 0 : 1;
+    owners += testing::OwnedPieces(inventory, groups[0], rank).empty() ? 0 : 1;
   }
   EXPECT_EQ(owners, 3);
 }

@@ -14,7 +14,8 @@
 
 #include "common/plan/layout/parameter_groups.h"
 #include "common/plan/layout/strategy_table.h"
-#include "common/plan/layout/strided_import.h"
+#include "tests/common/plan/layout/bundle_split.h"
+#include "tests/common/plan/layout/strided_import.h"
 #include "tests/common/plan/plan_testing.h"
 
 namespace ravel::plan {
@@ -23,10 +24,10 @@ namespace {
 using ::testing::ElementsAre;
 
 // Rows as people write them: "[0,2)", or "-" for none.
-std::string RowsText(const Box& box) {
-  return box.length[0] == 0 ? "-"
-                            : "[" + std::to_string(box.offset[0]) + "," +
-                                  std::to_string(box.offset[0] + box.length[0]) + ")";
+std::string RowsText(const std::vector<Box>& boxes) {
+  return boxes.empty() ? "-"
+                       : "[" + std::to_string(boxes[0].offset[0]) + "," +
+                             std::to_string(boxes[0].offset[0] + boxes[0].length[0]) + ")";
 }
 
 // `Shard(0)` on tensor, then on shard, of n rows: the line of each d, of every t.
@@ -37,9 +38,9 @@ std::vector<std::string> OwnedRows(int64_t n, int64_t d_count, int64_t t_count) 
   for (int64_t d = 0; d < d_count; ++d) {
     std::string line;
     for (int64_t t = 0; t < t_count; ++t) {
-      const OwnedTensor owned = OwnedBoxes({{n}, placements, mesh, {}}, {d, t});
-      EXPECT_EQ(owned.boxes.size(), 1u);
-      line += (t == 0 ? "" : " ") + RowsText(owned.boxes.front());
+      const OwnedPiece owned = OwnedBoxes({{n}, placements, mesh, {}}, {d, t});
+      EXPECT_LE(owned.Boxes().size(), 1u);
+      line += (t == 0 ? "" : " ") + RowsText(owned.Boxes());
     }
     lines.push_back(line);
   }
@@ -74,24 +75,21 @@ TEST(OwnedBoxesTest, ReplicasOwnTheSameAndCount) {
   for (int64_t o = 0; o < 2; ++o) {
     for (int64_t d = 0; d < 2; ++d) {
       for (int64_t t = 0; t < 3; ++t) {
-        const OwnedTensor owned = OwnedBoxes({{12}, placements, mesh, {}}, {o, d, t});
-        EXPECT_THAT(owned.boxes, ElementsAre(Box{{4 * t + 2 * d}, {2}}));
-        EXPECT_EQ(owned.replica, o);
+        const OwnedPiece owned = OwnedBoxes({{12}, placements, mesh, {}}, {o, d, t});
+        EXPECT_THAT(owned.Boxes(), ElementsAre(Box{{4 * t + 2 * d}, {2}}));
+        EXPECT_EQ(ReplicaOf(placements, mesh, {o, d, t}), o);
       }
     }
   }
-  const OwnedTensor norm =
-      OwnedBoxes({{12}, {{"shard", Placement::Shard(0)}}, mesh, {}}, {1, 0, 2});
-  EXPECT_EQ(norm.replica, 1 * 3 + 2);  // over replicate and tensor
-  const OwnedTensor hfsdp = OwnedBoxes({{12},
-                                        {{"tensor", Placement::Shard(0)},
-                                         {"shard", Placement::Flat()},
-                                         {"replicate", Placement::Flat()}},
-                                        mesh,
-                                        {.offset = 0, .total_elements = 4}},
-                                       {1, 1, 2});
-  EXPECT_EQ(hfsdp.replica, 0);
-  EXPECT_THAT(hfsdp.boxes, ElementsAre(Box{{11}, {1}}));
+  // Over replicate and tensor.
+  EXPECT_EQ(ReplicaOf({{"shard", Placement::Shard(0)}}, mesh, {1, 0, 2}), 1 * 3 + 2);
+  const Placements both = {{"tensor", Placement::Shard(0)},
+                           {"shard", Placement::Flat()},
+                           {"replicate", Placement::Flat()}};
+  const OwnedPiece hfsdp =
+      OwnedBoxes({{12}, both, mesh, {.offset = 0, .total_elements = 4}}, {1, 1, 2});
+  EXPECT_EQ(ReplicaOf(both, mesh, {1, 1, 2}), 0);
+  EXPECT_THAT(hfsdp.Boxes(), ElementsAre(Box{{11}, {1}}));
 }
 
 // Pieces of list `rows` as tensor.chunk makes them, in the plainest way.
@@ -143,12 +141,11 @@ TEST(OwnedBoxesTest, StridedImport740) {
           }
           const std::vector<std::vector<int64_t>> replay = ChunksOf(together, t_count);
           for (size_t t = 0; t < owners.size(); ++t) {
-            const OwnedTensor owned =
+            const OwnedPiece owned =
                 OwnedBoxes({{n, 2}, *order, mesh, {}}, {d, static_cast<int64_t>(t)});
-            ASSERT_EQ(RowsOf(owned.boxes), owners[t])
+            ASSERT_EQ(RowsOf(owned.Boxes()), owners[t])
                 << "n " << n << " D " << d_count << " TP " << t_count << " d " << d << " t " << t;
-            ASSERT_EQ(owned.boxes.size(), 1u);
-            ASSERT_EQ(owned.LocalShape(), (Shape{static_cast<int64_t>(owners[t].size()), 2}));
+            ASSERT_EQ(owned.item.length, (Shape{static_cast<int64_t>(owners[t].size()), 2}));
             cells += replay[t] != owners[t] ? 1 : 0;
           }
         }
@@ -215,8 +212,7 @@ TEST(OwnedBoxesTest, RandomThreeAxisMeshes) {
         rows = ChunksOf(rows, mesh.AxisSize(entry.axis))[static_cast<size_t>(
             at[static_cast<size_t>(mesh.AxisIndex(entry.axis))])];
       }
-      const OwnedTensor owned = OwnedBoxes({shape, placements, mesh, {}}, at);
-      ASSERT_EQ(owned.boxes.size(), 1u);
+      const OwnedPiece owned = OwnedBoxes({shape, placements, mesh, {}}, at);
       std::string key = PlacementsText(placements);
       for (size_t dim = 0; dim < shape.size(); ++dim) {
         const std::vector<int64_t>& rows = indices[dim];
@@ -228,9 +224,9 @@ TEST(OwnedBoxesTest, RandomThreeAxisMeshes) {
         key += " " + std::to_string(owned.item.offset[dim]);
       }
       if (!IsEmpty(owned.item)) {
-        ASSERT_EQ(owned.boxes.front(), owned.item);
+        ASSERT_THAT(owned.Boxes(), ElementsAre(owned.item));
         // Replicas of one box are numbered from 0, in the order of ranks.
-        ASSERT_EQ(owned.replica, owners[key]++);
+        ASSERT_EQ(ReplicaOf(placements, mesh, at), owners[key]++);
       }
     }
   }
@@ -253,12 +249,11 @@ TEST(OwnedBoxesTest, TwoFlatAxesAreInnerMajor) {
 TEST(OwnedBoxesTest, FlatBelowAColumnCut) {
   const Mesh mesh = *Mesh::Create({{"shard", 3}, {"tensor", 2}});
   const Placements placements = {{"tensor", Placement::Shard(0)}, {"shard", Placement::Flat()}};
-  EXPECT_EQ(LargestItem({12, 4}, placements, mesh), (Shape{6, 4}));
   for (int64_t d = 0; d < 3; ++d) {
     for (int64_t t = 0; t < 2; ++t) {
-      const OwnedTensor owned =
+      const OwnedPiece owned =
           OwnedBoxes({{12, 4}, placements, mesh, {.offset = 0, .total_elements = 24}}, {d, t});
-      EXPECT_THAT(owned.boxes, ElementsAre(Box{{6 * t + 2 * d, 0}, {2, 4}}));
+      EXPECT_THAT(owned.Boxes(), ElementsAre(Box{{6 * t + 2 * d, 0}, {2, 4}}));
     }
   }
 }
@@ -267,35 +262,32 @@ TEST(OwnedBoxesTest, FlatBelowAColumnCut) {
 TEST(OwnedBoxesTest, RowParallelUsesLocalTrailingShape) {
   const Mesh mesh = *Mesh::Create({{"shard", 3}, {"tensor", 2}});
   const Placements placements = {{"tensor", Placement::Shard(1)}, {"shard", Placement::Flat()}};
-  EXPECT_EQ(LargestItem({6, 8}, placements, mesh), (Shape{6, 4}));
   for (int64_t d = 0; d < 3; ++d) {
     for (int64_t t = 0; t < 2; ++t) {
-      const OwnedTensor owned =
+      const OwnedPiece owned =
           OwnedBoxes({{6, 8}, placements, mesh, {.offset = 0, .total_elements = 24}}, {d, t});
-      EXPECT_THAT(owned.boxes, ElementsAre(Box{{2 * d, 4 * t}, {2, 4}}));
-      EXPECT_EQ(owned.LocalShape(), (Shape{2, 4}));
+      EXPECT_THAT(owned.Boxes(), ElementsAre(Box{{2 * d, 4 * t}, {2, 4}}));
+      EXPECT_EQ(owned.item.length, (Shape{6, 4}));
       EXPECT_EQ(owned.range, (ElementRange{8 * d, 8 * d + 8}));
     }
   }
 }
 
-TEST(OwnedBoxesTest, EmptyIsAValueWithAShape) {
+TEST(OwnedBoxesTest, EmptyIsAValue) {
   const Mesh mesh = *Mesh::Create({{"shard", 4}});
   const Placements flat = {{"shard", Placement::Flat()}};
-  const OwnedTensor owned =
+  const OwnedPiece owned =
       OwnedBoxes({{3, 2, 5}, flat, mesh, {.offset = 0, .total_elements = 160}}, {3});
   EXPECT_EQ(owned.elements(), 0);
-  EXPECT_EQ(owned.LocalShape(), (Shape{0, 2, 5}));
-  ASSERT_EQ(owned.boxes.size(), 1u);
-  EXPECT_EQ(owned.boxes.front(), (Box{{3, 0, 0}, {0, 2, 5}}));
-  const OwnedTensor sharded =
+  EXPECT_EQ(owned.item.length, (Shape{3, 2, 5}));
+  EXPECT_TRUE(owned.Boxes().empty());
+  const OwnedPiece sharded =
       OwnedBoxes({{3, 2, 5}, {{"shard", Placement::Shard(0)}}, mesh, {}}, {3});
-  EXPECT_EQ(sharded.LocalShape(), (Shape{0, 2, 5}));
-  ASSERT_EQ(sharded.boxes.size(), 1u);
-  EXPECT_TRUE(IsEmpty(sharded.boxes.front()));
-  const OwnedTensor scalar = OwnedBoxes({{}, flat, mesh, {.offset = 0, .total_elements = 4}}, {1});
-  EXPECT_EQ(scalar.LocalShape(), (Shape{0}));
-  EXPECT_TRUE(scalar.boxes.empty());
+  EXPECT_EQ(sharded.item.length, (Shape{0, 2, 5}));
+  EXPECT_TRUE(sharded.Boxes().empty());
+  const OwnedPiece scalar = OwnedBoxes({{}, flat, mesh, {.offset = 0, .total_elements = 4}}, {1});
+  EXPECT_EQ(scalar.elements(), 0);
+  EXPECT_TRUE(scalar.Boxes().empty());
 }
 
 // Row-major global indices of a box of `shape`.
@@ -347,7 +339,7 @@ FlatCase RandomFlatCase(std::mt19937_64& random) {
     while (shape.size() < dims) {
       shape.push_back(even * (1 + pick(3)));
     }
-    const Shape item = LargestItem(shape, made.placements, made.mesh);
+    const Shape item = ItemBox(shape, made.placements, made.mesh, {0, 0, 0, 0}).length;
     items.push_back({.name = std::to_string(i),
                      .elements = ElementCount(item),
                      .atom_elements = std::max<int64_t>(1, RowElements(item)) * block});
@@ -383,14 +375,14 @@ TEST(OwnedBoxesTest, RandomFlatPlacementsAgainstABufferOfIndices) {
       std::multiset<int64_t> once;
       for (int64_t rank = 0; rank < one.mesh.rank_count(); ++rank) {
         const Coordinate at = one.mesh.CoordinateOf(rank);
-        const OwnedTensor owned = OwnedBoxes(
+        const OwnedPiece owned = OwnedBoxes(
             {shape,
              one.placements,
              one.mesh,
              {.offset = one.layout.offsets[i], .total_elements = one.layout.total_elements()}},
             at);
         std::vector<int64_t> elements;
-        for (const Box& box : owned.boxes) {
+        for (const Box& box : owned.Boxes()) {
           const std::vector<int64_t> more = ElementsOf(box, shape);
           elements.insert(elements.end(), more.begin(), more.end());
         }
@@ -402,17 +394,25 @@ TEST(OwnedBoxesTest, RandomFlatPlacementsAgainstABufferOfIndices) {
           const int64_t global = buffer[static_cast<size_t>(at_element)];
           if (global >= 0) {
             if (expected.empty()) {
-              ASSERT_EQ(owned.buffer_begin, at_element - mine.begin);
+              ASSERT_EQ(owned.shard_offset, at_element - mine.begin);
             }
             expected.push_back(global);
           }
         }
         ASSERT_EQ(elements, expected);
         ASSERT_EQ(owned.elements(), static_cast<int64_t>(expected.size()));
-        ASSERT_EQ(ElementCount(owned.LocalShape()), owned.elements());
-        ASSERT_LE(owned.boxes.size(), 1u);  // boundaries lie between rows
-        ASSERT_GE(owned.boxes.size(), 1u);
-        if (owned.replica == 0) {
+        ASSERT_LE(owned.Boxes().size(), 1u);  // boundaries lie between rows
+        // The same elements run by run, each where it lies in the buffer.
+        std::vector<int64_t> by_runs;
+        owned.VisitRuns(shape, [&](const OwnedRun& run) {
+          for (int64_t k = 0; k < run.elements; ++k) {
+            EXPECT_EQ(owned.IndexOf(shape, static_cast<int64_t>(by_runs.size())), run.first + k);
+            EXPECT_EQ(buffer[static_cast<size_t>(mine.begin + run.offset + k)], run.first + k);
+            by_runs.push_back(run.first + k);
+          }
+        });
+        ASSERT_EQ(by_runs, expected);
+        if (ReplicaOf(one.placements, one.mesh, at) == 0) {
           once.insert(elements.begin(), elements.end());
         }
       }
@@ -430,17 +430,16 @@ TEST(OwnedBoxesTest, RangesInsideRowsAreFewBoxes) {
   std::vector<int64_t> all;
   for (int64_t rank = 0; rank < 7; ++rank) {
     const Placements flat = {{"shard", Placement::Flat()}};
-    const OwnedTensor owned =
+    const OwnedPiece owned =
         OwnedBoxes({shape, flat, mesh, {.offset = 1, .total_elements = 126}}, {rank});
-    most = std::max(most, owned.boxes.size());
+    most = std::max(most, owned.Boxes().size());
     int64_t elements = 0;
-    for (const Box& box : owned.boxes) {
+    for (const Box& box : owned.Boxes()) {
       elements += ElementCount(box.length);
       const std::vector<int64_t> more = ElementsOf(box, shape);
       all.insert(all.end(), more.begin(), more.end());
     }
     EXPECT_EQ(elements, owned.elements());
-    EXPECT_EQ(owned.LocalShape(), (Shape{owned.elements()}));
   }
   EXPECT_EQ(all, FirstIntegers(120));
   EXPECT_GT(most, 2u);
@@ -471,21 +470,21 @@ TEST(OwnedBoxesTest, BundleSplitWhenReplicatedOverTp) {
       placements.insert(placements.begin(), {"tensor", Placement::Shard(0)});
     }
     const Shape part = {4, 4};  // gate and up
-    const int64_t part_elements = ElementCount(LargestItem(part, placements, mesh));
+    const int64_t part_elements = ElementCount(ItemBox(part, placements, mesh, {0, 0}).length);
     EXPECT_EQ(part_elements, cut ? 8 : 16);
     const int64_t item = 2 * part_elements;
     const int64_t total = RoundUp(item, 3 * 4);
     for (int64_t t = 0; t < 2; ++t) {
       std::vector<int64_t> kept(2, 0);
       for (int64_t d = 0; d < 3; ++d) {
-        const OwnedTensor owned = OwnedBoxes(
+        const OwnedPiece owned = OwnedBoxes(
             {{item}, {{"shard", Placement::Flat()}}, mesh, {.offset = 0, .total_elements = total}},
             {d, t});
         const std::vector<BundlePiece> pieces =
             SplitBundle({part_elements, part_elements}, item, owned.range);
         for (size_t k = 0; k < pieces.size(); ++k) {
           // The part alone, placed where it lies in the item, is owned alike.
-          const OwnedTensor alone = OwnedBoxes(
+          const OwnedPiece alone = OwnedBoxes(
               {part,
                placements,
                mesh,
@@ -494,49 +493,12 @@ TEST(OwnedBoxesTest, BundleSplitWhenReplicatedOverTp) {
           EXPECT_EQ(pieces[k].in_part.size(), alone.elements());
           if (alone.elements() > 0) {
             EXPECT_EQ(pieces[k].in_part, alone.range);
-            EXPECT_EQ(pieces[k].local_begin, alone.buffer_begin);
+            EXPECT_EQ(pieces[k].local_begin, alone.shard_offset);
           }
           kept[k] += pieces[k].in_part.size();
         }
       }
       EXPECT_THAT(kept, ElementsAre(part_elements, part_elements));
-    }
-  }
-}
-
-// On one axis this is what the layout of a unit says today, rank by rank.
-TEST(OwnedBoxesTest, AgreesWithThePiecesOfGroupLayouts) {
-  for (const testing::ModelCase& one : testing::ModelCases()) {
-    const ModelInventory inventory =
-        BuildInventory(one.config, {.sequences = 1, .sequence_tokens = 64});
-    for (const int64_t width : {1, 3, 8}) {
-      const Mesh mesh = *Mesh::Create({{"shard", width}});
-      for (size_t unit = 0; unit < inventory.units.size(); ++unit) {
-        const GroupLayout group = PlanGroupLayout(inventory, static_cast<int>(unit), width);
-        for (int64_t rank = 0; rank < width; ++rank) {
-          std::vector<OwnedPiece> pieces;
-          for (size_t i = 0; i < group.tensors.size(); ++i) {
-            const TensorSpec& tensor = inventory.tensors[static_cast<size_t>(group.tensors[i])];
-            const absl::StatusOr<RolePlacements> roles =
-                PlacementsOf({}, {tensor.name, tensor.shape}, {}, mesh);
-            ASSERT_TRUE(roles.ok()) << roles.status();
-            const OwnedTensor owned =
-                OwnedBoxes({tensor.shape,
-                            roles->optimizer,
-                            mesh,
-                            {.offset = group.tensor_offsets[i],
-                             .total_elements = group.layout.total_elements()}},
-                           {rank});
-            if (owned.elements() > 0) {
-              pieces.push_back({.tensor = group.tensors[i],
-                                .begin = owned.range.begin,
-                                .end = owned.range.end,
-                                .shard_offset = owned.buffer_begin});
-            }
-          }
-          ASSERT_EQ(pieces, OwnedPieces(inventory, group, rank)) << one.name << " width " << width;
-        }
-      }
     }
   }
 }

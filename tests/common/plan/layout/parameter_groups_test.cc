@@ -252,9 +252,9 @@ std::string BrokenPieces(const RandomUnit& unit, const GroupLayout& group) {
     first[t] = first[t - 1] + ElementCount(unit.inventory.tensors[t - 1].shape);
   }
   for (int64_t rank = 0; rank < group.layout.width; ++rank) {
-    for (const OwnedPiece& piece : OwnedPieces(unit.inventory, group, rank)) {
-      for (int64_t i = piece.begin; i < piece.end; ++i) {
-        const int64_t local = piece.shard_offset + i - piece.begin;
+    for (const OwnedPiece& piece : testing::OwnedPieces(unit.inventory, group, rank)) {
+      for (int64_t i = piece.range.begin; i < piece.range.end; ++i) {
+        const int64_t local = piece.shard_offset + i - piece.range.begin;
         if (local < 0 || local >= group.layout.shard_elements) {
           return "L5 outside of the shard";
         }
@@ -323,8 +323,8 @@ std::string BrokenReshard(const RandomUnit& unit,
   int64_t next = 0;
   for (const GroupLayout& group : from) {
     for (int64_t rank = 0; rank < group.layout.width; ++rank) {
-      for (const OwnedPiece& piece : OwnedPieces(unit.inventory, group, rank)) {
-        for (int64_t i = piece.begin; i < piece.end; ++i) {
+      for (const OwnedPiece& piece : testing::OwnedPieces(unit.inventory, group, rank)) {
+        for (int64_t i = piece.range.begin; i < piece.range.end; ++i) {
           if (!values.emplace(std::pair(piece.tensor, i), next++).second) {
             return "L10 twice";
           }
@@ -335,8 +335,8 @@ std::string BrokenReshard(const RandomUnit& unit,
   int64_t read = 0;
   for (const GroupLayout& group : to) {
     for (int64_t rank = 0; rank < group.layout.width; ++rank) {
-      for (const OwnedPiece& piece : OwnedPieces(unit.inventory, group, rank)) {
-        for (int64_t i = piece.begin; i < piece.end; ++i) {
+      for (const OwnedPiece& piece : testing::OwnedPieces(unit.inventory, group, rank)) {
+        for (int64_t i = piece.range.begin; i < piece.range.end; ++i) {
           read += values.count(std::pair(piece.tensor, i)) > 0 ? 1 : 0;
         }
       }

@@ -1,4 +1,4 @@
-#include "common/plan/layout/strided_import.h"
+#include "tests/common/plan/layout/strided_import.h"
 
 #include <algorithm>
 #include <random>

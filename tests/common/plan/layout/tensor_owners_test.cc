@@ -1,4 +1,4 @@
-#include "common/plan/layout/tensor_owners.h"
+#include "tests/common/plan/layout/tensor_owners.h"
 
 #include <algorithm>
 #include <numeric>
@@ -53,18 +53,18 @@ TEST(TensorOwnersTest, ModelsAreSharedOutWithoutPadding) {
         inventory.tensors[static_cast<size_t>(inventory.FindTensor(items[i].name))];
     int64_t owned_elements = 0;
     for (int64_t d = 0; d < 4; ++d) {
-      const OwnedTensor owned = OwnedBoxes(
+      const OwnedPiece owned = OwnedBoxes(
           {tensor.shape, placements, mesh, {.offset = owners.offset[i], .owner = owners.owner[i]}},
           {d, 1});
-      EXPECT_EQ(owned.replica, 1);
+      EXPECT_EQ(ReplicaOf(placements, mesh, {d, 1}), 1);
       owned_elements += owned.elements();
       if (owned.elements() > 0) {
-        EXPECT_THAT(owned.boxes, ElementsAre(WholeBox(tensor.shape)));
-        EXPECT_EQ(owned.buffer_begin, owners.offset[i]);
-        EXPECT_LE(owned.buffer_begin + owned.elements(),
+        EXPECT_THAT(owned.Boxes(), ElementsAre(WholeBox(tensor.shape)));
+        EXPECT_EQ(owned.shard_offset, owners.offset[i]);
+        EXPECT_LE(owned.shard_offset + owned.elements(),
                   owners.part_elements[static_cast<size_t>(d)]);
       } else {
-        EXPECT_EQ(owned.LocalShape()[0], 0);
+        EXPECT_TRUE(owned.Boxes().empty());
       }
     }
     EXPECT_EQ(owned_elements, items[i].elements);

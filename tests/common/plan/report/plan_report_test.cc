@@ -142,7 +142,7 @@ TEST(PlanReport, Bf16KeepsFp32MainWeightsOfEveryGroupApartAndPrivate) {
         EXPECT_EQ(stored.kind, BufferKind::kMainWeight);
         EXPECT_EQ(stored.memory, MemoryKind::kPrivate);
         EXPECT_EQ(stored.inside, -1);
-        EXPECT_EQ(stored.bytes, StoredRange(plan, id, 0).elements * 4);
+        EXPECT_EQ(stored.bytes, StoredRange(plan, id, 0).size() * 4);
         EXPECT_EQ(plan.buffers[static_cast<size_t>(GatherSource(plan, id))].kind,
                   BufferKind::kModelWeight);
       }

@@ -43,11 +43,11 @@ TEST_P(SavePlanTest, EveryElementIsWrittenOnceByItsOwner) {
         const GroupLayout& group = plan.groups[static_cast<size_t>(chunk.group)];
         const TensorId parameter = plan.inventory.FindTensor(tensor.of_param);
         bool found = false;
-        for (const OwnedPiece& piece : OwnedPieces(plan.inventory, group, file.writer)) {
+        for (const OwnedPiece& piece : testing::OwnedPieces(plan.inventory, group, file.writer)) {
           if (piece.tensor == parameter) {
-            const int64_t first = piece.begin + chunk.shard_offset - piece.shard_offset;
+            const int64_t first = piece.range.begin + chunk.shard_offset - piece.shard_offset;
             const int64_t count = ElementCount(chunk.box.length);
-            EXPECT_LE(first + count, piece.end);
+            EXPECT_LE(first + count, piece.range.end);
             const std::vector<Box> boxes = RangeToBoxes(tensor.shape, first, first + count);
             ASSERT_EQ(boxes.size(), 1u);
             EXPECT_EQ(boxes[0], chunk.box);
@@ -110,8 +110,8 @@ TEST(SavePlanStrategies, EveryElementIsWrittenOnce) {
           continue;
         }
         writers.insert(file.writer);
-        const FlatRange stored = StoredRange(plan, chunk.group, file.writer);
-        EXPECT_LE(chunk.shard_offset + chunk.bytes / 4, stored.elements);
+        const ElementRange stored = StoredRange(plan, chunk.group, file.writer);
+        EXPECT_LE(chunk.shard_offset + chunk.bytes / 4, stored.size());
         const StateTensor& tensor = save->tensors[static_cast<size_t>(chunk.tensor)];
         const auto parameter = static_cast<size_t>(plan.inventory.FindTensor(tensor.of_param));
         EXPECT_TRUE(tensor.role == StateRole::kParam ||

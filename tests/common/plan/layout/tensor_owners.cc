@@ -1,4 +1,4 @@
-#include "common/plan/layout/tensor_owners.h"
+#include "tests/common/plan/layout/tensor_owners.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -268,14 +268,12 @@ size_t MeasureNodes(kernels::Stream& stream, const NodeMeasure& measure, size_t 
   NodeSums nodes(measure.inventory, measure.nodes, measure.out, next);
   for (const plan::OwnedPiece& piece : measure.pieces) {
     row_sums.resize(Size(RowsOf(measure.inventory, piece)));
-    int64_t* non_finite =
-        measure.non_finite == nullptr ? nullptr : &(*measure.non_finite)[piece.tensor];
     MeasureRows(stream,
                 measure.inventory,
                 piece,
                 measure.base + piece.shard_offset,
                 row_sums.data(),
-                non_finite);
+                nullptr);
     nodes.Add(piece, row_sums.data());
   }
   return nodes.next();

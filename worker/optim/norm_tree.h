@@ -115,7 +115,6 @@ struct NodeMeasure {
   const float* base = nullptr;         // piece p's elements begin at base + p.shard_offset
   const std::vector<TreeNode>& nodes;  // NormTree::nodes of the rank
   std::vector<double>& out;            // value per node
-  plan::IdVector<plan::TensorId, int64_t>* non_finite = nullptr;  // +=
 };
 // Fills the nodes of the pieces, which are those from `next` on; returns the first node after them.
 size_t MeasureNodes(kernels::Stream& stream, const NodeMeasure& measure, size_t next);

@@ -43,14 +43,6 @@ std::vector<Gradient> Typed(const std::vector<TensorView>& views) {
 
 }  // namespace
 
-DeviceMessages StepActions::MeasureOnDevice(kernels::Stream&) {
-  CheckFailed(__FILE__, __LINE__, "actions", "made for hosts alone");
-}
-
-void StepActions::DecideOnDevice(kernels::Stream&) {
-  CheckFailed(__FILE__, __LINE__, "actions", "made for hosts alone");
-}
-
 bool InstructionRunner::HasLane(const ReplayTurn& turn) const {
   return args_.plan.lanes.LaneOf(turn.slot.turn, args_.communicators.world->rank()) >= 0;
 }
@@ -102,12 +94,7 @@ absl::Status InstructionRunner::Run(const BoundInstruction& bound, const ReplayT
     case OpCode::kStatsReduce:
       return ReduceStatistics(instruction, turn);
     case OpCode::kDecideStep:
-      if (args_.device != nullptr) {
-        args_.actions->DecideOnDevice(StreamOf(instruction));
-      } else {
-        args_.actions->Decide();
-      }
-      return absl::OkStatus();
+      return args_.actions->Decide(StreamOf(instruction));
     case OpCode::kOptimizerStep:
       return Update(instruction);
     case OpCode::kFree:
@@ -329,22 +316,21 @@ absl::Status InstructionRunner::OuterReduce(const Instruction& instruction,
 absl::Status InstructionRunner::ReduceStatistics(const Instruction& instruction,
                                                  const ReplayTurn& turn) {
   RETURN_IF_ERROR(state_.CheckSumsComplete());
-  if (args_.device != nullptr) {
-    const DeviceMessages messages = args_.actions->MeasureOnDevice(StreamOf(instruction));
-    return args_.communicators.world->AllGather(
-        {.tag = TagOf(instruction, turn),
-         .shard = reinterpret_cast<const float*>(messages.mine),
-         .gathered = reinterpret_cast<float*>(messages.all),
-         .shard_elements = messages.words,
-         .element_bytes = sizeof(int64_t),
-         .stream = &StreamOf(instruction)});
+  const StatisticsMessages messages = args_.actions->Measure(StreamOf(instruction));
+  if (args_.device == nullptr) {
+    const size_t words = Size(messages.words);
+    return args_.communicators.world->AllGatherBytes(
+        TagOf(instruction, turn),
+        std::as_bytes(std::span<const int64_t>(messages.mine, words)),
+        std::as_writable_bytes(std::span<int64_t>(messages.all, words * Size(args_.plan.ranks))));
   }
-  ASSIGN_OR_RETURN(const std::vector<std::byte> mine,
-                   args_.actions->PackStatistics(StreamOf(instruction)));
-  std::vector<std::byte> all(mine.size() * Size(args_.plan.ranks));
-  RETURN_IF_ERROR(args_.communicators.world->AllGatherBytes(TagOf(instruction, turn), mine, all));
-  args_.actions->UnpackStatistics(all);
-  return absl::OkStatus();
+  return args_.communicators.world->AllGather(
+      {.tag = TagOf(instruction, turn),
+       .shard = reinterpret_cast<const float*>(messages.mine),
+       .gathered = reinterpret_cast<float*>(messages.all),
+       .shard_elements = messages.words,
+       .element_bytes = sizeof(int64_t),
+       .stream = &StreamOf(instruction)});
 }
 
 absl::Status InstructionRunner::Update(const Instruction& instruction) {

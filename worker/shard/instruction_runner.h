@@ -20,29 +20,23 @@
 
 namespace ravel::shard {
 
-// Messages of statistics in memory of a device, in words of 8 bytes.
-struct DeviceMessages {
+// Messages of statistics in memory of the stream's backend, in words of 8 bytes.
+struct StatisticsMessages {
   const int64_t* mine = nullptr;
   int64_t* all = nullptr;  // of all ranks, one after another
   int64_t words = 0;       // of one
 };
 
 // What a program asks of the optimizer. Implemented in worker/optim. Streams are those of the
-// instructions.
+// instructions; on a device no call waits for them.
 class StepActions {
  public:
   virtual ~StepActions() = default;
-  // On a host. kStatsReduce: this rank's message, of equal length on all ranks, of what `stream`
-  // has been given before ...
-  virtual absl::StatusOr<std::vector<std::byte>> PackStatistics(kernels::Stream& stream) = 0;
-  // ... and those of all ranks, one after another.
-  virtual void UnpackStatistics(std::span<const std::byte> all) = 0;
+  // kStatsReduce: this rank's message, of equal length on all ranks, of what `stream` has been
+  // given before. The messages of all ranks are exchanged after it.
+  virtual StatisticsMessages Measure(kernels::Stream& stream) = 0;
   // kDecideStep, after the former.
-  virtual void Decide() = 0;
-  // On a device, in place of the former: work of `stream`, which waits for nothing on the host. The
-  // messages are exchanged between the two calls.
-  virtual DeviceMessages MeasureOnDevice(kernels::Stream& stream);
-  virtual void DecideOnDevice(kernels::Stream& stream);
+  virtual absl::Status Decide(kernels::Stream& stream) = 0;
   // kOptimizerStep, after the former: updates what this rank stores of a group, or nothing in a
   // skipped step.
   virtual absl::Status UpdateGroup(kernels::Stream& stream, plan::GroupId group) = 0;

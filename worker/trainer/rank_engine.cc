@@ -16,6 +16,8 @@
 #include "common/signed_size.h"
 #include "kernels/cast.h"
 #include "kernels/philox.h"
+#include "worker/optim/device_statistics.h"
+#include "worker/optim/host_statistics.h"
 #include "worker/optim/stored_state.h"
 #include "worker/shard/finite_check.h"
 #include "worker/trainer/exit_code.h"
@@ -126,12 +128,9 @@ absl::Status RankEngine::SetUpDevice() {
   device_->compute().UseAttention(
       {.deterministic = args_.spec.determinism == plan::DeterminismMode::kExact});
   ASSIGN_OR_RETURN(memory_, shard::HostAccess::OfDevice(*device_));
-  ASSIGN_OR_RETURN(device_statistics_,
-                   optim::DeviceStatistics::Create({.streams = *device_,
-                                                    .plan = plan,
-                                                    .groups = groups_,
-                                                    .rank = args_.communicator.rank(),
-                                                    .norms = args_.spec.norms_every > 0}));
+  ASSIGN_OR_RETURN(auto statistics, optim::DeviceStatistics::Create(StatisticsArgs(), *device_));
+  statistics_bytes_ = statistics->device_bytes();
+  statistics_ = std::move(statistics);
   if (args_.spec.gradient_wire == plan::WireType::kBF16) {
     int64_t elements = 0;
     for (const plan::GroupLayout& group : plan.groups) {
@@ -200,17 +199,28 @@ absl::Status RankEngine::ChooseGraphs() {
   return absl::OkStatus();
 }
 
+optim::StepStatistics::Args RankEngine::StatisticsArgs() {
+  return {.plan = args_.plan,
+          .groups = groups_,
+          .rank = args_.communicator.rank(),
+          .norms = args_.spec.norms_every > 0};
+}
+
 void RankEngine::MakeParts() {
   const plan::ShardingPlan& plan = args_.plan;
   modules_ = model::MakeModules(plan.inventory, plan.micro_batch);
-  optimizer_ = std::make_unique<optim::ShardedAdamW>(
-      optim::ShardedAdamW::Args{.plan = plan,
-                                .spec = args_.spec,
-                                .rank = args_.communicator.rank(),
-                                .groups = groups_,
-                                .control = args_.control,
-                                .memory = memory_,
-                                .device = device_statistics_.get()});
+  if (statistics_ == nullptr) {
+    statistics_ = std::make_unique<optim::HostStatistics>(StatisticsArgs());
+  }
+  optimizer_ = std::make_unique<optim::StepOptimizer>(
+      optim::StepOptimizer::Args{.plan = plan,
+                                 .spec = args_.spec,
+                                 .rank = args_.communicator.rank(),
+                                 .groups = groups_,
+                                 .control = args_.control,
+                                 .memory = memory_,
+                                 .statistics = *statistics_,
+                                 .rule = optim::MakeUpdateRule(plan, args_.spec)});
   executor_ = std::make_unique<shard::UnitExecutor>(
       shard::UnitExecutor::Args{.plan = plan,
                                 .communicators = communicators_,
@@ -482,16 +492,12 @@ absl::Status RankEngine::ExchangeLastNorms() {
 absl::StatusOr<float> RankEngine::Evaluate() {
   const plan::LaneMap& lanes = args_.plan.lanes;
   std::vector<optim::LaneLoss> mine(Size(lanes.turns()));
-  if (device_ != nullptr) {
-    device_statistics_->BeginEvaluation(main_stream());
-  }
+  statistics_->BeginEvaluation(main_stream());
   for (int64_t batch = 0; batch < args_.spec.evaluation_batches; ++batch) {
-    RETURN_IF_ERROR(EvaluateBatch(batch, mine));
+    RETURN_IF_ERROR(EvaluateBatch(batch));
   }
-  if (device_ != nullptr) {
-    RETURN_IF_ERROR(memory_.Read(device_statistics_->evaluation(),
-                                 std::as_writable_bytes(std::span<optim::LaneLoss>(mine))));
-  }
+  RETURN_IF_ERROR(memory_.Read(statistics_->evaluation(),
+                               std::as_writable_bytes(std::span<optim::LaneLoss>(mine))));
   MeasureArena();
   return CombineEvaluation(mine);
 }
@@ -509,7 +515,7 @@ absl::Status RankEngine::WaitForReaders() {
       {.op = plan::OpCode::kOuterGather, .phase = plan::Phase::kEval});
 }
 
-absl::Status RankEngine::EvaluateBatch(int64_t batch, std::vector<optim::LaneLoss>& lanes) {
+absl::Status RankEngine::EvaluateBatch(int64_t batch) {
   if (device_ != nullptr) {
     batches_.BeginStep();
   }
@@ -519,14 +525,8 @@ absl::Status RankEngine::EvaluateBatch(int64_t batch, std::vector<optim::LaneLos
     slot.part = plan::LanePart::kWhole;
     RETURN_IF_ERROR(WaitForReaders());
     RETURN_IF_ERROR(RunSlot(batch, slot, program));
-    if (LaneOf(slot.turn) < 0) {
-      continue;
-    }
-    if (device_ == nullptr) {
-      optim::AddLosses(Shared("loss"), Shared("targets"), At(lanes, slot.turn));
-    } else {
-      device_statistics_->AddEvaluation(
-          main_stream(), slot.turn, Shared("loss"), Shared("targets"));
+    if (LaneOf(slot.turn) >= 0) {
+      statistics_->AddEvaluation(main_stream(), slot.turn, Shared("loss"), Shared("targets"));
     }
   }
   // The next batch but one takes the place of this one on its way to the device.
@@ -584,9 +584,7 @@ void RankEngine::MeasureArena() {
 }
 
 int64_t RankEngine::device_bytes() const {
-  return device_ == nullptr
-             ? 0
-             : device_->scratch_bytes() + device_statistics_->device_bytes() + wire_.bytes();
+  return device_ == nullptr ? 0 : device_->scratch_bytes() + statistics_bytes_ + wire_.bytes();
 }
 
 }  // namespace ravel::trainer

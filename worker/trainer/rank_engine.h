@@ -21,8 +21,7 @@
 #include "worker/comm/communicator.h"
 #include "worker/data/batch_loader.h"
 #include "worker/model/module.h"
-#include "worker/optim/device_statistics.h"
-#include "worker/optim/sharded_adamw.h"
+#include "worker/optim/step_optimizer.h"
 #include "worker/shard/device_streams.h"
 #include "worker/shard/unit_executor.h"
 #include "worker/trainer/device_batches.h"
@@ -128,8 +127,8 @@ class RankEngine {
   using ArenaSpans = std::vector<std::span<const std::byte>>;
   ArenaSpans arenas() const;
   const shard::ArenaBuffers& buffers() const { return *buffers_; }
-  const optim::ShardedAdamW& optimizer() const { return *optimizer_; }
-  optim::ShardedAdamW& optimizer() { return *optimizer_; }
+  const optim::StepOptimizer& optimizer() const { return *optimizer_; }
+  optim::StepOptimizer& optimizer() { return *optimizer_; }
   shard::UnitExecutor& executor() { return *executor_; }
 
  private:
@@ -152,6 +151,7 @@ class RankEngine {
   void MeasureArena();
   // Of what is not an instruction of the plan.
   kernels::Stream& main_stream();
+  optim::StepStatistics::Args StatisticsArgs();
   int64_t LaneOf(int64_t turn) const {
     return args_.plan.lanes.LaneOf(turn, args_.communicator.rank());
   }
@@ -160,7 +160,7 @@ class RankEngine {
   // Loads and runs a program of a step, or of an evaluation batch: the `program`-th.
   absl::Status RunSlot(int64_t step, const plan::StepSlot& slot, int64_t program);
   absl::Status WaitForReaders();
-  absl::Status EvaluateBatch(int64_t batch, std::vector<optim::LaneLoss>& lanes);
+  absl::Status EvaluateBatch(int64_t batch);
   absl::StatusOr<float> CombineEvaluation(const std::vector<optim::LaneLoss>& mine);
 
   Args args_;
@@ -175,8 +175,9 @@ class RankEngine {
   shard::HostAccess memory_;
   DeviceBatches batches_;
   kernels::CudaMemory wire_;
-  std::unique_ptr<optim::DeviceStatistics> device_statistics_;
-  std::unique_ptr<optim::ShardedAdamW> optimizer_;
+  std::unique_ptr<optim::StepStatistics> statistics_;
+  int64_t statistics_bytes_ = 0;  // of the device
+  std::unique_ptr<optim::StepOptimizer> optimizer_;
   std::unique_ptr<shard::UnitExecutor> executor_;
   ProductChoices product_choices_;
   std::deque<int64_t> unread_;  // steps

@@ -17,7 +17,8 @@
 #include "worker/optim/decide_step.h"
 #include "worker/optim/lr_schedule.h"
 #include "worker/optim/norm_tree.h"
-#include "worker/optim/sharded_adamw.h"
+#include "worker/optim/step_messages.h"
+#include "worker/optim/step_statistics.h"
 
 namespace ravel::optim {
 namespace {
@@ -278,10 +279,18 @@ TEST(LaneLosses, IgnoreTargetsOfMinusOneAndAddInTokenOrder) {
   TensorView target_view = VectorView(reinterpret_cast<float*>(targets.data()), 3);
   target_view.dtype = DType::kI32;
   LaneLoss lane;
-  AddLosses(VectorView(losses.data(), 3), target_view, lane);
+  kernels::CpuStream stream;
+  const auto add = [&] {
+    kernels::SumLoss(stream,
+                     {.losses = VectorView(losses.data(), 3),
+                      .targets = target_view,
+                      .sum = &lane.sum,
+                      .tokens = &lane.tokens});
+  };
+  add();
   EXPECT_EQ(lane.sum, 3.5);
   EXPECT_EQ(lane.tokens, 2);
-  AddLosses(VectorView(losses.data(), 3), target_view, lane);  // the lane's next micro-batch
+  add();  // the lane's next micro-batch
   EXPECT_EQ(lane.sum, 7.0);
   EXPECT_EQ(lane.tokens, 4);
 }

@@ -1,5 +1,6 @@
 #include "tests/worker/shard/synthetic_ranks.h"
 
+#include <array>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -48,15 +49,19 @@ class ConstantUnit final : public model::Module {
 class Inspector final : public StepActions {
  public:
   explicit Inspector(std::function<void()> inspect) : inspect_(std::move(inspect)) {}
-  absl::StatusOr<std::vector<std::byte>> PackStatistics(kernels::Stream&) override {
-    return std::vector<std::byte>(8);
+  StatisticsMessages Measure(kernels::Stream&) override {
+    return {.mine = &mine_, .all = all_.data(), .words = 1};
   }
-  void UnpackStatistics(std::span<const std::byte>) override {}
-  void Decide() override { inspect_(); }
+  absl::Status Decide(kernels::Stream&) override {
+    inspect_();
+    return absl::OkStatus();
+  }
   absl::Status UpdateGroup(kernels::Stream&, plan::GroupId) override { return absl::OkStatus(); }
 
  private:
   std::function<void()> inspect_;
+  int64_t mine_ = 0;
+  std::array<int64_t, 64> all_ = {};  // of any number of ranks here
 };
 
 absl::Status RunRank(const SyntheticRun& run,

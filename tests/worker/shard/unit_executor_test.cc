@@ -11,17 +11,20 @@ namespace {
 
 class NoActions final : public StepActions {
  public:
-  absl::StatusOr<std::vector<std::byte>> PackStatistics(kernels::Stream&) override {
-    return std::vector<std::byte>(8);
+  StatisticsMessages Measure(kernels::Stream&) override {
+    return {.mine = &mine, .all = &all, .words = 1};
   }
-  void UnpackStatistics(std::span<const std::byte> all) override { exchanged += all.size(); }
-  void Decide() override { ++decided; }
+  absl::Status Decide(kernels::Stream&) override {
+    ++decided;
+    return absl::OkStatus();
+  }
   absl::Status UpdateGroup(kernels::Stream&, plan::GroupId group) override {
     updated.push_back(group);
     return absl::OkStatus();
   }
 
-  size_t exchanged = 0;
+  int64_t mine = 7;
+  int64_t all = 0;  // of one rank
   int decided = 0;
   std::vector<plan::GroupId> updated;
 };
@@ -96,7 +99,7 @@ TEST(UnitExecutor, AStepUpdatesEachGroupOnceAndAdvancesItsGeneration) {
   OneRank rank(1);
   ASSERT_EQ(rank.Run(0), absl::OkStatus());
   EXPECT_EQ(rank.actions().decided, 1);
-  EXPECT_EQ(rank.actions().exchanged, 8u);
+  EXPECT_EQ(rank.actions().all, rank.actions().mine);
   ASSERT_EQ(rank.actions().updated.size(), rank.groups());
   for (size_t group = 0; group < rank.groups(); ++group) {
     EXPECT_EQ(rank.actions().updated[group], static_cast<int>(group));

@@ -1,0 +1,124 @@
+#include "worker/optim/step_optimizer.h"
+
+#include <utility>
+
+#include "common/check.h"
+#include "worker/optim/lr_schedule.h"
+
+namespace ravel::optim {
+
+StepOptimizer::StepOptimizer(Args args)
+    : args_(std::move(args)),
+      norms_({.plan = args_.plan,
+              .tree = args_.statistics.tree(),
+              .groups = args_.groups,
+              .rank = args_.rank,
+              .memory = args_.memory}) {}
+
+void StepOptimizer::set_updates(int64_t updates) {
+  CHECK_MSG(begun_.empty(), "a step is under way");
+  updates_ = updates;
+  updates_are_new_ = true;
+}
+
+double StepOptimizer::LearningRateOf(int64_t step) const {
+  return LearningRate(args_.spec.optimizer, args_.spec.schedule, args_.spec.steps, step);
+}
+
+kernels::StatisticsHeader StepOptimizer::MakeHeader() const {
+  const ControlWord control = args_.control ? args_.control() : ControlWord{};
+  return {.target_tokens = 0,
+          .save_sequence = control.save_sequence,
+          .stop = control.stop,
+          .saving = control.saving,
+          .learning_rate = LearningRateOf(step_)};
+}
+
+void StepOptimizer::BeginStep(kernels::Stream& stream,
+                              int64_t step,
+                              const TensorView& losses,
+                              const TensorView& targets) {
+  step_ = step;
+  losses_ = losses;
+  targets_ = targets;
+  StepStatistics::Beginning beginning = {.header = [this] { return MakeHeader(); },
+                                         .step = step + 1};
+  if (norms_left_) {
+    beginning.weight_nodes = norms_.weight_nodes();
+    beginning.update_nodes = norms_.update_nodes();
+  }
+  if (updates_are_new_) {
+    beginning.updates = updates_;
+  }
+  args_.statistics.BeginStep(stream, beginning);
+  updates_are_new_ = false;
+  norms_left_ = NormsDue(step);
+  begun_.push_back(step);
+}
+
+void StepOptimizer::AddMicroBatch(kernels::Stream& stream, int64_t turn) {
+  if (args_.plan.lanes.LaneOf(turn, args_.rank) >= 0) {
+    args_.statistics.AddMicroBatch(stream, turn, losses_, targets_);
+  }
+}
+
+shard::StatisticsMessages StepOptimizer::Measure(kernels::Stream& stream) {
+  AddMicroBatch(stream, args_.plan.lanes.turns() - 1);
+  return args_.statistics.Measure(stream);
+}
+
+absl::Status StepOptimizer::Decide(kernels::Stream& stream) {
+  args_.statistics.Decide(stream, args_.spec.optimizer.clip_norm, args_.rule->hyper());
+  return args_.statistics.known_at_once() ? ReadStep() : absl::OkStatus();
+}
+
+absl::Status StepOptimizer::ReadStep() {
+  ASSIGN_OR_RETURN(const StepStatistics::Record record, args_.statistics.Read());
+  Follow(record);
+  return absl::OkStatus();
+}
+
+void StepOptimizer::Follow(const StepStatistics::Record& record) {
+  const int64_t step = begun_.front();
+  begun_.pop_front();
+  const NormTree& tree = args_.statistics.tree();
+  facts_ = ReadMessages(args_.plan, tree, args_.statistics.norms(), record.messages);
+  norms_.Combine(facts_.weight_nodes, facts_.update_nodes);
+  decision_ = DecideStep(facts_.totals, args_.spec.optimizer.clip_norm);
+  learning_rate_ = LearningRateOf(step);
+  updates_ += decision_.apply ? 1 : 0;
+  if (NormsDue(step)) {
+    norms_.Begin(step + 1, facts_);
+  }
+  // One rule, the same numbers: anything else is a bug of ours.
+  const kernels::StepOutcome& outcome = *record.outcome;
+  CHECK_MSG(
+      outcome.apply == (decision_.apply ? 1 : 0) && outcome.updates == updates_ &&
+          outcome.step == step + 1 && outcome.target_tokens == facts_.totals.target_tokens &&
+          outcome.non_finite == facts_.totals.non_finite &&
+          (!decision_.apply || (outcome.squared_norm == facts_.totals.squared_norm &&
+                                outcome.with_decay.gradient_scale == decision_.gradient_scale)),
+      "the kernel has decided otherwise");
+}
+
+absl::Status StepOptimizer::UpdateGroup(kernels::Stream& stream, plan::GroupId group) {
+  const shard::ParameterGroup& owner = args_.groups[group];
+  const auto update = [&] { args_.rule->Update(stream, owner, args_.statistics.outcome()); };
+  if (NormsDue(step_)) {
+    return norms_.Measure(owner, update);
+  }
+  update();
+  return absl::OkStatus();
+}
+
+bool StepOptimizer::NormsDue(int64_t step) const {
+  const int64_t every = args_.spec.norms_every;
+  return every > 0 && (step + 1) % every == 0;
+}
+
+void StepOptimizer::UnpackNorms(std::span<const std::byte> all) {
+  norms_.Unpack(all);
+  norms_left_ = false;
+}
+
+}  // namespace ravel::optim

@@ -1,0 +1,114 @@
+#pragma once
+
+// The optimizer of one rank: statistics of all ranks, the decision, and the update of the owned
+// shards by the job's rule.
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "common/plan/sharding_plan.h"
+#include "kernels/stream.h"
+#include "worker/optim/decide_step.h"
+#include "worker/optim/step_messages.h"
+#include "worker/optim/step_statistics.h"
+#include "worker/optim/tensor_norms.h"
+#include "worker/optim/update_rule.h"
+#include "worker/shard/instruction_runner.h"
+#include "worker/shard/parameter_group.h"
+
+namespace ravel::optim {
+
+// Where statistics are known at once (on a host) a step is known when its programs have run. Else
+// nothing waits: the host follows by ReadStep, and what it says of a step until then is of the one
+// that was read last. Used only from the thread of its rank, or in the order of the program's
+// events.
+class StepOptimizer final : public shard::StepActions {
+ public:
+  // All outlive it. `control` is asked once per step, in the statistics exchange.
+  struct Args {
+    const plan::ShardingPlan& plan;
+    const plan::JobSpec& spec;
+    int rank = 0;
+    shard::ParameterGroups& groups;
+    std::function<ControlWord()> control;
+    shard::HostAccess& memory;  // of the arena
+    StepStatistics& statistics;
+    std::unique_ptr<UpdateRule> rule;
+  };
+  explicit StepOptimizer(Args args);
+
+  // Updates applied so far: a skipped step does not count. Part of the saved state.
+  int64_t updates() const { return updates_; }
+  // Between steps.
+  void set_updates(int64_t updates);
+
+  // `step` (0-based) decides the learning rate. Then one AddMicroBatch per micro-batch of this
+  // rank's lanes, in the order of the step's programs, on a stream that has computed it; that of
+  // the last program is added when the program reaches kStatsReduce. `losses` and `targets` are in
+  // the arena, and are read where the stream reaches the call.
+  void BeginStep(kernels::Stream& stream,
+                 int64_t step,
+                 const TensorView& losses,
+                 const TensorView& targets);
+  void AddMicroBatch(kernels::Stream& stream, int64_t turn);
+  // After the last program.
+  void EndStep(kernels::Stream& stream) { args_.statistics.EndStep(stream); }
+  // Steps that were ended and not read: at most two.
+  int64_t unread() const { return args_.statistics.unread(); }
+  // The oldest of them: waits for the device. Not where a step is known at once.
+  absl::Status ReadStep();
+
+  shard::StatisticsMessages Measure(kernels::Stream& stream) override;
+  absl::Status Decide(kernels::Stream& stream) override;
+  absl::Status UpdateGroup(kernels::Stream& stream, plan::GroupId group) override;
+
+  const StepDecision& decision() const { return decision_; }
+  const StepTotals& totals() const { return facts_.totals; }
+  // What the ranks agreed on in the last exchange.
+  const ControlWord& control() const { return facts_.agreed; }
+  double learning_rate() const { return learning_rate_; }
+  // Per tensor of the inventory, of the undivided gradient; frozen tensors have 0.
+  const std::vector<double>& tensor_squared_norms() const { return facts_.tensor_sums; }
+  // Gradient elements that are NaN or infinite, per tensor of the inventory, on all ranks.
+  const std::vector<int64_t>& tensor_non_finite() const { return facts_.tensor_non_finite; }
+  // Of the last step whose norms were due (JobSpec::norms_every) and travelled with the statistics
+  // of the step after it; empty until then. Taken once.
+  std::optional<TensorNorms> TakeNorms() { return norms_.Take(); }
+  // Whether a step measures them.
+  bool NormsDue(int64_t step) const;
+  // Norms of the last step that travel with no further statistics: whether there are any (the same
+  // on all ranks), this rank's message, of equal length on all ranks, and those of all.
+  bool norms_pending() const { return norms_.pending(); }
+  std::vector<std::byte> PackNorms() const { return norms_.Pack(); }
+  void UnpackNorms(std::span<const std::byte> all);
+
+ private:
+  // Without tokens, for the step that begins or is under way.
+  kernels::StatisticsHeader MakeHeader() const;
+  double LearningRateOf(int64_t step) const;
+  // The step that was begun first and not followed, by what was recorded of it.
+  void Follow(const StepStatistics::Record& record);
+
+  Args args_;
+  NormRecorder norms_;
+  TensorView losses_;
+  TensorView targets_;
+  int64_t step_ = 0;  // begun last
+  int64_t updates_ = 0;
+  double learning_rate_ = 0;
+  std::deque<int64_t> begun_;  // steps that were not followed
+  // Whether the statistics do not know updates_ yet, and whether the step begun last leaves norms
+  // to the message of the next.
+  bool updates_are_new_ = true;
+  bool norms_left_ = false;
+  StepFacts facts_;
+  StepDecision decision_;
+};
+
+}  // namespace ravel::optim

@@ -23,7 +23,8 @@ inline constexpr int64_t kMaxBlobBytes = 64 << 10;
 inline constexpr int64_t kMaxNumericsBytes = 4 << 10;
 inline constexpr int64_t kMaxMeshRanks = int64_t{1} << 24;
 
-// On disk: do not renumber. plan::StateRole uses the same numbers.
+// On disk: do not renumber. plan::StateRole (optimizer_states.h) uses the same numbers, and those
+// from 10 to kMaxTensorRole for states of optimizers, which nothing here tells apart.
 enum class TensorRole : uint8_t {
   kParam = 1,
   kBuffer = 2,
@@ -35,6 +36,7 @@ enum class TensorRole : uint8_t {
   kScale = 8,
   kAmax = 9,
 };
+inline constexpr int kMaxTensorRole = 63;
 
 using SaveId = std::array<uint8_t, 16>;
 

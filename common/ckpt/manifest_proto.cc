@@ -141,7 +141,7 @@ absl::StatusOr<TensorRecord> TensorFromProto(const v1::Manifest& manifest,
   const auto strings = static_cast<uint32_t>(manifest.strings_size());
   const std::optional<DType> dtype = DTypeFromNumber(message.dtype());
   const std::optional<DType> stored = DTypeFromNumber(message.stored_dtype());
-  const bool role = message.role() >= 1 && message.role() <= static_cast<int>(TensorRole::kAmax);
+  const bool role = message.role() >= 1 && message.role() <= kMaxTensorRole;
   if (message.name() >= strings || message.of_param() >= strings || message.tied_to() >= strings ||
       !dtype || !stored || !role) {
     return absl::DataLossError("manifest: a tensor has an index, a role or a dtype out of range");

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/model/architecture/model_config.h"
+#include "common/model/optimizer_states.h"
 #include "common/token_file.h"
 
 namespace ravel::plan {
@@ -29,13 +30,14 @@ struct DataSpec {
   std::string tokenizer;  // path of a tokenizer.json, or empty
 };
 
-// Element type of the AdamW moments.
+// Element type of the optimizer's states that have a choice (optimizer_states.h).
 enum class StateType { kF32, kBF16 };
 // The weights that the optimizer updates: fp32, or the 16 bits that a bf16 model weight lacks of it
 // (kernels/mixed_adamw.h). Both train with the same bits.
 enum class MainWeightForm { kF32, kBF16Remainder };
 
 struct OptimizerSpec {
+  OptimizerKind kind = OptimizerKind::kAdamW;
   double lr = 0;
   double beta1 = 0.9;
   double beta2 = 0.95;

@@ -92,6 +92,7 @@ void TrainingToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_clip_norm(spec.optimizer.clip_norm);
   proto.set_state_type(static_cast<int32_t>(spec.optimizer.state_type));
   proto.set_main_weights(static_cast<int32_t>(spec.optimizer.main_weights));
+  proto.set_optimizer(static_cast<int32_t>(spec.optimizer.kind));
   proto.set_schedule_kind(static_cast<int32_t>(spec.schedule.kind));
   proto.set_warmup_steps(spec.schedule.warmup_steps);
   proto.set_min_ratio(spec.schedule.min_ratio);
@@ -183,7 +184,8 @@ absl::Status TrainingFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
   spec.global_batch = proto.global_batch();
   spec.micro_batch = proto.micro_batch();
   spec.seed = proto.seed();
-  spec.optimizer = {.lr = proto.lr(),
+  spec.optimizer = {.kind = OptimizerKind::kAdamW,
+                    .lr = proto.lr(),
                     .beta1 = proto.beta1(),
                     .beta2 = proto.beta2(),
                     .eps = proto.eps(),
@@ -191,6 +193,7 @@ absl::Status TrainingFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
                     .clip_norm = proto.clip_norm()};
   RETURN_IF_ERROR(
       ReadEnum("state_type", proto.state_type(), StateType::kBF16, spec.optimizer.state_type));
+  RETURN_IF_ERROR(ReadEnum("optimizer", proto.optimizer(), kLastOptimizer, spec.optimizer.kind));
   RETURN_IF_ERROR(ReadEnum("main_weights",
                            proto.main_weights(),
                            MainWeightForm::kBF16Remainder,

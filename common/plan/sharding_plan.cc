@@ -44,6 +44,13 @@ absl::Status CheckRequest(const PlanRequest& request) {
                                      spec.model->max_position_embeddings),
                         absl::StrCat(spec.data.sequence_length));
   }
+  if (spec.optimizer.state_type != StateType::kF32 && !HasChosenType(spec.optimizer.kind)) {
+    return FieldRefusal("training.optimizer.stateDtype",
+                        absl::StrCat("fp32, since ",
+                                     OptimizerName(spec.optimizer.kind),
+                                     " keeps its states in nothing else"),
+                        "bf16");
+  }
   if (spec.compute != ComputeType::kBF16) {
     if (spec.optimizer.main_weights != MainWeightForm::kF32) {
       return absl::InvalidArgumentError(
@@ -74,7 +81,7 @@ absl::Status AddPeak(const ShardingPlan& plan,
   ASSIGN_OR_RETURN(const PeakCut peak, FindPeak(plan.buffers, plan.programs, memory));
   for (const BufferId id : peak.buffers) {
     const ProgramBuffer& buffer = plan.buffers[id];
-    bytes[BufferKindName(buffer.kind)] += ArenaBytes(buffer);
+    bytes[BufferLabel(plan.options, buffer)] += ArenaBytes(buffer);
   }
   return absl::OkStatus();
 }
@@ -217,6 +224,7 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
                   .recompute = spec.recompute,
                   .weight_type = WeightTypeOf(spec.compute),
                   .main_type = MainTypeOf(spec.optimizer.main_weights),
+                  .optimizer = spec.optimizer.kind,
                   .state_type = StateTypeOf(spec.optimizer.state_type),
                   .gradient_wire = spec.gradient_wire,
                   .communication_blocks = spec.communication_blocks,
@@ -242,7 +250,8 @@ std::vector<MemoryLine> MemoryTable(const ShardingPlan& plan) {
       const bool common = buffer.memory == MemoryKind::kCommon;
       const int64_t share =
           common ? DivCeil(ArenaBytes(buffer), plan.lanes.width()) : ArenaBytes(buffer);
-      bytes[BufferKindName(common ? CommonWeight(plan) : buffer.kind)] += share;
+      bytes[common ? BufferKindName(CommonWeight(plan)) : BufferLabel(plan.options, buffer)] +=
+          share;
     }
   }
   int64_t explained = 0;

@@ -169,14 +169,19 @@ absl::Status GroupsFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan) 
              : Invalid("groups: expected every tensor of the model in one");
 }
 
+// The second state of an optimizer travels as a kind of its own and no slot, as it did when AdamW's
+// were two kinds: plans keep their hashes.
+constexpr int32_t kSecondState = 3;
+
 void BufferToProto(const ProgramBuffer& buffer, v1::PlannedBuffer& proto) {
+  const bool second = buffer.kind == BufferKind::kState && buffer.slot == 1;
   proto.set_name(buffer.name);
-  proto.set_kind(static_cast<int32_t>(buffer.kind));
+  proto.set_kind(second ? kSecondState : static_cast<int32_t>(buffer.kind));
   proto.set_memory(static_cast<int32_t>(buffer.memory));
   proto.set_unit(buffer.unit.value());
   proto.set_group(buffer.group.value());
   proto.set_call(buffer.call);
-  proto.set_slot(buffer.slot);
+  proto.set_slot(second ? 0 : buffer.slot);
   proto.set_bytes(buffer.bytes);
   proto.set_persistent(buffer.persistent);
   proto.set_inside(buffer.inside.value());
@@ -186,13 +191,18 @@ absl::Status BuffersFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan)
   for (const v1::PlannedBuffer& from : proto.buffers()) {
     ProgramBuffer buffer;
     buffer.name = from.name();
-    RETURN_IF_ERROR(ReadEnum("buffer.kind", from.kind(), BufferKind::kRemade, buffer.kind, 1));
+    const bool second = from.kind() == kSecondState;
+    RETURN_IF_ERROR(ReadEnum("buffer.kind",
+                             second ? static_cast<int32_t>(BufferKind::kState) : from.kind(),
+                             BufferKind::kRemade,
+                             buffer.kind,
+                             1));
     RETURN_IF_ERROR(
         ReadEnum("buffer.memory", from.memory(), MemoryKind::kCommon, buffer.memory, 1));
     buffer.unit = from.unit();
     buffer.group = from.group();
     buffer.call = from.call();
-    buffer.slot = from.slot();
+    buffer.slot = second ? 1 : from.slot();
     buffer.bytes = from.bytes();
     buffer.persistent = from.persistent();
     buffer.inside = from.inside();
@@ -330,6 +340,8 @@ absl::Status OptionsFromProto(const v1::PlannedOptions& proto, ShardingPlan& pla
                                 plan.options.logits_chunk_tokens));
   }
   RETURN_IF_ERROR(TypesFromProto(proto, plan.options));
+  RETURN_IF_ERROR(
+      ReadEnum("options.optimizer", proto.optimizer(), kLastOptimizer, plan.options.optimizer));
   RETURN_IF_ERROR(ReadEnum(
       "options.gradient_wire", proto.gradient_wire(), WireType::kBF16, plan.options.gradient_wire));
   return ReadEnum(
@@ -351,6 +363,7 @@ void OptionsToProto(const ProgramOptions& options, v1::PlannedOptions& proto) {
   const auto bytes_of = [](DType type) { return type == DType::kF32 ? 0 : DTypeBytes(type); };
   proto.set_main_element_bytes(bytes_of(options.main_type));
   proto.set_state_element_bytes(bytes_of(options.state_type));
+  proto.set_optimizer(static_cast<int32_t>(options.optimizer));
   proto.set_logits_chunk_tokens(
       options.logits_chunk_tokens == kLogitsChunkTokens ? 0 : options.logits_chunk_tokens);
 }

@@ -67,18 +67,15 @@ const char* RoleName(ckpt::TensorRole role) {
       return "master";
     case ckpt::TensorRole::kRemainder:
       return "remainder";
-    case ckpt::TensorRole::kExpAvg:
-      return "exp_avg";
-    case ckpt::TensorRole::kExpAvgSq:
-      return "exp_avg_sq";
-    case ckpt::TensorRole::kStep:
-      return "step";
     case ckpt::TensorRole::kScale:
       return "scale";
     case ckpt::TensorRole::kAmax:
       return "amax";
+    default:
+      break;
   }
-  return "unknown";
+  const char* state = plan::StateName(static_cast<plan::StateRole>(role));
+  return state != nullptr ? state : "unknown";
 }
 
 // One line of a listing.

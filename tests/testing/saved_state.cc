@@ -302,7 +302,8 @@ absl::StatusOr<TrainingState> Load(const store::ObjectStore& store,
   std::vector<uint64_t> sums;
   for (int64_t rank = 0; rank < world.ranks; ++rank) {
     ASSIGN_OR_RETURN(checkpoint::StepLoader loader,
-                     checkpoint::StepLoader::Open(&store, directory, &world.inventory));
+                     checkpoint::StepLoader::Open(
+                         &store, directory, &world.inventory, plan::OptimizerKind::kAdamW));
     for (const plan::GroupId group : world.groups.ids()) {
       const std::vector<plan::OwnedPiece> stored = plan::StoredPieces(world, group, rank);
       const std::vector<plan::OwnedPiece> counted = plan::SavedPieces(world, group, rank);

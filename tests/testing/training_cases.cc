@@ -149,8 +149,11 @@ absl::Status LoadState(RankEngine& engine, const Recording& from) {
   for (const shard::ParameterGroup& group : engine.groups()) {
     for (const plan::OwnedPiece& piece : group.pieces()) {
       RETURN_IF_ERROR(LoadPiece(engine, group, piece, StateRole::kParam, from.weights));
-      RETURN_IF_ERROR(LoadPiece(engine, group, piece, StateRole::kExpAvg, from.exp_avg));
-      RETURN_IF_ERROR(LoadPiece(engine, group, piece, StateRole::kExpAvgSq, from.exp_avg_sq));
+      const Tensors* states[] = {&from.exp_avg, &from.exp_avg_sq};
+      size_t index = 0;
+      for (const plan::StateSpec& state : plan::BufferStatesOf(group.optimizer())) {
+        RETURN_IF_ERROR(LoadPiece(engine, group, piece, state.role, *states[index++]));
+      }
     }
   }
   engine.set_updates(from.updates);
@@ -259,13 +262,17 @@ absl::Status AddState(RankEngine& engine, Recording& to) {
   to.updates = engine.updates();
   for (const shard::ParameterGroup& group : engine.groups()) {
     ASSIGN_OR_RETURN(const auto weights, ReadShard(engine, group, plan::StateRole::kParam));
-    ASSIGN_OR_RETURN(const auto exp_avg, ReadShard(engine, group, plan::StateRole::kExpAvg));
-    ASSIGN_OR_RETURN(const auto exp_avg_sq, ReadShard(engine, group, plan::StateRole::kExpAvgSq));
     for (const plan::OwnedPiece& piece : group.pieces()) {
-      const plan::TensorSpec& tensor = engine.tensor(piece.tensor);
-      CopyPiece(tensor, piece, weights, to.weights);
-      CopyPiece(tensor, piece, exp_avg, to.exp_avg);
-      CopyPiece(tensor, piece, exp_avg_sq, to.exp_avg_sq);
+      CopyPiece(engine.tensor(piece.tensor), piece, weights, to.weights);
+    }
+    Tensors* states[] = {&to.exp_avg, &to.exp_avg_sq};
+    size_t index = 0;
+    for (const plan::StateSpec& state : plan::BufferStatesOf(group.optimizer())) {
+      ASSIGN_OR_RETURN(const auto values, ReadShard(engine, group, state.role));
+      for (const plan::OwnedPiece& piece : group.pieces()) {
+        CopyPiece(engine.tensor(piece.tensor), piece, values, *states[index]);
+      }
+      ++index;
     }
   }
   return absl::OkStatus();

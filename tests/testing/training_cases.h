@@ -29,6 +29,7 @@ struct Recording {
   std::vector<StepResult> steps;                      // rank 0's
   std::vector<float> validation;                      // one per evaluation
   std::map<std::string, std::vector<float>> weights;  // by canonical name, whole tensors
+  // The optimizer's first state with buffers, and its second, where it has one.
   std::map<std::string, std::vector<float>> exp_avg;
   std::map<std::string, std::vector<float>> exp_avg_sq;
   int64_t updates = 0;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,10 +34,12 @@ enum class DigestShare { kOwner, kReplica };
 class StepLoader {
  public:
   // Opens and verifies COMMIT and manifest, then compares names, shapes and dtypes with the
-  // inventory; all differences are in one FailedPrecondition. No data file is touched.
+  // inventory; all differences are in one FailedPrecondition. No data file is touched. `optimizer`:
+  // that of the job, whose states have to be there; none: only weights are read.
   static absl::StatusOr<StepLoader> Open(const store::ObjectStore* store,
                                          std::string_view directory,
-                                         const plan::ModelInventory* inventory);
+                                         const plan::ModelInventory* inventory,
+                                         std::optional<plan::OptimizerKind> optimizer);
 
   const ckpt::Manifest& manifest() const { return step_.manifest(); }
   int64_t step() const { return step_.manifest().step; }
@@ -46,8 +49,8 @@ class StepLoader {
   // in the digests on the rank that passes kOwner.
   absl::StatusOr<int64_t> ReadOptimizerStep(DigestShare share);
 
-  // Pieces of the tensors of `role` (kParam, kExpAvg, kExpAvgSq) into `shard`: piece p goes to
-  // elements [p.shard_offset, ...) of it. Moments that were saved as
+  // Pieces of the tensors of `role` (not kStep) into `shard`: piece p goes to elements
+  // [p.shard_offset, ...) of it. States that were saved as
   // bf16 are widened, which is exact. DataLoss names file, tensor, block.
   absl::Status ReadPieces(plan::StateRole role,
                           std::span<const plan::OwnedPiece> pieces,
@@ -58,32 +61,30 @@ class StepLoader {
   const std::vector<uint64_t>& digest_sums() const { return digest_sums_; }
   // `sums` of all ranks added; every tensor must equal the manifest's digest64. DataLoss names the
   // tensors.
-  // Tensors of roles that are not named were not read and are not checked.
-  absl::Status CheckDigests(std::span<const uint64_t> sums,
-                            std::span<const plan::StateRole> roles = kAllRoles) const;
+  absl::Status CheckDigests(std::span<const uint64_t> sums) const;
 
   int64_t bytes_read() const { return step_.bytes_read(); }
 
-  static constexpr plan::StateRole kAllRoles[] = {plan::StateRole::kParam,
-                                                  plan::StateRole::kExpAvg,
-                                                  plan::StateRole::kExpAvgSq,
-                                                  plan::StateRole::kStep};
-
  private:
-  StepLoader(store::CommittedStep step, const plan::ModelInventory* inventory)
-      : step_(std::move(step)), inventory_(inventory) {}
+  StepLoader(store::CommittedStep step,
+             const plan::ModelInventory* inventory,
+             std::optional<plan::OptimizerKind> optimizer)
+      : step_(std::move(step)), inventory_(inventory), optimizer_(optimizer) {}
+  // The tensor's roles that a job reads: frozen tensors have weights only.
+  std::vector<plan::StateRole> RolesOf(const plan::TensorSpec& tensor) const;
+  // Whether a role's values may be of that type.
+  bool CanRead(plan::StateRole role, DType stored) const;
+  absl::Status CompareOptimizer() const;
   absl::Status CompareInventory() const;
+  std::string CompareTensor(const plan::TensorSpec& tensor, plan::StateRole role) const;
   // Index into the manifest's tensors.
   size_t FindState(plan::StateRole role, const plan::TensorSpec& tensor) const;
 
   store::CommittedStep step_;
   const plan::ModelInventory* inventory_;
+  std::optional<plan::OptimizerKind> optimizer_;
   std::vector<uint64_t> digest_sums_;
 };
-
-// Key of the state tensor of a parameter: NAME, state.NAME.exp_avg, state.NAME.exp_avg_sq,
-// state.NAME.step.
-std::string StateKey(std::string_view parameter, plan::StateRole role);
 
 // The weights of a Hugging Face directory: model.safetensors, or model.safetensors.index.json and
 // its files. F32, BF16, F16 become fp32. Thread-compatible; the inventory outlives it.

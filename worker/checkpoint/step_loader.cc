@@ -17,23 +17,8 @@ namespace {
 
 static_assert(static_cast<int>(plan::StateRole::kParam) ==
               static_cast<int>(ckpt::TensorRole::kParam));
-static_assert(static_cast<int>(plan::StateRole::kExpAvg) ==
-              static_cast<int>(ckpt::TensorRole::kExpAvg));
-static_assert(static_cast<int>(plan::StateRole::kExpAvgSq) ==
-              static_cast<int>(ckpt::TensorRole::kExpAvgSq));
 static_assert(static_cast<int>(plan::StateRole::kStep) ==
               static_cast<int>(ckpt::TensorRole::kStep));
-
-// Frozen tensors have weights only.
-bool Restored(const plan::TensorSpec& tensor, plan::StateRole role) {
-  return tensor.trainable || role == plan::StateRole::kParam;
-}
-
-// Moments are saved in the type that they lived in.
-bool CanRead(plan::StateRole role, DType stored) {
-  const bool moments = role == plan::StateRole::kExpAvg || role == plan::StateRole::kExpAvgSq;
-  return stored == DType::kF32 || (moments && stored == DType::kBF16);
-}
 
 // Where the values of a dtype go first that become fp32 in all of `out`: its end.
 std::span<std::byte> StoredPart(std::span<std::byte> out, DType stored) {
@@ -56,62 +41,99 @@ constexpr size_t kMaxListed = 8;
 
 }  // namespace
 
-std::string StateKey(std::string_view parameter, plan::StateRole role) {
-  const std::string name(parameter);
-  switch (role) {
-    case plan::StateRole::kParam:
-      return name;
-    case plan::StateRole::kExpAvg:
-      return absl::StrCat("state.", name, ".exp_avg");
-    case plan::StateRole::kExpAvgSq:
-      return absl::StrCat("state.", name, ".exp_avg_sq");
-    case plan::StateRole::kStep:
-      return absl::StrCat("state.", name, ".step");
-  }
-  CheckFailed(__FILE__, __LINE__, "known role", "");
-}
-
 absl::StatusOr<StepLoader> StepLoader::Open(const store::ObjectStore* store,
                                             std::string_view directory,
-                                            const plan::ModelInventory* inventory) {
+                                            const plan::ModelInventory* inventory,
+                                            std::optional<plan::OptimizerKind> optimizer) {
   ASSIGN_OR_RETURN(store::CommittedStep step, store::CommittedStep::Open(store, directory));
-  StepLoader loader(std::move(step), inventory);
+  StepLoader loader(std::move(step), inventory, optimizer);
   RETURN_IF_ERROR(Annotate(loader.CompareInventory(), store->Locate(directory)));
   loader.digest_sums_.assign(loader.manifest().tensors.size(), 0);
   return loader;
 }
 
+std::vector<plan::StateRole> StepLoader::RolesOf(const plan::TensorSpec& tensor) const {
+  std::vector<plan::StateRole> roles = {plan::StateRole::kParam};
+  if (tensor.trainable && optimizer_.has_value()) {
+    for (const plan::StateSpec& state : plan::StatesOf(*optimizer_)) {
+      roles.push_back(state.role);
+    }
+  }
+  return roles;
+}
+
+// States are saved in the type that they lived in.
+bool StepLoader::CanRead(plan::StateRole role, DType stored) const {
+  bool chosen = false;
+  if (role != plan::StateRole::kParam) {
+    for (const plan::StateSpec& state : plan::StatesOf(*optimizer_)) {
+      chosen = chosen || (state.role == role && state.element == plan::StateElement::kChosen);
+    }
+  }
+  return stored == DType::kF32 || (chosen && stored == DType::kBF16);
+}
+
+absl::Status StepLoader::CompareOptimizer() const {
+  for (const ckpt::TensorRecord& tensor : manifest().tensors) {
+    const auto role = static_cast<plan::StateRole>(tensor.role);
+    if (optimizer_.has_value() && plan::StateName(role) != nullptr &&
+        !plan::HasRole(*optimizer_, role)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(tensor.name,
+                       ": is of another optimizer; training.optimizer.name: expected the one that "
+                       "saved it, got ",
+                       plan::OptimizerName(*optimizer_)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// "" without a difference.
+std::string StepLoader::CompareTensor(const plan::TensorSpec& tensor, plan::StateRole role) const {
+  const std::string key = plan::StateKey(tensor.name, role);
+  const Shape expected = role == plan::StateRole::kStep ? Shape{} : tensor.shape;
+  const ckpt::TensorRecord* found = manifest().FindTensor(key);
+  if (found == nullptr) {
+    return absl::StrCat(key, ": missing");
+  }
+  if (found->shape != expected) {
+    return absl::StrCat(
+        key, ": shape ", ShapeText(found->shape), ", the job has ", ShapeText(expected));
+  }
+  if (!CanRead(role, found->stored_dtype) || found->dtype != found->stored_dtype ||
+      found->role != static_cast<ckpt::TensorRole>(role)) {
+    return absl::StrCat(key,
+                        ": ",
+                        std::string(DTypeName(found->dtype)),
+                        " stored as ",
+                        std::string(DTypeName(found->stored_dtype)),
+                        ", expected F32",
+                        CanRead(role, DType::kBF16) ? " or BF16" : "");
+  }
+  return "";
+}
+
 absl::Status StepLoader::CompareInventory() const {
+  RETURN_IF_ERROR(CompareOptimizer());
   std::vector<std::string> differences;
-  std::set<std::string> known;
+  std::set<std::string> parameters;
   for (const plan::TensorSpec& tensor : inventory_->tensors) {
-    for (const plan::StateRole role : kAllRoles) {
-      const std::string key = StateKey(tensor.name, role);
-      const Shape expected = role == plan::StateRole::kStep ? Shape{} : tensor.shape;
-      const ckpt::TensorRecord* found = manifest().FindTensor(key);
-      known.insert(key);
-      if (!Restored(tensor, role)) {
-        continue;  // left by a run that trained it
-      }
-      if (found == nullptr) {
-        differences.push_back(absl::StrCat(key, ": missing"));
-      } else if (found->shape != expected) {
-        differences.push_back(absl::StrCat(
-            key, ": shape ", ShapeText(found->shape), ", the job has ", ShapeText(expected)));
-      } else if (!CanRead(role, found->stored_dtype) || found->dtype != found->stored_dtype ||
-                 found->role != static_cast<ckpt::TensorRole>(role)) {
-        differences.push_back(absl::StrCat(key,
-                                           ": ",
-                                           std::string(DTypeName(found->dtype)),
-                                           " stored as ",
-                                           std::string(DTypeName(found->stored_dtype)),
-                                           ", expected F32",
-                                           CanRead(role, DType::kBF16) ? " or BF16" : ""));
+    parameters.insert(tensor.name);
+    for (const plan::StateRole role : RolesOf(tensor)) {
+      if (std::string difference = CompareTensor(tensor, role); !difference.empty()) {
+        differences.push_back(std::move(difference));
       }
     }
   }
   for (const ckpt::TensorRecord& tensor : manifest().tensors) {
-    if (!known.contains(tensor.name)) {
+    // States of tensors that are frozen now were left by a run that trained them.
+    const auto role = static_cast<plan::StateRole>(tensor.role);
+    const bool known = role == plan::StateRole::kParam
+                           ? parameters.contains(tensor.name)
+                           : plan::StateName(role) != nullptr &&
+                                 parameters.contains(tensor.of_param) &&
+                                 tensor.name == plan::StateKey(tensor.of_param, role);
+    if (!known) {
       differences.push_back(absl::StrCat(tensor.name, ": not a tensor of the job's model"));
     }
   }
@@ -130,7 +152,7 @@ absl::Status StepLoader::CompareInventory() const {
 }
 
 size_t StepLoader::FindState(plan::StateRole role, const plan::TensorSpec& tensor) const {
-  const ckpt::TensorRecord* found = manifest().FindTensor(StateKey(tensor.name, role));
+  const ckpt::TensorRecord* found = manifest().FindTensor(plan::StateKey(tensor.name, role));
   CHECK(found != nullptr);  // Open has compared the inventory
   return Size(found - manifest().tensors.data());
 }
@@ -147,7 +169,7 @@ absl::StatusOr<std::string> StepLoader::Blob(std::string_view name) const {
 absl::StatusOr<int64_t> StepLoader::ReadOptimizerStep(DigestShare share) {
   float first = -1;
   for (const plan::TensorSpec& tensor : inventory_->tensors) {
-    if (!Restored(tensor, plan::StateRole::kStep)) {
+    if (!tensor.trainable) {
       continue;
     }
     const size_t index = FindState(plan::StateRole::kStep, tensor);
@@ -189,24 +211,18 @@ absl::Status StepLoader::ReadPieces(plan::StateRole role,
   return absl::OkStatus();
 }
 
-absl::Status StepLoader::CheckDigests(std::span<const uint64_t> sums,
-                                      std::span<const plan::StateRole> roles) const {
+absl::Status StepLoader::CheckDigests(std::span<const uint64_t> sums) const {
   CHECK_EQ(sums.size(), manifest().tensors.size());
-  std::set<std::string> not_read;
+  std::set<std::string> all_read;
   for (const plan::TensorSpec& tensor : inventory_->tensors) {
-    for (const plan::StateRole role : kAllRoles) {
-      if (!Restored(tensor, role)) {
-        not_read.insert(StateKey(tensor.name, role));
-      }
+    for (const plan::StateRole role : RolesOf(tensor)) {
+      all_read.insert(plan::StateKey(tensor.name, role));
     }
   }
   std::vector<std::string> wrong;
   for (size_t i = 0; i < sums.size(); ++i) {
     const ckpt::TensorRecord& tensor = manifest().tensors[i];
-    const auto role = static_cast<plan::StateRole>(tensor.role);
-    const bool read = std::find(roles.begin(), roles.end(), role) != roles.end() &&
-                      !not_read.contains(tensor.name);
-    if (read && sums[i] != tensor.digest64 && wrong.size() < kMaxListed) {
+    if (all_read.contains(tensor.name) && sums[i] != tensor.digest64 && wrong.size() < kMaxListed) {
       wrong.push_back(absl::StrFormat(
           "%s: digest64 %016x, the manifest says %016x", tensor.name, sums[i], tensor.digest64));
     }

@@ -36,7 +36,7 @@ struct SaveRequest {
   std::vector<ckpt::Blob> blobs;  // rank 0 only: rng, data, hyper, schedule, algorithms
 };
 
-// The rank's shard of `role` (kParam, kExpAvg, kExpAvgSq) of group `group`: whole shard, from its
+// The rank's shard of `role` (not kStep) of group `group`: whole shard, from its
 // first element, in the type that the save plan has for it. Called during Snapshot, on the caller's
 // thread.
 using ShardBytes =

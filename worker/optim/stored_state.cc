@@ -30,18 +30,14 @@ uint16_t UpperHalf(float value) {
   return static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
 }
 
-TensorView StateOf(const shard::ParameterGroup::Stored& stored, plan::StateRole role) {
-  switch (role) {
-    case plan::StateRole::kParam:
-      return stored.main_weight;
-    case plan::StateRole::kExpAvg:
-      return stored.exp_avg;
-    case plan::StateRole::kExpAvgSq:
-      return stored.exp_avg_sq;
-    case plan::StateRole::kStep:
-      break;
-  }
-  CheckFailed(__FILE__, __LINE__, "state role", "not of elements");
+TensorView StateOf(const shard::ParameterGroup& group,
+                   plan::StateRole role,
+                   int64_t first,
+                   int64_t elements) {
+  const shard::ParameterGroup::Stored stored = group.StoredAt(first, elements);
+  return role == plan::StateRole::kParam
+             ? stored.main_weight
+             : stored.states[plan::BufferStateIndex(group.optimizer(), role)];
 }
 
 absl::Status ReadJoined(shard::HostAccess& memory,
@@ -100,9 +96,9 @@ absl::Status ReadStored(shard::HostAccess& memory,
   CHECK_EQ(to.size() % kBytes, 0u);
   const auto elements = static_cast<int64_t>(to.size() / kBytes);
   const bool joined = role == plan::StateRole::kParam && group.keeps_remainders();
-  const TensorView state = StateOf(group.StoredAt(first, elements), role);
+  const TensorView state = StateOf(group, role, first, elements);
   if (!joined && state.dtype == DType::kF32) {
-    CHECK_MSG(state.present() || elements == 0, "frozen tensors have no moments");
+    CHECK_MSG(state.present() || elements == 0, "frozen tensors have no states");
     return memory.Read(state.data, to);
   }
   std::vector<float> chunk;
@@ -110,11 +106,21 @@ absl::Status ReadStored(shard::HostAccess& memory,
     const int64_t count = std::min(kChunkElements, elements - begin);
     chunk.resize(Size(count));
     const shard::ParameterGroup::Stored stored = group.StoredAt(first + begin, count);
-    RETURN_IF_ERROR(joined ? ReadJoined(memory, stored, chunk)
-                           : ReadWidened(memory, StateOf(stored, role), chunk));
+    RETURN_IF_ERROR(joined
+                        ? ReadJoined(memory, stored, chunk)
+                        : ReadWidened(memory, StateOf(group, role, first + begin, count), chunk));
     std::memcpy(to.data() + Size(begin) * kBytes, chunk.data(), Size(count) * kBytes);
   }
   return absl::OkStatus();
+}
+
+DType StoredType(const shard::ParameterGroup& group, plan::StateRole role) {
+  return StateOf(group, role, 0, 0).dtype;
+}
+
+float* StoredFloats(const shard::ParameterGroup& group, plan::StateRole role) {
+  const TensorView view = StateOf(group, role, 0, group.shard_elements());
+  return view.dtype == DType::kF32 ? view.As<float>() : nullptr;
 }
 
 absl::Status ReadSaved(shard::HostAccess& memory,
@@ -126,10 +132,10 @@ absl::Status ReadSaved(shard::HostAccess& memory,
     return ReadStored(memory, group, role, first, to);
   }
   const auto bytes = static_cast<int64_t>(to.size());
-  const int64_t element_bytes = DTypeBytes(StateOf(group.StoredAt(first, 0), role).dtype);
+  const int64_t element_bytes = DTypeBytes(StoredType(group, role));
   CHECK_EQ(bytes % element_bytes, 0);
-  const TensorView state = StateOf(group.StoredAt(first, bytes / element_bytes), role);
-  CHECK_MSG(state.present() || bytes == 0, "frozen tensors have no moments");
+  const TensorView state = StateOf(group, role, first, bytes / element_bytes);
+  CHECK_MSG(state.present() || bytes == 0, "frozen tensors have no states");
   return memory.Read(state.data, to);
 }
 
@@ -145,17 +151,18 @@ absl::Status WriteStored(shard::HostAccess& memory,
                          std::span<const float> values) {
   const auto elements = static_cast<int64_t>(values.size());
   const bool split = role == plan::StateRole::kParam && group.keeps_remainders();
-  const TensorView state = StateOf(group.StoredAt(first, elements), role);
+  const TensorView state = StateOf(group, role, first, elements);
   if (!split && state.dtype == DType::kF32) {
-    CHECK_MSG(state.present() || elements == 0, "frozen tensors have no moments");
+    CHECK_MSG(state.present() || elements == 0, "frozen tensors have no states");
     return memory.Write(std::as_bytes(values), state.data);
   }
   for (int64_t begin = 0; begin < elements; begin += kChunkElements) {
     const int64_t count = std::min(kChunkElements, elements - begin);
     const std::span<const float> chunk = Part(values, begin, count);
     const shard::ParameterGroup::Stored stored = group.StoredAt(first + begin, count);
-    RETURN_IF_ERROR(split ? WriteSplit(memory, stored, chunk)
-                          : WriteNarrowed(memory, StateOf(stored, role), chunk));
+    RETURN_IF_ERROR(split
+                        ? WriteSplit(memory, stored, chunk)
+                        : WriteNarrowed(memory, StateOf(group, role, first + begin, count), chunk));
   }
   return absl::OkStatus();
 }

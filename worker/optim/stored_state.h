@@ -1,7 +1,7 @@
 #pragma once
 
 // What a rank stores of a group as fp32 values, and as the bytes that checkpoints have: main
-// weights are joined from bf16 and remainder, and split, to the bit; bf16 moments are widened for
+// weights are joined from bf16 and remainder, and split, to the bit; bf16 states are widened for
 // the first, which is exact, and left as they are for the second.
 
 #include <cstddef>
@@ -15,13 +15,18 @@
 
 namespace ravel::optim {
 
-// Elements from `first` of what is stored; the role is kParam, kExpAvg or kExpAvgSq. `to` is the
-// memory of fp32 values, of any alignment. Moments of frozen groups are a bug.
+// Elements from `first` of what is stored; the role is kParam or that of a state with buffers.
+// `to` is the memory of fp32 values, of any alignment. States of frozen groups are a bug.
 absl::Status ReadStored(shard::HostAccess& memory,
                         const shard::ParameterGroup& group,
                         plan::StateRole role,
                         int64_t first,
                         std::span<std::byte> to);
+
+// Type of what is stored; of kParam that of main weights, where they are not remainders.
+DType StoredType(const shard::ParameterGroup& group, plan::StateRole role);
+// What is stored as fp32, [shard_elements]; nullptr where it is in another form.
+float* StoredFloats(const shard::ParameterGroup& group, plan::StateRole role);
 
 // The same as it is saved: `to` is the memory of values of plan::SavedType.
 absl::Status ReadSaved(shard::HostAccess& memory,
@@ -34,7 +39,7 @@ absl::Status ReadSaved(shard::HostAccess& memory,
 size_t FirstNotBf16(std::span<const float> values);
 
 // The reverse of ReadStored. Model weights that are rounded from fp32 main weights do not follow:
-// RankEngine::RefreshWeights. Moments that live as bf16 and are given values that it does not have
+// RankEngine::RefreshWeights. States that live as bf16 and are given values that it does not have
 // are a bug.
 absl::Status WriteStored(shard::HostAccess& memory,
                          const shard::ParameterGroup& group,

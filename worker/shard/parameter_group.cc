@@ -31,7 +31,8 @@ ParameterGroup::ParameterGroup(const plan::ShardingPlan& plan,
       pieces_(plan::StoredPieces(plan, group, rank)),
       runs_(RunsOf(pieces_)),
       shard_elements_(plan::StoredRange(plan, group, rank).size()),
-      slice_elements_(plan::InnerShardElements(plan, group)) {
+      slice_elements_(plan::InnerShardElements(plan, group)),
+      optimizer_(plan.options.optimizer) {
   const plan::BufferId stored = plan::StoredWeight(plan, group);
   CHECK_EQ(buffers.elements(stored), shard_elements_);
   if (plan.options.main_type == DType::kF32) {
@@ -39,7 +40,6 @@ ParameterGroup::ParameterGroup(const plan::ShardingPlan& plan,
   } else {
     remainder_ = buffers.bytes(stored);
   }
-  narrow_states_ = plan.options.state_type != DType::kF32;
   const plan::BufferId source = plan::GatherSource(plan, group);
   model_weight_ = buffers.bytes(source);
   rounds_weights_ = plan.options.weight_type != DType::kF32;
@@ -52,9 +52,12 @@ ParameterGroup::ParameterGroup(const plan::ShardingPlan& plan,
     stored_model_weight_ = model_weight_ + first * DTypeBytes(plan.options.weight_type);
   }
   if (rules_.trainable) {
-    exp_avg_ = buffers.bytes(FindOf(plan, BufferKind::kExpAvg, group));
-    exp_avg_sq_ = buffers.bytes(FindOf(plan, BufferKind::kExpAvgSq, group));
-    CHECK(exp_avg_ != nullptr && exp_avg_sq_ != nullptr);
+    const auto states = static_cast<int>(plan::BufferStatesOf(optimizer_).size());
+    for (int slot = 0; slot < states; ++slot) {
+      At(states_, slot) = {.data = buffers.bytes(FindOf(plan, BufferKind::kState, group, 0, slot)),
+                           .dtype = plan::StateBufferType(plan.options, slot)};
+      CHECK(At(states_, slot).data != nullptr);
+    }
     BindGradients(plan, buffers, rank);
   }
 }
@@ -67,12 +70,15 @@ ParameterGroup::Stored ParameterGroup::StoredAt(int64_t at, int64_t elements) co
     found.data = ElementAt(data, at, dtype);
     return found;
   };
-  const DType states = narrow_states_ ? DType::kBF16 : DType::kF32;
-  return {.main_weight = view(reinterpret_cast<std::byte*>(main_weight_), DType::kF32),
-          .model_weight = view(rounds_weights_ ? stored_model_weight_ : nullptr, DType::kBF16),
-          .remainder = view(remainder_, DType::kI16),
-          .exp_avg = view(exp_avg_, states),
-          .exp_avg_sq = view(exp_avg_sq_, states)};
+  Stored stored = {
+      .main_weight = view(reinterpret_cast<std::byte*>(main_weight_), DType::kF32),
+      .model_weight = view(rounds_weights_ ? stored_model_weight_ : nullptr, DType::kBF16),
+      .remainder = view(remainder_, DType::kI16),
+      .states = {}};
+  for (size_t slot = 0; slot < states_.size(); ++slot) {
+    stored.states[slot] = view(states_[slot].data, states_[slot].dtype);
+  }
+  return stored;
 }
 
 void ParameterGroup::BindGradients(const plan::ShardingPlan& plan,

@@ -3,6 +3,7 @@
 // One rank's share of a parameter group: the weights it updates with their moments, the shard that
 // it offers to gathers (the same memory, or bf16), and the sums of its gradients.
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -27,23 +28,21 @@ class ParameterGroup {
   const plan::GroupRules& rules() const { return rules_; }
   plan::GroupId index() const { return index_; }
 
-  // Pieces that this rank updates, or, if frozen, holds: offsets are into main_weight, exp_avg,
-  // exp_avg_sq and optimizer_gradient, each [shard_elements]; the latter three are null for frozen
-  // groups. main_weight is null where it is kept as remainders, moments where they are bf16:
-  // StoredAt has all of them (worker/optim/stored_state.h: their values).
+  // Pieces that this rank updates, or, if frozen, holds: offsets are into main_weight, the states
+  // and optimizer_gradient, each [shard_elements]; the latter two are null for frozen groups.
+  // main_weight is null where it is kept as remainders: StoredAt has all of them
+  // (worker/optim/stored_state.h: their values).
   const std::vector<plan::OwnedPiece>& pieces() const { return pieces_; }
   const std::vector<ShardRun>& runs() const { return runs_; }
   int64_t shard_elements() const { return shard_elements_; }
   float* main_weight() const { return main_weight_; }
-  float* exp_avg() const { return narrow_states_ ? nullptr : AsFloats(exp_avg_); }
-  float* exp_avg_sq() const { return narrow_states_ ? nullptr : AsFloats(exp_avg_sq_); }
+  plan::OptimizerKind optimizer() const { return optimizer_; }
   // `elements` from `at` of what this rank stores, in their types; absent: not there.
   struct Stored {
     TensorView main_weight;   // fp32
     TensorView model_weight;  // bf16
     TensorView remainder;     // i16: main weights are model weights and these
-    TensorView exp_avg;       // fp32 or bf16
-    TensorView exp_avg_sq;
+    std::array<TensorView, plan::kMaxBufferStates> states;  // by BufferStatesOf: fp32 or bf16
   };
   Stored StoredAt(int64_t at, int64_t elements) const;
   float* optimizer_gradient() const { return optimizer_gradient_; }
@@ -83,7 +82,6 @@ class ParameterGroup {
     std::optional<LaneCounter> inner;
     std::optional<LaneCounter> outer;
   };
-  static float* AsFloats(std::byte* data) { return reinterpret_cast<float*>(data); }
   static LaneCounter* Ptr(std::optional<LaneCounter>& counter) {
     return counter.has_value() ? &*counter : nullptr;
   }
@@ -104,9 +102,12 @@ class ParameterGroup {
   std::byte* stored_model_weight_ = nullptr;
   bool rounds_weights_ = false;
   std::byte* remainder_ = nullptr;
-  std::byte* exp_avg_ = nullptr;
-  std::byte* exp_avg_sq_ = nullptr;
-  bool narrow_states_ = false;
+  struct State {
+    std::byte* data = nullptr;
+    DType dtype = DType::kF32;
+  };
+  plan::OptimizerKind optimizer_;
+  std::array<State, plan::kMaxBufferStates> states_ = {};
   float* full_gradient_ = nullptr;
   float* optimizer_gradient_ = nullptr;
   std::vector<GradientCall> gradients_;

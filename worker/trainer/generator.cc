@@ -140,7 +140,9 @@ absl::StatusOr<std::unique_ptr<Generator>> Generator::Open(const std::string& st
   ASSIGN_OR_RETURN(const plan::ModelConfig config, plan::ParseHuggingFaceConfig(config_text));
   std::unique_ptr<Generator> generator(new Generator);
   generator->inventory_ = plan::BuildInventory(config, {.sequences = 1, .sequence_tokens = 1});
-  ASSIGN_OR_RETURN(auto loader, checkpoint::StepLoader::Open(&files, name, &generator->inventory_));
+  ASSIGN_OR_RETURN(
+      auto loader,
+      checkpoint::StepLoader::Open(&files, name, &generator->inventory_, std::nullopt));
   std::vector<plan::OwnedPiece> pieces;
   int64_t total = 0;
   for (const plan::TensorId i : generator->inventory_.tensors.ids()) {

@@ -19,14 +19,13 @@
 namespace ravel::trainer {
 namespace {
 
-// Moments that live as bf16 take what it has: a save of bf16 moments, in either type. Values that
+// States that live as bf16 take what it has: a save of bf16 states, in either type. Values that
 // were kept as fp32 are not rounded in silence.
 absl::Status CheckFits(RankEngine& engine,
                        const shard::ParameterGroup& group,
                        plan::StateRole role,
                        std::span<const float> shard) {
-  const bool narrow = group.StoredAt(0, 0).exp_avg.dtype == DType::kBF16;
-  if (role == plan::StateRole::kParam || !narrow) {
+  if (role == plan::StateRole::kParam || optim::StoredType(group, role) != DType::kBF16) {
     return absl::OkStatus();
   }
   for (const plan::OwnedPiece& piece : group.pieces()) {
@@ -36,7 +35,7 @@ absl::Status CheckFits(RankEngine& engine,
     if (at != values.size()) {
       const plan::TensorSpec& tensor = engine.tensor(piece.tensor);
       return absl::FailedPreconditionError(
-          absl::StrCat(checkpoint::StateKey(tensor.name, role),
+          absl::StrCat(plan::StateKey(tensor.name, role),
                        ": saved as F32, with values that BF16 does not have (",
                        values[at],
                        " in element ",
@@ -54,10 +53,7 @@ absl::Status FillShard(RankEngine& engine,
                        const std::function<absl::Status(std::span<float>)>& read) {
   const size_t elements = Size(group.shard_elements());
   if (!engine.memory().on_device()) {
-    float* data = role == plan::StateRole::kParam    ? group.main_weight()
-                  : role == plan::StateRole::kExpAvg ? group.exp_avg()
-                                                     : group.exp_avg_sq();
-    return read({data, elements});
+    return read({optim::StoredFloats(group, role), elements});
   }
   std::vector<float> shard(elements, 0.0f);
   RETURN_IF_ERROR(read(shard));
@@ -92,8 +88,9 @@ absl::Status ReadGroups(const plan::ShardingPlan& plan,
     };
     RETURN_IF_ERROR(read(plan::StateRole::kParam));
     if (group.rules().trainable) {
-      RETURN_IF_ERROR(read(plan::StateRole::kExpAvg));
-      RETURN_IF_ERROR(read(plan::StateRole::kExpAvgSq));
+      for (const plan::StateSpec& state : plan::BufferStatesOf(plan.options.optimizer)) {
+        RETURN_IF_ERROR(read(state.role));
+      }
     }
   }
   return absl::OkStatus();
@@ -133,8 +130,10 @@ absl::StatusOr<SavedStep> OpenSaved(const Assignment& assignment) {
   }
   SavedStep saved;
   saved.files = std::make_unique<store::FileStore>(slash == 0 ? "/" : path.substr(0, slash));
-  auto loader = checkpoint::StepLoader::Open(
-      saved.files.get(), path.substr(slash + 1), &assignment.plan.inventory);
+  auto loader = checkpoint::StepLoader::Open(saved.files.get(),
+                                             path.substr(slash + 1),
+                                             &assignment.plan.inventory,
+                                             assignment.plan.options.optimizer);
   if (!loader.ok()) {
     return MarkLoadError(loader.status());
   }

@@ -61,11 +61,12 @@ absl::Status RankEngine::CheckFit() const {
         absl::StrCat("plan is for ", plan.ranks, " ranks, the group has ", communicator.size()));
   }
   const plan::OptimizerSpec& optimizer = args_.spec.optimizer;
-  if (plan.options.weight_type != plan::WeightTypeOf(args_.spec.compute) ||
+  if (plan.options.optimizer != optimizer.kind ||
+      plan.options.weight_type != plan::WeightTypeOf(args_.spec.compute) ||
       plan.options.main_type != plan::MainTypeOf(optimizer.main_weights) ||
       plan.options.state_type != plan::StateTypeOf(optimizer.state_type)) {
     return absl::FailedPreconditionError(
-        "plan and job disagree about the types of weights, main weights or moments");
+        "plan and job disagree about the optimizer, or the types of weights or states");
   }
   if (args_.spec.compute == plan::ComputeType::kBF16 && args_.gpu == nullptr) {
     return absl::FailedPreconditionError(

@@ -126,16 +126,15 @@ int64_t ActivationBytes(const ModelInventory& inventory, const ProgramBuffer& bu
 }
 
 // Element type of a buffer of weights, moments or gradients.
-DType TypeOf(const ProgramOptions& options, BufferKind kind) {
-  switch (kind) {
+DType TypeOf(const ProgramOptions& options, const ProgramBuffer& buffer) {
+  switch (buffer.kind) {
     case BufferKind::kGathered:
     case BufferKind::kModelWeight:
       return options.weight_type;
     case BufferKind::kMainWeight:
       return options.main_type;
-    case BufferKind::kExpAvg:
-    case BufferKind::kExpAvgSq:
-      return options.state_type;
+    case BufferKind::kState:
+      return StateBufferType(options, buffer.slot);
     default:
       return kGradientType;
   }
@@ -183,11 +182,15 @@ absl::Status CheckSizes(const ShardingPlan& plan) {
         expected = StoredRange(plan, buffer.group, 0).size();
         break;
     }
+    const auto states = static_cast<int>(BufferStatesOf(plan.options.optimizer).size());
+    if (buffer.kind == BufferKind::kState && (buffer.slot < 0 || buffer.slot >= states)) {
+      return Fault(buffer, "K13", "is no state of the optimizer");
+    }
     if (buffer.kind == BufferKind::kGathered &&
         buffer.persistent != IsResident(request, buffer.group)) {
       return Fault(buffer, "K13", "does not stay as the rules of its group say");
     }
-    if (buffer.dtype != TypeOf(plan.options, buffer.kind)) {
+    if (buffer.dtype != TypeOf(plan.options, buffer)) {
       return Fault(buffer, "K13", "is of another type than its kind");
     }
     if (buffer.bytes != expected * DTypeBytes(buffer.dtype)) {

@@ -83,8 +83,8 @@ PeakCut PeakOf(const ProgramBuffers& buffers,
 }
 
 bool Updated(BufferKind kind) {
-  return kind == BufferKind::kMainWeight || kind == BufferKind::kExpAvg ||
-         kind == BufferKind::kExpAvgSq || kind == BufferKind::kMainGrad;
+  return kind == BufferKind::kMainWeight || kind == BufferKind::kState ||
+         kind == BufferKind::kMainGrad;
 }
 
 int64_t& ArenaSize(BufferPlan& plan, MemoryKind memory) {

@@ -34,8 +34,7 @@ MemoryUse UseOf(const ProgramBuffer& buffer) {
       return MemoryUse::kWeights;
     case BufferKind::kGathered:
       return buffer.persistent ? MemoryUse::kWeights : MemoryUse::kGathered;
-    case BufferKind::kExpAvg:
-    case BufferKind::kExpAvgSq:
+    case BufferKind::kState:
       return MemoryUse::kOptimizer;
     case BufferKind::kMainGrad:
     case BufferKind::kLocalGrad:

@@ -116,7 +116,7 @@ class BufferList {
     const auto add_own = [&](const char* role, BufferKind kind, DType dtype) {
       ProgramBuffer own = OfGroup(role, kind, group, stored, dtype);
       own.persistent = true;
-      buffers_.Add(own);
+      return buffers_.Add(own);
     };
     if (!same_type) {
       // Frozen groups have one too: a save then holds the bits that were loaded.
@@ -127,9 +127,10 @@ class BufferList {
     if (!rules.trainable) {
       return;
     }
-    for (const auto& [role, kind] : {std::make_pair("exp_avg", BufferKind::kExpAvg),
-                                     std::make_pair("exp_avg_sq", BufferKind::kExpAvgSq)}) {
-      add_own(role, kind, request_.options.state_type);
+    int slot = 0;
+    for (const StateSpec& state : BufferStatesOf(request_.options.optimizer)) {
+      const DType dtype = StateTypeOf(state, request_.options.state_type);
+      buffers_[add_own(state.name, BufferKind::kState, dtype)].slot = slot++;
     }
   }
 

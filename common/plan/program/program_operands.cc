@@ -116,8 +116,9 @@ void OperandList::AddUpdate() {
   Add(whole < 0 ? FinalSum(at_.group, 0) : BufferId(), Access::kRead, Role::kSum);
   Add(OfGroup(BufferKind::kMainWeight), Access::kAdd, Role::kStored);
   Add(OfGroup(BufferKind::kModelWeight), Access::kAdd, Role::kStored);
-  Add(OfGroup(BufferKind::kExpAvg), Access::kAdd, Role::kState);
-  Add(OfGroup(BufferKind::kExpAvgSq), Access::kAdd, Role::kState);
+  for (const BufferId state : context_.index.OfCall(BufferKind::kState, at_.group, 0)) {
+    Add(state, Access::kAdd, Role::kState);
+  }
 }
 
 // Losses, and what this rank measures of the gradients.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/signed_size.h"
+
 namespace ravel::plan {
 
 bool IsCompute(OpCode op) {
@@ -128,10 +130,8 @@ const char* BufferKindName(BufferKind kind) {
   switch (kind) {
     case BufferKind::kMainWeight:
       return "main weight";
-    case BufferKind::kExpAvg:
-      return "exp_avg";
-    case BufferKind::kExpAvgSq:
-      return "exp_avg_sq";
+    case BufferKind::kState:
+      return "optimizer state";
     case BufferKind::kMainGrad:
       return "main grad";
     case BufferKind::kGathered:
@@ -160,6 +160,15 @@ const char* BufferKindName(BufferKind kind) {
       return "remade activations";
   }
   return "unknown";
+}
+
+const char* BufferLabel(const ProgramOptions& options, const ProgramBuffer& buffer) {
+  return buffer.kind == BufferKind::kState ? At(BufferStatesOf(options.optimizer), buffer.slot).name
+                                           : BufferKindName(buffer.kind);
+}
+
+DType StateBufferType(const ProgramOptions& options, int slot) {
+  return StateTypeOf(At(BufferStatesOf(options.optimizer), slot), options.state_type);
 }
 
 const char* MemoryKindName(MemoryKind memory) {

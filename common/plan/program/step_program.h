@@ -12,6 +12,7 @@
 #include "common/dtype.h"
 #include "common/model/ids.h"
 #include "common/model/model_inventory.h"
+#include "common/model/optimizer_states.h"
 
 namespace ravel::plan {
 
@@ -56,8 +57,8 @@ constexpr size_t StreamIndex(StreamId stream) {
 enum class BufferKind : uint8_t {
   kMainWeight = 1,  // this rank's shard, fp32 or remainders; inside `gathered` when gathers are in
                     // place, unless model weights are of another type
-  kExpAvg = 2,
-  kExpAvgSq = 3,
+  kState = 2,  // of the optimizer: the `slot`-th of BufferStatesOf (optimizer_states.h). 3 is the
+               // second of them in the stored form of a plan
   kMainGrad = 4,  // one slot of the lane counter of a unit's gradient call
   kGathered = 5,
   kStaging = 6,
@@ -86,7 +87,8 @@ struct ProgramBuffer {
   GroupId group = {};  // of weights and gradients
   int call = 0;  // gradients: which gradient call of the group (tied tables have two); activations:
                  // which call of the unit
-  int slot = 0;  // kMainGrad: which of the CounterBuffers (lane_map.h) of the call
+  int slot = 0;  // kMainGrad: which of the CounterBuffers (lane_map.h) of the call; kState: which
+                 // state of the optimizer
   int64_t bytes = 0;
   DType dtype = DType::kU8;  // of its elements; kU8: activations, which are of several types
   bool persistent = false;   // lives across steps
@@ -109,7 +111,7 @@ enum class Role : uint8_t {
   kWeights = 1,   // gathered weights of a group. Of a unit: of the groups that it reads, its own
                   // first; a tensor whose group is not among them is not read
   kStored = 2,    // what this rank stores of a group's weights: main weight, model weight
-  kState = 3,     // moments
+  kState = 3,     // states of the optimizer
   kGradient = 4,  // gradient of one lane, or the whole final one. Of a backward: staging of the
                   // trainable groups that the unit writes, its own first
   kSend = 5,      // what leaves for other ranks or for a counter
@@ -202,7 +204,8 @@ struct ProgramOptions {
   // Type of main weights: fp32, or i16, where they are the remainders that make the bf16 model
   // weight of the same element an exact fp32.
   DType main_type = DType::kF32;
-  DType state_type = DType::kF32;  // of moments: fp32 or bf16
+  OptimizerKind optimizer = OptimizerKind::kAdamW;
+  DType state_type = DType::kF32;  // of the optimizer's states that have a choice: fp32 or bf16
   // Type in which the lanes' gradients travel between the ranks of a replica.
   WireType gradient_wire = WireType::kF32;
   // Thread blocks (CTAs) that a collective may use; 0: the transport's choice. No instruction
@@ -235,6 +238,10 @@ const char* PhaseName(Phase phase);
 const char* LanePartName(LanePart part);
 const char* StreamName(StreamId stream);
 const char* BufferKindName(BufferKind kind);
+// The name of its kind, of a state its own: what reports count bytes by.
+const char* BufferLabel(const ProgramOptions& options, const ProgramBuffer& buffer);
+// Type of a buffer of the `slot`-th state.
+DType StateBufferType(const ProgramOptions& options, int slot);
 const char* MemoryKindName(MemoryKind memory);
 
 }  // namespace ravel::plan

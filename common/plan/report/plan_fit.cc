@@ -68,7 +68,7 @@ void AddNarrow(const PlanRequest& request, const Narrow& narrow, std::vector<Cha
       spec.optimizer.main_weights,
       MainWeightForm::kBF16Remainder,
       "training.optimizer.mainWeights: bf16_remainder");
-  set(narrow.moments,
+  set(narrow.moments && HasChosenType(spec.optimizer.kind),
       spec.optimizer.state_type,
       StateType::kBF16,
       "training.optimizer.stateDtype: bf16");

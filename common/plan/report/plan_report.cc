@@ -111,8 +111,7 @@ MemoryCategory CategoryOf(BufferKind kind) {
   switch (kind) {
     case BufferKind::kMainWeight:
     case BufferKind::kModelWeight:
-    case BufferKind::kExpAvg:
-    case BufferKind::kExpAvgSq:
+    case BufferKind::kState:
     case BufferKind::kMainGrad:
     case BufferKind::kLocalGrad:
     case BufferKind::kOuterGrad:
@@ -150,7 +149,7 @@ MemoryReport ReportMemory(const ShardingPlan& plan) {
   std::map<std::pair<MemoryCategory, std::string>, int64_t> bytes;
   const auto add = [&](const ProgramBuffer& buffer) {
     MemoryCategory category = CategoryOf(buffer.kind);
-    std::string what = BufferKindName(buffer.kind);
+    std::string what = BufferLabel(plan.options, buffer);
     if (buffer.persistent && category == MemoryCategory::kWindows) {
       // A resident gathered buffer is where the weights are; kept staging is a gradient.
       category = MemoryCategory::kPersistent;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <span>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -19,8 +20,6 @@ namespace {
 
 constexpr size_t kMostRectangles = 8;  // of one tensor on one writer
 
-constexpr StateRole kShardRoles[] = {StateRole::kParam, StateRole::kExpAvg, StateRole::kExpAvgSq};
-
 // A rectangle that has a writer but no file yet.
 struct Rectangle {
   StateId tensor = 0;
@@ -30,29 +29,22 @@ struct Rectangle {
   int64_t bytes = 0;
 };
 
-std::string KeyOf(const std::string& parameter, StateRole role) {
-  switch (role) {
-    case StateRole::kParam:
-      return parameter;
-    case StateRole::kExpAvg:
-      return absl::StrCat("state.", parameter, ".exp_avg");
-    case StateRole::kExpAvgSq:
-      return absl::StrCat("state.", parameter, ".exp_avg_sq");
-    case StateRole::kStep:
-      return absl::StrCat("state.", parameter, ".step");
+// Weights, and what is kept of those that are trained.
+std::vector<StateRole> RolesOf(const TensorSpec& parameter, std::span<const StateSpec> states) {
+  std::vector<StateRole> roles = {StateRole::kParam};
+  for (const StateSpec& state : states) {
+    if (parameter.trainable) {
+      roles.push_back(state.role);
+    }
   }
-  return "";
+  return roles;
 }
 
 std::vector<StateTensor> TensorsOf(const ShardingPlan& plan) {
   std::vector<StateTensor> tensors;
   for (const TensorSpec& parameter : plan.inventory.tensors) {
-    for (const StateRole role :
-         {StateRole::kParam, StateRole::kExpAvg, StateRole::kExpAvgSq, StateRole::kStep}) {
-      if (role != StateRole::kParam && !parameter.trainable) {
-        continue;
-      }
-      tensors.push_back({.key = KeyOf(parameter.name, role),
+    for (const StateRole role : RolesOf(parameter, StatesOf(plan.options.optimizer))) {
+      tensors.push_back({.key = StateKey(parameter.name, role),
                          .of_param = parameter.name,
                          .role = role,
                          .dtype = SavedType(plan, role),
@@ -119,10 +111,7 @@ class SavePlanner {
 
   absl::Status AddPiece(int64_t rank, GroupId group, const OwnedPiece& piece) {
     const TensorSpec& parameter = plan_.inventory.tensors[piece.tensor];
-    for (const StateRole role : kShardRoles) {
-      if (role != StateRole::kParam && !parameter.trainable) {
-        continue;
-      }
+    for (const StateRole role : RolesOf(parameter, BufferStatesOf(plan_.options.optimizer))) {
       std::vector<Box> boxes;
       const int64_t element_bytes = DTypeBytes(SavedType(plan_, role));
       for (const Box& box : piece.Boxes()) {
@@ -135,7 +124,7 @@ class SavePlanner {
       int64_t offset = piece.shard_offset;
       for (const Box& box : boxes) {
         const int64_t elements = ElementCount(box.length);
-        Of(rank).push_back({.tensor = tensor_of_.at(KeyOf(parameter.name, role)),
+        Of(rank).push_back({.tensor = tensor_of_.at(StateKey(parameter.name, role)),
                             .box = box,
                             .group = group,
                             .shard_offset = offset,
@@ -240,8 +229,12 @@ class SavePlanner {
 }  // namespace
 
 DType SavedType(const ShardingPlan& plan, StateRole role) {
-  const bool moments = role == StateRole::kExpAvg || role == StateRole::kExpAvgSq;
-  return moments ? plan.options.state_type : DType::kF32;
+  for (const StateSpec& state : StatesOf(plan.options.optimizer)) {
+    if (state.role == role) {
+      return StateTypeOf(state, plan.options.state_type);
+    }
+  }
+  return DType::kF32;
 }
 
 absl::Status ProveCover(const SavePlan& plan) {

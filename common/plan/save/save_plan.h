@@ -8,14 +8,12 @@
 #include <vector>
 
 #include "common/dtype.h"
+#include "common/model/optimizer_states.h"
 #include "common/plan/sharding_plan.h"
 #include "common/shape.h"
 #include "common/status.h"
 
 namespace ravel::plan {
-
-// On disk (manifest): do not renumber.
-enum class StateRole : uint8_t { kParam = 1, kExpAvg = 5, kExpAvgSq = 6, kStep = 7 };
 
 // A tensor of the saved state: "model.norm.weight" or "state.model.norm.weight.exp_avg".
 struct StateTensor {
@@ -47,7 +45,7 @@ struct SaveFile {
   std::vector<SaveChunk> chunks;  // in file order
 };
 
-// What values of `role` are saved as: moments in the type that they live in, never widened; weights
+// What values of `role` are saved as: states in the type that they live in, never widened; weights
 // and steps are fp32, weights also where they live as bf16 and a remainder.
 DType SavedType(const ShardingPlan& plan, StateRole role);
 
@@ -65,7 +63,7 @@ struct SaveLimits {
   int64_t file_bytes = int64_t{4} << 30;
 };
 
-// Each rank writes what it measures (SavedPieces): model/ has parameters, optim/ moments and steps
+// Each rank writes what it measures (SavedPieces): model/ has parameters, optim/ states and steps
 // of those that are trained; where replicas hold the same the first writes, where ranks hold
 // everything each its shard. The j-th rectangle of a tensor on a writer is in that writer's j-th
 // file. Steps are held by all and go to whoever has least to write.

@@ -78,6 +78,7 @@ JobSpec FullSpec() {
   spec.compute = ComputeType::kBF16;
   spec.communication_blocks = 6;
   spec.allow_slow_kernels = true;
+  spec.optimizer.kind = OptimizerKind::kAdamW;
   spec.optimizer.state_type = StateType::kBF16;
   spec.optimizer.main_weights = MainWeightForm::kBF16Remainder;
   spec.recompute = RecomputePolicy::kMlp;
@@ -239,7 +240,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
                staging_window_bytes] = spec;
   const auto& [train, validation, format, sequence_length, passes, tokenizer] = data;
   const auto& [path, weight, tokens] = train.front();
-  const auto& [lr, beta1, beta2, eps, weight_decay, clip_norm, state_type, main_weights] =
+  const auto& [rule, lr, beta1, beta2, eps, weight_decay, clip_norm, state_type, main_weights] =
       optimizer;
   const auto& [kind, warmup_steps, min_ratio] = schedule;
   const auto& [sizes, grow_delay_ms, grow_every_ms] = elastic;
@@ -247,6 +248,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
   const auto& [max_failures, max_per_day, max_no_progress, backoff_ms, max_backoff_ms] = restart;
   EXPECT_EQ(name, "plan");
   EXPECT_EQ(tokens, 1000);
+  EXPECT_EQ(rule, OptimizerKind::kAdamW);
   EXPECT_EQ(lr, 1e-3);
   EXPECT_EQ(state_type, StateType::kBF16);
   EXPECT_EQ(main_weights, MainWeightForm::kBF16Remainder);

@@ -210,8 +210,7 @@ TEST(PlanRegression, ReduceInputsNotRetainedPerLayer) {
     for (const ProgramBuffer& buffer : plan.buffers) {
       switch (buffer.kind) {
         case BufferKind::kMainWeight:
-        case BufferKind::kExpAvg:
-        case BufferKind::kExpAvgSq:
+        case BufferKind::kState:
         case BufferKind::kMainGrad:
         case BufferKind::kSaved:
           of_layers += ArenaBytes(buffer);

@@ -27,6 +27,7 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr uint64_t kSeed = 20240607;
+constexpr plan::OptimizerKind kOptimizer = plan::OptimizerKind::kAdamW;
 
 // Of both types that moments may live in.
 class MomentsRoundTrip : public ::testing::TestWithParam<DType> {};
@@ -91,7 +92,8 @@ TEST(Bf16MomentsTest, TheManifestHasTheTypeAndTheDigestOfStoredValues) {
     for (size_t role = 0; role < testing::kShardRoles.size(); ++role) {
       for (size_t t = 0; t < inventory.tensors.size(); ++t) {
         const std::vector<float>& values = saved.state.values[role][t];
-        const std::string key = StateKey(inventory.tensors[t].name, testing::kShardRoles[role]);
+        const std::string key =
+            plan::StateKey(inventory.tensors[t].name, testing::kShardRoles[role]);
         const ckpt::TensorRecord& record = *step->manifest().FindTensor(key);
         EXPECT_EQ(record.dtype, role == 0 ? DType::kF32 : DType::kBF16) << key;
         EXPECT_EQ(record.stored_dtype, record.dtype) << key;
@@ -165,7 +167,7 @@ TEST(Bf16MomentsTest, OtherTypesAreRefusedByName) {
       tensor.dtype = tensor.key == tested.key ? tested.dtype : tensor.dtype;
     }
     ASSERT_TRUE(testing::Save(store, saved, {.step = 4, .epoch = 1, .attempt = 1}).ok());
-    const auto loader = StepLoader::Open(&store, "step-0000000004", &inventory);
+    const auto loader = StepLoader::Open(&store, "step-0000000004", &inventory, kOptimizer);
     ASSERT_TRUE(absl::IsFailedPrecondition(loader.status())) << loader.status();
     EXPECT_THAT(std::string(loader.status().message()),
                 ::testing::EndsWith(absl::StrCat(tested.key, ": ", tested.expected)));
@@ -207,7 +209,7 @@ TEST(RoundTripTest, BlobsAndSmallFilesComeBack) {
   store::MemoryStore store;
   const testing::SavedWorld saved = testing::MakeWorld(inventory, 2, kSeed);
   ASSERT_TRUE(testing::Save(store, saved, {.step = 4, .epoch = 1, .attempt = 1}).ok());
-  const auto loader = StepLoader::Open(&store, "step-0000000004", &inventory);
+  const auto loader = StepLoader::Open(&store, "step-0000000004", &inventory, kOptimizer);
   ASSERT_TRUE(loader.ok()) << loader.status();
   EXPECT_EQ(*loader->Blob("rng"), "seed 7");
   EXPECT_TRUE(absl::IsNotFound(loader->Blob("schedule").status()));
@@ -220,7 +222,7 @@ TEST(RoundTripTest, AnotherModelIsRefusedWithEveryDifference) {
       testing::MakeWorld(testing::InventoryOf({{3, 3}, {5}, {4}}), 2, kSeed);
   ASSERT_TRUE(testing::Save(store, saved, {.step = 4, .epoch = 1, .attempt = 1}).ok());
   const plan::ModelInventory other = testing::InventoryOf({{3, 4}, {5}, {4}, {9}});
-  const auto loader = StepLoader::Open(&store, "step-0000000004", &other);
+  const auto loader = StepLoader::Open(&store, "step-0000000004", &other, kOptimizer);
   ASSERT_TRUE(absl::IsFailedPrecondition(loader.status())) << loader.status();
   const std::string message(loader.status().message());
   EXPECT_THAT(message, HasSubstr("unit.0.tensor.0.weight: shape [3, 3], the job has [3, 4]"));
@@ -235,7 +237,7 @@ TEST(RoundTripTest, ATensorTheModelDoesNotHaveIsRefused) {
       testing::MakeWorld(testing::InventoryOf({{3, 3}, {5}, {4}}), 2, kSeed);
   ASSERT_TRUE(testing::Save(store, saved, {.step = 4, .epoch = 1, .attempt = 1}).ok());
   const plan::ModelInventory other = testing::InventoryOf({{3, 3}, {5}});
-  const auto loader = StepLoader::Open(&store, "step-0000000004", &other);
+  const auto loader = StepLoader::Open(&store, "step-0000000004", &other, kOptimizer);
   EXPECT_THAT(std::string(loader.status().message()),
               HasSubstr("unit.1.tensor.0.weight: not a tensor of the job's model"));
 }
@@ -245,7 +247,7 @@ TEST(RoundTripTest, DigestsOfAllRanksMustAddUp) {
   const plan::ModelInventory inventory = testing::InventoryOf({{3, 3}, {5}});
   const testing::SavedWorld saved = testing::MakeWorld(inventory, 2, kSeed);
   ASSERT_TRUE(testing::Save(store, saved, {.step = 4, .epoch = 1, .attempt = 1}).ok());
-  auto loader = StepLoader::Open(&store, "step-0000000004", &inventory);
+  auto loader = StepLoader::Open(&store, "step-0000000004", &inventory, kOptimizer);
   ASSERT_TRUE(loader.ok());
   // Half of the first tensor only: a piece that nobody read.
   std::vector<float> shard(9);

@@ -261,7 +261,7 @@ void ExpectFrozen(const std::string& pattern, plan::UnitId unit, bool whole_unit
       int trained = 0;
       for (const ParameterGroup& group : groups) {
         const bool trains = group.rules().trainable;
-        EXPECT_EQ(group.exp_avg() == nullptr, !trains);
+        EXPECT_EQ(group.StoredAt(0, 0).states[0].data == nullptr, !trains);
         EXPECT_TRUE(trains || group.layout().unit == unit);
         frozen += trains ? 0 : 1;
         trained += trains && group.layout().unit == unit ? 1 : 0;

@@ -232,7 +232,7 @@ TEST(MemoryLedger, ABufferThatGrowsIsSeen) {
       return absl::OkStatus();
     }
     for (const BufferKind kind : {BufferKind::kMainWeight,
-                                  BufferKind::kExpAvg,
+                                  BufferKind::kState,
                                   BufferKind::kMainGrad,
                                   BufferKind::kGathered,
                                   BufferKind::kStaging}) {

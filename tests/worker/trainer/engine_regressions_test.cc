@@ -15,6 +15,7 @@
 #include "common/mutex.h"
 #include "common/trace.h"
 #include "tests/testing/strategy_cases.h"
+#include "worker/optim/stored_state.h"
 
 namespace ravel::trainer {
 namespace {
@@ -100,7 +101,9 @@ TEST(EngineRegressions, EmptyShardLeavesNeighboursAlone) {
         }
       };
       each_gap([&](shard::ParameterGroup& group, int64_t begin, int64_t end) {
-        for (float* state : {group.main_weight(), group.exp_avg(), group.exp_avg_sq()}) {
+        for (float* state : {group.main_weight(),
+                             optim::StoredFloats(group, plan::StateRole::kExpAvg),
+                             optim::StoredFloats(group, plan::StateRole::kExpAvgSq)}) {
           std::fill(state + begin, state + end, std::bit_cast<float>(kMark));
         }
       });
@@ -111,7 +114,9 @@ TEST(EngineRegressions, EmptyShardLeavesNeighboursAlone) {
         }
       }
       each_gap([&](shard::ParameterGroup& group, int64_t begin, int64_t end) {
-        for (float* state : {group.main_weight(), group.exp_avg(), group.exp_avg_sq()}) {
+        for (float* state : {group.main_weight(),
+                             optim::StoredFloats(group, plan::StateRole::kExpAvg),
+                             optim::StoredFloats(group, plan::StateRole::kExpAvgSq)}) {
           for (int64_t i = begin; i < end; ++i) {
             ASSERT_EQ(std::bit_cast<uint32_t>(state[i]), kMark) << tested.name();
           }

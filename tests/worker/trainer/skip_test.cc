@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/testing/training_cases.h"
+#include "worker/optim/stored_state.h"
 
 namespace ravel::trainer {
 namespace {
@@ -15,7 +16,9 @@ std::vector<uint32_t> StateBits(RankEngine& engine) {
   std::vector<uint32_t> bits;
   for (const shard::ParameterGroup& group : engine.groups()) {
     for (const shard::ShardRun& run : group.runs()) {
-      for (const float* state : {group.main_weight(), group.exp_avg(), group.exp_avg_sq()}) {
+      for (const float* state : {group.main_weight(),
+                                 optim::StoredFloats(group, plan::StateRole::kExpAvg),
+                                 optim::StoredFloats(group, plan::StateRole::kExpAvgSq)}) {
         for (int64_t i = 0; i < run.elements; ++i) {
           bits.push_back(std::bit_cast<uint32_t>(state[run.offset + i]));
         }

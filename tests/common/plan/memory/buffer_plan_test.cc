@@ -171,9 +171,8 @@ TEST(PlanBuffers, OptimizerBuffersStartOnDifferentPages) {
     std::vector<int64_t> pages;
     for (size_t i = 0; i < plan.buffers.size(); ++i) {
       const ProgramBuffer& buffer = plan.buffers[i];
-      const bool walked = buffer.kind == BufferKind::kMainWeight ||
-                          buffer.kind == BufferKind::kExpAvg ||
-                          buffer.kind == BufferKind::kExpAvgSq;
+      const bool walked =
+          buffer.kind == BufferKind::kMainWeight || buffer.kind == BufferKind::kState;
       if (buffer.unit == static_cast<int>(unit) && walked && buffer.bytes >= 65536) {
         EXPECT_EQ(plan.memory.offsets[i] % 4096, 0);
         pages.push_back(plan.memory.offsets[i] / 4096 % 8);

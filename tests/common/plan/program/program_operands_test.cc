@@ -85,10 +85,8 @@ class OperandReference {
         break;
       case OpCode::kOptimizerStep:
         AddFirst({Of(BufferKind::kFullGrad, at.group), {FinalSum(at.group, 0)}});
-        for (const BufferKind kind : {BufferKind::kMainWeight,
-                                      BufferKind::kModelWeight,
-                                      BufferKind::kExpAvg,
-                                      BufferKind::kExpAvgSq}) {
+        for (const BufferKind kind :
+             {BufferKind::kMainWeight, BufferKind::kModelWeight, BufferKind::kState}) {
           Add(Of(kind, at.group), true);
         }
         break;

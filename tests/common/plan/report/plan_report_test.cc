@@ -166,9 +166,9 @@ TEST(PlanReport, RemaindersAndBf16MomentsTakeTwoBytesEach) {
     const ShardingPlan plan = Make(request);
     int64_t bytes = 0;
     for (const ProgramBuffer& buffer : plan.buffers) {
-      const bool stored =
-          buffer.kind == BufferKind::kMainWeight || buffer.kind == BufferKind::kModelWeight ||
-          buffer.kind == BufferKind::kExpAvg || buffer.kind == BufferKind::kExpAvgSq;
+      const bool stored = buffer.kind == BufferKind::kMainWeight ||
+                          buffer.kind == BufferKind::kModelWeight ||
+                          buffer.kind == BufferKind::kState;
       bytes += stored ? buffer.bytes : 0;
     }
     int64_t elements = 0;
@@ -200,10 +200,8 @@ TEST(PlanReport, Bf16HalvesWhatIsNotStateOrGradient) {
     return bytes;
   };
   EXPECT_EQ(bytes_of(narrow, BufferKind::kGathered) * 2, bytes_of(wide, BufferKind::kGathered));
-  for (const BufferKind kind : {BufferKind::kMainWeight,
-                                BufferKind::kExpAvg,
-                                BufferKind::kMainGrad,
-                                BufferKind::kStaging}) {
+  for (const BufferKind kind :
+       {BufferKind::kMainWeight, BufferKind::kState, BufferKind::kMainGrad, BufferKind::kStaging}) {
     EXPECT_EQ(bytes_of(narrow, kind), bytes_of(wide, kind)) << BufferKindName(kind);
   }
   // The shard of bf16 weights is a buffer of its own.

@@ -492,6 +492,7 @@ void AdamWUpdate(Stream& stream, const AdamWArgs& args) {
   for (const TensorView& view : {args.p, args.g, args.m, args.v}) {
     CheckFlat(view, args.p.elements());
   }
+  CheckPieces(args.table, args.p.elements());
   cpu::AdamWUpdate(args);
 }
 

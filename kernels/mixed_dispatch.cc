@@ -27,9 +27,9 @@ void CheckFloat(const TensorView& view) {
 
 }  // namespace
 
-void MixedAdamWUpdate(Stream& stream, const MixedAdamWArgs& args) {
+void ElementUpdate(Stream& stream, const ElementUpdateArgs& args) {
   if (OnCuda(stream)) {
-    cuda::MixedAdamWUpdate(stream, args);
+    cuda::ElementUpdate(stream, args);
     return;
   }
   const int64_t n = args.g.elements();
@@ -47,9 +47,12 @@ void MixedAdamWUpdate(Stream& stream, const MixedAdamWArgs& args) {
   CheckFloat(args.g);
   CheckFloat(args.m);
   CheckFlat(args.m, n, args.m.dtype);
-  CheckFlat(args.v, n, args.m.dtype);
+  if (args.v.present()) {
+    CheckFlat(args.v, n, args.m.dtype);
+  }
   CHECK_MSG(args.first_index >= 0, "an index is not negative");
-  cpu::MixedAdamWUpdate(args);
+  CheckPieces(args.table, n);
+  cpu::ElementUpdate(args);
 }
 
 void ReduceAdd(Stream& stream, const ReduceAddArgs& args) {

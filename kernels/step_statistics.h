@@ -8,8 +8,8 @@
 #include <cstdint>
 
 #include "common/tensor_view.h"
-#include "kernels/adamw.h"
 #include "kernels/stream.h"
+#include "kernels/update.h"
 
 namespace ravel::kernels {
 
@@ -68,8 +68,7 @@ struct StepOutcome {
   int64_t non_finite = 0;
   int64_t target_tokens = 0;
   int32_t apply = 0;  // 0: nothing is updated
-  AdamWScalars with_decay = {};
-  AdamWScalars without_decay = {};
+  UpdateScalars scalars = {};
 };
 
 struct DecideUpdateArgs {
@@ -85,7 +84,7 @@ struct DecideUpdateArgs {
   double* sums = nullptr;  // [step_count]
   int32_t total = kNoOperand;
   double clip_norm = 0;
-  AdamWHyper hyper = {};  // learning rate: the messages'
+  UpdateHyper hyper = {};  // learning rate: the messages'
   StepOutcome* outcome = nullptr;
 };
 // The decision of kernels/scalar/decide_step.h over the sums of all messages.

@@ -33,13 +33,13 @@ struct DataSpec {
 // Element type of the optimizer's states that have a choice (optimizer_states.h).
 enum class StateType { kF32, kBF16 };
 // The weights that the optimizer updates: fp32, or the 16 bits that a bf16 model weight lacks of it
-// (kernels/mixed_adamw.h). Both train with the same bits.
+// (kernels/element_update.h). Both train with the same bits.
 enum class MainWeightForm { kF32, kBF16Remainder };
 
 struct OptimizerSpec {
   OptimizerKind kind = OptimizerKind::kAdamW;
   double lr = 0;
-  double beta1 = 0.9;
+  double beta1 = 0.9;  // of the average of gradients, or the share of momentum that stays
   double beta2 = 0.95;
   double eps = 1e-8;
   double weight_decay = 0.1;

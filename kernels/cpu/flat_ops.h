@@ -21,7 +21,7 @@ void AdamWRange(const AdamWArgs& args) {
   const float* g = args.g.As<float>();
   float* m = args.m.As<float>();
   float* v = args.v.As<float>();
-  const AdamWScalars& s = args.scalars;
+  const UpdateScalars& s = args.scalars;
   const auto scale = V::Set1(s.gradient_scale);
   const auto beta1 = V::Set1(s.beta1);
   const auto beta2 = V::Set1(s.beta2);

@@ -2,10 +2,13 @@
 
 #include <cmath>
 #include <cstring>
+#include <span>
 
-#include "kernels/scalar/adamw.h"
+#include "common/check.h"
+#include "common/signed_size.h"
 #include "kernels/scalar/bfloat16.h"
 #include "kernels/scalar/philox.h"
+#include "kernels/scalar/update_rules.h"
 #include "kernels/tree_reduce.h"
 
 namespace ravel::kernels::cpu {
@@ -16,14 +19,14 @@ float FloatAt(const TensorView& view, int64_t i) {
                                     : view.As<float>()[i];
 }
 
-float MainWeightAt(const MixedAdamWArgs& args, int64_t i) {
+float MainWeightAt(const ElementUpdateArgs& args, int64_t i) {
   return args.main_weight.present()
              ? args.main_weight.As<float>()[i]
              : scalar::JoinOf({.weight = args.weight.As<uint16_t>()[i],
                                .remainder = args.remainder.As<int16_t>()[i]});
 }
 
-void StoreMainWeight(const MixedAdamWArgs& args, int64_t i, float x) {
+void StoreMainWeight(const ElementUpdateArgs& args, int64_t i, float x) {
   const scalar::SplitWeight split = scalar::SplitOf(x);
   if (args.main_weight.present()) {
     args.main_weight.As<float>()[i] = x;
@@ -36,41 +39,105 @@ void StoreMainWeight(const MixedAdamWArgs& args, int64_t i, float x) {
 }
 
 // The 16 bits that round v of a global element: halves 4 to 7 of its group of four.
-uint32_t RandomHalf(const MixedAdamWArgs& args, uint32_t step, uint64_t index) {
+uint32_t RandomHalf(const ElementUpdateArgs& args, uint32_t site, uint32_t step, uint64_t index) {
   const scalar::PhiloxWords words = scalar::Philox4x32(
       args.seed,
       scalar::PhiloxCounter({.block = index / 4,
                              .step = step,
-                             .site = args.site,
+                             .site = site,
                              .purpose = scalar::PhiloxPurpose::kOptimizerState}));
   const uint32_t word = words[2 + index % 4 / 2];
   return index % 2 != 0 ? word >> 16 : word & 0xFFFFu;
 }
 
-}  // namespace
-
-void MixedAdamWUpdate(const MixedAdamWArgs& args) {
-  if (args.apply != nullptr && *args.apply == 0) {
-    return;
-  }
-  const AdamWScalars& scalars =
-      args.device_scalars != nullptr ? *args.device_scalars : args.scalars;
-  const uint32_t step =
-      args.device_step != nullptr ? static_cast<uint32_t>(*args.device_step) : args.step;
-  for (int64_t i = 0; i < args.g.elements(); ++i) {
+// Where nothing has to be rounded: a loop that compilers vectorise.
+template <typename Rule>
+void UpdateFp32(const ElementUpdateArgs& args,
+                const UpdatePiece& piece,
+                const UpdateScalars& scalars) {
+  float* p = args.main_weight.As<float>() + piece.offset;
+  const float* g = args.g.As<float>() + piece.offset;
+  float* m = args.m.As<float>() + piece.offset;
+  float* v = Rule::kStates > 1 ? args.v.As<float>() + piece.offset : nullptr;
+  for (int64_t i = 0; i < piece.elements; ++i) {
     const scalar::AdamWElement next =
-        scalar::AdamWStep(scalars,
-                          {MainWeightAt(args, i), FloatAt(args.m, i), FloatAt(args.v, i)},
-                          FloatAt(args.g, i));
+        Rule::Step(scalars, {p[i], m[i], Rule::kStates > 1 ? v[i] : 0.0f}, g[i]);
+    p[i] = next.p;
+    m[i] = next.m;
+    if constexpr (Rule::kStates > 1) {
+      v[i] = next.v;
+    }
+  }
+}
+
+template <typename Rule>
+void UpdateMixed(const ElementUpdateArgs& args,
+                 const UpdatePiece& piece,
+                 const UpdateScalars& scalars,
+                 uint32_t step) {
+  constexpr bool kTwo = Rule::kStates > 1;
+  for (int64_t i = piece.offset; i < piece.offset + piece.elements; ++i) {
+    const scalar::AdamWElement next =
+        Rule::Step(scalars,
+                   {MainWeightAt(args, i), FloatAt(args.m, i), kTwo ? FloatAt(args.v, i) : 0.0f},
+                   FloatAt(args.g, i));
     StoreMainWeight(args, i, next.p);
     if (args.m.dtype == DType::kF32) {
       args.m.As<float>()[i] = next.m;
-      args.v.As<float>()[i] = next.v;
     } else {
-      const uint64_t index = static_cast<uint64_t>(args.first_index + i);
       args.m.As<uint16_t>()[i] = scalar::Bf16Nearest(next.m);
-      args.v.As<uint16_t>()[i] = scalar::Bf16Stochastic(next.v, RandomHalf(args, step, index));
     }
+    if constexpr (kTwo) {
+      if (args.v.dtype == DType::kF32) {
+        args.v.As<float>()[i] = next.v;
+      } else {
+        const auto index = static_cast<uint64_t>(piece.first_index + i - piece.offset);
+        args.v.As<uint16_t>()[i] =
+            scalar::Bf16Stochastic(next.v, RandomHalf(args, piece.site, step, index));
+      }
+    }
+  }
+}
+
+template <typename Rule>
+void UpdatePieceOf(const ElementUpdateArgs& args,
+                   const UpdatePiece& piece,
+                   const UpdateScalars& scalars,
+                   uint32_t step) {
+  CHECK_MSG(args.v.present() == (Rule::kStates > 1) || piece.elements == 0,
+            "another number of states");
+  CHECK_MSG(Rule::kNarrowStates || args.m.dtype == DType::kF32, "states are fp32");
+  const bool fp32 = args.main_weight.present() && !args.weight.present() &&
+                    args.g.dtype == DType::kF32 && args.m.dtype == DType::kF32;
+  if (fp32) {
+    UpdateFp32<Rule>(args, piece, scalars);
+  } else {
+    UpdateMixed<Rule>(args, piece, scalars, step);
+  }
+}
+
+}  // namespace
+
+void ElementUpdate(const ElementUpdateArgs& args) {
+  if (args.apply != nullptr && *args.apply == 0) {
+    return;
+  }
+  UpdateScalars scalars = args.device_scalars != nullptr ? *args.device_scalars : args.scalars;
+  const uint32_t step =
+      args.device_step != nullptr ? static_cast<uint32_t>(*args.device_step) : args.step;
+  const UpdatePiece whole = {
+      .elements = args.g.elements(), .first_index = args.first_index, .site = args.site};
+  const PieceTable table =
+      args.table.pieces != nullptr ? args.table : PieceTable{.pieces = &whole, .count = 1};
+  const float decay = scalars.weight_decay;
+  for (const UpdatePiece& piece : std::span(table.pieces, Size(table.count))) {
+    scalars.weight_decay = piece.decays != 0 ? decay : 0.0f;
+    scalar::ForEachRule([&](auto rule) {
+      using Rule = decltype(rule);
+      if (Rule::kRule == args.rule) {
+        UpdatePieceOf<Rule>(args, piece, scalars, step);
+      }
+    });
   }
 }
 

@@ -4,12 +4,12 @@
 // already checked (kernels/mixed_dispatch.cc).
 
 #include "kernels/cast.h"
-#include "kernels/mixed_adamw.h"
+#include "kernels/element_update.h"
 #include "kernels/reduce_add.h"
 
 namespace ravel::kernels::cpu {
 
-void MixedAdamWUpdate(const MixedAdamWArgs& args);
+void ElementUpdate(const ElementUpdateArgs& args);
 void ReduceAdd(Stream& stream, const ReduceAddArgs& args);
 void Cast(const CastArgs& args);
 void TransposeMatrix(const TransposeArgs& args);

@@ -2,13 +2,23 @@
 
 #include <bit>
 #include <cstring>
+#include <span>
 #include <vector>
 
+#include "common/signed_size.h"
 #include "kernels/cpu/reference_ops.h"
 #include "kernels/cpu/simd_ops.h"
 #include "kernels/scalar/decide_step.h"
 
 namespace ravel::kernels::cpu {
+namespace {
+
+// The view may be a matrix of one row.
+TensorView PartOf(const TensorView& flat, const UpdatePiece& piece) {
+  return VectorView(flat.As<float>() + piece.offset, piece.elements);
+}
+
+}  // namespace
 
 void AdamWUpdate(const AdamWArgs& args) {
   if (args.apply != nullptr && *args.apply == 0) {
@@ -18,7 +28,19 @@ void AdamWUpdate(const AdamWArgs& args) {
   if (args.device_scalars != nullptr) {
     known.scalars = *args.device_scalars;
   }
-  ActiveOps().adamw(known);
+  if (args.table.pieces == nullptr) {
+    ActiveOps().adamw(known);
+    return;
+  }
+  const float decay = known.scalars.weight_decay;
+  for (const UpdatePiece& piece : std::span(args.table.pieces, Size(args.table.count))) {
+    known.p = PartOf(args.p, piece);
+    known.g = PartOf(args.g, piece);
+    known.m = PartOf(args.m, piece);
+    known.v = PartOf(args.v, piece);
+    known.scalars.weight_decay = piece.decays != 0 ? decay : 0.0f;
+    ActiveOps().adamw(known);
+  }
 }
 
 void SumLoss(const SumLossArgs& args) {

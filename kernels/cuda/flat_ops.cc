@@ -10,10 +10,29 @@
 namespace ravel::kernels::cuda {
 namespace {
 
-static_assert(sizeof(DeviceAdamWScalars) == sizeof(AdamWScalars));
+static_assert(sizeof(DeviceUpdateScalars) == sizeof(UpdateScalars));
+static_assert(sizeof(DeviceUpdatePiece) == sizeof(UpdatePiece));
+static_assert(kBlockElements == kMaxBlockElements);
 
-DeviceAdamWScalars ScalarsOf(const AdamWScalars& scalars) {
-  return std::bit_cast<DeviceAdamWScalars>(scalars);
+DeviceUpdateScalars ScalarsOf(const UpdateScalars& scalars) {
+  return std::bit_cast<DeviceUpdateScalars>(scalars);
+}
+
+DevicePieces PiecesOf(const PieceTable& table,
+                      int64_t elements,
+                      int64_t first_index = 0,
+                      uint32_t site = 0) {
+  return {.table = reinterpret_cast<const DeviceUpdatePiece*>(table.pieces),
+          .count = table.pieces != nullptr ? table.count : DivCeil(elements, kBlockElements),
+          .elements = elements,
+          .first_index = first_index,
+          .site = site,
+          .unused = 0};
+}
+
+// A block per piece, as far as the device has room for them.
+uint32_t GridOf(const LaunchStream& stream, const DevicePieces& pieces) {
+  return FlatGrid(stream, pieces.count * kFlatThreads);
 }
 
 }  // namespace
@@ -24,28 +43,28 @@ void AdamWUpdate(Stream& stream, const AdamWArgs& args) {
   for (const TensorView& view : {args.p, args.g, args.m, args.v}) {
     RequireFlat(view, n, DType::kF32);
   }
-  if (n == 0) {
+  const DevicePieces pieces = PiecesOf(args.table, n);
+  if (pieces.count == 0) {
     return;
   }
   // A ragged end does without vectors: padded shards have none.
-  const Variant variant = VariantFor({args.p, args.g, args.m, args.v});
   on.Run({.kernel = Kernel::kAdamW,
-          .variant = variant,
-          .grid = {FlatGrid(on, n / WidthOf(variant)), 1, 1}},
+          .variant = VariantFor({args.p, args.g, args.m, args.v}),
+          .grid = {GridOf(on, pieces), 1, 1}},
          AdamWParams{
              .p = args.p.As<float>(),
              .g = args.g.As<float>(),
              .m = args.m.As<float>(),
              .v = args.v.As<float>(),
-             .device_scalars = reinterpret_cast<const DeviceAdamWScalars*>(args.device_scalars),
+             .pieces = pieces,
+             .device_scalars = reinterpret_cast<const DeviceUpdateScalars*>(args.device_scalars),
              .apply = args.apply,
-             .elements = n,
              .scalars = ScalarsOf(args.scalars)});
 }
 
 namespace {
 
-void RequireMixedAdamW(const MixedAdamWArgs& args, int64_t n) {
+void RequireElementUpdate(const ElementUpdateArgs& args, int64_t n) {
   CHECK_MSG(args.main_weight.present() != args.remainder.present() || n == 0,
             "a main weight is fp32, or a weight with a remainder");
   if (args.remainder.present()) {
@@ -60,40 +79,52 @@ void RequireMixedAdamW(const MixedAdamWArgs& args, int64_t n) {
   RequireFloat(args.g);
   RequireFloat(args.m);
   RequireFlat(args.m, n, args.m.dtype);
-  RequireFlat(args.v, n, args.m.dtype);
+  if (args.v.present()) {
+    RequireFlat(args.v, n, args.m.dtype);
+  }
+  scalar::ForEachRule([&](auto rule) {
+    using Rule = decltype(rule);
+    if (Rule::kRule == args.rule) {
+      CHECK_MSG(args.v.present() == (Rule::kStates > 1) || n == 0, "another number of states");
+      CHECK_MSG(Rule::kNarrowStates || args.m.dtype == DType::kF32, "states are fp32");
+    }
+  });
   CHECK_MSG(args.first_index >= 0, "an index is not negative");
 }
 
 }  // namespace
 
-void MixedAdamWUpdate(Stream& stream, const MixedAdamWArgs& args) {
+void ElementUpdate(Stream& stream, const ElementUpdateArgs& args) {
   LaunchStream& on = LaunchStreamOf(stream);
   const int64_t n = args.g.elements();
-  RequireMixedAdamW(args, n);
-  if (n == 0) {
+  RequireElementUpdate(args, n);
+  ElementUpdateParams params = {};
+  params.pieces = PiecesOf(args.table, n, args.first_index, args.site);
+  if (params.pieces.count == 0) {
     return;
   }
-  const int32_t gradient = args.g.dtype == DType::kBF16 ? 2 : 0;
-  const int32_t states = args.m.dtype == DType::kBF16 ? 1 : 0;
-  MixedAdamWParams params = {};
+  int32_t variant = 0;
+  scalar::ForEachRule([&](auto rule) {
+    using Rule = decltype(rule);
+    if (Rule::kRule == args.rule) {
+      variant = scalar::VariantOf<Rule>(args.g.dtype == DType::kBF16, args.m.dtype == DType::kBF16);
+    }
+  });
   params.main_weight = args.main_weight.As<float>();
   params.weight = args.weight.As<uint16_t>();
   params.remainder = args.remainder.As<int16_t>();
   params.g = args.g.data;
   params.m = args.m.data;
   params.v = args.v.data;
-  params.device_scalars = reinterpret_cast<const DeviceAdamWScalars*>(args.device_scalars);
+  params.device_scalars = reinterpret_cast<const DeviceUpdateScalars*>(args.device_scalars);
   params.device_step = args.device_step;
   params.apply = args.apply;
-  params.elements = n;
   params.seed = args.seed;
-  params.first_index = static_cast<uint64_t>(args.first_index);
   params.step = args.step;
-  params.site = args.site;
   params.scalars = ScalarsOf(args.scalars);
-  on.Run({.kernel = Kernel::kMixedAdamW,
-          .variant = gradient + states,
-          .grid = {FlatGrid(on, DivCeil(n, int64_t{4}) + 1), 1, 1}},
+  on.Run({.kernel = Kernel::kElementUpdate,
+          .variant = variant,
+          .grid = {GridOf(on, params.pieces), 1, 1}},
          params);
 }
 

@@ -34,7 +34,7 @@ enum class Kernel : int32_t {
   kCrossEntropyLoss,
   kCrossEntropyGradient,
   kAdamW,
-  kMixedAdamW,
+  kElementUpdate,
   kTreeAdd,
   kTreeSum,
   kReduceAdd,
@@ -327,8 +327,8 @@ struct CrossEntropyParams {
   int64_t vocabulary;
 };
 
-// The fields of kernels::AdamWScalars, in its order.
-struct DeviceAdamWScalars {
+// The fields of kernels::UpdateScalars, in its order.
+struct DeviceUpdateScalars {
   float beta1;
   float beta2;
   float one_minus_beta1;
@@ -341,34 +341,53 @@ struct DeviceAdamWScalars {
   float gradient_scale;
 };
 
+// kernels::kMaxBlockElements.
+inline constexpr int64_t kBlockElements = 4096;
+
+// kernels::UpdatePiece.
+struct DeviceUpdatePiece {
+  int64_t offset;
+  int64_t elements;
+  int64_t first_index;
+  uint32_t site;
+  uint32_t decays;
+};
+
+// kernels::PieceTable, or, where there is none, all of `elements` cut for blocks.
+struct DevicePieces {
+  const DeviceUpdatePiece* table;
+  int64_t count;
+  int64_t elements;
+  int64_t first_index;  // without a table
+  uint32_t site;
+  int32_t unused;
+};
+
 struct AdamWParams {
   float* p;
   const float* g;
   float* m;
   float* v;
-  const DeviceAdamWScalars* device_scalars;  // read in place of `scalars` when present
-  const int32_t* apply;                      // when present and 0 nothing changes
-  int64_t elements;
-  DeviceAdamWScalars scalars;
+  DevicePieces pieces;
+  const DeviceUpdateScalars* device_scalars;  // read in place of `scalars` when present
+  const int32_t* apply;                       // when present and 0 nothing changes
+  DeviceUpdateScalars scalars;
 };
 
-struct MixedAdamWParams {
+struct ElementUpdateParams {
   float* main_weight;  // fp32 form, or null
   uint16_t* weight;    // bf16 model weight; may be null in the fp32 form
   int16_t* remainder;  // remainder form, or null
   const void* g;       // fp32, or bf16 in the bf16 variants
   void* m;             // fp32 or bf16
   void* v;
-  const DeviceAdamWScalars* device_scalars;  // read in place of `scalars` when present
-  const int64_t* device_step;                // read in place of `step` when present
-  const int32_t* apply;                      // when present and 0 nothing changes
-  int64_t elements;
+  DevicePieces pieces;
+  const DeviceUpdateScalars* device_scalars;  // read in place of `scalars` when present
+  const int64_t* device_step;                 // read in place of `step` when present
+  const int32_t* apply;                       // when present and 0 nothing changes
   uint64_t seed;
-  uint64_t first_index;
   uint32_t step;
-  uint32_t site;
-  int32_t bf16_states;
-  DeviceAdamWScalars scalars;
+  DeviceUpdateScalars scalars;
   int32_t unused = 0;
 };
 
@@ -524,13 +543,12 @@ struct DeviceStepOutcome {
   int64_t non_finite;
   int64_t target_tokens;
   int32_t apply;
-  DeviceAdamWScalars with_decay;
-  DeviceAdamWScalars without_decay;
+  DeviceUpdateScalars scalars;
   int32_t unused = 0;
 };
 
-// kernels::AdamWHyper.
-struct DeviceAdamWHyper {
+// kernels::UpdateHyper.
+struct DeviceUpdateHyper {
   double beta1;
   double beta2;
   double epsilon;
@@ -551,7 +569,7 @@ struct DecideUpdateParams {
   int64_t levels;
   int64_t step_count;
   double clip_norm;
-  DeviceAdamWHyper hyper;
+  DeviceUpdateHyper hyper;
   int32_t total;
   int32_t unused = 0;
 };

@@ -14,10 +14,10 @@
 #include "kernels/bias.h"
 #include "kernels/cast.h"
 #include "kernels/digest.h"
+#include "kernels/element_update.h"
 #include "kernels/embedding.h"
 #include "kernels/gemm.h"
 #include "kernels/loss.h"
-#include "kernels/mixed_adamw.h"
 #include "kernels/norm.h"
 #include "kernels/philox.h"
 #include "kernels/reduce_add.h"
@@ -54,7 +54,7 @@ void AttentionForward(Stream& stream, const AttentionForwardArgs& args);
 void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args);
 int64_t PrepareAttention(Stream& stream, const AttentionBackwardArgs& args);
 void AdamWUpdate(Stream& stream, const AdamWArgs& args);
-void MixedAdamWUpdate(Stream& stream, const MixedAdamWArgs& args);
+void ElementUpdate(Stream& stream, const ElementUpdateArgs& args);
 void TreeAdd(Stream& stream, const TreeAddArgs& args);
 void TreeSum(Stream& stream, const TreeSumArgs& args);
 void ReduceAdd(Stream& stream, const ReduceAddArgs& args);

@@ -14,7 +14,7 @@ namespace {
 static_assert(sizeof(DeviceRowNode) == sizeof(RowNode));
 static_assert(sizeof(DeviceSumStep) == sizeof(SumStep));
 static_assert(sizeof(DeviceStepOutcome) == sizeof(StepOutcome));
-static_assert(sizeof(DeviceAdamWHyper) == sizeof(AdamWHyper));
+static_assert(sizeof(DeviceUpdateHyper) == sizeof(UpdateHyper));
 static_assert(std::is_trivially_copyable_v<StepOutcome>);
 
 }  // namespace

@@ -26,8 +26,8 @@ struct AdamWElement {
   float v;
 };
 
-// `Scalars` has the fields of kernels::AdamWScalars. Every operation rounds once; fma only where it
-// is written.
+// `Scalars` has the fields of kernels::UpdateScalars. Every operation rounds once; fma only where
+// it is written.
 template <typename Scalars>
 constexpr AdamWElement AdamWStep(const Scalars& s, AdamWElement e, float gradient) {
   const float g = gradient * s.gradient_scale;

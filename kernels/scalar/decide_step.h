@@ -49,7 +49,7 @@ constexpr StepDecision DecideStep(const StepTotals& totals, double clip_norm) {
   return decision;
 }
 
-// `Scalars` has the fields of kernels::AdamWScalars, `Hyper` those of kernels::AdamWHyper. t:
+// `Scalars` has the fields of kernels::UpdateScalars, `Hyper` those of kernels::UpdateHyper. t:
 // updates applied so far + 1.
 template <typename Scalars, typename Hyper>
 constexpr Scalars ScalarsOfUpdate(const Hyper& hyper, int64_t t, float gradient_scale) {
@@ -83,12 +83,8 @@ constexpr void RecordOutcome(const Hyper& hyper,
   outcome.updates += outcome.apply;
   Hyper with_rate = hyper;
   with_rate.learning_rate = learning_rate;
-  using Scalars = decltype(outcome.with_decay);
-  outcome.with_decay =
-      ScalarsOfUpdate<Scalars>(with_rate, outcome.updates, decision.gradient_scale);
-  with_rate.weight_decay = 0.0;
-  outcome.without_decay =
-      ScalarsOfUpdate<Scalars>(with_rate, outcome.updates, decision.gradient_scale);
+  outcome.scalars = ScalarsOfUpdate<decltype(outcome.scalars)>(
+      with_rate, outcome.updates, decision.gradient_scale);
 }
 
 }  // namespace ravel::kernels::scalar

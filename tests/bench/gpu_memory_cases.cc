@@ -9,7 +9,7 @@
 #include "kernels/activation.h"
 #include "kernels/cuda/kernel_params.h"
 #include "kernels/cuda/launch_rules.h"
-#include "kernels/mixed_adamw.h"
+#include "kernels/element_update.h"
 #include "kernels/norm.h"
 #include "tests/bench/gpu_cases.h"
 
@@ -279,8 +279,8 @@ int64_t ParametersOf(const GpuBench& bench) {
   return bench.sizes() == GpuBench::Sizes::kFull ? kParameters : kParameters / 1024;
 }
 
-kernels::AdamWScalars Scalars(int64_t t) {
-  return kernels::MakeAdamWScalars({.weight_decay = 0.1, .learning_rate = 1e-4}, t, 0.5f);
+kernels::UpdateScalars Scalars(int64_t t) {
+  return kernels::MakeUpdateScalars({.weight_decay = 0.1, .learning_rate = 1e-4}, t, 0.5f);
 }
 
 struct FlatMemory {
@@ -305,10 +305,10 @@ class AdamW {
     }
   }
 
-  void Update(int64_t t) { kernels::MixedAdamWUpdate(bench_.stream(), Arguments(t, false)); }
+  void Update(int64_t t) { kernels::ElementUpdate(bench_.stream(), Arguments(t, false)); }
   void UpdateOnCpu(int64_t t) {
     CpuStream cpu;
-    kernels::MixedAdamWUpdate(cpu, Arguments(t, true));
+    kernels::ElementUpdate(cpu, Arguments(t, true));
   }
   void RequireEqualBits() {
     for (const FlatMemory* memory : {&weight_, &remainder_, &m_, &v_}) {
@@ -329,14 +329,14 @@ class AdamW {
     view.size[0] = Checked(memory.view);
     return view;
   }
-  kernels::MixedAdamWArgs Arguments(int64_t t, bool host) {
+  kernels::ElementUpdateArgs Arguments(int64_t t, bool host) {
     const auto view = [host](FlatMemory& memory) { return host ? HostView(memory) : memory.view; };
-    kernels::MixedAdamWArgs args = {.g = view(gradient_),
-                                    .m = view(m_),
-                                    .v = view(v_),
-                                    .seed = 7,
-                                    .step = static_cast<uint32_t>(t),
-                                    .scalars = Scalars(t)};
+    kernels::ElementUpdateArgs args = {.g = view(gradient_),
+                                       .m = view(m_),
+                                       .v = view(v_),
+                                       .seed = 7,
+                                       .step = static_cast<uint32_t>(t),
+                                       .scalars = Scalars(t)};
     if (type_ == DType::kF32) {
       args.main_weight = view(weight_);
     } else {

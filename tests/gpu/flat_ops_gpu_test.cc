@@ -64,7 +64,7 @@ TEST_F(GpuFlatOpsTest, AdamWGivesTheBitsOfTheCpu) {
     x *= x;
   }
   std::memcpy(v.memory.data(), v.heap.data(), v.heap.size() * sizeof(float));
-  AdamWScalars scalars;
+  UpdateScalars scalars;
   scalars.learning_rate = 1e-3f;
   scalars.weight_decay = 0.1f;
   for (const int64_t begin : {0, 1, 4}) {
@@ -77,6 +77,42 @@ TEST_F(GpuFlatOpsTest, AdamWGivesTheBitsOfTheCpu) {
     Finish();
     EXPECT_TRUE(p.Same() && m.Same() && v.Same()) << begin;
   }
+}
+
+TEST_F(GpuFlatOpsTest, AdamWOverATableGivesTheBitsOfTheCpu) {
+  Pair p = Random(1), g = Random(2), m = Random(3), v = Random(4);
+  for (float& x : v.heap) {
+    x *= x;
+  }
+  std::memcpy(v.memory.data(), v.heap.data(), v.heap.size() * sizeof(float));
+  UpdateScalars scalars;
+  scalars.learning_rate = 1e-3f;
+  scalars.weight_decay = 0.1f;
+  // Aligned and not, short, with a gap, longer than a block takes at a time.
+  const std::vector<UpdatePiece> pieces = {{.offset = 0, .elements = 13},
+                                           {.offset = 16, .elements = 4, .decays = 0},
+                                           {.offset = 21, .elements = kCount - 40, .decays = 0}};
+  const std::vector<UpdatePiece> cut = CutForBlocks(pieces);
+  const CudaMemory memory =
+      *TheGpu().device->AllocatePinned(static_cast<int64_t>(cut.size() * sizeof(UpdatePiece)));
+  std::memcpy(memory.data(), cut.data(), cut.size() * sizeof(UpdatePiece));
+  AdamWUpdate(gpu(),
+              {.p = p.device(),
+               .g = g.device(),
+               .m = m.device(),
+               .v = v.device(),
+               .scalars = scalars,
+               .table = {.pieces = static_cast<const UpdatePiece*>(memory.data()),
+                         .count = static_cast<int64_t>(cut.size())}});
+  AdamWUpdate(cpu_,
+              {.p = p.host(),
+               .g = g.host(),
+               .m = m.host(),
+               .v = v.host(),
+               .scalars = scalars,
+               .table = {.pieces = pieces.data(), .count = 3}});
+  Finish();
+  EXPECT_TRUE(p.Same() && m.Same() && v.Same());
 }
 
 TEST_F(GpuFlatOpsTest, TreeSumsGiveTheBitsOfTheCpu) {

@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/cast.h"
-#include "kernels/mixed_adamw.h"
+#include "kernels/element_update.h"
 #include "kernels/philox.h"
 #include "kernels/rope.h"
 #include "kernels/scalar/bfloat16.h"
@@ -101,8 +101,10 @@ struct Optimizer {
   Twin g;
   Twin m;
   Twin v;
-  Twin scalars = Twin(DType::kU8, sizeof(AdamWScalars));
+  Twin scalars = Twin(DType::kU8, sizeof(UpdateScalars));
   Twin apply = Twin(DType::kI32, 1);
+  PieceTable host_table;
+  PieceTable device_table;
   // Of the device, in place of Update's where it is not null.
   const int64_t* device_step = nullptr;
 
@@ -120,7 +122,7 @@ struct Optimizer {
         v.host().As<float>()[i] = std::fabs(v.host().As<float>()[i]);
       }
     }
-    AdamWScalars values;
+    UpdateScalars values;
     values.learning_rate = 1e-2f;
     values.weight_decay = 0.1f;
     std::memcpy(scalars.host().data, &values, sizeof(values));
@@ -136,22 +138,23 @@ struct Optimizer {
     const auto range = [&](Twin& twin) {
       return on_device ? twin.device(begin, end) : twin.host(begin, end);
     };
-    MixedAdamWArgs args = {.weight = range(weight),
-                           .g = range(g),
-                           .m = range(m),
-                           .v = range(v),
-                           .seed = 77,
-                           .step = step,
-                           .site = 5,
-                           .first_index = 1001 + begin};
+    ElementUpdateArgs args = {.weight = range(weight),
+                              .g = range(g),
+                              .m = range(m),
+                              .v = range(v),
+                              .seed = 77,
+                              .step = step,
+                              .site = 5,
+                              .first_index = 1001 + begin};
     (split ? args.remainder : args.main_weight) = range(split ? remainder : main);
-    args.device_scalars = (on_device ? scalars.device() : scalars.host()).As<const AdamWScalars>();
+    args.device_scalars = (on_device ? scalars.device() : scalars.host()).As<const UpdateScalars>();
     args.apply = (on_device ? apply.device() : apply.host()).As<const int32_t>();
+    args.table = on_device ? device_table : host_table;
     if (on_device && device_step != nullptr) {
       args.step = 0;
       args.device_step = device_step;
     }
-    MixedAdamWUpdate(stream, args);
+    ElementUpdate(stream, args);
   }
 
   bool Same() const {
@@ -174,6 +177,30 @@ TEST_F(GpuMixedOpsTest, MixedAdamWGivesTheBitsOfTheCpu) {
         Finish();
         EXPECT_TRUE(optimizer.Same()) << DTypeName(gradient) << DTypeName(states) << split;
       }
+    }
+  }
+}
+
+TEST_F(GpuMixedOpsTest, MixedAdamWOverATableGivesTheBitsOfTheCpu) {
+  const std::vector<UpdatePiece> pieces = {
+      {.offset = 0, .elements = 14, .first_index = 3, .site = 5},
+      {.offset = 17, .elements = kElements - 30, .first_index = 4098, .site = 6, .decays = 0}};
+  const std::vector<UpdatePiece> cut = CutForBlocks(pieces);
+  const CudaMemory memory =
+      *TheGpu().device->AllocatePinned(static_cast<int64_t>(cut.size() * sizeof(UpdatePiece)));
+  std::memcpy(memory.data(), cut.data(), cut.size() * sizeof(UpdatePiece));
+  for (const DType states : {DType::kF32, DType::kBF16}) {
+    for (const bool split : {false, true}) {
+      Optimizer optimizer(DType::kF32, states);
+      optimizer.host_table = {.pieces = pieces.data(), .count = 2};
+      optimizer.device_table = {.pieces = static_cast<const UpdatePiece*>(memory.data()),
+                                .count = static_cast<int64_t>(cut.size())};
+      for (uint32_t step = 0; step < 2; ++step) {
+        optimizer.Update(gpu(), split, step, 0, kElements);
+        optimizer.Update(cpu_, split, step, 0, kElements);
+      }
+      Finish();
+      EXPECT_TRUE(optimizer.Same()) << DTypeName(states) << split;
     }
   }
 }

@@ -276,10 +276,10 @@ TEST_F(GoldenTest, FiveStepsOfAdamW) {
   const TensorView p = operands_.Vector(19, Reals("adamw", "p0"));
   const TensorView m = operands_.Vector(19, std::vector<double>(19));
   const TensorView v = operands_.Vector(19, std::vector<double>(19));
-  const AdamWHyper hyper = {.weight_decay = 0.1, .learning_rate = 0.01};
+  const UpdateHyper hyper = {.weight_decay = 0.1, .learning_rate = 0.01};
   for (int64_t t = 1; t <= 5; ++t) {
     const TensorView g = operands_.Vector(19, Reals("adamw", "g" + std::to_string(t)));
-    AdamWUpdate(operands_.stream, {p, g, m, v, MakeAdamWScalars(hyper, t, 1.0f)});
+    AdamWUpdate(operands_.stream, {p, g, m, v, MakeUpdateScalars(hyper, t, 1.0f)});
   }
   ExpectNear(p, "adamw", "p", 1e-6);
   ExpectNear(m, "adamw", "m", 1e-6);

@@ -240,7 +240,7 @@ void RunFlat(Bench& bench) {
   float* base = bench.Floats(4 * n + 4 * 5120);
   const auto range = [&](int64_t i) { return VectorView(base + i * (n + 5120), n); };
   const AdamWArgs adamw = {
-      range(0), range(1), range(2), range(3), MakeAdamWScalars({.learning_rate = 1e-4}, 1, 1.0f)};
+      range(0), range(1), range(2), range(3), MakeUpdateScalars({.learning_rate = 1e-4}, 1, 1.0f)};
   std::fill_n(adamw.v.As<float>(), n, 1e-3f);
   const double bytes = 4.0 * static_cast<double>(n);
   bench.Run("adamw 16Mi", {.bytes = 7 * bytes}, [&] { AdamWUpdate(bench.stream, adamw); });

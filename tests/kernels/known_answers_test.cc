@@ -83,9 +83,10 @@ TEST_P(KnownAnswersTest, AdamWFollowsTheSpecifiedBits) {
     std::vector<Bits> history;
     for (int t = 1; t <= 3; ++t) {
       std::vector<float> g(11, gradients[t - 1]);
-      const AdamWHyper hyper = {.weight_decay = 0.1, .learning_rate = 1e-3};
-      AdamWUpdate(stream_,
-                  {View(p), View(g), View(m), View(v), MakeAdamWScalars(hyper, t, gradient_scale)});
+      const UpdateHyper hyper = {.weight_decay = 0.1, .learning_rate = 1e-3};
+      AdamWUpdate(
+          stream_,
+          {View(p), View(g), View(m), View(v), MakeUpdateScalars(hyper, t, gradient_scale)});
       for (size_t i = 1; i < p.size(); ++i) {
         EXPECT_EQ(p[i], p[0]);
       }
@@ -121,8 +122,8 @@ TEST_P(KnownAnswersTest, AdamWEqualsTheScalarRuleAndLeavesNeighboursAlone) {
         x = std::fabs(x) * 1e-3f;
       }
       const std::vector<float> before[] = {p, m, v};
-      const AdamWScalars s =
-          MakeAdamWScalars({.weight_decay = decay, .learning_rate = 3e-4}, 17, 0.5f);
+      const UpdateScalars s =
+          MakeUpdateScalars({.weight_decay = decay, .learning_rate = 3e-4}, 17, 0.5f);
       const auto count = static_cast<int64_t>(n);
       AdamWUpdate(stream_,
                   {VectorView(p.data(), count),
@@ -501,12 +502,12 @@ TEST(TreeSumDoubleTest, EqualsTheTreeWithMissingRowsAsZero) {
 }
 
 TEST(AdamWScalarsTest, CorrectionsComeFromPowersInDouble) {
-  const AdamWScalars s = MakeAdamWScalars({}, 1000, 0.25f);
+  const UpdateScalars s = MakeUpdateScalars({}, 1000, 0.25f);
   EXPECT_EQ(s.one_minus_beta1, 1.0f - 0.9f);
   EXPECT_EQ(s.inverse_correction1, 1.0f);
   EXPECT_EQ(s.gradient_scale, 0.25f);
   const double beta2 = static_cast<double>(0.95f);
-  EXPECT_EQ(MakeAdamWScalars({}, 3, 1.0f).inverse_correction2,
+  EXPECT_EQ(MakeUpdateScalars({}, 3, 1.0f).inverse_correction2,
             static_cast<float>(1.0 / (1.0 - beta2 * beta2 * beta2)));
 }
 

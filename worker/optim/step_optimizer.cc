@@ -92,18 +92,21 @@ void StepOptimizer::Follow(const StepStatistics::Record& record) {
   }
   // One rule, the same numbers: anything else is a bug of ours.
   const kernels::StepOutcome& outcome = *record.outcome;
-  CHECK_MSG(
-      outcome.apply == (decision_.apply ? 1 : 0) && outcome.updates == updates_ &&
-          outcome.step == step + 1 && outcome.target_tokens == facts_.totals.target_tokens &&
-          outcome.non_finite == facts_.totals.non_finite &&
-          (!decision_.apply || (outcome.squared_norm == facts_.totals.squared_norm &&
-                                outcome.with_decay.gradient_scale == decision_.gradient_scale)),
-      "the kernel has decided otherwise");
+  CHECK_MSG(outcome.apply == (decision_.apply ? 1 : 0) && outcome.updates == updates_ &&
+                outcome.step == step + 1 && outcome.target_tokens == facts_.totals.target_tokens &&
+                outcome.non_finite == facts_.totals.non_finite &&
+                (!decision_.apply || (outcome.squared_norm == facts_.totals.squared_norm &&
+                                      outcome.scalars.gradient_scale == decision_.gradient_scale)),
+            "the kernel has decided otherwise");
 }
 
 absl::Status StepOptimizer::UpdateGroup(kernels::Stream& stream, plan::GroupId group) {
   const shard::ParameterGroup& owner = args_.groups[group];
-  const auto update = [&] { args_.rule->Update(stream, owner, args_.statistics.outcome()); };
+  const auto update = [&] {
+    args_.rule->Update(
+        stream,
+        {.group = owner, .pieces = args_.pieces.of(group), .outcome = args_.statistics.outcome()});
+  };
   if (NormsDue(step_)) {
     return norms_.Measure(owner, update);
   }

@@ -15,6 +15,7 @@
 #include "common/plan/sharding_plan.h"
 #include "kernels/stream.h"
 #include "worker/optim/decide_step.h"
+#include "worker/optim/piece_tables.h"
 #include "worker/optim/step_messages.h"
 #include "worker/optim/step_statistics.h"
 #include "worker/optim/tensor_norms.h"
@@ -39,6 +40,7 @@ class StepOptimizer final : public shard::StepActions {
     std::function<ControlWord()> control;
     shard::HostAccess& memory;  // of the arena
     StepStatistics& statistics;
+    const PieceTables& pieces;
     std::unique_ptr<UpdateRule> rule;
   };
   explicit StepOptimizer(Args args);

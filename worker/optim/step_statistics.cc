@@ -121,7 +121,7 @@ shard::StatisticsMessages StepStatistics::Measure(kernels::Stream& stream) {
 
 void StepStatistics::Decide(kernels::Stream& stream,
                             double clip_norm,
-                            const kernels::AdamWHyper& hyper) {
+                            const kernels::UpdateHyper& hyper) {
   const SumProgram& sums = tables_.sums;
   kernels::DecideUpdate(stream,
                         {.messages = gathered_,

@@ -65,7 +65,7 @@ class StepStatistics {
                      const TensorView& targets);
   // Of what the groups measure: the message is whole. Where it is, and where those of all ranks go.
   virtual shard::StatisticsMessages Measure(kernels::Stream& stream);
-  void Decide(kernels::Stream& stream, double clip_norm, const kernels::AdamWHyper& hyper);
+  void Decide(kernels::Stream& stream, double clip_norm, const kernels::UpdateHyper& hyper);
   // For updates: memory of the stream's backend.
   const kernels::StepOutcome& outcome() const { return *outcome_; }
   // Sends what was decided to the host.

@@ -221,7 +221,8 @@ void RankEngine::MakeParts() {
                                  .control = args_.control,
                                  .memory = memory_,
                                  .statistics = *statistics_,
-                                 .rule = optim::MakeUpdateRule(plan, args_.spec)});
+                                 .pieces = pieces_,
+                                 .rule = optim::MakeUpdateRule(args_.spec)});
   executor_ = std::make_unique<shard::UnitExecutor>(
       shard::UnitExecutor::Args{.plan = plan,
                                 .communicators = communicators_,
@@ -256,6 +257,9 @@ absl::Status RankEngine::SetUp() {
   if (args_.gpu != nullptr) {
     RETURN_IF_ERROR(MarkDeviceError(SetUpDevice()));
   }
+  auto pieces = optim::PieceTables::Create(plan, groups_, memory_, args_.gpu);
+  RETURN_IF_ERROR(MarkDeviceError(pieces.status()));
+  pieces_ = *std::move(pieces);
   RETURN_IF_ERROR(ChooseGraphs());
   MakeParts();
   if (args_.gpu != nullptr) {
@@ -582,10 +586,6 @@ void RankEngine::MeasureArena() {
   const ArenaSpans parts = arenas();
   measured_bytes_ =
       measure(parts[0]) + measure(parts[1]) + DivCeil(measure(parts[2]), args_.plan.lanes.width());
-}
-
-int64_t RankEngine::device_bytes() const {
-  return device_ == nullptr ? 0 : device_->scratch_bytes() + statistics_bytes_ + wire_.bytes();
 }
 
 }  // namespace ravel::trainer

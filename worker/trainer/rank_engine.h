@@ -121,7 +121,11 @@ class RankEngine {
   static constexpr int64_t kMostMeasuredSlack = 6 * 4096;
   // Memory of a device that this rank has allocated beside its arena: scratch of streams,
   // statistics, a bf16 wire. 0 on hosts.
-  int64_t device_bytes() const;
+  int64_t device_bytes() const {
+    return device_ == nullptr ? 0
+                              : device_->scratch_bytes() + statistics_bytes_ +
+                                    pieces_.device_bytes() + wire_.bytes();
+  }
   shard::HostAccess& memory() { return memory_; }
   // The arena's private, symmetric and common memory, each as this rank sees it.
   using ArenaSpans = std::vector<std::span<const std::byte>>;
@@ -177,6 +181,7 @@ class RankEngine {
   kernels::CudaMemory wire_;
   std::unique_ptr<optim::StepStatistics> statistics_;
   int64_t statistics_bytes_ = 0;  // of the device
+  optim::PieceTables pieces_;
   std::unique_ptr<optim::StepOptimizer> optimizer_;
   std::unique_ptr<shard::UnitExecutor> executor_;
   ProductChoices product_choices_;

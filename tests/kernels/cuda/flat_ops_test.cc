@@ -5,7 +5,7 @@
 #include "kernels/adamw.h"
 #include "kernels/cast.h"
 #include "kernels/digest.h"
-#include "kernels/mixed_adamw.h"
+#include "kernels/element_update.h"
 #include "kernels/philox.h"
 #include "kernels/reduce_add.h"
 #include "kernels/row_sum.h"
@@ -19,7 +19,7 @@ namespace {
 TEST(CudaAdamW, ScalarsArriveInTheirFields) {
   RecordingStream stream;
   Memory memory;
-  AdamWScalars scalars;
+  UpdateScalars scalars;
   scalars.learning_rate = 0.25f;
   scalars.gradient_scale = 0.5f;
   AdamWUpdate(stream,
@@ -36,26 +36,77 @@ TEST(CudaAdamW, ScalarsArriveInTheirFields) {
   EXPECT_EQ(stream.launches[0].shape.grid[0], 1u);
 }
 
+// Fails when a call launches once per piece: groups of many small tensors would wait for launches.
+TEST(CudaAdamW, ATableOfPiecesIsOneLaunchWithABlockForEach) {
+  RecordingStream stream;
+  Memory memory;
+  const std::vector<UpdatePiece> pieces =
+      CutForBlocks({{.offset = 0, .elements = 5000}, {.offset = 6000, .elements = 10}});
+  const PieceTable table = {.pieces = pieces.data(), .count = 3};
+  const TensorView v = memory.Vector(8192);
+  AdamWUpdate(stream, {.p = v, .g = v, .m = v, .v = v, .table = table});
+  ElementUpdate(stream, {.main_weight = v, .g = v, .m = v, .v = v, .table = table});
+  ASSERT_EQ(stream.launches.size(), 2u);
+  for (const auto& launch : stream.launches) {
+    EXPECT_EQ(launch.shape.grid[0], 3u);
+  }
+  EXPECT_EQ(stream.ParamsOf<AdamWParams>(0).pieces.table,
+            reinterpret_cast<const DeviceUpdatePiece*>(pieces.data()));
+  EXPECT_EQ(stream.ParamsOf<ElementUpdateParams>(1).pieces.count, 3);
+}
+
+TEST(UpdatePieces, CutForBlocksKeepsElementsAndBeginsAtMultiples) {
+  const UpdatePiece whole = {
+      .offset = 100, .elements = 3 * kMaxBlockElements, .first_index = 7, .site = 9, .decays = 0};
+  const std::vector<UpdatePiece> cut = CutForBlocks({whole, {.offset = 50000, .elements = 0}});
+  ASSERT_EQ(cut.size(), 4u);
+  int64_t next = 0;
+  for (const UpdatePiece& piece : cut) {
+    EXPECT_EQ(piece.offset, whole.offset + next);
+    EXPECT_EQ(piece.first_index, whole.first_index + next);
+    EXPECT_TRUE(next == 0 || piece.offset % kMaxBlockElements == 0);
+    EXPECT_LE(piece.elements, kMaxBlockElements);
+    EXPECT_EQ(piece.site, 9u);
+    EXPECT_EQ(piece.decays, 0u);
+    next += piece.elements;
+  }
+  EXPECT_EQ(next, whole.elements);
+}
+
+TEST(UpdatePiecesDeathTest, APieceOutsideItsRangesIsABug) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  CpuStream stream;
+  std::vector<float> values(8, 1.0f);
+  const TensorView v = VectorView(values.data(), 8);
+  const UpdatePiece piece = {.offset = 4, .elements = 5};
+  EXPECT_DEATH(
+      AdamWUpdate(stream,
+                  {.p = v, .g = v, .m = v, .v = v, .table = {.pieces = &piece, .count = 1}}),
+      "a piece outside its ranges");
+}
+
 TEST(CudaMixedAdamW, VariantIsTheTypeOfTheGradientThenOfTheStates) {
   for (const DType gradient : {DType::kF32, DType::kBF16}) {
     for (const DType states : {DType::kF32, DType::kBF16}) {
       RecordingStream stream;
       Memory memory;
-      MixedAdamWUpdate(stream,
-                       {.weight = memory.Vector(10, DType::kBF16),
-                        .remainder = memory.Vector(10, DType::kI16),
-                        .g = memory.Vector(10, gradient),
-                        .m = memory.Vector(10, states),
-                        .v = memory.Vector(10, states),
-                        .seed = 5,
-                        .step = 6,
-                        .site = 7,
-                        .first_index = 9});
+      ElementUpdate(stream,
+                    {.weight = memory.Vector(10, DType::kBF16),
+                     .remainder = memory.Vector(10, DType::kI16),
+                     .g = memory.Vector(10, gradient),
+                     .m = memory.Vector(10, states),
+                     .v = memory.Vector(10, states),
+                     .seed = 5,
+                     .step = 6,
+                     .site = 7,
+                     .first_index = 9});
       EXPECT_EQ(stream.launches[0].shape.variant,
                 (gradient == DType::kBF16 ? 2 : 0) + (states == DType::kBF16 ? 1 : 0));
-      const auto params = stream.ParamsOf<MixedAdamWParams>(0);
+      const auto params = stream.ParamsOf<ElementUpdateParams>(0);
       EXPECT_EQ(params.main_weight, nullptr);
-      EXPECT_EQ(params.first_index, 9u);
+      EXPECT_EQ(params.pieces.first_index, 9);
+      EXPECT_EQ(params.pieces.site, 7u);
+      EXPECT_EQ(params.pieces.count, 1);
     }
   }
 }
@@ -65,7 +116,7 @@ TEST(CudaMixedAdamWDeathTest, AMainWeightIsOneOfTwoForms) {
   RecordingStream stream;
   Memory memory;
   const TensorView v = memory.Vector(4);
-  EXPECT_DEATH(MixedAdamWUpdate(stream, {.g = v, .m = v, .v = v}), "a main weight is fp32, or");
+  EXPECT_DEATH(ElementUpdate(stream, {.g = v, .m = v, .v = v}), "a main weight is fp32, or");
 }
 
 TEST(CudaTreeSum, VariantIsTheLogarithmOfTheCount) {

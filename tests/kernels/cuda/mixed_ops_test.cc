@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/cast.h"
-#include "kernels/mixed_adamw.h"
+#include "kernels/element_update.h"
 #include "kernels/reduce_add.h"
 #include "kernels/scalar/bfloat16.h"
 #include "kernels/scalar/philox.h"
@@ -54,8 +54,8 @@ TEST(Bfloat16Rules, ExactlyTheCutOffFractionOfDrawsRoundsUp) {
   EXPECT_EQ(scalar::Bf16Stochastic(std::numeric_limits<float>::max(), 0xFFFF), 0x7F7F);
 }
 
-AdamWScalars SomeScalars() {
-  AdamWScalars scalars;
+UpdateScalars SomeScalars() {
+  UpdateScalars scalars;
   scalars.learning_rate = 1e-2f;
   scalars.weight_decay = 0.1f;
   return scalars;
@@ -91,21 +91,21 @@ class MixedAdamWTest : public ::testing::Test {
       g[i] = std::cos(static_cast<float>(i * (step + 1)));
     }
     const int64_t n = end - begin;
-    MixedAdamWArgs args = {.weight = Flat(state.weight.data() + begin, n, DType::kBF16),
-                           .g = Flat(g.data() + begin, n, DType::kF32),
-                           .m = Flat(state.m.data() + begin, n, DType::kBF16),
-                           .v = Flat(state.v.data() + begin, n, DType::kBF16),
-                           .seed = 11,
-                           .step = step,
-                           .site = 3,
-                           .first_index = 101 + begin,
-                           .scalars = SomeScalars()};
+    ElementUpdateArgs args = {.weight = Flat(state.weight.data() + begin, n, DType::kBF16),
+                              .g = Flat(g.data() + begin, n, DType::kF32),
+                              .m = Flat(state.m.data() + begin, n, DType::kBF16),
+                              .v = Flat(state.v.data() + begin, n, DType::kBF16),
+                              .seed = 11,
+                              .step = step,
+                              .site = 3,
+                              .first_index = 101 + begin,
+                              .scalars = SomeScalars()};
     if (remainder) {
       args.remainder = Flat(state.remainder.data() + begin, n, DType::kI16);
     } else {
       args.main_weight = Flat(state.main.data() + begin, n, DType::kF32);
     }
-    MixedAdamWUpdate(stream_, args);
+    ElementUpdate(stream_, args);
   }
 
   CpuStream stream_;
@@ -139,16 +139,51 @@ TEST_F(MixedAdamWTest, DrawsDoNotDependOnHowTheTensorIsCut) {
   EXPECT_EQ(whole.remainder, parts.remainder);
 }
 
+TEST_F(MixedAdamWTest, ATableGivesTheBitsOfItsPiecesOneByOne) {
+  // Two tensors, one without decay, with a gap that nothing touches.
+  const UpdatePiece pieces[] = {
+      {.offset = 0, .elements = 11, .first_index = 6, .site = 3},
+      {.offset = 14, .elements = 23, .first_index = 0, .site = 4, .decays = 0}};
+  State table = Start();
+  State single = Start();
+  const auto args_of = [](State& state, std::vector<float>& g, int64_t begin, int64_t n) {
+    return ElementUpdateArgs{.weight = Flat(state.weight.data() + begin, n, DType::kBF16),
+                             .remainder = Flat(state.remainder.data() + begin, n, DType::kI16),
+                             .g = Flat(g.data() + begin, n, DType::kF32),
+                             .m = Flat(state.m.data() + begin, n, DType::kBF16),
+                             .v = Flat(state.v.data() + begin, n, DType::kBF16),
+                             .seed = 11,
+                             .step = 2,
+                             .scalars = SomeScalars()};
+  };
+  std::vector<float> g(kCount, 0.25f);
+  ElementUpdateArgs all = args_of(table, g, 0, kCount);
+  all.table = {.pieces = pieces, .count = 2};
+  ElementUpdate(stream_, all);
+  for (const UpdatePiece& piece : pieces) {
+    ElementUpdateArgs one = args_of(single, g, piece.offset, piece.elements);
+    one.first_index = piece.first_index;
+    one.site = piece.site;
+    one.scalars.weight_decay = piece.decays != 0 ? one.scalars.weight_decay : 0.0f;
+    ElementUpdate(stream_, one);
+  }
+  EXPECT_EQ(table.weight, single.weight);
+  EXPECT_EQ(table.remainder, single.remainder);
+  EXPECT_EQ(table.m, single.m);
+  EXPECT_EQ(table.v, single.v);
+  EXPECT_EQ(table.v[12], 0);
+}
+
 TEST_F(MixedAdamWTest, SkippedStepChangesNothing) {
   std::vector<float> p = {1, 2}, g = {3, 4}, m = {5, 6}, v = {7, 8};
   const int32_t apply = 0;
-  MixedAdamWUpdate(stream_,
-                   {.main_weight = VectorView(p.data(), 2),
-                    .g = VectorView(g.data(), 2),
-                    .m = VectorView(m.data(), 2),
-                    .v = VectorView(v.data(), 2),
-                    .scalars = SomeScalars(),
-                    .apply = &apply});
+  ElementUpdate(stream_,
+                {.main_weight = VectorView(p.data(), 2),
+                 .g = VectorView(g.data(), 2),
+                 .m = VectorView(m.data(), 2),
+                 .v = VectorView(v.data(), 2),
+                 .scalars = SomeScalars(),
+                 .apply = &apply});
   EXPECT_EQ(p, (std::vector<float>{1, 2}));
   EXPECT_EQ(m, (std::vector<float>{5, 6}));
 }
@@ -156,13 +191,13 @@ TEST_F(MixedAdamWTest, SkippedStepChangesNothing) {
 TEST_F(MixedAdamWTest, Fp32StatesGiveTheBitsOfThePlainUpdate) {
   std::vector<float> p = {1, -2, 3}, g = {0.5f, 0.25f, -1}, m = {0.1f, 0, 0}, v = {0.2f, 0, 1};
   std::vector<float> p2 = p, m2 = m, v2 = v;
-  const AdamWScalars scalars = SomeScalars();
-  MixedAdamWUpdate(stream_,
-                   {.main_weight = VectorView(p.data(), 3),
-                    .g = VectorView(g.data(), 3),
-                    .m = VectorView(m.data(), 3),
-                    .v = VectorView(v.data(), 3),
-                    .device_scalars = &scalars});
+  const UpdateScalars scalars = SomeScalars();
+  ElementUpdate(stream_,
+                {.main_weight = VectorView(p.data(), 3),
+                 .g = VectorView(g.data(), 3),
+                 .m = VectorView(m.data(), 3),
+                 .v = VectorView(v.data(), 3),
+                 .device_scalars = &scalars});
   AdamWUpdate(stream_,
               {VectorView(p2.data(), 3),
                VectorView(g.data(), 3),

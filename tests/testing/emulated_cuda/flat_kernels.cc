@@ -10,6 +10,7 @@
 #include "kernels/cpu/reference_ops.h"
 #include "kernels/cpu/simd_ops.h"
 #include "kernels/cpu/step_statistics.h"
+#include "kernels/scalar/update_rules.h"
 #include "tests/testing/emulated_cuda/kernel_table.h"
 
 namespace ravel::kernels {
@@ -29,8 +30,8 @@ constexpr auto kWrite = Access::Kind::kWrite;
 constexpr auto kUpdate = Access::Kind::kUpdate;
 constexpr auto kAtomic = Access::Kind::kAtomic;
 
-AdamWScalars ScalarsOf(const DeviceAdamWScalars& scalars) {
-  return std::bit_cast<AdamWScalars>(scalars);
+UpdateScalars ScalarsOf(const DeviceUpdateScalars& scalars) {
+  return std::bit_cast<UpdateScalars>(scalars);
 }
 
 TensorView FlatView(const void* data, int64_t elements, DType dtype) {
@@ -41,34 +42,91 @@ TensorView FlatView(const void* data, int64_t elements, DType dtype) {
           .row_stride = 1};
 }
 
+// The table of an update: none stands for all elements, which a launch cuts by itself.
+PieceTable TableOf(Operands& operands, const DevicePieces& pieces) {
+  operands.Touch(kRead, "pieces", pieces.table, pieces.count * int64_t{sizeof(UpdatePiece)});
+  operands.Require(pieces.table != nullptr ||
+                       pieces.count == (pieces.elements + kBlockElements - 1) / kBlockElements,
+                   "as many pieces as the elements fill");
+  return {.pieces = reinterpret_cast<const UpdatePiece*>(pieces.table),
+          .count = pieces.table != nullptr ? pieces.count : 0};
+}
+
 PlannedLaunch PlanAdamW(const KernelLaunch& launch, const AdamWParams& p) {
   Operands operands(launch);
   operands.RequireBlock(kFlatThreads);
-  const Shape flat = {1, p.elements, p.elements};
+  const int64_t n = p.pieces.elements;
+  const Shape flat = {1, n, n};
   const Operand weights = operands.Update("p", p.p, flat);
   const Operand g = operands.Read("g", p.g, flat);
   const Operand m = operands.Update("m", p.m, flat);
   const Operand v = operands.Update("v", p.v, flat);
-  operands.Touch(kRead, "device_scalars", p.device_scalars, sizeof(DeviceAdamWScalars));
+  operands.Touch(kRead, "device_scalars", p.device_scalars, sizeof(DeviceUpdateScalars));
   operands.Touch(kRead, "apply", p.apply, sizeof(int32_t));
+  const PieceTable table = TableOf(operands, p.pieces);
   return operands.Plan([=](Staging& on) {
     cpu::AdamWUpdate({.p = on.View(weights),
                       .g = on.View(g),
                       .m = on.View(m),
                       .v = on.View(v),
                       .scalars = ScalarsOf(p.scalars),
-                      .device_scalars = reinterpret_cast<const AdamWScalars*>(p.device_scalars),
-                      .apply = p.apply});
+                      .device_scalars = reinterpret_cast<const UpdateScalars*>(p.device_scalars),
+                      .apply = p.apply,
+                      .table = table});
   });
 }
 
-// Variants: 2 for a bf16 gradient, plus 1 for bf16 states.
-PlannedLaunch PlanMixedAdamW(const KernelLaunch& launch, const MixedAdamWParams& p) {
-  const DType gradient = launch.variant >= 2 ? DType::kBF16 : DType::kF32;
-  const DType states = launch.variant % 2 == 1 ? DType::kBF16 : DType::kF32;
-  const int64_t n = p.elements;
+// What a variant of ElementUpdate stands for.
+struct UpdateForm {
+  ElementRule rule = ElementRule::kAdamW;
+  int states = 0;
+  DType gradient = DType::kF32;
+  DType state_type = DType::kF32;
+};
+
+// visit(variant, form) for every variant.
+template <typename Visit>
+void ForEachForm(const Visit& visit) {
+  scalar::ForEachRule([&](auto rule) {
+    using Rule = decltype(rule);
+    for (const bool gradient : {false, true}) {
+      for (const bool states : {false, true}) {
+        if (!states || Rule::kNarrowStates) {
+          visit(scalar::VariantOf<Rule>(gradient, states),
+                UpdateForm{.rule = Rule::kRule,
+                           .states = Rule::kStates,
+                           .gradient = gradient ? DType::kBF16 : DType::kF32,
+                           .state_type = states ? DType::kBF16 : DType::kF32});
+        }
+      }
+    }
+  });
+}
+
+UpdateForm FormOf(int32_t variant) {
+  UpdateForm found;
+  ForEachForm([&](int32_t of, const UpdateForm& form) {
+    if (of == variant) {
+      found = form;
+    }
+  });
+  return found;
+}
+
+std::vector<int32_t> UpdateVariants() {
+  std::vector<int32_t> variants;
+  ForEachForm([&](int32_t variant, const UpdateForm&) { variants.push_back(variant); });
+  return variants;
+}
+
+PlannedLaunch PlanElementUpdate(const KernelLaunch& launch, const ElementUpdateParams& p) {
+  const UpdateForm form = FormOf(launch.variant);
+  const DType gradient = form.gradient;
+  const DType states = form.state_type;
+  const int64_t n = p.pieces.elements;
   Operands operands(launch);
   operands.RequireBlock(kFlatThreads);
+  const PieceTable table = TableOf(operands, p.pieces);
   operands.Require((p.main_weight != nullptr) != (p.remainder != nullptr),
                    "a main weight is fp32, or a weight with a remainder");
   operands.Touch(kUpdate, "main_weight", p.main_weight, n * 4);
@@ -76,19 +134,20 @@ PlannedLaunch PlanMixedAdamW(const KernelLaunch& launch, const MixedAdamWParams&
   operands.Touch(kUpdate, "remainder", p.remainder, n * 2);
   operands.Touch(kRead, "g", p.g, n * DTypeBytes(gradient));
   operands.Touch(kUpdate, "m", p.m, n * DTypeBytes(states));
-  operands.Touch(kUpdate, "v", p.v, n * DTypeBytes(states));
-  operands.Touch(kRead, "device_scalars", p.device_scalars, sizeof(DeviceAdamWScalars));
+  operands.Require((p.v != nullptr) == (form.states > 1), "as many states as the rule has");
+  operands.Touch(kUpdate, "v", p.v, p.v != nullptr ? n * DTypeBytes(states) : 0);
+  operands.Touch(kRead, "device_scalars", p.device_scalars, sizeof(DeviceUpdateScalars));
   operands.Touch(kRead, "device_step", p.device_step, sizeof(int64_t));
   operands.Touch(kRead, "apply", p.apply, sizeof(int32_t));
   return operands.Plan([=](Staging&) {
-    MixedAdamWArgs args = {.g = FlatView(p.g, n, gradient),
-                           .m = FlatView(p.m, n, states),
-                           .v = FlatView(p.v, n, states),
-                           .seed = p.seed,
-                           .step = p.step,
-                           .site = p.site,
-                           .first_index = static_cast<int64_t>(p.first_index),
-                           .scalars = ScalarsOf(p.scalars)};
+    ElementUpdateArgs args = {.g = FlatView(p.g, n, gradient),
+                              .m = FlatView(p.m, n, states),
+                              .v = p.v != nullptr ? FlatView(p.v, n, states) : TensorView(),
+                              .seed = p.seed,
+                              .step = p.step,
+                              .site = p.pieces.site,
+                              .first_index = p.pieces.first_index,
+                              .scalars = ScalarsOf(p.scalars)};
     if (p.main_weight != nullptr) {
       args.main_weight = FlatView(p.main_weight, n, DType::kF32);
     } else {
@@ -97,10 +156,12 @@ PlannedLaunch PlanMixedAdamW(const KernelLaunch& launch, const MixedAdamWParams&
     if (p.weight != nullptr) {
       args.weight = FlatView(p.weight, n, DType::kBF16);
     }
-    args.device_scalars = reinterpret_cast<const AdamWScalars*>(p.device_scalars);
+    args.device_scalars = reinterpret_cast<const UpdateScalars*>(p.device_scalars);
     args.device_step = p.device_step;
     args.apply = p.apply;
-    cpu::MixedAdamWUpdate(args);
+    args.table = table;
+    args.rule = form.rule;
+    cpu::ElementUpdate(args);
   });
 }
 
@@ -303,7 +364,8 @@ std::vector<EmulatedKernel> FlatKernels() {
   const std::vector<int32_t> logarithms = {0, 1, 2, 3, 4, 5, 6};
   std::vector<EmulatedKernel> all;
   AddKernel<AdamWParams, PlanAdamW>(Kernel::kAdamW, "AdamW", floats, all);
-  AddKernel<MixedAdamWParams, PlanMixedAdamW>(Kernel::kMixedAdamW, "MixedAdamW", {0, 1, 2, 3}, all);
+  AddKernel<ElementUpdateParams, PlanElementUpdate>(
+      Kernel::kElementUpdate, "ElementUpdate", UpdateVariants(), all);
   AddKernel<TreeAddParams, PlanTreeAdd>(Kernel::kTreeAdd, "TreeAdd", floats, all);
   AddKernel<ReduceAddParams, PlanTreeSum>(Kernel::kTreeSum, "TreeSum", logarithms, all);
   AddKernel<ReduceAddParams, PlanReduceAdd>(Kernel::kReduceAdd, "ReduceAdd", logarithms, all);

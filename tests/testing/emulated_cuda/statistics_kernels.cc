@@ -70,7 +70,7 @@ PlannedLaunch PlanDecideUpdate(const KernelLaunch& launch, const DecideUpdatePar
                        .sums = p.sums,
                        .total = p.total,
                        .clip_norm = p.clip_norm,
-                       .hyper = std::bit_cast<AdamWHyper>(p.hyper),
+                       .hyper = std::bit_cast<UpdateHyper>(p.hyper),
                        .outcome = reinterpret_cast<StepOutcome*>(p.outcome)});
   });
 }

@@ -1,0 +1,40 @@
+#include "worker/optim/elementwise_rule.h"
+
+#include "kernels/adamw.h"
+
+namespace ravel::optim {
+
+void ElementwiseRule::Update(kernels::Stream& stream, const GroupUpdate& update) const {
+  const shard::ParameterGroup& group = update.group;
+  const kernels::StepOutcome& outcome = update.outcome;
+  const int64_t elements = group.shard_elements();
+  const shard::ParameterGroup::Stored stored = group.StoredAt(0, elements);
+  const TensorView gradient = VectorView(group.optimizer_gradient(), elements);
+  // The same bits, with vectors.
+  if (rule_ == kernels::ElementRule::kAdamW && !group.rounds_weights()) {
+    kernels::AdamWUpdate(stream,
+                         {.p = stored.main_weight,
+                          .g = gradient,
+                          .m = stored.states[0],
+                          .v = stored.states[1],
+                          .device_scalars = &outcome.scalars,
+                          .apply = &outcome.apply,
+                          .table = update.pieces});
+    return;
+  }
+  kernels::ElementUpdate(stream,
+                         {.main_weight = stored.main_weight,
+                          .weight = stored.model_weight,
+                          .remainder = stored.remainder,
+                          .g = gradient,
+                          .m = stored.states[0],
+                          .v = stored.states[1],
+                          .seed = seed_,
+                          .device_scalars = &outcome.scalars,
+                          .device_step = &outcome.step,
+                          .apply = &outcome.apply,
+                          .table = update.pieces,
+                          .rule = rule_});
+}
+
+}  // namespace ravel::optim

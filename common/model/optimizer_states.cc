@@ -17,6 +17,9 @@ constexpr StateSpec kAdamWStates[] = {
     {.name = "exp_avg_sq", .role = StateRole::kExpAvgSq, .element = StateElement::kChosen},
     kStep};
 
+constexpr StateSpec kSgdStates[] = {{.name = "momentum_buffer", .role = StateRole::kMomentum},
+                                    kStep};
+
 struct Optimizer {
   OptimizerKind kind;
   const char* name;
@@ -25,6 +28,8 @@ struct Optimizer {
 
 constexpr Optimizer kOptimizers[] = {
     {OptimizerKind::kAdamW, "adamw", kAdamWStates},
+    {OptimizerKind::kSgd, "sgd", kSgdStates},
+    {OptimizerKind::kSgdNesterov, "sgd", kSgdStates},
 };
 
 const Optimizer& Of(OptimizerKind kind) {

@@ -13,14 +13,20 @@
 
 namespace ravel::plan {
 
-// On disk (plan proto): do not renumber.
-enum class OptimizerKind : uint8_t { kAdamW = 0 };
-inline constexpr OptimizerKind kLastOptimizer = OptimizerKind::kAdamW;
+// On disk (plan proto): do not renumber. kSgdNesterov: training.optimizer.name sgd with nesterov.
+enum class OptimizerKind : uint8_t { kAdamW = 0, kSgd = 1, kSgdNesterov = 2 };
+inline constexpr OptimizerKind kLastOptimizer = OptimizerKind::kSgdNesterov;
 
 // The part of a tensor in the saved state. On disk (manifest): do not renumber; ckpt::TensorRole
 // has the numbers below 10, the states of optimizers take those from 10 to ckpt::kMaxTensorRole.
 // The two moments are older than this rule.
-enum class StateRole : uint8_t { kParam = 1, kExpAvg = 5, kExpAvgSq = 6, kStep = 7 };
+enum class StateRole : uint8_t {
+  kParam = 1,
+  kExpAvg = 5,
+  kExpAvgSq = 6,
+  kStep = 7,
+  kMomentum = 10
+};
 
 // kParameter: an element for each of the parameter's, in buffers of the plan. kScalar: the count of
 // updates, one fp32, which the hosts of all ranks hold.

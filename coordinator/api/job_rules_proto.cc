@@ -12,6 +12,7 @@
 #include <absl/strings/str_join.h>
 #include <absl/strings/string_view.h>
 
+#include "common/check.h"
 #include "common/field_error.h"
 #include "common/name_suggestion.h"
 #include "common/plan/sharding_plan.h"
@@ -37,6 +38,36 @@ bool IsLabelText(const std::string& text, bool may_be_empty) {
   };
   return (may_be_empty || !text.empty()) && text.size() <= 63 &&
          std::all_of(text.begin(), text.end(), ok);
+}
+
+using google::protobuf::FieldDescriptor;
+
+// Fields that one optimizer has and the others have not.
+constexpr struct {
+  const char* field;
+  const char* optimizer;
+} kFieldsOfOne[] = {{"betas", "adamw"}, {"eps", "adamw"}, {"momentum", "sgd"}, {"nesterov", "sgd"}};
+
+// Those that the job's optimizer has not.
+std::vector<const FieldDescriptor*> ForeignFields(const v1::OptimizerSpec& optimizer) {
+  const std::string name = optimizer.name().empty() ? "adamw" : optimizer.name();
+  const bool known = std::any_of(std::begin(kFieldsOfOne),
+                                 std::end(kFieldsOfOne),
+                                 [&](const auto& row) { return name == row.optimizer; });
+  std::vector<const FieldDescriptor*> fields;
+  for (const auto& [field, of] : kFieldsOfOne) {
+    if (known && name != of) {
+      fields.push_back(optimizer.GetDescriptor()->FindFieldByName(field));
+      CHECK(fields.back() != nullptr);
+    }
+  }
+  return fields;
+}
+
+bool IsGiven(const v1::OptimizerSpec& optimizer, const FieldDescriptor& field) {
+  const google::protobuf::Reflection& access = *optimizer.GetReflection();
+  return field.is_repeated() ? access.FieldSize(optimizer, &field) > 0
+                             : access.HasField(optimizer, &field);
 }
 
 }  // namespace
@@ -91,9 +122,23 @@ void JobRules::FailAs(const absl::Status& status) {
 }
 
 void JobRules::ApplyRules() {
+  v1::OptimizerSpec& optimizer = *job().mutable_training()->mutable_optimizer();
+  const std::vector<const FieldDescriptor*> foreign = ForeignFields(optimizer);
+  for (const FieldDescriptor* field : foreign) {
+    if (IsGiven(optimizer, *field)) {
+      Fail(absl::StrCat("spec.training.optimizer.", field->json_name()),
+           absl::StrCat("nothing, since ",
+                        optimizer.name().empty() ? "adamw" : optimizer.name(),
+                        " has no such field"),
+           "a value");
+    }
+  }
   ApplyFieldRules(job(), "spec", [this](std::string path, std::string expected, std::string got) {
     Fail(path, std::move(expected), std::move(got));
   });
+  for (const FieldDescriptor* field : foreign) {
+    optimizer.GetReflection()->ClearField(&optimizer, field);
+  }
 }
 
 int JobRules::Choice(const std::string& path,
@@ -259,12 +304,23 @@ void JobRules::CheckSteps() {
 void JobRules::CheckOptimizer() {
   const v1::OptimizerSpec& optimizer = job().training().optimizer();
   plan::OptimizerSpec& out = spec().optimizer;
-  if (!Failed("spec.training.optimizer.betas")) {
+  if (optimizer.name() == plan::OptimizerName(plan::OptimizerKind::kSgd)) {
+    out.kind = optimizer.nesterov() ? plan::OptimizerKind::kSgdNesterov : plan::OptimizerKind::kSgd;
+    out.beta1 = optimizer.momentum();
+    if (optimizer.nesterov() && optimizer.momentum() == 0) {
+      Fail("spec.training.optimizer.nesterov", "false, or a momentum above 0", "true");
+    }
+    if (optimizer.state_dtype() == "bf16") {
+      Fail("spec.training.optimizer.stateDtype", "fp32: sgd keeps its momentum so", "'bf16'");
+    }
+  } else if (!Failed("spec.training.optimizer.betas")) {
     out.beta1 = optimizer.betas(0);
     out.beta2 = optimizer.betas(1);
   }
   out.state_type =
-      optimizer.state_dtype() == "bf16" ? plan::StateType::kBF16 : plan::StateType::kF32;
+      optimizer.state_dtype() == "bf16" && !Failed("spec.training.optimizer.stateDtype")
+          ? plan::StateType::kBF16
+          : plan::StateType::kF32;
   out.main_weights = optimizer.main_weights() == "bf16_remainder"
                          ? plan::MainWeightForm::kBF16Remainder
                          : plan::MainWeightForm::kF32;

@@ -9,7 +9,7 @@
 
 namespace ravel::kernels {
 
-enum class ElementRule : int32_t { kAdamW = 0 };
+enum class ElementRule : int32_t { kAdamW = 0, kSgd = 1, kSgdNesterov = 2 };
 
 namespace scalar {
 
@@ -27,10 +27,33 @@ struct AdamWElementRule {
   }
 };
 
+// Stochastic gradient descent with momentum beta1 [Polyak 1964], or Nesterov's, and decoupled
+// decay: g' = g*s; m = b1*m + g'; u = m, or g' + b1*m; u = u + decay*p unless decay is 0;
+// p = p - lr*u. No fused operations: plain loops give its bits.
+template <bool kNesterov>
+struct SgdElementRule {
+  static constexpr ElementRule kRule = kNesterov ? ElementRule::kSgdNesterov : ElementRule::kSgd;
+  static constexpr int kStates = 1;
+  static constexpr bool kNarrowStates = false;
+  static constexpr int kFirstVariant = kNesterov ? 6 : 4;
+  template <typename Scalars>
+  static constexpr AdamWElement Step(const Scalars& s, AdamWElement e, float gradient) {
+    const float g = gradient * s.gradient_scale;
+    const float m = s.beta1 * e.m + g;
+    float u = kNesterov ? g + s.beta1 * m : m;
+    if (s.weight_decay != 0.0f) {
+      u = u + s.weight_decay * e.p;
+    }
+    return {e.p - s.learning_rate * u, m, 0.0f};
+  }
+};
+
 // visit(rule) for each rule.
 template <typename Visit>
 constexpr void ForEachRule(const Visit& visit) {
   visit(AdamWElementRule{});
+  visit(SgdElementRule<false>{});
+  visit(SgdElementRule<true>{});
 }
 
 // A rule's variants: type of the gradient, then, where it has a choice, of the states.

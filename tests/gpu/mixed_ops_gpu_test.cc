@@ -103,6 +103,7 @@ struct Optimizer {
   Twin v;
   Twin scalars = Twin(DType::kU8, sizeof(UpdateScalars));
   Twin apply = Twin(DType::kI32, 1);
+  ElementRule rule = ElementRule::kAdamW;
   PieceTable host_table;
   PieceTable device_table;
   // Of the device, in place of Update's where it is not null.
@@ -150,6 +151,10 @@ struct Optimizer {
     args.device_scalars = (on_device ? scalars.device() : scalars.host()).As<const UpdateScalars>();
     args.apply = (on_device ? apply.device() : apply.host()).As<const int32_t>();
     args.table = on_device ? device_table : host_table;
+    args.rule = rule;
+    if (rule != ElementRule::kAdamW) {
+      args.v = {};
+    }
     if (on_device && device_step != nullptr) {
       args.step = 0;
       args.device_step = device_step;
@@ -201,6 +206,23 @@ TEST_F(GpuMixedOpsTest, MixedAdamWOverATableGivesTheBitsOfTheCpu) {
       }
       Finish();
       EXPECT_TRUE(optimizer.Same()) << DTypeName(states) << split;
+    }
+  }
+}
+
+TEST_F(GpuMixedOpsTest, SgdGivesTheBitsOfTheCpu) {
+  for (const ElementRule rule : {ElementRule::kSgd, ElementRule::kSgdNesterov}) {
+    for (const DType gradient : {DType::kF32, DType::kBF16}) {
+      for (const bool split : {false, true}) {
+        Optimizer optimizer(gradient, DType::kF32);
+        optimizer.rule = rule;
+        for (uint32_t step = 0; step < 3; ++step) {
+          optimizer.Update(gpu(), split, step, 1, kElements - 2);
+          optimizer.Update(cpu_, split, step, 1, kElements - 2);
+        }
+        Finish();
+        EXPECT_TRUE(optimizer.Same()) << DTypeName(gradient) << split;
+      }
     }
   }
 }

@@ -29,7 +29,9 @@ std::filesystem::path GoldenFolder() {
 
 std::vector<GoldenStep> GoldenCurve(const std::string& name) {
   const std::filesystem::path path =
-      GoldenFolder() / (name.ends_with("_bf16") ? "loss_curves_bf16.txt" : "loss_curves.txt");
+      GoldenFolder() / (name.ends_with("_bf16")                  ? "loss_curves_bf16.txt"
+                        : name.find("_sgd") != std::string::npos ? "loss_curves_sgd.txt"
+                                                                 : "loss_curves.txt");
   std::ifstream file(path);
   std::vector<GoldenStep> curve;
   std::string line;

@@ -16,6 +16,10 @@ std::unique_ptr<UpdateRule> MakeUpdateRule(const plan::JobSpec& spec) {
       hyper.beta2 = optimizer.beta2;
       hyper.epsilon = optimizer.eps;
       return elementwise(kernels::ElementRule::kAdamW);
+    case plan::OptimizerKind::kSgd:
+      return elementwise(kernels::ElementRule::kSgd);
+    case plan::OptimizerKind::kSgdNesterov:
+      return elementwise(kernels::ElementRule::kSgdNesterov);
   }
   CheckFailed(__FILE__, __LINE__, "optimizer kind", "has no rule");
 }

@@ -78,7 +78,7 @@ JobSpec FullSpec() {
   spec.compute = ComputeType::kBF16;
   spec.communication_blocks = 6;
   spec.allow_slow_kernels = true;
-  spec.optimizer.kind = OptimizerKind::kAdamW;
+  spec.optimizer.kind = OptimizerKind::kSgdNesterov;
   spec.optimizer.state_type = StateType::kBF16;
   spec.optimizer.main_weights = MainWeightForm::kBF16Remainder;
   spec.recompute = RecomputePolicy::kMlp;
@@ -248,7 +248,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
   const auto& [max_failures, max_per_day, max_no_progress, backoff_ms, max_backoff_ms] = restart;
   EXPECT_EQ(name, "plan");
   EXPECT_EQ(tokens, 1000);
-  EXPECT_EQ(rule, OptimizerKind::kAdamW);
+  EXPECT_EQ(rule, OptimizerKind::kSgdNesterov);
   EXPECT_EQ(lr, 1e-3);
   EXPECT_EQ(state_type, StateType::kBF16);
   EXPECT_EQ(main_weights, MainWeightForm::kBF16Remainder);

@@ -83,6 +83,42 @@ TEST(JobPrecision, WhatNoEngineComputesIsRefusedByName) {
             "'bf16'\n");
 }
 
+TEST(JobOptimizer, SgdHasItsOwnFieldsAndTheOthersAreRefusedByName) {
+  const CanonicalJob plain = MakeTyped("cpu", "", "name: sgd");
+  ASSERT_TRUE(plain.ok()) << TypeViolations(plain);
+  EXPECT_EQ(plain.spec.optimizer.kind, plan::OptimizerKind::kSgd);
+  EXPECT_EQ(plain.spec.optimizer.beta1, 0.9);
+  const CanonicalJob nesterov = MakeTyped("cpu", "", "name: sgd, momentum: 0.5, nesterov: true");
+  ASSERT_TRUE(nesterov.ok()) << TypeViolations(nesterov);
+  EXPECT_EQ(nesterov.spec.optimizer.kind, plan::OptimizerKind::kSgdNesterov);
+  EXPECT_EQ(nesterov.spec.optimizer.beta1, 0.5);
+  for (const CanonicalJob* job : {&plain, &nesterov}) {
+    const v1::OptimizerSpec& canonical = job->job.spec().training().optimizer();
+    EXPECT_EQ(canonical.betas_size(), 0);
+    EXPECT_FALSE(canonical.has_eps());
+    EXPECT_EQ(CanonicalJson(Canonicalize(job->job, {}).job), CanonicalJson(job->job));
+  }
+  EXPECT_FALSE(MakeTyped("cpu", "").job.spec().training().optimizer().has_momentum());
+  EXPECT_EQ(TypeViolations(MakeTyped("cpu", "", "name: sgd, betas: [0.9, 0.95], eps: 1e-8")),
+            "spec.training.optimizer.betas: expected nothing, since sgd has no such field, got a "
+            "value\n"
+            "spec.training.optimizer.eps: expected nothing, since sgd has no such field, got a "
+            "value\n");
+  EXPECT_EQ(TypeViolations(MakeTyped("cpu", "", "momentum: 0.9")),
+            "spec.training.optimizer.momentum: expected nothing, since adamw has no such field, "
+            "got a value\n");
+  EXPECT_EQ(TypeViolations(MakeTyped("cpu", "", "nesterov: true")),
+            "spec.training.optimizer.nesterov: expected nothing, since adamw has no such field, "
+            "got a value\n");
+  EXPECT_EQ(TypeViolations(MakeTyped("cpu", "", "name: sgd, momentum: 1")),
+            "spec.training.optimizer.momentum: expected a number from 0 to below 1, got 1\n");
+  EXPECT_EQ(TypeViolations(MakeTyped("cpu", "", "name: sgd, momentum: 0, nesterov: true")),
+            "spec.training.optimizer.nesterov: expected false, or a momentum above 0, got true\n");
+  EXPECT_EQ(TypeViolations(MakeTyped("gpu", "", "name: sgd, stateDtype: bf16")),
+            "spec.training.optimizer.stateDtype: expected fp32: sgd keeps its momentum so, got "
+            "'bf16'\n");
+}
+
 TEST(JobPrecision, NarrowStatesAndRemaindersGoWithBf16Alone) {
   const std::string both = "stateDtype: bf16, mainWeights: bf16_remainder";
   const CanonicalJob job = MakeTyped("gpu", "", both);

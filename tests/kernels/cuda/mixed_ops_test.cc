@@ -174,6 +174,51 @@ TEST_F(MixedAdamWTest, ATableGivesTheBitsOfItsPiecesOneByOne) {
   EXPECT_EQ(table.v[12], 0);
 }
 
+// Against PyTorch's formula in fp64: buf = momentum * buf + g; p -= lr * (buf, or g + momentum *
+// buf), and decay that is decoupled.
+TEST(SgdUpdate, IsMomentumWithDecoupledDecayInEveryForm) {
+  CpuStream stream;
+  UpdateScalars scalars;
+  scalars.beta1 = 0.9f;
+  scalars.learning_rate = 0.1f;
+  scalars.weight_decay = 0.01f;
+  scalars.gradient_scale = 0.5f;
+  for (const bool nesterov : {false, true}) {
+    std::vector<float> p = {1.0f, -2.0f, 0.25f}, m(3), g = {0.5f, 4.0f, -1.0f};
+    std::vector<uint16_t> weight(3);
+    std::vector<int16_t> remainder(3);
+    std::vector<float> split_m(3);
+    std::vector<double> p64(p.begin(), p.end()), m64(3);
+    for (size_t i = 0; i < 3; ++i) {
+      const scalar::SplitWeight split = scalar::SplitOf(p[i]);
+      weight[i] = split.weight;
+      remainder[i] = split.remainder;
+    }
+    ElementUpdateArgs args = {.main_weight = VectorView(p.data(), 3),
+                              .g = VectorView(g.data(), 3),
+                              .m = VectorView(m.data(), 3),
+                              .scalars = scalars,
+                              .rule = nesterov ? ElementRule::kSgdNesterov : ElementRule::kSgd};
+    ElementUpdateArgs split = args;
+    split.main_weight = {};
+    split.weight = Flat(weight.data(), 3, DType::kBF16);
+    split.remainder = Flat(remainder.data(), 3, DType::kI16);
+    split.m = VectorView(split_m.data(), 3);
+    for (int step = 0; step < 5; ++step) {
+      ElementUpdate(stream, args);
+      ElementUpdate(stream, split);
+      for (size_t i = 0; i < 3; ++i) {
+        const double gradient = 0.5 * static_cast<double>(g[i]);
+        m64[i] = 0.9 * m64[i] + gradient;
+        p64[i] -= 0.1 * ((nesterov ? gradient + 0.9 * m64[i] : m64[i]) + 0.01 * p64[i]);
+        EXPECT_NEAR(static_cast<double>(p[i]), p64[i], 1e-5) << nesterov << step;
+        EXPECT_EQ(scalar::JoinOf({weight[i], remainder[i]}), p[i]);
+        EXPECT_EQ(split_m[i], m[i]);
+      }
+    }
+  }
+}
+
 TEST_F(MixedAdamWTest, SkippedStepChangesNothing) {
   std::vector<float> p = {1, 2}, g = {3, 4}, m = {5, 6}, v = {7, 8};
   const int32_t apply = 0;

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Writes loss_curves.txt: training runs of small models by transformers and torch.optim (CPU, fp32, one thread); with --bf16
-loss_curves_bf16.txt: a bf16 copy of fp32 weights goes forward and backward, its gradients are widened, norm and update are fp32.
+loss_curves_bf16.txt: a bf16 copy of fp32 weights goes forward and backward, its gradients are widened, norm and update are fp32;
+with --sgd loss_curves_sgd.txt: torch.optim.SGD with momentum, and Nesterov's, at ten times the learning rate.
 
 Everything that both sides must share is a rule, written here a second time: initial weights (Philox, Box-Muller), the
 token file (a formula), the order of samples (Feistel permutation), the learning rate. Needs torch, transformers, numpy:
 
     python tests/worker/trainer/golden/make_golden.py > tests/worker/trainer/golden/loss_curves.txt
     python tests/worker/trainer/golden/make_golden.py --bf16 > tests/worker/trainer/golden/loss_curves_bf16.txt
+    python tests/worker/trainer/golden/make_golden.py --sgd > tests/worker/trainer/golden/loss_curves_sgd.txt
 """
 import copy
 import math
@@ -18,6 +20,7 @@ import transformers
 
 STEPS, WARMUP, MIN_RATIO, LR = 50, 5, 0.1, 1e-2
 BETAS, EPS, DECAY, CLIP = (0.9, 0.95), 1e-8, 0.1, 1.0
+MOMENTUM, SGD_LR_FACTOR = 0.9, 10
 GLOBAL_BATCH, SEED, INIT_STD, TOKENS = 8, 1234, 0.05, 4001
 
 BASE = dict(model_type="llama", max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=10000.0, num_hidden_layers=2)
@@ -134,13 +137,34 @@ def step_of(model, batch, vocabulary):
     return loss
 
 
-def train(name, length, config, narrow):
-    model, named = make_model(config)
-    copy_of_model = copy.deepcopy(model).to(torch.bfloat16) if narrow else model
+class DecoupledSgd(torch.optim.SGD):
+    """torch's SGD, whose own weight decay would go through the momentum: here it is decoupled, as AdamW's is."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.mul_(1 - group["lr"] * group["decoupled"])
+        super().step()
+
+
+def make_optimizer(named, nesterov):
     matrices = [p for p in named.values() if p.dim() > 1]
     vectors = [p for p in named.values() if p.dim() == 1]
-    optimizer = torch.optim.AdamW([dict(params=matrices, weight_decay=DECAY), dict(params=vectors, weight_decay=0.0)],
-                                  lr=LR, betas=BETAS, eps=EPS)
+    if nesterov is None:
+        return torch.optim.AdamW([dict(params=matrices, weight_decay=DECAY), dict(params=vectors, weight_decay=0.0)],
+                                 lr=LR, betas=BETAS, eps=EPS)
+    return DecoupledSgd([dict(params=matrices, decoupled=DECAY), dict(params=vectors, decoupled=0.0)],
+                        lr=LR, momentum=MOMENTUM, nesterov=nesterov)
+
+
+def train(name, length, config, narrow, nesterov=None):
+    """nesterov: of SGD; None: AdamW."""
+    model, named = make_model(config)
+    copy_of_model = copy.deepcopy(model).to(torch.bfloat16) if narrow else model
+    optimizer = make_optimizer(named, nesterov)
+    factor = 1 if nesterov is None else SGD_LR_FACTOR
+    suffix = "_bf16" if narrow else {None: "", False: "_sgd", True: "_sgd_nesterov"}[nesterov]
     tokens = token_file(config["vocab_size"])
     size = (len(tokens) - 1) // length
     for step in range(STEPS):
@@ -150,18 +174,23 @@ def train(name, length, config, narrow):
             wide.grad = used.grad.float()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step)
+            group["lr"] = factor * learning_rate(step)
         optimizer.step()
         with torch.no_grad():
             for wide, used in zip(model.parameters(), copy_of_model.parameters()):
                 used.copy_(wide)
-        print(name + ("_bf16" if narrow else ""), step, f"{loss.item():.9g}", f"{norm.item():.9g}", f"{learning_rate(step):.9g}")
+        print(name + suffix, step, f"{loss.item():.9g}", f"{norm.item():.9g}", f"{factor * learning_rate(step):.9g}")
 
 
 def main():
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     print(f"# case step loss grad_norm lr; torch {torch.__version__}, transformers {transformers.__version__}")
+    if "--sgd" in sys.argv[1:]:
+        for nesterov in (False, True):
+            length, config = CASES["bundled_rope_scaling"]
+            train("bundled_rope_scaling", length, config, False, nesterov)
+        return 0
     for name, (length, config) in CASES.items():
         train(name, length, config, "--bf16" in sys.argv[1:])
     return 0

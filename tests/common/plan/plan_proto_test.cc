@@ -303,6 +303,7 @@ TEST(PlanProto, EveryFieldOfTheStructIsKnown) {
                recompute,
                weight_type,
                main_type,
+               optimizer,
                state_type,
                gradient_wire,
                communication_blocks,

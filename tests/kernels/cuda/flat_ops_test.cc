@@ -166,8 +166,10 @@ TEST(CudaTreeSum, SubtreesOfSubtreesShareTheScratchInRanges) {
   EXPECT_EQ(stream.ParamsOf<ReduceAddParams>(130).elements, kRange);
   EXPECT_EQ(stream.launches[130].shape.variant, 1);
   const auto above = stream.ParamsOf<ReduceAddParams>(128);
-  EXPECT_EQ(above.pieces[1], static_cast<const float*>(stream.Scratch(0)) + kRange);
-  EXPECT_EQ(above.out, static_cast<const float*>(stream.Scratch(0)) + 128 * kRange);
+  // As numbers: the scratch of a stream that only records is no array.
+  const auto scratch = reinterpret_cast<uintptr_t>(stream.Scratch(0));
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(above.pieces[1]), scratch + 4 * kRange);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(above.out), scratch + 4 * 128 * kRange);
   const auto second = stream.ParamsOf<ReduceAddParams>(131);
   EXPECT_EQ(second.pieces[0], piece.As<float>() + kRange);
   EXPECT_EQ(second.elements, kElements - kRange);

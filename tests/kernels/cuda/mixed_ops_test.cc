@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/adamw.h"
 #include "kernels/cast.h"
 #include "kernels/element_update.h"
 #include "kernels/reduce_add.h"
@@ -197,6 +198,7 @@ TEST(SgdUpdate, IsMomentumWithDecoupledDecayInEveryForm) {
     ElementUpdateArgs args = {.main_weight = VectorView(p.data(), 3),
                               .g = VectorView(g.data(), 3),
                               .m = VectorView(m.data(), 3),
+                              .v = {},
                               .scalars = scalars,
                               .rule = nesterov ? ElementRule::kSgdNesterov : ElementRule::kSgd};
     ElementUpdateArgs split = args;

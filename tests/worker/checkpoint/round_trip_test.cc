@@ -303,7 +303,7 @@ TEST_P(MomentsRoundTrip, StridedBoxesAreReadByAnyMesh) {
 // A rank that reads the boxes that it saved reads no other byte; one that reads its columns of
 // tensors that were saved whole reads each block that has some of them once.
 TEST(RoundTripTest, ReadsOfStridedBoxesAreBounded) {
-  plan::ModelInventory inventory = testing::InventoryOf({{4096, 640}, {33}});
+  plan::ModelInventory inventory = testing::InventoryOf({{4096, 640}});
   inventory.tensors[size_t{0}].tensor_dim = 1;
   const plan::ShardingPlan world = testing::CutWorld(inventory, 2, 2);
   const testing::SavedWorld cut = testing::SaveOf(world, kSeed);

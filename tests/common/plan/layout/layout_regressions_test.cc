@@ -11,6 +11,7 @@
 #include "common/model/bundles.h"
 #include "common/plan/layout/padding_rule.h"
 #include "tests/common/plan/layer_testing.h"
+#include "tests/common/plan/plan_testing.h"
 
 namespace ravel::plan {
 namespace {

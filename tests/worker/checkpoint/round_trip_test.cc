@@ -317,7 +317,7 @@ TEST(RoundTripTest, ReadsOfStridedBoxesAreBounded) {
     ASSERT_EQ(pieces[0].item, (Box{{0, rank % 2 * 320}, {4096, 320}}));
     std::vector<float> shard(static_cast<size_t>(plan::StoredRange(world, 0, rank).size()));
     const auto bytes_read = [&](const char* directory) {
-      auto loader = StepLoader::Open(&store, directory, &inventory);
+      auto loader = StepLoader::Open(&store, directory, &inventory, kOptimizer);
       EXPECT_TRUE(loader.ok()) << loader.status();
       EXPECT_TRUE(loader->ReadPieces(plan::StateRole::kParam, pieces, shard).ok());
       return loader->bytes_read();

@@ -110,7 +110,8 @@ absl::Status CheckChunk(const Manifest& manifest,
 
 absl::Status CheckTensor(const Manifest& manifest, const TensorRecord& tensor) {
   const auto role = static_cast<int>(tensor.role);
-  if (tensor.name.empty() || role < 1 || role > kMaxTensorRole || tensor.shape.size() > kMaxDimensions) {
+  if (tensor.name.empty() || role < 1 || role > kMaxTensorRole ||
+      tensor.shape.size() > kMaxDimensions) {
     return TensorError(tensor, "expected a name, a known role and at most 8 dimensions");
   }
   int64_t bytes = DTypeBytes(tensor.stored_dtype);

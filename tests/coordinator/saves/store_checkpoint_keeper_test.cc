@@ -298,29 +298,27 @@ TEST_F(StoreCheckpointKeeperTest, AFinishedSaveWhoseSealsWereLostIsCommittedBefo
   EXPECT_EQ(Steps(), (std::set<int64_t>{10, 30}));
 }
 
-// Four ranks in two replicas.
-std::shared_ptr<PlannedWorld> TwoReplicas(const testing::SavedWorld& saved) {
-  auto world = std::make_shared<PlannedWorld>();
-  world->plan = saved.world;
-  world->plan.lanes.lanes = 8;
-  world->plan.mesh = *plan::Mesh::Create({{"replicate", 2}, {"shard", 2}});
-  return world;
+// Four ranks in two replicas, each of which keeps all that is trained.
+testing::SavedWorld TwoReplicas() {
+  plan::ShardingPlan world = testing::WorldOf(testing::InventoryOf({{5, 3}, {4}}), 2);
+  world.ranks = 4;
+  world.lanes = {.lanes = 8, .ranks = 4, .replicas = 2};
+  world.mesh = *plan::Mesh::Create({{"replicate", 2}, {"shard", 2}});
+  return testing::SaveOf(std::move(world), 7);
 }
 
 TEST_F(StoreCheckpointKeeperTest, AManifestNamesEveryAxisAndHowItsJobComputes) {
   ASSERT_TRUE(Launch(ours_).ok());
   ours_.spec.virtual_ranks = 8;
-  const testing::SavedWorld saved = testing::MakeWorld(testing::InventoryOf({{5, 3}, {4}}), 4, 7);
+  const testing::SavedWorld saved = TwoReplicas();
+  auto world = std::make_shared<PlannedWorld>();
+  world->plan = saved.world;
   const ckpt::AttemptKey key = {
       .step = 10, .epoch = 1, .attempt = 1, .job_tag = ckpt::JobTag("job-1")};
   const auto seals = testing::WriteAllRanks(files_, saved, key);
   ASSERT_TRUE(seals.ok()) << seals.status();
-  const SaveRequest request = {.job_uid = "job-1",
-                               .step = 10,
-                               .epoch = 1,
-                               .attempt = 1,
-                               .world = TwoReplicas(saved),
-                               .seals = *seals};
+  const SaveRequest request = {
+      .job_uid = "job-1", .step = 10, .epoch = 1, .attempt = 1, .world = world, .seals = *seals};
   const absl::StatusOr<CommittedSave> commit = keeper_.Commit(ours_, request);
   ASSERT_TRUE(commit.ok()) << commit.status();
   const auto step = store::CommittedStep::Open(&files_, "step-0000000010");

@@ -185,7 +185,7 @@ TEST_F(CudaStreamAttentionTest, OnePlanComputesAllThatFits) {
   AttentionForward(*stream_, ForwardOf(args));
   ExpectComputedOnce(args);
   EXPECT_THAT(stream_->AttentionReport(),
-              HasSubstr("fwd-3x64x4of2x16-s128,128,128,64-l192-c3e800000: cuDNN, chain, engine 8, "
+              HasSubstr("fwd-3x64x4of2x16-s128,128,128,64-c3e800000: cuDNN, chain, engine 8, "
                         "workspace 0\n"));
 }
 
@@ -200,7 +200,7 @@ TEST_F(CudaStreamAttentionTest, PartsTogetherComputeAllOnce) {
   ExpectComputedOnce(args);
   EXPECT_THAT(
       stream_->AttentionReport(),
-      HasSubstr("bwd-det-3x64x4of2x16-s128,128,128,64,64,128,128,128-l192-c3e800000: cuDNN, "
+      HasSubstr("bwd-det-3x64x4of2x16-s128,128,128,64,64,128,128,128-c3e800000: cuDNN, "
                 "chain, engine 8, workspace 8192, in parts of 1 sequences and 1 key heads"));
 }
 

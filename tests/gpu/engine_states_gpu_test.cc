@@ -41,7 +41,7 @@ void UseForm(const StateForm& form, plan::JobSpec& job) {
 }
 
 RecordArgs FormSteps(const StrategyCase& tested, const StateForm& form) {
-  RecordArgs args = DeviceSteps(tested);
+  RecordArgs args = DeviceSteps(tested, "bundled_rope_scaling");
   UseForm(form, args.spec);
   return args;
 }

@@ -24,10 +24,9 @@ absl::StatusOr<std::unique_ptr<kernels::CudaGpu>> OpenDevice();
 // Of every strategy: widths 1, 2 and 4, and what else changes a plan.
 std::vector<StrategyCase> DeviceCases();
 
-// kDeviceSteps steps of a case, with an evaluation after each; `model` as for CaseJob. Tensors of
-// this one are cut between ranks.
-RecordArgs DeviceSteps(const StrategyCase& tested,
-                       const std::string& model = "bundled_rope_scaling");
+// kDeviceSteps steps of a case, with an evaluation after each; `model` as for CaseJob. Each tensor
+// of the default lies on one rank; those of "bundled_rope_scaling" are cut between ranks.
+RecordArgs DeviceSteps(const StrategyCase& tested, const std::string& model = "odd_tied");
 // The same on the device, where fresh staging memory holds NaN.
 Recording RecordOn(kernels::CudaGpu& gpu, RecordArgs args);
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Where tensors may be cut, and which bundles lie in a buffer as one.
+// Cuts of tensors, and bundles that lie in a buffer as one.
 
 #include <cstdint>
 

@@ -56,7 +56,7 @@ LayerWidths WidthsOf(const ModelConfig& config) {
   return widths;
 }
 
-// Of attention: a row per sequence and query head.
+// Attention statistics: a row per sequence and query head.
 ActivationSpec StatisticsSpec(const ModelConfig& config, const MicroBatchShape& shape) {
   return {"lse",
           {shape.sequences * config.num_attention_heads, shape.sequence_tokens},

@@ -50,7 +50,7 @@ std::span<const StateSpec> StatesOf(OptimizerKind kind);
 std::span<const StateSpec> BufferStatesOf(OptimizerKind kind);
 // Index into BufferStatesOf. CHECKs that the role is there.
 size_t BufferStateIndex(OptimizerKind kind, StateRole role);
-// Whether training.optimizer.stateDtype says something: some state has a choice.
+// True if training.optimizer.stateDtype says something: some state has a choice.
 bool HasChosenType(OptimizerKind kind);
 // Type of a state where `chosen` is that of training.optimizer.stateDtype.
 DType StateTypeOf(const StateSpec& state, DType chosen);

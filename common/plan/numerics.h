@@ -34,7 +34,7 @@ std::string NumericsOf(const JobSpec& spec);
 // texts, "f32" for every job.
 std::string NumericsChange(std::string_view saved, std::string_view now);
 
-// Why a job does not resume from the step at `path`, and what allows it.
+// The message of a job that does not resume from the step at `path`, and what allows it.
 std::string NumericsRefusal(std::string_view path, std::string_view change);
 
 }  // namespace ravel::plan

@@ -15,7 +15,7 @@ namespace ravel::plan {
 // Placements of a group's buffers on the data axes. A tensor that the `tensor` axis cuts
 // (TensorSpec::tensor_dim) is cut there first.
 //
-// What kReduceScatter leaves on a rank and kGather takes from it: T / N elements.
+// The slice that kReduceScatter leaves on a rank and kGather takes from it: T / N elements.
 Placements SlicePlacements();
 // What a rank stores and updates: main weight and moments, or a frozen group's weights. The whole
 // buffer where the optimizer is not sharded, a slice, or the replica's part of one.
@@ -50,9 +50,10 @@ std::vector<OwnedPiece> PiecesOf(const ShardingPlan& plan,
                                  GroupId group,
                                  int64_t rank,
                                  Placements placements);
-// Of StoredPlacements: what loading and initialisation fill.
+// The pieces of StoredPlacements: loading and initialisation fill them.
 std::vector<OwnedPiece> StoredPieces(const ShardingPlan& plan, GroupId group, int64_t rank);
-// Of MeasuredPlacements where they count; offsets are into the buffer of MeasuredGradient.
+// The pieces of MeasuredPlacements where they count; offsets are into the buffer of
+// MeasuredGradient.
 std::vector<OwnedPiece> CountedPieces(const ShardingPlan& plan, GroupId group, int64_t rank);
 // The same pieces with offsets into the stored buffers: what this rank writes into a checkpoint.
 std::vector<OwnedPiece> SavedPieces(const ShardingPlan& plan, GroupId group, int64_t rank);

@@ -70,7 +70,7 @@ struct RestorePoint {
   // Why `step` is below the recorded commit: proven damage, by step.
   std::string fallback_reason = {};
   std::optional<SettledSave> settled = {};  // by this call
-  // How the numerics of `step` differ from the job's (plan::NumericsChange); empty: they do not.
+  // The difference between the numerics of `step` and the job's (plan::NumericsChange), or empty.
   std::string numerics_change = {};
 };
 

@@ -50,7 +50,7 @@ uint32_t RandomHalf(const ElementUpdateArgs& args, uint32_t site, uint32_t step,
   return index % 2 != 0 ? word >> 16 : word & 0xFFFFu;
 }
 
-// Where nothing has to be rounded: a loop that compilers vectorise.
+// The case in which nothing is rounded: a loop that compilers vectorise.
 template <typename Rule>
 void UpdateFp32(const ElementUpdateArgs& args,
                 const UpdatePiece& piece,

@@ -64,7 +64,7 @@ class NumericsTest : public ::testing::Test {
   std::unique_ptr<MiniCluster> cluster_;
 };
 
-// What a release that computes otherwise would have written.
+// A release that computes otherwise would have written this.
 void SetNumerics(const std::string& step, const std::string& numerics) {
   absl::StatusOr<ckpt::Manifest> manifest = ckpt::DecodeManifest(ReadText(step + "/manifest.pb"));
   ASSERT_TRUE(manifest.ok()) << manifest.status();

@@ -56,7 +56,7 @@ class Twin {
   TensorView device(int64_t begin = 0, int64_t end = -1) {
     return Range(static_cast<char*>(mirror_.device()), begin, end);
   }
-  // What the device has, as the host reads it.
+  // The device's content, as the host reads it.
   TensorView Result() {
     mirror_.Receive();
     return Range(static_cast<char*>(mirror_.host()), 0, -1);

@@ -80,7 +80,7 @@ absl::StatusOr<ckpt::Seal> WriteRank(store::ObjectStore& store,
                                      const SavedWorld& saved,
                                      const ckpt::AttemptKey& key,
                                      int64_t rank);
-// Of a world's own ranks.
+// Saves with a world's own ranks.
 SavedWorld SaveOf(plan::ShardingPlan world, uint64_t seed, DType moments = DType::kF32);
 // Writes and commits.
 absl::StatusOr<coordinator::CommittedStepInfo> Save(store::ObjectStore& store,

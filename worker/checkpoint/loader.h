@@ -72,7 +72,7 @@ class StepLoader {
       : step_(std::move(step)), inventory_(inventory), optimizer_(optimizer) {}
   // The tensor's roles that a job reads: frozen tensors have weights only.
   std::vector<plan::StateRole> RolesOf(const plan::TensorSpec& tensor) const;
-  // Whether a role's values may be of that type.
+  // True if a role's values may be of that type.
   bool CanRead(plan::StateRole role, DType stored) const;
   absl::Status CompareOptimizer() const;
   absl::Status CompareInventory() const;

@@ -17,8 +17,9 @@ namespace ravel::optim {
 class PieceTables {
  public:
   PieceTables() = default;
-  // Of all trainable groups. `gpu`: where the arena is on a device; then the tables are in memory
-  // of its own, with pieces cut for blocks. ResourceExhausted where the device has no room.
+  // Makes the tables of all trainable groups. `gpu`: where the arena is on a device; then the
+  // tables are in memory of its own, with pieces cut for blocks. ResourceExhausted where the device
+  // has no room.
   static absl::StatusOr<PieceTables> Create(const plan::ShardingPlan& plan,
                                             const shard::ParameterGroups& groups,
                                             shard::HostAccess& memory,

@@ -72,7 +72,7 @@ class StepOptimizer final : public shard::StepActions {
 
   const StepDecision& decision() const { return decision_; }
   const StepTotals& totals() const { return facts_.totals; }
-  // What the ranks agreed on in the last exchange.
+  // The agreement of the ranks in the last exchange.
   const ControlWord& control() const { return facts_.agreed; }
   double learning_rate() const { return learning_rate_; }
   // Per tensor of the inventory, of the undivided gradient; frozen tensors have 0.
@@ -82,7 +82,7 @@ class StepOptimizer final : public shard::StepActions {
   // Of the last step whose norms were due (JobSpec::norms_every) and travelled with the statistics
   // of the step after it; empty until then. Taken once.
   std::optional<TensorNorms> TakeNorms() { return norms_.Take(); }
-  // Whether a step measures them.
+  // True if a step measures them.
   bool NormsDue(int64_t step) const;
   // Norms of the last step that travel with no further statistics: whether there are any (the same
   // on all ranks), this rank's message, of equal length on all ranks, and those of all.

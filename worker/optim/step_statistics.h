@@ -96,7 +96,7 @@ class StepStatistics {
  protected:
   explicit StepStatistics(const Args& args);
 
-  // What kernels read and nobody writes.
+  // Tables that kernels read and nobody writes.
   struct Tables {
     std::vector<kernels::RowNode> nodes;
     SumProgram sums;

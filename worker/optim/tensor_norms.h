@@ -55,7 +55,7 @@ class NormRecorder {
   // This rank's message of what is pending, and those of all ranks.
   std::vector<std::byte> Pack() const;
   void Unpack(std::span<const std::byte> all);
-  // Of the last step that is complete. Taken once.
+  // The norms of the last complete step. Taken once.
   std::optional<TensorNorms> Take();
 
  private:

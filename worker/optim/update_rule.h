@@ -12,7 +12,7 @@
 
 namespace ravel::optim {
 
-// What one call updates, all in memory of the stream's backend.
+// The operands of one call, all in memory of the stream's backend.
 struct GroupUpdate {
   const shard::ParameterGroup& group;
   kernels::PieceTable pieces;  // of what this rank stores of the group

@@ -45,7 +45,7 @@ class StepActions {
 // One program's run: which micro-batch of which lane.
 struct ReplayTurn {
   plan::StepSlot slot;
-  // Of an optional unit: whether this rank's micro-batch uses it. Empty: all are used.
+  // Per unit, whether this rank's micro-batch uses it, if it is optional. Empty: all are used.
   plan::IdVector<plan::UnitId, bool> used = {};
   int64_t step = 0;  // for traces and reports
   // Its calls are not those of other steps: tensors' norms are measured.

@@ -44,7 +44,7 @@ struct MappedPlaces {
 // Bytes of the pages of a range that are in memory, asked of the system. 0 where it cannot say.
 int64_t ResidentBytes(std::span<const std::byte> range);
 
-// What the plan sets aside, by use.
+// Bytes that the plan sets aside, by use.
 absl::StatusOr<std::vector<MemoryLine>> MemoryByUse(const plan::ShardingPlan& plan);
 // From the text of /proc/self/smaps.
 std::vector<MemoryLine> MemoryOfProcess(const std::string& smaps, const MappedPlaces& places);

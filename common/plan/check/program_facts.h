@@ -27,7 +27,7 @@ struct ProgramFacts {
     return program.instructions[instruction];
   }
   bool Updates() const { return program.phase == Phase::kOnly || program.phase == Phase::kLast; }
-  // What stays gathered, or is cut among replicas, is renewed.
+  // True if weights that stay gathered, or are cut among replicas, are renewed.
   bool RenewsWeights() const {
     return program.phase == Phase::kOnly || program.phase == Phase::kFirst ||
            program.phase == Phase::kEval;

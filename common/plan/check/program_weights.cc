@@ -95,7 +95,7 @@ class WeightCheck {
     return absl::OkStatus();
   }
 
-  // Of each stream the last reader stands for those before it.
+  // The last reader of a stream stands for those before it.
   void AddReader(InstructionId i) {
     const auto same = std::find_if(read_last_.begin(), read_last_.end(), [&](InstructionId other) {
       return facts_.At(other).stream == facts_.At(i).stream;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What programs and their buffers are made for.
+// The request from which programs and their buffers are made.
 
 #include "common/model/model_inventory.h"
 #include "common/plan/layout/parameter_groups.h"

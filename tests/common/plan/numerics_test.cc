@@ -92,7 +92,7 @@ TEST(Numerics, SizeStrategyTransportAndMemoryAreNotInIt) {
   }
 }
 
-// What a plan was made with is what the text says.
+// The text states what the plan was made with.
 TEST(Numerics, TheTextIsOfThePlan) {
   for (const int64_t vocabulary : {97, 200'000}) {
     JobSpec spec = Spec();

@@ -13,7 +13,7 @@
 
 namespace ravel::plan::testing {
 
-// What a rank has of a group that one axis cuts into equal shards.
+// The pieces of a rank, of a group that one axis cuts into equal shards.
 inline std::vector<OwnedPiece> OwnedPieces(const ModelInventory& inventory,
                                            const GroupLayout& group,
                                            int64_t rank) {

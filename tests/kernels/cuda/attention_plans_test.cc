@@ -259,7 +259,7 @@ TEST(AttentionPlans, TooLittleWorkspaceMakesParts) {
   EXPECT_THAT(choice.text, HasSubstr("in parts of 1 sequences and 2 key heads"));
 }
 
-// Of 51 tokens: the statistics of four heads end on 16 bytes, those of two do not.
+// With 51 tokens the statistics of four heads end on 16 bytes, those of two do not.
 TEST(AttentionPlans, PartsWhoseStatisticsDoNotBeginOnVectorsAreLeftOut) {
   FakeEngines engines;
   AttentionPlans plans(engines.Destroyer());

@@ -76,7 +76,7 @@ PlannedLaunch PlanAdamW(const KernelLaunch& launch, const AdamWParams& p) {
   });
 }
 
-// What a variant of ElementUpdate stands for.
+// The meaning of a variant of ElementUpdate.
 struct UpdateForm {
   ElementRule rule = ElementRule::kAdamW;
   int states = 0;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Where the parts of a bundle that a mesh axis cuts lie on a rank.
+// Finds the parts of a bundle that a mesh axis cuts, on a rank.
 
 #include <algorithm>
 #include <cstdint>

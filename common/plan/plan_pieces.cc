@@ -13,8 +13,12 @@ namespace {
 const GroupLayout& LayoutOf(const ShardingPlan& plan, GroupId group) {
   return plan.groups[group];
 }
-const GroupRules& RulesOf(const ShardingPlan& plan, GroupId group) {
-  return plan.rules[group];
+bool StoredIsCut(const ShardingPlan& plan, GroupId group) {
+  return !CutAxes(plan.roles[group].stored).empty();
+}
+// Of a trained group: whether replicas cut what the shard axis has cut.
+bool ReplicasCut(const ShardingPlan& plan, GroupId group) {
+  return CutAxes(plan.roles[group].stored).size() > 1;
 }
 
 int64_t TotalElements(const ShardingPlan& plan, GroupId group) {
@@ -43,20 +47,18 @@ int64_t InnerShardElements(const ShardingPlan& plan, GroupId group) {
 }
 
 FlatRange StoredRange(const ShardingPlan& plan, GroupId group, int64_t rank) {
-  const GroupRules& rules = RulesOf(plan, group);
-  if (!rules.optimizer_sharded) {
+  if (!StoredIsCut(plan, group)) {
     return {.begin = 0, .elements = TotalElements(plan, group)};
   }
-  return rules.outer_gradient_sharded ? SubPiece(plan, group, rank) : InnerShard(plan, group, rank);
+  return MeasuredRange(plan, group, rank);
 }
 
 FlatRange MeasuredRange(const ShardingPlan& plan, GroupId group, int64_t rank) {
-  return RulesOf(plan, group).outer_gradient_sharded ? SubPiece(plan, group, rank)
-                                                     : InnerShard(plan, group, rank);
+  return ReplicasCut(plan, group) ? SubPiece(plan, group, rank) : InnerShard(plan, group, rank);
 }
 
 bool Counts(const ShardingPlan& plan, GroupId group, int64_t rank) {
-  return RulesOf(plan, group).outer_gradient_sharded || rank < plan.lanes.width();
+  return ReplicasCut(plan, group) || rank < plan.lanes.width();
 }
 
 std::vector<OwnedPiece> PiecesIn(const ModelInventory& inventory,
@@ -117,14 +119,14 @@ BufferId GatherSource(const ShardingPlan& plan, GroupId group) {
 }
 
 BufferId MeasuredGradient(const ShardingPlan& plan, GroupId group) {
-  return RulesOf(plan, group).outer_gradient_sharded
+  return ReplicasCut(plan, group)
              ? FindOfGroup(plan, BufferKind::kOuterGrad, group)
              : FindOfGroup(plan, BufferKind::kMainGrad, group, CounterRoot(plan.lanes.Inner()));
 }
 
 BufferId UpdateGradient(const ShardingPlan& plan, GroupId group) {
-  return RulesOf(plan, group).optimizer_sharded ? MeasuredGradient(plan, group)
-                                                : FindOfGroup(plan, BufferKind::kFullGrad, group);
+  return StoredIsCut(plan, group) ? MeasuredGradient(plan, group)
+                                  : FindOfGroup(plan, BufferKind::kFullGrad, group);
 }
 
 int64_t BufferOffset(const ShardingPlan& plan, BufferId buffer, int64_t rank) {

@@ -18,7 +18,7 @@ struct FlatRange {
   bool operator==(const FlatRange&) const = default;
 };
 
-// T / N: what kReduceScatter leaves on a rank and kGather takes from it.
+// T / N: what a reduce of lanes leaves on a rank and a gather takes from it.
 int64_t InnerShardElements(const ShardingPlan& plan, GroupId group);
 
 // What the rank stores and updates: main weight and moments, or a frozen group's weights. Its

@@ -88,7 +88,9 @@ plan::ShardingPlan WorldOf(const plan::ModelInventory& inventory, int64_t ranks)
   for (size_t unit = 0; unit < inventory.units.size(); ++unit) {
     world.groups.push_back(plan::PlanGroupLayout(inventory, static_cast<int>(unit), ranks));
   }
-  world.rules.assign(world.groups.size(), plan::GroupRules{});
+  plan::GroupRoles roles;
+  roles.stored = roles.measured = {{plan::kShardAxis, plan::Placement::Flat()}};
+  world.roles.assign(world.groups.size(), roles);
   return world;
 }
 

@@ -116,7 +116,7 @@ class SumRecorder {
 std::vector<plan::OwnedPiece> CountedPieces(const plan::ShardingPlan& plan,
                                             plan::GroupId group,
                                             int rank) {
-  if (!plan.rules[group].trainable || !plan::Counts(plan, group, rank)) {
+  if (!plan.groups[group].trainable || !plan::Counts(plan, group, rank)) {
     return {};
   }
   return plan::MeasuredPieces(plan, group, rank);

@@ -20,7 +20,7 @@ int64_t GroupElements(const plan::ShardingPlan& plan,
   const int64_t whole = group.layout().layout.total_elements();
   switch (buffer.kind) {
     case BufferKind::kModelWeight:
-      return group.rules().optimizer_sharded ? slice : whole;
+      return CutAxes(plan.roles[buffer.group].stored).empty() ? whole : slice;
     case BufferKind::kMainWeight:
     case BufferKind::kExpAvg:
     case BufferKind::kExpAvgSq:

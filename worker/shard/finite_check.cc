@@ -89,7 +89,7 @@ absl::Status FiniteCheck::Completed(const BoundInstruction& bound, const ReplayT
                         ", call ",
                         instruction.call,
                         ", ",
-                        plan::OpName(instruction.op),
+                        plan::OpName(plan::LabelOf(args_.plan.moves, instruction)),
                         " of phase ",
                         plan::PhaseName(turn.slot.phase),
                         ", turn ",
@@ -173,20 +173,20 @@ void FiniteCheck::CheckPieces(const char* role,
 void FiniteCheck::CheckGroup(const Instruction& instruction, const ReplayTurn& turn) {
   const plan::ShardingPlan& plan = args_.plan;
   ParameterGroup& group = args_.groups[instruction.group];
-  const MeshPlace place = PlaceOf(plan.lanes, args_.rank);
+  const MeshPlace place = PlaceOf(plan.mesh, args_.rank);
   const auto pieces = [&](int64_t begin, int64_t elements) {
     return plan::PiecesIn(
         plan.inventory, group.layout(), {.begin = begin, .elements = elements}, begin);
   };
   const int64_t slice = group.slice_elements();
-  switch (instruction.op) {
-    case OpCode::kGather:
+  switch (plan::LabelOf(plan.moves, instruction)) {
+    case plan::OpLabel::kGather:
       CheckPieces("weight",
                   pieces(0, group.layout().layout.total_elements()),
                   args_.buffers.bytes(plan::BufferOf(instruction, plan::Role::kWeights)),
                   plan.options.weight_type);
       break;
-    case OpCode::kReduceScatter: {
+    case plan::OpLabel::kReduceScatter: {
       const int64_t turns = plan.lanes.Inner().turns();
       if (turns == 1 || turn.slot.turn + 1 == turns) {  // else the sum is not complete
         CheckPieces("summed gradient of",
@@ -195,8 +195,8 @@ void FiniteCheck::CheckGroup(const Instruction& instruction, const ReplayTurn& t
       }
       break;
     }
-    case OpCode::kJoinGradients:
-    case OpCode::kOuterReduce:
+    case plan::OpLabel::kJoinGradients:
+    case plan::OpLabel::kOuterReduce:
       CheckPieces("gradient summed over replicas and calls of",
                   plan::MeasuredPieces(plan, instruction.group, args_.rank),
                   group.reduced(instruction.op == OpCode::kJoinGradients ? 0 : instruction.call));

@@ -90,7 +90,7 @@ absl::Status ReadGroups(const plan::ShardingPlan& plan,
       });
     };
     RETURN_IF_ERROR(read(plan::StateRole::kParam));
-    if (group.rules().trainable) {
+    if (group.layout().trainable) {
       RETURN_IF_ERROR(read(plan::StateRole::kExpAvg));
       RETURN_IF_ERROR(read(plan::StateRole::kExpAvgSq));
     }
@@ -103,7 +103,7 @@ absl::Status CheckDigests(const checkpoint::StepLoader& loader, comm::Communicat
   const std::vector<uint64_t>& mine = loader.digest_sums();
   std::vector<uint64_t> all(mine.size() * Size(communicator.size()));
   RETURN_IF_ERROR(
-      communicator.AllGatherBytes({.op = plan::OpCode::kEndPhase, .unit = -1, .call = 1},
+      communicator.AllGatherBytes({.op = plan::OpLabel::kEndPhase, .unit = -1, .call = 1},
                                   std::as_bytes(std::span<const uint64_t>(mine)),
                                   std::as_writable_bytes(std::span<uint64_t>(all))));
   std::vector<uint64_t> sums(mine.size(), 0);

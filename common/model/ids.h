@@ -54,6 +54,7 @@ using GroupId = Id<struct GroupTag>;              // ShardingPlan::groups
 using BufferId = Id<struct BufferTag>;            // ShardingPlan::buffers
 using InstructionId = Id<struct InstructionTag>;  // StepProgram::instructions
 using GradientId = Id<struct GradientTag>;        // ModelUses::gradients
+using MoveId = Id<struct MoveTag>;                // MoveTable::moves
 using StateId = Id<struct StateTag>;              // SavePlan::tensors
 
 // The ids [0, end) for a range-based loop.

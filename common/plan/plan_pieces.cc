@@ -11,20 +11,12 @@
 namespace ravel::plan {
 namespace {
 
-const GroupRules& RulesOf(const ShardingPlan& plan, GroupId group) {
-  return plan.rules[group];
+bool StoredIsCut(const ShardingPlan& plan, GroupId group) {
+  return !CutAxes(plan.roles[group].stored).empty();
 }
-
-// On the data axes that cut the flat buffer, inner first.
-Placements FlatPlacements(bool inner, bool outer) {
-  Placements placements;
-  if (inner) {
-    placements.push_back({kShardAxis, Placement::Flat()});
-  }
-  if (outer) {
-    placements.push_back({kReplicateAxis, Placement::Flat()});
-  }
-  return placements;
+// Of a trained group: whether replicas cut what the shard axis has cut.
+bool ReplicasCut(const ShardingPlan& plan, GroupId group) {
+  return CutAxes(plan.roles[group].stored).size() > 1;
 }
 
 // The placements of one tensor in a buffer: the cut of the `tensor` axis comes first.
@@ -44,16 +36,15 @@ BufferId FindOfGroup(const ShardingPlan& plan, BufferKind kind, GroupId group, i
 }  // namespace
 
 Placements SlicePlacements() {
-  return FlatPlacements(true, false);
+  return {{kShardAxis, Placement::Flat()}};
 }
 
 Placements StoredPlacements(const ShardingPlan& plan, GroupId group) {
-  const GroupRules& rules = RulesOf(plan, group);
-  return FlatPlacements(rules.optimizer_sharded, rules.outer_gradient_sharded);
+  return plan.roles[group].stored;
 }
 
 Placements MeasuredPlacements(const ShardingPlan& plan, GroupId group) {
-  return FlatPlacements(true, RulesOf(plan, group).outer_gradient_sharded);
+  return plan.roles[group].measured;
 }
 
 ElementRange FlatRange(const ShardingPlan& plan,
@@ -157,14 +148,14 @@ BufferId GatherSource(const ShardingPlan& plan, GroupId group) {
 }
 
 BufferId MeasuredGradient(const ShardingPlan& plan, GroupId group) {
-  return RulesOf(plan, group).outer_gradient_sharded
+  return ReplicasCut(plan, group)
              ? FindOfGroup(plan, BufferKind::kOuterGrad, group)
              : FindOfGroup(plan, BufferKind::kMainGrad, group, CounterRoot(plan.lanes.Inner()));
 }
 
 BufferId UpdateGradient(const ShardingPlan& plan, GroupId group) {
-  return RulesOf(plan, group).optimizer_sharded ? MeasuredGradient(plan, group)
-                                                : FindOfGroup(plan, BufferKind::kFullGrad, group);
+  return StoredIsCut(plan, group) ? MeasuredGradient(plan, group)
+                                  : FindOfGroup(plan, BufferKind::kFullGrad, group);
 }
 
 int64_t BufferOffset(const ShardingPlan& plan, BufferId buffer, int64_t rank) {

@@ -17,7 +17,7 @@
 #include "common/plan/check/program_checker.h"
 #include "common/plan/layout/padding_rule.h"
 #include "common/plan/plan_pieces.h"
-#include "common/plan/program/group_rules.h"
+#include "common/plan/program/group_roles.h"
 #include "common/plan/program/program_buffers.h"
 #include "common/plan/program/program_builder.h"
 #include "common/plan/program/program_request.h"
@@ -87,23 +87,33 @@ absl::Status AddPeak(const ShardingPlan& plan,
 }
 
 // Layouts, and what the strategy says to each group.
-void AddGroups(const StrategyChoice& choice, ShardingPlan& plan) {
-  const int64_t width = LayoutWidth(choice, plan.lanes);
+absl::Status AddGroups(const StrategyChoice& choice, ShardingPlan& plan) {
+  const TensorSpec& first = plan.inventory.tensors.front();
+  const PlacedTensor placed = {.name = first.name, .shape = first.shape};
+  const auto roles = [&](bool trainable) {
+    return RolesOf(choice, placed, plan.lanes, plan.mesh, trainable);
+  };
+  ASSIGN_OR_RETURN(const GroupRoles trained, roles(true));
+  ASSIGN_OR_RETURN(const GroupRoles frozen, roles(false));
+  const int64_t width = LayoutWidth(trained, plan.mesh);
   for (const UnitId unit : plan.inventory.units.ids()) {
     if (plan.inventory.units[unit].tensors.empty()) {
       continue;
     }
     for (GroupLayout& group : PlanGroups(plan.inventory, unit, width)) {
-      plan.rules.push_back(RulesOf(choice, plan.lanes, group.trainable));
+      plan.roles.push_back(group.trainable ? trained : frozen);
       plan.groups.push_back(std::move(group));
     }
   }
+  return MovesOf(plan).status();
 }
 
 ProgramRequest RequestOf(const ShardingPlan& plan) {
   return {.inventory = plan.inventory,
           .groups = plan.groups,
-          .rules = plan.rules,
+          .mesh = plan.mesh,
+          .roles = plan.roles,
+          .moves = plan.moves,
           .lanes = plan.lanes,
           .options = plan.options};
 }
@@ -208,8 +218,7 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
       spec.cpu_devices, config.vocab_size, DTypeBytes(WeightTypeOf(spec.compute)));
   ReserveLogits(plan.options.logits_chunk_tokens, plan.micro_batch, plan.inventory);
   const StrategyChoice choice = ChoiceOf(spec);
-  RETURN_IF_ERROR(CheckExecutable(choice, plan.inventory, plan.mesh));
-  AddGroups(choice, plan);
+  RETURN_IF_ERROR(Annotate(AddGroups(choice, plan), "parallelism.strategy"));
   if (!spec.allow_padding) {
     RETURN_IF_ERROR(CheckPadding(plan.inventory, plan.groups));
   }
@@ -235,7 +244,16 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
   return plan;
 }
 
+absl::StatusOr<MoveTable> MovesOf(const ShardingPlan& plan) {
+  return MovesOf(MoveRequest{.inventory = plan.inventory,
+                             .groups = plan.groups,
+                             .roles = plan.roles,
+                             .mesh = plan.mesh,
+                             .options = plan.options});
+}
+
 absl::Status PlanPrograms(ShardingPlan& plan) {
+  ASSIGN_OR_RETURN(plan.moves, MovesOf(plan));
   plan.options = ResolveWindows(RequestOf(plan));
   plan.buffers = BuildBuffers(RequestOf(plan));
   plan.programs = BuildPrograms(RequestOf(plan), plan.buffers);

@@ -13,6 +13,7 @@
 #include "common/plan/layout/parameter_groups.h"
 #include "common/plan/memory/buffer_plan.h"
 #include "common/plan/program/lane_map.h"
+#include "common/plan/program/program_moves.h"
 #include "common/plan/program/step_program.h"
 #include "common/status.h"
 
@@ -27,7 +28,8 @@ struct ShardingPlan {
   Mesh mesh;  // data axes: replicate (where there are replicas) x shard
   // By unit, trainable before frozen; all of one width: N, or N * O where replicas cut the shards.
   GroupLayouts groups;
-  RulesOfGroups rules;
+  RolesOfGroups roles;
+  MoveTable moves;  // the collectives of all programs
   ProgramBuffers buffers;
   BufferPlan memory;
   std::vector<StepProgram> programs;
@@ -57,8 +59,11 @@ struct PlanRequest {
 // field that is at fault.
 absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request);
 
-// The part of it after inventory, lanes, groups, rules and options (0: windows to choose): buffers,
-// programs and addresses, not yet checked.
+// The moves of the plan's groups.
+absl::StatusOr<MoveTable> MovesOf(const ShardingPlan& plan);
+
+// The part of it after inventory, lanes, groups, roles and options (0: windows to choose): moves,
+// buffers, programs and addresses, not yet checked.
 absl::Status PlanPrograms(ShardingPlan& plan);
 
 // Lanes and micro-batches: V a power of two, at least the largest device count; the global batch a

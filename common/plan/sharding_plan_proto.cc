@@ -14,7 +14,7 @@
 #include "common/plan/check/program_checker.h"
 #include "common/plan/plan_parts_proto.h"
 #include "common/plan/plan_proto.h"
-#include "common/plan/program/group_rules.h"
+#include "common/plan/program/group_roles.h"
 #include "common/plan/program/program_buffers.h"
 #include "common/plan/program/program_operands.h"
 #include "common/plan/program/program_order.h"
@@ -39,9 +39,9 @@ void Copy(const std::vector<Id<Kind>>& from, google::protobuf::RepeatedField<int
 }
 
 // A plan carries those operands that are not all buffers of a group; the others follow from them.
-v1::PlannedInstruction InstructionToProto(const Instruction& at) {
+v1::PlannedInstruction InstructionToProto(const MoveTable& moves, const Instruction& at) {
   v1::PlannedInstruction proto;
-  proto.set_op(static_cast<int32_t>(at.op));
+  proto.set_op(static_cast<int32_t>(LabelOf(moves, at)));
   proto.set_stream(static_cast<int32_t>(at.stream));
   proto.set_unit(at.unit.value());
   proto.set_call(at.call);
@@ -64,19 +64,29 @@ v1::PlannedInstruction InstructionToProto(const Instruction& at) {
   return proto;
 }
 
-absl::StatusOr<Instruction> InstructionFromProto(const v1::PlannedInstruction& proto) {
+absl::StatusOr<Instruction> InstructionFromProto(const MoveTable& moves,
+                                                 const v1::PlannedInstruction& proto) {
   Instruction at;
-  RETURN_IF_ERROR(ReadEnum("instruction.op", proto.op(), OpCode::kGatherGradient, at.op, 1));
+  OpLabel label = OpLabel::kEndPhase;
+  RETURN_IF_ERROR(ReadEnum("instruction.op", proto.op(), OpLabel::kGatherGradient, label, 1));
   RETURN_IF_ERROR(ReadEnum("instruction.stream", proto.stream(), StreamId::kOuter, at.stream, 1));
   at.unit = proto.unit();
   at.call = proto.call();
   at.freed = proto.freed();
   at.group = proto.group();
+  at.op = OpOfLabel(label);
+  at.move = MoveOfLabel(moves, at.group, label);
   Copy(proto.waits(), at.waits);
   return at;
 }
 
-void GroupToProto(const GroupLayout& group, const GroupRules& rules, v1::PlannedGroup& proto) {
+bool IsCutOn(const Placements& placements, const char* axis) {
+  return PlacementOn(placements, axis).in_flat_family();
+}
+
+void GroupToProto(const ShardingPlan& plan, GroupId id, v1::PlannedGroup& proto) {
+  const GroupLayout& group = plan.groups[id];
+  const GroupRoles& roles = plan.roles[id];
   proto.set_unit(group.unit.value());
   proto.set_width(group.layout.width);
   proto.set_shard_elements(group.layout.shard_elements);
@@ -85,21 +95,35 @@ void GroupToProto(const GroupLayout& group, const GroupRules& rules, v1::Planned
   Copy(group.tensors, *proto.mutable_tensors());
   Copy(group.tensor_offsets, *proto.mutable_tensor_offsets());
   v1::PlannedRules& to = *proto.mutable_rules();
-  to.set_trainable(rules.trainable);
-  to.set_weights_sharded(rules.weights_sharded);
-  to.set_reduces_each_turn(rules.reduces_each_turn);
-  to.set_gradient_sharded(rules.gradient_sharded);
-  to.set_optimizer_sharded(rules.optimizer_sharded);
-  to.set_outer_gradient_sharded(rules.outer_gradient_sharded);
+  to.set_trainable(group.trainable);
+  to.set_weights_sharded(IsCutOn(roles.parameter, kShardAxis));
+  to.set_reduces_each_turn(roles.between != roles.staged);
+  to.set_gradient_sharded(IsCutOn(roles.at_step, kShardAxis));
+  to.set_optimizer_sharded(IsCutOn(roles.stored, kShardAxis));
+  to.set_outer_gradient_sharded(IsCutOn(roles.at_step, kReplicateAxis));
 }
 
-GroupRules RulesFromProto(const v1::PlannedRules& proto) {
-  return {.trainable = proto.trainable(),
-          .weights_sharded = proto.weights_sharded(),
-          .reduces_each_turn = proto.reduces_each_turn(),
-          .gradient_sharded = proto.gradient_sharded(),
-          .optimizer_sharded = proto.optimizer_sharded(),
-          .outer_gradient_sharded = proto.outer_gradient_sharded()};
+// Placements of the data axes travel as what each axis cuts.
+GroupRoles RolesFromProto(const v1::PlannedRules& proto, const Mesh& mesh) {
+  const auto placed = [&](const Placement& inner, const Placement& outer) {
+    Placements placements = {{kShardAxis, inner}};
+    if (mesh.AxisIndex(kReplicateAxis) >= 0) {
+      placements.push_back({kReplicateAxis, outer});
+    }
+    return Canonical(placements, mesh);
+  };
+  const auto flat = [](bool cut) { return cut ? Placement::Flat() : Placement::Replicate(); };
+  const Placement outer = flat(proto.outer_gradient_sharded());
+  const Placement addend = Placement::Partial();
+  GroupRoles roles = {.stored = placed(flat(proto.optimizer_sharded()), outer),
+                      .parameter = placed(flat(proto.weights_sharded()), Placement::Replicate()),
+                      .used = {},
+                      .staged = placed(addend, addend),
+                      .between = {},
+                      .measured = placed(Placement::Flat(), outer),
+                      .at_step = placed(flat(proto.gradient_sharded()), outer)};
+  roles.between = proto.reduces_each_turn() ? placed(Placement::Flat(), addend) : roles.staged;
+  return roles;
 }
 
 // The tensors of a group lie apart, aligned, and inside it.
@@ -150,15 +174,16 @@ absl::Status GroupsFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan) 
     Copy(from.item_offsets(), group.layout.offsets);
     Copy(from.tensors(), group.tensors);
     Copy(from.tensor_offsets(), group.tensor_offsets);
-    const GroupRules rules = RulesFromProto(from.rules());
-    if (group.layout.width != width || !PossibleRules(rules, plan.lanes) ||
+    GroupRoles roles = RolesFromProto(from.rules(), plan.mesh);
+    if (group.layout.width != width ||
+        !PossibleRoles(roles, plan.lanes, plan.mesh, group.trainable) ||
         (id > 0 && group.unit < plan.groups.back().unit)) {
       return Invalid(absl::StrCat(name, ": width, rules or order are those of no strategy"));
     }
     RETURN_IF_ERROR(CheckLayout(group, plan.inventory, name));
     placed.insert(group.tensors.begin(), group.tensors.end());
     plan.groups.push_back(std::move(group));
-    plan.rules.push_back(rules);
+    plan.roles.push_back(std::move(roles));
   }
   size_t tensors = 0;
   for (const GroupLayout& group : plan.groups) {
@@ -210,7 +235,9 @@ absl::Status BuffersFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan)
   }
   const ProgramRequest request = {.inventory = plan.inventory,
                                   .groups = plan.groups,
-                                  .rules = plan.rules,
+                                  .mesh = plan.mesh,
+                                  .roles = plan.roles,
+                                  .moves = plan.moves,
                                   .lanes = plan.lanes,
                                   .options = plan.options};
   const ProgramBuffers expected = BuildBuffers(request);
@@ -376,7 +403,7 @@ void ProgramsToProto(const ShardingPlan& plan, v1::ShardingPlan& proto) {
     Copy(program.live_at_start, *added.mutable_live_at_start());
     Copy(program.live_at_end, *added.mutable_live_at_end());
     for (const Instruction& at : program.instructions) {
-      *added.add_instructions() = InstructionToProto(at);
+      *added.add_instructions() = InstructionToProto(plan.moves, at);
     }
   }
 }
@@ -390,7 +417,7 @@ absl::Status OperandsFromProto(const v1::PlannedProgram& proto,
     const Instruction& at = program.instructions[i];
     v1::PlannedInstruction carried = proto.instructions(i);
     carried.DiscardUnknownFields();
-    if (InstructionToProto(at).SerializeAsString() != carried.SerializeAsString()) {
+    if (InstructionToProto(context.moves, at).SerializeAsString() != carried.SerializeAsString()) {
       return Invalid(
           absl::StrCat(InstructionName(program, i), ": expected the buffers of its group or unit"));
     }
@@ -409,11 +436,11 @@ absl::Status ProgramsFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan
     Copy(from.live_at_start(), program.live_at_start);
     Copy(from.live_at_end(), program.live_at_end);
     for (const v1::PlannedInstruction& at : from.instructions()) {
-      ASSIGN_OR_RETURN(Instruction instruction, InstructionFromProto(at));
+      ASSIGN_OR_RETURN(Instruction instruction, InstructionFromProto(plan.moves, at));
       program.instructions.push_back(std::move(instruction));
     }
     const OperandContext context = {.inventory = plan.inventory,
-                                    .rules = plan.rules,
+                                    .moves = plan.moves,
                                     .lanes = plan.lanes,
                                     .options = plan.options,
                                     .index = index,
@@ -446,7 +473,7 @@ v1::ShardingPlan ToProto(const ShardingPlan& plan) {
     Copy(tensor.shape, *added.mutable_shape());
   }
   for (const GroupId group : plan.groups.ids()) {
-    GroupToProto(plan.groups[group], plan.rules[group], *proto.add_groups());
+    GroupToProto(plan, group, *proto.add_groups());
   }
   for (const ProgramBuffer& buffer : plan.buffers) {
     BufferToProto(buffer, *proto.add_buffers());
@@ -475,6 +502,7 @@ absl::StatusOr<ShardingPlan> FromProto(const v1::ShardingPlan& proto) {
   ReserveLogits(plan.options.logits_chunk_tokens, plan.micro_batch, plan.inventory);
   RETURN_IF_ERROR(TensorsFromProto(proto, plan.inventory));
   RETURN_IF_ERROR(GroupsFromProto(proto, plan));
+  ASSIGN_OR_RETURN(plan.moves, MovesOf(plan));
   RETURN_IF_ERROR(BuffersFromProto(proto, plan));
   RETURN_IF_ERROR(ProgramsFromProto(proto, plan));
   RETURN_IF_ERROR(Annotate(CheckPlan(plan), "plan"));

@@ -66,7 +66,7 @@ json::Value TimelineJson(const PlanDocument& document) {
        plan::SimulateProgram(plan, program, document.device, contributors)) {
     const plan::Instruction& instruction = program.instructions[at.index];
     json::Value entry;
-    entry.Set("op", plan::OpName(instruction.op));
+    entry.Set("op", plan::OpName(plan::LabelOf(plan.moves, instruction)));
     entry.Set("stream", plan::StreamName(instruction.stream));
     if (instruction.unit >= 0) {
       entry.Set("unit", plan.inventory.units[instruction.unit].name);

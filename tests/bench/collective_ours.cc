@@ -48,7 +48,7 @@ class Ours final : public Collectives {
     } else if (name == "reduce_scatter") {
       Reduce(bytes, slot);
     } else {
-      CheckOk(group_->AllGather({.tag = {plan::OpCode::kGather, 0, 0},
+      CheckOk(group_->AllGather({.tag = {plan::OpLabel::kGather, 0, 0},
                                  .shard = input(name, bytes, slot),
                                  .gathered = const_cast<float*>(output(name, bytes, slot)),
                                  .shard_elements = bytes / kFloat / ranks_}));
@@ -100,14 +100,14 @@ class Ours final : public Collectives {
   // What the executor does: pieces are read where they were staged and summed in one pass.
   void Reduce(int64_t bytes, int64_t slot) {
     const int64_t shard = bytes / kFloat / ranks_;
-    const auto views = group_->ExchangePieces({.tag = {plan::OpCode::kReduceScatter, 0, 0},
+    const auto views = group_->ExchangePieces({.tag = {plan::OpLabel::kReduceScatter, 0, 0},
                                                .staging = input("reduce_scatter", bytes, slot),
                                                .shard_elements = shard,
                                                .contributors = ranks_});
     CheckOk(views.status());
     float* sum = const_cast<float*>(output("reduce_scatter", bytes, slot));
     kernels::TreeSum(stream_, {.pieces = views->pieces, .out = VectorView(sum, shard)});
-    CheckOk(group_->ReleasePieces({plan::OpCode::kReduceScatter, 0, 0}));
+    CheckOk(group_->ReleasePieces({plan::OpLabel::kReduceScatter, 0, 0}));
   }
 
   const int rank_;

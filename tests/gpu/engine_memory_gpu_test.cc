@@ -22,7 +22,7 @@ absl::Status ReadAndWriteState(RankEngine& engine) {
   for (const shard::ParameterGroup& group : engine.groups()) {
     std::vector<float> values(static_cast<size_t>(group.shard_elements()));
     for (const StateRole role : {StateRole::kParam, StateRole::kExpAvg, StateRole::kExpAvgSq}) {
-      if (role != StateRole::kParam && !group.rules().trainable) {
+      if (role != StateRole::kParam && !group.layout().trainable) {
         continue;
       }
       RETURN_IF_ERROR(optim::ReadStored(

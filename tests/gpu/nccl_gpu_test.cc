@@ -77,7 +77,7 @@ std::string Differ(Communicator& group) {
   std::vector<float> shard(16);
   std::vector<float> gathered(16 * static_cast<size_t>(group.size()));
   const int unit = group.rank() == group.size() - 1 ? 7 : 3;
-  absl::Status status = group.AllGather({.tag = {plan::OpCode::kGather, unit, 0},
+  absl::Status status = group.AllGather({.tag = {plan::OpLabel::kGather, unit, 0},
                                          .shard = shard.data(),
                                          .gathered = gathered.data(),
                                          .shard_elements = 16});

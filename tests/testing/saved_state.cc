@@ -80,6 +80,17 @@ std::vector<Shape> RandomShapes(uint64_t seed) {
   return shapes;
 }
 
+namespace {
+
+// Everything that a rank stores or measures is its slice of the shard axis.
+plan::GroupRoles FlatRoles() {
+  plan::GroupRoles roles;
+  roles.stored = roles.measured = {{plan::kShardAxis, plan::Placement::Flat()}};
+  return roles;
+}
+
+}  // namespace
+
 plan::ShardingPlan WorldOf(const plan::ModelInventory& inventory, int64_t ranks) {
   plan::ShardingPlan world;
   world.ranks = ranks;
@@ -89,7 +100,7 @@ plan::ShardingPlan WorldOf(const plan::ModelInventory& inventory, int64_t ranks)
   for (size_t unit = 0; unit < inventory.units.size(); ++unit) {
     world.groups.push_back(plan::PlanGroupLayout(inventory, static_cast<int>(unit), ranks));
   }
-  world.rules.assign(world.groups.size(), plan::GroupRules{});
+  world.roles.assign(world.groups.size(), FlatRoles());
   world.mesh = *plan::Mesh::Create({{plan::kShardAxis, ranks}});
   return world;
 }
@@ -130,7 +141,7 @@ plan::ShardingPlan CutWorld(const plan::ModelInventory& inventory,
     }
     world.groups.push_back(std::move(group));
   }
-  world.rules.assign(world.groups.size(), plan::GroupRules{});
+  world.roles.assign(world.groups.size(), FlatRoles());
   return world;
 }
 

@@ -101,7 +101,7 @@ constexpr uint32_t kUnsetBits = 0x7fc0dead;
 absl::StatusOr<std::vector<float>> ReadShard(RankEngine& engine,
                                              const shard::ParameterGroup& group,
                                              plan::StateRole role) {
-  const bool there = role == plan::StateRole::kParam || group.rules().trainable;
+  const bool there = role == plan::StateRole::kParam || group.layout().trainable;
   std::vector<float> shard(there ? static_cast<size_t>(group.shard_elements()) : 0);
   if (there) {
     RETURN_IF_ERROR(optim::ReadStored(
@@ -131,7 +131,7 @@ absl::Status LoadPiece(RankEngine& engine,
                        const plan::OwnedPiece& piece,
                        plan::StateRole role,
                        const Tensors& tensors) {
-  if (role != plan::StateRole::kParam && !group.rules().trainable) {
+  if (role != plan::StateRole::kParam && !group.layout().trainable) {
     return absl::OkStatus();  // a frozen tensor's moments
   }
   const std::vector<float>& values = tensors.at(engine.tensor(piece.tensor).name);

@@ -46,7 +46,7 @@ struct ArenaSizes {
 // What a trainer says about where it is when it issues a collective, equal on all ranks: goes into
 // the issue hash, the ledger and error messages.
 struct CollectiveTag {
-  plan::OpCode op = plan::OpCode::kEndPhase;
+  plan::OpLabel op = plan::OpLabel::kEndPhase;
   int unit = -1;
   int call = 0;
   int group = -1;  // parameter group

@@ -83,7 +83,7 @@ std::string DescribeIssue(const IssueRecord& record, const std::vector<std::stri
                       " #",
                       record.sequence,
                       " (",
-                      plan::OpName(static_cast<plan::OpCode>(record.op)),
+                      plan::OpName(static_cast<plan::OpLabel>(record.op)),
                       " of ",
                       unit,
                       ", call ",

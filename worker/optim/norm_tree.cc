@@ -158,7 +158,7 @@ NormTree::NormTree(const plan::ShardingPlan& plan) : sources_(plan.inventory.ten
   for (int rank = 0; rank < ranks; ++rank) {
     std::vector<TreeNode>& mine = nodes_.emplace_back();
     for (const plan::GroupId group : plan.groups.ids()) {
-      if (!plan.rules[group].trainable) {
+      if (!plan.groups[group].trainable) {
         continue;
       }
       for (const plan::OwnedPiece& piece : plan::CountedPieces(plan, group, rank)) {

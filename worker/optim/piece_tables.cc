@@ -11,7 +11,7 @@ namespace {
 std::vector<kernels::UpdatePiece> PiecesOf(const plan::ShardingPlan& plan,
                                            const shard::ParameterGroup& group) {
   std::vector<kernels::UpdatePiece> pieces;
-  if (!group.rules().trainable) {
+  if (!group.layout().trainable) {
     return pieces;
   }
   for (const plan::OwnedPiece& piece : group.pieces()) {

@@ -87,7 +87,7 @@ absl::Status FiniteCheck::Completed(const BoundInstruction& bound, const ReplayT
                         ", call ",
                         instruction.call,
                         ", ",
-                        plan::OpName(instruction.op),
+                        plan::OpName(plan::LabelOf(args_.plan.moves, instruction)),
                         " of phase ",
                         plan::PhaseName(turn.slot.phase),
                         ", turn ",
@@ -173,14 +173,14 @@ void FiniteCheck::CheckGroup(const Instruction& instruction, const ReplayTurn& t
   const auto pieces = [&](plan::Placements placements) {
     return plan::PiecesOf(plan, instruction.group, args_.rank, std::move(placements));
   };
-  switch (instruction.op) {
-    case OpCode::kGather:
+  switch (plan::LabelOf(plan.moves, instruction)) {
+    case plan::OpLabel::kGather:
       CheckPieces("weight",
                   pieces({}),
                   args_.buffers.bytes(plan::BufferOf(instruction, plan::Role::kWeights)),
                   plan.options.weight_type);
       break;
-    case OpCode::kReduceScatter: {
+    case plan::OpLabel::kReduceScatter: {
       const int64_t turns = plan.lanes.Inner().turns();
       if (turns == 1 || turn.slot.turn + 1 == turns) {  // else the sum is not complete
         CheckPieces("summed gradient of",
@@ -189,8 +189,8 @@ void FiniteCheck::CheckGroup(const Instruction& instruction, const ReplayTurn& t
       }
       break;
     }
-    case OpCode::kJoinGradients:
-    case OpCode::kOuterReduce:
+    case plan::OpLabel::kJoinGradients:
+    case plan::OpLabel::kOuterReduce:
       CheckPieces("gradient summed over replicas and calls of",
                   pieces(plan::MeasuredPlacements(plan, instruction.group)),
                   group.reduced(instruction.op == OpCode::kJoinGradients ? 0 : instruction.call));

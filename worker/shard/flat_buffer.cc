@@ -1,6 +1,7 @@
 #include "worker/shard/flat_buffer.h"
 
 #include <algorithm>
+#include <string>
 
 #include "common/check.h"
 #include "common/signed_size.h"
@@ -26,14 +27,18 @@ int64_t PartOf(const plan::ShardingPlan& plan,
 
 }  // namespace
 
-MeshPlace PlaceOf(const plan::LaneMap& lanes, int64_t rank) {
-  return {.inner = rank % lanes.width(), .outer = rank / lanes.width()};
+MeshPlace PlaceOf(const plan::Mesh& mesh, int64_t rank) {
+  std::vector<std::string> outer;
+  for (size_t i = 0; i + 1 < mesh.axes().size(); ++i) {
+    outer.push_back(mesh.axes()[i].name);
+  }
+  return {.inner = mesh.CoordinateOf(rank).back(), .outer = mesh.GroupIndex(rank, outer)};
 }
 
 ArenaBuffers::ArenaBuffers(const plan::ShardingPlan& plan, comm::Communicator& communicator)
     : plan_(plan) {
   CHECK_EQ(plan.buffers.size(), plan.memory.offsets.size());
-  const MeshPlace place = PlaceOf(plan.lanes, communicator.rank());
+  const MeshPlace place = PlaceOf(plan.mesh, communicator.rank());
   for (const plan::BufferId i : plan.buffers.ids()) {
     const plan::ProgramBuffer& buffer = plan.buffers[i];
     if (buffer.inside >= 0) {

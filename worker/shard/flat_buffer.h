@@ -11,12 +11,12 @@
 
 namespace ravel::shard {
 
-// Place of a rank on the data mesh: rank = outer * width + inner.
+// Place of a rank on the data mesh: on its innermost axis, and on all others.
 struct MeshPlace {
   int64_t inner = 0;
   int64_t outer = 0;
 };
-MeshPlace PlaceOf(const plan::LaneMap& lanes, int64_t rank);
+MeshPlace PlaceOf(const plan::Mesh& mesh, int64_t rank);
 
 // Addresses of ProgramBuffers by id. A buffer inside another is this rank's part of it: a shard of
 // gathered weights by its inner coordinate, a replica's sub-piece of a shard by its outer one. The

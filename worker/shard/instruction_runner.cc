@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/check.h"
+#include "common/plan/report/wire_table.h"
 #include "common/signed_size.h"
 #include "kernels/cast.h"
 
@@ -17,8 +18,6 @@ using plan::OpCode;
 using plan::Operand;
 using plan::Role;
 using plan::When;
-
-constexpr int64_t kBf16Bytes = 2;
 
 TensorView Bf16View(uint16_t* data, int64_t elements) {
   TensorView view = VectorView(nullptr, elements);
@@ -44,7 +43,7 @@ std::vector<Gradient> Typed(const std::vector<TensorView>& views) {
 }  // namespace
 
 bool InstructionRunner::HasLane(const ReplayTurn& turn) const {
-  return args_.plan.lanes.LaneOf(turn.slot.turn, args_.communicators.world->rank()) >= 0;
+  return args_.plan.lanes.LaneOf(turn.slot.turn, args_.communicators.world().rank()) >= 0;
 }
 
 float* InstructionRunner::FloatsOf(const Instruction& instruction, Role role) const {
@@ -58,7 +57,7 @@ kernels::Stream& InstructionRunner::StreamOf(const Instruction& instruction) con
 comm::CollectiveTag InstructionRunner::TagOf(const Instruction& instruction,
                                              const ReplayTurn& turn) const {
   const plan::GroupId group = instruction.group;
-  return {.op = instruction.op,
+  return {.op = plan::LabelOf(args_.plan.moves, instruction),
           .unit = instruction.unit.value(),
           .call = instruction.call,
           .group = group.value(),
@@ -71,8 +70,6 @@ absl::Status InstructionRunner::Run(const BoundInstruction& bound, const ReplayT
   switch (instruction.op) {
     case OpCode::kGather:
       return Gather(instruction, turn);
-    case OpCode::kOuterGather:
-      return OuterGather(instruction, turn);
     case OpCode::kForward:
     case OpCode::kRecompute:
     case OpCode::kBackward:
@@ -81,16 +78,13 @@ absl::Status InstructionRunner::Run(const BoundInstruction& bound, const ReplayT
       return state_.AllocStaging(plan::BufferOf(instruction, Role::kGradient));
     case OpCode::kAccumulateGrad:
       return AccumulateGrad(instruction, turn);
-    case OpCode::kReduceScatter:
-      return ReduceScatter(instruction, turn);
-    case OpCode::kOuterReduce:
-      return OuterReduce(instruction, turn);
+    case OpCode::kReduce:
+      return plan::SumsLanes(MoveAt(instruction)) ? ReduceLanes(instruction, turn)
+                                                  : ReduceSums(instruction, turn);
     case OpCode::kJoinGradients:
       RETURN_IF_ERROR(state_.JoinGradients(instruction.group));
       Group(instruction).JoinCalls(StreamOf(instruction));
       return absl::OkStatus();
-    case OpCode::kGatherGradient:
-      return GatherGradient(instruction, turn);
     case OpCode::kStatsReduce:
       return ReduceStatistics(instruction, turn);
     case OpCode::kDecideStep:
@@ -105,30 +99,41 @@ absl::Status InstructionRunner::Run(const BoundInstruction& bound, const ReplayT
 }
 
 absl::Status InstructionRunner::Gather(const Instruction& instruction, const ReplayTurn& turn) {
+  if (MoveAt(instruction).of == plan::MoveOf::kGradient) {
+    return GatherGradient(instruction, turn);
+  }
+  return plan::BufferOf(instruction, Role::kWeights) >= 0 ? GatherWeights(instruction, turn)
+                                                          : RenewWeights(instruction, turn);
+}
+
+absl::Status InstructionRunner::GatherWeights(const Instruction& instruction,
+                                              const ReplayTurn& turn) {
   const ParameterGroup& group = Group(instruction);
   RETURN_IF_ERROR(state_.BeginGather(instruction));
-  RETURN_IF_ERROR(
-      args_.communicators.gather->AllGather({.tag = TagOf(instruction, turn),
-                                             .shard = Floats(group.model_weight()),
-                                             .gathered = FloatsOf(instruction, Role::kWeights),
-                                             .shard_elements = group.slice_elements(),
-                                             .element_bytes = weight_bytes(),
-                                             .stream = &StreamOf(instruction)}));
+  RETURN_IF_ERROR(RanksOf(instruction)
+                      .AllGather({.tag = TagOf(instruction, turn),
+                                  .shard = Floats(group.model_weight()),
+                                  .gathered = FloatsOf(instruction, Role::kWeights),
+                                  .shard_elements = group.slice_elements(),
+                                  .element_bytes = DTypeBytes(MoveAt(instruction).type),
+                                  .stream = &StreamOf(instruction)}));
   state_.EndGather(instruction);
   return absl::OkStatus();
 }
 
-absl::Status InstructionRunner::OuterGather(const Instruction& instruction,
-                                            const ReplayTurn& turn) {
+absl::Status InstructionRunner::RenewWeights(const Instruction& instruction,
+                                             const ReplayTurn& turn) {
   ParameterGroup& group = Group(instruction);
-  RETURN_IF_ERROR(args_.communicators.outer->AllGather(
-      {.tag = TagOf(instruction, turn),
-       .shard = Floats(group.stored_model_weight()),
-       .gathered = Floats(group.model_weight()),
-       .shard_elements = DivExact(group.slice_elements(), args_.plan.lanes.replicas),
-       .element_bytes = weight_bytes(),
-       .stream = &StreamOf(instruction)}));
-  state_.EndOuterGather(instruction.group);
+  const plan::ProgramMove& move = MoveAt(instruction);
+  RETURN_IF_ERROR(
+      RanksOf(instruction)
+          .AllGather({.tag = TagOf(instruction, turn),
+                      .shard = Floats(group.stored_model_weight()),
+                      .gathered = Floats(group.model_weight()),
+                      .shard_elements = DivExact(group.slice_elements(), move.move.axis_size),
+                      .element_bytes = DTypeBytes(move.type),
+                      .stream = &StreamOf(instruction)}));
+  state_.EndRenewal(instruction.group);
   return absl::OkStatus();
 }
 
@@ -136,11 +141,12 @@ absl::Status InstructionRunner::GatherGradient(const Instruction& instruction,
                                                const ReplayTurn& turn) {
   ParameterGroup& group = Group(instruction);
   RETURN_IF_ERROR(state_.GatherGradient(instruction.group));
-  return args_.communicators.reduce->AllGather({.tag = TagOf(instruction, turn),
-                                                .shard = group.reduced(0),
-                                                .gathered = group.full_gradient(),
-                                                .shard_elements = group.slice_elements(),
-                                                .stream = &StreamOf(instruction)});
+  return RanksOf(instruction)
+      .AllGather({.tag = TagOf(instruction, turn),
+                  .shard = group.reduced(0),
+                  .gathered = group.full_gradient(),
+                  .shard_elements = group.slice_elements(),
+                  .stream = &StreamOf(instruction)});
 }
 
 absl::Status InstructionRunner::Compute(const BoundInstruction& bound, const ReplayTurn& turn) {
@@ -210,25 +216,25 @@ absl::Status InstructionRunner::AccumulateGrad(const Instruction& instruction,
   return absl::OkStatus();
 }
 
-absl::Status InstructionRunner::ReduceScatter(const Instruction& instruction,
-                                              const ReplayTurn& turn) {
+absl::Status InstructionRunner::ReduceLanes(const Instruction& instruction,
+                                            const ReplayTurn& turn) {
   RETURN_IF_ERROR(state_.BeginReduce(instruction));
   ParameterGroup& group = Group(instruction);
   LaneCounter& counter = group.inner(instruction.call);
   const plan::BufferId source = plan::BufferOf(instruction, Role::kSend);
   const bool sums = args_.plan.buffers[source].kind == BufferKind::kLocalGrad;
   const int64_t at = sums ? 0 : turn.slot.turn;
-  comm::Communicator& communicator = *args_.communicators.reduce;
+  comm::Communicator& communicator = RanksOf(instruction);
   const comm::CollectiveTag tag = TagOf(instruction, turn);
-  ASSIGN_OR_RETURN(const comm::PieceViews views,
-                   communicator.ExchangePieces(
-                       {.tag = tag,
-                        .staging = PackedStaging(instruction, turn, sums),
-                        .receive = FloatsOf(instruction, Role::kReceive),
-                        .shard_elements = group.slice_elements(),
-                        .contributors = static_cast<int>(counter.contributors(at)),
-                        .element_bytes = args_.bf16_wire ? kBf16Bytes : comm::kElementBytes,
-                        .stream = &StreamOf(instruction)}));
+  ASSIGN_OR_RETURN(
+      const comm::PieceViews views,
+      communicator.ExchangePieces({.tag = tag,
+                                   .staging = PackedStaging(instruction, turn, sums),
+                                   .receive = FloatsOf(instruction, Role::kReceive),
+                                   .shard_elements = group.slice_elements(),
+                                   .contributors = static_cast<int>(counter.contributors(at)),
+                                   .element_bytes = DTypeBytes(MoveAt(instruction).type),
+                                   .stream = &StreamOf(instruction)}));
   AddPieces(instruction, at, views);
   RETURN_IF_ERROR(communicator.ReleasePieces(tag));
   state_.EndReduce(instruction);
@@ -239,7 +245,7 @@ float* InstructionRunner::PackedStaging(const Instruction& instruction,
                                         const ReplayTurn& turn,
                                         bool sums) {
   float* staging = HasLane(turn) ? FloatsOf(instruction, Role::kSend) : nullptr;
-  if (!args_.bf16_wire || staging == nullptr) {
+  if (MoveAt(instruction).type != DType::kBF16 || staging == nullptr) {
     return staging;
   }
   CHECK_MSG(!sums, "lanes in blocks have no wire to round on");
@@ -259,7 +265,7 @@ void InstructionRunner::AddPieces(const Instruction& instruction,
   ParameterGroup& group = Group(instruction);
   LaneCounter& counter = group.inner(instruction.call);
   kernels::Stream& stream = StreamOf(instruction);
-  if (!args_.bf16_wire) {
+  if (MoveAt(instruction).type != DType::kBF16) {
     counter.AddTurn(stream, turn, views.pieces);
     return;
   }
@@ -283,13 +289,12 @@ void InstructionRunner::AddPieces(const Instruction& instruction,
   counter.AddTurn(stream, turn, pieces);
 }
 
-absl::Status InstructionRunner::OuterReduce(const Instruction& instruction,
-                                            const ReplayTurn& turn) {
-  RETURN_IF_ERROR(state_.BeginOuterReduce(instruction));
+absl::Status InstructionRunner::ReduceSums(const Instruction& instruction, const ReplayTurn& turn) {
+  RETURN_IF_ERROR(state_.BeginReduceOfSums(instruction));
   ParameterGroup& group = Group(instruction);
-  const int64_t replicas = args_.plan.lanes.replicas;
-  const int64_t part = DivExact(group.slice_elements(), replicas);
-  comm::Communicator& communicator = *args_.communicators.outer;
+  const plan::Move& move = MoveAt(instruction).move;
+  const int64_t part = DivExact(group.slice_elements(), move.axis_size);
+  comm::Communicator& communicator = RanksOf(instruction);
   const comm::CollectiveTag tag = TagOf(instruction, turn);
   float* replica_sum = group.inner(instruction.call).sum();
   LaneCounter& counter = *group.outer(instruction.call);
@@ -298,18 +303,18 @@ absl::Status InstructionRunner::OuterReduce(const Instruction& instruction,
                                                 .staging = replica_sum,
                                                 .receive = FloatsOf(instruction, Role::kReceive),
                                                 .shard_elements = part,
-                                                .contributors = static_cast<int>(replicas),
+                                                .contributors = static_cast<int>(move.axis_size),
                                                 .stream = &StreamOf(instruction)}));
   counter.AddTurn(StreamOf(instruction), 0, views.pieces);
   RETURN_IF_ERROR(communicator.ReleasePieces(tag));
-  if (!group.rules().outer_gradient_sharded) {
+  if (move.to.kind == plan::PlacementKind::kReplicate) {
     RETURN_IF_ERROR(communicator.AllGather({.tag = tag,
                                             .shard = counter.sum(),
                                             .gathered = replica_sum,
                                             .shard_elements = part,
                                             .stream = &StreamOf(instruction)}));
   }
-  state_.EndOuterReduce(instruction);
+  state_.EndReduceOfSums(instruction);
   return absl::OkStatus();
 }
 
@@ -319,18 +324,19 @@ absl::Status InstructionRunner::ReduceStatistics(const Instruction& instruction,
   const StatisticsMessages messages = args_.actions->Measure(StreamOf(instruction));
   if (args_.device == nullptr) {
     const size_t words = Size(messages.words);
-    return args_.communicators.world->AllGatherBytes(
-        TagOf(instruction, turn),
-        std::as_bytes(std::span<const int64_t>(messages.mine, words)),
-        std::as_writable_bytes(std::span<int64_t>(messages.all, words * Size(args_.plan.ranks))));
+    return RanksOf(instruction)
+        .AllGatherBytes(TagOf(instruction, turn),
+                        std::as_bytes(std::span<const int64_t>(messages.mine, words)),
+                        std::as_writable_bytes(
+                            std::span<int64_t>(messages.all, words * Size(args_.plan.ranks))));
   }
-  return args_.communicators.world->AllGather(
-      {.tag = TagOf(instruction, turn),
-       .shard = reinterpret_cast<const float*>(messages.mine),
-       .gathered = reinterpret_cast<float*>(messages.all),
-       .shard_elements = messages.words,
-       .element_bytes = sizeof(int64_t),
-       .stream = &StreamOf(instruction)});
+  return RanksOf(instruction)
+      .AllGather({.tag = TagOf(instruction, turn),
+                  .shard = reinterpret_cast<const float*>(messages.mine),
+                  .gathered = reinterpret_cast<float*>(messages.all),
+                  .shard_elements = messages.words,
+                  .element_bytes = sizeof(int64_t),
+                  .stream = &StreamOf(instruction)});
 }
 
 absl::Status InstructionRunner::Update(const Instruction& instruction) {
@@ -341,49 +347,15 @@ absl::Status InstructionRunner::Update(const Instruction& instruction) {
 }
 
 comm::PeerWait InstructionRunner::TakePeerWait(const Instruction& instruction) {
-  switch (instruction.op) {
-    case OpCode::kGather:
-      return args_.communicators.gather->TakePeerWait();
-    case OpCode::kReduceScatter:
-    case OpCode::kGatherGradient:
-      return args_.communicators.reduce->TakePeerWait();
-    case OpCode::kOuterGather:
-    case OpCode::kOuterReduce:
-      return args_.communicators.outer->TakePeerWait();
-    case OpCode::kStatsReduce:
-      return args_.communicators.world->TakePeerWait();
-    default:
-      return {};
-  }
+  return plan::IsCollective(instruction.op) ? RanksOf(instruction).TakePeerWait()
+                                            : comm::PeerWait();
 }
 
 int64_t InstructionRunner::BytesOf(const Instruction& instruction, const ReplayTurn& turn) const {
-  if (instruction.group < 0) {
-    return 0;
-  }
-  const ParameterGroup& group = args_.groups[instruction.group];
   const plan::LaneMap& lanes = args_.plan.lanes;
-  const int64_t slice = group.slice_elements() * comm::kElementBytes;
-  const int64_t weights = group.slice_elements() * weight_bytes();
-  switch (instruction.op) {
-    case OpCode::kGather:
-      return weights * (lanes.width() - 1);
-    case OpCode::kGatherGradient:
-      return slice * (lanes.width() - 1);
-    case OpCode::kReduceScatter: {
-      const plan::LaneMap inner = lanes.Inner();
-      const int64_t lane_count = inner.LaneCount(lanes.blocks ? 0 : turn.slot.turn);
-      const int64_t own = lanes.blocks || HasLane(turn) ? 1 : 0;
-      return (args_.bf16_wire ? slice / 2 : slice) * (lane_count - own);
-    }
-    case OpCode::kOuterGather:
-      return weights / lanes.replicas * (lanes.replicas - 1);
-    case OpCode::kOuterReduce:
-      return slice / lanes.replicas * (lanes.replicas - 1) *
-             (group.rules().outer_gradient_sharded ? 1 : 2);
-    default:
-      return 0;
-  }
+  const int64_t lane_count = lanes.Inner().LaneCount(lanes.blocks ? 0 : turn.slot.turn);
+  const bool own = lanes.blocks || HasLane(turn);
+  return plan::ReceivedBytes(args_.plan, instruction, lane_count + (own ? 0 : 1));
 }
 
 }  // namespace ravel::shard

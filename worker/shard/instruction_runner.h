@@ -64,12 +64,10 @@ class InstructionRunner {
     ParameterGroups& groups;
     const model::Modules& modules;
     StepActions* actions = nullptr;
-    // Each lane's gradient is rounded to bf16 before it is exchanged between the ranks of a
-    // replica, this rank's own too. Not with lanes in blocks, whose gradients are summed before.
-    bool bf16_wire = false;
     // On a device, where arena and communicators are, too: the stream of each instruction.
     DeviceStreams* device = nullptr;
-    // With both: memory of the device for the largest staging buffer in bf16.
+    // With that, where gradients travel as bf16: memory of the device for the largest staging
+    // buffer in bf16.
     uint16_t* wire = nullptr;
   };
   explicit InstructionRunner(const Args& args) : args_(args), state_(args.plan) {}
@@ -86,26 +84,37 @@ class InstructionRunner {
   // How long the collectives on an instruction's communicator waited for other ranks since the last
   // call.
   comm::PeerWait TakePeerWait(const plan::Instruction& instruction);
+  // What texts call an instruction.
+  const char* OpNameOf(const plan::Instruction& instruction) const {
+    return plan::OpName(plan::LabelOf(args_.plan.moves, instruction));
+  }
   // Bytes that a collective receives from other ranks.
   int64_t BytesOf(const plan::Instruction& instruction, const ReplayTurn& turn) const;
 
  private:
   using Instruction = plan::Instruction;
   ParameterGroup& Group(const Instruction& instruction) { return args_.groups[instruction.group]; }
-  int64_t weight_bytes() const { return DTypeBytes(args_.plan.options.weight_type); }
   // The buffer that an instruction has in a role; nullptr where it has none.
   float* FloatsOf(const Instruction& instruction, plan::Role role) const;
   kernels::Stream& StreamOf(const Instruction& instruction) const;
   comm::CollectiveTag TagOf(const Instruction& instruction, const ReplayTurn& turn) const;
+  const plan::ProgramMove& MoveAt(const Instruction& instruction) const {
+    return args_.plan.moves.moves[instruction.move];
+  }
+  comm::Communicator& RanksOf(const Instruction& instruction) const {
+    return args_.communicators.Of(MoveAt(instruction));
+  }
   absl::Status Gather(const Instruction& instruction, const ReplayTurn& turn);
-  absl::Status OuterGather(const Instruction& instruction, const ReplayTurn& turn);
+  absl::Status GatherWeights(const Instruction& instruction, const ReplayTurn& turn);
+  absl::Status RenewWeights(const Instruction& instruction, const ReplayTurn& turn);
   absl::Status GatherGradient(const Instruction& instruction, const ReplayTurn& turn);
   absl::Status AccumulateGrad(const Instruction& instruction, const ReplayTurn& turn);
-  absl::Status ReduceScatter(const Instruction& instruction, const ReplayTurn& turn);
+  // Of lanes, and of the sums that those leave.
+  absl::Status ReduceLanes(const Instruction& instruction, const ReplayTurn& turn);
+  absl::Status ReduceSums(const Instruction& instruction, const ReplayTurn& turn);
   // The staging of this rank's lane as it goes on the wire; nullptr without a lane.
   float* PackedStaging(const Instruction& instruction, const ReplayTurn& turn, bool sums);
   void AddPieces(const Instruction& instruction, int64_t turn, const comm::PieceViews& views);
-  absl::Status OuterReduce(const Instruction& instruction, const ReplayTurn& turn);
   absl::Status ReduceStatistics(const Instruction& instruction, const ReplayTurn& turn);
   absl::Status Compute(const BoundInstruction& bound, const ReplayTurn& turn);
   absl::Status PassUnused(const Instruction& instruction);

@@ -1,32 +1,57 @@
 #include "worker/shard/mesh_communicators.h"
 
 #include <utility>
-#include <vector>
 
-#include "worker/shard/flat_buffer.h"
+#include "common/check.h"
 
 namespace ravel::shard {
 
 absl::StatusOr<MeshCommunicators> MeshCommunicators::Create(comm::Communicator& world,
-                                                            const plan::LaneMap& lanes) {
-  const auto width = static_cast<int>(lanes.width());
-  const MeshPlace place = PlaceOf(lanes, world.rank());
-  std::vector<int> replica;
-  std::vector<int> same_shard;
-  for (int i = 0; i < width; ++i) {
-    replica.push_back(static_cast<int>(place.outer) * width + i);
-  }
-  for (int o = 0; o < static_cast<int>(lanes.replicas); ++o) {
-    same_shard.push_back(o * width + static_cast<int>(place.inner));
-  }
+                                                            const plan::Mesh& mesh,
+                                                            const plan::MoveTable& table) {
+  CHECK_EQ(mesh.rank_count(), world.size());
   MeshCommunicators made;
-  made.world = &world;
-  ASSIGN_OR_RETURN(made.gather, world.Split({.name = "gather", .members = replica}));
-  ASSIGN_OR_RETURN(made.reduce, world.Split({.name = "reduce", .members = replica}));
-  if (lanes.replicas > 1) {
-    ASSIGN_OR_RETURN(made.outer, world.Split({.name = "outer", .members = same_shard}));
+  made.world_ = &world;
+  for (const plan::ProgramMove& move : table.moves) {
+    if (move.of == plan::MoveOf::kStatistics || made.Find(move) != nullptr) {
+      continue;
+    }
+    std::vector<int> members;
+    for (const int64_t rank : mesh.GroupOf(world.rank(), move.axes)) {
+      members.push_back(static_cast<int>(rank));
+    }
+    ASSIGN_OR_RETURN(
+        std::unique_ptr<comm::Communicator> group,
+        world.Split({.name = plan::StreamName(move.stream), .members = std::move(members)}));
+    made.entries_.push_back({.axes = move.axes, .stream = move.stream, .group = std::move(group)});
   }
   return made;
+}
+
+const MeshCommunicators::Entry* MeshCommunicators::Find(const plan::ProgramMove& move) const {
+  for (const Entry& entry : entries_) {
+    if (entry.axes == move.axes && entry.stream == move.stream) {
+      return &entry;
+    }
+  }
+  return nullptr;
+}
+
+comm::Communicator& MeshCommunicators::Of(const plan::ProgramMove& move) const {
+  if (move.of == plan::MoveOf::kStatistics) {
+    return *world_;
+  }
+  const Entry* entry = Find(move);
+  CHECK_MSG(entry != nullptr, "a move of the table that the communicators were made of");
+  return *entry->group;
+}
+
+std::vector<comm::Communicator*> MeshCommunicators::all() const {
+  std::vector<comm::Communicator*> groups = {world_};
+  for (const Entry& entry : entries_) {
+    groups.push_back(entry.group.get());
+  }
+  return groups;
 }
 
 }  // namespace ravel::shard

@@ -1,27 +1,45 @@
 #pragma once
 
-// The communicators of a rank on the data mesh.
+// The communicators of a rank on the mesh, by axes and stream.
 
 #include <memory>
+#include <string>
+#include <vector>
 
-#include "common/plan/program/lane_map.h"
+#include "common/plan/layout/mesh.h"
+#include "common/plan/program/program_moves.h"
 #include "common/status.h"
 #include "worker/comm/communicator.h"
 
 namespace ravel::shard {
 
-// One for each stream that issues collectives, since those of one communicator are serial: gathers
-// and reduces go over the ranks of a replica, outer over the ranks with the same shard; statistics
-// go over the world. `world` outlives it.
-struct MeshCommunicators {
-  comm::Communicator* world = nullptr;
-  std::unique_ptr<comm::Communicator> gather;
-  std::unique_ptr<comm::Communicator> reduce;
-  std::unique_ptr<comm::Communicator> outer;  // nullptr without replicas
+// One for each (axes, stream) of a plan's moves, since collectives of one communicator are serial;
+// statistics, control words and whatever is of no move go over the world, which outlives this.
+class MeshCommunicators {
+ public:
+  MeshCommunicators() = default;  // of no moves and no world
 
   // Collective over the world.
   static absl::StatusOr<MeshCommunicators> Create(comm::Communicator& world,
-                                                  const plan::LaneMap& lanes);
+                                                  const plan::Mesh& mesh,
+                                                  const plan::MoveTable& table);
+
+  comm::Communicator& world() const { return *world_; }
+  // CHECKs that there is one.
+  comm::Communicator& Of(const plan::ProgramMove& move) const;
+  // The world first.
+  std::vector<comm::Communicator*> all() const;
+
+ private:
+  struct Entry {
+    std::vector<std::string> axes;
+    plan::StreamId stream;
+    std::unique_ptr<comm::Communicator> group;
+  };
+  const Entry* Find(const plan::ProgramMove& move) const;
+
+  comm::Communicator* world_ = nullptr;
+  std::vector<Entry> entries_;
 };
 
 }  // namespace ravel::shard

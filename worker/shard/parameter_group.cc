@@ -27,7 +27,7 @@ ParameterGroup::ParameterGroup(const plan::ShardingPlan& plan,
                                int rank)
     : index_(group),
       layout_(&plan.groups[group]),
-      rules_(plan.rules[group]),
+      cuts_sums_(plan.groups[group].trainable && plan::CutsSums(plan.moves, group)),
       pieces_(plan::StoredPieces(plan, group, rank)),
       runs_(RunsOf(pieces_)),
       shard_elements_(plan::StoredRange(plan, group, rank).size()),
@@ -45,13 +45,12 @@ ParameterGroup::ParameterGroup(const plan::ShardingPlan& plan,
   rounds_weights_ = plan.options.weight_type != DType::kF32;
   stored_model_weight_ = reinterpret_cast<std::byte*>(main_weight_);
   if (rounds_weights_) {
-    const int64_t first = rules_.outer_gradient_sharded
-                              ? PlaceOf(plan.lanes, rank).outer * shard_elements_
-                              : int64_t{0};
+    const int64_t first =
+        cuts_sums_ ? PlaceOf(plan.mesh, rank).outer * shard_elements_ : int64_t{0};
     CHECK_LE(first + shard_elements_, buffers.elements(source));
     stored_model_weight_ = model_weight_ + first * DTypeBytes(plan.options.weight_type);
   }
-  if (rules_.trainable) {
+  if (layout_->trainable) {
     const auto states = static_cast<int>(plan::BufferStatesOf(optimizer_).size());
     for (int slot = 0; slot < states; ++slot) {
       At(states_, slot) = {.data = buffers.bytes(FindOf(plan, BufferKind::kState, group, 0, slot)),
@@ -85,7 +84,7 @@ void ParameterGroup::BindGradients(const plan::ShardingPlan& plan,
                                    const ArenaBuffers& buffers,
                                    int rank) {
   const plan::LaneMap& lanes = plan.lanes;
-  const MeshPlace place = PlaceOf(lanes, rank);
+  const MeshPlace place = PlaceOf(plan.mesh, rank);
   const std::vector<ShardRun> slice =
       RunsOf(plan::PiecesOf(plan, index_, rank, plan::SlicePlacements()));
   const auto counter = [&](BufferKind kind,
@@ -109,7 +108,7 @@ void ParameterGroup::BindGradients(const plan::ShardingPlan& plan,
     if (!made.inner.has_value()) {
       break;
     }
-    if (!rules_.reduces_each_turn) {
+    if (plan.moves.of_groups[index_].each_turn.empty()) {
       made.local = counter(BufferKind::kLocalGrad, call, lanes.Local(), whole);
       CHECK(made.local.has_value());
     }
@@ -132,13 +131,12 @@ void ParameterGroup::BindGradients(const plan::ShardingPlan& plan,
 
 float* ParameterGroup::reduced(int call) const {
   const GradientCall& gradient = Of(call);
-  return rules_.outer_gradient_sharded ? gradient.outer->sum() : gradient.inner->sum();
+  return cuts_sums_ ? gradient.outer->sum() : gradient.inner->sum();
 }
 
 void ParameterGroup::JoinCalls(kernels::Stream& stream) {
-  const std::vector<ShardRun>& runs = rules_.outer_gradient_sharded
-                                          ? gradients_.front().outer->runs()
-                                          : gradients_.front().inner->runs();
+  const std::vector<ShardRun>& runs =
+      cuts_sums_ ? gradients_.front().outer->runs() : gradients_.front().inner->runs();
   for (int call = 1; call < calls(); ++call) {
     AddRuns(stream, runs, reduced(call), reduced(0));
   }

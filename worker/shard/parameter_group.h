@@ -25,7 +25,6 @@ class ParameterGroup {
                  int rank);
 
   const plan::GroupLayout& layout() const { return *layout_; }
-  const plan::GroupRules& rules() const { return rules_; }
   plan::GroupId index() const { return index_; }
 
   // Pieces that this rank updates, or, if frozen, holds: offsets are into main_weight, the states
@@ -69,7 +68,7 @@ class ParameterGroup {
   float* full_gradient() const { return full_gradient_; }
   // Adds the sums of all calls into the first.
   void JoinCalls(kernels::Stream& stream);
-  // The gradient sum of a call after all reduces but kGatherGradient: a slice, or its sub-piece.
+  // The gradient sum of a call after all reduces: a slice, or its sub-piece.
   float* reduced(int call) const;
 
   // Pieces of the final gradient that the statistics count on this rank, each element on exactly
@@ -91,7 +90,7 @@ class ParameterGroup {
 
   const plan::GroupId index_;
   const plan::GroupLayout* layout_;
-  const plan::GroupRules rules_;
+  bool cuts_sums_ = false;  // the final sums are this replica's parts of a slice
   std::vector<plan::OwnedPiece> pieces_;
   std::vector<plan::OwnedPiece> measured_pieces_;
   std::vector<ShardRun> runs_;

@@ -47,7 +47,7 @@ ReplayState::ReplayState(const plan::ShardingPlan& plan)
       has_backward_(plan.buffers.size(), false),
       buffers_(plan.buffers.size()),
       groups_(plan.groups.size()) {
-  CHECK_EQ(plan.rules.size(), plan.groups.size());
+  CHECK_EQ(plan.moves.of_groups.size(), plan.groups.size());
   for (const BufferId a : plan.buffers.ids()) {
     for (const BufferId b : plan.buffers.ids()) {
       if (a != b && Temporary(plan.buffers[a]) && Temporary(plan.buffers[b]) &&
@@ -143,7 +143,7 @@ absl::Status ReplayState::BeginGather(const Instruction& gather) {
   if (group.updating) {
     return GroupFault("weights are gathered while they are written", gather.group);
   }
-  if (plan_.rules[gather.group].outer_gradient_sharded &&
+  if (plan_.moves.of_groups[gather.group].weights.size() > 1 &&
       group.model_generation != group.generation) {
     return GroupFault("weights of an older generation are gathered", gather.group);
   }
@@ -159,7 +159,7 @@ void ReplayState::EndGather(const Instruction& gather) {
                         .generation = groups_[gather.group].generation};
 }
 
-void ReplayState::EndOuterGather(GroupId group) {
+void ReplayState::EndRenewal(GroupId group) {
   MutexLock lock(mutex_);
   groups_[group].model_generation = groups_[group].generation;
 }
@@ -170,7 +170,7 @@ absl::Status ReplayState::CheckWeights(BufferId buffer) {
   if (group.updating) {
     return Fault("weights are used while they are written", buffer);
   }
-  if (!plan_.rules[owner].optimizer_sharded) {
+  if (plan_.moves.of_groups[owner].weights.empty()) {
     return absl::OkStatus();  // the stored weights themselves
   }
   const BufferState& state = buffers_[buffer];
@@ -325,7 +325,7 @@ void ReplayState::EndReduce(const Instruction& reduce) {
   ++(reduce.op == OpCode::kAccumulateGrad ? sum.local_turns : sum.inner_turns);
 }
 
-absl::Status ReplayState::BeginOuterReduce(const Instruction& reduce) {
+absl::Status ReplayState::BeginReduceOfSums(const Instruction& reduce) {
   MutexLock lock(mutex_);
   const SumState& sum = SumOf(reduce);
   if (sum.inner_turns != plan_.lanes.Inner().turns() || sum.outer) {
@@ -334,7 +334,7 @@ absl::Status ReplayState::BeginOuterReduce(const Instruction& reduce) {
   return ClaimReceive(reduce);
 }
 
-void ReplayState::EndOuterReduce(const Instruction& reduce) {
+void ReplayState::EndReduceOfSums(const Instruction& reduce) {
   MutexLock lock(mutex_);
   LeaveReceive(reduce);
   SumOf(reduce).outer = true;
@@ -373,7 +373,7 @@ absl::Status ReplayState::GatherGradient(GroupId group) {
 absl::Status ReplayState::CheckSumsComplete() {
   MutexLock lock(mutex_);
   for (const GroupId group : groups_.ids()) {
-    if (!plan_.rules[group].trainable) {
+    if (!plan_.groups[group].trainable) {
       continue;
     }
     RETURN_IF_ERROR(CheckSums(group));
@@ -388,7 +388,7 @@ absl::Status ReplayState::BeginUpdate(GroupId group) {
   MutexLock lock(mutex_);
   RETURN_IF_ERROR(CheckSums(group));
   GroupState& state = groups_[group];
-  if (!plan_.rules[group].gradient_sharded && !state.whole) {
+  if (!plan_.moves.of_groups[group].whole.empty() && !state.whole) {
     return GroupFault("an update lacks the gradient of other ranks' shards", group);
   }
   for (const BufferId i : buffers_.ids()) {

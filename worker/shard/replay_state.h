@@ -40,18 +40,18 @@ class ReplayState {
 
   absl::Status BeginGather(const plan::Instruction& gather);
   void EndGather(const plan::Instruction& gather);
-  // kOuterGather: the model weight has the newest generation.
-  void EndOuterGather(plan::GroupId group);
+  // The gather over replicas: the model weight has the newest generation.
+  void EndRenewal(plan::GroupId group);
   // kForward, kRecompute, kBackward.
   absl::Status BeginCompute(const plan::Instruction& compute);
   void EndCompute(const plan::Instruction& compute);
 
   absl::Status AllocStaging(plan::BufferId staging);
-  // kAccumulateGrad and kReduceScatter, of staging or of a local sum.
+  // kAccumulateGrad and kReduce of lanes, of staging or of a local sum.
   absl::Status BeginReduce(const plan::Instruction& reduce);
   void EndReduce(const plan::Instruction& reduce);
-  absl::Status BeginOuterReduce(const plan::Instruction& reduce);
-  void EndOuterReduce(const plan::Instruction& reduce);
+  absl::Status BeginReduceOfSums(const plan::Instruction& reduce);
+  void EndReduceOfSums(const plan::Instruction& reduce);
   absl::Status JoinGradients(plan::GroupId group);
   absl::Status GatherGradient(plan::GroupId group);
   // Statistics are of sums that are complete.

@@ -111,14 +111,14 @@ const BoundProgram& UnitExecutor::ProgramOf(const plan::StepSlot& slot) const {
 
 std::string UnitExecutor::RangeOf(const Instruction& instruction) const {
   return absl::StrCat(
-      plan::OpName(instruction.op),
+      runner_.OpNameOf(instruction),
       " ",
       instruction.unit < 0 ? "step" : args_.plan.inventory.units[instruction.unit].name);
 }
 
 std::string UnitExecutor::NameOf(const BoundInstruction& bound, const ReplayTurn& turn) const {
   const plan::UnitId unit = bound.instruction.unit;
-  std::string name = absl::StrCat(plan::OpName(bound.instruction.op),
+  std::string name = absl::StrCat(runner_.OpNameOf(bound.instruction),
                                   " of ",
                                   unit < 0 ? "step" : args_.plan.inventory.units[unit].name,
                                   " (",
@@ -156,7 +156,7 @@ absl::Status UnitExecutor::DrillOf(const Instruction& instruction) const {
   }
   return FaultPoint(
       absl::StrCat("execute.",
-                   plan::OpName(instruction.op),
+                   runner_.OpNameOf(instruction),
                    instruction.unit < 0 ? "" : ".",
                    instruction.unit < 0 ? "" : args_.plan.inventory.units[instruction.unit].name));
 }
@@ -302,7 +302,7 @@ bool UnitExecutor::UsesGraph(const ReplayTurn& turn) const {
 
 absl::StatusOr<std::string> UnitExecutor::AgreeOnGraph(const std::string& difference) const {
   constexpr size_t kTextBytes = 160;
-  comm::Communicator& world = *args_.communicators.world;
+  comm::Communicator& world = args_.communicators.world();
   std::array<char, kTextBytes> mine = {};
   difference.copy(mine.data(), kTextBytes - 1);
   std::vector<char> all(kTextBytes * Size(world.size()));
@@ -317,12 +317,8 @@ absl::StatusOr<std::string> UnitExecutor::AgreeOnGraph(const std::string& differ
 }
 
 absl::Status UnitExecutor::MarkCollectives() {
-  MeshCommunicators& groups = args_.communicators;
-  for (comm::Communicator* group :
-       {groups.world, groups.gather.get(), groups.reduce.get(), groups.outer.get()}) {
-    if (group != nullptr) {
-      RETURN_IF_ERROR(group->MarkPassed(args_.device->compute()));
-    }
+  for (comm::Communicator* group : args_.communicators.all()) {
+    RETURN_IF_ERROR(group->MarkPassed(args_.device->compute()));
   }
   return absl::OkStatus();
 }
@@ -354,7 +350,7 @@ absl::Status UnitExecutor::RunQueued(const BoundProgram& program, const ReplayTu
   std::array<bool, plan::kStreamCount> begun = {};
   // Ranks and programs of one schedule differ.
   const uint64_t schedule = options_.delay_seed.value_or(0) +
-                            static_cast<uint64_t>(args_.communicators.world->rank()) + runs_;
+                            static_cast<uint64_t>(args_.communicators.world().rank()) + runs_;
   for (const plan::InstructionId i : list.ids()) {
     const BoundInstruction& bound = list[i];
     if (OfHost(bound.instruction)) {
@@ -387,7 +383,7 @@ absl::Status UnitExecutor::RunQueued(const BoundProgram& program, const ReplayTu
       const absl::Status status = RunOne(program, list[i], turn, wait_ns);
       if (!status.ok() && failure.Set(status)) {
         // Other streams of this rank may wait for peers that will not come.
-        args_.communicators.world->Abort(std::string(status.message()));
+        args_.communicators.world().Abort(std::string(status.message()));
       }
     };
     queue->Submit(std::move(work));
@@ -426,7 +422,7 @@ void UnitExecutor::Record(const BoundInstruction& bound,
       .phase = plan::PhaseName(turn.slot.phase),
       .unit = instruction.unit < 0 ? std::string_view()
                                    : std::string_view(units[instruction.unit].name),
-      .op = plan::OpName(instruction.op),
+      .op = runner_.OpNameOf(instruction),
       .stream = plan::StreamName(instruction.stream),
       .call = instruction.call,
       .bytes = runner_.BytesOf(instruction, turn),

@@ -87,7 +87,7 @@ absl::Status ReadGroups(const plan::ShardingPlan& plan,
       });
     };
     RETURN_IF_ERROR(read(plan::StateRole::kParam));
-    if (group.rules().trainable) {
+    if (group.layout().trainable) {
       for (const plan::StateSpec& state : plan::BufferStatesOf(plan.options.optimizer)) {
         RETURN_IF_ERROR(read(state.role));
       }
@@ -101,7 +101,7 @@ absl::Status CheckDigests(const checkpoint::StepLoader& loader, comm::Communicat
   const std::vector<uint64_t>& mine = loader.digest_sums();
   std::vector<uint64_t> all(mine.size() * Size(communicator.size()));
   RETURN_IF_ERROR(
-      communicator.AllGatherBytes({.op = plan::OpCode::kEndPhase, .unit = -1, .call = 1},
+      communicator.AllGatherBytes({.op = plan::OpLabel::kEndPhase, .unit = -1, .call = 1},
                                   std::as_bytes(std::span<const uint64_t>(mine)),
                                   std::as_writable_bytes(std::span<uint64_t>(all))));
   std::vector<uint64_t> sums(mine.size(), 0);

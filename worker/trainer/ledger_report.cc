@@ -23,7 +23,7 @@ LedgerEntry EntryOf(const comm::IssueLog::Entry& issued, const std::vector<std::
           .hash = record.hash,
           .order = issued.order,
           .kind = comm::CollectiveKindName(record.kind),
-          .op = plan::OpName(static_cast<plan::OpCode>(record.op)),
+          .op = plan::OpName(static_cast<plan::OpLabel>(record.op)),
           .unit = unit,
           .call = record.call,
           .phase = plan::PhaseName(static_cast<plan::Phase>(record.phase)),

@@ -16,17 +16,14 @@ namespace {
 using plan::Instruction;
 using plan::OpCode;
 
-bool IsCollective(const Instruction& instruction) {
-  switch (instruction.op) {
-    case OpCode::kGather:
-    case OpCode::kReduceScatter:
-    case OpCode::kOuterReduce:
-    case OpCode::kOuterGather:
-    case OpCode::kGatherGradient:
-      return true;
-    default:
-      return false;
-  }
+bool IsOfGroup(const Instruction& instruction) {
+  return instruction.op == OpCode::kGather || instruction.op == OpCode::kReduce;
+}
+
+// The gather of a unit's weights.
+bool FillsWeights(const Instruction& instruction) {
+  return instruction.op == OpCode::kGather &&
+         plan::BufferOf(instruction, plan::Role::kWeights) >= 0;
 }
 
 bool IsBookkeeping(const Instruction& instruction) {
@@ -35,21 +32,21 @@ bool IsBookkeeping(const Instruction& instruction) {
 
 // The second goes before the first. A gather may go before computations, too: it only needs the
 // weights of this step.
-bool Exchange(plan::StepProgram& program, bool same_stream) {
+bool Exchange(const plan::MoveTable& moves, plan::StepProgram& program, bool same_stream) {
   std::vector<Instruction>& list = program.instructions;
   for (auto first = list.begin(); first != list.end(); ++first) {
-    const auto second = std::find_if(first + 1, list.end(), IsCollective);
-    if (second == list.end() || !IsCollective(*first) ||
+    const auto second = std::find_if(first + 1, list.end(), IsOfGroup);
+    if (second == list.end() || !IsOfGroup(*first) ||
         (first->stream == second->stream) != same_stream ||
-        (second->op != OpCode::kGather && !std::all_of(first + 1, second, IsBookkeeping))) {
+        (!FillsWeights(*second) && !std::all_of(first + 1, second, IsBookkeeping))) {
       continue;
     }
     log::Warning(absl::StrCat("drill: ",
-                              plan::OpName(second->op),
+                              plan::OpName(plan::LabelOf(moves, *second)),
                               " of unit ",
                               second->unit.value(),
                               " goes before ",
-                              plan::OpName(first->op),
+                              plan::OpName(plan::LabelOf(moves, *first)),
                               " of unit ",
                               first->unit.value()));
     std::rotate(first, second, second + 1);
@@ -68,7 +65,7 @@ absl::Status ApplyPlanFaults(plan::ShardingPlan& plan) {
   const bool same_stream = absl::StrContains(fault.message(), "same");
   bool swapped = false;
   for (plan::StepProgram& program : plan.programs) {
-    swapped = Exchange(program, same_stream) || swapped;
+    swapped = Exchange(plan.moves, program, same_stream) || swapped;
   }
   return swapped ? absl::OkStatus()
                  : absl::NotFoundError("drill plan.swap: the plan has no such pair of collectives");

@@ -41,7 +41,7 @@ constexpr uint64_t kSeed = 0x70726F6475637473;  // of numbers that are multiplie
 // The calls of this file on the communicator.
 comm::CollectiveTag TagOf(int call) {
   constexpr int kFirstCall = 4;
-  return {.op = plan::OpCode::kEndPhase, .unit = -1, .call = kFirstCall + call};
+  return {.op = plan::OpLabel::kEndPhase, .unit = -1, .call = kFirstCall + call};
 }
 
 // All ranks' texts, which may differ in length.

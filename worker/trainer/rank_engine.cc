@@ -35,12 +35,13 @@ absl::Status MarkDeviceError(const absl::Status& status) {
 // Whether an evaluation gathers weights between replicas.
 bool GathersForEvaluation(const plan::ShardingPlan& plan) {
   return std::any_of(
-      plan.programs.begin(), plan.programs.end(), [](const plan::StepProgram& program) {
+      plan.programs.begin(), plan.programs.end(), [&](const plan::StepProgram& program) {
         return program.phase == plan::Phase::kEval &&
                std::any_of(program.instructions.begin(),
                            program.instructions.end(),
-                           [](const plan::Instruction& instruction) {
-                             return instruction.op == plan::OpCode::kOuterGather;
+                           [&](const plan::Instruction& instruction) {
+                             return plan::LabelOf(plan.moves, instruction) ==
+                                    plan::OpLabel::kOuterGather;
                            });
       });
 }
@@ -231,7 +232,6 @@ void RankEngine::MakeParts() {
                                 .groups = groups_,
                                 .modules = modules_,
                                 .actions = optimizer_.get(),
-                                .bf16_wire = args_.spec.gradient_wire == plan::WireType::kBF16,
                                 .device = device_.get(),
                                 .wire = static_cast<uint16_t*>(wire_.data())},
       args_.executor);
@@ -248,7 +248,8 @@ absl::Status RankEngine::SetUp() {
   }
   loader_ = *std::move(loader);
   RETURN_IF_ERROR(AllocateArena());
-  ASSIGN_OR_RETURN(communicators_, shard::MeshCommunicators::Create(communicator, plan.lanes));
+  ASSIGN_OR_RETURN(communicators_,
+                   shard::MeshCommunicators::Create(communicator, plan.mesh, plan.moves));
   buffers_ = std::make_unique<shard::ArenaBuffers>(plan, communicator);
   groups_.reserve(plan.groups.size());
   for (const plan::GroupId group : plan.groups.ids()) {
@@ -472,7 +473,7 @@ absl::StatusOr<std::string> RankEngine::Localise(int64_t step) {
   }
   std::vector<Finding> all(Size(args_.plan.ranks));
   RETURN_IF_ERROR(
-      args_.communicator.AllGatherBytes({.op = plan::OpCode::kEndPhase, .unit = -1, .call = 2},
+      args_.communicator.AllGatherBytes({.op = plan::OpLabel::kEndPhase, .unit = -1, .call = 2},
                                         std::as_bytes(std::span<const Finding>(&mine, 1)),
                                         std::as_writable_bytes(std::span<Finding>(all))));
   const auto first = std::min_element(
@@ -489,7 +490,7 @@ absl::Status RankEngine::ExchangeLastNorms() {
   const std::vector<std::byte> mine = optimizer_->PackNorms();
   std::vector<std::byte> all(mine.size() * Size(args_.plan.ranks));
   RETURN_IF_ERROR(args_.communicator.AllGatherBytes(
-      {.op = plan::OpCode::kEndPhase, .unit = -1, .call = 3}, mine, all));
+      {.op = plan::OpLabel::kEndPhase, .unit = -1, .call = 3}, mine, all));
   optimizer_->UnpackNorms(all);
   return absl::OkStatus();
 }
@@ -517,7 +518,7 @@ absl::Status RankEngine::WaitForReaders() {
     RETURN_IF_ERROR(device_->FinishAll());
   }
   return args_.communicator.Barrier(
-      {.op = plan::OpCode::kOuterGather, .phase = plan::Phase::kEval});
+      {.op = plan::OpLabel::kOuterGather, .phase = plan::Phase::kEval});
 }
 
 absl::Status RankEngine::EvaluateBatch(int64_t batch) {
@@ -549,7 +550,7 @@ absl::StatusOr<float> RankEngine::CombineEvaluation(const std::vector<optim::Lan
   }
   std::vector<double> all(message.size() * Size(lanes.ranks));
   RETURN_IF_ERROR(
-      args_.communicator.AllGatherBytes({.op = plan::OpCode::kEndPhase, .unit = -1, .call = 0},
+      args_.communicator.AllGatherBytes({.op = plan::OpLabel::kEndPhase, .unit = -1, .call = 0},
                                         std::as_bytes(std::span<const double>(message)),
                                         std::as_writable_bytes(std::span<double>(all))));
   std::vector<std::vector<double>> losses;

@@ -38,8 +38,7 @@ absl::Status CheckNesting(const ShardingPlan& plan, BufferId id) {
   const ProgramBuffer& outer = plan.buffers[outer_id];
   const bool of_replicas = outer.kind == BufferKind::kModelWeight;
   const int64_t parts = of_replicas ? plan.lanes.replicas : plan.lanes.width();
-  const GroupRules& rules = plan.rules[inner.group];
-  const bool whole = !rules.optimizer_sharded;
+  const bool whole = CutAxes(plan.roles[inner.group].stored).empty();
   const bool stored =
       inner.kind == BufferKind::kMainWeight || inner.kind == BufferKind::kModelWeight;
   if (!stored || inner.group != outer.group || inner.memory != outer.memory ||
@@ -140,11 +139,13 @@ DType TypeOf(const ProgramOptions& options, const ProgramBuffer& buffer) {
   }
 }
 
-// Buffers have the sizes and types that units, layouts and rules say, and stay where those do.
+// Buffers have the sizes and types that units, layouts and roles say, and stay where those do.
 absl::Status CheckSizes(const ShardingPlan& plan) {
   const ProgramRequest request = {.inventory = plan.inventory,
                                   .groups = plan.groups,
-                                  .rules = plan.rules,
+                                  .mesh = plan.mesh,
+                                  .roles = plan.roles,
+                                  .moves = plan.moves,
                                   .lanes = plan.lanes,
                                   .options = plan.options};
   for (const ProgramBuffer& buffer : plan.buffers) {
@@ -176,7 +177,7 @@ absl::Status CheckSizes(const ShardingPlan& plan) {
         expected = shard / plan.lanes.replicas;
         break;
       case BufferKind::kModelWeight:
-        expected = plan.rules[buffer.group].optimizer_sharded ? shard : total;
+        expected = CutAxes(plan.roles[buffer.group].stored).empty() ? total : shard;
         break;
       default:
         expected = StoredRange(plan, buffer.group, 0).size();
@@ -188,7 +189,7 @@ absl::Status CheckSizes(const ShardingPlan& plan) {
     }
     if (buffer.kind == BufferKind::kGathered &&
         buffer.persistent != IsResident(request, buffer.group)) {
-      return Fault(buffer, "K13", "does not stay as the rules of its group say");
+      return Fault(buffer, "K13", "does not stay as the roles of its group say");
     }
     if (buffer.dtype != TypeOf(plan.options, buffer)) {
       return Fault(buffer, "K13", "is of another type than its kind");

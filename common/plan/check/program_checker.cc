@@ -15,7 +15,7 @@
 #include "common/plan/check/program_memory.h"
 #include "common/plan/check/program_weights.h"
 #include "common/plan/check/program_windows.h"
-#include "common/plan/program/group_rules.h"
+#include "common/plan/program/group_roles.h"
 #include "common/plan/program/program_order.h"
 #include "common/plan/program/program_uses.h"
 
@@ -79,7 +79,7 @@ absl::Status CheckOne(const ShardingPlan& plan,
   const ModelUses& model = program.phase == Phase::kEval ? of_plan.evaluates : of_plan.trains;
   std::vector<InstructionId> use_at;
   const OperandContext context = {.inventory = plan.inventory,
-                                  .rules = plan.rules,
+                                  .moves = plan.moves,
                                   .lanes = plan.lanes,
                                   .options = plan.options,
                                   .index = of_plan.index,
@@ -151,17 +151,38 @@ absl::Status CheckKinds(const ShardingPlan& plan) {
              : absl::FailedPreconditionError("K8: the programs do not fit turns and micro-batches");
 }
 
+// Moves are those that the roles need, in this order; no instruction has another.
+absl::Status CheckMoves(const ShardingPlan& plan) {
+  ASSIGN_OR_RETURN(const MoveTable needed, MovesOf(plan));
+  const bool equal = needed.moves == plan.moves.moves && needed.of_groups == plan.moves.of_groups &&
+                     needed.statistics == plan.moves.statistics;
+  return equal ? absl::OkStatus()
+               : absl::FailedPreconditionError("K13: the moves are not those of the placements");
+}
+
 absl::Status CheckShape(const ShardingPlan& plan) {
-  const bool fits = plan.rules.size() == plan.groups.size() &&
+  const bool fits = plan.roles.size() == plan.groups.size() &&
+                    plan.moves.of_groups.size() == plan.groups.size() &&
                     plan.memory.offsets.size() == plan.buffers.size() &&
-                    plan.lanes.ranks == plan.ranks && plan.ranks % plan.lanes.replicas == 0;
-  const bool possible =
-      fits && std::all_of(plan.rules.begin(), plan.rules.end(), [&](const GroupRules& rules) {
-        return PossibleRules(rules, plan.lanes);
-      });
-  return possible
-             ? absl::OkStatus()
-             : absl::FailedPreconditionError("K13: rules, offsets or lanes do not fit the plan");
+                    plan.lanes.ranks == plan.ranks && plan.ranks % plan.lanes.replicas == 0 &&
+                    plan.mesh.rank_count() == plan.ranks;
+  if (!fits) {
+    return absl::FailedPreconditionError("K13: roles, offsets, mesh or lanes do not fit the plan");
+  }
+  // Groups are mostly alike.
+  std::vector<std::pair<GroupRoles, bool>> known;
+  for (const GroupId group : plan.groups.ids()) {
+    std::pair<GroupRoles, bool> roles = {plan.roles[group], plan.groups[group].trainable};
+    if (std::find(known.begin(), known.end(), roles) != known.end()) {
+      continue;
+    }
+    if (!PossibleRoles(roles.first, plan.lanes, plan.mesh, roles.second)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("K13: group ", group.value(), ": its placements are those of no strategy"));
+    }
+    known.push_back(std::move(roles));
+  }
+  return CheckMoves(plan);
 }
 
 }  // namespace
@@ -200,7 +221,8 @@ absl::Status CheckSameCollectives(const StepProgram& a, const StepProgram& b) {
     }
     const Instruction& x = a.instructions[in_a[i]];
     const Instruction& y = b.instructions[in_b[i]];
-    if (x.op != y.op || x.unit != y.unit || x.group != y.group || x.call != y.call) {
+    if (x.op != y.op || x.move != y.move || x.unit != y.unit || x.group != y.group ||
+        x.call != y.call) {
       return absl::FailedPreconditionError(absl::StrCat("K4: one rank issues ",
                                                         InstructionName(a, in_a[i]),
                                                         ", another ",

@@ -26,6 +26,10 @@ struct ProgramFacts {
   const Instruction& At(InstructionId instruction) const {
     return program.instructions[instruction];
   }
+  // Of a collective.
+  const ProgramMove& MoveAt(InstructionId instruction) const {
+    return plan.moves.moves[At(instruction).move];
+  }
   bool Updates() const { return program.phase == Phase::kOnly || program.phase == Phase::kLast; }
   // True if weights that stay gathered, or are cut among replicas, are renewed.
   bool RenewsWeights() const {

@@ -17,13 +17,10 @@ bool IsOfGroup(OpCode op) {
   switch (op) {
     case OpCode::kGather:
     case OpCode::kAllocStaging:
-    case OpCode::kReduceScatter:
+    case OpCode::kReduce:
     case OpCode::kOptimizerStep:
     case OpCode::kAccumulateGrad:
-    case OpCode::kOuterReduce:
-    case OpCode::kOuterGather:
     case OpCode::kJoinGradients:
-    case OpCode::kGatherGradient:
       return true;
     default:
       return false;
@@ -31,12 +28,12 @@ bool IsOfGroup(OpCode op) {
 }
 // Returns true if the op belongs to one gradient call of a group.
 bool HasCall(OpCode op) {
-  return op == OpCode::kAllocStaging || op == OpCode::kAccumulateGrad ||
-         op == OpCode::kReduceScatter || op == OpCode::kOuterReduce;
+  return op == OpCode::kAllocStaging || op == OpCode::kAccumulateGrad || op == OpCode::kReduce;
 }
-bool IsOfEvaluation(OpCode op) {
-  return op == OpCode::kGather || op == OpCode::kOuterGather || op == OpCode::kForward ||
-         op == OpCode::kFree || op == OpCode::kEndPhase;
+bool IsOfEvaluation(const MoveTable& table, const Instruction& at) {
+  const bool weights = at.op == OpCode::kGather && table.moves[at.move].of == MoveOf::kWeights;
+  return weights || at.op == OpCode::kForward || at.op == OpCode::kFree ||
+         at.op == OpCode::kEndPhase;
 }
 
 class FormCheck {
@@ -83,10 +80,13 @@ class FormCheck {
 
   absl::Status CheckPlace(InstructionId i) const {
     const Instruction& at = At(i);
-    if (at.stream != StreamOf(at.op)) {
+    if (IsCollective(at.op) ? !HasMove(plan_.moves, at) : at.move >= 0) {
+      return Fault("K1", i, "has a move that is none of its group");
+    }
+    if (at.stream != StreamOf(plan_.moves, at)) {
       return Fault("K4", i, absl::StrCat("is on stream ", StreamName(at.stream)));
     }
-    if (program_.phase == Phase::kEval && !IsOfEvaluation(at.op)) {
+    if (program_.phase == Phase::kEval && !IsOfEvaluation(plan_.moves, at)) {
       return Fault("K14", i, "is not part of an evaluation");
     }
     if (at.op == OpCode::kEndPhase && i != Last()) {
@@ -98,6 +98,7 @@ class FormCheck {
   absl::Status CheckFields(InstructionId i, std::vector<InstructionId>& use_at) {
     const Instruction& at = At(i);
     Instruction expected = {.op = at.op, .stream = at.stream};
+    expected.move = at.move;
     const size_t use = use_at.size();
     if (IsCompute(at.op)) {
       if (use >= context_.model.uses.size()) {
@@ -119,8 +120,11 @@ class FormCheck {
       }
     } else if (IsOfGroup(at.op)) {
       if (!plan_.groups.Has(at.group)) {
-        return absl::FailedPreconditionError(
-            absl::StrCat("K1: instruction ", i.value(), " ", OpName(at.op), " names no group"));
+        return absl::FailedPreconditionError(absl::StrCat("K1: instruction ",
+                                                          i.value(),
+                                                          " ",
+                                                          OpName(static_cast<OpLabel>(at.op)),
+                                                          " names no group"));
       }
       expected.unit = plan_.groups[at.group].unit;
       expected.group = at.group;
@@ -142,26 +146,22 @@ class FormCheck {
 
 }  // namespace
 
-StreamId StreamOf(OpCode op) {
-  switch (op) {
+StreamId StreamOf(const MoveTable& table, const Instruction& instruction) {
+  switch (instruction.op) {
     case OpCode::kGather:
-      return StreamId::kGather;
+    case OpCode::kReduce:
+    case OpCode::kStatsReduce:
+      return table.moves[instruction.move].stream;
     case OpCode::kForward:
     case OpCode::kBackward:
     case OpCode::kRecompute:
     case OpCode::kOptimizerStep:
       return StreamId::kCompute;
     case OpCode::kAllocStaging:
-    case OpCode::kReduceScatter:
-    case OpCode::kStatsReduce:
     case OpCode::kDecideStep:
     case OpCode::kAccumulateGrad:
     case OpCode::kJoinGradients:
-    case OpCode::kGatherGradient:
       return StreamId::kReduce;
-    case OpCode::kOuterReduce:
-    case OpCode::kOuterGather:
-      return StreamId::kOuter;
     case OpCode::kFree:
     case OpCode::kEndPhase:
       break;

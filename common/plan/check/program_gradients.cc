@@ -35,23 +35,32 @@ class GradientCheck {
   }
 
  private:
-  using Key = std::tuple<OpCode, GroupId, int>;  // (op, group, call)
+  // What an instruction does to a gradient or in the update: its op, and of a collective its move.
+  struct Step {
+    OpCode op = OpCode::kReduce;
+    MoveId move = {};
+    auto operator<=>(const Step&) const = default;
+  };
+  using Key = std::tuple<Step, GroupId, int>;  // (step, group, call)
 
   // Where each step of a gradient and each step of the update is; none may be there twice.
   absl::Status Index() {
     for (const InstructionId i : facts_.program.instructions.ids()) {
       const Instruction& at = facts_.At(i);
       switch (at.op) {
+        case OpCode::kGather:
+          if (facts_.MoveAt(i).of == MoveOf::kWeights) {
+            break;
+          }
+          [[fallthrough]];
         case OpCode::kAllocStaging:
-        case OpCode::kReduceScatter:
+        case OpCode::kReduce:
         case OpCode::kAccumulateGrad:
-        case OpCode::kOuterReduce:
         case OpCode::kJoinGradients:
-        case OpCode::kGatherGradient:
         case OpCode::kStatsReduce:
         case OpCode::kDecideStep:
         case OpCode::kOptimizerStep:
-          if (!at_.emplace(Key{at.op, at.group, at.call}, i).second) {
+          if (!at_.emplace(Key{{at.op, at.move}, at.group, at.call}, i).second) {
             return facts_.Fault("K7", i, "is there twice");
           }
           break;
@@ -62,33 +71,35 @@ class GradientCheck {
     return absl::OkStatus();
   }
 
-  InstructionId Find(OpCode op, GroupId group = {}, int call = 0) const {
-    const auto found = at_.find({op, group, call});
+  InstructionId Find(Step step, GroupId group = {}, int call = 0) const {
+    const auto found = at_.find({step, group, call});
     return found == at_.end() ? InstructionId() : found->second;
   }
   // The instruction must be there, after another one, if any.
-  absl::Status Expect(OpCode op, GroupId group, int call, InstructionId after) {
-    const InstructionId at = Find(op, group, call);
+  absl::Status Expect(Step step, GroupId group, int call, InstructionId after) {
+    const InstructionId at = Find(step, group, call);
     if (at < 0) {
-      return facts_.Fault("K7",
-                          facts_.last(),
-                          absl::StrCat("ends without ", OpName(op), " of group ", group.value()));
+      const OpLabel label = LabelOf(facts_.plan.moves, {.op = step.op, .move = step.move});
+      return facts_.Fault(
+          "K7",
+          facts_.last(),
+          absl::StrCat("ends without ", OpName(label), " of group ", group.value()));
     }
-    expected_.insert({op, group, call});
+    expected_.insert({step, group, call});
     if (after >= 0 && !facts_.Before(after, at)) {
       return facts_.Fault("K7", at, absl::StrCat("may run before instruction ", after.value()));
     }
     return absl::OkStatus();
   }
 
-  const GroupRules& RulesOf(GroupId group) const { return facts_.plan.rules[group]; }
+  const GroupMoves& MovesOf(GroupId group) const { return facts_.plan.moves.of_groups[group]; }
 
   // K9: memory of a gradient is opened before its first writer, and left after its last.
   absl::Status CheckStaging() {
     for (const GradientCall& call : facts_.model.gradients) {
       if (facts_.Opens()) {
-        RETURN_IF_ERROR(Expect(OpCode::kAllocStaging, call.group, call.call, {}));
-        const InstructionId alloc = Find(OpCode::kAllocStaging, call.group, call.call);
+        RETURN_IF_ERROR(Expect({OpCode::kAllocStaging}, call.group, call.call, {}));
+        const InstructionId alloc = Find({OpCode::kAllocStaging}, call.group, call.call);
         if (!facts_.Before(alloc, facts_.use_at[call.first_use])) {
           return facts_.Fault("K9", alloc, "may run after the gradient is written");
         }
@@ -97,7 +108,7 @@ class GradientCheck {
     for (const Lifetime& life : facts_.lifetimes) {
       if (facts_.plan.buffers[life.buffer].kind == BufferKind::kStaging) {
         const OpCode last = facts_.At(life.accesses.back()).op;
-        if (last != OpCode::kReduceScatter && last != OpCode::kAccumulateGrad) {
+        if (last != OpCode::kReduce && last != OpCode::kAccumulateGrad) {
           return facts_.Fault(
               "K9", life.begin, absl::StrCat(facts_.BufferName(life.buffer), " is never read"));
         }
@@ -106,8 +117,10 @@ class GradientCheck {
     return absl::OkStatus();
   }
 
-  OpCode LeavesBy(GroupId group) const {
-    return RulesOf(group).reduces_each_turn ? OpCode::kReduceScatter : OpCode::kAccumulateGrad;
+  // The first step of a gradient that leaves its staging.
+  Step LeavesBy(GroupId group) const {
+    const std::vector<MoveId>& moves = MovesOf(group).each_turn;
+    return moves.empty() ? Step{OpCode::kAccumulateGrad} : Step{OpCode::kReduce, moves.front()};
   }
 
   // Gradients leave in the order of backward: first those whose last writer is first.
@@ -137,20 +150,21 @@ class GradientCheck {
       return absl::OkStatus();
     }
     InstructionId after = facts_.use_at[call.last_use];
-    RETURN_IF_ERROR(Expect(LeavesBy(call.group), call.group, call.call, after));
-    after = Find(LeavesBy(call.group), call.group, call.call);
-    if (!facts_.Updates()) {
-      return absl::OkStatus();
+    const GroupMoves& moves = MovesOf(call.group);
+    std::vector<Step> steps = {LeavesBy(call.group)};
+    for (size_t i = 1; i < moves.each_turn.size(); ++i) {
+      steps.push_back({OpCode::kReduce, moves.each_turn[i]});
     }
-    if (!RulesOf(call.group).reduces_each_turn) {
-      RETURN_IF_ERROR(Expect(OpCode::kReduceScatter, call.group, call.call, after));
-      after = Find(OpCode::kReduceScatter, call.group, call.call);
+    for (size_t i = 0; facts_.Updates() && i < moves.each_step.size(); ++i) {
+      steps.push_back({OpCode::kReduce, moves.each_step[i]});
     }
-    if (facts_.plan.lanes.replicas > 1) {
-      RETURN_IF_ERROR(Expect(OpCode::kOuterReduce, call.group, call.call, after));
-      after = Find(OpCode::kOuterReduce, call.group, call.call);
+    for (const Step& step : steps) {
+      RETURN_IF_ERROR(Expect(step, call.group, call.call, after));
+      after = Find(step, call.group, call.call);
     }
-    sums_[call.group].push_back(after);
+    if (facts_.Updates()) {
+      sums_[call.group].push_back(after);
+    }
     return absl::OkStatus();
   }
 
@@ -162,12 +176,14 @@ class GradientCheck {
     }
     if (sums->second.size() > 1) {
       for (const InstructionId sum : sums->second) {
-        RETURN_IF_ERROR(Expect(OpCode::kJoinGradients, group, 0, sum));
+        RETURN_IF_ERROR(Expect({OpCode::kJoinGradients}, group, 0, sum));
       }
-      sums->second = {Find(OpCode::kJoinGradients, group)};
+      sums->second = {Find({OpCode::kJoinGradients}, group)};
     }
-    if (!RulesOf(group).gradient_sharded) {
-      RETURN_IF_ERROR(Expect(OpCode::kGatherGradient, group, 0, sums->second.front()));
+    InstructionId after = sums->second.front();
+    for (const MoveId move : MovesOf(group).whole) {
+      RETURN_IF_ERROR(Expect({OpCode::kGather, move}, group, 0, after));
+      after = Find({OpCode::kGather, move}, group);
     }
     return absl::OkStatus();
   }
@@ -177,24 +193,27 @@ class GradientCheck {
     if (!facts_.Updates()) {
       return absl::OkStatus();
     }
+    const Step statistics = {OpCode::kStatsReduce, facts_.plan.moves.statistics};
     for (const auto& [group, sums] : sums_) {
-      RETURN_IF_ERROR(Expect(OpCode::kStatsReduce, {}, 0, sums.front()));
+      RETURN_IF_ERROR(Expect(statistics, {}, 0, sums.front()));
     }
-    const InstructionId stats = Find(OpCode::kStatsReduce);
+    const InstructionId stats = Find(statistics);
     for (const InstructionId use : facts_.use_at) {
       if (!facts_.Before(use, stats)) {
         return facts_.Fault("K7", stats, absl::StrCat("may run before instruction ", use.value()));
       }
     }
-    RETURN_IF_ERROR(Expect(OpCode::kDecideStep, {}, 0, stats));
-    const InstructionId decide = Find(OpCode::kDecideStep);
+    RETURN_IF_ERROR(Expect({OpCode::kDecideStep}, {}, 0, stats));
+    const InstructionId decide = Find({OpCode::kDecideStep});
     for (const GroupId id : facts_.plan.groups.ids()) {
-      if (!RulesOf(id).trainable) {
+      if (!facts_.plan.groups[id].trainable) {
         continue;
       }
-      RETURN_IF_ERROR(Expect(OpCode::kOptimizerStep, id, 0, decide));
-      const InstructionId whole = Find(OpCode::kGatherGradient, id);
-      const InstructionId step = Find(OpCode::kOptimizerStep, id);
+      RETURN_IF_ERROR(Expect({OpCode::kOptimizerStep}, id, 0, decide));
+      const std::vector<MoveId>& moves = MovesOf(id).whole;
+      const InstructionId whole =
+          moves.empty() ? InstructionId() : Find({OpCode::kGather, moves.back()}, id);
+      const InstructionId step = Find({OpCode::kOptimizerStep}, id);
       if (whole >= 0 && !facts_.Before(whole, step)) {
         return facts_.Fault("K7", step, absl::StrCat("may run before instruction ", whole.value()));
       }

@@ -27,17 +27,15 @@ class WeightCheck {
     for (const InstructionId i : facts_.program.instructions.ids()) {
       const Instruction& at = facts_.At(i);
       const bool computes = IsCompute(at.op);
-      if (at.op == OpCode::kOuterGather) {
-        RETURN_IF_ERROR(Renew(i));
-      } else if (at.op == OpCode::kGather) {
-        RETURN_IF_ERROR(Gather(i));
+      const bool gathers = at.op == OpCode::kGather && facts_.MoveAt(i).of == MoveOf::kWeights;
+      if (gathers) {
+        RETURN_IF_ERROR(BufferOf(at, Role::kWeights) >= 0 ? Gather(i) : Renew(i));
       } else if (at.op == OpCode::kOptimizerStep) {
         RETURN_IF_ERROR(Write(i));
       } else if (computes) {
         RETURN_IF_ERROR(Use(i));
       }
-      if (at.op == OpCode::kGather || at.op == OpCode::kOuterGather ||
-          (computes && BufferOf(at, Role::kWeights) >= 0)) {
+      if (gathers || (computes && BufferOf(at, Role::kWeights) >= 0)) {
         AddReader(i);
       }
     }
@@ -45,12 +43,22 @@ class WeightCheck {
   }
 
  private:
-  const GroupRules& RulesAt(InstructionId i) const { return facts_.plan.rules[facts_.At(i).group]; }
+  const std::vector<MoveId>& MovesAt(InstructionId i) const {
+    return facts_.plan.moves.of_groups[facts_.At(i).group].weights;
+  }
 
   absl::Status Renew(InstructionId i) {
     const GroupId group = facts_.At(i).group;
-    if (renewed_[group] >= 0 || !facts_.RenewsWeights() || !RulesAt(i).outer_gradient_sharded) {
+    const std::vector<MoveId>& moves = MovesAt(i);
+    const InstructionId before = renewed_[group];
+    const auto next = before >= 0
+                          ? std::find(moves.begin(), moves.end(), facts_.At(before).move) + 1
+                          : moves.begin();
+    if (!facts_.RenewsWeights() || next == moves.end() || *next != facts_.At(i).move) {
       return facts_.Fault("K1", i, "does not belong here");
+    }
+    if (before >= 0 && !facts_.Before(before, i)) {
+      return facts_.Fault("K1", i, "may run before the weights are there");
     }
     renewed_[group] = i;
     return absl::OkStatus();
@@ -61,12 +69,15 @@ class WeightCheck {
     const BufferId gathered = BufferOf(facts_.At(i), Role::kWeights);
     const bool stays = facts_.plan.buffers[gathered].persistent;
     const bool renews = facts_.RenewsWeights() && newest_[group] == kNone;
-    if (!RulesAt(i).optimizer_sharded || (stays && !renews)) {
+    if (stays && !renews) {
       return facts_.Fault("K1", i, "gathers what is here already");
     }
-    const bool cut = RulesAt(i).outer_gradient_sharded && facts_.RenewsWeights();
-    if (cut && (renewed_[group] < 0 || !facts_.Before(renewed_[group], i))) {
-      return facts_.Fault("K1", i, "may run before its OuterGather");
+    const std::vector<MoveId>& moves = MovesAt(i);
+    const InstructionId renewed = renewed_[group];
+    const bool cut = moves.size() > 1 && facts_.RenewsWeights();
+    if (cut && (renewed < 0 || facts_.At(renewed).move != *(moves.end() - 2) ||
+                !facts_.Before(renewed, i))) {
+      return facts_.Fault("K1", i, "may run before the weights are renewed");
     }
     newest_[group] = i;
     return absl::OkStatus();
@@ -75,7 +86,7 @@ class WeightCheck {
   absl::Status Use(InstructionId i) const {
     for (const BufferId weight : BuffersOf(facts_.At(i), Role::kWeights)) {
       const ProgramBuffer& buffer = facts_.plan.buffers[weight];
-      const bool gathered = facts_.plan.rules[buffer.group].optimizer_sharded &&
+      const bool gathered = !facts_.plan.moves.of_groups[buffer.group].weights.empty() &&
                             (!buffer.persistent || facts_.RenewsWeights());
       const InstructionId newest = newest_[buffer.group];
       if (gathered && (newest == kNone || !facts_.Before(newest, i))) {
@@ -109,7 +120,7 @@ class WeightCheck {
 
   const ProgramFacts& facts_;
   IdVector<GroupId, InstructionId> newest_;   // gather of each group
-  IdVector<GroupId, InstructionId> renewed_;  // its outer gather
+  IdVector<GroupId, InstructionId> renewed_;  // the last move before it
   std::vector<InstructionId> read_last_;
 };
 

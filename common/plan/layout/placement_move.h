@@ -33,6 +33,7 @@ struct Move {
   Aliasing aliasing = Aliasing::kNone;
   Placements before;  // of the whole buffer, canonical
   Placements after;
+  bool operator==(const Move&) const = default;
 };
 
 // The move of one axis, or an error that names tensor, axis, from and to. Legal: Flat -> Replicate

@@ -75,7 +75,7 @@ class BufferList {
     return buffer;
   }
 
-  const GroupRules& RulesOf(GroupId group) const { return request_.rules[group]; }
+  const GroupMoves& MovesOf(GroupId group) const { return request_.moves.of_groups[group]; }
   int64_t TotalElements(GroupId group) const {
     return request_.groups[group].layout.total_elements();
   }
@@ -84,7 +84,8 @@ class BufferList {
   }
 
   void AddWeights(GroupId group) {
-    const GroupRules& rules = RulesOf(group);
+    const std::vector<MoveId>& moves = MovesOf(group).weights;
+    const bool trainable = request_.groups[group].trainable;
     const bool resident = IsResident(request_, group);
     const DType weight_type = request_.options.weight_type;
     const DType main_type = request_.options.main_type;
@@ -92,11 +93,13 @@ class BufferList {
     const int64_t total = TotalElements(group);
     ProgramBuffer gathered = OfGroup("gathered", BufferKind::kGathered, group, total, weight_type);
     gathered.persistent = resident;
-    if (resident && rules.optimizer_sharded) {
+    if (resident && !moves.empty()) {
       gathered.memory = request_.options.gather_in_place ? MemoryKind::kCommon : peers_;
     }
     BufferId outer = buffers_.Add(gathered);
-    const int64_t parts = rules.optimizer_sharded ? request_.lanes.width() : 1;
+    // Of the ranks that the gather takes them from.
+    const int64_t parts =
+        moves.empty() ? 1 : CutCount(request_.moves.moves[moves.back()].move.before, request_.mesh);
     const auto add_inside =
         [&](const char* role, BufferKind kind, int64_t elements, BufferId inside) {
           ProgramBuffer weight = OfGroup(role, kind, group, elements, weight_type);
@@ -108,11 +111,10 @@ class BufferList {
     if (!resident) {
       outer = {};
     }
-    if (!rules.trainable || rules.outer_gradient_sharded || !same_type) {
+    if (!trainable || moves.size() > 1 || !same_type) {
       outer = add_inside("model_weight", BufferKind::kModelWeight, total / parts, outer);
     }
-    const int64_t stored =
-        total / parts / (rules.outer_gradient_sharded ? request_.lanes.replicas : 1);
+    const int64_t stored = total / CutCount(request_.roles[group].stored, request_.mesh);
     const auto add_own = [&](const char* role, BufferKind kind, DType dtype) {
       ProgramBuffer own = OfGroup(role, kind, group, stored, dtype);
       own.persistent = true;
@@ -121,10 +123,10 @@ class BufferList {
     if (!same_type) {
       // Frozen groups have one too: a save then holds the bits that were loaded.
       add_own("main_weight", BufferKind::kMainWeight, main_type);
-    } else if (rules.trainable) {
+    } else if (trainable) {
       add_inside("main_weight", BufferKind::kMainWeight, stored, outer);
     }
-    if (!rules.trainable) {
+    if (!trainable) {
       return;
     }
     int slot = 0;
@@ -180,16 +182,17 @@ class BufferList {
   }
 
   void AddGradients(const GradientCall& call) {
-    const GroupRules& rules = RulesOf(call.group);
+    const GroupMoves& moves = MovesOf(call.group);
+    const bool cuts_sums = CutsSums(request_.moves, call.group);
     const LaneMap& lanes = request_.lanes;
     const bool replicas = lanes.replicas > 1;
-    if (!rules.reduces_each_turn) {
+    if (moves.each_turn.empty()) {
       AddCounter(call, BufferKind::kLocalGrad, local_, true);
     }
-    AddCounter(call, BufferKind::kMainGrad, inner_, replicas || !rules.gradient_sharded);
+    AddCounter(call, BufferKind::kMainGrad, inner_, replicas || !moves.whole.empty());
     ProgramBuffer staging =
         OfCall("staging", BufferKind::kStaging, call, TotalElements(call.group));
-    staging.memory = rules.reduces_each_turn ? peers_ : MemoryKind::kPrivate;
+    staging.memory = moves.each_turn.empty() ? MemoryKind::kPrivate : peers_;
     staging.persistent = lanes.micro_batches > 1;
     buffers_.Add(staging);
     const bool received = !request_.options.read_peers_in_place;
@@ -199,15 +202,15 @@ class BufferList {
     if (replicas) {
       ProgramBuffer sum = OfCall(
           "outer_grad", BufferKind::kOuterGrad, call, ShardElements(call.group) / lanes.replicas);
-      sum.memory = rules.outer_gradient_sharded ? MemoryKind::kPrivate : peers_;
-      sum.persistent = rules.outer_gradient_sharded;
+      sum.memory = cuts_sums ? MemoryKind::kPrivate : peers_;
+      sum.persistent = cuts_sums;
       buffers_.Add(sum);
       if (received) {
         buffers_.Add(
             OfCall("outer_receive", BufferKind::kOuterReceive, call, ShardElements(call.group)));
       }
     }
-    if (!rules.gradient_sharded && call.call == 0) {
+    if (!moves.whole.empty() && call.call == 0) {
       buffers_.Add(OfCall("full_grad", BufferKind::kFullGrad, call, TotalElements(call.group)));
     }
   }
@@ -224,8 +227,9 @@ class BufferList {
 }  // namespace
 
 bool IsResident(const ProgramRequest& request, GroupId group) {
-  const GroupRules& rules = request.rules[group];
-  return !rules.weights_sharded || (request.options.gather_in_place && rules.optimizer_sharded);
+  const GroupRoles& roles = request.roles[group];
+  return roles.parameter == roles.used ||
+         (request.options.gather_in_place && !request.moves.of_groups[group].weights.empty());
 }
 
 ProgramBuffers BuildBuffers(const ProgramRequest& request) {

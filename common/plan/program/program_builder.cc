@@ -85,7 +85,7 @@ class Builder {
   }
 
   StepProgram Build() {
-    EmitOuterGathers();
+    RenewWeights();
     for (size_t use = 0; use < model_.uses.size(); ++use) {
       PrepareWeights(use);
       PrepareStaging(use, Must::kFit);
@@ -105,7 +105,7 @@ class Builder {
     }
     EmitEnd();
     AddOperands({.inventory = request_.inventory,
-                 .rules = request_.rules,
+                 .moves = request_.moves,
                  .lanes = request_.lanes,
                  .options = request_.options,
                  .index = index_,
@@ -121,7 +121,7 @@ class Builder {
     bool resident = false;
     bool live = false;  // the gather of a resident group has been emitted
     InstructionId gather = {};
-    InstructionId renewed = {};  // outer gather
+    InstructionId renewed = {};  // the last move before the gather
     InstructionId last_use = {};
     std::vector<size_t> uses;
   };
@@ -135,13 +135,18 @@ class Builder {
   Instruction OfGroup(OpCode op, StreamId stream, GroupId group) const {
     return {.op = op, .stream = stream, .unit = request_.groups[group].unit, .group = group};
   }
+  Instruction Collective(OpCode op, MoveId move, GroupId group) const {
+    Instruction made = OfGroup(op, request_.moves.moves[move].stream, group);
+    made.move = move;
+    return made;
+  }
   void EmitFree(BufferId buffer) {
     Instruction free = {.op = OpCode::kFree, .stream = StreamId::kHost};
     free.freed = buffer;
     Emit(free);
   }
 
-  const GroupRules& Rules(GroupId group) const { return request_.rules[group]; }
+  const GroupMoves& Moves(GroupId group) const { return request_.moves.of_groups[group]; }
   int64_t Elements(GroupId group) const { return request_.groups[group].layout.total_elements(); }
   int64_t GatheredBytes(GroupId group) const {
     return Elements(group) * DTypeBytes(request_.options.weight_type);
@@ -170,13 +175,15 @@ class Builder {
     return hands_over_ && !uses.empty() ? model_.uses.size() + uses.front() : kNever;
   }
 
-  void EmitOuterGathers() {
+  // The moves of weights that are made once per step.
+  void RenewWeights() {
     if (!RenewsWeights(program_.phase)) {
       return;
     }
     for (const GroupId group : weights_.ids()) {
-      if (Rules(group).outer_gradient_sharded) {
-        weights_[group].renewed = Emit(OfGroup(OpCode::kOuterGather, StreamId::kOuter, group));
+      const std::vector<MoveId>& moves = Moves(group).weights;
+      for (size_t i = 0; i + 1 < moves.size(); ++i) {
+        weights_[group].renewed = Emit(Collective(OpCode::kGather, moves[i], group));
       }
     }
   }
@@ -187,7 +194,7 @@ class Builder {
     const size_t next = std::min(uses.size(), use + (request_.options.prefetch ? 2 : 1));
     for (size_t ahead = use; ahead < next; ++ahead) {
       for (const GroupId group : uses[ahead].needs) {
-        const bool renews = RenewsWeights(program_.phase) && Rules(group).optimizer_sharded;
+        const bool renews = RenewsWeights(program_.phase) && !Moves(group).weights.empty();
         if (Weights(group).resident && renews && !Weights(group).live) {
           EmitGather(group, {});
         }
@@ -249,7 +256,7 @@ class Builder {
   }
 
   void EmitGather(GroupId group, const std::vector<GroupId>& evicted) {
-    Instruction gather = OfGroup(OpCode::kGather, StreamId::kGather, group);
+    Instruction gather = Collective(OpCode::kGather, Moves(group).weights.back(), group);
     for (const GroupId other : evicted) {
       EmitFree(Buffer(BufferKind::kGathered, other));
       GroupWeights& out = Weights(other);
@@ -369,51 +376,55 @@ class Builder {
 
   void EmitReduce(GradientId id, InstructionId backward) {
     const GradientCall& call = model_.gradients[id];
-    const bool local = !Rules(call.group).reduces_each_turn;
-    Instruction leave = OfGroup(
-        local ? OpCode::kAccumulateGrad : OpCode::kReduceScatter, StreamId::kReduce, call.group);
-    leave.call = call.call;
-    leave.waits = {backward};
-    InstructionId reduced = Emit(leave);
+    const GroupMoves& moves = Moves(call.group);
+    InstructionId reduced = backward;
+    if (moves.each_turn.empty()) {
+      Instruction sum = OfGroup(OpCode::kAccumulateGrad, StreamId::kReduce, call.group);
+      sum.call = call.call;
+      sum.waits = {backward};
+      reduced = Emit(sum);
+    }
+    for (const MoveId move : moves.each_turn) {
+      reduced = EmitReduce(move, call, reduced);
+    }
     reduced_at_[id] = reduced;
     EmitFree(Buffer(BufferKind::kStaging, call.group, call.call));
     if (!Updates(program_.phase)) {
       return;
     }
-    if (local) {
-      Instruction reduce = leave;
-      reduce.op = OpCode::kReduceScatter;
-      reduce.waits.clear();
-      reduced = Emit(reduce);
-    }
-    if (request_.lanes.replicas > 1) {
-      Instruction outer = OfGroup(OpCode::kOuterReduce, StreamId::kOuter, call.group);
-      outer.call = call.call;
-      outer.waits = {reduced};
-      Emit(outer);
+    for (const MoveId move : moves.each_step) {
+      reduced = EmitReduce(move, call, reduced);
     }
     if (++summed_[call.group] == GradientCallsOf(model_, call.group)) {
       unfinished_.push_back(call.group);
     }
   }
 
+  InstructionId EmitReduce(MoveId move, const GradientCall& call, InstructionId after) {
+    Instruction reduce = Collective(OpCode::kReduce, move, call.group);
+    reduce.call = call.call;
+    if (program_.instructions[after].stream != reduce.stream) {
+      reduce.waits = {after};
+    }
+    return Emit(reduce);
+  }
+
   // Joins calls and brings whole gradients to where they are needed. One use later than the outer
   // reduces that it waits for, so that the reduce stream need not stand still.
   void FinishSums(const std::vector<GroupId>& groups) {
-    const InstructionId outer = last_on_stream_[StreamIndex(StreamId::kOuter)];
-    const auto emit = [&](OpCode op, GroupId group) {
-      Instruction finish = OfGroup(op, StreamId::kReduce, group);
-      if (request_.lanes.replicas > 1) {
-        finish.waits = {LastOuterOf(group, outer)};
+    const auto emit = [&](Instruction finish) {
+      const InstructionId summed = LastReduceOf(finish.group);
+      if (program_.instructions[summed].stream != finish.stream) {
+        finish.waits = {summed};
       }
-      Emit(finish);
+      Emit(std::move(finish));
     };
     for (const GroupId group : groups) {
       if (GradientCallsOf(model_, group) > 1) {
-        emit(OpCode::kJoinGradients, group);
+        emit(OfGroup(OpCode::kJoinGradients, StreamId::kReduce, group));
       }
-      if (!Rules(group).gradient_sharded) {
-        emit(OpCode::kGatherGradient, group);
+      for (const MoveId move : Moves(group).whole) {
+        emit(Collective(OpCode::kGather, move, group));
       }
     }
   }
@@ -422,15 +433,14 @@ class Builder {
     unfinished_.clear();
   }
 
-  // The last outer reduce of the group, at or before `from`.
-  InstructionId LastOuterOf(GroupId group, InstructionId from) const {
-    for (InstructionId at = from; at >= 0; --at) {
+  InstructionId LastReduceOf(GroupId group) const {
+    for (InstructionId at = program_.instructions.last_id(); at >= 0; --at) {
       const Instruction& instruction = program_.instructions[at];
-      if (instruction.op == OpCode::kOuterReduce && instruction.group == group) {
+      if (instruction.op == OpCode::kReduce && instruction.group == group) {
         return at;
       }
     }
-    CheckFailed(__FILE__, __LINE__, "outer reduce", "a group without one");
+    CheckFailed(__FILE__, __LINE__, "reduce", "a group without one");
   }
 
   void FreeAll() {
@@ -451,7 +461,9 @@ class Builder {
   }
 
   void EmitUpdate() {
-    Instruction stats = {.op = OpCode::kStatsReduce, .stream = StreamId::kReduce};
+    const MoveId of_all = request_.moves.statistics;
+    Instruction stats = {.op = OpCode::kStatsReduce, .stream = request_.moves.moves[of_all].stream};
+    stats.move = of_all;
     for (const StreamId stream : {StreamId::kOuter, StreamId::kCompute}) {
       const InstructionId last = last_on_stream_[StreamIndex(stream)];
       if (last >= 0) {
@@ -461,7 +473,7 @@ class Builder {
     Emit(stats);
     const InstructionId decide = Emit({.op = OpCode::kDecideStep, .stream = StreamId::kReduce});
     for (const GroupId group : weights_.ids()) {
-      if (Rules(group).trainable) {
+      if (request_.groups[group].trainable) {
         Instruction step = OfGroup(OpCode::kOptimizerStep, StreamId::kCompute, group);
         step.waits = {decide};
         Emit(step);

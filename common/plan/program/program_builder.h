@@ -1,7 +1,7 @@
 #pragma once
 
 // Step programs: gather, use, free, reduce within two byte windows; what each group needs is read
-// from its rules.
+// from its roles.
 
 #include <vector>
 

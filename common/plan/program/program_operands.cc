@@ -32,10 +32,10 @@ class OperandList {
     return Find(BufferKind::kMainGrad, group, call, CounterRoot(context_.lanes.Inner()));
   }
   BufferId FinalSum(GroupId group, int call) const {
-    return context_.rules[group].outer_gradient_sharded ? Find(BufferKind::kOuterGrad, group, call)
-                                                        : InnerSum(group, call);
+    return CutsSums(context_.moves, group) ? Find(BufferKind::kOuterGrad, group, call)
+                                           : InnerSum(group, call);
   }
-  const GroupRules& rules() const { return context_.rules[at_.group]; }
+  const GroupMoves& moves() const { return context_.moves.of_groups[at_.group]; }
 
   // Every slot of the counter of a call: which ones a turn adds to depends on the turn.
   void AddCounter(BufferKind kind, Access access) {
@@ -50,7 +50,9 @@ class OperandList {
         Access::kRead,
         Role::kStored);
   }
-  void AddReduceScatter();
+  void AddGather(const ProgramMove& move);
+  void AddReduce(const ProgramMove& move);
+  void AddReduceOfLanes();
   void AddUpdate();
 
   const OperandContext& context_;
@@ -96,8 +98,8 @@ void OperandList::AddGradients(const UnitUse& use, size_t position) {
   }
 }
 
-void OperandList::AddReduceScatter() {
-  if (rules().reduces_each_turn) {
+void OperandList::AddReduceOfLanes() {
+  if (!moves().each_turn.empty()) {
     // Rounded in place for the wire.
     const bool rounds = context_.options.gradient_wire == WireType::kBF16 && !context_.lanes.blocks;
     const Access access = rounds ? Access::kAdd : Access::kRead;
@@ -108,6 +110,29 @@ void OperandList::AddReduceScatter() {
   }
   Add(OfCall(BufferKind::kReceive), Access::kWrite, Role::kReceive);
   AddCounter(BufferKind::kMainGrad, Access::kAdd);
+}
+
+void OperandList::AddGather(const ProgramMove& move) {
+  if (move.of == MoveOf::kGradient) {
+    Add(InnerSum(at_.group, 0), Access::kRead, Role::kSum);
+    Add(OfGroup(BufferKind::kFullGrad), Access::kWrite, Role::kGradient);
+  } else if (at_.move == moves().weights.back()) {
+    AddGatherSource();
+    Add(OfGroup(BufferKind::kGathered), Access::kWrite, Role::kWeights);
+  } else {  // this rank's part of it stays
+    Add(OfGroup(BufferKind::kModelWeight), Access::kAdd, Role::kStored);
+  }
+}
+
+void OperandList::AddReduce(const ProgramMove& move) {
+  if (SumsLanes(move)) {
+    AddReduceOfLanes();
+    return;
+  }
+  Add(OfCall(BufferKind::kOuterReceive), Access::kWrite, Role::kReceive);
+  const bool back_to_all = move.move.to.kind == PlacementKind::kReplicate;
+  Add(InnerSum(at_.group, at_.call), back_to_all ? Access::kAdd : Access::kRead, Role::kSum);
+  Add(OfCall(BufferKind::kOuterGrad), Access::kWrite, Role::kSum);
 }
 
 void OperandList::AddUpdate() {
@@ -124,10 +149,9 @@ void OperandList::AddUpdate() {
 // Losses, and what this rank measures of the gradients.
 std::vector<Operand> OperandList::OfStatistics() {
   Add(Find(BufferKind::kShared, {}), Access::kRead, Role::kShared);
-  for (const GroupId group : context_.rules.ids()) {
-    if (context_.rules[group].trainable) {
-      Add(FinalSum(group, 0), Access::kRead, Role::kSum);
-    }
+  for (const GroupId group : context_.moves.of_groups.ids()) {
+    const bool trains = GradientCallsOf(context_.model, group) > 0;
+    Add(trains ? FinalSum(group, 0) : BufferId(), Access::kRead, Role::kSum);
   }
   return std::move(operands_);
 }
@@ -135,37 +159,22 @@ std::vector<Operand> OperandList::OfStatistics() {
 std::vector<Operand> OperandList::OfGroup() {
   switch (at_.op) {
     case OpCode::kGather:
-      AddGatherSource();
-      Add(OfGroup(BufferKind::kGathered), Access::kWrite, Role::kWeights);
+      AddGather(context_.moves.moves[at_.move]);
       break;
-    case OpCode::kOuterGather:  // this rank's part of it stays
-      Add(OfGroup(BufferKind::kModelWeight), Access::kAdd, Role::kStored);
+    case OpCode::kReduce:
+      AddReduce(context_.moves.moves[at_.move]);
       break;
     case OpCode::kAllocStaging:
       Add(OfCall(BufferKind::kStaging), Access::kWrite, Role::kGradient);
-      break;
-    case OpCode::kReduceScatter:
-      AddReduceScatter();
       break;
     case OpCode::kAccumulateGrad:
       Add(OfCall(BufferKind::kStaging), Access::kRead, Role::kSend, When::kLane);
       AddCounter(BufferKind::kLocalGrad, Access::kAdd);
       break;
-    case OpCode::kOuterReduce:
-      Add(OfCall(BufferKind::kOuterReceive), Access::kWrite, Role::kReceive);
-      Add(InnerSum(at_.group, at_.call),
-          rules().outer_gradient_sharded ? Access::kRead : Access::kAdd,
-          Role::kSum);
-      Add(OfCall(BufferKind::kOuterGrad), Access::kWrite, Role::kSum);
-      break;
     case OpCode::kJoinGradients:
       for (int call = 0; call < GradientCallsOf(context_.model, at_.group); ++call) {
         Add(FinalSum(at_.group, call), call == 0 ? Access::kAdd : Access::kRead, Role::kSum);
       }
-      break;
-    case OpCode::kGatherGradient:
-      Add(InnerSum(at_.group, 0), Access::kRead, Role::kSum);
-      Add(OfGroup(BufferKind::kFullGrad), Access::kWrite, Role::kGradient);
       break;
     case OpCode::kOptimizerStep:
       AddUpdate();
@@ -187,7 +196,9 @@ std::vector<Operand> OperandsOf(const OperandContext& context, const Instruction
   if (at.op == OpCode::kStatsReduce) {
     return list.OfStatistics();
   }
-  return context.rules.Has(at.group) ? list.OfGroup() : std::vector<Operand>();
+  const bool complete =
+      context.moves.of_groups.Has(at.group) && (!IsCollective(at.op) || HasMove(context.moves, at));
+  return complete ? list.OfGroup() : std::vector<Operand>();
 }
 
 void AddOperands(const OperandContext& context, StepProgram& program) {

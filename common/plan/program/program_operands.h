@@ -10,6 +10,7 @@
 #include "common/model/model_inventory.h"
 #include "common/plan/program/buffer_index.h"
 #include "common/plan/program/lane_map.h"
+#include "common/plan/program/program_moves.h"
 #include "common/plan/program/program_uses.h"
 #include "common/plan/program/step_program.h"
 
@@ -17,7 +18,7 @@ namespace ravel::plan {
 
 struct OperandContext {
   const ModelInventory& inventory;
-  const RulesOfGroups& rules;
+  const MoveTable& moves;
   const LaneMap& lanes;
   const ProgramOptions& options;
   const BufferIndex& index;
@@ -25,9 +26,9 @@ struct OperandContext {
   LanePart part = LanePart::kWhole;
 };
 
-// The operands of an instruction by its op, and, where the op is of a group, by group and call.
-// `use`: the call of a unit that a compute instruction is, as an index into model.uses. Whatever
-// does not exist is left out.
+// The operands of an instruction by its op, and, where the op is of a group, by group, call and
+// move. `use`: the call of a unit that a compute instruction is, as an index into model.uses.
+// Whatever does not exist is left out.
 std::vector<Operand> OperandsOf(const OperandContext& context, const Instruction& at, size_t use);
 
 // Gives every instruction of a program its operands. Compute instructions are taken to be in the

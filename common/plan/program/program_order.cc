@@ -243,11 +243,6 @@ absl::StatusOr<std::vector<Lifetime>> LifetimesOf(const StepProgram& program,
   return scan.Take();
 }
 
-bool IsCollective(OpCode op) {
-  return op == OpCode::kGather || op == OpCode::kReduceScatter || op == OpCode::kOuterReduce ||
-         op == OpCode::kOuterGather || op == OpCode::kGatherGradient || op == OpCode::kStatsReduce;
-}
-
 bool EndsBefore(const HappensBefore& order, const Lifetime& a, const Lifetime& b) {
   return std::all_of(a.accesses.begin(), a.accesses.end(), [&](InstructionId access) {
     return order.Before(access, b.begin);
@@ -267,7 +262,7 @@ std::string InstructionName(const StepProgram& program, InstructionId instructio
                       ", instruction ",
                       instruction.value(),
                       " ",
-                      OpName(at.op),
+                      OpName(static_cast<OpLabel>(at.op)),
                       at.unit >= 0 ? absl::StrCat(" of unit ", at.unit.value()) : "",
                       at.group >= 0 ? absl::StrCat(" group ", at.group.value()) : "",
                       at.call > 0 ? absl::StrCat(" call ", at.call) : "");

@@ -55,9 +55,6 @@ absl::StatusOr<std::vector<Lifetime>> LifetimesOf(const StepProgram& program,
 // Whether every access of `a` happens before `b` begins.
 bool EndsBefore(const HappensBefore& order, const Lifetime& a, const Lifetime& b);
 
-// Whether ranks take part in it together.
-bool IsCollective(OpCode op);
-
 // "program last, instruction 17 Gather layers.3": how messages name an instruction.
 std::string InstructionName(const StepProgram& program, InstructionId instruction);
 

@@ -10,6 +10,10 @@ bool IsCompute(OpCode op) {
   return op == OpCode::kForward || op == OpCode::kBackward || op == OpCode::kRecompute;
 }
 
+bool IsCollective(OpCode op) {
+  return op == OpCode::kGather || op == OpCode::kReduce || op == OpCode::kStatsReduce;
+}
+
 BufferId BufferOf(const Instruction& instruction, Role role) {
   for (const Operand& operand : instruction.operands) {
     if (operand.role == role) {
@@ -42,39 +46,39 @@ bool Accumulates(const Instruction& instruction) {
       });
 }
 
-const char* OpName(OpCode op) {
-  switch (op) {
-    case OpCode::kGather:
+const char* OpName(OpLabel label) {
+  switch (label) {
+    case OpLabel::kGather:
       return "Gather";
-    case OpCode::kForward:
+    case OpLabel::kForward:
       return "Forward";
-    case OpCode::kBackward:
+    case OpLabel::kBackward:
       return "Backward";
-    case OpCode::kFree:
+    case OpLabel::kFree:
       return "Free";
-    case OpCode::kAllocStaging:
+    case OpLabel::kAllocStaging:
       return "AllocStaging";
-    case OpCode::kReduceScatter:
+    case OpLabel::kReduceScatter:
       return "ReduceScatter";
-    case OpCode::kStatsReduce:
+    case OpLabel::kStatsReduce:
       return "StatsReduce";
-    case OpCode::kDecideStep:
+    case OpLabel::kDecideStep:
       return "DecideStep";
-    case OpCode::kOptimizerStep:
+    case OpLabel::kOptimizerStep:
       return "OptimizerStep";
-    case OpCode::kEndPhase:
+    case OpLabel::kEndPhase:
       return "EndPhase";
-    case OpCode::kRecompute:
+    case OpLabel::kRecompute:
       return "Recompute";
-    case OpCode::kAccumulateGrad:
+    case OpLabel::kAccumulateGrad:
       return "AccumulateGrad";
-    case OpCode::kOuterReduce:
+    case OpLabel::kOuterReduce:
       return "OuterReduce";
-    case OpCode::kOuterGather:
+    case OpLabel::kOuterGather:
       return "OuterGather";
-    case OpCode::kJoinGradients:
+    case OpLabel::kJoinGradients:
       return "JoinGradients";
-    case OpCode::kGatherGradient:
+    case OpLabel::kGatherGradient:
       return "GatherGradient";
   }
   return "unknown";

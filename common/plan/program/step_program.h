@@ -16,35 +16,55 @@
 
 namespace ravel::plan {
 
-// On disk (plan proto): do not renumber.
-//
 // `group` of an instruction is that of ShardingPlan::groups, `unit` the unit of the group. What an
-// instruction touches is in its operands; words in capitals here are their roles.
+// instruction touches is in its operands; words in capitals here are their roles. Over which axis
+// of the mesh a collective goes, and from which placement to which, is its move (program_moves.h).
 enum class OpCode : uint8_t {
-  kGather = 1,    // STORED of all ranks of the replica -> WEIGHTS; where those lie inside it and it
-                  // is kCommon, a barrier
-  kForward = 2,   // call `call` of `unit`: reads WEIGHTS, fills SAVED and, as scratch or for a
-                  // backward that follows at once, REMADE
-  kBackward = 3,  // reads WEIGHTS, SAVED, REMADE and may use the latter two up; writes GRADIENT
-  kFree = 4,      // ends the life of buffer `freed`; enqueues nothing
-  kAllocStaging = 5,   // begins the life of GRADIENT; back-pressure of the staging window
-  kReduceScatter = 6,  // SEND (gradients of one lane of each rank, or the roots of their local
-                       // counters) of the replica's ranks -> lane blocks of this rank's shard ->
-                       // SUM, the counter kMainGrad of (group, call)
-  kStatsReduce = 7,  // packed statistics of all ranks: row sums, non-finite count, losses, control
-                     // word
-  kDecideStep = 8,   // apply or skip, clip coefficient
+  kGather = 1,   // parts of all ranks of the axis -> all of them. Of weights: STORED -> WEIGHTS,
+                 // where those lie inside it and it is kCommon a barrier, or, before that, the
+                 // parts of what is stored -> STORED (of another type: what the update wrote of
+                 // kModelWeight), which always copies, also in kCommon memory: replicas have blocks
+                 // of their own. Of a gradient: the parts of the final SUM -> GRADIENT
+  kForward = 2,  // call `call` of `unit`: reads WEIGHTS, fills SAVED and, as scratch or for a
+                 // backward that follows at once, REMADE
+  kBackward = 3,      // reads WEIGHTS, SAVED, REMADE and may use the latter two up; writes GRADIENT
+  kFree = 4,          // ends the life of buffer `freed`; enqueues nothing
+  kAllocStaging = 5,  // begins the life of GRADIENT; back-pressure of the staging window
+  kReduce = 6,        // of lanes: SEND (gradients of one lane of each rank, or the roots of their
+                      // local counters) of the axis' ranks -> lane blocks of this rank's shard ->
+                      // SUM, the counter kMainGrad of (group, call). Of sums: its root of all ranks
+                      // of the axis -> kOuterGrad, this rank's part; of a move to Replicate then
+                      // back to all
+  kStatsReduce = 7,   // packed statistics of all ranks: row sums, non-finite count, losses, control
+                      // word
+  kDecideStep = 8,    // apply or skip, clip coefficient
   kOptimizerStep = 9,    // fused update of what this rank stores of `group`
   kEndPhase = 10,        // everything at rest
   kRecompute = 11,       // forward of (unit, call) again: reads WEIGHTS and SAVED, fills REMADE
   kAccumulateGrad = 12,  // SEND of this rank's lane -> SUM, the counter kLocalGrad of (group, call)
-  kOuterReduce = 13,     // root of kMainGrad of (group, call) over the replicas -> kOuterGrad, this
-                         // replica's part; where replicas keep equal gradients then back to all
-  kOuterGather = 14,     // optimizer's sub-pieces of all replicas (of another type: what the update
-                         // wrote of kModelWeight) -> kModelWeight; always copies, also in kCommon
-                         // memory: replicas have blocks of their own
   kJoinGradients = 15,   // final sums of all calls of `group`, call 0 += call 1 ...
-  kGatherGradient = 16,  // final gradient shards of the replica's ranks -> kFullGrad
+};
+
+// What plans on disk, texts, traces and ledgers call an instruction: its op, or of a collective
+// what the move does over which axis. On disk (plan proto): do not renumber; equal to the op where
+// the op says it all.
+enum class OpLabel : uint8_t {
+  kGather = 1,
+  kForward = 2,
+  kBackward = 3,
+  kFree = 4,
+  kAllocStaging = 5,
+  kReduceScatter = 6,
+  kStatsReduce = 7,
+  kDecideStep = 8,
+  kOptimizerStep = 9,
+  kEndPhase = 10,
+  kRecompute = 11,
+  kAccumulateGrad = 12,
+  kOuterReduce = 13,
+  kOuterGather = 14,
+  kJoinGradients = 15,
+  kGatherGradient = 16,
 };
 
 enum class StreamId : uint8_t { kCompute = 1, kGather = 2, kReduce = 3, kHost = 4, kOuter = 5 };
@@ -144,6 +164,7 @@ struct Instruction {
   int call = 0;
   GroupId group = {};   // of the instructions on weights and gradients
   BufferId freed = {};  // kFree
+  MoveId move = {};     // of a collective: of the plan's MoveTable
   // Every buffer that it reads or writes, each once (program_operands.h).
   std::vector<Operand> operands = {};
   // Instructions of the same program whose completion this one waits for, beyond the order of its
@@ -172,22 +193,6 @@ struct StepProgram {
   // A topological order: running them one by one in this order is correct.
   IdVector<InstructionId, Instruction> instructions;
 };
-
-// The placements of a group as rules for its program: the only thing that builders, checker and
-// executor know of a strategy.
-struct GroupRules {
-  bool trainable = true;
-  bool weights_sharded = true;  // gathered for use and freed; else resident: gathered once a step
-  bool reduces_each_turn =
-      true;                      // else the lanes of a rank are summed here first (LaneMap::blocks)
-  bool gradient_sharded = true;  // at the step; else every rank gets the whole sum
-  // Each rank stores its shard of the weights (frozen: of the model weight); else all of them, in
-  // the gathered buffer itself, which is then never gathered.
-  bool optimizer_sharded = true;
-  bool outer_gradient_sharded = false;  // each replica updates its sub-piece of the shard
-  bool operator==(const GroupRules&) const = default;
-};
-using RulesOfGroups = IdVector<GroupId, GroupRules>;
 
 struct ProgramOptions {
   int64_t ranks = 1;
@@ -225,6 +230,8 @@ inline constexpr int64_t kGradientElementBytes = 4;
 
 // kForward, kRecompute, kBackward: a call of a unit.
 bool IsCompute(OpCode op);
+// kGather, kReduce, kStatsReduce: ranks exchange, and the instruction has a move.
+bool IsCollective(OpCode op);
 // The first buffer of a role, or none.
 BufferId BufferOf(const Instruction& instruction, Role role);
 // All of a role, in order.
@@ -233,7 +240,7 @@ bool Touches(const Instruction& instruction, BufferId buffer);
 // kBackward: gradients already hold earlier micro-batches or calls.
 bool Accumulates(const Instruction& instruction);
 
-const char* OpName(OpCode op);
+const char* OpName(OpLabel label);
 const char* PhaseName(Phase phase);
 const char* LanePartName(LanePart part);
 const char* StreamName(StreamId stream);

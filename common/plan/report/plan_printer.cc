@@ -188,7 +188,9 @@ std::string BufferText(const ShardingPlan& plan, BufferId buffer) {
 std::string ObjectText(const ShardingPlan& plan, const Instruction& at) {
   switch (at.op) {
     case OpCode::kGather:
-      return absl::StrCat("-> ", BufferText(plan, BufferOf(at, Role::kWeights)));
+      return BufferOf(at, Role::kWeights) < 0
+                 ? ""
+                 : absl::StrCat("-> ", BufferText(plan, BufferOf(at, Role::kWeights)));
     case OpCode::kFree:
       return plan.buffers[at.freed].name;
     case OpCode::kAllocStaging:
@@ -204,18 +206,16 @@ std::string ObjectText(const ShardingPlan& plan, const Instruction& at) {
       }
       return text;
     }
-    case OpCode::kReduceScatter:
-      return at.call == 0 ? "" : absl::StrCat("call ", at.call);
+    case OpCode::kReduce:
+      return at.call == 0 || !SumsLanes(plan.moves.moves[at.move]) ? ""
+                                                                   : absl::StrCat("call ", at.call);
     case OpCode::kStatsReduce:
     case OpCode::kDecideStep:
     case OpCode::kOptimizerStep:
     case OpCode::kEndPhase:
     case OpCode::kRecompute:
     case OpCode::kAccumulateGrad:
-    case OpCode::kOuterReduce:
-    case OpCode::kOuterGather:
     case OpCode::kJoinGradients:
-    case OpCode::kGatherGradient:
       break;
   }
   return "";
@@ -290,7 +290,7 @@ std::string ProgramListing(const ShardingPlan& plan, const StepProgram& program)
     std::string line = absl::StrFormat("%4d  %-8s %-14s %-10s %s",
                                        i,
                                        StreamName(at.stream),
-                                       OpName(at.op),
+                                       OpName(LabelOf(plan.moves, at)),
                                        at.unit >= 0 ? UnitName(plan, at.unit) : "",
                                        ObjectText(plan, at));
     if (!at.waits.empty()) {

@@ -18,20 +18,22 @@ const TensorSpec& TensorOf(const ShardingPlan& plan, TensorId tensor) {
   return plan.inventory.tensors[tensor];
 }
 
-std::string AxesText(const ShardingPlan& plan, bool outer_cut, bool inner_cut) {
-  const char* inner = inner_cut ? "F" : "R";
-  return plan.lanes.replicas > 1 ? absl::StrCat(outer_cut ? "F" : "R", ",", inner) : inner;
+// "R,F": outermost axis first.
+std::string AxesText(const Mesh& mesh, const Placements& placements) {
+  std::string text;
+  for (const MeshAxis& axis : mesh.axes()) {
+    const bool cut = PlacementOn(placements, axis.name).in_flat_family();
+    absl::StrAppend(&text, text.empty() ? "" : ",", cut ? "F" : "R");
+  }
+  return text;
 }
 
-void FillPlacements(const ShardingPlan& plan, const GroupRules& rules, GroupRow& row) {
-  row.parameter = AxesText(plan, false, rules.weights_sharded);
-  row.trainable = rules.trainable;
-  if (!rules.trainable) {
-    row.gradient = row.optimizer = "-";
-    return;
-  }
-  row.gradient = AxesText(plan, rules.outer_gradient_sharded, rules.gradient_sharded);
-  row.optimizer = AxesText(plan, rules.outer_gradient_sharded, rules.optimizer_sharded);
+void FillPlacements(const ShardingPlan& plan, GroupId group, GroupRow& row) {
+  const GroupRoles& roles = plan.roles[group];
+  row.parameter = AxesText(plan.mesh, roles.parameter);
+  row.trainable = plan.groups[group].trainable;
+  row.gradient = row.trainable ? AxesText(plan.mesh, roles.at_step) : "-";
+  row.optimizer = row.trainable ? AxesText(plan.mesh, roles.stored) : "-";
 }
 
 void FillLayout(const ShardingPlan& plan, const GroupLayout& group, GroupRow& row) {
@@ -75,7 +77,7 @@ std::vector<GroupRow> GroupTable(const ShardingPlan& plan) {
       row.name = groups.size() == 1 ? row.unit : absl::StrCat(row.unit, ":", i);
       row.weight_type = plan.options.weight_type == DType::kBF16 ? "bf16" : "fp32";
       row.wire = wire[groups[i]];
-      FillPlacements(plan, plan.rules[groups[i]], row);
+      FillPlacements(plan, groups[i], row);
       FillLayout(plan, plan.groups[groups[i]], row);
     }
   }

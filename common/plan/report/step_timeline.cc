@@ -8,6 +8,7 @@
 
 #include "common/plan/plan_pieces.h"
 #include "common/plan/report/wire_table.h"
+#include "common/signed_size.h"
 
 namespace ravel::plan {
 namespace {
@@ -28,10 +29,7 @@ class Durations {
       case OpCode::kBackward:
         return UnitSeconds(at.unit, 2);
       case OpCode::kGather:
-      case OpCode::kReduceScatter:
-      case OpCode::kGatherGradient:
-      case OpCode::kOuterGather:
-      case OpCode::kOuterReduce:
+      case OpCode::kReduce:
         return CollectiveSeconds(at);
       case OpCode::kAccumulateGrad:
       case OpCode::kJoinGradients:
@@ -77,8 +75,14 @@ class Durations {
     if (wire.total() == 0) {
       return 0;
     }
-    const bool in_node = wire.replicate() == 0 ? plan_.lanes.width() <= device_.devices_per_node
-                                               : plan_.ranks <= device_.devices_per_node;
+    // Ranks of one axis lie within so many that follow each other.
+    int64_t span = 1;
+    const std::vector<MeshAxis>& axes = plan_.mesh.axes();
+    const ProgramMove& move = plan_.moves.moves[at.move];
+    for (size_t i = Size(plan_.mesh.AxisIndex(move.axes.front())); i < axes.size(); ++i) {
+      span *= axes[i].size;
+    }
+    const bool in_node = span <= device_.devices_per_node;
     const double rate = in_node ? device_.node_bytes_per_second : device_.network_bytes_per_second;
     return kLaunchSeconds + static_cast<double>(wire.total()) / rate;
   }
@@ -88,8 +92,7 @@ class Durations {
     if (at.group < 0) {
       return 0;
     }
-    const GroupRules& rules = plan_.rules[at.group];
-    const bool whole = at.op == OpCode::kAccumulateGrad || !rules.optimizer_sharded;
+    const bool whole = at.op == OpCode::kAccumulateGrad;
     const auto elements = static_cast<double>(whole ? plan_.groups[at.group].layout.total_elements()
                                                     : StoredRange(plan_, at.group, 0).size());
     return kComputeSeconds + numbers * 4 * elements / device_.memory_bytes_per_second;

@@ -1,10 +1,11 @@
 #include "common/plan/report/wire_table.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <map>
 #include <utility>
 
-#include "common/plan/plan_pieces.h"
+#include "common/plan/layout/placement_move.h"
 
 namespace ravel::plan {
 
@@ -27,30 +28,32 @@ bool RoundsGradients(const ShardingPlan& plan) {
   return plan.options.gradient_wire == WireType::kBF16 && !plan.lanes.blocks;
 }
 
+int64_t ReceivedBytes(const ShardingPlan& plan, const Instruction& at, int64_t contributors) {
+  if (at.group < 0 || !IsCollective(at.op)) {
+    return 0;
+  }
+  const ProgramMove& move = plan.moves.moves[at.move];
+  const int64_t elements = plan.groups[at.group].layout.total_elements();
+  const int64_t of_all = MoveBytes(move.move, plan.mesh, elements, DTypeBytes(move.type));
+  const int64_t others = std::max<int64_t>(1, move.move.axis_size - 1);
+  return SumsLanes(move) ? of_all / others * (contributors - 1) : of_all;
+}
+
 WireBytes WireOf(const ShardingPlan& plan, const Instruction& at, int64_t contributors) {
   WireBytes wire;
-  if (at.group < 0) {
+  if (at.group < 0 || !IsCollective(at.op)) {
     return wire;
   }
-  const GroupRules& rules = plan.rules[at.group];
-  const int64_t others = plan.lanes.width() - 1;
-  const int64_t other_replicas = plan.lanes.replicas - 1;
-  const int64_t shard = InnerShardElements(plan, at.group);
-  const int64_t weights = shard * DTypeBytes(plan.options.weight_type);
-  const int64_t gradients = shard * kGradientElementBytes;
-  if (at.op == OpCode::kGather) {
-    const ProgramBuffer& gathered = plan.buffers[BufferOf(at, Role::kWeights)];
-    wire.gathers = gathered.memory == MemoryKind::kCommon ? 0 : others * weights;
-  } else if (at.op == OpCode::kReduceScatter) {
-    wire.reduces = (contributors - 1) * (RoundsGradients(plan) ? gradients / 2 : gradients);
-  } else if (at.op == OpCode::kGatherGradient) {
-    wire.reduces = others * gradients;
-  } else if (at.op == OpCode::kOuterGather) {
-    wire.outer_gathers = other_replicas * (weights / plan.lanes.replicas);
-  } else if (at.op == OpCode::kOuterReduce) {
-    const int64_t part = gradients / plan.lanes.replicas;
-    wire.outer_reduces = other_replicas * part * (rules.outer_gradient_sharded ? 1 : 2);
+  const BufferId gathered = BufferOf(at, Role::kWeights);
+  if (gathered >= 0 && plan.buffers[gathered].memory == MemoryKind::kCommon) {
+    return wire;
   }
+  const ProgramMove& move = plan.moves.moves[at.move];
+  const bool weights = move.of == MoveOf::kWeights;
+  int64_t& moved = IsInnermost(plan.mesh, move)
+                       ? (weights ? wire.gathers : wire.reduces)
+                       : (weights ? wire.outer_gathers : wire.outer_reduces);
+  moved = ReceivedBytes(plan, at, contributors);
   return wire;
 }
 
@@ -84,7 +87,7 @@ int64_t RoundedInPlaceBytes(const ShardingPlan& plan) {
   for (int64_t index = 0; index < plan.lanes.programs(); ++index) {
     const StepSlot slot = SlotOf(plan.lanes, index);
     for (const Instruction& at : plan.program(slot.phase, slot.part).instructions) {
-      if (at.op == OpCode::kReduceScatter) {
+      if (at.op == OpCode::kReduce && SumsLanes(plan.moves.moves[at.move])) {
         bytes += plan.groups[at.group].layout.total_elements() * kTraffic;
       }
     }

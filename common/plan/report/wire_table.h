@@ -30,7 +30,11 @@ bool RoundsGradients(const ShardingPlan& plan);
 // between ranks that read each other's memory it is more than what a bf16 wire saves.
 int64_t RoundedInPlaceBytes(const ShardingPlan& plan);
 
-// Of one run of an instruction when `contributors` ranks of the replica have a gradient.
+// Bytes that a collective on a group receives from other ranks, in place or not, when
+// `contributors` ranks of the replica have a gradient; 0 for all other instructions.
+int64_t ReceivedBytes(const ShardingPlan& plan, const Instruction& at, int64_t contributors);
+// The bytes that do move: of one run of an instruction when `contributors` ranks of the replica
+// have a gradient.
 WireBytes WireOf(const ShardingPlan& plan, const Instruction& instruction, int64_t contributors);
 // Of one step, per group; for a rank that has a lane in every turn.
 IdVector<GroupId, WireBytes> WireTable(const ShardingPlan& plan);

@@ -95,7 +95,7 @@ TEST(PlanPieces, AreTheOldRangesUnderEveryStrategy) {
           measured.begin += part * outer;
           measured.end = measured.begin + part;
         }
-        const bool whole = !plan.rules[group].optimizer_sharded;
+        const bool whole = CutAxes(plan.roles[group].stored).empty();
         const ElementRange stored = whole ? ElementRange{0, total} : measured;
         EXPECT_EQ(AsFlat(plan.inventory, StoredPieces(plan, group, rank)),
                   FlatPieces(plan.inventory, layout, stored));

@@ -289,7 +289,8 @@ TEST(PlanProto, EveryFieldOfTheStructIsKnown) {
                inventory,
                mesh,
                groups,
-               rules,
+               roles,
+               moves,
                buffers,
                memory,
                programs] = plan;
@@ -313,12 +314,7 @@ TEST(PlanProto, EveryFieldOfTheStructIsKnown) {
   const auto& [sequences, sequence_tokens] = micro_batch;
   const auto& [group_unit, group_trainable, layout, tensors, tensor_offsets] = groups.front();
   const auto& [width, shard_elements, offsets, padding_elements] = layout;
-  const auto& [trainable,
-               weights_sharded,
-               reduces_each_turn,
-               gradient_sharded,
-               optimizer_sharded,
-               outer_gradient_sharded] = rules.front();
+  const auto& [stored, parameter, used, staged, between, measured, at_step] = roles.front();
   const auto& [buffer_name,
                buffer_kind,
                buffer_memory,
@@ -337,7 +333,8 @@ TEST(PlanProto, EveryFieldOfTheStructIsKnown) {
   EXPECT_EQ(sequences, 2);
   EXPECT_EQ(group_unit, 0);
   EXPECT_EQ(width, 3);
-  EXPECT_TRUE(trainable);
+  EXPECT_TRUE(group_trainable);
+  EXPECT_NE(staged, between);
   EXPECT_GT(bytes, 0);
   EXPECT_GT(private_bytes, 0);
 }
@@ -346,7 +343,7 @@ TEST(PlanProto, EveryFieldOfAProgramIsKnown) {
   const ShardingPlan plan = testing::PlanOf(testing::Llama(64, 2, 96, 257), 3, 4, false);
   const std::vector<StepProgram>& programs = plan.programs;
   const auto& [phase, part, live_at_start, live_at_end, instructions] = programs.front();
-  const auto& [op, stream, unit, call, group, freed, operands, waits] = instructions.front();
+  const auto& [op, stream, unit, call, group, freed, move, operands, waits] = instructions.front();
   EXPECT_NE(phase, Phase::kEval);
   EXPECT_EQ(call, 0);
 }
@@ -467,7 +464,7 @@ TEST(PlanProto, EveryStrategyRoundTripsAndHasAHashOfItsOwn) {
           const absl::StatusOr<ShardingPlan> back = ParsePlan(SerializePlan(*plan));
           ASSERT_TRUE(back.ok()) << back.status();
           EXPECT_EQ(SerializePlan(*back), SerializePlan(*plan));
-          EXPECT_EQ(back->rules, plan->rules);
+          EXPECT_EQ(back->roles, plan->roles);
           for (size_t i = 0; i < plan->programs.size(); ++i) {
             EXPECT_TRUE(back->programs[i].instructions == plan->programs[i].instructions);
           }

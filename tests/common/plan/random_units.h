@@ -7,7 +7,7 @@
 #include <random>
 #include <string>
 
-#include "common/plan/program/group_rules.h"
+#include "common/plan/program/group_roles.h"
 #include "common/plan/sharding_plan.h"
 
 namespace ravel::plan::testing {
@@ -28,10 +28,14 @@ inline ShardingPlan PlanOfUnits(ModelInventory inventory, const PlanShape& shape
   plan.options.ranks = shape.lanes.ranks;
   plan.options.replicas = shape.lanes.replicas;
   plan.mesh = *DataMesh(shape.lanes);
+  const auto roles = [&](bool trainable) {
+    return *RolesOf(
+        shape.choice, {.name = "any", .shape = {1, 1}}, shape.lanes, plan.mesh, trainable);
+  };
+  const int64_t width = LayoutWidth(roles(true), plan.mesh);
   for (size_t unit = 0; unit < plan.inventory.units.size(); ++unit) {
-    for (GroupLayout& group : PlanGroups(
-             plan.inventory, static_cast<int>(unit), LayoutWidth(shape.choice, shape.lanes))) {
-      plan.rules.push_back(RulesOf(shape.choice, shape.lanes, group.trainable));
+    for (GroupLayout& group : PlanGroups(plan.inventory, static_cast<int>(unit), width)) {
+      plan.roles.push_back(roles(group.trainable));
       plan.groups.push_back(std::move(group));
     }
   }

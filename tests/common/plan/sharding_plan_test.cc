@@ -40,7 +40,7 @@ TEST_P(PlanTest, EveryRankCountHasACheckedPlan) {
         for (const StepProgram& program : plan.programs) {
           const bool eval = program.phase == Phase::kEval;
           const bool last = program.phase == Phase::kOnly || program.phase == Phase::kLast;
-          EXPECT_EQ(Count(program, OpCode::kReduceScatter), eval ? 0 : calls);
+          EXPECT_EQ(Count(program, OpCode::kReduce), eval ? 0 : calls);
           EXPECT_EQ(Count(program, OpCode::kStatsReduce), last ? 1 : 0);
           EXPECT_EQ(program.instructions.back().op, OpCode::kEndPhase);
         }
@@ -159,7 +159,7 @@ TEST(Plan, TiedTableIsReducedTwiceHeadFirst) {
   const ShardingPlan plan = testing::PlanOf(config, 2, 2, false);
   std::vector<std::pair<UnitId, int>> reduces;
   for (const Instruction& at : plan.program(Phase::kOnly).instructions) {
-    if (at.op == OpCode::kReduceScatter) {
+    if (at.op == OpCode::kReduce) {
       reduces.emplace_back(at.unit, at.call);
     }
     if (at.op == OpCode::kBackward && at.unit == 3) {

@@ -38,7 +38,7 @@ TEST(SymmetryRegression, CollectiveOrderIsSorted) {
   EXPECT_EQ(plan.programs.size(), PlanFor(3, Strategy::kOptimGradsParams, false).programs.size());
   for (const StepProgram& program : plan.programs) {
     std::vector<const StepProgram*> same(3, &program);
-    EXPECT_TRUE(CheckRanks(plan.lanes, same).ok());
+    EXPECT_TRUE(CheckRanks(plan, same).ok());
     StepProgram other = program;
     std::vector<Instruction*> gathers;
     for (Instruction& at : other.instructions) {
@@ -51,7 +51,7 @@ TEST(SymmetryRegression, CollectiveOrderIsSorted) {
     std::swap(gathers[0]->unit, gathers[1]->unit);
     std::swap(gathers[0]->operands, gathers[1]->operands);
     same[1] = &other;
-    EXPECT_THAT(std::string(CheckRanks(plan.lanes, same).message()), HasSubstr("K4"));
+    EXPECT_THAT(std::string(CheckRanks(plan, same).message()), HasSubstr("K4"));
   }
 }
 
@@ -99,23 +99,22 @@ TEST(SymmetryRegression, EmptyShardJoinsEveryCollective) {
   const StepProgram& program = plan.programs.front();
   std::map<GroupId, int> reduced;
   for (const Instruction& at : program.instructions) {
-    reduced[at.group] += at.op == OpCode::kReduceScatter ? 1 : 0;
+    reduced[at.group] += at.op == OpCode::kReduce ? 1 : 0;
   }
   for (int group = 0; group < static_cast<int>(plan.groups.size()); ++group) {
     EXPECT_GE(reduced[group], 1) << "group " << group;
   }
   std::vector<const StepProgram*> ranks(8, &program);
-  EXPECT_TRUE(CheckRanks(plan.lanes, ranks).ok());
+  EXPECT_TRUE(CheckRanks(plan, ranks).ok());
   // A rank without a piece of some group that stayed away would be found.
   StepProgram without = program;
-  const auto reduce = std::find_if(
-      without.instructions.begin(), without.instructions.end(), [](const Instruction& at) {
-        return at.op == OpCode::kReduceScatter;
-      });
+  const auto reduce = std::find_if(without.instructions.begin(),
+                                   without.instructions.end(),
+                                   [](const Instruction& at) { return at.op == OpCode::kReduce; });
   reduce->op = OpCode::kFree;
   reduce->freed = BufferOf(*reduce, Role::kSend);
   ranks[7] = &without;
-  EXPECT_FALSE(CheckRanks(plan.lanes, ranks).ok());
+  EXPECT_FALSE(CheckRanks(plan, ranks).ok());
 }
 
 // Sums of contributions 1, 2, 3, 4 of four ranks over the group in which a gradient is reduced.

@@ -78,7 +78,7 @@ TEST_P(CollectivesTest, IssueHashesAreEqualOnAllRanks) {
   std::vector<Communicator::IssueState> states;
   RunRanks(group_case.transport, group_case.size, [&](Communicator& group) {
     for (int unit = 0; unit < 10; ++unit) {
-      ASSERT_TRUE(group.Barrier({plan::OpCode::kGather, unit, 0}).ok());
+      ASSERT_TRUE(group.Barrier({plan::OpLabel::kGather, unit, 0}).ok());
     }
     const std::lock_guard<std::mutex> lock(mutex);
     states.push_back(group.issued());
@@ -104,9 +104,9 @@ TEST_P(FailureTest, MismatchNamesBothRanksAndUnitsOnEveryRank) {
     std::vector<float> gathered(16 * static_cast<size_t>(group.size()));
     absl::Status status;
     if (group.rank() == odd_rank) {
-      status = group.Barrier({plan::OpCode::kStatsReduce, 7, 0});
+      status = group.Barrier({plan::OpLabel::kStatsReduce, 7, 0});
     } else {
-      status = group.AllGather({.tag = {plan::OpCode::kGather, 3, 0},
+      status = group.AllGather({.tag = {plan::OpLabel::kGather, 3, 0},
                                 .shard = shard.data(),
                                 .gathered = gathered.data(),
                                 .shard_elements = 16});
@@ -139,7 +139,7 @@ TEST_P(FailureTest, AbortFromAnotherThreadReleasesABlockedRankAtOnce) {
       aborted = std::chrono::steady_clock::now();
       group.Abort("told to stop");
     });
-    const absl::Status status = group.Barrier({plan::OpCode::kGather, 1, 0});
+    const absl::Status status = group.Barrier({plan::OpLabel::kGather, 1, 0});
     watchdog.join();
     // AbortReleasesSurvivorsOfAKilledRank bounds the time. Not to be released takes for ever.
     EXPECT_LT(SecondsSince(aborted), 10);

@@ -79,7 +79,7 @@ std::string Gather(const ScriptState& state, int where) {
     shard = state.common + state.group.rank() * state.elements;
   }
   Fill(state, shard);
-  absl::Status done = state.group.AllGather({.tag = {plan::OpCode::kGather, where, 0},
+  absl::Status done = state.group.AllGather({.tag = {plan::OpLabel::kGather, where, 0},
                                              .shard = shard,
                                              .gathered = target,
                                              .shard_elements = state.elements});
@@ -100,7 +100,7 @@ std::string Exchange(const ScriptState& state, int contributors) {
     state.symmetric[i] = ValueOf(state.round, OwnRank(state), i);
   }
   std::vector<float> receive(static_cast<size_t>(all));
-  auto views = group.ExchangePieces({.tag = {plan::OpCode::kReduceScatter, 1, 0},
+  auto views = group.ExchangePieces({.tag = {plan::OpLabel::kReduceScatter, 1, 0},
                                      .staging = staged ? state.symmetric : nullptr,
                                      .receive = receive.data(),
                                      .shard_elements = state.elements,
@@ -125,7 +125,7 @@ std::string Exchange(const ScriptState& state, int contributors) {
           absl::StrCat("round ", state.round, ": sum ", i, " is ", sum, ", expected ", expected);
     }
   }
-  const absl::Status done = group.ReleasePieces({plan::OpCode::kReduceScatter, 1, 0});
+  const absl::Status done = group.ReleasePieces({plan::OpLabel::kReduceScatter, 1, 0});
   return done.ok() ? wrong : Fault(state, "release", done);
 }
 
@@ -134,7 +134,7 @@ std::string GatherBytes(const ScriptState& state) {
   std::vector<float> mine(static_cast<size_t>(state.elements));
   std::vector<float> all(static_cast<size_t>(state.elements * group.size()));
   Fill(state, mine.data());
-  const absl::Status done = group.AllGatherBytes({plan::OpCode::kStatsReduce, -1, 0},
+  const absl::Status done = group.AllGatherBytes({plan::OpLabel::kStatsReduce, -1, 0},
                                                  std::as_bytes(std::span(mine)),
                                                  std::as_writable_bytes(std::span(all)));
   return done.ok() ? CheckGathered(state, all.data()) : Fault(state, "all_gather_bytes", done);

@@ -62,8 +62,8 @@ std::vector<OneFieldCase> EveryFieldOnEveryTransport() {
     };
     add("kind", {.kind = CollectiveKind::kBarrier}, {.kind = CollectiveKind::kAllGatherBytes});
     add("op",
-        {.tag = {.op = plan::OpCode::kGather}},
-        {.tag = {.op = plan::OpCode::kReduceScatter}});
+        {.tag = {.op = plan::OpLabel::kGather}},
+        {.tag = {.op = plan::OpLabel::kReduceScatter}});
     add("phase", {.tag = {.phase = plan::Phase::kFirst}}, {.tag = {.phase = plan::Phase::kLast}});
     add("element_bytes", {.element_bytes = 2}, {.element_bytes = 4});
     add("unit", {.tag = {.unit = 3}}, {.tag = {.unit = 7}});

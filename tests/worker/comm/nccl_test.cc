@@ -224,7 +224,7 @@ TEST_F(NcclTest, AsyncErrorIsFoundByTheWatchdogAndNamesGroupRankAndOperation) {
     }
     auto* gathered = reinterpret_cast<float*>(group.arena(plan::MemoryKind::kPrivate));
     // The error may come while this is still under way.
-    absl::Status failure = group.AllGather({.tag = {plan::OpCode::kGather, 1, 0},
+    absl::Status failure = group.AllGather({.tag = {plan::OpLabel::kGather, 1, 0},
                                             .shard = gathered + 4 * group.rank(),
                                             .gathered = gathered,
                                             .shard_elements = 4,
@@ -408,7 +408,7 @@ TEST_F(NcclTest, DifferentTensorCollectivesAreNamedWhereTheyAreChecked) {
     ASSERT_TRUE(group.AllocateArena({.private_bytes = 4096}).ok());
     auto* memory = reinterpret_cast<float*>(group.arena(plan::MemoryKind::kPrivate));
     const int unit = group.rank() == 2 ? 7 : 3;
-    absl::Status status = group.AllGather({.tag = {plan::OpCode::kGather, unit, 0},
+    absl::Status status = group.AllGather({.tag = {plan::OpLabel::kGather, unit, 0},
                                            .shard = memory + (4 + unit) * group.rank(),
                                            .gathered = memory,
                                            .shard_elements = 4 + unit,
@@ -429,7 +429,7 @@ TEST_F(NcclTest, HostCollectivesFindTensorCollectivesThatDiffered) {
     ASSERT_TRUE(group.AllocateArena({.private_bytes = 4096}).ok());
     auto* memory = reinterpret_cast<float*>(group.arena(plan::MemoryKind::kPrivate));
     ASSERT_TRUE(group
-                    .AllGather({.tag = {plan::OpCode::kGather, group.rank(), 0},
+                    .AllGather({.tag = {plan::OpLabel::kGather, group.rank(), 0},
                                 .shard = memory + 8 * group.rank(),
                                 .gathered = memory,
                                 .shard_elements = 8,

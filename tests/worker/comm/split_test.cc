@@ -187,13 +187,13 @@ TEST_P(SplitTest, OuterGatherInPlaceCopiesBetweenCopiesOfTheCommonMemory) {
         main_weight[i] = ValueOf(round, whole.rank(), i);
       }
       ASSERT_TRUE(outer
-                      ->AllGather({.tag = {plan::OpCode::kOuterGather, 0, 0},
+                      ->AllGather({.tag = {plan::OpLabel::kOuterGather, 0, 0},
                                    .shard = main_weight,
                                    .gathered = model_weight,
                                    .shard_elements = kPiece})
                       .ok());
       ASSERT_TRUE(inner
-                      ->AllGather({.tag = {plan::OpCode::kGather, 0, 0},
+                      ->AllGather({.tag = {plan::OpLabel::kGather, 0, 0},
                                    .shard = model_weight,
                                    .gathered = gathered,
                                    .shard_elements = shard})
@@ -254,7 +254,7 @@ TEST_P(SplitTest, PiecesOfTwoByteElements) {
       staging[i] = value(whole.rank(), i);
     }
     std::vector<uint16_t> receive(static_cast<size_t>(kShard * mesh.outer));
-    const auto views = outer->ExchangePieces({.tag = {plan::OpCode::kOuterReduce, 0, 0},
+    const auto views = outer->ExchangePieces({.tag = {plan::OpLabel::kOuterReduce, 0, 0},
                                               .staging = reinterpret_cast<const float*>(staging),
                                               .receive = reinterpret_cast<float*>(receive.data()),
                                               .shard_elements = kShard,
@@ -275,7 +275,7 @@ TEST_P(SplitTest, TheLedgerHoldsAllGroupsOfARank) {
   const MeshCase& mesh = GetParam();
   RunRanks(mesh.transport, mesh.size(), [&](Communicator& whole) {
     const auto inner = MustSplit(whole, "shard", InnerMembers(mesh, whole.rank()));
-    ASSERT_TRUE(inner->Barrier({plan::OpCode::kGather, 4, 0}).ok());
+    ASSERT_TRUE(inner->Barrier({plan::OpLabel::kGather, 4, 0}).ok());
     const auto logs = inner->ledger().logs();
     ASSERT_EQ(logs.size(), 2u);
     EXPECT_EQ(logs[0]->group().name, "world");
@@ -349,7 +349,7 @@ TEST_P(SplitFailureTest, MismatchNamesTheGroupAndTheRanksOfTheWhole) {
       return;  // other replicas agree: nothing to see
     }
     const int unit = whole.rank() == mesh.size() - 1 ? 2 : 1;
-    const absl::Status status = inner->Barrier({plan::OpCode::kGather, unit, 0});
+    const absl::Status status = inner->Barrier({plan::OpLabel::kGather, unit, 0});
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
     const std::string text(status.message());
     EXPECT_THAT(text, HasSubstr("group shard"));

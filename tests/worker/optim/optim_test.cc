@@ -178,7 +178,9 @@ plan::ShardingPlan CutPlan(int64_t shards) {
     group.tensors.push_back(tensor);
   }
   plan.groups.push_back(group);
-  plan.rules.push_back({});
+  plan.roles.push_back({});
+  plan.roles.back().stored =
+      plan.roles.back().measured = {{plan::kShardAxis, plan::Placement::Flat()}};
   return plan;
 }
 

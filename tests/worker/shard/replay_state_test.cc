@@ -11,7 +11,7 @@ namespace ravel::shard {
 namespace {
 
 using plan::Instruction;
-using plan::OpCode;
+using plan::OpLabel;
 using plan::Role;
 
 plan::ShardingPlan PlanOf(plan::Strategy strategy,
@@ -31,61 +31,62 @@ plan::ShardingPlan PlanOf(plan::Strategy strategy,
 // Plays instructions of the step's first program one after another.
 class Player {
  public:
-  explicit Player(const plan::ShardingPlan& plan) : program_(&plan.programs.front()), state_(plan) {
+  explicit Player(const plan::ShardingPlan& plan)
+      : plan_(plan), program_(&plan.programs.front()), state_(plan) {
     state_.BeginProgram({.phase = program_->phase, .part = program_->part});
   }
 
   ReplayState& state() { return state_; }
   const std::vector<Instruction>& list() const { return program_->instructions; }
-  size_t Find(OpCode op, size_t from = 0) const {
-    while (from < list().size() && list()[from].op != op) {
+  size_t Find(OpLabel label, size_t from = 0) const {
+    while (from < list().size() && plan::LabelOf(plan_.moves, list()[from]) != label) {
       ++from;
     }
-    EXPECT_LT(from, list().size()) << plan::OpName(op);
+    EXPECT_LT(from, list().size()) << plan::OpName(label);
     return from;
   }
   absl::Status Play(size_t at) {
     const Instruction& i = list()[at];
-    switch (i.op) {
-      case OpCode::kGather:
+    switch (plan::LabelOf(plan_.moves, i)) {
+      case OpLabel::kGather:
         RETURN_IF_ERROR(state_.BeginGather(i));
         state_.EndGather(i);
         return absl::OkStatus();
-      case OpCode::kForward:
-      case OpCode::kRecompute:
-      case OpCode::kBackward:
+      case OpLabel::kForward:
+      case OpLabel::kRecompute:
+      case OpLabel::kBackward:
         RETURN_IF_ERROR(state_.BeginCompute(i));
         state_.EndCompute(i);
         return absl::OkStatus();
-      case OpCode::kAllocStaging:
+      case OpLabel::kAllocStaging:
         return state_.AllocStaging(plan::BufferOf(i, Role::kGradient));
-      case OpCode::kReduceScatter:
-      case OpCode::kAccumulateGrad:
+      case OpLabel::kReduceScatter:
+      case OpLabel::kAccumulateGrad:
         RETURN_IF_ERROR(state_.BeginReduce(i));
         state_.EndReduce(i);
         return absl::OkStatus();
-      case OpCode::kFree:
+      case OpLabel::kFree:
         return state_.Free(i.freed);
-      case OpCode::kOuterGather:
-        state_.EndOuterGather(i.group);
+      case OpLabel::kOuterGather:
+        state_.EndRenewal(i.group);
         return absl::OkStatus();
-      case OpCode::kOuterReduce:
-        RETURN_IF_ERROR(state_.BeginOuterReduce(i));
-        state_.EndOuterReduce(i);
+      case OpLabel::kOuterReduce:
+        RETURN_IF_ERROR(state_.BeginReduceOfSums(i));
+        state_.EndReduceOfSums(i);
         return absl::OkStatus();
-      case OpCode::kJoinGradients:
+      case OpLabel::kJoinGradients:
         return state_.JoinGradients(i.group);
-      case OpCode::kGatherGradient:
+      case OpLabel::kGatherGradient:
         return state_.GatherGradient(i.group);
-      case OpCode::kStatsReduce:
+      case OpLabel::kStatsReduce:
         return state_.CheckSumsComplete();
-      case OpCode::kOptimizerStep:
+      case OpLabel::kOptimizerStep:
         RETURN_IF_ERROR(state_.BeginUpdate(i.group));
         state_.EndUpdate(i.group);
         return absl::OkStatus();
-      case OpCode::kDecideStep:
+      case OpLabel::kDecideStep:
         return absl::OkStatus();
-      case OpCode::kEndPhase:
+      case OpLabel::kEndPhase:
         return state_.EndPhase();
     }
     return absl::InternalError("unknown");
@@ -105,6 +106,7 @@ class Player {
   void Begin() { state_.BeginProgram({.phase = program_->phase, .part = program_->part}); }
 
  private:
+  const plan::ShardingPlan& plan_;
   const plan::StepProgram* program_;
   ReplayState state_;
 };
@@ -131,11 +133,11 @@ TEST(ReplayState, AWholeProgramIsInOrderUnderEveryStrategyTwice) {
 TEST(ReplayState, GatherWaitsForWeightWrite) {
   const plan::ShardingPlan plan = PlanOf(plan::Strategy::kOptimGradsParams, 8);
   Player player(plan);
-  const size_t step = player.Find(OpCode::kOptimizerStep);
+  const size_t step = player.Find(OpLabel::kOptimizerStep);
   ASSERT_EQ(player.PlayUntil(step), absl::OkStatus());
   const Instruction& update = player.list()[step];
   ASSERT_EQ(player.state().BeginUpdate(update.group), absl::OkStatus());
-  Instruction gather = player.list()[player.Find(OpCode::kGather)];
+  Instruction gather = player.list()[player.Find(OpLabel::kGather)];
   ASSERT_EQ(gather.group, update.group);
   ExpectFault(player.state().BeginGather(gather), "gathered while they are written");
 }
@@ -146,7 +148,7 @@ TEST(ReplayState, RefreshAfterStepNeverSkipped) {
   Player player(resident);
   ASSERT_EQ(player.PlayAll(), absl::OkStatus());
   player.Begin();
-  const auto gathers = [&](size_t at) { return player.list()[at].op == OpCode::kGather; };
+  const auto gathers = [&](size_t at) { return player.list()[at].op == plan::OpCode::kGather; };
   ExpectFault(player.PlayAll(gathers), "older generation");
 
   const plan::ShardingPlan cut =
@@ -155,12 +157,12 @@ TEST(ReplayState, RefreshAfterStepNeverSkipped) {
         spec.replicate_strategy = plan::Strategy::kOptim;
       });
   Player outer(cut);
-  const size_t gather = outer.Find(OpCode::kGather);
+  const size_t gather = outer.Find(OpLabel::kGather);
   ASSERT_EQ(outer.PlayUntil(gather + 1), absl::OkStatus());
   // After a step the model weight is old until replicas have exchanged their pieces of it.
   outer.state().EndUpdate(outer.list()[gather].group);
   ExpectFault(outer.state().BeginGather(outer.list()[gather]), "older generation are gathered");
-  outer.state().EndOuterGather(outer.list()[gather].group);
+  outer.state().EndRenewal(outer.list()[gather].group);
 }
 
 // Guard: the generation in CheckWeights: a gather that nobody used before the step is stale after.
@@ -169,10 +171,10 @@ TEST(ReplayState, PrefetchedUnusedUnitIsNotReused) {
   Player player(plan);
   ASSERT_EQ(player.PlayAll(), absl::OkStatus());
   player.Begin();
-  const size_t gather = player.Find(OpCode::kGather);
+  const size_t gather = player.Find(OpLabel::kGather);
   ASSERT_EQ(player.Play(gather), absl::OkStatus());
   player.state().EndUpdate(player.list()[gather].group);
-  ExpectFault(player.Play(player.Find(OpCode::kForward)), "older generation");
+  ExpectFault(player.Play(player.Find(OpLabel::kForward)), "older generation");
 }
 
 // Guard: CheckWindow. Programs that prefetch further than the window says are refused.
@@ -189,7 +191,7 @@ TEST(ReplayState, PrefetchBudgetIsACap) {
 TEST(ReplayState, StagingLivesUntilReduceDone) {
   const plan::ShardingPlan plan = PlanOf(plan::Strategy::kOptimGradsParams, 8);
   Player player(plan);
-  const size_t at = player.Find(OpCode::kReduceScatter);
+  const size_t at = player.Find(OpLabel::kReduceScatter);
   ASSERT_EQ(player.PlayUntil(at), absl::OkStatus());
   const Instruction& reduce = player.list()[at];
   ASSERT_EQ(player.state().BeginReduce(reduce), absl::OkStatus());
@@ -207,15 +209,15 @@ TEST(ReplayState, ArenaLivenessFollowsEvents) {
   });
   const std::vector<Instruction> list = plan.programs.front().instructions;
   Player player(plan);
-  const Instruction& gather = list[player.Find(OpCode::kGather)];
-  const Instruction& other = list[player.Find(OpCode::kGather, player.Find(OpCode::kForward))];
+  const Instruction& gather = list[player.Find(OpLabel::kGather)];
+  const Instruction& other = list[player.Find(OpLabel::kGather, player.Find(OpLabel::kForward))];
   const plan::BufferId gathered = plan::BufferOf(gather, Role::kWeights);
   const plan::BufferId next = plan::BufferOf(other, Role::kWeights);
   ASSERT_NE(gathered, next);
   plan.memory.offsets[static_cast<size_t>(next)] =
       plan.memory.offsets[static_cast<size_t>(gathered)];
   Player late(plan);
-  const size_t first = late.Find(OpCode::kForward);
+  const size_t first = late.Find(OpLabel::kForward);
   ASSERT_EQ(late.PlayUntil(first), absl::OkStatus());
   ASSERT_EQ(late.state().BeginCompute(list[first]), absl::OkStatus());
   ASSERT_EQ(gathered, plan::BufferOf(list[first], Role::kWeights));
@@ -228,7 +230,7 @@ TEST(ReplayState, ArenaLivenessFollowsEvents) {
 TEST(ReplayState, FreshStagingTakesOneFirstWrite) {
   const plan::ShardingPlan plan = PlanOf(plan::Strategy::kOptimGradsParams, 8);
   Player player(plan);
-  const size_t at = player.Find(OpCode::kBackward);
+  const size_t at = player.Find(OpLabel::kBackward);
   ASSERT_EQ(player.PlayUntil(at), absl::OkStatus());
   Instruction backward = player.list()[at];
   const auto drop = [&backward](Role role) {
@@ -251,7 +253,7 @@ TEST(ReplayState, FreshStagingTakesOneFirstWrite) {
 TEST(ReplayState, EveryGradientIsSummedBeforeItIsUsed) {
   const plan::ShardingPlan plan = PlanOf(plan::Strategy::kOptimGradsParams, 8);
   Player player(plan);
-  ASSERT_EQ(player.PlayUntil(player.Find(OpCode::kReduceScatter) + 1), absl::OkStatus());
+  ASSERT_EQ(player.PlayUntil(player.Find(OpLabel::kReduceScatter) + 1), absl::OkStatus());
   ExpectFault(player.state().CheckSumsComplete(), "before it is summed over all lanes");
   ExpectFault(player.state().BeginUpdate(0), "before it is summed over all lanes");
 }
@@ -260,7 +262,7 @@ TEST(ReplayState, EveryGradientIsSummedBeforeItIsUsed) {
 TEST(ReplayState, TiedReducedOnce) {
   const plan::ShardingPlan plan = PlanOf(plan::Strategy::kOptimGradsParams, 8);
   Player player(plan);
-  const size_t join = player.Find(OpCode::kJoinGradients);
+  const size_t join = player.Find(OpLabel::kJoinGradients);
   ExpectFault(Player(plan).PlayAll([&](size_t at) { return at == join; }), "before their calls");
   ASSERT_EQ(player.PlayUntil(join + 1), absl::OkStatus());
   ExpectFault(player.Play(join), "joined twice");
@@ -272,11 +274,11 @@ TEST(ReplayState, NothingOutlivesItsProgram) {
   Player player(plan);
   size_t last = 0;
   for (size_t at = 0; at < player.list().size(); ++at) {
-    last = player.list()[at].op == OpCode::kFree ? at : last;
+    last = player.list()[at].op == plan::OpCode::kFree ? at : last;
   }
   ExpectFault(player.PlayAll([&](size_t at) { return at == last; }), "outlives its program");
   Player update(plan);
-  const size_t step = update.Find(OpCode::kOptimizerStep);
+  const size_t step = update.Find(OpLabel::kOptimizerStep);
   ExpectFault(update.PlayAll([&](size_t at) { return at == step; }), "left over");
 }
 
@@ -284,7 +286,7 @@ TEST(ReplayState, NothingOutlivesItsProgram) {
 TEST(ReplayState, ABackwardNeedsTheForwardOfItsPass) {
   const plan::ShardingPlan plan = PlanOf(plan::Strategy::kOptimGradsParams, 8);
   Player player(plan);
-  const size_t forward = player.Find(OpCode::kForward, player.Find(OpCode::kForward) + 1);
+  const size_t forward = player.Find(OpLabel::kForward, player.Find(OpLabel::kForward) + 1);
   ExpectFault(player.PlayAll([&](size_t at) { return at == forward; }), "no forward of this pass");
 }
 

@@ -50,7 +50,7 @@ auto ExpectSums(const std::function<double(const plan::ShardingPlan&, plan::Unit
   return [expected, name](const plan::ShardingPlan& plan, int rank, ParameterGroups& groups) {
     for (const ParameterGroup& group : groups) {
       for (const plan::OwnedPiece& piece : group.pieces()) {
-        for (int64_t i = 0; group.rules().trainable && i < piece.elements(); ++i) {
+        for (int64_t i = 0; group.layout().trainable && i < piece.elements(); ++i) {
           ASSERT_EQ(static_cast<double>(group.optimizer_gradient()[piece.shard_offset + i]),
                     expected(plan, group.layout().unit))
               << name << ", rank " << rank << ", unit " << group.layout().unit << ", element " << i;
@@ -260,7 +260,7 @@ void ExpectFrozen(const std::string& pattern, plan::UnitId unit, bool whole_unit
       int frozen = 0;
       int trained = 0;
       for (const ParameterGroup& group : groups) {
-        const bool trains = group.rules().trainable;
+        const bool trains = group.layout().trainable;
         EXPECT_EQ(group.StoredAt(0, 0).states[0].data == nullptr, !trains);
         EXPECT_TRUE(trains || group.layout().unit == unit);
         frozen += trains ? 0 : 1;

@@ -71,7 +71,8 @@ absl::Status RunRank(const SyntheticRun& run,
                                               .symmetric_bytes = plan.memory.symmetric_bytes,
                                               .common_bytes = plan.memory.common_bytes,
                                               .common_copies = plan.lanes.replicas}));
-  ASSIGN_OR_RETURN(MeshCommunicators mesh, MeshCommunicators::Create(communicator, plan.lanes));
+  ASSIGN_OR_RETURN(MeshCommunicators mesh,
+                   MeshCommunicators::Create(communicator, plan.mesh, plan.moves));
   const ArenaBuffers buffers(plan, communicator);
   const int rank = communicator.rank();
   ParameterGroups groups;
@@ -92,8 +93,7 @@ absl::Status RunRank(const SyntheticRun& run,
                          .buffers = buffers,
                          .groups = groups,
                          .modules = modules,
-                         .actions = &actions,
-                         .bf16_wire = run.spec.gradient_wire == plan::WireType::kBF16},
+                         .actions = &actions},
                         run.executor);
   for (int64_t step = 0; step < run.steps; ++step) {
     for (int64_t program = 0; program < plan.lanes.programs(); ++program) {

@@ -59,7 +59,7 @@ class OneRank {
                                     .symmetric_bytes = plan_.memory.symmetric_bytes,
                                     .common_bytes = plan_.memory.common_bytes})
                     .ok());
-    mesh_ = *MeshCommunicators::Create(communicator, plan_.lanes);
+    mesh_ = *MeshCommunicators::Create(communicator, plan_.mesh, plan_.moves);
     buffers_ = std::make_unique<ArenaBuffers>(plan_, communicator);
     for (size_t group = 0; group < plan_.groups.size(); ++group) {
       groups_.emplace_back(plan_, *buffers_, static_cast<int>(group), 0);

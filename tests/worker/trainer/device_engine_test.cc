@@ -237,7 +237,7 @@ TEST(DeviceEngineDeathTest, AWaitThatIsDroppedIsFound) {
   };
   drop(plan::OpCode::kForward, plan::OpCode::kGather);
   EXPECT_DEATH(RecordOnEmulated(args), kUnordered);
-  drop(plan::OpCode::kReduceScatter, plan::OpCode::kBackward);
+  drop(plan::OpCode::kReduce, plan::OpCode::kBackward);
   EXPECT_DEATH(RecordOnEmulated(args), kUnordered);
 }
 

@@ -223,7 +223,7 @@ INSTANTIATE_TEST_SUITE_P(Strategies,
 
 // The watch can fail: without any one kind of operand it says so, or results differ.
 TEST(OperandWatch, EveryKindOfOperandIsMissed) {
-  std::set<std::pair<OpCode, Role>> seen;
+  std::set<std::pair<plan::OpLabel, Role>> seen;
   for (const char* strategy : {"HFSDP", "ZeRO1", "ZeRO0"}) {
     const StrategyCase tested = {
         .strategy = strategy, .width = 2, .recompute = plan::RecomputePolicy::kBlock};
@@ -235,19 +235,20 @@ TEST(OperandWatch, EveryKindOfOperandIsMissed) {
     const Recording expected = Record(args);
     for (const plan::StepProgram& program : plan->programs) {
       for (const plan::Instruction& at : program.instructions) {
+        const plan::OpLabel label = plan::LabelOf(plan->moves, at);
         for (const Operand& operand : at.operands) {
           // Nothing is written when staging is opened, and without what units share a token id
           // would be outside the vocabulary, which ends the process.
           const bool ids = plan::IsCompute(at.op) && operand.role == Role::kShared;
           if (program.phase == plan::Phase::kEval || at.op == OpCode::kAllocStaging || ids ||
-              !seen.insert({at.op, operand.role}).second) {
+              !seen.insert({label, operand.role}).second) {
             continue;
           }
           const auto watched = RecordWatched(args, [&](const auto& other, const Operand& of) {
-            return other.op == at.op && of.role == operand.role;
+            return plan::LabelOf(plan->moves, other) == label && of.role == operand.role;
           });
           EXPECT_TRUE(!watched.ok() || !FirstDifference(expected, *watched).empty())
-              << plan::OpName(at.op) << " without role " << static_cast<int>(operand.role);
+              << plan::OpName(label) << " without role " << static_cast<int>(operand.role);
         }
       }
     }

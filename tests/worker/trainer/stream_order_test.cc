@@ -94,13 +94,13 @@ std::string EdgeName(const plan::ShardingPlan& plan, const Edge& edge) {
                       ": ",
                       edge.to,
                       " ",
-                      plan::OpName(to.op),
+                      plan::OpName(plan::LabelOf(plan.moves, to)),
                       " of unit ",
                       to.unit.value(),
                       " waits for ",
                       at,
                       " ",
-                      plan::OpName(from.op),
+                      plan::OpName(plan::LabelOf(plan.moves, from)),
                       " of unit ",
                       from.unit.value());
 }

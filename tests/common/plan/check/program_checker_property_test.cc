@@ -159,14 +159,17 @@ TEST(CheckerMutants, EveryDroppedInstructionIsCaught) {
 // each of which has its own memory; and statistics, which are measured on shards, with the gather
 // of a whole gradient. These mutants survive.
 bool Commute(const Instruction& a, const Instruction& b) {
-  const auto sums = [](OpCode op) {
-    return op == OpCode::kReduceScatter || op == OpCode::kAccumulateGrad ||
-           op == OpCode::kGatherGradient || op == OpCode::kJoinGradients;
+  const auto gathers = [](const Instruction& at) {
+    return at.op == OpCode::kGather && BufferOf(at, Role::kGradient) >= 0;
   };
-  const auto whole = [](const Instruction& at, const Instruction& other) {
-    return at.op == OpCode::kGatherGradient && other.op == OpCode::kStatsReduce;
+  const auto sums = [&](const Instruction& at) {
+    return at.op == OpCode::kReduce || at.op == OpCode::kAccumulateGrad || gathers(at) ||
+           at.op == OpCode::kJoinGradients;
   };
-  return (sums(a.op) && sums(b.op) && (a.group != b.group || a.call != b.call)) || whole(a, b) ||
+  const auto whole = [&](const Instruction& at, const Instruction& other) {
+    return gathers(at) && other.op == OpCode::kStatsReduce;
+  };
+  return (sums(a) && sums(b) && (a.group != b.group || a.call != b.call)) || whole(a, b) ||
          whole(b, a);
 }
 
@@ -289,23 +292,57 @@ TEST(CheckerMutants, WeightsThatAreNotHandedOverAreCaught) {
   EXPECT_GT(mutants, 10);
 }
 
-TEST(CheckerMutants, ChangedRulesAreCaught) {
-  bool GroupRules::*const rules[] = {&GroupRules::weights_sharded,
-                                     &GroupRules::reduces_each_turn,
-                                     &GroupRules::gradient_sharded,
-                                     &GroupRules::optimizer_sharded,
-                                     &GroupRules::outer_gradient_sharded};
+TEST(CheckerMutants, ChangedPlacementsAreCaught) {
+  Placements GroupRoles::*const roles[] = {&GroupRoles::stored,
+                                           &GroupRoles::parameter,
+                                           &GroupRoles::used,
+                                           &GroupRoles::staged,
+                                           &GroupRoles::between,
+                                           &GroupRoles::measured,
+                                           &GroupRoles::at_step};
   for (const Target& target : Targets()) {
-    for (bool GroupRules::*const rule : rules) {
+    for (Placements GroupRoles::*const role : roles) {
+      for (const char* axis : {kShardAxis, kReplicateAxis}) {
+        ShardingPlan mutant = target.plan;
+        Placements& placements = mutant.roles.back().*role;
+        if (mutant.mesh.AxisIndex(axis) < 0) {
+          continue;
+        }
+        const bool cut = PlacementOn(placements, axis).in_flat_family();
+        std::erase_if(placements, [&](const AxisPlacement& entry) { return entry.axis == axis; });
+        placements.push_back({axis, cut ? Placement::Replicate() : Placement::Flat()});
+        placements = Canonical(placements, mutant.mesh);
+        // Weights that stay in any case, being gathered in place, have the same moves.
+        const bool silent = role == &GroupRoles::parameter && mutant.options.gather_in_place &&
+                            !CutAxes(mutant.roles.back().stored).empty() && axis == kShardAxis;
+        EXPECT_TRUE(silent || !CheckPlan(mutant).ok()) << target.name << ", " << axis;
+      }
+    }
+  }
+}
+
+// Each instruction's move is one of its group's; the table is what the placements need.
+TEST(CheckerMutants, ChangedMovesAreCaught) {
+  for (const Target& target : Targets()) {
+    for (size_t p = 0; p < target.plan.programs.size(); ++p) {
+      const StepProgram& program = target.plan.programs[p];
+      for (size_t i = 0; i < program.instructions.size(); ++i) {
+        StepProgram mutant = program;
+        MoveId& move = mutant.instructions[i].move;
+        move = move < 0 ? MoveId(0) : MoveId();
+        EXPECT_FALSE(CheckProgram(target.plan, mutant).ok()) << target.name << ": " << i;
+        for (const MoveId other : target.plan.moves.moves.ids()) {
+          move = other;
+          EXPECT_TRUE(other == program.instructions[i].move ||
+                      !CheckProgram(target.plan, mutant).ok())
+              << target.name << ": " << i << " with move " << other;
+        }
+      }
+    }
+    for (const MoveId move : target.plan.moves.moves.ids()) {
       ShardingPlan mutant = target.plan;
-      mutant.rules.back().*rule = !(mutant.rules.back().*rule);
-      // Without replicas the outer rule says nothing, nor does the inner one of weights that stay
-      // in any case, being gathered in place.
-      const bool in_place = mutant.options.gather_in_place && mutant.rules.back().optimizer_sharded;
-      const bool silent =
-          (rule == &GroupRules::outer_gradient_sharded && mutant.lanes.replicas == 1) ||
-          (rule == &GroupRules::weights_sharded && in_place);
-      EXPECT_TRUE(silent || !CheckPlan(mutant).ok()) << target.name;
+      mutant.moves.moves[move].type = DType::kI16;
+      EXPECT_FALSE(CheckPlan(mutant).ok()) << target.name;
     }
   }
 }
@@ -359,7 +396,7 @@ TEST(CheckerMutants, ADroppedCollectiveOnOneRankIsNamed) {
     StepProgram mutant = good;
     mutant.instructions.erase(mutant.instructions.begin() + static_cast<std::ptrdiff_t>(i));
     const absl::Status status = CheckSameCollectives(good, mutant);
-    if (op == OpCode::kGather || op == OpCode::kReduceScatter || op == OpCode::kStatsReduce) {
+    if (op == OpCode::kGather || op == OpCode::kReduce || op == OpCode::kStatsReduce) {
       EXPECT_THAT(std::string(status.message()), StartsWith("K4"));
     } else {
       EXPECT_TRUE(status.ok()) << status;
@@ -391,10 +428,10 @@ TEST(CheckerMutants, WrongFieldsAreCaught) {
       {"K1", OpCode::kBackward, [](Instruction& at) { Drop(at, Role::kGradient); }},
       {"K1", OpCode::kGather, [](Instruction& at) { Drop(at, Role::kWeights); }},
       {"K1", OpCode::kAllocStaging, [](Instruction& at) { at.call = 7; }},
-      {"K1", OpCode::kReduceScatter, [](Instruction& at) { at.call = 1; }},
-      {"K1", OpCode::kReduceScatter, [](Instruction& at) { Drop(at, Role::kReceive); }},
+      {"K1", OpCode::kReduce, [](Instruction& at) { at.call = 1; }},
+      {"K1", OpCode::kReduce, [](Instruction& at) { Drop(at, Role::kReceive); }},
       {"K4", OpCode::kGather, [](Instruction& at) { at.stream = StreamId::kReduce; }},
-      {"K4", OpCode::kReduceScatter, [](Instruction& at) { at.stream = StreamId::kCompute; }},
+      {"K4", OpCode::kReduce, [](Instruction& at) { at.stream = StreamId::kCompute; }},
       {"K5", OpCode::kForward, [](Instruction& at) { at.waits.push_back(1000); }},
       {"K5", OpCode::kForward, [](Instruction& at) { at.waits.push_back(-1); }},
   };

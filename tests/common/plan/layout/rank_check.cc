@@ -13,25 +13,13 @@
 namespace ravel::plan {
 namespace {
 
-enum class Scope { kReplica, kPlace, kAll };
-
-Scope ScopeOf(OpCode op) {
-  switch (op) {
-    case OpCode::kOuterReduce:
-    case OpCode::kOuterGather:
-      return Scope::kPlace;
-    case OpCode::kStatsReduce:
-      return Scope::kAll;
-    default:
-      return Scope::kReplica;
-  }
-}
-
 class RankRun {
  public:
-  RankRun(const LaneMap& lanes, const std::vector<const StepProgram*>& programs, RankOrder order)
-      : lanes_(lanes), programs_(programs), ranks_(programs.size()) {
-    CHECK_EQ(static_cast<int64_t>(programs.size()), lanes.ranks);
+  RankRun(const ShardingPlan& plan,
+          const std::vector<const StepProgram*>& programs,
+          RankOrder order)
+      : plan_(plan), programs_(programs), ranks_(programs.size()) {
+    CHECK_EQ(static_cast<int64_t>(programs.size()), plan.mesh.rank_count());
     for (size_t rank = 0; rank < programs.size(); ++rank) {
       const std::vector<Instruction>& instructions = programs[rank]->instructions;
       ranks_[rank].done.assign(instructions.size(), false);
@@ -96,10 +84,13 @@ class RankRun {
     ++ranks_[rank].next[stream];
   }
 
-  bool Meet(size_t a, size_t b, Scope scope) const {
-    const auto width = static_cast<size_t>(lanes_.width());
-    return scope == Scope::kAll ||
-           (scope == Scope::kPlace ? a % width == b % width : a / width == b / width);
+  // The axes over which the ranks of a collective meet.
+  const std::vector<std::string>& AxesOf(const Instruction& at) const {
+    return plan_.moves.moves[at.move].axes;
+  }
+  bool Meet(size_t a, size_t b, const std::vector<std::string>& axes) const {
+    const std::vector<int64_t> group = plan_.mesh.GroupOf(static_cast<int64_t>(a), axes);
+    return std::find(group.begin(), group.end(), static_cast<int64_t>(b)) != group.end();
   }
 
   // Lets the head of a stream go on, together with those that it meets.
@@ -112,20 +103,21 @@ class RankRun {
       Finish(rank, stream);
       return true;
     }
-    const Scope scope = ScopeOf(mine.op);
+    const std::vector<std::string>& axes = AxesOf(mine);
     bool all = true;
     for (size_t other = 0; other < ranks_.size(); ++other) {
-      if (!Meet(rank, other, scope)) {
+      if (!Meet(rank, other, axes)) {
         continue;
       }
       if (!Ready(other, stream) || !IsCollective(HeadOf(other, stream).op) ||
-          ScopeOf(HeadOf(other, stream).op) != scope) {
+          AxesOf(HeadOf(other, stream)) != axes) {
         all = false;
         continue;
       }
       const Instruction& theirs = HeadOf(other, stream);
       if (theirs.stream == mine.stream &&
-          (theirs.op != mine.op || theirs.group != mine.group || theirs.call != mine.call)) {
+          (theirs.op != mine.op || theirs.move != mine.move || theirs.group != mine.group ||
+           theirs.call != mine.call)) {
         return absl::FailedPreconditionError(absl::StrCat("K4: rank ",
                                                           rank,
                                                           " issues ",
@@ -138,24 +130,24 @@ class RankRun {
       all = all && theirs.stream == mine.stream;
     }
     for (size_t other = 0; all && other < ranks_.size(); ++other) {
-      if (Meet(rank, other, scope)) {
+      if (Meet(rank, other, axes)) {
         Finish(other, stream);
       }
     }
     return all;
   }
 
-  const LaneMap& lanes_;
+  const ShardingPlan& plan_;
   const std::vector<const StepProgram*>& programs_;
   std::vector<Rank> ranks_;
 };
 
 }  // namespace
 
-absl::Status CheckRanks(const LaneMap& lanes,
+absl::Status CheckRanks(const ShardingPlan& plan,
                         const std::vector<const StepProgram*>& programs,
                         RankOrder order) {
-  return RankRun(lanes, programs, order).Run();
+  return RankRun(plan, programs, order).Run();
 }
 
 }  // namespace ravel::plan

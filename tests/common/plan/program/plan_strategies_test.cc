@@ -56,12 +56,12 @@ JobSpec SpecWith(const ModelConfig& config,
 }
 
 // How often a step runs each instruction.
-std::map<OpCode, int64_t> StepCounts(const ShardingPlan& plan) {
-  std::map<OpCode, int64_t> counts;
+std::map<OpLabel, int64_t> StepCounts(const ShardingPlan& plan) {
+  std::map<OpLabel, int64_t> counts;
   for (int64_t at = 0; at < plan.lanes.programs(); ++at) {
     const StepSlot slot = SlotOf(plan.lanes, at);
     for (const Instruction& instruction : plan.program(slot.phase, slot.part).instructions) {
-      ++counts[instruction.op];
+      ++counts[LabelOf(plan.moves, instruction)];
     }
   }
   return counts;
@@ -104,22 +104,22 @@ TEST(PlanStrategies, CollectivesPerStepAreExact) {
       const ShardingPlan plan =
           *BuildShardingPlan({.spec = spec, .ranks = 4, .shared_memory = false});
       const auto units = static_cast<int64_t>(plan.groups.size());
-      std::map<OpCode, int64_t> counts = StepCounts(plan);
+      std::map<OpLabel, int64_t> counts = StepCounts(plan);
       const bool local = plan.lanes.blocks;
       const bool outer = axes.replicas > 1;
-      const bool cut = plan.rules[0].outer_gradient_sharded;
-      EXPECT_EQ(counts[OpCode::kReduceScatter], local ? units : plan.lanes.turns() * units)
+      const bool cut = axes.replicate != Strategy::kNoShard;
+      EXPECT_EQ(counts[OpLabel::kReduceScatter], local ? units : plan.lanes.turns() * units)
           << axes.name;
-      EXPECT_EQ(counts[OpCode::kAccumulateGrad], local ? plan.lanes.turns() * units : 0);
-      EXPECT_EQ(counts[OpCode::kOuterReduce], outer ? units : 0) << axes.name;
-      EXPECT_EQ(counts[OpCode::kOuterGather], cut ? units : 0) << axes.name;
-      EXPECT_EQ(counts[OpCode::kGatherGradient], axes.shard == Strategy::kNoShard ? units : 0);
-      EXPECT_EQ(counts[OpCode::kStatsReduce], 1);
-      EXPECT_EQ(counts[OpCode::kOptimizerStep], units);
+      EXPECT_EQ(counts[OpLabel::kAccumulateGrad], local ? plan.lanes.turns() * units : 0);
+      EXPECT_EQ(counts[OpLabel::kOuterReduce], outer ? units : 0) << axes.name;
+      EXPECT_EQ(counts[OpLabel::kOuterGather], cut ? units : 0) << axes.name;
+      EXPECT_EQ(counts[OpLabel::kGatherGradient], axes.shard == Strategy::kNoShard ? units : 0);
+      EXPECT_EQ(counts[OpLabel::kStatsReduce], 1);
+      EXPECT_EQ(counts[OpLabel::kOptimizerStep], units);
       if (axes.shard == Strategy::kNoShard) {
-        EXPECT_EQ(counts[OpCode::kGather], 0);
+        EXPECT_EQ(counts[OpLabel::kGather], 0);
       } else if (axes.shard != Strategy::kOptimGradsParams) {
-        EXPECT_EQ(counts[OpCode::kGather], units) << axes.name;
+        EXPECT_EQ(counts[OpLabel::kGather], units) << axes.name;
       }
     }
   }
@@ -135,7 +135,7 @@ TEST(PlanStrategies, GathersFollowTheWindow) {
       shape.options.gather_window_bytes = int64_t{k} * 64 * 256 * 4;
       const ShardingPlan plan = testing::PlanOfUnits(testing::EqualUnits(kUnits, 64), shape);
       ASSERT_TRUE(CheckPlan(plan).ok()) << CheckPlan(plan);
-      EXPECT_EQ(StepCounts(plan)[OpCode::kGather], 2 * turns * (kUnits - k) + k)
+      EXPECT_EQ(StepCounts(plan)[OpLabel::kGather], 2 * turns * (kUnits - k) + k)
           << "window " << k << ", turns " << turns;
     }
   }
@@ -180,7 +180,7 @@ TEST(PlanStrategies, RanksNeverWaitForEver) {
     for (const StepProgram& program : plan.programs) {
       const std::vector<const StepProgram*> all(static_cast<size_t>(plan.ranks), &program);
       for (const RankOrder order : {RankOrder::kStreams, RankOrder::kList}) {
-        const absl::Status status = CheckRanks(plan.lanes, all, order);
+        const absl::Status status = CheckRanks(plan, all, order);
         EXPECT_TRUE(status.ok()) << testing::kSeed + trial << ": " << status;
       }
     }
@@ -209,7 +209,7 @@ TEST(PlanStrategies, ARankOfAnotherReplicaThatDiffersIsNamed) {
     for (const size_t rank : {size_t{1}, size_t{6}}) {
       std::vector<const StepProgram*> all(8, &good);
       all[rank] = &mutant;
-      const std::string error(CheckRanks(plan.lanes, all).message());
+      const std::string error(CheckRanks(plan, all).message());
       EXPECT_TRUE(error.rfind("K4", 0) == 0 || error.rfind("K5", 0) == 0)
           << InstructionName(good, static_cast<int>(drop)) << ": " << error;
     }

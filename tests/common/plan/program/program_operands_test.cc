@@ -34,48 +34,48 @@ class OperandReference {
 
   std::vector<Touched> Next(const Instruction& at) {
     touched_.clear();
-    switch (at.op) {
-      case OpCode::kGather:
+    switch (LabelOf(plan_.moves, at)) {
+      case OpLabel::kGather:
         AddFirst({Of(BufferKind::kModelWeight, at.group), Of(BufferKind::kMainWeight, at.group)});
         Add(Of(BufferKind::kGathered, at.group), true);
         break;
-      case OpCode::kOuterGather:
+      case OpLabel::kOuterGather:
         Add(Of(BufferKind::kModelWeight, at.group), true);
         break;
-      case OpCode::kForward:
-      case OpCode::kRecompute:
-      case OpCode::kBackward:
+      case OpLabel::kForward:
+      case OpLabel::kRecompute:
+      case OpLabel::kBackward:
         AddUnit(at, model_.uses[use_]);
         use_ += at.op == OpCode::kRecompute ? 0 : 1;
         break;
-      case OpCode::kAllocStaging:
+      case OpLabel::kAllocStaging:
         Add(Of(BufferKind::kStaging, at.group, at.call), true);
         break;
-      case OpCode::kAccumulateGrad:
+      case OpLabel::kAccumulateGrad:
         Add(Of(BufferKind::kStaging, at.group, at.call), false);
         Add(Of(BufferKind::kLocalGrad, at.group, at.call), true);
         break;
-      case OpCode::kReduceScatter:
+      case OpLabel::kReduceScatter:
         AddSent(at);
         Add(Of(BufferKind::kReceive, at.group, at.call), true);
         Add(Of(BufferKind::kMainGrad, at.group, at.call), true);
         break;
-      case OpCode::kOuterReduce:
+      case OpLabel::kOuterReduce:
         Add(Of(BufferKind::kOuterReceive, at.group, at.call), true);
-        Add({Root(at.group, at.call)}, !RulesOf(at.group).outer_gradient_sharded);
+        Add({Root(at.group, at.call)}, !ReplicasCut(at.group));
         Add(Of(BufferKind::kOuterGrad, at.group, at.call), true);
         break;
-      case OpCode::kJoinGradients:
+      case OpLabel::kJoinGradients:
         for (const BufferId staging : Of(BufferKind::kStaging, at.group)) {
           const int call = plan_.buffers[static_cast<size_t>(staging)].call;
           Add({FinalSum(at.group, call)}, call == 0);
         }
         break;
-      case OpCode::kGatherGradient:
+      case OpLabel::kGatherGradient:
         Add({Root(at.group, 0)}, false);
         Add(Of(BufferKind::kFullGrad, at.group), true);
         break;
-      case OpCode::kStatsReduce:
+      case OpLabel::kStatsReduce:
         Add(Of(BufferKind::kShared, {}), false);
         for (int group = 0; group < static_cast<int>(plan_.groups.size()); ++group) {
           if (plan_.groups[static_cast<size_t>(group)].trainable) {
@@ -83,16 +83,16 @@ class OperandReference {
           }
         }
         break;
-      case OpCode::kOptimizerStep:
+      case OpLabel::kOptimizerStep:
         AddFirst({Of(BufferKind::kFullGrad, at.group), {FinalSum(at.group, 0)}});
         for (const BufferKind kind :
              {BufferKind::kMainWeight, BufferKind::kModelWeight, BufferKind::kState}) {
           Add(Of(kind, at.group), true);
         }
         break;
-      case OpCode::kFree:
-      case OpCode::kDecideStep:
-      case OpCode::kEndPhase:
+      case OpLabel::kFree:
+      case OpLabel::kDecideStep:
+      case OpLabel::kEndPhase:
         break;
     }
     return touched_;
@@ -127,7 +127,9 @@ class OperandReference {
       }
     }
   }
-  const GroupRules& RulesOf(GroupId group) const { return plan_.rules[static_cast<size_t>(group)]; }
+  bool ReplicasCut(GroupId group) const {
+    return PlacementOn(plan_.roles[group].measured, kReplicateAxis).in_flat_family();
+  }
   // The slot of a replica's counter that ends with the sum.
   BufferId Root(GroupId group, int call) const {
     for (const BufferId buffer : Of(BufferKind::kMainGrad, group, call)) {
@@ -139,12 +141,11 @@ class OperandReference {
     return 0;
   }
   BufferId FinalSum(GroupId group, int call) const {
-    return RulesOf(group).outer_gradient_sharded ? Of(BufferKind::kOuterGrad, group, call).front()
-                                                 : Root(group, call);
+    return ReplicasCut(group) ? Of(BufferKind::kOuterGrad, group, call).front() : Root(group, call);
   }
   // Staging, or of lanes that are summed first the root of their counter.
   void AddSent(const Instruction& at) {
-    if (RulesOf(at.group).reduces_each_turn) {
+    if (!plan_.lanes.blocks) {
       const bool rounds = plan_.options.gradient_wire == WireType::kBF16;
       Add(Of(BufferKind::kStaging, at.group, at.call), rounds && !plan_.lanes.blocks);
       return;

@@ -102,7 +102,7 @@ class Simulation {
       case BufferKind::kRemade:
         return at.op == OpCode::kForward || at.op == OpCode::kRecompute;
       case BufferKind::kFullGrad:
-        return at.op == OpCode::kGatherGradient;
+        return at.op == OpCode::kGather;
       default:
         return !plan_.buffers[static_cast<size_t>(buffer)].persistent;
     }

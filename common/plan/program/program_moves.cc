@@ -1,0 +1,230 @@
+#include "common/plan/program/program_moves.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+namespace ravel::plan {
+namespace {
+
+// Of an axis, the ranks of which hold parts or addends: a rank alone has no use for it.
+bool NeedsRanks(const Move& move) {
+  return move.from.in_flat_family() || move.from.kind == PlacementKind::kPartial;
+}
+
+class TableMaker {
+ public:
+  explicit TableMaker(const MoveRequest& request) : request_(request) {}
+
+  absl::StatusOr<MoveTable> Make() {
+    for (const GroupId group : request_.roles.ids()) {
+      ASSIGN_OR_RETURN(GroupMoves moves, OfGroup(group));
+      table_.of_groups.push_back(std::move(moves));
+    }
+    ProgramMove statistics = {.of = MoveOf::kStatistics,
+                              .axes = {},
+                              .move = {},
+                              .type = DType::kU8,
+                              .stream = StreamId::kReduce};
+    statistics.move.kind = MoveKind::kAllGather;
+    for (const MeshAxis& axis : request_.mesh.axes()) {
+      statistics.axes.push_back(axis.name);
+    }
+    table_.statistics = Find(std::move(statistics));
+    return std::move(table_);
+  }
+
+ private:
+  absl::StatusOr<GroupMoves> OfGroup(GroupId group) {
+    const GroupRoles& roles = request_.roles[group];
+    const TensorSpec& tensor = request_.inventory.tensors[request_.groups[group].tensors.front()];
+    const PlacedTensor placed = {.name = tensor.name, .shape = tensor.shape};
+    rounds_ = roles.between != roles.staged && request_.options.gradient_wire == WireType::kBF16;
+    GroupMoves moves;
+    ASSIGN_OR_RETURN(moves.weights, Plan(placed, MoveOf::kWeights, roles.stored, roles.used));
+    ASSIGN_OR_RETURN(const std::vector<MoveId> for_use,
+                     Plan(placed, MoveOf::kWeights, roles.parameter, roles.used));
+    RETURN_IF_ERROR(CheckInnermost(placed, for_use, "weights are gathered for each use"));
+    if (request_.groups[group].trainable) {
+      const auto gradient = [&](const Placements& from, const Placements& to) {
+        return Plan(placed, MoveOf::kGradient, from, to);
+      };
+      ASSIGN_OR_RETURN(moves.each_turn, gradient(roles.staged, roles.between));
+      ASSIGN_OR_RETURN(moves.each_step, gradient(roles.between, roles.measured));
+      ASSIGN_OR_RETURN(moves.whole, gradient(roles.measured, roles.at_step));
+      RETURN_IF_ERROR(CheckInnermost(placed, moves.each_turn, "gradients leave in each turn"));
+      RETURN_IF_ERROR(CheckInnermost(placed, moves.whole, "measured gradients become whole"));
+    }
+    return moves;
+  }
+
+  absl::StatusOr<std::vector<MoveId>> Plan(const PlacedTensor& tensor,
+                                           MoveOf of,
+                                           const Placements& from,
+                                           const Placements& to) {
+    ASSIGN_OR_RETURN(const std::vector<Move> moves, PlanMoves(tensor, request_.mesh, from, to));
+    std::vector<MoveId> ids;
+    for (const Move& move : moves) {
+      if (!NeedsRanks(move)) {
+        continue;
+      }
+      ProgramMove planned = {.of = of,
+                             .axes = {move.axis},
+                             .move = move,
+                             .type = DType::kF32,
+                             .stream = StreamId::kGather};
+      planned.type = TypeOf(planned);
+      planned.stream = StreamOf(planned);
+      ids.push_back(Find(std::move(planned)));
+    }
+    return ids;
+  }
+
+  // The engine makes one such move, over the innermost axis.
+  absl::Status CheckInnermost(const PlacedTensor& tensor,
+                              const std::vector<MoveId>& moves,
+                              const char* what) const {
+    for (const MoveId id : moves) {
+      const ProgramMove& move = table_.moves[id];
+      if (!IsInnermost(request_.mesh, move)) {
+        return absl::InvalidArgumentError(absl::StrCat("tensor ",
+                                                       tensor.name,
+                                                       ": axis ",
+                                                       move.move.axis,
+                                                       ": from ",
+                                                       PlacementText(move.move.from),
+                                                       " to ",
+                                                       PlacementText(move.move.to),
+                                                       ": ",
+                                                       what,
+                                                       " over axis ",
+                                                       request_.mesh.axes().back().name,
+                                                       " alone"));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // Where the wire rounds, it rounds each lane's gradient, and no sum of several.
+  DType TypeOf(const ProgramMove& move) const {
+    if (move.of == MoveOf::kWeights) {
+      return request_.options.weight_type;
+    }
+    return rounds_ && SumsLanes(move) ? DType::kBF16 : kGradientType;
+  }
+
+  StreamId StreamOf(const ProgramMove& move) const {
+    if (!IsInnermost(request_.mesh, move)) {
+      return StreamId::kOuter;
+    }
+    return move.of == MoveOf::kWeights ? StreamId::kGather : StreamId::kReduce;
+  }
+
+  MoveId Find(ProgramMove move) {
+    for (const MoveId id : table_.moves.ids()) {
+      if (table_.moves[id] == move) {
+        return id;
+      }
+    }
+    return table_.moves.Add(std::move(move));
+  }
+
+  const MoveRequest& request_;
+  bool rounds_ = false;  // of the group that is planned
+  MoveTable table_;
+};
+
+// All moves of a group by gathers, or by reduces.
+std::vector<MoveId> MovesOfOp(const MoveTable& table, GroupId group, OpCode op) {
+  std::vector<MoveId> found;
+  if (!IsCollective(op) || !table.of_groups.Has(group)) {
+    return found;
+  }
+  const GroupMoves& moves = table.of_groups[group];
+  for (const auto* list : {&moves.weights, &moves.each_turn, &moves.each_step, &moves.whole}) {
+    for (const MoveId id : *list) {
+      const bool reduces = table.moves[id].move.from.kind == PlacementKind::kPartial;
+      if (reduces == (op == OpCode::kReduce)) {
+        found.push_back(id);
+      }
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+absl::StatusOr<MoveTable> MovesOf(const MoveRequest& request) {
+  return TableMaker(request).Make();
+}
+
+bool CutsSums(const MoveTable& table, GroupId group) {
+  const std::vector<MoveId>& moves = table.of_groups[group].each_step;
+  return std::any_of(moves.begin(), moves.end(), [&](MoveId id) {
+    const ProgramMove& move = table.moves[id];
+    return !SumsLanes(move) && move.move.to.in_flat_family();
+  });
+}
+
+bool SumsLanes(const ProgramMove& move) {
+  return move.of == MoveOf::kGradient && move.move.from.kind == PlacementKind::kPartial &&
+         CutAxes(move.move.before).empty();
+}
+
+bool IsInnermost(const Mesh& mesh, const ProgramMove& move) {
+  return move.axes.size() == 1 && move.axes.front() == mesh.axes().back().name;
+}
+
+bool HasMove(const MoveTable& table, const Instruction& instruction) {
+  if (instruction.op == OpCode::kStatsReduce) {
+    return instruction.move == table.statistics;
+  }
+  const std::vector<MoveId> moves = MovesOfOp(table, instruction.group, instruction.op);
+  return std::find(moves.begin(), moves.end(), instruction.move) != moves.end();
+}
+
+OpLabel LabelOf(const MoveTable& table, const Instruction& instruction) {
+  const auto plain = static_cast<OpLabel>(instruction.op);
+  if (!table.moves.Has(instruction.move)) {
+    return plain;
+  }
+  const ProgramMove& move = table.moves[instruction.move];
+  const bool outer = move.axes == std::vector<std::string>{kReplicateAxis};
+  if (instruction.op == OpCode::kReduce) {
+    return outer ? OpLabel::kOuterReduce : plain;
+  }
+  if (instruction.op == OpCode::kGather) {
+    return move.of == MoveOf::kGradient ? OpLabel::kGatherGradient
+           : outer                      ? OpLabel::kOuterGather
+                                        : plain;
+  }
+  return plain;
+}
+
+MoveId MoveOfLabel(const MoveTable& table, GroupId group, OpLabel label) {
+  if (label == OpLabel::kStatsReduce) {
+    return table.statistics;
+  }
+  const OpCode op = OpOfLabel(label);
+  for (const MoveId id : MovesOfOp(table, group, op)) {
+    if (LabelOf(table, {.op = op, .move = id}) == label) {
+      return id;
+    }
+  }
+  return {};
+}
+
+OpCode OpOfLabel(OpLabel label) {
+  switch (label) {
+    case OpLabel::kOuterReduce:
+      return OpCode::kReduce;
+    case OpLabel::kOuterGather:
+    case OpLabel::kGatherGradient:
+      return OpCode::kGather;
+    default:
+      return static_cast<OpCode>(label);
+  }
+}
+
+}  // namespace ravel::plan

@@ -68,24 +68,6 @@ absl::Status CheckRequest(const PlanRequest& request) {
   return absl::OkStatus();
 }
 
-// What resident gathered weights that ranks have in common are made of.
-BufferKind CommonWeight(const ShardingPlan& plan) {
-  return plan.options.weight_type == plan.options.main_type ? BufferKind::kMainWeight
-                                                            : BufferKind::kModelWeight;
-}
-
-// The head's share of the memory: what is alive when most is.
-absl::Status AddPeak(const ShardingPlan& plan,
-                     MemoryKind memory,
-                     std::map<std::string, int64_t>& bytes) {
-  ASSIGN_OR_RETURN(const PeakCut peak, FindPeak(plan.buffers, plan.programs, memory));
-  for (const BufferId id : peak.buffers) {
-    const ProgramBuffer& buffer = plan.buffers[id];
-    bytes[BufferLabel(plan.options, buffer)] += ArenaBytes(buffer);
-  }
-  return absl::OkStatus();
-}
-
 // Layouts, and what the strategy says to each group.
 absl::Status AddGroups(const StrategyChoice& choice, ShardingPlan& plan) {
   const TensorSpec& first = plan.inventory.tensors.front();
@@ -259,44 +241,6 @@ absl::Status PlanPrograms(ShardingPlan& plan) {
   plan.programs = BuildPrograms(RequestOf(plan), plan.buffers);
   ASSIGN_OR_RETURN(plan.memory, PlanBuffers(plan.buffers, plan.programs));
   return absl::OkStatus();
-}
-
-std::vector<MemoryLine> MemoryTable(const ShardingPlan& plan) {
-  std::map<std::string, int64_t> bytes;
-  for (const ProgramBuffer& buffer : plan.buffers) {
-    if (buffer.persistent && buffer.inside < 0) {
-      const bool common = buffer.memory == MemoryKind::kCommon;
-      const int64_t share =
-          common ? DivCeil(ArenaBytes(buffer), plan.lanes.width()) : ArenaBytes(buffer);
-      bytes[common ? BufferKindName(CommonWeight(plan)) : BufferLabel(plan.options, buffer)] +=
-          share;
-    }
-  }
-  int64_t explained = 0;
-  for (const MemoryKind memory :
-       {MemoryKind::kPrivate, MemoryKind::kSymmetric, MemoryKind::kCommon}) {
-    CHECK(AddPeak(plan, memory, bytes).ok());
-  }
-  for (const auto& [category, size] : bytes) {
-    explained += size;
-  }
-  const int64_t total = plan.memory.private_bytes + plan.memory.symmetric_bytes +
-                        DivCeil(plan.memory.common_bytes, plan.lanes.width());
-  if (total > explained) {
-    bytes["alignment"] = total - explained;
-  }
-  std::vector<MemoryLine> table;
-  for (const auto& [category, size] : bytes) {
-    table.push_back({.category = category, .bytes = size});
-  }
-  std::stable_sort(table.begin(), table.end(), [](const MemoryLine& a, const MemoryLine& b) {
-    return a.bytes > b.bytes;
-  });
-  return table;
-}
-
-int64_t WireBytesPerStep(const ShardingPlan& plan) {
-  return StepWire(plan).total();
 }
 
 }  // namespace ravel::plan

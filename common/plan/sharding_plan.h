@@ -71,13 +71,4 @@ absl::Status PlanPrograms(ShardingPlan& plan);
 // micro_batch (one per lane) where they are auto; errors name the field.
 absl::StatusOr<JobSpec> ResolveBatch(JobSpec spec);
 
-struct MemoryLine {
-  std::string category;  // "main weight", "gathered", ...
-  int64_t bytes = 0;
-};
-// Bytes per rank and category (a kCommon block counts 1/ranks), largest first.
-std::vector<MemoryLine> MemoryTable(const ShardingPlan& plan);
-// Bytes each rank sends or reads from others per step, all collectives.
-int64_t WireBytesPerStep(const ShardingPlan& plan);
-
 }  // namespace ravel::plan

@@ -98,7 +98,8 @@ plan::ShardingPlan WorldOf(const plan::ModelInventory& inventory, int64_t ranks)
                  .ranks = ranks};
   world.inventory = inventory;
   for (size_t unit = 0; unit < inventory.units.size(); ++unit) {
-    world.groups.push_back(plan::PlanGroupLayout(inventory, static_cast<int>(unit), ranks));
+    world.groups.push_back(
+        plan::PlanGroups(inventory, static_cast<int>(unit), ranks, {.most_groups = 1}).front());
   }
   world.roles.assign(world.groups.size(), FlatRoles());
   world.mesh = *plan::Mesh::Create({{plan::kShardAxis, ranks}});

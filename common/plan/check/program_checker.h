@@ -29,8 +29,4 @@ absl::Status CheckPlan(const ShardingPlan& plan);
 // One program of a plan, with the plan's buffers and addresses.
 absl::Status CheckProgram(const ShardingPlan& plan, const StepProgram& program);
 
-// K4 between two ranks' copies of a program: the same collectives of the same units in the same
-// order per stream.
-absl::Status CheckSameCollectives(const StepProgram& a, const StepProgram& b);
-
 }  // namespace ravel::plan

@@ -190,13 +190,6 @@ class GroupSplitter {
 
 }  // namespace
 
-GroupLayout PlanGroupLayout(const ModelInventory& inventory, UnitId unit, int64_t width) {
-  const UnitItems all = ItemsOf(inventory, unit);
-  std::vector<size_t> everything(all.items.size());
-  std::iota(everything.begin(), everything.end(), size_t{0});
-  return GroupOf(inventory, unit, {.width = width}, all, everything);
-}
-
 GroupLayouts PlanGroups(const ModelInventory& inventory,
                         UnitId unit,
                         int64_t width,

@@ -21,7 +21,6 @@ struct GroupLayout {
   std::vector<int64_t> tensor_offsets;  // elements, same order
 };
 using GroupLayouts = IdVector<GroupId, GroupLayout>;
-GroupLayout PlanGroupLayout(const ModelInventory& inventory, UnitId unit, int64_t width);
 
 struct GroupOptions {
   int most_groups = 3;  // of one kind (trainable or frozen)

@@ -16,17 +16,16 @@ struct LegalMove {
   PlacementKind from;
   PlacementKind to;
   MoveKind kind;
-  Aliasing aliasing;
 };
 // BlockAtomic is looked up as Flat.
 constexpr LegalMove kLegalMoves[] = {
-    {PlacementKind::kFlat, PlacementKind::kReplicate, MoveKind::kAllGather, Aliasing::kOwnSlice},
-    {PlacementKind::kPartial, PlacementKind::kReplicate, MoveKind::kAllReduce, Aliasing::kNone},
-    {PlacementKind::kPartial, PlacementKind::kFlat, MoveKind::kReduceScatter, Aliasing::kOwnSlice},
-    {PlacementKind::kReplicate, PlacementKind::kFlat, MoveKind::kView, Aliasing::kOwnSlice},
-    {PlacementKind::kFlat, PlacementKind::kTensorAtomic, MoveKind::kAllToAll, Aliasing::kNone},
-    {PlacementKind::kTensorAtomic, PlacementKind::kFlat, MoveKind::kAllToAll, Aliasing::kNone},
-    {PlacementKind::kReplicate, PlacementKind::kShard, MoveKind::kView, Aliasing::kOwnSlice},
+    {PlacementKind::kFlat, PlacementKind::kReplicate, MoveKind::kAllGather},
+    {PlacementKind::kPartial, PlacementKind::kReplicate, MoveKind::kAllReduce},
+    {PlacementKind::kPartial, PlacementKind::kFlat, MoveKind::kReduceScatter},
+    {PlacementKind::kReplicate, PlacementKind::kFlat, MoveKind::kView},
+    {PlacementKind::kFlat, PlacementKind::kTensorAtomic, MoveKind::kAllToAll},
+    {PlacementKind::kTensorAtomic, PlacementKind::kFlat, MoveKind::kAllToAll},
+    {PlacementKind::kReplicate, PlacementKind::kShard, MoveKind::kView},
 };
 
 PlacementKind FamilyOf(const Placement& placement) {
@@ -206,7 +205,6 @@ absl::StatusOr<Move> PlanMove(const PlacedTensor& tensor,
                .from = now,
                .to = to.placement,
                .kind = legal->kind,
-               .aliasing = legal->aliasing,
                .before = Canonical(from, mesh),
                .after = {}};
   const std::string fault = NestingFault(mesh, move.before, now, to);
@@ -216,7 +214,6 @@ absl::StatusOr<Move> PlanMove(const PlacedTensor& tensor,
   if (move.axis_size == 1) {
     const bool reduces = now.kind == PlacementKind::kPartial;
     move.kind = reduces ? MoveKind::kCopy : MoveKind::kView;
-    move.aliasing = reduces ? Aliasing::kNone : Aliasing::kSame;
   }
   move.after = WithAxis(move.before, to, mesh);
   RETURN_IF_ERROR(ValidatePlacements(tensor, mesh, move.after, BufferUse::kGradient));
@@ -253,41 +250,6 @@ int64_t MoveBytes(const Move& move, const Mesh& mesh, int64_t elements, int64_t 
   const int64_t bytes = DivCeil(elements, cuts) * element_bytes;
   const int64_t once = DivCeil(bytes * (move.axis_size - 1), move.axis_size);
   return move.kind == MoveKind::kAllReduce ? 2 * once : once;
-}
-
-absl::Status CheckAliasing(const Move& move,
-                           int64_t position,
-                           const ElementRange& input,
-                           const ElementRange& output) {
-  CHECK(position >= 0 && position < move.axis_size);
-  if (input.end <= output.begin || output.end <= input.begin) {
-    return absl::OkStatus();
-  }
-  const ElementRange& larger = input.size() >= output.size() ? input : output;
-  const ElementRange& smaller = input.size() >= output.size() ? output : input;
-  const int64_t begin = larger.begin + position * smaller.size();
-  const bool own_slice = larger.size() == smaller.size() * move.axis_size &&
-                         smaller.begin == begin && move.aliasing == Aliasing::kOwnSlice;
-  if (own_slice || (move.aliasing == Aliasing::kSame && input == output)) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat("axis ",
-                                                 move.axis,
-                                                 ": ",
-                                                 std::string(MoveKindName(move.kind)),
-                                                 " from elements [",
-                                                 input.begin,
-                                                 ", ",
-                                                 input.end,
-                                                 ") to [",
-                                                 output.begin,
-                                                 ", ",
-                                                 output.end,
-                                                 "): they overlap, and not as place ",
-                                                 position,
-                                                 " of ",
-                                                 move.axis_size,
-                                                 " may"));
 }
 
 }  // namespace ravel::plan

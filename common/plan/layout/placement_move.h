@@ -16,13 +16,6 @@ namespace ravel::plan {
 enum class MoveKind { kAllGather, kAllReduce, kReduceScatter, kAllToAll, kView, kCopy };
 std::string_view MoveKindName(MoveKind kind);
 
-// Which elements of its input a move's output may be.
-enum class Aliasing {
-  kNone,      // disjoint buffers
-  kOwnSlice,  // also: the smaller of the two is exactly this rank's slice of the larger
-  kSame,      // also: one buffer
-};
-
 // One collective, or none, on one axis.
 struct Move {
   std::string axis;
@@ -30,7 +23,6 @@ struct Move {
   Placement from;
   Placement to;
   MoveKind kind = MoveKind::kView;
-  Aliasing aliasing = Aliasing::kNone;
   Placements before;  // of the whole buffer, canonical
   Placements after;
   bool operator==(const Move&) const = default;
@@ -56,12 +48,5 @@ absl::StatusOr<std::vector<Move>> PlanMoves(const PlacedTensor& tensor,
 // Bytes that one rank sends for the move of a tensor of `elements`: the local elements of its
 // larger side times (k-1)/k, twice that for an all-reduce; 0 for views and copies.
 int64_t MoveBytes(const Move& move, const Mesh& mesh, int64_t elements, int64_t element_bytes);
-
-// Whether `move` may run with these two ranges of one arena, `position` being the rank's place in
-// its group. A reduce whose output is its input adds its result to itself at every use.
-absl::Status CheckAliasing(const Move& move,
-                           int64_t position,
-                           const ElementRange& input,
-                           const ElementRange& output);
 
 }  // namespace ravel::plan

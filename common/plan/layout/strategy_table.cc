@@ -96,48 +96,31 @@ Placements Gathered(const Placements& parameter) {
   return gathered;
 }
 
-// One transition of a step, `times` per step.
-struct Transition {
-  const Placements& from;
-  const Placements& to;
-  int64_t times = 1;
-  bool gradient = false;
-};
-std::vector<Transition> TransitionsOf(const RolePlacements& roles,
-                                      const Placements& gathered,
-                                      int64_t micro_batches) {
-  return {{roles.gradient_staged, roles.gradient_between, micro_batches, true},
-          {roles.gradient_between, roles.gradient_at_step, 1, true},
-          {roles.gradient_at_step, roles.optimizer, 1, true},
-          {roles.optimizer, roles.parameter, 1, false},
-          {roles.parameter, gathered, 2 * micro_batches, false}};
-}
-
 absl::Status CheckRoles(const RolePlacements& roles, const PlacedTensor& tensor, const Mesh& mesh) {
   RETURN_IF_ERROR(ValidatePlacements(tensor, mesh, roles.parameter, BufferUse::kValues));
   RETURN_IF_ERROR(ValidatePlacements(tensor, mesh, roles.optimizer, BufferUse::kValues));
   const Placements gathered = Gathered(roles.parameter);
-  for (const Transition& transition : TransitionsOf(roles, gathered, 1)) {
-    RETURN_IF_ERROR(PlanMoves(tensor, mesh, transition.from, transition.to).status());
+  const Placements* const places[] = {&roles.gradient_staged,
+                                      &roles.gradient_between,
+                                      &roles.gradient_at_step,
+                                      &roles.optimizer,
+                                      &roles.parameter,
+                                      &gathered};
+  for (size_t i = 1; i < std::size(places); ++i) {
+    RETURN_IF_ERROR(PlanMoves(tensor, mesh, *places[i - 1], *places[i]).status());
   }
   return absl::OkStatus();
-}
-
-// The data axis whose reduce comes first and carries wire-format gradients.
-const char* InnermostDataAxis(const Mesh& mesh) {
-  return mesh.AxisIndex(kShardAxis) >= 0 ? kShardAxis : kReplicateAxis;
 }
 
 }  // namespace
 
 std::span<const AxisStrategyRow> AxisStrategyRows() {
-  // Columns: parameter, gradient between micro-batches, at the step, optimizer; then the four
-  // counts of traffic in the order of the struct.
+  // Columns: parameter, gradient between micro-batches, at the step, optimizer.
   static constexpr AxisStrategyRow kRows[] = {
-      {Strategy::kNoShard, "no_shard", "ZeRO-0", kR, kP, kR, kR, 0, 0, 0, 2},
-      {Strategy::kOptim, "optim", "ZeRO-1", kR, kP, kF, kF, 0, 1, 0, 1},
-      {Strategy::kOptimGrads, "optim_grads", "ZeRO-2", kR, kF, kF, kF, 0, 1, 1, 0},
-      {Strategy::kOptimGradsParams, "optim_grads_params", "ZeRO-3", kF, kF, kF, kF, 2, 0, 1, 0},
+      {Strategy::kNoShard, "no_shard", "ZeRO-0", kR, kP, kR, kR},
+      {Strategy::kOptim, "optim", "ZeRO-1", kR, kP, kF, kF},
+      {Strategy::kOptimGrads, "optim_grads", "ZeRO-2", kR, kF, kF, kF},
+      {Strategy::kOptimGradsParams, "optim_grads_params", "ZeRO-3", kF, kF, kF, kF},
   };
   return kRows;
 }
@@ -248,79 +231,6 @@ absl::StatusOr<RolePlacements> PlacementsOf(const StrategyChoice& choice,
                                         std::string(RowOf(choice.shard).name));
   RETURN_IF_ERROR(Annotate(CheckRoles(roles, tensor, mesh), what));
   return roles;
-}
-
-RankBytes BytesPerRank(const RolePlacements& placements,
-                       const Mesh& mesh,
-                       int64_t elements,
-                       const ElementBytes& bytes) {
-  const auto share = [&](const Placements& role) {
-    return DivCeil(elements, CutCount(role, mesh));
-  };
-  return {.weight = share(placements.parameter) * bytes.weight,
-          .gradient = share(placements.gradient_between) * bytes.gradient,
-          .optimizer = share(placements.optimizer) * bytes.optimizer};
-}
-
-absl::StatusOr<std::vector<AxisTraffic>> PlannedTraffic(const RolePlacements& placements,
-                                                        const PlacedTensor& tensor,
-                                                        const Mesh& mesh,
-                                                        const ElementBytes& bytes,
-                                                        int64_t micro_batches) {
-  std::vector<AxisTraffic> traffic;
-  for (const MeshAxis& axis : mesh.axes()) {
-    traffic.push_back({axis.name, 0});
-  }
-  const int64_t elements = ElementCount(tensor.shape);
-  const std::string wire_axis = InnermostDataAxis(mesh);
-  const Placements gathered = Gathered(placements.parameter);
-  for (const Transition& transition : TransitionsOf(placements, gathered, micro_batches)) {
-    ASSIGN_OR_RETURN(const std::vector<Move> moves,
-                     PlanMoves(tensor, mesh, transition.from, transition.to));
-    for (const Move& move : moves) {
-      const bool on_wire = move.axis == wire_axis && move.from == kP;
-      const int64_t gradient_bytes = on_wire ? bytes.wire : bytes.gradient;
-      const int64_t element_bytes = transition.gradient ? gradient_bytes : bytes.weight;
-      At(traffic, mesh.AxisIndex(move.axis)).bytes +=
-          transition.times * MoveBytes(move, mesh, elements, element_bytes);
-    }
-  }
-  return traffic;
-}
-
-std::vector<AxisTraffic> TableTraffic(const StrategyChoice& choice,
-                                      const Mesh& mesh,
-                                      int64_t elements,
-                                      const ElementBytes& bytes,
-                                      int64_t micro_batches) {
-  std::vector<AxisTraffic> traffic;
-  for (const MeshAxis& axis : mesh.axes()) {
-    const bool inner = axis.name == kShardAxis;
-    if (!inner && axis.name != kReplicateAxis) {
-      traffic.push_back({axis.name, 0});
-      continue;
-    }
-    const AxisStrategyRow& row = RowOf(inner ? choice.shard : choice.replicate);
-    const int64_t gathers =
-        micro_batches * row.weight_gathers_per_micro_batch + row.weight_gathers_per_step;
-    const int64_t reduces = micro_batches * row.reduces_per_micro_batch + row.reduces_per_step;
-    // The outer axis works on what the inner one has cut; the inner one, where it cuts nothing
-    // itself, on what the outer one has cut after each micro-batch.
-    int64_t cuts = 1;
-    if (!inner && choice.shard != Strategy::kNoShard) {
-      cuts = mesh.AxisSize(kShardAxis);
-    }
-    if (inner && choice.shard == Strategy::kNoShard &&
-        RowOf(choice.replicate).gradient_between == kF) {
-      cuts = mesh.AxisSize(kReplicateAxis);
-    }
-    const int64_t local = elements / cuts;
-    const int64_t reduce_bytes = axis.name == InnermostDataAxis(mesh) ? bytes.wire : bytes.gradient;
-    traffic.push_back(
-        {axis.name,
-         local * (axis.size - 1) / axis.size * (gathers * bytes.weight + reduces * reduce_bytes)});
-  }
-  return traffic;
 }
 
 }  // namespace ravel::plan

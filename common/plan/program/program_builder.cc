@@ -151,7 +151,7 @@ class Builder {
   int64_t GatheredBytes(GroupId group) const {
     return Elements(group) * DTypeBytes(request_.options.weight_type);
   }
-  int64_t StagedBytes(GroupId group) const { return Elements(group) * kGradientElementBytes; }
+  int64_t StagedBytes(GroupId group) const { return Elements(group) * DTypeBytes(kGradientType); }
   GroupWeights& Weights(GroupId group) { return weights_[group]; }
   BufferId Buffer(BufferKind kind, GroupId group, int call = 0) const {
     return index_.Find({.kind = kind, .owner = group, .call = call});

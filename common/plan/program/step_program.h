@@ -226,7 +226,6 @@ struct ProgramOptions {
 inline constexpr int64_t kMostCommunicationBlocks = 64;
 
 inline constexpr DType kGradientType = DType::kF32;
-inline constexpr int64_t kGradientElementBytes = 4;
 
 // kForward, kRecompute, kBackward: a call of a unit.
 bool IsCompute(OpCode op);

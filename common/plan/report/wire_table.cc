@@ -82,13 +82,13 @@ int64_t RoundedInPlaceBytes(const ShardingPlan& plan) {
     return 0;
   }
   // Read as fp32, written as bf16.
-  constexpr int64_t kTraffic = kGradientElementBytes + 2;
+  const int64_t traffic = DTypeBytes(kGradientType) + DTypeBytes(DType::kBF16);
   int64_t bytes = 0;
   for (int64_t index = 0; index < plan.lanes.programs(); ++index) {
     const StepSlot slot = SlotOf(plan.lanes, index);
     for (const Instruction& at : plan.program(slot.phase, slot.part).instructions) {
       if (at.op == OpCode::kReduce && SumsLanes(plan.moves.moves[at.move])) {
-        bytes += plan.groups[at.group].layout.total_elements() * kTraffic;
+        bytes += plan.groups[at.group].layout.total_elements() * traffic;
       }
     }
   }

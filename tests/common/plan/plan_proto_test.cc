@@ -11,6 +11,7 @@
 #include <google/protobuf/stubs/logging.h>
 #include <gtest/gtest.h>
 
+#include "common/plan/report/wire_table.h"
 #include "tests/common/plan/plan_testing.h"
 
 namespace ravel::plan {
@@ -370,7 +371,7 @@ TEST(PlanProto, PlansOfBf16WeightsAndWiresRoundTrip) {
       EXPECT_EQ(plan->options.attention_workspace_bytes > 0, compute == ComputeType::kBF16);
       EXPECT_EQ(back->inventory.units[1].workspace.back().shape,
                 plan->inventory.units[1].workspace.back().shape);
-      EXPECT_EQ(WireBytesPerStep(*back), WireBytesPerStep(*plan));
+      EXPECT_EQ(StepWire(*back).total(), StepWire(*plan).total());
     }
   }
   JobSpec small = testing::SpecOf(testing::Llama(64, 2, 96, 257), 4);
@@ -427,7 +428,7 @@ TEST_P(PlanProtoTest, RoundTripGivesTheSamePlanAndTheSameBytes) {
       EXPECT_EQ(SerializePlan(testing::PlanOf(GetParam().config, ranks, 4, shared)), bytes);
       EXPECT_EQ(back->memory.offsets, plan.memory.offsets);
       EXPECT_EQ(back->programs.size(), plan.programs.size());
-      EXPECT_EQ(WireBytesPerStep(*back), WireBytesPerStep(plan));
+      EXPECT_EQ(StepWire(*back).total(), StepWire(plan).total());
       EXPECT_EQ(testing::OwnedPieces(back->inventory, back->groups[1], ranks - 1),
                 testing::OwnedPieces(plan.inventory, plan.groups[1], ranks - 1));
     }

@@ -14,6 +14,8 @@
 #include "common/plan/check/program_checker.h"
 #include "common/plan/program/program_order.h"
 #include "common/plan/program/program_request.h"
+#include "common/plan/report/wire_table.h"
+#include "tests/common/plan/layout/rank_check.h"
 #include "tests/common/plan/plan_testing.h"
 
 namespace ravel::plan {
@@ -58,20 +60,6 @@ TEST_P(PlanTest, PackingIsCloseToItsBound) {
       EXPECT_GE(packed, bound);
       EXPECT_LE(packed / bound, 1.05) << ranks << " ranks, shared " << shared;
     }
-  }
-}
-
-TEST_P(PlanTest, MemoryTableAddsUpToTheArenas) {
-  for (const int64_t ranks : {1, 3}) {
-    const ShardingPlan plan = testing::PlanOf(GetParam().config, ranks, 4, true);
-    int64_t sum = 0;
-    for (const MemoryLine& line : MemoryTable(plan)) {
-      EXPECT_GT(line.bytes, 0) << line.category;
-      sum += line.bytes;
-    }
-    const int64_t total =
-        plan.memory.private_bytes + plan.memory.symmetric_bytes + plan.memory.common_bytes / ranks;
-    EXPECT_NEAR(static_cast<double>(sum), static_cast<double>(total), 4096);
   }
 }
 
@@ -144,7 +132,7 @@ TEST(Plan, InPlaceGathersOnlyWhereWeightsMayHaveChanged) {
   EXPECT_EQ(Count(plan.program(Phase::kMiddle), OpCode::kGather), 0);
   EXPECT_EQ(Count(plan.program(Phase::kLast), OpCode::kGather), 0);
   EXPECT_EQ(Count(plan.program(Phase::kEval), OpCode::kGather), units);
-  EXPECT_EQ(WireBytesPerStep(plan) % 4, 0);
+  EXPECT_EQ(StepWire(plan).total() % 4, 0);
   for (const ProgramBuffer& buffer : plan.buffers) {
     if (buffer.kind == BufferKind::kMainWeight) {
       ASSERT_GE(buffer.inside, 0);
@@ -176,7 +164,7 @@ TEST(Plan, WireBytesCountPiecesOfOtherRanks) {
   for (const GroupLayout& group : plan.groups) {
     shard_bytes += group.layout.shard_elements * 4;
   }
-  EXPECT_EQ(WireBytesPerStep(plan), 2 * shard_bytes);  // two turns, one other rank
+  EXPECT_EQ(StepWire(plan).total(), 2 * shard_bytes);  // two turns, one other rank
 }
 
 struct BadSpec {

@@ -11,6 +11,7 @@
 #include "common/plan/check/program_checker.h"
 #include "common/plan/program/program_order.h"
 #include "common/plan/program/program_request.h"
+#include "tests/common/plan/layout/rank_check.h"
 #include "tests/common/plan/plan_testing.h"
 
 namespace ravel::plan {

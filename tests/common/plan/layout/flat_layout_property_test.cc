@@ -164,7 +164,8 @@ TEST_P(OwnedPiecesTest, EqualBruteForceOwners) {
       BuildInventory(GetParam().config, {.sequences = 1, .sequence_tokens = 8});
   for (int64_t width = 1; width <= 8; ++width) {
     for (size_t unit = 0; unit < inventory.units.size(); ++unit) {
-      const GroupLayout group = PlanGroupLayout(inventory, static_cast<int>(unit), width);
+      const GroupLayout group =
+          PlanGroups(inventory, static_cast<int>(unit), width, {.most_groups = 1}).front();
       // Per rank, the elements of each tensor by walking the gathered buffer.
       std::vector<int64_t> next(inventory.tensors.size(), 0);
       for (int64_t rank = 0; rank < width; ++rank) {
@@ -205,7 +206,8 @@ TEST_P(OwnedPiecesTest, TensorsAreAlignedAndBundlesAdjacent) {
       BuildInventory(GetParam().config, {.sequences = 1, .sequence_tokens = 8});
   for (int64_t width = 1; width <= 8; ++width) {
     for (size_t unit = 0; unit < inventory.units.size(); ++unit) {
-      const GroupLayout group = PlanGroupLayout(inventory, static_cast<int>(unit), width);
+      const GroupLayout group =
+          PlanGroups(inventory, static_cast<int>(unit), width, {.most_groups = 1}).front();
       std::vector<int64_t> offset_of(inventory.tensors.size(), -1);
       for (size_t i = 0; i < group.tensors.size(); ++i) {
         EXPECT_EQ(group.tensor_offsets[i] % kLayoutAlignmentElements, 0);

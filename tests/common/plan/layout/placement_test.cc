@@ -195,39 +195,6 @@ TEST(PlacementMoveTest, BytesAreThoseOfTheLargerSide) {
   EXPECT_EQ(bytes(DataAxes(kPart, kFlat), {"replicate", kRep}), 2 * elements / 4 * 4 / 2);
 }
 
-// A reduce may write its own slice of its input and nothing else of it.
-TEST(PlacementMoveTest, ReduceInPlaceOnlyOwnSlice) {
-  const Move scatter = *PlanMove(Weight(), DataMesh(2, 4), DataAxes(kRep, kPart), {"shard", kFlat});
-  EXPECT_TRUE(CheckAliasing(scatter, 2, {0, 400}, {400, 500}).ok());
-  EXPECT_TRUE(CheckAliasing(scatter, 2, {0, 400}, {200, 300}).ok());
-  EXPECT_TRUE(CheckAliasing(scatter, 0, {0, 400}, {0, 100}).ok());
-  EXPECT_FALSE(CheckAliasing(scatter, 2, {0, 400}, {100, 200}).ok());
-  EXPECT_FALSE(CheckAliasing(scatter, 2, {0, 400}, {0, 100}).ok());
-  EXPECT_FALSE(CheckAliasing(scatter, 2, {0, 400}, {210, 310}).ok());
-  EXPECT_FALSE(CheckAliasing(scatter, 3, {0, 400}, {300, 410}).ok());
-  EXPECT_THAT(MessageOf(CheckAliasing(scatter, 2, {0, 400}, {100, 200})),
-              HasSubstr("axis shard: reduce-scatter from elements [0, 400) to [100, 200)"));
-  const Move gather = *PlanMove(Weight(), DataMesh(2, 4), DataAxes(kRep, kFlat), {"shard", kRep});
-  EXPECT_TRUE(CheckAliasing(gather, 1, {100, 200}, {0, 400}).ok());
-  EXPECT_FALSE(CheckAliasing(gather, 1, {200, 300}, {0, 400}).ok());
-  const Move all_reduce =
-      *PlanMove(Weight(), DataMesh(2, 4), DataAxes(kRep, kPart), {"shard", kRep});
-  EXPECT_FALSE(CheckAliasing(all_reduce, 0, {0, 400}, {0, 400}).ok());
-}
-
-// With one rank a reduce into its own input would double it at every use.
-TEST(PlacementMoveTest, OneRankGroupAccumulatesOnce) {
-  for (const Placement& to : {kRep, kFlat, kBlock}) {
-    const Move copy = *PlanMove(Weight(), DataMesh(2, 1), DataAxes(kRep, kPart), {"shard", to});
-    EXPECT_EQ(copy.kind, MoveKind::kCopy);
-    EXPECT_FALSE(CheckAliasing(copy, 0, {0, 100}, {0, 100}).ok());
-    EXPECT_TRUE(CheckAliasing(copy, 0, {0, 100}, {100, 200}).ok());
-  }
-  const Move view = *PlanMove(Weight(), DataMesh(2, 1), DataAxes(kRep, kFlat), {"shard", kRep});
-  EXPECT_EQ(view.kind, MoveKind::kView);
-  EXPECT_TRUE(CheckAliasing(view, 0, {0, 100}, {0, 100}).ok());
-}
-
 // Every rank's part of one flat buffer; addends are numbers that depend on the rank.
 struct FlatWorld {
   const Mesh& mesh;

@@ -150,4 +150,34 @@ absl::Status CheckRanks(const ShardingPlan& plan,
   return RankRun(plan, programs, order).Run();
 }
 
+absl::Status CheckSameCollectives(const StepProgram& a, const StepProgram& b) {
+  const auto collectives = [](const StepProgram& program) {
+    std::vector<InstructionId> found;
+    for (const InstructionId i : program.instructions.ids()) {
+      if (IsCollective(program.instructions[i].op)) {
+        found.push_back(i);
+      }
+    }
+    return found;
+  };
+  const std::vector<InstructionId> in_a = collectives(a);
+  const std::vector<InstructionId> in_b = collectives(b);
+  for (size_t i = 0; i < std::max(in_a.size(), in_b.size()); ++i) {
+    if (i >= in_a.size() || i >= in_b.size()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("K4: one rank issues ", in_a.size(), " collectives, another ", in_b.size()));
+    }
+    const Instruction& x = a.instructions[in_a[i]];
+    const Instruction& y = b.instructions[in_b[i]];
+    if (x.op != y.op || x.move != y.move || x.unit != y.unit || x.group != y.group ||
+        x.call != y.call) {
+      return absl::FailedPreconditionError(absl::StrCat("K4: one rank issues ",
+                                                        InstructionName(a, in_a[i]),
+                                                        ", another ",
+                                                        InstructionName(b, in_b[i])));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace ravel::plan

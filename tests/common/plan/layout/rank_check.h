@@ -19,5 +19,8 @@ enum class RankOrder { kStreams, kList };
 absl::Status CheckRanks(const ShardingPlan& plan,
                         const std::vector<const StepProgram*>& programs,
                         RankOrder order = RankOrder::kStreams);
+// K4 between two ranks' copies of a program: the same collectives of the same units in the same
+// order per stream.
+absl::Status CheckSameCollectives(const StepProgram& a, const StepProgram& b);
 
 }  // namespace ravel::plan

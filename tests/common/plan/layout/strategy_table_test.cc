@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "common/model/model_inventory.h"
+#include "tests/common/plan/layout/strategy_costs.h"
 #include "tests/common/plan/plan_testing.h"
 
 namespace ravel::plan {

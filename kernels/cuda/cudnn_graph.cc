@@ -1,3 +1,9 @@
+// Lowers graphs of attention_graph.h to cuDNN backend descriptors, one function per kind of
+// operation, and asks the heuristics for engine configurations. Errors are sticky: the first
+// failing call of a Cudnn is kept and later calls do nothing, so set-up code has no check after
+// every attribute. Attribute numbers of newer headers are written out here, because the build must
+// accept an older header and use a newer library.
+
 #include "kernels/cuda/cudnn_graph.h"
 
 #include <array>

@@ -1,3 +1,9 @@
+// Reads a committed step into this rank's shards, on any mesh: pieces are boxes of tensors, so the
+// layout that saved them does not matter. Stored bf16 is read into the end of its fp32 range and
+// widened from the front, which needs no second buffer. Each element is digested by exactly one
+// rank (DigestShare::kOwner); the digests are sums, so the ranks' parts add up to the manifest's
+// whatever the cut.
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -1,3 +1,10 @@
+// Collectives between threads that share one CUDA device. Each collective is a meeting: every rank
+// records an event, offers it with its memory to the others on the host, and makes its stream wait
+// for all offered events. Memory is then read in place; only an all-gather whose shards do not
+// already lie in the shared part copies, and meets a second time so that shards may be overwritten.
+// All ranks check the same offers and therefore reach the same verdict on a mismatch. Cost: one
+// host barrier per meeting; no host wait for the device.
+
 #include "worker/comm/device_local_communicator.h"
 
 #include <algorithm>

@@ -1,3 +1,11 @@
+// The barrier of shared-memory groups. Each rank publishes its arrival and its issue record in one
+// cache line of its own; waiting means reading the others' lines. A waiter spins briefly (longer if
+// every rank has a core), then sleeps on a futex; the arriving rank wakes only if someone sleeps,
+// and sequentially consistent order between "arrived" and "sleepers" makes a lost wake-up
+// impossible. Two sets of slots are used in turns, so a fast rank cannot overwrite what a slow one
+// still reads. Abort sets a bit and wakes all, even if the failing rank dies while writing the
+// reason.
+
 #include "worker/comm/group_block.h"
 
 #include <algorithm>

@@ -1,3 +1,10 @@
+// Collectives between ranks that map the same memory. An exchange copies nothing: the barrier
+// publishes offsets in the arena, and every rank reads its peers' staging in place until
+// ReleasePieces. An all-gather copies each shard once, from where its owner has it, and is only a
+// barrier if the shards already lie side by side in memory that all ranks share. A shard outside
+// the arena goes through bounce buffers, one barrier per round. Setting up memory ends with an
+// agreement that all ranks succeeded (AllSucceeded), so that none waits for one that has given up.
+
 #include "worker/comm/shared_memory_communicator.h"
 
 #include <algorithm>

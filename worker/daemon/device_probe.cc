@@ -1,3 +1,8 @@
+// Finds out what this node offers. NVML is loaded with dlopen and declared here, so the build needs
+// no NVIDIA header and the binary runs without a driver. NVML lists every GPU of the machine, but
+// trainers only see CUDA_VISIBLE_DEVICES, so that variable is interpreted as CUDA does. A GPU that
+// does not answer is left out with a reason, instead of failing the node.
+
 #include "worker/daemon/device_probe.h"
 
 #include <algorithm>

@@ -1,3 +1,10 @@
+// Decides, with all ranks, which cuBLASLt algorithm computes each gemm. A rehearsal lists the gemms
+// that this rank's programs will issue. Each is chosen by the first of the ranks on equal devices
+// that needs it: from the checkpoint, else from the disk, else by timing up to 24 candidates in the
+// plan's still unused memory with a cold cache. The tables are then gathered, so equal devices use
+// equal algorithms and results do not depend on which rank computes. Finally every gemm runs once,
+// so that lazy loading in the library cannot happen while a collective is in flight.
+
 #include "worker/trainer/product_choices.h"
 
 #include <algorithm>

@@ -1,3 +1,10 @@
+// Decides when this rank saves and prepares each save. The decision uses only the plan, the step
+// and what ranks agreed on in an earlier step, so all ranks decide alike without another
+// collective. Copying the state blocks training; writing happens on the writer's thread. A save
+// that would begin before the last one is written is skipped, except the last of a run or if the
+// job says to wait. Rank 0 adds the blobs: position in the data, hyperparameters, seed; nothing
+// else is needed to resume, since data order and randomness are functions of seed and step.
+
 #include "worker/trainer/saver.h"
 
 #include <span>

@@ -1,3 +1,9 @@
+// Writes what a rank tells beside its metrics: a Chrome trace of chosen steps, a memory report,
+// norms of all tensors, the names of tensors that were not finite. A file that cannot be written
+// costs a line in the log, not the job. The trace is written again after every traced step, so a
+// job that is killed leaves what it had. Where a value that is not finite came from is found by
+// running the step again with checks, if the job asks for it.
+
 #include "worker/trainer/step_diagnostics.h"
 
 #include <algorithm>

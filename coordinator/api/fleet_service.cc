@@ -1,3 +1,9 @@
+// The gRPC end of the fleet streams. Each message is decoded on gRPC's thread, stamped with its
+// arrival time and posted to the strand. Credit bounds memory: with kCredit messages of one node
+// unhandled, its stream is not read until the strand has caught up, and flow control slows the node
+// down; meanwhile it counts as heard. A stream object lives until gRPC's OnDone and is found by id,
+// so a message to a stream that ended is dropped.
+
 #include "coordinator/api/fleet_service.h"
 
 #include <algorithm>

@@ -1,4 +1,6 @@
-// JobRules: how state is spread over devices, and which of it is trained.
+// JobRules: how a job is split, and which tensors are frozen. Names of strategies come from the
+// planner's table, so a new strategy needs no change here; whether a choice has placements at all
+// is asked of the planner with a small mesh.
 
 #include <algorithm>
 #include <bit>

@@ -1,3 +1,9 @@
+// Turns text files into token files. Inputs are mapped, cut into documents, and each document is
+// encoded in blocks, at places where the tokenizer may be cut without changing its result (after a
+// line end between letters). The validation part is cut off the end of each file. All files are
+// written beside their final names; the index of the training text is renamed last, so a prefix
+// that has an index is complete.
+
 #include "coordinator/ctl/data_prepare.h"
 
 #include <algorithm>

@@ -1,3 +1,7 @@
+// Verbs that only look: list, get, describe, events, logs, metrics, nodes, top, version. Each
+// builds either a table for people or the documents of the views for programs (PrintList), from the
+// same answer. Streams print one object a line as it comes.
+
 #include "coordinator/ctl/look_verbs.h"
 
 #include <algorithm>

@@ -1,3 +1,8 @@
+// Byte-level BPE encoding, equal to Hugging Face's. Added tokens are split off first, then the text
+// is cut by the pre-tokenizer's patterns, and each piece is merged by rank: the lowest-ranked
+// neighbouring pair first, until none is left. Pieces repeat a lot, so their ids are cached, within
+// bounds. Bytes that are not UTF-8 are encoded as themselves, and decoding gives the bytes back.
+
 #include "coordinator/ctl/tokenizer.h"
 
 #include <algorithm>

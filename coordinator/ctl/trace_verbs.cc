@@ -1,3 +1,8 @@
+// Verbs about recorded steps: merge, gantt, stalls, overlap, memory. Inputs are trace files or
+// folders of them; of a folder only the newest epoch counts, since a job that was resized in
+// between has more than one timeline. All numbers come from common/trace; this file finds inputs
+// and prints.
+
 #include "coordinator/ctl/trace_verbs.h"
 
 #include <algorithm>

@@ -1,3 +1,10 @@
+// Finds out which rank holds a collective up. Beats carry, for each group, how many collectives a
+// rank has issued, a hash of them, and how long it has been waiting. Two ranks with different
+// hashes at one sequence number issued different things: a mismatch. Otherwise the late rank is the
+// one furthest behind in a group where somebody waits; since it may itself wait in another group,
+// the search follows the chain, and a cycle is a deadlock. Before an epoch is ended, the ranks
+// concerned are asked for their ledgers, so that the message names the calls.
+
 #include "coordinator/fleet/collective_watch.h"
 
 #include <algorithm>

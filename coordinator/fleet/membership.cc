@@ -1,3 +1,9 @@
+// Decides which nodes are there. Each node is measured by when it was last heard: silent for a
+// while it is SUSPECT, for longer LOST. A stream that breaks gives the same incarnation a grace
+// period to return. If more than 30 % of at least ten nodes are silent at once, the fault is
+// probably in the network between, and every limit is extended by twice the detection time. A job
+// with a shorter detection time of its own judges its nodes earlier than the fleet does.
+
 #include "coordinator/fleet/membership.h"
 
 #include <algorithm>

@@ -1,4 +1,9 @@
-// JobController: what daemons say.
+// JobController: what daemons say. A Hello is the moment of truth: it says what the node really
+// runs, and is compared with what should run there. Trainers of old epochs are stopped, lost
+// launches are sent again, and slots that a new incarnation of the daemon cannot have are given up.
+// Every later message is accepted only from the rank's present node and epoch (Accept), so stale
+// messages change nothing. Arrival times are those of the network thread, not of the strand: a busy
+// coordinator does not declare nodes lost.
 
 #include <algorithm>
 #include <utility>

@@ -1,3 +1,9 @@
+// CheckpointKeeper over a POSIX folder per job. OWNER says whose folder it is and is checked before
+// anything is changed, so that two jobs or clusters never write into each other's history; the
+// first launch claims the folder. A restore first settles the newest attempt of which all seals are
+// there (its commit may only have lacked the coordinator), then chooses the newest good step. Every
+// call may block for long and runs on the store's pool; calls may be repeated after a crash.
+
 #include "coordinator/saves/store_checkpoint_keeper.h"
 
 #include <algorithm>

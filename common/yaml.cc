@@ -1,3 +1,9 @@
+// Builds a tree with positions from yaml-cpp's events; the library appears in this file only.
+// Working on events instead of the library's own nodes gives the position and quoting of every
+// scalar and lets limits act while reading: depth, number of nodes, and alias expansion, which
+// could otherwise make a short file huge. Exceptions of the library and of the builder end in
+// Parse.
+
 #include "common/yaml.h"
 
 #include <algorithm>

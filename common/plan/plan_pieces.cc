@@ -1,3 +1,8 @@
+// Answers what a rank stores, measures and saves of a group. Each answer is a list of placements on
+// the mesh and the owned range that follows from it; nothing is kept per rank. What is measured is
+// always inside what is stored, and disjoint over the ranks that count it, so sums over ranks
+// (norms, digests) and checkpoints have every element exactly once.
+
 #include "common/plan/plan_pieces.h"
 
 #include <algorithm>

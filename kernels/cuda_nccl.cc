@@ -276,7 +276,7 @@ void NcclGroup::BeginAbort() {
     return;
   }
   aborted_ = true;
-  // What is aborted has failed already: nobody asks how it ended.
+  // An aborted group has failed already, so the result of the abort is not read.
   abort_ =
       std::async(std::launch::async,
                  [how = gpu_.library().functions().nccl_abort, handle = handle_] { how(handle); });

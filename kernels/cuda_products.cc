@@ -30,7 +30,7 @@ namespace {
 constexpr size_t kRuns = 5;
 // An algorithm whose first timed run takes so many times the best median gets no further ones.
 constexpr double kClearlySlower = 1.25;
-// What a file shows of a time.
+// The smallest time that the file's format can show; a measured choice must not read as 0.
 constexpr double kLeastMicroseconds = 0.001;
 
 }  // namespace

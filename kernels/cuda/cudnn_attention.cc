@@ -91,7 +91,7 @@ std::unique_ptr<CudnnAttentionPlan> TryGraph(const Attempt& attempt, bool unifie
   return found ? std::move(plan) : nullptr;
 }
 
-// Where the memory of a tensor lies in this run.
+// Returns the memory of a tensor in this run.
 void* AddressOf(const CudnnBinding& binding, const RavelCudaAttentionBuffers& buffers) {
   switch (binding.role) {
     case GraphRole::kQ:

@@ -71,7 +71,8 @@ std::string VersionText(int version) {
          std::to_string(version % 100);
 }
 
-// What is opened in turn, when nothing is chosen: LD_LIBRARY_PATH is part of the loader's search.
+// Returns the names that are opened in turn when none is chosen; LD_LIBRARY_PATH is part of the
+// loader's search.
 std::vector<std::string> Places(const std::string& chosen) {
   if (!chosen.empty()) {
     return {chosen};

@@ -138,7 +138,7 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
     service_->Forget(id_);  // may delete this
   }
 
-  // Whoever is not read because the strand is behind is not silent.
+  // A node whose stream is not read because the strand is behind does not count as silent.
   int64_t arrived_ms() {
     MutexLock lock(mutex_);
     return paused_ ? SystemClock::Get().MonotonicMs() : arrived_ms_.load();

@@ -23,7 +23,7 @@ std::string NameOf(plan::Strategy strategy) {
   return std::string(plan::RowOf(strategy).name);
 }
 
-// Whether the placements of this choice exist, for a tensor that nothing else cuts.
+// Checks that the placements of this choice exist, for a tensor that nothing else cuts.
 absl::Status CheckChoice(const plan::StrategyChoice& choice, int64_t replicas) {
   const absl::StatusOr<plan::Mesh> mesh =
       plan::Mesh::Create({{plan::kReplicateAxis, replicas}, {plan::kShardAxis, 2}});

@@ -123,7 +123,7 @@ class MergeLearner {
         }
         if (i + 2 < ids.size()) {
           counts_[KeyOf(ids[i + 1], ids[i + 2])] -= word.count;
-          // Of two merges in a row the second adds the pair between them.
+          // If two merges follow each other, the second one adds the pair between them.
           const bool again = i + 3 < ids.size() && KeyOf(ids[i + 2], ids[i + 3]) == key;
           if (!again) {
             Grow(KeyOf(id, ids[i + 2]), place, word.count, grown);

@@ -157,7 +157,8 @@ bool ParseSince(const std::string& since, int64_t& since_ms) {
   return ago.ok();
 }
 
-// Of a list that ends; what is followed is one object a line.
+// Returns true if a list that ends is printed as one document; a list that is followed is one
+// object a line.
 bool IsOneDocument(Format format) {
   return format == Format::kJson || format == Format::kYaml;
 }

@@ -193,7 +193,7 @@ class ByteLevelTokenizer : public Tokenizer {
     return absl::OkStatus();
   }
 
-  // Where the first added token starts (the longest one there), or npos.
+  // Returns the start of the first added token (the longest one there), or npos.
   std::size_t FindAdded(std::string_view text, const AddedToken*& token) const {
     if (added_.empty()) {
       return std::string_view::npos;

@@ -32,7 +32,7 @@ std::string EpochOf(const std::string& path) {
   return rank == std::string::npos ? "" : name.substr(0, rank);
 }
 
-// Of a directory: the files of its newest epoch, sorted.
+// Adds the files of a directory's newest epoch, sorted.
 void AddNewest(std::vector<std::string> found, std::vector<std::string>& files) {
   std::sort(found.begin(), found.end());
   std::string newest;

@@ -302,7 +302,7 @@ std::vector<LostNode> Membership::Evaluate(int64_t now_ms, const ArrivalFunction
     }
     const bool watched = watchers != watchers_.end() && watchers->first == id;
     const int64_t suspect_ms = (watched ? TimesOf(watchers->second) : times_).suspect_ms();
-    // What has arrived counts, although the strand did not get to it yet.
+    // A message that has arrived counts, although the strand did not get to it yet.
     if (arrival && node.stream && now_ms - node.heard_ms >= suspect_ms) {
       node.heard_ms = std::max(node.heard_ms, std::min(now_ms, arrival(*node.stream)));
     }

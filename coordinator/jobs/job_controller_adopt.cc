@@ -189,7 +189,7 @@ Wanted JobController::WantedOf(const Entry& entry) const {
 void JobController::Tell(Entry& entry, TrainerSlot& slot, int64_t rank, bool returned) {
   const int64_t now_ms = parts_.clock->MonotonicMs();
   const JobRun& run = entry.run;
-  // What was sent a moment ago may be on its way.
+  // A command that was sent a moment ago may be on its way.
   const bool waits = !returned && now_ms - slot.told_ms < 2 * membership_.times().beat_ms();
   if (slot.exited || waits || slot.state == "launching") {
     return;

@@ -142,7 +142,7 @@ Result OnAllReady(const JobRecord& job, const JobEvent& event) {
       .Take();
 }
 
-// What an event says of a cause.
+// Returns the text of a cause for an event.
 std::string Told(const FailureCause& cause) {
   return IsStoreWait(cause.reason)
              ? absl::StrCat("waits for the store and goes on by itself, uncharged: ", cause.message)

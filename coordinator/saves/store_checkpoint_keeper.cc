@@ -211,7 +211,8 @@ absl::StatusOr<std::optional<SettledSave>> SettleNewest(FileStore& files,
 
 // Later steps of other jobs go out of the way of a job that was told where to begin.
 absl::Status SetOthersAside(FileStore& files, const CheckpointJob& job, const RestorePoint& start) {
-  // Of another folder, or none at all: then no step that lies here is part of this history.
+  // If the start is in another folder, or there is none, no step that lies here is part of this
+  // history.
   const bool here = start.path.starts_with(files.root() + "/");
   ASSIGN_OR_RETURN(const std::vector<std::string> moved,
                    SetAside(files, job.uid, here ? start.step : -1));

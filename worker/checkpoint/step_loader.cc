@@ -26,7 +26,8 @@ static_assert(static_cast<int>(plan::StateRole::kParam) ==
 static_assert(static_cast<int>(plan::StateRole::kStep) ==
               static_cast<int>(ckpt::TensorRole::kStep));
 
-// Where the values of a dtype go first that become fp32 in all of `out`: its end.
+// Returns the end of `out`, into which values stored as `stored` are read before they are widened
+// to fp32 in all of `out`.
 std::span<std::byte> StoredPart(std::span<std::byte> out, DType stored) {
   return out.last(out.size() / sizeof(float) * Size(DTypeBytes(stored)));
 }

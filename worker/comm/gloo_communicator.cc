@@ -97,8 +97,8 @@ struct Message {
   int64_t bytes = 0;
 };
 
-// What a rank's communicators have in common: one mesh of connections, in which each has its own
-// numbers.
+// State that a rank's communicators share: one mesh of connections, in which each communicator uses
+// message numbers of its own.
 struct GlooRoot {
   GlooRoot(std::unique_ptr<Mesh> its_mesh, std::chrono::milliseconds its_timeout)
       : mesh(std::move(its_mesh)), timeout(its_timeout) {}

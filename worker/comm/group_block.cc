@@ -115,7 +115,7 @@ void GroupBlock::Publish(const IssueRecord& issue, int64_t offset) {
 }
 
 absl::Status GroupBlock::Failure() const {
-  // What ended all groups says more than that a rank has left this one because of it.
+  // The failure of all groups says more than that a rank has left this one because of it.
   const bool all = options_.root->domain.state.load(std::memory_order_acquire) != 0;
   return all ? Read(options_.root->domain) : GroupFailure(*header_);
 }

@@ -149,7 +149,7 @@ void IssueLog::Keep(const IssueRecord& record) {
 }
 
 void IssueLog::Complete() {
-  // Nobody else writes.
+  // No other thread writes it.
   completed_.store(completed_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
 }
 

@@ -160,7 +160,7 @@ absl::Status NcclCommunicator::AllocateArena(const ArenaSizes& sizes) {
       log().Issue(CollectiveKind::kAllocateArena, {}, {.elements = 1}), {&mine, 1}, all));
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r] != std::byte{0}) {
-      // Who has memory ends because of a peer, not for want of it.
+      // A rank that has its memory fails because of a peer, and its error says so.
       return root_->Fail(
           mapped.ok() ? absl::AbortedError(absl::StrCat("rank ", r, " has no memory for its arena"))
                       : mapped);

@@ -205,7 +205,7 @@ absl::Status NcclMember::Retire() {
 }
 
 absl::Status NcclMember::Poll() {
-  // What peers announced before an error of NCCL is there once the error is.
+  // Announcements that peers made before an error of NCCL have arrived once the error is visible.
   const absl::Status settled = group_->Settled().status();
   {
     MutexLock lock(mutex_);

@@ -22,7 +22,7 @@
 namespace ravel::comm {
 namespace {
 
-// Of the record by which the ranks of a split open their memory.
+// Room for the record by which the ranks of a split open their memory.
 constexpr size_t kRecordBytes = 256;
 
 std::span<const std::byte> BytesOf(const void* data, int64_t bytes) {
@@ -64,7 +64,7 @@ SharedMemoryCommunicator::SharedMemoryCommunicator(std::shared_ptr<Root> root, M
                   }}) {}
 
 SharedMemoryCommunicator::~SharedMemoryCommunicator() {
-  // Of this group alone: others may still have work that does not need this rank.
+  // Fails this group alone: others may still have work that does not need this rank.
   FailGroup(block_.header(), absl::AbortedError(absl::StrCat("rank ", root_->rank, " left")));
 }
 

@@ -191,7 +191,7 @@ std::string ProbeGpus(const std::string& name, std::vector<DeviceFacts>& all) {
   return message;
 }
 
-// Of the word; all.size() where it names none.
+// Returns the index of the device that the word names; all.size() if it names none.
 size_t IndexOf(const std::vector<DeviceFacts>& all, absl::string_view word) {
   size_t index = 0;
   if (absl::SimpleAtoi(word, &index)) {

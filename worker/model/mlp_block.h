@@ -16,7 +16,7 @@ class MlpBlock {
 
   // Reads `hidden`, keeps x1, adds to `hidden`.
   void Forward(kernels::Stream& stream, const UnitMemory& memory) const;
-  // What the policy does not keep, from x1.
+  // Recomputes the activations that the policy does not keep, from x1.
   void Remake(kernels::Stream& stream, const UnitMemory& memory) const;
   // `dhidden` in place.
   void Backward(kernels::Stream& stream,

@@ -1,8 +1,7 @@
 #pragma once
 
-// What modules are made of besides arithmetic: how a unit finds its weights by name, where an
-// activation lies in each pass, and gradients once fresh and accumulating ones have been told
-// apart.
+// Parts of modules besides arithmetic: they find a unit's weights by name and an activation's
+// memory in each pass, and hold gradients after fresh and accumulating ones have been told apart.
 
 #include <optional>
 #include <string>

@@ -44,8 +44,8 @@ void MergeSiblings(std::vector<PartialSum<Value>>& stack, const Add& add) {
   }
 }
 
-// What is left of a tree grows smaller to the right; rows that do not exist are +0, which changes
-// nothing.
+// Adds the remaining subtrees, which grow smaller to the right; rows that do not exist are +0,
+// which changes nothing.
 template <typename Value, typename Add>
 Value SumOfStack(std::vector<PartialSum<Value>>& stack, Value none, const Add& add) {
   Value sum = none;

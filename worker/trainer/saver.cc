@@ -161,7 +161,8 @@ std::vector<ckpt::Blob> Saver::Blobs(int64_t step) const {
             {"beta2", json::Value(spec.optimizer.beta2)},
             {"eps", json::Value(spec.optimizer.eps)},
             {"weight_decay", json::Value(spec.optimizer.weight_decay)},
-            // Of moments, which are saved as they live; main weights are saved as fp32.
+            // The type of moments, which are saved in the type they have; main weights are saved as
+            // fp32.
             {"state_dtype", json::Value(narrow ? "bf16" : "fp32")}}),
       blob("rng", {{"seed", json::Value(spec.seed)}}),
       blob("schedule",

@@ -198,7 +198,7 @@ absl::Status StepDiagnostics::Finish() {
 
 absl::Status StepDiagnostics::AfterStep(const StepResult& result) {
   engine_.executor().set_recorder(nullptr);
-  // What cannot be written costs a line in the log, not the job.
+  // A file that cannot be written costs a line in the log, not the job.
   if (Traced(result.step)) {
     RETURN_IF_ERROR(engine_.executor().CollectTrace(*recorder_));
     const absl::Status written = WriteTrace();

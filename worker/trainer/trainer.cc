@@ -95,7 +95,8 @@ absl::Status CheckFastKernels(const kernels::CudaGpu& gpu, const plan::JobSpec& 
       ExitCode::kDevice);
 }
 
-// What a log of a job is asked first. `nccl`: its version, 0 where it is not used.
+// Logs device, free memory, driver and NCCL version at start. `nccl`: its version, 0 where it is
+// not used.
 void LogDevice(const kernels::CudaGpu& gpu, int nccl) {
   const auto free_bytes = gpu.FreeBytes();
   const auto versions = gpu.library().Versions();

@@ -194,7 +194,7 @@ class TreeBuilder : public YAML::EventHandler {
   int nodes_ = 0;
 };
 
-// Of what follows UTF-8 text.
+// Position of the character that follows UTF-8 text.
 Position PositionAfter(std::string_view text) {
   const std::string_view line = text.substr(text.rfind('\n') + 1);  // npos + 1 is 0
   const auto characters = std::count_if(line.begin(), line.end(), [](char byte) {

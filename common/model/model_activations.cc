@@ -1,5 +1,6 @@
-// What each unit of a model keeps for its backward, what it makes again there, and what it needs
-// while it runs. The names are those by which worker/model asks for them.
+// Lists the activations that each unit of a model keeps for its backward, those that it recomputes
+// there, and the scratch memory that it needs while it runs. The names are those by which
+// worker/model asks for them.
 
 #include "common/model/model_activations.h"
 

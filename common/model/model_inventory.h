@@ -54,7 +54,7 @@ struct ActivationSpec {
   std::string name;  // unique within the unit; the module asks for it by this name
   Shape shape;
   DType dtype = DType::kF32;
-  // Of saved activations: kept unless the job's policy is this or a later one; kNone: always kept.
+  // For saved activations: kept unless the job's policy is this or a later one; kNone: always kept.
   RecomputePolicy remade_from = RecomputePolicy::kNone;
 };
 

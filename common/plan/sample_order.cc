@@ -55,7 +55,8 @@ int64_t Permuted(const PassKey& key, int64_t size, int64_t index) {
   return static_cast<int64_t>(value);
 }
 
-// Of `count` positions, how many go to a source with `share` / 2^32 of them: the nearest integer.
+// Returns how many of `count` positions go to a source with `share` / 2^32 of them: the nearest
+// integer.
 int64_t ShareOf(int64_t count, uint64_t share) {
   constexpr auto kHalf = static_cast<unsigned __int128>(uint64_t{1} << (kShareBits - 1));
   const unsigned __int128 product = static_cast<unsigned __int128>(count) * share + kHalf;

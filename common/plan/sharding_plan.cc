@@ -74,7 +74,7 @@ absl::Status CheckRequest(const PlanRequest& request) {
   return absl::OkStatus();
 }
 
-// What resident gathered weights that ranks have in common are made of.
+// The kind of buffer that resident gathered weights, shared by ranks, are made of.
 BufferKind CommonWeight(const ShardingPlan& plan) {
   return plan.options.weight_type == plan.options.main_type ? BufferKind::kMainWeight
                                                             : BufferKind::kModelWeight;

@@ -57,8 +57,8 @@ absl::StatusOr<std::vector<Move>> PlanMoves(const PlacedTensor& tensor,
 // larger side times (k-1)/k, twice that for an all-reduce; 0 for views and copies.
 int64_t MoveBytes(const Move& move, const Mesh& mesh, int64_t elements, int64_t element_bytes);
 
-// Whether `move` may run with these two ranges of one arena, `position` being the rank's place in
-// its group. A reduce whose output is its input adds its result to itself at every use.
+// Checks that `move` may run with these two ranges of one arena, `position` being the rank's place
+// in its group. A reduce whose output is its input adds its result to itself at every use.
 absl::Status CheckAliasing(const Move& move,
                            int64_t position,
                            const ElementRange& input,

@@ -81,7 +81,7 @@ Placement TensorParallelPlacement(const TensorTraits& traits) {
   return kR;
 }
 
-// What the optimizer needs whole is not cut between rows.
+// Placements of a tensor that the optimizer needs whole: it is not cut between rows.
 Placements WithWholeTensors(Placements placements) {
   for (AxisPlacement& entry : placements) {
     if (entry.placement.in_flat_family()) {

@@ -17,8 +17,8 @@
 
 namespace ravel::plan {
 
-// What one data axis does with each buffer, and what that costs per step on the axis, in units of
-// P * (k-1)/k elements for an axis of k. A gradient is Partial when backward has staged it.
+// The placement of each buffer on one data axis, and the cost per step on the axis, in units of P *
+// (k-1)/k elements for an axis of k. A gradient is Partial when backward has staged it.
 struct AxisStrategyRow {
   Strategy strategy = Strategy::kNoShard;
   std::string_view name;
@@ -42,7 +42,7 @@ struct StrategyChoice {
   bool sequence_parallel = false;  // gradients of tensors that `tensor` does not cut are Partial
   bool operator==(const StrategyChoice&) const = default;
 };
-// What users name: the four of one axis, "hsdp" and "hfsdp".
+// A strategy as users name it: the four of one axis, "hsdp" and "hfsdp".
 struct NamedStrategy {
   std::string_view name;
   std::string_view alias;  // ZeRO-0 to ZeRO-3, or ""
@@ -70,7 +70,7 @@ struct TensorParallelRow {
 };
 std::span<const TensorParallelRow> TensorParallelRows();
 
-// What placements of a tensor depend on, beside the strategy.
+// Properties of a tensor on which its placements depend, beside the strategy.
 struct TensorTraits {
   TensorParallelKind tensor_parallel = TensorParallelKind::kReplicated;
   bool bias = false;

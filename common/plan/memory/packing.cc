@@ -23,7 +23,7 @@ struct Placed {
 
 enum class Fit { kLowest, kTightest };
 
-// Where an item goes among the placed ones that it conflicts with.
+// Returns an item's offset among the placed ones that it conflicts with.
 int64_t FindOffset(std::vector<Placed> taken, int64_t bytes, Fit fit) {
   std::sort(taken.begin(), taken.end(), [](const Placed& a, const Placed& b) {
     return a.begin < b.begin;

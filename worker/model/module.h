@@ -55,9 +55,9 @@ class Module {
   // Forward without a backward to come; the head also writes the `loss` of every token.
   virtual void ForwardOnly(kernels::Stream& stream, const UnitMemory& memory) const = 0;
 
-  // Fills `remade` from `saved`, with the kernels and shapes of Forward and so its bits; needs
+  // Recomputes `remade` from `saved`, with the kernels and shapes of Forward and so its bits; needs
   // weights, `saved`, `remade`, `workspace` and the RoPE tables; `hidden` may be overwritten,
-  // `dhidden` not. Only of units that have something remade.
+  // `dhidden` not. Called only for units that recompute something.
   virtual void Remake(kernels::Stream& stream, const UnitMemory& memory) const {
     (void)stream;
     (void)memory;

@@ -115,7 +115,7 @@ void AddLayerWorkspace(const ModelConfig& config,
   }
 }
 
-// Nothing of the head is made again: its two passes follow each other. Its input is not copied:
+// Nothing of the head is recomputed: its two passes follow each other. Its input is not copied:
 // nothing writes the shared "hidden" between them.
 void AddHeadActivations(const ModelConfig& config, int64_t tokens, UnitSpec& unit) {
   const Architecture& architecture = ArchitectureOf(config.architecture);

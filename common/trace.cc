@@ -1,3 +1,5 @@
+// Records, merges and reads traces. Questions are answered from documents, not from the recorder,
+// so that a trace of any rank and time can be asked. A wait is blamed on the rank that came last.
 #include "common/trace.h"
 
 #include <algorithm>
@@ -175,8 +177,7 @@ typename Map::const_iterator Largest(const Map& map) {
       map.begin(), map.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
 }
 
-// The instruction on which the last rank spent most of the others' wait. Time between two
-// instructions counts as before the later one: batches are read there, or a process is stopped.
+// The instruction on which the last rank spent most of the others' wait; a gap counts to the next.
 std::string LateInstruction(const std::vector<ReadEvent>& events, const ReadEvent& waiting) {
   const double begin = waiting.peer_wait_begin_us;
   const double end = std::min(waiting.end_us, begin + waiting.peer_wait_us);

@@ -19,7 +19,7 @@ namespace {
 bool StoredIsCut(const ShardingPlan& plan, GroupId group) {
   return !CutAxes(plan.roles[group].stored).empty();
 }
-// Of a trained group: whether replicas cut what the shard axis has cut.
+// Returns true if replicas cut what the shard axis has cut of a trained group.
 bool ReplicasCut(const ShardingPlan& plan, GroupId group) {
   return CutAxes(plan.roles[group].stored).size() > 1;
 }

@@ -1,3 +1,9 @@
+// Maps a position in training to a sample without any list, so a resize or resume needs no state.
+// Sources are mixed with Bresenham's rule: after n positions each source has had its share of n,
+// rounded. Within one pass over a source the order is a permutation by a Feistel network keyed with
+// (seed, source, pass); it permutes a power of four, and values beyond the source's size are mapped
+// again until they fall inside. Cost per sample: a few Philox draws, whatever the size.
+
 #include "common/plan/sample_order.h"
 
 #include <bit>

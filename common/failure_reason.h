@@ -25,7 +25,7 @@ enum class ExitCode : int32_t {
 
 enum class FailureClass { kUser, kInfrastructure, kPreemption, kCapacity, kControl, kFinal };
 
-// What the coordinator does about it.
+// The coordinator's answer to the failure.
 enum class FailureAnswer {
   kRestart,    // a new epoch from the newest commit
   kAvoidNode,  // the same, and elsewhere if there is room

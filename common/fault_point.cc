@@ -1,3 +1,8 @@
+// Fault points for tests and drills. With RAVEL_FAULTS unset a point costs one atomic load;
+// otherwise the entries of its name are counted under a mutex and acted on outside of it, so that a
+// stalled point does not block others. A setting that cannot be read ends the process: a drill that
+// silently does nothing would pass.
+
 #include "common/fault_point.h"
 
 #include <atomic>

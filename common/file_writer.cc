@@ -1,3 +1,7 @@
+// Files that appear whole or not at all: write a temporary beside the target, fsync it, rename,
+// fsync the folder. The temporary's name holds pid and a counter, so writers of one target do not
+// disturb each other; the last rename wins. An object dropped before Publish removes its temporary.
+
 #include "common/file_writer.h"
 
 #include <atomic>

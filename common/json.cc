@@ -1,3 +1,8 @@
+// JSON values over Boost.JSON's parser, which appears in this file only. Our own value type keeps
+// the order of members and the distinction between whole numbers and floats, which formats on disk
+// rely on. The serialiser writes the fewest digits that read back as the same number, and replaces
+// invalid UTF-8, so that output is always valid JSON.
+
 #include "common/json.h"
 
 #include <charconv>

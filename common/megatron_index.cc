@@ -1,3 +1,8 @@
+// Reads and checks Megatron .idx files. The header is first held against the file's size in
+// arithmetic that cannot overflow; then the tables are checked in one pass that keeps only sums
+// (MegatronIndexCheck), so the same code serves a mapped file and a file read in blocks. Each
+// pointer must equal the bytes before it: gaps and overlaps are faults.
+
 #include "common/megatron_index.h"
 
 #include <cstring>

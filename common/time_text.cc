@@ -1,3 +1,7 @@
+// Parses and prints times, durations and sizes. One table of units serves both directions.
+// Durations need a unit, because a bare number in a job file is more often a mistake than a choice;
+// plain k, M, G of sizes are powers of 1024.
+
 #include "common/time_text.h"
 
 #include <cctype>

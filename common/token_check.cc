@@ -1,3 +1,8 @@
+// Checks token files by reading them in blocks of fixed size. It exists beside TokenFile because
+// mapped files are dangerous to check: a file that another process truncates raises SIGBUS, and one
+// on a dead mount blocks the process; here both are errors. Files are opened without blocking, so a
+// pipe is refused instead of waited for. Before each block the caller may give up.
+
 #include "common/token_check.h"
 
 #include <algorithm>

@@ -1,3 +1,7 @@
+// Token files as memory maps, and their writer. Ids of 2 or 4 bytes are read through one template;
+// Read converts to int32. The map is shared and read-only, so ranks of one host share pages. The
+// writer streams ids and publishes data before index: a reader that finds an index finds its data.
+
 #include "common/token_file.h"
 
 #include <algorithm>

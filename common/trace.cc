@@ -1,3 +1,5 @@
+// Records, merges and reads traces. Questions are answered from documents, not from the recorder,
+// so that a trace of any rank and time can be asked. A wait is blamed on the rank that came last.
 #include "common/trace.h"
 
 #include <algorithm>
@@ -155,7 +157,7 @@ int64_t LastStep(const std::vector<ReadEvent>& events) {
   return last;
 }
 
-// Of one step; < 0: the last.
+// Events of one step; < 0: the last.
 std::vector<ReadEvent> EventsOf(const json::Value& document, int64_t step) {
   std::vector<ReadEvent> events = EventsOf(document);
   const int64_t wanted = step < 0 ? LastStep(events) : step;
@@ -175,9 +177,7 @@ typename Map::const_iterator Largest(const Map& map) {
       map.begin(), map.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
 }
 
-// What the rank that came last did in most of the time that the others waited for it. The time
-// between two of its instructions is said to be before the later one: batches are read there, and
-// a process may be stopped.
+// The instruction on which the last rank spent most of the others' wait; a gap counts to the next.
 std::string LateInstruction(const std::vector<ReadEvent>& events, const ReadEvent& waiting) {
   const double begin = waiting.peer_wait_begin_us;
   const double end = std::min(waiting.end_us, begin + waiting.peer_wait_us);
@@ -267,7 +267,7 @@ class Intervals {
     }
     return sum;
   }
-  // Of [begin, end), how much lies in these. After Join.
+  // Time of [begin, end) that lies in these intervals. Call after Join.
   double Within(double begin, double end) const {
     double sum = 0;
     for (const auto& [from, to] : intervals_) {
@@ -291,7 +291,7 @@ bool ReducesGradients(const ReadEvent& event) {
   return event.op == "ReduceScatter" || event.op == "OuterReduce" || event.op == "GatherGradient";
 }
 
-// Of one rank.
+// Overlap of one rank.
 StepOverlap OverlapOf(const std::vector<const ReadEvent*>& events) {
   Intervals passes, computing, communicating, step;
   for (const ReadEvent* event : events) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// What each rank did and when: events of a few steps, written as one Chrome-trace file per rank
-// (chrome://tracing, Perfetto), merged into one timeline of all ranks, and drawn as text.
+// Records what each rank did and when: events of a few steps, written as one Chrome-trace file per
+// rank (chrome://tracing, Perfetto), merged into one timeline of all ranks, and drawn as text.
 
 #include <cstdint>
 #include <string>
@@ -94,8 +94,8 @@ struct Stall {
 };
 std::vector<Stall> FindStalls(const json::Value& document, int64_t step, double least_share = 0.01);
 
-// Who made others wait in one step: per rank the time that all others together waited for it,
-// largest first.
+// Ranks that made others wait in one step: per rank the time that all others together waited for
+// it, largest first.
 struct LateRank {
   int64_t rank = 0;
   double seconds = 0;
@@ -103,13 +103,13 @@ struct LateRank {
 };
 std::vector<LateRank> FindLateRanks(const json::Value& document, int64_t step);
 
-// What of a step's communication was hidden by its computation.
+// The part of a step's communication that its computation hid.
 struct StepOverlap {
   int64_t rank = 0;
-  // Of weights, and those that ran while a forward or backward pass did.
+  // Gathers of weights, and those that ran beside a forward or backward pass.
   int64_t gathers = 0;
   int64_t hidden_gathers = 0;
-  // Of gradients.
+  // Reductions of gradients, and those that ran beside a pass.
   int64_t reduces = 0;
   int64_t hidden_reduces = 0;
   // Communication of any kind with nothing on the compute stream beside it, and its share of the

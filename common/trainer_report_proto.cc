@@ -1,3 +1,7 @@
+// Converts the messages that trainers report, both directions side by side. All of a message's
+// fields are named in each function and a round-trip test compares them, so a new field cannot be
+// forgotten in one direction.
+
 #include "common/trainer_report_proto.h"
 
 #include <utility>

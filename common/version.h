@@ -4,7 +4,7 @@
 
 namespace ravel {
 
-// Of all binaries; client and server may differ by one minor version.
+// The release of all binaries; client and server may differ by one minor version.
 inline constexpr char kVersion[] = "0.1.0";
 
 // Between daemons and coordinator. A release speaks all from the oldest to the newest, so that they

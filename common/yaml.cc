@@ -1,3 +1,9 @@
+// Builds a tree with positions from yaml-cpp's events; the library appears in this file only.
+// Working on events instead of the library's own nodes gives the position and quoting of every
+// scalar and lets limits act while reading: depth, number of nodes, and alias expansion, which
+// could otherwise make a short file huge. Exceptions of the library and of the builder end in
+// Parse.
+
 #include "common/yaml.h"
 
 #include <algorithm>
@@ -188,7 +194,7 @@ class TreeBuilder : public YAML::EventHandler {
   int nodes_ = 0;
 };
 
-// Of what follows UTF-8 text.
+// Position of the character that follows UTF-8 text.
 Position PositionAfter(std::string_view text) {
   const std::string_view line = text.substr(text.rfind('\n') + 1);  // npos + 1 is 0
   const auto characters = std::count_if(line.begin(), line.end(), [](char byte) {

@@ -1,8 +1,8 @@
 #pragma once
 
-// What streams of a device are given, call by call: kept while it is done, to become a graph, and
-// compared with what is given later, which the graph then stands for. So a graph is launched only
-// for the very calls that it was made of, arguments and all.
+// Records the calls issued to CUDA streams. A recording becomes a CUDA graph; later steps are
+// compared call by call and, if equal, replaced by one graph launch. A graph is launched only for
+// the very calls that it was made of, arguments included.
 
 #include <cstddef>
 #include <cstdint>
@@ -69,7 +69,7 @@ class CudaCallLog {
   // first that is not, all before it are done, and every later one (but see Collectives). `calls`
   // stays until Finish.
   void Follow(const CudaCalls& calls);
-  // What was kept.
+  // The recorded calls.
   const CudaCalls& calls() const { return kept_; }
   // Ends either. True where a capture can hold what was recorded, or where the calls followed were
   // all of `calls` and nothing else: none of them was done. Otherwise `difference` says why.

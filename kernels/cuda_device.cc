@@ -1,3 +1,10 @@
+// CudaStream turns every request (launch, copy, fill, gemm, attention, event) into a plain struct
+// of bytes, and Perform issues it through libravel_cuda.so. That indirection is what makes CUDA
+// graphs possible: a CudaCallLog can keep the calls of a step, compare a later step with them byte
+// by byte, and issue them during a capture (cuda_calls.h). The structs have no padding, or equal
+// calls could differ. Issued work that fails ends the process (CudaGpu::Fail): the device's context
+// is lost with it.
+
 #include "kernels/cuda_device.h"
 
 #include <algorithm>

@@ -155,7 +155,7 @@ class CudaEvent {
   CudaEvent& operator=(CudaEvent&& other) noexcept;
   ~CudaEvent();
 
-  // Whether what was recorded last is done; an error of the device is reported here, too.
+  // Returns true if the last recorded work is done; an error of the device is reported here, too.
   absl::StatusOr<bool> Done() const;
   // Blocks the host.
   absl::Status Synchronize() const;
@@ -172,8 +172,8 @@ class CudaEvent {
   void* handle_ = nullptr;
 };
 
-// What the host issues in this scope has this name in profilers (NVTX). Costs a call where none is
-// attached. The name outlives the scope.
+// Names the work that the host issues in this scope for profilers (NVTX). Costs a call where none
+// is attached. The name outlives the scope.
 class CudaRange {
  public:
   CudaRange(const CudaGpu& gpu, const std::string& name) : functions_(gpu.library().functions()) {
@@ -234,7 +234,7 @@ class CudaStream final : public cuda::LaunchStream {
   // How many multiprocessors products may use from here on; 0: all. Part of their keys.
   void UseMultiprocessors(int32_t count) { product_multiprocessors_ = count; }
 
-  // What follows is in cuda_products.cc; for start-up, never within a capture.
+  // The functions below are in cuda_products.cc; for start-up, never within a capture.
 
   // Times up to kMaxCandidates algorithms of a product on its own operands, which should hold
   // random numbers; `flush` is overwritten before each run, together larger than the cache. The
@@ -318,7 +318,7 @@ class CudaStream final : public cuda::LaunchStream {
                                              const Measuring& measuring,
                                              double best);
 
-  // Of the stream.
+  // The stream's own workspace, or the one that UseAttention gave it.
   void* AttentionWorkspace() const;
   uint64_t AttentionWorkspaceBytes() const;
   const cuda::AttentionChoice& ChooseAttention(const cuda::RavelCudaAttention& attention,

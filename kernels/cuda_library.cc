@@ -1,3 +1,8 @@
+// Opens libravel_cuda.so with dlopen, checks its ABI version, and turns its error codes into
+// statuses with a hint where one usually helps. Errors of this process's own device carry a payload
+// (IsDeviceError), because the trainer's exit code must tell a broken device from a failed peer.
+// NCCL errors count as the device's only if CUDA failed beneath, or if NCCL could not be opened.
+
 #include "kernels/cuda_library.h"
 
 #include <array>

@@ -30,8 +30,8 @@ struct CudaVersions {
   int runtime = 0;
 };
 
-// Where the library is expected: the value of the environment variable RAVEL_CUDA_LIBRARY, else
-// libravel_cuda.so in the folder of the running binary.
+// Returns the path where the library is expected: the value of the environment variable
+// RAVEL_CUDA_LIBRARY, else libravel_cuda.so in the folder of the running binary.
 std::string DefaultCudaLibraryPath();
 
 // Stays open for the process. Thread-compatible.
@@ -60,11 +60,12 @@ class CudaLibrary {
   const cuda::RavelCudaFunctions* functions_;
 };
 
-// Whether a status of ToStatus, however annotated, is of this process's device or its libraries,
-// and not of a peer: all of the runtime and of what it opens, of NCCL what failed in CUDA or was
-// not found.
+// Returns true if a status of ToStatus, however annotated, is a fault of this process's device or
+// its libraries, and not of a peer. All errors of the runtime and of libraries that it opens are;
+// of NCCL's errors those that failed in CUDA, and that it was not found.
 bool IsDeviceError(const absl::Status& status);
-// What usually helps against an error of the CUDA runtime; empty where the error says it all.
+// Returns a hint that usually helps against an error of the CUDA runtime; empty where there is
+// none.
 std::string CudaHint(int32_t error);
 
 }  // namespace ravel::kernels

@@ -1,3 +1,9 @@
+// NcclGroup serialises NCCL calls of one communicator under a mutex and never blocks under it:
+// calls return at once and Settled polls. Abort runs ncclCommAbort on a thread of its own, since it
+// waits for kernels to leave; several groups are aborted side by side, because one blocked abort
+// would keep the others from raising their flags. Collectives pass through the stream's call log
+// first, as its other calls do, so that they can become part of a CUDA graph.
+
 #include "kernels/cuda_nccl.h"
 
 #include <cstring>
@@ -270,7 +276,7 @@ void NcclGroup::BeginAbort() {
     return;
   }
   aborted_ = true;
-  // What is aborted has failed already: nobody asks how it ended.
+  // An aborted group has failed already, so the result of the abort is not read.
   abort_ =
       std::async(std::launch::async,
                  [how = gpu_.library().functions().nccl_abort, handle = handle_] { how(handle); });

@@ -20,7 +20,8 @@ namespace ravel::kernels {
 
 // 22809 is 2.28.9. An error names the library and where it was sought, or why it is refused.
 absl::StatusOr<int> NcclVersion(const CudaLibrary& library);
-// What the ranks of one group have in common: made by one of them, used once, a secret.
+// Returns a new id, by which the ranks of one group find each other: made by one of them, used
+// once, a secret.
 absl::StatusOr<std::string> MakeNcclId(const CudaGpu& gpu);
 
 // One rank of a group. Thread-safe; collectives of all ranks come in the same order. Errors say the
@@ -44,8 +45,8 @@ class NcclGroup {
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
 
-  // Whether nothing is under way. While it is, no collective may be issued here. An error of work
-  // that was issued long ago comes here, too.
+  // Returns true if nothing is under way. While it is, no collective may be issued here. An error
+  // of work that was issued long ago comes here, too.
   absl::StatusOr<bool> Settled();
 
   // Collectives begin to be issued, in the order of the stream's work; see Settled. A log of the
@@ -61,7 +62,7 @@ class NcclGroup {
                         std::span<const Message> sends,
                         std::span<const Message> receives);
 
-  // Of a collective that a log has kept.
+  // Returns the group of a collective that a log has kept.
   static NcclGroup& Of(const CudaCall& call);
   // Such a collective, now, and until nothing is under way: for captures. Graphs of
   // it are gone before End.

@@ -1,4 +1,8 @@
-// Which algorithm of cuBLASLt computes a product on a CudaStream: known, measured or proposed.
+// Chooses the cuBLASLt algorithm of each gemm. A gemm is identified by a text key of everything
+// that may change the choice; a key seen before is answered from the table. Otherwise the library's
+// candidates are timed: one warm-up and five runs each from a flushed cache, of which the median
+// counts; a candidate clearly slower after its first run is dropped. Without measuring, the
+// library's first proposal is taken. No algorithm at all means our own kernel.
 
 #include <algorithm>
 #include <array>
@@ -26,7 +30,7 @@ namespace {
 constexpr size_t kRuns = 5;
 // An algorithm whose first timed run takes so many times the best median gets no further ones.
 constexpr double kClearlySlower = 1.25;
-// What a file shows of a time.
+// The smallest time that the file's format can show; a measured choice must not read as 0.
 constexpr double kLeastMicroseconds = 0.001;
 
 }  // namespace

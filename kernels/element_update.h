@@ -25,7 +25,8 @@ struct ElementUpdateArgs {
   TensorView v;                 // the type of m; absent where the rule has one state
   uint64_t seed = 0;
   uint32_t step = 0;
-  // Where there is no table: ordinal of the canonical tensor, global index of the first element.
+  // Used where there is no table: ordinal of the canonical tensor, global index of the first
+  // element.
   uint32_t site = 0;
   int64_t first_index = 0;
   UpdateScalars scalars = {};

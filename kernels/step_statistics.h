@@ -1,8 +1,8 @@
 #pragma once
 
-// What decides a step, computed where the gradients are: sums over lanes and rows in the order that
-// hosts have, the decision, and the scalars of the update. The same bits on both backends, so that
-// a host may follow a device one step later.
+// Statistics that decide a step, computed where the gradients are: sums over lanes and rows in the
+// order that hosts have, the decision, and the scalars of the update. The same bits on both
+// backends, so that a host may follow a device one step later.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the updates of all optimizers have in common: the scalars of a step, and the pieces of flat
+// Types that the updates of all optimizers share: the scalars of a step, and the pieces of flat
 // ranges that one call updates.
 
 #include <cstdint>

@@ -1,3 +1,9 @@
+// Both ends of the socketpair between a daemon and a trainer. The trainer's end blocks, with a send
+// time-out, because it is used by threads that have nothing else to do; the daemon's end is
+// asynchronous, because one event loop serves many trainers and must never wait for a stuck one.
+// Frames are bounded (64 MiB each, 128 MiB queued), and the first failure of a direction is final:
+// after half a frame the stream cannot be understood any more.
+
 #include "worker/child_link.h"
 
 #include <array>

@@ -32,7 +32,7 @@ inline uint64_t DigestBox(DType dtype,
   return DigestBoxPart(dtype, shape, box, 0, bytes);
 }
 
-// What state_digest is made from.
+// The facts from which state_digest is computed.
 struct TensorDigest {
   std::string name;
   DType dtype = DType::kF32;

@@ -1,3 +1,9 @@
+// Checks what a manifest claims before any data file is opened: paths stay inside the step, sizes
+// add up, chunks of a file do not overlap, boxes of a tensor cover it exactly once. The cover proof
+// is simple because chunks are rectangles: each is in bounds, no two intersect, and their volumes
+// add up to the tensor's, so nothing is missing. A manifest may come from a damaged disk or another
+// program, so every number is bounded before it is multiplied.
+
 #include "common/ckpt/manifest.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a committed step holds, as plain values; common/ckpt/manifest_proto turns it into
+// The content of a committed step as plain values; common/ckpt/manifest_proto turns it into
 // manifest.pb and back.
 
 #include <array>
@@ -119,7 +119,7 @@ struct Manifest {
 // Errors name the tensor or file.
 absl::Status ValidateManifest(const Manifest& manifest);
 
-// What one rank wrote for one save.
+// A chunk that one rank wrote for one save.
 struct SealedChunk {
   std::string tensor;
   ChunkRecord chunk;  // `file` is an index into the seal's files

@@ -1,3 +1,8 @@
+// The codec of manifest.pb and of seals. The bytes are deterministic (a string table in order of
+// first use, deterministic serialisation), because COMMIT holds their SHA-256 and two coordinators
+// that describe the same save must write the same file. A preamble with magic, version and length
+// and a trailing checksum let a reader tell a foreign, a newer and a damaged file apart.
+
 #include "common/ckpt/manifest_proto.h"
 
 #include <algorithm>

@@ -1,3 +1,9 @@
+// Writes and parses safetensors headers. The header is written by hand, since its length must
+// depend only on the entries: the planner computes file offsets before any rank writes. It is
+// padded to a page, so data can be written and mapped aligned. The parser accepts only headers
+// whose entries cover the data exactly, without hole or overlap, and bounds every number, because
+// these files are downloaded from anywhere.
+
 #include "common/ckpt/safetensors.h"
 
 #include <algorithm>

@@ -1,3 +1,7 @@
+// Names in a checkpoint folder and the text of COMMIT. Parsing is strict and the inverse of naming:
+// a name that would be written differently is not recognised, so foreign files are never taken for
+// steps or attempts. Names sort as their numbers do, thanks to leading zeros.
+
 #include "common/ckpt/step_layout.h"
 
 #include <algorithm>

@@ -70,7 +70,7 @@ std::optional<PinName> ParsePinName(std::string_view name);
 // A save's identity: all ranks and a restarted coordinator compute the same without asking.
 SaveId MakeSaveId(std::string_view job, const AttemptKey& key);
 
-// What COMMIT says.
+// The fields of COMMIT.
 struct CommitRecord {
   std::string job;
   int64_t step = 0;

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kF32Bytes = 4;
 constexpr int64_t kBf16Bytes = 2;
-// What engines ask for beside arrays: counters, alignment.
+// Room that engines ask for beside arrays: counters, alignment.
 constexpr int64_t kSlackBytes = int64_t{1} << 20;
 // Engines keep rows in whole tiles.
 constexpr int64_t kTileTokens = 128;

@@ -9,7 +9,7 @@
 
 namespace ravel::plan {
 
-// Of one pass, or of a part of it: some sequences, and key heads with their query heads.
+// The sizes of one pass, or of a part of it: some sequences, and key heads with their query heads.
 struct AttentionPass {
   int64_t sequences = 0;
   int64_t sequence_tokens = 0;
@@ -25,8 +25,9 @@ struct AttentionPass {
 // place of sums in any order. Tested against the engines of the installed library.
 int64_t AttentionEngineBytes(const AttentionPass& pass);
 
-// What a plan gives them: the need of the largest part that stays below kMostAttentionBytes, where
-// parts have fewer sequences first, then fewer key heads, or of the smallest part.
+// The workspace that a plan gives to attention engines: the need of the largest part that stays
+// below kMostAttentionBytes, where parts have fewer sequences first, then fewer key heads, or of
+// the smallest part.
 inline constexpr int64_t kMostAttentionBytes = int64_t{1} << 30;
 int64_t AttentionWorkspaceBytes(const AttentionPass& whole);
 int64_t AttentionWorkspaceBytes(const ModelConfig& config,

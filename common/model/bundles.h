@@ -15,8 +15,8 @@ inline constexpr int64_t kLayoutAlignmentElements = 256;
 // 256 elements, or all, where it has one dimension.
 int64_t AtomElements(const TensorSpec& tensor);
 
-// Whether the parts of a bundle can be one item: equal atoms, sizes that keep every part aligned
-// and between blocks, all trained or all frozen.
+// Returns true if the parts of a bundle can be one item: equal atoms, sizes that keep every part
+// aligned and between blocks, all trained or all frozen.
 bool CanFuse(const ModelInventory& inventory, const BundleSpec& bundle);
 // Takes apart the bundles that cannot be fused; their tensors are placed one by one. Layouts need
 // that done after blocks or the frozen set have changed.

@@ -11,7 +11,7 @@
 
 namespace ravel::plan {
 
-// Whether a name matches a glob pattern: `*` is any text, `?` any one character.
+// Returns true if a name matches a glob pattern: `*` is any text, `?` any one character.
 bool MatchesGlob(std::string_view pattern, std::string_view name);
 
 // Marks the tensors that match any pattern as not trainable, and takes bundles apart of which only

@@ -57,7 +57,7 @@ struct ScheduleSpec {
 };
 
 enum class Strategy { kNoShard, kOptim, kOptimGrads, kOptimGradsParams };
-// Activations that backward makes again; each includes those before it.
+// Activations that backward recomputes; each includes those before it.
 enum class RecomputePolicy { kNone, kNorm, kMlp, kBlock };
 enum class WireType { kF32, kBF16 };
 // Type of activations and of the weights that modules read. Gradients are fp32.

@@ -1,5 +1,6 @@
-// What each unit of a model keeps for its backward, what it makes again there, and what it needs
-// while it runs. The names are those by which worker/model asks for them.
+// Lists the activations that each unit of a model keeps for its backward, those that it recomputes
+// there, and the scratch memory that it needs while it runs. The names are those by which
+// worker/model asks for them.
 
 #include "common/model/model_activations.h"
 
@@ -114,7 +115,7 @@ void AddLayerWorkspace(const ModelConfig& config,
   }
 }
 
-// Nothing of the head is made again: its two passes follow each other. Its input is not copied:
+// Nothing of the head is recomputed: its two passes follow each other. Its input is not copied:
 // nothing writes the shared "hidden" between them.
 void AddHeadActivations(const ModelConfig& config, int64_t tokens, UnitSpec& unit) {
   const Architecture& architecture = ArchitectureOf(config.architecture);

@@ -1,3 +1,8 @@
+// Builds the list of parameters from an architecture's description: units in forward order, tensors
+// with canonical names, shapes and initialisation, and bundles of adjacent tensors that one gemm
+// reads (q|k|v, gate|up). A bundle is made only if all its parts are multiples of the layout's
+// alignment, so that fusing never costs padding. Nothing here depends on ranks or types.
+
 #include "common/model/model_inventory.h"
 
 #include <cmath>

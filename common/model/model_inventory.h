@@ -54,7 +54,7 @@ struct ActivationSpec {
   std::string name;  // unique within the unit; the module asks for it by this name
   Shape shape;
   DType dtype = DType::kF32;
-  // Of saved activations: kept unless the job's policy is this or a later one; kNone: always kept.
+  // For saved activations: kept unless the job's policy is this or a later one; kNone: always kept.
   RecomputePolicy remade_from = RecomputePolicy::kNone;
 };
 
@@ -106,7 +106,7 @@ constexpr int64_t AttentionScratchElements(int64_t sequence_tokens, int64_t head
 }
 
 // Pure. The config must be valid. `recompute` sorts the activations of layers into those that are
-// kept and those that backward makes again.
+// kept and those that backward recomputes.
 ModelInventory BuildInventory(const ModelConfig& config,
                               const MicroBatchShape& micro_batch,
                               RecomputePolicy recompute = RecomputePolicy::kNone);

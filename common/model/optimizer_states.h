@@ -1,7 +1,7 @@
 #pragma once
 
-// What each optimizer keeps of the parameters that it trains: one table, which plans, reports,
-// checkpoints and the engine read.
+// The states that each optimizer keeps for the parameters that it trains: one table, which plans,
+// reports, checkpoints and the engine read.
 
 #include <cstddef>
 #include <cstdint>

@@ -23,7 +23,8 @@ struct DeviceKind {
   int64_t devices_per_node = 8;
   bool known = false;  // else the rates are those of a common device, and the text says so
 
-  // What a plan may use: memory less 6 % for the runtime, its context and its communicators.
+  // Memory that a plan may use: all of it less 6 % for the runtime, its context and its
+  // communicators.
   int64_t usable_bytes() const { return memory_bytes - memory_bytes / 100 * 6; }
 };
 

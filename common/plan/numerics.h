@@ -1,8 +1,8 @@
 #pragma once
 
-// What decides the bits of a training step beside the state, the model, the data and the
-// hyper-parameters: checkpoints carry it, and a resume under other numerics is refused. A function
-// of the job, never of its size, strategy or transport, which change no bit.
+// The choices that decide the bits of a training step beside the state, the model, the data and the
+// hyper-parameters. Checkpoints carry them, and a resume under other numerics is refused. A
+// function of the job, never of its size, strategy or transport, which change no bit.
 
 #include <string>
 #include <string_view>

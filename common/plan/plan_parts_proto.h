@@ -1,6 +1,6 @@
 #pragma once
 
-// What the two halves of the plan codec share. Internal to it.
+// Functions that the two halves of the plan codec share. Internal to it.
 
 #include <cstdint>
 #include <string>

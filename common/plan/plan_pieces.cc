@@ -1,3 +1,8 @@
+// Answers what a rank stores, measures and saves of a group. Each answer is a list of placements on
+// the mesh and the owned range that follows from it; nothing is kept per rank. What is measured is
+// always inside what is stored, and disjoint over the ranks that count it, so sums over ranks
+// (norms, digests) and checkpoints have every element exactly once.
+
 #include "common/plan/plan_pieces.h"
 
 #include <algorithm>
@@ -14,7 +19,7 @@ namespace {
 bool StoredIsCut(const ShardingPlan& plan, GroupId group) {
   return !CutAxes(plan.roles[group].stored).empty();
 }
-// Of a trained group: whether replicas cut what the shard axis has cut.
+// Returns true if replicas cut what the shard axis has cut of a trained group.
 bool ReplicasCut(const ShardingPlan& plan, GroupId group) {
   return CutAxes(plan.roles[group].stored).size() > 1;
 }

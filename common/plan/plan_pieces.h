@@ -1,7 +1,7 @@
 #pragma once
 
-// What one rank has of a group: which elements it stores, which it measures and which it saves, and
-// where its buffers lie. All of it follows from the placements of the group's buffers and the mesh.
+// Answers what one rank has of a group: the elements it stores, measures and saves, and the places
+// of its buffers. All of it follows from the placements of the group's buffers and the mesh.
 
 #include <cstdint>
 #include <vector>
@@ -17,11 +17,11 @@ namespace ravel::plan {
 //
 // The slice that kReduceScatter leaves on a rank and kGather takes from it: T / N elements.
 Placements SlicePlacements();
-// What a rank stores and updates: main weight and moments, or a frozen group's weights. The whole
-// buffer where the optimizer is not sharded, a slice, or the replica's part of one.
+// The part that a rank stores and updates: main weight and moments, or a frozen group's weights.
+// The whole buffer where the optimizer is not sharded, a slice, or the replica's part of one.
 Placements StoredPlacements(const ShardingPlan& plan, GroupId group);
-// What a rank measures of the final gradient: disjoint over the ranks of a replica, and over all
-// where replicas cut the slice. Always inside what it stores.
+// The part of the final gradient that a rank measures: disjoint over the ranks of a replica, and
+// over all where replicas cut the slice. Always inside what it stores.
 Placements MeasuredPlacements(const ShardingPlan& plan, GroupId group);
 
 // The rank's interval of the group's flat buffer under these placements.
@@ -32,8 +32,8 @@ ElementRange FlatRange(const ShardingPlan& plan,
 ElementRange StoredRange(const ShardingPlan& plan, GroupId group, int64_t rank);
 ElementRange MeasuredRange(const ShardingPlan& plan, GroupId group, int64_t rank);
 int64_t InnerShardElements(const ShardingPlan& plan, GroupId group);
-// Whether what the rank measures counts, and is saved by it: on exactly one of the ranks that
-// measure the same interval.
+// Returns true if the part that the rank measures counts and is saved by it: this holds on exactly
+// one of the ranks that measure the same interval.
 bool Counts(const ShardingPlan& plan, GroupId group, int64_t rank);
 
 // The pieces of a group's tensors that a coordinate has, in buffer order, none of them empty;
@@ -61,7 +61,8 @@ std::vector<OwnedPiece> SavedPieces(const ShardingPlan& plan, GroupId group, int
 // Buffer ids of a group. Stored weights: kMainWeight, or kModelWeight of a frozen group that has no
 // other, its model weight being fp32.
 BufferId StoredWeight(const ShardingPlan& plan, GroupId group);
-// What kGather takes a rank's shard of: kModelWeight where there is one, else kMainWeight.
+// The buffer from which kGather takes a rank's shard: kModelWeight where there is one, else
+// kMainWeight.
 BufferId GatherSource(const ShardingPlan& plan, GroupId group);
 // The final gradient over all lanes, replicas and calls: elements of MeasuredRange. kOuterGrad
 // where replicas cut the shard, else the root of kMainGrad.
@@ -70,8 +71,8 @@ BufferId MeasuredGradient(const ShardingPlan& plan, GroupId group);
 // not sharded, else the same as MeasuredGradient.
 BufferId UpdateGradient(const ShardingPlan& plan, GroupId group);
 
-// Where a buffer begins in the rank's arena of its memory kind: the plan's offset, and inside
-// another buffer that one's and the rank's part of it.
+// Returns a buffer's begin in the rank's arena of its memory kind: the plan's offset; for a buffer
+// inside another one, that one's offset and the rank's part of it.
 int64_t BufferOffset(const ShardingPlan& plan, BufferId buffer, int64_t rank);
 
 }  // namespace ravel::plan

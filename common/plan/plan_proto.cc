@@ -1,3 +1,8 @@
+// The half of the plan codec that is about JobSpec. Enumerations are checked on reading, since
+// bytes may come from a newer program; the resolved model is validated as a config.json is.
+// Serialisation is deterministic: the coordinator stores these bytes and sends the same ones to
+// trainers.
+
 #include "common/plan/plan_proto.h"
 
 #include <algorithm>

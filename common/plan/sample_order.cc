@@ -1,3 +1,9 @@
+// Maps a position in training to a sample without any list, so a resize or resume needs no state.
+// Sources are mixed with Bresenham's rule: after n positions each source has had its share of n,
+// rounded. Within one pass over a source the order is a permutation by a Feistel network keyed with
+// (seed, source, pass); it permutes a power of four, and values beyond the source's size are mapped
+// again until they fall inside. Cost per sample: a few Philox draws, whatever the size.
+
 #include "common/plan/sample_order.h"
 
 #include <bit>
@@ -55,7 +61,8 @@ int64_t Permuted(const PassKey& key, int64_t size, int64_t index) {
   return static_cast<int64_t>(value);
 }
 
-// Of `count` positions, how many go to a source with `share` / 2^32 of them: the nearest integer.
+// Returns how many of `count` positions go to a source with `share` / 2^32 of them: the nearest
+// integer.
 int64_t ShareOf(int64_t count, uint64_t share) {
   constexpr auto kHalf = static_cast<unsigned __int128>(uint64_t{1} << (kShareBits - 1));
   const unsigned __int128 product = static_cast<unsigned __int128>(count) * share + kHalf;

@@ -1,3 +1,9 @@
+// The pipeline from job to plan: inventory, lanes, groups and their roles, programs, buffer
+// addresses, checker. Each stage is a pure function of the ones before; the plan has nothing that
+// differs by rank. The checker runs on every plan, not only in tests: a planner's mistake is
+// refused here instead of corrupting a training run. Errors name the field of the job file that a
+// person can change.
+
 #include "common/plan/sharding_plan.h"
 
 #include <algorithm>

@@ -38,8 +38,8 @@ struct ShardingPlan {
   const StepProgram& program(Phase phase, LanePart part = LanePart::kWhole) const;
 };
 
-// What a step does as its `index`-th of lanes.programs() programs: turn by turn, the micro-batches
-// of a lane in order.
+// The program that a step runs as its `index`-th of lanes.programs(): turn by turn, the
+// micro-batches of a lane in order.
 struct StepSlot {
   Phase phase = Phase::kOnly;
   LanePart part = LanePart::kWhole;

@@ -1,4 +1,8 @@
-// The half of the plan codec that is about ShardingPlan.
+// The half of the plan codec that is about ShardingPlan. A plan that is read is trusted with
+// nothing: ids, sizes and overlaps are bounded, operands that follow from the plan must equal those
+// it carries, and the checker proves the programs again. New fields have 0 or absent as the meaning
+// they had before, and equal plans give equal bytes, so a plan's hash does not change with a
+// release that only adds choices.
 
 #include <algorithm>
 #include <cstddef>

@@ -1,3 +1,8 @@
+// Opens a committed step along a chain of trust: COMMIT holds the length, crc32c and SHA-256 of the
+// manifest, the manifest holds checksums for blocks of every chunk. Reads fetch whole blocks,
+// verify them, and copy out the part that was asked for; a bad block is read once more, since a
+// transfer may have been at fault. No byte is returned unverified.
+
 #include "common/store/committed_step.h"
 
 #include <algorithm>

@@ -1,3 +1,9 @@
+// ObjectStore over a POSIX directory. Durability is explicit: Finish is fdatasync of the file,
+// names become durable with SyncDirectory, and every caller orders the two. RenameNoReplace uses
+// renameat2, which decides races between writers atomically, and falls back to link and rename
+// where a file system lacks the flag. Space is reserved with fallocate where possible, so a full
+// disk shows before data is copied.
+
 #include "common/store/file_store.h"
 
 #include <algorithm>

@@ -1,3 +1,8 @@
+// ObjectStore in memory, for tests of crashes. Each node has its present and its durable content; a
+// power loss drops the difference, either of data only or of names as well, which are the two ways
+// real file systems behave. Changing operations are counted, and one chosen operation, or all from
+// it on, can be made to fail: a test runs its scenario once for each count.
+
 #include "common/store/memory_store.h"
 
 #include <algorithm>

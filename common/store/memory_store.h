@@ -32,9 +32,9 @@ class MemoryStore : public ObjectStore {
   absl::Status SyncDirectory(std::string_view path) override;
   std::string Locate(std::string_view path) const override;
 
-  // What is left after a crash of the machine. kDurableOnly: only what was made durable.
-  // kEntriesKept: all names, but only durable file bytes (a file system that journals metadata
-  // before data).
+  // The content that is left after a crash of the machine. kDurableOnly: only what was made
+  // durable. kEntriesKept: all names, but only durable file bytes (a file system that journals
+  // metadata before data).
   enum class PowerLoss { kDurableOnly, kEntriesKept };
   void LosePower(PowerLoss kind);
 

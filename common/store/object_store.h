@@ -76,7 +76,7 @@ class ObjectStore {
   virtual std::string Locate(std::string_view path) const = 0;
 };
 
-// Whether a file or directory exists; errors other than NotFound are errors.
+// Returns true if a file or directory exists; errors other than NotFound are errors.
 absl::StatusOr<bool> Exists(const ObjectStore& store, std::string_view path);
 // A whole file of at most `max_bytes`.
 absl::StatusOr<std::string> ReadFile(const ObjectStore& store,

@@ -1,3 +1,9 @@
+// Verifies a step and reports all problems instead of the first. Chunks are visited in the order
+// they have in their files, so each file is read once from begin to end and its own checksum falls
+// out of the same pass. Digests of tensors are sums over their elements and are compared at the
+// end, for tensors of which everything was read. Files that the manifest does not know are
+// reported, too.
+
 #include "common/store/step_verifier.h"
 
 #include <algorithm>

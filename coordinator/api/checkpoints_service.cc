@@ -1,4 +1,7 @@
-// JobsService: the calls about a job's committed steps.
+// JobsService: the calls about a job's committed steps. The record knows which steps are committed,
+// the store knows pins and leftovers; a list joins both, and a store that does not answer costs the
+// list only those columns. Calls that change a mark run on the store's pool and return to the
+// strand with the result.
 
 #include <algorithm>
 #include <utility>

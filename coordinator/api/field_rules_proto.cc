@@ -1,3 +1,8 @@
+// Applies the rules that stand in jobs.proto as field options, by reflection: fill in the default,
+// check bounds or choices, make durations canonical, for each field of each nested message. A rule
+// is thus written once, beside its field, and the check, the default, the error text and `ravelctl
+// explain` all come from it.
+
 #include "coordinator/api/field_rules_proto.h"
 
 #include <algorithm>

@@ -1,3 +1,8 @@
+// Translates the fleet's messages between protobuf and plain values. Everything from a daemon is
+// checked here: unknown kinds and malformed parts are errors that name the field, so the controller
+// handles only valid values. Zero in a field that older daemons lack stands for what they meant (a
+// save attempt is 1).
+
 #include "coordinator/api/fleet_messages_proto.h"
 
 #include <utility>

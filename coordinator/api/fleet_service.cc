@@ -1,3 +1,9 @@
+// The gRPC end of the fleet streams. Each message is decoded on gRPC's thread, stamped with its
+// arrival time and posted to the strand. Credit bounds memory: with kCredit messages of one node
+// unhandled, its stream is not read until the strand has caught up, and flow control slows the node
+// down; meanwhile it counts as heard. A stream object lives until gRPC's OnDone and is found by id,
+// so a message to a stream that ended is dropped.
+
 #include "coordinator/api/fleet_service.h"
 
 #include <algorithm>
@@ -132,7 +138,7 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
     service_->Forget(id_);  // may delete this
   }
 
-  // Whoever is not read because the strand is behind is not silent.
+  // A node whose stream is not read because the strand is behind does not count as silent.
   int64_t arrived_ms() {
     MutexLock lock(mutex_);
     return paused_ ? SystemClock::Get().MonotonicMs() : arrived_ms_.load();

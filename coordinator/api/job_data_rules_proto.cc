@@ -32,7 +32,7 @@ std::string JsonName(const std::string& snake) {
   return out;
 }
 
-// What the job file says over the architecture's defaults.
+// Applies the job file's values over the architecture's defaults.
 plan::ModelConfig PlainConfig(const v1::ModelConfig& config, plan::ModelConfig plain) {
   plain.vocab_size = config.vocab_size();
   plain.hidden_size = config.hidden_size();

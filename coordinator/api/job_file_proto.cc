@@ -1,3 +1,9 @@
+// Parses a job file against the descriptor of TrainingJob. The reader walks the YAML tree and the
+// descriptor together, collects every violation with its position instead of stopping at the first,
+// and suggests the nearest field name for an unknown one. Scalars are read by the field's type, not
+// by YAML's guess: `no` in a text field is text. What ravelctl printed may be submitted again:
+// fields that only a coordinator sets are passed over.
+
 #include "coordinator/api/job_file_proto.h"
 
 #include <algorithm>

@@ -33,7 +33,7 @@ std::string FormatViolation(const JobViolation& violation, std::string_view orig
 v1::Violation ToProto(const JobViolation& violation);
 JobViolation FromProto(const v1::Violation& violation);
 
-// Where each field stood in the file, by path.
+// The position of a field in the file, by path.
 struct FieldPosition {
   std::string path;
   int line = 0;

@@ -30,7 +30,8 @@ struct Call {
   bool given_up ABSL_GUARDED_BY(mutex) = false;
 };
 
-// Nobody could look. Data is checked again before every first launch; a plan needs config.json now.
+// Used when no node could look. Data is checked again before every first launch; a plan needs
+// config.json now.
 absl::StatusOr<CanonicalJob> WithoutFacts(CanonicalJob job, const absl::Status& why) {
   if (!job.ok()) {
     return job;

@@ -1,4 +1,6 @@
-// JobRules: how state is spread over devices, and which of it is trained.
+// JobRules: how a job is split, and which tensors are frozen. Names of strategies come from the
+// planner's table, so a new strategy needs no change here; whether a choice has placements at all
+// is asked of the planner with a small mesh.
 
 #include <algorithm>
 #include <bit>
@@ -21,7 +23,7 @@ std::string NameOf(plan::Strategy strategy) {
   return std::string(plan::RowOf(strategy).name);
 }
 
-// Whether the placements of this choice exist, for a tensor that nothing else cuts.
+// Checks that the placements of this choice exist, for a tensor that nothing else cuts.
 absl::Status CheckChoice(const plan::StrategyChoice& choice, int64_t replicas) {
   const absl::StatusOr<plan::Mesh> mesh =
       plan::Mesh::Create({{plan::kReplicateAxis, replicas}, {plan::kShardAxis, 2}});

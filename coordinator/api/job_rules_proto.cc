@@ -1,3 +1,9 @@
+// JobRules: rules between fields, section by section, in the order of Run. Rules of a single field
+// stand in jobs.proto and are applied before the sections of the spec (ApplyRules), so code there
+// sees values within their bounds. A section records violations and goes on; a field that failed
+// once is not reported again. The result is the canonical job (all defaults filled in) and the
+// planner's JobSpec, which must describe the same job.
+
 #include "coordinator/api/job_rules_proto.h"
 
 #include <algorithm>

@@ -1,3 +1,7 @@
+// Translates the controller's views to the messages of the public API. Enumerations have equal
+// numbers on both sides, asserted at compile time. In lists only the head of the stored job is
+// parsed for its labels (JobHead), not the whole spec, since a list may hold thousands of jobs.
+
 #include "coordinator/api/job_view_proto.h"
 
 namespace ravel::coordinator {

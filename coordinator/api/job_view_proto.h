@@ -1,6 +1,6 @@
 #pragma once
 
-// What the controller shows, as messages of proto/jobs.proto.
+// Views of the controller as messages of proto/jobs.proto.
 
 #include "coordinator/jobs/job_controller.h"
 #include "proto/jobs.pb.h"

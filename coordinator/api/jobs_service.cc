@@ -1,3 +1,9 @@
+// JobsService: the calls about jobs and nodes. A submission passes stages on different threads: the
+// message is checked on gRPC's thread, paths are looked at by a node, sizes are planned on the
+// planning pool, the store is asked on its own pool, and the strand decides. A client that hangs up
+// ends its own work at the next stage. Answers are sent when the change is durable. Structured
+// violations travel in trailing metadata, beside the text for people.
+
 #include "coordinator/api/jobs_service.h"
 
 #include <algorithm>

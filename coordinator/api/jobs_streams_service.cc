@@ -1,4 +1,7 @@
-// JobsService: events, logs and metrics, read in blocks as the client takes them.
+// JobsService: events, logs and metrics as streams. A stream is pulled: the next block is read when
+// the client has taken the last, so a slow client costs no memory. Following works by notification:
+// growth of a file or the end of the job rings the stream, which then reads what is new. "Over" is
+// set behind what was handed to the writing thread, so a stream never ends before its last record.
 
 #include <atomic>
 #include <memory>

@@ -1,3 +1,9 @@
+// Trains a byte-level BPE. Text is reduced to distinct pieces with counts, and merging works on
+// those. For each pair of neighbours the learner keeps its count and the words it occurs in, so a
+// merge costs only those words. The queue holds stale entries: an entry is compared with the
+// present count when it is taken, and put back if the count has fallen. Ties are broken by ids,
+// which makes the result a function of the text alone.
+
 #include "coordinator/ctl/bpe_trainer.h"
 
 #include <algorithm>
@@ -117,7 +123,7 @@ class MergeLearner {
         }
         if (i + 2 < ids.size()) {
           counts_[KeyOf(ids[i + 1], ids[i + 2])] -= word.count;
-          // Of two merges in a row the second adds the pair between them.
+          // If two merges follow each other, the second one adds the pair between them.
           const bool again = i + 3 < ids.size() && KeyOf(ids[i + 2], ids[i + 3]) == key;
           if (!again) {
             Grow(KeyOf(id, ids[i + 2]), place, word.count, grown);

@@ -1,3 +1,8 @@
+// Verbs that change something or wait: wait, cancel, retry, delete, checkpoint, nodes. Each parses
+// its options, makes one call and prints the result in the chosen format; waiting goes through
+// WatchUntil, which survives a restart of the coordinator. Exit codes come from Report, so scripts
+// can tell a refusal from a lost connection.
+
 #include "coordinator/ctl/change_verbs.h"
 
 #include <chrono>

@@ -2,7 +2,7 @@
 
 namespace ravel::ctl {
 
-// What a person can say of a committed step: keep it, keep it no longer, it is not BAD after all.
+// A person's mark on a committed step: keep it, keep it no longer, or it is not BAD after all.
 enum class CheckpointMark { kPin, kUnpin, kUnmarkBad };
 
 }  // namespace ravel::ctl

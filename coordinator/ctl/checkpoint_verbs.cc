@@ -1,3 +1,7 @@
+// Verbs about checkpoints. A target that looks like a path is read directly, without a coordinator;
+// anything else is the name of a job and is asked of the coordinator. Text that names problems is
+// printed even when the verb fails.
+
 #include "coordinator/ctl/checkpoint_verbs.h"
 
 #include <algorithm>

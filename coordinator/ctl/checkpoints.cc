@@ -1,3 +1,8 @@
+// Looks at checkpoint folders without a coordinator, with the same code that the coordinator uses
+// (coordinator/saves, common/store), so both give the same verdict. A path may be a step or a
+// folder of steps, which means its newest good one. Only MarkInFolder writes. Output is a table or
+// a document with the same content.
+
 #include "coordinator/ctl/checkpoints.h"
 
 #include <algorithm>

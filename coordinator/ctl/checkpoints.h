@@ -58,7 +58,8 @@ struct StepLocation {
 // NotFound when there is nothing; it says what was looked for.
 absl::StatusOr<StepLocation> LocateStep(const std::string& step);
 
-// Whether all of `text` matches a pattern of characters, "*" (any text) and "?" (any character).
+// Returns true if all of `text` matches a pattern of characters, "*" (any text) and "?" (any
+// character).
 bool MatchesGlob(const std::string& pattern, const std::string& text);
 
 }  // namespace ravel::ctl

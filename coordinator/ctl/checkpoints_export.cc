@@ -1,3 +1,9 @@
+// Writes a committed step as a Hugging Face directory. The step must match the architecture that
+// config.json describes; tensors are then cut into files of limited size and converted in pieces,
+// so memory stays small for any model. Every block read is verified against the manifest's
+// checksums, and the finished files are read back before OUTPUT.part is renamed: an export that
+// exists is whole.
+
 #include "coordinator/ctl/checkpoints_export.h"
 
 #include <algorithm>

@@ -9,7 +9,7 @@ namespace ravel::ctl {
 
 inline constexpr char kDefaultCoordinator[] = "127.0.0.1:7070";
 
-// What every verb understands.
+// Options that every verb has.
 struct CommonOptions {
   std::string coordinator = kDefaultCoordinator;
   std::string namespace_name = "default";

@@ -1,3 +1,9 @@
+// Turns text files into token files. Inputs are mapped, cut into documents, and each document is
+// encoded in blocks, at places where the tokenizer may be cut without changing its result (after a
+// line end between letters). The validation part is cut off the end of each file. All files are
+// written beside their final names; the index of the training text is renamed last, so a prefix
+// that has an index is complete.
+
 #include "coordinator/ctl/data_prepare.h"
 
 #include <algorithm>
@@ -57,8 +63,8 @@ absl::Status ForEachDocument(std::string_view text,
   return absl::OkStatus();
 }
 
-// Where a long document may be cut so that its parts tokenize as the whole does
-// (Tokenizer::may_cut_lines): after a line end between two letters.
+// Returns the first position where a long document may be cut so that its parts tokenize as the
+// whole does (Tokenizer::may_cut_lines): after a line end between two letters.
 std::size_t SafeCut(std::string_view text, std::size_t from) {
   for (std::size_t i = std::max<std::size_t>(from, 2); i < text.size(); ++i) {
     const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };

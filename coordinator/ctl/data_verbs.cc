@@ -1,3 +1,6 @@
+// Verbs about text and token ids: prepare data, show a batch, generate. They need no coordinator.
+// Progress goes to stderr and only on a terminal, so stdout remains parseable.
+
 #include "coordinator/ctl/data_verbs.h"
 
 #include <algorithm>

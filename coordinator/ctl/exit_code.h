@@ -6,7 +6,7 @@
 
 namespace ravel::ctl {
 
-// What ravelctl ends with; documented in README.md, tested, never renumbered.
+// Exit codes of ravelctl; documented in README.md, tested, never renumbered.
 enum ExitCode : int {
   kExitOk = 0,
   kExitGeneric = 1,
@@ -23,7 +23,7 @@ enum ExitCode : int {
 };
 
 int ExitCodeOf(const absl::Status& status);
-// Of a job in a terminal state ("SUCCEEDED", "FAILED", "CANCELLED").
+// Returns the exit code for a job in a terminal state ("SUCCEEDED", "FAILED", "CANCELLED").
 int ExitCodeOfJob(const std::string& state, const std::string& failure_class);
 
 // Prints `ravelctl: MESSAGE` on stderr; returns ExitCodeOf(status).

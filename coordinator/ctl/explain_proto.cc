@@ -1,3 +1,8 @@
+// Explains fields of the job file from the comments of jobs.proto. Compiled descriptors carry no
+// comments, so the build embeds a descriptor set that does, and a pool of its own is made from it.
+// Default and bounds come from the same field options that check a job, so the help cannot disagree
+// with the check.
+
 #include "coordinator/ctl/explain_proto.h"
 
 #include <memory>

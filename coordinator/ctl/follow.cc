@@ -1,3 +1,8 @@
+// Follows a job across restarts of the coordinator. A watch that ends without a verdict is opened
+// again for up to a minute since the last word; the job itself goes on meanwhile. Events are shown
+// by a second thread with a stream of its own, resumed by sequence number, so none is shown twice.
+// Ctrl-C detaches and leaves the job alone.
+
 #include "coordinator/ctl/follow.h"
 
 #include <algorithm>

@@ -1,3 +1,7 @@
+// Runs the trainer's binary to generate text, since ravelctl itself links no kernels. The child
+// reads one JSON request from stdin and answers with one line. It is killed if the caller drops it,
+// and its exit code and stderr explain a failure.
+
 #include "coordinator/ctl/generate.h"
 
 #include <array>

@@ -1,3 +1,8 @@
+// Verbs that take a job file: submit, validate. The file is checked here with the coordinator's own
+// rules before anything is sent; violations are printed as FILE:LINE:COLUMN. A refusal of the
+// coordinator names fields, which are mapped back to lines of the file. A job that was submitted
+// twice through a lost connection is created once, by its request id.
+
 #include "coordinator/ctl/job_verbs.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// Calls of the coordinator as plain values, with the whole message as a document beside them. A
+// call is tried again with the same request, and so the same request id: a change happens once.
 #include "coordinator/ctl/jobs_client.h"
 
 #include <chrono>
@@ -468,8 +470,7 @@ class GrpcJobsClient : public JobsClient {
     return out;
   }
 
-  // One unary call; only Unavailable is tried again, with the same request (and so the same request
-  // id).
+  // One unary call; only Unavailable is tried again.
   template <typename Method, typename Request, typename Response>
   absl::Status Call(Method method, const Request& request, Response& response) {
     absl::Status status;
@@ -492,7 +493,6 @@ class GrpcJobsClient : public JobsClient {
     return status;
   }
 
-  // Every page of a list.
   template <typename Response, typename Method, typename Request, typename Add>
   absl::Status Pages(Method method, Request& request, const Add& add) {
     Response page;

@@ -1,3 +1,7 @@
+// Verbs that only look: list, get, describe, events, logs, metrics, nodes, top, version. Each
+// builds either a table for people or the documents of the views for programs (PrintList), from the
+// same answer. Streams print one object a line as it comes.
+
 #include "coordinator/ctl/look_verbs.h"
 
 #include <algorithm>
@@ -153,7 +157,8 @@ bool ParseSince(const std::string& since, int64_t& since_ms) {
   return ago.ok();
 }
 
-// Of a list that ends; what is followed is one object a line.
+// Returns true if a list that ends is printed as one document; a list that is followed is one
+// object a line.
 bool IsOneDocument(Format format) {
   return format == Format::kJson || format == Format::kYaml;
 }

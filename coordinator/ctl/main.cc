@@ -473,7 +473,7 @@ void AddHelpVerbs(CLI::App& app, CommandLine& line) {
   verb->add_flag("--client", line.client_only, "Ask no coordinator");
 }
 
-// Of a word where a verb should be: that word, and the verb that was meant.
+// Names a word that stands where a verb should be, and the verb that was probably meant.
 std::string VerbSuggestion(const CLI::App& app, int argc, char** argv) {
   const CLI::App* level = &app;
   for (int i = 1; i < argc; ++i) {

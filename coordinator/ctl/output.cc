@@ -1,3 +1,8 @@
+// Formats results. YAML is written by hand for the subset that JSON values need; a string is quoted
+// wherever another reading would be possible, so what is printed parses back to the same value.
+// Text for a terminal is escaped, because names and log lines come from other people and could
+// contain control sequences. Widths count characters, not bytes.
+
 #include "coordinator/ctl/output.h"
 
 #include <algorithm>

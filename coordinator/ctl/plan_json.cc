@@ -1,3 +1,7 @@
+// The plan as one JSON document: groups and buffers, memory by category, wire bytes by axis,
+// timeline, remedies. It holds the numbers behind the text that `ravelctl plan` prints, in bytes
+// and nanoseconds without rounding, so tools need not parse tables.
+
 #include "coordinator/ctl/plan_json.h"
 
 #include <utility>

@@ -1,3 +1,9 @@
+// `ravelctl plan`: plans a job for devices that need not exist, with the planner that the
+// coordinator uses. The job is changed as if it asked for those devices and then checked and
+// planned as usual. The timeline is a simulation of the last program on the device kind's rates;
+// where rates are not known it says so. A plan that does not fit ends with an exit code of its own
+// and names what would fit.
+
 #include "coordinator/ctl/plan_verbs.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 #pragma once
 
-// What a person sees of a running job: one line that is drawn again and again on a terminal, plain
-// lines elsewhere.
+// Shows a person the progress of a running job: one line that is drawn again and again on a
+// terminal, plain lines elsewhere.
 
 #include <string>
 

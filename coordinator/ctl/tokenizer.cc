@@ -1,3 +1,8 @@
+// Byte-level BPE encoding, equal to Hugging Face's. Added tokens are split off first, then the text
+// is cut by the pre-tokenizer's patterns, and each piece is merged by rank: the lowest-ranked
+// neighbouring pair first, until none is left. Pieces repeat a lot, so their ids are cached, within
+// bounds. Bytes that are not UTF-8 are encoded as themselves, and decoding gives the bytes back.
+
 #include "coordinator/ctl/tokenizer.h"
 
 #include <algorithm>
@@ -188,7 +193,7 @@ class ByteLevelTokenizer : public Tokenizer {
     return absl::OkStatus();
   }
 
-  // Where the first added token starts (the longest one there), or npos.
+  // Returns the start of the first added token (the longest one there), or npos.
   std::size_t FindAdded(std::string_view text, const AddedToken*& token) const {
     if (added_.empty()) {
       return std::string_view::npos;

@@ -31,7 +31,7 @@ class Tokenizer {
   // when there is none.
   virtual int32_t end_of_document() const = 0;
 
-  // Whether a text may be cut after a line end that stands between two ASCII letters, and its parts
+  // Returns true if a text may be cut after a line end between two ASCII letters and its parts
   // encoded one by one.
   virtual bool may_cut_lines() const = 0;
 

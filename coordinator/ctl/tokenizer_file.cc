@@ -1,3 +1,8 @@
+// Reads tokenizer.json and accepts only what Ravel's encoder does exactly. Members with an effect
+// on encoding are checked one by one; anything unknown is an error that names the member and what
+// was expected. A tokenizer that is nearly supported would give other ids without a warning, and a
+// model trained on those would be worthless.
+
 #include "coordinator/ctl/tokenizer_file.h"
 
 #include <limits>

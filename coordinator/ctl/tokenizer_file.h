@@ -1,6 +1,6 @@
 #pragma once
 
-// What Ravel understands of a tokenizer.json, read and checked.
+// The members of a tokenizer.json that Ravel understands, read and checked.
 
 #include <cstdint>
 #include <string>

@@ -1,3 +1,8 @@
+// Verbs about recorded steps: merge, gantt, stalls, overlap, memory. Inputs are trace files or
+// folders of them; of a folder only the newest epoch counts, since a job that was resized in
+// between has more than one timeline. All numbers come from common/trace; this file finds inputs
+// and prints.
+
 #include "coordinator/ctl/trace_verbs.h"
 
 #include <algorithm>
@@ -27,7 +32,7 @@ std::string EpochOf(const std::string& path) {
   return rank == std::string::npos ? "" : name.substr(0, rank);
 }
 
-// Of a directory: the files of its newest epoch, sorted.
+// Adds the files of a directory's newest epoch, sorted.
 void AddNewest(std::vector<std::string> found, std::vector<std::string>& files) {
   std::sort(found.begin(), found.end());
   std::string newest;

@@ -1,3 +1,10 @@
+// Finds out which rank holds a collective up. Beats carry, for each group, how many collectives a
+// rank has issued, a hash of them, and how long it has been waiting. Two ranks with different
+// hashes at one sequence number issued different things: a mismatch. Otherwise the late rank is the
+// one furthest behind in a group where somebody waits; since it may itself wait in another group,
+// the search follows the chain, and a cycle is a deadlock. Before an epoch is ended, the ranks
+// concerned are asked for their ledgers, so that the message names the calls.
+
 #include "coordinator/fleet/collective_watch.h"
 
 #include <algorithm>
@@ -123,7 +130,7 @@ CollectiveWatch::Finding CollectiveWatch::FindLate(int64_t waited_ms) const {
   for (const auto& [waiter, beat] : beats_) {
     Finding late = IsWaiting(waiter, waited_ms) ? LateFor(waiter, waited_ms) : Finding();
     std::set<int64_t> visited = {waiter};
-    // Who is late may itself wait for another.
+    // The late rank may itself wait for another.
     while (late.kind == Kind::kStall && IsWaiting(late.rank, waited_ms)) {
       const Finding next = LateFor(late.rank, waited_ms);
       if (next.kind == Kind::kNone) {
@@ -296,7 +303,7 @@ CollectiveWatch::Outcome CollectiveWatch::Judge(int64_t now_ms, const Collective
   if (!answered && now_ms - asked_ms_ < std::min(kMostAnswerMs, limits.detection_ms / 2)) {
     return outcome;
   }
-  // Nobody knows how long the first step may take.
+  // The time of a first step is not known beforehand.
   const bool stuck =
       limits.step_seconds > 0 && now_ms - asked_ms_ + limits.notice_ms() >= limits.stall_ms();
   const bool fatal = found.kind != Kind::kStall || stuck;

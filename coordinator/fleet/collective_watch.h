@@ -1,7 +1,7 @@
 #pragma once
 
-// Whether the ranks of an epoch issue the same collectives, and who is late: a pure core. Beats
-// come in; what to ask and what to say comes out.
+// Watches if the ranks of an epoch issue the same collectives, and finds the rank that is late: a
+// pure core. Beats come in; questions to ranks and findings come out.
 
 #include <cstdint>
 #include <map>
@@ -34,7 +34,7 @@ struct CollectiveReport {
 // Used only from the controller's strand.
 class CollectiveWatch {
  public:
-  // Of ledgers that are asked for.
+  // Most entries of a ledger that is asked for.
   static constexpr int64_t kMost = 4096;
 
   struct Beat {
@@ -52,7 +52,7 @@ class CollectiveWatch {
   };
   Outcome Judge(int64_t now_ms, const CollectiveLimits& limits);
 
-  // What the end of a rank means: in which collectives others wait for it. Empty: in none.
+  // Describes the collectives in which others wait for a rank that has ended. Empty: none.
   std::string LastWord(int64_t rank) const;
 
  private:
@@ -75,7 +75,8 @@ class CollectiveWatch {
   Finding LateFor(int64_t waiter, int64_t waited_ms) const;
   bool IsWaiting(int64_t rank, int64_t waited_ms) const;
   std::vector<int64_t> WitnessesOf(const Finding& finding) const;
-  // What a rank issued there, in words: from its ledger, or from its beat if it waits there.
+  // Describes the call that a rank issued there: from its ledger, or from its beat if it waits
+  // there.
   std::string Name(int64_t rank, const GroupKey& key, uint64_t sequence) const;
   const LedgerEntry* EntryAt(int64_t rank, const GroupKey& key, uint64_t sequence) const;
   std::string DescribeMismatch(const Finding& finding) const;

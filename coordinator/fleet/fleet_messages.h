@@ -1,7 +1,7 @@
 #pragma once
 
-// What daemons and coordinator say to each other, as plain values: proto/fleet.proto and
-// trainer.proto without protobuf.
+// Messages between daemons and coordinator as plain values: proto/fleet.proto and trainer.proto
+// without protobuf.
 
 #include <cstdint>
 #include <string>
@@ -23,7 +23,7 @@ struct DeviceFacts {
   std::string uuid;
 };
 
-// What a trainer has been told so far, as its daemon says in each beat and Hello.
+// The commands that a trainer has been told so far, as its daemon reports in each beat and Hello.
 struct TrainerHas {
   int64_t until_step = -1;  // -1: it was not told to train
   int64_t save_sequence = 0;

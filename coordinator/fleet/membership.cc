@@ -1,3 +1,9 @@
+// Decides which nodes are there. Each node is measured by when it was last heard: silent for a
+// while it is SUSPECT, for longer LOST. A stream that breaks gives the same incarnation a grace
+// period to return. If more than 30 % of at least ten nodes are silent at once, the fault is
+// probably in the network between, and every limit is extended by twice the detection time. A job
+// with a shorter detection time of its own judges its nodes earlier than the fleet does.
+
 #include "coordinator/fleet/membership.h"
 
 #include <algorithm>
@@ -296,7 +302,7 @@ std::vector<LostNode> Membership::Evaluate(int64_t now_ms, const ArrivalFunction
     }
     const bool watched = watchers != watchers_.end() && watchers->first == id;
     const int64_t suspect_ms = (watched ? TimesOf(watchers->second) : times_).suspect_ms();
-    // What has arrived counts, although the strand did not get to it yet.
+    // A message that has arrived counts, although the strand did not get to it yet.
     if (arrival && node.stream && now_ms - node.heard_ms >= suspect_ms) {
       node.heard_ms = std::max(node.heard_ms, std::min(now_ms, arrival(*node.stream)));
     }

@@ -79,7 +79,8 @@ class Membership {
              int64_t detection_ms,
              int64_t now_ms);
   bool Unwatch(const std::string& node_id, const std::string& job_uid);
-  // Of the node's beats: by the shortest T of who has ranks there, or of the coordinator.
+  // Returns the times for the node's beats: by the shortest T of the jobs with ranks there, or of
+  // the coordinator.
   DetectionTimes TimesOf(const std::string& node_id) const;
 
   HelloOutcome OnHello(StreamId stream, const HelloMessage& hello, int64_t now_ms, int64_t wall_ms);

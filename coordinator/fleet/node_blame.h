@@ -26,12 +26,12 @@ struct NodeFailure {
   bool starting = false;  // before all ranks were ready
 };
 
-// What a failure weighs against its place: 0 for one that says nothing of it.
+// Returns the weight of a failure against its place; 0 if it says nothing about the place.
 int64_t BlameWeight(const NodeFailure& failure);
 // It speaks against the machine, whatever the job: devices that fail, trainers that cannot start.
 bool BlamesMachine(const NodeFailure& failure);
 
-// Where one job has failed: the k-th failure at a place keeps the job from there for 10 s x
+// Places where one job has failed: the k-th failure at a place keeps the job from there for 10 s x
 // 2^(k-1), at most 10 minutes, and is forgotten 10 minutes later.
 class AvoidSet {
  public:
@@ -50,7 +50,7 @@ class AvoidSet {
   std::map<std::pair<std::string, int64_t>, Mark> marks_;
 };
 
-// What all jobs have met on each node in the last 10 minutes.
+// Failures that all jobs have met on each node in the last 10 minutes.
 class NodePenalties {
  public:
   // True: that many distinct attempts blame the machine that it should be quarantined.
@@ -71,8 +71,8 @@ class NodePenalties {
   std::map<std::string, std::vector<Failure>> failures_;
 };
 
-// Of `nodes` that are here, `held` of them quarantined already: one more may be by itself. A job
-// that breaks every device must not take the cluster away from all others.
+// Returns true if one more of `nodes`, of which `held` are quarantined already, may be quarantined
+// automatically. A job that breaks every device must not take the cluster away from all others.
 bool MayQuarantine(int64_t nodes, int64_t held);
 
 }  // namespace ravel::coordinator

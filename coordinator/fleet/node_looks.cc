@@ -1,3 +1,8 @@
+// Spreads looks at paths over nodes. A look goes to the node of the right kind that has the fewest;
+// it waits when all are busy and is given up at its deadline, or when its node or its asker is
+// gone. Answers are matched by id and stream, and ids are unique over coordinator processes, so an
+// answer to a predecessor's question cannot be taken for one of ours.
+
 #include "coordinator/fleet/node_looks.h"
 
 #include <algorithm>

@@ -1,8 +1,9 @@
 #pragma once
 
-// What each rank should have been told, and what it lacks: a pure core. Messages to daemons may be
-// lost with their stream, so nothing is a message alone: wanted state is held against what every
-// beat and Hello says that a rank has, and the difference is sent again until there is none.
+// Tracks the commands that each rank should have been told, and those it lacks: a pure core.
+// Messages to daemons may be lost with their stream, so nothing is a message alone: wanted state is
+// held against what every beat and Hello says that a rank has, and the difference is sent again
+// until there is none.
 
 #include <cstdint>
 #include <map>

@@ -61,7 +61,7 @@ class StaleTrainers {
   bool On(const std::string& node_id) const { return by_node_.contains(node_id); }
   bool Of(const std::string& job_uid) const { return by_job_.contains(job_uid); }
 
-  // What has changed since the last call.
+  // Returns the nodes that have changed since the last call.
   std::set<std::string> TakeChangedNodes() { return std::exchange(changed_nodes_, {}); }
   std::set<std::string> TakeChangedJobs() { return std::exchange(changed_jobs_, {}); }
 

@@ -46,7 +46,7 @@ absl::StatusOr<std::string> TransportOf(bool cpu_devices,
                                         const std::vector<RankPlace>& places);
 absl::StatusOr<std::string> TransportOf(const plan::JobSpec& spec,
                                         const std::vector<RankPlace>& places);
-// Whether ranks over this transport have memory in common.
+// Returns true if ranks over this transport share memory.
 bool SharesMemory(const std::string& transport);
 
 }  // namespace ravel::coordinator

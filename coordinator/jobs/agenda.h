@@ -1,6 +1,6 @@
 #pragma once
 
-// Who is to be looked at when: a heap of deadlines, one for each name.
+// Orders names by the time of their next look: a heap of deadlines, one for each name.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,7 +1,7 @@
 #pragma once
 
-// Where work runs: the controller's strand (one thread, in order) and the pool for planning and
-// commits.
+// Interfaces to the places where work runs: the controller's strand (one thread, in order) and the
+// pool for planning and commits.
 
 #include <cstdint>
 #include <deque>

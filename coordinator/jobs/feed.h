@@ -1,7 +1,7 @@
 #pragma once
 
-// Who watches what. Items are delivered on the strand, in order; a watcher passes them on and does
-// not block.
+// Subscriptions of watchers to jobs. Items are delivered on the strand, in order; a watcher passes
+// them on and does not block.
 
 #include <cstdint>
 #include <functional>
@@ -42,7 +42,7 @@ class Feed {
     }
     jobs_.erase(job);
   }
-  // What nobody watches need not be made.
+  // Items that no one watches need not be made.
   bool IsWatched(const std::string& job_uid) const { return watchers_.contains(job_uid); }
   void Publish(const std::string& job_uid, const FeedItem& item) const {
     const auto watchers = watchers_.find(job_uid);

@@ -1,3 +1,9 @@
+// The frame of the controller: start, tick, table of jobs, views. Start loads the durable state,
+// raises the term (which fences every older coordinator) and settles commits that were intended
+// when the last process went away; the store tells whether they happened. Tick looks at the jobs
+// whose time has come, at most kMostLooks of them, so that thousands of jobs do not keep messages
+// waiting. Act carries out what a transition asked for, and only after the transition is durable.
+
 #include "coordinator/jobs/job_controller.h"
 
 #include <algorithm>

@@ -1,4 +1,9 @@
-// JobController: trainers that outlived a coordinator, and what ranks should have been told.
+// JobController: trainers that outlived a coordinator, and what ranks should have been told. After
+// a restart the last launch of each job is read from the database. If this build plans the job to
+// the same digest, its trainers are adopted as their nodes return, and no step is lost; otherwise
+// the epoch is ended. Messages to daemons may be lost with a stream, so nothing is tracked per
+// message: each beat says what a trainer has been told, and Tell sends the difference to what it
+// should have been told.
 
 #include <algorithm>
 #include <utility>
@@ -184,7 +189,7 @@ Wanted JobController::WantedOf(const Entry& entry) const {
 void JobController::Tell(Entry& entry, TrainerSlot& slot, int64_t rank, bool returned) {
   const int64_t now_ms = parts_.clock->MonotonicMs();
   const JobRun& run = entry.run;
-  // What was sent a moment ago may be on its way.
+  // A command that was sent a moment ago may be on its way.
   const bool waits = !returned && now_ms - slot.told_ms < 2 * membership_.times().beat_ms();
   if (slot.exited || waits || slot.state == "launching") {
     return;

@@ -1,4 +1,8 @@
-// JobController: what the checkpoint store tells of a job's history, and what people change of it.
+// JobController: what the checkpoint store says about a job's history, and what people change of
+// it. The job's record follows the store: up when a settled save turns out to be committed, down
+// only after damage was proven by a second reader, since a file that is missing or short may be a
+// mount that lags. Work on the store runs on its pool; answers come back to the strand and are
+// dropped if the epoch has changed meanwhile.
 
 #include <algorithm>
 #include <utility>

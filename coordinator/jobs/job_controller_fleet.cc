@@ -1,4 +1,9 @@
-// JobController: what daemons say.
+// JobController: what daemons say. A Hello is the moment of truth: it says what the node really
+// runs, and is compared with what should run there. Trainers of old epochs are stopped, lost
+// launches are sent again, and slots that a new incarnation of the daemon cannot have are given up.
+// Every later message is accepted only from the rank's present node and epoch (Accept), so stale
+// messages change nothing. Arrival times are those of the network thread, not of the strand: a busy
+// coordinator does not declare nodes lost.
 
 #include <algorithm>
 #include <utility>
@@ -290,7 +295,7 @@ void JobController::OnBeat(StreamId stream, const std::string& node_id, const Be
     if (zombies_.Has(node_id, key) || trainer.state == "ended" || trainer.state == "exited") {
       continue;
     }
-    // Who was given up with its node and beats again is as stale as any older epoch.
+    // A trainer that was given up with its node and beats again is as stale as any older epoch.
     const bool known = entry != nullptr && trainer.epoch == entry->run.epoch && trainer.rank >= 0 &&
                        trainer.rank < static_cast<int64_t>(entry->run.slots.size()) &&
                        !entry->run.slots[static_cast<size_t>(trainer.rank)].exited;
@@ -346,7 +351,7 @@ void JobController::OnExited(const std::string& node_id, const TrainerExited& ex
       reason = ExitReason(exited.exit_code, exited.signal);
     }
     if (reason == "Stopped" || reason == "Done") {
-      // Nobody here told it to, and it was not done.
+      // It ended unasked and before it was done.
       reason = entry->run.draining.contains(node_id) ? "NodeDrain" : "ProcessCrash";
     }
     const std::string late = entry->run.collectives.LastWord(exited.rank);

@@ -1,4 +1,8 @@
-// JobController: which nodes are to be trusted, and what an operator says of them.
+// JobController: which nodes are to be trusted, and what an operator says of them. A failure is
+// weighed against its node (NoteFailure); a node that fails several jobs is quarantined, and one
+// job avoids places where it failed itself. Avoiding is a preference: it never makes a job smaller
+// than it could be, and shunning never keeps it from running. Holds are durable; changes of a
+// node's row are written one at a time, each composed when its turn comes.
 
 #include <algorithm>
 #include <utility>

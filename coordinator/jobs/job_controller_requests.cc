@@ -1,4 +1,8 @@
-// JobController: what people ask of jobs. Each is judged at once, and again when its turn has come.
+// JobController: what people ask of jobs. A request is judged when it arrives and again when its
+// turn has come, because the job may have changed while an earlier change was being written.
+// Requests carry ids: one that is repeated gets the first answer, also while the first is still
+// being written. Two submissions of one name are queued behind each other; the first that is
+// durable wins.
 
 #include <algorithm>
 #include <memory>

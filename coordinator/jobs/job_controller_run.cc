@@ -1,4 +1,9 @@
-// JobController: from placement to the end of an epoch.
+// JobController: from placement to the end of an epoch. Reconcile compares the record's state with
+// what the trainers are and does the next thing that is missing: prepare (restore point and plan,
+// on a pool), launch, let train, stop, wait for all exits. It is called after every message and on
+// every tick, so no edge can be missed. The launch is durable before it is sent, because a
+// restarted coordinator adopts by that record. Epochs fence: a process that cannot be killed keeps
+// its device out of the pool (DeclareZombie), but does not keep the job from going on.
 
 #include <algorithm>
 #include <map>

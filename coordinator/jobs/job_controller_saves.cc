@@ -1,4 +1,8 @@
-// JobController: saves, from the request to retention.
+// JobController: saves, from the request to retention. A commit has three durable points: the
+// record says "intended", the store publishes COMMIT, the record says "committed". After a crash
+// between them Settle asks the store, so the two cannot disagree for long. Commits of a job happen
+// one at a time, in the order of steps. A save that fails ends with an event and training goes on;
+// only freshness limits of the job file turn missing commits into a failure.
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,8 @@
-// JobController: what the scheduler is told, and what it says.
+// JobController: what the scheduler is told, and what it says. SyncSchedule gives the scheduler the
+// devices a job holds and whether it waits, after each look at the job; Schedule takes at most
+// kMostPlacements placements per turn, so that a burst of submissions does not delay messages. A
+// job that waits for nothing but a device is not looked at again until something changes; one that
+// holds devices is looked at every quarter of a second at least.
 
 #include <algorithm>
 #include <map>

@@ -1,6 +1,6 @@
 #pragma once
 
-// What is known of a job's trainers right now. In memory only: a restarted coordinator begins anew.
+// The present state of a job's trainers. In memory only: a restarted coordinator begins anew.
 
 #include <cstdint>
 #include <map>
@@ -114,7 +114,7 @@ struct JobRun {
   }
 };
 
-// What people see beside the record.
+// Progress that people see beside the record.
 struct JobProgress {
   int64_t step = 0;
   double loss = 0;

@@ -1,3 +1,9 @@
+// The transitions, one function per event. Each checks whether the event means something in the
+// job's present state, then builds the next record, the events to be stored and the actions for
+// later. Nothing here has an effect: the caller stores the result and then acts, so a crash in
+// between repeats harmlessly. An epoch number goes up with each launch and with each end that
+// leaves trainers behind; that number is the fence against everything older.
+
 #include "coordinator/jobs/job_state_machine.h"
 
 #include <algorithm>
@@ -136,7 +142,7 @@ Result OnAllReady(const JobRecord& job, const JobEvent& event) {
       .Take();
 }
 
-// What an event says of a cause.
+// Returns the text of a cause for an event.
 std::string Told(const FailureCause& cause) {
   return IsStoreWait(cause.reason)
              ? absl::StrCat("waits for the store and goes on by itself, uncharged: ", cause.message)

@@ -1,8 +1,8 @@
 #pragma once
 
-// What happens to a job: a pure table. Transition reads no clock and no randomness; the controller
-// persists `next` and `events` in one transaction, applies, and only then carries out `actions`.
-// The diagram is in README.md.
+// The states of a job and their transitions: a pure table. Transition reads no clock and no
+// randomness; the controller persists `next` and `events` in one transaction, applies, and only
+// then carries out `actions`. The diagram is in README.md.
 
 #include <cstdint>
 #include <optional>

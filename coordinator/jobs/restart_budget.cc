@@ -1,3 +1,9 @@
+// Judges a failure: restart now, wait, or give up. A job fails only if the same failure would come
+// again anywhere (the reason's RepeatRule), or when a limit of the job file is passed; faults of
+// machines wait and try again. The wait doubles from restart.backoff to restart.maxBackoff. Its
+// jitter is a hash of (uid, attempt), not a random number, so the decision is a pure function and a
+// replay gives the same times.
+
 #include "coordinator/jobs/restart_budget.h"
 
 #include <algorithm>

@@ -12,7 +12,7 @@
 
 namespace ravel::coordinator {
 
-// What ended an epoch: the first cause, not the communicator errors that follow from it.
+// The cause that ended an epoch: the first cause, not the communicator errors that follow from it.
 struct FailureCause {
   std::string reason;  // ProcessCrash, NodeLost, DataError, ... (service.md section 4)
   std::string message;

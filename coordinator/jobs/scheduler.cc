@@ -1,3 +1,9 @@
+// Places jobs on free devices. Jobs of equal shape form a group: if the oldest does not fit, none
+// of them does, so one attempt per group suffices, and a group is tried again only when devices of
+// its kind were freed (`tried` against `freed_`). Nodes are ordered by free devices, so a placement
+// walks only the nodes that it uses. Cost of a decision: the number of groups plus the devices
+// placed, not the number of jobs or nodes.
+
 #include "coordinator/jobs/scheduler.h"
 
 #include <algorithm>

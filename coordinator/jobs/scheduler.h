@@ -1,8 +1,8 @@
 #pragma once
 
-// Who gets which devices, and when: a pure core. Free devices are counted when something is taken
-// or freed, jobs wait in groups of equal shape, so that a decision costs what has changed and not
-// what waits.
+// Decides which job gets which devices, and when: a pure core. Free devices are counted when one is
+// taken or freed, and jobs wait in groups of equal shape, so the cost of a decision follows the
+// number of changes, not of waiting jobs.
 
 #include <compare>
 #include <cstdint>
@@ -18,7 +18,8 @@
 
 namespace ravel::coordinator {
 
-// What a job asks for. Of jobs with equal shapes the first one fits or none does.
+// The devices that a job asks for. If the first of several jobs with equal shapes does not fit,
+// none does.
 struct Shape {
   bool cpu = true;
   int64_t wanted = 0;
@@ -67,7 +68,8 @@ struct Decision {
 class Scheduler {
  public:
   void SetNode(const std::string& node_id, NodePlaces places);
-  // What the job holds, instead of what it held before. The node need not be here.
+  // Sets the devices that the job holds, in place of those it held before. The node need not be
+  // here.
   void Hold(const std::string& uid, std::vector<DeviceRef> devices);
   // Out of the pool, whoever holds it: what runs there cannot be ended.
   void SetBlocked(const DeviceRef& device, bool blocked);
@@ -76,7 +78,7 @@ class Scheduler {
   void Want(const WaitingJob& job);
   void Unwant(const std::string& uid);
 
-  // Whether Decide would have anything to look at.
+  // Returns true if Decide would have anything to look at.
   bool IsDue(int64_t now_ms) const;
   // At most `most` placements; then it stays due.
   Decision Decide(int64_t now_ms, size_t most);

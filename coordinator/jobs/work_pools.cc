@@ -1,3 +1,9 @@
+// Thread pools for blocking calls. A call into a network file system may never return, so threads
+// cannot be joined unconditionally: state is shared between pool and threads, a thread that is
+// stuck is replaced, and at shutdown one that does not end in time is left behind with its share.
+// The queue is bounded in all and per client; rank orders it (commits before upkeep). Threads start
+// on demand and end after an idle minute.
+
 #include "coordinator/jobs/work_pools.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the controller asks of a checkpoint store. Every call may take long and runs on the pool;
+// The checkpoint store as the controller uses it. Every call may take long and runs on the pool;
 // every one may be repeated after a crash. Calls for one job never overlap, but for Retain.
 
 #include <cstdint>
@@ -53,7 +53,7 @@ struct SettledSave {
   int64_t world_size = 0;
 };
 
-// What the job's record says when a restore point is looked for.
+// The parts of a job's record that decide about its restore point.
 struct RestoreQuery {
   int64_t committed_step = -1;  // newest commit; -1: none
   bool has_commit = false;      // has, or had: then it never starts from initial weights
@@ -74,7 +74,7 @@ struct RestorePoint {
   std::string numerics_change = {};
 };
 
-// What a second look at a step that a trainer could not use has shown.
+// The result of a second look at a step that a trainer could not use.
 enum class StepVerdict { kDamaged, kGood, kUnreadable };
 
 // A change of a step's marks that a person asks for.
@@ -86,7 +86,7 @@ struct LeftoverView {
   std::string reason;
   int64_t changed_ms = 0;  // Unix time; 0: not known
 };
-// What really lies in a job's folder.
+// The actual content of a job's folder.
 struct FolderView {
   std::vector<int64_t> steps;         // committed; BAD ones too
   std::vector<int64_t> pinned_steps;  // by whomever

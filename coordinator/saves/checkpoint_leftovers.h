@@ -1,7 +1,7 @@
 #pragma once
 
-// What lies in a checkpoint folder beside its steps: unfinished saves, damaged folders, copies of
-// bad steps, histories that were moved aside. Listed for people, and removed when old.
+// Entries of a checkpoint folder beside its steps: unfinished saves, damaged folders, copies of bad
+// steps, histories that were moved aside. Listed for people, and removed when old.
 
 #include <cstdint>
 #include <string>

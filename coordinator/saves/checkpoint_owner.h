@@ -34,7 +34,7 @@ absl::StatusOr<std::optional<OwnerRecord>> ReadOwner(const store::ObjectStore& s
 // none that can be read: is the store mounted? FailedPrecondition when it is another's.
 absl::Status CheckOwner(const store::ObjectStore& store, const OwnerRecord& self);
 
-// Who may be replaced as the owner of a folder.
+// The owners of a folder that may be replaced.
 enum class Takeover {
   kNever,
   kSameCluster,  // another job of this cluster: names are unique, so that job is deleted

@@ -23,7 +23,8 @@ struct StartLocation {
 };
 std::optional<StartLocation> StartElsewhere(const plan::JobSpec& spec);
 
-// Where a job without a commit begins when resumeFrom names a step. `files` is the job's folder.
+// Finds the start of a job without a commit when resumeFrom names a step. `files` is the job's
+// folder.
 absl::StatusOr<RestorePoint> NamedStart(const store::FileStore& files, const plan::JobSpec& spec);
 
 // Before admission: the step is there, and has the numerics of the job, or the job allows others.

@@ -1,3 +1,8 @@
+// Deletes steps and attempts so that a crash at any point leaves something that says what it is.
+// Renaming COMMIT to DELETED is the one atomic act: before it the step is committed, after it the
+// step is gone and the rest can be removed at any time by anyone. Marks (pins, BAD reports) move
+// before the step they belong to, or a new step of the same number would inherit them.
+
 #include "coordinator/saves/retention.h"
 
 #include <algorithm>

@@ -1,3 +1,9 @@
+// Tracks saves of one epoch by (step, epoch, attempt): started, sealed by some ranks, sealed by
+// all, committing, done. Once a save has a record, the record answers everything said about it
+// later; a seal may come again after any restart, and the answer must not change. Only the oldest
+// save that all have sealed may commit, and a commit makes older saves useless. Everything is a
+// function of what was told; time comes in as an argument.
+
 #include "coordinator/saves/save_coordinator.h"
 
 #include <algorithm>

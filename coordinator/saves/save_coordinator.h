@@ -1,9 +1,9 @@
 #pragma once
 
-// What is known of one job's saves that are under way, and what follows from each word about them.
-// Pure: no clock, no store, no messages. The controller tells it what it heard and carries out what
-// it answers. A save is known by (step, epoch, save attempt); its record, once there is one, is
-// what answers everything that is said about it later.
+// Tracks one job's saves that are under way, and decides on each message about them. Pure: no
+// clock, no store, no messages. The controller tells it what it heard and carries out what it
+// answers. A save is known by (step, epoch, save attempt); its record, once there is one, is what
+// answers everything that is said about it later.
 
 #include <compare>
 #include <cstdint>
@@ -45,7 +45,7 @@ struct EndedSave {
   int64_t rank = -1;  // whose word it was; -1: the coordinator's
 };
 
-// What a seal asks for.
+// The answer to a seal.
 struct SealAnswer {
   enum class Kind {
     kKept,       // new, or known and not decided yet
@@ -57,7 +57,7 @@ struct SealAnswer {
   bool all_ended = false;  // of a save that was ended: no rank writes in its folder any more
 };
 
-// What a rank's failure asks for.
+// The answer to a rank's failed save.
 struct SaveFailureAnswer {
   std::optional<EndedSave> ended;  // the first word: the save ends for all ranks
   bool skipped = false;            // new: a save that was due did not begin
@@ -106,7 +106,7 @@ class SaveCoordinator {
   int64_t committed_sequence() const { return committed_sequence_; }
   int64_t skipped() const { return skipped_; }
 
-  // What an operation that is still open waits for, in words. `training`: the job takes steps.
+  // Describes in words what an open operation waits for. `training`: the job takes steps.
   std::string WaitsFor(const OperationRecord& operation, bool training) const;
 
  private:

@@ -1,3 +1,10 @@
+// Turns seals into a committed step. Verify compares each writer's seal with the plan, chunk by
+// chunk. Describe writes manifest.pb and then COMMIT into the attempt's folder, each created once
+// and never changed. Publish renames the folder to step-N without replacing: this rename is the
+// commit. All three may be repeated, and of two coordinators that do them at once the first one's
+// files stand, so a takeover in the middle is harmless. A bad step of the same number is moved to
+// bad/ first; a good one is AlreadyExists.
+
 #include "coordinator/saves/saves.h"
 
 #include <algorithm>

@@ -19,7 +19,7 @@
 
 namespace ravel::coordinator {
 
-// What the coordinator knows of a save beside its seals; goes into the manifest.
+// Facts about a save that its seals do not have; they go into the manifest.
 struct SaveContext {
   std::string job;  // uid
   ckpt::AttemptKey key;
@@ -61,7 +61,7 @@ absl::StatusOr<CommittedStepInfo> CommitSave(store::ObjectStore& store,
                                              const SaveContext& context,
                                              std::span<const ckpt::Seal> seals);
 
-// What became of an attempt after the coordinator, or both sides, died in the middle.
+// The fate of an attempt after the coordinator, or both sides, died in the middle.
 enum class SettledState {
   kCommitted,   // now, or before
   kIncomplete,  // seals are missing or COMMIT was never written; not changed

@@ -21,7 +21,7 @@ class StepClaims {
   bool Want(const std::string& uid, int64_t step);
   void Unwant(const std::string& uid, int64_t step);
   void EndWant(const std::string& uid);
-  // Nobody needs the step: it counts as being deleted until EndDeleting.
+  // Returns true if no claim needs the step; it then counts as being deleted until EndDeleting.
   bool MayDelete(const std::string& uid, int64_t step);
   void EndDeleting(const std::string& uid);
 

@@ -1,3 +1,9 @@
+// Tells damaged steps from steps that cannot be read now. The distinction decides what happens to
+// progress: a damaged step is marked BAD and the job goes back, an unreadable one makes it wait.
+// Damage needs proof: complete bytes that contradict a checksum, read twice with the same result.
+// Missing or short files prove nothing, because network mounts show them for a while after a write.
+// Candidates are tried from the newest down.
+
 #include "coordinator/saves/step_inspection.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What lies in a checkpoint folder: the listing half of coordinator/saves.h.
+// Lists a checkpoint folder: the listing half of coordinator/saves/saves.h.
 
 #include <algorithm>
 #include <map>

@@ -1,3 +1,9 @@
+// CheckpointKeeper over a POSIX folder per job. OWNER says whose folder it is and is checked before
+// anything is changed, so that two jobs or clusters never write into each other's history; the
+// first launch claims the folder. A restore first settles the newest attempt of which all seals are
+// there (its commit may only have lacked the coordinator), then chooses the newest good step. Every
+// call may block for long and runs on the store's pool; calls may be repeated after a crash.
+
 #include "coordinator/saves/store_checkpoint_keeper.h"
 
 #include <algorithm>
@@ -205,7 +211,8 @@ absl::StatusOr<std::optional<SettledSave>> SettleNewest(FileStore& files,
 
 // Later steps of other jobs go out of the way of a job that was told where to begin.
 absl::Status SetOthersAside(FileStore& files, const CheckpointJob& job, const RestorePoint& start) {
-  // Of another folder, or none at all: then no step that lies here is part of this history.
+  // If the start is in another folder, or there is none, no step that lies here is part of this
+  // history.
   const bool here = start.path.starts_with(files.root() + "/");
   ASSIGN_OR_RETURN(const std::vector<std::string> moved,
                    SetAside(files, job.uid, here ? start.step : -1));

@@ -1,3 +1,9 @@
+// Merges the log files of many ranks by time with bounded memory. Each rank's parts form a chain
+// that is read through a small buffer; the merge takes the smallest head, attempt by attempt. With
+// a tail limit the positions of each rank's last lines are found from the end of its files first,
+// so that showing the last lines costs the same for long logs. After the history, appended lines
+// are read file by file as they come.
+
 #include "coordinator/store/log_reader.h"
 
 #include <algorithm>

@@ -1,3 +1,8 @@
+// Writes trainers' output to files per (attempt, rank), in parts of limited size. Daemons send
+// lines again after a broken stream, so lines are numbered: known numbers are left out, a gap
+// becomes a line that says how many are missing. A job above its limit loses its oldest parts
+// first. Files are text with tabs, so they can be read without this program.
+
 #include "coordinator/store/log_store.h"
 
 #include <algorithm>

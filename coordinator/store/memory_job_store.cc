@@ -1,3 +1,8 @@
+// The JobStore of tests. It keeps the semantics of the SQLite one: a second store that opens the
+// disk raises the term, and writes of the first are Aborted; specs are not returned parsed; rows
+// are swept by the same ages. `fault` makes any single Apply fail, which is how tests crash between
+// two writes.
+
 #include "coordinator/store/memory_job_store.h"
 
 #include <algorithm>

@@ -1,3 +1,9 @@
+// Reads a job's step records without holding them. A job that went back to a checkpoint writes some
+// steps again, so the file is cut into stretches of rising steps, and of a step that occurs twice
+// the later one counts: stretches are visited from the newest back, each limited to steps before
+// those already covered. The index has a mark per block, so a range of steps starts near its first
+// line. Only the number in front of a line is parsed until the step is wanted.
+
 #include "coordinator/store/metrics_history.h"
 
 #include <algorithm>

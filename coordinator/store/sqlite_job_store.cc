@@ -1,3 +1,10 @@
+// The durable store. WAL with synchronous=FULL: a transaction that returned OK survives a power
+// cut. Two fences keep a second writer out: a lock file against processes of this machine, and the
+// term, which each transaction compares with the database, against everything else. Network file
+// systems are refused, because their locks and WAL do not hold. A full disk is met by giving up
+// space that may be given up, then trying once more. Schema changes are appended migrations;
+// columns follow from sqlite_rows.h.
+
 #include "coordinator/store/sqlite_job_store.h"
 
 #include <algorithm>

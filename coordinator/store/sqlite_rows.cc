@@ -1,3 +1,9 @@
+// The tables of columns, and the SQL that follows from them. A column is a name, a type and two
+// functions that bind and read one field. An older database gets missing columns by ALTER TABLE, so
+// each type has a default; a column that is unknown here was written by a newer release, and the
+// database is refused rather than half understood. Rows are upserted instead of replaced, since
+// replacing deletes the row that others refer to.
+
 #include "coordinator/store/sqlite_rows.h"
 
 #include <algorithm>

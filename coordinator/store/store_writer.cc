@@ -1,3 +1,8 @@
+// Group commit. While one transaction waits for the disk, further changes queue; the next
+// transaction takes them all, so throughput grows with load and an idle writer adds no delay. A
+// change that fails does not fail its neighbours, unless the commit itself fails. `done` callbacks
+// run elsewhere, in the order of Add; callers rely on that order.
+
 #include "coordinator/store/store_writer.h"
 
 #include <algorithm>

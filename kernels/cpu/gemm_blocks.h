@@ -45,7 +45,7 @@ inline int64_t GemmColumns(const GemmArgs& args) {
   return RoundUp(DivCeil(n, DivCeil(n, kGemmColumns)), int64_t{32});
 }
 
-// What a product needs beside its operands, none of which is empty.
+// Returns the elements of workspace that a gemm needs; no operand is empty.
 inline int64_t GemmWorkspaceElements(const GemmArgs& args) {
   const bool flip = args.transpose_a == Transpose::kYes;
   const int64_t section = GemmSection(flip ? args.a.rows() : args.a.columns());
@@ -61,7 +61,7 @@ inline int64_t GemmWorkspaceElements(const GemmArgs& args) {
 
 enum class TileStore { kOverwrite, kAdd };
 
-// Where rows of a are: in packed strips, or a.row_stride apart.
+// The places of a's rows: in packed strips, or a.row_stride apart.
 enum class Strips { kPacked, kInPlace };
 
 struct StripSource {

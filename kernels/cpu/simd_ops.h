@@ -67,8 +67,8 @@ struct SimdOps {
 
 enum class SimdPath { kPortable, kAvx2, kAvx512 };
 
-// Whether this machine runs the path, and its table. The AVX2 table may be asked for anywhere, and
-// called where it runs.
+// RunsHere returns true if this machine can run the path. OpsOf returns the path's table; that of
+// AVX2 may be asked for anywhere, and called where it runs.
 bool RunsHere(SimdPath path);
 const SimdOps& OpsOf(SimdPath path);
 // The table that ops use: of the best path that runs here, unless UseSimdPath chose another.

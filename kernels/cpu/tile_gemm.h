@@ -133,7 +133,7 @@ struct StridedRows {
 };
 
 // -> rows of `padded_columns`, close together: rows a large power of two apart share cache sets.
-// What lies beyond `columns` is left alone.
+// Leaves elements beyond `columns` alone.
 template <typename V>
 inline void PackRows(const StridedRows& x, int64_t padded_columns, float* out) {
   for (int64_t row = 0; row < x.n; ++row) {

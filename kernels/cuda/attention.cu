@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
   }
 }
 
-// Of a tile of queries: what their gradients need besides q and dout.
+// Values of a tile of queries that their gradients need besides q and dout.
 struct QueryRows {
   float log_sum_exp[kTile];
   float delta[kTile];  // dout . out

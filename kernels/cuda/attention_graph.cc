@@ -1,3 +1,13 @@
+// Builds the operation graphs of causal attention, with S = scale * q k^T masked to keys up to the
+// query:
+//   forward:   P = softmax(S),  out = P v,  lse = log(sum(exp(S)))
+//   backward:  delta = rowsum(dout * out),  P = exp(S - lse),  dv = P^T dout,
+//              dS = scale * P * (dout v^T - delta),  dq = dS k,  dk = dS^T q
+// cuDNN fuses a graph only if it matches a known pattern, so each step above is one node and
+// virtual tensors (P, S and their gradients) never reach memory. Without determinism, dq is summed
+// in an fp32 scratch tensor, into which thread blocks add in any order; with it, dq is the output
+// of the last matrix product.
+
 #include "kernels/cuda/attention_graph.h"
 
 #include <limits>

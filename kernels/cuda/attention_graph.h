@@ -16,7 +16,7 @@ namespace ravel::kernels::cuda {
 
 enum class GraphType { kBf16, kF32, kInt32, kBoolean };
 
-// What a tensor of a graph is to the caller.
+// The role of a graph's tensor for the caller.
 enum class GraphRole {
   kVirtual,  // between operations; never in memory as far as the caller knows
   kScalar,   // one fp32 number, given by value

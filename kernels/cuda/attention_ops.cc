@@ -116,7 +116,7 @@ bool OnVectors(std::initializer_list<const void*> addresses) {
 
 enum class Pass { kForward, kBackward };
 
-// Of the op's own; none where it has no memory.
+// Bytes of the op's own workspace; 0 where it has no memory.
 uint64_t WorkspaceBytes(const TensorView& workspace) {
   return workspace.present()
              ? static_cast<uint64_t>(workspace.elements() * DTypeBytes(workspace.dtype))

@@ -1,3 +1,9 @@
+// Chooses an attention plan once per description and keeps it. A plan whose workspace is too large
+// is built again for fewer sequences, then for fewer key heads (divided by the smallest prime
+// factor each time), until it fits; the op then runs once per part. Sequences and heads are
+// independent, so the parts compute what the whole would. Every refusal falls back to our own
+// kernel with the reason kept as text.
+
 #include "kernels/cuda/attention_plans.h"
 
 #include <algorithm>

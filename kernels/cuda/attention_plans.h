@@ -33,8 +33,8 @@ RavelCudaAttentionBuffers PartOf(const RavelCudaAttention& attention,
                                  const RavelCudaAttentionBuffers& buffers,
                                  int64_t first_sequence,
                                  int64_t first_kv_head);
-// Whether every part's statistics begin on 16 bytes where the whole's do: cuDNN refuses operands
-// that do not. Rows of heads do so whenever one of them does.
+// Returns true if every part's statistics begin on 16 bytes where the whole's do: cuDNN refuses
+// operands that do not. Rows of heads do so whenever one of them does.
 bool PartsOnVectors(const RavelCudaAttention& attention, const AttentionPart& part);
 // The next smaller part: fewer sequences first, by their smallest prime factor; zeros after the
 // smallest.
@@ -71,7 +71,7 @@ class AttentionPlans {
 
   // One line per description, in the order of keys: "KEY: TEXT".
   std::string ToText() const;
-  // What one plan for everything would need, at most.
+  // The largest workspace that a plan without parts would need.
   uint64_t WholeWorkspaceBytes() const;
 
  private:

@@ -196,7 +196,8 @@ class Description {
   cublasLtMatrixLayout_t result_ = nullptr;
 };
 
-// What may be chosen: no sum over k is split between blocks, so that bits do not depend on timing.
+// Limits the choice of algorithms: no sum over k is split between blocks, so that bits do not
+// depend on timing.
 class Preference {
  public:
   Preference(const RavelCudaGemm& gemm, uint64_t workspace_bytes) : f_(TheLibrary().functions) {

@@ -113,7 +113,7 @@ struct RavelCudaAttentionBuffers {
 
 inline constexpr int32_t kRavelNcclIdBytes = 128;
 
-// Of a communicator that is made.
+// Options of a new communicator.
 struct RavelNcclOptions {
   int32_t ranks;     // not of a split
   int32_t rank;      // of a split: what orders its ranks
@@ -159,10 +159,10 @@ struct RavelCudaFunctions {
   int32_t (*copy)(void* stream, void* to, const void* from, uint64_t bytes);
   int32_t (*fill)(void* stream, void* to, int32_t byte, uint64_t bytes);
   int32_t (*launch)(void* stream, const RavelCudaLaunch* launch);
-  // Whether the library has the kernel, with an argument of so many bytes. Needs no device.
+  // Returns 1 if the library has the kernel with an argument of this size. Needs no device.
   int32_t (*has_kernel)(int32_t kernel, uint64_t param_bytes);
 
-  // What the stream is given between the two calls is recorded, not run.
+  // Work issued to the stream between the two calls is recorded, not run.
   int32_t (*capture_begin)(void* stream);
   int32_t (*capture_end)(void* stream, void** graph);
   int32_t (*graph_launch)(void* graph, void* stream);
@@ -212,7 +212,7 @@ struct RavelCudaFunctions {
   int32_t (*nccl_destroy)(void* comm);   // after that
   int32_t (*nccl_abort)(void* comm);     // instead of both; ends work that runs or is enqueued
   int32_t (*nccl_forget)(void* comm);    // the handle, after either
-  // What is issued between the two, on communicators of this thread, is one launch.
+  // Calls between the two, on communicators of this thread, become one launch.
   int32_t (*nccl_group_begin)();
   int32_t (*nccl_group_end)();
   int32_t (*nccl_all_gather)(

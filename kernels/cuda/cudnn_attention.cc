@@ -1,3 +1,9 @@
+// Searches for a cuDNN engine that builds an attention plan, and runs built plans. The order is:
+// one unified node where cuDNN can mask it (forward only), then the chain of operations; for each,
+// heuristic A before the fallback list. The first configuration whose plan finalises is taken,
+// since cuDNN sorts by expected speed. Every failed attempt is noted, so that a refusal explains
+// itself. A deterministic description skips engines that cuDNN marks as not deterministic.
+
 #include "kernels/cuda/cudnn_attention.h"
 
 #include <utility>
@@ -85,7 +91,7 @@ std::unique_ptr<CudnnAttentionPlan> TryGraph(const Attempt& attempt, bool unifie
   return found ? std::move(plan) : nullptr;
 }
 
-// Where the memory of a tensor lies in this run.
+// Returns the memory of a tensor in this run.
 void* AddressOf(const CudnnBinding& binding, const RavelCudaAttentionBuffers& buffers) {
   switch (binding.role) {
     case GraphRole::kQ:

@@ -10,7 +10,7 @@
 
 namespace ravel::kernels::cuda {
 
-// What a run gives for the tensor of an id.
+// The memory or value that a run gives for the tensor of an id.
 struct CudnnBinding {
   int64_t id;
   GraphRole role;

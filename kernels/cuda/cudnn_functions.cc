@@ -38,7 +38,7 @@ int32_t HandleOf(StreamHandle& on, cudnnHandle_t* handle) {
   return 0;
 }
 
-// What the C interface calls a plan.
+// The plan behind the C interface's handle.
 struct PlanHandle {
   int32_t device;
   std::unique_ptr<CudnnAttentionPlan> plan;

@@ -1,3 +1,9 @@
+// Lowers graphs of attention_graph.h to cuDNN backend descriptors, one function per kind of
+// operation, and asks the heuristics for engine configurations. Errors are sticky: the first
+// failing call of a Cudnn is kept and later calls do nothing, so set-up code has no check after
+// every attribute. Attribute numbers of newer headers are written out here, because the build must
+// accept an older header and use a newer library.
+
 #include "kernels/cuda/cudnn_graph.h"
 
 #include <array>
@@ -8,7 +14,7 @@ namespace {
 
 constexpr int64_t kAlignment = 16;
 
-// Of the headers of 9.21 and later; this build's may be older.
+// Values from the headers of cuDNN 9.21 and later; this build's header may be older.
 constexpr auto kSdpaSubgraph = static_cast<cudnnBackendAttributeName_t>(2811);
 constexpr auto kSdpaSubgraphInputId = static_cast<cudnnBackendAttributeName_t>(2812);
 constexpr auto kSdpaSubgraphOutputId = static_cast<cudnnBackendAttributeName_t>(2813);
@@ -74,7 +80,7 @@ CudnnDescriptor LowerTensor(Cudnn& cudnn, const GraphTensor& tensor, int64_t id)
   return made;
 }
 
-// What an operation is lowered with.
+// The context in which an operation is lowered.
 struct Lowering {
   Cudnn& cudnn;
   CudnnGraph& graph;

@@ -65,8 +65,8 @@ class CudnnDescriptor {
   cudnnBackendDescriptor_t descriptor_ = nullptr;
 };
 
-// Where a plan is for: a handle, which is that of a device; or a description of a device that need
-// not exist (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR), for plans that are only built.
+// The device that a plan is for: a handle of an existing device, or a description of a device that
+// need not exist (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR), for plans that are only built.
 struct CudnnTarget {
   cudnnHandle_t handle = nullptr;
   cudnnBackendDescriptor_t device = nullptr;

@@ -32,8 +32,8 @@ struct CudnnLibrary {
   std::string missing;   // why there is none, and where it was sought; empty if there is
 };
 
-// Where cuDNN is sought: what RAVEL_CUDNN_LIBRARY names and nothing else, or the loader's own
-// search, then the toolkit's folder.
+// Returns the paths where cuDNN is sought: the one that RAVEL_CUDNN_LIBRARY names and nothing else,
+// or the loader's own search, then the toolkit's folder.
 std::vector<std::string> CudnnPaths();
 // The first that loads. Refuses another major version than that of the headers this was built with,
 // and one before kOldestCudnn.

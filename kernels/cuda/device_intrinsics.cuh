@@ -1,7 +1,7 @@
 #pragma once
 
-// What only a compiler for devices has a word for. Tests that run device code on the host bring
-// their own (tests/testing/device_code).
+// Intrinsics that only a device compiler has. Tests that run device code on the host bring their
+// own (tests/testing/device_code).
 
 #include <cstdint>
 

@@ -1,6 +1,7 @@
 #pragma once
 
-// What kernels share: bf16, 16-byte packs, sums over a warp and a block in a fixed order.
+// Device functions that kernels share: bf16, 16-byte packs, sums over a warp and a block in a fixed
+// order.
 
 #include <cstdint>
 

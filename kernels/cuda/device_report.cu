@@ -1,5 +1,5 @@
-// What the CUDA runtime says about this host, and a self-test of device code. 4 KiB moved per
-// self-test: latency-bound.
+// Reports what the CUDA runtime says about this host, and a self-test of device code. 4 KiB moved
+// per self-test: latency-bound.
 
 #include <cstdint>
 #include <cstring>

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kFlatThreads)
   }
 }
 
-// Whether an earlier token has the id of `token`.
+// Returns true if an earlier token has the id of `token`.
 __device__ inline bool SeenBefore(const int32_t* ids, int64_t token, int32_t id) {
   for (int64_t begin = 0; begin < token; begin += blockDim.x) {
     const int64_t other = begin + threadIdx.x;

@@ -1,4 +1,9 @@
-// Ops over flat ranges: optimizer, sums in a fixed order, digest, initial values, casts.
+// Host half of ops over flat ranges: optimizer updates, sums in a fixed order, digest, initial
+// values, casts. Each checks its views, chooses a kernel variant and a grid, and launches. Results
+// never depend on the device: a grid that only strides over elements may follow the
+// multiprocessors, but one whose blocks write partial sums is a function of the length alone. Sums
+// of more than 64 pieces take several passes: subtrees of 64 go to scratch first, which keeps the
+// order of the binary tree.
 
 #include <algorithm>
 #include <bit>

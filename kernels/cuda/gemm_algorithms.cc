@@ -1,3 +1,9 @@
+// The table of measured cuBLASLt algorithms and its file. The file is text: a line with the
+// identity of device and library, a line per gemm, and an FNV-1a sum over all of it. Loading checks
+// everything before it takes anything, so a damaged file changes nothing; saving writes beside the
+// file and renames, so readers never see half a file. A measured choice is never replaced by a mere
+// proposal: all ranks must use equal algorithms to get equal bits.
+
 #include "kernels/cuda/gemm_algorithms.h"
 
 #include <cstdio>

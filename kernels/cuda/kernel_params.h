@@ -398,7 +398,7 @@ struct TreeAddParams {
   int64_t elements;
 };
 
-// Of kTreeSum and kReduceAdd.
+// Argument of kTreeSum and kReduceAdd.
 struct ReduceAddParams {
   const float* pieces[kMaxTreePieces];
   float* out;

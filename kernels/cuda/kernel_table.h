@@ -1,7 +1,8 @@
 #pragma once
 
-// What the .cu files offer: each a list of its kernels, joined to one table by id. Inside
-// libravel_cuda.so, and in what runs the same files on a host (tests/testing/device_code).
+// The kernels of the .cu files: each file offers a list, and the lists are joined to one table by
+// id. Inside libravel_cuda.so, and in what runs the same files on a host
+// (tests/testing/device_code).
 
 #include <cstdint>
 #include <vector>

@@ -17,8 +17,8 @@ void RequireFlat(const TensorView& view, int64_t elements, DType dtype);
 // fp32 or bf16.
 void RequireFloat(const TensorView& view);
 
-// Whether every view begins at 16 bytes, has rows that do, and columns in whole accesses of 16
-// bytes. Absent views do not matter, nor do strides of a single row.
+// Returns true if every view and each of its rows begins at 16 bytes, and rows are whole accesses
+// of 16 bytes. Absent views do not matter, nor do strides of a single row.
 bool FitsVectors(std::initializer_list<TensorView> views);
 // fp32 or bf16 by the first view, 16-byte accesses where all fit.
 Variant VariantFor(std::initializer_list<TensorView> views);

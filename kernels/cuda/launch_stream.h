@@ -1,6 +1,6 @@
 #pragma once
 
-// What the host half of the CUDA ops sees of a stream: it launches kernels by name, each with one
+// A stream as the host half of the CUDA ops sees it: it launches kernels by name, each with one
 // argument. CudaStream (kernels/cuda_device.h) gives them to the device; tests record them.
 
 #include <array>

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kNormMaxThreads)
   }
 }
 
-// What a row's gradient needs of the row as a whole.
+// Means over a row that the gradient of each of its elements needs.
 struct RowMeans {
   float mean;
   float rstd;

@@ -69,10 +69,10 @@ int32_t AttentionPlan(void* stream,
                       RavelCudaAttentionPlan* plan);
 int32_t AttentionPlanDestroy(void* plan);
 int32_t AttentionRun(void* stream, void* plan, const RavelCudaAttentionBuffers* buffers);
-// What a stream holds of cuDNN, before it is destroyed.
+// Releases a stream's cuDNN handle; called before the stream is destroyed.
 void ReleaseAttention(StreamHandle& on);
 
-// What device.cc fills in: memory, streams, events, copies, graphs, ranges.
+// Fills in the functions of device.cc: memory, streams, events, copies, graphs, ranges.
 void AddDeviceFunctions(RavelCudaFunctions& functions);
 
 }  // namespace ravel::kernels::cuda

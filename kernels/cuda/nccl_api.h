@@ -1,7 +1,7 @@
 #pragma once
 
-// What is used of libnccl.so.2, declared here because NCCL's header is not installed everywhere
-// that this compiles. Where it is, nccl_header_check.cc compares the two.
+// The part of libnccl.so.2 that is used, declared here because NCCL's header is not installed
+// everywhere that this compiles. Where it is, nccl_header_check.cc compares the two.
 
 #include <climits>
 #include <cstddef>

@@ -1,3 +1,9 @@
+// Opens libnccl.so.2 and adapts its functions to the C interface of libravel_cuda.so. Communicators
+// are non-blocking: every call may return "in progress", and State is polled until it is settled. A
+// split is delicate: NCCL writes the child's handle from its own thread when the split completes,
+// so the child reads it atomically and polls the parent until then. The text of the last error is
+// kept per thread, for NcclErrorText.
+
 #include "kernels/cuda/nccl_library.h"
 
 #include <atomic>
@@ -65,7 +71,8 @@ std::string VersionText(int version) {
          std::to_string(version % 100);
 }
 
-// What is opened in turn, when nothing is chosen: LD_LIBRARY_PATH is part of the loader's search.
+// Returns the names that are opened in turn when none is chosen; LD_LIBRARY_PATH is part of the
+// loader's search.
 std::vector<std::string> Places(const std::string& chosen) {
   if (!chosen.empty()) {
     return {chosen};

@@ -32,13 +32,14 @@ NcclLibrary OpenNccl(const std::string& chosen);
 // Why a library of this version is refused; empty if it is not.
 std::string NcclVersionFault(int version);
 
-// What the functions need of the CUDA runtime.
+// Functions of the CUDA runtime that the NCCL functions need.
 struct NcclHost {
   int32_t (*use_device)(int32_t index);  // current device of the calling thread
   void* (*stream_of)(void* stream);      // cudaStream_t of a handle of this library
 };
 void AddNcclFunctions(const NcclHost& host, RavelCudaFunctions& functions);
-// Of an error from kNcclErrors on, below kNcclErrorsEnd; until the thread's next call.
+// Returns the text of an error in [kNcclErrors, kNcclErrorsEnd); valid until the thread's next
+// call.
 const char* NcclErrorText(int32_t error);
 
 }  // namespace ravel::kernels::cuda

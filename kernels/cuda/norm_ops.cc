@@ -1,4 +1,7 @@
-// Norms, and gradients that are sums over rows.
+// Host half of norms, and of gradients that are sums over rows. A backward pass writes one partial
+// sum per block to scratch, and a second kernel adds the partials in order: dw = sum over blocks of
+// sum over rows. The number of blocks depends on the shape alone, never on the device, so the bits
+// are those of every device; no atomics are used.
 
 #include <algorithm>
 

@@ -1,4 +1,9 @@
-// Products, and the loss built from them.
+// Host half of gemm, and of the loss built from it. A gemm goes to cuBLASLt
+// (CudaStream::RunProduct); our own kernel runs where cuBLASLt is missing or has no algorithm. The
+// loss works in chunks of tokens, as many as the workspace has rows: logits = x w^T, then each
+// row's loss, then (for training) logits become their gradients in place, dw += dlogits^T x and dx
+// = dlogits w. Memory is therefore [chunk, vocabulary] instead of [tokens, vocabulary]. dw comes
+// before dx, which may share memory with x.
 
 #include <algorithm>
 #include <bit>

@@ -1,4 +1,8 @@
-// Activations, rotary embedding, embedding, bias: ops over rows.
+// Host half of ops over rows: activations, rotary and learned positions, embedding, bias. All are
+// bound by memory, so the one decision is the vector width: 16-byte accesses where every view's
+// address and row stride allow them, single elements elsewhere. The variant never changes the
+// result, only its speed. Gradients that several tokens add to are computed by one owner per
+// element in a fixed order, without atomics.
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
-// What runs once per job, in double precision: initial weights and the table of angles. Sine and
-// cosine of large arguments keep an array in local memory, which no other kernel may
+// Kernels that run once per job, in double precision: initial weights and the table of angles. Sine
+// and cosine of large arguments keep an array in local memory, which no other kernel may
 // (CMakeLists.txt).
 
 #include "kernels/cuda/kernel_table.h"

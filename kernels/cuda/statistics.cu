@@ -1,5 +1,5 @@
-// What decides a step. Small: a few blocks beside the last gradients, bound by the latency of fp64
-// additions whose order is the specification.
+// Kernels that decide a step. Small: a few blocks beside the last gradients, bound by the latency
+// of fp64 additions whose order is the specification.
 
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/kernel_table.h"

@@ -1,4 +1,4 @@
-// What decides a step: sums of losses and of rows, the decision.
+// Host half of the ops that decide a step: sums of losses and of rows, the decision.
 
 #include <cstddef>
 #include <type_traits>

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the updates of all optimizers have in common on a device: pieces of a table, and the two
-// forms of a main weight.
+// Device code that the updates of all optimizers share: pieces of a table, and the two forms of a
+// main weight.
 
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/kernel_params.h"

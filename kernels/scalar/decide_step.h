@@ -1,7 +1,7 @@
 #pragma once
 
-// What a step's statistics decide, and the scalars of its update (precision rules 6.1): one rule
-// for the host and for devices. Every operation rounds once.
+// Decides a step from its statistics and computes the scalars of its update: one rule for the host
+// and for devices. Every operation rounds once.
 
 #include <cmath>
 #include <cstdint>

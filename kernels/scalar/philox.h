@@ -27,7 +27,7 @@ constexpr PhiloxWords Philox4x32(uint64_t key, PhiloxWords counter) {
   return counter;
 }
 
-// What a draw is for: the top byte of counter word 3.
+// The purpose of a draw, which is the top byte of counter word 3.
 enum class PhiloxPurpose : uint32_t { kInitialisation = 0, kDropout = 1, kOptimizerState = 2 };
 
 // block: global row-major element index / draws per call (44 bits); sample: index in the global

@@ -1,3 +1,9 @@
+// Reads a Hugging Face directory into this rank's shards. Open reads all headers and compares every
+// tensor (name, shape, dtype) with the inventory before any weight is read, and lists all
+// differences at once: a wrong directory fails early and completely. ReadPieces joins runs of a
+// piece that lie close together into one read of at most 4 MiB, since a gap of a page costs less
+// than another call; values are converted to fp32 on the way, or read in place if they are fp32.
+
 #include <algorithm>
 #include <cstring>
 #include <filesystem>

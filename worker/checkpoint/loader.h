@@ -24,7 +24,7 @@
 
 namespace ravel::checkpoint {
 
-// Whether elements that are read count in the digest check: each element counts on exactly one
+// Says if elements that are read count in the digest check: each element counts on exactly one
 // rank.
 enum class DigestShare { kOwner, kReplica };
 

@@ -1,3 +1,9 @@
+// Reads a committed step into this rank's shards, on any mesh: pieces are boxes of tensors, so the
+// layout that saved them does not matter. Stored bf16 is read into the end of its fp32 range and
+// widened from the front, which needs no second buffer. Each element is digested by exactly one
+// rank (DigestShare::kOwner); the digests are sums, so the ranks' parts add up to the manifest's
+// whatever the cut.
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -20,7 +26,8 @@ static_assert(static_cast<int>(plan::StateRole::kParam) ==
 static_assert(static_cast<int>(plan::StateRole::kStep) ==
               static_cast<int>(ckpt::TensorRole::kStep));
 
-// Where the values of a dtype go first that become fp32 in all of `out`: its end.
+// Returns the end of `out`, into which values stored as `stored` are read before they are widened
+// to fp32 in all of `out`.
 std::span<std::byte> StoredPart(std::span<std::byte> out, DType stored) {
   return out.last(out.size() / sizeof(float) * Size(DTypeBytes(stored)));
 }

@@ -14,7 +14,7 @@
 
 namespace ravel::checkpoint {
 
-// Of one rank of the world; used from one thread.
+// Attempts of one rank of the world; used from one thread.
 class UnacknowledgedAttempts {
  public:
   UnacknowledgedAttempts(int64_t ranks, int64_t most) : ranks_(ranks), most_(most) {}

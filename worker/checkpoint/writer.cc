@@ -82,7 +82,7 @@ class CheckpointWriter::Worker {
     bool created = false;
     bool renamed = false;
   };
-  // What a save has made so far.
+  // Files and folders that a save has made so far.
   struct Written {
     std::vector<OpenFile> files;  // by image
     bool seal = false;            // perhaps: its operation was begun
@@ -102,7 +102,7 @@ class CheckpointWriter::Worker {
                               const HuggingFaceFile& file,
                               ckpt::Seal& seal);
   void DigestImages(ckpt::Seal& seal) const;
-  // What this save has created goes, as far as the store lets it.
+  // Removes all that this save has created, as far as the store lets it.
   void RemoveFiles(const std::string& attempt, Written& written);
   void TellResult(const SaveRequest& request, const absl::StatusOr<ckpt::Seal>& seal);
   void TrimUnanswered(const ckpt::Seal& seal);

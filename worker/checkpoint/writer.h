@@ -62,7 +62,7 @@ struct WriterOptions {
   std::function<void(const SaveRequest&, const absl::StatusOr<ckpt::Seal>&)> on_result = nullptr;
   // After a result, when the next save may begin.
   std::function<void()> on_idle = nullptr;
-  // Whether nobody wants the save of this step any more: asked before each write.
+  // Returns true if the save of this step is no longer wanted; called before each write.
   std::function<bool(int64_t step)> abandoned = nullptr;
   // Newest step whose save was answered, committed or not.
   std::function<int64_t()> answered_step = nullptr;

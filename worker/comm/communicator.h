@@ -29,7 +29,7 @@ class CollectiveLedger;
 
 // Elements are fp32 unless a call says otherwise.
 inline constexpr int64_t kElementBytes = sizeof(float);
-// Of each rank, in AllGatherBytes.
+// Most bytes of each rank in AllGatherBytes.
 inline constexpr int64_t kMaxGatherBytes = int64_t{64} << 20;
 
 // Bytes of the three memory kinds of a plan (common/plan/program/step_program.h), per rank; equal
@@ -43,8 +43,8 @@ struct ArenaSizes {
   int64_t common_copies = 1;
 };
 
-// What a trainer says about where it is when it issues a collective, equal on all ranks: goes into
-// the issue hash, the ledger and error messages.
+// The trainer's place in its step when it issues a collective, equal on all ranks. It goes into the
+// issue hash, the ledger and error messages.
 struct CollectiveTag {
   plan::OpLabel op = plan::OpLabel::kEndPhase;
   int unit = -1;
@@ -131,8 +131,8 @@ class Communicator {
     float* gathered = nullptr;
     int64_t shard_elements = 0;
     int64_t element_bytes = kElementBytes;
-    // Of a device communicator, where it is required; others take none or a CPU stream, which they
-    // ignore. From one call to the next it may change.
+    // The stream of a device communicator, which needs one; others take none or a CPU stream, which
+    // they ignore. It may change from one call to the next.
     kernels::Stream* stream = nullptr;
   };
   virtual absl::Status AllGather(const AllGatherOptions& options) = 0;
@@ -194,7 +194,8 @@ class Communicator {
   // calls.
   virtual PeerWait TakePeerWait() { return {}; }
 
-  // What this rank has issued on this communicator and on all that were split from the same one.
+  // Returns the log of collectives that this rank has issued on this communicator and on all that
+  // were split from the same one.
   virtual CollectiveLedger& ledger() = 0;
 };
 

@@ -1,3 +1,10 @@
+// Collectives between threads that share one CUDA device. Each collective is a meeting: every rank
+// records an event, offers it with its memory to the others on the host, and makes its stream wait
+// for all offered events. Memory is then read in place; only an all-gather whose shards do not
+// already lie in the shared part copies, and meets a second time so that shards may be overwritten.
+// All ranks check the same offers and therefore reach the same verdict on a mismatch. Cost: one
+// host barrier per meeting; no host wait for the device.
+
 #include "worker/comm/device_local_communicator.h"
 
 #include <algorithm>
@@ -27,8 +34,8 @@ using kernels::CudaStream;
 
 constexpr int64_t kDeviceAlignment = 256;
 
-// What the ranks of a group have in common. Lives until the last of them goes, so that neither
-// memory nor events go while work of a peer may still refer to them. Thread-safe.
+// State that the ranks of a group share. Lives until the last of them goes, so that neither memory
+// nor events go while work of a peer may still refer to them. Thread-safe.
 class DeviceGroup {
  public:
   DeviceGroup(kernels::CudaGpu& gpu, int size)
@@ -55,7 +62,7 @@ class DeviceGroup {
   std::vector<CudaMemory> commons_;
 };
 
-// What a rank tells its peers when it issues a collective.
+// The call and memory that a rank shows its peers when it issues a collective.
 struct Offer {
   const CudaEvent* event = nullptr;   // recorded where the memory may be read
   const std::byte* memory = nullptr;  // that peers may read; nullptr: none
@@ -87,7 +94,8 @@ CudaStream& CudaStreamOf(kernels::Stream* stream) {
 
 class DeviceLocalCommunicator final : public Communicator {
  public:
-  // Of the whole group; `host` is this rank's communicator of it on the host.
+  // Creates the communicator of the whole group; `host` is this rank's communicator of it on the
+  // host.
   static absl::StatusOr<std::unique_ptr<Communicator>> Create(std::shared_ptr<DeviceGroup> group,
                                                               std::unique_ptr<Communicator> host) {
     auto root = std::make_shared<Root>(std::move(group), host->rank(), host->size());
@@ -125,7 +133,7 @@ class DeviceLocalCommunicator final : public Communicator {
   CollectiveLedger& ledger() override { return host_->ledger(); }
 
  private:
-  // What a rank's communicators have in common.
+  // State that a rank's communicators share.
   struct Root {
     Root(std::shared_ptr<DeviceGroup> its_group, int its_rank, int its_size)
         : group(std::move(its_group)), rank(its_rank), size(its_size) {}

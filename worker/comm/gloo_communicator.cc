@@ -1,3 +1,11 @@
+// Collectives over TCP through gloo's point-to-point messages. Before payloads are trusted, each
+// pair of ranks exchanges a header with its issue record: headers are matched by sequence number,
+// payloads by the hash of what was issued, so payloads of different collectives can never meet, and
+// ranks that disagree are named. A rank that finds a mismatch waits up to 2 s until its own headers
+// have left, so that its peers find it, too. Bytes per rank of n, for a shard of s bytes:
+// all-gather and exchange send and receive (n - 1) s, plus n - 1 headers each way. Pieces are in
+// `receive` when ExchangePieces returns, so ReleasePieces sends nothing.
+
 #include "worker/comm/gloo_communicator.h"
 
 #include <algorithm>
@@ -89,8 +97,8 @@ struct Message {
   int64_t bytes = 0;
 };
 
-// What a rank's communicators have in common: one mesh of connections, in which each has its own
-// numbers.
+// State that a rank's communicators share: one mesh of connections, in which each communicator uses
+// message numbers of its own.
 struct GlooRoot {
   GlooRoot(std::unique_ptr<Mesh> its_mesh, std::chrono::milliseconds its_timeout)
       : mesh(std::move(its_mesh)), timeout(its_timeout) {}

@@ -1,3 +1,11 @@
+// The barrier of shared-memory groups. Each rank publishes its arrival and its issue record in one
+// cache line of its own; waiting means reading the others' lines. A waiter spins briefly (longer if
+// every rank has a core), then sleeps on a futex; the arriving rank wakes only if someone sleeps,
+// and sequentially consistent order between "arrived" and "sleepers" makes a lost wake-up
+// impossible. Two sets of slots are used in turns, so a fast rank cannot overwrite what a slow one
+// still reads. Abort sets a bit and wakes all, even if the failing rank dies while writing the
+// reason.
+
 #include "worker/comm/group_block.h"
 
 #include <algorithm>
@@ -107,7 +115,7 @@ void GroupBlock::Publish(const IssueRecord& issue, int64_t offset) {
 }
 
 absl::Status GroupBlock::Failure() const {
-  // What ended all groups says more than that a rank has left this one because of it.
+  // The failure of all groups says more than that a rank has left this one because of it.
   const bool all = options_.root->domain.state.load(std::memory_order_acquire) != 0;
   return all ? Read(options_.root->domain) : GroupFailure(*header_);
 }

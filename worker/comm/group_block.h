@@ -21,9 +21,9 @@ inline constexpr int kMaxSharedRanks = 256;
 inline constexpr int64_t kBounceBytes = int64_t{256} << 10;
 inline constexpr size_t kAbortTextBytes = 1024;
 
-// What a rank publishes before it arrives at a barrier, and that it has: one cache line, so that
-// one transfer tells a peer everything. The line beside it stays empty: processors fetch lines in
-// pairs, and one rank's write would take the other's line along.
+// A rank's published record and its arrival at a barrier, in one cache line, so that one transfer
+// tells a peer everything. The line beside it stays empty: processors fetch lines in pairs, and one
+// rank's write would take the other's line along.
 struct alignas(128) GroupSlot {
   IssueRecord issue;
   int64_t offset = -1;                 // in the arena, of the memory that peers may read; -1 = none
@@ -44,7 +44,8 @@ struct alignas(128) GroupHeader {
   uint64_t nonce_low = 0;
   uint64_t nonce_high = 0;
   FailureRecord own;
-  // Of the group from which others were split: why all of them have failed, or are about to.
+  // Used in the group from which others were split: the reason why all of them have failed, or are
+  // about to.
   FailureRecord domain;
   alignas(64) std::atomic<uint32_t> sleepers;
   // Changes when sleepers should look again; bit 0 is set by abort. Ranks sleep on it.
@@ -73,17 +74,19 @@ class GroupBlock {
     int size = 1;
     // Ranks that may be busy on this host at the same time: beyond its cores, waits hardly spin.
     int host_ranks = 1;
-    // Of the group from which this one was split, or its own; outlives this view.
+    // Header of the group from which this one was split, or its own; outlives this view.
     const GroupHeader* root = nullptr;
-    // What ranks a and b issued differs: says so, and releases everybody.
+    // Called if ranks a and b issued different collectives: records the mismatch and releases all
+    // ranks.
     std::function<void(int a, const IssueRecord&, int b, const IssueRecord&)> on_mismatch;
   };
   explicit GroupBlock(Options options);
 
   GroupHeader& header() { return *header_; }
-  // What this rank publishes with the next barrier.
+  // Sets the record that this rank publishes with the next barrier.
   void Publish(const IssueRecord& issue, int64_t offset);
-  // What a rank published with the last barrier; readable until this rank arrives at the next one.
+  // Returns the offset that a rank published with the last barrier; readable until this rank
+  // arrives at the next one.
   int64_t last_offset(int rank) { return SlotOf(barriers_, rank)->offset; }
   // The bounce buffer that goes with the next or the last barrier; the same lifetimes.
   std::byte* mine_bounce() { return BounceOf(barriers_ + 1, rank_); }

@@ -1,3 +1,9 @@
+// The log behind mismatch detection. Every issued collective extends a rolling 64-bit hash over all
+// its arguments, so two ranks that issued the same have equal hashes, and one comparison per
+// collective suffices. The ring keeps the last entries with coarse timestamps, for reports about
+// what each rank was doing. The parts of a record are mixed independently of each other, which
+// shortens the chain of dependent multiplications.
+
 #include "worker/comm/issue_log.h"
 
 #include <algorithm>
@@ -143,7 +149,7 @@ void IssueLog::Keep(const IssueRecord& record) {
 }
 
 void IssueLog::Complete() {
-  // Nobody else writes.
+  // No other thread writes it.
   completed_.store(completed_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
 }
 

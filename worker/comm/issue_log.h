@@ -1,7 +1,7 @@
 #pragma once
 
-// What one rank has issued on one communicator: a rolling hash, the last entries, and how two ranks
-// that disagree are told apart.
+// The collectives that one rank has issued on one communicator: a rolling hash, the last entries,
+// and the message for two ranks that disagree.
 
 #include <atomic>
 #include <cstdint>
@@ -62,7 +62,7 @@ class IssueLog {
     std::string name;          // "world", or that of the split
     std::vector<int> members;  // ranks of the whole group
   };
-  // What all logs of a rank share.
+  // State that all logs of a rank share.
   struct Context {
     std::atomic<uint64_t> order = 0;
     mutable Mutex mutex;
@@ -115,7 +115,7 @@ class IssueLog {
   const Group group_;
   const std::shared_ptr<Context> context_;
   std::atomic<uint64_t> completed_ = 0;
-  // Of Next and Keep alone.
+  // Used by Next and Keep alone.
   Communicator::IssueState next_;
   uint64_t kept_ = 0;  // sequence
   mutable Mutex mutex_;

@@ -1,3 +1,12 @@
+// Collectives over NCCL. Tensor collectives go onto the caller's stream; host collectives
+// (barriers, small byte gathers, set-up) go through a stream and pinned memory of their own
+// (NcclMember). NCCL does not notice different collectives on different ranks and then hangs, so
+// the issue log is exchanged with host collectives, and before every tensor collective if
+// check_collectives is set. After a failure all groups of the rank are aborted together, and a
+// group that does not close within 2 s is aborted, both before memory is freed: freeing may wait
+// for the blocked work. Bytes per rank of n, for a shard of s bytes: an exchange sends and receives
+// (n - 1) s.
+
 #include "worker/comm/nccl_communicator.h"
 
 #include <cstring>
@@ -151,7 +160,7 @@ absl::Status NcclCommunicator::AllocateArena(const ArenaSizes& sizes) {
       log().Issue(CollectiveKind::kAllocateArena, {}, {.elements = 1}), {&mine, 1}, all));
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r] != std::byte{0}) {
-      // Who has memory ends because of a peer, not for want of it.
+      // A rank that has its memory fails because of a peer, and its error says so.
       return root_->Fail(
           mapped.ok() ? absl::AbortedError(absl::StrCat("rank ", r, " has no memory for its arena"))
                       : mapped);

@@ -1,3 +1,11 @@
+// One rank's bookkeeping in one NCCL group. Completion is observed, not waited for: an event
+// ("mark") follows each collective, and Retire completes the log up to the last mark that the
+// device has passed. With checking on, every collective is preceded by an all-gather of issue
+// records into a ring of kMarks places; a place is reused only after its records were compared. All
+// memory, events and streams are made in Prepare, because making them later may wait for the
+// device, and so for a peer that is stuck. An NCCL error is first explained by what peers
+// announced.
+
 #include "worker/comm/nccl_member.h"
 
 #include <algorithm>
@@ -197,7 +205,7 @@ absl::Status NcclMember::Retire() {
 }
 
 absl::Status NcclMember::Poll() {
-  // What peers announced before an error of NCCL is there once the error is.
+  // Announcements that peers made before an error of NCCL have arrived once the error is visible.
   const absl::Status settled = group_->Settled().status();
   {
     MutexLock lock(mutex_);

@@ -20,8 +20,8 @@
 
 namespace ravel::comm {
 
-// What a rank tells all others of a group before a collective of the host, and, where collectives
-// are checked, before every other: its record, and host bytes that fit.
+// A rank's announcement to the others of a group before a collective of the host and, where
+// collectives are checked, before every other one: its record, and host bytes if they fit.
 struct NcclSlot {
   static constexpr size_t kBytes = 256;
   IssueRecord issue;
@@ -95,12 +95,12 @@ class NcclMember final : public NcclPart {
   const int size_;
   const int64_t chunk_bytes_;  // of each rank, of host bytes that fit no slot
 
-  // Of host collectives.
+  // Stream, event and buffers of host collectives.
   std::unique_ptr<kernels::CudaStream> host_stream_;
   kernels::CudaEvent host_done_;
   kernels::CudaMemory host_device_, host_pinned_;
   kernels::CudaMemory chunk_device_, chunk_pinned_;
-  // Of announcements: kMarks places of slots_bytes().
+  // Buffers of announcements: kMarks places of slots_bytes().
   kernels::CudaMemory announced_device_, announced_pinned_;
 
   Mutex mutex_;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the NCCL communicators of one rank have in common: they fail together, whoever notices.
+// State that the NCCL communicators of one rank share: they fail together, whichever notices first.
 
 #include <chrono>
 #include <functional>
@@ -68,8 +68,8 @@ class NcclRoot {
   std::vector<std::shared_ptr<NcclPart>> parts_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Of a file system for memory: " (/dev/shm has 67108864 bytes, and NCCL may need more: mount memory
-// there)" where it is small, as containers have it; empty where it is not.
+// Returns a hint on a memory file system that is small, as in containers: " (/dev/shm has 67108864
+// bytes, and NCCL may need more: mount memory there)"; empty where it is large enough.
 std::string SmallSharedMemory(const std::string& folder);
 
 }  // namespace ravel::comm

@@ -10,7 +10,7 @@
 
 namespace ravel::comm {
 
-// Of the steady clock.
+// Returns the time of the steady clock.
 int64_t SteadyNs();
 
 // Used from one thread at a time.

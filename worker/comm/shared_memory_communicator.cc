@@ -1,3 +1,10 @@
+// Collectives between ranks that map the same memory. An exchange copies nothing: the barrier
+// publishes offsets in the arena, and every rank reads its peers' staging in place until
+// ReleasePieces. An all-gather copies each shard once, from where its owner has it, and is only a
+// barrier if the shards already lie side by side in memory that all ranks share. A shard outside
+// the arena goes through bounce buffers, one barrier per round. Setting up memory ends with an
+// agreement that all ranks succeeded (AllSucceeded), so that none waits for one that has given up.
+
 #include "worker/comm/shared_memory_communicator.h"
 
 #include <algorithm>
@@ -15,7 +22,7 @@
 namespace ravel::comm {
 namespace {
 
-// Of the record by which the ranks of a split open their memory.
+// Room for the record by which the ranks of a split open their memory.
 constexpr size_t kRecordBytes = 256;
 
 std::span<const std::byte> BytesOf(const void* data, int64_t bytes) {
@@ -57,7 +64,7 @@ SharedMemoryCommunicator::SharedMemoryCommunicator(std::shared_ptr<Root> root, M
                   }}) {}
 
 SharedMemoryCommunicator::~SharedMemoryCommunicator() {
-  // Of this group alone: others may still have work that does not need this rank.
+  // Fails this group alone: others may still have work that does not need this rank.
   FailGroup(block_.header(), absl::AbortedError(absl::StrCat("rank ", root_->rank, " left")));
 }
 

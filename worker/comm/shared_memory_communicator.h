@@ -47,7 +47,7 @@ class SharedMemoryCommunicator final : public Communicator {
   CollectiveLedger& ledger() override { return root_->ledger; }
 
  private:
-  // What a rank's communicators have in common.
+  // State that a rank's communicators share.
   struct Root {
     Root(std::shared_ptr<SharedSegment> its_segment, int its_rank, int its_size);
     std::byte* symmetric_of(int of_rank) const { return base + symmetric_begin + of_rank * stride; }

@@ -1,3 +1,9 @@
+// Allocates the memory of shared-memory groups. Pages are reserved and touched before training, so
+// that a shortage is an error with numbers and not a SIGBUS or an OOM kill in step 1000. Mappings
+// are aligned for huge pages where the kernel allows them, because arenas are scanned every step
+// and misses of the address cache are expensive. The memfd has no name; peers open it through /proc
+// with a nonce, and nothing is left behind after any kind of death.
+
 #include "worker/comm/shared_segment.h"
 
 #include <cstring>

@@ -79,7 +79,7 @@ class LocalSegment final : public SharedSegment {
 // in any file system, so nothing is left behind however the processes end.
 class MemfdSegment final : public SharedSegment {
  public:
-  // What the others need to open it: process, descriptor, nonce, bytes. A secret.
+  // The record by which the others open it: process, descriptor, nonce, bytes. A secret.
   static absl::StatusOr<std::unique_ptr<MemfdSegment>> Create(int size);
   std::string record() const;
   static absl::StatusOr<std::unique_ptr<MemfdSegment>> Open(const std::string& record, int size);

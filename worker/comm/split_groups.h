@@ -17,7 +17,7 @@ IssueLog::Group WholeGroup(int size);
 // The name of the split as an amount, so that it is part of the issue hash.
 IssueLog::Amount SplitAmount(const Communicator::SplitOptions& options);
 
-// What a rank tells all others of its group: `size` numbers.
+// Returns the row by which a rank tells all others its group: `size` numbers.
 std::vector<int32_t> SplitRow(const Communicator::SplitOptions& options, int size);
 
 // The rows of all ranks -> for each rank the first member of its group. FailedPrecondition names

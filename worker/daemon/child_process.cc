@@ -1,3 +1,10 @@
+// Starts one trainer with fork and exec. The daemon has threads, so the child may use only
+// async-signal-safe calls between the two: everything else (arguments, environment, descriptors) is
+// prepared before the fork. The child's environment is an allow-list, so a job does not see the
+// daemon's secrets, and settings that could redirect communicators are removed. PR_SET_PDEATHSIG
+// kills the child when the daemon dies; a check of the parent closes the race in which it dies
+// first.
+
 #include "worker/daemon/child_process.h"
 
 #include <algorithm>

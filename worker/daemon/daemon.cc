@@ -1,3 +1,10 @@
+// The wiring of ravel-worker: commands of the coordinator go to the supervisor, frames of trainers
+// go to the fleet client, all on one event-loop thread. It keeps what must survive a lost stream:
+// seals without an answer are part of the next hello, and communicator records are told again after
+// each welcome. Plans are fetched and paths checked before any trainer starts. Without a
+// coordinator training goes on, and saves that are due by time are asked for here. SIGTERM drains:
+// trainers may save within a limit; a second signal stops them at once.
+
 #include "worker/daemon/daemon.h"
 
 #include <algorithm>

@@ -31,10 +31,10 @@ struct DaemonOptions {
   LogRules logs = {};
   NodeFacts facts;  // each GPU trainers_per_gpu times
   int64_t trainers_per_gpu = 1;
-  // Of the locked work folder (Hello.work_lock).
+  // Identity of the locked work folder (Hello.work_lock).
   std::string work_lock = {};
-  // Where whoever supervises this process starts it again whatever its exit code: a daemon that is
-  // refused stays, not ready, and asks again now and then.
+  // True where this process's supervisor restarts it whatever its exit code: a daemon that is
+  // refused then stays, not ready, and asks again now and then.
   bool park_when_refused = false;
   std::chrono::milliseconds park_time{30000};
   // For a look at a job's paths before its launch.
@@ -66,7 +66,7 @@ class Daemon {
   using RankKey = std::tuple<std::string, int64_t, int64_t>;  // job, epoch, rank
   struct Loop;
 
-  // What must be said of a trainer beyond its own life.
+  // A seal that must be told again after its trainer has ended.
   struct KeptSeal {
     TrainerIdentity identity;
     v1::Seal seal;

@@ -1,3 +1,8 @@
+// Finds out what this node offers. NVML is loaded with dlopen and declared here, so the build needs
+// no NVIDIA header and the binary runs without a driver. NVML lists every GPU of the machine, but
+// trainers only see CUDA_VISIBLE_DEVICES, so that variable is interpreted as CUDA does. A GPU that
+// does not answer is left out with a reason, instead of failing the node.
+
 #include "worker/daemon/device_probe.h"
 
 #include <algorithm>
@@ -186,7 +191,7 @@ std::string ProbeGpus(const std::string& name, std::vector<DeviceFacts>& all) {
   return message;
 }
 
-// Of the word; all.size() where it names none.
+// Returns the index of the device that the word names; all.size() if it names none.
 size_t IndexOf(const std::vector<DeviceFacts>& all, absl::string_view word) {
   size_t index = 0;
   if (absl::SimpleAtoi(word, &index)) {

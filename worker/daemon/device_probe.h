@@ -1,7 +1,7 @@
 #pragma once
 
-// What this node offers. CPU devices are a number that the operator chooses; GPUs are asked of
-// NVML, loaded at run time.
+// Finds the devices that this node offers. The operator chooses the number of CPU devices; GPUs are
+// read from NVML, loaded at run time.
 
 #include <cstdint>
 #include <string>

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the end of a trainer process means (service.md section 4). Pure.
+// Turns the end of a trainer process into the reason that the coordinator acts on. Pure.
 
 #include <cstdint>
 #include <string>

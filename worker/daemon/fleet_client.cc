@@ -1,3 +1,10 @@
+// The protocol of the fleet stream: hello, welcome, beats, reconnecting with jittered back-off.
+// Delivery is at least once: a control message is kept with the number of beats sent so far, and
+// dropped when a later beat is acknowledged, because the stream keeps its order. On the next stream
+// all kept messages are sent again, and commands answered before get the same answer. A coordinator
+// of an older term is disconnected; it was replaced. Everything runs on the loop's thread;
+// callbacks of older streams are recognised by their number and ignored.
+
 #include "worker/daemon/fleet_client.h"
 
 #include <algorithm>

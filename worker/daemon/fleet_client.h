@@ -28,7 +28,7 @@ namespace ravel::daemon {
 class FleetClient {
  public:
   struct Callbacks {
-    // What this node is and holds now; asked for each stream.
+    // Returns this node's facts and trainers; called for each stream.
     std::function<v1::Hello()> hello;
     std::function<std::vector<v1::TrainerBeat>()> beat;
     std::function<void(const v1::Welcome&)> welcome;

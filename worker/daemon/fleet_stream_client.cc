@@ -1,3 +1,9 @@
+// The gRPC side of the daemon: one bidirectional call with a write queue, and the fetching of
+// plans. gRPC permits one write at a time and calls back on its own threads, so writes are queued
+// under mutex_ and callbacks run under callback_mutex_; Detach takes the latter, after which no
+// callback can start. The reactor keeps itself alive until OnDone, because gRPC may use it until
+// then. Logs are dropped when 4 MiB wait; control messages never.
+
 #include "worker/daemon/fleet_stream_client.h"
 
 #include <deque>

@@ -1,3 +1,8 @@
+// Reads a trainer's stdout and stderr, cuts them into lines, and writes each line to a rotating
+// file and to batches for the coordinator. Memory is bounded everywhere: lines are cut at 16 KiB,
+// batches hold 200 lines or 100 ms, and the tail of stderr, which explains a crash, is 4 KiB. The
+// pump is shared with its handlers, so that the relay may be destroyed from within a callback.
+
 #include "worker/daemon/log_relay.h"
 
 #include <array>

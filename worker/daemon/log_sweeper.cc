@@ -1,3 +1,8 @@
+// Deletes logs of ended attempts by age, then oldest first by size, on a thread of its own, since
+// deleting may take long. Only folders that look like JOB/attempt-N are touched, symbolic links are
+// never followed, and attempts that run are left alone. Sizes are counted in allocated blocks, as
+// the disk does.
+
 #include "worker/daemon/log_sweeper.h"
 
 #include <algorithm>

@@ -109,8 +109,8 @@ absl::StatusOr<std::string> LockWorkDir(const std::string& path) {
   return absl::StrCat(facts.st_dev, ":", facts.st_ino);
 }
 
-// What nobody mends by starting this program again: ends it, or with --on-fatal=park stays, so that
-// a supervisor that always restarts does not start it in a loop.
+// Handles a fault that a restart cannot mend: ends the program, or with --on-fatal=park stays, so
+// that a supervisor that always restarts does not start it in a loop.
 int Fatal(const Flags& flags, const absl::Status& status) {
   std::fprintf(stderr, "ravel-worker: %s\n", std::string(status.message()).c_str());
   if (flags.on_fatal == "park") {

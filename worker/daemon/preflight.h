@@ -24,8 +24,8 @@ struct PreflightPaths {
 
 struct PreflightResult {
   absl::Status status;
-  // Of a status that is not OK (common/failure_reason.h): DataError when the node has not what the
-  // job names; StoreUnavailable; PreflightFailed when there was no answer in time.
+  // The reason for a status that is not OK (common/failure_reason.h): DataError when the node lacks
+  // a path that the job names; StoreUnavailable; PreflightFailed when there was no answer in time.
   std::string reason;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a rank's job names on its node, out of the messages that bring it.
+// Extracts the paths that a rank's job names on its node from the messages that bring it.
 
 #include "proto/trainer.pb.h"
 #include "worker/daemon/preflight.h"

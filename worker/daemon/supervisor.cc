@@ -1,3 +1,9 @@
+// Keeps the set of trainers of this node, by (job, epoch, rank). Epochs only grow: launching epoch
+// e kills the job's older trainers, and orders for older epochs are refused, so a late message
+// cannot revive what is over. A repeated order starts no rank twice. A trainer that is silent for
+// too long is killed; time in which this thread itself could not run is forgiven first, or a busy
+// machine would kill healthy trainers.
+
 #include "worker/daemon/supervisor.h"
 
 #include <algorithm>

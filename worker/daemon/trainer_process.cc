@@ -1,3 +1,9 @@
+// One trainer from fork to report. Its end has three parts that come in any order: the process
+// exits (pidfd), the link closes, the pipes close. The exit is reported once, when all three are
+// over, but at most 60 ms after the process ended, since a grandchild may hold the pipes open.
+// Handlers share ownership of Child, so the owner may destroy the process from within its own
+// callbacks.
+
 #include "worker/daemon/trainer_process.h"
 
 #include <algorithm>

@@ -20,7 +20,7 @@ class AttentionBlock {
   void Prepare(kernels::Stream& stream, const UnitMemory& memory) const;
   // Reads `hidden`, keeps x0, adds to `hidden`. x1 is kept by whoever reads it next.
   void Forward(kernels::Stream& stream, const UnitMemory& memory) const;
-  // What the policy does not keep, from x0.
+  // Recomputes the activations that the policy does not keep, from x0.
   void Remake(kernels::Stream& stream, const UnitMemory& memory) const;
   // `dhidden` in place.
   void Backward(kernels::Stream& stream,
@@ -34,7 +34,7 @@ class AttentionBlock {
     TensorView v;
   };
   Heads SplitHeads(const TensorView& qkv) const;
-  // Of the attention between d_attended and d_qkv.
+  // Arguments of the attention's backward pass, from d_attended to d_qkv.
   kernels::AttentionBackwardArgs BackwardArgs(const UnitMemory& memory) const;
   // In the workspace, during Backward: gradients of `attended` and `qkv`.
   TensorView DAttended(const UnitMemory& memory) const;

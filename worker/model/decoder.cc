@@ -1,3 +1,10 @@
+// One token at a time through the trained model, for generation on the CPU. For position t each
+// layer appends its key and value to a cache of max_tokens rows and attends over rows 0 to t:
+//   p = softmax(q K^T / sqrt(d)) over rows 0..t,  a = p V,  hidden += a Wo
+// It reuses the norms, projections and kernels of training with one row, so generated logits are
+// those of the trained model. Weights are viewed without bundles, one tensor each. Cost per token:
+// one pass over all weights plus the cache.
+
 #include "worker/model/decoder.h"
 
 #include <algorithm>

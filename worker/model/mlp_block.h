@@ -9,14 +9,14 @@ namespace ravel::model {
 
 // Activations (tokens = T): x1 [T, hidden], the input; statistics and result n1 of its norm; mlp_in
 // [T, 2 * intermediate], gate and up, or [T, intermediate], up alone. What the activation function
-// makes of them is made again in backward, in the pass that needs its factors anyway.
+// makes of them is recomputed in backward, in the pass that needs its factors anyway.
 class MlpBlock {
  public:
   explicit MlpBlock(const UnitTensors& tensors);
 
   // Reads `hidden`, keeps x1, adds to `hidden`.
   void Forward(kernels::Stream& stream, const UnitMemory& memory) const;
-  // What the policy does not keep, from x1.
+  // Recomputes the activations that the policy does not keep, from x1.
   void Remake(kernels::Stream& stream, const UnitMemory& memory) const;
   // `dhidden` in place.
   void Backward(kernels::Stream& stream,

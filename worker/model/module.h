@@ -1,6 +1,6 @@
 #pragma once
 
-// What the engine sees of a model: one module per unit, with its forward and its backward. Modules
+// A model as the engine sees it: one module per unit, with its forward and its backward. Modules
 // know no ranks, no buffers of the plan and no order of units: they read and write the views that
 // they are given.
 
@@ -14,7 +14,7 @@
 
 namespace ravel::model {
 
-// Where one call of a unit finds its memory; each list is in the order of the inventory's.
+// The memory of one call of a unit; each list is in the order of the inventory's.
 struct UnitMemory {
   std::vector<TensorView> weights;    // UnitSpec::tensors, then UnitSpec::borrowed; full tensors
   std::vector<TensorView> saved;      // UnitSpec::saved
@@ -23,7 +23,7 @@ struct UnitMemory {
   std::vector<TensorView> shared;     // ModelInventory::shared
 };
 
-// Where the gradient of a weight goes. The first write of a step's staging memory overwrites
+// The destination of a weight's gradient. The first write of a step's staging memory overwrites
 // whatever is there, NaN included; a later one adds. The two are different types, so that neither
 // can be taken for the other. A view without data is that of a frozen weight: nothing is written.
 struct FreshGradient {
@@ -55,9 +55,9 @@ class Module {
   // Forward without a backward to come; the head also writes the `loss` of every token.
   virtual void ForwardOnly(kernels::Stream& stream, const UnitMemory& memory) const = 0;
 
-  // Fills `remade` from `saved`, with the kernels and shapes of Forward and so its bits; needs
+  // Recomputes `remade` from `saved`, with the kernels and shapes of Forward and so its bits; needs
   // weights, `saved`, `remade`, `workspace` and the RoPE tables; `hidden` may be overwritten,
-  // `dhidden` not. Only of units that have something remade.
+  // `dhidden` not. Called only for units that recompute something.
   virtual void Remake(kernels::Stream& stream, const UnitMemory& memory) const {
     (void)stream;
     (void)memory;

@@ -13,7 +13,7 @@ class Norm {
   // `name`: of the norm's tensors, without ".weight".
   Norm(const UnitTensors& tensors, std::string_view name);
 
-  // Where a row's statistics go; `mean` only of LayerNorm.
+  // Destinations of a row's statistics; only LayerNorm has a `mean`.
   struct Statistics {
     TensorView mean;
     TensorView rstd;

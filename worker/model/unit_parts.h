@@ -1,8 +1,7 @@
 #pragma once
 
-// What modules are made of besides arithmetic: how a unit finds its weights by name, where an
-// activation lies in each pass, and gradients once fresh and accumulating ones have been told
-// apart.
+// Parts of modules besides arithmetic: they find a unit's weights by name and an activation's
+// memory in each pass, and hold gradients after fresh and accumulating ones have been told apart.
 
 #include <optional>
 #include <string>
@@ -37,17 +36,17 @@ class UnitTensors {
   std::string prefix_;
 };
 
-// An activation that the inventory declares among a unit's saved or remade ones.
+// An activation that the inventory declares among a unit's saved or recomputed ones.
 class Activation {
  public:
   Activation() = default;
-  // `area`: the workspace that holds it during a forward whose backward makes it again.
+  // `area`: the workspace that holds it during a forward whose backward recomputes it.
   Activation(const plan::UnitSpec& unit, std::string_view name, std::string_view area = "");
 
   bool declared() const { return elements_ > 0; }
   bool remade() const { return remade_; }
   TensorView In(const UnitMemory& memory) const;
-  // Absent where it is neither kept nor remade in this pass.
+  // Absent where it is neither kept nor recomputed in this pass.
   TensorView IfKept(const UnitMemory& memory) const;
 
  private:

@@ -6,8 +6,8 @@
 
 namespace ravel::optim {
 
-// What all ranks agree on in each step's statistics exchange, beside numbers: the larger of
-// everybody's values wins.
+// Decisions that all ranks agree on in each step's statistics exchange: the largest value of any
+// rank wins.
 struct ControlWord {
   int64_t save_sequence = 0;  // newest save request that a rank has heard of
   int64_t stop = 0;           // 1: stop after that save

@@ -48,8 +48,8 @@ class DeviceStatistics final : public StepStatistics {
 
   shard::DeviceStreams& streams_;
   kernels::CudaMemory device_;
-  // What tables were copied from. Not freed before the end: that waits for all work of the device,
-  // also of ranks beside this one that wait for it in an exchange.
+  // Host memory from which tables were copied. It is not freed before the end: freeing waits for
+  // all work of the device, also of ranks beside this one that wait for it in an exchange.
   std::vector<kernels::CudaMemory> copied_;
   std::array<Slot, kUnread> slots_;
   int64_t begun_ = 0;

@@ -1,3 +1,10 @@
+// Computes the squared norm of every tensor so that the bits do not depend on the number of ranks.
+// The order of additions is fixed as a binary tree over row indices; a rank that owns rows [a, b)
+// sends the sums of the largest aligned subtrees inside them, and any rank completes the tree from
+// those. Missing rows are +0, which changes nothing. SumRecorder runs the same code on indices
+// instead of numbers and so produces the list of additions that a device executes: one
+// implementation of the order, used twice. Cost: O(log rows) numbers per rank and contiguous range.
+
 #include "worker/optim/norm_tree.h"
 
 #include <algorithm>
@@ -37,8 +44,8 @@ void MergeSiblings(std::vector<PartialSum<Value>>& stack, const Add& add) {
   }
 }
 
-// What is left of a tree grows smaller to the right; rows that do not exist are +0, which changes
-// nothing.
+// Adds the remaining subtrees, which grow smaller to the right; rows that do not exist are +0,
+// which changes nothing.
 template <typename Value, typename Add>
 Value SumOfStack(std::vector<PartialSum<Value>>& stack, Value none, const Add& add) {
   Value sum = none;

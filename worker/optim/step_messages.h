@@ -1,6 +1,6 @@
 #pragma once
 
-// What the messages of all ranks say of a step (layout: step_statistics.h). Pure.
+// Reads the facts of a step from the messages of all ranks (layout: step_statistics.h). Pure.
 
 #include <cstddef>
 #include <cstdint>

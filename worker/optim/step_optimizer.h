@@ -25,10 +25,9 @@
 
 namespace ravel::optim {
 
-// Where statistics are known at once (on a host) a step is known when its programs have run. Else
-// nothing waits: the host follows by ReadStep, and what it says of a step until then is of the one
-// that was read last. Used only from the thread of its rank, or in the order of the program's
-// events.
+// On a host, statistics are known at once, and so is a step when its programs have run. On a device
+// nothing waits: the host follows by ReadStep, and until then its answers are about the step that
+// was read last. Used only from the thread of its rank, or in the order of the program's events.
 class StepOptimizer final : public shard::StepActions {
  public:
   // All outlive it. `control` is asked once per step, in the statistics exchange.
@@ -79,8 +78,8 @@ class StepOptimizer final : public shard::StepActions {
   const std::vector<double>& tensor_squared_norms() const { return facts_.tensor_sums; }
   // Gradient elements that are NaN or infinite, per tensor of the inventory, on all ranks.
   const std::vector<int64_t>& tensor_non_finite() const { return facts_.tensor_non_finite; }
-  // Of the last step whose norms were due (JobSpec::norms_every) and travelled with the statistics
-  // of the step after it; empty until then. Taken once.
+  // Returns the norms of the last step for which they were due (JobSpec::norms_every) and travelled
+  // with the statistics of the step after it; empty until then. Taken once.
   std::optional<TensorNorms> TakeNorms() { return norms_.Take(); }
   // True if a step measures them.
   bool NormsDue(int64_t step) const;
@@ -105,8 +104,8 @@ class StepOptimizer final : public shard::StepActions {
   int64_t updates_ = 0;
   double learning_rate_ = 0;
   std::deque<int64_t> begun_;  // steps that were not followed
-  // Whether the statistics do not know updates_ yet, and whether the step begun last leaves norms
-  // to the message of the next.
+  // Set while the statistics do not know updates_ yet; the next flag, if the step begun last leaves
+  // norms to the message of the next.
   bool updates_are_new_ = true;
   bool norms_left_ = false;
   StepFacts facts_;

@@ -63,7 +63,8 @@ class StepStatistics {
                      int64_t turn,
                      const TensorView& losses,
                      const TensorView& targets);
-  // Of what the groups measure: the message is whole. Where it is, and where those of all ranks go.
+  // Measures the groups, which completes the message. Returns the memory of this message, and of
+  // those of all ranks.
   virtual shard::StatisticsMessages Measure(kernels::Stream& stream);
   void Decide(kernels::Stream& stream, double clip_norm, const kernels::UpdateHyper& hyper);
   // For updates: memory of the stream's backend.

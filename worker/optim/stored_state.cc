@@ -1,3 +1,9 @@
+// Converts between stored state and the fp32 values that checkpoints and initialisation use. Three
+// cases: fp32 is copied; a main weight stored as bf16 plus remainder is joined and split exactly;
+// bf16 states are widened, and narrowed only if every value is one that bf16 has (checked).
+// Conversions go in chunks of 2^20 elements through host memory, so a shard in device memory needs
+// no second copy of its size.
+
 #include "worker/optim/stored_state.h"
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 #pragma once
 
-// What a rank stores of a group as fp32 values, and as the bytes that checkpoints have: main
-// weights are joined from bf16 and remainder, and split, to the bit; bf16 states are widened for
-// the first, which is exact, and left as they are for the second.
+// Converts a rank's stored state of a group to fp32 values, and to the bytes that checkpoints have:
+// main weights are joined from bf16 and remainder, and split, to the bit; bf16 states are widened
+// for the first, which is exact, and left as they are for the second.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +25,7 @@ absl::Status ReadStored(shard::HostAccess& memory,
 
 // Type of what is stored; of kParam that of main weights, where they are not remainders.
 DType StoredType(const shard::ParameterGroup& group, plan::StateRole role);
-// What is stored as fp32, [shard_elements]; nullptr where it is in another form.
+// Returns state that is stored as fp32, [shard_elements]; nullptr where it is in another form.
 float* StoredFloats(const shard::ParameterGroup& group, plan::StateRole role);
 
 // The same as it is saved: `to` is the memory of values of plan::SavedType.

@@ -27,7 +27,8 @@ struct GroupUpdate {
 class UpdateRule {
  public:
   virtual ~UpdateRule() = default;
-  // What the decision makes the scalars of each update from. Its learning rate is the messages'.
+  // Returns the constants from which the decision computes the scalars of each update. The learning
+  // rate comes from the messages instead.
   virtual kernels::UpdateHyper hyper() const = 0;
   // Gives the update to the stream: one call of a kernel, however many tensors the group has.
   virtual void Update(kernels::Stream& stream, const GroupUpdate& update) const = 0;

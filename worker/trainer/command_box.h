@@ -1,6 +1,6 @@
 #pragma once
 
-// Where commands that arrive on the watchdog's thread meet the step thread.
+// Passes commands from the watchdog's thread to the step thread.
 
 #include <cstdint>
 #include <map>
@@ -29,7 +29,7 @@ class CommandBox {
 
   // From the writer's thread and the step thread: what other ranks learn of this one's writer.
   void SetSaving(bool saving);
-  // Whether the coordinator has ended the save of `step`.
+  // Returns true if the coordinator has ended the save of `step`.
   bool IsRefused(int64_t step);
   // Newest step whose save was answered; -1: none.
   int64_t answered_step();
@@ -37,12 +37,12 @@ class CommandBox {
   // For the step thread.
   // Waits until `step` finished steps are allowed.
   absl::Status WaitForStep(int64_t step);
-  // Whether that would return at once.
+  // Returns true if WaitForStep would return at once.
   bool Allows(int64_t step);
   absl::StatusOr<std::vector<std::string>> WaitForRecords(std::string_view group);
   // Why every wait ends; OK while none does.
   absl::Status closed();
-  // What this rank brings to the next step's agreement.
+  // Returns this rank's part in the next step's agreement.
   optim::ControlWord control();
 
  private:

@@ -1,3 +1,8 @@
+// Translates the daemon's frames to the plain values of supervision.h and back. This is the only
+// file of the trainer that knows those messages. An assignment is validated here completely (job,
+// plan, rank within the plan); a frame of an unknown kind is skipped, because a newer daemon may
+// send it.
+
 #include "worker/trainer/daemon_link_proto.h"
 
 #include <optional>

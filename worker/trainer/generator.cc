@@ -1,3 +1,9 @@
+// Generates text from a checkpoint: parses requests, samples, and drives the decoder. Sampling
+// sorts by (logit descending, token ascending) and draws uniform numbers from Philox by (seed,
+// index of the new token), so a request has the same answer everywhere and at any time. Temperature
+// 0 takes the largest logit. Context is limited to 8192 positions, since the cache of keys and
+// values is allocated in full.
+
 #include "worker/trainer/generator.h"
 
 #include <algorithm>

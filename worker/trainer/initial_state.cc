@@ -1,3 +1,9 @@
+// Fills an engine's state from a checkpoint, from Hugging Face files or at random. Every rank reads
+// what it stores, but only the rank that would save a piece adds it to the digests. All ranks then
+// compare the summed digests with the manifest, so damaged data is found before the first step, at
+// the cost of one small all-gather. Values that bf16 states could not hold are refused, never
+// rounded.
+
 #include "worker/trainer/initial_state.h"
 
 #include <functional>

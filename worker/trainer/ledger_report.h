@@ -1,7 +1,7 @@
 #pragma once
 
-// What the watchdog tells of the collectives that its rank has issued. The step thread may be stuck
-// in one of them.
+// Reports of the collectives that a rank has issued, made by its watchdog. The step thread may be
+// stuck in one of them.
 
 #include <cstdint>
 #include <vector>
@@ -11,7 +11,7 @@
 
 namespace ravel::trainer {
 
-// Of every group of the rank.
+// Returns the state of every group of the rank.
 std::vector<CollectiveState> CollectiveStates(comm::Communicator& communicator);
 // The last `most` entries of every group, with the names of their units.
 std::vector<LedgerOfGroup> LedgerGroups(comm::Communicator& communicator, int64_t most);

@@ -1,3 +1,8 @@
+// Runs all ranks of a job as threads of one process, for tests of whole training runs.
+// Communicators are shared memory, one CUDA device, or TCP over loopback with a rendezvous in
+// memory. If one rank fails, the board and its communicator are closed, so all others end; the
+// error reported is the first that is not merely "aborted by a peer".
+
 #include "worker/trainer/local_ranks.h"
 
 #include <chrono>

@@ -1,3 +1,8 @@
+// Compares planned memory with what the kernel counts. /proc/self/smaps gives the proportional set
+// size of each mapping; mappings are classified by address (arena) or by name (control block, data
+// files, heap, libraries). The proportional size counts a page shared by n processes as 1/n, so the
+// sum over ranks is the memory that really is in use.
+
 #include "worker/trainer/memory_report.h"
 
 #include <algorithm>

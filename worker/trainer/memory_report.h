@@ -1,7 +1,7 @@
 #pragma once
 
-// Where the memory of a trainer process is: what its plan sets aside, by use, and what the system
-// counts, inside and outside of the plan's arena.
+// Reports the memory of a trainer process: the bytes that its plan sets aside, by use, and those
+// that the system counts, inside and outside of the plan's arena.
 
 #include <cstddef>
 #include <cstdint>
@@ -32,7 +32,7 @@ struct MemoryReport {
   int64_t process_bytes() const;
 };
 
-// What is looked for among the mappings of the process.
+// Addresses and names by which mappings of the process are recognised.
 struct MappedPlaces {
   int64_t arena_planned_bytes = 0;
   // A mapping that holds the begin of one of these is of the arena.
@@ -48,7 +48,7 @@ int64_t ResidentBytes(std::span<const std::byte> range);
 absl::StatusOr<std::vector<MemoryLine>> MemoryByUse(const plan::ShardingPlan& plan);
 // From the text of /proc/self/smaps.
 std::vector<MemoryLine> MemoryOfProcess(const std::string& smaps, const MappedPlaces& places);
-// Of this process, now.
+// Returns the memory of this process, now.
 absl::StatusOr<std::vector<MemoryLine>> MemoryOfProcess(const MappedPlaces& places);
 
 // "by use, planned: weights 1.2 MiB, ...; process 20 MiB: arena 9 MiB of 9 MiB planned, ...".

@@ -1,6 +1,6 @@
 #pragma once
 
-// Where the step thread is, for whoever looks from outside.
+// The position of the step thread, for readers on other threads.
 
 #include <atomic>
 #include <cstdint>

@@ -1,3 +1,10 @@
+// Decides, with all ranks, which cuBLASLt algorithm computes each gemm. A rehearsal lists the gemms
+// that this rank's programs will issue. Each is chosen by the first of the ranks on equal devices
+// that needs it: from the checkpoint, else from the disk, else by timing up to 24 candidates in the
+// plan's still unused memory with a cold cache. The tables are then gathered, so equal devices use
+// equal algorithms and results do not depend on which rank computes. Finally every gemm runs once,
+// so that lazy loading in the library cannot happen while a collective is in flight.
+
 #include "worker/trainer/product_choices.h"
 
 #include <algorithm>
@@ -33,8 +40,8 @@ using kernels::cuda::GemmChoice;
 using kernels::cuda::RavelCudaGemm;
 using Bytes = std::span<std::byte>;
 
-// Of a product, timed: the library's order is by its own estimate, and what it ranks lower than
-// this is rarely the best.
+// Candidates of a gemm that are timed: the library's order is by its own estimate, and an algorithm
+// that it ranks lower than this is rarely the best.
 constexpr int32_t kMostCandidates = 24;
 constexpr uint64_t kSeed = 0x70726F6475637473;  // of numbers that are multiplied once and forgotten
 
@@ -176,7 +183,8 @@ absl::Status Chooser::FindPeers() {
   return absl::OkStatus();
 }
 
-// What the first of the peers needs it chooses; the rest, if any, the first of them that needs it.
+// The first of the peers chooses all gemms that it needs; each other gemm is chosen by the first
+// peer that needs it.
 absl::Status Chooser::FindOwn() {
   std::string mine;
   for (const auto& [key, product] : products_) {
@@ -335,7 +343,7 @@ absl::Status Chooser::ChooseOwn() {
   return args_.streams.Finish(stream_);
 }
 
-// What another process wrote in the meantime stays; a file that was wrong is replaced.
+// Choices that another process wrote in the meantime stay; a file that was wrong is replaced.
 void Chooser::WriteCache() {
   if (measured_.empty() || args_.options.cache_folder.empty()) {
     return;

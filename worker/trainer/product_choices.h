@@ -28,13 +28,14 @@ struct ProductOptions {
   bool measure = true;
   // The table of the checkpoint that the job resumes from (ProductChoices::table); empty: none.
   std::string saved = {};
-  // What was measured by any job, a file per kind of device and version of cuBLASLt; empty: none.
+  // Folder of choices that any job has measured, a file per kind of device and version of cuBLASLt;
+  // empty: none.
   std::string cache_folder = {};
 };
 
 struct ProductChoices {
   int64_t products = 0;  // that this rank's programs need
-  // Where the choices came from that this rank made for all: rank 0 makes all that it needs itself.
+  // Sources of the choices that this rank made for all; rank 0 makes all that it needs itself.
   int64_t saved = 0;
   int64_t cached = 0;
   int64_t measured = 0;

@@ -1,3 +1,10 @@
+// Decides when this rank saves and prepares each save. The decision uses only the plan, the step
+// and what ranks agreed on in an earlier step, so all ranks decide alike without another
+// collective. Copying the state blocks training; writing happens on the writer's thread. A save
+// that would begin before the last one is written is skipped, except the last of a run or if the
+// job says to wait. Rank 0 adds the blobs: position in the data, hyperparameters, seed; nothing
+// else is needed to resume, since data order and randomness are functions of seed and step.
+
 #include "worker/trainer/saver.h"
 
 #include <span>
@@ -154,7 +161,8 @@ std::vector<ckpt::Blob> Saver::Blobs(int64_t step) const {
             {"beta2", json::Value(spec.optimizer.beta2)},
             {"eps", json::Value(spec.optimizer.eps)},
             {"weight_decay", json::Value(spec.optimizer.weight_decay)},
-            // Of moments, which are saved as they live; main weights are saved as fp32.
+            // The type of moments, which are saved in the type they have; main weights are saved as
+            // fp32.
             {"state_dtype", json::Value(narrow ? "bf16" : "fp32")}}),
       blob("rng", {{"seed", json::Value(spec.seed)}}),
       blob("schedule",

@@ -29,12 +29,12 @@ class Saver {
                                                        CommandBox& box,
                                                        RankEngine& engine);
 
-  // Whether state after `step` finished steps is saved: the job's interval, the last step, a
-  // request with a new sequence.
+  // Returns true if state after `step` finished steps is saved: the job's interval, the last step,
+  // a request with a new sequence.
   bool IsDue(int64_t step, const optim::ControlWord& agreed) const;
 
-  // Whether the save that is due may begin: no rank still writes the one before, as far as the
-  // ranks have agreed in the step `lag` steps ago. The same on all ranks.
+  // Returns true if the save that is due may begin: no rank still writes the one before, as far as
+  // the ranks have agreed in the step `lag` steps ago. The same on all ranks.
   bool MayStart(int64_t step, const optim::ControlWord& agreed, int64_t lag) const;
   // The save that is due does not begin. One that was asked for stays due, a scheduled one is told.
   absl::Status Skip(int64_t step, const optim::ControlWord& agreed);
@@ -49,7 +49,7 @@ class Saver {
   std::span<const std::byte> staging() const { return writer_->arena(); }
 
  private:
-  // What the writer's thread needs, also when it is left behind.
+  // State that the writer's thread needs, also when it is left behind.
   struct Target {
     plan::SavePlan plan;
     std::unique_ptr<store::FileStore> store;

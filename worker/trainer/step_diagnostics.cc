@@ -1,3 +1,9 @@
+// Writes what a rank tells beside its metrics: a Chrome trace of chosen steps, a memory report,
+// norms of all tensors, the names of tensors that were not finite. A file that cannot be written
+// costs a line in the log, not the job. The trace is written again after every traced step, so a
+// job that is killed leaves what it had. Where a value that is not finite came from is found by
+// running the step again with checks, if the job asks for it.
+
 #include "worker/trainer/step_diagnostics.h"
 
 #include <algorithm>
@@ -192,7 +198,7 @@ absl::Status StepDiagnostics::Finish() {
 
 absl::Status StepDiagnostics::AfterStep(const StepResult& result) {
   engine_.executor().set_recorder(nullptr);
-  // What cannot be written costs a line in the log, not the job.
+  // A file that cannot be written costs a line in the log, not the job.
   if (Traced(result.step)) {
     RETURN_IF_ERROR(engine_.executor().CollectTrace(*recorder_));
     const absl::Status written = WriteTrace();

@@ -1,7 +1,7 @@
 #pragma once
 
-// What a rank tells about its steps beyond the metrics: traces, norms of every tensor, and where a
-// value that is not finite came from.
+// A rank's reports about its steps beyond the metrics: traces, norms of every tensor, and the
+// origin of a value that is not finite.
 
 #include <cstdint>
 #include <memory>
@@ -17,8 +17,8 @@
 
 namespace ravel::trainer {
 
-// Of one rank, used only from its step thread. All ranks decide alike: the calls are collective
-// where they have to be.
+// The reports of one rank. Used only from its step thread. All ranks decide alike: the calls are
+// collective where they have to be.
 class StepDiagnostics {
  public:
   // Both outlive it.

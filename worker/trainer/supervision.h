@@ -1,6 +1,6 @@
 #pragma once
 
-// What a trainer is told and what it tells, as plain values: proto/trainer.proto without protobuf.
+// Commands to a trainer and its reports, as plain values: proto/trainer.proto without protobuf.
 
 #include <cstdint>
 #include <string>

@@ -1,3 +1,10 @@
+// The life of one rank: open the device, connect, build the engine, restore, then the step loop. On
+// a device, results lag behind issued steps: IssueStep(n) returns before step n is done, and
+// ReadSteps reads the results of earlier steps. What ranks agreed on (save, stop) therefore takes
+// effect a fixed number of steps later, the same on every rank, whenever each rank happens to read.
+// Before a save, an evaluation or a wait for permission all results are read. Every error that
+// leaves this file carries the exit code that the coordinator acts on.
+
 #include "worker/trainer/trainer.h"
 
 #include <chrono>
@@ -88,7 +95,8 @@ absl::Status CheckFastKernels(const kernels::CudaGpu& gpu, const plan::JobSpec& 
       ExitCode::kDevice);
 }
 
-// What a log of a job is asked first. `nccl`: its version, 0 where it is not used.
+// Logs device, free memory, driver and NCCL version at start. `nccl`: its version, 0 where it is
+// not used.
 void LogDevice(const kernels::CudaGpu& gpu, int nccl) {
   const auto free_bytes = gpu.FreeBytes();
   const auto versions = gpu.library().Versions();

@@ -69,8 +69,8 @@ class Trainer {
                          std::vector<Finished>& finished);
   absl::Status FinishStep(RankEngine& engine, const StepResult& result, double seconds);
   bool EvaluationDue(const RankEngine& engine, int64_t finished_steps) const;
-  // What takes effect after so many finished steps: what was agreed on in the last of them, or one
-  // step earlier where results lag, so that ranks act alike whenever they read.
+  // Returns the agreement that takes effect after `finished_steps`: that of the last of these
+  // steps, or of one step earlier where results lag, so that ranks act alike whenever they read.
   optim::ControlWord AgreedFor(const RankEngine& engine, int64_t finished_steps);
   absl::Status Stop(Saver& saver, StepDiagnostics& diagnostics);
   absl::Status Report(const RankEngine& engine, StepReport record);

@@ -1,3 +1,9 @@
+// Two threads beside the step thread. The receiver acts on commands even while the step thread is
+// stuck in a collective: a stop aborts the communicator, which releases it, and then ends the
+// process. The beater reports the position at an even interval and polls the communicator for
+// failures of its device. mutex_ protects the communicator's pointer: it is cleared before the
+// communicator is destroyed, so neither thread can use a dead one.
+
 #include "worker/trainer/watchdog.h"
 
 #include <utility>

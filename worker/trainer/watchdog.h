@@ -42,7 +42,7 @@ class Watchdog {
   ~Watchdog();
 
   void Start();
-  // What a stop aborts; nullptr before it exists and before it is destroyed.
+  // Sets the communicator that a stop aborts; nullptr before it exists and before it is destroyed.
   void SetCommunicator(comm::Communicator* communicator);
   // Tells where the trainer is, now.
   void Beat();

@@ -1,9 +1,9 @@
 #pragma once
 
-// What makes an architecture: how its tensors are called, which parts its layers are made of, and
-// how its config.json is read and written. One row per architecture; the inventory, the modules and
-// the codecs read the row and never ask which architecture it is. Adding one: a file here and a
-// line in architecture.cc (worker/model/README.md has the steps).
+// An architecture: the names of its tensors, the parts of its layers, and the reading and writing
+// of its config.json. One row per architecture; the inventory, the modules and the codecs read the
+// row and never ask which architecture it is. Adding one: a file here and a line in architecture.cc
+// (worker/model/README.md has the steps).
 
 #include <string>
 #include <string_view>
@@ -35,7 +35,7 @@ struct Architecture {
   ArchitectureKind kind = ArchitectureKind::kLlama;
   std::string_view model_type;   // of config.json
   std::string_view model_class;  // of config.json's `architectures`
-  // Of every canonical name but the head's; files of the bare model lack it.
+  // Prefix of every canonical name but the head's; files of the bare model lack it.
   std::string_view base_prefix;
 
   NormKind norm = NormKind::kRms;

@@ -1,3 +1,7 @@
+// Readers for members of a Hugging Face config.json. A member that is absent or null leaves the
+// default; one that would change the mathematics and is not implemented is refused with its name
+// (Require...), since ignoring it would train another model without a warning.
+
 #include "common/model/architecture/config_fields.h"
 
 #include <absl/strings/str_cat.h>

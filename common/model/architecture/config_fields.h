@@ -41,8 +41,8 @@ absl::Status RequireFullAttention(const json::Value& object);
 // max_window_layers.
 absl::Status RefuseSlidingWindow(const json::Value& object, int64_t layers);
 
-// What the members of Llama and its relatives have in common: sizes, rotary embedding, tied head;
-// and what none of them may have.
+// Reads the members that Llama and its relatives share: sizes, rotary embedding, tied head. Refuses
+// those that none of them may have.
 absl::Status ReadLlamaFields(const json::Value& object, ModelConfig& config);
 void WriteLlamaFields(const ModelConfig& config, json::Value& object);
 

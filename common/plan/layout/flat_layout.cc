@@ -1,3 +1,10 @@
+// Finds the smallest equal shard size S for which all items can be placed in width * S elements. An
+// item may be cut by a shard boundary only at a multiple of its atom, measured from the item's
+// start. For each candidate S, ascending, a greedy placer takes the item with the smallest gap
+// next; the first S that works is used. Candidates are the smallest possible sizes and multiples of
+// combinations of atoms, since legal sizes cluster there. The LCM baseline, which always works, is
+// kept as an upper bound. Cost: candidates times items squared.
+
 #include "common/plan/layout/flat_layout.h"
 
 #include <algorithm>

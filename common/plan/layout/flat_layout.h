@@ -23,8 +23,8 @@ struct FlatLayoutOptions {
   int64_t alignment_elements = kLayoutAlignmentElements;
 };
 
-// Where each item lies in a virtual buffer of width * shard_elements elements. Invariants: see docs
-// of PlanFlatLayout.
+// The offset of each item in a virtual buffer of width * shard_elements elements. Invariants: see
+// PlanFlatLayout.
 struct FlatLayout {
   int64_t width = 1;
   int64_t shard_elements = 0;    // S; total T = width * S

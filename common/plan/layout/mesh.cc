@@ -1,3 +1,8 @@
+// Mixed-radix arithmetic over ranks. With stride[i] = product of the sizes of all axes after i,
+//   rank = sum over i of coordinate[i] * stride[i],   coordinate[i] = rank / stride[i] % size[i]
+// A group over some axes is all ranks that agree on the others; splitting an axis keeps every
+// rank's number. Functions cost the number of axes, except those that return lists of ranks.
+
 #include "common/plan/layout/mesh.h"
 
 #include <algorithm>

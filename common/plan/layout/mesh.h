@@ -52,7 +52,7 @@ class Mesh {
   // collective over them. Group order is mixed radix in the order of `axes`, the first slowest, so
   // {shard, replicate} is inner-major whatever the mesh order is.
   std::vector<int64_t> GroupOf(int64_t rank, const std::vector<std::string>& axes) const;
-  // Where `rank` is in its group.
+  // Position of `rank` in its group.
   int64_t GroupIndex(int64_t rank, const std::vector<std::string>& axes) const;
   // Every group of these axes once, ordered by its first rank.
   std::vector<std::vector<int64_t>> Groups(const std::vector<std::string>& axes) const;

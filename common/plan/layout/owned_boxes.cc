@@ -1,3 +1,9 @@
+// From placements to the elements that a rank owns, in two steps: Shard entries cut the tensor's
+// dimensions and leave a box (the item); Flat entries then cut the flat buffer in which the item
+// lies, and leave a range of the item's row-major elements. Partial entries change values, not
+// places, and are ignored. Any part of a tensor is thus (box, range), which loading, saving,
+// initialisation and norms all take.
+
 #include "common/plan/layout/owned_boxes.h"
 
 #include <algorithm>

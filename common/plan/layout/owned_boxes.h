@@ -35,7 +35,7 @@ ElementRange FlatInterval(int64_t total_elements,
                           const Mesh& mesh,
                           const Coordinate& coordinate);
 
-// Where a tensor's item lies in the flat buffer of its group, from a FlatLayout.
+// The place of a tensor's item in the flat buffer of its group, from a FlatLayout.
 struct FlatPlace {
   int64_t offset = 0;          // elements; under TensorAtomic from the start of the owner's part
   int64_t total_elements = 0;  // T; not read without Flat or BlockAtomic axes
@@ -57,9 +57,10 @@ struct OwnedRun {
   int64_t elements = 0;
 };
 
-// What one rank has of one tensor: row-major elements `range` of `item`, a box of the tensor, which
-// lie in this order in one of the rank's buffers. Everything that reads, writes, draws, measures,
-// saves or sums up a part of a tensor takes this value. A rank that has nothing has one, too.
+// The part of one tensor that one rank has: row-major elements `range` of `item`, a box of the
+// tensor, which lie in this order in one of the rank's buffers. Everything that reads, writes,
+// draws, measures, saves or sums up a part of a tensor takes this value. A rank that has nothing
+// has one, too.
 struct OwnedPiece {
   TensorId tensor = {};
   Box item;                  // in global coordinates; empty when Shard left nothing

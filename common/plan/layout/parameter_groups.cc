@@ -1,3 +1,9 @@
+// Divides a unit's tensors into groups, each with one flat buffer. Tensors whose atoms differ a lot
+// cause padding when they share a buffer, but each further group costs a launch per collective.
+// Families of equal atoms (at most kMostFamilies) are therefore assigned to groups in every
+// possible way, each subset is laid out once, and the cheapest assignment by padding plus launches
+// wins. The search is skipped where a single group wastes less than one launch.
+
 #include "common/plan/layout/parameter_groups.h"
 
 #include <algorithm>

@@ -24,7 +24,7 @@ using GroupLayouts = IdVector<GroupId, GroupLayout>;
 
 struct GroupOptions {
   int most_groups = 3;  // of one kind (trainable or frozen)
-  // What a further group costs: the time of its collectives' launches, in elements on the wire.
+  // Cost of a further group: the time of its collectives' launches, in elements on the wire.
   int64_t launch_elements = 262144;
   int64_t alignment_elements = kLayoutAlignmentElements;  // 512 where two elements share a byte
 };

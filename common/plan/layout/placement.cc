@@ -1,3 +1,8 @@
+// Checks placement lists and compares them. Entries are ordered as cuts happen: Shard (dimensions),
+// then Flat (the buffer, inner axis first), then Partial. The checks refuse lists that no buffer
+// can have, for example an outer Flat cut with coarser atoms than the inner one, whose boundaries
+// it shares. Canonical form drops Replicate entries, so equal placements compare equal.
+
 #include "common/plan/layout/placement.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 #pragma once
 
-// Where a buffer's elements are: an ordered list of (axis, placement), the order in which the
-// tensor was cut. The only vocabulary of placement; nothing here knows a strategy.
+// Describes where a buffer's elements are: an ordered list of (axis, placement), the order in which
+// the tensor was cut. The only vocabulary of placement; nothing here knows a strategy.
 
 #include <cstdint>
 #include <string>
@@ -61,7 +61,7 @@ Placement PlacementOn(const Placements& placements, std::string_view axis);
 // The same placements as other code compares them: no Replicate entries; Partial last, inner first.
 Placements Canonical(const Placements& placements, const Mesh& mesh);
 
-// What placements are checked against, and what errors call it.
+// The tensor that placements are checked against, with the name that errors use.
 struct PlacedTensor {
   std::string name;
   Shape shape;  // global

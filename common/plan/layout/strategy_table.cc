@@ -1,3 +1,9 @@
+// Strategies as rows of placements, and what follows from a row: placements of every buffer of a
+// tensor, the moves of a step, resident bytes and traffic. A step makes the transitions
+//   staged gradient -> between micro-batches -> at step -> optimizer -> parameter -> gathered
+// and a combination of rows is valid if each of them is a sequence of legal moves. Costs are
+// derived from the same moves, so the table and the planner cannot disagree.
+
 #include "common/plan/layout/strategy_table.h"
 
 #include <algorithm>
@@ -75,7 +81,7 @@ Placement TensorParallelPlacement(const TensorTraits& traits) {
   return kR;
 }
 
-// What the optimizer needs whole is not cut between rows.
+// Placements of a tensor that the optimizer needs whole: it is not cut between rows.
 Placements WithWholeTensors(Placements placements) {
   for (AxisPlacement& entry : placements) {
     if (entry.placement.in_flat_family()) {

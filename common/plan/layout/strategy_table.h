@@ -17,7 +17,7 @@
 
 namespace ravel::plan {
 
-// What one data axis does with each buffer. A gradient is Partial when backward has staged it.
+// The placement of each buffer on one data axis. A gradient is Partial when backward has staged it.
 struct AxisStrategyRow {
   Strategy strategy = Strategy::kNoShard;
   std::string_view name;
@@ -37,7 +37,7 @@ struct StrategyChoice {
   bool sequence_parallel = false;  // gradients of tensors that `tensor` does not cut are Partial
   bool operator==(const StrategyChoice&) const = default;
 };
-// What users name: the four of one axis, "hsdp" and "hfsdp".
+// A strategy as users name it: the four of one axis, "hsdp" and "hfsdp".
 struct NamedStrategy {
   std::string_view name;
   std::string_view alias;  // ZeRO-0 to ZeRO-3, or ""
@@ -65,7 +65,7 @@ struct TensorParallelRow {
 };
 std::span<const TensorParallelRow> TensorParallelRows();
 
-// What placements of a tensor depend on, beside the strategy.
+// Properties of a tensor on which its placements depend, beside the strategy.
 struct TensorTraits {
   TensorParallelKind tensor_parallel = TensorParallelKind::kReplicated;
   bool bias = false;

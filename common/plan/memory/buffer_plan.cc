@@ -1,3 +1,10 @@
+// Assigns addresses to all buffers. Persistent buffers lie one after another, the large ones of a
+// group on different 4 KiB pages modulo eight, because the optimizer reads them in lockstep and
+// equal low address bits collide in caches. Temporaries conflict if neither's last access happens
+// before the other's birth in some program; packing then places them so that conflicting ones do
+// not overlap. The packed size is compared with a lower bound, and a longer search is made only if
+// it is more than 5 % above.
+
 #include "common/plan/memory/buffer_plan.h"
 
 #include <algorithm>

@@ -16,7 +16,7 @@ enum class MemoryUse {
   kWeights,      // main and model weights, gathered ones that stay
   kGradients,    // sums over lanes, staging that stays
   kOptimizer,    // moments
-  kActivations,  // saved, remade, shared
+  kActivations,  // saved, recomputed, shared
   kGathered,
   kStaging,  // with what is received
   kWorkspace,

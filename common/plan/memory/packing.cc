@@ -1,3 +1,10 @@
+// Packs items with conflicts into as few bytes as possible (dynamic storage allocation, which is
+// NP-hard). Greedy packings by size and in the given order, lowest or tightest fit, come first; if
+// none reaches the bound, orders are varied one item at a time, and a longer search also accepts
+// slightly worse ones early on, to leave local minima. Random numbers come from a fixed sequence
+// and effort is counted in conflicts looked at, not in time, so every machine finds the same
+// packing.
+
 #include "common/plan/memory/packing.h"
 
 #include <algorithm>
@@ -16,7 +23,7 @@ struct Placed {
 
 enum class Fit { kLowest, kTightest };
 
-// Where an item goes among the placed ones that it conflicts with.
+// Returns an item's offset among the placed ones that it conflicts with.
 int64_t FindOffset(std::vector<Placed> taken, int64_t bytes, Fit fit) {
   std::sort(taken.begin(), taken.end(), [](const Placed& a, const Placed& b) {
     return a.begin < b.begin;

@@ -1,3 +1,9 @@
+// Finds the moment at which most bytes are alive. A moment is a vector: per stream, how many
+// instructions have begun and how many are done. Its bytes are differences of prefix sums, alive =
+// at start + sum over streams of (born - ended), so a moment costs O(streams) instead of
+// O(buffers). Each birth is extended greedily by births of other streams that may run beside it; an
+// upper bound per birth orders the search and ends it early.
+
 #include "common/plan/memory/peak_search.h"
 
 #include <algorithm>

@@ -53,7 +53,7 @@ class PeakSearch {
   std::vector<BufferId> BuffersAt(const Moment& moment) const;
   // Births of a stream that are neither before nor after an instruction; none of its own stream.
   Range Beside(InstructionId instruction, size_t stream) const;
-  // What is alive, or may be, at a moment when `birth` runs.
+  // Bytes that are alive, or may be, at a moment when `birth` runs.
   int64_t Neighbours(InstructionId birth) const;
   // The worst moment at which `birth` runs.
   std::pair<int64_t, Moment> WorstWith(InstructionId birth) const;

@@ -1,7 +1,7 @@
 #pragma once
 
-// What a SavePlan means as files: the safetensors header of each, and a hash of the whole that two
-// sides can compare.
+// A SavePlan as files: the safetensors header of each, and a hash of the whole that two sides can
+// compare.
 
 #include <vector>
 

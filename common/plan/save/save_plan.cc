@@ -1,3 +1,9 @@
+// Divides the saved state into files: each rank writes what it measures, cut into rectangles of
+// limited size. The same function runs in the coordinator and in every trainer and must give the
+// same result, so everything is ordered by key or rank and nothing depends on hashing or time.
+// Scalars that all ranks hold go to the rank with least to write. The result is proved before it is
+// returned: the chunks of each tensor cover it exactly once.
+
 #include "common/plan/save/save_plan.h"
 
 #include <algorithm>

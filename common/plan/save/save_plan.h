@@ -1,7 +1,7 @@
 #pragma once
 
-// Who writes which rectangle of which tensor into which file. Pure; both the coordinator and the
-// trainers compute it.
+// Decides which rank writes which rectangle of which tensor into which file. Pure; both the
+// coordinator and the trainers compute it.
 
 #include <cstdint>
 #include <string>
@@ -45,8 +45,9 @@ struct SaveFile {
   std::vector<SaveChunk> chunks;  // in file order
 };
 
-// What values of `role` are saved as: states in the type that they live in, never widened; weights
-// and steps are fp32, weights also where they live as bf16 and a remainder.
+// Returns the type in which values of `role` are saved: states in the type that they have in
+// memory, never widened; weights and steps as fp32, also weights that are kept as bf16 and a
+// remainder.
 DType SavedType(const ShardingPlan& plan, StateRole role);
 
 struct SavePlan {

@@ -22,6 +22,7 @@ def job_text(case, name, folder, *, steps, lr, kind="gpu", model=None):
     spec = {"model": {"from": str(model)} if model else {"config": inline_config(shape)},
             "data": {"train": [{"path": f"{folder}/tokens.bin"}], "format": token_format(shape), "sequenceLength": shape["tokens"]},
             "training": {"steps": steps + (STEPS_LEFT_OVER if kind == "gpu" else 0), "globalBatch": shape["sequences"],
+                         "microBatch": shape["sequences"] // shape.get("micro_batches", 1),
                          "optimizer": optimizer_of(shape, lr), "schedule": {"kind": "constant"}},
             "devices": {"kind": kind, "count": 1},
             "checkpoint": {"store": f"file://{folder}/store", "everySteps": 1000000}}

@@ -108,6 +108,7 @@ class KeptRunsTest(unittest.TestCase):
 class PeerTest(unittest.TestCase):
     def test_what_a_peer_said_last_is_why_it_failed(self):
         work = object.__new__(speed.Workload)
+        work.shape = {}
         work.case, work.kind, work.model, work.batches, work.steps, work.lr = "no-such-shape", "cpu", "m", "b", 1, 1.0
         with self.assertRaisesRegex(speed.PeerFailed, "exit [12]: "):
             work.peer("single")

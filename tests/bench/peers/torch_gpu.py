@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """PyTorch peers of G1, G3 and G4 on one device: torch.compile, cuDNN attention chosen by name, fused AdamW.
 
-    torch_gpu.py KIND SHAPE WEIGHTS BATCHES.json STEPS LR [--device cpu] [--dtype fp32] [--no-compile]
+    torch_gpu.py KIND SHAPE WEIGHTS BATCHES.json STEPS LR [--micro-batches M] [--block STEPS]
+                 [--device cpu] [--dtype fp32] [--no-compile]
 
 KIND: single  one module, no wrapper (the faster one where there is no one to shard with)
       fsdp2   fully_shard per layer and root over one rank, bf16 parameters and fp32 reduction
 BATCHES.json: per step, per sequence the token ids. States are those of the shape: bf16 weights and moments for 8B, else fp32 with
-bf16 compute (--dtype fp32: all fp32). Prints {"losses": [...], "step_seconds": [...], "torch": ..., "peak_bytes": ...}.
+bf16 compute (--dtype fp32: all fp32). Steps are timed in blocks, without a
+wait for the device inside. Prints {"losses": [...], "step_seconds": [...], "torch": ..., "peak_bytes": ...}.
 """
 import argparse
 import contextlib
@@ -60,21 +62,26 @@ def train(arguments, shape, model, data):
     run = model if arguments.no_compile else torch.compile(model)
     optimizer = optimizer_of(model, arguments.lr)
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    parts = arguments.micro_batches
     losses, seconds = [], []
-    for step in range(arguments.steps):
-        ids = data[step]
+    for begin in range(0, arguments.steps, arguments.block):
+        steps = range(begin, min(begin + arguments.block, arguments.steps))
         wait()
         start = time.perf_counter()
-        with precision(device, states, arguments.kind):
-            loss = run(ids[:, :-1], ids[:, 1:])
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        for step in steps:
+            means = []
+            for ids in data[step].chunk(parts):
+                with precision(device, states, arguments.kind):
+                    loss = run(ids[:, :-1], ids[:, 1:]) / parts
+                loss.backward()
+                means.append(loss.detach().float())
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            losses.append(torch.stack(means).sum())
         wait()
-        seconds.append(time.perf_counter() - start)
-        losses.append(loss.detach().float().item())
-    return losses, seconds
+        seconds += [(time.perf_counter() - start) / len(steps)] * len(steps)
+    return [loss.item() for loss in losses], seconds
 
 
 def main():
@@ -87,6 +94,8 @@ def main():
     parser.add_argument("lr", type=float)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp32"))
+    parser.add_argument("--micro-batches", type=int, default=1, help="parts of a step, whose gradients add up")
+    parser.add_argument("--block", type=int, default=5, help="steps between two waits for the device")
     parser.add_argument("--no-compile", action="store_true")
     arguments = parser.parse_args()
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")

@@ -108,6 +108,10 @@ void AttachFrees(BoundProgram& program) {
 
 }  // namespace
 
+bool RunsOnStream(const Instruction& instruction) {
+  return instruction.op != OpCode::kFree && instruction.op != OpCode::kEndPhase;
+}
+
 std::vector<BoundProgram> BindPrograms(const plan::ShardingPlan& plan,
                                        const ArenaBuffers& buffers,
                                        const std::vector<TensorView>& shared) {

@@ -127,7 +127,7 @@ class LocalGroup {
                                          .spec = spec_,
                                          .communicator = communicator,
                                          .control = nullptr,
-                                         .executor = run_.executor,
+                                         .options = run_.options,
                                          .gpu = run_.gpu,
                                          .products = run_.products}));
     return run_.body(*engine, communicator.rank());

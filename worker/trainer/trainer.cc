@@ -53,7 +53,7 @@ absl::Status CheckProducts(const plan::JobSpec& spec, const std::string& anew) {
       ExitCode::kPlanMismatch);
 }
 
-shard::ExecutorOptions WithGraphs() {
+EngineOptions WithGraphs() {
   const char* setting = std::getenv(kGraphsSetting);
   const std::string_view text = setting == nullptr ? "" : setting;
   return {.graphs = text != "0", .exchanging_graphs = text == "exchange"};
@@ -226,7 +226,7 @@ absl::Status Trainer::RunWith(comm::Communicator& communicator, kernels::CudaGpu
                                        .spec = assignment.spec,
                                        .communicator = communicator,
                                        .control = [this] { return parts_.box.control(); },
-                                       .executor = WithGraphs(),
+                                       .options = WithGraphs(),
                                        .gpu = gpu,
                                        .products = std::move(products)}));
   const std::string& anew = engine->product_choices().anew;

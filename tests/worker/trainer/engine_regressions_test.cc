@@ -14,6 +14,7 @@
 #include "common/json.h"
 #include "common/mutex.h"
 #include "common/trace.h"
+#include "tests/testing/queued_replay.h"
 #include "tests/testing/strategy_cases.h"
 #include "worker/optim/stored_state.h"
 
@@ -275,7 +276,7 @@ TEST(EngineRegressions, EngineDestructionFreesAll) {
   const auto live = [] {
     StrategyCase tested = {.strategy = "HSDP", .width = 1};
     RecordArgs args = ArgsFor(tested, 1);
-    args.executor.streams = shard::StreamMode::kQueued;
+    args.options.host_replay = shard::QueuedStreams();
     Record(args);
   };
   for (int i = 0; i < 5; ++i) {
@@ -370,8 +371,7 @@ TEST(EngineRegressions, SlowReduceDoesNotStallCompute) {
       return absl::OkStatus();
     };
     LocalRun run = RunOf(tested, body);
-    run.executor = {
-        .streams = shard::StreamMode::kQueued, .delay_seed = schedule, .recorder = &recorder};
+    run.options = {.recorder = &recorder, .host_replay = shard::QueuedStreams(schedule)};
     EXPECT_EQ(RunLocalRanks(run), absl::OkStatus());
   }
   EXPECT_TRUE(overlaps);

@@ -136,7 +136,7 @@ absl::Status MakeNcclRank(const RankRole& role, const RecordArgs& args, NcclRank
                                     .check_collectives = !args.options.exchanging_graphs}));
   ASSIGN_OR_RETURN(made.engine,
                    RankEngine::Create({.plan = made.plan,
-                                       .spec = made.spec,
+                                       .settings = SettingsOf(made.spec),
                                        .communicator = *made.communicator,
                                        .control = nullptr,
                                        .options = args.options,

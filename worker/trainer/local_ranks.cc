@@ -124,7 +124,7 @@ class LocalGroup {
   absl::Status RunBody(comm::Communicator& communicator) {
     ASSIGN_OR_RETURN(const std::unique_ptr<RankEngine> engine,
                      RankEngine::Create({.plan = plan_,
-                                         .spec = spec_,
+                                         .settings = SettingsOf(spec_),
                                          .communicator = communicator,
                                          .control = nullptr,
                                          .options = run_.options,

@@ -10,7 +10,6 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
-#include "common/model/compute_type.h"
 #include "common/signed_size.h"
 #include "kernels/cast.h"
 #include "kernels/philox.h"
@@ -34,13 +33,21 @@ bool GathersForEvaluation(const plan::ShardingPlan& plan) {
       });
 }
 
+data::BatchShape ShapeOf(const plan::ShardingPlan& plan) {
+  return {.lanes = plan.lanes.lanes,
+          .micro_batches = plan.lanes.micro_batches,
+          .sequences = plan.micro_batch.sequences,
+          .sequence_tokens = plan.micro_batch.sequence_tokens,
+          .vocabulary = plan.inventory.config.vocab_size};
+}
+
 }  // namespace
 
 RankEngine::RankEngine(Args args) : args_(std::move(args)) {
   const EngineBackend::Args chosen = {.plan = args_.plan,
                                       .communicator = args_.communicator,
-                                      .exact = args_.spec.determinism == plan::DeterminismMode::kExact,
-                                      .norms = args_.spec.norms_every > 0,
+                                      .exact = args_.settings.exact,
+                                      .norms = args_.settings.update.norms_every > 0,
                                       .options = args_.options,
                                       .products = args_.products};
   backend_ = args_.gpu == nullptr ? EngineBackend::OnHost(chosen)
@@ -53,36 +60,18 @@ absl::StatusOr<std::unique_ptr<RankEngine>> RankEngine::Create(Args args) {
   return engine;
 }
 
-absl::Status RankEngine::CheckFit() const {
+absl::Status RankEngine::CheckGroup() const {
   const plan::ShardingPlan& plan = args_.plan;
   const comm::Communicator& communicator = args_.communicator;
   if (plan.ranks != communicator.size()) {
     return absl::FailedPreconditionError(
         absl::StrCat("plan is for ", plan.ranks, " ranks, the group has ", communicator.size()));
   }
-  const plan::OptimizerSpec& optimizer = args_.spec.optimizer;
-  if (plan.options.optimizer != optimizer.kind ||
-      plan.options.weight_type != plan::WeightTypeOf(args_.spec.compute) ||
-      plan.options.main_type != plan::MainTypeOf(optimizer.main_weights) ||
-      plan.options.state_type != plan::StateTypeOf(optimizer.state_type)) {
-    return absl::FailedPreconditionError(
-        "plan and job disagree about the optimizer, or the types of weights or states");
-  }
   if (plan.options.gather_in_place && !communicator.shared_memory()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "plan gathers in place, which transport ", communicator.transport(), " cannot"));
   }
-  if (plan.lanes.lanes != args_.spec.virtual_ranks || plan.lanes.ranks != plan.ranks ||
-      plan.micro_batch.sequences * plan.lanes.micro_batches * plan.lanes.lanes !=
-          args_.spec.global_batch ||
-      plan.micro_batch.sequences != args_.spec.micro_batch ||
-      plan.micro_batch.sequence_tokens != args_.spec.data.sequence_length) {
-    return absl::FailedPreconditionError("plan and job disagree about lanes or micro-batch");
-  }
-  if (args_.spec.gradient_wire == plan::WireType::kBF16 && plan.lanes.blocks) {
-    return absl::FailedPreconditionError("plan sums lanes before their wire, which is bf16");
-  }
-  return absl::OkStatus();
+  return backend_->Check();
 }
 
 absl::Status RankEngine::AllocateArena() {
@@ -103,14 +92,17 @@ absl::Status RankEngine::AllocateArena() {
 void RankEngine::MakeOptimizer() {
   optimizer_ = std::make_unique<optim::StepOptimizer>(
       optim::StepOptimizer::Args{.plan = args_.plan,
-                                 .spec = args_.spec,
+                                 .settings = args_.settings.update,
                                  .rank = args_.communicator.rank(),
                                  .groups = groups_,
                                  .control = args_.control,
                                  .memory = backend_->memory(),
                                  .statistics = backend_->statistics(),
                                  .pieces = backend_->pieces(),
-                                 .rule = optim::MakeUpdateRule(args_.spec)});
+                                 .rule = optim::MakeUpdateRule(
+                                     args_.plan.options.optimizer,
+                                     args_.settings.update,
+                                     args_.settings.seed)});
 }
 
 void RankEngine::MakeExecutor() {
@@ -139,9 +131,9 @@ absl::Status RankEngine::OpenParts() {
 }
 
 absl::Status RankEngine::SetUp() {
-  RETURN_IF_ERROR(WithCode(CheckFit(), ExitCode::kPlanMismatch));
-  RETURN_IF_ERROR(WithCode(backend_->Check(), ExitCode::kPlanMismatch));
-  auto loader = data::BatchLoader::Open(args_.spec);
+  RETURN_IF_ERROR(WithCode(CheckGroup(), ExitCode::kPlanMismatch));
+  auto loader =
+      data::BatchLoader::Open(args_.settings.data, ShapeOf(args_.plan), args_.settings.seed);
   if (!loader.ok()) {
     return WithCode(loader.status(), ExitCode::kData);
   }
@@ -188,10 +180,10 @@ absl::Status RankEngine::DrawNormal(const shard::ParameterGroup& group,
     kernels::InitNormal(
         main_stream(),
         {.out = VectorView(to, elements),
-         .seed = args_.spec.seed,
+         .seed = args_.settings.seed,
          .site = tensor.site,
          .first_index = run.first + first,
-         .standard_deviation = static_cast<float>(args_.spec.init_std * tensor.init_scale)});
+         .standard_deviation = static_cast<float>(args_.settings.init_std * tensor.init_scale)});
   };
   if (!group.keeps_remainders()) {
     draw(group.main_weight() + run.offset, 0, run.elements);
@@ -283,7 +275,7 @@ absl::Status RankEngine::IssueStep(int64_t step) {
   for (int64_t program = 0; program < lanes.programs(); ++program) {
     const plan::StepSlot slot = plan::SlotOf(lanes, program);
     RETURN_IF_ERROR(RunSlot(step, slot, program));
-    if (program == 0 && step + 1 < args_.spec.steps) {
+    if (program == 0 && step + 1 < args_.settings.update.steps) {
       PrefetchStep(step + 1);
     }
     if (program + 1 < lanes.programs()) {
@@ -370,7 +362,7 @@ absl::StatusOr<float> RankEngine::Evaluate() {
   const plan::LaneMap& lanes = args_.plan.lanes;
   std::vector<optim::LaneLoss> mine(Size(lanes.turns()));
   backend_->statistics().BeginEvaluation(main_stream());
-  for (int64_t batch = 0; batch < args_.spec.evaluation_batches; ++batch) {
+  for (int64_t batch = 0; batch < args_.settings.evaluation_batches; ++batch) {
     RETURN_IF_ERROR(EvaluateBatch(batch));
   }
   RETURN_IF_ERROR(memory().Read(backend_->statistics().evaluation(),

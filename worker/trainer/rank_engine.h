@@ -25,6 +25,7 @@
 #include "worker/shard/unit_executor.h"
 #include "worker/trainer/engine_backend.h"
 #include "worker/trainer/product_choices.h"
+#include "worker/trainer/run_settings.h"
 
 namespace ravel::trainer {
 
@@ -45,10 +46,10 @@ struct StepResult {
 // has got there, at most one step later.
 class RankEngine {
  public:
-  // Plan, spec (resolved, with model) and communicator outlive the engine.
+  // Plan and communicator outlive the engine.
   struct Args {
     const plan::ShardingPlan& plan;
-    const plan::JobSpec& spec;
+    RunSettings settings;
     comm::Communicator& communicator;
     std::function<optim::ControlWord()> control;  // may be empty
     EngineOptions options = {};
@@ -77,7 +78,7 @@ class RankEngine {
   int64_t unread_steps() const { return static_cast<int64_t>(unread_.size()); }
   // By how many steps the results may lag: 0 where each has to be read before the next is issued,
   // as on a host, or where a skipped step is replayed.
-  int64_t lag() const { return args_.spec.localise ? 0 : backend_->lag(); }
+  int64_t lag() const { return args_.settings.localise ? 0 : backend_->lag(); }
   // Both.
   absl::StatusOr<StepResult> TrainStep(int64_t step);
   // Of the device; 0 or empty on a host (EngineBackend).
@@ -130,7 +131,7 @@ class RankEngine {
 
  private:
   explicit RankEngine(Args args);
-  absl::Status CheckFit() const;
+  absl::Status CheckGroup() const;
   absl::Status SetUp();
   absl::Status AllocateArena();
   absl::Status OpenParts();

@@ -223,7 +223,7 @@ absl::Status Trainer::RunWith(comm::Communicator& communicator, kernels::CudaGpu
   ASSIGN_OR_RETURN(std::optional<ProductOptions> products, Products());
   ASSIGN_OR_RETURN(const std::unique_ptr<RankEngine> engine,
                    RankEngine::Create({.plan = assignment.plan,
-                                       .spec = assignment.spec,
+                                       .settings = SettingsOf(assignment.spec),
                                        .communicator = communicator,
                                        .control = [this] { return parts_.box.control(); },
                                        .options = WithGraphs(),

@@ -16,7 +16,9 @@
 #include "common/trace.h"
 #include "tests/testing/queued_replay.h"
 #include "tests/testing/strategy_cases.h"
+#include "worker/comm/local_communicator.h"
 #include "worker/optim/stored_state.h"
+#include "worker/trainer/exit_code.h"
 
 namespace ravel::trainer {
 namespace {
@@ -384,6 +386,20 @@ TEST(EngineRegressions, UnsupportedCombinationRefused) {
   spec.replicate_strategy = plan::Strategy::kOptimGradsParams;
   const auto plan = plan::BuildShardingPlan({.spec = spec, .ranks = 4});
   EXPECT_FALSE(plan.ok());
+}
+
+// Fails when an engine takes a plan that was made for another group.
+TEST(EngineRegressions, APlanForOtherRanksIsRefused) {
+  const plan::JobSpec spec = *plan::ResolveBatch(JobOf({}, kRegressionModel, RegressionFolder()));
+  const plan::ShardingPlan plan = *plan::BuildShardingPlan({.spec = spec, .ranks = 1});
+  const auto communicators = *comm::CreateLocalGroup(2);
+  const absl::Status refused = RankEngine::Create({.plan = plan,
+                                                   .settings = SettingsOf(spec),
+                                                   .communicator = *communicators[0],
+                                                   .control = nullptr})
+                                   .status();
+  EXPECT_EQ(CodeOf(refused), ExitCode::kPlanMismatch) << refused;
+  EXPECT_EQ(refused.message(), "plan is for 1 ranks, the group has 2");
 }
 
 // NaN in one weight: the report names what was first, and where, on every mesh alike.

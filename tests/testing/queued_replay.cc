@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/mutex.h"
+#include "common/plan/program/program_crossing.h"
 #include "common/signed_size.h"
 
 namespace ravel::shard {
@@ -74,7 +75,7 @@ absl::Status QueuedReplay::Run(const ProgramRun& program) {
   const uint64_t schedule =
       delay_seed_.value_or(0) + static_cast<uint64_t>(world_.rank()) + ++runs_;
   for (const plan::InstructionId i : list.ids()) {
-    if (!RunsOnStream(list[i].instruction)) {
+    if (!plan::RunsOnStream(list[i].instruction)) {
       continue;
     }
     const size_t stream = plan::StreamIndex(list[i].instruction.stream);

@@ -89,7 +89,8 @@ absl::Status BatchLoader::Load(Split& split, const LaneArgs& args) {
   const int64_t length = shape_.sequence_tokens;
   CHECK(args.lane >= 0 && args.lane < shape_.lanes);
   const int64_t first = args.lane * shape_.lane_samples() + args.micro_batch * shape_.sequences;
-  CHECK(args.micro_batch >= 0 && (args.micro_batch + 1) * shape_.sequences <= shape_.lane_samples());
+  CHECK(args.micro_batch >= 0 &&
+        (args.micro_batch + 1) * shape_.sequences <= shape_.lane_samples());
   CHECK_EQ(args.ids.elements(), shape_.sequences * length);
   CHECK_EQ(args.targets.elements(), shape_.sequences * length);
   CHECK(args.ids.dtype == DType::kI32 && args.targets.dtype == DType::kI32);

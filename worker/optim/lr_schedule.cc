@@ -40,13 +40,9 @@ double ShareOfPeak(const plan::ScheduleSpec& schedule, int64_t steps, int64_t st
 
 }  // namespace
 
-double LearningRate(double peak,
-                    const plan::ScheduleSpec& schedule,
-                    int64_t steps,
-                    int64_t step) {
+double LearningRate(double peak, const plan::ScheduleSpec& schedule, int64_t steps, int64_t step) {
   if (step < schedule.warmup_steps) {
-    return peak *
-           (static_cast<double>(step + 1) / static_cast<double>(schedule.warmup_steps));
+    return peak * (static_cast<double>(step + 1) / static_cast<double>(schedule.warmup_steps));
   }
   return peak * ShareOfPeak(schedule, steps, step);
 }

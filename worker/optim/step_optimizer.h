@@ -80,8 +80,8 @@ class StepOptimizer final : public shard::StepActions {
   const std::vector<double>& tensor_squared_norms() const { return facts_.tensor_sums; }
   // Gradient elements that are NaN or infinite, per tensor of the inventory, on all ranks.
   const std::vector<int64_t>& tensor_non_finite() const { return facts_.tensor_non_finite; }
-  // Of the last step whose norms were due (UpdateSettings::norms_every) and travelled with the statistics
-  // of the step after it; empty until then. Taken once.
+  // Of the last step whose norms were due (UpdateSettings::norms_every) and travelled with the
+  // statistics of the step after it; empty until then. Taken once.
   std::optional<TensorNorms> TakeNorms() { return norms_.Take(); }
   // True if a step measures them.
   bool NormsDue(int64_t step) const;

@@ -29,9 +29,6 @@ struct BoundProgram {
   std::vector<plan::InstructionId> first_frees;
 };
 
-// False for those that the host does by itself: kFree and kEndPhase.
-bool RunsOnStream(const plan::Instruction& instruction);
-
 // Plan and buffers outlive the result. Tensors are found through the group that holds them.
 std::vector<BoundProgram> BindPrograms(const plan::ShardingPlan& plan,
                                        const ArenaBuffers& buffers,

@@ -8,6 +8,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/plan/program/program_crossing.h"
 #include "common/signed_size.h"
 #include "kernels/cast.h"
 
@@ -62,7 +63,7 @@ absl::Status DeviceReplay::Prepare(const std::vector<BoundProgram>& programs,
   for (const BoundProgram& program : programs) {
     RETURN_IF_ERROR(PrepareProgram(program, modules));
   }
-  return absl::OkStatus();
+  return PrepareCrossing(programs);
 }
 
 absl::Status DeviceReplay::PrepareProgram(const BoundProgram& program,
@@ -75,7 +76,7 @@ absl::Status DeviceReplay::PrepareProgram(const BoundProgram& program,
   orders.resize(list.size());
   for (const plan::InstructionId i : list.ids()) {
     const Instruction& instruction = list[i].instruction;
-    if (!RunsOnStream(instruction)) {
+    if (!plan::RunsOnStream(instruction)) {
       continue;
     }
     orders[i].range = RangeOf(instruction);
@@ -86,7 +87,7 @@ absl::Status DeviceReplay::PrepareProgram(const BoundProgram& program,
       const plan::InstructionId freed_with = list[wait].freed_with;
       const plan::InstructionId awaited = freed_with >= 0 ? freed_with : wait;
       // A stream is in order by itself.
-      if (!RunsOnStream(list[awaited].instruction) ||
+      if (!plan::RunsOnStream(list[awaited].instruction) ||
           list[awaited].instruction.stream == instruction.stream) {
         continue;
       }
@@ -103,14 +104,45 @@ absl::Status DeviceReplay::PrepareProgram(const BoundProgram& program,
   return absl::OkStatus();
 }
 
+absl::Status DeviceReplay::PrepareCrossing(const std::vector<BoundProgram>& programs) {
+  const plan::ShardingPlan& plan = args_.plan;
+  const plan::CrossingWaits waits =
+      plan::CrossingWaitsOf(plan.programs, plan.buffers, plan.memory.offsets);
+  CHECK_EQ(waits.size(), programs.size());
+  for (size_t later = 0; later < waits.size(); ++later) {
+    auto& orders = prepared_.at(&programs[later]).orders;
+    for (const plan::InstructionId i : orders.ids()) {
+      for (const plan::CrossingWait& wait : waits[later][i]) {
+        Order& before = prepared_.at(&programs[wait.program]).orders[wait.instruction];
+        if (before.leaving == kNoEvent) {
+          before.leaving = leaving_.size();
+          ASSIGN_OR_RETURN(kernels::CudaEvent event, args_.streams.gpu().MakeEvent());
+          leaving_.push_back({.event = std::move(event)});
+        }
+        orders[i].crossing.push_back(before.leaving);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status DeviceReplay::Run(const ProgramRun& program) {
   CHECK_MSG(!prepared_.empty(), "Prepare comes first");
   const kernels::CudaRange range(args_.streams.gpu(), prepared_.at(&program.program).range);
-  const auto issue = [&] { return Issue(program); };
-  const bool by_graph = UsesGraph(program);
-  RETURN_IF_ERROR(by_graph ? graphs_->Run(program.turn.slot, issue) : issue());
+  return UsesGraph(program) ? RunGraph(program) : Issue(program, Ends::kCrossed);
+}
+
+absl::Status DeviceReplay::RunGraph(const ProgramRun& program) {
+  if (!drained_) {
+    args_.streams.Join();
+  }
+  RETURN_IF_ERROR(graphs_->Run(program.turn.slot, [&] { return Issue(program, Ends::kDrained); }));
   args_.streams.Join();
-  return by_graph ? MarkCollectives() : absl::OkStatus();
+  for (Leaving& leaving : leaving_) {
+    leaving.recorded = false;
+  }
+  drained_ = true;
+  return MarkCollectives();
 }
 
 // Ranks that exchange decide alike: what they look at is equal on all of them.
@@ -147,21 +179,32 @@ absl::Status DeviceReplay::MarkCollectives() {
   return absl::OkStatus();
 }
 
-absl::Status DeviceReplay::Issue(const ProgramRun& program) {
+absl::Status DeviceReplay::Issue(const ProgramRun& program, Ends ends) {
   const auto& list = program.program.instructions;
   const auto& orders = prepared_.at(&program.program).orders;
+  drained_ = drained_ && ends == Ends::kDrained;
   for (const plan::InstructionId i : list.ids()) {
-    if (!RunsOnStream(list[i].instruction)) {
+    if (!plan::RunsOnStream(list[i].instruction)) {
       continue;
     }
     kernels::CudaStream& stream = args_.streams.of(list[i].instruction.stream);
     for (const size_t event : orders[i].waits) {
       stream.Wait(events_[event]);
     }
+    for (const size_t before : orders[i].crossing) {
+      if (ends == Ends::kCrossed && leaving_[before].recorded) {
+        stream.Wait(leaving_[before].event);
+      }
+    }
     const kernels::CudaRange range(args_.streams.gpu(), orders[i].range);
     RETURN_IF_ERROR(program.run(list[i], 0));
     if (orders[i].event != kNoEvent) {
       stream.Record(events_[orders[i].event]);
+    }
+    if (ends == Ends::kCrossed && orders[i].leaving != kNoEvent) {
+      Leaving& leaving = leaving_[orders[i].leaving];
+      stream.Record(leaving.event);
+      leaving.recorded = true;
     }
   }
   return absl::OkStatus();

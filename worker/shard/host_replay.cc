@@ -4,13 +4,14 @@
 #include <cstring>
 #include <span>
 
+#include "common/plan/program/program_crossing.h"
 #include "common/signed_size.h"
 
 namespace ravel::shard {
 
 absl::Status HostReplay::Run(const ProgramRun& program) {
   for (const BoundInstruction& bound : program.program.instructions) {
-    if (RunsOnStream(bound.instruction)) {
+    if (plan::RunsOnStream(bound.instruction)) {
       RETURN_IF_ERROR(program.run(bound, 0));
     }
   }

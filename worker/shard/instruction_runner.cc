@@ -209,15 +209,15 @@ absl::Status InstructionRunner::ReduceScatter(const Instruction& instruction,
   const int64_t at = sums ? 0 : turn.slot.turn;
   comm::Communicator& communicator = *args_.communicators.reduce;
   const comm::CollectiveTag tag = TagOf(instruction, turn);
-  ASSIGN_OR_RETURN(const comm::PieceViews views,
-                   communicator.ExchangePieces(
-                       {.tag = tag,
-                        .staging = PackedStaging(instruction, turn),
-                        .receive = FloatsOf(instruction, Role::kReceive),
-                        .shard_elements = group.slice_elements(),
-                        .contributors = static_cast<int>(counter.contributors(at)),
-                        .element_bytes = bf16_wire() ? kBf16Bytes : comm::kElementBytes,
-                        .stream = &StreamOf(instruction)}));
+  ASSIGN_OR_RETURN(
+      const comm::PieceViews views,
+      communicator.ExchangePieces({.tag = tag,
+                                   .staging = PackedStaging(instruction, turn),
+                                   .receive = FloatsOf(instruction, Role::kReceive),
+                                   .shard_elements = group.slice_elements(),
+                                   .contributors = static_cast<int>(counter.contributors(at)),
+                                   .element_bytes = bf16_wire() ? kBf16Bytes : comm::kElementBytes,
+                                   .stream = &StreamOf(instruction)}));
   AddPieces(instruction, at, views);
   RETURN_IF_ERROR(communicator.ReleasePieces(tag));
   state_.EndReduce(instruction);
@@ -229,10 +229,8 @@ float* InstructionRunner::PackedStaging(const Instruction& instruction, const Re
   if (!bf16_wire() || staging == nullptr) {
     return staging;
   }
-  return static_cast<float*>(
-      args_.backend.PackForWire(StreamOf(instruction),
-                                staging,
-                                Group(instruction).layout().layout.total_elements()));
+  return static_cast<float*>(args_.backend.PackForWire(
+      StreamOf(instruction), staging, Group(instruction).layout().layout.total_elements()));
 }
 
 void InstructionRunner::AddPieces(const Instruction& instruction,

@@ -73,8 +73,8 @@ class ReplayBackend {
                                           kernels::Stream& stream) = 0;
   // Rounds a lane's gradient to the bf16 of the wire. Returns where it lies.
   virtual void* PackForWire(kernels::Stream& stream, float* staging, int64_t elements) = 0;
-  // Adds the ranks' pieces of such gradients to a counter. `staging` is this rank's own, which is on
-  // the wire already and has room for `elements` of every piece.
+  // Adds the ranks' pieces of such gradients to a counter. `staging` is this rank's own, which is
+  // on the wire already and has room for `elements` of every piece.
   struct WirePieces {
     int64_t turn = 0;
     const std::vector<const float*>& pieces;  // of bf16 values

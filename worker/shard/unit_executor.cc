@@ -72,12 +72,13 @@ absl::Status UnitExecutor::Run(const ReplayTurn& turn) {
   for (const plan::InstructionId free : program.first_frees) {
     RETURN_IF_ERROR(runner_.state().Free(program.instructions[free].instruction.freed));
   }
-  RETURN_IF_ERROR(args_.backend.Run({.program = program,
-                                     .turn = turn,
-                                     .watched = options_.recorder != nullptr || observer_ != nullptr,
-                                     .run = [&](const BoundInstruction& bound, int64_t wait_ns) {
-                                       return RunOne(program, bound, turn, wait_ns);
-                                     }}));
+  RETURN_IF_ERROR(
+      args_.backend.Run({.program = program,
+                         .turn = turn,
+                         .watched = options_.recorder != nullptr || observer_ != nullptr,
+                         .run = [&](const BoundInstruction& bound, int64_t wait_ns) {
+                           return RunOne(program, bound, turn, wait_ns);
+                         }}));
   return Annotate(runner_.state().EndPhase(), NameOf(program.instructions.back(), turn));
 }
 

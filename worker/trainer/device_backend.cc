@@ -88,11 +88,11 @@ absl::Status DeviceBackend::ExplainArena(absl::Status allocated, int64_t planned
 }
 
 absl::Status DeviceBackend::OpenStreams() {
-  ASSIGN_OR_RETURN(streams_,
-                   shard::DeviceStreams::Create(
-                       gpu_, args_.plan, [&communicator = args_.communicator] {
-                         return communicator.Failure();
-                       }));
+  ASSIGN_OR_RETURN(
+      streams_,
+      shard::DeviceStreams::Create(gpu_, args_.plan, [&communicator = args_.communicator] {
+        return communicator.Failure();
+      }));
   streams_->compute().UseAttention({.deterministic = args_.exact});
   ASSIGN_OR_RETURN(memory_, shard::DeviceAccess::Create(*streams_));
   return absl::OkStatus();
@@ -103,9 +103,8 @@ absl::Status DeviceBackend::OpenParts(shard::MeshCommunicators& communicators,
   RETURN_IF_ERROR(OpenStreams());
   ASSIGN_OR_RETURN(statistics_, optim::DeviceStatistics::Create(StatisticsArgs(groups), *streams_));
   ASSIGN_OR_RETURN(replay_,
-                   shard::DeviceReplay::Create({.plan = args_.plan,
-                                                .streams = *streams_,
-                                                .communicators = communicators}));
+                   shard::DeviceReplay::Create(
+                       {.plan = args_.plan, .streams = *streams_, .communicators = communicators}));
   ASSIGN_OR_RETURN(pieces_, optim::PieceTables::OnDevice(args_.plan, groups, *memory_, gpu_));
   return absl::OkStatus();
 }

@@ -90,19 +90,17 @@ absl::Status RankEngine::AllocateArena() {
 }
 
 void RankEngine::MakeOptimizer() {
-  optimizer_ = std::make_unique<optim::StepOptimizer>(
-      optim::StepOptimizer::Args{.plan = args_.plan,
-                                 .settings = args_.settings.update,
-                                 .rank = args_.communicator.rank(),
-                                 .groups = groups_,
-                                 .control = args_.control,
-                                 .memory = backend_->memory(),
-                                 .statistics = backend_->statistics(),
-                                 .pieces = backend_->pieces(),
-                                 .rule = optim::MakeUpdateRule(
-                                     args_.plan.options.optimizer,
-                                     args_.settings.update,
-                                     args_.settings.seed)});
+  optimizer_ = std::make_unique<optim::StepOptimizer>(optim::StepOptimizer::Args{
+      .plan = args_.plan,
+      .settings = args_.settings.update,
+      .rank = args_.communicator.rank(),
+      .groups = groups_,
+      .control = args_.control,
+      .memory = backend_->memory(),
+      .statistics = backend_->statistics(),
+      .pieces = backend_->pieces(),
+      .rule = optim::MakeUpdateRule(
+          args_.plan.options.optimizer, args_.settings.update, args_.settings.seed)});
 }
 
 void RankEngine::MakeExecutor() {
@@ -142,9 +140,9 @@ absl::Status RankEngine::SetUp() {
   RETURN_IF_ERROR(OpenParts());
   MakeOptimizer();
   MakeExecutor();
-  ASSIGN_OR_RETURN(product_choices_,
-                   backend_->Prepare(*executor_,
-                                     {.ids = Shared("ids"), .targets = Shared("targets")}));
+  ASSIGN_OR_RETURN(
+      product_choices_,
+      backend_->Prepare(*executor_, {.ids = Shared("ids"), .targets = Shared("targets")}));
   return FillRopeTables();
 }
 
@@ -366,7 +364,7 @@ absl::StatusOr<float> RankEngine::Evaluate() {
     RETURN_IF_ERROR(EvaluateBatch(batch));
   }
   RETURN_IF_ERROR(memory().Read(backend_->statistics().evaluation(),
-                               std::as_writable_bytes(std::span<optim::LaneLoss>(mine))));
+                                std::as_writable_bytes(std::span<optim::LaneLoss>(mine))));
   MeasureArena();
   return CombineEvaluation(mine);
 }
@@ -391,7 +389,8 @@ absl::Status RankEngine::EvaluateBatch(int64_t batch) {
     RETURN_IF_ERROR(WaitForReaders());
     RETURN_IF_ERROR(RunSlot(batch, slot, program));
     if (LaneOf(slot.turn) >= 0) {
-      backend_->statistics().AddEvaluation(main_stream(), slot.turn, Shared("loss"), Shared("targets"));
+      backend_->statistics().AddEvaluation(
+          main_stream(), slot.turn, Shared("loss"), Shared("targets"));
     }
   }
   // The next batch but one takes the place of this one on its way to the device.

@@ -138,11 +138,11 @@ TEST_F(GpuOverlap, AllGathersButTheFirstAndAllReducesButTheLastAreHidden) {
   ExpectAllHidden(Trace(OverlapJob(emulated())), 8);
 }
 
-// The first gather of a later micro-batch runs beside the computation of the one before.
-TEST_F(GpuOverlap, MicroBatchesAfterTheFirstExposeNoGather) {
+// The last reduce of a turn runs beside the forward of the next one.
+TEST_F(GpuOverlap, LaterTurnsExposeNoGatherAndNoReduceOfTheTurnBefore) {
   plan::JobSpec spec = OverlapJob(emulated());
-  spec.micro_batch = 1;
-  spec.global_batch = 2 * spec.virtual_ranks;
+  spec.virtual_ranks = 2 * kOverlapRanks;
+  spec.global_batch = spec.virtual_ranks;
   ExpectAllHidden(Trace(spec), 16);
 }
 

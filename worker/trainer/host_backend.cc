@@ -1,10 +1,10 @@
 // An engine on a host: all work is done when its call returns, so nothing lags, and the arena is
 // read and written where it lies.
 
-#include <utility>
 #include <vector>
 
-#include "common/check.h"
+#include <absl/strings/str_cat.h>
+
 #include "common/signed_size.h"
 #include "worker/optim/host_statistics.h"
 #include "worker/shard/host_replay.h"

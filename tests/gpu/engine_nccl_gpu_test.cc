@@ -24,6 +24,7 @@
 #include "tests/testing/recording_bytes.h"
 #include "tests/worker/comm/nccl_testing.h"
 #include "worker/comm/nccl_communicator.h"
+#include "worker/shard/step_graphs.h"
 #include "worker/trainer/watchdog.h"
 
 namespace ravel::trainer {
@@ -63,7 +64,7 @@ struct NcclCase {
   RecordArgs steps() const {
     RecordArgs args = DeviceSteps(strategy);
     args.spec.compute = compute;
-    args.executor.exchanging_graphs = graphs;
+    args.options.exchanging_graphs = graphs;
     args.spec.norms_every = norms_every;
     args.last_step += norms_every > 0 ? 2 : 0;
     return args;
@@ -132,20 +133,20 @@ absl::Status MakeNcclRank(const RankRole& role, const RecordArgs& args, NcclRank
                                     .rendezvous = testing::TestRendezvous(),
                                     .gpu = made.gpu.get(),
                                     .setup_timeout = kJoining,
-                                    .check_collectives = !args.executor.exchanging_graphs}));
+                                    .check_collectives = !args.options.exchanging_graphs}));
   ASSIGN_OR_RETURN(made.engine,
                    RankEngine::Create({.plan = made.plan,
-                                       .spec = made.spec,
+                                       .settings = SettingsOf(made.spec),
                                        .communicator = *made.communicator,
                                        .control = nullptr,
-                                       .executor = args.executor,
+                                       .options = args.options,
                                        .gpu = made.gpu.get()}));
   return absl::OkStatus();
 }
 
 // Every program but evaluation's was captured, and launched as often as it ran afterwards.
 absl::Status CheckGraphs(const NcclCase& tested, RankEngine& engine) {
-  const shard::StepGraphs* graphs = engine.executor().graphs();
+  const shard::StepGraphs* graphs = engine.graphs();
   if (graphs == nullptr || graphs->captured() == 0 || !graphs->notes().empty() ||
       graphs->launches() != tested.launches() * graphs->captured()) {
     return absl::InternalError(
@@ -164,7 +165,7 @@ absl::Status CheckGraphs(const NcclCase& tested, RankEngine& engine) {
 
 absl::StatusOr<Recording> TrainCase(const RankRole& role, const NcclCase& tested) {
   RecordArgs args = tested.steps();
-  args.executor.poison = true;
+  args.options.poison = true;
   NcclRank rank;
   RETURN_IF_ERROR(MakeNcclRank(role, args, rank));
   Recording recording;
@@ -179,17 +180,17 @@ absl::StatusOr<Recording> TrainCase(const RankRole& role, const NcclCase& tested
 // One rank does not want graphs: nobody has any, and all go on.
 std::string Disagree(const RankRole& role) {
   RecordArgs args = DeviceSteps({.strategy = "ZeRO3", .width = role.size});
-  args.executor.exchanging_graphs = true;
+  args.options.exchanging_graphs = true;
   NcclRank rank;
   // The communicators are alike: what differs is the engine's own.
-  args.executor.graphs = role.rank != 1;
+  args.options.graphs = role.rank != 1;
   absl::Status status = MakeNcclRank(role, args, rank);
   if (status.ok()) {
-    EXPECT_EQ(rank.engine->executor().graphs(), nullptr);
+    EXPECT_EQ(rank.engine->graphs(), nullptr);
     Recording recording;
     status = RunRank(args, *rank.engine, role.rank, recording);
   }
-  return status.ok() && rank.engine->executor().graphs() == nullptr
+  return status.ok() && rank.engine->graphs() == nullptr
              ? "no graphs"
              : absl::StrCat("graphs, or: ", status.ToString());
 }
@@ -212,8 +213,8 @@ class SilentReporter final : public Reporter {
 // the step came back, and with what.
 std::string LosePeer(const RankRole& role) {
   RecordArgs args = DeviceSteps({.strategy = "ZeRO3", .width = role.size});
-  args.executor.exchanging_graphs = role.task == kLosePeerInGraphs;
-  const int64_t running_step = args.executor.exchanging_graphs ? 3 : 1;
+  args.options.exchanging_graphs = role.task == kLosePeerInGraphs;
+  const int64_t running_step = args.options.exchanging_graphs ? 3 : 1;
   args.spec.steps = kEndless;
   NcclRank rank;
   if (const absl::Status made = MakeNcclRank(role, args, rank); !made.ok()) {

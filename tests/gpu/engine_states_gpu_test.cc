@@ -22,6 +22,7 @@
 #include "tests/testing/device_runs.h"
 #include "tests/testing/fake_supervisor.h"
 #include "tests/testing/saved_state.h"
+#include "worker/shard/step_graphs.h"
 
 namespace ravel::trainer {
 namespace {
@@ -102,16 +103,16 @@ TEST_F(GpuStates, GraphsChangeNoBitOfBf16Moments) {
   args.evaluate_every_step = false;
   args.ahead = true;
   args.last_step = 5;
-  args.executor.graphs = false;
+  args.options.graphs = false;
   const Recording without = RecordOn(gpu(), args);
-  args.executor.graphs = true;
+  args.options.graphs = true;
   EXPECT_EQ(FirstDifference(without, RecordOn(gpu(), args)), "");
   const auto body = [&](RankEngine& engine, int) -> absl::Status {
     RETURN_IF_ERROR(engine.InitializeWeights());
     for (int64_t step = 0; step < 5; ++step) {
       RETURN_IF_ERROR(engine.TrainStep(step).status());
     }
-    const shard::StepGraphs* graphs = engine.executor().graphs();
+    const shard::StepGraphs* graphs = engine.graphs();
     EXPECT_GE(graphs->captured(), 3);
     EXPECT_EQ(graphs->launches(), 3 * graphs->captured());
     EXPECT_THAT(graphs->notes(), ::testing::IsEmpty());

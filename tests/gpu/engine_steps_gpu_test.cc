@@ -15,6 +15,7 @@
 #include "tests/gpu/engine_device.h"
 #include "tests/testing/device_runs.h"
 #include "tests/testing/fake_supervisor.h"
+#include "worker/shard/step_graphs.h"
 
 namespace ravel::trainer {
 namespace {
@@ -165,9 +166,9 @@ TEST_F(GpuSteps, GraphsChangeNoBit) {
     for (const int64_t norms_every : {0, 2}) {
       RecordArgs args = ManySteps(micro_batches);
       args.spec.norms_every = norms_every;
-      args.executor.graphs = false;
+      args.options.graphs = false;
       const Recording without = RecordOn(gpu(), args);
-      args.executor.graphs = true;
+      args.options.graphs = true;
       const Recording with = RecordOn(gpu(), args);
       ASSERT_EQ(with.steps.size(), 6u);
       EXPECT_EQ(FirstDifference(without, with), "") << micro_batches << ", " << norms_every;
@@ -185,7 +186,7 @@ TEST_F(GpuSteps, EveryProgramOfAStepIsAGraphFromTheThirdStepOn) {
         RETURN_IF_ERROR(engine.Evaluate().status());
       }
     }
-    const shard::StepGraphs* graphs = engine.executor().graphs();
+    const shard::StepGraphs* graphs = engine.graphs();
     EXPECT_GE(graphs->captured(), 3);
     EXPECT_EQ(graphs->launches(), 4 * graphs->captured());
     EXPECT_THAT(graphs->notes(), ::testing::IsEmpty());
@@ -212,7 +213,7 @@ TEST_F(GpuSteps, AGraphSkipsAStepAndGoesOn) {
     ASSIGN_OR_RETURN(const StepResult next, engine.TrainStep(4));
     EXPECT_FALSE(next.skipped);
     EXPECT_EQ(engine.updates(), 4);
-    const shard::StepGraphs* graphs = engine.executor().graphs();
+    const shard::StepGraphs* graphs = engine.graphs();
     EXPECT_EQ(graphs->launches(), 3 * graphs->captured());
     return absl::OkStatus();
   };
@@ -222,7 +223,7 @@ TEST_F(GpuSteps, AGraphSkipsAStepAndGoesOn) {
 TEST_F(GpuSteps, RanksThatExchangeHaveNoGraphs) {
   const RecordArgs args = DeviceSteps({.strategy = "ZeRO3", .width = 2});
   const auto body = [&](RankEngine& engine, int) -> absl::Status {
-    EXPECT_EQ(engine.executor().graphs(), nullptr);
+    EXPECT_EQ(engine.graphs(), nullptr);
     return absl::OkStatus();
   };
   EXPECT_EQ(RunOn(gpu(), args, body), absl::OkStatus());

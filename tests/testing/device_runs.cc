@@ -49,7 +49,7 @@ RecordArgs DeviceSteps(const StrategyCase& tested, const std::string& model) {
 
 Recording RecordOn(kernels::CudaGpu& gpu, RecordArgs args) {
   args.gpu = &gpu;
-  args.executor.poison = true;
+  args.options.poison = true;
   return Record(args);
 }
 

@@ -298,7 +298,7 @@ absl::StatusOr<Recording> TryRecord(const RecordArgs& args) {
                                  .shared_memory = args.shared_memory,
                                  .body = body,
                                  .adjust = args.adjust,
-                                 .executor = args.executor,
+                                 .options = args.options,
                                  .gpu = args.gpu,
                                  .products = args.products}));
   return recording;

@@ -46,7 +46,7 @@ struct RecordArgs {
   bool ahead = false;
   const Recording* start = nullptr;  // state to begin with; nullptr: initial weights
   std::function<absl::Status(plan::ShardingPlan& plan)> adjust = nullptr;  // LocalRun
-  shard::ExecutorOptions executor = {};
+  EngineOptions options = {};
   kernels::CudaGpu* gpu = nullptr;                        // LocalRun
   std::optional<ProductOptions> products = std::nullopt;  // LocalRun
 };

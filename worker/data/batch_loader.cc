@@ -10,30 +10,30 @@
 
 namespace ravel::data {
 
-BatchLoader::BatchLoader(const plan::JobSpec& spec)
-    : spec_(spec),
-      vocabulary_(spec.model->vocab_size),
-      lane_samples_(DivExact(spec.global_batch, spec.virtual_ranks)),
-      micro_batch_samples_(spec.micro_batch == 0 ? lane_samples_ : spec.micro_batch),
-      row_(Size(spec.data.sequence_length + 1)) {}
+BatchLoader::BatchLoader(const BatchShape& shape, uint64_t seed)
+    : shape_(shape), seed_(seed), row_(Size(shape.sequence_tokens + 1)) {}
 
-absl::StatusOr<std::unique_ptr<BatchLoader>> BatchLoader::Open(const plan::JobSpec& spec) {
-  CHECK(spec.model.has_value());
-  std::unique_ptr<BatchLoader> loader(new BatchLoader(spec));
-  RETURN_IF_ERROR(loader->OpenSplit(spec.data.train, "data.train", loader->training_));
-  RETURN_IF_ERROR(loader->OpenSplit(spec.data.validation, "data.validation", loader->validation_));
+absl::StatusOr<std::unique_ptr<BatchLoader>> BatchLoader::Open(const TokenSources& sources,
+                                                               const BatchShape& shape,
+                                                               uint64_t seed) {
+  std::unique_ptr<BatchLoader> loader(new BatchLoader(shape, seed));
+  RETURN_IF_ERROR(
+      loader->OpenSplit(sources.train, sources.format, "data.train", loader->training_));
+  RETURN_IF_ERROR(loader->OpenSplit(
+      sources.validation, sources.format, "data.validation", loader->validation_));
   return loader;
 }
 
 absl::Status BatchLoader::OpenSplit(const std::vector<plan::DataSource>& sources,
+                                    TokenFormat format,
                                     const std::string& field,
                                     Split& split) {
-  split.order.seed = spec_.seed;
-  split.order.global_batch = spec_.global_batch;
-  split.order.lanes = spec_.virtual_ranks;
+  split.order.seed = seed_;
+  split.order.global_batch = shape_.global_batch();
+  split.order.lanes = shape_.lanes;
   for (size_t i = 0; i < sources.size(); ++i) {
     const plan::DataSource& source = sources[i];
-    auto file = TokenFile::Open(source.path, spec_.data.format);
+    auto file = TokenFile::Open(source.path, format);
     if (!file.ok()) {
       return Annotate(file.status(), absl::StrCat(field, "[", i, "]"));
     }
@@ -49,7 +49,7 @@ absl::Status BatchLoader::OpenSplit(const std::vector<plan::DataSource>& sources
                                                      (*file)->tokens(),
                                                      "; other data cannot go on with this run"));
     }
-    const int64_t samples = plan::SampleCount((*file)->tokens(), spec_.data.sequence_length);
+    const int64_t samples = plan::SampleCount((*file)->tokens(), shape_.sequence_tokens);
     if (samples < 1) {
       return absl::InvalidArgumentError(absl::StrCat(field,
                                                      "[",
@@ -57,7 +57,7 @@ absl::Status BatchLoader::OpenSplit(const std::vector<plan::DataSource>& sources
                                                      "]: ",
                                                      source.path,
                                                      ": expected at least ",
-                                                     spec_.data.sequence_length + 1,
+                                                     shape_.sequence_tokens + 1,
                                                      " ids (sequenceLength + 1), got ",
                                                      (*file)->tokens()));
     }
@@ -86,14 +86,15 @@ absl::Status BatchLoader::LoadValidation(const LaneArgs& args) {
 }
 
 absl::Status BatchLoader::Load(Split& split, const LaneArgs& args) {
-  const int64_t length = spec_.data.sequence_length;
-  CHECK(args.lane >= 0 && args.lane < spec_.virtual_ranks);
-  const int64_t first = args.lane * lane_samples_ + args.micro_batch * micro_batch_samples_;
-  CHECK(args.micro_batch >= 0 && (args.micro_batch + 1) * micro_batch_samples_ <= lane_samples_);
-  CHECK_EQ(args.ids.elements(), micro_batch_samples_ * length);
-  CHECK_EQ(args.targets.elements(), micro_batch_samples_ * length);
+  const int64_t length = shape_.sequence_tokens;
+  CHECK(args.lane >= 0 && args.lane < shape_.lanes);
+  const int64_t first = args.lane * shape_.lane_samples() + args.micro_batch * shape_.sequences;
+  CHECK(args.micro_batch >= 0 &&
+        (args.micro_batch + 1) * shape_.sequences <= shape_.lane_samples());
+  CHECK_EQ(args.ids.elements(), shape_.sequences * length);
+  CHECK_EQ(args.targets.elements(), shape_.sequences * length);
   CHECK(args.ids.dtype == DType::kI32 && args.targets.dtype == DType::kI32);
-  for (int64_t i = 0; i < micro_batch_samples_; ++i) {
+  for (int64_t i = 0; i < shape_.sequences; ++i) {
     const plan::SampleRef& sample = At(split.samples, first + i);
     RETURN_IF_ERROR(ReadSample(split,
                                sample,
@@ -107,21 +108,21 @@ absl::Status BatchLoader::ReadSample(const Split& split,
                                      const plan::SampleRef& sample,
                                      int32_t* ids,
                                      int32_t* targets) {
-  const int64_t length = spec_.data.sequence_length;
+  const int64_t length = shape_.sequence_tokens;
   const size_t source = Size(sample.source);
   const int64_t begin = sample.index * length;
   split.files[source]->Read(begin, row_);
   for (size_t i = 0; i < row_.size(); ++i) {
-    if (row_[i] < 0 || row_[i] >= vocabulary_) {
+    if (row_[i] < 0 || row_[i] >= shape_.vocabulary) {
       return absl::InvalidArgumentError(absl::StrCat(split.paths[source],
                                                      ": token ",
                                                      begin + static_cast<int64_t>(i),
                                                      " has id ",
                                                      row_[i],
                                                      ", expected 0 to ",
-                                                     vocabulary_ - 1,
+                                                     shape_.vocabulary - 1,
                                                      " (vocab_size ",
-                                                     vocabulary_,
+                                                     shape_.vocabulary,
                                                      ")"));
     }
   }
@@ -131,10 +132,10 @@ absl::Status BatchLoader::ReadSample(const Split& split,
 }
 
 void BatchLoader::PrefetchTraining(int64_t step, int64_t lane) {
-  const int64_t length = spec_.data.sequence_length;
+  const int64_t length = shape_.sequence_tokens;
   const std::vector<plan::SampleRef> samples = plan::SamplesOfStep(training_.order, step);
-  for (int64_t i = 0; i < lane_samples_; ++i) {
-    const plan::SampleRef& sample = At(samples, lane * lane_samples_ + i);
+  for (int64_t i = 0; i < shape_.lane_samples(); ++i) {
+    const plan::SampleRef& sample = At(samples, lane * shape_.lane_samples() + i);
     At(training_.files, sample.source)->Prefetch(sample.index * length, length + 1);
   }
 }

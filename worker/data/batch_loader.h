@@ -15,18 +15,37 @@
 
 namespace ravel::data {
 
+struct TokenSources {
+  std::vector<plan::DataSource> train;
+  std::vector<plan::DataSource> validation;
+  TokenFormat format = TokenFormat::kAuto;
+};
+
+// Lanes and what each of them reads in a step.
+struct BatchShape {
+  int64_t lanes = 1;
+  int64_t micro_batches = 1;  // of a lane
+  int64_t sequences = 1;      // of a micro-batch
+  int64_t sequence_tokens = 0;
+  int64_t vocabulary = 0;
+
+  int64_t lane_samples() const { return micro_batches * sequences; }
+  int64_t global_batch() const { return lanes * lane_samples(); }
+};
+
 // Which samples form which batch is common/plan/sample_order's business; this reads them. Sample i
 // of a source is ids [i * L, i * L + L], L = sequence length: the first L are inputs, the last L
 // targets. Used only from one thread.
 class BatchLoader {
  public:
-  // Opens all files of the job; the spec is validated and has virtual_ranks. Errors name the file
-  // and what was expected.
-  static absl::StatusOr<std::unique_ptr<BatchLoader>> Open(const plan::JobSpec& spec);
+  // Opens all files. `seed` keys the order of samples. Errors name the file and what was expected.
+  static absl::StatusOr<std::unique_ptr<BatchLoader>> Open(const TokenSources& sources,
+                                                           const BatchShape& shape,
+                                                           uint64_t seed);
 
   bool has_validation() const { return !validation_.files.empty(); }
 
-  // Ids and targets of one micro-batch of a lane, [micro_batch * sequence_length] i32 each: the
+  // Ids and targets of one micro-batch of a lane, [sequences * sequence_tokens] i32 each: the
   // lane's samples in order. An id outside the vocabulary is an error that names file, position and
   // id.
   struct LaneArgs {
@@ -51,8 +70,9 @@ class BatchLoader {
     std::vector<plan::SampleRef> samples;  // of cached_batch
   };
 
-  explicit BatchLoader(const plan::JobSpec& spec);
+  BatchLoader(const BatchShape& shape, uint64_t seed);
   absl::Status OpenSplit(const std::vector<plan::DataSource>& sources,
+                         TokenFormat format,
                          const std::string& field,
                          Split& split);
   absl::Status Load(Split& split, const LaneArgs& args);
@@ -61,13 +81,11 @@ class BatchLoader {
                           int32_t* ids,
                           int32_t* targets);
 
-  plan::JobSpec spec_;
-  int64_t vocabulary_ = 0;
-  int64_t lane_samples_ = 0;
-  int64_t micro_batch_samples_ = 0;
+  const BatchShape shape_;
+  const uint64_t seed_;
   Split training_;
   Split validation_;
-  std::vector<int32_t> row_;  // sequence_length + 1 ids
+  std::vector<int32_t> row_;  // sequence_tokens + 1 ids
 };
 
 }  // namespace ravel::data

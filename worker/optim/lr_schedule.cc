@@ -40,15 +40,11 @@ double ShareOfPeak(const plan::ScheduleSpec& schedule, int64_t steps, int64_t st
 
 }  // namespace
 
-double LearningRate(const plan::OptimizerSpec& optimizer,
-                    const plan::ScheduleSpec& schedule,
-                    int64_t steps,
-                    int64_t step) {
+double LearningRate(double peak, const plan::ScheduleSpec& schedule, int64_t steps, int64_t step) {
   if (step < schedule.warmup_steps) {
-    return optimizer.lr *
-           (static_cast<double>(step + 1) / static_cast<double>(schedule.warmup_steps));
+    return peak * (static_cast<double>(step + 1) / static_cast<double>(schedule.warmup_steps));
   }
-  return optimizer.lr * ShareOfPeak(schedule, steps, step);
+  return peak * ShareOfPeak(schedule, steps, step);
 }
 
 }  // namespace ravel::optim

@@ -29,38 +29,46 @@ std::vector<kernels::UpdatePiece> PiecesOf(const plan::ShardingPlan& plan,
 
 }  // namespace
 
-absl::StatusOr<PieceTables> PieceTables::Create(const plan::ShardingPlan& plan,
-                                                const shard::ParameterGroups& groups,
-                                                shard::HostAccess& memory,
-                                                kernels::CudaGpu* gpu) {
+void PieceTables::Append(const std::vector<kernels::UpdatePiece>& pieces) {
+  begins_.push_back(std::ssize(host_));
+  host_.insert(host_.end(), pieces.begin(), pieces.end());
+}
+
+void PieceTables::PlaceTables(const kernels::UpdatePiece* all) {
+  for (size_t group = 0; group < begins_.size(); ++group) {
+    const int64_t end = group + 1 < begins_.size() ? begins_[group + 1] : std::ssize(host_) - 1;
+    tables_.push_back({.pieces = all + begins_[group], .count = end - begins_[group]});
+  }
+}
+
+PieceTables PieceTables::OnHost(const plan::ShardingPlan& plan,
+                                const shard::ParameterGroups& groups) {
   PieceTables made;
-  std::vector<int64_t> begins;
   for (const shard::ParameterGroup& group : groups) {
-    std::vector<kernels::UpdatePiece> pieces = PiecesOf(plan, group);
-    if (gpu != nullptr) {
-      pieces = kernels::CutForBlocks(pieces);
-    }
-    begins.push_back(std::ssize(made.host_));
-    made.host_.insert(made.host_.end(), pieces.begin(), pieces.end());
+    made.Append(PiecesOf(plan, group));
   }
-  begins.push_back(std::ssize(made.host_));
-  // One more, so that a rank that owns nothing has tables, too: those of no pieces.
-  made.host_.push_back({});
-  const kernels::UpdatePiece* all = made.host_.data();
-  if (gpu != nullptr) {
-    const auto bytes = std::as_bytes(std::span<const kernels::UpdatePiece>(made.host_));
-    auto device = gpu->AllocateDevice(static_cast<int64_t>(bytes.size()));
-    if (!device.ok()) {
-      return Annotate(device.status(), "piece tables");
-    }
-    made.device_ = *std::move(device);
-    RETURN_IF_ERROR(memory.Write(bytes, made.device_.data()));
-    all = static_cast<const kernels::UpdatePiece*>(made.device_.data());
+  made.host_.push_back({});  // so that a rank that owns nothing has tables, too: those of no pieces
+  made.PlaceTables(made.host_.data());
+  return made;
+}
+
+absl::StatusOr<PieceTables> PieceTables::OnDevice(const plan::ShardingPlan& plan,
+                                                  const shard::ParameterGroups& groups,
+                                                  shard::HostAccess& memory,
+                                                  kernels::CudaGpu& gpu) {
+  PieceTables made;
+  for (const shard::ParameterGroup& group : groups) {
+    made.Append(kernels::CutForBlocks(PiecesOf(plan, group)));
   }
-  for (int64_t group = 0; group < std::ssize(groups); ++group) {
-    made.tables_.push_back(
-        {.pieces = all + At(begins, group), .count = At(begins, group + 1) - At(begins, group)});
+  made.host_.push_back({});  // as on a host
+  const auto bytes = std::as_bytes(std::span<const kernels::UpdatePiece>(made.host_));
+  auto device = gpu.AllocateDevice(static_cast<int64_t>(bytes.size()));
+  if (!device.ok()) {
+    return Annotate(device.status(), "piece tables");
   }
+  made.device_ = *std::move(device);
+  RETURN_IF_ERROR(memory.Write(bytes, made.device_.data()));
+  made.PlaceTables(static_cast<const kernels::UpdatePiece*>(made.device_.data()));
   return made;
 }
 

@@ -22,7 +22,8 @@ void StepOptimizer::set_updates(int64_t updates) {
 }
 
 double StepOptimizer::LearningRateOf(int64_t step) const {
-  return LearningRate(args_.spec.optimizer, args_.spec.schedule, args_.spec.steps, step);
+  const UpdateSettings& settings = args_.settings;
+  return LearningRate(settings.lr, settings.schedule, settings.steps, step);
 }
 
 kernels::StatisticsHeader StepOptimizer::MakeHeader() const {
@@ -68,7 +69,7 @@ shard::StatisticsMessages StepOptimizer::Measure(kernels::Stream& stream) {
 }
 
 absl::Status StepOptimizer::Decide(kernels::Stream& stream) {
-  args_.statistics.Decide(stream, args_.spec.optimizer.clip_norm, args_.rule->hyper());
+  args_.statistics.Decide(stream, args_.settings.clip_norm, args_.rule->hyper());
   return args_.statistics.known_at_once() ? ReadStep() : absl::OkStatus();
 }
 
@@ -84,7 +85,7 @@ void StepOptimizer::Follow(const StepStatistics::Record& record) {
   const NormTree& tree = args_.statistics.tree();
   facts_ = ReadMessages(args_.plan, tree, args_.statistics.norms(), record.messages);
   norms_.Combine(facts_.weight_nodes, facts_.update_nodes);
-  decision_ = DecideStep(facts_.totals, args_.spec.optimizer.clip_norm);
+  decision_ = DecideStep(facts_.totals, args_.settings.clip_norm);
   learning_rate_ = LearningRateOf(step);
   updates_ += decision_.apply ? 1 : 0;
   if (NormsDue(step)) {
@@ -115,7 +116,7 @@ absl::Status StepOptimizer::UpdateGroup(kernels::Stream& stream, plan::GroupId g
 }
 
 bool StepOptimizer::NormsDue(int64_t step) const {
-  const int64_t every = args_.spec.norms_every;
+  const int64_t every = args_.settings.norms_every;
   return every > 0 && (step + 1) % every == 0;
 }
 

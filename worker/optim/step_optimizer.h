@@ -20,6 +20,7 @@
 #include "worker/optim/step_statistics.h"
 #include "worker/optim/tensor_norms.h"
 #include "worker/optim/update_rule.h"
+#include "worker/optim/update_settings.h"
 #include "worker/shard/instruction_runner.h"
 #include "worker/shard/parameter_group.h"
 
@@ -33,7 +34,7 @@ class StepOptimizer final : public shard::StepActions {
   // All outlive it. `control` is asked once per step, in the statistics exchange.
   struct Args {
     const plan::ShardingPlan& plan;
-    const plan::JobSpec& spec;
+    const UpdateSettings& settings;
     int rank = 0;
     shard::ParameterGroups& groups;
     std::function<ControlWord()> control;
@@ -78,8 +79,8 @@ class StepOptimizer final : public shard::StepActions {
   const std::vector<double>& tensor_squared_norms() const { return facts_.tensor_sums; }
   // Gradient elements that are NaN or infinite, per tensor of the inventory, on all ranks.
   const std::vector<int64_t>& tensor_non_finite() const { return facts_.tensor_non_finite; }
-  // Returns the norms of the last step for which they were due (JobSpec::norms_every) and travelled
-  // with the statistics of the step after it; empty until then. Taken once.
+  // Returns the norms of the last step for which they were due (UpdateSettings::norms_every) and
+  // travelled with the statistics of the step after it; empty until then. Taken once.
   std::optional<TensorNorms> TakeNorms() { return norms_.Take(); }
   // True if a step measures them.
   bool NormsDue(int64_t step) const;

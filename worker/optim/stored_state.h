@@ -10,7 +10,7 @@
 
 #include "common/plan/save/save_plan.h"
 #include "common/status.h"
-#include "worker/shard/device_streams.h"
+#include "worker/shard/host_access.h"
 #include "worker/shard/parameter_group.h"
 
 namespace ravel::optim {

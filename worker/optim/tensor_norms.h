@@ -14,7 +14,7 @@
 #include "common/status.h"
 #include "worker/optim/norm_tree.h"
 #include "worker/optim/step_messages.h"
-#include "worker/shard/device_streams.h"
+#include "worker/shard/host_access.h"
 #include "worker/shard/parameter_group.h"
 
 namespace ravel::optim {

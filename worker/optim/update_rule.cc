@@ -5,16 +5,17 @@
 
 namespace ravel::optim {
 
-std::unique_ptr<UpdateRule> MakeUpdateRule(const plan::JobSpec& spec) {
-  const plan::OptimizerSpec& optimizer = spec.optimizer;
-  kernels::UpdateHyper hyper = {.beta1 = optimizer.beta1, .weight_decay = optimizer.weight_decay};
+std::unique_ptr<UpdateRule> MakeUpdateRule(plan::OptimizerKind kind,
+                                           const UpdateSettings& settings,
+                                           uint64_t seed) {
+  kernels::UpdateHyper hyper = {.beta1 = settings.beta1, .weight_decay = settings.weight_decay};
   const auto elementwise = [&](kernels::ElementRule rule) {
-    return std::make_unique<ElementwiseRule>(rule, hyper, spec.seed);
+    return std::make_unique<ElementwiseRule>(rule, hyper, seed);
   };
-  switch (optimizer.kind) {
+  switch (kind) {
     case plan::OptimizerKind::kAdamW:
-      hyper.beta2 = optimizer.beta2;
-      hyper.epsilon = optimizer.eps;
+      hyper.beta2 = settings.beta2;
+      hyper.epsilon = settings.eps;
       return elementwise(kernels::ElementRule::kAdamW);
     case plan::OptimizerKind::kSgd:
       return elementwise(kernels::ElementRule::kSgd);

@@ -2,12 +2,14 @@
 
 // How an optimizer changes weights and states, once a step is decided.
 
+#include <cstdint>
 #include <memory>
 
-#include "common/model/job_spec.h"
+#include "common/model/optimizer_states.h"
 #include "kernels/step_statistics.h"
 #include "kernels/stream.h"
 #include "kernels/update.h"
+#include "worker/optim/update_settings.h"
 #include "worker/shard/parameter_group.h"
 
 namespace ravel::optim {
@@ -34,7 +36,9 @@ class UpdateRule {
   virtual void Update(kernels::Stream& stream, const GroupUpdate& update) const = 0;
 };
 
-// The rule of the job's optimizer.
-std::unique_ptr<UpdateRule> MakeUpdateRule(const plan::JobSpec& spec);
+// The rule of an optimizer. `seed` keys the rounding of states.
+std::unique_ptr<UpdateRule> MakeUpdateRule(plan::OptimizerKind kind,
+                                           const UpdateSettings& settings,
+                                           uint64_t seed);
 
 }  // namespace ravel::optim

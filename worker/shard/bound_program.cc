@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "common/check.h"
+#include "common/plan/program/program_crossing.h"
 
 namespace ravel::shard {
 namespace {
@@ -91,16 +92,13 @@ class Binder {
 };
 
 // A free happens when the last instruction before it that touches the buffer is done.
-void AttachFrees(BoundProgram& program) {
+void AttachFrees(const plan::StepProgram& planned, BoundProgram& program) {
   auto& list = program.instructions;
   for (const plan::InstructionId i : list.ids()) {
     if (list[i].instruction.op != OpCode::kFree) {
       continue;
     }
-    plan::InstructionId last = i;
-    do {
-      --last;
-    } while (last >= 0 && !plan::Touches(list[last].instruction, list[i].instruction.freed));
+    const plan::InstructionId last = plan::AwaitedBy(planned, i);
     list[i].freed_with = last;
     (last >= 0 ? list[last].frees : program.first_frees).push_back(i);
   }
@@ -120,7 +118,7 @@ std::vector<BoundProgram> BindPrograms(const plan::ShardingPlan& plan,
     for (const Instruction& instruction : program.instructions) {
       bound.instructions.push_back(binder.Bind(instruction));
     }
-    AttachFrees(bound);
+    AttachFrees(program, bound);
     programs.push_back(std::move(bound));
   }
   return programs;

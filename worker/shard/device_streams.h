@@ -1,13 +1,11 @@
 #pragma once
 
-// The streams of a rank's plan on a CUDA device, and the host's way to what they compute.
+// The streams of a rank's plan on a CUDA device.
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <span>
 #include <utility>
 
 #include "common/plan/sharding_plan.h"
@@ -67,31 +65,5 @@ class DeviceStreams {
   kernels::CudaEvent finished_;
   int64_t host_waits_ = 0;
 };
-
-// How the host reads and writes memory of a rank's arena between its steps, whichever side that
-// lies on. Calls return when the bytes are there. Used only from the thread that issues the rank's
-// work.
-class HostAccess {
- public:
-  // Of host memory.
-  HostAccess() = default;
-  // Of a device's: through pinned memory, piece by piece. The streams outlive it.
-  static absl::StatusOr<HostAccess> OfDevice(DeviceStreams& streams);
-
-  bool on_device() const { return streams_ != nullptr; }
-  // After all work that was issued on any stream.
-  absl::Status Read(const void* from, std::span<std::byte> to);
-  // Before all work that is issued afterwards on any stream.
-  absl::Status Write(std::span<const std::byte> from, void* to);
-
- private:
-  static constexpr int64_t kPieceBytes = int64_t{4} << 20;
-  DeviceStreams* streams_ = nullptr;
-  std::array<kernels::CudaMemory, 2> pinned_;  // in turns, so that copies of both kinds overlap
-  std::array<kernels::CudaEvent, 2> done_;
-};
-
-// Zero bytes at that point of the stream.
-void ZeroBytes(kernels::Stream& stream, void* to, int64_t bytes);
 
 }  // namespace ravel::shard

@@ -30,7 +30,7 @@ std::string CoordinateText(const Shape& shape, int64_t index) {
 }  // namespace
 
 const float* FiniteCheck::Fetch(const void* values, DType dtype, int64_t count) {
-  if (dtype == DType::kF32 && !args_.memory.on_device()) {
+  if (dtype == DType::kF32 && args_.memory.in_place()) {
     return static_cast<const float*>(values);
   }
   fetched_.resize(Size(count));

@@ -10,8 +10,8 @@
 #include "common/plan/layout/owned_boxes.h"
 #include "common/plan/sharding_plan.h"
 #include "worker/shard/bound_program.h"
-#include "worker/shard/device_streams.h"
 #include "worker/shard/flat_buffer.h"
+#include "worker/shard/host_access.h"
 #include "worker/shard/parameter_group.h"
 #include "worker/shard/unit_executor.h"
 

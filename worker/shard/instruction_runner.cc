@@ -6,7 +6,6 @@
 #include "common/check.h"
 #include "common/plan/report/wire_table.h"
 #include "common/signed_size.h"
-#include "kernels/cast.h"
 
 namespace ravel::shard {
 namespace {
@@ -18,13 +17,6 @@ using plan::OpCode;
 using plan::Operand;
 using plan::Role;
 using plan::When;
-
-TensorView Bf16View(uint16_t* data, int64_t elements) {
-  TensorView view = VectorView(nullptr, elements);
-  view.data = data;
-  view.dtype = DType::kBF16;
-  return view;
-}
 
 // As collectives take memory of any type.
 float* Floats(std::byte* data) {
@@ -48,10 +40,6 @@ bool InstructionRunner::HasLane(const ReplayTurn& turn) const {
 
 float* InstructionRunner::FloatsOf(const Instruction& instruction, Role role) const {
   return args_.buffers.floats(plan::BufferOf(instruction, role));
-}
-
-kernels::Stream& InstructionRunner::StreamOf(const Instruction& instruction) const {
-  return args_.device == nullptr ? args_.stream : args_.device->of(instruction.stream);
 }
 
 comm::CollectiveTag InstructionRunner::TagOf(const Instruction& instruction,
@@ -198,9 +186,10 @@ absl::Status InstructionRunner::PassUnused(const Instruction& instruction) {
   RETURN_IF_ERROR(state_.BeginCompute(gradients));
   for (const Operand& operand : gradients.operands) {
     if (operand.access == Access::kWrite) {
-      ZeroBytes(StreamOf(instruction),
-                args_.buffers.bytes(operand.buffer),
-                args_.plan.buffers[operand.buffer].bytes);
+      args_.backend.FillBytes(StreamOf(instruction),
+                              args_.buffers.bytes(operand.buffer),
+                              0,
+                              args_.plan.buffers[operand.buffer].bytes);
     }
   }
   state_.EndCompute(gradients);
@@ -229,7 +218,7 @@ absl::Status InstructionRunner::ReduceLanes(const Instruction& instruction,
   ASSIGN_OR_RETURN(
       const comm::PieceViews views,
       communicator.ExchangePieces({.tag = tag,
-                                   .staging = PackedStaging(instruction, turn, sums),
+                                   .staging = PackedStaging(instruction, turn),
                                    .receive = FloatsOf(instruction, Role::kReceive),
                                    .shard_elements = group.slice_elements(),
                                    .contributors = static_cast<int>(counter.contributors(at)),
@@ -241,22 +230,13 @@ absl::Status InstructionRunner::ReduceLanes(const Instruction& instruction,
   return absl::OkStatus();
 }
 
-float* InstructionRunner::PackedStaging(const Instruction& instruction,
-                                        const ReplayTurn& turn,
-                                        bool sums) {
+float* InstructionRunner::PackedStaging(const Instruction& instruction, const ReplayTurn& turn) {
   float* staging = HasLane(turn) ? FloatsOf(instruction, Role::kSend) : nullptr;
   if (MoveAt(instruction).type != DType::kBF16 || staging == nullptr) {
     return staging;
   }
-  CHECK_MSG(!sums, "lanes in blocks have no wire to round on");
-  const int64_t elements = Group(instruction).layout().layout.total_elements();
-  if (args_.device == nullptr) {
-    PackBf16(staging, elements);
-    return staging;
-  }
-  kernels::Cast(StreamOf(instruction),
-                {.from = VectorView(staging, elements), .to = Bf16View(args_.wire, elements)});
-  return reinterpret_cast<float*>(args_.wire);
+  return static_cast<float*>(args_.backend.PackForWire(
+      StreamOf(instruction), staging, Group(instruction).layout().layout.total_elements()));
 }
 
 void InstructionRunner::AddPieces(const Instruction& instruction,
@@ -264,29 +244,16 @@ void InstructionRunner::AddPieces(const Instruction& instruction,
                                   const comm::PieceViews& views) {
   ParameterGroup& group = Group(instruction);
   LaneCounter& counter = group.inner(instruction.call);
-  kernels::Stream& stream = StreamOf(instruction);
   if (MoveAt(instruction).type != DType::kBF16) {
-    counter.AddTurn(stream, turn, views.pieces);
+    counter.AddTurn(StreamOf(instruction), turn, views.pieces);
     return;
   }
-  if (args_.device == nullptr) {
-    std::vector<const uint16_t*> pieces;
-    for (const float* piece : views.pieces) {
-      pieces.push_back(reinterpret_cast<const uint16_t*>(piece));
-    }
-    counter.AddRoundedTurn(stream, turn, pieces);
-    return;
-  }
-  // The staging of this rank is on the wire already: its place takes the pieces in fp32.
-  const int64_t slice = group.slice_elements();
-  std::vector<const float*> pieces;
-  for (const float* piece : views.pieces) {
-    float* wide = FloatsOf(instruction, Role::kSend) + static_cast<int64_t>(pieces.size()) * slice;
-    auto* rounded = const_cast<uint16_t*>(reinterpret_cast<const uint16_t*>(piece));
-    kernels::Cast(stream, {.from = Bf16View(rounded, slice), .to = VectorView(wide, slice)});
-    pieces.push_back(wide);
-  }
-  counter.AddTurn(stream, turn, pieces);
+  args_.backend.AddFromWire(StreamOf(instruction),
+                            {.turn = turn,
+                             .pieces = views.pieces,
+                             .staging = FloatsOf(instruction, Role::kSend),
+                             .elements = group.slice_elements()},
+                            counter);
 }
 
 absl::Status InstructionRunner::ReduceSums(const Instruction& instruction, const ReplayTurn& turn) {
@@ -322,21 +289,8 @@ absl::Status InstructionRunner::ReduceStatistics(const Instruction& instruction,
                                                  const ReplayTurn& turn) {
   RETURN_IF_ERROR(state_.CheckSumsComplete());
   const StatisticsMessages messages = args_.actions->Measure(StreamOf(instruction));
-  if (args_.device == nullptr) {
-    const size_t words = Size(messages.words);
-    return RanksOf(instruction)
-        .AllGatherBytes(TagOf(instruction, turn),
-                        std::as_bytes(std::span<const int64_t>(messages.mine, words)),
-                        std::as_writable_bytes(
-                            std::span<int64_t>(messages.all, words * Size(args_.plan.ranks))));
-  }
-  return RanksOf(instruction)
-      .AllGather({.tag = TagOf(instruction, turn),
-                  .shard = reinterpret_cast<const float*>(messages.mine),
-                  .gathered = reinterpret_cast<float*>(messages.all),
-                  .shard_elements = messages.words,
-                  .element_bytes = sizeof(int64_t),
-                  .stream = &StreamOf(instruction)});
+  return args_.backend.ExchangeStatistics(
+      RanksOf(instruction), TagOf(instruction, turn), messages, StreamOf(instruction));
 }
 
 absl::Status InstructionRunner::Update(const Instruction& instruction) {

@@ -12,20 +12,13 @@
 #include "kernels/stream.h"
 #include "worker/model/module.h"
 #include "worker/shard/bound_program.h"
-#include "worker/shard/device_streams.h"
 #include "worker/shard/flat_buffer.h"
 #include "worker/shard/mesh_communicators.h"
 #include "worker/shard/parameter_group.h"
+#include "worker/shard/replay_backend.h"
 #include "worker/shard/replay_state.h"
 
 namespace ravel::shard {
-
-// Messages of statistics in memory of the stream's backend, in words of 8 bytes.
-struct StatisticsMessages {
-  const int64_t* mine = nullptr;
-  int64_t* all = nullptr;  // of all ranks, one after another
-  int64_t words = 0;       // of one
-};
 
 // What a program asks of the optimizer. Implemented in worker/optim. Streams are those of the
 // instructions; on a device no call waits for them.
@@ -42,16 +35,6 @@ class StepActions {
   virtual absl::Status UpdateGroup(kernels::Stream& stream, plan::GroupId group) = 0;
 };
 
-// One program's run: which micro-batch of which lane.
-struct ReplayTurn {
-  plan::StepSlot slot;
-  // Per unit, whether this rank's micro-batch uses it, if it is optional. Empty: all are used.
-  plan::IdVector<plan::UnitId, bool> used = {};
-  int64_t step = 0;  // for traces and reports
-  // Its calls are not those of other steps: tensors' norms are measured.
-  bool measured = false;
-};
-
 // Thread-safe for instructions of different streams.
 class InstructionRunner {
  public:
@@ -59,16 +42,11 @@ class InstructionRunner {
   struct Args {
     const plan::ShardingPlan& plan;
     MeshCommunicators& communicators;
-    kernels::Stream& stream;  // of all instructions on a host
+    ReplayBackend& backend;
     const ArenaBuffers& buffers;
     ParameterGroups& groups;
     const model::Modules& modules;
     StepActions* actions = nullptr;
-    // On a device, where arena and communicators are, too: the stream of each instruction.
-    DeviceStreams* device = nullptr;
-    // With that, where gradients travel as bf16: memory of the device for the largest staging
-    // buffer in bf16.
-    uint16_t* wire = nullptr;
   };
   explicit InstructionRunner(const Args& args) : args_(args), state_(args.plan) {}
 
@@ -96,7 +74,9 @@ class InstructionRunner {
   ParameterGroup& Group(const Instruction& instruction) { return args_.groups[instruction.group]; }
   // The buffer that an instruction has in a role; nullptr where it has none.
   float* FloatsOf(const Instruction& instruction, plan::Role role) const;
-  kernels::Stream& StreamOf(const Instruction& instruction) const;
+  kernels::Stream& StreamOf(const Instruction& instruction) const {
+    return args_.backend.stream(instruction.stream);
+  }
   comm::CollectiveTag TagOf(const Instruction& instruction, const ReplayTurn& turn) const;
   const plan::ProgramMove& MoveAt(const Instruction& instruction) const {
     return args_.plan.moves.moves[instruction.move];
@@ -113,7 +93,7 @@ class InstructionRunner {
   absl::Status ReduceLanes(const Instruction& instruction, const ReplayTurn& turn);
   absl::Status ReduceSums(const Instruction& instruction, const ReplayTurn& turn);
   // The staging of this rank's lane as it goes on the wire; nullptr without a lane.
-  float* PackedStaging(const Instruction& instruction, const ReplayTurn& turn, bool sums);
+  float* PackedStaging(const Instruction& instruction, const ReplayTurn& turn);
   void AddPieces(const Instruction& instruction, int64_t turn, const comm::PieceViews& views);
   absl::Status ReduceStatistics(const Instruction& instruction, const ReplayTurn& turn);
   absl::Status Compute(const BoundInstruction& bound, const ReplayTurn& turn);

@@ -2,43 +2,20 @@
 
 // Replays the step programs of a plan for one rank.
 
-#include <array>
-#include <cstddef>
 #include <cstdint>
-#include <limits>
-#include <map>
-#include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/plan/sharding_plan.h"
 #include "common/status.h"
 #include "common/trace.h"
-#include "kernels/cpu_queue.h"
-#include "worker/shard/device_timeline.h"
 #include "worker/shard/instruction_runner.h"
-#include "worker/shard/step_graphs.h"
+#include "worker/shard/replay_backend.h"
 
 namespace ravel::shard {
 
-// kInline: instructions run in list order, which the plan's checker has proved correct, on the
-// calling thread. kQueued: each stream is a queue with a thread of its own, and only the program's
-// waits order them, as on a device. An executor on a device (Args::device) has neither: it issues
-// instructions in list order, each on its CUDA stream, and the program's waits become waits of
-// streams for events; the next program's work begins where all streams are done with this one's.
-enum class StreamMode { kInline, kQueued };
-
 struct ExecutorOptions {
-  StreamMode streams = StreamMode::kInline;
-  // Tests: kQueued delays each instruction by a random time.
-  std::optional<uint64_t> delay_seed = std::nullopt;
-  bool poison = false;  // fills fresh staging memory with NaN
-  // On a device: programs of training become graphs (step_graphs.h), where nobody looks at single
-  // instructions. `exchanging_graphs`: of ranks that exchange, too, where their communicator lets
-  // them (Communicator::Captures); equal on all ranks.
-  bool graphs = true;
-  bool exchanging_graphs = false;
+  bool poison = false;  // tests: fills fresh staging memory with NaN
   // Records every instruction; outlives the executor. On a device: when it ran there, after a
   // call to CollectTrace.
   trace::Recorder* recorder = nullptr;
@@ -62,11 +39,11 @@ class UnitExecutor {
  public:
   using Args = InstructionRunner::Args;
   explicit UnitExecutor(const Args& args, ExecutorOptions options = {});
-  // On a device, before the first Run: makes its events.
-  absl::Status PrepareDevice();
-  // On a device, before the first Run: the products that a lane's programs, all of them, will ask
-  // for. Nothing runs.
-  kernels::CudaStream::Products RehearseProducts();
+  // Before the first Run.
+  absl::Status Prepare() { return args_.backend.Prepare(programs_, args_.modules); }
+  // Gives the work of every kForward, kRecompute and kBackward, of all programs, to its stream;
+  // for rehearsals of products, where nothing runs.
+  void IssueComputes() const;
   ~UnitExecutor();
   UnitExecutor(const UnitExecutor&) = delete;
   UnitExecutor& operator=(const UnitExecutor&) = delete;
@@ -78,40 +55,17 @@ class UnitExecutor {
 
   const std::vector<TensorView>& shared() const { return shared_; }
   Generation generation(plan::GroupId group) const { return runner_.state().generation(group); }
-  // nullptr where there are none.
-  const StepGraphs* graphs() const { return graphs_.get(); }
   void set_recorder(trace::Recorder* recorder) { options_.recorder = recorder; }
-  // On a device: waits for it, and gives `recorder` what was recorded since the last call.
-  absl::Status CollectTrace(trace::Recorder& recorder);
-  // nullptr: none. Runs on the stream's thread.
+  // Waits for a device, and gives `recorder` what was recorded there since the last call.
+  absl::Status CollectTrace(trace::Recorder& recorder) {
+    return args_.backend.CollectTrace(recorder);
+  }
+  // nullptr: none. Runs where the instruction's work runs, or is issued.
   void set_observer(InstructionObserver* observer) { observer_ = observer; }
 
  private:
-  // What orders an instruction on a device: the events of instructions of other streams that it
-  // waits for, and its own where another one waits for it, as positions in events_. `range` is its
-  // name in profilers, "Forward layers.0".
-  static constexpr size_t kNoEvent = std::numeric_limits<size_t>::max();
-  struct DeviceOrder {
-    std::vector<size_t> waits;
-    size_t event = kNoEvent;
-    std::string range;
-  };
-  struct DeviceProgram {
-    std::string range;  // "program first, whole"
-    plan::IdVector<plan::InstructionId, DeviceOrder> orders;
-  };
   const BoundProgram& ProgramOf(const plan::StepSlot& slot) const;
-  std::string RangeOf(const plan::Instruction& instruction) const;
   std::string NameOf(const BoundInstruction& bound, const ReplayTurn& turn) const;
-  absl::Status RunInline(const BoundProgram& program, const ReplayTurn& turn);
-  absl::Status RunQueued(const BoundProgram& program, const ReplayTurn& turn);
-  absl::Status RunOnDevice(const BoundProgram& program, const ReplayTurn& turn);
-  absl::Status IssueOnDevice(const BoundProgram& program, const ReplayTurn& turn);
-  bool UsesGraph(const ReplayTurn& turn) const;
-  // Of step_graphs.h, over all ranks.
-  absl::StatusOr<std::string> AgreeOnGraph(const std::string& difference) const;
-  // What a log saw of collectives is through with the programs' work.
-  absl::Status MarkCollectives();
   absl::Status DrillOf(const plan::Instruction& instruction) const;
   // An instruction of a stream with what comes into force after it.
   absl::Status RunOne(const BoundProgram& program,
@@ -119,7 +73,6 @@ class UnitExecutor {
                       const ReplayTurn& turn,
                       int64_t wait_ns);
   void Poison(const plan::Instruction& alloc, const ReplayTurn& turn);
-  absl::Status BeginTraced(const plan::Instruction& instruction);
   void Record(const BoundInstruction& bound,
               const ReplayTurn& turn,
               int64_t begin_ns,
@@ -131,12 +84,6 @@ class UnitExecutor {
   InstructionRunner runner_;
   std::vector<TensorView> shared_;
   std::vector<BoundProgram> programs_;
-  std::array<std::unique_ptr<kernels::CpuQueue>, plan::kStreamCount> queues_;
-  std::map<const BoundProgram*, DeviceProgram> device_programs_;  // of programs_
-  std::vector<kernels::CudaEvent> events_;
-  std::unique_ptr<DeviceTimeline> timeline_;  // of a device
-  std::unique_ptr<StepGraphs> graphs_;
-  uint64_t runs_ = 0;
 };
 
 }  // namespace ravel::shard

@@ -11,7 +11,7 @@ constexpr int64_t kSteps = 2;
 
 absl::StatusOr<DeviceBatches> DeviceBatches::Create(kernels::CudaGpu& gpu,
                                                     int64_t micro_batches,
-                                                    const Batch& device) {
+                                                    const BatchViews& device) {
   CHECK_EQ(device.ids.elements(), device.targets.elements());
   DeviceBatches made;
   made.device_ = device;
@@ -21,18 +21,18 @@ absl::StatusOr<DeviceBatches> DeviceBatches::Create(kernels::CudaGpu& gpu,
   return made;
 }
 
-DeviceBatches::Batch DeviceBatches::host(int64_t micro_batch) const {
+BatchViews DeviceBatches::host(int64_t micro_batch) const {
   CHECK(micro_batch >= 0 && micro_batch < micro_batches_);
   const int64_t place = steps_ % kSteps * micro_batches_ + micro_batch;
   auto* begin = static_cast<std::byte*>(pinned_.data()) + 2 * part_bytes_ * place;
-  Batch batch = device_;
+  BatchViews batch = device_;
   batch.ids.data = begin;
   batch.targets.data = begin + part_bytes_;
   return batch;
 }
 
 void DeviceBatches::Upload(kernels::CudaStream& stream, int64_t micro_batch) const {
-  const Batch from = host(micro_batch);
+  const BatchViews from = host(micro_batch);
   stream.CopyMemory(device_.ids.data, from.ids.data, part_bytes_);
   stream.CopyMemory(device_.targets.data, from.targets.data, part_bytes_);
 }

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "common/status.h"
-#include "common/tensor_view.h"
 #include "kernels/cuda_device.h"
+#include "worker/trainer/engine_backend.h"
 
 namespace ravel::trainer {
 
@@ -15,27 +15,22 @@ namespace ravel::trainer {
 // thread that issues the rank's work.
 class DeviceBatches {
  public:
-  // Ids and targets of one micro-batch.
-  struct Batch {
-    TensorView ids;
-    TensorView targets;
-  };
   // `device`: where each micro-batch goes, one after another.
   static absl::StatusOr<DeviceBatches> Create(kernels::CudaGpu& gpu,
                                               int64_t micro_batches,
-                                              const Batch& device);
+                                              const BatchViews& device);
   DeviceBatches() = default;
 
   // Before a step's micro-batches, which take the place of those of the step before the last: their
   // uploads are done.
   void BeginStep() { ++steps_; }
   // On the host, of this step.
-  Batch host(int64_t micro_batch) const;
+  BatchViews host(int64_t micro_batch) const;
   void Upload(kernels::CudaStream& stream, int64_t micro_batch) const;
 
  private:
   kernels::CudaMemory pinned_;
-  Batch device_;
+  BatchViews device_;
   int64_t part_bytes_ = 0;  // of ids, and of targets
   int64_t micro_batches_ = 0;
   int64_t steps_ = 0;

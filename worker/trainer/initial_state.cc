@@ -58,7 +58,7 @@ absl::Status FillShard(RankEngine& engine,
                        plan::StateRole role,
                        const std::function<absl::Status(std::span<float>)>& read) {
   const size_t elements = Size(group.shard_elements());
-  if (!engine.memory().on_device()) {
+  if (engine.memory().in_place()) {
     return read({optim::StoredFloats(group, role), elements});
   }
   std::vector<float> shard(elements, 0.0f);

@@ -129,10 +129,10 @@ class LocalGroup {
   absl::Status RunBody(comm::Communicator& communicator) {
     ASSIGN_OR_RETURN(const std::unique_ptr<RankEngine> engine,
                      RankEngine::Create({.plan = plan_,
-                                         .spec = spec_,
+                                         .settings = SettingsOf(spec_),
                                          .communicator = communicator,
                                          .control = nullptr,
-                                         .executor = run_.executor,
+                                         .options = run_.options,
                                          .gpu = run_.gpu,
                                          .products = run_.products}));
     return run_.body(*engine, communicator.rank());

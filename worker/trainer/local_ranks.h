@@ -21,7 +21,7 @@ struct LocalRun {
   std::function<absl::Status(RankEngine& engine, int rank)> body = nullptr;
   // Changes the plan before it runs (may be empty): other options, planned anew.
   std::function<absl::Status(plan::ShardingPlan& plan)> adjust = nullptr;
-  shard::ExecutorOptions executor = {};
+  EngineOptions options = {};
   // All ranks on this device (comm/device_local_communicator.h); nullptr: on the host.
   kernels::CudaGpu* gpu = nullptr;
   std::optional<ProductOptions> products = std::nullopt;  // RankEngine::Args

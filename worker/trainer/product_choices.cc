@@ -404,7 +404,9 @@ absl::Status Chooser::TryAll() {
 
 absl::StatusOr<ProductChoices> Chooser::Run() {
   const auto begin = std::chrono::steady_clock::now();
-  products_ = args_.executor.RehearseProducts();
+  stream_.Rehearse(&products_);
+  args_.executor.IssueComputes();
+  stream_.Rehearse(nullptr);
   RETURN_IF_ERROR(FindPeers());
   RETURN_IF_ERROR(FindOwn());
   ReadSaved();

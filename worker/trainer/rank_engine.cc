@@ -10,27 +10,15 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
-#include "common/logging.h"
-#include "common/model/compute_type.h"
-#include "common/plan/report/plan_printer.h"
 #include "common/signed_size.h"
 #include "kernels/cast.h"
 #include "kernels/philox.h"
-#include "worker/optim/device_statistics.h"
-#include "worker/optim/host_statistics.h"
 #include "worker/optim/stored_state.h"
 #include "worker/shard/finite_check.h"
 #include "worker/trainer/exit_code.h"
-#include "worker/trainer/memory_report.h"
 
 namespace ravel::trainer {
 namespace {
-
-// What the device refuses is its fault, not that of a peer.
-absl::Status MarkDeviceError(const absl::Status& status) {
-  return WithCode(status,
-                  absl::IsResourceExhausted(status) ? ExitCode::kOutOfMemory : ExitCode::kDevice);
-}
 
 // Whether an evaluation gathers weights between replicas.
 bool GathersForEvaluation(const plan::ShardingPlan& plan) {
@@ -46,7 +34,26 @@ bool GathersForEvaluation(const plan::ShardingPlan& plan) {
       });
 }
 
+data::BatchShape ShapeOf(const plan::ShardingPlan& plan) {
+  return {.lanes = plan.lanes.lanes,
+          .micro_batches = plan.lanes.micro_batches,
+          .sequences = plan.micro_batch.sequences,
+          .sequence_tokens = plan.micro_batch.sequence_tokens,
+          .vocabulary = plan.inventory.config.vocab_size};
+}
+
 }  // namespace
+
+RankEngine::RankEngine(Args args) : args_(std::move(args)) {
+  const EngineBackend::Args chosen = {.plan = args_.plan,
+                                      .communicator = args_.communicator,
+                                      .exact = args_.settings.exact,
+                                      .norms = args_.settings.update.norms_every > 0,
+                                      .options = args_.options,
+                                      .products = args_.products};
+  backend_ = args_.gpu == nullptr ? EngineBackend::OnHost(chosen)
+                                  : EngineBackend::OnDevice(chosen, *args_.gpu);
+}
 
 absl::StatusOr<std::unique_ptr<RankEngine>> RankEngine::Create(Args args) {
   std::unique_ptr<RankEngine> engine(new RankEngine(std::move(args)));
@@ -54,51 +61,18 @@ absl::StatusOr<std::unique_ptr<RankEngine>> RankEngine::Create(Args args) {
   return engine;
 }
 
-absl::Status RankEngine::CheckFit() const {
+absl::Status RankEngine::CheckGroup() const {
   const plan::ShardingPlan& plan = args_.plan;
   const comm::Communicator& communicator = args_.communicator;
   if (plan.ranks != communicator.size()) {
     return absl::FailedPreconditionError(
         absl::StrCat("plan is for ", plan.ranks, " ranks, the group has ", communicator.size()));
   }
-  const plan::OptimizerSpec& optimizer = args_.spec.optimizer;
-  if (plan.options.optimizer != optimizer.kind ||
-      plan.options.weight_type != plan::WeightTypeOf(args_.spec.compute) ||
-      plan.options.main_type != plan::MainTypeOf(optimizer.main_weights) ||
-      plan.options.state_type != plan::StateTypeOf(optimizer.state_type)) {
-    return absl::FailedPreconditionError(
-        "plan and job disagree about the optimizer, or the types of weights or states");
-  }
-  if (args_.spec.compute == plan::ComputeType::kBF16 && args_.gpu == nullptr) {
-    return absl::FailedPreconditionError(
-        "plan keeps gathered weights in bf16, ranks of a host compute in fp32");
-  }
   if (plan.options.gather_in_place && !communicator.shared_memory()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "plan gathers in place, which transport ", communicator.transport(), " cannot"));
   }
-  if (plan.lanes.lanes != args_.spec.virtual_ranks || plan.lanes.ranks != plan.ranks ||
-      plan.micro_batch.sequences * plan.lanes.micro_batches * plan.lanes.lanes !=
-          args_.spec.global_batch ||
-      plan.micro_batch.sequences != args_.spec.micro_batch ||
-      plan.micro_batch.sequence_tokens != args_.spec.data.sequence_length) {
-    return absl::FailedPreconditionError("plan and job disagree about lanes or micro-batch");
-  }
-  if (args_.spec.gradient_wire == plan::WireType::kBF16 && plan.lanes.blocks) {
-    return absl::FailedPreconditionError("plan sums lanes before their wire, which is bf16");
-  }
-  return absl::OkStatus();
-}
-
-absl::Status RankEngine::CheckDevice() const {
-  const comm::Communicator& communicator = args_.communicator;
-  if ((communicator.backend() == kernels::Backend::kCuda) != (args_.gpu != nullptr)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("transport ",
-                     communicator.transport(),
-                     args_.gpu != nullptr ? " has no memory on a device" : " needs a device"));
-  }
-  return absl::OkStatus();
+  return backend_->Check();
 }
 
 absl::Status RankEngine::AllocateArena() {
@@ -112,142 +86,40 @@ absl::Status RankEngine::AllocateArena() {
     MeasureArena();
     return allocated;
   }
-  if (args_.gpu != nullptr) {
-    allocated = Annotate(allocated,
-                         absl::StrCat("the plan's ",
-                                      plan::BytesText(planned_bytes()),
-                                      " of each rank do not fit what the device has left"));
-  }
-  return WithCode(allocated, ExitCode::kOutOfMemory);
+  return WithCode(backend_->ExplainArena(std::move(allocated), planned_bytes()),
+                  ExitCode::kOutOfMemory);
 }
 
-absl::Status RankEngine::SetUpDevice() {
-  const plan::ShardingPlan& plan = args_.plan;
-  ASSIGN_OR_RETURN(
-      device_, shard::DeviceStreams::Create(*args_.gpu, plan, [&communicator = args_.communicator] {
-        return communicator.Failure();
-      }));
-  device_->compute().UseAttention(
-      {.deterministic = args_.spec.determinism == plan::DeterminismMode::kExact});
-  ASSIGN_OR_RETURN(memory_, shard::HostAccess::OfDevice(*device_));
-  ASSIGN_OR_RETURN(auto statistics, optim::DeviceStatistics::Create(StatisticsArgs(), *device_));
-  statistics_bytes_ = statistics->device_bytes();
-  statistics_ = std::move(statistics);
-  if (args_.spec.gradient_wire == plan::WireType::kBF16) {
-    int64_t elements = 0;
-    for (const plan::GroupLayout& group : plan.groups) {
-      elements = std::max(elements, group.layout.total_elements());
-    }
-    auto wire = args_.gpu->AllocateDevice(elements * int64_t{sizeof(uint16_t)});
-    if (!wire.ok()) {
-      return Annotate(wire.status(), "bf16 wire");
-    }
-    wire_ = *std::move(wire);
-  }
-  return absl::OkStatus();
+void RankEngine::MakeOptimizer() {
+  optimizer_ = std::make_unique<optim::StepOptimizer>(optim::StepOptimizer::Args{
+      .plan = args_.plan,
+      .settings = args_.settings.update,
+      .rank = args_.communicator.rank(),
+      .groups = groups_,
+      .control = args_.control,
+      .memory = backend_->memory(),
+      .statistics = backend_->statistics(),
+      .pieces = backend_->pieces(),
+      .rule = optim::MakeUpdateRule(
+          args_.plan.options.optimizer, args_.settings.update, args_.settings.seed)});
 }
 
-absl::Status RankEngine::SetUpBatches() {
-  RETURN_IF_ERROR(executor_->PrepareDevice());
-  ASSIGN_OR_RETURN(batches_,
-                   DeviceBatches::Create(*args_.gpu,
-                                         args_.plan.lanes.programs(),
-                                         {.ids = Shared("ids"), .targets = Shared("targets")}));
-  return absl::OkStatus();
-}
-
-absl::Status RankEngine::SetUpProducts() {
-  if (!args_.products.has_value()) {
-    return absl::OkStatus();
-  }
-  ASSIGN_OR_RETURN(product_choices_,
-                   ChooseProducts({.options = *args_.products,
-                                   .plan = args_.plan,
-                                   .exact = args_.spec.determinism == plan::DeterminismMode::kExact,
-                                   .communicator = args_.communicator,
-                                   .streams = *device_,
-                                   .executor = *executor_}));
-  return absl::OkStatus();
-}
-
-absl::Status RankEngine::ChooseGraphs() {
-  comm::Communicator& communicator = args_.communicator;
-  shard::ExecutorOptions& options = args_.executor;
-  if (args_.gpu == nullptr || args_.plan.ranks == 1) {
-    return absl::OkStatus();
-  }
-  absl::Status why_not = communicator.Captures();
-  if (!absl::IsUnimplemented(why_not)) {  // which is a matter of the transport, and so of all ranks
-    if (!options.graphs || !options.exchanging_graphs) {
-      why_not = absl::FailedPreconditionError("they were not asked for");
-    }
-    const auto mine = static_cast<std::byte>(why_not.ok() ? 0 : 1);
-    std::vector<std::byte> all(Size(communicator.size()));
-    RETURN_IF_ERROR(communicator.AllGatherBytes({}, {&mine, 1}, all));
-    const auto refusing = std::find(all.begin(), all.end(), std::byte{1});
-    if (refusing != all.end() && why_not.ok()) {
-      why_not =
-          absl::FailedPreconditionError(absl::StrCat("rank ", refusing - all.begin(), " has none"));
-    }
-  }
-  options.exchanging_graphs = why_not.ok();
-  if (!why_not.ok()) {
-    options.graphs = false;
-    log::Info(absl::StrCat("graphs: none, since ranks exchange through ",
-                           communicator.transport(),
-                           ": ",
-                           std::string(why_not.message())));
-  }
-  return absl::OkStatus();
-}
-
-optim::StepStatistics::Args RankEngine::StatisticsArgs() {
-  return {.plan = args_.plan,
-          .groups = groups_,
-          .rank = args_.communicator.rank(),
-          .norms = args_.spec.norms_every > 0};
-}
-
-void RankEngine::MakeParts() {
-  const plan::ShardingPlan& plan = args_.plan;
-  modules_ = model::MakeModules(plan.inventory, plan.micro_batch);
-  if (statistics_ == nullptr) {
-    statistics_ = std::make_unique<optim::HostStatistics>(StatisticsArgs());
-  }
-  optimizer_ = std::make_unique<optim::StepOptimizer>(
-      optim::StepOptimizer::Args{.plan = plan,
-                                 .spec = args_.spec,
-                                 .rank = args_.communicator.rank(),
-                                 .groups = groups_,
-                                 .control = args_.control,
-                                 .memory = memory_,
-                                 .statistics = *statistics_,
-                                 .pieces = pieces_,
-                                 .rule = optim::MakeUpdateRule(args_.spec)});
+void RankEngine::MakeExecutor() {
+  modules_ = model::MakeModules(args_.plan.inventory, args_.plan.micro_batch);
   executor_ = std::make_unique<shard::UnitExecutor>(
-      shard::UnitExecutor::Args{.plan = plan,
+      shard::UnitExecutor::Args{.plan = args_.plan,
                                 .communicators = communicators_,
-                                .stream = host_stream_,
+                                .backend = backend_->replay(),
                                 .buffers = *buffers_,
                                 .groups = groups_,
                                 .modules = modules_,
-                                .actions = optimizer_.get(),
-                                .device = device_.get(),
-                                .wire = static_cast<uint16_t*>(wire_.data())},
-      args_.executor);
+                                .actions = optimizer_.get()},
+      shard::ExecutorOptions{.poison = args_.options.poison, .recorder = args_.options.recorder});
 }
 
-absl::Status RankEngine::SetUp() {
+absl::Status RankEngine::OpenParts() {
   const plan::ShardingPlan& plan = args_.plan;
   comm::Communicator& communicator = args_.communicator;
-  RETURN_IF_ERROR(WithCode(CheckFit(), ExitCode::kPlanMismatch));
-  RETURN_IF_ERROR(WithCode(CheckDevice(), ExitCode::kPlanMismatch));
-  auto loader = data::BatchLoader::Open(args_.spec);
-  if (!loader.ok()) {
-    return WithCode(loader.status(), ExitCode::kData);
-  }
-  loader_ = *std::move(loader);
-  RETURN_IF_ERROR(AllocateArena());
   ASSIGN_OR_RETURN(communicators_,
                    shard::MeshCommunicators::Create(communicator, plan.mesh, plan.moves));
   buffers_ = std::make_unique<shard::ArenaBuffers>(plan, communicator);
@@ -255,18 +127,24 @@ absl::Status RankEngine::SetUp() {
   for (const plan::GroupId group : plan.groups.ids()) {
     groups_.emplace_back(plan, *buffers_, group, communicator.rank());
   }
-  if (args_.gpu != nullptr) {
-    RETURN_IF_ERROR(MarkDeviceError(SetUpDevice()));
+  return backend_->Open(communicators_, groups_);
+}
+
+absl::Status RankEngine::SetUp() {
+  RETURN_IF_ERROR(WithCode(CheckGroup(), ExitCode::kPlanMismatch));
+  auto loader =
+      data::BatchLoader::Open(args_.settings.data, ShapeOf(args_.plan), args_.settings.seed);
+  if (!loader.ok()) {
+    return WithCode(loader.status(), ExitCode::kData);
   }
-  auto pieces = optim::PieceTables::Create(plan, groups_, memory_, args_.gpu);
-  RETURN_IF_ERROR(MarkDeviceError(pieces.status()));
-  pieces_ = *std::move(pieces);
-  RETURN_IF_ERROR(ChooseGraphs());
-  MakeParts();
-  if (args_.gpu != nullptr) {
-    RETURN_IF_ERROR(MarkDeviceError(SetUpBatches()));
-    RETURN_IF_ERROR(SetUpProducts());
-  }
+  loader_ = *std::move(loader);
+  RETURN_IF_ERROR(AllocateArena());
+  RETURN_IF_ERROR(OpenParts());
+  MakeOptimizer();
+  MakeExecutor();
+  ASSIGN_OR_RETURN(
+      product_choices_,
+      backend_->Prepare(*executor_, {.ids = Shared("ids"), .targets = Shared("targets")}));
   return FillRopeTables();
 }
 
@@ -275,27 +153,21 @@ absl::Status RankEngine::FillRopeTables() {
   const plan::ModelInventory& inventory = args_.plan.inventory;
   std::vector<TensorView> shared = executor_->shared();
   std::vector<std::vector<float>> tables(shared.size());
-  for (size_t i = 0; i < shared.size() && device_ != nullptr; ++i) {
+  for (size_t i = 0; i < shared.size(); ++i) {
     if (inventory.shared[i].name.starts_with("rope_")) {
       tables[i].resize(Size(shared[i].elements()));
       shared[i].data = tables[i].data();
     }
   }
-  model::FillRopeTables(host_stream_, inventory, shared);
+  kernels::CpuStream stream;
+  model::FillRopeTables(stream, inventory, shared);
   for (size_t i = 0; i < shared.size(); ++i) {
     if (!tables[i].empty()) {
-      RETURN_IF_ERROR(memory_.Write(std::as_bytes(std::span<const float>(tables[i])),
-                                    executor_->shared()[i].data));
+      RETURN_IF_ERROR(memory().Write(std::as_bytes(std::span<const float>(tables[i])),
+                                     executor_->shared()[i].data));
     }
   }
   return absl::OkStatus();
-}
-
-kernels::Stream& RankEngine::main_stream() {
-  if (device_ != nullptr) {
-    return device_->compute();
-  }
-  return host_stream_;
 }
 
 // Drawn in the stream's scratch where the main weights are none that a kernel could fill, and split
@@ -308,24 +180,24 @@ absl::Status RankEngine::DrawNormal(const shard::ParameterGroup& group,
     kernels::InitNormal(
         main_stream(),
         {.out = VectorView(to, elements),
-         .seed = args_.spec.seed,
+         .seed = args_.settings.seed,
          .site = tensor.site,
          .first_index = run.first + first,
-         .standard_deviation = static_cast<float>(args_.spec.init_std * tensor.init_scale)});
+         .standard_deviation = static_cast<float>(args_.settings.init_std * tensor.init_scale)});
   };
   if (!group.keeps_remainders()) {
     draw(group.main_weight() + run.offset, 0, run.elements);
     return absl::OkStatus();
   }
-  auto* drawn = static_cast<float*>(device_->compute().Scratch(
-      std::min(run.elements, kDrawnElements) * static_cast<int64_t>(sizeof(float))));
+  auto* drawn = static_cast<float*>(backend_->Scratch(std::min(run.elements, kDrawnElements) *
+                                                      static_cast<int64_t>(sizeof(float))));
   std::vector<float> values;
   for (int64_t first = 0; first < run.elements; first += kDrawnElements) {
     values.resize(Size(std::min(kDrawnElements, run.elements - first)));
     draw(drawn, first, static_cast<int64_t>(values.size()));
-    RETURN_IF_ERROR(memory_.Read(drawn, std::as_writable_bytes(std::span<float>(values))));
+    RETURN_IF_ERROR(memory().Read(drawn, std::as_writable_bytes(std::span<float>(values))));
     RETURN_IF_ERROR(
-        optim::WriteStored(memory_, group, plan::StateRole::kParam, run.offset + first, values));
+        optim::WriteStored(memory(), group, plan::StateRole::kParam, run.offset + first, values));
   }
   return absl::OkStatus();
 }
@@ -343,7 +215,7 @@ absl::Status RankEngine::InitializeWeights() {
       } else {
         constant.assign(Size(piece.elements()), tensor.init == plan::InitKind::kOnes ? 1.0f : 0.0f);
         RETURN_IF_ERROR(optim::WriteStored(
-            memory_, group, plan::StateRole::kParam, piece.shard_offset, constant));
+            memory(), group, plan::StateRole::kParam, piece.shard_offset, constant));
       }
     }
   }
@@ -361,9 +233,7 @@ void RankEngine::RefreshWeights() {
                      .rounding = kernels::Bf16Rounding::kHalfAway});
     }
   }
-  if (device_ != nullptr) {
-    device_->Join();
-  }
+  backend_->Join();
 }
 
 TensorView RankEngine::Shared(std::string_view name) const {
@@ -381,10 +251,7 @@ void RankEngine::PrefetchStep(int64_t step) {
 absl::Status RankEngine::RunSlot(int64_t step, const plan::StepSlot& slot, int64_t program) {
   const bool training = slot.phase != plan::Phase::kEval;
   if (LaneOf(slot.turn) >= 0) {
-    const DeviceBatches::Batch to =
-        device_ != nullptr
-            ? batches_.host(program)
-            : DeviceBatches::Batch{.ids = Shared("ids"), .targets = Shared("targets")};
+    const BatchViews to = backend_->HostBatch(program);
     const data::BatchLoader::LaneArgs lane = {.batch = step,
                                               .lane = LaneOf(slot.turn),
                                               .micro_batch = slot.micro_batch,
@@ -392,9 +259,7 @@ absl::Status RankEngine::RunSlot(int64_t step, const plan::StepSlot& slot, int64
                                               .targets = to.targets};
     RETURN_IF_ERROR(WithCode(training ? loader_->LoadTraining(lane) : loader_->LoadValidation(lane),
                              ExitCode::kData));
-    if (device_ != nullptr) {
-      batches_.Upload(device_->compute(), program);
-    }
+    backend_->Upload(program);
   }
   return executor_->Run({.slot = slot,
                          .used = {},
@@ -405,14 +270,12 @@ absl::Status RankEngine::RunSlot(int64_t step, const plan::StepSlot& slot, int64
 absl::Status RankEngine::IssueStep(int64_t step) {
   CHECK_MSG(unread_steps() <= 1, "the result of the step before the last has not been read");
   const plan::LaneMap& lanes = args_.plan.lanes;
-  if (device_ != nullptr) {
-    batches_.BeginStep();
-  }
+  backend_->BeginPrograms();
   optimizer_->BeginStep(main_stream(), step, Shared("loss"), Shared("targets"));
   for (int64_t program = 0; program < lanes.programs(); ++program) {
     const plan::StepSlot slot = plan::SlotOf(lanes, program);
     RETURN_IF_ERROR(RunSlot(step, slot, program));
-    if (program == 0 && step + 1 < args_.spec.steps) {
+    if (program == 0 && step + 1 < args_.settings.update.steps) {
       PrefetchStep(step + 1);
     }
     if (program + 1 < lanes.programs()) {
@@ -427,7 +290,7 @@ absl::Status RankEngine::IssueStep(int64_t step) {
 absl::StatusOr<StepResult> RankEngine::ReadStep() {
   CHECK_MSG(!unread_.empty(), "every step was read");
   const int64_t step = unread_.front();
-  if (device_ != nullptr) {
+  if (optimizer_->unread() > 0) {
     RETURN_IF_ERROR(optimizer_->ReadStep());
   }
   unread_.pop_front();
@@ -453,7 +316,7 @@ absl::StatusOr<std::string> RankEngine::Localise(int64_t step) {
                             .buffers = *buffers_,
                             .groups = groups_,
                             .rank = args_.communicator.rank(),
-                            .memory = memory_});
+                            .memory = memory()});
   executor_->set_observer(&check);
   const auto replayed = TrainStep(step);
   executor_->set_observer(nullptr);
@@ -498,12 +361,12 @@ absl::Status RankEngine::ExchangeLastNorms() {
 absl::StatusOr<float> RankEngine::Evaluate() {
   const plan::LaneMap& lanes = args_.plan.lanes;
   std::vector<optim::LaneLoss> mine(Size(lanes.turns()));
-  statistics_->BeginEvaluation(main_stream());
-  for (int64_t batch = 0; batch < args_.spec.evaluation_batches; ++batch) {
+  backend_->statistics().BeginEvaluation(main_stream());
+  for (int64_t batch = 0; batch < args_.settings.evaluation_batches; ++batch) {
     RETURN_IF_ERROR(EvaluateBatch(batch));
   }
-  RETURN_IF_ERROR(memory_.Read(statistics_->evaluation(),
-                               std::as_writable_bytes(std::span<optim::LaneLoss>(mine))));
+  RETURN_IF_ERROR(memory().Read(backend_->statistics().evaluation(),
+                                std::as_writable_bytes(std::span<optim::LaneLoss>(mine))));
   MeasureArena();
   return CombineEvaluation(mine);
 }
@@ -514,17 +377,13 @@ absl::Status RankEngine::WaitForReaders() {
   if (!args_.plan.options.gather_in_place || !GathersForEvaluation(args_.plan)) {
     return absl::OkStatus();
   }
-  if (device_ != nullptr) {
-    RETURN_IF_ERROR(device_->FinishAll());
-  }
+  RETURN_IF_ERROR(backend_->replay().Finish());
   return args_.communicator.Barrier(
       {.op = plan::OpLabel::kOuterGather, .phase = plan::Phase::kEval});
 }
 
 absl::Status RankEngine::EvaluateBatch(int64_t batch) {
-  if (device_ != nullptr) {
-    batches_.BeginStep();
-  }
+  backend_->BeginPrograms();
   for (int64_t program = 0; program < args_.plan.lanes.programs(); ++program) {
     plan::StepSlot slot = plan::SlotOf(args_.plan.lanes, program);
     slot.phase = plan::Phase::kEval;
@@ -532,11 +391,12 @@ absl::Status RankEngine::EvaluateBatch(int64_t batch) {
     RETURN_IF_ERROR(WaitForReaders());
     RETURN_IF_ERROR(RunSlot(batch, slot, program));
     if (LaneOf(slot.turn) >= 0) {
-      statistics_->AddEvaluation(main_stream(), slot.turn, Shared("loss"), Shared("targets"));
+      backend_->statistics().AddEvaluation(
+          main_stream(), slot.turn, Shared("loss"), Shared("targets"));
     }
   }
   // The next batch but one takes the place of this one on its way to the device.
-  return device_ == nullptr ? absl::OkStatus() : device_->Finish(device_->compute());
+  return backend_->FinishBatches();
 }
 
 absl::StatusOr<float> RankEngine::CombineEvaluation(const std::vector<optim::LaneLoss>& mine) {
@@ -582,7 +442,7 @@ int64_t RankEngine::planned_bytes() const {
 
 void RankEngine::MeasureArena() {
   const auto measure = [&](std::span<const std::byte> part) {
-    return args_.gpu == nullptr ? ResidentBytes(part) : std::ssize(part);
+    return backend_->MeasureBytes(part);
   };
   const ArenaSpans parts = arenas();
   measured_bytes_ =

@@ -22,10 +22,10 @@
 #include "worker/data/batch_loader.h"
 #include "worker/model/module.h"
 #include "worker/optim/step_optimizer.h"
-#include "worker/shard/device_streams.h"
 #include "worker/shard/unit_executor.h"
-#include "worker/trainer/device_batches.h"
+#include "worker/trainer/engine_backend.h"
 #include "worker/trainer/product_choices.h"
+#include "worker/trainer/run_settings.h"
 
 namespace ravel::trainer {
 
@@ -46,13 +46,13 @@ struct StepResult {
 // has got there, at most one step later.
 class RankEngine {
  public:
-  // Plan, spec (resolved, with model) and communicator outlive the engine.
+  // Plan and communicator outlive the engine.
   struct Args {
     const plan::ShardingPlan& plan;
-    const plan::JobSpec& spec;
+    RunSettings settings;
     comm::Communicator& communicator;
     std::function<optim::ControlWord()> control;  // may be empty
-    shard::ExecutorOptions executor = {};
+    EngineOptions options = {};
     // The device that the communicator's arena is on; nullptr: on the host. Outlives the engine.
     kernels::CudaGpu* gpu = nullptr;
     // How algorithms of products are chosen on a device; absent: each as it comes up, by this rank,
@@ -78,15 +78,13 @@ class RankEngine {
   int64_t unread_steps() const { return static_cast<int64_t>(unread_.size()); }
   // By how many steps the results may lag: 0 where each has to be read before the next is issued,
   // as on a host, or where a skipped step is replayed.
-  int64_t lag() const { return device_ == nullptr || args_.spec.localise ? 0 : 1; }
+  int64_t lag() const { return args_.settings.localise ? 0 : backend_->lag(); }
   // Both.
   absl::StatusOr<StepResult> TrainStep(int64_t step);
-  // Waits of the host for the device so far; 0 on a host.
-  int64_t host_waits() const { return device_ == nullptr ? 0 : device_->host_waits(); }
-  // What computes attention on a device, chosen before the first step: a line for each description.
-  std::string AttentionReport() const {
-    return device_ == nullptr ? "" : device_->compute().AttentionReport();
-  }
+  // Of the device; 0 or empty on a host (EngineBackend).
+  int64_t host_waits() const { return backend_->host_waits(); }
+  std::string AttentionReport() const { return backend_->AttentionReport(); }
+  const shard::StepGraphs* graphs() const { return backend_->replay().graphs(); }
 
   // How products were chosen; empty on a host.
   const ProductChoices& product_choices() const { return product_choices_; }
@@ -121,12 +119,8 @@ class RankEngine {
   static constexpr int64_t kMostMeasuredSlack = 6 * 4096;
   // Memory of a device that this rank has allocated beside its arena: scratch of streams,
   // statistics, a bf16 wire. 0 on hosts.
-  int64_t device_bytes() const {
-    return device_ == nullptr ? 0
-                              : device_->scratch_bytes() + statistics_bytes_ +
-                                    pieces_.device_bytes() + wire_.bytes();
-  }
-  shard::HostAccess& memory() { return memory_; }
+  int64_t device_bytes() const { return backend_->device_bytes(); }
+  shard::HostAccess& memory() { return backend_->memory(); }
   // The arena's private, symmetric and common memory, each as this rank sees it.
   using ArenaSpans = std::vector<std::span<const std::byte>>;
   ArenaSpans arenas() const;
@@ -136,26 +130,19 @@ class RankEngine {
   shard::UnitExecutor& executor() { return *executor_; }
 
  private:
-  explicit RankEngine(Args args) : args_(std::move(args)) {}
-  absl::Status CheckFit() const;
-  absl::Status CheckDevice() const;
+  explicit RankEngine(Args args);
+  absl::Status CheckGroup() const;
   absl::Status SetUp();
   absl::Status AllocateArena();
-  // What a device needs before, and after, the executor has placed the activations.
-  absl::Status SetUpDevice();
-  absl::Status SetUpBatches();
-  absl::Status SetUpProducts();
-  // Programs of ranks that exchange become graphs on all of them, or on none.
-  absl::Status ChooseGraphs();
-  void MakeParts();
+  absl::Status OpenParts();
+  void MakeOptimizer();
+  void MakeExecutor();
   absl::Status FillRopeTables();
   absl::Status DrawNormal(const shard::ParameterGroup& group,
                           const plan::OwnedRun& run,
                           const plan::TensorSpec& tensor);
   void MeasureArena();
-  // Of what is not an instruction of the plan.
-  kernels::Stream& main_stream();
-  optim::StepStatistics::Args StatisticsArgs();
+  kernels::Stream& main_stream() { return backend_->main_stream(); }
   int64_t LaneOf(int64_t turn) const {
     return args_.plan.lanes.LaneOf(turn, args_.communicator.rank());
   }
@@ -170,24 +157,17 @@ class RankEngine {
   Args args_;
   comm::ArenaSizes arena_;
   int64_t measured_bytes_ = 0;
-  kernels::CpuStream host_stream_;
   std::unique_ptr<data::BatchLoader> loader_;
   shard::MeshCommunicators communicators_;
   std::unique_ptr<shard::ArenaBuffers> buffers_;
   shard::ParameterGroups groups_;
   model::Modules modules_;
-  shard::HostAccess memory_;
-  DeviceBatches batches_;
-  kernels::CudaMemory wire_;
-  std::unique_ptr<optim::StepStatistics> statistics_;
-  int64_t statistics_bytes_ = 0;  // of the device
-  optim::PieceTables pieces_;
   std::unique_ptr<optim::StepOptimizer> optimizer_;
   std::unique_ptr<shard::UnitExecutor> executor_;
   ProductChoices product_choices_;
   std::deque<int64_t> unread_;  // steps
   // Last: goes first, and waits for the work that refers to all of the above.
-  std::unique_ptr<shard::DeviceStreams> device_;
+  std::unique_ptr<EngineBackend> backend_;
 };
 
 }  // namespace ravel::trainer

@@ -150,7 +150,7 @@ std::vector<ckpt::Blob> Saver::Blobs(int64_t step) const {
   const auto blob = [](const char* name, json::Object fields) {
     return ckpt::Blob{.name = name, .content = json::Serialize(json::Value(std::move(fields)))};
   };
-  const bool narrow = spec.optimizer.state_type == plan::StateType::kBF16;
+  const bool narrow = assignment_.plan.options.state_type == DType::kBF16;
   // Everything random or ordered is a function of the seed and the step: nothing here has a
   // position of its own.
   std::vector<ckpt::Blob> blobs = {

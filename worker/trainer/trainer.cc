@@ -60,7 +60,7 @@ absl::Status CheckProducts(const plan::JobSpec& spec, const std::string& anew) {
       ExitCode::kPlanMismatch);
 }
 
-shard::ExecutorOptions WithGraphs() {
+EngineOptions WithGraphs() {
   const char* setting = std::getenv(kGraphsSetting);
   const std::string_view text = setting == nullptr ? "" : setting;
   return {.graphs = text != "0", .exchanging_graphs = text == "exchange"};
@@ -231,10 +231,10 @@ absl::Status Trainer::RunWith(comm::Communicator& communicator, kernels::CudaGpu
   ASSIGN_OR_RETURN(std::optional<ProductOptions> products, Products());
   ASSIGN_OR_RETURN(const std::unique_ptr<RankEngine> engine,
                    RankEngine::Create({.plan = assignment.plan,
-                                       .spec = assignment.spec,
+                                       .settings = SettingsOf(assignment.spec),
                                        .communicator = communicator,
                                        .control = [this] { return parts_.box.control(); },
-                                       .executor = WithGraphs(),
+                                       .options = WithGraphs(),
                                        .gpu = gpu,
                                        .products = std::move(products)}));
   const std::string& anew = engine->product_choices().anew;

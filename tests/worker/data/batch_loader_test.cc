@@ -40,6 +40,16 @@ class BatchLoaderTest : public ::testing::Test {
         .write(reinterpret_cast<const char*>(ids.data()),
                static_cast<std::streamsize>(2 * ids.size()));
   }
+  absl::StatusOr<std::unique_ptr<BatchLoader>> Open() const {
+    return BatchLoader::Open({.train = spec_.data.train,
+                              .validation = spec_.data.validation,
+                              .format = spec_.data.format},
+                             {.lanes = spec_.virtual_ranks,
+                              .sequences = spec_.global_batch / spec_.virtual_ranks,
+                              .sequence_tokens = spec_.data.sequence_length,
+                              .vocabulary = spec_.model->vocab_size},
+                             spec_.seed);
+  }
   static TensorView View(std::vector<int32_t>& ids) {
     TensorView view =
         VectorView(reinterpret_cast<float*>(ids.data()), static_cast<int64_t>(ids.size()));
@@ -54,7 +64,7 @@ class BatchLoaderTest : public ::testing::Test {
 };
 
 TEST_F(BatchLoaderTest, LanesAreTheSamplesOfTheStepInOrderAndTargetsAreTheNextIds) {
-  auto loader = BatchLoader::Open(spec_);
+  auto loader = Open();
   ASSERT_TRUE(loader.ok()) << loader.status();
   for (const int64_t step : {0, 7, 30, 7}) {
     const std::vector<plan::SampleRef> samples = plan::SamplesOfStep(
@@ -78,7 +88,7 @@ TEST_F(BatchLoaderTest, LanesAreTheSamplesOfTheStepInOrderAndTargetsAreTheNextId
 }
 
 TEST_F(BatchLoaderTest, ValidationIsReadInFileOrder) {
-  auto loader = BatchLoader::Open(spec_);
+  auto loader = Open();
   ASSERT_TRUE(loader.ok()) << loader.status();
   EXPECT_TRUE((*loader)->has_validation());
   ASSERT_TRUE(
@@ -93,7 +103,7 @@ TEST_F(BatchLoaderTest, AnIdBeyondTheVocabularyNamesFilePositionAndId) {
   std::vector<uint16_t> ids(1001, 7);
   ids[0] = 500;
   Write("train", ids);
-  auto loader = BatchLoader::Open(spec_);
+  auto loader = Open();
   ASSERT_TRUE(loader.ok()) << loader.status();
   int errors = 0;
   for (int64_t step = 0; step < 25; ++step) {  // one pass: 200 samples
@@ -112,20 +122,20 @@ TEST_F(BatchLoaderTest, AnIdBeyondTheVocabularyNamesFilePositionAndId) {
 
 TEST_F(BatchLoaderTest, AFileThatIsNoLongerTheSubmittedOneIsRefused) {
   spec_.data.train[0].tokens = 1001;
-  EXPECT_TRUE(BatchLoader::Open(spec_).ok());
+  EXPECT_TRUE(Open().ok());
   Write("train", std::vector<uint16_t>(1000, 7));
-  EXPECT_THAT(std::string(BatchLoader::Open(spec_).status().message()),
+  EXPECT_THAT(std::string(Open().status().message()),
               HasSubstr("data.train[0]: " + folder_ +
                         "/train: expected 1001 ids as when the job was submitted, got 1000"));
 }
 
 TEST_F(BatchLoaderTest, BadFilesNameTheField) {
   Write("validation", {1, 2, 3, 4, 5});
-  EXPECT_THAT(std::string(BatchLoader::Open(spec_).status().message()),
+  EXPECT_THAT(std::string(Open().status().message()),
               HasSubstr("data.validation[0]: " + folder_ +
                         "/validation: expected at least 6 ids (sequenceLength + 1), got 5"));
   spec_.data.train.push_back({.path = folder_ + "/missing", .weight = 1.0});
-  EXPECT_THAT(std::string(BatchLoader::Open(spec_).status().message()), HasSubstr("data.train[1]"));
+  EXPECT_THAT(std::string(Open().status().message()), HasSubstr("data.train[1]"));
 }
 
 }  // namespace

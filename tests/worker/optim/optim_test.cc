@@ -26,8 +26,7 @@ namespace {
 using plan::ScheduleKind;
 
 double Rate(ScheduleKind kind, int64_t step, double min_ratio = 0.1) {
-  return LearningRate(
-      {.lr = 2.0}, {.kind = kind, .warmup_steps = 10, .min_ratio = min_ratio}, 110, step);
+  return LearningRate(2.0, {.kind = kind, .warmup_steps = 10, .min_ratio = min_ratio}, 110, step);
 }
 
 TEST(LearningRateSchedule, WarmsUpFallsAndEndsAtTheFinalRate) {
@@ -50,8 +49,8 @@ TEST(LearningRateSchedule, WarmsUpFallsAndEndsAtTheFinalRate) {
 }
 
 TEST(LearningRateSchedule, NoWarmupStartsBelowThePeakOnlyByOneStepOfDecay) {
-  const double rate = LearningRate(
-      {.lr = 1.0}, {.kind = ScheduleKind::kLinear, .warmup_steps = 0, .min_ratio = 0}, 10, 0);
+  const double rate =
+      LearningRate(1.0, {.kind = ScheduleKind::kLinear, .warmup_steps = 0, .min_ratio = 0}, 10, 0);
   EXPECT_DOUBLE_EQ(rate, 0.9);
 }
 

@@ -8,6 +8,7 @@
 #include "common/check.h"
 #include "common/plan/check/program_checker.h"
 #include "worker/comm/local_communicator.h"
+#include "worker/shard/host_replay.h"
 
 namespace ravel::shard {
 namespace {
@@ -86,15 +87,16 @@ absl::Status RunRank(const SyntheticRun& run,
     modules.push_back(std::make_unique<ConstantUnit>(&writing));
   }
   Inspector actions([&] { run.inspect(plan, rank, groups); });
-  kernels::CpuStream stream;
+  HostReplay backend;
   UnitExecutor executor({.plan = plan,
                          .communicators = mesh,
-                         .stream = stream,
+                         .backend = backend,
                          .buffers = buffers,
                          .groups = groups,
                          .modules = modules,
                          .actions = &actions},
                         run.executor);
+  RETURN_IF_ERROR(executor.Prepare());
   for (int64_t step = 0; step < run.steps; ++step) {
     for (int64_t program = 0; program < plan.lanes.programs(); ++program) {
       ReplayTurn turn = {.slot = plan::SlotOf(plan.lanes, program), .used = {}, .step = step + 1};

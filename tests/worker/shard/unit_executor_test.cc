@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "worker/comm/local_communicator.h"
+#include "worker/shard/host_replay.h"
 
 namespace ravel::shard {
 namespace {
@@ -67,11 +68,12 @@ class OneRank {
     modules_ = model::MakeModules(plan_.inventory, plan_.micro_batch);
     executor_ = std::make_unique<UnitExecutor>(UnitExecutor::Args{.plan = plan_,
                                                                   .communicators = mesh_,
-                                                                  .stream = stream_,
+                                                                  .backend = backend_,
                                                                   .buffers = *buffers_,
                                                                   .groups = groups_,
                                                                   .modules = modules_,
                                                                   .actions = &actions_});
+    EXPECT_TRUE(executor_->Prepare().ok());
   }
 
   absl::Status Run(int64_t program) {
@@ -87,7 +89,7 @@ class OneRank {
   plan::ShardingPlan plan_;
   std::vector<std::unique_ptr<comm::Communicator>> communicators_;
   MeshCommunicators mesh_;
-  kernels::CpuStream stream_;
+  HostReplay backend_;
   NoActions actions_;
   std::unique_ptr<ArenaBuffers> buffers_;
   ParameterGroups groups_;

@@ -14,8 +14,11 @@
 #include "common/json.h"
 #include "common/mutex.h"
 #include "common/trace.h"
+#include "tests/testing/queued_replay.h"
 #include "tests/testing/strategy_cases.h"
+#include "worker/comm/local_communicator.h"
 #include "worker/optim/stored_state.h"
+#include "worker/trainer/exit_code.h"
 
 namespace ravel::trainer {
 namespace {
@@ -275,7 +278,7 @@ TEST(EngineRegressions, EngineDestructionFreesAll) {
   const auto live = [] {
     StrategyCase tested = {.strategy = "HSDP", .width = 1};
     RecordArgs args = ArgsFor(tested, 1);
-    args.executor.streams = shard::StreamMode::kQueued;
+    args.options.host_replay = shard::QueuedStreams();
     Record(args);
   };
   for (int i = 0; i < 5; ++i) {
@@ -370,8 +373,7 @@ TEST(EngineRegressions, SlowReduceDoesNotStallCompute) {
       return absl::OkStatus();
     };
     LocalRun run = RunOf(tested, body);
-    run.executor = {
-        .streams = shard::StreamMode::kQueued, .delay_seed = schedule, .recorder = &recorder};
+    run.options = {.recorder = &recorder, .host_replay = shard::QueuedStreams(schedule)};
     EXPECT_EQ(RunLocalRanks(run), absl::OkStatus());
   }
   EXPECT_TRUE(overlaps);
@@ -384,6 +386,20 @@ TEST(EngineRegressions, UnsupportedCombinationRefused) {
   spec.replicate_strategy = plan::Strategy::kOptimGradsParams;
   const auto plan = plan::BuildShardingPlan({.spec = spec, .ranks = 4});
   EXPECT_FALSE(plan.ok());
+}
+
+// Fails when an engine takes a plan that was made for another group.
+TEST(EngineRegressions, APlanForOtherRanksIsRefused) {
+  const plan::JobSpec spec = *plan::ResolveBatch(JobOf({}, kRegressionModel, RegressionFolder()));
+  const plan::ShardingPlan plan = *plan::BuildShardingPlan({.spec = spec, .ranks = 1});
+  const auto communicators = *comm::CreateLocalGroup(2);
+  const absl::Status refused = RankEngine::Create({.plan = plan,
+                                                   .settings = SettingsOf(spec),
+                                                   .communicator = *communicators[0],
+                                                   .control = nullptr})
+                                   .status();
+  EXPECT_EQ(CodeOf(refused), ExitCode::kPlanMismatch) << refused;
+  EXPECT_EQ(refused.message(), "plan is for 1 ranks, the group has 2");
 }
 
 // NaN in one weight: the report names what was first, and where, on every mesh alike.

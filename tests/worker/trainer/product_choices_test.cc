@@ -303,7 +303,7 @@ class NcclRanks {
                                                .gpu = gpu.get()}));
     ASSIGN_OR_RETURN(const std::unique_ptr<RankEngine> engine,
                      RankEngine::Create({.plan = plan_,
-                                         .spec = spec_,
+                                         .settings = SettingsOf(spec_),
                                          .communicator = *communicator,
                                          .control = nullptr,
                                          .gpu = gpu.get(),

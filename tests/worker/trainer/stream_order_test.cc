@@ -6,6 +6,7 @@
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
+#include "tests/testing/queued_replay.h"
 #include "tests/testing/strategy_cases.h"
 
 namespace ravel::trainer {
@@ -23,7 +24,7 @@ std::string StreamFolder() {
 RecordArgs QueuedArgs(const StrategyCase& tested, uint64_t schedule) {
   RecordArgs args = ArgsOf(tested, JobOf(tested, kStreamModel, StreamFolder()));
   args.last_step = kStreamSteps;
-  args.executor = {.streams = shard::StreamMode::kQueued, .delay_seed = schedule, .poison = true};
+  args.options = {.poison = true, .host_replay = shard::QueuedStreams(schedule)};
   return args;
 }
 

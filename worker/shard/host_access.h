@@ -1,0 +1,32 @@
+#pragma once
+
+// How the host reads and writes memory of a rank's arena between its steps.
+
+#include <cstddef>
+#include <span>
+
+#include "common/status.h"
+
+namespace ravel::shard {
+
+// Calls return when the bytes are there. Used only from the thread that issues the rank's work.
+class HostAccess {
+ public:
+  virtual ~HostAccess() = default;
+  // True where the host may also use the arena's addresses itself.
+  virtual bool in_place() const = 0;
+  // After all work that was issued on any stream.
+  virtual absl::Status Read(const void* from, std::span<std::byte> to) = 0;
+  // Before all work that is issued afterwards on any stream.
+  virtual absl::Status Write(std::span<const std::byte> from, void* to) = 0;
+};
+
+// Of an arena in host memory.
+class HostMemoryAccess final : public HostAccess {
+ public:
+  bool in_place() const override { return true; }
+  absl::Status Read(const void* from, std::span<std::byte> to) override;
+  absl::Status Write(std::span<const std::byte> from, void* to) override;
+};
+
+}  // namespace ravel::shard

@@ -1,0 +1,172 @@
+// An engine on a device: the host issues work and waits for nothing, so results lag by a step, and
+// the arena is reached by copies.
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/check.h"
+#include "common/logging.h"
+#include "common/plan/report/plan_printer.h"
+#include "common/signed_size.h"
+#include "worker/optim/device_statistics.h"
+#include "worker/shard/device_access.h"
+#include "worker/shard/device_replay.h"
+#include "worker/shard/device_streams.h"
+#include "worker/trainer/device_batches.h"
+#include "worker/trainer/engine_backend.h"
+#include "worker/trainer/exit_code.h"
+
+namespace ravel::trainer {
+namespace {
+
+// What the device refuses is its fault, not that of a peer.
+absl::Status MarkDeviceError(const absl::Status& status) {
+  return WithCode(status,
+                  absl::IsResourceExhausted(status) ? ExitCode::kOutOfMemory : ExitCode::kDevice);
+}
+
+class DeviceBackend final : public EngineBackend {
+ public:
+  DeviceBackend(const Args& args, kernels::CudaGpu& gpu) : EngineBackend(args), gpu_(gpu) {}
+
+  absl::Status Check() const override;
+  absl::Status ExplainArena(absl::Status allocated, int64_t planned_bytes) const override;
+  absl::Status Open(shard::MeshCommunicators& communicators,
+                    shard::ParameterGroups& groups) override;
+  absl::StatusOr<ProductChoices> Prepare(shard::UnitExecutor& executor,
+                                         const BatchViews& batch) override;
+
+  shard::ReplayBackend& replay() override { return *replay_; }
+  shard::HostAccess& memory() override { return *memory_; }
+  optim::StepStatistics& statistics() override { return *statistics_; }
+  void* Scratch(int64_t bytes) override { return streams_->compute().Scratch(bytes); }
+  void Join() override { streams_->Join(); }
+
+  void BeginPrograms() override { batches_.BeginStep(); }
+  BatchViews HostBatch(int64_t program) const override { return batches_.host(program); }
+  void Upload(int64_t program) override { batches_.Upload(streams_->compute(), program); }
+  absl::Status FinishBatches() override { return streams_->Finish(streams_->compute()); }
+
+  int64_t lag() const override { return 1; }
+  int64_t host_waits() const override { return streams_->host_waits(); }
+  std::string AttentionReport() const override { return streams_->compute().AttentionReport(); }
+  int64_t device_bytes() const override {
+    return streams_->scratch_bytes() + statistics_->device_bytes() + pieces_.device_bytes() +
+           replay_->device_bytes();
+  }
+  int64_t MeasureBytes(std::span<const std::byte> part) const override { return std::ssize(part); }
+
+ private:
+  absl::Status OpenStreams();
+  absl::Status OpenParts(shard::MeshCommunicators& communicators, shard::ParameterGroups& groups);
+  absl::StatusOr<bool> ChooseGraphs();
+
+  kernels::CudaGpu& gpu_;
+  std::unique_ptr<shard::DeviceAccess> memory_;
+  std::unique_ptr<optim::DeviceStatistics> statistics_;
+  std::unique_ptr<shard::DeviceReplay> replay_;
+  DeviceBatches batches_;
+  // Last: goes first, and waits for the work that refers to all of the above.
+  std::unique_ptr<shard::DeviceStreams> streams_;
+};
+
+absl::Status DeviceBackend::Check() const {
+  return args_.communicator.backend() == kernels::Backend::kCuda
+             ? absl::OkStatus()
+             : absl::FailedPreconditionError(absl::StrCat(
+                   "transport ", args_.communicator.transport(), " has no memory on a device"));
+}
+
+absl::Status DeviceBackend::ExplainArena(absl::Status allocated, int64_t planned_bytes) const {
+  return Annotate(allocated,
+                  absl::StrCat("the plan's ",
+                               plan::BytesText(planned_bytes),
+                               " of each rank do not fit what the device has left"));
+}
+
+absl::Status DeviceBackend::OpenStreams() {
+  ASSIGN_OR_RETURN(
+      streams_,
+      shard::DeviceStreams::Create(gpu_, args_.plan, [&communicator = args_.communicator] {
+        return communicator.Failure();
+      }));
+  streams_->compute().UseAttention({.deterministic = args_.exact});
+  ASSIGN_OR_RETURN(memory_, shard::DeviceAccess::Create(*streams_));
+  return absl::OkStatus();
+}
+
+absl::Status DeviceBackend::OpenParts(shard::MeshCommunicators& communicators,
+                                      shard::ParameterGroups& groups) {
+  RETURN_IF_ERROR(OpenStreams());
+  ASSIGN_OR_RETURN(statistics_, optim::DeviceStatistics::Create(StatisticsArgs(groups), *streams_));
+  ASSIGN_OR_RETURN(replay_,
+                   shard::DeviceReplay::Create(
+                       {.plan = args_.plan, .streams = *streams_, .communicators = communicators}));
+  ASSIGN_OR_RETURN(pieces_, optim::PieceTables::OnDevice(args_.plan, groups, *memory_, gpu_));
+  return absl::OkStatus();
+}
+
+absl::Status DeviceBackend::Open(shard::MeshCommunicators& communicators,
+                                 shard::ParameterGroups& groups) {
+  return MarkDeviceError(OpenParts(communicators, groups));
+}
+
+// Programs of ranks that exchange become graphs on all of them, or on none.
+absl::StatusOr<bool> DeviceBackend::ChooseGraphs() {
+  comm::Communicator& communicator = args_.communicator;
+  const EngineOptions& options = args_.options;
+  if (args_.plan.ranks == 1) {
+    return options.graphs;
+  }
+  absl::Status why_not = communicator.Captures();
+  if (!absl::IsUnimplemented(why_not)) {  // which is a matter of the transport, and so of all ranks
+    if (!options.graphs || !options.exchanging_graphs) {
+      why_not = absl::FailedPreconditionError("they were not asked for");
+    }
+    const auto mine = static_cast<std::byte>(why_not.ok() ? 0 : 1);
+    std::vector<std::byte> all(Size(communicator.size()));
+    RETURN_IF_ERROR(communicator.AllGatherBytes({}, {&mine, 1}, all));
+    const auto refusing = std::find(all.begin(), all.end(), std::byte{1});
+    if (refusing != all.end() && why_not.ok()) {
+      why_not =
+          absl::FailedPreconditionError(absl::StrCat("rank ", refusing - all.begin(), " has none"));
+    }
+  }
+  if (!why_not.ok()) {
+    log::Info(absl::StrCat("graphs: none, since ranks exchange through ",
+                           communicator.transport(),
+                           ": ",
+                           std::string(why_not.message())));
+  }
+  return why_not.ok();
+}
+
+absl::StatusOr<ProductChoices> DeviceBackend::Prepare(shard::UnitExecutor& executor,
+                                                      const BatchViews& batch) {
+  ASSIGN_OR_RETURN(const bool graphs, ChooseGraphs());
+  replay_->UseGraphs(graphs);
+  RETURN_IF_ERROR(MarkDeviceError(executor.Prepare()));
+  auto batches = DeviceBatches::Create(gpu_, args_.plan.lanes.programs(), batch);
+  RETURN_IF_ERROR(MarkDeviceError(batches.status()));
+  batches_ = *std::move(batches);
+  if (!args_.products.has_value()) {
+    return ProductChoices{};
+  }
+  return ChooseProducts({.options = *args_.products,
+                         .plan = args_.plan,
+                         .exact = args_.exact,
+                         .communicator = args_.communicator,
+                         .streams = *streams_,
+                         .executor = executor});
+}
+
+}  // namespace
+
+std::unique_ptr<EngineBackend> EngineBackend::OnDevice(const Args& args, kernels::CudaGpu& gpu) {
+  return std::make_unique<DeviceBackend>(args, gpu);
+}
+
+}  // namespace ravel::trainer

@@ -1,0 +1,85 @@
+// An engine on a host: all work is done when its call returns, so nothing lags, and the arena is
+// read and written where it lies.
+
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/signed_size.h"
+#include "worker/optim/host_statistics.h"
+#include "worker/shard/host_replay.h"
+#include "worker/trainer/engine_backend.h"
+#include "worker/trainer/memory_report.h"
+
+namespace ravel::trainer {
+namespace {
+
+class HostBackend final : public EngineBackend {
+ public:
+  explicit HostBackend(const Args& args) : EngineBackend(args) {}
+
+  absl::Status Check() const override {
+    if (args_.plan.options.weight_type != DType::kF32) {
+      return absl::FailedPreconditionError(
+          "plan keeps gathered weights in bf16, ranks of a host compute in fp32");
+    }
+    if (args_.communicator.backend() != kernels::Backend::kCpu) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("transport ", args_.communicator.transport(), " needs a device"));
+    }
+    return absl::OkStatus();
+  }
+  absl::Status ExplainArena(absl::Status allocated, int64_t) const override { return allocated; }
+
+  absl::Status Open(shard::MeshCommunicators&, shard::ParameterGroups& groups) override {
+    replay_ = args_.options.host_replay != nullptr ? args_.options.host_replay(args_.communicator)
+                                                   : std::make_unique<shard::HostReplay>();
+    statistics_.emplace(StatisticsArgs(groups));
+    pieces_ = optim::PieceTables::OnHost(args_.plan, groups);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<ProductChoices> Prepare(shard::UnitExecutor& executor,
+                                         const BatchViews& batch) override {
+    batch_ = batch;
+    RETURN_IF_ERROR(executor.Prepare());
+    return ProductChoices{};
+  }
+
+  shard::ReplayBackend& replay() override { return *replay_; }
+  shard::HostAccess& memory() override { return memory_; }
+  optim::StepStatistics& statistics() override { return *statistics_; }
+  void* Scratch(int64_t bytes) override {
+    scratch_.resize(Size(bytes));
+    return scratch_.data();
+  }
+  void Join() override {}
+
+  void BeginPrograms() override {}
+  BatchViews HostBatch(int64_t) const override { return batch_; }
+  void Upload(int64_t) override {}
+  absl::Status FinishBatches() override { return absl::OkStatus(); }
+
+  int64_t lag() const override { return 0; }
+  int64_t host_waits() const override { return 0; }
+  std::string AttentionReport() const override { return ""; }
+  int64_t device_bytes() const override { return 0; }
+  // Asks the system, at most a few pages more than were touched.
+  int64_t MeasureBytes(std::span<const std::byte> part) const override {
+    return ResidentBytes(part);
+  }
+
+ private:
+  shard::HostMemoryAccess memory_;
+  std::unique_ptr<shard::ReplayBackend> replay_;
+  std::optional<optim::HostStatistics> statistics_;
+  std::vector<std::byte> scratch_;
+  BatchViews batch_;
+};
+
+}  // namespace
+
+std::unique_ptr<EngineBackend> EngineBackend::OnHost(const Args& args) {
+  return std::make_unique<HostBackend>(args);
+}
+
+}  // namespace ravel::trainer

@@ -73,6 +73,9 @@ JobSpec FullSpec() {
   spec.trace_directory = "/traces";
   spec.localise = true;
   spec.norms_every = 5;
+  spec.units = {
+      {.match = "embed", .strategy = Strategy::kOptim, .replicate = {}},
+      {.match = "layers.*", .strategy = Strategy::kOptimGrads, .replicate = Strategy::kNoShard}};
   spec.freeze = {"*norm*"};
   spec.gradient_wire = WireType::kBF16;
   spec.compute = ComputeType::kBF16;
@@ -208,6 +211,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
                strategy,
                replicate_strategy,
                replicas,
+               units,
                recompute,
                gradient_wire,
                compute,
@@ -255,6 +259,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
   EXPECT_EQ(warmup_steps, 7);
   EXPECT_EQ(grow_delay_ms, 1);
   EXPECT_EQ(max_failures, 1);
+  EXPECT_EQ(units.size(), 2u);
 }
 
 TEST(JobProto, EveryFieldOfCheckpointsIsKnown) {

@@ -77,7 +77,7 @@ std::optional<plan::NamedStrategy> JobRules::StrategyAt(const std::string& path,
 }
 
 bool JobRules::CheckReplicate(const std::string& path,
-                              const std::string& with,
+                              bool inherited,
                               const plan::StrategyChoice& choice) {
   const int64_t replicas = job().parallelism().replicas();
   if (replicas == 1) {
@@ -95,9 +95,12 @@ bool JobRules::CheckReplicate(const std::string& path,
   }
   const absl::Status runs = CheckRuns(choice, tensor);
   if (!runs.ok()) {
+    const std::string within = NameOf(choice.shard);
+    const std::string between = NameOf(choice.replicate);
     Fail(path,
-         absl::StrCat("a strategy that goes with ", with, " ", NameOf(choice.shard)),
-         absl::StrCat("'", NameOf(choice.replicate), "': ", std::string(runs.message())));
+         inherited ? absl::StrCat("a strategy that goes with replicateStrategy ", between)
+                   : absl::StrCat("a strategy that goes with strategy ", within),
+         absl::StrCat("'", inherited ? within : between, "': ", std::string(runs.message())));
   }
   return runs.ok();
 }
@@ -142,7 +145,7 @@ void JobRules::CheckStrategy() {
     }
   }
   parallelism.set_replicate_strategy(NameOf(choice.replicate));
-  CheckReplicate(path + "replicateStrategy", "strategy", choice);
+  CheckReplicate(path + "replicateStrategy", false, choice);
   spec().strategy = choice.shard;
   spec().replicate_strategy = choice.replicate;
   spec().replicas = replicas;
@@ -181,7 +184,7 @@ void JobRules::CheckUnits(const plan::StrategyChoice& of_job) {
     }
     good &= CheckReplicate(
         path + (given ? "replicateStrategy" : "strategy"),
-        given ? "strategy" : "a replicateStrategy",
+        !given,
         {.replicate = entry.replicate.value_or(of_job.replicate), .shard = entry.strategy});
     spec().units.push_back(std::move(entry));
   }

@@ -18,6 +18,12 @@ namespace {
 
 using ::testing::HasSubstr;
 
+std::vector<UnitStrategy> TwoUnits() {
+  return {
+      {.match = "embed", .strategy = Strategy::kOptim, .replicate = {}},
+      {.match = "layers.*", .strategy = Strategy::kOptimGrads, .replicate = Strategy::kNoShard}};
+}
+
 JobSpec FullSpec() {
   JobSpec spec = testing::SpecOf(testing::Llama(64, 2, 96, 257), 4);
   spec.namespace_name = "team";
@@ -73,9 +79,7 @@ JobSpec FullSpec() {
   spec.trace_directory = "/traces";
   spec.localise = true;
   spec.norms_every = 5;
-  spec.units = {
-      {.match = "embed", .strategy = Strategy::kOptim, .replicate = {}},
-      {.match = "layers.*", .strategy = Strategy::kOptimGrads, .replicate = Strategy::kNoShard}};
+  spec.units = TwoUnits();
   spec.freeze = {"*norm*"};
   spec.gradient_wire = WireType::kBF16;
   spec.compute = ComputeType::kBF16;

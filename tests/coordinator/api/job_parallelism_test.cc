@@ -145,8 +145,8 @@ TEST(JobParallelism, UnitsAreAtMost256) {
   for (int i = 0; i < 257; ++i) {
     absl::StrAppend(&units, units.empty() ? "" : ", ", "{match: embed, strategy: optim}");
   }
-  EXPECT_EQ(Violations({.parallelism = absl::StrCat("units: [", units, "]")}),
-            "spec.parallelism.units: expected at most 256 entries, got 257\n");
+  const Parts parts = {.parallelism = absl::StrCat("units: [", units, "]")};
+  EXPECT_EQ(Violations(parts), "spec.parallelism.units: expected at most 256 entries, got 257\n");
 }
 
 TEST(JobParallelism, RangesOfSizesStepByReplicas) {

@@ -235,7 +235,8 @@ TEST_F(UnitStrategies, EveryCombinationOfTwoAxesTrainsOrIsRefused) {
     for (const Strategy inner : kAll) {
       const std::string names = absl::StrCat(
           std::string(plan::RowOf(outer).name), "/", std::string(plan::RowOf(inner).name));
-      const UnitsRun run({.name = names, .strategy = inner, .replicas = 2, .replicate = outer}, 2);
+      const UnitsRun run(
+          {.name = names, .strategy = inner, .units = {}, .replicas = 2, .replicate = outer}, 2);
       const absl::StatusOr<Recording> made = TryRecord(run.Args(folder_));
       if (made.ok()) {
         EXPECT_EQ(FirstDifference(Reference(1), *made), "") << names;

@@ -18,8 +18,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::vector<UnitStrategy> TwoUnits() {
-  return {
+void SetPatterns(JobSpec& spec) {
+  spec.freeze = {"*norm*"};
+  spec.units = {
       {.match = "embed", .strategy = Strategy::kOptim, .replicate = {}},
       {.match = "layers.*", .strategy = Strategy::kOptimGrads, .replicate = Strategy::kNoShard}};
 }
@@ -79,8 +80,7 @@ JobSpec FullSpec() {
   spec.trace_directory = "/traces";
   spec.localise = true;
   spec.norms_every = 5;
-  spec.units = TwoUnits();
-  spec.freeze = {"*norm*"};
+  SetPatterns(spec);
   spec.gradient_wire = WireType::kBF16;
   spec.compute = ComputeType::kBF16;
   spec.communication_blocks = 6;

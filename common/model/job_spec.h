@@ -68,6 +68,14 @@ enum class DeterminismMode { kExact, kFast };
 enum class AlgorithmChoice { kMeasured, kProposed };
 enum class Transport { kAuto, kShm, kGloo };
 
+// What units of some names have instead of the job's strategies.
+struct UnitStrategy {
+  std::string match;                                // glob pattern of unit names
+  Strategy strategy = Strategy::kOptimGradsParams;  // on the shard axis
+  std::optional<Strategy> replicate;                // on the replicate axis; none: the job's
+  bool operator==(const UnitStrategy&) const = default;
+};
+
 struct CheckpointSpec {
   std::string store;               // file:///absolute/path
   int64_t every_steps = 0;         // 0: not by steps
@@ -120,6 +128,7 @@ struct JobSpec {
   Strategy strategy = Strategy::kOptimGradsParams;   // on the shard axis
   Strategy replicate_strategy = Strategy::kNoShard;  // on the replicate axis
   int64_t replicas = 1;                              // size of the replicate axis
+  std::vector<UnitStrategy> units;                   // the first that matches a unit holds for it
   RecomputePolicy recompute = RecomputePolicy::kNone;
   WireType gradient_wire = WireType::kF32;
   ComputeType compute = ComputeType::kF32;

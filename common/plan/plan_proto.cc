@@ -109,6 +109,14 @@ void ParallelismToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_strategy(static_cast<int32_t>(spec.strategy));
   proto.set_replicate_strategy(static_cast<int32_t>(spec.replicate_strategy));
   proto.set_replicas(spec.replicas);
+  for (const UnitStrategy& unit : spec.units) {
+    v1::PlannedUnitStrategy& added = *proto.add_units();
+    added.set_match(unit.match);
+    added.set_strategy(static_cast<int32_t>(unit.strategy));
+    if (unit.replicate.has_value()) {
+      added.set_replicate(static_cast<int32_t>(*unit.replicate));
+    }
+  }
   proto.set_recompute(static_cast<int32_t>(spec.recompute));
   proto.set_gradient_wire(static_cast<int32_t>(spec.gradient_wire));
   proto.set_compute(static_cast<int32_t>(spec.compute));
@@ -212,6 +220,20 @@ absl::Status TrainingFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<UnitStrategy> UnitFromProto(const v1::PlannedUnitStrategy& proto) {
+  UnitStrategy unit;
+  unit.match = proto.match();
+  RETURN_IF_ERROR(
+      ReadEnum("units.strategy", proto.strategy(), Strategy::kOptimGradsParams, unit.strategy));
+  if (proto.has_replicate()) {
+    RETURN_IF_ERROR(ReadEnum("units.replicate",
+                             proto.replicate(),
+                             Strategy::kOptimGradsParams,
+                             unit.replicate.emplace()));
+  }
+  return unit;
+}
+
 absl::Status ParallelismFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
   RETURN_IF_ERROR(
       ReadEnum("strategy", proto.strategy(), Strategy::kOptimGradsParams, spec.strategy));
@@ -227,6 +249,10 @@ absl::Status ParallelismFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
   spec.communication_blocks = proto.communication_blocks();
   // 0: written before there were replicas.
   spec.replicas = std::max<int64_t>(1, proto.replicas());
+  for (const v1::PlannedUnitStrategy& from : proto.units()) {
+    ASSIGN_OR_RETURN(UnitStrategy unit, UnitFromProto(from));
+    spec.units.push_back(std::move(unit));
+  }
   spec.freeze = {proto.freeze().begin(), proto.freeze().end()};
   spec.allow_padding = proto.allow_padding();
   spec.gather_window_bytes = proto.gather_window_bytes();

@@ -74,26 +74,48 @@ absl::Status CheckRequest(const PlanRequest& request) {
   return absl::OkStatus();
 }
 
-// Layouts, and what the strategy says to each group.
-absl::Status AddGroups(const StrategyChoice& choice, ShardingPlan& plan) {
-  const TensorSpec& first = plan.inventory.tensors.front();
+// The roles that a unit's strategies give to its groups.
+struct UnitRoles {
+  GroupRoles trained;
+  GroupRoles frozen;
+};
+absl::StatusOr<UnitRoles> RolesOfUnit(const ShardingPlan& plan,
+                                      UnitId unit,
+                                      const StrategyChoice& choice) {
+  const TensorSpec& first = plan.inventory.tensors[plan.inventory.units[unit].tensors.front()];
   const PlacedTensor placed = {.name = first.name, .shape = first.shape};
-  const auto roles = [&](bool trainable) {
-    return RolesOf(choice, placed, plan.lanes, plan.mesh, trainable);
-  };
-  ASSIGN_OR_RETURN(const GroupRoles trained, roles(true));
-  ASSIGN_OR_RETURN(const GroupRoles frozen, roles(false));
-  const int64_t width = LayoutWidth(trained, plan.mesh);
-  for (const UnitId unit : plan.inventory.units.ids()) {
+  if (Trains(plan.inventory, unit)) {
+    RETURN_IF_ERROR(CheckChoice(choice, placed, plan.lanes, plan.mesh));
+  }
+  UnitRoles roles;
+  ASSIGN_OR_RETURN(roles.trained, RolesOf(choice, placed, plan.lanes, plan.mesh, true));
+  ASSIGN_OR_RETURN(roles.frozen, RolesOf(choice, placed, plan.lanes, plan.mesh, false));
+  return roles;
+}
+
+// Layouts, and what its strategies say to each group.
+absl::Status AddGroups(const UnitChoices& choices, ShardingPlan& plan) {
+  IdVector<UnitId, UnitRoles> roles(choices.size());
+  int64_t width = plan.lanes.width();
+  for (const UnitId unit : choices.ids()) {
+    if (plan.inventory.units[unit].tensors.empty()) {
+      continue;
+    }
+    absl::StatusOr<UnitRoles> of_unit = RolesOfUnit(plan, unit, choices[unit].strategies);
+    RETURN_IF_ERROR(Annotate(of_unit.status(), choices[unit].field));
+    roles[unit] = *std::move(of_unit);
+    width = std::max(width, LayoutWidth(roles[unit].trained, plan.mesh));
+  }
+  for (const UnitId unit : choices.ids()) {
     if (plan.inventory.units[unit].tensors.empty()) {
       continue;
     }
     for (GroupLayout& group : PlanGroups(plan.inventory, unit, width)) {
-      plan.roles.push_back(group.trainable ? trained : frozen);
+      plan.roles.push_back(group.trainable ? roles[unit].trained : roles[unit].frozen);
       plan.groups.push_back(std::move(group));
     }
   }
-  return MovesOf(plan).status();
+  return absl::OkStatus();
 }
 
 ProgramRequest RequestOf(const ShardingPlan& plan) {
@@ -205,8 +227,9 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
   plan.options.logits_chunk_tokens = LogitsChunkTokens(
       spec.cpu_devices, config.vocab_size, DTypeBytes(WeightTypeOf(spec.compute)));
   ReserveLogits(plan.options.logits_chunk_tokens, plan.micro_batch, plan.inventory);
-  const StrategyChoice choice = ChoiceOf(spec);
-  RETURN_IF_ERROR(Annotate(AddGroups(choice, plan), "parallelism.strategy"));
+  ASSIGN_OR_RETURN(const UnitChoices choices, ChoicesOf(spec, plan.inventory));
+  plan.lanes.blocks = InBlocks(plan.lanes, spec.gradient_wire, plan.inventory, choices);
+  RETURN_IF_ERROR(AddGroups(choices, plan));
   if (!spec.allow_padding) {
     RETURN_IF_ERROR(CheckPadding(plan.inventory, plan.groups));
   }

@@ -12,6 +12,7 @@
 #include "common/model/model_inventory.h"
 #include "common/name_suggestion.h"
 #include "common/plan/layout/strategy_table.h"
+#include "common/plan/program/group_roles.h"
 #include "common/plan/program/step_program.h"
 #include "coordinator/api/field_rules_proto.h"
 #include "coordinator/api/job_rules_proto.h"
@@ -23,12 +24,13 @@ std::string NameOf(plan::Strategy strategy) {
   return std::string(plan::RowOf(strategy).name);
 }
 
-// Checks that the placements of this choice exist, for a tensor that nothing else cuts.
-absl::Status CheckChoice(const plan::StrategyChoice& choice, int64_t replicas) {
-  const absl::StatusOr<plan::Mesh> mesh =
-      plan::Mesh::Create({{plan::kReplicateAxis, replicas}, {plan::kShardAxis, 2}});
-  RETURN_IF_ERROR(mesh.status());
-  return plan::PlacementsOf(choice, {"model", {replicas * 2, 256}}, {}, *mesh).status();
+constexpr int kMostUnits = 256;
+
+// Whether these strategies run, for a tensor that nothing else cuts.
+absl::Status CheckRuns(const plan::StrategyChoice& choice, const plan::PlacedTensor& tensor) {
+  constexpr plan::LaneMap lanes = {.lanes = 4, .ranks = 4, .replicas = 2};
+  ASSIGN_OR_RETURN(const plan::Mesh mesh, plan::DataMesh(lanes));
+  return plan::CheckChoice(choice, tensor, lanes, mesh);
 }
 
 }  // namespace
@@ -53,27 +55,69 @@ void JobRules::CheckParallelism() {
   spec().staging_window_bytes = SizeOf(parallelism.staging_window());
 }
 
+std::optional<plan::NamedStrategy> JobRules::StrategyAt(const std::string& path,
+                                                        std::string* text,
+                                                        bool of_one_axis) {
+  const absl::StatusOr<plan::NamedStrategy> named = plan::FindStrategy(*text, of_one_axis);
+  if (named.ok()) {
+    *text = std::string(named->name);
+    return *named;
+  }
+  const std::string message(named.status().message());
+  std::vector<std::string> names;
+  for (const plan::NamedStrategy& one : plan::NamedStrategies()) {
+    if (!of_one_axis || !one.two_axes) {
+      names.emplace_back(one.name);
+    }
+  }
+  const std::string near = SuggestName(*text, names);
+  Fail(path,
+       absl::StrCat(message.substr(message.find("expected ") + 9),
+                    near.empty() ? "" : absl::StrCat(" (did you mean '", near, "'?)")),
+       QuotedOrNothing(*text));
+  return std::nullopt;
+}
+
+bool JobRules::CheckReplicate(const std::string& path,
+                              bool inherited,
+                              const plan::StrategyChoice& choice) {
+  const int64_t replicas = job().parallelism().replicas();
+  if (replicas == 1) {
+    const bool nothing = choice.replicate == plan::Strategy::kNoShard;
+    if (!nothing) {
+      Fail(path, "no_shard without replicas", NameOf(choice.replicate));
+    }
+    return nothing;
+  }
+  plan::PlacedTensor tensor = {"model", {256, 256}};
+  if (spec().model.has_value()) {
+    const plan::ModelInventory inventory =
+        plan::BuildInventory(*spec().model, {.sequences = 1, .sequence_tokens = 1});
+    tensor = {inventory.tensors.front().name, inventory.tensors.front().shape};
+  }
+  const absl::Status runs = CheckRuns(choice, tensor);
+  if (!runs.ok()) {
+    const std::string within = NameOf(choice.shard);
+    const std::string between = NameOf(choice.replicate);
+    Fail(path,
+         inherited ? absl::StrCat("a strategy that goes with replicateStrategy ", between)
+                   : absl::StrCat("a strategy that goes with strategy ", within),
+         absl::StrCat("'", inherited ? within : between, "': ", std::string(runs.message())));
+  }
+  return runs.ok();
+}
+
 void JobRules::CheckStrategy() {
   v1::ParallelismSpec& parallelism = *job().mutable_parallelism();
   const std::string path = "spec.parallelism.";
   if (parallelism.strategy().empty()) {
     parallelism.set_strategy("optim_grads_params");
   }
-  const absl::StatusOr<plan::NamedStrategy> named = plan::FindStrategy(parallelism.strategy());
-  if (!named.ok()) {
-    const std::string message(named.status().message());
-    std::vector<std::string> names;
-    for (const plan::NamedStrategy& one : plan::NamedStrategies()) {
-      names.emplace_back(one.name);
-    }
-    const std::string near = SuggestName(parallelism.strategy(), names);
-    Fail(path + "strategy",
-         absl::StrCat(message.substr(message.find("expected ") + 9),
-                      near.empty() ? "" : absl::StrCat(" (did you mean '", near, "'?)")),
-         QuotedOrNothing(parallelism.strategy()));
+  const std::optional<plan::NamedStrategy> named =
+      StrategyAt(path + "strategy", parallelism.mutable_strategy(), false);
+  if (!named.has_value()) {
     return;
   }
-  parallelism.set_strategy(std::string(named->name));
   parallelism.set_replicas(parallelism.replicas() == 0 ? 1 : parallelism.replicas());
   const int64_t replicas = parallelism.replicas();
   if (replicas < 1 || !std::has_single_bit(static_cast<uint64_t>(replicas))) {
@@ -87,31 +131,81 @@ void JobRules::CheckStrategy() {
     return;
   }
   plan::StrategyChoice choice = named->choice;
-  if (!parallelism.replicate_strategy().empty() && named->two_axes) {
-    const std::string given = parallelism.replicate_strategy();
-    if (given != NameOf(choice.replicate)) {
+  if (!parallelism.replicate_strategy().empty()) {
+    const std::optional<plan::NamedStrategy> given =
+        StrategyAt(path + "replicateStrategy", parallelism.mutable_replicate_strategy(), true);
+    if (!given.has_value()) {
+      return;
+    }
+    if (!named->two_axes) {
+      choice.replicate = given->choice.shard;
+    } else if (given->choice.shard != choice.replicate) {
       Fail(path + "replicateStrategy",
            absl::StrCat(
                NameOf(choice.replicate), ", what strategy ", parallelism.strategy(), " says"),
-           QuotedOrNothing(given));
+           absl::StrCat("'", NameOf(given->choice.shard), "'"));
     }
-  } else if (!named->two_axes) {
-    choice.replicate = parallelism.replicate_strategy() == "optim" ? plan::Strategy::kOptim
-                                                                   : plan::Strategy::kNoShard;
   }
   parallelism.set_replicate_strategy(NameOf(choice.replicate));
-  const absl::Status possible = CheckChoice(choice, std::max<int64_t>(replicas, 2));
-  if (!possible.ok()) {
-    Fail(path + "replicateStrategy",
-         absl::StrCat("a strategy that goes with strategy ", parallelism.strategy()),
-         absl::StrCat("'", NameOf(choice.replicate), "': ", std::string(possible.message())));
-  }
-  if (replicas == 1 && choice.replicate != plan::Strategy::kNoShard) {
-    Fail(path + "replicateStrategy", "no_shard without replicas", NameOf(choice.replicate));
-  }
+  CheckReplicate(path + "replicateStrategy", false, choice);
   spec().strategy = choice.shard;
   spec().replicate_strategy = choice.replicate;
   spec().replicas = replicas;
+  CheckUnits(choice);
+}
+
+void JobRules::CheckUnits(const plan::StrategyChoice& of_job) {
+  v1::ParallelismSpec& parallelism = *job().mutable_parallelism();
+  if (parallelism.units_size() > kMostUnits) {
+    Fail("spec.parallelism.units",
+         absl::StrCat("at most ", kMostUnits, " entries"),
+         absl::StrCat(parallelism.units_size()));
+    return;
+  }
+  bool good = true;
+  for (int i = 0; i < parallelism.units_size(); ++i) {
+    v1::UnitStrategySpec& unit = *parallelism.mutable_units(i);
+    const std::string path = absl::StrCat("spec.parallelism.units[", i, "].");
+    if (unit.match().empty()) {
+      Fail(path + "match", "a pattern of unit names", "nothing");
+      good = false;
+    }
+    const bool given = !unit.replicate_strategy().empty();
+    const auto shard = StrategyAt(path + "strategy", unit.mutable_strategy(), true);
+    const auto replicate =
+        given ? StrategyAt(path + "replicateStrategy", unit.mutable_replicate_strategy(), true)
+              : std::nullopt;
+    if (!shard.has_value() || given != replicate.has_value()) {
+      good = false;
+      continue;
+    }
+    plan::UnitStrategy entry = {
+        .match = unit.match(), .strategy = shard->choice.shard, .replicate = {}};
+    if (given) {
+      entry.replicate = replicate->choice.shard;
+    }
+    good &= CheckReplicate(
+        path + (given ? "replicateStrategy" : "strategy"),
+        !given,
+        {.replicate = entry.replicate.value_or(of_job.replicate), .shard = entry.strategy});
+    spec().units.push_back(std::move(entry));
+  }
+  if (good) {
+    CheckUnitNames();
+  }
+}
+
+void JobRules::CheckUnitNames() {
+  if (spec().units.empty() || !spec().model.has_value()) {
+    return;
+  }
+  const absl::Status named =
+      plan::ChoicesOf(spec(),
+                      plan::BuildInventory(*spec().model, {.sequences = 1, .sequence_tokens = 1}))
+          .status();
+  if (!named.ok()) {
+    FailAs(named);
+  }
 }
 
 void JobRules::CheckReplicas() {

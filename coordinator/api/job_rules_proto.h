@@ -3,9 +3,11 @@
 // The rules behind Canonicalize of job_file_proto.h, section by section.
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
 
+#include "common/plan/layout/strategy_table.h"
 #include "coordinator/api/job_file_proto.h"
 
 namespace ravel {
@@ -48,6 +50,15 @@ class JobRules {
   void CheckFreeze();
   void CheckParallelism();
   void CheckStrategy();
+  void CheckUnits(const plan::StrategyChoice& of_job);
+  void CheckUnitNames();
+  // The strategy that a field names, whose text becomes its plain name; nothing after a violation.
+  std::optional<plan::NamedStrategy> StrategyAt(const std::string& path,
+                                                std::string* text,
+                                                bool of_one_axis);
+  // Whether a strategy between replicas may be there, and runs with the one within them. `path` is
+  // the field at fault: that of the first, or where it is `inherited` that of the second.
+  bool CheckReplicate(const std::string& path, bool inherited, const plan::StrategyChoice& choice);
   void CheckReplicas();
   void CheckDevices();
   void CheckPrecision();

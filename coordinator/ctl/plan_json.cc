@@ -134,9 +134,18 @@ json::Value PlanJson(const PlanDocument& document) {
   out.Set("units", static_cast<int64_t>(plan.inventory.units.size()));
   int64_t padding = 0;
   json::Value groups{json::Array()};
-  for (const plan::GroupRow& row : plan::GroupTable(plan)) {
-    padding += row.padding;
-    groups.Append(GroupJson(row));
+  const std::vector<plan::GroupRow> rows = plan::GroupTable(plan);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    padding += rows[i].padding;
+    json::Value group = GroupJson(rows[i]);
+    if (!document.strategies.empty()) {
+      const plan::UnitChoice& choice = document.strategies[plan.groups[static_cast<int>(i)].unit];
+      group.Set("strategy", std::string(plan::RowOf(choice.strategies.shard).name));
+      if (plan.lanes.replicas > 1) {
+        group.Set("replicateStrategy", std::string(plan::RowOf(choice.strategies.replicate).name));
+      }
+    }
+    groups.Append(std::move(group));
   }
   out.Set("paddingElements", padding);
   out.Set("arenaBytes", plan.memory.packed_bytes());

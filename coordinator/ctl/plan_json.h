@@ -5,6 +5,7 @@
 
 #include "common/json.h"
 #include "common/plan/device_kind.h"
+#include "common/plan/program/group_roles.h"
 #include "common/plan/report/plan_fit.h"
 #include "common/plan/sharding_plan.h"
 
@@ -12,6 +13,7 @@ namespace ravel::ctl {
 
 struct PlanDocument {
   const plan::ShardingPlan& plan;
+  const plan::UnitChoices& strategies;  // empty: one for all
   const plan::DeviceKind& device;
   const std::string& digest;  // hexadecimal
   bool fits = true;

@@ -132,6 +132,7 @@ std::string TypesText(const plan::ShardingPlan& plan) {
 
 struct Planned {
   plan::ShardingPlan plan;
+  plan::UnitChoices strategies;  // where units have some of their own
   plan::DeviceKind device;
   std::string digest;
   bool fits = true;
@@ -156,6 +157,9 @@ absl::StatusOr<Planned> MakePlan(const PlanOptions& options) {
   Planned planned;
   planned.device = devices.kind;
   ASSIGN_OR_RETURN(planned.plan, plan::BuildShardingPlan(request));
+  if (!job.spec.units.empty()) {
+    ASSIGN_OR_RETURN(planned.strategies, plan::ChoicesOf(job.spec, planned.plan.inventory));
+  }
   planned.digest = DigestOf(planned.plan);
   const int64_t usable = planned.device.usable_bytes();
   planned.fits = usable == 0 || plan::PeakBytes(planned.plan) <= usable;
@@ -201,18 +205,21 @@ int RunPlan(const CommonOptions& common, const PlanOptions& options) {
     return Report(planned.status());
   }
   if (common.format == Format::kTable) {
-    Print(absl::StrCat(plan::PlanSummary(planned->plan, {.verbose = options.verbose}),
-                       TimelineText(planned->plan, planned->device),
-                       "\n",
-                       TypesText(planned->plan),
-                       FitText(*planned),
-                       "plan ",
-                       planned->digest,
-                       "\n"));
+    Print(absl::StrCat(
+        plan::PlanSummary(planned->plan, {.verbose = options.verbose}),
+        planned->strategies.empty() ? "" : plan::StrategiesText(planned->plan, planned->strategies),
+        TimelineText(planned->plan, planned->device),
+        "\n",
+        TypesText(planned->plan),
+        FitText(*planned),
+        "plan ",
+        planned->digest,
+        "\n"));
   } else if (common.format == Format::kName) {
     Print(planned->digest + "\n");
   } else {
     Print(FormatDocument(PlanJson({.plan = planned->plan,
+                                   .strategies = planned->strategies,
                                    .device = planned->device,
                                    .digest = planned->digest,
                                    .fits = planned->fits,

@@ -154,10 +154,13 @@ std::span<const NamedStrategy> NamedStrategies() {
   return kNamed;
 }
 
-absl::StatusOr<NamedStrategy> FindStrategy(std::string_view name) {
+absl::StatusOr<NamedStrategy> FindStrategy(std::string_view name, bool of_one_axis) {
   const std::string folded = Folded(name);
   std::string known;
   for (const NamedStrategy& strategy : NamedStrategies()) {
+    if (of_one_axis && strategy.two_axes) {
+      continue;
+    }
     if (!folded.empty() && (Folded(strategy.name) == folded || Folded(strategy.alias) == folded)) {
       return strategy;
     }

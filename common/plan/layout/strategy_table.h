@@ -45,8 +45,9 @@ struct NamedStrategy {
   bool two_axes = false;  // needs the `replicate` axis
 };
 std::span<const NamedStrategy> NamedStrategies();
-// By name or alias; case, '-' and '_' are ignored. The error lists what there is.
-absl::StatusOr<NamedStrategy> FindStrategy(std::string_view name);
+// By name or alias; case, '-' and '_' are ignored. `of_one_axis`: only those. The error lists what
+// there is.
+absl::StatusOr<NamedStrategy> FindStrategy(std::string_view name, bool of_one_axis = false);
 
 // How tensor parallelism cuts a tensor; a row's dimensions are those of one expert.
 enum class TensorParallelKind {

@@ -1,6 +1,8 @@
 #include "common/plan/program/group_roles.h"
 
+#include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,6 +10,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/field_error.h"
+#include "common/model/freeze.h"
 #include "common/plan/layout/placement.h"
 
 namespace ravel::plan {
@@ -30,6 +33,32 @@ Placements CutInnermost(const Placements& placements, const Mesh& mesh) {
   return Canonical(cut, mesh);
 }
 
+// What a strategy of the replicate axis says to sums that are made once per step.
+Strategy OncePerStep(Strategy outer) {
+  return outer == Strategy::kOptimGrads ? Strategy::kOptim : outer;
+}
+
+// `path`: of the two fields.
+UnitChoice ChoiceOf(const JobSpec& spec,
+                    Strategy shard,
+                    Strategy replicate,
+                    const std::string& path) {
+  const bool two_axes = spec.replicas > 1 && replicate != Strategy::kNoShard;
+  return {.strategies = {.replicate = two_axes ? replicate : Strategy::kNoShard, .shard = shard},
+          .field = absl::StrCat(path, two_axes ? ".replicateStrategy" : ".strategy")};
+}
+
+UnitChoice ChoiceOfEntry(const JobSpec& spec, size_t entry) {
+  const UnitStrategy& unit = spec.units[entry];
+  const std::string path = absl::StrCat("parallelism.units[", entry, "]");
+  UnitChoice choice =
+      ChoiceOf(spec, unit.strategy, unit.replicate.value_or(spec.replicate_strategy), path);
+  if (!unit.replicate.has_value()) {
+    choice.field = path + ".strategy";
+  }
+  return choice;
+}
+
 absl::Status CheckReplicas(const JobSpec& spec, int64_t ranks) {
   const auto fault = [&](const std::string& expected) {
     return FieldRefusal("parallelism.replicas", expected, absl::StrCat(spec.replicas));
@@ -49,9 +78,46 @@ absl::Status CheckReplicas(const JobSpec& spec, int64_t ranks) {
 
 }  // namespace
 
-StrategyChoice ChoiceOf(const JobSpec& spec) {
-  return {.replicate = spec.replicas > 1 ? spec.replicate_strategy : Strategy::kNoShard,
-          .shard = spec.strategy};
+absl::StatusOr<UnitChoices> ChoicesOf(const JobSpec& spec, const ModelInventory& inventory) {
+  const UnitChoice of_job = ChoiceOf(spec, spec.strategy, spec.replicate_strategy, "parallelism");
+  UnitChoices choices;
+  std::vector<bool> matches(spec.units.size(), false);
+  std::vector<bool> chosen(spec.units.size(), false);
+  for (const UnitSpec& unit : inventory.units) {
+    choices.push_back(of_job);
+    bool open = true;
+    for (size_t i = 0; i < spec.units.size() && !unit.tensors.empty(); ++i) {
+      const UnitStrategy& entry = spec.units[i];
+      if (!MatchesGlob(entry.match, unit.name)) {
+        continue;
+      }
+      matches[i] = true;
+      if (open) {
+        chosen[i] = true;
+        choices.back() = ChoiceOfEntry(spec, i);
+      }
+      open = false;
+    }
+  }
+  for (size_t i = 0; i < spec.units.size(); ++i) {
+    if (!chosen[i]) {
+      return FieldRefusal(absl::StrCat("parallelism.units[", i, "].match"),
+                          matches[i]
+                              ? "a pattern that matches a unit which no entry before it matches"
+                              : absl::StrCat("a pattern that matches a unit, such as ",
+                                             inventory.units.front().name),
+                          absl::StrCat("'", spec.units[i].match, "'"));
+    }
+  }
+  return choices;
+}
+
+std::string ChoiceText(const StrategyChoice& choice, const LaneMap& lanes) {
+  std::string text(RowOf(choice.shard).name);
+  if (lanes.replicas > 1) {
+    absl::StrAppend(&text, ", replicate ", std::string(RowOf(choice.replicate).name));
+  }
+  return text;
 }
 
 absl::StatusOr<LaneMap> LanesOf(const JobSpec& spec, int64_t ranks) {
@@ -72,11 +138,28 @@ absl::StatusOr<LaneMap> LanesOf(const JobSpec& spec, int64_t ranks) {
                                                    kMostPrograms,
                                                    " per step"));
   }
-  // Where the wire rounds, it rounds each lane's gradient.
-  lanes.blocks = !RowOf(spec.strategy).gradient_between.in_flat_family() &&
-                 lanes.lanes % ranks == 0 && lanes.lanes > ranks &&
-                 spec.gradient_wire == WireType::kF32;
   return lanes;
+}
+
+bool Trains(const ModelInventory& inventory, UnitId unit) {
+  const std::vector<TensorId>& tensors = inventory.units[unit].tensors;
+  return std::any_of(tensors.begin(), tensors.end(), [&](TensorId tensor) {
+    return inventory.tensors[tensor].trainable;
+  });
+}
+
+bool InBlocks(const LaneMap& lanes,
+              WireType wire,
+              const ModelInventory& inventory,
+              const UnitChoices& choices) {
+  for (const UnitId unit : choices.ids()) {
+    const Strategy strategy = choices[unit].strategies.shard;
+    if (Trains(inventory, unit) && RowOf(strategy).gradient_between.in_flat_family()) {
+      return false;
+    }
+  }
+  // Where the wire rounds, it rounds each lane's gradient.
+  return lanes.lanes % lanes.ranks == 0 && lanes.lanes > lanes.ranks && wire == WireType::kF32;
 }
 
 absl::StatusOr<Mesh> DataMesh(const LaneMap& lanes) {
@@ -94,8 +177,9 @@ absl::StatusOr<GroupRoles> RolesOf(const StrategyChoice& choice,
                                    const Mesh& mesh,
                                    bool trainable) {
   // Without gradients replicas have nothing to share.
-  const StrategyChoice of_group = {.replicate = trainable ? choice.replicate : Strategy::kNoShard,
-                                   .shard = choice.shard};
+  const StrategyChoice of_group = {
+      .replicate = trainable ? OncePerStep(choice.replicate) : Strategy::kNoShard,
+      .shard = choice.shard};
   ASSIGN_OR_RETURN(const RolePlacements table, PlacementsOf(of_group, tensor, {}, mesh));
   GroupRoles roles = {.stored = trainable ? table.optimizer : table.parameter,
                       .parameter = table.parameter,
@@ -110,10 +194,32 @@ absl::StatusOr<GroupRoles> RolesOf(const StrategyChoice& choice,
   return roles;
 }
 
+absl::Status CheckChoice(const StrategyChoice& choice,
+                         const PlacedTensor& tensor,
+                         const LaneMap& lanes,
+                         const Mesh& mesh) {
+  ASSIGN_OR_RETURN(GroupRoles of_tensor, RolesOf(choice, tensor, lanes, mesh, true));
+  ModelInventory inventory;
+  inventory.tensors.push_back({.name = tensor.name, .shape = tensor.shape});
+  GroupLayouts groups(1);
+  groups[0].tensors = {0};
+  RolesOfGroups roles;
+  roles.push_back(std::move(of_tensor));
+  return MovesOf({.inventory = inventory,
+                  .groups = groups,
+                  .roles = roles,
+                  .mesh = mesh,
+                  .options = ProgramOptions()})
+      .status();
+}
+
 bool PossibleRoles(const GroupRoles& roles,
                    const LaneMap& lanes,
                    const Mesh& mesh,
                    bool trainable) {
+  if (trainable && (roles.between == roles.staged) != lanes.blocks) {
+    return false;  // lanes in blocks are summed before any exchange, others are not
+  }
   const PlacedTensor any = {.name = "any", .shape = {1, 1}};
   for (const AxisStrategyRow& outer : AxisStrategyRows()) {
     for (const AxisStrategyRow& inner : AxisStrategyRows()) {

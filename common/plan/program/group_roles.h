@@ -2,6 +2,8 @@
 
 // From strategies to the placements of a group's buffers in each of their roles.
 
+#include <string>
+
 #include "common/model/job_spec.h"
 #include "common/model/model_inventory.h"
 #include "common/plan/layout/mesh.h"
@@ -12,23 +14,47 @@
 
 namespace ravel::plan {
 
-// The strategies of a job on its axes; without replicas the outer one says nothing.
-StrategyChoice ChoiceOf(const JobSpec& spec);
+// The strategies of a unit; without replicas the outer one says nothing.
+struct UnitChoice {
+  StrategyChoice strategies;
+  std::string field;  // of the job, which chose them: "parallelism.units[1].strategy"
+};
+using UnitChoices = IdVector<UnitId, UnitChoice>;
+// Errors name the entry of parallelism.units: each must be the first to match a unit that has
+// tensors.
+absl::StatusOr<UnitChoices> ChoicesOf(const JobSpec& spec, const ModelInventory& inventory);
+// "optim", or with replicas "optim, replicate no_shard".
+std::string ChoiceText(const StrategyChoice& choice, const LaneMap& lanes);
 
-// Lanes of `ranks` ranks. In blocks where gradients stay Partial between micro-batches and ranks
-// divide the lanes, several each. `spec` has its batch resolved; errors name the field.
+// Lanes of `ranks` ranks, not in blocks. `spec` has its batch resolved; errors name the field.
 absl::StatusOr<LaneMap> LanesOf(const JobSpec& spec, int64_t ranks);
+// Whether each rank computes an aligned block of lanes: where all trained units keep gradients
+// Partial between micro-batches, and ranks divide the lanes, several each.
+bool InBlocks(const LaneMap& lanes,
+              WireType wire,
+              const ModelInventory& inventory,
+              const UnitChoices& choices);
+// Whether a unit has a tensor that is trained.
+bool Trains(const ModelInventory& inventory, UnitId unit);
 // replicate (of more than one) x shard.
 absl::StatusOr<Mesh> DataMesh(const LaneMap& lanes);
 
 // What the strategy table says to a group, for lanes as they are summed: where they are not in
 // blocks, what leaves a rank in a turn is summed by the innermost axis, whoever needs it whole at
-// the step. Errors name axis, from and to, and a tensor: data axes place all tensors alike.
+// the step. Replicas sum last, in the order of the fixed tree, so once per step: what `optim_grads`
+// says to them is what `optim` says. Errors name axis, from and to, and a tensor: data axes place
+// all tensors alike.
 absl::StatusOr<GroupRoles> RolesOf(const StrategyChoice& choice,
                                    const PlacedTensor& tensor,
                                    const LaneMap& lanes,
                                    const Mesh& mesh,
                                    bool trainable);
+// Whether the strategies can run: the placements of a trained tensor exist, and the moves between
+// them. Errors name tensor, axis, from and to.
+absl::Status CheckChoice(const StrategyChoice& choice,
+                         const PlacedTensor& tensor,
+                         const LaneMap& lanes,
+                         const Mesh& mesh);
 // Whether some choice of strategies gives a group these roles.
 bool PossibleRoles(const GroupRoles& roles, const LaneMap& lanes, const Mesh& mesh, bool trainable);
 // Ranks that cut each group's flat buffer.

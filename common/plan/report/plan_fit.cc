@@ -137,6 +137,25 @@ std::vector<Changed> MoreDevices(const PlanRequest& request) {
   return made;
 }
 
+// Where units have strategies of their own: one for all, which shards more than that of some.
+void AddOneStrategy(const PlanRequest& request, std::vector<Changed>& made) {
+  const std::vector<UnitStrategy>& units = request.spec.units;
+  const auto least = std::min_element(
+      units.begin(), units.end(), [](const UnitStrategy& a, const UnitStrategy& b) {
+        return a.strategy < b.strategy;
+      });
+  for (const AxisStrategyRow& row : AxisStrategyRows()) {
+    if (least != units.end() && row.strategy > least->strategy &&
+        row.strategy >= request.spec.strategy) {
+      Changed changed = {
+          absl::StrCat("parallelism.strategy: ", std::string(row.name), " without units"), request};
+      changed.request.spec.strategy = row.strategy;
+      changed.request.spec.units.clear();
+      made.push_back(std::move(changed));
+    }
+  }
+}
+
 std::vector<Changed> HigherStrategies(const PlanRequest& request) {
   std::vector<Changed> made;
   for (const AxisStrategyRow& row : AxisStrategyRows()) {
@@ -146,6 +165,7 @@ std::vector<Changed> HigherStrategies(const PlanRequest& request) {
       made.push_back(std::move(changed));
     }
   }
+  AddOneStrategy(request, made);
   if (request.spec.replicas > 1 && request.spec.replicate_strategy == Strategy::kNoShard) {
     Changed changed = {"parallelism.replicateStrategy: optim", request};
     changed.request.spec.replicate_strategy = Strategy::kOptim;

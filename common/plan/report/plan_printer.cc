@@ -251,6 +251,33 @@ std::string BytesText(int64_t bytes) {
   return absl::StrFormat("%.*f %s", value < 10 ? 2 : 1, value, kUnits[unit]);
 }
 
+std::string StrategiesText(const ShardingPlan& plan, const UnitChoices& choices) {
+  std::vector<UnitId> units;  // with tensors
+  for (const UnitId unit : choices.ids()) {
+    if (!plan.inventory.units[unit].tensors.empty()) {
+      units.push_back(unit);
+    }
+  }
+  std::string text = "\nstrategies of units\n";
+  for (size_t begin = 0; begin < units.size();) {
+    const StrategyChoice& choice = choices[units[begin]].strategies;
+    size_t end = begin + 1;
+    while (end < units.size() && choices[units[end]].strategies == choice) {
+      ++end;
+    }
+    const std::string& first = UnitName(plan, units[begin]);
+    absl::StrAppendFormat(
+        &text,
+        "  %-34s %s\n",
+        end - begin == 1
+            ? first
+            : absl::StrCat(first, " .. ", UnitName(plan, units[end - 1]), " (", end - begin, ")"),
+        ChoiceText(choice, plan.lanes));
+    begin = end;
+  }
+  return text;
+}
+
 std::string PlanSummary(const ShardingPlan& plan, const SummaryOptions& options) {
   const ModelConfig& config = plan.inventory.config;
   std::string text = absl::StrFormat(

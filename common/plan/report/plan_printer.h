@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "common/plan/program/group_roles.h"
 #include "common/plan/program/step_program.h"
 #include "common/plan/sharding_plan.h"
 
@@ -15,6 +16,9 @@ std::vector<std::string> GroupTableLines(const ShardingPlan& plan);
 
 // "1.5 KiB", "23.4 MiB": three or four digits.
 std::string BytesText(int64_t bytes);
+
+// Which units have which strategies: a line per run of consecutive units with the same.
+std::string StrategiesText(const ShardingPlan& plan, const UnitChoices& choices);
 
 struct SummaryOptions {
   // Every group on a line of its own, with the addresses of its buffers; else equal groups of

@@ -19,6 +19,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
+void SetPatterns(JobSpec& spec) {
+  spec.freeze = {"*norm*"};
+  spec.units = {
+      {.match = "embed", .strategy = Strategy::kOptim, .replicate = {}},
+      {.match = "layers.*", .strategy = Strategy::kOptimGrads, .replicate = Strategy::kNoShard}};
+}
+
 JobSpec FullSpec() {
   JobSpec spec = testing::SpecOf(testing::Llama(64, 2, 96, 257), 4);
   spec.namespace_name = "team";
@@ -74,7 +81,7 @@ JobSpec FullSpec() {
   spec.trace_directory = "/traces";
   spec.localise = true;
   spec.norms_every = 5;
-  spec.freeze = {"*norm*"};
+  SetPatterns(spec);
   spec.gradient_wire = WireType::kBF16;
   spec.compute = ComputeType::kBF16;
   spec.communication_blocks = 6;
@@ -209,6 +216,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
                strategy,
                replicate_strategy,
                replicas,
+               units,
                recompute,
                gradient_wire,
                compute,
@@ -256,6 +264,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
   EXPECT_EQ(warmup_steps, 7);
   EXPECT_EQ(grow_delay_ms, 1);
   EXPECT_EQ(max_failures, 1);
+  EXPECT_EQ(units.size(), 2u);
 }
 
 TEST(JobProto, EveryFieldOfCheckpointsIsKnown) {

@@ -119,6 +119,36 @@ TEST(JobParallelism, StrategiesAndTheirAliases) {
   }
 }
 
+TEST(JobParallelism, UnitsReachTheSpecAndStayInTheCanonicalJob) {
+  using plan::Strategy;
+  const CanonicalJob job = Make(
+      {.parallelism = "replicas: 2, replicateStrategy: zero2, units: [{match: embed, strategy: "
+                      "ZeRO-1, replicateStrategy: zero0}, {match: 'layers.*', strategy: ZERO_3}]"});
+  ASSERT_TRUE(job.ok()) << FormatViolation(job.violations[0], "");
+  EXPECT_EQ(job.spec.units,
+            (std::vector<plan::UnitStrategy>{
+                {.match = "embed", .strategy = Strategy::kOptim, .replicate = Strategy::kNoShard},
+                {.match = "layers.*", .strategy = Strategy::kOptimGradsParams, .replicate = {}}}));
+  EXPECT_EQ(job.job.spec().parallelism().replicate_strategy(), "optim_grads");
+  EXPECT_EQ(job.job.spec().parallelism().units(0).strategy(), "optim");
+  EXPECT_EQ(job.job.spec().parallelism().units(0).replicate_strategy(), "no_shard");
+  EXPECT_EQ(job.job.spec().parallelism().units(1).strategy(), "optim_grads_params");
+  EXPECT_EQ(job.job.spec().parallelism().units(1).replicate_strategy(), "");
+  const CanonicalJob again = Canonicalize(job.job, {});
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ(again.spec.units, job.spec.units);
+  EXPECT_EQ(CanonicalJson(job.job), CanonicalJson(again.job));
+}
+
+TEST(JobParallelism, UnitsAreAtMost256) {
+  std::string units;
+  for (int i = 0; i < 257; ++i) {
+    absl::StrAppend(&units, units.empty() ? "" : ", ", "{match: embed, strategy: optim}");
+  }
+  const Parts parts = {.parallelism = absl::StrCat("units: [", units, "]")};
+  EXPECT_EQ(Violations(parts), "spec.parallelism.units: expected at most 256 entries, got 257\n");
+}
+
 TEST(JobParallelism, RangesOfSizesStepByReplicas) {
   const CanonicalJob job =
       Make({.parallelism = "strategy: hsdp, replicas: 2", .elastic = "min: 2, max: 8"});
@@ -165,9 +195,57 @@ INSTANTIATE_TEST_SUITE_P(
             {.parallelism = "replicateStrategy: optim"},
             "spec.parallelism.replicateStrategy: expected no_shard without replicas, got optim\n"},
         Bad{"OuterStrategyThatNobodyRuns",
-            {.parallelism = "replicas: 2, replicateStrategy: optim_grads"},
-            "spec.parallelism.replicateStrategy: expected one of no_shard, optim, got "
-            "'optim_grads'\n"},
+            {.parallelism = "replicas: 2, replicateStrategy: optim_grads_params"},
+            "spec.parallelism.replicateStrategy: expected a strategy that goes with strategy "
+            "optim_grads_params, got 'optim_grads_params': tensor model.embed_tokens.weight: axis "
+            "replicate: from Flat to Replicate: weights are gathered for each use over axis shard "
+            "alone\n"},
+        Bad{"OuterStrategyUnknown",
+            {.parallelism = "replicas: 2, replicateStrategy: optm"},
+            "spec.parallelism.replicateStrategy: expected one of no_shard (ZeRO-0), optim "
+            "(ZeRO-1), "
+            "optim_grads (ZeRO-2), optim_grads_params (ZeRO-3) (did you mean 'optim'?), got "
+            "'optm'\n"},
+        Bad{"UnitThatIsNone",
+            {.parallelism = "units: [{match: embed, strategy: optim}, {match: layer.0, strategy: "
+                            "optim}]"},
+            "spec.parallelism.units[1].match: expected a pattern that matches a unit, such as "
+            "embed, got 'layer.0'\n"},
+        Bad{"UnitThatIsTaken",
+            {.parallelism = "units: [{match: 'layers.*', strategy: optim}, {match: layers.1, "
+                            "strategy: zero0}]"},
+            "spec.parallelism.units[1].match: expected a pattern that matches a unit which no "
+            "entry "
+            "before it matches, got 'layers.1'\n"},
+        Bad{"UnitStrategy",
+            {.parallelism = "units: [{match: embed, strategy: optim_grad}]"},
+            "spec.parallelism.units[0].strategy: expected one of no_shard (ZeRO-0), optim "
+            "(ZeRO-1), "
+            "optim_grads (ZeRO-2), optim_grads_params (ZeRO-3) (did you mean 'optim_grads'?), got "
+            "'optim_grad'\n"},
+        Bad{"UnitOfTwoAxes",
+            {.parallelism = "replicas: 2, units: [{match: embed, strategy: hsdp}]"},
+            "spec.parallelism.units[0].strategy: expected one of no_shard (ZeRO-0), optim "
+            "(ZeRO-1), "
+            "optim_grads (ZeRO-2), optim_grads_params (ZeRO-3), got 'hsdp'\n"},
+        Bad{"UnitWithoutAnything",
+            {.parallelism = "units: [{}]"},
+            "spec.parallelism.units[0].match: expected a pattern of unit names, got nothing\n"
+            "spec.parallelism.units[0].strategy: expected one of no_shard (ZeRO-0), optim "
+            "(ZeRO-1), "
+            "optim_grads (ZeRO-2), optim_grads_params (ZeRO-3), got nothing\n"},
+        Bad{"UnitSharedByReplicasWithoutAny",
+            {.parallelism = "units: [{match: embed, strategy: optim, replicateStrategy: optim}]"},
+            "spec.parallelism.units[0].replicateStrategy: expected no_shard without replicas, got "
+            "optim\n"},
+        Bad{"UnitThatNobodyRuns",
+            {.parallelism =
+                 "strategy: hfsdp, replicas: 2, units: [{match: embed, strategy: zero0}]"},
+            "spec.parallelism.units[0].strategy: expected a strategy that goes with "
+            "replicateStrategy optim, got 'no_shard': tensor model.embed_tokens.weight: axis "
+            "shard: "
+            "cannot move from Flat to Replicate: axis replicate lies outside and must be gathered "
+            "first\n"},
         Bad{"SizesAndReplicas",
             {.parallelism = "strategy: hsdp, replicas: 2", .elastic = "sizes: [2, 3, 8]"},
             "spec.elastic.sizes: expected multiples of the 2 replicas (parallelism.replicas), got "

@@ -191,6 +191,20 @@ TEST_F(PlanFile, VerboseShowsAddresses) {
   EXPECT_THAT(ran.out, HasSubstr("@"));
 }
 
+TEST_F(PlanFile, UnitsWithStrategiesOfTheirOwnAreNamed) {
+  const Ran plain = PlanWith({.file = Write("")});
+  EXPECT_THAT(plain.out, Not(HasSubstr("strategies of units")));
+  const std::string file =
+      Write("  parallelism: {replicas: 2, units: [{match: embed, strategy: zero1}]}\n");
+  const Ran ran = PlanWith({.file = file});
+  ASSERT_EQ(ran.exit_code, kExitOk) << ran.err;
+  EXPECT_THAT(ran.out, HasSubstr("embed                              optim, replicate no_shard"));
+  EXPECT_THAT(ran.out, HasSubstr("layers.0 .. head (3)               optim_grads_params"));
+  const Ran json = PlanWith({.file = file}, Format::kJson);
+  EXPECT_THAT(json.out, HasSubstr("\"strategy\": \"optim\""));
+  EXPECT_THAT(json.out, HasSubstr("\"replicateStrategy\": \"no_shard\""));
+}
+
 TEST_F(PlanFile, MistakesAreNamed) {
   const std::string file = Write("");
   const Ran devices = PlanWith({.file = file, .devices = "4xH100"});

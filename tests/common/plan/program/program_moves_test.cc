@@ -79,6 +79,8 @@ TEST(ProgramMoves, AreThoseOfTheStrategy) {
       {{Strategy::kOptimGradsParams, kNone, 2}, gather, reduce, sums, ""},
       {{Strategy::kOptimGradsParams, kOptim, 2}, renew + gather, reduce, part, ""},
       {{Strategy::kOptimGrads, kOptim, 2}, renew + gather, reduce, part, ""},
+      {{Strategy::kOptimGrads, Strategy::kOptimGrads, 2}, renew + gather, reduce, part, ""},
+      {{Strategy::kOptimGradsParams, Strategy::kOptimGrads, 2}, renew + gather, reduce, part, ""},
       {{kNone, kNone, 2}, "", reduce, sums, back},
       // Lanes in blocks are summed on their rank.
       {{kNone, kNone, 1, 4, 8}, "", "", reduce, back},
@@ -106,17 +108,14 @@ TEST(ProgramMoves, RefusalsNameTensorAxisFromAndTo) {
   };
   constexpr Strategy kAll = Strategy::kOptimGradsParams;
   EXPECT_THAT(refusal(kAll, kAll),
-              AllOf(HasSubstr("parallelism.strategy"),
+              AllOf(HasSubstr("parallelism.replicateStrategy"),
                     HasSubstr("tensor model.embed_tokens.weight"),
                     HasSubstr("axis replicate: from Flat to Replicate"),
                     HasSubstr("weights are gathered for each use over axis shard alone")));
-  EXPECT_THAT(refusal(kAll, Strategy::kOptimGrads),
-              AllOf(HasSubstr("parallelism.strategy"),
-                    HasSubstr("tensor model.embed_tokens.weight"),
-                    HasSubstr("axis replicate: from Partial to Flat"),
-                    HasSubstr("gradients leave in each turn over axis shard alone")));
+  // Replicas sum once per step.
+  EXPECT_EQ(refusal(kAll, Strategy::kOptimGrads), "");
   EXPECT_THAT(refusal(Strategy::kNoShard, Strategy::kOptim),
-              AllOf(HasSubstr("parallelism.strategy"),
+              AllOf(HasSubstr("parallelism.replicateStrategy"),
                     HasSubstr("tensor model.embed_tokens.weight"),
                     HasSubstr("axis shard")));
 }

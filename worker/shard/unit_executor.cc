@@ -223,7 +223,9 @@ absl::Status UnitExecutor::PrepareDevice() {
   timeline_ = std::make_unique<DeviceTimeline>(*args_.device);
   CHECK_MSG(args_.device != nullptr && device_programs_.empty(), "once, on a device");
   const bool alone = args_.plan.ranks == 1;
-  if (options_.graphs && (alone || options_.exchanging_graphs)) {
+  // A graph would repeat the layers of the step in which it was captured.
+  const bool repeats = args_.plan.options.layer_drop == 0;
+  if (options_.graphs && repeats && (alone || options_.exchanging_graphs)) {
     const auto agree = [this](const std::string& own) { return AgreeOnGraph(own); };
     graphs_ = std::make_unique<StepGraphs>(
         *args_.device, alone ? StepGraphs::Agreement(nullptr) : StepGraphs::Agreement(agree));

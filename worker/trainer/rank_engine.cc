@@ -12,6 +12,7 @@
 #include "common/check.h"
 #include "common/logging.h"
 #include "common/model/compute_type.h"
+#include "common/plan/layer_drop.h"
 #include "common/plan/report/plan_printer.h"
 #include "common/signed_size.h"
 #include "kernels/cast.h"
@@ -81,8 +82,10 @@ absl::Status RankEngine::CheckFit() const {
       plan.micro_batch.sequences * plan.lanes.micro_batches * plan.lanes.lanes !=
           args_.spec.global_batch ||
       plan.micro_batch.sequences != args_.spec.micro_batch ||
-      plan.micro_batch.sequence_tokens != args_.spec.data.sequence_length) {
-    return absl::FailedPreconditionError("plan and job disagree about lanes or micro-batch");
+      plan.micro_batch.sequence_tokens != args_.spec.data.sequence_length ||
+      plan.options.layer_drop != args_.spec.layer_drop) {
+    return absl::FailedPreconditionError(
+        "plan and job disagree about lanes, micro-batch or layerDrop");
   }
   if (args_.spec.gradient_wire == plan::WireType::kBF16 && plan.lanes.blocks) {
     return absl::FailedPreconditionError("plan sums lanes before their wire, which is bf16");
@@ -396,8 +399,13 @@ absl::Status RankEngine::RunSlot(int64_t step, const plan::StepSlot& slot, int64
       batches_.Upload(device_->compute(), program);
     }
   }
+  const plan::LayerDraw draw = {.seed = args_.spec.seed,
+                                .probability = training ? args_.spec.layer_drop : 0,
+                                .step = step,
+                                .lane = LaneOf(slot.turn),
+                                .micro_batch = slot.micro_batch};
   return executor_->Run({.slot = slot,
-                         .used = {},
+                         .used = plan::UsedUnits(args_.plan.inventory, draw),
                          .step = step + 1,
                          .measured = training && optimizer_->NormsDue(step)});
 }

@@ -121,6 +121,7 @@ struct JobSpec {
   int64_t global_batch = 0;  // sequences
   int64_t micro_batch = 0;   // sequences of one lane's micro-batch; 0: auto
   uint64_t seed = 0;
+  double layer_drop = 0;  // probability with which a micro-batch leaves out a layer
   OptimizerSpec optimizer;
   ScheduleSpec schedule;
   int64_t evaluation_every = 0;

@@ -162,6 +162,14 @@ void AddLayerTensors(ModelInventory& inventory, const Architecture& architecture
           .init_scale = residual_scale});
 }
 
+// Every layer runs twice in a row.
+void RepeatLayers(ModelInventory& inventory) {
+  for (const UnitId unit : inventory.units.ids()) {
+    const bool layer = inventory.units[unit].kind == UnitKind::kLayer;
+    inventory.order.insert(inventory.order.end(), layer ? 2 : 1, unit);
+  }
+}
+
 void NumberSites(ModelInventory& inventory) {
   std::map<std::string, TensorSpec*> by_name;
   for (TensorSpec& tensor : inventory.tensors) {
@@ -181,6 +189,17 @@ int64_t ModelInventory::parameter_count() const {
     count += ElementCount(tensor.shape);
   }
   return count;
+}
+
+std::vector<UnitId> ModelInventory::calls() const {
+  if (!order.empty()) {
+    return order;
+  }
+  std::vector<UnitId> each;
+  for (const UnitId unit : units.ids()) {
+    each.push_back(unit);
+  }
+  return each;
 }
 
 TensorId ModelInventory::FindTensor(std::string_view name) const {
@@ -219,6 +238,9 @@ ModelInventory BuildInventory(const ModelConfig& config,
   } else {
     add_matrix(architecture.head, config.vocab_size, head);
   }
+  if (config.layer_sharing) {
+    RepeatLayers(inventory);
+  }
   AddActivations(inventory, micro_batch, recompute);
   NumberSites(inventory);
   return inventory;
@@ -233,19 +255,31 @@ std::vector<int64_t> ActivationOffsets(const std::vector<ActivationSpec>& specs)
   return offsets;
 }
 
-double TrainingFlopsPerToken(const ModelConfig& config, int64_t sequence_tokens) {
+double TrainingFlopsPerToken(const ModelConfig& config,
+                             int64_t sequence_tokens,
+                             double layer_drop) {
   const ModelInventory inventory = BuildInventory(config, {.sequences = 1, .sequence_tokens = 1});
-  int64_t multiplied = inventory.parameter_count();
+  const double layer_calls = (config.layer_sharing ? 2.0 : 1.0) * (1.0 - layer_drop);
+  int64_t multiplied = 0;  // elements outside layers that tokens are multiplied with
+  int64_t in_layers = 0;
   for (const UnitSpec& unit : inventory.units) {
     const bool looked_up = unit.kind == UnitKind::kPositions ||
                            (unit.kind == UnitKind::kEmbedding && !config.tie_word_embeddings);
-    if (looked_up) {
-      multiplied -= ElementCount(inventory.tensors[unit.tensors[0]].shape);
+    for (const TensorId tensor : unit.tensors) {
+      const int64_t elements = ElementCount(inventory.tensors[tensor].shape);
+      (unit.kind == UnitKind::kLayer ? in_layers : multiplied) += looked_up ? 0 : elements;
     }
   }
+  const auto attended = static_cast<double>(config.num_hidden_layers * config.num_attention_heads *
+                                            config.head_dim * sequence_tokens);
   return 6.0 * static_cast<double>(multiplied) +
-         6.0 * static_cast<double>(config.num_hidden_layers * config.num_attention_heads *
-                                   config.head_dim * sequence_tokens);
+         6.0 * layer_calls * (static_cast<double>(in_layers) + attended);
+}
+
+void MakeLayersOptional(ModelInventory& inventory) {
+  for (UnitSpec& unit : inventory.units) {
+    unit.optional = unit.kind == UnitKind::kLayer;
+  }
 }
 
 }  // namespace ravel::plan

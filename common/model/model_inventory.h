@@ -84,6 +84,8 @@ struct ModelInventory {
                                        // losses, hidden, dhidden, RoPE tables
 
   int64_t parameter_count() const;
+  // The units of all forward calls, in order.
+  std::vector<UnitId> calls() const;
   // The tensor of a canonical name, or none.
   TensorId FindTensor(std::string_view name) const;
 };
@@ -116,7 +118,13 @@ ModelInventory BuildInventory(const ModelConfig& config,
 std::vector<int64_t> ActivationOffsets(const std::vector<ActivationSpec>& specs);
 
 // FLOPs of training one token: 6N + 6*layers*heads*head_dim*sequence (causal half), N without the
-// embedding lookup.
-double TrainingFlopsPerToken(const ModelConfig& config, int64_t sequence_tokens);
+// embedding lookup. Layers that run twice count twice; of layers that a micro-batch leaves out with
+// probability `layer_drop`, the expected share counts.
+double TrainingFlopsPerToken(const ModelConfig& config,
+                             int64_t sequence_tokens,
+                             double layer_drop = 0);
+
+// Makes the layers units that a micro-batch may leave out.
+void MakeLayersOptional(ModelInventory& inventory);
 
 }  // namespace ravel::plan

@@ -12,6 +12,7 @@
 #include "common/dtype.h"
 #include "common/model/compute_type.h"
 #include "common/model/logits_chunk.h"
+#include "common/plan/layer_drop.h"
 
 namespace ravel::plan {
 namespace {
@@ -37,6 +38,7 @@ std::string NumericsOf(const JobSpec& spec) {
       {"determinism", spec.determinism == DeterminismMode::kExact ? "exact" : "fast"},
       {"device", spec.cpu_devices ? "cpu" : "gpu"},
       {"gradientWire", spec.gradient_wire == WireType::kBF16 ? "bf16" : "fp32"},
+      {"layerDrop", LayerDropText(spec.layer_drop)},
       {"microBatch", absl::StrCat(spec.micro_batch)},
       {"stateDtype", spec.optimizer.state_type == StateType::kBF16 ? "bf16" : "fp32"},
       {"virtualRanks", absl::StrCat(spec.virtual_ranks)}};

@@ -19,6 +19,7 @@ namespace ravel::plan {
 //                 kind of GPU and the algorithms of its library are in the blob "algorithms", which
 //                 trainers compare.
 //   gradientWire  parallelism.gradientWire
+//   layerDrop     training.layerDrop
 //   logitsChunk   tokens of one chunk of head and loss (logits_chunk.h)
 //   microBatch    sequences whose products are computed at once
 //   stateDtype    training.optimizer.stateDtype

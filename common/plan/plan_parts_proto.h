@@ -26,6 +26,12 @@ absl::Status ReadEnum(const char* field, int32_t value, Enum last, Enum& out, in
   return absl::OkStatus();
 }
 
+inline absl::Status CheckLayerDrop(const char* field, double probability) {
+  return probability >= 0 && probability < 1
+             ? absl::OkStatus()
+             : Invalid(absl::StrCat(field, ": expected 0 to below 1, got ", probability));
+}
+
 v1::PlannedModel ModelToProto(const ModelConfig& model);
 absl::StatusOr<ModelConfig> ModelFromProto(const v1::PlannedModel& proto);
 

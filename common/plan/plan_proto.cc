@@ -35,6 +35,7 @@ v1::PlannedModel ModelToProto(const ModelConfig& model) {
   proto.set_rope_high_freq_factor(model.rope_high_freq_factor);
   proto.set_rope_original_max_position_embeddings(model.rope_original_max_position_embeddings);
   proto.set_layer_norm_eps(model.layer_norm_eps);
+  proto.set_layer_sharing(model.layer_sharing);
   proto.set_source_json(model.source_json);
   return proto;
 }
@@ -59,6 +60,7 @@ absl::StatusOr<ModelConfig> ModelFromProto(const v1::PlannedModel& proto) {
   model.rope_high_freq_factor = proto.rope_high_freq_factor();
   model.rope_original_max_position_embeddings = proto.rope_original_max_position_embeddings();
   model.layer_norm_eps = proto.layer_norm_eps();
+  model.layer_sharing = proto.layer_sharing();
   model.source_json = proto.source_json();
   return ValidateModelConfig(std::move(model));
 }
@@ -98,6 +100,7 @@ void TrainingToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_state_type(static_cast<int32_t>(spec.optimizer.state_type));
   proto.set_main_weights(static_cast<int32_t>(spec.optimizer.main_weights));
   proto.set_optimizer(static_cast<int32_t>(spec.optimizer.kind));
+  proto.set_layer_drop(spec.layer_drop);
   proto.set_schedule_kind(static_cast<int32_t>(spec.schedule.kind));
   proto.set_warmup_steps(spec.schedule.warmup_steps);
   proto.set_min_ratio(spec.schedule.min_ratio);
@@ -215,6 +218,8 @@ absl::Status TrainingFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
       ReadEnum("schedule_kind", proto.schedule_kind(), ScheduleKind::kWsd, spec.schedule.kind));
   spec.schedule.warmup_steps = proto.warmup_steps();
   spec.schedule.min_ratio = proto.min_ratio();
+  RETURN_IF_ERROR(CheckLayerDrop("layer_drop", proto.layer_drop()));
+  spec.layer_drop = proto.layer_drop();
   spec.evaluation_every = proto.evaluation_every();
   spec.evaluation_batches = proto.evaluation_batches();
   return absl::OkStatus();

@@ -50,6 +50,9 @@ absl::Status CheckRequest(const PlanRequest& request) {
                                      spec.model->max_position_embeddings),
                         absl::StrCat(spec.data.sequence_length));
   }
+  if (!(spec.layer_drop >= 0 && spec.layer_drop < 1)) {
+    return FieldRefusal("training.layerDrop", "from 0 to below 1", absl::StrCat(spec.layer_drop));
+  }
   if (spec.optimizer.state_type != StateType::kF32 && !HasChosenType(spec.optimizer.kind)) {
     return FieldRefusal("training.optimizer.stateDtype",
                         absl::StrCat("fp32, since ",
@@ -218,6 +221,9 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
   plan.micro_batch = {.sequences = spec.micro_batch, .sequence_tokens = spec.data.sequence_length};
   plan.inventory = BuildInventory(config, plan.micro_batch, spec.recompute);
   RETURN_IF_ERROR(ApplyFreeze(spec.freeze, plan.inventory));
+  if (spec.layer_drop > 0) {
+    MakeLayersOptional(plan.inventory);
+  }
   if (spec.compute == ComputeType::kBF16) {
     UseBf16Activations(plan.inventory);
     plan.options.attention_workspace_bytes = AttentionWorkspaceBytes(
@@ -249,7 +255,8 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
                   .gradient_wire = spec.gradient_wire,
                   .communication_blocks = spec.communication_blocks,
                   .attention_workspace_bytes = plan.options.attention_workspace_bytes,
-                  .logits_chunk_tokens = plan.options.logits_chunk_tokens};
+                  .logits_chunk_tokens = plan.options.logits_chunk_tokens,
+                  .layer_drop = spec.layer_drop};
   RETURN_IF_ERROR(PlanPrograms(plan));
   RETURN_IF_ERROR(CheckPlan(plan));
   return plan;

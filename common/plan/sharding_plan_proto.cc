@@ -370,6 +370,8 @@ absl::Status OptionsFromProto(const v1::PlannedOptions& proto, ShardingPlan& pla
                                 ", got ",
                                 plan.options.logits_chunk_tokens));
   }
+  RETURN_IF_ERROR(CheckLayerDrop("options.layer_drop", proto.layer_drop()));
+  plan.options.layer_drop = proto.layer_drop();
   RETURN_IF_ERROR(TypesFromProto(proto, plan.options));
   RETURN_IF_ERROR(
       ReadEnum("options.optimizer", proto.optimizer(), kLastOptimizer, plan.options.optimizer));
@@ -395,6 +397,7 @@ void OptionsToProto(const ProgramOptions& options, v1::PlannedOptions& proto) {
   proto.set_main_element_bytes(bytes_of(options.main_type));
   proto.set_state_element_bytes(bytes_of(options.state_type));
   proto.set_optimizer(static_cast<int32_t>(options.optimizer));
+  proto.set_layer_drop(options.layer_drop);
   proto.set_logits_chunk_tokens(
       options.logits_chunk_tokens == kLogitsChunkTokens ? 0 : options.logits_chunk_tokens);
 }
@@ -504,6 +507,9 @@ absl::StatusOr<ShardingPlan> FromProto(const v1::ShardingPlan& proto) {
   }
   ReserveAttentionWorkspace(plan.options.attention_workspace_bytes, plan.inventory);
   ReserveLogits(plan.options.logits_chunk_tokens, plan.micro_batch, plan.inventory);
+  if (plan.options.layer_drop > 0) {
+    MakeLayersOptional(plan.inventory);
+  }
   RETURN_IF_ERROR(TensorsFromProto(proto, plan.inventory));
   RETURN_IF_ERROR(GroupsFromProto(proto, plan));
   ASSIGN_OR_RETURN(plan.moves, MovesOf(plan));

@@ -56,6 +56,7 @@ plan::ModelConfig PlainConfig(const v1::ModelConfig& config, plan::ModelConfig p
   if (config.has_tie_word_embeddings()) {
     plain.tie_word_embeddings = config.tie_word_embeddings();
   }
+  plain.layer_sharing = config.layer_sharing();
   if (config.has_rope_scaling()) {
     const v1::RopeScaling& scaling = config.rope_scaling();
     plain.rope_scaling_factor = scaling.factor();

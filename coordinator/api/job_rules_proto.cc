@@ -271,6 +271,7 @@ void JobRules::CheckTraining() {
     }
   }
   spec().seed = training.seed();
+  spec().layer_drop = Failed("spec.training.layerDrop") ? 0 : training.layer_drop();
   CheckOptimizer();
 }
 

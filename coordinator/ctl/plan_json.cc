@@ -132,6 +132,12 @@ json::Value PlanJson(const PlanDocument& document) {
   out.Set("types", std::move(types));
   out.Set("parameters", plan.inventory.parameter_count());
   out.Set("units", static_cast<int64_t>(plan.inventory.units.size()));
+  if (plan.inventory.config.layer_sharing) {
+    out.Set("layerSharing", true);
+  }
+  if (plan.options.layer_drop > 0) {
+    out.Set("layerDrop", plan.options.layer_drop);
+  }
   int64_t padding = 0;
   json::Value groups{json::Array()};
   const std::vector<plan::GroupRow> rows = plan::GroupTable(plan);

@@ -49,6 +49,17 @@ plan::ModelConfig CaseModel(const std::string& name) {
     model.num_key_value_heads = 3;
     return model;
   }
+  if (name == "shared_layers") {
+    model.num_key_value_heads = 2;
+    model.tie_word_embeddings = true;
+    model.layer_sharing = true;
+    return model;
+  }
+  if (name == "layer_drop") {
+    model.num_hidden_layers = 4;
+    model.num_key_value_heads = 3;
+    return model;
+  }
   const std::string family = name.substr(0, name.find('_'));
   if (const plan::Architecture* architecture = plan::FindArchitecture(family)) {
     model.architecture = architecture->kind;
@@ -208,7 +219,9 @@ std::vector<std::string> CaseNames() {
           "qwen3_tied",
           "qwen3_untied",
           "gpt2_tied",
-          "gpt2_untied"};
+          "gpt2_untied",
+          "shared_layers",
+          "layer_drop"};
 }
 
 plan::JobSpec CaseJob(const std::string& name, const std::string& folder) {
@@ -227,6 +240,7 @@ plan::JobSpec CaseJob(const std::string& name, const std::string& folder) {
   spec.global_batch = 8;
   spec.virtual_ranks = 8;
   spec.seed = 1234;
+  spec.layer_drop = name == "layer_drop" ? 0.3 : 0;
   spec.optimizer = {
       .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .clip_norm = 1.0};
   spec.schedule = {.kind = plan::ScheduleKind::kCosine, .warmup_steps = 5, .min_ratio = 0.1};

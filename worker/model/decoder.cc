@@ -68,6 +68,7 @@ Decoder::Decoder(const plan::ModelInventory& inventory,
         break;
     }
   }
+  AddCalls();
   BuildRotation();
   hidden_.resize(Size(config_.hidden_size));
   normed_.resize(Size(config_.hidden_size));
@@ -89,7 +90,6 @@ UnitMemory Decoder::WeightsOf(const UnitTensors& tensors) const {
 
 void Decoder::AddLayer(plan::UnitId unit) {
   const UnitTensors tensors(inventory_, unit);
-  const size_t cache = Size(max_tokens_ * config_.num_key_value_heads * config_.head_dim);
   Layer layer = {.memory = WeightsOf(tensors),
                  .attention_norm = Norm(tensors, architecture_.attention_norm),
                  .qkv = Projection(tensors, architecture_.qkv),
@@ -98,14 +98,23 @@ void Decoder::AddLayer(plan::UnitId unit) {
                  .attention_output = Projection(tensors, architecture_.attention_output),
                  .mlp_norm = Norm(tensors, architecture_.mlp_norm),
                  .mlp_input = Projection(tensors, architecture_.mlp_input),
-                 .mlp_output = Projection(tensors, architecture_.mlp_output),
-                 .keys = std::vector<float>(cache),
-                 .values = std::vector<float>(cache)};
+                 .mlp_output = Projection(tensors, architecture_.mlp_output)};
   if (!architecture_.query_norm.empty()) {
     layer.query_norm = layer.memory.weights[tensors.Index(architecture_.query_norm, "weight")];
     layer.key_norm = layer.memory.weights[tensors.Index(architecture_.key_norm, "weight")];
   }
   layers_.push_back(std::move(layer));
+}
+
+void Decoder::AddCalls() {
+  const size_t cache = Size(max_tokens_ * config_.num_key_value_heads * config_.head_dim);
+  for (const plan::UnitId unit : inventory_.calls()) {
+    if (inventory_.units[unit].kind == plan::UnitKind::kLayer) {
+      calls_.push_back({.layer = inventory_.units[unit].layer,
+                        .keys = std::vector<float>(cache),
+                        .values = std::vector<float>(cache)});
+    }
+  }
 }
 
 void Decoder::BuildRotation() {
@@ -142,7 +151,7 @@ void Decoder::NormHeads(const TensorView& heads, const TensorView& weight) {
 }
 
 // Softmax of this position's query against all cached keys, head by head.
-void Decoder::Attend(const Layer& layer) {
+void Decoder::Attend(const LayerCall& call) {
   const int64_t size = config_.head_dim;
   const int64_t stride = config_.num_key_value_heads * size;
   const int64_t group = config_.num_attention_heads / config_.num_key_value_heads;
@@ -152,7 +161,7 @@ void Decoder::Attend(const Layer& layer) {
     const int64_t column = head / group * size;
     float largest = -INFINITY;
     for (int64_t at = 0; at <= position_; ++at) {
-      const float* key = layer.keys.data() + at * stride + column;
+      const float* key = call.keys.data() + at * stride + column;
       double sum = 0;
       for (int64_t i = 0; i < size; ++i) {
         sum += static_cast<double>(query[i]) * static_cast<double>(key[i]);
@@ -169,7 +178,7 @@ void Decoder::Attend(const Layer& layer) {
     std::fill(out, out + size, 0.0f);
     for (int64_t at = 0; at <= position_; ++at) {
       const float weight = scores_[Size(at)] / total;
-      const float* value = layer.values.data() + at * stride + column;
+      const float* value = call.values.data() + at * stride + column;
       for (int64_t i = 0; i < size; ++i) {
         out[i] += weight * value[i];
       }
@@ -177,7 +186,8 @@ void Decoder::Attend(const Layer& layer) {
   }
 }
 
-void Decoder::RunLayer(Layer& layer) {
+void Decoder::RunLayer(LayerCall& call) {
+  const Layer& layer = layers_[Size(call.layer)];
   Normalize(layer.attention_norm, layer.memory);
   layer.qkv.Forward(stream_, {.memory = layer.memory, .x = RowOf(normed_), .y = RowOf(qkv_)});
   const auto query = static_cast<int64_t>(attended_.size());
@@ -195,9 +205,9 @@ void Decoder::RunLayer(Layer& layer) {
                    .direction = kernels::RopeDirection::kForward});
   }
   const float* key = qkv_.data() + query;
-  std::copy_n(key, key_value, layer.keys.data() + position_ * key_value);
-  std::copy_n(key + key_value, key_value, layer.values.data() + position_ * key_value);
-  Attend(layer);
+  std::copy_n(key, key_value, call.keys.data() + position_ * key_value);
+  std::copy_n(key + key_value, key_value, call.values.data() + position_ * key_value);
+  Attend(call);
   layer.attention_output.Forward(stream_,
                                  {.memory = layer.memory,
                                   .x = RowOf(attended_),
@@ -234,8 +244,8 @@ const std::vector<float>& Decoder::Advance(int32_t token) {
   CHECK(position_ < max_tokens_);
   CHECK(token >= 0 && token < config_.vocab_size);
   Embed(token);
-  for (Layer& layer : layers_) {
-    RunLayer(layer);
+  for (LayerCall& call : calls_) {
+    RunLayer(call);
   }
   Normalize(final_norm_.front(), head_memory_);
   kernels::Gemm(stream_,

@@ -41,15 +41,19 @@ class Decoder {
     Norm mlp_norm;
     Projection mlp_input;
     Projection mlp_output;
+  };
+  struct LayerCall {
+    int layer = 0;
     std::vector<float> keys;    // [max_tokens, kv_heads * head_dim]
     std::vector<float> values;  // the same
   };
   UnitMemory WeightsOf(const UnitTensors& tensors) const;
   void AddLayer(plan::UnitId unit);
+  void AddCalls();
   void BuildRotation();
   void Embed(int32_t token);
-  void RunLayer(Layer& layer);
-  void Attend(const Layer& layer);
+  void RunLayer(LayerCall& call);
+  void Attend(const LayerCall& call);
   void Normalize(const Norm& norm, const UnitMemory& memory);
   void NormHeads(const TensorView& heads, const TensorView& weight);
 
@@ -63,6 +67,7 @@ class Decoder {
   TensorView table_, positions_, head_;
   std::vector<Norm> final_norm_;  // one
   std::vector<Layer> layers_;
+  std::vector<LayerCall> calls_;      // in forward order
   std::vector<float> cosine_, sine_;  // [max_tokens, head_dim / 2]
   std::vector<float> hidden_, normed_, qkv_, attended_, mlp_in_, inner_, scores_, logits_;
   int64_t position_ = 0;

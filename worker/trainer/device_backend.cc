@@ -118,6 +118,9 @@ absl::Status DeviceBackend::Open(shard::MeshCommunicators& communicators,
 absl::StatusOr<bool> DeviceBackend::ChooseGraphs() {
   comm::Communicator& communicator = args_.communicator;
   const EngineOptions& options = args_.options;
+  if (args_.plan.options.layer_drop > 0) {
+    return false;  // a graph would repeat the layers of the step in which it was captured
+  }
   if (args_.plan.ranks == 1) {
     return options.graphs;
   }

@@ -10,6 +10,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/plan/layer_drop.h"
 #include "common/signed_size.h"
 #include "kernels/cast.h"
 #include "kernels/philox.h"
@@ -261,8 +262,13 @@ absl::Status RankEngine::RunSlot(int64_t step, const plan::StepSlot& slot, int64
                              ExitCode::kData));
     backend_->Upload(program);
   }
+  const plan::LayerDraw draw = {.seed = args_.settings.seed,
+                                .probability = training ? args_.plan.options.layer_drop : 0,
+                                .step = step,
+                                .lane = LaneOf(slot.turn),
+                                .micro_batch = slot.micro_batch};
   return executor_->Run({.slot = slot,
-                         .used = {},
+                         .used = plan::UsedUnits(args_.plan.inventory, draw),
                          .step = step + 1,
                          .measured = training && optimizer_->NormsDue(step)});
 }

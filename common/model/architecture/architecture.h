@@ -45,6 +45,7 @@ struct Architecture {
   // Initial weights of the two projections onto the residual stream are divided by
   // sqrt(2 * layers).
   bool scaled_residual_init = false;
+  bool shares_layers = false;  // its layers may run twice in a row: ModelConfig::layer_sharing
 
   // Canonical names without ".weight"; inside a layer they follow "LAYERS.index.".
   std::string_view token_table;

@@ -11,8 +11,10 @@ namespace {
 absl::Status ReadConfig(const json::Value& object, ModelConfig& config) {
   RETURN_IF_ERROR(RequireText(object, "activation_function", "gelu_new"));
   RETURN_IF_ERROR(RequireBool(object, "scale_attn_weights", true));
-  for (const char* field :
-       {"scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"}) {
+  for (const char* field : {"scale_attn_by_inverse_layer_idx",
+                            "reorder_and_upcast_attn",
+                            "add_cross_attention",
+                            "layer_sharing"}) {
     RETURN_IF_ERROR(RequireBool(object, field, false));
   }
   RETURN_IF_ERROR(RequireAbsent(object, "quantization_config"));

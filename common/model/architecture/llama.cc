@@ -10,6 +10,7 @@ namespace {
 absl::Status ReadConfig(const json::Value& object, ModelConfig& config) {
   RETURN_IF_ERROR(ReadLlamaFields(object, config));
   RETURN_IF_ERROR(RequireAbsent(object, "sliding_window"));
+  RETURN_IF_ERROR(ReadBool(object, "layer_sharing", config.layer_sharing));
   return ReadInt(object, "head_dim", config.head_dim);
 }
 
@@ -18,6 +19,9 @@ void WriteConfig(const ModelConfig& config, json::Value& object) {
   object.Set("head_dim", config.head_dim);
   object.Set("attention_bias", false);
   object.Set("mlp_bias", false);
+  if (config.layer_sharing) {
+    object.Set("layer_sharing", true);
+  }
 }
 
 Architecture Describe() {
@@ -26,6 +30,7 @@ Architecture Describe() {
   llama.model_type = "llama";
   llama.model_class = "LlamaForCausalLM";
   llama.base_prefix = "model.";
+  llama.shares_layers = true;
   llama.token_table = "model.embed_tokens";
   llama.layers = "model.layers";
   llama.attention_norm = "input_layernorm";

@@ -28,6 +28,7 @@ struct ModelConfig {
   double layer_norm_eps = 1e-5;  // of those with LayerNorm
   double rope_theta = 10000.0;   // of those with rotary positions
   bool tie_word_embeddings = false;
+  bool layer_sharing = false;  // every layer runs twice in a row [Liu et al. 2024, MobileLLM]
   // Llama 3 frequency scaling; factor 0 means none.
   double rope_scaling_factor = 0;
   double rope_low_freq_factor = 1;

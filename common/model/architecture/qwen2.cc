@@ -8,6 +8,7 @@ namespace {
 
 absl::Status ReadConfig(const json::Value& object, ModelConfig& config) {
   RETURN_IF_ERROR(ReadLlamaFields(object, config));
+  RETURN_IF_ERROR(RequireBool(object, "layer_sharing", false));
   RETURN_IF_ERROR(ReadRequiredInt(object, "num_key_value_heads", config.num_key_value_heads));
   // No file has it; transformers would take it.
   RETURN_IF_ERROR(ReadInt(object, "head_dim", config.head_dim));
@@ -25,6 +26,7 @@ Architecture Describe() {
   qwen.kind = ArchitectureKind::kQwen2;
   qwen.model_type = "qwen2";
   qwen.model_class = "Qwen2ForCausalLM";
+  qwen.shares_layers = false;
   qwen.qkv.bias = true;
   qwen.defaults.architecture = ArchitectureKind::kQwen2;
   qwen.defaults.max_position_embeddings = 32768;

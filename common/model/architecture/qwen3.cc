@@ -9,6 +9,7 @@ namespace {
 
 absl::Status ReadConfig(const json::Value& object, ModelConfig& config) {
   RETURN_IF_ERROR(ReadLlamaFields(object, config));
+  RETURN_IF_ERROR(RequireBool(object, "layer_sharing", false));
   RETURN_IF_ERROR(ReadRequiredInt(object, "num_key_value_heads", config.num_key_value_heads));
   config.head_dim = 128;  // where the file leaves it out, whatever hidden_size is
   RETURN_IF_ERROR(ReadInt(object, "head_dim", config.head_dim));
@@ -27,6 +28,7 @@ Architecture Describe() {
   qwen.kind = ArchitectureKind::kQwen3;
   qwen.model_type = "qwen3";
   qwen.model_class = "Qwen3ForCausalLM";
+  qwen.shares_layers = false;
   qwen.query_norm = "self_attn.q_norm";
   qwen.key_norm = "self_attn.k_norm";
   qwen.defaults.architecture = ArchitectureKind::kQwen3;

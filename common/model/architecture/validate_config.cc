@@ -119,6 +119,13 @@ absl::StatusOr<ModelConfig> ValidateModelConfig(ModelConfig config) {
                           absl::StrCat(field.value));
     }
   }
+  const Architecture& architecture = ArchitectureOf(config.architecture);
+  if (config.layer_sharing && !architecture.shares_layers) {
+    return FieldRefusal(
+        "model.config.layer_sharing",
+        absl::StrCat("false: layers of ", std::string(architecture.model_type), " run once"),
+        "true");
+  }
   RETURN_IF_ERROR(CheckHeads(config));
   RETURN_IF_ERROR(CheckNumbers(config));
   return config;

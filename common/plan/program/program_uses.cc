@@ -7,17 +7,6 @@
 namespace ravel::plan {
 namespace {
 
-std::vector<UnitId> OrderOf(const ModelInventory& inventory) {
-  if (!inventory.order.empty()) {
-    return inventory.order;
-  }
-  std::vector<UnitId> order;
-  for (const UnitId unit : inventory.units.ids()) {
-    order.push_back(unit);
-  }
-  return order;
-}
-
 // The groups that hold the unit's own tensors and those that it borrows.
 IdVector<UnitId, std::vector<GroupId>> GroupsOfUnits(const ModelInventory& inventory,
                                                      const GroupLayouts& groups) {
@@ -106,7 +95,7 @@ ModelUses UsesOf(const ModelInventory& inventory, const GroupLayouts& groups, bo
   const IdVector<UnitId, std::vector<GroupId>> needs = GroupsOfUnits(inventory, groups);
   ModelUses made;
   IdVector<UnitId, int> calls(inventory.units.size(), 0);
-  for (const UnitId unit : OrderOf(inventory)) {
+  for (const UnitId unit : inventory.calls()) {
     made.uses.push_back({.op = OpCode::kForward,
                          .unit = unit,
                          .call = calls[unit]++,
@@ -121,8 +110,8 @@ ModelUses UsesOf(const ModelInventory& inventory, const GroupLayouts& groups, bo
 }
 
 int CallsOf(const ModelInventory& inventory, UnitId unit) {
-  const std::vector<UnitId> order = OrderOf(inventory);
-  return static_cast<int>(std::count(order.begin(), order.end(), unit));
+  const std::vector<UnitId> calls = inventory.calls();
+  return static_cast<int>(std::count(calls.begin(), calls.end(), unit));
 }
 
 int GradientCallsOf(const ModelUses& uses, GroupId group) {

@@ -221,6 +221,9 @@ struct ProgramOptions {
   int64_t attention_workspace_bytes = 0;
   // Tokens that the head works on at a time (logits_chunk.h).
   int64_t logits_chunk_tokens = kLogitsChunkTokens;
+  // Probability with which a micro-batch leaves out a layer (layer_drop.h). Above 0: layers are
+  // optional units.
+  double layer_drop = 0;
 };
 
 inline constexpr int64_t kMostCommunicationBlocks = 64;

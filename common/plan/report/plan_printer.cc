@@ -9,6 +9,7 @@
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 
+#include "common/plan/layer_drop.h"
 #include "common/plan/report/plan_report.h"
 
 namespace ravel::plan {
@@ -43,6 +44,19 @@ void AddWire(const ShardingPlan& plan, std::string& text) {
                           plan.options.read_peers_in_place
                               ? ", more than peers on this host save by reading half"
                               : "");
+  }
+}
+
+// What is not one call of each layer in each micro-batch.
+void AddLayerCalls(const ShardingPlan& plan, std::string& text) {
+  if (plan.inventory.config.layer_sharing) {
+    absl::StrAppend(&text, "layerSharing: every layer runs twice in a row\n");
+  }
+  if (plan.options.layer_drop > 0) {
+    absl::StrAppend(&text,
+                    "layerDrop: a micro-batch leaves out each layer with probability ",
+                    LayerDropText(plan.options.layer_drop),
+                    "; FLOPs and times are those to be expected; no CUDA graphs\n");
   }
 }
 
@@ -302,9 +316,11 @@ std::string PlanSummary(const ShardingPlan& plan, const SummaryOptions& options)
                         BytesText(plan.options.gather_window_bytes),
                         BytesText(plan.options.staging_window_bytes));
   AddWire(plan, text);
-  absl::StrAppendFormat(&text,
-                        "compute: %.3g FLOPs per token\n",
-                        TrainingFlopsPerToken(config, plan.micro_batch.sequence_tokens));
+  absl::StrAppendFormat(
+      &text,
+      "compute: %.3g FLOPs per token\n",
+      TrainingFlopsPerToken(config, plan.micro_batch.sequence_tokens, plan.options.layer_drop));
+  AddLayerCalls(plan, text);
   AddMemory(plan, text);
   AddGroups(plan, options, text);
   return text;

@@ -48,7 +48,8 @@ class Durations {
   }
 
  private:
-  // Two FLOPs per token and matrix element, and causal attention.
+  // Two FLOPs per token and matrix element, and causal attention; of optional units what is to be
+  // expected.
   double UnitSeconds(UnitId unit, double passes) const {
     const UnitSpec& spec = plan_.inventory.units[unit];
     int64_t elements = 0;
@@ -67,7 +68,8 @@ class Durations {
       flops += 2 * tokens * static_cast<double>(plan_.micro_batch.sequence_tokens) *
                static_cast<double>(config.num_attention_heads * config.head_dim);
     }
-    return kComputeSeconds + passes * flops / device_.flops;
+    const double used = spec.optional ? 1 - plan_.options.layer_drop : 1;
+    return used * (kComputeSeconds + passes * flops / device_.flops);
   }
 
   double CollectiveSeconds(const Instruction& at) const {

@@ -146,6 +146,21 @@ TEST(ModelInventory, FlopsOfLlama3) {
   EXPECT_NEAR(TrainingFlopsPerToken(config, 8192) / 1e9, 51.47, 0.005);
 }
 
+// Repeated layers count twice, layers that are left out with p count 1 - p, heads and tables once.
+TEST(ModelInventory, FlopsCountCallsOfLayers) {
+  ModelConfig config = testing::Llama(64, 3, 96, 257);
+  const double once = TrainingFlopsPerToken(config, 16);
+  ModelConfig without = config;
+  without.num_hidden_layers = 1;
+  const double layer = (once - TrainingFlopsPerToken(without, 16)) / 2;
+  EXPECT_DOUBLE_EQ(TrainingFlopsPerToken(config, 16, 0.25), once - 0.25 * 3 * layer);
+  config.layer_sharing = true;
+  EXPECT_DOUBLE_EQ(TrainingFlopsPerToken(config, 16), once + 3 * layer);
+  EXPECT_EQ(BuildInventory(config, kShape).calls(), (std::vector<UnitId>{0, 1, 1, 2, 2, 3, 3, 4}));
+  config.layer_sharing = false;
+  EXPECT_EQ(BuildInventory(config, kShape).calls(), (std::vector<UnitId>{0, 1, 2, 3, 4}));
+}
+
 constexpr const char* kLlama32 = R"({
   "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
   "bos_token_id": 128000, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048,
@@ -231,6 +246,7 @@ TEST(HuggingFaceConfig, RefusesByField) {
        "\"tie_word_embeddings\": 1",
        "config.json: tie_word_embeddings"},
       {"\"vocab_size\": 128256})", "\"vocab_size\": ", "config.json: "},
+      {"\"use_cache\": true", "\"layer_sharing\": 2", "config.json: layer_sharing: expected true"},
   };
   for (const BadConfig& bad : cases) {
     std::string text = kLlama32;
@@ -246,6 +262,33 @@ TEST(HuggingFaceConfig, RefusesByField) {
   }
   EXPECT_FALSE(ParseHuggingFaceConfig("[]").ok());
   EXPECT_FALSE(ParseHuggingFaceConfig("{}").ok());
+}
+
+// As MobileLLM's files say it. Exports carry it.
+TEST(HuggingFaceConfig, LayerSharingIsReadAndWritten) {
+  std::string text = kLlama32;
+  text.replace(text.find("\"use_cache\""), 0, "\"layer_sharing\": true, ");
+  absl::StatusOr<ModelConfig> config = ParseHuggingFaceConfig(text);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_TRUE(config->layer_sharing);
+  config->source_json.clear();
+  EXPECT_THAT(WriteHuggingFaceConfig(*config), HasSubstr("\"layer_sharing\": true"));
+  EXPECT_TRUE(ParseHuggingFaceConfig(WriteHuggingFaceConfig(*config))->layer_sharing);
+  config->layer_sharing = false;
+  EXPECT_THAT(WriteHuggingFaceConfig(*config), ::testing::Not(HasSubstr("layer_sharing")));
+}
+
+TEST(ModelConfig, OnlyLlamaSharesLayers) {
+  for (const auto kind :
+       {ArchitectureKind::kQwen2, ArchitectureKind::kQwen3, ArchitectureKind::kGpt2}) {
+    ModelConfig config = testing::Llama(64, 1, 96, 257);
+    config.architecture = kind;
+    config.num_key_value_heads = config.num_attention_heads;
+    EXPECT_TRUE(ValidateModelConfig(config).ok());
+    config.layer_sharing = true;
+    EXPECT_THAT(std::string(ValidateModelConfig(config).status().message()),
+                HasSubstr("model.config.layer_sharing: expected false"));
+  }
 }
 
 TEST(ModelConfig, InlineErrorsNameTheField) {

@@ -26,13 +26,19 @@ void SetPatterns(JobSpec& spec) {
       {.match = "layers.*", .strategy = Strategy::kOptimGrads, .replicate = Strategy::kNoShard}};
 }
 
+ModelConfig FullModel() {
+  ModelConfig model = testing::Llama(64, 2, 96, 257);
+  model.source_json = "{}";
+  model.layer_sharing = true;
+  model.rope_scaling_factor = 8;
+  model.rope_original_max_position_embeddings = 1024;
+  return model;
+}
+
 JobSpec FullSpec() {
-  JobSpec spec = testing::SpecOf(testing::Llama(64, 2, 96, 257), 4);
+  JobSpec spec = testing::SpecOf(FullModel(), 4);
   spec.namespace_name = "team";
   spec.model_from = "/models/a";
-  spec.model->source_json = "{}";
-  spec.model->rope_scaling_factor = 8;
-  spec.model->rope_original_max_position_embeddings = 1024;
   spec.init_std = 0.03;
   spec.data.train = {{.path = "/data/a", .weight = 2.5, .tokens = 1000}, {.path = "/data/b"}};
   spec.data.validation = {{.path = "/data/v"}};
@@ -42,6 +48,7 @@ JobSpec FullSpec() {
   spec.steps = 100;
   spec.micro_batch = 2;
   spec.seed = ~uint64_t{0};
+  spec.layer_drop = 0.25;
   spec.optimizer = {
       .lr = 1e-3, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-9, .weight_decay = 0.2, .clip_norm = 2};
   spec.schedule = {.kind = ScheduleKind::kWsd, .warmup_steps = 7, .min_ratio = 0.2};
@@ -176,7 +183,7 @@ TEST(JobProto, EveryFieldOfTheMessageSurvives) {
   // A model must be one that exists.
   v1::PlannedModel& model = *full.mutable_model();
   v1::PlannedModel valid = ToProto(FullSpec()).model();
-  valid.set_architecture(1);
+  valid.set_architecture(1);  // whose layers run once: without layer_sharing
   valid.set_tie_word_embeddings(true);
   valid.set_rope_low_freq_factor(1.5);
   valid.set_rope_high_freq_factor(3.5);
@@ -186,9 +193,12 @@ TEST(JobProto, EveryFieldOfTheMessageSurvives) {
         << descriptor.field(i)->name();
   }
   model = valid;
+  full.set_layer_drop(0.75);
   // Booleans that default to true; false is the value that a codec could lose.
   for (const bool cpu : {true, false}) {
     full.set_cpu_devices(cpu);
+    model.set_architecture(cpu ? 1 : 0);
+    model.set_layer_sharing(!cpu);
     const absl::StatusOr<JobSpec> spec = FromProto(full);
     ASSERT_TRUE(spec.ok()) << spec.status();
     EXPECT_EQ(ToProto(*spec).DebugString(), full.DebugString());
@@ -209,6 +219,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
                global_batch,
                micro_batch,
                seed,
+               layer_drop,
                optimizer,
                schedule,
                evaluation_every,
@@ -258,11 +269,11 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
   EXPECT_EQ(name, "plan");
   EXPECT_EQ(tokens, 1000);
   EXPECT_EQ(rule, OptimizerKind::kSgdNesterov);
+  EXPECT_EQ(layer_drop, 0.25);
   EXPECT_EQ(lr, 1e-3);
   EXPECT_EQ(state_type, StateType::kBF16);
   EXPECT_EQ(main_weights, MainWeightForm::kBF16Remainder);
-  EXPECT_EQ(warmup_steps, 7);
-  EXPECT_EQ(grow_delay_ms, 1);
+  EXPECT_EQ(warmup_steps + grow_delay_ms, 7 + 1);
   EXPECT_EQ(max_failures, 1);
   EXPECT_EQ(units.size(), 2u);
 }
@@ -319,7 +330,8 @@ TEST(PlanProto, EveryFieldOfTheStructIsKnown) {
                gradient_wire,
                communication_blocks,
                attention_workspace_bytes,
-               logits_chunk_tokens] = options;
+               logits_chunk_tokens,
+               option_layer_drop] = options;
   const auto& [lane_count, lane_ranks, replicas, blocks, micro_batches] = lanes;
   const auto& [sequences, sequence_tokens] = micro_batch;
   const auto& [group_unit, group_trainable, layout, tensors, tensor_offsets] = groups.front();
@@ -340,6 +352,7 @@ TEST(PlanProto, EveryFieldOfTheStructIsKnown) {
   EXPECT_EQ(ranks, option_ranks);
   EXPECT_EQ(lane_ranks, ranks);
   EXPECT_EQ(option_replicas, replicas);
+  EXPECT_EQ(option_layer_drop, 0);
   EXPECT_EQ(sequences, 2);
   EXPECT_EQ(group_unit, 0);
   EXPECT_EQ(width, 3);
@@ -347,6 +360,27 @@ TEST(PlanProto, EveryFieldOfTheStructIsKnown) {
   EXPECT_NE(staged, between);
   EXPECT_GT(bytes, 0);
   EXPECT_GT(private_bytes, 0);
+}
+
+// Fails when a trainer would not know that layers are optional, or are called twice.
+TEST(PlanProto, PlansOfRepeatedAndOptionalLayersRoundTrip) {
+  ModelConfig config = testing::Llama(64, 2, 96, 257);
+  config.layer_sharing = true;
+  JobSpec spec = testing::SpecOf(config, 4);
+  spec.layer_drop = 0.25;
+  const ShardingPlan plan = *BuildShardingPlan({.spec = spec, .ranks = 3});
+  const absl::StatusOr<ShardingPlan> back = ParsePlan(SerializePlan(plan));
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(SerializePlan(*back), SerializePlan(plan));
+  EXPECT_EQ(back->options.layer_drop, 0.25);
+  EXPECT_EQ(back->inventory.order, (std::vector<UnitId>{0, 1, 1, 2, 2, 3}));
+  for (const UnitSpec& unit : back->inventory.units) {
+    EXPECT_EQ(unit.optional, unit.kind == UnitKind::kLayer) << unit.name;
+  }
+  v1::ShardingPlan wrong = ToProto(plan);
+  wrong.mutable_options()->set_layer_drop(1);
+  EXPECT_THAT(std::string(FromProto(wrong).status().message()),
+              HasSubstr("options.layer_drop: expected 0 to below 1, got 1"));
 }
 
 TEST(PlanProto, EveryFieldOfAProgramIsKnown) {

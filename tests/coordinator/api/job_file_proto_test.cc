@@ -356,6 +356,10 @@ INSTANTIATE_TEST_SUITE_P(
                 "job.yaml:5:3: spec.model: expected exactly one of from (a Hugging Face directory) "
                 "and config, got "
                 "both\n"},
+        BadFile{"LayerDropOfOne",
+                With("    steps: 100", "    steps: 100\n    layerDrop: 1"),
+                "job.yaml:13:16: spec.training.layerDrop: expected a number from 0 to below 1, got "
+                "1\n"},
         BadFile{"EvaluationWithoutData",
                 With("    steps: 100", "    steps: 100\n    evaluation: {every: 10}"),
                 "job.yaml:8:3: spec.data.validation: expected token files, because "
@@ -368,6 +372,11 @@ TEST(JobFile, AnInlineModelsMistakesNameItsFields) {
       Violations(With("numAttentionHeads: 4", "numAttentionHeads: 4, numKeyValueHeads: 3"));
   EXPECT_NE(text.find("job.yaml:7:"), std::string::npos) << text;
   EXPECT_NE(text.find("spec.model.config.numKeyValueHeads: expected"), std::string::npos) << text;
+  const std::string shared = Violations(
+      With("numAttentionHeads: 4", "numAttentionHeads: 4, modelType: qwen2, layerSharing: true"));
+  EXPECT_NE(shared.find("spec.model.config.layerSharing: expected false: layers of qwen2 run once"),
+            std::string::npos)
+      << shared;
 }
 
 TEST(JobFile, TextFieldsKeepWhatLooksLikeSomethingElse) {

@@ -5,8 +5,10 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <sstream>
 #include <string>
 
+#include <absl/strings/str_replace.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -203,6 +205,21 @@ TEST_F(PlanFile, UnitsWithStrategiesOfTheirOwnAreNamed) {
   const Ran json = PlanWith({.file = file}, Format::kJson);
   EXPECT_THAT(json.out, HasSubstr("\"strategy\": \"optim\""));
   EXPECT_THAT(json.out, HasSubstr("\"replicateStrategy\": \"no_shard\""));
+}
+
+// Fails when a field of the job does not reach the plan.
+TEST_F(PlanFile, LayersThatRunTwiceOrAreLeftOutAreNamed) {
+  const std::string file = Write("");
+  std::stringstream text;
+  text << std::ifstream(file).rdbuf();
+  std::ofstream(file) << absl::StrReplaceAll(
+      text.str(),
+      {{"numHiddenLayers: 2", "numHiddenLayers: 2, layerSharing: true"},
+       {"globalBatch: 16", "globalBatch: 16, layerDrop: 0.25"}});
+  const Ran ran = PlanWith({.file = file});
+  ASSERT_EQ(ran.exit_code, kExitOk) << ran.err;
+  EXPECT_THAT(ran.out, HasSubstr("layerSharing: every layer runs twice in a row"));
+  EXPECT_THAT(ran.out, HasSubstr("leaves out each layer with probability 0.25"));
 }
 
 TEST_F(PlanFile, MistakesAreNamed) {

@@ -23,7 +23,8 @@ ModelMemory::ModelMemory(const plan::ModelConfig& config,
                          plan::MicroBatchShape shape,
                          Options options)
     : inventory_(
-          plan::BuildInventory(*plan::ValidateModelConfig(config), shape, options.recompute)) {
+          plan::BuildInventory(*plan::ValidateModelConfig(config), shape, options.recompute)),
+      calls_(inventory_.calls()) {
   for (plan::TensorSpec& tensor : inventory_.tensors) {
     tensor.trainable =
         options.frozen.empty() || tensor.name.find(options.frozen) == std::string::npos;
@@ -46,9 +47,12 @@ ModelMemory::ModelMemory(const plan::ModelConfig& config,
   }
   flat_.resize(static_cast<size_t>(PlaceTensors()));
   for (const plan::UnitSpec& unit : inventory_.units) {
-    saved_.emplace_back(static_cast<size_t>(plan::ActivationOffsets(unit.saved).back()));
     remade_.emplace_back(static_cast<size_t>(plan::ActivationOffsets(unit.remade).back()));
     workspace_.emplace_back(static_cast<size_t>(plan::ActivationOffsets(unit.workspace).back()));
+  }
+  for (const plan::UnitId unit : calls_) {
+    const plan::UnitSpec& spec = inventory_.units[unit];
+    saved_.emplace_back(static_cast<size_t>(plan::ActivationOffsets(spec.saved).back()));
   }
   shared_storage_.resize(static_cast<size_t>(plan::ActivationOffsets(inventory_.shared).back()));
   shared_ = Views(inventory_.shared, shared_storage_);
@@ -109,7 +113,8 @@ std::vector<plan::TensorId> ModelMemory::TensorsOf(size_t unit) const {
   return tensors;
 }
 
-UnitMemory ModelMemory::MemoryOf(size_t unit, Pass pass) {
+UnitMemory ModelMemory::MemoryOf(size_t call, Pass pass) {
+  const auto unit = static_cast<size_t>(calls_[call]);
   const plan::UnitSpec& spec = inventory_.units[unit];
   UnitMemory memory;
   for (const plan::TensorId tensor : TensorsOf(unit)) {
@@ -118,7 +123,7 @@ UnitMemory ModelMemory::MemoryOf(size_t unit, Pass pass) {
     memory.weights.push_back(
         ViewOf(flat_.data() + offsets_[index], inventory_.tensors[index].shape));
   }
-  memory.saved = Views(spec.saved, saved_[unit]);
+  memory.saved = Views(spec.saved, saved_[call]);
   if (pass == Pass::kBackward) {
     memory.remade = Views(spec.remade, remade_[unit]);
   }
@@ -138,8 +143,8 @@ void ModelMemory::LoadBatch() {
 
 double ModelMemory::Loss() {
   LoadBatch();
-  for (size_t unit = 0; unit < modules_.size(); ++unit) {
-    modules_[unit]->ForwardOnly(stream_, MemoryOf(unit, Pass::kForward));
+  for (size_t call = 0; call < calls_.size(); ++call) {
+    modules_[calls_[call]]->ForwardOnly(stream_, MemoryOf(call, Pass::kForward));
   }
   const std::vector<float> losses = TokenLosses();
   return std::accumulate(losses.begin(), losses.end(), 0.0);
@@ -153,15 +158,16 @@ std::vector<float> ModelMemory::TokenLosses() const {
 template <typename Gradient>
 std::vector<std::vector<float>> ModelMemory::Gradients(float start) {
   LoadBatch();
-  for (size_t unit = 0; unit < modules_.size(); ++unit) {
-    modules_[unit]->Forward(stream_, MemoryOf(unit, Pass::kForward));
+  for (size_t call = 0; call < calls_.size(); ++call) {
+    modules_[calls_[call]]->Forward(stream_, MemoryOf(call, Pass::kForward));
   }
   std::vector<std::vector<float>> sums;
   for (size_t i = 0; i < weights_.size(); ++i) {
     sums.emplace_back(inventory_.tensors[i].trainable ? weights_[i].size() : 0, 0.0f);
   }
   const bool fresh = std::is_same_v<Gradient, FreshGradient>;
-  for (size_t unit = modules_.size(); unit-- > 0;) {
+  for (size_t call = calls_.size(); call-- > 0;) {
+    const auto unit = static_cast<size_t>(calls_[call]);
     const std::vector<plan::TensorId> tensors = TensorsOf(unit);
     std::vector<float> staging(flat_.size(), fresh ? kNaN : start);
     std::vector<Gradient> gradients;
@@ -175,9 +181,9 @@ std::vector<std::vector<float>> ModelMemory::Gradients(float start) {
     }
     if (!inventory_.units[unit].remade.empty()) {
       std::fill(remade_[unit].begin(), remade_[unit].end(), std::byte{0xFF});
-      modules_[unit]->Remake(stream_, MemoryOf(unit, Pass::kBackward));
+      modules_[unit]->Remake(stream_, MemoryOf(call, Pass::kBackward));
     }
-    modules_[unit]->Backward(stream_, MemoryOf(unit, Pass::kBackward), gradients);
+    modules_[unit]->Backward(stream_, MemoryOf(call, Pass::kBackward), gradients);
     for (const plan::TensorId tensor : tensors) {
       const auto index = static_cast<size_t>(tensor);
       for (size_t i = 0; i < sums[index].size(); ++i) {

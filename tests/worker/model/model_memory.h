@@ -36,16 +36,17 @@ class ModelMemory {
   std::vector<float> TokenLosses() const;
 
   // Forward and backward; gradients per tensor, none for frozen ones. A tied table's two gradients
-  // are added. `Gradient` is FreshGradient, which overwrites what is there (NaN), or
-  // AccumulatingGradient, which adds to `start`. Between its passes all of a unit's memory but what
-  // is saved, and the shared stream, is NaN.
+  // are added, and so are those of several calls of a unit. `Gradient` is FreshGradient, which
+  // overwrites what is there (NaN), or AccumulatingGradient, which adds to `start`. Between its
+  // passes all of a unit's memory but what is saved, and the shared stream, is NaN.
   template <typename Gradient>
   std::vector<std::vector<float>> Gradients(float start);
 
  private:
   // In a forward there is nothing remade.
   enum class Pass { kForward, kBackward };
-  UnitMemory MemoryOf(size_t unit, Pass pass);
+  // `call`: position among the inventory's calls.
+  UnitMemory MemoryOf(size_t call, Pass pass);
   std::vector<plan::TensorId> TensorsOf(size_t unit) const;
   void LoadBatch();
   int64_t PlaceTensors();
@@ -59,7 +60,8 @@ class ModelMemory {
   // Bundled tensors share one vector; weights_ of its parts are then copied from and to it.
   std::vector<float> flat_;
   std::vector<int64_t> offsets_;
-  std::vector<std::vector<std::byte>> saved_;
+  const std::vector<plan::UnitId> calls_;      // in forward order
+  std::vector<std::vector<std::byte>> saved_;  // by call
   std::vector<std::vector<std::byte>> remade_;
   std::vector<std::vector<std::byte>> workspace_;
   std::vector<std::byte> shared_storage_;

@@ -65,7 +65,13 @@ std::vector<NamedConfig> AllConfigs() {
   bundled_qwen2.architecture = plan::ArchitectureKind::kQwen2;
   plan::ModelConfig bundled_qwen3 = BundledConfig();
   bundled_qwen3.architecture = plan::ArchitectureKind::kQwen3;
-  return {{"llama_tied", OddConfig(true)},
+  plan::ModelConfig shared = OddConfig(true);
+  shared.layer_sharing = true;
+  plan::ModelConfig bundled_shared = BundledConfig();
+  bundled_shared.layer_sharing = true;
+  return {{"llama_shared", shared},
+          {"llama_bundled_shared", bundled_shared},
+          {"llama_tied", OddConfig(true)},
           {"llama_untied", OddConfig(false)},
           {"llama_bundled", BundledConfig()},
           {"qwen2_tied", QwenConfig(plan::ArchitectureKind::kQwen2, true)},
@@ -140,8 +146,9 @@ TEST_P(EveryModel, AccumulatingAddsToWhatIsThereAndFreshReplacesIt) {
   const auto added = model.Gradients<AccumulatingGradient>(0.5f);
   for (size_t t = 0; t < fresh.size(); ++t) {
     const plan::TensorSpec& tensor = model.inventory().tensors[t];
-    // A tied table is staged twice, each time from the start value.
-    const bool twice = config().tie_word_embeddings && t == 0;
+    // A tied table is staged twice, each time from the start value; so is a layer that runs twice.
+    const bool twice = (config().tie_word_embeddings && t == 0) ||
+                       (config().layer_sharing && tensor.name.find("layers") != std::string::npos);
     for (size_t i = 0; i < fresh[t].size(); ++i) {
       ASSERT_NEAR(added[t][i], fresh[t][i] + (twice ? 1.0f : 0.5f), 4e-5) << tensor.name;
     }

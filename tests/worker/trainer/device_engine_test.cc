@@ -48,7 +48,13 @@ void ExpectNearHost(const Recording& host, const Recording& device, const std::s
 }
 
 TEST(DeviceEngine, EveryModelTrainsAsOnTheHost) {
-  for (const char* model : {"odd_tied", "odd_untied", "qwen2_tied", "qwen3_untied", "gpt2_tied"}) {
+  for (const char* model : {"odd_tied",
+                            "odd_untied",
+                            "qwen2_tied",
+                            "qwen3_untied",
+                            "gpt2_tied",
+                            "shared_layers",
+                            "layer_drop"}) {
     const RecordArgs one = DeviceSteps({.strategy = "ZeRO3"}, model);
     const Recording device = RecordOnEmulated(one);
     ExpectNearHost(Record(one), device, model);

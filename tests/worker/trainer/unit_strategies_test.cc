@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kSteps = 6;
 constexpr Strategy kParams = Strategy::kOptimGradsParams;
-constexpr char kModel[] = "bundled_rope_scaling";
+constexpr char kUnitsModel[] = "bundled_rope_scaling";
 
 struct UnitsCase {
   std::string name;
@@ -80,7 +80,7 @@ class UnitsRun {
   }
 
   plan::JobSpec Job(const std::string& folder) const {
-    plan::JobSpec spec = JobOf(shape_, kModel, folder);
+    plan::JobSpec spec = JobOf(shape_, kUnitsModel, folder);
     spec.strategy = case_.strategy;
     spec.units = case_.units;
     spec.replicas = case_.replicas;
@@ -179,7 +179,7 @@ TEST_F(UnitStrategies, AnyStepGoesOnUnderAnotherAssignment) {
   EXPECT_EQ(FirstDifference(Reference(1), state), "");
 }
 
-std::vector<uint32_t> LossBits(const std::vector<StepReport>& steps, size_t from = 0) {
+std::vector<uint32_t> UnitsLossBits(const std::vector<StepReport>& steps, size_t from = 0) {
   std::vector<uint32_t> bits;
   for (size_t i = from; i < steps.size(); ++i) {
     bits.push_back(std::bit_cast<uint32_t>(steps[i].loss));
@@ -216,12 +216,13 @@ TEST_F(UnitStrategies, ACheckpointOfOneAssignmentGoesOnUnderAnother) {
                                        UnitsRun(ReplicaCases()[1], 1)};
   for (size_t i = 0; i < turns.size(); ++i) {
     const EpochOutcome whole = run(turns[i], "", 0);
-    EXPECT_EQ(LossBits(whole.steps), LossBits(reference.steps)) << turns[i].name();
+    EXPECT_EQ(UnitsLossBits(whole.steps), UnitsLossBits(reference.steps)) << turns[i].name();
     const UnitsRun& next = turns[(i + 1) % turns.size()];
     const auto step = static_cast<int64_t>(i + 1);
     ASSERT_EQ(whole.committed.count(step), 1u);
     const EpochOutcome resumed = run(next, whole.committed.at(step), step);
-    EXPECT_EQ(LossBits(resumed.steps), LossBits(reference.steps, static_cast<size_t>(step)))
+    EXPECT_EQ(UnitsLossBits(resumed.steps),
+              UnitsLossBits(reference.steps, static_cast<size_t>(step)))
         << turns[i].name() << ", then " << next.name();
   }
 }

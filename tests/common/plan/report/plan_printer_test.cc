@@ -34,6 +34,23 @@ TEST(PlanPrinter, SummaryShowsMemoryWireAndUnits) {
   }
 }
 
+TEST(PlanPrinter, SummarySaysWhichLayersRunTwiceOrNotAtAll) {
+  ModelConfig config = testing::Llama(64, 2, 96, 256);
+  JobSpec spec = testing::SpecOf(config, 4);
+  const auto summary = [&] { return PlanSummary(*BuildShardingPlan({.spec = spec, .ranks = 2})); };
+  const std::string plain = summary();
+  EXPECT_THAT(plain, ::testing::Not(HasSubstr("layer_")));
+  EXPECT_THAT(plain, ::testing::Not(HasSubstr("layerDrop")));
+  EXPECT_THAT(plain, ::testing::Not(HasSubstr("layerSharing")));
+  spec.model->layer_sharing = true;
+  EXPECT_THAT(summary(), HasSubstr("\nlayerSharing: every layer runs twice in a row\n"));
+  spec.model->layer_sharing = false;
+  spec.layer_drop = 0.1;
+  EXPECT_THAT(summary(),
+              HasSubstr("\nlayerDrop: a micro-batch leaves out each layer with probability 0.1; "
+                        "FLOPs and times are those to be expected; no CUDA graphs\n"));
+}
+
 // Digits after "@" change with every buffer size.
 std::string WithoutAddresses(const std::string& text) {
   std::string plain;

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Writes loss_curves.txt: training runs of small models by transformers and torch.optim (CPU, fp32, one thread); with --bf16
 loss_curves_bf16.txt: a bf16 copy of fp32 weights goes forward and backward, its gradients are widened, norm and update are fp32;
-with --sgd loss_curves_sgd.txt: torch.optim.SGD with momentum, and Nesterov's, at ten times the learning rate.
+with --sgd loss_curves_sgd.txt: torch.optim.SGD with momentum, and Nesterov's, at ten times the learning rate. Names of cases: these alone.
 
 Everything that both sides must share is a rule, written here a second time: initial weights (Philox, Box-Muller), the
-token file (a formula), the order of samples (Feistel permutation), the learning rate. Needs torch, transformers, numpy:
+token file (a formula), the order of samples (Feistel permutation), the learning rate, the layers that are left out. Needs torch, transformers, numpy:
 
     python tests/worker/trainer/golden/make_golden.py > tests/worker/trainer/golden/loss_curves.txt
     python tests/worker/trainer/golden/make_golden.py --bf16 > tests/worker/trainer/golden/loss_curves_bf16.txt
@@ -45,7 +45,11 @@ CASES = {
     "qwen3_untied": (17, dict(ODD, model_type="qwen3", num_key_value_heads=3, tie_word_embeddings=False)),
     "gpt2_tied": (17, dict(GPT2, tie_word_embeddings=True)),
     "gpt2_untied": (17, dict(GPT2, tie_word_embeddings=False)),
+    # Every layer runs twice in a row.
+    "shared_layers": (17, dict(ODD, num_key_value_heads=2, tie_word_embeddings=True, layer_sharing=True)),
+    "layer_drop": (17, dict(ODD, num_hidden_layers=4, num_key_value_heads=3, tie_word_embeddings=False)),
 }
+LAYER_DROP = {"layer_drop": 0.3}
 MASK = 0xFFFFFFFF
 
 
@@ -128,13 +132,41 @@ def make_model(config):
     return model, named
 
 
-def step_of(model, batch, vocabulary):
-    """Loss; gradients are left in the model."""
-    logits = model(batch[:, :-1], use_cache=False).logits
-    loss = torch.nn.functional.cross_entropy(logits.float().reshape(-1, vocabulary), batch[:, 1:].reshape(-1))
+def change_layers(model, left_out):
+    """Layers run twice where the configuration shares them; those whose index is in `left_out` do nothing."""
+
+    def changed(index, layer_forward, calls):
+        def forward(hidden, **others):
+            for _ in range(0 if index in left_out else calls):
+                hidden = layer_forward(hidden, **others)
+            return hidden
+
+        return forward
+
+    calls = 2 if getattr(model.config, "layer_sharing", False) else 1
+    for index, layer in enumerate(model.model.layers if hasattr(model, "model") else []):
+        layer.forward = changed(index, layer.forward, calls)
+
+
+def layers_left_out(probability, step, lane, layers):
+    """Of the only micro-batch of a lane."""
+    return [layer for layer in range(layers)
+            if int(philox(SEED, (step, lane, 0, layer | (7 << 24)))[0]) < int(probability * 2**32)]
+
+
+def step_of(model, batch, vocabulary, left_out_of_lane=None, left_out=None):
+    """Loss; gradients are left in the model. A lane is one sequence; `left_out` is what change_layers was given."""
     model.zero_grad()
-    loss.backward()
-    return loss
+    total = 0.0
+    lanes = [batch] if left_out_of_lane is None else [batch[lane:lane + 1] for lane in range(len(batch))]
+    for lane, rows in enumerate(lanes):
+        if left_out_of_lane is not None:
+            left_out[:] = left_out_of_lane(lane)
+        logits = model(rows[:, :-1], use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.float().reshape(-1, vocabulary), rows[:, 1:].reshape(-1))
+        (loss / len(lanes)).backward()
+        total += loss.item() / len(lanes)
+    return total
 
 
 class DecoupledSgd(torch.optim.SGD):
@@ -162,6 +194,9 @@ def train(name, length, config, narrow, nesterov=None):
     """nesterov: of SGD; None: AdamW."""
     model, named = make_model(config)
     copy_of_model = copy.deepcopy(model).to(torch.bfloat16) if narrow else model
+    left_out = []
+    change_layers(copy_of_model, left_out)
+    drop = LAYER_DROP.get(name)
     optimizer = make_optimizer(named, nesterov)
     factor = 1 if nesterov is None else SGD_LR_FACTOR
     suffix = "_bf16" if narrow else {None: "", False: "_sgd", True: "_sgd_nesterov"}[nesterov]
@@ -169,9 +204,10 @@ def train(name, length, config, narrow, nesterov=None):
     size = (len(tokens) - 1) // length
     for step in range(STEPS):
         rows = np.stack([tokens[i * length:i * length + length + 1] for i in samples_of_step(size, step)])
-        loss = step_of(copy_of_model, torch.from_numpy(rows), config["vocab_size"])
+        of_lane = drop and (lambda lane: layers_left_out(drop, step, lane, config["num_hidden_layers"]))
+        loss = step_of(copy_of_model, torch.from_numpy(rows), config["vocab_size"], of_lane, left_out)
         for wide, used in zip(model.parameters(), copy_of_model.parameters()):
-            wide.grad = used.grad.float()
+            wide.grad = (torch.zeros_like(used) if used.grad is None else used.grad).float()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         for group in optimizer.param_groups:
             group["lr"] = factor * learning_rate(step)
@@ -179,7 +215,7 @@ def train(name, length, config, narrow, nesterov=None):
         with torch.no_grad():
             for wide, used in zip(model.parameters(), copy_of_model.parameters()):
                 used.copy_(wide)
-        print(name + suffix, step, f"{loss.item():.9g}", f"{norm.item():.9g}", f"{factor * learning_rate(step):.9g}")
+        print(name + suffix, step, f"{loss:.9g}", f"{norm.item():.9g}", f"{factor * learning_rate(step):.9g}")
 
 
 def main():
@@ -191,8 +227,10 @@ def main():
             length, config = CASES["bundled_rope_scaling"]
             train("bundled_rope_scaling", length, config, False, nesterov)
         return 0
+    named = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
     for name, (length, config) in CASES.items():
-        train(name, length, config, "--bf16" in sys.argv[1:])
+        if not named or name in named:
+            train(name, length, config, "--bf16" in sys.argv[1:])
     return 0
 
 

@@ -15,7 +15,8 @@ namespace ravel::plan {
 // Placements of a group's buffers on the data axes. A tensor that the `tensor` axis cuts
 // (TensorSpec::tensor_dim) is cut there first.
 //
-// The slice that a reduce over the shard axis leaves on a rank and a gather takes from it: T / N elements.
+// The slice that a reduce over the shard axis leaves on a rank and a gather takes from it: T / N
+// elements.
 Placements SlicePlacements();
 // The part that a rank stores and updates: main weight and moments, or a frozen group's weights.
 // The whole buffer where the optimizer is not sharded, a slice, or the replica's part of one.

@@ -2,8 +2,11 @@
 
 // The device of the engine's tests in this process.
 
+#include <algorithm>
+#include <cstdint>
 #include <memory>
 
+#include <absl/strings/match.h>
 #include <gtest/gtest.h>
 
 #include "common/status.h"
@@ -22,6 +25,12 @@ class GpuEngine : public ::testing::Test {
     }
   }
   static kernels::CudaGpu& gpu() { return **EngineDevice(); }
+  static bool emulated() { return absl::StrContains(gpu().properties().name, "Emulated"); }
+  // Of a curve of `all` steps, those that are compared: on an emulated device the first 20, since a
+  // step takes 0.1 s there.
+  static int64_t ComparedSteps(int64_t all) {
+    return emulated() ? std::min<int64_t>(all, 20) : all;
+  }
 };
 
 }  // namespace ravel::trainer

@@ -126,7 +126,6 @@ class GpuOverlap : public GpuEngine {
       GTEST_SKIP() << "an emulated device without " << kPace << " has no times to compare";
     }
   }
-  bool emulated() const { return absl::StrContains(gpu().properties().name, "Emulated"); }
   Overlaps Trace(const plan::JobSpec& spec) {
     auto overlaps = TraceSteps(gpu(), spec);
     EXPECT_TRUE(overlaps.ok()) << overlaps.status();

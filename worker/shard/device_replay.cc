@@ -136,6 +136,7 @@ absl::Status DeviceReplay::RunGraph(const ProgramRun& program) {
   if (!drained_) {
     args_.streams.Join();
   }
+  drained_ = false;  // an error leaves work behind
   RETURN_IF_ERROR(graphs_->Run(program.turn.slot, [&] { return Issue(program, Ends::kDrained); }));
   args_.streams.Join();
   for (Leaving& leaving : leaving_) {

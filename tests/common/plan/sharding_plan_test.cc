@@ -178,16 +178,16 @@ TEST(Plan, ImpossibleRequestsNameTheField) {
       {"strategy",
        [](JobSpec& s) {
          s.replicas = 2;
-         s.replicate_strategy = Strategy::kOptimGrads;
+         s.replicate_strategy = Strategy::kOptimGradsParams;
        },
-       "parallelism.strategy"},
+       "parallelism.replicateStrategy"},
       {"cut by replicas alone",
        [](JobSpec& s) {
          s.replicas = 2;
          s.replicate_strategy = Strategy::kOptim;
          s.strategy = Strategy::kNoShard;
        },
-       "parallelism.strategy"},
+       "parallelism.replicateStrategy"},
       {"replicas", [](JobSpec& s) { s.replicas = 3; }, "parallelism.replicas"},
       {"too many replicas", [](JobSpec& s) { s.replicas = 8; }, "parallelism.replicas"},
       {"replicas and ranks", [](JobSpec& s) { s.replicas = 4; }, "parallelism.replicas"},

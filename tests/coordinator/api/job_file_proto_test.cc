@@ -358,7 +358,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "both\n"},
         BadFile{"LayerDropOfOne",
                 With("    steps: 100", "    steps: 100\n    layerDrop: 1"),
-                "job.yaml:13:16: spec.training.layerDrop: expected a number from 0 to below 1, got "
+                "job.yaml:13:5: spec.training.layerDrop: expected a number from 0 to below 1, got "
                 "1\n"},
         BadFile{"EvaluationWithoutData",
                 With("    steps: 100", "    steps: 100\n    evaluation: {every: 10}"),

@@ -31,6 +31,11 @@ struct CrossingCase {
   bool shared_memory = false;
   bool tied = false;
   int64_t gather_window_bytes = 0;
+  // bf16 weights over fp32 main weights, and a bf16 wire.
+  bool narrow = false;
+  std::vector<std::string> freeze = {};
+  std::vector<UnitStrategy> units = {};
+  bool layers_twice = false;
 
   std::string name() const {
     return absl::StrCat("strategy ",
@@ -46,18 +51,27 @@ struct CrossingCase {
                         " micro-batches, ",
                         recompute == RecomputePolicy::kNone ? "" : "recompute, ",
                         shared_memory ? "in place, " : "",
-                        tied ? "tied" : "");
+                        tied ? "tied, " : "",
+                        narrow ? "bf16, " : "",
+                        freeze.empty() ? "" : "frozen parts, ",
+                        units.empty() ? "" : "strategies by unit, ",
+                        layers_twice ? "layers twice" : "");
   }
 };
 
 ShardingPlan PlanOf(const CrossingCase& tested) {
   ModelConfig config = testing::Llama(64, 3, 96, 257);
   config.tie_word_embeddings = tested.tied;
+  config.layer_sharing = tested.layers_twice;
   JobSpec spec = testing::SpecOf(config, tested.lanes);
   spec.micro_batch = 1;
   spec.global_batch = tested.lanes * tested.micro_batches;
   spec.strategy = tested.strategy;
   spec.replicate_strategy = tested.replicate;
+  spec.compute = tested.narrow ? ComputeType::kBF16 : ComputeType::kF32;
+  spec.gradient_wire = tested.narrow ? WireType::kBF16 : WireType::kF32;
+  spec.freeze = tested.freeze;
+  spec.units = tested.units;
   spec.replicas = tested.replicas;
   spec.recompute = tested.recompute;
   spec.gather_window_bytes = tested.gather_window_bytes;
@@ -81,6 +95,13 @@ std::vector<CrossingCase> Cases() {
   cases.push_back({.lanes = 4, .recompute = RecomputePolicy::kBlock, .tied = true});
   cases.push_back({.micro_batches = 2, .recompute = RecomputePolicy::kMlp});
   cases.push_back({.micro_batches = 2, .gather_window_bytes = 1});
+  cases.push_back({.lanes = 8, .narrow = true});
+  cases.push_back({.micro_batches = 2, .narrow = true});
+  // Gathers of a frozen group wait for no update.
+  cases.push_back({.lanes = 8, .freeze = {"*mlp*"}});
+  cases.push_back({.micro_batches = 2, .layers_twice = true});
+  const UnitStrategy embed = {.match = "embed", .strategy = Strategy::kOptim, .replicate = {}};
+  cases.push_back({.lanes = 8, .units = {embed}});
   for (const Strategy replicate : {Strategy::kNoShard, Strategy::kOptim}) {
     cases.push_back({.replicate = replicate, .replicas = 2, .ranks = 4, .lanes = 8});
     cases.push_back({.replicate = replicate,

@@ -102,7 +102,8 @@ void Print(const trace::StepOverlap& overlap) {
 }
 
 // In one of the traced steps at least: a busy host may be late with a gather.
-void ExpectAllHidden(const Overlaps& overlaps, int64_t least_gathers) {
+// `turns`: reduces that may be exposed, the last one of each.
+void ExpectAllHidden(const Overlaps& overlaps, int64_t least_gathers, int64_t turns = 1) {
   std::vector<bool> all_hidden(kOverlapRanks, false);
   for (const std::vector<trace::StepOverlap>& ranks : overlaps) {
     ASSERT_EQ(ranks.size(), all_hidden.size());
@@ -112,7 +113,7 @@ void ExpectAllHidden(const Overlaps& overlaps, int64_t least_gathers) {
       EXPECT_GE(overlap.reduces, 8);
       Print(overlap);
       all_hidden[rank] = all_hidden[rank] || (overlap.hidden_gathers == overlap.gathers - 1 &&
-                                              overlap.hidden_reduces == overlap.reduces - 1);
+                                              overlap.hidden_reduces >= overlap.reduces - turns);
     }
   }
   EXPECT_THAT(all_hidden, ::testing::Each(true));
@@ -137,12 +138,13 @@ TEST_F(GpuOverlap, AllGathersButTheFirstAndAllReducesButTheLastAreHidden) {
   ExpectAllHidden(Trace(OverlapJob(emulated())), 8);
 }
 
-// The last reduce of a turn runs beside the forward of the next one.
-TEST_F(GpuOverlap, LaterTurnsExposeNoGatherAndNoReduceOfTheTurnBefore) {
+// The first gather of a later turn is hidden. The last reduce of a turn runs beside the next one's
+// embedding, but its memory is that of the first layer's activations, which therefore waits.
+TEST_F(GpuOverlap, LaterTurnsExposeNoGather) {
   plan::JobSpec spec = OverlapJob(emulated());
   spec.virtual_ranks = 2 * kOverlapRanks;
   spec.global_batch = spec.virtual_ranks;
-  ExpectAllHidden(Trace(spec), 16);
+  ExpectAllHidden(Trace(spec), 16, 2);
 }
 
 // Each rank's step begins its first gather before the step ahead of it has updated all units.

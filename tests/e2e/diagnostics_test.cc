@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>

@@ -68,7 +68,7 @@ enum class DeterminismMode { kExact, kFast };
 enum class AlgorithmChoice { kMeasured, kProposed };
 enum class Transport { kAuto, kShm, kGloo };
 
-// What units of some names have instead of the job's strategies.
+// Replaces the job's strategies for units of some names.
 struct UnitStrategy {
   std::string match;                                // glob pattern of unit names
   Strategy strategy = Strategy::kOptimGradsParams;  // on the shard axis

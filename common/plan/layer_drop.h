@@ -17,10 +17,10 @@ struct LayerDraw {
   int64_t micro_batch = 0;  // of the lane
 };
 
-// Whether the micro-batch uses each unit; empty where the probability is 0: all are used. Every
-// optional unit is left out with the probability, by one Philox draw of its own, keyed by seed,
-// step, lane, micro-batch and layer: no number of ranks changes it. Both calls of a unit that is
-// called twice are used, or neither is.
+// Says of each unit if the micro-batch uses it; empty where the probability is 0: all are used.
+// Every optional unit is left out with the probability, by one Philox draw of its own, keyed by
+// seed, step, lane, micro-batch and layer: no number of ranks changes it. Both calls of a unit that
+// is called twice are used, or neither is.
 IdVector<UnitId, bool> UsedUnits(const ModelInventory& inventory, const LayerDraw& draw);
 
 // The probability in the fewest digits that give it back: "0", "0.1".

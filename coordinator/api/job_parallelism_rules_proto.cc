@@ -26,7 +26,7 @@ std::string NameOf(plan::Strategy strategy) {
 
 constexpr int kMostUnits = 256;
 
-// Whether these strategies run, for a tensor that nothing else cuts.
+// Checks that these strategies run, for a tensor that nothing else cuts.
 absl::Status CheckRuns(const plan::StrategyChoice& choice, const plan::PlacedTensor& tensor) {
   constexpr plan::LaneMap lanes = {.lanes = 4, .ranks = 4, .replicas = 2};
   ASSIGN_OR_RETURN(const plan::Mesh mesh, plan::DataMesh(lanes));

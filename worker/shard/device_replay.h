@@ -58,9 +58,9 @@ class DeviceReplay final : public ReplayBackend {
   const StepGraphs* graphs() const override { return graphs_.get(); }
 
  private:
-  // What orders an instruction: the events of instructions of other streams that it waits for, and
-  // its own where another one waits for it, as positions in events_. `range` is its name in
-  // profilers, "Forward layers.0".
+  // An instruction's place in the order: the events of instructions of other streams that it waits
+  // for, and its own where another one waits for it, as positions in events_. `range` is its name
+  // in profilers, "Forward layers.0".
   static constexpr size_t kNoEvent = std::numeric_limits<size_t>::max();
   // `crossing` and `leaving` are the same for instructions of earlier programs, in leaving_.
   struct Order {
@@ -78,7 +78,7 @@ class DeviceReplay final : public ReplayBackend {
   std::string RangeOf(const plan::Instruction& instruction) const;
   absl::Status PrepareProgram(const BoundProgram& program, const model::Modules& modules);
   absl::Status PrepareCrossing(const std::vector<BoundProgram>& programs);
-  // Whether the program's streams follow those of the programs before it, or are drained.
+  // Says if the program's streams follow those of the programs before it, or are drained.
   enum class Ends { kCrossed, kDrained };
   absl::Status Issue(const ProgramRun& program, Ends ends);
   absl::Status RunGraph(const ProgramRun& program);

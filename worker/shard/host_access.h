@@ -1,6 +1,6 @@
 #pragma once
 
-// How the host reads and writes memory of a rank's arena between its steps.
+// Reads and writes, for the host, memory of a rank's arena between its steps.
 
 #include <cstddef>
 #include <span>
@@ -21,7 +21,7 @@ class HostAccess {
   virtual absl::Status Write(std::span<const std::byte> from, void* to) = 0;
 };
 
-// Of an arena in host memory.
+// The access to an arena in host memory.
 class HostMemoryAccess final : public HostAccess {
  public:
   bool in_place() const override { return true; }

@@ -62,7 +62,7 @@ class InstructionRunner {
   // How long the collectives on an instruction's communicator waited for other ranks since the last
   // call.
   comm::PeerWait TakePeerWait(const plan::Instruction& instruction);
-  // What texts call an instruction.
+  // The name of an instruction in texts.
   const char* OpNameOf(const plan::Instruction& instruction) const {
     return plan::OpName(plan::LabelOf(args_.plan.moves, instruction));
   }
@@ -89,7 +89,7 @@ class InstructionRunner {
   absl::Status RenewWeights(const Instruction& instruction, const ReplayTurn& turn);
   absl::Status GatherGradient(const Instruction& instruction, const ReplayTurn& turn);
   absl::Status AccumulateGrad(const Instruction& instruction, const ReplayTurn& turn);
-  // Of lanes, and of the sums that those leave.
+  // Reduce lanes, and the sums that those leave.
   absl::Status ReduceLanes(const Instruction& instruction, const ReplayTurn& turn);
   absl::Status ReduceSums(const Instruction& instruction, const ReplayTurn& turn);
   // The staging of this rank's lane as it goes on the wire; nullptr without a lane.

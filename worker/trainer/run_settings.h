@@ -1,7 +1,7 @@
 #pragma once
 
-// What a run needs beyond its plan: data, hyperparameters, how long and how closely it is watched.
-// What a plan decides (types, lanes, batch, wire) is read from the plan alone.
+// A run's needs beyond its plan: data, hyperparameters, how long and how closely it is watched.
+// The plan's decisions (types, lanes, batch, wire) are read from the plan alone.
 
 #include <cstdint>
 

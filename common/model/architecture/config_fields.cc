@@ -1,5 +1,5 @@
 // Readers for members of a Hugging Face config.json. A member that is absent or null leaves the
-// default; one that would change the mathematics and is not implemented is refused with its name
+// default; one that asks for mathematics that Ravel does not compute is refused with its name
 // (Require...), since ignoring it would train another model without a warning.
 
 #include "common/model/architecture/config_fields.h"

@@ -26,7 +26,7 @@ struct ProgramFacts {
   const Instruction& At(InstructionId instruction) const {
     return program.instructions[instruction];
   }
-  // Of a collective.
+  // The move of a collective.
   const ProgramMove& MoveAt(InstructionId instruction) const {
     return plan.moves.moves[At(instruction).move];
   }

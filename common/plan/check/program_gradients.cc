@@ -35,7 +35,7 @@ class GradientCheck {
   }
 
  private:
-  // What an instruction does to a gradient or in the update: its op, and of a collective its move.
+  // One thing done to a gradient or in the update: an op, and the move of a collective.
   struct Step {
     OpCode op = OpCode::kReduce;
     MoveId move = {};

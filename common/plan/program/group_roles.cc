@@ -33,7 +33,7 @@ Placements CutInnermost(const Placements& placements, const Mesh& mesh) {
   return Canonical(cut, mesh);
 }
 
-// What a strategy of the replicate axis says to sums that are made once per step.
+// The strategy of the replicate axis where sums are made once per step.
 Strategy OncePerStep(Strategy outer) {
   return outer == Strategy::kOptimGrads ? Strategy::kOptim : outer;
 }
@@ -158,7 +158,7 @@ bool InBlocks(const LaneMap& lanes,
       return false;
     }
   }
-  // Where the wire rounds, it rounds each lane's gradient.
+  // A wire that rounds does so to each lane's gradient.
   return lanes.lanes % lanes.ranks == 0 && lanes.lanes > lanes.ranks && wire == WireType::kF32;
 }
 

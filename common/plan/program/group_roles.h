@@ -28,34 +28,34 @@ std::string ChoiceText(const StrategyChoice& choice, const LaneMap& lanes);
 
 // Lanes of `ranks` ranks, not in blocks. `spec` has its batch resolved; errors name the field.
 absl::StatusOr<LaneMap> LanesOf(const JobSpec& spec, int64_t ranks);
-// Whether each rank computes an aligned block of lanes: where all trained units keep gradients
+// True if each rank computes an aligned block of lanes: where all trained units keep gradients
 // Partial between micro-batches, and ranks divide the lanes, several each.
 bool InBlocks(const LaneMap& lanes,
               WireType wire,
               const ModelInventory& inventory,
               const UnitChoices& choices);
-// Whether a unit has a tensor that is trained.
+// True if a unit has a tensor that is trained.
 bool Trains(const ModelInventory& inventory, UnitId unit);
 // replicate (of more than one) x shard.
 absl::StatusOr<Mesh> DataMesh(const LaneMap& lanes);
 
-// What the strategy table says to a group, for lanes as they are summed: where they are not in
-// blocks, what leaves a rank in a turn is summed by the innermost axis, whoever needs it whole at
-// the step. Replicas sum last, in the order of the fixed tree, so once per step: what `optim_grads`
-// says to them is what `optim` says. Errors name axis, from and to, and a tensor: data axes place
-// all tensors alike.
+// The roles that the strategy table gives a group, for lanes as they are summed: where they are not
+// in blocks, what leaves a rank in a turn is summed by the innermost axis, whoever needs it whole
+// at the step. Replicas sum last, in the order of the fixed tree, so once per step: what
+// `optim_grads` says to them is what `optim` says. Errors name axis, from and to, and a tensor:
+// data axes place all tensors alike.
 absl::StatusOr<GroupRoles> RolesOf(const StrategyChoice& choice,
                                    const PlacedTensor& tensor,
                                    const LaneMap& lanes,
                                    const Mesh& mesh,
                                    bool trainable);
-// Whether the strategies can run: the placements of a trained tensor exist, and the moves between
-// them. Errors name tensor, axis, from and to.
+// Checks that the strategies can run: the placements of a trained tensor exist, and the moves
+// between them. Errors name tensor, axis, from and to.
 absl::Status CheckChoice(const StrategyChoice& choice,
                          const PlacedTensor& tensor,
                          const LaneMap& lanes,
                          const Mesh& mesh);
-// Whether some choice of strategies gives a group these roles.
+// True if some choice of strategies gives a group these roles.
 bool PossibleRoles(const GroupRoles& roles, const LaneMap& lanes, const Mesh& mesh, bool trainable);
 // Ranks that cut each group's flat buffer.
 int64_t LayoutWidth(const GroupRoles& roles, const Mesh& mesh);

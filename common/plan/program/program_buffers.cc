@@ -97,7 +97,7 @@ class BufferList {
       gathered.memory = request_.options.gather_in_place ? MemoryKind::kCommon : peers_;
     }
     BufferId outer = buffers_.Add(gathered);
-    // Of the ranks that the gather takes them from.
+    // The number of ranks that the gather takes them from.
     const int64_t parts =
         moves.empty() ? 1 : CutCount(request_.moves.moves[moves.back()].move.before, request_.mesh);
     const auto add_inside =

@@ -40,14 +40,14 @@ class ProgramOrder {
   const std::vector<InstructionId>& Before(InstructionId i) const { return before_[i]; }
   // Per stream how many instructions are complete when this one is.
   const Clock& ClockOf(InstructionId i) const { return clocks_[i]; }
-  // Of the program's last access, or last write, of a buffer per stream: the count there.
+  // The count on each stream of the program's last access, or last write, of a buffer.
   const Clock& Touched(BufferId buffer) const { return touched_[buffer]; }
   const Clock& Written(BufferId buffer) const { return written_[buffer]; }
   // The instruction with which a stream's count becomes `count`, from 1.
   InstructionId At(size_t stream, int count) const {
     return streams_[stream][static_cast<size_t>(count) - 1];
   }
-  // What is known where all work of a stream is.
+  // The clock that is known once all work of a stream is.
   Clock AllOf(size_t stream) const {
     return streams_[stream].empty() ? Clock{} : clocks_[streams_[stream].back()];
   }
@@ -136,7 +136,7 @@ class Crossing {
     }
     return needed;
   }
-  // Whether another one of `waits`, which are of different streams, comes after `one`.
+  // True if another one of `waits`, which are of different streams, comes after `one`.
   bool Implied(InstructionId one, const std::vector<InstructionId>& waits) const {
     return std::any_of(waits.begin(), waits.end(), [&](InstructionId other) {
       if (other == one) {
@@ -156,7 +156,7 @@ class Crossing {
   const ProgramOrder& order_;
   const ProgramOrder& earlier_;
   const IdVector<BufferId, std::vector<BufferId>>& shared_;
-  // Of the earlier program, whenever an instruction of this one begins.
+  // The earlier program's clock, whenever an instruction of this one begins.
   IdVector<InstructionId, Clock> known_;
 };
 

@@ -28,7 +28,7 @@ CrossingWaits CrossingWaitsOf(const std::vector<StepProgram>& programs,
                               const ProgramBuffers& buffers,
                               const IdVector<BufferId, int64_t>& offsets);
 
-// Whether an instruction is work of a stream: all but kFree and kEndPhase.
+// True if an instruction is work of a stream: all but kFree and kEndPhase.
 bool RunsOnStream(const Instruction& instruction);
 // The instruction of a stream that a wait of `program` is for: where it names a kFree, the last one
 // before that which touches the buffer. None: there is no such instruction.

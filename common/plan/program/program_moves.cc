@@ -8,7 +8,7 @@
 namespace ravel::plan {
 namespace {
 
-// Of an axis, the ranks of which hold parts or addends: a rank alone has no use for it.
+// True if ranks of the axis hold parts or addends: a rank alone has no use for it.
 bool NeedsRanks(const Move& move) {
   return move.from.in_flat_family() || move.from.kind == PlacementKind::kPartial;
 }
@@ -106,7 +106,7 @@ class TableMaker {
     return absl::OkStatus();
   }
 
-  // Where the wire rounds, it rounds each lane's gradient, and no sum of several.
+  // A wire that rounds does so to each lane's gradient, and to no sum of several.
   DType TypeOf(const ProgramMove& move) const {
     if (move.of == MoveOf::kWeights) {
       return request_.options.weight_type;

@@ -34,7 +34,7 @@ using RolesOfGroups = IdVector<GroupId, GroupRoles>;
 
 enum class MoveOf : uint8_t { kWeights, kGradient, kStatistics };
 
-// What a collective does, whatever the group.
+// The work of a collective, which no group changes.
 struct ProgramMove {
   MoveOf of = MoveOf::kWeights;
   std::vector<std::string> axes;  // of the mesh; one, or of statistics all
@@ -76,12 +76,12 @@ absl::StatusOr<MoveTable> MovesOf(const MoveRequest& request);
 // Of a trained group: whether its final sums are parts of what a reduce of lanes leaves
 // (kOuterGrad, else the root of kMainGrad).
 bool CutsSums(const MoveTable& table, GroupId group);
-// Whether the addends are those of lanes: not every rank has one in every turn.
+// True if the addends are those of lanes: not every rank has one in every turn.
 bool SumsLanes(const ProgramMove& move);
-// Whether the move is over the innermost axis of the mesh.
+// True if the move is over the innermost axis of the mesh.
 bool IsInnermost(const Mesh& mesh, const ProgramMove& move);
 
-// Whether the move of an instruction is one of its group, and of its op; of statistics, of all.
+// True if the move of an instruction is one of its group, and of its op; of statistics, of all.
 bool HasMove(const MoveTable& table, const Instruction& instruction);
 
 OpLabel LabelOf(const MoveTable& table, const Instruction& instruction);

@@ -137,7 +137,8 @@ std::vector<Changed> MoreDevices(const PlanRequest& request) {
   return made;
 }
 
-// Where units have strategies of their own: one for all, which shards more than that of some.
+// Proposes, for jobs whose units have their own strategies, one for all, which shards more than
+// that of some.
 void AddOneStrategy(const PlanRequest& request, std::vector<Changed>& made) {
   const std::vector<UnitStrategy>& units = request.spec.units;
   const auto least = std::min_element(

@@ -47,7 +47,7 @@ void AddWire(const ShardingPlan& plan, std::string& text) {
   }
 }
 
-// What is not one call of each layer in each micro-batch.
+// Names layers that a micro-batch does not call exactly once.
 void AddLayerCalls(const ShardingPlan& plan, std::string& text) {
   if (plan.inventory.config.layer_sharing) {
     absl::StrAppend(&text, "layerSharing: every layer runs twice in a row\n");

@@ -17,7 +17,7 @@ std::vector<std::string> GroupTableLines(const ShardingPlan& plan);
 // "1.5 KiB", "23.4 MiB": three or four digits.
 std::string BytesText(int64_t bytes);
 
-// Which units have which strategies: a line per run of consecutive units with the same.
+// Lists the strategies of units: a line per run of consecutive units with the same.
 std::string StrategiesText(const ShardingPlan& plan, const UnitChoices& choices);
 
 struct SummaryOptions {

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the design's table of strategies says a rank stores and sends, from the moves of a tensor
+// Bytes that a rank stores and sends under each strategy, from the moves of a tensor
 // and from the table's formulas; tests hold the two equal.
 
 #include <cstdint>

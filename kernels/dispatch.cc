@@ -1,5 +1,5 @@
 // Every op: shapes and types checked once, then the CPU implementation. On a CUDA stream
-// kernels/cuda checks for itself, because there activations may be bf16.
+// kernels/cuda_host checks for itself, because there activations may be bf16.
 
 #include <bit>
 
@@ -10,7 +10,7 @@
 #include "kernels/cpu/reference_ops.h"
 #include "kernels/cpu/simd_ops.h"
 #include "kernels/cpu/step_statistics.h"
-#include "kernels/cuda/ops.h"
+#include "kernels/cuda_host/ops.h"
 #include "kernels/digest.h"
 #include "kernels/embedding.h"
 #include "kernels/gemm.h"

@@ -20,7 +20,7 @@ struct LinearCrossEntropyForwardArgs {
 };
 void LinearCrossEntropyForward(Stream& stream, const LinearCrossEntropyForwardArgs& args);
 
-// The same losses, and the gradient of their SUM: dx is overwritten, dw (=|+=) by one product for
+// The same losses, and the gradient of their SUM: dx is overwritten, dw (=|+=) by one gemm for
 // each workspace full of tokens, in their order; an absent dw is not computed. 6 * tokens *
 // vocabulary * hidden FLOPs.
 struct LinearCrossEntropyTrainArgs {

@@ -21,7 +21,7 @@ namespace ravel::plan {
 //   gradientWire  parallelism.gradientWire
 //   layerDrop     training.layerDrop
 //   logitsChunk   tokens of one chunk of head and loss (logits_chunk.h)
-//   microBatch    sequences whose products are computed at once
+//   microBatch    sequences whose gemms are computed at once
 //   stateDtype    training.optimizer.stateDtype
 //   virtualRanks  lanes: the tree in which gradients are summed
 //

@@ -11,7 +11,7 @@ namespace ravel::coordinator {
 
 class StepTimes {
  public:
-  // The first steps take what they take: caches fill, products are measured.
+  // The first steps take what they take: caches fill, gemms are measured.
   static constexpr int64_t kFirstSteps = 5;
 
   void Add(double seconds) {

@@ -10,7 +10,7 @@
 
 namespace ravel::kernels::cpu {
 
-// Parts of the workspace: operands packed for the tile products, and gradients of one head in rows
+// Parts of the workspace: operands packed for the tile gemms, and gradients of one head in rows
 // of padded_head.
 struct GradientBuffers {
   float* transposed_keys;

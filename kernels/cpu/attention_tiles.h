@@ -2,7 +2,7 @@
 
 // Causal attention over tiles of 48 queries x 96 keys, one kv head at a time: keys and values (in
 // the backward pass also queries and output gradients) of one sequence are packed once, then every
-// product is a tile product. Strips and panels wholly above the diagonal are skipped. Scores exist
+// gemm is a tile gemm. Strips and panels wholly above the diagonal are skipped. Scores exist
 // for one tile only.
 
 #include <algorithm>

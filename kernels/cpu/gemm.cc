@@ -11,8 +11,8 @@
 namespace ravel::kernels::cpu {
 namespace {
 
-// Packed blocks on huge pages where those are allowed, so that a product's inner loops do not miss
-// the address cache. Grows to the largest product so far: a few MiB.
+// Packed blocks on huge pages where those are allowed, so that a gemm's inner loops do not miss
+// the address cache. Grows to the largest gemm so far: a few MiB.
 class Workspace {
  public:
   float* AtLeast(int64_t elements) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Blocks of the operands of a product, copied into the order in which cpu/gemm_blocks.h reads them.
+// Blocks of the operands of a gemm, copied into the order in which cpu/gemm_blocks.h reads them.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,7 +1,7 @@
 #pragma once
 
 // Ops of mixed precision in plain loops: what the device kernels are compared with. Shapes are
-// already checked (kernels/mixed_dispatch.cc).
+// already checked (kernels/dispatch_mixed.cc).
 
 #include "kernels/cast.h"
 #include "kernels/element_update.h"

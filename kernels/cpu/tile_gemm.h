@@ -1,6 +1,6 @@
 #pragma once
 
-// Small products for attention tiles: c [m, n] (=|+=) a [m, k] * b, with b packed in panels of 16
+// Small gemms for attention tiles: c [m, n] (=|+=) a [m, k] * b, with b packed in panels of 16
 // columns. Every element of c is one chain of fma over k in ascending order, so its bits do not
 // depend on how the rows are cut into strips.
 
@@ -145,7 +145,7 @@ inline void PackRows(const StridedRows& x, int64_t padded_columns, float* out) {
   }
 }
 
-// -> panels [ceil(columns / 16)][padded_rows][16], zero beyond. For products whose inner index is
+// -> panels [ceil(columns / 16)][padded_rows][16], zero beyond. For gemms whose inner index is
 // n.
 template <typename V>
 inline void PackPanels(const StridedRows& x, int64_t padded_rows, float* out) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Avx2Vector with panels in one AVX-512 register: tile products, where the multiply-adds are, use
+// Avx2Vector with panels in one AVX-512 register: tile gemms, where the multiply-adds are, use
 // the wide units; all else, reductions above all, keeps its eight lanes and so its bits. Only files
 // compiled with AVX-512 include this.
 

@@ -107,7 +107,7 @@ class Builder {
     const size_t lowest = Scalar(-std::numeric_limits<float>::infinity());
     return Scores(GraphOperator::kSelect, {scores, lowest, kept});
   }
-  // Rows and columns of scores exchanged, as bf16: what a product over queries reads.
+  // Rows and columns of scores exchanged, as bf16: what a gemm over queries reads.
   size_t FlippedScores(size_t scores) {
     const int64_t tokens = a_.sequence_tokens;
     const GraphSize stride = PackedStride(ScoreSize());
@@ -158,9 +158,9 @@ AttentionGraph ForwardAttentionGraph(const RavelCudaAttention& a) {
   Builder graph(a);
   const size_t q = graph.Heads(GraphRole::kQ, a.query_heads, a.q_stride);
   const size_t k = graph.FlippedHeads(GraphRole::kK, a.kv_heads, a.k_stride);
-  const size_t products = graph.Scores(GraphOperator::kMatmul, {q, k});
+  const size_t raw_scores = graph.Scores(GraphOperator::kMatmul, {q, k});
   const size_t scale = graph.Scalar(a.scale);
-  const size_t masked = graph.Mask(graph.Scores(GraphOperator::kMultiply, {products, scale}));
+  const size_t masked = graph.Mask(graph.Scores(GraphOperator::kMultiply, {raw_scores, scale}));
   const size_t max = graph.Rows(GraphOperator::kMax, {masked});
   const size_t below = graph.Scores(GraphOperator::kSubtract, {masked, max});
   const size_t weights = graph.Scores(GraphOperator::kExp, {below});
@@ -187,9 +187,9 @@ AttentionGraph BackwardAttentionGraph(const RavelCudaAttention& a) {
 
   const size_t q = graph.Heads(GraphRole::kQ, a.query_heads, a.q_stride);
   const size_t k = graph.FlippedHeads(GraphRole::kK, a.kv_heads, a.k_stride);
-  const size_t products = graph.Scores(GraphOperator::kMatmul, {q, k});
+  const size_t raw_scores = graph.Scores(GraphOperator::kMatmul, {q, k});
   const size_t scale = graph.Scalar(a.scale);
-  const size_t scores = graph.Scores(GraphOperator::kMultiply, {products, scale});
+  const size_t scores = graph.Scores(GraphOperator::kMultiply, {raw_scores, scale});
   const size_t below = graph.Scores(GraphOperator::kSubtract, {scores, graph.LogSumExp()});
   const size_t shares = graph.Scores(GraphOperator::kExp, {graph.Mask(below)});
   graph.KeyGradient(

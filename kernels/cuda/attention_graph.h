@@ -3,7 +3,7 @@
 // Causal grouped-query attention as the graphs that cuDNN's engines recognise as flash attention:
 // pure values, no library. An engine is found by the shape of the graph and the order of its
 // operations, so the chains below are longer than the formula needs; they are not simplified.
-// Standard library only: part of the host's binaries and of libravel_cuda.so.
+// Standard library only.
 
 #include <array>
 #include <cstdint>

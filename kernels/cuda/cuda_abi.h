@@ -1,14 +1,20 @@
 #pragma once
 
-// The C interface of libravel_cuda.so, which hosts open at run time (kernels/cuda_library.h).
-// Nothing but C types crosses it. Every change of a function, of a struct or of kernel_params.h
-// raises the version; a library of another version is refused.
+// The C interface of libravel_cuda.so, which hosts open at run time
+// (kernels/cuda_host/cuda_library.h). Nothing but C types crosses it. Every change of a function,
+// of a struct or of kernel_params.h raises the version; a library of another version is refused.
 
 #include <cstdint>
 
 namespace ravel::kernels::cuda {
 
 inline constexpr int32_t kCudaAbiVersion = 7;
+
+// Errors of NCCL: kNcclErrors plus an ncclResult_t, or kNcclOtherError; all below kNcclErrorsEnd.
+inline constexpr int32_t kNcclErrors = 15000;
+inline constexpr int32_t kNcclInCuda = 15001;
+inline constexpr int32_t kNcclOtherError = 15999;
+inline constexpr int32_t kNcclErrorsEnd = 16000;
 
 extern "C" {
 
@@ -47,7 +53,7 @@ struct RavelCudaGemm {
   int32_t a_align;  // bytes that the addresses and strides are multiples of, at most 256
   int32_t b_align;
   int32_t c_align;
-  int32_t multiprocessors;  // that the product may use; 0: all
+  int32_t multiprocessors;  // that the gemm may use; 0: all
   int32_t reserved;
 };
 

@@ -93,17 +93,17 @@ struct Lowering {
 };
 
 CudnnDescriptor LowerMatmul(const Lowering& to, const GraphOperation& operation) {
-  CudnnDescriptor product(to.cudnn, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
-  product.Set(
+  CudnnDescriptor matmul(to.cudnn, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
+  matmul.Set(
       to.cudnn, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, TypeOf(operation.compute));
-  product.Finalize(to.cudnn, "a product");
+  matmul.Finalize(to.cudnn, "a matmul");
   CudnnDescriptor made(to.cudnn, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
   made.SetDescriptor(to.cudnn, CUDNN_ATTR_OPERATION_MATMUL_ADESC, to.Input(operation, 0));
   made.SetDescriptor(to.cudnn, CUDNN_ATTR_OPERATION_MATMUL_BDESC, to.Input(operation, 1));
   made.SetDescriptor(to.cudnn, CUDNN_ATTR_OPERATION_MATMUL_CDESC, to.Output(operation));
-  made.SetDescriptor(to.cudnn, CUDNN_ATTR_OPERATION_MATMUL_DESC, product);
-  made.Finalize(to.cudnn, "a product's operation");
-  to.graph.parts.push_back(std::move(product));
+  made.SetDescriptor(to.cudnn, CUDNN_ATTR_OPERATION_MATMUL_DESC, matmul);
+  made.Finalize(to.cudnn, "a matmul's operation");
+  to.graph.parts.push_back(std::move(matmul));
   return made;
 }
 

@@ -6,7 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/cuda/library.h"
+#include "kernels/cuda/functions.h"
 
 namespace ravel::kernels::cuda {
 namespace {

@@ -3,7 +3,7 @@
 // The kernels of libravel_cuda.so by name, and the one argument of each. Both sides of the C
 // interface include this file, so a change here raises kCudaAbiVersion. Pointers are device
 // addresses; strides and counts are in elements. No argument has padding: they are compared byte by
-// byte (kernels/cuda_calls.h). Standard library only.
+// byte (kernels/cuda_host/cuda_calls.h). Standard library only.
 
 #include <cstdint>
 

@@ -1,6 +1,6 @@
 // Cross-entropy of rows of logits, one block per token: the largest logit and the sum of
 // exponentials in one pass, then (for the gradient) softmax - one-hot in place. Logits come from
-// the product before and mostly still lie in the second-level cache. Memory-bound.
+// the gemm before and mostly still lie in the second-level cache. Memory-bound.
 
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/kernel_table.h"

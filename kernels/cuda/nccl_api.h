@@ -1,7 +1,7 @@
 #pragma once
 
 // The part of libnccl.so.2 that is used, declared here because NCCL's header is not installed
-// everywhere that this compiles. Where it is, nccl_header_check.cc compares the two.
+// everywhere that this compiles. Where it is, nccl_api_check.cc compares the two.
 
 #include <climits>
 #include <cstddef>

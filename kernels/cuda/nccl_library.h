@@ -17,10 +17,7 @@ inline constexpr char kNcclLibrarySetting[] = "RAVEL_NCCL_LIBRARY";
 // Oldest that works; 2.28.3 to 2.28.8 lose messages and are refused.
 inline constexpr int kOldestNccl = 22700;
 
-// Errors of these functions: this plus an ncclResult_t, or kNcclOtherError, up to kNcclErrorsEnd.
-inline constexpr int32_t kNcclErrors = 15000;
-inline constexpr int32_t kNcclOtherError = 15999;
-inline constexpr int32_t kNcclErrorsEnd = 16000;
+static_assert(kNcclInCuda == kNcclErrors + kNcclUnhandledCudaError);
 
 struct NcclLibrary {
   NcclFunctions functions;

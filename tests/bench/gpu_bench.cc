@@ -99,7 +99,7 @@ absl::StatusOr<std::unique_ptr<GpuBench>> GpuBench::Open(Sizes sizes) {
   }
   bench->measuring_.flush = {std::span(static_cast<std::byte*>(bench->flush_.data()),
                                        static_cast<size_t>(bench->flush_.bytes()))};
-  bench->stream_->MeasureProducts(&bench->measuring_);
+  bench->stream_->MeasureGemms(&bench->measuring_);
   bench->stream_->FillZero(bench->clean_.data(), bench->clean_.bytes());
   bench->seed_ = std::random_device()();
   return bench;

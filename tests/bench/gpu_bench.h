@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "common/tensor_view.h"
-#include "kernels/cuda_device.h"
+#include "kernels/cuda_host/cuda_device.h"
 
 namespace ravel::bench {
 

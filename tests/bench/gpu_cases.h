@@ -18,6 +18,6 @@ struct GpuCase {
 };
 
 std::vector<GpuCase> MemoryBoundCases();
-std::vector<GpuCase> ProductCases();
+std::vector<GpuCase> GemmCases();
 
 }  // namespace ravel::bench

@@ -1,4 +1,4 @@
-"""G5, kernels bound by memory, and G6, products of an 8B model: gpu_speed against torch.compile and torch.matmul, alternating.
+"""G5, kernels bound by memory, and G6, gemms of an 8B model: gpu_speed against torch.compile and torch.matmul, alternating.
 
 Both sides are processes that live through all pairs of a case and answer one line per measurement, so that neither compiles nor
 searches again. Each verifies its results before it times them.

@@ -8,7 +8,7 @@
 
 #include "kernels/activation.h"
 #include "kernels/cuda/kernel_params.h"
-#include "kernels/cuda/launch_rules.h"
+#include "kernels/cuda_host/launch_rules.h"
 #include "kernels/element_update.h"
 #include "kernels/norm.h"
 #include "tests/bench/gpu_cases.h"
@@ -213,7 +213,7 @@ Operation SwiGluBackwardCase(GpuBench& bench) {
 }
 
 // Loss and, in place of the logits, their gradient: the part of the fused head that is not a
-// product.
+// gemm.
 void RunCrossEntropy(GpuBench& bench,
                      const TensorView& logits,
                      const TensorView& targets,

@@ -23,8 +23,8 @@ constexpr int kNoDevice = 3;
 
 std::vector<GpuCase> AllCases() {
   std::vector<GpuCase> cases = MemoryBoundCases();
-  for (GpuCase& product : ProductCases()) {
-    cases.push_back(std::move(product));
+  for (GpuCase& gemm : GemmCases()) {
+    cases.push_back(std::move(gemm));
   }
   return cases;
 }

@@ -1,6 +1,6 @@
 """G1, G3 and G4: tokens per second of whole training steps on one GPU, against the better of PyTorch without a wrapper and FSDP2.
 
-With --work FOLDER models, batches, compiled code, chosen products and every finished run stay there: a benchmark that was killed
+With --work FOLDER models, batches, compiled code, chosen gemms and every finished run stay there: a benchmark that was killed
 goes on with the run that it was killed in, and more --pairs add to those that are there. A peer that fails is recorded as failed,
 and the other one is the peer. The cases tiny and tiny-gpt2 run both sides on CPUs in fp32: they show that this harness works, and
 report no speed.
@@ -138,14 +138,14 @@ def require_gpu(ravel):
 class OurSide:
     """A cluster that starts with the first run that is not there yet."""
 
-    def __init__(self, work, products):
-        self.work, self.products, self.folder, self.ravel = work, products, None, None
+    def __init__(self, work, gemms):
+        self.work, self.gemms, self.folder, self.ravel = work, gemms, None, None
 
     def run(self, pair):
         if self.ravel is None:
             self.folder = tempfile.TemporaryDirectory()
             self.ravel = cluster.Cluster(pathlib.Path(self.folder.name) / "cluster", 1,
-                                         worker_options=("--cpu-devices", "1", "--product-cache", self.products)).__enter__()
+                                         worker_options=("--cpu-devices", "1", "--gemm-cache", self.gemms)).__enter__()
         return self.work.ours(self.ravel, f"pair-{pair}")
 
     def close(self):
@@ -192,7 +192,7 @@ def run(case, arguments, folder):
     work = Workload(case, steps, folder, "cpu" if case.startswith("tiny") else "gpu")
     device = [gpu["name"] for gpu in gpu_facts().get("gpus", [])]
     kept = KeptRuns(folder / "runs.jsonl", {"case": case, "steps": steps, "programs": digest_of_programs(), "device": device})
-    ours = OurSide(work, folder / "products")
+    ours = OurSide(work, folder / "gemms")
     try:
         samples, worst, version = measure(work, arguments.pairs, kept, ours)
     finally:

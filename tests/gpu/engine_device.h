@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "common/status.h"
-#include "kernels/cuda_device.h"
+#include "kernels/cuda_host/cuda_device.h"
 
 namespace ravel::trainer {
 

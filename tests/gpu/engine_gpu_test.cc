@@ -215,7 +215,7 @@ absl::Status TrainAndMeasure(CudaGpu& gpu, const RecordArgs& args, MeasuredMemor
 }
 
 // Counted: what this process allocates on the device at its peak, against arenas as planned and the
-// memory beside them that engines report (scratch of products, statistics). The driver's own
+// memory beside them that engines report (scratch of gemms, statistics). The driver's own
 // figure comes in blocks, some of which it keeps, and holds its context, code and what cuBLASLt and
 // cuDNN keep: its growth over a run that comes after another of the same kind may differ from the
 // count by a block for each allocation, and no more.

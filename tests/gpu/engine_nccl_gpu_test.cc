@@ -18,7 +18,7 @@
 #include <gtest/gtest.h>
 
 #include "common/clock.h"
-#include "kernels/cuda_nccl.h"
+#include "kernels/cuda_host/nccl_group.h"
 #include "tests/gpu/rank_processes.h"
 #include "tests/testing/device_runs.h"
 #include "tests/testing/recording_bytes.h"

@@ -15,7 +15,7 @@ steps=(
   "attention through cuDNN and through our own kernel|--suite gpu_kernels_test --filter *GpuAttention*"
   "every op against its formula, in fp32 and bf16|--suite gpu_kernels_test --filter *GpuOpCase*"
   "training steps in bf16, and as graphs|--suite gpu_engine_test --filter *GpuBf16*:GpuSteps*Graph*"
-  "speed of our kernels and products alone|--suite own_speed"
+  "speed of our kernels and gemms alone|--suite own_speed"
   "one 8B job: time of a step by instruction, then by graphs|--suite one_job"
   "the rest of the training step|--suite gpu_engine_test"
   "the programs as a cluster|--suite services"
@@ -25,7 +25,7 @@ steps=(
   "8B against PyTorch|--suite none --bench G1 --case 8b-8k --pairs 1 --work WORK"
   "GPT-2 124M against PyTorch|--suite none --bench G4 --pairs 1 --work WORK"
   "kernels against PyTorch|--suite none --bench G5 --pairs 1"
-  "products against PyTorch|--suite none --bench G6 --pairs 1"
+  "gemms against PyTorch|--suite none --bench G6 --pairs 1"
   "a killed trainer of four|--suite lost_trainer"
 )
 

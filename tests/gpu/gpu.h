@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "kernels/cuda_device.h"
+#include "kernels/cuda_host/cuda_device.h"
 
 namespace ravel::kernels::testing {
 

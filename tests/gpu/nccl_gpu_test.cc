@@ -9,7 +9,7 @@
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
-#include "kernels/cuda_nccl.h"
+#include "kernels/cuda_host/nccl_group.h"
 #include "tests/gpu/rank_processes.h"
 #include "tests/worker/comm/group_testing.h"
 #include "tests/worker/comm/nccl_testing.h"

@@ -27,7 +27,7 @@ constexpr int64_t kTracedSteps = 4;
 constexpr char kPace[] = "RAVEL_EMULATED_PACE_MICROSECONDS";
 
 // One lane per rank, one micro-batch. Units of an emulated device are small, and take the time that
-// it is told to take; those of a real one are large enough that their products take longer than
+// it is told to take; those of a real one are large enough that their gemms take longer than
 // their gathers.
 plan::JobSpec OverlapJob(bool emulated) {
   plan::JobSpec spec = JobOf(

@@ -37,16 +37,16 @@ def expect_queued(ravel, folder, reason):
     print(f"gpu job: queued: {job['message']}", flush=True)
 
 
-def expect_products_kept(ravel):
-    """The first GPU job timed its products, and the second one read what was kept of that."""
+def expect_gemms_kept(ravel):
+    """The first GPU job timed its gemms, and the second one read what was kept of that."""
     work = ravel.folder / "worker-0"
-    tables = list((work / "products").glob("gemm-*.txt"))
-    expect(len(tables) == 1, f"products: expected a table in {work}/products, got {tables}")
+    tables = list((work / "gemms").glob("gemm-*.txt"))
+    expect(len(tables) == 1, f"gemms: expected a table in {work}/gemms, got {tables}")
     lines = [line for log in work.glob("logs/*/*/rank-0.log") for line in log.read_text().splitlines() if " by measuring" in line]
-    expect(len(lines) == 2, f"products: expected a line in the log of each GPU job, got {lines}")
+    expect(len(lines) == 2, f"gemms: expected a line in the log of each GPU job, got {lines}")
     measured = sorted(int(line.split(" by measuring")[0].split()[-1]) for line in lines)
-    expect(measured[0] == 0 < measured[1], f"products: expected one job to measure, got {measured}")
-    print(f"products: {measured[1]} measured by the first job, none by the second", flush=True)
+    expect(measured[0] == 0 < measured[1], f"gemms: expected one job to measure, got {measured}")
+    print(f"gemms: {measured[1]} measured by the first job, none by the second", flush=True)
 
 
 def main():
@@ -62,7 +62,7 @@ def main():
             else:
                 expect_trained(ravel, folder, "on-gpu", "gpu")
                 expect_trained(ravel, folder, "on-gpu-again", "gpu")
-                expect_products_kept(ravel)
+                expect_gemms_kept(ravel)
 
 
 if __name__ == "__main__":

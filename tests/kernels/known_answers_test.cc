@@ -143,7 +143,7 @@ TEST_P(KnownAnswersTest, AdamWEqualsTheScalarRuleAndLeavesNeighboursAlone) {
 }
 
 // What batching, sharding and another blocking rest on: an element does not know its neighbours.
-TEST_P(KnownAnswersTest, AnElementOfAProductDependsOnItsRowAndColumnAlone) {
+TEST_P(KnownAnswersTest, AnElementOfAGemmDependsOnItsRowAndColumnAlone) {
   constexpr int64_t kRows = 40;
   constexpr int64_t kColumns = 70;
   constexpr int64_t kInner = 600;

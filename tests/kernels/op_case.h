@@ -61,7 +61,7 @@ class Operands {
   TensorView Vector(int64_t n);
   // A contiguous matrix, for scratch.
   TensorView Workspace(int64_t rows, int64_t columns);
-  // Gradients of weights, and what products add up.
+  // Gradients of weights, and what gemms add up.
   TensorView Gradient(int64_t rows, int64_t columns, const std::vector<double>& values);
   TensorView Gradient(int64_t rows, int64_t columns);
   TensorView Gradient(int64_t n, const std::vector<double>& values);

@@ -76,7 +76,7 @@ absl::Status RunOn(kernels::CudaGpu& gpu, const RecordArgs& args, RankBody body)
                         .body = std::move(body),
                         .adjust = args.adjust,
                         .gpu = &gpu,
-                        .products = args.products});
+                        .gemms = args.gemms});
 }
 
 void ExpectANanIsSkippedAndExplained(kernels::CudaGpu& gpu, const RecordArgs& args) {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "common/status.h"
-#include "kernels/cuda_device.h"
+#include "kernels/cuda_host/cuda_device.h"
 #include "tests/testing/strategy_cases.h"
 
 namespace ravel::trainer {

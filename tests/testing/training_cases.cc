@@ -314,7 +314,7 @@ absl::StatusOr<Recording> TryRecord(const RecordArgs& args) {
                                  .adjust = args.adjust,
                                  .options = args.options,
                                  .gpu = args.gpu,
-                                 .products = args.products}));
+                                 .gemms = args.gemms}));
   return recording;
 }
 

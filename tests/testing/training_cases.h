@@ -47,8 +47,8 @@ struct RecordArgs {
   const Recording* start = nullptr;  // state to begin with; nullptr: initial weights
   std::function<absl::Status(plan::ShardingPlan& plan)> adjust = nullptr;  // LocalRun
   EngineOptions options = {};
-  kernels::CudaGpu* gpu = nullptr;                        // LocalRun
-  std::optional<ProductOptions> products = std::nullopt;  // LocalRun
+  kernels::CudaGpu* gpu = nullptr;                  // LocalRun
+  std::optional<GemmOptions> gemms = std::nullopt;  // LocalRun
 };
 // One rank's part of such a run: its initial state, its steps and evaluations. Adds to `recording`
 // what only rank 0 tells.

@@ -173,9 +173,9 @@ class Communicator {
   // Thread-safe; does not block.
   virtual absl::Status Failure() const { return absl::OkStatus(); }
 
-  // Why tensor collectives cannot become part of a graph (kernels/cuda_calls.h); OK where they can.
-  // Then one that a log of the stream has kept, or left to a graph, counts as issued as ever, and
-  // as through with the next MarkPassed.
+  // Why tensor collectives cannot become part of a graph (kernels/cuda_host/cuda_calls.h); OK where
+  // they can. Then one that a log of the stream has kept, or left to a graph, counts as issued as
+  // ever, and as through with the next MarkPassed.
   virtual absl::Status Captures() const {
     return absl::UnimplementedError("hosts meet in every collective");
   }

@@ -21,7 +21,7 @@
 
 #include "common/check.h"
 #include "common/signed_size.h"
-#include "kernels/cuda_nccl.h"
+#include "kernels/cuda_host/nccl_group.h"
 #include "worker/comm/nccl_member.h"
 #include "worker/comm/nccl_root.h"
 #include "worker/comm/split_groups.h"

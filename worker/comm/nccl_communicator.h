@@ -7,7 +7,7 @@
 #include <functional>
 #include <memory>
 
-#include "kernels/cuda_device.h"
+#include "kernels/cuda_host/cuda_device.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/rendezvous.h"
 

@@ -13,8 +13,8 @@
 
 #include "common/mutex.h"
 #include "common/status.h"
-#include "kernels/cuda_device.h"
-#include "kernels/cuda_nccl.h"
+#include "kernels/cuda_host/cuda_device.h"
+#include "kernels/cuda_host/nccl_group.h"
 #include "worker/comm/issue_log.h"
 #include "worker/comm/nccl_root.h"
 

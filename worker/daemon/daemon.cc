@@ -76,7 +76,7 @@ Daemon::Daemon(DaemonOptions options)
       std::make_unique<Supervisor>(loop_->context,
                                    SupervisorOptions{.trainer_program = options_.trainer_program,
                                                      .work_dir = options_.work_dir,
-                                                     .product_cache = options_.product_cache,
+                                                     .gemm_cache = options_.gemm_cache,
                                                      .first_gpu = FirstGpu(options_.facts),
                                                      .trainers_per_gpu = options_.trainers_per_gpu},
                                    TrainerCallbacks());

@@ -25,7 +25,7 @@ struct DaemonOptions {
   std::string node_id;
   std::string data_address;
   std::string work_dir;
-  std::string product_cache = {};  // empty: none
+  std::string gemm_cache = {};  // empty: none
   std::string trainer_program;
   std::string version;
   LogRules logs = {};

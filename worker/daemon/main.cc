@@ -38,7 +38,7 @@ struct Flags {
   int cpu_devices = 1;
   int trainers_per_gpu = 1;
   std::string work_dir;
-  std::string product_cache;
+  std::string gemm_cache;
   std::string trainer;
   std::string data_address = "127.0.0.1";
   std::string on_fatal = "exit";
@@ -127,12 +127,12 @@ int Fatal(const Flags& flags, const absl::Status& status) {
   return kExitDoNotRestart;
 }
 
-std::string ProductCache(const Flags& flags) {
-  if (flags.product_cache.empty()) {
+std::string GemmCache(const Flags& flags) {
+  if (flags.gemm_cache.empty()) {
     std::error_code ignored;
-    return std::filesystem::absolute(flags.work_dir + "/products", ignored);
+    return std::filesystem::absolute(flags.work_dir + "/gemms", ignored);
   }
-  return flags.product_cache == "off" ? "" : flags.product_cache;
+  return flags.gemm_cache == "off" ? "" : flags.gemm_cache;
 }
 
 int Start(const Flags& flags) {
@@ -143,7 +143,7 @@ int Start(const Flags& flags) {
                         .node_id = flags.node_id,
                         .data_address = flags.data_address,
                         .work_dir = flags.work_dir,
-                        .product_cache = ProductCache(flags),
+                        .gemm_cache = GemmCache(flags),
                         .trainer_program = flags.trainer.empty() ? SiblingTrainer() : flags.trainer,
                         .version = kVersion,
                         .logs = {},
@@ -203,10 +203,11 @@ int ParseAndStart(int argc, char** argv) {
                  "Size of all logs of trainers that ended; the oldest go first, and those of 14 "
                  "days ago")
       ->capture_default_str();
-  app.add_option("--product-cache",
-                 flags.product_cache,
+  // --product-cache is what scripts and units from before call it.
+  app.add_option("--gemm-cache,--product-cache",
+                 flags.gemm_cache,
                  "Folder for what was measured of matrix products on GPUs, or off; default: "
-                 "products in the work folder")
+                 "gemms in the work folder")
       ->check([](const std::string& path) {
         return path == "off" || absl::StartsWith(path, "/") ? ""
                                                             : "expected an absolute path or off";

@@ -126,8 +126,8 @@ absl::Status Supervisor::StartOne(const v1::StartTrainer& start) {
     variables =
         SharedGpuEnvironment(absl::StrCat(start.job_uid(), "-", start.epoch(), "-", start.rank()));
   }
-  if (!options_.product_cache.empty()) {
-    variables.push_back(absl::StrCat("RAVEL_PRODUCT_CACHE=", options_.product_cache));
+  if (!options_.gemm_cache.empty()) {
+    variables.push_back(absl::StrCat("RAVEL_GEMM_CACHE=", options_.gemm_cache));
   }
   ASSIGN_OR_RETURN(
       auto trainer,

@@ -29,7 +29,7 @@ struct LaunchOrder {
 struct SupervisorOptions {
   std::string trainer_program;
   std::string work_dir;
-  std::string product_cache = {};  // folder of what trainers measure of products; empty: none
+  std::string gemm_cache = {};  // folder of what trainers measure of gemms; empty: none
   // Ordinal of the node's first GPU: a trainer is told which of the GPUs is its own.
   int64_t first_gpu = 0;
   int64_t trainers_per_gpu = 1;  // more than 1: functional tests (shared_gpu.h)

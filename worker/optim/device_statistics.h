@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "common/status.h"
-#include "kernels/cuda_device.h"
+#include "kernels/cuda_host/cuda_device.h"
 #include "worker/optim/step_statistics.h"
 #include "worker/shard/device_streams.h"
 

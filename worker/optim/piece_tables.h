@@ -7,7 +7,7 @@
 
 #include "common/plan/sharding_plan.h"
 #include "common/status.h"
-#include "kernels/cuda_device.h"
+#include "kernels/cuda_host/cuda_device.h"
 #include "kernels/update.h"
 #include "worker/shard/host_access.h"
 #include "worker/shard/parameter_group.h"

@@ -9,7 +9,7 @@
 #include <span>
 
 #include "common/status.h"
-#include "kernels/cuda_device.h"
+#include "kernels/cuda_host/cuda_device.h"
 #include "worker/shard/device_streams.h"
 #include "worker/shard/host_access.h"
 

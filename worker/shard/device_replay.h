@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda_device.h"
+#include "kernels/cuda_host/cuda_device.h"
 #include "worker/shard/device_streams.h"
 #include "worker/shard/device_timeline.h"
 #include "worker/shard/mesh_communicators.h"

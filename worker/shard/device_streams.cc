@@ -23,7 +23,7 @@ absl::StatusOr<std::unique_ptr<DeviceStreams>> DeviceStreams::Create(
     kernels::CudaGpu& gpu, const plan::ShardingPlan& plan, std::function<absl::Status()> failure) {
   std::unique_ptr<DeviceStreams> made(new DeviceStreams(gpu, std::move(failure)));
   RETURN_IF_ERROR(made->Add(plan::StreamId::kCompute));
-  // Products leave to collectives what the job gives those, on any number of ranks.
+  // Gemms leave to collectives what the job gives those, on any number of ranks.
   const auto blocks = static_cast<int32_t>(plan.options.communication_blocks);
   if (blocks > 0) {
     made->compute().UseMultiprocessors(std::max(1, gpu.properties().multiprocessors - blocks));
@@ -53,7 +53,7 @@ absl::Status DeviceStreams::Add(plan::StreamId stream) {
   }
   auto scratch = gpu_.AllocateDevice(kernels::cuda::kScratchBytes);
   if (!scratch.ok()) {
-    return Annotate(scratch.status(), "scratch memory of products");
+    return Annotate(scratch.status(), "scratch memory of gemms");
   }
   member.scratch = *std::move(scratch);
   ASSIGN_OR_RETURN(member.stream,

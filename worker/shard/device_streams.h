@@ -10,7 +10,7 @@
 
 #include "common/plan/sharding_plan.h"
 #include "common/status.h"
-#include "kernels/cuda_device.h"
+#include "kernels/cuda_host/cuda_device.h"
 
 namespace ravel::shard {
 
@@ -32,7 +32,7 @@ class DeviceStreams {
   kernels::CudaGpu& gpu() { return gpu_; }
   kernels::CudaStream& of(plan::StreamId stream);
   kernels::CudaStream& compute() { return of(plan::StreamId::kCompute); }
-  // Device memory beside the arena: scratch of products. Streams but compute need none.
+  // Device memory beside the arena: scratch of gemms. Streams but compute need none.
   int64_t scratch_bytes() const;
 
   // All later work of any stream waits for all work so far of every stream; the host does not.

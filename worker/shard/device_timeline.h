@@ -7,7 +7,7 @@
 
 #include "common/status.h"
 #include "common/trace.h"
-#include "kernels/cuda_device.h"
+#include "kernels/cuda_host/cuda_device.h"
 #include "worker/shard/device_streams.h"
 
 namespace ravel::shard {

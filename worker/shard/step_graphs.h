@@ -19,8 +19,8 @@
 
 #include "common/plan/sharding_plan.h"
 #include "common/status.h"
-#include "kernels/cuda_calls.h"
-#include "kernels/cuda_device.h"
+#include "kernels/cuda_host/cuda_calls.h"
+#include "kernels/cuda_host/cuda_device.h"
 #include "worker/shard/device_streams.h"
 
 namespace ravel::shard {

@@ -42,7 +42,7 @@ class UnitExecutor {
   // Before the first Run.
   absl::Status Prepare() { return args_.backend.Prepare(programs_, args_.modules); }
   // Gives the work of every kForward, kRecompute and kBackward, of all programs, to its stream;
-  // for rehearsals of products, where nothing runs.
+  // for rehearsals of gemms, where nothing runs.
   void IssueComputes() const;
   ~UnitExecutor();
   UnitExecutor(const UnitExecutor&) = delete;

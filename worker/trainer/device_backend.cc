@@ -36,8 +36,8 @@ class DeviceBackend final : public EngineBackend {
   absl::Status ExplainArena(absl::Status allocated, int64_t planned_bytes) const override;
   absl::Status Open(shard::MeshCommunicators& communicators,
                     shard::ParameterGroups& groups) override;
-  absl::StatusOr<ProductChoices> Prepare(shard::UnitExecutor& executor,
-                                         const BatchViews& batch) override;
+  absl::StatusOr<GemmChoices> Prepare(shard::UnitExecutor& executor,
+                                      const BatchViews& batch) override;
 
   shard::ReplayBackend& replay() override { return *replay_; }
   shard::HostAccess& memory() override { return *memory_; }
@@ -147,23 +147,23 @@ absl::StatusOr<bool> DeviceBackend::ChooseGraphs() {
   return why_not.ok();
 }
 
-absl::StatusOr<ProductChoices> DeviceBackend::Prepare(shard::UnitExecutor& executor,
-                                                      const BatchViews& batch) {
+absl::StatusOr<GemmChoices> DeviceBackend::Prepare(shard::UnitExecutor& executor,
+                                                   const BatchViews& batch) {
   ASSIGN_OR_RETURN(const bool graphs, ChooseGraphs());
   replay_->UseGraphs(graphs);
   RETURN_IF_ERROR(MarkDeviceError(executor.Prepare()));
   auto batches = DeviceBatches::Create(gpu_, args_.plan.lanes.programs(), batch);
   RETURN_IF_ERROR(MarkDeviceError(batches.status()));
   batches_ = *std::move(batches);
-  if (!args_.products.has_value()) {
-    return ProductChoices{};
+  if (!args_.gemms.has_value()) {
+    return GemmChoices{};
   }
-  return ChooseProducts({.options = *args_.products,
-                         .plan = args_.plan,
-                         .exact = args_.exact,
-                         .communicator = args_.communicator,
-                         .streams = *streams_,
-                         .executor = executor});
+  return ChooseGemms({.options = *args_.gemms,
+                      .plan = args_.plan,
+                      .exact = args_.exact,
+                      .communicator = args_.communicator,
+                      .streams = *streams_,
+                      .executor = executor});
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "common/status.h"
-#include "kernels/cuda_device.h"
+#include "kernels/cuda_host/cuda_device.h"
 #include "worker/trainer/engine_backend.h"
 
 namespace ravel::trainer {

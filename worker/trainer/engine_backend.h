@@ -14,7 +14,7 @@
 #include "common/plan/sharding_plan.h"
 #include "common/status.h"
 #include "common/trace.h"
-#include "kernels/cuda_device.h"
+#include "kernels/cuda_host/cuda_device.h"
 #include "worker/comm/communicator.h"
 #include "worker/optim/piece_tables.h"
 #include "worker/optim/step_statistics.h"
@@ -22,7 +22,7 @@
 #include "worker/shard/mesh_communicators.h"
 #include "worker/shard/parameter_group.h"
 #include "worker/shard/unit_executor.h"
-#include "worker/trainer/product_choices.h"
+#include "worker/trainer/gemm_choices.h"
 
 namespace ravel::trainer {
 
@@ -57,7 +57,7 @@ class EngineBackend {
     bool norms = false;  // norms of tensors are measured
     EngineOptions options = {};
     // RankEngine::Args.
-    std::optional<ProductOptions> products = std::nullopt;
+    std::optional<GemmOptions> gemms = std::nullopt;
   };
   static std::unique_ptr<EngineBackend> OnHost(const Args& args);
   static std::unique_ptr<EngineBackend> OnDevice(const Args& args, kernels::CudaGpu& gpu);
@@ -74,8 +74,8 @@ class EngineBackend {
   virtual absl::Status Open(shard::MeshCommunicators& communicators,
                             shard::ParameterGroups& groups) = 0;
   // Collective. Before the first step. `batch`: where the arena takes ids and targets.
-  virtual absl::StatusOr<ProductChoices> Prepare(shard::UnitExecutor& executor,
-                                                 const BatchViews& batch) = 0;
+  virtual absl::StatusOr<GemmChoices> Prepare(shard::UnitExecutor& executor,
+                                              const BatchViews& batch) = 0;
 
   // After Open.
   virtual shard::ReplayBackend& replay() = 0;

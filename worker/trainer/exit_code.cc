@@ -7,7 +7,7 @@
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 
-#include "kernels/cuda_library.h"
+#include "kernels/cuda_host/cuda_library.h"
 #include "worker/comm/issue_log.h"
 
 namespace ravel::trainer {

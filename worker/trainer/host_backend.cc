@@ -38,11 +38,11 @@ class HostBackend final : public EngineBackend {
     pieces_ = optim::PieceTables::OnHost(args_.plan, groups);
     return absl::OkStatus();
   }
-  absl::StatusOr<ProductChoices> Prepare(shard::UnitExecutor& executor,
-                                         const BatchViews& batch) override {
+  absl::StatusOr<GemmChoices> Prepare(shard::UnitExecutor& executor,
+                                      const BatchViews& batch) override {
     batch_ = batch;
     RETURN_IF_ERROR(executor.Prepare());
-    return ProductChoices{};
+    return GemmChoices{};
   }
 
   shard::ReplayBackend& replay() override { return *replay_; }

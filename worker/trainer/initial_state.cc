@@ -182,12 +182,12 @@ absl::Status LoadHuggingFace(const Assignment& assignment, RankEngine& engine, P
 
 }  // namespace
 
-absl::StatusOr<std::string> SavedProducts(const Assignment& assignment) {
+absl::StatusOr<std::string> SavedGemms(const Assignment& assignment) {
   if (assignment.restore_path.empty()) {
     return std::string();
   }
   ASSIGN_OR_RETURN(const SavedStep saved, OpenSaved(assignment));
-  const absl::StatusOr<std::string> table = saved.loader->Blob(kProductsBlob);
+  const absl::StatusOr<std::string> table = saved.loader->Blob(kGemmsBlob);
   return table.ok() ? *table : std::string();
 }
 

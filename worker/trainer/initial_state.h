@@ -20,8 +20,8 @@ absl::Status PrepareState(const Assignment& assignment,
                           RankEngine& engine,
                           Position& position);
 
-// The choices of products in the checkpoint that the assignment resumes from (ProductChoices::
+// The choices of gemms in the checkpoint that the assignment resumes from (GemmChoices::
 // table); empty where it has none.
-absl::StatusOr<std::string> SavedProducts(const Assignment& assignment);
+absl::StatusOr<std::string> SavedGemms(const Assignment& assignment);
 
 }  // namespace ravel::trainer

@@ -134,7 +134,7 @@ class LocalGroup {
                                          .control = nullptr,
                                          .options = run_.options,
                                          .gpu = run_.gpu,
-                                         .products = run_.products}));
+                                         .gemms = run_.gemms}));
     return run_.body(*engine, communicator.rank());
   }
 

@@ -24,7 +24,7 @@ struct LocalRun {
   EngineOptions options = {};
   // All ranks on this device (comm/device_local_communicator.h); nullptr: on the host.
   kernels::CudaGpu* gpu = nullptr;
-  std::optional<ProductOptions> products = std::nullopt;  // RankEngine::Args
+  std::optional<GemmOptions> gemms = std::nullopt;  // RankEngine::Args
 };
 absl::Status RunLocalRanks(const LocalRun& run);
 // The plan that it runs.

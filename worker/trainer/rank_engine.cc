@@ -51,7 +51,7 @@ RankEngine::RankEngine(Args args) : args_(std::move(args)) {
                                       .exact = args_.settings.exact,
                                       .norms = args_.settings.update.norms_every > 0,
                                       .options = args_.options,
-                                      .products = args_.products};
+                                      .gemms = args_.gemms};
   backend_ = args_.gpu == nullptr ? EngineBackend::OnHost(chosen)
                                   : EngineBackend::OnDevice(chosen, *args_.gpu);
 }
@@ -144,7 +144,7 @@ absl::Status RankEngine::SetUp() {
   MakeOptimizer();
   MakeExecutor();
   ASSIGN_OR_RETURN(
-      product_choices_,
+      gemm_choices_,
       backend_->Prepare(*executor_, {.ids = Shared("ids"), .targets = Shared("targets")}));
   return FillRopeTables();
 }

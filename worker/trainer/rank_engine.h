@@ -16,7 +16,7 @@
 #include "common/check.h"
 #include "common/plan/sharding_plan.h"
 #include "common/status.h"
-#include "kernels/cuda_device.h"
+#include "kernels/cuda_host/cuda_device.h"
 #include "kernels/stream.h"
 #include "worker/comm/communicator.h"
 #include "worker/data/batch_loader.h"
@@ -24,7 +24,7 @@
 #include "worker/optim/step_optimizer.h"
 #include "worker/shard/unit_executor.h"
 #include "worker/trainer/engine_backend.h"
-#include "worker/trainer/product_choices.h"
+#include "worker/trainer/gemm_choices.h"
 #include "worker/trainer/run_settings.h"
 
 namespace ravel::trainer {
@@ -55,9 +55,9 @@ class RankEngine {
     EngineOptions options = {};
     // The device that the communicator's arena is on; nullptr: on the host. Outlives the engine.
     kernels::CudaGpu* gpu = nullptr;
-    // How algorithms of products are chosen on a device; absent: each as it comes up, by this rank,
+    // How algorithms of gemms are chosen on a device; absent: each as it comes up, by this rank,
     // the first that is proposed.
-    std::optional<ProductOptions> products = std::nullopt;
+    std::optional<GemmOptions> gemms = std::nullopt;
   };
   // Collective: allocates the arena of the plan, opens the data, checks that plan and communicator
   // agree.
@@ -86,8 +86,8 @@ class RankEngine {
   std::string AttentionReport() const { return backend_->AttentionReport(); }
   const shard::StepGraphs* graphs() const { return backend_->replay().graphs(); }
 
-  // How products were chosen; empty on a host.
-  const ProductChoices& product_choices() const { return product_choices_; }
+  // How gemms were chosen; empty on a host.
+  const GemmChoices& gemm_choices() const { return gemm_choices_; }
 
   // Collective. Replays a step whose gradients were not finite, which changed no weights, looks at
   // everything that each instruction writes, and says what was wrong first on any rank: rank, lane,
@@ -164,7 +164,7 @@ class RankEngine {
   model::Modules modules_;
   std::unique_ptr<optim::StepOptimizer> optimizer_;
   std::unique_ptr<shard::UnitExecutor> executor_;
-  ProductChoices product_choices_;
+  GemmChoices gemm_choices_;
   std::deque<int64_t> unread_;  // steps
   // Last: goes first, and waits for the work that refers to all of the above.
   std::unique_ptr<EngineBackend> backend_;

@@ -170,11 +170,11 @@ std::vector<ckpt::Blob> Saver::Blobs(int64_t step) const {
             {"warmup_steps", json::Value(spec.schedule.warmup_steps)},
             {"min_ratio", json::Value(spec.schedule.min_ratio)},
             {"steps", json::Value(spec.steps)}})};
-  const std::string& table = engine_.product_choices().table;
+  const std::string& table = engine_.gemm_choices().table;
   if (static_cast<int64_t>(table.size()) > ckpt::kMaxBlobBytes) {
-    log::Warning(absl::StrCat("the choices of products are not saved: ", table.size(), " bytes"));
+    log::Warning(absl::StrCat("the choices of gemms are not saved: ", table.size(), " bytes"));
   } else if (!table.empty()) {
-    blobs.push_back({.name = kProductsBlob, .content = table});
+    blobs.push_back({.name = kGemmsBlob, .content = table});
   }
   return blobs;
 }

@@ -23,7 +23,7 @@
 #include "common/logging.h"
 #include "common/plan/report/plan_printer.h"
 #include "common/version.h"
-#include "kernels/cuda_nccl.h"
+#include "kernels/cuda_host/nccl_group.h"
 #include "worker/comm/collective_ledger.h"
 #include "worker/comm/communicator_factory.h"
 #include "worker/comm/device_local_communicator.h"
@@ -44,17 +44,17 @@ constexpr char kCheckSetting[] = "RAVEL_NCCL_CHECK";
 // that exchange, too, each on a device of its own, which has not run on a GPU.
 constexpr char kGraphsSetting[] = "RAVEL_CUDA_GRAPHS";
 
-// Algorithms of products are numerics that only devices know: an exact job does not go on with
+// Algorithms of gemms are numerics that only devices know: an exact job does not go on with
 // others than its checkpoint's unasked.
-absl::Status CheckProducts(const plan::JobSpec& spec, const std::string& anew) {
-  if (anew.empty() || spec.determinism != plan::DeterminismMode::kExact ||
+absl::Status CheckGemms(const plan::JobSpec& spec, const std::string& chosen_again) {
+  if (chosen_again.empty() || spec.determinism != plan::DeterminismMode::kExact ||
       spec.checkpoint.allow_numerics_change) {
     return absl::OkStatus();
   }
   return WithCode(
       absl::FailedPreconditionError(absl::StrCat(
           "the checkpoint was computed with other algorithms: ",
-          anew,
+          chosen_again,
           "; use devices of its kind, or set checkpoint.allowNumericsChange: true, or use ravelctl "
           "retry --allow-numerics-change")),
       ExitCode::kPlanMismatch);
@@ -66,15 +66,15 @@ EngineOptions WithGraphs() {
   return {.graphs = text != "0", .exchanging_graphs = text == "exchange"};
 }
 
-// Folder of what was measured of products, from the daemon; absent: nothing is kept.
-constexpr char kProductsSetting[] = "RAVEL_PRODUCT_CACHE";
+// Folder of what was measured of gemms, from the daemon; absent: nothing is kept.
+constexpr char kGemmsSetting[] = "RAVEL_GEMM_CACHE";
 
 double SecondsSince(const Clock& clock, int64_t start_ms) {
   return static_cast<double>(clock.MonotonicMs() - start_ms) / 1000.0;
 }
 
 // Refuses to train in bf16 through kernels without tensor cores unless the job allows it. Our own
-// product also serves fp32, where the library's is not as far ahead.
+// gemm also serves fp32, where the library's is not as far ahead.
 absl::Status CheckFastKernels(const kernels::CudaGpu& gpu, const plan::JobSpec& spec) {
   if (spec.compute != plan::ComputeType::kBF16 || spec.allow_slow_kernels) {
     return absl::OkStatus();
@@ -214,13 +214,13 @@ absl::StatusOr<std::unique_ptr<comm::Communicator>> Trainer::Connect(kernels::Cu
        .check_collectives = std::getenv(kCheckSetting) != nullptr});
 }
 
-absl::StatusOr<std::optional<ProductOptions>> Trainer::Products() const {
+absl::StatusOr<std::optional<GemmOptions>> Trainer::Gemms() const {
   if (parts_.assignment.spec.cpu_devices) {
     return std::nullopt;
   }
-  const char* folder = std::getenv(kProductsSetting);
-  ASSIGN_OR_RETURN(std::string saved, SavedProducts(parts_.assignment));
-  return ProductOptions{
+  const char* folder = std::getenv(kGemmsSetting);
+  ASSIGN_OR_RETURN(std::string saved, SavedGemms(parts_.assignment));
+  return GemmOptions{
       .measure = parts_.assignment.spec.algorithms == plan::AlgorithmChoice::kMeasured,
       .saved = std::move(saved),
       .cache_folder = folder == nullptr ? "" : folder};
@@ -228,7 +228,7 @@ absl::StatusOr<std::optional<ProductOptions>> Trainer::Products() const {
 
 absl::Status Trainer::RunWith(comm::Communicator& communicator, kernels::CudaGpu* gpu) {
   const Assignment& assignment = parts_.assignment;
-  ASSIGN_OR_RETURN(std::optional<ProductOptions> products, Products());
+  ASSIGN_OR_RETURN(std::optional<GemmOptions> gemms, Gemms());
   ASSIGN_OR_RETURN(const std::unique_ptr<RankEngine> engine,
                    RankEngine::Create({.plan = assignment.plan,
                                        .settings = SettingsOf(assignment.spec),
@@ -236,9 +236,9 @@ absl::Status Trainer::RunWith(comm::Communicator& communicator, kernels::CudaGpu
                                        .control = [this] { return parts_.box.control(); },
                                        .options = WithGraphs(),
                                        .gpu = gpu,
-                                       .products = std::move(products)}));
-  const std::string& anew = engine->product_choices().anew;
-  RETURN_IF_ERROR(CheckProducts(assignment.spec, anew));
+                                       .gemms = std::move(gemms)}));
+  const std::string& chosen_again = engine->gemm_choices().chosen_again;
+  RETURN_IF_ERROR(CheckGemms(assignment.spec, chosen_again));
   parts_.position.Enter(TrainerPhase::kRestoring);
   const int64_t start_ms = parts_.clock.MonotonicMs();
   RETURN_IF_ERROR(PrepareState(assignment, communicator, *engine, parts_.position));
@@ -255,8 +255,8 @@ absl::Status Trainer::RunWith(comm::Communicator& communicator, kernels::CudaGpu
                         .planned_bytes = engine->planned_bytes(),
                         .measured_bytes = engine->measured_bytes(),
                         .restore_seconds = restore_seconds};
-  if (!anew.empty()) {
-    ready.remarks.push_back({.reason = "ProductsChosenAnew", .message = anew});
+  if (!chosen_again.empty()) {
+    ready.remarks.push_back({.reason = "GemmsChosenAgain", .message = chosen_again});
   }
   RETURN_IF_ERROR(parts_.reporter.Ready(ready));
   return TrainAll(*engine, *saver, diagnostics);

@@ -8,7 +8,7 @@
 
 A line has the median time of repeats from a cold cache, by events of the device, and the largest difference from the same formula
 in fp64 or fp32 on a part of the result. Random inputs. Weight gradients of bf16 operands are fp32 on both sides: torch.mm and
-torch.addmm with out_dtype, which adds in place. On a CPU, which has no such form, they are a product of fp32 operands.
+torch.addmm with out_dtype, which adds in place. On a CPU, which has no such form, they are a gemm of fp32 operands.
 """
 import argparse
 import json
@@ -129,26 +129,26 @@ def adamw(make, dtype):
     return optimizer.step, None, {"bytes": n * (28 if dtype == torch.float32 else 14)}, error_of(weight[:CHECKED].detach(), expected)
 
 
-def fp32_product(a, b):
+def fp32_gemm(a, b):
     return torch.mm(a.float(), b.float()) if a.device.type == "cpu" else torch.mm(a, b, out_dtype=torch.float32)
 
 
-def fp32_product_added(sums, a, b):
+def fp32_gemm_added(sums, a, b):
     if a.device.type == "cpu":
         return torch.addmm(sums, a.float(), b.float(), out=sums)
     return torch.addmm(sums, a, b, out_dtype=torch.float32, out=sums)
 
 
-def product(make, layer, which):
+def gemm(make, layer, which):
     into, out, tokens = (make.size(full) for full in LAYERS[layer])
     x, w, dy = make.random(tokens, into), make.random(out, into), make.random(tokens, out)
     sums = make.random(out, into, dtype=torch.float32)
     calls = {"forward": (lambda: x @ w.T, lambda c: (c[:CHECKED], x[:CHECKED].double() @ w.T.double())),
              "dgrad": (lambda: dy @ w, lambda c: (c[:CHECKED], dy[:CHECKED].double() @ w.double())),
-             "wgrad": (lambda: fp32_product(dy.T, x), lambda c: (c[:CHECKED], dy[:, :CHECKED].T.double() @ x.double()))}
+             "wgrad": (lambda: fp32_gemm(dy.T, x), lambda c: (c[:CHECKED], dy[:, :CHECKED].T.double() @ x.double()))}
     if which == "wgrad_added":
         before = sums[:CHECKED].double()
-        run = lambda: fp32_product_added(sums, dy.T, x)  # noqa: E731
+        run = lambda: fp32_gemm_added(sums, dy.T, x)  # noqa: E731
         error = error_of(run()[:CHECKED], before + dy[:, :CHECKED].T.double() @ x.double())
     else:
         run, check = calls[which]
@@ -159,7 +159,7 @@ def product(make, layer, which):
 CASES = {"rms_norm_forward": rms_norm_forward, "rms_norm_backward": rms_norm_backward, "swiglu_forward": swiglu_forward,
          "swiglu_backward": swiglu_backward, "cross_entropy": cross_entropy, "adamw_fp32": lambda make: adamw(make, torch.float32),
          "adamw_bf16": lambda make: adamw(make, torch.bfloat16),
-         **{f"{layer}_{which}": (lambda make, layer=layer, which=which: product(make, layer, which)) for layer in LAYERS for which in PASSES}}
+         **{f"{layer}_{which}": (lambda make, layer=layer, which=which: gemm(make, layer, which)) for layer in LAYERS for which in PASSES}}
 
 
 def timed(make, run, prepare):

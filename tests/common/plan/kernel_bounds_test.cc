@@ -6,7 +6,7 @@
 #include "common/model/model_inventory.h"
 #include "common/philox.h"
 #include "kernels/attention.h"
-#include "kernels/cuda/attention_plans.h"
+#include "kernels/cuda_host/attention_plans.h"
 #include "kernels/scalar/philox.h"
 
 namespace ravel::plan {

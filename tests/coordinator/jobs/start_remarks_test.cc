@@ -14,7 +14,7 @@ TEST(StartRemarks, BecomeEventsOnceAndOfEachAttempt) {
   world.StartCoordinator();
   world.AddNode("n0");
   world.AddNode("n1");
-  world.remarks[1] = {{"ProductsChosenAnew", "bits may differ"}};
+  world.remarks[1] = {{"GemmsChosenAgain", "bits may differ"}};
   ASSERT_TRUE(world.Submit(world.Spec("job", {2}, 4)).ok());
   world.TrainSteps(2);
   const auto warnings = [&] {
@@ -24,7 +24,7 @@ TEST(StartRemarks, BecomeEventsOnceAndOfEachAttempt) {
   };
   ASSERT_EQ(warnings().size(), 1U);
   const JobEventRecord first = warnings().front();
-  EXPECT_EQ(first.reason, "ProductsChosenAnew");
+  EXPECT_EQ(first.reason, "GemmsChosenAgain");
   EXPECT_EQ(first.message, "bits may differ");
   EXPECT_EQ(first.rank, 1);
   EXPECT_EQ(first.node, "n1");

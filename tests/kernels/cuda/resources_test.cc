@@ -11,7 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/kernels/cuda/library_path.h"
+#include "tests/kernels/cuda_host/library_path.h"
 
 namespace ravel::kernels::cuda::testing {
 namespace {

@@ -62,10 +62,10 @@ int32_t GemmAlgorithms(uint64_t workspace_bytes, RavelCudaAlgorithm* algorithms,
   return count;
 }
 
-PlannedLaunch PlanProduct(const RavelCudaGemm& gemm,
-                          const RavelCudaAlgorithm& algorithm,
-                          const RavelCudaGemmBuffers& buffers) {
-  const KernelLaunch launch = {.name = "product", .variant = 0};
+PlannedLaunch PlanCublasGemm(const RavelCudaGemm& gemm,
+                             const RavelCudaAlgorithm& algorithm,
+                             const RavelCudaGemmBuffers& buffers) {
+  const KernelLaunch launch = {.name = "gemm", .variant = 0};
   Operands operands(launch);
   operands.Require(GemmIsOffered(gemm), "sizes, strides or types that no algorithm takes");
   operands.Require(algorithm.words[1] != kRefused, "an algorithm that does not run here");

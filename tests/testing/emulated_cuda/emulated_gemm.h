@@ -9,11 +9,11 @@
 
 namespace ravel::kernels::cuda::emulated {
 
-// As gemm_candidates, for a product that fits; false where strides, types or sizes do not.
+// As gemm_candidates, for a gemm that fits; false where strides, types or sizes do not.
 bool GemmIsOffered(const RavelCudaGemm& gemm);
 int32_t GemmAlgorithms(uint64_t workspace_bytes, RavelCudaAlgorithm* algorithms, int32_t limit);
-PlannedLaunch PlanProduct(const RavelCudaGemm& gemm,
-                          const RavelCudaAlgorithm& algorithm,
-                          const RavelCudaGemmBuffers& buffers);
+PlannedLaunch PlanCublasGemm(const RavelCudaGemm& gemm,
+                             const RavelCudaAlgorithm& algorithm,
+                             const RavelCudaGemmBuffers& buffers);
 
 }  // namespace ravel::kernels::cuda::emulated

@@ -18,9 +18,9 @@
 #include "tests/testing/emulated_cuda/emulated_attention.h"
 #include "tests/testing/emulated_cuda/emulated_errors.h"
 #include "tests/testing/emulated_cuda/emulated_gemm.h"
+#include "tests/testing/emulated_cuda/emulated_kernels.h"
 #include "tests/testing/emulated_cuda/emulated_memory.h"
 #include "tests/testing/emulated_cuda/emulated_stream.h"
-#include "tests/testing/emulated_cuda/kernel_table.h"
 #include "tests/testing/emulated_cuda/nccl_host.h"
 
 namespace ravel::kernels::cuda::emulated {
@@ -309,7 +309,7 @@ int32_t GemmRun(void* stream,
                 const RavelCudaAlgorithm* algorithm,
                 const RavelCudaGemmBuffers* buffers) {
   const int32_t error = RequireCublasLt();
-  return error != 0 ? error : Issue(stream, PlanProduct(*gemm, *algorithm, *buffers));
+  return error != 0 ? error : Issue(stream, PlanCublasGemm(*gemm, *algorithm, *buffers));
 }
 
 int32_t AttentionVersion(uint64_t* version) {

@@ -17,7 +17,7 @@ namespace ravel::kernels::cuda::emulated {
 
 enum class MemoryKind { kDevice, kPinned };
 
-// Bytes that a kernel, a copy or a product reads or writes: rows of the same length at a stride.
+// Bytes that a kernel, a copy or a gemm reads or writes: rows of the same length at a stride.
 struct Access {
   // kAtomic: an exact addition, which others of the same memory do not disturb.
   enum class Kind { kRead, kWrite, kUpdate, kAtomic };

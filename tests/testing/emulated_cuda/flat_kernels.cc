@@ -11,7 +11,7 @@
 #include "kernels/cpu/simd_ops.h"
 #include "kernels/cpu/step_statistics.h"
 #include "kernels/scalar/update_rules.h"
-#include "tests/testing/emulated_cuda/kernel_table.h"
+#include "tests/testing/emulated_cuda/emulated_kernels.h"
 
 namespace ravel::kernels {
 

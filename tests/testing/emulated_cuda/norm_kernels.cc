@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "kernels/cpu/simd_ops.h"
-#include "tests/testing/emulated_cuda/kernel_table.h"
+#include "tests/testing/emulated_cuda/emulated_kernels.h"
 
 namespace ravel::kernels::cuda::emulated {
 namespace {

@@ -5,7 +5,7 @@
 #include "common/check.h"
 #include "kernels/cpu/reference_ops.h"
 #include "kernels/cpu/simd_ops.h"
-#include "tests/testing/emulated_cuda/kernel_table.h"
+#include "tests/testing/emulated_cuda/emulated_kernels.h"
 
 namespace ravel::kernels::cuda::emulated {
 namespace {

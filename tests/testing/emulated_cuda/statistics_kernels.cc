@@ -3,7 +3,7 @@
 #include <bit>
 
 #include "kernels/cpu/step_statistics.h"
-#include "tests/testing/emulated_cuda/kernel_table.h"
+#include "tests/testing/emulated_cuda/emulated_kernels.h"
 
 namespace ravel::kernels::cuda::emulated {
 namespace {

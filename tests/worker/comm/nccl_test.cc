@@ -8,7 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "kernels/cuda_nccl.h"
+#include "kernels/cuda_host/nccl_group.h"
 #include "tests/worker/comm/group_testing.h"
 #include "tests/worker/comm/nccl_testing.h"
 #include "worker/comm/collective_ledger.h"

@@ -10,7 +10,7 @@
 #include <dlfcn.h>
 
 #include "common/check.h"
-#include "kernels/cuda_library.h"
+#include "kernels/cuda_host/cuda_library.h"
 
 namespace ravel::comm {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "common/status.h"
-#include "kernels/cuda_device.h"
+#include "kernels/cuda_host/cuda_device.h"
 #include "tests/testing/emulated_nccl/emulated_nccl.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/nccl_communicator.h"

@@ -13,7 +13,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "kernels/cuda_device.h"
+#include "kernels/cuda_host/cuda_device.h"
 #include "tests/testing/fake_supervisor.h"
 #include "tests/testing/training_cases.h"
 #include "worker/trainer/exit_code.h"

@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "kernels/cuda/library.h"
+#include "kernels/cuda/functions.h"
 #include "tests/kernels/cuda/runtime/fake_runtime.h"
 
 namespace ravel::kernels::cuda {

@@ -1,8 +1,8 @@
 #pragma once
 
-// The functions of the CUDA runtime that kernels/cuda/device.cc calls, over two devices without
-// memory. A thread has no device until it selects one: the real runtime would make a context on
-// device 0 then.
+// The functions of the CUDA runtime that kernels/cuda/functions_runtime.cc calls, over two devices
+// without memory. A thread has no device until it selects one: the real runtime would make a
+// context on device 0 then.
 
 #include <string>
 #include <vector>

@@ -1,0 +1,40 @@
+#include "kernels/update.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "common/check.h"
+#include "kernels/scalar/decide_step.h"
+
+namespace ravel::kernels {
+
+UpdateScalars MakeUpdateScalars(const UpdateHyper& hyper, int64_t t, float gradient_scale) {
+  CHECK_MSG(t >= 1, "t counts from 1: updates applied so far + 1");
+  return scalar::ScalarsOfUpdate<UpdateScalars>(hyper, t, gradient_scale);
+}
+
+std::vector<UpdatePiece> CutForBlocks(const std::vector<UpdatePiece>& pieces) {
+  std::vector<UpdatePiece> cut;
+  for (UpdatePiece rest : pieces) {
+    while (rest.elements > 0) {
+      UpdatePiece part = rest;
+      part.elements = std::min(rest.elements, kMaxBlockElements - rest.offset % kMaxBlockElements);
+      cut.push_back(part);
+      rest.offset += part.elements;
+      rest.first_index += part.elements;
+      rest.elements -= part.elements;
+    }
+  }
+  return cut;
+}
+
+void CheckPieces(const PieceTable& table, int64_t elements) {
+  for (int64_t i = 0; i < table.count; ++i) {
+    const UpdatePiece& piece = table.pieces[i];
+    CHECK_MSG(piece.offset >= 0 && piece.elements >= 0 && piece.first_index >= 0 &&
+                  piece.elements <= elements - piece.offset,
+              "a piece outside its ranges");
+  }
+}
+
+}  // namespace ravel::kernels

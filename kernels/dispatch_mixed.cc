@@ -1,0 +1,121 @@
+// The ops of mixed precision and of a step's statistics: shapes and types checked once, then the
+// backend.
+
+#include <bit>
+
+#include "common/check.h"
+#include "kernels/cpu/mixed_ops.h"
+#include "kernels/cpu/step_statistics.h"
+#include "kernels/cuda_host/ops.h"
+
+namespace ravel::kernels {
+namespace {
+
+bool OnCuda(const Stream& stream) {
+  return stream.backend() == Backend::kCuda;
+}
+
+void CheckFlat(const TensorView& view, int64_t elements, DType dtype) {
+  CHECK_MSG(view.dtype == dtype, "wrong element type");
+  CHECK_MSG(view.elements() == elements && view.contiguous(), "wrong size, or not contiguous");
+  CHECK_MSG(view.present() || elements == 0, "no data");
+}
+
+void CheckFloat(const TensorView& view) {
+  CHECK_MSG(view.dtype == DType::kF32 || view.dtype == DType::kBF16, "fp32 or bf16 is expected");
+}
+
+}  // namespace
+
+void ElementUpdate(Stream& stream, const ElementUpdateArgs& args) {
+  if (OnCuda(stream)) {
+    cuda::ElementUpdate(stream, args);
+    return;
+  }
+  const int64_t n = args.g.elements();
+  CHECK_MSG(args.main_weight.present() != args.remainder.present() || n == 0,
+            "a main weight is fp32, or a weight with a remainder");
+  if (args.remainder.present()) {
+    CheckFlat(args.remainder, n, DType::kI16);
+    CheckFlat(args.weight, n, DType::kBF16);
+  } else {
+    CheckFlat(args.main_weight, n, DType::kF32);
+  }
+  if (args.weight.present()) {
+    CheckFlat(args.weight, n, DType::kBF16);
+  }
+  CheckFloat(args.g);
+  CheckFloat(args.m);
+  CheckFlat(args.m, n, args.m.dtype);
+  if (args.v.present()) {
+    CheckFlat(args.v, n, args.m.dtype);
+  }
+  CHECK_MSG(args.first_index >= 0, "an index is not negative");
+  CheckPieces(args.table, n);
+  cpu::ElementUpdate(args);
+}
+
+void ReduceAdd(Stream& stream, const ReduceAddArgs& args) {
+  if (OnCuda(stream)) {
+    cuda::ReduceAdd(stream, args);
+    return;
+  }
+  CheckFlat(args.out, args.out.elements(), DType::kF32);
+  CHECK_MSG(std::has_single_bit(args.pieces.size()), "pieces are a power of two");
+  CHECK_MSG(args.squared_norm == nullptr || args.pieces.size() <= kMaxNormPieces,
+            "more pieces than one pass adds, and a norm");
+  cpu::ReduceAdd(stream, args);
+}
+
+void Cast(Stream& stream, const CastArgs& args) {
+  if (OnCuda(stream)) {
+    cuda::Cast(stream, args);
+    return;
+  }
+  CheckFloat(args.from);
+  CheckFloat(args.to);
+  CHECK_MSG(args.from.dtype != args.to.dtype, "a cast changes the type");
+  CheckFlat(args.from, args.from.elements(), args.from.dtype);
+  CheckFlat(args.to, args.from.elements(), args.to.dtype);
+  cpu::Cast(args);
+}
+
+void TransposeMatrix(Stream& stream, const TransposeArgs& args) {
+  if (OnCuda(stream)) {
+    cuda::TransposeMatrix(stream, args);
+    return;
+  }
+  CHECK_MSG(args.from.rank == 2 && args.to.rank == 2, "a matrix is expected");
+  CHECK_MSG(args.to.dtype == args.from.dtype, "one element type");
+  CHECK_MSG(args.to.size[0] == args.from.size[1] && args.to.size[1] == args.from.size[0],
+            "wrong shape");
+  cpu::TransposeMatrix(args);
+}
+
+void SumLoss(Stream& stream, const SumLossArgs& args) {
+  if (OnCuda(stream)) {
+    cuda::SumLoss(stream, args);
+    return;
+  }
+  CheckFlat(args.losses, args.losses.elements(), DType::kF32);
+  CheckFlat(args.targets, args.losses.elements(), DType::kI32);
+  cpu::SumLoss(args);
+}
+
+void SumRowNodes(Stream& stream, const SumRowNodesArgs& args) {
+  if (OnCuda(stream)) {
+    cuda::SumRowNodes(stream, args);
+    return;
+  }
+  cpu::SumRowNodes(args);
+}
+
+void DecideUpdate(Stream& stream, const DecideUpdateArgs& args) {
+  if (OnCuda(stream)) {
+    cuda::DecideUpdate(stream, args);
+    return;
+  }
+  cpu::DecideUpdate(args);
+}
+
+}  // namespace ravel::kernels

@@ -303,7 +303,8 @@ bool IsOfAnotherStrategy(const Target& target, const ShardingPlan& plan) {
   const UnitId unit = plan.groups.back().unit;
   for (const AxisStrategyRow& row : AxisStrategyRows()) {
     JobSpec spec = target.spec;
-    spec.units = {{.match = plan.inventory.units[unit].name, .strategy = row.strategy, .replicate = {}}};
+    spec.units = {
+        {.match = plan.inventory.units[unit].name, .strategy = row.strategy, .replicate = {}}};
     const absl::StatusOr<ShardingPlan> other = BuildShardingPlan(
         {.spec = spec, .ranks = plan.ranks, .shared_memory = target.shared_memory});
     if (other.ok() && SerializePlan(*other) == SerializePlan(plan)) {

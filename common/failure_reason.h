@@ -1,7 +1,7 @@
 #pragma once
 
-// Why trainers end and jobs fail: one table for trainer, daemon and coordinator (service.md section
-// 4). Whoever adds a reason adds a row; nobody compares reasons for their class elsewhere.
+// Why trainers end and jobs fail: one table for trainer, daemon and coordinator. A new reason is a
+// new row; no other code compares reasons for their class.
 
 #include <cstdint>
 #include <span>

@@ -1,5 +1,5 @@
-// The ops of mixed precision and of a step's statistics: shapes and types checked once, then the
-// backend.
+// The ops of mixed precision and of a step's statistics: on the CPU shapes and types are checked
+// here, on a CUDA stream in cuda_host/.
 
 #include <bit>
 

@@ -25,7 +25,7 @@ std::string_view NodeStateName(NodeState state);
 enum class NodeHold { kNone = 0, kDrained = 1, kQuarantined = 2 };
 std::string_view NodeHoldName(NodeHold hold);
 
-// All from one knob, T (service.md section 7).
+// All times of failure detection, from one knob: T.
 struct DetectionTimes {
   int64_t detection_ms = 5000;
   int64_t beat_ms() const { return detection_ms / 5; }

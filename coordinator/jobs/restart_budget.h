@@ -14,7 +14,7 @@ namespace ravel::coordinator {
 
 // The cause that ended an epoch: the first cause, not the communicator errors that follow from it.
 struct FailureCause {
-  std::string reason;  // ProcessCrash, NodeLost, DataError, ... (service.md section 4)
+  std::string reason;  // ProcessCrash, NodeLost, DataError, ... of common/failure_reason.h
   std::string message;
   std::string node;
   int64_t rank = -1;

@@ -54,7 +54,7 @@ enum class Kernel : int32_t {
   kDecideUpdate,
   kCount,
 };
-inline constexpr int32_t kKernelVariants = 8;
+inline constexpr int32_t kKernelVariants = 16;
 inline constexpr int32_t kKernelIds = static_cast<int32_t>(Kernel::kCount) * kKernelVariants;
 
 constexpr int32_t KernelId(Kernel kernel, int32_t variant) {

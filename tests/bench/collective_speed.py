@@ -15,7 +15,7 @@ from harness import progress
 BENCH = pathlib.Path(__file__).resolve().parent
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [64 * KIB, 512 * KIB, MIB, 8 * MIB, 64 * MIB]
-# What performance.md section 11 asks of two ranks on two cores: "met" says it of the Gloo library, "met_torch" of PyTorch's gloo.
+# Goals for two ranks on two cores: "met" says it of the Gloo library, "met_torch" of PyTorch's gloo.
 GOALS = {("all_gather", 8 * MIB): 3.5, ("all_gather", 64 * MIB): 2.5, ("reduce_scatter", 8 * MIB): 7.0,
          ("reduce_scatter", 64 * MIB): 4.0, ("barrier", 0): 1000.0}
 TIMED_SECONDS = 0.25

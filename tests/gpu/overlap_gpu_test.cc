@@ -1,5 +1,5 @@
-// What of a step's communication runs beside its computation, counted from the device's own times
-// (sharding rules 10): all gathers but the first of the step, all reduces but the last.
+// What of a step's communication runs beside its computation, counted from the device's own times:
+// all gathers but the first of the step, all reduces but the last.
 
 #include <algorithm>
 #include <cstdint>

@@ -45,7 +45,7 @@ struct DaemonOptions {
   std::chrono::milliseconds drain_limit{10000};
 };
 
-// Exit codes (service.md section 4).
+// Exit codes of the daemon, for its service manager.
 inline constexpr int kExitClean = 0;
 inline constexpr int kExitRestartMe = 1;
 inline constexpr int kExitUsage = 2;

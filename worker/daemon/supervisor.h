@@ -43,9 +43,8 @@ class Supervisor {
              TrainerProcess::Callbacks callbacks);
   ~Supervisor();
 
-  // A trainer that says nothing for this long is killed: rung 4 of service.md section 7. A machine
-  // may be busier than the knob allows for, so it is never under 2 s, nor under 30 s before the
-  // first frame.
+  // A trainer that says nothing for this long is killed. A machine may be busier than the knob
+  // allows for, so the limit is never under 2 s, nor under 30 s before the first frame.
   void SetSilenceLimit(std::chrono::milliseconds limit);
 
   // Starts all ranks or none. FailedPrecondition for an epoch that is over here. A rank that was

@@ -1,7 +1,7 @@
 #pragma once
 
-// The life of weights, activations and gradients while programs are replayed: the state machines of
-// sharding rules 5. Every instruction announces what it begins and ends; what is out of order is an
+// The life of weights, activations and gradients while programs are replayed, as state machines.
+// Every instruction announces what it begins and ends; what is out of order is an
 // error that says so, and a bug of plan or engine.
 
 #include <cstdint>

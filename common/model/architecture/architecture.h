@@ -2,8 +2,7 @@
 
 // An architecture: the names of its tensors, the parts of its layers, and the reading and writing
 // of its config.json. One row per architecture; the inventory, the modules and the codecs read the
-// row and never ask which architecture it is. Adding one: a file here and a line in architecture.cc
-// (worker/model/README.md has the steps).
+// row and never ask which architecture it is. worker/model/README.md has the steps to add one.
 
 #include <string>
 #include <string_view>

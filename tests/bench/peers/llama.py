@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-SHAPES = {  # performance.md section 6; sequences are per rank and step
+SHAPES = {  # sequences are per rank and step
     "34m": {"width": 512, "layers": 8, "ffn": 1408, "vocabulary": 8192, "sequences": 2, "tokens": 512},
     "9m": {"width": 256, "layers": 6, "ffn": 704, "vocabulary": 8192, "sequences": 1, "tokens": 256},
     "134m": {"width": 768, "layers": 12, "ffn": 2048, "vocabulary": 32000, "sequences": 1, "tokens": 512},

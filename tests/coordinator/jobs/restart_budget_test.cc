@@ -46,7 +46,7 @@ TEST(FailureReasonTest, EachReasonHasOneRowAndEachExitCodeOneReason) {
   EXPECT_EQ(FindFailureReason("FromTheFuture").name, "ProcessCrash");
 }
 
-// The table of service.md section 4, written down a second time.
+// The classes of all reasons, written down a second time.
 TEST(FailureReasonTest, ClassesAndChargesAreThoseOfTheSpecification) {
   const std::map<FailureClass, std::set<std::string_view>> classes = {
       {FailureClass::kUser,

@@ -1,6 +1,6 @@
 #pragma once
 
-// The invariants of service.md section 17, looked at with every transaction, every launch, every
+// The invariants of the control plane, looked at with every transaction, every launch, every
 // commit, and at the end. What is broken is kept as text; the first one ends the simulation.
 
 #include <cstdint>

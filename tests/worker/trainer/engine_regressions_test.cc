@@ -1,4 +1,4 @@
-// Regressions of the engine by the names of sharding rules 13, and its diagnostics. Each test says
+// Regressions of the engine, and its diagnostics. Each test says
 // without which guard or step it fails.
 
 #include <bit>

@@ -1,6 +1,6 @@
 #pragma once
 
-// How many tokens the fused head and loss work on at a time. Each chunk reads and writes the
+// Number of tokens that the fused head and loss work on at a time. Each chunk reads and writes the
 // gradient of the head's whole table, so few large chunks move fewer bytes, and keep more logits.
 // A function of the job, never of the number of ranks: sums over tokens have the chunk's order.
 

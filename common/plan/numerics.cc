@@ -46,6 +46,7 @@ std::string NumericsOf(const JobSpec& spec) {
     const int64_t chunk = LogitsChunkTokens(
         spec.cpu_devices, spec.model->vocab_size, DTypeBytes(WeightTypeOf(spec.compute)));
     entries.emplace("logitsChunk", absl::StrCat(chunk));
+    entries.emplace("layerSharing", spec.model->layer_sharing ? "true" : "false");
   }
   return absl::StrJoin(entries, " ", absl::PairFormatter("="));
 }

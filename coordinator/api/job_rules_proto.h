@@ -56,8 +56,8 @@ class JobRules {
   std::optional<plan::NamedStrategy> StrategyAt(const std::string& path,
                                                 std::string* text,
                                                 bool of_one_axis);
-  // Whether a strategy between replicas may be there, and runs with the one within them. `path` is
-  // the field at fault: that of the first, or where it is `inherited` that of the second.
+  // Checks that a strategy between replicas may be there, and runs with the one within them. `path`
+  // is the field at fault: that of the first, or where it is `inherited` that of the second.
   bool CheckReplicate(const std::string& path, bool inherited, const plan::StrategyChoice& choice);
   void CheckReplicas();
   void CheckDevices();

@@ -1,6 +1,6 @@
 #pragma once
 
-// How results look: tables for people; JSON, YAML and JSON lines for programs. Data goes to stdout,
+// Prints results: tables for people; JSON, YAML and JSON lines for programs. Data goes to stdout,
 // talk to stderr.
 
 #include <string>

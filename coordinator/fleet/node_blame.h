@@ -35,7 +35,7 @@ bool BlamesMachine(const NodeFailure& failure);
 // 2^(k-1), at most 10 minutes, and is forgotten 10 minutes later.
 class AvoidSet {
  public:
-  // How long the place is avoided from now on; 0 when the failure says nothing of it.
+  // Returns how long the place is avoided from now on; 0 when the failure says nothing of it.
   int64_t Add(const NodeFailure& failure, int64_t now_ms);
   int64_t Weight(const std::string& node, int64_t device, int64_t now_ms) const;
   // Those with a place that weighs at least so much.

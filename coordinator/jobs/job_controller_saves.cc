@@ -46,7 +46,7 @@ bool IsOpen(const OperationRecord& operation) {
          operation.state != OperationState::kFailed;
 }
 
-// How long an operation may take when its request does not say.
+// Deadline of an operation whose request does not say one.
 constexpr int64_t kDeadlineMs = 10 * 60 * 1000;
 
 // At most one SaveSkipped event in an interval between saves, or in a minute.

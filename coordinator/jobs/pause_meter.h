@@ -1,7 +1,7 @@
 #pragma once
 
-// How long this process itself did not run (stopped, swapped out, its host suspended), as a thread
-// sees it that does nothing but come by. A busy strand is no pause.
+// Measures how long this process itself did not run (stopped, swapped out, its host suspended), as
+// a thread sees it that does nothing but come by. A busy strand is no pause.
 
 #include <algorithm>
 #include <cstdint>

@@ -11,8 +11,8 @@
 
 namespace ravel::kernels::cpu {
 
-// How many lanes an access touches: all eight, or the first `count` (the others read as +0 and are
-// not written).
+// Number of lanes that an access touches: all eight, or the first `count` (the others read as +0
+// and are not written).
 struct AllLanes {};
 struct SomeLanes {
   int count;

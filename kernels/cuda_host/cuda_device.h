@@ -231,7 +231,7 @@ class CudaStream final : public cuda::LaunchStream {
   // Every byte of [to, to + bytes) becomes `byte`.
   void FillBytes(void* to, uint8_t byte, int64_t bytes);
 
-  // How many multiprocessors gemms may use from here on; 0: all. Part of their keys.
+  // Multiprocessors that gemms may use from here on; 0: all. Part of their keys.
   void UseMultiprocessors(int32_t count) { gemm_multiprocessors_ = count; }
 
   // The functions below are in cuda_device_gemms.cc; for start-up, never within a capture.
@@ -265,8 +265,9 @@ class CudaStream final : public cuda::LaunchStream {
   // Runs it by that choice and waits; an error where cuBLASLt refuses to.
   absl::Status TryGemm(const GemmRequest& request, const cuda::GemmChoice& choice);
 
-  // How attention of bf16 runs through cuDNN from here on; choices made so far are forgotten. For
-  // start-up. With more workspace, here or with the operands, fewer descriptions run in parts.
+  // Chooses how attention of bf16 runs through cuDNN from here on; choices made so far are
+  // forgotten. For start-up. With more workspace, here or with the operands, fewer descriptions run
+  // in parts.
   struct AttentionOptions {
     bool deterministic = true;  // equal calls give equal bits
     void* workspace = nullptr;  // used by this stream alone; absent: the stream's scratch

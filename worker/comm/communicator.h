@@ -38,7 +38,7 @@ struct ArenaSizes {
   int64_t private_bytes = 0;
   int64_t symmetric_bytes = 0;
   int64_t common_bytes = 0;
-  // How many kCommon blocks the host keeps, one per replica: rank r's is the
+  // Number of kCommon blocks that the host keeps, one per replica: rank r's is the
   // (r * common_copies / size)-th, and arena(kCommon) is its base.
   int64_t common_copies = 1;
 };
@@ -189,7 +189,7 @@ class Communicator {
   };
   virtual IssueState issued() const = 0;
 
-  // How long this rank's collectives on this communicator have waited since the last call: in
+  // Time that this rank's collectives on this communicator have waited since the last call: in
   // shared memory for ranks that had not arrived, else for what peers send. From the thread of the
   // calls.
   virtual PeerWait TakePeerWait() { return {}; }

@@ -47,7 +47,7 @@ using gloo::transport::UnboundBuffer;
 constexpr char kRecordPrefix[] = "gloo1:";
 // A message that is taken within this time was there already.
 constexpr int64_t kArrivedNs = 20'000;
-// How long a rank that found a mismatch waits for its peers to learn of it.
+// Time that a rank which found a mismatch waits for its peers to learn of it.
 constexpr std::chrono::seconds kTellPeers{2};
 
 // A full mesh whose addresses travel in one record per rank.

@@ -30,7 +30,7 @@ constexpr uint32_t kWakeStep = 2;
 // Some 20 us of waiting when every rank has a core, almost none when ranks must share.
 constexpr int kSpinsWithOwnCore = 20000;
 constexpr int kSpinsWithSharedCore = 50;
-// How long a released rank waits for the text of the failure, which another may still be writing.
+// Time that a released rank waits for the text of the failure, which another may still be writing.
 constexpr int64_t kNsForText = 200'000'000;
 
 int64_t SlotBytes(int size) {

@@ -100,7 +100,7 @@ class GroupBlock {
   // Depart follows each Arrive that succeeded.
   absl::Status Arrive();
   absl::Status Depart();
-  // How long barriers waited for others, and for whom.
+  // Time that barriers waited, by the rank that came last.
   PeerWaits& waits() { return waits_; }
 
  private:

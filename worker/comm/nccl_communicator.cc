@@ -34,8 +34,8 @@ using kernels::CudaStream;
 using kernels::NcclGroup;
 
 constexpr char kRecordPrefix[] = "nccl1:";
-// How long a communicator that is done with waits for its last work before it lets go of its peers
-// by force.
+// Time that a communicator which is done with waits for its last work before it lets go of its
+// peers by force.
 constexpr std::chrono::seconds kClosing{2};
 
 CudaStream& StreamOfDevice(kernels::Stream* stream) {

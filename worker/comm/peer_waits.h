@@ -1,6 +1,6 @@
 #pragma once
 
-// How long a rank's collectives on one communicator waited, by the member that came last.
+// Measures how long a rank's collectives on one communicator waited, by the member that came last.
 
 #include <cstdint>
 #include <vector>

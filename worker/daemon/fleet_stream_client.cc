@@ -33,7 +33,7 @@ constexpr std::chrono::seconds kPlanDeadline{60};
 constexpr int kKeepaliveMs = 20000;
 // Between attempts of the channel; how often a daemon tries is its own policy.
 constexpr int kReconnectMs = 200;
-// How long one connect may take: gRPC reads its "minimum back-off" as that too, and a busy host
+// Time that one connect may take: gRPC reads its "minimum back-off" as that too, and a busy host
 // needs more than an instant.
 constexpr int kConnectMs = 5000;
 

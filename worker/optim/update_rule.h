@@ -1,6 +1,6 @@
 #pragma once
 
-// How an optimizer changes weights and states, once a step is decided.
+// The interface of an optimizer: it changes weights and states once a step is decided.
 
 #include <cstdint>
 #include <memory>

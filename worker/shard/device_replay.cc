@@ -1,3 +1,7 @@
+// Replays programs on a device. Instructions go to the stream that the plan names, waits become
+// events, and nothing waits on the host. Programs follow each other by the waits of
+// program_crossing, or whole programs are captured once and launched as graphs.
+
 #include "worker/shard/device_replay.h"
 
 #include <algorithm>

@@ -1,3 +1,6 @@
+// The streams and events of one rank's device: priorities, workspaces of gemms, events of
+// instructions, and captures that fork from the compute stream and join it again.
+
 #include "worker/shard/device_streams.h"
 
 #include <algorithm>

@@ -37,7 +37,7 @@ class DeviceStreams {
 
   // All later work of any stream waits for all work so far of every stream; the host does not.
   void Join();
-  // Of all streams, or nullptr (CudaStream::set_log).
+  // Sets the log of all streams, or nullptr (CudaStream::set_log).
   void set_log(kernels::CudaCallLog* log);
   // These calls as a graph of the compute stream, which ends when all of them have. Nothing runs.
   // An error names the call that cannot be captured.
@@ -46,7 +46,7 @@ class DeviceStreams {
   absl::Status Finish(kernels::CudaStream& stream);
   absl::Status FinishAll();
   absl::Status WaitFor(const kernels::CudaEvent& event);
-  // How often the host did.
+  // Number of times the host has waited for the device.
   int64_t host_waits() const { return host_waits_; }
 
  private:

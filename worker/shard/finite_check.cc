@@ -1,3 +1,6 @@
+// Looks for NaN and infinity in what each instruction of one step wrote, and names the first one by
+// unit, tensor and index. Values of a device are copied to the host piece by piece.
+
 #include "worker/shard/finite_check.h"
 
 #include <algorithm>

@@ -1,3 +1,7 @@
+// Executes one instruction of a rank: collectives by the move's communicator, forward and backward
+// by the unit's module, sums by the lane counter, updates by the optimizer's actions. Order and
+// state are checked elsewhere (replay_state).
+
 #include "worker/shard/instruction_runner.h"
 
 #include <array>

@@ -59,8 +59,8 @@ class InstructionRunner {
   absl::Status Run(const BoundInstruction& bound, const ReplayTurn& turn);
   // What kForward, kRecompute or kBackward of a lane gives to its stream; checks nothing.
   void IssueCompute(const BoundInstruction& bound, plan::Phase phase) const;
-  // How long the collectives on an instruction's communicator waited for other ranks since the last
-  // call.
+  // Time that the collectives on an instruction's communicator have waited for other ranks since
+  // the last call.
   comm::PeerWait TakePeerWait(const plan::Instruction& instruction);
   // The name of an instruction in texts.
   const char* OpNameOf(const plan::Instruction& instruction) const {

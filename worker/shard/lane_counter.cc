@@ -1,3 +1,7 @@
+// A binary counter of partial sums over lanes. Lane l arrives as a leaf; equal levels are added,
+// left operand first, so that any number of ranks gives the tree of one rank. At most log2(V) + 1
+// partial sums of a shard are kept.
+
 #include "worker/shard/lane_counter.h"
 
 #include <algorithm>

@@ -1,3 +1,7 @@
+// State machines of weights, activations, staging and sums while programs are replayed. An
+// instruction that reads what is not there, of an old generation, or already freed is an error that
+// names both. It runs on the host, as instructions are issued.
+
 #include "worker/shard/replay_state.h"
 
 #include <algorithm>

@@ -67,7 +67,7 @@ class ReplayState {
 
  private:
   enum class Content { kNone, kFilling, kFull, kDraining };
-  // Of one buffer.
+  // State of one buffer.
   struct BufferState {
     Content content = Content::kNone;
     bool freed = true;         // gathered: nobody reads this content any more

@@ -28,8 +28,8 @@ namespace ravel::shard {
 // Used only from the thread that issues the rank's work.
 class StepGraphs {
  public:
-  // Of ranks that exchange: collective over them. Gives all the same answer: "" where all give "",
-  // else what one of them gave, and who.
+  // Collective over ranks that exchange. Gives all the same answer: "" where all give "", else what
+  // one of them gave, and its rank.
   using Agreement = std::function<absl::StatusOr<std::string>(const std::string& difference)>;
   // The streams outlive it. Without an agreement collectives are refused.
   explicit StepGraphs(DeviceStreams& streams, Agreement agree = nullptr)

@@ -1,3 +1,6 @@
+// Replays the programs of a rank, instruction by instruction: state checks, faults and traces here,
+// the work itself in instruction_runner, streams and events in the backend.
+
 #include "worker/shard/unit_executor.h"
 
 #include <chrono>

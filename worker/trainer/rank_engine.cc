@@ -1,3 +1,7 @@
+// One rank of a job: memory, communicators and programs are set up once from the plan, and each
+// step runs a program per turn of lanes and micro-batch. Everything that a device does differently
+// is behind the backend that is chosen here once.
+
 #include "worker/trainer/rank_engine.h"
 
 #include <algorithm>
@@ -21,7 +25,7 @@
 namespace ravel::trainer {
 namespace {
 
-// Whether an evaluation gathers weights between replicas.
+// True if an evaluation gathers weights between replicas.
 bool GathersForEvaluation(const plan::ShardingPlan& plan) {
   return std::any_of(
       plan.programs.begin(), plan.programs.end(), [&](const plan::StepProgram& program) {

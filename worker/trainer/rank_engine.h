@@ -55,7 +55,7 @@ class RankEngine {
     EngineOptions options = {};
     // The device that the communicator's arena is on; nullptr: on the host. Outlives the engine.
     kernels::CudaGpu* gpu = nullptr;
-    // How algorithms of gemms are chosen on a device; absent: each as it comes up, by this rank,
+    // Chooses algorithms of gemms on a device; absent: each as it comes up, by this rank,
     // the first that is proposed.
     std::optional<GemmOptions> gemms = std::nullopt;
   };
@@ -81,12 +81,12 @@ class RankEngine {
   int64_t lag() const { return args_.settings.localise ? 0 : backend_->lag(); }
   // Both.
   absl::StatusOr<StepResult> TrainStep(int64_t step);
-  // Of the device; 0 or empty on a host (EngineBackend).
+  // Counts of the device; 0 or empty on a host (EngineBackend).
   int64_t host_waits() const { return backend_->host_waits(); }
   std::string AttentionReport() const { return backend_->AttentionReport(); }
   const shard::StepGraphs* graphs() const { return backend_->replay().graphs(); }
 
-  // How gemms were chosen; empty on a host.
+  // The algorithms of gemms that were chosen; empty on a host.
   const GemmChoices& gemm_choices() const { return gemm_choices_; }
 
   // Collective. Replays a step whose gradients were not finite, which changed no weights, looks at

@@ -1,3 +1,6 @@
+// The rules K1 to K14 in order, over all programs of a plan. Each rule reads operands, waits and
+// lifetimes alone; none asks the builder how it came to them, so that a fault of the builder shows.
+
 #include "common/plan/check/program_checker.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 #pragma once
 
-// How much of a unit may be padding.
+// Refuses units too much of which is padding.
 
 #include <vector>
 

@@ -49,7 +49,7 @@ std::span<const NamedStrategy> NamedStrategies();
 // there is.
 absl::StatusOr<NamedStrategy> FindStrategy(std::string_view name, bool of_one_axis = false);
 
-// How tensor parallelism cuts a tensor; a row's dimensions are those of one expert.
+// The ways in which tensor parallelism cuts a tensor; a row's dimensions are those of one expert.
 enum class TensorParallelKind {
   kReplicated,
   kColumn,  // by outputs: weight and bias

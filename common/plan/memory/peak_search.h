@@ -1,6 +1,6 @@
 #pragma once
 
-// How much memory of a kind is alive at a program's worst moment.
+// Finds the most memory of a kind that is alive at any moment of a program.
 
 #include <array>
 #include <cstddef>

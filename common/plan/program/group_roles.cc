@@ -1,3 +1,6 @@
+// Job fields become strategies of units, and these become placements of each group's buffers. After
+// this nothing below knows a strategy's name. What is refused here names the field of the job.
+
 #include "common/plan/program/group_roles.h"
 
 #include <algorithm>

@@ -39,7 +39,7 @@ struct LaneMap {
   }
   LaneMap Outer() const { return {.lanes = replicas, .ranks = replicas}; }
 
-  // Of a map of one replica without blocks. Lanes computed at `turn`: [first, first + count).
+  // For one replica without blocks. Lanes computed at `turn`: [first, first + count).
   int64_t FirstLane(int64_t turn) const { return turn * ranks; }
   int64_t LaneCount(int64_t turn) const {
     const int64_t left = lanes - turn * ranks;

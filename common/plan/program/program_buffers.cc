@@ -1,3 +1,6 @@
+// The list of all buffers of a plan: one for each group, role and call, with element type, size and
+// memory. Two buffers are one memory only where one says that it lies `inside` the other.
+
 #include "common/plan/program/program_buffers.h"
 
 #include <string>

@@ -6,7 +6,7 @@
 
 namespace ravel::plan {
 
-// Whether the group's gathered buffer stays: its weights are not cut, or gathers are in place.
+// True if the group's gathered buffer stays: its weights are not cut, or gathers are in place.
 bool IsResident(const ProgramRequest& request, GroupId group);
 
 // Every buffer of every program.

@@ -1,3 +1,7 @@
+// Emits the instructions of each program in one walk over the calls of units. Gathers run ahead of
+// their use as far as the gather window reaches, reduces follow backward, and the unit that is
+// needed last is evicted first (Belady). Waits are added where another stream wrote what is read.
+
 #include "common/plan/program/program_builder.h"
 
 #include <algorithm>
@@ -35,7 +39,7 @@ struct ProgramKind {
   bool operator==(const ProgramKind&) const = default;
 };
 
-// Whether another program of the same step follows, or comes before.
+// True if another program of the same step follows, or comes before.
 bool HandsOver(const ProgramKind& kind) {
   return kind.phase == Phase::kFirst || kind.phase == Phase::kMiddle;
 }

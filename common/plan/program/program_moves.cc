@@ -1,3 +1,7 @@
+// The table of a plan's collectives. For each group: moves from stored to used weights, and of the
+// gradient from staged to between turns, to measured, to the step. Equal moves share an id, since
+// they share a communicator, a type and a stream.
+
 #include "common/plan/program/program_moves.h"
 
 #include <algorithm>

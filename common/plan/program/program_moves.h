@@ -22,8 +22,8 @@ struct GroupRoles {
   Placements stored;     // main weights and moments; of a frozen group what it keeps of its weights
   Placements parameter;  // weights between uses
   Placements used;       // weights as compute reads them
-  // Of the gradient, if the group is trained, in the order of a step: as a lane leaves it, between
-  // turns, as statistics measure it, as the optimizer reads it.
+  // Placements of the gradient, if the group is trained, in the order of a step: as a lane leaves
+  // it, between turns, as statistics measure it, as the optimizer reads it.
   Placements staged;
   Placements between;
   Placements measured;
@@ -73,7 +73,7 @@ struct MoveRequest {
 // from and to.
 absl::StatusOr<MoveTable> MovesOf(const MoveRequest& request);
 
-// Of a trained group: whether its final sums are parts of what a reduce of lanes leaves
+// True if the final sums of a trained group are parts of what a reduce of lanes leaves
 // (kOuterGrad, else the root of kMainGrad).
 bool CutsSums(const MoveTable& table, GroupId group);
 // True if the addends are those of lanes: not every rank has one in every turn.

@@ -1,3 +1,6 @@
+// Happens-before of one program from stream order and waits, as one vector clock per instruction:
+// "a before b" is one comparison. The lifetimes of buffers are first and last accesses in it.
+
 #include "common/plan/program/program_order.h"
 
 #include <algorithm>

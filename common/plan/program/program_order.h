@@ -17,7 +17,7 @@ namespace ravel::plan {
 class HappensBefore {
  public:
   explicit HappensBefore(const StepProgram& program);
-  // Whether a has completed whenever b begins. An instruction is not before itself. None is the
+  // True if a has completed whenever b begins. An instruction is not before itself. None is the
   // start of the program, before everything else.
   bool Before(InstructionId a, InstructionId b) const;
 
@@ -52,7 +52,7 @@ struct Lifetime {
 absl::StatusOr<std::vector<Lifetime>> LifetimesOf(const StepProgram& program,
                                                   const ProgramBuffers& buffers);
 
-// Whether every access of `a` happens before `b` begins.
+// True if every access of `a` happens before `b` begins.
 bool EndsBefore(const HappensBefore& order, const Lifetime& a, const Lifetime& b);
 
 // "program last, instruction 17 Gather layers.3": how messages name an instruction.

@@ -1,3 +1,6 @@
+// Questions about instructions and their operands; names of operations, phases, streams and
+// buffers, as plans, traces and errors print them.
+
 #include "common/plan/program/step_program.h"
 
 #include <algorithm>

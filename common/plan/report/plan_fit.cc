@@ -1,3 +1,7 @@
+// Decides whether a plan fits, and plans the job again with each change that saves memory: first
+// those that keep the numbers, then those that round. Costs a whole plan per change, so each kind
+// ends at the first change that fits, or that no longer helps.
+
 #include "common/plan/report/plan_fit.h"
 
 #include <algorithm>
@@ -28,7 +32,7 @@ void SetRanks(int64_t ranks, PlanRequest& request) {
   request.spec.elastic.sizes = {ranks};
 }
 
-// Of a rank.
+// Memory of one rank.
 struct Limits {
   int64_t needed_bytes = 0;  // without a change
   int64_t usable_bytes = 0;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Whether a plan fits its devices, and what would make it fit.
+// Decides whether a plan fits its devices, and finds what would make it fit.
 
 #include <cstdint>
 #include <string>

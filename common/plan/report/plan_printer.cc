@@ -1,3 +1,6 @@
+// A plan as the text of `ravelctl plan`: groups, memory, wire, programs. The text is compared with
+// golden files, so a change here is a change of what users read.
+
 #include "common/plan/report/plan_printer.h"
 
 #include <algorithm>

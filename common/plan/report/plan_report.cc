@@ -1,3 +1,6 @@
+// Tables of a plan, before they are text or JSON: placements and padding of each group, memory by
+// category at the worst moment.
+
 #include "common/plan/report/plan_report.h"
 
 #include <algorithm>

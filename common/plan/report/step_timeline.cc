@@ -1,3 +1,7 @@
+// Predicts the start and end of each instruction: FLOPs and bytes over the device's speeds, one
+// instruction at a time on each stream, after its waits. Programs do not overlap here, although
+// they do when they run.
+
 #include "common/plan/report/step_timeline.h"
 
 #include <algorithm>

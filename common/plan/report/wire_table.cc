@@ -58,7 +58,7 @@ WireBytes WireOf(const ShardingPlan& plan, const Instruction& at, int64_t contri
 }
 
 IdVector<GroupId, WireBytes> WireTable(const ShardingPlan& plan) {
-  // How often a step runs each program with so many contributors: few pairs, however many turns.
+  // Runs of each program in a step, by number of contributors: few pairs, however many turns.
   std::map<std::pair<const StepProgram*, int64_t>, int64_t> runs;
   const LaneMap inner = plan.lanes.Inner();
   for (int64_t index = 0; index < plan.lanes.programs(); ++index) {

@@ -23,7 +23,7 @@ struct WireBytes {
   bool operator==(const WireBytes&) const = default;
 };
 
-// Whether lanes' gradients leave a rank as bf16: lanes in blocks are summed before, and stay fp32.
+// True if lanes' gradients leave a rank as bf16: lanes in blocks are summed before and stay fp32.
 bool RoundsGradients(const ShardingPlan& plan);
 
 // Memory traffic of a rank in one step that rounding gradients costs, which wires do not show:
@@ -36,9 +36,9 @@ int64_t ReceivedBytes(const ShardingPlan& plan, const Instruction& at, int64_t c
 // The bytes that do move: of one run of an instruction when `contributors` ranks of the replica
 // have a gradient.
 WireBytes WireOf(const ShardingPlan& plan, const Instruction& instruction, int64_t contributors);
-// Of one step, per group; for a rank that has a lane in every turn.
+// Bytes of one step by group, for a rank that has a lane in every turn.
 IdVector<GroupId, WireBytes> WireTable(const ShardingPlan& plan);
-// Of one step, all groups.
+// Bytes of one step, all groups.
 WireBytes StepWire(const ShardingPlan& plan);
 
 }  // namespace ravel::plan

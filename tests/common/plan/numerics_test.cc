@@ -50,7 +50,7 @@ TEST(Numerics, TheTextIsCanonical) {
   // On disk, in every manifest: a job that is resumed by a later release finds the same text.
   EXPECT_EQ(NumericsOf(Spec()),
             "compute=fp32 determinism=exact device=cpu gradientWire=fp32 layerDrop=0 "
-            "logitsChunk=1024 microBatch=2 stateDtype=fp32 virtualRanks=8");
+            "layerSharing=false logitsChunk=1024 microBatch=2 stateDtype=fp32 virtualRanks=8");
 }
 
 TEST(Numerics, WhateverChangesBitsChangesItsOwnEntry) {
@@ -65,6 +65,7 @@ TEST(Numerics, WhateverChangesBitsChangesItsOwnEntry) {
        [](JobSpec& s) { s.optimizer.state_type = StateType::kBF16; }},
       {"virtualRanks was 8 and is 16", [](JobSpec& s) { s.virtual_ranks = 16; }},
       {"logitsChunk was 1024 and is 256", [](JobSpec& s) { s.model->vocab_size = 200'000; }},
+      {"layerSharing was false and is true", [](JobSpec& s) { s.model->layer_sharing = true; }},
       {"layerDrop was 0 and is 0.1", [](JobSpec& s) { s.layer_drop = 0.1; }},
       {"microBatch was 2 and is 1", [](JobSpec& s) { s.micro_batch = 1; }}};
   for (const auto& [change, edit] : edits) {

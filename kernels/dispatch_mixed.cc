@@ -61,8 +61,10 @@ void ReduceAdd(Stream& stream, const ReduceAddArgs& args) {
     return;
   }
   CheckFlat(args.out, args.out.elements(), DType::kF32);
-  CHECK_MSG(std::has_single_bit(args.pieces.size()), "pieces are a power of two");
-  CHECK_MSG(args.squared_norm == nullptr || args.pieces.size() <= kMaxNormPieces,
+  const size_t pieces = args.pieces.size() + args.rounded_pieces.size();
+  CHECK_MSG(args.pieces.empty() || args.rounded_pieces.empty(), "pieces are of one type");
+  CHECK_MSG(std::has_single_bit(pieces), "pieces are a power of two");
+  CHECK_MSG(args.squared_norm == nullptr || pieces <= kMaxNormPieces,
             "more pieces than one pass adds, and a norm");
   cpu::ReduceAdd(stream, args);
 }

@@ -121,6 +121,12 @@ absl::Status AddGroups(const UnitChoices& choices, ShardingPlan& plan) {
   return absl::OkStatus();
 }
 
+// Kernels of fp32 compute write fp32 alone.
+DType StagedTypeOf(const JobSpec& spec) {
+  const bool rounds = spec.gradient_wire == WireType::kBF16 && spec.compute == ComputeType::kBF16;
+  return rounds ? DType::kBF16 : kGradientType;
+}
+
 ProgramRequest RequestOf(const ShardingPlan& plan) {
   return {.inventory = plan.inventory,
           .groups = plan.groups,
@@ -253,6 +259,7 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
                   .optimizer = spec.optimizer.kind,
                   .state_type = StateTypeOf(spec.optimizer.state_type),
                   .gradient_wire = spec.gradient_wire,
+                  .staged_type = StagedTypeOf(spec),
                   .communication_blocks = spec.communication_blocks,
                   .attention_workspace_bytes = plan.options.attention_workspace_bytes,
                   .logits_chunk_tokens = plan.options.logits_chunk_tokens,

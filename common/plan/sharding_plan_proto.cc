@@ -334,6 +334,8 @@ absl::Status TypesFromProto(const v1::PlannedOptions& proto, ProgramOptions& opt
       read("main_element_bytes", proto.main_element_bytes(), DType::kI16, options.main_type));
   RETURN_IF_ERROR(
       read("state_element_bytes", proto.state_element_bytes(), DType::kBF16, options.state_type));
+  RETURN_IF_ERROR(read(
+      "staged_element_bytes", proto.staged_element_bytes(), DType::kBF16, options.staged_type));
   const bool narrow = options.main_type != DType::kF32 || options.state_type != DType::kF32;
   return options.weight_type == DType::kF32 && narrow
              ? Invalid("options: fp32 weights have fp32 main weights and moments")
@@ -377,6 +379,10 @@ absl::Status OptionsFromProto(const v1::PlannedOptions& proto, ShardingPlan& pla
       ReadEnum("options.optimizer", proto.optimizer(), kLastOptimizer, plan.options.optimizer));
   RETURN_IF_ERROR(ReadEnum(
       "options.gradient_wire", proto.gradient_wire(), WireType::kBF16, plan.options.gradient_wire));
+  if (plan.options.staged_type != kGradientType &&
+      (plan.options.gradient_wire != WireType::kBF16 || plan.options.weight_type != DType::kBF16)) {
+    return Invalid("options.staged_element_bytes: 2 needs a bf16 wire and bf16 weights");
+  }
   return ReadEnum(
       "options.recompute", proto.recompute(), RecomputePolicy::kBlock, plan.options.recompute);
 }
@@ -396,6 +402,7 @@ void OptionsToProto(const ProgramOptions& options, v1::PlannedOptions& proto) {
   const auto bytes_of = [](DType type) { return type == DType::kF32 ? 0 : DTypeBytes(type); };
   proto.set_main_element_bytes(bytes_of(options.main_type));
   proto.set_state_element_bytes(bytes_of(options.state_type));
+  proto.set_staged_element_bytes(bytes_of(options.staged_type));
   proto.set_optimizer(static_cast<int32_t>(options.optimizer));
   proto.set_layer_drop(options.layer_drop);
   proto.set_logits_chunk_tokens(

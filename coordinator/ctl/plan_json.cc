@@ -38,6 +38,9 @@ json::Value GroupJson(const plan::GroupRow& row) {
     json::Value entry;
     entry.Set("name", buffer.name).Set("memory", buffer.memory);
     entry.Set("address", buffer.address).Set("bytes", buffer.bytes);
+    if (!buffer.rounded_type.empty()) {
+      entry.Set("dtype", buffer.rounded_type);
+    }
     buffers.Append(std::move(entry));
   }
   out.Set("buffers", std::move(buffers));

@@ -150,9 +150,17 @@ void ElementUpdate(const ElementUpdateArgs& args) {
 
 namespace {
 
+float ValueOf(float value) {
+  return value;
+}
+float ValueOf(uint16_t bits) {
+  return scalar::Bf16Value(bits);
+}
+
 // The tree of pieces [begin, begin + count) at element i.
-float TreeAt(const std::vector<const float*>& pieces, size_t begin, size_t count, int64_t i) {
-  return count == 1 ? pieces[begin][i]
+template <typename Piece>
+float TreeAt(const std::vector<const Piece*>& pieces, size_t begin, size_t count, int64_t i) {
+  return count == 1 ? ValueOf(pieces[begin][i])
                     : TreeAt(pieces, begin, count / 2, i) +
                           TreeAt(pieces, begin + count / 2, count / 2, i);
 }
@@ -162,11 +170,14 @@ float TreeAt(const std::vector<const float*>& pieces, size_t begin, size_t count
 void ReduceAdd(Stream& stream, const ReduceAddArgs& args) {
   float* out = args.out.As<float>();
   const int64_t n = args.out.elements();
-  if (args.output == Output::kOverwrite) {
+  const bool rounded = !args.rounded_pieces.empty();
+  if (args.output == Output::kOverwrite && !rounded) {
     TreeSum(stream, {.pieces = args.pieces, .out = args.out});
   } else {
     for (int64_t i = 0; i < n; ++i) {
-      out[i] += TreeAt(args.pieces, 0, args.pieces.size(), i);
+      const float sum = rounded ? TreeAt(args.rounded_pieces, 0, args.rounded_pieces.size(), i)
+                                : TreeAt(args.pieces, 0, args.pieces.size(), i);
+      out[i] = args.output == Output::kOverwrite ? sum : out[i] + sum;
     }
   }
   double squares = 0.0;

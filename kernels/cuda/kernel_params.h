@@ -398,9 +398,11 @@ struct TreeAddParams {
   int64_t elements;
 };
 
-// Argument of kTreeSum and kReduceAdd.
+// Argument of kTreeSum and kReduceAdd. Variants: the logarithm of the number of pieces; and that
+// with kBf16Sums, where pieces are bf16.
+inline constexpr int32_t kBf16Sums = 8;
 struct ReduceAddParams {
-  const float* pieces[kMaxTreePieces];
+  const void* pieces[kMaxTreePieces];  // fp32 or bf16
   float* out;
   double* partials;     // [gridDim.x], or null
   int64_t* non_finite;  // += count, or null

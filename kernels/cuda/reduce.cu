@@ -1,4 +1,4 @@
-// Sums in a fixed order over flat fp32, sums of squares, digest. Each reads its
+// Sums in a fixed order over flat fp32 or bf16, sums of squares, digest. Each reads its
 // operands once; memory-bound. The tree over the pieces is unrolled at compile time.
 
 #include "kernels/cuda/device_math.cuh"
@@ -26,15 +26,15 @@ struct Values {
 };
 
 // Pieces [kFirst, kFirst + kCount) at elements [i, i + kWidth).
-template <int kFirst, int kCount, int kWidth>
+template <typename T, int kFirst, int kCount, int kWidth>
 __device__ inline Values<kWidth> TreeOf(const ReduceAddParams& p, int64_t i) {
   if constexpr (kCount == 1) {
     Values<kWidth> leaf;
-    Load<float, kWidth>(p.pieces[kFirst] + i, leaf.x);
+    Load<T, kWidth>(static_cast<const T*>(p.pieces[kFirst]) + i, leaf.x);
     return leaf;
   } else {
-    Values<kWidth> sum = TreeOf<kFirst, kCount / 2, kWidth>(p, i);
-    const Values<kWidth> right = TreeOf<kFirst + kCount / 2, kCount / 2, kWidth>(p, i);
+    Values<kWidth> sum = TreeOf<T, kFirst, kCount / 2, kWidth>(p, i);
+    const Values<kWidth> right = TreeOf<T, kFirst + kCount / 2, kCount / 2, kWidth>(p, i);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
       sum.x[j] += right.x[j];
@@ -48,13 +48,13 @@ struct Statistics {
   int non_finite = 0;
 };
 
-template <int kCount, bool kStatistics, int kWidth>
+template <typename T, int kCount, bool kStatistics, int kWidth>
 __device__ inline void ReduceVectors(const ReduceAddParams& p,
                                      int64_t begin,
                                      int64_t end,
                                      Statistics& statistics) {
   for (int64_t i = begin + ThreadIndex() * kWidth; i < end; i += ThreadCount() * kWidth) {
-    Values<kWidth> sum = TreeOf<0, kCount, kWidth>(p, i);
+    Values<kWidth> sum = TreeOf<T, 0, kCount, kWidth>(p, i);
     if (p.accumulate != 0) {
       Values<kWidth> old;
       Load<float, kWidth>(p.out + i, old.x);
@@ -87,13 +87,13 @@ __device__ inline double SumOfBlock(double x, double* shared) {
   return shared[0];
 }
 
-template <int kCount, bool kStatistics>
+template <typename T, int kCount, bool kStatistics>
 __global__ void __launch_bounds__(kFlatThreads, 1)
     ReduceKernel(const __grid_constant__ ReduceAddParams p) {
   Statistics statistics;
   const int64_t whole = p.aligned != 0 ? p.elements / 4 * 4 : 0;
-  ReduceVectors<kCount, kStatistics, 4>(p, 0, whole, statistics);
-  ReduceVectors<kCount, kStatistics, 1>(p, whole, p.elements, statistics);
+  ReduceVectors<T, kCount, kStatistics, 4>(p, 0, whole, statistics);
+  ReduceVectors<T, kCount, kStatistics, 1>(p, whole, p.elements, statistics);
   if constexpr (kStatistics) {
     __shared__ double shared[kFlatThreads];
     if (p.partials != nullptr) {
@@ -197,15 +197,15 @@ __global__ void __launch_bounds__(kFlatThreads)
   }
 }
 
-template <bool kStatistics>
-void AddReductions(Kernel kernel, std::vector<KernelEntry>& entries) {
-  entries.push_back(EntryOf(kernel, 0, ReduceKernel<1, kStatistics>));
-  entries.push_back(EntryOf(kernel, 1, ReduceKernel<2, kStatistics>));
-  entries.push_back(EntryOf(kernel, 2, ReduceKernel<4, kStatistics>));
-  entries.push_back(EntryOf(kernel, 3, ReduceKernel<8, kStatistics>));
-  entries.push_back(EntryOf(kernel, 4, ReduceKernel<16, kStatistics>));
-  entries.push_back(EntryOf(kernel, 5, ReduceKernel<32, kStatistics>));
-  entries.push_back(EntryOf(kernel, 6, ReduceKernel<64, kStatistics>));
+template <typename T, bool kStatistics>
+void AddReductions(Kernel kernel, int32_t first, std::vector<KernelEntry>& entries) {
+  entries.push_back(EntryOf(kernel, first, ReduceKernel<T, 1, kStatistics>));
+  entries.push_back(EntryOf(kernel, first + 1, ReduceKernel<T, 2, kStatistics>));
+  entries.push_back(EntryOf(kernel, first + 2, ReduceKernel<T, 4, kStatistics>));
+  entries.push_back(EntryOf(kernel, first + 3, ReduceKernel<T, 8, kStatistics>));
+  entries.push_back(EntryOf(kernel, first + 4, ReduceKernel<T, 16, kStatistics>));
+  entries.push_back(EntryOf(kernel, first + 5, ReduceKernel<T, 32, kStatistics>));
+  entries.push_back(EntryOf(kernel, first + 6, ReduceKernel<T, 64, kStatistics>));
 }
 
 }  // namespace
@@ -222,8 +222,10 @@ std::vector<KernelEntry> ReduceKernels() {
       EntryOf(Kernel::kDigest, 1, DigestKernel<uint16_t>),
       EntryOf(Kernel::kDigest, 2, DigestKernel<uint32_t>),
       EntryOf(Kernel::kDigest, 3, DigestKernel<uint64_t>)};
-  AddReductions<false>(Kernel::kTreeSum, entries);
-  AddReductions<true>(Kernel::kReduceAdd, entries);
+  AddReductions<float, false>(Kernel::kTreeSum, 0, entries);
+  AddReductions<float, true>(Kernel::kReduceAdd, 0, entries);
+  AddReductions<Bf16, false>(Kernel::kTreeSum, kBf16Sums, entries);
+  AddReductions<Bf16, true>(Kernel::kReduceAdd, kBf16Sums, entries);
   return entries;
 }
 

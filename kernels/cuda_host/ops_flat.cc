@@ -160,20 +160,28 @@ bool OnAccess(const void* address) {
   return reinterpret_cast<uintptr_t>(address) % kAccessBytes == 0;
 }
 
+// Flat fp32, or bf16.
+struct Pieces {
+  std::vector<const void*> at;
+  DType dtype = DType::kF32;
+};
+
+template <typename Piece>
+Pieces PiecesAt(const std::vector<const Piece*>& pieces, DType dtype) {
+  return {.at = {pieces.begin(), pieces.end()}, .dtype = dtype};
+}
+
 // The argument of a sum of `count` pieces from `first`, without statistics.
-ReduceAddParams ReduceParams(const std::vector<const float*>& pieces,
-                             size_t first,
-                             size_t count,
-                             float* out,
-                             int64_t elements) {
+ReduceAddParams ReduceParams(
+    const Pieces& pieces, size_t first, size_t count, float* out, int64_t elements) {
   CHECK_MSG(std::has_single_bit(count) && count <= kMaxTreePieces, "pieces are a power of two");
   ReduceAddParams params = {};
   params.out = out;
   params.elements = elements;
   bool aligned = OnAccess(out);
   for (size_t i = 0; i < count; ++i) {
-    params.pieces[i] = pieces[first + i];
-    aligned = aligned && OnAccess(pieces[first + i]);
+    params.pieces[i] = pieces.at[first + i];
+    aligned = aligned && OnAccess(params.pieces[i]);
   }
   params.aligned = aligned ? 1 : 0;
   return params;
@@ -183,15 +191,20 @@ int32_t LogarithmOf(size_t count) {
   return std::countr_zero(count);
 }
 
+// Of kTreeSum and kReduceAdd, for `count` pieces.
+int32_t SumVariant(const Pieces& pieces, size_t count) {
+  return LogarithmOf(count) + (pieces.dtype == DType::kBF16 ? kBf16Sums : 0);
+}
+
 // Blocks that the length alone decides: their partial sums are added in order.
 uint32_t StatisticsGrid(int64_t elements) {
   return static_cast<uint32_t>(
       std::clamp<int64_t>(DivCeil(elements, int64_t{4} * kFlatThreads), 1, kReducePartials));
 }
 
-void RunTreeSum(LaunchStream& on, const ReduceAddParams& params, size_t count) {
+void RunTreeSum(LaunchStream& on, const ReduceAddParams& params, int32_t variant) {
   on.Run({.kernel = Kernel::kTreeSum,
-          .variant = LogarithmOf(count),
+          .variant = variant,
           .grid = {FlatGrid(on, DivCeil(params.elements, int64_t{4})), 1, 1}},
          params);
 }
@@ -207,13 +220,14 @@ int64_t SubtreeRoots(size_t count) {
 
 // Sums subtrees of 64 into scratch from `roots` on, `stride` elements apart, until one pass adds
 // the rest, which is returned.
-std::vector<const float*> SumSubtrees(
-    LaunchStream& on, std::vector<const float*> pieces, float* roots, int64_t stride, int64_t n) {
-  while (pieces.size() > kMaxTreePieces) {
-    std::vector<const float*> above;
-    for (size_t first = 0; first < pieces.size(); first += kMaxTreePieces) {
-      RunTreeSum(on, ReduceParams(pieces, first, kMaxTreePieces, roots, n), kMaxTreePieces);
-      above.push_back(roots);
+Pieces SumSubtrees(LaunchStream& on, Pieces pieces, float* roots, int64_t stride, int64_t n) {
+  while (pieces.at.size() > kMaxTreePieces) {
+    Pieces above;
+    for (size_t first = 0; first < pieces.at.size(); first += kMaxTreePieces) {
+      RunTreeSum(on,
+                 ReduceParams(pieces, first, kMaxTreePieces, roots, n),
+                 SumVariant(pieces, kMaxTreePieces));
+      above.at.push_back(roots);
       roots += stride;
     }
     pieces = std::move(above);
@@ -221,16 +235,13 @@ std::vector<const float*> SumSubtrees(
   return pieces;
 }
 
-// Calls last(params, count) for the last pass of each range of elements whose subtrees' roots fit
+// Calls last(params, variant) for the last pass of each range of elements whose subtrees' roots fit
 // the scratch: one range where there are no subtrees.
 template <typename Last>
-void SumInPasses(LaunchStream& on,
-                 const std::vector<const float*>& pieces,
-                 const TensorView& out,
-                 const Last& last) {
-  CHECK_MSG(std::has_single_bit(pieces.size()), "pieces are a power of two");
+void SumInPasses(LaunchStream& on, const Pieces& pieces, const TensorView& out, const Last& last) {
+  CHECK_MSG(std::has_single_bit(pieces.at.size()), "pieces are a power of two");
   const int64_t n = out.elements();
-  const int64_t roots = SubtreeRoots(pieces.size());
+  const int64_t roots = SubtreeRoots(pieces.at.size());
   constexpr int64_t kScratchFloats = kScratchBytes / int64_t{sizeof(float)};
   const int64_t range =
       roots == 0 ? n : std::min(RoundUp(n, int64_t{4}), kScratchFloats / roots / 4 * 4);
@@ -240,13 +251,13 @@ void SumInPasses(LaunchStream& on,
   }
   for (int64_t begin = 0; begin < n; begin += range) {
     const int64_t elements = std::min(range, n - begin);
-    std::vector<const float*> shifted = pieces;
-    for (const float*& piece : shifted) {
-      piece += begin;
+    Pieces shifted = pieces;
+    for (const void*& piece : shifted.at) {
+      piece = static_cast<const char*>(piece) + begin * DTypeBytes(pieces.dtype);
     }
-    const std::vector<const float*> rest =
-        SumSubtrees(on, std::move(shifted), scratch, range, elements);
-    last(ReduceParams(rest, 0, rest.size(), out.As<float>() + begin, elements), rest.size());
+    const Pieces rest = SumSubtrees(on, std::move(shifted), scratch, range, elements);
+    last(ReduceParams(rest, 0, rest.at.size(), out.As<float>() + begin, elements),
+         SumVariant(rest, rest.at.size()));
   }
 }
 
@@ -255,8 +266,9 @@ void SumInPasses(LaunchStream& on,
 void TreeSum(Stream& stream, const TreeSumArgs& args) {
   LaunchStream& on = LaunchStreamOf(stream);
   RequireFlat(args.out, args.out.elements(), DType::kF32);
-  SumInPasses(on, args.pieces, args.out, [&](const ReduceAddParams& params, size_t count) {
-    RunTreeSum(on, params, count);
+  const Pieces pieces = PiecesAt(args.pieces, DType::kF32);
+  SumInPasses(on, pieces, args.out, [&](const ReduceAddParams& params, int32_t variant) {
+    RunTreeSum(on, params, variant);
   });
 }
 
@@ -264,7 +276,10 @@ void ReduceAdd(Stream& stream, const ReduceAddArgs& args) {
   LaunchStream& on = LaunchStreamOf(stream);
   const int64_t n = args.out.elements();
   RequireFlat(args.out, n, DType::kF32);
-  CHECK_MSG(args.squared_norm == nullptr || args.pieces.size() <= kMaxNormPieces,
+  CHECK_MSG(args.pieces.empty() || args.rounded_pieces.empty(), "pieces are of one type");
+  const Pieces pieces = args.rounded_pieces.empty() ? PiecesAt(args.pieces, DType::kF32)
+                                                    : PiecesAt(args.rounded_pieces, DType::kBF16);
+  CHECK_MSG(args.squared_norm == nullptr || pieces.at.size() <= kMaxNormPieces,
             "more pieces than one pass adds, and a norm");
   if (n == 0 && args.squared_norm != nullptr) {
     on.FillZero(args.squared_norm, sizeof(double));
@@ -274,12 +289,12 @@ void ReduceAdd(Stream& stream, const ReduceAddArgs& args) {
   double* const partials = args.squared_norm == nullptr
                                ? nullptr
                                : static_cast<double*>(on.Scratch(grid * int64_t{sizeof(double)}));
-  SumInPasses(on, args.pieces, args.out, [&](ReduceAddParams params, size_t count) {
+  SumInPasses(on, pieces, args.out, [&](ReduceAddParams params, int32_t variant) {
     params.accumulate = args.output == Output::kAccumulate ? 1 : 0;
     params.non_finite = args.non_finite;
     params.partials = partials;
     on.Run({.kernel = Kernel::kReduceAdd,
-            .variant = LogarithmOf(count),
+            .variant = variant,
             .grid = {StatisticsGrid(params.elements), 1, 1}},
            params);
   });

@@ -209,6 +209,49 @@ TEST_F(GpuBf16, ABf16WireAndNormsHaveTheSameBitsOnAnyNumberOfRanks) {
   }
 }
 
+// Steps whose layers stage their gradients in bf16.
+RecordArgs NarrowSteps(const StrategyCase& tested, const std::string& model = "odd_tied") {
+  RecordArgs args = Bf16Steps(tested, model);
+  args.spec.gradient_wire = plan::WireType::kBF16;
+  args.evaluate_every_step = false;
+  return args;
+}
+
+// The same that are staged in fp32, and rounded for the wire.
+RecordArgs RoundedSteps(const StrategyCase& tested, const std::string& model = "odd_tied") {
+  RecordArgs args = NarrowSteps(tested, model);
+  args.adjust = [in_place = tested.in_place](plan::ShardingPlan& plan) -> absl::Status {
+    EXPECT_EQ(plan.options.staged_type, DType::kBF16);
+    plan.options.gather_in_place = plan.options.gather_in_place && in_place;
+    plan.options.staged_type = DType::kF32;
+    return plan::PlanPrograms(plan);
+  };
+  return args;
+}
+
+TEST_F(GpuBf16, StagingInBf16HasTheBitsOfRoundingForTheWire) {
+  const Recording expected = RecordOn(gpu(), RoundedSteps({.strategy = "ZeRO3"}));
+  for (const NamedStrategy& strategy : MatrixStrategies()) {
+    for (const int64_t width : {1, 2, 3}) {
+      const StrategyCase tested = {
+          .strategy = strategy.name, .width = width, .in_place = width == 2};
+      EXPECT_EQ(FirstDifference(expected, RecordOn(gpu(), NarrowSteps(tested))), "")
+          << tested.name();
+    }
+  }
+}
+
+// Biases, LayerNorm, norms of heads, bundles, layers that are called twice or left out.
+TEST_F(GpuBf16, StagingInBf16HasThoseBitsForEveryModel) {
+  for (const std::string& model : CaseNames()) {
+    const StrategyCase tested = {.strategy = "ZeRO2", .width = 2};
+    EXPECT_EQ(FirstDifference(RecordOn(gpu(), RoundedSteps(tested, model)),
+                              RecordOn(gpu(), NarrowSteps(tested, model))),
+              "")
+        << model;
+  }
+}
+
 TEST_F(GpuBf16, PeakMemoryIsThePlan) {
   const int64_t before = gpu().memory_use().bytes;
   gpu().ForgetMostBytes();

@@ -1,5 +1,6 @@
 // Ops whose bits are promised by formula: the device gives those of the CPU.
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -133,6 +134,36 @@ TEST_F(GpuFlatOpsTest, TreeSumsGiveTheBitsOfTheCpu) {
     TreeSum(cpu_, on_cpu);
     Finish();
     EXPECT_TRUE(out.Same()) << count;
+  }
+}
+
+TEST_F(GpuFlatOpsTest, SumsOfBf16PiecesGiveTheBitsOfTheCpu) {
+  for (const size_t count : {1u, 2u, 4u, 64u, 128u}) {
+    for (const Output output : {Output::kOverwrite, Output::kAccumulate}) {
+      std::vector<Pair> pairs;  // of two bf16 values each
+      ReduceAddArgs on_gpu, on_cpu;
+      for (size_t i = 0; i < count; ++i) {
+        pairs.push_back(Random(i));
+      }
+      const int64_t shift = count == 2 ? 1 : 0;  // no access of vectors
+      for (Pair& pair : pairs) {
+        auto* of_gpu = static_cast<float*>(pair.memory.data());
+        for (size_t i = 0; i < pair.heap.size(); ++i) {  // no NaN in the lower halves
+          const uint32_t finite = std::bit_cast<uint32_t>(pair.heap[i]) & 0xFFFFBFFFu;
+          of_gpu[i] = pair.heap[i] = std::bit_cast<float>(finite);
+        }
+        on_gpu.rounded_pieces.push_back(pair.device().As<uint16_t>() + shift);
+        on_cpu.rounded_pieces.push_back(pair.host().As<uint16_t>() + shift);
+      }
+      Pair out = Random(99);
+      on_gpu.out = out.device();
+      on_cpu.out = out.host();
+      on_gpu.output = on_cpu.output = output;
+      ReduceAdd(gpu(), on_gpu);
+      ReduceAdd(cpu_, on_cpu);
+      Finish();
+      EXPECT_TRUE(out.Same()) << count;
+    }
   }
 }
 

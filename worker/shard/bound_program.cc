@@ -17,11 +17,7 @@ class Binder {
   Binder(const plan::ShardingPlan& plan,
          const ArenaBuffers& buffers,
          const std::vector<TensorView>& shared)
-      : plan_(plan),
-        buffers_(buffers),
-        shared_(shared),
-        weight_type_(plan.options.weight_type),
-        group_of_(plan.inventory.tensors.size()) {
+      : plan_(plan), buffers_(buffers), shared_(shared), group_of_(plan.inventory.tensors.size()) {
     for (const plan::GroupId group : plan.groups.ids()) {
       for (const plan::TensorId tensor : plan.groups[group].tensors) {
         group_of_[tensor] = group;
@@ -39,16 +35,16 @@ class Binder {
     const std::vector<plan::BufferId> gradients = plan::BuffersOf(instruction, Role::kGradient);
     const plan::UnitSpec& unit = plan_.inventory.units[instruction.unit];
     for (const plan::TensorId tensor : unit.tensors) {
-      bound.memory.weights.push_back(View(tensor, weights, weight_type_));
+      bound.memory.weights.push_back(View(tensor, weights));
       CHECK_MSG(bound.memory.weights.back().present(), "a unit's own weights are not gathered");
     }
     for (const plan::TensorId tensor : unit.borrowed) {
-      bound.memory.weights.push_back(View(tensor, weights, weight_type_));
+      bound.memory.weights.push_back(View(tensor, weights));
     }
     if (instruction.op == OpCode::kBackward) {
       for (const std::vector<plan::TensorId>* tensors : {&unit.tensors, &unit.borrowed}) {
         for (const plan::TensorId tensor : *tensors) {
-          bound.gradients.push_back(View(tensor, gradients, DType::kF32));
+          bound.gradients.push_back(View(tensor, gradients));
           const bool trainable = plan_.inventory.tensors[tensor].trainable;
           CHECK_EQ(bound.gradients.back().present(), trainable);
         }
@@ -64,15 +60,15 @@ class Binder {
 
  private:
   // The tensor in that buffer of the list that holds its group; without data when none does.
-  TensorView View(plan::TensorId tensor,
-                  const std::vector<plan::BufferId>& list,
-                  DType dtype) const {
+  TensorView View(plan::TensorId tensor, const std::vector<plan::BufferId>& list) const {
     const plan::GroupId group = group_of_[tensor];
     std::byte* base = nullptr;
+    DType dtype = DType::kF32;
     for (const plan::BufferId buffer : list) {
       if (plan_.buffers[buffer].group == group) {
         CHECK_MSG(base == nullptr, "two buffers of one group in one list");
         base = buffers_.bytes(buffer);
+        dtype = plan_.buffers[buffer].dtype;
       }
     }
     return GroupView(plan_.inventory, plan_.groups[group], tensor, base, dtype);
@@ -87,7 +83,6 @@ class Binder {
   const plan::ShardingPlan& plan_;
   const ArenaBuffers& buffers_;
   const std::vector<TensorView>& shared_;
-  const DType weight_type_;
   plan::IdVector<plan::TensorId, plan::GroupId> group_of_;
 };
 

@@ -37,8 +37,13 @@ absl::StatusOr<std::unique_ptr<DeviceReplay>> DeviceReplay::Create(const Args& a
     return made;
   }
   int64_t elements = 0;
-  for (const plan::GroupLayout& group : args.plan.groups) {
-    elements = std::max(elements, group.layout.total_elements());
+  for (const plan::ProgramBuffer& buffer : args.plan.buffers) {
+    if (buffer.kind == plan::BufferKind::kStaging && buffer.dtype == plan::kGradientType) {
+      elements = std::max(elements, buffer.elements());
+    }
+  }
+  if (elements == 0) {
+    return made;
   }
   auto wire = args.streams.gpu().AllocateDevice(elements * int64_t{sizeof(uint16_t)});
   if (!wire.ok()) {
@@ -231,21 +236,6 @@ void* DeviceReplay::PackForWire(kernels::Stream& stream, float* staging, int64_t
   kernels::Cast(stream,
                 {.from = VectorView(staging, elements), .to = Bf16View(wire_.data(), elements)});
   return wire_.data();
-}
-
-// This rank's staging is on the wire already: its place takes the pieces in fp32.
-void DeviceReplay::AddFromWire(kernels::Stream& stream,
-                               const WirePieces& from,
-                               LaneCounter& counter) {
-  std::vector<const float*> pieces;
-  for (const float* piece : from.pieces) {
-    float* wide = from.staging + static_cast<int64_t>(pieces.size()) * from.elements;
-    kernels::Cast(stream,
-                  {.from = Bf16View(const_cast<float*>(piece), from.elements),
-                   .to = VectorView(wide, from.elements)});
-    pieces.push_back(wide);
-  }
-  counter.AddTurn(stream, from.turn, pieces);
 }
 
 absl::Status DeviceReplay::BeginTraced(plan::StreamId stream) {

@@ -49,7 +49,6 @@ class DeviceReplay final : public ReplayBackend {
                                   const StatisticsMessages& messages,
                                   kernels::Stream& stream) override;
   void* PackForWire(kernels::Stream& stream, float* staging, int64_t elements) override;
-  void AddFromWire(kernels::Stream& stream, const WirePieces& from, LaneCounter& counter) override;
   absl::Status BeginTraced(plan::StreamId stream) override;
   void EndTraced(plan::StreamId stream,
                  const trace::Event& event,
@@ -89,7 +88,7 @@ class DeviceReplay final : public ReplayBackend {
   absl::Status MarkCollectives();
 
   const Args args_;
-  kernels::CudaMemory wire_;  // the largest staging buffer in bf16
+  kernels::CudaMemory wire_;  // the largest fp32 staging buffer in bf16
   std::map<const BoundProgram*, Prepared> prepared_;
   std::vector<kernels::CudaEvent> events_;
   // An event that was last recorded in a capture cannot be waited for outside of it, so these are

@@ -6,6 +6,7 @@
 
 #include "common/plan/program/program_crossing.h"
 #include "common/signed_size.h"
+#include "worker/shard/lane_counter.h"
 
 namespace ravel::shard {
 
@@ -36,16 +37,6 @@ absl::Status HostReplay::ExchangeStatistics(comm::Communicator& world,
 void* HostReplay::PackForWire(kernels::Stream&, float* staging, int64_t elements) {
   PackBf16(staging, elements);
   return staging;
-}
-
-void HostReplay::AddFromWire(kernels::Stream& stream,
-                             const WirePieces& from,
-                             LaneCounter& counter) {
-  std::vector<const uint16_t*> pieces;
-  for (const float* piece : from.pieces) {
-    pieces.push_back(reinterpret_cast<const uint16_t*>(piece));
-  }
-  counter.AddRoundedTurn(stream, from.turn, pieces);
 }
 
 }  // namespace ravel::shard

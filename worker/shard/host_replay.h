@@ -23,7 +23,6 @@ class HostReplay : public ReplayBackend {
                                   const StatisticsMessages& messages,
                                   kernels::Stream& stream) override;
   void* PackForWire(kernels::Stream& stream, float* staging, int64_t elements) override;
-  void AddFromWire(kernels::Stream& stream, const WirePieces& from, LaneCounter& counter) override;
   absl::Status BeginTraced(plan::StreamId) override { return absl::OkStatus(); }
   void EndTraced(plan::StreamId, const trace::Event& event, trace::Recorder& recorder) override {
     recorder.Record(event);

@@ -236,7 +236,8 @@ absl::Status InstructionRunner::ReduceLanes(const Instruction& instruction,
 
 float* InstructionRunner::PackedStaging(const Instruction& instruction, const ReplayTurn& turn) {
   float* staging = HasLane(turn) ? FloatsOf(instruction, Role::kSend) : nullptr;
-  if (MoveAt(instruction).type != DType::kBF16 || staging == nullptr) {
+  const DType staged = args_.plan.buffers[plan::BufferOf(instruction, Role::kSend)].dtype;
+  if (MoveAt(instruction).type == staged || staging == nullptr) {
     return staging;
   }
   return static_cast<float*>(args_.backend.PackForWire(
@@ -246,18 +247,16 @@ float* InstructionRunner::PackedStaging(const Instruction& instruction, const Re
 void InstructionRunner::AddPieces(const Instruction& instruction,
                                   int64_t turn,
                                   const comm::PieceViews& views) {
-  ParameterGroup& group = Group(instruction);
-  LaneCounter& counter = group.inner(instruction.call);
+  LaneCounter& counter = Group(instruction).inner(instruction.call);
   if (MoveAt(instruction).type != DType::kBF16) {
     counter.AddTurn(StreamOf(instruction), turn, views.pieces);
     return;
   }
-  args_.backend.AddFromWire(StreamOf(instruction),
-                            {.turn = turn,
-                             .pieces = views.pieces,
-                             .staging = FloatsOf(instruction, Role::kSend),
-                             .elements = group.slice_elements()},
-                            counter);
+  std::vector<const uint16_t*> rounded;
+  for (const float* piece : views.pieces) {
+    rounded.push_back(reinterpret_cast<const uint16_t*>(piece));
+  }
+  counter.AddRoundedTurn(StreamOf(instruction), turn, rounded);
 }
 
 absl::Status InstructionRunner::ReduceSums(const Instruction& instruction, const ReplayTurn& turn) {

@@ -92,7 +92,8 @@ class InstructionRunner {
   // Reduce lanes, and the sums that those leave.
   absl::Status ReduceLanes(const Instruction& instruction, const ReplayTurn& turn);
   absl::Status ReduceSums(const Instruction& instruction, const ReplayTurn& turn);
-  // The staging of this rank's lane as it goes on the wire; nullptr without a lane.
+  // The staging of this rank's lane as it goes on the wire, rounded now where it was not written
+  // so; nullptr without a lane.
   float* PackedStaging(const Instruction& instruction, const ReplayTurn& turn);
   void AddPieces(const Instruction& instruction, int64_t turn, const comm::PieceViews& views);
   absl::Status ReduceStatistics(const Instruction& instruction, const ReplayTurn& turn);

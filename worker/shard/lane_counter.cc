@@ -41,12 +41,31 @@ void AddRange(kernels::Stream& stream, const float* newer, float* older, int64_t
                     .out = VectorView(older, elements)});
 }
 
-std::vector<const float*> Shifted(std::span<const float* const> pieces, int64_t offset) {
-  std::vector<const float*> shifted(pieces.begin(), pieces.end());
-  for (const float*& piece : shifted) {
+template <typename Piece>
+std::vector<const Piece*> Shifted(std::span<const Piece* const> pieces, int64_t offset) {
+  std::vector<const Piece*> shifted(pieces.begin(), pieces.end());
+  for (const Piece*& piece : shifted) {
     piece += offset;
   }
   return shifted;
+}
+
+// out (=|+=) the tree sum of pieces, on a device.
+void SumPieces(kernels::Stream& stream,
+               std::vector<const float*> pieces,
+               const TensorView& out,
+               kernels::Output output) {
+  if (output == kernels::Output::kOverwrite) {
+    kernels::TreeSum(stream, {.pieces = std::move(pieces), .out = out});
+  } else {
+    kernels::ReduceAdd(stream, {.pieces = std::move(pieces), .out = out, .output = output});
+  }
+}
+void SumPieces(kernels::Stream& stream,
+               std::vector<const uint16_t*> pieces,
+               const TensorView& out,
+               kernels::Output output) {
+  kernels::ReduceAdd(stream, {.rounded_pieces = std::move(pieces), .out = out, .output = output});
 }
 
 }  // namespace
@@ -110,25 +129,34 @@ LaneCounter::LaneCounter(std::vector<float*> buffers,
   }
 }
 
-void LaneCounter::AddTurn(kernels::Stream& stream,
-                          int64_t turn,
-                          std::span<const float* const> pieces) {
+template <typename Piece, typename Add>
+void LaneCounter::ForEachBlock(int64_t turn,
+                               std::span<const Piece* const> pieces,
+                               const Add& add) const {
   CHECK_EQ(static_cast<int64_t>(pieces.size()), lanes_.LaneCount(turn));
   for (const plan::CounterStep& step : At(schedule_, turn)) {
     const int64_t first = step.block.first - lanes_.FirstLane(turn);
-    const std::span<const float* const> block = Part(pieces, first, int64_t{1} << step.block.level);
+    add(step, Part(pieces, first, int64_t{1} << step.block.level));
+  }
+}
+
+void LaneCounter::AddTurn(kernels::Stream& stream,
+                          int64_t turn,
+                          std::span<const float* const> pieces) {
+  ForEachBlock(turn, pieces, [&](const plan::CounterStep& step, const auto& block) {
     if (stream.backend() == kernels::Backend::kCuda) {
       AddBlockOnDevice(stream, step, block);
     } else {
       AddBlock(stream, step, block);
     }
-  }
+  });
 }
 
 // The bits of AddBlock: an addition gives the same in either order of its operands.
+template <typename Piece>
 void LaneCounter::AddBlockOnDevice(kernels::Stream& stream,
                                    const plan::CounterStep& step,
-                                   std::span<const float* const> pieces) {
+                                   std::span<const Piece* const> pieces) {
   if (runs_.empty()) {
     return;
   }
@@ -136,14 +164,10 @@ void LaneCounter::AddBlockOnDevice(kernels::Stream& stream,
   const int64_t elements = runs_.back().offset + runs_.back().elements - begin;
   const bool stores = step.add_into.empty();
   float* out = At(buffers_, stores ? step.store : step.add_into.front()) + begin;
-  if (stores) {
-    kernels::TreeSum(stream, {.pieces = Shifted(pieces, begin), .out = VectorView(out, elements)});
-    return;
-  }
-  kernels::ReduceAdd(stream,
-                     {.pieces = Shifted(pieces, begin),
-                      .out = VectorView(out, elements),
-                      .output = kernels::Output::kAccumulate});
+  SumPieces(stream,
+            Shifted(pieces, begin),
+            VectorView(out, elements),
+            stores ? kernels::Output::kOverwrite : kernels::Output::kAccumulate);
   for (size_t i = 1; i < step.add_into.size(); ++i) {
     float* older = At(buffers_, step.add_into[i]) + begin;
     AddRange(stream, out, older, elements);
@@ -201,8 +225,12 @@ void LaneCounter::AddChunk(kernels::Stream& stream,
 void LaneCounter::AddRoundedTurn(kernels::Stream& stream,
                                  int64_t turn,
                                  std::span<const uint16_t* const> pieces) {
-  CHECK_EQ(static_cast<int64_t>(pieces.size()), lanes_.LaneCount(turn));
-  CHECK_MSG(stream.backend() == kernels::Backend::kCpu, "a device widens its pieces itself");
+  if (stream.backend() == kernels::Backend::kCuda) {
+    ForEachBlock(turn, pieces, [&](const plan::CounterStep& step, const auto& block) {
+      AddBlockOnDevice(stream, step, block);
+    });
+    return;
+  }
   std::vector<float> exact(pieces.size() * Size(kChunkElements));
   for (const ShardRun& run : runs_) {
     const int64_t end = run.offset + run.elements;
@@ -216,13 +244,13 @@ void LaneCounter::AddRoundedTurn(kernels::Stream& stream,
         }
         chunk.push_back(to);
       }
-      for (const plan::CounterStep& step : At(schedule_, turn)) {
-        const auto first = chunk.begin() + (step.block.first - lanes_.FirstLane(turn));
-        AddChunk(stream,
-                 step,
-                 std::vector<const float*>(first, first + (std::ptrdiff_t{1} << step.block.level)),
-                 {.offset = begin, .elements = count});
-      }
+      ForEachBlock(
+          turn,
+          std::span<const float* const>(chunk),
+          [&](const plan::CounterStep& step, const auto& block) {
+            AddChunk(
+                stream, step, {block.begin(), block.end()}, {.offset = begin, .elements = count});
+          });
     }
   }
 }

@@ -47,7 +47,7 @@ class LaneCounter {
   // Adds the lanes of a turn; pieces[i] is the gradient of lane FirstLane(turn) + i.
   void AddTurn(kernels::Stream& stream, int64_t turn, std::span<const float* const> pieces);
 
-  // The same of gradients that were rounded to bf16 for the wire; sums are fp32. On hosts.
+  // The same of gradients that were rounded to bf16 for the wire; sums are fp32.
   void AddRoundedTurn(kernels::Stream& stream,
                       int64_t turn,
                       std::span<const uint16_t* const> pieces);
@@ -67,10 +67,14 @@ class LaneCounter {
                 const plan::CounterStep& step,
                 const std::vector<const float*>& pieces,
                 const ShardRun& chunk);
-  // A block on a device, from the first run to the end of the last.
+  // A block of fp32 or bf16 pieces on a device, from the first run to the end of the last.
+  template <typename Piece>
   void AddBlockOnDevice(kernels::Stream& stream,
                         const plan::CounterStep& step,
-                        std::span<const float* const> pieces);
+                        std::span<const Piece* const> pieces);
+  // The steps of a turn, each with the pieces that it adds.
+  template <typename Piece, typename Add>
+  void ForEachBlock(int64_t turn, std::span<const Piece* const> pieces, const Add& add) const;
 
   std::vector<float*> buffers_;
   plan::LaneMap lanes_;

@@ -14,7 +14,6 @@
 #include "worker/comm/communicator.h"
 #include "worker/model/module.h"
 #include "worker/shard/bound_program.h"
-#include "worker/shard/lane_counter.h"
 
 namespace ravel::shard {
 
@@ -71,19 +70,8 @@ class ReplayBackend {
                                           const comm::CollectiveTag& tag,
                                           const StatisticsMessages& messages,
                                           kernels::Stream& stream) = 0;
-  // Rounds a lane's gradient to the bf16 of the wire. Returns where it lies.
+  // Rounds a lane's gradient that is staged in fp32 to the bf16 of the wire. Returns where it lies.
   virtual void* PackForWire(kernels::Stream& stream, float* staging, int64_t elements) = 0;
-  // Adds the ranks' pieces of such gradients to a counter. `staging` is this rank's own, which is
-  // on the wire already and has room for `elements` of every piece.
-  struct WirePieces {
-    int64_t turn = 0;
-    const std::vector<const float*>& pieces;  // of bf16 values
-    float* staging = nullptr;
-    int64_t elements = 0;
-  };
-  virtual void AddFromWire(kernels::Stream& stream,
-                           const WirePieces& from,
-                           LaneCounter& counter) = 0;
 
   // The times of an instruction in `event` are those of its calls on the host; a backend whose work
   // runs later replaces them by its own, which CollectTrace waits for.

@@ -125,8 +125,14 @@ int64_t ActivationBytes(const ModelInventory& inventory, const ProgramBuffer& bu
 }
 
 // Element type of a buffer of weights, moments or gradients.
-DType TypeOf(const ProgramOptions& options, const ProgramBuffer& buffer) {
+DType TypeOf(const ShardingPlan& plan, const ModelUses& model, const ProgramBuffer& buffer) {
+  const ProgramOptions& options = plan.options;
   switch (buffer.kind) {
+    case BufferKind::kStaging:
+    case BufferKind::kReceive: {
+      const GradientCall* call = FindGradient(model, buffer.group, buffer.call);
+      return call == nullptr ? kGradientType : StagedType(plan.lanes, options, *call);
+    }
     case BufferKind::kGathered:
     case BufferKind::kModelWeight:
       return options.weight_type;
@@ -148,6 +154,7 @@ absl::Status CheckSizes(const ShardingPlan& plan) {
                                   .moves = plan.moves,
                                   .lanes = plan.lanes,
                                   .options = plan.options};
+  const ModelUses model = UsesOf(plan.inventory, plan.groups, true);
   for (const ProgramBuffer& buffer : plan.buffers) {
     if (buffer.group < 0) {
       if (buffer.bytes != ActivationBytes(plan.inventory, buffer)) {
@@ -191,7 +198,7 @@ absl::Status CheckSizes(const ShardingPlan& plan) {
         buffer.persistent != IsResident(request, buffer.group)) {
       return Fault(buffer, "K13", "does not stay as the roles of its group say");
     }
-    if (buffer.dtype != TypeOf(plan.options, buffer)) {
+    if (buffer.dtype != TypeOf(plan, model, buffer)) {
       return Fault(buffer, "K13", "is of another type than its kind");
     }
     if (buffer.bytes != expected * DTypeBytes(buffer.dtype)) {

@@ -11,7 +11,8 @@
 //   K6  live gathered and staged bytes within the windows
 //   K7  every gradient is summed once, every trained group updated once, after one decision
 //   K8  all at rest when a program ends, but staging between micro-batches of a lane
-//   K9  staging is opened before its first writer, which overwrites, and read after its last
+//   K9  staging is opened before its first writer, which overwrites, and read after its last;
+//       rounded staging has one writer
 //   K10 prefetch does not wait for what it should overlap
 //   K11 statistics count each element once
 //   K12 what lies inside another buffer is a rank's own part of it

@@ -21,6 +21,7 @@ class GradientCheck {
   absl::Status Run() {
     RETURN_IF_ERROR(Index());
     RETURN_IF_ERROR(CheckStaging());
+    RETURN_IF_ERROR(CheckRoundedStaging());
     RETURN_IF_ERROR(CheckOrder());
     for (const GradientCall& call : facts_.model.gradients) {
       RETURN_IF_ERROR(CheckSum(call));
@@ -111,6 +112,34 @@ class GradientCheck {
         if (last != OpCode::kReduce && last != OpCode::kAccumulateGrad) {
           return facts_.Fault(
               "K9", life.begin, absl::StrCat(facts_.BufferName(life.buffer), " is never read"));
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // K9: what is staged in fewer bits than sums have is written once, and leaves by a move of its
+  // type: nothing adds to it, in this program or a later one, and nothing reads it as fp32.
+  absl::Status CheckRoundedStaging() const {
+    IdVector<BufferId, InstructionId> written(facts_.plan.buffers.size());
+    for (const InstructionId i : facts_.program.instructions.ids()) {
+      const Instruction& at = facts_.At(i);
+      for (const Operand& operand : at.operands) {
+        const ProgramBuffer& buffer = facts_.plan.buffers[operand.buffer];
+        if (buffer.kind != BufferKind::kStaging || buffer.dtype == kGradientType ||
+            at.op == OpCode::kAllocStaging) {
+          continue;
+        }
+        if (operand.role == Role::kGradient) {
+          InstructionId& before = written[operand.buffer];
+          if (operand.access != Access::kWrite || before >= 0 || buffer.persistent) {
+            return facts_.Fault(
+                "K9", i, absl::StrCat("adds to ", buffer.name, ", which is rounded"));
+          }
+          before = i;
+        } else if (operand.access != Access::kRead || at.op != OpCode::kReduce ||
+                   facts_.MoveAt(i).type != buffer.dtype) {
+          return facts_.Fault("K9", i, absl::StrCat("reads ", buffer.name, " as another type"));
         }
       }
     }

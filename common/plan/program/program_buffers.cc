@@ -69,8 +69,9 @@ class BufferList {
   ProgramBuffer OfCall(const char* role,
                        BufferKind kind,
                        const GradientCall& call,
-                       int64_t elements) const {
-    ProgramBuffer buffer = OfGroup(role, kind, call.group, elements, kGradientType);
+                       int64_t elements,
+                       DType dtype = kGradientType) const {
+    ProgramBuffer buffer = OfGroup(role, kind, call.group, elements, dtype);
     if (call.call > 0) {
       absl::StrAppend(&buffer.name, ".call", call.call);
     }
@@ -193,14 +194,15 @@ class BufferList {
       AddCounter(call, BufferKind::kLocalGrad, local_, true);
     }
     AddCounter(call, BufferKind::kMainGrad, inner_, replicas || !moves.whole.empty());
-    ProgramBuffer staging =
-        OfCall("staging", BufferKind::kStaging, call, TotalElements(call.group));
+    const DType staged = StagedType(lanes, request_.options, call);
+    const int64_t total = TotalElements(call.group);
+    ProgramBuffer staging = OfCall("staging", BufferKind::kStaging, call, total, staged);
     staging.memory = moves.each_turn.empty() ? MemoryKind::kPrivate : peers_;
     staging.persistent = lanes.micro_batches > 1;
     buffers_.Add(staging);
     const bool received = !request_.options.read_peers_in_place;
     if (received) {
-      buffers_.Add(OfCall("receive", BufferKind::kReceive, call, TotalElements(call.group)));
+      buffers_.Add(OfCall("receive", BufferKind::kReceive, call, total, staged));
     }
     if (replicas) {
       ProgramBuffer sum = OfCall(
@@ -214,7 +216,7 @@ class BufferList {
       }
     }
     if (!moves.whole.empty() && call.call == 0) {
-      buffers_.Add(OfCall("full_grad", BufferKind::kFullGrad, call, TotalElements(call.group)));
+      buffers_.Add(OfCall("full_grad", BufferKind::kFullGrad, call, total));
     }
   }
 
@@ -233,6 +235,11 @@ bool IsResident(const ProgramRequest& request, GroupId group) {
   const GroupRoles& roles = request.roles[group];
   return roles.parameter == roles.used ||
          (request.options.gather_in_place && !request.moves.of_groups[group].weights.empty());
+}
+
+DType StagedType(const LaneMap& lanes, const ProgramOptions& options, const GradientCall& call) {
+  const bool leaves = lanes.micro_batches == 1 && !lanes.blocks;
+  return leaves && call.written_once ? options.staged_type : kGradientType;
 }
 
 ProgramBuffers BuildBuffers(const ProgramRequest& request) {

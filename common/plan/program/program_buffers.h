@@ -3,11 +3,19 @@
 // The buffers of a step: how many bytes of which memory each group and unit needs.
 
 #include "common/plan/program/program_request.h"
+#include "common/plan/program/program_uses.h"
 
 namespace ravel::plan {
 
 // True if the group's gathered buffer stays: its weights are not cut, or gathers are in place.
 bool IsResident(const ProgramRequest& request, GroupId group);
+
+// Element type of a gradient's staging, and of what peers receive of it.
+// ProgramOptions::staged_type where every element is written once per micro-batch and then leaves
+// for the ranks, else fp32, to which more can be added: of several micro-batches of a lane, of
+// several calls, of lanes in blocks. What is staged in fp32 and travels in bf16 is rounded by the
+// reduce.
+DType StagedType(const LaneMap& lanes, const ProgramOptions& options, const GradientCall& call);
 
 // Every buffer of every program.
 ProgramBuffers BuildBuffers(const ProgramRequest& request);

@@ -155,7 +155,9 @@ class Builder {
   int64_t GatheredBytes(GroupId group) const {
     return Elements(group) * DTypeBytes(request_.options.weight_type);
   }
-  int64_t StagedBytes(GroupId group) const { return Elements(group) * DTypeBytes(kGradientType); }
+  int64_t StagedBytes(const GradientCall& call) const {
+    return Elements(call.group) * DTypeBytes(StagedType(request_.lanes, request_.options, call));
+  }
   GroupWeights& Weights(GroupId group) { return weights_[group]; }
   BufferId Buffer(BufferKind kind, GroupId group, int call = 0) const {
     return index_.Find({.kind = kind, .owner = group, .call = call});
@@ -306,15 +308,15 @@ class Builder {
 
   // Retires reduced gradients, oldest first, until another one fits.
   bool MakeRoom(const GradientCall& call, Must must, std::vector<InstructionId>& waits) {
-    int64_t live = StagedBytes(call.group);
+    int64_t live = StagedBytes(call);
     for (const GradientId staged : staged_) {
-      live += StagedBytes(model_.gradients[staged].group);
+      live += StagedBytes(model_.gradients[staged]);
     }
     std::vector<GradientId> stay;
     std::vector<InstructionId> reduces;
     for (const GradientId staged : staged_) {
       if (live > request_.options.staging_window_bytes && reduced_at_[staged] >= 0) {
-        live -= StagedBytes(model_.gradients[staged].group);
+        live -= StagedBytes(model_.gradients[staged]);
         reduces.push_back(reduced_at_[staged]);
       } else {
         stay.push_back(staged);

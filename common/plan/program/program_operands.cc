@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "common/plan/program/program_buffers.h"
+
 namespace ravel::plan {
 namespace {
 
@@ -100,8 +102,11 @@ void OperandList::AddGradients(const UnitUse& use, size_t position) {
 
 void OperandList::AddReduceOfLanes() {
   if (!moves().each_turn.empty()) {
-    // Rounded in place for the wire.
-    const bool rounds = context_.options.gradient_wire == WireType::kBF16 && !context_.lanes.blocks;
+    // Rounded in place for the wire, where it is not staged so.
+    const GradientCall* call = FindGradient(context_.model, at_.group, at_.call);
+    const bool rounds =
+        context_.options.gradient_wire == WireType::kBF16 && !context_.lanes.blocks &&
+        (call == nullptr || StagedType(context_.lanes, context_.options, *call) == kGradientType);
     const Access access = rounds ? Access::kAdd : Access::kRead;
     Add(OfCall(BufferKind::kStaging), access, Role::kSend, When::kLane);
   } else {

@@ -74,12 +74,16 @@ class BackwardUses {
     const auto [found, added] =
         index_.emplace(std::make_pair(group, writer), made_.gradients.end_id());
     if (added) {
-      made_.gradients.push_back({.group = group,
-                                 .call = GradientCallsOf(made_, group),
-                                 .first_use = use,
-                                 .last_use = use});
+      made_.gradients.push_back(
+          {.group = group,
+           .call = GradientCallsOf(made_, group),
+           .first_use = use,
+           .last_use = use,
+           .written_once = inventory_.units[writer].kind == UnitKind::kLayer});
+    } else {
+      made_.gradients[found->second].last_use = use;
+      made_.gradients[found->second].written_once = false;
     }
-    made_.gradients[found->second].last_use = use;
     return found->second;
   }
 
@@ -119,6 +123,15 @@ int GradientCallsOf(const ModelUses& uses, GroupId group) {
       std::count_if(uses.gradients.begin(), uses.gradients.end(), [&](const GradientCall& call) {
         return call.group == group;
       }));
+}
+
+const GradientCall* FindGradient(const ModelUses& uses, GroupId group, int call) {
+  for (const GradientCall& gradient : uses.gradients) {
+    if (gradient.group == group && gradient.call == call) {
+      return &gradient;
+    }
+  }
+  return nullptr;
 }
 
 }  // namespace ravel::plan

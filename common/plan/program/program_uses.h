@@ -29,6 +29,10 @@ struct GradientCall {
   int call = 0;          // of the group, in backward order
   size_t first_use = 0;  // writes over whatever is there
   size_t last_use = 0;   // after it the gradient may be reduced
+  // True if a micro-batch writes each element once, from one sum in a kernel. Layers do, where they
+  // are called once. Embeddings and positions add token by token in memory, heads add chunk by
+  // chunk, and what is called twice adds to its first call.
+  bool written_once = false;
 };
 
 struct ModelUses {
@@ -45,5 +49,7 @@ ModelUses UsesOf(const ModelInventory& inventory, const GroupLayouts& groups, bo
 int CallsOf(const ModelInventory& inventory, UnitId unit);
 // Gradient calls of a group.
 int GradientCallsOf(const ModelUses& uses, GroupId group);
+// That call of a group; nullptr: there is none.
+const GradientCall* FindGradient(const ModelUses& uses, GroupId group, int call);
 
 }  // namespace ravel::plan

@@ -213,6 +213,9 @@ struct ProgramOptions {
   DType state_type = DType::kF32;  // of the optimizer's states that have a choice: fp32 or bf16
   // Type in which the lanes' gradients travel between the ranks of a replica.
   WireType gradient_wire = WireType::kF32;
+  // Type in which a gradient is staged that backward writes once and nothing is added to
+  // (StagedType): fp32, or the bf16 of the wire, where the kernels round what they write.
+  DType staged_type = DType::kF32;
   // Thread blocks (CTAs) that a collective may use; 0: the transport's choice. No instruction
   // depends on it.
   int64_t communication_blocks = 0;

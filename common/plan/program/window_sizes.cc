@@ -17,7 +17,7 @@ class WindowNeeds {
       : request_(request), model_(UsesOf(request.inventory, request.groups, true)) {}
 
   int64_t GatheredWindow() const {
-    return Most<GroupId>(request_.options.weight_type, [&](size_t use, std::set<GroupId>& found) {
+    return Most<GroupId>([&](size_t use, std::set<GroupId>& found) {
       for (const GroupId group : model_.uses[use].needs) {
         if (!IsResident(request_, group)) {
           found.insert(group);
@@ -26,7 +26,7 @@ class WindowNeeds {
     });
   }
   int64_t StagingWindow() const {
-    return Most<GradientId>(kGradientType, [&](size_t use, std::set<GradientId>& found) {
+    return Most<GradientId>([&](size_t use, std::set<GradientId>& found) {
       for (const GradientId id : model_.gradients.ids()) {
         const GradientCall& call = model_.gradients[id];
         if (call.first_use <= use && use <= call.last_use) {
@@ -37,11 +37,17 @@ class WindowNeeds {
   }
 
  private:
-  GroupId GroupOf(GroupId group) const { return group; }
-  GroupId GroupOf(GradientId gradient) const { return model_.gradients[gradient].group; }
+  int64_t BytesOf(GroupId group) const { return BytesOf(group, request_.options.weight_type); }
+  int64_t BytesOf(GradientId id) const {
+    const GradientCall& call = model_.gradients[id];
+    return BytesOf(call.group, StagedType(request_.lanes, request_.options, call));
+  }
+  int64_t BytesOf(GroupId group, DType type) const {
+    return request_.groups[group].layout.total_elements() * DTypeBytes(type);
+  }
 
   template <typename IdType, typename Collect>
-  int64_t Most(DType type, const Collect& collect) const {
+  int64_t Most(const Collect& collect) const {
     int64_t most = 0;
     for (size_t use = 0; use < model_.uses.size(); ++use) {
       std::set<IdType> found;
@@ -51,7 +57,7 @@ class WindowNeeds {
       }
       int64_t sum = 0;
       for (const IdType id : found) {
-        sum += request_.groups[GroupOf(id)].layout.total_elements() * DTypeBytes(type);
+        sum += BytesOf(id);
       }
       most = std::max(most, sum);
     }

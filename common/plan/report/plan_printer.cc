@@ -41,12 +41,24 @@ void AddWire(const ShardingPlan& plan, std::string& text) {
   }
   absl::StrAppend(&text, "\n");
   if (RoundsGradients(plan)) {
-    absl::StrAppendFormat(&text,
-                          "gradients travel as bf16; rounding them costs %s of memory traffic%s\n",
-                          BytesText(RoundedInPlaceBytes(plan)),
-                          plan.options.read_peers_in_place
-                              ? ", more than peers on this host save by reading half"
-                              : "");
+    const auto staged =
+        std::count_if(plan.buffers.begin(), plan.buffers.end(), [](const ProgramBuffer& buffer) {
+          return buffer.kind == BufferKind::kStaging && buffer.dtype != kGradientType;
+        });
+    absl::StrAppend(&text, "gradients travel as bf16");
+    if (staged > 0) {
+      absl::StrAppend(&text, ", and ", staged, " groups stage them so");
+    }
+    if (const int64_t rounded = RoundedInPlaceBytes(plan); rounded > 0) {
+      absl::StrAppendFormat(&text,
+                            "; rounding %s costs %s of memory traffic%s",
+                            staged > 0 ? "the others" : "them",
+                            BytesText(rounded),
+                            plan.options.read_peers_in_place
+                                ? ", more than peers on this host save by reading half"
+                                : "");
+    }
+    absl::StrAppend(&text, "\n");
   }
 }
 
@@ -187,11 +199,12 @@ void AddGroups(const ShardingPlan& plan, const SummaryOptions& options, std::str
       for (size_t b = 0; options.verbose && b < row.buffers.size(); ++b) {
         const BufferRow& buffer = row.buffers[b];
         absl::StrAppendFormat(&text,
-                              "    %-28s %-9s @%-14d %12s\n",
+                              "    %-28s %-9s @%-14d %12s%s\n",
                               buffer.name,
                               buffer.memory,
                               buffer.address,
-                              BytesText(buffer.bytes));
+                              BytesText(buffer.bytes),
+                              buffer.rounded_type.empty() ? "" : " " + buffer.rounded_type);
       }
     }
   }

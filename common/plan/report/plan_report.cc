@@ -87,10 +87,14 @@ std::vector<GroupRow> GroupTable(const ShardingPlan& plan) {
   for (const BufferId b : plan.buffers.ids()) {
     const ProgramBuffer& buffer = plan.buffers[b];
     if (buffer.group >= 0) {
-      rows[buffer.group].buffers.push_back({.name = buffer.name,
-                                            .memory = MemoryKindName(buffer.memory),
-                                            .address = BufferOffset(plan, b, 0),
-                                            .bytes = buffer.bytes});
+      const bool staged =
+          buffer.kind == BufferKind::kStaging || buffer.kind == BufferKind::kReceive;
+      rows[buffer.group].buffers.push_back(
+          {.name = buffer.name,
+           .memory = MemoryKindName(buffer.memory),
+           .address = BufferOffset(plan, b, 0),
+           .bytes = buffer.bytes,
+           .rounded_type = staged && buffer.dtype != kGradientType ? "bf16" : ""});
     }
   }
   return rows;

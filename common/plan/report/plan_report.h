@@ -16,6 +16,7 @@ struct BufferRow {
   std::string memory;   // "private", "symmetric", "common"
   int64_t address = 0;  // in the arena of its memory kind, for rank 0
   int64_t bytes = 0;
+  std::string rounded_type;  // "bf16" of a lane's gradient that is staged so, else empty
   bool operator==(const BufferRow&) const = default;
 };
 

@@ -87,7 +87,8 @@ int64_t RoundedInPlaceBytes(const ShardingPlan& plan) {
   for (int64_t index = 0; index < plan.lanes.programs(); ++index) {
     const StepSlot slot = SlotOf(plan.lanes, index);
     for (const Instruction& at : plan.program(slot.phase, slot.part).instructions) {
-      if (at.op == OpCode::kReduce && SumsLanes(plan.moves.moves[at.move])) {
+      if (at.op == OpCode::kReduce && SumsLanes(plan.moves.moves[at.move]) &&
+          plan.buffers[BufferOf(at, Role::kSend)].dtype == kGradientType) {
         bytes += plan.groups[at.group].layout.total_elements() * traffic;
       }
     }

@@ -26,8 +26,8 @@ struct WireBytes {
 // True if lanes' gradients leave a rank as bf16: lanes in blocks are summed before and stay fp32.
 bool RoundsGradients(const ShardingPlan& plan);
 
-// Memory traffic of a rank in one step that rounding gradients costs, which wires do not show:
-// between ranks that read each other's memory it is more than what a bf16 wire saves.
+// Memory traffic of a rank in one step that rounding staged gradients costs, which wires do not
+// show: between ranks that read each other's memory it is more than what a bf16 wire saves.
 int64_t RoundedInPlaceBytes(const ShardingPlan& plan);
 
 // Bytes that a collective on a group receives from other ranks, in place or not, when

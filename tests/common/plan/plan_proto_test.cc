@@ -328,6 +328,7 @@ TEST(PlanProto, EveryFieldOfTheStructIsKnown) {
                optimizer,
                state_type,
                gradient_wire,
+               staged_type,
                communication_blocks,
                attention_workspace_bytes,
                logits_chunk_tokens,

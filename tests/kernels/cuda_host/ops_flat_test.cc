@@ -187,6 +187,26 @@ TEST(CudaReduceAdd, ManyPiecesAreAddedToWhatIsThere) {
   EXPECT_EQ(stream.ParamsOf<ReduceAddParams>(2).out, out.As<float>());
 }
 
+// Subtrees read bf16, the rest their roots in fp32.
+TEST(CudaReduceAdd, Bf16PiecesHaveVariantsOfTheirOwn) {
+  RecordingStream stream;
+  Memory memory;
+  const TensorView piece = memory.Vector(10, DType::kBF16);
+  const TensorView out = memory.Vector(10);
+  ReduceAdd(stream, {.rounded_pieces = {piece.As<uint16_t>(), piece.As<uint16_t>()}, .out = out});
+  ASSERT_EQ(stream.launches.size(), 1u);
+  EXPECT_EQ(stream.launches[0].shape.kernel, Kernel::kReduceAdd);
+  EXPECT_EQ(stream.launches[0].shape.variant, kBf16Sums + 1);
+  EXPECT_EQ(stream.ParamsOf<ReduceAddParams>(0).accumulate, 0);
+  const std::vector<const uint16_t*> many(128, piece.As<uint16_t>());
+  ReduceAdd(stream, {.rounded_pieces = many, .out = out, .output = Output::kAccumulate});
+  ASSERT_EQ(stream.launches.size(), 4u);
+  EXPECT_EQ(stream.launches[1].shape.kernel, Kernel::kTreeSum);
+  EXPECT_EQ(stream.launches[2].shape.variant, kBf16Sums + 6);
+  EXPECT_EQ(stream.launches[3].shape.variant, 1);
+  EXPECT_EQ(stream.ParamsOf<ReduceAddParams>(3).accumulate, 1);
+}
+
 TEST(CudaTreeSum, OneMisalignedPieceStopsVectors) {
   RecordingStream stream;
   Memory memory;

@@ -277,6 +277,20 @@ TEST(ReduceAddTest, AddsTheTreeAndCountsWhatIsNotFinite) {
   EXPECT_EQ(squares, 5.0);
 }
 
+TEST(ReduceAddTest, WidensPiecesOfBf16) {
+  CpuStream stream;
+  const std::vector<uint16_t> a = {0x3F80, 0x4CBE}, b = {0xBF00, 0x3F80};  // 1, 9.96e7; -0.5, 1
+  std::vector<float> out = {100, 100};
+  const ReduceAddArgs args = {.rounded_pieces = {a.data(), b.data()},
+                              .out = VectorView(out.data(), 2)};
+  ReduceAdd(stream, args);
+  EXPECT_EQ(out, (std::vector<float>{0.5f, std::bit_cast<float>(0x4CBE0000u)}));
+  ReduceAddArgs more = args;
+  more.output = Output::kAccumulate;
+  ReduceAdd(stream, more);
+  EXPECT_EQ(out, (std::vector<float>{1.0f, 2 * std::bit_cast<float>(0x4CBE0000u)}));
+}
+
 TEST(CastTest, RoundsAsAskedAndWidensExactly) {
   CpuStream stream;
   std::vector<float> x = {std::bit_cast<float>(0x3F808000u), -3.0f};

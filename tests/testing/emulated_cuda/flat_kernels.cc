@@ -189,15 +189,22 @@ void SquaresByBlock(const ReduceAddParams& p, int64_t blocks) {
   }
 }
 
-// The argument of both sums: 2^variant pieces.
+bool SumsBf16(const KernelLaunch& launch) {
+  return launch.variant >= kBf16Sums;
+}
+size_t PieceCount(const KernelLaunch& launch) {
+  return size_t{1} << launch.variant % kBf16Sums;
+}
+
+// The argument of both sums.
 Operands ReduceOperands(const KernelLaunch& launch, const ReduceAddParams& p) {
   Operands operands(launch);
   operands.RequireBlock(kFlatThreads);
   const int64_t bytes = p.elements * int64_t{sizeof(float)};
   bool aligned = reinterpret_cast<uintptr_t>(p.out) % 16 == 0;
-  for (size_t i = 0; i < size_t{1} << launch.variant; ++i) {
+  for (size_t i = 0; i < PieceCount(launch); ++i) {
     operands.Require(p.pieces[i] != nullptr, "a piece is missing");
-    operands.Touch(kRead, "a piece", p.pieces[i], bytes);
+    operands.Touch(kRead, "a piece", p.pieces[i], SumsBf16(launch) ? bytes / 2 : bytes);
     aligned = aligned && reinterpret_cast<uintptr_t>(p.pieces[i]) % 16 == 0;
   }
   operands.Require(aligned || p.aligned == 0, "pieces are said to lie on 16 bytes");
@@ -205,16 +212,28 @@ Operands ReduceOperands(const KernelLaunch& launch, const ReduceAddParams& p) {
   return operands;
 }
 
-std::vector<const float*> PiecesOf(const KernelLaunch& launch, const ReduceAddParams& p) {
-  return {p.pieces, p.pieces + (size_t{1} << launch.variant)};
+// Empty unless pieces are of that type.
+template <typename Piece>
+std::vector<const Piece*> PiecesOf(const KernelLaunch& launch, const ReduceAddParams& p) {
+  std::vector<const Piece*> pieces;
+  for (size_t i = 0; i < PieceCount(launch) && SumsBf16(launch) == (sizeof(Piece) == 2); ++i) {
+    pieces.push_back(static_cast<const Piece*>(p.pieces[i]));
+  }
+  return pieces;
+}
+
+void Sum(const ReduceAddArgs& args) {
+  CpuStream stream;
+  cpu::ReduceAdd(stream, args);
 }
 
 PlannedLaunch PlanTreeSum(const KernelLaunch& launch, const ReduceAddParams& p) {
   Operands operands = ReduceOperands(launch, p);
   operands.Require(p.accumulate == 0, "a tree sum overwrites");
-  return operands.Plan([=, pieces = PiecesOf(launch, p)](Staging&) {
-    cpu::ActiveOps().tree_sum({.pieces = pieces, .out = VectorView(p.out, p.elements)});
-  });
+  return operands.Plan(
+      [=, pieces = PiecesOf<float>(launch, p), rounded = PiecesOf<uint16_t>(launch, p)](Staging&) {
+        Sum({.pieces = pieces, .rounded_pieces = rounded, .out = VectorView(p.out, p.elements)});
+      });
 }
 
 PlannedLaunch PlanReduceAdd(const KernelLaunch& launch, const ReduceAddParams& p) {
@@ -223,21 +242,21 @@ PlannedLaunch PlanReduceAdd(const KernelLaunch& launch, const ReduceAddParams& p
   operands.Require(blocks <= kReducePartials, "more blocks than partial sums");
   operands.Touch(kWrite, "partials", p.partials, blocks * int64_t{sizeof(double)});
   operands.Touch(kAtomic, "non_finite", p.non_finite, sizeof(int64_t));
-  return operands.Plan([=, pieces = PiecesOf(launch, p)](Staging&) {
-    CpuStream stream;
-    cpu::ReduceAdd(stream,
-                   {.pieces = pieces,
-                    .out = VectorView(p.out, p.elements),
-                    .output = p.accumulate != 0 ? Output::kAccumulate : Output::kOverwrite});
-    if (p.partials != nullptr) {
-      SquaresByBlock(p, blocks);
-    }
-    if (p.non_finite != nullptr) {
-      const int64_t count = std::count_if(
-          p.out, p.out + p.elements, [](float value) { return !std::isfinite(value); });
-      std::atomic_ref<int64_t>(*p.non_finite) += count;
-    }
-  });
+  return operands.Plan(
+      [=, pieces = PiecesOf<float>(launch, p), rounded = PiecesOf<uint16_t>(launch, p)](Staging&) {
+        Sum({.pieces = pieces,
+             .rounded_pieces = rounded,
+             .out = VectorView(p.out, p.elements),
+             .output = p.accumulate != 0 ? Output::kAccumulate : Output::kOverwrite});
+        if (p.partials != nullptr) {
+          SquaresByBlock(p, blocks);
+        }
+        if (p.non_finite != nullptr) {
+          const int64_t count = std::count_if(
+              p.out, p.out + p.elements, [](float value) { return !std::isfinite(value); });
+          std::atomic_ref<int64_t>(*p.non_finite) += count;
+        }
+      });
 }
 
 PlannedLaunch PlanSumDoubles(const KernelLaunch& launch, const SumDoublesParams& p) {
@@ -361,14 +380,19 @@ PlannedLaunch PlanFill(const KernelLaunch& launch, const FillParams& p) {
 std::vector<EmulatedKernel> FlatKernels() {
   const std::vector<int32_t> floats = {kF32Scalar, kF32Vector};
   const std::vector<int32_t> words = {kF32Scalar, kBf16Scalar};
-  const std::vector<int32_t> logarithms = {0, 1, 2, 3, 4, 5, 6};
+  std::vector<int32_t> sums;
+  for (const int32_t first : {0, kBf16Sums}) {
+    for (int32_t logarithm = 0; logarithm <= 6; ++logarithm) {
+      sums.push_back(first + logarithm);
+    }
+  }
   std::vector<EmulatedKernel> all;
   AddKernel<AdamWParams, PlanAdamW>(Kernel::kAdamW, "AdamW", floats, all);
   AddKernel<ElementUpdateParams, PlanElementUpdate>(
       Kernel::kElementUpdate, "ElementUpdate", UpdateVariants(), all);
   AddKernel<TreeAddParams, PlanTreeAdd>(Kernel::kTreeAdd, "TreeAdd", floats, all);
-  AddKernel<ReduceAddParams, PlanTreeSum>(Kernel::kTreeSum, "TreeSum", logarithms, all);
-  AddKernel<ReduceAddParams, PlanReduceAdd>(Kernel::kReduceAdd, "ReduceAdd", logarithms, all);
+  AddKernel<ReduceAddParams, PlanTreeSum>(Kernel::kTreeSum, "TreeSum", sums, all);
+  AddKernel<ReduceAddParams, PlanReduceAdd>(Kernel::kReduceAdd, "ReduceAdd", sums, all);
   AddKernel<SumDoublesParams, PlanSumDoubles>(Kernel::kSumDoubles, "SumDoubles", {0}, all);
   AddKernel<RowSumSquaresParams, PlanRowSumSquares>(
       Kernel::kRowSumSquares, "RowSumSquares", floats, all);

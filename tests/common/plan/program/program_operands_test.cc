@@ -146,8 +146,10 @@ class OperandReference {
   // Staging, or of lanes that are summed first the root of their counter.
   void AddSent(const Instruction& at) {
     if (!plan_.lanes.blocks) {
-      const bool rounds = plan_.options.gradient_wire == WireType::kBF16;
-      Add(Of(BufferKind::kStaging, at.group, at.call), rounds && !plan_.lanes.blocks);
+      const std::vector<BufferId> staging = Of(BufferKind::kStaging, at.group, at.call);
+      const bool rounds = plan_.options.gradient_wire == WireType::kBF16 &&
+                          plan_.buffers[staging.front()].dtype == DType::kF32;
+      Add(staging, rounds);
       return;
     }
     for (const BufferId buffer : Of(BufferKind::kLocalGrad, at.group, at.call)) {

@@ -93,22 +93,6 @@ __device__ inline void AddWeighted(const Weights& weights,
   }
 }
 
-__device__ inline float MaxOfRow(float x) {
-#pragma unroll
-  for (int step = kRowThreads / 2; step > 0; step /= 2) {
-    x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, step));
-  }
-  return x;
-}
-
-__device__ inline float SumOfRow(float x) {
-#pragma unroll
-  for (int step = kRowThreads / 2; step > 0; step /= 2) {
-    x += __shfl_xor_sync(0xFFFFFFFFu, x, step);
-  }
-  return x;
-}
-
 template <typename T, int kHead>
 __device__ inline void StoreRow(const AttentionParams& p,
                                 void* to,
@@ -155,7 +139,7 @@ __device__ inline float SoftmaxTile(const AttentionParams& p,
     scores[i] = seen ? scores[i] * p.scale : kLowest;
     largest = fmaxf(largest, scores[i]);
   }
-  largest = MaxOfRow(largest);
+  largest = MaxOfLanes<kRowThreads>(largest);
   float added = 0.0f;
 #pragma unroll
   for (int i = 0; i < kScores; ++i) {
@@ -164,7 +148,7 @@ __device__ inline float SoftmaxTile(const AttentionParams& p,
     added += weight;
   }
   const float shrink = expf(max - largest);
-  sum = sum * shrink + SumOfRow(added);
+  sum = sum * shrink + SumOfLanes<kRowThreads>(added);
   max = largest;
   __syncwarp();  // a row's weights are written and read by one warp
   return shrink;
@@ -232,7 +216,7 @@ __device__ inline void LoadQueryRows(const AttentionParams& p,
       delta = fmaf(dout.rows[place.row][d], ToFloat(out[d]), delta);
     }
   }
-  delta = SumOfRow(delta);
+  delta = SumOfLanes<kRowThreads>(delta);
   if (place.lane == 0) {
     rows.delta[place.row] = delta;
     rows.log_sum_exp[place.row] =

@@ -14,6 +14,17 @@ __device__ inline uint16_t Bf16NearestBits(float x) {
   return bits;
 }
 
+// Combines the values of kLanes neighbouring lanes pairwise, in the same tree for each of them;
+// `combine` is commutative.
+template <int kLanes, typename T, typename Combine>
+__device__ inline T CombineLanes(T x, Combine combine) {
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    x = combine(x, __shfl_xor_sync(0xFFFFFFFFu, x, step));
+  }
+  return x;
+}
+
 // The block's dynamic shared memory.
 __device__ inline float* DynamicShared() {
   extern __shared__ float shared[];

@@ -59,20 +59,20 @@ __device__ inline void Store(T* to, const float (&from)[kWidth]) {
   *reinterpret_cast<Pack<T, kWidth>*>(to) = pack;
 }
 
-__device__ inline float SumOfWarp(float x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    x += __shfl_xor_sync(0xFFFFFFFFu, x, step);
-  }
-  return x;
+// Over kLanes neighbouring lanes, in each of them.
+template <int kLanes>
+__device__ inline float SumOfLanes(float x) {
+  return CombineLanes<kLanes>(x, [](float a, float b) { return a + b; });
 }
-
+template <int kLanes>
+__device__ inline float MaxOfLanes(float x) {
+  return CombineLanes<kLanes>(x, [](float a, float b) { return fmaxf(a, b); });
+}
+__device__ inline float SumOfWarp(float x) {
+  return SumOfLanes<32>(x);
+}
 __device__ inline float MaxOfWarp(float x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, step));
-  }
-  return x;
+  return MaxOfLanes<32>(x);
 }
 
 // The sum over a block of whole warps, in every thread. `shared` holds 32 floats, free again after

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <functional>
-
 #include "kernels/cuda/cuda_abi.h"
 
 namespace ravel::kernels::cuda::simt {
@@ -10,10 +8,17 @@ namespace ravel::kernels::cuda::simt {
 // another without a barrier is missing in some order.
 enum class TurnOrder { kAscending, kDescending, kScattered };
 
-using ThreadBody = std::function<void()>;
+// A kernel and its argument.
+struct KernelCall {
+  void (*caller)(const void* function, const void* params);
+  const void* function;
+  const void* params;
 
-// Calls `body` as every thread of every block of a launch. Shared memory is NaN at first, where
-// it is dynamic.
-void RunBlocks(const RavelCudaLaunch& launch, TurnOrder order, const ThreadBody& body);
+  void Run() const { caller(function, params); }
+};
+
+// Makes the call as every thread of every block of a launch. Shared memory is NaN at first, where
+// it is dynamic. One launch at a time.
+void RunBlocks(const RavelCudaLaunch& launch, TurnOrder order, const KernelCall& call);
 
 }  // namespace ravel::kernels::cuda::simt

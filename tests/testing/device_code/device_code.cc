@@ -1,10 +1,10 @@
 #include "tests/testing/device_code/device_code.h"
 
 #include <array>
-#include <atomic>
 #include <cstring>
 #include <utility>
 
+#include "common/mutex.h"
 #include "kernels/cuda/kernel_table.h"
 #include "tests/testing/device_code/block_runner.h"
 
@@ -13,11 +13,6 @@ namespace {
 
 // A kernel may use so much dynamic shared memory unasked.
 constexpr uint32_t kSharedUnasked = 48 * 1024;
-
-const KernelEntry* EntryFor(const RavelCudaLaunch& launch) {
-  const KernelEntry* entry = FindKernel(launch.kernel);
-  return entry != nullptr && entry->param_bytes == launch.param_bytes ? entry : nullptr;
-}
 
 // An argument of so many bytes. Every calling convention passes a structure of more than 16 bytes
 // by its size and alignment alone, so that a kernel takes this in place of its own.
@@ -46,13 +41,14 @@ constexpr auto kCallers =
 
 }  // namespace
 
+bool HasKernel(int32_t kernel, uint64_t param_bytes) {
+  const KernelEntry* entry = FindKernel(kernel);
+  return entry != nullptr && entry->param_bytes == param_bytes;
+}
+
 std::string LaunchProblem(const RavelCudaLaunch& launch) {
-  const KernelEntry* entry = EntryFor(launch);
-  if (entry == nullptr) {
-    return "no such device code";
-  }
   if (launch.shared_bytes > kSharedUnasked &&
-      static_cast<int64_t>(launch.shared_bytes) > entry->dynamic_shared_bytes) {
+      static_cast<int64_t>(launch.shared_bytes) > FindKernel(launch.kernel)->dynamic_shared_bytes) {
     return "more dynamic shared memory than the kernel asks for";
   }
   const uint64_t words = launch.param_bytes / 8;
@@ -62,12 +58,14 @@ std::string LaunchProblem(const RavelCudaLaunch& launch) {
 }
 
 void RunLaunch(const RavelCudaLaunch& launch) {
-  static std::atomic<uint32_t> launches = 0;
-  const void* function = EntryFor(launch)->function;
-  const Caller call = kCallers[launch.param_bytes / 8 - kLeastWords];
-  RunBlocks(launch, static_cast<TurnOrder>(launches.fetch_add(1) % 3), [&] {
-    call(function, launch.params);
-  });
+  // Shared memory and the indices of threads are variables of the process.
+  static Mutex& one_at_a_time = *new Mutex;
+  static uint32_t launches = 0;
+  const KernelCall call = {.caller = kCallers[launch.param_bytes / 8 - kLeastWords],
+                           .function = FindKernel(launch.kernel)->function,
+                           .params = launch.params};
+  const MutexLock lock(one_at_a_time);
+  RunBlocks(launch, static_cast<TurnOrder>(launches++ % 3), call);
 }
 
 }  // namespace ravel::kernels::cuda::simt

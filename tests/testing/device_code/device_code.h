@@ -9,11 +9,14 @@
 
 namespace ravel::kernels::cuda::simt {
 
+// Whether there is a kernel of this id that takes an argument of so many bytes.
+bool HasKernel(int32_t kernel, uint64_t param_bytes);
+
 // What a device would refuse of a launch before it begins; empty if nothing.
 std::string LaunchProblem(const RavelCudaLaunch& launch);
 
 // Runs a launch that has no problem, to its end. A fault of the device code (a trap, a barrier that
-// not all threads reach) ends the process with a message. Thread-safe.
+// not all threads reach) ends the process with a message. Thread-safe: launches run one at a time.
 void RunLaunch(const RavelCudaLaunch& launch);
 
 }  // namespace ravel::kernels::cuda::simt

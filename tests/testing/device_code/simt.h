@@ -1,7 +1,7 @@
 #pragma once
 
 // Names of CUDA C++ for kernels compiled for the host: included before each .cu file. A thread of a
-// block is a fiber of the host thread that runs the launch; simt.cc says how they take turns.
+// block is a fiber; one launch runs at a time. simt.cc says how threads take turns.
 
 #include <algorithm>
 #include <bit>
@@ -14,7 +14,7 @@
 #define __host__
 #define __grid_constant__
 #define __launch_bounds__(...)
-#define __shared__ static thread_local  // a block at a time on each host thread
+#define __shared__ static  // a block at a time in the whole process
 
 namespace ravel::kernels::cuda::simt {
 
@@ -29,7 +29,9 @@ float* DynamicShared();
 // Waits until all threads of the block that have not ended are here, too; whether any of them gave
 // true.
 bool SynchronizeBlock(bool value);
-// Waits until all 32 threads of the warp are here, too; then, value of a lane.
+// Waits until all 32 threads of the warp are here, too; then, the values they gave.
+const uint64_t* GatherWarp(uint64_t value);
+// The same; the value of a lane.
 uint64_t ExchangeInWarp(uint32_t mask, uint64_t value, unsigned lane);
 // The lanes that gave true.
 uint32_t BallotOfWarp(uint32_t mask, bool value);
@@ -38,10 +40,10 @@ void SynchronizeWarp();
 
 }  // namespace ravel::kernels::cuda::simt
 
-extern constinit thread_local ravel::kernels::cuda::simt::Dimensions threadIdx;
-extern constinit thread_local ravel::kernels::cuda::simt::Dimensions blockIdx;
-extern constinit thread_local ravel::kernels::cuda::simt::Dimensions blockDim;
-extern constinit thread_local ravel::kernels::cuda::simt::Dimensions gridDim;
+extern constinit ravel::kernels::cuda::simt::Dimensions threadIdx;
+extern constinit ravel::kernels::cuda::simt::Dimensions blockIdx;
+extern constinit ravel::kernels::cuda::simt::Dimensions blockDim;
+extern constinit ravel::kernels::cuda::simt::Dimensions gridDim;
 
 inline void __syncthreads() {
   ravel::kernels::cuda::simt::SynchronizeBlock(false);
@@ -80,9 +82,11 @@ inline double __longlong_as_double(int64_t x) {
 [[noreturn]] inline void __trap() {
   ravel::kernels::cuda::simt::Trap();
 }
-// Blocks of one launch run one after another, launches of other streams beside it.
+// Threads of all blocks run one after another.
 inline unsigned long long atomicAdd(unsigned long long* to, unsigned long long value) {
-  return __atomic_fetch_add(to, value, __ATOMIC_RELAXED);
+  const unsigned long long before = *to;
+  *to = before + value;
+  return before;
 }
 using std::max;
 using std::min;

@@ -1,5 +1,6 @@
 #include "tests/testing/emulated_cuda/emulated_attention.h"
 
+#include <algorithm>
 #include <cstring>
 #include <initializer_list>
 
@@ -36,6 +37,7 @@ struct AttentionOperands {
 
 AttentionOperands OperandsOf(const RavelCudaAttention& a,
                              const RavelCudaAttentionBuffers& b,
+                             DType dtype,
                              Operands& operands) {
   const int64_t tokens = a.sequences * a.sequence_tokens;
   const int64_t queries = a.query_heads * a.head_size;
@@ -43,7 +45,7 @@ AttentionOperands OperandsOf(const RavelCudaAttention& a,
   const bool backward = a.backward != 0;
   const Access::Kind result = backward ? kRead : kWrite;
   const auto add = [&](Access::Kind kind, const char* name, const void* data, const Shape& shape) {
-    return operands.Add(kind, name, data, shape, DType::kBF16);
+    return operands.Add(kind, name, data, shape, dtype);
   };
   AttentionOperands all;
   all.q = add(kRead, "q", b.q, {tokens, queries, a.q_stride});
@@ -92,6 +94,46 @@ void Run(Staging& on, const AttentionShape& shape, const AttentionOperands& all,
 }
 
 }  // namespace
+
+void RunOwnAttention(Kernel kernel, DType dtype, int64_t sequences, const AttentionParams& p) {
+  const bool keys = kernel == Kernel::kAttentionBackwardKeys;
+  const RavelCudaAttention attention = {.sequences = sequences,
+                                        .sequence_tokens = p.sequence_tokens,
+                                        .query_heads = p.query_heads,
+                                        .kv_heads = p.kv_heads,
+                                        .head_size = p.head_size,
+                                        .q_stride = p.q_stride,
+                                        .k_stride = p.k_stride,
+                                        .v_stride = p.v_stride,
+                                        .out_stride = p.out_stride,
+                                        .dout_stride = p.dout_stride,
+                                        .dq_stride = keys ? p.q_stride : p.dq_stride,
+                                        .dk_stride = keys ? p.dk_stride : p.k_stride,
+                                        .dv_stride = keys ? p.dv_stride : p.v_stride,
+                                        .scale = p.scale,
+                                        .backward = kernel != Kernel::kAttentionForward ? 1 : 0,
+                                        .deterministic = 1,
+                                        .reserved = 0};
+  const int64_t widest = std::max({p.q_stride, p.k_stride, p.v_stride});
+  std::vector<float> dropped(static_cast<size_t>(sequences * p.sequence_tokens * widest));
+  const RavelCudaAttentionBuffers buffers = {.q = p.q,
+                                             .k = p.k,
+                                             .v = p.v,
+                                             .out = p.out,
+                                             .log_sum_exp = p.log_sum_exp,
+                                             .dout = p.dout,
+                                             .dq = keys ? dropped.data() : p.dq,
+                                             .dk = keys ? p.dk : dropped.data(),
+                                             .dv = keys ? p.dv : dropped.data(),
+                                             .workspace = nullptr,
+                                             .workspace_bytes = 0};
+  const KernelLaunch launch;
+  Operands operands(launch);
+  const AttentionOperands all = OperandsOf(attention, buffers, dtype, operands);
+  Staging on;
+  Run(on, ShapeOf(attention), all, attention.backward != 0);
+  on.Finish();
+}
 
 std::string AttentionProblem(const RavelCudaAttention& attention) {
   const RavelCudaAttention& a = attention;
@@ -145,12 +187,14 @@ PlannedLaunch PlanAttention(const RavelCudaAttention& attention,
   operands.Require(workspace != nullptr && buffers.workspace_bytes >= bytes,
                    "too little workspace");
   operands.Touch(kWrite, "workspace", workspace, static_cast<int64_t>(bytes));
-  const AttentionOperands all = OperandsOf(attention, buffers, operands);
+  const AttentionOperands all = OperandsOf(attention, buffers, DType::kBF16, operands);
   const AttentionShape shape = ShapeOf(attention);
   const bool backward = attention.backward != 0;
-  return operands.Plan([=](Staging& on) {
+  return operands.Plan([=] {
     std::memset(workspace, 0xFF, bytes);
+    Staging on;
     Run(on, shape, all, backward);
+    on.Finish();
   });
 }
 

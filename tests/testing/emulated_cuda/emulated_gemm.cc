@@ -92,7 +92,8 @@ PlannedLaunch PlanCublasGemm(const RavelCudaGemm& gemm,
   operands.Require(workspace != nullptr || workspace_bytes == 0, "no workspace");
   operands.Touch(
       Access::Kind::kWrite, "workspace", workspace, static_cast<int64_t>(workspace_bytes));
-  return operands.Plan([=](Staging& on) {
+  return operands.Plan([=] {
+    Staging on;
     if (workspace != nullptr) {
       std::memset(workspace, 0xFF, workspace_bytes);
     }
@@ -102,6 +103,7 @@ PlannedLaunch PlanCublasGemm(const RavelCudaGemm& gemm,
                .transpose_b = flip_b ? Transpose::kYes : Transpose::kNo,
                .c = on.View(c),
                .output = accumulate ? Output::kAccumulate : Output::kOverwrite});
+    on.Finish();
   });
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// The emulated kernels: for every kernel and variant of libravel_cuda.so, how a launch becomes
-// work. tests/testing/emulated_cuda/README.md says what that proves and what it does not.
+// The kernels of libravel_cuda.so: what a launch of each reads and writes, and what it promises.
+// What runs is the device's own code (tests/testing/device_code).
 
 #include <cstdint>
 #include <cstring>
@@ -11,40 +11,29 @@
 
 namespace ravel::kernels::cuda::emulated {
 
-struct EmulatedKernel {
+// How the operands of a kernel follow from its argument.
+struct KernelOperands {
   Kernel kernel;
-  int32_t variant;
   const char* name;
   uint64_t param_bytes;
-  PlannedLaunch (*plan)(const KernelLaunch& launch, const void* params);
+  void (*declare)(const void* params, Operands& operands);
 };
 
-std::vector<EmulatedKernel> RowKernels();
-std::vector<EmulatedKernel> NormKernels();
-std::vector<EmulatedKernel> FlatKernels();
-std::vector<EmulatedKernel> MatrixKernels();
-std::vector<EmulatedKernel> StatisticsKernels();
-
-const std::vector<EmulatedKernel>& AllKernels();
+std::vector<KernelOperands> RowKernels();
+std::vector<KernelOperands> FlatKernels();
+std::vector<KernelOperands> MatrixKernels();
 
 // The work of a launch. The argument is copied, as the runtime does.
 PlannedLaunch PlanLaunch(const RavelCudaLaunch& launch);
 bool HasKernel(int32_t kernel, uint64_t param_bytes);
 
-// Entries of a kernel whose launches the function `kPlan` plans, in these variants.
-template <typename Params, PlannedLaunch (*kPlan)(const KernelLaunch&, const Params&)>
-void AddKernel(Kernel kernel,
-               const char* name,
-               const std::vector<int32_t>& variants,
-               std::vector<EmulatedKernel>& kernels) {
-  for (const int32_t variant : variants) {
-    kernels.push_back(
-        {kernel, variant, name, sizeof(Params), [](const KernelLaunch& launch, const void* bytes) {
-           Params params;
-           std::memcpy(static_cast<void*>(&params), bytes, sizeof(params));
-           return kPlan(launch, params);
-         }});
-  }
+template <typename Params, void (*kDeclare)(const Params&, Operands&)>
+KernelOperands Declare(Kernel kernel, const char* name) {
+  return {kernel, name, sizeof(Params), [](const void* bytes, Operands& operands) {
+            Params params;
+            std::memcpy(static_cast<void*>(&params), bytes, sizeof(params));
+            kDeclare(params, operands);
+          }};
 }
 
 }  // namespace ravel::kernels::cuda::emulated

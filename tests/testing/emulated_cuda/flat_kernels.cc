@@ -1,26 +1,11 @@
-// Optimizers, sums in a fixed order, digest, initial values, casts, transposition, zeros.
+// Operands of kernels over flat ranges: optimizers, sums in a fixed order, digest, initial values,
+// casts, transposition, zeros, and what decides a step.
 
 #include <algorithm>
-#include <atomic>
-#include <bit>
-#include <cmath>
 
 #include "common/check.h"
-#include "kernels/cpu/mixed_ops.h"
-#include "kernels/cpu/reference_ops.h"
-#include "kernels/cpu/simd_ops.h"
-#include "kernels/cpu/step_statistics.h"
 #include "kernels/scalar/update_rules.h"
 #include "tests/testing/emulated_cuda/emulated_kernels.h"
-
-namespace ravel::kernels {
-
-// As kernels/dispatch.cc, for cpu::ReduceAdd: only CPU streams exist here.
-void TreeSum(Stream&, const TreeSumArgs& args) {
-  cpu::ActiveOps().tree_sum(args);
-}
-
-}  // namespace ravel::kernels
 
 namespace ravel::kernels::cuda::emulated {
 namespace {
@@ -30,308 +15,141 @@ constexpr auto kWrite = Access::Kind::kWrite;
 constexpr auto kUpdate = Access::Kind::kUpdate;
 constexpr auto kAtomic = Access::Kind::kAtomic;
 
-UpdateScalars ScalarsOf(const DeviceUpdateScalars& scalars) {
-  return std::bit_cast<UpdateScalars>(scalars);
-}
-
-TensorView FlatView(const void* data, int64_t elements, DType dtype) {
-  return {.data = const_cast<void*>(data),
-          .dtype = dtype,
-          .rank = 1,
-          .size = {elements},
-          .row_stride = 1};
-}
-
 // The table of an update: none stands for all elements, which a launch cuts by itself.
-PieceTable TableOf(Operands& operands, const DevicePieces& pieces) {
-  operands.Touch(kRead, "pieces", pieces.table, pieces.count * int64_t{sizeof(UpdatePiece)});
-  operands.Require(pieces.table != nullptr ||
-                       pieces.count == (pieces.elements + kBlockElements - 1) / kBlockElements,
-                   "as many pieces as the elements fill");
-  return {.pieces = reinterpret_cast<const UpdatePiece*>(pieces.table),
-          .count = pieces.table != nullptr ? pieces.count : 0};
+void Table(const DevicePieces& pieces, Operands& on) {
+  on.Array(kRead, "pieces", pieces.table, pieces.count);
+  on.Require(pieces.table != nullptr || pieces.count == DivCeil(pieces.elements, kBlockElements),
+             "as many pieces as the elements fill");
 }
 
-PlannedLaunch PlanAdamW(const KernelLaunch& launch, const AdamWParams& p) {
-  Operands operands(launch);
-  operands.RequireBlock(kFlatThreads);
+void AdamW(const AdamWParams& p, Operands& on) {
+  on.RequireBlock(kFlatThreads);
   const int64_t n = p.pieces.elements;
   const Shape flat = {1, n, n};
-  const Operand weights = operands.Update("p", p.p, flat);
-  const Operand g = operands.Read("g", p.g, flat);
-  const Operand m = operands.Update("m", p.m, flat);
-  const Operand v = operands.Update("v", p.v, flat);
-  operands.Touch(kRead, "device_scalars", p.device_scalars, sizeof(DeviceUpdateScalars));
-  operands.Touch(kRead, "apply", p.apply, sizeof(int32_t));
-  const PieceTable table = TableOf(operands, p.pieces);
-  return operands.Plan([=](Staging& on) {
-    cpu::AdamWUpdate({.p = on.View(weights),
-                      .g = on.View(g),
-                      .m = on.View(m),
-                      .v = on.View(v),
-                      .scalars = ScalarsOf(p.scalars),
-                      .device_scalars = reinterpret_cast<const UpdateScalars*>(p.device_scalars),
-                      .apply = p.apply,
-                      .table = table});
-  });
+  on.Update("p", p.p, flat);
+  on.Read("g", p.g, flat);
+  on.Update("m", p.m, flat);
+  on.Update("v", p.v, flat);
+  on.Array(kRead, "device_scalars", p.device_scalars, 1);
+  on.Array(kRead, "apply", p.apply, 1);
+  Table(p.pieces, on);
 }
 
 // The meaning of a variant of ElementUpdate.
 struct UpdateForm {
-  ElementRule rule = ElementRule::kAdamW;
   int states = 0;
   DType gradient = DType::kF32;
   DType state_type = DType::kF32;
 };
 
-// visit(variant, form) for every variant.
-template <typename Visit>
-void ForEachForm(const Visit& visit) {
+UpdateForm FormOf(int32_t variant) {
+  UpdateForm form;
   scalar::ForEachRule([&](auto rule) {
     using Rule = decltype(rule);
     for (const bool gradient : {false, true}) {
       for (const bool states : {false, true}) {
-        if (!states || Rule::kNarrowStates) {
-          visit(scalar::VariantOf<Rule>(gradient, states),
-                UpdateForm{.rule = Rule::kRule,
-                           .states = Rule::kStates,
-                           .gradient = gradient ? DType::kBF16 : DType::kF32,
-                           .state_type = states ? DType::kBF16 : DType::kF32});
+        if ((!states || Rule::kNarrowStates) &&
+            scalar::VariantOf<Rule>(gradient, states) == variant) {
+          form = {.states = Rule::kStates,
+                  .gradient = gradient ? DType::kBF16 : DType::kF32,
+                  .state_type = states ? DType::kBF16 : DType::kF32};
         }
       }
     }
   });
+  return form;
 }
 
-UpdateForm FormOf(int32_t variant) {
-  UpdateForm found;
-  ForEachForm([&](int32_t of, const UpdateForm& form) {
-    if (of == variant) {
-      found = form;
-    }
-  });
-  return found;
-}
-
-std::vector<int32_t> UpdateVariants() {
-  std::vector<int32_t> variants;
-  ForEachForm([&](int32_t variant, const UpdateForm&) { variants.push_back(variant); });
-  return variants;
-}
-
-PlannedLaunch PlanElementUpdate(const KernelLaunch& launch, const ElementUpdateParams& p) {
-  const UpdateForm form = FormOf(launch.variant);
-  const DType gradient = form.gradient;
-  const DType states = form.state_type;
+void ElementUpdate(const ElementUpdateParams& p, Operands& on) {
+  const UpdateForm form = FormOf(on.launch().variant);
   const int64_t n = p.pieces.elements;
-  Operands operands(launch);
-  operands.RequireBlock(kFlatThreads);
-  const PieceTable table = TableOf(operands, p.pieces);
-  operands.Require((p.main_weight != nullptr) != (p.remainder != nullptr),
-                   "a main weight is fp32, or a weight with a remainder");
-  operands.Touch(kUpdate, "main_weight", p.main_weight, n * 4);
-  operands.Touch(kUpdate, "weight", p.weight, n * 2);
-  operands.Touch(kUpdate, "remainder", p.remainder, n * 2);
-  operands.Touch(kRead, "g", p.g, n * DTypeBytes(gradient));
-  operands.Touch(kUpdate, "m", p.m, n * DTypeBytes(states));
-  operands.Require((p.v != nullptr) == (form.states > 1), "as many states as the rule has");
-  operands.Touch(kUpdate, "v", p.v, p.v != nullptr ? n * DTypeBytes(states) : 0);
-  operands.Touch(kRead, "device_scalars", p.device_scalars, sizeof(DeviceUpdateScalars));
-  operands.Touch(kRead, "device_step", p.device_step, sizeof(int64_t));
-  operands.Touch(kRead, "apply", p.apply, sizeof(int32_t));
-  return operands.Plan([=](Staging&) {
-    ElementUpdateArgs args = {.g = FlatView(p.g, n, gradient),
-                              .m = FlatView(p.m, n, states),
-                              .v = p.v != nullptr ? FlatView(p.v, n, states) : TensorView(),
-                              .seed = p.seed,
-                              .step = p.step,
-                              .site = p.pieces.site,
-                              .first_index = p.pieces.first_index,
-                              .scalars = ScalarsOf(p.scalars)};
-    if (p.main_weight != nullptr) {
-      args.main_weight = FlatView(p.main_weight, n, DType::kF32);
-    } else {
-      args.remainder = FlatView(p.remainder, n, DType::kI16);
-    }
-    if (p.weight != nullptr) {
-      args.weight = FlatView(p.weight, n, DType::kBF16);
-    }
-    args.device_scalars = reinterpret_cast<const UpdateScalars*>(p.device_scalars);
-    args.device_step = p.device_step;
-    args.apply = p.apply;
-    args.table = table;
-    args.rule = form.rule;
-    cpu::ElementUpdate(args);
-  });
+  const int64_t state_bytes = n * DTypeBytes(form.state_type);
+  on.RequireBlock(kFlatThreads);
+  Table(p.pieces, on);
+  on.Require((p.main_weight != nullptr) != (p.remainder != nullptr),
+             "a main weight is fp32, or a weight with a remainder");
+  on.Require((p.v != nullptr) == (form.states > 1), "as many states as the rule has");
+  on.Array(kUpdate, "main_weight", p.main_weight, n);
+  on.Array(kUpdate, "weight", p.weight, n);
+  on.Array(kUpdate, "remainder", p.remainder, n);
+  on.Touch(kRead, "g", p.g, n * DTypeBytes(form.gradient));
+  on.Touch(kUpdate, "m", p.m, state_bytes);
+  on.Touch(kUpdate, "v", p.v, state_bytes);
+  on.Array(kRead, "device_scalars", p.device_scalars, 1);
+  on.Array(kRead, "device_step", p.device_step, 1);
+  on.Array(kRead, "apply", p.apply, 1);
 }
 
-PlannedLaunch PlanTreeAdd(const KernelLaunch& launch, const TreeAddParams& p) {
-  Operands operands(launch);
-  operands.RequireBlock(kFlatThreads);
+void TreeAdd(const TreeAddParams& p, Operands& on) {
+  on.RequireBlock(kFlatThreads);
   const Shape flat = {1, p.elements, p.elements};
-  const Operand a = operands.Read("a", p.a, flat);
-  const Operand b = operands.Read("b", p.b, flat);
-  const Operand out = operands.Write("out", p.out, flat);
-  return operands.Plan([=](Staging& on) {
-    cpu::ActiveOps().tree_add({.a = on.View(a), .b = on.View(b), .out = on.View(out)});
-  });
+  on.Read("a", p.a, flat);
+  on.Read("b", p.b, flat);
+  on.Write("out", p.out, flat);
 }
 
-// The squares of `out` by the block whose threads add them.
-void SquaresByBlock(const ReduceAddParams& p, int64_t blocks) {
-  std::fill_n(p.partials, blocks, 0.0);
-  const int64_t threads = blocks * kFlatThreads;
-  const int64_t whole = p.aligned != 0 ? p.elements / 4 * 4 : 0;
-  for (int64_t i = 0; i < p.elements; ++i) {
-    const int64_t thread = i < whole ? i / 4 % threads : (i - whole) % threads;
-    const double value = static_cast<double>(p.out[i]);
-    p.partials[thread / kFlatThreads] += value * value;
-  }
-}
-
-bool SumsBf16(const KernelLaunch& launch) {
-  return launch.variant >= kBf16Sums;
-}
-size_t PieceCount(const KernelLaunch& launch) {
-  return size_t{1} << launch.variant % kBf16Sums;
-}
-
-// The argument of both sums.
-Operands ReduceOperands(const KernelLaunch& launch, const ReduceAddParams& p) {
-  Operands operands(launch);
-  operands.RequireBlock(kFlatThreads);
-  const int64_t bytes = p.elements * int64_t{sizeof(float)};
+// The argument of both sums: 2^variant pieces of fp32, or from kBf16Sums on of bf16.
+void Pieces(const ReduceAddParams& p, Operands& on) {
+  const int32_t variant = on.launch().variant;
+  const DType type = variant < kBf16Sums ? DType::kF32 : DType::kBF16;
+  on.RequireBlock(kFlatThreads);
   bool aligned = reinterpret_cast<uintptr_t>(p.out) % 16 == 0;
-  for (size_t i = 0; i < PieceCount(launch); ++i) {
-    operands.Require(p.pieces[i] != nullptr, "a piece is missing");
-    operands.Touch(kRead, "a piece", p.pieces[i], SumsBf16(launch) ? bytes / 2 : bytes);
+  for (size_t i = 0; i < size_t{1} << variant % kBf16Sums; ++i) {
+    on.Require(p.pieces[i] != nullptr, "a piece is missing");
+    on.Touch(kRead, "a piece", p.pieces[i], p.elements * DTypeBytes(type));
     aligned = aligned && reinterpret_cast<uintptr_t>(p.pieces[i]) % 16 == 0;
   }
-  operands.Require(aligned || p.aligned == 0, "pieces are said to lie on 16 bytes");
-  operands.Touch(p.accumulate != 0 ? kUpdate : kWrite, "out", p.out, bytes);
-  return operands;
+  on.Require(aligned || p.aligned == 0, "pieces are said to lie on 16 bytes");
+  on.Array(p.accumulate != 0 ? kUpdate : kWrite, "out", p.out, p.elements);
 }
 
-// Empty unless pieces are of that type.
-template <typename Piece>
-std::vector<const Piece*> PiecesOf(const KernelLaunch& launch, const ReduceAddParams& p) {
-  std::vector<const Piece*> pieces;
-  for (size_t i = 0; i < PieceCount(launch) && SumsBf16(launch) == (sizeof(Piece) == 2); ++i) {
-    pieces.push_back(static_cast<const Piece*>(p.pieces[i]));
-  }
-  return pieces;
+void TreeSum(const ReduceAddParams& p, Operands& on) {
+  Pieces(p, on);
+  on.Require(p.accumulate == 0, "a tree sum overwrites");
 }
 
-void Sum(const ReduceAddArgs& args) {
-  CpuStream stream;
-  cpu::ReduceAdd(stream, args);
+void ReduceAdd(const ReduceAddParams& p, Operands& on) {
+  Pieces(p, on);
+  const int64_t blocks = on.launch().grid[0];
+  on.Require(blocks <= kReducePartials, "more blocks than partial sums");
+  on.Array(kWrite, "partials", p.partials, blocks);
+  on.Array(kAtomic, "non_finite", p.non_finite, 1);
 }
 
-PlannedLaunch PlanTreeSum(const KernelLaunch& launch, const ReduceAddParams& p) {
-  Operands operands = ReduceOperands(launch, p);
-  operands.Require(p.accumulate == 0, "a tree sum overwrites");
-  return operands.Plan(
-      [=, pieces = PiecesOf<float>(launch, p), rounded = PiecesOf<uint16_t>(launch, p)](Staging&) {
-        Sum({.pieces = pieces, .rounded_pieces = rounded, .out = VectorView(p.out, p.elements)});
-      });
+void SumDoubles(const SumDoublesParams& p, Operands& on) {
+  on.RequireBlock(kFlatThreads);
+  on.RequireGrid(0, 1);
+  on.Array(kRead, "values", p.values, p.count);
+  on.Array(kWrite, "out", p.out, 1);
 }
 
-PlannedLaunch PlanReduceAdd(const KernelLaunch& launch, const ReduceAddParams& p) {
-  Operands operands = ReduceOperands(launch, p);
-  const int64_t blocks = launch.grid[0];
-  operands.Require(blocks <= kReducePartials, "more blocks than partial sums");
-  operands.Touch(kWrite, "partials", p.partials, blocks * int64_t{sizeof(double)});
-  operands.Touch(kAtomic, "non_finite", p.non_finite, sizeof(int64_t));
-  return operands.Plan(
-      [=, pieces = PiecesOf<float>(launch, p), rounded = PiecesOf<uint16_t>(launch, p)](Staging&) {
-        Sum({.pieces = pieces,
-             .rounded_pieces = rounded,
-             .out = VectorView(p.out, p.elements),
-             .output = p.accumulate != 0 ? Output::kAccumulate : Output::kOverwrite});
-        if (p.partials != nullptr) {
-          SquaresByBlock(p, blocks);
-        }
-        if (p.non_finite != nullptr) {
-          const int64_t count = std::count_if(
-              p.out, p.out + p.elements, [](float value) { return !std::isfinite(value); });
-          std::atomic_ref<int64_t>(*p.non_finite) += count;
-        }
-      });
+void RowSumSquares(const RowSumSquaresParams& p, Operands& on) {
+  on.RequireBlock(kFlatThreads);
+  on.Read("x", p.x, {p.rows, p.columns, p.columns});
+  on.Array(kWrite, "sums", p.sums, p.rows);
+  on.Array(kAtomic, "non_finite", p.non_finite, 1);
 }
 
-PlannedLaunch PlanSumDoubles(const KernelLaunch& launch, const SumDoublesParams& p) {
-  Operands operands(launch);
-  operands.RequireBlock(kFlatThreads);
-  operands.RequireGrid(0, 1);
-  operands.Touch(kRead, "values", p.values, p.count * int64_t{sizeof(double)});
-  operands.Touch(kWrite, "out", p.out, sizeof(double));
-  return operands.Plan([=](Staging&) {
-    double sum = 0.0;
-    for (int64_t i = 0; i < p.count; ++i) {
-      sum += p.values[i];
-    }
-    *p.out = sum;
-  });
+void Digest(const DigestParams& p, Operands& on) {
+  on.RequireBlock(kFlatThreads);
+  on.Require(p.element_bytes == 1 << on.launch().variant, "elements of another size");
+  on.Touch(kRead, "data", p.data, p.elements * p.element_bytes);
+  on.Array(kAtomic, "sum", p.sum, 1);
 }
 
-PlannedLaunch PlanRowSumSquares(const KernelLaunch& launch, const RowSumSquaresParams& p) {
-  Operands operands(launch);
-  operands.RequireBlock(kFlatThreads);
-  const Operand x = operands.Read("x", p.x, {p.rows, p.columns, p.columns});
-  const Operand sums = operands.WriteFloats("sums", p.sums, p.rows);
-  operands.Touch(kAtomic, "non_finite", p.non_finite, sizeof(int64_t));
-  return operands.Plan([=](Staging& on) {
-    int64_t non_finite = 0;
-    cpu::ActiveOps().row_sum_squares(
-        {.x = on.View(x), .sums = on.View(sums), .non_finite = &non_finite});
-    if (p.non_finite != nullptr) {
-      std::atomic_ref<int64_t>(*p.non_finite) += non_finite;
-    }
-  });
-}
-
-PlannedLaunch PlanDigest(const KernelLaunch& launch, const DigestParams& p) {
-  Operands operands(launch);
-  operands.RequireBlock(kFlatThreads);
-  operands.Require(p.element_bytes == 1 << launch.variant, "elements of another size");
-  operands.Touch(kRead, "data", p.data, p.elements * p.element_bytes);
-  operands.Touch(kAtomic, "sum", p.sum, sizeof(uint64_t));
-  constexpr std::array<DType, 4> kTypes = {DType::kU8, DType::kU16, DType::kU32, DType::kU64};
-  const DType dtype = kTypes[static_cast<size_t>(launch.variant) % kTypes.size()];
-  return operands.Plan([=](Staging&) {
-    std::atomic_ref<uint64_t>(*p.sum) +=
-        cpu::DigestRange(FlatView(p.data, p.elements, dtype), p.first_index);
-  });
-}
-
-PlannedLaunch PlanInitNormal(const KernelLaunch& launch, const InitNormalParams& p) {
-  Operands operands(launch);
-  operands.RequireBlock(kFlatThreads);
-  const Operand out = operands.WriteFloats("out", p.out, p.elements);
-  return operands.Plan([=](Staging& on) {
-    cpu::InitNormal({.out = on.View(out),
-                     .seed = p.seed,
-                     .site = p.site,
-                     .first_index = static_cast<int64_t>(p.first_index),
-                     .standard_deviation = p.standard_deviation});
-  });
+void InitNormal(const InitNormalParams& p, Operands& on) {
+  on.RequireBlock(kFlatThreads);
+  on.Array(kWrite, "out", p.out, p.elements);
 }
 
 // Variants of bf16 narrow, mixed ones widen; vectors are of four elements.
-PlannedLaunch PlanCast(const KernelLaunch& launch, const CastParams& p) {
-  const bool narrow = launch.variant == kBf16Scalar || launch.variant == kBf16Vector;
-  const DType from = narrow ? DType::kF32 : DType::kBF16;
-  const DType to = narrow ? DType::kBF16 : DType::kF32;
-  Operands operands(launch);
-  operands.RequireBlock(kFlatThreads);
-  operands.Require(!HasVectors(launch.variant) || p.elements % 4 == 0, "no whole vectors");
-  operands.Touch(kRead, "from", p.from, p.elements * DTypeBytes(from));
-  operands.Touch(kWrite, "to", p.to, p.elements * DTypeBytes(to));
-  return operands.Plan([=](Staging&) {
-    cpu::Cast({.from = FlatView(p.from, p.elements, from),
-               .to = FlatView(p.to, p.elements, to),
-               .rounding = p.half_away != 0 ? Bf16Rounding::kHalfAway : Bf16Rounding::kNearest});
-  });
+void Cast(const CastParams& p, Operands& on) {
+  const int32_t variant = on.launch().variant;
+  const bool narrow = variant == kBf16Scalar || variant == kBf16Vector;
+  on.RequireBlock(kFlatThreads);
+  on.Require(!HasVectors(variant) || p.elements % 4 == 0, "no whole vectors");
+  on.Touch(kRead, "from", p.from, p.elements * DTypeBytes(narrow ? DType::kF32 : DType::kBF16));
+  on.Touch(kWrite, "to", p.to, p.elements * DTypeBytes(narrow ? DType::kBF16 : DType::kF32));
 }
 
 // Words of two or four bytes, whatever they mean.
@@ -339,70 +157,64 @@ DType WordType(int32_t variant) {
   return variant == kBf16Scalar ? DType::kU16 : DType::kU32;
 }
 
-TensorView WordsView(const void* data, int64_t rows, int64_t columns, int64_t stride, DType dtype) {
-  return {.data = const_cast<void*>(data),
-          .dtype = dtype,
-          .rank = 2,
-          .size = {rows, columns},
-          .row_stride = stride};
+void TransposeWords(const TransposeParams& p, Operands& on) {
+  const DType word = WordType(on.launch().variant);
+  on.RequireBlock(kTransposeTile * kTransposeRows);
+  on.RequireGrid(0, DivCeil(p.columns, int64_t{kTransposeTile}));
+  on.Add(kRead, "from", p.from, {p.rows, p.columns, p.from_stride}, word);
+  on.Add(kWrite, "to", p.to, {p.columns, p.rows, p.to_stride}, word);
 }
 
-PlannedLaunch PlanTranspose(const KernelLaunch& launch, const TransposeParams& p) {
-  const DType word = WordType(launch.variant);
-  Operands operands(launch);
-  operands.RequireBlock(kTransposeTile * kTransposeRows);
-  operands.RequireGrid(0, DivCeil(p.columns, int64_t{kTransposeTile}));
-  operands.Add(kRead, "from", p.from, {p.rows, p.columns, p.from_stride}, word);
-  operands.Add(kWrite, "to", p.to, {p.columns, p.rows, p.to_stride}, word);
-  return operands.Plan([=](Staging&) {
-    cpu::TransposeMatrix({.from = WordsView(p.from, p.rows, p.columns, p.from_stride, word),
-                          .to = WordsView(p.to, p.columns, p.rows, p.to_stride, word)});
-  });
+void Fill(const FillParams& p, Operands& on) {
+  on.RequireBlock(kFlatThreads);
+  on.Add(kWrite, "to", p.to, {p.rows, p.columns, p.stride}, WordType(on.launch().variant));
 }
 
-PlannedLaunch PlanFill(const KernelLaunch& launch, const FillParams& p) {
-  const DType word = WordType(launch.variant);
-  Operands operands(launch);
-  operands.RequireBlock(kFlatThreads);
-  operands.Add(kWrite, "to", p.to, {p.rows, p.columns, p.stride}, word);
-  const int64_t bytes = DTypeBytes(word);
-  return operands.Plan([=](Staging&) {
-    for (int64_t row = 0; row < p.rows; ++row) {
-      std::memset(static_cast<char*>(p.to) + row * p.stride * bytes,
-                  0,
-                  static_cast<size_t>(p.columns * bytes));
-    }
-  });
+void SumLoss(const SumLossParams& p, Operands& on) {
+  on.RequireBlock(kFlatThreads);
+  on.RequireGrid(0, 1);
+  on.Array(kRead, "losses", p.losses, p.elements);
+  on.Array(kRead, "targets", p.targets, p.elements);
+  on.Array(kUpdate, "sum", p.sum, 1);
+  on.Array(kUpdate, "tokens", p.tokens, 1);
+}
+
+void SumRowNodes(const SumRowNodesParams& p, Operands& on) {
+  on.RequireBlock(kFlatThreads);
+  on.RequireGrid(0, p.count);
+  on.Array(kRead, "row_sums", p.row_sums, p.rows);
+  on.Array(kRead, "nodes", p.nodes, p.count);
+  on.Array(kWrite, "out", p.out, p.count);
+}
+
+void DecideUpdate(const DecideUpdateParams& p, Operands& on) {
+  on.RequireBlock(kFlatThreads);
+  on.RequireGrid(0, 1);
+  on.Array(kRead, "messages", p.messages, p.ranks * p.words);
+  on.Array(kRead, "steps", p.steps, p.step_count);
+  on.Array(kRead, "level_ends", p.level_ends, p.levels);
+  on.Array(kWrite, "sums", p.sums, p.step_count);
+  on.Array(kUpdate, "outcome", p.outcome, 1);
 }
 
 }  // namespace
 
-std::vector<EmulatedKernel> FlatKernels() {
-  const std::vector<int32_t> floats = {kF32Scalar, kF32Vector};
-  const std::vector<int32_t> words = {kF32Scalar, kBf16Scalar};
-  std::vector<int32_t> sums;
-  for (const int32_t first : {0, kBf16Sums}) {
-    for (int32_t logarithm = 0; logarithm <= 6; ++logarithm) {
-      sums.push_back(first + logarithm);
-    }
-  }
-  std::vector<EmulatedKernel> all;
-  AddKernel<AdamWParams, PlanAdamW>(Kernel::kAdamW, "AdamW", floats, all);
-  AddKernel<ElementUpdateParams, PlanElementUpdate>(
-      Kernel::kElementUpdate, "ElementUpdate", UpdateVariants(), all);
-  AddKernel<TreeAddParams, PlanTreeAdd>(Kernel::kTreeAdd, "TreeAdd", floats, all);
-  AddKernel<ReduceAddParams, PlanTreeSum>(Kernel::kTreeSum, "TreeSum", sums, all);
-  AddKernel<ReduceAddParams, PlanReduceAdd>(Kernel::kReduceAdd, "ReduceAdd", sums, all);
-  AddKernel<SumDoublesParams, PlanSumDoubles>(Kernel::kSumDoubles, "SumDoubles", {0}, all);
-  AddKernel<RowSumSquaresParams, PlanRowSumSquares>(
-      Kernel::kRowSumSquares, "RowSumSquares", floats, all);
-  AddKernel<DigestParams, PlanDigest>(Kernel::kDigest, "Digest", {0, 1, 2, 3}, all);
-  AddKernel<InitNormalParams, PlanInitNormal>(Kernel::kInitNormal, "InitNormal", {0}, all);
-  AddKernel<CastParams, PlanCast>(
-      Kernel::kCast, "Cast", {kBf16Scalar, kBf16Vector, kMixedScalar, kMixedVector}, all);
-  AddKernel<TransposeParams, PlanTranspose>(Kernel::kTranspose, "Transpose", words, all);
-  AddKernel<FillParams, PlanFill>(Kernel::kFill, "Fill", words, all);
-  return all;
+std::vector<KernelOperands> FlatKernels() {
+  return {Declare<AdamWParams, AdamW>(Kernel::kAdamW, "AdamW"),
+          Declare<ElementUpdateParams, ElementUpdate>(Kernel::kElementUpdate, "ElementUpdate"),
+          Declare<TreeAddParams, TreeAdd>(Kernel::kTreeAdd, "TreeAdd"),
+          Declare<ReduceAddParams, TreeSum>(Kernel::kTreeSum, "TreeSum"),
+          Declare<ReduceAddParams, ReduceAdd>(Kernel::kReduceAdd, "ReduceAdd"),
+          Declare<SumDoublesParams, SumDoubles>(Kernel::kSumDoubles, "SumDoubles"),
+          Declare<RowSumSquaresParams, RowSumSquares>(Kernel::kRowSumSquares, "RowSumSquares"),
+          Declare<DigestParams, Digest>(Kernel::kDigest, "Digest"),
+          Declare<InitNormalParams, InitNormal>(Kernel::kInitNormal, "InitNormal"),
+          Declare<CastParams, Cast>(Kernel::kCast, "Cast"),
+          Declare<TransposeParams, TransposeWords>(Kernel::kTranspose, "Transpose"),
+          Declare<FillParams, Fill>(Kernel::kFill, "Fill"),
+          Declare<SumLossParams, SumLoss>(Kernel::kSumLoss, "SumLoss"),
+          Declare<SumRowNodesParams, SumRowNodes>(Kernel::kSumRowNodes, "SumRowNodes"),
+          Declare<DecideUpdateParams, DecideUpdate>(Kernel::kDecideUpdate, "DecideUpdate")};
 }
 
 }  // namespace ravel::kernels::cuda::emulated

@@ -27,6 +27,10 @@ bool HasVectors(int32_t variant) {
   return variant == kF32Vector || variant == kBf16Vector || variant == kMixedVector;
 }
 
+DType AttentionType(int32_t variant) {
+  return variant >= kAttentionHeads ? DType::kBF16 : DType::kF32;
+}
+
 TensorView Staging::View(const Operand& operand) {
   if (operand.data == nullptr) {
     return {};
@@ -92,7 +96,7 @@ Operand Operands::Add(
   }
   const int64_t bytes = DTypeBytes(dtype);
   Require(reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(bytes) == 0,
-          std::string(name) + " lies between elements");
+          std::string(name) + kBetweenElements);
   accesses_.push_back({.name = name,
                        .kind = kind,
                        .data = data,
@@ -105,18 +109,6 @@ Operand Operands::Add(
           .rows = shape.rows,
           .columns = shape.columns,
           .stride = shape.stride};
-}
-
-Operand Operands::ReadFloats(const char* name, const float* data, int64_t count) {
-  return Add(Access::Kind::kRead, name, data, {1, count, count}, DType::kF32);
-}
-
-Operand Operands::WriteFloats(const char* name, float* data, int64_t count) {
-  return Add(Access::Kind::kWrite, name, data, {1, count, count}, DType::kF32);
-}
-
-Operand Operands::UpdateFloats(const char* name, float* data, int64_t count) {
-  return Add(Access::Kind::kUpdate, name, data, {1, count, count}, DType::kF32);
 }
 
 void Operands::Touch(Access::Kind kind, const char* name, const void* data, int64_t bytes) {
@@ -148,13 +140,9 @@ void Operands::RequireGrid(size_t dimension, int64_t blocks) {
               std::to_string(blocks));
 }
 
-PlannedLaunch Operands::Plan(std::function<void(Staging&)> run) const {
+PlannedLaunch Operands::Plan(std::function<void()> run) const {
   return {.problem = problem_,
-          .work = {.name = launch_.name, .accesses = accesses_, .run = [run = std::move(run)] {
-                     Staging staging;
-                     run(staging);
-                     staging.Finish();
-                   }}};
+          .work = {.name = launch_.name, .accesses = accesses_, .run = std::move(run)}};
 }
 
 }  // namespace ravel::kernels::cuda::emulated

@@ -1,8 +1,8 @@
 #pragma once
 
-// A launch of an emulated kernel: its argument checked and turned into work of a stream. Operands
-// are declared once; bf16 ones are widened before the CPU's op runs and results rounded to nearest
-// even after it, once.
+// A launch of a kernel or of a library's product or attention: its operands are declared and
+// checked, and it becomes work of a stream. What stands for a library computes with the CPU's ops:
+// bf16 operands are widened before, and results rounded to nearest even after it, once.
 
 #include <array>
 #include <cstdint>
@@ -31,6 +31,9 @@ struct KernelLaunch {
 DType InputType(int32_t variant);
 DType OutputType(int32_t variant);
 bool HasVectors(int32_t variant);
+// Our own attention kernels: for fp32 and then for bf16, so many limits of a head.
+inline constexpr int32_t kAttentionHeads = 4;
+DType AttentionType(int32_t variant);
 
 // A matrix in an argument; absent where the address is null.
 struct Operand {
@@ -78,10 +81,13 @@ class Operands {
   // Matrices read or written one element at a time.
   Operand Add(
       Access::Kind kind, const char* name, const void* data, const Shape& shape, DType dtype);
-  // fp32 in a row.
-  Operand ReadFloats(const char* name, const float* data, int64_t count);
-  Operand WriteFloats(const char* name, float* data, int64_t count);
-  Operand UpdateFloats(const char* name, float* data, int64_t count);
+  // Elements side by side, read or written one at a time; null is absent.
+  template <typename T>
+  void Array(Access::Kind kind, const char* name, const T* data, int64_t count) {
+    Require(reinterpret_cast<uintptr_t>(data) % alignof(T) == 0,
+            std::string(name) + kBetweenElements);
+    Touch(kind, name, data, count * int64_t{sizeof(T)});
+  }
   // Memory that the work reaches by itself; null is absent.
   void Touch(Access::Kind kind, const char* name, const void* data, int64_t bytes);
 
@@ -91,9 +97,12 @@ class Operands {
   // Kernels without a loop over this dimension.
   void RequireGrid(size_t dimension, int64_t blocks);
 
-  PlannedLaunch Plan(std::function<void(Staging&)> run) const;
+  const KernelLaunch& launch() const { return launch_; }
+  PlannedLaunch Plan(std::function<void()> run) const;
 
  private:
+  static constexpr char kBetweenElements[] = " lies between elements";
+
   Operand AddVectors(
       Access::Kind kind, const char* name, const void* data, const Shape& shape, DType dtype);
 

@@ -1,7 +1,6 @@
 #include "tests/testing/device_code/device_code.h"
 
 #include <array>
-#include <cstring>
 #include <utility>
 
 #include "common/mutex.h"
@@ -25,9 +24,8 @@ constexpr uint64_t kMostWords = 128;
 
 template <uint64_t kBytes>
 void CallKernel(const void* function, const void* params) {
-  Argument<kBytes> argument;
-  std::memcpy(&argument, params, kBytes);
-  reinterpret_cast<void (*)(Argument<kBytes>)>(const_cast<void*>(function))(argument);
+  reinterpret_cast<void (*)(Argument<kBytes>)>(const_cast<void*>(function))(
+      *static_cast<const Argument<kBytes>*>(params));
 }
 
 using Caller = void (*)(const void* function, const void* params);

@@ -16,7 +16,8 @@ bool HasKernel(int32_t kernel, uint64_t param_bytes);
 std::string LaunchProblem(const RavelCudaLaunch& launch);
 
 // Runs a launch that has no problem, to its end. A fault of the device code (a trap, a barrier that
-// not all threads reach) ends the process with a message. Thread-safe: launches run one at a time.
+// not all threads reach) ends the process with a message. The argument lies at a multiple of 8.
+// Thread-safe: launches run one at a time.
 void RunLaunch(const RavelCudaLaunch& launch);
 
 }  // namespace ravel::kernels::cuda::simt

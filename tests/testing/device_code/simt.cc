@@ -91,11 +91,14 @@ class Block {
     Wait(State::kAtBlock);
   }
   // The last lane of a warp lets it go on at once: few stacks are in use between two barriers.
-  void WaitForWarp() {
+  void WaitForWarp(uint64_t* values, ChangeLanes change) {
     unsigned& waiting = warp().waiting;
     if (++waiting < kWarp) {
       Wait(State::kAtWarp);
       return;
+    }
+    if (change != nullptr) {
+      change(values);
     }
     waiting = 0;
     turn_ = (turn_ - 1) / kWarp * kWarp;
@@ -299,11 +302,11 @@ bool SynchronizeBlock(bool value) {
   return any[turn];
 }
 
-const uint64_t* GatherWarp(uint64_t value) {
+const uint64_t* GatherWarp(uint64_t value, ChangeLanes change) {
   const unsigned turn = running->current().warp_waits++ % 2;
   std::array<uint64_t, kWarp>& values = running->warp().values[turn];
   values[threadIdx.x % kWarp] = value;
-  running->WaitForWarp();
+  running->WaitForWarp(values.data(), change);
   return values.data();
 }
 
@@ -311,23 +314,24 @@ uint64_t ExchangeInWarp(uint32_t mask, uint64_t value, unsigned lane) {
   if (mask != kAllLanes) {
     Fault("a part of a warp exchanges values, which is not emulated");
   }
-  return GatherWarp(value)[lane];
+  return GatherWarp(value, nullptr)[lane];
 }
 
 uint32_t BallotOfWarp(uint32_t mask, bool value) {
   if (mask != kAllLanes) {
     Fault("a part of a warp votes, which is not emulated");
   }
-  const uint64_t* values = GatherWarp(value ? 1 : 0);
-  uint32_t votes = 0;
-  for (unsigned lane = 0; lane < kWarp; ++lane) {
-    votes |= static_cast<uint32_t>(values[lane]) << lane;
-  }
-  return votes;
+  return static_cast<uint32_t>(GatherWarp(value ? 1 : 0, [](uint64_t* lanes) {
+    uint64_t votes = 0;
+    for (unsigned lane = 0; lane < kWarp; ++lane) {
+      votes |= lanes[lane] << lane;
+    }
+    std::fill_n(lanes, kWarp, votes);
+  })[0]);
 }
 
 void SynchronizeWarp() {
-  GatherWarp(0);
+  GatherWarp(0, nullptr);
 }
 
 void Trap() {

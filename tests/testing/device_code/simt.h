@@ -29,8 +29,10 @@ float* DynamicShared();
 // Waits until all threads of the block that have not ended are here, too; whether any of them gave
 // true.
 bool SynchronizeBlock(bool value);
-// Waits until all 32 threads of the warp are here, too; then, the values they gave.
-const uint64_t* GatherWarp(uint64_t value);
+// Waits until all 32 threads of the warp are here, too; then, the values they gave, which the last
+// of them has changed by `change`, unless it is null.
+using ChangeLanes = void (*)(uint64_t* lanes);
+const uint64_t* GatherWarp(uint64_t value, ChangeLanes change);
 // The same; the value of a lane.
 uint64_t ExchangeInWarp(uint32_t mask, uint64_t value, unsigned lane);
 // The lanes that gave true.

@@ -43,7 +43,7 @@ struct JobRecord;
 // Time for which a job has held devices, over all its spells.
 int64_t HeldMs(const JobRecord& job, int64_t now_ms);
 
-// What a job has used of its restart budget. Durable.
+// The part of its restart budget that a job has used. Durable.
 struct BudgetState {
   int64_t used = 0;  // charged failures since progress: a new highest commit, or a step further
   int64_t no_progress = 0;                // charged failures in a row without a higher commit

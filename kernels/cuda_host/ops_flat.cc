@@ -191,7 +191,7 @@ int32_t LogarithmOf(size_t count) {
   return std::countr_zero(count);
 }
 
-// Of kTreeSum and kReduceAdd, for `count` pieces.
+// The variant of kTreeSum and kReduceAdd for `count` pieces.
 int32_t SumVariant(const Pieces& pieces, size_t count) {
   return LogarithmOf(count) + (pieces.dtype == DType::kBF16 ? kBf16Sums : 0);
 }

@@ -26,8 +26,8 @@ class GpuEngine : public ::testing::Test {
   }
   static kernels::CudaGpu& gpu() { return **EngineDevice(); }
   static bool emulated() { return absl::StrContains(gpu().properties().name, "Emulated"); }
-  // Of a curve of `all` steps, those that are compared: on an emulated device the first 10, since a
-  // step takes 0.1 s there.
+  // Number of steps of a curve of `all` that are compared: on an emulated device the first 10,
+  // since a step takes 0.1 s there.
   static int64_t ComparedSteps(int64_t all) {
     return emulated() ? std::min<int64_t>(all, 10) : all;
   }

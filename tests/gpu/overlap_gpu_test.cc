@@ -1,4 +1,4 @@
-// What of a step's communication runs beside its computation, counted from the device's own times:
+// Counts what of a step's communication runs beside its computation, from the device's own times:
 // all gathers but the first of the step, all reduces but the last.
 
 #include <algorithm>

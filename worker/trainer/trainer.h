@@ -53,7 +53,7 @@ class Trainer {
   // The GPU of the assignment; nullptr for a job on CPUs.
   absl::StatusOr<std::unique_ptr<kernels::CudaGpu>> OpenGpu();
   absl::StatusOr<std::unique_ptr<comm::Communicator>> Connect(kernels::CudaGpu* gpu);
-  // How a device's gemms are chosen; nothing for a job on CPUs.
+  // The choice of a device's gemms; nothing for a job on CPUs.
   absl::StatusOr<std::optional<GemmOptions>> Gemms() const;
   absl::Status RunWith(comm::Communicator& communicator, kernels::CudaGpu* gpu);
   absl::Status TrainAll(RankEngine& engine, Saver& saver, StepDiagnostics& diagnostics);

@@ -1,4 +1,4 @@
-// How descriptions of attention are cut, and which engine is chosen, without a device.
+// Tests without a device how descriptions of attention are cut and which engine is chosen.
 
 #include "kernels/cuda_host/attention_plans.h"
 

@@ -1,4 +1,4 @@
-// What gemms, the loss and attention ask of a device.
+// Tests the calls of gemms, the loss and attention to a device.
 
 #include <cmath>
 

@@ -9,7 +9,7 @@
 
 namespace ravel::kernels::cuda::simt {
 
-// Whether there is a kernel of this id that takes an argument of so many bytes.
+// True if there is a kernel of this id that takes an argument of so many bytes.
 bool HasKernel(int32_t kernel, uint64_t param_bytes);
 
 // What a device would refuse of a launch before it begins; empty if nothing.

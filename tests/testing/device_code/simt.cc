@@ -33,8 +33,8 @@ constexpr uint8_t kPoison = 0xFF;  // NaN as fp32 and fp64
 
 enum class State : uint8_t { kReady, kAtBlock, kAtWarp, kDone };
 
-// What __builtin_setjmp keeps. The functions of the C library would do, but save more, and
-// sanitizers and fortified builds take a jump to another stack for a fault.
+// The registers that __builtin_setjmp keeps. The functions of the C library would do, but save
+// more, and sanitizers and fortified builds take a jump to another stack for a fault.
 using Place = std::array<void*, 5>;
 
 // A stack of its own, and where it goes on. It runs threads that have not begun, one after another,
@@ -119,7 +119,7 @@ class Block {
   [[noreturn, gnu::noinline]] void RunThreads(Fiber& fiber);
   // Each thread that is ready runs until it waits for others.
   [[gnu::noinline]] void RunRound();
-  // Whether any thread waits no longer; a fault if threads wait and none can go on.
+  // True if any thread waits no longer; a fault if threads wait and none can go on.
   bool Release();
 
   Place scheduler_ = {};

@@ -1,7 +1,7 @@
 #pragma once
 
 // The kernels of libravel_cuda.so: what a launch of each reads and writes, and what it promises.
-// What runs is the device's own code (tests/testing/device_code).
+// Launches run the device's own code (tests/testing/device_code).
 
 #include <cstdint>
 #include <cstring>
@@ -11,7 +11,7 @@
 
 namespace ravel::kernels::cuda::emulated {
 
-// How the operands of a kernel follow from its argument.
+// Declares the operands of a kernel from its argument.
 struct KernelOperands {
   Kernel kernel;
   const char* name;

@@ -2,6 +2,8 @@
 
 #include <array>
 #include <bit>
+#include <cmath>
+#include <limits>
 
 #include "common/check.h"
 
@@ -83,6 +85,18 @@ float Fp16ToFloat(uint16_t bits) {
     return sign != 0 ? -magnitude : magnitude;
   }
   return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+}
+
+float Fp8E4M3ToFloat(uint8_t bits) {
+  const int exponent = (bits >> 3) & 15;
+  const int mantissa = bits & 7;
+  if (exponent == 15 && mantissa == 7) {
+    return std::numeric_limits<float>::quiet_NaN();
+  }
+  const float magnitude = exponent == 0
+                              ? std::ldexp(static_cast<float>(mantissa), -9)
+                              : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  return (bits & 0x80) != 0 ? -magnitude : magnitude;
 }
 
 }  // namespace ravel

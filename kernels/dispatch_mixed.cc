@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "common/check.h"
+#include "kernels/cpu/grouped_update.h"
 #include "kernels/cpu/mixed_ops.h"
 #include "kernels/cpu/step_statistics.h"
 #include "kernels/cuda_host/ops.h"
@@ -53,6 +54,38 @@ void ElementUpdate(Stream& stream, const ElementUpdateArgs& args) {
   CHECK_MSG(args.first_index >= 0, "an index is not negative");
   CheckPieces(args.table, n);
   cpu::ElementUpdate(args);
+}
+
+namespace {
+
+// A state of a grouped update, with scales where it is fp8.
+void CheckState(const TensorView& state, const TensorView& scales, int64_t n) {
+  const bool fp8 = state.dtype == DType::kF8E4M3;
+  CHECK_MSG(fp8 || state.dtype == DType::kF32 || state.dtype == DType::kBF16,
+            "fp32, bf16 or fp8 is expected");
+  CheckFlat(state, n, state.dtype);
+  CHECK_MSG(scales.present() == fp8 || n == 0, "fp8 states have scales, others have not");
+  CHECK_MSG(!fp8 || scales.dtype == DType::kU8, "scales are bytes");
+}
+
+}  // namespace
+
+void GroupedUpdate(Stream& stream, const GroupedUpdateArgs& args) {
+  if (OnCuda(stream)) {
+    cuda::GroupedUpdate(stream, args);
+    return;
+  }
+  const ElementUpdateArgs& update = args.update;
+  const int64_t n = update.g.elements();
+  CHECK_MSG(update.main_weight.present() != update.remainder.present() || n == 0,
+            "a main weight is fp32, or a weight with a remainder");
+  CheckFloat(update.g);
+  CheckState(update.m, args.m_scales, n);
+  if (update.v.present()) {
+    CheckState(update.v, args.v_scales, n);
+  }
+  CheckPieces(update.table, n);
+  cpu::GroupedUpdate(args);
 }
 
 void ReduceAdd(Stream& stream, const ReduceAddArgs& args) {

@@ -40,7 +40,14 @@ struct UpdatePiece {
   int64_t first_index = 0;  // global index of its first element in the tensor
   uint32_t site = 0;        // ordinal of the canonical tensor
   uint32_t decays = 1;      // 0: without weight decay
+  // Of updates in groups that share a scale (kernels/grouped_update.h): elements of a row, with
+  // which the piece begins, and the index of its first group among the scales. Row 0: all of the
+  // piece.
+  int64_t row = 0;
+  int64_t first_scale = 0;
+  int64_t unused[2] = {};  // devices find pieces by a shift
 };
+inline constexpr int64_t kUpdateGroup = 128;
 
 // A table of pieces in memory of the stream's backend. One call updates all of them: on a device it
 // is one launch, whose blocks take piece after piece. Pieces do not overlap. None: the call updates
@@ -51,7 +58,8 @@ struct PieceTable {
 };
 
 // The same elements in pieces that a block of a device takes at a time: none is longer than
-// kMaxBlockElements, and all but the first of a piece begin at a multiple of it.
+// kMaxBlockElements, and all but the first of a piece begin at a multiple of it. Pieces with rows
+// are cut between rows instead, and inside a longer one between groups.
 inline constexpr int64_t kMaxBlockElements = 4096;
 std::vector<UpdatePiece> CutForBlocks(const std::vector<UpdatePiece>& pieces);
 // CHECKs that the pieces of a table in host memory lie inside ranges of so many elements.

@@ -33,10 +33,6 @@ DType MainTypeOf(MainWeightForm form) {
   return form == MainWeightForm::kBF16Remainder ? DType::kI16 : DType::kF32;
 }
 
-DType StateTypeOf(StateType type) {
-  return type == StateType::kBF16 ? DType::kBF16 : DType::kF32;
-}
-
 void UseBf16Activations(ModelInventory& inventory) {
   for (UnitSpec& unit : inventory.units) {
     Narrow(unit.saved);

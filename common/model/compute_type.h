@@ -6,10 +6,9 @@
 
 namespace ravel::plan {
 
-// ProgramOptions::weight_type, main_type and state_type.
+// ProgramOptions::weight_type, main_type and state_types.
 DType WeightTypeOf(ComputeType compute);
 DType MainTypeOf(MainWeightForm form);
-DType StateTypeOf(StateType type);
 
 // Activations in bf16, but for what kernels keep in fp32: row statistics, softmax sums, losses,
 // rotary tables and attention's scratch.

@@ -30,8 +30,6 @@ struct DataSpec {
   std::string tokenizer;  // path of a tokenizer.json, or empty
 };
 
-// Element type of the optimizer's states that have a choice (optimizer_states.h).
-enum class StateType { kF32, kBF16 };
 // The weights that the optimizer updates: fp32, or the 16 bits that a bf16 model weight lacks of it
 // (kernels/element_update.h). Both train with the same bits.
 enum class MainWeightForm { kF32, kBF16Remainder };
@@ -44,7 +42,7 @@ struct OptimizerSpec {
   double eps = 1e-8;
   double weight_decay = 0.1;
   double clip_norm = 1.0;  // 0: off
-  StateType state_type = StateType::kF32;
+  StateTypes state_types = {};
   MainWeightForm main_weights = MainWeightForm::kF32;
 };
 

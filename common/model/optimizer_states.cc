@@ -1,10 +1,12 @@
 #include "common/model/optimizer_states.h"
 
 #include <algorithm>
+#include <array>
 
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 
 namespace ravel::plan {
 namespace {
@@ -13,8 +15,16 @@ constexpr StateSpec kStep = {
     .name = "step", .role = StateRole::kStep, .shape = StateShape::kScalar};
 
 constexpr StateSpec kAdamWStates[] = {
-    {.name = "exp_avg", .role = StateRole::kExpAvg, .element = StateElement::kChosen},
-    {.name = "exp_avg_sq", .role = StateRole::kExpAvgSq, .element = StateElement::kChosen},
+    {.name = "exp_avg", .role = StateRole::kExpAvg, .element = StateElement::kMean},
+    {.name = "exp_avg_sq", .role = StateRole::kExpAvgSq, .element = StateElement::kSquare},
+    {.name = "exp_avg_scale",
+     .role = StateRole::kExpAvgScale,
+     .shape = StateShape::kScale,
+     .scales = 0},
+    {.name = "exp_avg_sq_scale",
+     .role = StateRole::kExpAvgSqScale,
+     .shape = StateShape::kScale,
+     .scales = 1},
     kStep};
 
 constexpr StateSpec kSgdStates[] = {{.name = "momentum_buffer", .role = StateRole::kMomentum},
@@ -49,10 +59,21 @@ std::span<const StateSpec> StatesOf(OptimizerKind kind) {
 
 std::span<const StateSpec> BufferStatesOf(OptimizerKind kind) {
   const std::span<const StateSpec> states = StatesOf(kind);
-  const auto scalar = std::find_if(states.begin(), states.end(), [](const StateSpec& state) {
-    return state.shape == StateShape::kScalar;
+  const auto end = std::find_if(states.begin(), states.end(), [](const StateSpec& state) {
+    return state.shape != StateShape::kParameter;
   });
-  return states.first(static_cast<size_t>(scalar - states.begin()));
+  return states.first(static_cast<size_t>(end - states.begin()));
+}
+
+std::vector<StateSpec> StatesOf(OptimizerKind kind, const StateTypes& types) {
+  std::vector<StateSpec> states;
+  for (const StateSpec& state : StatesOf(kind)) {
+    const bool scale = state.shape == StateShape::kScale;
+    if (!scale || StateTypeOf(At(BufferStatesOf(kind), state.scales), types) == DType::kF8E4M3) {
+      states.push_back(state);
+    }
+  }
+  return states;
 }
 
 size_t BufferStateIndex(OptimizerKind kind, StateRole role) {
@@ -68,12 +89,81 @@ size_t BufferStateIndex(OptimizerKind kind, StateRole role) {
 bool HasChosenType(OptimizerKind kind) {
   const std::span<const StateSpec> states = StatesOf(kind);
   return std::any_of(states.begin(), states.end(), [](const StateSpec& state) {
-    return state.element == StateElement::kChosen;
+    return state.element != StateElement::kF32;
   });
 }
 
-DType StateTypeOf(const StateSpec& state, DType chosen) {
-  return state.element == StateElement::kChosen ? chosen : DType::kF32;
+DType StateTypeOf(const StateSpec& state, const StateTypes& types) {
+  switch (state.element) {
+    case StateElement::kMean:
+      return types.mean;
+    case StateElement::kSquare:
+      return types.square;
+    case StateElement::kF32:
+      break;
+  }
+  return DType::kF32;
+}
+
+std::optional<StateRole> ScaleRoleOf(StateRole role) {
+  for (const Optimizer& optimizer : kOptimizers) {
+    for (const StateSpec& state : optimizer.states) {
+      if (state.shape == StateShape::kScale && At(optimizer.states, state.scales).role == role) {
+        return state.role;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+bool UpdatesInGroups(OptimizerKind kind, const StateTypes& types) {
+  const std::span<const StateSpec> states = BufferStatesOf(kind);
+  const DType first = StateTypeOf(states.front(), types);
+  return first == DType::kF8E4M3 ||
+         std::any_of(states.begin(), states.end(), [&](const StateSpec& state) {
+           return StateTypeOf(state, types) != first;
+         });
+}
+
+namespace {
+
+constexpr std::array<std::pair<const char*, DType>, 3> kTypeNames = {
+    {{"fp32", DType::kF32}, {"bf16", DType::kBF16}, {"fp8", DType::kF8E4M3}}};
+
+const char* TypeText(DType type) {
+  for (const auto& [name, named] : kTypeNames) {
+    if (named == type) {
+      return name;
+    }
+  }
+  CheckFailed(__FILE__, __LINE__, "type of a state", "is not in the table");
+}
+
+std::optional<DType> ParseType(std::string_view text) {
+  for (const auto& [name, named] : kTypeNames) {
+    if (text == name) {
+      return named;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string StateTypesText(const StateTypes& types) {
+  return types.mean == types.square
+             ? TypeText(types.mean)
+             : absl::StrCat(TypeText(types.mean), ",", TypeText(types.square));
+}
+
+std::optional<StateTypes> ParseStateTypes(std::string_view text) {
+  const size_t comma = text.find(',');
+  const std::optional<DType> mean = ParseType(text.substr(0, comma));
+  const std::optional<DType> square =
+      comma == std::string_view::npos ? mean : ParseType(text.substr(comma + 1));
+  return mean.has_value() && square.has_value()
+             ? std::make_optional<StateTypes>({.mean = *mean, .square = *square})
+             : std::nullopt;
 }
 
 const char* OptimizerName(OptimizerKind kind) {

@@ -40,7 +40,7 @@ std::string NumericsOf(const JobSpec& spec) {
       {"gradientWire", spec.gradient_wire == WireType::kBF16 ? "bf16" : "fp32"},
       {"layerDrop", LayerDropText(spec.layer_drop)},
       {"microBatch", absl::StrCat(spec.micro_batch)},
-      {"stateDtype", spec.optimizer.state_type == StateType::kBF16 ? "bf16" : "fp32"},
+      {"stateDtype", StateTypesText(spec.optimizer.state_types)},
       {"virtualRanks", absl::StrCat(spec.virtual_ranks)}};
   if (spec.model) {
     const int64_t chunk = LogitsChunkTokens(

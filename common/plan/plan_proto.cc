@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -15,6 +16,34 @@
 #include "common/plan/plan_parts_proto.h"
 
 namespace ravel::plan {
+namespace {
+
+constexpr DType kStateNumbers[] = {DType::kF32, DType::kBF16, DType::kF8E4M3};
+constexpr int32_t kStateKinds = 3;
+
+int32_t StateNumber(DType type) {
+  return static_cast<int32_t>(std::find(std::begin(kStateNumbers), std::end(kStateNumbers), type) -
+                              std::begin(kStateNumbers));
+}
+
+// Of both types: the first, plus 3 for each step around the table from it to the second. So 0, 1
+// and 2 are pairs of equals, as they were when there was one type.
+int32_t StateTypesNumber(const StateTypes& types) {
+  const int32_t mean = StateNumber(types.mean);
+  const int32_t step = (StateNumber(types.square) - mean + kStateKinds) % kStateKinds;
+  return mean + kStateKinds * step;
+}
+
+absl::Status StateTypesFromNumber(int32_t number, StateTypes& types) {
+  if (number < 0 || number >= kStateKinds * kStateKinds) {
+    return absl::InvalidArgumentError(absl::StrCat("state_type: expected 0 to 8, got ", number));
+  }
+  types.mean = kStateNumbers[number % kStateKinds];
+  types.square = kStateNumbers[(number % kStateKinds + number / kStateKinds) % kStateKinds];
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 v1::PlannedModel ModelToProto(const ModelConfig& model) {
   v1::PlannedModel proto;
@@ -97,7 +126,7 @@ void TrainingToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_eps(spec.optimizer.eps);
   proto.set_weight_decay(spec.optimizer.weight_decay);
   proto.set_clip_norm(spec.optimizer.clip_norm);
-  proto.set_state_type(static_cast<int32_t>(spec.optimizer.state_type));
+  proto.set_state_type(StateTypesNumber(spec.optimizer.state_types));
   proto.set_main_weights(static_cast<int32_t>(spec.optimizer.main_weights));
   proto.set_optimizer(static_cast<int32_t>(spec.optimizer.kind));
   proto.set_layer_drop(spec.layer_drop);
@@ -207,8 +236,7 @@ absl::Status TrainingFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
                     .eps = proto.eps(),
                     .weight_decay = proto.weight_decay(),
                     .clip_norm = proto.clip_norm()};
-  RETURN_IF_ERROR(
-      ReadEnum("state_type", proto.state_type(), StateType::kBF16, spec.optimizer.state_type));
+  RETURN_IF_ERROR(StateTypesFromNumber(proto.state_type(), spec.optimizer.state_types));
   RETURN_IF_ERROR(ReadEnum("optimizer", proto.optimizer(), kLastOptimizer, spec.optimizer.kind));
   RETURN_IF_ERROR(ReadEnum("main_weights",
                            proto.main_weights(),

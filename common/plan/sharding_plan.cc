@@ -53,22 +53,16 @@ absl::Status CheckRequest(const PlanRequest& request) {
   if (!(spec.layer_drop >= 0 && spec.layer_drop < 1)) {
     return FieldRefusal("training.layerDrop", "from 0 to below 1", absl::StrCat(spec.layer_drop));
   }
-  if (spec.optimizer.state_type != StateType::kF32 && !HasChosenType(spec.optimizer.kind)) {
+  if (spec.optimizer.state_types != kF32States && !HasChosenType(spec.optimizer.kind)) {
     return FieldRefusal("training.optimizer.stateDtype",
                         absl::StrCat("fp32, since ",
                                      OptimizerName(spec.optimizer.kind),
                                      " keeps its states in nothing else"),
-                        "bf16");
+                        StateTypesText(spec.optimizer.state_types));
   }
-  if (spec.compute != ComputeType::kBF16) {
-    if (spec.optimizer.main_weights != MainWeightForm::kF32) {
-      return absl::InvalidArgumentError(
-          "training.optimizer.mainWeights: bf16_remainder needs precision.compute bf16");
-    }
-    if (spec.optimizer.state_type != StateType::kF32) {
-      return absl::InvalidArgumentError(
-          "training.optimizer.stateDtype: bf16 needs precision.compute bf16");
-    }
+  if (spec.compute != ComputeType::kBF16 && spec.optimizer.main_weights != MainWeightForm::kF32) {
+    return absl::InvalidArgumentError(
+        "training.optimizer.mainWeights: bf16_remainder needs precision.compute bf16");
   }
   if (spec.transport == Transport::kShm && !request.shared_memory) {
     return absl::InvalidArgumentError(
@@ -257,7 +251,7 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
                   .weight_type = WeightTypeOf(spec.compute),
                   .main_type = MainTypeOf(spec.optimizer.main_weights),
                   .optimizer = spec.optimizer.kind,
-                  .state_type = StateTypeOf(spec.optimizer.state_type),
+                  .state_types = spec.optimizer.state_types,
                   .gradient_wire = spec.gradient_wire,
                   .staged_type = StagedTypeOf(spec),
                   .communication_blocks = spec.communication_blocks,

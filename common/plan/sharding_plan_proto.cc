@@ -223,7 +223,7 @@ absl::Status BuffersFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan)
     const bool second = from.kind() == kSecondState;
     RETURN_IF_ERROR(ReadEnum("buffer.kind",
                              second ? static_cast<int32_t>(BufferKind::kState) : from.kind(),
-                             BufferKind::kRemade,
+                             BufferKind::kStateScale,
                              buffer.kind,
                              1));
     RETURN_IF_ERROR(
@@ -320,6 +320,22 @@ absl::Status ShapeFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan) {
   return absl::OkStatus();
 }
 
+// 0 in the second field, as in plans that were made before the two could differ: as the first.
+absl::Status StateTypesFromProto(const v1::PlannedOptions& proto, StateTypes& types) {
+  const auto read = [](const char* name, int64_t bytes, DType& to) {
+    to = bytes == 2 ? DType::kBF16 : bytes == 1 ? DType::kF8E4M3 : DType::kF32;
+    return bytes == 0 || bytes == 1 || bytes == 2 || bytes == 4
+               ? absl::OkStatus()
+               : Invalid(absl::StrCat("options.", name, ": expected 1, 2 or 4, got ", bytes));
+  };
+  RETURN_IF_ERROR(read("state_element_bytes", proto.state_element_bytes(), types.mean));
+  RETURN_IF_ERROR(read("square_element_bytes", proto.square_element_bytes(), types.square));
+  if (proto.square_element_bytes() == 0) {
+    types.square = types.mean;
+  }
+  return absl::OkStatus();
+}
+
 // A type travels as the bytes of an element. 0: fp32, written before there was a choice.
 absl::Status TypesFromProto(const v1::PlannedOptions& proto, ProgramOptions& options) {
   const auto read = [](const char* name, int64_t bytes, DType narrow, DType& to) {
@@ -332,13 +348,11 @@ absl::Status TypesFromProto(const v1::PlannedOptions& proto, ProgramOptions& opt
       "weight_element_bytes", proto.weight_element_bytes(), DType::kBF16, options.weight_type));
   RETURN_IF_ERROR(
       read("main_element_bytes", proto.main_element_bytes(), DType::kI16, options.main_type));
-  RETURN_IF_ERROR(
-      read("state_element_bytes", proto.state_element_bytes(), DType::kBF16, options.state_type));
+  RETURN_IF_ERROR(StateTypesFromProto(proto, options.state_types));
   RETURN_IF_ERROR(read(
       "staged_element_bytes", proto.staged_element_bytes(), DType::kBF16, options.staged_type));
-  const bool narrow = options.main_type != DType::kF32 || options.state_type != DType::kF32;
-  return options.weight_type == DType::kF32 && narrow
-             ? Invalid("options: fp32 weights have fp32 main weights and moments")
+  return options.weight_type == DType::kF32 && options.main_type != DType::kF32
+             ? Invalid("options: fp32 weights have fp32 main weights")
              : absl::OkStatus();
 }
 
@@ -401,7 +415,10 @@ void OptionsToProto(const ProgramOptions& options, v1::PlannedOptions& proto) {
   // Plans that were made before there was a choice keep their hashes.
   const auto bytes_of = [](DType type) { return type == DType::kF32 ? 0 : DTypeBytes(type); };
   proto.set_main_element_bytes(bytes_of(options.main_type));
-  proto.set_state_element_bytes(bytes_of(options.state_type));
+  proto.set_state_element_bytes(bytes_of(options.state_types.mean));
+  if (options.state_types.square != options.state_types.mean) {
+    proto.set_square_element_bytes(DTypeBytes(options.state_types.square));
+  }
   proto.set_staged_element_bytes(bytes_of(options.staged_type));
   proto.set_optimizer(static_cast<int32_t>(options.optimizer));
   proto.set_layer_drop(options.layer_drop);

@@ -63,8 +63,6 @@ void JobRules::CheckPrecision() {
     }
   };
   const v1::OptimizerSpec& optimizer = job().training().optimizer();
-  refuse(
-      "stateDtype", spec().optimizer.state_type != plan::StateType::kF32, optimizer.state_dtype());
   refuse("mainWeights",
          spec().optimizer.main_weights != plan::MainWeightForm::kF32,
          optimizer.main_weights());

@@ -317,17 +317,19 @@ void JobRules::CheckOptimizer() {
     if (optimizer.nesterov() && optimizer.momentum() == 0) {
       Fail("spec.training.optimizer.nesterov", "false, or a momentum above 0", "true");
     }
-    if (optimizer.state_dtype() == "bf16") {
-      Fail("spec.training.optimizer.stateDtype", "fp32: sgd keeps its momentum so", "'bf16'");
+    if (optimizer.state_dtype() != "fp32") {
+      Fail("spec.training.optimizer.stateDtype",
+           "fp32: sgd keeps its momentum so",
+           QuotedOrNothing(optimizer.state_dtype()));
     }
   } else if (!Failed("spec.training.optimizer.betas")) {
     out.beta1 = optimizer.betas(0);
     out.beta2 = optimizer.betas(1);
   }
-  out.state_type =
-      optimizer.state_dtype() == "bf16" && !Failed("spec.training.optimizer.stateDtype")
-          ? plan::StateType::kBF16
-          : plan::StateType::kF32;
+  if (const auto types = plan::ParseStateTypes(optimizer.state_dtype());
+      types.has_value() && !Failed("spec.training.optimizer.stateDtype")) {
+    out.state_types = *types;
+  }
   out.main_weights = optimizer.main_weights() == "bf16_remainder"
                          ? plan::MainWeightForm::kBF16Remainder
                          : plan::MainWeightForm::kF32;

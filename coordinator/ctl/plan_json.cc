@@ -130,7 +130,7 @@ json::Value PlanJson(const PlanDocument& document) {
   types.Set("compute", plan.options.weight_type == DType::kBF16 ? "bf16" : "fp32");
   types.Set("mainWeight", plan.options.main_type == DType::kI16 ? "bf16_remainder" : "fp32");
   types.Set("gradient", "fp32");
-  types.Set("moments", plan.options.state_type == DType::kBF16 ? "bf16" : "fp32");
+  types.Set("moments", plan::StateTypesText(plan.options.state_types));
   types.Set("gradientWire", plan.options.gradient_wire == plan::WireType::kBF16 ? "bf16" : "fp32");
   out.Set("types", std::move(types));
   out.Set("parameters", plan.inventory.parameter_count());

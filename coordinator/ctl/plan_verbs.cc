@@ -111,21 +111,24 @@ std::string TypesText(const plan::ShardingPlan& plan) {
   const plan::ProgramOptions& options = plan.options;
   const std::string head =
       absl::StrCat("the head works on ", options.logits_chunk_tokens, " tokens at a time\n");
+  const std::string states = plan::StateTypesText(options.state_types);
   if (options.weight_type != DType::kBF16) {
-    return "fp32 throughout\n" + head;
+    return options.state_types == plan::kF32States
+               ? "fp32 throughout\n" + head
+               : absl::StrCat("fp32 throughout, but for ", states, " optimizer state\n", head);
   }
   const std::string attention = absl::StrCat("attention has ",
                                              options.attention_workspace_bytes >> 20,
                                              " MiB of each layer's workspace\n",
                                              head);
-  if (options.main_type == DType::kF32 && options.state_type == DType::kF32) {
+  if (options.main_type == DType::kF32 && options.state_types == plan::kF32States) {
     return "bf16 weights and activations; fp32 main weights, gradients and optimizer state\n" +
            attention;
   }
   return absl::StrCat("bf16 weights and activations; main weights ",
                       options.main_type == DType::kF32 ? "fp32" : "as bf16 and remainder",
                       ", fp32 gradients, ",
-                      options.state_type == DType::kF32 ? "fp32" : "bf16",
+                      states,
                       " optimizer state\n",
                       attention);
 }

@@ -13,8 +13,8 @@
 
 #include "common/check.h"
 #include "common/signed_size.h"
+#include "kernels/cpu/update_elements.h"
 #include "kernels/scalar/bfloat16.h"
-#include "kernels/scalar/philox.h"
 #include "kernels/scalar/update_rules.h"
 #include "kernels/tree_reduce.h"
 
@@ -24,37 +24,6 @@ namespace {
 float FloatAt(const TensorView& view, int64_t i) {
   return view.dtype == DType::kBF16 ? scalar::Bf16Value(view.As<uint16_t>()[i])
                                     : view.As<float>()[i];
-}
-
-float MainWeightAt(const ElementUpdateArgs& args, int64_t i) {
-  return args.main_weight.present()
-             ? args.main_weight.As<float>()[i]
-             : scalar::JoinOf({.weight = args.weight.As<uint16_t>()[i],
-                               .remainder = args.remainder.As<int16_t>()[i]});
-}
-
-void StoreMainWeight(const ElementUpdateArgs& args, int64_t i, float x) {
-  const scalar::SplitWeight split = scalar::SplitOf(x);
-  if (args.main_weight.present()) {
-    args.main_weight.As<float>()[i] = x;
-  } else {
-    args.remainder.As<int16_t>()[i] = split.remainder;
-  }
-  if (args.weight.present()) {
-    args.weight.As<uint16_t>()[i] = split.weight;
-  }
-}
-
-// The 16 bits that round v of a global element: halves 4 to 7 of its group of four.
-uint32_t RandomHalf(const ElementUpdateArgs& args, uint32_t site, uint32_t step, uint64_t index) {
-  const scalar::PhiloxWords words = scalar::Philox4x32(
-      args.seed,
-      scalar::PhiloxCounter({.block = index / 4,
-                             .step = step,
-                             .site = site,
-                             .purpose = scalar::PhiloxPurpose::kOptimizerState}));
-  const uint32_t word = words[2 + index % 4 / 2];
-  return index % 2 != 0 ? word >> 16 : word & 0xFFFFu;
 }
 
 // The case in which nothing is rounded: a loop that compilers vectorise.
@@ -99,8 +68,8 @@ void UpdateMixed(const ElementUpdateArgs& args,
         args.v.As<float>()[i] = next.v;
       } else {
         const auto index = static_cast<uint64_t>(piece.first_index + i - piece.offset);
-        args.v.As<uint16_t>()[i] =
-            scalar::Bf16Stochastic(next.v, RandomHalf(args, piece.site, step, index));
+        args.v.As<uint16_t>()[i] = scalar::Bf16Stochastic(
+            next.v, HalfOf(StateDraw(args.seed, piece.site, step, index), index % 4 + 4));
       }
     }
   }

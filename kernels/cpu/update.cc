@@ -13,9 +13,36 @@ UpdateScalars MakeUpdateScalars(const UpdateHyper& hyper, int64_t t, float gradi
   return scalar::ScalarsOfUpdate<UpdateScalars>(hyper, t, gradient_scale);
 }
 
+namespace {
+
+// As many whole rows as a block takes, or parts of one that is longer.
+void CutRows(UpdatePiece rest, std::vector<UpdatePiece>& cut) {
+  const int64_t row = rest.row;
+  const int64_t rows = std::max<int64_t>(1, kMaxBlockElements / row) * row;
+  for (int64_t done = 0; done < rest.elements;) {
+    UpdatePiece part = rest;
+    const int64_t most =
+        row <= kMaxBlockElements ? rows : std::min(kMaxBlockElements, row - done % row);
+    part.elements = std::min(rest.elements - done, most);
+    part.offset += done;
+    part.first_index += done;
+    part.first_scale += done / row * DivCeil(row, kUpdateGroup) + done % row / kUpdateGroup;
+    part.row = std::min(row, part.elements);
+    cut.push_back(part);
+    done += part.elements;
+  }
+}
+
+}  // namespace
+
 std::vector<UpdatePiece> CutForBlocks(const std::vector<UpdatePiece>& pieces) {
+  static_assert(kMaxBlockElements % kUpdateGroup == 0);
   std::vector<UpdatePiece> cut;
   for (UpdatePiece rest : pieces) {
+    if (rest.row > 0) {
+      CutRows(rest, cut);
+      continue;
+    }
     while (rest.elements > 0) {
       UpdatePiece part = rest;
       part.elements = std::min(rest.elements, kMaxBlockElements - rest.offset % kMaxBlockElements);

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/kernel_table.h"
 #include "kernels/cuda/update_pieces.cuh"
+#include "kernels/scalar/fp8_state.h"
 #include "kernels/scalar/philox.h"
 #include "kernels/scalar/update_rules.h"
 
@@ -134,6 +135,176 @@ __global__ void __launch_bounds__(kFlatThreads)
   }
 }
 
+// A state in any form, `i` from its first element.
+struct StateAt {
+  void* values;
+  StateForm form;
+  bool square;
+};
+
+__device__ inline float ReadState(const StateAt& state, int64_t i, uint8_t scale) {
+  if (state.form == StateForm::kF32) {
+    return static_cast<const float*>(state.values)[i];
+  }
+  if (state.form == StateForm::kBf16) {
+    return ToFloat(static_cast<const Bf16*>(state.values)[i]);
+  }
+  const uint8_t code = static_cast<const uint8_t*>(state.values)[i];
+  return state.square ? scalar::DecodeSquare(code, scale) : scalar::DecodeMean(code, scale);
+}
+
+__device__ inline void WriteState(
+    const StateAt& state, int64_t i, uint8_t scale, uint32_t random16, float x) {
+  if (state.form == StateForm::kF32) {
+    static_cast<float*>(state.values)[i] = x;
+  } else if (state.form == StateForm::kBf16) {
+    static_cast<Bf16*>(state.values)[i].bits =
+        state.square ? scalar::Bf16Stochastic(x, random16) : scalar::Bf16Nearest(x);
+  } else {
+    static_cast<uint8_t*>(state.values)[i] = state.square ? scalar::EncodeSquare(x, scale, random16)
+                                                          : scalar::EncodeMean(x, scale, random16);
+  }
+}
+
+// The largest magnitude of a warp's values.
+__device__ inline uint32_t AmaxOfWarp(uint32_t bits) {
+  return CombineLanes<32>(bits, [](uint32_t a, uint32_t b) { return a < b ? b : a; });
+}
+
+// Elements of a group that a lane of a warp takes.
+inline constexpr int kGroupWidth = 4;
+inline constexpr int64_t kScaleGroup = 32 * kGroupWidth;
+
+// 16 random bits for each of a lane's elements, the first one's lowest.
+struct LaneDraws {
+  uint64_t mean;
+  uint64_t square;
+};
+
+__device__ inline uint64_t Four(const scalar::PhiloxWords& words, size_t first) {
+  return words[first] | uint64_t{words[first + 1]} << 32;
+}
+
+// Of the elements that begin at a global index: two draws where that is no multiple of 4.
+__device__ inline LaneDraws DrawsAt(const ElementUpdateParams& p,
+                                    const DeviceUpdatePiece& piece,
+                                    uint32_t key,
+                                    int64_t index) {
+  const auto draw = [&](int64_t block) {
+    return scalar::Philox4x32(
+        p.seed,
+        scalar::PhiloxCounter({.block = static_cast<uint64_t>(block),
+                               .step = key,
+                               .site = piece.site,
+                               .purpose = scalar::PhiloxPurpose::kOptimizerState}));
+  };
+  const scalar::PhiloxWords words = draw(index / 4);
+  LaneDraws draws = {Four(words, 0), Four(words, 2)};
+  const int skipped = static_cast<int>(index % 4) * 16;
+  if (skipped != 0) {
+    const scalar::PhiloxWords next = draw(index / 4 + 1);
+    draws.mean = draws.mean >> skipped | Four(next, 0) << (64 - skipped);
+    draws.square = draws.square >> skipped | Four(next, 2) << (64 - skipped);
+  }
+  return draws;
+}
+
+__device__ inline uint32_t HalfAt(uint64_t halves, int element) {
+  return static_cast<uint32_t>(halves >> (16 * element)) & 0xFFFFu;
+}
+
+// One group by one warp: `begin` and `count` are its elements within the piece.
+template <typename Rule, typename G>
+__device__ inline void UpdateGroupOfWarp(const GroupedUpdateParams& p,
+                                         const DeviceUpdateScalars& scalars,
+                                         const DeviceUpdatePiece& piece,
+                                         uint32_t key,
+                                         int64_t begin,
+                                         int64_t count,
+                                         int64_t scale) {
+  constexpr bool kTwo = Rule::kStates > 1;
+  const StateAt mean = {p.update.m, p.m_form, false};
+  const StateAt square = {p.update.v, p.v_form, true};
+  const bool m_scaled = p.m_form == StateForm::kFp8;
+  const bool v_scaled = kTwo && p.v_form == StateForm::kFp8;
+  const uint8_t old_m_scale = m_scaled ? p.m_scales[scale] : uint8_t{0};
+  const uint8_t old_v_scale = v_scaled ? p.v_scales[scale] : uint8_t{0};
+  const int64_t lane = static_cast<int64_t>(threadIdx.x % 32) * kGroupWidth;
+  float m[kGroupWidth] = {};
+  float v[kGroupWidth] = {};
+  uint32_t m_amax = 0;
+  uint32_t v_amax = 0;
+#pragma unroll
+  for (int j = 0; j < kGroupWidth; ++j) {
+    if (lane + j < count) {
+      const int64_t i = piece.offset + begin + lane + j;
+      const scalar::AdamWElement next =
+          Rule::Step(scalars,
+                     {MainWeightAt(p.update, i),
+                      ReadState(mean, i, old_m_scale),
+                      kTwo ? ReadState(square, i, old_v_scale) : 0.0f},
+                     ToFloat(static_cast<const G*>(p.update.g)[i]));
+      StoreMainWeight(p.update, i, next.p);
+      m[j] = next.m;
+      v[j] = next.v;
+      m_amax = max(m_amax, scalar::MagnitudeBits(next.m));
+      v_amax = max(v_amax, scalar::MagnitudeBits(next.v));
+    }
+  }
+  const uint8_t m_scale = m_scaled ? scalar::ScaleOfMeans(AmaxOfWarp(m_amax)) : uint8_t{0};
+  const uint8_t v_scale = v_scaled ? scalar::ScaleOfSquares(AmaxOfWarp(v_amax)) : uint8_t{0};
+  if (lane < count) {
+    const LaneDraws draws = DrawsAt(p.update, piece, key, piece.first_index + begin + lane);
+#pragma unroll
+    for (int j = 0; j < kGroupWidth; ++j) {
+      if (lane + j < count) {
+        const int64_t i = piece.offset + begin + lane + j;
+        WriteState(mean, i, m_scale, HalfAt(draws.mean, j), m[j]);
+        if constexpr (kTwo) {
+          WriteState(square, i, v_scale, HalfAt(draws.square, j), v[j]);
+        }
+      }
+    }
+  }
+  if (lane == 0 && m_scaled) {
+    p.m_scales[scale] = m_scale;
+  }
+  if (lane == 0 && v_scaled) {
+    p.v_scales[scale] = v_scale;
+  }
+}
+
+// A warp takes whole groups of a piece, so that their amax stays in registers: states are read and
+// written once.
+template <typename Rule, typename G>
+__global__ void __launch_bounds__(kFlatThreads)
+    GroupedUpdateKernel(const __grid_constant__ GroupedUpdateParams p) {
+  if (p.update.apply != nullptr && *p.update.apply == 0) {
+    return;
+  }
+  const DeviceUpdateScalars of_step =
+      p.update.device_scalars != nullptr ? *p.update.device_scalars : p.update.scalars;
+  const uint32_t key = p.update.device_step != nullptr
+                           ? static_cast<uint32_t>(*p.update.device_step)
+                           : p.update.step;
+  for (int64_t index = blockIdx.x; index < p.update.pieces.count; index += gridDim.x) {
+    const DeviceUpdatePiece piece = p.update.pieces.table[index];
+    const int64_t row = piece.row > 0 ? piece.row : piece.elements;
+    const int64_t of_row = (row + kScaleGroup - 1) / kScaleGroup;
+    const DeviceUpdateScalars scalars = ScalarsFor(piece, of_step);
+    for (int64_t group = threadIdx.x / 32;; group += blockDim.x / 32) {
+      const int64_t column = group % of_row * kScaleGroup;
+      const int64_t begin = group / of_row * row + column;
+      if (begin >= piece.elements) {
+        break;
+      }
+      const int64_t rest = min(row - column, piece.elements - begin);
+      UpdateGroupOfWarp<Rule, G>(
+          p, scalars, piece, key, begin, min(kScaleGroup, rest), piece.first_scale + group);
+    }
+  }
+}
+
 template <typename Rule>
 void AddRule(std::vector<KernelEntry>& entries) {
   static_assert(scalar::VariantOf<Rule>(true, Rule::kNarrowStates) < kKernelVariants);
@@ -146,6 +317,13 @@ void AddRule(std::vector<KernelEntry>& entries) {
   if constexpr (Rule::kNarrowStates) {
     add(false, true, ElementUpdateKernel<Rule, float, Bf16>);
     add(true, true, ElementUpdateKernel<Rule, Bf16, Bf16>);
+    static_assert(scalar::GroupedVariantOf<Rule>(true) < kKernelVariants);
+    entries.push_back(EntryOf(Kernel::kGroupedUpdate,
+                              scalar::GroupedVariantOf<Rule>(false),
+                              GroupedUpdateKernel<Rule, float>));
+    entries.push_back(EntryOf(Kernel::kGroupedUpdate,
+                              scalar::GroupedVariantOf<Rule>(true),
+                              GroupedUpdateKernel<Rule, Bf16>));
   }
 }
 

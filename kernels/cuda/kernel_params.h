@@ -3,9 +3,11 @@
 // The kernels of libravel_cuda.so by name, and the one argument of each. Both sides of the C
 // interface include this file, so a change here raises kCudaAbiVersion. Pointers are device
 // addresses; strides and counts are in elements. No argument has padding: they are compared byte by
-// byte (kernels/cuda_host/cuda_calls.h). Standard library only.
+// byte (kernels/cuda_host/cuda_calls.h). Standard library only, but for update_params.h.
 
 #include <cstdint>
+
+#include "kernels/cuda/update_params.h"
 
 namespace ravel::kernels::cuda {
 
@@ -35,6 +37,7 @@ enum class Kernel : int32_t {
   kCrossEntropyGradient,
   kAdamW,
   kElementUpdate,
+  kGroupedUpdate,
   kTreeAdd,
   kTreeSum,
   kReduceAdd,
@@ -325,70 +328,6 @@ struct CrossEntropyParams {
   int64_t logits_stride;
   int64_t tokens;
   int64_t vocabulary;
-};
-
-// The fields of kernels::UpdateScalars, in its order.
-struct DeviceUpdateScalars {
-  float beta1;
-  float beta2;
-  float one_minus_beta1;
-  float one_minus_beta2;
-  float inverse_correction1;
-  float inverse_correction2;
-  float epsilon;
-  float learning_rate;
-  float weight_decay;
-  float gradient_scale;
-};
-
-// kernels::kMaxBlockElements.
-inline constexpr int64_t kBlockElements = 4096;
-
-// kernels::UpdatePiece.
-struct DeviceUpdatePiece {
-  int64_t offset;
-  int64_t elements;
-  int64_t first_index;
-  uint32_t site;
-  uint32_t decays;
-};
-
-// kernels::PieceTable, or, where there is none, all of `elements` cut for blocks.
-struct DevicePieces {
-  const DeviceUpdatePiece* table;
-  int64_t count;
-  int64_t elements;
-  int64_t first_index;  // without a table
-  uint32_t site;
-  int32_t unused;
-};
-
-struct AdamWParams {
-  float* p;
-  const float* g;
-  float* m;
-  float* v;
-  DevicePieces pieces;
-  const DeviceUpdateScalars* device_scalars;  // read in place of `scalars` when present
-  const int32_t* apply;                       // when present and 0 nothing changes
-  DeviceUpdateScalars scalars;
-};
-
-struct ElementUpdateParams {
-  float* main_weight;  // fp32 form, or null
-  uint16_t* weight;    // bf16 model weight; may be null in the fp32 form
-  int16_t* remainder;  // remainder form, or null
-  const void* g;       // fp32, or bf16 in the bf16 variants
-  void* m;             // fp32 or bf16
-  void* v;
-  DevicePieces pieces;
-  const DeviceUpdateScalars* device_scalars;  // read in place of `scalars` when present
-  const int64_t* device_step;                 // read in place of `step` when present
-  const int32_t* apply;                       // when present and 0 nothing changes
-  uint64_t seed;
-  uint32_t step;
-  DeviceUpdateScalars scalars;
-  int32_t unused = 0;
 };
 
 struct TreeAddParams {

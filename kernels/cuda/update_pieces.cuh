@@ -12,7 +12,8 @@ namespace ravel::kernels::cuda {
 // The `index`-th piece that a block takes. Without a table: of all elements.
 __device__ inline DeviceUpdatePiece PieceAt(const DevicePieces& pieces, int64_t index) {
   if (pieces.table != nullptr) {
-    return pieces.table[index];
+    const DeviceUpdatePiece& piece = pieces.table[index];
+    return {piece.offset, piece.elements, piece.first_index, piece.site, piece.decays, 0, 0};
   }
   const int64_t begin = index * kBlockElements;
   const int64_t rest = pieces.elements - begin;
@@ -20,7 +21,9 @@ __device__ inline DeviceUpdatePiece PieceAt(const DevicePieces& pieces, int64_t 
           rest < kBlockElements ? rest : kBlockElements,
           pieces.first_index + begin,
           pieces.site,
-          1};
+          1,
+          0,
+          0};
 }
 
 __device__ inline DeviceUpdateScalars ScalarsFor(const DeviceUpdatePiece& piece,

@@ -17,6 +17,7 @@
 #include "kernels/element_update.h"
 #include "kernels/embedding.h"
 #include "kernels/gemm.h"
+#include "kernels/grouped_update.h"
 #include "kernels/loss.h"
 #include "kernels/norm.h"
 #include "kernels/philox.h"
@@ -55,6 +56,7 @@ void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args);
 int64_t PrepareAttention(Stream& stream, const AttentionBackwardArgs& args);
 void AdamWUpdate(Stream& stream, const AdamWArgs& args);
 void ElementUpdate(Stream& stream, const ElementUpdateArgs& args);
+void GroupedUpdate(Stream& stream, const GroupedUpdateArgs& args);
 void TreeAdd(Stream& stream, const TreeAddArgs& args);
 void TreeSum(Stream& stream, const TreeSumArgs& args);
 void ReduceAdd(Stream& stream, const ReduceAddArgs& args);

@@ -69,7 +69,7 @@ void AdamWUpdate(Stream& stream, const AdamWArgs& args) {
 
 namespace {
 
-void RequireElementUpdate(const ElementUpdateArgs& args, int64_t n) {
+void RequireMainWeight(const ElementUpdateArgs& args, int64_t n) {
   CHECK_MSG(args.main_weight.present() != args.remainder.present() || n == 0,
             "a main weight is fp32, or a weight with a remainder");
   if (args.remainder.present()) {
@@ -81,6 +81,10 @@ void RequireElementUpdate(const ElementUpdateArgs& args, int64_t n) {
   if (args.weight.present()) {
     RequireFlat(args.weight, n, DType::kBF16);
   }
+}
+
+void RequireElementUpdate(const ElementUpdateArgs& args, int64_t n) {
+  RequireMainWeight(args, n);
   RequireFloat(args.g);
   RequireFloat(args.m);
   RequireFlat(args.m, n, args.m.dtype);
@@ -97,24 +101,9 @@ void RequireElementUpdate(const ElementUpdateArgs& args, int64_t n) {
   CHECK_MSG(args.first_index >= 0, "an index is not negative");
 }
 
-}  // namespace
-
-void ElementUpdate(Stream& stream, const ElementUpdateArgs& args) {
-  LaunchStream& on = LaunchStreamOf(stream);
-  const int64_t n = args.g.elements();
-  RequireElementUpdate(args, n);
+ElementUpdateParams ParamsOf(const ElementUpdateArgs& args, int64_t n) {
   ElementUpdateParams params = {};
   params.pieces = PiecesOf(args.table, n, args.first_index, args.site);
-  if (params.pieces.count == 0) {
-    return;
-  }
-  int32_t variant = 0;
-  scalar::ForEachRule([&](auto rule) {
-    using Rule = decltype(rule);
-    if (Rule::kRule == args.rule) {
-      variant = scalar::VariantOf<Rule>(args.g.dtype == DType::kBF16, args.m.dtype == DType::kBF16);
-    }
-  });
   params.main_weight = args.main_weight.As<float>();
   params.weight = args.weight.As<uint16_t>();
   params.remainder = args.remainder.As<int16_t>();
@@ -127,9 +116,74 @@ void ElementUpdate(Stream& stream, const ElementUpdateArgs& args) {
   params.seed = args.seed;
   params.step = args.step;
   params.scalars = ScalarsOf(args.scalars);
+  return params;
+}
+
+}  // namespace
+
+void ElementUpdate(Stream& stream, const ElementUpdateArgs& args) {
+  LaunchStream& on = LaunchStreamOf(stream);
+  const int64_t n = args.g.elements();
+  RequireElementUpdate(args, n);
+  const ElementUpdateParams params = ParamsOf(args, n);
+  if (params.pieces.count == 0) {
+    return;
+  }
+  int32_t variant = 0;
+  scalar::ForEachRule([&](auto rule) {
+    using Rule = decltype(rule);
+    if (Rule::kRule == args.rule) {
+      variant = scalar::VariantOf<Rule>(args.g.dtype == DType::kBF16, args.m.dtype == DType::kBF16);
+    }
+  });
   on.Run({.kernel = Kernel::kElementUpdate,
           .variant = variant,
           .grid = {GridOf(on, params.pieces), 1, 1}},
+         params);
+}
+
+namespace {
+
+StateForm FormOf(const TensorView& state, const TensorView& scales, int64_t n) {
+  RequireFlat(state, n, state.dtype);
+  const bool fp8 = state.dtype == DType::kF8E4M3;
+  CHECK_MSG(fp8 || state.dtype == DType::kF32 || state.dtype == DType::kBF16,
+            "fp32, bf16 or fp8 is expected");
+  CHECK_MSG(scales.present() == fp8 || n == 0, "fp8 states have scales, others have not");
+  CHECK_MSG(!fp8 || scales.dtype == DType::kU8, "scales are bytes");
+  return fp8 ? StateForm::kFp8 : state.dtype == DType::kBF16 ? StateForm::kBf16 : StateForm::kF32;
+}
+
+}  // namespace
+
+void GroupedUpdate(Stream& stream, const GroupedUpdateArgs& args) {
+  LaunchStream& on = LaunchStreamOf(stream);
+  const ElementUpdateArgs& update = args.update;
+  const int64_t n = update.g.elements();
+  RequireMainWeight(update, n);
+  RequireFloat(update.g);
+  GroupedUpdateParams params = {};
+  params.m_form = FormOf(update.m, args.m_scales, n);
+  params.v_form = update.v.present() ? FormOf(update.v, args.v_scales, n) : StateForm::kF32;
+  int32_t variant = -1;
+  scalar::ForEachRule([&](auto rule) {
+    using Rule = decltype(rule);
+    if (Rule::kRule == update.rule && Rule::kNarrowStates) {
+      CHECK_MSG(update.v.present() == (Rule::kStates > 1) || n == 0, "another number of states");
+      variant = scalar::GroupedVariantOf<Rule>(update.g.dtype == DType::kBF16);
+    }
+  });
+  CHECK_MSG(variant >= 0, "states are fp32");
+  CHECK_MSG(update.table.pieces != nullptr, "groups need a table");
+  params.update = ParamsOf(update, n);
+  if (params.update.pieces.count == 0) {
+    return;
+  }
+  params.m_scales = args.m_scales.As<uint8_t>();
+  params.v_scales = args.v_scales.As<uint8_t>();
+  on.Run({.kernel = Kernel::kGroupedUpdate,
+          .variant = variant,
+          .grid = {GridOf(on, params.update.pieces), 1, 1}},
          params);
 }
 

@@ -64,5 +64,11 @@ constexpr int VariantOf(bool bf16_gradient, bool bf16_states) {
                                     : (bf16_gradient ? 1 : 0));
 }
 
+// A rule's variants where the types of its states are values.
+template <typename Rule>
+constexpr int GroupedVariantOf(bool bf16_gradient) {
+  return 2 * static_cast<int>(Rule::kRule) + (bf16_gradient ? 1 : 0);
+}
+
 }  // namespace scalar
 }  // namespace ravel::kernels

@@ -75,7 +75,7 @@ TEST_F(GpuMemory, IsNeitherMadeNorFreedAtWorkInNarrowForms) {
     args.spec.steps = 8;
     args.spec.compute = plan::ComputeType::kBF16;
     args.spec.optimizer.main_weights = plan::MainWeightForm::kBF16Remainder;
-    args.spec.optimizer.state_type = plan::StateType::kBF16;
+    args.spec.optimizer.state_types = plan::kBf16States;
     args.spec.gradient_wire = plan::WireType::kBF16;
     EXPECT_EQ(ChangesAtWork(gpu(), args), 0) << width << " ranks";
   }

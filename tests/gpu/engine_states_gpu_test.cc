@@ -27,18 +27,20 @@
 namespace ravel::trainer {
 namespace {
 
+using plan::kBf16States;
+using plan::kF32States;
 using plan::MainWeightForm;
-using plan::StateType;
+using plan::StateTypes;
 
 struct StateForm {
   MainWeightForm main_weights = MainWeightForm::kF32;
-  StateType states = StateType::kF32;
+  StateTypes states = kF32States;
 };
 
 void UseForm(const StateForm& form, plan::JobSpec& job) {
   job.compute = plan::ComputeType::kBF16;
   job.optimizer.main_weights = form.main_weights;
-  job.optimizer.state_type = form.states;
+  job.optimizer.state_types = form.states;
 }
 
 RecordArgs FormSteps(const StrategyCase& tested, const StateForm& form) {
@@ -50,15 +52,15 @@ RecordArgs FormSteps(const StrategyCase& tested, const StateForm& form) {
 class GpuStates : public GpuEngine {
  protected:
   // One rank with fp32 main weights.
-  static const Recording& Reference(StateType states) {
+  static const Recording& Reference(StateTypes states) {
     return RecordedOnce(gpu(),
-                        absl::StrCat("states ", static_cast<int>(states)),
+                        absl::StrCat("states ", plan::StateTypesText(states)),
                         FormSteps({}, {.states = states}));
   }
 };
 
 TEST_F(GpuStates, RemaindersChangeNoBit) {
-  for (const StateType states : {StateType::kF32, StateType::kBF16}) {
+  for (const StateTypes states : {kF32States, kBf16States}) {
     const StateForm form = {.main_weights = MainWeightForm::kBF16Remainder, .states = states};
     for (const StrategyCase& tested :
          {StrategyCase{.strategy = "ZeRO3", .width = 1},
@@ -76,8 +78,8 @@ TEST_F(GpuStates, RemaindersChangeNoBit) {
 }
 
 TEST_F(GpuStates, Bf16MomentsHaveTheSameBitsOnAnyNumberOfRanks) {
-  const Recording& one = Reference(StateType::kBF16);
-  const Recording& wide = Reference(StateType::kF32);
+  const Recording& one = Reference(kBf16States);
+  const Recording& wide = Reference(kF32States);
   EXPECT_NE(FirstDifference(one, wide), "");
   EXPECT_LT(RelativeDifference(wide.exp_avg, one.exp_avg), 0.02);
   EXPECT_LT(RelativeDifference(wide.exp_avg_sq, one.exp_avg_sq), 0.05);
@@ -92,14 +94,28 @@ TEST_F(GpuStates, Bf16MomentsHaveTheSameBitsOnAnyNumberOfRanks) {
                                      StrategyCase{.strategy = "ZeRO0", .width = 2},
                                      StrategyCase{.strategy = "HFSDP", .width = 2}}) {
     ExpectEqualRuns(
-        one, RecordOn(gpu(), FormSteps(tested, {.states = StateType::kBF16})), tested.name());
+        one, RecordOn(gpu(), FormSteps(tested, {.states = kBf16States})), tested.name());
+  }
+}
+
+TEST_F(GpuStates, Fp8MomentsHaveTheSameBitsOnAnyNumberOfRanksAndInEitherForm) {
+  for (const StateTypes types : {plan::kFp8States, StateTypes{DType::kF8E4M3, DType::kBF16}}) {
+    const Recording& one = Reference(types);
+    EXPECT_NE(FirstDifference(one, Reference(kBf16States)), "");
+    for (const StrategyCase& tested : {StrategyCase{.strategy = "ZeRO3", .width = 3},
+                                       StrategyCase{.strategy = "ZeRO0", .width = 2},
+                                       StrategyCase{.strategy = "HFSDP", .width = 2}}) {
+      ExpectEqualRuns(one, RecordOn(gpu(), FormSteps(tested, {.states = types})), tested.name());
+    }
+    const StateForm split = {.main_weights = MainWeightForm::kBF16Remainder, .states = types};
+    ExpectEqualRuns(
+        one, RecordOn(gpu(), FormSteps({.strategy = "ZeRO3", .width = 2}, split)), "remainders");
   }
 }
 
 // What rounds the moments is keyed by the step in the device's memory: one graph serves all steps.
 TEST_F(GpuStates, GraphsChangeNoBitOfBf16Moments) {
-  RecordArgs args =
-      FormSteps({.micro_batches = 3}, {MainWeightForm::kBF16Remainder, StateType::kBF16});
+  RecordArgs args = FormSteps({.micro_batches = 3}, {MainWeightForm::kBF16Remainder, kBf16States});
   args.evaluate_every_step = false;
   args.ahead = true;
   args.last_step = 5;
@@ -123,8 +139,8 @@ TEST_F(GpuStates, GraphsChangeNoBitOfBf16Moments) {
 }
 
 TEST_F(GpuStates, AStateGoesOnInTheOtherFormWithTheSameBits) {
-  const StateForm forms[] = {{MainWeightForm::kBF16Remainder, StateType::kBF16},
-                             {MainWeightForm::kF32, StateType::kBF16}};
+  const StateForm forms[] = {{MainWeightForm::kBF16Remainder, kBf16States},
+                             {MainWeightForm::kF32, kBf16States}};
   for (const size_t first : {size_t{0}, size_t{1}}) {
     RecordArgs begin = FormSteps({.strategy = "ZeRO3", .width = 2}, forms[first]);
     begin.last_step = 2;
@@ -134,7 +150,7 @@ TEST_F(GpuStates, AStateGoesOnInTheOtherFormWithTheSameBits) {
     rest.start = &saved;
     Recording whole = RecordOn(gpu(), rest);
     PutBefore(saved, whole);
-    ExpectEqualRuns(Reference(StateType::kBF16), whole, "resumed");
+    ExpectEqualRuns(Reference(kBf16States), whole, "resumed");
   }
 }
 
@@ -148,13 +164,15 @@ TEST_F(GpuStates, NormsAndFrozenTensorsAreThoseOfFp32MainWeights) {
 }
 
 TEST_F(GpuStates, WhatIsAllocatedIsWhatIsPlanned) {
-  const RecordArgs args = FormSteps({.strategy = "ZeRO3", .width = 2},
-                                    {MainWeightForm::kBF16Remainder, StateType::kBF16});
-  const auto body = [&](RankEngine& engine, int) -> absl::Status {
-    EXPECT_EQ(engine.measured_bytes(), engine.planned_bytes());
-    return engine.InitializeWeights();
-  };
-  EXPECT_EQ(RunOn(gpu(), args, body), absl::OkStatus());
+  for (const StateTypes states : {kBf16States, plan::kFp8States}) {
+    const RecordArgs args =
+        FormSteps({.strategy = "ZeRO3", .width = 2}, {MainWeightForm::kBF16Remainder, states});
+    const auto body = [&](RankEngine& engine, int) -> absl::Status {
+      EXPECT_EQ(engine.measured_bytes(), engine.planned_bytes());
+      return engine.InitializeWeights();
+    };
+    EXPECT_EQ(RunOn(gpu(), args, body), absl::OkStatus());
+  }
 }
 
 // -- saves
@@ -216,7 +234,7 @@ class GpuStateSaves : public GpuStates {
 };
 
 TEST_F(GpuStateSaves, ASaveGoesOnInEitherFormWithTheSameBits) {
-  for (const StateType states : {StateType::kF32, StateType::kBF16}) {
+  for (const StateTypes states : {kF32States, kBf16States, plan::kFp8States}) {
     const StateForm forms[] = {{MainWeightForm::kF32, states},
                                {MainWeightForm::kBF16Remainder, states}};
     const EpochOutcome plain = RunWell(Epoch(forms[0]));
@@ -240,13 +258,13 @@ TEST_F(GpuStateSaves, ASaveGoesOnInEitherFormWithTheSameBits) {
 }
 
 TEST_F(GpuStateSaves, ASaveHasTheBytesThatItsMomentsLiveIn) {
-  for (const StateForm& form : {StateForm{MainWeightForm::kBF16Remainder, StateType::kBF16},
-                                StateForm{MainWeightForm::kF32, StateType::kBF16},
-                                StateForm{MainWeightForm::kBF16Remainder, StateType::kF32},
+  for (const StateForm& form : {StateForm{MainWeightForm::kBF16Remainder, kBf16States},
+                                StateForm{MainWeightForm::kF32, kBf16States},
+                                StateForm{MainWeightForm::kBF16Remainder, kF32States},
                                 StateForm{}}) {
     const EpochArgs args = Epoch(form);
     const std::string directory = RunWell(args).committed.at(kSavedStep);
-    const DType moments = form.states == StateType::kBF16 ? DType::kBF16 : DType::kF32;
+    const DType moments = form.states == kBf16States ? DType::kBF16 : DType::kF32;
     const plan::ShardingPlan plan = *PlanLocalRanks({.spec = args.spec, .ranks = 1});
     const auto tensors = static_cast<int64_t>(plan.inventory.tensors.size());
     int64_t parameters = 0;
@@ -277,9 +295,9 @@ TEST_F(GpuStateSaves, ASaveHasTheBytesThatItsMomentsLiveIn) {
 // Saves of bf16 moments once had them as fp32. Here a job of fp32 moments opens one as they are now
 // and saves it before its first step: the same values, from which the first job goes on.
 TEST_F(GpuStateSaves, Bf16MomentsThatWereSavedAsFp32GoOnWithTheSameBits) {
-  const StateForm narrow = {MainWeightForm::kBF16Remainder, StateType::kBF16};
+  const StateForm narrow = {MainWeightForm::kBF16Remainder, kBf16States};
   const EpochOutcome whole = RunWell(Epoch(narrow));
-  EpochArgs widen = From(whole, Epoch({MainWeightForm::kBF16Remainder, StateType::kF32}));
+  EpochArgs widen = From(whole, Epoch({MainWeightForm::kBF16Remainder, kF32States}));
   widen.first_step = 0;
   widen.save_at_start = true;
   const std::string wide = RunWell(widen).committed.at(0);
@@ -296,7 +314,7 @@ TEST_F(GpuStateSaves, Bf16MomentsThatWereSavedAsFp32GoOnWithTheSameBits) {
 }
 
 TEST_F(GpuStateSaves, ADamagedBlockOfBf16MomentsIsNamed) {
-  const EpochOutcome whole = RunWell(Epoch({.states = StateType::kBF16}));
+  const EpochOutcome whole = RunWell(Epoch({.states = kBf16States}));
   const ckpt::Manifest manifest = ManifestOf(whole.committed.at(kSavedStep));
   const ckpt::TensorRecord& damaged =
       *manifest.FindTensor("state.model.embed_tokens.weight.exp_avg_sq");
@@ -309,7 +327,7 @@ TEST_F(GpuStateSaves, ADamagedBlockOfBf16MomentsIsNamed) {
   stream.seekp(chunk.data_offset + 1);
   stream.put(static_cast<char>(value ^ 4));
   stream.close();
-  const EpochOutcome refused = RunEpoch(From(whole, Epoch({.states = StateType::kBF16})));
+  const EpochOutcome refused = RunEpoch(From(whole, Epoch({.states = kBf16States})));
   ASSERT_EQ(refused.results.size(), 1u);
   EXPECT_THAT(std::string(refused.results[0].message()),
               ::testing::HasSubstr(absl::StrCat(file, ": tensor ", damaged.name, ", block 0")));
@@ -317,7 +335,7 @@ TEST_F(GpuStateSaves, ADamagedBlockOfBf16MomentsIsNamed) {
 }
 
 TEST_F(GpuStateSaves, AnFp32JobOpensASaveOfTheNarrowest) {
-  const EpochOutcome whole = RunWell(Epoch({MainWeightForm::kBF16Remainder, StateType::kBF16}));
+  const EpochOutcome whole = RunWell(Epoch({MainWeightForm::kBF16Remainder, kBf16States}));
   for (const bool device : {true, false}) {
     EpochArgs args = Epoch({});
     args.spec.compute = plan::ComputeType::kF32;
@@ -334,7 +352,7 @@ TEST_F(GpuStateSaves, AnFp32JobOpensASaveOfTheNarrowest) {
 
 TEST_F(GpuStateSaves, MomentsThatWereFp32AreRefusedByAJobThatKeepsBf16) {
   const EpochOutcome whole = RunWell(Epoch({}));
-  const EpochOutcome refused = RunEpoch(From(whole, Epoch({.states = StateType::kBF16})));
+  const EpochOutcome refused = RunEpoch(From(whole, Epoch({.states = kBf16States})));
   ASSERT_EQ(refused.results.size(), 1u);
   EXPECT_THAT(
       std::string(refused.results[0].message()),

@@ -11,6 +11,7 @@
 
 #include "kernels/cast.h"
 #include "kernels/element_update.h"
+#include "kernels/grouped_update.h"
 #include "kernels/philox.h"
 #include "kernels/rope.h"
 #include "kernels/scalar/bfloat16.h"
@@ -206,6 +207,67 @@ TEST_F(GpuMixedOpsTest, MixedAdamWOverATableGivesTheBitsOfTheCpu) {
       }
       Finish();
       EXPECT_TRUE(optimizer.Same()) << DTypeName(states) << split;
+    }
+  }
+}
+
+// Rows of no whole groups, one that a block does not hold, and pieces that begin within a draw.
+TEST_F(GpuMixedOpsTest, GroupedUpdatesGiveTheBitsOfTheCpu) {
+  constexpr int64_t kLong = 9000;
+  constexpr int64_t kAll = 7 * 203 + kLong + 300;
+  const std::vector<UpdatePiece> pieces = {
+      {.offset = 0, .elements = 7 * 203, .first_index = 203, .site = 5, .row = 203},
+      {.offset = 7 * 203,
+       .elements = kLong,
+       .site = 6,
+       .decays = 0,
+       .row = kLong,
+       .first_scale = 14},
+      {.offset = 7 * 203 + kLong, .elements = 300, .site = 7, .row = 300, .first_scale = 85}};
+  const std::vector<UpdatePiece> cut = CutForBlocks(pieces);
+  const CudaMemory memory =
+      *TheGpu().device->AllocatePinned(static_cast<int64_t>(cut.size() * sizeof(UpdatePiece)));
+  std::memcpy(memory.data(), cut.data(), cut.size() * sizeof(UpdatePiece));
+  constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF8E4M3};
+  for (const DType mean : kTypes) {
+    for (const DType square : kTypes) {
+      for (const DType gradient : {DType::kF32, DType::kBF16}) {
+        Twin main = Twin::Normal(DType::kF32, kAll, 1);
+        Twin g = Twin::Normal(gradient, kAll, 2);
+        Twin m(mean, kAll);
+        Twin v(square, kAll);
+        Twin m_scales(DType::kU8, 88);
+        Twin v_scales(DType::kU8, 88);
+        for (Twin* zero : {&m, &v, &m_scales, &v_scales}) {
+          zero->Send();
+        }
+        for (uint32_t step = 0; step < 3; ++step) {
+          for (Stream* stream : {static_cast<Stream*>(&gpu()), static_cast<Stream*>(&cpu_)}) {
+            const bool device = stream == &gpu();
+            const auto at = [device](Twin& twin) { return device ? twin.device() : twin.host(); };
+            GroupedUpdateArgs args = {
+                .update = {.main_weight = at(main), .g = at(g), .m = at(m), .v = at(v)}};
+            args.update.seed = 77;
+            args.update.step = step;
+            args.update.scalars.learning_rate = 1e-2f;
+            args.update.scalars.weight_decay = 0.1f;
+            args.update.table = device ? PieceTable{static_cast<const UpdatePiece*>(memory.data()),
+                                                    static_cast<int64_t>(cut.size())}
+                                       : PieceTable{pieces.data(), std::ssize(pieces)};
+            if (mean == DType::kF8E4M3) {
+              args.m_scales = at(m_scales);
+            }
+            if (square == DType::kF8E4M3) {
+              args.v_scales = at(v_scales);
+            }
+            GroupedUpdate(*stream, args);
+          }
+        }
+        Finish();
+        for (const Twin* twin : {&main, &m, &v, &m_scales, &v_scales}) {
+          EXPECT_TRUE(twin->Same()) << DTypeName(mean) << DTypeName(square) << DTypeName(gradient);
+        }
+      }
     }
   }
 }

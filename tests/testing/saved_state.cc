@@ -228,7 +228,7 @@ SavedWorld MakeWorld(const plan::ModelInventory& inventory,
 SavedWorld SaveOf(plan::ShardingPlan world, uint64_t seed, DType moments) {
   SavedWorld saved;
   saved.world = std::move(world);
-  saved.world.options.state_type = moments;
+  saved.world.options.state_types = {moments, moments};
   absl::StatusOr<plan::SavePlan> save_plan = plan::BuildSavePlan(saved.world);
   CHECK(save_plan.ok());
   saved.save_plan = *std::move(save_plan);

@@ -50,12 +50,21 @@ class StepLoader {
   absl::StatusOr<int64_t> ReadOptimizerStep(DigestShare share);
 
   // Pieces of the tensors of `role` (not kStep) into `shard`: piece p goes to elements
-  // [p.shard_offset, ...) of it. States that were saved as
-  // bf16 are widened, which is exact. DataLoss names file, tensor, block.
+  // [p.shard_offset, ...) of it. States that were saved as bf16 or fp8 are widened, which is exact.
+  // Pieces of a role of scales are those of plan::ScalePieces. DataLoss names file, tensor, block.
   absl::Status ReadPieces(plan::StateRole role,
                           std::span<const plan::OwnedPiece> pieces,
                           std::span<float> shard,
                           DigestShare share = DigestShare::kOwner);
+
+  // The same as it is stored: piece p goes to bytes [p.shard_offset * b, ...) of `shard`, where b
+  // is what an element takes in the file.
+  absl::Status ReadStored(plan::StateRole role,
+                          std::span<const plan::OwnedPiece> pieces,
+                          std::span<std::byte> shard,
+                          DigestShare share = DigestShare::kOwner);
+  // The type in which a state was saved; that of the first trained tensor.
+  DType StoredType(plan::StateRole role) const;
 
   // Per tensor of the manifest, in its order: the sum of what this rank read as owner.
   const std::vector<uint64_t>& digest_sums() const { return digest_sums_; }
@@ -77,6 +86,15 @@ class StepLoader {
   absl::Status CompareOptimizer() const;
   absl::Status CompareInventory() const;
   std::string CompareTensor(const plan::TensorSpec& tensor, plan::StateRole role) const;
+  absl::Status ReadPiece(size_t index,
+                         const plan::OwnedPiece& piece,
+                         std::span<std::byte> to,
+                         DigestShare share);
+  // From StoredPart to all of `out`, with the scales of the piece.
+  absl::Status WidenFp8(plan::StateRole role,
+                        const plan::OwnedPiece& piece,
+                        std::span<std::byte> out,
+                        DigestShare share);
   // Index into the manifest's tensors.
   size_t FindState(plan::StateRole role, const plan::TensorSpec& tensor) const;
 

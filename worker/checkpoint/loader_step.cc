@@ -15,6 +15,7 @@
 
 #include "common/check.h"
 #include "common/ckpt/digest.h"
+#include "common/model/state_groups.h"
 #include "common/signed_size.h"
 #include "worker/checkpoint/loader.h"
 
@@ -43,6 +44,15 @@ void WidenBf16(std::span<std::byte> out) {
   }
 }
 
+Shape ShapeOf(const plan::TensorSpec& tensor, plan::StateRole role) {
+  if (role == plan::StateRole::kStep) {
+    return {};
+  }
+  const bool scales =
+      role == plan::StateRole::kExpAvgScale || role == plan::StateRole::kExpAvgSqScale;
+  return scales ? plan::ScaleShape(tensor.shape) : tensor.shape;
+}
+
 // Differences beyond this many are counted, not listed.
 constexpr size_t kMaxListed = 8;
 
@@ -61,8 +71,18 @@ absl::StatusOr<StepLoader> StepLoader::Open(const store::ObjectStore* store,
 
 std::vector<plan::StateRole> StepLoader::RolesOf(const plan::TensorSpec& tensor) const {
   std::vector<plan::StateRole> roles = {plan::StateRole::kParam};
-  if (tensor.trainable && optimizer_.has_value()) {
-    for (const plan::StateSpec& state : plan::StatesOf(*optimizer_)) {
+  if (!tensor.trainable || !optimizer_.has_value()) {
+    return roles;
+  }
+  for (const plan::StateSpec& state : plan::StatesOf(*optimizer_)) {
+    // Scales were saved with states that were fp8.
+    const plan::StateSpec& scaled = state.shape == plan::StateShape::kScale
+                                        ? At(plan::BufferStatesOf(*optimizer_), state.scales)
+                                        : state;
+    const ckpt::TensorRecord* saved =
+        manifest().FindTensor(plan::StateKey(tensor.name, scaled.role));
+    if (state.shape != plan::StateShape::kScale ||
+        (saved != nullptr && saved->stored_dtype == DType::kF8E4M3)) {
       roles.push_back(state.role);
     }
   }
@@ -74,10 +94,19 @@ bool StepLoader::CanRead(plan::StateRole role, DType stored) const {
   bool chosen = false;
   if (role != plan::StateRole::kParam) {
     for (const plan::StateSpec& state : plan::StatesOf(*optimizer_)) {
-      chosen = chosen || (state.role == role && state.element == plan::StateElement::kChosen);
+      chosen = chosen || (state.role == role && state.element != plan::StateElement::kF32);
     }
   }
-  return stored == DType::kF32 || (chosen && stored == DType::kBF16);
+  return stored == DType::kF32 || (chosen && (stored == DType::kBF16 || stored == DType::kF8E4M3));
+}
+
+DType StepLoader::StoredType(plan::StateRole role) const {
+  for (const plan::TensorSpec& tensor : inventory_->tensors) {
+    if (tensor.trainable) {
+      return manifest().tensors[FindState(role, tensor)].stored_dtype;
+    }
+  }
+  return DType::kF32;
 }
 
 absl::Status StepLoader::CompareOptimizer() const {
@@ -98,7 +127,7 @@ absl::Status StepLoader::CompareOptimizer() const {
 // "" without a difference.
 std::string StepLoader::CompareTensor(const plan::TensorSpec& tensor, plan::StateRole role) const {
   const std::string key = plan::StateKey(tensor.name, role);
-  const Shape expected = role == plan::StateRole::kStep ? Shape{} : tensor.shape;
+  const Shape expected = ShapeOf(tensor, role);
   const ckpt::TensorRecord* found = manifest().FindTensor(key);
   if (found == nullptr) {
     return absl::StrCat(key, ": missing");
@@ -115,7 +144,7 @@ std::string StepLoader::CompareTensor(const plan::TensorSpec& tensor, plan::Stat
                         " stored as ",
                         std::string(DTypeName(found->stored_dtype)),
                         ", expected F32",
-                        CanRead(role, DType::kBF16) ? " or BF16" : "");
+                        CanRead(role, DType::kBF16) ? ", BF16 or F8_E4M3" : "");
   }
   return "";
 }
@@ -202,18 +231,66 @@ absl::Status StepLoader::ReadPieces(plan::StateRole role,
                                     DigestShare share) {
   for (const plan::OwnedPiece& piece : pieces) {
     const size_t index = FindState(role, inventory_->tensors[piece.tensor]);
-    const ckpt::TensorRecord& record = manifest().tensors[index];
+    const DType stored = manifest().tensors[index].stored_dtype;
     const std::span<std::byte> out =
         std::as_writable_bytes(Part(shard, piece.shard_offset, piece.elements()));
-    const std::span<std::byte> stored = StoredPart(out, record.stored_dtype);
-    RETURN_IF_ERROR(step_.ReadBox(record, piece.item, piece.range.begin, piece.range.end, stored));
-    if (share == DigestShare::kOwner) {
-      digest_sums_[index] += ckpt::DigestBoxPart(
-          record.stored_dtype, record.shape, piece.item, piece.range.begin, stored);
-    }
-    if (record.stored_dtype == DType::kBF16) {
+    RETURN_IF_ERROR(ReadPiece(index, piece, StoredPart(out, stored), share));
+    if (stored == DType::kBF16) {
       WidenBf16(out);
+    } else if (stored == DType::kF8E4M3) {
+      RETURN_IF_ERROR(WidenFp8(role, piece, out, share));
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepLoader::ReadStored(plan::StateRole role,
+                                    std::span<const plan::OwnedPiece> pieces,
+                                    std::span<std::byte> shard,
+                                    DigestShare share) {
+  for (const plan::OwnedPiece& piece : pieces) {
+    const size_t index = FindState(role, inventory_->tensors[piece.tensor]);
+    const int64_t bytes = DTypeBytes(manifest().tensors[index].stored_dtype);
+    RETURN_IF_ERROR(ReadPiece(
+        index, piece, Part(shard, piece.shard_offset * bytes, piece.elements() * bytes), share));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepLoader::ReadPiece(size_t index,
+                                   const plan::OwnedPiece& piece,
+                                   std::span<std::byte> to,
+                                   DigestShare share) {
+  const ckpt::TensorRecord& record = manifest().tensors[index];
+  RETURN_IF_ERROR(step_.ReadBox(record, piece.item, piece.range.begin, piece.range.end, to));
+  if (share == DigestShare::kOwner) {
+    digest_sums_[index] +=
+        ckpt::DigestBoxPart(record.stored_dtype, record.shape, piece.item, piece.range.begin, to);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepLoader::WidenFp8(plan::StateRole role,
+                                  const plan::OwnedPiece& piece,
+                                  std::span<std::byte> out,
+                                  DigestShare share) {
+  const Shape& shape = inventory_->tensors[piece.tensor].shape;
+  const int64_t before = plan::StateGroups(shape, 0, piece.range.begin);
+  const int64_t groups = plan::StateGroups(shape, piece.range.begin, piece.range.end);
+  std::vector<float> scales(Size(groups));
+  const plan::OwnedPiece of_scales = {.tensor = piece.tensor,
+                                      .item = WholeBox(plan::ScaleShape(shape)),
+                                      .range = {before, before + groups}};
+  RETURN_IF_ERROR(ReadPieces(*plan::ScaleRoleOf(role), {&of_scales, 1}, scales, share));
+  const bool square = role == plan::StateRole::kExpAvgSq;
+  const std::span<const std::byte> codes = StoredPart(out, DType::kF8E4M3);
+  const int64_t row = plan::StateRow(shape);
+  size_t scale = 0;
+  for (int64_t i = 0; i < piece.elements(); ++i) {
+    scale += i > 0 && (i % row == 0 || i % row % plan::kStateGroup == 0) ? 1 : 0;
+    const float root = Fp8E4M3ToFloat(static_cast<uint8_t>(codes[Size(i)])) * scales[scale];
+    const float value = square ? root * root : root;
+    std::memcpy(out.data() + Size(i) * sizeof(value), &value, sizeof(value));
   }
   return absl::OkStatus();
 }

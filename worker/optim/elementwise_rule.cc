@@ -1,6 +1,7 @@
 #include "worker/optim/elementwise_rule.h"
 
 #include "kernels/adamw.h"
+#include "kernels/grouped_update.h"
 
 namespace ravel::optim {
 
@@ -10,8 +11,10 @@ void ElementwiseRule::Update(kernels::Stream& stream, const GroupUpdate& update)
   const int64_t elements = group.shard_elements();
   const shard::ParameterGroup::Stored stored = group.StoredAt(0, elements);
   const TensorView gradient = VectorView(group.optimizer_gradient(), elements);
+  const bool fp32_states = stored.states[0].dtype == DType::kF32 &&
+                           (!stored.states[1].present() || stored.states[1].dtype == DType::kF32);
   // The same bits, with vectors.
-  if (rule_ == kernels::ElementRule::kAdamW && !group.rounds_weights()) {
+  if (rule_ == kernels::ElementRule::kAdamW && !group.rounds_weights() && fp32_states) {
     kernels::AdamWUpdate(stream,
                          {.p = stored.main_weight,
                           .g = gradient,
@@ -22,19 +25,24 @@ void ElementwiseRule::Update(kernels::Stream& stream, const GroupUpdate& update)
                           .table = update.pieces});
     return;
   }
-  kernels::ElementUpdate(stream,
-                         {.main_weight = stored.main_weight,
-                          .weight = stored.model_weight,
-                          .remainder = stored.remainder,
-                          .g = gradient,
-                          .m = stored.states[0],
-                          .v = stored.states[1],
-                          .seed = seed_,
-                          .device_scalars = &outcome.scalars,
-                          .device_step = &outcome.step,
-                          .apply = &outcome.apply,
-                          .table = update.pieces,
-                          .rule = rule_});
+  const kernels::ElementUpdateArgs args = {.main_weight = stored.main_weight,
+                                           .weight = stored.model_weight,
+                                           .remainder = stored.remainder,
+                                           .g = gradient,
+                                           .m = stored.states[0],
+                                           .v = stored.states[1],
+                                           .seed = seed_,
+                                           .device_scalars = &outcome.scalars,
+                                           .device_step = &outcome.step,
+                                           .apply = &outcome.apply,
+                                           .table = update.pieces,
+                                           .rule = rule_};
+  if (group.updates_in_groups()) {
+    kernels::GroupedUpdate(
+        stream, {.update = args, .m_scales = stored.scales[0], .v_scales = stored.scales[1]});
+  } else {
+    kernels::ElementUpdate(stream, args);
+  }
 }
 
 }  // namespace ravel::optim

@@ -3,10 +3,13 @@
 #include <span>
 #include <utility>
 
+#include "common/model/state_groups.h"
 #include "common/signed_size.h"
 
 namespace ravel::optim {
 namespace {
+
+static_assert(plan::kStateGroup == kernels::kUpdateGroup);
 
 std::vector<kernels::UpdatePiece> PiecesOf(const plan::ShardingPlan& plan,
                                            const shard::ParameterGroup& group) {
@@ -14,14 +17,19 @@ std::vector<kernels::UpdatePiece> PiecesOf(const plan::ShardingPlan& plan,
   if (!group.layout().trainable) {
     return pieces;
   }
-  for (const plan::OwnedPiece& piece : group.pieces()) {
+  const std::vector<plan::OwnedPiece>& scales = group.scale_pieces();
+  const bool in_groups = plan::UpdatesInGroups(plan.options.optimizer, plan.options.state_types);
+  for (size_t i = 0; i < group.pieces().size(); ++i) {
+    const plan::OwnedPiece& piece = group.pieces()[i];
     const plan::TensorSpec& tensor = plan.inventory.tensors[piece.tensor];
     piece.VisitRuns(tensor.shape, [&](const plan::OwnedRun& run) {
       pieces.push_back({.offset = run.offset,
                         .elements = run.elements,
                         .first_index = run.first,
                         .site = tensor.site,
-                        .decays = tensor.decay ? 1u : 0u});
+                        .decays = tensor.decay ? 1u : 0u,
+                        .row = in_groups ? plan::StateRow(tensor.shape) : 0,
+                        .first_scale = scales.empty() ? 0 : scales[i].shard_offset});
     });
   }
   return pieces;

@@ -9,12 +9,14 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "common/check.h"
 #include "common/dtype.h"
 #include "common/signed_size.h"
 #include "kernels/scalar/bfloat16.h"
+#include "kernels/scalar/fp8_state.h"
 
 namespace ravel::optim {
 namespace {
@@ -34,6 +36,21 @@ std::span<const std::byte> Readable(const std::vector<T>& values) {
 // All of a value that bf16 has, to the bit.
 uint16_t UpperHalf(float value) {
   return static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
+}
+
+// The state that a role of scales is of, by BufferStatesOf.
+std::optional<size_t> ScaledState(plan::OptimizerKind kind, plan::StateRole role) {
+  for (const plan::StateSpec& state : plan::StatesOf(kind)) {
+    if (state.role == role && state.shape == plan::StateShape::kScale) {
+      return Size(state.scales);
+    }
+  }
+  return std::nullopt;
+}
+
+bool IsSquare(plan::OptimizerKind kind, plan::StateRole role) {
+  return plan::BufferStatesOf(kind)[plan::BufferStateIndex(kind, role)].element ==
+         plan::StateElement::kSquare;
 }
 
 TensorView StateOf(const shard::ParameterGroup& group,
@@ -71,6 +88,46 @@ absl::Status WriteSplit(shard::HostAccess& memory,
   }
   RETURN_IF_ERROR(memory.Write(Readable(weights), stored.model_weight.data));
   return memory.Write(Readable(remainders), stored.remainder.data);
+}
+
+// The codes of elements from `first` of what is stored, and all scales of the rank.
+absl::Status ReadDecoded(shard::HostAccess& memory,
+                         const shard::ParameterGroup& group,
+                         plan::StateRole role,
+                         int64_t first,
+                         std::vector<float>& to) {
+  const auto elements = static_cast<int64_t>(to.size());
+  const size_t slot = plan::BufferStateIndex(group.optimizer(), role);
+  const shard::ParameterGroup::Stored stored = group.StoredAt(first, elements);
+  std::vector<uint8_t> codes(to.size());
+  std::vector<uint8_t> scales(Size(stored.scales[slot].elements()));
+  RETURN_IF_ERROR(memory.Read(stored.states[slot].data, Writable(codes)));
+  RETURN_IF_ERROR(memory.Read(stored.scales[slot].data, Writable(scales)));
+  std::fill(to.begin(), to.end(), 0.0f);  // padding, which has no scale
+  const bool square = IsSquare(group.optimizer(), role);
+  group.VisitScales([&](int64_t begin, int64_t end, int64_t scale) {
+    for (int64_t i = std::max(begin, first); i < std::min(end, first + elements); ++i) {
+      const uint8_t code = codes[Size(i - first)];
+      to[Size(i - first)] = square ? kernels::scalar::DecodeSquare(code, scales[Size(scale)])
+                                   : kernels::scalar::DecodeMean(code, scales[Size(scale)]);
+    }
+  });
+  return absl::OkStatus();
+}
+
+// Scales are bytes in memory and fp32 in files.
+absl::Status ReadScales(shard::HostAccess& memory,
+                        const TensorView& scales,
+                        int64_t first,
+                        std::span<std::byte> to) {
+  std::vector<uint8_t> exponents(to.size() / sizeof(float));
+  CHECK(first >= 0 && first + std::ssize(exponents) <= scales.elements());
+  RETURN_IF_ERROR(memory.Read(scales.As<uint8_t>() + first, Writable(exponents)));
+  for (size_t i = 0; i < exponents.size(); ++i) {
+    const float value = kernels::scalar::E8M0Value(exponents[i]);
+    std::memcpy(to.data() + i * sizeof(value), &value, sizeof(value));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ReadWidened(shard::HostAccess& memory,
@@ -112,9 +169,13 @@ absl::Status ReadStored(shard::HostAccess& memory,
     const int64_t count = std::min(kChunkElements, elements - begin);
     chunk.resize(Size(count));
     const shard::ParameterGroup::Stored stored = group.StoredAt(first + begin, count);
-    RETURN_IF_ERROR(joined
-                        ? ReadJoined(memory, stored, chunk)
-                        : ReadWidened(memory, StateOf(group, role, first + begin, count), chunk));
+    if (joined) {
+      RETURN_IF_ERROR(ReadJoined(memory, stored, chunk));
+    } else if (state.dtype == DType::kF8E4M3) {
+      RETURN_IF_ERROR(ReadDecoded(memory, group, role, first + begin, chunk));
+    } else {
+      RETURN_IF_ERROR(ReadWidened(memory, StateOf(group, role, first + begin, count), chunk));
+    }
     std::memcpy(to.data() + Size(begin) * kBytes, chunk.data(), Size(count) * kBytes);
   }
   return absl::OkStatus();
@@ -137,12 +198,41 @@ absl::Status ReadSaved(shard::HostAccess& memory,
   if (role == plan::StateRole::kParam) {
     return ReadStored(memory, group, role, first, to);
   }
+  const std::optional<size_t> scaled = ScaledState(group.optimizer(), role);
+  if (scaled.has_value()) {
+    return ReadScales(memory, group.StoredAt(0, 0).scales[*scaled], first, to);
+  }
   const auto bytes = static_cast<int64_t>(to.size());
   const int64_t element_bytes = DTypeBytes(StoredType(group, role));
   CHECK_EQ(bytes % element_bytes, 0);
   const TensorView state = StateOf(group, role, first, bytes / element_bytes);
   CHECK_MSG(state.present() || bytes == 0, "frozen tensors have no states");
   return memory.Read(state.data, to);
+}
+
+absl::Status WriteCodes(shard::HostAccess& memory,
+                        const shard::ParameterGroup& group,
+                        plan::StateRole role,
+                        std::span<const std::byte> codes,
+                        std::span<const float> scales) {
+  const size_t slot = plan::BufferStateIndex(group.optimizer(), role);
+  const shard::ParameterGroup::Stored stored = group.StoredAt(0, group.shard_elements());
+  CHECK(stored.states[slot].dtype == DType::kF8E4M3);
+  CHECK_EQ(std::ssize(codes), group.shard_elements());
+  CHECK_LE(std::ssize(scales), stored.scales[slot].elements());
+  std::vector<uint8_t> exponents(scales.size());
+  std::transform(scales.begin(), scales.end(), exponents.begin(), kernels::scalar::E8M0RoundUp);
+  RETURN_IF_ERROR(memory.Write(codes, stored.states[slot].data));
+  return memory.Write(Readable(exponents), stored.scales[slot].data);
+}
+
+size_t FirstNotScale(std::span<const float> scales) {
+  const auto other = [](float scale) {
+    const uint8_t exponent = kernels::scalar::E8M0RoundUp(scale);
+    return exponent == 255 || std::bit_cast<uint32_t>(kernels::scalar::E8M0Value(exponent)) !=
+                                  std::bit_cast<uint32_t>(scale);
+  };
+  return Size(std::find_if(scales.begin(), scales.end(), other) - scales.begin());
 }
 
 size_t FirstNotBf16(std::span<const float> values) {
@@ -166,6 +256,7 @@ absl::Status WriteStored(shard::HostAccess& memory,
     const int64_t count = std::min(kChunkElements, elements - begin);
     const std::span<const float> chunk = Part(values, begin, count);
     const shard::ParameterGroup::Stored stored = group.StoredAt(first + begin, count);
+    CHECK_MSG(split || state.dtype == DType::kBF16, "fp8 states are written as codes");
     RETURN_IF_ERROR(split
                         ? WriteSplit(memory, stored, chunk)
                         : WriteNarrowed(memory, StateOf(group, role, first + begin, count), chunk));

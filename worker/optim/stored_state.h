@@ -28,12 +28,23 @@ DType StoredType(const shard::ParameterGroup& group, plan::StateRole role);
 // Returns state that is stored as fp32, [shard_elements]; nullptr where it is in another form.
 float* StoredFloats(const shard::ParameterGroup& group, plan::StateRole role);
 
-// The same as it is saved: `to` is the memory of values of plan::SavedType.
+// The same as it is saved: `to` is the memory of values of plan::SavedType. The role may be that of
+// scales, and `first` counts among those of the rank.
 absl::Status ReadSaved(shard::HostAccess& memory,
                        const shard::ParameterGroup& group,
                        plan::StateRole role,
                        int64_t first,
                        std::span<std::byte> to);
+
+// Fills an fp8 state: codes [shard_elements] and the scales of the rank, by their values, in the
+// order of scale_pieces(); FirstNotScale has found none.
+absl::Status WriteCodes(shard::HostAccess& memory,
+                        const shard::ParameterGroup& group,
+                        plan::StateRole role,
+                        std::span<const std::byte> codes,
+                        std::span<const float> scales);
+// The first that is no scale of an fp8 state, or scales.size(): they are powers of two from 2^-127.
+size_t FirstNotScale(std::span<const float> scales);
 
 // The first of `values` that bf16 does not have, or values.size(). NaNs count as any other bits.
 size_t FirstNotBf16(std::span<const float> values);

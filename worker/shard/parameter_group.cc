@@ -1,8 +1,11 @@
 #include "worker/shard/parameter_group.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/check.h"
+#include "common/model/state_groups.h"
+#include "common/plan/layout/state_scales.h"
 #include "common/plan/plan_pieces.h"
 #include "common/plan/program/buffer_index.h"
 
@@ -26,13 +29,15 @@ ParameterGroup::ParameterGroup(const plan::ShardingPlan& plan,
                                plan::GroupId group,
                                int rank)
     : index_(group),
+      inventory_(&plan.inventory),
       layout_(&plan.groups[group]),
       cuts_sums_(plan.groups[group].trainable && plan::CutsSums(plan.moves, group)),
       pieces_(plan::StoredPieces(plan, group, rank)),
       runs_(RunsOf(pieces_)),
       shard_elements_(plan::StoredRange(plan, group, rank).size()),
       slice_elements_(plan::InnerShardElements(plan, group)),
-      optimizer_(plan.options.optimizer) {
+      optimizer_(plan.options.optimizer),
+      updates_in_groups_(plan::UpdatesInGroups(plan.options.optimizer, plan.options.state_types)) {
   const plan::BufferId stored = plan::StoredWeight(plan, group);
   CHECK_EQ(buffers.elements(stored), shard_elements_);
   if (plan.options.main_type == DType::kF32) {
@@ -56,8 +61,52 @@ ParameterGroup::ParameterGroup(const plan::ShardingPlan& plan,
       At(states_, slot) = {.data = buffers.bytes(FindOf(plan, BufferKind::kState, group, 0, slot)),
                            .dtype = plan::StateBufferType(plan.options, slot)};
       CHECK(At(states_, slot).data != nullptr);
+      BindScales(plan, buffers, slot);
     }
     BindGradients(plan, buffers, rank);
+  }
+}
+
+void ParameterGroup::BindScales(const plan::ShardingPlan& plan,
+                                const ArenaBuffers& buffers,
+                                int slot) {
+  State& state = At(states_, slot);
+  if (state.dtype != DType::kF8E4M3) {
+    return;
+  }
+  const plan::BufferId scales = FindOf(plan, BufferKind::kStateScale, index_, 0, slot);
+  state.scales = buffers.bytes(scales);
+  state.scale_count = buffers.elements(scales);
+  scale_pieces_ = plan::ScalePieces(plan.inventory, pieces_, pieces_);
+  scale_rows_.clear();
+  for (const plan::OwnedPiece& piece : pieces_) {
+    scale_rows_.push_back(plan::StateRow(plan.inventory.tensors[piece.tensor].shape));
+  }
+}
+
+std::vector<plan::OwnedPiece> ParameterGroup::ScalesOf(
+    std::span<const plan::OwnedPiece> pieces) const {
+  return plan::ScalePieces(*inventory_, pieces_, pieces);
+}
+
+int64_t ParameterGroup::scale_count() const {
+  return scale_pieces_.empty()
+             ? 0
+             : scale_pieces_.back().shard_offset + scale_pieces_.back().elements();
+}
+
+void ParameterGroup::VisitScales(
+    const std::function<void(int64_t, int64_t, int64_t)>& visit) const {
+  for (size_t i = 0; i < scale_pieces_.size(); ++i) {
+    const int64_t row = scale_rows_[i];
+    const int64_t elements = pieces_[i].elements();
+    int64_t scale = scale_pieces_[i].shard_offset;
+    for (int64_t done = 0; done < elements;) {
+      const int64_t count = std::min({plan::kStateGroup, row - done % row, elements - done});
+      const int64_t begin = pieces_[i].shard_offset + done;
+      visit(begin, begin + count, scale++);
+      done += count;
+    }
   }
 }
 
@@ -73,9 +122,13 @@ ParameterGroup::Stored ParameterGroup::StoredAt(int64_t at, int64_t elements) co
       .main_weight = view(reinterpret_cast<std::byte*>(main_weight_), DType::kF32),
       .model_weight = view(rounds_weights_ ? stored_model_weight_ : nullptr, DType::kBF16),
       .remainder = view(remainder_, DType::kI16),
-      .states = {}};
+      .states = {},
+      .scales = {}};
   for (size_t slot = 0; slot < states_.size(); ++slot) {
     stored.states[slot] = view(states_[slot].data, states_[slot].dtype);
+    stored.scales[slot] = VectorView(nullptr, states_[slot].scale_count);
+    stored.scales[slot].dtype = DType::kU8;
+    stored.scales[slot].data = states_[slot].scales;
   }
   return stored;
 }

@@ -5,7 +5,9 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "common/plan/layout/owned_boxes.h"
@@ -36,14 +38,27 @@ class ParameterGroup {
   int64_t shard_elements() const { return shard_elements_; }
   float* main_weight() const { return main_weight_; }
   plan::OptimizerKind optimizer() const { return optimizer_; }
+  // True if updates take whole groups: a state is fp8, or they are of two types.
+  bool updates_in_groups() const { return updates_in_groups_; }
   // `elements` from `at` of what this rank stores, in their types; absent: not there.
   struct Stored {
     TensorView main_weight;   // fp32
     TensorView model_weight;  // bf16
     TensorView remainder;     // i16: main weights are model weights and these
-    std::array<TensorView, plan::kMaxBufferStates> states;  // by BufferStatesOf: fp32 or bf16
+    // By BufferStatesOf: fp32, bf16 or fp8; and all scales of those that are fp8, wherever `at` is.
+    std::array<TensorView, plan::kMaxBufferStates> states;
+    std::array<TensorView, plan::kMaxBufferStates> scales;
   };
   Stored StoredAt(int64_t at, int64_t elements) const;
+  // The scales of each of pieces(), as pieces of the tensors of scales, with offsets into those of
+  // this rank; empty where no state is fp8.
+  const std::vector<plan::OwnedPiece>& scale_pieces() const { return scale_pieces_; }
+  // Those of some of pieces(), or of parts of them.
+  std::vector<plan::OwnedPiece> ScalesOf(std::span<const plan::OwnedPiece> pieces) const;
+  // Scales of one state.
+  int64_t scale_count() const;
+  // visit(begin, end, scale) for each group of elements [begin, end) of what this rank stores.
+  void VisitScales(const std::function<void(int64_t, int64_t, int64_t)>& visit) const;
   float* optimizer_gradient() const { return optimizer_gradient_; }
 
   // This rank's input to the gather of the group: [slice_elements] of
@@ -86,13 +101,17 @@ class ParameterGroup {
   }
   GradientCall& Of(int call) { return At(gradients_, call); }
   const GradientCall& Of(int call) const { return At(gradients_, call); }
+  void BindScales(const plan::ShardingPlan& plan, const ArenaBuffers& buffers, int slot);
   void BindGradients(const plan::ShardingPlan& plan, const ArenaBuffers& buffers, int rank);
 
   const plan::GroupId index_;
+  const plan::ModelInventory* inventory_;
   const plan::GroupLayout* layout_;
   bool cuts_sums_ = false;  // the final sums are this replica's parts of a slice
   std::vector<plan::OwnedPiece> pieces_;
   std::vector<plan::OwnedPiece> measured_pieces_;
+  std::vector<plan::OwnedPiece> scale_pieces_;
+  std::vector<int64_t> scale_rows_;  // elements of a row of each piece
   std::vector<ShardRun> runs_;
   int64_t shard_elements_ = 0;
   int64_t slice_elements_ = 0;
@@ -104,8 +123,11 @@ class ParameterGroup {
   struct State {
     std::byte* data = nullptr;
     DType dtype = DType::kF32;
+    std::byte* scales = nullptr;
+    int64_t scale_count = 0;
   };
   plan::OptimizerKind optimizer_;
+  bool updates_in_groups_ = false;
   std::array<State, plan::kMaxBufferStates> states_ = {};
   float* full_gradient_ = nullptr;
   float* optimizer_gradient_ = nullptr;

@@ -52,14 +52,58 @@ absl::Status CheckFits(RankEngine& engine,
   return absl::OkStatus();
 }
 
+// Pieces that this rank reads of a group: those that it stores, and, of these, those that it counts
+// in the digests.
+struct PiecesToRead {
+  const std::vector<plan::OwnedPiece>& stored;
+  const std::vector<plan::OwnedPiece>& counted;
+};
+
+// An fp8 state takes the codes and scales of a save of fp8, as they are.
+absl::Status FillCodes(RankEngine& engine,
+                       const shard::ParameterGroup& group,
+                       plan::StateRole role,
+                       const PiecesToRead& pieces,
+                       checkpoint::StepLoader& loader) {
+  const DType saved = loader.StoredType(role);
+  if (saved != DType::kF8E4M3) {
+    return absl::FailedPreconditionError(absl::StrCat(plan::StateName(role),
+                                                      ": saved as ",
+                                                      std::string(DTypeName(saved)),
+                                                      "; training.optimizer.stateDtype: expected ",
+                                                      saved == DType::kBF16 ? "bf16" : "fp32",
+                                                      ", got fp8, which would round it"));
+  }
+  std::vector<std::byte> codes(Size(group.shard_elements()));
+  std::vector<float> scales(Size(group.scale_count()));
+  const plan::StateRole scale_role = *plan::ScaleRoleOf(role);
+  const auto read = [&](const std::vector<plan::OwnedPiece>& part,
+                        checkpoint::DigestShare share) -> absl::Status {
+    RETURN_IF_ERROR(loader.ReadStored(role, part, codes, share));
+    return loader.ReadPieces(scale_role, group.ScalesOf(part), scales, share);
+  };
+  if (pieces.counted != pieces.stored) {
+    RETURN_IF_ERROR(read(pieces.stored, checkpoint::DigestShare::kReplica));
+  }
+  RETURN_IF_ERROR(read(pieces.counted, checkpoint::DigestShare::kOwner));
+  const size_t at = optim::FirstNotScale(scales);
+  if (at != scales.size()) {
+    return absl::DataLossError(absl::StrCat(
+        plan::StateName(scale_role), ": ", scales[at], " is no power of two from 2^-127 on"));
+  }
+  return WithCode(optim::WriteCodes(engine.memory(), group, role, codes, scales),
+                  ExitCode::kDevice);
+}
+
 // Fills what is stored: in place, or on the host first where that is not host memory.
 absl::Status FillShard(RankEngine& engine,
                        const shard::ParameterGroup& group,
                        plan::StateRole role,
                        const std::function<absl::Status(std::span<float>)>& read) {
   const size_t elements = Size(group.shard_elements());
-  if (engine.memory().in_place()) {
-    return read({optim::StoredFloats(group, role), elements});
+  float* in_place = engine.memory().in_place() ? optim::StoredFloats(group, role) : nullptr;
+  if (in_place != nullptr) {
+    return read({in_place, elements});
   }
   std::vector<float> shard(elements, 0.0f);
   RETURN_IF_ERROR(read(shard));
@@ -95,7 +139,11 @@ absl::Status ReadGroups(const plan::ShardingPlan& plan,
     RETURN_IF_ERROR(read(plan::StateRole::kParam));
     if (group.layout().trainable) {
       for (const plan::StateSpec& state : plan::BufferStatesOf(plan.options.optimizer)) {
-        RETURN_IF_ERROR(read(state.role));
+        const bool fp8 = optim::StoredType(group, state.role) == DType::kF8E4M3;
+        RETURN_IF_ERROR(
+            fp8 ? FillCodes(engine, group, state.role, {group.pieces(), counted}, loader)
+                : read(state.role));
+        position.Move(loader.bytes_read());
       }
     }
   }

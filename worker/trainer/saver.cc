@@ -150,7 +150,6 @@ std::vector<ckpt::Blob> Saver::Blobs(int64_t step) const {
   const auto blob = [](const char* name, json::Object fields) {
     return ckpt::Blob{.name = name, .content = json::Serialize(json::Value(std::move(fields)))};
   };
-  const bool narrow = assignment_.plan.options.state_type == DType::kBF16;
   // Everything random or ordered is a function of the seed and the step: nothing here has a
   // position of its own.
   std::vector<ckpt::Blob> blobs = {
@@ -163,7 +162,8 @@ std::vector<ckpt::Blob> Saver::Blobs(int64_t step) const {
             {"weight_decay", json::Value(spec.optimizer.weight_decay)},
             // The type of moments, which are saved in the type they have; main weights are saved as
             // fp32.
-            {"state_dtype", json::Value(narrow ? "bf16" : "fp32")}}),
+            {"state_dtype",
+             json::Value(plan::StateTypesText(assignment_.plan.options.state_types))}}),
       blob("rng", {{"seed", json::Value(spec.seed)}}),
       blob("schedule",
            {{"kind", json::Value(static_cast<int64_t>(spec.schedule.kind))},

@@ -9,6 +9,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/plan/layout/state_scales.h"
 #include "common/plan/plan_pieces.h"
 #include "common/plan/program/program_buffers.h"
 
@@ -140,9 +141,25 @@ DType TypeOf(const ShardingPlan& plan, const ModelUses& model, const ProgramBuff
       return options.main_type;
     case BufferKind::kState:
       return StateBufferType(options, buffer.slot);
+    case BufferKind::kStateScale:
+      return DType::kU8;
     default:
       return kGradientType;
   }
+}
+
+absl::Status CheckState(const ProgramOptions& options, const ProgramBuffer& buffer) {
+  const bool scales = buffer.kind == BufferKind::kStateScale;
+  if (buffer.kind != BufferKind::kState && !scales) {
+    return absl::OkStatus();
+  }
+  const auto states = static_cast<int>(BufferStatesOf(options.optimizer).size());
+  if (buffer.slot < 0 || buffer.slot >= states) {
+    return Fault(buffer, "K13", "is no state of the optimizer");
+  }
+  return scales && StateBufferType(options, buffer.slot) != DType::kF8E4M3
+             ? Fault(buffer, "K13", "scales a state that is not fp8")
+             : absl::OkStatus();
 }
 
 // Buffers have the sizes and types that units, layouts and roles say, and stay where those do.
@@ -186,14 +203,15 @@ absl::Status CheckSizes(const ShardingPlan& plan) {
       case BufferKind::kModelWeight:
         expected = CutAxes(plan.roles[buffer.group].stored).empty() ? total : shard;
         break;
+      case BufferKind::kStateScale:
+        expected = MostStateScales(
+            plan.inventory, plan.groups[buffer.group], plan.mesh, plan.roles[buffer.group].stored);
+        break;
       default:
         expected = StoredRange(plan, buffer.group, 0).size();
         break;
     }
-    const auto states = static_cast<int>(BufferStatesOf(plan.options.optimizer).size());
-    if (buffer.kind == BufferKind::kState && (buffer.slot < 0 || buffer.slot >= states)) {
-      return Fault(buffer, "K13", "is no state of the optimizer");
-    }
+    RETURN_IF_ERROR(CheckState(plan.options, buffer));
     if (buffer.kind == BufferKind::kGathered &&
         buffer.persistent != IsResident(request, buffer.group)) {
       return Fault(buffer, "K13", "does not stay as the roles of its group say");

@@ -91,7 +91,7 @@ PeakCut PeakOf(const ProgramBuffers& buffers,
 
 bool Updated(BufferKind kind) {
   return kind == BufferKind::kMainWeight || kind == BufferKind::kState ||
-         kind == BufferKind::kMainGrad;
+         kind == BufferKind::kStateScale || kind == BufferKind::kMainGrad;
 }
 
 int64_t& ArenaSize(BufferPlan& plan, MemoryKind memory) {

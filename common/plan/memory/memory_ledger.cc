@@ -35,6 +35,7 @@ MemoryUse UseOf(const ProgramBuffer& buffer) {
     case BufferKind::kGathered:
       return buffer.persistent ? MemoryUse::kWeights : MemoryUse::kGathered;
     case BufferKind::kState:
+    case BufferKind::kStateScale:
       return MemoryUse::kOptimizer;
     case BufferKind::kMainGrad:
     case BufferKind::kLocalGrad:

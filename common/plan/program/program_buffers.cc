@@ -8,6 +8,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/plan/layout/state_scales.h"
 #include "common/plan/program/program_uses.h"
 
 namespace ravel::plan {
@@ -135,8 +136,29 @@ class BufferList {
     }
     int slot = 0;
     for (const StateSpec& state : BufferStatesOf(request_.options.optimizer)) {
-      const DType dtype = StateTypeOf(state, request_.options.state_type);
+      const DType dtype = StateTypeOf(state, request_.options.state_types);
       buffers_[add_own(state.name, BufferKind::kState, dtype)].slot = slot++;
+    }
+    AddScales(group);
+  }
+
+  void AddScales(GroupId group) {
+    const ProgramOptions& options = request_.options;
+    for (const StateSpec& state : StatesOf(options.optimizer, options.state_types)) {
+      if (state.shape != StateShape::kScale) {
+        continue;
+      }
+      ProgramBuffer scales = OfGroup(state.name,
+                                     BufferKind::kStateScale,
+                                     group,
+                                     MostStateScales(request_.inventory,
+                                                     request_.groups[group],
+                                                     request_.mesh,
+                                                     request_.roles[group].stored),
+                                     DType::kU8);
+      scales.persistent = true;
+      scales.slot = state.scales;
+      buffers_.Add(scales);
     }
   }
 

@@ -149,6 +149,9 @@ void OperandList::AddUpdate() {
   for (const BufferId state : context_.index.OfCall(BufferKind::kState, at_.group, 0)) {
     Add(state, Access::kAdd, Role::kState);
   }
+  for (const BufferId scale : context_.index.OfCall(BufferKind::kStateScale, at_.group, 0)) {
+    Add(scale, Access::kAdd, Role::kState);
+  }
 }
 
 // Losses, and what this rank measures of the gradients.

@@ -165,17 +165,23 @@ const char* BufferKindName(BufferKind kind) {
       return "outer receive";
     case BufferKind::kRemade:
       return "remade activations";
+    case BufferKind::kStateScale:
+      return "optimizer scale";
   }
   return "unknown";
 }
 
 const char* BufferLabel(const ProgramOptions& options, const ProgramBuffer& buffer) {
-  return buffer.kind == BufferKind::kState ? At(BufferStatesOf(options.optimizer), buffer.slot).name
-                                           : BufferKindName(buffer.kind);
+  if (buffer.kind == BufferKind::kState) {
+    return At(BufferStatesOf(options.optimizer), buffer.slot).name;
+  }
+  return buffer.kind == BufferKind::kStateScale
+             ? StateName(*ScaleRoleOf(At(BufferStatesOf(options.optimizer), buffer.slot).role))
+             : BufferKindName(buffer.kind);
 }
 
 DType StateBufferType(const ProgramOptions& options, int slot) {
-  return StateTypeOf(At(BufferStatesOf(options.optimizer), slot), options.state_type);
+  return StateTypeOf(At(BufferStatesOf(options.optimizer), slot), options.state_types);
 }
 
 const char* MemoryKindName(MemoryKind memory) {

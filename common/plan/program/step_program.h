@@ -92,6 +92,7 @@ enum class BufferKind : uint8_t {
   kFullGrad = 14,      // the whole gradient, where every rank updates everything
   kOuterReceive = 15,  // as kReceive, between replicas
   kRemade = 16,        // activations that Recompute makes again for Backward
+  kStateScale = 17,    // E8M0 scales of the `slot`-th state, which is fp8 (state_groups.h)
 };
 
 // The memory of a buffer. kPrivate: this rank's memory. kSymmetric: this rank's memory, readable by
@@ -107,8 +108,8 @@ struct ProgramBuffer {
   GroupId group = {};  // of weights and gradients
   int call = 0;  // gradients: which gradient call of the group (tied tables have two); activations:
                  // which call of the unit
-  int slot = 0;  // kMainGrad: which of the CounterBuffers (lane_map.h) of the call; kState: which
-                 // state of the optimizer
+  int slot = 0;  // kMainGrad: which of the CounterBuffers (lane_map.h) of the call; kState,
+                 // kStateScale: which state of the optimizer
   int64_t bytes = 0;
   DType dtype = DType::kU8;  // of its elements; kU8: activations, which are of several types
   bool persistent = false;   // lives across steps
@@ -210,7 +211,7 @@ struct ProgramOptions {
   // weight of the same element an exact fp32.
   DType main_type = DType::kF32;
   OptimizerKind optimizer = OptimizerKind::kAdamW;
-  DType state_type = DType::kF32;  // of the optimizer's states that have a choice: fp32 or bf16
+  StateTypes state_types = {};  // of the optimizer's states that have a choice
   // Type in which the lanes' gradients travel between the ranks of a replica.
   WireType gradient_wire = WireType::kF32;
   // Type in which a gradient is staged that backward writes once and nothing is added to

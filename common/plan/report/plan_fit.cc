@@ -54,7 +54,7 @@ Remedy Try(const Changed& changed, const Limits& limits) {
 struct Narrow {
   bool compute = false;
   bool main_weights = false;
-  bool moments = false;
+  StateTypes moments = kF32States;
 };
 
 // Adds the job with these forms, unless it has them.
@@ -72,10 +72,12 @@ void AddNarrow(const PlanRequest& request, const Narrow& narrow, std::vector<Cha
       spec.optimizer.main_weights,
       MainWeightForm::kBF16Remainder,
       "training.optimizer.mainWeights: bf16_remainder");
-  set(narrow.moments && HasChosenType(spec.optimizer.kind),
-      spec.optimizer.state_type,
-      StateType::kBF16,
-      "training.optimizer.stateDtype: bf16");
+  const std::string moments =
+      absl::StrCat("training.optimizer.stateDtype: ", StateTypesText(narrow.moments));
+  set(narrow.moments != kF32States && HasChosenType(spec.optimizer.kind),
+      spec.optimizer.state_types,
+      narrow.moments,
+      moments.c_str());
   const bool known = std::any_of(made.begin(), made.end(), [&](const Changed& other) {
     return other.change == changed.change;
   });
@@ -100,14 +102,16 @@ std::vector<Changed> NarrowerForms(const PlanRequest& request) {
     return made;
   }
   if (request.spec.compute == ComputeType::kBF16) {
-    if (request.spec.optimizer.state_type == StateType::kF32) {
-      AddNarrow(request, {.moments = true}, made);
-      AddNarrow(request, {.main_weights = true, .moments = true}, made);
+    if (request.spec.optimizer.state_types == kF32States) {
+      AddNarrow(request, {.moments = kBf16States}, made);
+      AddNarrow(request, {.main_weights = true, .moments = kBf16States}, made);
     }
+    AddNarrow(request, {.main_weights = true, .moments = kFp8States}, made);
   } else {
     AddNarrow(request, {.compute = true}, made);
     AddNarrow(request, {.compute = true, .main_weights = true}, made);
-    AddNarrow(request, {.compute = true, .main_weights = true, .moments = true}, made);
+    AddNarrow(request, {.compute = true, .main_weights = true, .moments = kBf16States}, made);
+    AddNarrow(request, {.compute = true, .main_weights = true, .moments = kFp8States}, made);
   }
   return made;
 }

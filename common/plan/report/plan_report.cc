@@ -121,6 +121,7 @@ MemoryCategory CategoryOf(BufferKind kind) {
     case BufferKind::kMainWeight:
     case BufferKind::kModelWeight:
     case BufferKind::kState:
+    case BufferKind::kStateScale:
     case BufferKind::kMainGrad:
     case BufferKind::kLocalGrad:
     case BufferKind::kOuterGrad:

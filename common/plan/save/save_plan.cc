@@ -18,6 +18,8 @@
 #include "common/ckpt/manifest.h"
 #include "common/ckpt/safetensors.h"
 #include "common/ckpt/step_layout.h"
+#include "common/model/state_groups.h"
+#include "common/plan/layout/state_scales.h"
 #include "common/plan/plan_pieces.h"
 #include "common/signed_size.h"
 
@@ -35,26 +37,40 @@ struct Rectangle {
   int64_t bytes = 0;
 };
 
+constexpr StateSpec kWeight = {.name = "weight", .role = StateRole::kParam};
+
 // Weights, and what is kept of those that are trained.
-std::vector<StateRole> RolesOf(const TensorSpec& parameter, std::span<const StateSpec> states) {
-  std::vector<StateRole> roles = {StateRole::kParam};
-  for (const StateSpec& state : states) {
-    if (parameter.trainable) {
-      roles.push_back(state.role);
-    }
+std::vector<StateSpec> ElementsOf(const ShardingPlan& plan, const TensorSpec& parameter) {
+  std::vector<StateSpec> kept = {kWeight};
+  if (parameter.trainable) {
+    const std::vector<StateSpec> states =
+        StatesOf(plan.options.optimizer, plan.options.state_types);
+    kept.insert(kept.end(), states.begin(), states.end());
   }
-  return roles;
+  return kept;
+}
+
+Shape SavedShape(const TensorSpec& parameter, const StateSpec& state) {
+  switch (state.shape) {
+    case StateShape::kScale:
+      return ScaleShape(parameter.shape);
+    case StateShape::kScalar:
+      return {};
+    case StateShape::kParameter:
+      break;
+  }
+  return parameter.shape;
 }
 
 std::vector<StateTensor> TensorsOf(const ShardingPlan& plan) {
   std::vector<StateTensor> tensors;
   for (const TensorSpec& parameter : plan.inventory.tensors) {
-    for (const StateRole role : RolesOf(parameter, StatesOf(plan.options.optimizer))) {
-      tensors.push_back({.key = StateKey(parameter.name, role),
+    for (const StateSpec& state : ElementsOf(plan, parameter)) {
+      tensors.push_back({.key = StateKey(parameter.name, state.role),
                          .of_param = parameter.name,
-                         .role = role,
-                         .dtype = SavedType(plan, role),
-                         .shape = role == StateRole::kStep ? Shape{} : parameter.shape});
+                         .role = state.role,
+                         .dtype = SavedType(plan, state.role),
+                         .shape = SavedShape(parameter, state)});
     }
   }
   std::sort(tensors.begin(), tensors.end(), [](const StateTensor& a, const StateTensor& b) {
@@ -98,8 +114,19 @@ class SavePlanner {
   absl::StatusOr<SavePlan> Build() {
     for (int64_t rank = 0; rank < plan_.ranks; ++rank) {
       for (const GroupId group : plan_.groups.ids()) {
-        for (const OwnedPiece& piece : SavedPieces(plan_, group, rank)) {
-          RETURN_IF_ERROR(AddPiece(rank, group, piece));
+        const std::vector<OwnedPiece> pieces = SavedPieces(plan_, group, rank);
+        std::vector<OwnedPiece> scales;
+        if (UpdatesInGroups(plan_.options.optimizer, plan_.options.state_types)) {
+          scales = ScalePieces(plan_.inventory, StoredPieces(plan_, group, rank), pieces);
+        }
+        for (size_t i = 0; i < pieces.size(); ++i) {
+          for (const StateSpec& state :
+               ElementsOf(plan_, plan_.inventory.tensors[pieces[i].tensor])) {
+            if (state.shape != StateShape::kScalar) {
+              const bool scale = state.shape == StateShape::kScale;
+              RETURN_IF_ERROR(AddPiece(rank, group, state.role, scale ? scales[i] : pieces[i]));
+            }
+          }
         }
       }
     }
@@ -115,28 +142,26 @@ class SavePlanner {
  private:
   std::vector<Rectangle>& Of(int64_t rank) { return At(rectangles_, rank); }
 
-  absl::Status AddPiece(int64_t rank, GroupId group, const OwnedPiece& piece) {
+  absl::Status AddPiece(int64_t rank, GroupId group, StateRole role, const OwnedPiece& piece) {
     const TensorSpec& parameter = plan_.inventory.tensors[piece.tensor];
-    for (const StateRole role : RolesOf(parameter, BufferStatesOf(plan_.options.optimizer))) {
-      std::vector<Box> boxes;
-      const int64_t element_bytes = DTypeBytes(SavedType(plan_, role));
-      for (const Box& box : piece.Boxes()) {
-        CutBox(box, element_bytes, limits_.chunk_bytes, boxes);
-      }
-      if (boxes.size() > kMostRectangles) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "save plan: ", parameter.name, " has ", boxes.size(), " rectangles on one writer"));
-      }
-      int64_t offset = piece.shard_offset;
-      for (const Box& box : boxes) {
-        const int64_t elements = ElementCount(box.length);
-        Of(rank).push_back({.tensor = tensor_of_.at(StateKey(parameter.name, role)),
-                            .box = box,
-                            .group = group,
-                            .shard_offset = offset,
-                            .bytes = elements * element_bytes});
-        offset += elements;
-      }
+    std::vector<Box> boxes;
+    const int64_t element_bytes = DTypeBytes(SavedType(plan_, role));
+    for (const Box& box : piece.Boxes()) {
+      CutBox(box, element_bytes, limits_.chunk_bytes, boxes);
+    }
+    if (boxes.size() > kMostRectangles) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "save plan: ", parameter.name, " has ", boxes.size(), " rectangles on one writer"));
+    }
+    int64_t offset = piece.shard_offset;
+    for (const Box& box : boxes) {
+      const int64_t elements = ElementCount(box.length);
+      Of(rank).push_back({.tensor = tensor_of_.at(StateKey(parameter.name, role)),
+                          .box = box,
+                          .group = group,
+                          .shard_offset = offset,
+                          .bytes = elements * element_bytes});
+      offset += elements;
     }
     return absl::OkStatus();
   }
@@ -237,7 +262,7 @@ class SavePlanner {
 DType SavedType(const ShardingPlan& plan, StateRole role) {
   for (const StateSpec& state : StatesOf(plan.options.optimizer)) {
     if (state.role == role) {
-      return StateTypeOf(state, plan.options.state_type);
+      return StateTypeOf(state, plan.options.state_types);
     }
   }
   return DType::kF32;

@@ -62,7 +62,7 @@ TEST(Numerics, WhateverChangesBitsChangesItsOwnEntry) {
        [](JobSpec& s) { s.cpu_devices = false; }},
       {"gradientWire was fp32 and is bf16", [](JobSpec& s) { s.gradient_wire = WireType::kBF16; }},
       {"stateDtype was fp32 and is bf16",
-       [](JobSpec& s) { s.optimizer.state_type = StateType::kBF16; }},
+       [](JobSpec& s) { s.optimizer.state_types = kBf16States; }},
       {"virtualRanks was 8 and is 16", [](JobSpec& s) { s.virtual_ranks = 16; }},
       {"logitsChunk was 1024 and is 256", [](JobSpec& s) { s.model->vocab_size = 200'000; }},
       {"layerSharing was false and is true", [](JobSpec& s) { s.model->layer_sharing = true; }},

@@ -94,7 +94,7 @@ JobSpec FullSpec() {
   spec.communication_blocks = 6;
   spec.allow_slow_kernels = true;
   spec.optimizer.kind = OptimizerKind::kSgdNesterov;
-  spec.optimizer.state_type = StateType::kBF16;
+  spec.optimizer.state_types = kBf16States;
   spec.optimizer.main_weights = MainWeightForm::kBF16Remainder;
   spec.recompute = RecomputePolicy::kMlp;
   spec.replicas = 2;
@@ -260,7 +260,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
                staging_window_bytes] = spec;
   const auto& [train, validation, format, sequence_length, passes, tokenizer] = data;
   const auto& [path, weight, tokens] = train.front();
-  const auto& [rule, lr, beta1, beta2, eps, weight_decay, clip_norm, state_type, main_weights] =
+  const auto& [rule, lr, beta1, beta2, eps, weight_decay, clip_norm, state_types, main_weights] =
       optimizer;
   const auto& [kind, warmup_steps, min_ratio] = schedule;
   const auto& [sizes, grow_delay_ms, grow_every_ms] = elastic;
@@ -271,7 +271,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
   EXPECT_EQ(rule, OptimizerKind::kSgdNesterov);
   EXPECT_EQ(layer_drop, 0.25);
   EXPECT_EQ(lr, 1e-3);
-  EXPECT_EQ(state_type, StateType::kBF16);
+  EXPECT_EQ(state_types, kBf16States);
   EXPECT_EQ(main_weights, MainWeightForm::kBF16Remainder);
   EXPECT_EQ(warmup_steps + grow_delay_ms, 7 + 1);
   EXPECT_EQ(max_failures, 1);
@@ -326,7 +326,7 @@ TEST(PlanProto, EveryFieldOfTheStructIsKnown) {
                weight_type,
                main_type,
                optimizer,
-               state_type,
+               state_types,
                gradient_wire,
                staged_type,
                communication_blocks,
@@ -422,22 +422,26 @@ TEST(PlanProto, PlansOfBf16WeightsAndWiresRoundTrip) {
   small.compute = ComputeType::kBF16;
   const ShardingPlan both = *BuildShardingPlan({.spec = small, .ranks = 2});
   small.optimizer.main_weights = MainWeightForm::kBF16Remainder;
-  small.optimizer.state_type = StateType::kBF16;
+  small.optimizer.state_types = kBf16States;
   const ShardingPlan narrow = *BuildShardingPlan({.spec = small, .ranks = 2});
   EXPECT_NE(PlanHash(narrow), PlanHash(both));
   const absl::StatusOr<ShardingPlan> back = ParsePlan(SerializePlan(narrow));
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(SerializePlan(*back), SerializePlan(narrow));
   EXPECT_EQ(back->options.main_type, DType::kI16);
-  EXPECT_EQ(back->options.state_type, DType::kBF16);
+  EXPECT_EQ(back->options.state_types, kBf16States);
   v1::ShardingPlan odd = ToProto(narrow);
   odd.mutable_options()->set_weight_element_bytes(4);
   EXPECT_THAT(std::string(FromProto(odd).status().message()),
-              HasSubstr("fp32 weights have fp32 main weights and moments"));
+              HasSubstr("fp32 weights have fp32 main weights"));
   odd = ToProto(narrow);
-  odd.mutable_options()->set_state_element_bytes(1);
+  odd.mutable_options()->set_state_element_bytes(3);
   EXPECT_THAT(std::string(FromProto(odd).status().message()),
-              HasSubstr("options.state_element_bytes: expected 2 or 4, got 1"));
+              HasSubstr("options.state_element_bytes: expected 1, 2 or 4, got 3"));
+  odd = ToProto(narrow);
+  odd.mutable_options()->set_square_element_bytes(1);
+  EXPECT_THAT(std::string(FromProto(odd).status().message()),
+              HasSubstr("not those that the layouts, lanes and options need"));
   v1::ShardingPlan proto = ToProto(testing::PlanOf(testing::Llama(64, 2, 96, 257), 3, 4, false));
   proto.mutable_options()->set_weight_element_bytes(3);
   EXPECT_THAT(std::string(FromProto(proto).status().message()),

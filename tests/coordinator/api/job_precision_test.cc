@@ -76,8 +76,10 @@ TEST(JobPrecision, WhatNoEngineComputesIsRefusedByName) {
             "'bf16'\n");
   EXPECT_EQ(TypeViolations(MakeTyped("gpu", "compute: fp8")),
             "spec.precision.compute: expected one of bf16, fp32, got 'fp8'\n");
-  EXPECT_EQ(TypeViolations(MakeTyped("gpu", "", "stateDtype: fp8")),
-            "spec.training.optimizer.stateDtype: expected one of fp32, bf16, got 'fp8'\n");
+  EXPECT_EQ(TypeViolations(MakeTyped("gpu", "", "stateDtype: fp4")),
+            "spec.training.optimizer.stateDtype: expected one of fp32, bf16, fp8, fp8,bf16, "
+            "fp8,fp32, bf16,fp8, bf16,fp32, fp32,bf16, fp32,fp8 (did you mean 'fp8'?), got "
+            "'fp4'\n");
   EXPECT_EQ(TypeViolations(MakeTyped("gpu", "", "mainWeights: bf16")),
             "spec.training.optimizer.mainWeights: expected one of fp32, bf16_remainder, got "
             "'bf16'\n");
@@ -119,14 +121,26 @@ TEST(JobOptimizer, SgdHasItsOwnFieldsAndTheOthersAreRefusedByName) {
             "'bf16'\n");
 }
 
-TEST(JobPrecision, NarrowStatesAndRemaindersGoWithBf16Alone) {
+TEST(JobPrecision, EachMomentHasAType) {
+  const CanonicalJob pair = MakeTyped("cpu", "", "stateDtype: 'fp8,bf16'");
+  ASSERT_TRUE(pair.ok()) << TypeViolations(pair);
+  EXPECT_EQ(pair.spec.optimizer.state_types.mean, DType::kF8E4M3);
+  EXPECT_EQ(pair.spec.optimizer.state_types.square, DType::kBF16);
+  const CanonicalJob both = MakeTyped("cpu", "", "stateDtype: fp8");
+  ASSERT_TRUE(both.ok()) << TypeViolations(both);
+  EXPECT_EQ(both.spec.optimizer.state_types, plan::kFp8States);
+  EXPECT_EQ(TypeViolations(MakeTyped("cpu", "", "name: sgd, stateDtype: fp8")),
+            "spec.training.optimizer.stateDtype: expected fp32: sgd keeps its momentum so, got "
+            "'fp8'\n");
+}
+
+TEST(JobPrecision, RemaindersGoWithBf16Alone) {
   const std::string both = "stateDtype: bf16, mainWeights: bf16_remainder";
   const CanonicalJob job = MakeTyped("gpu", "", both);
   ASSERT_TRUE(job.ok()) << TypeViolations(job);
-  EXPECT_EQ(job.spec.optimizer.state_type, plan::StateType::kBF16);
+  EXPECT_EQ(job.spec.optimizer.state_types, plan::kBf16States);
   EXPECT_EQ(job.spec.optimizer.main_weights, plan::MainWeightForm::kBF16Remainder);
   const std::string refused =
-      "spec.training.optimizer.stateDtype: expected fp32, or precision.compute bf16, got 'bf16'\n"
       "spec.training.optimizer.mainWeights: expected fp32, or precision.compute bf16, got "
       "'bf16_remainder'\n";
   EXPECT_EQ(TypeViolations(MakeTyped("gpu", "compute: fp32", both)), refused);

@@ -80,6 +80,49 @@ void ElementUpdate(const ElementUpdateParams& p, Operands& on) {
   on.Array(kRead, "apply", p.apply, 1);
 }
 
+// A state of any form, and its scales, which lie as far as the pieces say.
+void GroupedState(const char* name, void* state, StateForm form, int64_t n, Operands& on) {
+  const DType type = form == StateForm::kF32    ? DType::kF32
+                     : form == StateForm::kBf16 ? DType::kBF16
+                                                : DType::kF8E4M3;
+  on.Touch(kUpdate, name, state, n * DTypeBytes(type));
+}
+
+int64_t ScalesOf(const DevicePieces& pieces) {
+  int64_t scales = 0;
+  for (int64_t i = 0; i < pieces.count; ++i) {
+    const DeviceUpdatePiece& piece = pieces.table[i];
+    const int64_t row = piece.row > 0 ? piece.row : piece.elements;
+    const int64_t rows = DivCeil(piece.elements, row);
+    scales = std::max(scales, piece.first_scale + rows * DivCeil(row, int64_t{128}));
+  }
+  return scales;
+}
+
+void GroupedUpdate(const GroupedUpdateParams& p, Operands& on) {
+  const ElementUpdateParams& update = p.update;
+  const int64_t n = update.pieces.elements;
+  on.RequireBlock(kFlatThreads);
+  Table(update.pieces, on);
+  on.Require(update.pieces.table != nullptr, "groups have a table");
+  on.Require((update.main_weight != nullptr) != (update.remainder != nullptr),
+             "a main weight is fp32, or a weight with a remainder");
+  on.Array(kUpdate, "main_weight", update.main_weight, n);
+  on.Array(kUpdate, "weight", update.weight, n);
+  on.Array(kUpdate, "remainder", update.remainder, n);
+  const bool bf16 = on.launch().variant % 2 != 0;
+  on.Touch(kRead, "g", update.g, n * DTypeBytes(bf16 ? DType::kBF16 : DType::kF32));
+  GroupedState("m", update.m, p.m_form, n, on);
+  if (update.v != nullptr) {
+    GroupedState("v", update.v, p.v_form, n, on);
+  }
+  on.Array(kUpdate, "m_scales", p.m_scales, ScalesOf(update.pieces));
+  on.Array(kUpdate, "v_scales", p.v_scales, ScalesOf(update.pieces));
+  on.Array(kRead, "device_scalars", update.device_scalars, 1);
+  on.Array(kRead, "device_step", update.device_step, 1);
+  on.Array(kRead, "apply", update.apply, 1);
+}
+
 void TreeAdd(const TreeAddParams& p, Operands& on) {
   on.RequireBlock(kFlatThreads);
   const Shape flat = {1, p.elements, p.elements};
@@ -202,6 +245,7 @@ void DecideUpdate(const DecideUpdateParams& p, Operands& on) {
 std::vector<KernelOperands> FlatKernels() {
   return {Declare<AdamWParams, AdamW>(Kernel::kAdamW, "AdamW"),
           Declare<ElementUpdateParams, ElementUpdate>(Kernel::kElementUpdate, "ElementUpdate"),
+          Declare<GroupedUpdateParams, GroupedUpdate>(Kernel::kGroupedUpdate, "GroupedUpdate"),
           Declare<TreeAddParams, TreeAdd>(Kernel::kTreeAdd, "TreeAdd"),
           Declare<ReduceAddParams, TreeSum>(Kernel::kTreeSum, "TreeSum"),
           Declare<ReduceAddParams, ReduceAdd>(Kernel::kReduceAdd, "ReduceAdd"),

@@ -153,10 +153,10 @@ TEST(Bf16MomentsTest, OtherTypesAreRefusedByName) {
   for (const Case& tested :
        {Case{"state.unit.0.tensor.0.weight.exp_avg",
              DType::kF16,
-             "F16 stored as F16, expected F32 or BF16"},
+             "F16 stored as F16, expected F32, BF16 or F8_E4M3"},
         Case{"state.unit.0.tensor.0.weight.exp_avg_sq",
              DType::kI16,
-             "I16 stored as I16, expected F32 or BF16"},
+             "I16 stored as I16, expected F32, BF16 or F8_E4M3"},
         Case{"unit.0.tensor.0.weight", DType::kI32, "I32 stored as I32, expected F32"},
         Case{
             "state.unit.0.tensor.0.weight.step", DType::kI32, "I32 stored as I32, expected F32"}}) {

@@ -174,7 +174,7 @@ TEST(DeviceTrainer, Bf16MomentsGoOnAtAnotherWidthUnderAnotherStrategy) {
     args.spec.cpu_devices = false;
     args.spec.compute = plan::ComputeType::kBF16;
     args.spec.optimizer.main_weights = form;
-    args.spec.optimizer.state_type = plan::StateType::kBF16;
+    args.spec.optimizer.state_types = plan::kBf16States;
     args.spec.steps = 4;
     args.spec.evaluation_every = 0;
     args.spec.checkpoint.every_steps = 2;

@@ -160,10 +160,10 @@ TEST(PlanReport, Bf16KeepsFp32MainWeightsOfEveryGroupApartAndPrivate) {
 // Bytes per parameter of what is stored, beside gradients: 14, 12, 10 and 8.
 TEST(PlanReport, RemaindersAndBf16MomentsTakeTwoBytesEach) {
   PlanRequest request = RequestOf(1);
-  const auto stored_bytes = [&](MainWeightForm form, StateType states) {
+  const auto stored_bytes = [&](MainWeightForm form, StateTypes states) {
     request.spec.compute = ComputeType::kBF16;
     request.spec.optimizer.main_weights = form;
-    request.spec.optimizer.state_type = states;
+    request.spec.optimizer.state_types = states;
     const ShardingPlan plan = Make(request);
     int64_t bytes = 0;
     for (const ProgramBuffer& buffer : plan.buffers) {
@@ -179,10 +179,13 @@ TEST(PlanReport, RemaindersAndBf16MomentsTakeTwoBytesEach) {
     EXPECT_EQ(bytes % elements, 0);
     return bytes / elements;
   };
-  EXPECT_EQ(stored_bytes(MainWeightForm::kF32, StateType::kF32), 14);
-  EXPECT_EQ(stored_bytes(MainWeightForm::kBF16Remainder, StateType::kF32), 12);
-  EXPECT_EQ(stored_bytes(MainWeightForm::kF32, StateType::kBF16), 10);
-  EXPECT_EQ(stored_bytes(MainWeightForm::kBF16Remainder, StateType::kBF16), 8);
+  EXPECT_EQ(stored_bytes(MainWeightForm::kF32, kF32States), 14);
+  EXPECT_EQ(stored_bytes(MainWeightForm::kBF16Remainder, kF32States), 12);
+  EXPECT_EQ(stored_bytes(MainWeightForm::kF32, kBf16States), 10);
+  EXPECT_EQ(stored_bytes(MainWeightForm::kBF16Remainder, kBf16States), 8);
+  EXPECT_EQ(stored_bytes(MainWeightForm::kF32, kFp8States), 8);
+  EXPECT_EQ(stored_bytes(MainWeightForm::kBF16Remainder, kFp8States), 6);
+  EXPECT_EQ(stored_bytes(MainWeightForm::kBF16Remainder, {DType::kF8E4M3, DType::kBF16}), 7);
   request.spec.compute = ComputeType::kF32;
   EXPECT_THAT(std::string(BuildShardingPlan(request).status().message()),
               HasSubstr("training.optimizer.mainWeights: bf16_remainder needs"));
@@ -338,12 +341,12 @@ TEST(PlanFit, WhatDoesNotFitAloneMayFitTogether) {
 }
 
 // A job for GPUs, in these forms.
-PlanRequest GpuRequest(ComputeType compute, MainWeightForm main_weights, StateType moments) {
+PlanRequest GpuRequest(ComputeType compute, MainWeightForm main_weights, StateTypes moments) {
   PlanRequest request = RequestOf(2);
   request.spec.cpu_devices = false;
   request.spec.compute = compute;
   request.spec.optimizer.main_weights = main_weights;
-  request.spec.optimizer.state_type = moments;
+  request.spec.optimizer.state_types = moments;
   return request;
 }
 
@@ -368,27 +371,29 @@ TEST(PlanFit, GpuJobsAreOfferedNarrowerFormsThatTheyDoNotHaveYet) {
   const auto offered = [](const PlanRequest& request) { return Forms(TryRemedies(request, 1)); };
   const std::string remainder = "training.optimizer.mainWeights: bf16_remainder";
   const std::string moments = "training.optimizer.stateDtype: bf16";
+  const std::string fp8 = "training.optimizer.stateDtype: fp8";
   const std::string compute = "precision.compute: bf16";
-  EXPECT_THAT(offered(GpuRequest(kBF16, kWide, StateType::kF32)),
-              ::testing::ElementsAre(remainder, moments, remainder + ", " + moments));
-  EXPECT_THAT(offered(GpuRequest(kBF16, kRemainder, StateType::kF32)),
-              ::testing::ElementsAre(moments));
-  EXPECT_THAT(offered(GpuRequest(kBF16, kWide, StateType::kBF16)),
-              ::testing::ElementsAre(remainder));
-  EXPECT_THAT(offered(GpuRequest(kBF16, kRemainder, StateType::kBF16)), ::testing::IsEmpty());
-  EXPECT_THAT(
-      offered(GpuRequest(kF32, kWide, StateType::kF32)),
-      ::testing::ElementsAre(
-          compute, compute + ", " + remainder, compute + ", " + remainder + ", " + moments));
+  const std::string split = compute + ", " + remainder;
+  EXPECT_THAT(offered(GpuRequest(kBF16, kWide, kF32States)),
+              ::testing::ElementsAre(
+                  remainder, moments, remainder + ", " + moments, remainder + ", " + fp8));
+  EXPECT_THAT(offered(GpuRequest(kBF16, kRemainder, kF32States)),
+              ::testing::ElementsAre(moments, fp8));
+  EXPECT_THAT(offered(GpuRequest(kBF16, kWide, kBf16States)),
+              ::testing::ElementsAre(remainder, remainder + ", " + fp8));
+  EXPECT_THAT(offered(GpuRequest(kBF16, kRemainder, kBf16States)), ::testing::ElementsAre(fp8));
+  EXPECT_THAT(offered(GpuRequest(kBF16, kRemainder, kFp8States)), ::testing::IsEmpty());
+  EXPECT_THAT(offered(GpuRequest(kF32, kWide, kF32States)),
+              ::testing::ElementsAre(compute, split, split + ", " + moments, split + ", " + fp8));
   // Of what CPUs compute there is one form.
   EXPECT_THAT(offered(RequestOf(2)), ::testing::IsEmpty());
 }
 
 TEST(PlanFit, NarrowerFormsSaveWhatIsSaid) {
-  const PlanRequest wide = GpuRequest(ComputeType::kBF16, MainWeightForm::kF32, StateType::kF32);
+  const PlanRequest wide = GpuRequest(ComputeType::kBF16, MainWeightForm::kF32, kF32States);
   const int64_t needed = PeakBytes(Make(wide));
   const ShardingPlan narrow =
-      Make(GpuRequest(ComputeType::kBF16, MainWeightForm::kBF16Remainder, StateType::kF32));
+      Make(GpuRequest(ComputeType::kBF16, MainWeightForm::kBF16Remainder, kF32States));
   const int64_t usable = PeakBytes(narrow);
   ASSERT_LT(usable, needed);
   const std::vector<Remedy> remedies = TryRemedies(wide, usable);
@@ -412,7 +417,7 @@ TEST(PlanFit, NarrowerFormsSaveWhatIsSaid) {
 TEST(PlanFit, EveryRemedySavesWhatItSays) {
   for (const bool cpu : {true, false}) {
     PlanRequest request =
-        cpu ? RequestOf(2) : GpuRequest(ComputeType::kBF16, MainWeightForm::kF32, StateType::kF32);
+        cpu ? RequestOf(2) : GpuRequest(ComputeType::kBF16, MainWeightForm::kF32, kF32States);
     request.spec.strategy = Strategy::kOptim;
     const int64_t needed = PeakBytes(Make(request));
     const std::vector<Remedy> remedies = TryRemedies(request, needed / 3);

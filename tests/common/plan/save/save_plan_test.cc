@@ -129,7 +129,7 @@ INSTANTIATE_TEST_SUITE_P(Models,
                          testing::CaseName);
 
 ShardingPlan WithBf16Moments(ShardingPlan plan) {
-  plan.options.state_type = DType::kBF16;
+  plan.options.state_types = kBf16States;
   return plan;
 }
 

@@ -1,0 +1,127 @@
+#pragma once
+
+// fp8 as bits: E4M3 (largest 448 = 0x7E, NaN 0x7F and 0xFF, no infinity), E5M2 (largest 57344 =
+// 0x7B, infinity 0x7C), and E8M0, the powers of two from 2^-127 to 2^127 without sign or zero (NaN
+// 255). The formats are those of OCP's "8-bit Floating Point" and "Microscaling Formats" 1.0.
+
+#include <bit>
+#include <cstdint>
+
+namespace ravel::kernels::scalar {
+
+// The bits of a magnitude above which every fp32 is NaN.
+inline constexpr uint32_t kInfinityBits = 0x7F800000u;
+
+// A format of one byte: sign, exponent, kMantissa bits of mantissa.
+template <int kMantissa, uint32_t kBias, uint32_t kLargest>
+struct Float8 {
+  static constexpr uint32_t kShift = 23 - kMantissa;  // bits of an fp32 that it lacks
+  static constexpr uint32_t kRebias = (127 - kBias) << kMantissa;
+  static constexpr uint32_t kSmallestNormal = (128 - kBias) << 23;  // as bits of an fp32
+
+  // To nearest, ties to even, ending at the largest finite value, infinity too; NaN is 0x7F. The
+  // sign of zero stays.
+  static constexpr uint8_t Nearest(float x) {
+    const uint32_t bits = std::bit_cast<uint32_t>(x);
+    const uint32_t magnitude = bits & 0x7FFFFFFFu;
+    if (magnitude > kInfinityBits) {
+      return 0x7F;
+    }
+    uint32_t code = 0;
+    if (magnitude < kSmallestNormal) {
+      // Adding a number whose last bit is the smallest step rounds to such steps.
+      constexpr uint32_t kStep = (128 - kBias + kShift) << 23;
+      const float sum = std::bit_cast<float>(magnitude) + std::bit_cast<float>(kStep);
+      code = std::bit_cast<uint32_t>(sum) - kStep;
+    } else {
+      const uint32_t odd = (magnitude >> kShift) & 1u;
+      code = ((magnitude + (1u << (kShift - 1)) - 1u + odd) >> kShift) - kRebias;
+    }
+    return Signed(bits, code);
+  }
+
+  static constexpr float Value(uint8_t code) {
+    const uint32_t magnitude = code & 0x7Fu;
+    const uint32_t sign = uint32_t{code & 0x80u} << 24;
+    if (magnitude > kLargest) {
+      const bool infinity = kMantissa == 2 && magnitude == kLargest + 1;
+      return std::bit_cast<float>((infinity ? kInfinityBits : 0x7FC00000u) | sign);
+    }
+    if (magnitude < (1u << kMantissa)) {
+      const float step = std::bit_cast<float>(kSmallestNormal - (uint32_t{kMantissa} << 23));
+      return std::bit_cast<float>(std::bit_cast<uint32_t>(static_cast<float>(magnitude) * step) |
+                                  sign);
+    }
+    return std::bit_cast<float>(((magnitude + kRebias) << kShift) | sign);
+  }
+
+  // The sign of `bits` before a code that ends at the largest.
+  static constexpr uint8_t Signed(uint32_t bits, uint32_t code) {
+    return static_cast<uint8_t>((code < kLargest ? code : kLargest) | ((bits >> 24) & 0x80u));
+  }
+};
+using E4M3 = Float8<3, 7, 0x7E>;
+using E5M2 = Float8<2, 15, 0x7B>;
+
+constexpr uint8_t E4M3Nearest(float x) {
+  return E4M3::Nearest(x);
+}
+constexpr float E4M3Value(uint8_t code) {
+  return E4M3::Value(code);
+}
+constexpr uint8_t E5M2Nearest(float x) {
+  return E5M2::Nearest(x);
+}
+constexpr float E5M2Value(uint8_t code) {
+  return E5M2::Value(code);
+}
+
+// Up with a probability that is the cut-off fraction, in units of 2^-16 (below the smallest normal
+// of the sum as fp32 has it): `random16` is 16 random bits. NaN is 0x7F.
+constexpr uint8_t E4M3Stochastic(float x, uint32_t random16) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const uint32_t magnitude = bits & 0x7FFFFFFFu;
+  if (magnitude > kInfinityBits) {
+    return 0x7F;
+  }
+  constexpr uint32_t k448 = 0x43E00000u;
+  if (magnitude >= k448) {
+    return E4M3::Signed(bits, 0x7E);
+  }
+  if (magnitude < E4M3::kSmallestNormal) {
+    const float steps =
+        std::bit_cast<float>(magnitude) * 512.0f + static_cast<float>(random16) * 0x1p-16f;
+    return E4M3::Signed(bits, static_cast<uint32_t>(steps));
+  }
+  return E4M3::Signed(bits, ((magnitude + (random16 << 4)) >> E4M3::kShift) - E4M3::kRebias);
+}
+
+// v >= 0 up to the next power of two. NaN is 255, what is above 2^127 is 2^127, and 0 is 2^-127.
+constexpr uint8_t E8M0RoundUp(float v) {
+  const uint32_t bits = std::bit_cast<uint32_t>(v);
+  const uint32_t exponent = bits >> 23;
+  const uint32_t mantissa = bits & 0x7FFFFFu;
+  if (bits > kInfinityBits) {
+    return 255;
+  }
+  const bool is_smallest = exponent == 0 && mantissa <= 0x400000u;  // 2^-127, or below
+  const bool up = mantissa != 0 && exponent < 254 && !is_smallest;
+  const uint32_t code = exponent + (up ? 1u : 0u);
+  return static_cast<uint8_t>(code < 254 ? code : 254u);
+}
+// 2^(127 - e).
+constexpr float E8M0Multiplier(uint8_t e) {
+  if (e == 255) {
+    return std::bit_cast<float>(0x7FC00000u);
+  }
+  return std::bit_cast<float>(e == 254 ? 0x00400000u : (254u - e) << 23);
+}
+// 2^(e - 127).
+constexpr float E8M0Value(uint8_t e) {
+  if (e == 255) {
+    return std::bit_cast<float>(0x7FC00000u);
+  }
+  return std::bit_cast<float>(e == 0 ? 0x00400000u : uint32_t{e} << 23);
+}
+
+}  // namespace ravel::kernels::scalar

@@ -1,0 +1,82 @@
+#include "common/plan/layout/state_scales.h"
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "common/model/state_groups.h"
+#include "common/plan/plan_pieces.h"
+#include "tests/common/plan/plan_testing.h"
+
+namespace ravel::plan {
+namespace {
+
+TEST(StateGroups, EveryElementIsInOneGroupOfItsRow) {
+  // Oracle: walk all elements; a new group begins with a row and after 128 elements.
+  for (const Shape& shape : {Shape{1},
+                             Shape{127},
+                             Shape{128},
+                             Shape{300},
+                             Shape{3, 1},
+                             Shape{2, 128},
+                             Shape{5, 200},
+                             Shape{2, 3, 100}}) {
+    const int64_t row = shape.size() == 1 ? shape[0] : RowElements(shape);
+    int64_t groups = 0;
+    for (int64_t i = 0; i < ElementCount(shape); ++i) {
+      const bool begins = i % row % 128 == 0;
+      if (begins) {
+        EXPECT_EQ(StateGroups(shape, 0, i), groups) << ShapeText(shape) << " " << i;
+        EXPECT_EQ(StateGroups(shape, i, ElementCount(shape)),
+                  StateGroups(shape, 0, ElementCount(shape)) - groups);
+      }
+      groups += begins ? 1 : 0;
+    }
+    EXPECT_EQ(StateGroups(shape, 0, ElementCount(shape)), groups) << ShapeText(shape);
+    EXPECT_EQ(ElementCount(ScaleShape(shape)), groups) << ShapeText(shape);
+    EXPECT_EQ(StateGroups(shape, 0, 0), 0);
+  }
+}
+
+// Over all ranks every scale of every tensor is there once, in an order without gaps, and no rank
+// has more than the most.
+TEST(StateScales, ShardsPartitionTheScalesOfEveryTensor) {
+  for (const int64_t width : {1, 2, 3, 5, 8}) {
+    const ShardingPlan plan = testing::PlanOf(testing::Llama(200, 2, 136, 257), width, 8, false);
+    for (const GroupId group : plan.groups.ids()) {
+      const int64_t most = MostStateScales(
+          plan.inventory, plan.groups[group], plan.mesh, StoredPlacements(plan, group));
+      std::map<TensorId, std::vector<int>> seen;
+      int64_t largest = 0;
+      for (int64_t rank = 0; rank < plan.ranks; ++rank) {
+        const std::vector<OwnedPiece> stored = StoredPieces(plan, group, rank);
+        int64_t next = 0;
+        for (const OwnedPiece& scales : ScalePieces(plan.inventory, stored, stored)) {
+          EXPECT_EQ(scales.shard_offset, next);
+          next += scales.elements();
+          std::vector<int>& of_tensor = seen[scales.tensor];
+          of_tensor.resize(static_cast<size_t>(ElementCount(scales.item.length)), 0);
+          for (int64_t i = scales.range.begin; i < scales.range.end; ++i) {
+            ++of_tensor[static_cast<size_t>(i)];
+          }
+        }
+        EXPECT_LE(next, most);
+        largest = std::max(largest, next);
+      }
+      EXPECT_EQ(largest, most);
+      for (const auto& [tensor, counts] : seen) {
+        EXPECT_EQ(counts, std::vector<int>(counts.size(), 1))
+            << plan.inventory.tensors[tensor].name;
+      }
+    }
+  }
+}
+
+TEST(StateScalesDeath, ACutInsideAGroupIsABug) {
+  EXPECT_DEATH(StateGroups({4, 200}, 0, 130), "a cut inside a group");
+}
+
+}  // namespace
+}  // namespace ravel::plan

@@ -1,0 +1,320 @@
+// States in groups that share a scale: against a separately written oracle, which walks the table
+// of E4M3's values in fp64, and against themselves however a tensor is cut.
+
+#include "kernels/grouped_update.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "kernels/scalar/adamw.h"
+#include "kernels/scalar/fp8_state.h"
+
+namespace ravel::kernels {
+namespace {
+
+// The finite values of E4M3 without sign, by code.
+std::vector<double> E4M3Table() {
+  std::vector<double> values;
+  for (int code = 0; code < 127; ++code) {
+    const int exponent = code >> 3;
+    const int mantissa = code & 7;
+    values.push_back(exponent == 0 ? std::ldexp(mantissa, -9)
+                                   : std::ldexp(8 + mantissa, exponent - 10));
+  }
+  return values;
+}
+
+// The smallest exponent e from -127 on for which amax <= 448 * 2^e.
+int ScaleExponent(double amax) {
+  int e = -127;
+  while (e < 127 && amax > std::ldexp(448.0, e)) {
+    ++e;
+  }
+  return e;
+}
+
+TEST(Fp8State, AScaleIsTheSmallestPowerThatHoldsTheGroup) {
+  std::mt19937_64 random(1);
+  std::vector<float> amaxes = {0.0f, 0x1p-149f, 0x1p-126f, 448.0f, 1.0f, 0x1.fffffep127f};
+  for (int i = 0; i < 20000; ++i) {
+    amaxes.push_back(std::bit_cast<float>(static_cast<uint32_t>(random() % 0x7F800000u)));
+  }
+  for (const float amax : amaxes) {
+    const int mean = scalar::ScaleOfMeans(std::bit_cast<uint32_t>(amax)) - 127;
+    const double over = static_cast<double>(amax) / std::ldexp(448.0, mean);
+    // 1/448 is rounded to fp32, so at the edge of a power the choice is that of the product.
+    EXPECT_LE(over, 1.0 + 1e-7) << amax;
+    EXPECT_GE(mean, ScaleExponent(amax) - 1);
+    EXPECT_LE(mean, ScaleExponent(amax) + 1);
+    const int root = scalar::ScaleOfSquares(std::bit_cast<uint32_t>(amax)) - 127;
+    EXPECT_LE(std::sqrt(static_cast<double>(amax)) / std::ldexp(448.0, root), 1.0 + 1e-6) << amax;
+  }
+}
+
+// All draws: as many go up as the value is from the code below, in its square.
+TEST(Fp8State, SquaresAreRoundedWithoutBias) {
+  const std::vector<double> table = E4M3Table();
+  std::mt19937_64 random(2);
+  std::uniform_real_distribution<double> uniform(0.0, 1.0);
+  for (int i = 0; i < 300; ++i) {
+    const double root = table[1] + uniform(random) * uniform(random) * (448.0 - table[1]);
+    const auto v = static_cast<float>(root * root);
+    const uint8_t scale = 127;  // 1
+    size_t low = 0;
+    while (low + 1 < table.size() && table[low + 1] * table[low + 1] <= static_cast<double>(v)) {
+      ++low;
+    }
+    const double below = table[low] * table[low];
+    const double gap = table[low + 1] * table[low + 1] - below;
+    const double share = (static_cast<double>(v) - below) / gap;
+    const auto expected = static_cast<int64_t>(std::ceil(65536.0 * share));
+    int64_t up = 0;
+    for (uint32_t draw = 0; draw < 65536; ++draw) {
+      const uint8_t code = scalar::EncodeSquare(v, scale, draw);
+      ASSERT_TRUE(code == low || code == low + 1) << v;
+      up += code == low + 1 ? 1 : 0;
+    }
+    EXPECT_EQ(up, expected) << v;
+  }
+}
+
+TEST(Fp8State, ASquareAboveZeroIsNeverZero) {
+  for (const float v : {0x1p-149f, 0x1p-100f, 1e-20f}) {
+    for (const uint32_t draw : {0u, 1u, 65535u}) {
+      EXPECT_EQ(scalar::EncodeSquare(v, 150, draw), 1) << v;
+    }
+  }
+  EXPECT_EQ(scalar::EncodeSquare(0.0f, 0, 0), 0);
+  EXPECT_EQ(scalar::EncodeSquare(448.0f * 448.0f, 127, 0), 0x7E);
+  EXPECT_EQ(scalar::EncodeSquare(448.0f * 448.0f, 127, 65535), 0x7E);
+}
+
+// Tensors of rows of 200 and of 36 elements, and one of 300 in one row.
+struct Tensor {
+  int64_t rows = 0;
+  int64_t row = 0;
+};
+constexpr Tensor kTensors[] = {{3, 200}, {7, 36}, {1, 300}};
+constexpr int64_t kElements = 600 + 252 + 300;
+constexpr int64_t kScales = 6 + 7 + 3;
+
+struct State {
+  std::vector<float> main = std::vector<float>(kElements);
+  std::vector<uint8_t> m = std::vector<uint8_t>(kElements * 4, 0);
+  std::vector<uint8_t> v = std::vector<uint8_t>(kElements * 4, 0);
+  std::vector<uint8_t> m_scales = std::vector<uint8_t>(kScales, 0);
+  std::vector<uint8_t> v_scales = std::vector<uint8_t>(kScales, 0);
+  bool operator==(const State&) const = default;
+};
+
+TensorView Flat(void* data, int64_t elements, DType dtype) {
+  TensorView view = VectorView(nullptr, elements);
+  view.dtype = dtype;
+  view.data = data;
+  return view;
+}
+
+class GroupedUpdateTest : public ::testing::Test {
+ protected:
+  GroupedUpdateTest() {
+    std::mt19937 random(3);
+    std::normal_distribution<float> normal;
+    for (auto* values : {&start_.main, &gradient_}) {
+      values->resize(kElements);
+      for (float& value : *values) {
+        value = normal(random);
+      }
+    }
+  }
+  // All tensors, each cut into pieces of `rows` rows.
+  static std::vector<UpdatePiece> Pieces(int64_t rows) {
+    std::vector<UpdatePiece> pieces;
+    int64_t offset = 0;
+    int64_t scale = 0;
+    uint32_t site = 5;
+    for (const Tensor& tensor : kTensors) {
+      for (int64_t first = 0; first < tensor.rows; first += rows) {
+        const int64_t count = std::min(rows, tensor.rows - first);
+        pieces.push_back({.offset = offset,
+                          .elements = count * tensor.row,
+                          .first_index = first * tensor.row,
+                          .site = site,
+                          .row = tensor.row,
+                          .first_scale = scale});
+        offset += count * tensor.row;
+        scale += count * ((tensor.row + 127) / 128);
+      }
+      ++site;
+    }
+    return pieces;
+  }
+  GroupedUpdateArgs ArgsOf(State& state, DType m, DType v, uint32_t step) {
+    UpdateScalars scalars;
+    scalars.learning_rate = 1e-2f;
+    scalars.weight_decay = 0.1f;
+    GroupedUpdateArgs args = {
+        .update = {.main_weight = Flat(state.main.data(), kElements, DType::kF32),
+                   .g = Flat(gradient_.data(), kElements, DType::kF32),
+                   .m = Flat(state.m.data(), kElements, m),
+                   .v = Flat(state.v.data(), kElements, v),
+                   .seed = 77,
+                   .step = step,
+                   .scalars = scalars}};
+    if (m == DType::kF8E4M3) {
+      args.m_scales = Flat(state.m_scales.data(), kScales, DType::kU8);
+    }
+    if (v == DType::kF8E4M3) {
+      args.v_scales = Flat(state.v_scales.data(), kScales, DType::kU8);
+    }
+    return args;
+  }
+  void Run(State& state, DType m, DType v, uint32_t step, const std::vector<UpdatePiece>& pieces) {
+    GroupedUpdateArgs args = ArgsOf(state, m, v, step);
+    args.update.table = {.pieces = pieces.data(), .count = std::ssize(pieces)};
+    GroupedUpdate(stream_, args);
+  }
+
+  State start_;
+  std::vector<float> gradient_;
+  CpuStream stream_;
+};
+
+TEST_F(GroupedUpdateTest, CutsOfATensorChangeNoBit) {
+  for (const auto& [m, v] : {std::pair{DType::kF8E4M3, DType::kF8E4M3},
+                             std::pair{DType::kF8E4M3, DType::kBF16},
+                             std::pair{DType::kBF16, DType::kF8E4M3},
+                             std::pair{DType::kF32, DType::kBF16}}) {
+    State whole = start_;
+    State rows = start_;
+    State blocks = start_;
+    for (uint32_t step = 0; step < 5; ++step) {
+      Run(whole, m, v, step, Pieces(100));
+      Run(rows, m, v, step, Pieces(1));
+      Run(blocks, m, v, step, CutForBlocks(Pieces(2)));
+    }
+    EXPECT_EQ(whole, rows);
+    EXPECT_EQ(whole, blocks);
+    EXPECT_NE(whole.main, start_.main);
+  }
+}
+
+// fp32 in both is the plain update: the path through groups adds nothing of its own.
+TEST_F(GroupedUpdateTest, WideStatesAreThoseOfThePlainUpdate) {
+  State grouped = start_;
+  State plain = start_;
+  Run(grouped, DType::kF32, DType::kF32, 0, Pieces(100));
+  ElementUpdateArgs args = ArgsOf(plain, DType::kF32, DType::kF32, 0).update;
+  const std::vector<UpdatePiece> pieces = Pieces(100);
+  args.table = {.pieces = pieces.data(), .count = std::ssize(pieces)};
+  ElementUpdate(stream_, args);
+  EXPECT_EQ(grouped, plain);
+}
+
+// One step from zero: each stored value is the code below or above the exact one.
+TEST_F(GroupedUpdateTest, CodesAreNeighboursOfTheNewValues) {
+  State state = start_;
+  Run(state, DType::kF8E4M3, DType::kF8E4M3, 0, Pieces(100));
+  State exact = start_;
+  Run(exact, DType::kF32, DType::kF32, 0, Pieces(100));
+  EXPECT_EQ(state.main, exact.main);  // the step is that of the unrounded states
+  const std::vector<double> table = E4M3Table();
+  int64_t offset = 0;
+  size_t group = 0;
+  for (const Tensor& tensor : kTensors) {
+    for (int64_t row = 0; row < tensor.rows; ++row) {
+      for (int64_t column = 0; column < tensor.row; column += 128, ++group) {
+        const int64_t count = std::min<int64_t>(128, tensor.row - column);
+        const double m_scale = std::ldexp(1.0, state.m_scales[group] - 127);
+        const double v_scale = std::ldexp(1.0, state.v_scales[group] - 127);
+        for (int64_t i = 0; i < count; ++i, ++offset) {
+          const auto at = static_cast<size_t>(offset);
+          float m = 0;
+          float v = 0;
+          std::memcpy(&m, exact.m.data() + at * 4, 4);
+          std::memcpy(&v, exact.v.data() + at * 4, 4);
+          const size_t code = state.m[at] & 0x7Fu;
+          const double magnitude = std::fabs(static_cast<double>(m)) / m_scale;
+          ASSERT_LE(code == 0 ? 0.0 : table[code - 1], magnitude);
+          ASSERT_GE(code == 126 ? 448.0 * 1.000001 : table[code + 1], magnitude);
+          ASSERT_EQ(state.m[at] >> 7, std::signbit(m) ? 1 : 0);
+          const size_t root_code = state.v[at];
+          const double root = std::sqrt(static_cast<double>(v)) / v_scale;
+          ASSERT_LE(root_code == 0 ? 0.0 : table[root_code - 1], root);
+          ASSERT_GE(root_code == 126 ? 448.0 * 1.000001 : table[root_code + 1], root);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(GroupedUpdateTest, ZeroGradientsKeepZeroStatesAndASkippedStepChangesNothing) {
+  std::fill(gradient_.begin(), gradient_.end(), 0.0f);
+  State state = start_;
+  Run(state, DType::kF8E4M3, DType::kF8E4M3, 3, Pieces(100));
+  EXPECT_EQ(state.m, start_.m);
+  EXPECT_EQ(state.v, start_.v);
+  EXPECT_EQ(state.m_scales, start_.m_scales);
+  for (const float weight : state.main) {
+    EXPECT_TRUE(std::isfinite(weight));
+  }
+  const State before = state;
+  const int32_t apply = 0;
+  std::fill(gradient_.begin(), gradient_.end(), std::numeric_limits<float>::infinity());
+  GroupedUpdateArgs args = ArgsOf(state, DType::kF8E4M3, DType::kF8E4M3, 4);
+  const std::vector<UpdatePiece> pieces = Pieces(100);
+  args.update.table = {.pieces = pieces.data(), .count = std::ssize(pieces)};
+  args.update.apply = &apply;
+  GroupedUpdate(stream_, args);
+  EXPECT_EQ(state, before);
+}
+
+// After gradients fall tenfold, the stored average of squares follows the exact one: rounded to
+// nearest it would stand still.
+TEST_F(GroupedUpdateTest, Fp8VTracksFp32AfterDrop) {
+  State narrow = start_;
+  State wide = start_;
+  std::mt19937 random(9);
+  std::normal_distribution<float> normal;
+  const auto steps = [&](uint32_t first, uint32_t count, float sigma) {
+    for (uint32_t step = first; step < first + count; ++step) {
+      for (float& g : gradient_) {
+        g = sigma * normal(random);
+      }
+      Run(narrow, DType::kF8E4M3, DType::kF8E4M3, step, Pieces(100));
+      Run(wide, DType::kF32, DType::kF32, step, Pieces(100));
+    }
+  };
+  const auto ratio = [&] {
+    double sum = 0;
+    size_t group = 0;
+    int64_t offset = 0;
+    for (const Tensor& tensor : kTensors) {
+      for (int64_t row = 0; row < tensor.rows; ++row) {
+        for (int64_t column = 0; column < tensor.row; column += 128, ++group) {
+          for (int64_t i = column; i < std::min(column + 128, tensor.row); ++i, ++offset) {
+            float exact = 0;
+            std::memcpy(&exact, wide.v.data() + offset * 4, 4);
+            sum += static_cast<double>(scalar::DecodeSquare(narrow.v[static_cast<size_t>(offset)],
+                                                            narrow.v_scales[group])) /
+                   static_cast<double>(exact);
+          }
+        }
+      }
+    }
+    return sum / static_cast<double>(kElements);
+  };
+  steps(0, 100, 1.0f);
+  EXPECT_NEAR(ratio(), 1.0, 0.05);
+  steps(100, 150, 0.1f);
+  EXPECT_NEAR(ratio(), 1.0, 0.05);
+}
+
+}  // namespace
+}  // namespace ravel::kernels

@@ -1,0 +1,175 @@
+// States of the optimizer in every type: the same bits on any number of ranks and under every
+// strategy, and saves that go on elsewhere with the codes and scales that they hold.
+
+#include <bit>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/store/committed_step.h"
+#include "common/store/file_store.h"
+#include "common/store/step_verifier.h"
+#include "tests/testing/fake_supervisor.h"
+#include "tests/testing/strategy_cases.h"
+
+namespace ravel::trainer {
+namespace {
+
+// Its tensors are cut between ranks, and have rows that are no multiple of a group.
+constexpr char kStatesModel[] = "bundled_rope_scaling";
+
+class StateTypes : public ::testing::TestWithParam<const char*> {
+ protected:
+  StateTypes() { std::filesystem::remove_all(folder_); }
+  ~StateTypes() override { std::filesystem::remove_all(folder_); }
+
+  static plan::StateTypes types() { return plan::ParseStateTypes(GetParam()).value(); }
+  plan::JobSpec Job() const {
+    plan::JobSpec spec = CaseJob(kStatesModel, folder_);
+    spec.optimizer.state_types = types();
+    return spec;
+  }
+  EpochArgs Epoch(int ranks) {
+    EpochArgs args;
+    args.spec = Job();
+    args.spec.steps = 6;
+    args.spec.evaluation_every = 0;
+    args.spec.checkpoint.every_steps = 3;
+    args.ranks = ranks;
+    args.epoch = ++epoch_;
+    args.checkpoint_root = absl::StrCat(folder_, "/store-", epoch_);
+    return args;
+  }
+  static EpochArgs From(const EpochOutcome& whole, EpochArgs args) {
+    args.restore_path = whole.committed.at(3);
+    args.first_step = 3;
+    return args;
+  }
+  static EpochOutcome RunWell(const EpochArgs& args) {
+    EpochOutcome outcome = RunEpoch(args);
+    for (const absl::Status& result : outcome.results) {
+      EXPECT_TRUE(result.ok()) << result;
+    }
+    EXPECT_TRUE(outcome.commit_errors.empty());
+    return outcome;
+  }
+  static ckpt::Manifest ManifestOf(const std::string& directory) {
+    const std::filesystem::path path(directory);
+    const store::FileStore store(path.parent_path().string());
+    return store::CommittedStep::Open(&store, path.filename().string()).value().manifest();
+  }
+
+  const std::string folder_ = absl::StrCat(
+      ::testing::TempDir(), "/ravel_state_types_", absl::StrReplaceAll(GetParam(), {{",", "_"}}));
+  int64_t epoch_ = 0;
+};
+INSTANTIATE_TEST_SUITE_P(Forms,
+                         StateTypes,
+                         ::testing::Values("bf16", "fp8", "fp8,bf16", "bf16,fp8", "fp32,fp8"),
+                         [](const auto& tested) {
+                           return absl::StrReplaceAll(tested.param, {{",", "_"}});
+                         });
+
+TEST_P(StateTypes, OneToFourRanksGiveTheSameBits) {
+  const Recording one = Record({.spec = Job(), .ranks = 1, .last_step = 8});
+  plan::JobSpec wide = Job();
+  wide.optimizer.state_types = {};
+  const Recording fp32 = Record({.spec = wide, .ranks = 1, .last_step = 8});
+  EXPECT_NE(FirstDifference(one, fp32), "");
+  EXPECT_NEAR(one.steps.back().loss, fp32.steps.back().loss, 0.01 * fp32.steps.back().loss);
+  for (const int ranks : {2, 3, 4}) {
+    EXPECT_EQ(FirstDifference(one, Record({.spec = Job(), .ranks = ranks, .last_step = 8})), "")
+        << ranks << " ranks";
+  }
+}
+
+TEST_P(StateTypes, EveryStrategyGivesTheSameBits) {
+  const auto run = [&](const StrategyCase& tested) {
+    plan::JobSpec spec = JobOf(tested, kStatesModel, folder_);
+    spec.optimizer = Job().optimizer;
+    RecordArgs args = ArgsOf(tested, spec);
+    args.last_step = 3;
+    return Record(args);
+  };
+  const Recording one = run({.width = 1});
+  for (const NamedStrategy& strategy : MatrixStrategies()) {
+    const StrategyCase tested = {.strategy = strategy.name, .width = 2};
+    EXPECT_EQ(FirstDifference(one, run(tested)), "") << tested.name();
+  }
+}
+
+// The state digest covers every tensor in the type in which it lives, codes and scales, and no
+// layout: fails where a code is decoded and made again.
+TEST_P(StateTypes, ReshardFourToTwo) {
+  const EpochOutcome whole = RunWell(Epoch(4));
+  ASSERT_EQ(whole.steps.size(), 6u);
+  const ckpt::Manifest end = ManifestOf(whole.committed.at(6));
+  for (const int ranks : {2, 1, 3}) {
+    EpochArgs read = From(whole, Epoch(ranks));
+    read.first_step = 0;
+    read.save_at_start = true;
+    EXPECT_EQ(ManifestOf(RunWell(read).committed.at(0)).state_digest,
+              ManifestOf(whole.committed.at(3)).state_digest)
+        << "read on " << ranks;
+    const EpochOutcome resumed = RunWell(From(whole, Epoch(ranks)));
+    EXPECT_EQ(ManifestOf(resumed.committed.at(6)).state_digest, end.state_digest)
+        << "trained on " << ranks;
+    ASSERT_EQ(resumed.steps.size(), 3u);
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(std::bit_cast<uint32_t>(resumed.steps[i].loss),
+                std::bit_cast<uint32_t>(whole.steps[i + 3].loss));
+    }
+  }
+}
+
+TEST_P(StateTypes, ASaveHasStatesAsTheyLiveAndTheirScales) {
+  const EpochOutcome whole = RunWell(Epoch(2));
+  const std::string directory = whole.committed.at(6);
+  std::map<ckpt::TensorRole, int> of_role;
+  for (const ckpt::TensorRecord& tensor : ManifestOf(directory).tensors) {
+    ++of_role[tensor.role];
+    if (tensor.role == ckpt::TensorRole::kExpAvg) {
+      EXPECT_EQ(tensor.stored_dtype, types().mean) << tensor.name;
+    } else if (tensor.role == ckpt::TensorRole::kExpAvgSq) {
+      EXPECT_EQ(tensor.stored_dtype, types().square) << tensor.name;
+    } else {
+      EXPECT_EQ(tensor.stored_dtype, DType::kF32) << tensor.name;
+    }
+  }
+  const auto count = [&](plan::StateRole role) {
+    return of_role[static_cast<ckpt::TensorRole>(role)];
+  };
+  const int parameters = count(plan::StateRole::kParam);
+  const auto scales = [&](DType type) { return type == DType::kF8E4M3 ? parameters : 0; };
+  EXPECT_EQ(count(plan::StateRole::kExpAvgScale), scales(types().mean));
+  EXPECT_EQ(count(plan::StateRole::kExpAvgSqScale), scales(types().square));
+  const std::filesystem::path path(directory);
+  const store::FileStore store(path.parent_path().string());
+  EXPECT_TRUE(store::VerifyStep(store, path.filename().string(), store::VerifyDepth::kDeep).ok());
+}
+
+TEST_P(StateTypes, AWiderJobOpensItAndAnFp8JobRefusesWhatItWouldRound) {
+  const EpochOutcome narrow = RunWell(Epoch(2));
+  EpochArgs wide = From(narrow, Epoch(3));
+  wide.spec.optimizer.state_types = {};
+  const EpochOutcome widened = RunWell(wide);
+  ASSERT_EQ(widened.steps.size(), 3u);
+  // The step after the save has its weights, and moments of the same values.
+  EXPECT_EQ(widened.steps[0].loss, narrow.steps[3].loss);
+  EXPECT_NEAR(widened.steps[2].loss, narrow.steps[5].loss, 0.01 * narrow.steps[5].loss);
+  EpochArgs fp32 = Epoch(1);
+  fp32.spec.optimizer.state_types = {};
+  const EpochOutcome refused = RunEpoch(From(RunWell(fp32), Epoch(1)));
+  ASSERT_FALSE(refused.results.empty());
+  EXPECT_THAT(std::string(refused.results.front().message()),
+              ::testing::HasSubstr("training.optimizer.stateDtype: expected fp32, got "));
+}
+
+}  // namespace
+}  // namespace ravel::trainer

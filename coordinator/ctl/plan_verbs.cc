@@ -114,10 +114,12 @@ std::string TypesText(const plan::ShardingPlan& plan) {
   if (options.weight_type != DType::kBF16) {
     return "fp32 throughout\n" + head;
   }
-  const std::string attention = absl::StrCat("attention has ",
-                                             options.attention_workspace_bytes >> 20,
-                                             " MiB of each layer's workspace\n",
-                                             head);
+  const std::string attention = options.attention_workspace_bytes == 0
+                                    ? head
+                                    : absl::StrCat("attention has ",
+                                                   options.attention_workspace_bytes >> 20,
+                                                   " MiB of each layer's workspace\n",
+                                                   head);
   if (options.main_type == DType::kF32 && options.state_type == DType::kF32) {
     return "bf16 weights and activations; fp32 main weights, gradients and optimizer state\n" +
            attention;

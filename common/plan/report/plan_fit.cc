@@ -87,7 +87,7 @@ void AddNarrow(const PlanRequest& request, const Narrow& narrow, std::vector<Cha
 // A bf16 model weight and the 16 bits that it lacks of the fp32 main weight.
 std::vector<Changed> Remainders(const PlanRequest& request) {
   std::vector<Changed> made;
-  if (!request.spec.cpu_devices && request.spec.compute == ComputeType::kBF16) {
+  if (request.spec.compute == ComputeType::kBF16) {
     AddNarrow(request, {.main_weights = true}, made);
   }
   return made;
@@ -96,9 +96,6 @@ std::vector<Changed> Remainders(const PlanRequest& request) {
 // Ascending in what they round.
 std::vector<Changed> NarrowerForms(const PlanRequest& request) {
   std::vector<Changed> made;
-  if (request.spec.cpu_devices) {
-    return made;
-  }
   if (request.spec.compute == ComputeType::kBF16) {
     if (request.spec.optimizer.state_type == StateType::kF32) {
       AddNarrow(request, {.moments = true}, made);

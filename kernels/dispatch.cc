@@ -1,12 +1,12 @@
-// Every op: shapes and types checked once, then the CPU implementation. On a CUDA stream
-// kernels/cuda_host checks for itself, because there activations may be bf16.
+// Ops: shapes and types checked once, then the CPU implementation. Activations and weights are all
+// fp32 or all bf16; statistics, losses, tables of angles and gradients of tables are fp32. On a
+// CUDA stream kernels/cuda_host checks for itself.
 
 #include <bit>
 
 #include "common/check.h"
 #include "kernels/activation.h"
 #include "kernels/adamw.h"
-#include "kernels/bias.h"
 #include "kernels/cpu/reference_ops.h"
 #include "kernels/cpu/simd_ops.h"
 #include "kernels/cpu/step_statistics.h"
@@ -15,7 +15,7 @@
 #include "kernels/embedding.h"
 #include "kernels/gemm.h"
 #include "kernels/loss.h"
-#include "kernels/norm.h"
+#include "kernels/operand_checks.h"
 #include "kernels/philox.h"
 #include "kernels/rope.h"
 #include "kernels/row_sum.h"
@@ -24,44 +24,14 @@
 namespace ravel::kernels {
 namespace {
 
-bool OnCuda(const Stream& stream) {
-  return stream.backend() == Backend::kCuda;
-}
-
-void CheckMatrix(const TensorView& view, int64_t rows, int64_t columns, DType dtype = DType::kF32) {
-  CHECK_MSG(view.dtype == dtype, "wrong element type");
-  CHECK_MSG(view.rank == 2 && view.size[0] == rows && view.size[1] == columns, "wrong shape");
-  CHECK_MSG(rows <= 1 || view.row_stride >= columns, "rows overlap");
-  CHECK_MSG(view.present() || rows * columns == 0, "no data");
-}
-
-// A contiguous range of any rank.
-void CheckFlat(const TensorView& view, int64_t elements, DType dtype = DType::kF32) {
-  CHECK_MSG(view.dtype == dtype, "wrong element type");
-  CHECK_MSG(view.elements() == elements && view.contiguous(), "wrong size, or not contiguous");
-  CHECK_MSG(view.present() || elements == 0, "no data");
-}
-
-void CheckFlatIfPresent(const TensorView& view, int64_t elements) {
-  if (view.present()) {
-    CheckFlat(view, elements);
-  }
-}
-
-// Columns are whole heads of the size of `w`.
-void CheckHeads(const TensorView& x, const TensorView& w) {
-  CheckFlat(w, w.elements());
-  CHECK_MSG(w.elements() > 0 && x.size[1] % w.elements() == 0, "columns are whole heads");
-}
-
-void CheckRank2(const TensorView& view) {
-  CHECK_MSG(view.rank == 2, "a matrix is expected");
-}
-
-void CheckPositions(const TensorView& x, const TensorView& table, int64_t sequence_tokens) {
-  CheckMatrix(x, x.size[0], x.size[1]);
+void CheckPositions(const TensorView& x,
+                    const TensorView& table,
+                    DType table_dtype,
+                    int64_t sequence_tokens) {
+  CheckFloat(x);
+  CheckMatrix(x, x.size[0], x.size[1], x.dtype);
   CheckRank2(table);
-  CheckMatrix(table, table.size[0], x.size[1]);
+  CheckMatrix(table, table.size[0], x.size[1], table_dtype);
   CHECK_MSG(sequence_tokens > 0 && sequence_tokens <= table.size[0],
             "the table is shorter than a sequence");
 }
@@ -88,142 +58,13 @@ void Gemm(Stream& stream, const GemmArgs& args) {
   const int64_t m = args.c.size[0];
   const int64_t n = args.c.size[1];
   const int64_t k = flip_a ? args.a.size[0] : args.a.size[1];
-  CheckMatrix(args.a, flip_a ? k : m, flip_a ? m : k);
-  CheckMatrix(args.b, flip_b ? n : k, flip_b ? k : n);
-  CheckMatrix(args.c, m, n);
+  CheckFloat(args.a);
+  CheckFloat(args.c);
+  CHECK_MSG(args.c.dtype == DType::kF32 || args.a.dtype == DType::kBF16, "a gemm of fp32 is fp32");
+  CheckMatrix(args.a, flip_a ? k : m, flip_a ? m : k, args.a.dtype);
+  CheckMatrix(args.b, flip_b ? n : k, flip_b ? k : n, args.a.dtype);
+  CheckMatrix(args.c, m, n, args.c.dtype);
   cpu::Gemm(args);
-}
-
-void RmsNormForward(Stream& stream, const RmsNormForwardArgs& args) {
-  if (OnCuda(stream)) {
-    cuda::RmsNormForward(stream, args);
-    return;
-  }
-  CheckRank2(args.x);
-  const int64_t tokens = args.x.size[0];
-  const int64_t hidden = args.x.size[1];
-  CheckMatrix(args.x, tokens, hidden);
-  CheckMatrix(args.y, tokens, hidden);
-  CheckFlat(args.w, hidden);
-  CheckFlat(args.rstd, tokens);
-  if (args.residual.present()) {
-    CheckMatrix(args.residual, tokens, hidden);
-    CHECK_MSG(args.sum.present(), "a residual needs a place for the sum");
-  }
-  if (args.sum.present()) {
-    CheckMatrix(args.sum, tokens, hidden);
-  }
-  cpu::ActiveOps().rms_norm_forward(args);
-}
-
-void RmsNormBackward(Stream& stream, const RmsNormBackwardArgs& args) {
-  if (OnCuda(stream)) {
-    cuda::RmsNormBackward(stream, args);
-    return;
-  }
-  CheckRank2(args.dy);
-  const int64_t tokens = args.dy.size[0];
-  const int64_t hidden = args.dy.size[1];
-  CheckMatrix(args.dy, tokens, hidden);
-  CheckMatrix(args.sum, tokens, hidden);
-  CheckMatrix(args.dx, tokens, hidden);
-  CheckFlat(args.w, hidden);
-  CheckFlatIfPresent(args.dw, hidden);
-  CheckFlat(args.rstd, tokens);
-  if (args.dresidual.present()) {
-    CheckMatrix(args.dresidual, tokens, hidden);
-  }
-  cpu::ActiveOps().rms_norm_backward(args);
-}
-
-void HeadNormForward(Stream& stream, const HeadNormForwardArgs& args) {
-  if (OnCuda(stream)) {
-    cuda::HeadNormForward(stream, args);
-    return;
-  }
-  CheckRank2(args.x);
-  CheckMatrix(args.x, args.x.size[0], args.x.size[1]);
-  CheckMatrix(args.y, args.x.size[0], args.x.size[1]);
-  CheckHeads(args.x, args.w);
-  cpu::ActiveOps().head_norm_forward(args);
-}
-
-void HeadNormBackward(Stream& stream, const HeadNormBackwardArgs& args) {
-  if (OnCuda(stream)) {
-    cuda::HeadNormBackward(stream, args);
-    return;
-  }
-  CheckRank2(args.x);
-  for (const TensorView& view : {args.x, args.dy, args.dx}) {
-    CheckMatrix(view, args.x.size[0], args.x.size[1]);
-  }
-  CheckHeads(args.x, args.w);
-  CheckFlatIfPresent(args.dw, args.w.elements());
-  cpu::ActiveOps().head_norm_backward(args);
-}
-
-void LayerNormForward(Stream& stream, const LayerNormForwardArgs& args) {
-  if (OnCuda(stream)) {
-    cuda::LayerNormForward(stream, args);
-    return;
-  }
-  CheckRank2(args.x);
-  const int64_t tokens = args.x.size[0];
-  const int64_t hidden = args.x.size[1];
-  CheckMatrix(args.x, tokens, hidden);
-  CheckMatrix(args.y, tokens, hidden);
-  CheckFlat(args.w, hidden);
-  CheckFlat(args.b, hidden);
-  CheckFlat(args.mean, tokens);
-  CheckFlat(args.rstd, tokens);
-  if (args.copy.present()) {
-    CheckMatrix(args.copy, tokens, hidden);
-  }
-  cpu::ActiveOps().layer_norm_forward(args);
-}
-
-void LayerNormBackward(Stream& stream, const LayerNormBackwardArgs& args) {
-  if (OnCuda(stream)) {
-    cuda::LayerNormBackward(stream, args);
-    return;
-  }
-  CheckRank2(args.dy);
-  const int64_t tokens = args.dy.size[0];
-  const int64_t hidden = args.dy.size[1];
-  for (const TensorView& view : {args.dy, args.x, args.dx}) {
-    CheckMatrix(view, tokens, hidden);
-  }
-  CheckFlat(args.w, hidden);
-  CheckFlat(args.mean, tokens);
-  CheckFlat(args.rstd, tokens);
-  CheckFlatIfPresent(args.dw, hidden);
-  CheckFlatIfPresent(args.db, hidden);
-  if (args.dresidual.present()) {
-    CheckMatrix(args.dresidual, tokens, hidden);
-  }
-  cpu::ActiveOps().layer_norm_backward(args);
-}
-
-void AddBias(Stream& stream, const AddBiasArgs& args) {
-  if (OnCuda(stream)) {
-    cuda::AddBias(stream, args);
-    return;
-  }
-  CheckRank2(args.y);
-  CheckMatrix(args.y, args.y.size[0], args.y.size[1]);
-  CheckFlat(args.bias, args.y.size[1]);
-  cpu::ActiveOps().add_bias(args);
-}
-
-void BiasGradient(Stream& stream, const BiasGradientArgs& args) {
-  if (OnCuda(stream)) {
-    cuda::BiasGradient(stream, args);
-    return;
-  }
-  CheckRank2(args.dy);
-  CheckMatrix(args.dy, args.dy.size[0], args.dy.size[1]);
-  CheckFlat(args.db, args.dy.size[1]);
-  cpu::ActiveOps().bias_gradient(args);
 }
 
 void BuildRopeTable(Stream& stream, const RopeTableArgs& args) {
@@ -251,7 +92,8 @@ void Rope(Stream& stream, const RopeArgs& args) {
   CHECK_MSG(args.x.size[1] % args.head_size == 0, "columns are whole heads");
   CHECK_MSG(args.cosine.rows() >= std::min(args.sequence_tokens, args.x.rows()),
             "the table is shorter than a sequence");
-  CheckMatrix(args.x, args.x.size[0], args.x.size[1]);
+  CheckFloat(args.x);
+  CheckMatrix(args.x, args.x.size[0], args.x.size[1], args.x.dtype);
   CheckMatrix(args.cosine, args.cosine.rows(), args.head_size / 2);
   CheckMatrix(args.sine, args.cosine.rows(), args.head_size / 2);
   cpu::ActiveOps().rope(args);
@@ -263,8 +105,9 @@ void SwiGluForward(Stream& stream, const SwiGluForwardArgs& args) {
     return;
   }
   CheckRank2(args.gate);
+  CheckFloat(args.gate);
   for (const TensorView& view : {args.gate, args.up, args.y}) {
-    CheckMatrix(view, args.gate.size[0], args.gate.size[1]);
+    CheckMatrix(view, args.gate.size[0], args.gate.size[1], args.gate.dtype);
   }
   cpu::ActiveOps().swi_glu_forward(args);
 }
@@ -275,11 +118,12 @@ void SwiGluBackward(Stream& stream, const SwiGluBackwardArgs& args) {
     return;
   }
   CheckRank2(args.gate);
+  CheckFloat(args.gate);
   for (const TensorView& view : {args.gate, args.up, args.dy, args.dgate, args.dup}) {
-    CheckMatrix(view, args.gate.size[0], args.gate.size[1]);
+    CheckMatrix(view, args.gate.size[0], args.gate.size[1], args.gate.dtype);
   }
   if (args.y.present()) {
-    CheckMatrix(args.y, args.gate.size[0], args.gate.size[1]);
+    CheckMatrix(args.y, args.gate.size[0], args.gate.size[1], args.gate.dtype);
   }
   cpu::ActiveOps().swi_glu_backward(args);
 }
@@ -290,8 +134,9 @@ void GeluForward(Stream& stream, const GeluForwardArgs& args) {
     return;
   }
   CheckRank2(args.x);
+  CheckFloat(args.x);
   for (const TensorView& view : {args.x, args.y}) {
-    CheckMatrix(view, args.x.size[0], args.x.size[1]);
+    CheckMatrix(view, args.x.size[0], args.x.size[1], args.x.dtype);
   }
   cpu::ActiveOps().gelu_forward(args);
 }
@@ -302,31 +147,45 @@ void GeluBackward(Stream& stream, const GeluBackwardArgs& args) {
     return;
   }
   CheckRank2(args.x);
+  CheckFloat(args.x);
   for (const TensorView& view : {args.x, args.dy, args.dx}) {
-    CheckMatrix(view, args.x.size[0], args.x.size[1]);
+    CheckMatrix(view, args.x.size[0], args.x.size[1], args.x.dtype);
   }
   if (args.y.present()) {
-    CheckMatrix(args.y, args.x.size[0], args.x.size[1]);
+    CheckMatrix(args.y, args.x.size[0], args.x.size[1], args.x.dtype);
   }
   cpu::ActiveOps().gelu_backward(args);
 }
+
+namespace {
+
+// A contiguous view as a matrix of one row.
+TensorView AsRow(const TensorView& view) {
+  TensorView row = view;
+  row.rank = 2;
+  row.size = {1, view.elements()};
+  row.row_stride = view.elements();
+  return row;
+}
+
+}  // namespace
 
 void AddInPlace(Stream& stream, const AddArgs& args) {
   if (OnCuda(stream)) {
     cuda::AddInPlace(stream, args);
     return;
   }
+  CheckFloat(args.x);
   if (args.x.rank == 2 && args.y.rank == 2) {
-    CheckMatrix(args.x, args.x.size[0], args.x.size[1]);
-    CheckMatrix(args.y, args.x.size[0], args.x.size[1]);
+    CheckMatrix(args.x, args.x.size[0], args.x.size[1], args.x.dtype);
+    CheckMatrix(args.y, args.x.size[0], args.x.size[1], args.x.dtype);
     cpu::ActiveOps().add_in_place(args);
     return;
   }
   const int64_t n = args.x.elements();
-  CheckFlat(args.x, n);
-  CheckFlat(args.y, n);
-  cpu::ActiveOps().add_in_place(
-      {MatrixView(args.x.As<float>(), 1, n), MatrixView(args.y.As<float>(), 1, n)});
+  CheckFlat(args.x, n, args.x.dtype);
+  CheckFlat(args.y, n, args.x.dtype);
+  cpu::ActiveOps().add_in_place({AsRow(args.x), AsRow(args.y)});
 }
 
 void EmbeddingForward(Stream& stream, const EmbeddingForwardArgs& args) {
@@ -335,8 +194,9 @@ void EmbeddingForward(Stream& stream, const EmbeddingForwardArgs& args) {
     return;
   }
   CheckRank2(args.table);
-  CheckMatrix(args.table, args.table.size[0], args.table.size[1]);
-  CheckMatrix(args.out, args.ids.elements(), args.table.size[1]);
+  CheckFloat(args.table);
+  CheckMatrix(args.table, args.table.size[0], args.table.size[1], args.table.dtype);
+  CheckMatrix(args.out, args.ids.elements(), args.table.size[1], args.table.dtype);
   CheckFlat(args.ids, args.ids.elements(), DType::kI32);
   CheckIds(args.ids, args.table.size[0], 0);
   cpu::EmbeddingForward(args);
@@ -349,7 +209,8 @@ void EmbeddingBackward(Stream& stream, const EmbeddingBackwardArgs& args) {
   }
   CheckRank2(args.dtable);
   CheckMatrix(args.dtable, args.dtable.size[0], args.dtable.size[1]);
-  CheckMatrix(args.dout, args.ids.elements(), args.dtable.size[1]);
+  CheckFloat(args.dout);
+  CheckMatrix(args.dout, args.ids.elements(), args.dtable.size[1], args.dout.dtype);
   CheckFlat(args.ids, args.ids.elements(), DType::kI32);
   CheckIds(args.ids, args.dtable.size[0], 0);
   cpu::ActiveOps().embedding_backward(args);
@@ -361,7 +222,7 @@ void AddPositions(Stream& stream, const AddPositionsArgs& args) {
     return;
   }
   CheckRank2(args.x);
-  CheckPositions(args.x, args.table, args.sequence_tokens);
+  CheckPositions(args.x, args.table, args.x.dtype, args.sequence_tokens);
   cpu::ActiveOps().add_positions(args);
 }
 
@@ -371,7 +232,7 @@ void PositionGradient(Stream& stream, const PositionGradientArgs& args) {
     return;
   }
   CheckRank2(args.dx);
-  CheckPositions(args.dx, args.dtable, args.sequence_tokens);
+  CheckPositions(args.dx, args.dtable, DType::kF32, args.sequence_tokens);
   cpu::ActiveOps().position_gradient(args);
 }
 
@@ -386,13 +247,14 @@ void CheckHead(const TensorView& x,
   CheckRank2(w);
   CheckRank2(workspace);
   const int64_t tokens = x.size[0];
-  CheckMatrix(x, tokens, x.size[1]);
-  CheckMatrix(w, w.size[0], x.size[1]);
+  CheckFloat(x);
+  CheckMatrix(x, tokens, x.size[1], x.dtype);
+  CheckMatrix(w, w.size[0], x.size[1], x.dtype);
   CheckFlat(targets, tokens, DType::kI32);
   CheckFlat(loss, tokens);
   CHECK_MSG(workspace.size[0] > 0 || tokens == 0, "the workspace has no rows");
-  CheckFlat(workspace, workspace.size[0] * w.size[0]);
-  CheckMatrix(workspace, workspace.size[0], w.size[0]);
+  CheckFlat(workspace, workspace.size[0] * w.size[0], x.dtype);
+  CheckMatrix(workspace, workspace.size[0], w.size[0], x.dtype);
   CheckIds(targets, w.size[0], -1);
 }
 
@@ -413,7 +275,7 @@ void LinearCrossEntropyTrain(Stream& stream, const LinearCrossEntropyTrainArgs& 
     return;
   }
   CheckHead(args.x, args.w, args.targets, args.loss, args.workspace);
-  CheckMatrix(args.dx, args.x.size[0], args.x.size[1]);
+  CheckMatrix(args.dx, args.x.size[0], args.x.size[1], args.x.dtype);
   if (args.dw.present()) {
     CheckMatrix(args.dw, args.w.size[0], args.w.size[1]);
   }
@@ -450,11 +312,12 @@ void AttentionForward(Stream& stream, const AttentionForwardArgs& args) {
   const AttentionShape& shape = args.shape;
   const int64_t tokens = args.q.rows();
   CheckAttention(shape, tokens);
+  CheckFloat(args.q);
   for (const TensorView& view : {args.q, args.out}) {
-    CheckMatrix(view, tokens, shape.query_heads * shape.head_size);
+    CheckMatrix(view, tokens, shape.query_heads * shape.head_size, args.q.dtype);
   }
   for (const TensorView& view : {args.k, args.v}) {
-    CheckMatrix(view, tokens, shape.kv_heads * shape.head_size);
+    CheckMatrix(view, tokens, shape.kv_heads * shape.head_size, args.q.dtype);
   }
   CheckMatrix(args.log_sum_exp, shape.StatisticRows(tokens), shape.sequence_tokens);
   CheckWorkspace(args.workspace, shape);
@@ -469,11 +332,12 @@ void AttentionBackward(Stream& stream, const AttentionBackwardArgs& args) {
   const AttentionShape& shape = args.shape;
   const int64_t tokens = args.q.rows();
   CheckAttention(shape, tokens);
+  CheckFloat(args.q);
   for (const TensorView& view : {args.q, args.out, args.dout, args.dq}) {
-    CheckMatrix(view, tokens, shape.query_heads * shape.head_size);
+    CheckMatrix(view, tokens, shape.query_heads * shape.head_size, args.q.dtype);
   }
   for (const TensorView& view : {args.k, args.v, args.dk, args.dv}) {
-    CheckMatrix(view, tokens, shape.kv_heads * shape.head_size);
+    CheckMatrix(view, tokens, shape.kv_heads * shape.head_size, args.q.dtype);
   }
   CheckMatrix(args.log_sum_exp, shape.StatisticRows(tokens), shape.sequence_tokens);
   CheckWorkspace(args.workspace, shape);

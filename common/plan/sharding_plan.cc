@@ -226,6 +226,8 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
   }
   if (spec.compute == ComputeType::kBF16) {
     UseBf16Activations(plan.inventory);
+  }
+  if (spec.compute == ComputeType::kBF16 && !spec.cpu_devices) {
     plan.options.attention_workspace_bytes = AttentionWorkspaceBytes(
         config, plan.micro_batch, spec.determinism == DeterminismMode::kExact);
     ReserveAttentionWorkspace(plan.options.attention_workspace_bytes, plan.inventory);

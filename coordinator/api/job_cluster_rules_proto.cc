@@ -42,11 +42,8 @@ void JobRules::CheckPrecision() {
     precision.set_compute(cpu ? "fp32" : "bf16");
   }
   const bool bf16 = precision.compute() == "bf16";
-  if (cpu && bf16 && !Failed("spec.devices.kind") && !Failed("spec.precision.compute")) {
-    Fail("spec.precision.compute", "fp32: cpu devices compute in nothing else", "'bf16'");
-  }
   spec().compute = bf16 ? plan::ComputeType::kBF16 : plan::ComputeType::kF32;
-  if (!bf16 && spec().allow_slow_kernels && !Failed("spec.precision.compute") &&
+  if ((!bf16 || cpu) && spec().allow_slow_kernels && !Failed("spec.precision.compute") &&
       !Failed("spec.devices.kind")) {
     Fail("spec.devices.allowSlowKernels",
          "false, or gpu devices and precision.compute bf16",

@@ -117,10 +117,12 @@ std::string TypesText(const plan::ShardingPlan& plan) {
                ? "fp32 throughout\n" + head
                : absl::StrCat("fp32 throughout, but for ", states, " optimizer state\n", head);
   }
-  const std::string attention = absl::StrCat("attention has ",
-                                             options.attention_workspace_bytes >> 20,
-                                             " MiB of each layer's workspace\n",
-                                             head);
+  const std::string attention = options.attention_workspace_bytes == 0
+                                    ? head
+                                    : absl::StrCat("attention has ",
+                                                   options.attention_workspace_bytes >> 20,
+                                                   " MiB of each layer's workspace\n",
+                                                   head);
   if (options.main_type == DType::kF32 && options.state_types == plan::kF32States) {
     return "bf16 weights and activations; fp32 main weights, gradients and optimizer state\n" +
            attention;

@@ -4,7 +4,6 @@
 // by tile, keys in the outer loop and queries in the inner one [Dao et al. 2022].
 
 #include <algorithm>
-#include <cstring>
 
 #include "kernels/cpu/attention_tiles.h"
 
@@ -108,15 +107,15 @@ void AttentionBackwardTile(const AttentionBackwardArgs& args,
   }
 }
 
-template <typename V>
+template <typename V, typename E>
 inline void DeltaRows(const AttentionBackwardArgs& args,
                       const AttentionSizes& sizes,
                       int64_t first_token,
                       int64_t head,
                       float* delta) {
   for (int64_t i = 0; i < sizes.tokens; ++i) {
-    const float* out = args.out.Row<float>(first_token + i) + head * sizes.head;
-    const float* dout = args.dout.Row<float>(first_token + i) + head * sizes.head;
+    const E* out = args.out.Row<E>(first_token + i) + head * sizes.head;
+    const E* dout = args.dout.Row<E>(first_token + i) + head * sizes.head;
     auto dot = V::Zero();
     ForEachVector(sizes.head, [&](int64_t j, auto lanes) {
       dot = V::Fma(V::Load(out + j, lanes), V::Load(dout + j, lanes), dot);
@@ -126,32 +125,35 @@ inline void DeltaRows(const AttentionBackwardArgs& args,
 }
 
 // Rows of padded_head -> columns [column, column + head) of a view.
+template <typename V, typename E>
 inline void CopyOut(const AttentionSizes& sizes,
                     const float* rows,
                     const TensorView& view,
                     int64_t first_token,
                     int64_t column) {
   for (int64_t i = 0; i < sizes.tokens; ++i) {
-    std::memcpy(view.Row<float>(first_token + i) + column,
-                rows + i * sizes.padded_head,
-                sizeof(float) * static_cast<size_t>(sizes.head));
+    E* to = view.Row<E>(first_token + i) + column;
+    const float* from = rows + i * sizes.padded_head;
+    ForEachVector(sizes.head, [&](int64_t j, auto lanes) {
+      V::Store(to + j, V::Load(from + j, lanes), lanes);
+    });
   }
 }
 
-template <typename V>
+template <typename V, typename E>
 void AttentionBackwardHead(const AttentionBackwardArgs& args,
                            const AttentionSizes& sizes,
                            const GradientBuffers& buffers,
                            int64_t first_token,
                            int64_t head) {
   const auto pack = [&](const TensorView& view, float* panels, float* rows) {
-    const StridedRows x = SequenceRows(view, sizes, first_token, head * sizes.head);
+    const StridedRows<E> x = SequenceRows<E>(view, sizes, first_token, head * sizes.head);
     PackPanels<V>(x, sizes.padded_tokens, panels);
     PackRows<V>(x, sizes.padded_head, rows);
   };
   pack(args.q, buffers.queries, buffers.query_rows);
   pack(args.dout, buffers.output_gradients, buffers.output_gradient_rows);
-  DeltaRows<V>(args, sizes, first_token, head, buffers.delta);
+  DeltaRows<V, E>(args, sizes, first_token, head, buffers.delta);
   for (int64_t k = 0; k < sizes.tokens; k += kKeyTile) {
     for (int64_t q = k / kQueryTile * kQueryTile; q < sizes.tokens; q += kQueryTile) {
       const int64_t rows = std::min(kQueryTile, sizes.tokens - q);
@@ -159,10 +161,11 @@ void AttentionBackwardHead(const AttentionBackwardArgs& args,
       AttentionBackwardTile<V>(args, sizes, buffers, tile, first_token, head);
     }
   }
-  CopyOut(sizes, buffers.dq, args.dq, first_token, head * sizes.head);
+  CopyOut<V, E>(sizes, buffers.dq, args.dq, first_token, head * sizes.head);
 }
 
-template <typename V>
+// E: of operands and their gradients.
+template <typename V, typename E>
 void AttentionBackwardTiles(const AttentionBackwardArgs& args) {
   const AttentionSizes sizes(args.shape);
   const GradientBuffers buffers(sizes, CacheLineStart(args.workspace.As<float>()));
@@ -170,16 +173,16 @@ void AttentionBackwardTiles(const AttentionBackwardArgs& args) {
   for (int64_t token = 0; token < args.q.rows(); token += sizes.tokens) {
     for (int64_t kv = 0; kv < args.shape.kv_heads; ++kv) {
       const int64_t column = kv * sizes.head;
-      const StridedRows k = SequenceRows(args.k, sizes, token, column);
+      const StridedRows<E> k = SequenceRows<E>(args.k, sizes, token, column);
       PackTransposedPanels<V>(k, buffers.transposed_keys);
       PackPanels<V>(k, sizes.padded_tokens, buffers.keys);
-      PackTransposedPanels<V>(SequenceRows(args.v, sizes, token, column),
+      PackTransposedPanels<V>(SequenceRows<E>(args.v, sizes, token, column),
                               buffers.transposed_values);
       for (int64_t head = kv * group; head < (kv + 1) * group; ++head) {
-        AttentionBackwardHead<V>(args, sizes, buffers, token, head);
+        AttentionBackwardHead<V, E>(args, sizes, buffers, token, head);
       }
-      CopyOut(sizes, buffers.dk, args.dk, token, column);
-      CopyOut(sizes, buffers.dv, args.dv, token, column);
+      CopyOut<V, E>(sizes, buffers.dk, args.dk, token, column);
+      CopyOut<V, E>(sizes, buffers.dv, args.dv, token, column);
     }
   }
 }

@@ -3,7 +3,8 @@
 // Causal attention over tiles of 48 queries x 96 keys, one kv head at a time: keys and values (in
 // the backward pass also queries and output gradients) of one sequence are packed once, then every
 // gemm is a tile gemm. Strips and panels wholly above the diagonal are skipped. Scores exist
-// for one tile only.
+// for one tile only. Operands of bf16 are widened as they are packed, and results rounded as they
+// leave: all between is fp32.
 
 #include <algorithm>
 #include <cmath>
@@ -222,11 +223,12 @@ inline void SoftmaxTile(const ScoreTile& tile,
 }
 
 // Columns [column, column + head) of one sequence.
-inline StridedRows SequenceRows(const TensorView& view,
-                                const AttentionSizes& sizes,
-                                int64_t first_token,
-                                int64_t column) {
-  return {view.Row<float>(first_token) + column, view.row_stride, sizes.tokens, sizes.head};
+template <typename E>
+inline StridedRows<E> SequenceRows(const TensorView& view,
+                                   const AttentionSizes& sizes,
+                                   int64_t first_token,
+                                   int64_t column) {
+  return {view.Row<E>(first_token) + column, view.row_stride, sizes.tokens, sizes.head};
 }
 
 struct PackedKeys {
@@ -235,7 +237,7 @@ struct PackedKeys {
 };
 
 // One tile of queries of one head against all keys they see.
-template <typename V>
+template <typename V, typename E>
 void AttentionForwardTile(const AttentionForwardArgs& args,
                           const AttentionSizes& sizes,
                           PackedKeys packed,
@@ -252,9 +254,9 @@ void AttentionForwardTile(const AttentionForwardArgs& args,
                                  queries + kQueryTile * sizes.padded_head + kQueryTile};
   std::fill_n(softmax.max, rows, -INFINITY);
   std::fill_n(softmax.sum, rows, 0.0f);
-  PackRows<V>({args.q.Row<float>(token) + head * sizes.head, args.q.row_stride, rows, sizes.head},
-              sizes.padded_head,
-              queries);
+  const StridedRows<E> q_rows = {
+      args.q.Row<E>(token) + head * sizes.head, args.q.row_stride, rows, sizes.head};
+  PackRows<V>(q_rows, sizes.padded_head, queries);
   for (int64_t k = 0; k < q + rows; k += kKeyTile) {
     const ScoreTile tile = {q, rows, k, std::min(kKeyTile, q + rows - k)};
     TileScores<V>(tile, sizes, queries, packed.transposed_keys, scores);
@@ -269,7 +271,7 @@ void AttentionForwardTile(const AttentionForwardArgs& args,
       args.log_sum_exp.Row<float>(args.shape.StatisticRows(first_token) + head) + q;
   for (int64_t i = 0; i < rows; ++i) {
     const auto inverse = V::Set1(1.0f / softmax.sum[i]);
-    float* target = args.out.Row<float>(token + i) + head * sizes.head;
+    E* target = args.out.Row<E>(token + i) + head * sizes.head;
     ForEachVector(sizes.head, [&](int64_t j, auto lanes) {
       V::Store(target + j, V::Mul(V::Load(out + i * sizes.padded_head + j), inverse), lanes);
     });
@@ -278,7 +280,8 @@ void AttentionForwardTile(const AttentionForwardArgs& args,
   }
 }
 
-template <typename V>
+// E: of queries, keys, values and outputs.
+template <typename V, typename E>
 void AttentionForwardTiles(const AttentionForwardArgs& args) {
   const AttentionSizes sizes(args.shape);
   const int64_t group = args.shape.query_heads / args.shape.kv_heads;
@@ -287,11 +290,11 @@ void AttentionForwardTiles(const AttentionForwardArgs& args) {
   for (int64_t token = 0; token < args.q.rows(); token += sizes.tokens) {
     for (int64_t kv = 0; kv < args.shape.kv_heads; ++kv) {
       const int64_t column = kv * sizes.head;
-      PackTransposedPanels<V>(SequenceRows(args.k, sizes, token, column), keys);
-      PackPanels<V>(SequenceRows(args.v, sizes, token, column), sizes.padded_tokens, values);
+      PackTransposedPanels<V>(SequenceRows<E>(args.k, sizes, token, column), keys);
+      PackPanels<V>(SequenceRows<E>(args.v, sizes, token, column), sizes.padded_tokens, values);
       for (int64_t head = kv * group; head < (kv + 1) * group; ++head) {
         for (int64_t q = 0; q < sizes.tokens; q += kQueryTile) {
-          AttentionForwardTile<V>(
+          AttentionForwardTile<V, E>(
               args, sizes, {keys, values}, token, head, q, values + sizes.plane);
         }
       }

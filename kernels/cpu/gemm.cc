@@ -1,10 +1,11 @@
-#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 
 #include <sys/mman.h>
 
 #include "common/check.h"
+#include "common/signed_size.h"
 #include "kernels/cpu/reference_ops.h"
 #include "kernels/cpu/simd_ops.h"
 
@@ -47,7 +48,7 @@ void Gemm(const GemmArgs& args) {
   }
   if (k == 0) {
     for (int64_t row = 0; row < m && args.output == Output::kOverwrite; ++row) {
-      std::fill_n(args.c.Row<float>(row), n, 0.0f);
+      std::memset(RowsOf(args.c, row, 1).data, 0, Size(n * DTypeBytes(args.c.dtype)));
     }
     return;
   }

@@ -12,6 +12,9 @@
 // of its sections in ascending order, each one chain of fma from zero; kAccumulate adds them to
 // what c holds. So its bits depend neither on the vector type, nor on the other sizes, nor on where
 // operands lie.
+//
+// Operands of bf16 are widened as they are packed, so that the products and sums are those of fp32.
+// A c of bf16 is summed in a block of fp32, over all sections, and then rounded once.
 
 #include <algorithm>
 #include <cstdint>
@@ -30,6 +33,9 @@ inline constexpr int64_t kGemmColumns = 512;
 // one block of b has all columns; else more, because each time all of b is packed for them.
 inline constexpr int64_t kGemmPackedRowsOfOneBlock = 192;
 inline constexpr int64_t kGemmPackedRows = 1536;
+// Rows of c of a gemm of bf16 that are computed at a time: both operands are packed for them, and c
+// may be a block of fp32.
+inline constexpr int64_t kGemmBf16Rows = 384;
 // The longest section of an inner index, and the longest inner index that is one: each section
 // reads and writes all of c once more.
 inline constexpr int64_t kGemmSection = 384;
@@ -50,12 +56,15 @@ inline int64_t GemmWorkspaceElements(const GemmArgs& args) {
   const bool flip = args.transpose_a == Transpose::kYes;
   const int64_t section = GemmSection(flip ? args.a.rows() : args.a.columns());
   const bool one_block = args.c.columns() <= GemmColumns(args);
-  const int64_t most_rows = !flip       ? int64_t{12}
+  const bool bf16 = args.a.dtype == DType::kBF16;
+  const int64_t most_rows = bf16        ? kGemmBf16Rows
+                            : !flip     ? int64_t{12}
                             : one_block ? kGemmPackedRowsOfOneBlock
                                         : kGemmPackedRows;
   const int64_t rows = std::min(most_rows, RoundUp(args.c.rows(), int64_t{12}));
+  const int64_t sums = args.c.dtype == DType::kBF16 ? rows * GemmColumns(args) : 0;
   // The narrowest strips have the most gaps.
-  return rows / 6 * StripStep<6>(section) + GemmColumns(args) / 16 * StripStep<16>(section) +
+  return sums + rows / 6 * StripStep<6>(section) + GemmColumns(args) / 16 * StripStep<16>(section) +
          4 * kCacheLineElements;
 }
 
@@ -178,8 +187,8 @@ void GemmSections(const GemmArgs& args, float* workspace) {
   const int64_t m = args.c.rows();
   const int64_t n = args.c.columns();
   const int64_t k = kInPlace ? args.a.columns() : args.a.rows();
-  const PackSource a = {args.a.As<float>(), args.a.row_stride, !kInPlace, m};
-  const PackSource b = {
+  const PackSource<float> a = {args.a.As<float>(), args.a.row_stride, !kInPlace, m};
+  const PackSource<float> b = {
       args.b.As<float>(), args.b.row_stride, args.transpose_b == Transpose::kNo, n};
   const int64_t section = GemmSection(k);
   const int64_t block = GemmColumns(args);
@@ -212,10 +221,94 @@ void GemmSections(const GemmArgs& args, float* workspace) {
   }
 }
 
+// Packed blocks of one section, and what they are multiplied into.
+struct Bf16Block {
+  int64_t rows;
+  int64_t columns;
+  float* packed_a;
+  float* packed_b;
+  TileOutput sums;  // fp32: c itself, or a block that is rounded to it
+};
+
+// The block of c whose corner is (top, left): all sections of the inner index, packed and added in
+// ascending order. `output`: what the first of them does.
+template <typename V>
+inline void MultiplyBf16Block(const Bf16Block& block,
+                              const PackSource<uint16_t>& a,
+                              const PackSource<uint16_t>& b,
+                              int64_t k,
+                              Output output) {
+  const int64_t section = GemmSection(k);
+  for (int64_t p = 0; p < k; p += section) {
+    const int64_t depth = std::min(section, k - p);
+    PackStrips<V, V::kStripRows>(a.From(0, p), block.rows, depth, block.packed_a);
+    PackStrips<V, V::kStripPanels * kPanelColumns>(
+        b.From(0, p), block.columns, depth, block.packed_b);
+    const LeftBlock left = {block.rows, {block.packed_a, 0}, nullptr};
+    if (p == 0 && output == Output::kOverwrite) {
+      MultiplyBlock<V, Strips::kPacked, TileStore::kOverwrite>(
+          left, block.columns, depth, block.packed_b, block.sums);
+    } else {
+      MultiplyBlock<V, Strips::kPacked, TileStore::kAdd>(
+          left, block.columns, depth, block.packed_b, block.sums);
+    }
+  }
+}
+
+// Rows of `from` to rows of `to`, `columns` of each, widened or rounded on the way.
+template <typename V, typename From, typename To>
+inline void CopyRows(
+    int64_t rows, int64_t columns, const From* from, int64_t from_step, To* to, int64_t to_step) {
+  for (int64_t row = 0; row < rows; ++row) {
+    ForEachVector(columns, [&](int64_t j, auto lanes) {
+      V::Store(to + row * to_step + j, V::Load(from + row * from_step + j, lanes), lanes);
+    });
+  }
+}
+
+// a and b are bf16; c is bf16 or fp32.
+template <typename V>
+void GemmOfBf16(const GemmArgs& args, float* workspace) {
+  const int64_t m = args.c.rows();
+  const int64_t n = args.c.columns();
+  const bool flip_a = args.transpose_a == Transpose::kYes;
+  const int64_t k = flip_a ? args.a.rows() : args.a.columns();
+  const PackSource<uint16_t> a = {args.a.As<uint16_t>(), args.a.row_stride, flip_a, m};
+  const PackSource<uint16_t> b = {
+      args.b.As<uint16_t>(), args.b.row_stride, args.transpose_b == Transpose::kNo, n};
+  const bool rounds = args.c.dtype == DType::kBF16;
+  const int64_t columns = GemmColumns(args);
+  const int64_t rows = std::min(kGemmBf16Rows, RoundUp(m, int64_t{12}));
+  float* sums = CacheLineStart(workspace);
+  float* packed_b = sums + (rounds ? rows * columns : 0);
+  float* packed_a = packed_b + columns / kPanelColumns * StripStep<kPanelColumns>(GemmSection(k));
+  for (int64_t top = 0; top < m; top += rows) {
+    for (int64_t left = 0; left < n; left += columns) {
+      uint16_t* narrow = rounds ? args.c.Row<uint16_t>(top) + left : nullptr;
+      const Bf16Block block = {
+          .rows = std::min(rows, m - top),
+          .columns = std::min(columns, n - left),
+          .packed_a = packed_a,
+          .packed_b = packed_b,
+          .sums = rounds ? TileOutput{sums, columns}
+                         : TileOutput{args.c.Row<float>(top) + left, args.c.row_stride}};
+      if (rounds && args.output == Output::kAccumulate) {
+        CopyRows<V>(block.rows, block.columns, narrow, args.c.row_stride, sums, columns);
+      }
+      MultiplyBf16Block<V>(block, a.From(top, 0), b.From(left, 0), k, args.output);
+      if (rounds) {
+        CopyRows<V>(block.rows, block.columns, sums, columns, narrow, args.c.row_stride);
+      }
+    }
+  }
+}
+
 // No operand is empty; `workspace` holds GemmWorkspaceElements.
 template <typename V>
 void GemmBlocks(const GemmArgs& args, float* workspace) {
-  if (args.transpose_a == Transpose::kYes) {
+  if (args.a.dtype == DType::kBF16) {
+    GemmOfBf16<V>(args, workspace);
+  } else if (args.transpose_a == Transpose::kYes) {
     GemmSections<V, Strips::kPacked>(args, workspace);
   } else {
     GemmSections<V, Strips::kInPlace>(args, workspace);

@@ -1,6 +1,7 @@
 #pragma once
 
-// Blocks of the operands of a gemm, copied into the order in which cpu/gemm_blocks.h reads them.
+// Blocks of the operands of a gemm, copied as fp32 into the order in which cpu/gemm_blocks.h reads
+// them.
 
 #include <algorithm>
 #include <cstdint>
@@ -20,25 +21,26 @@ inline constexpr int64_t StripStep(int64_t depth) {
 // Element (i, p) of an operand is data[i * step + p], or data[p * step + i] if `transposed`: i
 // counts the outer index, p the inner one. `available` outer indices from the first one on may be
 // read.
+template <typename E>
 struct PackSource {
-  const float* data;
+  const E* data;
   int64_t step;
   bool transposed;
   int64_t available;
 
   float At(int64_t i, int64_t p) const {
-    return transposed ? data[p * step + i] : data[i * step + p];
+    return ValueOf(transposed ? data[p * step + i] : data[i * step + p]);
   }
   // From outer index i and inner index p on.
   PackSource From(int64_t i, int64_t p) const {
-    const float* at = transposed ? data + p * step + i : data + i * step + p;
+    const E* at = transposed ? data + p * step + i : data + i * step + p;
     return {at, step, transposed, available - i};
   }
 };
 
 // out[p * kWidth + i] for p < depth and i < kWidth, zero where i is not available; one at a time.
-template <int64_t kWidth>
-inline void PackOneByOne(const PackSource& source, int64_t begin, int64_t depth, float* out) {
+template <int64_t kWidth, typename E>
+inline void PackOneByOne(const PackSource<E>& source, int64_t begin, int64_t depth, float* out) {
   for (int64_t p = begin; p < depth; ++p) {
     for (int64_t i = 0; i < kWidth; ++i) {
       out[p * kWidth + i] = i < source.available ? source.At(i, p) : 0.0f;
@@ -51,8 +53,8 @@ inline void PackOneByOne(const PackSource& source, int64_t begin, int64_t depth,
 template <int64_t kWidth>
 inline constexpr int64_t kPackVectors = DivCeil(kWidth, int64_t{8});
 
-template <typename V, int64_t kWidth>
-inline void PackRowsOfStrip(const PackSource& source, int64_t depth, float* out) {
+template <typename V, int64_t kWidth, typename E>
+inline void PackRowsOfStrip(const PackSource<E>& source, int64_t depth, float* out) {
   int64_t p = 0;
   for (; p + 8 <= depth; p += 8) {
     if (p % kCacheLineElements == 0) {
@@ -72,12 +74,12 @@ inline void PackRowsOfStrip(const PackSource& source, int64_t depth, float* out)
 
 // Inner indices [begin, end) of a strip of a transposed source. The last row of all is written
 // exactly: the strip behind may be packed already.
-template <typename V, int64_t kWidth>
+template <typename V, int64_t kWidth, typename E>
 inline void PackColumnsOfStrip(
-    const PackSource& source, int64_t begin, int64_t end, int64_t depth, float* out) {
+    const PackSource<E>& source, int64_t begin, int64_t end, int64_t depth, float* out) {
   constexpr int64_t kLast = (kPackVectors<kWidth> - 1) * 8;
   for (int64_t p = begin; p < end; ++p) {
-    const float* from = source.data + p * source.step;
+    const E* from = source.data + p * source.step;
     float* to = out + p * kWidth;
     __builtin_prefetch(from + (end - begin) * source.step);
     for (int64_t i = 0; i < kLast; i += 8) {
@@ -93,8 +95,8 @@ inline void PackColumnsOfStrip(
 
 // `count` outer indices in strips of kWidth, each [depth][kWidth]. A transposed source is read a
 // few whole rows at a time, as the processor's prefetchers like it.
-template <typename V, int64_t kWidth>
-inline void PackStrips(const PackSource& source, int64_t count, int64_t depth, float* out) {
+template <typename V, int64_t kWidth, typename E>
+inline void PackStrips(const PackSource<E>& source, int64_t count, int64_t depth, float* out) {
   constexpr int64_t kRowsAtATime = 8;
   const int64_t by_vectors =
       std::min(count, std::max<int64_t>(0, source.available - 8 * kPackVectors<kWidth> + 1));

@@ -26,9 +26,7 @@ void MakeLogits(const Chunk& chunk, const TensorView& w) {
 CrossEntropyRowsArgs RowsOfChunk(const Chunk& chunk,
                                  const TensorView& targets,
                                  const TensorView& loss) {
-  return {.logits = chunk.logits.As<float>(),
-          .tokens = chunk.count,
-          .vocabulary = chunk.logits.columns(),
+  return {.logits = chunk.logits,
           .targets = targets.As<int32_t>() + chunk.begin,
           .loss = loss.As<float>() + chunk.begin};
 }

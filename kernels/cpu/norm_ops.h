@@ -1,7 +1,8 @@
 #pragma once
 
 // RMSNorm, RMSNorm per head, LayerNorm; one row at a time, each a few passes over a row that stays
-// in cache. Memory-bound.
+// in cache. Memory-bound. E: of activations and weights, float or uint16_t (bf16); statistics and
+// gradients of weights are fp32.
 
 #include <algorithm>
 #include <cmath>
@@ -24,8 +25,8 @@ inline float* StartSums(const TensorView& gradient, int64_t n, Output output) {
   return gradient.As<float>();
 }
 
-template <typename V>
-inline typename V::F SumOfSquares(const float* x, int64_t n) {
+template <typename V, typename E>
+inline typename V::F SumOfSquares(const E* x, int64_t n) {
   auto squares = V::Zero();
   ForEachVector(n, [&](int64_t j, auto lanes) {
     const auto s = V::Load(x + j, lanes);
@@ -40,8 +41,8 @@ inline float RootMeanSquareInverse(typename V::F squares, int64_t n, float epsil
   return 1.0f / std::sqrt(mean + epsilon);
 }
 
-template <typename V>
-inline void ScaleRow(const float* x, const float* w, float rstd, float* y, int64_t n) {
+template <typename V, typename E>
+inline void ScaleRow(const E* x, const E* w, float rstd, E* y, int64_t n) {
   const auto scale = V::Set1(rstd);
   ForEachVector(n, [&](int64_t j, auto lanes) {
     const auto normal = V::Mul(V::Load(x + j, lanes), scale);
@@ -49,53 +50,54 @@ inline void ScaleRow(const float* x, const float* w, float rstd, float* y, int64
   });
 }
 
-template <typename V>
+template <typename V, typename E>
 void RmsNormForwardRows(const RmsNormForwardArgs& args) {
   const int64_t hidden = args.x.columns();
-  const float* w = args.w.As<float>();
+  const E* w = args.w.As<E>();
   for (int64_t row = 0; row < args.x.rows(); ++row) {
-    const float* x = args.x.Row<float>(row);
+    const E* x = args.x.Row<E>(row);
     auto squares = V::Zero();
     if (args.residual.present()) {
-      const float* residual = args.residual.Row<float>(row);
-      float* sum = args.sum.Row<float>(row);
+      const E* residual = args.residual.Row<E>(row);
+      E* sum = args.sum.Row<E>(row);
       ForEachVector(hidden, [&](int64_t j, auto lanes) {
-        const auto s = V::Add(V::Load(x + j, lanes), V::Load(residual + j, lanes));
-        V::Store(sum + j, s, lanes);
+        const auto added = V::Add(V::Load(x + j, lanes), V::Load(residual + j, lanes));
+        const auto s = StoreRounded<V>(sum + j, added, lanes);
         squares = V::Fma(s, s, squares);
       });
       x = sum;
     } else {
       squares = SumOfSquares<V>(x, hidden);
-      if (args.sum.present() && args.sum.Row<float>(row) != x) {
-        std::memmove(args.sum.Row<float>(row), x, sizeof(float) * static_cast<size_t>(hidden));
+      if (args.sum.present() && args.sum.Row<E>(row) != x) {
+        std::memmove(args.sum.Row<E>(row), x, sizeof(E) * static_cast<size_t>(hidden));
       }
     }
     const float rstd = RootMeanSquareInverse<V>(squares, hidden, args.epsilon);
     args.rstd.As<float>()[row] = rstd;
-    ScaleRow<V>(x, w, rstd, args.y.Row<float>(row), hidden);
+    ScaleRow<V>(x, w, rstd, args.y.Row<E>(row), hidden);
   }
 }
 
+template <typename E>
 struct RmsNormGradientRow {
-  const float* dy;
-  const float* x;
-  const float* w;
+  const E* dy;
+  const E* x;
+  const E* w;
   float rstd;
-  const float* dresidual;  // or nullptr
-  float* dx;
+  const E* dresidual;  // or nullptr
+  E* dx;
   float* dw;  // or nullptr
 };
 
-template <typename V>
-inline void RmsNormBackwardRow(const RmsNormGradientRow& row, int64_t n) {
+template <typename V, typename E>
+inline void RmsNormBackwardRow(const RmsNormGradientRow<E>& row, int64_t n) {
   // Stores of vectors may alias anything: what lies behind a reference would be read again for
   // each.
-  const float* const dy = row.dy;
-  const float* const x = row.x;
-  const float* const w = row.w;
-  const float* const dresidual = row.dresidual;
-  float* const dx = row.dx;
+  const E* const dy = row.dy;
+  const E* const x = row.x;
+  const E* const w = row.w;
+  const E* const dresidual = row.dresidual;
+  E* const dx = row.dx;
   float* const dw = row.dw;
   auto dot = V::Zero();
   ForEachVector(n, [&](int64_t j, auto lanes) {
@@ -117,64 +119,64 @@ inline void RmsNormBackwardRow(const RmsNormGradientRow& row, int64_t n) {
   });
 }
 
-template <typename V>
+template <typename V, typename E>
 void RmsNormBackwardRows(const RmsNormBackwardArgs& args) {
   const int64_t hidden = args.dy.columns();
   float* dw = StartSums(args.dw, hidden, args.dw_output);
   for (int64_t row = 0; row < args.dy.rows(); ++row) {
-    RmsNormBackwardRow<V>(
-        {.dy = args.dy.Row<float>(row),
-         .x = args.sum.Row<float>(row),
-         .w = args.w.As<float>(),
+    RmsNormBackwardRow<V, E>(
+        {.dy = args.dy.Row<E>(row),
+         .x = args.sum.Row<E>(row),
+         .w = args.w.As<E>(),
          .rstd = args.rstd.As<float>()[row],
-         .dresidual = args.dresidual.present() ? args.dresidual.Row<float>(row) : nullptr,
-         .dx = args.dx.Row<float>(row),
+         .dresidual = args.dresidual.present() ? args.dresidual.Row<E>(row) : nullptr,
+         .dx = args.dx.Row<E>(row),
          .dw = dw},
         hidden);
   }
 }
 
-template <typename V>
+template <typename V, typename E>
 void HeadNormForwardRows(const HeadNormForwardArgs& args) {
   const int64_t size = args.w.elements();
   for (int64_t row = 0; row < args.x.rows(); ++row) {
     for (int64_t column = 0; column < args.x.columns(); column += size) {
-      const float* x = args.x.Row<float>(row) + column;
+      const E* x = args.x.Row<E>(row) + column;
       const float rstd = RootMeanSquareInverse<V>(SumOfSquares<V>(x, size), size, args.epsilon);
-      ScaleRow<V>(x, args.w.As<float>(), rstd, args.y.Row<float>(row) + column, size);
+      ScaleRow<V>(x, args.w.As<E>(), rstd, args.y.Row<E>(row) + column, size);
     }
   }
 }
 
-template <typename V>
+template <typename V, typename E>
 void HeadNormBackwardRows(const HeadNormBackwardArgs& args) {
   const int64_t size = args.w.elements();
   float* dw = StartSums(args.dw, size, args.dw_output);
   for (int64_t row = 0; row < args.x.rows(); ++row) {
     for (int64_t column = 0; column < args.x.columns(); column += size) {
-      const float* x = args.x.Row<float>(row) + column;
+      const E* x = args.x.Row<E>(row) + column;
       const float rstd = RootMeanSquareInverse<V>(SumOfSquares<V>(x, size), size, args.epsilon);
-      RmsNormBackwardRow<V>({.dy = args.dy.Row<float>(row) + column,
-                             .x = x,
-                             .w = args.w.As<float>(),
-                             .rstd = rstd,
-                             .dresidual = nullptr,
-                             .dx = args.dx.Row<float>(row) + column,
-                             .dw = dw},
-                            size);
+      RmsNormBackwardRow<V, E>({.dy = args.dy.Row<E>(row) + column,
+                                .x = x,
+                                .w = args.w.As<E>(),
+                                .rstd = rstd,
+                                .dresidual = nullptr,
+                                .dx = args.dx.Row<E>(row) + column,
+                                .dw = dw},
+                               size);
     }
   }
 }
 
-template <typename V>
-inline float MeanOfRow(const float* x, int64_t n) {
+template <typename V, typename E>
+inline float MeanOfRow(const E* x, int64_t n) {
   auto sum = V::Zero();
   ForEachVector(n, [&](int64_t j, auto lanes) { sum = V::Add(sum, V::Load(x + j, lanes)); });
   return V::ReduceAdd(sum) / static_cast<float>(n);
 }
 
-template <typename V>
-inline float VarianceOfRow(const float* x, float mean, int64_t n) {
+template <typename V, typename E>
+inline float VarianceOfRow(const E* x, float mean, int64_t n) {
   const auto shift = V::Set1(mean);
   auto squares = V::Zero();
   ForEachVector(n, [&](int64_t j, auto lanes) {
@@ -187,21 +189,21 @@ inline float VarianceOfRow(const float* x, float mean, int64_t n) {
   return V::ReduceAdd(squares) / static_cast<float>(n);
 }
 
-template <typename V>
+template <typename V, typename E>
 void LayerNormForwardRows(const LayerNormForwardArgs& args) {
   const int64_t hidden = args.x.columns();
-  const float* w = args.w.As<float>();
-  const float* b = args.b.As<float>();
+  const E* w = args.w.As<E>();
+  const E* b = args.b.As<E>();
   for (int64_t row = 0; row < args.x.rows(); ++row) {
-    const float* x = args.x.Row<float>(row);
-    if (args.copy.present() && args.copy.Row<float>(row) != x) {
-      std::memmove(args.copy.Row<float>(row), x, sizeof(float) * static_cast<size_t>(hidden));
+    const E* x = args.x.Row<E>(row);
+    if (args.copy.present() && args.copy.Row<E>(row) != x) {
+      std::memmove(args.copy.Row<E>(row), x, sizeof(E) * static_cast<size_t>(hidden));
     }
     const float mean = MeanOfRow<V>(x, hidden);
     const float rstd = 1.0f / std::sqrt(VarianceOfRow<V>(x, mean, hidden) + args.epsilon);
     args.mean.As<float>()[row] = mean;
     args.rstd.As<float>()[row] = rstd;
-    float* y = args.y.Row<float>(row);
+    E* y = args.y.Row<E>(row);
     const auto shift = V::Set1(mean);
     const auto scale = V::Set1(rstd);
     ForEachVector(hidden, [&](int64_t j, auto lanes) {
@@ -211,18 +213,18 @@ void LayerNormForwardRows(const LayerNormForwardArgs& args) {
   }
 }
 
-template <typename V>
+template <typename V, typename E>
 void LayerNormBackwardRows(const LayerNormBackwardArgs& args) {
   const int64_t hidden = args.dy.columns();
-  const float* w = args.w.As<float>();
+  const E* w = args.w.As<E>();
   float* dw = StartSums(args.dw, hidden, args.output);
   float* db = StartSums(args.db, hidden, args.output);
   const auto count = static_cast<float>(hidden);
   for (int64_t row = 0; row < args.dy.rows(); ++row) {
-    const float* dy = args.dy.Row<float>(row);
-    const float* x = args.x.Row<float>(row);
-    const float* dresidual = args.dresidual.present() ? args.dresidual.Row<float>(row) : nullptr;
-    float* dx = args.dx.Row<float>(row);
+    const E* dy = args.dy.Row<E>(row);
+    const E* x = args.x.Row<E>(row);
+    const E* dresidual = args.dresidual.present() ? args.dresidual.Row<E>(row) : nullptr;
+    E* dx = args.dx.Row<E>(row);
     const auto shift = V::Set1(args.mean.As<float>()[row]);
     const auto scale = V::Set1(args.rstd.As<float>()[row]);
     auto sum = V::Zero();

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numbers>
 
+#include "common/signed_size.h"
 #include "kernels/cpu/simd_ops.h"
 #include "kernels/scalar/digest.h"
 #include "kernels/scalar/philox.h"
@@ -13,9 +14,9 @@ namespace ravel::kernels::cpu {
 
 void EmbeddingForward(const EmbeddingForwardArgs& args) {
   const int32_t* ids = args.ids.As<int32_t>();
-  const size_t bytes = sizeof(float) * static_cast<size_t>(args.out.columns());
+  const size_t bytes = Size(DTypeBytes(args.out.dtype) * args.out.columns());
   for (int64_t token = 0; token < args.out.rows(); ++token) {
-    std::memcpy(args.out.Row<float>(token), args.table.Row<float>(ids[token]), bytes);
+    std::memcpy(RowsOf(args.out, token, 1).data, RowsOf(args.table, ids[token], 1).data, bytes);
   }
 }
 

@@ -1,7 +1,8 @@
 #pragma once
 
 // Ops that walk rows once: activation, bias, rotary embedding, embedding gradient, softmax of
-// logits. Memory-bound.
+// logits. Memory-bound. E: of activations, float or uint16_t (bf16), which are rounded once as they
+// are stored; gradients of weights and all between are fp32.
 
 #include <algorithm>
 #include <cmath>
@@ -19,12 +20,12 @@ inline typename V::F Sigmoid(typename V::F x) {
   return V::Div(one, V::Add(one, Exp<V>(V::Sub(V::Zero(), x))));
 }
 
-template <typename V>
+template <typename V, typename E>
 void SwiGluForwardRows(const SwiGluForwardArgs& args) {
   for (int64_t row = 0; row < args.gate.rows(); ++row) {
-    const float* gate = args.gate.Row<float>(row);
-    const float* up = args.up.Row<float>(row);
-    float* y = args.y.Row<float>(row);
+    const E* gate = args.gate.Row<E>(row);
+    const E* up = args.up.Row<E>(row);
+    E* y = args.y.Row<E>(row);
     ForEachVector(args.gate.columns(), [&](int64_t j, auto lanes) {
       const auto g = V::Load(gate + j, lanes);
       const auto silu = V::Mul(g, Sigmoid<V>(g));
@@ -33,15 +34,15 @@ void SwiGluForwardRows(const SwiGluForwardArgs& args) {
   }
 }
 
-template <typename V>
+template <typename V, typename E>
 void SwiGluBackwardRows(const SwiGluBackwardArgs& args) {
   for (int64_t row = 0; row < args.gate.rows(); ++row) {
-    const float* gate = args.gate.Row<float>(row);
-    const float* up = args.up.Row<float>(row);
-    const float* dy = args.dy.Row<float>(row);
-    float* dgate = args.dgate.Row<float>(row);
-    float* dup = args.dup.Row<float>(row);
-    float* y = args.y.present() ? args.y.Row<float>(row) : nullptr;
+    const E* gate = args.gate.Row<E>(row);
+    const E* up = args.up.Row<E>(row);
+    const E* dy = args.dy.Row<E>(row);
+    E* dgate = args.dgate.Row<E>(row);
+    E* dup = args.dup.Row<E>(row);
+    E* y = args.y.present() ? args.y.Row<E>(row) : nullptr;
     ForEachVector(args.gate.columns(), [&](int64_t j, auto lanes) {
       const auto g = V::Load(gate + j, lanes);
       const auto u = V::Load(up + j, lanes);
@@ -83,11 +84,11 @@ inline GeluTerms<V> GeluTermsOf(typename V::F x) {
   return {x, sigmoid, V::Mul(power, sigmoid), V::Fma(b3, square, a)};
 }
 
-template <typename V>
+template <typename V, typename E>
 void GeluForwardRows(const GeluForwardArgs& args) {
   for (int64_t row = 0; row < args.x.rows(); ++row) {
-    const float* x = args.x.Row<float>(row);
-    float* y = args.y.Row<float>(row);
+    const E* x = args.x.Row<E>(row);
+    E* y = args.y.Row<E>(row);
     ForEachVector(args.x.columns(), [&](int64_t j, auto lanes) {
       const auto terms = GeluTermsOf<V>(V::Load(x + j, lanes));
       V::Store(y + j, V::Mul(terms.x, terms.sigmoid), lanes);
@@ -95,13 +96,13 @@ void GeluForwardRows(const GeluForwardArgs& args) {
   }
 }
 
-template <typename V>
+template <typename V, typename E>
 void GeluBackwardRows(const GeluBackwardArgs& args) {
   for (int64_t row = 0; row < args.x.rows(); ++row) {
-    const float* x = args.x.Row<float>(row);
-    const float* dy = args.dy.Row<float>(row);
-    float* dx = args.dx.Row<float>(row);
-    float* y = args.y.present() ? args.y.Row<float>(row) : nullptr;
+    const E* x = args.x.Row<E>(row);
+    const E* dy = args.dy.Row<E>(row);
+    E* dx = args.dx.Row<E>(row);
+    E* y = args.y.present() ? args.y.Row<E>(row) : nullptr;
     ForEachVector(args.x.columns(), [&](int64_t j, auto lanes) {
       const auto terms = GeluTermsOf<V>(V::Load(x + j, lanes));
       const auto d = V::Load(dy + j, lanes);
@@ -116,12 +117,12 @@ void GeluBackwardRows(const GeluBackwardArgs& args) {
   }
 }
 
-template <typename V>
+template <typename V, typename E>
 void AddBiasRows(const AddBiasArgs& args) {
-  const float* bias = args.bias.As<float>();
+  const E* bias = args.bias.As<E>();
   const int64_t columns = args.y.columns();
   for (int64_t row = 0; row < args.y.rows(); ++row) {
-    float* y = args.y.Row<float>(row);
+    E* y = args.y.Row<E>(row);
     if (args.output == Output::kOverwrite) {
       std::copy_n(bias, columns, y);
       continue;
@@ -133,10 +134,10 @@ void AddBiasRows(const AddBiasArgs& args) {
 }
 
 // to[row % period] += rows of `from`, in order.
-template <typename V>
+template <typename V, typename E>
 inline void AddRows(const TensorView& from, const TensorView& to, int64_t period) {
   for (int64_t row = 0; row < from.rows(); ++row) {
-    const float* x = from.Row<float>(row);
+    const E* x = from.Row<E>(row);
     float* y = to.Row<float>(row % period);
     ForEachVector(from.columns(), [&](int64_t j, auto lanes) {
       V::Store(y + j, V::Add(V::Load(y + j, lanes), V::Load(x + j, lanes)), lanes);
@@ -150,46 +151,46 @@ inline void ZeroRows(const TensorView& matrix) {
   }
 }
 
-template <typename V>
+template <typename V, typename E>
 void BiasGradientRows(const BiasGradientArgs& args) {
   const TensorView sums = MatrixView(args.db.As<float>(), 1, args.dy.columns());
   if (args.output == Output::kOverwrite) {
     ZeroRows(sums);
   }
-  AddRows<V>(args.dy, sums, 1);
+  AddRows<V, E>(args.dy, sums, 1);
 }
 
-template <typename V>
+template <typename V, typename E>
 void AddPositionsRows(const AddPositionsArgs& args) {
   for (int64_t row = 0; row < args.x.rows(); ++row) {
-    float* x = args.x.Row<float>(row);
-    const float* position = args.table.Row<float>(row % args.sequence_tokens);
+    E* x = args.x.Row<E>(row);
+    const E* position = args.table.Row<E>(row % args.sequence_tokens);
     ForEachVector(args.x.columns(), [&](int64_t j, auto lanes) {
       V::Store(x + j, V::Add(V::Load(x + j, lanes), V::Load(position + j, lanes)), lanes);
     });
   }
 }
 
-template <typename V>
+template <typename V, typename E>
 void PositionGradientRows(const PositionGradientArgs& args) {
   if (args.output == Output::kOverwrite) {
     ZeroRows(args.dtable);
   }
-  AddRows<V>(args.dx, args.dtable, args.sequence_tokens);
+  AddRows<V, E>(args.dx, args.dtable, args.sequence_tokens);
 }
 
-template <typename V>
+template <typename V, typename E>
 void AddInPlaceRows(const AddArgs& args) {
   for (int64_t row = 0; row < args.x.rows(); ++row) {
-    const float* x = args.x.Row<float>(row);
-    float* y = args.y.Row<float>(row);
+    const E* x = args.x.Row<E>(row);
+    E* y = args.y.Row<E>(row);
     ForEachVector(args.x.columns(), [&](int64_t j, auto lanes) {
       V::Store(y + j, V::Add(V::Load(x + j, lanes), V::Load(y + j, lanes)), lanes);
     });
   }
 }
 
-template <typename V>
+template <typename V, typename E>
 void RopeRows(const RopeArgs& args) {
   const int64_t half = args.head_size / 2;
   const int64_t heads = args.x.columns() / args.head_size;
@@ -199,8 +200,8 @@ void RopeRows(const RopeArgs& args) {
     const float* cosine = args.cosine.Row<float>(position);
     const float* sine = args.sine.Row<float>(position);
     for (int64_t head = 0; head < heads; ++head) {
-      float* low = args.x.Row<float>(row) + head * args.head_size;
-      float* high = low + half;
+      E* low = args.x.Row<E>(row) + head * args.head_size;
+      E* high = low + half;
       ForEachVector(half, [&](int64_t j, auto lanes) {
         const auto c = V::Load(cosine + j, lanes);
         const auto s = V::Mul(V::Load(sine + j, lanes), sign);
@@ -213,7 +214,7 @@ void RopeRows(const RopeArgs& args) {
   }
 }
 
-template <typename V>
+template <typename V, typename E>
 void EmbeddingBackwardRows(const EmbeddingBackwardArgs& args) {
   const int64_t hidden = args.dtable.columns();
   if (args.output == Output::kOverwrite) {
@@ -221,7 +222,7 @@ void EmbeddingBackwardRows(const EmbeddingBackwardArgs& args) {
   }
   const int32_t* ids = args.ids.As<int32_t>();
   for (int64_t token = 0; token < args.dout.rows(); ++token) {
-    const float* dout = args.dout.Row<float>(token);
+    const E* dout = args.dout.Row<E>(token);
     float* dtable = args.dtable.Row<float>(ids[token]);
     ForEachVector(hidden, [&](int64_t j, auto lanes) {
       V::Store(dtable + j, V::Add(V::Load(dtable + j, lanes), V::Load(dout + j, lanes)), lanes);
@@ -234,8 +235,8 @@ struct RowSoftmax {
   float sum;  // of e^(x - max)
 };
 
-template <typename V>
-inline float LargestOf(const float* x, int64_t n) {
+template <typename V, typename E>
+inline float LargestOf(const E* x, int64_t n) {
   const auto lowest = V::Set1(-INFINITY);
   auto max = lowest;
   ForEachVector(n, [&](int64_t j, auto lanes) {
@@ -248,9 +249,9 @@ inline float LargestOf(const float* x, int64_t n) {
   return V::ReduceMax(max);
 }
 
-// x -> y = e^(x - max), which may be the same memory or null; sum of y.
-template <typename V>
-inline RowSoftmax ExponentialsOf(const float* x, float* y, int64_t n) {
+// x -> y = e^(x - max), which may be the same memory or null; sum of e^(x - max).
+template <typename V, typename E>
+inline RowSoftmax ExponentialsOf(const E* x, E* y, int64_t n) {
   const float max = LargestOf<V>(x, n);
   const auto shift = V::Set1(max);
   auto sum = V::Zero();
@@ -273,35 +274,61 @@ inline float LogSumExp(const RowSoftmax& softmax) {
                             std::log(static_cast<double>(softmax.sum)));
 }
 
-template <typename V>
+template <typename V, typename E>
 void CrossEntropyLossRows(const CrossEntropyRowsArgs& args) {
-  for (int64_t token = 0; token < args.tokens; ++token) {
+  const int64_t vocabulary = args.logits.columns();
+  for (int64_t token = 0; token < args.logits.rows(); ++token) {
     const int32_t target = args.targets[token];
-    const float* row = args.logits + token * args.vocabulary;
-    args.loss[token] =
-        target < 0 ? 0.0f
-                   : LogSumExp(ExponentialsOf<V>(row, nullptr, args.vocabulary)) - row[target];
+    const E* row = args.logits.Row<E>(token);
+    args.loss[token] = target < 0 ? 0.0f
+                                  : LogSumExp(ExponentialsOf<V, E>(row, nullptr, vocabulary)) -
+                                        ValueOf(row[target]);
   }
 }
 
+// Logits -> softmax - one-hot.
 template <typename V>
+inline float GradientOfRow(float* row, int64_t vocabulary, int32_t target) {
+  const float target_logit = row[target];
+  const RowSoftmax softmax = ExponentialsOf<V>(row, row, vocabulary);
+  const auto scale = V::Set1(1.0f / softmax.sum);
+  ForEachVector(vocabulary, [&](int64_t j, auto lanes) {
+    V::Store(row + j, V::Mul(V::Load(row + j, lanes), scale), lanes);
+  });
+  row[target] -= 1.0f;
+  return LogSumExp(softmax) - target_logit;
+}
+
+// The same with exponentials made twice, since a row of bf16 could not keep them.
+template <typename V>
+inline float GradientOfRow(uint16_t* row, int64_t vocabulary, int32_t target) {
+  const float target_logit = ValueOf(row[target]);
+  const RowSoftmax softmax = ExponentialsOf<V, uint16_t>(row, nullptr, vocabulary);
+  const auto scale = V::Set1(1.0f / softmax.sum);
+  const auto shift = V::Set1(softmax.max);
+  const auto share = [&](typename V::F x) {
+    return V::Mul(Exp<V>(V::Sub(x, shift), kSoftmaxFloor), scale);
+  };
+  ForEachVector(vocabulary, [&](int64_t j, auto lanes) {
+    V::Store(row + j, share(V::Load(row + j, lanes)), lanes);
+  });
+  const auto hit = V::Sub(share(V::Set1(target_logit)), V::Set1(1.0f));
+  V::Store(row + target, hit, SomeLanes{1});
+  return LogSumExp(softmax) - target_logit;
+}
+
+template <typename V, typename E>
 void CrossEntropyGradientRows(const CrossEntropyRowsArgs& args) {
-  for (int64_t token = 0; token < args.tokens; ++token) {
+  const int64_t vocabulary = args.logits.columns();
+  for (int64_t token = 0; token < args.logits.rows(); ++token) {
     const int32_t target = args.targets[token];
-    float* row = args.logits + token * args.vocabulary;
+    E* row = args.logits.Row<E>(token);
     if (target < 0) {
       args.loss[token] = 0.0f;
-      std::fill_n(row, args.vocabulary, 0.0f);
-      continue;
+      std::fill_n(row, vocabulary, E{0});
+    } else {
+      args.loss[token] = GradientOfRow<V>(row, vocabulary, target);
     }
-    const float target_logit = row[target];
-    const RowSoftmax softmax = ExponentialsOf<V>(row, row, args.vocabulary);
-    args.loss[token] = LogSumExp(softmax) - target_logit;
-    const auto scale = V::Set1(1.0f / softmax.sum);
-    ForEachVector(args.vocabulary, [&](int64_t j, auto lanes) {
-      V::Store(row + j, V::Mul(V::Load(row + j, lanes), scale), lanes);
-    });
-    row[target] -= 1.0f;
   }
 }
 

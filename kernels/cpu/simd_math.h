@@ -4,6 +4,7 @@
 // on shapes and values alone: loops are cut by index, never by address.
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cpu/vector_portable.h"
 
@@ -18,6 +19,17 @@ inline void ForEachVector(int64_t n, Body body) {
   }
   if (j < n) {
     body(j, SomeLanes{static_cast<int>(n - j)});
+  }
+}
+
+// Stores x, and returns what was stored: of bf16 the rounded values.
+template <typename V, typename E, typename Lanes>
+inline typename V::F StoreRounded(E* to, typename V::F x, Lanes lanes) {
+  V::Store(to, x, lanes);
+  if constexpr (std::is_same_v<E, float>) {
+    return x;
+  } else {
+    return V::Load(to, lanes);
   }
 }
 

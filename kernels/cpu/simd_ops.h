@@ -19,12 +19,10 @@
 
 namespace ravel::kernels::cpu {
 
-// Rows of logits [tokens, vocabulary] and their targets -> losses; with `gradient`, a row becomes
-// softmax - one-hot.
+// Rows of logits [tokens, vocabulary], fp32 or bf16, and their targets -> losses; with `gradient`,
+// a row becomes softmax - one-hot.
 struct CrossEntropyRowsArgs {
-  float* logits = nullptr;
-  int64_t tokens = 0;
-  int64_t vocabulary = 0;
+  TensorView logits;
   const int32_t* targets = nullptr;
   float* loss = nullptr;
 };

@@ -124,9 +124,10 @@ inline void StripTimesPanels(
   }
 }
 
-// Rows [n, columns] of a matrix whose rows are `step` apart.
+// Rows [n, columns] of a matrix of fp32 or bf16 whose rows are `step` apart.
+template <typename E>
 struct StridedRows {
-  const float* data;
+  const E* data;
   int64_t step;
   int64_t n;
   int64_t columns;
@@ -134,10 +135,10 @@ struct StridedRows {
 
 // -> rows of `padded_columns`, close together: rows a large power of two apart share cache sets.
 // Leaves elements beyond `columns` alone.
-template <typename V>
-inline void PackRows(const StridedRows& x, int64_t padded_columns, float* out) {
+template <typename V, typename E>
+inline void PackRows(const StridedRows<E>& x, int64_t padded_columns, float* out) {
   for (int64_t row = 0; row < x.n; ++row) {
-    const float* from = x.data + row * x.step;
+    const E* from = x.data + row * x.step;
     float* to = out + row * padded_columns;
     ForEachVector(x.columns, [&](int64_t j, auto lanes) {
       V::Store(to + j, V::Load(from + j, lanes), lanes);
@@ -147,20 +148,23 @@ inline void PackRows(const StridedRows& x, int64_t padded_columns, float* out) {
 
 // -> panels [ceil(columns / 16)][padded_rows][16], zero beyond. For gemms whose inner index is
 // n.
-template <typename V>
-inline void PackPanels(const StridedRows& x, int64_t padded_rows, float* out) {
+template <typename V, typename E>
+inline void PackPanels(const StridedRows<E>& x, int64_t padded_rows, float* out) {
   const int64_t panel = padded_rows * kPanelColumns;
   const int64_t whole = x.columns / kPanelColumns;
   const int64_t rest = x.columns % kPanelColumns;
   for (int64_t row = 0; row < x.n; ++row) {
-    const float* from = x.data + row * x.step;
+    const E* from = x.data + row * x.step;
     float* to = out + row * kPanelColumns;
     for (int64_t i = 0; i < whole; ++i) {
       V::StorePanel(to + i * panel, V::LoadPanel(from + i * kPanelColumns));
     }
     if (rest > 0) {
       float* last = to + whole * panel;
-      std::copy_n(from + whole * kPanelColumns, rest, last);
+      std::transform(
+          from + whole * kPanelColumns, from + whole * kPanelColumns + rest, last, [](E element) {
+            return ValueOf(element);
+          });
       std::fill(last + rest, last + kPanelColumns, 0.0f);
     }
   }
@@ -170,11 +174,11 @@ inline void PackPanels(const StridedRows& x, int64_t padded_rows, float* out) {
 }
 
 // -> panels [ceil(n / 16)][columns][16]: the transpose, 16 rows to a panel, zero beyond.
-template <typename V>
-inline void PackTransposedPanels(const StridedRows& x, float* out) {
+template <typename V, typename E>
+inline void PackTransposedPanels(const StridedRows<E>& x, float* out) {
   for (int64_t begin = 0; begin < x.n; begin += 8) {
     float* panel = out + begin / kPanelColumns * x.columns * kPanelColumns + begin % kPanelColumns;
-    const float* rows = x.data + begin * x.step;
+    const E* rows = x.data + begin * x.step;
     const int64_t count = std::min<int64_t>(8, x.n - begin);
     int64_t column = 0;
     for (; count == 8 && column + 8 <= x.columns; column += 8) {
@@ -182,7 +186,8 @@ inline void PackTransposedPanels(const StridedRows& x, float* out) {
     }
     for (; column < x.columns; ++column) {
       for (int64_t lane = 0; lane < 8; ++lane) {
-        panel[column * kPanelColumns + lane] = lane < count ? rows[lane * x.step + column] : 0.0f;
+        panel[column * kPanelColumns + lane] =
+            lane < count ? ValueOf(rows[lane * x.step + column]) : 0.0f;
       }
     }
   }

@@ -3,6 +3,8 @@
 // Eight fp32 lanes in an AVX2 register; the members and their meaning are those of PortableVector.
 // Only files compiled with AVX2 and FMA include this (kernels/CMakeLists.txt).
 
+#include <cstring>
+
 #include <immintrin.h>
 
 #include "kernels/cpu/vector_portable.h"
@@ -20,6 +22,7 @@ struct Avx2Vector {
 
   static P ZeroPanel() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static P LoadPanel(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+  static P LoadPanel(const uint16_t* p) { return {Load(p), Load(p + 8)}; }
   static void StorePanel(float* p, P x) {
     _mm256_storeu_ps(p, x.low);
     _mm256_storeu_ps(p + 8, x.high);
@@ -47,6 +50,32 @@ struct Avx2Vector {
   static void Store(float* p, F x, SomeLanes lanes) {
     _mm256_maskstore_ps(p, Mask(lanes.count), x);
   }
+  static F Load(const uint16_t* p, AllLanes = {}) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+  }
+  static F Load(const uint16_t* p, SomeLanes lanes) {
+    alignas(16) uint16_t all[8] = {};
+    std::memcpy(all, p, sizeof(uint16_t) * static_cast<size_t>(lanes.count));
+    return Load(all);
+  }
+  static void Store(uint16_t* p, F x, AllLanes = {}) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i up = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF));
+    const __m256i nearest = _mm256_srli_epi32(_mm256_add_epi32(bits, up), 16);
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i halves = _mm256_blendv_epi8(nearest, _mm256_set1_epi32(0x7FFF), is_nan);
+    // Each 128 bits packed on their own, then the two side by side.
+    const __m256i packed =
+        _mm256_permute4x64_epi64(_mm256_packus_epi32(halves, halves), _MM_SHUFFLE(3, 1, 2, 0));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+  }
+  static void Store(uint16_t* p, F x, SomeLanes lanes) {
+    alignas(16) uint16_t all[8];
+    Store(all, x);
+    std::memcpy(p, all, sizeof(uint16_t) * static_cast<size_t>(lanes.count));
+  }
   static void StoreAround(float* p, F x) { _mm256_stream_ps(p, x); }
   static void FinishStoresAround() { _mm_sfence(); }
 
@@ -70,16 +99,21 @@ struct Avx2Vector {
   static F KeepFirst(F a, int count, F other) {
     return _mm256_blendv_ps(other, a, _mm256_castsi256_ps(Mask(count)));
   }
-  static void Transpose8x8(const float* from, int64_t from_step, float* to, int64_t to_step) {
+  static __m128 LoadFour(const float* p) { return _mm_loadu_ps(p); }
+  static __m128 LoadFour(const uint16_t* p) {
+    const __m128i bits = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(bits), 16));
+  }
+  template <typename E>
+  static void Transpose8x8(const E* from, int64_t from_step, float* to, int64_t to_step) {
     // Halves of rows i and i + 4 side by side, then pairs and fours of columns.
     F x[8];
     for (int64_t i = 0; i < 4; ++i) {
-      const float* upper = from + i * from_step;
-      const float* lower = upper + 4 * from_step;
-      x[i] =
-          _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(upper)), _mm_loadu_ps(lower), 1);
-      x[i + 4] = _mm256_insertf128_ps(
-          _mm256_castps128_ps256(_mm_loadu_ps(upper + 4)), _mm_loadu_ps(lower + 4), 1);
+      const E* upper = from + i * from_step;
+      const E* lower = upper + 4 * from_step;
+      x[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(LoadFour(upper)), LoadFour(lower), 1);
+      x[i + 4] =
+          _mm256_insertf128_ps(_mm256_castps128_ps256(LoadFour(upper + 4)), LoadFour(lower + 4), 1);
     }
     for (int64_t half = 0; half < 2; ++half) {
       const F* y = x + half * 4;

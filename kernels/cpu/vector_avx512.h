@@ -17,6 +17,10 @@ struct Avx512Vector : Avx2Vector {
 
   static P ZeroPanel() { return _mm512_setzero_ps(); }
   static P LoadPanel(const float* p) { return _mm512_loadu_ps(p); }
+  static P LoadPanel(const uint16_t* p) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  }
   static void StorePanel(float* p, P x) { _mm512_storeu_ps(p, x); }
   static P FmaPanel(float a, P b, P c) { return _mm512_fmadd_ps(_mm512_set1_ps(a), b, c); }
   static P AddPanel(P a, P b) { return _mm512_add_ps(a, b); }

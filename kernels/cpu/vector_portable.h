@@ -2,12 +2,16 @@
 
 // Eight fp32 lanes as plain loops: the same operations, in the same order, as vector_avx2.h, so
 // that an op written over either type gives the same bits. Both types have the members below.
+// Memory holds fp32 (float) or bf16 (uint16_t): loads of bf16 widen, exactly, and stores round to
+// nearest, ties to even.
 
 #include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+
+#include "kernels/scalar/bfloat16.h"
 
 namespace ravel::kernels::cpu {
 
@@ -17,6 +21,14 @@ struct AllLanes {};
 struct SomeLanes {
   int count;
 };
+
+// An element of memory as fp32.
+inline float ValueOf(float value) {
+  return value;
+}
+inline float ValueOf(uint16_t bf16) {
+  return scalar::Bf16Value(bf16);
+}
 
 struct PortableVector {
   using F = std::array<float, 8>;
@@ -30,6 +42,13 @@ struct PortableVector {
   static P LoadPanel(const float* p) {
     P r;
     std::memcpy(r.data(), p, sizeof(r));
+    return r;
+  }
+  static P LoadPanel(const uint16_t* p) {
+    P r;
+    for (size_t i = 0; i < 16; ++i) {
+      r[i] = scalar::Bf16Value(p[i]);
+    }
     return r;
   }
   static void StorePanel(float* p, const P& x) { std::memcpy(p, x.data(), sizeof(x)); }
@@ -65,6 +84,20 @@ struct PortableVector {
   static void Store(float* p, const F& x, AllLanes = {}) { std::memcpy(p, x.data(), sizeof(x)); }
   static void Store(float* p, const F& x, SomeLanes lanes) {
     std::memcpy(p, x.data(), sizeof(float) * static_cast<size_t>(lanes.count));
+  }
+  static F Load(const uint16_t* p, AllLanes = {}) { return Load(p, SomeLanes{8}); }
+  static F Load(const uint16_t* p, SomeLanes lanes) {
+    F r = Zero();
+    for (size_t i = 0; i < static_cast<size_t>(lanes.count); ++i) {
+      r[i] = scalar::Bf16Value(p[i]);
+    }
+    return r;
+  }
+  static void Store(uint16_t* p, const F& x, AllLanes = {}) { Store(p, x, SomeLanes{8}); }
+  static void Store(uint16_t* p, const F& x, SomeLanes lanes) {
+    for (size_t i = 0; i < static_cast<size_t>(lanes.count); ++i) {
+      p[i] = scalar::Bf16Nearest(x[i]);
+    }
   }
   // Past the caches where the processor can; p is a multiple of 32 bytes. FinishStoresAround must
   // follow before another thread is told of them.
@@ -142,10 +175,11 @@ struct PortableVector {
   }
   // to [8, 8] = the transpose of from [8, 8]; rows are from_step and to_step apart. Rows of `to`
   // are written in ascending order: they may overlap, the later one stays.
-  static void Transpose8x8(const float* from, int64_t from_step, float* to, int64_t to_step) {
+  template <typename E>
+  static void Transpose8x8(const E* from, int64_t from_step, float* to, int64_t to_step) {
     for (int64_t j = 0; j < 8; ++j) {
       for (int64_t i = 0; i < 8; ++i) {
-        to[j * to_step + i] = from[i * from_step + j];
+        to[j * to_step + i] = ValueOf(from[i * from_step + j]);
       }
     }
   }

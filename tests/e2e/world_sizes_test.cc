@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/testing/eventually.h"
@@ -123,6 +124,44 @@ TEST_F(WorldSizesTest, ResumesOnAnotherNumberOfWorkersWithTheSameBits) {
   const std::vector<StepRow> tail(straight->history.begin() + 6, straight->history.end());
   EXPECT_EQ(FirstDifference(rest->history, tail), "");
   EXPECT_EQ(rest->digest, straight->digest);
+}
+
+// A job of bf16 with its narrowest states, through the whole service: other workers, transports and
+// strategies, a resume with fp32 main weights, an export.
+TEST_F(WorldSizesTest, Bf16GivesTheSameBitsOnAnyNumberOfWorkers) {
+  const auto bf16 = [](const std::string& name, int64_t workers) {
+    TinyJob job = Job(name, workers);
+    job.optimizer = "stateDtype: bf16, mainWeights: bf16_remainder";
+    job.parallelism = "gradientWire: bf16";
+    job.more_spec = "  precision: {compute: bf16}\n";
+    return job;
+  };
+  const absl::StatusOr<Outcome> one = Train(bf16("narrow-one", 1));
+  ASSERT_TRUE(one.ok()) << one.status();
+  EXPECT_LT(one->history.back().loss, one->history.front().loss);
+  const absl::StatusOr<Outcome> four = Train(bf16("narrow-four", 4));
+  TinyJob apart = bf16("narrow-gloo", 3);
+  apart.transport = "gloo";
+  apart.parallelism = "gradientWire: bf16, strategy: optim";
+  const absl::StatusOr<Outcome> gloo = Train(apart);
+  for (const absl::StatusOr<Outcome>* other : {&four, &gloo}) {
+    ASSERT_TRUE(other->ok()) << other->status();
+    EXPECT_EQ(FirstDifference((*other)->history, one->history), "");
+    EXPECT_EQ((*other)->digest, one->digest);
+  }
+  TinyJob resumed = bf16("narrow-resumed", 2);
+  resumed.optimizer = "stateDtype: bf16";
+  const std::string saved = cluster_->Checkpoints("narrow-four")->at(6);
+  resumed.resume_from = saved;
+  const absl::StatusOr<Outcome> rest = Train(resumed);
+  ASSERT_TRUE(rest.ok()) << rest.status();
+  EXPECT_EQ(FirstDifference(rest->history, {one->history.begin() + 6, one->history.end()}), "");
+  EXPECT_EQ(rest->digest, one->digest);
+  EXPECT_THAT(cluster_->Ctl({"checkpoints", "show", saved}).out,
+              ::testing::HasSubstr("numerics      compute=bf16 determinism=exact device=cpu "));
+  const std::string exported = cluster_->folder() + "/exported";
+  const RunResult made = cluster_->Ctl({"checkpoints", "export", saved, "--to", exported});
+  EXPECT_EQ(made.exit_code, 0) << made.err;
 }
 
 }  // namespace

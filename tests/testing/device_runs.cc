@@ -42,6 +42,7 @@ std::vector<StrategyCase> DeviceCases() {
 RecordArgs DeviceSteps(const StrategyCase& tested, const std::string& model) {
   RecordArgs args = ArgsOf(
       tested, JobOf(tested, model, absl::StrCat(::testing::TempDir(), "/ravel_device_runs")));
+  args.spec.cpu_devices = false;
   args.last_step = kDeviceSteps;
   args.evaluate_every_step = true;
   return args;

@@ -87,8 +87,10 @@ std::string ToYaml(const TinyJob& job) {
                   job.micro_batch > 0 ? absl::StrCat("\n    microBatch: ", job.micro_batch) : "",
                   "\n    seed: ",
                   job.seed,
-                  "\n    optimizer: {lr: 3e-3, weightDecay: 0.1}\n",
-                  "    schedule: {kind: cosine, warmupSteps: ",
+                  "\n    optimizer: {lr: 3e-3, weightDecay: 0.1",
+                  job.optimizer.empty() ? "" : ", ",
+                  job.optimizer,
+                  "}\n    schedule: {kind: cosine, warmupSteps: ",
                   std::min<int64_t>(3, job.steps - 1),
                   "}\n");
   absl::StrAppend(&text, "  devices: {kind: cpu, count: ", job.workers, "}\n");

@@ -30,6 +30,7 @@ struct TinyJob {
   bool allow_numerics_change = false;
   std::string model_from = {};  // instead of the inline configuration
   uint64_t seed = 7;
+  std::string optimizer = {};  // more of spec.training.optimizer: "stateDtype: bf16"
   // Odd on purpose: no size is a power of two or a multiple of a vector.
   int64_t vocabulary = 97;
   int64_t hidden = 36;

@@ -19,10 +19,6 @@ class HostBackend final : public EngineBackend {
   explicit HostBackend(const Args& args) : EngineBackend(args) {}
 
   absl::Status Check() const override {
-    if (args_.plan.options.weight_type != DType::kF32) {
-      return absl::FailedPreconditionError(
-          "plan keeps gathered weights in bf16, ranks of a host compute in fp32");
-    }
     if (args_.communicator.backend() != kernels::Backend::kCpu) {
       return absl::FailedPreconditionError(
           absl::StrCat("transport ", args_.communicator.transport(), " needs a device"));

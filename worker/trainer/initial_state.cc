@@ -95,15 +95,15 @@ absl::Status FillCodes(RankEngine& engine,
                   ExitCode::kDevice);
 }
 
-// Fills what is stored: in place, or on the host first where that is not host memory.
+// Fills what is stored: in place, or, where that is not fp32 in host memory, on the host first.
 absl::Status FillShard(RankEngine& engine,
                        const shard::ParameterGroup& group,
                        plan::StateRole role,
                        const std::function<absl::Status(std::span<float>)>& read) {
   const size_t elements = Size(group.shard_elements());
-  float* in_place = engine.memory().in_place() ? optim::StoredFloats(group, role) : nullptr;
-  if (in_place != nullptr) {
-    return read({in_place, elements});
+  float* const floats = optim::StoredFloats(group, role);
+  if (engine.memory().in_place() && (floats != nullptr || elements == 0)) {
+    return read({floats, elements});
   }
   std::vector<float> shard(elements, 0.0f);
   RETURN_IF_ERROR(read(shard));

@@ -89,7 +89,7 @@ void AddNarrow(const PlanRequest& request, const Narrow& narrow, std::vector<Cha
 // A bf16 model weight and the 16 bits that it lacks of the fp32 main weight.
 std::vector<Changed> Remainders(const PlanRequest& request) {
   std::vector<Changed> made;
-  if (!request.spec.cpu_devices && request.spec.compute == ComputeType::kBF16) {
+  if (request.spec.compute == ComputeType::kBF16) {
     AddNarrow(request, {.main_weights = true}, made);
   }
   return made;
@@ -98,9 +98,6 @@ std::vector<Changed> Remainders(const PlanRequest& request) {
 // Ascending in what they round.
 std::vector<Changed> NarrowerForms(const PlanRequest& request) {
   std::vector<Changed> made;
-  if (request.spec.cpu_devices) {
-    return made;
-  }
   if (request.spec.compute == ComputeType::kBF16) {
     if (request.spec.optimizer.state_types == kF32States) {
       AddNarrow(request, {.moments = kBf16States}, made);

@@ -23,8 +23,7 @@ struct Remedy {
 // (the same bits), a wider shard axis (fewer replicas), more devices, a strategy that shards more,
 // recompute, a smaller micro-batch, more lanes, smaller windows, and what rounds: bf16 moments,
 // bf16 weights and activations; and, where none of them fits alone, all of them together, one added
-// after the other. Cpu devices, which compute in fp32, have no other forms. `request` itself can be
-// planned. Costs one plan per remedy.
+// after the other. `request` itself can be planned. Costs one plan per remedy.
 std::vector<Remedy> TryRemedies(const PlanRequest& request, int64_t usable_bytes);
 
 // The refusal: what is needed, the largest category, and the remedies that fit, in their order,

@@ -397,6 +397,7 @@ TEST(PlanProto, PlansOfBf16WeightsAndWiresRoundTrip) {
   for (const ComputeType compute : {ComputeType::kBF16, ComputeType::kF32}) {
     for (const WireType wire : {WireType::kF32, WireType::kBF16}) {
       JobSpec spec = testing::SpecOf(testing::Llama(64, 2, 96, 257), 4);
+      spec.cpu_devices = false;
       spec.gradient_wire = wire;
       spec.compute = compute;
       spec.communication_blocks = 5;

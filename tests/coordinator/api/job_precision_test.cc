@@ -50,7 +50,7 @@ std::string TypeViolations(const CanonicalJob& job) {
   return out;
 }
 
-TEST(JobPrecision, GpusComputeInBf16UnlessToldAndCpusInFp32) {
+TEST(JobPrecision, GpusComputeInBf16AndCpusInFp32UnlessTold) {
   struct Case {
     const char* kind;
     const char* precision;
@@ -61,7 +61,8 @@ TEST(JobPrecision, GpusComputeInBf16UnlessToldAndCpusInFp32) {
                            Case{"gpu", "compute: fp32", "fp32", plan::ComputeType::kF32},
                            Case{"gpu", "compute: bf16", "bf16", plan::ComputeType::kBF16},
                            Case{"cpu", "", "fp32", plan::ComputeType::kF32},
-                           Case{"cpu", "compute: fp32", "fp32", plan::ComputeType::kF32}}) {
+                           Case{"cpu", "compute: fp32", "fp32", plan::ComputeType::kF32},
+                           Case{"cpu", "compute: bf16", "bf16", plan::ComputeType::kBF16}}) {
     const CanonicalJob job = MakeTyped(test.kind, test.precision);
     ASSERT_TRUE(job.ok()) << TypeViolations(job);
     EXPECT_EQ(job.spec.compute, test.compute) << test.kind << " " << test.precision;
@@ -71,9 +72,6 @@ TEST(JobPrecision, GpusComputeInBf16UnlessToldAndCpusInFp32) {
 }
 
 TEST(JobPrecision, WhatNoEngineComputesIsRefusedByName) {
-  EXPECT_EQ(TypeViolations(MakeTyped("cpu", "compute: bf16")),
-            "spec.precision.compute: expected fp32: cpu devices compute in nothing else, got "
-            "'bf16'\n");
   EXPECT_EQ(TypeViolations(MakeTyped("gpu", "compute: fp8")),
             "spec.precision.compute: expected one of bf16, fp32, got 'fp8'\n");
   EXPECT_EQ(TypeViolations(MakeTyped("gpu", "", "stateDtype: fp4")),
@@ -136,10 +134,12 @@ TEST(JobPrecision, EachMomentHasAType) {
 
 TEST(JobPrecision, RemaindersGoWithBf16Alone) {
   const std::string both = "stateDtype: bf16, mainWeights: bf16_remainder";
-  const CanonicalJob job = MakeTyped("gpu", "", both);
-  ASSERT_TRUE(job.ok()) << TypeViolations(job);
-  EXPECT_EQ(job.spec.optimizer.state_types, plan::kBf16States);
-  EXPECT_EQ(job.spec.optimizer.main_weights, plan::MainWeightForm::kBF16Remainder);
+  for (const char* kind : {"gpu", "cpu"}) {
+    const CanonicalJob job = MakeTyped(kind, "compute: bf16", both);
+    ASSERT_TRUE(job.ok()) << TypeViolations(job);
+    EXPECT_EQ(job.spec.optimizer.state_types, plan::kBf16States);
+    EXPECT_EQ(job.spec.optimizer.main_weights, plan::MainWeightForm::kBF16Remainder);
+  }
   const std::string refused =
       "spec.training.optimizer.mainWeights: expected fp32, or precision.compute bf16, got "
       "'bf16_remainder'\n";
@@ -158,6 +158,7 @@ TEST(JobPrecision, SlowKernelsAreAllowedOnlyWhereTheyCouldRun) {
       "got true\n";
   EXPECT_EQ(TypeViolations(MakeTyped("gpu", "compute: fp32", "", allowed)), refused);
   EXPECT_EQ(TypeViolations(MakeTyped("cpu", "", "", allowed)), refused);
+  EXPECT_EQ(TypeViolations(MakeTyped("cpu", "compute: bf16", "", allowed)), refused);
 }
 
 }  // namespace

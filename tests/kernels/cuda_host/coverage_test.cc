@@ -92,8 +92,9 @@ TEST(OpCoverage, EveryOpIsDeclaredForCuda) {
 
 TEST(OpCoverage, EveryOpIsDispatchedToBothBackends) {
   const fs::path folder = RAVEL_KERNELS_FOLDER;
-  const std::string dispatch =
-      TextOf(folder / "dispatch.cc") + TextOf(folder / "dispatch_mixed.cc");
+  const std::string dispatch = TextOf(folder / "dispatch.cc") +
+                               TextOf(folder / "dispatch_norm.cc") +
+                               TextOf(folder / "dispatch_mixed.cc");
   for (const std::string& op : kOps) {
     const size_t body = dispatch.find(" " + op + "(Stream& stream");
     ASSERT_NE(body, std::string::npos) << op;

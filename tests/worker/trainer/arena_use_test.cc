@@ -165,10 +165,11 @@ std::vector<std::string> UnusedBuffers(const plan::ShardingPlan& plan, const Are
 
 class ArenaUse : public ::testing::TestWithParam<StrategyCase> {};
 
-TEST_P(ArenaUse, MeasuredIsPlanned) {
-  const StrategyCase& tested = GetParam();
-  const RecordArgs args = ArgsOf(
+// Two steps of the case with an evaluation between them.
+void ExpectMeasuredIsPlanned(const StrategyCase& tested, plan::ComputeType compute) {
+  RecordArgs args = ArgsOf(
       tested, JobOf(tested, "odd_tied", absl::StrCat(::testing::TempDir(), "/ravel_arena_use")));
+  args.spec.compute = compute;
   LocalRun run = {.spec = args.spec,
                   .ranks = tested.ranks(),
                   .shared_memory = args.shared_memory,
@@ -189,6 +190,14 @@ TEST_P(ArenaUse, MeasuredIsPlanned) {
     return absl::OkStatus();
   };
   EXPECT_EQ(RunLocalRanks(run), absl::OkStatus());
+}
+
+TEST_P(ArenaUse, MeasuredIsPlanned) {
+  ExpectMeasuredIsPlanned(GetParam(), plan::ComputeType::kF32);
+}
+
+TEST_P(ArenaUse, MeasuredIsPlannedInBf16) {
+  ExpectMeasuredIsPlanned(GetParam(), plan::ComputeType::kBF16);
 }
 
 std::vector<StrategyCase> ArenaCases() {

@@ -196,6 +196,15 @@ TEST_P(OperandUse, NothingElseIsReadOrWritten) {
   EXPECT_EQ(FirstDifference(Record(args), *watched), "");
 }
 
+TEST_P(OperandUse, NothingElseIsReadOrWrittenInBf16) {
+  const WatchedCase& tested = GetParam();
+  RecordArgs args = OneStep(tested.strategy, tested.model, tested.shared_memory);
+  args.spec.compute = plan::ComputeType::kBF16;
+  const absl::StatusOr<Recording> watched = RecordWatched(args);
+  ASSERT_TRUE(watched.ok()) << watched.status();
+  EXPECT_EQ(FirstDifference(Record(args), *watched), "");
+}
+
 std::vector<WatchedCase> WatchedCases() {
   std::vector<WatchedCase> cases;
   int64_t turn = 0;

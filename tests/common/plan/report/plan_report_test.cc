@@ -310,7 +310,8 @@ TEST(PlanFit, RemediesAreTriedInOrderAndEachWasPlanned) {
                                      "parallelism.recompute",
                                      "training.microBatch",
                                      "determinism.virtualRanks",
-                                     "parallelism.gatherWindow and stagingWindow"));
+                                     "parallelism.gatherWindow and stagingWindow",
+                                     "precision.compute"));
   // What is named has just that peak.
   const Remedy* const zero3 = Find(remedies, "parallelism.strategy: optim");
   ASSERT_NE(zero3, nullptr);
@@ -363,7 +364,7 @@ std::vector<std::string> Forms(const std::vector<Remedy>& remedies) {
   return forms;
 }
 
-TEST(PlanFit, GpuJobsAreOfferedNarrowerFormsThatTheyDoNotHaveYet) {
+TEST(PlanFit, JobsAreOfferedNarrowerFormsThatTheyDoNotHaveYet) {
   constexpr auto kF32 = ComputeType::kF32;
   constexpr auto kBF16 = ComputeType::kBF16;
   constexpr auto kWide = MainWeightForm::kF32;
@@ -383,10 +384,26 @@ TEST(PlanFit, GpuJobsAreOfferedNarrowerFormsThatTheyDoNotHaveYet) {
               ::testing::ElementsAre(remainder, remainder + ", " + fp8));
   EXPECT_THAT(offered(GpuRequest(kBF16, kRemainder, kBf16States)), ::testing::ElementsAre(fp8));
   EXPECT_THAT(offered(GpuRequest(kBF16, kRemainder, kFp8States)), ::testing::IsEmpty());
-  EXPECT_THAT(offered(GpuRequest(kF32, kWide, kF32States)),
-              ::testing::ElementsAre(compute, split, split + ", " + moments, split + ", " + fp8));
-  // Of what CPUs compute there is one form.
-  EXPECT_THAT(offered(RequestOf(2)), ::testing::IsEmpty());
+  PlanRequest wide = GpuRequest(kF32, kWide, kF32States);
+  for (const bool cpu : {false, true}) {
+    wide.spec.cpu_devices = cpu;
+    EXPECT_THAT(offered(wide),
+                ::testing::ElementsAre(compute, split, split + ", " + moments, split + ", " + fp8));
+  }
+}
+
+// A CPU needs no memory of cuDNN's.
+TEST(PlanReport, Bf16OfCpusReservesNothingForAttention) {
+  PlanRequest request = RequestOf(2);
+  request.spec.compute = ComputeType::kBF16;
+  request.spec.gradient_wire = WireType::kBF16;
+  for (const bool cpu : {false, true}) {
+    request.spec.cpu_devices = cpu;
+    const ShardingPlan plan = Make(request);
+    EXPECT_EQ(plan.options.weight_type, DType::kBF16);
+    EXPECT_EQ(plan.options.staged_type, DType::kBF16);
+    EXPECT_EQ(plan.options.attention_workspace_bytes == 0, cpu);
+  }
 }
 
 TEST(PlanFit, NarrowerFormsSaveWhatIsSaid) {

@@ -12,6 +12,8 @@ usage: deploy/quickstart.sh [options]
   --kill-one                 kills a worker daemon with SIGKILL half-way
   --keep                     leaves everything running at the end and says how to use it
   --corpus bible|linux-doc   the text (default bible)
+  --compute fp32|bf16        type of weights and activations (default fp32)
+  --state TYPE               of the optimizer's moments: fp32, bf16, fp8, or two of them such as fp8,bf16 (default fp32)
   --cuda                     also builds libravel_cuda.so (needs nvcc)
 TEXT
   exit 2
@@ -23,7 +25,7 @@ number() {
   echo "$2"
 }
 
-workers=2 steps='' kill_one=no keep=no corpus=bible preset=dev
+workers=2 steps='' kill_one=no keep=no corpus=bible preset=dev compute=fp32 state_type=fp32
 while [[ $# -gt 0 ]]; do
   case $1 in
     --workers) workers=$(number "$1" "${2:-}"); shift ;;
@@ -31,12 +33,16 @@ while [[ $# -gt 0 ]]; do
     --kill-one) kill_one=yes ;;
     --keep) keep=yes ;;
     --corpus) corpus=${2:-}; shift ;;
+    --compute) compute=${2:-}; shift ;;
+    --state) state_type=${2:-}; shift ;;
     --cuda) preset=cuda ;;
     *) usage ;;
   esac
   shift || usage
 done
 [[ $corpus == bible || $corpus == linux-doc ]] || usage
+[[ $compute == fp32 || $compute == bf16 ]] || usage
+[[ $state_type =~ ^(fp32|bf16|fp8)(,(fp32|bf16|fp8))?$ ]] || usage
 if [[ $kill_one == yes && $workers == 1 ]]; then
   echo "quickstart.sh: --kill-one needs at least 2 workers" >&2
   exit 2
@@ -135,6 +141,8 @@ sed -e "s#/var/tmp/ravel-quickstart/tokens#$tokens#" \
   -e "s#warmupSteps: [0-9]*#warmupSteps: $warmup#" \
   -e "s#globalBatch: [0-9]*#globalBatch: $batch#" \
   -e "s#count: [0-9]*#count: $workers#" \
+  -e "s#^    optimizer: {#    optimizer: {stateDtype: '$state_type', #" \
+  -e "s#^  devices: {#  precision: {compute: $compute}\n&#" \
   -e "s#max: [0-9]*#max: $workers#" \
   -e "s#virtualRanks: [0-9]*#virtualRanks: $lanes#" "$example" >"$job"
 

@@ -4,7 +4,12 @@
 
 namespace ravel::kernels::cpu {
 
-// Plain loops over groups, with which device kernels are compared; shapes and types are checked.
+// Shapes and types are checked.
 void GroupedUpdate(const GroupedUpdateArgs& args);
+// One piece, whatever its table: `scalars` and `step` take the place of what `args` has.
+void UpdateBlocks(const GroupedUpdateArgs& args,
+                  const UpdatePiece& piece,
+                  const UpdateScalars& scalars,
+                  uint32_t step);
 
 }  // namespace ravel::kernels::cpu

@@ -13,7 +13,7 @@
 
 #include "common/check.h"
 #include "common/signed_size.h"
-#include "kernels/cpu/update_elements.h"
+#include "kernels/cpu/grouped_update.h"
 #include "kernels/scalar/bfloat16.h"
 #include "kernels/scalar/update_rules.h"
 #include "kernels/tree_reduce.h"
@@ -47,35 +47,6 @@ void UpdateFp32(const ElementUpdateArgs& args,
 }
 
 template <typename Rule>
-void UpdateMixed(const ElementUpdateArgs& args,
-                 const UpdatePiece& piece,
-                 const UpdateScalars& scalars,
-                 uint32_t step) {
-  constexpr bool kTwo = Rule::kStates > 1;
-  for (int64_t i = piece.offset; i < piece.offset + piece.elements; ++i) {
-    const scalar::AdamWElement next =
-        Rule::Step(scalars,
-                   {MainWeightAt(args, i), FloatAt(args.m, i), kTwo ? FloatAt(args.v, i) : 0.0f},
-                   FloatAt(args.g, i));
-    StoreMainWeight(args, i, next.p);
-    if (args.m.dtype == DType::kF32) {
-      args.m.As<float>()[i] = next.m;
-    } else {
-      args.m.As<uint16_t>()[i] = scalar::Bf16Nearest(next.m);
-    }
-    if constexpr (kTwo) {
-      if (args.v.dtype == DType::kF32) {
-        args.v.As<float>()[i] = next.v;
-      } else {
-        const auto index = static_cast<uint64_t>(piece.first_index + i - piece.offset);
-        args.v.As<uint16_t>()[i] = scalar::Bf16Stochastic(
-            next.v, HalfOf(StateDraw(args.seed, piece.site, step, index), index % 4 + 4));
-      }
-    }
-  }
-}
-
-template <typename Rule>
 void UpdatePieceOf(const ElementUpdateArgs& args,
                    const UpdatePiece& piece,
                    const UpdateScalars& scalars,
@@ -88,7 +59,7 @@ void UpdatePieceOf(const ElementUpdateArgs& args,
   if (fp32) {
     UpdateFp32<Rule>(args, piece, scalars);
   } else {
-    UpdateMixed<Rule>(args, piece, scalars, step);
+    UpdateBlocks({.update = args}, piece, scalars, step);
   }
 }
 

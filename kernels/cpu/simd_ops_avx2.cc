@@ -53,7 +53,7 @@ uint64_t DigestWords(const uint32_t* words, int64_t count, uint64_t first_index)
   return sum;
 }
 
-constexpr SimdOps kOps = MakeSimdOps<Avx2Vector>(DigestWords, StreamingCopy);
+constexpr SimdOps kOps = MakeSimdOps<Avx2Vector>(DigestWords, StreamingCopy, UpdateBlockAvx2);
 
 }  // namespace
 

@@ -19,7 +19,7 @@ void Copy(void* to, const void* from, int64_t bytes) {
   std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
-constexpr SimdOps kOps = MakeSimdOps<PortableVector>(DigestWords, Copy);
+constexpr SimdOps kOps = MakeSimdOps<PortableVector>(DigestWords, Copy, UpdateBlockPortable);
 
 }  // namespace
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// The table of ops over one vector type; digest and copy have no common form, so each path brings
-// its own.
+// The table of ops over one vector type; digest, copy and blocks of updates have no common form, so
+// each path brings its own.
 
 #include "kernels/cpu/attention_gradient.h"
 #include "kernels/cpu/attention_tiles.h"
@@ -27,7 +27,8 @@ void ByElement(const Args& args) {
 
 template <typename V>
 constexpr SimdOps MakeSimdOps(decltype(SimdOps::digest_words) digest_words,
-                              decltype(SimdOps::copy_bytes) copy_bytes) {
+                              decltype(SimdOps::copy_bytes) copy_bytes,
+                              decltype(SimdOps::update_block) update_block) {
   return {
       .rms_norm_forward = ByElement<&RmsNormForwardArgs::x,
                                     RmsNormForwardRows<V, float>,
@@ -85,6 +86,7 @@ constexpr SimdOps MakeSimdOps(decltype(SimdOps::digest_words) digest_words,
                                       AttentionBackwardTiles<V, float>,
                                       AttentionBackwardTiles<V, Bf16>>,
       .adamw = AdamWUpdateRange<V>,
+      .update_block = update_block,
       .tree_add = TreeAddRange<V>,
       .tree_sum = TreeSumPieces<V>,
       .row_sum_squares = RowSumSquaresRows<V>,

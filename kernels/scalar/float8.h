@@ -89,9 +89,9 @@ constexpr uint8_t E4M3Stochastic(float x, uint32_t random16) {
     return E4M3::Signed(bits, 0x7E);
   }
   if (magnitude < E4M3::kSmallestNormal) {
-    const float steps =
-        std::bit_cast<float>(magnitude) * 512.0f + static_cast<float>(random16) * 0x1p-16f;
-    return E4M3::Signed(bits, static_cast<uint32_t>(steps));
+    const float steps = std::bit_cast<float>(magnitude) * 512.0f +
+                        static_cast<float>(static_cast<int32_t>(random16)) * 0x1p-16f;
+    return E4M3::Signed(bits, static_cast<uint32_t>(static_cast<int32_t>(steps)));
   }
   return E4M3::Signed(bits, ((magnitude + (random16 << 4)) >> E4M3::kShift) - E4M3::kRebias);
 }

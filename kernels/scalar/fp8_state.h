@@ -46,8 +46,9 @@ constexpr uint32_t E4M3AtMost(float x) {
   constexpr uint32_t kSmallestNormal = 0x3C800000u;  // 2^-6
   constexpr uint32_t kRebias = 120u << 3;            // 127 - 7, above three bits of mantissa
   const uint32_t bits = std::bit_cast<uint32_t>(x);
-  const uint32_t code =
-      bits < kSmallestNormal ? static_cast<uint32_t>(x * 512.0f) : (bits >> 20) - kRebias;
+  const uint32_t code = bits < kSmallestNormal
+                            ? static_cast<uint32_t>(static_cast<int32_t>(x * 512.0f))
+                            : (bits >> 20) - kRebias;
   return code < kLargestE4M3 ? code : kLargestE4M3;
 }
 
@@ -67,7 +68,7 @@ constexpr uint8_t EncodeSquare(Value v, uint8_t scale, uint32_t random16) {
   const float low = square(code);
   if (code < kLargestE4M3) {
     const float gap = square(code + 1) - low;
-    code += static_cast<float>(random16) * 0x1p-16f * gap < x - low ? 1u : 0u;
+    code += static_cast<float>(static_cast<int32_t>(random16)) * 0x1p-16f * gap < x - low ? 1u : 0u;
   }
   return static_cast<uint8_t>(code == 0 && v > 0 ? 1u : code);
 }

@@ -13,6 +13,7 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/cpu/simd_ops.h"
 #include "kernels/scalar/adamw.h"
 #include "kernels/scalar/fp8_state.h"
 
@@ -202,6 +203,29 @@ TEST_F(GroupedUpdateTest, CutsOfATensorChangeNoBit) {
     EXPECT_EQ(whole, rows);
     EXPECT_EQ(whole, blocks);
     EXPECT_NE(whole.main, start_.main);
+  }
+}
+
+TEST_F(GroupedUpdateTest, EveryInstructionSetGivesTheSameBits) {
+  const auto run = [&](cpu::SimdPath path, DType m, DType v) {
+    cpu::UseSimdPath(path);
+    State state = start_;
+    for (uint32_t step = 0; step < 5; ++step) {
+      Run(state, m, v, step, Pieces(100));
+    }
+    cpu::UseBestSimdPath();
+    return state;
+  };
+  constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF8E4M3};
+  for (const DType m : kTypes) {
+    for (const DType v : kTypes) {
+      const State portable = run(cpu::SimdPath::kPortable, m, v);
+      for (const cpu::SimdPath path : {cpu::SimdPath::kAvx2, cpu::SimdPath::kAvx512}) {
+        if (cpu::RunsHere(path)) {
+          EXPECT_EQ(portable, run(path, m, v)) << DTypeName(m) << DTypeName(v);
+        }
+      }
+    }
   }
 }
 

@@ -1,0 +1,45 @@
+#pragma once
+
+// Updates of a few elements at a time, whose steps are loops that compilers vectorise: one source
+// for each instruction set (update_block_*.cc), the same bits from all.
+
+#include <cstdint>
+
+#include "kernels/scalar/update_rules.h"
+#include "kernels/update.h"
+
+namespace ravel::kernels::cpu {
+
+enum class StateForm { kNone, kF32, kBf16, kFp8 };
+
+// A state of the block's elements, from the first on, and their scale where it is fp8.
+struct StateBlock {
+  void* values = nullptr;
+  StateForm form = StateForm::kNone;
+  uint8_t* scale = nullptr;
+};
+
+// At most kUpdateGroup consecutive elements of a tensor; fp8 states: one group. A main weight is
+// `main`, or `weight` with `remainder`; `weight` is rounded from it where it is there.
+struct UpdateBlock {
+  float* main = nullptr;
+  uint16_t* weight = nullptr;
+  int16_t* remainder = nullptr;
+  const void* gradient = nullptr;
+  bool bf16_gradient = false;
+  StateBlock mean = {};
+  StateBlock square = {};
+  int64_t elements = 0;
+  uint64_t index = 0;  // of the first element in the tensor
+  uint64_t seed = 0;
+  uint32_t site = 0;
+  uint32_t step = 0;
+  ElementRule rule = ElementRule::kAdamW;
+  UpdateScalars scalars = {};
+};
+
+void UpdateBlockPortable(const UpdateBlock& block);
+void UpdateBlockAvx2(const UpdateBlock& block);
+void UpdateBlockAvx512(const UpdateBlock& block);
+
+}  // namespace ravel::kernels::cpu

@@ -19,6 +19,7 @@
 #include "kernels/attention.h"
 #include "kernels/digest.h"
 #include "kernels/gemm.h"
+#include "kernels/grouped_update.h"
 #include "kernels/loss.h"
 #include "kernels/norm.h"
 #include "kernels/philox.h"
@@ -268,6 +269,53 @@ void RunFlat(Bench& bench) {
   });
 }
 
+// Updates in mixed types, as jobs of bf16 have them: bytes are what is read and written.
+void RunMixedUpdates(Bench& bench) {
+  const int64_t n = 16 << 20;
+  const auto flat = [&](DType dtype) {
+    TensorView view = VectorView(nullptr, n);
+    view.dtype = dtype;
+    // The widest type: narrower ones take its first part. Zeros are values of every type.
+    view.data = bench.Floats(n + 5120);
+    std::fill_n(static_cast<float*>(view.data), n, 0.0f);
+    return view;
+  };
+  const std::vector<UpdatePiece> pieces = {{.elements = n, .row = 4096}};
+  struct Form {
+    const char* name;
+    bool split;
+    DType gradient;
+    DType mean;
+    DType square;
+    double bytes;  // of an element
+  };
+  constexpr Form kForms[] = {
+      {"fp32 main, bf16 weight", false, DType::kF32, DType::kF32, DType::kF32, 30},
+      {"remainder", true, DType::kF32, DType::kF32, DType::kF32, 28},
+      {"remainder, bf16 states", true, DType::kF32, DType::kBF16, DType::kBF16, 20},
+      {"remainder, bf16 gradient and states", true, DType::kBF16, DType::kBF16, DType::kBF16, 18},
+      {"remainder, fp8,bf16 states", true, DType::kF32, DType::kF8E4M3, DType::kBF16, 18},
+      {"remainder, fp8 states", true, DType::kF32, DType::kF8E4M3, DType::kF8E4M3, 16}};
+  for (const Form& form : kForms) {
+    GroupedUpdateArgs args = {.update = {.weight = flat(DType::kBF16),
+                                         .g = flat(form.gradient),
+                                         .m = flat(form.mean),
+                                         .v = flat(form.square),
+                                         .seed = 1}};
+    (form.split ? args.update.remainder : args.update.main_weight) =
+        flat(form.split ? DType::kI16 : DType::kF32);
+    args.m_scales = form.mean == DType::kF8E4M3 ? flat(DType::kU8) : TensorView{};
+    args.v_scales = form.square == DType::kF8E4M3 ? flat(DType::kU8) : TensorView{};
+    args.update.scalars = MakeUpdateScalars({.learning_rate = 1e-4}, 1, 1.0f);
+    args.update.table = {.pieces = pieces.data(), .count = 1};
+    float* const gradient = args.update.g.As<float>();
+    std::fill_n(gradient, form.gradient == DType::kF32 ? n : n / 2, 1e-3f);
+    bench.Run(absl::StrCat("update 16Mi ", form.name),
+              {.bytes = form.bytes * static_cast<double>(n)},
+              [&] { GroupedUpdate(bench.stream, args); });
+  }
+}
+
 void RunAll() {
   const double roof = testing::MeasureFmaRoof();
   const double avx2_roof = testing::MeasureAvx2FmaRoof();
@@ -285,6 +333,7 @@ void RunAll() {
   RunRows(bench);
   RunHead(bench, 512, 512, 8192);
   RunFlat(bench);
+  RunMixedUpdates(bench);
 }
 
 }  // namespace

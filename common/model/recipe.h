@@ -1,0 +1,43 @@
+#pragma once
+
+// The recipes by which matrices are quantized for gemms: the type of their codes, and the square
+// blocks of a weight that share a scale.
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "common/dtype.h"
+
+namespace ravel::plan {
+
+// On disk (plan proto, numerics): do not renumber.
+enum class Recipe : uint8_t {
+  kNone = 0,
+  kDelayed = 1,  // fp8_tensor, scaling: delayed: one scale per tensor, from the history of its amax
+  kCurrent = 2,  // fp8_tensor, scaling: current: one scale per tensor, from its own amax
+  kFloat8Block = 3,  // fp8_block: a scale for 128 x 128 elements, a power of two
+  kMxFp8 = 4,        // mxfp8: 32 x 32, E8M0
+  kNvFp4 = 5,        // nvfp4: 16 x 16, E4M3, with a second scale for the tensor
+};
+
+// Edge of a weight's square blocks: 0 where the whole tensor is one.
+constexpr int64_t BlockEdge(Recipe recipe) {
+  switch (recipe) {
+    case Recipe::kFloat8Block:
+      return 128;
+    case Recipe::kMxFp8:
+      return 32;
+    case Recipe::kNvFp4:
+      return 16;
+    default:
+      return 0;
+  }
+}
+
+// Two codes of NVFP4 share a byte; all others have one of their own.
+constexpr int64_t CodesPerByte(Recipe recipe) {
+  return recipe == Recipe::kNvFp4 ? 2 : 1;
+}
+
+}  // namespace ravel::plan

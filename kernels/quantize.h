@@ -87,8 +87,8 @@ struct QuantizeActivationArgs {
   plan::Recipe recipe = plan::Recipe::kNone;
   ActivationRole role = ActivationRole::kInput;
   BlocksAlong along = BlocksAlong::kColumns;
-  TensorView from;  // [tokens, columns] bf16; rows may be strided
-  TensorView to;    // [tokens, columns] bf16; rows may be strided
+  TensorView from;        // [tokens, columns] bf16; rows may be strided
+  TensorView to;          // [tokens, columns] bf16; rows may be strided
   TensorView scale;       // fp32 [1]: out
   TensorView encode;      // fp32 [1]
   TensorView staged;      // u32 [1]

@@ -1,5 +1,5 @@
-// Updates whose main weights, gradients or states are not all fp32, in blocks of a group: a state
-// of fp8 takes its new scale from all of a group's new values.
+// Updates whose main weights, gradients or states are not all fp32, in blocks of a row: a state of
+// fp8 takes the new scale of a group from all of its new values.
 
 #include "kernels/cpu/grouped_update.h"
 
@@ -54,7 +54,7 @@ void UpdateBlocks(const GroupedUpdateArgs& args,
   int64_t scale = piece.first_scale;
   for (int64_t done = 0; done < piece.elements; done += block.elements) {
     const int64_t at = piece.offset + done;
-    block.elements = std::min({kUpdateGroup, row - done % row, piece.elements - done});
+    block.elements = std::min(row - done % row, piece.elements - done);
     block.index = static_cast<uint64_t>(piece.first_index + done);
     block.main = From<float>(update.main_weight, at);
     block.weight = From<uint16_t>(update.weight, at);
@@ -63,7 +63,7 @@ void UpdateBlocks(const GroupedUpdateArgs& args,
     block.mean = StateFrom(update.m, args.m_scales, at, scale);
     block.square = StateFrom(update.v, args.v_scales, at, scale);
     ActiveOps().update_block(block);
-    ++scale;
+    scale += DivCeil(block.elements, kUpdateGroup);
   }
 }
 

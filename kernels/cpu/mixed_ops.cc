@@ -1,9 +1,9 @@
-// Plain loops for updates, gradient sums, casts and transpositions of mixed precision. They are the
-// reference for the device kernels, so they are written for reading, except the all-fp32 update,
-// which compilers vectorise. A main weight is either fp32, or bf16 with a 16-bit remainder that
-// together give the same fp32 value. Of the optimizer states the first is rounded to nearest, the
-// second stochastically: its random bits come from Philox by (seed, step, tensor, global index), so
-// the result does not depend on how a tensor is cut into shards.
+// Plain loops for gradient sums, casts and transpositions of mixed precision, and updates in blocks.
+// The loops are the reference for the device kernels, so they are written for reading. A main
+// weight is either fp32, or bf16 with a 16-bit remainder that together give the same fp32 value. Of
+// the optimizer states the first is rounded to nearest, the second stochastically: its random bits
+// come from Philox by (seed, step, tensor, global index), so the result does not depend on how a
+// tensor is cut into shards.
 
 #include "kernels/cpu/mixed_ops.h"
 
@@ -26,41 +26,15 @@ float FloatAt(const TensorView& view, int64_t i) {
                                     : view.As<float>()[i];
 }
 
-// The case in which nothing is rounded: a loop that compilers vectorise.
-template <typename Rule>
-void UpdateFp32(const ElementUpdateArgs& args,
-                const UpdatePiece& piece,
-                const UpdateScalars& scalars) {
-  float* p = args.main_weight.As<float>() + piece.offset;
-  const float* g = args.g.As<float>() + piece.offset;
-  float* m = args.m.As<float>() + piece.offset;
-  float* v = Rule::kStates > 1 ? args.v.As<float>() + piece.offset : nullptr;
-  for (int64_t i = 0; i < piece.elements; ++i) {
-    const scalar::AdamWElement next =
-        Rule::Step(scalars, {p[i], m[i], Rule::kStates > 1 ? v[i] : 0.0f}, g[i]);
-    p[i] = next.p;
-    m[i] = next.m;
-    if constexpr (Rule::kStates > 1) {
-      v[i] = next.v;
+void CheckStates(const ElementUpdateArgs& args) {
+  scalar::ForEachRule([&](auto rule) {
+    using Rule = decltype(rule);
+    if (Rule::kRule == args.rule) {
+      CHECK_MSG(args.v.present() == (Rule::kStates > 1) || args.g.elements() == 0,
+                "another number of states");
+      CHECK_MSG(Rule::kNarrowStates || args.m.dtype == DType::kF32, "states are fp32");
     }
-  }
-}
-
-template <typename Rule>
-void UpdatePieceOf(const ElementUpdateArgs& args,
-                   const UpdatePiece& piece,
-                   const UpdateScalars& scalars,
-                   uint32_t step) {
-  CHECK_MSG(args.v.present() == (Rule::kStates > 1) || piece.elements == 0,
-            "another number of states");
-  CHECK_MSG(Rule::kNarrowStates || args.m.dtype == DType::kF32, "states are fp32");
-  const bool fp32 = args.main_weight.present() && !args.weight.present() &&
-                    args.g.dtype == DType::kF32 && args.m.dtype == DType::kF32;
-  if (fp32) {
-    UpdateFp32<Rule>(args, piece, scalars);
-  } else {
-    UpdateBlocks({.update = args}, piece, scalars, step);
-  }
+  });
 }
 
 }  // namespace
@@ -69,6 +43,7 @@ void ElementUpdate(const ElementUpdateArgs& args) {
   if (args.apply != nullptr && *args.apply == 0) {
     return;
   }
+  CheckStates(args);
   UpdateScalars scalars = args.device_scalars != nullptr ? *args.device_scalars : args.scalars;
   const uint32_t step =
       args.device_step != nullptr ? static_cast<uint32_t>(*args.device_step) : args.step;
@@ -79,12 +54,7 @@ void ElementUpdate(const ElementUpdateArgs& args) {
   const float decay = scalars.weight_decay;
   for (const UpdatePiece& piece : std::span(table.pieces, Size(table.count))) {
     scalars.weight_decay = piece.decays != 0 ? decay : 0.0f;
-    scalar::ForEachRule([&](auto rule) {
-      using Rule = decltype(rule);
-      if (Rule::kRule == args.rule) {
-        UpdatePieceOf<Rule>(args, piece, scalars, step);
-      }
-    });
+    UpdateBlocks({.update = args}, piece, scalars, step);
   }
 }
 

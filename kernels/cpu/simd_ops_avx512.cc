@@ -47,7 +47,7 @@ uint64_t DigestWords(const uint32_t* words, int64_t count, uint64_t first_index)
   return sum;
 }
 
-constexpr SimdOps kOps = MakeSimdOps<Avx512Vector>(DigestWords, StreamingCopy, UpdateBlockAvx2);
+constexpr SimdOps kOps = MakeSimdOps<Avx512Vector>(DigestWords, StreamingCopy, UpdateBlockAvx512);
 
 }  // namespace
 

@@ -1,8 +1,7 @@
 #pragma once
 
-// Updates of a few elements at a time, whose steps are loops that compilers vectorise: one source
-// for each instruction set, the same bits from all. AVX-512 uses those of AVX2: gcc 12 leaves the
-// encoding of fp8 scalar with its masks, and the rest is no faster.
+// Updates of a run of elements, group by group: one source for each instruction set, the same bits
+// from all. update_block_loops.h has them as plain loops, update_vectors.h as vectors.
 
 #include <cstdint>
 
@@ -13,15 +12,16 @@ namespace ravel::kernels::cpu {
 
 enum class StateForm { kNone, kF32, kBf16, kFp8 };
 
-// A state of the block's elements, from the first on, and their scale where it is fp8.
+// A state of the block's elements, from the first on, and the scales of their groups where it is
+// fp8.
 struct StateBlock {
   void* values = nullptr;
   StateForm form = StateForm::kNone;
   uint8_t* scale = nullptr;
 };
 
-// At most kUpdateGroup consecutive elements of a tensor; fp8 states: one group. A main weight is
-// `main`, or `weight` with `remainder`; `weight` is rounded from it where it is there.
+// Consecutive elements of a tensor; fp8 states: of a row, from the first of a group on. A main
+// weight is `main`, or `weight` with `remainder`; `weight` is rounded from it where it is there.
 struct UpdateBlock {
   float* main = nullptr;
   uint16_t* weight = nullptr;
@@ -41,5 +41,6 @@ struct UpdateBlock {
 
 void UpdateBlockPortable(const UpdateBlock& block);
 void UpdateBlockAvx2(const UpdateBlock& block);
+void UpdateBlockAvx512(const UpdateBlock& block);
 
 }  // namespace ravel::kernels::cpu

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "kernels/cpu/update_block.h"
+#include "kernels/cpu/update_groups.h"
 #include "kernels/scalar/bfloat16.h"
 #include "kernels/scalar/fp8_state.h"
 #include "kernels/scalar/philox.h"
@@ -212,8 +212,8 @@ void UpdateBy(const UpdateBlock& block) {
 inline void UpdateLoops(const UpdateBlock& block) {
   scalar::ForEachRule([&](auto rule) {
     using Rule = decltype(rule);
-    if (Rule::kRule == block.rule) {
-      UpdateBy<Rule>(block);
+    for (int64_t at = 0; Rule::kRule == block.rule && at < block.elements; at += kUpdateGroup) {
+      UpdateBy<Rule>(GroupAt(block, at));
     }
   });
 }

@@ -1,0 +1,79 @@
+#pragma once
+
+// Avx2Lanes with sixteen lanes of AVX-512 F. Only files compiled with AVX-512 include this.
+
+#include <cstdint>
+
+#include <immintrin.h>
+
+namespace ravel::kernels::cpu {
+
+struct Avx512Lanes {
+  using F = __m512;
+  using I = __m512i;
+  using Mask = __mmask16;
+  static constexpr int64_t kLanes = 16;
+
+  static F Set(float x) { return _mm512_set1_ps(x); }
+  static I Set(uint32_t x) { return _mm512_set1_epi32(static_cast<int32_t>(x)); }
+  static F Load(const float* p) { return _mm512_loadu_ps(p); }
+  static void Store(float* p, F x) { _mm512_storeu_ps(p, x); }
+  static I Load(const uint16_t* p) {
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static I Load(const uint8_t* p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static void Store(uint16_t* p, I x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
+  }
+  static void Store(uint8_t* p, I x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
+  }
+
+  static F AsFloat(I x) { return _mm512_castsi512_ps(x); }
+  static I AsInt(F x) { return _mm512_castps_si512(x); }
+  static F ToFloat(I x) { return _mm512_cvtepi32_ps(x); }
+  static I Truncate(F x) { return _mm512_cvttps_epi32(x); }
+
+  static F Add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F Sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  static F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static I Add(I a, I b) { return _mm512_add_epi32(a, b); }
+  static I Sub(I a, I b) { return _mm512_sub_epi32(a, b); }
+  static I And(I a, I b) { return _mm512_and_si512(a, b); }
+  static I Or(I a, I b) { return _mm512_or_si512(a, b); }
+  template <int kBits>
+  static I Left(I x) {
+    return _mm512_slli_epi32(x, kBits);
+  }
+  template <int kBits>
+  static I Right(I x) {
+    return _mm512_srli_epi32(x, kBits);
+  }
+  static I Min(I a, I b) { return _mm512_min_epi32(a, b); }
+  static I Max(I a, I b) { return _mm512_max_epi32(a, b); }
+  static Mask Less(I a, I b) { return _mm512_cmplt_epi32_mask(a, b); }
+  static Mask Less(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+  static bool Any(Mask mask) { return mask != 0; }
+  static Mask Both(Mask a, Mask b) { return static_cast<Mask>(a & b); }
+  static I Select(Mask mask, I yes, I no) { return _mm512_mask_mov_epi32(no, mask, yes); }
+  static F Select(Mask mask, F yes, F no) { return _mm512_mask_mov_ps(no, mask, yes); }
+  static I AddWhere(Mask mask, I x, uint32_t addend) {
+    return _mm512_mask_add_epi32(x, mask, x, Set(addend));
+  }
+  static uint32_t ReduceMax(I x) { return static_cast<uint32_t>(_mm512_reduce_max_epi32(x)); }
+
+  static I Set64(uint64_t x) { return _mm512_set1_epi64(static_cast<int64_t>(x)); }
+  static I Count64(uint64_t first) {
+    return _mm512_add_epi64(Set64(first), _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
+  }
+  static I MulWide(I a, I b) { return _mm512_mul_epu32(a, b); }
+  static I HighHalf(I x) { return _mm512_srli_epi64(x, 32); }
+  static I SwapHalves(I x) { return _mm512_shuffle_epi32(x, _MM_PERM_CDAB); }
+  static I Xor(I a, I b) { return _mm512_xor_si512(a, b); }
+  static I Xor(I a, I b, I c) { return _mm512_ternarylogic_epi32(a, b, c, 0x96); }
+  static void Store(uint64_t* p, I x) { _mm512_storeu_si512(p, x); }
+};
+
+}  // namespace ravel::kernels::cpu

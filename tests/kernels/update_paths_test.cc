@@ -1,0 +1,159 @@
+// Updates in mixed types on every instruction set against the plain loops, bit by bit: all forms of
+// weights, gradients and states, rows that are no whole vectors, elements that begin inside a draw,
+// a counter that carries within a group, and values of every magnitude.
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "kernels/cpu/simd_ops.h"
+#include "kernels/grouped_update.h"
+
+namespace ravel::kernels {
+namespace {
+
+constexpr int64_t kPathRow = 300;
+constexpr int64_t kPathRows = 3;
+constexpr int64_t kPathElements = kPathRow * kPathRows;
+constexpr int64_t kPathScales = 3 * kPathRows;
+
+struct PathForm {
+  bool split = false;   // a bf16 weight and its remainder; else fp32
+  bool weight = false;  // a bf16 weight beside the fp32 one
+  DType gradient = DType::kF32;
+  DType mean = DType::kF32;
+  DType square = DType::kF32;
+};
+
+std::vector<PathForm> AllForms() {
+  std::vector<PathForm> forms;
+  for (const auto& [split, weight] : {std::pair{false, false}, {false, true}, {true, true}}) {
+    for (const DType gradient : {DType::kF32, DType::kBF16}) {
+      for (const DType mean : {DType::kF32, DType::kBF16, DType::kF8E4M3}) {
+        for (const DType square : {DType::kF32, DType::kBF16, DType::kF8E4M3}) {
+          forms.push_back({split, weight, gradient, mean, square});
+        }
+      }
+    }
+  }
+  return forms;
+}
+
+// Memory of one tensor. Every operand has room for the widest type.
+struct PathTensor {
+  std::vector<uint32_t> main = std::vector<uint32_t>(kPathElements);
+  std::vector<uint16_t> weight = std::vector<uint16_t>(kPathElements);
+  std::vector<int16_t> remainder = std::vector<int16_t>(kPathElements);
+  std::vector<uint32_t> mean = std::vector<uint32_t>(kPathElements);
+  std::vector<uint32_t> square = std::vector<uint32_t>(kPathElements);
+  std::vector<uint8_t> mean_scales = std::vector<uint8_t>(kPathScales);
+  std::vector<uint8_t> square_scales = std::vector<uint8_t>(kPathScales);
+  bool operator==(const PathTensor&) const = default;
+};
+
+TensorView FlatOf(void* data, int64_t elements, DType dtype) {
+  TensorView view = VectorView(nullptr, elements);
+  view.dtype = dtype;
+  view.data = data;
+  return view;
+}
+
+class UpdatePathsTest : public ::testing::Test {
+ protected:
+  // Magnitudes from 2^-`spread` to 2^spread; some are zero.
+  void FillGradients(int spread) {
+    std::normal_distribution<float> normal;
+    for (uint32_t& bits : gradient_) {
+      const int exponent = static_cast<int>(random_() % static_cast<uint32_t>(2 * spread + 1));
+      const float g = std::ldexp(normal(random_), exponent - spread);
+      bits = random_() % 16 == 0 ? 0 : std::bit_cast<uint32_t>(g);
+    }
+  }
+  // The same values as bf16, two in a word.
+  std::vector<uint32_t> Rounded() const {
+    std::vector<uint32_t> rounded(kPathElements);
+    for (size_t i = 0; i < gradient_.size(); ++i) {
+      const uint32_t bits = gradient_[i] >> 16;
+      rounded[i / 2] |= i % 2 == 0 ? bits : bits << 16;
+    }
+    return rounded;
+  }
+
+  void Run(const PathForm& form, int64_t first_index, uint32_t step, PathTensor& tensor) {
+    std::vector<uint32_t> gradient = form.gradient == DType::kF32 ? gradient_ : Rounded();
+    const UpdatePiece piece = {
+        .elements = kPathElements, .first_index = first_index, .site = 9, .row = kPathRow};
+    GroupedUpdateArgs args = {
+        .update = {.g = FlatOf(gradient.data(), kPathElements, form.gradient),
+                   .m = FlatOf(tensor.mean.data(), kPathElements, form.mean),
+                   .v = FlatOf(tensor.square.data(), kPathElements, form.square),
+                   .seed = 0x123456789ABCDEFull,
+                   .step = step,
+                   .table = {.pieces = &piece, .count = 1}}};
+    if (form.split) {
+      args.update.remainder = FlatOf(tensor.remainder.data(), kPathElements, DType::kI16);
+    } else {
+      args.update.main_weight = FlatOf(tensor.main.data(), kPathElements, DType::kF32);
+    }
+    if (form.weight) {
+      args.update.weight = FlatOf(tensor.weight.data(), kPathElements, DType::kBF16);
+    }
+    if (form.mean == DType::kF8E4M3) {
+      args.m_scales = FlatOf(tensor.mean_scales.data(), kPathScales, DType::kU8);
+    }
+    if (form.square == DType::kF8E4M3) {
+      args.v_scales = FlatOf(tensor.square_scales.data(), kPathScales, DType::kU8);
+    }
+    args.update.scalars.learning_rate = 1e-2f;
+    args.update.scalars.weight_decay = step % 2 == 0 ? 0.1f : 0.0f;
+    GroupedUpdate(stream_, args);
+  }
+
+  // The first steps from zero on that path, the last of them with gradients that are not finite.
+  PathTensor Steps(cpu::SimdPath path, const PathForm& form, int64_t first_index, int spread) {
+    cpu::UseSimdPath(path);
+    PathTensor tensor;
+    random_.seed(4);
+    for (uint32_t step = 0; step < 6; ++step) {
+      FillGradients(spread);
+      if (step == 5) {
+        gradient_[7] = 0x7F800000u;
+        gradient_[200] = 0xFFC00001u;
+      }
+      Run(form, first_index, step, tensor);
+    }
+    cpu::UseBestSimdPath();
+    return tensor;
+  }
+
+  std::mt19937 random_;
+  std::vector<uint32_t> gradient_ = std::vector<uint32_t>(kPathElements);
+  CpuStream stream_;
+};
+
+TEST_F(UpdatePathsTest, EveryInstructionSetGivesTheBitsOfThePlainLoops) {
+  // The last two: word 0 of the counter carries inside the second group, and between two groups.
+  constexpr int64_t kCarry = int64_t{1} << 34;
+  for (const int64_t first_index :
+       {int64_t{0}, int64_t{1}, int64_t{6}, int64_t{4'000'000'003}, kCarry - 170, kCarry - 128}) {
+    for (const PathForm& form : AllForms()) {
+      for (const int spread : {1, 14, 60}) {
+        const PathTensor portable = Steps(cpu::SimdPath::kPortable, form, first_index, spread);
+        for (const cpu::SimdPath path : {cpu::SimdPath::kAvx2, cpu::SimdPath::kAvx512}) {
+          if (cpu::RunsHere(path)) {
+            EXPECT_EQ(portable, Steps(path, form, first_index, spread))
+                << DTypeName(form.gradient) << DTypeName(form.mean) << DTypeName(form.square)
+                << " split " << form.split << " from " << first_index << " spread " << spread;
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ravel::kernels

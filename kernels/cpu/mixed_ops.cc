@@ -1,9 +1,9 @@
-// Plain loops for gradient sums, casts and transpositions of mixed precision, and updates in blocks.
-// The loops are the reference for the device kernels, so they are written for reading. A main
-// weight is either fp32, or bf16 with a 16-bit remainder that together give the same fp32 value. Of
-// the optimizer states the first is rounded to nearest, the second stochastically: its random bits
-// come from Philox by (seed, step, tensor, global index), so the result does not depend on how a
-// tensor is cut into shards.
+// Plain loops for gradient sums, casts and transpositions of mixed precision, and updates in
+// blocks. The loops are the reference for the device kernels, so they are written for reading. A
+// main weight is either fp32, or bf16 with a 16-bit remainder that together give the same fp32
+// value. Of the optimizer states the first is rounded to nearest, the second stochastically: its
+// random bits come from Philox by (seed, step, tensor, global index), so the result does not depend
+// on how a tensor is cut into shards.
 
 #include "kernels/cpu/mixed_ops.h"
 

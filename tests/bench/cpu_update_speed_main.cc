@@ -1,0 +1,283 @@
+// G8, our side: the AdamW update of one tensor on CPU threads, beside the streams that it reads and
+// writes. Reads lines "FORM THREADS", answers each with one JSON line. Checks results before it
+// times them.
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <absl/strings/str_format.h>
+
+#include "common/check.h"
+#include "common/signed_size.h"
+#include "kernels/adamw.h"
+#include "kernels/cpu/simd_ops.h"
+#include "kernels/grouped_update.h"
+
+namespace ravel::kernels {
+namespace {
+
+constexpr int64_t kRow = 4096;
+constexpr int kRepeats = 5;
+
+struct Form {
+  const char* name;
+  bool main;    // an fp32 main weight; else a remainder beside the weight
+  bool weight;  // a bf16 weight
+  DType gradient;
+  DType mean;
+  DType square;
+};
+constexpr Form kForms[] = {{"fp32", true, false, DType::kF32, DType::kF32, DType::kF32},
+                           {"fp32-weight", true, true, DType::kF32, DType::kF32, DType::kF32},
+                           {"remainder", false, true, DType::kF32, DType::kF32, DType::kF32},
+                           {"bf16", false, true, DType::kF32, DType::kBF16, DType::kBF16},
+                           {"bf16-gradient", false, true, DType::kBF16, DType::kBF16, DType::kBF16},
+                           {"fp8-bf16", false, true, DType::kF32, DType::kF8E4M3, DType::kBF16},
+                           {"fp8", false, true, DType::kF32, DType::kF8E4M3, DType::kF8E4M3}};
+
+enum class Access { kRead, kWrite, kBoth };
+
+struct Operand {
+  std::unique_ptr<uint64_t[]> memory;
+  DType dtype = DType::kF32;
+  Access access = Access::kBoth;
+  int64_t elements = 0;
+
+  int64_t element_bytes() const { return DTypeBytes(dtype); }
+  TensorView View(int64_t begin, int64_t count) const {
+    if (memory == nullptr) {
+      return {};
+    }
+    TensorView view = VectorView(nullptr, count);
+    view.dtype = dtype;
+    view.data = reinterpret_cast<std::byte*>(memory.get()) + begin * element_bytes();
+    return view;
+  }
+};
+
+Operand Make(DType dtype, Access access, int64_t elements) {
+  Operand operand = {.memory = nullptr, .dtype = dtype, .access = access, .elements = elements};
+  operand.memory = std::make_unique<uint64_t[]>(Size(elements * DTypeBytes(dtype) / 8 + 8));
+  return operand;
+}
+
+struct Tensor {
+  Operand main, weight, remainder, gradient, mean, square, mean_scales, square_scales;
+
+  std::vector<const Operand*> All() const {
+    std::vector<const Operand*> present;
+    for (const Operand* operand : {&main, &weight, &remainder, &gradient, &mean, &square}) {
+      if (operand->memory != nullptr) {
+        present.push_back(operand);
+      }
+    }
+    return present;
+  }
+};
+
+Tensor MakeTensor(const Form& form, int64_t n) {
+  Tensor tensor;
+  if (form.main) {
+    tensor.main = Make(DType::kF32, Access::kBoth, n);
+  } else {
+    tensor.remainder = Make(DType::kI16, Access::kBoth, n);
+  }
+  if (form.weight) {
+    tensor.weight = Make(DType::kBF16, form.main ? Access::kWrite : Access::kBoth, n);
+  }
+  tensor.gradient = Make(form.gradient, Access::kRead, n);
+  tensor.mean = Make(form.mean, Access::kBoth, n);
+  tensor.square = Make(form.square, Access::kBoth, n);
+  tensor.mean_scales = Make(DType::kU8, Access::kBoth, n / kUpdateGroup);
+  tensor.square_scales = Make(DType::kU8, Access::kBoth, n / kUpdateGroup);
+  for (int64_t i = 0; i < n; ++i) {
+    const float g = static_cast<float>(i * 2654435761 % 2001 - 1000) * 1e-5f;
+    if (form.gradient == DType::kF32) {
+      tensor.gradient.View(0, n).As<float>()[i] = g;
+    } else {
+      uint32_t bits = 0;
+      std::memcpy(&bits, &g, sizeof(bits));
+      tensor.gradient.View(0, n).As<uint16_t>()[i] = static_cast<uint16_t>(bits >> 16);
+    }
+  }
+  return tensor;
+}
+
+// Elements [begin, begin + count), at multiples of a row.
+void Update(const Form& form, const Tensor& tensor, int64_t begin, int64_t count, uint32_t step) {
+  CpuStream stream;
+  const UpdateScalars scalars = MakeUpdateScalars({.learning_rate = 1e-4}, step + 1, 1.0f);
+  if (form.main && !form.weight) {
+    AdamWUpdate(stream,
+                {.p = tensor.main.View(begin, count),
+                 .g = tensor.gradient.View(begin, count),
+                 .m = tensor.mean.View(begin, count),
+                 .v = tensor.square.View(begin, count),
+                 .scalars = scalars});
+    return;
+  }
+  const UpdatePiece piece = {.elements = count, .first_index = begin, .row = kRow};
+  GroupedUpdateArgs args = {.update = {.main_weight = tensor.main.View(begin, count),
+                                       .weight = tensor.weight.View(begin, count),
+                                       .remainder = tensor.remainder.View(begin, count),
+                                       .g = tensor.gradient.View(begin, count),
+                                       .m = tensor.mean.View(begin, count),
+                                       .v = tensor.square.View(begin, count),
+                                       .seed = 1,
+                                       .step = step,
+                                       .scalars = scalars,
+                                       .table = {.pieces = &piece, .count = 1}}};
+  const int64_t groups = count / kUpdateGroup;
+  if (form.mean == DType::kF8E4M3) {
+    args.m_scales = tensor.mean_scales.View(begin / kUpdateGroup, groups);
+  }
+  if (form.square == DType::kF8E4M3) {
+    args.v_scales = tensor.square_scales.View(begin / kUpdateGroup, groups);
+  }
+  GroupedUpdate(stream, args);
+}
+
+// The same bytes through registers, row by row, and next to no arithmetic.
+using Word = uint64_t __attribute__((vector_size(32), aligned(8)));
+
+uint64_t Stream(const Tensor& tensor, int64_t begin, int64_t count) {
+  Word sum = {};
+  const std::vector<const Operand*> operands = tensor.All();
+  for (int64_t row = begin; row < begin + count; row += kRow) {
+    for (const Operand* operand : operands) {
+      auto* words = reinterpret_cast<Word*>(operand->View(row, kRow).data);
+      const int64_t n = kRow * operand->element_bytes() / static_cast<int64_t>(sizeof(Word));
+      if (operand->access == Access::kRead) {
+        for (int64_t i = 0; i < n; ++i) {
+          sum ^= words[i];
+        }
+      } else if (operand->access == Access::kWrite) {
+        for (int64_t i = 0; i < n; ++i) {
+          words[i] = Word{};
+        }
+      } else {
+        for (int64_t i = 0; i < n; ++i) {
+          words[i] = words[i] ^ 1;
+        }
+      }
+    }
+  }
+  return sum[0] ^ sum[1] ^ sum[2] ^ sum[3];
+}
+
+// Seconds of `work` on equal parts in whole rows, from when all threads are there to when all are
+// done.
+double Seconds(int threads, int64_t n, const std::function<void(int64_t, int64_t)>& work) {
+  std::barrier together(threads + 1);
+  std::vector<std::thread> pool;
+  const int64_t part = n / kRow / threads * kRow;
+  for (int i = 0; i < threads; ++i) {
+    pool.emplace_back([&, i] {
+      together.arrive_and_wait();
+      work(i * part, i + 1 == threads ? n - i * part : part);
+      together.arrive_and_wait();
+    });
+  }
+  together.arrive_and_wait();
+  const auto start = std::chrono::steady_clock::now();
+  together.arrive_and_wait();
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  for (std::thread& thread : pool) {
+    thread.join();
+  }
+  return seconds;
+}
+
+// Two steps of a few rows on this path and in plain loops.
+bool IsRight(const Form& form) {
+  constexpr int64_t kElements = 4 * kRow;
+  const Tensor ours = MakeTensor(form, kElements);
+  const Tensor plain = MakeTensor(form, kElements);
+  for (uint32_t step = 0; step < 2; ++step) {
+    Update(form, ours, 0, kElements, step);
+    cpu::UseSimdPath(cpu::SimdPath::kPortable);
+    Update(form, plain, 0, kElements, step);
+    cpu::UseBestSimdPath();
+  }
+  const auto left = ours.All();
+  const auto right = plain.All();
+  for (size_t i = 0; i < left.size(); ++i) {
+    const size_t bytes = Size(kElements * left[i]->element_bytes());
+    if (std::memcmp(left[i]->memory.get(), right[i]->memory.get(), bytes) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void Measure(const Form& form, int threads, int64_t n) {
+  CHECK_MSG(IsRight(form), "the update has other bits than the plain loops");
+  const Tensor tensor = MakeTensor(form, n);
+  double bytes = 0;
+  for (const Operand* operand : tensor.All()) {
+    bytes += static_cast<double>(operand->element_bytes()) *
+             (operand->access == Access::kBoth ? 2.0 : 1.0);
+  }
+  std::vector<double> ours, streams;
+  for (int repeat = 0; repeat <= kRepeats; ++repeat) {  // the first warms up
+    const double update = Seconds(threads, n, [&](int64_t begin, int64_t count) {
+      Update(form, tensor, begin, count, static_cast<uint32_t>(repeat));
+    });
+    ours.push_back(1e9 * update / static_cast<double>(n));
+  }
+  for (int repeat = 0; repeat <= kRepeats; ++repeat) {
+    volatile uint64_t sink = 0;
+    const double stream = Seconds(
+        threads, n, [&](int64_t begin, int64_t count) { sink = Stream(tensor, begin, count); });
+    streams.push_back(1e9 * stream / static_cast<double>(n));
+  }
+  const auto median = [](std::vector<double>& values) {
+    values.erase(values.begin());
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+  };
+  absl::PrintF("{\"ns\": %.4f, \"stream_ns\": %.4f, \"bytes\": %.0f}\n",
+               median(ours),
+               median(streams),
+               bytes);
+  std::fflush(stdout);
+}
+
+int Serve(int64_t n) {
+  std::string name;
+  int threads = 0;
+  while (std::cin >> name >> threads) {
+    const auto form = std::find_if(
+        std::begin(kForms), std::end(kForms), [&](const Form& one) { return name == one.name; });
+    if (form == std::end(kForms) || threads < 1 || threads > 64) {
+      absl::FPrintF(stderr, "no such case: %s %d\n", name, threads);
+      return 2;
+    }
+    Measure(*form, threads, n);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace ravel::kernels
+
+// cpu_update_speed MILLIONS: of elements, in units of 2^20.
+int main(int argc, char** argv) {
+  const int64_t millions = argc > 1 ? std::atoll(argv[1]) : 32;
+  if (millions < 1 || millions > 1024) {
+    std::fprintf(stderr, "usage: cpu_update_speed [MILLIONS], 1 to 1024\n");
+    return 2;
+  }
+  return ravel::kernels::Serve(millions << 20);
+}

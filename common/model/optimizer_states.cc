@@ -27,6 +27,15 @@ constexpr StateSpec kAdamWStates[] = {
      .scales = 1},
     kStep};
 
+// The average of gradients that AdamW has, too.
+constexpr StateSpec kLionStates[] = {
+    {.name = "exp_avg", .role = StateRole::kExpAvg, .element = StateElement::kMean},
+    {.name = "exp_avg_scale",
+     .role = StateRole::kExpAvgScale,
+     .shape = StateShape::kScale,
+     .scales = 0},
+    kStep};
+
 constexpr StateSpec kSgdStates[] = {{.name = "momentum_buffer", .role = StateRole::kMomentum},
                                     kStep};
 
@@ -40,6 +49,7 @@ constexpr Optimizer kOptimizers[] = {
     {OptimizerKind::kAdamW, "adamw", kAdamWStates},
     {OptimizerKind::kSgd, "sgd", kSgdStates},
     {OptimizerKind::kSgdNesterov, "sgd", kSgdStates},
+    {OptimizerKind::kLion, "lion", kLionStates},
 };
 
 const Optimizer& Of(OptimizerKind kind) {

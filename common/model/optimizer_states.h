@@ -16,8 +16,8 @@
 namespace ravel::plan {
 
 // On disk (plan proto): do not renumber. kSgdNesterov: training.optimizer.name sgd with nesterov.
-enum class OptimizerKind : uint8_t { kAdamW = 0, kSgd = 1, kSgdNesterov = 2 };
-inline constexpr OptimizerKind kLastOptimizer = OptimizerKind::kSgdNesterov;
+enum class OptimizerKind : uint8_t { kAdamW = 0, kSgd = 1, kSgdNesterov = 2, kLion = 3 };
+inline constexpr OptimizerKind kLastOptimizer = OptimizerKind::kLion;
 
 // The part of a tensor in the saved state. On disk (manifest): do not renumber; ckpt::TensorRole
 // has the numbers below 10, the states of optimizers take those from 10 to ckpt::kMaxTensorRole.

@@ -48,23 +48,36 @@ bool IsLabelText(const std::string& text, bool may_be_empty) {
 
 using google::protobuf::FieldDescriptor;
 
-// Fields that one optimizer has and the others have not.
+// Fields that not every optimizer has.
 constexpr struct {
-  const char* field;
   const char* optimizer;
-} kFieldsOfOne[] = {{"betas", "adamw"}, {"eps", "adamw"}, {"momentum", "sgd"}, {"nesterov", "sgd"}};
+  const char* field;
+} kFieldsOf[] = {{"adamw", "betas"},
+                 {"adamw", "eps"},
+                 {"sgd", "momentum"},
+                 {"sgd", "nesterov"},
+                 {"lion", "betas"}};
+constexpr double kLionBetas[] = {0.9, 0.99};
+
+bool HasField(std::string_view optimizer, std::string_view field) {
+  return std::any_of(std::begin(kFieldsOf), std::end(kFieldsOf), [&](const auto& row) {
+    return optimizer == row.optimizer && field == row.field;
+  });
+}
 
 // Those that the job's optimizer has not.
 std::vector<const FieldDescriptor*> ForeignFields(const v1::OptimizerSpec& optimizer) {
   const std::string name = optimizer.name().empty() ? "adamw" : optimizer.name();
-  const bool known = std::any_of(std::begin(kFieldsOfOne),
-                                 std::end(kFieldsOfOne),
-                                 [&](const auto& row) { return name == row.optimizer; });
+  const bool known = std::any_of(std::begin(kFieldsOf), std::end(kFieldsOf), [&](const auto& row) {
+    return name == row.optimizer;
+  });
   std::vector<const FieldDescriptor*> fields;
-  for (const auto& [field, of] : kFieldsOfOne) {
-    if (known && name != of) {
-      fields.push_back(optimizer.GetDescriptor()->FindFieldByName(field));
-      CHECK(fields.back() != nullptr);
+  for (const auto& row : kFieldsOf) {
+    const FieldDescriptor* field = optimizer.GetDescriptor()->FindFieldByName(row.field);
+    CHECK(field != nullptr);
+    const bool listed = std::find(fields.begin(), fields.end(), field) != fields.end();
+    if (known && !listed && !HasField(name, row.field)) {
+      fields.push_back(field);
     }
   }
   return fields;
@@ -138,6 +151,10 @@ void JobRules::ApplyRules() {
                         " has no such field"),
            "a value");
     }
+  }
+  if (optimizer.name() == plan::OptimizerName(plan::OptimizerKind::kLion) &&
+      optimizer.betas().empty()) {
+    optimizer.mutable_betas()->Assign(std::begin(kLionBetas), std::end(kLionBetas));
   }
   ApplyFieldRules(job(), "spec", [this](std::string path, std::string expected, std::string got) {
     Fail(path, std::move(expected), std::move(got));
@@ -326,8 +343,16 @@ void JobRules::CheckOptimizer() {
     out.beta1 = optimizer.betas(0);
     out.beta2 = optimizer.betas(1);
   }
-  if (const auto types = plan::ParseStateTypes(optimizer.state_dtype());
-      types.has_value() && !Failed("spec.training.optimizer.stateDtype")) {
+  const auto types = plan::ParseStateTypes(optimizer.state_dtype());
+  if (optimizer.name() == plan::OptimizerName(plan::OptimizerKind::kLion)) {
+    out.kind = plan::OptimizerKind::kLion;
+    if (types.has_value() && types->mean != types->square) {
+      Fail("spec.training.optimizer.stateDtype",
+           "one type: lion keeps one average",
+           QuotedOrNothing(optimizer.state_dtype()));
+    }
+  }
+  if (types.has_value() && !Failed("spec.training.optimizer.stateDtype")) {
     out.state_types = *types;
   }
   out.main_weights = optimizer.main_weights() == "bf16_remainder"

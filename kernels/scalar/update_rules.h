@@ -9,7 +9,7 @@
 
 namespace ravel::kernels {
 
-enum class ElementRule : int32_t { kAdamW = 0, kSgd = 1, kSgdNesterov = 2 };
+enum class ElementRule : int32_t { kAdamW = 0, kSgd = 1, kSgdNesterov = 2, kLion = 3 };
 
 namespace scalar {
 
@@ -48,12 +48,34 @@ struct SgdElementRule {
   }
 };
 
+// Lion [Chen et al. 2023] with decoupled decay: g' = g*s; u = sign(fma(1-b1, g', b1*m)), of which
+// sign(0) = 0; u = fma(decay, p, u) unless decay is 0; p = fma(-lr, u, p);
+// m = fma(1-b2, g', b2*m). The update sees the old m.
+struct LionElementRule {
+  static constexpr ElementRule kRule = ElementRule::kLion;
+  static constexpr int kStates = 1;
+  static constexpr bool kNarrowStates = true;
+  static constexpr int kFirstVariant = 8;
+  template <typename Scalars>
+  static constexpr AdamWElement Step(const Scalars& s, AdamWElement e, float gradient) {
+    const float g = gradient * s.gradient_scale;
+    const float direction = std::fma(s.one_minus_beta1, g, s.beta1 * e.m);
+    float u = (direction > 0.0f ? 1.0f : 0.0f) - (direction < 0.0f ? 1.0f : 0.0f);
+    if (s.weight_decay != 0.0f) {
+      u = std::fma(s.weight_decay, e.p, u);
+    }
+    const float m = std::fma(s.one_minus_beta2, g, s.beta2 * e.m);
+    return {std::fma(-s.learning_rate, u, e.p), m, 0.0f};
+  }
+};
+
 // visit(rule) for each rule.
 template <typename Visit>
 constexpr void ForEachRule(const Visit& visit) {
   visit(AdamWElementRule{});
   visit(SgdElementRule<false>{});
   visit(SgdElementRule<true>{});
+  visit(LionElementRule{});
 }
 
 // A rule's variants: type of the gradient, then, where it has a choice, of the states.

@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "common/check.h"
 #include "kernels/cast.h"
 #include "kernels/element_update.h"
 #include "kernels/grouped_update.h"
@@ -269,6 +270,56 @@ TEST_F(GpuMixedOpsTest, GroupedUpdatesGiveTheBitsOfTheCpu) {
         }
       }
     }
+  }
+}
+
+TEST_F(GpuMixedOpsTest, LionGivesTheBitsOfTheCpu) {
+  for (const DType state : {DType::kF32, DType::kBF16}) {
+    for (const DType gradient : {DType::kF32, DType::kBF16}) {
+      for (const bool split : {false, true}) {
+        Optimizer optimizer(gradient, state);
+        optimizer.rule = ElementRule::kLion;
+        for (uint32_t step = 0; step < 3; ++step) {
+          optimizer.Update(gpu(), split, step, 1, kElements - 2);
+          optimizer.Update(cpu_, split, step, 1, kElements - 2);
+        }
+        Finish();
+        EXPECT_TRUE(optimizer.Same()) << DTypeName(state) << DTypeName(gradient) << split;
+      }
+    }
+  }
+}
+
+// In groups that share a scale: its one state as fp8.
+TEST_F(GpuMixedOpsTest, LionInGroupsGivesTheBitsOfTheCpu) {
+  const UpdatePiece piece = {.elements = kElements, .site = 3, .row = kElements};
+  const CudaMemory memory = *TheGpu().device->AllocatePinned(sizeof(piece));
+  std::memcpy(memory.data(), &piece, sizeof(piece));
+  Twin main = Twin::Normal(DType::kF32, kElements, 1);
+  Twin g = Twin::Normal(DType::kF32, kElements, 2);
+  Twin m(DType::kF8E4M3, kElements);
+  Twin scales(DType::kU8, DivCeil(kElements, kUpdateGroup));
+  m.Send();
+  scales.Send();
+  for (uint32_t step = 0; step < 3; ++step) {
+    for (Stream* stream : {static_cast<Stream*>(&gpu()), static_cast<Stream*>(&cpu_)}) {
+      const bool device = stream == &gpu();
+      const auto at = [device](Twin& twin) { return device ? twin.device() : twin.host(); };
+      GroupedUpdateArgs args = {
+          .update = {.main_weight = at(main), .g = at(g), .m = at(m), .v = {}},
+          .m_scales = at(scales)};
+      args.update.seed = 5;
+      args.update.step = step;
+      args.update.scalars.learning_rate = 1e-2f;
+      args.update.scalars.weight_decay = 0.1f;
+      args.update.rule = ElementRule::kLion;
+      args.update.table = {device ? static_cast<const UpdatePiece*>(memory.data()) : &piece, 1};
+      GroupedUpdate(*stream, args);
+    }
+  }
+  Finish();
+  for (const Twin* twin : {&main, &m, &scales}) {
+    EXPECT_TRUE(twin->Same());
   }
 }
 

@@ -27,6 +27,7 @@ struct PathForm {
   DType gradient = DType::kF32;
   DType mean = DType::kF32;
   DType square = DType::kF32;
+  ElementRule rule = ElementRule::kAdamW;  // of one state: `square` is not there
 };
 
 std::vector<PathForm> AllForms() {
@@ -37,6 +38,7 @@ std::vector<PathForm> AllForms() {
         for (const DType square : {DType::kF32, DType::kBF16, DType::kF8E4M3}) {
           forms.push_back({split, weight, gradient, mean, square});
         }
+        forms.push_back({split, weight, gradient, mean, DType::kF32, ElementRule::kLion});
       }
     }
   }
@@ -93,7 +95,11 @@ class UpdatePathsTest : public ::testing::Test {
                    .v = FlatOf(tensor.square.data(), kPathElements, form.square),
                    .seed = 0x123456789ABCDEFull,
                    .step = step,
-                   .table = {.pieces = &piece, .count = 1}}};
+                   .table = {.pieces = &piece, .count = 1},
+                   .rule = form.rule}};
+    if (form.rule != ElementRule::kAdamW) {
+      args.update.v = {};
+    }
     if (form.split) {
       args.update.remainder = FlatOf(tensor.remainder.data(), kPathElements, DType::kI16);
     } else {
@@ -105,7 +111,7 @@ class UpdatePathsTest : public ::testing::Test {
     if (form.mean == DType::kF8E4M3) {
       args.m_scales = FlatOf(tensor.mean_scales.data(), kPathScales, DType::kU8);
     }
-    if (form.square == DType::kF8E4M3) {
+    if (form.square == DType::kF8E4M3 && form.rule == ElementRule::kAdamW) {
       args.v_scales = FlatOf(tensor.square_scales.data(), kPathScales, DType::kU8);
     }
     args.update.scalars.learning_rate = 1e-2f;

@@ -21,6 +21,9 @@ std::unique_ptr<UpdateRule> MakeUpdateRule(plan::OptimizerKind kind,
       return elementwise(kernels::ElementRule::kSgd);
     case plan::OptimizerKind::kSgdNesterov:
       return elementwise(kernels::ElementRule::kSgdNesterov);
+    case plan::OptimizerKind::kLion:
+      hyper.beta2 = settings.beta2;
+      return elementwise(kernels::ElementRule::kLion);
   }
   CheckFailed(__FILE__, __LINE__, "optimizer kind", "has no rule");
 }

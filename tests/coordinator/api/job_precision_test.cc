@@ -119,6 +119,36 @@ TEST(JobOptimizer, SgdHasItsOwnFieldsAndTheOthersAreRefusedByName) {
             "'bf16'\n");
 }
 
+TEST(JobOptimizer, LionHasBetasOfItsOwnAndOneStateType) {
+  const CanonicalJob plain = MakeTyped("cpu", "", "name: lion");
+  ASSERT_TRUE(plain.ok()) << TypeViolations(plain);
+  EXPECT_EQ(plain.spec.optimizer.kind, plan::OptimizerKind::kLion);
+  EXPECT_EQ(plain.spec.optimizer.beta1, 0.9);
+  EXPECT_EQ(plain.spec.optimizer.beta2, 0.99);
+  const v1::OptimizerSpec& canonical = plain.job.spec().training().optimizer();
+  EXPECT_EQ(canonical.betas_size(), 2);
+  EXPECT_FALSE(canonical.has_eps());
+  EXPECT_FALSE(canonical.has_momentum());
+  EXPECT_EQ(CanonicalJson(Canonicalize(plain.job, {}).job), CanonicalJson(plain.job));
+  const CanonicalJob given =
+      MakeTyped("cpu", "", "name: lion, betas: [0.95, 0.98], stateDtype: fp8");
+  ASSERT_TRUE(given.ok()) << TypeViolations(given);
+  EXPECT_EQ(given.spec.optimizer.beta1, 0.95);
+  EXPECT_EQ(given.spec.optimizer.beta2, 0.98);
+  EXPECT_EQ(given.spec.optimizer.state_types, plan::kFp8States);
+  EXPECT_EQ(MakeTyped("cpu", "", "").spec.optimizer.beta2, 0.95);
+  EXPECT_EQ(TypeViolations(MakeTyped("cpu", "", "name: lion, eps: 1e-8, momentum: 0.9")),
+            "spec.training.optimizer.eps: expected nothing, since lion has no such field, got a "
+            "value\n"
+            "spec.training.optimizer.momentum: expected nothing, since lion has no such field, got "
+            "a value\n");
+  EXPECT_EQ(TypeViolations(MakeTyped("cpu", "", "name: lion, betas: [0.9, 1]")),
+            TypeViolations(MakeTyped("cpu", "", "betas: [0.9, 1]")));
+  EXPECT_EQ(TypeViolations(MakeTyped("cpu", "", "name: lion, stateDtype: 'fp8,bf16'")),
+            "spec.training.optimizer.stateDtype: expected one type: lion keeps one average, got "
+            "'fp8,bf16'\n");
+}
+
 TEST(JobPrecision, EachMomentHasAType) {
   const CanonicalJob pair = MakeTyped("cpu", "", "stateDtype: 'fp8,bf16'");
   ASSERT_TRUE(pair.ok()) << TypeViolations(pair);

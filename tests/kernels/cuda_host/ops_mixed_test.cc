@@ -221,6 +221,43 @@ TEST(SgdUpdate, IsMomentumWithDecoupledDecayInEveryForm) {
   }
 }
 
+// Against the formula in fp64; the sign of 0 is 0.
+TEST(LionUpdate, IsTheSignOfAnAverageWithDecoupledDecay) {
+  CpuStream stream;
+  UpdateScalars scalars;
+  scalars.beta2 = 0.99f;
+  scalars.one_minus_beta2 = 1.0f - 0.99f;
+  scalars.learning_rate = 0.1f;
+  scalars.weight_decay = 0.01f;
+  scalars.gradient_scale = 0.5f;
+  constexpr size_t kCount = 4;
+  std::vector<float> p = {1.0f, -2.0f, 0.25f, 3.0f}, m(kCount), g(kCount);
+  std::vector<double> p64(p.begin(), p.end()), m64(kCount);
+  for (int step = 0; step < 6; ++step) {
+    for (size_t i = 0; i < 3; ++i) {
+      g[i] =
+          static_cast<float>(static_cast<int>(i * 5 + static_cast<size_t>(step) * 7) % 11) - 5.0f;
+    }
+    g[3] = 0.0f;
+    ElementUpdate(stream,
+                  {.main_weight = VectorView(p.data(), kCount),
+                   .g = VectorView(g.data(), kCount),
+                   .m = VectorView(m.data(), kCount),
+                   .v = {},
+                   .scalars = scalars,
+                   .rule = ElementRule::kLion});
+    for (size_t i = 0; i < kCount; ++i) {
+      const double gradient = 0.5 * static_cast<double>(g[i]);
+      const double direction = 0.9 * m64[i] + 0.1 * gradient;
+      const double sign = direction > 0 ? 1 : direction < 0 ? -1 : 0;
+      p64[i] -= 0.1 * (sign + 0.01 * p64[i]);
+      m64[i] = 0.99 * m64[i] + 0.01 * gradient;
+      EXPECT_NEAR(static_cast<double>(p[i]), p64[i], 1e-5) << step << ' ' << i;
+      EXPECT_NEAR(static_cast<double>(m[i]), m64[i], 1e-6) << step << ' ' << i;
+    }
+  }
+}
+
 TEST_F(MixedAdamWTest, SkippedStepChangesNothing) {
   std::vector<float> p = {1, 2}, g = {3, 4}, m = {5, 6}, v = {7, 8};
   const int32_t apply = 0;

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes loss_curves.txt: training runs of small models by transformers and torch.optim (CPU, fp32, one thread); with --bf16
 loss_curves_bf16.txt: a bf16 copy of fp32 weights goes forward and backward, its gradients are widened, norm and update are fp32;
-with --sgd loss_curves_sgd.txt: torch.optim.SGD with momentum, and Nesterov's, at ten times the learning rate. Names of cases: these alone.
+with --sgd loss_curves_sgd.txt: torch.optim.SGD with momentum, and Nesterov's, at ten times the learning rate; with --lion
+loss_curves_lion.txt: Lion, written here in torch, at a fifth of the learning rate. Names of cases: these alone.
 
 Everything that both sides must share is a rule, written here a second time: initial weights (Philox, Box-Muller), the
 token file (a formula), the order of samples (Feistel permutation), the learning rate, the layers that are left out. Needs torch, transformers, numpy:
@@ -9,6 +10,7 @@ token file (a formula), the order of samples (Feistel permutation), the learning
     python tests/worker/trainer/golden/make_golden.py > tests/worker/trainer/golden/loss_curves.txt
     python tests/worker/trainer/golden/make_golden.py --bf16 > tests/worker/trainer/golden/loss_curves_bf16.txt
     python tests/worker/trainer/golden/make_golden.py --sgd > tests/worker/trainer/golden/loss_curves_sgd.txt
+    python tests/worker/trainer/golden/make_golden.py --lion > tests/worker/trainer/golden/loss_curves_lion.txt
 """
 import copy
 import math
@@ -21,6 +23,7 @@ import transformers
 STEPS, WARMUP, MIN_RATIO, LR = 50, 5, 0.1, 1e-2
 BETAS, EPS, DECAY, CLIP = (0.9, 0.95), 1e-8, 0.1, 1.0
 MOMENTUM, SGD_LR_FACTOR = 0.9, 10
+LION_BETAS, LION_LR_FACTOR = (0.9, 0.99), 0.2
 GLOBAL_BATCH, SEED, INIT_STD, TOKENS = 8, 1234, 0.05, 4001
 
 BASE = dict(model_type="llama", max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=10000.0, num_hidden_layers=2)
@@ -180,26 +183,45 @@ class DecoupledSgd(torch.optim.SGD):
         super().step()
 
 
+class Lion(torch.optim.Optimizer):
+    """Chen et al. 2023, algorithm 2, with decay in the same step. PyTorch has none."""
+
+    def __init__(self, groups, lr):
+        super().__init__(groups, dict(lr=lr))
+
+    @torch.no_grad()
+    def step(self):
+        beta1, beta2 = LION_BETAS
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                average = self.state[parameter].setdefault("exp_avg", torch.zeros_like(parameter))
+                update = (beta1 * average + (1 - beta1) * parameter.grad).sign()
+                parameter.sub_(group["lr"] * (update + group["decoupled"] * parameter))
+                average.mul_(beta2).add_(parameter.grad, alpha=1 - beta2)
+
+
 def make_optimizer(named, nesterov):
     matrices = [p for p in named.values() if p.dim() > 1]
     vectors = [p for p in named.values() if p.dim() == 1]
     if nesterov is None:
         return torch.optim.AdamW([dict(params=matrices, weight_decay=DECAY), dict(params=vectors, weight_decay=0.0)],
                                  lr=LR, betas=BETAS, eps=EPS)
+    if nesterov == "lion":
+        return Lion([dict(params=matrices, decoupled=DECAY), dict(params=vectors, decoupled=0.0)], lr=LR)
     return DecoupledSgd([dict(params=matrices, decoupled=DECAY), dict(params=vectors, decoupled=0.0)],
                         lr=LR, momentum=MOMENTUM, nesterov=nesterov)
 
 
 def train(name, length, config, narrow, nesterov=None):
-    """nesterov: of SGD; None: AdamW."""
+    """nesterov: of SGD, or "lion"; None: AdamW."""
     model, named = make_model(config)
     copy_of_model = copy.deepcopy(model).to(torch.bfloat16) if narrow else model
     left_out = []
     change_layers(copy_of_model, left_out)
     drop = LAYER_DROP.get(name)
     optimizer = make_optimizer(named, nesterov)
-    factor = 1 if nesterov is None else SGD_LR_FACTOR
-    suffix = "_bf16" if narrow else {None: "", False: "_sgd", True: "_sgd_nesterov"}[nesterov]
+    factor = {None: 1, "lion": LION_LR_FACTOR}.get(nesterov, SGD_LR_FACTOR)
+    suffix = "_bf16" if narrow else {None: "", False: "_sgd", True: "_sgd_nesterov", "lion": "_lion"}[nesterov]
     tokens = token_file(config["vocab_size"])
     size = (len(tokens) - 1) // length
     for step in range(STEPS):
@@ -222,8 +244,8 @@ def main():
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     print(f"# case step loss grad_norm lr; torch {torch.__version__}, transformers {transformers.__version__}")
-    if "--sgd" in sys.argv[1:]:
-        for nesterov in (False, True):
+    if "--sgd" in sys.argv[1:] or "--lion" in sys.argv[1:]:
+        for nesterov in (False, True) if "--sgd" in sys.argv[1:] else ("lion",):
             length, config = CASES["bundled_rope_scaling"]
             train("bundled_rope_scaling", length, config, False, nesterov)
         return 0

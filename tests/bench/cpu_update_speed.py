@@ -1,5 +1,6 @@
 """G8, the AdamW update on CPU threads: cpu_update_speed against PyTorch's fused and foreach AdamW, and against the streams that the
 update reads and writes, in one run. Sides take turns; ratios are of pairs."""
+import os
 import statistics
 import sys
 
@@ -8,6 +9,7 @@ from gpu_kernel_speed import Server
 from harness import BENCH, progress
 
 MILLIONS = 32
+HUGE_PAGES = {**os.environ, "THP_MEM_ALLOC_ENABLE": "1"}  # as ours has them
 # Our form, and the peer's that is nearest to it. PyTorch has neither remainders nor fp8 states.
 FORMS = {"fp32": "fp32", "fp32-weight": "fp32", "remainder": "fp32", "bf16": "bf16", "bf16-gradient": "bf16", "fp8-bf16": "bf16", "fp8": "bf16"}
 GOAL = {"ratio": 1.1, "percent_of_stream": 90}
@@ -47,6 +49,7 @@ def cases(arguments):
                 continue
 
             def measured(case=case, form=form, threads=threads):
-                with Server("ours", [path, MILLIONS]) as ours, Server("PyTorch", [sys.executable, BENCH / "peers/torch_cpu_adamw.py", MILLIONS]) as peer:
+                peer_command = [sys.executable, BENCH / "peers/torch_cpu_adamw.py", MILLIONS]
+                with Server("ours", [path, MILLIONS]) as ours, Server("PyTorch", peer_command, HUGE_PAGES) as peer:
                     return run(case, form, threads, ours, peer, arguments.pairs)
             yield measured

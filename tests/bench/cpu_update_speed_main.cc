@@ -6,6 +6,7 @@
 #include <barrier>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <iostream>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include <absl/strings/str_format.h>
+#include <sys/mman.h>
 
 #include "common/check.h"
 #include "common/signed_size.h"
@@ -47,27 +49,54 @@ constexpr Form kForms[] = {{"fp32", true, false, DType::kF32, DType::kF32, DType
 
 enum class Access { kRead, kWrite, kBoth };
 
+// Zeros in huge pages where the system has them, as the trainer's buffers are.
+class Memory {
+ public:
+  Memory() = default;
+  explicit Memory(int64_t bytes) : data_(std::aligned_alloc(kPage, Size(RoundUp(bytes, kPage)))) {
+    CHECK_MSG(data_ != nullptr, "memory for an operand");
+    (void)madvise(data_.get(), Size(RoundUp(bytes, kPage)), MADV_HUGEPAGE);  // only a wish
+    std::memset(data_.get(), 0, Size(bytes));
+  }
+  bool present() const { return data_ != nullptr; }
+  std::byte* get() const { return static_cast<std::byte*>(data_.get()); }
+
+ private:
+  static constexpr int64_t kPage = int64_t{2} << 20;
+  struct Free {
+    void operator()(void* data) const { std::free(data); }
+  };
+  std::unique_ptr<void, Free> data_;
+};
+
 struct Operand {
-  std::unique_ptr<uint64_t[]> memory;
+  Memory memory;
+  int64_t offset = 0;  // operands that begin at one offset of a page get into each other's way
   DType dtype = DType::kF32;
   Access access = Access::kBoth;
   int64_t elements = 0;
 
   int64_t element_bytes() const { return DTypeBytes(dtype); }
   TensorView View(int64_t begin, int64_t count) const {
-    if (memory == nullptr) {
+    if (!memory.present()) {
       return {};
     }
     TensorView view = VectorView(nullptr, count);
     view.dtype = dtype;
-    view.data = reinterpret_cast<std::byte*>(memory.get()) + begin * element_bytes();
+    view.data = memory.get() + offset + begin * element_bytes();
     return view;
   }
 };
 
 Operand Make(DType dtype, Access access, int64_t elements) {
-  Operand operand = {.memory = nullptr, .dtype = dtype, .access = access, .elements = elements};
-  operand.memory = std::make_unique<uint64_t[]>(Size(elements * DTypeBytes(dtype) / 8 + 8));
+  static int64_t skew = 0;
+  skew = (skew + 1) % 8;
+  Operand operand = {.memory = {},
+                     .offset = skew * (4096 + 320),
+                     .dtype = dtype,
+                     .access = access,
+                     .elements = elements};
+  operand.memory = Memory(elements * DTypeBytes(dtype) + operand.offset);
   return operand;
 }
 
@@ -77,7 +106,7 @@ struct Tensor {
   std::vector<const Operand*> All() const {
     std::vector<const Operand*> present;
     for (const Operand* operand : {&main, &weight, &remainder, &gradient, &mean, &square}) {
-      if (operand->memory != nullptr) {
+      if (operand->memory.present()) {
         present.push_back(operand);
       }
     }
@@ -147,21 +176,29 @@ void Update(const Form& form, const Tensor& tensor, int64_t begin, int64_t count
   GroupedUpdate(stream, args);
 }
 
-// The same bytes through registers, row by row, and next to no arithmetic.
-using Word = uint64_t __attribute__((vector_size(32), aligned(8)));
+// The same bytes through registers, a chunk of each operand after the other, and next to no
+// arithmetic.
+constexpr int64_t kChunk = 64;
+using Word = uint64_t __attribute__((vector_size(64), aligned(8)));
 
-uint64_t Stream(const Tensor& tensor, int64_t begin, int64_t count) {
+__attribute__((target_clones("avx512f", "avx2", "default"))) uint64_t StreamOf(
+    const std::byte* const* data,
+    const Access* access,
+    const int64_t* bytes,
+    size_t operands,
+    int64_t begin,
+    int64_t count) {
   Word sum = {};
-  const std::vector<const Operand*> operands = tensor.All();
-  for (int64_t row = begin; row < begin + count; row += kRow) {
-    for (const Operand* operand : operands) {
-      auto* words = reinterpret_cast<Word*>(operand->View(row, kRow).data);
-      const int64_t n = kRow * operand->element_bytes() / static_cast<int64_t>(sizeof(Word));
-      if (operand->access == Access::kRead) {
+  for (int64_t at = begin; at < begin + count; at += kChunk) {
+    for (size_t operand = 0; operand < operands; ++operand) {
+      auto* words =
+          reinterpret_cast<Word*>(const_cast<std::byte*>(data[operand] + at * bytes[operand]));
+      const int64_t n = kChunk * bytes[operand] / static_cast<int64_t>(sizeof(Word));
+      if (access[operand] == Access::kRead) {
         for (int64_t i = 0; i < n; ++i) {
           sum ^= words[i];
         }
-      } else if (operand->access == Access::kWrite) {
+      } else if (access[operand] == Access::kWrite) {
         for (int64_t i = 0; i < n; ++i) {
           words[i] = Word{};
         }
@@ -173,6 +210,18 @@ uint64_t Stream(const Tensor& tensor, int64_t begin, int64_t count) {
     }
   }
   return sum[0] ^ sum[1] ^ sum[2] ^ sum[3];
+}
+
+uint64_t Stream(const Tensor& tensor, int64_t begin, int64_t count) {
+  std::vector<const std::byte*> data;
+  std::vector<Access> access;
+  std::vector<int64_t> bytes;
+  for (const Operand* operand : tensor.All()) {
+    data.push_back(operand->View(0, count).As<std::byte>());
+    access.push_back(operand->access);
+    bytes.push_back(operand->element_bytes());
+  }
+  return StreamOf(data.data(), access.data(), bytes.data(), data.size(), begin, count);
 }
 
 // Seconds of `work` on equal parts in whole rows, from when all threads are there to when all are
@@ -214,7 +263,9 @@ bool IsRight(const Form& form) {
   const auto right = plain.All();
   for (size_t i = 0; i < left.size(); ++i) {
     const size_t bytes = Size(kElements * left[i]->element_bytes());
-    if (std::memcmp(left[i]->memory.get(), right[i]->memory.get(), bytes) != 0) {
+    const TensorView one = left[i]->View(0, kElements);
+    const TensorView other = right[i]->View(0, kElements);
+    if (std::memcmp(one.data, other.data, bytes) != 0) {
       return false;
     }
   }

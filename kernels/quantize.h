@@ -1,6 +1,6 @@
 #pragma once
 
-// Quantization of weights and activations by the five recipes (common/model/recipe.h). An amax is
+// Quantization of weights and activations by the five recipes (common/recipe.h). An amax is
 // the bits of a magnitude as a uint32, so that NaN beats infinity beats finite, and a maximum of
 // integers is exact in any order. Codes are made from high precision alone.
 //
@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "common/model/recipe.h"
+#include "common/recipe.h"
 #include "common/tensor_view.h"
 #include "kernels/stream.h"
 

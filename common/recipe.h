@@ -35,6 +35,10 @@ constexpr int64_t BlockEdge(Recipe recipe) {
   }
 }
 
+// Amaxes that a delayed scale follows from, unless the job says otherwise.
+inline constexpr int64_t kAmaxHistory = 1024;
+inline constexpr int64_t kMostAmaxHistory = 65536;
+
 // Two codes of NVFP4 share a byte; all others have one of their own.
 constexpr int64_t CodesPerByte(Recipe recipe) {
   return recipe == Recipe::kNvFp4 ? 2 : 1;

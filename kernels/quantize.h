@@ -5,9 +5,10 @@
 // integers is exact in any order. Codes are made from high precision alone.
 //
 // A decoded operand is bf16 and exact: codes times their block scale (a power of two, or for NVFP4
-// an E4M3). What one fp32 scale of the whole tensor contributes is kept apart, at `scale`: the
-// operand is decoded * *scale, and GemmArgs::scale_a and scale_b take it (1 where the recipe has
-// none).
+// an E4M3). Only where a block's amax is below 448 * 2^-124 are low bits rounded, and what a code
+// above 2^128 stands for is infinite. What one fp32 scale of the whole tensor contributes is kept
+// apart, at `scale`: the operand is decoded * *scale, and GemmArgs::scale_a and scale_b take it (1
+// where the recipe has none).
 
 #include <cstdint>
 
@@ -30,11 +31,12 @@ void BlockAmax(Stream& stream, const BlockAmaxArgs& args);
 // The scales of a quantized weight. `amax` is the grid of BlockAmax, over the whole matrix.
 struct WeightScales {
   plan::Recipe recipe = plan::Recipe::kNone;
-  TensorView amax;
-  // kDelayed: the scale (fp32, [1]) by which codes are multiplied; amax is not read.
-  TensorView encode;
+  TensorView amax = {};
+  // kDelayed: the scale (fp32, [1]) by which codes are multiplied; amax is not read. 0, which a
+  // history of zeros gives, counts as 1.
+  TensorView encode = {};
   // kNvFp4: amax of the domain (u32, [1]) that the tensor shares with its bundle.
-  TensorView domain_amax;
+  TensorView domain_amax = {};
 };
 
 // codes = the codes of rows [first_row, first_row + rows). E4M3, or packed E2M1: element 2k in the
@@ -87,26 +89,26 @@ struct QuantizeActivationArgs {
   plan::Recipe recipe = plan::Recipe::kNone;
   ActivationRole role = ActivationRole::kInput;
   BlocksAlong along = BlocksAlong::kColumns;
-  TensorView from;        // [tokens, columns] bf16; rows may be strided
-  TensorView to;          // [tokens, columns] bf16; rows may be strided
-  TensorView scale;       // fp32 [1]: out
-  TensorView encode;      // fp32 [1]
-  TensorView staged;      // u32 [1]
-  TensorView non_finite;  // u32 [1]
-  ActivationDraws draws;
+  TensorView from;             // [tokens, columns] bf16; rows may be strided
+  TensorView to;               // [tokens, columns] bf16; rows may be strided
+  TensorView scale;            // fp32 [1]: out
+  TensorView encode = {};      // fp32 [1]
+  TensorView staged = {};      // u32 [1]
+  TensorView non_finite = {};  // u32 [1]
+  ActivationDraws draws = {};
 };
 void QuantizeActivation(Stream& stream, const QuantizeActivationArgs& args);
 
 // The scale of the next cast of one tensor by its history (kDelayed): history [length] fp32, oldest
 // first, zeros where there are fewer. encode = div(largest, amax of the history), FLT_MAX where
-// that is infinite, 0 where the history is all zero. Then, where `apply` (u32 [1]; absent: yes) is
-// not 0 and *amax is not 0, the oldest entry is dropped and *amax appended, and encode is of the
-// new history.
+// that is infinite, 0 where the history is all zero or not finite. Then, where `apply` (u32 or i32
+// [1]; absent: yes) is not 0 and *amax is not 0, the oldest entry is dropped and *amax appended,
+// and encode is of the new history.
 struct DelayedScaleArgs {
   TensorView history;
   TensorView amax;    // u32 [1]
   TensorView encode;  // fp32 [1]
-  TensorView apply;
+  TensorView apply = {};
   float largest = 448;  // 57344 for gradients
 };
 void UpdateDelayedScale(Stream& stream, const DelayedScaleArgs& args);

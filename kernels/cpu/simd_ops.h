@@ -10,6 +10,7 @@
 #include "kernels/adamw.h"
 #include "kernels/attention.h"
 #include "kernels/bias.h"
+#include "kernels/cpu/quantize_strip.h"
 #include "kernels/cpu/update_block.h"
 #include "kernels/embedding.h"
 #include "kernels/gemm.h"
@@ -55,6 +56,7 @@ struct SimdOps {
   void (*attention_backward)(const AttentionBackwardArgs&);
   void (*adamw)(const AdamWArgs&);
   void (*update_block)(const UpdateBlock&);
+  const QuantizeLoops* quantize;
   void (*tree_add)(const TreeAddArgs&);
   void (*tree_sum)(const TreeSumArgs&);
   void (*row_sum_squares)(const RowSumSquaresArgs&);

@@ -53,7 +53,10 @@ uint64_t DigestWords(const uint32_t* words, int64_t count, uint64_t first_index)
   return sum;
 }
 
-constexpr SimdOps kOps = MakeSimdOps<Avx2Vector>(DigestWords, StreamingCopy, UpdateBlockAvx2);
+constexpr SimdOps kOps = MakeSimdOps<Avx2Vector>({.digest_words = DigestWords,
+                                                  .copy_bytes = StreamingCopy,
+                                                  .update_block = UpdateBlockAvx2,
+                                                  .quantize = &kQuantizeAvx2});
 
 }  // namespace
 

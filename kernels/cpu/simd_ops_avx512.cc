@@ -47,7 +47,10 @@ uint64_t DigestWords(const uint32_t* words, int64_t count, uint64_t first_index)
   return sum;
 }
 
-constexpr SimdOps kOps = MakeSimdOps<Avx512Vector>(DigestWords, StreamingCopy, UpdateBlockAvx512);
+constexpr SimdOps kOps = MakeSimdOps<Avx512Vector>({.digest_words = DigestWords,
+                                                    .copy_bytes = StreamingCopy,
+                                                    .update_block = UpdateBlockAvx512,
+                                                    .quantize = &kQuantizeAvx2});
 
 }  // namespace
 

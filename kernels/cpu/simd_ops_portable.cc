@@ -19,7 +19,10 @@ void Copy(void* to, const void* from, int64_t bytes) {
   std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
-constexpr SimdOps kOps = MakeSimdOps<PortableVector>(DigestWords, Copy, UpdateBlockPortable);
+constexpr SimdOps kOps = MakeSimdOps<PortableVector>({.digest_words = DigestWords,
+                                                      .copy_bytes = Copy,
+                                                      .update_block = UpdateBlockPortable,
+                                                      .quantize = &kQuantizePortable});
 
 }  // namespace
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// The table of ops over one vector type; digest, copy and blocks of updates have no common form, so
-// each path brings its own.
+// The table of ops over one vector type; digest, copy and the loops that the compiler vectorises
+// (updates, quantization) have no common form, so each path brings its own.
 
 #include "kernels/cpu/attention_gradient.h"
 #include "kernels/cpu/attention_tiles.h"
@@ -25,10 +25,16 @@ void ByElement(const Args& args) {
   }
 }
 
+// What each path brings of its own.
+struct OwnOps {
+  decltype(SimdOps::digest_words) digest_words;
+  decltype(SimdOps::copy_bytes) copy_bytes;
+  decltype(SimdOps::update_block) update_block;
+  decltype(SimdOps::quantize) quantize;
+};
+
 template <typename V>
-constexpr SimdOps MakeSimdOps(decltype(SimdOps::digest_words) digest_words,
-                              decltype(SimdOps::copy_bytes) copy_bytes,
-                              decltype(SimdOps::update_block) update_block) {
+constexpr SimdOps MakeSimdOps(const OwnOps& own) {
   return {
       .rms_norm_forward = ByElement<&RmsNormForwardArgs::x,
                                     RmsNormForwardRows<V, float>,
@@ -86,12 +92,13 @@ constexpr SimdOps MakeSimdOps(decltype(SimdOps::digest_words) digest_words,
                                       AttentionBackwardTiles<V, float>,
                                       AttentionBackwardTiles<V, Bf16>>,
       .adamw = AdamWUpdateRange<V>,
-      .update_block = update_block,
+      .update_block = own.update_block,
+      .quantize = own.quantize,
       .tree_add = TreeAddRange<V>,
       .tree_sum = TreeSumPieces<V>,
       .row_sum_squares = RowSumSquaresRows<V>,
-      .digest_words = digest_words,
-      .copy_bytes = copy_bytes,
+      .digest_words = own.digest_words,
+      .copy_bytes = own.copy_bytes,
       .exp = ExpRows<V>,
   };
 }

@@ -21,7 +21,9 @@ struct Float8 {
 
   // To nearest, ties to even, ending at the largest finite value, infinity too; NaN is 0x7F. The
   // sign of zero stays.
-  static constexpr uint8_t Nearest(float x) {
+  static constexpr uint8_t Nearest(float x) { return static_cast<uint8_t>(NearestCode(x)); }
+  // The same as 32 bits: loops over it stay in lanes of one width.
+  static constexpr uint32_t NearestCode(float x) {
     const uint32_t bits = std::bit_cast<uint32_t>(x);
     const uint32_t magnitude = bits & 0x7FFFFFFFu;
     if (magnitude > kInfinityBits) {
@@ -37,12 +39,13 @@ struct Float8 {
       const uint32_t odd = (magnitude >> kShift) & 1u;
       code = ((magnitude + (1u << (kShift - 1)) - 1u + odd) >> kShift) - kRebias;
     }
-    return Signed(bits, code);
+    return SignedCode(bits, code);
   }
 
-  static constexpr float Value(uint8_t code) {
+  static constexpr float Value(uint8_t code) { return ValueOfCode(code); }
+  static constexpr float ValueOfCode(uint32_t code) {
     const uint32_t magnitude = code & 0x7Fu;
-    const uint32_t sign = uint32_t{code & 0x80u} << 24;
+    const uint32_t sign = (code & 0x80u) << 24;
     if (magnitude > kLargest) {
       const bool infinity = kMantissa == 2 && magnitude == kLargest + 1;
       return std::bit_cast<float>((infinity ? kInfinityBits : 0x7FC00000u) | sign);
@@ -57,7 +60,10 @@ struct Float8 {
 
   // The sign of `bits` before a code that ends at the largest.
   static constexpr uint8_t Signed(uint32_t bits, uint32_t code) {
-    return static_cast<uint8_t>((code < kLargest ? code : kLargest) | ((bits >> 24) & 0x80u));
+    return static_cast<uint8_t>(SignedCode(bits, code));
+  }
+  static constexpr uint32_t SignedCode(uint32_t bits, uint32_t code) {
+    return (code < kLargest ? code : kLargest) | ((bits >> 24) & 0x80u);
   }
 };
 using E4M3 = Float8<3, 7, 0x7E>;

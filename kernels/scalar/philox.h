@@ -28,7 +28,13 @@ constexpr PhiloxWords Philox4x32(uint64_t key, PhiloxWords counter) {
 }
 
 // The purpose of a draw, which is the top byte of counter word 3.
-enum class PhiloxPurpose : uint32_t { kInitialisation = 0, kDropout = 1, kOptimizerState = 2 };
+enum class PhiloxPurpose : uint32_t {
+  kInitialisation = 0,
+  kDropout = 1,
+  kOptimizerState = 2,
+  kGradientAlongColumns = 3,  // rounding of E2M1, blocks along columns
+  kGradientAlongRows = 4,     // the same, blocks along rows
+};
 
 // block: global row-major element index / draws per call (44 bits); sample: index in the global
 // batch (20 bits, 0 for parameters); site: ordinal of the canonical tensor (24 bits).
@@ -45,6 +51,11 @@ constexpr PhiloxWords PhiloxCounter(const PhiloxPosition& position) {
           (static_cast<uint32_t>(position.block >> 32) & 0xFFFu) | (position.sample << 12),
           position.step,
           (position.site & 0xFFFFFFu) | (static_cast<uint32_t>(position.purpose) << 24)};
+}
+
+// Byte `index` (0 to 15) of a draw; byte 0 is the lowest of word 0.
+constexpr uint32_t PhiloxByte(const PhiloxWords& words, uint32_t index) {
+  return (words[index / 4] >> (8 * (index % 4))) & 0xFFu;
 }
 
 }  // namespace ravel::kernels::scalar

@@ -1,0 +1,314 @@
+// Quantization by rows: the scales of a row of blocks first, then its codes, in strips whose loops
+// belong to the instruction set (quantize_strip.h). An activation with one scale for the tensor is
+// read twice. NVFP4 along rows is transformed into the result first and quantized there in place.
+
+#include "kernels/cpu/quantize.h"
+
+#include <algorithm>
+#include <bit>
+#include <vector>
+
+#include "common/signed_size.h"
+#include "kernels/cpu/simd_ops.h"
+#include "kernels/scalar/block_scales.h"
+#include "kernels/scalar/hadamard.h"
+
+namespace ravel::kernels::cpu {
+namespace {
+
+const QuantizeLoops& Loops() {
+  return *ActiveOps().quantize;
+}
+
+// The edge of blocks, or that of a block that holds `extent`.
+int64_t EdgeOrAll(int64_t edge, int64_t extent) {
+  return edge > 0 ? edge : std::max<int64_t>(1, extent);
+}
+
+// Scales of blocks that lie next to each other.
+struct ScaleRow {
+  explicit ScaleRow(int64_t blocks) : encode(Size(blocks)), decode(Size(blocks)) {}
+  void Make(plan::Recipe recipe, const uint32_t* amax, float tensor, uint32_t big) {
+    Loops().block_scales({.recipe = recipe,
+                          .amax = amax,
+                          .blocks = std::ssize(encode),
+                          .tensor = tensor,
+                          .big = big,
+                          .encode = encode.data(),
+                          .decode = decode.data()});
+  }
+  StripScales Of(int64_t block) const { return {encode.data(), decode.data(), block}; }
+
+  std::vector<float> encode;
+  std::vector<float> decode;
+};
+
+float DelayedEncode(const TensorView& encode) {
+  const float scale = encode.present() ? *encode.As<float>() : 0.0f;
+  return scale == 0.0f ? 1.0f : scale;
+}
+
+scalar::Scales TensorScalesOf(const WeightScales& scales) {
+  switch (scales.recipe) {
+    case plan::Recipe::kDelayed: {
+      const float encode = DelayedEncode(scales.encode);
+      return {encode, 1.0f / encode};
+    }
+    case plan::Recipe::kCurrent:
+      return scalar::TensorScales(
+          scales.recipe, *scales.amax.As<uint32_t>(), scalar::kLargestE4M3Value);
+    case plan::Recipe::kNvFp4:
+      return scalar::NvFp4TensorScales(*scales.domain_amax.As<uint32_t>());
+    default:
+      return {};
+  }
+}
+
+CodeForm WeightForm(plan::Recipe recipe) {
+  return recipe == plan::Recipe::kNvFp4 ? CodeForm::kE2M1 : CodeForm::kE4M3;
+}
+
+// visit(row, scales) for the rows [first, first + rows) of a weight, each with the scales of its
+// blocks.
+template <typename Visit>
+void ForEachWeightRow(
+    const WeightScales& scales, int64_t first, int64_t rows, int64_t columns, const Visit& visit) {
+  const float tensor = TensorScalesOf(scales).encode;
+  const int64_t edge = plan::BlockEdge(scales.recipe);
+  const int64_t block = EdgeOrAll(edge, columns);
+  const int64_t grid_columns = DivCeil(columns, block);
+  ScaleRow row_scales(grid_columns);
+  int64_t grid_row = -1;
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t next = edge > 0 ? (first + row) / edge : 0;
+    if (next != grid_row) {
+      grid_row = next;
+      // One scale for the tensor is `tensor`, whatever the amax.
+      const uint32_t none = 0;
+      const uint32_t* amax =
+          edge > 0 ? scales.amax.As<uint32_t>() + grid_row * grid_columns : &none;
+      row_scales.Make(scales.recipe, amax, tensor, scalar::kLargestF32Bits);
+    }
+    visit(row, row_scales.Of(block));
+  }
+}
+
+}  // namespace
+
+void BlockAmax(const BlockAmaxArgs& args) {
+  const int64_t columns = args.from.size[1];
+  const int64_t block = EdgeOrAll(args.edge, columns);
+  for (int64_t row = 0; row < args.from.size[0]; ++row) {
+    const int64_t grid_row = args.edge > 0 ? (args.first_row + row) / args.edge : 0;
+    Loops().block_amax_f32(args.from.Row<float>(row),
+                           columns,
+                           block,
+                           args.amax.As<uint32_t>() + grid_row * DivCeil(columns, block));
+  }
+}
+
+void QuantizeWeight(const QuantizeWeightArgs& args) {
+  const int64_t columns = args.from.size[1];
+  const int64_t row_bytes = columns / plan::CodesPerByte(args.scales.recipe);
+  ForEachWeightRow(args.scales,
+                   args.first_row,
+                   args.from.size[0],
+                   columns,
+                   [&](int64_t row, const StripScales& scales) {
+                     Loops().encode({.from = args.from.As<float>() + row * columns,
+                                     .codes = args.codes.As<uint8_t>() + row * row_bytes,
+                                     .elements = columns,
+                                     .form = WeightForm(args.scales.recipe),
+                                     .scales = scales});
+                   });
+}
+
+void DecodeWeight(const DecodeWeightArgs& args) {
+  const int64_t columns = args.to.size[1];
+  const int64_t row_bytes = columns / plan::CodesPerByte(args.scales.recipe);
+  ForEachWeightRow(
+      args.scales, 0, args.to.size[0], columns, [&](int64_t row, const StripScales& scales) {
+        Loops().decode({.codes = args.codes.As<uint8_t>() + row * row_bytes,
+                        .to = args.to.As<uint16_t>() + row * columns,
+                        .elements = columns,
+                        .form = WeightForm(args.scales.recipe),
+                        .scales = scales});
+      });
+  *args.scale.As<float>() = TensorScalesOf(args.scales).decode;
+}
+
+namespace {
+
+// An activation on its way: `from` is what is quantized.
+class ActivationCast {
+ public:
+  explicit ActivationCast(const QuantizeActivationArgs& args)
+      : args_(args),
+        from_(args.from),
+        tokens_(args.from.size[0]),
+        columns_(args.from.size[1]),
+        edge_(plan::BlockEdge(args.recipe)) {}
+
+  void Run() {
+    const bool along_rows = args_.along == BlocksAlong::kRows && edge_ > 0;
+    if (along_rows && args_.recipe == plan::Recipe::kNvFp4) {
+      Transform();
+    }
+    const scalar::Scales tensor = TensorScale();
+    if (along_rows) {
+      BlocksOfRows(tensor.encode);
+    } else {
+      BlocksOfColumns(tensor.encode);
+    }
+    *args_.scale.As<float>() = tensor.decode;
+    if (args_.non_finite.present() && largest_ >= scalar::kInfinityBits) {
+      *args_.non_finite.As<uint32_t>() |= 1u;
+    }
+  }
+
+ private:
+  void Transform() {
+    for (int64_t row = 0; row < tokens_; row += scalar::kHadamardSize) {
+      Loops().hadamard({.from = args_.from.Row<uint16_t>(row),
+                        .from_stride = args_.from.row_stride,
+                        .to = args_.to.Row<uint16_t>(row),
+                        .to_stride = args_.to.row_stride,
+                        .columns = columns_});
+    }
+    from_ = args_.to;
+  }
+
+  bool gradient() const { return args_.role == ActivationRole::kGradient; }
+  bool per_tensor() const { return edge_ == 0; }
+
+  scalar::Scales TensorScale() {
+    if (per_tensor() || args_.recipe == plan::Recipe::kNvFp4) {
+      for (int64_t row = 0; row < tokens_; ++row) {
+        Loops().block_amax_bf16(
+            from_.Row<uint16_t>(row), columns_, std::max<int64_t>(2, columns_), &largest_);
+      }
+    }
+    const bool delayed = args_.recipe == plan::Recipe::kDelayed;
+    if (delayed && args_.staged.present()) {
+      uint32_t& staged = *args_.staged.As<uint32_t>();
+      staged = std::max(staged, largest_);
+    }
+    if (delayed && args_.encode.present() && *args_.encode.As<float>() != 0.0f) {
+      const float encode = *args_.encode.As<float>();
+      return {encode, 1.0f / encode};
+    }
+    return scalar::TensorScales(
+        args_.recipe, largest_, gradient() ? scalar::kLargestE5M2Value : scalar::kLargestE4M3Value);
+  }
+
+  CodeForm Form() const {
+    if (args_.recipe == plan::Recipe::kNvFp4) {
+      return CodeForm::kE2M1;
+    }
+    return per_tensor() && gradient() ? CodeForm::kE5M2 : CodeForm::kE4M3;
+  }
+
+  StripDraws Draws(int64_t row) const {
+    if (args_.recipe != plan::Recipe::kNvFp4 || !gradient()) {
+      return {};
+    }
+    const ActivationDraws& draws = args_.draws;
+    const int64_t token = row % draws.sequence_tokens;
+    const auto sample = static_cast<uint32_t>(row / draws.sequence_tokens);
+    return {.present = true,
+            .seed = draws.seed,
+            .position = {.sample = draws.first_sample + sample,
+                         .step = draws.step,
+                         .site = draws.site,
+                         .purpose = args_.along == BlocksAlong::kColumns
+                                        ? scalar::PhiloxPurpose::kGradientAlongColumns
+                                        : scalar::PhiloxPurpose::kGradientAlongRows},
+            .index = static_cast<uint64_t>(token * columns_)};
+  }
+
+  void CastRow(int64_t row, const StripScales& scales) const {
+    Loops().round_trip({.from = from_.Row<uint16_t>(row),
+                        .to = args_.to.Row<uint16_t>(row),
+                        .elements = columns_,
+                        .form = Form(),
+                        .scales = scales,
+                        .draws = Draws(row)});
+  }
+
+  void Note(const std::vector<uint32_t>& amax) {
+    for (const uint32_t bits : amax) {
+      largest_ = std::max(largest_, bits);
+    }
+  }
+
+  void BlocksOfColumns(float tensor) {
+    const int64_t block = EdgeOrAll(edge_, columns_);
+    std::vector<uint32_t> amax(Size(DivCeil(columns_, block)));
+    ScaleRow scales(std::ssize(amax));
+    for (int64_t row = 0; row < tokens_; ++row) {
+      if (!per_tensor()) {
+        std::fill(amax.begin(), amax.end(), 0u);
+        Loops().block_amax_bf16(from_.Row<uint16_t>(row), columns_, block, amax.data());
+        Note(amax);
+      }
+      if (row == 0 || !per_tensor()) {
+        scales.Make(args_.recipe, amax.data(), tensor, scalar::kLargestBf16Bits);
+      }
+      CastRow(row, scales.Of(block));
+    }
+  }
+
+  void BlocksOfRows(float tensor) {
+    std::vector<uint32_t> amax(Size(columns_));
+    ScaleRow scales(columns_);
+    for (int64_t top = 0; top < tokens_; top += edge_) {
+      const int64_t bottom = std::min(tokens_, top + edge_);
+      std::fill(amax.begin(), amax.end(), 0u);
+      for (int64_t row = top; row < bottom; ++row) {
+        Loops().block_amax_bf16(from_.Row<uint16_t>(row), columns_, 1, amax.data());
+      }
+      Note(amax);
+      scales.Make(args_.recipe, amax.data(), tensor, scalar::kLargestBf16Bits);
+      for (int64_t row = top; row < bottom; ++row) {
+        CastRow(row, scales.Of(1));
+      }
+    }
+  }
+
+  const QuantizeActivationArgs& args_;
+  TensorView from_;
+  int64_t tokens_;
+  int64_t columns_;
+  int64_t edge_;
+  uint32_t largest_ = 0;  // amax of all that was seen
+};
+
+// The encode of a history (kernels/quantize.h).
+float EncodeOf(const float* history, int64_t length, float largest) {
+  uint32_t amax = 0;
+  for (int64_t i = 0; i < length; ++i) {
+    amax = std::max(amax, scalar::MagnitudeBits(history[i]));
+  }
+  const bool usable = amax != 0 && amax < scalar::kInfinityBits;
+  return usable ? scalar::ScaleOf({.largest = largest}, amax) : 0.0f;
+}
+
+}  // namespace
+
+void QuantizeActivation(const QuantizeActivationArgs& args) {
+  ActivationCast(args).Run();
+}
+
+void UpdateDelayedScale(const DelayedScaleArgs& args) {
+  auto* history = args.history.As<float>();
+  const int64_t length = args.history.elements();
+  const uint32_t amax = *args.amax.As<uint32_t>();
+  const bool apply = !args.apply.present() || *args.apply.As<uint32_t>() != 0;
+  if (apply && amax != 0) {
+    std::copy(history + 1, history + length, history);
+    history[length - 1] = std::bit_cast<float>(amax);
+  }
+  *args.encode.As<float>() = EncodeOf(history, length, args.largest);
+}
+
+}  // namespace ravel::kernels::cpu

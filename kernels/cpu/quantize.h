@@ -1,0 +1,15 @@
+#pragma once
+
+// The ops of kernels/quantize.h on the CPU. Shapes are already checked (dispatch_quantize.cc).
+
+#include "kernels/quantize.h"
+
+namespace ravel::kernels::cpu {
+
+void BlockAmax(const BlockAmaxArgs& args);
+void QuantizeWeight(const QuantizeWeightArgs& args);
+void DecodeWeight(const DecodeWeightArgs& args);
+void QuantizeActivation(const QuantizeActivationArgs& args);
+void UpdateDelayedScale(const DelayedScaleArgs& args);
+
+}  // namespace ravel::kernels::cpu

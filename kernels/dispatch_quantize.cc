@@ -1,0 +1,125 @@
+// The ops of quantization: shapes and types are checked here, then the CPU implementation runs.
+
+#include "common/check.h"
+#include "common/signed_size.h"
+#include "kernels/cpu/quantize.h"
+#include "kernels/operand_checks.h"
+#include "kernels/quantize.h"
+
+namespace ravel::kernels {
+namespace {
+
+using plan::Recipe;
+
+void CheckCpu(const Stream& stream) {
+  CHECK_MSG(!OnCuda(stream), "quantization has no kernels for CUDA devices yet");
+}
+
+void CheckWord(const TensorView& view, DType dtype) {
+  CHECK_MSG(view.present() && view.dtype == dtype && view.elements() == 1,
+            "one element of another type is expected");
+}
+void CheckWordIfPresent(const TensorView& view, DType dtype) {
+  if (view.present()) {
+    CheckWord(view, dtype);
+  }
+}
+
+// A grid over blocks of `edge`; it reaches rows [.., rows) at least.
+void CheckGrid(const TensorView& amax, int64_t edge, int64_t rows, int64_t columns) {
+  CHECK_MSG(amax.dtype == DType::kU32 && amax.contiguous(), "an amax is u32, contiguous");
+  if (edge == 0) {
+    CheckWord(amax, DType::kU32);
+    return;
+  }
+  CHECK_MSG(amax.rank == 2 && amax.size[1] == DivCeil(columns, edge), "wrong grid of blocks");
+  CHECK_MSG(amax.size[0] >= DivCeil(rows, edge), "rows outside the grid of blocks");
+  CHECK_MSG(amax.present() || amax.elements() == 0, "no data");
+}
+
+void CheckScales(const WeightScales& scales, int64_t rows, int64_t columns) {
+  CHECK_MSG(scales.recipe != Recipe::kNone, "a recipe is expected");
+  if (scales.recipe == Recipe::kDelayed) {
+    CheckWord(scales.encode, DType::kF32);
+    return;
+  }
+  CheckGrid(scales.amax, plan::BlockEdge(scales.recipe), rows, columns);
+  if (scales.recipe == Recipe::kNvFp4) {
+    CheckWord(scales.domain_amax, DType::kU32);
+  }
+}
+
+void CheckCodes(const TensorView& codes, Recipe recipe, int64_t rows, int64_t columns) {
+  CHECK_MSG(columns % plan::CodesPerByte(recipe) == 0, "a row of packed codes is whole bytes");
+  CheckRank2(codes);
+  CheckMatrix(codes, rows, columns / plan::CodesPerByte(recipe), DType::kU8);
+  CHECK_MSG(codes.contiguous(), "codes are contiguous");
+}
+
+}  // namespace
+
+void BlockAmax(Stream& stream, const BlockAmaxArgs& args) {
+  CheckCpu(stream);
+  CheckRank2(args.from);
+  CheckFlat(args.from, args.from.elements());
+  CHECK_MSG(args.first_row >= 0 && args.edge >= 0, "a row or an edge is negative");
+  CheckGrid(args.amax, args.edge, args.first_row + args.from.size[0], args.from.size[1]);
+  cpu::BlockAmax(args);
+}
+
+void QuantizeWeight(Stream& stream, const QuantizeWeightArgs& args) {
+  CheckCpu(stream);
+  CheckRank2(args.from);
+  CheckFlat(args.from, args.from.elements());
+  const int64_t rows = args.from.size[0];
+  const int64_t columns = args.from.size[1];
+  CHECK_MSG(args.first_row >= 0, "a row is negative");
+  CheckScales(args.scales, args.first_row + rows, columns);
+  CheckCodes(args.codes, args.scales.recipe, rows, columns);
+  cpu::QuantizeWeight(args);
+}
+
+void DecodeWeight(Stream& stream, const DecodeWeightArgs& args) {
+  CheckCpu(stream);
+  CheckRank2(args.to);
+  CheckFlat(args.to, args.to.elements(), DType::kBF16);
+  CheckScales(args.scales, args.to.size[0], args.to.size[1]);
+  CheckCodes(args.codes, args.scales.recipe, args.to.size[0], args.to.size[1]);
+  CheckWord(args.scale, DType::kF32);
+  cpu::DecodeWeight(args);
+}
+
+void QuantizeActivation(Stream& stream, const QuantizeActivationArgs& args) {
+  CheckCpu(stream);
+  CHECK_MSG(args.recipe != Recipe::kNone, "a recipe is expected");
+  CheckRank2(args.from);
+  const int64_t tokens = args.from.size[0];
+  const int64_t columns = args.from.size[1];
+  CheckMatrix(args.from, tokens, columns, DType::kBF16);
+  CheckRank2(args.to);
+  CheckMatrix(args.to, tokens, columns, DType::kBF16);
+  const bool whole_blocks = args.recipe == Recipe::kMxFp8 || args.recipe == Recipe::kNvFp4;
+  const int64_t extent = args.along == BlocksAlong::kColumns ? columns : tokens;
+  CHECK_MSG(!whole_blocks || extent % plan::BlockEdge(args.recipe) == 0,
+            "mxfp8 and nvfp4 take whole blocks");
+  CHECK_MSG(args.draws.sequence_tokens > 0, "a sequence has tokens");
+  CheckWord(args.scale, DType::kF32);
+  CheckWordIfPresent(args.encode, DType::kF32);
+  CheckWordIfPresent(args.staged, DType::kU32);
+  CheckWordIfPresent(args.non_finite, DType::kU32);
+  cpu::QuantizeActivation(args);
+}
+
+void UpdateDelayedScale(Stream& stream, const DelayedScaleArgs& args) {
+  CheckCpu(stream);
+  CHECK_MSG(args.history.elements() > 0, "a history has a length");
+  CheckFlat(args.history, args.history.elements());
+  CheckWord(args.amax, DType::kU32);
+  CheckWord(args.encode, DType::kF32);
+  if (args.apply.present()) {
+    CheckWord(args.apply, args.apply.dtype == DType::kI32 ? DType::kI32 : DType::kU32);
+  }
+  cpu::UpdateDelayedScale(args);
+}
+
+}  // namespace ravel::kernels

@@ -64,6 +64,11 @@ void Gemm(Stream& stream, const GemmArgs& args) {
   CheckMatrix(args.a, flip_a ? k : m, flip_a ? m : k, args.a.dtype);
   CheckMatrix(args.b, flip_b ? n : k, flip_b ? k : n, args.a.dtype);
   CheckMatrix(args.c, m, n, args.c.dtype);
+  for (const TensorView& scale : {args.scale_a, args.scale_b}) {
+    if (scale.present()) {
+      CheckFlat(scale, 1);
+    }
+  }
   cpu::Gemm(args);
 }
 

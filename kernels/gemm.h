@@ -13,6 +13,11 @@ enum class Output { kOverwrite, kAccumulate };
 // stride. One thread. The bits of an element depend on its row, its column and k alone: not on m,
 // n, the processor or the number of threads (cpu/gemm_blocks.h). m, n or k may be 0 (k = 0 with
 // kOverwrite writes zeros). 2mnk FLOPs.
+//
+// Where scale_a or scale_b is present (fp32 [1], both optional), c (=|+=) s * (op(a) op(b)) with
+// s = mul(*scale_a, *scale_b): the complete sum of an element is multiplied in fp32, then added to
+// c, then rounded if c is bf16. On CUDA such a gemm runs in our own kernel, without tensor cores:
+// cuBLASLt would take a scale from device memory only together with the factor of c.
 struct GemmArgs {
   TensorView a;
   Transpose transpose_a = Transpose::kNo;
@@ -20,7 +25,12 @@ struct GemmArgs {
   Transpose transpose_b = Transpose::kNo;
   TensorView c;
   Output output = Output::kOverwrite;
+  TensorView scale_a = {};
+  TensorView scale_b = {};
 };
+inline bool HasScale(const GemmArgs& args) {
+  return args.scale_a.present() || args.scale_b.present();
+}
 void Gemm(Stream& stream, const GemmArgs& args);
 
 }  // namespace ravel::kernels

@@ -14,7 +14,9 @@
 // operands lie.
 //
 // Operands of bf16 are widened as they are packed, so that the products and sums are those of fp32.
-// A c of bf16 is summed in a block of fp32, over all sections, and then rounded once.
+// A c of bf16 is summed in a block of fp32, over all sections, and then rounded once. So is a c
+// whose sums are scaled, whatever the types: the block starts from zero, and is scaled, added to c
+// and rounded at the end.
 
 #include <algorithm>
 #include <cstdint>
@@ -51,18 +53,25 @@ inline int64_t GemmColumns(const GemmArgs& args) {
   return RoundUp(DivCeil(n, DivCeil(n, kGemmColumns)), int64_t{32});
 }
 
+// Whether a gemm goes through packed blocks of both operands and, maybe, a block of sums.
+inline bool UsesPackedBlocks(const GemmArgs& args) {
+  return args.a.dtype == DType::kBF16 || HasScale(args);
+}
+inline bool UsesBlockOfSums(const GemmArgs& args) {
+  return args.c.dtype == DType::kBF16 || HasScale(args);
+}
+
 // Returns the elements of workspace that a gemm needs; no operand is empty.
 inline int64_t GemmWorkspaceElements(const GemmArgs& args) {
   const bool flip = args.transpose_a == Transpose::kYes;
   const int64_t section = GemmSection(flip ? args.a.rows() : args.a.columns());
   const bool one_block = args.c.columns() <= GemmColumns(args);
-  const bool bf16 = args.a.dtype == DType::kBF16;
-  const int64_t most_rows = bf16        ? kGemmBf16Rows
-                            : !flip     ? int64_t{12}
-                            : one_block ? kGemmPackedRowsOfOneBlock
-                                        : kGemmPackedRows;
+  const int64_t most_rows = UsesPackedBlocks(args) ? kGemmBf16Rows
+                            : !flip                ? int64_t{12}
+                            : one_block            ? kGemmPackedRowsOfOneBlock
+                                                   : kGemmPackedRows;
   const int64_t rows = std::min(most_rows, RoundUp(args.c.rows(), int64_t{12}));
-  const int64_t sums = args.c.dtype == DType::kBF16 ? rows * GemmColumns(args) : 0;
+  const int64_t sums = UsesBlockOfSums(args) ? rows * GemmColumns(args) : 0;
   // The narrowest strips have the most gaps.
   return sums + rows / 6 * StripStep<6>(section) + GemmColumns(args) / 16 * StripStep<16>(section) +
          4 * kCacheLineElements;
@@ -222,7 +231,7 @@ void GemmSections(const GemmArgs& args, float* workspace) {
 }
 
 // Packed blocks of one section, and what they are multiplied into.
-struct Bf16Block {
+struct PackedBlock {
   int64_t rows;
   int64_t columns;
   float* packed_a;
@@ -232,12 +241,12 @@ struct Bf16Block {
 
 // The block of c whose corner is (top, left): all sections of the inner index, packed and added in
 // ascending order. `output`: what the first of them does.
-template <typename V>
-inline void MultiplyBf16Block(const Bf16Block& block,
-                              const PackSource<uint16_t>& a,
-                              const PackSource<uint16_t>& b,
-                              int64_t k,
-                              Output output) {
+template <typename V, typename E>
+inline void MultiplyPackedBlock(const PackedBlock& block,
+                                const PackSource<E>& a,
+                                const PackSource<E>& b,
+                                int64_t k,
+                                Output output) {
   const int64_t section = GemmSection(k);
   for (int64_t p = 0; p < k; p += section) {
     const int64_t depth = std::min(section, k - p);
@@ -266,39 +275,84 @@ inline void CopyRows(
   }
 }
 
-// a and b are bf16; c is bf16 or fp32.
-template <typename V>
-void GemmOfBf16(const GemmArgs& args, float* workspace) {
+// c (=|+=) scale * sums, for a block of c at `to`.
+template <typename V, typename To>
+inline void StoreScaled(
+    const PackedBlock& block, float scale, Output output, To* to, int64_t step) {
+  const auto factor = V::Set1(scale);
+  for (int64_t row = 0; row < block.rows; ++row) {
+    const float* sums = block.sums.data + row * block.sums.row_step;
+    ForEachVector(block.columns, [&](int64_t j, auto lanes) {
+      const auto scaled = V::Mul(V::Load(sums + j, lanes), factor);
+      To* at = to + row * step + j;
+      V::Store(
+          at, output == Output::kAccumulate ? V::Add(V::Load(at, lanes), scaled) : scaled, lanes);
+    });
+  }
+}
+
+inline float GemmScale(const GemmArgs& args) {
+  const auto value = [](const TensorView& scale) {
+    return scale.present() ? *scale.As<float>() : 1.0f;
+  };
+  return value(args.scale_a) * value(args.scale_b);
+}
+
+// One block of c, of type C, at `to`. Its sums are c itself, or a block of fp32 that is rounded or
+// scaled.
+template <typename V, typename C, typename E>
+inline void MultiplyIntoBlock(const GemmArgs& args,
+                              const PackedBlock& block,
+                              const PackSource<E>& a,
+                              const PackSource<E>& b,
+                              C* to) {
+  const int64_t step = args.c.row_stride;
+  const int64_t k = args.transpose_a == Transpose::kYes ? args.a.rows() : args.a.columns();
+  if (HasScale(args)) {
+    MultiplyPackedBlock<V>(block, a, b, k, Output::kOverwrite);
+    StoreScaled<V>(block, GemmScale(args), args.output, to, step);
+    return;
+  }
+  if constexpr (std::is_same_v<C, float>) {
+    MultiplyPackedBlock<V>(block, a, b, k, args.output);
+  } else {
+    const TileOutput& sums = block.sums;
+    if (args.output == Output::kAccumulate) {
+      CopyRows<V>(block.rows, block.columns, to, step, sums.data, sums.row_step);
+    }
+    MultiplyPackedBlock<V>(block, a, b, k, args.output);
+    CopyRows<V>(block.rows, block.columns, sums.data, sums.row_step, to, step);
+  }
+}
+
+// a and b of type E, c of type C.
+template <typename V, typename E, typename C>
+void GemmPacked(const GemmArgs& args, float* workspace) {
   const int64_t m = args.c.rows();
   const int64_t n = args.c.columns();
   const bool flip_a = args.transpose_a == Transpose::kYes;
   const int64_t k = flip_a ? args.a.rows() : args.a.columns();
-  const PackSource<uint16_t> a = {args.a.As<uint16_t>(), args.a.row_stride, flip_a, m};
-  const PackSource<uint16_t> b = {
-      args.b.As<uint16_t>(), args.b.row_stride, args.transpose_b == Transpose::kNo, n};
-  const bool rounds = args.c.dtype == DType::kBF16;
+  const PackSource<E> a = {args.a.As<E>(), args.a.row_stride, flip_a, m};
+  const PackSource<E> b = {
+      args.b.As<E>(), args.b.row_stride, args.transpose_b == Transpose::kNo, n};
+  const bool apart = UsesBlockOfSums(args);
   const int64_t columns = GemmColumns(args);
   const int64_t rows = std::min(kGemmBf16Rows, RoundUp(m, int64_t{12}));
   float* sums = CacheLineStart(workspace);
-  float* packed_b = sums + (rounds ? rows * columns : 0);
+  float* packed_b = sums + (apart ? rows * columns : 0);
   float* packed_a = packed_b + columns / kPanelColumns * StripStep<kPanelColumns>(GemmSection(k));
   for (int64_t top = 0; top < m; top += rows) {
     for (int64_t left = 0; left < n; left += columns) {
-      uint16_t* narrow = rounds ? args.c.Row<uint16_t>(top) + left : nullptr;
-      const Bf16Block block = {
-          .rows = std::min(rows, m - top),
-          .columns = std::min(columns, n - left),
-          .packed_a = packed_a,
-          .packed_b = packed_b,
-          .sums = rounds ? TileOutput{sums, columns}
-                         : TileOutput{args.c.Row<float>(top) + left, args.c.row_stride}};
-      if (rounds && args.output == Output::kAccumulate) {
-        CopyRows<V>(block.rows, block.columns, narrow, args.c.row_stride, sums, columns);
+      C* to = args.c.Row<C>(top) + left;
+      PackedBlock block = {.rows = std::min(rows, m - top),
+                           .columns = std::min(columns, n - left),
+                           .packed_a = packed_a,
+                           .packed_b = packed_b,
+                           .sums = {sums, columns}};
+      if constexpr (std::is_same_v<C, float>) {
+        block.sums = apart ? block.sums : TileOutput{to, args.c.row_stride};
       }
-      MultiplyBf16Block<V>(block, a.From(top, 0), b.From(left, 0), k, args.output);
-      if (rounds) {
-        CopyRows<V>(block.rows, block.columns, sums, columns, narrow, args.c.row_stride);
-      }
+      MultiplyIntoBlock<V>(args, block, a.From(top, 0), b.From(left, 0), to);
     }
   }
 }
@@ -306,8 +360,12 @@ void GemmOfBf16(const GemmArgs& args, float* workspace) {
 // No operand is empty; `workspace` holds GemmWorkspaceElements.
 template <typename V>
 void GemmBlocks(const GemmArgs& args, float* workspace) {
-  if (args.a.dtype == DType::kBF16) {
-    GemmOfBf16<V>(args, workspace);
+  if (args.c.dtype == DType::kBF16) {
+    GemmPacked<V, uint16_t, uint16_t>(args, workspace);
+  } else if (args.a.dtype == DType::kBF16) {
+    GemmPacked<V, uint16_t, float>(args, workspace);
+  } else if (HasScale(args)) {
+    GemmPacked<V, float, float>(args, workspace);
   } else if (args.transpose_a == Transpose::kYes) {
     GemmSections<V, Strips::kPacked>(args, workspace);
   } else {

@@ -410,6 +410,8 @@ struct GemmParams {
   const void* a;
   const void* b;
   void* c;
+  const float* scale_a;  // of the sums; null is absent
+  const float* scale_b;
   int64_t a_row;  // elements from a[i, p] to a[i + 1, p], after the transposition
   int64_t a_column;
   int64_t b_row;

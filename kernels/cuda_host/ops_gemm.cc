@@ -1,5 +1,5 @@
-// Host half of gemm, and of the loss built from it. A gemm goes to cuBLASLt
-// (CudaStream::RunGemm); our own kernel runs where cuBLASLt is missing or has no algorithm. The
+// Host half of gemm, and of the loss built from it. A gemm goes to cuBLASLt (CudaStream::RunGemm);
+// our own kernel runs where cuBLASLt is missing or has no algorithm, and where sums are scaled. The
 // loss works in chunks of tokens, as many as the workspace has rows: logits = x w^T, then each
 // row's loss, then (for training) logits become their gradients in place, dw += dlogits^T x and dx
 // = dlogits w. Memory is therefore [chunk, vocabulary] instead of [tokens, vocabulary]. dw comes
@@ -63,6 +63,8 @@ void RunFallback(LaunchStream& on, const GemmArgs& args, int64_t m, int64_t n, i
          GemmParams{.a = args.a.data,
                     .b = args.b.data,
                     .c = args.c.data,
+                    .scale_a = args.scale_a.As<float>(),
+                    .scale_b = args.scale_b.As<float>(),
                     .a_row = flip_a ? 1 : args.a.row_stride,
                     .a_column = flip_a ? args.a.row_stride : 1,
                     .b_row = flip_b ? 1 : args.b.row_stride,
@@ -89,6 +91,11 @@ void Gemm(Stream& stream, const GemmArgs& args) {
   RequireMatrix(args.a, flip_a ? k : m, flip_a ? m : k, args.a.dtype);
   RequireMatrix(args.b, flip_b ? n : k, flip_b ? k : n, args.a.dtype);
   RequireMatrix(args.c, m, n, args.c.dtype);
+  for (const TensorView& scale : {args.scale_a, args.scale_b}) {
+    if (scale.present()) {
+      RequireFlat(scale, 1, DType::kF32);
+    }
+  }
   if (m == 0 || n == 0) {
     return;
   }
@@ -98,7 +105,8 @@ void Gemm(Stream& stream, const GemmArgs& args) {
     }
     return;
   }
-  if (!on.RunGemm(DescriptionOf(args, m, n, k), args.a.data, args.b.data, args.c.data)) {
+  if (HasScale(args) ||
+      !on.RunGemm(DescriptionOf(args, m, n, k), args.a.data, args.b.data, args.c.data)) {
     RunFallback(on, args, m, n, k);
   }
 }

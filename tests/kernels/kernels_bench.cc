@@ -23,6 +23,7 @@
 #include "kernels/loss.h"
 #include "kernels/norm.h"
 #include "kernels/philox.h"
+#include "kernels/quantize.h"
 #include "kernels/rope.h"
 #include "kernels/row_sum.h"
 #include "kernels/tree_reduce.h"
@@ -316,6 +317,79 @@ void RunMixedUpdates(Bench& bench) {
   }
 }
 
+struct NamedRecipe {
+  const char* name;
+  plan::Recipe recipe;
+};
+constexpr NamedRecipe kRecipes[] = {{"fp8_tensor", plan::Recipe::kCurrent},
+                                    {"fp8_block", plan::Recipe::kFloat8Block},
+                                    {"mxfp8", plan::Recipe::kMxFp8},
+                                    {"nvfp4", plan::Recipe::kNvFp4}};
+
+// Bytes are those of the source and of codes or decoded values, once each.
+void RunWeightCodes(Bench& bench, const NamedRecipe& named) {
+  constexpr int64_t kEdge = 2048;
+  const double elements = kEdge * kEdge;
+  const TensorView weight = bench.Matrix(kEdge, kEdge);
+  TensorView codes =
+      MatrixView(bench.Floats(kEdge * kEdge), kEdge, kEdge / plan::CodesPerByte(named.recipe));
+  TensorView decoded = bench.Matrix(kEdge, kEdge);
+  codes.dtype = DType::kU8;
+  decoded.dtype = DType::kBF16;
+  const int64_t edge = plan::BlockEdge(named.recipe);
+  const int64_t grid = edge == 0 ? 1 : kEdge / edge;
+  std::vector<uint32_t> amaxes(static_cast<size_t>(grid * grid), 0);
+  TensorView amax = MatrixView(nullptr, grid, grid);
+  amax.dtype = DType::kU32;
+  amax.data = amaxes.data();
+  uint32_t largest = 0x40C00000;  // 6
+  TensorView domain = VectorView(nullptr, 1);
+  domain.dtype = DType::kU32;
+  domain.data = &largest;
+  float scale = 0;
+  const WeightScales scales = {.recipe = named.recipe, .amax = amax, .domain_amax = domain};
+  bench.Run(absl::StrCat("block_amax 2048x2048 ", named.name), {.bytes = 4 * elements}, [&] {
+    BlockAmax(bench.stream, {.from = weight, .edge = edge, .amax = amax});
+  });
+  bench.Run(absl::StrCat("quantize_weight 2048x2048 ", named.name), {.bytes = 5 * elements}, [&] {
+    QuantizeWeight(bench.stream, {.from = weight, .scales = scales, .codes = codes});
+  });
+  bench.Run(absl::StrCat("decode_weight 2048x2048 ", named.name), {.bytes = 3 * elements}, [&] {
+    DecodeWeight(bench.stream,
+                 {.codes = codes, .scales = scales, .to = decoded, .scale = VectorView(&scale, 1)});
+  });
+}
+
+void RunActivationCodes(Bench& bench, const NamedRecipe& named) {
+  constexpr int64_t kRows = 1024;
+  constexpr int64_t kColumns = 2048;
+  TensorView from = bench.Matrix(kRows, kColumns);
+  for (int64_t i = 0; i < kRows * kColumns; ++i) {
+    from.As<uint16_t>()[i] = FloatToBf16(from.As<float>()[i]);
+  }
+  TensorView to = bench.Matrix(kRows, kColumns);
+  from.dtype = to.dtype = DType::kBF16;
+  float scale = 0;
+  for (const ActivationRole role : {ActivationRole::kInput, ActivationRole::kGradient}) {
+    for (const BlocksAlong along : {BlocksAlong::kColumns, BlocksAlong::kRows}) {
+      QuantizeActivationArgs args;
+      args.recipe = named.recipe;
+      args.role = role;
+      args.along = along;
+      args.from = from;
+      args.to = to;
+      args.scale = VectorView(&scale, 1);
+      args.draws.sequence_tokens = kRows;
+      bench.Run(absl::StrCat("quantize_activation 1024x2048 ",
+                             named.name,
+                             role == ActivationRole::kInput ? " input" : " gradient",
+                             along == BlocksAlong::kColumns ? " columns" : " rows"),
+                {.bytes = 4 * static_cast<double>(kRows * kColumns)},
+                [&] { QuantizeActivation(bench.stream, args); });
+    }
+  }
+}
+
 void RunAll() {
   const double roof = testing::MeasureFmaRoof();
   const double avx2_roof = testing::MeasureAvx2FmaRoof();
@@ -334,6 +408,10 @@ void RunAll() {
   RunHead(bench, 512, 512, 8192);
   RunFlat(bench);
   RunMixedUpdates(bench);
+  for (const NamedRecipe& named : kRecipes) {
+    RunWeightCodes(bench, named);
+    RunActivationCodes(bench, named);
+  }
 }
 
 }  // namespace

@@ -57,6 +57,22 @@ TEST(CudaGemm, FallbackReadsTransposedOperandsByTheirStrides) {
   EXPECT_EQ(params.b_column, 11);
 }
 
+TEST(CudaGemm, ScaledSumsTakeTheOwnKernel) {
+  RecordingStream stream;
+  Memory memory;
+  const TensorView scale = memory.Vector(1);
+  Gemm(stream,
+       {.a = memory.Matrix(30, 8, DType::kBF16),
+        .b = memory.Matrix(8, 20, DType::kBF16),
+        .c = memory.Matrix(30, 20),
+        .scale_b = scale});
+  EXPECT_TRUE(stream.gemms.empty());
+  ASSERT_EQ(stream.launches.size(), 1u);
+  const auto params = stream.ParamsOf<GemmParams>(0);
+  EXPECT_EQ(params.scale_a, nullptr);
+  EXPECT_EQ(params.scale_b, scale.data);
+}
+
 TEST(CudaGemm, EmptySumsAreZerosOrNothing) {
   RecordingStream stream;
   Memory memory;

@@ -25,6 +25,8 @@ void Gemm(const GemmParams& p, Operands& on) {
   const DType input = InputType(on.launch().variant);
   on.Add(kRead, "a", p.a, ShapeOf(p.m, p.k, p.a_row, p.a_column), input);
   on.Add(kRead, "b", p.b, ShapeOf(p.k, p.n, p.b_row, p.b_column), input);
+  on.Array(kRead, "scale_a", p.scale_a, 1);
+  on.Array(kRead, "scale_b", p.scale_b, 1);
   on.Add(p.accumulate != 0 ? kUpdate : kWrite,
          "c",
          p.c,

@@ -1,8 +1,10 @@
-// The ops of quantization: shapes and types are checked here, then the CPU implementation runs.
+// The ops of quantization: on the CPU shapes and types are checked here, on a CUDA stream in
+// cuda_host/.
 
 #include "common/check.h"
 #include "common/signed_size.h"
 #include "kernels/cpu/quantize.h"
+#include "kernels/cuda_host/ops.h"
 #include "kernels/operand_checks.h"
 #include "kernels/quantize.h"
 
@@ -10,10 +12,6 @@ namespace ravel::kernels {
 namespace {
 
 using plan::Recipe;
-
-void CheckCpu(const Stream& stream) {
-  CHECK_MSG(!OnCuda(stream), "quantization has no kernels for CUDA devices yet");
-}
 
 void CheckWord(const TensorView& view, DType dtype) {
   CHECK_MSG(view.present() && view.dtype == dtype && view.elements() == 1,
@@ -59,7 +57,10 @@ void CheckCodes(const TensorView& codes, Recipe recipe, int64_t rows, int64_t co
 }  // namespace
 
 void BlockAmax(Stream& stream, const BlockAmaxArgs& args) {
-  CheckCpu(stream);
+  if (OnCuda(stream)) {
+    cuda::BlockAmax(stream, args);
+    return;
+  }
   CheckRank2(args.from);
   CheckFlat(args.from, args.from.elements());
   CHECK_MSG(args.first_row >= 0 && args.edge >= 0, "a row or an edge is negative");
@@ -68,7 +69,10 @@ void BlockAmax(Stream& stream, const BlockAmaxArgs& args) {
 }
 
 void QuantizeWeight(Stream& stream, const QuantizeWeightArgs& args) {
-  CheckCpu(stream);
+  if (OnCuda(stream)) {
+    cuda::QuantizeWeight(stream, args);
+    return;
+  }
   CheckRank2(args.from);
   CheckFlat(args.from, args.from.elements());
   const int64_t rows = args.from.size[0];
@@ -80,7 +84,10 @@ void QuantizeWeight(Stream& stream, const QuantizeWeightArgs& args) {
 }
 
 void DecodeWeight(Stream& stream, const DecodeWeightArgs& args) {
-  CheckCpu(stream);
+  if (OnCuda(stream)) {
+    cuda::DecodeWeight(stream, args);
+    return;
+  }
   CheckRank2(args.to);
   CheckFlat(args.to, args.to.elements(), DType::kBF16);
   CheckScales(args.scales, args.to.size[0], args.to.size[1]);
@@ -90,7 +97,10 @@ void DecodeWeight(Stream& stream, const DecodeWeightArgs& args) {
 }
 
 void QuantizeActivation(Stream& stream, const QuantizeActivationArgs& args) {
-  CheckCpu(stream);
+  if (OnCuda(stream)) {
+    cuda::QuantizeActivation(stream, args);
+    return;
+  }
   CHECK_MSG(args.recipe != Recipe::kNone, "a recipe is expected");
   CheckRank2(args.from);
   const int64_t tokens = args.from.size[0];
@@ -111,7 +121,10 @@ void QuantizeActivation(Stream& stream, const QuantizeActivationArgs& args) {
 }
 
 void UpdateDelayedScale(Stream& stream, const DelayedScaleArgs& args) {
-  CheckCpu(stream);
+  if (OnCuda(stream)) {
+    cuda::UpdateDelayedScale(stream, args);
+    return;
+  }
   CHECK_MSG(args.history.elements() > 0, "a history has a length");
   CheckFlat(args.history, args.history.elements());
   CheckWord(args.amax, DType::kU32);

@@ -299,8 +299,9 @@ void ForEachChunk(int64_t elements, const Visit& visit) {
     const auto n = std::min(kWidth, static_cast<size_t>(strip.columns - first));
     for (size_t row = 0; row < kRows; ++row) {
       const uint16_t* from = strip.from + static_cast<int64_t>(row) * strip.from_stride + first;
+      const float sign = scalar::HadamardSign(row);
       for (size_t i = 0; i < n; ++i) {
-        rows[row][i] = scalar::Bf16Value(from[i]) * scalar::kHadamardSigns[row];
+        rows[row][i] = scalar::Bf16Value(from[i]) * sign;
       }
     }
     for (size_t stride = 1; stride < kRows; stride *= 2) {

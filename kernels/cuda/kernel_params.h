@@ -3,10 +3,12 @@
 // The kernels of libravel_cuda.so by name, and the one argument of each. Both sides of the C
 // interface include this file, so a change here raises kCudaAbiVersion. Pointers are device
 // addresses; strides and counts are in elements. No argument has padding: they are compared byte by
-// byte (kernels/cuda_host/cuda_calls.h). Standard library only, but for update_params.h.
+// byte (kernels/cuda_host/cuda_calls.h). Standard library only, but for quantize_params.h and
+// update_params.h.
 
 #include <cstdint>
 
+#include "kernels/cuda/quantize_params.h"
 #include "kernels/cuda/update_params.h"
 
 namespace ravel::kernels::cuda {
@@ -55,6 +57,13 @@ enum class Kernel : int32_t {
   kSumLoss,
   kSumRowNodes,
   kDecideUpdate,
+  kBlockAmax,
+  kQuantizeWeight,
+  kDecodeWeight,
+  kActivationAmax,
+  kQuantizeAlongColumns,
+  kQuantizeAlongRows,
+  kDelayedScale,
   kCount,
 };
 inline constexpr int32_t kKernelVariants = 16;

@@ -22,6 +22,8 @@ std::vector<KernelEntry> JoinEntries() {
                            CastKernels(),
                            GemmKernels(),
                            AttentionKernels(),
+                           QuantizeKernels(),
+                           WeightCodeKernels(),
                            StatisticsKernels(),
                            StartKernels()}) {
     all.insert(all.end(), part.begin(), part.end());

@@ -34,6 +34,8 @@ std::vector<KernelEntry> ReduceKernels();
 std::vector<KernelEntry> CastKernels();
 std::vector<KernelEntry> GemmKernels();
 std::vector<KernelEntry> AttentionKernels();
+std::vector<KernelEntry> QuantizeKernels();
+std::vector<KernelEntry> WeightCodeKernels();
 std::vector<KernelEntry> StatisticsKernels();
 std::vector<KernelEntry> StartKernels();
 

@@ -21,6 +21,7 @@
 #include "kernels/loss.h"
 #include "kernels/norm.h"
 #include "kernels/philox.h"
+#include "kernels/quantize.h"
 #include "kernels/reduce_add.h"
 #include "kernels/rope.h"
 #include "kernels/row_sum.h"
@@ -69,5 +70,10 @@ void TransposeMatrix(Stream& stream, const TransposeArgs& args);
 void SumLoss(Stream& stream, const SumLossArgs& args);
 void SumRowNodes(Stream& stream, const SumRowNodesArgs& args);
 void DecideUpdate(Stream& stream, const DecideUpdateArgs& args);
+void BlockAmax(Stream& stream, const BlockAmaxArgs& args);
+void QuantizeWeight(Stream& stream, const QuantizeWeightArgs& args);
+void DecodeWeight(Stream& stream, const DecodeWeightArgs& args);
+void QuantizeActivation(Stream& stream, const QuantizeActivationArgs& args);
+void UpdateDelayedScale(Stream& stream, const DelayedScaleArgs& args);
 
 }  // namespace ravel::kernels::cuda

@@ -49,10 +49,12 @@ const std::set<std::string> kOps = {"AdamWUpdate",
                                     "AttentionBackward",
                                     "AttentionForward",
                                     "BiasGradient",
+                                    "BlockAmax",
                                     "BuildRopeTable",
                                     "Cast",
                                     "CopyBytes",
                                     "DecideUpdate",
+                                    "DecodeWeight",
                                     "DigestRange",
                                     "EmbeddingBackward",
                                     "EmbeddingForward",
@@ -69,6 +71,8 @@ const std::set<std::string> kOps = {"AdamWUpdate",
                                     "LinearCrossEntropyTrain",
                                     "ElementUpdate",
                                     "PositionGradient",
+                                    "QuantizeActivation",
+                                    "QuantizeWeight",
                                     "ReduceAdd",
                                     "RmsNormBackward",
                                     "RmsNormForward",
@@ -80,7 +84,8 @@ const std::set<std::string> kOps = {"AdamWUpdate",
                                     "SwiGluForward",
                                     "TransposeMatrix",
                                     "TreeAdd",
-                                    "TreeSum"};
+                                    "TreeSum",
+                                    "UpdateDelayedScale"};
 
 TEST(OpCoverage, TheListIsThatOfTheContractHeaders) {
   EXPECT_EQ(OpsOfContracts(), kOps);
@@ -92,9 +97,9 @@ TEST(OpCoverage, EveryOpIsDeclaredForCuda) {
 
 TEST(OpCoverage, EveryOpIsDispatchedToBothBackends) {
   const fs::path folder = RAVEL_KERNELS_FOLDER;
-  const std::string dispatch = TextOf(folder / "dispatch.cc") +
-                               TextOf(folder / "dispatch_norm.cc") +
-                               TextOf(folder / "dispatch_mixed.cc");
+  const std::string dispatch =
+      TextOf(folder / "dispatch.cc") + TextOf(folder / "dispatch_norm.cc") +
+      TextOf(folder / "dispatch_mixed.cc") + TextOf(folder / "dispatch_quantize.cc");
   for (const std::string& op : kOps) {
     const size_t body = dispatch.find(" " + op + "(Stream& stream");
     ASSERT_NE(body, std::string::npos) << op;

@@ -90,5 +90,15 @@ inline unsigned long long atomicAdd(unsigned long long* to, unsigned long long v
   *to = before + value;
   return before;
 }
+inline uint32_t atomicMax(uint32_t* to, uint32_t value) {
+  const uint32_t before = *to;
+  *to = before < value ? value : before;
+  return before;
+}
+inline uint32_t atomicOr(uint32_t* to, uint32_t value) {
+  const uint32_t before = *to;
+  *to = before | value;
+  return before;
+}
 using std::max;
 using std::min;

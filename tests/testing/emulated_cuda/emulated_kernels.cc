@@ -21,7 +21,8 @@ using OperandsTable = std::array<KernelOperands, static_cast<size_t>(Kernel::kCo
 
 OperandsTable MakeTable() {
   OperandsTable table = {};
-  for (const auto& part : {RowKernels(), FlatKernels(), MatrixKernels()}) {
+  for (const auto& part :
+       {RowKernels(), FlatKernels(), MatrixKernels(), QuantizeKernelOperands()}) {
     for (const KernelOperands& entry : part) {
       table[static_cast<size_t>(entry.kernel)] = entry;
     }

@@ -22,6 +22,7 @@ struct KernelOperands {
 std::vector<KernelOperands> RowKernels();
 std::vector<KernelOperands> FlatKernels();
 std::vector<KernelOperands> MatrixKernels();
+std::vector<KernelOperands> QuantizeKernelOperands();
 
 // The work of a launch. The argument is copied, as the runtime does.
 PlannedLaunch PlanLaunch(const RavelCudaLaunch& launch);

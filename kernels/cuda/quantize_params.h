@@ -1,0 +1,108 @@
+#pragma once
+
+// Arguments of the kernels of quantization; a part of kernel_params.h, whose rules hold here.
+
+#include <cstdint>
+
+namespace ravel::kernels::cuda {
+
+inline constexpr int kAmaxColumns = 128;      // of fp32, to a warp
+inline constexpr int kAmaxRows = 32;          // of them, at most, to a warp
+inline constexpr int kQuantizeColumns = 256;  // of bf16 with blocks along columns, to a warp
+inline constexpr int kQuantizeWidth = 8;      // elements of an access by vectors
+
+// Variants of the kernels of quantization: a scheme of codes, then accesses of 16 bytes or not.
+enum QuantizeScheme : int32_t {
+  kTensorE4M3 = 0,
+  kTensorE5M2 = 1,  // activations alone
+  kBlocksOf128 = 2,
+  kBlocksOf32 = 3,
+  kBlocksOfFp4 = 4,
+  kBlocksOfFp4Stochastic = 5,  // activations alone
+  kQuantizeSchemes = 6,
+};
+constexpr int32_t QuantizeVariant(int32_t scheme, bool vectors) {
+  return 2 * scheme + (vectors ? 1 : 0);
+}
+// Variants of kActivationAmax.
+inline constexpr int32_t kAmaxScalar = 0;
+inline constexpr int32_t kAmaxVector = 1;
+inline constexpr int32_t kAmaxTransform = 2;  // of the result of the Hadamard transform
+
+struct BlockAmaxParams {
+  const float* from;
+  uint32_t* amax;
+  int64_t first_row;
+  int64_t rows;
+  int64_t columns;
+  int64_t edge;  // 0: one block
+  int64_t grid_columns;
+};
+
+// Sources of a weight's scales; null where the recipe has none.
+struct WeightScaleParams {
+  const uint32_t* amax;
+  const float* encode;
+  const uint32_t* domain_amax;
+  int64_t grid_columns;
+};
+
+struct QuantizeWeightParams {
+  const float* from;
+  uint8_t* codes;
+  WeightScaleParams scales;
+  int64_t first_row;
+  int64_t rows;
+  int64_t columns;
+};
+
+struct DecodeWeightParams {
+  const uint8_t* codes;
+  void* to;
+  float* scale;
+  WeightScaleParams scales;
+  int64_t rows;
+  int64_t columns;
+};
+
+struct ActivationAmaxParams {
+  const void* from;
+  void* to;  // of kAmaxTransform
+  uint32_t* amax;
+  int64_t from_stride;
+  int64_t to_stride;
+  int64_t rows;
+  int64_t columns;
+};
+
+struct QuantizeActivationParams {
+  const void* from;
+  void* to;
+  const uint32_t* amax;  // of the tensor; null where blocks have all there is of scales
+  float* scale;
+  const float* encode;
+  uint32_t* staged;
+  uint32_t* non_finite;
+  int64_t from_stride;
+  int64_t to_stride;
+  int64_t rows;
+  int64_t columns;
+  int64_t sequence_tokens;
+  uint64_t seed;
+  uint32_t step;
+  uint32_t site;
+  uint32_t first_sample;
+  uint32_t purpose;
+};
+
+struct DelayedScaleParams {
+  float* history;
+  const uint32_t* amax;
+  float* encode;
+  const uint32_t* apply;
+  int64_t length;
+  float largest;
+  int32_t unused = 0;
+};
+
+}  // namespace ravel::kernels::cuda

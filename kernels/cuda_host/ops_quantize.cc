@@ -1,0 +1,283 @@
+// Host half of quantization. The amax of an activation with a scale of its own lies in the stream's
+// scratch between the kernel that makes it and the one that casts.
+
+#include "common/check.h"
+#include "common/signed_size.h"
+#include "kernels/cuda_host/launch_rules.h"
+#include "kernels/cuda_host/ops.h"
+#include "kernels/scalar/philox.h"
+
+namespace ravel::kernels::cuda {
+namespace {
+
+using plan::Recipe;
+
+constexpr int64_t kWarpsPerBlock = kFlatThreads / kWarpThreads;
+constexpr int64_t kVectorBytes = 32;  // eight elements of fp32
+
+void RequireWord(const TensorView& view, DType dtype) {
+  CHECK_MSG(view.present() && view.dtype == dtype && view.elements() == 1,
+            "one element of another type is expected");
+}
+void RequireWordIfPresent(const TensorView& view, DType dtype) {
+  if (view.present()) {
+    RequireWord(view, dtype);
+  }
+}
+
+void RequireGrid(const TensorView& amax, int64_t edge, int64_t rows, int64_t columns) {
+  CHECK_MSG(amax.dtype == DType::kU32 && amax.contiguous(), "an amax is u32, contiguous");
+  if (edge == 0) {
+    RequireWord(amax, DType::kU32);
+    return;
+  }
+  CHECK_MSG(amax.rank == 2 && amax.size[1] == DivCeil(columns, edge), "wrong grid of blocks");
+  CHECK_MSG(amax.size[0] >= DivCeil(rows, edge), "rows outside the grid of blocks");
+  CHECK_MSG(amax.present() || amax.elements() == 0, "no data");
+}
+
+WeightScaleParams ScalesOf(const WeightScales& scales, int64_t rows, int64_t columns) {
+  CHECK_MSG(scales.recipe != Recipe::kNone, "a recipe is expected");
+  if (scales.recipe == Recipe::kDelayed) {
+    RequireWord(scales.encode, DType::kF32);
+    return {.amax = nullptr,
+            .encode = scales.encode.As<float>(),
+            .domain_amax = nullptr,
+            .grid_columns = 1};
+  }
+  const int64_t edge = plan::BlockEdge(scales.recipe);
+  RequireGrid(scales.amax, edge, rows, columns);
+  const bool two_levels = scales.recipe == Recipe::kNvFp4;
+  if (two_levels) {
+    RequireWord(scales.domain_amax, DType::kU32);
+  }
+  return {.amax = scales.amax.As<uint32_t>(),
+          .encode = nullptr,
+          .domain_amax = two_levels ? scales.domain_amax.As<uint32_t>() : nullptr,
+          .grid_columns = edge == 0 ? 1 : DivCeil(columns, edge)};
+}
+
+int32_t SchemeOf(Recipe recipe) {
+  switch (recipe) {
+    case Recipe::kFloat8Block:
+      return kBlocksOf128;
+    case Recipe::kMxFp8:
+      return kBlocksOf32;
+    case Recipe::kNvFp4:
+      return kBlocksOfFp4;
+    default:
+      return kTensorE4M3;
+  }
+}
+
+void RequireCodes(const TensorView& codes, Recipe recipe, int64_t rows, int64_t columns) {
+  CHECK_MSG(columns % plan::CodesPerByte(recipe) == 0, "a row of packed codes is whole bytes");
+  RequireMatrix(codes, rows, columns / plan::CodesPerByte(recipe), DType::kU8);
+  CHECK_MSG(codes.contiguous(), "codes are contiguous");
+}
+
+// Whole accesses of eight elements on both sides.
+bool FitsEights(const TensorView& codes, const TensorView& other, int64_t columns) {
+  const auto aligned = [](const TensorView& view, int64_t bytes) {
+    return reinterpret_cast<uintptr_t>(view.data) % static_cast<uint64_t>(bytes) == 0;
+  };
+  return columns % kQuantizeWidth == 0 && aligned(codes, kQuantizeWidth) &&
+         aligned(other, kVectorBytes);
+}
+
+// Blocks for so many warps; a kernel's loop covers what is beyond them.
+std::array<uint32_t, 3> WarpGrid(const LaunchStream& on, int64_t warps) {
+  return {FlatGrid(on, warps * kWarpThreads), 1, 1};
+}
+
+}  // namespace
+
+void BlockAmax(Stream& stream, const BlockAmaxArgs& args) {
+  LaunchStream& on = LaunchStreamOf(stream);
+  const int64_t rows = args.from.size[0];
+  const int64_t columns = args.from.size[1];
+  RequireMatrix(args.from, rows, columns, DType::kF32);
+  CHECK_MSG(args.from.contiguous() && args.first_row >= 0, "contiguous rows are expected");
+  CHECK_MSG(args.edge == 0 || args.edge == 16 || args.edge == 32 || args.edge == 128,
+            "blocks of another edge than the recipes'");
+  RequireGrid(args.amax, args.edge, args.first_row + rows, columns);
+  if (rows == 0 || columns == 0) {
+    return;
+  }
+  const int64_t chunk = args.edge == 16 ? 16 : kAmaxRows;
+  const int64_t warps = (DivCeil(rows, chunk) + 1) * DivCeil(columns, int64_t{kAmaxColumns});
+  on.Run({.kernel = Kernel::kBlockAmax,
+          .variant = FitsVectors({args.from}) ? kF32Vector : kF32Scalar,
+          .grid = WarpGrid(on, warps)},
+         BlockAmaxParams{.from = args.from.As<float>(),
+                         .amax = args.amax.As<uint32_t>(),
+                         .first_row = args.first_row,
+                         .rows = rows,
+                         .columns = columns,
+                         .edge = args.edge,
+                         .grid_columns = args.edge == 0 ? 1 : DivCeil(columns, args.edge)});
+}
+
+void QuantizeWeight(Stream& stream, const QuantizeWeightArgs& args) {
+  LaunchStream& on = LaunchStreamOf(stream);
+  const int64_t rows = args.from.size[0];
+  const int64_t columns = args.from.size[1];
+  const Recipe recipe = args.scales.recipe;
+  RequireMatrix(args.from, rows, columns, DType::kF32);
+  CHECK_MSG(args.from.contiguous() && args.first_row >= 0, "contiguous rows are expected");
+  const WeightScaleParams scales = ScalesOf(args.scales, args.first_row + rows, columns);
+  RequireCodes(args.codes, recipe, rows, columns);
+  if (rows == 0 || columns == 0) {
+    return;
+  }
+  const bool eights = FitsEights(args.codes, args.from, columns);
+  const int64_t width = eights ? kQuantizeWidth : plan::CodesPerByte(recipe);
+  on.Run({.kernel = Kernel::kQuantizeWeight,
+          .variant = QuantizeVariant(SchemeOf(recipe), eights),
+          .grid = {FlatGrid(on, rows * columns / width), 1, 1}},
+         QuantizeWeightParams{.from = args.from.As<float>(),
+                              .codes = args.codes.As<uint8_t>(),
+                              .scales = scales,
+                              .first_row = args.first_row,
+                              .rows = rows,
+                              .columns = columns});
+}
+
+void DecodeWeight(Stream& stream, const DecodeWeightArgs& args) {
+  LaunchStream& on = LaunchStreamOf(stream);
+  const int64_t rows = args.to.size[0];
+  const int64_t columns = args.to.size[1];
+  const Recipe recipe = args.scales.recipe;
+  RequireMatrix(args.to, rows, columns, DType::kBF16);
+  CHECK_MSG(args.to.contiguous(), "contiguous rows are expected");
+  const WeightScaleParams scales = ScalesOf(args.scales, rows, columns);
+  RequireCodes(args.codes, recipe, rows, columns);
+  RequireWord(args.scale, DType::kF32);
+  const bool eights = FitsEights(args.codes, args.to, columns);
+  const int64_t width = eights ? kQuantizeWidth : plan::CodesPerByte(recipe);
+  on.Run({.kernel = Kernel::kDecodeWeight,
+          .variant = QuantizeVariant(SchemeOf(recipe), eights),
+          .grid = {FlatGrid(on, rows * columns / width), 1, 1}},
+         DecodeWeightParams{.codes = args.codes.As<uint8_t>(),
+                            .to = args.to.data,
+                            .scale = args.scale.As<float>(),
+                            .scales = scales,
+                            .rows = rows,
+                            .columns = columns});
+}
+
+namespace {
+
+void RequireActivation(const QuantizeActivationArgs& args) {
+  CHECK_MSG(args.recipe != Recipe::kNone, "a recipe is expected");
+  const int64_t tokens = args.from.size[0];
+  const int64_t columns = args.from.size[1];
+  RequireMatrix(args.from, tokens, columns, DType::kBF16);
+  RequireMatrix(args.to, tokens, columns, DType::kBF16);
+  const bool whole_blocks = args.recipe == Recipe::kMxFp8 || args.recipe == Recipe::kNvFp4;
+  const int64_t extent = args.along == BlocksAlong::kColumns ? columns : tokens;
+  CHECK_MSG(!whole_blocks || extent % plan::BlockEdge(args.recipe) == 0,
+            "mxfp8 and nvfp4 take whole blocks");
+  CHECK_MSG(args.draws.sequence_tokens > 0, "a sequence has tokens");
+  RequireWord(args.scale, DType::kF32);
+  RequireWordIfPresent(args.encode, DType::kF32);
+  RequireWordIfPresent(args.staged, DType::kU32);
+  RequireWordIfPresent(args.non_finite, DType::kU32);
+}
+
+int32_t SchemeOf(const QuantizeActivationArgs& args) {
+  const bool gradient = args.role == ActivationRole::kGradient;
+  const int32_t scheme = SchemeOf(args.recipe);
+  if (scheme == kBlocksOfFp4 && gradient) {
+    return kBlocksOfFp4Stochastic;
+  }
+  return scheme == kTensorE4M3 && gradient ? int32_t{kTensorE5M2} : scheme;
+}
+
+bool TransformsFirst(const QuantizeActivationArgs& args) {
+  return args.recipe == Recipe::kNvFp4 && args.along == BlocksAlong::kRows;
+}
+
+// The amax of what is quantized, on the device; with kRows of NVFP4 `to` is the transform then.
+const uint32_t* TensorAmax(LaunchStream& on, const QuantizeActivationArgs& args) {
+  auto* amax = static_cast<uint32_t*>(on.Scratch(sizeof(uint32_t)));
+  on.FillZero(amax, sizeof(uint32_t));
+  const int64_t tokens = args.from.size[0];
+  const int64_t columns = args.from.size[1];
+  if (tokens == 0 || columns == 0) {
+    return amax;
+  }
+  const bool transforms = TransformsFirst(args);
+  const int64_t accesses = transforms ? tokens / plan::BlockEdge(args.recipe) * columns
+                                      : tokens * DivCeil(columns, int64_t{kQuantizeWidth});
+  const int32_t plain = FitsVectors({args.from}) ? kAmaxVector : kAmaxScalar;
+  on.Run({.kernel = Kernel::kActivationAmax,
+          .variant = transforms ? kAmaxTransform : plain,
+          .grid = {FlatGrid(on, accesses), 1, 1}},
+         ActivationAmaxParams{.from = args.from.data,
+                              .to = transforms ? args.to.data : nullptr,
+                              .amax = amax,
+                              .from_stride = args.from.row_stride,
+                              .to_stride = transforms ? args.to.row_stride : 0,
+                              .rows = tokens,
+                              .columns = columns});
+  return amax;
+}
+
+}  // namespace
+
+void QuantizeActivation(Stream& stream, const QuantizeActivationArgs& args) {
+  LaunchStream& on = LaunchStreamOf(stream);
+  RequireActivation(args);
+  const int64_t tokens = args.from.size[0];
+  const int64_t columns = args.from.size[1];
+  const int64_t edge = plan::BlockEdge(args.recipe);
+  const bool delayed = args.recipe == Recipe::kDelayed;
+  const uint32_t* amax =
+      edge == 0 || args.recipe == Recipe::kNvFp4 ? TensorAmax(on, args) : nullptr;
+  const TensorView& from = TransformsFirst(args) ? args.to : args.from;
+  const bool along_rows = args.along == BlocksAlong::kRows && edge > 0;
+  const int64_t warps = along_rows ? DivCeil(tokens, edge) * DivCeil(columns, int64_t{kWarpThreads})
+                                   : tokens * DivCeil(columns, int64_t{kQuantizeColumns});
+  const auto purpose = along_rows ? scalar::PhiloxPurpose::kGradientAlongRows
+                                  : scalar::PhiloxPurpose::kGradientAlongColumns;
+  on.Run({.kernel = along_rows ? Kernel::kQuantizeAlongRows : Kernel::kQuantizeAlongColumns,
+          .variant = QuantizeVariant(SchemeOf(args), !along_rows && FitsVectors({from, args.to})),
+          .grid = WarpGrid(on, warps)},
+         QuantizeActivationParams{.from = from.data,
+                                  .to = args.to.data,
+                                  .amax = amax,
+                                  .scale = args.scale.As<float>(),
+                                  .encode = delayed ? args.encode.As<float>() : nullptr,
+                                  .staged = delayed ? args.staged.As<uint32_t>() : nullptr,
+                                  .non_finite = args.non_finite.As<uint32_t>(),
+                                  .from_stride = from.row_stride,
+                                  .to_stride = args.to.row_stride,
+                                  .rows = tokens,
+                                  .columns = columns,
+                                  .sequence_tokens = args.draws.sequence_tokens,
+                                  .seed = args.draws.seed,
+                                  .step = args.draws.step,
+                                  .site = args.draws.site,
+                                  .first_sample = args.draws.first_sample,
+                                  .purpose = static_cast<uint32_t>(purpose)});
+}
+
+void UpdateDelayedScale(Stream& stream, const DelayedScaleArgs& args) {
+  CHECK_MSG(args.history.elements() > 0, "a history has a length");
+  RequireFlat(args.history, args.history.elements(), DType::kF32);
+  RequireWord(args.amax, DType::kU32);
+  RequireWord(args.encode, DType::kF32);
+  if (args.apply.present()) {
+    RequireWord(args.apply, args.apply.dtype == DType::kI32 ? DType::kI32 : DType::kU32);
+  }
+  LaunchStreamOf(stream).Run({.kernel = Kernel::kDelayedScale},
+                             DelayedScaleParams{.history = args.history.As<float>(),
+                                                .amax = args.amax.As<uint32_t>(),
+                                                .encode = args.encode.As<float>(),
+                                                .apply = args.apply.As<uint32_t>(),
+                                                .length = args.history.elements(),
+                                                .largest = args.largest});
+}
+
+}  // namespace ravel::kernels::cuda

@@ -1,0 +1,342 @@
+// Quantization: the device gives the bits of the CPU, in every recipe; and gemms with scales.
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "common/signed_size.h"
+#include "kernels/gemm.h"
+#include "kernels/quantize.h"
+#include "tests/gpu/gpu.h"
+
+namespace ravel::kernels::testing {
+namespace {
+
+using plan::Recipe;
+
+constexpr Recipe kRecipes[] = {
+    Recipe::kDelayed, Recipe::kCurrent, Recipe::kFloat8Block, Recipe::kMxFp8, Recipe::kNvFp4};
+
+// A matrix in device memory and on the heap, for the CPU: its first element `offset` elements from
+// where memory begins, rows `gap` elements apart.
+class TwinMatrix {
+ public:
+  TwinMatrix(DType dtype, int64_t rows, int64_t columns, int64_t gap = 0, int64_t offset = 0)
+      : view_{.dtype = dtype, .rank = 2, .size = {rows, columns}, .row_stride = columns + gap},
+        offset_bytes_(offset * DTypeBytes(dtype)),
+        mirror_(offset_bytes_ + rows * (columns + gap) * DTypeBytes(dtype)),
+        heap_(Size(mirror_.bytes()), char{0x11}) {}
+
+  TensorView host() { return On(heap_.data()); }
+  TensorView device() { return On(mirror_.device()); }
+  // The heap's elements become those of the device.
+  void Send() {
+    mirror_.Receive(0);
+    std::memcpy(mirror_.host(), heap_.data(), heap_.size());
+    mirror_.Send();
+  }
+  bool Same() {
+    mirror_.Receive();
+    return std::memcmp(mirror_.host(), heap_.data(), heap_.size()) == 0;
+  }
+  TensorView Result() {
+    mirror_.Receive();
+    return On(mirror_.host());
+  }
+
+ private:
+  TensorView On(void* memory) {
+    TensorView view = view_;
+    view.data = static_cast<char*>(memory) + offset_bytes_;
+    return view;
+  }
+  TensorView view_;
+  int64_t offset_bytes_;
+  Mirror mirror_;
+  std::vector<char> heap_;
+};
+
+class GpuQuantizeTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!TheGpu().missing.empty()) {
+      GTEST_SKIP() << TheGpu().missing;
+    }
+  }
+  CudaStream& gpu() { return *TheGpu().stream; }
+
+  // Values over many powers of two, some zeros, and `bad` in one place.
+  static void Fill(TwinMatrix& matrix, uint64_t seed, float bad = 0) {
+    std::mt19937_64 random(seed + InputSeed());
+    std::normal_distribution<float> normal;
+    const TensorView to = matrix.host();
+    for (int64_t row = 0; row < to.size[0]; ++row) {
+      for (int64_t column = 0; column < to.size[1]; ++column) {
+        const bool here = row == to.size[0] / 2 && column == to.size[1] / 3;
+        const float power = std::exp2(3.0f * normal(random));
+        const float value = random() % 17 == 0 ? 0.0f : normal(random) * power;
+        const float x = here && bad != 0 ? bad : value;
+        if (to.dtype == DType::kBF16) {
+          to.Row<uint16_t>(row)[column] = FloatToBf16(x);
+        } else {
+          to.Row<float>(row)[column] = x;
+        }
+      }
+    }
+    matrix.Send();
+  }
+  template <typename T>
+  static void Set(TwinMatrix& word, T value) {
+    *word.host().As<T>() = value;
+    word.Send();
+  }
+
+  CpuStream cpu_;
+};
+
+struct Layout {
+  int64_t rows;
+  int64_t columns;
+  int64_t gap;
+  int64_t offset;
+};
+
+class GpuActivationTest : public GpuQuantizeTest {
+ protected:
+  void Compare(const QuantizeActivationArgs& base, const Layout& layout, float bad, float encode) {
+    const auto make = [&] {
+      return TwinMatrix(DType::kBF16, layout.rows, layout.columns, layout.gap, layout.offset);
+    };
+    for (const bool in_place : {false, true}) {
+      TwinMatrix from = make();
+      TwinMatrix other = make();
+      TwinMatrix& to = in_place ? from : other;
+      Fill(from, 7, bad);
+      other.Send();
+      TwinMatrix scale(DType::kF32, 1, 1);
+      TwinMatrix given(DType::kF32, 1, 1);
+      TwinMatrix staged(DType::kU32, 1, 1);
+      TwinMatrix non_finite(DType::kU32, 1, 1);
+      Set(scale, -1.0f);
+      Set(given, encode);
+      Set(staged, 5u);
+      Set(non_finite, 0u);
+      QuantizeActivationArgs args = base;
+      const auto run = [&](Stream& stream, auto on) {
+        args.from = (from.*on)();
+        args.to = (to.*on)();
+        args.scale = (scale.*on)();
+        args.encode = (given.*on)();
+        args.staged = (staged.*on)();
+        args.non_finite = (non_finite.*on)();
+        QuantizeActivation(stream, args);
+      };
+      run(cpu_, &TwinMatrix::host);
+      run(gpu(), &TwinMatrix::device);
+      SCOPED_TRACE(::testing::Message()
+                   << "recipe " << static_cast<int>(base.recipe) << " role "
+                   << static_cast<int>(base.role) << " along " << static_cast<int>(base.along)
+                   << " " << layout.rows << " x " << layout.columns << " in place " << in_place
+                   << " with " << bad);
+      EXPECT_TRUE(to.Same());
+      EXPECT_TRUE(scale.Same());
+      EXPECT_TRUE(staged.Same());
+      EXPECT_TRUE(non_finite.Same());
+    }
+  }
+};
+
+TEST_F(GpuActivationTest, GivesTheBitsOfTheCpu) {
+  constexpr Layout kLayouts[] = {{96, 288, 0, 0},
+                                 {96, 288, 8, 8},
+                                 {160, 32, 3, 1},
+                                 {33, 301, 0, 0},
+                                 {48, 37, 0, 0},
+                                 {1, 64, 0, 0},
+                                 {0, 64, 0, 0}};
+  for (const Recipe recipe : kRecipes) {
+    for (const ActivationRole role : {ActivationRole::kInput, ActivationRole::kGradient}) {
+      for (const BlocksAlong along : {BlocksAlong::kColumns, BlocksAlong::kRows}) {
+        QuantizeActivationArgs args;
+        args.recipe = recipe;
+        args.role = role;
+        args.along = along;
+        args.draws = {.seed = 0x123456789ABCDEF0u,
+                      .step = 3,
+                      .site = 0x00FEDCBA,
+                      .first_sample = 9,
+                      .sequence_tokens = 40};
+        for (const Layout& layout : kLayouts) {
+          const bool whole = recipe == Recipe::kMxFp8 || recipe == Recipe::kNvFp4;
+          const int64_t extent = along == BlocksAlong::kColumns ? layout.columns : layout.rows;
+          if (whole && extent % plan::BlockEdge(recipe) != 0) {
+            continue;
+          }
+          Compare(args, layout, 0.0f, 0.0f);
+        }
+        Compare(args, kLayouts[0], 0.0f, 3.5f);
+        Compare(args, kLayouts[0], std::numeric_limits<float>::quiet_NaN(), 0.0f);
+        Compare(args, kLayouts[0], -std::numeric_limits<float>::infinity(), 0.0f);
+      }
+    }
+  }
+}
+
+class GpuWeightTest : public GpuQuantizeTest {
+ protected:
+  // A weight of these sizes whose rows come in two parts.
+  void Compare(Recipe recipe, const Layout& layout, float bad) {
+    const int64_t edge = plan::BlockEdge(recipe);
+    const int64_t bytes = layout.columns / plan::CodesPerByte(recipe);
+    TwinMatrix weight(DType::kF32, layout.rows, layout.columns, 0, layout.offset);
+    TwinMatrix amax(DType::kU32,
+                    edge == 0 ? 1 : DivCeil(layout.rows, edge),
+                    edge == 0 ? 1 : DivCeil(layout.columns, edge));
+    TwinMatrix domain(DType::kU32, 1, 1);
+    TwinMatrix encode(DType::kF32, 1, 1);
+    TwinMatrix codes(DType::kU8, layout.rows, bytes, 0, layout.offset);
+    TwinMatrix decoded(DType::kBF16, layout.rows, layout.columns, 0, layout.offset);
+    TwinMatrix scale(DType::kF32, 1, 1);
+    Fill(weight, 11, bad);
+    std::memset(amax.host().data, 0, Size(amax.host().elements() * 4));
+    amax.Send();
+    Set(domain, std::bit_cast<uint32_t>(90.0f));
+    Set(encode, 2.25f);
+    codes.Send();
+    decoded.Send();
+    scale.Send();
+    const auto run = [&](Stream& stream, auto on) {
+      const WeightScales scales = {.recipe = recipe,
+                                   .amax = (amax.*on)(),
+                                   .encode = (encode.*on)(),
+                                   .domain_amax = (domain.*on)()};
+      const int64_t half = layout.rows / 2;
+      for (const auto& [first, rows] : {std::pair(int64_t{0}, half), {half, layout.rows - half}}) {
+        BlockAmax(stream,
+                  {.from = RowsOf((weight.*on)(), first, rows),
+                   .first_row = first,
+                   .edge = edge,
+                   .amax = (amax.*on)()});
+      }
+      for (const auto& [first, rows] : {std::pair(int64_t{0}, half), {half, layout.rows - half}}) {
+        QuantizeWeight(stream,
+                       {.from = RowsOf((weight.*on)(), first, rows),
+                        .first_row = first,
+                        .scales = scales,
+                        .codes = RowsOf((codes.*on)(), first, rows)});
+      }
+      DecodeWeight(stream,
+                   {.codes = (codes.*on)(),
+                    .scales = scales,
+                    .to = (decoded.*on)(),
+                    .scale = (scale.*on)()});
+    };
+    run(cpu_, &TwinMatrix::host);
+    run(gpu(), &TwinMatrix::device);
+    SCOPED_TRACE(::testing::Message() << "recipe " << static_cast<int>(recipe) << " " << layout.rows
+                                      << " x " << layout.columns << " with " << bad);
+    EXPECT_TRUE(amax.Same());
+    EXPECT_TRUE(codes.Same());
+    EXPECT_TRUE(decoded.Same());
+    EXPECT_TRUE(scale.Same());
+  }
+};
+
+TEST_F(GpuWeightTest, GivesTheBitsOfTheCpu) {
+  for (const Recipe recipe : kRecipes) {
+    for (const Layout& layout : {Layout{130, 258, 0, 0},
+                                 Layout{256, 320, 0, 0},
+                                 Layout{33, 64, 0, 2},
+                                 Layout{300, 20, 0, 0},
+                                 Layout{1, 2, 0, 0}}) {
+      Compare(recipe, layout, 0.0f);
+    }
+    Compare(recipe, {130, 264, 0, 0}, std::numeric_limits<float>::quiet_NaN());
+    Compare(recipe, {130, 264, 0, 0}, std::numeric_limits<float>::infinity());
+  }
+}
+
+TEST_F(GpuQuantizeTest, DelayedScalesAreThoseOfTheCpu) {
+  for (const int64_t length : {int64_t{1}, int64_t{5}, int64_t{256}, int64_t{1024}}) {
+    TwinMatrix history(DType::kF32, 1, length);
+    TwinMatrix amax(DType::kU32, 1, 1);
+    TwinMatrix encode(DType::kF32, 1, 1);
+    TwinMatrix apply(DType::kI32, 1, 1);
+    Fill(history, 13);
+    for (const float staged : {0.0f, 2000.0f, 1e-40f, std::numeric_limits<float>::infinity()}) {
+      for (const int32_t applies : {0, 1}) {
+        Set(amax, std::bit_cast<uint32_t>(staged));
+        Set(apply, applies);
+        const auto run = [&](Stream& stream, auto on) {
+          UpdateDelayedScale(stream,
+                             {.history = (history.*on)(),
+                              .amax = (amax.*on)(),
+                              .encode = (encode.*on)(),
+                              .apply = (apply.*on)(),
+                              .largest = 57344.0f});
+        };
+        run(cpu_, &TwinMatrix::host);
+        run(gpu(), &TwinMatrix::device);
+        EXPECT_TRUE(history.Same()) << length << " " << staged;
+        EXPECT_TRUE(encode.Same()) << length << " " << staged;
+      }
+    }
+  }
+}
+
+// The sums of a gemm have an order of their own on each device, their scale does not.
+TEST_F(GpuQuantizeTest, ScaledGemmsAreWithinRoundingOfTheCpu) {
+  for (const DType out : {DType::kF32, DType::kBF16}) {
+    for (const Output output : {Output::kOverwrite, Output::kAccumulate}) {
+      TwinMatrix a(DType::kBF16, 70, 90);
+      TwinMatrix b(DType::kBF16, 90, 100);
+      TwinMatrix c(out, 70, 100);
+      TwinMatrix scale_a(DType::kF32, 1, 1);
+      TwinMatrix scale_b(DType::kF32, 1, 1);
+      for (TwinMatrix* matrix : {&a, &b, &c}) {
+        const TensorView view = matrix->host();
+        std::mt19937_64 random(InputSeed());
+        std::normal_distribution<float> normal;
+        for (int64_t i = 0; i < view.elements(); ++i) {
+          if (view.dtype == DType::kBF16) {
+            view.As<uint16_t>()[i] = FloatToBf16(normal(random));
+          } else {
+            view.As<float>()[i] = normal(random);
+          }
+        }
+        matrix->Send();
+      }
+      Set(scale_a, 0.37f);
+      Set(scale_b, 3.0f);
+      const auto run = [&](Stream& stream, auto on) {
+        Gemm(stream,
+             {.a = (a.*on)(),
+              .b = (b.*on)(),
+              .c = (c.*on)(),
+              .output = output,
+              .scale_a = (scale_a.*on)(),
+              .scale_b = (scale_b.*on)()});
+      };
+      run(cpu_, &TwinMatrix::host);
+      run(gpu(), &TwinMatrix::device);
+      const TensorView device = c.Result();
+      const TensorView host = c.host();
+      for (int64_t i = 0; i < host.elements(); ++i) {
+        const float x =
+            out == DType::kBF16 ? Bf16ToFloat(device.As<uint16_t>()[i]) : device.As<float>()[i];
+        const float y =
+            out == DType::kBF16 ? Bf16ToFloat(host.As<uint16_t>()[i]) : host.As<float>()[i];
+        ASSERT_NEAR(x, y, out == DType::kBF16 ? 0.25f : 1e-3f) << i;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ravel::kernels::testing

@@ -1,0 +1,150 @@
+// Operands of the kernels of quantization.
+
+#include "common/check.h"
+#include "common/recipe.h"
+#include "tests/testing/emulated_cuda/emulated_kernels.h"
+
+namespace ravel::kernels::cuda::emulated {
+namespace {
+
+constexpr auto kRead = Access::Kind::kRead;
+constexpr auto kWrite = Access::Kind::kWrite;
+constexpr auto kUpdate = Access::Kind::kUpdate;
+constexpr auto kAtomic = Access::Kind::kAtomic;
+
+int64_t EdgeOf(int32_t scheme) {
+  switch (scheme) {
+    case kBlocksOf128:
+      return plan::BlockEdge(plan::Recipe::kFloat8Block);
+    case kBlocksOf32:
+      return plan::BlockEdge(plan::Recipe::kMxFp8);
+    case kBlocksOfFp4:
+    case kBlocksOfFp4Stochastic:
+      return plan::BlockEdge(plan::Recipe::kNvFp4);
+    default:
+      return 0;
+  }
+}
+int64_t CodesPerByteOf(int32_t scheme) {
+  return scheme == kBlocksOfFp4 ? 2 : 1;
+}
+
+// Rows of a grid of blocks over rows [first, first + rows) of a matrix.
+void Grid(Access::Kind kind,
+          Operands& on,
+          const uint32_t* amax,
+          int64_t edge,
+          int64_t first,
+          int64_t rows,
+          int64_t grid_columns) {
+  if (edge == 0) {
+    on.Array(kind, "amax", amax, 1);
+  } else if (rows > 0) {
+    const int64_t begin = first / edge;
+    on.Array(kind,
+             "amax",
+             amax + begin * grid_columns,
+             (DivCeil(first + rows, edge) - begin) * grid_columns);
+  }
+}
+
+void BlockAmax(const BlockAmaxParams& p, Operands& on) {
+  on.RequireBlock(kFlatThreads);
+  on.Read("from", p.from, {1, p.rows * p.columns, p.rows * p.columns});
+  Grid(kAtomic, on, p.amax, p.edge, p.first_row, p.rows, p.grid_columns);
+}
+
+void WeightScales(
+    const WeightScaleParams& p, int32_t scheme, int64_t first, int64_t rows, Operands& on) {
+  on.Array(kRead, "encode", p.encode, 1);
+  on.Array(kRead, "domain_amax", p.domain_amax, 1);
+  on.Require(p.domain_amax != nullptr || scheme != kBlocksOfFp4, "no amax of the domain");
+  if (p.amax != nullptr) {
+    Grid(kRead, on, p.amax, EdgeOf(scheme), first, rows, p.grid_columns);
+  } else {
+    on.Require(p.encode != nullptr, "neither an amax nor a scale");
+  }
+}
+
+// The alignment that accesses of eight elements ask for.
+void RequireEights(const void* data, int64_t bytes, Operands& on) {
+  on.Require(on.launch().variant % 2 == 0 ||
+                 reinterpret_cast<uintptr_t>(data) % static_cast<uint64_t>(bytes) == 0,
+             "accesses of eight elements do not fit");
+}
+
+void QuantizeWeight(const QuantizeWeightParams& p, Operands& on) {
+  const int32_t scheme = on.launch().variant / 2;
+  on.RequireBlock(kFlatThreads);
+  RequireEights(p.from, 32, on);
+  RequireEights(p.codes, 8, on);
+  on.Array(kRead, "from", p.from, p.rows * p.columns);
+  on.Array(kWrite, "codes", p.codes, p.rows * p.columns / CodesPerByteOf(scheme));
+  WeightScales(p.scales, scheme, p.first_row, p.rows, on);
+}
+
+void DecodeWeight(const DecodeWeightParams& p, Operands& on) {
+  const int32_t scheme = on.launch().variant / 2;
+  on.RequireBlock(kFlatThreads);
+  RequireEights(p.to, 16, on);
+  RequireEights(p.codes, 8, on);
+  on.Array(kRead, "codes", p.codes, p.rows * p.columns / CodesPerByteOf(scheme));
+  on.Add(kWrite, "to", p.to, {p.rows, p.columns, p.columns}, DType::kBF16);
+  on.Array(kWrite, "scale", p.scale, 1);
+  WeightScales(p.scales, scheme, 0, p.rows, on);
+}
+
+void RequireVectors(const void* data, int64_t stride, Operands& on) {
+  on.Require(reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride * 2 % 16 == 0,
+             "accesses of 16 bytes do not fit");
+}
+
+void ActivationAmax(const ActivationAmaxParams& p, Operands& on) {
+  on.RequireBlock(kFlatThreads);
+  if (on.launch().variant == kAmaxVector && p.rows > 1) {
+    RequireVectors(p.from, p.from_stride, on);
+  }
+  on.Add(kRead, "from", p.from, {p.rows, p.columns, p.from_stride}, DType::kBF16);
+  on.Add(kWrite, "to", p.to, {p.rows, p.columns, p.to_stride}, DType::kBF16);
+  on.Array(kAtomic, "amax", p.amax, 1);
+}
+
+void QuantizeActivation(const QuantizeActivationParams& p, Operands& on) {
+  on.RequireBlock(kFlatThreads);
+  if (on.launch().variant % 2 == 1 && p.rows > 1) {
+    RequireVectors(p.from, p.from_stride, on);
+    RequireVectors(p.to, p.to_stride, on);
+  }
+  on.Add(kRead, "from", p.from, {p.rows, p.columns, p.from_stride}, DType::kBF16);
+  on.Add(kWrite, "to", p.to, {p.rows, p.columns, p.to_stride}, DType::kBF16);
+  on.Array(kRead, "amax", p.amax, 1);
+  on.Array(kWrite, "scale", p.scale, 1);
+  on.Array(kRead, "encode", p.encode, 1);
+  on.Array(kUpdate, "staged", p.staged, 1);
+  on.Array(kAtomic, "non_finite", p.non_finite, 1);
+}
+
+void DelayedScale(const DelayedScaleParams& p, Operands& on) {
+  on.RequireBlock(kFlatThreads);
+  on.Require(on.launch().grid[0] == 1, "one block moves a history");
+  on.Array(kUpdate, "history", p.history, p.length);
+  on.Array(kRead, "amax", p.amax, 1);
+  on.Array(kWrite, "encode", p.encode, 1);
+  on.Array(kRead, "apply", p.apply, 1);
+}
+
+}  // namespace
+
+std::vector<KernelOperands> QuantizeKernelOperands() {
+  return {Declare<BlockAmaxParams, BlockAmax>(Kernel::kBlockAmax, "BlockAmax"),
+          Declare<QuantizeWeightParams, QuantizeWeight>(Kernel::kQuantizeWeight, "QuantizeWeight"),
+          Declare<DecodeWeightParams, DecodeWeight>(Kernel::kDecodeWeight, "DecodeWeight"),
+          Declare<ActivationAmaxParams, ActivationAmax>(Kernel::kActivationAmax, "ActivationAmax"),
+          Declare<QuantizeActivationParams, QuantizeActivation>(Kernel::kQuantizeAlongColumns,
+                                                                "QuantizeAlongColumns"),
+          Declare<QuantizeActivationParams, QuantizeActivation>(Kernel::kQuantizeAlongRows,
+                                                                "QuantizeAlongRows"),
+          Declare<DelayedScaleParams, DelayedScale>(Kernel::kDelayedScale, "DelayedScale")};
+}
+
+}  // namespace ravel::kernels::cuda::emulated

@@ -34,6 +34,14 @@ struct DataSpec {
 // (kernels/element_update.h). Both train with the same bits.
 enum class MainWeightForm { kF32, kBF16Remainder };
 
+// State of the optimizer that lies in a file of each worker between updates. No number depends on
+// it.
+struct OffloadSpec {
+  double fraction = 0;  // most of its bytes, of one rank; 0: none
+  std::string path;     // folder
+  bool overlap = true;  // files are read and written beside the update
+};
+
 struct OptimizerSpec {
   OptimizerKind kind = OptimizerKind::kAdamW;
   double lr = 0;
@@ -44,6 +52,7 @@ struct OptimizerSpec {
   double clip_norm = 1.0;  // 0: off
   StateTypes state_types = {};
   MainWeightForm main_weights = MainWeightForm::kF32;
+  OffloadSpec offload = {};
 };
 
 enum class ScheduleKind { kConstant, kLinear, kCosine, kWsd };

@@ -25,9 +25,9 @@ namespace ravel::plan {
 //   stateDtype    training.optimizer.stateDtype
 //   virtualRanks  lanes: the tree in which gradients are summed
 //
-// Not in it, because they change no bit: training.optimizer.mainWeights, parallelism.recompute,
-// determinism.algorithms (a checkpoint's algorithms stay in force). The batch of `spec` is
-// resolved.
+// Not in it, because they change no bit: training.optimizer.mainWeights and offload,
+// parallelism.recompute, determinism.algorithms (a checkpoint's algorithms stay in force). The
+// batch of `spec` is resolved.
 std::string NumericsOf(const JobSpec& spec);
 
 // "compute was bf16 and is fp32; virtualRanks was 4 and is 8", or "" where nothing differs. An

@@ -32,6 +32,12 @@ inline absl::Status CheckLayerDrop(const char* field, double probability) {
              : Invalid(absl::StrCat(field, ": expected 0 to below 1, got ", probability));
 }
 
+inline absl::Status CheckOffloadFraction(const char* field, double fraction) {
+  return fraction >= 0 && fraction <= 1
+             ? absl::OkStatus()
+             : Invalid(absl::StrCat(field, ": expected 0 to 1, got ", fraction));
+}
+
 v1::PlannedModel ModelToProto(const ModelConfig& model);
 absl::StatusOr<ModelConfig> ModelFromProto(const v1::PlannedModel& proto);
 

@@ -128,6 +128,9 @@ void TrainingToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_clip_norm(spec.optimizer.clip_norm);
   proto.set_state_type(StateTypesNumber(spec.optimizer.state_types));
   proto.set_main_weights(static_cast<int32_t>(spec.optimizer.main_weights));
+  proto.set_offload_fraction(spec.optimizer.offload.fraction);
+  proto.set_offload_path(spec.optimizer.offload.path);
+  proto.set_offload_inline(!spec.optimizer.offload.overlap);
   proto.set_optimizer(static_cast<int32_t>(spec.optimizer.kind));
   proto.set_layer_drop(spec.layer_drop);
   proto.set_schedule_kind(static_cast<int32_t>(spec.schedule.kind));
@@ -242,6 +245,10 @@ absl::Status TrainingFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
                            proto.main_weights(),
                            MainWeightForm::kBF16Remainder,
                            spec.optimizer.main_weights));
+  RETURN_IF_ERROR(CheckOffloadFraction("offload_fraction", proto.offload_fraction()));
+  spec.optimizer.offload = {.fraction = proto.offload_fraction(),
+                            .path = proto.offload_path(),
+                            .overlap = !proto.offload_inline()};
   RETURN_IF_ERROR(
       ReadEnum("schedule_kind", proto.schedule_kind(), ScheduleKind::kWsd, spec.schedule.kind));
   spec.schedule.warmup_steps = proto.warmup_steps();

@@ -64,6 +64,16 @@ absl::Status CheckRequest(const PlanRequest& request) {
     return absl::InvalidArgumentError(
         "training.optimizer.mainWeights: bf16_remainder needs precision.compute bf16");
   }
+  const OffloadSpec& offload = spec.optimizer.offload;
+  if (!(offload.fraction >= 0 && offload.fraction <= 1)) {
+    return FieldRefusal(
+        "training.optimizer.offload.fraction", "from 0 to 1", absl::StrCat(offload.fraction));
+  }
+  if (offload.fraction > 0 && !spec.cpu_devices) {
+    return FieldRefusal("training.optimizer.offload.fraction",
+                        "0: offload runs on cpu devices only today",
+                        absl::StrCat(offload.fraction));
+  }
   if (spec.transport == Transport::kShm && !request.shared_memory) {
     return absl::InvalidArgumentError(
         "parallelism.transport: shm needs all ranks on one host; use auto or gloo");
@@ -259,7 +269,8 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
                   .communication_blocks = spec.communication_blocks,
                   .attention_workspace_bytes = plan.options.attention_workspace_bytes,
                   .logits_chunk_tokens = plan.options.logits_chunk_tokens,
-                  .layer_drop = spec.layer_drop};
+                  .layer_drop = spec.layer_drop,
+                  .offload_fraction = spec.optimizer.offload.fraction};
   RETURN_IF_ERROR(PlanPrograms(plan));
   RETURN_IF_ERROR(CheckPlan(plan));
   return plan;

@@ -227,7 +227,7 @@ absl::Status BuffersFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan)
                              buffer.kind,
                              1));
     RETURN_IF_ERROR(
-        ReadEnum("buffer.memory", from.memory(), MemoryKind::kCommon, buffer.memory, 1));
+        ReadEnum("buffer.memory", from.memory(), MemoryKind::kOffload, buffer.memory, 1));
     buffer.unit = from.unit();
     buffer.group = from.group();
     buffer.call = from.call();
@@ -255,6 +255,7 @@ absl::Status BuffersFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan)
   plan.memory.private_bytes = proto.memory().private_bytes();
   plan.memory.symmetric_bytes = proto.memory().symmetric_bytes();
   plan.memory.common_bytes = proto.memory().common_bytes();
+  plan.memory.offload_bytes = proto.memory().offload_bytes();
   plan.memory.lower_bound_bytes = proto.memory().lower_bound_bytes();
   const bool offsets_in_range =
       std::all_of(plan.memory.offsets.begin(), plan.memory.offsets.end(), [](int64_t offset) {
@@ -388,6 +389,8 @@ absl::Status OptionsFromProto(const v1::PlannedOptions& proto, ShardingPlan& pla
   }
   RETURN_IF_ERROR(CheckLayerDrop("options.layer_drop", proto.layer_drop()));
   plan.options.layer_drop = proto.layer_drop();
+  RETURN_IF_ERROR(CheckOffloadFraction("options.offload_fraction", proto.offload_fraction()));
+  plan.options.offload_fraction = proto.offload_fraction();
   RETURN_IF_ERROR(TypesFromProto(proto, plan.options));
   RETURN_IF_ERROR(
       ReadEnum("options.optimizer", proto.optimizer(), kLastOptimizer, plan.options.optimizer));
@@ -422,6 +425,7 @@ void OptionsToProto(const ProgramOptions& options, v1::PlannedOptions& proto) {
   proto.set_staged_element_bytes(bytes_of(options.staged_type));
   proto.set_optimizer(static_cast<int32_t>(options.optimizer));
   proto.set_layer_drop(options.layer_drop);
+  proto.set_offload_fraction(options.offload_fraction);
   proto.set_logits_chunk_tokens(
       options.logits_chunk_tokens == kLogitsChunkTokens ? 0 : options.logits_chunk_tokens);
 }
@@ -514,6 +518,7 @@ v1::ShardingPlan ToProto(const ShardingPlan& plan) {
   memory.set_private_bytes(plan.memory.private_bytes);
   memory.set_symmetric_bytes(plan.memory.symmetric_bytes);
   memory.set_common_bytes(plan.memory.common_bytes);
+  memory.set_offload_bytes(plan.memory.offload_bytes);
   memory.set_lower_bound_bytes(plan.memory.lower_bound_bytes);
   ProgramsToProto(plan, proto);
   return proto;

@@ -113,6 +113,7 @@ CanonicalJob JobRules::Run() {
   CheckTokenFiles();
   CheckParallelism();
   CheckDevices();
+  CheckOffload();
   CheckPrecision();
   CheckElastic();
   CheckDeterminism();
@@ -362,6 +363,27 @@ void JobRules::CheckOptimizer() {
   out.eps = optimizer.eps();
   out.weight_decay = optimizer.weight_decay();
   out.clip_norm = optimizer.clip_norm();
+}
+
+// After CheckDevices.
+void JobRules::CheckOffload() {
+  const v1::OffloadSpec& offload = job().training().optimizer().offload();
+  if (Failed("spec.training.optimizer.offload.fraction")) {
+    return;
+  }
+  const std::string path = "spec.training.optimizer.offload.path";
+  plan::OffloadSpec& out = spec().optimizer.offload;
+  out.fraction = offload.fraction();
+  out.overlap = !offload.has_overlap() || offload.overlap();
+  if (!spec().cpu_devices && offload.fraction() > 0) {
+    Fail("spec.training.optimizer.offload.fraction",
+         "0: offload runs on cpu devices only today",
+         absl::StrCat(offload.fraction()));
+  } else if (!spec().cpu_devices && !offload.path().empty()) {
+    Fail(path, "nothing, or cpu devices", QuotedOrNothing(offload.path()));
+  } else if (offload.fraction() > 0 || !offload.path().empty()) {
+    out.path = AbsolutePath(path, offload.path());
+  }
 }
 
 void JobRules::CheckSchedule() {

@@ -45,6 +45,7 @@ class JobRules {
   void CheckTraining();
   void CheckSteps();
   void CheckOptimizer();
+  void CheckOffload();
   void CheckSchedule();
   void CheckEvaluation();
   void CheckFreeze();

@@ -58,6 +58,19 @@ json::Value MemoryJson(const plan::MemoryReport& report) {
   return out;
 }
 
+json::Value OffloadJson(const plan::ShardingPlan& plan, const plan::OffloadFacts& facts) {
+  const plan::IdVector<plan::GroupId, std::string> names = plan::GroupNames(plan);
+  json::Value groups{json::Array()};
+  for (const plan::GroupId group : facts.groups) {
+    groups.Append(json::Value(names[group]));
+  }
+  json::Value out;
+  out.Set("fraction", plan.options.offload_fraction).Set("bytes", facts.offloaded_bytes);
+  out.Set("optimizerBytes", facts.optimizer_bytes).Set("windowBytes", facts.window_bytes);
+  out.Set("groups", std::move(groups));
+  return out;
+}
+
 json::Value TimelineJson(const PlanDocument& document) {
   const plan::ShardingPlan& plan = document.plan;
   const plan::StepTimes times = plan::PredictStep(plan, document.device);
@@ -163,6 +176,9 @@ json::Value PlanJson(const PlanDocument& document) {
   out.Set("stagingWindowBytes", plan.options.staging_window_bytes);
   out.Set("wireBytesPerStep", WireJson(plan::StepWire(plan)));
   out.Set("memory", MemoryJson(report));
+  if (plan.options.offload_fraction > 0) {
+    out.Set("offload", OffloadJson(plan, report.offload));
+  }
   out.Set("fit", FitJson(document));
   out.Set("timeline", TimelineJson(document));
   out.Set("groups", std::move(groups));

@@ -89,7 +89,7 @@ class Communicator {
   // shared memory the symmetric and common parts are plain private memory.
   // common_copies divides size().
   virtual absl::Status AllocateArena(const ArenaSizes& sizes) = 0;
-  // kCommon: the base of this rank's own copy.
+  // kCommon: the base of this rank's own copy. Of kOffload there is none here: nullptr.
   virtual std::byte* arena(plan::MemoryKind kind) = 0;
 
   // Collective over all ranks of this communicator. The ranks are cut into disjoint groups that

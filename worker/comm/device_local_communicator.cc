@@ -292,6 +292,8 @@ std::byte* DeviceLocalCommunicator::arena(plan::MemoryKind kind) {
       return root_->sizes.symmetric_bytes == 0 ? nullptr : part + root_->symmetric_begin;
     case plan::MemoryKind::kCommon:
       return static_cast<std::byte*>(root_->group->common(root_->CopyOf(root_->rank)).data());
+    case plan::MemoryKind::kOffload:
+      break;
   }
   return nullptr;
 }

@@ -384,6 +384,8 @@ std::byte* GlooCommunicator::arena(plan::MemoryKind kind) {
       return root_->symmetric.data();
     case plan::MemoryKind::kCommon:
       return root_->common.data();
+    case plan::MemoryKind::kOffload:
+      break;
   }
   return nullptr;
 }

@@ -177,6 +177,8 @@ std::byte* NcclCommunicator::arena(plan::MemoryKind kind) {
       return static_cast<std::byte*>(arena_->symmetric.data());
     case plan::MemoryKind::kCommon:
       return static_cast<std::byte*>(arena_->common.data());
+    case plan::MemoryKind::kOffload:
+      break;
   }
   return nullptr;
 }

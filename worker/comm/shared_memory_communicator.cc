@@ -213,6 +213,8 @@ std::byte* SharedMemoryCommunicator::arena(plan::MemoryKind kind) {
     case plan::MemoryKind::kCommon:
       return root_->base == nullptr || root_->sizes.common_bytes == 0 ? nullptr
                                                                       : root_->own_common();
+    case plan::MemoryKind::kOffload:
+      break;
   }
   return nullptr;
 }

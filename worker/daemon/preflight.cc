@@ -70,6 +70,18 @@ absl::Status CheckStore(std::string folder) {
   return access(folder.c_str(), W_OK | X_OK) == 0 ? absl::OkStatus() : ErrnoStatus(errno, folder);
 }
 
+// Unlike the store's, it has to be there.
+absl::Status CheckOffload(const std::string& folder) {
+  struct stat facts = {};
+  if (stat(folder.c_str(), &facts) != 0) {
+    return ErrnoStatus(errno, folder);
+  }
+  if (!S_ISDIR(facts.st_mode)) {
+    return absl::FailedPreconditionError(absl::StrCat(folder, ": not a folder"));
+  }
+  return access(folder.c_str(), W_OK | X_OK) == 0 ? absl::OkStatus() : ErrnoStatus(errno, folder);
+}
+
 }  // namespace
 
 PreflightResult CheckPaths(const PreflightPaths& paths) {
@@ -84,6 +96,9 @@ PreflightResult CheckPaths(const PreflightPaths& paths) {
                            : Annotate(CheckTokenizer(paths.tokenizer), "tokenizer");
   if (found.ok() && !paths.model_directory.empty()) {
     found = Annotate(CheckModel(paths.model_directory), "model.from");
+  }
+  if (found.ok() && !paths.offload_folder.empty()) {
+    found = Annotate(CheckOffload(paths.offload_folder), "training.optimizer.offload.path");
   }
   if (!found.ok()) {
     return {found, "DataError"};

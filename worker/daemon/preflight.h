@@ -20,6 +20,7 @@ struct PreflightPaths {
   std::string tokenizer = {};
   std::string model_directory = {};
   std::string checkpoint_root = {};
+  std::string offload_folder = {};
 };
 
 struct PreflightResult {

@@ -17,6 +17,9 @@ PreflightPaths PathsOf(const v1::StartTrainer& start) {
   }
   paths.format = static_cast<TokenFormat>(job.token_format());
   paths.tokenizer = job.tokenizer();
+  if (job.offload_fraction() > 0) {
+    paths.offload_folder = job.offload_path();
+  }
   if (start.restore_path().empty()) {
     paths.model_directory = job.model_from();  // else its weights are not read any more
   }

@@ -1,4 +1,4 @@
-// K11, K12, K13: what is where, and on how many ranks.
+// K11, K12, K13, K14 of what is offloaded: what is where, and on how many ranks.
 
 #include "common/plan/check/plan_places.h"
 
@@ -21,6 +21,7 @@ constexpr int64_t kOffsetAlignment = 256;
 int64_t ArenaBytesOf(const BufferPlan& memory, MemoryKind kind) {
   return kind == MemoryKind::kPrivate     ? memory.private_bytes
          : kind == MemoryKind::kSymmetric ? memory.symmetric_bytes
+         : kind == MemoryKind::kOffload   ? memory.offload_bytes
                                           : memory.common_bytes;
 }
 
@@ -162,6 +163,26 @@ absl::Status CheckState(const ProgramOptions& options, const ProgramBuffer& buff
              : absl::OkStatus();
 }
 
+// K14 beyond evaluation: what is offloaded stays, and updates alone touch it.
+absl::Status CheckOffload(const ShardingPlan& plan) {
+  for (const ProgramBuffer& buffer : plan.buffers) {
+    if (buffer.memory == MemoryKind::kOffload && (!buffer.persistent || buffer.inside >= 0)) {
+      return Fault(buffer, "K14", "is offloaded, but no state of its own");
+    }
+  }
+  for (const StepProgram& program : plan.programs) {
+    for (const Instruction& at : program.instructions) {
+      for (const Operand& operand : at.operands) {
+        const ProgramBuffer& buffer = plan.buffers[operand.buffer];
+        if (buffer.memory == MemoryKind::kOffload && at.op != OpCode::kOptimizerStep) {
+          return Fault(buffer, "K14", "is offloaded, and not only updates touch it");
+        }
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Buffers have the sizes and types that units, layouts and roles say, and stay where those do.
 absl::Status CheckSizes(const ShardingPlan& plan) {
   const ProgramRequest request = {.inventory = plan.inventory,
@@ -247,6 +268,7 @@ absl::Status CheckPlaces(const ShardingPlan& plan) {
   for (auto& [memory, arena] : extents) {
     RETURN_IF_ERROR(CheckApart(plan, std::move(arena)));
   }
+  RETURN_IF_ERROR(CheckOffload(plan));
   return CheckStatistics(plan);
 }
 

@@ -100,6 +100,8 @@ int64_t& ArenaSize(BufferPlan& plan, MemoryKind memory) {
       return plan.symmetric_bytes;
     case MemoryKind::kCommon:
       return plan.common_bytes;
+    case MemoryKind::kOffload:
+      return plan.offload_bytes;
     case MemoryKind::kPrivate:
       break;
   }
@@ -131,7 +133,8 @@ void PlacePersistent(const ProgramBuffers& buffers, BufferPlan& plan) {
       continue;
     }
     int64_t& end = ArenaSize(plan, buffer.memory);
-    int64_t offset = RoundUp(end, kAlignmentBytes);
+    const bool offloaded = buffer.memory == MemoryKind::kOffload;  // comes and goes by pages
+    int64_t offset = RoundUp(end, offloaded ? kPageBytes : kAlignmentBytes);
     if (Updated(buffer.kind) && buffer.bytes >= kStaggerFromBytes) {
       const int64_t distance = buffer.bytes >= kStaggerWideFromBytes ? 2 : 1;
       std::set<int64_t>& others = taken[buffer.group];
@@ -235,7 +238,8 @@ absl::StatusOr<BufferPlan> PlanBuffers(const ProgramBuffers& buffers,
   PlacePersistent(buffers, plan);
   const Pairs conflicts = Conflicts(buffers, lives);
   for (const ProgramBuffer& buffer : buffers) {
-    plan.lower_bound_bytes += buffer.persistent ? ArenaBytes(buffer) : 0;
+    const bool stays = buffer.persistent && buffer.memory != MemoryKind::kOffload;
+    plan.lower_bound_bytes += stays ? ArenaBytes(buffer) : 0;
   }
   std::vector<Temporaries> kinds;
   for (const MemoryKind memory :

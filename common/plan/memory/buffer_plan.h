@@ -17,6 +17,7 @@ struct BufferPlan {
   int64_t private_bytes = 0;
   int64_t symmetric_bytes = 0;
   int64_t common_bytes = 0;
+  int64_t offload_bytes = 0;  // not memory: in neither of the next two
   // Per memory kind the largest sum of bytes that can be alive at once, added up; where the packing
   // is not close to that, the largest found of buffers that all are alive with each other, each two
   // of them in some program. Addresses are the same in all programs, so no packing can be smaller.

@@ -23,11 +23,16 @@ const char* MemoryUseName(MemoryUse use) {
       return "staging";
     case MemoryUse::kWorkspace:
       return "workspace";
+    case MemoryUse::kOffload:
+      return "offloaded state";
   }
   return "unknown";
 }
 
 MemoryUse UseOf(const ProgramBuffer& buffer) {
+  if (buffer.memory == MemoryKind::kOffload) {
+    return MemoryUse::kOffload;
+  }
   switch (buffer.kind) {
     case BufferKind::kMainWeight:
     case BufferKind::kModelWeight:

@@ -20,8 +20,9 @@ enum class MemoryUse {
   kGathered,
   kStaging,  // with what is received
   kWorkspace,
+  kOffload,  // of the optimizer's state what lies outside of memory
 };
-inline constexpr size_t kMemoryUses = static_cast<size_t>(MemoryUse::kWorkspace) + 1;
+inline constexpr size_t kMemoryUses = static_cast<size_t>(MemoryUse::kOffload) + 1;
 const char* MemoryUseName(MemoryUse use);
 MemoryUse UseOf(const ProgramBuffer& buffer);
 

@@ -9,6 +9,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/plan/layout/state_scales.h"
+#include "common/plan/program/program_offload.h"
 #include "common/plan/program/program_uses.h"
 
 namespace ravel::plan {
@@ -265,7 +266,9 @@ DType StagedType(const LaneMap& lanes, const ProgramOptions& options, const Grad
 }
 
 ProgramBuffers BuildBuffers(const ProgramRequest& request) {
-  return BufferList(request).Build();
+  ProgramBuffers buffers = BufferList(request).Build();
+  OffloadState(request, buffers);
+  return buffers;
 }
 
 }  // namespace ravel::plan

@@ -190,6 +190,8 @@ const char* MemoryKindName(MemoryKind memory) {
       return "private";
     case MemoryKind::kSymmetric:
       return "symmetric";
+    case MemoryKind::kOffload:
+      return "offload";
     case MemoryKind::kCommon:
       return "common";
   }

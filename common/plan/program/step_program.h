@@ -97,8 +97,9 @@ enum class BufferKind : uint8_t {
 
 // The memory of a buffer. kPrivate: this rank's memory. kSymmetric: this rank's memory, readable by
 // the ranks of the host at the same offset of their own block. kCommon: one block for all ranks of
-// the host.
-enum class MemoryKind : uint8_t { kPrivate = 1, kSymmetric = 2, kCommon = 3 };
+// the host. kOffload: this rank's, outside of memory between updates (program_offload.h). On disk
+// (plan proto): do not renumber.
+enum class MemoryKind : uint8_t { kPrivate = 1, kSymmetric = 2, kCommon = 3, kOffload = 4 };
 
 struct ProgramBuffer {
   std::string name;  // "gathered/layers.0", "saved/layers.0"
@@ -228,6 +229,8 @@ struct ProgramOptions {
   // Probability with which a micro-batch leaves out a layer (layer_drop.h). Above 0: layers are
   // optional units.
   double layer_drop = 0;
+  // Most bytes of the optimizer's state that are kOffload, over all of them.
+  double offload_fraction = 0;
 };
 
 inline constexpr int64_t kMostCommunicationBlocks = 64;

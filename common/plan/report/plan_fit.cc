@@ -238,6 +238,25 @@ std::vector<Changed> SmallerWindows(const PlanRequest& request) {
   return {changed};
 }
 
+// State of the optimizer on a disk: of hosts alone. The job must name the folder.
+std::vector<Changed> MoreOffload(const PlanRequest& request) {
+  std::vector<Changed> made;
+  if (!request.spec.cpu_devices) {
+    return made;
+  }
+  for (const double fraction : {0.5, 1.0}) {
+    if (fraction > request.spec.optimizer.offload.fraction) {
+      Changed changed = {absl::StrCat("training.optimizer.offload.fraction: ", fraction), request};
+      if (request.spec.optimizer.offload.path.empty()) {
+        absl::StrAppend(&changed.change, ", with offload.path");
+      }
+      changed.request.spec.optimizer.offload.fraction = fraction;
+      made.push_back(std::move(changed));
+    }
+  }
+  return made;
+}
+
 using Changes = std::vector<Changed> (*)(const PlanRequest&);
 
 // The changes of one kind until one fits; `until_flat`: or until they no longer help.
@@ -281,6 +300,7 @@ void TryTogether(const PlanRequest& base, const Limits& limits, std::vector<Reme
                                    SmallerMicroBatches,
                                    MoreLanes,
                                    SmallerWindows,
+                                   MoreOffload,
                                    WiderShards,
                                    NarrowerForms};
   for (const Changes changes : kTogether) {
@@ -330,6 +350,7 @@ std::vector<Remedy> TryRemedies(const PlanRequest& request, int64_t usable_bytes
   TryEach(SmallerMicroBatches(base), false, limits, tried);
   TryEach(MoreLanes(base), false, limits, tried);
   TryEach(SmallerWindows(base), false, limits, tried);
+  TryEach(MoreOffload(base), false, limits, tried);
   TryEach(NarrowerForms(base), false, limits, tried);
   if (!AnyFits(tried)) {
     TryTogether(base, limits, tried);

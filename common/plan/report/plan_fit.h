@@ -21,9 +21,10 @@ struct Remedy {
 
 // Plans every remedy, in the order in which they should be considered: main weights in another form
 // (the same bits), a wider shard axis (fewer replicas), more devices, a strategy that shards more,
-// recompute, a smaller micro-batch, more lanes, smaller windows, and what rounds: bf16 moments,
-// bf16 weights and activations; and, where none of them fits alone, all of them together, one added
-// after the other. `request` itself can be planned. Costs one plan per remedy.
+// recompute, a smaller micro-batch, more lanes, smaller windows, state on a disk (of hosts), and
+// what rounds: bf16 moments, bf16 weights and activations; and, where none of them fits alone, all
+// of them together, one added after the other. `request` itself can be planned. Costs one plan per
+// remedy.
 std::vector<Remedy> TryRemedies(const PlanRequest& request, int64_t usable_bytes);
 
 // The refusal: what is needed, the largest category, and the remedies that fit, in their order,

@@ -75,6 +75,27 @@ void AddLayerCalls(const ShardingPlan& plan, std::string& text) {
   }
 }
 
+// What lies on a disk, and what could not go there.
+void AddOffload(const ShardingPlan& plan, const OffloadFacts& facts, std::string& text) {
+  if (plan.options.offload_fraction <= 0) {
+    return;
+  }
+  const IdVector<GroupId, std::string> names = GroupNames(plan);
+  std::vector<std::string> offloaded;
+  for (const GroupId group : facts.groups) {
+    offloaded.push_back(names[group]);
+  }
+  absl::StrAppendFormat(&text,
+                        "  offloaded to disk      %12s of %s optimizer state (fraction %g): %s\n",
+                        BytesText(facts.offloaded_bytes),
+                        BytesText(facts.optimizer_bytes),
+                        plan.options.offload_fraction,
+                        offloaded.empty() ? "no group fits" : absl::StrJoin(offloaded, ", "));
+  if (plan.options.weight_type == plan.options.main_type) {
+    absl::StrAppend(&text, "  main weights stay in memory, where gathers take them from\n");
+  }
+}
+
 void AddMemory(const ShardingPlan& plan, std::string& text) {
   const MemoryReport report = ReportMemory(plan);
   absl::StrAppend(&text, "\nmemory per rank\n");
@@ -89,6 +110,7 @@ void AddMemory(const ShardingPlan& plan, std::string& text) {
     absl::StrAppendFormat(&text, "    %-20s %12s\n", line.what, BytesText(line.bytes));
   }
   absl::StrAppendFormat(&text, "  %-22s %12s\n", "predicted peak", BytesText(report.total_bytes));
+  AddOffload(plan, report.offload, text);
   absl::StrAppendFormat(
       &text,
       "  arenas: private %s, symmetric %s, common %s for all ranks of a host; %.3f x lower bound\n",

@@ -150,9 +150,25 @@ int64_t MemoryReport::category_bytes(MemoryCategory category) const {
   return bytes;
 }
 
+IdVector<GroupId, std::string> GroupNames(const ShardingPlan& plan) {
+  std::map<UnitId, int> counts;
+  for (const GroupLayout& group : plan.groups) {
+    ++counts[group.unit];
+  }
+  IdVector<GroupId, std::string> names;
+  std::map<UnitId, int> seen;
+  for (const GroupLayout& group : plan.groups) {
+    const std::string& unit = plan.inventory.units[group.unit].name;
+    const int at = seen[group.unit]++;
+    names.push_back(counts[group.unit] == 1 ? unit : absl::StrCat(unit, ":", at));
+  }
+  return names;
+}
+
 int64_t PeakBytes(const ShardingPlan& plan) {
   return plan.memory.private_bytes + plan.memory.symmetric_bytes +
-         DivCeil(plan.memory.common_bytes, plan.lanes.width());
+         DivCeil(plan.memory.common_bytes, plan.lanes.width()) +
+         OffloadOf(plan.buffers, plan.groups, plan.options).window_bytes;
 }
 
 MemoryReport ReportMemory(const ShardingPlan& plan) {
@@ -170,7 +186,7 @@ MemoryReport ReportMemory(const ShardingPlan& plan) {
     bytes[{category, what}] += ShareOf(plan, buffer);
   };
   for (const ProgramBuffer& buffer : plan.buffers) {
-    if (buffer.persistent && buffer.inside < 0) {
+    if (buffer.persistent && buffer.inside < 0 && buffer.memory != MemoryKind::kOffload) {
       add(buffer);
     }
   }
@@ -189,7 +205,12 @@ MemoryReport ReportMemory(const ShardingPlan& plan) {
       add(plan.buffers[id]);
     }
   }
-  MemoryReport report = {.lines = {}, .total_bytes = PeakBytes(plan)};
+  MemoryReport report = {.lines = {},
+                         .total_bytes = PeakBytes(plan),
+                         .offload = OffloadOf(plan.buffers, plan.groups, plan.options)};
+  if (report.offload.window_bytes > 0) {
+    bytes[{MemoryCategory::kWindows, "offload"}] = report.offload.window_bytes;
+  }
   int64_t explained = 0;
   for (const auto& [key, size] : bytes) {
     report.lines.push_back({.category = key.first, .what = key.second, .bytes = size});

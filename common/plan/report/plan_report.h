@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "common/plan/program/program_offload.h"
 #include "common/plan/report/wire_table.h"
 #include "common/plan/sharding_plan.h"
 
@@ -13,7 +14,7 @@ namespace ravel::plan {
 
 struct BufferRow {
   std::string name;
-  std::string memory;   // "private", "symmetric", "common"
+  std::string memory;   // "private", "symmetric", "common", "offload"
   int64_t address = 0;  // in the arena of its memory kind, for rank 0
   int64_t bytes = 0;
   std::string rounded_type;  // "bf16" of a lane's gradient that is staged so, else empty
@@ -56,9 +57,13 @@ struct MemoryReport {
   };
   std::vector<Line> lines;  // by category, largest first
   int64_t total_bytes = 0;  // the predicted peak
+  // Outside of memory, and so not in the lines, but for what is in memory at a time.
+  OffloadFacts offload;
   int64_t category_bytes(MemoryCategory category) const;
 };
 MemoryReport ReportMemory(const ShardingPlan& plan);
+// "layers.0", or "layers.0:1" of the second of several groups of a unit.
+IdVector<GroupId, std::string> GroupNames(const ShardingPlan& plan);
 // The predicted peak alone.
 int64_t PeakBytes(const ShardingPlan& plan);
 

@@ -96,6 +96,7 @@ JobSpec FullSpec() {
   spec.optimizer.kind = OptimizerKind::kSgdNesterov;
   spec.optimizer.state_types = kBf16States;
   spec.optimizer.main_weights = MainWeightForm::kBF16Remainder;
+  spec.optimizer.offload = {.fraction = 0.5, .path = "/disk", .overlap = false};
   spec.recompute = RecomputePolicy::kMlp;
   spec.replicas = 2;
   spec.replicate_strategy = Strategy::kOptim;
@@ -194,6 +195,7 @@ TEST(JobProto, EveryFieldOfTheMessageSurvives) {
   }
   model = valid;
   full.set_layer_drop(0.75);
+  full.set_offload_fraction(0.75);
   // Booleans that default to true; false is the value that a codec could lose.
   for (const bool cpu : {true, false}) {
     full.set_cpu_devices(cpu);
@@ -260,22 +262,39 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
                staging_window_bytes] = spec;
   const auto& [train, validation, format, sequence_length, passes, tokenizer] = data;
   const auto& [path, weight, tokens] = train.front();
-  const auto& [rule, lr, beta1, beta2, eps, weight_decay, clip_norm, state_types, main_weights] =
-      optimizer;
+  (void)optimizer;  // below
   const auto& [kind, warmup_steps, min_ratio] = schedule;
   const auto& [sizes, grow_delay_ms, grow_every_ms] = elastic;
   (void)checkpoint;  // below
   const auto& [max_failures, max_per_day, max_no_progress, backoff_ms, max_backoff_ms] = restart;
   EXPECT_EQ(name, "plan");
   EXPECT_EQ(tokens, 1000);
-  EXPECT_EQ(rule, OptimizerKind::kSgdNesterov);
   EXPECT_EQ(layer_drop, 0.25);
-  EXPECT_EQ(lr, 1e-3);
-  EXPECT_EQ(state_types, kBf16States);
-  EXPECT_EQ(main_weights, MainWeightForm::kBF16Remainder);
   EXPECT_EQ(warmup_steps + grow_delay_ms, 7 + 1);
   EXPECT_EQ(max_failures, 1);
   EXPECT_EQ(units.size(), 2u);
+}
+
+TEST(JobProto, EveryFieldOfOptimizersIsKnown) {
+  const JobSpec spec = FullSpec();
+  const auto& [rule,
+               lr,
+               beta1,
+               beta2,
+               eps,
+               weight_decay,
+               clip_norm,
+               state_types,
+               main_weights,
+               offload] = spec.optimizer;
+  const auto& [offload_fraction, offload_path, offload_overlap] = offload;
+  EXPECT_EQ(rule, OptimizerKind::kSgdNesterov);
+  EXPECT_EQ(lr, 1e-3);
+  EXPECT_EQ(state_types, kBf16States);
+  EXPECT_EQ(main_weights, MainWeightForm::kBF16Remainder);
+  EXPECT_EQ(offload_fraction, 0.5);
+  EXPECT_EQ(offload_path, "/disk");
+  EXPECT_FALSE(offload_overlap);
 }
 
 TEST(JobProto, EveryFieldOfCheckpointsIsKnown) {
@@ -332,7 +351,8 @@ TEST(PlanProto, EveryFieldOfTheStructIsKnown) {
                communication_blocks,
                attention_workspace_bytes,
                logits_chunk_tokens,
-               option_layer_drop] = options;
+               option_layer_drop,
+               offload_fraction] = options;
   const auto& [lane_count, lane_ranks, replicas, blocks, micro_batches] = lanes;
   const auto& [sequences, sequence_tokens] = micro_batch;
   const auto& [group_unit, group_trainable, layout, tensors, tensor_offsets] = groups.front();
@@ -349,11 +369,18 @@ TEST(PlanProto, EveryFieldOfTheStructIsKnown) {
                dtype,
                persistent,
                inside] = buffers.front();
-  const auto& [buffer_offsets, private_bytes, symmetric_bytes, common_bytes, lower_bound] = memory;
+  const auto& [buffer_offsets,
+               private_bytes,
+               symmetric_bytes,
+               common_bytes,
+               offload_bytes,
+               lower_bound] = memory;
   EXPECT_EQ(ranks, option_ranks);
   EXPECT_EQ(lane_ranks, ranks);
   EXPECT_EQ(option_replicas, replicas);
   EXPECT_EQ(option_layer_drop, 0);
+  EXPECT_EQ(offload_fraction, 0);
+  EXPECT_EQ(offload_bytes, 0);
   EXPECT_EQ(sequences, 2);
   EXPECT_EQ(group_unit, 0);
   EXPECT_EQ(width, 3);

@@ -119,6 +119,39 @@ TEST(JobOptimizer, SgdHasItsOwnFieldsAndTheOthersAreRefusedByName) {
             "'bf16'\n");
 }
 
+TEST(JobOptimizer, OffloadIsOfCpuJobsAndNamesItsFolder) {
+  const CanonicalJob job = MakeTyped("cpu", "", "offload: {fraction: 0.37, path: 'file:///disk/'}");
+  ASSERT_TRUE(job.ok()) << TypeViolations(job);
+  EXPECT_EQ(job.spec.optimizer.offload.fraction, 0.37);
+  EXPECT_EQ(job.spec.optimizer.offload.path, "/disk");
+  EXPECT_TRUE(job.spec.optimizer.offload.overlap);
+  EXPECT_EQ(CanonicalJson(Canonicalize(job.job, {}).job), CanonicalJson(job.job));
+  const CanonicalJob inlined =
+      MakeTyped("cpu", "", "offload: {fraction: 1, path: /disk, overlap: false}");
+  ASSERT_TRUE(inlined.ok()) << TypeViolations(inlined);
+  EXPECT_FALSE(inlined.spec.optimizer.offload.overlap);
+  const CanonicalJob none = MakeTyped("gpu", "");
+  EXPECT_FALSE(none.job.spec().training().optimizer().has_offload());
+  EXPECT_EQ(none.spec.optimizer.offload.fraction, 0);
+
+  const std::string field = "spec.training.optimizer.offload.";
+  const auto refused = [](const char* kind, const std::string& offload) {
+    return TypeViolations(MakeTyped(kind, "", absl::StrCat("offload: {", offload, "}")));
+  };
+  for (const char* wrong : {"1.5", "-0.1"}) {
+    EXPECT_EQ(refused("cpu", absl::StrCat("path: /disk, fraction: ", wrong)),
+              absl::StrCat(field, "fraction: expected a number from 0 to 1, got ", wrong, "\n"));
+  }
+  EXPECT_EQ(refused("cpu", "fraction: 0.5"),
+            field + "path: expected an absolute path or file:// URL, got nothing\n");
+  EXPECT_EQ(refused("cpu", "fraction: 0.5, path: disk"),
+            field + "path: expected an absolute path or file:// URL, got 'disk'\n");
+  EXPECT_EQ(refused("gpu", "fraction: 0.5, path: /disk"),
+            field + "fraction: expected 0: offload runs on cpu devices only today, got 0.5\n");
+  EXPECT_EQ(refused("gpu", "path: /disk"),
+            field + "path: expected nothing, or cpu devices, got '/disk'\n");
+}
+
 TEST(JobOptimizer, LionHasBetasOfItsOwnAndOneStateType) {
   const CanonicalJob plain = MakeTyped("cpu", "", "name: lion");
   ASSERT_TRUE(plain.ok()) << TypeViolations(plain);

@@ -34,7 +34,8 @@ class PreflightTest : public ::testing::Test {
             .format = TokenFormat::kFlatU16,
             .tokenizer = Path("tokenizer.json"),
             .model_directory = Path("model"),
-            .checkpoint_root = Path("store/not/there/yet")};
+            .checkpoint_root = Path("store/not/there/yet"),
+            .offload_folder = Path("model")};
   }
   static void Expect(const PreflightPaths& paths, const char* reason, const std::string& text) {
     const PreflightResult result = CheckPaths(paths);
@@ -82,6 +83,10 @@ TEST_F(PreflightTest, EachPathThatIsMissingOrNoFileIsNamed) {
   Expect(paths, "DataError", "config.json");
   paths.model_directory.clear();
   Expect(paths, "StoreUnavailable", "checkpoint.store");
+  for (const char* other : {"absent", "tokens.bin"}) {
+    paths.offload_folder = Path(other);
+    Expect(paths, "DataError", "training.optimizer.offload.path: " + Path(other));
+  }
 }
 
 // The result when `look` is what happens on the thread.

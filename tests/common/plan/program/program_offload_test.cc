@@ -1,0 +1,202 @@
+// Which state leaves memory: shares of one rank's bytes, never more, the same on all ranks, and
+// nothing that is not state.
+
+#include "common/plan/program/program_offload.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/plan/plan_proto.h"
+#include "common/plan/report/plan_fit.h"
+#include "common/plan/report/plan_printer.h"
+#include "common/plan/report/plan_report.h"
+#include "common/plan/save/save_headers.h"
+#include "common/plan/save/save_plan.h"
+#include "tests/common/plan/plan_testing.h"
+
+namespace ravel::plan {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+PlanRequest OffloadRequest(double fraction, int64_t ranks = 1) {
+  PlanRequest request = {.spec = testing::SpecOf(testing::Llama(64, 4, 96, 257), 4),
+                         .ranks = ranks};
+  request.spec.optimizer.offload = {.fraction = fraction, .path = "/disk"};
+  return request;
+}
+
+ShardingPlan MakeOffloaded(const PlanRequest& request) {
+  const absl::StatusOr<ShardingPlan> plan = BuildShardingPlan(request);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return *plan;
+}
+
+OffloadFacts OffloadFactsOf(const ShardingPlan& plan) {
+  return OffloadOf(plan.buffers, plan.groups, plan.options);
+}
+
+int64_t OffloadableBytes(const ShardingPlan& plan, GroupId group) {
+  int64_t bytes = 0;
+  for (const ProgramBuffer& buffer : plan.buffers) {
+    const bool counts =
+        buffer.group == group && MayOffload(buffer, plan.groups, plan.options.weight_type);
+    bytes += counts ? buffer.bytes : 0;
+  }
+  return bytes;
+}
+
+TEST(ProgramOffload, OffloadFractionIsLocalBytes) {
+  for (const Strategy strategy :
+       {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGradsParams}) {
+    for (const int64_t ranks : {1, 2, 3, 4}) {
+      for (const double fraction : {0.0, 0.001, 0.2, 0.37, 0.5, 0.999, 1.0}) {
+        PlanRequest request = OffloadRequest(fraction, ranks);
+        request.spec.strategy = strategy;
+        const ShardingPlan plan = MakeOffloaded(request);
+        const OffloadFacts facts = OffloadFactsOf(plan);
+        // Two fp32 moments of what one rank stores.
+        int64_t local = 0;
+        for (const GroupId group : plan.groups.ids()) {
+          local += StoredRange(plan, group, 0).size() * 8;
+        }
+        EXPECT_EQ(facts.optimizer_bytes, local);
+        const auto most = static_cast<int64_t>(fraction * static_cast<double>(local));
+        EXPECT_LE(facts.offloaded_bytes, most);
+        // What stays would not have fitted.
+        for (const GroupId group : plan.groups.ids()) {
+          const bool leaves =
+              std::find(facts.groups.begin(), facts.groups.end(), group) != facts.groups.end();
+          EXPECT_TRUE(leaves || facts.offloaded_bytes + OffloadableBytes(plan, group) > most);
+        }
+        if (fraction == 1.0) {
+          EXPECT_EQ(facts.offloaded_bytes, local);
+        }
+        EXPECT_LE(facts.offloaded_bytes, plan.memory.offload_bytes);
+      }
+    }
+  }
+}
+
+// A plan has nothing that differs by rank; keys and boxes of a save are those without offload.
+TEST(ProgramOffload, OffloadKeysEqualOnAllRanks) {
+  for (const double fraction : {0.37, 1.0}) {
+    for (const int64_t ranks : {1, 3, 4}) {
+      PlanRequest request = OffloadRequest(fraction, ranks);
+      request.spec.optimizer.state_types = kFp8States;
+      const ShardingPlan offloaded = MakeOffloaded(request);
+      request.spec.optimizer.offload = {};
+      const ShardingPlan whole = MakeOffloaded(request);
+      EXPECT_EQ(SavePlanHash(*BuildSavePlan(offloaded)), SavePlanHash(*BuildSavePlan(whole)));
+      ASSERT_EQ(offloaded.buffers.size(), whole.buffers.size());
+      for (const BufferId i : whole.buffers.ids()) {
+        ProgramBuffer buffer = offloaded.buffers[i];
+        buffer.memory = whole.buffers[i].memory;
+        EXPECT_EQ(buffer, whole.buffers[i]);
+      }
+      EXPECT_EQ(offloaded.programs.size(), whole.programs.size());
+    }
+  }
+}
+
+TEST(ProgramOffload, MainWeightsLeaveWhereNothingGathersThem) {
+  const auto kinds_of = [](const ShardingPlan& plan) {
+    std::set<BufferKind> kinds;
+    for (const ProgramBuffer& buffer : plan.buffers) {
+      if (buffer.memory == MemoryKind::kOffload) {
+        EXPECT_TRUE(plan.groups[buffer.group].trainable) << buffer.name;
+        kinds.insert(buffer.kind);
+      }
+    }
+    return kinds;
+  };
+  for (const bool shared : {false, true}) {
+    PlanRequest request = OffloadRequest(1, 2);
+    request.shared_memory = shared;
+    request.spec.freeze = {"*layers.1.*"};
+    EXPECT_EQ(kinds_of(MakeOffloaded(request)), (std::set<BufferKind>{BufferKind::kState}));
+    EXPECT_THAT(PlanSummary(MakeOffloaded(request), {}), HasSubstr("main weights stay in memory"));
+    request.spec.compute = ComputeType::kBF16;
+    request.spec.optimizer.state_types = kFp8States;
+    for (const MainWeightForm form : {MainWeightForm::kF32, MainWeightForm::kBF16Remainder}) {
+      request.spec.optimizer.main_weights = form;
+      EXPECT_EQ(kinds_of(MakeOffloaded(request)),
+                (std::set<BufferKind>{
+                    BufferKind::kState, BufferKind::kStateScale, BufferKind::kMainWeight}));
+    }
+  }
+}
+
+// Takes groups from the end, and passes over one that is too large.
+TEST(ProgramOffload, LeavesFromTheEndOfTheForwardOrder) {
+  const ShardingPlan plan = MakeOffloaded(OffloadRequest(0.3));
+  const OffloadFacts facts = OffloadFactsOf(plan);
+  ASSERT_FALSE(facts.groups.empty());
+  EXPECT_LT(facts.groups.size(), plan.groups.size());
+  EXPECT_EQ(facts.groups.back(), plan.groups.last_id());
+  PlanRequest large = OffloadRequest(0.2);
+  large.spec.model = testing::Llama(64, 4, 96, 4099);
+  const ShardingPlan headless = MakeOffloaded(large);
+  const OffloadFacts rest = OffloadFactsOf(headless);
+  ASSERT_FALSE(rest.groups.empty());
+  EXPECT_LT(rest.groups.back(), headless.groups.last_id());
+}
+
+TEST(ProgramOffload, ThePeakFallsByWhatLeavesButForTheWindow) {
+  for (const int64_t ranks : {1, 2}) {
+    const int64_t before = PeakBytes(MakeOffloaded(OffloadRequest(0, ranks)));
+    const ShardingPlan plan = MakeOffloaded(OffloadRequest(1, ranks));
+    const OffloadFacts facts = OffloadFactsOf(plan);
+    EXPECT_GT(facts.window_bytes, 0);
+    const int64_t expected = before - facts.offloaded_bytes + facts.window_bytes;
+    EXPECT_NEAR(static_cast<double>(PeakBytes(plan)),
+                static_cast<double>(expected),
+                0.02 * static_cast<double>(before));
+    const MemoryReport report = ReportMemory(plan);
+    EXPECT_EQ(report.total_bytes, PeakBytes(plan));
+    EXPECT_THAT(PlanSummary(plan, {}), HasSubstr("offloaded to disk"));
+  }
+  EXPECT_THAT(PlanSummary(MakeOffloaded(OffloadRequest(0)), {}), Not(HasSubstr("offload")));
+}
+
+TEST(ProgramOffload, PlansRoundTripAndOthersAreRefused) {
+  const ShardingPlan plan = MakeOffloaded(OffloadRequest(0.5, 2));
+  ASSERT_GT(plan.memory.offload_bytes, 0);
+  const absl::StatusOr<ShardingPlan> back = ParsePlan(SerializePlan(plan));
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(SerializePlan(*back), SerializePlan(plan));
+  EXPECT_EQ(back->memory.offload_bytes, plan.memory.offload_bytes);
+  for (const double wrong : {-0.1, 1.5, std::nan("")}) {
+    PlanRequest request = OffloadRequest(wrong);
+    EXPECT_THAT(std::string(BuildShardingPlan(request).status().message()),
+                HasSubstr("training.optimizer.offload.fraction"));
+  }
+  PlanRequest gpu = OffloadRequest(0.5);
+  gpu.spec.cpu_devices = false;
+  EXPECT_THAT(std::string(BuildShardingPlan(gpu).status().message()),
+              HasSubstr("offload runs on cpu devices only today"));
+}
+
+TEST(ProgramOffload, IsOfferedToHostsThatHaveTooLittleMemory) {
+  PlanRequest request = OffloadRequest(0);
+  const ShardingPlan plan = MakeOffloaded(request);
+  const int64_t usable = PeakBytes(plan) - 1;
+  const auto offered = [&](const PlanRequest& asked) {
+    const std::vector<Remedy> remedies = TryRemedies(asked, usable);
+    return std::any_of(remedies.begin(), remedies.end(), [](const Remedy& remedy) {
+      return remedy.fits && remedy.change.starts_with("training.optimizer.offload.fraction: 0.5");
+    });
+  };
+  EXPECT_TRUE(offered(request));
+  request.spec.cpu_devices = false;
+  EXPECT_FALSE(offered(request));
+}
+
+}  // namespace
+}  // namespace ravel::plan

@@ -70,7 +70,14 @@ shard::StatisticsMessages StepOptimizer::Measure(kernels::Stream& stream) {
 
 absl::Status StepOptimizer::Decide(kernels::Stream& stream) {
   args_.statistics.Decide(stream, args_.settings.clip_norm, args_.rule->hyper());
-  return args_.statistics.known_at_once() ? ReadStep() : absl::OkStatus();
+  if (!args_.statistics.known_at_once()) {
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(ReadStep());
+  if (args_.offload != nullptr && decision_.apply) {
+    args_.offload->BeginStep();
+  }
+  return absl::OkStatus();
 }
 
 absl::Status StepOptimizer::ReadStep() {
@@ -101,18 +108,26 @@ void StepOptimizer::Follow(const StepStatistics::Record& record) {
             "the kernel has decided otherwise");
 }
 
+absl::Status StepOptimizer::Apply(kernels::Stream& stream, const shard::ParameterGroup& group) {
+  const auto update = [&](kernels::PieceTable pieces) {
+    args_.rule->Update(stream,
+                       {.group = group, .pieces = pieces, .outcome = args_.statistics.outcome()});
+  };
+  if (args_.offload != nullptr && args_.offload->Offloads(group.index())) {
+    return args_.offload->Update(group.index(), update);
+  }
+  update(args_.pieces.of(group.index()));
+  return absl::OkStatus();
+}
+
 absl::Status StepOptimizer::UpdateGroup(kernels::Stream& stream, plan::GroupId group) {
   const shard::ParameterGroup& owner = args_.groups[group];
-  const auto update = [&] {
-    args_.rule->Update(
-        stream,
-        {.group = owner, .pieces = args_.pieces.of(group), .outcome = args_.statistics.outcome()});
-  };
-  if (NormsDue(step_)) {
-    return norms_.Measure(owner, update);
+  if (!NormsDue(step_)) {
+    return Apply(stream, owner);
   }
-  update();
-  return absl::OkStatus();
+  absl::Status applied;
+  RETURN_IF_ERROR(norms_.Measure(owner, [&] { applied = Apply(stream, owner); }));
+  return applied;
 }
 
 bool StepOptimizer::NormsDue(int64_t step) const {

@@ -15,6 +15,7 @@
 #include "common/plan/sharding_plan.h"
 #include "kernels/stream.h"
 #include "worker/optim/decide_step.h"
+#include "worker/optim/offload_pipeline.h"
 #include "worker/optim/piece_tables.h"
 #include "worker/optim/step_messages.h"
 #include "worker/optim/step_statistics.h"
@@ -42,6 +43,7 @@ class StepOptimizer final : public shard::StepActions {
     StepStatistics& statistics;
     const PieceTables& pieces;
     std::unique_ptr<UpdateRule> rule;
+    OffloadPipeline* offload = nullptr;  // of groups outside of memory; of a host alone
   };
   explicit StepOptimizer(Args args);
 
@@ -94,6 +96,8 @@ class StepOptimizer final : public shard::StepActions {
   // Without tokens, for the step that begins or is under way.
   kernels::StatisticsHeader MakeHeader() const;
   double LearningRateOf(int64_t step) const;
+  // Gives the update of a group to the stream, of an offloaded one part by part.
+  absl::Status Apply(kernels::Stream& stream, const shard::ParameterGroup& group);
   // The step that was begun first and not followed, by what was recorded of it.
   void Follow(const StepStatistics::Record& record);
 

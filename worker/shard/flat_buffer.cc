@@ -35,7 +35,9 @@ MeshPlace PlaceOf(const plan::Mesh& mesh, int64_t rank) {
   return {.inner = mesh.CoordinateOf(rank).back(), .outer = mesh.GroupIndex(rank, outer)};
 }
 
-ArenaBuffers::ArenaBuffers(const plan::ShardingPlan& plan, comm::Communicator& communicator)
+ArenaBuffers::ArenaBuffers(const plan::ShardingPlan& plan,
+                           comm::Communicator& communicator,
+                           std::byte* offload)
     : plan_(plan) {
   CHECK_EQ(plan.buffers.size(), plan.memory.offsets.size());
   const MeshPlace place = PlaceOf(plan.mesh, communicator.rank());
@@ -46,7 +48,8 @@ ArenaBuffers::ArenaBuffers(const plan::ShardingPlan& plan, comm::Communicator& c
       addresses_.push_back(addresses_[buffer.inside] + PartOf(plan, buffer, place) * buffer.bytes);
       continue;
     }
-    std::byte* base = communicator.arena(buffer.memory);
+    std::byte* base =
+        buffer.memory == plan::MemoryKind::kOffload ? offload : communicator.arena(buffer.memory);
     CHECK_MSG(base != nullptr || buffer.bytes == 0, "the arena lacks a memory kind");
     addresses_.push_back(base + plan.memory.offsets[i]);
   }

@@ -23,7 +23,10 @@ MeshPlace PlaceOf(const plan::Mesh& mesh, int64_t rank);
 // plan and the communicator's arena outlive it. Thread-compatible.
 class ArenaBuffers {
  public:
-  ArenaBuffers(const plan::ShardingPlan& plan, comm::Communicator& communicator);
+  // `offload`: the memory of what is kOffload; outlives it, too.
+  ArenaBuffers(const plan::ShardingPlan& plan,
+               comm::Communicator& communicator,
+               std::byte* offload = nullptr);
 
   // nullptr for id -1.
   std::byte* bytes(plan::BufferId buffer) const;

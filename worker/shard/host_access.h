@@ -19,6 +19,8 @@ class HostAccess {
   virtual absl::Status Read(const void* from, std::span<std::byte> to) = 0;
   // Before all work that is issued afterwards on any stream.
   virtual absl::Status Write(std::span<const std::byte> from, void* to) = 0;
+  // The host has used these addresses of the arena itself, and will not for now.
+  virtual absl::Status Settle(std::span<const std::byte>) { return absl::OkStatus(); }
 };
 
 // The access to an arena in host memory.

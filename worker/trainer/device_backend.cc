@@ -33,6 +33,7 @@ class DeviceBackend final : public EngineBackend {
   DeviceBackend(const Args& args, kernels::CudaGpu& gpu) : EngineBackend(args), gpu_(gpu) {}
 
   absl::Status Check() const override;
+  absl::Status OpenOffload() override;
   absl::Status ExplainArena(absl::Status allocated, int64_t planned_bytes) const override;
   absl::Status Open(shard::MeshCommunicators& communicators,
                     shard::ParameterGroups& groups) override;
@@ -78,6 +79,13 @@ absl::Status DeviceBackend::Check() const {
              ? absl::OkStatus()
              : absl::FailedPreconditionError(absl::StrCat(
                    "transport ", args_.communicator.transport(), " has no memory on a device"));
+}
+
+absl::Status DeviceBackend::OpenOffload() {
+  return args_.plan.memory.offload_bytes == 0
+             ? absl::OkStatus()
+             : absl::FailedPreconditionError(
+                   absl::StrCat(shard::kOffloadField, ": offload runs on cpu devices only today"));
 }
 
 absl::Status DeviceBackend::ExplainArena(absl::Status allocated, int64_t planned_bytes) const {

@@ -16,6 +16,7 @@
 #include "common/trace.h"
 #include "kernels/cuda_host/cuda_device.h"
 #include "worker/comm/communicator.h"
+#include "worker/optim/offload_pipeline.h"
 #include "worker/optim/piece_tables.h"
 #include "worker/optim/step_statistics.h"
 #include "worker/shard/host_access.h"
@@ -35,6 +36,8 @@ struct EngineOptions {
   // too, where their communicator lets them (Communicator::Captures).
   bool graphs = true;
   bool exchanging_graphs = false;
+  // Elements of offloaded state that are updated at a time; tests take fewer.
+  int64_t offload_chunk_elements = plan::kOffloadChunkElements;
   // Tests: replays programs of a host in another way than HostReplay does; empty: none.
   std::function<std::unique_ptr<shard::ReplayBackend>(comm::Communicator& world)> host_replay =
       nullptr;
@@ -58,6 +61,7 @@ class EngineBackend {
     EngineOptions options = {};
     // RankEngine::Args.
     std::optional<GemmOptions> gemms = std::nullopt;
+    plan::OffloadSpec offload = {};
   };
   static std::unique_ptr<EngineBackend> OnHost(const Args& args);
   static std::unique_ptr<EngineBackend> OnDevice(const Args& args, kernels::CudaGpu& gpu);
@@ -67,6 +71,12 @@ class EngineBackend {
 
   // FailedPrecondition where plan or transport are for the other kind.
   virtual absl::Status Check() const = 0;
+  // Takes the room of what the plan offloads, before the arena. Errors name the job's field.
+  virtual absl::Status OpenOffload() = 0;
+  // That room; empty where nothing is offloaded.
+  virtual std::span<std::byte> offloaded() { return {}; }
+  // After Open: updates what lies there; nullptr where nothing does.
+  virtual optim::OffloadPipeline* offload() { return nullptr; }
   // Adds to an error of AllocateArena what this kind of memory makes of it.
   virtual absl::Status ExplainArena(absl::Status allocated, int64_t planned_bytes) const = 0;
   // Collective. With an arena: streams, the way to its memory, statistics, tables of pieces. All

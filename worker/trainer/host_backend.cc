@@ -5,6 +5,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/logging.h"
 #include "common/signed_size.h"
 #include "worker/optim/host_statistics.h"
 #include "worker/shard/host_replay.h"
@@ -27,11 +28,42 @@ class HostBackend final : public EngineBackend {
   }
   absl::Status ExplainArena(absl::Status allocated, int64_t) const override { return allocated; }
 
+  absl::Status OpenOffload() override {
+    const int64_t bytes = args_.plan.memory.offload_bytes;
+    if (bytes == 0) {
+      return absl::OkStatus();
+    }
+    ASSIGN_OR_RETURN(tier_, shard::OffloadTier::Create(args_.offload.path, bytes));
+    memory_ = shard::TieredAccess(tier_.get());
+    if (tier_->in_memory()) {
+      log::Warning(absl::StrCat(shard::kOffloadField,
+                                ": ",
+                                args_.offload.path,
+                                " lies in memory: offloading to it saves none"));
+    }
+    return absl::OkStatus();
+  }
+  std::span<std::byte> offloaded() override {
+    return tier_ == nullptr ? std::span<std::byte>() : tier_->all();
+  }
+  optim::OffloadPipeline* offload() override {
+    return pipeline_.has_value() ? &*pipeline_ : nullptr;
+  }
+
   absl::Status Open(shard::MeshCommunicators&, shard::ParameterGroups& groups) override {
     replay_ = args_.options.host_replay != nullptr ? args_.options.host_replay(args_.communicator)
                                                    : std::make_unique<shard::HostReplay>();
     statistics_.emplace(StatisticsArgs(groups));
     pieces_ = optim::PieceTables::OnHost(args_.plan, groups);
+    if (tier_ != nullptr) {
+      pipeline_.emplace(
+          optim::OffloadPipeline::Args{.plan = args_.plan,
+                                       .groups = groups,
+                                       .pieces = pieces_,
+                                       .tier = *tier_,
+                                       .overlap = args_.offload.overlap,
+                                       .chunk_elements = args_.options.offload_chunk_elements});
+    }
     return absl::OkStatus();
   }
   absl::StatusOr<GemmChoices> Prepare(shard::UnitExecutor& executor,
@@ -65,10 +97,12 @@ class HostBackend final : public EngineBackend {
   }
 
  private:
-  shard::HostMemoryAccess memory_;
+  std::unique_ptr<shard::OffloadTier> tier_;
+  shard::TieredAccess memory_;
   std::unique_ptr<shard::ReplayBackend> replay_;
   std::optional<optim::HostStatistics> statistics_;
   std::vector<std::byte> scratch_;
+  std::optional<optim::OffloadPipeline> pipeline_;  // uses the tier
   BatchViews batch_;
 };
 

@@ -103,7 +103,9 @@ absl::Status FillShard(RankEngine& engine,
   const size_t elements = Size(group.shard_elements());
   float* const floats = optim::StoredFloats(group, role);
   if (engine.memory().in_place() && (floats != nullptr || elements == 0)) {
-    return read({floats, elements});
+    RETURN_IF_ERROR(read({floats, elements}));
+    return WithCode(engine.memory().Settle(std::as_bytes(std::span<const float>(floats, elements))),
+                    ExitCode::kDevice);
   }
   std::vector<float> shard(elements, 0.0f);
   RETURN_IF_ERROR(read(shard));

@@ -26,8 +26,19 @@ constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kMostMapsBytes = int64_t{64} << 20;
 
 // Order of the lines of a process.
-enum Purpose { kArena, kControl, kDataFiles, kSaveStaging, kHeap, kStacks, kPrograms, kOther };
+enum Purpose {
+  kArena,
+  kOffloaded,
+  kControl,
+  kDataFiles,
+  kSaveStaging,
+  kHeap,
+  kStacks,
+  kPrograms,
+  kOther
+};
 constexpr const char* kPurposes[] = {"arena",
+                                     "offloaded state",
                                      "communicator control blocks",
                                      "data files",
                                      "save staging",
@@ -59,12 +70,19 @@ bool ReadHeader(const std::string& line, Mapping* mapping) {
   return true;
 }
 
+bool BeginsIn(const Mapping& mapping, std::span<const std::byte> place) {
+  const auto address = reinterpret_cast<uintptr_t>(place.data());
+  return !place.empty() && address >= mapping.begin && address < mapping.end;
+}
+
 Purpose PurposeOf(const Mapping& mapping, const MappedPlaces& places) {
   for (const std::span<const std::byte> arena : places.arenas) {
-    const auto address = reinterpret_cast<uintptr_t>(arena.data());
-    if (!arena.empty() && address >= mapping.begin && address < mapping.end) {
+    if (BeginsIn(mapping, arena)) {
       return kArena;
     }
+  }
+  if (BeginsIn(mapping, places.offloaded)) {
+    return kOffloaded;
   }
   if (absl::StrContains(mapping.name, "memfd:ravel-group")) {
     return kControl;
@@ -138,6 +156,9 @@ absl::StatusOr<std::vector<MemoryLine>> MemoryByUse(const plan::ShardingPlan& pl
   ASSIGN_OR_RETURN(const plan::BytesByUse planned, plan::MostAlive(plan));
   std::vector<MemoryLine> lines;
   for (size_t use = 0; use < plan::kMemoryUses; ++use) {
+    if (static_cast<plan::MemoryUse>(use) == plan::MemoryUse::kOffload && planned[use] == 0) {
+      continue;  // of most jobs
+    }
     lines.push_back({.what = plan::MemoryUseName(static_cast<plan::MemoryUse>(use)),
                      .planned_bytes = planned[use]});
   }

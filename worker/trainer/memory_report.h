@@ -39,6 +39,7 @@ struct MappedPlaces {
   std::vector<std::span<const std::byte>> arenas;
   std::vector<std::string> data_files;
   std::span<const std::byte> save_staging;
+  std::span<const std::byte> offloaded = {};  // state outside of memory: its mapping
 };
 
 // Bytes of the pages of a range that are in memory, asked of the system. 0 where it cannot say.

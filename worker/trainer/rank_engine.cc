@@ -55,7 +55,8 @@ RankEngine::RankEngine(Args args) : args_(std::move(args)) {
                                       .exact = args_.settings.exact,
                                       .norms = args_.settings.update.norms_every > 0,
                                       .options = args_.options,
-                                      .gemms = args_.gemms};
+                                      .gemms = args_.gemms,
+                                      .offload = args_.settings.offload};
   backend_ = args_.gpu == nullptr ? EngineBackend::OnHost(chosen)
                                   : EngineBackend::OnDevice(chosen, *args_.gpu);
 }
@@ -106,7 +107,8 @@ void RankEngine::MakeOptimizer() {
       .statistics = backend_->statistics(),
       .pieces = backend_->pieces(),
       .rule = optim::MakeUpdateRule(
-          args_.plan.options.optimizer, args_.settings.update, args_.settings.seed)});
+          args_.plan.options.optimizer, args_.settings.update, args_.settings.seed),
+      .offload = backend_->offload()});
 }
 
 void RankEngine::MakeExecutor() {
@@ -127,7 +129,8 @@ absl::Status RankEngine::OpenParts() {
   comm::Communicator& communicator = args_.communicator;
   ASSIGN_OR_RETURN(communicators_,
                    shard::MeshCommunicators::Create(communicator, plan.mesh, plan.moves));
-  buffers_ = std::make_unique<shard::ArenaBuffers>(plan, communicator);
+  buffers_ =
+      std::make_unique<shard::ArenaBuffers>(plan, communicator, backend_->offloaded().data());
   groups_.reserve(plan.groups.size());
   for (const plan::GroupId group : plan.groups.ids()) {
     groups_.emplace_back(plan, *buffers_, group, communicator.rank());
@@ -143,6 +146,7 @@ absl::Status RankEngine::SetUp() {
     return WithCode(loader.status(), ExitCode::kData);
   }
   loader_ = *std::move(loader);
+  RETURN_IF_ERROR(WithCode(backend_->OpenOffload(), ExitCode::kData));
   RETURN_IF_ERROR(AllocateArena());
   RETURN_IF_ERROR(OpenParts());
   MakeOptimizer();
@@ -191,8 +195,9 @@ absl::Status RankEngine::DrawNormal(const shard::ParameterGroup& group,
          .standard_deviation = static_cast<float>(args_.settings.init_std * tensor.init_scale)});
   };
   if (!group.keeps_remainders()) {
-    draw(group.main_weight() + run.offset, 0, run.elements);
-    return absl::OkStatus();
+    float* const weights = group.main_weight() + run.offset;
+    draw(weights, 0, run.elements);
+    return memory().Settle(std::as_bytes(std::span<const float>(weights, Size(run.elements))));
   }
   auto* drawn = static_cast<float*>(backend_->Scratch(std::min(run.elements, kDrawnElements) *
                                                       static_cast<int64_t>(sizeof(float))));
@@ -236,6 +241,10 @@ void RankEngine::RefreshWeights() {
                     {.from = stored.main_weight,
                      .to = stored.model_weight,
                      .rounding = kernels::Bf16Rounding::kHalfAway});
+      // What has failed is told by the next use.
+      const std::span<const float> used(stored.main_weight.As<float>(),
+                                        Size(group.shard_elements()));
+      memory().Settle(std::as_bytes(used)).IgnoreError();
     }
   }
   backend_->Join();
@@ -271,10 +280,12 @@ absl::Status RankEngine::RunSlot(int64_t step, const plan::StepSlot& slot, int64
                                 .step = step,
                                 .lane = LaneOf(slot.turn),
                                 .micro_batch = slot.micro_batch};
-  return executor_->Run({.slot = slot,
-                         .used = plan::UsedUnits(args_.plan.inventory, draw),
-                         .step = step + 1,
-                         .measured = training && optimizer_->NormsDue(step)});
+  absl::Status ran = executor_->Run({.slot = slot,
+                                     .used = plan::UsedUnits(args_.plan.inventory, draw),
+                                     .step = step + 1,
+                                     .measured = training && optimizer_->NormsDue(step)});
+  // Of a disk that holds offloaded state; collectives fail otherwise.
+  return absl::IsDataLoss(ran) ? WithCode(std::move(ran), ExitCode::kDevice) : ran;
 }
 
 absl::Status RankEngine::IssueStep(int64_t step) {

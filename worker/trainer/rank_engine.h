@@ -124,6 +124,9 @@ class RankEngine {
   // The arena's private, symmetric and common memory, each as this rank sees it.
   using ArenaSpans = std::vector<std::span<const std::byte>>;
   ArenaSpans arenas() const;
+  // What the plan offloads, mapped; empty where that is nothing. And what its updates took.
+  std::span<const std::byte> offloaded() const { return backend_->offloaded(); }
+  optim::OffloadPipeline* offload() { return backend_->offload(); }
   const shard::ArenaBuffers& buffers() const { return *buffers_; }
   const optim::StepOptimizer& optimizer() const { return *optimizer_; }
   optim::StepOptimizer& optimizer() { return *optimizer_; }

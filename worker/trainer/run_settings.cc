@@ -12,6 +12,7 @@ RunSettings SettingsOf(const plan::JobSpec& spec) {
           .evaluation_batches = spec.evaluation_batches,
           .exact = spec.determinism == plan::DeterminismMode::kExact,
           .localise = spec.localise,
+          .offload = optimizer.offload,
           .update = {.lr = optimizer.lr,
                      .beta1 = optimizer.beta1,
                      .beta2 = optimizer.beta2,

@@ -17,8 +17,9 @@ struct RunSettings {
   // Keys all random numbers of the run: weights, order of samples, rounding.
   uint64_t seed = 0;
   int64_t evaluation_batches = 0;
-  bool exact = true;      // equal calls give equal bits
-  bool localise = false;  // a skipped step is replayed (RankEngine::Localise)
+  bool exact = true;               // equal calls give equal bits
+  bool localise = false;           // a skipped step is replayed (RankEngine::Localise)
+  plan::OffloadSpec offload = {};  // where to, and how; what is in the plan
   optim::UpdateSettings update;
 };
 RunSettings SettingsOf(const plan::JobSpec& spec);

@@ -75,6 +75,21 @@ void StepDiagnostics::ReportStart(const Saver& saver) {
 
 void StepDiagnostics::ReportEnd(const Saver& saver) {
   ReportMemory("end", saver);
+  if (engine_.offload() == nullptr) {
+    return;
+  }
+  engine_.offload()->Drain().IgnoreError();  // steps have told it
+  const optim::OffloadTimes times = engine_.offload()->TakeTimes();
+  log::Info(absl::StrFormat(
+      "offload: %s in %s, updated in %d chunks: %.3f s of arithmetic, %.3f s of reading and "
+      "writing, of which the update waited for %.3f s (%.0f %% hidden)",
+      plan::BytesText(assignment_.plan.memory.offload_bytes),
+      assignment_.spec.optimizer.offload.path,
+      engine_.offload()->chunk_count(),
+      times.updating,
+      times.moving,
+      times.waiting,
+      times.moving > 0 ? 100 * std::max(0.0, 1 - times.waiting / times.moving) : 100.0));
 }
 
 void StepDiagnostics::ReportMemory(const char* when, const Saver& saver) {
@@ -82,7 +97,8 @@ void StepDiagnostics::ReportMemory(const char* when, const Saver& saver) {
   MappedPlaces places = {.arena_planned_bytes = engine_.planned_bytes(),
                          .arenas = engine_.arenas(),
                          .data_files = {},
-                         .save_staging = saver.staging()};
+                         .save_staging = saver.staging(),
+                         .offloaded = engine_.offloaded()};
   for (const auto* sources : {&data.train, &data.validation}) {
     for (const plan::DataSource& source : *sources) {
       places.data_files.push_back(source.path);

@@ -268,22 +268,25 @@ TEST(MemoryLedger, MappingsOfAProcessAreToldApart) {
       "7f0000000000-7f0000100000 rw-s 00000000 00:01 5 /memfd:ravel-group (deleted)\nPss: 100 kB\n"
       "7f0000200000-7f0000300000 rw-s 00200000 00:01 5 /memfd:ravel-group (deleted)\nPss: 900 kB\n"
       "7f0000400000-7f0000500000 r--s 00000000 fe:01 7 /data/corpus.bin\nPss: 300 kB\n"
+      "7f0000500000-7f0000600000 rw-s 00000000 fe:01 9 /disk/#77 (deleted)\nPss: 24 kB\n"
       "7f0000600000-7f0000700000 rw-p 00000000 00:00 0 \nPss: 64 kB\n"
       "7ffc00000000-7ffc00100000 rw-p 00000000 00:00 0 [stack]\nPss: 12 kB\n";
   MappedPlaces places = {.arena_planned_bytes = 1000000,
                          .arenas = {{reinterpret_cast<const std::byte*>(0x7f0000280000), 4096}},
                          .data_files = {"/data/corpus"},
-                         .save_staging = {}};
+                         .save_staging = {},
+                         .offloaded = {reinterpret_cast<const std::byte*>(0x7f0000500000), 4096}};
   std::map<std::string, int64_t> kib;
   int64_t sum = 0;
   for (const MemoryLine& line : MemoryOfProcess(smaps, places)) {
     kib[line.what] = line.measured_bytes / 1024;
     sum += line.measured_bytes / 1024;
   }
-  EXPECT_EQ(sum, 40 + 8 + 100 + 900 + 300 + 64 + 12);
+  EXPECT_EQ(sum, 40 + 8 + 100 + 900 + 300 + 24 + 64 + 12);
   EXPECT_EQ(kib["arena"], 900);
   EXPECT_EQ(kib["communicator control blocks"], 100);
   EXPECT_EQ(kib["data files"], 300);
+  EXPECT_EQ(kib["offloaded state"], 24);
   EXPECT_EQ(kib["heap"], 8);
   EXPECT_EQ(kib["main stack"], 12);
   EXPECT_EQ(kib["programs and libraries"], 40);

@@ -1,0 +1,324 @@
+// State of the optimizer on a disk: the bits of a run that keeps all in memory, in every type of
+// state, on any number of ranks and under every strategy; saves that go on with another fraction;
+// steps that are skipped; folders that cannot be used.
+
+#include <bit>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "common/store/committed_step.h"
+#include "common/store/file_store.h"
+#include "tests/testing/fake_supervisor.h"
+#include "tests/testing/strategy_cases.h"
+#include "worker/trainer/exit_code.h"
+
+namespace ravel::trainer {
+namespace {
+
+using ::testing::HasSubstr;
+
+// As few as blocks have: several chunks of the larger groups.
+constexpr int64_t kChunkElements = 4096;
+constexpr char kOffloadModel[] = "bundled_rope_scaling";
+constexpr int64_t kOffloadSteps = 4;
+
+struct StateForm {
+  std::string name;
+  plan::StateTypes states = plan::kF32States;
+  plan::ComputeType compute = plan::ComputeType::kF32;
+  plan::MainWeightForm main_weights = plan::MainWeightForm::kF32;
+};
+
+class Offload : public ::testing::Test {
+ protected:
+  Offload()
+      : folder_(absl::StrCat(::testing::TempDir(),
+                             "/ravel_offload_",
+                             ::getpid(),
+                             ::testing::UnitTest::GetInstance()->current_test_info()->name())) {
+    std::filesystem::create_directories(disk());
+  }
+  ~Offload() override { std::filesystem::remove_all(folder_); }
+
+  std::string disk() const { return folder_ + "/disk"; }
+  plan::JobSpec Job(double fraction, const StateForm& form = {}) const {
+    plan::JobSpec spec = CaseJob(kOffloadModel, folder_);
+    Use(fraction, form, spec);
+    return spec;
+  }
+  void Use(double fraction, const StateForm& form, plan::JobSpec& spec) const {
+    spec.compute = form.compute;
+    spec.optimizer.state_types = form.states;
+    spec.optimizer.main_weights = form.main_weights;
+    spec.optimizer.offload = {.fraction = fraction, .path = disk()};
+  }
+  static RecordArgs Run(const plan::JobSpec& spec, int ranks) {
+    return {.spec = spec,
+            .ranks = ranks,
+            .last_step = kOffloadSteps,
+            .options = {.poison = true, .offload_chunk_elements = kChunkElements}};
+  }
+  // Nothing with a name is left there, nor was ever.
+  void ExpectNoFiles() const { EXPECT_TRUE(std::filesystem::is_empty(disk())); }
+
+  const std::string folder_;
+};
+
+class OffloadForms : public Offload, public ::testing::WithParamInterface<StateForm> {};
+INSTANTIATE_TEST_SUITE_P(
+    Forms,
+    OffloadForms,
+    ::testing::Values(StateForm{.name = "fp32"},
+                      StateForm{.name = "bf16", .states = plan::kBf16States},
+                      StateForm{.name = "fp8", .states = plan::kFp8States},
+                      StateForm{.name = "fp8_bf16", .states = {DType::kF8E4M3, DType::kBF16}},
+                      StateForm{.name = "compute_bf16", .compute = plan::ComputeType::kBF16},
+                      StateForm{.name = "remainder",
+                                .compute = plan::ComputeType::kBF16,
+                                .main_weights = plan::MainWeightForm::kBF16Remainder},
+                      StateForm{.name = "remainder_fp8",
+                                .states = plan::kFp8States,
+                                .compute = plan::ComputeType::kBF16,
+                                .main_weights = plan::MainWeightForm::kBF16Remainder}),
+    [](const auto& tested) { return tested.param.name; });
+
+TEST_P(OffloadForms, EveryFractionGivesTheSameBits) {
+  const Recording whole = Record(Run(Job(0, GetParam()), 1));
+  for (const double fraction : {0.37, 1.0}) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      for (const bool overlap : {true, false}) {
+        plan::JobSpec spec = Job(fraction, GetParam());
+        spec.optimizer.offload.overlap = overlap;
+        EXPECT_EQ(FirstDifference(whole, Record(Run(spec, ranks))), "")
+            << fraction << " on " << ranks << " ranks, overlap " << overlap;
+      }
+    }
+  }
+  ExpectNoFiles();
+}
+
+TEST_P(OffloadForms, EveryStrategyGivesTheSameBits) {
+  const auto run = [&](const StrategyCase& tested, double fraction) {
+    plan::JobSpec spec = JobOf(tested, kOffloadModel, folder_);
+    Use(fraction, GetParam(), spec);
+    RecordArgs args = ArgsOf(tested, spec);
+    args.last_step = 3;
+    args.options.offload_chunk_elements = kChunkElements;
+    return Record(args);
+  };
+  const Recording whole = run({.width = 1}, 0);
+  for (const char* strategy : {"ZeRO1", "ZeRO3", "HSDP", "HFSDP"}) {
+    for (const bool in_place : {true, false}) {
+      const StrategyCase tested = {.strategy = strategy, .width = 2, .in_place = in_place};
+      EXPECT_EQ(FirstDifference(whole, run(tested, 0.37)), "") << tested.name();
+      EXPECT_EQ(FirstDifference(whole, run(tested, 1.0)), "") << tested.name();
+    }
+  }
+}
+
+// What leaves really is updated from there: fails when everything stays.
+TEST_F(Offload, UpdatesRunOverTheFile) {
+  for (const double fraction : {0.37, 1.0}) {
+    const auto body = [&](RankEngine& engine, int) -> absl::Status {
+      RETURN_IF_ERROR(engine.InitializeWeights());
+      EXPECT_NE(engine.offload(), nullptr);
+      EXPECT_GE(engine.offload()->chunk_count(), fraction == 1.0 ? 6u : 2u);
+      for (int64_t step = 0; step < 2; ++step) {
+        RETURN_IF_ERROR(engine.TrainStep(step).status());
+        RETURN_IF_ERROR(engine.offload()->Drain());
+        const optim::OffloadTimes times = engine.offload()->TakeTimes();
+        EXPECT_GT(times.moving, 0);
+        EXPECT_GT(times.updating, 0);
+      }
+      const std::span<const std::byte> moments = engine.offloaded();
+      EXPECT_TRUE(std::any_of(
+          moments.begin(), moments.end(), [](std::byte byte) { return byte != std::byte{}; }));
+      return absl::OkStatus();
+    };
+    const absl::Status status =
+        RunLocalRanks({.spec = Job(fraction),
+                       .ranks = 2,
+                       .body = body,
+                       .options = {.offload_chunk_elements = kChunkElements}});
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// Norms of tensors are measured around the update, and evaluations run between steps.
+TEST_F(Offload, NormsAndEvaluationsChangeNothing) {
+  plan::JobSpec spec = Job(0);
+  RecordArgs plain = Run(spec, 2);
+  const Recording whole = Record(plain);
+  spec = Job(1);
+  spec.norms_every = 2;
+  RecordArgs args = Run(spec, 2);
+  args.evaluate_every_step = true;
+  EXPECT_EQ(FirstDifference(whole, Record(args)), "");
+}
+
+// Makes every lane's loss of one step NaN, on the rank that owns the first weight.
+class Poison {
+ public:
+  explicit Poison(RankEngine& engine) {
+    const shard::ParameterGroup& embed = engine.groups()[0];
+    if (!embed.pieces().empty() && embed.pieces()[0].range.begin == 0) {
+      at_ = embed.main_weight() + embed.pieces()[0].shard_offset;
+      kept_.assign(at_, at_ + embed.runs()[0].elements);
+      std::fill_n(at_, kept_.size(), std::numeric_limits<float>::quiet_NaN());
+    }
+  }
+  void Undo() { std::copy(kept_.begin(), kept_.end(), at_); }
+
+ private:
+  float* at_ = nullptr;
+  std::vector<float> kept_;
+};
+
+// Three steps, one that is skipped, and one after it.
+Recording WithASkippedStep(const plan::JobSpec& spec, int ranks) {
+  Recording recording;
+  Mutex mutex;
+  const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
+    RETURN_IF_ERROR(engine.InitializeWeights());
+    for (int64_t step = 0; step < 5; ++step) {
+      std::vector<std::byte> before;
+      std::optional<Poison> poison;
+      if (step == 3) {
+        poison.emplace(engine);
+        if (engine.offload() != nullptr) {
+          RETURN_IF_ERROR(engine.offload()->Drain());
+          engine.offload()->TakeTimes();
+        }
+        before.assign(engine.offloaded().begin(), engine.offloaded().end());
+      }
+      ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(step));
+      EXPECT_EQ(result.skipped, step == 3);
+      if (step == 3) {
+        poison->Undo();
+        const auto now = engine.offloaded();
+        EXPECT_TRUE(std::equal(now.begin(), now.end(), before.begin(), before.end()));
+        if (engine.offload() != nullptr) {
+          EXPECT_EQ(engine.offload()->TakeTimes().moving, 0);
+        }
+      } else if (rank == 0) {
+        recording.steps.push_back(result);
+      }
+    }
+    EXPECT_EQ(engine.updates(), 4);
+    MutexLock lock(mutex);
+    return AddState(engine, recording);
+  };
+  const absl::Status status = RunLocalRanks(
+      {.spec = spec, .ranks = ranks, .body = body, .options = {.offload_chunk_elements = 4096}});
+  EXPECT_TRUE(status.ok()) << status;
+  return recording;
+}
+
+// A skipped step neither reads nor writes what is offloaded.
+TEST_F(Offload, OffloadSkip) {
+  for (const int ranks : {1, 3}) {
+    const Recording offloaded = WithASkippedStep(Job(1), ranks);
+    EXPECT_EQ(offloaded.updates, 4);
+  }
+}
+
+// After a step without an update the next one takes its own gradient: fails when chunks are updated
+// with what was left of an earlier step.
+TEST_F(Offload, OffloadNoStaleGradient) {
+  const Recording whole = WithASkippedStep(Job(0), 1);
+  for (const double fraction : {0.37, 1.0}) {
+    for (const int ranks : {1, 3}) {
+      EXPECT_EQ(FirstDifference(whole, WithASkippedStep(Job(fraction), ranks)), "");
+    }
+  }
+}
+
+class OffloadSaves : public OffloadForms {
+ protected:
+  EpochArgs Epoch(double fraction, int ranks) {
+    EpochArgs args;
+    args.spec = Job(fraction, GetParam());
+    args.spec.steps = 6;
+    args.spec.evaluation_every = 0;
+    args.spec.checkpoint.every_steps = 3;
+    args.ranks = ranks;
+    args.epoch = ++epoch_;
+    args.checkpoint_root = absl::StrCat(folder_, "/store-", epoch_);
+    return args;
+  }
+  static EpochArgs From(const EpochOutcome& whole, EpochArgs args) {
+    args.restore_path = whole.committed.at(3);
+    args.first_step = 3;
+    return args;
+  }
+  static EpochOutcome RunWell(const EpochArgs& args) {
+    EpochOutcome outcome = RunEpoch(args);
+    for (const absl::Status& result : outcome.results) {
+      EXPECT_TRUE(result.ok()) << result;
+    }
+    EXPECT_TRUE(outcome.commit_errors.empty());
+    return outcome;
+  }
+  static Sha256Digest DigestOf(const std::string& directory) {
+    const std::filesystem::path path(directory);
+    const store::FileStore store(path.parent_path().string());
+    const auto opened = store::CommittedStep::Open(&store, path.filename().string());
+    return opened.value().manifest().state_digest;
+  }
+
+  int64_t epoch_ = 0;
+};
+INSTANTIATE_TEST_SUITE_P(
+    Forms,
+    OffloadSaves,
+    ::testing::Values(StateForm{.name = "fp32"},
+                      StateForm{.name = "fp8", .states = plan::kFp8States},
+                      StateForm{.name = "remainder_bf16",
+                                .states = plan::kBf16States,
+                                .compute = plan::ComputeType::kBF16,
+                                .main_weights = plan::MainWeightForm::kBF16Remainder}),
+    [](const auto& tested) { return tested.param.name; });
+
+// All state on disks of four ranks, then all in memory of two, and back.
+TEST_P(OffloadSaves, GoOnAtAnotherFractionOnAnotherNumberOfRanks) {
+  const EpochOutcome memory = RunWell(Epoch(0, 4));
+  ASSERT_EQ(memory.steps.size(), 6u);
+  const EpochOutcome disk = RunWell(Epoch(1, 4));
+  EXPECT_EQ(DigestOf(disk.committed.at(3)), DigestOf(memory.committed.at(3)));
+  const auto expect_end = [&](const EpochOutcome& resumed) {
+    EXPECT_EQ(DigestOf(resumed.committed.at(6)), DigestOf(memory.committed.at(6)));
+    ASSERT_EQ(resumed.steps.size(), 3u);
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(std::bit_cast<uint32_t>(resumed.steps[i].loss),
+                std::bit_cast<uint32_t>(memory.steps[i + 3].loss));
+    }
+  };
+  expect_end(RunWell(From(disk, Epoch(0, 2))));
+  expect_end(RunWell(From(memory, Epoch(1, 2))));
+  expect_end(RunWell(From(RunWell(Epoch(0.37, 2)), Epoch(1, 4))));
+  ExpectNoFiles();
+}
+
+TEST_F(Offload, AFolderThatCannotBeUsedIsAnErrorOfItsField) {
+  std::ofstream(folder_ + "/file") << "no folder";
+  for (const std::string& path : {folder_ + "/missing", folder_ + "/file"}) {
+    plan::JobSpec spec = Job(1);
+    spec.optimizer.offload.path = path;
+    RecordArgs args = Run(spec, 2);
+    const absl::Status status = TryRecord(args).status();
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("training.optimizer.offload.path: " + path));
+    EXPECT_EQ(ReasonOf(status), "DataError");
+  }
+}
+
+}  // namespace
+}  // namespace ravel::trainer

@@ -1,0 +1,252 @@
+// Three counters say where the step is: chunks fetched, updated, released, in one order for the
+// whole step, so the first chunk of a group is fetched while the group before it is updated. The
+// thread releases before it fetches, which bounds what is in memory, and fetches no further than
+// one chunk ahead of the update.
+
+#include "worker/optim/offload_pipeline.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include <pthread.h>
+
+#include "common/check.h"
+#include "common/fault_point.h"
+#include "common/signed_size.h"
+
+namespace ravel::optim {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Trainable groups in the order in which a step updates them.
+std::vector<plan::GroupId> UpdateOrder(const plan::ShardingPlan& plan) {
+  const plan::StepSlot last = plan::SlotOf(plan.lanes, plan.lanes.programs() - 1);
+  std::vector<plan::GroupId> order;
+  for (const plan::Instruction& at : plan.program(last.phase, last.part).instructions) {
+    if (at.op == plan::OpCode::kOptimizerStep) {
+      order.push_back(at.group);
+    }
+  }
+  return order;
+}
+
+int64_t EndOf(const kernels::UpdatePiece& piece) {
+  return piece.offset + piece.elements;
+}
+
+// Scales of a block (kernels::CutForBlocks): of whole rows, or of a part of one.
+int64_t ScalesOf(const kernels::UpdatePiece& piece) {
+  return piece.row == 0
+             ? 0
+             : DivCeil(piece.elements, piece.row) * DivCeil(piece.row, kernels::kUpdateGroup);
+}
+
+}  // namespace
+
+OffloadPipeline::OffloadPipeline(const Args& args) : args_(args) {
+  CHECK_GT(args.chunk_elements, 0);
+  of_group_.resize(args.groups.size());
+  for (const plan::GroupId group : UpdateOrder(args.plan)) {
+    AddChunks(args.groups[group]);
+  }
+  if (args.overlap && !chunks_.empty()) {
+    thread_ = std::thread([this] { Move(); });
+  }
+}
+
+OffloadPipeline::~OffloadPipeline() {
+  if (thread_.joinable()) {
+    {
+      MutexLock lock(mutex_);
+      stopped_ = true;
+      changed_.NotifyAll();
+    }
+    thread_.join();
+  }
+}
+
+// Blocks of pieces are put together until a chunk is full.
+void OffloadPipeline::AddChunks(const shard::ParameterGroup& group) {
+  const plan::GroupId id = group.index();
+  const bool offloaded = std::any_of(
+      args_.plan.buffers.begin(), args_.plan.buffers.end(), [&](const plan::ProgramBuffer& buffer) {
+        return buffer.group == id && buffer.memory == plan::MemoryKind::kOffload;
+      });
+  if (!offloaded) {
+    return;
+  }
+  const kernels::PieceTable table = args_.pieces.of(id);
+  const std::vector<kernels::UpdatePiece> blocks =
+      kernels::CutForBlocks({table.pieces, table.pieces + table.count});
+  const size_t first = chunks_.size();
+  for (const kernels::UpdatePiece& block : blocks) {
+    const bool fits = chunks_.size() > first &&
+                      EndOf(block) - chunks_.back().pieces.front().offset <= args_.chunk_elements;
+    if (!fits) {
+      chunks_.emplace_back();
+    }
+    chunks_.back().pieces.push_back(block);
+  }
+  of_group_[id] = {.begin = first, .end = chunks_.size()};
+  for (size_t i = first; i < chunks_.size(); ++i) {
+    AddMemory(group, chunks_[i]);
+  }
+}
+
+void OffloadPipeline::AddMemory(const shard::ParameterGroup& group, Chunk& chunk) const {
+  const kernels::UpdatePiece& first = chunk.pieces.front();
+  const kernels::UpdatePiece& last = chunk.pieces.back();
+  const shard::ParameterGroup::Stored stored =
+      group.StoredAt(first.offset, EndOf(last) - first.offset);
+  const auto add = [&](const TensorView& view, int64_t begin, int64_t elements) {
+    const int64_t bytes = DTypeBytes(view.dtype);
+    const auto* at = static_cast<const std::byte*>(view.data) + begin * bytes;
+    if (view.present() && args_.tier.Holds(at) && elements > 0) {
+      chunk.memory.push_back({at, Size(elements * bytes)});
+    }
+  };
+  add(stored.main_weight, 0, stored.main_weight.elements());
+  add(stored.remainder, 0, stored.remainder.elements());
+  for (const TensorView& state : stored.states) {
+    add(state, 0, state.elements());
+  }
+  for (const TensorView& scales : stored.scales) {
+    add(scales, first.first_scale, last.first_scale + ScalesOf(last) - first.first_scale);
+  }
+}
+
+absl::Status OffloadPipeline::Fetch(const Chunk& chunk) {
+  for (const std::span<const std::byte> range : chunk.memory) {
+    RETURN_IF_ERROR(args_.tier.Fetch(range, shard::OffloadTier::For::kWriting));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OffloadPipeline::Release(const Chunk& chunk) {
+  for (const std::span<const std::byte> range : chunk.memory) {
+    RETURN_IF_ERROR(args_.tier.Release(range));
+  }
+  return absl::OkStatus();
+}
+
+bool OffloadPipeline::MayFetch() const {
+  const auto ahead = static_cast<size_t>(plan::kOffloadChunksAlive) - 1;
+  return fetched_ < std::min(chunks_.size(), updated_ + ahead);
+}
+
+bool OffloadPipeline::MayRelease() const {
+  return released_ < updated_;
+}
+
+bool OffloadPipeline::WaitForWork(Work& work) {
+  MutexLock lock(mutex_);
+  while (!stopped_ && (!status_.ok() || (!MayRelease() && !MayFetch()))) {
+    changed_.Wait(mutex_);
+  }
+  const bool release = MayRelease();
+  work = {.chunk = release ? released_ : fetched_, .release = release};
+  return !stopped_;
+}
+
+void OffloadPipeline::Finish(const Work& work, absl::Status moved, double seconds) {
+  MutexLock lock(mutex_);
+  (work.release ? released_ : fetched_) = work.chunk + 1;
+  times_.moving += seconds;
+  status_.Update(moved);
+  changed_.NotifyAll();
+}
+
+void OffloadPipeline::Move() {
+  pthread_setname_np(pthread_self(), "offload");
+  Work work;
+  while (WaitForWork(work)) {
+    const auto start = Clock::now();
+    absl::Status moved = work.release ? Release(chunks_[work.chunk]) : Fetch(chunks_[work.chunk]);
+    Finish(work, std::move(moved), SecondsSince(start));
+  }
+}
+
+void OffloadPipeline::BeginStep() {
+  Drain().IgnoreError();  // Update returns it
+  begun_ = true;
+  MutexLock lock(mutex_);
+  fetched_ = thread_.joinable() ? 0 : chunks_.size();
+  updated_ = 0;
+  released_ = 0;
+  changed_.NotifyAll();
+}
+
+absl::Status OffloadPipeline::WaitForChunk(size_t chunk) {
+  const auto start = Clock::now();
+  MutexLock lock(mutex_);
+  while (fetched_ <= chunk && status_.ok()) {
+    changed_.Wait(mutex_);
+  }
+  times_.waiting += SecondsSince(start);
+  return status_;
+}
+
+absl::Status OffloadPipeline::UpdateInline(const Chunk& chunk, const UpdateChunk& update) {
+  const auto start = Clock::now();
+  RETURN_IF_ERROR(Fetch(chunk));
+  const double fetching = SecondsSince(start);
+  update({.pieces = chunk.pieces.data(), .count = std::ssize(chunk.pieces)});
+  const double updated = SecondsSince(start);
+  RETURN_IF_ERROR(Release(chunk));
+  const double all = SecondsSince(start);
+  MutexLock lock(mutex_);
+  const double moving = fetching + all - updated;
+  times_.moving += moving;
+  times_.waiting += moving;
+  times_.updating += updated - fetching;
+  return absl::OkStatus();
+}
+
+absl::Status OffloadPipeline::Update(plan::GroupId group, const UpdateChunk& update) {
+  if (!begun_) {
+    return absl::OkStatus();
+  }
+  const Chunks& range = of_group_[group];
+  for (size_t i = range.begin; i < range.end; ++i) {
+    const Chunk& chunk = chunks_[i];
+    RETURN_IF_ERROR(FaultPoint("offload.chunk"));
+    if (!thread_.joinable()) {
+      RETURN_IF_ERROR(UpdateInline(chunk, update));
+      continue;
+    }
+    RETURN_IF_ERROR(WaitForChunk(i));
+    const auto start = Clock::now();
+    update({.pieces = chunk.pieces.data(), .count = std::ssize(chunk.pieces)});
+    MutexLock lock(mutex_);
+    times_.updating += SecondsSince(start);
+    CHECK_MSG(updated_ == i, "groups are updated in the order of the program");
+    updated_ = i + 1;
+    changed_.NotifyAll();
+  }
+  begun_ = range.end < chunks_.size();
+  return absl::OkStatus();
+}
+
+absl::Status OffloadPipeline::Drain() {
+  if (!thread_.joinable()) {
+    return absl::OkStatus();
+  }
+  MutexLock lock(mutex_);
+  while (released_ < updated_ && status_.ok()) {
+    changed_.Wait(mutex_);
+  }
+  return status_;
+}
+
+OffloadTimes OffloadPipeline::TakeTimes() {
+  MutexLock lock(mutex_);
+  return std::exchange(times_, OffloadTimes());
+}
+
+}  // namespace ravel::optim

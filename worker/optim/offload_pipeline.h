@@ -1,0 +1,111 @@
+#pragma once
+
+// The update of groups whose state is outside of memory: chunk after chunk, each fetched before and
+// released after it.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/plan/program/program_offload.h"
+#include "common/plan/sharding_plan.h"
+#include "common/status.h"
+#include "kernels/update.h"
+#include "worker/optim/piece_tables.h"
+#include "worker/shard/offload_tier.h"
+#include "worker/shard/parameter_group.h"
+
+namespace ravel::optim {
+
+// Seconds of a rank since they were taken last.
+struct OffloadTimes {
+  double moving = 0;   // fetching and releasing
+  double waiting = 0;  // of the update, for what it needs next: the part that nothing hides
+  double updating = 0;
+};
+
+// With overlap a thread of its own fetches the chunk after the one that is updated and releases the
+// one before it: plan::kOffloadChunksAlive are in memory. Else each is fetched and released in
+// turn. The bits are those of an update of the whole group: an element's depend on no other, and
+// chunks are cut where state groups are. Used only from the thread of its rank, or in the order of
+// the program's events.
+class OffloadPipeline {
+ public:
+  // All outlive it.
+  struct Args {
+    const plan::ShardingPlan& plan;
+    const shard::ParameterGroups& groups;
+    const PieceTables& pieces;  // on the host
+    shard::OffloadTier& tier;
+    bool overlap = true;
+    int64_t chunk_elements = plan::kOffloadChunkElements;
+  };
+  explicit OffloadPipeline(const Args& args);
+  ~OffloadPipeline();
+  OffloadPipeline(const OffloadPipeline&) = delete;
+  OffloadPipeline& operator=(const OffloadPipeline&) = delete;
+
+  bool Offloads(plan::GroupId group) const { return !of_group_[group].empty(); }
+  // An Update of each group that is offloaded follows, in the order of the program. What is not
+  // begun, as a step that is skipped, touches nothing.
+  void BeginStep();
+  using UpdateChunk = std::function<void(kernels::PieceTable)>;
+  // Calls `update` for each chunk of the group, when its state is in memory.
+  absl::Status Update(plan::GroupId group, const UpdateChunk& update);
+  // Returns when all that was updated is released.
+  absl::Status Drain();
+
+  size_t chunk_count() const { return chunks_.size(); }
+  OffloadTimes TakeTimes();
+
+ private:
+  struct Chunk {
+    std::vector<kernels::UpdatePiece> pieces;
+    std::vector<std::span<const std::byte>> memory;  // of the tier
+  };
+  // Range of chunks_.
+  struct Chunks {
+    size_t begin = 0;
+    size_t end = 0;
+    bool empty() const { return begin == end; }
+  };
+
+  void AddChunks(const shard::ParameterGroup& group);
+  void AddMemory(const shard::ParameterGroup& group, Chunk& chunk) const;
+  absl::Status Fetch(const Chunk& chunk);
+  absl::Status Release(const Chunk& chunk);
+  // Of the thread: what it does until it is stopped, one piece of work after another.
+  struct Work {
+    size_t chunk = 0;
+    bool release = false;  // else it is fetched
+  };
+  void Move();
+  bool WaitForWork(Work& work);
+  void Finish(const Work& work, absl::Status moved, double seconds);
+  bool MayFetch() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MayRelease() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status WaitForChunk(size_t chunk);
+  absl::Status UpdateInline(const Chunk& chunk, const UpdateChunk& update);
+
+  const Args args_;
+  std::vector<Chunk> chunks_;  // in the order of updates
+  plan::IdVector<plan::GroupId, Chunks> of_group_;
+  bool begun_ = false;
+
+  Mutex mutex_;
+  CondVar changed_;
+  // Of the step that was begun last: the first so many chunks.
+  size_t fetched_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t updated_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t released_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  OffloadTimes times_ ABSL_GUARDED_BY(mutex_);
+  std::thread thread_;  // with overlap
+};
+
+}  // namespace ravel::optim

@@ -14,6 +14,7 @@ usage: deploy/quickstart.sh [options]
   --corpus bible|linux-doc   the text (default bible)
   --compute fp32|bf16        type of weights and activations (default fp32)
   --state TYPE               of the optimizer's moments: fp32, bf16, fp8, or two of them such as fp8,bf16 (default fp32)
+  --offload F                part of that state that lies in files of the workers, from 0 to 1 (default: none)
   --cuda                     also builds libravel_cuda.so (needs nvcc)
 TEXT
   exit 2
@@ -25,7 +26,7 @@ number() {
   echo "$2"
 }
 
-workers=2 steps='' kill_one=no keep=no corpus=bible preset=dev compute=fp32 state_type=fp32
+workers=2 steps='' kill_one=no keep=no corpus=bible preset=dev compute=fp32 state_type=fp32 offload=''
 while [[ $# -gt 0 ]]; do
   case $1 in
     --workers) workers=$(number "$1" "${2:-}"); shift ;;
@@ -35,6 +36,7 @@ while [[ $# -gt 0 ]]; do
     --corpus) corpus=${2:-}; shift ;;
     --compute) compute=${2:-}; shift ;;
     --state) state_type=${2:-}; shift ;;
+    --offload) offload=${2:-}; shift ;;
     --cuda) preset=cuda ;;
     *) usage ;;
   esac
@@ -43,6 +45,7 @@ done
 [[ $corpus == bible || $corpus == linux-doc ]] || usage
 [[ $compute == fp32 || $compute == bf16 ]] || usage
 [[ $state_type =~ ^(fp32|bf16|fp8)(,(fp32|bf16|fp8))?$ ]] || usage
+[[ $offload =~ ^(|0|1|0\.[0-9]+)$ ]] || usage
 if [[ $kill_one == yes && $workers == 1 ]]; then
   echo "quickstart.sh: --kill-one needs at least 2 workers" >&2
   exit 2
@@ -134,6 +137,11 @@ steps=${steps:-$(example_value steps)}
 warmup=$(example_value warmupSteps)
 ((warmup < steps)) || warmup=$((steps / 10))
 job=$run/job.yaml
+optimizer="stateDtype: '$state_type', "
+if [[ -n $offload ]]; then
+  mkdir -p "$run/offload"
+  optimizer+="offload: {fraction: $offload, path: '$run/offload'}, "
+fi
 sed -e "s#/var/tmp/ravel-quickstart/tokens#$tokens#" \
   -e "s#/var/tmp/ravel-quickstart#$run#" \
   -e "s#corpus: bible#corpus: $corpus#" \
@@ -141,7 +149,7 @@ sed -e "s#/var/tmp/ravel-quickstart/tokens#$tokens#" \
   -e "s#warmupSteps: [0-9]*#warmupSteps: $warmup#" \
   -e "s#globalBatch: [0-9]*#globalBatch: $batch#" \
   -e "s#count: [0-9]*#count: $workers#" \
-  -e "s#^    optimizer: {#    optimizer: {stateDtype: '$state_type', #" \
+  -e "s#^    optimizer: {#    optimizer: {$optimizer#" \
   -e "s#^  devices: {#  precision: {compute: $compute}\n&#" \
   -e "s#max: [0-9]*#max: $workers#" \
   -e "s#virtualRanks: [0-9]*#virtualRanks: $lanes#" "$example" >"$job"

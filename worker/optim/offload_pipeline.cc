@@ -1,7 +1,6 @@
 // Three counters say where the step is: chunks fetched, updated, released, in one order for the
-// whole step, so the first chunk of a group is fetched while the group before it is updated. The
-// thread releases before it fetches, which bounds what is in memory, and fetches no further than
-// one chunk ahead of the update.
+// whole step, so the first chunk of a group is fetched while the group before it is updated. What
+// is fetched and not released is bounded, so a slow disk holds up the update, and never memory.
 
 #include "worker/optim/offload_pipeline.h"
 
@@ -56,18 +55,20 @@ OffloadPipeline::OffloadPipeline(const Args& args) : args_(args) {
     AddChunks(args.groups[group]);
   }
   if (args.overlap && !chunks_.empty()) {
-    thread_ = std::thread([this] { Move(); });
+    for (const Way way : {Way::kIn, Way::kOut}) {
+      threads_.emplace_back([this, way] { MoveAll(way); });
+    }
   }
 }
 
 OffloadPipeline::~OffloadPipeline() {
-  if (thread_.joinable()) {
-    {
-      MutexLock lock(mutex_);
-      stopped_ = true;
-      changed_.NotifyAll();
-    }
-    thread_.join();
+  {
+    MutexLock lock(mutex_);
+    stopped_ = true;
+    changed_.NotifyAll();
+  }
+  for (std::thread& thread : threads_) {
+    thread.join();
   }
 }
 
@@ -135,40 +136,38 @@ absl::Status OffloadPipeline::Release(const Chunk& chunk) {
   return absl::OkStatus();
 }
 
-bool OffloadPipeline::MayFetch() const {
-  const auto ahead = static_cast<size_t>(plan::kOffloadChunksAlive) - 1;
-  return fetched_ < std::min(chunks_.size(), updated_ + ahead);
+bool OffloadPipeline::MayMove(Way way) const {
+  const auto alive = static_cast<size_t>(plan::kOffloadChunksAlive);
+  return way == Way::kOut
+             ? released_ < updated_
+             : fetched_ < std::min({chunks_.size(), updated_ + alive - 1, released_ + alive});
 }
 
-bool OffloadPipeline::MayRelease() const {
-  return released_ < updated_;
-}
-
-bool OffloadPipeline::WaitForWork(Work& work) {
+std::optional<size_t> OffloadPipeline::WaitForWork(Way way) {
   MutexLock lock(mutex_);
-  while (!stopped_ && (!status_.ok() || (!MayRelease() && !MayFetch()))) {
+  while (!stopped_ && (!status_.ok() || !MayMove(way))) {
     changed_.Wait(mutex_);
   }
-  const bool release = MayRelease();
-  work = {.chunk = release ? released_ : fetched_, .release = release};
-  return !stopped_;
+  if (stopped_) {
+    return std::nullopt;
+  }
+  return way == Way::kIn ? fetched_ : released_;
 }
 
-void OffloadPipeline::Finish(const Work& work, absl::Status moved, double seconds) {
+void OffloadPipeline::Finish(Way way, absl::Status moved, double seconds) {
   MutexLock lock(mutex_);
-  (work.release ? released_ : fetched_) = work.chunk + 1;
+  ++(way == Way::kIn ? fetched_ : released_);
   times_.moving += seconds;
   status_.Update(moved);
   changed_.NotifyAll();
 }
 
-void OffloadPipeline::Move() {
-  pthread_setname_np(pthread_self(), "offload");
-  Work work;
-  while (WaitForWork(work)) {
+void OffloadPipeline::MoveAll(Way way) {
+  pthread_setname_np(pthread_self(), way == Way::kIn ? "offload-in" : "offload-out");
+  for (auto chunk = WaitForWork(way); chunk.has_value(); chunk = WaitForWork(way)) {
     const auto start = Clock::now();
-    absl::Status moved = work.release ? Release(chunks_[work.chunk]) : Fetch(chunks_[work.chunk]);
-    Finish(work, std::move(moved), SecondsSince(start));
+    absl::Status moved = way == Way::kIn ? Fetch(chunks_[*chunk]) : Release(chunks_[*chunk]);
+    Finish(way, std::move(moved), SecondsSince(start));
   }
 }
 
@@ -176,7 +175,7 @@ void OffloadPipeline::BeginStep() {
   Drain().IgnoreError();  // Update returns it
   begun_ = true;
   MutexLock lock(mutex_);
-  fetched_ = thread_.joinable() ? 0 : chunks_.size();
+  fetched_ = overlaps() ? 0 : chunks_.size();
   updated_ = 0;
   released_ = 0;
   changed_.NotifyAll();
@@ -216,7 +215,7 @@ absl::Status OffloadPipeline::Update(plan::GroupId group, const UpdateChunk& upd
   for (size_t i = range.begin; i < range.end; ++i) {
     const Chunk& chunk = chunks_[i];
     RETURN_IF_ERROR(FaultPoint("offload.chunk"));
-    if (!thread_.joinable()) {
+    if (!overlaps()) {
       RETURN_IF_ERROR(UpdateInline(chunk, update));
       continue;
     }
@@ -234,7 +233,7 @@ absl::Status OffloadPipeline::Update(plan::GroupId group, const UpdateChunk& upd
 }
 
 absl::Status OffloadPipeline::Drain() {
-  if (!thread_.joinable()) {
+  if (!overlaps()) {
     return absl::OkStatus();
   }
   MutexLock lock(mutex_);

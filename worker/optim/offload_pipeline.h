@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <thread>
 #include <vector>
@@ -28,7 +29,7 @@ struct OffloadTimes {
   double updating = 0;
 };
 
-// With overlap a thread of its own fetches the chunk after the one that is updated and releases the
+// With overlap one thread fetches the chunk after the one that is updated, and another releases the
 // one before it: plan::kOffloadChunksAlive are in memory. Else each is fetched and released in
 // turn. The bits are those of an update of the whole group: an element's depend on no other, and
 // chunks are cut where state groups are. Used only from the thread of its rank, or in the order of
@@ -78,16 +79,14 @@ class OffloadPipeline {
   void AddMemory(const shard::ParameterGroup& group, Chunk& chunk) const;
   absl::Status Fetch(const Chunk& chunk);
   absl::Status Release(const Chunk& chunk);
-  // Of the thread: what it does until it is stopped, one piece of work after another.
-  struct Work {
-    size_t chunk = 0;
-    bool release = false;  // else it is fetched
-  };
-  void Move();
-  bool WaitForWork(Work& work);
-  void Finish(const Work& work, absl::Status moved, double seconds);
-  bool MayFetch() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool MayRelease() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of a thread: moves chunk after chunk until it is stopped.
+  enum class Way { kIn, kOut };
+  void MoveAll(Way way);
+  // The next chunk that may go that way, or nothing where the thread is to end.
+  std::optional<size_t> WaitForWork(Way way);
+  void Finish(Way way, absl::Status moved, double seconds);
+  bool MayMove(Way way) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool overlaps() const { return !threads_.empty(); }
   absl::Status WaitForChunk(size_t chunk);
   absl::Status UpdateInline(const Chunk& chunk, const UpdateChunk& update);
 
@@ -105,7 +104,7 @@ class OffloadPipeline {
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   OffloadTimes times_ ABSL_GUARDED_BY(mutex_);
-  std::thread thread_;  // with overlap
+  std::vector<std::thread> threads_;  // with overlap: one for each way
 };
 
 }  // namespace ravel::optim

@@ -311,6 +311,7 @@ TEST(PlanFit, RemediesAreTriedInOrderAndEachWasPlanned) {
                                      "training.microBatch",
                                      "determinism.virtualRanks",
                                      "parallelism.gatherWindow and stagingWindow",
+                                     "training.optimizer.offload.fraction",
                                      "precision.compute"));
   // What is named has just that peak.
   const Remedy* const zero3 = Find(remedies, "parallelism.strategy: optim");
@@ -387,8 +388,14 @@ TEST(PlanFit, JobsAreOfferedNarrowerFormsThatTheyDoNotHaveYet) {
   PlanRequest wide = GpuRequest(kF32, kWide, kF32States);
   for (const bool cpu : {false, true}) {
     wide.spec.cpu_devices = cpu;
-    EXPECT_THAT(offered(wide),
-                ::testing::ElementsAre(compute, split, split + ", " + moments, split + ", " + fp8));
+    std::vector<std::string> expected = {
+        compute, split, split + ", " + moments, split + ", " + fp8};
+    if (cpu) {  // of hosts alone
+      const std::string fraction = "training.optimizer.offload.fraction: ";
+      expected.insert(expected.begin(),
+                      {fraction + "0.5, with offload.path", fraction + "1, with offload.path"});
+    }
+    EXPECT_THAT(offered(wide), ::testing::ElementsAreArray(expected));
   }
 }
 

@@ -275,9 +275,9 @@ __device__ inline void UpdateGroupOfWarp(const GroupedUpdateParams& p,
 }
 
 // A warp takes whole groups of a piece, so that their amax stays in registers: states are read and
-// written once.
+// written once. Two blocks per multiprocessor: without the bound ptxas aims at more and spills.
 template <typename Rule, typename G>
-__global__ void __launch_bounds__(kFlatThreads)
+__global__ void __launch_bounds__(kFlatThreads, 2)
     GroupedUpdateKernel(const __grid_constant__ GroupedUpdateParams p) {
   if (p.update.apply != nullptr && *p.update.apply == 0) {
     return;

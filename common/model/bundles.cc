@@ -25,8 +25,8 @@ bool CanFuse(const ModelInventory& inventory, const BundleSpec& bundle) {
     const TensorSpec& part = inventory.tensors[index];
     const int64_t elements = ElementCount(part.shape);
     if (part.unit != first.unit || part.trainable != first.trainable ||
-        AtomElements(part) != AtomElements(first) || elements % kLayoutAlignmentElements != 0 ||
-        elements % AtomElements(part) != 0) {
+        part.recipe != first.recipe || AtomElements(part) != AtomElements(first) ||
+        elements % kLayoutAlignmentElements != 0 || elements % AtomElements(part) != 0) {
       return false;
     }
   }

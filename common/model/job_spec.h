@@ -11,6 +11,7 @@
 
 #include "common/model/architecture/model_config.h"
 #include "common/model/optimizer_states.h"
+#include "common/recipe.h"
 #include "common/token_file.h"
 
 namespace ravel::plan {
@@ -53,6 +54,14 @@ struct OptimizerSpec {
   StateTypes state_types = {};
   MainWeightForm main_weights = MainWeightForm::kF32;
   OffloadSpec offload = {};
+};
+
+// Quantization of matrices for gemms.
+struct RecipeSpec {
+  Recipe recipe = Recipe::kNone;
+  std::vector<std::string> keep_bf16;  // glob patterns of tensors that stay bf16
+  int64_t history = kAmaxHistory;      // of kDelayed: amaxes that a scale follows from
+  bool operator==(const RecipeSpec&) const = default;
 };
 
 enum class ScheduleKind { kConstant, kLinear, kCosine, kWsd };
@@ -140,6 +149,7 @@ struct JobSpec {
   RecomputePolicy recompute = RecomputePolicy::kNone;
   WireType gradient_wire = WireType::kF32;
   ComputeType compute = ComputeType::kF32;
+  RecipeSpec recipe;
   int64_t communication_blocks = 0;  // of a GPU, that a collective may occupy; 0: NCCL's choice
   std::vector<std::string> freeze;   // glob patterns of canonical tensor names that are not trained
   bool allow_padding = false;        // units may be padded by more than 10 %

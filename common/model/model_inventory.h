@@ -13,6 +13,7 @@
 #include "common/dtype.h"
 #include "common/model/ids.h"
 #include "common/model/job_spec.h"
+#include "common/recipe.h"
 #include "common/shape.h"
 #include "common/status.h"
 
@@ -30,6 +31,7 @@ struct TensorSpec {
   int tensor_dim = -1;
   bool decay = true;  // weight decay applies (matrices yes, norms no)
   bool trainable = true;
+  Recipe recipe = Recipe::kNone;  // that quantizes it for gemms (recipes.h)
   InitKind init = InitKind::kNormal;
   double init_scale = 1.0;  // of kNormal: times the job's init_std
   uint32_t site =

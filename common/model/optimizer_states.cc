@@ -180,7 +180,14 @@ const char* OptimizerName(OptimizerKind kind) {
   return Of(kind).name;
 }
 
+bool IsOfScales(StateRole role) {
+  return role == StateRole::kCastScale || role == StateRole::kAmaxHistory;
+}
+
 const char* StateName(StateRole role) {
+  if (IsOfScales(role)) {
+    return role == StateRole::kCastScale ? "scale" : "amax_history";
+  }
   for (const Optimizer& optimizer : kOptimizers) {
     for (const StateSpec& state : optimizer.states) {
       if (state.role == role) {
@@ -193,7 +200,7 @@ const char* StateName(StateRole role) {
 
 bool HasRole(OptimizerKind kind, StateRole role) {
   const std::span<const StateSpec> states = StatesOf(kind);
-  return role == StateRole::kParam ||
+  return role == StateRole::kParam || IsOfScales(role) ||
          std::any_of(states.begin(), states.end(), [role](const StateSpec& state) {
            return state.role == role;
          });

@@ -27,6 +27,9 @@ enum class StateRole : uint8_t {
   kExpAvg = 5,
   kExpAvgSq = 6,
   kStep = 7,
+  kCastScale = 8,    // of delayed scales, of no optimizer: by which codes were cast, [3]: of the
+                     // weight, the gemm's input, the gradient of its output
+  kAmaxHistory = 9,  // their histories, [3, amaxes], oldest first
   kMomentum = 10,
   kExpAvgScale = 11,
   kExpAvgSqScale = 12
@@ -86,10 +89,12 @@ std::optional<StateTypes> ParseStateTypes(std::string_view text);
 
 // "adamw": as in job files.
 const char* OptimizerName(OptimizerKind kind);
-// "exp_avg": the state of any optimizer that has the role; nullptr where none has.
+// "exp_avg": the state of any optimizer that has the role, or of scales; nullptr where none has.
 const char* StateName(StateRole role);
-// The optimizer that has a role; kParam and kStep belong to all.
+// The optimizer that has a role; kParam, kStep and those of scales belong to all.
 bool HasRole(OptimizerKind kind, StateRole role);
+// True of the state of delayed scales.
+bool IsOfScales(StateRole role);
 // Key of a tensor of the saved state: NAME, state.NAME.exp_avg, ...
 std::string StateKey(std::string_view parameter, StateRole role);
 

@@ -12,12 +12,25 @@
 #include "common/dtype.h"
 #include "common/model/compute_type.h"
 #include "common/model/logits_chunk.h"
+#include "common/model/recipes.h"
 #include "common/plan/layer_drop.h"
 
 namespace ravel::plan {
 namespace {
 
 using Entries = std::map<std::string, std::string, std::less<>>;
+
+// A space would end the entry.
+std::string RecipeText(const RecipeSpec& spec) {
+  std::string text = RecipeName(spec.recipe);
+  if (spec.recipe == Recipe::kDelayed) {
+    absl::StrAppend(&text, "/", spec.history);
+  }
+  if (!spec.keep_bf16.empty()) {
+    absl::StrAppend(&text, ",keepBf16:", absl::StrJoin(spec.keep_bf16, ","));
+  }
+  return text;
+}
 
 Entries ParseEntries(std::string_view text) {
   Entries entries;
@@ -40,6 +53,7 @@ std::string NumericsOf(const JobSpec& spec) {
       {"gradientWire", spec.gradient_wire == WireType::kBF16 ? "bf16" : "fp32"},
       {"layerDrop", LayerDropText(spec.layer_drop)},
       {"microBatch", absl::StrCat(spec.micro_batch)},
+      {"recipe", RecipeText(spec.recipe)},
       {"stateDtype", StateTypesText(spec.optimizer.state_types)},
       {"virtualRanks", absl::StrCat(spec.virtual_ranks)}};
   if (spec.model) {

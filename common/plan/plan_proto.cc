@@ -155,6 +155,11 @@ void ParallelismToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_recompute(static_cast<int32_t>(spec.recompute));
   proto.set_gradient_wire(static_cast<int32_t>(spec.gradient_wire));
   proto.set_compute(static_cast<int32_t>(spec.compute));
+  proto.set_recipe(static_cast<int32_t>(spec.recipe.recipe));
+  for (const std::string& pattern : spec.recipe.keep_bf16) {
+    proto.add_keep_bf16(pattern);
+  }
+  proto.set_amax_history(spec.recipe.history == kAmaxHistory ? 0 : spec.recipe.history);
   proto.set_communication_blocks(spec.communication_blocks);
   for (const std::string& pattern : spec.freeze) {
     proto.add_freeze(pattern);
@@ -286,6 +291,9 @@ absl::Status ParallelismFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
   RETURN_IF_ERROR(
       ReadEnum("gradient_wire", proto.gradient_wire(), WireType::kBF16, spec.gradient_wire));
   RETURN_IF_ERROR(ReadEnum("compute", proto.compute(), ComputeType::kBF16, spec.compute));
+  RETURN_IF_ERROR(ReadEnum("recipe", proto.recipe(), Recipe::kNvFp4, spec.recipe.recipe));
+  spec.recipe.keep_bf16 = {proto.keep_bf16().begin(), proto.keep_bf16().end()};
+  spec.recipe.history = proto.amax_history() == 0 ? kAmaxHistory : proto.amax_history();
   spec.communication_blocks = proto.communication_blocks();
   // 0: written before there were replicas.
   spec.replicas = std::max<int64_t>(1, proto.replicas());

@@ -20,6 +20,7 @@
 #include "common/model/compute_type.h"
 #include "common/model/freeze.h"
 #include "common/model/logits_chunk.h"
+#include "common/model/recipes.h"
 #include "common/plan/check/program_checker.h"
 #include "common/plan/layout/padding_rule.h"
 #include "common/plan/plan_pieces.h"
@@ -34,6 +35,27 @@ namespace ravel::plan {
 namespace {
 
 constexpr int64_t kMostLanes = 65536;
+
+absl::Status CheckRecipe(const JobSpec& spec) {
+  if (spec.recipe.recipe == Recipe::kNone) {
+    return absl::OkStatus();
+  }
+  if (spec.compute != ComputeType::kBF16) {
+    return FieldRefusal(
+        "precision.compute", absl::StrCat("bf16, for ", RecipeName(spec.recipe.recipe)), "fp32");
+  }
+  if (!spec.cpu_devices) {
+    return FieldRefusal("precision.recipe",
+                        "cpu devices: gemms of codes on gpus are not there yet",
+                        RecipeName(spec.recipe.recipe));
+  }
+  if (spec.recipe.history < 1 || spec.recipe.history > kMostAmaxHistory) {
+    return FieldRefusal("precision.amaxHistory",
+                        absl::StrCat("1 to ", kMostAmaxHistory),
+                        absl::StrCat(spec.recipe.history));
+  }
+  return absl::OkStatus();
+}
 
 absl::Status CheckRequest(const PlanRequest& request) {
   const JobSpec& spec = request.spec;
@@ -64,6 +86,7 @@ absl::Status CheckRequest(const PlanRequest& request) {
     return absl::InvalidArgumentError(
         "training.optimizer.mainWeights: bf16_remainder needs precision.compute bf16");
   }
+  RETURN_IF_ERROR(CheckRecipe(spec));
   const OffloadSpec& offload = spec.optimizer.offload;
   if (!(offload.fraction >= 0 && offload.fraction <= 1)) {
     return FieldRefusal(
@@ -231,6 +254,8 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
   plan.micro_batch = {.sequences = spec.micro_batch, .sequence_tokens = spec.data.sequence_length};
   plan.inventory = BuildInventory(config, plan.micro_batch, spec.recompute);
   RETURN_IF_ERROR(ApplyFreeze(spec.freeze, plan.inventory));
+  RETURN_IF_ERROR(ApplyRecipe(spec.recipe, plan.micro_batch, plan.inventory));
+  ReserveRecipeScratch(plan.micro_batch, plan.inventory);
   if (spec.layer_drop > 0) {
     MakeLayersOptional(plan.inventory);
   }
@@ -252,25 +277,27 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
     RETURN_IF_ERROR(CheckPadding(plan.inventory, plan.groups));
   }
   const bool same_host = request.shared_memory && spec.transport != Transport::kGloo;
-  plan.options = {.ranks = plan.ranks,
-                  .gather_in_place = same_host,
-                  .read_peers_in_place = same_host,
-                  .gather_window_bytes = spec.gather_window_bytes,
-                  .staging_window_bytes = spec.staging_window_bytes,
-                  .prefetch = true,
-                  .replicas = plan.lanes.replicas,
-                  .recompute = spec.recompute,
-                  .weight_type = WeightTypeOf(spec.compute),
-                  .main_type = MainTypeOf(spec.optimizer.main_weights),
-                  .optimizer = spec.optimizer.kind,
-                  .state_types = spec.optimizer.state_types,
-                  .gradient_wire = spec.gradient_wire,
-                  .staged_type = StagedTypeOf(spec),
-                  .communication_blocks = spec.communication_blocks,
-                  .attention_workspace_bytes = plan.options.attention_workspace_bytes,
-                  .logits_chunk_tokens = plan.options.logits_chunk_tokens,
-                  .layer_drop = spec.layer_drop,
-                  .offload_fraction = spec.optimizer.offload.fraction};
+  plan.options = {
+      .ranks = plan.ranks,
+      .gather_in_place = same_host,
+      .read_peers_in_place = same_host,
+      .gather_window_bytes = spec.gather_window_bytes,
+      .staging_window_bytes = spec.staging_window_bytes,
+      .prefetch = true,
+      .replicas = plan.lanes.replicas,
+      .recompute = spec.recompute,
+      .weight_type = WeightTypeOf(spec.compute),
+      .main_type = MainTypeOf(spec.optimizer.main_weights),
+      .optimizer = spec.optimizer.kind,
+      .state_types = spec.optimizer.state_types,
+      .gradient_wire = spec.gradient_wire,
+      .staged_type = StagedTypeOf(spec),
+      .communication_blocks = spec.communication_blocks,
+      .attention_workspace_bytes = plan.options.attention_workspace_bytes,
+      .logits_chunk_tokens = plan.options.logits_chunk_tokens,
+      .layer_drop = spec.layer_drop,
+      .amax_history = spec.recipe.recipe == Recipe::kDelayed ? spec.recipe.history : int64_t{0},
+      .offload_fraction = spec.optimizer.offload.fraction};
   RETURN_IF_ERROR(PlanPrograms(plan));
   RETURN_IF_ERROR(CheckPlan(plan));
   return plan;

@@ -15,6 +15,7 @@
 #include "common/model/compute_type.h"
 #include "common/model/freeze.h"
 #include "common/model/logits_chunk.h"
+#include "common/model/recipes.h"
 #include "common/plan/check/program_checker.h"
 #include "common/plan/plan_parts_proto.h"
 #include "common/plan/plan_proto.h"
@@ -72,7 +73,7 @@ absl::StatusOr<Instruction> InstructionFromProto(const MoveTable& moves,
                                                  const v1::PlannedInstruction& proto) {
   Instruction at;
   OpLabel label = OpLabel::kEndPhase;
-  RETURN_IF_ERROR(ReadEnum("instruction.op", proto.op(), OpLabel::kGatherGradient, label, 1));
+  RETURN_IF_ERROR(ReadEnum("instruction.op", proto.op(), kLastOpLabel, label, 1));
   RETURN_IF_ERROR(ReadEnum("instruction.stream", proto.stream(), StreamId::kOuter, at.stream, 1));
   at.unit = proto.unit();
   at.call = proto.call();
@@ -144,7 +145,8 @@ absl::Status CheckLayout(const GroupLayout& group,
   for (size_t i = 0; i < group.tensors.size(); ++i) {
     const TensorId tensor = group.tensors[i];
     if (!inventory.tensors.Has(tensor) || inventory.tensors[tensor].unit != group.unit ||
-        inventory.tensors[tensor].trainable != group.trainable) {
+        inventory.tensors[tensor].trainable != group.trainable ||
+        inventory.tensors[tensor].recipe != group.recipe) {
       return Invalid(absl::StrCat(name, ": does not hold the tensors of its unit"));
     }
     if (group.tensor_offsets[i] < end || group.tensor_offsets[i] % kLayoutAlignmentElements != 0) {
@@ -178,6 +180,9 @@ absl::Status GroupsFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan) 
     Copy(from.item_offsets(), group.layout.offsets);
     Copy(from.tensors(), group.tensors);
     Copy(from.tensor_offsets(), group.tensor_offsets);
+    if (!group.tensors.empty() && plan.inventory.tensors.Has(group.tensors.front())) {
+      group.recipe = plan.inventory.tensors[group.tensors.front()].recipe;
+    }
     GroupRoles roles = RolesFromProto(from.rules(), plan.mesh);
     if (group.layout.width != width ||
         !PossibleRoles(roles, plan.lanes, plan.mesh, group.trainable) ||
@@ -223,7 +228,7 @@ absl::Status BuffersFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan)
     const bool second = from.kind() == kSecondState;
     RETURN_IF_ERROR(ReadEnum("buffer.kind",
                              second ? static_cast<int32_t>(BufferKind::kState) : from.kind(),
-                             BufferKind::kStateScale,
+                             kLastBufferKind,
                              buffer.kind,
                              1));
     RETURN_IF_ERROR(
@@ -270,6 +275,7 @@ absl::Status TensorsFromProto(const v1::ShardingPlan& proto, ModelInventory& inv
     return Invalid("tensors: not those of the model");
   }
   std::vector<std::string> frozen;
+  IdVector<TensorId, Recipe> recipes(inventory.tensors.size(), Recipe::kNone);
   for (int i = 0; i < proto.tensors_size(); ++i) {
     const TensorSpec& expected = inventory.tensors[i];
     const v1::PlannedTensor& got = proto.tensors(i);
@@ -285,8 +291,10 @@ absl::Status TensorsFromProto(const v1::ShardingPlan& proto, ModelInventory& inv
     if (got.frozen()) {
       frozen.push_back(got.name());
     }
+    RETURN_IF_ERROR(ReadEnum("tensor.recipe", got.recipe(), Recipe::kNvFp4, recipes[i]));
   }
-  return ApplyFreeze(frozen, inventory);
+  RETURN_IF_ERROR(ApplyFreeze(frozen, inventory));
+  return SetRecipes(recipes, inventory);
 }
 
 // Ranks, lanes and the micro-batch.
@@ -389,6 +397,10 @@ absl::Status OptionsFromProto(const v1::PlannedOptions& proto, ShardingPlan& pla
   }
   RETURN_IF_ERROR(CheckLayerDrop("options.layer_drop", proto.layer_drop()));
   plan.options.layer_drop = proto.layer_drop();
+  plan.options.amax_history = proto.amax_history();
+  if (proto.amax_history() < 0 || proto.amax_history() > kMostAmaxHistory) {
+    return Invalid("options.amax_history: out of range");
+  }
   RETURN_IF_ERROR(CheckOffloadFraction("options.offload_fraction", proto.offload_fraction()));
   plan.options.offload_fraction = proto.offload_fraction();
   RETURN_IF_ERROR(TypesFromProto(proto, plan.options));
@@ -425,6 +437,7 @@ void OptionsToProto(const ProgramOptions& options, v1::PlannedOptions& proto) {
   proto.set_staged_element_bytes(bytes_of(options.staged_type));
   proto.set_optimizer(static_cast<int32_t>(options.optimizer));
   proto.set_layer_drop(options.layer_drop);
+  proto.set_amax_history(options.amax_history);
   proto.set_offload_fraction(options.offload_fraction);
   proto.set_logits_chunk_tokens(
       options.logits_chunk_tokens == kLogitsChunkTokens ? 0 : options.logits_chunk_tokens);
@@ -475,6 +488,7 @@ absl::Status ProgramsFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan
       program.instructions.push_back(std::move(instruction));
     }
     const OperandContext context = {.inventory = plan.inventory,
+                                    .groups = plan.groups,
                                     .moves = plan.moves,
                                     .lanes = plan.lanes,
                                     .options = plan.options,
@@ -505,6 +519,7 @@ v1::ShardingPlan ToProto(const ShardingPlan& plan) {
     added.set_name(tensor.name);
     added.set_site(tensor.site);
     added.set_frozen(!tensor.trainable);
+    added.set_recipe(static_cast<int32_t>(tensor.recipe));
     Copy(tensor.shape, *added.mutable_shape());
   }
   for (const GroupId group : plan.groups.ids()) {
@@ -540,6 +555,15 @@ absl::StatusOr<ShardingPlan> FromProto(const v1::ShardingPlan& proto) {
     MakeLayersOptional(plan.inventory);
   }
   RETURN_IF_ERROR(TensorsFromProto(proto, plan.inventory));
+  const bool delayed = std::any_of(
+      plan.inventory.tensors.begin(), plan.inventory.tensors.end(), [](const TensorSpec& tensor) {
+        return tensor.recipe == Recipe::kDelayed;
+      });
+  if (delayed != (plan.options.amax_history > 0) ||
+      (IsQuantized(plan.inventory) && plan.options.weight_type != DType::kBF16)) {
+    return Invalid("tensors.recipe: not with these options");
+  }
+  ReserveRecipeScratch(plan.micro_batch, plan.inventory);
   RETURN_IF_ERROR(GroupsFromProto(proto, plan));
   ASSIGN_OR_RETURN(plan.moves, MovesOf(plan));
   RETURN_IF_ERROR(BuffersFromProto(proto, plan));

@@ -9,6 +9,8 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
+#include "common/model/freeze.h"
+#include "common/model/recipes.h"
 #include "common/time_text.h"
 #include "coordinator/api/field_rules_proto.h"
 #include "coordinator/api/job_rules_proto.h"
@@ -35,11 +37,70 @@ void JobRules::CheckDevices() {
   }
 }
 
+void JobRules::CheckRecipe(v1::PrecisionSpec& precision) {
+  const std::string& name = precision.recipe();
+  const bool per_tensor = name == "fp8_tensor";
+  if (!per_tensor && !precision.scaling().empty()) {
+    Fail("spec.precision.scaling", "a recipe fp8_tensor beside it", QuotedOrNothing(name));
+  }
+  if (per_tensor && precision.scaling().empty()) {
+    precision.set_scaling("delayed");
+  }
+  const bool delayed = per_tensor && precision.scaling() == "delayed";
+  if (!delayed && precision.amax_history() != 0) {
+    Fail("spec.precision.amaxHistory",
+         "recipe fp8_tensor with scaling delayed beside it",
+         QuotedOrNothing(name));
+  }
+  if (delayed && precision.amax_history() == 0) {
+    precision.set_amax_history(plan::kAmaxHistory);
+  }
+  if (name.empty() && precision.keep_bf16_size() > 0) {
+    Fail("spec.precision.keepBf16", "a recipe beside it", "nothing");
+  }
+  plan::RecipeSpec& recipe = spec().recipe;
+  recipe.recipe = delayed               ? plan::Recipe::kDelayed
+                  : per_tensor          ? plan::Recipe::kCurrent
+                  : name == "fp8_block" ? plan::Recipe::kFloat8Block
+                  : name == "mxfp8"     ? plan::Recipe::kMxFp8
+                  : name == "nvfp4"     ? plan::Recipe::kNvFp4
+                                        : plan::Recipe::kNone;
+  recipe.keep_bf16 = {precision.keep_bf16().begin(), precision.keep_bf16().end()};
+  recipe.history = delayed ? precision.amax_history() : plan::kAmaxHistory;
+  if (!name.empty() && !spec().cpu_devices && !Failed("spec.devices.kind")) {
+    Fail("spec.precision.recipe",
+         "cpu devices: recipes do not run on gpus yet",
+         QuotedOrNothing(name));
+  }
+  if (!name.empty() && precision.compute() == "fp32") {
+    Fail("spec.precision.compute", "bf16, which a recipe needs", QuotedOrNothing("fp32"));
+  }
+  CheckShapesOf(recipe);
+}
+
+// Shapes and patterns; how many tokens blocks need is the planner's matter.
+void JobRules::CheckShapesOf(const plan::RecipeSpec& recipe) {
+  if (recipe.recipe == plan::Recipe::kNone || !spec().model.has_value()) {
+    return;
+  }
+  constexpr plan::MicroBatchShape kWholeBlocks = {.sequences = 1, .sequence_tokens = 128};
+  plan::ModelInventory inventory = plan::BuildInventory(*spec().model, kWholeBlocks);
+  absl::Status applied = plan::ApplyFreeze(spec().freeze, inventory);
+  if (!applied.ok()) {
+    return;  // told by its own rule
+  }
+  applied = plan::ApplyRecipe(recipe, kWholeBlocks, inventory);
+  if (!applied.ok()) {
+    FailAs(applied);
+  }
+}
+
 void JobRules::CheckPrecision() {
   v1::PrecisionSpec& precision = *job().mutable_precision();
   const bool cpu = spec().cpu_devices;
+  CheckRecipe(precision);
   if (precision.compute().empty()) {
-    precision.set_compute(cpu ? "fp32" : "bf16");
+    precision.set_compute(cpu && precision.recipe().empty() ? "fp32" : "bf16");
   }
   const bool bf16 = precision.compute() == "bf16";
   spec().compute = bf16 ? plan::ComputeType::kBF16 : plan::ComputeType::kF32;

@@ -63,6 +63,8 @@ class JobRules {
   void CheckReplicas();
   void CheckDevices();
   void CheckPrecision();
+  void CheckRecipe(v1::PrecisionSpec& precision);
+  void CheckShapesOf(const plan::RecipeSpec& recipe);
   void CheckElastic();
   void ExpandSizes();
   void CheckDeterminism();

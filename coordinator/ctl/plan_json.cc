@@ -117,6 +117,16 @@ json::Value FitJson(const PlanDocument& document) {
   return out;
 }
 
+json::Value TypesJson(const plan::ProgramOptions& options) {
+  json::Value types;
+  types.Set("compute", options.weight_type == DType::kBF16 ? "bf16" : "fp32");
+  types.Set("mainWeight", options.main_type == DType::kI16 ? "bf16_remainder" : "fp32");
+  types.Set("gradient", "fp32");
+  types.Set("moments", plan::StateTypesText(options.state_types));
+  types.Set("gradientWire", options.gradient_wire == plan::WireType::kBF16 ? "bf16" : "fp32");
+  return types;
+}
+
 }  // namespace
 
 json::Value PlanJson(const PlanDocument& document) {
@@ -139,13 +149,7 @@ json::Value PlanJson(const PlanDocument& document) {
   out.Set("weightElementBytes", DTypeBytes(plan.options.weight_type));
   out.Set("attentionWorkspaceBytes", plan.options.attention_workspace_bytes);
   out.Set("logitsChunkTokens", plan.options.logits_chunk_tokens);
-  json::Value types;
-  types.Set("compute", plan.options.weight_type == DType::kBF16 ? "bf16" : "fp32");
-  types.Set("mainWeight", plan.options.main_type == DType::kI16 ? "bf16_remainder" : "fp32");
-  types.Set("gradient", "fp32");
-  types.Set("moments", plan::StateTypesText(plan.options.state_types));
-  types.Set("gradientWire", plan.options.gradient_wire == plan::WireType::kBF16 ? "bf16" : "fp32");
-  out.Set("types", std::move(types));
+  out.Set("types", TypesJson(plan.options));
   out.Set("parameters", plan.inventory.parameter_count());
   out.Set("units", static_cast<int64_t>(plan.inventory.units.size()));
   if (plan.inventory.config.layer_sharing) {
@@ -153,6 +157,13 @@ json::Value PlanJson(const PlanDocument& document) {
   }
   if (plan.options.layer_drop > 0) {
     out.Set("layerDrop", plan.options.layer_drop);
+  }
+  if (const plan::RecipeReport recipe = plan::ReportRecipe(plan); recipe.matrices > 0) {
+    json::Value entry;
+    entry.Set("name", recipe.recipe).Set("gemmPath", recipe.path);
+    entry.Set("matrices", recipe.matrices).Set("parameters", recipe.parameters);
+    entry.Set("keptBf16", recipe.kept).Set("amaxBytes", recipe.amax_bytes);
+    out.Set("recipe", std::move(entry));
   }
   int64_t padding = 0;
   json::Value groups{json::Array()};

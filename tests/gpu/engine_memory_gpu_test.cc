@@ -45,7 +45,7 @@ int64_t ChangesAtWork(CudaGpu& gpu, const RecordArgs& args) {
       RETURN_IF_ERROR(engine.Evaluate().status());
     }
     RETURN_IF_ERROR(ReadAndWriteState(engine));
-    engine.RefreshWeights();
+    RETURN_IF_ERROR(engine.RefreshWeights());
     RETURN_IF_ERROR(engine.TrainStep(4).status());
     RETURN_IF_ERROR(engine.ExchangeLastNorms());
     RETURN_IF_ERROR(engine.Evaluate().status());

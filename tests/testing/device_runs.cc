@@ -89,7 +89,7 @@ void ExpectANanIsSkippedAndExplained(kernels::CudaGpu& gpu, const RecordArgs& ar
       RETURN_IF_ERROR(engine.memory().Write(std::as_bytes(std::span(&nan, 1)),
                                             group.main_weight() + group.pieces()[0].shard_offset));
     }
-    engine.RefreshWeights();
+    RETURN_IF_ERROR(engine.RefreshWeights());
     ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(0));
     EXPECT_TRUE(result.skipped);
     EXPECT_EQ(engine.updates(), 0);

@@ -71,6 +71,28 @@ plan::ModelConfig CaseModel(const std::string& name) {
     }
     return model;
   }
+  if (name == "recipes") {
+    model = BaseModel();
+    model.vocab_size = 97;
+    model.hidden_size = 128;
+    model.intermediate_size = 256;
+    model.num_hidden_layers = 2;
+    model.num_attention_heads = 4;
+    model.num_key_value_heads = 2;
+    model.head_dim = 64;
+    return model;
+  }
+  if (name == "recipes_gpt2") {
+    model.architecture = plan::ArchitectureKind::kGpt2;
+    model.vocab_size = 97;
+    model.hidden_size = 128;
+    model.intermediate_size = 256;
+    model.num_hidden_layers = 2;
+    model.num_attention_heads = 4;
+    model.num_key_value_heads = 4;
+    model.head_dim = 32;
+    return model;
+  }
   CHECK(name == "bundled_rope_scaling");
   model = BaseModel();
   model.vocab_size = 97;
@@ -168,8 +190,7 @@ absl::Status LoadState(RankEngine& engine, const Recording& from) {
     }
   }
   engine.set_updates(from.updates);
-  engine.RefreshWeights();
-  return absl::OkStatus();
+  return engine.RefreshWeights();
 }
 
 absl::Status MergeTensors(const char* role, const Tensors& from, Tensors& into) {
@@ -229,7 +250,9 @@ plan::JobSpec CaseJob(const std::string& name, const std::string& folder) {
   spec.name = name;
   spec.model = CaseModel(name);
   spec.init_std = 0.05;
-  spec.data.sequence_length = name == "bundled_rope_scaling" ? 48 : 17;
+  spec.data.sequence_length = name == "bundled_rope_scaling" ? 48
+                              : name.starts_with("recipes")  ? 32
+                                                             : 17;
   spec.data.format = TokenFormat::kFlatU16;
   std::filesystem::create_directories(folder);
   const std::string path = absl::StrCat(folder, "/", name, ".u16");

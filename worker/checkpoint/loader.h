@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -48,6 +49,13 @@ class StepLoader {
   // The optimizer step that the state.<name>.step tensors hold; DataLoss if they disagree. Counts
   // in the digests on the rank that passes kOwner.
   absl::StatusOr<int64_t> ReadOptimizerStep(DigestShare share);
+
+  // What was saved of a tensor's delayed scales, in its shape; false: nothing, or in another shape.
+  absl::StatusOr<bool> ReadScales(const plan::TensorSpec& tensor,
+                                  plan::StateRole role,
+                                  const Shape& shape,
+                                  std::span<float> to,
+                                  DigestShare share);
 
   // Pieces of the tensors of `role` (not kStep) into `shard`: piece p goes to elements
   // [p.shard_offset, ...) of it. States that were saved as bf16 or fp8 are widened, which is exact.
@@ -102,6 +110,7 @@ class StepLoader {
   const plan::ModelInventory* inventory_;
   std::optional<plan::OptimizerKind> optimizer_;
   std::vector<uint64_t> digest_sums_;
+  std::set<std::string> scales_read_;
 };
 
 // The weights of a Hugging Face directory: model.safetensors, or model.safetensors.index.json and

@@ -225,6 +225,32 @@ absl::StatusOr<int64_t> StepLoader::ReadOptimizerStep(DigestShare share) {
   return static_cast<int64_t>(std::max(first, 0.0f));
 }
 
+absl::StatusOr<bool> StepLoader::ReadScales(const plan::TensorSpec& tensor,
+                                            plan::StateRole role,
+                                            const Shape& shape,
+                                            std::span<float> to,
+                                            DigestShare share) {
+  CHECK_EQ(ElementCount(shape), static_cast<int64_t>(to.size()));
+  const ckpt::TensorRecord* record = manifest().FindTensor(plan::StateKey(tensor.name, role));
+  if (record == nullptr || record->shape != shape || record->stored_dtype != DType::kF32) {
+    return false;
+  }
+  const std::span<std::byte> bytes = std::as_writable_bytes(to);
+  RETURN_IF_ERROR(step_.ReadElements(*record, 0, ElementCount(shape), bytes));
+  if (share == DigestShare::kOwner) {
+    const auto index = Size(record - manifest().tensors.data());
+    digest_sums_[index] += ckpt::DigestRange(record->stored_dtype, bytes, 0);
+  }
+  scales_read_.insert(record->name);
+  for (const float value : to) {
+    if (!(value >= 0) || std::isinf(value)) {
+      return absl::DataLossError(
+          absl::StrCat(record->name, ": ", value, " is no scale and no magnitude"));
+    }
+  }
+  return true;
+}
+
 absl::Status StepLoader::ReadPieces(plan::StateRole role,
                                     std::span<const plan::OwnedPiece> pieces,
                                     std::span<float> shard,
@@ -297,7 +323,7 @@ absl::Status StepLoader::WidenFp8(plan::StateRole role,
 
 absl::Status StepLoader::CheckDigests(std::span<const uint64_t> sums) const {
   CHECK_EQ(sums.size(), manifest().tensors.size());
-  std::set<std::string> all_read;
+  std::set<std::string> all_read = scales_read_;
   for (const plan::TensorSpec& tensor : inventory_->tensors) {
     for (const plan::StateRole role : RolesOf(tensor)) {
       all_read.insert(plan::StateKey(tensor.name, role));

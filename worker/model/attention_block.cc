@@ -248,13 +248,16 @@ void AttentionBlock::Backward(Stream& stream,
   const TensorView attended = attended_.In(memory);
   const TensorView d_attended = DAttended(memory);
   output_.InputGradient(stream, {.memory = memory, .dy = dhidden, .dx = d_attended});
-  output_.WeightGradient(stream, {.gradients = gradients, .x = attended, .dy = dhidden});
+  output_.WeightGradient(stream,
+                         {.memory = memory, .gradients = gradients, .x = attended, .dy = dhidden});
   const TensorView d_qkv = DQkv(memory);
   kernels::AttentionBackward(stream, BackwardArgs(memory));
   UndoHeads(stream, memory, gradients, d_qkv);
   const TensorView& d_normed = memory.workspace[d_c_];
   qkv_.InputGradient(stream, {.memory = memory, .dy = d_qkv, .dx = d_normed});
-  qkv_.WeightGradient(stream, {.gradients = gradients, .x = normed_.ResultIn(memory), .dy = d_qkv});
+  qkv_.WeightGradient(
+      stream,
+      {.memory = memory, .gradients = gradients, .x = normed_.ResultIn(memory), .dy = d_qkv});
   norm_.Backward(stream,
                  {.memory = memory,
                   .gradients = gradients,

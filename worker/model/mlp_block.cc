@@ -99,11 +99,13 @@ void MlpBlock::Backward(Stream& stream,
   const TensorView d_inner = Carve(memory.workspace[d_b_], dhidden.size[0], inner_);
   output_.InputGradient(stream, {.memory = memory, .dy = dhidden, .dx = d_inner});
   Deactivate(stream, input, d_inner, inner);
-  output_.WeightGradient(stream, {.gradients = gradients, .x = inner, .dy = dhidden});
+  output_.WeightGradient(stream,
+                         {.memory = memory, .gradients = gradients, .x = inner, .dy = dhidden});
   const TensorView& d_normed = memory.workspace[d_c_];
   input_.InputGradient(stream, {.memory = memory, .dy = input, .dx = d_normed});
-  input_.WeightGradient(stream,
-                        {.gradients = gradients, .x = normed_.ResultIn(memory), .dy = input});
+  input_.WeightGradient(
+      stream,
+      {.memory = memory, .gradients = gradients, .x = normed_.ResultIn(memory), .dy = input});
   norm_.Backward(stream,
                  {.memory = memory,
                   .gradients = gradients,

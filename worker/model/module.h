@@ -11,16 +11,21 @@
 #include "common/tensor_view.h"
 #include "kernels/gemm.h"
 #include "kernels/stream.h"
+#include "worker/quant/quant_state.h"
 
 namespace ravel::model {
 
 // The memory of one call of a unit; each list is in the order of the inventory's.
 struct UnitMemory {
-  std::vector<TensorView> weights;    // UnitSpec::tensors, then UnitSpec::borrowed; full tensors
-  std::vector<TensorView> saved;      // UnitSpec::saved
-  std::vector<TensorView> remade;     // UnitSpec::remade
-  std::vector<TensorView> workspace;  // UnitSpec::workspace
-  std::vector<TensorView> shared;     // ModelInventory::shared
+  std::vector<TensorView> weights;  // UnitSpec::tensors, then UnitSpec::borrowed; full tensors
+                                    // (of a quantized one its codes)
+  std::vector<quant::GemmScales>
+      scales;  // of the same; recipe kNone: not quantized. Empty: none is
+  const kernels::ActivationDraws* draws = nullptr;  // of this micro-batch, without a site
+  std::vector<TensorView> saved;                    // UnitSpec::saved
+  std::vector<TensorView> remade;                   // UnitSpec::remade
+  std::vector<TensorView> workspace;                // UnitSpec::workspace
+  std::vector<TensorView> shared;                   // ModelInventory::shared
 };
 
 // The destination of a weight's gradient. The first write of a step's staging memory overwrites

@@ -2,8 +2,15 @@
 //   dx = dy W   or dy W^T         the parts of a bundle add up in order of their columns
 //   dW = dy^T x or x^T dy         [out, in] or [in, out];  db = the sum of dy's rows
 // A bias is written to y first and the gemm accumulates onto it.
+//
+// Of a quantized weight W = s_w Q, with codes Q decoded exactly, the gemms are those of quantized
+// operands: x = s_x Q_x, dy = s_d Q_d, sums in fp32, each times the product of two scales. Blocks
+// of activations lie along the index that the gemm sums over, so x and dy are quantized once for
+// each of the two gemms that read them, from the same values.
 
 #include "worker/model/projection.h"
+
+#include <algorithm>
 
 #include "common/check.h"
 #include "kernels/bias.h"
@@ -13,6 +20,19 @@ namespace ravel::model {
 using kernels::Output;
 using kernels::Transpose;
 using plan::MatrixLayout;
+
+namespace {
+
+// Places in the scratch of scales: lines apart.
+constexpr int64_t kWeightScale = 0;
+constexpr int64_t kInputScale = 16;
+constexpr int64_t kGradientScale = 32;
+
+TensorView ScaleAt(const TensorView& scales, int64_t place) {
+  return VectorView(scales.As<float>() + place, 1);
+}
+
+}  // namespace
 
 Projection::Projection(const UnitTensors& tensors, const plan::LinearNames& names)
     : layout_(tensors.architecture().layout) {
@@ -24,6 +44,7 @@ Projection::Projection(const UnitTensors& tensors, const plan::LinearNames& name
     if (names.bias) {
       part.bias = tensors.Index(name, "bias");
     }
+    part.site = tensors.tensor(part.weight).site;
     part.columns = tensors.tensor(part.weight).shape[layout_ == MatrixLayout::kOutputInput ? 0 : 1];
     parts_.push_back(part);
   }
@@ -34,18 +55,102 @@ Projection::Projection(const UnitTensors& tensors, const plan::LinearNames& name
     const plan::TensorSpec& tensor = tensors.tensor(part.weight);
     bundled_ = bundled_ && tensor.bundle == first.bundle && tensor.trainable == first.trainable;
   }
+  const std::vector<plan::ActivationSpec>& workspace = tensors.spec().workspace;
+  const bool quantizes = std::any_of(
+      workspace.begin(), workspace.end(), [](const auto& spec) { return spec.name == "q_weight"; });
+  if (quantizes) {
+    scratch_ = Scratch{.weight = ActivationIndex(workspace, "q_weight"),
+                       .input = ActivationIndex(workspace, "q_input"),
+                       .gradient = ActivationIndex(workspace, "q_gradient"),
+                       .scales = ActivationIndex(workspace, "q_scales")};
+  }
+}
+
+bool Projection::Quantized(const UnitMemory& memory, size_t part) const {
+  return !memory.scales.empty() &&
+         memory.scales[parts_[part].weight].weight.recipe != plan::Recipe::kNone;
+}
+
+bool Projection::AnyQuantized(const UnitMemory& memory) const {
+  for (size_t part = 0; part < parts_.size(); ++part) {
+    if (Quantized(memory, part)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+Projection::Operand Projection::Weight(kernels::Stream& stream,
+                                       const UnitMemory& memory,
+                                       const Block& block) const {
+  if (!Quantized(memory, block.first)) {
+    return {.matrix = block.matrix, .scale = {}};
+  }
+  const TensorView& scratch = memory.workspace[scratch_->weight];
+  Operand operand = {.matrix = scratch,
+                     .scale = ScaleAt(memory.workspace[scratch_->scales], kWeightScale)};
+  int64_t rows = 0;
+  int64_t columns = 0;
+  for (size_t part = block.first; part < block.first + block.parts; ++part) {
+    TensorView codes = memory.weights[parts_[part].weight];
+    codes.dtype = DType::kU8;  // the recipe says what they are
+    const kernels::WeightScales& scales = memory.scales[parts_[part].weight].weight;
+    columns = codes.size[1] * plan::CodesPerByte(scales.recipe);
+    TensorView to = MatrixView(nullptr, codes.size[0], columns);
+    to.dtype = scratch.dtype;
+    to.data = ElementAt(scratch.data, rows * columns, scratch.dtype);
+    CHECK_LE((rows + codes.size[0]) * columns, scratch.elements());
+    kernels::DecodeWeight(stream,
+                          {.codes = codes, .scales = scales, .to = to, .scale = operand.scale});
+    rows += codes.size[0];
+  }
+  operand.matrix.size = {rows, columns};
+  operand.matrix.row_stride = columns;
+  return operand;
+}
+
+Projection::Operand Projection::Activation(kernels::Stream& stream,
+                                           const ActivationArgs& args) const {
+  const bool input = args.role == kernels::ActivationRole::kInput;
+  size_t part = 0;
+  while (!Quantized(args.memory, part)) {
+    ++part;
+  }
+  const quant::GemmScales& scales = args.memory.scales[parts_[part].weight];
+  Operand operand = {
+      .matrix = Carve(args.memory.workspace[input ? scratch_->input : scratch_->gradient],
+                      args.from.size[0],
+                      args.from.size[1]),
+      .scale =
+          ScaleAt(args.memory.workspace[scratch_->scales], input ? kInputScale : kGradientScale)};
+  kernels::QuantizeActivationArgs quantize = {
+      .recipe = scales.weight.recipe,
+      .role = args.role,
+      .along = args.along,
+      .from = args.from,
+      .to = operand.matrix,
+      .scale = operand.scale,
+      .encode = input ? scales.input_encode : scales.gradient_encode,
+      .staged = input ? scales.input_staged : scales.gradient_staged,
+      .non_finite = scales.non_finite,
+      .draws = args.memory.draws == nullptr ? kernels::ActivationDraws() : *args.memory.draws};
+  quantize.draws.site = parts_[part].site;
+  kernels::QuantizeActivation(stream, quantize);
+  return operand;
 }
 
 std::vector<Projection::Block> Projection::Blocks(const std::vector<TensorView>& views) const {
   std::vector<Block> blocks;
-  for (const Part& part : parts_) {
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const Part& part = parts_[i];
     const TensorView& view = views[part.weight];
     CHECK(!view.present() || (view.rank == 2 && view.contiguous()));
     if (!bundled_ || blocks.empty()) {
-      blocks.push_back({view, part.columns});
+      blocks.push_back({.matrix = view, .columns = part.columns, .first = i, .parts = 1});
       continue;
     }
     Block& all = blocks.front();
+    ++all.parts;
     all.columns += part.columns;
     CHECK_EQ(all.matrix.present(), view.present());
     if (view.present()) {
@@ -72,30 +177,48 @@ void Projection::Forward(kernels::Stream& stream, const ForwardArgs& args) const
   }
   CHECK_EQ(column, args.y.size[1]);
   column = 0;
+  Operand quantized;
+  if (AnyQuantized(args.memory)) {
+    quantized = Activation(stream, {.memory = args.memory, .from = args.x});
+  }
   for (const Block& block : Blocks(args.memory.weights)) {
+    const bool codes = Quantized(args.memory, block.first);
+    const Operand weight = Weight(stream, args.memory, block);
     kernels::Gemm(
         stream,
-        {.a = args.x,
+        {.a = codes ? quantized.matrix : args.x,
          .transpose_a = Transpose::kNo,
-         .b = block.matrix,
+         .b = weight.matrix,
          .transpose_b = layout_ == MatrixLayout::kOutputInput ? Transpose::kYes : Transpose::kNo,
          .c = ColumnsOf(args.y, column, block.columns),
-         .output = biased ? Output::kAccumulate : args.output});
+         .output = biased ? Output::kAccumulate : args.output,
+         .scale_a = codes ? quantized.scale : TensorView(),
+         .scale_b = weight.scale});
     column += block.columns;
   }
 }
 
 void Projection::InputGradient(kernels::Stream& stream, const InputGradientArgs& args) const {
   int64_t column = 0;
+  Operand quantized;
+  if (AnyQuantized(args.memory)) {
+    quantized = Activation(
+        stream,
+        {.memory = args.memory, .from = args.dy, .role = kernels::ActivationRole::kGradient});
+  }
   for (const Block& block : Blocks(args.memory.weights)) {
+    const bool codes = Quantized(args.memory, block.first);
+    const Operand weight = Weight(stream, args.memory, block);
     kernels::Gemm(
         stream,
-        {.a = ColumnsOf(args.dy, column, block.columns),
+        {.a = ColumnsOf(codes ? quantized.matrix : args.dy, column, block.columns),
          .transpose_a = Transpose::kNo,
-         .b = block.matrix,
+         .b = weight.matrix,
          .transpose_b = layout_ == MatrixLayout::kOutputInput ? Transpose::kNo : Transpose::kYes,
          .c = args.dx,
-         .output = column == 0 ? Output::kOverwrite : Output::kAccumulate});
+         .output = column == 0 ? Output::kOverwrite : Output::kAccumulate,
+         .scale_a = codes ? quantized.scale : TensorView(),
+         .scale_b = weight.scale});
     column += block.columns;
   }
   CHECK_EQ(column, args.dy.size[1]);
@@ -103,17 +226,33 @@ void Projection::InputGradient(kernels::Stream& stream, const InputGradientArgs&
 
 void Projection::WeightGradient(kernels::Stream& stream, const WeightGradientArgs& args) const {
   int64_t column = 0;
+  Operand x;
+  Operand gradient;
+  if (AnyQuantized(args.memory)) {
+    const auto along = kernels::BlocksAlong::kRows;
+    x = Activation(stream, {.memory = args.memory, .from = args.x, .along = along});
+    gradient = Activation(stream,
+                          {.memory = args.memory,
+                           .from = args.dy,
+                           .role = kernels::ActivationRole::kGradient,
+                           .along = along});
+  }
   for (const Block& block : Blocks(args.gradients.views)) {
-    const TensorView dy = ColumnsOf(args.dy, column, block.columns);
+    const bool codes = Quantized(args.memory, block.first);
+    const Operand& in = codes ? x : Operand{.matrix = args.x, .scale = {}};
+    const Operand& all = codes ? gradient : Operand{.matrix = args.dy, .scale = {}};
+    const TensorView dy = ColumnsOf(all.matrix, column, block.columns);
     const bool rows_are_outputs = layout_ == MatrixLayout::kOutputInput;
     if (block.matrix.present()) {
       kernels::Gemm(stream,
-                    {.a = rows_are_outputs ? dy : args.x,
+                    {.a = rows_are_outputs ? dy : in.matrix,
                      .transpose_a = Transpose::kYes,
-                     .b = rows_are_outputs ? args.x : dy,
+                     .b = rows_are_outputs ? in.matrix : dy,
                      .transpose_b = Transpose::kNo,
                      .c = block.matrix,
-                     .output = args.gradients.output});
+                     .output = args.gradients.output,
+                     .scale_a = in.scale,
+                     .scale_b = all.scale});
     }
     column += block.columns;
   }

@@ -37,6 +37,7 @@ class Projection {
 
   // dw (=|+=) x^T * dy and db (=|+=) the sum of dy's rows, of the parts that are not frozen.
   struct WeightGradientArgs {
+    const UnitMemory& memory;
     const WeightGradients& gradients;
     TensorView x;
     TensorView dy;
@@ -48,17 +49,45 @@ class Projection {
     int64_t columns = 0;         // of y
     size_t weight = 0;           // index in UnitMemory::weights
     std::optional<size_t> bias;  // the same, if any
+    uint32_t site = 0;           // of the weight's random numbers
   };
   // One GEMM: parts [begin, end), which are one matrix.
   struct Block {
-    TensorView matrix;  // absent: frozen
+    TensorView matrix;  // absent: frozen; of codes that of the first part
     int64_t columns = 0;
+    size_t first = 0;  // part
+    size_t parts = 1;
   };
   std::vector<Block> Blocks(const std::vector<TensorView>& views) const;
+  // Of weights: the matrix of a block as gemms read it, decoded where it is of codes.
+  struct Operand {
+    TensorView matrix;
+    TensorView scale;  // absent: 1
+  };
+  Operand Weight(kernels::Stream& stream, const UnitMemory& memory, const Block& block) const;
+  bool Quantized(const UnitMemory& memory, size_t part) const;
+  bool AnyQuantized(const UnitMemory& memory) const;
+  // x or dy as a gemm with codes reads it, in scratch; once per call.
+  struct ActivationArgs {
+    const UnitMemory& memory;
+    TensorView from;
+    kernels::ActivationRole role = kernels::ActivationRole::kInput;
+    kernels::BlocksAlong along = kernels::BlocksAlong::kColumns;
+  };
+  Operand Activation(kernels::Stream& stream, const ActivationArgs& args) const;
+
+  // Workspaces of quantized gemms, if the unit declares them.
+  struct Scratch {
+    size_t weight = 0;
+    size_t input = 0;
+    size_t gradient = 0;
+    size_t scales = 0;
+  };
 
   plan::MatrixLayout layout_;
   std::vector<Part> parts_;
   bool bundled_ = false;
+  std::optional<Scratch> scratch_;
 };
 
 }  // namespace ravel::model

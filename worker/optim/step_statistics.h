@@ -66,6 +66,10 @@ class StepStatistics {
   // Measures the groups, which completes the message. Returns the memory of this message, and of
   // those of all ranks.
   virtual shard::StatisticsMessages Measure(kernels::Stream& stream);
+  // After Measure, before the exchange. Memory of the host alone.
+  void AddNonFinite(plan::TensorId tensor) {
+    message_[kernels::kStatisticsHeaderWords + tensor.value()] += 1;
+  }
   void Decide(kernels::Stream& stream, double clip_norm, const kernels::UpdateHyper& hyper);
   // For updates: memory of the stream's backend.
   const kernels::StepOutcome& outcome() const { return *outcome_; }

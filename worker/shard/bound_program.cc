@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "common/check.h"
+#include "common/plan/program/program_buffers.h"
 #include "common/plan/program/program_crossing.h"
 
 namespace ravel::shard {
@@ -16,8 +17,13 @@ class Binder {
  public:
   Binder(const plan::ShardingPlan& plan,
          const ArenaBuffers& buffers,
-         const std::vector<TensorView>& shared)
-      : plan_(plan), buffers_(buffers), shared_(shared), group_of_(plan.inventory.tensors.size()) {
+         const std::vector<TensorView>& shared,
+         const quant::QuantState* quant)
+      : plan_(plan),
+        buffers_(buffers),
+        shared_(shared),
+        quant_(quant),
+        group_of_(plan.inventory.tensors.size()) {
     for (const plan::GroupId group : plan.groups.ids()) {
       for (const plan::TensorId tensor : plan.groups[group].tensors) {
         group_of_[tensor] = group;
@@ -25,7 +31,7 @@ class Binder {
     }
   }
 
-  BoundInstruction Bind(const Instruction& instruction) const {
+  BoundInstruction Bind(const Instruction& instruction, plan::Phase phase) const {
     BoundInstruction bound;
     bound.instruction = instruction;
     if (!plan::IsCompute(instruction.op)) {
@@ -41,6 +47,7 @@ class Binder {
     for (const plan::TensorId tensor : unit.borrowed) {
       bound.memory.weights.push_back(View(tensor, weights));
     }
+    BindScales(unit, phase != plan::Phase::kEval, bound.memory);
     if (instruction.op == OpCode::kBackward) {
       for (const std::vector<plan::TensorId>* tensors : {&unit.tensors, &unit.borrowed}) {
         for (const plan::TensorId tensor : *tensors) {
@@ -59,6 +66,18 @@ class Binder {
   }
 
  private:
+  void BindScales(const plan::UnitSpec& unit, bool stages, model::UnitMemory& memory) const {
+    if (quant_ == nullptr) {
+      return;
+    }
+    for (const std::vector<plan::TensorId>* tensors : {&unit.tensors, &unit.borrowed}) {
+      for (const plan::TensorId tensor : *tensors) {
+        memory.scales.push_back(quant_->Has(tensor) ? quant_->ScalesOf(tensor, stages)
+                                                    : quant::GemmScales());
+      }
+    }
+  }
+
   // The tensor in that buffer of the list that holds its group; without data when none does.
   TensorView View(plan::TensorId tensor, const std::vector<plan::BufferId>& list) const {
     const plan::GroupId group = group_of_[tensor];
@@ -71,7 +90,14 @@ class Binder {
         dtype = plan_.buffers[buffer].dtype;
       }
     }
-    return GroupView(plan_.inventory, plan_.groups[group], tensor, base, dtype);
+    const bool codes =
+        base != nullptr && dtype == plan::WeightTypeOf(plan_.groups[group], plan_.options);
+    return GroupView(plan_.inventory,
+                     plan_.groups[group],
+                     tensor,
+                     base,
+                     dtype,
+                     codes ? plan::CodesPerByte(plan_.groups[group].recipe) : 1);
   }
 
   std::vector<TensorView> Activations(const std::vector<plan::ActivationSpec>& specs,
@@ -83,6 +109,7 @@ class Binder {
   const plan::ShardingPlan& plan_;
   const ArenaBuffers& buffers_;
   const std::vector<TensorView>& shared_;
+  const quant::QuantState* const quant_;
   plan::IdVector<plan::TensorId, plan::GroupId> group_of_;
 };
 
@@ -103,15 +130,16 @@ void AttachFrees(const plan::StepProgram& planned, BoundProgram& program) {
 
 std::vector<BoundProgram> BindPrograms(const plan::ShardingPlan& plan,
                                        const ArenaBuffers& buffers,
-                                       const std::vector<TensorView>& shared) {
-  const Binder binder(plan, buffers, shared);
+                                       const std::vector<TensorView>& shared,
+                                       const quant::QuantState* quant) {
+  const Binder binder(plan, buffers, shared, quant);
   std::vector<BoundProgram> programs;
   for (const plan::StepProgram& program : plan.programs) {
     BoundProgram bound;
     bound.phase = program.phase;
     bound.part = program.part;
     for (const Instruction& instruction : program.instructions) {
-      bound.instructions.push_back(binder.Bind(instruction));
+      bound.instructions.push_back(binder.Bind(instruction, program.phase));
     }
     AttachFrees(program, bound);
     programs.push_back(std::move(bound));

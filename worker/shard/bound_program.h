@@ -29,9 +29,11 @@ struct BoundProgram {
   std::vector<plan::InstructionId> first_frees;
 };
 
-// Plan and buffers outlive the result. Tensors are found through the group that holds them.
+// Plan, buffers and `quant` (nullptr: nothing is quantized) outlive the result. Tensors are found
+// through the group that holds them.
 std::vector<BoundProgram> BindPrograms(const plan::ShardingPlan& plan,
                                        const ArenaBuffers& buffers,
-                                       const std::vector<TensorView>& shared);
+                                       const std::vector<TensorView>& shared,
+                                       const quant::QuantState* quant = nullptr);
 
 }  // namespace ravel::shard

@@ -178,6 +178,9 @@ void FiniteCheck::CheckGroup(const Instruction& instruction, const ReplayTurn& t
   };
   switch (plan::LabelOf(plan.moves, instruction)) {
     case plan::OpLabel::kGather:
+      if (group.recipe() != plan::Recipe::kNone) {
+        break;  // codes
+      }
       CheckPieces("weight",
                   pieces({}),
                   args_.buffers.bytes(plan::BufferOf(instruction, plan::Role::kWeights)),

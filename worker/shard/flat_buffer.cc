@@ -89,16 +89,18 @@ TensorView GroupView(const plan::ModelInventory& inventory,
                      const plan::GroupLayout& group,
                      plan::TensorId tensor,
                      void* base,
-                     DType dtype) {
+                     DType dtype,
+                     int64_t codes_per_byte) {
   const auto found = std::find(group.tensors.begin(), group.tensors.end(), tensor);
   CHECK_MSG(found != group.tensors.end(), "a tensor outside its group");
   const int64_t offset = At(group.tensor_offsets, found - group.tensors.begin());
   const Shape& shape = inventory.tensors[tensor].shape;
   CHECK(shape.size() == 1 || shape.size() == 2);
-  TensorView view =
-      shape.size() == 1 ? VectorView(nullptr, shape[0]) : MatrixView(nullptr, shape[0], shape[1]);
+  TensorView view = shape.size() == 1
+                        ? VectorView(nullptr, shape[0])
+                        : MatrixView(nullptr, shape[0], DivExact(shape[1], codes_per_byte));
   view.dtype = dtype;
-  view.data = ElementAt(base, offset, dtype);
+  view.data = ElementAt(base, DivExact(offset, codes_per_byte), dtype);
   return view;
 }
 

@@ -44,11 +44,13 @@ std::vector<TensorView> ActivationViews(const std::vector<plan::ActivationSpec>&
                                         std::byte* base);
 
 // A full tensor in a buffer that holds a whole group in elements of `dtype`: gathered weights, or
-// the gradients of one lane. Without a buffer the view has no data.
+// the gradients of one lane. Where two codes share a byte (`codes_per_byte`), the view's columns
+// are bytes. Without a buffer the view has no data.
 TensorView GroupView(const plan::ModelInventory& inventory,
                      const plan::GroupLayout& group,
                      plan::TensorId tensor,
                      void* base,
-                     DType dtype);
+                     DType dtype,
+                     int64_t codes_per_byte = 1);
 
 }  // namespace ravel::shard

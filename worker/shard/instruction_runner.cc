@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/check.h"
+#include "common/plan/program/buffer_index.h"
 #include "common/plan/report/wire_table.h"
 #include "common/signed_size.h"
 
@@ -37,6 +38,20 @@ std::vector<Gradient> Typed(const std::vector<TensorView>& views) {
 }
 
 }  // namespace
+
+InstructionRunner::InstructionRunner(const Args& args) : args_(args), state_(args.plan) {
+  const auto bytes = [&](BufferKind kind) {
+    return args_.buffers.bytes(plan::FindBuffer(args_.plan.buffers, {.kind = kind}));
+  };
+  if (bytes(BufferKind::kAmax) != nullptr) {
+    quant_ = std::make_unique<quant::QuantState>(
+        args_.plan.inventory,
+        quant::QuantState::Memory{
+            .amax = reinterpret_cast<uint32_t*>(bytes(BufferKind::kAmax)),
+            .delayed_scales = reinterpret_cast<float*>(bytes(BufferKind::kDelayedScales)),
+            .history = args_.plan.options.amax_history});
+  }
+}
 
 bool InstructionRunner::HasLane(const ReplayTurn& turn) const {
   return args_.plan.lanes.LaneOf(turn.slot.turn, args_.communicators.world().rank()) >= 0;
@@ -83,6 +98,16 @@ absl::Status InstructionRunner::Run(const BoundInstruction& bound, const ReplayT
       return args_.actions->Decide(StreamOf(instruction));
     case OpCode::kOptimizerStep:
       return Update(instruction);
+    case OpCode::kAmaxReduce:
+      RETURN_IF_ERROR(state_.CheckAmaxes());
+      RETURN_IF_ERROR(ReduceAmaxes(instruction, TagOf(instruction, turn)));
+      quant_->FinishStep(StreamOf(instruction), args_.actions->applied());
+      return absl::OkStatus();
+    case OpCode::kRefreshWeights:
+      RETURN_IF_ERROR(state_.BeginRefresh(instruction.group));
+      quant_->Quantize(StreamOf(instruction), Group(instruction).quant_pieces());
+      state_.EndRefresh(instruction.group);
+      return absl::OkStatus();
     case OpCode::kFree:
     case OpCode::kEndPhase:
       break;
@@ -98,17 +123,24 @@ absl::Status InstructionRunner::Gather(const Instruction& instruction, const Rep
                                                           : RenewWeights(instruction, turn);
 }
 
+// Elements of a move's type that so many of a group's model weights are.
+int64_t InstructionRunner::WireElements(const Instruction& instruction, int64_t elements) {
+  return DivExact(Group(instruction).ModelWeightBytes(elements),
+                  DTypeBytes(MoveAt(instruction).type));
+}
+
 absl::Status InstructionRunner::GatherWeights(const Instruction& instruction,
                                               const ReplayTurn& turn) {
   const ParameterGroup& group = Group(instruction);
   RETURN_IF_ERROR(state_.BeginGather(instruction));
-  RETURN_IF_ERROR(RanksOf(instruction)
-                      .AllGather({.tag = TagOf(instruction, turn),
-                                  .shard = Floats(group.model_weight()),
-                                  .gathered = FloatsOf(instruction, Role::kWeights),
-                                  .shard_elements = group.slice_elements(),
-                                  .element_bytes = DTypeBytes(MoveAt(instruction).type),
-                                  .stream = &StreamOf(instruction)}));
+  RETURN_IF_ERROR(
+      RanksOf(instruction)
+          .AllGather({.tag = TagOf(instruction, turn),
+                      .shard = Floats(group.model_weight()),
+                      .gathered = FloatsOf(instruction, Role::kWeights),
+                      .shard_elements = WireElements(instruction, group.slice_elements()),
+                      .element_bytes = DTypeBytes(MoveAt(instruction).type),
+                      .stream = &StreamOf(instruction)}));
   state_.EndGather(instruction);
   return absl::OkStatus();
 }
@@ -122,7 +154,8 @@ absl::Status InstructionRunner::RenewWeights(const Instruction& instruction,
           .AllGather({.tag = TagOf(instruction, turn),
                       .shard = Floats(group.stored_model_weight()),
                       .gathered = Floats(group.model_weight()),
-                      .shard_elements = DivExact(group.slice_elements(), move.move.axis_size),
+                      .shard_elements = WireElements(
+                          instruction, DivExact(group.slice_elements(), move.move.axis_size)),
                       .element_bytes = DTypeBytes(move.type),
                       .stream = &StreamOf(instruction)}));
   state_.EndRenewal(instruction.group);
@@ -152,9 +185,21 @@ absl::Status InstructionRunner::Compute(const BoundInstruction& bound, const Rep
     return PassUnused(instruction);
   }
   RETURN_IF_ERROR(state_.BeginCompute(instruction));
+  draws_ = DrawsOf(turn);
   IssueCompute(bound, turn.slot.phase);
   state_.EndCompute(instruction);
   return absl::OkStatus();
+}
+
+kernels::ActivationDraws InstructionRunner::DrawsOf(const ReplayTurn& turn) const {
+  const plan::LaneMap& lanes = args_.plan.lanes;
+  const int64_t lane = lanes.LaneOf(turn.slot.turn, args_.communicators.world().rank());
+  const int64_t micro_batch = lane * lanes.micro_batches + turn.slot.micro_batch;
+  return {.seed = args_.seed,
+          .step = static_cast<uint32_t>(turn.step),
+          .site = 0,
+          .first_sample = static_cast<uint32_t>(micro_batch * args_.plan.micro_batch.sequences),
+          .sequence_tokens = args_.plan.micro_batch.sequence_tokens};
 }
 
 void InstructionRunner::IssueCompute(const BoundInstruction& bound, plan::Phase phase) const {
@@ -292,8 +337,63 @@ absl::Status InstructionRunner::ReduceStatistics(const Instruction& instruction,
                                                  const ReplayTurn& turn) {
   RETURN_IF_ERROR(state_.CheckSumsComplete());
   const StatisticsMessages messages = args_.actions->Measure(StreamOf(instruction));
+  if (quant_ != nullptr) {
+    for (const plan::TensorId tensor : quant_->TakeNonFinite()) {
+      args_.actions->AddNonFinite(tensor);
+    }
+  }
   return args_.backend.ExchangeStatistics(
       RanksOf(instruction), TagOf(instruction, turn), messages, StreamOf(instruction));
+}
+
+// Each rank finds the maximum of its part of the vector, and takes the others' parts.
+absl::Status InstructionRunner::ReduceAmaxes(const Instruction& instruction,
+                                             const comm::CollectiveTag& tag) {
+  kernels::Stream& stream = StreamOf(instruction);
+  std::vector<quant::QuantPiece> pieces;
+  for (const ParameterGroup& group : args_.groups) {
+    pieces.insert(pieces.end(), group.quant_pieces().begin(), group.quant_pieces().end());
+  }
+  quant_->MeasureWeights(stream, pieces);
+  float* amax = FloatsOf(instruction, Role::kAmax);
+  float* part = FloatsOf(instruction, Role::kSum);
+  const int64_t words = args_.buffers.elements(plan::BufferOf(instruction, Role::kSum));
+  comm::Communicator& ranks = RanksOf(instruction);
+  ASSIGN_OR_RETURN(const comm::PieceViews views,
+                   ranks.ExchangePieces({.tag = tag,
+                                         .staging = amax,
+                                         .receive = FloatsOf(instruction, Role::kReceive),
+                                         .shard_elements = words,
+                                         .contributors = ranks.size(),
+                                         .stream = &stream}));
+  quant::QuantState::Maximum(views.pieces, {reinterpret_cast<uint32_t*>(part), Size(words)});
+  RETURN_IF_ERROR(ranks.ReleasePieces(tag));
+  return ranks.AllGather(
+      {.tag = tag, .shard = part, .gathered = amax, .shard_elements = words, .stream = &stream});
+}
+
+absl::Status InstructionRunner::RefreshAll(Refresh refresh) {
+  if (quant_ == nullptr) {
+    return absl::OkStatus();
+  }
+  const Instruction* reduce = nullptr;
+  for (const plan::StepProgram& program : args_.plan.programs) {
+    for (const Instruction& at : program.instructions) {
+      reduce = at.op == OpCode::kAmaxReduce ? &at : reduce;
+    }
+  }
+  CHECK_MSG(reduce != nullptr, "a plan of quantized weights reduces their amaxes");
+  RETURN_IF_ERROR(ReduceAmaxes(*reduce, {.op = plan::OpLabel::kAmaxReduce, .unit = -1}));
+  kernels::Stream& stream = StreamOf(*reduce);
+  if (refresh == Refresh::kLoaded) {
+    quant_->FinishLoad(stream);
+  } else {
+    quant_->FinishStep(stream, true);
+  }
+  for (const ParameterGroup& group : args_.groups) {
+    quant_->Quantize(stream, group.quant_pieces());
+  }
+  return absl::OkStatus();
 }
 
 absl::Status InstructionRunner::Update(const Instruction& instruction) {

@@ -33,6 +33,11 @@ class StepActions {
   // kOptimizerStep, after the former: updates what this rank stores of a group, or nothing in a
   // skipped step.
   virtual absl::Status UpdateGroup(kernels::Stream& stream, plan::GroupId group) = 0;
+  // Between Measure and the exchange of messages: a value that codes do not show was not finite, in
+  // a gemm that reads the tensor.
+  virtual void AddNonFinite(plan::TensorId tensor) { (void)tensor; }
+  // After Decide, where the host knows it at once: true if the step's updates are applied.
+  virtual bool applied() const { return true; }
 };
 
 // Thread-safe for instructions of different streams.
@@ -47,8 +52,17 @@ class InstructionRunner {
     ParameterGroups& groups;
     const model::Modules& modules;
     StepActions* actions = nullptr;
+    uint64_t seed = 0;  // of the job: keys random bits of activations
   };
-  explicit InstructionRunner(const Args& args) : args_(args), state_(args.plan) {}
+  explicit InstructionRunner(const Args& args);
+
+  // Of quantized weights; nullptr where nothing is quantized.
+  quant::QuantState* quant() const { return quant_.get(); }
+  const kernels::ActivationDraws* draws() const { return &draws_; }
+  // Collective. Codes and scales of all weights follow main weights that somebody else wrote. kNew:
+  // histories of delayed scales begin; kLoaded: they were loaded, with the scales of the codes.
+  enum class Refresh { kNew, kLoaded };
+  absl::Status RefreshAll(Refresh refresh);
 
   ReplayState& state() { return state_; }
   const ReplayState& state() const { return state_; }
@@ -100,8 +114,13 @@ class InstructionRunner {
   absl::Status Compute(const BoundInstruction& bound, const ReplayTurn& turn);
   absl::Status PassUnused(const Instruction& instruction);
   absl::Status Update(const Instruction& instruction);
+  absl::Status ReduceAmaxes(const Instruction& instruction, const comm::CollectiveTag& tag);
+  int64_t WireElements(const Instruction& instruction, int64_t elements);
+  kernels::ActivationDraws DrawsOf(const ReplayTurn& turn) const;
 
   const Args args_;
+  std::unique_ptr<quant::QuantState> quant_;
+  kernels::ActivationDraws draws_;  // of the micro-batch under way
   ReplayState state_;
 };
 

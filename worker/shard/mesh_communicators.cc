@@ -5,6 +5,13 @@
 #include "common/check.h"
 
 namespace ravel::shard {
+namespace {
+
+bool IsOfAll(const plan::ProgramMove& move) {
+  return move.of == plan::MoveOf::kStatistics || move.of == plan::MoveOf::kAmax;
+}
+
+}  // namespace
 
 absl::StatusOr<MeshCommunicators> MeshCommunicators::Create(comm::Communicator& world,
                                                             const plan::Mesh& mesh,
@@ -13,7 +20,7 @@ absl::StatusOr<MeshCommunicators> MeshCommunicators::Create(comm::Communicator& 
   MeshCommunicators made;
   made.world_ = &world;
   for (const plan::ProgramMove& move : table.moves) {
-    if (move.of == plan::MoveOf::kStatistics || made.Find(move) != nullptr) {
+    if (IsOfAll(move) || made.Find(move) != nullptr) {
       continue;
     }
     std::vector<int> members;
@@ -38,7 +45,7 @@ const MeshCommunicators::Entry* MeshCommunicators::Find(const plan::ProgramMove&
 }
 
 comm::Communicator& MeshCommunicators::Of(const plan::ProgramMove& move) const {
-  if (move.of == plan::MoveOf::kStatistics) {
+  if (IsOfAll(move)) {
     return *world_;
   }
   const Entry* entry = Find(move);

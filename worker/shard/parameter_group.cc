@@ -8,6 +8,7 @@
 #include "common/plan/layout/state_scales.h"
 #include "common/plan/plan_pieces.h"
 #include "common/plan/program/buffer_index.h"
+#include "common/plan/program/program_buffers.h"
 
 namespace ravel::shard {
 namespace {
@@ -40,20 +41,26 @@ ParameterGroup::ParameterGroup(const plan::ShardingPlan& plan,
       updates_in_groups_(plan::UpdatesInGroups(plan.options.optimizer, plan.options.state_types)) {
   const plan::BufferId stored = plan::StoredWeight(plan, group);
   CHECK_EQ(buffers.elements(stored), shard_elements_);
-  if (plan.options.main_type == DType::kF32) {
+  recipe_ = layout_->recipe;
+  weight_bytes_ = DTypeBytes(plan.options.weight_type);
+  if (plan::MainTypeOf(*layout_, plan.options) == DType::kF32) {
     main_weight_ = buffers.floats(stored);
   } else {
     remainder_ = buffers.bytes(stored);
   }
   const plan::BufferId source = plan::GatherSource(plan, group);
   model_weight_ = buffers.bytes(source);
-  rounds_weights_ = plan.options.weight_type != DType::kF32;
+  const bool quantized = recipe_ != plan::Recipe::kNone;
+  rounds_weights_ = !quantized && plan.options.weight_type != DType::kF32;
   stored_model_weight_ = reinterpret_cast<std::byte*>(main_weight_);
-  if (rounds_weights_) {
+  if (rounds_weights_ || quantized) {
     const int64_t first =
         cuts_sums_ ? PlaceOf(plan.mesh, rank).outer * shard_elements_ : int64_t{0};
-    CHECK_LE(first + shard_elements_, buffers.elements(source));
-    stored_model_weight_ = model_weight_ + first * DTypeBytes(plan.options.weight_type);
+    CHECK_LE(ModelWeightBytes(first + shard_elements_), plan.buffers[source].bytes);
+    stored_model_weight_ = model_weight_ + ModelWeightBytes(first);
+  }
+  if (quantized) {
+    BindCodes();
   }
   if (layout_->trainable) {
     const auto states = static_cast<int>(plan::BufferStatesOf(optimizer_).size());
@@ -64,6 +71,23 @@ ParameterGroup::ParameterGroup(const plan::ShardingPlan& plan,
       BindScales(plan, buffers, slot);
     }
     BindGradients(plan, buffers, rank);
+  }
+}
+
+void ParameterGroup::BindCodes() {
+  for (const plan::OwnedPiece& piece : pieces_) {
+    const Shape& shape = inventory_->tensors[piece.tensor].shape;
+    const int64_t columns = shape[1];
+    const int64_t rows = DivExact(piece.elements(), columns);
+    const int64_t first = piece.IndexOf(shape, 0);
+    TensorView codes = MatrixView(nullptr, rows, plan::CodeBytes(recipe_, columns));
+    codes.dtype = DType::kU8;
+    codes.data = stored_model_weight_ + ModelWeightBytes(piece.shard_offset);
+    quant_pieces_.push_back(
+        {.tensor = piece.tensor,
+         .first_row = DivExact(first, columns),
+         .main_weight = MatrixView(main_weight_ + piece.shard_offset, rows, columns),
+         .codes = codes});
   }
 }
 

@@ -10,10 +10,12 @@
 #include <span>
 #include <vector>
 
+#include "common/model/recipes.h"
 #include "common/plan/layout/owned_boxes.h"
 #include "common/plan/sharding_plan.h"
 #include "common/signed_size.h"
 #include "kernels/stream.h"
+#include "worker/quant/quant_state.h"
 #include "worker/shard/flat_buffer.h"
 #include "worker/shard/lane_counter.h"
 
@@ -65,12 +67,21 @@ class ParameterGroup {
   // ProgramOptions::weight_type.
   std::byte* model_weight() const { return model_weight_; }
   // The part that this rank stores of it, [shard_elements]: the main weight where both are fp32,
-  // else the bf16 that it is rounded to, half away from zero, whenever it changes.
+  // else the bf16 that it is rounded to, half away from zero, whenever it changes; or codes.
   std::byte* stored_model_weight() const { return stored_model_weight_; }
   bool rounds_weights() const { return rounds_weights_; }
   // True if that bf16 and a remainder are the main weight: nothing has to be rounded after it.
   bool keeps_remainders() const { return remainder_ != nullptr; }
   int64_t slice_elements() const { return slice_elements_; }
+  // Bytes of so many elements of model weights.
+  int64_t ModelWeightBytes(int64_t elements) const {
+    return recipe_ == plan::Recipe::kNone ? elements * weight_bytes_
+                                          : plan::CodeBytes(recipe_, elements);
+  }
+  // kNone: model weights are what modules compute in, else the recipe's codes.
+  plan::Recipe recipe() const { return recipe_; }
+  // What this rank stores of a quantized group, tensor by tensor: whole rows.
+  const std::vector<quant::QuantPiece>& quant_pieces() const { return quant_pieces_; }
 
   // Gradient calls: a tied table has two, the head's and then its own.
   int calls() const { return static_cast<int>(gradients_.size()); }
@@ -102,6 +113,7 @@ class ParameterGroup {
   GradientCall& Of(int call) { return At(gradients_, call); }
   const GradientCall& Of(int call) const { return At(gradients_, call); }
   void BindScales(const plan::ShardingPlan& plan, const ArenaBuffers& buffers, int slot);
+  void BindCodes();
   void BindGradients(const plan::ShardingPlan& plan, const ArenaBuffers& buffers, int rank);
 
   const plan::GroupId index_;
@@ -119,6 +131,9 @@ class ParameterGroup {
   std::byte* model_weight_ = nullptr;
   std::byte* stored_model_weight_ = nullptr;
   bool rounds_weights_ = false;
+  plan::Recipe recipe_ = plan::Recipe::kNone;
+  int64_t weight_bytes_ = 4;  // of an element that is no code
+  std::vector<quant::QuantPiece> quant_pieces_;
   std::byte* remainder_ = nullptr;
   struct State {
     std::byte* data = nullptr;

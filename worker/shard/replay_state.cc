@@ -144,7 +144,7 @@ absl::Status ReplayState::CheckWindow(BufferId buffer) {
 absl::Status ReplayState::BeginGather(const Instruction& gather) {
   MutexLock lock(mutex_);
   const GroupState& group = groups_[gather.group];
-  if (group.updating) {
+  if (group.updating || group.stale) {
     return GroupFault("weights are gathered while they are written", gather.group);
   }
   if (plan_.moves.of_groups[gather.group].weights.size() > 1 &&
@@ -171,7 +171,7 @@ void ReplayState::EndRenewal(GroupId group) {
 absl::Status ReplayState::CheckWeights(BufferId buffer) {
   const GroupId owner = plan_.buffers[buffer].group;
   const GroupState& group = groups_[owner];
-  if (group.updating) {
+  if (group.updating || group.stale) {
     return Fault("weights are used while they are written", buffer);
   }
   if (plan_.moves.of_groups[owner].weights.empty()) {
@@ -410,11 +410,41 @@ absl::Status ReplayState::BeginUpdate(GroupId group) {
 void ReplayState::EndUpdate(GroupId group) {
   MutexLock lock(mutex_);
   GroupState& state = groups_[group];
-  state.generation = static_cast<Generation>(static_cast<int64_t>(state.generation) + 1);
+  state.stale = plan_.groups[group].recipe != plan::Recipe::kNone;
+  if (!state.stale) {
+    state.generation = static_cast<Generation>(static_cast<int64_t>(state.generation) + 1);
+  }
   state.updating = false;
   state.joined = false;
   state.whole = false;
   std::fill(state.sums.begin(), state.sums.end(), SumState{});
+}
+
+absl::Status ReplayState::CheckAmaxes() {
+  MutexLock lock(mutex_);
+  for (const GroupId group : groups_.ids()) {
+    if (plan_.groups[group].recipe != plan::Recipe::kNone && !groups_[group].stale) {
+      return GroupFault("amaxes are reduced before the update of weights", group);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReplayState::BeginRefresh(GroupId group) {
+  MutexLock lock(mutex_);
+  if (!groups_[group].stale) {
+    return GroupFault("codes are written for weights that have not changed", group);
+  }
+  groups_[group].updating = true;
+  return absl::OkStatus();
+}
+
+void ReplayState::EndRefresh(GroupId group) {
+  MutexLock lock(mutex_);
+  GroupState& state = groups_[group];
+  state.generation = static_cast<Generation>(static_cast<int64_t>(state.generation) + 1);
+  state.updating = false;
+  state.stale = false;
 }
 
 absl::Status ReplayState::Free(BufferId buffer) {
@@ -451,6 +481,9 @@ absl::Status ReplayState::EndPhase() {
       if (steps && (sum.local_turns != 0 || sum.inner_turns != 0 || sum.outer)) {
         return GroupFault("a gradient sum is left over", group);
       }
+    }
+    if (steps && groups_[group].stale) {
+      return GroupFault("codes are left older than their main weights", group);
     }
   }
   return absl::OkStatus();

@@ -60,6 +60,11 @@ class ReplayState {
   // step.
   absl::Status BeginUpdate(plan::GroupId group);
   void EndUpdate(plan::GroupId group);
+  // kAmaxReduce: every quantized group has been updated. kRefreshWeights: after that; the
+  // generation of a quantized group advances here.
+  absl::Status CheckAmaxes();
+  absl::Status BeginRefresh(plan::GroupId group);
+  void EndRefresh(plan::GroupId group);
 
   absl::Status Free(plan::BufferId buffer);
   // Everything at rest.
@@ -87,6 +92,7 @@ class ReplayState {
     Generation generation{};
     Generation model_generation{};  // of the model weight, where replicas cut it
     bool updating = false;
+    bool stale = false;  // codes are those of main weights before the update
     bool joined = false;
     bool whole = false;          // every rank has the whole gradient
     std::vector<SumState> sums;  // by gradient call

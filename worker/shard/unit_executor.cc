@@ -35,7 +35,12 @@ UnitExecutor::UnitExecutor(const Args& args, ExecutorOptions options)
   const plan::BufferId shared =
       plan::FindBuffer(args_.plan.buffers, {.kind = plan::BufferKind::kShared});
   shared_ = ActivationViews(args_.plan.inventory.shared, args_.buffers.bytes(shared));
-  programs_ = BindPrograms(args_.plan, args_.buffers, shared_);
+  programs_ = BindPrograms(args_.plan, args_.buffers, shared_, runner_.quant());
+  for (BoundProgram& program : programs_) {
+    for (BoundInstruction& bound : program.instructions) {
+      bound.memory.draws = runner_.draws();
+    }
+  }
 }
 
 UnitExecutor::~UnitExecutor() = default;

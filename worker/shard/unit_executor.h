@@ -44,6 +44,9 @@ class UnitExecutor {
   // Gives the work of every kForward, kRecompute and kBackward, of all programs, to its stream;
   // for rehearsals of gemms, where nothing runs.
   void IssueComputes() const;
+  using Refresh = InstructionRunner::Refresh;
+  absl::Status RefreshQuantized(Refresh refresh) { return runner_.RefreshAll(refresh); }
+  quant::QuantState* quant() const { return runner_.quant(); }
   ~UnitExecutor();
   UnitExecutor(const UnitExecutor&) = delete;
   UnitExecutor& operator=(const UnitExecutor&) = delete;

@@ -197,6 +197,49 @@ absl::StatusOr<SavedStep> OpenSaved(const Assignment& assignment) {
   return saved;
 }
 
+// What was saved of one tensor's delayed scales.
+struct SavedScales {
+  plan::StateRole role = plan::StateRole::kCastScale;
+  int64_t first = 0;  // element of QuantState
+  std::vector<float> values;
+};
+
+// Delayed scales go on from their histories, if those of all tensors are there; else they begin.
+absl::Status RestoreScales(const plan::ShardingPlan& plan,
+                           checkpoint::DigestShare share,
+                           checkpoint::StepLoader& loader,
+                           RankEngine& engine) {
+  using Refresh = shard::UnitExecutor::Refresh;
+  quant::QuantState* const quant = engine.quant();
+  if (quant == nullptr || quant->layout().slots == 0) {
+    return engine.RefreshWeights(Refresh::kNew);
+  }
+  std::vector<SavedScales> saved;
+  for (const plan::QuantTensor& tensor : quant->layout().tensors) {
+    for (const plan::StateRole role :
+         {plan::StateRole::kCastScale, plan::StateRole::kAmaxHistory}) {
+      Shape shape = {plan::kSlotsPerDomain};
+      if (role == plan::StateRole::kAmaxHistory) {
+        shape.push_back(plan.options.amax_history);
+      }
+      const int64_t elements = ElementCount(shape);
+      SavedScales& read = saved.emplace_back(
+          SavedScales{.role = role, .first = tensor.domain * elements, .values = {}});
+      read.values.resize(Size(elements));
+      ASSIGN_OR_RETURN(
+          const bool found,
+          loader.ReadScales(engine.tensor(tensor.tensor), role, shape, read.values, share));
+      if (!found) {
+        return engine.RefreshWeights(Refresh::kNew);
+      }
+    }
+  }
+  for (const SavedScales& scales : saved) {
+    quant->WriteState(scales.role, scales.first, scales.values);
+  }
+  return engine.RefreshWeights(Refresh::kLoaded);
+}
+
 absl::Status Restore(const Assignment& assignment,
                      comm::Communicator& communicator,
                      RankEngine& engine,
@@ -205,14 +248,15 @@ absl::Status Restore(const Assignment& assignment,
   std::optional<checkpoint::StepLoader>& loader = saved.loader;
   RETURN_IF_ERROR(
       MarkLoadError(ReadGroups(assignment.plan, assignment.rank, *loader, engine, position)));
-  auto updates =
-      loader->ReadOptimizerStep(communicator.rank() == 0 ? checkpoint::DigestShare::kOwner
-                                                         : checkpoint::DigestShare::kReplica);
+  const checkpoint::DigestShare share = communicator.rank() == 0
+                                            ? checkpoint::DigestShare::kOwner
+                                            : checkpoint::DigestShare::kReplica;
+  auto updates = loader->ReadOptimizerStep(share);
   if (!updates.ok()) {
     return MarkLoadError(updates.status());
   }
   engine.set_updates(*updates);
-  engine.RefreshWeights();
+  RETURN_IF_ERROR(MarkLoadError(RestoreScales(assignment.plan, share, *loader, engine)));
   return CheckDigests(*loader, communicator);
 }
 
@@ -226,8 +270,7 @@ absl::Status LoadHuggingFace(const Assignment& assignment, RankEngine& engine, P
     }));
     position.Move(loader.bytes_read());
   }
-  engine.RefreshWeights();
-  return absl::OkStatus();
+  return engine.RefreshWeights();
 }
 
 }  // namespace

@@ -120,7 +120,8 @@ void RankEngine::MakeExecutor() {
                                 .buffers = *buffers_,
                                 .groups = groups_,
                                 .modules = modules_,
-                                .actions = optimizer_.get()},
+                                .actions = optimizer_.get(),
+                                .seed = args_.settings.seed},
       shard::ExecutorOptions{.poison = args_.options.poison, .recorder = args_.options.recorder});
 }
 
@@ -229,11 +230,10 @@ absl::Status RankEngine::InitializeWeights() {
       }
     }
   }
-  RefreshWeights();
-  return absl::OkStatus();
+  return RefreshWeights();
 }
 
-void RankEngine::RefreshWeights() {
+absl::Status RankEngine::RefreshWeights(shard::UnitExecutor::Refresh refresh) {
   for (const shard::ParameterGroup& group : groups_) {
     if (group.rounds_weights() && !group.keeps_remainders()) {
       const shard::ParameterGroup::Stored stored = group.StoredAt(0, group.shard_elements());
@@ -247,7 +247,9 @@ void RankEngine::RefreshWeights() {
       memory().Settle(std::as_bytes(used)).IgnoreError();
     }
   }
+  RETURN_IF_ERROR(executor_->RefreshQuantized(refresh));
   backend_->Join();
+  return absl::OkStatus();
 }
 
 TensorView RankEngine::Shared(std::string_view name) const {

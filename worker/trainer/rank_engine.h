@@ -66,8 +66,12 @@ class RankEngine {
   // Random weights of the job's seed, the same on any number of ranks; moments are zero.
   absl::Status InitializeWeights();
 
-  // After somebody else wrote main weights: model weights of another type follow them.
-  void RefreshWeights();
+  // After somebody else wrote main weights: model weights of another type follow them. Collective
+  // where weights are quantized; kLoaded: the state of delayed scales was written, too.
+  absl::Status RefreshWeights(
+      shard::UnitExecutor::Refresh refresh = shard::UnitExecutor::Refresh::kNew);
+  // Of quantized weights; nullptr where there are none.
+  quant::QuantState* quant() { return executor_->quant(); }
 
   // Collective. Step `step` (0-based): every lane forward and backward, the update. Issued; on a
   // host it is also done. At most one step is unread when the next is issued.

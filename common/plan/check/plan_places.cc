@@ -9,6 +9,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/plan/layout/quant_layout.h"
 #include "common/plan/layout/state_scales.h"
 #include "common/plan/plan_pieces.h"
 #include "common/plan/program/program_buffers.h"
@@ -126,6 +127,20 @@ int64_t ActivationBytes(const ModelInventory& inventory, const ProgramBuffer& bu
   }
 }
 
+bool IsOfQuantization(BufferKind kind) {
+  return kind == BufferKind::kAmax || kind == BufferKind::kAmaxPart ||
+         kind == BufferKind::kAmaxReceive || kind == BufferKind::kDelayedScales;
+}
+
+int64_t QuantizationBytes(const ShardingPlan& plan, BufferKind kind) {
+  const QuantWords words =
+      QuantWordsOf(QuantLayoutOf(plan.inventory), plan.options.ranks, plan.options.amax_history);
+  const int64_t count = kind == BufferKind::kAmaxPart        ? words.part
+                        : kind == BufferKind::kDelayedScales ? words.scales
+                                                             : words.amax;
+  return count * DTypeBytes(DType::kU32);
+}
+
 // Element type of a buffer of weights, moments or gradients.
 DType TypeOf(const ShardingPlan& plan, const ModelUses& model, const ProgramBuffer& buffer) {
   const ProgramOptions& options = plan.options;
@@ -137,9 +152,9 @@ DType TypeOf(const ShardingPlan& plan, const ModelUses& model, const ProgramBuff
     }
     case BufferKind::kGathered:
     case BufferKind::kModelWeight:
-      return options.weight_type;
+      return WeightTypeOf(plan.groups[buffer.group], options);
     case BufferKind::kMainWeight:
-      return options.main_type;
+      return MainTypeOf(plan.groups[buffer.group], options);
     case BufferKind::kState:
       return StateBufferType(options, buffer.slot);
     case BufferKind::kStateScale:
@@ -161,6 +176,25 @@ absl::Status CheckState(const ProgramOptions& options, const ProgramBuffer& buff
   return scales && StateBufferType(options, buffer.slot) != DType::kF8E4M3
              ? Fault(buffer, "K13", "scales a state that is not fp8")
              : absl::OkStatus();
+}
+
+absl::Status CheckOfNoGroup(const ShardingPlan& plan, const ProgramBuffer& buffer) {
+  if (IsOfQuantization(buffer.kind)) {
+    return buffer.bytes == QuantizationBytes(plan, buffer.kind)
+               ? absl::OkStatus()
+               : Fault(buffer, "K13", "is not of the size that the recipe needs");
+  }
+  return buffer.bytes == ActivationBytes(plan.inventory, buffer)
+             ? absl::OkStatus()
+             : Fault(buffer, "K13", "is not of the size that its unit needs");
+}
+
+// Bytes of so many elements of a group's buffer: codes may share a byte.
+int64_t BytesOf(const ShardingPlan& plan, const ProgramBuffer& buffer, int64_t elements) {
+  const bool weights =
+      buffer.kind == BufferKind::kGathered || buffer.kind == BufferKind::kModelWeight;
+  return weights ? WeightBytes(plan.groups[buffer.group], plan.options, elements)
+                 : elements * DTypeBytes(buffer.dtype);
 }
 
 // K14 beyond evaluation: what is offloaded stays, and updates alone touch it.
@@ -195,9 +229,7 @@ absl::Status CheckSizes(const ShardingPlan& plan) {
   const ModelUses model = UsesOf(plan.inventory, plan.groups, true);
   for (const ProgramBuffer& buffer : plan.buffers) {
     if (buffer.group < 0) {
-      if (buffer.bytes != ActivationBytes(plan.inventory, buffer)) {
-        return Fault(buffer, "K13", "is not of the size that its unit needs");
-      }
+      RETURN_IF_ERROR(CheckOfNoGroup(plan, buffer));
       continue;
     }
     if (!plan.groups.Has(buffer.group) || buffer.unit != plan.groups[buffer.group].unit) {
@@ -240,7 +272,7 @@ absl::Status CheckSizes(const ShardingPlan& plan) {
     if (buffer.dtype != TypeOf(plan, model, buffer)) {
       return Fault(buffer, "K13", "is of another type than its kind");
     }
-    if (buffer.bytes != expected * DTypeBytes(buffer.dtype)) {
+    if (buffer.bytes != BytesOf(plan, buffer, expected)) {
       return Fault(buffer, "K13", "is not of the size that its group needs");
     }
   }

@@ -82,6 +82,7 @@ absl::Status CheckOne(const ShardingPlan& plan,
   const ModelUses& model = program.phase == Phase::kEval ? of_plan.evaluates : of_plan.trains;
   std::vector<InstructionId> use_at;
   const OperandContext context = {.inventory = plan.inventory,
+                                  .groups = plan.groups,
                                   .moves = plan.moves,
                                   .lanes = plan.lanes,
                                   .options = plan.options,

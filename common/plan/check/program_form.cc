@@ -21,6 +21,7 @@ bool IsOfGroup(OpCode op) {
     case OpCode::kOptimizerStep:
     case OpCode::kAccumulateGrad:
     case OpCode::kJoinGradients:
+    case OpCode::kRefreshWeights:
       return true;
     default:
       return false;
@@ -151,11 +152,13 @@ StreamId StreamOf(const MoveTable& table, const Instruction& instruction) {
     case OpCode::kGather:
     case OpCode::kReduce:
     case OpCode::kStatsReduce:
+    case OpCode::kAmaxReduce:
       return table.moves[instruction.move].stream;
     case OpCode::kForward:
     case OpCode::kBackward:
     case OpCode::kRecompute:
     case OpCode::kOptimizerStep:
+    case OpCode::kRefreshWeights:
       return StreamId::kCompute;
     case OpCode::kAllocStaging:
     case OpCode::kDecideStep:

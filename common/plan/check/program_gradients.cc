@@ -61,6 +61,8 @@ class GradientCheck {
         case OpCode::kStatsReduce:
         case OpCode::kDecideStep:
         case OpCode::kOptimizerStep:
+        case OpCode::kAmaxReduce:
+        case OpCode::kRefreshWeights:
           if (!at_.emplace(Key{{at.op, at.move}, at.group, at.call}, i).second) {
             return facts_.Fault("K7", i, "is there twice");
           }
@@ -246,6 +248,19 @@ class GradientCheck {
       if (whole >= 0 && !facts_.Before(whole, step)) {
         return facts_.Fault("K7", step, absl::StrCat("may run before instruction ", whole.value()));
       }
+    }
+    return CheckRefresh();
+  }
+
+  // Amaxes of all ranks after every update of a quantized group, then its codes.
+  absl::Status CheckRefresh() {
+    const Step reduce = {OpCode::kAmaxReduce, facts_.plan.moves.amax};
+    for (const GroupId id : facts_.plan.groups.ids()) {
+      if (facts_.plan.groups[id].recipe == Recipe::kNone) {
+        continue;
+      }
+      RETURN_IF_ERROR(Expect(reduce, {}, 0, Find({OpCode::kOptimizerStep}, id)));
+      RETURN_IF_ERROR(Expect({OpCode::kRefreshWeights}, id, 0, Find(reduce)));
     }
     return absl::OkStatus();
   }

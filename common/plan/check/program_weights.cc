@@ -30,7 +30,7 @@ class WeightCheck {
       const bool gathers = at.op == OpCode::kGather && facts_.MoveAt(i).of == MoveOf::kWeights;
       if (gathers) {
         RETURN_IF_ERROR(BufferOf(at, Role::kWeights) >= 0 ? Gather(i) : Renew(i));
-      } else if (at.op == OpCode::kOptimizerStep) {
+      } else if (at.op == OpCode::kOptimizerStep || at.op == OpCode::kRefreshWeights) {
         RETURN_IF_ERROR(Write(i));
       } else if (computes) {
         RETURN_IF_ERROR(Use(i));

@@ -24,8 +24,14 @@ constexpr size_t kMostFamilies = 8;
 struct UnitItems {
   std::vector<LayoutItem> items;
   std::vector<std::vector<TensorId>> members;  // tensors of each item, in buffer order
-  std::vector<bool> trainable;
+  // What never shares a group: quantized, other trained, frozen tensors.
+  std::vector<int> kind;
 };
+constexpr int kKinds = 3;
+
+int KindOf(const TensorSpec& tensor) {
+  return !tensor.trainable ? 2 : tensor.recipe == Recipe::kNone ? 1 : 0;
+}
 
 LayoutItem ItemOf(const ModelInventory& inventory, const std::vector<TensorId>& tensors) {
   const TensorSpec& first = inventory.tensors[tensors.front()];
@@ -53,7 +59,7 @@ UnitItems ItemsOf(const ModelInventory& inventory, UnitId unit) {
     }
     made.items.push_back(ItemOf(inventory, members));
     made.members.push_back(std::move(members));
-    made.trainable.push_back(tensor.trainable);
+    made.kind.push_back(KindOf(tensor));
   }
   return made;
 }
@@ -68,8 +74,10 @@ GroupLayout GroupOf(const ModelInventory& inventory,
   for (const size_t i : chosen) {
     items.push_back(all.items[i]);
   }
+  const TensorSpec& first = inventory.tensors[all.members[chosen.front()].front()];
   GroupLayout group = {.unit = unit,
-                       .trainable = chosen.empty() || all.trainable[chosen.front()],
+                       .trainable = first.trainable,
+                       .recipe = first.recipe,
                        .layout = PlanFlatLayout(items, options),
                        .tensors = {},
                        .tensor_offsets = {}};
@@ -203,10 +211,10 @@ GroupLayouts PlanGroups(const ModelInventory& inventory,
   CHECK(options.most_groups > 0 && options.launch_elements >= 0);
   const UnitItems all = ItemsOf(inventory, unit);
   GroupLayouts groups;
-  for (const bool trainable : {true, false}) {
+  for (int kind = 0; kind < kKinds; ++kind) {
     std::vector<size_t> chosen;
     for (size_t i = 0; i < all.items.size(); ++i) {
-      if (all.trainable[i] == trainable) {
+      if (all.kind[i] == kind) {
         chosen.push_back(i);
       }
     }

@@ -36,6 +36,10 @@ MemoryUse UseOf(const ProgramBuffer& buffer) {
   switch (buffer.kind) {
     case BufferKind::kMainWeight:
     case BufferKind::kModelWeight:
+    case BufferKind::kAmax:
+    case BufferKind::kAmaxPart:
+    case BufferKind::kAmaxReceive:
+    case BufferKind::kDelayedScales:
       return MemoryUse::kWeights;
     case BufferKind::kGathered:
       return buffer.persistent ? MemoryUse::kWeights : MemoryUse::kGathered;

@@ -8,6 +8,8 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/model/recipes.h"
+#include "common/plan/layout/quant_layout.h"
 #include "common/plan/layout/state_scales.h"
 #include "common/plan/program/program_offload.h"
 #include "common/plan/program/program_uses.h"
@@ -38,6 +40,7 @@ class BufferList {
     for (const GradientCall& call : uses_.gradients) {
       AddGradients(call);
     }
+    AddQuantization();
     buffers_.Add({.name = "shared",
                   .kind = BufferKind::kShared,
                   .bytes = ActivationOffsets(request_.inventory.shared).back(),
@@ -93,11 +96,16 @@ class BufferList {
     const std::vector<MoveId>& moves = MovesOf(group).weights;
     const bool trainable = request_.groups[group].trainable;
     const bool resident = IsResident(request_, group);
-    const DType weight_type = request_.options.weight_type;
-    const DType main_type = request_.options.main_type;
+    const DType weight_type = WeightTypeOf(request_.groups[group], request_.options);
+    const DType main_type = MainTypeOf(request_.groups[group], request_.options);
     const bool same_type = weight_type == main_type;
     const int64_t total = TotalElements(group);
-    ProgramBuffer gathered = OfGroup("gathered", BufferKind::kGathered, group, total, weight_type);
+    const auto weight_buffer = [&](const char* role, BufferKind kind, int64_t elements) {
+      ProgramBuffer made = OfGroup(role, kind, group, elements, weight_type);
+      made.bytes = WeightBytes(request_.groups[group], request_.options, elements);
+      return made;
+    };
+    ProgramBuffer gathered = weight_buffer("gathered", BufferKind::kGathered, total);
     gathered.persistent = resident;
     if (resident && !moves.empty()) {
       gathered.memory = request_.options.gather_in_place ? MemoryKind::kCommon : peers_;
@@ -108,7 +116,7 @@ class BufferList {
         moves.empty() ? 1 : CutCount(request_.moves.moves[moves.back()].move.before, request_.mesh);
     const auto add_inside =
         [&](const char* role, BufferKind kind, int64_t elements, BufferId inside) {
-          ProgramBuffer weight = OfGroup(role, kind, group, elements, weight_type);
+          ProgramBuffer weight = weight_buffer(role, kind, elements);
           weight.memory = inside >= 0 ? buffers_[inside].memory : peers_;
           weight.persistent = true;
           weight.inside = inside;
@@ -243,6 +251,34 @@ class BufferList {
     }
   }
 
+  void AddOfAll(const char* name, BufferKind kind, MemoryKind memory, int64_t words, DType dtype) {
+    if (words > 0) {
+      buffers_.Add({.name = name,
+                    .kind = kind,
+                    .memory = memory,
+                    .bytes = words * DTypeBytes(dtype),
+                    .dtype = dtype,
+                    .persistent = true});
+    }
+  }
+
+  void AddQuantization() {
+    const QuantLayout layout = QuantLayoutOf(request_.inventory);
+    const QuantWords words =
+        QuantWordsOf(layout, request_.options.ranks, request_.options.amax_history);
+    AddOfAll("amax", BufferKind::kAmax, peers_, words.amax, DType::kU32);
+    AddOfAll("amax_part", BufferKind::kAmaxPart, peers_, words.part, DType::kU32);
+    if (!request_.options.read_peers_in_place) {
+      AddOfAll(
+          "amax_receive", BufferKind::kAmaxReceive, MemoryKind::kPrivate, words.amax, DType::kU32);
+    }
+    AddOfAll("delayed_scales",
+             BufferKind::kDelayedScales,
+             MemoryKind::kPrivate,
+             words.scales,
+             DType::kF32);
+  }
+
   const ProgramRequest& request_;
   const ModelUses uses_;
   const Counter local_ = Counter(request_.lanes.Local());
@@ -258,6 +294,19 @@ bool IsResident(const ProgramRequest& request, GroupId group) {
   const GroupRoles& roles = request.roles[group];
   return roles.parameter == roles.used ||
          (request.options.gather_in_place && !request.moves.of_groups[group].weights.empty());
+}
+
+DType WeightTypeOf(const GroupLayout& group, const ProgramOptions& options) {
+  return group.recipe == Recipe::kNone ? options.weight_type : CodeType(group.recipe);
+}
+
+DType MainTypeOf(const GroupLayout& group, const ProgramOptions& options) {
+  return group.recipe == Recipe::kNone ? options.main_type : DType::kF32;
+}
+
+int64_t WeightBytes(const GroupLayout& group, const ProgramOptions& options, int64_t elements) {
+  return group.recipe == Recipe::kNone ? elements * DTypeBytes(options.weight_type)
+                                       : CodeBytes(group.recipe, elements);
 }
 
 DType StagedType(const LaneMap& lanes, const ProgramOptions& options, const GradientCall& call) {

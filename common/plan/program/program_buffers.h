@@ -10,6 +10,13 @@ namespace ravel::plan {
 // True if the group's gathered buffer stays: its weights are not cut, or gathers are in place.
 bool IsResident(const ProgramRequest& request, GroupId group);
 
+// Type of a group's model weights and gathered weights: codes of its recipe, or what modules
+// compute in. Type of its main weights.
+DType WeightTypeOf(const GroupLayout& group, const ProgramOptions& options);
+DType MainTypeOf(const GroupLayout& group, const ProgramOptions& options);
+// Bytes of so many elements of its model weights.
+int64_t WeightBytes(const GroupLayout& group, const ProgramOptions& options, int64_t elements);
+
 // Element type of a gradient's staging, and of what peers receive of it.
 // ProgramOptions::staged_type where every element is written once per micro-batch and then leaves
 // for the ranks, else fp32, to which more can be added: of several micro-batches of a lane, of

@@ -109,6 +109,7 @@ class Builder {
     }
     EmitEnd();
     AddOperands({.inventory = request_.inventory,
+                 .groups = request_.groups,
                  .moves = request_.moves,
                  .lanes = request_.lanes,
                  .options = request_.options,
@@ -153,7 +154,7 @@ class Builder {
   const GroupMoves& Moves(GroupId group) const { return request_.moves.of_groups[group]; }
   int64_t Elements(GroupId group) const { return request_.groups[group].layout.total_elements(); }
   int64_t GatheredBytes(GroupId group) const {
-    return Elements(group) * DTypeBytes(request_.options.weight_type);
+    return WeightBytes(request_.groups[group], request_.options, Elements(group));
   }
   int64_t StagedBytes(const GradientCall& call) const {
     return Elements(call.group) * DTypeBytes(StagedType(request_.lanes, request_.options, call));
@@ -483,6 +484,24 @@ class Builder {
         Instruction step = OfGroup(OpCode::kOptimizerStep, StreamId::kCompute, group);
         step.waits = {decide};
         Emit(step);
+      }
+    }
+    EmitRefresh();
+  }
+
+  void EmitRefresh() {
+    if (request_.moves.amax < 0) {
+      return;
+    }
+    Instruction amax = {.op = OpCode::kAmaxReduce, .stream = StreamId::kReduce};
+    amax.move = request_.moves.amax;
+    amax.waits = {last_on_stream_[StreamIndex(StreamId::kCompute)]};
+    const InstructionId reduced = Emit(amax);
+    for (const GroupId group : weights_.ids()) {
+      if (request_.groups[group].recipe != Recipe::kNone) {
+        Instruction refresh = OfGroup(OpCode::kRefreshWeights, StreamId::kCompute, group);
+        refresh.waits = {reduced};
+        Emit(refresh);
       }
     }
   }

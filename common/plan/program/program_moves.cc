@@ -9,6 +9,9 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/model/recipes.h"
+#include "common/plan/program/program_buffers.h"
+
 namespace ravel::plan {
 namespace {
 
@@ -26,24 +29,29 @@ class TableMaker {
       ASSIGN_OR_RETURN(GroupMoves moves, OfGroup(group));
       table_.of_groups.push_back(std::move(moves));
     }
-    ProgramMove statistics = {.of = MoveOf::kStatistics,
-                              .axes = {},
-                              .move = {},
-                              .type = DType::kU8,
-                              .stream = StreamId::kReduce};
-    statistics.move.kind = MoveKind::kAllGather;
-    for (const MeshAxis& axis : request_.mesh.axes()) {
-      statistics.axes.push_back(axis.name);
+    table_.statistics = Find(OfAll(MoveOf::kStatistics, MoveKind::kAllGather, DType::kU8));
+    if (IsQuantized(request_.inventory)) {
+      table_.amax = Find(OfAll(MoveOf::kAmax, MoveKind::kAllReduce, DType::kU32));
     }
-    table_.statistics = Find(std::move(statistics));
     return std::move(table_);
   }
 
  private:
+  ProgramMove OfAll(MoveOf of, MoveKind kind, DType type) const {
+    ProgramMove move = {
+        .of = of, .axes = {}, .move = {}, .type = type, .stream = StreamId::kReduce};
+    move.move.kind = kind;
+    for (const MeshAxis& axis : request_.mesh.axes()) {
+      move.axes.push_back(axis.name);
+    }
+    return move;
+  }
+
   absl::StatusOr<GroupMoves> OfGroup(GroupId group) {
     const GroupRoles& roles = request_.roles[group];
     const TensorSpec& tensor = request_.inventory.tensors[request_.groups[group].tensors.front()];
     const PlacedTensor placed = {.name = tensor.name, .shape = tensor.shape};
+    weight_type_ = WeightTypeOf(request_.groups[group], request_.options);
     rounds_ = roles.between != roles.staged && request_.options.gradient_wire == WireType::kBF16;
     GroupMoves moves;
     ASSIGN_OR_RETURN(moves.weights, Plan(placed, MoveOf::kWeights, roles.stored, roles.used));
@@ -113,7 +121,7 @@ class TableMaker {
   // A wire that rounds does so to each lane's gradient, and to no sum of several.
   DType TypeOf(const ProgramMove& move) const {
     if (move.of == MoveOf::kWeights) {
-      return request_.options.weight_type;
+      return weight_type_;
     }
     return rounds_ && SumsLanes(move) ? DType::kBF16 : kGradientType;
   }
@@ -135,7 +143,9 @@ class TableMaker {
   }
 
   const MoveRequest& request_;
-  bool rounds_ = false;  // of the group that is planned
+  // Of the group that is planned.
+  bool rounds_ = false;
+  DType weight_type_ = DType::kF32;
   MoveTable table_;
 };
 
@@ -184,6 +194,9 @@ bool HasMove(const MoveTable& table, const Instruction& instruction) {
   if (instruction.op == OpCode::kStatsReduce) {
     return instruction.move == table.statistics;
   }
+  if (instruction.op == OpCode::kAmaxReduce) {
+    return table.amax >= 0 && instruction.move == table.amax;
+  }
   const std::vector<MoveId> moves = MovesOfOp(table, instruction.group, instruction.op);
   return std::find(moves.begin(), moves.end(), instruction.move) != moves.end();
 }
@@ -209,6 +222,9 @@ OpLabel LabelOf(const MoveTable& table, const Instruction& instruction) {
 MoveId MoveOfLabel(const MoveTable& table, GroupId group, OpLabel label) {
   if (label == OpLabel::kStatsReduce) {
     return table.statistics;
+  }
+  if (label == OpLabel::kAmaxReduce) {
+    return table.amax;
   }
   const OpCode op = OpOfLabel(label);
   for (const MoveId id : MovesOfOp(table, group, op)) {

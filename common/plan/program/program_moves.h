@@ -32,13 +32,14 @@ struct GroupRoles {
 };
 using RolesOfGroups = IdVector<GroupId, GroupRoles>;
 
-enum class MoveOf : uint8_t { kWeights, kGradient, kStatistics };
+enum class MoveOf : uint8_t { kWeights, kGradient, kStatistics, kAmax };
 
 // The work of a collective, which no group changes.
 struct ProgramMove {
   MoveOf of = MoveOf::kWeights;
-  std::vector<std::string> axes;  // of the mesh; one, or of statistics all
-  Move move;                      // of statistics: of no axis, an all-gather of messages
+  std::vector<std::string> axes;  // of the mesh; one, or of statistics and amaxes all
+  Move move;                      // of statistics: of no axis, an all-gather of messages; of amaxes
+                                  // an all-reduce to the maximum
   DType type = DType::kF32;       // of the elements that travel
   StreamId stream = StreamId::kGather;
   bool operator==(const ProgramMove&) const = default;
@@ -58,6 +59,7 @@ struct MoveTable {
   IdVector<MoveId, ProgramMove> moves;
   IdVector<GroupId, GroupMoves> of_groups;
   MoveId statistics = {};
+  MoveId amax = {};  // where weights are quantized
 };
 
 struct MoveRequest {

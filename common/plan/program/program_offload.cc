@@ -51,7 +51,8 @@ bool MayOffload(const ProgramBuffer& buffer, const GroupLayouts& groups, DType w
     return false;
   }
   return buffer.kind == BufferKind::kState || buffer.kind == BufferKind::kStateScale ||
-         (buffer.kind == BufferKind::kMainWeight && buffer.dtype != weight_type);
+         (buffer.kind == BufferKind::kMainWeight && buffer.dtype != weight_type &&
+          groups[buffer.group].recipe == Recipe::kNone);
 }
 
 void OffloadState(const ProgramRequest& request, ProgramBuffers& buffers) {

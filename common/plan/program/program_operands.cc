@@ -3,6 +3,7 @@
 
 #include "common/plan/program/program_operands.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/plan/program/program_buffers.h"
@@ -17,6 +18,7 @@ class OperandList {
   std::vector<Operand> OfUse(const UnitUse& use, size_t position);
   std::vector<Operand> OfGroup();
   std::vector<Operand> OfStatistics();
+  std::vector<Operand> OfAmaxes();
 
  private:
   void Add(BufferId buffer, Access access, Role role, When when = When::kAlways) {
@@ -56,6 +58,9 @@ class OperandList {
   void AddReduce(const ProgramMove& move);
   void AddReduceOfLanes();
   void AddUpdate();
+  void AddRefresh();
+  bool Quantized(GroupId group) const { return context_.groups[group].recipe != Recipe::kNone; }
+  BufferId OfAll(BufferKind kind) const { return Find(kind, {}); }
 
   const OperandContext& context_;
   const Instruction& at_;
@@ -85,6 +90,12 @@ std::vector<Operand> OperandList::OfUse(const UnitUse& use, size_t position) {
     AddGradients(use, position);
   }
   Add(Find(BufferKind::kShared, {}), Access::kAdd, Role::kShared, when);
+  if (std::any_of(use.needs.begin(), use.needs.end(), [&](GroupId id) { return Quantized(id); })) {
+    // Delayed scales stage the amaxes of activations, but in an evaluation.
+    const bool stages = context_.options.amax_history > 0 && !context_.model.gradients.empty();
+    Add(OfAll(BufferKind::kAmax), stages ? Access::kAdd : Access::kRead, Role::kAmax, when);
+    Add(OfAll(BufferKind::kDelayedScales), Access::kRead, Role::kScales, when);
+  }
   return std::move(operands_);
 }
 
@@ -145,13 +156,36 @@ void OperandList::AddUpdate() {
   Add(whole, Access::kRead, Role::kGradient);
   Add(whole < 0 ? FinalSum(at_.group, 0) : BufferId(), Access::kRead, Role::kSum);
   Add(OfGroup(BufferKind::kMainWeight), Access::kAdd, Role::kStored);
-  Add(OfGroup(BufferKind::kModelWeight), Access::kAdd, Role::kStored);
+  if (!Quantized(at_.group)) {
+    Add(OfGroup(BufferKind::kModelWeight), Access::kAdd, Role::kStored);
+  }
   for (const BufferId state : context_.index.OfCall(BufferKind::kState, at_.group, 0)) {
     Add(state, Access::kAdd, Role::kState);
   }
   for (const BufferId scale : context_.index.OfCall(BufferKind::kStateScale, at_.group, 0)) {
     Add(scale, Access::kAdd, Role::kState);
   }
+}
+
+void OperandList::AddRefresh() {
+  Add(OfGroup(BufferKind::kMainWeight), Access::kRead, Role::kStored);
+  Add(OfAll(BufferKind::kAmax), Access::kRead, Role::kAmax);
+  Add(OfAll(BufferKind::kDelayedScales), Access::kRead, Role::kScales);
+  Add(OfGroup(BufferKind::kModelWeight), Access::kAdd, Role::kStored);
+}
+
+// What this rank stores of quantized weights, and the vector of all ranks.
+std::vector<Operand> OperandList::OfAmaxes() {
+  for (const GroupId group : context_.groups.ids()) {
+    if (Quantized(group)) {
+      Add(Find(BufferKind::kMainWeight, group), Access::kRead, Role::kStored);
+    }
+  }
+  Add(OfAll(BufferKind::kAmax), Access::kAdd, Role::kAmax);
+  Add(OfAll(BufferKind::kAmaxReceive), Access::kWrite, Role::kReceive);
+  Add(OfAll(BufferKind::kAmaxPart), Access::kWrite, Role::kSum);
+  Add(OfAll(BufferKind::kDelayedScales), Access::kAdd, Role::kScales);
+  return std::move(operands_);
 }
 
 // Losses, and what this rank measures of the gradients.
@@ -187,6 +221,9 @@ std::vector<Operand> OperandList::OfGroup() {
     case OpCode::kOptimizerStep:
       AddUpdate();
       break;
+    case OpCode::kRefreshWeights:
+      AddRefresh();
+      break;
     default:
       break;
   }
@@ -203,6 +240,9 @@ std::vector<Operand> OperandsOf(const OperandContext& context, const Instruction
   }
   if (at.op == OpCode::kStatsReduce) {
     return list.OfStatistics();
+  }
+  if (at.op == OpCode::kAmaxReduce) {
+    return list.OfAmaxes();
   }
   const bool complete =
       context.moves.of_groups.Has(at.group) && (!IsCollective(at.op) || HasMove(context.moves, at));

@@ -18,6 +18,7 @@ namespace ravel::plan {
 
 struct OperandContext {
   const ModelInventory& inventory;
+  const GroupLayouts& groups;
   const MoveTable& moves;
   const LaneMap& lanes;
   const ProgramOptions& options;

@@ -14,7 +14,8 @@ bool IsCompute(OpCode op) {
 }
 
 bool IsCollective(OpCode op) {
-  return op == OpCode::kGather || op == OpCode::kReduce || op == OpCode::kStatsReduce;
+  return op == OpCode::kGather || op == OpCode::kReduce || op == OpCode::kStatsReduce ||
+         op == OpCode::kAmaxReduce;
 }
 
 BufferId BufferOf(const Instruction& instruction, Role role) {
@@ -83,6 +84,10 @@ const char* OpName(OpLabel label) {
       return "JoinGradients";
     case OpLabel::kGatherGradient:
       return "GatherGradient";
+    case OpLabel::kAmaxReduce:
+      return "AmaxReduce";
+    case OpLabel::kRefreshWeights:
+      return "RefreshWeights";
   }
   return "unknown";
 }
@@ -167,6 +172,14 @@ const char* BufferKindName(BufferKind kind) {
       return "remade activations";
     case BufferKind::kStateScale:
       return "optimizer scale";
+    case BufferKind::kAmax:
+      return "amax";
+    case BufferKind::kAmaxPart:
+      return "amax part";
+    case BufferKind::kAmaxReceive:
+      return "amax receive";
+    case BufferKind::kDelayedScales:
+      return "delayed scales";
   }
   return "unknown";
 }

@@ -43,6 +43,9 @@ enum class OpCode : uint8_t {
   kRecompute = 11,       // forward of (unit, call) again: reads WEIGHTS and SAVED, fills REMADE
   kAccumulateGrad = 12,  // SEND of this rank's lane -> SUM, the counter kLocalGrad of (group, call)
   kJoinGradients = 15,   // final sums of all calls of `group`, call 0 += call 1 ...
+  kAmaxReduce = 17,  // amaxes of what this rank stores of all quantized groups, and of the step's
+                     // activations -> AMAX, their maximum over all ranks; delayed scales follow
+  kRefreshWeights = 18,  // codes of what this rank stores of quantized `group`, by AMAX -> STORED
 };
 
 // What plans on disk, texts, traces and ledgers call an instruction: its op, or of a collective
@@ -65,7 +68,10 @@ enum class OpLabel : uint8_t {
   kOuterGather = 14,
   kJoinGradients = 15,
   kGatherGradient = 16,
+  kAmaxReduce = 17,
+  kRefreshWeights = 18,
 };
+inline constexpr OpLabel kLastOpLabel = OpLabel::kRefreshWeights;
 
 enum class StreamId : uint8_t { kCompute = 1, kGather = 2, kReduce = 3, kHost = 4, kOuter = 5 };
 inline constexpr size_t kStreamCount = 5;
@@ -86,14 +92,20 @@ enum class BufferKind : uint8_t {
   kSaved = 8,
   kWorkspace = 9,
   kShared = 10,
-  kModelWeight = 11,   // parameter placement, where that, or the type, is not the optimizer's
-  kLocalGrad = 12,     // full-size: one slot of the counter over this rank's own lanes
-  kOuterGrad = 13,     // this replica's part of the sum over replicas
-  kFullGrad = 14,      // the whole gradient, where every rank updates everything
-  kOuterReceive = 15,  // as kReceive, between replicas
-  kRemade = 16,        // activations that Recompute makes again for Backward
-  kStateScale = 17,    // E8M0 scales of the `slot`-th state, which is fp8 (state_groups.h)
+  kModelWeight = 11,    // parameter placement, where that, or the type, is not the optimizer's
+  kLocalGrad = 12,      // full-size: one slot of the counter over this rank's own lanes
+  kOuterGrad = 13,      // this replica's part of the sum over replicas
+  kFullGrad = 14,       // the whole gradient, where every rank updates everything
+  kOuterReceive = 15,   // as kReceive, between replicas
+  kRemade = 16,         // activations that Recompute makes again for Backward
+  kStateScale = 17,     // E8M0 scales of the `slot`-th state, which is fp8 (state_groups.h)
+  kAmax = 18,           // amaxes of all quantized matrices (quant_layout.h), of no group
+  kAmaxPart = 19,       // the part of them whose maximum this rank finds
+  kAmaxReceive = 20,    // that part of other ranks, where it cannot be read in place
+  kDelayedScales = 21,  // scales by which codes were cast and are next, a pair for each slot, then
+                        // the histories of all slots
 };
+inline constexpr BufferKind kLastBufferKind = BufferKind::kDelayedScales;
 
 // The memory of a buffer. kPrivate: this rank's memory. kSymmetric: this rank's memory, readable by
 // the ranks of the host at the same offset of their own block. kCommon: one block for all ranks of
@@ -143,6 +155,8 @@ enum class Role : uint8_t {
   kRemade = 9,
   kScratch = 10,
   kShared = 11,  // what units hand to each other
+  kAmax = 12,    // amaxes of quantized matrices and of activations
+  kScales = 13,  // delayed scales
 };
 
 // The ranks that touch an operand. kLane: ranks that compute a lane in this turn. kUsed: of these,
@@ -229,6 +243,8 @@ struct ProgramOptions {
   // Probability with which a micro-batch leaves out a layer (layer_drop.h). Above 0: layers are
   // optional units.
   double layer_drop = 0;
+  // Amaxes of each delayed scale's history; 0: no scale is delayed.
+  int64_t amax_history = 0;
   // Most bytes of the optimizer's state that are kOffload, over all of them.
   double offload_fraction = 0;
 };
@@ -239,7 +255,7 @@ inline constexpr DType kGradientType = DType::kF32;
 
 // kForward, kRecompute, kBackward: a call of a unit.
 bool IsCompute(OpCode op);
-// kGather, kReduce, kStatsReduce: ranks exchange, and the instruction has a move.
+// kGather, kReduce, kStatsReduce, kAmaxReduce: ranks exchange, and the instruction has a move.
 bool IsCollective(OpCode op);
 // The first buffer of a role, or none.
 BufferId BufferOf(const Instruction& instruction, Role role);

@@ -37,13 +37,14 @@ class WindowNeeds {
   }
 
  private:
-  int64_t BytesOf(GroupId group) const { return BytesOf(group, request_.options.weight_type); }
+  int64_t BytesOf(GroupId group) const {
+    const GroupLayout& layout = request_.groups[group];
+    return WeightBytes(layout, request_.options, layout.layout.total_elements());
+  }
   int64_t BytesOf(GradientId id) const {
     const GradientCall& call = model_.gradients[id];
-    return BytesOf(call.group, StagedType(request_.lanes, request_.options, call));
-  }
-  int64_t BytesOf(GroupId group, DType type) const {
-    return request_.groups[group].layout.total_elements() * DTypeBytes(type);
+    return request_.groups[call.group].layout.total_elements() *
+           DTypeBytes(StagedType(request_.lanes, request_.options, call));
   }
 
   template <typename IdType, typename Collect>

@@ -75,6 +75,21 @@ void AddLayerCalls(const ShardingPlan& plan, std::string& text) {
   }
 }
 
+void AddRecipe(const ShardingPlan& plan, std::string& text) {
+  const RecipeReport report = ReportRecipe(plan);
+  if (report.matrices > 0) {
+    absl::StrAppendFormat(&text,
+                          "recipe %s: %d matrices of layers with %.1f M parameters are codes%s; "
+                          "gemm path %s; %s of amaxes per step\n",
+                          report.recipe,
+                          report.matrices,
+                          static_cast<double>(report.parameters) / 1e6,
+                          report.kept > 0 ? absl::StrCat(", ", report.kept, " stay bf16") : "",
+                          report.path,
+                          BytesText(report.amax_bytes));
+  }
+}
+
 // What lies on a disk, and what could not go there.
 void AddOffload(const ShardingPlan& plan, const OffloadFacts& facts, std::string& text) {
   if (plan.options.offload_fraction <= 0) {
@@ -268,6 +283,8 @@ std::string ObjectText(const ShardingPlan& plan, const Instruction& at) {
     case OpCode::kRecompute:
     case OpCode::kAccumulateGrad:
     case OpCode::kJoinGradients:
+    case OpCode::kAmaxReduce:
+    case OpCode::kRefreshWeights:
       break;
   }
   return "";
@@ -359,6 +376,7 @@ std::string PlanSummary(const ShardingPlan& plan, const SummaryOptions& options)
       "compute: %.3g FLOPs per token\n",
       TrainingFlopsPerToken(config, plan.micro_batch.sequence_tokens, plan.options.layer_drop));
   AddLayerCalls(plan, text);
+  AddRecipe(plan, text);
   AddMemory(plan, text);
   AddGroups(plan, options, text);
   return text;

@@ -12,6 +12,8 @@
 
 #include "common/check.h"
 #include "common/model/bundles.h"
+#include "common/model/recipes.h"
+#include "common/plan/layout/quant_layout.h"
 #include "common/plan/plan_pieces.h"
 
 namespace ravel::plan {
@@ -78,7 +80,10 @@ std::vector<GroupRow> GroupTable(const ShardingPlan& plan) {
       GroupRow& row = rows[groups[i]];
       row.unit = plan.inventory.units[unit].name;
       row.name = groups.size() == 1 ? row.unit : absl::StrCat(row.unit, ":", i);
-      row.weight_type = plan.options.weight_type == DType::kBF16 ? "bf16" : "fp32";
+      const Recipe recipe = plan.groups[groups[i]].recipe;
+      row.weight_type = recipe != Recipe::kNone                    ? RecipeName(recipe)
+                        : plan.options.weight_type == DType::kBF16 ? "bf16"
+                                                                   : "fp32";
       row.wire = wire[groups[i]];
       FillPlacements(plan, groups[i], row);
       FillLayout(plan, plan.groups[groups[i]], row);
@@ -126,6 +131,10 @@ MemoryCategory CategoryOf(BufferKind kind) {
     case BufferKind::kLocalGrad:
     case BufferKind::kOuterGrad:
     case BufferKind::kFullGrad:
+    case BufferKind::kAmax:
+    case BufferKind::kAmaxPart:
+    case BufferKind::kAmaxReceive:
+    case BufferKind::kDelayedScales:
       return MemoryCategory::kPersistent;
     case BufferKind::kGathered:
     case BufferKind::kStaging:
@@ -225,6 +234,25 @@ MemoryReport ReportMemory(const ShardingPlan& plan) {
     report.lines.push_back({.category = MemoryCategory::kAlignment,
                             .what = "rounding, packing",
                             .bytes = report.total_bytes - explained});
+  }
+  return report;
+}
+
+RecipeReport ReportRecipe(const ShardingPlan& plan) {
+  RecipeReport report;
+  for (const TensorSpec& tensor : plan.inventory.tensors) {
+    const bool of_layer = plan.inventory.units[tensor.unit].kind == UnitKind::kLayer;
+    if (tensor.recipe != Recipe::kNone) {
+      report.recipe = RecipeName(tensor.recipe);
+      ++report.matrices;
+      report.parameters += ElementCount(tensor.shape);
+    } else if (of_layer && tensor.trainable && tensor.shape.size() == 2) {
+      ++report.kept;
+    }
+  }
+  if (report.matrices > 0) {
+    report.path = "cpu_reference";
+    report.amax_bytes = QuantLayoutOf(plan.inventory).words * DTypeBytes(DType::kU32);
   }
   return report;
 }

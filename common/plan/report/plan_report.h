@@ -24,7 +24,7 @@ struct BufferRow {
 struct GroupRow {
   std::string unit;
   std::string name;         // "layers.0", or "layers.0:1" of the second of several
-  std::string weight_type;  // "fp32", "bf16"
+  std::string weight_type;  // "fp32", "bf16", or the recipe of its codes
   bool trainable = true;
   // On the data axes, outer first: "R", "F", "R,F".
   std::string parameter;
@@ -66,5 +66,16 @@ MemoryReport ReportMemory(const ShardingPlan& plan);
 IdVector<GroupId, std::string> GroupNames(const ShardingPlan& plan);
 // The predicted peak alone.
 int64_t PeakBytes(const ShardingPlan& plan);
+
+// What a plan says of its recipe; no matrices where nothing is quantized.
+struct RecipeReport {
+  std::string recipe;  // RecipeName of the first quantized matrix: a plan has one recipe
+  std::string path;    // how its gemms are computed: "cpu_reference" decodes, then multiplies
+  int64_t matrices = 0;
+  int64_t parameters = 0;  // of these matrices
+  int64_t kept = 0;        // trained matrices of layers that stay bf16
+  int64_t amax_bytes = 0;  // that the ranks reduce once per step
+};
+RecipeReport ReportRecipe(const ShardingPlan& plan);
 
 }  // namespace ravel::plan

@@ -40,6 +40,9 @@ class Durations {
         return MemorySeconds(at, 3);
       case OpCode::kOptimizerStep:
         return MemorySeconds(at, 7);
+      case OpCode::kRefreshWeights:
+        return MemorySeconds(at, 2);
+      case OpCode::kAmaxReduce:
       case OpCode::kStatsReduce:
       case OpCode::kDecideStep:
         return plan_.ranks > 1 ? kLaunchSeconds : 0;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/plan/layout/placement_move.h"
+#include "common/plan/program/program_buffers.h"
 
 namespace ravel::plan {
 
@@ -33,8 +34,11 @@ int64_t ReceivedBytes(const ShardingPlan& plan, const Instruction& at, int64_t c
     return 0;
   }
   const ProgramMove& move = plan.moves.moves[at.move];
-  const int64_t elements = plan.groups[at.group].layout.total_elements();
-  const int64_t of_all = MoveBytes(move.move, plan.mesh, elements, DTypeBytes(move.type));
+  const GroupLayout& group = plan.groups[at.group];
+  const int64_t elements = group.layout.total_elements();
+  const int64_t bytes = move.of == MoveOf::kWeights ? WeightBytes(group, plan.options, elements)
+                                                    : elements * DTypeBytes(move.type);
+  const int64_t of_all = MoveBytes(move.move, plan.mesh, bytes, 1);
   const int64_t others = std::max<int64_t>(1, move.move.axis_size - 1);
   return SumsLanes(move) ? of_all / others * (contributors - 1) : of_all;
 }

@@ -19,6 +19,7 @@
 #include "common/ckpt/safetensors.h"
 #include "common/ckpt/step_layout.h"
 #include "common/model/state_groups.h"
+#include "common/plan/layout/quant_layout.h"
 #include "common/plan/layout/state_scales.h"
 #include "common/plan/plan_pieces.h"
 #include "common/signed_size.h"
@@ -62,6 +63,26 @@ Shape SavedShape(const TensorSpec& parameter, const StateSpec& state) {
   return parameter.shape;
 }
 
+// What every rank holds of a delayed scale: each tensor of a domain has the domain's.
+std::vector<StateTensor> ScalesOf(const ShardingPlan& plan, const TensorSpec& parameter) {
+  if (parameter.recipe != Recipe::kDelayed) {
+    return {};
+  }
+  std::vector<StateTensor> tensors;
+  for (const StateRole role : {StateRole::kCastScale, StateRole::kAmaxHistory}) {
+    Shape shape = {kSlotsPerDomain};
+    if (role == StateRole::kAmaxHistory) {
+      shape.push_back(plan.options.amax_history);
+    }
+    tensors.push_back({.key = StateKey(parameter.name, role),
+                       .of_param = parameter.name,
+                       .role = role,
+                       .dtype = DType::kF32,
+                       .shape = std::move(shape)});
+  }
+  return tensors;
+}
+
 std::vector<StateTensor> TensorsOf(const ShardingPlan& plan) {
   std::vector<StateTensor> tensors;
   for (const TensorSpec& parameter : plan.inventory.tensors) {
@@ -71,6 +92,9 @@ std::vector<StateTensor> TensorsOf(const ShardingPlan& plan) {
                          .role = state.role,
                          .dtype = SavedType(plan, state.role),
                          .shape = SavedShape(parameter, state)});
+    }
+    for (StateTensor& scale : ScalesOf(plan, parameter)) {
+      tensors.push_back(std::move(scale));
     }
   }
   std::sort(tensors.begin(), tensors.end(), [](const StateTensor& a, const StateTensor& b) {
@@ -166,8 +190,8 @@ class SavePlanner {
     return absl::OkStatus();
   }
 
-  // Every rank holds the step of every parameter: each goes to whoever has least to write, ties to
-  // the lowest rank.
+  // Every rank holds the step of every parameter, and all delayed scales: each goes to whoever has
+  // least to write, ties to the lowest rank.
   void AddSteps() {
     std::vector<int64_t> load(rectangles_.size(), 0);
     for (size_t rank = 0; rank < rectangles_.size(); ++rank) {
@@ -175,13 +199,21 @@ class SavePlanner {
         load[rank] += rectangle.bytes;
       }
     }
+    const QuantLayout layout = QuantLayoutOf(plan_.inventory);
     for (const StateId i : save_.tensors.ids()) {
-      if (save_.tensors[i].role != StateRole::kStep) {
+      const StateTensor& tensor = save_.tensors[i];
+      if (tensor.role != StateRole::kStep && !IsOfScales(tensor.role)) {
         continue;
       }
       const size_t writer = Size(std::min_element(load.begin(), load.end()) - load.begin());
-      const int64_t bytes = DTypeBytes(save_.tensors[i].dtype);
-      rectangles_[writer].push_back({.tensor = i, .box = {}, .group = {}, .bytes = bytes});
+      const int64_t bytes = ElementCount(tensor.shape) * DTypeBytes(tensor.dtype);
+      Rectangle made = {.tensor = i, .box = {}, .group = {}, .bytes = bytes};
+      if (IsOfScales(tensor.role)) {
+        const TensorId parameter = plan_.inventory.FindTensor(tensor.of_param);
+        made.box = {.offset = Shape(tensor.shape.size(), 0), .length = tensor.shape};
+        made.shard_offset = int64_t{layout.Find(parameter)->domain} * ElementCount(tensor.shape);
+      }
+      rectangles_[writer].push_back(std::move(made));
       load[writer] += bytes;
     }
   }

@@ -26,7 +26,8 @@ struct StateTensor {
 
 // A rectangle of a state tensor in a file. Where its bytes are in the writer's memory: elements
 // [shard_offset, ...) of what the writer stores of `group` in `role` (StoredRange in
-// plan_pieces.h); kStep chunks carry the step as a value instead.
+// plan_pieces.h); kStep chunks carry the step as a value instead, and those of
+// delayed scales are of no group: elements of what all ranks hold (worker/quant).
 struct SaveChunk {
   StateId tensor = 0;
   Box box;

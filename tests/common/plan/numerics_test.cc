@@ -50,7 +50,8 @@ TEST(Numerics, TheTextIsCanonical) {
   // On disk, in every manifest: a job that is resumed by a later release finds the same text.
   EXPECT_EQ(NumericsOf(Spec()),
             "compute=fp32 determinism=exact device=cpu gradientWire=fp32 layerDrop=0 "
-            "layerSharing=false logitsChunk=1024 microBatch=2 stateDtype=fp32 virtualRanks=8");
+            "layerSharing=false logitsChunk=1024 microBatch=2 recipe=none "
+            "stateDtype=fp32 virtualRanks=8");
 }
 
 TEST(Numerics, WhateverChangesBitsChangesItsOwnEntry) {
@@ -60,6 +61,8 @@ TEST(Numerics, WhateverChangesBitsChangesItsOwnEntry) {
        [](JobSpec& s) { s.determinism = DeterminismMode::kFast; }},
       {"device was cpu and is gpu; logitsChunk was 1024 and is 4096",
        [](JobSpec& s) { s.cpu_devices = false; }},
+      {"recipe was none and is nvfp4,keepBf16:a*",
+       [](JobSpec& s) { s.recipe = {.recipe = Recipe::kNvFp4, .keep_bf16 = {"a*"}}; }},
       {"gradientWire was fp32 and is bf16", [](JobSpec& s) { s.gradient_wire = WireType::kBF16; }},
       {"stateDtype was fp32 and is bf16",
        [](JobSpec& s) { s.optimizer.state_types = kBf16States; }},

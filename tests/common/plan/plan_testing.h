@@ -80,6 +80,28 @@ inline JobSpec SpecOf(const ModelConfig& config, int64_t lanes) {
   return spec;
 }
 
+struct RecipeCase {
+  const char* name;
+  Recipe recipe;
+};
+inline std::vector<RecipeCase> RecipeCases() {
+  return {{"delayed", Recipe::kDelayed},
+          {"current", Recipe::kCurrent},
+          {"fp8_block", Recipe::kFloat8Block},
+          {"mxfp8", Recipe::kMxFp8},
+          {"nvfp4", Recipe::kNvFp4}};
+}
+// A job of a model that every recipe takes.
+inline JobSpec RecipeSpecOf(Recipe recipe, int64_t lanes = 8) {
+  ModelConfig model = Llama(256, 2, 384, 257);
+  model.num_key_value_heads = 2;
+  JobSpec spec = SpecOf(model, lanes);
+  spec.compute = ComputeType::kBF16;
+  spec.recipe.recipe = recipe;
+  spec.recipe.history = 16;
+  return spec;
+}
+
 inline ShardingPlan PlanOf(const ModelConfig& config,
                            int64_t ranks,
                            int64_t lanes,

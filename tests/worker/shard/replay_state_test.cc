@@ -84,6 +84,12 @@ class Player {
         RETURN_IF_ERROR(state_.BeginUpdate(i.group));
         state_.EndUpdate(i.group);
         return absl::OkStatus();
+      case OpLabel::kAmaxReduce:
+        return state_.CheckAmaxes();
+      case OpLabel::kRefreshWeights:
+        RETURN_IF_ERROR(state_.BeginRefresh(i.group));
+        state_.EndRefresh(i.group);
+        return absl::OkStatus();
       case OpLabel::kDecideStep:
         return absl::OkStatus();
       case OpLabel::kEndPhase:

@@ -147,6 +147,16 @@ int64_t Slack(const plan::ShardingPlan& plan, const plan::ProgramBuffer& buffer)
   return (group.layout.padding_elements + 1) * kElement;
 }
 
+// Codes and maxima may be the same after an update, and vectors of all ranks are padded.
+bool MayStayAsItIs(const plan::ShardingPlan& plan, const plan::ProgramBuffer& buffer) {
+  if (buffer.group < 0) {
+    return buffer.kind == BufferKind::kAmax || buffer.kind == BufferKind::kAmaxPart ||
+           buffer.kind == BufferKind::kAmaxReceive || buffer.kind == BufferKind::kDelayedScales;
+  }
+  return buffer.persistent && plan.groups[buffer.group].recipe != plan::Recipe::kNone &&
+         (buffer.kind == BufferKind::kModelWeight || buffer.kind == BufferKind::kGathered);
+}
+
 // The buffers whose end nothing has touched.
 std::vector<std::string> UnusedBuffers(const plan::ShardingPlan& plan, const ArenaWatch& watch) {
   std::vector<std::string> names;
@@ -155,7 +165,7 @@ std::vector<std::string> UnusedBuffers(const plan::ShardingPlan& plan, const Are
     // Scratch is what kernels may need on any machine; position tables are older than the watch.
     const bool watched = buffer.inside < 0 && buffer.memory != MemoryKind::kCommon &&
                          buffer.kind != BufferKind::kWorkspace &&
-                         buffer.kind != BufferKind::kShared;
+                         buffer.kind != BufferKind::kShared && !MayStayAsItIs(plan, buffer);
     if (watched && watch.Touched(id) < buffer.bytes - Slack(plan, buffer)) {
       names.push_back(buffer.name);
     }
@@ -166,10 +176,14 @@ std::vector<std::string> UnusedBuffers(const plan::ShardingPlan& plan, const Are
 class ArenaUse : public ::testing::TestWithParam<StrategyCase> {};
 
 // Two steps of the case with an evaluation between them.
-void ExpectMeasuredIsPlanned(const StrategyCase& tested, plan::ComputeType compute) {
-  RecordArgs args = ArgsOf(
-      tested, JobOf(tested, "odd_tied", absl::StrCat(::testing::TempDir(), "/ravel_arena_use")));
+void ExpectMeasuredIsPlanned(const StrategyCase& tested,
+                             plan::ComputeType compute,
+                             plan::Recipe recipe = plan::Recipe::kNone) {
+  const std::string model = recipe == plan::Recipe::kNone ? "odd_tied" : "recipes";
+  RecordArgs args =
+      ArgsOf(tested, JobOf(tested, model, absl::StrCat(::testing::TempDir(), "/ravel_arena_use")));
   args.spec.compute = compute;
+  args.spec.recipe = {.recipe = recipe, .keep_bf16 = {}, .history = 3};
   LocalRun run = {.spec = args.spec,
                   .ranks = tested.ranks(),
                   .shared_memory = args.shared_memory,
@@ -198,6 +212,12 @@ TEST_P(ArenaUse, MeasuredIsPlanned) {
 
 TEST_P(ArenaUse, MeasuredIsPlannedInBf16) {
   ExpectMeasuredIsPlanned(GetParam(), plan::ComputeType::kBF16);
+}
+
+TEST_P(ArenaUse, MeasuredIsPlannedWithCodes) {
+  ExpectMeasuredIsPlanned(GetParam(),
+                          plan::ComputeType::kBF16,
+                          GetParam().in_place ? plan::Recipe::kNvFp4 : plan::Recipe::kDelayed);
 }
 
 std::vector<StrategyCase> ArenaCases() {

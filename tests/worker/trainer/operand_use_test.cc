@@ -230,6 +230,35 @@ INSTANTIATE_TEST_SUITE_P(Strategies,
                          ::testing::ValuesIn(WatchedCases()),
                          [](const auto& test) { return test.param.name(); });
 
+class OperandUseWithCodes : public ::testing::TestWithParam<WatchedCase> {};
+
+TEST_P(OperandUseWithCodes, NothingElseIsReadOrWritten) {
+  const WatchedCase& tested = GetParam();
+  RecordArgs args = OneStep(tested.strategy, "recipes", tested.shared_memory);
+  args.spec.compute = plan::ComputeType::kBF16;
+  args.spec.recipe = {
+      .recipe = tested.shared_memory ? plan::Recipe::kNvFp4 : plan::Recipe::kDelayed,
+      .keep_bf16 = {},
+      .history = 3};
+  const absl::StatusOr<Recording> watched = RecordWatched(args);
+  ASSERT_TRUE(watched.ok()) << watched.status();
+  EXPECT_EQ(FirstDifference(Record(args), *watched), "");
+}
+
+// Codes are quantized by the CPU's reference, so that a case takes seconds: one of each strategy.
+std::vector<WatchedCase> CasesWithCodes() {
+  const std::vector<WatchedCase> all = WatchedCases();
+  std::vector<WatchedCase> cases;
+  for (size_t i = 0; i + 3 < all.size(); i += 4) {
+    cases.push_back(all[i + (i / 4) % 2]);
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Strategies,
+                         OperandUseWithCodes,
+                         ::testing::ValuesIn(CasesWithCodes()),
+                         [](const auto& test) { return test.param.name(); });
+
 // The watch can fail: without any one kind of operand it says so, or results differ.
 TEST(OperandWatch, EveryKindOfOperandIsMissed) {
   std::set<std::pair<plan::OpLabel, Role>> seen;

@@ -85,10 +85,13 @@ class OperandReference {
         break;
       case OpLabel::kOptimizerStep:
         AddFirst({Of(BufferKind::kFullGrad, at.group), {FinalSum(at.group, 0)}});
-        for (const BufferKind kind :
-             {BufferKind::kMainWeight, BufferKind::kModelWeight, BufferKind::kState}) {
-          Add(Of(kind, at.group), true);
-        }
+        AddUpdated(at.group);
+        break;
+      case OpLabel::kAmaxReduce:
+        AddAmaxes();
+        break;
+      case OpLabel::kRefreshWeights:
+        AddRefreshed(at.group);
         break;
       case OpLabel::kFree:
       case OpLabel::kDecideStep:
@@ -127,6 +130,33 @@ class OperandReference {
       }
     }
   }
+  void AddRefreshed(GroupId group) {
+    Add(Of(BufferKind::kMainWeight, group), false);
+    Add(Of(BufferKind::kAmax, {}), false);
+    Add(Of(BufferKind::kDelayedScales, {}), false);
+    Add(Of(BufferKind::kModelWeight, group), true);
+  }
+  void AddUpdated(GroupId group) {
+    Add(Of(BufferKind::kMainWeight, group), true);
+    if (!Quantized(group)) {
+      Add(Of(BufferKind::kModelWeight, group), true);
+    }
+    Add(Of(BufferKind::kState, group), true);
+  }
+  void AddAmaxes() {
+    for (const GroupId group : plan_.groups.ids()) {
+      if (Quantized(group)) {
+        Add(Of(BufferKind::kMainWeight, group), false);
+      }
+    }
+    for (const BufferKind kind : {BufferKind::kAmax,
+                                  BufferKind::kAmaxReceive,
+                                  BufferKind::kAmaxPart,
+                                  BufferKind::kDelayedScales}) {
+      Add(Of(kind, {}), true);
+    }
+  }
+  bool Quantized(GroupId group) const { return plan_.groups[group].recipe != Recipe::kNone; }
   bool ReplicasCut(GroupId group) const {
     return PlacementOn(plan_.roles[group].measured, kReplicateAxis).in_flat_family();
   }
@@ -172,6 +202,11 @@ class OperandReference {
       Add(Of(BufferKind::kStaging, call.group, call.call), true);
     }
     Add(Of(BufferKind::kShared, {}), true);
+    if (std::any_of(use.needs.begin(), use.needs.end(), [&](GroupId g) { return Quantized(g); })) {
+      const bool stages = program_.phase != Phase::kEval && plan_.options.amax_history > 0;
+      Add(Of(BufferKind::kAmax, {}), stages);
+      Add(Of(BufferKind::kDelayedScales, {}), false);
+    }
   }
 
   const ShardingPlan& plan_;
@@ -251,6 +286,24 @@ TEST_P(OperandsOfModels, AreWhatInstructionsTouchUnderEveryStrategy) {
   }
   EXPECT_GT(compared, 1000U);
 }
+TEST(Operands, AreWhatInstructionsOfQuantizedUnitsTouch) {
+  for (const testing::RecipeCase& tested : testing::RecipeCases()) {
+    for (const OperandAxes& axes : kOperandAxes) {
+      for (const bool shared : {false, true}) {
+        JobSpec spec = testing::RecipeSpecOf(tested.recipe);
+        spec.strategy = axes.shard;
+        spec.replicate_strategy = axes.replicate;
+        spec.replicas = axes.replicas;
+        spec.recipe.keep_bf16 = {"model.layers.0.mlp.*"};
+        const absl::StatusOr<ShardingPlan> plan =
+            BuildShardingPlan({.spec = spec, .ranks = 4, .shared_memory = shared});
+        ASSERT_TRUE(plan.ok()) << plan.status();
+        EXPECT_GT(CompareOperands(*plan, tested.name), 0U);
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Models,
                          OperandsOfModels,
                          ::testing::ValuesIn(testing::ModelCases()),

@@ -1,0 +1,210 @@
+#include "common/model/recipes.h"
+
+#include <algorithm>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/check.h"
+#include "common/field_error.h"
+#include "common/model/architecture/architecture.h"
+#include "common/model/bundles.h"
+#include "common/model/freeze.h"
+
+namespace ravel::plan {
+namespace {
+
+// The multiple that the dimensions of a weight have to be.
+int64_t ShapeStep(Recipe recipe) {
+  return recipe == Recipe::kNvFp4 ? 32 : std::max<int64_t>(1, BlockEdge(recipe));
+}
+
+// The multiple that the tokens of a micro-batch have to be: gradients of weights have blocks along
+// tokens, of which only those of fp8_block may be shorter.
+int64_t TokenStep(Recipe recipe) {
+  return recipe == Recipe::kFloat8Block ? 1 : std::max<int64_t>(1, BlockEdge(recipe));
+}
+
+bool MayQuantize(const ModelInventory& inventory, const TensorSpec& tensor) {
+  return tensor.trainable && tensor.shape.size() == 2 &&
+         inventory.units[tensor.unit].kind == UnitKind::kLayer;
+}
+
+absl::Status MarkKept(const RecipeSpec& spec,
+                      const ModelInventory& inventory,
+                      IdVector<TensorId, bool>& kept) {
+  for (size_t i = 0; i < spec.keep_bf16.size(); ++i) {
+    bool matched = false;
+    for (const TensorId id : inventory.tensors.ids()) {
+      const TensorSpec& tensor = inventory.tensors[id];
+      if (MayQuantize(inventory, tensor) && MatchesGlob(spec.keep_bf16[i], tensor.name)) {
+        kept[id] = true;
+        matched = true;
+      }
+    }
+    if (!matched) {
+      return FieldRefusal(absl::StrCat("precision.keepBf16[", i, "]"),
+                          "a pattern that matches a trained matrix of a layer",
+                          absl::StrCat("'", spec.keep_bf16[i], "'"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckShape(Recipe recipe, const TensorSpec& tensor) {
+  const int64_t step = ShapeStep(recipe);
+  if (tensor.shape[0] % step == 0 && tensor.shape[1] % step == 0) {
+    return absl::OkStatus();
+  }
+  return FieldRefusal("precision.recipe",
+                      absl::StrCat("matrices whose dimensions are multiples of ",
+                                   step,
+                                   ", or a pattern in precision.keepBf16, since ",
+                                   RecipeName(recipe),
+                                   " has blocks"),
+                      absl::StrCat(tensor.name, " ", ShapeText(tensor.shape)));
+}
+
+// Widths of the gemms of a layer: the widest input and output, and the most elements of the weights
+// that one gemm reads.
+struct GemmWidths {
+  int64_t input = 0;
+  int64_t output = 0;
+  int64_t weight = 0;
+};
+
+GemmWidths WidthsOf(const ModelInventory& inventory, const UnitSpec& unit) {
+  const Architecture& architecture = ArchitectureOf(inventory.config.architecture);
+  const bool output_first = architecture.layout == MatrixLayout::kOutputInput;
+  GemmWidths widths;
+  for (const LinearNames* linear : {&architecture.qkv,
+                                    &architecture.attention_output,
+                                    &architecture.mlp_input,
+                                    &architecture.mlp_output}) {
+    int64_t output = 0;
+    int64_t elements = 0;
+    bool quantized = false;
+    for (const TensorId id : unit.tensors) {
+      const TensorSpec& tensor = inventory.tensors[id];
+      const bool of_linear =
+          std::any_of(linear->names.begin(), linear->names.end(), [&](std::string_view name) {
+            return tensor.name.ends_with(
+                absl::StrCat(".", absl::string_view(name.data(), name.size()), ".weight"));
+          });
+      if (of_linear && tensor.shape.size() == 2) {
+        quantized |= tensor.recipe != Recipe::kNone;
+        output += tensor.shape[output_first ? 0 : 1];
+        widths.input = std::max(widths.input, tensor.shape[output_first ? 1 : 0]);
+        elements += ElementCount(tensor.shape);
+      }
+    }
+    if (quantized) {
+      widths.output = std::max(widths.output, output);
+      widths.weight = std::max(widths.weight, elements);
+    }
+  }
+  return widths;
+}
+
+}  // namespace
+
+const char* RecipeName(Recipe recipe) {
+  switch (recipe) {
+    case Recipe::kNone:
+      return "none";
+    case Recipe::kDelayed:
+      return "fp8_tensor/delayed";
+    case Recipe::kCurrent:
+      return "fp8_tensor/current";
+    case Recipe::kFloat8Block:
+      return "fp8_block";
+    case Recipe::kMxFp8:
+      return "mxfp8";
+    case Recipe::kNvFp4:
+      return "nvfp4";
+  }
+  return "unknown";
+}
+
+DType CodeType(Recipe recipe) {
+  CHECK(recipe != Recipe::kNone);
+  return recipe == Recipe::kNvFp4 ? DType::kU8 : DType::kF8E4M3;
+}
+
+int64_t CodeBytes(Recipe recipe, int64_t elements) {
+  return DivExact(elements, CodesPerByte(recipe));
+}
+
+absl::Status ApplyRecipe(const RecipeSpec& spec,
+                         const MicroBatchShape& micro_batch,
+                         ModelInventory& inventory) {
+  if (spec.recipe == Recipe::kNone) {
+    return spec.keep_bf16.empty()
+               ? absl::OkStatus()
+               : FieldRefusal("precision.keepBf16", "a precision.recipe beside it", "none");
+  }
+  const int64_t tokens = micro_batch.sequences * micro_batch.sequence_tokens;
+  if (tokens % TokenStep(spec.recipe) != 0) {
+    return FieldRefusal("training.microBatch",
+                        absl::StrCat("times data.sequenceLength a multiple of ",
+                                     TokenStep(spec.recipe),
+                                     ", since ",
+                                     RecipeName(spec.recipe),
+                                     " has blocks along tokens"),
+                        absl::StrCat(tokens, " tokens"));
+  }
+  IdVector<TensorId, bool> kept(inventory.tensors.size(), false);
+  RETURN_IF_ERROR(MarkKept(spec, inventory, kept));
+  for (const TensorId id : inventory.tensors.ids()) {
+    TensorSpec& tensor = inventory.tensors[id];
+    if (MayQuantize(inventory, tensor) && !kept[id]) {
+      RETURN_IF_ERROR(CheckShape(spec.recipe, tensor));
+      tensor.recipe = spec.recipe;
+    }
+  }
+  if (!IsQuantized(inventory)) {
+    return FieldRefusal("precision.keepBf16",
+                        "to leave a matrix that is quantized",
+                        "patterns that match all that are trained");
+  }
+  DissolveBundles(inventory);
+  return absl::OkStatus();
+}
+
+absl::Status SetRecipes(const IdVector<TensorId, Recipe>& recipes, ModelInventory& inventory) {
+  for (const TensorId id : inventory.tensors.ids()) {
+    TensorSpec& tensor = inventory.tensors[id];
+    if (recipes[id] != Recipe::kNone) {
+      if (!MayQuantize(inventory, tensor)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(tensor.name, ": no recipe quantizes such a tensor"));
+      }
+      RETURN_IF_ERROR(CheckShape(recipes[id], tensor));
+      tensor.recipe = recipes[id];
+    }
+  }
+  DissolveBundles(inventory);
+  return absl::OkStatus();
+}
+
+void ReserveRecipeScratch(const MicroBatchShape& micro_batch, ModelInventory& inventory) {
+  const int64_t tokens = micro_batch.sequences * micro_batch.sequence_tokens;
+  for (UnitSpec& unit : inventory.units) {
+    const GemmWidths widths =
+        unit.kind == UnitKind::kLayer ? WidthsOf(inventory, unit) : GemmWidths{};
+    if (widths.weight == 0) {
+      continue;
+    }
+    unit.workspace.push_back({"q_weight", {1, widths.weight}, DType::kBF16});
+    unit.workspace.push_back({"q_input", {tokens, widths.input}, DType::kBF16});
+    unit.workspace.push_back({"q_gradient", {tokens, widths.output}, DType::kBF16});
+    unit.workspace.push_back({"q_scales", {kScaleSlots}});
+  }
+}
+
+bool IsQuantized(const ModelInventory& inventory) {
+  return std::any_of(inventory.tensors.begin(),
+                     inventory.tensors.end(),
+                     [](const TensorSpec& tensor) { return tensor.recipe != Recipe::kNone; });
+}
+
+}  // namespace ravel::plan

@@ -1,0 +1,42 @@
+#pragma once
+
+// Which matrices of a model a job's recipe quantizes, and what their modules need for it. Pure.
+
+#include <string>
+#include <vector>
+
+#include "common/model/model_inventory.h"
+#include "common/status.h"
+
+namespace ravel::plan {
+
+// The name of a recipe in plans and numerics: "fp8_tensor/delayed", "mxfp8", ...; "none".
+const char* RecipeName(Recipe recipe);
+
+// Of a recipe's codes: E4M3, or U8 where two E2M1 share a byte.
+DType CodeType(Recipe recipe);
+// Bytes of so many codes; whole bytes.
+int64_t CodeBytes(Recipe recipe, int64_t elements);
+
+// Gives the recipe to every trained matrix of a layer that no pattern of `keep_bf16` matches.
+// Embeddings, the head, norms, biases and frozen tensors stay as they are. Bundles are taken apart
+// of which only some tensors have it. Errors name the field, and the tensor whose shape the recipe
+// cannot take: both dimensions must be multiples of the edge of its blocks (of 32, for NVFP4), and
+// so must be the tokens of a micro-batch, but for fp8_block.
+absl::Status ApplyRecipe(const RecipeSpec& spec,
+                         const MicroBatchShape& micro_batch,
+                         ModelInventory& inventory);
+
+// Gives each tensor this recipe, as a plan that is read says; refuses what ApplyRecipe never makes.
+absl::Status SetRecipes(const IdVector<TensorId, Recipe>& recipes, ModelInventory& inventory);
+
+// Scratch of the layers that have quantized matrices: "q_weight", the decoded weight of one gemm;
+// "q_input" and "q_gradient", its decoded activations; "q_scales", kScaleSlots scales of the three.
+// After ApplyRecipe.
+inline constexpr int64_t kScaleSlots = 64;
+void ReserveRecipeScratch(const MicroBatchShape& micro_batch, ModelInventory& inventory);
+
+// True if any tensor has a recipe.
+bool IsQuantized(const ModelInventory& inventory);
+
+}  // namespace ravel::plan

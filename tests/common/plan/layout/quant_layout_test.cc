@@ -1,0 +1,216 @@
+// Amaxes of quantized matrices, and plans of jobs with a recipe.
+
+#include "common/plan/layout/quant_layout.h"
+
+#include <functional>
+#include <set>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/model/recipes.h"
+#include "common/plan/check/program_checker.h"
+#include "common/plan/numerics.h"
+#include "common/plan/plan_proto.h"
+#include "common/plan/program/buffer_index.h"
+#include "common/plan/report/wire_table.h"
+#include "tests/common/plan/plan_testing.h"
+
+namespace ravel::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+ShardingPlan RecipePlan(const JobSpec& spec, int64_t ranks, bool shared_memory = true) {
+  absl::StatusOr<ShardingPlan> plan =
+      BuildShardingPlan({.spec = spec, .ranks = ranks, .shared_memory = shared_memory});
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return plan.ok() ? *std::move(plan) : ShardingPlan{};
+}
+
+int64_t BytesOfKind(const ShardingPlan& plan, BufferKind kind) {
+  int64_t bytes = 0;
+  for (const ProgramBuffer& buffer : plan.buffers) {
+    bytes += buffer.kind == kind ? buffer.bytes : 0;
+  }
+  return bytes;
+}
+
+class QuantLayoutOfRecipe : public ::testing::TestWithParam<testing::RecipeCase> {};
+INSTANTIATE_TEST_SUITE_P(Recipes,
+                         QuantLayoutOfRecipe,
+                         ::testing::ValuesIn(testing::RecipeCases()),
+                         [](const auto& tested) { return std::string(tested.param.name); });
+
+TEST_P(QuantLayoutOfRecipe, WordsAreApartAndDoNotDependOnTheMesh) {
+  const Recipe recipe = GetParam().recipe;
+  const JobSpec spec = testing::RecipeSpecOf(recipe);
+  const QuantLayout one = QuantLayoutOf(RecipePlan(spec, 1).inventory);
+  // Seven matrices a layer: q, k, v and gate, up are one domain each.
+  EXPECT_EQ(one.tensors.size(), 14u);
+  EXPECT_EQ(one.domains.size(), 8u);
+  std::set<int64_t> words;
+  for (const QuantTensor& tensor : one.tensors) {
+    const int64_t edge = BlockEdge(recipe);
+    for (int64_t word = 0; edge > 0 && word < tensor.grid_rows * tensor.grid_columns; ++word) {
+      EXPECT_TRUE(words.insert(tensor.grid + word).second);
+    }
+  }
+  for (const QuantDomain& domain : one.domains) {
+    for (const int64_t word : {domain.amax, domain.input, domain.gradient}) {
+      EXPECT_TRUE(word < 0 || words.insert(word).second);
+    }
+  }
+  EXPECT_EQ(static_cast<int64_t>(words.size()), one.words);
+  EXPECT_TRUE(words.empty() || *words.rbegin() == one.words - 1);
+  EXPECT_EQ(one.slots, recipe == Recipe::kDelayed ? 24 : 0);
+  for (const int64_t ranks : {2, 3, 8}) {
+    const QuantLayout other = QuantLayoutOf(RecipePlan(spec, ranks).inventory);
+    ASSERT_EQ(other.tensors.size(), one.tensors.size());
+    for (size_t i = 0; i < one.tensors.size(); ++i) {
+      EXPECT_EQ(other.tensors[i].grid, one.tensors[i].grid);
+      EXPECT_EQ(other.tensors[i].domain, one.tensors[i].domain);
+    }
+    EXPECT_EQ(other.words, one.words);
+    const QuantWords in_memory = QuantWordsOf(other, ranks, 16);
+    EXPECT_EQ(in_memory.amax, in_memory.part * ranks);
+    EXPECT_GE(in_memory.amax, other.words);
+    EXPECT_EQ(in_memory.scales, other.slots * 18);
+  }
+}
+
+TEST_P(QuantLayoutOfRecipe, PlansPassTheCheckerAndTheCodec) {
+  const JobSpec spec = testing::RecipeSpecOf(GetParam().recipe);
+  for (const int64_t ranks : {1, 2, 3, 8}) {
+    for (const bool shared : {false, true}) {
+      const ShardingPlan plan = RecipePlan(spec, ranks, shared);
+      const std::string bytes = SerializePlan(plan);
+      const absl::StatusOr<ShardingPlan> read = ParsePlan(bytes);
+      ASSERT_TRUE(read.ok()) << read.status();
+      EXPECT_EQ(SerializePlan(*read), bytes);
+    }
+  }
+}
+
+TEST_P(QuantLayoutOfRecipe, CodesTakeAByteOrHalfOfOneAtRestAndOnTheWire) {
+  const Recipe recipe = GetParam().recipe;
+  JobSpec spec = testing::RecipeSpecOf(recipe);
+  const ShardingPlan quantized = RecipePlan(spec, 4, false);
+  spec.recipe = {};
+  const ShardingPlan wide = RecipePlan(spec, 4, false);
+  int64_t codes = 0;
+  for (const TensorSpec& tensor : quantized.inventory.tensors) {
+    codes += tensor.recipe != Recipe::kNone ? ElementCount(tensor.shape) : 0;
+  }
+  const int64_t saved = codes * 2 - CodeBytes(recipe, codes);
+  EXPECT_EQ(BytesOfKind(wide, BufferKind::kModelWeight) -
+                BytesOfKind(quantized, BufferKind::kModelWeight),
+            saved / 4);
+  EXPECT_EQ(BytesOfKind(wide, BufferKind::kMainWeight),
+            BytesOfKind(quantized, BufferKind::kMainWeight));
+  EXPECT_LT(StepWire(quantized).gathers, StepWire(wide).gathers);
+}
+
+// Each: one thing that a program must not do.
+TEST_P(QuantLayoutOfRecipe, TheCheckerRefusesCodesOfOldScalesAndWeights) {
+  const ShardingPlan good = RecipePlan(testing::RecipeSpecOf(GetParam().recipe), 2);
+  const auto fails = [&](const std::function<void(StepProgram&)>& change) {
+    ShardingPlan plan = good;
+    for (StepProgram& program : plan.programs) {
+      if (program.phase == Phase::kOnly || program.phase == Phase::kLast) {
+        change(program);
+      }
+    }
+    return CheckPlan(plan);
+  };
+  const auto each =
+      [](StepProgram& program, OpCode op, const std::function<void(Instruction&)>& to) {
+        for (Instruction& at : program.instructions) {
+          if (at.op == op) {
+            to(at);
+          }
+        }
+      };
+  EXPECT_TRUE(CheckPlan(good).ok());
+  EXPECT_THAT(std::string(fails([&](StepProgram& program) {
+                            each(program, OpCode::kRefreshWeights, [](Instruction& at) {
+                              at.waits.clear();
+                            });
+                          }).message()),
+              HasSubstr("K7"));
+  EXPECT_THAT(
+      std::string(fails([&](StepProgram& program) {
+                    each(program, OpCode::kAmaxReduce, [](Instruction& at) { at.waits.clear(); });
+                  }).message()),
+      HasSubstr("K7"));
+  EXPECT_FALSE(
+      fails([&](StepProgram& program) {
+        each(program, OpCode::kRefreshWeights, [](Instruction& at) { at.operands.pop_back(); });
+      }).ok());
+}
+
+TEST(RecipePlans, AreRefusedWithFieldAndTensor) {
+  const auto refusal = [](const std::function<void(JobSpec&)>& change) {
+    JobSpec spec = testing::RecipeSpecOf(Recipe::kFloat8Block);
+    change(spec);
+    return std::string(
+        BuildShardingPlan({.spec = spec, .ranks = 2, .shared_memory = true}).status().message());
+  };
+  EXPECT_THAT(refusal([](JobSpec& spec) { spec.model->intermediate_size = 320; }),
+              ::testing::AllOf(HasSubstr("precision.recipe"),
+                               HasSubstr("model.layers.0.mlp."),
+                               HasSubstr("multiples of 128")));
+  EXPECT_THAT(refusal([](JobSpec& spec) { spec.compute = ComputeType::kF32; }),
+              HasSubstr("precision.compute: expected bf16, for fp8_block, got fp32"));
+  EXPECT_THAT(refusal([](JobSpec& spec) { spec.cpu_devices = false; }),
+              HasSubstr("precision.recipe: expected cpu devices"));
+  EXPECT_THAT(refusal([](JobSpec& spec) { spec.recipe.keep_bf16 = {"lm_head*"}; }),
+              HasSubstr("precision.keepBf16[0]: expected a pattern that matches a trained matrix"));
+  EXPECT_THAT(refusal([](JobSpec& spec) { spec.recipe.keep_bf16 = {"*"}; }),
+              HasSubstr("precision.keepBf16: expected to leave a matrix that is quantized"));
+  EXPECT_THAT(
+      refusal([](JobSpec& spec) {
+        spec.recipe.recipe = Recipe::kMxFp8;
+        spec.data.sequence_length = 40;
+      }),
+      HasSubstr("training.microBatch: expected times data.sequenceLength a multiple of 32"));
+  EXPECT_EQ(refusal([](JobSpec& spec) {
+              spec.model->intermediate_size = 320;
+              spec.recipe.keep_bf16 = {"*.mlp.*"};
+            }),
+            "");
+}
+
+TEST(RecipePlans, FrozenAndKeptMatricesStayBf16) {
+  JobSpec spec = testing::RecipeSpecOf(Recipe::kCurrent);
+  spec.freeze = {"model.layers.0.*"};
+  spec.recipe.keep_bf16 = {"model.layers.1.self_attn.k_proj.weight"};
+  const ShardingPlan plan = RecipePlan(spec, 2);
+  int64_t quantized = 0;
+  for (const TensorSpec& tensor : plan.inventory.tensors) {
+    quantized += tensor.recipe != Recipe::kNone ? 1 : 0;
+    if (tensor.name.find("layers.0.") != std::string::npos ||
+        tensor.name.find("k_proj") != std::string::npos) {
+      EXPECT_EQ(tensor.recipe, Recipe::kNone) << tensor.name;
+    }
+  }
+  EXPECT_EQ(quantized, 6);
+  for (const GroupLayout& group : plan.groups) {
+    for (const TensorId tensor : group.tensors) {
+      EXPECT_EQ(plan.inventory.tensors[tensor].recipe, group.recipe);
+    }
+  }
+}
+
+TEST(RecipePlans, ARecipeIsPartOfTheNumerics) {
+  JobSpec spec = testing::RecipeSpecOf(Recipe::kDelayed);
+  const std::string before = NumericsOf(spec);
+  EXPECT_THAT(before, HasSubstr("recipe=fp8_tensor/delayed/16 "));
+  spec.recipe.recipe = Recipe::kMxFp8;
+  EXPECT_EQ(NumericsChange(before, NumericsOf(spec)),
+            "recipe was fp8_tensor/delayed/16 and is mxfp8");
+}
+
+}  // namespace
+}  // namespace ravel::plan

@@ -1,0 +1,93 @@
+// Does not compile when a struct of a plan has a field more or less: the codec must know it
+// (plan_proto_test), and then it is named here.
+
+#include <gtest/gtest.h>
+
+#include "common/plan/sharding_plan.h"
+#include "tests/common/plan/plan_testing.h"
+
+namespace ravel::plan {
+namespace {
+
+TEST(PlanProto, EveryFieldOfTheStructIsKnown) {
+  const ShardingPlan plan = testing::PlanOf(testing::Llama(64, 2, 96, 257), 3, 4, false);
+  const auto& [ranks,
+               lanes,
+               micro_batch,
+               options,
+               inventory,
+               mesh,
+               groups,
+               roles,
+               moves,
+               buffers,
+               memory,
+               programs] = plan;
+  const auto& [lane_count, lane_ranks, replicas, blocks, micro_batches] = lanes;
+  const auto& [sequences, sequence_tokens] = micro_batch;
+  const auto& [group_unit, group_trainable, group_recipe, layout, tensors, tensor_offsets] =
+      groups.front();
+  const auto& [width, shard_elements, offsets, padding_elements] = layout;
+  const auto& [stored, parameter, used, staged, between, measured, at_step] = roles.front();
+  const auto& [buffer_name,
+               buffer_kind,
+               buffer_memory,
+               buffer_unit,
+               buffer_group,
+               buffer_call,
+               slot,
+               bytes,
+               dtype,
+               persistent,
+               inside] = buffers.front();
+  const auto& [buffer_offsets,
+               private_bytes,
+               symmetric_bytes,
+               common_bytes,
+               offload_bytes,
+               lower_bound] = memory;
+  EXPECT_EQ(lane_ranks, ranks);
+  EXPECT_EQ(options.ranks, ranks);
+  EXPECT_EQ(group_recipe, Recipe::kNone);
+  EXPECT_EQ(offload_bytes, 0);
+  EXPECT_EQ(sequences, 2);
+  EXPECT_EQ(group_unit, 0);
+  EXPECT_EQ(width, 3);
+  EXPECT_TRUE(group_trainable);
+  EXPECT_NE(staged, between);
+  EXPECT_GT(bytes, 0);
+  EXPECT_GT(private_bytes, 0);
+}
+
+TEST(PlanProto, EveryFieldOfTheOptionsIsKnown) {
+  const ProgramOptions options =
+      testing::PlanOf(testing::Llama(64, 2, 96, 257), 3, 4, false).options;
+  const auto& [option_ranks,
+               gather_in_place,
+               read_peers_in_place,
+               gather_window,
+               staging_window,
+               prefetch,
+               option_replicas,
+               recompute,
+               weight_type,
+               main_type,
+               optimizer,
+               state_types,
+               gradient_wire,
+               staged_type,
+               communication_blocks,
+               attention_workspace_bytes,
+               logits_chunk_tokens,
+               option_layer_drop,
+               amax_history,
+               offload_fraction] = options;
+  EXPECT_EQ(option_ranks, 3);
+  EXPECT_EQ(option_replicas, 1);
+  EXPECT_EQ(option_layer_drop, 0);
+  EXPECT_EQ(amax_history, 0);
+  EXPECT_EQ(offload_fraction, 0);
+}
+
+}  // namespace
+}  // namespace ravel::plan

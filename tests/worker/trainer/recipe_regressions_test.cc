@@ -1,0 +1,222 @@
+// Regressions that carry the names of bug classes of quantized training: what other systems get
+// wrong when a quantized tensor is cut between ranks, reloaded or skipped.
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/model/recipes.h"
+#include "tests/testing/strategy_cases.h"
+
+namespace ravel::trainer {
+namespace {
+
+using plan::Recipe;
+
+constexpr Recipe kAllRecipes[] = {
+    Recipe::kDelayed, Recipe::kCurrent, Recipe::kFloat8Block, Recipe::kMxFp8, Recipe::kNvFp4};
+constexpr int64_t kShortHistory = 4;
+
+// Codes and amaxes of whole tensors, joined over ranks, and how many ranks stored each row.
+struct Codes {
+  std::map<std::string, std::vector<uint8_t>> codes;
+  std::map<std::string, std::vector<int>> owners;
+  std::vector<std::vector<uint32_t>> amaxes;  // by rank
+  std::vector<int64_t> pieces;                // by rank
+};
+
+void AddCodes(RankEngine& engine, int rank, Codes& into) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  into.amaxes.resize(std::max(into.amaxes.size(), static_cast<size_t>(rank) + 1));
+  into.pieces.resize(into.amaxes.size(), 0);
+  const plan::QuantLayout& layout = engine.quant()->layout();
+  const kernels::WeightScales first =
+      engine.quant()->ScalesOf(layout.tensors[0].tensor, false).weight;
+  const uint32_t* words = first.amax.As<uint32_t>() - layout.tensors[0].grid;
+  into.amaxes[static_cast<size_t>(rank)].assign(words, words + layout.weight_words);
+  for (const shard::ParameterGroup& group : engine.groups()) {
+    for (const quant::QuantPiece& piece : group.quant_pieces()) {
+      ++into.pieces[static_cast<size_t>(rank)];
+      const plan::TensorSpec& tensor = engine.tensor(piece.tensor);
+      const int64_t row = piece.codes.size[1];
+      std::vector<uint8_t>& all = into.codes[tensor.name];
+      std::vector<int>& owners = into.owners[tensor.name];
+      all.resize(static_cast<size_t>(tensor.shape[0] * row));
+      owners.resize(static_cast<size_t>(tensor.shape[0]), 0);
+      std::memcpy(all.data() + piece.first_row * row,
+                  piece.codes.data,
+                  static_cast<size_t>(piece.codes.size[0] * row));
+      for (int64_t i = 0; i < piece.codes.size[0]; ++i) {
+        ++owners[static_cast<size_t>(piece.first_row + i)];
+      }
+    }
+  }
+}
+
+class RecipeRegressions : public ::testing::Test {
+ protected:
+  RecipeRegressions() { std::filesystem::remove_all(folder_); }
+  ~RecipeRegressions() override { std::filesystem::remove_all(folder_); }
+
+  plan::JobSpec Job(const StrategyCase& tested, Recipe recipe) {
+    plan::JobSpec spec = JobOf(tested, "recipes", folder_);
+    spec.compute = plan::ComputeType::kBF16;
+    spec.recipe = {.recipe = recipe, .keep_bf16 = {}, .history = kShortHistory};
+    return spec;
+  }
+  // After so many steps; 0: initial weights.
+  Codes CodesAfter(const StrategyCase& tested, Recipe recipe, int64_t steps) {
+    Codes codes;
+    const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
+      RETURN_IF_ERROR(engine.InitializeWeights());
+      for (int64_t step = 0; step < steps; ++step) {
+        RETURN_IF_ERROR(engine.TrainStep(step).status());
+      }
+      AddCodes(engine, rank, codes);
+      return absl::OkStatus();
+    };
+    const absl::Status ran =
+        RunLocalRanks({.spec = Job(tested, recipe), .ranks = tested.ranks(), .body = body});
+    EXPECT_TRUE(ran.ok()) << ran;
+    return codes;
+  }
+
+  const std::string folder_ = absl::StrCat(::testing::TempDir(), "/ravel_recipe_regressions");
+};
+
+// Blocks that two ranks share, ranks without a row, replicas, every way to cut.
+TEST_F(RecipeRegressions, StraddledTileEqualsWholeTile) {
+  for (const Recipe recipe : kAllRecipes) {
+    const Codes one = CodesAfter({}, recipe, 2);
+    ASSERT_EQ(one.codes.size(), 14u);
+    for (const int64_t width : {2, 3, 5, 7, 9}) {
+      const Codes cut = CodesAfter({.width = width}, recipe, 2);
+      EXPECT_EQ(cut.codes, one.codes) << plan::RecipeName(recipe) << " on " << width;
+    }
+  }
+}
+
+TEST_F(RecipeRegressions, InitMatrixAllRecipesAllMeshes) {
+  for (const Recipe recipe : kAllRecipes) {
+    const Codes one = CodesAfter({}, recipe, 0);
+    for (const NamedStrategy& strategy : MatrixStrategies()) {
+      const StrategyCase tested = {.strategy = strategy.name, .width = 2};
+      EXPECT_EQ(CodesAfter(tested, recipe, 0).codes, one.codes)
+          << plan::RecipeName(recipe) << " " << tested.name();
+    }
+  }
+}
+
+// Every rank has the amaxes of all blocks, replicas and ranks without a row included.
+TEST_F(RecipeRegressions, ScalesEqualOnAllOwners) {
+  for (const Recipe recipe : kAllRecipes) {
+    const Codes one = CodesAfter({}, recipe, 1);
+    for (const char* strategy : {"ZeRO0", "ZeRO3", "HSDP", "HFSDP"}) {
+      const Codes cut = CodesAfter({.strategy = strategy, .width = 3}, recipe, 1);
+      for (const std::vector<uint32_t>& amaxes : cut.amaxes) {
+        EXPECT_EQ(amaxes, one.amaxes[0]) << plan::RecipeName(recipe) << " " << strategy;
+      }
+    }
+  }
+}
+
+TEST_F(RecipeRegressions, EmptyShardJoinsAmaxReduce) {
+  const Codes cut = CodesAfter({.width = 15}, Recipe::kNvFp4, 1);
+  ASSERT_EQ(cut.pieces.size(), 15u);
+  EXPECT_EQ(cut.codes, CodesAfter({}, Recipe::kNvFp4, 1).codes);
+}
+
+TEST_F(RecipeRegressions, NvFp4RangesAreWholeBytes) {
+  for (const int64_t width : {2, 3, 7}) {
+    for (const auto& [name, owners] : CodesAfter({.width = width}, Recipe::kNvFp4, 0).owners) {
+      for (const int count : owners) {
+        ASSERT_EQ(count, 1) << name;
+      }
+    }
+  }
+}
+
+// 256 x 128 over 4 ranks has the grid of the whole: two rows of blocks.
+TEST_F(RecipeRegressions, ScaleGridRowsMatchGlobalTiles) {
+  for (const int64_t width : {1, 4}) {
+    const auto plan = plan::BuildShardingPlan({.spec = Job({.width = width}, Recipe::kFloat8Block),
+                                               .ranks = width,
+                                               .shared_memory = true});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    for (const plan::QuantTensor& tensor : plan::QuantLayoutOf(plan->inventory).tensors) {
+      const Shape& shape = plan->inventory.tensors[tensor.tensor].shape;
+      EXPECT_EQ(tensor.grid_rows, shape[0] / 128);
+      EXPECT_EQ(tensor.grid_columns, shape[1] / 128);
+    }
+  }
+}
+
+// Lists that are built and never used leave a parameter as it was.
+TEST_F(RecipeRegressions, EveryTrainableParameterMoves) {
+  for (const Recipe recipe : kAllRecipes) {
+    RecordArgs args = ArgsOf({.width = 3}, Job({.width = 3}, recipe));
+    args.last_step = 1;
+    const Recording first = Record(args);
+    args.last_step = 3;
+    const Recording later = Record(args);
+    for (const auto& [name, before] : first.weights) {
+      EXPECT_NE(before, later.weights.at(name)) << plan::RecipeName(recipe) << " " << name;
+    }
+    const Codes codes = CodesAfter({.width = 3}, recipe, 1);
+    const Codes moved = CodesAfter({.width = 3}, recipe, 8);
+    for (const auto& [name, before] : codes.codes) {
+      EXPECT_NE(before, moved.codes.at(name)) << plan::RecipeName(recipe) << " " << name;
+    }
+  }
+}
+
+// A history that rolls after each backward would depend on how lanes are spread.
+TEST_F(RecipeRegressions, DelayedUpdateOncePerGlobalBatch) {
+  for (const int64_t micro_batches : {1, 3}) {
+    const auto body = [&](RankEngine& engine, int) -> absl::Status {
+      RETURN_IF_ERROR(engine.InitializeWeights());
+      for (int64_t step = 0; step < 2; ++step) {
+        RETURN_IF_ERROR(engine.TrainStep(step).status());
+        RETURN_IF_ERROR(engine.Evaluate().status());  // stages nothing
+      }
+      const int64_t slots = engine.quant()->layout().slots;
+      std::vector<float> histories(static_cast<size_t>(slots * kShortHistory));
+      engine.quant()->ReadState(plan::StateRole::kAmaxHistory, 0, histories);
+      for (int64_t slot = 0; slot < slots; ++slot) {
+        const auto begin = histories.begin() + slot * kShortHistory;
+        const bool weight = slot % plan::kSlotsPerDomain == 0;
+        // Initial weights have an entry, too.
+        EXPECT_EQ(std::count_if(begin, begin + kShortHistory, [](float amax) { return amax > 0; }),
+                  weight ? 3 : 2)
+            << "slot " << slot;
+        EXPECT_GT(*(begin + kShortHistory - 1), 0) << "the newest is last";
+      }
+      return absl::OkStatus();
+    };
+    const StrategyCase tested = {.width = 2, .micro_batches = micro_batches};
+    const absl::Status ran =
+        RunLocalRanks({.spec = Job(tested, Recipe::kDelayed), .ranks = 2, .body = body});
+    EXPECT_TRUE(ran.ok()) << ran;
+  }
+}
+
+TEST_F(RecipeRegressions, UnsupportedRecipeRefusedAtPlan) {
+  plan::JobSpec spec = Job({}, Recipe::kMxFp8);
+  spec.cpu_devices = false;
+  EXPECT_THAT(std::string(plan::BuildShardingPlan({.spec = spec, .ranks = 1, .shared_memory = true})
+                              .status()
+                              .message()),
+              ::testing::HasSubstr("precision.recipe: expected cpu devices"));
+}
+
+}  // namespace
+}  // namespace ravel::trainer

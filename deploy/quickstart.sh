@@ -13,6 +13,8 @@ usage: deploy/quickstart.sh [options]
   --keep                     leaves everything running at the end and says how to use it
   --corpus bible|linux-doc   the text (default bible)
   --compute fp32|bf16        type of weights and activations (default fp32)
+  --recipe NAME              quantizes layers, in bf16: fp8_tensor (delayed scales), fp8_current, fp8_block (of a wider model,
+                             whose matrices have whole blocks), mxfp8 or nvfp4 (default none)
   --state TYPE               of the optimizer's moments: fp32, bf16, fp8, or two of them such as fp8,bf16 (default fp32)
   --offload F                part of that state that lies in files of the workers, from 0 to 1 (default: none)
   --cuda                     also builds libravel_cuda.so (needs nvcc)
@@ -26,7 +28,7 @@ number() {
   echo "$2"
 }
 
-workers=2 steps='' kill_one=no keep=no corpus=bible preset=dev compute=fp32 state_type=fp32 offload=''
+workers=2 steps='' kill_one=no keep=no corpus=bible preset=dev compute=fp32 state_type=fp32 recipe='' offload=''
 while [[ $# -gt 0 ]]; do
   case $1 in
     --workers) workers=$(number "$1" "${2:-}"); shift ;;
@@ -35,6 +37,7 @@ while [[ $# -gt 0 ]]; do
     --keep) keep=yes ;;
     --corpus) corpus=${2:-}; shift ;;
     --compute) compute=${2:-}; shift ;;
+    --recipe) recipe=${2:-}; shift; compute=bf16 ;;
     --state) state_type=${2:-}; shift ;;
     --offload) offload=${2:-}; shift ;;
     --cuda) preset=cuda ;;
@@ -44,6 +47,7 @@ while [[ $# -gt 0 ]]; do
 done
 [[ $corpus == bible || $corpus == linux-doc ]] || usage
 [[ $compute == fp32 || $compute == bf16 ]] || usage
+[[ $recipe =~ ^(|fp8_tensor|fp8_current|fp8_block|mxfp8|nvfp4)$ ]] || usage
 [[ $state_type =~ ^(fp32|bf16|fp8)(,(fp32|bf16|fp8))?$ ]] || usage
 [[ $offload =~ ^(|0|1|0\.[0-9]+)$ ]] || usage
 if [[ $kill_one == yes && $workers == 1 ]]; then
@@ -137,6 +141,14 @@ steps=${steps:-$(example_value steps)}
 warmup=$(example_value warmupSteps)
 ((warmup < steps)) || warmup=$((steps / 10))
 job=$run/job.yaml
+precision="compute: $compute"
+case $recipe in
+  '') ;;
+  fp8_current) precision+=', recipe: fp8_tensor, scaling: current' ;;
+  *) precision+=", recipe: $recipe" ;;
+esac
+hidden=192 heads=6 key_heads=2
+[[ $recipe != fp8_block ]] || { hidden=256 heads=8 key_heads=4; }
 optimizer="stateDtype: '$state_type', "
 if [[ -n $offload ]]; then
   mkdir -p "$run/offload"
@@ -150,7 +162,10 @@ sed -e "s#/var/tmp/ravel-quickstart/tokens#$tokens#" \
   -e "s#globalBatch: [0-9]*#globalBatch: $batch#" \
   -e "s#count: [0-9]*#count: $workers#" \
   -e "s#^    optimizer: {#    optimizer: {$optimizer#" \
-  -e "s#^  devices: {#  precision: {compute: $compute}\n&#" \
+  -e "s#^  devices: {#  precision: {$precision}\n&#" \
+  -e "s#hiddenSize: [0-9]*#hiddenSize: $hidden#" \
+  -e "s#numAttentionHeads: [0-9]*#numAttentionHeads: $heads#" \
+  -e "s#numKeyValueHeads: [0-9]*#numKeyValueHeads: $key_heads#" \
   -e "s#max: [0-9]*#max: $workers#" \
   -e "s#virtualRanks: [0-9]*#virtualRanks: $lanes#" "$example" >"$job"
 
@@ -166,6 +181,7 @@ if [[ $kill_one == yes ]]; then
   watcher=$!
   started+=("$watcher")
 fi
+ctl plan -f "$job" | grep '^recipe ' || true
 follow=0
 ctl submit -f "$job" --follow || follow=$?
 ((follow == 0 || follow > 6)) || exit "$follow"

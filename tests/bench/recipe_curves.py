@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""Losses of every recipe beside bf16: the same model, data and seed on one CPU worker after the other, on a real text. Prints a JSON
+line per recipe and draws all curves as SVG. Needs built programs (RAVEL_BIN_DIR or a usual build) and a tokenised text.
+
+    deploy/quickstart.sh --steps 20                          # makes build/quickstart/bible/tokens-2048
+    python3 tests/bench/recipe_curves.py --tokens build/quickstart/bible/tokens-2048 --svg curves.svg > curves.jsonl
+"""
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import cluster  # noqa: E402
+import loss_curve  # noqa: E402
+import tiny_job  # noqa: E402
+
+SEQUENCE_TOKENS = 128
+# Every recipe takes its matrices: all dimensions are multiples of 128.
+MODEL = {"modelType": "llama", "vocabSize": 2048, "hiddenSize": 256, "intermediateSize": 512, "numHiddenLayers": 4,
+         "numAttentionHeads": 8, "numKeyValueHeads": 4, "maxPositionEmbeddings": SEQUENCE_TOKENS}
+RECIPES = {"bf16": {},
+           "fp8_tensor delayed": {"recipe": "fp8_tensor", "scaling": "delayed"},
+           "fp8_tensor current": {"recipe": "fp8_tensor", "scaling": "current"},
+           "fp8_block": {"recipe": "fp8_block"},
+           "mxfp8": {"recipe": "mxfp8"},
+           "nvfp4": {"recipe": "nvfp4"}}
+COLOURS = ["#24292f", "#0969da", "#1a7f37", "#8250df", "#bf8700", "#cf222e"]
+# Largest difference from bf16 of the mean loss of the last LAST steps.
+BOUNDS = {"nvfp4": 0.03}
+LAST = 50
+
+
+def train(ravel, folder, name, tokens, steps, precision):
+    job = tiny_job.write_job(
+        folder, name, "cpu", steps, save_every=steps, model={"config": MODEL},
+        data={"train": [{"path": str(tokens)}], "sequenceLength": SEQUENCE_TOKENS},
+        training={"steps": steps, "globalBatch": 8, "optimizer": {"lr": 3e-3, "weightDecay": 0.1},
+                  "schedule": {"kind": "cosine", "warmupSteps": min(30, steps // 2)}},
+        precision={"compute": "bf16", **precision})
+    return ravel.train(job, name)
+
+
+def smooth(losses, width=10):
+    """The mean of the last `width` losses at each step."""
+    return [statistics.fmean(losses[max(0, i + 1 - width):i + 1]) for i in range(len(losses))]
+
+
+def draw(curves, title):
+    c = loss_curve
+    values = [loss for losses in curves.values() for loss in losses]
+    low, high = min(values), max(values)
+    steps = max(len(losses) for losses in curves.values())
+
+    def x_of(step):
+        return c.LEFT + (c.WIDTH - c.LEFT - c.RIGHT) * step / max(1, steps - 1)
+
+    def y_of(loss):
+        return c.TOP + (c.HEIGHT - c.TOP - c.BOTTOM) * (high - loss) / (high - low)
+
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{c.WIDTH}" height="{c.HEIGHT}" viewBox="0 0 {c.WIDTH} {c.HEIGHT}">',
+             f'<rect width="{c.WIDTH}" height="{c.HEIGHT}" fill="#ffffff"/>', c.text(c.LEFT, 24, title, "start", 15)]
+    for value in c.ticks(low, high):
+        parts += [c.line(c.LEFT, y_of(value), c.WIDTH - c.RIGHT, y_of(value), c.FAINT),
+                  c.text(c.LEFT - 8, y_of(value) + 4, f"{value:g}", "end")]
+    for value in c.ticks(0, steps, 8):
+        parts.append(c.text(x_of(value), c.HEIGHT - c.BOTTOM + 18, f"{value:g}"))
+    parts += [c.text((c.LEFT + c.WIDTH - c.RIGHT) / 2, c.HEIGHT - 8, "step"), c.text(c.LEFT - 8, c.TOP - 8, "loss", "end")]
+    for i, (name, losses) in enumerate(curves.items()):
+        points = " ".join(f"{x_of(step):.1f},{y_of(loss):.1f}" for step, loss in enumerate(losses))
+        parts += [f'<polyline points="{points}" fill="none" stroke="{COLOURS[i]}" stroke-width="1.4"/>',
+                  c.text(c.WIDTH - c.RIGHT, c.TOP + 16 + 16 * i, f"{name}: {losses[-1]:.3f}", "end", 12, COLOURS[i])]
+    return "\n".join(parts + ["</svg>"]) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--tokens", required=True, type=pathlib.Path, help="PREFIX.bin and .idx with ids below 2048")
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--svg", type=pathlib.Path)
+    arguments = parser.parse_args()
+    curves, failed, reference = {}, False, None  # bf16 comes first
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = pathlib.Path(scratch)
+        with cluster.Cluster(folder / "cluster", workers=1) as ravel:
+            for name, precision in RECIPES.items():
+                rows = train(ravel, folder, name.replace(" ", "-").replace("_", "-"), arguments.tokens.resolve(), arguments.steps, precision)
+                losses = [row["loss"] for row in rows]
+                curves[name] = smooth(losses)
+                end = statistics.fmean(losses[-LAST:])
+                reference = reference or end
+                relative, bound = end / reference - 1, BOUNDS.get(name, 0.01)
+                failed |= abs(relative) > bound
+                print(json.dumps({"case": "recipe-loss", "recipe": name, "steps": len(losses), "first": losses[0], "last": losses[-1],
+                                  "mean_of_last": round(end, 5), "over_bf16": round(relative, 5), "bound": bound,
+                                  "median_step_ms": round(1e3 * statistics.median(row["step_seconds"] for row in rows), 1)}), flush=True)
+    if arguments.svg:
+        arguments.svg.write_text(draw(curves, f"Loss, mean of 10 steps: bf16 and five recipes, {arguments.steps} steps"))
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

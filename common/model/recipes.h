@@ -13,7 +13,7 @@ namespace ravel::plan {
 // The name of a recipe in plans and numerics: "fp8_tensor/delayed", "mxfp8", ...; "none".
 const char* RecipeName(Recipe recipe);
 
-// Of a recipe's codes: E4M3, or U8 where two E2M1 share a byte.
+// The type of a recipe's codes: E4M3, or U8 where two E2M1 share a byte.
 DType CodeType(Recipe recipe);
 // Bytes of so many codes; whole bytes.
 int64_t CodeBytes(Recipe recipe, int64_t elements);

@@ -77,7 +77,7 @@ typename V::I E4M3StochasticOf(typename V::F x, typename V::I random16) {
   return V::Select(nan, V::Set(0x7Fu), V::Or(code, sign));
 }
 
-// Whether x is above the share `draw` of the way from one square to the next.
+// True where x is above the share `draw` of the way from one square to the next.
 template <typename V>
 typename V::Mask IsUp(typename V::I random16,
                       typename V::F low,

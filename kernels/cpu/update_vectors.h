@@ -232,7 +232,7 @@ void UpdatePart(const UpdateBlock& block, const PhiloxRounds& rounds, bool alike
 template <typename V, typename Rule, StateForm kMean, StateForm kSquare>
 void UpdateGroups(const UpdateBlock& block) {
   const PhiloxRounds rounds(block.seed, scalar::PhiloxCounter(FirstDraw(block)));
-  // Whether word 1 of the counter is the same in all draws.
+  // True: word 1 of the counter is the same in all draws.
   const uint64_t last = block.index + static_cast<uint64_t>(block.elements) - 1;
   const bool alike = block.index >> 34 == last >> 34;
   for (int64_t at = 0; at < block.elements; at += kUpdateGroup) {

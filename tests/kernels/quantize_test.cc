@@ -39,7 +39,7 @@ struct Decoded {
   float scale = 1;
 };
 
-// What QuantizeActivation gives; edge along the rows or the columns.
+// The result of QuantizeActivation; edge along the rows or the columns.
 Decoded Expected(const QuantizeActivationArgs& args, const Matrix& source) {
   const bool gradient = args.role == ActivationRole::kGradient;
   const bool along_rows = args.along == BlocksAlong::kRows;

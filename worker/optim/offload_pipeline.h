@@ -79,7 +79,7 @@ class OffloadPipeline {
   void AddMemory(const shard::ParameterGroup& group, Chunk& chunk) const;
   absl::Status Fetch(const Chunk& chunk);
   absl::Status Release(const Chunk& chunk);
-  // Of a thread: moves chunk after chunk until it is stopped.
+  // The body of a thread: moves chunk after chunk until it is stopped.
   enum class Way { kIn, kOut };
   void MoveAll(Way way);
   // The next chunk that may go that way, or nothing where the thread is to end.
@@ -97,7 +97,7 @@ class OffloadPipeline {
 
   Mutex mutex_;
   CondVar changed_;
-  // Of the step that was begun last: the first so many chunks.
+  // Counts chunks of the step that was begun last, from the first one.
   size_t fetched_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t updated_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t released_ ABSL_GUARDED_BY(mutex_) = 0;

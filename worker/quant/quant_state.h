@@ -75,7 +75,7 @@ class QuantState {
   TensorView Word(int64_t word) const;
   float& CastScale(int64_t slot) const;
   std::span<float> History(int64_t slot) const;
-  // What the next cast of a slot multiplies by; 0: its history is empty.
+  // The next cast of a slot multiplies by this; 0: its history is empty.
   float& NextScale(int64_t slot) const;
   void UpdateSlot(kernels::Stream& stream, int64_t slot, uint32_t amax);
   void CastWeight(int64_t slot, uint32_t amax);

@@ -56,7 +56,7 @@ class InstructionRunner {
   };
   explicit InstructionRunner(const Args& args);
 
-  // Of quantized weights; nullptr where nothing is quantized.
+  // The state of quantized weights; nullptr where nothing is quantized.
   quant::QuantState* quant() const { return quant_.get(); }
   const kernels::ActivationDraws* draws() const { return &draws_; }
   // Collective. Codes and scales of all weights follow main weights that somebody else wrote. kNew:

@@ -80,7 +80,7 @@ class ParameterGroup {
   }
   // kNone: model weights are what modules compute in, else the recipe's codes.
   plan::Recipe recipe() const { return recipe_; }
-  // What this rank stores of a quantized group, tensor by tensor: whole rows.
+  // This rank's part of a quantized group, tensor by tensor: whole rows.
   const std::vector<quant::QuantPiece>& quant_pieces() const { return quant_pieces_; }
 
   // Gradient calls: a tied table has two, the head's and then its own.

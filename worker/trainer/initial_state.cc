@@ -197,7 +197,7 @@ absl::StatusOr<SavedStep> OpenSaved(const Assignment& assignment) {
   return saved;
 }
 
-// What was saved of one tensor's delayed scales.
+// One tensor's delayed scales, as they were saved.
 struct SavedScales {
   plan::StateRole role = plan::StateRole::kCastScale;
   int64_t first = 0;  // element of QuantState

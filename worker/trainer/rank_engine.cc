@@ -241,7 +241,7 @@ absl::Status RankEngine::RefreshWeights(shard::UnitExecutor::Refresh refresh) {
                     {.from = stored.main_weight,
                      .to = stored.model_weight,
                      .rounding = kernels::Bf16Rounding::kHalfAway});
-      // What has failed is told by the next use.
+      // The next use tells what has failed.
       const std::span<const float> used(stored.main_weight.As<float>(),
                                         Size(group.shard_elements()));
       memory().Settle(std::as_bytes(used)).IgnoreError();

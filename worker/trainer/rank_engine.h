@@ -70,7 +70,7 @@ class RankEngine {
   // where weights are quantized; kLoaded: the state of delayed scales was written, too.
   absl::Status RefreshWeights(
       shard::UnitExecutor::Refresh refresh = shard::UnitExecutor::Refresh::kNew);
-  // Of quantized weights; nullptr where there are none.
+  // The state of quantized weights; nullptr where there are none.
   quant::QuantState* quant() { return executor_->quant(); }
 
   // Collective. Step `step` (0-based): every lane forward and backward, the update. Issued; on a

@@ -24,7 +24,7 @@ constexpr size_t kMostFamilies = 8;
 struct UnitItems {
   std::vector<LayoutItem> items;
   std::vector<std::vector<TensorId>> members;  // tensors of each item, in buffer order
-  // What never shares a group: quantized, other trained, frozen tensors.
+  // Three kinds never share a group: quantized, other trained, frozen tensors.
   std::vector<int> kind;
 };
 constexpr int kKinds = 3;

@@ -143,7 +143,7 @@ class TableMaker {
   }
 
   const MoveRequest& request_;
-  // Of the group that is planned.
+  // Facts of the group that is planned.
   bool rounds_ = false;
   DType weight_type_ = DType::kF32;
   MoveTable table_;

@@ -90,7 +90,7 @@ void AddRecipe(const ShardingPlan& plan, std::string& text) {
   }
 }
 
-// What lies on a disk, and what could not go there.
+// Adds what lies on a disk, and what could not go there.
 void AddOffload(const ShardingPlan& plan, const OffloadFacts& facts, std::string& text) {
   if (plan.options.offload_fraction <= 0) {
     return;

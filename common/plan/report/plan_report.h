@@ -67,7 +67,7 @@ IdVector<GroupId, std::string> GroupNames(const ShardingPlan& plan);
 // The predicted peak alone.
 int64_t PeakBytes(const ShardingPlan& plan);
 
-// What a plan says of its recipe; no matrices where nothing is quantized.
+// The recipe as a plan reports it; no matrices where nothing is quantized.
 struct RecipeReport {
   std::string recipe;  // RecipeName of the first quantized matrix: a plan has one recipe
   std::string path;    // how its gemms are computed: "cpu_reference" decodes, then multiplies

@@ -63,7 +63,7 @@ Shape SavedShape(const TensorSpec& parameter, const StateSpec& state) {
   return parameter.shape;
 }
 
-// What every rank holds of a delayed scale: each tensor of a domain has the domain's.
+// Every rank holds this of a delayed scale: each tensor of a domain has the domain's.
 std::vector<StateTensor> ScalesOf(const ShardingPlan& plan, const TensorSpec& parameter) {
   if (parameter.recipe != Recipe::kDelayed) {
     return {};

@@ -124,7 +124,7 @@ TEST_P(OffloadForms, EveryStrategyGivesTheSameBits) {
   }
 }
 
-// What leaves really is updated from there: fails when everything stays.
+// State that leaves is updated from there: fails when everything stays.
 TEST_F(Offload, UpdatesRunOverTheFile) {
   for (const double fraction : {0.37, 1.0}) {
     const auto body = [&](RankEngine& engine, int) -> absl::Status {

@@ -69,7 +69,7 @@ TEST(ProgramOffload, OffloadFractionIsLocalBytes) {
         EXPECT_EQ(facts.optimizer_bytes, local);
         const auto most = static_cast<int64_t>(fraction * static_cast<double>(local));
         EXPECT_LE(facts.offloaded_bytes, most);
-        // What stays would not have fitted.
+        // The groups that stay would not have fitted.
         for (const GroupId group : plan.groups.ids()) {
           const bool leaves =
               std::find(facts.groups.begin(), facts.groups.end(), group) != facts.groups.end();

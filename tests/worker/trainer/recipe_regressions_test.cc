@@ -199,6 +199,8 @@ TEST_F(RecipeRegressions, DelayedUpdateOncePerGlobalBatch) {
                   weight ? 3 : 2)
             << "slot " << slot;
         EXPECT_GT(*(begin + kShortHistory - 1), 0) << "the newest is last";
+        // The input's history is not that of the gradient.
+        EXPECT_TRUE(weight || *(begin + kShortHistory - 1) != *(begin - 1)) << "slot " << slot;
       }
       return absl::OkStatus();
     };

@@ -1,8 +1,8 @@
 // Quantization: the device gives the bits of the CPU, in every recipe; and gemms with scales.
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <random>
 #include <utility>
@@ -38,12 +38,12 @@ class TwinMatrix {
   // The heap's elements become those of the device.
   void Send() {
     mirror_.Receive(0);
-    std::memcpy(mirror_.host(), heap_.data(), heap_.size());
+    std::copy(heap_.begin(), heap_.end(), static_cast<char*>(mirror_.host()));
     mirror_.Send();
   }
   bool Same() {
     mirror_.Receive();
-    return std::memcmp(mirror_.host(), heap_.data(), heap_.size()) == 0;
+    return std::equal(heap_.begin(), heap_.end(), static_cast<const char*>(mirror_.host()));
   }
   TensorView Result() {
     mirror_.Receive();

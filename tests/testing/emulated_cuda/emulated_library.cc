@@ -218,7 +218,8 @@ int32_t StreamWait(void* stream, void* event) {
   return The().streams.Wait(stream, event);
 }
 
-// The device of a copy's other side does not matter: copies reach any device.
+// The device of a copy's other side does not matter: copies reach any device. As in CUDA, a copy
+// of no bytes may name no memory.
 int32_t Copy(void* stream, void* to, const void* from, uint64_t bytes) {
   const int64_t count = static_cast<int64_t>(bytes);
   EmulatedWork work = {
@@ -229,7 +230,11 @@ int32_t Copy(void* stream, void* to, const void* from, uint64_t bytes) {
                     .data = to,
                     .row_bytes = count,
                     .stride_bytes = count}},
-      .run = [=] { std::memmove(to, from, bytes); },
+      .run =
+          [=] {
+            if (bytes != 0)
+              std::memmove(to, from, bytes);
+          },
       .any_device = true};
   return The().streams.Issue(stream, std::move(work));
 }
@@ -242,7 +247,10 @@ int32_t Fill(void* stream, void* to, int32_t byte, uint64_t bytes) {
                                      .data = to,
                                      .row_bytes = count,
                                      .stride_bytes = count}},
-                       .run = [=] { std::memset(to, byte, bytes); }};
+                       .run = [=] {
+                         if (bytes != 0)
+                           std::memset(to, byte, bytes);
+                       }};
   return The().streams.Issue(stream, std::move(work));
 }
 

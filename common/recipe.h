@@ -38,6 +38,10 @@ constexpr int64_t BlockEdge(Recipe recipe) {
 // Amaxes that a delayed scale follows from, unless the job says otherwise.
 inline constexpr int64_t kAmaxHistory = 1024;
 inline constexpr int64_t kMostAmaxHistory = 65536;
+// Binades that a delayed scale leaves free above the largest of those amaxes, unless the job says
+// otherwise: what grows faster within a step saturates.
+inline constexpr int64_t kAmaxMargin = 2;
+inline constexpr int64_t kMostAmaxMargin = 8;
 
 // Two codes of NVFP4 share a byte; all others have one of their own.
 constexpr int64_t CodesPerByte(Recipe recipe) {

@@ -24,7 +24,7 @@ using Entries = std::map<std::string, std::string, std::less<>>;
 std::string RecipeText(const RecipeSpec& spec) {
   std::string text = RecipeName(spec.recipe);
   if (spec.recipe == Recipe::kDelayed) {
-    absl::StrAppend(&text, "/", spec.history);
+    absl::StrAppend(&text, "/", spec.history, "/margin", spec.margin);
   }
   if (!spec.keep_bf16.empty()) {
     absl::StrAppend(&text, ",keepBf16:", absl::StrJoin(spec.keep_bf16, ","));

@@ -160,6 +160,7 @@ void ParallelismToProto(const JobSpec& spec, v1::PlannedJob& proto) {
     proto.add_keep_bf16(pattern);
   }
   proto.set_amax_history(spec.recipe.history == kAmaxHistory ? 0 : spec.recipe.history);
+  proto.set_amax_margin(spec.recipe.margin);
   proto.set_communication_blocks(spec.communication_blocks);
   for (const std::string& pattern : spec.freeze) {
     proto.add_freeze(pattern);
@@ -294,6 +295,7 @@ absl::Status ParallelismFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
   RETURN_IF_ERROR(ReadEnum("recipe", proto.recipe(), Recipe::kNvFp4, spec.recipe.recipe));
   spec.recipe.keep_bf16 = {proto.keep_bf16().begin(), proto.keep_bf16().end()};
   spec.recipe.history = proto.amax_history() == 0 ? kAmaxHistory : proto.amax_history();
+  spec.recipe.margin = proto.amax_margin();
   spec.communication_blocks = proto.communication_blocks();
   // 0: written before there were replicas.
   spec.replicas = std::max<int64_t>(1, proto.replicas());

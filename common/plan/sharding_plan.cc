@@ -54,6 +54,11 @@ absl::Status CheckRecipe(const JobSpec& spec) {
                         absl::StrCat("1 to ", kMostAmaxHistory),
                         absl::StrCat(spec.recipe.history));
   }
+  if (spec.recipe.margin < 0 || spec.recipe.margin > kMostAmaxMargin) {
+    return FieldRefusal("precision.amaxMargin",
+                        absl::StrCat("0 to ", kMostAmaxMargin),
+                        absl::StrCat(spec.recipe.margin));
+  }
   return absl::OkStatus();
 }
 
@@ -297,6 +302,7 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
       .logits_chunk_tokens = plan.options.logits_chunk_tokens,
       .layer_drop = spec.layer_drop,
       .amax_history = spec.recipe.recipe == Recipe::kDelayed ? spec.recipe.history : int64_t{0},
+      .amax_margin = spec.recipe.recipe == Recipe::kDelayed ? spec.recipe.margin : int64_t{0},
       .offload_fraction = spec.optimizer.offload.fraction};
   RETURN_IF_ERROR(PlanPrograms(plan));
   RETURN_IF_ERROR(CheckPlan(plan));

@@ -401,6 +401,10 @@ absl::Status OptionsFromProto(const v1::PlannedOptions& proto, ShardingPlan& pla
   if (proto.amax_history() < 0 || proto.amax_history() > kMostAmaxHistory) {
     return Invalid("options.amax_history: out of range");
   }
+  plan.options.amax_margin = proto.amax_margin();
+  if (proto.amax_margin() < 0 || proto.amax_margin() > kMostAmaxMargin) {
+    return Invalid("options.amax_margin: out of range");
+  }
   RETURN_IF_ERROR(CheckOffloadFraction("options.offload_fraction", proto.offload_fraction()));
   plan.options.offload_fraction = proto.offload_fraction();
   RETURN_IF_ERROR(TypesFromProto(proto, plan.options));
@@ -438,6 +442,7 @@ void OptionsToProto(const ProgramOptions& options, v1::PlannedOptions& proto) {
   proto.set_optimizer(static_cast<int32_t>(options.optimizer));
   proto.set_layer_drop(options.layer_drop);
   proto.set_amax_history(options.amax_history);
+  proto.set_amax_margin(options.amax_margin);
   proto.set_offload_fraction(options.offload_fraction);
   proto.set_logits_chunk_tokens(
       options.logits_chunk_tokens == kLogitsChunkTokens ? 0 : options.logits_chunk_tokens);

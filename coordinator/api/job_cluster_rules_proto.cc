@@ -55,6 +55,14 @@ void JobRules::CheckRecipe(v1::PrecisionSpec& precision) {
   if (delayed && precision.amax_history() == 0) {
     precision.set_amax_history(plan::kAmaxHistory);
   }
+  if (!delayed && precision.has_amax_margin()) {
+    Fail("spec.precision.amaxMargin",
+         "recipe fp8_tensor with scaling delayed beside it",
+         QuotedOrNothing(name));
+  }
+  if (delayed && !precision.has_amax_margin()) {
+    precision.set_amax_margin(plan::kAmaxMargin);
+  }
   if (name.empty() && precision.keep_bf16_size() > 0) {
     Fail("spec.precision.keepBf16", "a recipe beside it", "nothing");
   }
@@ -67,6 +75,7 @@ void JobRules::CheckRecipe(v1::PrecisionSpec& precision) {
                                         : plan::Recipe::kNone;
   recipe.keep_bf16 = {precision.keep_bf16().begin(), precision.keep_bf16().end()};
   recipe.history = delayed ? precision.amax_history() : plan::kAmaxHistory;
+  recipe.margin = delayed ? precision.amax_margin() : 0;
   if (!name.empty() && !spec().cpu_devices && !Failed("spec.devices.kind")) {
     Fail("spec.precision.recipe",
          "cpu devices: recipes do not run on gpus yet",

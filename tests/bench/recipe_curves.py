@@ -3,7 +3,10 @@
 line per recipe and draws all curves as SVG. Needs built programs (RAVEL_BIN_DIR or a usual build) and a tokenised text.
 
     deploy/quickstart.sh --steps 20                          # makes build/quickstart/bible/tokens-2048
-    python3 tests/bench/recipe_curves.py --tokens build/quickstart/bible/tokens-2048 --svg curves.svg > curves.jsonl
+    python3 tests/bench/recipe_curves.py --tokens build/quickstart/bible/tokens-2048 > curves.jsonl
+    python3 tests/bench/recipe_curves.py --draw curves.jsonl --svg curves.svg
+
+A bound that is passed makes the exit code 1. `--recipes` leaves some out; bf16 is always there.
 """
 import argparse
 import json
@@ -76,29 +79,48 @@ def draw(curves, title):
     return "\n".join(parts + ["</svg>"]) + "\n"
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--tokens", required=True, type=pathlib.Path, help="PREFIX.bin and .idx with ids below 2048")
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--svg", type=pathlib.Path)
-    arguments = parser.parse_args()
+def compare(arguments, names):
+    """Losses by recipe, and whether one is out of its bound."""
     curves, failed, reference = {}, False, None  # bf16 comes first
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch)
         with cluster.Cluster(folder / "cluster", workers=1) as ravel:
-            for name, precision in RECIPES.items():
-                rows = train(ravel, folder, name.replace(" ", "-").replace("_", "-"), arguments.tokens.resolve(), arguments.steps, precision)
-                losses = [row["loss"] for row in rows]
-                curves[name] = smooth(losses)
+            for name in names:
+                job = name.replace(" ", "-").replace("_", "-")
+                rows = train(ravel, folder, job, arguments.tokens.resolve(), arguments.steps, RECIPES[name])
+                curves[name] = losses = [row["loss"] for row in rows]
                 end = statistics.fmean(losses[-LAST:])
                 reference = reference or end
                 relative, bound = end / reference - 1, BOUNDS.get(name, 0.01)
                 failed |= abs(relative) > bound
                 print(json.dumps({"case": "recipe-loss", "recipe": name, "steps": len(losses), "first": losses[0], "last": losses[-1],
                                   "mean_of_last": round(end, 5), "over_bf16": round(relative, 5), "bound": bound,
-                                  "median_step_ms": round(1e3 * statistics.median(row["step_seconds"] for row in rows), 1)}), flush=True)
+                                  "median_step_ms": round(1e3 * statistics.median(row["step_seconds"] for row in rows), 1),
+                                  "losses": [round(loss, 4) for loss in losses]}), flush=True)
+    return curves, failed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--tokens", type=pathlib.Path, help="PREFIX.bin and .idx with ids below 2048")
+    source.add_argument("--draw", type=pathlib.Path, help="lines of an earlier run: nothing is trained")
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--recipes", help="names, with commas: " + ", ".join(RECIPES))
+    parser.add_argument("--svg", type=pathlib.Path)
+    arguments = parser.parse_args()
+    wanted = arguments.recipes.split(",") if arguments.recipes else list(RECIPES)
+    if unknown := set(wanted) - set(RECIPES):
+        parser.error(f"--recipes: not a recipe: {', '.join(sorted(unknown))}")
+    if arguments.draw:
+        rows = [json.loads(line) for line in arguments.draw.read_text().splitlines()]
+        curves, failed = {row["recipe"]: row["losses"] for row in rows}, False
+    else:
+        curves, failed = compare(arguments, ["bf16", *(name for name in wanted if name != "bf16")])
     if arguments.svg:
-        arguments.svg.write_text(draw(curves, f"Loss, mean of 10 steps: bf16 and five recipes, {arguments.steps} steps"))
+        steps = max(len(losses) for losses in curves.values())
+        smoothed = {name: smooth(losses) for name, losses in curves.items()}
+        arguments.svg.write_text(draw(smoothed, f"Loss, mean of 10 steps: bf16 and recipes, {steps} steps"))
     sys.exit(1 if failed else 0)
 
 

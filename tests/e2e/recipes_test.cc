@@ -115,7 +115,7 @@ TEST_F(RecipesTest, TransportAndStrategyChangeNoBitAndAResumeGoesOn) {
       return cluster_->Ctl({"describe", "other"}).out.find("recipe was") != std::string::npos;
     })) << cluster_->Report("other");
   } else {
-    EXPECT_THAT(std::string(refused.message()), HasSubstr("recipe was fp8_tensor/delayed/4"));
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("recipe was fp8_tensor/delayed/4/margin2"));
   }
 }
 
@@ -134,6 +134,10 @@ TEST_F(RecipesTest, APlanNamesItsGemmPathAndRefusalsNameTheirField) {
   EXPECT_THAT(plan("odd", "recipe: fp8_block", 120).err, HasSubstr("spec.precision.recipe"));
   EXPECT_THAT(plan("scaling", "recipe: mxfp8, scaling: current", 128).err,
               HasSubstr("spec.precision.scaling"));
+  EXPECT_THAT(plan("margin", "recipe: mxfp8, amaxMargin: 0", 128).err,
+              HasSubstr("spec.precision.amaxMargin"));
+  EXPECT_THAT(plan("wide", "recipe: fp8_tensor, amaxMargin: 9", 128).err,
+              HasSubstr("spec.precision.amaxMargin: expected 0 to 8"));
   EXPECT_THAT(plan("fp32", "recipe: mxfp8, compute: fp32", 128).err,
               HasSubstr("spec.precision.compute"));
   EXPECT_THAT(plan("none", "recipe: fp16", 128).err, HasSubstr("precision"));

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -138,7 +139,8 @@ void QuantState::UpdateSlot(kernels::Stream& stream, int64_t slot, uint32_t amax
                                .amax = Words(&amax, 1, 1),
                                .encode = VectorView(&NextScale(slot), 1),
                                .apply = {},
-                               .largest = LargestOf(slot)});
+                               .largest =
+                                   std::ldexp(LargestOf(slot), -static_cast<int>(memory_.margin))});
 }
 
 void QuantState::FinishStep(kernels::Stream& stream, bool applied) {

@@ -42,6 +42,7 @@ class QuantState {
     uint32_t* amax = nullptr;         // [words of the layout, padded]
     float* delayed_scales = nullptr;  // QuantWords::scales; nullptr: no scale is delayed
     int64_t history = 0;
+    int64_t margin = 0;  // binades that delayed scales leave free
   };
   QuantState(const plan::ModelInventory& inventory, const Memory& memory);
 

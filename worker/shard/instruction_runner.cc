@@ -49,7 +49,8 @@ InstructionRunner::InstructionRunner(const Args& args) : args_(args), state_(arg
         quant::QuantState::Memory{
             .amax = reinterpret_cast<uint32_t*>(bytes(BufferKind::kAmax)),
             .delayed_scales = reinterpret_cast<float*>(bytes(BufferKind::kDelayedScales)),
-            .history = args_.plan.options.amax_history});
+            .history = args_.plan.options.amax_history,
+            .margin = args_.plan.options.amax_margin});
   }
 }
 

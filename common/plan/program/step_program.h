@@ -245,6 +245,8 @@ struct ProgramOptions {
   double layer_drop = 0;
   // Amaxes of each delayed scale's history; 0: no scale is delayed.
   int64_t amax_history = 0;
+  // Binades that delayed scales leave free above the largest amax.
+  int64_t amax_margin = 0;
   // Most bytes of the optimizer's state that are kOffload, over all of them.
   double offload_fraction = 0;
 };

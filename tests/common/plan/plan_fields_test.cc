@@ -81,11 +81,13 @@ TEST(PlanProto, EveryFieldOfTheOptionsIsKnown) {
                logits_chunk_tokens,
                option_layer_drop,
                amax_history,
+               amax_margin,
                offload_fraction] = options;
   EXPECT_EQ(option_ranks, 3);
   EXPECT_EQ(option_replicas, 1);
   EXPECT_EQ(option_layer_drop, 0);
   EXPECT_EQ(amax_history, 0);
+  EXPECT_EQ(amax_margin, 0);
   EXPECT_EQ(offload_fraction, 0);
 }
 

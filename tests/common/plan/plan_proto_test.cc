@@ -91,7 +91,7 @@ JobSpec FullSpec() {
   SetPatterns(spec);
   spec.gradient_wire = WireType::kBF16;
   spec.compute = ComputeType::kBF16;
-  spec.recipe = {.recipe = Recipe::kDelayed, .keep_bf16 = {"*.mlp.*"}, .history = 77};
+  spec.recipe = {.recipe = Recipe::kDelayed, .keep_bf16 = {"*.mlp.*"}, .history = 77, .margin = 3};
   spec.communication_blocks = 6;
   spec.allow_slow_kernels = true;
   spec.optimizer.kind = OptimizerKind::kSgdNesterov;
@@ -275,6 +275,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
   EXPECT_EQ(warmup_steps + grow_delay_ms + max_failures, 7 + 1 + 1);
   EXPECT_EQ(units.size(), 2u);
   EXPECT_EQ(recipe.history, 77);
+  EXPECT_EQ(recipe.margin, 3);
 }
 
 TEST(JobProto, ARecipeTravels) {
@@ -282,6 +283,7 @@ TEST(JobProto, ARecipeTravels) {
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(back->recipe, FullSpec().recipe);
   EXPECT_EQ(back->recipe.history, 77);
+  EXPECT_EQ(back->recipe.margin, 3);
 }
 
 TEST(JobProto, EveryFieldOfOptimizersIsKnown) {

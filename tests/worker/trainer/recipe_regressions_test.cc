@@ -211,6 +211,33 @@ TEST_F(RecipeRegressions, DelayedUpdateOncePerGlobalBatch) {
   }
 }
 
+// The scale of the third cast follows from the two amaxes before it, and leaves the margin free.
+TEST_F(RecipeRegressions, DelayedScalesLeaveTheirMargin) {
+  for (const int64_t margin : {0, 3}) {
+    const auto body = [&](RankEngine& engine, int) -> absl::Status {
+      RETURN_IF_ERROR(engine.InitializeWeights());
+      RETURN_IF_ERROR(engine.TrainStep(0).status());
+      RETURN_IF_ERROR(engine.TrainStep(1).status());
+      const int64_t slots = engine.quant()->layout().slots;
+      std::vector<float> scales(static_cast<size_t>(slots));
+      std::vector<float> histories(static_cast<size_t>(slots * kShortHistory));
+      engine.quant()->ReadState(plan::StateRole::kCastScale, 0, scales);
+      engine.quant()->ReadState(plan::StateRole::kAmaxHistory, 0, histories);
+      for (int64_t weight = 0; weight < slots; weight += plan::kSlotsPerDomain) {
+        const auto end = histories.begin() + (weight + 1) * kShortHistory;
+        const float largest = std::max(*(end - 3), *(end - 2));
+        const float expected = 448.0f / static_cast<float>(1 << margin) / largest;
+        EXPECT_EQ(scales[static_cast<size_t>(weight)], expected) << "slot " << weight;
+      }
+      return absl::OkStatus();
+    };
+    plan::JobSpec spec = Job({.width = 1}, Recipe::kDelayed);
+    spec.recipe.margin = margin;
+    const absl::Status ran = RunLocalRanks({.spec = spec, .ranks = 1, .body = body});
+    EXPECT_TRUE(ran.ok()) << ran;
+  }
+}
+
 TEST_F(RecipeRegressions, UnsupportedRecipeRefusedAtPlan) {
   plan::JobSpec spec = Job({}, Recipe::kMxFp8);
   spec.cpu_devices = false;

@@ -206,10 +206,10 @@ TEST(RecipePlans, FrozenAndKeptMatricesStayBf16) {
 TEST(RecipePlans, ARecipeIsPartOfTheNumerics) {
   JobSpec spec = testing::RecipeSpecOf(Recipe::kDelayed);
   const std::string before = NumericsOf(spec);
-  EXPECT_THAT(before, HasSubstr("recipe=fp8_tensor/delayed/16 "));
+  EXPECT_THAT(before, HasSubstr("recipe=fp8_tensor/delayed/16/margin0 "));
   spec.recipe.recipe = Recipe::kMxFp8;
   EXPECT_EQ(NumericsChange(before, NumericsOf(spec)),
-            "recipe was fp8_tensor/delayed/16 and is mxfp8");
+            "recipe was fp8_tensor/delayed/16/margin0 and is mxfp8");
 }
 
 }  // namespace

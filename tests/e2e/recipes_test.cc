@@ -115,7 +115,8 @@ TEST_F(RecipesTest, TransportAndStrategyChangeNoBitAndAResumeGoesOn) {
       return cluster_->Ctl({"describe", "other"}).out.find("recipe was") != std::string::npos;
     })) << cluster_->Report("other");
   } else {
-    EXPECT_THAT(std::string(refused.message()), HasSubstr("recipe was fp8_tensor/delayed/4/margin2"));
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr("recipe was fp8_tensor/delayed/4/margin2"));
   }
 }
 

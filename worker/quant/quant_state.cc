@@ -134,13 +134,13 @@ void QuantState::CastWeight(int64_t slot, uint32_t amax) {
 }
 
 void QuantState::UpdateSlot(kernels::Stream& stream, int64_t slot, uint32_t amax) {
-  kernels::UpdateDelayedScale(stream,
-                              {.history = VectorView(History(slot).data(), memory_.history),
-                               .amax = Words(&amax, 1, 1),
-                               .encode = VectorView(&NextScale(slot), 1),
-                               .apply = {},
-                               .largest =
-                                   std::ldexp(LargestOf(slot), -static_cast<int>(memory_.margin))});
+  kernels::UpdateDelayedScale(
+      stream,
+      {.history = VectorView(History(slot).data(), memory_.history),
+       .amax = Words(&amax, 1, 1),
+       .encode = VectorView(&NextScale(slot), 1),
+       .apply = {},
+       .largest = std::ldexp(LargestOf(slot), -static_cast<int>(memory_.margin))});
 }
 
 void QuantState::FinishStep(kernels::Stream& stream, bool applied) {

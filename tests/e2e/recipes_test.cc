@@ -138,7 +138,7 @@ TEST_F(RecipesTest, APlanNamesItsGemmPathAndRefusalsNameTheirField) {
   EXPECT_THAT(plan("margin", "recipe: mxfp8, amaxMargin: 0", 128).err,
               HasSubstr("spec.precision.amaxMargin"));
   EXPECT_THAT(plan("wide", "recipe: fp8_tensor, amaxMargin: 9", 128).err,
-              HasSubstr("spec.precision.amaxMargin: expected 0 to 8"));
+              HasSubstr("spec.precision.amaxMargin: expected a whole number from 0 to 8"));
   EXPECT_THAT(plan("fp32", "recipe: mxfp8, compute: fp32", 128).err,
               HasSubstr("spec.precision.compute"));
   EXPECT_THAT(plan("none", "recipe: fp16", 128).err, HasSubstr("precision"));

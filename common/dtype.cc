@@ -87,6 +87,23 @@ float Fp16ToFloat(uint16_t bits) {
   return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
 }
 
+uint16_t FloatToFp16(float value) {
+  const auto sign = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16 & 0x8000u);
+  const double magnitude = std::fabs(static_cast<double>(value));
+  if (std::isnan(value)) {
+    return sign | 0x7e00u;
+  }
+  if (magnitude >= 65520.0) {  // half a step above the largest finite value
+    return sign | 0x7c00u;
+  }
+  // A multiple of the step of its binade, which for subnormals is 2^-24; a carry into the exponent
+  // is the next binade.
+  const int exponent = magnitude < 0x1p-14 ? -14 : std::ilogb(magnitude);
+  const auto steps = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, 10 - exponent)));
+  const uint32_t bits = steps + (static_cast<uint32_t>(exponent + 14) << 10);
+  return static_cast<uint16_t>(sign | bits);
+}
+
 float Fp8E4M3ToFloat(uint8_t bits) {
   const int exponent = (bits >> 3) & 15;
   const int mantissa = bits & 7;

@@ -38,6 +38,7 @@ std::optional<DType> ParseDType(std::string_view name);
 float Bf16ToFloat(uint16_t bits);
 uint16_t FloatToBf16(float value);
 float Fp16ToFloat(uint16_t bits);
+uint16_t FloatToFp16(float value);
 // fp8 E4M3 as a bit pattern: 448 is the largest, 0x7F and 0xFF are NaN, there is no infinity.
 float Fp8E4M3ToFloat(uint8_t bits);
 

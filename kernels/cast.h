@@ -5,11 +5,11 @@
 
 namespace ravel::kernels {
 
-// Which bf16 an fp32 becomes: kNearest for activations and gradients, kHalfAway for model weights
-// from main weights (ties away from zero).
+// Which bf16 an fp32 becomes (an fp16 is always the nearest, ties to even): kNearest for
+// activations and gradients, kHalfAway for model weights from main weights (ties away from zero).
 enum class Bf16Rounding { kNearest, kHalfAway };
 
-// to = from, flat; fp32 -> bf16 or bf16 -> fp32 (exact).
+// to = from, flat; fp32 -> bf16 or bf16 -> fp32 (exact); on CPUs fp16, too.
 struct CastArgs {
   TensorView from;
   TensorView to;

@@ -1,6 +1,6 @@
 // Ops: shapes and types checked once, then the CPU implementation. Activations and weights are all
-// fp32 or all bf16; statistics, losses, tables of angles and gradients of tables are fp32. On a
-// CUDA stream kernels/cuda_host checks for itself.
+// fp32, all bf16 or all fp16; statistics, losses, tables of angles and gradients of tables are
+// fp32. On a CUDA stream kernels/cuda_host checks for itself.
 
 #include <bit>
 
@@ -60,7 +60,8 @@ void Gemm(Stream& stream, const GemmArgs& args) {
   const int64_t k = flip_a ? args.a.size[0] : args.a.size[1];
   CheckFloat(args.a);
   CheckFloat(args.c);
-  CHECK_MSG(args.c.dtype == DType::kF32 || args.a.dtype == DType::kBF16, "a gemm of fp32 is fp32");
+  CHECK_MSG(args.c.dtype == DType::kF32 || args.a.dtype != DType::kF32, "a gemm of fp32 is fp32");
+  CHECK_MSG(args.c.dtype == DType::kF32 || args.c.dtype == args.a.dtype, "wrong element type");
   CheckMatrix(args.a, flip_a ? k : m, flip_a ? m : k, args.a.dtype);
   CheckMatrix(args.b, flip_b ? n : k, flip_b ? k : n, args.a.dtype);
   CheckMatrix(args.c, m, n, args.c.dtype);
@@ -281,6 +282,7 @@ void LinearCrossEntropyTrain(Stream& stream, const LinearCrossEntropyTrainArgs& 
   }
   CheckHead(args.x, args.w, args.targets, args.loss, args.workspace);
   CheckMatrix(args.dx, args.x.size[0], args.x.size[1], args.x.dtype);
+  CHECK_MSG(args.loss_scale == 1.0f || args.x.dtype == DType::kF16, "a loss scale is for fp16");
   if (args.dw.present()) {
     CheckMatrix(args.dw, args.w.size[0], args.w.size[1]);
   }

@@ -26,6 +26,20 @@ void CheckFloat(const TensorView& view) {
   CHECK_MSG(view.dtype == DType::kF32 || view.dtype == DType::kBF16, "fp32 or bf16 is expected");
 }
 
+// bf16; of an fp32 main weight also fp16.
+DType WeightTypeOf(const ElementUpdateArgs& args) {
+  const bool fp16 = args.weight.dtype == DType::kF16 && args.main_weight.present();
+  return fp16 ? DType::kF16 : DType::kBF16;
+}
+
+void CheckCast(const TensorView& view, const TensorView& other) {
+  if (view.dtype == DType::kF16) {
+    CHECK_MSG(other.dtype == DType::kF32, "fp32 is expected");
+  } else {
+    CheckFloat(view);
+  }
+}
+
 }  // namespace
 
 void ElementUpdate(Stream& stream, const ElementUpdateArgs& args) {
@@ -43,7 +57,7 @@ void ElementUpdate(Stream& stream, const ElementUpdateArgs& args) {
     CheckFlat(args.main_weight, n, DType::kF32);
   }
   if (args.weight.present()) {
-    CheckFlat(args.weight, n, DType::kBF16);
+    CheckFlat(args.weight, n, WeightTypeOf(args));
   }
   CheckFloat(args.g);
   CheckFloat(args.m);
@@ -79,6 +93,9 @@ void GroupedUpdate(Stream& stream, const GroupedUpdateArgs& args) {
   const int64_t n = update.g.elements();
   CHECK_MSG(update.main_weight.present() != update.remainder.present() || n == 0,
             "a main weight is fp32, or a weight with a remainder");
+  if (update.weight.present()) {
+    CheckFlat(update.weight, n, WeightTypeOf(update));
+  }
   CheckFloat(update.g);
   CheckState(update.m, args.m_scales, n);
   if (update.v.present()) {
@@ -107,8 +124,8 @@ void Cast(Stream& stream, const CastArgs& args) {
     cuda::Cast(stream, args);
     return;
   }
-  CheckFloat(args.from);
-  CheckFloat(args.to);
+  CheckCast(args.from, args.to);
+  CheckCast(args.to, args.from);
   CHECK_MSG(args.from.dtype != args.to.dtype, "a cast changes the type");
   CheckFlat(args.from, args.from.elements(), args.from.dtype);
   CheckFlat(args.to, args.from.elements(), args.to.dtype);

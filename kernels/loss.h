@@ -20,9 +20,9 @@ struct LinearCrossEntropyForwardArgs {
 };
 void LinearCrossEntropyForward(Stream& stream, const LinearCrossEntropyForwardArgs& args);
 
-// The same losses, and the gradient of their SUM: dx is overwritten, dw (=|+=) by one gemm for
-// each workspace full of tokens, in their order; an absent dw is not computed. 6 * tokens *
-// vocabulary * hidden FLOPs.
+// The same losses, and the gradient of their SUM times loss_scale: dx is overwritten, dw (=|+=) by
+// one gemm for each workspace full of tokens, in their order; an absent dw is not computed. 6 *
+// tokens * vocabulary * hidden FLOPs.
 struct LinearCrossEntropyTrainArgs {
   TensorView x;
   TensorView w;
@@ -32,6 +32,8 @@ struct LinearCrossEntropyTrainArgs {
   TensorView dw;  // optional
   Output dw_output = Output::kOverwrite;
   TensorView workspace;  // as above
+  // A power of two that keeps small gradients in the range of fp16; 1 for other types.
+  float loss_scale = 1.0f;
 };
 void LinearCrossEntropyTrain(Stream& stream, const LinearCrossEntropyTrainArgs& args);
 

@@ -31,7 +31,8 @@ inline void CheckFlat(const TensorView& view, int64_t elements, DType dtype = DT
 
 // Activations of an op have the type of the first one.
 inline void CheckFloat(const TensorView& view) {
-  CHECK_MSG(view.dtype == DType::kF32 || view.dtype == DType::kBF16, "fp32 or bf16 is expected");
+  CHECK_MSG(view.dtype == DType::kF32 || view.dtype == DType::kBF16 || view.dtype == DType::kF16,
+            "fp32, bf16 or fp16 is expected");
 }
 
 inline void CheckRank2(const TensorView& view) {

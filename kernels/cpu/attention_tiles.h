@@ -3,8 +3,8 @@
 // Causal attention over tiles of 48 queries x 96 keys, one kv head at a time: keys and values (in
 // the backward pass also queries and output gradients) of one sequence are packed once, then every
 // gemm is a tile gemm. Strips and panels wholly above the diagonal are skipped. Scores exist
-// for one tile only. Operands of bf16 are widened as they are packed, and results rounded as they
-// leave: all between is fp32.
+// for one tile only. Operands of bf16 or fp16 are widened as they are packed, and results rounded
+// as they leave: all between is fp32.
 
 #include <algorithm>
 #include <cmath>

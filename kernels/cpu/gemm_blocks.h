@@ -13,10 +13,10 @@
 // what c holds. So its bits depend neither on the vector type, nor on the other sizes, nor on where
 // operands lie.
 //
-// Operands of bf16 are widened as they are packed, so that the products and sums are those of fp32.
-// A c of bf16 is summed in a block of fp32, over all sections, and then rounded once. So is a c
-// whose sums are scaled, whatever the types: the block starts from zero, and is scaled, added to c
-// and rounded at the end.
+// Operands of bf16 or fp16 are widened as they are packed, so that the products and sums are those
+// of fp32. A narrow c is summed in a block of fp32, over all sections, and then rounded once. So is
+// a c whose sums are scaled, whatever the types: the block starts from zero, and is scaled, added
+// to c and rounded at the end.
 
 #include <algorithm>
 #include <cstdint>
@@ -35,9 +35,9 @@ inline constexpr int64_t kGemmColumns = 512;
 // one block of b has all columns; else more, because each time all of b is packed for them.
 inline constexpr int64_t kGemmPackedRowsOfOneBlock = 192;
 inline constexpr int64_t kGemmPackedRows = 1536;
-// Rows of c of a gemm of bf16 that are computed at a time: both operands are packed for them, and c
-// may be a block of fp32.
-inline constexpr int64_t kGemmBf16Rows = 384;
+// Rows of c of a gemm of bf16 or fp16 that are computed at a time: both operands are packed for
+// them, and c may be a block of fp32.
+inline constexpr int64_t kGemmNarrowRows = 384;
 // The longest section of an inner index, and the longest inner index that is one: each section
 // reads and writes all of c once more.
 inline constexpr int64_t kGemmSection = 384;
@@ -55,10 +55,10 @@ inline int64_t GemmColumns(const GemmArgs& args) {
 
 // Whether a gemm goes through packed blocks of both operands and, maybe, a block of sums.
 inline bool UsesPackedBlocks(const GemmArgs& args) {
-  return args.a.dtype == DType::kBF16 || HasScale(args);
+  return args.a.dtype != DType::kF32 || HasScale(args);
 }
 inline bool UsesBlockOfSums(const GemmArgs& args) {
-  return args.c.dtype == DType::kBF16 || HasScale(args);
+  return args.c.dtype != DType::kF32 || HasScale(args);
 }
 
 // Returns the elements of workspace that a gemm needs; no operand is empty.
@@ -66,7 +66,7 @@ inline int64_t GemmWorkspaceElements(const GemmArgs& args) {
   const bool flip = args.transpose_a == Transpose::kYes;
   const int64_t section = GemmSection(flip ? args.a.rows() : args.a.columns());
   const bool one_block = args.c.columns() <= GemmColumns(args);
-  const int64_t most_rows = UsesPackedBlocks(args) ? kGemmBf16Rows
+  const int64_t most_rows = UsesPackedBlocks(args) ? kGemmNarrowRows
                             : !flip                ? int64_t{12}
                             : one_block            ? kGemmPackedRowsOfOneBlock
                                                    : kGemmPackedRows;
@@ -337,7 +337,7 @@ void GemmPacked(const GemmArgs& args, float* workspace) {
       args.b.As<E>(), args.b.row_stride, args.transpose_b == Transpose::kNo, n};
   const bool apart = UsesBlockOfSums(args);
   const int64_t columns = GemmColumns(args);
-  const int64_t rows = std::min(kGemmBf16Rows, RoundUp(m, int64_t{12}));
+  const int64_t rows = std::min(kGemmNarrowRows, RoundUp(m, int64_t{12}));
   float* sums = CacheLineStart(workspace);
   float* packed_b = sums + (apart ? rows * columns : 0);
   float* packed_a = packed_b + columns / kPanelColumns * StripStep<kPanelColumns>(GemmSection(k));
@@ -357,13 +357,23 @@ void GemmPacked(const GemmArgs& args, float* workspace) {
   }
 }
 
+// a and b are E, bf16 or fp16; c is E or fp32.
+template <typename V, typename E>
+void GemmOfNarrow(const GemmArgs& args, float* workspace) {
+  if (args.c.dtype == DType::kF32) {
+    GemmPacked<V, E, float>(args, workspace);
+  } else {
+    GemmPacked<V, E, E>(args, workspace);
+  }
+}
+
 // No operand is empty; `workspace` holds GemmWorkspaceElements.
 template <typename V>
 void GemmBlocks(const GemmArgs& args, float* workspace) {
-  if (args.c.dtype == DType::kBF16) {
-    GemmPacked<V, uint16_t, uint16_t>(args, workspace);
-  } else if (args.a.dtype == DType::kBF16) {
-    GemmPacked<V, uint16_t, float>(args, workspace);
+  if (args.a.dtype == DType::kBF16) {
+    GemmOfNarrow<V, uint16_t>(args, workspace);
+  } else if (args.a.dtype == DType::kF16) {
+    GemmOfNarrow<V, Fp16>(args, workspace);
   } else if (HasScale(args)) {
     GemmPacked<V, float, float>(args, workspace);
   } else if (args.transpose_a == Transpose::kYes) {

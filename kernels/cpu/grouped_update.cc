@@ -44,7 +44,8 @@ void UpdateBlocks(const GroupedUpdateArgs& args,
                   uint32_t step) {
   const ElementUpdateArgs& update = args.update;
   const bool bf16_gradient = update.g.dtype == DType::kBF16;
-  UpdateBlock block = {.bf16_gradient = bf16_gradient,
+  UpdateBlock block = {.fp16_weight = update.weight.dtype == DType::kF16,
+                       .bf16_gradient = bf16_gradient,
                        .seed = update.seed,
                        .site = piece.site,
                        .step = step,

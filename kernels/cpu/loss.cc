@@ -46,7 +46,9 @@ void LinearCrossEntropyTrain(const LinearCrossEntropyTrainArgs& args) {
   for (int64_t begin = 0; begin < args.x.rows(); begin += args.workspace.rows()) {
     const Chunk chunk = ChunkAt(args.x, args.workspace, begin);
     MakeLogits(chunk, args.w);
-    ActiveOps().cross_entropy_gradient(RowsOfChunk(chunk, args.targets, args.loss));
+    CrossEntropyRowsArgs rows = RowsOfChunk(chunk, args.targets, args.loss);
+    rows.loss_scale = args.loss_scale;
+    ActiveOps().cross_entropy_gradient(rows);
     // Before dx, which may be the memory of x.
     if (args.dw.present()) {
       Gemm({.a = chunk.logits,

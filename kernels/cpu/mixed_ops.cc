@@ -15,6 +15,7 @@
 #include "common/signed_size.h"
 #include "kernels/cpu/grouped_update.h"
 #include "kernels/scalar/bfloat16.h"
+#include "kernels/scalar/float16.h"
 #include "kernels/scalar/update_rules.h"
 #include "kernels/tree_reduce.h"
 
@@ -22,8 +23,14 @@ namespace ravel::kernels::cpu {
 namespace {
 
 float FloatAt(const TensorView& view, int64_t i) {
-  return view.dtype == DType::kBF16 ? scalar::Bf16Value(view.As<uint16_t>()[i])
-                                    : view.As<float>()[i];
+  switch (view.dtype) {
+    case DType::kBF16:
+      return scalar::Bf16Value(view.As<uint16_t>()[i]);
+    case DType::kF16:
+      return scalar::Fp16Value(view.As<uint16_t>()[i]);
+    default:
+      return view.As<float>()[i];
+  }
 }
 
 void CheckStates(const ElementUpdateArgs& args) {
@@ -111,6 +118,8 @@ void Cast(const CastArgs& args) {
     const float x = FloatAt(args.from, i);
     if (args.to.dtype == DType::kF32) {
       args.to.As<float>()[i] = x;
+    } else if (args.to.dtype == DType::kF16) {
+      args.to.As<uint16_t>()[i] = scalar::Fp16Nearest(x);
     } else {
       args.to.As<uint16_t>()[i] = args.rounding == Bf16Rounding::kNearest ? scalar::Bf16Nearest(x)
                                                                           : scalar::Bf16HalfAway(x);

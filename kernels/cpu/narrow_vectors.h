@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/scalar/bfloat16.h"
+#include "kernels/scalar/float16.h"
 #include "kernels/scalar/fp8_state.h"
 #include "kernels/scalar/philox.h"
 

@@ -1,8 +1,8 @@
 #pragma once
 
 // RMSNorm, RMSNorm per head, LayerNorm; one row at a time, each a few passes over a row that stays
-// in cache. Memory-bound. E: of activations and weights, float or uint16_t (bf16); statistics and
-// gradients of weights are fp32.
+// in cache. Memory-bound. E: of activations and weights, float, uint16_t (bf16) or Fp16; statistics
+// and gradients of weights are fp32.
 
 #include <algorithm>
 #include <cmath>

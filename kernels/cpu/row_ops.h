@@ -1,8 +1,8 @@
 #pragma once
 
 // Ops that walk rows once: activation, bias, rotary embedding, embedding gradient, softmax of
-// logits. Memory-bound. E: of activations, float or uint16_t (bf16), which are rounded once as they
-// are stored; gradients of weights and all between are fp32.
+// logits. Memory-bound. E: of activations, float, uint16_t (bf16) or Fp16, which are rounded once
+// as they are stored; gradients of weights and all between are fp32.
 
 #include <algorithm>
 #include <cmath>
@@ -288,7 +288,7 @@ void CrossEntropyLossRows(const CrossEntropyRowsArgs& args) {
 
 // Logits -> softmax - one-hot.
 template <typename V>
-inline float GradientOfRow(float* row, int64_t vocabulary, int32_t target) {
+inline float GradientOfRow(float* row, int64_t vocabulary, int32_t target, float) {
   const float target_logit = row[target];
   const RowSoftmax softmax = ExponentialsOf<V>(row, row, vocabulary);
   const auto scale = V::Set1(1.0f / softmax.sum);
@@ -299,21 +299,23 @@ inline float GradientOfRow(float* row, int64_t vocabulary, int32_t target) {
   return LogSumExp(softmax) - target_logit;
 }
 
-// The same with exponentials made twice, since a row of bf16 could not keep them.
-template <typename V>
-inline float GradientOfRow(uint16_t* row, int64_t vocabulary, int32_t target) {
+// The same, scaled, with exponentials made twice, since a narrow row could not keep them. A scale
+// that is a power of two rounds nothing.
+template <typename V, typename E>
+inline float GradientOfRow(E* row, int64_t vocabulary, int32_t target, float loss_scale) {
   const float target_logit = ValueOf(row[target]);
-  const RowSoftmax softmax = ExponentialsOf<V, uint16_t>(row, nullptr, vocabulary);
+  const RowSoftmax softmax = ExponentialsOf<V, E>(row, nullptr, vocabulary);
   const auto scale = V::Set1(1.0f / softmax.sum);
   const auto shift = V::Set1(softmax.max);
+  const auto widen = V::Set1(loss_scale);
   const auto share = [&](typename V::F x) {
     return V::Mul(Exp<V>(V::Sub(x, shift), kSoftmaxFloor), scale);
   };
   ForEachVector(vocabulary, [&](int64_t j, auto lanes) {
-    V::Store(row + j, share(V::Load(row + j, lanes)), lanes);
+    V::Store(row + j, V::Mul(share(V::Load(row + j, lanes)), widen), lanes);
   });
   const auto hit = V::Sub(share(V::Set1(target_logit)), V::Set1(1.0f));
-  V::Store(row + target, hit, SomeLanes{1});
+  V::Store(row + target, V::Mul(hit, widen), SomeLanes{1});
   return LogSumExp(softmax) - target_logit;
 }
 
@@ -325,9 +327,9 @@ void CrossEntropyGradientRows(const CrossEntropyRowsArgs& args) {
     E* row = args.logits.Row<E>(token);
     if (target < 0) {
       args.loss[token] = 0.0f;
-      std::fill_n(row, vocabulary, E{0});
+      std::fill_n(row, vocabulary, E{});
     } else {
-      args.loss[token] = GradientOfRow<V>(row, vocabulary, target);
+      args.loss[token] = GradientOfRow<V>(row, vocabulary, target, args.loss_scale);
     }
   }
 }

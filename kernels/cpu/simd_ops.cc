@@ -10,7 +10,8 @@
 namespace ravel::kernels::cpu {
 
 bool RunsHere(SimdPath path) {
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c");
   switch (path) {
     case SimdPath::kPortable:
       return true;

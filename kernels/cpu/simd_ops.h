@@ -21,12 +21,13 @@
 
 namespace ravel::kernels::cpu {
 
-// Rows of logits [tokens, vocabulary], fp32 or bf16, and their targets -> losses; with `gradient`,
-// a row becomes softmax - one-hot.
+// Rows of logits [tokens, vocabulary] and their targets -> losses; cross_entropy_gradient makes of
+// a row (softmax - one-hot) * loss_scale, which is 1 where logits are fp32.
 struct CrossEntropyRowsArgs {
   TensorView logits;
   const int32_t* targets = nullptr;
   float* loss = nullptr;
+  float loss_scale = 1.0f;
 };
 
 struct SimdOps {

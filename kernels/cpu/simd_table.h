@@ -16,10 +16,13 @@ namespace ravel::kernels::cpu {
 using Bf16 = uint16_t;
 
 // The instance of an op for the element type of an operand, which its other activations share.
-template <auto kOperand, auto kF32, auto kBf16, typename Args>
+template <auto kOperand, auto kF32, auto kBf16, auto kFp16, typename Args>
 void ByElement(const Args& args) {
-  if ((args.*kOperand).dtype == DType::kBF16) {
+  const DType dtype = (args.*kOperand).dtype;
+  if (dtype == DType::kBF16) {
     kBf16(args);
+  } else if (dtype == DType::kF16) {
+    kFp16(args);
   } else {
     kF32(args);
   }
@@ -34,73 +37,114 @@ struct OwnOps {
 };
 
 template <typename V>
+constexpr void AddNorms(SimdOps& ops) {
+  ops.rms_norm_forward = ByElement<&RmsNormForwardArgs::x,
+                                   RmsNormForwardRows<V, float>,
+                                   RmsNormForwardRows<V, Bf16>,
+                                   RmsNormForwardRows<V, Fp16>>;
+  ops.rms_norm_backward = ByElement<&RmsNormBackwardArgs::dy,
+                                    RmsNormBackwardRows<V, float>,
+                                    RmsNormBackwardRows<V, Bf16>,
+                                    RmsNormBackwardRows<V, Fp16>>;
+  ops.head_norm_forward = ByElement<&HeadNormForwardArgs::x,
+                                    HeadNormForwardRows<V, float>,
+                                    HeadNormForwardRows<V, Bf16>,
+                                    HeadNormForwardRows<V, Fp16>>;
+  ops.head_norm_backward = ByElement<&HeadNormBackwardArgs::x,
+                                     HeadNormBackwardRows<V, float>,
+                                     HeadNormBackwardRows<V, Bf16>,
+                                     HeadNormBackwardRows<V, Fp16>>;
+  ops.layer_norm_forward = ByElement<&LayerNormForwardArgs::x,
+                                     LayerNormForwardRows<V, float>,
+                                     LayerNormForwardRows<V, Bf16>,
+                                     LayerNormForwardRows<V, Fp16>>;
+  ops.layer_norm_backward = ByElement<&LayerNormBackwardArgs::dy,
+                                      LayerNormBackwardRows<V, float>,
+                                      LayerNormBackwardRows<V, Bf16>,
+                                      LayerNormBackwardRows<V, Fp16>>;
+}
+
+template <typename V>
+constexpr void AddRowOps(SimdOps& ops) {
+  ops.swi_glu_forward = ByElement<&SwiGluForwardArgs::gate,
+                                  SwiGluForwardRows<V, float>,
+                                  SwiGluForwardRows<V, Bf16>,
+                                  SwiGluForwardRows<V, Fp16>>;
+  ops.swi_glu_backward = ByElement<&SwiGluBackwardArgs::gate,
+                                   SwiGluBackwardRows<V, float>,
+                                   SwiGluBackwardRows<V, Bf16>,
+                                   SwiGluBackwardRows<V, Fp16>>;
+  ops.gelu_forward = ByElement<&GeluForwardArgs::x,
+                               GeluForwardRows<V, float>,
+                               GeluForwardRows<V, Bf16>,
+                               GeluForwardRows<V, Fp16>>;
+  ops.gelu_backward = ByElement<&GeluBackwardArgs::x,
+                                GeluBackwardRows<V, float>,
+                                GeluBackwardRows<V, Bf16>,
+                                GeluBackwardRows<V, Fp16>>;
+  ops.add_bias =
+      ByElement<&AddBiasArgs::y, AddBiasRows<V, float>, AddBiasRows<V, Bf16>, AddBiasRows<V, Fp16>>;
+  ops.bias_gradient = ByElement<&BiasGradientArgs::dy,
+                                BiasGradientRows<V, float>,
+                                BiasGradientRows<V, Bf16>,
+                                BiasGradientRows<V, Fp16>>;
+  ops.add_in_place = ByElement<&AddArgs::x,
+                               AddInPlaceRows<V, float>,
+                               AddInPlaceRows<V, Bf16>,
+                               AddInPlaceRows<V, Fp16>>;
+  ops.rope = ByElement<&RopeArgs::x, RopeRows<V, float>, RopeRows<V, Bf16>, RopeRows<V, Fp16>>;
+}
+
+template <typename V>
+constexpr void AddTablesAndAttention(SimdOps& ops) {
+  ops.add_positions = ByElement<&AddPositionsArgs::x,
+                                AddPositionsRows<V, float>,
+                                AddPositionsRows<V, Bf16>,
+                                AddPositionsRows<V, Fp16>>;
+  ops.position_gradient = ByElement<&PositionGradientArgs::dx,
+                                    PositionGradientRows<V, float>,
+                                    PositionGradientRows<V, Bf16>,
+                                    PositionGradientRows<V, Fp16>>;
+  ops.embedding_backward = ByElement<&EmbeddingBackwardArgs::dout,
+                                     EmbeddingBackwardRows<V, float>,
+                                     EmbeddingBackwardRows<V, Bf16>,
+                                     EmbeddingBackwardRows<V, Fp16>>;
+  ops.cross_entropy_loss = ByElement<&CrossEntropyRowsArgs::logits,
+                                     CrossEntropyLossRows<V, float>,
+                                     CrossEntropyLossRows<V, Bf16>,
+                                     CrossEntropyLossRows<V, Fp16>>;
+  ops.cross_entropy_gradient = ByElement<&CrossEntropyRowsArgs::logits,
+                                         CrossEntropyGradientRows<V, float>,
+                                         CrossEntropyGradientRows<V, Bf16>,
+                                         CrossEntropyGradientRows<V, Fp16>>;
+  ops.attention_forward = ByElement<&AttentionForwardArgs::q,
+                                    AttentionForwardTiles<V, float>,
+                                    AttentionForwardTiles<V, Bf16>,
+                                    AttentionForwardTiles<V, Fp16>>;
+  ops.attention_backward = ByElement<&AttentionBackwardArgs::q,
+                                     AttentionBackwardTiles<V, float>,
+                                     AttentionBackwardTiles<V, Bf16>,
+                                     AttentionBackwardTiles<V, Fp16>>;
+}
+
+template <typename V>
 constexpr SimdOps MakeSimdOps(const OwnOps& own) {
-  return {
-      .rms_norm_forward = ByElement<&RmsNormForwardArgs::x,
-                                    RmsNormForwardRows<V, float>,
-                                    RmsNormForwardRows<V, Bf16>>,
-      .rms_norm_backward = ByElement<&RmsNormBackwardArgs::dy,
-                                     RmsNormBackwardRows<V, float>,
-                                     RmsNormBackwardRows<V, Bf16>>,
-      .head_norm_forward = ByElement<&HeadNormForwardArgs::x,
-                                     HeadNormForwardRows<V, float>,
-                                     HeadNormForwardRows<V, Bf16>>,
-      .head_norm_backward = ByElement<&HeadNormBackwardArgs::x,
-                                      HeadNormBackwardRows<V, float>,
-                                      HeadNormBackwardRows<V, Bf16>>,
-      .layer_norm_forward = ByElement<&LayerNormForwardArgs::x,
-                                      LayerNormForwardRows<V, float>,
-                                      LayerNormForwardRows<V, Bf16>>,
-      .layer_norm_backward = ByElement<&LayerNormBackwardArgs::dy,
-                                       LayerNormBackwardRows<V, float>,
-                                       LayerNormBackwardRows<V, Bf16>>,
-      .swi_glu_forward = ByElement<&SwiGluForwardArgs::gate,
-                                   SwiGluForwardRows<V, float>,
-                                   SwiGluForwardRows<V, Bf16>>,
-      .swi_glu_backward = ByElement<&SwiGluBackwardArgs::gate,
-                                    SwiGluBackwardRows<V, float>,
-                                    SwiGluBackwardRows<V, Bf16>>,
-      .gelu_forward =
-          ByElement<&GeluForwardArgs::x, GeluForwardRows<V, float>, GeluForwardRows<V, Bf16>>,
-      .gelu_backward =
-          ByElement<&GeluBackwardArgs::x, GeluBackwardRows<V, float>, GeluBackwardRows<V, Bf16>>,
-      .add_bias = ByElement<&AddBiasArgs::y, AddBiasRows<V, float>, AddBiasRows<V, Bf16>>,
-      .bias_gradient =
-          ByElement<&BiasGradientArgs::dy, BiasGradientRows<V, float>, BiasGradientRows<V, Bf16>>,
-      .add_positions =
-          ByElement<&AddPositionsArgs::x, AddPositionsRows<V, float>, AddPositionsRows<V, Bf16>>,
-      .position_gradient = ByElement<&PositionGradientArgs::dx,
-                                     PositionGradientRows<V, float>,
-                                     PositionGradientRows<V, Bf16>>,
-      .add_in_place = ByElement<&AddArgs::x, AddInPlaceRows<V, float>, AddInPlaceRows<V, Bf16>>,
-      .rope = ByElement<&RopeArgs::x, RopeRows<V, float>, RopeRows<V, Bf16>>,
-      .embedding_backward = ByElement<&EmbeddingBackwardArgs::dout,
-                                      EmbeddingBackwardRows<V, float>,
-                                      EmbeddingBackwardRows<V, Bf16>>,
-      .cross_entropy_loss = ByElement<&CrossEntropyRowsArgs::logits,
-                                      CrossEntropyLossRows<V, float>,
-                                      CrossEntropyLossRows<V, Bf16>>,
-      .cross_entropy_gradient = ByElement<&CrossEntropyRowsArgs::logits,
-                                          CrossEntropyGradientRows<V, float>,
-                                          CrossEntropyGradientRows<V, Bf16>>,
-      .gemm = GemmBlocks<V>,
-      .gemm_workspace_elements = GemmWorkspaceElements,
-      .attention_forward = ByElement<&AttentionForwardArgs::q,
-                                     AttentionForwardTiles<V, float>,
-                                     AttentionForwardTiles<V, Bf16>>,
-      .attention_backward = ByElement<&AttentionBackwardArgs::q,
-                                      AttentionBackwardTiles<V, float>,
-                                      AttentionBackwardTiles<V, Bf16>>,
-      .adamw = AdamWUpdateRange<V>,
-      .update_block = own.update_block,
-      .quantize = own.quantize,
-      .tree_add = TreeAddRange<V>,
-      .tree_sum = TreeSumPieces<V>,
-      .row_sum_squares = RowSumSquaresRows<V>,
-      .digest_words = own.digest_words,
-      .copy_bytes = own.copy_bytes,
-      .exp = ExpRows<V>,
-  };
+  SimdOps ops = {};
+  AddNorms<V>(ops);
+  AddRowOps<V>(ops);
+  AddTablesAndAttention<V>(ops);
+  ops.gemm = GemmBlocks<V>;
+  ops.gemm_workspace_elements = GemmWorkspaceElements;
+  ops.adamw = AdamWUpdateRange<V>;
+  ops.update_block = own.update_block;
+  ops.quantize = own.quantize;
+  ops.tree_add = TreeAddRange<V>;
+  ops.tree_sum = TreeSumPieces<V>;
+  ops.row_sum_squares = RowSumSquaresRows<V>;
+  ops.digest_words = own.digest_words;
+  ops.copy_bytes = own.copy_bytes;
+  ops.exp = ExpRows<V>;
+  return ops;
 }
 
 }  // namespace ravel::kernels::cpu

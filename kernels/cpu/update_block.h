@@ -24,7 +24,8 @@ struct StateBlock {
 // weight is `main`, or `weight` with `remainder`; `weight` is rounded from it where it is there.
 struct UpdateBlock {
   float* main = nullptr;
-  uint16_t* weight = nullptr;
+  uint16_t* weight = nullptr;  // bf16, or fp16
+  bool fp16_weight = false;
   int16_t* remainder = nullptr;
   const void* gradient = nullptr;
   bool bf16_gradient = false;

@@ -11,6 +11,7 @@
 
 #include "kernels/cpu/update_groups.h"
 #include "kernels/scalar/bfloat16.h"
+#include "kernels/scalar/float16.h"
 #include "kernels/scalar/fp8_state.h"
 #include "kernels/scalar/philox.h"
 
@@ -49,8 +50,12 @@ void StoreWeights(const UpdateBlock& block, size_t n, const Lanes& from) {
       remainder[i] = static_cast<int16_t>(std::bit_cast<uint32_t>(from.values[i]));
     }
   }
-  if (block.weight != nullptr) {
-    uint16_t* weight = block.weight;
+  uint16_t* weight = block.weight;
+  if (weight != nullptr && block.fp16_weight) {
+    for (size_t i = 0; i < n; ++i) {
+      weight[i] = scalar::Fp16Nearest(from.values[i]);
+    }
+  } else if (weight != nullptr) {
     for (size_t i = 0; i < n; ++i) {
       weight[i] = scalar::Bf16HalfAway(from.values[i]);
     }

@@ -72,7 +72,13 @@ void StoreWeight(const UpdateBlock& block, int64_t i, typename V::F p) {
     V::Store(reinterpret_cast<uint16_t*>(block.remainder) + i,
              V::And(V::AsInt(p), V::Set(0xFFFFu)));
   }
-  if (block.weight != nullptr) {
+  if (block.weight != nullptr && block.fp16_weight) {
+    alignas(64) float values[V::kLanes];
+    V::Store(values, p);
+    for (int64_t lane = 0; lane < V::kLanes; ++lane) {
+      block.weight[i + lane] = scalar::Fp16Nearest(values[lane]);
+    }
+  } else if (block.weight != nullptr) {
     V::Store(block.weight + i, Bf16HalfAwayOf<V>(p));
   }
 }

@@ -1,7 +1,7 @@
 #pragma once
 
 // Eight fp32 lanes in an AVX2 register; the members and their meaning are those of PortableVector.
-// Only files compiled with AVX2 and FMA include this (kernels/CMakeLists.txt).
+// Only files compiled with AVX2, FMA and F16C include this (kernels/CMakeLists.txt).
 
 #include <cstring>
 
@@ -22,7 +22,10 @@ struct Avx2Vector {
 
   static P ZeroPanel() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static P LoadPanel(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
-  static P LoadPanel(const uint16_t* p) { return {Load(p), Load(p + 8)}; }
+  template <typename E>
+  static P LoadPanel(const E* p) {
+    return {Load(p), Load(p + 8)};
+  }
   static void StorePanel(float* p, P x) {
     _mm256_storeu_ps(p, x.low);
     _mm256_storeu_ps(p + 8, x.high);
@@ -54,9 +57,13 @@ struct Avx2Vector {
     const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
   }
-  static F Load(const uint16_t* p, SomeLanes lanes) {
-    alignas(16) uint16_t all[8] = {};
-    std::memcpy(all, p, sizeof(uint16_t) * static_cast<size_t>(lanes.count));
+  static F Load(const Fp16* p, AllLanes = {}) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  template <typename E>
+  static F Load(const E* p, SomeLanes lanes) {
+    alignas(16) E all[8] = {};
+    std::memcpy(all, p, sizeof(E) * static_cast<size_t>(lanes.count));
     return Load(all);
   }
   static void Store(uint16_t* p, F x, AllLanes = {}) {
@@ -71,10 +78,14 @@ struct Avx2Vector {
         _mm256_permute4x64_epi64(_mm256_packus_epi32(halves, halves), _MM_SHUFFLE(3, 1, 2, 0));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
   }
-  static void Store(uint16_t* p, F x, SomeLanes lanes) {
-    alignas(16) uint16_t all[8];
+  static void Store(Fp16* p, F x, AllLanes = {}) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+  }
+  template <typename E>
+  static void Store(E* p, F x, SomeLanes lanes) {
+    alignas(16) E all[8];
     Store(all, x);
-    std::memcpy(p, all, sizeof(uint16_t) * static_cast<size_t>(lanes.count));
+    std::memcpy(p, all, sizeof(E) * static_cast<size_t>(lanes.count));
   }
   static void StoreAround(float* p, F x) { _mm256_stream_ps(p, x); }
   static void FinishStoresAround() { _mm_sfence(); }
@@ -103,6 +114,9 @@ struct Avx2Vector {
   static __m128 LoadFour(const uint16_t* p) {
     const __m128i bits = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
     return _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(bits), 16));
+  }
+  static __m128 LoadFour(const Fp16* p) {
+    return _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   }
   template <typename E>
   static void Transpose8x8(const E* from, int64_t from_step, float* to, int64_t to_step) {

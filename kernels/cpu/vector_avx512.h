@@ -21,6 +21,9 @@ struct Avx512Vector : Avx2Vector {
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
   }
+  static P LoadPanel(const Fp16* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
   static void StorePanel(float* p, P x) { _mm512_storeu_ps(p, x); }
   static P FmaPanel(float a, P b, P c) { return _mm512_fmadd_ps(_mm512_set1_ps(a), b, c); }
   static P AddPanel(P a, P b) { return _mm512_add_ps(a, b); }

@@ -2,8 +2,8 @@
 
 // Eight fp32 lanes as plain loops: the same operations, in the same order, as vector_avx2.h, so
 // that an op written over either type gives the same bits. Both types have the members below.
-// Memory holds fp32 (float) or bf16 (uint16_t): loads of bf16 widen, exactly, and stores round to
-// nearest, ties to even.
+// Memory holds fp32 (float), bf16 (uint16_t) or fp16 (Fp16): loads of these widen, exactly, and
+// stores round to nearest, ties to even.
 
 #include <array>
 #include <bit>
@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "kernels/scalar/bfloat16.h"
+#include "kernels/scalar/float16.h"
 
 namespace ravel::kernels::cpu {
 
@@ -22,12 +23,27 @@ struct SomeLanes {
   int count;
 };
 
+// An fp16 in memory; a type of its own, where a bf16 is its bits.
+struct Fp16 {
+  uint16_t bits;
+};
+
 // An element of memory as fp32.
 inline float ValueOf(float value) {
   return value;
 }
 inline float ValueOf(uint16_t bf16) {
   return scalar::Bf16Value(bf16);
+}
+inline float ValueOf(Fp16 fp16) {
+  return scalar::Fp16Value(fp16.bits);
+}
+// An fp32 as an element, rounded.
+inline void RoundTo(float value, uint16_t& bf16) {
+  bf16 = scalar::Bf16Nearest(value);
+}
+inline void RoundTo(float value, Fp16& fp16) {
+  fp16.bits = scalar::Fp16Nearest(value);
 }
 
 struct PortableVector {
@@ -44,10 +60,11 @@ struct PortableVector {
     std::memcpy(r.data(), p, sizeof(r));
     return r;
   }
-  static P LoadPanel(const uint16_t* p) {
+  template <typename E>
+  static P LoadPanel(const E* p) {
     P r;
     for (size_t i = 0; i < 16; ++i) {
-      r[i] = scalar::Bf16Value(p[i]);
+      r[i] = ValueOf(p[i]);
     }
     return r;
   }
@@ -85,18 +102,26 @@ struct PortableVector {
   static void Store(float* p, const F& x, SomeLanes lanes) {
     std::memcpy(p, x.data(), sizeof(float) * static_cast<size_t>(lanes.count));
   }
-  static F Load(const uint16_t* p, AllLanes = {}) { return Load(p, SomeLanes{8}); }
-  static F Load(const uint16_t* p, SomeLanes lanes) {
+  template <typename E>
+  static F Load(const E* p, AllLanes = {}) {
+    return Load(p, SomeLanes{8});
+  }
+  template <typename E>
+  static F Load(const E* p, SomeLanes lanes) {
     F r = Zero();
     for (size_t i = 0; i < static_cast<size_t>(lanes.count); ++i) {
-      r[i] = scalar::Bf16Value(p[i]);
+      r[i] = ValueOf(p[i]);
     }
     return r;
   }
-  static void Store(uint16_t* p, const F& x, AllLanes = {}) { Store(p, x, SomeLanes{8}); }
-  static void Store(uint16_t* p, const F& x, SomeLanes lanes) {
+  template <typename E>
+  static void Store(E* p, const F& x, AllLanes = {}) {
+    Store(p, x, SomeLanes{8});
+  }
+  template <typename E>
+  static void Store(E* p, const F& x, SomeLanes lanes) {
     for (size_t i = 0; i < static_cast<size_t>(lanes.count); ++i) {
-      p[i] = scalar::Bf16Nearest(x[i]);
+      RoundTo(x[i], p[i]);
     }
   }
   // Past the caches where the processor can; p is a multiple of 32 bytes. FinishStoresAround must

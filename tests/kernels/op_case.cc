@@ -5,7 +5,7 @@
 namespace ravel::kernels::testing {
 namespace {
 
-constexpr char kPoison = '\xFF';  // NaN in fp32 and in bf16
+constexpr char kPoison = '\xFF';  // NaN in fp32, bf16 and fp16
 
 OperandPlace*& ActivePlace() {
   static OperandPlace* place = nullptr;
@@ -84,6 +84,8 @@ TensorView Filled(const TensorView& view, const std::vector<double>& values) {
     const float value = static_cast<float>(values[static_cast<size_t>(i)]);
     if (view.dtype == DType::kBF16) {
       host.As<uint16_t>()[at] = FloatToBf16(value);
+    } else if (view.dtype == DType::kF16) {
+      host.As<uint16_t>()[at] = FloatToFp16(value);
     } else {
       host.As<float>()[at] = value;
     }
@@ -194,8 +196,14 @@ std::vector<float> Read(const TensorView& view) {
   const int64_t columns = view.columns();
   for (int64_t i = 0; i < view.elements(); ++i) {
     const int64_t at = i / columns * view.row_stride + i % columns;
-    values[static_cast<size_t>(i)] =
-        host.dtype == DType::kBF16 ? Bf16ToFloat(host.As<uint16_t>()[at]) : host.As<float>()[at];
+    float& value = values[static_cast<size_t>(i)];
+    if (host.dtype == DType::kBF16) {
+      value = Bf16ToFloat(host.As<uint16_t>()[at]);
+    } else if (host.dtype == DType::kF16) {
+      value = Fp16ToFloat(host.As<uint16_t>()[at]);
+    } else {
+      value = host.As<float>()[at];
+    }
   }
   return values;
 }

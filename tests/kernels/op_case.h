@@ -96,7 +96,7 @@ class Operands {
   CpuStream cpu_stream_;
 };
 
-// The elements of a view of fp32 or bf16, row by row.
+// The elements of a view of fp32, bf16 or fp16, row by row.
 std::vector<float> Read(const TensorView& view);
 
 using Values = std::vector<std::vector<double>>;

@@ -150,7 +150,7 @@ TEST(QuantizeActivation, IsTheOracleForRaggedShapes) {
       const Decoded expected = Expected(args, x);
       for (const bool in_place : {false, true}) {
         const ActivationRun run = Quantized(args, x, in_place);
-        SCOPED_TRACE(testing::Message()
+        SCOPED_TRACE(::testing::Message()
                      << "recipe " << static_cast<int>(args.recipe) << " role "
                      << static_cast<int>(args.role) << " along " << static_cast<int>(args.along)
                      << " " << height << " x " << width << " in place " << in_place);

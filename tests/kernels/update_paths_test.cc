@@ -23,11 +23,12 @@ constexpr int64_t kPathScales = 3 * kPathRows;
 
 struct PathForm {
   bool split = false;   // a bf16 weight and its remainder; else fp32
-  bool weight = false;  // a bf16 weight beside the fp32 one
+  bool weight = false;  // a narrow weight beside the fp32 one
   DType gradient = DType::kF32;
   DType mean = DType::kF32;
   DType square = DType::kF32;
   ElementRule rule = ElementRule::kAdamW;  // of one state: `square` is not there
+  DType weight_type = DType::kBF16;
 };
 
 std::vector<PathForm> AllForms() {
@@ -39,6 +40,9 @@ std::vector<PathForm> AllForms() {
           forms.push_back({split, weight, gradient, mean, square});
         }
         forms.push_back({split, weight, gradient, mean, DType::kF32, ElementRule::kLion});
+        if (weight && !split) {
+          forms.push_back({split, weight, gradient, mean, mean, ElementRule::kAdamW, DType::kF16});
+        }
       }
     }
   }
@@ -106,7 +110,7 @@ class UpdatePathsTest : public ::testing::Test {
       args.update.main_weight = FlatOf(tensor.main.data(), kPathElements, DType::kF32);
     }
     if (form.weight) {
-      args.update.weight = FlatOf(tensor.weight.data(), kPathElements, DType::kBF16);
+      args.update.weight = FlatOf(tensor.weight.data(), kPathElements, form.weight_type);
     }
     if (form.mean == DType::kF8E4M3) {
       args.m_scales = FlatOf(tensor.mean_scales.data(), kPathScales, DType::kU8);

@@ -1,6 +1,7 @@
-// The table of op cases on the CPU in bf16: operands of bf16, gradients of weights of fp32, against
-// the oracle in fp64 and its central differences within one rounding of the result, and equal bits
-// on every SIMD path and wherever operands lie. Then with gradients of weights of bf16.
+// The table of op cases on the CPU in bf16 and in fp16: operands of that type, gradients of weights
+// of fp32, against the oracle in fp64 and its central differences within one rounding of the
+// result, and equal bits on every SIMD path and wherever operands lie. Then with gradients of
+// weights of bf16.
 
 #include <algorithm>
 #include <cmath>
@@ -19,13 +20,8 @@
 namespace ravel::kernels::testing {
 namespace {
 
-constexpr uint64_t kBf16Seed = 20240607;
-constexpr size_t kBf16Probes = 24;
-// A value of eight significant bits is off by at most this part of it.
-constexpr double kRounding = 0x1p-8;
-// Besides, where an op reads again what it has rounded (a residual sum, attention's output,
-// logits), relative to the largest magnitude.
-constexpr double kRoundedWithin = 2e-2;
+constexpr uint64_t kNarrowSeed = 20240607;
+constexpr size_t kNarrowProbes = 24;
 
 // Operands on the heap.
 class HeapPlace final : public OperandPlace {
@@ -51,9 +47,16 @@ class HeapPlace final : public OperandPlace {
   std::vector<std::unique_ptr<uint64_t[]>> blocks_;
 };
 
-struct Bf16Case {
+struct NarrowCase {
   OpCase op;
   OperandTypes types;
+
+  bool fp16() const { return types.activations == DType::kF16; }
+  // A value of eight significant bits, or of eleven, is off by at most this part of it.
+  double rounding() const { return fp16() ? 0x1p-11 : 0x1p-8; }
+  // Besides, where an op reads again what it has rounded (a residual sum, attention's output,
+  // logits), relative to the largest magnitude.
+  double rounded_within() const { return fp16() ? 2.5e-3 : 2e-2; }
 
   bool rounds_within() const {
     const auto named = [&](const char* name) { return op.name.starts_with(name); };
@@ -62,10 +65,12 @@ struct Bf16Case {
   }
 };
 
-Values Rounded(Values values) {
+Values Rounded(const NarrowCase& tested, Values values) {
   for (std::vector<double>& each : values) {
     for (double& value : each) {
-      value = static_cast<double>(Bf16ToFloat(FloatToBf16(static_cast<float>(value))));
+      const float wide = static_cast<float>(value);
+      value = static_cast<double>(tested.fp16() ? Fp16ToFloat(FloatToFp16(wide))
+                                                : Bf16ToFloat(FloatToBf16(wide)));
     }
   }
   return values;
@@ -89,31 +94,32 @@ double WeightedSum(const Values& outputs, const Values& cotangents) {
   return sum;
 }
 
-class Bf16OpCaseTest : public ::testing::TestWithParam<Bf16Case> {
+class NarrowOpCaseTest : public ::testing::TestWithParam<NarrowCase> {
  protected:
-  Bf16OpCaseTest() : place_(GetParam().types) { UseOperandPlace(&place_); }
-  ~Bf16OpCaseTest() override {
+  NarrowOpCaseTest() : place_(GetParam().types) { UseOperandPlace(&place_); }
+  ~NarrowOpCaseTest() override {
     UseOperandPlace(nullptr);
     cpu::UseBestSimdPath();
   }
 
   const OpCase& op() const { return GetParam().op; }
   // Ids are small enough to be exact.
-  Values Inputs() const { return Rounded(MakeInputs(op(), kBf16Seed)); }
+  Values Inputs() const { return Rounded(GetParam(), MakeInputs(op(), kNarrowSeed)); }
   Values Cotangents(const Values& outputs) const {
     Values cotangents;
     for (const std::vector<double>& output : outputs) {
       cotangents.push_back(op().unit_cotangents
                                ? std::vector<double>(output.size(), 1.0)
                                : RandomValues(static_cast<int64_t>(output.size()),
-                                              kBf16Seed + 100 + cotangents.size()));
+                                              kNarrowSeed + 100 + cotangents.size()));
     }
-    return Rounded(std::move(cotangents));
+    return Rounded(GetParam(), std::move(cotangents));
   }
   // How far a result may be from `expected`, one of values up to `largest`.
   double Limit(double expected, double largest, double noise) const {
-    return kRounding * std::fabs(expected) +
-           (GetParam().rounds_within() ? kRoundedWithin : noise) * largest;
+    const NarrowCase& tested = GetParam();
+    return tested.rounding() * std::fabs(expected) +
+           (tested.rounds_within() ? tested.rounded_within() : noise) * largest;
   }
   // Results of both directions.
   Results Run(const MemoryLayout& layout, const Values& inputs, const Values& cotangents) const {
@@ -144,7 +150,7 @@ void ExpectEqualResults(const Results& a, const Results& b) {
   }
 }
 
-TEST_P(Bf16OpCaseTest, ForwardIsTheOracleRoundedOnce) {
+TEST_P(NarrowOpCaseTest, ForwardIsTheOracleRoundedOnce) {
   const Values inputs = Inputs();
   const Values expected = op().oracle(inputs);
   Operands operands({.offset = 3, .row_gap = 5});
@@ -164,9 +170,9 @@ TEST_P(Bf16OpCaseTest, ForwardIsTheOracleRoundedOnce) {
 }
 
 // The rows whose op has a gradient op.
-class Bf16GradientTest : public Bf16OpCaseTest {};
+class NarrowGradientTest : public NarrowOpCaseTest {};
 
-TEST_P(Bf16GradientTest, IsTheCentralDifferenceRoundedOnce) {
+TEST_P(NarrowGradientTest, IsTheCentralDifferenceRoundedOnce) {
   Values inputs = Inputs();
   const Values cotangents = Cotangents(op().oracle(inputs));
   Operands operands({.offset = 1, .row_gap = 2});
@@ -180,7 +186,7 @@ TEST_P(Bf16GradientTest, IsTheCentralDifferenceRoundedOnce) {
     const std::vector<float>& gradient = gradients[result++];
     ASSERT_EQ(gradient.size(), inputs[i].size());
     const double largest = LargestOf({gradient.begin(), gradient.end()});
-    const size_t step = std::max<size_t>(1, inputs[i].size() / kBf16Probes);
+    const size_t step = std::max<size_t>(1, inputs[i].size() / kNarrowProbes);
     for (size_t j = 0; j < inputs[i].size(); j += step) {
       const double saved = inputs[i][j];
       constexpr double kStep = 1e-5;
@@ -198,7 +204,7 @@ TEST_P(Bf16GradientTest, IsTheCentralDifferenceRoundedOnce) {
   }
 }
 
-TEST_P(Bf16OpCaseTest, BitsDependNeitherOnTheSimdPathNorOnWhereOperandsLie) {
+TEST_P(NarrowOpCaseTest, BitsDependNeitherOnTheSimdPathNorOnWhereOperandsLie) {
   const Values inputs = Inputs();
   const Values cotangents = Cotangents(op().oracle(inputs));
   cpu::UseSimdPath(cpu::SimdPath::kPortable);
@@ -215,22 +221,22 @@ TEST_P(Bf16OpCaseTest, BitsDependNeitherOnTheSimdPathNorOnWhereOperandsLie) {
   }
 }
 
-std::vector<Bf16Case> Bf16Cases() {
-  std::vector<Bf16Case> cases;
+std::vector<NarrowCase> CasesOf(DType activations) {
+  std::vector<NarrowCase> cases;
   for (const OpCase& op : AllOpCases()) {
-    cases.push_back({op, {.activations = DType::kBF16, .gradients = DType::kF32}});
+    cases.push_back({op, {.activations = activations, .gradients = DType::kF32}});
   }
   return cases;
 }
 
-std::vector<Bf16Case> CasesWithBf16Gradient(std::vector<Bf16Case> cases) {
-  std::erase_if(cases, [](const Bf16Case& c) { return !c.op.backward; });
+std::vector<NarrowCase> WithGradient(std::vector<NarrowCase> cases) {
+  std::erase_if(cases, [](const NarrowCase& c) { return !c.op.backward; });
   return cases;
 }
 
 // Gradients of weights in bf16, too, where ops write them so: tables and their heads do not.
-std::vector<Bf16Case> CasesToBf16() {
-  std::vector<Bf16Case> cases;
+std::vector<NarrowCase> CasesToBf16() {
+  std::vector<NarrowCase> cases;
   for (const OpCase& op : AllOpCases()) {
     const auto named = [&](const char* name) { return op.name.starts_with(name); };
     if (!named("Embedding") && !named("AddPositions") && !named("LinearCrossEntropy")) {
@@ -241,18 +247,29 @@ std::vector<Bf16Case> CasesToBf16() {
 }
 
 const auto kNameOfCase = [](const auto& row) { return row.param.op.name; };
-INSTANTIATE_TEST_SUITE_P(Table, Bf16OpCaseTest, ::testing::ValuesIn(Bf16Cases()), kNameOfCase);
-INSTANTIATE_TEST_SUITE_P(Table,
-                         Bf16GradientTest,
-                         ::testing::ValuesIn(CasesWithBf16Gradient(Bf16Cases())),
+INSTANTIATE_TEST_SUITE_P(Bf16,
+                         NarrowOpCaseTest,
+                         ::testing::ValuesIn(CasesOf(DType::kBF16)),
                          kNameOfCase);
-INSTANTIATE_TEST_SUITE_P(ToBf16, Bf16OpCaseTest, ::testing::ValuesIn(CasesToBf16()), kNameOfCase);
+INSTANTIATE_TEST_SUITE_P(Bf16,
+                         NarrowGradientTest,
+                         ::testing::ValuesIn(WithGradient(CasesOf(DType::kBF16))),
+                         kNameOfCase);
+INSTANTIATE_TEST_SUITE_P(ToBf16, NarrowOpCaseTest, ::testing::ValuesIn(CasesToBf16()), kNameOfCase);
 INSTANTIATE_TEST_SUITE_P(ToBf16,
-                         Bf16GradientTest,
-                         ::testing::ValuesIn(CasesWithBf16Gradient(CasesToBf16())),
+                         NarrowGradientTest,
+                         ::testing::ValuesIn(WithGradient(CasesToBf16())),
+                         kNameOfCase);
+INSTANTIATE_TEST_SUITE_P(Fp16,
+                         NarrowOpCaseTest,
+                         ::testing::ValuesIn(CasesOf(DType::kF16)),
+                         kNameOfCase);
+INSTANTIATE_TEST_SUITE_P(Fp16,
+                         NarrowGradientTest,
+                         ::testing::ValuesIn(WithGradient(CasesOf(DType::kF16))),
                          kNameOfCase);
 
-TEST(Bf16Operands, OfTwoTypesAreRefused) {
+TEST(NarrowOperands, OfTwoTypesAreRefused) {
   CpuStream stream;
   std::vector<float> memory(64);
   const TensorView wide = MatrixView(memory.data(), 4, 4);
@@ -261,6 +278,11 @@ TEST(Bf16Operands, OfTwoTypesAreRefused) {
   EXPECT_DEATH(Gemm(stream, {.a = narrow, .b = wide, .c = wide}), "wrong element type");
   EXPECT_DEATH(Gemm(stream, {.a = wide, .b = wide, .c = narrow}), "a gemm of fp32 is fp32");
   EXPECT_DEATH(AddInPlace(stream, {.x = narrow, .y = wide}), "wrong element type");
+  TensorView fp16 = narrow;
+  fp16.dtype = DType::kF16;
+  EXPECT_DEATH(Gemm(stream, {.a = narrow, .b = narrow, .c = fp16}), "wrong element type");
+  EXPECT_DEATH(Gemm(stream, {.a = fp16, .b = narrow, .c = wide}), "wrong element type");
+  EXPECT_DEATH(AddInPlace(stream, {.x = fp16, .y = narrow}), "wrong element type");
   EXPECT_DEATH(SwiGluForward(stream, {.gate = narrow, .up = narrow, .y = wide}),
                "wrong element type");
   TensorView db = narrow;

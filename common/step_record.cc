@@ -56,6 +56,9 @@ json::Value StepRecordJson(const StepRecord& record) {
   if (record.skipped) {
     line.Set("skipped", true);
   }
+  if (record.loss_scale != 0) {
+    line.Set("loss_scale", static_cast<int64_t>(record.loss_scale));  // whole, by its bounds
+  }
   if (record.has_validation_loss) {
     line.Set("validation_loss", json::Value::FromFloat(record.validation_loss));
     line.Set("validation_loss_bits", Bits(record.validation_loss));
@@ -83,6 +86,7 @@ absl::StatusOr<StepRecord> ParseStepRecord(std::string_view text) {
   record.planned_bytes = IntOf(line, "planned_bytes");
   record.measured_bytes = IntOf(line, "measured_bytes");
   record.skipped = line.Find("skipped") != nullptr;
+  record.loss_scale = line.Find("loss_scale") == nullptr ? 0 : DoubleOf(line, "loss_scale");
   record.has_validation_loss = line.Find("validation_loss") != nullptr;
   if (record.has_validation_loss) {
     record.validation_loss = FloatOf(line, "validation_loss", "validation_loss_bits");

@@ -21,7 +21,8 @@ struct StepRecord : StepReport {
 };
 
 // Full precision; `loss_bits` holds the fp32 bits as 8 hex digits, so that even NaN comes back as
-// it was. `skipped` is there when it is true, `validation_loss` after an evaluation.
+// it was. `skipped` is there when it is true, `loss_scale` in fp16, `validation_loss` after an
+// evaluation.
 json::Value StepRecordJson(const StepRecord& record);
 // Returns DataLoss for a line that is no record.
 absl::StatusOr<StepRecord> ParseStepRecord(std::string_view line);

@@ -31,6 +31,7 @@ struct StepReport {
   int64_t tokens = 0;
   double step_seconds = 0;
   bool skipped = false;
+  double loss_scale = 0;  // that gradients were multiplied by; 0: by none
   bool has_validation_loss = false;
   float validation_loss = 0;
   int64_t time_ms = 0;

@@ -79,6 +79,7 @@ v1::StepReport ToProto(const StepReport& report) {
   message.set_tokens(report.tokens);
   message.set_step_seconds(report.step_seconds);
   message.set_skipped(report.skipped);
+  message.set_loss_scale(report.loss_scale);
   message.set_has_validation_loss(report.has_validation_loss);
   message.set_validation_loss(report.validation_loss);
   message.set_time_ms(report.time_ms);
@@ -95,6 +96,7 @@ StepReport FromProto(const v1::StepReport& message) {
           .tokens = message.tokens(),
           .step_seconds = message.step_seconds(),
           .skipped = message.skipped(),
+          .loss_scale = message.loss_scale(),
           .has_validation_loss = message.has_validation_loss(),
           .validation_loss = message.validation_loss(),
           .time_ms = message.time_ms(),

@@ -164,6 +164,7 @@ void SumRowNodes(Stream& stream, const SumRowNodesArgs& args) {
 
 void DecideUpdate(Stream& stream, const DecideUpdateArgs& args) {
   if (OnCuda(stream)) {
+    CHECK_MSG(args.loss_scale == 1, "devices scale no loss");
     cuda::DecideUpdate(stream, args);
     return;
   }

@@ -84,6 +84,7 @@ struct DecideUpdateArgs {
   double* sums = nullptr;  // [step_count]
   int32_t total = kNoOperand;
   double clip_norm = 0;
+  double loss_scale = 1;   // of the gradients behind the sums; 1 on devices
   UpdateHyper hyper = {};  // learning rate: the messages'
   StepOutcome* outcome = nullptr;
 };

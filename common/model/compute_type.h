@@ -6,12 +6,16 @@
 
 namespace ravel::plan {
 
+// As job files say it.
+const char* ComputeName(ComputeType compute);
+// Of a plan's weight_type: its compute.
+const char* ComputeName(DType weight_type);
 // ProgramOptions::weight_type, main_type and state_types.
 DType WeightTypeOf(ComputeType compute);
 DType MainTypeOf(MainWeightForm form);
 
-// Activations in bf16, but for what kernels keep in fp32: row statistics, softmax sums, losses,
-// rotary tables and attention's scratch.
-void UseBf16Activations(ModelInventory& inventory);
+// Activations in `type`, bf16 or fp16, but for what kernels keep in fp32: row statistics, softmax
+// sums, losses, rotary tables and attention's scratch. fp32: nothing changes.
+void NarrowActivations(DType type, ModelInventory& inventory);
 
 }  // namespace ravel::plan

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/model/architecture/model_config.h"
+#include "common/model/loss_scale.h"
 #include "common/model/optimizer_states.h"
 #include "common/recipe.h"
 #include "common/token_file.h"
@@ -78,7 +79,7 @@ enum class Strategy { kNoShard, kOptim, kOptimGrads, kOptimGradsParams };
 enum class RecomputePolicy { kNone, kNorm, kMlp, kBlock };
 enum class WireType { kF32, kBF16 };
 // Type of activations and of the weights that modules read. Gradients are fp32.
-enum class ComputeType { kF32, kBF16 };
+enum class ComputeType { kF32, kBF16, kF16 };
 enum class DeterminismMode { kExact, kFast };
 // The algorithm chosen before the first step, of those that a device's library offers for one
 // computation: kMeasured takes the fastest one in timed runs, kProposed the first one.
@@ -150,6 +151,7 @@ struct JobSpec {
   RecomputePolicy recompute = RecomputePolicy::kNone;
   WireType gradient_wire = WireType::kF32;
   ComputeType compute = ComputeType::kF32;
+  LossScaleSpec loss_scale;  // of fp16 compute
   RecipeSpec recipe;
   int64_t communication_blocks = 0;  // of a GPU, that a collective may occupy; 0: NCCL's choice
   std::vector<std::string> freeze;   // glob patterns of canonical tensor names that are not trained

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 
@@ -32,6 +33,16 @@ std::string RecipeText(const RecipeSpec& spec) {
   return text;
 }
 
+std::string LossScaleWord(const LossScaleSpec& spec) {
+  return absl::StrFormat("%.10g/%.10g/%.10g/%d/%.10g/%.10g",
+                         spec.initial,
+                         spec.growth_factor,
+                         spec.backoff_factor,
+                         spec.growth_interval,
+                         spec.minimum,
+                         spec.maximum);
+}
+
 Entries ParseEntries(std::string_view text) {
   Entries entries;
   for (const absl::string_view word : absl::StrSplit(std::string(text), ' ')) {
@@ -47,7 +58,7 @@ Entries ParseEntries(std::string_view text) {
 
 std::string NumericsOf(const JobSpec& spec) {
   Entries entries = {
-      {"compute", spec.compute == ComputeType::kBF16 ? "bf16" : "fp32"},
+      {"compute", ComputeName(spec.compute)},
       {"determinism", spec.determinism == DeterminismMode::kExact ? "exact" : "fast"},
       {"device", spec.cpu_devices ? "cpu" : "gpu"},
       {"gradientWire", spec.gradient_wire == WireType::kBF16 ? "bf16" : "fp32"},
@@ -56,6 +67,9 @@ std::string NumericsOf(const JobSpec& spec) {
       {"recipe", RecipeText(spec.recipe)},
       {"stateDtype", StateTypesText(spec.optimizer.state_types)},
       {"virtualRanks", absl::StrCat(spec.virtual_ranks)}};
+  if (spec.compute == ComputeType::kF16) {
+    entries.emplace("lossScale", LossScaleWord(spec.loss_scale));
+  }
   if (spec.model) {
     const int64_t chunk = LogitsChunkTokens(
         spec.cpu_devices, spec.model->vocab_size, DTypeBytes(WeightTypeOf(spec.compute)));

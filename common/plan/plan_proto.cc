@@ -140,6 +140,24 @@ void TrainingToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_evaluation_batches(spec.evaluation_batches);
 }
 
+void LossScaleToProto(const LossScaleSpec& spec, v1::PlannedLossScale& proto) {
+  proto.set_initial(spec.initial);
+  proto.set_growth_factor(spec.growth_factor);
+  proto.set_backoff_factor(spec.backoff_factor);
+  proto.set_growth_interval(spec.growth_interval);
+  proto.set_minimum(spec.minimum);
+  proto.set_maximum(spec.maximum);
+}
+
+LossScaleSpec LossScaleFromProto(const v1::PlannedLossScale& proto) {
+  return {.initial = proto.initial(),
+          .growth_factor = proto.growth_factor(),
+          .backoff_factor = proto.backoff_factor(),
+          .growth_interval = proto.growth_interval(),
+          .minimum = proto.minimum(),
+          .maximum = proto.maximum()};
+}
+
 void ParallelismToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_strategy(static_cast<int32_t>(spec.strategy));
   proto.set_replicate_strategy(static_cast<int32_t>(spec.replicate_strategy));
@@ -155,6 +173,9 @@ void ParallelismToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_recompute(static_cast<int32_t>(spec.recompute));
   proto.set_gradient_wire(static_cast<int32_t>(spec.gradient_wire));
   proto.set_compute(static_cast<int32_t>(spec.compute));
+  if (spec.loss_scale != LossScaleSpec{}) {
+    LossScaleToProto(spec.loss_scale, *proto.mutable_loss_scale());
+  }
   proto.set_recipe(static_cast<int32_t>(spec.recipe.recipe));
   for (const std::string& pattern : spec.recipe.keep_bf16) {
     proto.add_keep_bf16(pattern);
@@ -291,7 +312,11 @@ absl::Status ParallelismFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
       ReadEnum("recompute", proto.recompute(), RecomputePolicy::kBlock, spec.recompute));
   RETURN_IF_ERROR(
       ReadEnum("gradient_wire", proto.gradient_wire(), WireType::kBF16, spec.gradient_wire));
-  RETURN_IF_ERROR(ReadEnum("compute", proto.compute(), ComputeType::kBF16, spec.compute));
+  RETURN_IF_ERROR(ReadEnum("compute", proto.compute(), ComputeType::kF16, spec.compute));
+  if (proto.has_loss_scale()) {
+    spec.loss_scale = LossScaleFromProto(proto.loss_scale());
+    RETURN_IF_ERROR(CheckLossScale(spec.loss_scale));
+  }
   RETURN_IF_ERROR(ReadEnum("recipe", proto.recipe(), Recipe::kNvFp4, spec.recipe.recipe));
   spec.recipe.keep_bf16 = {proto.keep_bf16().begin(), proto.keep_bf16().end()};
   spec.recipe.history = proto.amax_history() == 0 ? kAmaxHistory : proto.amax_history();

@@ -41,8 +41,9 @@ absl::Status CheckRecipe(const JobSpec& spec) {
     return absl::OkStatus();
   }
   if (spec.compute != ComputeType::kBF16) {
-    return FieldRefusal(
-        "precision.compute", absl::StrCat("bf16, for ", RecipeName(spec.recipe.recipe)), "fp32");
+    return FieldRefusal("precision.compute",
+                        absl::StrCat("bf16, for ", RecipeName(spec.recipe.recipe)),
+                        ComputeName(spec.compute));
   }
   if (!spec.cpu_devices) {
     return FieldRefusal("precision.recipe",
@@ -60,6 +61,16 @@ absl::Status CheckRecipe(const JobSpec& spec) {
                         absl::StrCat(spec.recipe.margin));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckFp16(const JobSpec& spec) {
+  if (spec.compute != ComputeType::kF16) {
+    return absl::OkStatus();
+  }
+  if (!spec.cpu_devices) {
+    return FieldRefusal("precision.compute", "bf16 or fp32, since gpus do not run fp16", "fp16");
+  }
+  return CheckLossScale(spec.loss_scale);
 }
 
 absl::Status CheckRequest(const PlanRequest& request) {
@@ -92,6 +103,7 @@ absl::Status CheckRequest(const PlanRequest& request) {
         "training.optimizer.mainWeights: bf16_remainder needs precision.compute bf16");
   }
   RETURN_IF_ERROR(CheckRecipe(spec));
+  RETURN_IF_ERROR(CheckFp16(spec));
   const OffloadSpec& offload = spec.optimizer.offload;
   if (!(offload.fraction >= 0 && offload.fraction <= 1)) {
     return FieldRefusal(
@@ -264,9 +276,7 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
   if (spec.layer_drop > 0) {
     MakeLayersOptional(plan.inventory);
   }
-  if (spec.compute == ComputeType::kBF16) {
-    UseBf16Activations(plan.inventory);
-  }
+  NarrowActivations(WeightTypeOf(spec.compute), plan.inventory);
   if (spec.compute == ComputeType::kBF16 && !spec.cpu_devices) {
     plan.options.attention_workspace_bytes = AttentionWorkspaceBytes(
         config, plan.micro_batch, spec.determinism == DeterminismMode::kExact);

@@ -353,15 +353,19 @@ absl::Status TypesFromProto(const v1::PlannedOptions& proto, ProgramOptions& opt
                ? absl::OkStatus()
                : Invalid(absl::StrCat("options.", name, ": expected 2 or 4, got ", bytes));
   };
+  const DType narrow_weight = proto.fp16_weights() ? DType::kF16 : DType::kBF16;
   RETURN_IF_ERROR(read(
-      "weight_element_bytes", proto.weight_element_bytes(), DType::kBF16, options.weight_type));
+      "weight_element_bytes", proto.weight_element_bytes(), narrow_weight, options.weight_type));
+  if (proto.fp16_weights() && options.weight_type != DType::kF16) {
+    return Invalid("options.fp16_weights: needs weight_element_bytes 2");
+  }
   RETURN_IF_ERROR(
       read("main_element_bytes", proto.main_element_bytes(), DType::kI16, options.main_type));
   RETURN_IF_ERROR(StateTypesFromProto(proto, options.state_types));
   RETURN_IF_ERROR(read(
       "staged_element_bytes", proto.staged_element_bytes(), DType::kBF16, options.staged_type));
-  return options.weight_type == DType::kF32 && options.main_type != DType::kF32
-             ? Invalid("options: fp32 weights have fp32 main weights")
+  return options.weight_type != DType::kBF16 && options.main_type != DType::kF32
+             ? Invalid("options: fp16 and fp32 weights have fp32 main weights")
              : absl::OkStatus();
 }
 
@@ -428,6 +432,7 @@ void OptionsToProto(const ProgramOptions& options, v1::PlannedOptions& proto) {
   proto.set_prefetch(options.prefetch);
   proto.set_recompute(static_cast<int32_t>(options.recompute));
   proto.set_weight_element_bytes(DTypeBytes(options.weight_type));
+  proto.set_fp16_weights(options.weight_type == DType::kF16);
   proto.set_gradient_wire(static_cast<int32_t>(options.gradient_wire));
   proto.set_communication_blocks(options.communication_blocks);
   proto.set_attention_workspace_bytes(options.attention_workspace_bytes);
@@ -551,9 +556,7 @@ absl::StatusOr<ShardingPlan> FromProto(const v1::ShardingPlan& proto) {
   ASSIGN_OR_RETURN(plan.mesh, DataMesh(plan.lanes));
   ASSIGN_OR_RETURN(const ModelConfig config, ModelFromProto(proto.model()));
   plan.inventory = BuildInventory(config, plan.micro_batch, plan.options.recompute);
-  if (plan.options.weight_type == DType::kBF16) {
-    UseBf16Activations(plan.inventory);
-  }
+  NarrowActivations(plan.options.weight_type, plan.inventory);
   ReserveAttentionWorkspace(plan.options.attention_workspace_bytes, plan.inventory);
   ReserveLogits(plan.options.logits_chunk_tokens, plan.micro_batch, plan.inventory);
   if (plan.options.layer_drop > 0) {

@@ -4,12 +4,15 @@
 #include <algorithm>
 #include <bit>
 #include <charconv>
+#include <string>
+#include <vector>
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
 #include "common/model/freeze.h"
+#include "common/model/loss_scale.h"
 #include "common/model/recipes.h"
 #include "common/time_text.h"
 #include "coordinator/api/field_rules_proto.h"
@@ -22,6 +25,33 @@ constexpr int64_t kMinuteMs = 60'000;
 constexpr int64_t kMaxDevices = 65536;
 constexpr int64_t kMostLaneTokens = int64_t{1} << 30;  // what a plan can hold
 constexpr int64_t kMaxSizes = 4096;
+
+// A static scale is one that starts between equal bounds.
+plan::LossScaleSpec ScaleOf(const v1::LossScaleSpec& given) {
+  plan::LossScaleSpec scale;
+  if (given.has_static_()) {
+    scale.initial = scale.minimum = scale.maximum = given.static_();
+    return scale;
+  }
+  const auto take = [](bool has, auto value, auto& to) { to = has ? value : to; };
+  take(given.has_initial(), given.initial(), scale.initial);
+  scale.maximum = std::max(scale.maximum, scale.initial);
+  take(given.has_growth_factor(), given.growth_factor(), scale.growth_factor);
+  take(given.has_backoff_factor(), given.backoff_factor(), scale.backoff_factor);
+  take(given.has_growth_interval(), given.growth_interval(), scale.growth_interval);
+  take(given.has_minimum(), given.minimum(), scale.minimum);
+  take(given.has_maximum(), given.maximum(), scale.maximum);
+  return scale;
+}
+
+void FillScale(const plan::LossScaleSpec& scale, v1::LossScaleSpec& to) {
+  to.set_initial(scale.initial);
+  to.set_growth_factor(scale.growth_factor);
+  to.set_backoff_factor(scale.backoff_factor);
+  to.set_growth_interval(scale.growth_interval);
+  to.set_minimum(scale.minimum);
+  to.set_maximum(scale.maximum);
+}
 
 }  // namespace
 
@@ -81,8 +111,10 @@ void JobRules::CheckRecipe(v1::PrecisionSpec& precision) {
          "cpu devices: recipes do not run on gpus yet",
          QuotedOrNothing(name));
   }
-  if (!name.empty() && precision.compute() == "fp32") {
-    Fail("spec.precision.compute", "bf16, which a recipe needs", QuotedOrNothing("fp32"));
+  if (!name.empty() && (precision.compute() == "fp32" || precision.compute() == "fp16")) {
+    Fail("spec.precision.compute",
+         "bf16, which a recipe needs",
+         QuotedOrNothing(precision.compute()));
   }
   CheckShapesOf(recipe);
 }
@@ -104,6 +136,39 @@ void JobRules::CheckShapesOf(const plan::RecipeSpec& recipe) {
   }
 }
 
+void JobRules::CheckLossScale(v1::PrecisionSpec& precision) {
+  const std::string at = "spec.precision.lossScale";
+  if (precision.compute() != "fp16") {
+    if (precision.has_loss_scale() && !Failed("spec.precision.compute")) {
+      Fail(at, "nothing, or precision.compute fp16", "a value");
+    }
+    return;
+  }
+  v1::LossScaleSpec& given = *precision.mutable_loss_scale();
+  std::vector<const google::protobuf::FieldDescriptor*> fields;
+  given.GetReflection()->ListFields(given, &fields);
+  bool failed = false;
+  for (const google::protobuf::FieldDescriptor* field : fields) {
+    const std::string path = absl::StrCat(at, ".", field->json_name());
+    if (given.has_static_() && field->number() != v1::LossScaleSpec::kStaticFieldNumber) {
+      Fail(path, "nothing beside static", "a value");
+    }
+    failed = failed || Failed(path);
+  }
+  if (failed) {
+    return;  // told by its own rule
+  }
+  spec().loss_scale = ScaleOf(given);
+  const absl::Status checked = plan::CheckLossScale(spec().loss_scale);
+  if (!checked.ok() && given.has_static_()) {
+    Fail(at + ".static", "a power of two from 1 to 16777216", absl::StrCat(given.static_()));
+  } else if (!checked.ok()) {
+    FailAs(checked);
+  } else if (!given.has_static_()) {
+    FillScale(spec().loss_scale, given);
+  }
+}
+
 void JobRules::CheckPrecision() {
   v1::PrecisionSpec& precision = *job().mutable_precision();
   const bool cpu = spec().cpu_devices;
@@ -111,8 +176,15 @@ void JobRules::CheckPrecision() {
   if (precision.compute().empty()) {
     precision.set_compute(cpu && precision.recipe().empty() ? "fp32" : "bf16");
   }
+  CheckLossScale(precision);
   const bool bf16 = precision.compute() == "bf16";
-  spec().compute = bf16 ? plan::ComputeType::kBF16 : plan::ComputeType::kF32;
+  const bool fp16 = precision.compute() == "fp16";
+  spec().compute = bf16   ? plan::ComputeType::kBF16
+                   : fp16 ? plan::ComputeType::kF16
+                          : plan::ComputeType::kF32;
+  if (fp16 && !cpu && !Failed("spec.precision.compute") && !Failed("spec.devices.kind")) {
+    Fail("spec.precision.compute", "bf16 or fp32, since gpus do not run fp16", "'fp16'");
+  }
   if ((!bf16 || cpu) && spec().allow_slow_kernels && !Failed("spec.precision.compute") &&
       !Failed("spec.devices.kind")) {
     Fail("spec.devices.allowSlowKernels",
@@ -122,17 +194,11 @@ void JobRules::CheckPrecision() {
   if (bf16 || Failed("spec.precision.compute")) {
     return;
   }
-  const auto refuse = [&](const char* field, bool narrow, const std::string& got) {
-    if (narrow) {
-      Fail(absl::StrCat("spec.training.optimizer.", field),
-           "fp32, or precision.compute bf16",
-           QuotedOrNothing(got));
-    }
-  };
-  const v1::OptimizerSpec& optimizer = job().training().optimizer();
-  refuse("mainWeights",
-         spec().optimizer.main_weights != plan::MainWeightForm::kF32,
-         optimizer.main_weights());
+  if (spec().optimizer.main_weights != plan::MainWeightForm::kF32) {
+    Fail("spec.training.optimizer.mainWeights",
+         "fp32, or precision.compute bf16",
+         QuotedOrNothing(job().training().optimizer().main_weights()));
+  }
 }
 
 void JobRules::CheckElastic() {

@@ -64,6 +64,7 @@ class JobRules {
   void CheckDevices();
   void CheckPrecision();
   void CheckRecipe(v1::PrecisionSpec& precision);
+  void CheckLossScale(v1::PrecisionSpec& precision);
   void CheckShapesOf(const plan::RecipeSpec& recipe);
   void CheckElastic();
   void ExpandSizes();

@@ -129,6 +129,7 @@ v1::StepRecord ToProto(const StepRecord& record) {
   message.set_epoch(record.epoch);
   message.set_attempt(record.attempt);
   message.set_skipped(record.skipped);
+  message.set_loss_scale(record.loss_scale);
   if (record.has_validation_loss) {
     message.set_validation_loss(record.validation_loss);
   }

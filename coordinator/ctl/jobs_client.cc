@@ -15,10 +15,13 @@
 #include "coordinator/ctl/document_proto.h"
 #include "coordinator/ctl/interrupt.h"
 #include "coordinator/ctl/request_id.h"
+#include "coordinator/ctl/step_view_proto.h"
 #include "proto/jobs.grpc.pb.h"
 
 namespace ravel::ctl {
 namespace {
+
+using ctl::ToView;  // beside those below
 
 constexpr char kDetailUrl[] = "ravel.v1.ErrorDetail";
 constexpr char kDetailKey[] = "ravel-error-detail-bin";
@@ -85,27 +88,6 @@ EventView ToView(const v1::JobEvent& event) {
 
 LogView ToView(const v1::LogLine& line) {
   return {line.time_ms(), line.attempt(), line.rank(), line.node(), line.text(), ToDocument(line)};
-}
-
-StepRecord ToView(const v1::StepRecord& message) {
-  StepRecord record;
-  record.step = message.step();
-  record.loss = message.loss();
-  record.grad_norm = message.grad_norm();
-  record.lr = message.lr();
-  record.tokens = message.tokens();
-  record.tokens_per_second = message.tokens_per_second();
-  record.step_seconds = message.step_seconds();
-  record.world_size = message.world_size();
-  record.epoch = message.epoch();
-  record.attempt = message.attempt();
-  record.skipped = message.skipped();
-  record.has_validation_loss = message.has_validation_loss();
-  record.validation_loss = message.validation_loss();
-  record.time_ms = message.time_ms();
-  record.planned_bytes = message.planned_bytes();
-  record.measured_bytes = message.measured_bytes();
-  return record;
 }
 
 NodeView ToView(const v1::Node& node) {

@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "common/model/compute_type.h"
 #include "common/plan/report/plan_report.h"
 #include "common/plan/report/step_timeline.h"
 
@@ -119,7 +120,7 @@ json::Value FitJson(const PlanDocument& document) {
 
 json::Value TypesJson(const plan::ProgramOptions& options) {
   json::Value types;
-  types.Set("compute", options.weight_type == DType::kBF16 ? "bf16" : "fp32");
+  types.Set("compute", plan::ComputeName(options.weight_type));
   types.Set("mainWeight", options.main_type == DType::kI16 ? "bf16_remainder" : "fp32");
   types.Set("gradient", "fp32");
   types.Set("moments", plan::StateTypesText(options.state_types));

@@ -15,6 +15,7 @@
 #include <absl/strings/str_format.h>
 
 #include "common/crypto.h"
+#include "common/model/compute_type.h"
 #include "common/plan/device_kind.h"
 #include "common/plan/plan_proto.h"
 #include "common/plan/report/plan_fit.h"
@@ -112,11 +113,12 @@ std::string TypesText(const plan::ShardingPlan& plan) {
   const std::string head =
       absl::StrCat("the head works on ", options.logits_chunk_tokens, " tokens at a time\n");
   const std::string states = plan::StateTypesText(options.state_types);
-  if (options.weight_type != DType::kBF16) {
+  if (options.weight_type == DType::kF32) {
     return options.state_types == plan::kF32States
                ? "fp32 throughout\n" + head
                : absl::StrCat("fp32 throughout, but for ", states, " optimizer state\n", head);
   }
+  const char* const compute = plan::ComputeName(options.weight_type);
   const std::string attention = options.attention_workspace_bytes == 0
                                     ? head
                                     : absl::StrCat("attention has ",
@@ -124,10 +126,13 @@ std::string TypesText(const plan::ShardingPlan& plan) {
                                                    " MiB of each layer's workspace\n",
                                                    head);
   if (options.main_type == DType::kF32 && options.state_types == plan::kF32States) {
-    return "bf16 weights and activations; fp32 main weights, gradients and optimizer state\n" +
-           attention;
+    return absl::StrCat(
+        compute,
+        " weights and activations; fp32 main weights, gradients and optimizer state\n",
+        attention);
   }
-  return absl::StrCat("bf16 weights and activations; main weights ",
+  return absl::StrCat(compute,
+                      " weights and activations; main weights ",
                       options.main_type == DType::kF32 ? "fp32" : "as bf16 and remainder",
                       ", fp32 gradients, ",
                       states,

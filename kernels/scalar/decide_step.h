@@ -22,6 +22,7 @@ struct StepTotals {
   int64_t non_finite = 0;     // gradient elements that are NaN or infinite
   int64_t target_tokens = 0;  // of the global batch
   double loss_sum = 0;        // over these tokens
+  double loss_scale = 1;      // that the gradient sums are multiplied by, a power of two
 };
 
 struct StepDecision {
@@ -38,8 +39,9 @@ constexpr StepDecision DecideStep(const StepTotals& totals, double clip_norm) {
   if (totals.target_tokens == 0) {
     return decision;
   }
-  const double denominator = static_cast<double>(totals.target_tokens);
-  decision.loss = static_cast<float>(totals.loss_sum / denominator);
+  const double tokens = static_cast<double>(totals.target_tokens);
+  decision.loss = static_cast<float>(totals.loss_sum / tokens);
+  const double denominator = tokens * totals.loss_scale;
   decision.grad_norm = std::sqrt(totals.squared_norm / (denominator * denominator));
   const bool finite = decision.grad_norm - decision.grad_norm == 0.0;
   decision.apply = totals.non_finite == 0 && finite;

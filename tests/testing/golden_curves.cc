@@ -30,6 +30,7 @@ std::filesystem::path GoldenFolder() {
 std::vector<GoldenStep> GoldenCurve(const std::string& name) {
   const std::filesystem::path path =
       GoldenFolder() / (name.ends_with("_bf16")                  ? "loss_curves_bf16.txt"
+                        : name.ends_with("_fp16")                ? "loss_curves_fp16.txt"
                         : name.find("_sgd") != std::string::npos ? "loss_curves_sgd.txt"
                         : name.ends_with("_lion")                ? "loss_curves_lion.txt"
                                                                  : "loss_curves.txt");

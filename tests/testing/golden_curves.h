@@ -15,9 +15,10 @@ struct GoldenStep {
   double learning_rate = 0;
 };
 // The steps of a case of CaseNames(), which are fp32, or, with "_bf16" at its end, of the same in
-// bf16 over fp32 weights; with "_sgd", "_sgd_nesterov" or "_lion" at the end of
-// bundled_rope_scaling, by those optimizers. Read from the tree that this was built in, or, in a
-// portable bundle, from beside the program; a test fails where there is neither, or no such case.
+// bf16 over fp32 weights; with "_fp16", for some, in fp16 with torch's GradScaler; with "_sgd",
+// "_sgd_nesterov" or "_lion" at the end of bundled_rope_scaling, by those optimizers. Read from the
+// tree that this was built in, or, in a portable bundle, from beside the program; a test fails
+// where there is neither, or no such case.
 std::vector<GoldenStep> GoldenCurve(const std::string& name);
 
 // The largest relative difference of the losses over all steps, and of the norms. Fails the test

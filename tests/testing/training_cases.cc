@@ -190,6 +190,9 @@ absl::Status LoadState(RankEngine& engine, const Recording& from) {
     }
   }
   engine.set_updates(from.updates);
+  if (engine.optimizer().scales_loss()) {
+    engine.set_loss_scale(from.loss_scale);
+  }
   return engine.RefreshWeights();
 }
 
@@ -297,6 +300,7 @@ absl::Status RunRank(const RecordArgs& args, RankEngine& engine, int rank, Recor
 
 absl::Status AddState(RankEngine& engine, Recording& to) {
   to.updates = engine.updates();
+  to.loss_scale = engine.optimizer().loss_scale();
   for (const shard::ParameterGroup& group : engine.groups()) {
     ASSIGN_OR_RETURN(const auto weights, ReadShard(engine, group, plan::StateRole::kParam));
     for (const plan::OwnedPiece& piece : group.pieces()) {
@@ -317,6 +321,7 @@ absl::Status AddState(RankEngine& engine, Recording& to) {
 
 absl::Status MergeState(const Recording& from, Recording& into) {
   into.updates = from.updates;
+  into.loss_scale = from.loss_scale;
   RETURN_IF_ERROR(MergeTensors("weight", from.weights, into.weights));
   RETURN_IF_ERROR(MergeTensors("exp_avg", from.exp_avg, into.exp_avg));
   return MergeTensors("exp_avg_sq", from.exp_avg_sq, into.exp_avg_sq);
@@ -355,8 +360,13 @@ std::string FirstDifference(const Recording& a, const Recording& b) {
     if (std::bit_cast<uint32_t>(a.steps[i].loss) != std::bit_cast<uint32_t>(b.steps[i].loss)) {
       return absl::StrCat("loss of step ", i, ": ", a.steps[i].loss, " and ", b.steps[i].loss);
     }
-    if (std::bit_cast<uint64_t>(a.steps[i].grad_norm) !=
-        std::bit_cast<uint64_t>(b.steps[i].grad_norm)) {
+    if (a.steps[i].skipped != b.steps[i].skipped ||
+        a.steps[i].loss_scale != b.steps[i].loss_scale) {
+      return absl::StrCat("step ", i, ": one is skipped, or another loss scale");
+    }
+    // The norm of a skipped step is infinite or NaN, of any sign.
+    if (!a.steps[i].skipped && std::bit_cast<uint64_t>(a.steps[i].grad_norm) !=
+                                   std::bit_cast<uint64_t>(b.steps[i].grad_norm)) {
       return absl::StrCat(
           "grad_norm of step ", i, ": ", a.steps[i].grad_norm, " and ", b.steps[i].grad_norm);
     }
@@ -367,6 +377,9 @@ std::string FirstDifference(const Recording& a, const Recording& b) {
     if (!difference.empty()) {
       return difference;
     }
+  }
+  if (a.loss_scale != b.loss_scale) {
+    return "another loss scale after the last step";
   }
   return a.updates == b.updates ? "" : "another number of updates";
 }

@@ -34,6 +34,7 @@ struct Recording {
   std::map<std::string, std::vector<float>> exp_avg;
   std::map<std::string, std::vector<float>> exp_avg_sq;
   int64_t updates = 0;
+  optim::LossScale loss_scale;  // of the next step, in fp16
 };
 
 struct RecordArgs {

@@ -5,7 +5,8 @@
 //   loss_t = logsumexp(z_t) - z_t[target_t];  0 where the target is to be ignored
 //
 // Backward starts here: dz_t = softmax(z_t) - onehot(target_t), so dn = dz W and dW += dz^T n in
-// the same pass over the chunks. Nothing divides by the number of tokens; the optimizer does, once.
+// the same pass over the chunks. In fp16 dz is multiplied by the loss scale, and so is every
+// gradient. Nothing divides by the number of tokens or by the scale; the optimizer does, once.
 
 #include "worker/model/head.h"
 
@@ -58,6 +59,7 @@ void HeadModule::ForwardOnly(kernels::Stream& stream, const UnitMemory& memory) 
 void HeadModule::RunBackward(kernels::Stream& stream,
                              const UnitMemory& memory,
                              const WeightGradients& gradients) const {
+  const float scale = memory.loss_scale == nullptr ? 1.0f : *memory.loss_scale;
   kernels::LinearCrossEntropyTrain(stream,
                                    {.x = normed_.ResultIn(memory),
                                     .w = memory.weights[projection_],
@@ -66,7 +68,8 @@ void HeadModule::RunBackward(kernels::Stream& stream,
                                     .dx = memory.workspace[d_normed_],
                                     .dw = gradients.views[projection_],
                                     .dw_output = gradients.output,
-                                    .workspace = memory.workspace[logits_]});
+                                    .workspace = memory.workspace[logits_],
+                                    .loss_scale = scale});
   norm_.Backward(stream,
                  {.memory = memory,
                   .gradients = gradients,

@@ -22,10 +22,12 @@ struct UnitMemory {
   std::vector<quant::GemmScales>
       scales;  // of the same; recipe kNone: not quantized. Empty: none is
   const kernels::ActivationDraws* draws = nullptr;  // of this micro-batch, without a site
-  std::vector<TensorView> saved;                    // UnitSpec::saved
-  std::vector<TensorView> remade;                   // UnitSpec::remade
-  std::vector<TensorView> workspace;                // UnitSpec::workspace
-  std::vector<TensorView> shared;                   // ModelInventory::shared
+  // Gradients are those of the loss times this; absent: 1. Of fp16 alone.
+  const float* loss_scale = nullptr;
+  std::vector<TensorView> saved;      // UnitSpec::saved
+  std::vector<TensorView> remade;     // UnitSpec::remade
+  std::vector<TensorView> workspace;  // UnitSpec::workspace
+  std::vector<TensorView> shared;     // ModelInventory::shared
 };
 
 // The destination of a weight's gradient. The first write of a step's staging memory overwrites

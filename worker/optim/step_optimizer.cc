@@ -9,16 +9,28 @@ namespace ravel::optim {
 
 StepOptimizer::StepOptimizer(Args args)
     : args_(std::move(args)),
+      scales_loss_(args_.plan.options.weight_type == DType::kF16),
       norms_({.plan = args_.plan,
               .tree = args_.statistics.tree(),
               .groups = args_.groups,
               .rank = args_.rank,
-              .memory = args_.memory}) {}
+              .memory = args_.memory}) {
+  CHECK_MSG(!scales_loss_ || args_.statistics.known_at_once(), "devices scale no loss");
+  if (scales_loss_) {
+    loss_scale_ = FirstLossScale(args_.settings.loss_scale);
+  }
+}
 
 void StepOptimizer::set_updates(int64_t updates) {
   CHECK_MSG(begun_.empty(), "a step is under way");
   updates_ = updates;
   updates_are_new_ = true;
+}
+
+void StepOptimizer::set_loss_scale(const LossScale& loss_scale) {
+  CHECK_MSG(begun_.empty(), "a step is under way");
+  CHECK_MSG(scales_loss_, "no loss is scaled");
+  loss_scale_ = loss_scale;
 }
 
 double StepOptimizer::LearningRateOf(int64_t step) const {
@@ -69,7 +81,7 @@ shard::StatisticsMessages StepOptimizer::Measure(kernels::Stream& stream) {
 }
 
 absl::Status StepOptimizer::Decide(kernels::Stream& stream) {
-  args_.statistics.Decide(stream, args_.settings.clip_norm, args_.rule->hyper());
+  args_.statistics.Decide(stream, args_.settings.clip_norm, loss_scale_.scale, args_.rule->hyper());
   if (!args_.statistics.known_at_once()) {
     return absl::OkStatus();
   }
@@ -92,7 +104,13 @@ void StepOptimizer::Follow(const StepStatistics::Record& record) {
   const NormTree& tree = args_.statistics.tree();
   facts_ = ReadMessages(args_.plan, tree, args_.statistics.norms(), record.messages);
   norms_.Combine(facts_.weight_nodes, facts_.update_nodes);
+  facts_.totals.loss_scale = loss_scale_.scale;
   decision_ = DecideStep(facts_.totals, args_.settings.clip_norm);
+  last_loss_scale_ = loss_scale_;
+  // A batch without targets says nothing of the scale.
+  if (scales_loss_ && facts_.totals.target_tokens > 0) {
+    loss_scale_ = NextLossScale(args_.settings.loss_scale, loss_scale_, decision_.apply);
+  }
   learning_rate_ = LearningRateOf(step);
   updates_ += decision_.apply ? 1 : 0;
   if (NormsDue(step)) {

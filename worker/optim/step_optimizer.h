@@ -15,6 +15,7 @@
 #include "common/plan/sharding_plan.h"
 #include "kernels/stream.h"
 #include "worker/optim/decide_step.h"
+#include "worker/optim/loss_scale.h"
 #include "worker/optim/offload_pipeline.h"
 #include "worker/optim/piece_tables.h"
 #include "worker/optim/step_messages.h"
@@ -51,6 +52,16 @@ class StepOptimizer final : public shard::StepActions {
   int64_t updates() const { return updates_; }
   // Between steps.
   void set_updates(int64_t updates);
+
+  // True in fp16: gradients are those of the loss times a scale. Else the scale is 1.
+  bool scales_loss() const { return scales_loss_; }
+  // What the next step is computed with, and what the step that was read last was. Part of the
+  // saved state; a step changes it when it is decided.
+  const LossScale& loss_scale() const { return loss_scale_; }
+  const LossScale& last_loss_scale() const { return last_loss_scale_; }
+  const plan::LossScaleSpec& loss_scale_spec() const { return args_.settings.loss_scale; }
+  // Between steps.
+  void set_loss_scale(const LossScale& loss_scale);
 
   // `step` (0-based) decides the learning rate. Then one AddMicroBatch per micro-batch of this
   // rank's lanes, in the order of the step's programs, on a stream that has computed it; that of
@@ -107,11 +118,14 @@ class StepOptimizer final : public shard::StepActions {
   void Follow(const StepStatistics::Record& record);
 
   Args args_;
+  const bool scales_loss_;
   NormRecorder norms_;
   TensorView losses_;
   TensorView targets_;
   int64_t step_ = 0;  // begun last
   int64_t updates_ = 0;
+  LossScale loss_scale_;
+  LossScale last_loss_scale_;
   double learning_rate_ = 0;
   std::deque<int64_t> begun_;  // steps that were not followed
   // Set while the statistics do not know updates_ yet; the next flag, if the step begun last leaves

@@ -121,6 +121,7 @@ shard::StatisticsMessages StepStatistics::Measure(kernels::Stream& stream) {
 
 void StepStatistics::Decide(kernels::Stream& stream,
                             double clip_norm,
+                            double loss_scale,
                             const kernels::UpdateHyper& hyper) {
   const SumProgram& sums = tables_.sums;
   kernels::DecideUpdate(stream,
@@ -135,6 +136,7 @@ void StepStatistics::Decide(kernels::Stream& stream,
                          .sums = sums_,
                          .total = sums.total,
                          .clip_norm = clip_norm,
+                         .loss_scale = loss_scale,
                          .hyper = hyper,
                          .outcome = outcome_});
 }

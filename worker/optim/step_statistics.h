@@ -70,7 +70,11 @@ class StepStatistics {
   void AddNonFinite(plan::TensorId tensor) {
     message_[kernels::kStatisticsHeaderWords + tensor.value()] += 1;
   }
-  void Decide(kernels::Stream& stream, double clip_norm, const kernels::UpdateHyper& hyper);
+  // `loss_scale`: what the gradients were multiplied by.
+  void Decide(kernels::Stream& stream,
+              double clip_norm,
+              double loss_scale,
+              const kernels::UpdateHyper& hyper);
   // For updates: memory of the stream's backend.
   const kernels::StepOutcome& outcome() const { return *outcome_; }
   // Sends what was decided to the host.

@@ -67,7 +67,8 @@ absl::Status NormRecorder::Measure(const shard::ParameterGroup& group,
 
 void NormRecorder::Begin(int64_t step, const StepFacts& facts) {
   pending_ = TensorNorms{.step = step, .gradient = {}, .weight = {}, .update = {}};
-  const auto denominator = static_cast<double>(std::max<int64_t>(1, facts.totals.target_tokens));
+  const double denominator = static_cast<double>(std::max<int64_t>(1, facts.totals.target_tokens)) *
+                             facts.totals.loss_scale;
   for (const double sum : facts.tensor_sums) {
     pending_->gradient.push_back(std::sqrt(sum) / denominator);
   }

@@ -41,10 +41,12 @@ const float* FiniteCheck::Fetch(const void* values, DType dtype, int64_t count) 
     failure_.Update(args_.memory.Read(values, std::as_writable_bytes(std::span<float>(fetched_))));
     return failure_.ok() ? fetched_.data() : nullptr;
   }
-  CHECK(dtype == DType::kBF16);
+  CHECK(dtype == DType::kBF16 || dtype == DType::kF16);
   narrow_.resize(Size(count));
   failure_.Update(args_.memory.Read(values, std::as_writable_bytes(std::span<uint16_t>(narrow_))));
-  std::transform(narrow_.begin(), narrow_.end(), fetched_.begin(), Bf16ToFloat);
+  std::transform(narrow_.begin(), narrow_.end(), fetched_.begin(), [dtype](uint16_t bits) {
+    return dtype == DType::kBF16 ? Bf16ToFloat(bits) : Fp16ToFloat(bits);
+  });
   return failure_.ok() ? fetched_.data() : nullptr;
 }
 
@@ -116,7 +118,8 @@ void FiniteCheck::CheckActivations(const std::vector<plan::ActivationSpec>& spec
                                    const std::vector<TensorView>& views,
                                    const char* role) {
   for (size_t i = 0; i < views.size() && i < specs.size(); ++i) {
-    if (views[i].dtype == DType::kF32 || views[i].dtype == DType::kBF16) {
+    const DType dtype = views[i].dtype;
+    if (dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16) {
       CheckValues(views[i].data,
                   views[i].dtype,
                   views[i].elements(),

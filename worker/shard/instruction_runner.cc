@@ -187,6 +187,7 @@ absl::Status InstructionRunner::Compute(const BoundInstruction& bound, const Rep
   }
   RETURN_IF_ERROR(state_.BeginCompute(instruction));
   draws_ = DrawsOf(turn);
+  loss_scale_ = static_cast<float>(turn.loss_scale);
   IssueCompute(bound, turn.slot.phase);
   state_.EndCompute(instruction);
   return absl::OkStatus();

@@ -59,6 +59,7 @@ class InstructionRunner {
   // The state of quantized weights; nullptr where nothing is quantized.
   quant::QuantState* quant() const { return quant_.get(); }
   const kernels::ActivationDraws* draws() const { return &draws_; }
+  const float* loss_scale() const { return &loss_scale_; }
   // Collective. Codes and scales of all weights follow main weights that somebody else wrote. kNew:
   // histories of delayed scales begin; kLoaded: they were loaded, with the scales of the codes.
   enum class Refresh { kNew, kLoaded };
@@ -121,6 +122,7 @@ class InstructionRunner {
   const Args args_;
   std::unique_ptr<quant::QuantState> quant_;
   kernels::ActivationDraws draws_;  // of the micro-batch under way
+  float loss_scale_ = 1;            // likewise
   ReplayState state_;
 };
 

@@ -52,6 +52,7 @@ ParameterGroup::ParameterGroup(const plan::ShardingPlan& plan,
   model_weight_ = buffers.bytes(source);
   const bool quantized = recipe_ != plan::Recipe::kNone;
   rounds_weights_ = !quantized && plan.options.weight_type != DType::kF32;
+  weight_type_ = rounds_weights_ ? plan.options.weight_type : DType::kBF16;
   stored_model_weight_ = reinterpret_cast<std::byte*>(main_weight_);
   if (rounds_weights_ || quantized) {
     const int64_t first =
@@ -144,7 +145,7 @@ ParameterGroup::Stored ParameterGroup::StoredAt(int64_t at, int64_t elements) co
   };
   Stored stored = {
       .main_weight = view(reinterpret_cast<std::byte*>(main_weight_), DType::kF32),
-      .model_weight = view(rounds_weights_ ? stored_model_weight_ : nullptr, DType::kBF16),
+      .model_weight = view(rounds_weights_ ? stored_model_weight_ : nullptr, weight_type_),
       .remainder = view(remainder_, DType::kI16),
       .states = {},
       .scales = {}};

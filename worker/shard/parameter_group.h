@@ -131,6 +131,7 @@ class ParameterGroup {
   std::byte* model_weight_ = nullptr;
   std::byte* stored_model_weight_ = nullptr;
   bool rounds_weights_ = false;
+  DType weight_type_ = DType::kBF16;  // where it rounds
   plan::Recipe recipe_ = plan::Recipe::kNone;
   int64_t weight_bytes_ = 4;  // of an element that is no code
   std::vector<quant::QuantPiece> quant_pieces_;

@@ -31,7 +31,8 @@ struct ReplayTurn {
   plan::StepSlot slot;
   // Per unit, whether this rank's micro-batch uses it, if it is optional. Empty: all are used.
   plan::IdVector<plan::UnitId, bool> used = {};
-  int64_t step = 0;  // for traces and reports
+  int64_t step = 0;       // for traces and reports
+  double loss_scale = 1;  // of the gradient of the loss (UnitMemory::loss_scale)
   // Its calls are not those of other steps: tensors' norms are measured.
   bool measured = false;
 };

@@ -39,6 +39,7 @@ UnitExecutor::UnitExecutor(const Args& args, ExecutorOptions options)
   for (BoundProgram& program : programs_) {
     for (BoundInstruction& bound : program.instructions) {
       bound.memory.draws = runner_.draws();
+      bound.memory.loss_scale = runner_.loss_scale();
     }
   }
 }

@@ -20,6 +20,7 @@
 #include "common/signed_size.h"
 #include "common/store/file_store.h"
 #include "worker/checkpoint/loader.h"
+#include "worker/optim/loss_scale.h"
 #include "worker/optim/stored_state.h"
 
 namespace ravel::trainer {
@@ -240,6 +241,22 @@ absl::Status RestoreScales(const plan::ShardingPlan& plan,
   return engine.RefreshWeights(Refresh::kLoaded);
 }
 
+// A save of another compute type has none: the scale begins anew.
+absl::Status RestoreLossScale(const checkpoint::StepLoader& loader, RankEngine& engine) {
+  if (!engine.optimizer().scales_loss()) {
+    return absl::OkStatus();
+  }
+  const absl::StatusOr<std::string> saved = loader.Blob(optim::kLossScaleBlob);
+  if (absl::IsNotFound(saved.status())) {
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(saved.status());
+  ASSIGN_OR_RETURN(const optim::LossScale scale,
+                   optim::ParseLossScale(*saved, engine.optimizer().loss_scale_spec()));
+  engine.set_loss_scale(scale);
+  return absl::OkStatus();
+}
+
 absl::Status Restore(const Assignment& assignment,
                      comm::Communicator& communicator,
                      RankEngine& engine,
@@ -256,6 +273,7 @@ absl::Status Restore(const Assignment& assignment,
     return MarkLoadError(updates.status());
   }
   engine.set_updates(*updates);
+  RETURN_IF_ERROR(MarkLoadError(RestoreLossScale(*loader, engine)));
   RETURN_IF_ERROR(MarkLoadError(RestoreScales(assignment.plan, share, *loader, engine)));
   return CheckDigests(*loader, communicator);
 }

@@ -285,6 +285,7 @@ absl::Status RankEngine::RunSlot(int64_t step, const plan::StepSlot& slot, int64
   absl::Status ran = executor_->Run({.slot = slot,
                                      .used = plan::UsedUnits(args_.plan.inventory, draw),
                                      .step = step + 1,
+                                     .loss_scale = optimizer_->loss_scale().scale,
                                      .measured = training && optimizer_->NormsDue(step)});
   // Of a disk that holds offloaded state; collectives fail otherwise.
   return absl::IsDataLoss(ran) ? WithCode(std::move(ran), ExitCode::kDevice) : ran;
@@ -318,6 +319,7 @@ absl::StatusOr<StepResult> RankEngine::ReadStep() {
   }
   unread_.pop_front();
   const optim::StepDecision& decision = optimizer_->decision();
+  const double scale = optimizer_->last_loss_scale().scale;
   return StepResult{.step = step + 1,
                     .loss = decision.loss,
                     .grad_norm = decision.grad_norm,
@@ -325,6 +327,8 @@ absl::StatusOr<StepResult> RankEngine::ReadStep() {
                     .target_tokens = optimizer_->totals().target_tokens,
                     .non_finite = optimizer_->totals().non_finite,
                     .skipped = !decision.apply,
+                    .loss_scale = optimizer_->scales_loss() ? scale : 0,
+                    .lowers_scale = optimizer_->loss_scale().scale < scale,
                     .control = optimizer_->control()};
 }
 
@@ -341,6 +345,10 @@ absl::StatusOr<std::string> RankEngine::Localise(int64_t step) {
                             .rank = args_.communicator.rank(),
                             .memory = memory()});
   executor_->set_observer(&check);
+  // A lower scale might not overflow. What the replay leaves is what the step has left.
+  if (optimizer_->scales_loss()) {
+    optimizer_->set_loss_scale(optimizer_->last_loss_scale());
+  }
   const auto replayed = TrainStep(step);
   executor_->set_observer(nullptr);
   RETURN_IF_ERROR(replayed.status());

@@ -37,6 +37,8 @@ struct StepResult {
   int64_t target_tokens = 0;
   int64_t non_finite = 0;
   bool skipped = false;
+  double loss_scale = 0;       // that the step was computed with; 0: no loss is scaled
+  bool lowers_scale = false;   // skipped, and the next step has a lower scale
   optim::ControlWord control;  // what all ranks agreed on
 };
 
@@ -115,6 +117,8 @@ class RankEngine {
     return optimizer_->updates();
   }
   void set_updates(int64_t updates) { optimizer_->set_updates(updates); }
+  // Only of a plan in fp16.
+  void set_loss_scale(const optim::LossScale& scale) { optimizer_->set_loss_scale(scale); }
   // Bytes of this rank's arena (its share of what ranks have in common): as the plan says, and as
   // measured. On a host: pages in memory, asked of the system when the arena is made and after each
   // evaluation; at most kMostMeasuredSlack more than planned. On a device: what was allocated.

@@ -19,6 +19,7 @@ RunSettings SettingsOf(const plan::JobSpec& spec) {
                      .eps = optimizer.eps,
                      .weight_decay = optimizer.weight_decay,
                      .clip_norm = optimizer.clip_norm,
+                     .loss_scale = spec.loss_scale,
                      .schedule = spec.schedule,
                      .steps = spec.steps,
                      .norms_every = spec.norms_every}};

@@ -18,6 +18,7 @@
 #include "common/logging.h"
 #include "common/plan/save/save_headers.h"
 #include "common/version.h"
+#include "worker/optim/loss_scale.h"
 #include "worker/optim/stored_state.h"
 
 namespace ravel::trainer {
@@ -170,6 +171,10 @@ std::vector<ckpt::Blob> Saver::Blobs(int64_t step) const {
             {"warmup_steps", json::Value(spec.schedule.warmup_steps)},
             {"min_ratio", json::Value(spec.schedule.min_ratio)},
             {"steps", json::Value(spec.steps)}})};
+  if (engine_.optimizer().scales_loss()) {
+    blobs.push_back({.name = optim::kLossScaleBlob,
+                     .content = optim::LossScaleText(engine_.optimizer().loss_scale())});
+  }
   const std::string& table = engine_.gemm_choices().table;
   if (static_cast<int64_t>(table.size()) > ckpt::kMaxBlobBytes) {
     log::Warning(absl::StrCat("the choices of gemms are not saved: ", table.size(), " bytes"));

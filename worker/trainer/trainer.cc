@@ -364,7 +364,8 @@ absl::Status Trainer::FinishStep(RankEngine& engine, const StepResult& result, d
                        .lr = result.learning_rate,
                        .tokens = result.target_tokens,
                        .step_seconds = seconds,
-                       .skipped = result.skipped};
+                       .skipped = result.skipped,
+                       .loss_scale = result.loss_scale};
   if (EvaluationDue(engine, result.step)) {
     parts_.position.Enter(TrainerPhase::kEvaluating);
     ASSIGN_OR_RETURN(record.validation_loss, engine.Evaluate());
@@ -388,6 +389,14 @@ absl::Status Trainer::Report(const RankEngine& engine, StepReport record) {
 absl::Status Trainer::CountSkips(const StepResult& result, const std::string& reason) {
   if (!result.skipped) {
     skipped_in_a_row_ = 0;
+    return absl::OkStatus();
+  }
+  if (result.lowers_scale) {
+    // Expected of fp16 now and then; a run that diverges comes to the least scale first.
+    log::Info(absl::StrFormat("step %d is skipped and lowers its loss scale %.0f; %s",
+                              result.step,
+                              result.loss_scale,
+                              reason));
     return absl::OkStatus();
   }
   ++skipped_in_a_row_;

@@ -23,7 +23,8 @@
 
 namespace ravel::trainer {
 
-// More skipped steps in a row than this end the job: it diverged.
+// More skipped steps in a row than this end the job: it diverged. Steps that lower a loss scale do
+// not count.
 inline constexpr int64_t kMostSkippedInARow = 10;
 
 // Used only from the step thread.

@@ -219,8 +219,8 @@ struct ProgramOptions {
   bool prefetch = true;
   int64_t replicas = 1;  // of the outer axis
   RecomputePolicy recompute = RecomputePolicy::kNone;
-  // Type of model weights, gathered weights and activations: fp32, or bf16, where main weights are
-  // buffers of their own. Gradients are fp32.
+  // Type of model weights, gathered weights and activations: fp32, or bf16 or fp16, where main
+  // weights are buffers of their own. Gradients are fp32; those of fp16 are scaled (loss_scale.h).
   DType weight_type = DType::kF32;
   // Type of main weights: fp32, or i16, where they are the remainders that make the bf16 model
   // weight of the same element an exact fp32.

@@ -98,7 +98,12 @@ std::vector<Changed> Remainders(const PlanRequest& request) {
 // Ascending in what they round.
 std::vector<Changed> NarrowerForms(const PlanRequest& request) {
   std::vector<Changed> made;
-  if (request.spec.compute == ComputeType::kBF16) {
+  if (request.spec.compute == ComputeType::kF16) {
+    if (request.spec.optimizer.state_types == kF32States) {
+      AddNarrow(request, {.moments = kBf16States}, made);
+    }
+    AddNarrow(request, {.moments = kFp8States}, made);
+  } else if (request.spec.compute == ComputeType::kBF16) {
     if (request.spec.optimizer.state_types == kF32States) {
       AddNarrow(request, {.moments = kBf16States}, made);
       AddNarrow(request, {.main_weights = true, .moments = kBf16States}, made);

@@ -12,6 +12,7 @@
 
 #include "common/check.h"
 #include "common/model/bundles.h"
+#include "common/model/compute_type.h"
 #include "common/model/recipes.h"
 #include "common/plan/layout/quant_layout.h"
 #include "common/plan/plan_pieces.h"
@@ -81,9 +82,8 @@ std::vector<GroupRow> GroupTable(const ShardingPlan& plan) {
       row.unit = plan.inventory.units[unit].name;
       row.name = groups.size() == 1 ? row.unit : absl::StrCat(row.unit, ":", i);
       const Recipe recipe = plan.groups[groups[i]].recipe;
-      row.weight_type = recipe != Recipe::kNone                    ? RecipeName(recipe)
-                        : plan.options.weight_type == DType::kBF16 ? "bf16"
-                                                                   : "fp32";
+      row.weight_type =
+          recipe != Recipe::kNone ? RecipeName(recipe) : ComputeName(plan.options.weight_type);
       row.wire = wire[groups[i]];
       FillPlacements(plan, groups[i], row);
       FillLayout(plan, plan.groups[groups[i]], row);

@@ -24,7 +24,7 @@ struct BufferRow {
 struct GroupRow {
   std::string unit;
   std::string name;         // "layers.0", or "layers.0:1" of the second of several
-  std::string weight_type;  // "fp32", "bf16", or the recipe of its codes
+  std::string weight_type;  // "fp32", "bf16", "fp16", or the recipe of its codes
   bool trainable = true;
   // On the data axes, outer first: "R", "F", "R,F".
   std::string parameter;

@@ -57,6 +57,7 @@ TEST(Numerics, TheTextIsCanonical) {
 TEST(Numerics, WhateverChangesBitsChangesItsOwnEntry) {
   const std::vector<std::pair<std::string, Edit>> edits = {
       {"compute was fp32 and is bf16", [](JobSpec& s) { s.compute = ComputeType::kBF16; }},
+      {"compute was fp32 and is fp16", [](JobSpec& s) { s.compute = ComputeType::kF16; }},
       {"determinism was exact and is fast",
        [](JobSpec& s) { s.determinism = DeterminismMode::kFast; }},
       {"device was cpu and is gpu; logitsChunk was 1024 and is 4096",
@@ -74,6 +75,20 @@ TEST(Numerics, WhateverChangesBitsChangesItsOwnEntry) {
   for (const auto& [change, edit] : edits) {
     EXPECT_EQ(NumericsChange(NumericsOf(Spec()), After(edit)), change);
   }
+}
+
+TEST(Numerics, OfFp16TheyHaveTheLossScale) {
+  JobSpec spec = Spec();
+  spec.loss_scale.growth_interval = 100;
+  EXPECT_EQ(NumericsOf(spec), NumericsOf(Spec()));
+  const JobSpec saved = [] {
+    JobSpec fp16 = Spec();
+    fp16.compute = ComputeType::kF16;
+    return fp16;
+  }();
+  spec.compute = ComputeType::kF16;
+  EXPECT_EQ(NumericsChange(NumericsOf(saved), NumericsOf(spec)),
+            "lossScale was 32768/2/0.5/2000/1/32768 and is 32768/2/0.5/100/1/32768");
 }
 
 TEST(Numerics, SizeStrategyTransportAndMemoryAreNotInIt) {

@@ -1,8 +1,12 @@
 // Does not compile when a struct of a plan has a field more or less: the codec must know it
 // (plan_proto_test), and then it is named here.
 
+#include <string>
+
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/plan/plan_proto.h"
 #include "common/plan/sharding_plan.h"
 #include "tests/common/plan/plan_testing.h"
 
@@ -89,6 +93,47 @@ TEST(PlanProto, EveryFieldOfTheOptionsIsKnown) {
   EXPECT_EQ(amax_history, 0);
   EXPECT_EQ(amax_margin, 0);
   EXPECT_EQ(offload_fraction, 0);
+}
+
+TEST(PlanProto, PlansOfFp16RoundTripAndOthersDoNotChange) {
+  JobSpec spec = testing::SpecOf(testing::Llama(64, 2, 96, 257), 4);
+  const auto plan_of = [&](ComputeType compute) {
+    spec.compute = compute;
+    return *BuildShardingPlan({.spec = spec, .ranks = 2});
+  };
+  const ShardingPlan fp16 = plan_of(ComputeType::kF16);
+  const ShardingPlan bf16 = plan_of(ComputeType::kBF16);
+  EXPECT_FALSE(ToProto(bf16).options().fp16_weights());
+  const absl::StatusOr<ShardingPlan> back = ParsePlan(SerializePlan(fp16));
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(SerializePlan(*back), SerializePlan(fp16));
+  EXPECT_NE(SerializePlan(fp16), SerializePlan(bf16));
+  EXPECT_EQ(back->options.weight_type, DType::kF16);
+  EXPECT_TRUE(back->buffers == fp16.buffers);
+  EXPECT_EQ(fp16.memory.private_bytes, bf16.memory.private_bytes);
+  EXPECT_EQ(fp16.memory.symmetric_bytes, bf16.memory.symmetric_bytes);
+  v1::ShardingPlan odd = ToProto(fp16);
+  odd.mutable_options()->set_weight_element_bytes(4);
+  EXPECT_THAT(std::string(FromProto(odd).status().message()), ::testing::HasSubstr("fp16_weights"));
+}
+
+TEST(Fp16Plan, IsRefusedByFieldWhereItCannotWork) {
+  const auto refusal = [](const auto& edit) {
+    JobSpec spec = testing::SpecOf(testing::Llama(64, 2, 96, 257), 4);
+    spec.compute = ComputeType::kF16;
+    edit(spec);
+    return std::string(BuildShardingPlan({.spec = spec, .ranks = 2}).status().message());
+  };
+  EXPECT_EQ(refusal([](JobSpec&) {}), "");
+  EXPECT_THAT(refusal([](JobSpec& spec) { spec.cpu_devices = false; }),
+              ::testing::HasSubstr("precision.compute"));
+  EXPECT_THAT(refusal([](JobSpec& spec) { spec.recipe.recipe = Recipe::kMxFp8; }),
+              ::testing::HasSubstr("fp16"));
+  EXPECT_THAT(
+      refusal([](JobSpec& spec) { spec.optimizer.main_weights = MainWeightForm::kBF16Remainder; }),
+      ::testing::HasSubstr("training.optimizer.mainWeights"));
+  EXPECT_THAT(refusal([](JobSpec& spec) { spec.loss_scale.initial = 3; }),
+              ::testing::HasSubstr("precision.lossScale.initial"));
 }
 
 }  // namespace

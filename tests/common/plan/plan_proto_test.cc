@@ -35,6 +35,16 @@ ModelConfig FullModel() {
   return model;
 }
 
+void SetPrecision(JobSpec& spec) {
+  spec.loss_scale = {.initial = 8,
+                     .growth_factor = 4,
+                     .backoff_factor = 0.25,
+                     .growth_interval = 9,
+                     .minimum = 2,
+                     .maximum = 64};
+  spec.recipe = {.recipe = Recipe::kDelayed, .keep_bf16 = {"*.mlp.*"}, .history = 77, .margin = 3};
+}
+
 JobSpec FullSpec() {
   JobSpec spec = testing::SpecOf(FullModel(), 4);
   spec.namespace_name = "team";
@@ -91,7 +101,7 @@ JobSpec FullSpec() {
   SetPatterns(spec);
   spec.gradient_wire = WireType::kBF16;
   spec.compute = ComputeType::kBF16;
-  spec.recipe = {.recipe = Recipe::kDelayed, .keep_bf16 = {"*.mlp.*"}, .history = 77, .margin = 3};
+  SetPrecision(spec);
   spec.communication_blocks = 6;
   spec.allow_slow_kernels = true;
   spec.optimizer.kind = OptimizerKind::kSgdNesterov;
@@ -196,6 +206,7 @@ TEST(JobProto, EveryFieldOfTheMessageSurvives) {
   }
   model = valid;
   full.set_layer_drop(0.75);
+  *full.mutable_loss_scale() = ToProto(FullSpec()).loss_scale();
   full.set_offload_fraction(0.75);
   // Booleans that default to true; false is the value that a codec could lose.
   for (const bool cpu : {true, false}) {
@@ -234,6 +245,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
                recompute,
                gradient_wire,
                compute,
+               loss_scale,
                recipe,
                communication_blocks,
                freeze,
@@ -276,6 +288,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
   EXPECT_EQ(units.size(), 2u);
   EXPECT_EQ(recipe.history, 77);
   EXPECT_EQ(recipe.margin, 3);
+  EXPECT_EQ(loss_scale.growth_interval, 9);
 }
 
 TEST(JobProto, ARecipeTravels) {
@@ -284,6 +297,24 @@ TEST(JobProto, ARecipeTravels) {
   EXPECT_EQ(back->recipe, FullSpec().recipe);
   EXPECT_EQ(back->recipe.history, 77);
   EXPECT_EQ(back->recipe.margin, 3);
+}
+
+TEST(JobProto, ALossScaleTravelsAndItsDefaultsTakeNoByte) {
+  const LossScaleSpec expected = FullSpec().loss_scale;
+  const auto& [initial, growth, backoff, interval, minimum, maximum] = expected;
+  EXPECT_EQ(initial + growth + backoff + minimum + maximum, 8 + 4 + 0.25 + 2 + 64);
+  EXPECT_EQ(interval, 9);
+  const absl::StatusOr<JobSpec> back = ParseJob(SerializeJob(FullSpec()));
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->loss_scale, expected);
+  JobSpec plain = FullSpec();
+  plain.loss_scale = {};
+  v1::PlannedJob proto = ToProto(plain);
+  EXPECT_FALSE(proto.has_loss_scale());
+  EXPECT_EQ(FromProto(proto)->loss_scale, LossScaleSpec{});
+  proto.mutable_loss_scale()->set_initial(3);
+  EXPECT_THAT(std::string(FromProto(proto).status().message()),
+              HasSubstr("precision.lossScale.minimum"));
 }
 
 TEST(JobProto, EveryFieldOfOptimizersIsKnown) {

@@ -62,7 +62,8 @@ TEST(JobPrecision, GpusComputeInBf16AndCpusInFp32UnlessTold) {
                            Case{"gpu", "compute: bf16", "bf16", plan::ComputeType::kBF16},
                            Case{"cpu", "", "fp32", plan::ComputeType::kF32},
                            Case{"cpu", "compute: fp32", "fp32", plan::ComputeType::kF32},
-                           Case{"cpu", "compute: bf16", "bf16", plan::ComputeType::kBF16}}) {
+                           Case{"cpu", "compute: bf16", "bf16", plan::ComputeType::kBF16},
+                           Case{"cpu", "compute: fp16", "fp16", plan::ComputeType::kF16}}) {
     const CanonicalJob job = MakeTyped(test.kind, test.precision);
     ASSERT_TRUE(job.ok()) << TypeViolations(job);
     EXPECT_EQ(job.spec.compute, test.compute) << test.kind << " " << test.precision;
@@ -71,9 +72,75 @@ TEST(JobPrecision, GpusComputeInBf16AndCpusInFp32UnlessTold) {
   }
 }
 
+TEST(JobPrecision, Fp16HasALossScaleAndNothingElseHas) {
+  const auto scale_of = [](const std::string& fields) {
+    const CanonicalJob job = MakeTyped("cpu", absl::StrCat("compute: fp16", fields));
+    EXPECT_TRUE(job.ok()) << TypeViolations(job);
+    EXPECT_EQ(CanonicalJson(Canonicalize(job.job, {}).job), CanonicalJson(job.job));
+    return job.spec.loss_scale;
+  };
+  EXPECT_EQ(scale_of(""), plan::LossScaleSpec{});
+  EXPECT_EQ(scale_of(", lossScale: {growthInterval: 100}"),
+            (plan::LossScaleSpec{.growth_interval = 100}));
+  EXPECT_EQ(scale_of(", lossScale: {initial: 65536}"),
+            (plan::LossScaleSpec{.initial = 65536, .maximum = 65536}));
+  EXPECT_EQ(scale_of(", lossScale: {initial: 8, growthFactor: 4, backoffFactor: 0.25, "
+                     "growthInterval: 9, minimum: 2, maximum: 64}"),
+            (plan::LossScaleSpec{.initial = 8,
+                                 .growth_factor = 4,
+                                 .backoff_factor = 0.25,
+                                 .growth_interval = 9,
+                                 .minimum = 2,
+                                 .maximum = 64}));
+  EXPECT_EQ(scale_of(", lossScale: {static: 512}"),
+            (plan::LossScaleSpec{.initial = 512, .minimum = 512, .maximum = 512}));
+  EXPECT_EQ(MakeTyped("cpu", "compute: fp16").job.spec().precision().loss_scale().initial(), 32768);
+  EXPECT_FALSE(MakeTyped("cpu", "compute: bf16").job.spec().precision().has_loss_scale());
+}
+
+TEST(JobPrecision, Fp16IsRefusedByFieldWhereItCannotWork) {
+  const std::string at = "spec.precision.lossScale";
+  EXPECT_EQ(TypeViolations(MakeTyped("gpu", "compute: fp16")),
+            "spec.precision.compute: expected bf16 or fp32, since gpus do not run fp16, got "
+            "'fp16'\n");
+  EXPECT_EQ(TypeViolations(MakeTyped("cpu", "compute: fp16, recipe: mxfp8")),
+            "spec.precision.compute: expected bf16, which a recipe needs, got 'fp16'\n");
+  EXPECT_EQ(TypeViolations(MakeTyped("cpu", "compute: fp16", "mainWeights: bf16_remainder")),
+            "spec.training.optimizer.mainWeights: expected fp32, or precision.compute bf16, got "
+            "'bf16_remainder'\n");
+  for (const char* other : {"compute: bf16, ", "compute: fp32, ", ""}) {
+    EXPECT_EQ(TypeViolations(MakeTyped("cpu", absl::StrCat(other, "lossScale: {static: 8}"))),
+              at + ": expected nothing, or precision.compute fp16, got a value\n");
+  }
+  const auto refused = [](const std::string& fields) {
+    return TypeViolations(
+        MakeTyped("cpu", absl::StrCat("compute: fp16, lossScale: {", fields, "}")));
+  };
+  EXPECT_EQ(refused("static: 3"),
+            at + ".static: expected a power of two from 1 to 16777216, got 3\n");
+  EXPECT_EQ(refused("static: 8, initial: 4"),
+            at + ".initial: expected nothing beside static, got a value\n");
+  EXPECT_EQ(refused("initial: 1000"),
+            at + ".initial: expected a power of two from 1 to 32768, got 1000\n");
+  EXPECT_EQ(refused("minimum: 64, maximum: 8"),
+            at + ".maximum: expected a power of two from 64 to 16777216, got 8\n");
+  EXPECT_EQ(refused("growthFactor: 3"),
+            at + ".growthFactor: expected a power of two from 2 to 16777216, got 3\n");
+  EXPECT_EQ(refused("growthFactor: 1"),
+            at + ".growthFactor: expected a power of two from 2 to 16777216, got 1\n");
+  EXPECT_EQ(refused("backoffFactor: 1"),
+            at + ".backoffFactor: expected a power of two from 5.960464478e-08 to 0.5, got 1\n");
+  EXPECT_EQ(refused("backoffFactor: 0.3"),
+            at + ".backoffFactor: expected a power of two from 5.960464478e-08 to 0.5, got 0.3\n");
+  EXPECT_EQ(refused("growthInterval: 0"),
+            at + ".growthInterval: expected a whole number from 1 to 1000000000, got 0\n");
+  EXPECT_EQ(refused("minimum: 0.5"),
+            at + ".minimum: expected a power of two from 1 to 16777216, got 0.5\n");
+}
+
 TEST(JobPrecision, WhatNoEngineComputesIsRefusedByName) {
   EXPECT_EQ(TypeViolations(MakeTyped("gpu", "compute: fp8")),
-            "spec.precision.compute: expected one of bf16, fp32, got 'fp8'\n");
+            "spec.precision.compute: expected one of bf16, fp16, fp32, got 'fp8'\n");
   EXPECT_EQ(TypeViolations(MakeTyped("gpu", "", "stateDtype: fp4")),
             "spec.training.optimizer.stateDtype: expected one of fp32, bf16, fp8, fp8,bf16, "
             "fp8,fp32, bf16,fp8, bf16,fp32, fp32,bf16, fp32,fp8 (did you mean 'fp8'?), got "

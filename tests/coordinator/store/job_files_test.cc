@@ -84,6 +84,14 @@ class JobFilesTest : public ::testing::Test {
   std::unique_ptr<MetricsHistory> history_;
 };
 
+TEST_F(JobFilesTest, ALossScaleIsInTheRecordsThatHaveOne) {
+  StepRecord record = Record(3, 1);
+  EXPECT_EQ(Line(record).find("loss_scale"), std::string::npos);
+  EXPECT_EQ(ParseStepRecord(Line(record))->loss_scale, 0);
+  record.loss_scale = 16777216;
+  EXPECT_EQ(ParseStepRecord(Line(record))->loss_scale, 16777216);
+}
+
 TEST_F(JobFilesTest, ARangeIsWhatTheWholeSurvivingHistoryHasThere) {
   MetricsLog log(folder_);
   WriteRestarts(log);

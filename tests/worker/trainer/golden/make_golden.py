@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Writes loss_curves.txt: training runs of small models by transformers and torch.optim (CPU, fp32, one thread); with --bf16
 loss_curves_bf16.txt: a bf16 copy of fp32 weights goes forward and backward, its gradients are widened, norm and update are fp32;
+with --fp16 loss_curves_fp16.txt: the same in fp16 with torch's GradScaler;
 with --sgd loss_curves_sgd.txt: torch.optim.SGD with momentum, and Nesterov's, at ten times the learning rate; with --lion
 loss_curves_lion.txt: Lion, written here in torch, at a fifth of the learning rate. Names of cases: these alone.
 
@@ -9,6 +10,7 @@ token file (a formula), the order of samples (Feistel permutation), the learning
 
     python tests/worker/trainer/golden/make_golden.py > tests/worker/trainer/golden/loss_curves.txt
     python tests/worker/trainer/golden/make_golden.py --bf16 > tests/worker/trainer/golden/loss_curves_bf16.txt
+    python tests/worker/trainer/golden/make_golden.py --fp16 > tests/worker/trainer/golden/loss_curves_fp16.txt
     python tests/worker/trainer/golden/make_golden.py --sgd > tests/worker/trainer/golden/loss_curves_sgd.txt
     python tests/worker/trainer/golden/make_golden.py --lion > tests/worker/trainer/golden/loss_curves_lion.txt
 """
@@ -157,8 +159,9 @@ def layers_left_out(probability, step, lane, layers):
             if int(philox(SEED, (step, lane, 0, layer | (7 << 24)))[0]) < int(probability * 2**32)]
 
 
-def step_of(model, batch, vocabulary, left_out_of_lane=None, left_out=None):
-    """Loss; gradients are left in the model. A lane is one sequence; `left_out` is what change_layers was given."""
+def step_of(model, batch, vocabulary, scaler, left_out_of_lane=None, left_out=None):
+    """Loss; gradients, times the scale of `scaler`, are left in the model. A lane is one sequence; `left_out` is what
+    change_layers was given."""
     model.zero_grad()
     total = 0.0
     lanes = [batch] if left_out_of_lane is None else [batch[lane:lane + 1] for lane in range(len(batch))]
@@ -167,7 +170,7 @@ def step_of(model, batch, vocabulary, left_out_of_lane=None, left_out=None):
             left_out[:] = left_out_of_lane(lane)
         logits = model(rows[:, :-1], use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits.float().reshape(-1, vocabulary), rows[:, 1:].reshape(-1))
-        (loss / len(lanes)).backward()
+        scaler.scale(loss / len(lanes)).backward()
         total += loss.item() / len(lanes)
     return total
 
@@ -213,27 +216,30 @@ def make_optimizer(named, nesterov):
 
 
 def train(name, length, config, narrow, nesterov=None):
-    """nesterov: of SGD, or "lion"; None: AdamW."""
+    """narrow: type of weights and activations; None: fp32. nesterov: of SGD, or "lion"; None: AdamW."""
     model, named = make_model(config)
-    copy_of_model = copy.deepcopy(model).to(torch.bfloat16) if narrow else model
+    copy_of_model = model if narrow is None else copy.deepcopy(model).to(narrow)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, enabled=narrow == torch.float16)
     left_out = []
     change_layers(copy_of_model, left_out)
     drop = LAYER_DROP.get(name)
     optimizer = make_optimizer(named, nesterov)
     factor = {None: 1, "lion": LION_LR_FACTOR}.get(nesterov, SGD_LR_FACTOR)
-    suffix = "_bf16" if narrow else {None: "", False: "_sgd", True: "_sgd_nesterov", "lion": "_lion"}[nesterov]
+    suffix = {torch.bfloat16: "_bf16", torch.float16: "_fp16"}.get(narrow) or {None: "", False: "_sgd", True: "_sgd_nesterov", "lion": "_lion"}[nesterov]
     tokens = token_file(config["vocab_size"])
     size = (len(tokens) - 1) // length
     for step in range(STEPS):
         rows = np.stack([tokens[i * length:i * length + length + 1] for i in samples_of_step(size, step)])
         of_lane = drop and (lambda lane: layers_left_out(drop, step, lane, config["num_hidden_layers"]))
-        loss = step_of(copy_of_model, torch.from_numpy(rows), config["vocab_size"], of_lane, left_out)
+        loss = step_of(copy_of_model, torch.from_numpy(rows), config["vocab_size"], scaler, of_lane, left_out)
         for wide, used in zip(model.parameters(), copy_of_model.parameters()):
             wide.grad = (torch.zeros_like(used) if used.grad is None else used.grad).float()
+        scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         for group in optimizer.param_groups:
             group["lr"] = factor * learning_rate(step)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         with torch.no_grad():
             for wide, used in zip(model.parameters(), copy_of_model.parameters()):
                 used.copy_(wide)
@@ -247,12 +253,13 @@ def main():
     if "--sgd" in sys.argv[1:] or "--lion" in sys.argv[1:]:
         for nesterov in (False, True) if "--sgd" in sys.argv[1:] else ("lion",):
             length, config = CASES["bundled_rope_scaling"]
-            train("bundled_rope_scaling", length, config, False, nesterov)
+            train("bundled_rope_scaling", length, config, None, nesterov)
         return 0
+    narrow = {"--bf16": torch.bfloat16, "--fp16": torch.float16}.get(next(iter(set(sys.argv[1:]) & {"--bf16", "--fp16"}), None))
     named = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
     for name, (length, config) in CASES.items():
         if not named or name in named:
-            train(name, length, config, "--bf16" in sys.argv[1:])
+            train(name, length, config, narrow)
     return 0
 
 

@@ -12,7 +12,7 @@ usage: deploy/quickstart.sh [options]
   --kill-one                 kills a worker daemon with SIGKILL half-way
   --keep                     leaves everything running at the end and says how to use it
   --corpus bible|linux-doc   the text (default bible)
-  --compute fp32|bf16        type of weights and activations (default fp32)
+  --compute fp32|bf16|fp16   type of weights and activations (default fp32); fp16 scales the loss
   --recipe NAME              quantizes layers, in bf16: fp8_tensor (delayed scales), fp8_current, fp8_block (of a wider model,
                              whose matrices have whole blocks), mxfp8 or nvfp4 (default none)
   --state TYPE               of the optimizer's moments: fp32, bf16, fp8, or two of them such as fp8,bf16 (default fp32)
@@ -46,7 +46,7 @@ while [[ $# -gt 0 ]]; do
   shift || usage
 done
 [[ $corpus == bible || $corpus == linux-doc ]] || usage
-[[ $compute == fp32 || $compute == bf16 ]] || usage
+[[ $compute =~ ^(fp32|bf16|fp16)$ ]] || usage
 [[ $recipe =~ ^(|fp8_tensor|fp8_current|fp8_block|mxfp8|nvfp4)$ ]] || usage
 [[ $state_type =~ ^(fp32|bf16|fp8)(,(fp32|bf16|fp8))?$ ]] || usage
 [[ $offload =~ ^(|0|1|0\.[0-9]+)$ ]] || usage
@@ -197,6 +197,11 @@ checkpoint=$(job_field committedPath)
 echo "first loss        $first"
 echo "last loss         $last    (unigram entropy $entropy)"
 echo "tokens per second $speed    (median of the steps)"
+if [[ $compute == fp16 ]]; then
+  mapfile -t scales < <(ctl metrics quickstart -o jsonl | sed -n 's/.*"loss_scale": *\([0-9.]*\).*/\1/p')
+  skips=$(ctl metrics quickstart -o jsonl | grep -c '"skipped"' || true)
+  echo "loss scale        ${scales[0]:-} to ${scales[-1]:-}, $skips steps skipped"
+fi
 echo "checkpoint        $checkpoint"
 if [[ -n $checkpoint ]]; then
   prompt='And the LORD said'

@@ -68,6 +68,25 @@ absl::Status CheckOrigin(const Manifest& manifest) {
   return absl::OkStatus();
 }
 
+// Digests of weights that the step has.
+absl::Status CheckQuant(const Manifest& manifest) {
+  const QuantRecord& quant = manifest.quant;
+  if (quant.recipe.empty() != quant.tensors.empty() || HasControlText(quant.recipe) ||
+      HasControlText(quant.rounding)) {
+    return absl::DataLossError("manifest: quant: expected a recipe, and the tensors that it has");
+  }
+  std::set<std::string_view> names;
+  for (const QuantizedRecord& quantized : quant.tensors) {
+    const TensorRecord* tensor = manifest.FindTensor(quantized.name);
+    if (tensor == nullptr || tensor->role != TensorRole::kParam || tensor->shape.size() != 2 ||
+        quantized.site < 0 || !names.insert(quantized.name).second) {
+      return absl::DataLossError(absl::StrCat(
+          "manifest: quant: ", quantized.name, ": expected a matrix of the step, named once"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckFiles(const Manifest& manifest) {
   const FileRecord* previous = nullptr;
   int64_t total = 0;
@@ -248,6 +267,7 @@ absl::Status ValidateManifest(const Manifest& manifest) {
     }
   }
   RETURN_IF_ERROR(CheckFileCover(manifest));
+  RETURN_IF_ERROR(CheckQuant(manifest));
   std::set<std::string_view> names;
   for (const Blob& blob : manifest.blobs) {
     if (blob.name.empty() || !names.insert(blob.name).second ||

@@ -40,6 +40,23 @@ inline constexpr int kMaxTensorRole = 63;
 
 using SaveId = std::array<uint8_t, 16>;
 
+// The codes and scales that a quantized weight had: they follow from the saved main weight, so only
+// their digest is kept.
+struct QuantizedRecord {
+  std::string name = {};    // of the weight
+  std::string domain = {};  // weights of one domain share the scale of the whole
+  int64_t site = 0;         // ordinal in the model
+  uint64_t digest64 = 0;    // kernels/scalar/code_digest.h; parts of ranks add up
+  bool operator==(const QuantizedRecord&) const = default;
+};
+struct QuantRecord {
+  std::string recipe = {};                    // plan::RecipeName; empty: nothing is quantized
+  std::string rounding = {};                  // what codes are cast from: kRoundsMainWeights
+  std::vector<QuantizedRecord> tensors = {};  // in the order of the model
+  bool operator==(const QuantRecord&) const = default;
+};
+inline constexpr char kRoundsMainWeights[] = "fp32";
+
 // A rectangle of a tensor in a file.
 struct ChunkRecord {
   int file = 0;             // index into files
@@ -105,6 +122,7 @@ struct Manifest {
   std::vector<TensorRecord> tensors;  // by name
   std::vector<Blob> blobs;            // by name
   Sha256Digest state_digest = {};
+  QuantRecord quant = {};
   bool operator==(const Manifest&) const = default;
 
   // The tensor of that name; nullptr when there is none.
@@ -138,7 +156,8 @@ struct Seal {
   std::vector<FileRecord> files;  // in the plan's order, then hf/*
   std::vector<SealedChunk> chunks;
   std::vector<SealedTensor> tensors;
-  std::vector<Blob> blobs;  // rank 0 only
+  std::vector<Blob> blobs;                   // rank 0 only
+  std::vector<SealedTensor> quantized = {};  // parts of QuantizedRecord::digest64, in their order
   double seconds = 0;
   int64_t bytes = 0;
 };

@@ -170,6 +170,34 @@ absl::StatusOr<TensorRecord> TensorFromProto(const v1::Manifest& manifest,
   return tensor;
 }
 
+void QuantToProto(const QuantRecord& quant, StringTable& strings, v1::ManifestQuant& message) {
+  message.set_recipe(quant.recipe);
+  message.set_rounding(quant.rounding);
+  for (const QuantizedRecord& tensor : quant.tensors) {
+    v1::ManifestQuantTensor* added = message.add_tensors();
+    added->set_name(strings.Index(tensor.name));
+    added->set_domain(strings.Index(tensor.domain));
+    added->set_site(tensor.site);
+    added->set_digest64(tensor.digest64);
+  }
+}
+
+absl::StatusOr<QuantRecord> QuantFromProto(const v1::Manifest& manifest) {
+  const auto strings = static_cast<uint32_t>(manifest.strings_size());
+  QuantRecord quant = {.recipe = manifest.quant().recipe(),
+                       .rounding = manifest.quant().rounding()};
+  for (const v1::ManifestQuantTensor& tensor : manifest.quant().tensors()) {
+    if (tensor.name() >= strings || tensor.domain() >= strings) {
+      return absl::DataLossError("manifest: quant: an index is out of range");
+    }
+    quant.tensors.push_back({.name = manifest.strings(static_cast<int>(tensor.name())),
+                             .domain = manifest.strings(static_cast<int>(tensor.domain())),
+                             .site = tensor.site(),
+                             .digest64 = tensor.digest64()});
+  }
+  return quant;
+}
+
 v1::Manifest ToProto(const Manifest& manifest) {
   v1::Manifest message;
   StringTable strings(message);
@@ -207,6 +235,9 @@ v1::Manifest ToProto(const Manifest& manifest) {
     added->set_name(strings.Index(blob.name));
   }
   message.set_state_digest(manifest.state_digest.data(), manifest.state_digest.size());
+  if (!manifest.quant.tensors.empty()) {
+    QuantToProto(manifest.quant, strings, *message.mutable_quant());
+  }
   return message;
 }
 
@@ -258,6 +289,7 @@ absl::StatusOr<Manifest> FromProto(const v1::Manifest& message) {
     return absl::DataLossError("manifest: save_id must have 16 bytes and state_digest 32");
   }
   RETURN_IF_ERROR(FillLists(message, manifest));
+  ASSIGN_OR_RETURN(manifest.quant, QuantFromProto(message));
   return manifest;
 }
 
@@ -337,6 +369,11 @@ v1::Seal SealToProto(const Seal& seal) {
     added->set_name(tensor.name);
     added->set_digest64(tensor.digest64);
   }
+  for (const SealedTensor& tensor : seal.quantized) {
+    v1::SealedTensor* added = message.add_quantized();
+    added->set_name(tensor.name);
+    added->set_digest64(tensor.digest64);
+  }
   for (const Blob& blob : seal.blobs) {
     BlobToProto(blob, *message.add_blobs());
     message.add_blob_names(blob.name);
@@ -376,6 +413,9 @@ absl::StatusOr<Seal> SealFromProto(const v1::Seal& message) {
   }
   for (const v1::SealedTensor& tensor : message.tensors()) {
     seal.tensors.push_back({tensor.name(), tensor.digest64()});
+  }
+  for (const v1::SealedTensor& tensor : message.quantized()) {
+    seal.quantized.push_back({tensor.name(), tensor.digest64()});
   }
   if (message.blobs_size() != message.blob_names_size()) {
     return absl::InvalidArgumentError("seal: blobs and blob_names differ in number");

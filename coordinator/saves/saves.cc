@@ -102,6 +102,18 @@ absl::Status VerifyFiles(const plan::SavePlan& plan, const ckpt::Seal& seal) {
   return absl::OkStatus();
 }
 
+// Digests of codes: one for each quantized weight of the plan.
+absl::Status VerifyQuantized(const plan::SavePlan& plan, const ckpt::Seal& seal) {
+  const bool fits = std::equal(
+      seal.quantized.begin(),
+      seal.quantized.end(),
+      plan.quant.tensors.begin(),
+      plan.quant.tensors.end(),
+      [](const auto& sealed, const auto& planned) { return sealed.name == planned.name; });
+  return fits ? absl::OkStatus()
+              : SealError(seal, "its digests of codes are not of the plan's quantized weights");
+}
+
 absl::Status VerifySeal(const plan::SavePlan& plan,
                         const SaveContext& context,
                         const Sha256Digest& plan_hash,
@@ -129,6 +141,7 @@ absl::Status VerifySeal(const plan::SavePlan& plan,
   if (!written.empty()) {
     return SealError(seal, absl::StrCat("digest of ", *written.begin(), " is missing"));
   }
+  RETURN_IF_ERROR(VerifyQuantized(plan, seal));
   for (const ckpt::Blob& blob : seal.blobs) {
     if (seal.writer != 0 || static_cast<int64_t>(blob.content.size()) > ckpt::kMaxBlobBytes) {
       return SealError(
@@ -392,6 +405,12 @@ ckpt::Manifest BuildManifest(const plan::SavePlan& plan,
     }
     for (const ckpt::SealedTensor& tensor : seal.tensors) {
       manifest.tensors[tensor_index.at(tensor.name)].digest64 += tensor.digest64;
+    }
+  }
+  manifest.quant = plan.quant;
+  for (const ckpt::Seal& seal : seals) {
+    for (size_t i = 0; i < seal.quantized.size(); ++i) {
+      manifest.quant.tensors[i].digest64 += seal.quantized[i].digest64;
     }
   }
   std::vector<ckpt::TensorDigest> digests;

@@ -43,25 +43,12 @@ struct ScaleRow {
   std::vector<float> decode;
 };
 
-float DelayedEncode(const TensorView& encode) {
-  const float scale = encode.present() ? *encode.As<float>() : 0.0f;
-  return scale == 0.0f ? 1.0f : scale;
-}
-
 scalar::Scales TensorScalesOf(const WeightScales& scales) {
-  switch (scales.recipe) {
-    case plan::Recipe::kDelayed: {
-      const float encode = DelayedEncode(scales.encode);
-      return {encode, 1.0f / encode};
-    }
-    case plan::Recipe::kCurrent:
-      return scalar::TensorScales(
-          scales.recipe, *scales.amax.As<uint32_t>(), scalar::kLargestE4M3Value);
-    case plan::Recipe::kNvFp4:
-      return scalar::NvFp4TensorScales(*scales.domain_amax.As<uint32_t>());
-    default:
-      return {};
-  }
+  const TensorView& amax =
+      scales.recipe == plan::Recipe::kCurrent ? scales.amax : scales.domain_amax;
+  return scalar::WeightTensorScales(scales.recipe,
+                                    amax.present() ? *amax.As<uint32_t>() : 0,
+                                    scales.encode.present() ? *scales.encode.As<float>() : 0.0f);
 }
 
 CodeForm WeightForm(plan::Recipe recipe) {

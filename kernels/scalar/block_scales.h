@@ -105,4 +105,28 @@ constexpr Scales BlockScales(uint32_t amax_bits, float tensor, uint32_t big) {
   }
 }
 
+// The scales of a whole weight. delayed_encode: of kDelayed; 0, which a history of zeros gives,
+// counts as 1. amax_bits: of the domain.
+constexpr Scales WeightTensorScales(plan::Recipe recipe, uint32_t amax_bits, float delayed_encode) {
+  if (recipe == plan::Recipe::kDelayed) {
+    const float encode = delayed_encode == 0.0f ? 1.0f : delayed_encode;
+    return {encode, 1.0f / encode};
+  }
+  return TensorScales(recipe, amax_bits, kLargestE4M3Value);
+}
+
+// The scales of a weight's block, where the recipe has blocks, under those of the whole.
+constexpr Scales WeightBlockScales(plan::Recipe recipe, uint32_t amax_bits, float tensor) {
+  switch (recipe) {
+    case plan::Recipe::kFloat8Block:
+      return BlockScales<plan::Recipe::kFloat8Block>(amax_bits, tensor, kLargestF32Bits);
+    case plan::Recipe::kMxFp8:
+      return BlockScales<plan::Recipe::kMxFp8>(amax_bits, tensor, kLargestF32Bits);
+    case plan::Recipe::kNvFp4:
+      return BlockScales<plan::Recipe::kNvFp4>(amax_bits, tensor, kLargestF32Bits);
+    default:
+      return {tensor, 1.0f};
+  }
+}
+
 }  // namespace ravel::kernels::scalar

@@ -325,6 +325,7 @@ absl::StatusOr<ckpt::Seal> CheckpointWriter::Worker::WriteAndSeal(const SaveRequ
   seal.sequence = request.sequence;
   seal.save_plan_hash = plan_hash_;
   seal.blobs = request.blobs;
+  seal.quantized = request.quantized;
   RETURN_IF_ERROR(CheckWanted(request.step));
   RETURN_IF_ERROR(MakeFolders(attempt));
   RETURN_IF_ERROR(Reserve(attempt, written.files));

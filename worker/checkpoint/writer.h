@@ -34,6 +34,7 @@ struct SaveRequest {
   int64_t sequence = 0;           // copied into the seal
   int64_t optimizer_step = 0;     // value of the state.<name>.step tensors
   std::vector<ckpt::Blob> blobs;  // rank 0 only: rng, data, hyper, schedule, algorithms
+  std::vector<ckpt::SealedTensor> quantized = {};  // of the plan's quantized weights, in its order
 };
 
 // The rank's shard of `role` (not kStep) of group `group`: whole shard, from its

@@ -13,6 +13,7 @@
 
 #include "common/check.h"
 #include "common/signed_size.h"
+#include "kernels/scalar/code_digest.h"
 
 namespace ravel::quant {
 namespace {
@@ -196,6 +197,41 @@ void QuantState::WriteState(plan::StateRole role, int64_t first, std::span<const
                     : History(at / memory_.history)[Size(at % memory_.history)];
     to = from[i];
   }
+}
+
+uint64_t QuantState::ReplicatedDigest() const {
+  uint64_t sum = 0;
+  uint64_t index = 0;
+  const auto add = [&](const auto* words, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      sum += kernels::scalar::DigestElement(index++, std::bit_cast<uint32_t>(words[i]));
+    }
+  };
+  // Amaxes of activations come behind those of weights; each rank has its own until they are
+  // reduced.
+  add(memory_.amax, layout_.weight_words);
+  add(memory_.delayed_scales, layout_.slots * (2 + memory_.history));
+  return sum;
+}
+
+uint64_t QuantState::ScalesDigest(plan::TensorId tensor) const {
+  const plan::QuantTensor& of = *layout_.Find(tensor);
+  const plan::QuantDomain& domain = layout_.domain(of);
+  const bool delayed = of.recipe == plan::Recipe::kDelayed;
+  const kernels::scalar::Scales whole = kernels::scalar::WeightTensorScales(
+      of.recipe,
+      domain.amax < 0 ? 0 : memory_.amax[domain.amax],
+      delayed ? CastScale(SlotOf(of.domain, QuantSlot::kWeight)) : 0.0f);
+  uint64_t sum = kernels::scalar::TensorScaleDigest(whole);
+  if (plan::BlockEdge(of.recipe) > 0) {
+    for (int64_t block = 0; block < of.grid_rows * of.grid_columns; ++block) {
+      sum += kernels::scalar::BlockScaleDigest(
+          block,
+          kernels::scalar::WeightBlockScales(
+              of.recipe, memory_.amax[of.grid + block], whole.encode));
+    }
+  }
+  return sum;
 }
 
 std::vector<plan::TensorId> QuantState::TakeNonFinite() {

@@ -63,6 +63,11 @@ class QuantState {
   void FinishLoad(kernels::Stream& stream);
   void Quantize(kernels::Stream& stream, std::span<const QuantPiece> pieces) const;
 
+  // Of all that every rank must have alike: amaxes of weights, delayed scales and histories.
+  uint64_t ReplicatedDigest() const;
+  // Of the digest of a weight (kernels/scalar/code_digest.h): the part of its scales.
+  uint64_t ScalesDigest(plan::TensorId tensor) const;
+
   // A tensor of each domain of which an amax since the last call was not finite; this step's
   // gradients are not to be used then, though saturated codes hide it.
   std::vector<plan::TensorId> TakeNonFinite();

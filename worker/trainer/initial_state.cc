@@ -16,12 +16,14 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/logging.h"
 #include "common/plan/plan_pieces.h"
 #include "common/signed_size.h"
 #include "common/store/file_store.h"
 #include "worker/checkpoint/loader.h"
 #include "worker/optim/loss_scale.h"
 #include "worker/optim/stored_state.h"
+#include "worker/trainer/code_evidence.h"
 
 namespace ravel::trainer {
 namespace {
@@ -205,15 +207,19 @@ struct SavedScales {
   std::vector<float> values;
 };
 
+// kNew: codes are cast by other scales than those that were saved.
+enum class ScalesStart { kNew, kAsSaved };
+
 // Delayed scales go on from their histories, if those of all tensors are there; else they begin.
-absl::Status RestoreScales(const plan::ShardingPlan& plan,
-                           checkpoint::DigestShare share,
-                           checkpoint::StepLoader& loader,
-                           RankEngine& engine) {
+absl::StatusOr<ScalesStart> RestoreScales(const plan::ShardingPlan& plan,
+                                          checkpoint::DigestShare share,
+                                          checkpoint::StepLoader& loader,
+                                          RankEngine& engine) {
   using Refresh = shard::UnitExecutor::Refresh;
   quant::QuantState* const quant = engine.quant();
   if (quant == nullptr || quant->layout().slots == 0) {
-    return engine.RefreshWeights(Refresh::kNew);
+    RETURN_IF_ERROR(engine.RefreshWeights(Refresh::kNew));
+    return ScalesStart::kAsSaved;
   }
   std::vector<SavedScales> saved;
   for (const plan::QuantTensor& tensor : quant->layout().tensors) {
@@ -231,14 +237,30 @@ absl::Status RestoreScales(const plan::ShardingPlan& plan,
           const bool found,
           loader.ReadScales(engine.tensor(tensor.tensor), role, shape, read.values, share));
       if (!found) {
-        return engine.RefreshWeights(Refresh::kNew);
+        RETURN_IF_ERROR(engine.RefreshWeights(Refresh::kNew));
+        return ScalesStart::kNew;
       }
     }
   }
   for (const SavedScales& scales : saved) {
     quant->WriteState(scales.role, scales.first, scales.values);
   }
-  return engine.RefreshWeights(Refresh::kLoaded);
+  RETURN_IF_ERROR(engine.RefreshWeights(Refresh::kLoaded));
+  return ScalesStart::kAsSaved;
+}
+
+// Codes must be those of the run that was saved; without determinism that is told and not asked
+// for.
+absl::Status CompareCodes(const Assignment& assignment,
+                          const ckpt::QuantRecord& saved,
+                          comm::Communicator& communicator,
+                          RankEngine& engine) {
+  const absl::Status same = CheckCodes(saved, assignment.plan, communicator, engine);
+  if (absl::IsDataLoss(same) && assignment.spec.determinism == plan::DeterminismMode::kFast) {
+    log::Warning(std::string(same.message()));
+    return absl::OkStatus();
+  }
+  return MarkLoadError(same);
 }
 
 // A save of another compute type has none: the scale begins anew.
@@ -274,8 +296,14 @@ absl::Status Restore(const Assignment& assignment,
   }
   engine.set_updates(*updates);
   RETURN_IF_ERROR(MarkLoadError(RestoreLossScale(*loader, engine)));
-  RETURN_IF_ERROR(MarkLoadError(RestoreScales(assignment.plan, share, *loader, engine)));
-  return CheckDigests(*loader, communicator);
+  const auto scales = RestoreScales(assignment.plan, share, *loader, engine);
+  if (!scales.ok()) {
+    return MarkLoadError(scales.status());
+  }
+  RETURN_IF_ERROR(CheckDigests(*loader, communicator));
+  return *scales == ScalesStart::kNew
+             ? absl::OkStatus()
+             : CompareCodes(assignment, loader->manifest().quant, communicator, engine);
 }
 
 absl::Status LoadHuggingFace(const Assignment& assignment, RankEngine& engine, Position& position) {

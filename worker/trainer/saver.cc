@@ -20,6 +20,7 @@
 #include "common/version.h"
 #include "worker/optim/loss_scale.h"
 #include "worker/optim/stored_state.h"
+#include "worker/trainer/code_evidence.h"
 
 namespace ravel::trainer {
 namespace {
@@ -184,6 +185,19 @@ std::vector<ckpt::Blob> Saver::Blobs(int64_t step) const {
   return blobs;
 }
 
+std::vector<ckpt::SealedTensor> Saver::Quantized(const std::vector<uint64_t>& digests) const {
+  std::vector<ckpt::SealedTensor> quantized;
+  if (digests.empty()) {
+    return quantized;
+  }
+  const plan::QuantLayout& layout = engine_.quant()->layout();
+  CHECK_EQ(digests.size(), layout.tensors.size());
+  for (size_t i = 0; i < digests.size(); ++i) {
+    quantized.push_back({engine_.tensor(layout.tensors[i].tensor).name, digests[i]});
+  }
+  return quantized;
+}
+
 void Saver::Tell(const checkpoint::SaveRequest& request, const absl::StatusOr<ckpt::Seal>& result) {
   if (result.ok()) {
     // That nobody listens is noticed by the watchdog.
@@ -266,6 +280,10 @@ absl::Status Saver::Start(int64_t step, const optim::ControlWord& agreed) {
     CHECK_EQ(offset % element_bytes, 0);
     return optim::ReadSaved(engine_.memory(), owner, role, offset / element_bytes, to);
   };
+  auto digests = CodeDigests(assignment_.plan, assignment_.rank, engine_);
+  if (!digests.ok()) {
+    return WithCode(digests.status(), ExitCode::kDevice);
+  }
   // Told first: the result may be there before this thread goes on.
   RETURN_IF_ERROR(reporter_.SaveStarted(step, served_sequence_, kFirstSaveAttempt));
   box_.SetSaving(true);
@@ -275,7 +293,8 @@ absl::Status Saver::Start(int64_t step, const optim::ControlWord& agreed) {
                                      .attempt = kFirstSaveAttempt,
                                      .sequence = served_sequence_,
                                      .optimizer_step = engine_.updates(),
-                                     .blobs = Blobs(step)},
+                                     .blobs = Blobs(step),
+                                     .quantized = Quantized(*digests)},
                                     read),
                   ExitCode::kStore);
 }

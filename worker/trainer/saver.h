@@ -61,6 +61,8 @@ class Saver {
   // The result of the save in flight, which is waited for and said so in the log.
   absl::StatusOr<ckpt::Seal> WaitForWriter(const char* why);
   std::vector<ckpt::Blob> Blobs(int64_t step) const;
+  // Digests of CodeDigests, with names.
+  std::vector<ckpt::SealedTensor> Quantized(const std::vector<uint64_t>& digests) const;
 
   const Assignment& assignment_;
   Reporter& reporter_;

@@ -15,9 +15,9 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
-#include "common/ckpt/manifest.h"
 #include "common/ckpt/safetensors.h"
 #include "common/ckpt/step_layout.h"
+#include "common/model/recipes.h"
 #include "common/model/state_groups.h"
 #include "common/plan/layout/quant_layout.h"
 #include "common/plan/layout/state_scales.h"
@@ -103,6 +103,19 @@ std::vector<StateTensor> TensorsOf(const ShardingPlan& plan) {
   return tensors;
 }
 
+ckpt::QuantRecord QuantOf(const ModelInventory& inventory) {
+  ckpt::QuantRecord quant;
+  const QuantLayout layout = QuantLayoutOf(inventory);
+  for (const QuantTensor& tensor : layout.tensors) {
+    quant.recipe = RecipeName(tensor.recipe);
+    quant.rounding = ckpt::kRoundsMainWeights;
+    quant.tensors.push_back({.name = inventory.tensors[tensor.tensor].name,
+                             .domain = layout.domain(tensor).name,
+                             .site = inventory.tensors[tensor.tensor].site});
+  }
+  return quant;
+}
+
 // Cuts a box along its outermost dimension longer than 1 until each part is at most
 // `most` bytes.
 void CutBox(const Box& box, int64_t element_bytes, int64_t most, std::vector<Box>& parts) {
@@ -154,6 +167,7 @@ class SavePlanner {
         }
       }
     }
+    save_.quant = QuantOf(plan_.inventory);
     AddSteps();
     for (int64_t rank = 0; rank < plan_.ranks; ++rank) {
       FileRectangles(rank, ckpt::kModelFolder);

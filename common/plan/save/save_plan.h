@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "common/ckpt/manifest.h"
 #include "common/dtype.h"
 #include "common/model/optimizer_states.h"
 #include "common/plan/sharding_plan.h"
@@ -54,6 +55,7 @@ DType SavedType(const ShardingPlan& plan, StateRole role);
 struct SavePlan {
   IdVector<StateId, StateTensor> tensors;  // sorted by key
   std::vector<SaveFile> files;
+  ckpt::QuantRecord quant;  // of the codes and scales that are not saved; digests are 0
 };
 
 // Proves that the chunks of each tensor cover it exactly once; errors name the tensor.

@@ -125,6 +125,29 @@ TEST(ManifestTest, TheMeshAndTheNumericsOfAJobAreKept) {
   EXPECT_EQ(manifest.ranks(), 0);
 }
 
+TEST(ManifestTest, DigestsOfCodesAreOfMatricesOfTheStep) {
+  Manifest manifest = SomeManifest();
+  manifest.quant = {.recipe = "mxfp8",
+                    .rounding = kRoundsMainWeights,
+                    .tensors = {{.name = "w", .domain = "qkv", .site = 3, .digest64 = 9}}};
+  const auto decoded = DecodeManifest(EncodeManifest(manifest));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(decoded->quant, manifest.quant);
+  const auto refusal = [&](const std::function<void(QuantRecord&)>& change) {
+    Manifest changed = manifest;
+    change(changed.quant);
+    return std::string(ValidateManifest(changed).message());
+  };
+  EXPECT_THAT(refusal([](QuantRecord& quant) { quant.recipe.clear(); }), HasSubstr("a recipe"));
+  EXPECT_THAT(refusal([](QuantRecord& quant) { quant.tensors.clear(); }), HasSubstr("a recipe"));
+  EXPECT_THAT(refusal([](QuantRecord& quant) { quant.tensors[0].name = "state.w.step"; }),
+              HasSubstr("state.w.step: expected a matrix of the step"));
+  EXPECT_THAT(refusal([](QuantRecord& quant) { quant.tensors.push_back(quant.tensors[0]); }),
+              HasSubstr("w: expected a matrix of the step, named once"));
+  EXPECT_THAT(refusal([](QuantRecord& quant) { quant.tensors[0].site = -1; }),
+              HasSubstr("expected a matrix"));
+}
+
 TEST(ManifestTest, AnImpossibleMeshOrNumericsIsDamage) {
   const std::vector<std::pair<std::vector<MeshAxisRecord>, const char*>> meshes = {
       {{{"shard", 0}}, "axis shard: impossible size 0"},

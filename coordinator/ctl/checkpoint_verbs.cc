@@ -205,7 +205,8 @@ int RunCheckpointsExport(const CommonOptions& common, const CheckpointVerbOption
     return ExportCheckpoint({.step = options.target,
                              .format = options.format,
                              .output = options.output,
-                             .dtype = options.dtype == "f32" ? DType::kF32 : DType::kBF16},
+                             .dtype = options.dtype == "f32" ? DType::kF32 : DType::kBF16,
+                             .quantized = options.quantized},
                             out);
   });
 }

@@ -15,6 +15,7 @@ struct CheckpointVerbOptions {
   std::string format = "huggingface";
   std::string output = {};
   std::string dtype = "f32";
+  bool quantized = false;
   int64_t step = -1;
   std::string reason = {};
   std::string to = {};  // "step=N"

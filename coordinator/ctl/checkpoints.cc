@@ -21,6 +21,7 @@
 #include "common/ckpt/step_layout.h"
 #include "common/store/committed_step.h"
 #include "common/time_text.h"
+#include "coordinator/ctl/quantized_weights.h"
 #include "coordinator/saves/checkpoint_leftovers.h"
 #include "coordinator/saves/checkpoint_owner.h"
 #include "coordinator/saves/checkpoint_pins.h"
@@ -196,6 +197,23 @@ json::Value TensorJson(const ckpt::Manifest& manifest, const ckpt::TensorRecord&
   return value;
 }
 
+json::Value QuantJson(const ckpt::QuantRecord& quant) {
+  json::Value value;
+  value.Set("recipe", quant.recipe);
+  value.Set("rounding", quant.rounding);
+  json::Array tensors;
+  for (const ckpt::QuantizedRecord& tensor : quant.tensors) {
+    json::Value entry;
+    entry.Set("name", tensor.name);
+    entry.Set("domain", tensor.domain);
+    entry.Set("site", tensor.site);
+    entry.Set("digest64", absl::StrFormat("%016x", tensor.digest64));
+    tensors.push_back(std::move(entry));
+  }
+  value.Set("tensors", std::move(tensors));
+  return value;
+}
+
 json::Value ManifestJson(const ckpt::Manifest& manifest,
                          const std::string& path,
                          const std::string& glob) {
@@ -215,6 +233,7 @@ json::Value ManifestJson(const ckpt::Manifest& manifest,
   value.Set("dual", manifest.dual);
   value.Set("stateDigest", Hex(manifest.state_digest));
   value.Set("bytes", manifest.total_bytes());
+  value.Set("quant", QuantJson(manifest.quant));
   json::Array files;
   for (const ckpt::FileRecord& file : manifest.files) {
     json::Value entry;
@@ -275,6 +294,14 @@ void PrintManifest(const ckpt::Manifest& manifest,
       << "\n"
       << "tensors       " << absl::StrJoin(parts, ", ") << "\n"
       << "blobs         " << absl::StrJoin(blobs, ", ") << "\n"
+      << "quantized     "
+      << (manifest.quant.tensors.empty() ? "none"
+                                         : absl::StrCat(manifest.quant.tensors.size(),
+                                                        " of ",
+                                                        manifest.quant.recipe,
+                                                        ", codes cast from ",
+                                                        manifest.quant.rounding))
+      << "\n"
       << "state digest  " << Hex(manifest.state_digest) << "\n"
       << "for torch     HuggingFaceStorageReader(\"" << path << "/model\"), (\"" << path
       << "/optim\")\n";
@@ -289,6 +316,26 @@ void PrintManifest(const ckpt::Manifest& manifest,
     }
   }
   out << table.Text(true);
+}
+
+// Casts quantized weights again: their codes must have the digests that were saved.
+absl::Status VerifyCodes(const StepLocation& location, store::VerifyReport& report) {
+  ASSIGN_OR_RETURN(store::CommittedStep step,
+                   store::CommittedStep::Open(location.store.get(), location.directory));
+  if (step.manifest().quant.tensors.empty()) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(QuantizedWeights quantized, QuantizedWeights::Of(&step));
+  for (const ckpt::QuantizedRecord& weight : quantized.weights()) {
+    ASSIGN_OR_RETURN(const uint64_t digest, quantized.Digest(weight));
+    if (digest != weight.digest64 && std::ssize(report.problems) < store::kMaxProblems) {
+      report.problems.push_back(
+          {.tensor = weight.name,
+           .what = absl::StrFormat(
+               "its codes have digest64 %016x, the manifest says %016x", digest, weight.digest64)});
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -429,8 +476,11 @@ absl::Status ShowCheckpoint(const CheckpointShowOptions& options, std::ostream& 
 
 absl::Status VerifyCheckpoint(const CheckpointVerifyOptions& options, std::ostream& out) {
   ASSIGN_OR_RETURN(const StepLocation location, LocateStep(options.step));
-  const store::VerifyReport report =
+  store::VerifyReport report =
       store::VerifyStep(*location.store, location.directory, options.depth);
+  if (report.ok() && options.depth == store::VerifyDepth::kDeep) {
+    RETURN_IF_ERROR(VerifyCodes(location, report));
+  }
   const std::string path = location.store->Locate(location.directory);
   const char* depth = options.depth == store::VerifyDepth::kDeep ? "deep" : "quick";
   if (options.format == Format::kTable || options.format == Format::kName) {

@@ -9,13 +9,16 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <span>
 #include <system_error>
 #include <utility>
 #include <vector>
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 #include <absl/strings/strip.h>
@@ -24,10 +27,13 @@
 #include "common/ckpt/safetensors.h"
 #include "common/crc32c.h"
 #include "common/json.h"
+#include "common/model/architecture/architecture.h"
 #include "common/model/model_inventory.h"
+#include "common/model/recipes.h"
 #include "common/store/committed_step.h"
 #include "common/time_text.h"
 #include "coordinator/ctl/checkpoints.h"
+#include "coordinator/ctl/quantized_weights.h"
 #include "coordinator/saves/checkpoint_pins.h"
 
 namespace ravel::ctl {
@@ -37,28 +43,74 @@ using store::JoinPath;
 
 constexpr int64_t kReadElements = 16 << 20;
 
+// What a tensor of the export has of one of the step.
+enum class Part { kValues, kCodes, kScales, kTensorScale };
+
+struct ExportTensor {
+  std::string name;
+  DType dtype = DType::kF32;
+  Shape shape;
+  Part part = Part::kValues;
+  const ckpt::TensorRecord* source = nullptr;
+};
+
 // A file of the export: its tensors in order, and what was written.
 struct WeightFile {
   std::string name;
-  std::vector<const ckpt::TensorRecord*> tensors;
+  std::vector<ExportTensor> tensors;
   std::string header;
   int64_t size = 0;
   uint32_t crc32c = 0;
 };
 
-std::vector<ckpt::SafetensorsEntry> Entries(const WeightFile& file, DType dtype) {
+int64_t BytesOf(const ExportTensor& tensor) {
+  return ElementCount(tensor.shape) * DTypeBytes(tensor.dtype);
+}
+
+std::vector<ckpt::SafetensorsEntry> Entries(const WeightFile& file) {
   std::vector<ckpt::SafetensorsEntry> entries;
-  for (const ckpt::TensorRecord* tensor : file.tensors) {
+  for (const ExportTensor& tensor : file.tensors) {
     entries.push_back(
-        {.key = tensor->name, .dtype = dtype, .shape = tensor->shape, .saved_offset = {}});
+        {.key = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape, .saved_offset = {}});
   }
   ckpt::PlaceSafetensorsEntries(entries);
   return entries;
 }
 
+// The tensors that stand for one of the step: itself, or codes and scales.
+std::vector<ExportTensor> PartsOf(const ckpt::TensorRecord& source,
+                                  const QuantizedWeights* quantized,
+                                  DType dtype) {
+  if (quantized == nullptr || quantized->Find(source.name) == nullptr) {
+    return {{.name = source.name, .dtype = dtype, .shape = source.shape, .source = &source}};
+  }
+  const plan::Recipe recipe = quantized->recipe();
+  const ScaleTensor scales = ScaleInvOf(source.name, recipe, source.shape);
+  std::vector<ExportTensor> parts = {
+      {.name = source.name,
+       .dtype = plan::CodeType(recipe),
+       .shape = {source.shape[0], plan::CodeBytes(recipe, source.shape[1])},
+       .part = Part::kCodes,
+       .source = &source},
+      {.name = scales.name,
+       .dtype = scales.dtype,
+       .shape = scales.shape,
+       .part = Part::kScales,
+       .source = &source}};
+  if (recipe == plan::Recipe::kNvFp4) {
+    parts.push_back({.name = source.name + "_global_scale",
+                     .dtype = DType::kF32,
+                     .shape = {},
+                     .part = Part::kTensorScale,
+                     .source = &source});
+  }
+  return parts;
+}
+
 // Parameters by name, cut into files of at most `max_file_bytes` of data (a larger tensor has a
 // file of its own).
 std::vector<WeightFile> PlanFiles(const ckpt::Manifest& manifest,
+                                  const QuantizedWeights* quantized,
                                   const CheckpointExportOptions& options) {
   std::vector<WeightFile> files;
   int64_t bytes = 0;
@@ -66,36 +118,49 @@ std::vector<WeightFile> PlanFiles(const ckpt::Manifest& manifest,
     if (tensor.role != ckpt::TensorRole::kParam && tensor.role != ckpt::TensorRole::kBuffer) {
       continue;
     }
-    const int64_t tensor_bytes = ElementCount(tensor.shape) * DTypeBytes(options.dtype);
-    if (files.empty() || bytes + tensor_bytes > options.max_file_bytes) {
+    const std::vector<ExportTensor> parts = PartsOf(tensor, quantized, options.dtype);
+    int64_t part_bytes = 0;
+    for (const ExportTensor& part : parts) {
+      part_bytes += BytesOf(part);
+    }
+    if (files.empty() || bytes + part_bytes > options.max_file_bytes) {
       files.emplace_back();
       bytes = 0;
     }
-    files.back().tensors.push_back(&tensor);
-    bytes += tensor_bytes;
+    files.back().tensors.insert(files.back().tensors.end(), parts.begin(), parts.end());
+    bytes += part_bytes;
   }
   for (size_t i = 0; i < files.size(); ++i) {
+    // Larger elements first, so that every tensor is aligned.
+    std::stable_sort(files[i].tensors.begin(),
+                     files[i].tensors.end(),
+                     [](const ExportTensor& a, const ExportTensor& b) {
+                       return DTypeBytes(a.dtype) > DTypeBytes(b.dtype);
+                     });
     files[i].name = files.size() == 1
                         ? "model.safetensors"
                         : absl::StrFormat("model-%05d-of-%05d.safetensors", i + 1, files.size());
-    files[i].header = ckpt::SafetensorsExportHeader(Entries(files[i], options.dtype));
+    files[i].header = ckpt::SafetensorsExportHeader(Entries(files[i]));
   }
   return files;
 }
 
 // The step's tensors must be those of the architecture that config.json describes.
-absl::Status CheckArchitecture(const std::string& config_json,
+absl::Status CheckArchitecture(const plan::ModelConfig& config,
                                const std::vector<WeightFile>& files) {
-  ASSIGN_OR_RETURN(const plan::ModelConfig config, plan::ParseHuggingFaceConfig(config_json));
   const plan::ModelInventory inventory =
       plan::BuildInventory(config, {.sequences = 1, .sequence_tokens = 1});
   size_t found = 0;
   for (const WeightFile& file : files) {
-    for (const ckpt::TensorRecord* tensor : file.tensors) {
-      const plan::TensorId index = inventory.FindTensor(tensor->name);
-      if (index < 0 || inventory.tensors[index].shape != tensor->shape) {
+    for (const ExportTensor& tensor : file.tensors) {
+      if (tensor.part == Part::kScales || tensor.part == Part::kTensorScale) {
+        continue;
+      }
+      const ckpt::TensorRecord& source = *tensor.source;
+      const plan::TensorId index = inventory.FindTensor(source.name);
+      if (index < 0 || inventory.tensors[index].shape != source.shape) {
         return absl::FailedPreconditionError(absl::StrCat(
-            "hf/config.json: describes no tensor ", tensor->name, " ", ShapeText(tensor->shape)));
+            "hf/config.json: describes no tensor ", source.name, " ", ShapeText(source.shape)));
       }
       ++found;
     }
@@ -108,8 +173,45 @@ absl::Status CheckArchitecture(const std::string& config_json,
                                                           found));
 }
 
+// What readers of quantized weights ask for. Those that do not know mxfp8 or nvfp4 refuse it.
+json::Value QuantizationConfig(const ckpt::Manifest& manifest, const QuantizedWeights& quantized) {
+  json::Value value;
+  json::Array kept = {json::Value("lm_head")};
+  for (const ckpt::TensorRecord& tensor : manifest.tensors) {
+    const absl::string_view name(tensor.name);
+    if (tensor.role == ckpt::TensorRole::kParam && tensor.shape.size() == 2 &&
+        absl::StrContains(name, ".layers.") && quantized.Find(tensor.name) == nullptr) {
+      kept.push_back(json::Value(std::string(absl::StripSuffix(name, ".weight"))));
+    }
+  }
+  switch (quantized.recipe()) {
+    case plan::Recipe::kMxFp8:
+      value.Set("quant_method", "mxfp8");
+      value.Set("scale_fmt", "ue8m0");
+      value.Set("weight_block_size",
+                json::Array{json::Value(int64_t{1}), json::Value(int64_t{32})});
+      break;
+    case plan::Recipe::kNvFp4:
+      value.Set("quant_method", "nvfp4");
+      value.Set("scale_fmt", "e4m3");
+      value.Set("weight_block_size",
+                json::Array{json::Value(int64_t{1}), json::Value(int64_t{16})});
+      break;
+    case plan::Recipe::kFloat8Block:
+      value.Set("weight_block_size",
+                json::Array{json::Value(int64_t{128}), json::Value(int64_t{128})});
+      [[fallthrough]];
+    default:
+      value.Set("quant_method", "fp8");
+  }
+  value.Set("fmt", quantized.recipe() == plan::Recipe::kNvFp4 ? "e2m1" : "e4m3");
+  value.Set("activation_scheme", "dynamic");
+  value.Set("modules_to_not_convert", std::move(kept));
+  return value;
+}
+
 // config.json with the dtype that the weights now have; everything else as it was.
-absl::StatusOr<std::string> ConfigWithDType(const std::string& text, DType dtype) {
+absl::StatusOr<json::Value> ConfigWithDType(const std::string& text, DType dtype) {
   ASSIGN_OR_RETURN(json::Value config, json::Parse(text));
   const char* name = dtype == DType::kBF16 ? "bfloat16" : "float32";
   const bool newer = config.Find("dtype") != nullptr;
@@ -119,7 +221,7 @@ absl::StatusOr<std::string> ConfigWithDType(const std::string& text, DType dtype
   if (!newer || config.Find("torch_dtype") != nullptr) {
     config.Set("torch_dtype", name);
   }
-  return json::SerializePretty(config) + "\n";
+  return config;
 }
 
 class Exporter {
@@ -131,7 +233,10 @@ class Exporter {
       : step_(std::move(step)), options_(options), store_(store), part_(std::move(part)) {}
 
   absl::Status Run() {
-    files_ = PlanFiles(step_.manifest(), options_);
+    if (options_.quantized) {
+      ASSIGN_OR_RETURN(quantized_, QuantizedWeights::Of(&step_));
+    }
+    files_ = PlanFiles(step_.manifest(), quantized(), options_);
     RETURN_IF_ERROR(ReadSmallFiles());
     RETURN_IF_ERROR(store_->MakeDirectory(part_));
     for (const auto& [name, content] : small_files_) {
@@ -156,20 +261,39 @@ class Exporter {
       bytes += file.size;
       tensors += file.tensors.size();
     }
-    return absl::StrCat("step ",
-                        step_.manifest().step,
-                        ": ",
-                        tensors,
-                        " tensors, ",
-                        std::string(DTypeName(options_.dtype)),
-                        ", ",
-                        FormatBytes(bytes),
-                        " in ",
-                        files_.size(),
-                        files_.size() == 1 ? " file" : " files");
+    return absl::StrCat(
+        "step ",
+        step_.manifest().step,
+        ": ",
+        tensors,
+        " tensors, ",
+        std::string(DTypeName(options_.dtype)),
+        options_.quantized ? absl::StrCat(" and codes of ", step_.manifest().quant.recipe) : "",
+        ", ",
+        FormatBytes(bytes),
+        " in ",
+        files_.size(),
+        files_.size() == 1 ? " file" : " files");
   }
 
  private:
+  QuantizedWeights* quantized() { return quantized_ ? &*quantized_ : nullptr; }
+
+  // config.json as it was saved, and what is read of it.
+  absl::StatusOr<std::string> ConfigText(const std::string& content) {
+    ASSIGN_OR_RETURN(const plan::ModelConfig model, plan::ParseHuggingFaceConfig(content));
+    RETURN_IF_ERROR(CheckArchitecture(model, files_));
+    ASSIGN_OR_RETURN(json::Value config, ConfigWithDType(content, options_.dtype));
+    if (options_.quantized) {
+      if (plan::ArchitectureOf(model.architecture).layout != plan::MatrixLayout::kOutputInput) {
+        return absl::UnimplementedError(
+            "--quantized: expected matrices of [outputs, inputs]: no reader knows codes of others");
+      }
+      config.Set("quantization_config", QuantizationConfig(step_.manifest(), *quantized_));
+    }
+    return json::SerializePretty(config) + "\n";
+  }
+
   // config.json and what else lies under hf/; checks that the export will be a whole model.
   absl::Status ReadSmallFiles() {
     std::string config;
@@ -182,8 +306,7 @@ class Exporter {
       const std::string name = file.path.substr(prefix.size());
       if (name == "config.json") {
         config = content;
-        RETURN_IF_ERROR(CheckArchitecture(config, files_));
-        ASSIGN_OR_RETURN(content, ConfigWithDType(config, options_.dtype));
+        ASSIGN_OR_RETURN(content, ConfigText(config));
       }
       small_files_.emplace_back(name, std::move(content));
     }
@@ -196,8 +319,11 @@ class Exporter {
     return store::PutNew(*store_, JoinPath(part_, name), content, "new");
   }
 
+  // Appends to a file that is being written, and to its checksum.
+  using Append = std::function<absl::Status(std::span<const std::byte>)>;
+
   absl::Status WriteWeights(WeightFile& file) {
-    const std::vector<ckpt::SafetensorsEntry> entries = Entries(file, options_.dtype);
+    const std::vector<ckpt::SafetensorsEntry> entries = Entries(file);
     file.size =
         static_cast<int64_t>(file.header.size()) + (entries.empty() ? 0 : entries.back().end);
     ASSIGN_OR_RETURN(const std::unique_ptr<store::FileWriter> writer,
@@ -207,40 +333,64 @@ class Exporter {
       return writer->Append(bytes);
     };
     RETURN_IF_ERROR(append(std::as_bytes(std::span(file.header.data(), file.header.size()))));
-    std::vector<float> values;
-    std::vector<uint16_t> narrow;
-    for (const ckpt::TensorRecord* tensor : file.tensors) {
-      if (tensor->stored_dtype != DType::kF32) {
-        return absl::UnimplementedError(absl::StrCat(tensor->name,
-                                                     ": stored as ",
-                                                     std::string(DTypeName(tensor->stored_dtype)),
-                                                     "; only F32 is exported"));
-      }
-      const int64_t elements = ElementCount(tensor->shape);
-      for (int64_t begin = 0; begin < elements; begin += kReadElements) {
-        const int64_t end = std::min(begin + kReadElements, elements);
-        values.resize(static_cast<size_t>(end - begin));
-        RETURN_IF_ERROR(
-            step_.ReadElements(*tensor, begin, end, std::as_writable_bytes(std::span(values))));
-        if (options_.dtype == DType::kF32) {
-          RETURN_IF_ERROR(append(std::as_bytes(std::span(values))));
-          continue;
-        }
-        narrow.resize(values.size());
-        std::transform(values.begin(), values.end(), narrow.begin(), FloatToBf16);
-        RETURN_IF_ERROR(append(std::as_bytes(std::span(narrow))));
-      }
+    for (const ExportTensor& tensor : file.tensors) {
+      RETURN_IF_ERROR(tensor.part == Part::kValues ? WriteValues(*tensor.source, append)
+                                                   : WriteQuantized(tensor, append));
     }
     return writer->Finish();
+  }
+
+  absl::Status WriteValues(const ckpt::TensorRecord& tensor, const Append& append) {
+    if (tensor.stored_dtype != DType::kF32) {
+      return absl::UnimplementedError(absl::StrCat(tensor.name,
+                                                   ": stored as ",
+                                                   std::string(DTypeName(tensor.stored_dtype)),
+                                                   "; only F32 is exported"));
+    }
+    std::vector<float> values;
+    std::vector<uint16_t> narrow;
+    const int64_t elements = ElementCount(tensor.shape);
+    for (int64_t begin = 0; begin < elements; begin += kReadElements) {
+      const int64_t end = std::min(begin + kReadElements, elements);
+      values.resize(static_cast<size_t>(end - begin));
+      RETURN_IF_ERROR(
+          step_.ReadElements(tensor, begin, end, std::as_writable_bytes(std::span(values))));
+      if (options_.dtype == DType::kF32) {
+        RETURN_IF_ERROR(append(std::as_bytes(std::span(values))));
+        continue;
+      }
+      narrow.resize(values.size());
+      std::transform(values.begin(), values.end(), narrow.begin(), FloatToBf16);
+      RETURN_IF_ERROR(append(std::as_bytes(std::span(narrow))));
+    }
+    return absl::OkStatus();
+  }
+
+  // Scales stand before codes, in another place of the file: both follow from one pass over the
+  // weight, which is made for each.
+  absl::Status WriteQuantized(const ExportTensor& tensor, const Append& append) {
+    const ckpt::QuantizedRecord& weight = *quantized_->Find(tensor.source->name);
+    ASSIGN_OR_RETURN(const WeightAmaxes amaxes, quantized_->Amaxes(weight));
+    if (tensor.part == Part::kCodes) {
+      return quantized_->VisitCodes(weight, amaxes, [&](std::span<const uint8_t> codes) {
+        return append(std::as_bytes(codes));
+      });
+    }
+    if (tensor.part == Part::kTensorScale) {
+      return append(std::as_bytes(std::span(&amaxes.tensor.decode, 1)));
+    }
+    const std::vector<uint8_t> bytes =
+        ScaleInvBytes(quantized_->recipe(), tensor.source->shape, amaxes);
+    return append(std::as_bytes(std::span(bytes)));
   }
 
   std::string IndexJson() const {
     json::Value weight_map = json::Object();
     int64_t total = 0;
     for (const WeightFile& file : files_) {
-      for (const ckpt::TensorRecord* tensor : file.tensors) {
-        weight_map.Set(tensor->name, file.name);
-        total += ElementCount(tensor->shape) * DTypeBytes(options_.dtype);
+      for (const ExportTensor& tensor : file.tensors) {
+        weight_map.Set(tensor.name, file.name);
+        total += BytesOf(tensor);
       }
     }
     json::Value metadata;
@@ -277,6 +427,7 @@ class Exporter {
   const CheckpointExportOptions& options_;
   store::FileStore* store_;
   const std::string part_;
+  std::optional<QuantizedWeights> quantized_;
   std::vector<WeightFile> files_;
   std::vector<std::pair<std::string, std::string>> small_files_;
 };

@@ -15,6 +15,9 @@ struct CheckpointExportOptions {
   std::string output = {};    // must not exist
   DType dtype = DType::kF32;  // kF32 or kBF16 (nearest even)
   int64_t max_file_bytes = 5'000'000'000;
+  // Quantized weights as the codes that were trained with, with scales beside them and a
+  // quantization_config; other tensors as `dtype`.
+  bool quantized = false;
 };
 // Writes OUTPUT.part (config.json, tokenizer files, model.safetensors or
 // model-00001-of-0000N.safetensors with an index), reads it back, then renames. AlreadyExists when

@@ -338,6 +338,9 @@ void AddCheckpointVerbs(CLI::App& app, CommandLine& line) {
   verb->add_option("--format", options.format, "huggingface")->capture_default_str();
   verb->add_option("--output-dir,--output,--to", options.output, "Directory to make")->required();
   verb->add_option("--dtype", options.dtype, "f32 or bf16")->capture_default_str();
+  verb->add_flag("--quantized",
+                 options.quantized,
+                 "Quantized weights as codes and scales, of a job with precision.recipe");
 }
 
 void AddTraceMemoryVerb(CLI::App& group, CommandLine& line) {

@@ -51,7 +51,9 @@ struct CollectiveTag {
   int call = 0;
   int group = -1;  // parameter group
   plan::Phase phase = plan::Phase::kOnly;
-  int64_t generation = 0;  // of the weights
+  // Of the weights; of kAmaxReduce a digest of the scales that ranks must have alike by then,
+  // though no collective moves them.
+  int64_t generation = 0;
 };
 
 // Pieces of all ranks that are meant for this rank; element r points at `elements` values from rank

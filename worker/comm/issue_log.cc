@@ -85,6 +85,10 @@ std::string DescribeIssue(const IssueRecord& record, const std::vector<std::stri
   if (record.element_bytes != 1) {
     amount = absl::StrCat(record.elements, " elements of ", record.element_bytes, " bytes");
   }
+  const bool scales = record.op == static_cast<uint8_t>(plan::OpLabel::kAmaxReduce);
+  const std::string generation =
+      scales ? absl::StrCat("scales ", absl::Hex(record.generation, absl::kZeroPad16))
+             : absl::StrCat("generation ", record.generation);
   return absl::StrCat(CollectiveKindName(record.kind),
                       " #",
                       record.sequence,
@@ -96,8 +100,8 @@ std::string DescribeIssue(const IssueRecord& record, const std::vector<std::stri
                       record.call,
                       ", phase ",
                       plan::PhaseName(static_cast<plan::Phase>(record.phase)),
-                      ", generation ",
-                      record.generation,
+                      ", ",
+                      generation,
                       ", ",
                       amount,
                       ")");

@@ -348,10 +348,13 @@ absl::Status InstructionRunner::ReduceStatistics(const Instruction& instruction,
       RanksOf(instruction), TagOf(instruction, turn), messages, StreamOf(instruction));
 }
 
-// Each rank finds the maximum of its part of the vector, and takes the others' parts.
+// Each rank finds the maximum of its part of the vector, and takes the others' parts. The
+// collective also compares the scales that codes had until now: they have no collective of their
+// own.
 absl::Status InstructionRunner::ReduceAmaxes(const Instruction& instruction,
-                                             const comm::CollectiveTag& tag) {
+                                             comm::CollectiveTag tag) {
   kernels::Stream& stream = StreamOf(instruction);
+  tag.generation = static_cast<int64_t>(quant_->ReplicatedDigest());
   std::vector<quant::QuantPiece> pieces;
   for (const ParameterGroup& group : args_.groups) {
     pieces.insert(pieces.end(), group.quant_pieces().begin(), group.quant_pieces().end());

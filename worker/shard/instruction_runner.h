@@ -115,7 +115,7 @@ class InstructionRunner {
   absl::Status Compute(const BoundInstruction& bound, const ReplayTurn& turn);
   absl::Status PassUnused(const Instruction& instruction);
   absl::Status Update(const Instruction& instruction);
-  absl::Status ReduceAmaxes(const Instruction& instruction, const comm::CollectiveTag& tag);
+  absl::Status ReduceAmaxes(const Instruction& instruction, comm::CollectiveTag tag);
   int64_t WireElements(const Instruction& instruction, int64_t elements);
   kernels::ActivationDraws DrawsOf(const ReplayTurn& turn) const;
 

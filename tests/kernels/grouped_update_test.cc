@@ -278,7 +278,7 @@ TEST_F(GroupedUpdateTest, CodesAreNeighboursOfTheNewValues) {
   }
 }
 
-TEST_F(GroupedUpdateTest, ZeroGradientsKeepZeroStatesAndASkippedStepChangesNothing) {
+TEST_F(GroupedUpdateTest, Fp8StateZeroGroupStaysZero) {
   std::fill(gradient_.begin(), gradient_.end(), 0.0f);
   State state = start_;
   Run(state, DType::kF8E4M3, DType::kF8E4M3, 3, Pieces(100));

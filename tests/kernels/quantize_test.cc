@@ -195,7 +195,7 @@ TEST(QuantizeActivation, EveryInstructionSetGivesTheSameBits) {
 }
 
 // Samples quantized one by one, with blocks that do not cross them, are those of the whole batch.
-TEST(QuantizeActivation, DrawsAreThoseOfTheSampleHoweverABatchIsCut) {
+TEST(QuantizeActivation, DrawsIndependentOfGridAndShard) {
   const Matrix x = RandomMatrix(3 * 48, 80, 23);
   for (const BlocksAlong along : {BlocksAlong::kColumns, BlocksAlong::kRows}) {
     QuantizeActivationArgs args = ArgsOf(Recipe::kNvFp4, ActivationRole::kGradient, along);

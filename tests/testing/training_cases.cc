@@ -38,6 +38,24 @@ plan::ModelConfig OddModel() {
   return model;
 }
 
+// Matrices that every recipe takes.
+plan::ModelConfig RecipeModel(const std::string& name) {
+  const bool wide = name == "recipes_wide";
+  plan::ModelConfig model = BaseModel();
+  model.vocab_size = 97;
+  model.hidden_size = wide ? 256 : 128;
+  model.intermediate_size = wide ? 1024 : 256;
+  model.num_attention_heads = wide ? 8 : 4;
+  model.num_key_value_heads = wide ? 4 : 2;
+  model.head_dim = wide ? 32 : 64;
+  if (name == "recipes_gpt2") {
+    model.architecture = plan::ArchitectureKind::kGpt2;
+    model.num_key_value_heads = 4;
+    model.head_dim = 32;
+  }
+  return model;
+}
+
 plan::ModelConfig CaseModel(const std::string& name) {
   plan::ModelConfig model = OddModel();
   if (name == "odd_tied") {
@@ -71,27 +89,8 @@ plan::ModelConfig CaseModel(const std::string& name) {
     }
     return model;
   }
-  if (name == "recipes") {
-    model = BaseModel();
-    model.vocab_size = 97;
-    model.hidden_size = 128;
-    model.intermediate_size = 256;
-    model.num_hidden_layers = 2;
-    model.num_attention_heads = 4;
-    model.num_key_value_heads = 2;
-    model.head_dim = 64;
-    return model;
-  }
-  if (name == "recipes_gpt2") {
-    model.architecture = plan::ArchitectureKind::kGpt2;
-    model.vocab_size = 97;
-    model.hidden_size = 128;
-    model.intermediate_size = 256;
-    model.num_hidden_layers = 2;
-    model.num_attention_heads = 4;
-    model.num_key_value_heads = 4;
-    model.head_dim = 32;
-    return model;
+  if (name.starts_with("recipes")) {
+    return RecipeModel(name);
   }
   CHECK(name == "bundled_rope_scaling");
   model = BaseModel();

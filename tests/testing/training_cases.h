@@ -19,7 +19,7 @@ inline constexpr int64_t kGoldenSteps = 50;
 
 // Names: odd_tied, odd_untied, bundled_rope_scaling (Llama); qwen2, qwen3 and gpt2, each _tied and
 // _untied; shared_layers and layer_drop (Llama with layer_sharing, and with training.layerDrop).
-// CaseJob also knows recipes and recipes_gpt2, whose matrices every recipe takes.
+// CaseJob also knows recipes, recipes_wide and recipes_gpt2, whose matrices every recipe takes.
 std::vector<std::string> CaseNames();
 // The job of a case, its token file written below `folder`. V = 8 lanes of one sequence.
 plan::JobSpec CaseJob(const std::string& name, const std::string& folder);

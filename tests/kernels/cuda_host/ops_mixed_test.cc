@@ -127,7 +127,7 @@ TEST_F(MixedAdamWTest, BothFormsOfMainWeightTrainWithTheSameBits) {
   }
 }
 
-TEST_F(MixedAdamWTest, DrawsDoNotDependOnHowTheTensorIsCut) {
+TEST_F(MixedAdamWTest, DrawsIndependentOfGridAndShard) {
   State whole = Start();
   State parts = Start();
   for (uint32_t step = 0; step < 20; ++step) {

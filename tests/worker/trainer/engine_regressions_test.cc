@@ -9,11 +9,11 @@
 
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
-#include <malloc.h>
 
 #include "common/json.h"
 #include "common/mutex.h"
 #include "common/trace.h"
+#include "tests/testing/heap_bytes.h"
 #include "tests/testing/queued_replay.h"
 #include "tests/testing/strategy_cases.h"
 #include "worker/comm/local_communicator.h"
@@ -233,13 +233,6 @@ TEST(EngineRegressions, Bf16WireGivesTheSameBitsOnEveryMesh) {
   EXPECT_EQ(FirstDifference(shared, Record(tcp)), "");
 }
 
-// What the program asked of the allocator and has not returned; 0 under a sanitizer, which brings
-// its own. Resident pages would also count what the kernel makes huge in the meantime.
-int64_t HeapBytes() {
-  const auto info = mallinfo2();
-  return static_cast<int64_t>(info.uordblks + info.hblkhd);
-}
-
 // Fails when something is kept per step: graphs, events, messages, samples.
 TEST(EngineRegressions, BytesAtRestAfterFiftyStepsAreThoseAfterOne) {
   const StrategyCase tested = {.strategy = "HFSDP", .width = 1};
@@ -250,10 +243,10 @@ TEST(EngineRegressions, BytesAtRestAfterFiftyStepsAreThoseAfterOne) {
       RETURN_IF_ERROR(engine.TrainStep(step).status());
       RETURN_IF_ERROR(engine.Evaluate().status());  // a barrier too: the other rank is at rest
       if (rank == 0 && step == 1) {
-        first = HeapBytes();
+        first = testing::HeapBytes();
       }
     }
-    const int64_t last = HeapBytes();
+    const int64_t last = testing::HeapBytes();
     // Room for what threads keep at hand: a kilobyte per step would show.
     EXPECT_TRUE(rank != 0 || last < first + 32 * 1024) << first << " bytes, then " << last;
     EXPECT_GE(engine.measured_bytes(), engine.planned_bytes());

@@ -1,7 +1,6 @@
 // Lion: against the same rule in PyTorch, on any number of ranks and in every type of its state,
 // and through checkpoints. Its kernels for devices are those of tests/gpu/mixed_ops_gpu_test.cc.
 
-#include <bit>
 #include <filesystem>
 #include <string>
 
@@ -9,8 +8,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/testing/fake_supervisor.h"
 #include "tests/testing/golden_curves.h"
+#include "tests/testing/resume_runs.h"
 #include "tests/testing/strategy_cases.h"
 
 namespace ravel::trainer {
@@ -36,24 +35,10 @@ class Lion : public ::testing::TestWithParam<const char*> {
     UseLion(spec.optimizer);
     return spec;
   }
-  EpochArgs Epoch(int ranks, int64_t epoch) const {
-    EpochArgs args;
-    args.spec = Job();
-    args.spec.steps = 6;
-    args.spec.evaluation_every = 0;
-    args.spec.checkpoint.every_steps = 3;
-    args.ranks = ranks;
-    args.epoch = epoch;
-    args.checkpoint_root = absl::StrCat(folder_, "/store-", epoch);
-    return args;
-  }
-  static EpochArgs From(const EpochOutcome& whole, EpochArgs args) {
-    args.restore_path = whole.committed.at(3);
-    args.first_step = 3;
-    return args;
-  }
+  EpochArgs Epoch(int ranks) { return runs_.Whole(Job(), ranks); }
 
   const std::string folder_ = absl::StrCat(::testing::TempDir(), "/ravel_lion_", GetParam());
+  ResumeRuns runs_{folder_};
 };
 INSTANTIATE_TEST_SUITE_P(States,
                          Lion,
@@ -98,35 +83,25 @@ TEST_P(Lion, EveryStrategyGivesTheSameBits) {
 
 // Fails when the average or its scales are not saved, or not read: the losses after it differ.
 TEST_P(Lion, AResumedRunOnAnotherNumberOfRanksHasTheSameLosses) {
-  const EpochOutcome whole = RunEpoch(Epoch(2, 1));
-  ASSERT_EQ(whole.steps.size(), 6u);
-  const EpochOutcome resumed = RunEpoch(From(whole, Epoch(3, 2)));
-  for (const absl::Status& result : resumed.results) {
-    ASSERT_TRUE(result.ok()) << result;
-  }
-  ASSERT_EQ(resumed.steps.size(), 3u);
-  for (size_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(std::bit_cast<uint32_t>(resumed.steps[i].loss),
-              std::bit_cast<uint32_t>(whole.steps[i + 3].loss))
-        << i;
-  }
+  const EpochOutcome whole = RunWell(Epoch(2));
+  ExpectSameEnd(RunWell(ResumeRuns::From(whole, Epoch(3))), whole);
 }
 
 // AdamW has an average of the same name: it is the other one that is missing, or too much.
 TEST_P(Lion, StatesOfAnotherOptimizerAreRefused) {
   const auto first_error = [&](const EpochOutcome& whole, EpochArgs args) {
-    const EpochOutcome resumed = RunEpoch(From(whole, std::move(args)));
+    const EpochOutcome resumed = RunEpoch(ResumeRuns::From(whole, std::move(args)));
     EXPECT_FALSE(resumed.results.empty());
     return std::string(resumed.results.front().message());
   };
-  EpochArgs adamw = Epoch(1, 1);
+  EpochArgs adamw = Epoch(1);
   adamw.spec.optimizer.kind = plan::OptimizerKind::kAdamW;
-  EXPECT_THAT(first_error(RunEpoch(adamw), Epoch(1, 2)),
+  EXPECT_THAT(first_error(RunEpoch(adamw), Epoch(1)),
               ::testing::HasSubstr("is of another optimizer; training.optimizer.name: expected the "
                                    "one that saved it, got lion"));
-  EpochArgs after = Epoch(1, 4);
+  EpochArgs after = Epoch(1);
   after.spec.optimizer.kind = plan::OptimizerKind::kAdamW;
-  EXPECT_THAT(first_error(RunEpoch(Epoch(1, 3)), after), ::testing::HasSubstr("exp_avg_sq"));
+  EXPECT_THAT(first_error(RunEpoch(Epoch(1)), after), ::testing::HasSubstr("exp_avg_sq"));
 }
 
 }  // namespace

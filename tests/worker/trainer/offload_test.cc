@@ -2,7 +2,6 @@
 // state, on any number of ranks and under every strategy; saves that go on with another fraction;
 // steps that are skipped; folders that cannot be used.
 
-#include <bit>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -14,9 +13,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "common/store/committed_step.h"
-#include "common/store/file_store.h"
-#include "tests/testing/fake_supervisor.h"
+#include "tests/testing/resume_runs.h"
 #include "tests/testing/strategy_cases.h"
 #include "worker/trainer/exit_code.h"
 
@@ -244,37 +241,10 @@ TEST_F(Offload, OffloadNoStaleGradient) {
 class OffloadSaves : public OffloadForms {
  protected:
   EpochArgs Epoch(double fraction, int ranks) {
-    EpochArgs args;
-    args.spec = Job(fraction, GetParam());
-    args.spec.steps = 6;
-    args.spec.evaluation_every = 0;
-    args.spec.checkpoint.every_steps = 3;
-    args.ranks = ranks;
-    args.epoch = ++epoch_;
-    args.checkpoint_root = absl::StrCat(folder_, "/store-", epoch_);
-    return args;
-  }
-  static EpochArgs From(const EpochOutcome& whole, EpochArgs args) {
-    args.restore_path = whole.committed.at(3);
-    args.first_step = 3;
-    return args;
-  }
-  static EpochOutcome RunWell(const EpochArgs& args) {
-    EpochOutcome outcome = RunEpoch(args);
-    for (const absl::Status& result : outcome.results) {
-      EXPECT_TRUE(result.ok()) << result;
-    }
-    EXPECT_TRUE(outcome.commit_errors.empty());
-    return outcome;
-  }
-  static Sha256Digest DigestOf(const std::string& directory) {
-    const std::filesystem::path path(directory);
-    const store::FileStore store(path.parent_path().string());
-    const auto opened = store::CommittedStep::Open(&store, path.filename().string());
-    return opened.value().manifest().state_digest;
+    return runs_.Whole(Job(fraction, GetParam()), ranks);
   }
 
-  int64_t epoch_ = 0;
+  ResumeRuns runs_{folder_};
 };
 INSTANTIATE_TEST_SUITE_P(
     Forms,
@@ -290,20 +260,11 @@ INSTANTIATE_TEST_SUITE_P(
 // All state on disks of four ranks, then all in memory of two, and back.
 TEST_P(OffloadSaves, GoOnAtAnotherFractionOnAnotherNumberOfRanks) {
   const EpochOutcome memory = RunWell(Epoch(0, 4));
-  ASSERT_EQ(memory.steps.size(), 6u);
   const EpochOutcome disk = RunWell(Epoch(1, 4));
-  EXPECT_EQ(DigestOf(disk.committed.at(3)), DigestOf(memory.committed.at(3)));
-  const auto expect_end = [&](const EpochOutcome& resumed) {
-    EXPECT_EQ(DigestOf(resumed.committed.at(6)), DigestOf(memory.committed.at(6)));
-    ASSERT_EQ(resumed.steps.size(), 3u);
-    for (size_t i = 0; i < 3; ++i) {
-      EXPECT_EQ(std::bit_cast<uint32_t>(resumed.steps[i].loss),
-                std::bit_cast<uint32_t>(memory.steps[i + 3].loss));
-    }
-  };
-  expect_end(RunWell(From(disk, Epoch(0, 2))));
-  expect_end(RunWell(From(memory, Epoch(1, 2))));
-  expect_end(RunWell(From(RunWell(Epoch(0.37, 2)), Epoch(1, 4))));
+  ExpectSameStart(RunWell(ResumeRuns::ReadBack(disk, Epoch(0, 1))), memory);
+  ExpectSameEnd(RunWell(ResumeRuns::From(disk, Epoch(0, 2))), memory);
+  ExpectSameEnd(RunWell(ResumeRuns::From(memory, Epoch(1, 2))), memory);
+  ExpectSameEnd(RunWell(ResumeRuns::From(RunWell(Epoch(0.37, 2)), Epoch(1, 4))), memory);
   ExpectNoFiles();
 }
 

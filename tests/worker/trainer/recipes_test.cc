@@ -3,7 +3,6 @@
 
 #include "common/model/recipes.h"
 
-#include <bit>
 #include <filesystem>
 #include <limits>
 #include <map>
@@ -14,33 +13,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "common/store/committed_step.h"
-#include "common/store/file_store.h"
-#include "common/store/step_verifier.h"
-#include "tests/testing/fake_supervisor.h"
+#include "tests/testing/recipe_cases.h"
+#include "tests/testing/resume_runs.h"
 #include "tests/testing/strategy_cases.h"
 
 namespace ravel::trainer {
 namespace {
 
 using plan::Recipe;
-
-struct RecipeForm {
-  const char* name;
-  Recipe recipe;
-};
-constexpr RecipeForm kRecipes[] = {{"delayed", Recipe::kDelayed},
-                                   {"current", Recipe::kCurrent},
-                                   {"fp8_block", Recipe::kFloat8Block},
-                                   {"mxfp8", Recipe::kMxFp8},
-                                   {"nvfp4", Recipe::kNvFp4}};
-
-constexpr int64_t kHistory = 3;  // shorter than the runs
-
-void UseRecipe(Recipe recipe, plan::JobSpec& spec) {
-  spec.compute = plan::ComputeType::kBF16;
-  spec.recipe = {.recipe = recipe, .keep_bf16 = {}, .history = kHistory};
-}
 
 class Recipes : public ::testing::TestWithParam<RecipeForm> {
  protected:
@@ -61,48 +41,13 @@ class Recipes : public ::testing::TestWithParam<RecipeForm> {
     args.options.poison = true;
     return Record(args);
   }
-  EpochArgs Epoch(int ranks) {
-    EpochArgs args;
-    args.spec = Job();
-    args.spec.steps = 6;
-    args.spec.evaluation_every = 0;
-    args.spec.checkpoint.every_steps = 3;
-    args.ranks = ranks;
-    args.epoch = ++epoch_;
-    args.checkpoint_root = absl::StrCat(folder_, "/store-", epoch_);
-    return args;
-  }
-  static EpochArgs From(const EpochOutcome& whole, EpochArgs args) {
-    args.restore_path = whole.committed.at(3);
-    args.first_step = 3;
-    return args;
-  }
-  static EpochOutcome RunWell(const EpochArgs& args) {
-    EpochOutcome outcome = RunEpoch(args);
-    for (const absl::Status& result : outcome.results) {
-      EXPECT_TRUE(result.ok()) << result;
-    }
-    EXPECT_TRUE(outcome.commit_errors.empty());
-    return outcome;
-  }
-  static ckpt::Manifest ManifestOf(const std::string& directory) {
-    const std::filesystem::path path(directory);
-    const store::FileStore store(path.parent_path().string());
-    return store::CommittedStep::Open(&store, path.filename().string()).value().manifest();
-  }
-  static void ExpectSameLosses(const EpochOutcome& resumed, const EpochOutcome& whole) {
-    ASSERT_EQ(resumed.steps.size(), 3u);
-    for (size_t i = 0; i < 3; ++i) {
-      EXPECT_EQ(std::bit_cast<uint32_t>(resumed.steps[i].loss),
-                std::bit_cast<uint32_t>(whole.steps[i + 3].loss));
-    }
-  }
+  EpochArgs Epoch(int ranks) { return runs_.Whole(Job(), ranks); }
 
   const std::string folder_ =
       absl::StrCat(::testing::TempDir(), "/ravel_recipes_", GetParam().name);
-  int64_t epoch_ = 0;
+  ResumeRuns runs_{folder_};
 };
-INSTANTIATE_TEST_SUITE_P(Five, Recipes, ::testing::ValuesIn(kRecipes), [](const auto& tested) {
+INSTANTIATE_TEST_SUITE_P(Five, Recipes, ::testing::ValuesIn(kRecipeForms), [](const auto& tested) {
   return std::string(tested.param.name);
 });
 
@@ -168,60 +113,19 @@ TEST_P(Recipes, LossesFollowThoseOfBf16) {
   EXPECT_LT(quantized.steps.back().loss, quantized.steps.front().loss);
 }
 
-// State digests cover main weights, moments, delayed scales and histories. Fails where a load
-// leaves a parameter out, or makes a scale of its own.
-TEST_P(Recipes, ReshardFourToTwo) {
-  const EpochOutcome whole = RunWell(Epoch(4));
-  ASSERT_EQ(whole.steps.size(), 6u);
-  const ckpt::Manifest end = ManifestOf(whole.committed.at(6));
-  for (const int ranks : {2, 1, 3}) {
-    EpochArgs read = From(whole, Epoch(ranks));
-    read.first_step = 0;
-    read.save_at_start = true;
-    EXPECT_EQ(ManifestOf(RunWell(read).committed.at(0)).state_digest,
-              ManifestOf(whole.committed.at(3)).state_digest)
-        << "read on " << ranks;
-    const EpochOutcome resumed = RunWell(From(whole, Epoch(ranks)));
-    EXPECT_EQ(ManifestOf(resumed.committed.at(6)).state_digest, end.state_digest)
-        << "trained on " << ranks;
-    ExpectSameLosses(resumed, whole);
-  }
-}
-
-TEST_P(Recipes, ReshardFourToTwoInEveryStateTypeAndFormOfMainWeights) {
-  for (const plan::StateTypes& states : {plan::kBf16States, plan::kFp8States}) {
-    for (const plan::MainWeightForm form :
-         {plan::MainWeightForm::kF32, plan::MainWeightForm::kBF16Remainder}) {
-      const auto with = [&](EpochArgs args) {
-        args.spec.optimizer.state_types = states;
-        args.spec.optimizer.main_weights = form;
-        return args;
-      };
-      const EpochOutcome whole = RunWell(with(Epoch(4)));
-      ASSERT_EQ(whole.steps.size(), 6u);
-      const EpochOutcome resumed = RunWell(From(whole, with(Epoch(2))));
-      EXPECT_EQ(ManifestOf(resumed.committed.at(6)).state_digest,
-                ManifestOf(whole.committed.at(6)).state_digest);
-      ExpectSameLosses(resumed, whole);
-    }
-  }
-}
-
-TEST_P(Recipes, ASaveVerifiesAndHasDelayedScalesAsTensors) {
+TEST_P(Recipes, QuantStateIsTypedTensors) {
   const EpochOutcome whole = RunWell(Epoch(2));
   const std::string directory = whole.committed.at(6);
   int64_t histories = 0;
   for (const ckpt::TensorRecord& tensor : ManifestOf(directory).tensors) {
     if (tensor.role == ckpt::TensorRole::kAmax) {
       ++histories;
-      EXPECT_EQ(tensor.shape, (Shape{plan::kSlotsPerDomain, kHistory})) << tensor.name;
+      EXPECT_EQ(tensor.shape, (Shape{plan::kSlotsPerDomain, kCaseHistory})) << tensor.name;
       EXPECT_TRUE(tensor.name.ends_with(".amax_history")) << tensor.name;
     }
   }
   EXPECT_EQ(histories, GetParam().recipe == Recipe::kDelayed ? 14 : 0);
-  const std::filesystem::path path(directory);
-  const store::FileStore store(path.parent_path().string());
-  EXPECT_TRUE(store::VerifyStep(store, path.filename().string(), store::VerifyDepth::kDeep).ok());
+  ExpectVerifies(directory);
 }
 
 // A NaN in an embedding reaches every gemm: codes would saturate it, the step must not be applied.
@@ -240,7 +144,7 @@ TEST_P(Recipes, ASkippedStepChangesNothing) {
     std::vector<float> after;
     const auto state = [&](std::vector<float>& to) {
       const int64_t slots = engine.quant()->layout().slots;
-      to.resize(static_cast<size_t>(slots * (1 + kHistory)));
+      to.resize(static_cast<size_t>(slots * (1 + kCaseHistory)));
       if (slots > 0) {
         engine.quant()->ReadState(
             plan::StateRole::kCastScale, 0, std::span(to).first(static_cast<size_t>(slots)));
@@ -275,28 +179,9 @@ TEST(RecipeChanges, AreRefusedUnlessAllowed) {
   UseRecipe(Recipe::kCurrent, first);
   plan::JobSpec second = first;
   UseRecipe(Recipe::kDelayed, second);
-  EpochArgs args;
-  args.spec = first;
-  args.spec.steps = 3;
-  args.spec.evaluation_every = 0;
-  args.spec.checkpoint.every_steps = 3;
-  args.ranks = 2;
-  args.epoch = 1;
-  args.checkpoint_root = absl::StrCat(folder, "/a");
-  const EpochOutcome saved = RunEpoch(args);
-  ASSERT_EQ(saved.committed.count(3), 1u);
-  args.spec = second;
-  args.spec.steps = 6;
-  args.spec.evaluation_every = 0;
-  args.spec.checkpoint.every_steps = 3;
-  args.epoch = 2;
-  args.checkpoint_root = absl::StrCat(folder, "/b");
-  args.restore_path = saved.committed.at(3);
-  args.first_step = 3;
-  const EpochOutcome other = RunEpoch(args);
-  for (const absl::Status& result : other.results) {
-    EXPECT_TRUE(result.ok()) << result;
-  }
+  ResumeRuns runs(folder);
+  const EpochOutcome saved = RunWell(runs.Whole(first, 2));
+  const EpochOutcome other = RunWell(ResumeRuns::From(saved, runs.Whole(second, 2)));
   ASSERT_EQ(other.steps.size(), 3u);
   EXPECT_LT(other.steps.back().loss, saved.steps.front().loss);
   std::filesystem::remove_all(folder);

@@ -1,7 +1,6 @@
 // States of the optimizer in every type: the same bits on any number of ranks and under every
 // strategy, and saves that go on elsewhere with the codes and scales that they hold.
 
-#include <bit>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -12,10 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "common/store/committed_step.h"
-#include "common/store/file_store.h"
-#include "common/store/step_verifier.h"
-#include "tests/testing/fake_supervisor.h"
+#include "tests/testing/resume_runs.h"
 #include "tests/testing/strategy_cases.h"
 
 namespace ravel::trainer {
@@ -35,39 +31,11 @@ class StateTypes : public ::testing::TestWithParam<const char*> {
     spec.optimizer.state_types = types();
     return spec;
   }
-  EpochArgs Epoch(int ranks) {
-    EpochArgs args;
-    args.spec = Job();
-    args.spec.steps = 6;
-    args.spec.evaluation_every = 0;
-    args.spec.checkpoint.every_steps = 3;
-    args.ranks = ranks;
-    args.epoch = ++epoch_;
-    args.checkpoint_root = absl::StrCat(folder_, "/store-", epoch_);
-    return args;
-  }
-  static EpochArgs From(const EpochOutcome& whole, EpochArgs args) {
-    args.restore_path = whole.committed.at(3);
-    args.first_step = 3;
-    return args;
-  }
-  static EpochOutcome RunWell(const EpochArgs& args) {
-    EpochOutcome outcome = RunEpoch(args);
-    for (const absl::Status& result : outcome.results) {
-      EXPECT_TRUE(result.ok()) << result;
-    }
-    EXPECT_TRUE(outcome.commit_errors.empty());
-    return outcome;
-  }
-  static ckpt::Manifest ManifestOf(const std::string& directory) {
-    const std::filesystem::path path(directory);
-    const store::FileStore store(path.parent_path().string());
-    return store::CommittedStep::Open(&store, path.filename().string()).value().manifest();
-  }
+  EpochArgs Epoch(int ranks) { return runs_.Whole(Job(), ranks); }
 
   const std::string folder_ = absl::StrCat(
       ::testing::TempDir(), "/ravel_state_types_", absl::StrReplaceAll(GetParam(), {{",", "_"}}));
-  int64_t epoch_ = 0;
+  ResumeRuns runs_{folder_};
 };
 INSTANTIATE_TEST_SUITE_P(Forms,
                          StateTypes,
@@ -106,25 +74,12 @@ TEST_P(StateTypes, EveryStrategyGivesTheSameBits) {
 
 // The state digest covers every tensor in the type in which it lives, codes and scales, and no
 // layout: fails where a code is decoded and made again.
-TEST_P(StateTypes, ReshardFourToTwo) {
+TEST_P(StateTypes, StateCodesReshardUnchanged) {
   const EpochOutcome whole = RunWell(Epoch(4));
-  ASSERT_EQ(whole.steps.size(), 6u);
-  const ckpt::Manifest end = ManifestOf(whole.committed.at(6));
   for (const int ranks : {2, 1, 3}) {
-    EpochArgs read = From(whole, Epoch(ranks));
-    read.first_step = 0;
-    read.save_at_start = true;
-    EXPECT_EQ(ManifestOf(RunWell(read).committed.at(0)).state_digest,
-              ManifestOf(whole.committed.at(3)).state_digest)
-        << "read on " << ranks;
-    const EpochOutcome resumed = RunWell(From(whole, Epoch(ranks)));
-    EXPECT_EQ(ManifestOf(resumed.committed.at(6)).state_digest, end.state_digest)
-        << "trained on " << ranks;
-    ASSERT_EQ(resumed.steps.size(), 3u);
-    for (size_t i = 0; i < 3; ++i) {
-      EXPECT_EQ(std::bit_cast<uint32_t>(resumed.steps[i].loss),
-                std::bit_cast<uint32_t>(whole.steps[i + 3].loss));
-    }
+    SCOPED_TRACE(ranks);
+    ExpectSameStart(RunWell(ResumeRuns::ReadBack(whole, Epoch(ranks))), whole);
+    ExpectSameEnd(RunWell(ResumeRuns::From(whole, Epoch(ranks))), whole);
   }
 }
 
@@ -149,14 +104,12 @@ TEST_P(StateTypes, ASaveHasStatesAsTheyLiveAndTheirScales) {
   const auto scales = [&](DType type) { return type == DType::kF8E4M3 ? parameters : 0; };
   EXPECT_EQ(count(plan::StateRole::kExpAvgScale), scales(types().mean));
   EXPECT_EQ(count(plan::StateRole::kExpAvgSqScale), scales(types().square));
-  const std::filesystem::path path(directory);
-  const store::FileStore store(path.parent_path().string());
-  EXPECT_TRUE(store::VerifyStep(store, path.filename().string(), store::VerifyDepth::kDeep).ok());
+  ExpectVerifies(directory);
 }
 
 TEST_P(StateTypes, AWiderJobOpensItAndAnFp8JobRefusesWhatItWouldRound) {
   const EpochOutcome narrow = RunWell(Epoch(2));
-  EpochArgs wide = From(narrow, Epoch(3));
+  EpochArgs wide = ResumeRuns::From(narrow, Epoch(3));
   wide.spec.optimizer.state_types = {};
   const EpochOutcome widened = RunWell(wide);
   ASSERT_EQ(widened.steps.size(), 3u);
@@ -165,7 +118,7 @@ TEST_P(StateTypes, AWiderJobOpensItAndAnFp8JobRefusesWhatItWouldRound) {
   EXPECT_NEAR(widened.steps[2].loss, narrow.steps[5].loss, 0.01 * narrow.steps[5].loss);
   EpochArgs fp32 = Epoch(1);
   fp32.spec.optimizer.state_types = {};
-  const EpochOutcome refused = RunEpoch(From(RunWell(fp32), Epoch(1)));
+  const EpochOutcome refused = RunEpoch(ResumeRuns::From(RunWell(fp32), Epoch(1)));
   ASSERT_FALSE(refused.results.empty());
   EXPECT_THAT(std::string(refused.results.front().message()),
               ::testing::HasSubstr("training.optimizer.stateDtype: expected fp32, got "));

@@ -2,6 +2,7 @@
 
 #include "common/plan/layout/quant_layout.h"
 
+#include <algorithm>
 #include <functional>
 #include <set>
 #include <string>
@@ -14,6 +15,8 @@
 #include "common/plan/numerics.h"
 #include "common/plan/plan_proto.h"
 #include "common/plan/program/buffer_index.h"
+#include "common/plan/report/plan_printer.h"
+#include "common/plan/report/plan_report.h"
 #include "common/plan/report/wire_table.h"
 #include "tests/common/plan/plan_testing.h"
 
@@ -148,6 +151,89 @@ TEST_P(QuantLayoutOfRecipe, TheCheckerRefusesCodesOfOldScalesAndWeights) {
       fails([&](StepProgram& program) {
         each(program, OpCode::kRefreshWeights, [](Instruction& at) { at.operands.pop_back(); });
       }).ok());
+}
+
+// The cuts of all strategies: their axes have other names and other sizes.
+std::vector<JobSpec> OfEachStrategy(const JobSpec& base) {
+  std::vector<JobSpec> specs;
+  for (const Strategy strategy :
+       {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGrads, Strategy::kOptimGradsParams}) {
+    specs.push_back(base);
+    specs.back().strategy = strategy;
+  }
+  for (const Strategy between : {Strategy::kNoShard, Strategy::kOptim}) {
+    specs.push_back(base);
+    specs.back().replicas = 2;
+    specs.back().replicate_strategy = between;
+  }
+  return specs;
+}
+
+// Whoever stores a row is in the group that reduces amaxes, whatever the axes are that cut it.
+TEST_P(QuantLayoutOfRecipe, AmaxGroupFromOwnersAnyAxisNames) {
+  for (const JobSpec& spec : OfEachStrategy(testing::RecipeSpecOf(GetParam().recipe))) {
+    const ShardingPlan plan = RecipePlan(spec, 4, false);
+    ASSERT_GE(plan.moves.amax, 0);
+    const std::vector<std::string>& axes = plan.moves.moves[plan.moves.amax].axes;
+    const std::vector<int64_t> members = plan.mesh.GroupOf(0, axes);
+    std::set<std::string> known;
+    for (const MeshAxis& axis : plan.mesh.axes()) {
+      known.insert(axis.name);
+    }
+    for (const std::string& axis : axes) {
+      EXPECT_TRUE(known.contains(axis)) << axis;
+    }
+    for (const GroupId group : plan.groups.ids()) {
+      for (int64_t rank = 0; rank < plan.ranks; ++rank) {
+        const bool owner =
+            plan.groups[group].recipe != Recipe::kNone && !StoredPieces(plan, group, rank).empty();
+        EXPECT_TRUE(!owner || std::count(members.begin(), members.end(), rank) == 1)
+            << plan.mesh.Text() << " rank " << rank;
+      }
+    }
+  }
+}
+
+// Buffers of state have the elements that a rank stores, in their type: neither all of a tensor nor
+// those of another rank.
+TEST_P(QuantLayoutOfRecipe, StateBytesEqualShardBytes) {
+  for (const StateTypes& types : {kF32States, kBf16States, kFp8States}) {
+    for (JobSpec spec : OfEachStrategy(testing::RecipeSpecOf(GetParam().recipe))) {
+      spec.optimizer.state_types = types;
+      const ShardingPlan plan = RecipePlan(spec, 4, false);
+      for (const GroupId group : plan.groups.ids()) {
+        const ElementRange stored = StoredRange(plan, group, 0);
+        for (int slot = 0; slot < 2; ++slot) {
+          const BufferId state =
+              FindBuffer(plan.buffers, {.kind = BufferKind::kState, .owner = group, .slot = slot});
+          ASSERT_GE(state, 0);
+          const DType type = slot == 0 ? types.mean : types.square;
+          EXPECT_EQ(plan.buffers[state].bytes, (stored.end - stored.begin) * DTypeBytes(type));
+        }
+      }
+    }
+  }
+}
+
+// What is not trained has no main weight, and so no recipe.
+TEST(RecipePlans, RefuseQuantizedWithoutMain) {
+  JobSpec spec = testing::RecipeSpecOf(Recipe::kCurrent);
+  spec.freeze = {"model.layers.0.*"};
+  ShardingPlan plan = RecipePlan(spec, 2);
+  IdVector<TensorId, Recipe> recipes(plan.inventory.tensors.size(), Recipe::kNone);
+  const TensorId frozen = plan.inventory.FindTensor("model.layers.0.mlp.up_proj.weight");
+  ASSERT_GE(frozen, 0);
+  EXPECT_EQ(plan.inventory.tensors[frozen].recipe, Recipe::kNone);
+  recipes[frozen] = Recipe::kCurrent;
+  EXPECT_THAT(std::string(SetRecipes(recipes, plan.inventory).message()),
+              HasSubstr("model.layers.0.mlp.up_proj.weight: no recipe quantizes such a tensor"));
+}
+
+// A plan that decodes before it multiplies says so where people read it.
+TEST_P(QuantLayoutOfRecipe, EmulationMustBeNamed) {
+  const ShardingPlan plan = RecipePlan(testing::RecipeSpecOf(GetParam().recipe), 2);
+  EXPECT_EQ(ReportRecipe(plan).path, "cpu_reference");
+  EXPECT_THAT(PlanSummary(plan), HasSubstr("cpu_reference"));
 }
 
 TEST(RecipePlans, AreRefusedWithFieldAndTensor) {

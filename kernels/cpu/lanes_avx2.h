@@ -14,29 +14,46 @@ struct Avx2Lanes {
   using I = __m256i;
   using Mask = __m256i;  // all ones where true
   static constexpr int64_t kLanes = 8;
+  // Vectors of draws that fit in the registers beside each other: while a round of one waits for
+  // its products, others multiply.
+  static constexpr int64_t kDrawVectors = 2;
 
   static F Set(float x) { return _mm256_set1_ps(x); }
   static I Set(uint32_t x) { return _mm256_set1_epi32(static_cast<int32_t>(x)); }
   static F Load(const float* p) { return _mm256_loadu_ps(p); }
   static void Store(float* p, F x) { _mm256_storeu_ps(p, x); }
-  // Narrow integers, widened; the low bits of lanes, narrowed.
+  // Words of 16 bits, widened; the low words of lanes, which are below 2^16.
   static I Load(const uint16_t* p) {
     return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
-  static I Load(const uint8_t* p) {
-    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-  }
-  // Lanes are below 2^16.
   static void Store(uint16_t* p, I x) {
     const I pairs = _mm256_packus_epi32(x, x);
     const I packed = _mm256_permute4x64_epi64(pairs, 0b1000);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
   }
-  // Lanes are below 2^8.
-  static void Store(uint8_t* p, I x) {
-    const __m128i pairs =
-        _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(pairs, pairs));
+  // A whole register, as it is in memory.
+  static I LoadAll(const void* p) { return _mm256_loadu_si256(static_cast<const I*>(p)); }
+  static void StoreAll(void* p, I x) { _mm256_storeu_si256(static_cast<I*>(p), x); }
+  // 2 kLanes bytes, as words; words that are below 2^8.
+  static I LoadBytes(const uint8_t* p) {
+    return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static void StoreBytes(uint8_t* p, I words) {
+    const I packed = _mm256_permute4x64_epi64(_mm256_packus_epi16(words, words), 0b1000);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+  }
+  // 2 kLanes floats: those of even index and those of odd index.
+  static void LoadPairs(const float* p, F& even, F& odd) {
+    const F low = Load(p);
+    const F high = Load(p + kLanes);
+    even = InOrder(_mm256_shuffle_ps(low, high, 0b10001000));
+    odd = InOrder(_mm256_shuffle_ps(low, high, 0b11011101));
+  }
+  static void StorePairs(float* p, F even, F odd) {
+    const F low = _mm256_unpacklo_ps(even, odd);
+    const F high = _mm256_unpackhi_ps(even, odd);
+    Store(p, _mm256_permute2f128_ps(low, high, 0x20));
+    Store(p + kLanes, _mm256_permute2f128_ps(low, high, 0x31));
   }
 
   static F AsFloat(I x) { return _mm256_castsi256_ps(x); }
@@ -47,6 +64,9 @@ struct Avx2Lanes {
   static F Add(F a, F b) { return _mm256_add_ps(a, b); }
   static F Sub(F a, F b) { return _mm256_sub_ps(a, b); }
   static F Mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  static F Div(F a, F b) { return _mm256_div_ps(a, b); }
+  static F Sqrt(F x) { return _mm256_sqrt_ps(x); }
+  static F Fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static I Add(I a, I b) { return _mm256_add_epi32(a, b); }
   static I Sub(I a, I b) { return _mm256_sub_epi32(a, b); }
   static I And(I a, I b) { return _mm256_and_si256(a, b); }
@@ -69,12 +89,40 @@ struct Avx2Lanes {
   static Mask Both(Mask a, Mask b) { return And(a, b); }
   static I Select(Mask mask, I yes, I no) { return _mm256_blendv_epi8(no, yes, mask); }
   static F Select(Mask mask, F yes, F no) { return _mm256_blendv_ps(no, yes, AsFloat(mask)); }
-  static I AddWhere(Mask mask, I x, uint32_t addend) { return Add(x, And(mask, Set(addend))); }
+  static I AddWhere(Mask mask, I x, I addend) { return Add(x, And(mask, addend)); }
+  // Compares without signs.
+  static bool AnyAbove(I x, I most) {
+    const I fits = _mm256_cmpeq_epi32(_mm256_min_epu32(x, most), x);
+    return _mm256_movemask_epi8(fits) != -1;
+  }
+  // x + addend where `bit` of `bits` is set.
+  static I AddWhereSet(I bit, I bits, I x, I addend) {
+    return AddWhere(_mm256_cmpeq_epi32(And(bits, bit), bit), x, addend);
+  }
+  static Mask IsNan(F x) { return AsInt(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)); }
+  // The bits of `yes` where `mask` has ones.
+  static I Merge(I mask, I yes, I no) { return Or(And(mask, yes), _mm256_andnot_si256(mask, no)); }
+  // The high words of lanes of `high`, the low ones of `low`.
+  static I MergeHigh(I high, I low) { return _mm256_blend_epi16(low, high, 0b10101010); }
+  // Of words of 16 bits.
+  static I SubWords(I a, I b) { return _mm256_sub_epi16(a, b); }
+  template <int kBits>
+  static I RightWords(I x) {
+    return _mm256_srli_epi16(x, kBits);
+  }
+  // True where a word is the same in both.
+  static bool AnyWord(I x, I y) { return _mm256_movemask_epi8(_mm256_cmpeq_epi16(x, y)) != 0; }
   static uint32_t ReduceMax(I x) {
     __m128i most = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
     most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0b01001110));
     most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0b10110001));
     return static_cast<uint32_t>(_mm_cvtsi128_si32(most));
+  }
+
+  // A constant in a register, where the compiler would read it from memory each time.
+  static I Held(I x) {
+    asm("" : "+x"(x));  // NOLINT(hicpp-no-assembler)
+    return x;
   }
 
   // The same registers as half as many 64-bit lanes.
@@ -84,11 +132,15 @@ struct Avx2Lanes {
   }
   // Product of the low halves.
   static I MulWide(I a, I b) { return _mm256_mul_epu32(a, b); }
-  static I HighHalf(I x) { return _mm256_srli_epi64(x, 32); }
   static I SwapHalves(I x) { return _mm256_shuffle_epi32(x, 0b10110001); }
   static I Xor(I a, I b) { return _mm256_xor_si256(a, b); }
   static I Xor(I a, I b, I c) { return _mm256_xor_si256(_mm256_xor_si256(a, b), c); }
-  static void Store(uint64_t* p, I x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
+
+ private:
+  // Two floats of the first half, two of the second, and so on: a half each.
+  static F InOrder(F x) {
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(x), 0b11011000));
+  }
 };
 
 }  // namespace ravel::kernels::cpu

@@ -1,6 +1,6 @@
 #pragma once
 
-// Avx2Lanes with sixteen lanes of AVX-512 F. Only files compiled with AVX-512 include this.
+// Avx2Lanes with sixteen lanes of AVX-512 F and BW. Only files compiled with AVX-512 include this.
 
 #include <cstdint>
 
@@ -13,6 +13,7 @@ struct Avx512Lanes {
   using I = __m512i;
   using Mask = __mmask16;
   static constexpr int64_t kLanes = 16;
+  static constexpr int64_t kDrawVectors = 4;
 
   static F Set(float x) { return _mm512_set1_ps(x); }
   static I Set(uint32_t x) { return _mm512_set1_epi32(static_cast<int32_t>(x)); }
@@ -21,14 +22,27 @@ struct Avx512Lanes {
   static I Load(const uint16_t* p) {
     return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
-  static I Load(const uint8_t* p) {
-    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  }
   static void Store(uint16_t* p, I x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
   }
-  static void Store(uint8_t* p, I x) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
+  static I LoadAll(const void* p) { return _mm512_loadu_si512(p); }
+  static void StoreAll(void* p, I x) { _mm512_storeu_si512(p, x); }
+  static I LoadBytes(const uint8_t* p) {
+    return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static void StoreBytes(uint8_t* p, I words) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi16_epi8(words));
+  }
+  static void LoadPairs(const float* p, F& even, F& odd) {
+    const F low = Load(p);
+    const F high = Load(p + kLanes);
+    even = _mm512_permutex2var_ps(low, Numbers(0, 2), high);
+    odd = _mm512_permutex2var_ps(low, Numbers(1, 2), high);
+  }
+  static void StorePairs(float* p, F even, F odd) {
+    const I first = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    Store(p, _mm512_permutex2var_ps(even, first, odd));
+    Store(p + kLanes, _mm512_permutex2var_ps(even, Add(first, Set(8u)), odd));
   }
 
   static F AsFloat(I x) { return _mm512_castsi512_ps(x); }
@@ -39,6 +53,9 @@ struct Avx512Lanes {
   static F Add(F a, F b) { return _mm512_add_ps(a, b); }
   static F Sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static F Div(F a, F b) { return _mm512_div_ps(a, b); }
+  static F Sqrt(F x) { return _mm512_sqrt_ps(x); }
+  static F Fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static I Add(I a, I b) { return _mm512_add_epi32(a, b); }
   static I Sub(I a, I b) { return _mm512_sub_epi32(a, b); }
   static I And(I a, I b) { return _mm512_and_si512(a, b); }
@@ -59,21 +76,41 @@ struct Avx512Lanes {
   static Mask Both(Mask a, Mask b) { return static_cast<Mask>(a & b); }
   static I Select(Mask mask, I yes, I no) { return _mm512_mask_mov_epi32(no, mask, yes); }
   static F Select(Mask mask, F yes, F no) { return _mm512_mask_mov_ps(no, mask, yes); }
-  static I AddWhere(Mask mask, I x, uint32_t addend) {
-    return _mm512_mask_add_epi32(x, mask, x, Set(addend));
+  static I AddWhere(Mask mask, I x, I addend) { return _mm512_mask_add_epi32(x, mask, x, addend); }
+  static bool AnyAbove(I x, I most) { return _mm512_cmpgt_epu32_mask(x, most) != 0; }
+  static I AddWhereSet(I bit, I bits, I x, I addend) {
+    return AddWhere(_mm512_test_epi32_mask(bits, bit), x, addend);
   }
+  static Mask IsNan(F x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
+  static I Merge(I mask, I yes, I no) { return _mm512_ternarylogic_epi32(mask, yes, no, 0xCA); }
+  static I MergeHigh(I high, I low) { return _mm512_mask_blend_epi16(0xAAAAAAAAu, low, high); }
+  static I SubWords(I a, I b) { return _mm512_sub_epi16(a, b); }
+  template <int kBits>
+  static I RightWords(I x) {
+    return _mm512_srli_epi16(x, kBits);
+  }
+  static bool AnyWord(I x, I y) { return _mm512_cmpeq_epi16_mask(x, y) != 0; }
   static uint32_t ReduceMax(I x) { return static_cast<uint32_t>(_mm512_reduce_max_epi32(x)); }
 
+  static I Held(I x) {
+    asm("" : "+v"(x));  // NOLINT(hicpp-no-assembler)
+    return x;
+  }
   static I Set64(uint64_t x) { return _mm512_set1_epi64(static_cast<int64_t>(x)); }
   static I Count64(uint64_t first) {
     return _mm512_add_epi64(Set64(first), _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
   }
   static I MulWide(I a, I b) { return _mm512_mul_epu32(a, b); }
-  static I HighHalf(I x) { return _mm512_srli_epi64(x, 32); }
   static I SwapHalves(I x) { return _mm512_shuffle_epi32(x, _MM_PERM_CDAB); }
   static I Xor(I a, I b) { return _mm512_xor_si512(a, b); }
   static I Xor(I a, I b, I c) { return _mm512_ternarylogic_epi32(a, b, c, 0x96); }
-  static void Store(uint64_t* p, I x) { _mm512_storeu_si512(p, x); }
+
+ private:
+  // first, first + step, ...
+  static I Numbers(int first, int step) {
+    const I count = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    return Add(_mm512_mullo_epi32(count, _mm512_set1_epi32(step)), _mm512_set1_epi32(first));
+  }
 };
 
 }  // namespace ravel::kernels::cpu

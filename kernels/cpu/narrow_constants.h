@@ -1,0 +1,42 @@
+#pragma once
+
+// Integers of narrow_vectors.h that loops of vectors read from memory. As literals, compilers move
+// each into a vector from a scalar register in every turn of a loop, which costs as much as two
+// operations; a load is free there.
+
+#include <cstdint>
+
+namespace ravel::kernels::cpu {
+
+struct NarrowConstants {
+  uint32_t one = 1;
+  uint32_t bit16 = 1u << 16;
+  uint32_t low_word = 0x0000FFFFu;
+  uint32_t high_word = 0xFFFF0000u;
+  uint32_t magnitude = 0x7FFFFFFFu;
+  // Rounding to bf16.
+  uint32_t half = 0x8000u;
+  uint32_t below_half = 0x7FFFu;
+  uint32_t nan = 0x7FFF0000u;
+  uint32_t largest = 0x7F7F0000u;
+  // E4M3: of a float's bits, the code and what is behind it; of words, codes.
+  uint32_t code_bits = 0x07F00000u;
+  uint32_t draw_bits = 0x000FFFF0u;
+  uint32_t codes = 0x007F007Fu;
+  uint32_t signs = 0x00800080u;
+  uint32_t top_code_bits = 0x00400040u;
+  uint32_t smallest_normal = 0x3C800000u;
+  uint32_t normal_range = 0x07600000u;  // from there to 448
+  uint32_t rebias_words = 0x03C003C0u;
+  // Roots of squares.
+  uint32_t one_float = 0x3F800000u;
+  uint32_t smallest_root = 0x3C900000u;
+  uint32_t grid = 0xFFF00000u;
+  uint32_t code = 0x00100000u;
+  uint32_t minus_code = 0xFFF00000u;
+  uint32_t largest_root = 0x43E00000u;
+};
+
+extern const NarrowConstants kNarrow;
+
+}  // namespace ravel::kernels::cpu

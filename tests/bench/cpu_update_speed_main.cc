@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -224,9 +225,20 @@ uint64_t Stream(const Tensor& tensor, int64_t begin, int64_t count) {
   return StreamOf(data.data(), access.data(), bytes.data(), data.size(), begin, count);
 }
 
+double ThreadSeconds() {
+  timespec now = {};
+  CHECK_MSG(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now) == 0, "the clock of a thread");
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
 // Seconds of `work` on equal parts in whole rows, from when all threads are there to when all are
-// done.
+// done. One thread: those in which it ran, whoever else shares its core.
 double Seconds(int threads, int64_t n, const std::function<void(int64_t, int64_t)>& work) {
+  if (threads == 1) {
+    const double start = ThreadSeconds();
+    work(0, n);
+    return ThreadSeconds() - start;
+  }
   std::barrier together(threads + 1);
   std::vector<std::thread> pool;
   const int64_t part = n / kRow / threads * kRow;

@@ -31,10 +31,11 @@ def measure(form, implementation, threads, elements):
         parameter.grad = ((torch.arange(parameter.numel()) * 2654435761 % 2001 - 1000).float() * 1e-5).to(dtype)
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.0, **{implementation: True})
     seconds = []
+    clock = time.thread_time if threads == 1 else time.perf_counter  # one thread: the time in which it ran, as ours
     for _ in range(REPEATS + 1):
-        start = time.perf_counter()
+        start = clock()
         optimizer.step()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(clock() - start)
     return {"ns": 1e9 * statistics.median(seconds[1:]) / elements, "version": torch.__version__}
 
 

@@ -143,20 +143,32 @@ bool OffloadPipeline::MayMove(Way way) const {
              : fetched_ < std::min({chunks_.size(), updated_ + alive - 1, released_ + alive});
 }
 
-std::optional<size_t> OffloadPipeline::WaitForWork(Way way) {
-  MutexLock lock(mutex_);
-  while (!stopped_ && (!status_.ok() || !MayMove(way))) {
-    changed_.Wait(mutex_);
-  }
-  if (stopped_) {
+// One at a time goes each way.
+std::optional<size_t> OffloadPipeline::Claim(Way way) {
+  bool& moving = way == Way::kIn ? fetching_ : releasing_;
+  if (moving || !status_.ok() || !MayMove(way)) {
     return std::nullopt;
   }
+  moving = true;
   return way == Way::kIn ? fetched_ : released_;
 }
 
-void OffloadPipeline::Finish(Way way, absl::Status moved, double seconds) {
+std::optional<size_t> OffloadPipeline::WaitForWork(Way way) {
+  MutexLock lock(mutex_);
+  std::optional<size_t> chunk;
+  while (!stopped_ && !(chunk = Claim(way)).has_value()) {
+    changed_.Wait(mutex_);
+  }
+  return chunk;
+}
+
+void OffloadPipeline::Move(Way way, size_t chunk) {
+  const auto start = Clock::now();
+  absl::Status moved = way == Way::kIn ? Fetch(chunks_[chunk]) : Release(chunks_[chunk]);
+  const double seconds = SecondsSince(start);
   MutexLock lock(mutex_);
   ++(way == Way::kIn ? fetched_ : released_);
+  (way == Way::kIn ? fetching_ : releasing_) = false;
   times_.moving += seconds;
   status_.Update(moved);
   changed_.NotifyAll();
@@ -164,10 +176,9 @@ void OffloadPipeline::Finish(Way way, absl::Status moved, double seconds) {
 
 void OffloadPipeline::MoveAll(Way way) {
   pthread_setname_np(pthread_self(), way == Way::kIn ? "offload-in" : "offload-out");
+  FaultPoint("offload.thread").IgnoreError();  // only ever held
   for (auto chunk = WaitForWork(way); chunk.has_value(); chunk = WaitForWork(way)) {
-    const auto start = Clock::now();
-    absl::Status moved = way == Way::kIn ? Fetch(chunks_[*chunk]) : Release(chunks_[*chunk]);
-    Finish(way, std::move(moved), SecondsSince(start));
+    Move(way, *chunk);
   }
 }
 
@@ -181,14 +192,35 @@ void OffloadPipeline::BeginStep() {
   changed_.NotifyAll();
 }
 
+// What is not begun is done here: a thread that has no core would be waited for.
+absl::Status OffloadPipeline::HelpUntil(Way way, size_t moved) {
+  mutex_.Lock();
+  while ((way == Way::kIn ? fetched_ : released_) < moved && status_.ok()) {
+    Way next = Way::kIn;
+    std::optional<size_t> chunk = Claim(next);
+    if (!chunk.has_value()) {
+      next = Way::kOut;
+      chunk = Claim(next);
+    }
+    if (!chunk.has_value()) {
+      changed_.Wait(mutex_);
+      continue;
+    }
+    mutex_.Unlock();
+    Move(next, *chunk);
+    mutex_.Lock();
+  }
+  const absl::Status status = status_;
+  mutex_.Unlock();
+  return status;
+}
+
 absl::Status OffloadPipeline::WaitForChunk(size_t chunk) {
   const auto start = Clock::now();
+  const absl::Status status = HelpUntil(Way::kIn, chunk + 1);
   MutexLock lock(mutex_);
-  while (fetched_ <= chunk && status_.ok()) {
-    changed_.Wait(mutex_);
-  }
   times_.waiting += SecondsSince(start);
-  return status_;
+  return status;
 }
 
 absl::Status OffloadPipeline::UpdateInline(const Chunk& chunk, const UpdateChunk& update) {
@@ -236,11 +268,12 @@ absl::Status OffloadPipeline::Drain() {
   if (!overlaps()) {
     return absl::OkStatus();
   }
-  MutexLock lock(mutex_);
-  while (released_ < updated_ && status_.ok()) {
-    changed_.Wait(mutex_);
+  size_t updated = 0;
+  {
+    MutexLock lock(mutex_);
+    updated = updated_;
   }
-  return status_;
+  return HelpUntil(Way::kOut, updated);
 }
 
 OffloadTimes OffloadPipeline::TakeTimes() {

@@ -30,10 +30,11 @@ struct OffloadTimes {
 };
 
 // With overlap one thread fetches the chunk after the one that is updated, and another releases the
-// one before it: plan::kOffloadChunksAlive are in memory. Else each is fetched and released in
-// turn. The bits are those of an update of the whole group: an element's depend on no other, and
-// chunks are cut where state groups are. Used only from the thread of its rank, or in the order of
-// the program's events.
+// one before it: plan::kOffloadChunksAlive are in memory. What neither has begun when the update
+// needs it, as on cores that are all busy, the update does itself. Without overlap each chunk is
+// fetched and released in turn. The bits are those of an update of the whole group: an element's
+// depend on no other, and chunks are cut where state groups are. Used only from the thread of its
+// rank, or in the order of the program's events.
 class OffloadPipeline {
  public:
   // All outlive it.
@@ -82,11 +83,15 @@ class OffloadPipeline {
   // The body of a thread: moves chunk after chunk until it is stopped.
   enum class Way { kIn, kOut };
   void MoveAll(Way way);
-  // The next chunk that may go that way, or nothing where the thread is to end.
+  // The next chunk that may go that way, or nothing where the thread is to end. The caller moves
+  // it, as nobody else will.
   std::optional<size_t> WaitForWork(Way way);
-  void Finish(Way way, absl::Status moved, double seconds);
+  std::optional<size_t> Claim(Way way) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Move(Way way, size_t chunk);
   bool MayMove(Way way) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool overlaps() const { return !threads_.empty(); }
+  // Returns when so many chunks went that way, or with the first error.
+  absl::Status HelpUntil(Way way, size_t moved);
   absl::Status WaitForChunk(size_t chunk);
   absl::Status UpdateInline(const Chunk& chunk, const UpdateChunk& update);
 
@@ -99,8 +104,10 @@ class OffloadPipeline {
   CondVar changed_;
   // Counts chunks of the step that was begun last, from the first one.
   size_t fetched_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool fetching_ ABSL_GUARDED_BY(mutex_) = false;  // the chunk after those
   size_t updated_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t released_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool releasing_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   OffloadTimes times_ ABSL_GUARDED_BY(mutex_);

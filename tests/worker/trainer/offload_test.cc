@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "common/fault_point.h"
 #include "tests/testing/resume_runs.h"
 #include "tests/testing/strategy_cases.h"
 #include "worker/trainer/exit_code.h"
@@ -147,6 +148,32 @@ TEST_F(Offload, UpdatesRunOverTheFile) {
                        .options = {.offload_chunk_elements = kChunkElements}});
     EXPECT_TRUE(status.ok()) << status;
   }
+}
+
+// Fails, as it never ends, where the update waits for threads that have no core.
+TEST_F(Offload, UpdatesGoOnWithoutTheirThreads) {
+  const Recording whole = Record(Run(Job(0), 1));
+  const std::string hold = folder_ + "/thread";
+  const auto held = [&](int thread) { return absl::StrCat(hold, ".", thread); };
+  for (const int thread : {1, 2}) {
+    std::ofstream(held(thread)) << "";
+  }
+  ASSERT_TRUE(fault::Configure(absl::StrCat("offload.thread@*:hold=", hold)).ok());
+  const auto body = [&](RankEngine& engine, int) -> absl::Status {
+    RETURN_IF_ERROR(engine.InitializeWeights());
+    for (const StepResult& expected : whole.steps) {
+      ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(expected.step - 1));
+      EXPECT_EQ(std::bit_cast<uint32_t>(result.loss), std::bit_cast<uint32_t>(expected.loss));
+    }
+    for (const int thread : {1, 2}) {
+      std::filesystem::remove(held(thread));
+    }
+    return absl::OkStatus();
+  };
+  const absl::Status status = RunLocalRanks(
+      {.spec = Job(1), .body = body, .options = {.offload_chunk_elements = kChunkElements}});
+  EXPECT_TRUE(status.ok()) << status;
+  ASSERT_TRUE(fault::Configure("").ok());
 }
 
 // Norms of tensors are measured around the update, and evaluations run between steps.

@@ -15,6 +15,18 @@ namespace ravel::kernels::cpu {
 
 inline constexpr uint32_t kMagnitude = 0x7FFFFFFFu;
 
+static_assert(NarrowConstants().magnitude == kMagnitude);
+static_assert(NarrowConstants().smallest_normal == scalar::E4M3::kSmallestNormal);
+static_assert(NarrowConstants().code == 1u << scalar::E4M3::kShift);
+static_assert(NarrowConstants().smallest_root ==
+              NarrowConstants().smallest_normal + NarrowConstants().code);
+static_assert(NarrowConstants().largest_root == (scalar::kLargestE4M3 + scalar::E4M3::kRebias)
+                                                    << scalar::E4M3::kShift);
+static_assert(NarrowConstants().normal_range ==
+              NarrowConstants().largest_root - NarrowConstants().smallest_normal);
+static_assert(NarrowConstants().rebias_words ==
+              (scalar::E4M3::kRebias << 16 | scalar::E4M3::kRebias));
+
 // A pair is 2 kLanes values in two vectors: those of even index and those of odd index, so that two
 // neighbours of 16 bits are the halves of one lane.
 inline constexpr uint32_t kHighWord = 0xFFFF0000u;

@@ -18,8 +18,11 @@ MOST_BATCHES = 32  # that peers get; in later steps these come again
 
 
 class Workload:
-    def __init__(self, case, steps, folder):
+    """`optimizer` and `precision`: more fields of these of the job."""
+
+    def __init__(self, case, steps, folder, optimizer="", precision="", tolerance=TOLERANCE):
         self.case, self.steps, self.folder = case, steps, pathlib.Path(folder)
+        self.optimizer, self.precision, self.tolerance = optimizer, precision, tolerance
         self.shape = SHAPES[case]
         self.tokens_per_step = RANKS * self.shape["sequences"] * self.shape["tokens"]
         subprocess.run([sys.executable, BENCH / "peers" / "llama.py", "make", case, self.folder / "model"], check=True)
@@ -43,8 +46,9 @@ spec:
   training:
     steps: {self.steps}
     globalBatch: {RANKS * self.shape["sequences"]}
-    optimizer: {{lr: {LR}, weightDecay: 0.1, clipNorm: 1.0}}
+    optimizer: {{lr: {LR}, weightDecay: 0.1, clipNorm: 1.0{self.optimizer}}}
     schedule: {{kind: constant}}
+  precision: {{{self.precision}}}
   devices: {{kind: cpu, count: {RANKS}}}
   determinism: {{mode: exact, virtualRanks: {RANKS}}}
   checkpoint: {{store: "file://{self.folder}/store", everySteps: 1000000}}
@@ -72,7 +76,7 @@ spec:
         """The largest relative difference of the first losses; ends the program where it is no rounding."""
         pairs = list(zip(our_losses, peer_losses))[:VERIFIED_STEPS]
         worst = max(abs(a - b) / b for a, b in pairs)
-        if worst > TOLERANCE:
+        if worst > self.tolerance:
             sys.exit(f"{self.case}: losses of Ravel and {kind} differ by {worst:.1e}: {pairs}")
         return worst
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch peers of C1 and C3 over gloo, 2 processes with one thread each, eager, flash SDPA, fused AdamW.
+"""PyTorch peers of C1, C3 and C5 over gloo, 2 processes with one thread each, eager, flash SDPA, fused AdamW.
 
     torch_gloo.py KIND SHAPE WEIGHTS BATCHES.json LR
 
@@ -10,6 +10,7 @@ Ends with its input.
 KIND: ddp     DistributedDataParallel, gradients as views of the buckets, static graph
       fsdp2   fully_shard per layer and root; weights stay gathered from forward to backward (the faster choice)
       zero1   ddp with ZeroRedundancyOptimizer
+      bf16    ddp with weights, gradients and moments in bf16
 BATCHES.json: per step, per rank, per sequence the token ids; after the last step the first one's come again.
 """
 import json
@@ -19,7 +20,7 @@ import tempfile
 import time
 
 RANKS = 2
-KINDS = ("ddp", "fsdp2", "zero1")
+KINDS = ("ddp", "fsdp2", "zero1", "bf16")
 
 
 def parallel_of(kind, model, mesh):
@@ -55,6 +56,8 @@ def run(rank, rendezvous, arguments, orders, answers):
     kind, shape, weights, batches, lr = arguments
     model = Llama(SHAPES[shape])
     model.load(weights)
+    if kind == "bf16":
+        model.to(torch.bfloat16)
     with open(batches) as file:
         data = [torch.tensor(step[rank]) for step in json.load(file)]
     mesh = dist.device_mesh.init_device_mesh("cpu", (RANKS,)) if kind == "fsdp2" else None

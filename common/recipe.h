@@ -21,6 +21,21 @@ enum class Recipe : uint8_t {
   kNvFp4 = 5,        // nvfp4: 16 x 16, E4M3, with a second scale for the tensor
 };
 
+// How the gemms of quantized matrices are computed. On disk (plan proto): do not renumber. The
+// emulations decode operands exactly before they multiply, with sums in fp32.
+enum class GemmPath : uint8_t {
+  kNone = 0,
+  kCpuReference = 1,  // emulation on a CPU: its gemm of bf16
+  kDequantBf16 = 2,   // emulation on a GPU: the gemm of bf16 operands
+  kFp8Tensor = 3,     // of a GPU: gemms of FP8 codes with one scale for each operand
+};
+inline constexpr GemmPath kLastEmulation = GemmPath::kDequantBf16;
+inline constexpr GemmPath kLastGemmPath = GemmPath::kFp8Tensor;
+
+constexpr bool IsEmulation(GemmPath path) {
+  return path == GemmPath::kCpuReference || path == GemmPath::kDequantBf16;
+}
+
 // Edge of a weight's square blocks: 0 where the whole tensor is one.
 constexpr int64_t BlockEdge(Recipe recipe) {
   switch (recipe) {

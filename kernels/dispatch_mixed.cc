@@ -162,6 +162,15 @@ void SumRowNodes(Stream& stream, const SumRowNodesArgs& args) {
   cpu::SumRowNodes(args);
 }
 
+void CountFlags(Stream& stream, const CountFlagsArgs& args) {
+  if (OnCuda(stream)) {
+    cuda::CountFlags(stream, args);
+    return;
+  }
+  CHECK(args.flags.dtype == DType::kU32 && args.flags.contiguous());
+  cpu::CountFlags(args);
+}
+
 void DecideUpdate(Stream& stream, const DecideUpdateArgs& args) {
   if (OnCuda(stream)) {
     CHECK_MSG(args.loss_scale == 1, "devices scale no loss");

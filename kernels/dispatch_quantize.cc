@@ -88,10 +88,14 @@ void DecodeWeight(Stream& stream, const DecodeWeightArgs& args) {
     cuda::DecodeWeight(stream, args);
     return;
   }
-  CheckRank2(args.to);
-  CheckFlat(args.to, args.to.elements(), DType::kBF16);
+  if (args.to.present()) {
+    CheckRank2(args.to);
+    CheckFlat(args.to, args.to.elements(), DType::kBF16);
+    CheckCodes(args.codes, args.scales.recipe, args.to.size[0], args.to.size[1]);
+  } else {
+    CHECK_MSG(plan::BlockEdge(args.scales.recipe) == 0, "a scale alone has a tensor of one block");
+  }
   CheckScales(args.scales, args.to.size[0], args.to.size[1]);
-  CheckCodes(args.codes, args.scales.recipe, args.to.size[0], args.to.size[1]);
   CheckWord(args.scale, DType::kF32);
   cpu::DecodeWeight(args);
 }
@@ -120,19 +124,84 @@ void QuantizeActivation(Stream& stream, const QuantizeActivationArgs& args) {
   cpu::QuantizeActivation(args);
 }
 
-void UpdateDelayedScale(Stream& stream, const DelayedScaleArgs& args) {
+namespace {
+
+// Codes of one byte, in a matrix of this size.
+void CheckByteCodes(const TensorView& codes, int64_t rows, int64_t columns) {
+  CheckRank2(codes);
+  CheckMatrix(codes, rows, columns, DType::kU8);
+  CHECK_MSG(codes.contiguous(), "codes are contiguous");
+}
+
+}  // namespace
+
+void QuantizeCodes(Stream& stream, const QuantizeCodesArgs& args) {
   if (OnCuda(stream)) {
-    cuda::UpdateDelayedScale(stream, args);
+    cuda::QuantizeCodes(stream, args);
     return;
   }
-  CHECK_MSG(args.history.elements() > 0, "a history has a length");
-  CheckFlat(args.history, args.history.elements());
-  CheckWord(args.amax, DType::kU32);
-  CheckWord(args.encode, DType::kF32);
+  CHECK_MSG(args.recipe == Recipe::kDelayed || args.recipe == Recipe::kCurrent,
+            "codes of one scale are expected");
+  CheckRank2(args.from);
+  const int64_t tokens = args.from.size[0];
+  const int64_t columns = args.from.size[1];
+  CheckMatrix(args.from, tokens, columns, DType::kBF16);
+  CHECK_EQ(columns % kCodesStep, 0);
+  if (args.codes.present()) {
+    CheckByteCodes(args.codes, tokens, columns);
+  }
+  if (args.transposed.present()) {
+    CheckByteCodes(args.transposed, columns, tokens);
+    CHECK_EQ(tokens % kCodesStep, 0);
+  }
+  CheckWord(args.scale, DType::kF32);
+  CheckWordIfPresent(args.encode, DType::kF32);
+  CheckWordIfPresent(args.staged, DType::kU32);
+  CheckWordIfPresent(args.non_finite, DType::kU32);
+  cpu::QuantizeCodes(args);
+}
+
+void TransposeCodes(Stream& stream, const TransposeCodesArgs& args) {
+  if (OnCuda(stream)) {
+    cuda::TransposeCodes(stream, args);
+    return;
+  }
+  CheckByteCodes(args.from, args.from.size[0], args.from.size[1]);
+  CheckByteCodes(args.to, args.from.size[1], args.from.size[0]);
+  CHECK(args.from.size[0] % kCodesStep == 0 && args.from.size[1] % kCodesStep == 0);
+  cpu::TransposeCodes(args);
+}
+
+void UpdateDelayedScales(Stream& stream, const DelayedScalesArgs& args) {
+  if (OnCuda(stream)) {
+    cuda::UpdateDelayedScales(stream, args);
+    return;
+  }
+  CheckRank2(args.histories);
+  const int64_t slots = args.histories.size[0];
+  CHECK_MSG(args.histories.size[1] > 0 && slots % kDelayedSlots == 0, "a history has a length");
+  CheckMatrix(args.histories, slots, args.histories.size[1], DType::kF32);
+  CheckMatrix(args.scales, slots, 2, DType::kF32);
+  CHECK(args.histories.contiguous() && args.scales.contiguous());
+  CHECK_EQ(args.weight_amax.present(), args.activation_amax.present());
+  if (args.weight_amax.present()) {
+    CHECK(args.weight_amax.dtype == DType::kU32 && args.activation_amax.dtype == DType::kU32);
+    CHECK_EQ(args.weight_amax.elements() * kDelayedSlots, slots);
+    CHECK_EQ(args.activation_amax.elements() * kDelayedSlots, 2 * slots);
+  }
   if (args.apply.present()) {
     CheckWord(args.apply, args.apply.dtype == DType::kI32 ? DType::kI32 : DType::kU32);
   }
-  cpu::UpdateDelayedScale(args);
+  cpu::UpdateDelayedScales(args);
+}
+
+void LargestWords(Stream& stream, const LargestWordsArgs& args) {
+  if (OnCuda(stream)) {
+    cuda::LargestWords(stream, args);
+    return;
+  }
+  CHECK(args.out.dtype == DType::kU32 && args.out.contiguous());
+  cpu::LargestWords(args);
 }
 
 }  // namespace ravel::kernels

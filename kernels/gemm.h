@@ -18,6 +18,11 @@ enum class Output { kOverwrite, kAccumulate };
 // s = mul(*scale_a, *scale_b): the complete sum of an element is multiplied in fp32, then added to
 // c, then rounded if c is bf16. On CUDA such a gemm runs in our own kernel, without tensor cores:
 // cuBLASLt would take a scale from device memory only together with the factor of c.
+//
+// On CUDA a and b may be codes (kF8E4M3, kF8E5M2, not both the latter) that lie along k:
+// transpose_a kNo, transpose_b kYes. Both scales are present, sizes, strides and addresses are
+// multiples of 16. cuBLASLt alone computes these. Where sums may be fast, they lose low bits on
+// some devices.
 struct GemmArgs {
   TensorView a;
   Transpose transpose_a = Transpose::kNo;
@@ -27,6 +32,7 @@ struct GemmArgs {
   Output output = Output::kOverwrite;
   TensorView scale_a = {};
   TensorView scale_b = {};
+  bool fast_accumulation = false;
 };
 inline bool HasScale(const GemmArgs& args) {
   return args.scale_a.present() || args.scale_b.present();

@@ -11,6 +11,7 @@
 // where the recipe has none).
 
 #include <cstdint>
+#include <vector>
 
 #include "common/recipe.h"
 #include "common/tensor_view.h"
@@ -49,7 +50,8 @@ struct QuantizeWeightArgs {
 };
 void QuantizeWeight(Stream& stream, const QuantizeWeightArgs& args);
 
-// to [R, columns] bf16 = decoded codes; *scale = the tensor's decode scale.
+// to [R, columns] bf16 = decoded codes; *scale = the tensor's decode scale. With `to` absent only
+// the latter, of kDelayed and kCurrent.
 struct DecodeWeightArgs {
   TensorView codes;  // [R, columns / CodesPerByte] u8, contiguous
   WeightScales scales;
@@ -69,6 +71,7 @@ enum class ActivationRole : uint8_t { kInput, kGradient };
 struct ActivationDraws {
   uint64_t seed = 0;
   uint32_t step = 0;
+  const int64_t* device_step = nullptr;  // memory of the stream's device, read in place of `step`
   uint32_t site = 0;
   uint32_t first_sample = 0;
   int64_t sequence_tokens = 1;
@@ -99,18 +102,58 @@ struct QuantizeActivationArgs {
 };
 void QuantizeActivation(Stream& stream, const QuantizeActivationArgs& args);
 
-// The scale of the next cast of one tensor by its history (kDelayed): history [length] fp32, oldest
-// first, zeros where there are fewer. encode = div(largest, amax of the history), FLT_MAX where
-// that is infinite, 0 where the history is all zero or not finite. Then, where `apply` (u32 or i32
-// [1]; absent: yes) is not 0 and *amax is not 0, the oldest entry is dropped and *amax appended,
-// and encode is of the new history.
-struct DelayedScaleArgs {
-  TensorView history;
-  TensorView amax;    // u32 [1]
-  TensorView encode;  // fp32 [1]
-  TensorView apply = {};
-  float largest = 448;  // 57344 for gradients
+// Codes of an activation with one scale (kDelayed, kCurrent), for gemms of codes: those that
+// QuantizeActivation decodes, as they lie, transposed, or both. encode, staged, scale and
+// non_finite are as there. Columns, and where they are transposed tokens, are multiples of 16; on
+// CUDA rows begin at multiples of 8 bytes.
+inline constexpr int64_t kCodesStep = 16;
+struct QuantizeCodesArgs {
+  plan::Recipe recipe = plan::Recipe::kNone;
+  ActivationRole role = ActivationRole::kInput;
+  TensorView from;             // [tokens, columns] bf16; rows may be strided
+  TensorView codes = {};       // [tokens, columns] u8, contiguous
+  TensorView transposed = {};  // [columns, tokens] u8, contiguous
+  TensorView scale;            // fp32 [1]: out
+  TensorView encode = {};      // fp32 [1]
+  TensorView staged = {};      // u32 [1]
+  TensorView non_finite = {};  // u32 [1]
 };
-void UpdateDelayedScale(Stream& stream, const DelayedScaleArgs& args);
+void QuantizeCodes(Stream& stream, const QuantizeCodesArgs& args);
+
+// to [columns, rows] u8 = the transposed codes, one to a byte. Both are contiguous, and both sizes
+// multiples of 16.
+struct TransposeCodesArgs {
+  TensorView from;  // [rows, columns] u8
+  TensorView to;
+};
+void TransposeCodes(Stream& stream, const TransposeCodesArgs& args);
+
+// Delayed scales of any number of domains (kDelayed). A domain has three slots: weight, input and
+// gradient (E5M2). encode(history) = div(largest code * 2^-margin, amax of the history), FLT_MAX
+// where that is infinite, 0 where the history is all zero or not finite.
+//
+// Where `apply` (u32 or i32 [1]; absent: yes) is not 0: the scale of a weight's codes becomes its
+// next one, or, where that is 0, follows from its amax; of each slot of which the amax is not 0 the
+// history drops its oldest entry and takes the amax; and the next scale is encode(history). Else
+// nothing changes. Amaxes of inputs and gradients are 0 afterwards in either case. With absent
+// amaxes (both) only the next scales follow from the histories. A block per slot.
+inline constexpr int64_t kDelayedSlots = 3;
+struct DelayedScalesArgs {
+  TensorView weight_amax = {};      // u32 [domains]
+  TensorView activation_amax = {};  // u32 [domains, 2]
+  TensorView scales;                // fp32 [3 * domains, 2]: of the codes, and the next
+  TensorView histories;             // fp32 [3 * domains, length], oldest first
+  TensorView apply = {};
+  int64_t margin = 0;  // binades, at most 8
+};
+void UpdateDelayedScales(Stream& stream, const DelayedScalesArgs& args);
+
+// out [n] u32 = the largest of the pieces' words. Memory of the stream's device; out is none of the
+// pieces.
+struct LargestWordsArgs {
+  std::vector<const uint32_t*> pieces;
+  TensorView out;
+};
+void LargestWords(Stream& stream, const LargestWordsArgs& args);
 
 }  // namespace ravel::kernels

@@ -39,6 +39,13 @@ struct SumRowNodesArgs {
 };
 void SumRowNodes(Stream& stream, const SumRowNodesArgs& args);
 
+// counts[i] += 1 where flags[i] is not 0; flags [n] u32 are 0 afterwards.
+struct CountFlagsArgs {
+  TensorView flags;
+  int64_t* counts = nullptr;  // [n]
+};
+void CountFlags(Stream& stream, const CountFlagsArgs& args);
+
 // A rank's message: words of 8 bytes. This, then int64_t counts of elements that are not finite,
 // then fp64.
 struct StatisticsHeader {

@@ -60,9 +60,10 @@ struct OptimizerSpec {
 // Quantization of matrices for gemms.
 struct RecipeSpec {
   Recipe recipe = Recipe::kNone;
-  std::vector<std::string> keep_bf16;  // glob patterns of tensors that stay bf16
-  int64_t history = kAmaxHistory;      // of kDelayed: amaxes that a scale follows from
-  int64_t margin = 0;                  // of kDelayed: binades left free above them
+  std::vector<std::string> keep_bf16;    // glob patterns of tensors that stay bf16
+  int64_t history = kAmaxHistory;        // of kDelayed: amaxes that a scale follows from
+  int64_t margin = 0;                    // of kDelayed: binades left free above them
+  std::vector<GemmPath> emulation = {};  // allowed emulations; empty: the devices' default
   bool operator==(const RecipeSpec&) const = default;
 };
 

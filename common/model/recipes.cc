@@ -9,6 +9,7 @@
 #include "common/model/architecture/architecture.h"
 #include "common/model/bundles.h"
 #include "common/model/freeze.h"
+#include "common/model/gemm_paths.h"
 
 namespace ravel::plan {
 namespace {
@@ -50,8 +51,8 @@ absl::Status MarkKept(const RecipeSpec& spec,
   return absl::OkStatus();
 }
 
-absl::Status CheckShape(Recipe recipe, const TensorSpec& tensor) {
-  const int64_t step = ShapeStep(recipe);
+absl::Status CheckShape(Recipe recipe, GemmPath path, const TensorSpec& tensor) {
+  const int64_t step = std::max(ShapeStep(recipe), GemmStep(path));
   if (tensor.shape[0] % step == 0 && tensor.shape[1] % step == 0) {
     return absl::OkStatus();
   }
@@ -135,6 +136,7 @@ int64_t CodeBytes(Recipe recipe, int64_t elements) {
 }
 
 absl::Status ApplyRecipe(const RecipeSpec& spec,
+                         GemmPath path,
                          const MicroBatchShape& micro_batch,
                          ModelInventory& inventory) {
   if (spec.recipe == Recipe::kNone) {
@@ -143,10 +145,11 @@ absl::Status ApplyRecipe(const RecipeSpec& spec,
                : FieldRefusal("precision.keepBf16", "a precision.recipe beside it", "none");
   }
   const int64_t tokens = micro_batch.sequences * micro_batch.sequence_tokens;
-  if (tokens % TokenStep(spec.recipe) != 0) {
+  const int64_t step = std::max(TokenStep(spec.recipe), GemmStep(path));
+  if (tokens % step != 0) {
     return FieldRefusal("training.microBatch",
                         absl::StrCat("times data.sequenceLength a multiple of ",
-                                     TokenStep(spec.recipe),
+                                     step,
                                      ", since ",
                                      RecipeName(spec.recipe),
                                      " has blocks along tokens"),
@@ -157,7 +160,7 @@ absl::Status ApplyRecipe(const RecipeSpec& spec,
   for (const TensorId id : inventory.tensors.ids()) {
     TensorSpec& tensor = inventory.tensors[id];
     if (MayQuantize(inventory, tensor) && !kept[id]) {
-      RETURN_IF_ERROR(CheckShape(spec.recipe, tensor));
+      RETURN_IF_ERROR(CheckShape(spec.recipe, path, tensor));
       tensor.recipe = spec.recipe;
     }
   }
@@ -170,7 +173,11 @@ absl::Status ApplyRecipe(const RecipeSpec& spec,
   return absl::OkStatus();
 }
 
-absl::Status SetRecipes(const IdVector<TensorId, Recipe>& recipes, ModelInventory& inventory) {
+absl::Status SetRecipes(const IdVector<TensorId, Recipe>& recipes,
+                        GemmPath path,
+                        const MicroBatchShape& micro_batch,
+                        ModelInventory& inventory) {
+  const int64_t tokens = micro_batch.sequences * micro_batch.sequence_tokens;
   for (const TensorId id : inventory.tensors.ids()) {
     TensorSpec& tensor = inventory.tensors[id];
     if (recipes[id] != Recipe::kNone) {
@@ -178,7 +185,12 @@ absl::Status SetRecipes(const IdVector<TensorId, Recipe>& recipes, ModelInventor
         return absl::InvalidArgumentError(
             absl::StrCat(tensor.name, ": no recipe quantizes such a tensor"));
       }
-      RETURN_IF_ERROR(CheckShape(recipes[id], tensor));
+      if (path == GemmPath::kFp8Tensor &&
+          (BlockEdge(recipes[id]) != 0 || tokens % GemmStep(path) != 0)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(tensor.name, ": not of the path ", GemmPathName(path)));
+      }
+      RETURN_IF_ERROR(CheckShape(recipes[id], path, tensor));
       tensor.recipe = recipes[id];
     }
   }
@@ -186,7 +198,10 @@ absl::Status SetRecipes(const IdVector<TensorId, Recipe>& recipes, ModelInventor
   return absl::OkStatus();
 }
 
-void ReserveRecipeScratch(const MicroBatchShape& micro_batch, ModelInventory& inventory) {
+void ReserveRecipeScratch(GemmPath path,
+                          const MicroBatchShape& micro_batch,
+                          ModelInventory& inventory) {
+  const DType type = path == GemmPath::kFp8Tensor ? DType::kU8 : DType::kBF16;
   const int64_t tokens = micro_batch.sequences * micro_batch.sequence_tokens;
   for (UnitSpec& unit : inventory.units) {
     const GemmWidths widths =
@@ -194,9 +209,9 @@ void ReserveRecipeScratch(const MicroBatchShape& micro_batch, ModelInventory& in
     if (widths.weight == 0) {
       continue;
     }
-    unit.workspace.push_back({"q_weight", {1, widths.weight}, DType::kBF16});
-    unit.workspace.push_back({"q_input", {tokens, widths.input}, DType::kBF16});
-    unit.workspace.push_back({"q_gradient", {tokens, widths.output}, DType::kBF16});
+    unit.workspace.push_back({"q_weight", {1, widths.weight}, type});
+    unit.workspace.push_back({"q_input", {tokens, widths.input}, type});
+    unit.workspace.push_back({"q_gradient", {tokens, widths.output}, type});
     unit.workspace.push_back({"q_scales", {kScaleSlots}});
   }
 }

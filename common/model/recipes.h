@@ -22,19 +22,26 @@ int64_t CodeBytes(Recipe recipe, int64_t elements);
 // Embeddings, the head, norms, biases and frozen tensors stay as they are. Bundles are taken apart
 // of which only some tensors have it. Errors name the field, and the tensor whose shape the recipe
 // cannot take: both dimensions must be multiples of the edge of its blocks (of 32, for NVFP4), and
-// so must be the tokens of a micro-batch, but for fp8_block.
+// so must be the tokens of a micro-batch, but for fp8_block; a path of gemms may ask for more
+// (GemmStep).
 absl::Status ApplyRecipe(const RecipeSpec& spec,
+                         GemmPath path,
                          const MicroBatchShape& micro_batch,
                          ModelInventory& inventory);
 
 // Gives each tensor this recipe, as a plan that is read says; refuses what ApplyRecipe never makes.
-absl::Status SetRecipes(const IdVector<TensorId, Recipe>& recipes, ModelInventory& inventory);
+absl::Status SetRecipes(const IdVector<TensorId, Recipe>& recipes,
+                        GemmPath path,
+                        const MicroBatchShape& micro_batch,
+                        ModelInventory& inventory);
 
 // Scratch of the layers that have quantized matrices: "q_weight", the decoded weight of one gemm;
 // "q_input" and "q_gradient", its decoded activations; "q_scales", kScaleSlots scales of the three.
-// After ApplyRecipe.
+// Where the path is no emulation, codes take the place of decoded values. After ApplyRecipe.
 inline constexpr int64_t kScaleSlots = 64;
-void ReserveRecipeScratch(const MicroBatchShape& micro_batch, ModelInventory& inventory);
+void ReserveRecipeScratch(GemmPath path,
+                          const MicroBatchShape& micro_batch,
+                          ModelInventory& inventory);
 
 // True if any tensor has a recipe.
 bool IsQuantized(const ModelInventory& inventory);

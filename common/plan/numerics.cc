@@ -12,6 +12,7 @@
 
 #include "common/dtype.h"
 #include "common/model/compute_type.h"
+#include "common/model/gemm_paths.h"
 #include "common/model/logits_chunk.h"
 #include "common/model/recipes.h"
 #include "common/plan/layer_drop.h"
@@ -69,6 +70,10 @@ std::string NumericsOf(const JobSpec& spec) {
       {"virtualRanks", absl::StrCat(spec.virtual_ranks)}};
   if (spec.compute == ComputeType::kF16) {
     entries.emplace("lossScale", LossScaleWord(spec.loss_scale));
+  }
+  if (spec.recipe.recipe != Recipe::kNone) {
+    const absl::StatusOr<GemmPath> path = ChooseGemmPath(spec.recipe, spec.cpu_devices);
+    entries.emplace("gemmPath", GemmPathName(path.value_or(GemmPath::kNone)));
   }
   if (spec.model) {
     const int64_t chunk = LogitsChunkTokens(

@@ -18,10 +18,12 @@ namespace ravel::plan {
 //   device        devices.kind: cpu or gpu. CPUs of all instruction sets compute the same bits. The
 //                 kind of GPU and the algorithms of its library are in the blob "algorithms", which
 //                 trainers compare.
+//   gemmPath      how gemms of quantized matrices are computed; only beside a recipe
 //   gradientWire  parallelism.gradientWire
 //   layerDrop     training.layerDrop
 //   logitsChunk   tokens of one chunk of head and loss (logits_chunk.h)
 //   microBatch    sequences whose gemms are computed at once
+//   recipe        precision.recipe, scaling, amaxHistory and keepBf16
 //   stateDtype    training.optimizer.stateDtype
 //   virtualRanks  lanes: the tree in which gradients are summed
 //

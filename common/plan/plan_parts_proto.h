@@ -38,6 +38,12 @@ inline absl::Status CheckOffloadFraction(const char* field, double fraction) {
              : Invalid(absl::StrCat(field, ": expected 0 to 1, got ", fraction));
 }
 
+inline constexpr int64_t kMostPlannedBytes = int64_t{1} << 50;
+
+// plan.ranks and plan.lanes are read already.
+absl::Status OptionsFromProto(const v1::PlannedOptions& proto, ShardingPlan& plan);
+void OptionsToProto(const ProgramOptions& options, v1::PlannedOptions& proto);
+
 v1::PlannedModel ModelToProto(const ModelConfig& model);
 absl::StatusOr<ModelConfig> ModelFromProto(const v1::PlannedModel& proto);
 

@@ -182,6 +182,9 @@ void ParallelismToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   }
   proto.set_amax_history(spec.recipe.history == kAmaxHistory ? 0 : spec.recipe.history);
   proto.set_amax_margin(spec.recipe.margin);
+  for (const GemmPath path : spec.recipe.emulation) {
+    proto.add_emulation(static_cast<int32_t>(path));
+  }
   proto.set_communication_blocks(spec.communication_blocks);
   for (const std::string& pattern : spec.freeze) {
     proto.add_freeze(pattern);
@@ -321,6 +324,13 @@ absl::Status ParallelismFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
   spec.recipe.keep_bf16 = {proto.keep_bf16().begin(), proto.keep_bf16().end()};
   spec.recipe.history = proto.amax_history() == 0 ? kAmaxHistory : proto.amax_history();
   spec.recipe.margin = proto.amax_margin();
+  for (const int32_t path : proto.emulation()) {
+    RETURN_IF_ERROR(ReadEnum("emulation",
+                             path,
+                             kLastEmulation,
+                             spec.recipe.emulation.emplace_back(),
+                             static_cast<int32_t>(GemmPath::kCpuReference)));
+  }
   spec.communication_blocks = proto.communication_blocks();
   // 0: written before there were replicas.
   spec.replicas = std::max<int64_t>(1, proto.replicas());

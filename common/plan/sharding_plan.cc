@@ -19,6 +19,7 @@
 #include "common/model/attention_workspace.h"
 #include "common/model/compute_type.h"
 #include "common/model/freeze.h"
+#include "common/model/gemm_paths.h"
 #include "common/model/logits_chunk.h"
 #include "common/model/recipes.h"
 #include "common/plan/check/program_checker.h"
@@ -44,11 +45,6 @@ absl::Status CheckRecipe(const JobSpec& spec) {
     return FieldRefusal("precision.compute",
                         absl::StrCat("bf16, for ", RecipeName(spec.recipe.recipe)),
                         ComputeName(spec.compute));
-  }
-  if (!spec.cpu_devices) {
-    return FieldRefusal("precision.recipe",
-                        "cpu devices: gemms of codes on gpus are not there yet",
-                        RecipeName(spec.recipe.recipe));
   }
   if (spec.recipe.history < 1 || spec.recipe.history > kMostAmaxHistory) {
     return FieldRefusal("precision.amaxHistory",
@@ -263,6 +259,7 @@ absl::StatusOr<JobSpec> ResolveBatch(JobSpec spec) {
 absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
   ASSIGN_OR_RETURN(const JobSpec spec, ResolveBatch(request.spec));
   RETURN_IF_ERROR(CheckRequest({spec, request.ranks, request.shared_memory}));
+  ASSIGN_OR_RETURN(const GemmPath path, ChooseGemmPath(spec.recipe, spec.cpu_devices));
   ShardingPlan plan;
   plan.ranks = request.ranks;
   ASSIGN_OR_RETURN(plan.lanes, LanesOf(spec, request.ranks));
@@ -271,8 +268,8 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
   plan.micro_batch = {.sequences = spec.micro_batch, .sequence_tokens = spec.data.sequence_length};
   plan.inventory = BuildInventory(config, plan.micro_batch, spec.recompute);
   RETURN_IF_ERROR(ApplyFreeze(spec.freeze, plan.inventory));
-  RETURN_IF_ERROR(ApplyRecipe(spec.recipe, plan.micro_batch, plan.inventory));
-  ReserveRecipeScratch(plan.micro_batch, plan.inventory);
+  RETURN_IF_ERROR(ApplyRecipe(spec.recipe, path, plan.micro_batch, plan.inventory));
+  ReserveRecipeScratch(path, plan.micro_batch, plan.inventory);
   if (spec.layer_drop > 0) {
     MakeLayersOptional(plan.inventory);
   }
@@ -313,7 +310,8 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
       .layer_drop = spec.layer_drop,
       .amax_history = spec.recipe.recipe == Recipe::kDelayed ? spec.recipe.history : int64_t{0},
       .amax_margin = spec.recipe.recipe == Recipe::kDelayed ? spec.recipe.margin : int64_t{0},
-      .offload_fraction = spec.optimizer.offload.fraction};
+      .offload_fraction = spec.optimizer.offload.fraction,
+      .gemm_path = path};
   RETURN_IF_ERROR(PlanPrograms(plan));
   RETURN_IF_ERROR(CheckPlan(plan));
   return plan;

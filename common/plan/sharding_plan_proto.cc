@@ -29,7 +29,6 @@ namespace ravel::plan {
 namespace {
 
 constexpr int64_t kMostRanks = 65536;
-constexpr int64_t kMostBytes = int64_t{1} << 50;
 
 template <typename To, typename From>
 void Copy(const From& from, To& to) {
@@ -137,7 +136,7 @@ absl::Status CheckLayout(const GroupLayout& group,
                          const std::string& name) {
   if (group.tensors.empty() || group.tensor_offsets.size() != group.tensors.size() ||
       group.layout.shard_elements < 1 ||
-      group.layout.shard_elements > kMostBytes / group.layout.width ||
+      group.layout.shard_elements > kMostPlannedBytes / group.layout.width ||
       group.layout.shard_elements % kLayoutAlignmentElements != 0) {
     return Invalid(absl::StrCat(name, ": expected tensors, an offset of each, whole shards"));
   }
@@ -264,13 +263,14 @@ absl::Status BuffersFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan)
   plan.memory.lower_bound_bytes = proto.memory().lower_bound_bytes();
   const bool offsets_in_range =
       std::all_of(plan.memory.offsets.begin(), plan.memory.offsets.end(), [](int64_t offset) {
-        return offset >= 0 && offset <= kMostBytes;
+        return offset >= 0 && offset <= kMostPlannedBytes;
       });
   return offsets_in_range ? absl::OkStatus() : Invalid("memory.offsets: out of range");
 }
 
 // The tensors are those of the model; some may be frozen.
-absl::Status TensorsFromProto(const v1::ShardingPlan& proto, ModelInventory& inventory) {
+absl::Status TensorsFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan) {
+  ModelInventory& inventory = plan.inventory;
   if (proto.tensors_size() != std::ssize(inventory.tensors)) {
     return Invalid("tensors: not those of the model");
   }
@@ -294,7 +294,7 @@ absl::Status TensorsFromProto(const v1::ShardingPlan& proto, ModelInventory& inv
     RETURN_IF_ERROR(ReadEnum("tensor.recipe", got.recipe(), Recipe::kNvFp4, recipes[i]));
   }
   RETURN_IF_ERROR(ApplyFreeze(frozen, inventory));
-  return SetRecipes(recipes, inventory);
+  return SetRecipes(recipes, plan.options.gemm_path, plan.micro_batch, inventory);
 }
 
 // Ranks, lanes and the micro-batch.
@@ -327,130 +327,6 @@ absl::Status ShapeFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan) {
     return Invalid("micro_batch_sequences, sequence_tokens: out of range");
   }
   return absl::OkStatus();
-}
-
-// 0 in the second field, as in plans that were made before the two could differ: as the first.
-absl::Status StateTypesFromProto(const v1::PlannedOptions& proto, StateTypes& types) {
-  const auto read = [](const char* name, int64_t bytes, DType& to) {
-    to = bytes == 2 ? DType::kBF16 : bytes == 1 ? DType::kF8E4M3 : DType::kF32;
-    return bytes == 0 || bytes == 1 || bytes == 2 || bytes == 4
-               ? absl::OkStatus()
-               : Invalid(absl::StrCat("options.", name, ": expected 1, 2 or 4, got ", bytes));
-  };
-  RETURN_IF_ERROR(read("state_element_bytes", proto.state_element_bytes(), types.mean));
-  RETURN_IF_ERROR(read("square_element_bytes", proto.square_element_bytes(), types.square));
-  if (proto.square_element_bytes() == 0) {
-    types.square = types.mean;
-  }
-  return absl::OkStatus();
-}
-
-// A type travels as the bytes of an element. 0: fp32, written before there was a choice.
-absl::Status TypesFromProto(const v1::PlannedOptions& proto, ProgramOptions& options) {
-  const auto read = [](const char* name, int64_t bytes, DType narrow, DType& to) {
-    to = bytes == 2 ? narrow : DType::kF32;
-    return bytes == 0 || bytes == 2 || bytes == 4
-               ? absl::OkStatus()
-               : Invalid(absl::StrCat("options.", name, ": expected 2 or 4, got ", bytes));
-  };
-  const DType narrow_weight = proto.fp16_weights() ? DType::kF16 : DType::kBF16;
-  RETURN_IF_ERROR(read(
-      "weight_element_bytes", proto.weight_element_bytes(), narrow_weight, options.weight_type));
-  if (proto.fp16_weights() && options.weight_type != DType::kF16) {
-    return Invalid("options.fp16_weights: needs weight_element_bytes 2");
-  }
-  RETURN_IF_ERROR(
-      read("main_element_bytes", proto.main_element_bytes(), DType::kI16, options.main_type));
-  RETURN_IF_ERROR(StateTypesFromProto(proto, options.state_types));
-  RETURN_IF_ERROR(read(
-      "staged_element_bytes", proto.staged_element_bytes(), DType::kBF16, options.staged_type));
-  return options.weight_type != DType::kBF16 && options.main_type != DType::kF32
-             ? Invalid("options: fp16 and fp32 weights have fp32 main weights")
-             : absl::OkStatus();
-}
-
-absl::Status OptionsFromProto(const v1::PlannedOptions& proto, ShardingPlan& plan) {
-  plan.options = {.ranks = plan.ranks,
-                  .gather_in_place = proto.gather_in_place(),
-                  .read_peers_in_place = proto.read_peers_in_place(),
-                  .gather_window_bytes = proto.gather_window_bytes(),
-                  .staging_window_bytes = proto.staging_window_bytes(),
-                  .prefetch = proto.prefetch(),
-                  .replicas = plan.lanes.replicas,
-                  .communication_blocks = proto.communication_blocks()};
-  if (plan.options.communication_blocks < 0 ||
-      plan.options.communication_blocks > kMostCommunicationBlocks) {
-    return Invalid(absl::StrCat("options.communication_blocks: expected 0 to ",
-                                kMostCommunicationBlocks,
-                                ", got ",
-                                plan.options.communication_blocks));
-  }
-  plan.options.attention_workspace_bytes = proto.attention_workspace_bytes();
-  if (proto.attention_workspace_bytes() < 0 || proto.attention_workspace_bytes() > kMostBytes) {
-    return Invalid("options.attention_workspace_bytes: out of range");
-  }
-  if (proto.logits_chunk_tokens() != 0) {
-    plan.options.logits_chunk_tokens = proto.logits_chunk_tokens();
-  }
-  if (plan.options.logits_chunk_tokens < 1 ||
-      plan.options.logits_chunk_tokens > kMostLogitsTokens) {
-    return Invalid(absl::StrCat("options.logits_chunk_tokens: expected 1 to ",
-                                kMostLogitsTokens,
-                                ", got ",
-                                plan.options.logits_chunk_tokens));
-  }
-  RETURN_IF_ERROR(CheckLayerDrop("options.layer_drop", proto.layer_drop()));
-  plan.options.layer_drop = proto.layer_drop();
-  plan.options.amax_history = proto.amax_history();
-  if (proto.amax_history() < 0 || proto.amax_history() > kMostAmaxHistory) {
-    return Invalid("options.amax_history: out of range");
-  }
-  plan.options.amax_margin = proto.amax_margin();
-  if (proto.amax_margin() < 0 || proto.amax_margin() > kMostAmaxMargin) {
-    return Invalid("options.amax_margin: out of range");
-  }
-  RETURN_IF_ERROR(CheckOffloadFraction("options.offload_fraction", proto.offload_fraction()));
-  plan.options.offload_fraction = proto.offload_fraction();
-  RETURN_IF_ERROR(TypesFromProto(proto, plan.options));
-  RETURN_IF_ERROR(
-      ReadEnum("options.optimizer", proto.optimizer(), kLastOptimizer, plan.options.optimizer));
-  RETURN_IF_ERROR(ReadEnum(
-      "options.gradient_wire", proto.gradient_wire(), WireType::kBF16, plan.options.gradient_wire));
-  if (plan.options.staged_type != kGradientType &&
-      (plan.options.gradient_wire != WireType::kBF16 || plan.options.weight_type != DType::kBF16)) {
-    return Invalid("options.staged_element_bytes: 2 needs a bf16 wire and bf16 weights");
-  }
-  return ReadEnum(
-      "options.recompute", proto.recompute(), RecomputePolicy::kBlock, plan.options.recompute);
-}
-
-void OptionsToProto(const ProgramOptions& options, v1::PlannedOptions& proto) {
-  proto.set_gather_in_place(options.gather_in_place);
-  proto.set_read_peers_in_place(options.read_peers_in_place);
-  proto.set_gather_window_bytes(options.gather_window_bytes);
-  proto.set_staging_window_bytes(options.staging_window_bytes);
-  proto.set_prefetch(options.prefetch);
-  proto.set_recompute(static_cast<int32_t>(options.recompute));
-  proto.set_weight_element_bytes(DTypeBytes(options.weight_type));
-  proto.set_fp16_weights(options.weight_type == DType::kF16);
-  proto.set_gradient_wire(static_cast<int32_t>(options.gradient_wire));
-  proto.set_communication_blocks(options.communication_blocks);
-  proto.set_attention_workspace_bytes(options.attention_workspace_bytes);
-  // Plans that were made before there was a choice keep their hashes.
-  const auto bytes_of = [](DType type) { return type == DType::kF32 ? 0 : DTypeBytes(type); };
-  proto.set_main_element_bytes(bytes_of(options.main_type));
-  proto.set_state_element_bytes(bytes_of(options.state_types.mean));
-  if (options.state_types.square != options.state_types.mean) {
-    proto.set_square_element_bytes(DTypeBytes(options.state_types.square));
-  }
-  proto.set_staged_element_bytes(bytes_of(options.staged_type));
-  proto.set_optimizer(static_cast<int32_t>(options.optimizer));
-  proto.set_layer_drop(options.layer_drop);
-  proto.set_amax_history(options.amax_history);
-  proto.set_amax_margin(options.amax_margin);
-  proto.set_offload_fraction(options.offload_fraction);
-  proto.set_logits_chunk_tokens(
-      options.logits_chunk_tokens == kLogitsChunkTokens ? 0 : options.logits_chunk_tokens);
 }
 
 void ProgramsToProto(const ShardingPlan& plan, v1::ShardingPlan& proto) {
@@ -562,16 +438,17 @@ absl::StatusOr<ShardingPlan> FromProto(const v1::ShardingPlan& proto) {
   if (plan.options.layer_drop > 0) {
     MakeLayersOptional(plan.inventory);
   }
-  RETURN_IF_ERROR(TensorsFromProto(proto, plan.inventory));
+  RETURN_IF_ERROR(TensorsFromProto(proto, plan));
   const bool delayed = std::any_of(
       plan.inventory.tensors.begin(), plan.inventory.tensors.end(), [](const TensorSpec& tensor) {
         return tensor.recipe == Recipe::kDelayed;
       });
   if (delayed != (plan.options.amax_history > 0) ||
+      IsQuantized(plan.inventory) != (plan.options.gemm_path != GemmPath::kNone) ||
       (IsQuantized(plan.inventory) && plan.options.weight_type != DType::kBF16)) {
     return Invalid("tensors.recipe: not with these options");
   }
-  ReserveRecipeScratch(plan.micro_batch, plan.inventory);
+  ReserveRecipeScratch(plan.options.gemm_path, plan.micro_batch, plan.inventory);
   RETURN_IF_ERROR(GroupsFromProto(proto, plan));
   ASSIGN_OR_RETURN(plan.moves, MovesOf(plan));
   RETURN_IF_ERROR(BuffersFromProto(proto, plan));

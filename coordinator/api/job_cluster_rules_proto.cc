@@ -12,6 +12,7 @@
 #include <absl/strings/str_join.h>
 
 #include "common/model/freeze.h"
+#include "common/model/gemm_paths.h"
 #include "common/model/loss_scale.h"
 #include "common/model/recipes.h"
 #include "common/time_text.h"
@@ -106,17 +107,36 @@ void JobRules::CheckRecipe(v1::PrecisionSpec& precision) {
   recipe.keep_bf16 = {precision.keep_bf16().begin(), precision.keep_bf16().end()};
   recipe.history = delayed ? precision.amax_history() : plan::kAmaxHistory;
   recipe.margin = delayed ? precision.amax_margin() : 0;
-  if (!name.empty() && !spec().cpu_devices && !Failed("spec.devices.kind")) {
-    Fail("spec.precision.recipe",
-         "cpu devices: recipes do not run on gpus yet",
-         QuotedOrNothing(name));
-  }
+  CheckEmulation(precision);
   if (!name.empty() && (precision.compute() == "fp32" || precision.compute() == "fp16")) {
     Fail("spec.precision.compute",
          "bf16, which a recipe needs",
          QuotedOrNothing(precision.compute()));
   }
   CheckShapesOf(recipe);
+}
+
+void JobRules::CheckEmulation(v1::PrecisionSpec& precision) {
+  plan::RecipeSpec& recipe = spec().recipe;
+  recipe.emulation.clear();
+  for (const std::string& name : precision.emulation()) {
+    plan::GemmPath path = plan::GemmPath::kNone;
+    if (!plan::ParseEmulation(name, path)) {
+      Fail("spec.precision.emulation", "dequant_bf16, cpu_reference", QuotedOrNothing(name));
+      return;
+    }
+    recipe.emulation.push_back(path);
+  }
+  if (Failed("spec.devices.kind")) {
+    return;
+  }
+  const absl::StatusOr<plan::GemmPath> chosen = plan::ChooseGemmPath(recipe, spec().cpu_devices);
+  if (!chosen.ok()) {
+    FailAs(chosen.status());
+  } else if (plan::IsEmulation(*chosen) && recipe.emulation.empty()) {
+    precision.add_emulation(plan::GemmPathName(*chosen));
+    recipe.emulation = {*chosen};
+  }
 }
 
 // Shapes and patterns; how many tokens blocks need is the planner's matter.
@@ -130,7 +150,9 @@ void JobRules::CheckShapesOf(const plan::RecipeSpec& recipe) {
   if (!applied.ok()) {
     return;  // told by its own rule
   }
-  applied = plan::ApplyRecipe(recipe, kWholeBlocks, inventory);
+  const plan::GemmPath path =
+      plan::ChooseGemmPath(recipe, spec().cpu_devices).value_or(plan::GemmPath::kNone);
+  applied = plan::ApplyRecipe(recipe, path, kWholeBlocks, inventory);
   if (!applied.ok()) {
     FailAs(applied);
   }

@@ -65,6 +65,7 @@ class JobRules {
   void CheckPrecision();
   void CheckRecipe(v1::PrecisionSpec& precision);
   void CheckLossScale(v1::PrecisionSpec& precision);
+  void CheckEmulation(v1::PrecisionSpec& precision);
   void CheckShapesOf(const plan::RecipeSpec& recipe);
   void CheckElastic();
   void ExpandSizes();

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/model/compute_type.h"
+#include "common/model/gemm_paths.h"
 #include "common/plan/report/plan_report.h"
 #include "common/plan/report/step_timeline.h"
 
@@ -118,6 +119,19 @@ json::Value FitJson(const PlanDocument& document) {
   return out;
 }
 
+json::Value RecipeJson(const plan::RecipeReport& recipe) {
+  json::Value paths;
+  for (const char* gemm : plan::kGemmClasses) {
+    paths.Set(gemm, recipe.path);
+  }
+  json::Value entry;
+  entry.Set("name", recipe.recipe).Set("gemmPaths", std::move(paths));
+  entry.Set("emulated", recipe.emulated);
+  entry.Set("matrices", recipe.matrices).Set("parameters", recipe.parameters);
+  entry.Set("keptBf16", recipe.kept).Set("amaxBytes", recipe.amax_bytes);
+  return entry;
+}
+
 json::Value TypesJson(const plan::ProgramOptions& options) {
   json::Value types;
   types.Set("compute", plan::ComputeName(options.weight_type));
@@ -160,11 +174,7 @@ json::Value PlanJson(const PlanDocument& document) {
     out.Set("layerDrop", plan.options.layer_drop);
   }
   if (const plan::RecipeReport recipe = plan::ReportRecipe(plan); recipe.matrices > 0) {
-    json::Value entry;
-    entry.Set("name", recipe.recipe).Set("gemmPath", recipe.path);
-    entry.Set("matrices", recipe.matrices).Set("parameters", recipe.parameters);
-    entry.Set("keptBf16", recipe.kept).Set("amaxBytes", recipe.amax_bytes);
-    out.Set("recipe", std::move(entry));
+    out.Set("recipe", RecipeJson(recipe));
   }
   int64_t padding = 0;
   json::Value groups{json::Array()};

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
+#include <utility>
 #include <vector>
 
 #include "common/signed_size.h"
@@ -111,6 +113,10 @@ void QuantizeWeight(const QuantizeWeightArgs& args) {
 }
 
 void DecodeWeight(const DecodeWeightArgs& args) {
+  *args.scale.As<float>() = TensorScalesOf(args.scales).decode;
+  if (!args.to.present()) {
+    return;
+  }
   const int64_t columns = args.to.size[1];
   const int64_t row_bytes = columns / plan::CodesPerByte(args.scales.recipe);
   ForEachWeightRow(
@@ -121,7 +127,6 @@ void DecodeWeight(const DecodeWeightArgs& args) {
                         .form = WeightForm(args.scales.recipe),
                         .scales = scales});
       });
-  *args.scale.As<float>() = TensorScalesOf(args.scales).decode;
 }
 
 namespace {
@@ -205,7 +210,9 @@ class ActivationCast {
     return {.present = true,
             .seed = draws.seed,
             .position = {.sample = draws.first_sample + sample,
-                         .step = draws.step,
+                         .step = draws.device_step != nullptr
+                                     ? static_cast<uint32_t>(*draws.device_step)
+                                     : draws.step,
                          .site = draws.site,
                          .purpose = args_.along == BlocksAlong::kColumns
                                         ? scalar::PhiloxPurpose::kGradientAlongColumns
@@ -270,7 +277,7 @@ class ActivationCast {
   uint32_t largest_ = 0;  // amax of all that was seen
 };
 
-// The encode of a history (kernels/quantize.h).
+// encode of kernels/quantize.h.
 float EncodeOf(const float* history, int64_t length, float largest) {
   uint32_t amax = 0;
   for (int64_t i = 0; i < length; ++i) {
@@ -286,16 +293,94 @@ void QuantizeActivation(const QuantizeActivationArgs& args) {
   ActivationCast(args).Run();
 }
 
-void UpdateDelayedScale(const DelayedScaleArgs& args) {
-  auto* history = args.history.As<float>();
-  const int64_t length = args.history.elements();
-  const uint32_t amax = *args.amax.As<uint32_t>();
-  const bool apply = !args.apply.present() || *args.apply.As<uint32_t>() != 0;
-  if (apply && amax != 0) {
-    std::copy(history + 1, history + length, history);
-    history[length - 1] = std::bit_cast<float>(amax);
+// For comparison with devices: one element after another.
+void QuantizeCodes(const QuantizeCodesArgs& args) {
+  const bool gradient = args.role == ActivationRole::kGradient;
+  const int64_t rows = args.from.size[0];
+  const int64_t columns = args.from.size[1];
+  uint32_t amax = 0;
+  const auto value = [&](int64_t row, int64_t column) {
+    return std::bit_cast<float>(uint32_t{args.from.Row<uint16_t>(row)[column]} << 16);
+  };
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t column = 0; column < columns; ++column) {
+      amax = std::max(amax, scalar::MagnitudeBits(value(row, column)));
+    }
   }
-  *args.encode.As<float>() = EncodeOf(history, length, args.largest);
+  const float given = args.encode.present() ? *args.encode.As<float>() : 0.0f;
+  const scalar::Scales scales =
+      given != 0
+          ? scalar::Scales{given, 1.0f / given}
+          : scalar::TensorScales(args.recipe,
+                                 amax,
+                                 gradient ? scalar::kLargestE5M2Value : scalar::kLargestE4M3Value);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t column = 0; column < columns; ++column) {
+      const float x = value(row, column) * scales.encode;
+      const auto code = static_cast<uint8_t>(gradient ? scalar::E5M2::NearestCode(x)
+                                                      : scalar::E4M3::NearestCode(x));
+      if (args.codes.present()) {
+        args.codes.Row<uint8_t>(row)[column] = code;
+      }
+      if (args.transposed.present()) {
+        args.transposed.Row<uint8_t>(column)[row] = code;
+      }
+    }
+  }
+  *args.scale.As<float>() = scales.decode;
+  if (args.staged.present()) {
+    *args.staged.As<uint32_t>() = std::max(*args.staged.As<uint32_t>(), amax);
+  }
+  if (args.non_finite.present() && amax >= scalar::kInfinityBits) {
+    *args.non_finite.As<uint32_t>() |= 1;
+  }
+}
+
+void TransposeCodes(const TransposeCodesArgs& args) {
+  for (int64_t row = 0; row < args.from.size[0]; ++row) {
+    for (int64_t column = 0; column < args.from.size[1]; ++column) {
+      args.to.Row<uint8_t>(column)[row] = args.from.Row<uint8_t>(row)[column];
+    }
+  }
+}
+
+void UpdateDelayedScales(const DelayedScalesArgs& args) {
+  const int64_t length = args.histories.size[1];
+  const bool append =
+      args.weight_amax.present() && (!args.apply.present() || *args.apply.As<uint32_t>() != 0);
+  for (int64_t slot = 0; slot < args.histories.size[0]; ++slot) {
+    const int64_t domain = slot / kDelayedSlots;
+    const int64_t of = slot % kDelayedSlots;
+    auto* history = args.histories.As<float>() + slot * length;
+    auto* scales = args.scales.As<float>() + 2 * slot;
+    uint32_t amax = 0;
+    if (args.weight_amax.present() && of == 0) {
+      amax = args.weight_amax.As<uint32_t>()[domain];
+    } else if (args.weight_amax.present()) {
+      amax = std::exchange(args.activation_amax.As<uint32_t>()[2 * domain + of - 1], 0u);
+    }
+    if (append && of == 0) {
+      scales[0] = scales[1] != 0 ? scales[1]
+                                 : scalar::ScaleOf({.largest = scalar::kLargestE4M3Value}, amax);
+    }
+    if (append && amax != 0) {
+      std::copy(history + 1, history + length, history);
+      history[length - 1] = std::bit_cast<float>(amax);
+    }
+    const float code = of == 2 ? scalar::kLargestE5M2Value : scalar::kLargestE4M3Value;
+    scales[1] = EncodeOf(history, length, std::ldexp(code, -static_cast<int>(args.margin)));
+  }
+}
+
+void LargestWords(const LargestWordsArgs& args) {
+  auto* out = args.out.As<uint32_t>();
+  const int64_t words = args.out.elements();
+  std::fill_n(out, words, 0u);
+  for (const uint32_t* piece : args.pieces) {
+    for (int64_t i = 0; i < words; ++i) {
+      out[i] = std::max(out[i], piece[i]);
+    }
+  }
 }
 
 }  // namespace ravel::kernels::cpu

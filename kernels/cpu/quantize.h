@@ -10,6 +10,9 @@ void BlockAmax(const BlockAmaxArgs& args);
 void QuantizeWeight(const QuantizeWeightArgs& args);
 void DecodeWeight(const DecodeWeightArgs& args);
 void QuantizeActivation(const QuantizeActivationArgs& args);
-void UpdateDelayedScale(const DelayedScaleArgs& args);
+void QuantizeCodes(const QuantizeCodesArgs& args);
+void TransposeCodes(const TransposeCodesArgs& args);
+void UpdateDelayedScales(const DelayedScalesArgs& args);
+void LargestWords(const LargestWordsArgs& args);
 
 }  // namespace ravel::kernels::cpu

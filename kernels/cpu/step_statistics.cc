@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstring>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "common/signed_size.h"
@@ -51,6 +52,13 @@ void SumLoss(const SumLossArgs& args) {
       *args.sum += static_cast<double>(loss[i]);
       ++*args.tokens;
     }
+  }
+}
+
+void CountFlags(const CountFlagsArgs& args) {
+  auto* flags = args.flags.As<uint32_t>();
+  for (int64_t i = 0; i < args.flags.elements(); ++i) {
+    args.counts[i] += std::exchange(flags[i], 0u) != 0 ? 1 : 0;
   }
 }
 

@@ -10,6 +10,7 @@ namespace ravel::kernels::cpu {
 void AdamWUpdate(const AdamWArgs& args);
 void SumLoss(const SumLossArgs& args);
 void SumRowNodes(const SumRowNodesArgs& args);
+void CountFlags(const CountFlagsArgs& args);
 void DecideUpdate(const DecideUpdateArgs& args);
 
 }  // namespace ravel::kernels::cpu

@@ -8,7 +8,7 @@
 
 namespace ravel::kernels::cuda {
 
-inline constexpr int32_t kCudaAbiVersion = 11;
+inline constexpr int32_t kCudaAbiVersion = 12;
 
 // Errors of NCCL: kNcclErrors plus an ncclResult_t, or kNcclOtherError; all below kNcclErrorsEnd.
 inline constexpr int32_t kNcclErrors = 15000;
@@ -36,8 +36,9 @@ struct RavelCudaLaunch {
   uint64_t param_bytes;
 };
 
-// c [m, n] (=|+=) op(a) * op(b), row-major, sums in fp32. Types are those of common/dtype.h (fp32
-// or bf16); a and b have one type.
+// c [m, n] (=|+=) op(a) * op(b), row-major, sums in fp32. Types are those of common/dtype.h: fp32
+// or bf16, one for a and b; or codes (E4M3, E5M2), each with a type of its own, where c (=|+=)
+// *scale_a * *scale_b * (op(a) * op(b)).
 struct RavelCudaGemm {
   int64_t m;
   int64_t n;
@@ -53,7 +54,9 @@ struct RavelCudaGemm {
   int32_t a_align;  // bytes that the addresses and strides are multiples of, at most 256
   int32_t b_align;
   int32_t c_align;
-  int32_t multiprocessors;  // that the gemm may use; 0: all
+  int32_t multiprocessors;    // that the gemm may use; 0: all
+  int32_t b_type;             // 0: input_type, which then is that of a and b
+  int32_t fast_accumulation;  // of codes: sums may lose low bits
   int32_t reserved;
 };
 
@@ -69,6 +72,8 @@ struct RavelCudaGemmBuffers {
   void* c;
   void* workspace;
   uint64_t workspace_bytes;
+  const float* scale_a;  // of codes, in memory of the device; else null
+  const float* scale_b;
 };
 
 // Causal attention of bf16 heads through cuDNN; shapes as kernels/attention.h has them. Strides are

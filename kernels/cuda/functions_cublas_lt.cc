@@ -17,7 +17,10 @@
 namespace ravel::kernels::cuda {
 namespace {
 
-constexpr int32_t kBf16 = 3;  // common/dtype.h
+// common/dtype.h
+constexpr int32_t kBf16 = 3;
+constexpr int32_t kE4M3 = 14;
+constexpr int32_t kE5M2 = 15;
 constexpr int kMaxDevices = 64;
 
 struct Functions {
@@ -123,13 +126,36 @@ int32_t HandleOf(int32_t device, cublasLtHandle_t* handle) {
 }
 
 cudaDataType_t TypeOf(int32_t type) {
-  return type == kBf16 ? CUDA_R_16BF : CUDA_R_32F;
+  switch (type) {
+    case kBf16:
+      return CUDA_R_16BF;
+    case kE4M3:
+      return CUDA_R_8F_E4M3;
+    case kE5M2:
+      return CUDA_R_8F_E5M2;
+    default:
+      return CUDA_R_32F;
+  }
 }
+
+bool OfCodes(const RavelCudaGemm& gemm) {
+  return gemm.b_type != 0;
+}
+
+// Where a description has a scale, for proposals, which read none: codes have one.
+const RavelCudaGemmBuffers kAnyBuffers = {.a = nullptr,
+                                          .b = nullptr,
+                                          .c = nullptr,
+                                          .workspace = nullptr,
+                                          .workspace_bytes = 0,
+                                          .scale_a = reinterpret_cast<const float*>(256),
+                                          .scale_b = reinterpret_cast<const float*>(256)};
 
 // The descriptors of a gemm; status says whether all could be made.
 class Description {
  public:
-  explicit Description(const RavelCudaGemm& gemm) : f_(TheLibrary().functions) {
+  Description(const RavelCudaGemm& gemm, const RavelCudaGemmBuffers& buffers)
+      : f_(TheLibrary().functions) {
     Check(f_.description_create(&matmul_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     // Operands swapped: cuBLASLt's A is b.
     SetMatmul(CUBLASLT_MATMUL_DESC_TRANSA, gemm.transpose_b != 0 ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -141,7 +167,11 @@ class Description {
     const int64_t a_columns = gemm.transpose_a != 0 ? gemm.m : gemm.k;
     const int64_t b_rows = gemm.transpose_b != 0 ? gemm.n : gemm.k;
     const int64_t b_columns = gemm.transpose_b != 0 ? gemm.k : gemm.n;
-    SetLayout(first_, gemm.input_type, b_rows, b_columns, gemm.b_stride);
+    if (OfCodes(gemm)) {
+      DescribeCodes(gemm, buffers);
+    }
+    SetLayout(
+        first_, OfCodes(gemm) ? gemm.b_type : gemm.input_type, b_rows, b_columns, gemm.b_stride);
     SetLayout(second_, gemm.input_type, a_rows, a_columns, gemm.a_stride);
     SetLayout(result_, gemm.output_type, gemm.m, gemm.n, gemm.c_stride);
   }
@@ -168,6 +198,20 @@ class Description {
   void Check(cublasStatus_t status) {
     if (status_ == CUBLAS_STATUS_SUCCESS) {
       status_ = status;
+    }
+  }
+  // A scale for each operand, in fp32: the default mode. Sums in full unless they may be fast.
+  void DescribeCodes(const RavelCudaGemm& gemm, const RavelCudaGemmBuffers& buffers) {
+    const int8_t fast = gemm.fast_accumulation != 0 ? 1 : 0;
+    const void* first = buffers.scale_b;
+    const void* second = buffers.scale_a;
+    SetBytes(CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof(fast));
+    SetBytes(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &first, sizeof(first));
+    SetBytes(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &second, sizeof(second));
+  }
+  void SetBytes(cublasLtMatmulDescAttributes_t attribute, const void* value, size_t bytes) {
+    if (status_ == CUBLAS_STATUS_SUCCESS) {
+      Check(f_.description_set(matmul_, attribute, value, bytes));
     }
   }
   template <typename Value>
@@ -257,7 +301,7 @@ int32_t GemmCandidates(int32_t index,
   if (error != 0) {
     return error;
   }
-  const Description description(*gemm);
+  const Description description(*gemm, kAnyBuffers);
   const Preference preference(*gemm, workspace_bytes);
   error = description.error() != 0 ? description.error() : preference.error();
   if (error != 0) {
@@ -296,7 +340,7 @@ int32_t GemmRun(void* stream,
   if (error != 0) {
     return error;
   }
-  const Description description(*gemm);
+  const Description description(*gemm, *buffers);
   if (description.error() != 0) {
     return description.error();
   }

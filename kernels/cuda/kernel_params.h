@@ -63,7 +63,11 @@ enum class Kernel : int32_t {
   kActivationAmax,
   kQuantizeAlongColumns,
   kQuantizeAlongRows,
-  kDelayedScale,
+  kDelayedScales,
+  kLargestWords,
+  kCountFlags,
+  kTensorCodes,
+  kTransposeCodes,
   kCount,
 };
 inline constexpr int32_t kKernelVariants = 16;
@@ -478,6 +482,12 @@ struct SumRowNodesParams {
   const DeviceRowNode* nodes;
   double* out;
   int64_t rows;
+  int64_t count;
+};
+
+struct CountFlagsParams {
+  uint32_t* flags;
+  int64_t* counts;
   int64_t count;
 };
 

@@ -23,6 +23,7 @@ std::vector<KernelEntry> JoinEntries() {
                            GemmKernels(),
                            AttentionKernels(),
                            QuantizeKernels(),
+                           TensorCodesKernels(),
                            WeightCodeKernels(),
                            StatisticsKernels(),
                            StartKernels()}) {

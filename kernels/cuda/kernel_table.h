@@ -35,6 +35,7 @@ std::vector<KernelEntry> CastKernels();
 std::vector<KernelEntry> GemmKernels();
 std::vector<KernelEntry> AttentionKernels();
 std::vector<KernelEntry> QuantizeKernels();
+std::vector<KernelEntry> TensorCodesKernels();
 std::vector<KernelEntry> WeightCodeKernels();
 std::vector<KernelEntry> StatisticsKernels();
 std::vector<KernelEntry> StartKernels();

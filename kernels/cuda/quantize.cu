@@ -160,7 +160,7 @@ __device__ inline scalar::PhiloxWords DrawAt(const QuantizeActivationParams& p,
       scalar::PhiloxCounter(
           {.block = block,
            .sample = p.first_sample + static_cast<uint32_t>(row / p.sequence_tokens),
-           .step = p.step,
+           .step = p.device_step != nullptr ? static_cast<uint32_t>(*p.device_step) : p.step,
            .site = p.site,
            .purpose = static_cast<scalar::PhiloxPurpose>(p.purpose)}));
 }
@@ -288,23 +288,33 @@ __global__ void __launch_bounds__(kFlatThreads)
   }
 }
 
-// One block. Each round moves as many entries as there are threads, which all have read theirs
-// before one is written.
+// A block per slot. Each round moves as many entries as there are threads, which all have read
+// theirs before one is written.
 __global__ void __launch_bounds__(kFlatThreads)
-    DelayedScaleKernel(const __grid_constant__ DelayedScaleParams p) {
+    DelayedScalesKernel(const __grid_constant__ DelayedScalesParams p) {
   __shared__ uint32_t largest[kWarps];
-  const uint32_t staged = *p.amax;
-  const int shift = staged != 0 && (p.apply == nullptr || *p.apply != 0) ? 1 : 0;
+  const int64_t domain = int64_t{blockIdx.x} / kSlotsOfDomain;
+  const int of = static_cast<int>(blockIdx.x % kSlotsOfDomain);
+  float* history = p.histories + int64_t{blockIdx.x} * p.length;
+  float* scales = p.scales + 2 * int64_t{blockIdx.x};
+  uint32_t* activation =
+      p.weight_amax != nullptr && of != 0 ? p.activation_amax + 2 * domain + of - 1 : nullptr;
+  uint32_t staged = 0;
+  if (p.weight_amax != nullptr) {
+    staged = of == 0 ? p.weight_amax[domain] : *activation;
+  }
+  const bool applies = p.weight_amax != nullptr && (p.apply == nullptr || *p.apply != 0);
+  const int shift = staged != 0 && applies ? 1 : 0;
   uint32_t amax = 0;
   for (int64_t first = 0; first < p.length; first += kFlatThreads) {
     const int64_t i = first + threadIdx.x;
     float entry = 0;
     if (i < p.length) {
-      entry = i + shift < p.length ? p.history[i + shift] : __uint_as_float(staged);
+      entry = i + shift < p.length ? history[i + shift] : __uint_as_float(staged);
     }
     __syncthreads();
     if (i < p.length && shift != 0) {
-      p.history[i] = entry;
+      history[i] = entry;
     }
     __syncthreads();
     amax = MaxOf(amax, scalar::MagnitudeBits(entry));
@@ -314,12 +324,34 @@ __global__ void __launch_bounds__(kFlatThreads)
     largest[WarpOfThread()] = amax;
   }
   __syncthreads();
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kWarps; ++i) {
-      amax = MaxOf(amax, largest[i]);
+  if (threadIdx.x != 0) {
+    return;
+  }
+  for (int i = 0; i < kWarps; ++i) {
+    amax = MaxOf(amax, largest[i]);
+  }
+  if (applies && of == 0) {
+    const float next = scales[1];
+    scales[0] =
+        next != 0.0f ? next : scalar::ScaleOf({.largest = scalar::kLargestE4M3Value}, staged);
+  }
+  const float code = (of == 2 ? scalar::kLargestE5M2Value : scalar::kLargestE4M3Value) * p.room;
+  const bool usable = amax != 0 && amax < scalar::kInfinityBits;
+  scales[1] = usable ? scalar::ScaleOf({.largest = code}, amax) : 0.0f;
+  if (activation != nullptr) {
+    *activation = 0;
+  }
+}
+
+__global__ void __launch_bounds__(kFlatThreads)
+    LargestWordsKernel(const __grid_constant__ LargestWordsParams p) {
+  const int64_t step = int64_t{gridDim.x} * kFlatThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kFlatThreads + threadIdx.x; i < p.words; i += step) {
+    uint32_t largest = p.accumulate != 0 ? p.out[i] : 0;
+    for (int piece = 0; piece < p.count; ++piece) {
+      largest = MaxOf(largest, p.pieces[piece][i]);
     }
-    const bool usable = amax != 0 && amax < scalar::kInfinityBits;
-    *p.encode = usable ? scalar::ScaleOf({.largest = p.largest}, amax) : 0.0f;
+    p.out[i] = largest;
   }
 }
 
@@ -345,7 +377,8 @@ std::vector<KernelEntry> QuantizeKernels() {
       EntryOf(Kernel::kActivationAmax, kAmaxScalar, ActivationAmaxKernel<false>),
       EntryOf(Kernel::kActivationAmax, kAmaxVector, ActivationAmaxKernel<true>),
       EntryOf(Kernel::kActivationAmax, kAmaxTransform, TransformAmaxKernel),
-      EntryOf(Kernel::kDelayedScale, 0, DelayedScaleKernel),
+      EntryOf(Kernel::kDelayedScales, 0, DelayedScalesKernel),
+      EntryOf(Kernel::kLargestWords, 0, LargestWordsKernel),
       AlongRows<Float8BlockScheme>(kBlocksOf128),
       AlongRows<MxFp8Scheme>(kBlocksOf32),
       AlongRows<NvFp4Scheme>(kBlocksOfFp4),

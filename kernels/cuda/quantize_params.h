@@ -89,20 +89,63 @@ struct QuantizeActivationParams {
   int64_t columns;
   int64_t sequence_tokens;
   uint64_t seed;
+  const int64_t* device_step;  // read in place of `step` when present
   uint32_t step;
   uint32_t site;
   uint32_t first_sample;
   uint32_t purpose;
 };
 
-struct DelayedScaleParams {
-  float* history;
+inline constexpr int kCodesTile = 64;  // rows and columns of a block's tile
+
+// Codes [columns, rows] of a matrix [rows, columns].
+struct TransposedCodes {
+  uint8_t* codes;  // null: none
+  int64_t stride;
+  int64_t rows;
+  int64_t columns;
+};
+
+struct TensorCodesParams {
+  const void* from;
+  uint8_t* codes;  // null: none
+  TransposedCodes to;
   const uint32_t* amax;
-  float* encode;
+  float* scale;
+  const float* encode;
+  uint32_t* staged;
+  uint32_t* non_finite;
+  int64_t from_stride;
+  int64_t codes_stride;
+};
+
+struct TransposeCodesParams {
+  const uint8_t* from;  // contiguous
+  TransposedCodes to;
+};
+
+inline constexpr int kSlotsOfDomain = 3;
+
+// A block per slot; the slots of a domain are those of its weight, input and gradient.
+struct DelayedScalesParams {
+  float* histories;
+  float* scales;
+  const uint32_t* weight_amax;  // null: histories stay
+  uint32_t* activation_amax;
   const uint32_t* apply;
+  int64_t slots;
   int64_t length;
-  float largest;
+  float room;  // 2^-margin, times the largest code
   int32_t unused = 0;
+};
+
+inline constexpr int kMaxWordPieces = 64;
+struct LargestWordsParams {
+  const uint32_t* pieces[kMaxWordPieces];
+  uint32_t* out;
+  int64_t words;
+  int32_t count;
+  int32_t accumulate;  // not 0: out is one of the pieces, too
 };
 
 }  // namespace ravel::kernels::cuda

@@ -99,6 +99,17 @@ __global__ void __launch_bounds__(kFlatThreads)
   }
 }
 
+__global__ void __launch_bounds__(kFlatThreads)
+    CountFlagsKernel(const __grid_constant__ CountFlagsParams p) {
+  const int64_t step = int64_t{gridDim.x} * kFlatThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kFlatThreads + threadIdx.x; i < p.count; i += step) {
+    if (p.flags[i] != 0) {
+      p.counts[i] += 1;
+      p.flags[i] = 0;
+    }
+  }
+}
+
 __device__ inline double ValueOf(const DecideUpdateParams& p, int32_t operand) {
   return operand < 0 ? p.sums[-1 - static_cast<int64_t>(operand)]
                      : __longlong_as_double(p.messages[operand]);
@@ -151,6 +162,7 @@ __global__ void __launch_bounds__(kFlatThreads)
 std::vector<KernelEntry> StatisticsKernels() {
   return {EntryOf(Kernel::kSumLoss, 0, SumLossKernel),
           EntryOf(Kernel::kSumRowNodes, 0, SumRowNodesKernel),
+          EntryOf(Kernel::kCountFlags, 0, CountFlagsKernel),
           EntryOf(Kernel::kDecideUpdate, 0, DecideUpdateKernel)};
 }
 

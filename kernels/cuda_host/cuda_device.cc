@@ -44,6 +44,7 @@ absl::StatusOr<std::unique_ptr<CudaGpu>> CudaGpu::Open(const CudaLibrary& librar
   const absl::Status cublas =
       library.ToStatus(library.functions().gemm_version(&version), "cuBLASLt");
   gpu->no_cublas_ = std::string(cublas.message());
+  gpu->cublas_version_ = cublas.ok() ? version : 0;
   if (!cublas.ok()) {
     log::Warning(absl::StrCat("gemms: our own kernel, because ", cublas.message()));
   }

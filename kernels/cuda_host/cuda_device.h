@@ -86,6 +86,7 @@ class CudaGpu {
   cuda::GemmAlgorithms& algorithms() { return *algorithms_; }
   // Why gemms run on our own kernel; empty where cuBLASLt was found.
   const std::string& no_cublas() const { return no_cublas_; }
+  uint64_t cublas_version() const { return cublas_version_; }  // 130100 for 13.1; 0: none
   // Why attention does; empty where cuDNN was found.
   const std::string& no_cudnn() const { return no_cudnn_; }
 
@@ -100,6 +101,7 @@ class CudaGpu {
   CudaDevice properties_;
   std::unique_ptr<cuda::GemmAlgorithms> algorithms_;
   std::string no_cublas_;
+  uint64_t cublas_version_ = 0;
   std::string no_cudnn_;
   std::unique_ptr<CudaMemoryCount> memory_count_;
   std::function<void(const absl::Status&)> on_failure_;
@@ -254,6 +256,8 @@ class CudaStream final : public cuda::LaunchStream {
     const void* a;
     const void* b;
     void* c;
+    const float* scale_a;
+    const float* scale_b;
   };
   using GemmRequests = std::map<std::string, GemmRequest>;  // by key, the first of each
   // From here on nothing that ops ask for reaches the device: their gemms are listed, all else
@@ -281,7 +285,8 @@ class CudaStream final : public cuda::LaunchStream {
   void RunKernel(const cuda::LaunchShape& shape, const void* params, uint64_t param_bytes) override;
   void CopyMemory(void* to, const void* from, int64_t bytes) override;
   void FillZero(void* to, int64_t bytes) override;
-  bool RunGemm(const cuda::RavelCudaGemm& gemm, const void* a, const void* b, void* c) override;
+  bool RunGemm(const cuda::RavelCudaGemm& gemm,
+               const cuda::RavelCudaGemmBuffers& operands) override;
   bool RunAttention(const cuda::RavelCudaAttention& attention,
                     const cuda::RavelCudaAttentionBuffers& buffers) override;
   int64_t PrepareAttention(const cuda::RavelCudaAttention& attention,

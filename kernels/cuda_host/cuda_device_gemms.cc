@@ -46,14 +46,21 @@ RavelCudaGemmBuffers CudaStream::BuffersOf(const GemmRequest& request) const {
           .b = request.b,
           .c = request.c,
           .workspace = scratch_,
-          .workspace_bytes = uint64_t{cuda::kScratchBytes}};
+          .workspace_bytes = uint64_t{cuda::kScratchBytes},
+          .scale_a = request.scale_a,
+          .scale_b = request.scale_b};
 }
 
-bool CudaStream::RunGemm(const RavelCudaGemm& gemm, const void* a, const void* b, void* c) {
+bool CudaStream::RunGemm(const RavelCudaGemm& gemm, const RavelCudaGemmBuffers& operands) {
   if (!gpu_.no_cublas().empty()) {
     return false;
   }
-  GemmRequest request = {.gemm = gemm, .a = a, .b = b, .c = c};
+  GemmRequest request = {.gemm = gemm,
+                         .a = operands.a,
+                         .b = operands.b,
+                         .c = operands.c,
+                         .scale_a = operands.scale_a,
+                         .scale_b = operands.scale_b};
   request.gemm.multiprocessors = gemm_multiprocessors_;
   const std::string key = cuda::GemmKey(request.gemm);
   if (rehearsed_ != nullptr) {

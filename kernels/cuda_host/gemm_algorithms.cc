@@ -39,7 +39,25 @@ std::string SumOf(const std::string& text) {
 }
 
 std::string TypeName(int32_t dtype) {
-  return dtype == static_cast<int32_t>(DType::kBF16) ? "bf16" : "f32";
+  switch (static_cast<DType>(dtype)) {
+    case DType::kBF16:
+      return "bf16";
+    case DType::kF8E4M3:
+      return "e4m3";
+    case DType::kF8E5M2:
+      return "e5m2";
+    default:
+      return "f32";
+  }
+}
+
+// "bf16", or of codes "e5m2*e4m3", with "+fast" where sums may be.
+std::string InputName(const RavelCudaGemm& gemm) {
+  const std::string a = TypeName(gemm.input_type);
+  return gemm.b_type == 0
+             ? a
+             : absl::StrCat(
+                   a, "*", TypeName(gemm.b_type), gemm.fast_accumulation != 0 ? "+fast" : "");
 }
 
 // key, eight words, workspace, microseconds; or key, none.
@@ -73,7 +91,7 @@ std::string GemmKey(const RavelCudaGemm& gemm) {
                          gemm.k,
                          gemm.transpose_a != 0 ? 't' : 'n',
                          gemm.transpose_b != 0 ? 't' : 'n',
-                         TypeName(gemm.input_type),
+                         InputName(gemm),
                          TypeName(gemm.output_type),
                          gemm.accumulate,
                          gemm.a_stride,

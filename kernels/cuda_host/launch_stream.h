@@ -38,8 +38,9 @@ class LaunchStream : public Stream {
   virtual void RunKernel(const LaunchShape& shape, const void* params, uint64_t param_bytes) = 0;
   virtual void CopyMemory(void* to, const void* from, int64_t bytes) = 0;
   virtual void FillZero(void* to, int64_t bytes) = 0;
-  // False where there is no cuBLASLt, or it has no algorithm for the gemm.
-  virtual bool RunGemm(const RavelCudaGemm& gemm, const void* a, const void* b, void* c) = 0;
+  // False where there is no cuBLASLt, or it has no algorithm for the gemm. The workspace is the
+  // stream's matter.
+  virtual bool RunGemm(const RavelCudaGemm& gemm, const RavelCudaGemmBuffers& operands) = 0;
   // Attention through cuDNN, within the workspace of the buffers, or within the stream's where that
   // is larger; false where it has no engine for the description.
   virtual bool RunAttention(const RavelCudaAttention& attention,

@@ -69,11 +69,15 @@ void Cast(Stream& stream, const CastArgs& args);
 void TransposeMatrix(Stream& stream, const TransposeArgs& args);
 void SumLoss(Stream& stream, const SumLossArgs& args);
 void SumRowNodes(Stream& stream, const SumRowNodesArgs& args);
+void CountFlags(Stream& stream, const CountFlagsArgs& args);
 void DecideUpdate(Stream& stream, const DecideUpdateArgs& args);
 void BlockAmax(Stream& stream, const BlockAmaxArgs& args);
 void QuantizeWeight(Stream& stream, const QuantizeWeightArgs& args);
 void DecodeWeight(Stream& stream, const DecodeWeightArgs& args);
 void QuantizeActivation(Stream& stream, const QuantizeActivationArgs& args);
-void UpdateDelayedScale(Stream& stream, const DelayedScaleArgs& args);
+void QuantizeCodes(Stream& stream, const QuantizeCodesArgs& args);
+void TransposeCodes(Stream& stream, const TransposeCodesArgs& args);
+void UpdateDelayedScales(Stream& stream, const DelayedScalesArgs& args);
+void LargestWords(Stream& stream, const LargestWordsArgs& args);
 
 }  // namespace ravel::kernels::cuda

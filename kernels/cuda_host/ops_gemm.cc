@@ -30,6 +30,26 @@ int64_t StrideOf(const TensorView& view) {
   return std::max(view.row_stride, view.size[1]);
 }
 
+bool IsCodes(const TensorView& view) {
+  return view.dtype == DType::kF8E4M3 || view.dtype == DType::kF8E5M2;
+}
+
+// What cuBLASLt asks of codes; an algorithm that it has not is a bug of the plan, and the end.
+void RequireCodes(const GemmArgs& args) {
+  constexpr int64_t kStep = 16;
+  CHECK_MSG(IsCodes(args.b) && (args.a.dtype != args.b.dtype || args.a.dtype == DType::kF8E4M3),
+            "codes of both operands are expected, not both E5M2");
+  CHECK_MSG(args.transpose_a == Transpose::kNo && args.transpose_b == Transpose::kYes,
+            "codes lie along the inner index");
+  CHECK_MSG(args.scale_a.present() && args.scale_b.present(), "codes have scales");
+  for (const TensorView* view : {&args.a, &args.b, &args.c}) {
+    CHECK_MSG(view->size[0] % kStep == 0 && view->size[1] % kStep == 0 &&
+                  view->row_stride % kStep == 0 &&
+                  reinterpret_cast<uintptr_t>(view->data) % kStep == 0,
+              "sizes, strides and addresses of codes are multiples of 16");
+  }
+}
+
 RavelCudaGemm DescriptionOf(const GemmArgs& args, int64_t m, int64_t n, int64_t k) {
   RavelCudaGemm gemm = {};
   gemm.m = m;
@@ -43,6 +63,10 @@ RavelCudaGemm DescriptionOf(const GemmArgs& args, int64_t m, int64_t n, int64_t 
   gemm.input_type = static_cast<int32_t>(args.a.dtype);
   gemm.output_type = static_cast<int32_t>(args.c.dtype);
   gemm.accumulate = args.output == Output::kAccumulate ? 1 : 0;
+  if (IsCodes(args.a)) {
+    gemm.b_type = static_cast<int32_t>(args.b.dtype);
+    gemm.fast_accumulation = args.fast_accumulation ? 1 : 0;
+  }
   gemm.a_align = AlignmentOf(args.a);
   gemm.b_align = AlignmentOf(args.b);
   gemm.c_align = AlignmentOf(args.c);
@@ -85,11 +109,17 @@ void Gemm(Stream& stream, const GemmArgs& args) {
   const int64_t m = args.c.size[0];
   const int64_t n = args.c.size[1];
   const int64_t k = flip_a ? args.a.size[0] : args.a.size[1];
-  RequireFloat(args.a);
   RequireFloat(args.c);
-  CHECK_MSG(args.c.dtype == DType::kF32 || args.a.dtype == DType::kBF16, "a gemm of fp32 is fp32");
+  const bool codes = IsCodes(args.a);
+  if (codes) {
+    RequireCodes(args);
+  } else {
+    RequireFloat(args.a);
+    CHECK_MSG(args.c.dtype == DType::kF32 || args.a.dtype == DType::kBF16,
+              "a gemm of fp32 is fp32");
+  }
   RequireMatrix(args.a, flip_a ? k : m, flip_a ? m : k, args.a.dtype);
-  RequireMatrix(args.b, flip_b ? n : k, flip_b ? k : n, args.a.dtype);
+  RequireMatrix(args.b, flip_b ? n : k, flip_b ? k : n, codes ? args.b.dtype : args.a.dtype);
   RequireMatrix(args.c, m, n, args.c.dtype);
   for (const TensorView& scale : {args.scale_a, args.scale_b}) {
     if (scale.present()) {
@@ -105,8 +135,19 @@ void Gemm(Stream& stream, const GemmArgs& args) {
     }
     return;
   }
-  if (HasScale(args) ||
-      !on.RunGemm(DescriptionOf(args, m, n, k), args.a.data, args.b.data, args.c.data)) {
+  const auto run = [&] {
+    return on.RunGemm(DescriptionOf(args, m, n, k),
+                      {.a = args.a.data,
+                       .b = args.b.data,
+                       .c = args.c.data,
+                       .workspace = nullptr,
+                       .workspace_bytes = 0,
+                       .scale_a = args.scale_a.As<float>(),
+                       .scale_b = args.scale_b.As<float>()});
+  };
+  if (codes) {
+    CHECK_MSG(run(), "cuBLASLt has no algorithm for a gemm of codes");
+  } else if (HasScale(args) || !run()) {
     RunFallback(on, args, m, n, k);
   }
 }

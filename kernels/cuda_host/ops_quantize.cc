@@ -1,6 +1,10 @@
 // Host half of quantization. The amax of an activation with a scale of its own lies in the stream's
 // scratch between the kernel that makes it and the one that casts.
 
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
 #include "common/check.h"
 #include "common/signed_size.h"
 #include "kernels/cuda_host/launch_rules.h"
@@ -145,13 +149,19 @@ void QuantizeWeight(Stream& stream, const QuantizeWeightArgs& args) {
 
 void DecodeWeight(Stream& stream, const DecodeWeightArgs& args) {
   LaunchStream& on = LaunchStreamOf(stream);
-  const int64_t rows = args.to.size[0];
-  const int64_t columns = args.to.size[1];
   const Recipe recipe = args.scales.recipe;
-  RequireMatrix(args.to, rows, columns, DType::kBF16);
-  CHECK_MSG(args.to.contiguous(), "contiguous rows are expected");
+  const bool decodes = args.to.present();
+  CHECK_MSG(decodes || plan::BlockEdge(recipe) == 0, "a scale alone has a tensor of one block");
+  const int64_t rows = decodes ? args.to.size[0] : 0;
+  const int64_t columns = decodes ? args.to.size[1] : 0;
+  if (decodes) {
+    RequireMatrix(args.to, rows, columns, DType::kBF16);
+    CHECK_MSG(args.to.contiguous(), "contiguous rows are expected");
+  }
   const WeightScaleParams scales = ScalesOf(args.scales, rows, columns);
-  RequireCodes(args.codes, recipe, rows, columns);
+  if (decodes) {
+    RequireCodes(args.codes, recipe, rows, columns);
+  }
   RequireWord(args.scale, DType::kF32);
   const bool eights = FitsEights(args.codes, args.to, columns);
   const int64_t width = eights ? kQuantizeWidth : plan::CodesPerByte(recipe);
@@ -257,27 +267,150 @@ void QuantizeActivation(Stream& stream, const QuantizeActivationArgs& args) {
                                   .columns = columns,
                                   .sequence_tokens = args.draws.sequence_tokens,
                                   .seed = args.draws.seed,
+                                  .device_step = args.draws.device_step,
                                   .step = args.draws.step,
                                   .site = args.draws.site,
                                   .first_sample = args.draws.first_sample,
                                   .purpose = static_cast<uint32_t>(purpose)});
 }
 
-void UpdateDelayedScale(Stream& stream, const DelayedScaleArgs& args) {
-  CHECK_MSG(args.history.elements() > 0, "a history has a length");
-  RequireFlat(args.history, args.history.elements(), DType::kF32);
-  RequireWord(args.amax, DType::kU32);
-  RequireWord(args.encode, DType::kF32);
+namespace {
+
+// Codes of one byte, in a matrix of this size, read and written by words.
+void RequireWholeCodes(const TensorView& codes, int64_t rows, int64_t columns) {
+  RequireMatrix(codes, rows, columns, DType::kU8);
+  CHECK_MSG(codes.contiguous() && reinterpret_cast<uintptr_t>(codes.data) % 4 == 0,
+            "codes are contiguous words");
+}
+
+// Blocks for the tiles of a matrix.
+std::array<uint32_t, 3> TileGrid(const LaunchStream& on, int64_t rows, int64_t columns) {
+  const int64_t tiles = DivCeil(rows, int64_t{kCodesTile}) * DivCeil(columns, int64_t{kCodesTile});
+  return {FlatGrid(on, tiles * kFlatThreads), 1, 1};
+}
+
+}  // namespace
+
+void QuantizeCodes(Stream& stream, const QuantizeCodesArgs& args) {
+  LaunchStream& on = LaunchStreamOf(stream);
+  const bool delayed = args.recipe == Recipe::kDelayed;
+  CHECK_MSG(delayed || args.recipe == Recipe::kCurrent, "codes of one scale are expected");
+  const int64_t tokens = args.from.size[0];
+  const int64_t columns = args.from.size[1];
+  RequireMatrix(args.from, tokens, columns, DType::kBF16);
+  CHECK_MSG(columns % kCodesStep == 0 && reinterpret_cast<uintptr_t>(args.from.data) % 8 == 0 &&
+                (args.from.row_stride % 4 == 0 || tokens <= 1),
+            "activations are read by 8 bytes");
+  if (args.codes.present()) {
+    RequireWholeCodes(args.codes, tokens, columns);
+  }
+  if (args.transposed.present()) {
+    RequireWholeCodes(args.transposed, columns, tokens);
+    CHECK_EQ(tokens % kCodesStep, 0);
+  }
+  RequireWord(args.scale, DType::kF32);
+  RequireWordIfPresent(args.encode, DType::kF32);
+  RequireWordIfPresent(args.staged, DType::kU32);
+  RequireWordIfPresent(args.non_finite, DType::kU32);
+  const uint32_t* amax = TensorAmax(on,
+                                    {.recipe = args.recipe,
+                                     .role = args.role,
+                                     .along = BlocksAlong::kColumns,
+                                     .from = args.from,
+                                     .to = args.from,
+                                     .scale = args.scale});
+  const bool gradient = args.role == ActivationRole::kGradient;
+  on.Run({.kernel = Kernel::kTensorCodes,
+          .variant = gradient ? kTensorE5M2 : kTensorE4M3,
+          .grid = TileGrid(on, tokens, columns)},
+         TensorCodesParams{.from = args.from.data,
+                           .codes = args.codes.As<uint8_t>(),
+                           .to = {.codes = args.transposed.As<uint8_t>(),
+                                  .stride = tokens,
+                                  .rows = tokens,
+                                  .columns = columns},
+                           .amax = amax,
+                           .scale = args.scale.As<float>(),
+                           .encode = delayed ? args.encode.As<float>() : nullptr,
+                           .staged = delayed ? args.staged.As<uint32_t>() : nullptr,
+                           .non_finite = args.non_finite.As<uint32_t>(),
+                           .from_stride = args.from.row_stride,
+                           .codes_stride = columns});
+}
+
+void TransposeCodes(Stream& stream, const TransposeCodesArgs& args) {
+  LaunchStream& on = LaunchStreamOf(stream);
+  const int64_t rows = args.from.size[0];
+  const int64_t columns = args.from.size[1];
+  RequireWholeCodes(args.from, rows, columns);
+  RequireWholeCodes(args.to, columns, rows);
+  CHECK(rows % kCodesStep == 0 && columns % kCodesStep == 0);
+  if (rows == 0 || columns == 0) {
+    return;
+  }
+  on.Run(
+      {.kernel = Kernel::kTransposeCodes, .grid = TileGrid(on, rows, columns)},
+      TransposeCodesParams{
+          .from = args.from.As<uint8_t>(),
+          .to = {
+              .codes = args.to.As<uint8_t>(), .stride = rows, .rows = rows, .columns = columns}});
+}
+
+static_assert(kSlotsOfDomain == kDelayedSlots);
+
+void UpdateDelayedScales(Stream& stream, const DelayedScalesArgs& args) {
+  const int64_t slots = args.histories.size[0];
+  const int64_t length = args.histories.size[1];
+  CHECK_MSG(length > 0 && slots % kDelayedSlots == 0, "a history has a length");
+  RequireMatrix(args.histories, slots, length, DType::kF32);
+  RequireMatrix(args.scales, slots, 2, DType::kF32);
+  CHECK(args.histories.contiguous() && args.scales.contiguous());
+  CHECK_EQ(args.weight_amax.present(), args.activation_amax.present());
+  if (args.weight_amax.present()) {
+    RequireFlat(args.weight_amax, slots / kDelayedSlots, DType::kU32);
+    CHECK(args.activation_amax.dtype == DType::kU32);
+    CHECK_EQ(args.activation_amax.elements() * kDelayedSlots, 2 * slots);
+  }
   if (args.apply.present()) {
     RequireWord(args.apply, args.apply.dtype == DType::kI32 ? DType::kI32 : DType::kU32);
   }
-  LaunchStreamOf(stream).Run({.kernel = Kernel::kDelayedScale},
-                             DelayedScaleParams{.history = args.history.As<float>(),
-                                                .amax = args.amax.As<uint32_t>(),
-                                                .encode = args.encode.As<float>(),
-                                                .apply = args.apply.As<uint32_t>(),
-                                                .length = args.history.elements(),
-                                                .largest = args.largest});
+  constexpr int64_t kMostMargin = 8;
+  CHECK(args.margin >= 0 && args.margin <= kMostMargin);
+  if (slots == 0) {
+    return;
+  }
+  LaunchStreamOf(stream).Run(
+      {.kernel = Kernel::kDelayedScales, .grid = {static_cast<uint32_t>(slots), 1, 1}},
+      DelayedScalesParams{.histories = args.histories.As<float>(),
+                          .scales = args.scales.As<float>(),
+                          .weight_amax = args.weight_amax.As<uint32_t>(),
+                          .activation_amax = args.activation_amax.As<uint32_t>(),
+                          .apply = args.apply.As<uint32_t>(),
+                          .slots = slots,
+                          .length = length,
+                          .room = std::ldexp(1.0f, -static_cast<int>(args.margin))});
+}
+
+// More pieces than a launch takes go on top of what the launches before have found.
+void LargestWords(Stream& stream, const LargestWordsArgs& args) {
+  LaunchStream& on = LaunchStreamOf(stream);
+  const int64_t words = args.out.elements();
+  RequireFlat(args.out, words, DType::kU32);
+  CHECK_MSG(!args.pieces.empty(), "no pieces");
+  if (words == 0) {
+    return;
+  }
+  for (size_t first = 0; first < args.pieces.size(); first += kMaxWordPieces) {
+    LargestWordsParams params = {};
+    params.out = args.out.As<uint32_t>();
+    params.words = words;
+    params.accumulate = first > 0 ? 1 : 0;
+    params.count =
+        static_cast<int32_t>(std::min<size_t>(args.pieces.size() - first, size_t{kMaxWordPieces}));
+    std::copy_n(
+        args.pieces.begin() + static_cast<std::ptrdiff_t>(first), params.count, params.pieces);
+    on.Run({.kernel = Kernel::kLargestWords, .grid = {FlatGrid(on, words), 1, 1}}, params);
+  }
 }
 
 }  // namespace ravel::kernels::cuda

@@ -50,6 +50,17 @@ void SumRowNodes(Stream& stream, const SumRowNodesArgs& args) {
                            .count = args.count});
 }
 
+void CountFlags(Stream& stream, const CountFlagsArgs& args) {
+  LaunchStream& on = LaunchStreamOf(stream);
+  const int64_t n = args.flags.elements();
+  RequireFlat(args.flags, n, DType::kU32);
+  if (n == 0) {
+    return;
+  }
+  on.Run({.kernel = Kernel::kCountFlags, .grid = {FlatGrid(on, n), 1, 1}},
+         CountFlagsParams{.flags = args.flags.As<uint32_t>(), .counts = args.counts, .count = n});
+}
+
 // The device reads the header by the word.
 static_assert(kStatisticsHeaderWords == scalar::kStatisticsHeaderWords);
 static_assert(offsetof(StatisticsHeader, learning_rate) ==

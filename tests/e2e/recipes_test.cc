@@ -141,6 +141,9 @@ TEST_F(RecipesTest, APlanNamesItsGemmPathAndRefusalsNameTheirField) {
               HasSubstr("spec.precision.amaxMargin: expected a whole number from 0 to 8"));
   EXPECT_THAT(plan("fp32", "recipe: mxfp8, compute: fp32", 128).err,
               HasSubstr("spec.precision.compute"));
+  EXPECT_THAT(good.out, HasSubstr("an emulation, of forward, input gradient, weight gradient"));
+  EXPECT_THAT(plan("path", "recipe: mxfp8, emulation: [dequant_bf16]", 128).err,
+              HasSubstr("spec.precision.emulation"));
   EXPECT_THAT(plan("none", "recipe: fp16", 128).err, HasSubstr("precision"));
   EXPECT_THAT(plan("pattern", "recipe: mxfp8, keepBf16: ['*.nothing']", 128).err,
               HasSubstr("spec.precision.keepBf16[0]"));

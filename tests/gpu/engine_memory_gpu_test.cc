@@ -81,6 +81,17 @@ TEST_F(GpuMemory, IsNeitherMadeNorFreedAtWorkInNarrowForms) {
   }
 }
 
+TEST_F(GpuMemory, IsNeitherMadeNorFreedAtWorkWithARecipe) {
+  for (const plan::Recipe recipe : {plan::Recipe::kDelayed, plan::Recipe::kNvFp4}) {
+    RecordArgs args = DeviceSteps({.strategy = "ZeRO3", .width = 2}, "recipes");
+    args.spec.steps = 8;
+    args.spec.compute = plan::ComputeType::kBF16;
+    args.spec.recipe = {
+        .recipe = recipe, .keep_bf16 = {}, .emulation = {plan::GemmPath::kDequantBf16}};
+    EXPECT_EQ(ChangesAtWork(gpu(), args), 0);
+  }
+}
+
 TEST_F(GpuMemory, EveryChangeIsCounted) {
   const int64_t before = gpu().memory_use().changes;
   { const kernels::CudaMemory device = *gpu().AllocateDevice(64); }

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -13,6 +15,8 @@
 #include "common/signed_size.h"
 #include "kernels/gemm.h"
 #include "kernels/quantize.h"
+#include "kernels/scalar/float8.h"
+#include "kernels/step_statistics.h"
 #include "tests/gpu/gpu.h"
 
 namespace ravel::kernels::testing {
@@ -128,6 +132,10 @@ class GpuActivationTest : public GpuQuantizeTest {
       Set(staged, 5u);
       Set(non_finite, 0u);
       QuantizeActivationArgs args = base;
+      TwinMatrix step(DType::kU32, 1, 2);  // int64
+      std::memset(step.host().data, 0, sizeof(int64_t));
+      Set(step, args.draws.step);
+      args.draws.step += in_place ? 50 : 0;  // the step in memory counts
       const auto run = [&](Stream& stream, auto on) {
         args.from = (from.*on)();
         args.to = (to.*on)();
@@ -135,6 +143,7 @@ class GpuActivationTest : public GpuQuantizeTest {
         args.encode = (given.*on)();
         args.staged = (staged.*on)();
         args.non_finite = (non_finite.*on)();
+        args.draws.device_step = in_place ? (step.*on)().template As<int64_t>() : nullptr;
         QuantizeActivation(stream, args);
       };
       run(cpu_, &TwinMatrix::host);
@@ -262,29 +271,215 @@ TEST_F(GpuWeightTest, GivesTheBitsOfTheCpu) {
   }
 }
 
-TEST_F(GpuQuantizeTest, DelayedScalesAreThoseOfTheCpu) {
-  for (const int64_t length : {int64_t{1}, int64_t{5}, int64_t{256}, int64_t{1024}}) {
-    TwinMatrix history(DType::kF32, 1, length);
-    TwinMatrix amax(DType::kU32, 1, 1);
-    TwinMatrix encode(DType::kF32, 1, 1);
-    TwinMatrix apply(DType::kI32, 1, 1);
-    Fill(history, 13);
-    for (const float staged : {0.0f, 2000.0f, 1e-40f, std::numeric_limits<float>::infinity()}) {
-      for (const int32_t applies : {0, 1}) {
-        Set(amax, std::bit_cast<uint32_t>(staged));
-        Set(apply, applies);
+// The codes that QuantizeActivation decodes, in either order.
+TEST_F(GpuQuantizeTest, CodesOfTensorsAreThoseOfTheCpuAndOfDecodedValues) {
+  for (const ActivationRole role : {ActivationRole::kInput, ActivationRole::kGradient}) {
+    for (const auto& [tokens, columns, gap, bad] :
+         {std::tuple(int64_t{144}, int64_t{80}, int64_t{0}, 0.0f),
+          std::tuple(int64_t{16}, int64_t{208}, int64_t{4}, 0.0f),
+          std::tuple(int64_t{64}, int64_t{64}, int64_t{64}, std::nanf(""))}) {
+      for (const float given : {0.0f, 3.5f}) {
+        TwinMatrix from(DType::kBF16, tokens, columns, gap);
+        TwinMatrix decoded(DType::kBF16, tokens, columns);
+        TwinMatrix codes(DType::kU8, tokens, columns);
+        TwinMatrix transposed(DType::kU8, columns, tokens);
+        TwinMatrix back(DType::kU8, tokens, columns);
+        TwinMatrix scale(DType::kF32, 1, 1);
+        TwinMatrix encode(DType::kF32, 1, 1);
+        TwinMatrix staged(DType::kU32, 1, 1);
+        TwinMatrix flag(DType::kU32, 1, 1);
+        Fill(from, 21, bad);
+        Set(encode, given);
+        Set(staged, 5u);
+        Set(flag, 0u);
         const auto run = [&](Stream& stream, auto on) {
-          UpdateDelayedScale(stream,
-                             {.history = (history.*on)(),
-                              .amax = (amax.*on)(),
-                              .encode = (encode.*on)(),
-                              .apply = (apply.*on)(),
-                              .largest = 57344.0f});
+          const QuantizeCodesArgs args = {.recipe = Recipe::kDelayed,
+                                          .role = role,
+                                          .from = (from.*on)(),
+                                          .codes = (codes.*on)(),
+                                          .transposed = (transposed.*on)(),
+                                          .scale = (scale.*on)(),
+                                          .encode = (encode.*on)(),
+                                          .staged = (staged.*on)(),
+                                          .non_finite = (flag.*on)()};
+          QuantizeCodes(stream, args);
+          TransposeCodes(stream, {.from = (transposed.*on)(), .to = (back.*on)()});
         };
         run(cpu_, &TwinMatrix::host);
         run(gpu(), &TwinMatrix::device);
-        EXPECT_TRUE(history.Same()) << length << " " << staged;
-        EXPECT_TRUE(encode.Same()) << length << " " << staged;
+        for (TwinMatrix* made : {&codes, &transposed, &back, &scale, &staged, &flag}) {
+          EXPECT_TRUE(made->Same()) << tokens << " x " << columns;
+        }
+        EXPECT_EQ(std::memcmp(codes.host().data, back.host().data, Size(tokens * columns)), 0);
+        EXPECT_EQ(*flag.host().As<uint32_t>() != 0, bad != 0);
+        QuantizeActivation(cpu_,
+                           {.recipe = Recipe::kDelayed,
+                            .role = role,
+                            .from = from.host(),
+                            .to = decoded.host(),
+                            .scale = scale.host(),
+                            .encode = encode.host()});
+        for (int64_t i = 0; i < tokens * columns; ++i) {
+          const uint32_t code = codes.host().As<uint8_t>()[i];
+          const float value = role == ActivationRole::kInput ? scalar::E4M3::ValueOfCode(code)
+                                                             : scalar::E5M2::ValueOfCode(code);
+          const float of_bf16 = Bf16ToFloat(decoded.host().As<uint16_t>()[i]);
+          ASSERT_TRUE(value == of_bf16 || (std::isnan(value) && std::isnan(of_bf16))) << i;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(GpuQuantizeTest, DelayedScalesAreThoseOfTheCpu) {
+  constexpr int64_t kDomains = 3;
+  for (const int64_t length : {int64_t{1}, int64_t{5}, int64_t{256}, int64_t{1024}}) {
+    TwinMatrix histories(DType::kF32, 3 * kDomains, length);
+    TwinMatrix scales(DType::kF32, 3 * kDomains, 2);
+    TwinMatrix weights(DType::kU32, 1, kDomains);
+    TwinMatrix activations(DType::kU32, kDomains, 2);
+    TwinMatrix apply(DType::kI32, 1, 1);
+    Fill(histories, 13);
+    Fill(scales, 14);
+    scales.host().As<float>()[1] = 0;  // an empty history
+    scales.Send();
+    for (const float staged : {0.0f, 2000.0f, 1e-40f, std::numeric_limits<float>::infinity()}) {
+      for (const int32_t applies : {0, 1, 2}) {
+        for (TwinMatrix* amaxes : {&weights, &activations}) {
+          const TensorView view = amaxes->host();
+          for (int64_t i = 0; i < view.elements(); ++i) {
+            view.As<uint32_t>()[i] = i % 3 == 2 ? 0 : std::bit_cast<uint32_t>(staged);
+          }
+          amaxes->Send();
+        }
+        Set(apply, std::min(applies, 1));
+        const bool loads = applies == 2;
+        const auto run = [&](Stream& stream, auto on) {
+          UpdateDelayedScales(stream,
+                              {.weight_amax = loads ? TensorView() : (weights.*on)(),
+                               .activation_amax = loads ? TensorView() : (activations.*on)(),
+                               .scales = (scales.*on)(),
+                               .histories = (histories.*on)(),
+                               .apply = (apply.*on)(),
+                               .margin = length % 3});
+        };
+        run(cpu_, &TwinMatrix::host);
+        run(gpu(), &TwinMatrix::device);
+        EXPECT_TRUE(histories.Same()) << length << " " << staged;
+        EXPECT_TRUE(scales.Same()) << length << " " << staged;
+        EXPECT_TRUE(activations.Same()) << length << " " << staged;
+      }
+    }
+  }
+}
+
+TEST_F(GpuQuantizeTest, LargestWordsOfAnyNumberOfPiecesAreThoseOfTheCpu) {
+  constexpr int64_t kWords = 1000;
+  for (const int64_t count : {int64_t{1}, int64_t{3}, int64_t{64}, int64_t{65}, int64_t{130}}) {
+    TwinMatrix pieces(DType::kU32, count, kWords);
+    TwinMatrix out(DType::kU32, 1, kWords);
+    const TensorView host = pieces.host();
+    std::mt19937 random(static_cast<uint32_t>(InputSeed()));
+    for (int64_t i = 0; i < host.elements(); ++i) {
+      host.As<uint32_t>()[i] = static_cast<uint32_t>(random());
+    }
+    pieces.Send();
+    const auto run = [&](Stream& stream, auto on) {
+      LargestWordsArgs args = {.pieces = {}, .out = (out.*on)()};
+      for (int64_t i = 0; i < count; ++i) {
+        args.pieces.push_back((pieces.*on)().template Row<uint32_t>(i));
+      }
+      LargestWords(stream, args);
+    };
+    run(cpu_, &TwinMatrix::host);
+    run(gpu(), &TwinMatrix::device);
+    EXPECT_TRUE(out.Same()) << count;
+  }
+}
+
+TEST_F(GpuQuantizeTest, FlagsAreCountedOnce) {
+  constexpr int64_t kFlags = 700;
+  TwinMatrix flags(DType::kU32, 1, kFlags);
+  TwinMatrix counts(DType::kU32, kFlags, 2);  // int64
+  std::memset(counts.host().data, 0, kFlags * sizeof(int64_t));
+  counts.Send();
+  for (const int64_t every : {3, 5}) {
+    for (int64_t i = 0; i < kFlags; ++i) {
+      flags.host().As<uint32_t>()[i] = i % every == 0 ? 9 : 0;
+    }
+    flags.Send();
+    const auto run = [&](Stream& stream, auto on) {
+      CountFlags(stream, {.flags = (flags.*on)(), .counts = (counts.*on)().template As<int64_t>()});
+    };
+    run(cpu_, &TwinMatrix::host);
+    run(gpu(), &TwinMatrix::device);
+    EXPECT_TRUE(counts.Same());
+    EXPECT_TRUE(flags.Same());
+  }
+  EXPECT_EQ(counts.host().As<int64_t>()[15], 2);
+  EXPECT_EQ(counts.host().As<int64_t>()[3], 1);
+  EXPECT_EQ(flags.host().As<uint32_t>()[15], 0u);
+}
+
+// By cuBLASLt alone.
+TEST_F(GpuQuantizeTest, ProductsOfCodesAreThoseOfTheirValues) {
+  if (!TheGpu().device->no_cublas().empty()) {
+    GTEST_SKIP() << TheGpu().device->no_cublas();
+  }
+  constexpr int64_t kM = 48;
+  constexpr int64_t kN = 32;
+  constexpr int64_t kK = 64;
+  for (const auto& [a_type, b_type] : {std::pair(DType::kF8E4M3, DType::kF8E4M3),
+                                       {DType::kF8E5M2, DType::kF8E4M3},
+                                       {DType::kF8E4M3, DType::kF8E5M2}}) {
+    for (const DType out : {DType::kF32, DType::kBF16}) {
+      TwinMatrix a(a_type, kM, kK, 16);
+      TwinMatrix b(b_type, kN, kK);
+      TwinMatrix c(out, kM, kN);
+      TwinMatrix scale_a(DType::kF32, 1, 1);
+      TwinMatrix scale_b(DType::kF32, 1, 1);
+      std::mt19937 random(static_cast<uint32_t>(InputSeed()));
+      const auto value = [](const TensorView& of, int64_t row, int64_t column) {
+        const uint32_t code = of.Row<uint8_t>(row)[column];
+        return of.dtype == DType::kF8E5M2 ? scalar::E5M2::ValueOfCode(code)
+                                          : scalar::E4M3::ValueOfCode(code);
+      };
+      for (TwinMatrix* matrix : {&a, &b}) {
+        const TensorView view = matrix->host();
+        const uint32_t one = view.dtype == DType::kF8E5M2 ? 0x3C : 0x38;
+        for (int64_t row = 0; row < view.size[0]; ++row) {
+          for (int64_t i = 0; i < kK; ++i) {
+            view.Row<uint8_t>(row)[i] =
+                static_cast<uint8_t>(one - 8 + random() % 16 + random() % 2 * 0x80);
+          }
+        }
+        matrix->Send();
+      }
+      std::memset(c.host().data, 0, Size(kM * kN * DTypeBytes(out)));
+      c.Send();
+      Set(scale_a, 0.375f);
+      Set(scale_b, 3.0f);
+      Gemm(gpu(),
+           {.a = a.device(),
+            .b = b.device(),
+            .transpose_b = Transpose::kYes,
+            .c = c.device(),
+            .output = Output::kAccumulate,
+            .scale_a = scale_a.device(),
+            .scale_b = scale_b.device()});
+      const TensorView result = c.Result();
+      for (int64_t i = 0; i < kM * kN; ++i) {
+        double sum = 0;
+        double magnitude = 0;
+        for (int64_t k = 0; k < kK; ++k) {
+          const double product =
+              double{value(a.host(), i / kN, k)} * double{value(b.host(), i % kN, k)};
+          sum += product;
+          magnitude += std::abs(product);
+        }
+        const float x =
+            out == DType::kBF16 ? Bf16ToFloat(result.As<uint16_t>()[i]) : result.As<float>()[i];
+        ASSERT_NEAR(x, 1.125 * sum, 1.125 * magnitude / 1024 + std::abs(1.125 * sum) / 256) << i;
       }
     }
   }

@@ -3,6 +3,7 @@
 #include "kernels/quantize.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -251,37 +252,106 @@ TEST(QuantizeActivation, ZerosStayZerosAndTinyValuesAreFinite) {
   });
 }
 
-TEST(DelayedScale, FollowsItsHistory) {
-  std::vector<float> history(3, 0.0f);
-  uint32_t amax = 0;
-  float encode = -1;
-  uint32_t apply = 1;
-  CpuStream stream;
-  const auto update = [&](uint32_t bits) {
-    amax = bits;
-    UpdateDelayedScale(stream,
-                       {.history = VectorView(history.data(), 3),
-                        .amax = Word(amax, DType::kU32),
-                        .encode = Word(encode, DType::kF32),
-                        .apply = Word(apply, DType::kU32)});
-    return encode;
-  };
+// One domain, and what is known of its slots.
+struct DelayedSlots {
+  std::array<uint32_t, 3> amax = {};  // weight, then input and gradient
+  std::array<float, 6> scales = {};
+  std::vector<float> histories = std::vector<float>(9, 0.0f);
+  int32_t apply = 1;
+
+  void Update() {
+    CpuStream stream;
+    TensorView activation = Word(amax[1], DType::kU32);
+    activation.rank = 2;
+    activation.size = {1, 2};
+    activation.row_stride = 2;
+    UpdateDelayedScales(stream,
+                        {.weight_amax = Word(amax[0], DType::kU32),
+                         .activation_amax = activation,
+                         .scales = MatrixView(scales.data(), 3, 2),
+                         .histories = MatrixView(histories.data(), 3, 3),
+                         .apply = Word(apply, DType::kI32)});
+  }
+  // The next scale of the weight after this amax.
+  float After(uint32_t bits) {
+    amax[0] = bits;
+    Update();
+    return scales[1];
+  }
+  std::vector<float> History(int64_t slot) const {
+    return {histories.begin() + 3 * slot, histories.begin() + 3 * slot + 3};
+  }
+};
+
+TEST(DelayedScales, FollowTheirHistories) {
   const auto bits = [](float x) { return std::bit_cast<uint32_t>(x); };
-  EXPECT_EQ(update(0), 0.0f);
-  EXPECT_EQ(update(bits(4.0f)), 112.0f);
-  EXPECT_EQ(history, (std::vector<float>{0, 0, 4}));
-  EXPECT_EQ(update(bits(2.0f)), 112.0f);
-  apply = 0;
-  EXPECT_EQ(update(bits(8.0f)), 112.0f);
-  apply = 1;
-  EXPECT_EQ(update(0), 112.0f);
-  EXPECT_EQ(history, (std::vector<float>{0, 4, 2}));
-  EXPECT_EQ(update(bits(1.0f)), 112.0f);
-  EXPECT_EQ(update(bits(1.0f)), 224.0f);
-  EXPECT_EQ(history, (std::vector<float>{2, 1, 1}));
-  history = {0, 0, 0};
-  EXPECT_EQ(update(1), std::numeric_limits<float>::max());
-  EXPECT_EQ(update(bits(kInfinity)), 0.0f);
+  DelayedSlots slots;
+  EXPECT_EQ(slots.After(0), 0.0f);
+  EXPECT_EQ(slots.scales[0], 1.0f);
+  EXPECT_EQ(slots.After(bits(4.0f)), 112.0f);
+  EXPECT_EQ(slots.scales[0], 112.0f) << "the first cast is by the amax itself";
+  EXPECT_EQ(slots.History(0), (std::vector<float>{0, 0, 4}));
+  EXPECT_EQ(slots.After(bits(2.0f)), 112.0f);
+  slots.apply = 0;
+  slots.scales[0] = 5;
+  EXPECT_EQ(slots.After(bits(8.0f)), 112.0f);
+  EXPECT_EQ(slots.scales[0], 5.0f);
+  slots.apply = 1;
+  EXPECT_EQ(slots.After(0), 112.0f);
+  EXPECT_EQ(slots.History(0), (std::vector<float>{0, 4, 2}));
+  EXPECT_EQ(slots.After(bits(1.0f)), 112.0f);
+  EXPECT_EQ(slots.After(bits(1.0f)), 224.0f);
+  EXPECT_EQ(slots.scales[0], 112.0f) << "codes are cast by the scale of the history before";
+  EXPECT_EQ(slots.History(0), (std::vector<float>{2, 1, 1}));
+  slots.histories.assign(9, 0.0f);
+  EXPECT_EQ(slots.After(1), std::numeric_limits<float>::max());
+  EXPECT_EQ(slots.After(bits(kInfinity)), 0.0f);
+}
+
+TEST(DelayedScales, StagedAmaxesAreTakenOnceAndSkippedStepsDropThem) {
+  DelayedSlots slots;
+  slots.amax = {0, std::bit_cast<uint32_t>(2.0f), std::bit_cast<uint32_t>(4.0f)};
+  slots.Update();
+  EXPECT_EQ(slots.amax, (std::array<uint32_t, 3>{}));
+  EXPECT_EQ(slots.scales[3], 224.0f);
+  EXPECT_EQ(slots.scales[5], 14336.0f) << "gradients are E5M2";
+  EXPECT_EQ(slots.History(1), (std::vector<float>{0, 0, 2}));
+  EXPECT_EQ(slots.History(2), (std::vector<float>{0, 0, 4}));
+  slots.apply = 0;
+  slots.amax[1] = std::bit_cast<uint32_t>(8.0f);
+  slots.Update();
+  EXPECT_EQ(slots.amax[1], 0u);
+  EXPECT_EQ(slots.History(1), (std::vector<float>{0, 0, 2}));
+}
+
+TEST(DelayedScales, WithoutAmaxesFollowTheHistoriesAlone) {
+  DelayedSlots slots;
+  slots.histories = {0, 1, 2, 0, 0, 0, 8, 4, 2};
+  slots.scales[0] = 3;
+  CpuStream stream;
+  UpdateDelayedScales(stream,
+                      {.scales = MatrixView(slots.scales.data(), 3, 2),
+                       .histories = MatrixView(slots.histories.data(), 3, 3)});
+  EXPECT_EQ(slots.scales, (std::array<float, 6>{3, 224, 0, 0, 0, 7168}));
+  EXPECT_EQ(slots.histories, (std::vector<float>{0, 1, 2, 0, 0, 0, 8, 4, 2}));
+  UpdateDelayedScales(stream,
+                      {.scales = MatrixView(slots.scales.data(), 3, 2),
+                       .histories = MatrixView(slots.histories.data(), 3, 3),
+                       .margin = 2});
+  EXPECT_EQ(slots.scales, (std::array<float, 6>{3, 56, 0, 0, 0, 1792}));
+}
+
+TEST(LargestWords, OrdersBitsAsIntegers) {
+  const std::vector<uint32_t> a = {1, 0x7F800000u, 5, 0};
+  const std::vector<uint32_t> b = {2, 0x7FC00000u, 4, 0};
+  std::vector<uint32_t> out(4, 77);
+  TensorView view = Word(out[0], DType::kU32);
+  view.rank = 2;
+  view.size = {1, 4};
+  view.row_stride = 4;
+  CpuStream stream;
+  LargestWords(stream, {.pieces = {a.data(), b.data()}, .out = view});
+  EXPECT_EQ(out, (std::vector<uint32_t>{2, 0x7FC00000u, 5, 0}));
 }
 
 }  // namespace

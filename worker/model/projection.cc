@@ -23,10 +23,19 @@ using plan::MatrixLayout;
 
 namespace {
 
+constexpr auto kColumns = kernels::BlocksAlong::kColumns;
+constexpr auto kRows = kernels::BlocksAlong::kRows;
+
 // Places in the scratch of scales: lines apart.
 constexpr int64_t kWeightScale = 0;
 constexpr int64_t kInputScale = 16;
 constexpr int64_t kGradientScale = 32;
+
+// Recipes whose blocks have all there is of scales decode to operands with a scale of 1, which a
+// gemm need not multiply by.
+bool ScalesTheWhole(plan::Recipe recipe) {
+  return plan::BlockEdge(recipe) == 0 || recipe == plan::Recipe::kNvFp4;
+}
 
 TensorView ScaleAt(const TensorView& scales, int64_t place) {
   return VectorView(scales.As<float>() + place, 1);
@@ -80,12 +89,43 @@ bool Projection::AnyQuantized(const UnitMemory& memory) const {
   return false;
 }
 
+// `inner`: the index of the stored matrix that the gemm sums over.
 Projection::Operand Projection::Weight(kernels::Stream& stream,
                                        const UnitMemory& memory,
-                                       const Block& block) const {
+                                       const Block& block,
+                                       kernels::BlocksAlong inner) const {
   if (!Quantized(memory, block.first)) {
     return {.matrix = block.matrix, .scale = {}};
   }
+  return OfCodes(memory, block.first) ? Codes(stream, memory, block, inner)
+                                      : Decoded(stream, memory, block);
+}
+
+Projection::Operand Projection::Codes(kernels::Stream& stream,
+                                      const UnitMemory& memory,
+                                      const Block& block,
+                                      kernels::BlocksAlong inner) const {
+  Operand operand = {.matrix = block.matrix,
+                     .scale = ScaleAt(memory.workspace[scratch_->scales], kWeightScale)};
+  operand.matrix.dtype = DType::kU8;
+  kernels::DecodeWeight(stream,
+                        {.codes = {},
+                         .scales = memory.scales[parts_[block.first].weight].weight,
+                         .to = {},
+                         .scale = operand.scale});
+  if (inner == kernels::BlocksAlong::kRows) {
+    const TensorView to =
+        Carve(memory.workspace[scratch_->weight], operand.matrix.size[1], operand.matrix.size[0]);
+    kernels::TransposeCodes(stream, {.from = operand.matrix, .to = to});
+    operand.matrix = to;
+  }
+  operand.matrix.dtype = DType::kF8E4M3;
+  return operand;
+}
+
+Projection::Operand Projection::Decoded(kernels::Stream& stream,
+                                        const UnitMemory& memory,
+                                        const Block& block) const {
   const TensorView& scratch = memory.workspace[scratch_->weight];
   Operand operand = {.matrix = scratch,
                      .scale = ScaleAt(memory.workspace[scratch_->scales], kWeightScale)};
@@ -106,6 +146,9 @@ Projection::Operand Projection::Weight(kernels::Stream& stream,
   }
   operand.matrix.size = {rows, columns};
   operand.matrix.row_stride = columns;
+  if (!ScalesTheWhole(memory.scales[parts_[block.first].weight].weight.recipe)) {
+    operand.scale = {};
+  }
   return operand;
 }
 
@@ -115,6 +158,9 @@ Projection::Operand Projection::Activation(kernels::Stream& stream,
   size_t part = 0;
   while (!Quantized(args.memory, part)) {
     ++part;
+  }
+  if (OfCodes(args.memory, part)) {
+    return ActivationCodes(stream, args, part);
   }
   const quant::GemmScales& scales = args.memory.scales[parts_[part].weight];
   Operand operand = {
@@ -136,6 +182,34 @@ Projection::Operand Projection::Activation(kernels::Stream& stream,
       .draws = args.memory.draws == nullptr ? kernels::ActivationDraws() : *args.memory.draws};
   quantize.draws.site = parts_[part].site;
   kernels::QuantizeActivation(stream, quantize);
+  if (!ScalesTheWhole(scales.weight.recipe)) {
+    operand.scale = {};
+  }
+  return operand;
+}
+
+Projection::Operand Projection::ActivationCodes(kernels::Stream& stream,
+                                                const ActivationArgs& args,
+                                                size_t part) const {
+  const bool input = args.role == kernels::ActivationRole::kInput;
+  const bool turned = args.along == kernels::BlocksAlong::kRows;
+  const quant::GemmScales& scales = args.memory.scales[parts_[part].weight];
+  const TensorView& scratch = args.memory.workspace[input ? scratch_->input : scratch_->gradient];
+  Operand operand = {.matrix = turned ? Carve(scratch, args.from.size[1], args.from.size[0])
+                                      : Carve(scratch, args.from.size[0], args.from.size[1]),
+                     .scale = ScaleAt(args.memory.workspace[scratch_->scales],
+                                      input ? kInputScale : kGradientScale)};
+  kernels::QuantizeCodes(stream,
+                         {.recipe = scales.weight.recipe,
+                          .role = args.role,
+                          .from = args.from,
+                          .codes = turned ? TensorView() : operand.matrix,
+                          .transposed = turned ? operand.matrix : TensorView(),
+                          .scale = operand.scale,
+                          .encode = input ? scales.input_encode : scales.gradient_encode,
+                          .staged = input ? scales.input_staged : scales.gradient_staged,
+                          .non_finite = scales.non_finite});
+  operand.matrix.dtype = input ? DType::kF8E4M3 : DType::kF8E5M2;
   return operand;
 }
 
@@ -183,17 +257,19 @@ void Projection::Forward(kernels::Stream& stream, const ForwardArgs& args) const
   }
   for (const Block& block : Blocks(args.memory.weights)) {
     const bool codes = Quantized(args.memory, block.first);
-    const Operand weight = Weight(stream, args.memory, block);
-    kernels::Gemm(
-        stream,
-        {.a = codes ? quantized.matrix : args.x,
-         .transpose_a = Transpose::kNo,
-         .b = weight.matrix,
-         .transpose_b = layout_ == MatrixLayout::kOutputInput ? Transpose::kYes : Transpose::kNo,
-         .c = ColumnsOf(args.y, column, block.columns),
-         .output = biased ? Output::kAccumulate : args.output,
-         .scale_a = codes ? quantized.scale : TensorView(),
-         .scale_b = weight.scale});
+    const bool output_first = layout_ == MatrixLayout::kOutputInput;
+    const bool turned = output_first || OfCodes(args.memory, block.first);
+    const Operand weight = Weight(stream, args.memory, block, output_first ? kColumns : kRows);
+    kernels::Gemm(stream,
+                  {.a = codes ? quantized.matrix : args.x,
+                   .transpose_a = Transpose::kNo,
+                   .b = weight.matrix,
+                   .transpose_b = turned ? Transpose::kYes : Transpose::kNo,
+                   .c = ColumnsOf(args.y, column, block.columns),
+                   .output = biased ? Output::kAccumulate : args.output,
+                   .scale_a = codes ? quantized.scale : TensorView(),
+                   .scale_b = weight.scale,
+                   .fast_accumulation = true});
     column += block.columns;
   }
 }
@@ -208,17 +284,18 @@ void Projection::InputGradient(kernels::Stream& stream, const InputGradientArgs&
   }
   for (const Block& block : Blocks(args.memory.weights)) {
     const bool codes = Quantized(args.memory, block.first);
-    const Operand weight = Weight(stream, args.memory, block);
-    kernels::Gemm(
-        stream,
-        {.a = ColumnsOf(codes ? quantized.matrix : args.dy, column, block.columns),
-         .transpose_a = Transpose::kNo,
-         .b = weight.matrix,
-         .transpose_b = layout_ == MatrixLayout::kOutputInput ? Transpose::kNo : Transpose::kYes,
-         .c = args.dx,
-         .output = column == 0 ? Output::kOverwrite : Output::kAccumulate,
-         .scale_a = codes ? quantized.scale : TensorView(),
-         .scale_b = weight.scale});
+    const bool output_first = layout_ == MatrixLayout::kOutputInput;
+    const bool turned = !output_first || OfCodes(args.memory, block.first);
+    const Operand weight = Weight(stream, args.memory, block, output_first ? kRows : kColumns);
+    kernels::Gemm(stream,
+                  {.a = ColumnsOf(codes ? quantized.matrix : args.dy, column, block.columns),
+                   .transpose_a = Transpose::kNo,
+                   .b = weight.matrix,
+                   .transpose_b = turned ? Transpose::kYes : Transpose::kNo,
+                   .c = args.dx,
+                   .output = column == 0 ? Output::kOverwrite : Output::kAccumulate,
+                   .scale_a = codes ? quantized.scale : TensorView(),
+                   .scale_b = weight.scale});
     column += block.columns;
   }
   CHECK_EQ(column, args.dy.size[1]);
@@ -241,18 +318,20 @@ void Projection::WeightGradient(kernels::Stream& stream, const WeightGradientArg
     const bool codes = Quantized(args.memory, block.first);
     const Operand& in = codes ? x : Operand{.matrix = args.x, .scale = {}};
     const Operand& all = codes ? gradient : Operand{.matrix = args.dy, .scale = {}};
-    const TensorView dy = ColumnsOf(all.matrix, column, block.columns);
+    const bool turned = OfCodes(args.memory, block.first);  // already
+    const TensorView dy = turned ? RowsOf(all.matrix, column, block.columns)
+                                 : ColumnsOf(all.matrix, column, block.columns);
     const bool rows_are_outputs = layout_ == MatrixLayout::kOutputInput;
     if (block.matrix.present()) {
       kernels::Gemm(stream,
                     {.a = rows_are_outputs ? dy : in.matrix,
-                     .transpose_a = Transpose::kYes,
+                     .transpose_a = turned ? Transpose::kNo : Transpose::kYes,
                      .b = rows_are_outputs ? in.matrix : dy,
-                     .transpose_b = Transpose::kNo,
+                     .transpose_b = turned ? Transpose::kYes : Transpose::kNo,
                      .c = block.matrix,
                      .output = args.gradients.output,
-                     .scale_a = in.scale,
-                     .scale_b = all.scale});
+                     .scale_a = rows_are_outputs ? all.scale : in.scale,
+                     .scale_b = rows_are_outputs ? in.scale : all.scale});
     }
     column += block.columns;
   }

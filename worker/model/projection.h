@@ -64,10 +64,23 @@ class Projection {
     TensorView matrix;
     TensorView scale;  // absent: 1
   };
-  Operand Weight(kernels::Stream& stream, const UnitMemory& memory, const Block& block) const;
+  Operand Weight(kernels::Stream& stream,
+                 const UnitMemory& memory,
+                 const Block& block,
+                 kernels::BlocksAlong inner) const;
+  Operand Decoded(kernels::Stream& stream, const UnitMemory& memory, const Block& block) const;
+  Operand Codes(kernels::Stream& stream,
+                const UnitMemory& memory,
+                const Block& block,
+                kernels::BlocksAlong inner) const;
   bool Quantized(const UnitMemory& memory, size_t part) const;
   bool AnyQuantized(const UnitMemory& memory) const;
-  // x or dy as a gemm with codes reads it, in scratch; once per call.
+  // True where gemms read codes, and not what they are decoded to.
+  bool OfCodes(const UnitMemory& memory, size_t part) const {
+    return Quantized(memory, part) && memory.scales[parts_[part].weight].of_codes;
+  }
+  // x or dy as a gemm with codes reads it, in scratch; once per call. Codes of kRows are
+  // transposed.
   struct ActivationArgs {
     const UnitMemory& memory;
     TensorView from;
@@ -75,6 +88,7 @@ class Projection {
     kernels::BlocksAlong along = kernels::BlocksAlong::kColumns;
   };
   Operand Activation(kernels::Stream& stream, const ActivationArgs& args) const;
+  Operand ActivationCodes(kernels::Stream& stream, const ActivationArgs& args, size_t part) const;
 
   // Workspaces of quantized gemms, if the unit declares them.
   struct Scratch {

@@ -82,11 +82,11 @@ class StepOptimizer final : public shard::StepActions {
   shard::StatisticsMessages Measure(kernels::Stream& stream) override;
   absl::Status Decide(kernels::Stream& stream) override;
   absl::Status UpdateGroup(kernels::Stream& stream, plan::GroupId group) override;
-  void AddNonFinite(plan::TensorId tensor) override { args_.statistics.AddNonFinite(tensor); }
-  bool applied() const override {
-    CHECK_MSG(args_.statistics.known_at_once(), "a device knows it later");
-    return decision_.apply;
+  void CountNonFinite(kernels::Stream& stream, const TensorView& flags) override {
+    args_.statistics.CountNonFinite(stream, flags);
   }
+  TensorView apply() const override { return args_.statistics.apply(); }
+  const int64_t* step_number() const override { return &args_.statistics.outcome().step; }
 
   const StepDecision& decision() const { return decision_; }
   const StepTotals& totals() const { return facts_.totals; }

@@ -66,9 +66,10 @@ class StepStatistics {
   // Measures the groups, which completes the message. Returns the memory of this message, and of
   // those of all ranks.
   virtual shard::StatisticsMessages Measure(kernels::Stream& stream);
-  // After Measure, before the exchange. Memory of the host alone.
-  void AddNonFinite(plan::TensorId tensor) {
-    message_[kernels::kStatisticsHeaderWords + tensor.value()] += 1;
+  // After Measure, before the exchange: flags by tensor (kernels::CountFlags).
+  void CountNonFinite(kernels::Stream& stream, const TensorView& flags) {
+    kernels::CountFlags(stream,
+                        {.flags = flags, .counts = message_ + kernels::kStatisticsHeaderWords});
   }
   // `loss_scale`: what the gradients were multiplied by.
   void Decide(kernels::Stream& stream,
@@ -77,6 +78,11 @@ class StepStatistics {
               const kernels::UpdateHyper& hyper);
   // For updates: memory of the stream's backend.
   const kernels::StepOutcome& outcome() const { return *outcome_; }
+  // Its `apply`: i32 [1].
+  TensorView apply() const {
+    return {
+        .data = &outcome_->apply, .dtype = DType::kI32, .rank = 1, .size = {1}, .row_stride = 1};
+  }
   // Sends what was decided to the host.
   virtual void EndStep(kernels::Stream& stream) = 0;
 

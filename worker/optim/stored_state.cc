@@ -264,4 +264,31 @@ absl::Status WriteStored(shard::HostAccess& memory,
   return absl::OkStatus();
 }
 
+absl::Status ReadScales(shard::HostAccess& memory,
+                        const quant::QuantState& quant,
+                        plan::StateRole role,
+                        int64_t first,
+                        std::span<float> to) {
+  const quant::QuantState::StateRange range = quant.StateOf(role, first, std::ssize(to));
+  std::vector<float> values(to.size() * Size(range.stride));
+  RETURN_IF_ERROR(memory.Read(range.data, std::as_writable_bytes(std::span<float>(values))));
+  for (size_t i = 0; i < to.size(); ++i) {
+    to[i] = values[i * Size(range.stride)];
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteScales(shard::HostAccess& memory,
+                         const quant::QuantState& quant,
+                         plan::StateRole role,
+                         int64_t first,
+                         std::span<const float> from) {
+  const quant::QuantState::StateRange range = quant.StateOf(role, first, std::ssize(from));
+  std::vector<float> values(from.size() * Size(range.stride), 0.0f);
+  for (size_t i = 0; i < from.size(); ++i) {
+    values[i * Size(range.stride)] = from[i];
+  }
+  return memory.Write(std::as_bytes(std::span<const float>(values)), range.data);
+}
+
 }  // namespace ravel::optim

@@ -10,6 +10,7 @@
 
 #include "common/plan/save/save_plan.h"
 #include "common/status.h"
+#include "worker/quant/quant_state.h"
 #include "worker/shard/host_access.h"
 #include "worker/shard/parameter_group.h"
 
@@ -57,5 +58,18 @@ absl::Status WriteStored(shard::HostAccess& memory,
                          plan::StateRole role,
                          int64_t first,
                          std::span<const float> values);
+
+// Delayed scales, which all ranks have: elements of a role from `first` (QuantState::StateOf).
+// Whoever writes them refreshes weights afterwards: the scales of next casts follow then.
+absl::Status ReadScales(shard::HostAccess& memory,
+                        const quant::QuantState& quant,
+                        plan::StateRole role,
+                        int64_t first,
+                        std::span<float> to);
+absl::Status WriteScales(shard::HostAccess& memory,
+                         const quant::QuantState& quant,
+                         plan::StateRole role,
+                         int64_t first,
+                         std::span<const float> from);
 
 }  // namespace ravel::optim

@@ -32,63 +32,77 @@ struct GemmScales {
   TensorView input_staged;  // largest amax of the step
   TensorView gradient_staged;
   TensorView non_finite;
+  bool of_codes = false;  // the gemms read codes; else operands are decoded first
 };
 
 // Used only from the thread of its rank.
 class QuantState {
  public:
-  // Memory of the plan's buffers, which outlives this; zero at first.
+  // Memory of the plan's buffers, which outlives this, on a host or on a device.
   struct Memory {
     uint32_t* amax = nullptr;         // [words of the layout, padded]
     float* delayed_scales = nullptr;  // QuantWords::scales; nullptr: no scale is delayed
+    uint32_t* flags = nullptr;        // [tensors of the inventory]
     int64_t history = 0;
     int64_t margin = 0;  // binades that delayed scales leave free
   };
-  QuantState(const plan::ModelInventory& inventory, const Memory& memory);
+  // Where nothing is an emulation, `path` makes gemms read codes.
+  QuantState(const plan::ModelInventory& inventory, plan::GemmPath path, const Memory& memory);
 
   const plan::QuantLayout& layout() const { return layout_; }
   // False of tensors without a recipe.
   bool Has(plan::TensorId tensor) const { return layout_.Find(tensor) != nullptr; }
-  // With `stages` false no amax of activations is kept: evaluation.
+  // With `stages` false neither amaxes of activations nor flags are kept: evaluation.
   GemmScales ScalesOf(plan::TensorId tensor, bool stages) const;
 
-  // This rank's part of the amaxes of weights; those of activations stay.
+  // This rank's part of the amaxes of weights, which are 0 before; those of activations stay.
   void MeasureWeights(kernels::Stream& stream, std::span<const QuantPiece> pieces);
-  // words[i] = the largest of pieces[...][i].
-  static void Maximum(std::span<const float* const> pieces, std::span<uint32_t> words);
-  // After the amaxes of all ranks are there: the scales of the next cast of weights, and, where the
-  // step was applied, the histories with this step's amaxes. A skipped step changes nothing.
-  void FinishStep(kernels::Stream& stream, bool applied);
+  // Bytes of the amaxes of weights, from the first word.
+  int64_t weight_bytes() const;
+  // After the amaxes of all ranks are there: the scales of the next cast of weights, and, where
+  // *apply (i32; absent: yes) is not 0, the histories with this step's amaxes. A skipped step
+  // changes nothing. Amaxes of activations are 0 again.
+  void FinishStep(kernels::Stream& stream, const TensorView& apply);
   // The same where histories were loaded: amaxes are new, histories are not.
   void FinishLoad(kernels::Stream& stream);
   void Quantize(kernels::Stream& stream, std::span<const QuantPiece> pieces) const;
 
-  // Of all that every rank must have alike: amaxes of weights, delayed scales and histories.
+  // All that every rank must have alike, where its memory lies: amaxes of weights; delayed scales
+  // and histories.
+  std::span<const uint32_t> weight_amaxes() const;
+  std::span<const float> delayed_scales() const;
+  // A digest of both. Only of memory on the host.
   uint64_t ReplicatedDigest() const;
-  // Of the digest of a weight (kernels/scalar/code_digest.h): the part of its scales.
-  uint64_t ScalesDigest(plan::TensorId tensor) const;
+  // The part of a weight's scales in its digest (kernels/scalar/code_digest.h), by copies of both
+  // on the host.
+  uint64_t ScalesDigest(plan::TensorId tensor,
+                        std::span<const uint32_t> amaxes,
+                        std::span<const float> delayed) const;
 
-  // A tensor of each domain of which an amax since the last call was not finite; this step's
-  // gradients are not to be used then, though saturated codes hide it.
-  std::vector<plan::TensorId> TakeNonFinite();
+  // By tensor of the inventory: not 0 where a gemm of this step that reads it has met an amax that
+  // was not finite. Of matrices that one gemm reads it is the first. Gradients are not to be used
+  // then, though saturated codes hide it.
+  TensorView flags() const;
 
-  // The state of delayed scales, for checkpoints: equal on all ranks. Of kCastScale one element for
-  // each slot, of kAmaxHistory all histories, slot after slot; `first` is the first element.
-  void ReadState(plan::StateRole role, int64_t first, std::span<float> to) const;
-  void WriteState(plan::StateRole role, int64_t first, std::span<const float> from);
+  // Where the state of delayed scales lies that checkpoints hold, equal on all ranks. Of kCastScale
+  // one element for each slot, of kAmaxHistory all histories, slot after slot. Elements between
+  // those of a stride are of no matter to a checkpoint, and are made anew by FinishLoad.
+  struct StateRange {
+    float* data = nullptr;
+    int64_t stride = 1;
+  };
+  StateRange StateOf(plan::StateRole role, int64_t first, int64_t elements) const;
 
  private:
   TensorView Word(int64_t word) const;
-  float& CastScale(int64_t slot) const;
-  std::span<float> History(int64_t slot) const;
-  // The next cast of a slot multiplies by this; 0: its history is empty.
-  float& NextScale(int64_t slot) const;
-  void UpdateSlot(kernels::Stream& stream, int64_t slot, uint32_t amax);
-  void CastWeight(int64_t slot, uint32_t amax);
+  // Of a slot: the scale of its codes, and that of its next cast; 0: its history is empty.
+  float* CastScale(int64_t slot) const;
+  float* NextScale(int64_t slot) const;
+  kernels::DelayedScalesArgs DelayedScales() const;
 
   const plan::QuantLayout layout_;
+  const plan::GemmPath path_;
   const Memory memory_;
-  mutable std::vector<uint32_t> non_finite_;  // by domain
 };
 
 }  // namespace ravel::quant

@@ -46,9 +46,11 @@ InstructionRunner::InstructionRunner(const Args& args) : args_(args), state_(arg
   if (bytes(BufferKind::kAmax) != nullptr) {
     quant_ = std::make_unique<quant::QuantState>(
         args_.plan.inventory,
+        args_.plan.options.gemm_path,
         quant::QuantState::Memory{
             .amax = reinterpret_cast<uint32_t*>(bytes(BufferKind::kAmax)),
             .delayed_scales = reinterpret_cast<float*>(bytes(BufferKind::kDelayedScales)),
+            .flags = reinterpret_cast<uint32_t*>(bytes(BufferKind::kAmaxFlags)),
             .history = args_.plan.options.amax_history,
             .margin = args_.plan.options.amax_margin});
   }
@@ -102,7 +104,7 @@ absl::Status InstructionRunner::Run(const BoundInstruction& bound, const ReplayT
     case OpCode::kAmaxReduce:
       RETURN_IF_ERROR(state_.CheckAmaxes());
       RETURN_IF_ERROR(ReduceAmaxes(instruction, TagOf(instruction, turn)));
-      quant_->FinishStep(StreamOf(instruction), args_.actions->applied());
+      quant_->FinishStep(StreamOf(instruction), args_.actions->apply());
       return absl::OkStatus();
     case OpCode::kRefreshWeights:
       RETURN_IF_ERROR(state_.BeginRefresh(instruction.group));
@@ -197,8 +199,11 @@ kernels::ActivationDraws InstructionRunner::DrawsOf(const ReplayTurn& turn) cons
   const plan::LaneMap& lanes = args_.plan.lanes;
   const int64_t lane = lanes.LaneOf(turn.slot.turn, args_.communicators.world().rank());
   const int64_t micro_batch = lane * lanes.micro_batches + turn.slot.micro_batch;
+  // Where the step's number lies in memory, one graph serves all steps.
+  const int64_t* step = args_.actions == nullptr ? nullptr : args_.actions->step_number();
   return {.seed = args_.seed,
-          .step = static_cast<uint32_t>(turn.step),
+          .step = step == nullptr ? static_cast<uint32_t>(turn.step) : 0,
+          .device_step = step,
           .site = 0,
           .first_sample = static_cast<uint32_t>(micro_batch * args_.plan.micro_batch.sequences),
           .sequence_tokens = args_.plan.micro_batch.sequence_tokens};
@@ -340,25 +345,26 @@ absl::Status InstructionRunner::ReduceStatistics(const Instruction& instruction,
   RETURN_IF_ERROR(state_.CheckSumsComplete());
   const StatisticsMessages messages = args_.actions->Measure(StreamOf(instruction));
   if (quant_ != nullptr) {
-    for (const plan::TensorId tensor : quant_->TakeNonFinite()) {
-      args_.actions->AddNonFinite(tensor);
-    }
+    args_.actions->CountNonFinite(StreamOf(instruction), quant_->flags());
   }
   return args_.backend.ExchangeStatistics(
       RanksOf(instruction), TagOf(instruction, turn), messages, StreamOf(instruction));
 }
 
-// Each rank finds the maximum of its part of the vector, and takes the others' parts. The
+// Each rank finds the maximum of its part of the vector, and takes the others' parts. On hosts the
 // collective also compares the scales that codes had until now: they have no collective of their
-// own.
+// own. On a device the host would have to wait for them.
 absl::Status InstructionRunner::ReduceAmaxes(const Instruction& instruction,
                                              comm::CollectiveTag tag) {
   kernels::Stream& stream = StreamOf(instruction);
-  tag.generation = static_cast<int64_t>(quant_->ReplicatedDigest());
+  if (stream.backend() == kernels::Backend::kCpu) {
+    tag.generation = static_cast<int64_t>(quant_->ReplicatedDigest());
+  }
   std::vector<quant::QuantPiece> pieces;
   for (const ParameterGroup& group : args_.groups) {
     pieces.insert(pieces.end(), group.quant_pieces().begin(), group.quant_pieces().end());
   }
+  args_.backend.FillBytes(stream, FloatsOf(instruction, Role::kAmax), 0, quant_->weight_bytes());
   quant_->MeasureWeights(stream, pieces);
   float* amax = FloatsOf(instruction, Role::kAmax);
   float* part = FloatsOf(instruction, Role::kSum);
@@ -371,10 +377,27 @@ absl::Status InstructionRunner::ReduceAmaxes(const Instruction& instruction,
                                          .shard_elements = words,
                                          .contributors = ranks.size(),
                                          .stream = &stream}));
-  quant::QuantState::Maximum(views.pieces, {reinterpret_cast<uint32_t*>(part), Size(words)});
+  TensorView largest = VectorView(part, words);
+  largest.dtype = DType::kU32;
+  kernels::LargestWordsArgs maximum = {.pieces = {}, .out = largest};
+  for (const float* piece : views.pieces) {
+    maximum.pieces.push_back(reinterpret_cast<const uint32_t*>(piece));
+  }
+  kernels::LargestWords(stream, maximum);
   RETURN_IF_ERROR(ranks.ReleasePieces(tag));
   return ranks.AllGather(
       {.tag = tag, .shard = part, .gathered = amax, .shard_elements = words, .stream = &stream});
+}
+
+// No amax of an activation is left from a step before, and new histories are empty.
+void InstructionRunner::ClearQuantization(kernels::Stream& stream, Refresh refresh) {
+  for (const plan::BufferId id : args_.plan.buffers.ids()) {
+    const plan::ProgramBuffer& buffer = args_.plan.buffers[id];
+    const bool begins = buffer.kind == BufferKind::kDelayedScales && refresh == Refresh::kNew;
+    if (begins || buffer.kind == BufferKind::kAmax || buffer.kind == BufferKind::kAmaxFlags) {
+      args_.backend.FillBytes(stream, args_.buffers.bytes(id), 0, buffer.bytes);
+    }
+  }
 }
 
 absl::Status InstructionRunner::RefreshAll(Refresh refresh) {
@@ -388,12 +411,13 @@ absl::Status InstructionRunner::RefreshAll(Refresh refresh) {
     }
   }
   CHECK_MSG(reduce != nullptr, "a plan of quantized weights reduces their amaxes");
+  ClearQuantization(StreamOf(*reduce), refresh);
   RETURN_IF_ERROR(ReduceAmaxes(*reduce, {.op = plan::OpLabel::kAmaxReduce, .unit = -1}));
   kernels::Stream& stream = StreamOf(*reduce);
   if (refresh == Refresh::kLoaded) {
     quant_->FinishLoad(stream);
   } else {
-    quant_->FinishStep(stream, true);
+    quant_->FinishStep(stream, {});
   }
   for (const ParameterGroup& group : args_.groups) {
     quant_->Quantize(stream, group.quant_pieces());

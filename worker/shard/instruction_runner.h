@@ -33,11 +33,16 @@ class StepActions {
   // kOptimizerStep, after the former: updates what this rank stores of a group, or nothing in a
   // skipped step.
   virtual absl::Status UpdateGroup(kernels::Stream& stream, plan::GroupId group) = 0;
-  // Between Measure and the exchange of messages: a value that codes do not show was not finite, in
-  // a gemm that reads the tensor.
-  virtual void AddNonFinite(plan::TensorId tensor) { (void)tensor; }
-  // After Decide, where the host knows it at once: true if the step's updates are applied.
-  virtual bool applied() const { return true; }
+  // Between Measure and the exchange of messages: counts what is not 0 among flags by tensor of the
+  // inventory (u32), as values that were not finite, and makes it 0.
+  virtual void CountNonFinite(kernels::Stream& stream, const TensorView& flags) {
+    (void)stream;
+    (void)flags;
+  }
+  // Memory of the streams' device: after Decide not 0 (i32) if the step's updates are applied, and
+  // from the beginning of a step on its number, from 1. Absent and null: applied, and 0.
+  virtual TensorView apply() const { return {}; }
+  virtual const int64_t* step_number() const { return nullptr; }
 };
 
 // Thread-safe for instructions of different streams.
@@ -115,6 +120,7 @@ class InstructionRunner {
   absl::Status Compute(const BoundInstruction& bound, const ReplayTurn& turn);
   absl::Status PassUnused(const Instruction& instruction);
   absl::Status Update(const Instruction& instruction);
+  void ClearQuantization(kernels::Stream& stream, Refresh refresh);
   absl::Status ReduceAmaxes(const Instruction& instruction, comm::CollectiveTag tag);
   int64_t WireElements(const Instruction& instruction, int64_t elements);
   kernels::ActivationDraws DrawsOf(const ReplayTurn& turn) const;

@@ -51,6 +51,22 @@ absl::Status AddGroup(const plan::ShardingPlan& plan,
   return absl::OkStatus();
 }
 
+absl::Status AddScales(RankEngine& engine, std::vector<uint64_t>& sums) {
+  const quant::QuantState& quant = *engine.quant();
+  std::vector<uint32_t> amaxes(quant.weight_amaxes().size());
+  std::vector<float> delayed(quant.delayed_scales().size());
+  RETURN_IF_ERROR(engine.memory().Read(quant.weight_amaxes().data(),
+                                       std::as_writable_bytes(std::span<uint32_t>(amaxes))));
+  if (!delayed.empty()) {
+    RETURN_IF_ERROR(engine.memory().Read(quant.delayed_scales().data(),
+                                         std::as_writable_bytes(std::span<float>(delayed))));
+  }
+  for (size_t i = 0; i < sums.size(); ++i) {
+    sums[i] += quant.ScalesDigest(quant.layout().tensors[i].tensor, amaxes, delayed);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<uint64_t>> CodeDigests(const plan::ShardingPlan& plan,
@@ -68,9 +84,7 @@ absl::StatusOr<std::vector<uint64_t>> CodeDigests(const plan::ShardingPlan& plan
     }
   }
   if (rank == 0) {
-    for (size_t i = 0; i < sums.size(); ++i) {
-      sums[i] += engine.quant()->ScalesDigest(layout.tensors[i].tensor);
-    }
+    RETURN_IF_ERROR(AddScales(engine, sums));
   }
   return sums;
 }

@@ -9,6 +9,7 @@
 
 #include "common/check.h"
 #include "common/logging.h"
+#include "common/model/gemm_paths.h"
 #include "common/plan/report/plan_printer.h"
 #include "common/signed_size.h"
 #include "worker/optim/device_statistics.h"
@@ -18,6 +19,7 @@
 #include "worker/trainer/device_batches.h"
 #include "worker/trainer/engine_backend.h"
 #include "worker/trainer/exit_code.h"
+#include "worker/trainer/gemm_probe.h"
 
 namespace ravel::trainer {
 namespace {
@@ -64,6 +66,7 @@ class DeviceBackend final : public EngineBackend {
   absl::Status OpenStreams();
   absl::Status OpenParts(shard::MeshCommunicators& communicators, shard::ParameterGroups& groups);
   absl::StatusOr<bool> ChooseGraphs();
+  absl::Status ProbeGemms();
 
   kernels::CudaGpu& gpu_;
   std::unique_ptr<shard::DeviceAccess> memory_;
@@ -75,10 +78,31 @@ class DeviceBackend final : public EngineBackend {
 };
 
 absl::Status DeviceBackend::Check() const {
-  return args_.communicator.backend() == kernels::Backend::kCuda
-             ? absl::OkStatus()
-             : absl::FailedPreconditionError(absl::StrCat(
-                   "transport ", args_.communicator.transport(), " has no memory on a device"));
+  if (args_.communicator.backend() != kernels::Backend::kCuda) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("transport ", args_.communicator.transport(), " has no memory on a device"));
+  }
+  const plan::GemmPath path = args_.plan.options.gemm_path;
+  if (path == plan::GemmPath::kCpuReference) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the plan's gemms take the path ", plan::GemmPathName(path), ", of a CPU"));
+  }
+  const kernels::CudaDevice& device = gpu_.properties();
+  return plan::CheckGemmPath(path,
+                             {.name = device.name,
+                              .compute_major = device.compute_major,
+                              .compute_minor = device.compute_minor,
+                              .cublas_lt_version = gpu_.cublas_version()});
+}
+
+// Before anything is in the arena.
+absl::Status DeviceBackend::ProbeGemms() {
+  std::byte* const arena = args_.communicator.arena(plan::MemoryKind::kPrivate);
+  CHECK_GE(args_.plan.memory.private_bytes, kProbeBytes);
+  return trainer::ProbeGemms(args_.plan.options.gemm_path,
+                             streams_->compute(),
+                             *memory_,
+                             std::span(arena, Size(kProbeBytes)));
 }
 
 absl::Status DeviceBackend::OpenOffload() {
@@ -163,6 +187,7 @@ absl::StatusOr<GemmChoices> DeviceBackend::Prepare(shard::UnitExecutor& executor
   auto batches = DeviceBatches::Create(gpu_, args_.plan.lanes.programs(), batch);
   RETURN_IF_ERROR(MarkDeviceError(batches.status()));
   batches_ = *std::move(batches);
+  RETURN_IF_ERROR(MarkDeviceError(ProbeGemms()));
   if (!args_.gemms.has_value()) {
     return GemmChoices{};
   }

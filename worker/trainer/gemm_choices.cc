@@ -92,14 +92,16 @@ struct Extents {
 Extents ExtentsOf(const CudaStream::GemmRequest& request) {
   const RavelCudaGemm& gemm = request.gemm;
   const auto input = static_cast<DType>(gemm.input_type);
+  const auto b_input = static_cast<DType>(gemm.b_type != 0 ? gemm.b_type : gemm.input_type);
   const auto output = static_cast<DType>(gemm.output_type);
   const bool flip_a = gemm.transpose_a != 0;
   const bool flip_b = gemm.transpose_b != 0;
-  return {.a = ExtentOf(
-              request.a, flip_a ? gemm.k : gemm.m, flip_a ? gemm.m : gemm.k, gemm.a_stride, input),
-          .b = ExtentOf(
-              request.b, flip_b ? gemm.n : gemm.k, flip_b ? gemm.k : gemm.n, gemm.b_stride, input),
-          .c = ExtentOf(request.c, gemm.m, gemm.n, gemm.c_stride, output)};
+  return {
+      .a = ExtentOf(
+          request.a, flip_a ? gemm.k : gemm.m, flip_a ? gemm.m : gemm.k, gemm.a_stride, input),
+      .b = ExtentOf(
+          request.b, flip_b ? gemm.n : gemm.k, flip_b ? gemm.k : gemm.n, gemm.b_stride, b_input),
+      .c = ExtentOf(request.c, gemm.m, gemm.n, gemm.c_stride, output)};
 }
 
 class Chooser {
@@ -299,7 +301,9 @@ void Chooser::FillRandom(Bytes memory, DType dtype, uint32_t site) {
 // is larger than that, what the arena has free besides.
 GemmChoice Chooser::Measure(const CudaStream::GemmRequest& request) {
   const Extents extents = ExtentsOf(request);
-  const auto input = static_cast<DType>(request.gemm.input_type);
+  // Random bytes are codes, too.
+  const auto input =
+      request.gemm.b_type != 0 ? DType::kBF16 : static_cast<DType>(request.gemm.input_type);
   FillRandom(extents.a, input, 0);
   FillRandom(extents.b, input, 1);
   const size_t cold = Size(2 * args_.streams.gpu().properties().cache_bytes);

@@ -6,6 +6,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/logging.h"
+#include "common/model/gemm_paths.h"
 #include "common/signed_size.h"
 #include "worker/optim/host_statistics.h"
 #include "worker/shard/host_replay.h"
@@ -23,6 +24,11 @@ class HostBackend final : public EngineBackend {
     if (args_.communicator.backend() != kernels::Backend::kCpu) {
       return absl::FailedPreconditionError(
           absl::StrCat("transport ", args_.communicator.transport(), " needs a device"));
+    }
+    const plan::GemmPath path = args_.plan.options.gemm_path;
+    if (path != plan::GemmPath::kNone && path != plan::GemmPath::kCpuReference) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "the plan's gemms take the path ", plan::GemmPathName(path), ", which needs a device"));
     }
     return absl::OkStatus();
   }

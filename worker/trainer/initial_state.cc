@@ -243,7 +243,9 @@ absl::StatusOr<ScalesStart> RestoreScales(const plan::ShardingPlan& plan,
     }
   }
   for (const SavedScales& scales : saved) {
-    quant->WriteState(scales.role, scales.first, scales.values);
+    RETURN_IF_ERROR(WithCode(
+        optim::WriteScales(engine.memory(), *quant, scales.role, scales.first, scales.values),
+        ExitCode::kDevice));
   }
   RETURN_IF_ERROR(engine.RefreshWeights(Refresh::kLoaded));
   return ScalesStart::kAsSaved;

@@ -247,7 +247,10 @@ absl::Status RankEngine::RefreshWeights(shard::UnitExecutor::Refresh refresh) {
       memory().Settle(std::as_bytes(used)).IgnoreError();
     }
   }
-  RETURN_IF_ERROR(executor_->RefreshQuantized(refresh));
+  if (quant() != nullptr) {
+    backend_->Join();  // another stream reads main weights
+    RETURN_IF_ERROR(executor_->RefreshQuantized(refresh));
+  }
   backend_->Join();
   return absl::OkStatus();
 }

@@ -270,10 +270,11 @@ absl::Status Saver::Start(int64_t step, const optim::ControlWord& agreed) {
                         int64_t offset,
                         std::span<std::byte> to) -> absl::Status {
     if (plan::IsOfScales(role)) {
-      engine_.quant()->ReadState(role,
-                                 offset / static_cast<int64_t>(sizeof(float)),
-                                 {reinterpret_cast<float*>(to.data()), to.size() / sizeof(float)});
-      return absl::OkStatus();
+      return optim::ReadScales(engine_.memory(),
+                               *engine_.quant(),
+                               role,
+                               offset / static_cast<int64_t>(sizeof(float)),
+                               {reinterpret_cast<float*>(to.data()), to.size() / sizeof(float)});
     }
     const shard::ParameterGroup& owner = engine_.groups()[group];
     const int64_t element_bytes = DTypeBytes(plan::SavedType(assignment_.plan, role));

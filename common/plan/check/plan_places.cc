@@ -129,7 +129,8 @@ int64_t ActivationBytes(const ModelInventory& inventory, const ProgramBuffer& bu
 
 bool IsOfQuantization(BufferKind kind) {
   return kind == BufferKind::kAmax || kind == BufferKind::kAmaxPart ||
-         kind == BufferKind::kAmaxReceive || kind == BufferKind::kDelayedScales;
+         kind == BufferKind::kAmaxReceive || kind == BufferKind::kDelayedScales ||
+         kind == BufferKind::kAmaxFlags;
 }
 
 int64_t QuantizationBytes(const ShardingPlan& plan, BufferKind kind) {
@@ -137,6 +138,7 @@ int64_t QuantizationBytes(const ShardingPlan& plan, BufferKind kind) {
       QuantWordsOf(QuantLayoutOf(plan.inventory), plan.options.ranks, plan.options.amax_history);
   const int64_t count = kind == BufferKind::kAmaxPart        ? words.part
                         : kind == BufferKind::kDelayedScales ? words.scales
+                        : kind == BufferKind::kAmaxFlags     ? words.flags
                                                              : words.amax;
   return count * DTypeBytes(DType::kU32);
 }

@@ -60,6 +60,7 @@ struct QuantWords {
   int64_t amax = 0;    // the vector; each rank finds the maximum of an equal part of whole lines
   int64_t part = 0;    // one such part
   int64_t scales = 0;  // fp32: two for each slot, then its history
+  int64_t flags = 0;   // a word for each tensor of the inventory
 };
 QuantWords QuantWordsOf(const QuantLayout& layout, int64_t ranks, int64_t history);
 

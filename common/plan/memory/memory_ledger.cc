@@ -40,6 +40,7 @@ MemoryUse UseOf(const ProgramBuffer& buffer) {
     case BufferKind::kAmaxPart:
     case BufferKind::kAmaxReceive:
     case BufferKind::kDelayedScales:
+    case BufferKind::kAmaxFlags:
       return MemoryUse::kWeights;
     case BufferKind::kGathered:
       return buffer.persistent ? MemoryUse::kWeights : MemoryUse::kGathered;

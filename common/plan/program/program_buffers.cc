@@ -277,6 +277,7 @@ class BufferList {
              MemoryKind::kPrivate,
              words.scales,
              DType::kF32);
+    AddOfAll("amax_flags", BufferKind::kAmaxFlags, MemoryKind::kPrivate, words.flags, DType::kU32);
   }
 
   const ProgramRequest& request_;

@@ -95,6 +95,9 @@ std::vector<Operand> OperandList::OfUse(const UnitUse& use, size_t position) {
     const bool stages = context_.options.amax_history > 0 && !context_.model.gradients.empty();
     Add(OfAll(BufferKind::kAmax), stages ? Access::kAdd : Access::kRead, Role::kAmax, when);
     Add(OfAll(BufferKind::kDelayedScales), Access::kRead, Role::kScales, when);
+    if (!context_.model.gradients.empty()) {
+      Add(OfAll(BufferKind::kAmaxFlags), Access::kAdd, Role::kFlags, when);
+    }
   }
   return std::move(operands_);
 }
@@ -195,6 +198,7 @@ std::vector<Operand> OperandList::OfStatistics() {
     const bool trains = GradientCallsOf(context_.model, group) > 0;
     Add(trains ? FinalSum(group, 0) : BufferId(), Access::kRead, Role::kSum);
   }
+  Add(OfAll(BufferKind::kAmaxFlags), Access::kAdd, Role::kFlags);
   return std::move(operands_);
 }
 

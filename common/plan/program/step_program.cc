@@ -180,6 +180,8 @@ const char* BufferKindName(BufferKind kind) {
       return "amax receive";
     case BufferKind::kDelayedScales:
       return "delayed scales";
+    case BufferKind::kAmaxFlags:
+      return "amax flags";
   }
   return "unknown";
 }

@@ -104,8 +104,9 @@ enum class BufferKind : uint8_t {
   kAmaxReceive = 20,    // that part of other ranks, where it cannot be read in place
   kDelayedScales = 21,  // scales by which codes were cast and are next, a pair for each slot, then
                         // the histories of all slots
+  kAmaxFlags = 22,      // by tensor, not 0: a gemm of this step has met an amax that was not finite
 };
-inline constexpr BufferKind kLastBufferKind = BufferKind::kDelayedScales;
+inline constexpr BufferKind kLastBufferKind = BufferKind::kAmaxFlags;
 
 // The memory of a buffer. kPrivate: this rank's memory. kSymmetric: this rank's memory, readable by
 // the ranks of the host at the same offset of their own block. kCommon: one block for all ranks of
@@ -157,6 +158,7 @@ enum class Role : uint8_t {
   kShared = 11,  // what units hand to each other
   kAmax = 12,    // amaxes of quantized matrices and of activations
   kScales = 13,  // delayed scales
+  kFlags = 14,   // of amaxes that were not finite
 };
 
 // The ranks that touch an operand. kLane: ranks that compute a lane in this turn. kUsed: of these,
@@ -249,6 +251,9 @@ struct ProgramOptions {
   int64_t amax_margin = 0;
   // Most bytes of the optimizer's state that are kOffload, over all of them.
   double offload_fraction = 0;
+  // How gemms of quantized matrices are computed; kNone: nothing is quantized. No instruction
+  // depends on it.
+  GemmPath gemm_path = GemmPath::kNone;
 };
 
 inline constexpr int64_t kMostCommunicationBlocks = 64;

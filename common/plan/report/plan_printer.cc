@@ -12,6 +12,7 @@
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 
+#include "common/model/gemm_paths.h"
 #include "common/plan/layer_drop.h"
 #include "common/plan/report/plan_report.h"
 
@@ -80,13 +81,20 @@ void AddRecipe(const ShardingPlan& plan, std::string& text) {
   if (report.matrices > 0) {
     absl::StrAppendFormat(&text,
                           "recipe %s: %d matrices of layers with %.1f M parameters are codes%s; "
-                          "gemm path %s; %s of amaxes per step\n",
+                          "%s of amaxes per step\n"
+                          "gemm path %s, %s, of %s: %s\n",
                           report.recipe,
                           report.matrices,
                           static_cast<double>(report.parameters) / 1e6,
                           report.kept > 0 ? absl::StrCat(", ", report.kept, " stay bf16") : "",
+                          BytesText(report.amax_bytes),
                           report.path,
-                          BytesText(report.amax_bytes));
+                          report.emulated ? "an emulation" : "of codes",
+                          absl::StrJoin(kGemmClasses, ", "),
+                          report.emulated
+                              ? "decodes before it multiplies; it shows the numbers of a recipe, "
+                                "not its speed"
+                              : "sums of forward are fast ones, others full; not yet run on a GPU");
   }
 }
 

@@ -13,6 +13,7 @@
 #include "common/check.h"
 #include "common/model/bundles.h"
 #include "common/model/compute_type.h"
+#include "common/model/gemm_paths.h"
 #include "common/model/recipes.h"
 #include "common/plan/layout/quant_layout.h"
 #include "common/plan/plan_pieces.h"
@@ -135,6 +136,7 @@ MemoryCategory CategoryOf(BufferKind kind) {
     case BufferKind::kAmaxPart:
     case BufferKind::kAmaxReceive:
     case BufferKind::kDelayedScales:
+    case BufferKind::kAmaxFlags:
       return MemoryCategory::kPersistent;
     case BufferKind::kGathered:
     case BufferKind::kStaging:
@@ -251,7 +253,8 @@ RecipeReport ReportRecipe(const ShardingPlan& plan) {
     }
   }
   if (report.matrices > 0) {
-    report.path = "cpu_reference";
+    report.path = GemmPathName(plan.options.gemm_path);
+    report.emulated = IsEmulation(plan.options.gemm_path);
     report.amax_bytes = QuantLayoutOf(plan.inventory).words * DTypeBytes(DType::kU32);
   }
   return report;

@@ -70,7 +70,8 @@ int64_t PeakBytes(const ShardingPlan& plan);
 // The recipe as a plan reports it; no matrices where nothing is quantized.
 struct RecipeReport {
   std::string recipe;  // RecipeName of the first quantized matrix: a plan has one recipe
-  std::string path;    // how its gemms are computed: "cpu_reference" decodes, then multiplies
+  std::string path;    // how its gemms are computed: GemmPathName
+  bool emulated = false;
   int64_t matrices = 0;
   int64_t parameters = 0;  // of these matrices
   int64_t kept = 0;        // trained matrices of layers that stay bf16

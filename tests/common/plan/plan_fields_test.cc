@@ -86,13 +86,15 @@ TEST(PlanProto, EveryFieldOfTheOptionsIsKnown) {
                option_layer_drop,
                amax_history,
                amax_margin,
-               offload_fraction] = options;
+               offload_fraction,
+               gemm_path] = options;
   EXPECT_EQ(option_ranks, 3);
   EXPECT_EQ(option_replicas, 1);
   EXPECT_EQ(option_layer_drop, 0);
   EXPECT_EQ(amax_history, 0);
   EXPECT_EQ(amax_margin, 0);
   EXPECT_EQ(offload_fraction, 0);
+  EXPECT_EQ(gemm_path, GemmPath::kNone);
 }
 
 TEST(PlanProto, PlansOfFp16RoundTripAndOthersDoNotChange) {

@@ -20,6 +20,11 @@ namespace {
 using ::testing::HasSubstr;
 
 void SetPatterns(JobSpec& spec) {
+  spec.recipe = {.recipe = Recipe::kDelayed,
+                 .keep_bf16 = {"*.mlp.*"},
+                 .history = 77,
+                 .margin = 3,
+                 .emulation = {GemmPath::kDequantBf16, GemmPath::kCpuReference}};
   spec.freeze = {"*norm*"};
   spec.units = {
       {.match = "embed", .strategy = Strategy::kOptim, .replicate = {}},
@@ -42,7 +47,6 @@ void SetPrecision(JobSpec& spec) {
                      .growth_interval = 9,
                      .minimum = 2,
                      .maximum = 64};
-  spec.recipe = {.recipe = Recipe::kDelayed, .keep_bf16 = {"*.mlp.*"}, .history = 77, .margin = 3};
 }
 
 JobSpec FullSpec() {
@@ -180,7 +184,8 @@ void Fill(google::protobuf::Message& message, int64_t& next) {
         reflection.SetBool(&message, field, true);
         break;
       case Field::CPPTYPE_INT32:  // enumerations all have a second value
-        reflection.SetInt32(&message, field, 1);
+        field->is_repeated() ? reflection.AddInt32(&message, field, 1)
+                             : reflection.SetInt32(&message, field, 1);
         break;
       default:
         FAIL() << field->full_name() << ": a type that this test does not know";
@@ -297,6 +302,12 @@ TEST(JobProto, ARecipeTravels) {
   EXPECT_EQ(back->recipe, FullSpec().recipe);
   EXPECT_EQ(back->recipe.history, 77);
   EXPECT_EQ(back->recipe.margin, 3);
+  EXPECT_EQ(back->recipe.emulation.front(), GemmPath::kDequantBf16);
+  v1::PlannedJob unknown = ToProto(FullSpec());
+  for (const int32_t path : {0, 3, 4}) {
+    unknown.set_emulation(0, path);
+    EXPECT_FALSE(FromProto(unknown).ok()) << path;
+  }
 }
 
 TEST(JobProto, ALossScaleTravelsAndItsDefaultsTakeNoByte) {

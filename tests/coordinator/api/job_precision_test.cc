@@ -1,6 +1,7 @@
 // Rules of spec.precision, and of the optimizer's types.
 
 #include <string>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
@@ -148,6 +149,37 @@ TEST(JobPrecision, WhatNoEngineComputesIsRefusedByName) {
   EXPECT_EQ(TypeViolations(MakeTyped("gpu", "", "mainWeights: bf16")),
             "spec.training.optimizer.mainWeights: expected one of fp32, bf16_remainder, got "
             "'bf16'\n");
+}
+
+TEST(JobPrecision, AnEmulationIsAllowedByNameAndOfTheDevices) {
+  const std::string field = "spec.precision.emulation: expected ";
+  const CanonicalJob cpu = MakeTyped("cpu", "recipe: fp8_tensor");
+  ASSERT_TRUE(cpu.ok()) << TypeViolations(cpu);
+  EXPECT_EQ(cpu.spec.recipe.emulation, std::vector{plan::GemmPath::kCpuReference});
+  EXPECT_EQ(cpu.job.spec().precision().emulation(0), "cpu_reference");
+  EXPECT_EQ(CanonicalJson(Canonicalize(cpu.job, {}).job), CanonicalJson(cpu.job));
+  const CanonicalJob gpu =
+      MakeTyped("gpu", "recipe: mxfp8, emulation: [cpu_reference, dequant_bf16]");
+  ASSERT_TRUE(gpu.ok()) << TypeViolations(gpu);
+  EXPECT_EQ(gpu.spec.recipe.emulation,
+            (std::vector{plan::GemmPath::kCpuReference, plan::GemmPath::kDequantBf16}));
+  const CanonicalJob codes = MakeTyped("gpu", "recipe: fp8_tensor");
+  ASSERT_TRUE(codes.ok()) << TypeViolations(codes);
+  EXPECT_TRUE(codes.spec.recipe.emulation.empty());
+  EXPECT_EQ(codes.job.spec().precision().emulation_size(), 0);
+  EXPECT_EQ(MakeTyped("gpu", "").job.spec().precision().emulation_size(), 0);
+  EXPECT_EQ(TypeViolations(MakeTyped("gpu", "recipe: nvfp4")),
+            field +
+                "dequant_bf16 among the paths, since gpu devices have no gemms of nvfp4 codes "
+                "of their own (forward, input gradient, weight gradient), got nothing\n");
+  EXPECT_EQ(TypeViolations(MakeTyped("cpu", "recipe: nvfp4, emulation: [dequant_bf16]")),
+            field +
+                "cpu_reference among the paths, since cpu devices have no gemms of nvfp4 codes "
+                "of their own (forward, input gradient, weight gradient), got dequant_bf16\n");
+  EXPECT_EQ(TypeViolations(MakeTyped("gpu", "recipe: nvfp4, emulation: [dequant]")),
+            field + "dequant_bf16, cpu_reference, got 'dequant'\n");
+  EXPECT_EQ(TypeViolations(MakeTyped("gpu", "emulation: [dequant_bf16]")),
+            field + "a precision.recipe beside it, got none\n");
 }
 
 TEST(JobOptimizer, SgdHasItsOwnFieldsAndTheOthersAreRefusedByName) {

@@ -384,8 +384,13 @@ TEST_F(EmulatedDeviceTest, GemmsAreHeldToTheirDescription) {
   int32_t count = 0;
   ASSERT_EQ(f().gemm_candidates(0, &gemm, 0, algorithms, 3, &count), 0);
   ASSERT_EQ(count, 1);  // the other one needs workspace
-  const RavelCudaGemmBuffers buffers = {
-      .a = a, .b = a, .c = c, .workspace = nullptr, .workspace_bytes = 0};
+  const RavelCudaGemmBuffers buffers = {.a = a,
+                                        .b = a,
+                                        .c = c,
+                                        .workspace = nullptr,
+                                        .workspace_bytes = 0,
+                                        .scale_a = nullptr,
+                                        .scale_b = nullptr};
   EXPECT_EQ(TextOf(f().gemm_run(stream, &gemm, algorithms, &buffers)), "");
   EXPECT_THAT(TextOf(f().gemm_run(stream, &gemm, algorithms + 1, &buffers)),
               HasSubstr("an algorithm of another library"));

@@ -39,10 +39,17 @@ TEST(GemmKeyTest, EveryFieldThatMattersIsInTheKey) {
                         .b_align = 32,
                         .c_align = 64,
                         .multiprocessors = 100,
+                        .b_type = 0,
+                        .fast_accumulation = 0,
                         .reserved = 0};
   EXPECT_EQ(GemmKey(gemm), "1x2x3-nt-bf16-f32-b1-s4,5,6-a16,32,64-m100");
   gemm.accumulate = 0;
   EXPECT_THAT(GemmKey(gemm), HasSubstr("-b0-"));
+  gemm.input_type = 15;
+  gemm.b_type = 14;
+  EXPECT_THAT(GemmKey(gemm), HasSubstr("-e5m2*e4m3-f32-"));
+  gemm.fast_accumulation = 1;
+  EXPECT_THAT(GemmKey(gemm), HasSubstr("-e5m2*e4m3+fast-f32-"));
 }
 
 TEST(GemmAlgorithmsTest, MeasuredChoicesReplaceProposalsOnly) {

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "kernels/cpu/reference_ops.h"
+#include "kernels/scalar/float8.h"
 
 namespace ravel::kernels::cuda::emulated {
 namespace {
@@ -20,6 +22,21 @@ bool IsFloat(int32_t dtype) {
   return TypeOf(dtype) == DType::kF32 || TypeOf(dtype) == DType::kBF16;
 }
 
+bool IsCodes(int32_t dtype) {
+  return TypeOf(dtype) == DType::kF8E4M3 || TypeOf(dtype) == DType::kF8E5M2;
+}
+
+// What cuBLASLt takes of codes on Hopper: both along k, sizes and strides of 16 bytes, not E5M2
+// twice.
+bool CodesAreOffered(const RavelCudaGemm& gemm) {
+  const auto whole = [](int64_t size) { return size % 16 == 0; };
+  return IsCodes(gemm.input_type) && IsCodes(gemm.b_type) && IsFloat(gemm.output_type) &&
+         (gemm.input_type != gemm.b_type || TypeOf(gemm.b_type) == DType::kF8E4M3) &&
+         gemm.transpose_a == 0 && gemm.transpose_b != 0 && whole(gemm.m) && whole(gemm.n) &&
+         whole(gemm.k) && whole(gemm.a_stride) && whole(gemm.b_stride) && whole(gemm.c_stride) &&
+         gemm.a_align >= 16 && gemm.b_align >= 16 && gemm.c_align >= 16;
+}
+
 Shape ShapeOf(int64_t rows, int64_t columns, int64_t stride, bool transposed) {
   return transposed ? Shape{columns, rows, stride} : Shape{rows, columns, stride};
 }
@@ -30,13 +47,29 @@ bool Aligned(const void* data, const Shape& shape, DType dtype, int32_t align) {
          (shape.rows <= 1 || shape.stride * DTypeBytes(dtype) % align == 0);
 }
 
+// The values of codes.
+TensorView Decoded(const Operand& codes, std::vector<float>& to) {
+  to.resize(static_cast<size_t>(codes.rows * codes.columns));
+  for (int64_t row = 0; row < codes.rows; ++row) {
+    for (int64_t column = 0; column < codes.columns; ++column) {
+      const uint32_t code = static_cast<const uint8_t*>(codes.data)[row * codes.stride + column];
+      to[static_cast<size_t>(row * codes.columns + column)] = codes.dtype == DType::kF8E5M2
+                                                                  ? scalar::E5M2::ValueOfCode(code)
+                                                                  : scalar::E4M3::ValueOfCode(code);
+    }
+  }
+  return MatrixView(to.data(), codes.rows, codes.columns);
+}
+
 }  // namespace
 
 bool GemmIsOffered(const RavelCudaGemm& gemm) {
   const auto fits = [](const Shape& shape) { return shape.stride >= shape.columns; };
-  return gemm.m > 0 && gemm.n > 0 && gemm.k > 0 && IsFloat(gemm.input_type) &&
-         IsFloat(gemm.output_type) &&
-         (TypeOf(gemm.output_type) == DType::kF32 || TypeOf(gemm.input_type) == DType::kBF16) &&
+  const bool types = gemm.b_type != 0 ? CodesAreOffered(gemm)
+                                      : IsFloat(gemm.input_type) && IsFloat(gemm.output_type) &&
+                                            (TypeOf(gemm.output_type) == DType::kF32 ||
+                                             TypeOf(gemm.input_type) == DType::kBF16);
+  return gemm.m > 0 && gemm.n > 0 && gemm.k > 0 && types &&
          fits(ShapeOf(gemm.m, gemm.k, gemm.a_stride, gemm.transpose_a != 0)) &&
          fits(ShapeOf(gemm.k, gemm.n, gemm.b_stride, gemm.transpose_b != 0)) &&
          gemm.c_stride >= gemm.n;
@@ -72,7 +105,12 @@ PlannedLaunch PlanCublasGemm(const RavelCudaGemm& gemm,
   operands.Require(algorithm.words[0] == kMagic && algorithm.words[1] == algorithm.workspace_bytes,
                    "an algorithm of another library");
   operands.Require(algorithm.workspace_bytes <= buffers.workspace_bytes, "too little workspace");
+  const bool codes = gemm.b_type != 0;
   const DType input = TypeOf(gemm.input_type);
+  const DType b_input = codes ? TypeOf(gemm.b_type) : input;
+  operands.Require(codes == (buffers.scale_a != nullptr && buffers.scale_b != nullptr) &&
+                       (codes || (buffers.scale_a == nullptr && buffers.scale_b == nullptr)),
+                   "codes have scales, and nothing else has");
   const DType output = TypeOf(gemm.output_type);
   const bool flip_a = gemm.transpose_a != 0;
   const bool flip_b = gemm.transpose_b != 0;
@@ -81,10 +119,12 @@ PlannedLaunch PlanCublasGemm(const RavelCudaGemm& gemm,
   const Shape b_shape = ShapeOf(gemm.k, gemm.n, gemm.b_stride, flip_b);
   const Shape c_shape = {gemm.m, gemm.n, gemm.c_stride};
   operands.Require(Aligned(buffers.a, a_shape, input, gemm.a_align), "a is not aligned as said");
-  operands.Require(Aligned(buffers.b, b_shape, input, gemm.b_align), "b is not aligned as said");
+  operands.Require(Aligned(buffers.b, b_shape, b_input, gemm.b_align), "b is not aligned as said");
   operands.Require(Aligned(buffers.c, c_shape, output, gemm.c_align), "c is not aligned as said");
   const Operand a = operands.Add(Access::Kind::kRead, "a", buffers.a, a_shape, input);
-  const Operand b = operands.Add(Access::Kind::kRead, "b", buffers.b, b_shape, input);
+  const Operand b = operands.Add(Access::Kind::kRead, "b", buffers.b, b_shape, b_input);
+  operands.Array(Access::Kind::kRead, "scale_a", buffers.scale_a, 1);
+  operands.Array(Access::Kind::kRead, "scale_b", buffers.scale_b, 1);
   const Operand c = operands.Add(
       accumulate ? Access::Kind::kUpdate : Access::Kind::kWrite, "c", buffers.c, c_shape, output);
   const uint64_t workspace_bytes = algorithm.workspace_bytes;
@@ -97,12 +137,18 @@ PlannedLaunch PlanCublasGemm(const RavelCudaGemm& gemm,
     if (workspace != nullptr) {
       std::memset(workspace, 0xFF, workspace_bytes);
     }
-    cpu::Gemm({.a = on.View(a),
-               .transpose_a = flip_a ? Transpose::kYes : Transpose::kNo,
-               .b = on.View(b),
-               .transpose_b = flip_b ? Transpose::kYes : Transpose::kNo,
-               .c = on.View(c),
-               .output = accumulate ? Output::kAccumulate : Output::kOverwrite});
+    std::vector<float> decoded[2];
+    GemmArgs args = {.a = codes ? Decoded(a, decoded[0]) : on.View(a),
+                     .transpose_a = flip_a ? Transpose::kYes : Transpose::kNo,
+                     .b = codes ? Decoded(b, decoded[1]) : on.View(b),
+                     .transpose_b = flip_b ? Transpose::kYes : Transpose::kNo,
+                     .c = on.View(c),
+                     .output = accumulate ? Output::kAccumulate : Output::kOverwrite};
+    if (codes) {
+      args.scale_a = VectorView(const_cast<float*>(buffers.scale_a), 1);
+      args.scale_b = VectorView(const_cast<float*>(buffers.scale_b), 1);
+    }
+    cpu::Gemm(args);
     on.Finish();
   });
 }

@@ -230,6 +230,12 @@ void SumRowNodes(const SumRowNodesParams& p, Operands& on) {
   on.Array(kWrite, "out", p.out, p.count);
 }
 
+void CountFlags(const CountFlagsParams& p, Operands& on) {
+  on.RequireBlock(kFlatThreads);
+  on.Array(kUpdate, "flags", p.flags, p.count);
+  on.Array(kUpdate, "counts", p.counts, p.count);
+}
+
 void DecideUpdate(const DecideUpdateParams& p, Operands& on) {
   on.RequireBlock(kFlatThreads);
   on.RequireGrid(0, 1);
@@ -258,6 +264,7 @@ std::vector<KernelOperands> FlatKernels() {
           Declare<FillParams, Fill>(Kernel::kFill, "Fill"),
           Declare<SumLossParams, SumLoss>(Kernel::kSumLoss, "SumLoss"),
           Declare<SumRowNodesParams, SumRowNodes>(Kernel::kSumRowNodes, "SumRowNodes"),
+          Declare<CountFlagsParams, CountFlags>(Kernel::kCountFlags, "CountFlags"),
           Declare<DecideUpdateParams, DecideUpdate>(Kernel::kDecideUpdate, "DecideUpdate")};
 }
 

@@ -122,15 +122,47 @@ void QuantizeActivation(const QuantizeActivationParams& p, Operands& on) {
   on.Array(kRead, "encode", p.encode, 1);
   on.Array(kUpdate, "staged", p.staged, 1);
   on.Array(kAtomic, "non_finite", p.non_finite, 1);
+  on.Array(kRead, "device_step", p.device_step, 1);
 }
 
-void DelayedScale(const DelayedScaleParams& p, Operands& on) {
+void DelayedScales(const DelayedScalesParams& p, Operands& on) {
   on.RequireBlock(kFlatThreads);
-  on.Require(on.launch().grid[0] == 1, "one block moves a history");
-  on.Array(kUpdate, "history", p.history, p.length);
-  on.Array(kRead, "amax", p.amax, 1);
-  on.Array(kWrite, "encode", p.encode, 1);
+  on.RequireGrid(0, p.slots);
+  const int64_t domains = p.slots / 3;
+  on.Array(kUpdate, "histories", p.histories, p.slots * p.length);
+  on.Array(kUpdate, "scales", p.scales, 2 * p.slots);
+  on.Array(kRead, "weight_amax", p.weight_amax, domains);
+  on.Array(kUpdate, "activation_amax", p.activation_amax, 2 * domains);
   on.Array(kRead, "apply", p.apply, 1);
+}
+
+void TensorCodes(const TensorCodesParams& p, Operands& on) {
+  on.RequireBlock(kFlatThreads);
+  on.Require(reinterpret_cast<uintptr_t>(p.from) % 8 == 0 && p.from_stride % 4 == 0,
+             "accesses of 8 bytes do not fit");
+  on.Add(kRead, "from", p.from, {p.to.rows, p.to.columns, p.from_stride}, DType::kBF16);
+  on.Array(kWrite, "codes", p.codes, p.to.rows * p.to.columns);
+  on.Array(kWrite, "transposed", p.to.codes, p.to.rows * p.to.columns);
+  on.Array(kRead, "amax", p.amax, 1);
+  on.Array(kWrite, "scale", p.scale, 1);
+  on.Array(kRead, "encode", p.encode, 1);
+  on.Array(kUpdate, "staged", p.staged, 1);
+  on.Array(kAtomic, "non_finite", p.non_finite, 1);
+}
+
+void TransposeCodes(const TransposeCodesParams& p, Operands& on) {
+  on.RequireBlock(kFlatThreads);
+  on.Array(kRead, "from", p.from, p.to.rows * p.to.columns);
+  on.Array(kWrite, "to", p.to.codes, p.to.rows * p.to.columns);
+}
+
+void LargestWords(const LargestWordsParams& p, Operands& on) {
+  on.RequireBlock(kFlatThreads);
+  on.Require(p.count > 0 && p.count <= kMaxWordPieces, "another number of pieces");
+  for (int piece = 0; piece < p.count; ++piece) {
+    on.Array(kRead, "piece", p.pieces[piece], p.words);
+  }
+  on.Array(p.accumulate != 0 ? kUpdate : kWrite, "out", p.out, p.words);
 }
 
 }  // namespace
@@ -144,7 +176,10 @@ std::vector<KernelOperands> QuantizeKernelOperands() {
                                                                 "QuantizeAlongColumns"),
           Declare<QuantizeActivationParams, QuantizeActivation>(Kernel::kQuantizeAlongRows,
                                                                 "QuantizeAlongRows"),
-          Declare<DelayedScaleParams, DelayedScale>(Kernel::kDelayedScale, "DelayedScale")};
+          Declare<DelayedScalesParams, DelayedScales>(Kernel::kDelayedScales, "DelayedScales"),
+          Declare<TensorCodesParams, TensorCodes>(Kernel::kTensorCodes, "TensorCodes"),
+          Declare<TransposeCodesParams, TransposeCodes>(Kernel::kTransposeCodes, "TransposeCodes"),
+          Declare<LargestWordsParams, LargestWords>(Kernel::kLargestWords, "LargestWords")};
 }
 
 }  // namespace ravel::kernels::cuda::emulated

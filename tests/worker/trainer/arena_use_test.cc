@@ -151,7 +151,8 @@ int64_t Slack(const plan::ShardingPlan& plan, const plan::ProgramBuffer& buffer)
 bool MayStayAsItIs(const plan::ShardingPlan& plan, const plan::ProgramBuffer& buffer) {
   if (buffer.group < 0) {
     return buffer.kind == BufferKind::kAmax || buffer.kind == BufferKind::kAmaxPart ||
-           buffer.kind == BufferKind::kAmaxReceive || buffer.kind == BufferKind::kDelayedScales;
+           buffer.kind == BufferKind::kAmaxReceive || buffer.kind == BufferKind::kDelayedScales ||
+           buffer.kind == BufferKind::kAmaxFlags;
   }
   return buffer.persistent && plan.groups[buffer.group].recipe != plan::Recipe::kNone &&
          (buffer.kind == BufferKind::kModelWeight || buffer.kind == BufferKind::kGathered);

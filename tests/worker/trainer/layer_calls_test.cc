@@ -4,6 +4,7 @@
 // of loss_parity_test.cc.
 
 #include <filesystem>
+#include <fstream>
 #include <set>
 
 #include <absl/strings/str_cat.h>

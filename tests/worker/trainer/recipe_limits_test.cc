@@ -385,9 +385,11 @@ TEST_F(RecipeLimits, ARankWithOtherScalesIsNamed) {
         RETURN_IF_ERROR(engine.TrainStep(0).status());
         if (rank == 1 && recipe == Recipe::kDelayed) {
           float history = 0;
-          engine.quant()->ReadState(plan::StateRole::kAmaxHistory, 5, {&history, 1});
+          const plan::StateRole role = plan::StateRole::kAmaxHistory;
+          shard::HostAccess& memory = engine.memory();
+          RETURN_IF_ERROR(optim::ReadScales(memory, *engine.quant(), role, 5, {&history, 1}));
           history = std::nextafter(history, 1.0f);
-          engine.quant()->WriteState(plan::StateRole::kAmaxHistory, 5, {&history, 1});
+          RETURN_IF_ERROR(optim::WriteScales(memory, *engine.quant(), role, 5, {&history, 1}));
         } else if (rank == 1) {
           const plan::TensorId tensor = engine.quant()->layout().tensors[3].tensor;
           ++*engine.quant()->ScalesOf(tensor, false).weight.amax.As<uint32_t>();

@@ -15,6 +15,7 @@
 
 #include "common/model/recipes.h"
 #include "tests/testing/strategy_cases.h"
+#include "worker/optim/stored_state.h"
 
 namespace ravel::trainer {
 namespace {
@@ -190,7 +191,8 @@ TEST_F(RecipeRegressions, DelayedUpdateOncePerGlobalBatch) {
       }
       const int64_t slots = engine.quant()->layout().slots;
       std::vector<float> histories(static_cast<size_t>(slots * kShortHistory));
-      engine.quant()->ReadState(plan::StateRole::kAmaxHistory, 0, histories);
+      RETURN_IF_ERROR(optim::ReadScales(
+          engine.memory(), *engine.quant(), plan::StateRole::kAmaxHistory, 0, histories));
       for (int64_t slot = 0; slot < slots; ++slot) {
         const auto begin = histories.begin() + slot * kShortHistory;
         const bool weight = slot % plan::kSlotsPerDomain == 0;
@@ -221,8 +223,10 @@ TEST_F(RecipeRegressions, DelayedScalesLeaveTheirMargin) {
       const int64_t slots = engine.quant()->layout().slots;
       std::vector<float> scales(static_cast<size_t>(slots));
       std::vector<float> histories(static_cast<size_t>(slots * kShortHistory));
-      engine.quant()->ReadState(plan::StateRole::kCastScale, 0, scales);
-      engine.quant()->ReadState(plan::StateRole::kAmaxHistory, 0, histories);
+      RETURN_IF_ERROR(optim::ReadScales(
+          engine.memory(), *engine.quant(), plan::StateRole::kCastScale, 0, scales));
+      RETURN_IF_ERROR(optim::ReadScales(
+          engine.memory(), *engine.quant(), plan::StateRole::kAmaxHistory, 0, histories));
       for (int64_t weight = 0; weight < slots; weight += plan::kSlotsPerDomain) {
         const auto end = histories.begin() + (weight + 1) * kShortHistory;
         const float largest = std::max(*(end - 3), *(end - 2));
@@ -244,7 +248,7 @@ TEST_F(RecipeRegressions, UnsupportedRecipeRefusedAtPlan) {
   EXPECT_THAT(std::string(plan::BuildShardingPlan({.spec = spec, .ranks = 1, .shared_memory = true})
                               .status()
                               .message()),
-              ::testing::HasSubstr("precision.recipe: expected cpu devices"));
+              ::testing::HasSubstr("precision.emulation: expected dequant_bf16"));
 }
 
 }  // namespace

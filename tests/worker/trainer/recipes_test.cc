@@ -16,6 +16,7 @@
 #include "tests/testing/recipe_cases.h"
 #include "tests/testing/resume_runs.h"
 #include "tests/testing/strategy_cases.h"
+#include "worker/optim/stored_state.h"
 
 namespace ravel::trainer {
 namespace {
@@ -142,21 +143,28 @@ TEST_P(Recipes, ASkippedStepChangesNothing) {
     RETURN_IF_ERROR(engine.RefreshWeights(shard::UnitExecutor::Refresh::kLoaded));
     std::vector<float> before;
     std::vector<float> after;
-    const auto state = [&](std::vector<float>& to) {
+    const auto state = [&](std::vector<float>& to) -> absl::Status {
       const int64_t slots = engine.quant()->layout().slots;
       to.resize(static_cast<size_t>(slots * (1 + kCaseHistory)));
       if (slots > 0) {
-        engine.quant()->ReadState(
-            plan::StateRole::kCastScale, 0, std::span(to).first(static_cast<size_t>(slots)));
-        engine.quant()->ReadState(
-            plan::StateRole::kAmaxHistory, 0, std::span(to).subspan(static_cast<size_t>(slots)));
+        RETURN_IF_ERROR(optim::ReadScales(engine.memory(),
+                                          *engine.quant(),
+                                          plan::StateRole::kCastScale,
+                                          0,
+                                          std::span(to).first(static_cast<size_t>(slots))));
+        RETURN_IF_ERROR(optim::ReadScales(engine.memory(),
+                                          *engine.quant(),
+                                          plan::StateRole::kAmaxHistory,
+                                          0,
+                                          std::span(to).subspan(static_cast<size_t>(slots))));
       }
+      return absl::OkStatus();
     };
-    state(before);
+    RETURN_IF_ERROR(state(before));
     ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(1));
     EXPECT_TRUE(result.skipped);
     EXPECT_EQ(engine.updates(), 1);
-    state(after);
+    RETURN_IF_ERROR(state(after));
     EXPECT_EQ(before, after);
     if (rank == 0) {
       group.main_weight()[group.pieces()[0].shard_offset] = kept;

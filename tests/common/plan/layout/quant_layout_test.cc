@@ -10,6 +10,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/model/gemm_paths.h"
 #include "common/model/recipes.h"
 #include "common/plan/check/program_checker.h"
 #include "common/plan/numerics.h"
@@ -225,8 +226,10 @@ TEST(RecipePlans, RefuseQuantizedWithoutMain) {
   ASSERT_GE(frozen, 0);
   EXPECT_EQ(plan.inventory.tensors[frozen].recipe, Recipe::kNone);
   recipes[frozen] = Recipe::kCurrent;
-  EXPECT_THAT(std::string(SetRecipes(recipes, plan.inventory).message()),
-              HasSubstr("model.layers.0.mlp.up_proj.weight: no recipe quantizes such a tensor"));
+  EXPECT_THAT(
+      std::string(
+          SetRecipes(recipes, plan.options.gemm_path, plan.micro_batch, plan.inventory).message()),
+      HasSubstr("model.layers.0.mlp.up_proj.weight: no recipe quantizes such a tensor"));
 }
 
 // A plan that decodes before it multiplies says so where people read it.
@@ -249,8 +252,20 @@ TEST(RecipePlans, AreRefusedWithFieldAndTensor) {
                                HasSubstr("multiples of 128")));
   EXPECT_THAT(refusal([](JobSpec& spec) { spec.compute = ComputeType::kF32; }),
               HasSubstr("precision.compute: expected bf16, for fp8_block, got fp32"));
-  EXPECT_THAT(refusal([](JobSpec& spec) { spec.cpu_devices = false; }),
-              HasSubstr("precision.recipe: expected cpu devices"));
+  EXPECT_EQ(refusal([](JobSpec& spec) { spec.cpu_devices = false; }),
+            "precision.emulation: expected dequant_bf16 among the paths, since gpu devices have no "
+            "gemms of fp8_block codes of their own (forward, input gradient, weight gradient), got "
+            "nothing");
+  EXPECT_THAT(refusal([](JobSpec& spec) { spec.recipe.emulation = {GemmPath::kDequantBf16}; }),
+              ::testing::AllOf(HasSubstr("precision.emulation: expected cpu_reference among"),
+                               HasSubstr("cpu devices"),
+                               HasSubstr("got dequant_bf16")));
+  EXPECT_THAT(refusal([](JobSpec& spec) {
+                spec.recipe = {.recipe = Recipe::kNone,
+                               .keep_bf16 = {},
+                               .emulation = {GemmPath::kCpuReference}};
+              }),
+              HasSubstr("precision.emulation: expected a precision.recipe beside it"));
   EXPECT_THAT(refusal([](JobSpec& spec) { spec.recipe.keep_bf16 = {"lm_head*"}; }),
               HasSubstr("precision.keepBf16[0]: expected a pattern that matches a trained matrix"));
   EXPECT_THAT(refusal([](JobSpec& spec) { spec.recipe.keep_bf16 = {"*"}; }),
@@ -287,6 +302,74 @@ TEST(RecipePlans, FrozenAndKeptMatricesStayBf16) {
       EXPECT_EQ(plan.inventory.tensors[tensor].recipe, group.recipe);
     }
   }
+}
+
+// The same matrices on either kind of devices, by the path of each.
+TEST(RecipePlans, ThePathOfGemmsIsPlannedTravelsAndIsPartOfTheNumerics) {
+  JobSpec spec = testing::RecipeSpecOf(Recipe::kMxFp8);
+  EXPECT_EQ(RecipePlan(spec, 2).options.gemm_path, GemmPath::kCpuReference);
+  EXPECT_THAT(NumericsOf(spec), HasSubstr("gemmPath=cpu_reference "));
+  EXPECT_EQ(PlanHash(RecipePlan(spec, 2)),
+            PlanHash(*ParsePlan(SerializePlan(RecipePlan(spec, 2)))));
+  const std::string before = NumericsOf(spec);
+  spec.recipe.emulation = {GemmPath::kCpuReference, GemmPath::kDequantBf16};
+  EXPECT_EQ(NumericsOf(spec), before);
+  spec.cpu_devices = false;
+  EXPECT_THAT(NumericsChange(before, NumericsOf(spec)),
+              HasSubstr("gemmPath was cpu_reference and is dequant_bf16"));
+  const ShardingPlan plan = RecipePlan(spec, 2);
+  EXPECT_EQ(plan.options.gemm_path, GemmPath::kDequantBf16);
+  const absl::StatusOr<ShardingPlan> back = ParsePlan(SerializePlan(plan));
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->options.gemm_path, GemmPath::kDequantBf16);
+  EXPECT_EQ(SerializePlan(*back), SerializePlan(plan));
+  spec.recipe = {};
+  EXPECT_EQ(RecipePlan(spec, 2).options.gemm_path, GemmPath::kNone);
+  EXPECT_EQ(NumericsOf(spec).find("gemmPath"), std::string::npos);
+}
+
+// Codes take the place of decoded values in the scratch, and have a path of their own.
+TEST(RecipePlans, GpusMultiplyCodesOfOneScaleWithoutEmulation) {
+  JobSpec spec = testing::RecipeSpecOf(Recipe::kCurrent);
+  spec.cpu_devices = false;
+  const ShardingPlan codes = RecipePlan(spec, 2);
+  EXPECT_EQ(codes.options.gemm_path, GemmPath::kFp8Tensor);
+  EXPECT_THAT(NumericsOf(spec), HasSubstr("gemmPath=fp8_tensor "));
+  const absl::StatusOr<ShardingPlan> back = ParsePlan(SerializePlan(codes));
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(SerializePlan(*back), SerializePlan(codes));
+  spec.recipe.emulation = {GemmPath::kDequantBf16};
+  const ShardingPlan decoded = RecipePlan(spec, 2);
+  EXPECT_EQ(decoded.options.gemm_path, GemmPath::kDequantBf16);
+  EXPECT_LT(codes.memory.private_bytes, decoded.memory.private_bytes);
+  spec.recipe.emulation = {};
+  spec.data.sequence_length = 20;
+  EXPECT_THAT(
+      std::string(
+          BuildShardingPlan({.spec = spec, .ranks = 1, .shared_memory = true}).status().message()),
+      HasSubstr("training.microBatch: expected times data.sequenceLength a multiple of 16"));
+}
+
+TEST(RecipePlans, APathAsksItsDeviceForWhatItNeeds) {
+  const GemmDevice hopper = {
+      .name = "H", .compute_major = 9, .compute_minor = 0, .cublas_lt_version = 130100};
+  EXPECT_TRUE(CheckGemmPath(GemmPath::kFp8Tensor, hopper).ok());
+  GemmDevice ada = hopper;
+  ada.compute_major = 8;
+  ada.compute_minor = 9;
+  EXPECT_TRUE(CheckGemmPath(GemmPath::kFp8Tensor, ada).ok());
+  GemmDevice ampere = ada;
+  ampere.compute_minor = 0;
+  EXPECT_THAT(std::string(CheckGemmPath(GemmPath::kFp8Tensor, ampere).message()),
+              ::testing::AllOf(HasSubstr("gemm path fp8_tensor (forward, input gradient, weight"),
+                               HasSubstr("expected compute capability 8.9"),
+                               HasSubstr("got 8.0 of H"),
+                               HasSubstr("precision.emulation: [dequant_bf16]")));
+  EXPECT_TRUE(CheckGemmPath(GemmPath::kDequantBf16, ampere).ok());
+  GemmDevice bare = hopper;
+  bare.cublas_lt_version = 0;
+  EXPECT_THAT(std::string(CheckGemmPath(GemmPath::kFp8Tensor, bare).message()),
+              HasSubstr("without cuBLASLt"));
 }
 
 TEST(RecipePlans, ARecipeIsPartOfTheNumerics) {

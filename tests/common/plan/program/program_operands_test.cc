@@ -82,6 +82,7 @@ class OperandReference {
             Add({FinalSum(group, 0)}, false);
           }
         }
+        Add(Of(BufferKind::kAmaxFlags, {}), true);
         break;
       case OpLabel::kOptimizerStep:
         AddFirst({Of(BufferKind::kFullGrad, at.group), {FinalSum(at.group, 0)}});
@@ -206,6 +207,9 @@ class OperandReference {
       const bool stages = program_.phase != Phase::kEval && plan_.options.amax_history > 0;
       Add(Of(BufferKind::kAmax, {}), stages);
       Add(Of(BufferKind::kDelayedScales, {}), false);
+      if (program_.phase != Phase::kEval) {
+        Add(Of(BufferKind::kAmaxFlags, {}), true);
+      }
     }
   }
 

@@ -1,0 +1,48 @@
+#pragma once
+
+// How the gemms of quantized matrices are computed, and which of the ways a job allows. Pure.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/model/job_spec.h"
+#include "common/status.h"
+
+namespace ravel::plan {
+
+// "cpu_reference", "dequant_bf16", "fp8_tensor"; "none" where nothing is quantized.
+const char* GemmPathName(GemmPath path);
+// False where no emulation has that name.
+bool ParseEmulation(std::string_view name, GemmPath& path);
+
+// The paths that a job may take on its devices, by precision.emulation or, without it, by default:
+// on CPUs their reference, on GPUs none.
+std::vector<GemmPath> AllowedPaths(const RecipeSpec& spec, bool cpu_devices);
+
+// The path of all gemms of quantized matrices: forward, input gradient and weight gradient. kNone
+// without a recipe. On GPUs an emulation that is allowed is taken, else the path of the recipe's
+// codes; that of fp8_tensor alone is there. An error names precision.emulation, the gemms, the
+// devices and what these lack.
+absl::StatusOr<GemmPath> ChooseGemmPath(const RecipeSpec& spec, bool cpu_devices);
+
+// What a GPU and its library are, as far as paths depend on it.
+struct GemmDevice {
+  std::string name;
+  int compute_major = 0;
+  int compute_minor = 0;
+  uint64_t cublas_lt_version = 0;  // 130100 for 13.1; 0: there is none
+};
+// An error names the gemms of the path, the device and what it lacks.
+absl::Status CheckGemmPath(GemmPath path, const GemmDevice& device);
+
+// The multiple that dimensions of matrices and tokens of a micro-batch have to be for a path.
+constexpr int64_t GemmStep(GemmPath path) {
+  return path == GemmPath::kFp8Tensor ? 16 : 1;
+}
+
+// The gemms that a path computes, as texts name them.
+inline constexpr const char* kGemmClasses[] = {"forward", "input gradient", "weight gradient"};
+
+}  // namespace ravel::plan

@@ -1,0 +1,348 @@
+// Quantized training on a device by the path dequant_bf16: the same bits on any number of ranks and
+// under every strategy, codes and scales of the CPU, steps that are skipped without a trace,
+// graphs, and checkpoints that cross between CPU and device.
+
+#include <bit>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/model/recipes.h"
+#include "common/mutex.h"
+#include "common/signed_size.h"
+#include "common/store/committed_step.h"
+#include "common/store/file_store.h"
+#include "tests/gpu/engine_device.h"
+#include "tests/testing/device_runs.h"
+#include "tests/testing/fake_supervisor.h"
+#include "worker/optim/stored_state.h"
+#include "worker/shard/step_graphs.h"
+
+namespace ravel::trainer {
+namespace {
+
+using plan::Recipe;
+using plan::StateRole;
+
+struct RecipeForm {
+  const char* name;
+  Recipe recipe;
+  bool of_codes = false;  // gemms read codes; else they are emulated
+};
+constexpr RecipeForm kRecipes[] = {{"delayed", Recipe::kDelayed},
+                                   {"current", Recipe::kCurrent},
+                                   {"fp8_block", Recipe::kFloat8Block},
+                                   {"mxfp8", Recipe::kMxFp8},
+                                   {"nvfp4", Recipe::kNvFp4},
+                                   {"delayed_codes", Recipe::kDelayed, true},
+                                   {"current_codes", Recipe::kCurrent, true}};
+constexpr int64_t kHistory = 3;  // as long as the runs
+
+void UseRecipe(const RecipeForm& form, plan::JobSpec& spec) {
+  spec.compute = plan::ComputeType::kBF16;
+  spec.recipe = {.recipe = form.recipe,
+                 .keep_bf16 = {},
+                 .history = kHistory,
+                 .emulation = {plan::GemmPath::kCpuReference}};
+  if (!form.of_codes) {
+    spec.recipe.emulation.push_back(plan::GemmPath::kDequantBf16);
+  }
+}
+
+// Amaxes, delayed scales and codes of all matrices, joined over ranks; what is equal on all ranks
+// is that of the last one.
+struct QuantRecord {
+  std::vector<uint32_t> amaxes;
+  std::vector<float> scales;
+  std::vector<float> histories;
+  std::map<std::string, std::vector<uint8_t>> codes;
+  bool operator==(const QuantRecord&) const = default;
+};
+
+absl::Status AddQuantState(RankEngine& engine, QuantRecord& to) {
+  const plan::QuantLayout& layout = engine.quant()->layout();
+  const kernels::WeightScales first =
+      engine.quant()->ScalesOf(layout.tensors[0].tensor, false).weight;
+  to.amaxes.resize(Size(layout.weight_words));
+  RETURN_IF_ERROR(engine.memory().Read(first.amax.As<uint32_t>() - layout.tensors[0].grid,
+                                       std::as_writable_bytes(std::span(to.amaxes))));
+  to.scales.resize(Size(layout.slots));
+  to.histories.resize(Size(layout.slots * kHistory));
+  if (layout.slots > 0) {
+    RETURN_IF_ERROR(
+        optim::ReadScales(engine.memory(), *engine.quant(), StateRole::kCastScale, 0, to.scales));
+    RETURN_IF_ERROR(optim::ReadScales(
+        engine.memory(), *engine.quant(), StateRole::kAmaxHistory, 0, to.histories));
+  }
+  for (const shard::ParameterGroup& group : engine.groups()) {
+    for (const quant::QuantPiece& piece : group.quant_pieces()) {
+      const plan::TensorSpec& tensor = engine.tensor(piece.tensor);
+      const int64_t row = piece.codes.size[1];
+      std::vector<uint8_t>& all = to.codes[tensor.name];
+      all.resize(Size(tensor.shape[0] * row));
+      RETURN_IF_ERROR(
+          engine.memory().Read(piece.codes.data,
+                               std::as_writable_bytes(std::span(all).subspan(
+                                   Size(piece.first_row * row), Size(piece.codes.size[0] * row)))));
+    }
+  }
+  return absl::OkStatus();
+}
+
+class GpuRecipes : public GpuEngine, public ::testing::WithParamInterface<RecipeForm> {
+ protected:
+  GpuRecipes() { std::filesystem::remove_all(folder_); }
+  ~GpuRecipes() override { std::filesystem::remove_all(folder_); }
+
+  static RecordArgs Steps(const StrategyCase& tested = {}, const std::string& model = "recipes") {
+    RecordArgs args = DeviceSteps(tested, model);
+    UseRecipe(GetParam(), args.spec);
+    return args;
+  }
+  static const Recording& One() {
+    return RecordedOnce(gpu(), absl::StrCat("recipes/", GetParam().name), Steps());
+  }
+  // Codes and scales of a run's ranks after so many steps; on the CPU with `on_device` false.
+  static QuantRecord QuantAfter(RecordArgs args, int64_t steps, bool on_device) {
+    args.spec.cpu_devices = !on_device;
+    args.last_step = steps;
+    args.evaluate_every_step = false;
+    QuantRecord record;
+    Mutex mutex;
+    const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
+      Recording unused;
+      RETURN_IF_ERROR(RunRank(args, engine, rank, unused));
+      MutexLock lock(mutex);
+      return AddQuantState(engine, record);
+    };
+    EXPECT_EQ(RunLocalRanks({.spec = args.spec,
+                             .ranks = args.ranks,
+                             .body = body,
+                             .adjust = args.adjust,
+                             .gpu = on_device ? &gpu() : nullptr}),
+              absl::OkStatus());
+    return record;
+  }
+
+  EpochArgs Epoch(int ranks, bool on_device) {
+    EpochArgs args;
+    args.spec = CaseJob("recipes", folder_);
+    UseRecipe(GetParam(), args.spec);
+    args.spec.cpu_devices = !on_device;
+    args.spec.steps = 4;
+    args.spec.evaluation_every = 0;
+    args.spec.checkpoint.every_steps = 2;
+    args.ranks = ranks;
+    args.epoch = ++epoch_;
+    args.checkpoint_root = absl::StrCat(folder_, "/store-", epoch_);
+    return args;
+  }
+  static EpochArgs From(const EpochOutcome& whole, EpochArgs args) {
+    args.restore_path = whole.committed.at(2);
+    args.first_step = 2;
+    return args;
+  }
+  static EpochOutcome RunWell(const EpochArgs& args) {
+    EpochOutcome outcome = RunEpoch(args);
+    for (const absl::Status& result : outcome.results) {
+      EXPECT_TRUE(result.ok()) << result;
+    }
+    EXPECT_TRUE(outcome.commit_errors.empty());
+    return outcome;
+  }
+  static Sha256Digest DigestOf(const std::string& directory) {
+    const std::filesystem::path path(directory);
+    const store::FileStore store(path.parent_path().string());
+    return store::CommittedStep::Open(&store, path.filename().string())
+        .value()
+        .manifest()
+        .state_digest;
+  }
+
+  const std::string folder_ =
+      absl::StrCat(::testing::TempDir(), "/ravel_gpu_recipes_", GetParam().name);
+  int64_t epoch_ = 0;
+};
+INSTANTIATE_TEST_SUITE_P(Five, GpuRecipes, ::testing::ValuesIn(kRecipes), [](const auto& tested) {
+  return std::string(tested.param.name);
+});
+
+// Where an emulated device runs our own gemm, thread by thread, three of them have to do.
+TEST_P(GpuRecipes, WidthsAndStrategiesHaveTheSameBits) {
+  const bool own_gemm = !GetParam().of_codes && (plan::BlockEdge(GetParam().recipe) == 0 ||
+                                                 GetParam().recipe == Recipe::kNvFp4);
+  size_t left = emulated() && own_gemm ? 3 : 7;
+  for (const StrategyCase& tested :
+       {StrategyCase{.strategy = "ZeRO3", .width = 3},
+        StrategyCase{.strategy = "ZeRO1", .width = 2, .in_place = true},
+        StrategyCase{.strategy = "HFSDP", .width = 1, .small_windows = true, .in_place = true},
+        StrategyCase{.strategy = "ZeRO3", .width = 2, .recompute = plan::RecomputePolicy::kBlock},
+        StrategyCase{.strategy = "ZeRO0", .width = 2},
+        StrategyCase{.strategy = "ZeRO2", .width = 3},
+        StrategyCase{.strategy = "HSDP", .width = 1}}) {
+    if (left-- == 0) {
+      break;
+    }
+    ExpectEqualRuns(One(), RecordOn(gpu(), Steps(tested)), tested.name());
+  }
+}
+
+TEST_P(GpuRecipes, MatricesOfInputsByOutputsTrain) {
+  const Recording one = RecordOn(gpu(), Steps({}, "recipes_gpt2"));
+  ExpectEqualRuns(one, RecordOn(gpu(), Steps({.width = 2}, "recipes_gpt2")), "gpt2");
+}
+
+// What the path promises: only sums of gemms differ from the reference on a CPU.
+TEST_P(GpuRecipes, LossesAreThoseOfTheReferenceButForTheOrderOfSums) {
+  RecordArgs args = Steps();
+  args.spec.cpu_devices = true;
+  const Recording cpu = Record(args);
+  args.spec.recipe = {};
+  const Recording wide = Record(args);
+  ASSERT_EQ(cpu.steps.size(), One().steps.size());
+  for (size_t i = 0; i < cpu.steps.size(); ++i) {
+    EXPECT_NEAR(One().steps[i].loss, cpu.steps[i].loss, 5e-3f * cpu.steps[i].loss) << i;
+  }
+  EXPECT_NE(FirstDifference(wide, One()), "");
+}
+
+// Of equal main weights, codes, amaxes and scales are those of the CPU, to the bit.
+TEST_P(GpuRecipes, CodesAmaxesAndScalesAreThoseOfTheCpu) {
+  RecordArgs begin = Steps();
+  begin.spec.cpu_devices = true;
+  begin.last_step = 2;
+  const Recording state = Record(begin);
+  RecordArgs rest = Steps({.width = 2});
+  rest.start = &state;
+  rest.first_step = 2;
+  const QuantRecord cpu = QuantAfter(rest, 2, false);
+  EXPECT_GT(cpu.codes.size(), 0u);
+  EXPECT_EQ(cpu, QuantAfter(rest, 2, true));
+  RecordArgs alone = Steps();
+  alone.start = &state;
+  alone.first_step = 2;
+  EXPECT_EQ(cpu, QuantAfter(alone, 2, true));
+}
+
+// Also after steps of their own, on any number of ranks.
+TEST_P(GpuRecipes, CodesAndScalesDoNotDependOnTheNumberOfRanks) {
+  const QuantRecord one = QuantAfter(Steps(), 3, true);
+  EXPECT_EQ(one, QuantAfter(Steps({.width = 3}), 3, true));
+  if (GetParam().recipe == Recipe::kDelayed) {
+    for (const float entry : one.histories) {
+      EXPECT_GT(entry, 0.0f);
+    }
+  }
+}
+
+// What a graph has captured reads the step of the draws, and whether to apply, from memory.
+TEST_P(GpuRecipes, GraphsChangeNoBit) {
+  RecordArgs args = Steps();
+  args.evaluate_every_step = false;
+  args.ahead = true;
+  args.last_step = 5;
+  args.options.graphs = false;
+  const Recording without = RecordOn(gpu(), args);
+  args.options.graphs = true;
+  EXPECT_EQ(FirstDifference(without, RecordOn(gpu(), args)), "");
+  const auto body = [&](RankEngine& engine, int) -> absl::Status {
+    RETURN_IF_ERROR(engine.InitializeWeights());
+    for (int64_t step = 0; step < 5; ++step) {
+      RETURN_IF_ERROR(engine.TrainStep(step).status());
+    }
+    EXPECT_GE(engine.graphs()->captured(), 3);
+    EXPECT_EQ(engine.graphs()->launches(), 3 * engine.graphs()->captured());
+    EXPECT_THAT(engine.graphs()->notes(), ::testing::IsEmpty());
+    return absl::OkStatus();
+  };
+  EXPECT_EQ(RunLocalRanks({.spec = args.spec, .body = body, .adjust = args.adjust, .gpu = &gpu()}),
+            absl::OkStatus());
+}
+
+// An infinity in the embedding reaches every gemm; codes saturate it, the step is not applied.
+TEST_P(GpuRecipes, ASkippedStepChangesNothing) {
+  const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
+    RETURN_IF_ERROR(engine.InitializeWeights());
+    RETURN_IF_ERROR(engine.TrainStep(0).status());
+    const shard::ParameterGroup& group = engine.groups().front();
+    const auto set = [&](float value) -> absl::Status {
+      if (rank == 0) {
+        RETURN_IF_ERROR(
+            engine.memory().Write(std::as_bytes(std::span(&value, 1)),
+                                  group.main_weight() + group.pieces()[0].shard_offset));
+      }
+      return engine.RefreshWeights(shard::UnitExecutor::Refresh::kLoaded);
+    };
+    float kept = 0;
+    RETURN_IF_ERROR(engine.memory().Read(group.main_weight() + group.pieces()[0].shard_offset,
+                                         std::as_writable_bytes(std::span(&kept, 1))));
+    RETURN_IF_ERROR(set(std::numeric_limits<float>::infinity()));
+    QuantRecord before;
+    RETURN_IF_ERROR(AddQuantState(engine, before));
+    ASSIGN_OR_RETURN(const StepResult skipped, engine.TrainStep(1));
+    EXPECT_TRUE(skipped.skipped);
+    EXPECT_GT(skipped.non_finite, 0);
+    EXPECT_EQ(engine.updates(), 1);
+    QuantRecord after;
+    RETURN_IF_ERROR(AddQuantState(engine, after));
+    EXPECT_EQ(before, after);
+    RETURN_IF_ERROR(set(kept));
+    ASSIGN_OR_RETURN(const StepResult next, engine.TrainStep(2));
+    EXPECT_FALSE(next.skipped);
+    EXPECT_EQ(next.non_finite, 0);
+    return absl::OkStatus();
+  };
+  EXPECT_EQ(RunOn(gpu(), Steps({.width = 2}), body), absl::OkStatus());
+}
+
+TEST_P(GpuRecipes, WhatIsAllocatedIsWhatIsPlanned) {
+  for (const int64_t width : {1, 2}) {
+    const auto body = [&](RankEngine& engine, int) -> absl::Status {
+      EXPECT_EQ(engine.measured_bytes(), engine.planned_bytes());
+      return engine.InitializeWeights();
+    };
+    EXPECT_EQ(RunOn(gpu(), Steps({.width = width}), body), absl::OkStatus());
+  }
+}
+
+// State digests cover main weights, moments, delayed scales and histories.
+TEST_P(GpuRecipes, ASaveGoesOnWithTheSameBits) {
+  const EpochOutcome whole = RunWell(Epoch(1, true));
+  ASSERT_EQ(whole.steps.size(), 4u);
+  const EpochOutcome resumed = RunWell(From(whole, Epoch(1, true)));
+  EXPECT_EQ(DigestOf(resumed.committed.at(4)), DigestOf(whole.committed.at(4)));
+  ASSERT_EQ(resumed.steps.size(), 2u);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(std::bit_cast<uint32_t>(resumed.steps[i].loss),
+              std::bit_cast<uint32_t>(whole.steps[i + 2].loss));
+  }
+}
+
+// A step of one kind of devices is read by the other as it is, and goes on close by.
+TEST_P(GpuRecipes, ASaveCrossesBetweenCpuAndDevice) {
+  for (const bool on_device : {true, false}) {
+    const int others = on_device ? 2 : 1;
+    const EpochOutcome whole = RunWell(Epoch(3 - others, on_device));
+    EpochArgs read = From(whole, Epoch(others, !on_device));
+    read.first_step = 0;
+    read.save_at_start = true;
+    EXPECT_EQ(DigestOf(RunWell(read).committed.at(0)), DigestOf(whole.committed.at(2)));
+    const EpochOutcome resumed = RunWell(From(whole, Epoch(others, !on_device)));
+    ASSERT_EQ(resumed.steps.size(), 2u);
+    for (size_t i = 0; i < 2; ++i) {
+      const float expected = whole.steps[i + 2].loss;
+      EXPECT_NEAR(resumed.steps[i].loss, expected, 1e-2f * expected);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ravel::trainer

@@ -1,0 +1,159 @@
+// kernels/cuda/functions_cublas_lt.cc over a cuBLASLt that computes what its descriptors say: which
+// operand has which type, layout and scale.
+
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include "common/dtype.h"
+#include "kernels/cuda/functions.h"
+#include "kernels/scalar/float8.h"
+
+namespace ravel::kernels::cuda {
+
+// Of the rest of the library.
+int32_t Fail(std::string text) {
+  ADD_FAILURE() << text;
+  return kOtherError;
+}
+
+namespace {
+
+constexpr int32_t kF32 = static_cast<int32_t>(DType::kF32);
+constexpr int32_t kBf16 = static_cast<int32_t>(DType::kBF16);
+constexpr int32_t kE4M3 = static_cast<int32_t>(DType::kF8E4M3);
+constexpr int32_t kE5M2 = static_cast<int32_t>(DType::kF8E5M2);
+
+float ValueOf(int32_t type, uint8_t code) {
+  return type == kE5M2 ? scalar::E5M2::ValueOfCode(code) : scalar::E4M3::ValueOfCode(code);
+}
+
+// a [m, k] and b [n, k], as gemms of codes have them.
+struct CodesGemm {
+  CodesGemm(int32_t a_type, int32_t b_type, int32_t output) {
+    gemm.m = 32;
+    gemm.n = 48;
+    gemm.k = 64;
+    gemm.a_stride = 80;
+    gemm.b_stride = 64;
+    gemm.c_stride = 64;
+    gemm.transpose_b = 1;
+    gemm.input_type = a_type;
+    gemm.b_type = b_type;
+    gemm.output_type = output;
+    gemm.a_align = gemm.b_align = gemm.c_align = 16;
+  }
+  int32_t Candidates() {
+    int32_t count = -1;
+    RavelCudaAlgorithm algorithm = {};
+    EXPECT_EQ(GemmCandidates(0, &gemm, 0, &algorithm, 1, &count), 0);
+    return count;
+  }
+  RavelCudaGemm gemm = {};
+};
+
+class CublasLtTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { setenv("RAVEL_CUBLASLT_LIBRARY", RAVEL_FAKE_CUBLASLT_LIBRARY, 1); }
+
+  // Codes of small integers, so that sums are exact.
+  std::vector<uint8_t> Codes(int32_t type, int64_t count) {
+    std::vector<uint8_t> codes(static_cast<size_t>(count));
+    for (uint8_t& code : codes) {
+      const auto value = static_cast<float>(static_cast<int>(random_() % 9) - 4);
+      code = static_cast<uint8_t>(type == kE5M2 ? scalar::E5M2::NearestCode(value)
+                                                : scalar::E4M3::NearestCode(value));
+    }
+    return codes;
+  }
+
+  void Compare(CodesGemm& of) {
+    const RavelCudaGemm& gemm = of.gemm;
+    ASSERT_EQ(of.Candidates(), 1);
+    const std::vector<uint8_t> a = Codes(gemm.input_type, gemm.m * gemm.a_stride);
+    const std::vector<uint8_t> b = Codes(gemm.b_type, gemm.n * gemm.b_stride);
+    std::vector<float> wide(static_cast<size_t>(gemm.m * gemm.c_stride), 0.5f);
+    std::vector<uint16_t> narrow(wide.size(), FloatToBf16(0.5f));
+    const float scale_a = 0.25f;
+    const float scale_b = 2.0f;
+    const bool bf16 = gemm.output_type == kBf16;
+    const RavelCudaGemmBuffers buffers = {
+        .a = a.data(),
+        .b = b.data(),
+        .c = bf16 ? static_cast<void*>(narrow.data()) : static_cast<void*>(wide.data()),
+        .workspace = nullptr,
+        .workspace_bytes = 0,
+        .scale_a = &scale_a,
+        .scale_b = &scale_b};
+    StreamHandle stream = {.device = 0, .stream = nullptr};
+    const RavelCudaAlgorithm algorithm = {};
+    ASSERT_EQ(GemmRun(&stream, &gemm, &algorithm, &buffers), 0);
+    for (int64_t row = 0; row < gemm.m; ++row) {
+      for (int64_t column = 0; column < gemm.n; ++column) {
+        float sum = 0;
+        for (int64_t i = 0; i < gemm.k; ++i) {
+          sum += ValueOf(gemm.input_type, a[static_cast<size_t>(row * gemm.a_stride + i)]) *
+                 ValueOf(gemm.b_type, b[static_cast<size_t>(column * gemm.b_stride + i)]);
+        }
+        const float expected = 0.5f * sum + (gemm.accumulate != 0 ? 0.5f : 0.0f);
+        const auto at = static_cast<size_t>(row * gemm.c_stride + column);
+        ASSERT_EQ(bf16 ? Bf16ToFloat(narrow[at]) : wide[at],
+                  bf16 ? Bf16ToFloat(FloatToBf16(expected)) : expected)
+            << row << ", " << column;
+      }
+    }
+  }
+
+  std::mt19937 random_{7};
+};
+
+TEST_F(CublasLtTest, GemmsOfCodesHaveATypeAndAScaleForEachOperand) {
+  for (const auto& [a, b] : {std::pair(kE4M3, kE4M3), {kE5M2, kE4M3}, {kE4M3, kE5M2}}) {
+    for (const int32_t output : {kF32, kBf16}) {
+      for (const int32_t accumulate : {0, 1}) {
+        CodesGemm of(a, b, output);
+        of.gemm.accumulate = accumulate;
+        Compare(of);
+      }
+    }
+  }
+}
+
+TEST_F(CublasLtTest, SumsAreFastOnlyWhereTheyMayBe) {
+  void* library = dlopen(RAVEL_FAKE_CUBLASLT_LIBRARY, RTLD_NOW);
+  ASSERT_NE(library, nullptr);
+  const auto last = reinterpret_cast<int64_t (*)()>(dlsym(library, "FakeCublasLtLastFast"));
+  ASSERT_NE(last, nullptr);
+  for (const int32_t fast : {1, 0}) {
+    CodesGemm of(kE4M3, kE4M3, kBf16);
+    of.gemm.fast_accumulation = fast;
+    Compare(of);
+    EXPECT_EQ(last(), fast);
+  }
+}
+
+TEST_F(CublasLtTest, WhatTheLibraryRefusesHasNoCandidates) {
+  EXPECT_EQ(CodesGemm(kE5M2, kE5M2, kBf16).Candidates(), 0);
+  CodesGemm turned(kE4M3, kE4M3, kBf16);
+  turned.gemm.transpose_b = 0;
+  turned.gemm.b_stride = 48;
+  EXPECT_EQ(turned.Candidates(), 0);
+  CodesGemm odd(kE4M3, kE4M3, kBf16);
+  odd.gemm.k = 56;
+  EXPECT_EQ(odd.Candidates(), 0);
+  CodesGemm stride(kE4M3, kE4M3, kBf16);
+  stride.gemm.a_stride = 72;
+  EXPECT_EQ(stride.Candidates(), 0);
+}
+
+// The fake refuses them otherwise.
+TEST_F(CublasLtTest, OtherGemmsHaveNoScales) {
+  EXPECT_EQ(CodesGemm(kBf16, 0, kF32).Candidates(), 1);
+}
+
+}  // namespace
+}  // namespace ravel::kernels::cuda

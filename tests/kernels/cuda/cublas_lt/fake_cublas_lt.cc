@@ -1,0 +1,254 @@
+// A libcublasLt that computes on the host what its descriptors say, in column-major order as the
+// real one does, and refuses of fp8 operands what that refuses on Hopper: other layouts than A
+// transposed and B not, sizes and leading dimensions that are no multiples of 16, E5M2 twice.
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include <cublasLt.h>
+
+#include "kernels/scalar/bfloat16.h"
+#include "kernels/scalar/float8.h"
+
+namespace {
+
+using ravel::kernels::scalar::E4M3;
+using ravel::kernels::scalar::E5M2;
+
+struct Matmul {
+  int32_t transpose_a = CUBLAS_OP_N;
+  int32_t transpose_b = CUBLAS_OP_N;
+  int32_t multiprocessors = 0;
+  int8_t fast = 0;
+  const float* scale_a = nullptr;
+  const float* scale_b = nullptr;
+};
+struct Layout {
+  cudaDataType type;
+  int64_t rows;
+  int64_t columns;
+  int64_t stride;
+};
+struct Preference {
+  int unused;
+};
+
+Matmul& Of(cublasLtMatmulDesc_t handle) {
+  return *reinterpret_cast<Matmul*>(handle);
+}
+const Layout& Of(cublasLtMatrixLayout_t handle) {
+  return *reinterpret_cast<const Layout*>(handle);
+}
+
+bool IsFp8(cudaDataType type) {
+  return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2;
+}
+
+int64_t BytesOf(cudaDataType type) {
+  return IsFp8(type) ? 1 : type == CUDA_R_16BF ? 2 : 4;
+}
+
+bool Whole(const Layout& layout) {
+  return layout.rows % 16 == 0 && layout.columns % 16 == 0 && layout.stride % 16 == 0;
+}
+
+bool Supported(const Matmul& matmul, const Layout& a, const Layout& b, const Layout& d) {
+  const bool turned_a = matmul.transpose_a == CUBLAS_OP_T;
+  const bool turned_b = matmul.transpose_b == CUBLAS_OP_T;
+  const int64_t k = turned_a ? a.rows : a.columns;
+  if ((turned_b ? b.columns : b.rows) != k || (turned_a ? a.columns : a.rows) != d.rows ||
+      (turned_b ? b.rows : b.columns) != d.columns) {
+    return false;
+  }
+  if (!IsFp8(a.type) && !IsFp8(b.type)) {
+    return a.type == b.type && matmul.scale_a == nullptr && matmul.scale_b == nullptr;
+  }
+  return IsFp8(a.type) && IsFp8(b.type) && (a.type == CUDA_R_8F_E4M3 || b.type == CUDA_R_8F_E4M3) &&
+         turned_a && !turned_b && Whole(a) && Whole(b) && Whole(d) &&
+         (d.type == CUDA_R_16BF || d.type == CUDA_R_32F);
+}
+
+float ValueAt(const void* data, cudaDataType type, int64_t index) {
+  switch (type) {
+    case CUDA_R_8F_E4M3:
+      return E4M3::ValueOfCode(static_cast<const uint8_t*>(data)[index]);
+    case CUDA_R_8F_E5M2:
+      return E5M2::ValueOfCode(static_cast<const uint8_t*>(data)[index]);
+    case CUDA_R_16BF:
+      return ravel::kernels::scalar::Bf16Value(static_cast<const uint16_t*>(data)[index]);
+    default:
+      return static_cast<const float*>(data)[index];
+  }
+}
+
+// Element (row, column) of op(matrix).
+float ElementOf(
+    const void* data, const Layout& layout, int32_t transpose, int64_t row, int64_t column) {
+  return ValueAt(
+      data,
+      layout.type,
+      transpose == CUBLAS_OP_T ? row * layout.stride + column : column * layout.stride + row);
+}
+
+int64_t last_fast = -1;
+
+}  // namespace
+
+extern "C" {
+
+// What the last product that ran was told of its sums.
+int64_t FakeCublasLtLastFast() {
+  return last_fast;
+}
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  *handle = reinterpret_cast<cublasLtHandle_t>(new int(0));
+  return CUBLAS_STATUS_SUCCESS;
+}
+size_t cublasLtGetVersion() {
+  return 130100;
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* made,
+                                        cublasComputeType_t compute,
+                                        cudaDataType_t scale) {
+  *made = reinterpret_cast<cublasLtMatmulDesc_t>(new Matmul);
+  return compute == CUBLAS_COMPUTE_32F && scale == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS
+                                                              : CUBLAS_STATUS_INVALID_VALUE;
+}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t handle) {
+  delete &Of(handle);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handle,
+                                              cublasLtMatmulDescAttributes_t attribute,
+                                              const void* value,
+                                              size_t bytes) {
+  Matmul& matmul = Of(handle);
+  const auto set = [&](auto& to) {
+    if (bytes != sizeof(to)) {
+      return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    std::memcpy(&to, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+  };
+  switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+      return set(matmul.transpose_a);
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+      return set(matmul.transpose_b);
+    case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET:
+      return set(matmul.multiprocessors);
+    case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
+      return set(matmul.fast);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
+      return set(matmul.scale_a);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
+      return set(matmul.scale_b);
+    default:
+      return CUBLAS_STATUS_INVALID_VALUE;
+  }
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* made,
+                                          cudaDataType type,
+                                          uint64_t rows,
+                                          uint64_t columns,
+                                          int64_t stride) {
+  *made = reinterpret_cast<cublasLtMatrixLayout_t>(
+      new Layout{type, static_cast<int64_t>(rows), static_cast<int64_t>(columns), stride});
+  return stride >= static_cast<int64_t>(rows) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t handle) {
+  delete &Of(handle);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* made) {
+  *made = reinterpret_cast<cublasLtMatmulPreference_t>(new Preference{0});
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t handle) {
+  delete reinterpret_cast<Preference*>(handle);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t,
+                                                    cublasLtMatmulPreferenceAttributes_t,
+                                                    const void*,
+                                                    size_t) {
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t,
+                                              cublasLtMatmulDesc_t matmul,
+                                              cublasLtMatrixLayout_t a,
+                                              cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t,
+                                              cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t,
+                                              int limit,
+                                              cublasLtMatmulHeuristicResult_t* results,
+                                              int* found) {
+  *found = 0;
+  if (!Supported(Of(matmul), Of(a), Of(b), Of(d))) {
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+  if (limit > 0) {
+    results[0] = {};
+    results[0].state = CUBLAS_STATUS_SUCCESS;
+    *found = 1;
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t,
+                              cublasLtMatmulDesc_t handle,
+                              const void* alpha,
+                              const void* a,
+                              cublasLtMatrixLayout_t a_layout,
+                              const void* b,
+                              cublasLtMatrixLayout_t b_layout,
+                              const void* beta,
+                              const void* c,
+                              cublasLtMatrixLayout_t,
+                              void* d,
+                              cublasLtMatrixLayout_t d_layout,
+                              const cublasLtMatmulAlgo_t*,
+                              void*,
+                              size_t,
+                              cudaStream_t) {
+  const Matmul& matmul = Of(handle);
+  const Layout& of_a = Of(a_layout);
+  const Layout& of_b = Of(b_layout);
+  const Layout& of_d = Of(d_layout);
+  if (!Supported(matmul, of_a, of_b, of_d)) {
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+  last_fast = matmul.fast;
+  const float scale = *static_cast<const float*>(alpha) *
+                      (matmul.scale_a == nullptr ? 1.0f : *matmul.scale_a) *
+                      (matmul.scale_b == nullptr ? 1.0f : *matmul.scale_b);
+  const float kept = *static_cast<const float*>(beta);
+  const int64_t k = matmul.transpose_a == CUBLAS_OP_T ? of_a.rows : of_a.columns;
+  for (int64_t column = 0; column < of_d.columns; ++column) {
+    for (int64_t row = 0; row < of_d.rows; ++row) {
+      float sum = 0;
+      for (int64_t i = 0; i < k; ++i) {
+        sum += ElementOf(a, of_a, matmul.transpose_a, row, i) *
+               ElementOf(b, of_b, matmul.transpose_b, i, column);
+      }
+      const int64_t at = column * of_d.stride + row;
+      const float old = kept == 0.0f ? 0.0f : kept * ValueAt(c, of_d.type, at);
+      const float value = scale * sum + old;
+      if (BytesOf(of_d.type) == 2) {
+        static_cast<uint16_t*>(d)[at] = ravel::kernels::scalar::Bf16Nearest(value);
+      } else {
+        static_cast<float*>(d)[at] = value;
+      }
+    }
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+}  // extern "C"

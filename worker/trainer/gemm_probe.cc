@@ -1,0 +1,192 @@
+#include "worker/trainer/gemm_probe.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/check.h"
+#include "common/signed_size.h"
+#include "kernels/gemm.h"
+
+namespace ravel::trainer {
+namespace {
+
+constexpr ProbeCase kFp8Cases[] = {
+    {"forward", DType::kF8E4M3, DType::kF8E4M3, DType::kBF16, false, true},
+    {"input gradient", DType::kF8E5M2, DType::kF8E4M3, DType::kBF16, true, false},
+    {"weight gradient", DType::kF8E5M2, DType::kF8E4M3, DType::kF32, true, false},
+    {"weight gradient of [in, out]", DType::kF8E4M3, DType::kF8E5M2, DType::kF32, false, false}};
+
+// Of a code whose exponent and mantissa bits are those of the type; NaN and infinity do not occur.
+float ValueOf(DType type, uint8_t code) {
+  if (type == DType::kF8E4M3) {
+    return Fp8E4M3ToFloat(code);
+  }
+  return Fp16ToFloat(static_cast<uint16_t>(code << 8));  // E5M2 is its upper half
+}
+
+// Codes of both signs, of exponents around 1.
+std::vector<uint8_t> CodesOf(DType type, int64_t count, uint32_t seed) {
+  const uint32_t one = type == DType::kF8E4M3 ? 0x38 : 0x3C;
+  std::vector<uint8_t> codes(Size(count));
+  uint32_t state = seed;
+  for (uint8_t& code : codes) {
+    state = state * 1664525u + 1013904223u;
+    code = static_cast<uint8_t>(one - 8 + (state >> 24) % 16 + ((state >> 20) & 1u) * 0x80);
+  }
+  return codes;
+}
+
+// The device's memory, part by part.
+class Room {
+ public:
+  explicit Room(std::span<std::byte> room) : rest_(room) {}
+  TensorView Take(DType type, int64_t rows, int64_t columns) {
+    constexpr int64_t kAlignment = 256;
+    const int64_t bytes = RoundUp(rows * columns * DTypeBytes(type), kAlignment);
+    CHECK_LE(bytes, std::ssize(rest_));
+    TensorView view = MatrixView(nullptr, rows, columns);
+    view.dtype = type;
+    view.data = rest_.data();
+    rest_ = rest_.subspan(Size(bytes));
+    return view;
+  }
+
+ private:
+  std::span<std::byte> rest_;
+};
+
+template <typename T>
+std::span<const std::byte> BytesOf(const std::vector<T>& values) {
+  return std::as_bytes(std::span<const T>(values));
+}
+
+absl::Status WriteValues(shard::HostAccess& memory,
+                         const std::vector<float>& values,
+                         const TensorView& to) {
+  if (to.dtype == DType::kF32) {
+    return memory.Write(BytesOf(values), to.data);
+  }
+  std::vector<uint16_t> narrow;
+  for (const float value : values) {
+    narrow.push_back(FloatToBf16(value));
+  }
+  return memory.Write(BytesOf(narrow), to.data);
+}
+
+absl::StatusOr<std::vector<float>> ReadValues(shard::HostAccess& memory, const TensorView& from) {
+  std::vector<float> values(Size(from.elements()));
+  if (from.dtype == DType::kF32) {
+    RETURN_IF_ERROR(memory.Read(from.data, std::as_writable_bytes(std::span(values))));
+    return values;
+  }
+  std::vector<uint16_t> narrow(values.size());
+  RETURN_IF_ERROR(memory.Read(from.data, std::as_writable_bytes(std::span(narrow))));
+  std::transform(narrow.begin(), narrow.end(), values.begin(), Bf16ToFloat);
+  return values;
+}
+
+absl::Status RunProbe(const ProbeCase& probe,
+                      kernels::CudaStream& stream,
+                      shard::HostAccess& memory,
+                      std::span<std::byte> bytes) {
+  Room room(bytes);
+  const TensorView a = room.Take(probe.a, kProbeRows, kProbeInner);
+  const TensorView b = room.Take(probe.b, kProbeColumns, kProbeInner);
+  const TensorView c = room.Take(probe.c, kProbeRows, kProbeColumns);
+  const TensorView scale_a = room.Take(DType::kF32, 1, 1);
+  const TensorView scale_b = room.Take(DType::kF32, 1, 1);
+  const ProbeOperands operands = OperandsOf(probe);
+  RETURN_IF_ERROR(memory.Write(BytesOf(operands.a), a.data));
+  RETURN_IF_ERROR(memory.Write(BytesOf(operands.b), b.data));
+  RETURN_IF_ERROR(WriteValues(memory, operands.c, c));
+  RETURN_IF_ERROR(WriteValues(memory, {operands.scale_a}, scale_a));
+  RETURN_IF_ERROR(WriteValues(memory, {operands.scale_b}, scale_b));
+  kernels::Gemm(
+      stream,
+      {.a = a,
+       .transpose_a = kernels::Transpose::kNo,
+       .b = b,
+       .transpose_b = kernels::Transpose::kYes,
+       .c = c,
+       .output = probe.accumulates ? kernels::Output::kAccumulate : kernels::Output::kOverwrite,
+       .scale_a = scale_a,
+       .scale_b = scale_b,
+       .fast_accumulation = probe.fast});
+  ASSIGN_OR_RETURN(const std::vector<float> result, ReadValues(memory, c));
+  return CheckProbe(probe, operands, result);
+}
+
+}  // namespace
+
+std::span<const ProbeCase> ProbeCases() {
+  return kFp8Cases;
+}
+
+ProbeOperands OperandsOf(const ProbeCase& probe) {
+  ProbeOperands operands = {.a = CodesOf(probe.a, kProbeRows * kProbeInner, 1),
+                            .b = CodesOf(probe.b, kProbeColumns * kProbeInner, 2),
+                            .c = {},
+                            .scale_a = 0.375f,
+                            .scale_b = 3.0f};
+  for (int64_t i = 0; i < kProbeRows * kProbeColumns; ++i) {
+    operands.c.push_back(static_cast<float>(i % 17) - 8.0f);
+  }
+  return operands;
+}
+
+absl::Status CheckProbe(const ProbeCase& probe,
+                        const ProbeOperands& operands,
+                        std::span<const float> result) {
+  const double scale = double{operands.scale_a} * double{operands.scale_b};
+  for (int64_t row = 0; row < kProbeRows; ++row) {
+    for (int64_t column = 0; column < kProbeColumns; ++column) {
+      const size_t at = Size(row * kProbeColumns + column);
+      double sum = 0;
+      double magnitude = 0;
+      for (int64_t i = 0; i < kProbeInner; ++i) {
+        const double product = double{ValueOf(probe.a, operands.a[Size(row * kProbeInner + i)])} *
+                               double{ValueOf(probe.b, operands.b[Size(column * kProbeInner + i)])};
+        sum += product;
+        magnitude += std::abs(product);
+      }
+      const double expected = scale * sum + (probe.accumulates ? double{operands.c[at]} : 0.0);
+      // Of sums in full, and of those that lose low bits; then the result's own rounding.
+      const double bound = scale * magnitude * std::ldexp(1.0, probe.fast ? -7 : -10) +
+                           (probe.c == DType::kBF16 ? std::ldexp(std::abs(expected), -8) : 0.0);
+      if (!(std::abs(double{result[at]} - expected) <= bound)) {
+        return absl::FailedPreconditionError(absl::StrCat("gemm of codes, ",
+                                                          probe.name,
+                                                          ", element [",
+                                                          row,
+                                                          ", ",
+                                                          column,
+                                                          "]: the device gives ",
+                                                          result[at],
+                                                          ", expected ",
+                                                          expected,
+                                                          " within ",
+                                                          bound));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ProbeGemms(plan::GemmPath path,
+                        kernels::CudaStream& stream,
+                        shard::HostAccess& memory,
+                        std::span<std::byte> room) {
+  if (path != plan::GemmPath::kFp8Tensor) {
+    return absl::OkStatus();
+  }
+  for (const ProbeCase& probe : ProbeCases()) {
+    RETURN_IF_ERROR(Annotate(RunProbe(probe, stream, memory, room),
+                             absl::StrCat("gemm path ", plan::GemmPathName(path))));
+  }
+  const std::vector<std::byte> zeros(room.size());
+  return memory.Write(zeros, room.data());
+}
+
+}  // namespace ravel::trainer

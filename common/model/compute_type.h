@@ -8,7 +8,7 @@ namespace ravel::plan {
 
 // As job files say it.
 const char* ComputeName(ComputeType compute);
-// Of a plan's weight_type: its compute.
+// The compute of a plan with this weight_type.
 const char* ComputeName(DType weight_type);
 // ProgramOptions::weight_type, main_type and state_types.
 DType WeightTypeOf(ComputeType compute);

@@ -55,7 +55,7 @@ class QuantizedWeights {
   // visit(first_row, rows): values of whole rows, as many as blocks have or more.
   using RowsVisitor = std::function<absl::Status(int64_t first_row, std::span<const float> values)>;
   absl::Status VisitRows(const ckpt::TensorRecord& tensor, const RowsVisitor& visit);
-  // Of all weights of the domain.
+  // The largest amax of the domain's weights.
   absl::StatusOr<uint32_t> DomainAmax(const std::string& domain);
   absl::StatusOr<float> DelayedEncode(const ckpt::QuantizedRecord& weight);
 

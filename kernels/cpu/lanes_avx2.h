@@ -104,7 +104,7 @@ struct Avx2Lanes {
   static I Merge(I mask, I yes, I no) { return Or(And(mask, yes), _mm256_andnot_si256(mask, no)); }
   // The high words of lanes of `high`, the low ones of `low`.
   static I MergeHigh(I high, I low) { return _mm256_blend_epi16(low, high, 0b10101010); }
-  // Of words of 16 bits.
+  // Vectors of 16-bit words.
   static I SubWords(I a, I b) { return _mm256_sub_epi16(a, b); }
   template <int kBits>
   static I RightWords(I x) {

@@ -214,7 +214,7 @@ TEST_P(GpuRecipes, LossesAreThoseOfTheReferenceButForTheOrderOfSums) {
   EXPECT_NE(FirstDifference(wide, One()), "");
 }
 
-// Of equal main weights, codes, amaxes and scales are those of the CPU, to the bit.
+// Equal main weights give the codes, amaxes and scales of the CPU, to the bit.
 TEST_P(GpuRecipes, CodesAmaxesAndScalesAreThoseOfTheCpu) {
   RecordArgs begin = Steps();
   begin.spec.cpu_devices = true;

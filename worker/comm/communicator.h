@@ -51,8 +51,8 @@ struct CollectiveTag {
   int call = 0;
   int group = -1;  // parameter group
   plan::Phase phase = plan::Phase::kOnly;
-  // Of the weights; of kAmaxReduce a digest of the scales that ranks must have alike by then,
-  // though no collective moves them.
+  // The generation of the weights. For kAmaxReduce on hosts: a digest of the scales that ranks must
+  // have alike by then, though no collective moves them.
   int64_t generation = 0;
 };
 

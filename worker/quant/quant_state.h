@@ -95,7 +95,7 @@ class QuantState {
 
  private:
   TensorView Word(int64_t word) const;
-  // Of a slot: the scale of its codes, and that of its next cast; 0: its history is empty.
+  // The scale of a slot's codes, and that of its next cast; 0: its history is empty.
   float* CastScale(int64_t slot) const;
   float* NextScale(int64_t slot) const;
   kernels::DelayedScalesArgs DelayedScales() const;

@@ -18,7 +18,7 @@ constexpr ProbeCase kFp8Cases[] = {
     {"weight gradient", DType::kF8E5M2, DType::kF8E4M3, DType::kF32, true, false},
     {"weight gradient of [in, out]", DType::kF8E4M3, DType::kF8E5M2, DType::kF32, false, false}};
 
-// Of a code whose exponent and mantissa bits are those of the type; NaN and infinity do not occur.
+// The value of a code in the type's format; NaN and infinity do not occur.
 float ValueOf(DType type, uint8_t code) {
   if (type == DType::kF8E4M3) {
     return Fp8E4M3ToFloat(code);
@@ -152,7 +152,7 @@ absl::Status CheckProbe(const ProbeCase& probe,
         magnitude += std::abs(product);
       }
       const double expected = scale * sum + (probe.accumulates ? double{operands.c[at]} : 0.0);
-      // Of sums in full, and of those that lose low bits; then the result's own rounding.
+      // The error of sums in full, and of those that lose low bits; then the result's own rounding.
       const double bound = scale * magnitude * std::ldexp(1.0, probe.fast ? -7 : -10) +
                            (probe.c == DType::kBF16 ? std::ldexp(std::abs(expected), -8) : 0.0);
       if (!(std::abs(double{result[at]} - expected) <= bound)) {

@@ -10,8 +10,11 @@
 
 namespace ravel::plan {
 
-// Logit gradients reach 1 and fp16 ends at 65504, so 65536 overflows in nearly every step.
-inline constexpr double kInitialLossScale = 32768;
+// Losses are sums over tokens, so that gradients of logits reach 1 and those of layers more. At
+// 1024 small models skip no step; from there it grows.
+inline constexpr double kInitialLossScale = 1024;
+// fp16 ends at 65504, so 65536 overflows in nearly every step.
+inline constexpr double kMaximumLossScale = 32768;
 inline constexpr double kMostLossScale = 16777216;
 inline constexpr int64_t kMostGrowthInterval = 1'000'000'000;
 
@@ -22,7 +25,7 @@ struct LossScaleSpec {
   double backoff_factor = 0.5;
   int64_t growth_interval = 2000;  // good steps in a row before it grows
   double minimum = 1;
-  double maximum = kInitialLossScale;
+  double maximum = kMaximumLossScale;
   bool operator==(const LossScaleSpec&) const = default;
 };
 

@@ -35,13 +35,14 @@ plan::LossScaleSpec ScaleOf(const v1::LossScaleSpec& given) {
     return scale;
   }
   const auto take = [](bool has, auto value, auto& to) { to = has ? value : to; };
-  take(given.has_initial(), given.initial(), scale.initial);
-  scale.maximum = std::max(scale.maximum, scale.initial);
   take(given.has_growth_factor(), given.growth_factor(), scale.growth_factor);
   take(given.has_backoff_factor(), given.backoff_factor(), scale.backoff_factor);
   take(given.has_growth_interval(), given.growth_interval(), scale.growth_interval);
   take(given.has_minimum(), given.minimum(), scale.minimum);
+  scale.maximum = std::max({scale.maximum, scale.minimum, given.initial()});
   take(given.has_maximum(), given.maximum(), scale.maximum);
+  scale.initial = std::min(std::max(scale.initial, scale.minimum), scale.maximum);
+  take(given.has_initial(), given.initial(), scale.initial);
   return scale;
 }
 

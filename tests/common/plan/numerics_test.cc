@@ -88,7 +88,7 @@ TEST(Numerics, OfFp16TheyHaveTheLossScale) {
   }();
   spec.compute = ComputeType::kF16;
   EXPECT_EQ(NumericsChange(NumericsOf(saved), NumericsOf(spec)),
-            "lossScale was 32768/2/0.5/2000/1/32768 and is 32768/2/0.5/100/1/32768");
+            "lossScale was 1024/2/0.5/2000/1/32768 and is 1024/2/0.5/100/1/32768");
 }
 
 TEST(Numerics, SizeStrategyTransportAndMemoryAreNotInIt) {

@@ -93,9 +93,14 @@ TEST(JobPrecision, Fp16HasALossScaleAndNothingElseHas) {
                                  .growth_interval = 9,
                                  .minimum = 2,
                                  .maximum = 64}));
+  // A first scale that is not given keeps to bounds that are, a largest one to a least.
+  EXPECT_EQ(scale_of(", lossScale: {maximum: 64}"),
+            (plan::LossScaleSpec{.initial = 64, .maximum = 64}));
+  EXPECT_EQ(scale_of(", lossScale: {minimum: 65536}"),
+            (plan::LossScaleSpec{.initial = 65536, .minimum = 65536, .maximum = 65536}));
   EXPECT_EQ(scale_of(", lossScale: {static: 512}"),
             (plan::LossScaleSpec{.initial = 512, .minimum = 512, .maximum = 512}));
-  EXPECT_EQ(MakeTyped("cpu", "compute: fp16").job.spec().precision().loss_scale().initial(), 32768);
+  EXPECT_EQ(MakeTyped("cpu", "compute: fp16").job.spec().precision().loss_scale().initial(), 1024);
   EXPECT_FALSE(MakeTyped("cpu", "compute: bf16").job.spec().precision().has_loss_scale());
 }
 

@@ -31,7 +31,7 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 
 // The first steps overflow, and every second good step makes it larger.
-constexpr plan::LossScaleSpec kRestless = {.growth_interval = 2};
+constexpr plan::LossScaleSpec kRestless = {.initial = 32768, .growth_interval = 2};
 // One that these models never overflow.
 constexpr plan::LossScaleSpec kQuiet = {.initial = 1024, .minimum = 1024, .maximum = 1024};
 constexpr int64_t kFp16Steps = 9;

@@ -181,7 +181,7 @@ if [[ $kill_one == yes ]]; then
   watcher=$!
   started+=("$watcher")
 fi
-ctl plan -f "$job" | grep '^recipe ' || true
+ctl plan -f "$job" | grep -E '^(recipe|gemm path) ' || true
 follow=0
 ctl submit -f "$job" --follow || follow=$?
 ((follow == 0 || follow > 6)) || exit "$follow"

@@ -142,6 +142,48 @@ TEST_P(KnownAnswersTest, AdamWEqualsTheScalarRuleAndLeavesNeighboursAlone) {
   }
 }
 
+// A hundred steps beside the textbook's formulas in double, which share no code with the rule.
+// Rounding to fp32 in every step leaves about sqrt(100) / 2^24.
+TEST_P(KnownAnswersTest, AHundredStepsOfAdamWAreThoseOfDoubles) {
+  constexpr size_t kCount = 1003;
+  constexpr double kRate = 1e-3;
+  constexpr double kDecay = 0.1;
+  const UpdateHyper hyper = {.weight_decay = kDecay, .learning_rate = kRate};
+  std::vector<float> p = RandomFloats(kCount, 1);
+  std::vector<float> m(kCount);
+  std::vector<float> v(kCount);
+  std::vector<double> exact_p(p.begin(), p.end());
+  std::vector<double> exact_m(kCount);
+  std::vector<double> exact_v(kCount);
+  // The rule narrows both to fp32, once.
+  const double beta1 = static_cast<float>(hyper.beta1);
+  const double beta2 = static_cast<float>(hyper.beta2);
+  for (int t = 1; t <= 100; ++t) {
+    std::vector<float> g = RandomFloats(kCount, static_cast<uint32_t>(100 + t));
+    AdamWUpdate(stream_, {View(p), View(g), View(m), View(v), MakeUpdateScalars(hyper, t, 1.0f)});
+    for (size_t i = 0; i < kCount; ++i) {
+      const double gradient = g[i];
+      exact_m[i] += (1 - beta1) * (gradient - exact_m[i]);
+      exact_v[i] += (1 - beta2) * (gradient * gradient - exact_v[i]);
+      const double mean = exact_m[i] / (1 - std::pow(beta1, t));
+      const double square = exact_v[i] / (1 - std::pow(beta2, t));
+      exact_p[i] -= kRate * (mean / (std::sqrt(square) + hyper.epsilon) + kDecay * exact_p[i]);
+    }
+  }
+  const auto distance = [](const std::vector<float>& values, const std::vector<double>& exact) {
+    double squares = 0;
+    double size = 0;
+    for (size_t i = 0; i < exact.size(); ++i) {
+      squares += (values[i] - exact[i]) * (values[i] - exact[i]);
+      size += exact[i] * exact[i];
+    }
+    return std::sqrt(squares / size);
+  };
+  EXPECT_LT(distance(p, exact_p), 1e-6);
+  EXPECT_LT(distance(m, exact_m), 1e-6);
+  EXPECT_LT(distance(v, exact_v), 1e-6);
+}
+
 // What batching, sharding and another blocking rest on: an element does not know its neighbours.
 TEST_P(KnownAnswersTest, AnElementOfAGemmDependsOnItsRowAndColumnAlone) {
   constexpr int64_t kRows = 40;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -176,21 +177,40 @@ std::vector<std::string> UnusedBuffers(const plan::ShardingPlan& plan, const Are
 
 class ArenaUse : public ::testing::TestWithParam<StrategyCase> {};
 
-// Two steps of the case with an evaluation between them.
+RecordArgs ArenaArgs(const StrategyCase& tested, const char* model) {
+  return ArgsOf(tested,
+                JobOf(tested, model, absl::StrCat(::testing::TempDir(), "/ravel_arena_use")));
+}
+
+// What lies on a rank between steps, for each parameter of its shards.
+double RestBytesPerParameter(const plan::ShardingPlan& plan) {
+  int64_t bytes = 0;
+  for (const plan::ProgramBuffer& buffer : plan.buffers) {
+    const bool rests = buffer.kind == BufferKind::kMainWeight ||
+                       buffer.kind == BufferKind::kModelWeight ||
+                       buffer.kind == BufferKind::kState || buffer.kind == BufferKind::kStateScale;
+    bytes += rests && buffer.inside < 0 ? buffer.bytes : 0;
+  }
+  int64_t elements = 0;  // with padding
+  for (const plan::GroupLayout& group : plan.groups) {
+    elements += group.layout.shard_elements;
+  }
+  return static_cast<double>(bytes) / static_cast<double>(elements);
+}
+
+// Two steps of the case with an evaluation between them. `rest_bytes`: of RestBytesPerParameter.
 void ExpectMeasuredIsPlanned(const StrategyCase& tested,
-                             plan::ComputeType compute,
-                             plan::Recipe recipe = plan::Recipe::kNone) {
-  const std::string model = recipe == plan::Recipe::kNone ? "odd_tied" : "recipes";
-  RecordArgs args =
-      ArgsOf(tested, JobOf(tested, model, absl::StrCat(::testing::TempDir(), "/ravel_arena_use")));
-  args.spec.compute = compute;
-  args.spec.recipe = {.recipe = recipe, .keep_bf16 = {}, .history = 3};
+                             const RecordArgs& args,
+                             std::optional<double> rest_bytes = {}) {
   LocalRun run = {.spec = args.spec,
                   .ranks = tested.ranks(),
                   .shared_memory = args.shared_memory,
                   .adjust = args.adjust};
   const absl::StatusOr<plan::ShardingPlan> plan = PlanLocalRanks(run);
   ASSERT_TRUE(plan.ok()) << plan.status();
+  if (rest_bytes.has_value()) {
+    EXPECT_NEAR(RestBytesPerParameter(*plan), *rest_bytes, *rest_bytes / 100);
+  }
   run.body = [&](RankEngine& engine, int rank) -> absl::Status {
     RETURN_IF_ERROR(engine.InitializeWeights());
     ArenaWatch watch(*plan, engine.buffers());
@@ -208,17 +228,58 @@ void ExpectMeasuredIsPlanned(const StrategyCase& tested,
 }
 
 TEST_P(ArenaUse, MeasuredIsPlanned) {
-  ExpectMeasuredIsPlanned(GetParam(), plan::ComputeType::kF32);
+  ExpectMeasuredIsPlanned(GetParam(), ArenaArgs(GetParam(), "odd_tied"));
 }
 
 TEST_P(ArenaUse, MeasuredIsPlannedInBf16) {
-  ExpectMeasuredIsPlanned(GetParam(), plan::ComputeType::kBF16);
+  RecordArgs args = ArenaArgs(GetParam(), "odd_tied");
+  args.spec.compute = plan::ComputeType::kBF16;
+  ExpectMeasuredIsPlanned(GetParam(), args);
 }
 
 TEST_P(ArenaUse, MeasuredIsPlannedWithCodes) {
-  ExpectMeasuredIsPlanned(GetParam(),
-                          plan::ComputeType::kBF16,
-                          GetParam().in_place ? plan::Recipe::kNvFp4 : plan::Recipe::kDelayed);
+  RecordArgs args = ArenaArgs(GetParam(), "recipes");
+  args.spec.compute = plan::ComputeType::kBF16;
+  args.spec.recipe = {.recipe = GetParam().in_place ? plan::Recipe::kNvFp4 : plan::Recipe::kDelayed,
+                      .keep_bf16 = {},
+                      .history = 3};
+  ExpectMeasuredIsPlanned(GetParam(), args);
+}
+
+// Bytes per parameter of main weights, bf16 weights and moments, and what they are by arithmetic.
+struct StateForm {
+  plan::MainWeightForm main_weights;
+  plan::StateTypes states;
+  double bytes;
+};
+constexpr plan::StateTypes kFp8AndBf16 = {DType::kF8E4M3, DType::kBF16};
+constexpr plan::StateTypes kBf16AndF32 = {DType::kBF16, DType::kF32};
+constexpr double kScaleBytes = 1.0 / 128;
+constexpr StateForm kStateForms[] = {
+    {plan::MainWeightForm::kF32, plan::kF32States, 6 + 8},
+    {plan::MainWeightForm::kF32, plan::kBf16States, 6 + 4},
+    {plan::MainWeightForm::kF32, kBf16AndF32, 6 + 6},
+    {plan::MainWeightForm::kF32, kFp8AndBf16, 6 + 3 + kScaleBytes},
+    {plan::MainWeightForm::kF32, plan::kFp8States, 6 + 2 + 2 * kScaleBytes},
+    {plan::MainWeightForm::kBF16Remainder, plan::kF32States, 4 + 8},
+    {plan::MainWeightForm::kBF16Remainder, plan::kBf16States, 4 + 4},
+    {plan::MainWeightForm::kBF16Remainder, kBf16AndF32, 4 + 6},
+    {plan::MainWeightForm::kBF16Remainder, kFp8AndBf16, 4 + 3 + kScaleBytes},
+    {plan::MainWeightForm::kBF16Remainder, plan::kFp8States, 4 + 2 + 2 * kScaleBytes},
+};
+
+// Every type of states in both forms of main weights: planned bytes are those of the arithmetic,
+// but for padding, and every byte is used.
+TEST(StateMemory, MeasuredIsPlannedInEveryForm) {
+  const StrategyCase tested = {.strategy = "ZeRO3", .width = 2};
+  for (const StateForm& form : kStateForms) {
+    SCOPED_TRACE(absl::StrCat(plan::StateTypesText(form.states), ": ", form.bytes, " bytes"));
+    RecordArgs args = ArenaArgs(tested, "recipes");
+    args.spec.compute = plan::ComputeType::kBF16;
+    args.spec.optimizer.state_types = form.states;
+    args.spec.optimizer.main_weights = form.main_weights;
+    ExpectMeasuredIsPlanned(tested, args, form.bytes);
+  }
 }
 
 std::vector<StrategyCase> ArenaCases() {

@@ -1,8 +1,10 @@
 #include "tests/testing/device_runs.h"
 
+#include <cerrno>
 #include <cmath>
 #include <limits>
 #include <span>
+#include <string>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -40,8 +42,10 @@ std::vector<StrategyCase> DeviceCases() {
 }
 
 RecordArgs DeviceSteps(const StrategyCase& tested, const std::string& model) {
-  RecordArgs args = ArgsOf(
-      tested, JobOf(tested, model, absl::StrCat(::testing::TempDir(), "/ravel_device_runs")));
+  // Suites of several programs run side by side.
+  const std::string folder =
+      absl::StrCat(::testing::TempDir(), "/ravel_device_runs_", program_invocation_short_name);
+  RecordArgs args = ArgsOf(tested, JobOf(tested, model, folder));
   args.spec.cpu_devices = false;
   args.last_step = kDeviceSteps;
   args.evaluate_every_step = true;

@@ -58,9 +58,9 @@ struct SaveFailed {
   int64_t step = 0;
   int64_t sequence = 0;
   int64_t attempt = 1;
-  std::string reason = {};  // StoreFull, StoreUnavailable, SaveAbandoned, SaveSkipped
+  std::string reason = {};  // StoreFull, StoreUnavailable, SaveAbandoned, SaveSkipped, SaveRemoved
   std::string message = {};
-  bool skipped = false;  // nothing was begun
+  bool skipped = false;  // no failure: it was not begun, or it was complete and is gone
 };
 
 // One issued collective.

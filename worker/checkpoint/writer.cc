@@ -282,11 +282,16 @@ void CheckpointWriter::Worker::TrimUnanswered(const ckpt::Seal& seal) {
     return;
   }
   for (const ckpt::AttemptKey& key : *removed) {
-    log::Warning(absl::StrCat("the save of step ",
-                              key.step,
-                              " is removed: nobody has committed it, and ",
-                              options_.most_unanswered,
-                              " newer ones are complete"));
+    const std::string message = absl::StrCat("the save of step ",
+                                             key.step,
+                                             " is removed: nobody has committed it, and ",
+                                             options_.most_unanswered,
+                                             " newer ones are complete");
+    log::Warning(message);
+    const MutexLock lock(callbacks_);
+    if (!detached_ && options_.on_removed) {
+      options_.on_removed(key, message);
+    }
   }
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/ckpt/manifest.h"
+#include "common/ckpt/step_layout.h"
 #include "common/plan/save/save_plan.h"
 #include "common/status.h"
 #include "common/store/object_store.h"
@@ -72,6 +73,8 @@ struct WriterOptions {
   // store (unacknowledged.h).
   int64_t most_unanswered = 0;
   int64_t ranks = 1;
+  // On the writer's thread, as those above: a complete save beyond that limit is gone.
+  std::function<void(const ckpt::AttemptKey& key, const std::string& message)> on_removed = nullptr;
 };
 
 // Writers that were left behind in this process: it then ends without waiting for threads.

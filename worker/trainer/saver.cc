@@ -130,6 +130,14 @@ absl::StatusOr<std::unique_ptr<Saver>> Saver::Create(const Assignment& assignmen
                              const absl::StatusOr<ckpt::Seal>& result) {
     self->Tell(request, result);
   };
+  options.on_removed = [&reporter](const ckpt::AttemptKey& key, const std::string& message) {
+    const SaveFailed gone = {.step = key.step,
+                             .attempt = key.attempt,
+                             .reason = "SaveRemoved",
+                             .message = message,
+                             .skipped = true};
+    reporter.SaveFailed(gone).IgnoreError();  // as in Tell
+  };
   options.on_idle = [&box] { box.SetSaving(false); };
   options.abandoned = [&box](int64_t step) { return box.IsRefused(step); };
   options.answered_step = [&box] { return box.answered_step(); };

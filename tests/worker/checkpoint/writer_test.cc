@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -273,6 +274,24 @@ TEST_F(WriterTest, ResultsAreToldOnTheWritersThreadWithoutAPoll) {
   ASSERT_TRUE(writer.Snapshot(RequestOf(kKey), Source()).ok());
   EXPECT_TRUE(testing::Eventually(std::chrono::seconds(10), [&] { return sealed == 1; }));
   EXPECT_TRUE(writer.busy());
+}
+
+TEST_F(WriterTest, ASaveThatNobodyAnswersIsRemovedForNewerOnesAndTold) {
+  std::atomic<int64_t> removed = 0;
+  WriterOptions options;
+  options.most_unanswered = 1;
+  options.answered_step = [] { return int64_t{-1}; };
+  options.on_removed = [&removed](const ckpt::AttemptKey& key, const std::string& message) {
+    EXPECT_NE(message.find(absl::StrCat("step ", key.step)), std::string::npos) << message;
+    removed = removed * 100 + key.step;
+  };
+  CheckpointWriter writer(&store_, &saved_.save_plan, std::move(options));
+  for (const int64_t step : {3, 4, 5}) {
+    ASSERT_TRUE(writer.Snapshot(RequestOf({step, 2, 1}), Source()).ok());
+    ASSERT_TRUE(writer.Wait().ok());
+  }
+  EXPECT_TRUE(testing::Eventually(std::chrono::seconds(10), [&] { return removed == 304; }))
+      << removed;
 }
 
 TEST_F(WriterTest, AFailedSaveLeavesNoFilesOfItsOwn) {

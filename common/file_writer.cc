@@ -103,18 +103,23 @@ class PosixFileWriter : public FileWriter {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<FileWriter>> FileWriter::Create(const std::string& path) {
+absl::StatusOr<std::unique_ptr<FileWriter>> FileWriter::Create(const std::string& path,
+                                                               FileAccess access) {
   static std::atomic<int> sequence = 0;
   std::string temporary = absl::StrCat(path, ".tmp-", getpid(), "-", ++sequence);
-  const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  const int fd = open(temporary.c_str(),
+                      O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+                      access == FileAccess::kOwner ? 0600 : 0644);
   if (fd < 0) {
     return ErrnoStatus(errno, path);
   }
   return std::make_unique<PosixFileWriter>(path, std::move(temporary), fd);
 }
 
-absl::Status WriteFileAtomically(const std::string& path, std::string_view bytes) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<FileWriter> writer, FileWriter::Create(path));
+absl::Status WriteFileAtomically(const std::string& path,
+                                 std::string_view bytes,
+                                 FileAccess access) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<FileWriter> writer, FileWriter::Create(path, access));
   RETURN_IF_ERROR(writer->Write(bytes));
   return writer->Publish();
 }

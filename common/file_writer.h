@@ -10,11 +10,15 @@
 
 namespace ravel {
 
+// Who may read a file: those whom the umask leaves, or its owner alone (mode 0600), for keys.
+enum class FileAccess { kUmask, kOwner };
+
 // Writes NAME.tmp-PID-N beside NAME, then gives it the name in one rename. Dropped without Publish,
 // it leaves nothing. Errors name the file. Thread-compatible.
 class FileWriter {
  public:
-  static absl::StatusOr<std::unique_ptr<FileWriter>> Create(const std::string& path);
+  static absl::StatusOr<std::unique_ptr<FileWriter>> Create(const std::string& path,
+                                                            FileAccess access = FileAccess::kUmask);
   virtual ~FileWriter() = default;
   // Buffered (1 MiB).
   virtual absl::Status Write(std::string_view bytes) = 0;
@@ -25,7 +29,9 @@ class FileWriter {
 };
 
 // FileWriter in one call.
-absl::Status WriteFileAtomically(const std::string& path, std::string_view bytes);
+absl::Status WriteFileAtomically(const std::string& path,
+                                 std::string_view bytes,
+                                 FileAccess access = FileAccess::kUmask);
 
 // The whole file; InvalidArgument if it is longer than max_bytes, or no regular file: opening or
 // reading a FIFO could take for ever.

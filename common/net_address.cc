@@ -1,11 +1,16 @@
 #include "common/net_address.h"
 
 #include <algorithm>
+#include <memory>
 
+#include <absl/strings/ascii.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <arpa/inet.h>
+#include <netdb.h>
 #include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 namespace ravel {
 namespace {
@@ -51,6 +56,59 @@ bool IsLoopbackHost(std::string_view host) {
   }
   in6_addr v6{};
   return inet_pton(AF_INET6, text.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
+}
+
+absl::Status CheckReachableHost(std::string_view flag, std::string_view host) {
+  const std::string text(WithoutBrackets(host));
+  in_addr v4{};
+  in6_addr v6{};
+  const bool is_v4 = inet_pton(AF_INET, text.c_str(), &v4) == 1;
+  const bool is_v6 = inet_pton(AF_INET6, text.c_str(), &v6) == 1;
+  const bool any = (is_v4 && v4.s_addr == 0) || (is_v6 && IN6_IS_ADDR_UNSPECIFIED(&v6));
+  const bool name =
+      !text.empty() && text.size() <= 253 && text.front() != '-' && text.front() != '.' &&
+      std::all_of(text.begin(), text.end(), [](char c) {
+        return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '-';
+      });
+  if (!any && (is_v4 || is_v6 || name)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(std::string(flag),
+                   ": expected a host name or an address of this host, without a port, got '",
+                   text.substr(0, 256),
+                   "'"));
+}
+
+absl::StatusOr<std::string> LocalAddressTowards(const HostPort& peer) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  const int resolved =
+      getaddrinfo(peer.host.c_str(), std::to_string(peer.port).c_str(), &hints, &found);
+  if (resolved != 0) {
+    return absl::UnavailableError(absl::StrCat(peer.host, ": ", gai_strerror(resolved)));
+  }
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> list(found, freeaddrinfo);
+  for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
+    const int file = socket(each->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (file < 0) {
+      continue;
+    }
+    sockaddr_storage own = {};
+    socklen_t size = sizeof own;
+    auto* const address = reinterpret_cast<sockaddr*>(&own);
+    char text[NI_MAXHOST] = {};
+    const bool known =
+        connect(file, each->ai_addr, each->ai_addrlen) == 0 &&
+        getsockname(file, address, &size) == 0 &&
+        getnameinfo(address, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0;
+    close(file);
+    if (known) {
+      return std::string(text);
+    }
+  }
+  return absl::UnavailableError(absl::StrCat(peer.host, ": there is no route to it"));
 }
 
 }  // namespace ravel

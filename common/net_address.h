@@ -22,4 +22,12 @@ absl::StatusOr<HostPort> ParseHostPort(std::string_view text);
 // resolving it may give any address.
 bool IsLoopbackHost(std::string_view host);
 
+// Checks an address at which other hosts are to reach this one: a host name or an address, no port,
+// and none of the addresses that mean all or nobody (0.0.0.0, ::). `flag` names it in the message.
+absl::Status CheckReachableHost(std::string_view flag, std::string_view host);
+
+// This host's own address on the way to another one, as the routing table has it. Resolves the
+// name; sends nothing.
+absl::StatusOr<std::string> LocalAddressTowards(const HostPort& peer);
+
 }  // namespace ravel

@@ -51,5 +51,24 @@ TEST(NetAddress, OnlyAddressesOfThisMachineAreLoopback) {
   }
 }
 
+TEST(NetAddress, OthersNeedAnAddressThatMeansThisHost) {
+  for (const char* good : {"10.0.0.1", "fd00::1", "[fd00::1]", "beta", "beta-1.example"}) {
+    EXPECT_TRUE(CheckReachableHost("--advertise", good).ok()) << good;
+  }
+  for (const char* bad :
+       {"", "0.0.0.0", "::", "[::]", "beta:7070", "10.0.0.1:1", "-x", "a b", "a,b", "a/b"}) {
+    const absl::Status refused = CheckReachableHost("--advertise", bad);
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << bad;
+    EXPECT_NE(refused.message().find("--advertise"), absl::string_view::npos);
+  }
+}
+
+TEST(NetAddress, TheWayToLoopbackIsLoopback) {
+  const absl::StatusOr<std::string> four = LocalAddressTowards({"127.0.0.1", 7070});
+  ASSERT_TRUE(four.ok()) << four.status();
+  EXPECT_EQ(*four, "127.0.0.1");
+  EXPECT_FALSE(LocalAddressTowards({"no-such-host.invalid", 7070}).ok());
+}
+
 }  // namespace
 }  // namespace ravel

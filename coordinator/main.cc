@@ -11,6 +11,8 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 #include <absl/strings/str_cat.h>
@@ -24,6 +26,11 @@
 #include "common/mutex.h"
 #include "common/net_address.h"
 #include "common/time_text.h"
+#include "coordinator/access/access_registry.h"
+#include "coordinator/access/cluster_init.h"
+#include "coordinator/access/live_calls.h"
+#include "coordinator/api/access_gate_service.h"
+#include "coordinator/api/access_service.h"
 #include "coordinator/api/fleet_service.h"
 #include "coordinator/api/jobs_service.h"
 #include "coordinator/jobs/job_controller.h"
@@ -42,6 +49,8 @@ constexpr int kUsage = 2;
 constexpr int kAddressInUse = 3;
 constexpr int kLocked = 4;
 constexpr int64_t kTickMs = 20;
+constexpr int64_t kDayMs = int64_t{24} * 3600 * 1000;
+constexpr int64_t kAccessTickMs = 1000;
 constexpr int kMaxMessageBytes = 64 << 20;
 constexpr auto kShutdownTime = std::chrono::seconds(3);
 // The process exits by then even if a thread hangs: every answered request is on disk.
@@ -55,22 +64,24 @@ struct Flags {
   std::string port_file;
   std::string detection = "5s";
   std::string step_timeout = "10m";
+  std::string certificate_time = "24h";
   int64_t raise_term = 0;
   bool enable_faults = false;
 };
 
+// What makes a coordinator that speaks TLS; in --dev-loopback there is none of it.
+struct Security {
+  std::unique_ptr<AccessRegistry> registry;
+  LiveCalls live;
+};
+
 // Empty, or what is wrong.
 std::string Check(const Flags& flags, ControllerOptions& options) {
-  if (!flags.dev_loopback) {
-    return "without --dev-loopback a coordinator needs certificates (mutual TLS), which this "
-           "version does not have yet; "
-           "pass --dev-loopback for a plaintext coordinator on this host only";
-  }
   const absl::StatusOr<HostPort> listen = ParseHostPort(flags.listen);
   if (!listen.ok()) {  // gRPC would take a port modulo 65536
     return absl::StrCat("--listen ", flags.listen, ": ", listen.status().message());
   }
-  if (!IsLoopbackHost(listen->host)) {
+  if (flags.dev_loopback && !IsLoopbackHost(listen->host)) {
     return absl::StrCat("--listen ",
                         flags.listen,
                         ": --dev-loopback is plaintext and serves 127.0.0.1, [::1] or "
@@ -79,6 +90,11 @@ std::string Check(const Flags& flags, ControllerOptions& options) {
   const absl::StatusOr<int64_t> detection = ParseDurationMs(flags.detection);
   if (!detection.ok() || *detection < 100 || *detection > 60'000) {
     return absl::StrCat("--detection ", flags.detection, ": expected a duration from 100ms to 60s");
+  }
+  const absl::StatusOr<int64_t> certificate = ParseDurationMs(flags.certificate_time);
+  if (!certificate.ok() || *certificate < 3000 || *certificate > 90 * kDayMs) {
+    return absl::StrCat(
+        "--certificate-time ", flags.certificate_time, ": expected a duration from 3s to 90d");
   }
   const absl::StatusOr<int64_t> step_timeout = ParseDurationMs(flags.step_timeout);
   if (!step_timeout.ok() || *step_timeout < 1000) {
@@ -109,13 +125,21 @@ bool WritePortFile(const std::string& path, int port) {
 }
 
 std::unique_ptr<grpc::Server> Serve(const std::string& listen,
-                                    grpc::Service* jobs,
-                                    grpc::Service* fleet,
+                                    Security* security,
+                                    const std::vector<grpc::Service*>& services,
                                     int* port) {
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), port);
-  builder.RegisterService(jobs);
-  builder.RegisterService(fleet);
+  if (security == nullptr) {
+    builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), port);
+  } else {
+    builder.AddListeningPort(listen, GateCredentials(security->registry.get()), port);
+    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> watchers;
+    watchers.push_back(CallWatcher(security->registry.get(), &security->live));
+    builder.experimental().SetInterceptorCreators(std::move(watchers));
+  }
+  for (grpc::Service* const service : services) {
+    builder.RegisterService(service);
+  }
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT,
                              0);  // or a second server would share the port in silence
@@ -161,25 +185,77 @@ class LastResort {
   std::thread thread_;
 };
 
+// Null for --dev-loopback.
+absl::StatusOr<std::unique_ptr<Security>> OpenSecurity(const Flags& flags) {
+  if (flags.dev_loopback) {
+    return nullptr;
+  }
+  absl::StatusOr<AuthorityFiles> files = LoadAuthorityFiles(flags.state_dir);
+  if (absl::IsNotFound(files.status())) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--state-dir ",
+        flags.state_dir,
+        ": there are no certificates; `ravel-coordinator init` makes them, or pass --dev-loopback "
+        "for a plaintext coordinator on this host only"));
+  }
+  RETURN_IF_ERROR(files.status());
+  RETURN_IF_ERROR(RenewServerCertificate(*files, SystemClock::Get().WallMs()).status());
+  ASSIGN_OR_RETURN(const int64_t node_ms, ParseDurationMs(flags.certificate_time));
+  auto security = std::make_unique<Security>();
+  ASSIGN_OR_RETURN(
+      security->registry,
+      AccessRegistry::Open(
+          flags.state_dir, *std::move(files), &SystemClock::Get(), {.node_ms = node_ms}));
+  security->registry->OnRevoked(
+      [live = &security->live](const std::string& identity) { live->CancelOf(identity); });
+  return security;
+}
+
+// Ends calls whose certificate has expired, and renews the coordinator's own.
+void WatchCertificates(Security& security) {
+  const int64_t now_ms = SystemClock::Get().WallMs();
+  security.live.CancelExpired(now_ms);
+  const absl::StatusOr<bool> renewed = RenewServerCertificate(security.registry->files(), now_ms);
+  if (!renewed.ok()) {
+    log::Error(absl::StrCat("the coordinator's certificate cannot be renewed: ",
+                            std::string(renewed.status().message())));
+  } else if (*renewed) {
+    log::Info("the coordinator's certificate was renewed");
+  }
+}
+
 // The exit code. Streams are closed when it returns; the strand must still run.
 int ServeUntilSignal(const Flags& flags,
-                     JobsService& jobs,
+                     Security* security,
+                     JobsServiceParts parts,
                      FleetService& fleet,
                      const sigset_t& signals,
                      const std::atomic<bool>& fatal,
                      LastResort& last_resort) {
   int port = 0;
-  const std::unique_ptr<grpc::Server> server = Serve(flags.listen, &jobs, &fleet, &port);
+  JobsService jobs(std::move(parts));
+  AccessService access(security == nullptr ? nullptr : security->registry.get());
+  const std::unique_ptr<grpc::Server> server =
+      Serve(flags.listen, security, {&jobs, &fleet, &access}, &port);
   if (server == nullptr || port == 0) {
     return Complain(
         kAddressInUse,
         absl::StrCat("--listen ", flags.listen, ": the address is in use or not available"));
   }
+  std::unique_ptr<ThreadExecutor> certificates;
+  if (security != nullptr) {
+    certificates = std::make_unique<ThreadExecutor>(ThreadExecutor::Options{
+        .name = "certificates", .threads = 1, .tick_ms = kAccessTickMs, .tick = [security] {
+          WatchCertificates(*security);
+        }});
+  }
   int code = 0;
   if (!flags.port_file.empty() && !WritePortFile(flags.port_file, port)) {
     code = Complain(kFault, absl::StrCat("--port-file ", flags.port_file, ": cannot be written"));
   } else {
-    log::Warning("plaintext on loopback: anyone on this host may use this coordinator");
+    if (security == nullptr) {
+      log::Warning("plaintext on loopback: anyone on this host may use this coordinator");
+    }
     log::Info(absl::StrCat("listening on port ", port, ", state in ", flags.state_dir));
     int signal = 0;
     sigwait(&signals, &signal);
@@ -251,6 +327,22 @@ struct Machinery {
     parts.pools = &pools;
     return parts;
   }
+  JobsServiceParts ServiceParts(Executor* strand,
+                                JobController* controller,
+                                const AccessRegistry* access) {
+    return {.strand = strand,
+            .pools = &pools,
+            .files = &files,
+            .history = &history,
+            .growth = &growth,
+            .lag = &lag,
+            .controller = controller,
+            .planner = &planner,
+            .keeper = &keeper,
+            .version = kVersion,
+            .insecure = access == nullptr,
+            .access = access};
+  }
   // After the strand: what trainers have said is written, and no work is left. Work that hangs
   // takes the process with it.
   void End(int code) {
@@ -303,6 +395,11 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
   if (!folders.ok()) {
     return Complain(kFault, std::string(folders.message()));
   }
+  const absl::StatusOr<std::unique_ptr<Security>> security = OpenSecurity(flags);
+  if (!security.ok()) {
+    return Complain(absl::IsFailedPrecondition(security.status()) ? kUsage : kFault,
+                    std::string(security.status().message()));
+  }
   absl::StatusOr<std::unique_ptr<SqliteJobStore>> store = SqliteJobStore::Create(flags.state_dir);
   if (!store.ok()) {
     return Complain(absl::IsAlreadyExists(store.status()) ? kLocked : kFault,
@@ -321,7 +418,8 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
   ThreadStoreWriter writer({.store = store->get(), .post = [&strand](std::function<void()> work) {
                               strand.PostNamed("Written", std::move(work));
                             }});
-  FleetService fleet(&strand, &machinery.planner);
+  AccessRegistry* const access = *security == nullptr ? nullptr : (*security)->registry.get();
+  FleetService fleet(&strand, &machinery.planner, access);
   ControllerParts parts = machinery.Parts(&strand, &fleet);
   parts.writer = &writer;
   parts.on_fatal = [&fatal](const absl::Status& status) {
@@ -348,18 +446,13 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
     return Complain(kFault, absl::StrCat(flags.state_dir, ": ", std::string(status.message())));
   }
   fleet.SetController(controller.get());
-  JobsService jobs({.strand = &strand,
-                    .pools = &machinery.pools,
-                    .files = &machinery.files,
-                    .history = &machinery.history,
-                    .growth = &machinery.growth,
-                    .lag = &machinery.lag,
-                    .controller = controller.get(),
-                    .planner = &machinery.planner,
-                    .keeper = &machinery.keeper,
-                    .version = kVersion,
-                    .insecure = true});
-  const int code = ServeUntilSignal(flags, jobs, fleet, signals, fatal, last_resort);
+  const int code = ServeUntilSignal(flags,
+                                    security->get(),
+                                    machinery.ServiceParts(&strand, controller.get(), access),
+                                    fleet,
+                                    signals,
+                                    fatal,
+                                    last_resort);
   strand.Stop();
   writer.Drain();  // what was decided is durable, though nobody acts on it any more
   log::Info(absl::StrCat(writer.writes(), " changes in ", writer.groups(), " commits"));
@@ -370,14 +463,55 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
 }  // namespace
 }  // namespace ravel::coordinator
 
+namespace {
+
+int Init(const ravel::coordinator::InitOrder& order) {
+  umask(077);
+  const auto made = ravel::coordinator::InitCluster(order, ravel::SystemClock::Get());
+  if (!made.ok()) {
+    return ravel::coordinator::Complain(absl::IsInvalidArgument(made.status())
+                                            ? ravel::coordinator::kUsage
+                                            : ravel::coordinator::kFault,
+                                        std::string(made.status().message()));
+  }
+  std::printf(
+      "certificates in %s/tls, authority %s\n"
+      "administrator: ravelctl --context %s (coordinator %s)\n",
+      order.state_dir.c_str(),
+      made->fingerprint.c_str(),
+      made->context_path.c_str(),
+      made->coordinator.c_str());
+  return 0;
+}
+
+void AddInit(CLI::App& app, ravel::coordinator::InitOrder& order) {
+  CLI::App* const init =
+      app.add_subcommand("init", "Make the certificates of a new cluster, and its administrator");
+  init->add_option("--state-dir", order.state_dir, "Of the coordinator")->required();
+  init->add_option("--name",
+                   order.names,
+                   "How clients call the coordinator: host names and addresses; the first one goes "
+                   "into the administrator's context")
+      ->required()
+      ->delimiter(',');
+  init->add_option("--port", order.port, "Of the coordinator, for the administrator's context")
+      ->check(CLI::Range(1, 65535))
+      ->capture_default_str();
+  init->add_option("--admin", order.admin, "Name of the administrator")->capture_default_str();
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   ravel::coordinator::Flags flags;
+  ravel::coordinator::InitOrder init;
   CLI::App app(
       "ravel-coordinator: jobs, membership, plans and checkpoint commits of a Ravel cluster");
-  app.add_flag("--dev-loopback", flags.dev_loopback, "plaintext, on this host only");
+  app.add_flag(
+      "--dev-loopback", flags.dev_loopback, "plaintext, on this host only; without it: mutual TLS");
   app.add_option("--listen", flags.listen, "address of the gRPC server; port 0 takes a free one")
       ->capture_default_str();
-  app.add_option("--state-dir", flags.state_dir, "database, metrics and logs")->required();
+  app.add_option("--state-dir", flags.state_dir, "database, certificates, metrics and logs");
   app.add_option("--port-file", flags.port_file, "written with the port once the server answers");
   app.add_option("--detection",
                  flags.detection,
@@ -387,16 +521,27 @@ int main(int argc, char** argv) {
                  flags.step_timeout,
                  "steady steps that stand still for that long are stuck")
       ->capture_default_str();
+  app.add_option("--certificate-time",
+                 flags.certificate_time,
+                 "how long certificates of nodes are good; they renew them at two thirds")
+      ->capture_default_str();
   app.add_option("--raise-term",
                  flags.raise_term,
                  "begin with this term at least: once, after a backup of the state was restored")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   app.add_flag("--enable-faults", flags.enable_faults, "do what RAVEL_FAULTS says; for tests");
   app.set_version_flag("--version", ravel::coordinator::kVersion);
+  AddInit(app, init);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& problem) {
     return app.exit(problem) == 0 ? 0 : ravel::coordinator::kUsage;
+  }
+  if (app.got_subcommand("init")) {
+    return Init(init);
+  }
+  if (flags.state_dir.empty()) {
+    return ravel::coordinator::Complain(ravel::coordinator::kUsage, "--state-dir is required");
   }
   ravel::coordinator::ControllerOptions options;
   const std::string problem = ravel::coordinator::Check(flags, options);

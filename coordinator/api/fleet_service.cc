@@ -17,14 +17,19 @@
 
 #include "common/clock.h"
 #include "common/logging.h"
+#include "common/plain_text.h"
+#include "coordinator/access/access_registry.h"
+#include "coordinator/api/access_gate_service.h"
 #include "coordinator/api/fleet_messages_proto.h"
+#include "coordinator/api/request_checks_service.h"
 #include "coordinator/jobs/job_controller.h"
 
 namespace ravel::coordinator {
 namespace {
 
 constexpr size_t kChunkBytes = 1 << 20;
-constexpr int kCredit = 256;            // messages of one node that may wait for the strand
+constexpr int kCredit = 256;  // messages of one node that may wait for the strand
+constexpr size_t kMaxToldName = 128;
 constexpr size_t kMaxQueued = 100'000;  // messages to one node that does not read
 
 // Streams one plan in chunks, then deletes itself.
@@ -62,12 +67,20 @@ class PlanStream : public grpc::ServerWriteReactor<v1::PlanChunk> {
   v1::PlanChunk chunk_;
 };
 
+class RefusedStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
+ public:
+  explicit RefusedStream(const grpc::Status& status) { Finish(status); }
+  void OnDone() override { delete this; }
+};
+
 }  // namespace
 
 // One node's stream. Lives until gRPC says OnDone.
 class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
  public:
-  FleetStream(FleetService* service, StreamId id) : service_(service), id_(id) {}
+  // `node`: whom the certificate names; it may speak for nobody else. Empty: plaintext.
+  FleetStream(FleetService* service, StreamId id, std::string node, std::string peer)
+      : service_(service), id_(id), node_(std::move(node)), peer_(std::move(peer)) {}
   // After the service knows the stream.
   void Begin() { StartRead(&read_); }
 
@@ -85,6 +98,10 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
       if (!hello.ok()) {
         Shut(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
                           std::string(hello.status().message())));
+        return;
+      }
+      if (!node_.empty() && hello->node_id != node_) {
+        RefuseName(hello->node_id);
         return;
       }
       Handle("Hello", [controller, id, now_ms, hello = *std::move(hello)] {
@@ -171,6 +188,21 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
   }
 
  private:
+  void RefuseName(const std::string& said) {
+    const std::string why = absl::StrCat("the certificate is of the node ",
+                                         node_,
+                                         ", which may not speak for the node ",
+                                         CutText(EscapeControlText(said), kMaxToldName));
+    AuditRow row;
+    row.who = absl::StrCat("node/", node_);
+    row.peer = peer_;
+    row.verb = "Fleet.Connect";
+    row.object = absl::StrCat("node/", CutText(EscapeControlText(said), kMaxToldName));
+    row.result = "PERMISSION_DENIED";
+    row.message = why;
+    service_->access_->audit().Record(std::move(row));
+    Shut(grpc::Status(grpc::StatusCode::PERMISSION_DENIED, why));
+  }
   void Handle(const char* name, std::function<void()> work) {
     {
       MutexLock lock(mutex_);
@@ -201,6 +233,8 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
 
   FleetService* service_;
   const StreamId id_;
+  const std::string node_;
+  const std::string peer_;
   std::atomic<int64_t> arrived_ms_ = 0;  // monotonic: newest message
   v1::Up read_;
   Mutex mutex_;
@@ -212,12 +246,20 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
 };
 
 grpc::ServerBidiReactor<v1::Up, v1::Down>* FleetService::Connect(
-    grpc::CallbackServerContext* /*context*/) {
+    grpc::CallbackServerContext* context) {
+  std::string node;
+  if (access_ != nullptr) {
+    const absl::StatusOr<Identity> caller = CallerOf(*access_, *context);
+    if (!caller.ok()) {  // revoked since the gate
+      return new RefusedStream(ToGrpc(caller.status()));
+    }
+    node = caller->name;
+  }
   std::shared_ptr<FleetStream> stream;
   {
     MutexLock lock(mutex_);
     const StreamId id = ++last_stream_;
-    stream = std::make_shared<FleetStream>(this, id);
+    stream = std::make_shared<FleetStream>(this, id, node, context->peer());
     streams_[id] = stream;
   }
   stream->Begin();

@@ -16,13 +16,16 @@
 
 namespace ravel::coordinator {
 
+class AccessRegistry;
 class JobController;
 class FleetStream;
 
 // Thread-safe.
 class FleetService : public v1::Fleet::CallbackService, public FleetLink {
  public:
-  FleetService(Executor* strand, Planner* planner) : strand_(strand), planner_(planner) {}
+  // `access`: null for plaintext, where a node is whom it says it is.
+  FleetService(Executor* strand, Planner* planner, AccessRegistry* access = nullptr)
+      : strand_(strand), planner_(planner), access_(access) {}
   // Before the server starts.
   void SetController(JobController* controller) { controller_ = controller; }
   // Ends all streams: the server is going down.
@@ -43,6 +46,7 @@ class FleetService : public v1::Fleet::CallbackService, public FleetLink {
 
   Executor* strand_;
   Planner* planner_;
+  AccessRegistry* access_;
   JobController* controller_ = nullptr;
   Mutex mutex_;
   // Shared: a stream may end while a message is on its way to it.

@@ -17,8 +17,7 @@ namespace ravel::coordinator {
 namespace {
 
 template <typename Request>
-absl::Status CheckStepChange(const Request& request) {
-  RETURN_IF_ERROR(CheckChange(request));
+absl::Status CheckStep(const Request& request) {
   if (request.step() < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("step: expected 0 or more, got ", request.step()));
@@ -106,7 +105,8 @@ grpc::ServerUnaryReactor* JobsService::RollbackJob(Context* context,
                                                    const v1::RollbackJobRequest* request,
                                                    v1::Job* response) {
   Unary* reactor = context->DefaultReactor();
-  const absl::Status valid = CheckStepChange(*request);
+  absl::Status valid = CheckChangeBy(context, *request);
+  valid.Update(CheckStep(*request));
   if (!valid.ok()) {
     reactor->Finish(ToGrpc(valid));
     return reactor;
@@ -154,7 +154,8 @@ grpc::ServerUnaryReactor* JobsService::MarkCheckpoint(Context* context,
                                                       const v1::MarkCheckpointRequest* request,
                                                       v1::MarkCheckpointResponse* /*response*/) {
   Unary* reactor = context->DefaultReactor();
-  absl::Status valid = CheckStepChange(*request);
+  absl::Status valid = CheckChangeBy(context, *request);
+  valid.Update(CheckStep(*request));
   const absl::StatusOr<MarkChange> change = ChangeOf(request->change());
   valid.Update(change.status());
   if (!valid.ok()) {

@@ -126,7 +126,10 @@ grpc::ServerUnaryReactor* JobsService::SubmitJob(Context* context,
       request->dry_run() ? absl::OkStatus() : CheckRequestId(request->request_id());
   const std::vector<JobViolation> over =
       valid.ok() ? CheckJobLimits(request->job()) : std::vector<JobViolation>();
-  if (!over.empty()) {  // before it is hashed or copied
+  if (valid.ok()) {
+    valid = CheckCaller(parts_.access, *context, request->job().metadata().namespace_());
+  }
+  if (valid.ok() && !over.empty()) {  // before it is hashed or copied
     valid = ViolationStatus(context, request->job().metadata().name(), over);
   }
   if (!valid.ok()) {
@@ -351,7 +354,7 @@ grpc::ServerUnaryReactor* JobsService::CancelJob(Context* context,
                                                  const v1::CancelJobRequest* request,
                                                  v1::Job* response) {
   Unary* reactor = context->DefaultReactor();
-  if (const absl::Status valid = CheckChange(*request); !valid.ok()) {
+  if (const absl::Status valid = CheckChangeBy(context, *request); !valid.ok()) {
     reactor->Finish(ToGrpc(valid));
     return reactor;
   }
@@ -368,7 +371,7 @@ grpc::ServerUnaryReactor* JobsService::DeleteJob(Context* context,
                                                  const v1::DeleteJobRequest* request,
                                                  v1::DeleteJobResponse* response) {
   Unary* reactor = context->DefaultReactor();
-  if (const absl::Status valid = CheckChange(*request); !valid.ok()) {
+  if (const absl::Status valid = CheckChangeBy(context, *request); !valid.ok()) {
     reactor->Finish(ToGrpc(valid));
     return reactor;
   }
@@ -387,7 +390,7 @@ grpc::ServerUnaryReactor* JobsService::RetryJob(Context* context,
                                                 const v1::RetryJobRequest* request,
                                                 v1::Job* response) {
   Unary* reactor = context->DefaultReactor();
-  if (const absl::Status valid = CheckChange(*request); !valid.ok()) {
+  if (const absl::Status valid = CheckChangeBy(context, *request); !valid.ok()) {
     reactor->Finish(ToGrpc(valid));
     return reactor;
   }
@@ -440,7 +443,7 @@ grpc::ServerUnaryReactor* JobsService::CheckpointNow(Context* context,
                                                      const v1::CheckpointNowRequest* request,
                                                      v1::Operation* response) {
   Unary* reactor = context->DefaultReactor();
-  absl::Status valid = CheckChange(*request);
+  absl::Status valid = CheckChangeBy(context, *request);
   if (valid.ok() && (request->deadline_ms() < 0 || request->deadline_ms() > kLongestDeadlineMs)) {
     valid = absl::InvalidArgumentError("deadline_ms: expected 0 to 24 hours");
   }

@@ -9,6 +9,7 @@
 
 #include "coordinator/api/job_file_proto.h"
 #include "coordinator/api/job_looks_proto.h"
+#include "coordinator/api/request_checks_service.h"
 #include "coordinator/jobs/executor.h"
 #include "coordinator/jobs/job_controller.h"
 #include "coordinator/jobs/memory_fit.h"
@@ -34,6 +35,7 @@ struct JobsServiceParts {
   CheckpointKeeper* keeper = nullptr;
   std::string version;
   bool insecure = false;
+  const AccessRegistry* access = nullptr;  // null: plaintext, one local user
   JobLookLimits look_limits = {};
 };
 
@@ -102,6 +104,12 @@ class JobsService : public v1::Jobs::CallbackService {
                                         const v1::StreamMetricsRequest* request) override;
 
  private:
+  // Checks a change of a job: the request, and that its caller may change jobs of the namespace.
+  template <typename Request>
+  absl::Status CheckChangeBy(const Context* context, const Request& request) const {
+    RETURN_IF_ERROR(CheckChange(request));
+    return CheckCaller(parts_.access, *context, request.namespace_());
+  }
   // `work` on the pool for planning, or the refusal.
   void Plan(Context* context, Unary* reactor, const char* what, std::function<void()> work);
   void Admit(Context* context,

@@ -1,6 +1,7 @@
 #include "coordinator/api/request_checks_service.h"
 
 #include "common/plain_text.h"
+#include "coordinator/api/access_gate_service.h"
 #include "coordinator/api/error_detail_proto.h"
 
 namespace ravel::coordinator {
@@ -27,6 +28,16 @@ absl::Status CheckRequestId(const std::string& id) {
     return absl::InvalidArgumentError("request_id: expected a UUID");
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckCaller(const AccessRegistry* access,
+                         const grpc::CallbackServerContext& context,
+                         const std::string& namespace_name) {
+  if (access == nullptr) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const Identity caller, CallerOf(*access, context));
+  return CheckNamespace(caller, namespace_name);
 }
 
 }  // namespace ravel::coordinator

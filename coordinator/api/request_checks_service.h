@@ -12,6 +12,8 @@
 
 namespace ravel::coordinator {
 
+class AccessRegistry;
+
 inline constexpr int64_t kMaxNameBytes = 253;
 
 // The same code; the message without control characters and short enough for metadata.
@@ -40,5 +42,11 @@ absl::Status CheckChange(const Request& request) {
   }
   return absl::OkStatus();
 }
+
+// PermissionDenied unless the caller may change jobs of that namespace. A plaintext coordinator,
+// which has no registry, knows one user who may do everything.
+absl::Status CheckCaller(const AccessRegistry* access,
+                         const grpc::CallbackServerContext& context,
+                         const std::string& namespace_name);
 
 }  // namespace ravel::coordinator

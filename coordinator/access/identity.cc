@@ -1,0 +1,199 @@
+#include "coordinator/access/identity.h"
+
+#include <algorithm>
+
+#include <absl/strings/ascii.h>
+#include <absl/strings/str_cat.h>
+
+namespace ravel::coordinator {
+namespace {
+
+constexpr char kScheme[] = "spiffe://";
+constexpr char kDomain[] = ".ravel";
+constexpr size_t kMaxName = 63;
+// For nodes alone; users, however powerful, are no nodes.
+constexpr int kNodesOnly = -1;
+// For everybody who has an identity.
+constexpr int kAnybody = -2;
+
+struct MethodRule {
+  std::string_view method;
+  int least_role;  // a Role of users, kNodesOnly or kAnybody
+  bool changes;
+};
+
+constexpr int kViewer = static_cast<int>(Role::kViewer);
+constexpr int kUser = static_cast<int>(Role::kUser);
+constexpr int kOperator = static_cast<int>(Role::kOperator);
+constexpr int kAdmin = static_cast<int>(Role::kAdmin);
+
+// Deny by default: a call that is not here is nobody's.
+constexpr MethodRule kRules[] = {
+    {"/ravel.v1.Jobs/GetJob", kViewer, false},
+    {"/ravel.v1.Jobs/ListJobs", kViewer, false},
+    {"/ravel.v1.Jobs/WatchJob", kViewer, false},
+    {"/ravel.v1.Jobs/WatchOperation", kViewer, false},
+    {"/ravel.v1.Jobs/ListEvents", kViewer, false},
+    {"/ravel.v1.Jobs/StreamEvents", kViewer, false},
+    {"/ravel.v1.Jobs/StreamLogs", kViewer, false},
+    {"/ravel.v1.Jobs/StreamMetrics", kViewer, false},
+    {"/ravel.v1.Jobs/ListCheckpoints", kViewer, false},
+    {"/ravel.v1.Jobs/ListNodes", kViewer, false},
+    {"/ravel.v1.Jobs/ServerInfo", kViewer, false},
+    {"/ravel.v1.Jobs/ValidateJob", kUser, false},
+    {"/ravel.v1.Jobs/SubmitJob", kUser, true},
+    {"/ravel.v1.Jobs/CancelJob", kUser, true},
+    {"/ravel.v1.Jobs/DeleteJob", kUser, true},
+    {"/ravel.v1.Jobs/RetryJob", kUser, true},
+    {"/ravel.v1.Jobs/CheckpointNow", kUser, true},
+    {"/ravel.v1.Jobs/RollbackJob", kUser, true},
+    {"/ravel.v1.Jobs/MarkCheckpoint", kUser, true},
+    {"/ravel.v1.Jobs/ForgetNode", kOperator, true},
+    {"/ravel.v1.Jobs/HoldNode", kOperator, true},
+    {"/ravel.v1.Access/CreateToken", kAdmin, true},
+    {"/ravel.v1.Access/Revoke", kAdmin, true},
+    {"/ravel.v1.Access/ListIdentities", kAdmin, false},
+    {"/ravel.v1.Access/ListAudit", kAdmin, false},
+    {"/ravel.v1.Access/Renew", kAnybody, true},
+    {"/ravel.v1.Access/WhoAmI", kAnybody, false},
+    {"/ravel.v1.Fleet/Connect", kNodesOnly, false},
+    {"/ravel.v1.Fleet/FetchPlan", kNodesOnly, false},
+};
+
+const MethodRule* RuleOf(std::string_view method) {
+  const auto* const found =
+      std::find_if(std::begin(kRules), std::end(kRules), [&](const MethodRule& rule) {
+        return rule.method == method;
+      });
+  return found == std::end(kRules) ? nullptr : found;
+}
+
+}  // namespace
+
+std::string Identity::Text() const {
+  return absl::StrCat(NameOf(kind), "/", name);
+}
+
+const char* NameOf(IdentityKind kind) {
+  return kind == IdentityKind::kNode ? "node" : "user";
+}
+
+const char* NameOf(Role role) {
+  switch (role) {
+    case Role::kNode:
+      return "node";
+    case Role::kViewer:
+      return "viewer";
+    case Role::kUser:
+      return "user";
+    case Role::kOperator:
+      return "operator";
+    case Role::kAdmin:
+      return "admin";
+  }
+  return "unknown";
+}
+
+absl::StatusOr<Role> ParseRole(std::string_view text) {
+  for (const Role role : {Role::kViewer, Role::kUser, Role::kOperator, Role::kAdmin}) {
+    if (text == NameOf(role)) {
+      return role;
+    }
+  }
+  return absl::InvalidArgumentError("role: expected viewer, user, operator or admin");
+}
+
+absl::Status CheckIdentityName(std::string_view field, std::string_view name) {
+  const bool good = !name.empty() && name.size() <= kMaxName && name[0] != '.' && name[0] != '-' &&
+                    std::all_of(name.begin(), name.end(), [](char c) {
+                      return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' ||
+                             c == '_' || c == '-';
+                    });
+  return good ? absl::OkStatus()
+              : absl::InvalidArgumentError(absl::StrCat(
+                    std::string(field),
+                    ": expected 1 to 63 letters, digits, '.', '_' and '-', a letter, digit "
+                    "or '_' first"));
+}
+
+std::string UriOf(std::string_view cluster, IdentityKind kind, std::string_view name) {
+  return absl::StrCat(
+      kScheme, std::string(cluster), kDomain, "/", NameOf(kind), "/", std::string(name));
+}
+
+std::string CoordinatorUri(std::string_view cluster) {
+  return absl::StrCat(kScheme, std::string(cluster), kDomain, "/coordinator");
+}
+
+bool ParseUri(std::string_view cluster,
+              std::string_view uri,
+              IdentityKind* kind,
+              std::string* name) {
+  for (const IdentityKind each : {IdentityKind::kNode, IdentityKind::kUser}) {
+    const std::string beginning = UriOf(cluster, each, "");
+    if (uri.starts_with(beginning)) {
+      *kind = each;
+      *name = std::string(uri.substr(beginning.size()));
+      return CheckIdentityName("name", *name).ok();
+    }
+  }
+  return false;
+}
+
+absl::Status CheckMethod(const Identity& caller, std::string_view method) {
+  const MethodRule* const rule = RuleOf(method);
+  const bool node = caller.kind == IdentityKind::kNode;
+  const bool allowed =
+      rule != nullptr &&
+      (rule->least_role == kAnybody || (rule->least_role == kNodesOnly && node) ||
+       (rule->least_role >= 0 && !node && static_cast<int>(caller.role) >= rule->least_role));
+  if (allowed) {
+    return absl::OkStatus();
+  }
+  const std::string needed =
+      rule == nullptr || rule->least_role == kAnybody ? "an identity that this release knows of"
+      : rule->least_role == kNodesOnly
+          ? "the certificate of a node"
+          : absl::StrCat("the role ", NameOf(static_cast<Role>(rule->least_role)));
+  return absl::PermissionDeniedError(absl::StrCat(VerbOf(method),
+                                                  " needs ",
+                                                  needed,
+                                                  "; ",
+                                                  caller.Text(),
+                                                  " is ",
+                                                  node ? "a node" : NameOf(caller.role)));
+}
+
+bool IsOpenMethod(std::string_view method) {
+  return method == "/ravel.v1.Access/Enrol";
+}
+
+bool IsChange(std::string_view method) {
+  const MethodRule* const rule = RuleOf(method);
+  return IsOpenMethod(method) || (rule != nullptr && rule->changes);
+}
+
+std::string VerbOf(std::string_view method) {
+  constexpr std::string_view kPackage = "/ravel.v1.";
+  std::string verb(method.substr(0, 128));
+  if (verb.starts_with(kPackage)) {
+    verb.erase(0, kPackage.size());
+  }
+  std::replace(verb.begin(), verb.end(), '/', '.');
+  return verb;
+}
+
+absl::Status CheckNamespace(const Identity& caller, std::string_view namespace_name) {
+  const std::string_view wanted = namespace_name.empty() ? "default" : namespace_name;
+  if (static_cast<int>(caller.role) > kUser ||
+      (caller.role == Role::kUser && caller.namespace_name == wanted)) {
+    return absl::OkStatus();
+  }
+  return absl::PermissionDeniedError(absl::StrCat(caller.Text(),
+                                                  " may change jobs of the namespace ",
+                                                  caller.namespace_name,
+                                                  " only, not of ",
+                                                  std::string(wanted.substr(0, 63))));
+}
+
+}  // namespace ravel::coordinator

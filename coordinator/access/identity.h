@@ -1,0 +1,57 @@
+#pragma once
+
+// Who speaks: names in certificates (SPIFFE), and what each role may call. Pure.
+
+#include <string>
+#include <string_view>
+
+#include "common/status.h"
+#include "coordinator/store/access_record.h"
+
+namespace ravel::coordinator {
+
+// A caller whose certificate was accepted. Value semantics.
+struct Identity {
+  IdentityKind kind = IdentityKind::kUser;
+  std::string name = {};
+  Role role = Role::kViewer;
+  std::string namespace_name = {};  // of role kUser
+  std::string serial = {};
+  int64_t not_after_ms = 0;
+
+  // "user/alice", "node/n1"
+  std::string Text() const;
+};
+
+const char* NameOf(IdentityKind kind);  // "node", "user"
+const char* NameOf(Role role);          // "viewer", "user", "operator", "admin"; "node"
+// InvalidArgument names the roles of users.
+absl::StatusOr<Role> ParseRole(std::string_view text);
+
+// 1 to 63 letters, digits, '.', '_', '-', not '.' or '-' first: it becomes part of a URI and of
+// file names.
+absl::Status CheckIdentityName(std::string_view field, std::string_view name);
+
+// spiffe://CLUSTER.ravel/node/NAME, spiffe://CLUSTER.ravel/user/NAME.
+std::string UriOf(std::string_view cluster, IdentityKind kind, std::string_view name);
+std::string CoordinatorUri(std::string_view cluster);
+// False for a URI of another cluster or another form.
+bool ParseUri(std::string_view cluster,
+              std::string_view uri,
+              IdentityKind* kind,
+              std::string* name);
+
+// PermissionDenied unless that role may call the method ("/ravel.v1.Jobs/GetJob"). A method that is
+// not in the table is denied to all.
+absl::Status CheckMethod(const Identity& caller, std::string_view method);
+// The one method that needs no identity, because it gives one.
+bool IsOpenMethod(std::string_view method);
+// Calls that change something: they are audited when they are allowed, too.
+bool IsChange(std::string_view method);
+// "/ravel.v1.Jobs/GetJob" -> "Jobs.GetJob"
+std::string VerbOf(std::string_view method);
+
+// PermissionDenied unless the caller may change jobs of that namespace.
+absl::Status CheckNamespace(const Identity& caller, std::string_view namespace_name);
+
+}  // namespace ravel::coordinator

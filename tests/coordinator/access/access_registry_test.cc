@@ -1,0 +1,262 @@
+#include "coordinator/access/access_registry.h"
+
+#include <filesystem>
+#include <optional>
+
+#include <absl/strings/match.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include "common/file_writer.h"
+#include "common/join_token.h"
+#include "coordinator/access/cluster_init.h"
+#include "coordinator/access/context_file.h"
+#include "tests/testing/fake_clock.h"
+#include "tests/testing/process.h"
+
+namespace ravel::coordinator {
+namespace {
+
+using testing::FakeClock;
+using testing::ReadText;
+using testing::ScratchFolder;
+
+constexpr int64_t kHourMs = 3600'000;
+const Asker kAdmin{.who = "user/admin", .peer = "ipv4:10.0.0.9:1", .request_id = "r1"};
+
+class AccessRegistryTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const absl::StatusOr<InitResult> made =
+        InitCluster({.state_dir = State(), .names = {"localhost", "::1"}}, clock_);
+    ASSERT_TRUE(made.ok()) << made.status();
+    context_path_ = made->context_path;
+    Open();
+  }
+  void Open() {
+    registry_.reset();
+    absl::StatusOr<AuthorityFiles> files = LoadAuthorityFiles(State());
+    ASSERT_TRUE(files.ok()) << files.status();
+    auto registry = AccessRegistry::Open(State(), *files, &clock_, {});
+    ASSERT_TRUE(registry.ok()) << registry.status();
+    registry_ = *std::move(registry);
+  }
+  std::string State() const { return scratch_.path() + "/state"; }
+
+  std::string Token(const TokenOrder& order) {
+    const absl::StatusOr<std::string> token = registry_->MakeToken(order, kAdmin);
+    EXPECT_TRUE(token.ok()) << token.status();
+    return token.ok() ? ParseJoinToken(*token)->secret : "";
+  }
+  absl::StatusOr<Enrolment> Enrol(const std::string& secret, const std::string& node = "") {
+    return registry_->Enrol(secret, node, *MakeCertificateRequest(MakePrivateKey()), "peer");
+  }
+  absl::StatusOr<Identity> Identify(const Enrolment& enrolment) {
+    return registry_->Identify(*ReadCertificate(enrolment.certificate));
+  }
+
+  ScratchFolder scratch_;
+  FakeClock clock_;
+  std::string context_path_;
+  std::unique_ptr<AccessRegistry> registry_;
+};
+
+TEST_F(AccessRegistryTest, TheFirstAdministratorIsKnown) {
+  const absl::StatusOr<ContextFile> context = ReadContext(context_path_);
+  ASSERT_TRUE(context.ok()) << context.status();
+  EXPECT_EQ(context->coordinator, "localhost:7070");
+  const absl::StatusOr<Identity> admin =
+      registry_->Identify(*ReadCertificate(context->certificate));
+  ASSERT_TRUE(admin.ok()) << admin.status();
+  EXPECT_EQ(admin->Text(), "user/admin");
+  EXPECT_EQ(admin->role, Role::kAdmin);
+}
+
+TEST_F(AccessRegistryTest, AnAuthorityIsMadeOnce) {
+  const std::string before = ReadText(State() + "/tls/ca.pem");
+  const absl::StatusOr<InitResult> again =
+      InitCluster({.state_dir = State(), .names = {"localhost"}}, clock_);
+  EXPECT_EQ(again.status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(ReadText(State() + "/tls/ca.pem"), before);
+}
+
+TEST_F(AccessRegistryTest, KeysAreTheirOwnersAlone) {
+  struct stat facts = {};
+  for (const auto& entry : std::filesystem::directory_iterator(State() + "/tls")) {
+    ASSERT_EQ(stat(entry.path().c_str(), &facts), 0);
+    EXPECT_EQ(facts.st_mode & 0777, 0600u) << entry.path();
+  }
+  ASSERT_EQ(stat((State() + "/tls").c_str(), &facts), 0);
+  EXPECT_EQ(facts.st_mode & 0777, 0700u);
+  for (const std::string& path : {State() + "/access.db", context_path_}) {
+    ASSERT_EQ(stat(path.c_str(), &facts), 0) << path;
+    EXPECT_EQ(facts.st_mode & 0777, 0600u) << path;
+  }
+  std::filesystem::permissions(context_path_, std::filesystem::perms(0644));
+  EXPECT_EQ(ReadContext(context_path_).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(AccessRegistryTest, ATokenAdmitsAsOftenAsItSaysAndSurvivesARestart) {
+  const std::string secret = Token({.uses = 2});
+  ASSERT_TRUE(Enrol(secret, "n1").ok());
+  Open();
+  const absl::StatusOr<Enrolment> second = Enrol(secret, "n2");
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(Identify(*second)->Text(), "node/n2");
+  EXPECT_EQ(Enrol(secret, "n3").status().code(), absl::StatusCode::kUnauthenticated);
+  Open();
+  EXPECT_EQ(Enrol(secret, "n3").status().code(), absl::StatusCode::kUnauthenticated);
+}
+
+TEST_F(AccessRegistryTest, SecretsAreNotKept) {
+  const std::string secret = Token({});
+  registry_.reset();
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(State())) {
+    if (entry.is_regular_file()) {
+      EXPECT_FALSE(absl::StrContains(ReadText(entry.path()), secret)) << entry.path();
+    }
+  }
+}
+
+TEST_F(AccessRegistryTest, TokensThatAreOldOrUnknownGetOneAnswer) {
+  const std::string secret = Token({.ttl_ms = kHourMs});
+  const absl::Status unknown = Enrol(std::string(40, '0'), "n1").status();
+  clock_.AdvanceMs(kHourMs + 1);
+  const absl::Status expired = Enrol(secret, "n1").status();
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_EQ(expired, unknown);
+}
+
+TEST_F(AccessRegistryTest, ATokenDoesNotTakeALivingNodesName) {
+  const std::string secret = Token({.uses = 3});
+  const absl::StatusOr<Enrolment> first = Enrol(secret, "n1");
+  ASSERT_TRUE(first.ok());
+  EXPECT_EQ(Enrol(secret, "n1").status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_TRUE(Identify(*first).ok());
+  ASSERT_TRUE(registry_->Revoke(IdentityKind::kNode, "n1", kAdmin).ok());
+  const absl::StatusOr<Enrolment> second = Enrol(secret, "n1");
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_TRUE(Identify(*second).ok());
+  // The name is good again; the first certificate is not.
+  EXPECT_EQ(Identify(*first).status().code(), absl::StatusCode::kUnauthenticated);
+}
+
+TEST_F(AccessRegistryTest, ATokenOfANameIsForThatNameAlone) {
+  const std::string secret = Token({.name = "n1"});
+  EXPECT_EQ(Enrol(secret, "n2").status().code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_TRUE(Enrol(secret, "n1").ok());
+}
+
+TEST_F(AccessRegistryTest, ABadRequestDoesNotSpendTheToken) {
+  const std::string secret = Token({});
+  EXPECT_EQ(registry_->Enrol(secret, "n1", "no request", "peer").status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Enrol(secret, "../n1").status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(Enrol(secret, "n1").ok());
+}
+
+TEST_F(AccessRegistryTest, RevocationEndsCertificatesTokensAndCalls) {
+  std::optional<std::string> ended;
+  registry_->OnRevoked([&ended](const std::string& identity) { ended = identity; });
+  const TokenOrder alice{.kind = IdentityKind::kUser, .name = "alice", .role = Role::kViewer};
+  const absl::StatusOr<Enrolment> enrolment = Enrol(Token(alice));
+  ASSERT_TRUE(enrolment.ok()) << enrolment.status();
+  const absl::StatusOr<Identity> caller = Identify(*enrolment);
+  ASSERT_TRUE(caller.ok());
+  const std::string waiting = Token(alice);
+  ASSERT_TRUE(registry_->Revoke(IdentityKind::kUser, "alice", kAdmin).ok());
+  EXPECT_EQ(ended, "user/alice");
+  for (int restarts = 0; restarts < 2; ++restarts) {
+    EXPECT_EQ(Identify(*enrolment).status().code(), absl::StatusCode::kUnauthenticated);
+    EXPECT_EQ(Enrol(waiting).status().code(), absl::StatusCode::kUnauthenticated);
+    EXPECT_EQ(registry_->Renew(*caller, *MakeCertificateRequest(MakePrivateKey()), kAdmin)
+                  .status()
+                  .code(),
+              absl::StatusCode::kUnauthenticated);
+    Open();
+  }
+  EXPECT_EQ(registry_->Revoke(IdentityKind::kUser, "alice", kAdmin).code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST_F(AccessRegistryTest, NobodyRevokesItself) {
+  EXPECT_EQ(registry_->Revoke(IdentityKind::kUser, "admin", kAdmin).code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(AccessRegistryTest, ARenewedCertificateOutlivesTheOldOne) {
+  const absl::StatusOr<Enrolment> first = Enrol(Token({}), "n1");
+  ASSERT_TRUE(first.ok());
+  clock_.AdvanceMs(16 * kHourMs);
+  const absl::StatusOr<Enrolment> second = registry_->Renew(
+      *Identify(*first), *MakeCertificateRequest(MakePrivateKey()), {.who = "node/n1", .peer = ""});
+  ASSERT_TRUE(second.ok()) << second.status();
+  clock_.AdvanceMs(9 * kHourMs);
+  EXPECT_EQ(Identify(*first).status().code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_TRUE(Identify(*second).ok());
+}
+
+TEST_F(AccessRegistryTest, OrdersOutOfBoundsAreRefused) {
+  for (const TokenOrder& bad : {TokenOrder{.uses = 0},
+                                TokenOrder{.uses = 10'001},
+                                TokenOrder{.name = "n1", .uses = 2},
+                                TokenOrder{.ttl_ms = 0},
+                                TokenOrder{.ttl_ms = 8 * 24 * kHourMs},
+                                TokenOrder{.name = "a/b"},
+                                TokenOrder{.kind = IdentityKind::kUser, .role = Role::kViewer},
+                                TokenOrder{.kind = IdentityKind::kUser,
+                                .name = "x",
+                                .role = Role::kAdmin,
+                                .namespace_name = "team"}}) {
+    EXPECT_EQ(registry_->MakeToken(bad, kAdmin).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST_F(AccessRegistryTest, ChangesAndRefusalsAreOnRecord) {
+  ASSERT_TRUE(Enrol(Token({}), "n1").ok());
+  registry_->audit().Record({.who = "user/eve", .verb = "Jobs.SubmitJob", .result = "X"});
+  ASSERT_TRUE(registry_->Revoke(IdentityKind::kNode, "n1", kAdmin).ok());
+  const absl::StatusOr<std::vector<AuditRow>> rows = registry_->Audit(0, 100);
+  ASSERT_TRUE(rows.ok()) << rows.status();
+  std::vector<std::string> verbs;
+  for (const AuditRow& row : *rows) {
+    verbs.push_back(row.who + " " + row.verb);
+  }
+  std::sort(verbs.begin(), verbs.end());
+  EXPECT_EQ(verbs,
+            (std::vector<std::string>{"init Access.Enrol",
+                                      "node/n1 Access.Enrol",
+                                      "user/admin Access.CreateToken",
+                                      "user/admin Access.Revoke",
+                                      "user/eve Jobs.SubmitJob"}));
+}
+
+TEST_F(AccessRegistryTest, StrangersDoNotFillTheLog) {
+  for (int i = 0; i < 500; ++i) {
+    registry_->audit().Record({.who = "anonymous", .verb = "Jobs.GetJob", .result = "X"});
+  }
+  registry_->audit().Record({.who = "user/admin", .verb = "Jobs.CancelJob", .result = "OK"});
+  const absl::StatusOr<std::vector<AuditRow>> rows = registry_->Audit(0, 1000);
+  ASSERT_TRUE(rows.ok());
+  EXPECT_LE(rows->size(), static_cast<size_t>(2 * AuditLog::kMaxAnonymous + 2));
+  EXPECT_TRUE(absl::StrContains(rows->back().message, "left out")) << rows->back().message;
+}
+
+TEST_F(AccessRegistryTest, TheServersCertificateIsRenewedInTime) {
+  const AuthorityFiles& files = registry_->files();
+  const std::string before = ReadText(files.ServerPath());
+  absl::StatusOr<bool> renewed = RenewServerCertificate(files, clock_.WallMs());
+  ASSERT_TRUE(renewed.ok()) << renewed.status();
+  EXPECT_FALSE(*renewed);
+  clock_.AdvanceMs(61 * 24 * kHourMs);
+  renewed = RenewServerCertificate(files, clock_.WallMs());
+  ASSERT_TRUE(renewed.ok() && *renewed) << renewed.status();
+  const absl::StatusOr<CertificateFacts> facts = ReadCertificate(ReadText(files.ServerPath()));
+  EXPECT_NE(ReadText(files.ServerPath()), before);
+  EXPECT_EQ(facts->names, (std::vector<std::string>{"localhost", "::1"}));
+  EXPECT_TRUE(CheckKeyPair(ReadText(files.ServerPath()), ReadText(files.ServerKeyPath())).ok());
+}
+
+}  // namespace
+}  // namespace ravel::coordinator

@@ -1,0 +1,184 @@
+// The gate before every call, over real connections: whoever has no certificate of this cluster, or
+// one that is no good any more, gets nowhere, whatever the method.
+
+#include "coordinator/api/access_gate_service.h"
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include "common/join_token.h"
+#include "coordinator/access/cluster_init.h"
+#include "coordinator/api/access_service.h"
+#include "proto/fleet.pb.h"
+#include "proto/jobs.pb.h"
+#include "tests/testing/process.h"
+
+namespace ravel::coordinator {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::vector<std::string> AllMethods() {
+  std::vector<std::string> methods;
+  for (const auto* file : {v1::SubmitJobRequest::descriptor()->file(),
+                           v1::Hello::descriptor()->file(),
+                           v1::EnrolRequest::descriptor()->file()}) {
+    for (int i = 0; i < file->service_count(); ++i) {
+      for (int j = 0; j < file->service(i)->method_count(); ++j) {
+        methods.push_back(absl::StrCat(
+            "/", file->service(i)->full_name(), "/", file->service(i)->method(j)->name()));
+      }
+    }
+  }
+  methods.push_back("/ravel.v1.Jobs/NoSuchCall");
+  return methods;
+}
+
+class AccessGateTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string state = scratch_.path() + "/state";
+    ASSERT_TRUE(InitCluster({.state_dir = state, .names = {"127.0.0.1"}}, SystemClock::Get()).ok());
+    absl::StatusOr<AuthorityFiles> files = LoadAuthorityFiles(state);
+    ASSERT_TRUE(files.ok()) << files.status();
+    auto opened = AccessRegistry::Open(state, *files, &SystemClock::Get(), {});
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    registry_ = *std::move(opened);
+    service_ = std::make_unique<AccessService>(registry_.get());
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", GateCredentials(registry_.get()), &port_);
+    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> watchers;
+    watchers.push_back(CallWatcher(registry_.get(), &live_));
+    builder.experimental().SetInterceptorCreators(std::move(watchers));
+    builder.RegisterService(service_.get());
+    server_ = builder.BuildAndStart();
+    ASSERT_NE(server_, nullptr);
+  }
+  void TearDown() override {
+    server_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
+    server_->Wait();
+  }
+
+  std::shared_ptr<grpc::Channel> Open(
+      const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    return grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", port_), credentials, arguments);
+  }
+  std::shared_ptr<grpc::Channel> Tls(const std::string& certificate, const std::string& key) {
+    return Open(grpc::SslCredentials({.pem_root_certs = registry_->files().authority.certificate,
+                                      .pem_private_key = key,
+                                      .pem_cert_chain = certificate}));
+  }
+  static grpc::Status Call(const std::shared_ptr<grpc::Channel>& channel,
+                           const std::string& method) {
+    grpc::GenericStub stub(channel);
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    grpc::CompletionQueue queue;
+    const grpc::ByteBuffer request(nullptr, 0);
+    grpc::ByteBuffer response;
+    const auto call = stub.PrepareUnaryCall(&context, method, request, &queue);
+    call->StartCall();
+    grpc::Status status;
+    call->Finish(&response, &status, nullptr);
+    void* tag = nullptr;
+    bool ok = false;
+    queue.Next(&tag, &ok);
+    queue.Shutdown();
+    return status;
+  }
+  size_t Refusals(const std::string& who, const std::string& result) {
+    size_t found = 0;
+    const absl::StatusOr<std::vector<AuditRow>> rows = registry_->Audit(0, 1000);
+    for (const AuditRow& row : *rows) {
+      found += row.who == who && row.result == result ? 1 : 0;
+    }
+    return found;
+  }
+
+  testing::ScratchFolder scratch_;
+  std::unique_ptr<AccessRegistry> registry_;
+  LiveCalls live_;
+  std::unique_ptr<AccessService> service_;
+  std::unique_ptr<grpc::Server> server_;
+  int port_ = 0;
+  const std::string key_ = MakePrivateKey();
+};
+
+TEST_F(AccessGateTest, WithoutACertificateOnlyEnrolIsHeard) {
+  const std::shared_ptr<grpc::Channel> channel = Tls("", "");
+  for (const std::string& method : AllMethods()) {
+    const grpc::Status status = Call(channel, method);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED) << method;
+    EXPECT_THAT(status.error_message(),
+                HasSubstr(method == "/ravel.v1.Access/Enrol" ? "the token" : "client certificate"))
+        << method;
+  }
+  EXPECT_EQ(Refusals("anonymous", "UNAUTHENTICATED"), AllMethods().size());
+}
+
+TEST_F(AccessGateTest, CertificatesOfNoUserOrNodeAreNoIdentity) {
+  const std::string request = *MakeCertificateRequest(key_);
+  const int64_t now_ms = SystemClock::Get().WallMs();
+  const CertificateOrder good{
+      .uri = UriOf(registry_->files().cluster, IdentityKind::kUser, "admin"),
+      .serial = "\x42" + std::string(15, 'x'),
+      .not_before_ms = now_ms - 60'000,
+      .not_after_ms = now_ms + 600'000};
+  // Signed by the right authority, but of no enrolment, of nobody, and of a stranger.
+  for (const std::string& uri : {good.uri,
+                                 CoordinatorUri(registry_->files().cluster),
+                                 std::string("spiffe://other.ravel/user/admin")}) {
+    CertificateOrder order = good;
+    order.uri = uri;
+    const std::string certificate = *IssueCertificate(registry_->files().authority, request, order);
+    EXPECT_EQ(Call(Tls(certificate, key_), "/ravel.v1.Access/WhoAmI").error_code(),
+              grpc::StatusCode::UNAUTHENTICATED)
+        << uri;
+  }
+  // Everything right, but signed by another authority of the same name: no connection.
+  const Authority other = *MakeAuthority("Ravel cluster", now_ms - 60'000, now_ms + 600'000);
+  EXPECT_EQ(Call(Tls(*IssueCertificate(other, request, good), key_), "/ravel.v1.Access/WhoAmI")
+                .error_code(),
+            grpc::StatusCode::UNAVAILABLE);
+  // Expired: none either.
+  CertificateOrder old = good;
+  old.not_after_ms = now_ms - 30'000;
+  EXPECT_EQ(Call(Tls(*IssueCertificate(registry_->files().authority, request, old), key_),
+                 "/ravel.v1.Access/WhoAmI")
+                .error_code(),
+            grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(Call(Open(grpc::InsecureChannelCredentials()), "/ravel.v1.Access/WhoAmI").error_code(),
+            grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST_F(AccessGateTest, AnOpenConnectionDoesNotOutliveItsIdentity) {
+  const Asker admin{.who = "user/admin", .peer = ""};
+  const std::string token = *registry_->MakeToken(
+      {.kind = IdentityKind::kUser, .name = "vera", .role = Role::kViewer}, admin);
+  const absl::StatusOr<Enrolment> vera =
+      registry_->Enrol(ParseJoinToken(token)->secret, "", *MakeCertificateRequest(key_), "here");
+  ASSERT_TRUE(vera.ok()) << vera.status();
+  const std::shared_ptr<grpc::Channel> channel = Tls(vera->certificate, key_);
+  EXPECT_TRUE(Call(channel, "/ravel.v1.Access/WhoAmI").ok());
+  EXPECT_EQ(Call(channel, "/ravel.v1.Access/CreateToken").error_code(),
+            grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(Refusals("user/vera", "PERMISSION_DENIED"), 1u);
+  ASSERT_TRUE(registry_->Revoke(IdentityKind::kUser, "vera", admin).ok());
+  const grpc::Status after = Call(channel, "/ravel.v1.Access/WhoAmI");
+  EXPECT_EQ(after.error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_THAT(after.error_message(), HasSubstr("was revoked"));
+  EXPECT_EQ(Refusals("user/vera", "UNAUTHENTICATED"), 1u);
+}
+
+}  // namespace
+}  // namespace ravel::coordinator

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "coordinator/ctl/endpoint.h"
 #include "coordinator/ctl/jobs_client.h"
 #include "coordinator/ctl/output.h"
 
@@ -11,7 +12,7 @@ inline constexpr char kDefaultCoordinator[] = "127.0.0.1:7070";
 
 // Options that every verb has.
 struct CommonOptions {
-  std::string coordinator = kDefaultCoordinator;
+  Endpoint coordinator = kDefaultCoordinator;
   std::string namespace_name = "default";
   Format format = Format::kTable;
   bool no_headers = false;

@@ -77,13 +77,13 @@ absl::StatusOr<JobView> WatchUntil(JobsClient& client,
         status.ok() || absl::IsUnavailable(status);  // a server that stops ends its streams
     const bool never_heard = last.name.empty();
     if (!lost || never_heard || SystemClock::Get().MonotonicMs() - heard_ms > kPatienceMs) {
-      return status.ok() ? absl::UnavailableError(
-                               absl::StrCat("coordinator ", client.address(), " ended the watch"))
+      return status.ok() ? absl::UnavailableError(absl::StrCat(
+                               "coordinator ", client.endpoint().address, " ended the watch"))
                          : status;
     }
     if (!said) {
       Say(absl::StrCat("ravelctl: coordinator ",
-                       client.address(),
+                       client.endpoint().address,
                        " cannot be reached; trying again for a minute (the job goes on)"));
       said = true;
     }
@@ -117,7 +117,7 @@ int FollowJob(JobsClient& client, const JobName& job, FollowMode mode) {
   std::thread events;
   absl::StatusOr<std::unique_ptr<JobsClient>> event_client = absl::UnknownError("not connected");
   if (mode == FollowMode::kProgress) {
-    event_client = JobsClient::Connect(client.address());
+    event_client = JobsClient::Connect(client.endpoint());
     if (event_client.ok()) {
       events = std::thread([&] { ShowEvents(**event_client, job, view); });
     }

@@ -11,7 +11,7 @@
 
 #include "common/check.h"
 #include "common/mutex.h"
-#include "common/net_address.h"
+#include "coordinator/ctl/channel_client.h"
 #include "coordinator/ctl/document_proto.h"
 #include "coordinator/ctl/interrupt.h"
 #include "coordinator/ctl/request_id.h"
@@ -164,20 +164,10 @@ v1::ErrorDetail DetailOf(const absl::Status& status) {
 
 class GrpcJobsClient : public JobsClient {
  public:
-  explicit GrpcJobsClient(std::string address) : address_(std::move(address)) {
-    grpc::ChannelArguments arguments;
-    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS,
-                     5000);  // in truth: how long one connect may take
-    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-    arguments.SetMaxReceiveMessageSize(static_cast<int>(kMaxRequestBytes));
-    arguments.SetMaxSendMessageSize(static_cast<int>(kMaxRequestBytes));
-    stub_ = v1::Jobs::NewStub(
-        grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), arguments));
-  }
+  GrpcJobsClient(Endpoint endpoint, const std::shared_ptr<grpc::Channel>& channel)
+      : endpoint_(std::move(endpoint)), stub_(v1::Jobs::NewStub(channel)) {}
 
-  const std::string& address() const override { return address_; }
+  const Endpoint& endpoint() const override { return endpoint_; }
 
   absl::StatusOr<SubmitResult> Submit(const v1::TrainingJob& job,
                                       const std::string& request_id,
@@ -439,8 +429,7 @@ class GrpcJobsClient : public JobsClient {
       return absl::OkStatus();
     }
     if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
-      return absl::UnavailableError(
-          absl::StrCat("coordinator ", address_, " cannot be reached: ", status.error_message()));
+      return ExplainTransport(endpoint_, status.error_message());
     }
     absl::Status out(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
     const auto& trailing = context.GetServerTrailingMetadata();
@@ -466,7 +455,7 @@ class GrpcJobsClient : public JobsClient {
       status = FromGrpc((stub_.get()->*method)(&context, request, &response), context);
       if (status.code() == absl::StatusCode::kDeadlineExceeded) {
         return absl::DeadlineExceededError(
-            absl::StrCat("coordinator ", address_, " did not answer within 30s"));
+            absl::StrCat("coordinator ", endpoint_.address, " did not answer within 30s"));
       }
       if (!absl::IsUnavailable(status) || Interrupt::Get().requested()) {
         break;
@@ -524,8 +513,8 @@ class GrpcJobsClient : public JobsClient {
     return status;
   }
 
-  const std::string address_;
-  std::unique_ptr<v1::Jobs::Stub> stub_;
+  const Endpoint endpoint_;
+  const std::unique_ptr<v1::Jobs::Stub> stub_;
   Mutex mutex_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   std::set<grpc::ClientContext*> open_ ABSL_GUARDED_BY(mutex_);
@@ -533,21 +522,9 @@ class GrpcJobsClient : public JobsClient {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<JobsClient>> JobsClient::Connect(const std::string& address) {
-  const absl::StatusOr<HostPort> parsed = ParseHostPort(address);
-  RETURN_IF_ERROR(Annotate(parsed.status(), "--coordinator"));
-  if (parsed->port == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--coordinator: expected a port from 1 to 65535, got '", address, "'"));
-  }
-  if (!IsLoopbackHost(parsed->host)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--coordinator: expected a loopback address, because certificates are not "
-                     "supported yet, got '",
-                     address,
-                     "'"));
-  }
-  return std::make_unique<GrpcJobsClient>(address);
+absl::StatusOr<std::unique_ptr<JobsClient>> JobsClient::Connect(const Endpoint& endpoint) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, OpenChannel(endpoint));
+  return std::make_unique<GrpcJobsClient>(endpoint, channel);
 }
 
 bool IsJobState(const std::string& name) {

@@ -14,6 +14,7 @@
 #include "common/step_record.h"
 #include "coordinator/api/job_file_proto.h"
 #include "coordinator/ctl/checkpoint_mark.h"
+#include "coordinator/ctl/endpoint.h"
 
 namespace ravel::ctl {
 
@@ -207,10 +208,10 @@ using Receiver = std::function<bool(const View&)>;
 
 class JobsClient {
  public:
-  // `address` is host:port. Plaintext, so only a loopback address is accepted.
-  static absl::StatusOr<std::unique_ptr<JobsClient>> Connect(const std::string& address);
+  // InvalidArgument: plaintext to another address than loopback.
+  static absl::StatusOr<std::unique_ptr<JobsClient>> Connect(const Endpoint& endpoint);
   virtual ~JobsClient() = default;
-  virtual const std::string& address() const = 0;
+  virtual const Endpoint& endpoint() const = 0;
 
   virtual absl::StatusOr<SubmitResult> Submit(const v1::TrainingJob& job,
                                               const std::string& request_id,

@@ -523,7 +523,7 @@ int RunVersion(const CommonOptions& common, bool client_only) {
                       "coordinator ",
                       server->version,
                       " at ",
-                      common.coordinator,
+                      common.coordinator.address,
                       ", cluster ",
                       server->cluster_id,
                       ", term ",

@@ -12,6 +12,7 @@
 #include "common/clock.h"
 #include "common/logging.h"
 #include "common/name_suggestion.h"
+#include "coordinator/ctl/access_main.h"
 #include "coordinator/ctl/change_verbs.h"
 #include "coordinator/ctl/checkpoint_verbs.h"
 #include "coordinator/ctl/common_options.h"
@@ -68,6 +69,7 @@ struct CommandLine {
   TraceOptions trace;
   BatchOptions batch;
   GenerateOptions generate;
+  AccessLine access;
   std::function<int()> run;
 };
 
@@ -95,9 +97,7 @@ void AddJob(CLI::App* verb, std::string& job) {
 }
 
 void AddCommon(CLI::App& app, CommandLine& line) {
-  app.add_option("--coordinator", line.common.coordinator, "Address of the coordinator")
-      ->envname("RAVEL_COORDINATOR")
-      ->capture_default_str();
+  AddEndpoint(app, line.access);
   app.add_option("-n,--namespace", line.common.namespace_name, "Namespace of the job")
       ->capture_default_str();
   app.add_option("-o,--output", line.format, "table, json, yaml, jsonl or name")
@@ -517,6 +517,7 @@ int Main(int argc, char** argv) {
   AddDataVerbs(app, line);
   AddTraceVerbs(app, line);
   AddGenerate(app, line);
+  AddAccessVerbs(app, line.common, line.access, line.run);
   AddHelpVerbs(app, line);
   try {
     app.parse(argc, argv);
@@ -532,6 +533,11 @@ int Main(int argc, char** argv) {
     return Report(format.status());
   }
   line.common.format = *format;
+  if (NeedsEndpoint(app)) {
+    if (const absl::Status found = FindCoordinator(line.access, line.common); !found.ok()) {
+      return Report(found);
+    }
+  }
   return line.run();
 }
 

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <memory>
+
+#include <grpcpp/channel.h>
+
+#include "common/status.h"
+#include "coordinator/ctl/endpoint.h"
+
+namespace ravel::ctl {
+
+// A channel with mutual TLS by the endpoint's context, or in plaintext to a loopback address.
+// InvalidArgument: the address is neither, or none. Nothing is sent before the first call.
+absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const Endpoint& endpoint);
+
+// What a refusal of the transport means, in words; other statuses stay as they are.
+absl::Status ExplainTransport(const Endpoint& endpoint, const std::string& message);
+
+}  // namespace ravel::ctl

@@ -71,7 +71,14 @@ Daemon::Daemon(DaemonOptions options)
       incarnation_(RandomHex(16)),
       loop_(std::make_unique<Loop>()),
       logs_(options_.work_dir + "/logs", options_.logs) {
-  fleet_ = std::make_unique<FleetClient>(loop_->context, options_.coordinator, FleetCallbacks());
+  fleet_ = std::make_unique<FleetClient>(loop_->context,
+                                         options_.coordinator,
+                                         options_.identity ? &options_.identity->tls : nullptr,
+                                         FleetCallbacks());
+  if (options_.identity) {
+    renewal_ = std::make_unique<CertificateRenewal>(
+        loop_->context, options_.work_dir, *options_.identity, fleet_.get());
+  }
   supervisor_ =
       std::make_unique<Supervisor>(loop_->context,
                                    SupervisorOptions{.trainer_program = options_.trainer_program,
@@ -89,6 +96,7 @@ Daemon::~Daemon() {
   looks_.reset();
   preflight_.reset();
   supervisor_.reset();
+  renewal_.reset();
   fleet_.reset();
 }
 
@@ -107,6 +115,9 @@ int Daemon::Run() {
     }
   });
   fleet_->Start();
+  if (renewal_ != nullptr) {
+    renewal_->Start();
+  }
   SaveUnattended();
   SweepLogsLater(milliseconds(0));
   loop_->context.run();

@@ -6,14 +6,17 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "worker/daemon/certificate_renewal.h"
 #include "worker/daemon/device_probe.h"
 #include "worker/daemon/fleet_client.h"
 #include "worker/daemon/log_sweeper.h"
+#include "worker/daemon/node_identity.h"
 #include "worker/daemon/path_looks.h"
 #include "worker/daemon/preflight.h"
 #include "worker/daemon/supervisor.h"
@@ -22,6 +25,8 @@ namespace ravel::daemon {
 
 struct DaemonOptions {
   std::string coordinator;  // host:port
+  // Of a node that has joined; none: plaintext on loopback.
+  std::optional<NodeIdentity> identity = {};
   std::string node_id;
   std::string data_address;
   std::string work_dir;
@@ -110,6 +115,7 @@ class Daemon {
   std::unique_ptr<Loop> loop_;
   LogSweeper logs_;
   std::unique_ptr<FleetClient> fleet_;
+  std::unique_ptr<CertificateRenewal> renewal_;  // null: plaintext
   std::unique_ptr<Supervisor> supervisor_;
   std::unique_ptr<Preflight> preflight_;
   std::unique_ptr<PathLooks> looks_;

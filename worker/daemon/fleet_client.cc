@@ -52,10 +52,13 @@ struct FleetClient::Timers {
   asio::steady_timer flush;
 };
 
-FleetClient::FleetClient(asio::io_context& context, std::string address, Callbacks callbacks)
+FleetClient::FleetClient(asio::io_context& context,
+                         std::string address,
+                         const TlsIdentity* identity,
+                         Callbacks callbacks)
     : context_(context),
       address_(std::move(address)),
-      channel_(FleetChannel::Create(address_)),
+      channel_(FleetChannel::Create(address_, identity)),
       callbacks_(std::move(callbacks)),
       timers_(std::make_unique<Timers>(context)),
       unacknowledged_(kMaxUnacknowledgedBytes) {}
@@ -176,6 +179,11 @@ void FleetClient::OnWelcome(const v1::Welcome& welcome) {
 }
 
 void FleetClient::OnClosed(const absl::Status& status) {
+  if (absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status)) {
+    Disconnect(std::string(status.message()));
+    callbacks_.rejected(std::string(status.message()));
+    return;
+  }
   Disconnect(std::string(status.ok() ? "the coordinator ended the stream" : status.message()));
 }
 
@@ -197,6 +205,24 @@ void FleetClient::ReconnectAfter(milliseconds pause) {
   timers_->beat.cancel();
   timers_->reconnect.expires_after(pause);
   ConnectWhenDue();
+}
+
+void FleetClient::RenewCertificate(const std::string& request,
+                                   FleetChannel::CertificateCallback done) {
+  channel_->Renew(request,
+                  [this, alive = std::weak_ptr<bool>(alive_), done = std::move(done)](
+                      absl::StatusOr<std::string> certificate) {
+                    asio::post(context_, [alive, done, certificate = std::move(certificate)] {
+                      if (!alive.expired()) {
+                        done(certificate);
+                      }
+                    });
+                  });
+}
+
+void FleetClient::UseIdentity(const TlsIdentity& identity) {
+  channel_->UseIdentity(identity);
+  ReconnectAfter(milliseconds(0));
 }
 
 void FleetClient::ReconnectLater() {

@@ -40,12 +40,20 @@ class FleetClient {
     std::function<void(const std::string&)> rejected;
   };
 
-  FleetClient(boost::asio::io_context& context, std::string address, Callbacks callbacks);
+  // `identity`: null for plaintext.
+  FleetClient(boost::asio::io_context& context,
+              std::string address,
+              const TlsIdentity* identity,
+              Callbacks callbacks);
   ~FleetClient();
 
   void Start();
   // Ends the stream and opens another one after that time.
   void ReconnectAfter(std::chrono::milliseconds pause);
+  // Asks for a new certificate; `done` runs on this object's thread, while it is there.
+  void RenewCertificate(const std::string& request, FleetChannel::CertificateCallback done);
+  // Opens the next stream with that certificate, at once: what was not acknowledged is sent again.
+  void UseIdentity(const TlsIdentity& identity);
   // Kept until acknowledged, within the limits of Backlog.
   void SendControl(v1::Up message);
   // A trainer's progress frame, a log batch, the answer to a look: dropped while there is no

@@ -6,6 +6,7 @@
 
 #include "worker/daemon/fleet_stream_client.h"
 
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <utility>
@@ -21,6 +22,7 @@
 
 #include "common/crypto.h"
 #include "common/mutex.h"
+#include "proto/access.grpc.pb.h"
 #include "proto/fleet.grpc.pb.h"
 
 namespace ravel::daemon {
@@ -30,6 +32,7 @@ constexpr size_t kMaxQueuedLogBytes = size_t{4} << 20;
 constexpr size_t kMaxPlanBytes = size_t{64} << 20;
 constexpr int kMaxMessageBytes = 64 << 20;
 constexpr std::chrono::seconds kPlanDeadline{60};
+constexpr std::chrono::seconds kRenewDeadline{30};
 constexpr int kKeepaliveMs = 20000;
 // Between attempts of the channel; how often a daemon tries is its own policy.
 constexpr int kReconnectMs = 200;
@@ -251,9 +254,62 @@ class GrpcFleetStream final : public FleetStream {
   std::shared_ptr<PlanGate> gate_ = std::make_shared<PlanGate>();
 };
 
+// Deletes itself when the answer is there.
+struct RenewCall {
+  grpc::ClientContext context;
+  v1::RenewRequest request;
+  v1::EnrolResponse response;
+  FleetChannel::CertificateCallback done;
+  std::unique_ptr<v1::Access::Stub> stub;
+
+  void Start() {
+    context.set_deadline(std::chrono::system_clock::now() + kRenewDeadline);
+    stub->async()->Renew(&context, &request, &response, [this](const grpc::Status& status) {
+      const std::unique_ptr<RenewCall> self(this);
+      if (status.ok()) {
+        done(response.certificate());
+      } else {
+        done(FromGrpc(status));
+      }
+    });
+  }
+};
+
+// Channels stay until the process ends, or another takes their place: when the last channel with
+// callbacks goes, gRPC 1.51 ends its threads and may abort in one of them ("prior > 0").
+using Channels = std::vector<std::shared_ptr<grpc::Channel>>;
+Channels& KeptChannels() {
+  static auto& kept = *new Channels;
+  return kept;
+}
+
 class GrpcFleetChannel final : public FleetChannel {
  public:
-  explicit GrpcFleetChannel(const std::string& address) {
+  GrpcFleetChannel(std::string address, const TlsIdentity* identity)
+      : address_(std::move(address)), channel_(Make(identity)) {
+    KeptChannels().push_back(channel_);
+  }
+
+  std::unique_ptr<FleetStream> Open(FleetStream::Callbacks callbacks) override {
+    return std::make_unique<GrpcFleetStream>(channel_, std::move(callbacks));
+  }
+
+  void UseIdentity(const TlsIdentity& identity) override {
+    const std::shared_ptr<grpc::Channel> old = channel_;
+    channel_ = Make(&identity);
+    std::replace(KeptChannels().begin(), KeptChannels().end(), old, channel_);
+  }
+
+  void Renew(const std::string& certificate_request, CertificateCallback done) override {
+    auto* call = new RenewCall;
+    call->request.set_certificate_request(certificate_request);
+    call->done = std::move(done);
+    call->stub = v1::Access::NewStub(channel_);
+    call->Start();
+  }
+
+ private:
+  std::shared_ptr<grpc::Channel> Make(const TlsIdentity* identity) const {
     grpc::ChannelArguments arguments;
     arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
     arguments.SetMaxSendMessageSize(kMaxMessageBytes);
@@ -264,25 +320,23 @@ class GrpcFleetChannel final : public FleetChannel {
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs);
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-    channel_ = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
-    // Kept until the process ends: when the last channel with callbacks goes, gRPC 1.51 ends its
-    // threads and may abort in one of them ("prior > 0").
-    static auto& kept = *new std::vector<std::shared_ptr<grpc::Channel>>;
-    kept.push_back(channel_);
+    const std::shared_ptr<grpc::ChannelCredentials> credentials =
+        identity == nullptr ? grpc::InsecureChannelCredentials()
+                            : grpc::SslCredentials({.pem_root_certs = identity->authority,
+                                                    .pem_private_key = identity->key,
+                                                    .pem_cert_chain = identity->certificate});
+    return grpc::CreateCustomChannel(address_, credentials, arguments);
   }
 
-  std::unique_ptr<FleetStream> Open(FleetStream::Callbacks callbacks) override {
-    return std::make_unique<GrpcFleetStream>(channel_, std::move(callbacks));
-  }
-
- private:
+  const std::string address_;
   std::shared_ptr<grpc::Channel> channel_;  // streams that are still ending hold it too
 };
 
 }  // namespace
 
-std::unique_ptr<FleetChannel> FleetChannel::Create(const std::string& address) {
-  return std::make_unique<GrpcFleetChannel>(address);
+std::unique_ptr<FleetChannel> FleetChannel::Create(const std::string& address,
+                                                   const TlsIdentity* identity) {
+  return std::make_unique<GrpcFleetChannel>(address, identity);
 }
 
 }  // namespace ravel::daemon

@@ -34,13 +34,29 @@ class FleetStream {
   virtual void FetchPlan(const v1::FetchPlanRequest& request, PlanCallback done) = 0;
 };
 
+// A node's certificate with its key, and the authority that it trusts, as PEM.
+struct TlsIdentity {
+  std::string authority;
+  std::string certificate;
+  std::string key;
+};
+
 // The one gRPC channel of a daemon: it outlives every stream and reconnects by itself. (A channel
 // per stream, destroyed while it was connecting, ends gRPC 1.51 now and then on an assertion of its
 // own.)
 class FleetChannel {
  public:
-  static std::unique_ptr<FleetChannel> Create(const std::string& address);
+  // Null: plaintext.
+  static std::unique_ptr<FleetChannel> Create(const std::string& address,
+                                              const TlsIdentity* identity = nullptr);
   virtual ~FleetChannel() = default;
+
+  // Streams that are opened from now on use that certificate, on a connection of their own. Older
+  // ones go on over the one they have.
+  virtual void UseIdentity(const TlsIdentity& identity) = 0;
+  // Asks for a new certificate. `done` runs on a thread of gRPC, also after this object is gone.
+  using CertificateCallback = std::function<void(absl::StatusOr<std::string>)>;
+  virtual void Renew(const std::string& certificate_request, CertificateCallback done) = 0;
 
   // A new call; a coordinator that cannot be reached shows in `closed`. The stream may outlive the
   // channel object.

@@ -1,6 +1,7 @@
 // ravel-worker: the daemon of one node. Command line, checks of its configuration, and exit codes;
 // see daemon.h.
 
+#include <climits>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -22,6 +23,8 @@
 #include "common/net_address.h"
 #include "common/time_text.h"
 #include "worker/daemon/daemon.h"
+#include "worker/daemon/enrolment_client.h"
+#include "worker/daemon/node_identity.h"
 #include "worker/daemon/shared_gpu.h"
 
 namespace ravel::daemon {
@@ -33,43 +36,76 @@ constexpr int kMaxTrainersPerGpu = 8;
 
 struct Flags {
   bool dev_loopback = false;
-  std::string coordinator = "127.0.0.1:7070";
+  std::string coordinator;  // empty: by default or as joined
   std::string node_id;
   int cpu_devices = 1;
   int trainers_per_gpu = 1;
   std::string work_dir;
   std::string gemm_cache;
   std::string trainer;
-  std::string data_address = "127.0.0.1";
+  std::string advertise;  // empty: chosen
   std::string on_fatal = "exit";
   std::string log_limit = "4GiB";
   bool enable_faults = false;
 };
 
-absl::Status CheckLoopback(const Flags& flags) {
-  const absl::StatusOr<HostPort> coordinator = ParseHostPort(flags.coordinator);
+constexpr char kLoopback[] = "127.0.0.1";
+constexpr char kDefaultCoordinator[] = "127.0.0.1:7070";
+
+absl::StatusOr<HostPort> ParseCoordinator(const std::string& text) {
+  absl::StatusOr<HostPort> coordinator = ParseHostPort(text);
   if (!coordinator.ok() || coordinator->port == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--coordinator ", flags.coordinator, ": expected HOST:PORT with a port from 1 to 65535"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--coordinator ", text, ": expected HOST:PORT with a port from 1 to 65535"));
   }
-  if (!flags.dev_loopback) {
-    return absl::FailedPreconditionError(
-        "without certificates nothing starts: mutual TLS is not built yet; on one machine use "
-        "--dev-loopback");
-  }
-  if (!IsLoopbackHost(coordinator->host)) {
+  return coordinator;
+}
+
+// Plaintext: nothing may leave this host.
+absl::Status SetLoopback(const Flags& flags, DaemonOptions& options) {
+  options.coordinator = flags.coordinator.empty() ? kDefaultCoordinator : flags.coordinator;
+  options.data_address = flags.advertise.empty() ? kLoopback : flags.advertise;
+  options.node_id = flags.node_id;
+  ASSIGN_OR_RETURN(const HostPort coordinator, ParseCoordinator(options.coordinator));
+  if (!IsLoopbackHost(coordinator.host)) {
     return absl::FailedPreconditionError(
         absl::StrCat("--coordinator ",
-                     flags.coordinator,
+                     options.coordinator,
                      ": with --dev-loopback expected 127.0.0.1, ::1 or localhost"));
   }
-  if (!IsLoopbackHost(flags.data_address)) {
+  if (!IsLoopbackHost(options.data_address)) {
     return absl::FailedPreconditionError(
-        absl::StrCat("--data-address ",
-                     flags.data_address,
+        absl::StrCat("--advertise ",
+                     options.data_address,
                      ": with --dev-loopback expected 127.0.0.1, ::1 or localhost"));
   }
   return absl::OkStatus();
+}
+
+// A node that has joined a cluster: what it is stands in its identity.
+absl::Status SetJoined(const Flags& flags, DaemonOptions& options) {
+  absl::StatusOr<NodeIdentity> identity = LoadIdentity(flags.work_dir);
+  if (absl::IsNotFound(identity.status())) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--work-dir ",
+                     flags.work_dir,
+                     ": this node has no certificate; `ravel-worker join` gets one, or pass "
+                     "--dev-loopback to work on one machine in plaintext"));
+  }
+  RETURN_IF_ERROR(identity.status());
+  options.coordinator = flags.coordinator.empty() ? identity->coordinator : flags.coordinator;
+  options.node_id = identity->node_id;
+  if (!flags.node_id.empty() && flags.node_id != identity->node_id) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--node-id ", flags.node_id, ": this node's certificate is of ", identity->node_id));
+  }
+  ASSIGN_OR_RETURN(const HostPort coordinator, ParseCoordinator(options.coordinator));
+  options.data_address = flags.advertise;
+  if (options.data_address.empty()) {
+    ASSIGN_OR_RETURN(options.data_address, LocalAddressTowards(coordinator));
+  }
+  options.identity = *std::move(identity);
+  return CheckReachableHost("--advertise", options.data_address);
 }
 
 std::string SiblingTrainer() {
@@ -139,9 +175,9 @@ int Start(const Flags& flags) {
   umask(027);  // trainers inherit it: weights, logs and traces are nobody else's
   signal(SIGPIPE, SIG_IGN);
   signal(SIGHUP, SIG_IGN);  // a closed terminal is no reason to kill trainers
-  DaemonOptions options{.coordinator = flags.coordinator,
-                        .node_id = flags.node_id,
-                        .data_address = flags.data_address,
+  DaemonOptions options{.coordinator = {},
+                        .node_id = {},
+                        .data_address = {},
                         .work_dir = flags.work_dir,
                         .gemm_cache = GemmCache(flags),
                         .trainer_program = flags.trainer.empty() ? SiblingTrainer() : flags.trainer,
@@ -151,7 +187,9 @@ int Start(const Flags& flags) {
   const absl::StatusOr<int64_t> log_limit = ParseBytes(flags.log_limit);
   absl::Status ready = Annotate(log_limit.status(), "--log-limit");
   options.logs.limit_bytes = log_limit.value_or(0);
-  ready = ready.ok() ? CheckLoopback(flags) : ready;
+  if (ready.ok()) {
+    ready = flags.dev_loopback ? SetLoopback(flags, options) : SetJoined(flags, options);
+  }
   ready = ready.ok() ? CheckTrainer(options.trainer_program) : ready;
   const absl::StatusOr<std::string> lock =
       ready.ok() ? LockWorkDir(flags.work_dir) : absl::StatusOr<std::string>(ready);
@@ -161,8 +199,12 @@ int Start(const Flags& flags) {
   options.work_lock = *lock;
   options.park_when_refused = flags.on_fatal == "park";
   log::Init("ravel-worker", log::Format::kJson, log::Level::kInfo);
-  log::SetField("node", flags.node_id);
-  log::Warning("--dev-loopback: plaintext, one local user; never on a network");
+  log::SetField("node", options.node_id);
+  if (flags.dev_loopback) {
+    log::Warning("--dev-loopback: plaintext, one local user; never on a network");
+  } else {
+    log::Info(absl::StrCat("other hosts' trainers reach this host at ", options.data_address));
+  }
   if (std::getenv("RAVEL_FAULTS") != nullptr && !flags.enable_faults) {
     log::Warning("RAVEL_FAULTS is set and ignored: --enable-faults is not");
     unsetenv("RAVEL_FAULTS");  // trainers inherit none either
@@ -179,16 +221,48 @@ int Start(const Flags& flags) {
   return Daemon(std::move(options)).Run();
 }
 
-int ParseAndStart(int argc, char** argv) {
-  Flags flags;
-  CLI::App app("ravel-worker: runs trainers on this node for a coordinator");
-  app.set_version_flag("--version", kVersion);
-  app.add_flag(
-      "--dev-loopback", flags.dev_loopback, "Plaintext on 127.0.0.1 only, for one machine");
-  app.add_option("--coordinator", flags.coordinator, "Coordinator's address")
-      ->capture_default_str();
-  app.add_option("--node-id", flags.node_id, "Name of this node, unique in the cluster")
-      ->required();
+struct JoinFlags {
+  std::string coordinator;
+  std::string node_id;
+  std::string work_dir;
+  std::string token;
+};
+
+int RunJoin(JoinFlags flags) {
+  umask(077);
+  if (flags.node_id.empty()) {
+    char name[HOST_NAME_MAX + 1] = {};
+    gethostname(name, sizeof name - 1);
+    flags.node_id = name;
+  }
+  absl::Status status = ParseCoordinator(flags.coordinator).status();
+  // Before the token is spent.
+  status = status.ok() ? CheckNoIdentity(flags.work_dir) : status;
+  if (status.ok()) {
+    const absl::StatusOr<NodeIdentity> joined = Join(flags.coordinator, flags.node_id, flags.token);
+    status = joined.ok() ? SaveIdentity(flags.work_dir, *joined) : joined.status();
+  }
+  if (!status.ok()) {
+    std::fprintf(stderr, "ravel-worker: %s\n", std::string(status.message()).c_str());
+    return absl::IsInvalidArgument(status) ? kExitUsage
+           : absl::IsUnavailable(status)   ? kExitRestartMe
+                                           : kExitDoNotRestart;
+  }
+  std::printf("joined as %s; start it with: ravel-worker --work-dir %s\n",
+              flags.node_id.c_str(),
+              flags.work_dir.c_str());
+  return kExitClean;
+}
+
+void AddJoin(CLI::App& app, JoinFlags& flags) {
+  CLI::App* const join = app.add_subcommand("join", "Get this node's certificate by a token");
+  join->add_option("--coordinator", flags.coordinator, "HOST:PORT of the coordinator")->required();
+  join->add_option("--node-id", flags.node_id, "Name of this node; default its host name");
+  join->add_option("--work-dir", flags.work_dir, "Of the daemon; the key stays there")->required();
+  join->add_option("TOKEN", flags.token, "Of `ravelctl enrol node`")->required();
+}
+
+void AddDevices(CLI::App& app, Flags& flags) {
   app.add_option("--cpu-devices", flags.cpu_devices, "CPU devices to offer, one trainer each")
       ->check(CLI::Range(0, kMaxCpuDevices))
       ->capture_default_str();
@@ -197,7 +271,26 @@ int ParseAndStart(int argc, char** argv) {
                  "Offer each GPU so often; for functional tests: slow, and not supported by NCCL")
       ->check(CLI::Range(1, kMaxTrainersPerGpu))
       ->capture_default_str();
-  app.add_option("--work-dir", flags.work_dir, "Folder for logs of trainers")->required();
+}
+
+int ParseAndStart(int argc, char** argv) {
+  Flags flags;
+  JoinFlags join;
+  CLI::App app("ravel-worker: runs trainers on this node for a coordinator");
+  app.set_version_flag("--version", kVersion);
+  AddJoin(app, join);
+  app.add_flag(
+      "--dev-loopback", flags.dev_loopback, "Plaintext on 127.0.0.1 only, for one machine");
+  app.add_option("--coordinator",
+                 flags.coordinator,
+                 "Coordinator's address; default the one that this node joined, or "
+                 "127.0.0.1:7070 with --dev-loopback");
+  app.add_option("--node-id",
+                 flags.node_id,
+                 "Name of this node, unique in the cluster; default the one it joined by");
+  AddDevices(app, flags);
+  app.add_option(
+      "--work-dir", flags.work_dir, "Folder for logs of trainers, and for the node's certificate");
   app.add_option("--log-limit",
                  flags.log_limit,
                  "Size of all logs of trainers that ended; the oldest go first, and those of 14 "
@@ -214,9 +307,11 @@ int ParseAndStart(int argc, char** argv) {
       });
   app.add_option(
       "--trainer", flags.trainer, "Trainer program; default: ravel-trainer beside this one");
-  app.add_option(
-         "--data-address", flags.data_address, "Address of this host for other hosts' trainers")
-      ->capture_default_str();
+  app.add_option("--advertise,--data-address",
+                 flags.advertise,
+                 "Name or address (IPv4, IPv6) of the interface by which other hosts' trainers "
+                 "reach this host; default the one towards the coordinator, or 127.0.0.1 with "
+                 "--dev-loopback");
   app.add_flag("--enable-faults",
                flags.enable_faults,
                "Do what RAVEL_FAULTS says, here and in trainers; for tests and drills");
@@ -231,6 +326,15 @@ int ParseAndStart(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kExitClean : kExitUsage;
+  }
+  if (app.got_subcommand("join")) {
+    return RunJoin(join);
+  }
+  if (flags.work_dir.empty() || (flags.dev_loopback && flags.node_id.empty())) {
+    std::fprintf(stderr,
+                 "ravel-worker: %s is required\n",
+                 flags.work_dir.empty() ? "--work-dir" : "with --dev-loopback --node-id");
+    return kExitUsage;
   }
   return Start(flags);
 }

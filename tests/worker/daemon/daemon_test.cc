@@ -541,7 +541,11 @@ TEST(WorkerBinaryTest, BadConfigurationIsNamedAndNotRetried) {
   const std::string folder = scratch.path() + "/work";
   const std::vector<BadCommand> commands = {
       {{"--node-id", "a", "--work-dir", folder, "--cpu-devices", "many"}, 2, "--cpu-devices"},
-      {{"--work-dir", folder}, 2, "--node-id"},
+      {{"--dev-loopback", "--work-dir", folder}, 2, "--node-id"},
+      {{"--node-id", "a"}, 2, "--work-dir"},
+      {{"join", "--work-dir", folder, "ravel1.x"}, 2, "--coordinator"},
+      {{"join", "--work-dir", folder, "--coordinator", "127.0.0.1:1", "ravel1.x"}, 2, "the token"},
+      {{"--work-dir", folder, "--trainer", FAKE_TRAINER}, 93, "ravel-worker join"},
       {{"--node-id", "a", "--work-dir", folder, "--trainer", FAKE_TRAINER}, 93, "--dev-loopback"},
       {{"--dev-loopback", "--node-id", "a", "--work-dir", folder, "--coordinator", "10.0.0.1:7070"},
        93,
@@ -551,7 +555,7 @@ TEST(WorkerBinaryTest, BadConfigurationIsNamedAndNotRetried) {
        "HOST:PORT"},
       {{"--dev-loopback", "--node-id", "a", "--work-dir", folder, "--data-address", "10.0.0.1"},
        93,
-       "--data-address 10.0.0.1"},
+       "--advertise 10.0.0.1"},
       {{"--dev-loopback", "--node-id", "a", "--work-dir", folder, "--trainer", "/nowhere"},
        93,
        "/nowhere"},

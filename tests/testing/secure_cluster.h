@@ -1,0 +1,102 @@
+#pragma once
+
+// A Ravel with certificates, made as an administrator makes one: init, enrol, join. Its programs
+// may run on "hosts": network namespaces, or all on this machine's loopback.
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/json.h"
+#include "common/status.h"
+#include "tests/testing/process.h"
+
+namespace ravel::testing {
+
+// Network namespaces with an address each, joined by a bridge; gone with this object.
+class NetworkHosts {
+ public:
+  // FailedPrecondition says why this machine has none: no root, no `ip`, no rights.
+  static absl::StatusOr<std::unique_ptr<NetworkHosts>> Create(int count);
+  ~NetworkHosts();
+  NetworkHosts(const NetworkHosts&) = delete;
+  NetworkHosts& operator=(const NetworkHosts&) = delete;
+
+  std::string Address(int host) const;
+  std::string AddressV6(int host) const;
+  // What a command line begins with to run there.
+  std::vector<std::string> Prefix(int host) const;
+
+ private:
+  explicit NetworkHosts(int count);
+  std::string Name(int host) const;
+
+  const int count_;
+  const std::string stem_;
+};
+
+struct SecureOptions {
+  std::string listen = "127.0.0.1:0";
+  std::vector<std::string> names = {"127.0.0.1", "localhost"};
+  std::vector<std::string> coordinator_host = {};  // NetworkHosts::Prefix
+  std::string certificate_time = "24h";
+  std::string detection = "5s";
+};
+
+// Used only from the test's main thread.
+class SecureCluster {
+ public:
+  // The administrator's context is in use.
+  static absl::StatusOr<std::unique_ptr<SecureCluster>> Start(const SecureOptions& options);
+  ~SecureCluster();
+
+  const std::string& folder() const { return scratch_.path(); }
+  const std::string& address() const { return address_; }
+  int port() const { return port_; }
+  absl::Status RestartCoordinator();
+  void KillCoordinator() { coordinator_->Kill(); }
+
+  // ravelctl by a context of that user: `admin`, or one that has logged in.
+  RunResult Ctl(std::vector<std::string> arguments,
+                const std::string& user = "admin",
+                std::chrono::milliseconds deadline = std::chrono::seconds(60)) const;
+  RunResult Run(std::vector<std::string> arguments) const;
+  // The token that `enrol` prints; empty when it is refused.
+  std::string Token(std::vector<std::string> arguments) const;
+  // A context named for the user.
+  RunResult LogIn(const std::string& user, const std::string& token) const;
+  RunResult Join(const std::string& node,
+                 const std::string& token,
+                 const std::vector<std::string>& host = {}) const;
+  absl::Status StartWorker(const std::string& node,
+                           const std::vector<std::string>& host = {},
+                           const std::vector<std::string>& more = {});
+  ChildProcess& Worker(const std::string& node) { return *workers_.at(node); }
+  std::string WorkDir(const std::string& node) const { return folder() + "/" + node; }
+  std::string Log(const std::string& program) const {
+    return ReadText(folder() + "/" + program + ".log");
+  }
+  bool WaitForReady(int nodes) const;
+  // `ravelctl audit -o jsonl`
+  std::vector<json::Value> Audit() const;
+  // Number of records with these values; an empty one matches all.
+  int Audited(const std::string& who, const std::string& verb, const std::string& result) const;
+  // What there is to read of a failure.
+  std::string Report() const;
+
+ private:
+  explicit SecureCluster(SecureOptions options) : options_(std::move(options)) {}
+  absl::Status StartCoordinator();
+
+  const SecureOptions options_;
+  ScratchFolder scratch_;
+  std::string listen_;
+  std::string address_;
+  int port_ = 0;
+  std::unique_ptr<ChildProcess> coordinator_;
+  std::map<std::string, std::unique_ptr<ChildProcess>> workers_;
+};
+
+}  // namespace ravel::testing

@@ -1,6 +1,5 @@
 #include "common/model/gemm_paths.h"
 
-#include <algorithm>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -20,8 +19,25 @@ GemmPath PathOfCodes(Recipe recipe) {
                                                                   : GemmPath::kNone;
 }
 
-bool Allows(const std::vector<GemmPath>& allowed, GemmPath path) {
-  return std::find(allowed.begin(), allowed.end(), path) != allowed.end();
+// An entry that allows nothing is a mistake of the job file.
+absl::Status CheckEntries(const std::vector<GemmPath>& entries, bool cpu_devices) {
+  const GemmPath of_devices = cpu_devices ? GemmPath::kCpuReference : GemmPath::kDequantBf16;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const std::string at = absl::StrCat("precision.emulation[", i, "]");
+    const char* name = GemmPathName(entries[i]);
+    if (entries[i] != of_devices) {
+      return FieldRefusal(at,
+                          absl::StrCat(GemmPathName(of_devices),
+                                       ", the emulation of ",
+                                       cpu_devices ? "cpu" : "gpu",
+                                       " devices"),
+                          name);
+    }
+    if (i > 0) {
+      return FieldRefusal(at, "each path once", absl::StrCat(name, " again"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // What a path asks of a device; versions as cuBLASLt counts them.
@@ -63,39 +79,30 @@ bool ParseEmulation(std::string_view name, GemmPath& path) {
   return false;
 }
 
-std::vector<GemmPath> AllowedPaths(const RecipeSpec& spec, bool cpu_devices) {
-  if (!spec.emulation.empty()) {
-    return spec.emulation;
-  }
-  return cpu_devices ? std::vector<GemmPath>{GemmPath::kCpuReference} : std::vector<GemmPath>();
-}
-
 absl::StatusOr<GemmPath> ChooseGemmPath(const RecipeSpec& spec, bool cpu_devices) {
   if (spec.recipe == Recipe::kNone) {
     return spec.emulation.empty()
                ? absl::StatusOr<GemmPath>(GemmPath::kNone)
                : FieldRefusal("precision.emulation", "a precision.recipe beside it", "none");
   }
-  const std::vector<GemmPath> allowed = AllowedPaths(spec, cpu_devices);
-  const GemmPath path = cpu_devices ? GemmPath::kCpuReference : GemmPath::kDequantBf16;
-  if (Allows(allowed, path)) {
-    return path;
+  RETURN_IF_ERROR(CheckEntries(spec.emulation, cpu_devices));
+  if (cpu_devices) {
+    return GemmPath::kCpuReference;
   }
-  if (!cpu_devices && PathOfCodes(spec.recipe) != GemmPath::kNone) {
+  if (!spec.emulation.empty()) {
+    return GemmPath::kDequantBf16;
+  }
+  if (PathOfCodes(spec.recipe) != GemmPath::kNone) {
     return PathOfCodes(spec.recipe);
   }
-  const std::string got = absl::StrJoin(
-      allowed, ", ", [](std::string* out, GemmPath of) { absl::StrAppend(out, GemmPathName(of)); });
   return FieldRefusal("precision.emulation",
-                      absl::StrCat(GemmPathName(path),
-                                   " among the paths, since ",
-                                   cpu_devices ? "cpu" : "gpu",
-                                   " devices have no gemms of ",
+                      absl::StrCat(GemmPathName(GemmPath::kDequantBf16),
+                                   " among the paths, since gpu devices have no gemms of ",
                                    RecipeName(spec.recipe),
                                    " codes of their own (",
                                    ClassesText(),
                                    ")"),
-                      got.empty() ? "nothing" : got);
+                      "nothing");
 }
 
 absl::Status CheckGemmPath(GemmPath path, const GemmDevice& device) {

@@ -17,14 +17,12 @@ const char* GemmPathName(GemmPath path);
 // False where no emulation has that name.
 bool ParseEmulation(std::string_view name, GemmPath& path);
 
-// The paths that a job may take on its devices, by precision.emulation or, without it, by default:
-// on CPUs their reference, on GPUs none.
-std::vector<GemmPath> AllowedPaths(const RecipeSpec& spec, bool cpu_devices);
-
 // The path of all gemms of quantized matrices: forward, input gradient and weight gradient. kNone
-// without a recipe. On GPUs an emulation that is allowed is taken, else the path of the recipe's
-// codes; that of fp8_tensor alone is there. An error names precision.emulation, the gemms, the
-// devices and what these lack.
+// without a recipe. Allowed are the entries of precision.emulation or, without any, on CPUs their
+// reference and on GPUs none. On GPUs an emulation that is allowed is taken, else the path of the
+// recipe's codes; that of fp8_tensor alone is there. An error names precision.emulation, and either
+// an entry that these devices never take or that is there twice, or the gemms, the devices and what
+// these lack.
 absl::StatusOr<GemmPath> ChooseGemmPath(const RecipeSpec& spec, bool cpu_devices);
 
 // What a GPU and its library are, as far as paths depend on it.

@@ -48,12 +48,15 @@ constexpr int64_t kHistory = 3;  // as long as the runs
 
 void UseRecipe(const RecipeForm& form, plan::JobSpec& spec) {
   spec.compute = plan::ComputeType::kBF16;
-  spec.recipe = {.recipe = form.recipe,
-                 .keep_bf16 = {},
-                 .history = kHistory,
-                 .emulation = {plan::GemmPath::kCpuReference}};
-  if (!form.of_codes) {
-    spec.recipe.emulation.push_back(plan::GemmPath::kDequantBf16);
+  spec.recipe = {.recipe = form.recipe, .keep_bf16 = {}, .history = kHistory};
+}
+
+// The same job on the other kind of devices.
+void UseDevices(const RecipeForm& form, bool on_device, plan::JobSpec& spec) {
+  spec.cpu_devices = !on_device;
+  spec.recipe.emulation.clear();
+  if (on_device && !form.of_codes) {
+    spec.recipe.emulation = {plan::GemmPath::kDequantBf16};
   }
 }
 
@@ -105,6 +108,7 @@ class GpuRecipes : public GpuEngine, public ::testing::WithParamInterface<Recipe
   static RecordArgs Steps(const StrategyCase& tested = {}, const std::string& model = "recipes") {
     RecordArgs args = DeviceSteps(tested, model);
     UseRecipe(GetParam(), args.spec);
+    UseDevices(GetParam(), true, args.spec);
     return args;
   }
   static const Recording& One() {
@@ -112,7 +116,7 @@ class GpuRecipes : public GpuEngine, public ::testing::WithParamInterface<Recipe
   }
   // Codes and scales of a run's ranks after so many steps; on the CPU with `on_device` false.
   static QuantRecord QuantAfter(RecordArgs args, int64_t steps, bool on_device) {
-    args.spec.cpu_devices = !on_device;
+    UseDevices(GetParam(), on_device, args.spec);
     args.last_step = steps;
     args.evaluate_every_step = false;
     QuantRecord record;
@@ -136,7 +140,7 @@ class GpuRecipes : public GpuEngine, public ::testing::WithParamInterface<Recipe
     EpochArgs args;
     args.spec = CaseJob("recipes", folder_);
     UseRecipe(GetParam(), args.spec);
-    args.spec.cpu_devices = !on_device;
+    UseDevices(GetParam(), on_device, args.spec);
     args.spec.steps = 4;
     args.spec.evaluation_every = 0;
     args.spec.checkpoint.every_steps = 2;
@@ -203,7 +207,7 @@ TEST_P(GpuRecipes, MatricesOfInputsByOutputsTrain) {
 // What the path promises: only sums of gemms differ from the reference on a CPU.
 TEST_P(GpuRecipes, LossesAreThoseOfTheReferenceButForTheOrderOfSums) {
   RecordArgs args = Steps();
-  args.spec.cpu_devices = true;
+  UseDevices(GetParam(), false, args.spec);
   const Recording cpu = Record(args);
   args.spec.recipe = {};
   const Recording wide = Record(args);
@@ -217,7 +221,7 @@ TEST_P(GpuRecipes, LossesAreThoseOfTheReferenceButForTheOrderOfSums) {
 // Equal main weights give the codes, amaxes and scales of the CPU, to the bit.
 TEST_P(GpuRecipes, CodesAmaxesAndScalesAreThoseOfTheCpu) {
   RecordArgs begin = Steps();
-  begin.spec.cpu_devices = true;
+  UseDevices(GetParam(), false, begin.spec);
   begin.last_step = 2;
   const Recording state = Record(begin);
   RecordArgs rest = Steps({.width = 2});

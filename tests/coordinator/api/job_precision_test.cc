@@ -163,11 +163,9 @@ TEST(JobPrecision, AnEmulationIsAllowedByNameAndOfTheDevices) {
   EXPECT_EQ(cpu.spec.recipe.emulation, std::vector{plan::GemmPath::kCpuReference});
   EXPECT_EQ(cpu.job.spec().precision().emulation(0), "cpu_reference");
   EXPECT_EQ(CanonicalJson(Canonicalize(cpu.job, {}).job), CanonicalJson(cpu.job));
-  const CanonicalJob gpu =
-      MakeTyped("gpu", "recipe: mxfp8, emulation: [cpu_reference, dequant_bf16]");
+  const CanonicalJob gpu = MakeTyped("gpu", "recipe: mxfp8, emulation: [dequant_bf16]");
   ASSERT_TRUE(gpu.ok()) << TypeViolations(gpu);
-  EXPECT_EQ(gpu.spec.recipe.emulation,
-            (std::vector{plan::GemmPath::kCpuReference, plan::GemmPath::kDequantBf16}));
+  EXPECT_EQ(gpu.spec.recipe.emulation, std::vector{plan::GemmPath::kDequantBf16});
   const CanonicalJob codes = MakeTyped("gpu", "recipe: fp8_tensor");
   ASSERT_TRUE(codes.ok()) << TypeViolations(codes);
   EXPECT_TRUE(codes.spec.recipe.emulation.empty());
@@ -177,14 +175,29 @@ TEST(JobPrecision, AnEmulationIsAllowedByNameAndOfTheDevices) {
             field +
                 "dequant_bf16 among the paths, since gpu devices have no gemms of nvfp4 codes "
                 "of their own (forward, input gradient, weight gradient), got nothing\n");
-  EXPECT_EQ(TypeViolations(MakeTyped("cpu", "recipe: nvfp4, emulation: [dequant_bf16]")),
-            field +
-                "cpu_reference among the paths, since cpu devices have no gemms of nvfp4 codes "
-                "of their own (forward, input gradient, weight gradient), got dequant_bf16\n");
   EXPECT_EQ(TypeViolations(MakeTyped("gpu", "recipe: nvfp4, emulation: [dequant]")),
             field + "dequant_bf16, cpu_reference, got 'dequant'\n");
   EXPECT_EQ(TypeViolations(MakeTyped("gpu", "emulation: [dequant_bf16]")),
             field + "a precision.recipe beside it, got none\n");
+}
+
+TEST(JobPrecision, AnEmulationThatTheDevicesNeverTakeIsRefusedByEntry) {
+  const auto refused = [](const char* kind, const char* entries) {
+    return TypeViolations(MakeTyped(kind, absl::StrCat("recipe: nvfp4, emulation: ", entries)));
+  };
+  const std::string field = "spec.precision.emulation";
+  const std::string of_gpus = ": expected dequant_bf16, the emulation of gpu devices, got ";
+  EXPECT_EQ(refused("gpu", "[cpu_reference]"), field + "[0]" + of_gpus + "cpu_reference\n");
+  EXPECT_EQ(refused("gpu", "[dequant_bf16, cpu_reference]"),
+            field + "[1]" + of_gpus + "cpu_reference\n");
+  EXPECT_EQ(refused("gpu", "[dequant_bf16, dequant_bf16]"),
+            field + "[1]: expected each path once, got dequant_bf16 again\n");
+  EXPECT_EQ(
+      refused("cpu", "[dequant_bf16]"),
+      field + "[0]: expected cpu_reference, the emulation of cpu devices, got dequant_bf16\n");
+  EXPECT_EQ(TypeViolations(MakeTyped("gpu", "recipe: fp8_tensor, emulation: [cpu_reference]")),
+            field + "[0]" + of_gpus + "cpu_reference\n");
+  EXPECT_EQ(refused("cpu", "[cpu_reference]"), "");
 }
 
 TEST(JobOptimizer, SgdHasItsOwnFieldsAndTheOthersAreRefusedByName) {

@@ -257,9 +257,14 @@ TEST(RecipePlans, AreRefusedWithFieldAndTensor) {
             "gemms of fp8_block codes of their own (forward, input gradient, weight gradient), got "
             "nothing");
   EXPECT_THAT(refusal([](JobSpec& spec) { spec.recipe.emulation = {GemmPath::kDequantBf16}; }),
-              ::testing::AllOf(HasSubstr("precision.emulation: expected cpu_reference among"),
-                               HasSubstr("cpu devices"),
-                               HasSubstr("got dequant_bf16")));
+              HasSubstr("precision.emulation[0]: expected cpu_reference, the emulation of cpu "
+                        "devices, got dequant_bf16"));
+  EXPECT_THAT(refusal([](JobSpec& spec) {
+                spec.cpu_devices = false;
+                spec.recipe.emulation = {GemmPath::kDequantBf16, GemmPath::kCpuReference};
+              }),
+              HasSubstr("precision.emulation[1]: expected dequant_bf16, the emulation of gpu "
+                        "devices, got cpu_reference"));
   EXPECT_THAT(refusal([](JobSpec& spec) {
                 spec.recipe = {.recipe = Recipe::kNone,
                                .keep_bf16 = {},
@@ -312,8 +317,9 @@ TEST(RecipePlans, ThePathOfGemmsIsPlannedTravelsAndIsPartOfTheNumerics) {
   EXPECT_EQ(PlanHash(RecipePlan(spec, 2)),
             PlanHash(*ParsePlan(SerializePlan(RecipePlan(spec, 2)))));
   const std::string before = NumericsOf(spec);
-  spec.recipe.emulation = {GemmPath::kCpuReference, GemmPath::kDequantBf16};
+  spec.recipe.emulation = {GemmPath::kCpuReference};
   EXPECT_EQ(NumericsOf(spec), before);
+  spec.recipe.emulation = {GemmPath::kDequantBf16};
   spec.cpu_devices = false;
   EXPECT_THAT(NumericsChange(before, NumericsOf(spec)),
               HasSubstr("gemmPath was cpu_reference and is dequant_bf16"));

@@ -36,6 +36,16 @@ constexpr bool IsEmulation(GemmPath path) {
   return path == GemmPath::kCpuReference || path == GemmPath::kDequantBf16;
 }
 
+// Which gemms of FP8 codes with one scale for each operand (kFp8Tensor) may sum fast: they are
+// faster and lose low bits on some devices. On disk (plan proto): do not renumber.
+enum class FastAccumulation : uint8_t {
+  kForward = 0,  // also of plans that were made before there was a choice
+  kNone = 1,
+  kForwardAndInputGradient = 2,
+};
+inline constexpr FastAccumulation kLastFastAccumulation =
+    FastAccumulation::kForwardAndInputGradient;
+
 // Edge of a weight's square blocks: 0 where the whole tensor is one.
 constexpr int64_t BlockEdge(Recipe recipe) {
   switch (recipe) {

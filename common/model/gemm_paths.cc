@@ -79,6 +79,18 @@ bool ParseEmulation(std::string_view name, GemmPath& path) {
   return false;
 }
 
+const char* FastAccumulationName(FastAccumulation fast) {
+  switch (fast) {
+    case FastAccumulation::kForward:
+      return "forward";
+    case FastAccumulation::kNone:
+      return "none";
+    case FastAccumulation::kForwardAndInputGradient:
+      return "forward+dgrad";
+  }
+  return "unknown";
+}
+
 absl::StatusOr<GemmPath> ChooseGemmPath(const RecipeSpec& spec, bool cpu_devices) {
   if (spec.recipe == Recipe::kNone) {
     return spec.emulation.empty()
@@ -103,6 +115,14 @@ absl::StatusOr<GemmPath> ChooseGemmPath(const RecipeSpec& spec, bool cpu_devices
                                    ClassesText(),
                                    ")"),
                       "nothing");
+}
+
+absl::Status CheckFastAccumulation(FastAccumulation fast, GemmPath path) {
+  return MayAccumulateFast(path)
+             ? absl::OkStatus()
+             : FieldRefusal("precision.fastAccum",
+                            "nothing, or gpu devices and recipe fp8_tensor without emulation",
+                            FastAccumulationName(fast));
 }
 
 absl::Status CheckGemmPath(GemmPath path, const GemmDevice& device) {

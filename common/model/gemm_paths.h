@@ -17,6 +17,9 @@ const char* GemmPathName(GemmPath path);
 // False where no emulation has that name.
 bool ParseEmulation(std::string_view name, GemmPath& path);
 
+// "none", "forward", "forward+dgrad".
+const char* FastAccumulationName(FastAccumulation fast);
+
 // The path of all gemms of quantized matrices: forward, input gradient and weight gradient. kNone
 // without a recipe. Allowed are the entries of precision.emulation or, without any, on CPUs their
 // reference and on GPUs none. On GPUs an emulation that is allowed is taken, else the path of the
@@ -24,6 +27,15 @@ bool ParseEmulation(std::string_view name, GemmPath& path);
 // an entry that these devices never take or that is there twice, or the gemms, the devices and what
 // these lack.
 absl::StatusOr<GemmPath> ChooseGemmPath(const RecipeSpec& spec, bool cpu_devices);
+
+// True where gemms of the path read RecipeSpec::fast_accumulation.
+constexpr bool MayAccumulateFast(GemmPath path) {
+  return path == GemmPath::kFp8Tensor;
+}
+
+// Refuses precision.fastAccum where nothing reads it. In a RecipeSpec that is a choice other than
+// the default.
+absl::Status CheckFastAccumulation(FastAccumulation fast, GemmPath path);
 
 // What a GPU and its library are, as far as paths depend on it.
 struct GemmDevice {

@@ -64,6 +64,7 @@ struct RecipeSpec {
   int64_t history = kAmaxHistory;        // of kDelayed: amaxes that a scale follows from
   int64_t margin = 0;                    // of kDelayed: binades left free above them
   std::vector<GemmPath> emulation = {};  // allowed emulations; empty: the devices' default
+  FastAccumulation fast_accumulation = FastAccumulation::kForward;  // read by kFp8Tensor alone
   bool operator==(const RecipeSpec&) const = default;
 };
 

@@ -74,6 +74,9 @@ std::string NumericsOf(const JobSpec& spec) {
   if (spec.recipe.recipe != Recipe::kNone) {
     const absl::StatusOr<GemmPath> path = ChooseGemmPath(spec.recipe, spec.cpu_devices);
     entries.emplace("gemmPath", GemmPathName(path.value_or(GemmPath::kNone)));
+    if (path.ok() && MayAccumulateFast(*path)) {
+      entries.emplace("fastAccum", FastAccumulationName(spec.recipe.fast_accumulation));
+    }
   }
   if (spec.model) {
     const int64_t chunk = LogitsChunkTokens(

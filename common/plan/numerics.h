@@ -18,6 +18,7 @@ namespace ravel::plan {
 //   device        devices.kind: cpu or gpu. CPUs of all instruction sets compute the same bits. The
 //                 kind of GPU and the algorithms of its library are in the blob "algorithms", which
 //                 trainers compare.
+//   fastAccum     precision.fastAccum; only of gemms of FP8 codes with one scale for each operand
 //   gemmPath      how gemms of quantized matrices are computed; only beside a recipe
 //   gradientWire  parallelism.gradientWire
 //   layerDrop     training.layerDrop

@@ -6,6 +6,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/model/attention_workspace.h"
+#include "common/model/gemm_paths.h"
 #include "common/model/logits_chunk.h"
 #include "common/model/recipes.h"
 #include "common/plan/plan_parts_proto.h"
@@ -98,6 +99,12 @@ absl::Status OptionsFromProto(const v1::PlannedOptions& proto, ShardingPlan& pla
   }
   GemmPath& path = plan.options.gemm_path;
   RETURN_IF_ERROR(ReadEnum("options.gemm_path", proto.gemm_path(), kLastGemmPath, path));
+  FastAccumulation& fast = plan.options.fast_accumulation;
+  RETURN_IF_ERROR(ReadEnum(
+      "options.fast_accumulation", proto.fast_accumulation(), kLastFastAccumulation, fast));
+  if (fast != FastAccumulation::kForward && !MayAccumulateFast(path)) {
+    return Invalid("options.fast_accumulation: not of this gemm path");
+  }
   RETURN_IF_ERROR(CheckOffloadFraction("options.offload_fraction", proto.offload_fraction()));
   plan.options.offload_fraction = proto.offload_fraction();
   RETURN_IF_ERROR(TypesFromProto(proto, plan.options));
@@ -139,6 +146,7 @@ void OptionsToProto(const ProgramOptions& options, v1::PlannedOptions& proto) {
   proto.set_amax_margin(options.amax_margin);
   proto.set_offload_fraction(options.offload_fraction);
   proto.set_gemm_path(static_cast<int32_t>(options.gemm_path));
+  proto.set_fast_accumulation(static_cast<int32_t>(options.fast_accumulation));
   proto.set_logits_chunk_tokens(
       options.logits_chunk_tokens == kLogitsChunkTokens ? 0 : options.logits_chunk_tokens);
 }

@@ -185,6 +185,7 @@ void ParallelismToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   for (const GemmPath path : spec.recipe.emulation) {
     proto.add_emulation(static_cast<int32_t>(path));
   }
+  proto.set_fast_accumulation(static_cast<int32_t>(spec.recipe.fast_accumulation));
   proto.set_communication_blocks(spec.communication_blocks);
   for (const std::string& pattern : spec.freeze) {
     proto.add_freeze(pattern);
@@ -331,6 +332,10 @@ absl::Status ParallelismFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
                              spec.recipe.emulation.emplace_back(),
                              static_cast<int32_t>(GemmPath::kCpuReference)));
   }
+  RETURN_IF_ERROR(ReadEnum("fast_accumulation",
+                           proto.fast_accumulation(),
+                           kLastFastAccumulation,
+                           spec.recipe.fast_accumulation));
   spec.communication_blocks = proto.communication_blocks();
   // 0: written before there were replicas.
   spec.replicas = std::max<int64_t>(1, proto.replicas());

@@ -260,6 +260,9 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
   ASSIGN_OR_RETURN(const JobSpec spec, ResolveBatch(request.spec));
   RETURN_IF_ERROR(CheckRequest({spec, request.ranks, request.shared_memory}));
   ASSIGN_OR_RETURN(const GemmPath path, ChooseGemmPath(spec.recipe, spec.cpu_devices));
+  if (spec.recipe.fast_accumulation != FastAccumulation::kForward) {
+    RETURN_IF_ERROR(CheckFastAccumulation(spec.recipe.fast_accumulation, path));
+  }
   ShardingPlan plan;
   plan.ranks = request.ranks;
   ASSIGN_OR_RETURN(plan.lanes, LanesOf(spec, request.ranks));
@@ -311,7 +314,8 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
       .amax_history = spec.recipe.recipe == Recipe::kDelayed ? spec.recipe.history : int64_t{0},
       .amax_margin = spec.recipe.recipe == Recipe::kDelayed ? spec.recipe.margin : int64_t{0},
       .offload_fraction = spec.optimizer.offload.fraction,
-      .gemm_path = path};
+      .gemm_path = path,
+      .fast_accumulation = spec.recipe.fast_accumulation};
   RETURN_IF_ERROR(PlanPrograms(plan));
   RETURN_IF_ERROR(CheckPlan(plan));
   return plan;

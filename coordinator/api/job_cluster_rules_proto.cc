@@ -134,9 +134,34 @@ void JobRules::CheckEmulation(v1::PrecisionSpec& precision) {
   const absl::StatusOr<plan::GemmPath> chosen = plan::ChooseGemmPath(recipe, spec().cpu_devices);
   if (!chosen.ok()) {
     FailAs(chosen.status());
-  } else if (plan::IsEmulation(*chosen) && recipe.emulation.empty()) {
+    return;
+  }
+  if (plan::IsEmulation(*chosen) && recipe.emulation.empty()) {
     precision.add_emulation(plan::GemmPathName(*chosen));
     recipe.emulation = {*chosen};
+  }
+  CheckFastAccumulation(*chosen, precision);
+}
+
+void JobRules::CheckFastAccumulation(plan::GemmPath path, v1::PrecisionSpec& precision) {
+  plan::FastAccumulation& fast = spec().recipe.fast_accumulation;
+  fast = plan::FastAccumulation::kForward;
+  if (Failed("spec.precision.fastAccum")) {
+    return;
+  }
+  const bool given = !precision.fast_accum().empty();
+  if (given) {
+    constexpr plan::FastAccumulation kChoices[] = {
+        plan::FastAccumulation::kNone,
+        plan::FastAccumulation::kForward,
+        plan::FastAccumulation::kForwardAndInputGradient};
+    fast = kChoices[ChosenIndex(precision, v1::PrecisionSpec::kFastAccumFieldNumber)];
+    const absl::Status checked = plan::CheckFastAccumulation(fast, path);
+    if (!checked.ok()) {
+      FailAs(checked);
+    }
+  } else if (plan::MayAccumulateFast(path)) {
+    precision.set_fast_accum(plan::FastAccumulationName(fast));
   }
 }
 

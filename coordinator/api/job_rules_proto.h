@@ -66,6 +66,7 @@ class JobRules {
   void CheckRecipe(v1::PrecisionSpec& precision);
   void CheckLossScale(v1::PrecisionSpec& precision);
   void CheckEmulation(v1::PrecisionSpec& precision);
+  void CheckFastAccumulation(plan::GemmPath path, v1::PrecisionSpec& precision);
   void CheckShapesOf(const plan::RecipeSpec& recipe);
   void CheckElastic();
   void ExpandSizes();

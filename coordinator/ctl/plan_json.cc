@@ -127,6 +127,9 @@ json::Value RecipeJson(const plan::RecipeReport& recipe) {
   json::Value entry;
   entry.Set("name", recipe.recipe).Set("gemmPaths", std::move(paths));
   entry.Set("emulated", recipe.emulated);
+  if (!recipe.fast_accumulation.empty()) {
+    entry.Set("fastAccum", recipe.fast_accumulation);
+  }
   entry.Set("matrices", recipe.matrices).Set("parameters", recipe.parameters);
   entry.Set("keptBf16", recipe.kept).Set("amaxBytes", recipe.amax_bytes);
   return entry;

@@ -57,6 +57,38 @@ class GpuGemms : public GpuEngine {
   }
 };
 
+// Gemms of the table by their operands: "e4m3*e4m3+fast" is of forward, "e5m2*e4m3+fast" of an
+// input gradient.
+TEST_F(GpuGemms, SumsOfCodesAreFastAsTheJobSays) {
+  using plan::FastAccumulation;
+  for (const FastAccumulation fast : {FastAccumulation::kNone,
+                                      FastAccumulation::kForward,
+                                      FastAccumulation::kForwardAndInputGradient}) {
+    RecordArgs args = DeviceSteps({}, "recipes");
+    args.gemms = GemmOptions();
+    args.spec.compute = plan::ComputeType::kBF16;
+    args.spec.recipe = {
+        .recipe = plan::Recipe::kCurrent, .keep_bf16 = {}, .fast_accumulation = fast};
+    const auto fresh = kernels::CudaGpu::Open(gpu().library(), gpu().index());
+    ASSERT_TRUE(fresh.ok()) << fresh.status();
+    std::string table;
+    const auto body = [&](RankEngine& engine, int) -> absl::Status {
+      table = engine.gemm_choices().table;
+      return absl::OkStatus();
+    };
+    ASSERT_EQ(RunOn(**fresh, args, body), absl::OkStatus());
+    const auto has = [&](const char* operands) { return table.find(operands) != table.npos; };
+    const bool forward = fast != FastAccumulation::kNone;
+    const bool gradient = fast == FastAccumulation::kForwardAndInputGradient;
+    EXPECT_EQ(has("-e4m3*e4m3+fast-bf16-"), forward) << table;
+    EXPECT_EQ(has("-e4m3*e4m3-bf16-"), !forward) << table;
+    EXPECT_EQ(has("-e5m2*e4m3+fast-bf16-"), gradient) << table;
+    EXPECT_EQ(has("-e5m2*e4m3-bf16-"), !gradient) << table;
+    EXPECT_TRUE(has("-e5m2*e4m3-f32-")) << table;
+    EXPECT_FALSE(has("+fast-f32-")) << table;
+  }
+}
+
 TEST_F(GpuGemms, OneTableServesAnyNumberOfRanks) {
   for (const int64_t micro_batches : {1, 3}) {
     Run one;

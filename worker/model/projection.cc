@@ -260,16 +260,17 @@ void Projection::Forward(kernels::Stream& stream, const ForwardArgs& args) const
     const bool output_first = layout_ == MatrixLayout::kOutputInput;
     const bool turned = output_first || OfCodes(args.memory, block.first);
     const Operand weight = Weight(stream, args.memory, block, output_first ? kColumns : kRows);
-    kernels::Gemm(stream,
-                  {.a = codes ? quantized.matrix : args.x,
-                   .transpose_a = Transpose::kNo,
-                   .b = weight.matrix,
-                   .transpose_b = turned ? Transpose::kYes : Transpose::kNo,
-                   .c = ColumnsOf(args.y, column, block.columns),
-                   .output = biased ? Output::kAccumulate : args.output,
-                   .scale_a = codes ? quantized.scale : TensorView(),
-                   .scale_b = weight.scale,
-                   .fast_accumulation = true});
+    kernels::Gemm(
+        stream,
+        {.a = codes ? quantized.matrix : args.x,
+         .transpose_a = Transpose::kNo,
+         .b = weight.matrix,
+         .transpose_b = turned ? Transpose::kYes : Transpose::kNo,
+         .c = ColumnsOf(args.y, column, block.columns),
+         .output = biased ? Output::kAccumulate : args.output,
+         .scale_a = codes ? quantized.scale : TensorView(),
+         .scale_b = weight.scale,
+         .fast_accumulation = Fast(args.memory, block, &quant::GemmScales::fast_forward)});
     column += block.columns;
   }
 }
@@ -287,15 +288,17 @@ void Projection::InputGradient(kernels::Stream& stream, const InputGradientArgs&
     const bool output_first = layout_ == MatrixLayout::kOutputInput;
     const bool turned = !output_first || OfCodes(args.memory, block.first);
     const Operand weight = Weight(stream, args.memory, block, output_first ? kRows : kColumns);
-    kernels::Gemm(stream,
-                  {.a = ColumnsOf(codes ? quantized.matrix : args.dy, column, block.columns),
-                   .transpose_a = Transpose::kNo,
-                   .b = weight.matrix,
-                   .transpose_b = turned ? Transpose::kYes : Transpose::kNo,
-                   .c = args.dx,
-                   .output = column == 0 ? Output::kOverwrite : Output::kAccumulate,
-                   .scale_a = codes ? quantized.scale : TensorView(),
-                   .scale_b = weight.scale});
+    kernels::Gemm(
+        stream,
+        {.a = ColumnsOf(codes ? quantized.matrix : args.dy, column, block.columns),
+         .transpose_a = Transpose::kNo,
+         .b = weight.matrix,
+         .transpose_b = turned ? Transpose::kYes : Transpose::kNo,
+         .c = args.dx,
+         .output = column == 0 ? Output::kOverwrite : Output::kAccumulate,
+         .scale_a = codes ? quantized.scale : TensorView(),
+         .scale_b = weight.scale,
+         .fast_accumulation = Fast(args.memory, block, &quant::GemmScales::fast_input_gradient)});
     column += block.columns;
   }
   CHECK_EQ(column, args.dy.size[1]);

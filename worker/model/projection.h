@@ -79,6 +79,10 @@ class Projection {
   bool OfCodes(const UnitMemory& memory, size_t part) const {
     return Quantized(memory, part) && memory.scales[parts_[part].weight].of_codes;
   }
+  // True where a gemm of a block's codes may lose low bits of sums.
+  bool Fast(const UnitMemory& memory, const Block& block, bool quant::GemmScales::*which) const {
+    return Quantized(memory, block.first) && memory.scales[parts_[block.first].weight].*which;
+  }
   // x or dy as a gemm with codes reads it, in scratch; once per call. Codes of kRows are
   // transposed.
   struct ActivationArgs {

@@ -8,6 +8,7 @@
 #include <bit>
 
 #include "common/check.h"
+#include "common/model/gemm_paths.h"
 #include "common/signed_size.h"
 #include "kernels/scalar/code_digest.h"
 
@@ -32,9 +33,9 @@ int64_t SlotOf(int domain, QuantSlot slot) {
 }  // namespace
 
 QuantState::QuantState(const plan::ModelInventory& inventory,
-                       plan::GemmPath path,
+                       const Gemms& gemms,
                        const Memory& memory)
-    : layout_(plan::QuantLayoutOf(inventory)), path_(path), memory_(memory) {
+    : layout_(plan::QuantLayoutOf(inventory)), gemms_(gemms), memory_(memory) {
   CHECK(memory.amax != nullptr && memory.flags != nullptr);
   CHECK_EQ(memory.delayed_scales != nullptr, layout_.slots > 0);
 }
@@ -57,7 +58,11 @@ GemmScales QuantState::ScalesOf(plan::TensorId tensor, bool stages) const {
   CHECK_MSG(of != nullptr, "a tensor without a recipe");
   const plan::QuantDomain& domain = layout_.domain(*of);
   GemmScales scales;
-  scales.of_codes = !plan::IsEmulation(path_);
+  scales.of_codes = !plan::IsEmulation(gemms_.path);
+  if (plan::MayAccumulateFast(gemms_.path)) {
+    scales.fast_forward = gemms_.fast != plan::FastAccumulation::kNone;
+    scales.fast_input_gradient = gemms_.fast == plan::FastAccumulation::kForwardAndInputGradient;
+  }
   scales.weight = {
       .recipe = of->recipe,
       .amax = Words(memory_.amax + of->grid, of->grid_rows, of->grid_columns),

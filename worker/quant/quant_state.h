@@ -33,6 +33,9 @@ struct GemmScales {
   TensorView gradient_staged;
   TensorView non_finite;
   bool of_codes = false;  // the gemms read codes; else operands are decoded first
+  // Of codes: which of the gemms may lose low bits of sums.
+  bool fast_forward = false;
+  bool fast_input_gradient = false;
 };
 
 // Used only from the thread of its rank.
@@ -46,8 +49,13 @@ class QuantState {
     int64_t history = 0;
     int64_t margin = 0;  // binades that delayed scales leave free
   };
-  // Where nothing is an emulation, `path` makes gemms read codes.
-  QuantState(const plan::ModelInventory& inventory, plan::GemmPath path, const Memory& memory);
+  // How gemms of quantized matrices are computed. A path that is no emulation makes them read
+  // codes.
+  struct Gemms {
+    plan::GemmPath path = plan::GemmPath::kNone;
+    plan::FastAccumulation fast = plan::FastAccumulation::kForward;
+  };
+  QuantState(const plan::ModelInventory& inventory, const Gemms& gemms, const Memory& memory);
 
   const plan::QuantLayout& layout() const { return layout_; }
   // False of tensors without a recipe.
@@ -101,7 +109,7 @@ class QuantState {
   kernels::DelayedScalesArgs DelayedScales() const;
 
   const plan::QuantLayout layout_;
-  const plan::GemmPath path_;
+  const Gemms gemms_;
   const Memory memory_;
 };
 

@@ -46,7 +46,8 @@ InstructionRunner::InstructionRunner(const Args& args) : args_(args), state_(arg
   if (bytes(BufferKind::kAmax) != nullptr) {
     quant_ = std::make_unique<quant::QuantState>(
         args_.plan.inventory,
-        args_.plan.options.gemm_path,
+        quant::QuantState::Gemms{.path = args_.plan.options.gemm_path,
+                                 .fast = args_.plan.options.fast_accumulation},
         quant::QuantState::Memory{
             .amax = reinterpret_cast<uint32_t*>(bytes(BufferKind::kAmax)),
             .delayed_scales = reinterpret_cast<float*>(bytes(BufferKind::kDelayedScales)),

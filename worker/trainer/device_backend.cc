@@ -100,6 +100,7 @@ absl::Status DeviceBackend::ProbeGemms() {
   std::byte* const arena = args_.communicator.arena(plan::MemoryKind::kPrivate);
   CHECK_GE(args_.plan.memory.private_bytes, kProbeBytes);
   return trainer::ProbeGemms(args_.plan.options.gemm_path,
+                             args_.plan.options.fast_accumulation,
                              streams_->compute(),
                              *memory_,
                              std::span(arena, Size(kProbeBytes)));

@@ -12,12 +12,6 @@
 namespace ravel::trainer {
 namespace {
 
-constexpr ProbeCase kFp8Cases[] = {
-    {"forward", DType::kF8E4M3, DType::kF8E4M3, DType::kBF16, false, true},
-    {"input gradient", DType::kF8E5M2, DType::kF8E4M3, DType::kBF16, true, false},
-    {"weight gradient", DType::kF8E5M2, DType::kF8E4M3, DType::kF32, true, false},
-    {"weight gradient of [in, out]", DType::kF8E4M3, DType::kF8E5M2, DType::kF32, false, false}};
-
 // The value of a code in the type's format; NaN and infinity do not occur.
 float ValueOf(DType type, uint8_t code) {
   if (type == DType::kF8E4M3) {
@@ -120,8 +114,18 @@ absl::Status RunProbe(const ProbeCase& probe,
 
 }  // namespace
 
-std::span<const ProbeCase> ProbeCases() {
-  return kFp8Cases;
+std::vector<ProbeCase> ProbeCases(plan::GemmPath path, plan::FastAccumulation fast) {
+  constexpr DType kE4M3 = DType::kF8E4M3;
+  constexpr DType kE5M2 = DType::kF8E5M2;
+  if (path != plan::GemmPath::kFp8Tensor) {
+    return {};
+  }
+  const bool forward = fast != plan::FastAccumulation::kNone;
+  const bool input_gradient = fast == plan::FastAccumulation::kForwardAndInputGradient;
+  return {{"forward", kE4M3, kE4M3, DType::kBF16, false, forward},
+          {"input gradient", kE5M2, kE4M3, DType::kBF16, true, input_gradient},
+          {"weight gradient", kE5M2, kE4M3, DType::kF32, true, false},
+          {"weight gradient of [in, out]", kE4M3, kE5M2, DType::kF32, false, false}};
 }
 
 ProbeOperands OperandsOf(const ProbeCase& probe) {
@@ -175,13 +179,15 @@ absl::Status CheckProbe(const ProbeCase& probe,
 }
 
 absl::Status ProbeGemms(plan::GemmPath path,
+                        plan::FastAccumulation fast,
                         kernels::CudaStream& stream,
                         shard::HostAccess& memory,
                         std::span<std::byte> room) {
-  if (path != plan::GemmPath::kFp8Tensor) {
+  const std::vector<ProbeCase> probes = ProbeCases(path, fast);
+  if (probes.empty()) {
     return absl::OkStatus();
   }
-  for (const ProbeCase& probe : ProbeCases()) {
+  for (const ProbeCase& probe : probes) {
     RETURN_IF_ERROR(Annotate(RunProbe(probe, stream, memory, room),
                              absl::StrCat("gemm path ", plan::GemmPathName(path))));
   }

@@ -28,7 +28,8 @@ struct ProbeCase {
   bool accumulates;
   bool fast;
 };
-std::span<const ProbeCase> ProbeCases();
+// Those of a path; none where it has no gemms of codes.
+std::vector<ProbeCase> ProbeCases(plan::GemmPath path, plan::FastAccumulation fast);
 
 struct ProbeOperands {
   std::vector<uint8_t> a;
@@ -49,6 +50,7 @@ absl::Status CheckProbe(const ProbeCase& probe,
 // once where the path has no gemms of codes.
 inline constexpr int64_t kProbeBytes = 8192;
 absl::Status ProbeGemms(plan::GemmPath path,
+                        plan::FastAccumulation fast,
                         kernels::CudaStream& stream,
                         shard::HostAccess& memory,
                         std::span<std::byte> room);

@@ -254,6 +254,8 @@ struct ProgramOptions {
   // How gemms of quantized matrices are computed; kNone: nothing is quantized. No instruction
   // depends on it.
   GemmPath gemm_path = GemmPath::kNone;
+  // Of that path; kForward where it has no fast sums. No instruction depends on it.
+  FastAccumulation fast_accumulation = FastAccumulation::kForward;
 };
 
 inline constexpr int64_t kMostCommunicationBlocks = 64;

@@ -76,6 +76,21 @@ void AddLayerCalls(const ShardingPlan& plan, std::string& text) {
   }
 }
 
+const char* SumsText(const ShardingPlan& plan) {
+  if (!MayAccumulateFast(plan.options.gemm_path)) {
+    return "sums are full";
+  }
+  switch (plan.options.fast_accumulation) {
+    case FastAccumulation::kNone:
+      return "sums are full";
+    case FastAccumulation::kForward:
+      return "sums of forward are fast ones, others full";
+    case FastAccumulation::kForwardAndInputGradient:
+      return "sums of forward and of input gradients are fast ones, others full";
+  }
+  return "";
+}
+
 void AddRecipe(const ShardingPlan& plan, std::string& text) {
   const RecipeReport report = ReportRecipe(plan);
   if (report.matrices > 0) {
@@ -94,7 +109,7 @@ void AddRecipe(const ShardingPlan& plan, std::string& text) {
                           report.emulated
                               ? "decodes before it multiplies; it shows the numbers of a recipe, "
                                 "not its speed"
-                              : "sums of forward are fast ones, others full; not yet run on a GPU");
+                              : absl::StrCat(SumsText(plan), "; not yet run on a GPU"));
   }
 }
 

@@ -87,7 +87,8 @@ TEST(PlanProto, EveryFieldOfTheOptionsIsKnown) {
                amax_history,
                amax_margin,
                offload_fraction,
-               gemm_path] = options;
+               gemm_path,
+               fast_accumulation] = options;
   EXPECT_EQ(option_ranks, 3);
   EXPECT_EQ(option_replicas, 1);
   EXPECT_EQ(option_layer_drop, 0);
@@ -95,6 +96,7 @@ TEST(PlanProto, EveryFieldOfTheOptionsIsKnown) {
   EXPECT_EQ(amax_margin, 0);
   EXPECT_EQ(offload_fraction, 0);
   EXPECT_EQ(gemm_path, GemmPath::kNone);
+  EXPECT_EQ(fast_accumulation, FastAccumulation::kForward);
 }
 
 TEST(PlanProto, PlansOfFp16RoundTripAndOthersDoNotChange) {

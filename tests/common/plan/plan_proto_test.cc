@@ -24,7 +24,8 @@ void SetPatterns(JobSpec& spec) {
                  .keep_bf16 = {"*.mlp.*"},
                  .history = 77,
                  .margin = 3,
-                 .emulation = {GemmPath::kDequantBf16, GemmPath::kCpuReference}};
+                 .emulation = {GemmPath::kDequantBf16, GemmPath::kCpuReference},
+                 .fast_accumulation = FastAccumulation::kForwardAndInputGradient};
   spec.freeze = {"*norm*"};
   spec.units = {
       {.match = "embed", .strategy = Strategy::kOptim, .replicate = {}},
@@ -308,6 +309,9 @@ TEST(JobProto, ARecipeTravels) {
     unknown.set_emulation(0, path);
     EXPECT_FALSE(FromProto(unknown).ok()) << path;
   }
+  v1::PlannedJob faster = ToProto(FullSpec());
+  faster.set_fast_accumulation(3);
+  EXPECT_FALSE(FromProto(faster).ok());
 }
 
 TEST(JobProto, ALossScaleTravelsAndItsDefaultsTakeNoByte) {

@@ -200,6 +200,35 @@ TEST(JobPrecision, AnEmulationThatTheDevicesNeverTakeIsRefusedByEntry) {
   EXPECT_EQ(refused("cpu", "[cpu_reference]"), "");
 }
 
+TEST(JobPrecision, FastSumsAreOfTheirOwnPathAlone) {
+  const CanonicalJob plain = MakeTyped("gpu", "recipe: fp8_tensor");
+  ASSERT_TRUE(plain.ok()) << TypeViolations(plain);
+  EXPECT_EQ(plain.job.spec().precision().fast_accum(), "forward");
+  using plan::FastAccumulation;
+  for (const auto& [text, fast] : {std::pair("none", FastAccumulation::kNone),
+                                   {"forward", FastAccumulation::kForward},
+                                   {"forward+dgrad", FastAccumulation::kForwardAndInputGradient}}) {
+    const CanonicalJob job =
+        MakeTyped("gpu", absl::StrCat("recipe: fp8_tensor, scaling: current, fastAccum: ", text));
+    ASSERT_TRUE(job.ok()) << TypeViolations(job);
+    EXPECT_EQ(job.spec.recipe.fast_accumulation, fast);
+    EXPECT_EQ(CanonicalJson(Canonicalize(job.job, {}).job), CanonicalJson(job.job));
+  }
+  const std::string field = "spec.precision.fastAccum: expected ";
+  for (const auto& [kind, precision] : {std::pair("cpu", "recipe: fp8_tensor, "),
+                                        {"gpu", "recipe: fp8_tensor, emulation: [dequant_bf16], "},
+                                        {"gpu", "recipe: mxfp8, emulation: [dequant_bf16], "},
+                                        {"gpu", ""}}) {
+    EXPECT_EQ(TypeViolations(MakeTyped(kind, absl::StrCat(precision, "fastAccum: forward"))),
+              field +
+                  "nothing, or gpu devices and recipe fp8_tensor without emulation, got "
+                  "forward\n");
+  }
+  EXPECT_EQ(TypeViolations(MakeTyped("gpu", "recipe: fp8_tensor, fastAccum: dgrad")),
+            field + "one of none, forward, forward+dgrad, got 'dgrad'\n");
+  EXPECT_EQ(MakeTyped("cpu", "recipe: fp8_tensor").job.spec().precision().fast_accum(), "");
+}
+
 TEST(JobOptimizer, SgdHasItsOwnFieldsAndTheOthersAreRefusedByName) {
   const CanonicalJob plain = MakeTyped("cpu", "", "name: sgd");
   ASSERT_TRUE(plain.ok()) << TypeViolations(plain);

@@ -34,8 +34,28 @@ std::vector<float> Exact(const ProbeCase& probe, const ProbeOperands& operands) 
   return result;
 }
 
+std::vector<ProbeCase> AllCases() {
+  return ProbeCases(plan::GemmPath::kFp8Tensor, plan::FastAccumulation::kForward);
+}
+
+TEST(GemmProbe, SumsAreFastAsThePlanSays) {
+  using plan::FastAccumulation;
+  const auto fast_of = [](FastAccumulation fast) {
+    std::vector<bool> out;
+    for (const ProbeCase& probe : ProbeCases(plan::GemmPath::kFp8Tensor, fast)) {
+      out.push_back(probe.fast);
+    }
+    return out;
+  };
+  EXPECT_EQ(fast_of(FastAccumulation::kNone), (std::vector<bool>{false, false, false, false}));
+  EXPECT_EQ(fast_of(FastAccumulation::kForward), (std::vector<bool>{true, false, false, false}));
+  EXPECT_EQ(fast_of(FastAccumulation::kForwardAndInputGradient),
+            (std::vector<bool>{true, true, false, false}));
+  EXPECT_TRUE(ProbeCases(plan::GemmPath::kDequantBf16, FastAccumulation::kForward).empty());
+}
+
 TEST(GemmProbe, TakesWhatIsRightAndNamesWhatIsNot) {
-  for (const ProbeCase& probe : ProbeCases()) {
+  for (const ProbeCase& probe : AllCases()) {
     const ProbeOperands operands = OperandsOf(probe);
     std::vector<float> result = Exact(probe, operands);
     EXPECT_TRUE(CheckProbe(probe, operands, result).ok()) << probe.name;
@@ -52,7 +72,7 @@ TEST(GemmProbe, TakesWhatIsRightAndNamesWhatIsNot) {
 
 // A scale that is left out, and operands in the other order, are far from the reference.
 TEST(GemmProbe, TellsScalesAndOperandsApart) {
-  for (const ProbeCase& probe : ProbeCases()) {
+  for (const ProbeCase& probe : AllCases()) {
     const ProbeOperands operands = OperandsOf(probe);
     ProbeOperands other = operands;
     other.scale_a = 1;

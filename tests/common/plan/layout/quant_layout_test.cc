@@ -356,6 +356,41 @@ TEST(RecipePlans, GpusMultiplyCodesOfOneScaleWithoutEmulation) {
       HasSubstr("training.microBatch: expected times data.sequenceLength a multiple of 16"));
 }
 
+TEST(RecipePlans, FastSumsArePlannedTravelAndArePartOfTheNumerics) {
+  JobSpec spec = testing::RecipeSpecOf(Recipe::kCurrent);
+  spec.cpu_devices = false;
+  const std::string before = NumericsOf(spec);
+  EXPECT_THAT(before, HasSubstr("fastAccum=forward gemmPath=fp8_tensor "));
+  EXPECT_THAT(PlanSummary(RecipePlan(spec, 2)), HasSubstr("sums of forward are fast ones, others"));
+  spec.recipe.fast_accumulation = FastAccumulation::kForwardAndInputGradient;
+  EXPECT_THAT(NumericsChange(before, NumericsOf(spec)),
+              HasSubstr("fastAccum was forward and is forward+dgrad"));
+  const ShardingPlan plan = RecipePlan(spec, 2);
+  EXPECT_EQ(plan.options.fast_accumulation, FastAccumulation::kForwardAndInputGradient);
+  EXPECT_THAT(PlanSummary(plan), HasSubstr("sums of forward and of input gradients are fast ones"));
+  const absl::StatusOr<ShardingPlan> back = ParsePlan(SerializePlan(plan));
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(SerializePlan(*back), SerializePlan(plan));
+  spec.recipe.fast_accumulation = FastAccumulation::kNone;
+  EXPECT_THAT(PlanSummary(RecipePlan(spec, 2)), HasSubstr("sums are full"));
+  const auto refusal = [&] {
+    return std::string(
+        BuildShardingPlan({.spec = spec, .ranks = 1, .shared_memory = true}).status().message());
+  };
+  const std::string refused =
+      "precision.fastAccum: expected nothing, or gpu devices and recipe fp8_tensor without "
+      "emulation, got none";
+  spec.recipe.emulation = {GemmPath::kDequantBf16};
+  EXPECT_EQ(refusal(), refused);
+  EXPECT_EQ(NumericsOf(spec).find("fastAccum"), std::string::npos);
+  spec.recipe.emulation = {};
+  spec.cpu_devices = true;
+  EXPECT_EQ(refusal(), refused);
+  spec.recipe = {};
+  spec.recipe.fast_accumulation = FastAccumulation::kNone;
+  EXPECT_EQ(refusal(), refused);
+}
+
 TEST(RecipePlans, APathAsksItsDeviceForWhatItNeeds) {
   const GemmDevice hopper = {
       .name = "H", .compute_major = 9, .compute_minor = 0, .cublas_lt_version = 130100};

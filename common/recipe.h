@@ -28,12 +28,19 @@ enum class GemmPath : uint8_t {
   kCpuReference = 1,  // emulation on a CPU: its gemm of bf16
   kDequantBf16 = 2,   // emulation on a GPU: the gemm of bf16 operands
   kFp8Tensor = 3,     // of a GPU: gemms of FP8 codes with one scale for each operand
+  kFp8Block = 4,      // of a GPU: of FP8 codes with an fp32 scale for each 128, or 128 x 128
+  kMxFp8 = 5,         // of a GPU: of FP8 codes with an E8M0 scale for each 32
 };
 inline constexpr GemmPath kLastEmulation = GemmPath::kDequantBf16;
-inline constexpr GemmPath kLastGemmPath = GemmPath::kFp8Tensor;
+inline constexpr GemmPath kLastGemmPath = GemmPath::kMxFp8;
 
 constexpr bool IsEmulation(GemmPath path) {
   return path == GemmPath::kCpuReference || path == GemmPath::kDequantBf16;
+}
+
+// True of gemms that read a scale for each block of codes.
+constexpr bool ReadsBlockScales(GemmPath path) {
+  return path == GemmPath::kFp8Block || path == GemmPath::kMxFp8;
 }
 
 // Which gemms of FP8 codes with one scale for each operand (kFp8Tensor) may sum fast: they are

@@ -172,6 +172,48 @@ void TransposeCodes(Stream& stream, const TransposeCodesArgs& args) {
   cpu::TransposeCodes(args);
 }
 
+void QuantizeBlocks(Stream& stream, const QuantizeBlocksArgs& args) {
+  if (OnCuda(stream)) {
+    cuda::QuantizeBlocks(stream, args);
+    return;
+  }
+  CheckRank2(args.from);
+  const int64_t tokens = args.from.size[0];
+  const int64_t columns = args.from.size[1];
+  const bool turned = args.along == BlocksAlong::kRows;
+  const ScaleForm form = ActivationScaleForm(args.recipe);
+  CHECK_MSG(form != ScaleForm::kTensor, "a recipe whose blocks of codes have scales is expected");
+  CheckMatrix(args.from, tokens, columns, DType::kBF16);
+  CHECK(columns % kCodesStep == 0 && tokens % kCodesStep == 0);
+  const int64_t outer = turned ? columns : tokens;
+  const int64_t inner = turned ? tokens : columns;
+  CHECK_MSG(args.recipe != Recipe::kMxFp8 || inner % plan::BlockEdge(args.recipe) == 0,
+            "mxfp8 takes whole blocks");
+  CheckByteCodes(args.codes, outer, inner);
+  CheckFlat(args.scales, ScaleBytes(form, outer, inner), DType::kU8);
+  CheckWordIfPresent(args.non_finite, DType::kU32);
+  cpu::QuantizeBlocks(args);
+}
+
+void PlaceScales(Stream& stream, const PlaceScalesArgs& args) {
+  if (OnCuda(stream)) {
+    cuda::PlaceScales(stream, args);
+    return;
+  }
+  const ScaleForm form = WeightScaleForm(args.scales.recipe);
+  CHECK_MSG(form != ScaleForm::kTensor, "a recipe whose blocks of codes have scales is expected");
+  CheckScales(args.scales, args.rows, args.columns);
+  const int64_t edge = plan::BlockEdge(args.scales.recipe);
+  CHECK(args.rows % edge == 0 && args.columns % edge == 0 && args.first_row % edge == 0);
+  CHECK(args.first_row >= 0 && args.first_row + args.rows <= args.all_rows);
+  const bool turned = args.inner == BlocksAlong::kRows;
+  CheckFlat(args.to,
+            ScaleBytes(
+                form, turned ? args.columns : args.all_rows, turned ? args.all_rows : args.columns),
+            DType::kU8);
+  cpu::PlaceScales(args);
+}
+
 void UpdateDelayedScales(Stream& stream, const DelayedScalesArgs& args) {
   if (OnCuda(stream)) {
     cuda::UpdateDelayedScales(stream, args);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "common/gemm_scales.h"
 #include "common/tensor_view.h"
 #include "kernels/stream.h"
 
@@ -23,6 +24,11 @@ enum class Output { kOverwrite, kAccumulate };
 // transpose_a kNo, transpose_b kYes. Both scales are present, sizes, strides and addresses are
 // multiples of 16. cuBLASLt alone computes these. Where sums may be fast, they lose low bits on
 // some devices.
+//
+// Codes may have a scale for each block (form_a, form_b: of E4M3 alone): scale_a and scale_b are
+// then u8 [ScaleBytes] in that form, at a multiple of 16 bytes, and each product of codes is
+// multiplied by those of its blocks. Squares of both operands are not computed by cuBLASLt, nor are
+// blocks of 32 beside others.
 struct GemmArgs {
   TensorView a;
   Transpose transpose_a = Transpose::kNo;
@@ -32,6 +38,8 @@ struct GemmArgs {
   Output output = Output::kOverwrite;
   TensorView scale_a = {};
   TensorView scale_b = {};
+  ScaleForm form_a = ScaleForm::kTensor;
+  ScaleForm form_b = ScaleForm::kTensor;
   bool fast_accumulation = false;
 };
 inline bool HasScale(const GemmArgs& args) {

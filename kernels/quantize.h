@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/gemm_scales.h"
 #include "common/recipe.h"
 #include "common/tensor_view.h"
 #include "kernels/stream.h"
@@ -119,6 +120,44 @@ struct QuantizeCodesArgs {
   TensorView non_finite = {};  // u32 [1]
 };
 void QuantizeCodes(Stream& stream, const QuantizeCodesArgs& args);
+
+// Codes of an activation with a scale for each block (kFloat8Block, kMxFp8), for gemms of codes:
+// those that QuantizeActivation decodes along the same index, and their scales. Along columns codes
+// lie as values do; along rows they are transposed, so that blocks lie along the inner index of a
+// gemm in either case. Sizes and addresses as with QuantizeCodes; scales at a multiple of 16 bytes.
+constexpr ScaleForm ActivationScaleForm(plan::Recipe recipe) {
+  return recipe == plan::Recipe::kFloat8Block ? ScaleForm::kBlocks128
+         : recipe == plan::Recipe::kMxFp8     ? ScaleForm::kBlocks32
+                                              : ScaleForm::kTensor;
+}
+struct QuantizeBlocksArgs {
+  plan::Recipe recipe = plan::Recipe::kNone;
+  BlocksAlong along = BlocksAlong::kColumns;
+  TensorView from;             // [tokens, columns] bf16; rows may be strided
+  TensorView codes;            // [tokens, columns] u8, or transposed; contiguous
+  TensorView scales;           // u8 [ScaleBytes]
+  TensorView non_finite = {};  // u32 [1]
+};
+void QuantizeBlocks(Stream& stream, const QuantizeBlocksArgs& args);
+
+// Scales of a weight's codes, for gemms of codes that sum over its columns (`inner` kColumns) or,
+// of transposed codes, over its rows. A gemm's operand may be of several weights, one below the
+// other: this one's rows begin at first_row of all_rows. The first one's scales are made first.
+// Sizes of the weight are multiples of the edge of its blocks.
+constexpr ScaleForm WeightScaleForm(plan::Recipe recipe) {
+  return recipe == plan::Recipe::kFloat8Block ? ScaleForm::kSquares128
+                                              : ActivationScaleForm(recipe);
+}
+struct PlaceScalesArgs {
+  WeightScales scales;
+  BlocksAlong inner = BlocksAlong::kColumns;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t first_row = 0;
+  int64_t all_rows = 0;
+  TensorView to;  // u8 [ScaleBytes] of the whole operand
+};
+void PlaceScales(Stream& stream, const PlaceScalesArgs& args);
 
 // to [columns, rows] u8 = the transposed codes, one to a byte. Both are contiguous, and both sizes
 // multiples of 16.

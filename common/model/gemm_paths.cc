@@ -13,12 +13,6 @@ namespace {
 
 constexpr GemmPath kEmulations[] = {GemmPath::kCpuReference, GemmPath::kDequantBf16};
 
-// A GPU's path without emulation; kNone: there is none for the recipe yet.
-GemmPath PathOfCodes(Recipe recipe) {
-  return recipe == Recipe::kDelayed || recipe == Recipe::kCurrent ? GemmPath::kFp8Tensor
-                                                                  : GemmPath::kNone;
-}
-
 // An entry that allows nothing is a mistake of the job file.
 absl::Status CheckEntries(const std::vector<GemmPath>& entries, bool cpu_devices) {
   const GemmPath of_devices = cpu_devices ? GemmPath::kCpuReference : GemmPath::kDequantBf16;
@@ -40,14 +34,19 @@ absl::Status CheckEntries(const std::vector<GemmPath>& entries, bool cpu_devices
   return absl::OkStatus();
 }
 
-// What a path asks of a device; versions as cuBLASLt counts them.
+// What a path asks of a device: a compute capability from one on, or of one major number alone,
+// since scales of 128 codes are of Hopper and E8M0 ones are tried for on the first Blackwell alone;
+// versions as cuBLASLt counts them.
 struct Needs {
   GemmPath path;
   int compute_major;
   int compute_minor;
+  bool that_major_alone;
   uint64_t cublas_lt_version;
 };
-constexpr Needs kNeeds[] = {{GemmPath::kFp8Tensor, 8, 9, 120000}};
+constexpr Needs kNeeds[] = {{GemmPath::kFp8Tensor, 8, 9, false, 120000},
+                            {GemmPath::kFp8Block, 9, 0, true, 120900},
+                            {GemmPath::kMxFp8, 10, 0, true, 120800}};
 
 std::string ClassesText() {
   return absl::StrJoin(kGemmClasses, ", ");
@@ -65,6 +64,10 @@ const char* GemmPathName(GemmPath path) {
       return "dequant_bf16";
     case GemmPath::kFp8Tensor:
       return "fp8_tensor";
+    case GemmPath::kFp8Block:
+      return "fp8_block";
+    case GemmPath::kMxFp8:
+      return "mxfp8";
   }
   return "unknown";
 }
@@ -77,6 +80,20 @@ bool ParseEmulation(std::string_view name, GemmPath& path) {
     }
   }
   return false;
+}
+
+GemmPath PathOfCodes(Recipe recipe) {
+  switch (recipe) {
+    case Recipe::kDelayed:
+    case Recipe::kCurrent:
+      return GemmPath::kFp8Tensor;
+    case Recipe::kFloat8Block:
+      return GemmPath::kFp8Block;
+    case Recipe::kMxFp8:
+      return GemmPath::kMxFp8;
+    default:
+      return GemmPath::kNone;
+  }
 }
 
 const char* FastAccumulationName(FastAccumulation fast) {
@@ -131,7 +148,8 @@ absl::Status CheckGemmPath(GemmPath path, const GemmDevice& device) {
       continue;
     }
     const bool computes = std::pair(device.compute_major, device.compute_minor) >=
-                          std::pair(needs.compute_major, needs.compute_minor);
+                              std::pair(needs.compute_major, needs.compute_minor) &&
+                          (!needs.that_major_alone || device.compute_major == needs.compute_major);
     if (!computes || device.cublas_lt_version < needs.cublas_lt_version) {
       return absl::FailedPreconditionError(absl::StrCat(
           "gemm path ",
@@ -142,9 +160,10 @@ absl::Status CheckGemmPath(GemmPath path, const GemmDevice& device) {
           needs.compute_major,
           ".",
           needs.compute_minor,
+          needs.that_major_alone ? absl::StrCat(" to ", needs.compute_major, ".9") : " or later",
           " and cuBLASLt ",
           needs.cublas_lt_version,
-          ", or later, got ",
+          " or later, got ",
           device.compute_major,
           ".",
           device.compute_minor,

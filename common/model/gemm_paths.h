@@ -23,10 +23,12 @@ const char* FastAccumulationName(FastAccumulation fast);
 // The path of all gemms of quantized matrices: forward, input gradient and weight gradient. kNone
 // without a recipe. Allowed are the entries of precision.emulation or, without any, on CPUs their
 // reference and on GPUs none. On GPUs an emulation that is allowed is taken, else the path of the
-// recipe's codes; that of fp8_tensor alone is there. An error names precision.emulation, and either
-// an entry that these devices never take or that is there twice, or the gemms, the devices and what
-// these lack.
+// recipe's codes, which nvfp4 has not. An error names precision.emulation, and either an entry that
+// these devices never take or that is there twice, or the gemms, the devices and what these lack.
 absl::StatusOr<GemmPath> ChooseGemmPath(const RecipeSpec& spec, bool cpu_devices);
+
+// A GPU's path without emulation; kNone: there is none for the recipe yet.
+GemmPath PathOfCodes(Recipe recipe);
 
 // True where gemms of the path read RecipeSpec::fast_accumulation.
 constexpr bool MayAccumulateFast(GemmPath path) {
@@ -49,7 +51,7 @@ absl::Status CheckGemmPath(GemmPath path, const GemmDevice& device);
 
 // The multiple that dimensions of matrices and tokens of a micro-batch have to be for a path.
 constexpr int64_t GemmStep(GemmPath path) {
-  return path == GemmPath::kFp8Tensor ? 16 : 1;
+  return path == GemmPath::kNone || IsEmulation(path) ? 1 : 16;
 }
 
 // The gemms that a path computes, as texts name them.

@@ -6,6 +6,7 @@
 
 #include "common/check.h"
 #include "common/field_error.h"
+#include "common/gemm_scales.h"
 #include "common/model/architecture/architecture.h"
 #include "common/model/bundles.h"
 #include "common/model/freeze.h"
@@ -71,9 +72,17 @@ struct GemmWidths {
   int64_t input = 0;
   int64_t output = 0;
   int64_t weight = 0;
+  int64_t weight_scales = 0;  // most bytes of those of one gemm's weights, in either order
 };
 
-GemmWidths WidthsOf(const ModelInventory& inventory, const UnitSpec& unit) {
+// Bytes of scales of a matrix that gemms read as it is and transposed.
+int64_t BytesOfScales(ScaleForm form, int64_t rows, int64_t columns) {
+  return std::max(ScaleBytes(form, rows, columns), ScaleBytes(form, columns, rows));
+}
+
+GemmWidths WidthsOf(const ModelInventory& inventory, const UnitSpec& unit, GemmPath path) {
+  const ScaleForm form =
+      path == GemmPath::kFp8Block ? ScaleForm::kSquares128 : ScaleForm::kBlocks32;
   const Architecture& architecture = ArchitectureOf(inventory.config.architecture);
   const bool output_first = architecture.layout == MatrixLayout::kOutputInput;
   GemmWidths widths;
@@ -101,6 +110,8 @@ GemmWidths WidthsOf(const ModelInventory& inventory, const UnitSpec& unit) {
     if (quantized) {
       widths.output = std::max(widths.output, output);
       widths.weight = std::max(widths.weight, elements);
+      widths.weight_scales =
+          std::max(widths.weight_scales, BytesOfScales(form, output, DivExact(elements, output)));
     }
   }
   return widths;
@@ -185,8 +196,8 @@ absl::Status SetRecipes(const IdVector<TensorId, Recipe>& recipes,
         return absl::InvalidArgumentError(
             absl::StrCat(tensor.name, ": no recipe quantizes such a tensor"));
       }
-      if (path == GemmPath::kFp8Tensor &&
-          (BlockEdge(recipes[id]) != 0 || tokens % GemmStep(path) != 0)) {
+      if (tokens % GemmStep(path) != 0 ||
+          (path != GemmPath::kNone && !IsEmulation(path) && PathOfCodes(recipes[id]) != path)) {
         return absl::InvalidArgumentError(
             absl::StrCat(tensor.name, ": not of the path ", GemmPathName(path)));
       }
@@ -201,11 +212,11 @@ absl::Status SetRecipes(const IdVector<TensorId, Recipe>& recipes,
 void ReserveRecipeScratch(GemmPath path,
                           const MicroBatchShape& micro_batch,
                           ModelInventory& inventory) {
-  const DType type = path == GemmPath::kFp8Tensor ? DType::kU8 : DType::kBF16;
+  const DType type = IsEmulation(path) ? DType::kBF16 : DType::kU8;
   const int64_t tokens = micro_batch.sequences * micro_batch.sequence_tokens;
   for (UnitSpec& unit : inventory.units) {
     const GemmWidths widths =
-        unit.kind == UnitKind::kLayer ? WidthsOf(inventory, unit) : GemmWidths{};
+        unit.kind == UnitKind::kLayer ? WidthsOf(inventory, unit, path) : GemmWidths{};
     if (widths.weight == 0) {
       continue;
     }
@@ -213,6 +224,16 @@ void ReserveRecipeScratch(GemmPath path,
     unit.workspace.push_back({"q_input", {tokens, widths.input}, type});
     unit.workspace.push_back({"q_gradient", {tokens, widths.output}, type});
     unit.workspace.push_back({"q_scales", {kScaleSlots}});
+    if (ReadsBlockScales(path)) {
+      const ScaleForm form =
+          path == GemmPath::kFp8Block ? ScaleForm::kBlocks128 : ScaleForm::kBlocks32;
+      const auto add = [&](const char* name, int64_t bytes) {
+        unit.workspace.push_back({name, {1, bytes}, DType::kU8});
+      };
+      add("q_weight_scales", widths.weight_scales);
+      add("q_input_scales", BytesOfScales(form, tokens, widths.input));
+      add("q_gradient_scales", BytesOfScales(form, tokens, widths.output));
+    }
   }
 }
 

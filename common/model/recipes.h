@@ -37,7 +37,9 @@ absl::Status SetRecipes(const IdVector<TensorId, Recipe>& recipes,
 
 // Scratch of the layers that have quantized matrices: "q_weight", the decoded weight of one gemm;
 // "q_input" and "q_gradient", its decoded activations; "q_scales", kScaleSlots scales of the three.
-// Where the path is no emulation, codes take the place of decoded values. After ApplyRecipe.
+// Where the path is no emulation, codes take the place of decoded values, and where it reads scales
+// of blocks, these lie in "q_weight_scales", "q_input_scales" and "q_gradient_scales". After
+// ApplyRecipe.
 inline constexpr int64_t kScaleSlots = 64;
 void ReserveRecipeScratch(GemmPath path,
                           const MicroBatchShape& micro_batch,

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -340,6 +341,74 @@ void TransposeCodes(const TransposeCodesArgs& args) {
   for (int64_t row = 0; row < args.from.size[0]; ++row) {
     for (int64_t column = 0; column < args.from.size[1]; ++column) {
       args.to.Row<uint8_t>(column)[row] = args.from.Row<uint8_t>(row)[column];
+    }
+  }
+}
+
+// For comparison with devices, like QuantizeCodes.
+void QuantizeBlocks(const QuantizeBlocksArgs& args) {
+  const bool turned = args.along == BlocksAlong::kRows;
+  const int64_t outer = args.from.size[turned ? 1 : 0];
+  const int64_t inner = args.from.size[turned ? 0 : 1];
+  const ScaleForm form = ActivationScaleForm(args.recipe);
+  const int64_t edge = plan::BlockEdge(args.recipe);
+  const int64_t blocks = ScaleBlocks(form, inner);
+  std::memset(args.scales.data, 0, Size(args.scales.elements()));
+  const auto value = [&](int64_t row, int64_t at) {
+    const auto* line = args.from.Row<uint16_t>(turned ? at : row);
+    return std::bit_cast<float>(uint32_t{line[turned ? row : at]} << 16);
+  };
+  for (int64_t row = 0; row < outer; ++row) {
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t end = std::min(inner, (block + 1) * edge);
+      uint32_t amax = 0;
+      for (int64_t at = block * edge; at < end; ++at) {
+        amax = std::max(amax, scalar::MagnitudeBits(value(row, at)));
+      }
+      const int64_t index = ScaleIndex(form, row, block, outer, blocks);
+      float encode = 0;
+      if (args.recipe == plan::Recipe::kMxFp8) {
+        const uint8_t code = scalar::MxFp8BlockCode(amax);
+        args.scales.As<uint8_t>()[index] = code;
+        encode = scalar::E8M0Multiplier(code);
+      } else {
+        const scalar::Scales scales =
+            scalar::BlockScales<plan::Recipe::kFloat8Block>(amax, 1.0f, scalar::kLargestBf16Bits);
+        args.scales.As<float>()[index] = scales.decode;
+        encode = scales.encode;
+      }
+      for (int64_t at = block * edge; at < end; ++at) {
+        args.codes.Row<uint8_t>(row)[at] =
+            static_cast<uint8_t>(scalar::E4M3::NearestCode(value(row, at) * encode));
+      }
+      if (args.non_finite.present() && amax >= scalar::kInfinityBits) {
+        *args.non_finite.As<uint32_t>() |= 1;
+      }
+    }
+  }
+}
+
+void PlaceScales(const PlaceScalesArgs& args) {
+  const ScaleForm form = WeightScaleForm(args.scales.recipe);
+  const bool turned = args.inner == BlocksAlong::kRows;
+  const int64_t edge = plan::BlockEdge(args.scales.recipe);
+  const int64_t outer = turned ? args.columns : args.all_rows;
+  const int64_t blocks = ScaleBlocks(form, turned ? args.all_rows : args.columns);
+  if (args.first_row == 0) {
+    std::memset(args.to.data, 0, Size(args.to.elements()));
+  }
+  for (int64_t row = 0; row < args.rows; ++row) {
+    for (int64_t column = 0; column < args.columns; ++column) {
+      const int64_t of_all = args.first_row + row;
+      const int64_t index = ScaleIndex(
+          form, turned ? column : of_all, (turned ? of_all : column) / edge, outer, blocks);
+      const uint32_t amax = args.scales.amax.Row<uint32_t>(row / edge)[column / edge];
+      if (args.scales.recipe == plan::Recipe::kMxFp8) {
+        args.to.As<uint8_t>()[index] = scalar::MxFp8BlockCode(amax);
+      } else {
+        args.to.As<float>()[index] =
+            scalar::WeightBlockScales(args.scales.recipe, amax, 1.0f).decode;
+      }
     }
   }
 }

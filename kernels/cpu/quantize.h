@@ -12,6 +12,8 @@ void DecodeWeight(const DecodeWeightArgs& args);
 void QuantizeActivation(const QuantizeActivationArgs& args);
 void QuantizeCodes(const QuantizeCodesArgs& args);
 void TransposeCodes(const TransposeCodesArgs& args);
+void QuantizeBlocks(const QuantizeBlocksArgs& args);
+void PlaceScales(const PlaceScalesArgs& args);
 void UpdateDelayedScales(const DelayedScalesArgs& args);
 void LargestWords(const LargestWordsArgs& args);
 

@@ -8,7 +8,7 @@
 
 namespace ravel::kernels::cuda {
 
-inline constexpr int32_t kCudaAbiVersion = 12;
+inline constexpr int32_t kCudaAbiVersion = 13;
 
 // Errors of NCCL: kNcclErrors plus an ncclResult_t, or kNcclOtherError; all below kNcclErrorsEnd.
 inline constexpr int32_t kNcclErrors = 15000;
@@ -38,7 +38,8 @@ struct RavelCudaLaunch {
 
 // c [m, n] (=|+=) op(a) * op(b), row-major, sums in fp32. Types are those of common/dtype.h: fp32
 // or bf16, one for a and b; or codes (E4M3, E5M2), each with a type of its own, where c (=|+=)
-// *scale_a * *scale_b * (op(a) * op(b)).
+// *scale_a * *scale_b * (op(a) * op(b)), or products are scaled block by block: forms are
+// those of common/gemm_scales.h.
 struct RavelCudaGemm {
   int64_t m;
   int64_t n;
@@ -57,6 +58,8 @@ struct RavelCudaGemm {
   int32_t multiprocessors;    // that the gemm may use; 0: all
   int32_t b_type;             // 0: input_type, which then is that of a and b
   int32_t fast_accumulation;  // of codes: sums may lose low bits
+  int32_t a_form;             // of the scales
+  int32_t b_form;
   int32_t reserved;
 };
 
@@ -72,8 +75,8 @@ struct RavelCudaGemmBuffers {
   void* c;
   void* workspace;
   uint64_t workspace_bytes;
-  const float* scale_a;  // of codes, in memory of the device; else null
-  const float* scale_b;
+  const void* scale_a;  // of codes, in memory of the device; else null
+  const void* scale_b;
 };
 
 // Causal attention of bf16 heads through cuDNN; shapes as kernels/attention.h has them. Strides are

@@ -12,6 +12,7 @@
 
 #include <cublasLt.h>
 
+#include "common/gemm_scales.h"
 #include "kernels/cuda/functions.h"
 
 namespace ravel::kernels::cuda {
@@ -138,6 +139,12 @@ cudaDataType_t TypeOf(int32_t type) {
   }
 }
 
+static_assert(static_cast<int>(ScaleForm::kTensor) == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F);
+static_assert(static_cast<int>(ScaleForm::kBlocks32) == CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0);
+static_assert(static_cast<int>(ScaleForm::kBlocks128) == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F);
+static_assert(static_cast<int>(ScaleForm::kSquares128) ==
+              CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F);
+
 bool OfCodes(const RavelCudaGemm& gemm) {
   return gemm.b_type != 0;
 }
@@ -148,8 +155,8 @@ const RavelCudaGemmBuffers kAnyBuffers = {.a = nullptr,
                                           .c = nullptr,
                                           .workspace = nullptr,
                                           .workspace_bytes = 0,
-                                          .scale_a = reinterpret_cast<const float*>(256),
-                                          .scale_b = reinterpret_cast<const float*>(256)};
+                                          .scale_a = reinterpret_cast<const void*>(256),
+                                          .scale_b = reinterpret_cast<const void*>(256)};
 
 // The descriptors of a gemm; status says whether all could be made.
 class Description {
@@ -200,7 +207,8 @@ class Description {
       status_ = status;
     }
   }
-  // A scale for each operand, in fp32: the default mode. Sums in full unless they may be fast.
+  // A scale for each operand, in fp32, which is the default mode, or scales of blocks. Sums in full
+  // unless they may be fast.
   void DescribeCodes(const RavelCudaGemm& gemm, const RavelCudaGemmBuffers& buffers) {
     const int8_t fast = gemm.fast_accumulation != 0 ? 1 : 0;
     const void* first = buffers.scale_b;
@@ -208,6 +216,10 @@ class Description {
     SetBytes(CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof(fast));
     SetBytes(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &first, sizeof(first));
     SetBytes(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &second, sizeof(second));
+    if (gemm.a_form != 0 || gemm.b_form != 0) {
+      SetMatmul(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, gemm.b_form);
+      SetMatmul(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, gemm.a_form);
+    }
   }
   void SetBytes(cublasLtMatmulDescAttributes_t attribute, const void* value, size_t bytes) {
     if (status_ == CUBLAS_STATUS_SUCCESS) {

@@ -68,6 +68,9 @@ enum class Kernel : int32_t {
   kCountFlags,
   kTensorCodes,
   kTransposeCodes,
+  kBlockCodesAlongColumns,
+  kBlockCodesAlongRows,
+  kPlaceScales,
   kCount,
 };
 inline constexpr int32_t kKernelVariants = 16;

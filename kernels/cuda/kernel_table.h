@@ -36,6 +36,7 @@ std::vector<KernelEntry> GemmKernels();
 std::vector<KernelEntry> AttentionKernels();
 std::vector<KernelEntry> QuantizeKernels();
 std::vector<KernelEntry> TensorCodesKernels();
+std::vector<KernelEntry> BlockCodesKernels();
 std::vector<KernelEntry> WeightCodeKernels();
 std::vector<KernelEntry> StatisticsKernels();
 std::vector<KernelEntry> StartKernels();

@@ -124,6 +124,33 @@ struct TransposeCodesParams {
   TransposedCodes to;
 };
 
+inline constexpr int kBlockRows = 128;  // of a block's tile, where blocks lie along rows
+inline constexpr int kBlockColumns = 64;
+
+// Codes with a scale for each block. The variant is a scheme.
+struct BlockCodesParams {
+  const void* from;
+  uint8_t* codes;  // [rows, columns], or along rows [columns, rows]
+  void* scales;    // ScaleForm of the scheme's activations
+  uint32_t* non_finite;
+  int64_t from_stride;
+  int64_t rows;
+  int64_t columns;
+};
+
+// The scales of a weight of [rows, columns] whose rows begin at first_row of an operand. The
+// variant is a scheme.
+struct PlaceScalesParams {
+  const uint32_t* amax;
+  void* to;  // ScaleForm of the scheme's weights
+  int64_t grid_columns;
+  int64_t rows;
+  int64_t columns;
+  int64_t first_row;
+  int64_t all_rows;
+  int64_t turned;  // not 0: the gemm sums over rows
+};
+
 inline constexpr int kSlotsOfDomain = 3;
 
 // A block per slot; the slots of a domain are those of its weight, input and gradient.

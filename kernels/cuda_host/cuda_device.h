@@ -256,8 +256,8 @@ class CudaStream final : public cuda::LaunchStream {
     const void* a;
     const void* b;
     void* c;
-    const float* scale_a;
-    const float* scale_b;
+    const void* scale_a;
+    const void* scale_b;
   };
   using GemmRequests = std::map<std::string, GemmRequest>;  // by key, the first of each
   // From here on nothing that ops ask for reaches the device: their gemms are listed, all else

@@ -51,13 +51,18 @@ std::string TypeName(int32_t dtype) {
   }
 }
 
-// "bf16", or of codes "e5m2*e4m3", with "+fast" where sums may be.
+// "bf16", or of codes "e5m2*e4m3", with "+scales4,5" where those of blocks have these forms and
+// "+fast" where sums may be.
 std::string InputName(const RavelCudaGemm& gemm) {
   const std::string a = TypeName(gemm.input_type);
   return gemm.b_type == 0
              ? a
              : absl::StrCat(
-                   a, "*", TypeName(gemm.b_type), gemm.fast_accumulation != 0 ? "+fast" : "");
+                   a,
+                   "*",
+                   TypeName(gemm.b_type),
+                   gemm.a_form != 0 ? absl::StrCat("+scales", gemm.a_form, ",", gemm.b_form) : "",
+                   gemm.fast_accumulation != 0 ? "+fast" : "");
 }
 
 // key, eight words, workspace, microseconds; or key, none.

@@ -77,6 +77,8 @@ void DecodeWeight(Stream& stream, const DecodeWeightArgs& args);
 void QuantizeActivation(Stream& stream, const QuantizeActivationArgs& args);
 void QuantizeCodes(Stream& stream, const QuantizeCodesArgs& args);
 void TransposeCodes(Stream& stream, const TransposeCodesArgs& args);
+void QuantizeBlocks(Stream& stream, const QuantizeBlocksArgs& args);
+void PlaceScales(Stream& stream, const PlaceScalesArgs& args);
 void UpdateDelayedScales(Stream& stream, const DelayedScalesArgs& args);
 void LargestWords(Stream& stream, const LargestWordsArgs& args);
 

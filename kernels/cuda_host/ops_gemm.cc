@@ -42,11 +42,28 @@ void RequireCodes(const GemmArgs& args) {
   CHECK_MSG(args.transpose_a == Transpose::kNo && args.transpose_b == Transpose::kYes,
             "codes lie along the inner index");
   CHECK_MSG(args.scale_a.present() && args.scale_b.present(), "codes have scales");
+  const auto is = [&](ScaleForm a, ScaleForm b) { return args.form_a == a && args.form_b == b; };
+  const auto e4m3 = [&] { return args.a.dtype == args.b.dtype; };
+  CHECK_MSG(is(ScaleForm::kTensor, ScaleForm::kTensor) ||
+                (e4m3() && (is(ScaleForm::kBlocks32, ScaleForm::kBlocks32) ||
+                            is(ScaleForm::kBlocks128, ScaleForm::kBlocks128) ||
+                            is(ScaleForm::kBlocks128, ScaleForm::kSquares128) ||
+                            is(ScaleForm::kSquares128, ScaleForm::kBlocks128))),
+            "scales of other forms than gemms of codes read");
   for (const TensorView* view : {&args.a, &args.b, &args.c}) {
     CHECK_MSG(view->size[0] % kStep == 0 && view->size[1] % kStep == 0 &&
                   view->row_stride % kStep == 0 &&
                   reinterpret_cast<uintptr_t>(view->data) % kStep == 0,
               "sizes, strides and addresses of codes are multiples of 16");
+  }
+}
+
+void RequireScale(const TensorView& scale, ScaleForm form, int64_t outer, int64_t inner) {
+  if (form != ScaleForm::kTensor) {
+    RequireFlat(scale, ScaleBytes(form, outer, inner), DType::kU8);
+    CHECK_EQ(reinterpret_cast<uintptr_t>(scale.data) % 16, 0u);
+  } else if (scale.present()) {
+    RequireFlat(scale, 1, DType::kF32);
   }
 }
 
@@ -66,6 +83,8 @@ RavelCudaGemm DescriptionOf(const GemmArgs& args, int64_t m, int64_t n, int64_t 
   if (IsCodes(args.a)) {
     gemm.b_type = static_cast<int32_t>(args.b.dtype);
     gemm.fast_accumulation = args.fast_accumulation ? 1 : 0;
+    gemm.a_form = static_cast<int32_t>(args.form_a);
+    gemm.b_form = static_cast<int32_t>(args.form_b);
   }
   gemm.a_align = AlignmentOf(args.a);
   gemm.b_align = AlignmentOf(args.b);
@@ -121,11 +140,8 @@ void Gemm(Stream& stream, const GemmArgs& args) {
   RequireMatrix(args.a, flip_a ? k : m, flip_a ? m : k, args.a.dtype);
   RequireMatrix(args.b, flip_b ? n : k, flip_b ? k : n, codes ? args.b.dtype : args.a.dtype);
   RequireMatrix(args.c, m, n, args.c.dtype);
-  for (const TensorView& scale : {args.scale_a, args.scale_b}) {
-    if (scale.present()) {
-      RequireFlat(scale, 1, DType::kF32);
-    }
-  }
+  RequireScale(args.scale_a, args.form_a, m, k);
+  RequireScale(args.scale_b, args.form_b, n, k);
   if (m == 0 || n == 0) {
     return;
   }
@@ -142,8 +158,8 @@ void Gemm(Stream& stream, const GemmArgs& args) {
                        .c = args.c.data,
                        .workspace = nullptr,
                        .workspace_bytes = 0,
-                       .scale_a = args.scale_a.As<float>(),
-                       .scale_b = args.scale_b.As<float>()});
+                       .scale_a = args.scale_a.data,
+                       .scale_b = args.scale_b.data});
   };
   if (codes) {
     CHECK_MSG(run(), "cuBLASLt has no algorithm for a gemm of codes");

@@ -356,6 +356,100 @@ void TransposeCodes(Stream& stream, const TransposeCodesArgs& args) {
               .codes = args.to.As<uint8_t>(), .stride = rows, .rows = rows, .columns = columns}});
 }
 
+namespace {
+
+void RequireScales(const TensorView& scales, ScaleForm form, int64_t outer, int64_t inner) {
+  CHECK_MSG(form != ScaleForm::kTensor, "a recipe whose blocks of codes have scales is expected");
+  RequireFlat(scales, ScaleBytes(form, outer, inner), DType::kU8);
+  CHECK_MSG(reinterpret_cast<uintptr_t>(scales.data) % 16 == 0,
+            "scales begin at a multiple of 16 bytes");
+}
+
+// Scales of tiles and columns that stand for no codes; a gemm may read them.
+void ZeroPadding(LaunchStream& on, const TensorView& scales, int64_t bytes_of_blocks) {
+  if (scales.elements() != bytes_of_blocks) {
+    on.FillZero(scales.data, scales.elements());
+  }
+}
+
+int64_t BytesOfScale(ScaleForm form) {
+  return form == ScaleForm::kBlocks32 ? 1 : DTypeBytes(DType::kF32);
+}
+
+}  // namespace
+
+void QuantizeBlocks(Stream& stream, const QuantizeBlocksArgs& args) {
+  LaunchStream& on = LaunchStreamOf(stream);
+  const int64_t tokens = args.from.size[0];
+  const int64_t columns = args.from.size[1];
+  const bool turned = args.along == BlocksAlong::kRows;
+  const int64_t outer = turned ? columns : tokens;
+  const int64_t inner = turned ? tokens : columns;
+  const ScaleForm form = ActivationScaleForm(args.recipe);
+  RequireMatrix(args.from, tokens, columns, DType::kBF16);
+  CHECK_MSG(columns % kCodesStep == 0 && tokens % kCodesStep == 0 &&
+                reinterpret_cast<uintptr_t>(args.from.data) % 8 == 0 &&
+                (args.from.row_stride % 4 == 0 || tokens <= 1),
+            "activations are read by 8 bytes");
+  CHECK_MSG(args.recipe != Recipe::kMxFp8 || inner % plan::BlockEdge(args.recipe) == 0,
+            "mxfp8 takes whole blocks");
+  RequireWholeCodes(args.codes, outer, inner);
+  CHECK_EQ(reinterpret_cast<uintptr_t>(args.codes.data) % kQuantizeWidth, 0u);
+  RequireScales(args.scales, form, outer, inner);
+  RequireWordIfPresent(args.non_finite, DType::kU32);
+  if (tokens == 0 || columns == 0) {
+    return;
+  }
+  ZeroPadding(on, args.scales, outer * ScaleBlocks(form, inner) * BytesOfScale(form));
+  const BlockCodesParams params = {.from = args.from.data,
+                                   .codes = args.codes.As<uint8_t>(),
+                                   .scales = args.scales.data,
+                                   .non_finite = args.non_finite.As<uint32_t>(),
+                                   .from_stride = args.from.row_stride,
+                                   .rows = tokens,
+                                   .columns = columns};
+  const int64_t tiles =
+      DivCeil(tokens, int64_t{kBlockRows}) * DivCeil(columns, int64_t{kBlockColumns});
+  on.Run({.kernel = turned ? Kernel::kBlockCodesAlongRows : Kernel::kBlockCodesAlongColumns,
+          .variant = SchemeOf(args.recipe),
+          .grid = turned ? std::array<uint32_t, 3>{FlatGrid(on, tiles * kFlatThreads), 1, 1}
+                         : WarpGrid(on, tokens * DivCeil(columns, int64_t{kQuantizeColumns}))},
+         params);
+}
+
+void PlaceScales(Stream& stream, const PlaceScalesArgs& args) {
+  LaunchStream& on = LaunchStreamOf(stream);
+  const Recipe recipe = args.scales.recipe;
+  const ScaleForm form = WeightScaleForm(recipe);
+  const int64_t edge = plan::BlockEdge(recipe);
+  const bool turned = args.inner == BlocksAlong::kRows;
+  const int64_t outer = turned ? args.columns : args.all_rows;
+  const int64_t inner = turned ? args.all_rows : args.columns;
+  RequireScales(args.to, form, outer, inner);
+  CHECK(args.rows % edge == 0 && args.columns % edge == 0 && args.first_row % edge == 0);
+  CHECK(args.first_row >= 0 && args.first_row + args.rows <= args.all_rows);
+  RequireGrid(args.scales.amax, edge, args.rows, args.columns);
+  if (args.rows == 0 || args.columns == 0) {
+    return;
+  }
+  const int64_t rows_of_scale = form == ScaleForm::kSquares128 ? edge : 1;
+  if (args.first_row == 0) {
+    ZeroPadding(
+        on, args.to, DivCeil(outer, rows_of_scale) * ScaleBlocks(form, inner) * BytesOfScale(form));
+  }
+  on.Run({.kernel = Kernel::kPlaceScales,
+          .variant = SchemeOf(recipe),
+          .grid = {FlatGrid(on, args.rows / rows_of_scale * args.columns / edge), 1, 1}},
+         PlaceScalesParams{.amax = args.scales.amax.As<uint32_t>(),
+                           .to = args.to.data,
+                           .grid_columns = DivCeil(args.columns, edge),
+                           .rows = args.rows,
+                           .columns = args.columns,
+                           .first_row = args.first_row,
+                           .all_rows = args.all_rows,
+                           .turned = turned ? 1 : 0});
+}
+
 static_assert(kSlotsOfDomain == kDelayedSlots);
 
 void UpdateDelayedScales(Stream& stream, const DelayedScalesArgs& args) {

@@ -1,6 +1,6 @@
-// Quantized training on a device by the path dequant_bf16: the same bits on any number of ranks and
-// under every strategy, codes and scales of the CPU, steps that are skipped without a trace,
-// graphs, and checkpoints that cross between CPU and device.
+// Quantized training on a device by the path dequant_bf16 and by those of codes: the same bits on
+// any number of ranks and under every strategy, codes and scales of the CPU, steps that are skipped
+// without a trace, graphs, and checkpoints that cross between CPU and device.
 
 #include <bit>
 #include <cstring>
@@ -15,6 +15,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/model/gemm_paths.h"
 #include "common/model/recipes.h"
 #include "common/mutex.h"
 #include "common/signed_size.h"
@@ -43,7 +44,9 @@ constexpr RecipeForm kRecipes[] = {{"delayed", Recipe::kDelayed},
                                    {"mxfp8", Recipe::kMxFp8},
                                    {"nvfp4", Recipe::kNvFp4},
                                    {"delayed_codes", Recipe::kDelayed, true},
-                                   {"current_codes", Recipe::kCurrent, true}};
+                                   {"current_codes", Recipe::kCurrent, true},
+                                   {"fp8_block_codes", Recipe::kFloat8Block, true},
+                                   {"mxfp8_codes", Recipe::kMxFp8, true}};
 constexpr int64_t kHistory = 3;  // as long as the runs
 
 void UseRecipe(const RecipeForm& form, plan::JobSpec& spec) {
@@ -103,6 +106,22 @@ absl::Status AddQuantState(RankEngine& engine, QuantRecord& to) {
 class GpuRecipes : public GpuEngine, public ::testing::WithParamInterface<RecipeForm> {
  protected:
   GpuRecipes() { std::filesystem::remove_all(folder_); }
+  // Of codes, each kind of devices has some.
+  void SetUp() override {
+    GpuEngine::SetUp();
+    if (IsSkipped() || !GetParam().of_codes) {
+      return;
+    }
+    const kernels::CudaDevice& device = gpu().properties();
+    const absl::Status checked = plan::CheckGemmPath(plan::PathOfCodes(GetParam().recipe),
+                                                     {.name = device.name,
+                                                      .compute_major = device.compute_major,
+                                                      .compute_minor = device.compute_minor,
+                                                      .cublas_lt_version = gpu().cublas_version()});
+    if (!checked.ok()) {
+      GTEST_SKIP() << checked;
+    }
+  }
   ~GpuRecipes() override { std::filesystem::remove_all(folder_); }
 
   static RecordArgs Steps(const StrategyCase& tested = {}, const std::string& model = "recipes") {
@@ -179,11 +198,13 @@ INSTANTIATE_TEST_SUITE_P(Five, GpuRecipes, ::testing::ValuesIn(kRecipes), [](con
   return std::string(tested.param.name);
 });
 
-// Where an emulated device runs our own gemm, thread by thread, three of them have to do.
+// Emulated devices run our own gemm thread by thread, and decode codes of blocks one by one: three
+// of them have to do there.
 TEST_P(GpuRecipes, WidthsAndStrategiesHaveTheSameBits) {
   const bool own_gemm = !GetParam().of_codes && (plan::BlockEdge(GetParam().recipe) == 0 ||
                                                  GetParam().recipe == Recipe::kNvFp4);
-  size_t left = emulated() && own_gemm ? 3 : 7;
+  const bool of_blocks = GetParam().of_codes && plan::BlockEdge(GetParam().recipe) != 0;
+  size_t left = emulated() && (own_gemm || of_blocks) ? 3 : 7;
   for (const StrategyCase& tested :
        {StrategyCase{.strategy = "ZeRO3", .width = 3},
         StrategyCase{.strategy = "ZeRO1", .width = 2, .in_place = true},

@@ -72,6 +72,14 @@ Projection::Projection(const UnitTensors& tensors, const plan::LinearNames& name
                        .input = ActivationIndex(workspace, "q_input"),
                        .gradient = ActivationIndex(workspace, "q_gradient"),
                        .scales = ActivationIndex(workspace, "q_scales")};
+    const bool of_blocks = std::any_of(workspace.begin(), workspace.end(), [](const auto& spec) {
+      return spec.name == "q_weight_scales";
+    });
+    if (of_blocks) {
+      scratch_->weight_scales = ActivationIndex(workspace, "q_weight_scales");
+      scratch_->input_scales = ActivationIndex(workspace, "q_input_scales");
+      scratch_->gradient_scales = ActivationIndex(workspace, "q_gradient_scales");
+    }
   }
 }
 
@@ -80,13 +88,13 @@ bool Projection::Quantized(const UnitMemory& memory, size_t part) const {
          memory.scales[parts_[part].weight].weight.recipe != plan::Recipe::kNone;
 }
 
-bool Projection::AnyQuantized(const UnitMemory& memory) const {
+std::optional<size_t> Projection::FirstQuantized(const UnitMemory& memory) const {
   for (size_t part = 0; part < parts_.size(); ++part) {
     if (Quantized(memory, part)) {
-      return true;
+      return part;
     }
   }
-  return false;
+  return std::nullopt;
 }
 
 // `inner`: the index of the stored matrix that the gemm sums over.
@@ -105,14 +113,17 @@ Projection::Operand Projection::Codes(kernels::Stream& stream,
                                       const UnitMemory& memory,
                                       const Block& block,
                                       kernels::BlocksAlong inner) const {
-  Operand operand = {.matrix = block.matrix,
-                     .scale = ScaleAt(memory.workspace[scratch_->scales], kWeightScale)};
+  Operand operand = {.matrix = block.matrix, .scale = {}};
   operand.matrix.dtype = DType::kU8;
-  kernels::DecodeWeight(stream,
-                        {.codes = {},
-                         .scales = memory.scales[parts_[block.first].weight].weight,
-                         .to = {},
-                         .scale = operand.scale});
+  const kernels::WeightScales& scales = memory.scales[parts_[block.first].weight].weight;
+  if (OfBlocks(memory, block.first)) {
+    operand.scale = PlacedScales(stream, memory, block, inner);
+    operand.form = kernels::WeightScaleForm(scales.recipe);
+  } else {
+    operand.scale = ScaleAt(memory.workspace[scratch_->scales], kWeightScale);
+    kernels::DecodeWeight(stream,
+                          {.codes = {}, .scales = scales, .to = {}, .scale = operand.scale});
+  }
   if (inner == kernels::BlocksAlong::kRows) {
     const TensorView to =
         Carve(memory.workspace[scratch_->weight], operand.matrix.size[1], operand.matrix.size[0]);
@@ -121,6 +132,34 @@ Projection::Operand Projection::Codes(kernels::Stream& stream,
   }
   operand.matrix.dtype = DType::kF8E4M3;
   return operand;
+}
+
+TensorView Projection::PlacedScales(kernels::Stream& stream,
+                                    const UnitMemory& memory,
+                                    const Block& block,
+                                    kernels::BlocksAlong inner) const {
+  const int64_t rows = block.matrix.size[0];
+  const int64_t columns = block.matrix.size[1];
+  const bool turned = inner == kernels::BlocksAlong::kRows;
+  const ScaleForm form =
+      kernels::WeightScaleForm(memory.scales[parts_[block.first].weight].weight.recipe);
+  const TensorView to = Carve(memory.workspace[*scratch_->weight_scales],
+                              1,
+                              ScaleBytes(form, turned ? columns : rows, turned ? rows : columns));
+  int64_t first_row = 0;
+  for (size_t part = block.first; part < block.first + block.parts; ++part) {
+    const int64_t part_rows = memory.weights[parts_[part].weight].size[0];
+    kernels::PlaceScales(stream,
+                         {.scales = memory.scales[parts_[part].weight].weight,
+                          .inner = inner,
+                          .rows = part_rows,
+                          .columns = columns,
+                          .first_row = first_row,
+                          .all_rows = rows,
+                          .to = to});
+    first_row += part_rows;
+  }
+  return to;
 }
 
 Projection::Operand Projection::Decoded(kernels::Stream& stream,
@@ -155,14 +194,13 @@ Projection::Operand Projection::Decoded(kernels::Stream& stream,
 Projection::Operand Projection::Activation(kernels::Stream& stream,
                                            const ActivationArgs& args) const {
   const bool input = args.role == kernels::ActivationRole::kInput;
-  size_t part = 0;
-  while (!Quantized(args.memory, part)) {
-    ++part;
+  if (OfBlocks(args.memory, args.part)) {
+    return ActivationBlocks(stream, args);
   }
-  if (OfCodes(args.memory, part)) {
-    return ActivationCodes(stream, args, part);
+  if (OfCodes(args.memory, args.part)) {
+    return ActivationCodes(stream, args);
   }
-  const quant::GemmScales& scales = args.memory.scales[parts_[part].weight];
+  const quant::GemmScales& scales = args.memory.scales[parts_[args.part].weight];
   Operand operand = {
       .matrix = Carve(args.memory.workspace[input ? scratch_->input : scratch_->gradient],
                       args.from.size[0],
@@ -180,7 +218,7 @@ Projection::Operand Projection::Activation(kernels::Stream& stream,
       .staged = input ? scales.input_staged : scales.gradient_staged,
       .non_finite = scales.non_finite,
       .draws = args.memory.draws == nullptr ? kernels::ActivationDraws() : *args.memory.draws};
-  quantize.draws.site = parts_[part].site;
+  quantize.draws.site = parts_[args.part].site;
   kernels::QuantizeActivation(stream, quantize);
   if (!ScalesTheWhole(scales.weight.recipe)) {
     operand.scale = {};
@@ -189,11 +227,10 @@ Projection::Operand Projection::Activation(kernels::Stream& stream,
 }
 
 Projection::Operand Projection::ActivationCodes(kernels::Stream& stream,
-                                                const ActivationArgs& args,
-                                                size_t part) const {
+                                                const ActivationArgs& args) const {
   const bool input = args.role == kernels::ActivationRole::kInput;
   const bool turned = args.along == kernels::BlocksAlong::kRows;
-  const quant::GemmScales& scales = args.memory.scales[parts_[part].weight];
+  const quant::GemmScales& scales = args.memory.scales[parts_[args.part].weight];
   const TensorView& scratch = args.memory.workspace[input ? scratch_->input : scratch_->gradient];
   Operand operand = {.matrix = turned ? Carve(scratch, args.from.size[1], args.from.size[0])
                                       : Carve(scratch, args.from.size[0], args.from.size[1]),
@@ -211,6 +248,69 @@ Projection::Operand Projection::ActivationCodes(kernels::Stream& stream,
                           .non_finite = scales.non_finite});
   operand.matrix.dtype = input ? DType::kF8E4M3 : DType::kF8E5M2;
   return operand;
+}
+
+Projection::Operand Projection::ActivationBlocks(kernels::Stream& stream,
+                                                 const ActivationArgs& args) const {
+  const bool input = args.role == kernels::ActivationRole::kInput;
+  const bool turned = args.along == kernels::BlocksAlong::kRows;
+  const quant::GemmScales& scales = args.memory.scales[parts_[args.part].weight];
+  const int64_t outer = args.from.size[turned ? 1 : 0];
+  const int64_t inner = args.from.size[turned ? 0 : 1];
+  const ScaleForm form = kernels::ActivationScaleForm(scales.weight.recipe);
+  const std::vector<TensorView>& workspace = args.memory.workspace;
+  Operand operand = {
+      .matrix = Carve(workspace[input ? scratch_->input : scratch_->gradient], outer, inner),
+      .scale = Carve(workspace[input ? *scratch_->input_scales : *scratch_->gradient_scales],
+                     1,
+                     ScaleBytes(form, outer, inner)),
+      .form = form};
+  kernels::QuantizeBlocks(stream,
+                          {.recipe = scales.weight.recipe,
+                           .along = args.along,
+                           .from = args.from,
+                           .codes = operand.matrix,
+                           .scales = operand.scale,
+                           .non_finite = scales.non_finite});
+  operand.matrix.dtype = DType::kF8E4M3;
+  return operand;
+}
+
+Projection::Operand Projection::GradientOfAll(kernels::Stream& stream,
+                                              const ActivationArgs& args) const {
+  const std::optional<size_t> part = FirstQuantized(args.memory);
+  if (!part.has_value() || OfBlocks(args.memory, *part)) {
+    return {};
+  }
+  return Activation(stream,
+                    {.memory = args.memory,
+                     .part = *part,
+                     .from = args.from,
+                     .role = args.role,
+                     .along = args.along});
+}
+
+Projection::Operand Projection::GradientOf(kernels::Stream& stream,
+                                           const ActivationArgs& args,
+                                           const Operand& all,
+                                           const Block& block,
+                                           int64_t column) const {
+  const TensorView dy = ColumnsOf(args.from, column, block.columns);
+  if (!Quantized(args.memory, block.first)) {
+    return {.matrix = dy, .scale = {}};
+  }
+  if (OfBlocks(args.memory, block.first)) {
+    return ActivationBlocks(stream,
+                            {.memory = args.memory,
+                             .part = block.first,
+                             .from = dy,
+                             .role = args.role,
+                             .along = args.along});
+  }
+  const bool turned = OfCodes(args.memory, block.first) && args.along == kRows;
+  return {.matrix = turned ? RowsOf(all.matrix, column, block.columns)
+                           : ColumnsOf(all.matrix, column, block.columns),
+          .scale = all.scale};
 }
 
 std::vector<Projection::Block> Projection::Blocks(const std::vector<TensorView>& views) const {
@@ -252,8 +352,8 @@ void Projection::Forward(kernels::Stream& stream, const ForwardArgs& args) const
   CHECK_EQ(column, args.y.size[1]);
   column = 0;
   Operand quantized;
-  if (AnyQuantized(args.memory)) {
-    quantized = Activation(stream, {.memory = args.memory, .from = args.x});
+  if (const std::optional<size_t> part = FirstQuantized(args.memory)) {
+    quantized = Activation(stream, {.memory = args.memory, .part = *part, .from = args.x});
   }
   for (const Block& block : Blocks(args.memory.weights)) {
     const bool codes = Quantized(args.memory, block.first);
@@ -270,6 +370,8 @@ void Projection::Forward(kernels::Stream& stream, const ForwardArgs& args) const
          .output = biased ? Output::kAccumulate : args.output,
          .scale_a = codes ? quantized.scale : TensorView(),
          .scale_b = weight.scale,
+         .form_a = codes ? quantized.form : ScaleForm::kTensor,
+         .form_b = weight.form,
          .fast_accumulation = Fast(args.memory, block, &quant::GemmScales::fast_forward)});
     column += block.columns;
   }
@@ -277,27 +379,26 @@ void Projection::Forward(kernels::Stream& stream, const ForwardArgs& args) const
 
 void Projection::InputGradient(kernels::Stream& stream, const InputGradientArgs& args) const {
   int64_t column = 0;
-  Operand quantized;
-  if (AnyQuantized(args.memory)) {
-    quantized = Activation(
-        stream,
-        {.memory = args.memory, .from = args.dy, .role = kernels::ActivationRole::kGradient});
-  }
+  const ActivationArgs gradient = {
+      .memory = args.memory, .from = args.dy, .role = kernels::ActivationRole::kGradient};
+  const Operand all = GradientOfAll(stream, gradient);
   for (const Block& block : Blocks(args.memory.weights)) {
-    const bool codes = Quantized(args.memory, block.first);
     const bool output_first = layout_ == MatrixLayout::kOutputInput;
     const bool turned = !output_first || OfCodes(args.memory, block.first);
+    const Operand dy = GradientOf(stream, gradient, all, block, column);
     const Operand weight = Weight(stream, args.memory, block, output_first ? kRows : kColumns);
     kernels::Gemm(
         stream,
-        {.a = ColumnsOf(codes ? quantized.matrix : args.dy, column, block.columns),
+        {.a = dy.matrix,
          .transpose_a = Transpose::kNo,
          .b = weight.matrix,
          .transpose_b = turned ? Transpose::kYes : Transpose::kNo,
          .c = args.dx,
          .output = column == 0 ? Output::kOverwrite : Output::kAccumulate,
-         .scale_a = codes ? quantized.scale : TensorView(),
+         .scale_a = dy.scale,
          .scale_b = weight.scale,
+         .form_a = dy.form,
+         .form_b = weight.form,
          .fast_accumulation = Fast(args.memory, block, &quant::GemmScales::fast_input_gradient)});
     column += block.columns;
   }
@@ -307,34 +408,34 @@ void Projection::InputGradient(kernels::Stream& stream, const InputGradientArgs&
 void Projection::WeightGradient(kernels::Stream& stream, const WeightGradientArgs& args) const {
   int64_t column = 0;
   Operand x;
-  Operand gradient;
-  if (AnyQuantized(args.memory)) {
-    const auto along = kernels::BlocksAlong::kRows;
-    x = Activation(stream, {.memory = args.memory, .from = args.x, .along = along});
-    gradient = Activation(stream,
-                          {.memory = args.memory,
-                           .from = args.dy,
-                           .role = kernels::ActivationRole::kGradient,
-                           .along = along});
+  if (const std::optional<size_t> part = FirstQuantized(args.memory)) {
+    x = Activation(stream, {.memory = args.memory, .part = *part, .from = args.x, .along = kRows});
   }
+  const ActivationArgs gradient = {.memory = args.memory,
+                                   .from = args.dy,
+                                   .role = kernels::ActivationRole::kGradient,
+                                   .along = kRows};
+  const Operand all = GradientOfAll(stream, gradient);
   for (const Block& block : Blocks(args.gradients.views)) {
-    const bool codes = Quantized(args.memory, block.first);
-    const Operand& in = codes ? x : Operand{.matrix = args.x, .scale = {}};
-    const Operand& all = codes ? gradient : Operand{.matrix = args.dy, .scale = {}};
+    const Operand in =
+        Quantized(args.memory, block.first) ? x : Operand{.matrix = args.x, .scale = {}};
     const bool turned = OfCodes(args.memory, block.first);  // already
-    const TensorView dy = turned ? RowsOf(all.matrix, column, block.columns)
-                                 : ColumnsOf(all.matrix, column, block.columns);
     const bool rows_are_outputs = layout_ == MatrixLayout::kOutputInput;
     if (block.matrix.present()) {
+      const Operand dy = GradientOf(stream, gradient, all, block, column);
+      const Operand& first = rows_are_outputs ? dy : in;
+      const Operand& second = rows_are_outputs ? in : dy;
       kernels::Gemm(stream,
-                    {.a = rows_are_outputs ? dy : in.matrix,
+                    {.a = first.matrix,
                      .transpose_a = turned ? Transpose::kNo : Transpose::kYes,
-                     .b = rows_are_outputs ? in.matrix : dy,
+                     .b = second.matrix,
                      .transpose_b = turned ? Transpose::kYes : Transpose::kNo,
                      .c = block.matrix,
                      .output = args.gradients.output,
-                     .scale_a = rows_are_outputs ? all.scale : in.scale,
-                     .scale_b = rows_are_outputs ? in.scale : all.scale});
+                     .scale_a = first.scale,
+                     .scale_b = second.scale,
+                     .form_a = first.form,
+                     .form_b = second.form});
     }
     column += block.columns;
   }

@@ -63,6 +63,7 @@ class Projection {
   struct Operand {
     TensorView matrix;
     TensorView scale;  // absent: 1
+    ScaleForm form = ScaleForm::kTensor;
   };
   Operand Weight(kernels::Stream& stream,
                  const UnitMemory& memory,
@@ -73,26 +74,46 @@ class Projection {
                 const UnitMemory& memory,
                 const Block& block,
                 kernels::BlocksAlong inner) const;
+  // Scales of a block's codes, as a gemm reads them that sums over `inner`.
+  TensorView PlacedScales(kernels::Stream& stream,
+                          const UnitMemory& memory,
+                          const Block& block,
+                          kernels::BlocksAlong inner) const;
   bool Quantized(const UnitMemory& memory, size_t part) const;
-  bool AnyQuantized(const UnitMemory& memory) const;
   // True where gemms read codes, and not what they are decoded to.
   bool OfCodes(const UnitMemory& memory, size_t part) const {
     return Quantized(memory, part) && memory.scales[parts_[part].weight].of_codes;
+  }
+  // True where gemms read codes with a scale for each block. A gemm takes all scales that lie
+  // together, so that gradients of outputs are then quantized for each gemm apart.
+  bool OfBlocks(const UnitMemory& memory, size_t part) const {
+    return Quantized(memory, part) && memory.scales[parts_[part].weight].of_blocks;
   }
   // True where a gemm of a block's codes may lose low bits of sums.
   bool Fast(const UnitMemory& memory, const Block& block, bool quant::GemmScales::*which) const {
     return Quantized(memory, block.first) && memory.scales[parts_[block.first].weight].*which;
   }
-  // x or dy as a gemm with codes reads it, in scratch; once per call. Codes of kRows are
+  // x or dy as a gemm with codes reads it, in scratch, in the recipe of `part`. Codes of kRows are
   // transposed.
   struct ActivationArgs {
     const UnitMemory& memory;
+    size_t part = 0;
     TensorView from;
     kernels::ActivationRole role = kernels::ActivationRole::kInput;
     kernels::BlocksAlong along = kernels::BlocksAlong::kColumns;
   };
   Operand Activation(kernels::Stream& stream, const ActivationArgs& args) const;
-  Operand ActivationCodes(kernels::Stream& stream, const ActivationArgs& args, size_t part) const;
+  Operand ActivationCodes(kernels::Stream& stream, const ActivationArgs& args) const;
+  Operand ActivationBlocks(kernels::Stream& stream, const ActivationArgs& args) const;
+  // The first part that is quantized, if any is.
+  std::optional<size_t> FirstQuantized(const UnitMemory& memory) const;
+  // Gradients of all outputs, if gemms share them; then those of a block, taken from these or made.
+  Operand GradientOfAll(kernels::Stream& stream, const ActivationArgs& args) const;
+  Operand GradientOf(kernels::Stream& stream,
+                     const ActivationArgs& args,
+                     const Operand& all,
+                     const Block& block,
+                     int64_t column) const;
 
   // Workspaces of quantized gemms, if the unit declares them.
   struct Scratch {
@@ -100,6 +121,10 @@ class Projection {
     size_t input = 0;
     size_t gradient = 0;
     size_t scales = 0;
+    // Of codes with a scale for each block, if the unit declares them.
+    std::optional<size_t> weight_scales = {};
+    std::optional<size_t> input_scales = {};
+    std::optional<size_t> gradient_scales = {};
   };
 
   plan::MatrixLayout layout_;

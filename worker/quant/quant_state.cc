@@ -59,6 +59,7 @@ GemmScales QuantState::ScalesOf(plan::TensorId tensor, bool stages) const {
   const plan::QuantDomain& domain = layout_.domain(*of);
   GemmScales scales;
   scales.of_codes = !plan::IsEmulation(gemms_.path);
+  scales.of_blocks = plan::ReadsBlockScales(gemms_.path);
   if (plan::MayAccumulateFast(gemms_.path)) {
     scales.fast_forward = gemms_.fast != plan::FastAccumulation::kNone;
     scales.fast_input_gradient = gemms_.fast == plan::FastAccumulation::kForwardAndInputGradient;

@@ -32,7 +32,8 @@ struct GemmScales {
   TensorView input_staged;  // largest amax of the step
   TensorView gradient_staged;
   TensorView non_finite;
-  bool of_codes = false;  // the gemms read codes; else operands are decoded first
+  bool of_codes = false;   // the gemms read codes; else operands are decoded first
+  bool of_blocks = false;  // codes with a scale for each block
   // Of codes: which of the gemms may lose low bits of sums.
   bool fast_forward = false;
   bool fast_input_gradient = false;

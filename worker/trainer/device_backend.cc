@@ -98,12 +98,20 @@ absl::Status DeviceBackend::Check() const {
 // Before anything is in the arena.
 absl::Status DeviceBackend::ProbeGemms() {
   std::byte* const arena = args_.communicator.arena(plan::MemoryKind::kPrivate);
-  CHECK_GE(args_.plan.memory.private_bytes, kProbeBytes);
-  return trainer::ProbeGemms(args_.plan.options.gemm_path,
+  const plan::GemmPath path = args_.plan.options.gemm_path;
+  if (args_.plan.memory.private_bytes < ProbeBytes(path)) {
+    return absl::FailedPreconditionError(absl::StrCat("gemm path ",
+                                                      plan::GemmPathName(path),
+                                                      ": its probe needs ",
+                                                      ProbeBytes(path),
+                                                      " bytes, the plan has ",
+                                                      args_.plan.memory.private_bytes));
+  }
+  return trainer::ProbeGemms(path,
                              args_.plan.options.fast_accumulation,
                              streams_->compute(),
                              *memory_,
-                             std::span(arena, Size(kProbeBytes)));
+                             std::span(arena, Size(ProbeBytes(path))));
 }
 
 absl::Status DeviceBackend::OpenOffload() {

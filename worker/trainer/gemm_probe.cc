@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include <absl/strings/str_cat.h>
 
@@ -81,22 +82,82 @@ absl::StatusOr<std::vector<float>> ReadValues(shard::HostAccess& memory, const T
   return values;
 }
 
+// The scale of an element of an operand.
+float ScaleOf(
+    const std::vector<float>& scales, ScaleForm form, int64_t inner, int64_t row, int64_t i) {
+  return form == ScaleForm::kTensor
+             ? scales[0]
+             : scales[Size(row * ScaleBlocks(form, inner) + i / CodesOfScale(form))];
+}
+
+// One scale for all, or one for each block: powers of two that tell rows and blocks apart.
+std::vector<float> ScalesOf(ScaleForm form, int64_t outer, int64_t inner, float whole) {
+  if (form == ScaleForm::kTensor) {
+    return {whole};
+  }
+  std::vector<float> scales;
+  for (int64_t row = 0; row < outer; ++row) {
+    const int64_t of = form == ScaleForm::kSquares128 ? row / kScaleTileRows : row;
+    for (int64_t block = 0; block < ScaleBlocks(form, inner); ++block) {
+      scales.push_back(std::ldexp(1.0f, static_cast<int>((of * 3 + block * 2) % 7) - 3));
+    }
+  }
+  return scales;
+}
+
+// Scales as they lie for a gemm.
+std::vector<uint8_t> PlacedScales(const std::vector<float>& scales,
+                                  ScaleForm form,
+                                  int64_t outer,
+                                  int64_t inner) {
+  std::vector<uint8_t> bytes(Size(ScaleBytes(form, outer, inner)));
+  const int64_t blocks = ScaleBlocks(form, inner);
+  for (int64_t row = 0; row < (form == ScaleForm::kTensor ? 1 : outer); ++row) {
+    for (int64_t block = 0; block < blocks; ++block) {
+      const float scale = scales[Size(row * blocks + block)];
+      const int64_t index = ScaleIndex(form, row, block, outer, blocks);
+      if (form == ScaleForm::kBlocks32) {
+        constexpr int kBias = 127;
+        bytes[Size(index)] = static_cast<uint8_t>(std::ilogb(scale) + kBias);
+      } else {
+        std::memcpy(bytes.data() + index * DTypeBytes(DType::kF32), &scale, sizeof(scale));
+      }
+    }
+  }
+  return bytes;
+}
+
+absl::StatusOr<TensorView> WriteScales(Room& room,
+                                       shard::HostAccess& memory,
+                                       const std::vector<float>& scales,
+                                       ScaleForm form,
+                                       int64_t outer,
+                                       int64_t inner) {
+  const std::vector<uint8_t> bytes = PlacedScales(scales, form, outer, inner);
+  const TensorView to = form == ScaleForm::kTensor ? room.Take(DType::kF32, 1, 1)
+                                                   : room.Take(DType::kU8, 1, std::ssize(bytes));
+  RETURN_IF_ERROR(memory.Write(BytesOf(bytes), to.data));
+  return to;
+}
+
 absl::Status RunProbe(const ProbeCase& probe,
                       kernels::CudaStream& stream,
                       shard::HostAccess& memory,
                       std::span<std::byte> bytes) {
   Room room(bytes);
-  const TensorView a = room.Take(probe.a, kProbeRows, kProbeInner);
-  const TensorView b = room.Take(probe.b, kProbeColumns, kProbeInner);
-  const TensorView c = room.Take(probe.c, kProbeRows, kProbeColumns);
-  const TensorView scale_a = room.Take(DType::kF32, 1, 1);
-  const TensorView scale_b = room.Take(DType::kF32, 1, 1);
+  const TensorView a = room.Take(probe.a, probe.rows, probe.inner);
+  const TensorView b = room.Take(probe.b, probe.columns, probe.inner);
+  const TensorView c = room.Take(probe.c, probe.rows, probe.columns);
   const ProbeOperands operands = OperandsOf(probe);
   RETURN_IF_ERROR(memory.Write(BytesOf(operands.a), a.data));
   RETURN_IF_ERROR(memory.Write(BytesOf(operands.b), b.data));
   RETURN_IF_ERROR(WriteValues(memory, operands.c, c));
-  RETURN_IF_ERROR(WriteValues(memory, {operands.scale_a}, scale_a));
-  RETURN_IF_ERROR(WriteValues(memory, {operands.scale_b}, scale_b));
+  ASSIGN_OR_RETURN(
+      const TensorView scale_a,
+      WriteScales(room, memory, operands.scale_a, probe.form_a, probe.rows, probe.inner));
+  ASSIGN_OR_RETURN(
+      const TensorView scale_b,
+      WriteScales(room, memory, operands.scale_b, probe.form_b, probe.columns, probe.inner));
   kernels::Gemm(
       stream,
       {.a = a,
@@ -107,9 +168,36 @@ absl::Status RunProbe(const ProbeCase& probe,
        .output = probe.accumulates ? kernels::Output::kAccumulate : kernels::Output::kOverwrite,
        .scale_a = scale_a,
        .scale_b = scale_b,
+       .form_a = probe.form_a,
+       .form_b = probe.form_b,
        .fast_accumulation = probe.fast});
   ASSIGN_OR_RETURN(const std::vector<float> result, ReadValues(memory, c));
   return CheckProbe(probe, operands, result);
+}
+
+// Gemms of E4M3 codes with scales of these forms: of activations, and of weights.
+std::vector<ProbeCase> BlockCases(ScaleForm activation, ScaleForm weight) {
+  // More than a tile of rows, and blocks that end before a tile does.
+  constexpr int64_t kRows = 144;
+  constexpr int64_t kInner = 160;
+  constexpr DType kCodes = DType::kF8E4M3;
+  const auto probe = [&](const char* name, DType c, bool accumulates, ScaleForm form_b) {
+    return ProbeCase{.name = name,
+                     .a = kCodes,
+                     .b = kCodes,
+                     .c = c,
+                     .accumulates = accumulates,
+                     .fast = false,
+                     .form_a = activation,
+                     .form_b = form_b,
+                     .rows = kRows,
+                     .columns = kRows,
+                     .inner = kInner};
+  };
+  return {probe("forward", DType::kBF16, false, weight),
+          probe("input gradient", DType::kBF16, true, weight),
+          probe("weight gradient", DType::kF32, true, activation),
+          probe("weight gradient, first", DType::kF32, false, activation)};
 }
 
 }  // namespace
@@ -117,6 +205,12 @@ absl::Status RunProbe(const ProbeCase& probe,
 std::vector<ProbeCase> ProbeCases(plan::GemmPath path, plan::FastAccumulation fast) {
   constexpr DType kE4M3 = DType::kF8E4M3;
   constexpr DType kE5M2 = DType::kF8E5M2;
+  if (path == plan::GemmPath::kFp8Block) {
+    return BlockCases(ScaleForm::kBlocks128, ScaleForm::kSquares128);
+  }
+  if (path == plan::GemmPath::kMxFp8) {
+    return BlockCases(ScaleForm::kBlocks32, ScaleForm::kBlocks32);
+  }
   if (path != plan::GemmPath::kFp8Tensor) {
     return {};
   }
@@ -129,12 +223,12 @@ std::vector<ProbeCase> ProbeCases(plan::GemmPath path, plan::FastAccumulation fa
 }
 
 ProbeOperands OperandsOf(const ProbeCase& probe) {
-  ProbeOperands operands = {.a = CodesOf(probe.a, kProbeRows * kProbeInner, 1),
-                            .b = CodesOf(probe.b, kProbeColumns * kProbeInner, 2),
+  ProbeOperands operands = {.a = CodesOf(probe.a, probe.rows * probe.inner, 1),
+                            .b = CodesOf(probe.b, probe.columns * probe.inner, 2),
                             .c = {},
-                            .scale_a = 0.375f,
-                            .scale_b = 3.0f};
-  for (int64_t i = 0; i < kProbeRows * kProbeColumns; ++i) {
+                            .scale_a = ScalesOf(probe.form_a, probe.rows, probe.inner, 0.375f),
+                            .scale_b = ScalesOf(probe.form_b, probe.columns, probe.inner, 3.0f)};
+  for (int64_t i = 0; i < probe.rows * probe.columns; ++i) {
     operands.c.push_back(static_cast<float>(i % 17) - 8.0f);
   }
   return operands;
@@ -143,21 +237,25 @@ ProbeOperands OperandsOf(const ProbeCase& probe) {
 absl::Status CheckProbe(const ProbeCase& probe,
                         const ProbeOperands& operands,
                         std::span<const float> result) {
-  const double scale = double{operands.scale_a} * double{operands.scale_b};
-  for (int64_t row = 0; row < kProbeRows; ++row) {
-    for (int64_t column = 0; column < kProbeColumns; ++column) {
-      const size_t at = Size(row * kProbeColumns + column);
+  const auto value = [&](DType type, const std::vector<uint8_t>& codes, int64_t row, int64_t i) {
+    return double{ValueOf(type, codes[Size(row * probe.inner + i)])};
+  };
+  for (int64_t row = 0; row < probe.rows; ++row) {
+    for (int64_t column = 0; column < probe.columns; ++column) {
+      const size_t at = Size(row * probe.columns + column);
       double sum = 0;
       double magnitude = 0;
-      for (int64_t i = 0; i < kProbeInner; ++i) {
-        const double product = double{ValueOf(probe.a, operands.a[Size(row * kProbeInner + i)])} *
-                               double{ValueOf(probe.b, operands.b[Size(column * kProbeInner + i)])};
+      for (int64_t i = 0; i < probe.inner; ++i) {
+        const double product =
+            value(probe.a, operands.a, row, i) * value(probe.b, operands.b, column, i) *
+            double{ScaleOf(operands.scale_a, probe.form_a, probe.inner, row, i)} *
+            double{ScaleOf(operands.scale_b, probe.form_b, probe.inner, column, i)};
         sum += product;
         magnitude += std::abs(product);
       }
-      const double expected = scale * sum + (probe.accumulates ? double{operands.c[at]} : 0.0);
+      const double expected = sum + (probe.accumulates ? double{operands.c[at]} : 0.0);
       // The error of sums in full, and of those that lose low bits; then the result's own rounding.
-      const double bound = scale * magnitude * std::ldexp(1.0, probe.fast ? -7 : -10) +
+      const double bound = magnitude * std::ldexp(1.0, probe.fast ? -7 : -10) +
                            (probe.c == DType::kBF16 ? std::ldexp(std::abs(expected), -8) : 0.0);
       if (!(std::abs(double{result[at]} - expected) <= bound)) {
         return absl::FailedPreconditionError(absl::StrCat("gemm of codes, ",

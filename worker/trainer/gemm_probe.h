@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/dtype.h"
+#include "common/gemm_scales.h"
 #include "common/model/gemm_paths.h"
 #include "common/status.h"
 #include "kernels/cuda_host/cuda_device.h"
@@ -16,10 +17,7 @@
 
 namespace ravel::trainer {
 
-// c [kProbeRows, kProbeColumns] (=|+=) scale_a * scale_b * a b^T, of a [.., kProbeInner] and b.
-inline constexpr int64_t kProbeRows = 16;
-inline constexpr int64_t kProbeColumns = 32;
-inline constexpr int64_t kProbeInner = 64;
+// c [rows, columns] (=|+=) a b^T, of a [rows, inner] and b [columns, inner], each with its scales.
 struct ProbeCase {
   const char* name;  // "weight gradient"
   DType a;
@@ -27,6 +25,11 @@ struct ProbeCase {
   DType c;
   bool accumulates;
   bool fast;
+  ScaleForm form_a = ScaleForm::kTensor;
+  ScaleForm form_b = ScaleForm::kTensor;
+  int64_t rows = 16;
+  int64_t columns = 32;
+  int64_t inner = 64;
 };
 // Those of a path; none where it has no gemms of codes.
 std::vector<ProbeCase> ProbeCases(plan::GemmPath path, plan::FastAccumulation fast);
@@ -34,9 +37,9 @@ std::vector<ProbeCase> ProbeCases(plan::GemmPath path, plan::FastAccumulation fa
 struct ProbeOperands {
   std::vector<uint8_t> a;
   std::vector<uint8_t> b;
-  std::vector<float> c;  // before
-  float scale_a = 0;
-  float scale_b = 0;
+  std::vector<float> c;        // before
+  std::vector<float> scale_a;  // [rows, blocks], by row and block of codes, whatever the form
+  std::vector<float> scale_b;
 };
 ProbeOperands OperandsOf(const ProbeCase& probe);
 
@@ -49,6 +52,10 @@ absl::Status CheckProbe(const ProbeCase& probe,
 // Runs them in `room`, memory of the device that nobody uses yet and that is zero afterwards. OK at
 // once where the path has no gemms of codes.
 inline constexpr int64_t kProbeBytes = 8192;
+inline constexpr int64_t kBlockProbeBytes = 163840;
+constexpr int64_t ProbeBytes(plan::GemmPath path) {
+  return plan::ReadsBlockScales(path) ? kBlockProbeBytes : kProbeBytes;
+}
 absl::Status ProbeGemms(plan::GemmPath path,
                         plan::FastAccumulation fast,
                         kernels::CudaStream& stream,

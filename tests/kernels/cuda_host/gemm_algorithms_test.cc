@@ -41,6 +41,8 @@ TEST(GemmKeyTest, EveryFieldThatMattersIsInTheKey) {
                         .multiprocessors = 100,
                         .b_type = 0,
                         .fast_accumulation = 0,
+                        .a_form = 0,
+                        .b_form = 0,
                         .reserved = 0};
   EXPECT_EQ(GemmKey(gemm), "1x2x3-nt-bf16-f32-b1-s4,5,6-a16,32,64-m100");
   gemm.accumulate = 0;
@@ -50,6 +52,10 @@ TEST(GemmKeyTest, EveryFieldThatMattersIsInTheKey) {
   EXPECT_THAT(GemmKey(gemm), HasSubstr("-e5m2*e4m3-f32-"));
   gemm.fast_accumulation = 1;
   EXPECT_THAT(GemmKey(gemm), HasSubstr("-e5m2*e4m3+fast-f32-"));
+  gemm.fast_accumulation = 0;
+  gemm.a_form = 4;
+  gemm.b_form = 5;
+  EXPECT_THAT(GemmKey(gemm), HasSubstr("-e5m2*e4m3+scales4,5-f32-"));
 }
 
 TEST(GemmAlgorithmsTest, MeasuredChoicesReplaceProposalsOnly) {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "common/gemm_scales.h"
 #include "kernels/cpu/reference_ops.h"
 #include "kernels/scalar/float8.h"
 
@@ -26,15 +27,34 @@ bool IsCodes(int32_t dtype) {
   return TypeOf(dtype) == DType::kF8E4M3 || TypeOf(dtype) == DType::kF8E5M2;
 }
 
+// Scales of blocks: those of Hopper, not squares twice, or those of Blackwell; of E4M3 alone.
+bool FormsAreOffered(const RavelCudaGemm& gemm, int32_t compute_major) {
+  const auto a = static_cast<ScaleForm>(gemm.a_form);
+  const auto b = static_cast<ScaleForm>(gemm.b_form);
+  const auto hopper = [](ScaleForm form) {
+    return form == ScaleForm::kBlocks128 || form == ScaleForm::kSquares128;
+  };
+  if (a == ScaleForm::kTensor && b == ScaleForm::kTensor) {
+    return true;
+  }
+  constexpr int32_t kHopper = 9;
+  const bool blocks = hopper(a) && hopper(b) && compute_major == kHopper &&
+                      (a != ScaleForm::kSquares128 || b != ScaleForm::kSquares128);
+  const bool tiles =
+      a == ScaleForm::kBlocks32 && b == ScaleForm::kBlocks32 && compute_major > kHopper;
+  return gemm.input_type == gemm.b_type && gemm.fast_accumulation == 0 && (blocks || tiles);
+}
+
 // What cuBLASLt takes of codes on Hopper: both along k, sizes and strides of 16 bytes, not E5M2
 // twice.
-bool CodesAreOffered(const RavelCudaGemm& gemm) {
+bool CodesAreOffered(const RavelCudaGemm& gemm, int32_t compute_major) {
   const auto whole = [](int64_t size) { return size % 16 == 0; };
   return IsCodes(gemm.input_type) && IsCodes(gemm.b_type) && IsFloat(gemm.output_type) &&
          (gemm.input_type != gemm.b_type || TypeOf(gemm.b_type) == DType::kF8E4M3) &&
-         gemm.transpose_a == 0 && gemm.transpose_b != 0 && whole(gemm.m) && whole(gemm.n) &&
-         whole(gemm.k) && whole(gemm.a_stride) && whole(gemm.b_stride) && whole(gemm.c_stride) &&
-         gemm.a_align >= 16 && gemm.b_align >= 16 && gemm.c_align >= 16;
+         FormsAreOffered(gemm, compute_major) && gemm.transpose_a == 0 && gemm.transpose_b != 0 &&
+         whole(gemm.m) && whole(gemm.n) && whole(gemm.k) && whole(gemm.a_stride) &&
+         whole(gemm.b_stride) && whole(gemm.c_stride) && gemm.a_align >= 16 && gemm.b_align >= 16 &&
+         gemm.c_align >= 16;
 }
 
 Shape ShapeOf(int64_t rows, int64_t columns, int64_t stride, bool transposed) {
@@ -47,15 +67,42 @@ bool Aligned(const void* data, const Shape& shape, DType dtype, int32_t align) {
          (shape.rows <= 1 || shape.stride * DTypeBytes(dtype) % align == 0);
 }
 
-// The values of codes.
-TensorView Decoded(const Operand& codes, std::vector<float>& to) {
+void ReadScales(Operands& operands,
+                const char* name,
+                const void* scales,
+                ScaleForm form,
+                int64_t outer,
+                int64_t inner) {
+  operands.Touch(Access::Kind::kRead, name, scales, ScaleBytes(form, outer, inner));
+  operands.Require(form == ScaleForm::kTensor || reinterpret_cast<uintptr_t>(scales) % 16 == 0,
+                   "scales of blocks are not aligned");
+}
+
+// The scale of an element's block; 1 with one scale for all, which the gemm itself takes.
+float ScaleAt(ScaleForm form, const void* scales, const Operand& codes, int64_t row, int64_t at) {
+  if (form == ScaleForm::kTensor) {
+    return 1.0f;
+  }
+  const int64_t index =
+      ScaleIndex(form, row, at / CodesOfScale(form), codes.rows, ScaleBlocks(form, codes.columns));
+  return form == ScaleForm::kBlocks32
+             ? scalar::E8M0Value(static_cast<const uint8_t*>(scales)[index])
+             : static_cast<const float*>(scales)[index];
+}
+
+// The values of codes, times the scales of blocks.
+TensorView Decoded(const Operand& codes,
+                   ScaleForm form,
+                   const void* scales,
+                   std::vector<float>& to) {
   to.resize(static_cast<size_t>(codes.rows * codes.columns));
   for (int64_t row = 0; row < codes.rows; ++row) {
     for (int64_t column = 0; column < codes.columns; ++column) {
       const uint32_t code = static_cast<const uint8_t*>(codes.data)[row * codes.stride + column];
-      to[static_cast<size_t>(row * codes.columns + column)] = codes.dtype == DType::kF8E5M2
-                                                                  ? scalar::E5M2::ValueOfCode(code)
-                                                                  : scalar::E4M3::ValueOfCode(code);
+      const float value = codes.dtype == DType::kF8E5M2 ? scalar::E5M2::ValueOfCode(code)
+                                                        : scalar::E4M3::ValueOfCode(code);
+      to[static_cast<size_t>(row * codes.columns + column)] =
+          value * ScaleAt(form, scales, codes, row, column);
     }
   }
   return MatrixView(to.data(), codes.rows, codes.columns);
@@ -63,9 +110,9 @@ TensorView Decoded(const Operand& codes, std::vector<float>& to) {
 
 }  // namespace
 
-bool GemmIsOffered(const RavelCudaGemm& gemm) {
+bool GemmIsOffered(const RavelCudaGemm& gemm, int32_t compute_major) {
   const auto fits = [](const Shape& shape) { return shape.stride >= shape.columns; };
-  const bool types = gemm.b_type != 0 ? CodesAreOffered(gemm)
+  const bool types = gemm.b_type != 0 ? CodesAreOffered(gemm, compute_major)
                                       : IsFloat(gemm.input_type) && IsFloat(gemm.output_type) &&
                                             (TypeOf(gemm.output_type) == DType::kF32 ||
                                              TypeOf(gemm.input_type) == DType::kBF16);
@@ -97,10 +144,12 @@ int32_t GemmAlgorithms(uint64_t workspace_bytes, RavelCudaAlgorithm* algorithms,
 
 PlannedLaunch PlanCublasGemm(const RavelCudaGemm& gemm,
                              const RavelCudaAlgorithm& algorithm,
-                             const RavelCudaGemmBuffers& buffers) {
+                             const RavelCudaGemmBuffers& buffers,
+                             int32_t compute_major) {
   const KernelLaunch launch = {.name = "gemm", .variant = 0};
   Operands operands(launch);
-  operands.Require(GemmIsOffered(gemm), "sizes, strides or types that no algorithm takes");
+  operands.Require(GemmIsOffered(gemm, compute_major),
+                   "sizes, strides or types that no algorithm takes");
   operands.Require(algorithm.words[1] != kRefused, "an algorithm that does not run here");
   operands.Require(algorithm.words[0] == kMagic && algorithm.words[1] == algorithm.workspace_bytes,
                    "an algorithm of another library");
@@ -123,8 +172,12 @@ PlannedLaunch PlanCublasGemm(const RavelCudaGemm& gemm,
   operands.Require(Aligned(buffers.c, c_shape, output, gemm.c_align), "c is not aligned as said");
   const Operand a = operands.Add(Access::Kind::kRead, "a", buffers.a, a_shape, input);
   const Operand b = operands.Add(Access::Kind::kRead, "b", buffers.b, b_shape, b_input);
-  operands.Array(Access::Kind::kRead, "scale_a", buffers.scale_a, 1);
-  operands.Array(Access::Kind::kRead, "scale_b", buffers.scale_b, 1);
+  const auto a_form = static_cast<ScaleForm>(gemm.a_form);
+  const auto b_form = static_cast<ScaleForm>(gemm.b_form);
+  if (codes) {
+    ReadScales(operands, "scale_a", buffers.scale_a, a_form, a_shape.rows, a_shape.columns);
+    ReadScales(operands, "scale_b", buffers.scale_b, b_form, b_shape.rows, b_shape.columns);
+  }
   const Operand c = operands.Add(
       accumulate ? Access::Kind::kUpdate : Access::Kind::kWrite, "c", buffers.c, c_shape, output);
   const uint64_t workspace_bytes = algorithm.workspace_bytes;
@@ -138,15 +191,15 @@ PlannedLaunch PlanCublasGemm(const RavelCudaGemm& gemm,
       std::memset(workspace, 0xFF, workspace_bytes);
     }
     std::vector<float> decoded[2];
-    GemmArgs args = {.a = codes ? Decoded(a, decoded[0]) : on.View(a),
+    GemmArgs args = {.a = codes ? Decoded(a, a_form, buffers.scale_a, decoded[0]) : on.View(a),
                      .transpose_a = flip_a ? Transpose::kYes : Transpose::kNo,
-                     .b = codes ? Decoded(b, decoded[1]) : on.View(b),
+                     .b = codes ? Decoded(b, b_form, buffers.scale_b, decoded[1]) : on.View(b),
                      .transpose_b = flip_b ? Transpose::kYes : Transpose::kNo,
                      .c = on.View(c),
                      .output = accumulate ? Output::kAccumulate : Output::kOverwrite};
-    if (codes) {
-      args.scale_a = VectorView(const_cast<float*>(buffers.scale_a), 1);
-      args.scale_b = VectorView(const_cast<float*>(buffers.scale_b), 1);
+    if (codes && a_form == ScaleForm::kTensor) {
+      args.scale_a = VectorView(static_cast<float*>(const_cast<void*>(buffers.scale_a)), 1);
+      args.scale_b = VectorView(static_cast<float*>(const_cast<void*>(buffers.scale_b)), 1);
     }
     cpu::Gemm(args);
     on.Finish();

@@ -9,11 +9,13 @@
 
 namespace ravel::kernels::cuda::emulated {
 
-// As gemm_candidates, for a gemm that fits; false where strides, types or sizes do not.
-bool GemmIsOffered(const RavelCudaGemm& gemm);
+// As gemm_candidates, for a gemm that fits; false where strides, types or sizes do not, or where
+// devices of this compute capability (major number) have none with scales of such blocks.
+bool GemmIsOffered(const RavelCudaGemm& gemm, int32_t compute_major);
 int32_t GemmAlgorithms(uint64_t workspace_bytes, RavelCudaAlgorithm* algorithms, int32_t limit);
 PlannedLaunch PlanCublasGemm(const RavelCudaGemm& gemm,
                              const RavelCudaAlgorithm& algorithm,
-                             const RavelCudaGemmBuffers& buffers);
+                             const RavelCudaGemmBuffers& buffers,
+                             int32_t compute_major);
 
 }  // namespace ravel::kernels::cuda::emulated

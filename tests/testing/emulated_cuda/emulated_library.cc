@@ -78,6 +78,12 @@ int32_t DeviceCount(int32_t* count) {
   return 0;
 }
 
+// The compute capability, times 10.
+int32_t Compute() {
+  constexpr uint64_t kHopper = 90;
+  return static_cast<int32_t>(NumberOf("RAVEL_EMULATED_COMPUTE", kHopper));
+}
+
 int32_t Device(int32_t index, RavelCudaDevice* device) {
   if (!IsDevice(index)) {
     return kInvalidDevice;
@@ -86,8 +92,8 @@ int32_t Device(int32_t index, RavelCudaDevice* device) {
   const bool mixed = NumberOf("RAVEL_EMULATED_MIXED", 0) != 0;
   std::snprintf(device->name, sizeof(device->name), "Emulated device %d", mixed ? index : 0);
   device->memory_bytes = The().memory_bytes;
-  device->compute_major = 9;
-  device->compute_minor = 0;
+  device->compute_major = Compute() / 10;
+  device->compute_minor = Compute() % 10;
   device->multiprocessors = 132;
   device->cache_bytes = kCacheBytes;
   return 0;
@@ -306,7 +312,7 @@ int32_t GemmCandidates(int32_t index,
   if (!IsDevice(index)) {
     return kInvalidDevice;
   }
-  if (GemmIsOffered(*gemm)) {
+  if (GemmIsOffered(*gemm, Compute() / 10)) {
     *count = GemmAlgorithms(workspace_bytes, algorithms, limit);
   }
   return 0;
@@ -317,7 +323,8 @@ int32_t GemmRun(void* stream,
                 const RavelCudaAlgorithm* algorithm,
                 const RavelCudaGemmBuffers* buffers) {
   const int32_t error = RequireCublasLt();
-  return error != 0 ? error : Issue(stream, PlanCublasGemm(*gemm, *algorithm, *buffers));
+  return error != 0 ? error
+                    : Issue(stream, PlanCublasGemm(*gemm, *algorithm, *buffers, Compute() / 10));
 }
 
 int32_t AttentionVersion(uint64_t* version) {

@@ -1,6 +1,9 @@
 // Operands of the kernels of quantization.
 
+#include <string_view>
+
 #include "common/check.h"
+#include "common/gemm_scales.h"
 #include "common/recipe.h"
 #include "tests/testing/emulated_cuda/emulated_kernels.h"
 
@@ -156,6 +159,38 @@ void TransposeCodes(const TransposeCodesParams& p, Operands& on) {
   on.Array(kWrite, "to", p.to.codes, p.to.rows * p.to.columns);
 }
 
+void BlockCodes(const BlockCodesParams& p, Operands& on) {
+  const ScaleForm form =
+      on.launch().variant == kBlocksOf32 ? ScaleForm::kBlocks32 : ScaleForm::kBlocks128;
+  const bool turned = on.launch().name == std::string_view("BlockCodesAlongRows");
+  on.RequireBlock(kFlatThreads);
+  on.Require(reinterpret_cast<uintptr_t>(p.from) % 8 == 0 && p.from_stride % 4 == 0 &&
+                 reinterpret_cast<uintptr_t>(p.codes) % 8 == 0,
+             "accesses of 8 bytes do not fit");
+  on.Require(reinterpret_cast<uintptr_t>(p.scales) % 16 == 0, "scales are not aligned");
+  on.Add(kRead, "from", p.from, {p.rows, p.columns, p.from_stride}, DType::kBF16);
+  on.Array(kWrite, "codes", p.codes, p.rows * p.columns);
+  on.Array(kUpdate,
+           "scales",
+           static_cast<uint8_t*>(p.scales),
+           ScaleBytes(form, turned ? p.columns : p.rows, turned ? p.rows : p.columns));
+  on.Array(kAtomic, "non_finite", p.non_finite, 1);
+}
+
+void PlaceScales(const PlaceScalesParams& p, Operands& on) {
+  const bool squares = on.launch().variant == kBlocksOf128;
+  const ScaleForm form = squares ? ScaleForm::kSquares128 : ScaleForm::kBlocks32;
+  on.RequireBlock(kFlatThreads);
+  on.Require(reinterpret_cast<uintptr_t>(p.to) % 16 == 0, "scales are not aligned");
+  on.Array(kRead, "amax", p.amax, p.rows / EdgeOf(on.launch().variant) * p.grid_columns);
+  on.Array(
+      kUpdate,
+      "to",
+      static_cast<uint8_t*>(p.to),
+      ScaleBytes(
+          form, p.turned != 0 ? p.columns : p.all_rows, p.turned != 0 ? p.all_rows : p.columns));
+}
+
 void LargestWords(const LargestWordsParams& p, Operands& on) {
   on.RequireBlock(kFlatThreads);
   on.Require(p.count > 0 && p.count <= kMaxWordPieces, "another number of pieces");
@@ -168,18 +203,23 @@ void LargestWords(const LargestWordsParams& p, Operands& on) {
 }  // namespace
 
 std::vector<KernelOperands> QuantizeKernelOperands() {
-  return {Declare<BlockAmaxParams, BlockAmax>(Kernel::kBlockAmax, "BlockAmax"),
-          Declare<QuantizeWeightParams, QuantizeWeight>(Kernel::kQuantizeWeight, "QuantizeWeight"),
-          Declare<DecodeWeightParams, DecodeWeight>(Kernel::kDecodeWeight, "DecodeWeight"),
-          Declare<ActivationAmaxParams, ActivationAmax>(Kernel::kActivationAmax, "ActivationAmax"),
-          Declare<QuantizeActivationParams, QuantizeActivation>(Kernel::kQuantizeAlongColumns,
-                                                                "QuantizeAlongColumns"),
-          Declare<QuantizeActivationParams, QuantizeActivation>(Kernel::kQuantizeAlongRows,
-                                                                "QuantizeAlongRows"),
-          Declare<DelayedScalesParams, DelayedScales>(Kernel::kDelayedScales, "DelayedScales"),
-          Declare<TensorCodesParams, TensorCodes>(Kernel::kTensorCodes, "TensorCodes"),
-          Declare<TransposeCodesParams, TransposeCodes>(Kernel::kTransposeCodes, "TransposeCodes"),
-          Declare<LargestWordsParams, LargestWords>(Kernel::kLargestWords, "LargestWords")};
+  return {
+      Declare<BlockAmaxParams, BlockAmax>(Kernel::kBlockAmax, "BlockAmax"),
+      Declare<QuantizeWeightParams, QuantizeWeight>(Kernel::kQuantizeWeight, "QuantizeWeight"),
+      Declare<DecodeWeightParams, DecodeWeight>(Kernel::kDecodeWeight, "DecodeWeight"),
+      Declare<ActivationAmaxParams, ActivationAmax>(Kernel::kActivationAmax, "ActivationAmax"),
+      Declare<QuantizeActivationParams, QuantizeActivation>(Kernel::kQuantizeAlongColumns,
+                                                            "QuantizeAlongColumns"),
+      Declare<QuantizeActivationParams, QuantizeActivation>(Kernel::kQuantizeAlongRows,
+                                                            "QuantizeAlongRows"),
+      Declare<DelayedScalesParams, DelayedScales>(Kernel::kDelayedScales, "DelayedScales"),
+      Declare<TensorCodesParams, TensorCodes>(Kernel::kTensorCodes, "TensorCodes"),
+      Declare<TransposeCodesParams, TransposeCodes>(Kernel::kTransposeCodes, "TransposeCodes"),
+      Declare<BlockCodesParams, BlockCodes>(Kernel::kBlockCodesAlongColumns,
+                                            "BlockCodesAlongColumns"),
+      Declare<BlockCodesParams, BlockCodes>(Kernel::kBlockCodesAlongRows, "BlockCodesAlongRows"),
+      Declare<PlaceScalesParams, PlaceScales>(Kernel::kPlaceScales, "PlaceScales"),
+      Declare<LargestWordsParams, LargestWords>(Kernel::kLargestWords, "LargestWords")};
 }
 
 }  // namespace ravel::kernels::cuda::emulated

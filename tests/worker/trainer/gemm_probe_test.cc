@@ -2,10 +2,12 @@
 
 #include "worker/trainer/gemm_probe.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,23 +21,39 @@ float ValueOf(DType type, uint8_t code) {
                                 : Fp16ToFloat(static_cast<uint16_t>(code << 8));
 }
 
+float ScaleAt(
+    const std::vector<float>& scales, ScaleForm form, int64_t inner, int64_t row, int64_t i) {
+  return form == ScaleForm::kTensor
+             ? scales[0]
+             : scales[static_cast<size_t>(row * ScaleBlocks(form, inner) + i / CodesOfScale(form))];
+}
+
 std::vector<float> Exact(const ProbeCase& probe, const ProbeOperands& operands) {
   std::vector<float> result;
-  for (int64_t i = 0; i < kProbeRows * kProbeColumns; ++i) {
-    float sum = 0;
-    for (int64_t k = 0; k < kProbeInner; ++k) {
-      sum +=
-          ValueOf(probe.a, operands.a[static_cast<size_t>(i / kProbeColumns * kProbeInner + k)]) *
-          ValueOf(probe.b, operands.b[static_cast<size_t>(i % kProbeColumns * kProbeInner + k)]);
+  for (int64_t i = 0; i < probe.rows * probe.columns; ++i) {
+    const int64_t row = i / probe.columns;
+    const int64_t column = i % probe.columns;
+    double sum = 0;
+    for (int64_t k = 0; k < probe.inner; ++k) {
+      sum += double{ValueOf(probe.a, operands.a[static_cast<size_t>(row * probe.inner + k)])} *
+             double{ScaleAt(operands.scale_a, probe.form_a, probe.inner, row, k)} *
+             double{ValueOf(probe.b, operands.b[static_cast<size_t>(column * probe.inner + k)])} *
+             double{ScaleAt(operands.scale_b, probe.form_b, probe.inner, column, k)};
     }
-    result.push_back(operands.scale_a * operands.scale_b * sum +
+    result.push_back(static_cast<float>(sum) +
                      (probe.accumulates ? operands.c[static_cast<size_t>(i)] : 0.0f));
   }
   return result;
 }
 
 std::vector<ProbeCase> AllCases() {
-  return ProbeCases(plan::GemmPath::kFp8Tensor, plan::FastAccumulation::kForward);
+  std::vector<ProbeCase> all;
+  for (const plan::GemmPath path :
+       {plan::GemmPath::kFp8Tensor, plan::GemmPath::kFp8Block, plan::GemmPath::kMxFp8}) {
+    const std::vector<ProbeCase> cases = ProbeCases(path, plan::FastAccumulation::kForward);
+    all.insert(all.end(), cases.begin(), cases.end());
+  }
+  return all;
 }
 
 TEST(GemmProbe, SumsAreFastAsThePlanSays) {
@@ -65,7 +83,9 @@ TEST(GemmProbe, TakesWhatIsRightAndNamesWhatIsNot) {
       changed[70] = wrong;
       const std::string text(CheckProbe(probe, operands, changed).message());
       EXPECT_THAT(text, HasSubstr(probe.name));
-      EXPECT_THAT(text, HasSubstr("element [2, 6]"));
+      EXPECT_THAT(
+          text,
+          HasSubstr(absl::StrCat("element [", 70 / probe.columns, ", ", 70 % probe.columns, "]")));
     }
   }
 }
@@ -75,11 +95,18 @@ TEST(GemmProbe, TellsScalesAndOperandsApart) {
   for (const ProbeCase& probe : AllCases()) {
     const ProbeOperands operands = OperandsOf(probe);
     ProbeOperands other = operands;
-    other.scale_a = 1;
+    std::fill(other.scale_a.begin(), other.scale_a.end(), 1.0f);
     EXPECT_FALSE(CheckProbe(probe, operands, Exact(probe, other)).ok());
     other = operands;
-    other.scale_b = 1;
+    std::fill(other.scale_b.begin(), other.scale_b.end(), 1.0f);
     EXPECT_FALSE(CheckProbe(probe, operands, Exact(probe, other)).ok());
+    if (probe.form_a != ScaleForm::kTensor) {
+      // Scales of rows and blocks in another order.
+      other = operands;
+      std::reverse(other.scale_a.begin(), other.scale_a.end());
+      EXPECT_FALSE(CheckProbe(probe, operands, Exact(probe, other)).ok()) << probe.name;
+      continue;  // both operands are E4M3
+    }
     ProbeCase swapped = probe;
     swapped.a = probe.a == DType::kF8E4M3 ? DType::kF8E5M2 : DType::kF8E4M3;
     EXPECT_FALSE(CheckProbe(probe, operands, Exact(swapped, operands)).ok());

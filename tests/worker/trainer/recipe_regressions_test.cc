@@ -243,7 +243,7 @@ TEST_F(RecipeRegressions, DelayedScalesLeaveTheirMargin) {
 }
 
 TEST_F(RecipeRegressions, UnsupportedRecipeRefusedAtPlan) {
-  plan::JobSpec spec = Job({}, Recipe::kMxFp8);
+  plan::JobSpec spec = Job({}, Recipe::kNvFp4);
   spec.cpu_devices = false;
   EXPECT_THAT(std::string(plan::BuildShardingPlan({.spec = spec, .ranks = 1, .shared_memory = true})
                               .status()

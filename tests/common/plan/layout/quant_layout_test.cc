@@ -252,9 +252,12 @@ TEST(RecipePlans, AreRefusedWithFieldAndTensor) {
                                HasSubstr("multiples of 128")));
   EXPECT_THAT(refusal([](JobSpec& spec) { spec.compute = ComputeType::kF32; }),
               HasSubstr("precision.compute: expected bf16, for fp8_block, got fp32"));
-  EXPECT_EQ(refusal([](JobSpec& spec) { spec.cpu_devices = false; }),
+  EXPECT_EQ(refusal([](JobSpec& spec) {
+              spec.cpu_devices = false;
+              spec.recipe.recipe = Recipe::kNvFp4;
+            }),
             "precision.emulation: expected dequant_bf16 among the paths, since gpu devices have no "
-            "gemms of fp8_block codes of their own (forward, input gradient, weight gradient), got "
+            "gemms of nvfp4 codes of their own (forward, input gradient, weight gradient), got "
             "nothing");
   EXPECT_THAT(refusal([](JobSpec& spec) { spec.recipe.emulation = {GemmPath::kDequantBf16}; }),
               HasSubstr("precision.emulation[0]: expected cpu_reference, the emulation of cpu "
@@ -356,6 +359,45 @@ TEST(RecipePlans, GpusMultiplyCodesOfOneScaleWithoutEmulation) {
       HasSubstr("training.microBatch: expected times data.sequenceLength a multiple of 16"));
 }
 
+// Scales of blocks lie in scratch of their own; fast sums are not for them.
+TEST(RecipePlans, GpusMultiplyCodesOfBlocksWithoutEmulation) {
+  for (const auto& [recipe, path] :
+       {std::pair(Recipe::kFloat8Block, GemmPath::kFp8Block), {Recipe::kMxFp8, GemmPath::kMxFp8}}) {
+    JobSpec spec = testing::RecipeSpecOf(recipe);
+    spec.cpu_devices = false;
+    const ShardingPlan codes = RecipePlan(spec, 2);
+    EXPECT_EQ(codes.options.gemm_path, path);
+    EXPECT_EQ(ReportRecipe(codes).path, GemmPathName(path));
+    EXPECT_FALSE(ReportRecipe(codes).emulated);
+    EXPECT_THAT(PlanSummary(codes), HasSubstr("sums are full"));
+    EXPECT_THAT(NumericsOf(spec), HasSubstr(absl::StrCat("gemmPath=", GemmPathName(path), " ")));
+    EXPECT_EQ(NumericsOf(spec).find("fastAccum"), std::string::npos);
+    const absl::StatusOr<ShardingPlan> back = ParsePlan(SerializePlan(codes));
+    ASSERT_TRUE(back.ok()) << back.status();
+    EXPECT_EQ(SerializePlan(*back), SerializePlan(codes));
+    EXPECT_EQ(back->memory.private_bytes, codes.memory.private_bytes);
+    const UnitSpec& layer = codes.inventory.units[UnitId(1)];
+    int scales = 0;
+    for (const ActivationSpec& scratch : layer.workspace) {
+      scales += scratch.name.ends_with("_scales") ? 1 : 0;
+    }
+    EXPECT_EQ(scales, 4);
+    // The plan of another path's codes is refused where it is read.
+    ShardingPlan other = codes;
+    other.options.gemm_path = path == GemmPath::kMxFp8 ? GemmPath::kFp8Block : GemmPath::kMxFp8;
+    EXPECT_FALSE(ParsePlan(SerializePlan(other)).ok());
+    spec.recipe.fast_accumulation = FastAccumulation::kNone;
+    EXPECT_FALSE(
+        BuildShardingPlan({.spec = spec, .ranks = 1, .shared_memory = true}).status().ok());
+    spec.recipe.fast_accumulation = FastAccumulation::kForward;
+    spec.data.sequence_length = 20;
+    EXPECT_THAT(std::string(BuildShardingPlan({.spec = spec, .ranks = 1, .shared_memory = true})
+                                .status()
+                                .message()),
+                HasSubstr("training.microBatch: expected times data.sequenceLength a multiple of"));
+  }
+}
+
 TEST(RecipePlans, FastSumsArePlannedTravelAndArePartOfTheNumerics) {
   JobSpec spec = testing::RecipeSpecOf(Recipe::kCurrent);
   spec.cpu_devices = false;
@@ -407,6 +449,22 @@ TEST(RecipePlans, APathAsksItsDeviceForWhatItNeeds) {
                                HasSubstr("got 8.0 of H"),
                                HasSubstr("precision.emulation: [dequant_bf16]")));
   EXPECT_TRUE(CheckGemmPath(GemmPath::kDequantBf16, ampere).ok());
+  GemmDevice blackwell = hopper;
+  blackwell.compute_major = 10;
+  EXPECT_TRUE(CheckGemmPath(GemmPath::kFp8Tensor, blackwell).ok());
+  EXPECT_TRUE(CheckGemmPath(GemmPath::kFp8Block, hopper).ok());
+  EXPECT_TRUE(CheckGemmPath(GemmPath::kMxFp8, blackwell).ok());
+  EXPECT_THAT(std::string(CheckGemmPath(GemmPath::kFp8Block, blackwell).message()),
+              HasSubstr("expected compute capability 9.0 to 9.9 and cuBLASLt 120900 or later, got "
+                        "10.0 of H with cuBLASLt 130100"));
+  EXPECT_FALSE(CheckGemmPath(GemmPath::kFp8Block, ada).ok());
+  EXPECT_FALSE(CheckGemmPath(GemmPath::kMxFp8, hopper).ok());
+  GemmDevice consumer = blackwell;
+  consumer.compute_major = 12;
+  EXPECT_FALSE(CheckGemmPath(GemmPath::kMxFp8, consumer).ok());
+  GemmDevice old = hopper;
+  old.cublas_lt_version = 120800;
+  EXPECT_FALSE(CheckGemmPath(GemmPath::kFp8Block, old).ok());
   GemmDevice bare = hopper;
   bare.cublas_lt_version = 0;
   EXPECT_THAT(std::string(CheckGemmPath(GemmPath::kFp8Tensor, bare).message()),

@@ -1,7 +1,9 @@
 // kernels/cuda/functions_cublas_lt.cc over a cuBLASLt that computes what its descriptors say: which
 // operand has which type, layout and scale.
 
+#include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 #include <string>
 #include <vector>
@@ -10,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "common/dtype.h"
+#include "common/gemm_scales.h"
 #include "kernels/cuda/functions.h"
 #include "kernels/scalar/float8.h"
 
@@ -108,8 +111,87 @@ class CublasLtTest : public ::testing::Test {
     }
   }
 
+  // Scales of an operand's blocks, by row and block, and the memory where they lie in a form.
+  struct Scales {
+    float At(int64_t row, int64_t i) const {
+      const int64_t codes = CodesOfScale(form);
+      const int64_t of_row = form == ScaleForm::kSquares128 ? row / 128 : row;
+      return values[static_cast<size_t>(of_row * blocks + i / codes)];
+    }
+    ScaleForm form;
+    int64_t blocks;
+    std::vector<float> values;
+    std::vector<uint8_t> bytes;
+  };
+  Scales MakeScales(ScaleForm form, int64_t outer, int64_t inner) {
+    Scales scales = {.form = form, .blocks = ScaleBlocks(form, inner), .values = {}, .bytes = {}};
+    scales.bytes.resize(static_cast<size_t>(ScaleBytes(form, outer, inner)));
+    const int64_t rows = form == ScaleForm::kSquares128 ? (outer + 127) / 128 : outer;
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t block = 0; block < scales.blocks; ++block) {
+        const int exponent = static_cast<int>(random_() % 5) - 2;
+        const float value = std::ldexp(1.0f, exponent);
+        scales.values.push_back(value);
+        const int64_t of = form == ScaleForm::kSquares128 ? row * 128 : row;
+        const int64_t index = ScaleIndex(form, of, block, outer, scales.blocks);
+        if (form == ScaleForm::kBlocks32) {
+          scales.bytes[static_cast<size_t>(index)] = static_cast<uint8_t>(127 + exponent);
+        } else {
+          std::memcpy(scales.bytes.data() + index * 4, &value, sizeof(value));
+        }
+      }
+    }
+    return scales;
+  }
+
+  // The same for codes with a scale for each block.
+  void CompareBlocks(ScaleForm a_form, ScaleForm b_form) {
+    CodesGemm of(kE4M3, kE4M3, kF32);
+    RavelCudaGemm& gemm = of.gemm;
+    gemm.m = 144;
+    gemm.n = 160;
+    gemm.k = gemm.a_stride = gemm.b_stride = 288;
+    gemm.c_stride = 160;
+    gemm.a_form = static_cast<int32_t>(a_form);
+    gemm.b_form = static_cast<int32_t>(b_form);
+    ASSERT_EQ(of.Candidates(), 1);
+    const std::vector<uint8_t> a = Codes(kE4M3, gemm.m * gemm.k);
+    const std::vector<uint8_t> b = Codes(kE4M3, gemm.n * gemm.k);
+    const Scales a_scales = MakeScales(a_form, gemm.m, gemm.k);
+    const Scales b_scales = MakeScales(b_form, gemm.n, gemm.k);
+    std::vector<float> c(static_cast<size_t>(gemm.m * gemm.n));
+    const RavelCudaGemmBuffers buffers = {.a = a.data(),
+                                          .b = b.data(),
+                                          .c = c.data(),
+                                          .workspace = nullptr,
+                                          .workspace_bytes = 0,
+                                          .scale_a = a_scales.bytes.data(),
+                                          .scale_b = b_scales.bytes.data()};
+    StreamHandle stream = {.device = 0, .stream = nullptr};
+    const RavelCudaAlgorithm algorithm = {};
+    ASSERT_EQ(GemmRun(&stream, &gemm, &algorithm, &buffers), 0);
+    for (int64_t row = 0; row < gemm.m; ++row) {
+      for (int64_t column = 0; column < gemm.n; ++column) {
+        float sum = 0;
+        for (int64_t i = 0; i < gemm.k; ++i) {
+          sum += ValueOf(kE4M3, a[static_cast<size_t>(row * gemm.k + i)]) * a_scales.At(row, i) *
+                 ValueOf(kE4M3, b[static_cast<size_t>(column * gemm.k + i)]) *
+                 b_scales.At(column, i);
+        }
+        ASSERT_EQ(c[static_cast<size_t>(row * gemm.n + column)], sum) << row << ", " << column;
+      }
+    }
+  }
+
   std::mt19937 random_{7};
 };
+
+TEST_F(CublasLtTest, ScalesOfBlocksLieWhereTheLibraryReadsThem) {
+  CompareBlocks(ScaleForm::kBlocks128, ScaleForm::kSquares128);
+  CompareBlocks(ScaleForm::kSquares128, ScaleForm::kBlocks128);
+  CompareBlocks(ScaleForm::kBlocks128, ScaleForm::kBlocks128);
+  CompareBlocks(ScaleForm::kBlocks32, ScaleForm::kBlocks32);
+}
 
 TEST_F(CublasLtTest, GemmsOfCodesHaveATypeAndAScaleForEachOperand) {
   for (const auto& [a, b] : {std::pair(kE4M3, kE4M3), {kE5M2, kE4M3}, {kE4M3, kE5M2}}) {
@@ -148,6 +230,18 @@ TEST_F(CublasLtTest, WhatTheLibraryRefusesHasNoCandidates) {
   CodesGemm stride(kE4M3, kE4M3, kBf16);
   stride.gemm.a_stride = 72;
   EXPECT_EQ(stride.Candidates(), 0);
+  const auto blocks = [](ScaleForm a, ScaleForm b, int32_t type, int32_t fast) {
+    CodesGemm of(type, kE4M3, kBf16);
+    of.gemm.a_form = static_cast<int32_t>(a);
+    of.gemm.b_form = static_cast<int32_t>(b);
+    of.gemm.fast_accumulation = fast;
+    return of.Candidates();
+  };
+  EXPECT_EQ(blocks(ScaleForm::kBlocks128, ScaleForm::kSquares128, kE4M3, 0), 1);
+  EXPECT_EQ(blocks(ScaleForm::kSquares128, ScaleForm::kSquares128, kE4M3, 0), 0);
+  EXPECT_EQ(blocks(ScaleForm::kBlocks32, ScaleForm::kBlocks128, kE4M3, 0), 0);
+  EXPECT_EQ(blocks(ScaleForm::kBlocks128, ScaleForm::kSquares128, kE5M2, 0), 0);
+  EXPECT_EQ(blocks(ScaleForm::kBlocks128, ScaleForm::kSquares128, kE4M3, 1), 0);
 }
 
 // The fake refuses them otherwise.

@@ -1,8 +1,11 @@
 // A libcublasLt that computes on the host what its descriptors say, in column-major order as the
 // real one does, and refuses of fp8 operands what that refuses on Hopper: other layouts than A
 // transposed and B not, sizes and leading dimensions that are no multiples of 16, E5M2 twice.
+// Scales lie as the library's documentation has them (FP8 block scaling: vectors of 128 are M-major
+// or N-major, squares K-major with columns at multiples of 4; vectors of 32 in tiles of 128 x 4).
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -21,8 +24,10 @@ struct Matmul {
   int32_t transpose_b = CUBLAS_OP_N;
   int32_t multiprocessors = 0;
   int8_t fast = 0;
-  const float* scale_a = nullptr;
-  const float* scale_b = nullptr;
+  const void* scale_a = nullptr;
+  const void* scale_b = nullptr;
+  int32_t mode_a = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+  int32_t mode_b = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
 };
 struct Layout {
   cudaDataType type;
@@ -53,6 +58,24 @@ bool Whole(const Layout& layout) {
   return layout.rows % 16 == 0 && layout.columns % 16 == 0 && layout.stride % 16 == 0;
 }
 
+constexpr int32_t kScalar = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+constexpr int32_t kVec32 = CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
+constexpr int32_t kVec128 = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+constexpr int32_t kSquares = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+
+// Modes of A and B, and what both then are. Fast sums are not for blocks.
+bool SupportedModes(const Matmul& matmul, const Layout& a, const Layout& b) {
+  const auto are = [&](int32_t of_a, int32_t of_b) {
+    return matmul.mode_a == of_a && matmul.mode_b == of_b;
+  };
+  if (are(kScalar, kScalar)) {
+    return true;
+  }
+  return a.type == CUDA_R_8F_E4M3 && b.type == CUDA_R_8F_E4M3 && matmul.fast == 0 &&
+         (are(kVec32, kVec32) || are(kVec128, kVec128) || are(kVec128, kSquares) ||
+          are(kSquares, kVec128));
+}
+
 bool Supported(const Matmul& matmul, const Layout& a, const Layout& b, const Layout& d) {
   const bool turned_a = matmul.transpose_a == CUBLAS_OP_T;
   const bool turned_b = matmul.transpose_b == CUBLAS_OP_T;
@@ -65,8 +88,8 @@ bool Supported(const Matmul& matmul, const Layout& a, const Layout& b, const Lay
     return a.type == b.type && matmul.scale_a == nullptr && matmul.scale_b == nullptr;
   }
   return IsFp8(a.type) && IsFp8(b.type) && (a.type == CUDA_R_8F_E4M3 || b.type == CUDA_R_8F_E4M3) &&
-         turned_a && !turned_b && Whole(a) && Whole(b) && Whole(d) &&
-         (d.type == CUDA_R_16BF || d.type == CUDA_R_32F);
+         SupportedModes(matmul, a, b) && turned_a && !turned_b && Whole(a) && Whole(b) &&
+         Whole(d) && (d.type == CUDA_R_16BF || d.type == CUDA_R_32F);
 }
 
 float ValueAt(const void* data, cudaDataType type, int64_t index) {
@@ -89,6 +112,36 @@ float ElementOf(
       data,
       layout.type,
       transpose == CUBLAS_OP_T ? row * layout.stride + column : column * layout.stride + row);
+}
+
+// The scale of element `i` along k of column `column` of a stored matrix: M or N of them.
+float BlockScale(
+    int32_t mode, const void* scales, int64_t columns, int64_t k, int64_t column, int64_t i) {
+  const auto* floats = static_cast<const float*>(scales);
+  switch (mode) {
+    case kVec128:
+      return floats[columns * (i / 128) + column];
+    case kSquares: {
+      const int64_t l = (k + 127) / 128;
+      const int64_t l4 = l + (4 - l % 4) % 4;
+      return floats[column / 128 * l4 + i / 128];
+    }
+    case kVec32: {
+      const int64_t outer = column % 128;
+      const int64_t inner = i / 32 % 4;
+      const int64_t sf_inner_dim = ((k + 31) / 32 + 3) / 4 * 4;
+      const int64_t block = (i / 32 / 4 * 4 + column / 128 * sf_inner_dim) * 128;
+      const uint8_t code =
+          static_cast<const uint8_t*>(scales)[block + (outer % 32) * 16 + (outer / 32) * 4 + inner];
+      return std::ldexp(1.0f, code - 127);
+    }
+    default:
+      return 1.0f;
+  }
+}
+
+float WholeScale(int32_t mode, const void* scale) {
+  return mode == kScalar && scale != nullptr ? *static_cast<const float*>(scale) : 1.0f;
 }
 
 int64_t last_fast = -1;
@@ -146,6 +199,10 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handle,
       return set(matmul.scale_a);
     case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
       return set(matmul.scale_b);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_MODE:
+      return set(matmul.mode_a);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_MODE:
+      return set(matmul.mode_b);
     default:
       return CUBLAS_STATUS_INVALID_VALUE;
   }
@@ -227,8 +284,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t,
   }
   last_fast = matmul.fast;
   const float scale = *static_cast<const float*>(alpha) *
-                      (matmul.scale_a == nullptr ? 1.0f : *matmul.scale_a) *
-                      (matmul.scale_b == nullptr ? 1.0f : *matmul.scale_b);
+                      WholeScale(matmul.mode_a, matmul.scale_a) *
+                      WholeScale(matmul.mode_b, matmul.scale_b);
   const float kept = *static_cast<const float*>(beta);
   const int64_t k = matmul.transpose_a == CUBLAS_OP_T ? of_a.rows : of_a.columns;
   for (int64_t column = 0; column < of_d.columns; ++column) {
@@ -236,7 +293,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t,
       float sum = 0;
       for (int64_t i = 0; i < k; ++i) {
         sum += ElementOf(a, of_a, matmul.transpose_a, row, i) *
-               ElementOf(b, of_b, matmul.transpose_b, i, column);
+               BlockScale(matmul.mode_a, matmul.scale_a, of_d.rows, k, row, i) *
+               ElementOf(b, of_b, matmul.transpose_b, i, column) *
+               BlockScale(matmul.mode_b, matmul.scale_b, of_d.columns, k, column, i);
       }
       const int64_t at = column * of_d.stride + row;
       const float old = kept == 0.0f ? 0.0f : kept * ValueAt(c, of_d.type, at);

@@ -4,6 +4,8 @@
 
 #include "coordinator/api/job_view_proto.h"
 
+#include "common/model/gemm_paths.h"
+
 namespace ravel::coordinator {
 namespace {
 
@@ -40,6 +42,19 @@ const char* SaveStateName(SaveState state) {
       return "ROLLED_BACK";
   }
   return "UNKNOWN";
+}
+
+// The path follows from the job, as in its plans.
+void AddGemmPaths(const plan::JobSpec& spec, v1::Job& job) {
+  const absl::StatusOr<plan::GemmPath> path = plan::ChooseGemmPath(spec.recipe, spec.cpu_devices);
+  if (!path.ok() || *path == plan::GemmPath::kNone) {
+    return;
+  }
+  for (const char* gemms : plan::kGemmClasses) {
+    v1::GemmPath& message = *job.add_gemm_paths();
+    message.set_gemms(gemms);
+    message.set_path(plan::GemmPathName(*path));
+  }
 }
 
 }  // namespace
@@ -89,6 +104,9 @@ v1::Job ToProto(const JobGlimpse& view, bool with_spec) {
   job.set_resource_version(record.resource_version);
   job.set_failed_saves(view.failed_saves);
   job.set_skipped_saves(view.skipped_saves);
+  if (with_spec) {
+    AddGemmPaths(record.spec, job);
+  }
   for (const JobCondition& condition : view.conditions) {
     v1::JobCondition& message = *job.add_conditions();
     message.set_type(condition.type);

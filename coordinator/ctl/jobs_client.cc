@@ -45,6 +45,9 @@ JobView ToPlainView(const v1::Job& job) {
   view.total_steps = job.total_steps();
   view.loss = job.loss();
   view.first_loss = job.first_loss();
+  for (const v1::GemmPath& path : job.gemm_paths()) {
+    view.gemm_paths.push_back({.gemms = path.gemms(), .path = path.path()});
+  }
   view.tokens_per_second = job.tokens_per_second();
   view.eta_seconds = job.eta_seconds();
   view.committed_step = job.committed_step();

@@ -32,6 +32,11 @@ struct ConditionView {
   int64_t time_ms = 0;
 };
 
+struct GemmPathView {
+  std::string gemms;  // "forward"
+  std::string path;   // "fp8_tensor"
+};
+
 struct JobView {
   std::string uid;
   std::string namespace_name;
@@ -58,6 +63,7 @@ struct JobView {
   int64_t failed_saves = 0;
   int64_t skipped_saves = 0;
   std::vector<ConditionView> conditions;
+  std::vector<GemmPathView> gemm_paths;  // of quantized matrices
   json::Value document;
 
   bool terminal() const {

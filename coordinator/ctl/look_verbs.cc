@@ -295,6 +295,9 @@ int RunDescribe(const CommonOptions& common, const std::string& name) {
   facts.AddRow(
       {"Epoch",
        absl::StrCat(job->epoch, ", attempt ", job->attempt, ", ", job->restarts, " restarts")});
+  for (const GemmPathView& path : job->gemm_paths) {
+    facts.AddRow({absl::StrCat("Gemm path, ", path.gemms), path.path});
+  }
   facts.AddRow({"Checkpoint",
                 job->committed_step < 0
                     ? "none"

@@ -95,6 +95,8 @@ TEST_F(RecipesTest, TransportAndStrategyChangeNoBitAndAResumeGoesOn) {
   const absl::StatusOr<std::vector<StepRow>> gloo = Train(apart);
   ASSERT_TRUE(gloo.ok()) << gloo.status();
   EXPECT_EQ(FirstDifference(*gloo, *one), "");
+  EXPECT_THAT(cluster_->Ctl({"describe", "one"}).out,
+              ::testing::ContainsRegex("Gemm path, input gradient +cpu_reference"));
   const std::string saved = cluster_->Checkpoints("one")->at(8);
   TinyJob resumed = Job("resumed", recipe, 2);
   resumed.resume_from = saved;

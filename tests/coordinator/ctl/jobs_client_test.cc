@@ -93,6 +93,23 @@ TEST_F(VerbTest, SubmitPrintsTheNameOnStdout) {
   EXPECT_EQ(ran.out, "job default/demo submitted\n");
 }
 
+TEST_F(VerbTest, DescribeNamesTheGemmPathOfEachClass) {
+  v1::Job job = MakeJob(v1::RUNNING, 3);
+  for (const char* gemms : {"forward", "input gradient", "weight gradient"}) {
+    v1::GemmPath& path = *job.add_gemm_paths();
+    path.set_gemms(gemms);
+    path.set_path("fp8_block");
+  }
+  service_.states.push_back(job);
+  const Ran ran = Run([&] { return RunDescribe(common_, "demo"); });
+  EXPECT_EQ(ran.exit_code, kExitOk) << ran.err;
+  for (const char* row : {"Gemm path, forward +fp8_block",
+                          "Gemm path, input gradient +fp8_block",
+                          "Gemm path, weight gradient +fp8_block"}) {
+    EXPECT_THAT(ran.out, ::testing::ContainsRegex(row));
+  }
+}
+
 TEST_F(VerbTest, SubmitRetriesUnavailableWithTheSameRequestId) {
   service_.unavailable_calls = 2;
   const Ran ran = Run([&] { return RunSubmit(common_, {.file = file_}); });

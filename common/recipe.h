@@ -75,6 +75,23 @@ inline constexpr int64_t kMostAmaxHistory = 65536;
 inline constexpr int64_t kAmaxMargin = 2;
 inline constexpr int64_t kMostAmaxMargin = 8;
 
+// What of its history a delayed scale follows from, and what it is without one. On disk (plan
+// proto): do not renumber.
+enum class AmaxAlgorithm : uint8_t {
+  kMax = 0,         // the largest amax
+  kMostRecent = 1,  // the newest
+};
+enum class FirstScale : uint8_t {
+  kCurrent = 0,  // that of the tensor's own amax
+  kOnes = 1,     // 1
+};
+
+// Scales of these recipes follow from no amax below the job's epsilon.
+constexpr bool HasAmaxEpsilon(Recipe recipe) {
+  return recipe == Recipe::kCurrent || recipe == Recipe::kFloat8Block;
+}
+inline constexpr double kMostAmaxEpsilon = 1.0;
+
 // Two codes of NVFP4 share a byte; all others have one of their own.
 constexpr int64_t CodesPerByte(Recipe recipe) {
   return recipe == Recipe::kNvFp4 ? 2 : 1;

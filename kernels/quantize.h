@@ -21,12 +21,14 @@
 namespace ravel::kernels {
 
 // amax [ceil(R / edge), ceil(columns / edge)] u32 = max(amax, magnitudes of the blocks' elements),
-// for rows [first_row, first_row + rows) of a matrix of R rows; edge 0: amax [1, 1].
+// for rows [first_row, first_row + rows) of a matrix of R rows; edge 0: amax [1, 1]. None of a
+// block that has rows here is less than epsilon afterwards.
 struct BlockAmaxArgs {
   TensorView from;  // [rows, columns] fp32, contiguous
   int64_t first_row = 0;
   int64_t edge = 0;
   TensorView amax;
+  float epsilon = 0;
 };
 void BlockAmax(Stream& stream, const BlockAmaxArgs& args);
 
@@ -88,7 +90,7 @@ struct ActivationDraws {
 //   kNvFp4: kRows first multiplies each 16 rows of a column by the Hadamard matrix with signs and
 //     rounds to bf16; gradients are rounded stochastically, inputs to nearest. The amax of the
 //     tensor is that of what is quantized.
-// *non_finite |= 1 if an amax is not finite.
+// *non_finite |= 1 if an amax is not finite. Amaxes below epsilon count as that.
 struct QuantizeActivationArgs {
   plan::Recipe recipe = plan::Recipe::kNone;
   ActivationRole role = ActivationRole::kInput;
@@ -100,12 +102,13 @@ struct QuantizeActivationArgs {
   TensorView staged = {};      // u32 [1]
   TensorView non_finite = {};  // u32 [1]
   ActivationDraws draws = {};
+  float epsilon = 0;
 };
 void QuantizeActivation(Stream& stream, const QuantizeActivationArgs& args);
 
 // Codes of an activation with one scale (kDelayed, kCurrent), for gemms of codes: those that
-// QuantizeActivation decodes, as they lie, transposed, or both. encode, staged, scale and
-// non_finite are as there. Columns, and where they are transposed tokens, are multiples of 16; on
+// QuantizeActivation decodes, as they lie, transposed, or both. encode, staged, scale, non_finite
+// and epsilon are as there. Columns, and where they are transposed tokens, are multiples of 16; on
 // CUDA rows begin at multiples of 8 bytes.
 inline constexpr int64_t kCodesStep = 16;
 struct QuantizeCodesArgs {
@@ -118,6 +121,7 @@ struct QuantizeCodesArgs {
   TensorView encode = {};      // fp32 [1]
   TensorView staged = {};      // u32 [1]
   TensorView non_finite = {};  // u32 [1]
+  float epsilon = 0;
 };
 void QuantizeCodes(Stream& stream, const QuantizeCodesArgs& args);
 
@@ -137,6 +141,7 @@ struct QuantizeBlocksArgs {
   TensorView codes;            // [tokens, columns] u8, or transposed; contiguous
   TensorView scales;           // u8 [ScaleBytes]
   TensorView non_finite = {};  // u32 [1]
+  float epsilon = 0;           // as QuantizeActivation's
 };
 void QuantizeBlocks(Stream& stream, const QuantizeBlocksArgs& args);
 
@@ -183,7 +188,9 @@ struct DelayedScalesArgs {
   TensorView scales;                // fp32 [3 * domains, 2]: of the codes, and the next
   TensorView histories;             // fp32 [3 * domains, length], oldest first
   TensorView apply = {};
-  int64_t margin = 0;  // binades, at most 8
+  int64_t margin = 0;   // binades, at most 8
+  bool newest = false;  // encode follows from the newest entry alone
+  bool ones = false;    // 1 takes the place of a next scale of 0, and of a weight's first one
 };
 void UpdateDelayedScales(Stream& stream, const DelayedScalesArgs& args);
 

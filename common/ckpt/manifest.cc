@@ -72,7 +72,7 @@ absl::Status CheckOrigin(const Manifest& manifest) {
 absl::Status CheckQuant(const Manifest& manifest) {
   const QuantRecord& quant = manifest.quant;
   if (quant.recipe.empty() != quant.tensors.empty() || HasControlText(quant.recipe) ||
-      HasControlText(quant.rounding)) {
+      HasControlText(quant.rounding) || !(quant.amax_epsilon >= 0 && quant.amax_epsilon <= 1)) {
     return absl::DataLossError("manifest: quant: expected a recipe, and the tensors that it has");
   }
   std::set<std::string_view> names;

@@ -52,6 +52,7 @@ struct QuantizedRecord {
 struct QuantRecord {
   std::string recipe = {};                    // plan::RecipeName; empty: nothing is quantized
   std::string rounding = {};                  // what codes are cast from: kRoundsMainWeights
+  double amax_epsilon = 0;                    // the least amax that scales follow from
   std::vector<QuantizedRecord> tensors = {};  // in the order of the model
   bool operator==(const QuantRecord&) const = default;
 };

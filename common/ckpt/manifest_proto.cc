@@ -173,6 +173,7 @@ absl::StatusOr<TensorRecord> TensorFromProto(const v1::Manifest& manifest,
 void QuantToProto(const QuantRecord& quant, StringTable& strings, v1::ManifestQuant& message) {
   message.set_recipe(quant.recipe);
   message.set_rounding(quant.rounding);
+  message.set_amax_epsilon(quant.amax_epsilon);
   for (const QuantizedRecord& tensor : quant.tensors) {
     v1::ManifestQuantTensor* added = message.add_tensors();
     added->set_name(strings.Index(tensor.name));
@@ -185,7 +186,8 @@ void QuantToProto(const QuantRecord& quant, StringTable& strings, v1::ManifestQu
 absl::StatusOr<QuantRecord> QuantFromProto(const v1::Manifest& manifest) {
   const auto strings = static_cast<uint32_t>(manifest.strings_size());
   QuantRecord quant = {.recipe = manifest.quant().recipe(),
-                       .rounding = manifest.quant().rounding()};
+                       .rounding = manifest.quant().rounding(),
+                       .amax_epsilon = manifest.quant().amax_epsilon()};
   for (const v1::ManifestQuantTensor& tensor : manifest.quant().tensors()) {
     if (tensor.name() >= strings || tensor.domain() >= strings) {
       return absl::DataLossError("manifest: quant: an index is out of range");

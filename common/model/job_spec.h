@@ -65,6 +65,9 @@ struct RecipeSpec {
   int64_t margin = 0;                    // of kDelayed: binades left free above them
   std::vector<GemmPath> emulation = {};  // allowed emulations; empty: the devices' default
   FastAccumulation fast_accumulation = FastAccumulation::kForward;  // read by kFp8Tensor alone
+  AmaxAlgorithm amax_algorithm = AmaxAlgorithm::kMax;               // of kDelayed
+  FirstScale first_scale = FirstScale::kCurrent;                    // of kDelayed
+  double amax_epsilon = 0;                                          // where HasAmaxEpsilon
   bool operator==(const RecipeSpec&) const = default;
 };
 

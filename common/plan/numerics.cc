@@ -27,6 +27,11 @@ std::string RecipeText(const RecipeSpec& spec) {
   std::string text = RecipeName(spec.recipe);
   if (spec.recipe == Recipe::kDelayed) {
     absl::StrAppend(&text, "/", spec.history, "/margin", spec.margin);
+    absl::StrAppend(&text, spec.amax_algorithm == AmaxAlgorithm::kMostRecent ? "/most_recent" : "");
+    absl::StrAppend(&text, spec.first_scale == FirstScale::kOnes ? "/ones" : "");
+  }
+  if (spec.amax_epsilon != 0) {
+    absl::StrAppendFormat(&text, "/epsilon%.10g", spec.amax_epsilon);
   }
   if (!spec.keep_bf16.empty()) {
     absl::StrAppend(&text, ",keepBf16:", absl::StrJoin(spec.keep_bf16, ","));

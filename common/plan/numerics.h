@@ -24,7 +24,8 @@ namespace ravel::plan {
 //   layerDrop     training.layerDrop
 //   logitsChunk   tokens of one chunk of head and loss (logits_chunk.h)
 //   microBatch    sequences whose gemms are computed at once
-//   recipe        precision.recipe, scaling, amaxHistory and keepBf16
+//   recipe        precision.recipe, scaling and what scales follow from (amaxHistory, amaxMargin,
+//                 amaxAlgorithm, firstScale, amaxEpsilon), and keepBf16
 //   stateDtype    training.optimizer.stateDtype
 //   virtualRanks  lanes: the tree in which gradients are summed
 //

@@ -56,6 +56,35 @@ absl::Status TypesFromProto(const v1::PlannedOptions& proto, ProgramOptions& opt
              : absl::OkStatus();
 }
 
+// What quantized matrices and their gemms read.
+absl::Status RecipeFromProto(const v1::PlannedOptions& proto, ProgramOptions& options) {
+  options.amax_history = proto.amax_history();
+  options.amax_margin = proto.amax_margin();
+  if (proto.amax_history() < 0 || proto.amax_history() > kMostAmaxHistory ||
+      proto.amax_margin() < 0 || proto.amax_margin() > kMostAmaxMargin) {
+    return Invalid("options: amax_history or amax_margin out of range");
+  }
+  GemmPath& path = options.gemm_path;
+  RETURN_IF_ERROR(ReadEnum("options.gemm_path", proto.gemm_path(), kLastGemmPath, path));
+  FastAccumulation& fast = options.fast_accumulation;
+  RETURN_IF_ERROR(ReadEnum(
+      "options.fast_accumulation", proto.fast_accumulation(), kLastFastAccumulation, fast));
+  if (fast != FastAccumulation::kForward && !MayAccumulateFast(path)) {
+    return Invalid("options.fast_accumulation: not of this gemm path");
+  }
+  RETURN_IF_ERROR(ReadEnum("options.amax_algorithm",
+                           proto.amax_algorithm(),
+                           AmaxAlgorithm::kMostRecent,
+                           options.amax_algorithm));
+  RETURN_IF_ERROR(
+      ReadEnum("options.first_scale", proto.first_scale(), FirstScale::kOnes, options.first_scale));
+  options.amax_epsilon = proto.amax_epsilon();
+  if (!(proto.amax_epsilon() >= 0 && proto.amax_epsilon() <= kMostAmaxEpsilon)) {
+    return Invalid("options.amax_epsilon: out of range");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status OptionsFromProto(const v1::PlannedOptions& proto, ShardingPlan& plan) {
@@ -91,20 +120,7 @@ absl::Status OptionsFromProto(const v1::PlannedOptions& proto, ShardingPlan& pla
   }
   RETURN_IF_ERROR(CheckLayerDrop("options.layer_drop", proto.layer_drop()));
   plan.options.layer_drop = proto.layer_drop();
-  plan.options.amax_history = proto.amax_history();
-  plan.options.amax_margin = proto.amax_margin();
-  if (proto.amax_history() < 0 || proto.amax_history() > kMostAmaxHistory ||
-      proto.amax_margin() < 0 || proto.amax_margin() > kMostAmaxMargin) {
-    return Invalid("options: amax_history or amax_margin out of range");
-  }
-  GemmPath& path = plan.options.gemm_path;
-  RETURN_IF_ERROR(ReadEnum("options.gemm_path", proto.gemm_path(), kLastGemmPath, path));
-  FastAccumulation& fast = plan.options.fast_accumulation;
-  RETURN_IF_ERROR(ReadEnum(
-      "options.fast_accumulation", proto.fast_accumulation(), kLastFastAccumulation, fast));
-  if (fast != FastAccumulation::kForward && !MayAccumulateFast(path)) {
-    return Invalid("options.fast_accumulation: not of this gemm path");
-  }
+  RETURN_IF_ERROR(RecipeFromProto(proto, plan.options));
   RETURN_IF_ERROR(CheckOffloadFraction("options.offload_fraction", proto.offload_fraction()));
   plan.options.offload_fraction = proto.offload_fraction();
   RETURN_IF_ERROR(TypesFromProto(proto, plan.options));
@@ -147,6 +163,9 @@ void OptionsToProto(const ProgramOptions& options, v1::PlannedOptions& proto) {
   proto.set_offload_fraction(options.offload_fraction);
   proto.set_gemm_path(static_cast<int32_t>(options.gemm_path));
   proto.set_fast_accumulation(static_cast<int32_t>(options.fast_accumulation));
+  proto.set_amax_algorithm(static_cast<int32_t>(options.amax_algorithm));
+  proto.set_first_scale(static_cast<int32_t>(options.first_scale));
+  proto.set_amax_epsilon(options.amax_epsilon);
   proto.set_logits_chunk_tokens(
       options.logits_chunk_tokens == kLogitsChunkTokens ? 0 : options.logits_chunk_tokens);
 }

@@ -186,6 +186,9 @@ void ParallelismToProto(const JobSpec& spec, v1::PlannedJob& proto) {
     proto.add_emulation(static_cast<int32_t>(path));
   }
   proto.set_fast_accumulation(static_cast<int32_t>(spec.recipe.fast_accumulation));
+  proto.set_amax_algorithm(static_cast<int32_t>(spec.recipe.amax_algorithm));
+  proto.set_first_scale(static_cast<int32_t>(spec.recipe.first_scale));
+  proto.set_amax_epsilon(spec.recipe.amax_epsilon);
   proto.set_communication_blocks(spec.communication_blocks);
   for (const std::string& pattern : spec.freeze) {
     proto.add_freeze(pattern);
@@ -336,6 +339,13 @@ absl::Status ParallelismFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
                            proto.fast_accumulation(),
                            kLastFastAccumulation,
                            spec.recipe.fast_accumulation));
+  RETURN_IF_ERROR(ReadEnum("amax_algorithm",
+                           proto.amax_algorithm(),
+                           AmaxAlgorithm::kMostRecent,
+                           spec.recipe.amax_algorithm));
+  RETURN_IF_ERROR(
+      ReadEnum("first_scale", proto.first_scale(), FirstScale::kOnes, spec.recipe.first_scale));
+  spec.recipe.amax_epsilon = proto.amax_epsilon();
   spec.communication_blocks = proto.communication_blocks();
   // 0: written before there were replicas.
   spec.replicas = std::max<int64_t>(1, proto.replicas());

@@ -37,9 +37,34 @@ namespace {
 
 constexpr int64_t kMostLanes = 65536;
 
+// Fields that the recipe does not read.
+absl::Status CheckForeignFields(const RecipeSpec& recipe) {
+  const char* given = recipe.amax_algorithm != AmaxAlgorithm::kMax ? "precision.amaxAlgorithm"
+                      : recipe.first_scale != FirstScale::kCurrent ? "precision.firstScale"
+                                                                   : nullptr;
+  if (given != nullptr && recipe.recipe != Recipe::kDelayed) {
+    return FieldRefusal(given,
+                        "nothing, or recipe fp8_tensor with scaling delayed beside it",
+                        RecipeName(recipe.recipe));
+  }
+  if (recipe.amax_epsilon != 0 && !HasAmaxEpsilon(recipe.recipe)) {
+    return FieldRefusal(
+        "precision.amaxEpsilon",
+        "nothing, or recipe fp8_block, or fp8_tensor with scaling current beside it",
+        RecipeName(recipe.recipe));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckRecipe(const JobSpec& spec) {
+  RETURN_IF_ERROR(CheckForeignFields(spec.recipe));
   if (spec.recipe.recipe == Recipe::kNone) {
     return absl::OkStatus();
+  }
+  if (!(spec.recipe.amax_epsilon >= 0 && spec.recipe.amax_epsilon <= kMostAmaxEpsilon)) {
+    return FieldRefusal("precision.amaxEpsilon",
+                        absl::StrCat("0 to ", kMostAmaxEpsilon),
+                        absl::StrCat(spec.recipe.amax_epsilon));
   }
   if (spec.compute != ComputeType::kBF16) {
     return FieldRefusal("precision.compute",
@@ -315,7 +340,10 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
       .amax_margin = spec.recipe.recipe == Recipe::kDelayed ? spec.recipe.margin : int64_t{0},
       .offload_fraction = spec.optimizer.offload.fraction,
       .gemm_path = path,
-      .fast_accumulation = spec.recipe.fast_accumulation};
+      .fast_accumulation = spec.recipe.fast_accumulation,
+      .amax_algorithm = spec.recipe.amax_algorithm,
+      .first_scale = spec.recipe.first_scale,
+      .amax_epsilon = spec.recipe.amax_epsilon};
   RETURN_IF_ERROR(PlanPrograms(plan));
   RETURN_IF_ERROR(CheckPlan(plan));
   return plan;

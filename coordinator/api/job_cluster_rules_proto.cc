@@ -95,6 +95,7 @@ void JobRules::CheckRecipe(v1::PrecisionSpec& precision) {
   if (delayed && !precision.has_amax_margin()) {
     precision.set_amax_margin(plan::kAmaxMargin);
   }
+  CheckScales(delayed, per_tensor, precision);
   if (name.empty() && precision.keep_bf16_size() > 0) {
     Fail("spec.precision.keepBf16", "a recipe beside it", "nothing");
   }
@@ -115,6 +116,47 @@ void JobRules::CheckRecipe(v1::PrecisionSpec& precision) {
          QuotedOrNothing(precision.compute()));
   }
   CheckShapesOf(recipe);
+}
+
+// What scales follow from, beside histories.
+void JobRules::CheckScales(bool delayed, bool per_tensor, v1::PrecisionSpec& precision) {
+  plan::RecipeSpec& recipe = spec().recipe;
+  const auto choose =
+      [&](int field, const std::string& path, std::string& given, auto& to, auto second) {
+        if (!delayed && !given.empty()) {
+          Fail(path,
+               "recipe fp8_tensor with scaling delayed beside it",
+               QuotedOrNothing(precision.recipe()));
+        } else if (delayed && given.empty()) {
+          given = field == v1::PrecisionSpec::kAmaxAlgorithmFieldNumber ? "max" : "current";
+        } else if (delayed && !Failed(path) && ChosenIndex(precision, field) == 1) {
+          to = second;
+        }
+      };
+  recipe.amax_algorithm = plan::AmaxAlgorithm::kMax;
+  recipe.first_scale = plan::FirstScale::kCurrent;
+  choose(v1::PrecisionSpec::kAmaxAlgorithmFieldNumber,
+         "spec.precision.amaxAlgorithm",
+         *precision.mutable_amax_algorithm(),
+         recipe.amax_algorithm,
+         plan::AmaxAlgorithm::kMostRecent);
+  choose(v1::PrecisionSpec::kFirstScaleFieldNumber,
+         "spec.precision.firstScale",
+         *precision.mutable_first_scale(),
+         recipe.first_scale,
+         plan::FirstScale::kOnes);
+  const std::string epsilon = "spec.precision.amaxEpsilon";
+  const bool has_epsilon = (per_tensor && !delayed) || precision.recipe() == "fp8_block";
+  recipe.amax_epsilon = precision.amax_epsilon();
+  if (!has_epsilon && precision.has_amax_epsilon()) {
+    Fail(epsilon,
+         "recipe fp8_block, or fp8_tensor with scaling current beside it",
+         QuotedOrNothing(precision.recipe()));
+  } else if (!(recipe.amax_epsilon >= 0 && recipe.amax_epsilon <= plan::kMostAmaxEpsilon)) {
+    Fail(epsilon, "a number from 0 to 1", absl::StrCat(recipe.amax_epsilon));
+  } else if (has_epsilon) {
+    precision.set_amax_epsilon(recipe.amax_epsilon);
+  }
 }
 
 void JobRules::CheckEmulation(v1::PrecisionSpec& precision) {

@@ -65,6 +65,7 @@ class JobRules {
   void CheckPrecision();
   void CheckRecipe(v1::PrecisionSpec& precision);
   void CheckLossScale(v1::PrecisionSpec& precision);
+  void CheckScales(bool delayed, bool per_tensor, v1::PrecisionSpec& precision);
   void CheckEmulation(v1::PrecisionSpec& precision);
   void CheckFastAccumulation(plan::GemmPath path, v1::PrecisionSpec& precision);
   void CheckShapesOf(const plan::RecipeSpec& recipe);

@@ -113,12 +113,16 @@ absl::Status QuantizedWeights::VisitRows(const ckpt::TensorRecord& tensor,
   return absl::OkStatus();
 }
 
+uint32_t QuantizedWeights::LeastAmax() const {
+  return std::bit_cast<uint32_t>(static_cast<float>(step_->manifest().quant.amax_epsilon));
+}
+
 absl::StatusOr<uint32_t> QuantizedWeights::DomainAmax(const std::string& domain) {
   const auto known = domain_amax_.find(domain);
   if (known != domain_amax_.end()) {
     return known->second;
   }
-  uint32_t amax = 0;
+  uint32_t amax = LeastAmax();
   for (const ckpt::QuantizedRecord& weight : *weights_) {
     if (weight.domain == domain) {
       RETURN_IF_ERROR(VisitRows(TensorOf(weight), [&](int64_t, std::span<const float> values) {
@@ -163,7 +167,7 @@ absl::StatusOr<WeightAmaxes> QuantizedWeights::Amaxes(const ckpt::QuantizedRecor
   const int64_t columns = tensor.shape[1];
   amaxes.grid_rows = DivCeil(tensor.shape[0], edge);
   amaxes.grid_columns = DivCeil(columns, edge);
-  amaxes.blocks.resize(Size(amaxes.grid_rows * amaxes.grid_columns), 0);
+  amaxes.blocks.resize(Size(amaxes.grid_rows * amaxes.grid_columns), LeastAmax());
   RETURN_IF_ERROR(VisitRows(tensor, [&](int64_t first_row, std::span<const float> values) {
     for (int64_t i = 0; i < std::ssize(values); ++i) {
       const int64_t row = (first_row + i / columns) / edge;

@@ -56,6 +56,8 @@ class QuantizedWeights {
   using RowsVisitor = std::function<absl::Status(int64_t first_row, std::span<const float> values)>;
   absl::Status VisitRows(const ckpt::TensorRecord& tensor, const RowsVisitor& visit);
   // The largest amax of the domain's weights.
+  // The bits of the least amax that scales follow from.
+  uint32_t LeastAmax() const;
   absl::StatusOr<uint32_t> DomainAmax(const std::string& domain);
   absl::StatusOr<float> DelayedEncode(const ckpt::QuantizedRecord& weight);
 

@@ -95,6 +95,18 @@ void BlockAmax(const BlockAmaxArgs& args) {
                            block,
                            args.amax.As<uint32_t>() + grid_row * DivCeil(columns, block));
   }
+  const int64_t rows = args.from.size[0];
+  if (args.epsilon == 0 || rows == 0) {
+    return;
+  }
+  const int64_t first = args.edge > 0 ? args.first_row / args.edge : 0;
+  const int64_t end = args.edge > 0 ? DivCeil(args.first_row + rows, args.edge) : 1;
+  auto* amax = args.amax.As<uint32_t>();
+  const int64_t across = DivCeil(columns, block);
+  std::transform(
+      amax + first * across, amax + end * across, amax + first * across, [&](uint32_t x) {
+        return std::max(x, std::bit_cast<uint32_t>(args.epsilon));
+      });
 }
 
 void QuantizeWeight(const QuantizeWeightArgs& args) {
@@ -140,7 +152,9 @@ class ActivationCast {
         from_(args.from),
         tokens_(args.from.size[0]),
         columns_(args.from.size[1]),
-        edge_(plan::BlockEdge(args.recipe)) {}
+        edge_(plan::BlockEdge(args.recipe)),
+        least_(std::bit_cast<uint32_t>(args.epsilon)),
+        largest_(least_) {}
 
   void Run() {
     const bool along_rows = args_.along == BlocksAlong::kRows && edge_ > 0;
@@ -242,7 +256,7 @@ class ActivationCast {
     ScaleRow scales(std::ssize(amax));
     for (int64_t row = 0; row < tokens_; ++row) {
       if (!per_tensor()) {
-        std::fill(amax.begin(), amax.end(), 0u);
+        std::fill(amax.begin(), amax.end(), least_);
         Loops().block_amax_bf16(from_.Row<uint16_t>(row), columns_, block, amax.data());
         Note(amax);
       }
@@ -258,7 +272,7 @@ class ActivationCast {
     ScaleRow scales(columns_);
     for (int64_t top = 0; top < tokens_; top += edge_) {
       const int64_t bottom = std::min(tokens_, top + edge_);
-      std::fill(amax.begin(), amax.end(), 0u);
+      std::fill(amax.begin(), amax.end(), least_);
       for (int64_t row = top; row < bottom; ++row) {
         Loops().block_amax_bf16(from_.Row<uint16_t>(row), columns_, 1, amax.data());
       }
@@ -275,17 +289,20 @@ class ActivationCast {
   int64_t tokens_;
   int64_t columns_;
   int64_t edge_;
-  uint32_t largest_ = 0;  // amax of all that was seen
+  uint32_t least_;    // amax of a block
+  uint32_t largest_;  // amax of all that was seen
 };
 
 // encode of kernels/quantize.h.
-float EncodeOf(const float* history, int64_t length, float largest) {
+float EncodeOf(const DelayedScalesArgs& args, int64_t slot, float largest) {
+  const int64_t length = args.histories.size[1];
+  const float* history = args.histories.As<float>() + slot * length;
   uint32_t amax = 0;
-  for (int64_t i = 0; i < length; ++i) {
+  for (int64_t i = args.newest ? length - 1 : 0; i < length; ++i) {
     amax = std::max(amax, scalar::MagnitudeBits(history[i]));
   }
   const bool usable = amax != 0 && amax < scalar::kInfinityBits;
-  return usable ? scalar::ScaleOf({.largest = largest}, amax) : 0.0f;
+  return usable ? scalar::ScaleOf({.largest = largest}, amax) : args.ones ? 1.0f : 0.0f;
 }
 
 }  // namespace
@@ -299,7 +316,7 @@ void QuantizeCodes(const QuantizeCodesArgs& args) {
   const bool gradient = args.role == ActivationRole::kGradient;
   const int64_t rows = args.from.size[0];
   const int64_t columns = args.from.size[1];
-  uint32_t amax = 0;
+  auto amax = std::bit_cast<uint32_t>(args.epsilon);
   const auto value = [&](int64_t row, int64_t column) {
     return std::bit_cast<float>(uint32_t{args.from.Row<uint16_t>(row)[column]} << 16);
   };
@@ -361,7 +378,7 @@ void QuantizeBlocks(const QuantizeBlocksArgs& args) {
   for (int64_t row = 0; row < outer; ++row) {
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t end = std::min(inner, (block + 1) * edge);
-      uint32_t amax = 0;
+      auto amax = std::bit_cast<uint32_t>(args.epsilon);
       for (int64_t at = block * edge; at < end; ++at) {
         amax = std::max(amax, scalar::MagnitudeBits(value(row, at)));
       }
@@ -429,15 +446,16 @@ void UpdateDelayedScales(const DelayedScalesArgs& args) {
       amax = std::exchange(args.activation_amax.As<uint32_t>()[2 * domain + of - 1], 0u);
     }
     if (append && of == 0) {
-      scales[0] = scales[1] != 0 ? scales[1]
-                                 : scalar::ScaleOf({.largest = scalar::kLargestE4M3Value}, amax);
+      const float first =
+          args.ones ? 1.0f : scalar::ScaleOf({.largest = scalar::kLargestE4M3Value}, amax);
+      scales[0] = scales[1] != 0 ? scales[1] : first;
     }
     if (append && amax != 0) {
       std::copy(history + 1, history + length, history);
       history[length - 1] = std::bit_cast<float>(amax);
     }
     const float code = of == 2 ? scalar::kLargestE5M2Value : scalar::kLargestE4M3Value;
-    scales[1] = EncodeOf(history, length, std::ldexp(code, -static_cast<int>(args.margin)));
+    scales[1] = EncodeOf(args, slot, std::ldexp(code, -static_cast<int>(args.margin)));
   }
 }
 

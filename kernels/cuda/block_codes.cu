@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kFlatThreads)
     for (int j = 0; j < kWidth; ++j) {
       amax = MaxOf(amax, scalar::MagnitudeBits(x[j]));
     }
-    amax = AmaxOfLanes<kLanes>(amax);
+    amax = MaxOf(AmaxOfLanes<kLanes>(amax), p.least);
     if (!inside) {
       continue;
     }
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kFlatThreads)
     const int64_t column = t % across * kBlockColumns;
     for (int i = static_cast<int>(threadIdx.x); i < BlockTile<S>::kBlocks * kBlockColumns;
          i += kFlatThreads) {
-      tile.amax[i / kBlockColumns][i % kBlockColumns] = 0;
+      tile.amax[i / kBlockColumns][i % kBlockColumns] = p.least;
     }
     __syncthreads();
     float x[kRowsOfThread][kQuad] = {};

@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kFlatThreads)
     ActivationAmaxKernel(const __grid_constant__ ActivationAmaxParams p) {
   const int64_t per_row = (p.columns + kWidth - 1) / kWidth;
   const int64_t step = int64_t{gridDim.x} * kFlatThreads;
-  uint32_t amax = 0;
+  uint32_t amax = p.least;
   for (int64_t i = int64_t{blockIdx.x} * kFlatThreads + threadIdx.x; i < p.rows * per_row;
        i += step) {
     const int64_t column = i % per_row * kWidth;
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kFlatThreads)
     float x[kWidth];
     LoadSome<kVectors>(
         static_cast<const Bf16*>(p.from) + row * p.from_stride + column, elements, x);
-    const uint32_t amax = S::kEdge == 0 ? 0 : AmaxOfLanes<kLanes>(AmaxOf(x));
+    const uint32_t amax = S::kEdge == 0 ? 0 : MaxOf(AmaxOfLanes<kLanes>(AmaxOf(x)), p.least);
     const scalar::Scales scales = OfBlock<S>(p, amax, tensor);
     const HalfDraw draw = DrawHalf<S>(p, row, column);
 #pragma unroll
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(kFlatThreads)
     const bool inside = column < p.columns;
     const Bf16* from = static_cast<const Bf16*>(p.from) + row * p.from_stride + column;
     Bf16* to = static_cast<Bf16*>(p.to) + row * p.to_stride + column;
-    uint32_t amax = 0;
+    uint32_t amax = p.least;
 #pragma unroll 8
     for (int j = 0; j < rows; ++j) {
       amax = inside ? MaxOf(amax, scalar::MagnitudeBits(ToFloat(from[j * p.from_stride]))) : 0;
@@ -317,7 +317,8 @@ __global__ void __launch_bounds__(kFlatThreads)
       history[i] = entry;
     }
     __syncthreads();
-    amax = MaxOf(amax, scalar::MagnitudeBits(entry));
+    const bool counts = (p.choices & kNewestAmax) == 0 || i == p.length - 1;
+    amax = counts ? MaxOf(amax, scalar::MagnitudeBits(entry)) : amax;
   }
   amax = AmaxOfLanes<kWarpThreads>(amax);
   if (LaneOfThread() == 0) {
@@ -330,14 +331,15 @@ __global__ void __launch_bounds__(kFlatThreads)
   for (int i = 0; i < kWarps; ++i) {
     amax = MaxOf(amax, largest[i]);
   }
+  const bool ones = (p.choices & kOnesFirst) != 0;
   if (applies && of == 0) {
-    const float next = scales[1];
-    scales[0] =
-        next != 0.0f ? next : scalar::ScaleOf({.largest = scalar::kLargestE4M3Value}, staged);
+    const float first =
+        ones ? 1.0f : scalar::ScaleOf({.largest = scalar::kLargestE4M3Value}, staged);
+    scales[0] = scales[1] != 0.0f ? scales[1] : first;
   }
   const float code = (of == 2 ? scalar::kLargestE5M2Value : scalar::kLargestE4M3Value) * p.room;
   const bool usable = amax != 0 && amax < scalar::kInfinityBits;
-  scales[1] = usable ? scalar::ScaleOf({.largest = code}, amax) : 0.0f;
+  scales[1] = usable ? scalar::ScaleOf({.largest = code}, amax) : ones ? 1.0f : 0.0f;
   if (activation != nullptr) {
     *activation = 0;
   }

@@ -37,6 +37,8 @@ struct BlockAmaxParams {
   int64_t columns;
   int64_t edge;  // 0: one block
   int64_t grid_columns;
+  uint32_t least;  // that an amax is set to at least
+  uint32_t unused = 0;
 };
 
 // Sources of a weight's scales; null where the recipe has none.
@@ -73,6 +75,8 @@ struct ActivationAmaxParams {
   int64_t to_stride;
   int64_t rows;
   int64_t columns;
+  uint32_t least;  // that the amax is set to at least
+  uint32_t unused = 0;
 };
 
 struct QuantizeActivationParams {
@@ -94,6 +98,8 @@ struct QuantizeActivationParams {
   uint32_t site;
   uint32_t first_sample;
   uint32_t purpose;
+  uint32_t least;  // amax of a block
+  uint32_t unused = 0;
 };
 
 inline constexpr int kCodesTile = 64;  // rows and columns of a block's tile
@@ -136,6 +142,8 @@ struct BlockCodesParams {
   int64_t from_stride;
   int64_t rows;
   int64_t columns;
+  uint32_t least;  // amax of a block
+  uint32_t unused = 0;
 };
 
 // The scales of a weight of [rows, columns] whose rows begin at first_row of an operand. The
@@ -152,6 +160,8 @@ struct PlaceScalesParams {
 };
 
 inline constexpr int kSlotsOfDomain = 3;
+inline constexpr int32_t kNewestAmax = 1;  // of a history alone
+inline constexpr int32_t kOnesFirst = 2;   // a scale without a history is 1
 
 // A block per slot; the slots of a domain are those of its weight, input and gradient.
 struct DelayedScalesParams {
@@ -162,8 +172,8 @@ struct DelayedScalesParams {
   const uint32_t* apply;
   int64_t slots;
   int64_t length;
-  float room;  // 2^-margin, times the largest code
-  int32_t unused = 0;
+  float room;       // 2^-margin, times the largest code
+  int32_t choices;  // kNewestAmax, kOnesFirst
 };
 
 inline constexpr int kMaxWordPieces = 64;

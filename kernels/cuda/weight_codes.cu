@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kFlatThreads)
       const float* from = p.from + (row - p.first_row) * p.columns + column;
       amax = MaxOf(amax, AmaxOfPart<kVectors>(from, p.columns - column));
     }
-    amax = AmaxOfBlock(amax, p.edge);
+    amax = MaxOf(AmaxOfBlock(amax, p.edge), p.least);
     const bool leads = p.edge == 0 ? lane == 0 : column % p.edge == 0;
     if (leads && column < p.columns) {
       const int64_t at = p.edge == 0 ? 0 : begin / p.edge * p.grid_columns + column / p.edge;

@@ -2,6 +2,7 @@
 // scratch between the kernel that makes it and the one that casts.
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 
@@ -119,7 +120,8 @@ void BlockAmax(Stream& stream, const BlockAmaxArgs& args) {
                          .rows = rows,
                          .columns = columns,
                          .edge = args.edge,
-                         .grid_columns = args.edge == 0 ? 1 : DivCeil(columns, args.edge)});
+                         .grid_columns = args.edge == 0 ? 1 : DivCeil(columns, args.edge),
+                         .least = std::bit_cast<uint32_t>(args.epsilon)});
 }
 
 void QuantizeWeight(Stream& stream, const QuantizeWeightArgs& args) {
@@ -230,7 +232,8 @@ const uint32_t* TensorAmax(LaunchStream& on, const QuantizeActivationArgs& args)
                               .from_stride = args.from.row_stride,
                               .to_stride = transforms ? args.to.row_stride : 0,
                               .rows = tokens,
-                              .columns = columns});
+                              .columns = columns,
+                              .least = std::bit_cast<uint32_t>(args.epsilon)});
   return amax;
 }
 
@@ -271,7 +274,8 @@ void QuantizeActivation(Stream& stream, const QuantizeActivationArgs& args) {
                                   .step = args.draws.step,
                                   .site = args.draws.site,
                                   .first_sample = args.draws.first_sample,
-                                  .purpose = static_cast<uint32_t>(purpose)});
+                                  .purpose = static_cast<uint32_t>(purpose),
+                                  .least = std::bit_cast<uint32_t>(args.epsilon)});
 }
 
 namespace {
@@ -318,7 +322,8 @@ void QuantizeCodes(Stream& stream, const QuantizeCodesArgs& args) {
                                      .along = BlocksAlong::kColumns,
                                      .from = args.from,
                                      .to = args.from,
-                                     .scale = args.scale});
+                                     .scale = args.scale,
+                                     .epsilon = args.epsilon});
   const bool gradient = args.role == ActivationRole::kGradient;
   on.Run({.kernel = Kernel::kTensorCodes,
           .variant = gradient ? kTensorE5M2 : kTensorE4M3,
@@ -407,7 +412,8 @@ void QuantizeBlocks(Stream& stream, const QuantizeBlocksArgs& args) {
                                    .non_finite = args.non_finite.As<uint32_t>(),
                                    .from_stride = args.from.row_stride,
                                    .rows = tokens,
-                                   .columns = columns};
+                                   .columns = columns,
+                                   .least = std::bit_cast<uint32_t>(args.epsilon)};
   const int64_t tiles =
       DivCeil(tokens, int64_t{kBlockRows}) * DivCeil(columns, int64_t{kBlockColumns});
   on.Run({.kernel = turned ? Kernel::kBlockCodesAlongRows : Kernel::kBlockCodesAlongColumns,
@@ -475,14 +481,16 @@ void UpdateDelayedScales(Stream& stream, const DelayedScalesArgs& args) {
   }
   LaunchStreamOf(stream).Run(
       {.kernel = Kernel::kDelayedScales, .grid = {static_cast<uint32_t>(slots), 1, 1}},
-      DelayedScalesParams{.histories = args.histories.As<float>(),
-                          .scales = args.scales.As<float>(),
-                          .weight_amax = args.weight_amax.As<uint32_t>(),
-                          .activation_amax = args.activation_amax.As<uint32_t>(),
-                          .apply = args.apply.As<uint32_t>(),
-                          .slots = slots,
-                          .length = length,
-                          .room = std::ldexp(1.0f, -static_cast<int>(args.margin))});
+      DelayedScalesParams{
+          .histories = args.histories.As<float>(),
+          .scales = args.scales.As<float>(),
+          .weight_amax = args.weight_amax.As<uint32_t>(),
+          .activation_amax = args.activation_amax.As<uint32_t>(),
+          .apply = args.apply.As<uint32_t>(),
+          .slots = slots,
+          .length = length,
+          .room = std::ldexp(1.0f, -static_cast<int>(args.margin)),
+          .choices = (args.newest ? kNewestAmax : 0) | (args.ones ? kOnesFirst : 0)});
 }
 
 // More pieces than a launch takes go on top of what the launches before have found.

@@ -113,6 +113,11 @@ TEST_F(GpuActivationTest, GivesTheBitsOfTheCpu) {
           Compare(args, layout, 0.0f, 0.0f);
         }
         Compare(args, kLayouts[0], 0.0f, 3.5f);
+        if (plan::HasAmaxEpsilon(recipe)) {
+          args.epsilon = 40.0f;  // more than many blocks have
+          Compare(args, kLayouts[3], 0.0f, 0.0f);
+          args.epsilon = 0;
+        }
         Compare(args, kLayouts[0], std::numeric_limits<float>::quiet_NaN(), 0.0f);
         Compare(args, kLayouts[0], -std::numeric_limits<float>::infinity(), 0.0f);
       }
@@ -154,7 +159,8 @@ class GpuWeightTest : public GpuQuantizeTest {
                   {.from = RowsOf((weight.*on)(), first, rows),
                    .first_row = first,
                    .edge = edge,
-                   .amax = (amax.*on)()});
+                   .amax = (amax.*on)(),
+                   .epsilon = plan::HasAmaxEpsilon(recipe) ? 0.75f : 0.0f});
       }
       for (const auto& [first, rows] : {std::pair(int64_t{0}, half), {half, layout.rows - half}}) {
         QuantizeWeight(stream,
@@ -284,7 +290,9 @@ TEST_F(GpuQuantizeTest, DelayedScalesAreThoseOfTheCpu) {
                                .scales = (scales.*on)(),
                                .histories = (histories.*on)(),
                                .apply = (apply.*on)(),
-                               .margin = length % 3});
+                               .margin = length % 3,
+                               .newest = length == 5 || length == 1024,
+                               .ones = length >= 256});
         };
         run(cpu_, &TwinMatrix::host);
         run(gpu(), &TwinMatrix::device);

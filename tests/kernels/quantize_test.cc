@@ -258,6 +258,8 @@ struct DelayedSlots {
   std::array<float, 6> scales = {};
   std::vector<float> histories = std::vector<float>(9, 0.0f);
   int32_t apply = 1;
+  bool newest = false;
+  bool ones = false;
 
   void Update() {
     CpuStream stream;
@@ -270,7 +272,9 @@ struct DelayedSlots {
                          .activation_amax = activation,
                          .scales = MatrixView(scales.data(), 3, 2),
                          .histories = MatrixView(histories.data(), 3, 3),
-                         .apply = Word(apply, DType::kI32)});
+                         .apply = Word(apply, DType::kI32),
+                         .newest = newest,
+                         .ones = ones});
   }
   // The next scale of the weight after this amax.
   float After(uint32_t bits) {
@@ -306,6 +310,26 @@ TEST(DelayedScales, FollowTheirHistories) {
   slots.histories.assign(9, 0.0f);
   EXPECT_EQ(slots.After(1), std::numeric_limits<float>::max());
   EXPECT_EQ(slots.After(bits(kInfinity)), 0.0f);
+}
+
+TEST(DelayedScales, MayFollowTheNewestAmaxAlone) {
+  const auto bits = [](float x) { return std::bit_cast<uint32_t>(x); };
+  DelayedSlots slots;
+  slots.newest = true;
+  EXPECT_EQ(slots.After(bits(4.0f)), 112.0f);
+  EXPECT_EQ(slots.After(bits(2.0f)), 224.0f);
+  EXPECT_EQ(slots.After(0), 224.0f) << "an unused slot keeps its newest";
+  EXPECT_EQ(slots.History(0), (std::vector<float>{0, 4, 2}));
+}
+
+TEST(DelayedScales, MayBeOneWithoutAHistory) {
+  const auto bits = [](float x) { return std::bit_cast<uint32_t>(x); };
+  DelayedSlots slots;
+  slots.ones = true;
+  EXPECT_EQ(slots.After(bits(4.0f)), 112.0f);
+  EXPECT_EQ(slots.scales, (std::array<float, 6>{1, 112, 0, 1, 0, 1})) << "casts of the first step";
+  EXPECT_EQ(slots.After(bits(4.0f)), 112.0f);
+  EXPECT_EQ(slots.scales[0], 112.0f);
 }
 
 TEST(DelayedScales, StagedAmaxesAreTakenOnceAndSkippedStepsDropThem) {

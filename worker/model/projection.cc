@@ -217,7 +217,8 @@ Projection::Operand Projection::Activation(kernels::Stream& stream,
       .encode = input ? scales.input_encode : scales.gradient_encode,
       .staged = input ? scales.input_staged : scales.gradient_staged,
       .non_finite = scales.non_finite,
-      .draws = args.memory.draws == nullptr ? kernels::ActivationDraws() : *args.memory.draws};
+      .draws = args.memory.draws == nullptr ? kernels::ActivationDraws() : *args.memory.draws,
+      .epsilon = scales.amax_epsilon};
   quantize.draws.site = parts_[args.part].site;
   kernels::QuantizeActivation(stream, quantize);
   if (!ScalesTheWhole(scales.weight.recipe)) {
@@ -245,7 +246,8 @@ Projection::Operand Projection::ActivationCodes(kernels::Stream& stream,
                           .scale = operand.scale,
                           .encode = input ? scales.input_encode : scales.gradient_encode,
                           .staged = input ? scales.input_staged : scales.gradient_staged,
-                          .non_finite = scales.non_finite});
+                          .non_finite = scales.non_finite,
+                          .epsilon = scales.amax_epsilon});
   operand.matrix.dtype = input ? DType::kF8E4M3 : DType::kF8E5M2;
   return operand;
 }
@@ -271,7 +273,8 @@ Projection::Operand Projection::ActivationBlocks(kernels::Stream& stream,
                            .from = args.from,
                            .codes = operand.matrix,
                            .scales = operand.scale,
-                           .non_finite = scales.non_finite});
+                           .non_finite = scales.non_finite,
+                           .epsilon = scales.amax_epsilon});
   operand.matrix.dtype = DType::kF8E4M3;
   return operand;
 }

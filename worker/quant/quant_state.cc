@@ -60,6 +60,7 @@ GemmScales QuantState::ScalesOf(plan::TensorId tensor, bool stages) const {
   GemmScales scales;
   scales.of_codes = !plan::IsEmulation(gemms_.path);
   scales.of_blocks = plan::ReadsBlockScales(gemms_.path);
+  scales.amax_epsilon = gemms_.amax_epsilon;
   if (plan::MayAccumulateFast(gemms_.path)) {
     scales.fast_forward = gemms_.fast != plan::FastAccumulation::kNone;
     scales.fast_input_gradient = gemms_.fast == plan::FastAccumulation::kForwardAndInputGradient;
@@ -92,7 +93,8 @@ void QuantState::MeasureWeights(kernels::Stream& stream, std::span<const QuantPi
                        {.from = piece.main_weight,
                         .first_row = piece.first_row,
                         .edge = edge,
-                        .amax = Words(memory_.amax + of.grid, of.grid_rows, of.grid_columns)});
+                        .amax = Words(memory_.amax + of.grid, of.grid_rows, of.grid_columns),
+                        .epsilon = gemms_.amax_epsilon});
     const int64_t whole = layout_.domain(of).amax;
     if (edge > 0 && whole >= 0) {
       kernels::BlockAmax(
@@ -120,7 +122,9 @@ kernels::DelayedScalesArgs QuantState::DelayedScales() const {
           .histories = MatrixView(
               memory_.delayed_scales + 2 * layout_.slots, layout_.slots, memory_.history),
           .apply = {},
-          .margin = memory_.margin};
+          .margin = memory_.margin,
+          .newest = memory_.algorithm == plan::AmaxAlgorithm::kMostRecent,
+          .ones = memory_.first == plan::FirstScale::kOnes};
 }
 
 void QuantState::FinishStep(kernels::Stream& stream, const TensorView& apply) {

@@ -37,6 +37,7 @@ struct GemmScales {
   // Of codes: which of the gemms may lose low bits of sums.
   bool fast_forward = false;
   bool fast_input_gradient = false;
+  float amax_epsilon = 0;  // scales follow from no amax below it
 };
 
 // Used only from the thread of its rank.
@@ -49,12 +50,15 @@ class QuantState {
     uint32_t* flags = nullptr;        // [tensors of the inventory]
     int64_t history = 0;
     int64_t margin = 0;  // binades that delayed scales leave free
+    plan::AmaxAlgorithm algorithm = plan::AmaxAlgorithm::kMax;
+    plan::FirstScale first = plan::FirstScale::kCurrent;
   };
   // How gemms of quantized matrices are computed. A path that is no emulation makes them read
   // codes.
   struct Gemms {
     plan::GemmPath path = plan::GemmPath::kNone;
     plan::FastAccumulation fast = plan::FastAccumulation::kForward;
+    float amax_epsilon = 0;
   };
   QuantState(const plan::ModelInventory& inventory, const Gemms& gemms, const Memory& memory);
 

@@ -46,14 +46,18 @@ InstructionRunner::InstructionRunner(const Args& args) : args_(args), state_(arg
   if (bytes(BufferKind::kAmax) != nullptr) {
     quant_ = std::make_unique<quant::QuantState>(
         args_.plan.inventory,
-        quant::QuantState::Gemms{.path = args_.plan.options.gemm_path,
-                                 .fast = args_.plan.options.fast_accumulation},
+        quant::QuantState::Gemms{
+            .path = args_.plan.options.gemm_path,
+            .fast = args_.plan.options.fast_accumulation,
+            .amax_epsilon = static_cast<float>(args_.plan.options.amax_epsilon)},
         quant::QuantState::Memory{
             .amax = reinterpret_cast<uint32_t*>(bytes(BufferKind::kAmax)),
             .delayed_scales = reinterpret_cast<float*>(bytes(BufferKind::kDelayedScales)),
             .flags = reinterpret_cast<uint32_t*>(bytes(BufferKind::kAmaxFlags)),
             .history = args_.plan.options.amax_history,
-            .margin = args_.plan.options.amax_margin});
+            .margin = args_.plan.options.amax_margin,
+            .algorithm = args_.plan.options.amax_algorithm,
+            .first = args_.plan.options.first_scale});
   }
 }
 

@@ -112,7 +112,8 @@ absl::Status CheckCodes(const ckpt::QuantRecord& saved,
   for (const ckpt::QuantizedRecord& record : saved.tensors) {
     const plan::TensorId id = plan.inventory.FindTensor(record.name);
     const plan::QuantTensor* tensor = id < 0 ? nullptr : engine.quant()->layout().Find(id);
-    if (tensor == nullptr || saved.recipe != plan::RecipeName(tensor->recipe)) {
+    if (tensor == nullptr || saved.recipe != plan::RecipeName(tensor->recipe) ||
+        saved.amax_epsilon != plan.options.amax_epsilon) {
       continue;
     }
     const uint64_t sum = At(sums, engine.quant()->layout().index_of[id]);

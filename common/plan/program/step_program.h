@@ -256,6 +256,11 @@ struct ProgramOptions {
   GemmPath gemm_path = GemmPath::kNone;
   // Of that path; kForward where it has no fast sums. No instruction depends on it.
   FastAccumulation fast_accumulation = FastAccumulation::kForward;
+  // Of delayed scales. No instruction depends on these, nor on the next.
+  AmaxAlgorithm amax_algorithm = AmaxAlgorithm::kMax;
+  FirstScale first_scale = FirstScale::kCurrent;
+  // The least amax that scales follow from.
+  double amax_epsilon = 0;
 };
 
 inline constexpr int64_t kMostCommunicationBlocks = 64;

@@ -103,8 +103,10 @@ std::vector<StateTensor> TensorsOf(const ShardingPlan& plan) {
   return tensors;
 }
 
-ckpt::QuantRecord QuantOf(const ModelInventory& inventory) {
+ckpt::QuantRecord QuantOf(const ShardingPlan& plan) {
+  const ModelInventory& inventory = plan.inventory;
   ckpt::QuantRecord quant;
+  quant.amax_epsilon = plan.options.amax_epsilon;
   const QuantLayout layout = QuantLayoutOf(inventory);
   for (const QuantTensor& tensor : layout.tensors) {
     quant.recipe = RecipeName(tensor.recipe);
@@ -167,7 +169,7 @@ class SavePlanner {
         }
       }
     }
-    save_.quant = QuantOf(plan_.inventory);
+    save_.quant = QuantOf(plan_);
     AddSteps();
     for (int64_t rank = 0; rank < plan_.ranks; ++rank) {
       FileRectangles(rank, ckpt::kModelFolder);

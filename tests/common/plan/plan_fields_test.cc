@@ -88,7 +88,10 @@ TEST(PlanProto, EveryFieldOfTheOptionsIsKnown) {
                amax_margin,
                offload_fraction,
                gemm_path,
-               fast_accumulation] = options;
+               fast_accumulation,
+               amax_algorithm,
+               first_scale,
+               amax_epsilon] = options;
   EXPECT_EQ(option_ranks, 3);
   EXPECT_EQ(option_replicas, 1);
   EXPECT_EQ(option_layer_drop, 0);
@@ -97,6 +100,9 @@ TEST(PlanProto, EveryFieldOfTheOptionsIsKnown) {
   EXPECT_EQ(offload_fraction, 0);
   EXPECT_EQ(gemm_path, GemmPath::kNone);
   EXPECT_EQ(fast_accumulation, FastAccumulation::kForward);
+  EXPECT_EQ(amax_algorithm, AmaxAlgorithm::kMax);
+  EXPECT_EQ(first_scale, FirstScale::kCurrent);
+  EXPECT_EQ(amax_epsilon, 0);
 }
 
 TEST(PlanProto, PlansOfFp16RoundTripAndOthersDoNotChange) {

@@ -25,7 +25,10 @@ void SetPatterns(JobSpec& spec) {
                  .history = 77,
                  .margin = 3,
                  .emulation = {GemmPath::kDequantBf16, GemmPath::kCpuReference},
-                 .fast_accumulation = FastAccumulation::kForwardAndInputGradient};
+                 .fast_accumulation = FastAccumulation::kForwardAndInputGradient,
+                 .amax_algorithm = AmaxAlgorithm::kMostRecent,
+                 .first_scale = FirstScale::kOnes,
+                 .amax_epsilon = 0.25};
   spec.freeze = {"*norm*"};
   spec.units = {
       {.match = "embed", .strategy = Strategy::kOptim, .replicate = {}},

@@ -229,6 +229,58 @@ TEST(JobPrecision, FastSumsAreOfTheirOwnPathAlone) {
   EXPECT_EQ(MakeTyped("cpu", "recipe: fp8_tensor").job.spec().precision().fast_accum(), "");
 }
 
+TEST(JobPrecision, DelayedScalesHaveChoicesOfTheirOwn) {
+  const CanonicalJob plain = MakeTyped("cpu", "recipe: fp8_tensor");
+  ASSERT_TRUE(plain.ok()) << TypeViolations(plain);
+  EXPECT_EQ(plain.job.spec().precision().amax_algorithm(), "max");
+  EXPECT_EQ(plain.job.spec().precision().first_scale(), "current");
+  EXPECT_EQ(plain.spec.recipe.amax_algorithm, plan::AmaxAlgorithm::kMax);
+  const CanonicalJob other =
+      MakeTyped("cpu", "recipe: fp8_tensor, amaxAlgorithm: most_recent, firstScale: ones");
+  ASSERT_TRUE(other.ok()) << TypeViolations(other);
+  EXPECT_EQ(other.spec.recipe.amax_algorithm, plan::AmaxAlgorithm::kMostRecent);
+  EXPECT_EQ(other.spec.recipe.first_scale, plan::FirstScale::kOnes);
+  EXPECT_EQ(CanonicalJson(Canonicalize(other.job, {}).job), CanonicalJson(other.job));
+  const std::string beside = ": expected recipe fp8_tensor with scaling delayed beside it, got ";
+  EXPECT_EQ(TypeViolations(MakeTyped("cpu", "recipe: mxfp8, amaxAlgorithm: max")),
+            "spec.precision.amaxAlgorithm" + beside + "'mxfp8'\n");
+  EXPECT_EQ(
+      TypeViolations(MakeTyped("cpu", "recipe: fp8_tensor, scaling: current, firstScale: ones")),
+      "spec.precision.firstScale" + beside + "'fp8_tensor'\n");
+  EXPECT_EQ(TypeViolations(MakeTyped("cpu", "recipe: fp8_tensor, firstScale: zeros")),
+            "spec.precision.firstScale: expected one of current, ones, got 'zeros'\n");
+}
+
+TEST(JobPrecision, AnEpsilonIsOfScalesThatFollowFromAmaxes) {
+  const std::string current = "recipe: fp8_tensor, scaling: current";
+  const CanonicalJob plain = MakeTyped("cpu", current);
+  ASSERT_TRUE(plain.ok()) << TypeViolations(plain);
+  EXPECT_EQ(plain.spec.recipe.amax_epsilon, 0);
+  const CanonicalJob given = MakeTyped("cpu", current + ", amaxEpsilon: 1e-4");
+  ASSERT_TRUE(given.ok()) << TypeViolations(given);
+  EXPECT_EQ(given.spec.recipe.amax_epsilon, 1e-4);
+  EXPECT_EQ(CanonicalJson(Canonicalize(given.job, {}).job), CanonicalJson(given.job));
+  // Of this model fp8_block takes no matrix, whatever the epsilon.
+  const CanonicalJob blocks = MakeTyped("cpu", "recipe: fp8_block, amaxEpsilon: 1e-4");
+  EXPECT_EQ(blocks.spec.recipe.amax_epsilon, 1e-4);
+  EXPECT_EQ(TypeViolations(blocks), TypeViolations(MakeTyped("cpu", "recipe: fp8_block")));
+  const std::string field = "spec.precision.amaxEpsilon: expected ";
+  for (const auto& [precision, name] : {std::pair("recipe: fp8_tensor, ", "'fp8_tensor'"),
+                                        {"recipe: mxfp8, ", "'mxfp8'"},
+                                        {"recipe: nvfp4, ", "'nvfp4'"},
+                                        {"", "nothing"}}) {
+    EXPECT_EQ(TypeViolations(MakeTyped("cpu", absl::StrCat(precision, "amaxEpsilon: 1e-4"))),
+              absl::StrCat(field,
+                           "recipe fp8_block, or fp8_tensor with scaling current beside it, got ",
+                           name,
+                           "\n"));
+  }
+  for (const char* wrong : {"1.5", "-0.1"}) {
+    EXPECT_EQ(TypeViolations(MakeTyped("cpu", absl::StrCat(current, ", amaxEpsilon: ", wrong))),
+              absl::StrCat(field, "a number from 0 to 1, got ", wrong, "\n"));
+  }
+}
+
 TEST(JobOptimizer, SgdHasItsOwnFieldsAndTheOthersAreRefusedByName) {
   const CanonicalJob plain = MakeTyped("cpu", "", "name: sgd");
   ASSERT_TRUE(plain.ok()) << TypeViolations(plain);

@@ -6,7 +6,9 @@
 #include "kernels/cast.h"
 #include "kernels/digest.h"
 #include "kernels/element_update.h"
+#include "kernels/grouped_update.h"
 #include "kernels/philox.h"
+#include "kernels/quantize.h"
 #include "kernels/reduce_add.h"
 #include "kernels/row_sum.h"
 #include "kernels/tree_reduce.h"
@@ -53,6 +55,38 @@ TEST(CudaAdamW, ATableOfPiecesIsOneLaunchWithABlockForEach) {
   EXPECT_EQ(stream.ParamsOf<AdamWParams>(0).pieces.table,
             reinterpret_cast<const DeviceUpdatePiece*>(pieces.data()));
   EXPECT_EQ(stream.ParamsOf<ElementUpdateParams>(1).pieces.count, 3);
+}
+
+// However many tensors a job has: there is no table of a fixed size in an argument.
+TEST(CudaAdamW, ManyTensorsOneLaunch) {
+  constexpr int64_t kTensors = 10'000;
+  RecordingStream stream;
+  Memory memory;
+  std::vector<UpdatePiece> pieces;
+  for (int64_t i = 0; i < kTensors; ++i) {
+    pieces.push_back({.offset = 256 * i, .elements = 200, .site = static_cast<uint32_t>(i)});
+  }
+  const PieceTable table = {.pieces = pieces.data(), .count = kTensors};
+  const TensorView v = memory.Vector(256 * kTensors);
+  AdamWUpdate(stream, {.p = v, .g = v, .m = v, .v = v, .table = table});
+  ASSERT_EQ(stream.launches.size(), 1u);
+  EXPECT_EQ(stream.ParamsOf<AdamWParams>(0).pieces.count, kTensors);
+  GroupedUpdate(stream,
+                {.update = {.main_weight = v,
+                            .g = v,
+                            .m = memory.Vector(256 * kTensors, DType::kF8E4M3),
+                            .v = memory.Vector(256 * kTensors, DType::kF8E4M3),
+                            .table = table},
+                 .m_scales = memory.Vector(2 * kTensors, DType::kU8),
+                 .v_scales = memory.Vector(2 * kTensors, DType::kU8)});
+  ASSERT_EQ(stream.launches.size(), 2u);
+  UpdateDelayedScales(stream,
+                      {.weight_amax = memory.Matrix(1, kTensors, DType::kU32),
+                       .activation_amax = memory.Matrix(kTensors, 2, DType::kU32),
+                       .scales = memory.Matrix(3 * kTensors, 2),
+                       .histories = memory.Matrix(3 * kTensors, 1024)});
+  ASSERT_EQ(stream.launches.size(), 3u);
+  EXPECT_EQ(stream.launches[2].shape.grid[0], 3u * kTensors);
 }
 
 TEST(UpdatePieces, CutForBlocksKeepsElementsAndBeginsAtMultiples) {

@@ -75,7 +75,7 @@ class RecipeRegressions : public ::testing::Test {
     return spec;
   }
   // After so many steps; 0: initial weights.
-  Codes CodesAfter(const StrategyCase& tested, Recipe recipe, int64_t steps) {
+  Codes CodesAfter(const StrategyCase& tested, Recipe recipe, int64_t steps, double epsilon = 0) {
     Codes codes;
     const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
       RETURN_IF_ERROR(engine.InitializeWeights());
@@ -85,8 +85,9 @@ class RecipeRegressions : public ::testing::Test {
       AddCodes(engine, rank, codes);
       return absl::OkStatus();
     };
-    const absl::Status ran =
-        RunLocalRanks({.spec = Job(tested, recipe), .ranks = tested.ranks(), .body = body});
+    plan::JobSpec spec = Job(tested, recipe);
+    spec.recipe.amax_epsilon = epsilon;
+    const absl::Status ran = RunLocalRanks({.spec = spec, .ranks = tested.ranks(), .body = body});
     EXPECT_TRUE(ran.ok()) << ran;
     return codes;
   }
@@ -240,6 +241,47 @@ TEST_F(RecipeRegressions, DelayedScalesLeaveTheirMargin) {
     const absl::Status ran = RunLocalRanks({.spec = spec, .ranks = 1, .body = body});
     EXPECT_TRUE(ran.ok()) << ran;
   }
+}
+
+// Weights of deviation 0.02 have no amax of 0.5, so that all scales follow from it.
+TEST_F(RecipeRegressions, EpsilonReachesEveryQuantizer) {
+  constexpr double kEpsilon = 0.5;
+  for (const Recipe recipe : {Recipe::kCurrent, Recipe::kFloat8Block}) {
+    const Codes without = CodesAfter({.width = 1}, recipe, 0);
+    const Codes one = CodesAfter({.width = 1}, recipe, 1, kEpsilon);
+    const Codes three = CodesAfter({.width = 3}, recipe, 1, kEpsilon);
+    EXPECT_EQ(one.codes, three.codes);
+    EXPECT_EQ(one.amaxes[0], three.amaxes[2]);
+    EXPECT_NE(one.codes, without.codes);
+    const std::vector<uint32_t> all(one.amaxes[0].size(), std::bit_cast<uint32_t>(0.5f));
+    EXPECT_EQ(one.amaxes[0], all);
+  }
+}
+
+TEST_F(RecipeRegressions, DelayedScalesBeginAtOneOnRequest) {
+  const auto body = [&](RankEngine& engine, int) -> absl::Status {
+    RETURN_IF_ERROR(engine.InitializeWeights());
+    const int64_t slots = engine.quant()->layout().slots;
+    std::vector<float> scales(static_cast<size_t>(slots));
+    RETURN_IF_ERROR(optim::ReadScales(
+        engine.memory(), *engine.quant(), plan::StateRole::kCastScale, 0, scales));
+    for (int64_t weight = 0; weight < slots; weight += plan::kSlotsPerDomain) {
+      EXPECT_EQ(scales[static_cast<size_t>(weight)], 1.0f);
+    }
+    RETURN_IF_ERROR(engine.TrainStep(0).status());
+    RETURN_IF_ERROR(engine.TrainStep(1).status());
+    RETURN_IF_ERROR(optim::ReadScales(
+        engine.memory(), *engine.quant(), plan::StateRole::kCastScale, 0, scales));
+    for (int64_t weight = 0; weight < slots; weight += plan::kSlotsPerDomain) {
+      EXPECT_GT(scales[static_cast<size_t>(weight)], 1.0f) << "they follow from histories then";
+    }
+    return absl::OkStatus();
+  };
+  plan::JobSpec spec = Job({.width = 2}, Recipe::kDelayed);
+  spec.recipe.first_scale = plan::FirstScale::kOnes;
+  spec.recipe.amax_algorithm = plan::AmaxAlgorithm::kMostRecent;
+  const absl::Status ran = RunLocalRanks({.spec = spec, .ranks = 2, .body = body});
+  EXPECT_TRUE(ran.ok()) << ran;
 }
 
 TEST_F(RecipeRegressions, UnsupportedRecipeRefusedAtPlan) {

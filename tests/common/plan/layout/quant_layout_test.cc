@@ -433,6 +433,40 @@ TEST(RecipePlans, FastSumsArePlannedTravelAndArePartOfTheNumerics) {
   EXPECT_EQ(refusal(), refused);
 }
 
+TEST(RecipePlans, WhatScalesFollowFromIsPlannedTravelsAndIsPartOfTheNumerics) {
+  JobSpec spec = testing::RecipeSpecOf(Recipe::kDelayed);
+  spec.recipe.amax_algorithm = AmaxAlgorithm::kMostRecent;
+  spec.recipe.first_scale = FirstScale::kOnes;
+  EXPECT_THAT(NumericsOf(spec), HasSubstr("/margin0/most_recent/ones "));
+  const auto travels = [](const ShardingPlan& plan) {
+    const absl::StatusOr<ShardingPlan> back = ParsePlan(SerializePlan(plan));
+    ASSERT_TRUE(back.ok()) << back.status();
+    EXPECT_EQ(SerializePlan(*back), SerializePlan(plan));
+    EXPECT_EQ(back->options.amax_algorithm, plan.options.amax_algorithm);
+    EXPECT_EQ(back->options.first_scale, plan.options.first_scale);
+    EXPECT_EQ(back->options.amax_epsilon, plan.options.amax_epsilon);
+  };
+  EXPECT_EQ(RecipePlan(spec, 2).options.first_scale, FirstScale::kOnes);
+  travels(RecipePlan(spec, 2));
+  const auto refusal = [](const JobSpec& of) {
+    return std::string(
+        BuildShardingPlan({.spec = of, .ranks = 1, .shared_memory = true}).status().message());
+  };
+  spec.recipe.recipe = Recipe::kCurrent;
+  EXPECT_THAT(refusal(spec), HasSubstr("precision.amaxAlgorithm: expected nothing, or recipe"));
+  spec.recipe.amax_algorithm = AmaxAlgorithm::kMax;
+  EXPECT_THAT(refusal(spec), HasSubstr("precision.firstScale: expected nothing, or recipe"));
+  spec.recipe.first_scale = FirstScale::kCurrent;
+  spec.recipe.amax_epsilon = 0.25;
+  EXPECT_THAT(NumericsOf(spec), HasSubstr("recipe=fp8_tensor/current/epsilon0.25 "));
+  EXPECT_EQ(RecipePlan(spec, 2).options.amax_epsilon, 0.25);
+  travels(RecipePlan(spec, 2));
+  spec.recipe.amax_epsilon = 2;
+  EXPECT_THAT(refusal(spec), HasSubstr("precision.amaxEpsilon: expected 0 to 1, got 2"));
+  spec.recipe.recipe = Recipe::kDelayed;
+  EXPECT_THAT(refusal(spec), HasSubstr("precision.amaxEpsilon: expected nothing, or recipe"));
+}
+
 TEST(RecipePlans, APathAsksItsDeviceForWhatItNeeds) {
   const GemmDevice hopper = {
       .name = "H", .compute_major = 9, .compute_minor = 0, .cublas_lt_version = 130100};

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Runs a whole Ravel inside the file system of an image (deploy/images/build.sh), as its user, with a read-only root: text is prepared,
+# a job trains on one worker, its export and a sample are made. Needs root, for namespaces.
+#   tests/deploy/image_test.sh build/images/cpu/root
+set -euo pipefail
+root=$(cd "${1:?usage: image_test.sh ROOT}" && pwd)
+inside=$(mktemp -d)
+trap 'rmdir "$inside"' EXIT
+
+size=$(du -sb "$root" | cut -f1)
+echo "size $((size / 1000000)) MB"
+[[ $size -lt 120000000 ]] || { echo "image_test.sh: larger than 120 MB" >&2; exit 1; }
+
+cat >"/tmp/ravel-image-job.$$" <<'JOB'
+set -eu
+cd /var/lib/ravel
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+if (: >/usr/probe) 2>/dev/null; then echo "the root can be written" >&2; exit 1; fi
+[ "$(id -u)" = 10001 ]
+ravelctl data prepare --input /usr/share/common-licenses/GPL-3 --tokenizer train-bpe:400 --output tokens >prepare.log
+cat >job.yaml <<'YAML'
+apiVersion: ravel/v1
+kind: TrainingJob
+metadata: {name: image}
+spec:
+  model: {config: {modelType: llama, vocabSize: 400, hiddenSize: 64, intermediateSize: 128, numHiddenLayers: 2, numAttentionHeads: 4,
+                   numKeyValueHeads: 2, maxPositionEmbeddings: 64}}
+  data: {train: [{path: /var/lib/ravel/tokens}], sequenceLength: 64}
+  training: {steps: 40, globalBatch: 8, optimizer: {lr: 1e-2}}
+  devices: {kind: cpu, count: 1}
+  checkpoint: {store: file:///var/lib/ravel/checkpoints, everySteps: 20}
+YAML
+ravel-coordinator --dev-loopback --listen 127.0.0.1:0 --state-dir state --port-file port >coordinator.log 2>&1 &
+coordinator=$!
+tries=0
+until [ -s port ]; do
+  tries=$((tries + 1))
+  if [ $tries -gt 600 ] || ! kill -0 $coordinator; then cat coordinator.log >&2; exit 1; fi
+  sleep 0.1
+done
+export RAVEL_COORDINATOR=127.0.0.1:$(cat port)
+ravel-worker --dev-loopback --coordinator "$RAVEL_COORDINATOR" --node-id image --work-dir worker >worker.log 2>&1 &
+worker=$!
+# Only a node can look for the tokenizer beside the data.
+until case $(ravelctl nodes list -o json) in *READY*) true ;; *) false ;; esac; do
+  tries=$((tries + 1))
+  if [ $tries -gt 600 ] || ! kill -0 $worker; then cat worker.log >&2; exit 1; fi
+  sleep 0.1
+done
+ravelctl submit -f job.yaml --follow || { cat worker.log coordinator.log >&2; exit 1; }
+ravelctl checkpoints export checkpoints/image/step-0000000040 --output hf
+ravelctl generate --checkpoint checkpoints/image/step-0000000040 --prompt 'the license' >sample
+[ -s sample ] && [ -s hf/config.json ]
+kubectl-ravel get image
+kill $worker $coordinator
+wait
+JOB
+
+# The namespace's own mounts go with it.
+unshare --mount bash -euc '
+  root=$1 inside=$2
+  mount --make-rprivate /
+  mount --bind "$root" "$inside"
+  mount -o remount,bind,ro "$inside"
+  mount --rbind /proc "$inside/proc"
+  mount -t tmpfs -o mode=755 dev "$inside/dev"
+  for device in null zero full random urandom; do touch "$inside/dev/$device"; mount --bind "/dev/$device" "$inside/dev/$device"; done
+  mkdir "$inside/dev/shm"
+  mount -t tmpfs -o mode=1777 shm "$inside/dev/shm"
+  mount -t tmpfs -o mode=1777 tmp "$inside/tmp"
+  mount -t tmpfs -o mode=700,uid=10001,gid=10001 state "$inside/var/lib/ravel"
+  cp "$3" "$inside/tmp/job.sh"
+  chmod 644 "$inside/tmp/job.sh"
+  exec env -i PATH=/usr/bin:/bin HOME=/var/lib/ravel /usr/sbin/chroot --userspec=10001:10001 "$inside" /bin/sh /tmp/job.sh
+' image_test "$root" "$inside" "/tmp/ravel-image-job.$$" && status=0 || status=$?
+rm -f "/tmp/ravel-image-job.$$"
+[[ $status == 0 ]] && echo "ok: the job ran inside the image"
+exit $status

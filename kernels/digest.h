@@ -12,4 +12,12 @@ namespace ravel::kernels {
 // any partition add up to the whole.
 uint64_t DigestRange(Stream& stream, const TensorView& range, uint64_t first_index);
 
+// *sum += that, without waiting for a device; memory of the stream's backend.
+struct AddDigestArgs {
+  TensorView range;
+  uint64_t first_index = 0;
+  uint64_t* sum = nullptr;
+};
+void AddDigest(Stream& stream, const AddDigestArgs& args);
+
 }  // namespace ravel::kernels

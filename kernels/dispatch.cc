@@ -423,6 +423,15 @@ uint64_t DigestRange(Stream& stream, const TensorView& range, uint64_t first_ind
   return cpu::DigestRange(range, first_index);
 }
 
+void AddDigest(Stream& stream, const AddDigestArgs& args) {
+  if (OnCuda(stream)) {
+    cuda::AddDigest(stream, args);
+    return;
+  }
+  CheckFlat(args.range, args.range.elements(), args.range.dtype);
+  *args.sum += cpu::DigestRange(args.range, args.first_index);
+}
+
 void InitNormal(Stream& stream, const InitNormalArgs& args) {
   if (OnCuda(stream)) {
     cuda::InitNormal(stream, args);

@@ -54,6 +54,7 @@ struct StatisticsHeader {
   int64_t stop = 0;
   int64_t saving = 0;        // 1: this rank still writes its last save
   double learning_rate = 0;  // equal on all ranks
+  uint64_t scales = 0;       // digest of the scales of quantized weights: equal, too
 };
 inline constexpr int64_t kStatisticsHeaderWords = sizeof(StatisticsHeader) / sizeof(int64_t);
 

@@ -63,6 +63,7 @@ void TreeSum(Stream& stream, const TreeSumArgs& args);
 void ReduceAdd(Stream& stream, const ReduceAddArgs& args);
 void CopyBytes(Stream& stream, const CopyArgs& args);
 void RowSumSquares(Stream& stream, const RowSumSquaresArgs& args);
+void AddDigest(Stream& stream, const AddDigestArgs& args);
 uint64_t DigestRange(Stream& stream, const TensorView& range, uint64_t first_index);
 void InitNormal(Stream& stream, const InitNormalArgs& args);
 void Cast(Stream& stream, const CastArgs& args);

@@ -385,23 +385,31 @@ void RowSumSquares(Stream& stream, const RowSumSquaresArgs& args) {
                              .columns = args.x.columns()});
 }
 
-uint64_t DigestRange(Stream& stream, const TensorView& range, uint64_t first_index) {
+void AddDigest(Stream& stream, const AddDigestArgs& args) {
   LaunchStream& on = LaunchStreamOf(stream);
-  const int64_t n = range.elements();
-  RequireFlat(range, n, range.dtype);
+  const int64_t n = args.range.elements();
+  RequireFlat(args.range, n, args.range.dtype);
   if (n == 0) {
-    return 0;
+    return;
   }
-  uint64_t* sum = static_cast<uint64_t*>(on.Scratch(sizeof(uint64_t)));
-  on.FillZero(sum, sizeof(uint64_t));
-  const size_t bytes = static_cast<size_t>(DTypeBytes(range.dtype));
+  const auto bytes = static_cast<size_t>(DTypeBytes(args.range.dtype));
   on.Run(
       {.kernel = Kernel::kDigest, .variant = LogarithmOf(bytes), .grid = {FlatGrid(on, n), 1, 1}},
-      DigestParams{.data = range.data,
-                   .sum = sum,
+      DigestParams{.data = args.range.data,
+                   .sum = args.sum,
                    .elements = n,
-                   .first_index = first_index,
+                   .first_index = args.first_index,
                    .element_bytes = static_cast<int32_t>(bytes)});
+}
+
+uint64_t DigestRange(Stream& stream, const TensorView& range, uint64_t first_index) {
+  LaunchStream& on = LaunchStreamOf(stream);
+  if (range.elements() == 0) {
+    return 0;
+  }
+  auto* sum = static_cast<uint64_t*>(on.Scratch(sizeof(uint64_t)));
+  on.FillZero(sum, sizeof(uint64_t));
+  cuda::AddDigest(stream, {.range = range, .first_index = first_index, .sum = sum});
   return on.ReadWord(sum);
 }
 

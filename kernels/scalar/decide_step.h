@@ -14,7 +14,7 @@ inline constexpr double kClipEpsilon = 1e-6;
 
 // Words of 8 bytes at the head of a rank's statistics (StatisticsHeader in step_statistics.h;
 // asserted where devices are called), and the one that holds the learning rate.
-inline constexpr int64_t kStatisticsHeaderWords = 5;
+inline constexpr int64_t kStatisticsHeaderWords = 6;
 inline constexpr int64_t kStatisticsRateWord = 4;
 
 struct StepTotals {

@@ -328,6 +328,32 @@ TEST_P(GpuRecipes, ASkippedStepChangesNothing) {
   EXPECT_EQ(RunOn(gpu(), Steps({.width = 2}), body), absl::OkStatus());
 }
 
+// A word of the scales that differs on one rank is found in the step that uses it.
+TEST_P(GpuRecipes, RanksCompareTheirScalesOnceAStep) {
+  const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
+    RETURN_IF_ERROR(engine.InitializeWeights());
+    RETURN_IF_ERROR(engine.TrainStep(0).status());
+    const plan::QuantTensor& tensor = engine.quant()->layout().tensors[0];
+    const uint32_t* amax =
+        engine.quant()->weight_amaxes().data() + engine.quant()->layout().domain(tensor).amax;
+    if (plan::BlockEdge(tensor.recipe) != 0) {
+      amax = engine.quant()->weight_amaxes().data() + tensor.grid;
+    }
+    if (rank == 1) {
+      uint32_t word = 0;
+      RETURN_IF_ERROR(engine.memory().Read(amax, std::as_writable_bytes(std::span(&word, 1))));
+      ++word;
+      RETURN_IF_ERROR(
+          engine.memory().Write(std::as_bytes(std::span(&word, 1)), const_cast<uint32_t*>(amax)));
+    }
+    const absl::Status compared = engine.TrainStep(1).status();
+    EXPECT_THAT(std::string(compared.message()),
+                ::testing::HasSubstr("rank 1 has other scales of quantized weights than rank 0"));
+    return absl::OkStatus();
+  };
+  EXPECT_EQ(RunOn(gpu(), Steps({.width = 2}), body), absl::OkStatus());
+}
+
 TEST_P(GpuRecipes, WhatIsAllocatedIsWhatIsPlanned) {
   for (const int64_t width : {1, 2}) {
     const auto body = [&](RankEngine& engine, int) -> absl::Status {

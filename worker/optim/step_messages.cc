@@ -41,9 +41,14 @@ StepFacts ReadMessages(const plan::ShardingPlan& plan,
   RankNodes losses;
   RankNodes gradients;
   std::vector<int64_t> counts(tensors);
+  uint64_t scales = 0;
   for (int64_t rank = 0; rank < plan.ranks; ++rank) {
     kernels::StatisticsHeader header;
     take(&header, 1);
+    scales = rank == 0 ? header.scales : scales;
+    if (header.scales != scales && facts.other_scales < 0) {
+      facts.other_scales = rank;
+    }
     facts.totals.target_tokens += header.target_tokens;
     facts.agreed.save_sequence = std::max(facts.agreed.save_sequence, header.save_sequence);
     facts.agreed.stop = std::max(facts.agreed.stop, header.stop);

@@ -23,6 +23,8 @@ struct StepFacts {
   // and elements that are NaN or infinite, on all ranks.
   std::vector<double> tensor_sums;
   std::vector<int64_t> tensor_non_finite;
+  // The first rank whose scales of quantized weights are not those of rank 0; -1: none.
+  int64_t other_scales = -1;
   // Norms of the step before, where the messages carry them.
   RankNodes weight_nodes;
   RankNodes update_nodes;

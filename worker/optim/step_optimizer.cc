@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <absl/strings/str_cat.h>
+
 #include "common/check.h"
 #include "worker/optim/lr_schedule.h"
 
@@ -94,8 +96,15 @@ absl::Status StepOptimizer::Decide(kernels::Stream& stream) {
 
 absl::Status StepOptimizer::ReadStep() {
   ASSIGN_OR_RETURN(const StepStatistics::Record record, args_.statistics.Read());
+  const int64_t step = begun_.front();
   Follow(record);
-  return absl::OkStatus();
+  return facts_.other_scales < 0 ? absl::OkStatus()
+                                 : absl::InternalError(absl::StrCat(
+                                       "step ",
+                                       step,
+                                       ": rank ",
+                                       facts_.other_scales,
+                                       " has other scales of quantized weights than rank 0"));
 }
 
 void StepOptimizer::Follow(const StepStatistics::Record& record) {

@@ -85,6 +85,11 @@ class StepOptimizer final : public shard::StepActions {
   void CountNonFinite(kernels::Stream& stream, const TensorView& flags) override {
     args_.statistics.CountNonFinite(stream, flags);
   }
+  void DigestScales(kernels::Stream& stream,
+                    const TensorView& words,
+                    uint64_t first_index) override {
+    args_.statistics.DigestScales(stream, words, first_index);
+  }
   TensorView apply() const override { return args_.statistics.apply(); }
   const int64_t* step_number() const override { return &args_.statistics.outcome().step; }
 

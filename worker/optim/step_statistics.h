@@ -11,6 +11,7 @@
 
 #include "common/plan/sharding_plan.h"
 #include "common/status.h"
+#include "kernels/digest.h"
 #include "kernels/step_statistics.h"
 #include "kernels/stream.h"
 #include "worker/optim/norm_tree.h"
@@ -70,6 +71,11 @@ class StepStatistics {
   void CountNonFinite(kernels::Stream& stream, const TensorView& flags) {
     kernels::CountFlags(stream,
                         {.flags = flags, .counts = message_ + kernels::kStatisticsHeaderWords});
+  }
+  // At the same time: adds to the digest of scales that all ranks have alike.
+  void DigestScales(kernels::Stream& stream, const TensorView& words, uint64_t first_index) {
+    auto& header = *reinterpret_cast<kernels::StatisticsHeader*>(message_);
+    kernels::AddDigest(stream, {.range = words, .first_index = first_index, .sum = &header.scales});
   }
   // `loss_scale`: what the gradients were multiplied by.
   void Decide(kernels::Stream& stream,

@@ -345,12 +345,30 @@ absl::Status InstructionRunner::ReduceSums(const Instruction& instruction, const
   return absl::OkStatus();
 }
 
+// On a host the collective of amaxes compares these.
+void InstructionRunner::DigestScales(kernels::Stream& stream) {
+  if (stream.backend() == kernels::Backend::kCpu) {
+    return;
+  }
+  uint64_t index = 0;
+  const auto add = [&](const auto& words) {
+    TensorView view = VectorView(nullptr, std::ssize(words));
+    view.dtype = DType::kU32;
+    view.data = const_cast<void*>(static_cast<const void*>(words.data()));
+    args_.actions->DigestScales(stream, view, index);
+    index += words.size();
+  };
+  add(quant_->weight_amaxes());
+  add(quant_->delayed_scales());
+}
+
 absl::Status InstructionRunner::ReduceStatistics(const Instruction& instruction,
                                                  const ReplayTurn& turn) {
   RETURN_IF_ERROR(state_.CheckSumsComplete());
   const StatisticsMessages messages = args_.actions->Measure(StreamOf(instruction));
   if (quant_ != nullptr) {
     args_.actions->CountNonFinite(StreamOf(instruction), quant_->flags());
+    DigestScales(StreamOf(instruction));
   }
   return args_.backend.ExchangeStatistics(
       RanksOf(instruction), TagOf(instruction, turn), messages, StreamOf(instruction));
@@ -358,7 +376,7 @@ absl::Status InstructionRunner::ReduceStatistics(const Instruction& instruction,
 
 // Each rank finds the maximum of its part of the vector, and takes the others' parts. On hosts the
 // collective also compares the scales that codes had until now: they have no collective of their
-// own. On a device the host would have to wait for them.
+// own. On a device their digest is in the statistics.
 absl::Status InstructionRunner::ReduceAmaxes(const Instruction& instruction,
                                              comm::CollectiveTag tag) {
   kernels::Stream& stream = StreamOf(instruction);

@@ -39,6 +39,14 @@ class StepActions {
     (void)stream;
     (void)flags;
   }
+  // At the same time: words that all ranks have alike, by index, which the messages compare.
+  virtual void DigestScales(kernels::Stream& stream,
+                            const TensorView& words,
+                            uint64_t first_index) {
+    (void)stream;
+    (void)words;
+    (void)first_index;
+  }
   // Memory of the streams' device: after Decide not 0 (i32) if the step's updates are applied, and
   // from the beginning of a step on its number, from 1. Absent and null: applied, and 0.
   virtual TensorView apply() const { return {}; }
@@ -116,6 +124,7 @@ class InstructionRunner {
   // so; nullptr without a lane.
   float* PackedStaging(const Instruction& instruction, const ReplayTurn& turn);
   void AddPieces(const Instruction& instruction, int64_t turn, const comm::PieceViews& views);
+  void DigestScales(kernels::Stream& stream);
   absl::Status ReduceStatistics(const Instruction& instruction, const ReplayTurn& turn);
   absl::Status Compute(const BoundInstruction& bound, const ReplayTurn& turn);
   absl::Status PassUnused(const Instruction& instruction);

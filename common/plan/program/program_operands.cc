@@ -199,6 +199,9 @@ std::vector<Operand> OperandList::OfStatistics() {
     Add(trains ? FinalSum(group, 0) : BufferId(), Access::kRead, Role::kSum);
   }
   Add(OfAll(BufferKind::kAmaxFlags), Access::kAdd, Role::kFlags);
+  // Scales that codes had until now are compared.
+  Add(OfAll(BufferKind::kAmax), Access::kRead, Role::kAmax);
+  Add(OfAll(BufferKind::kDelayedScales), Access::kRead, Role::kScales);
   return std::move(operands_);
 }
 

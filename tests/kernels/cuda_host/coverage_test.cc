@@ -44,6 +44,7 @@ std::set<std::string> OpsOfContracts() {
 
 const std::set<std::string> kOps = {"AdamWUpdate",
                                     "AddBias",
+                                    "AddDigest",
                                     "AddInPlace",
                                     "AddPositions",
                                     "AttentionBackward",

@@ -82,7 +82,7 @@ class OperandReference {
             Add({FinalSum(group, 0)}, false);
           }
         }
-        Add(Of(BufferKind::kAmaxFlags, {}), true);
+        AddScales();
         break;
       case OpLabel::kOptimizerStep:
         AddFirst({Of(BufferKind::kFullGrad, at.group), {FinalSum(at.group, 0)}});
@@ -143,6 +143,11 @@ class OperandReference {
       Add(Of(BufferKind::kModelWeight, group), true);
     }
     Add(Of(BufferKind::kState, group), true);
+  }
+  void AddScales() {
+    Add(Of(BufferKind::kAmaxFlags, {}), true);
+    Add(Of(BufferKind::kAmax, {}), false);
+    Add(Of(BufferKind::kDelayedScales, {}), false);
   }
   void AddAmaxes() {
     for (const GroupId group : plan_.groups.ids()) {

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "coordinator/ctl/change_verbs.h"

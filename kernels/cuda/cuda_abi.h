@@ -25,6 +25,26 @@ struct RavelCudaDevice {
   int32_t compute_minor;
   int32_t multiprocessors;
   int32_t cache_bytes;  // of the cache that all multiprocessors share
+  char pci[16];         // "0000:17:00.0", ends with a zero; empty: unknown
+};
+
+// A range of pinned memory that work of the host reads or writes.
+struct RavelCudaHostAccess {
+  const void* data;
+  uint64_t bytes;
+  int32_t writes;
+  int32_t reserved;
+};
+
+// A function that a thread of the driver calls when the stream gets there; the stream goes on when
+// it returns. It calls nothing of this interface, and waits for no work of a device. `accesses`
+// are what an emulated device checks; the driver does not look at them.
+struct RavelCudaHostWork {
+  void (*run)(void* argument);
+  void* argument;
+  const RavelCudaHostAccess* accesses;  // read during the call only
+  int32_t access_count;
+  int32_t reserved;
 };
 
 struct RavelCudaLaunch {
@@ -172,6 +192,7 @@ struct RavelCudaFunctions {
   // Host memory is pinned, or the copy would block the host.
   int32_t (*copy)(void* stream, void* to, const void* from, uint64_t bytes);
   int32_t (*fill)(void* stream, void* to, int32_t byte, uint64_t bytes);
+  int32_t (*host_work)(void* stream, const RavelCudaHostWork* work);
   int32_t (*launch)(void* stream, const RavelCudaLaunch* launch);
   // Returns 1 if the library has the kernel with an argument of this size. Needs no device.
   int32_t (*has_kernel)(int32_t kernel, uint64_t param_bytes);

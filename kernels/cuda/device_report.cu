@@ -2,6 +2,7 @@
 // per self-test: latency-bound.
 
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 
 #include <cuda_runtime_api.h>
@@ -42,6 +43,12 @@ int32_t Device(int32_t index, RavelCudaDevice* device) {
   device->compute_minor = properties.minor;
   device->multiprocessors = properties.multiProcessorCount;
   device->cache_bytes = properties.l2CacheSize;
+  std::snprintf(device->pci,
+                sizeof(device->pci),
+                "%04x:%02x:%02x.0",
+                static_cast<unsigned>(properties.pciDomainID),
+                static_cast<unsigned>(properties.pciBusID),
+                static_cast<unsigned>(properties.pciDeviceID));
   return 0;
 }
 

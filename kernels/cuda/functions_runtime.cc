@@ -144,6 +144,12 @@ int32_t Fill(void* stream, void* to, int32_t byte, uint64_t bytes) {
             [&] { return cudaMemsetAsync(to, byte, bytes, StreamOf(stream)->stream); });
 }
 
+int32_t HostWork(void* stream, const RavelCudaHostWork* work) {
+  return On(StreamOf(stream)->device, [&] {
+    return cudaLaunchHostFunc(StreamOf(stream)->stream, work->run, work->argument);
+  });
+}
+
 int32_t CaptureBegin(void* stream) {
   return On(StreamOf(stream)->device, [&] {
     return cudaStreamBeginCapture(StreamOf(stream)->stream, cudaStreamCaptureModeThreadLocal);
@@ -225,6 +231,7 @@ void AddDeviceFunctions(RavelCudaFunctions& functions) {
   functions.stream_wait = StreamWait;
   functions.copy = Copy;
   functions.fill = Fill;
+  functions.host_work = HostWork;
   functions.capture_begin = CaptureBegin;
   functions.capture_end = CaptureEnd;
   functions.graph_launch = GraphLaunch;

@@ -26,6 +26,8 @@ std::string NameOf(const CudaCall& call) {
       return "a copy";
     case CudaCall::Kind::kFill:
       return "a fill";
+    case CudaCall::Kind::kHostWork:
+      return "work of the host";
     case CudaCall::Kind::kGemm:
       return "a gemm";
     case CudaCall::Kind::kAttention:

@@ -20,6 +20,7 @@ struct CudaCall {
     kLaunch,
     kCopy,
     kFill,
+    kHostWork,
     kGemm,
     kAttention,
     kRecord,

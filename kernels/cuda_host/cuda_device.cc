@@ -174,6 +174,11 @@ struct FillCall {
   uint64_t bytes;
   uint64_t byte;
 };
+// Ranges of pinned memory follow.
+struct HostCall {
+  void (*run)(void*);
+  void* argument;
+};
 struct GemmCall {
   RavelCudaGemm gemm;
   RavelCudaAlgorithm algorithm;
@@ -190,6 +195,8 @@ struct EventCall {
 static_assert(std::has_unique_object_representations_v<LaunchCall> &&
               std::has_unique_object_representations_v<CopyCall> &&
               std::has_unique_object_representations_v<FillCall> &&
+              std::has_unique_object_representations_v<HostCall> &&
+              std::has_unique_object_representations_v<cuda::RavelCudaHostAccess> &&
               std::has_unique_object_representations_v<GemmCall> &&
               std::has_unique_object_representations_v<AttentionCall>);
 
@@ -245,6 +252,19 @@ int32_t CudaStream::Perform(CudaCall::Kind kind, std::span<const std::byte> argu
     case CudaCall::Kind::kFill: {
       const auto call = ArgumentsOf<FillCall>(arguments);
       return functions().fill(handle_, call.to, static_cast<int32_t>(call.byte), call.bytes);
+    }
+    case CudaCall::Kind::kHostWork: {
+      const auto call = ArgumentsOf<HostCall>(arguments);
+      std::vector<cuda::RavelCudaHostAccess> accesses((arguments.size() - sizeof(call)) /
+                                                      sizeof(cuda::RavelCudaHostAccess));
+      std::memcpy(
+          accesses.data(), arguments.data() + sizeof(call), arguments.size() - sizeof(call));
+      const cuda::RavelCudaHostWork work = {.run = call.run,
+                                            .argument = call.argument,
+                                            .accesses = accesses.data(),
+                                            .access_count = static_cast<int32_t>(accesses.size()),
+                                            .reserved = 0};
+      return functions().host_work(handle_, &work);
     }
     case CudaCall::Kind::kGemm: {
       const auto call = ArgumentsOf<GemmCall>(arguments);
@@ -331,6 +351,15 @@ void CudaStream::FillZero(void* to, int64_t bytes) {
 
 void CudaStream::FillBytes(void* to, uint8_t byte, int64_t bytes) {
   Submit(CudaCall::Kind::kFill, FillCall{to, static_cast<uint64_t>(bytes), byte}, "filling");
+}
+
+void CudaStream::RunOnHost(void (*run)(void*),
+                           void* argument,
+                           std::span<const cuda::RavelCudaHostAccess> accesses) {
+  Submit(CudaCall::Kind::kHostWork,
+         HostCall{run, argument},
+         "work of the host",
+         std::as_bytes(accesses));
 }
 
 void* CudaStream::Scratch(int64_t bytes) {

@@ -54,6 +54,7 @@ class CudaGpu {
     int64_t bytes = 0;
     int64_t allocations = 0;
     int64_t most_bytes = 0;
+    int64_t pinned_bytes = 0;  // that AllocatePinned has given, now
     // Times that device or pinned memory was given or taken back: each may wait for all work of the
     // device, and for peers with it.
     int64_t changes = 0;
@@ -232,6 +233,13 @@ class CudaStream final : public cuda::LaunchStream {
 
   // Every byte of [to, to + bytes) becomes `byte`.
   void FillBytes(void* to, uint8_t byte, int64_t bytes);
+
+  // Calls `run` on a thread of the driver when the stream gets there; later work waits for it. It
+  // calls no function of this library and waits for no work of a device. `argument` stays until
+  // then. `accesses`: the pinned memory that it reads and writes, for tests of order.
+  void RunOnHost(void (*run)(void*),
+                 void* argument,
+                 std::span<const cuda::RavelCudaHostAccess> accesses);
 
   // Multiprocessors that gemms may use from here on; 0: all. Part of their keys.
   void UseMultiprocessors(int32_t count) { gemm_multiprocessors_ = count; }

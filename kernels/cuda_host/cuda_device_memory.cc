@@ -72,6 +72,7 @@ void CudaMemoryCount::Add(Kind kind, int64_t bytes) {
   MutexLock lock(mutex_);
   ++use_.changes;
   if (kind == Kind::kPinned) {
+    use_.pinned_bytes += bytes;
     return;
   }
   use_.bytes += bytes;
@@ -83,6 +84,7 @@ void CudaMemoryCount::Remove(Kind kind, int64_t bytes) {
   MutexLock lock(mutex_);
   ++use_.changes;
   if (kind == Kind::kPinned) {
+    use_.pinned_bytes -= bytes;
     return;
   }
   use_.bytes -= bytes;

@@ -152,7 +152,8 @@ absl::StatusOr<std::vector<CudaDevice>> CudaLibrary::Devices() const {
                        .compute_major = device.compute_major,
                        .compute_minor = device.compute_minor,
                        .multiprocessors = device.multiprocessors,
-                       .cache_bytes = device.cache_bytes});
+                       .cache_bytes = device.cache_bytes,
+                       .pci = std::string(device.pci, strnlen(device.pci, sizeof(device.pci)))});
   }
   return devices;
 }

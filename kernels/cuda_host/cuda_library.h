@@ -23,6 +23,7 @@ struct CudaDevice {
   int compute_minor = 0;
   int multiprocessors = 0;
   int64_t cache_bytes = 0;  // of the cache that all multiprocessors share
+  std::string pci = {};     // "0000:17:00.0"; empty: unknown
 };
 
 struct CudaVersions {

@@ -40,7 +40,8 @@ int32_t Device(int32_t index, RavelCudaDevice* device) {
              .compute_major = 9,
              .compute_minor = index,
              .multiprocessors = 132,
-             .cache_bytes = 0};
+             .cache_bytes = 0,
+             .pci = ""};
   return 0;
 }
 
@@ -127,6 +128,11 @@ int32_t Copy(void*, void* to, const void* from, uint64_t bytes) {
 
 int32_t Fill(void*, void* to, int32_t byte, uint64_t bytes) {
   std::memset(to, byte, bytes);
+  return 0;
+}
+
+int32_t HostWork(void*, const RavelCudaHostWork* work) {
+  work->run(work->argument);
   return 0;
 }
 
@@ -253,6 +259,7 @@ constexpr RavelCudaFunctions kFunctions = {.versions = Versions,
                                            .stream_wait = StreamWait,
                                            .copy = Copy,
                                            .fill = Fill,
+                                           .host_work = HostWork,
                                            .launch = Launch,
                                            .has_kernel = HasKernel,
                                            .capture_begin = CaptureBegin,

@@ -245,6 +245,23 @@ int32_t Copy(void* stream, void* to, const void* from, uint64_t bytes) {
   return The().streams.Issue(stream, std::move(work));
 }
 
+int32_t HostWork(void* stream, const RavelCudaHostWork* work) {
+  EmulatedWork issued = {.name = "work of the host",
+                         .accesses = {},
+                         .run = [run = work->run, argument = work->argument] { run(argument); }};
+  for (int32_t i = 0; i < work->access_count; ++i) {
+    const RavelCudaHostAccess& access = work->accesses[i];
+    const auto bytes = static_cast<int64_t>(access.bytes);
+    issued.accesses.push_back(
+        {.name = "pinned memory",
+         .kind = access.writes != 0 ? Access::Kind::kUpdate : Access::Kind::kRead,
+         .data = access.data,
+         .row_bytes = bytes,
+         .stride_bytes = bytes});
+  }
+  return The().streams.Issue(stream, std::move(issued));
+}
+
 int32_t Fill(void* stream, void* to, int32_t byte, uint64_t bytes) {
   const int64_t count = static_cast<int64_t>(bytes);
   EmulatedWork work = {.name = "fill",
@@ -417,6 +434,7 @@ RavelCudaFunctions MakeFunctions() {
   functions.stream_wait = StreamWait;
   functions.copy = Copy;
   functions.fill = Fill;
+  functions.host_work = HostWork;
   functions.launch = Launch;
   functions.has_kernel = HasKernelOf;
   functions.capture_begin = CaptureBegin;

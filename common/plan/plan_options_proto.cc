@@ -123,6 +123,7 @@ absl::Status OptionsFromProto(const v1::PlannedOptions& proto, ShardingPlan& pla
   RETURN_IF_ERROR(RecipeFromProto(proto, plan.options));
   RETURN_IF_ERROR(CheckOffloadFraction("options.offload_fraction", proto.offload_fraction()));
   plan.options.offload_fraction = proto.offload_fraction();
+  plan.options.offload_copies = proto.offload_copies();
   RETURN_IF_ERROR(TypesFromProto(proto, plan.options));
   RETURN_IF_ERROR(
       ReadEnum("options.optimizer", proto.optimizer(), kLastOptimizer, plan.options.optimizer));
@@ -161,6 +162,7 @@ void OptionsToProto(const ProgramOptions& options, v1::PlannedOptions& proto) {
   proto.set_amax_history(options.amax_history);
   proto.set_amax_margin(options.amax_margin);
   proto.set_offload_fraction(options.offload_fraction);
+  proto.set_offload_copies(options.offload_copies);
   proto.set_gemm_path(static_cast<int32_t>(options.gemm_path));
   proto.set_fast_accumulation(static_cast<int32_t>(options.fast_accumulation));
   proto.set_amax_algorithm(static_cast<int32_t>(options.amax_algorithm));

@@ -130,11 +130,6 @@ absl::Status CheckRequest(const PlanRequest& request) {
     return FieldRefusal(
         "training.optimizer.offload.fraction", "from 0 to 1", absl::StrCat(offload.fraction));
   }
-  if (offload.fraction > 0 && !spec.cpu_devices) {
-    return FieldRefusal("training.optimizer.offload.fraction",
-                        "0: offload runs on cpu devices only today",
-                        absl::StrCat(offload.fraction));
-  }
   if (spec.transport == Transport::kShm && !request.shared_memory) {
     return absl::InvalidArgumentError(
         "parallelism.transport: shm needs all ranks on one host; use auto or gloo");
@@ -339,6 +334,7 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
       .amax_history = spec.recipe.recipe == Recipe::kDelayed ? spec.recipe.history : int64_t{0},
       .amax_margin = spec.recipe.recipe == Recipe::kDelayed ? spec.recipe.margin : int64_t{0},
       .offload_fraction = spec.optimizer.offload.fraction,
+      .offload_copies = spec.optimizer.offload.fraction > 0 && !spec.cpu_devices,
       .gemm_path = path,
       .fast_accumulation = spec.recipe.fast_accumulation,
       .amax_algorithm = spec.recipe.amax_algorithm,

@@ -73,7 +73,7 @@ absl::StatusOr<Instruction> InstructionFromProto(const MoveTable& moves,
   Instruction at;
   OpLabel label = OpLabel::kEndPhase;
   RETURN_IF_ERROR(ReadEnum("instruction.op", proto.op(), kLastOpLabel, label, 1));
-  RETURN_IF_ERROR(ReadEnum("instruction.stream", proto.stream(), StreamId::kOuter, at.stream, 1));
+  RETURN_IF_ERROR(ReadEnum("instruction.stream", proto.stream(), kLastStream, at.stream, 1));
   at.unit = proto.unit();
   at.call = proto.call();
   at.freed = proto.freed();

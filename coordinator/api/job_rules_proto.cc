@@ -375,13 +375,11 @@ void JobRules::CheckOffload() {
   plan::OffloadSpec& out = spec().optimizer.offload;
   out.fraction = offload.fraction();
   out.overlap = !offload.has_overlap() || offload.overlap();
-  if (!spec().cpu_devices && offload.fraction() > 0) {
-    Fail("spec.training.optimizer.offload.fraction",
-         "0: offload runs on cpu devices only today",
-         absl::StrCat(offload.fraction()));
-  } else if (!spec().cpu_devices && !offload.path().empty()) {
-    Fail(path, "nothing, or cpu devices", QuotedOrNothing(offload.path()));
-  } else if (offload.fraction() > 0 || !offload.path().empty()) {
+  if (!spec().cpu_devices && !offload.path().empty()) {
+    Fail(path,
+         "nothing, since what gpu devices offload lies in memory of their hosts, or cpu devices",
+         QuotedOrNothing(offload.path()));
+  } else if (spec().cpu_devices && (offload.fraction() > 0 || !offload.path().empty())) {
     out.path = AbsolutePath(path, offload.path());
   }
 }

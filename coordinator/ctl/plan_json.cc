@@ -69,6 +69,9 @@ json::Value OffloadJson(const plan::ShardingPlan& plan, const plan::OffloadFacts
   json::Value out;
   out.Set("fraction", plan.options.offload_fraction).Set("bytes", facts.offloaded_bytes);
   out.Set("optimizerBytes", facts.optimizer_bytes).Set("windowBytes", facts.window_bytes);
+  if (facts.host_bytes() > 0) {  // of gpu jobs
+    out.Set("pinnedBytes", facts.pinned_bytes).Set("hostBytes", facts.host_bytes());
+  }
   out.Set("groups", std::move(groups));
   return out;
 }

@@ -8,16 +8,14 @@ namespace ravel::optim {
 void ElementwiseRule::Update(kernels::Stream& stream, const GroupUpdate& update) const {
   const shard::ParameterGroup& group = update.group;
   const kernels::StepOutcome& outcome = update.outcome;
-  const int64_t elements = group.shard_elements();
-  const shard::ParameterGroup::Stored stored = group.StoredAt(0, elements);
-  const TensorView gradient = VectorView(group.optimizer_gradient(), elements);
+  const shard::ParameterGroup::Stored& stored = update.stored;
   const bool fp32_states = stored.states[0].dtype == DType::kF32 &&
                            (!stored.states[1].present() || stored.states[1].dtype == DType::kF32);
   // The same bits, with vectors.
   if (rule_ == kernels::ElementRule::kAdamW && !group.rounds_weights() && fp32_states) {
     kernels::AdamWUpdate(stream,
                          {.p = stored.main_weight,
-                          .g = gradient,
+                          .g = update.gradient,
                           .m = stored.states[0],
                           .v = stored.states[1],
                           .device_scalars = &outcome.scalars,
@@ -28,7 +26,7 @@ void ElementwiseRule::Update(kernels::Stream& stream, const GroupUpdate& update)
   const kernels::ElementUpdateArgs args = {.main_weight = stored.main_weight,
                                            .weight = stored.model_weight,
                                            .remainder = stored.remainder,
-                                           .g = gradient,
+                                           .g = update.gradient,
                                            .m = stored.states[0],
                                            .v = stored.states[1],
                                            .seed = seed_,

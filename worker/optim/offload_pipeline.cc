@@ -12,7 +12,7 @@
 
 #include "common/check.h"
 #include "common/fault_point.h"
-#include "common/signed_size.h"
+#include "worker/optim/offload_chunks.h"
 
 namespace ravel::optim {
 namespace {
@@ -23,33 +23,9 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Trainable groups in the order in which a step updates them.
-std::vector<plan::GroupId> UpdateOrder(const plan::ShardingPlan& plan) {
-  const plan::StepSlot last = plan::SlotOf(plan.lanes, plan.lanes.programs() - 1);
-  std::vector<plan::GroupId> order;
-  for (const plan::Instruction& at : plan.program(last.phase, last.part).instructions) {
-    if (at.op == plan::OpCode::kOptimizerStep) {
-      order.push_back(at.group);
-    }
-  }
-  return order;
-}
-
-int64_t EndOf(const kernels::UpdatePiece& piece) {
-  return piece.offset + piece.elements;
-}
-
-// Scales of a block (kernels::CutForBlocks): of whole rows, or of a part of one.
-int64_t ScalesOf(const kernels::UpdatePiece& piece) {
-  return piece.row == 0
-             ? 0
-             : DivCeil(piece.elements, piece.row) * DivCeil(piece.row, kernels::kUpdateGroup);
-}
-
 }  // namespace
 
 OffloadPipeline::OffloadPipeline(const Args& args) : args_(args) {
-  CHECK_GT(args.chunk_elements, 0);
   of_group_.resize(args.groups.size());
   for (const plan::GroupId group : UpdateOrder(args.plan)) {
     AddChunks(args.groups[group]);
@@ -72,54 +48,21 @@ OffloadPipeline::~OffloadPipeline() {
   }
 }
 
-// Blocks of pieces are put together until a chunk is full.
 void OffloadPipeline::AddChunks(const shard::ParameterGroup& group) {
   const plan::GroupId id = group.index();
-  const bool offloaded = std::any_of(
-      args_.plan.buffers.begin(), args_.plan.buffers.end(), [&](const plan::ProgramBuffer& buffer) {
-        return buffer.group == id && buffer.memory == plan::MemoryKind::kOffload;
-      });
-  if (!offloaded) {
+  if (!IsOffloaded(args_.plan, id)) {
     return;
   }
-  const kernels::PieceTable table = args_.pieces.of(id);
-  const std::vector<kernels::UpdatePiece> blocks =
-      kernels::CutForBlocks({table.pieces, table.pieces + table.count});
   const size_t first = chunks_.size();
-  for (const kernels::UpdatePiece& block : blocks) {
-    const bool fits = chunks_.size() > first &&
-                      EndOf(block) - chunks_.back().pieces.front().offset <= args_.chunk_elements;
-    if (!fits) {
-      chunks_.emplace_back();
+  for (OffloadChunk& cut : CutIntoChunks(id, args_.pieces.of(id), args_.chunk_elements)) {
+    chunks_.push_back({.pieces = {}, .memory = {}});
+    for (const std::span<std::byte> range :
+         MemoryOf(group, cut, [&](const void* at) { return args_.tier.Holds(at); })) {
+      chunks_.back().memory.push_back(range);
     }
-    chunks_.back().pieces.push_back(block);
+    chunks_.back().pieces = std::move(cut.pieces);
   }
   of_group_[id] = {.begin = first, .end = chunks_.size()};
-  for (size_t i = first; i < chunks_.size(); ++i) {
-    AddMemory(group, chunks_[i]);
-  }
-}
-
-void OffloadPipeline::AddMemory(const shard::ParameterGroup& group, Chunk& chunk) const {
-  const kernels::UpdatePiece& first = chunk.pieces.front();
-  const kernels::UpdatePiece& last = chunk.pieces.back();
-  const shard::ParameterGroup::Stored stored =
-      group.StoredAt(first.offset, EndOf(last) - first.offset);
-  const auto add = [&](const TensorView& view, int64_t begin, int64_t elements) {
-    const int64_t bytes = DTypeBytes(view.dtype);
-    const auto* at = static_cast<const std::byte*>(view.data) + begin * bytes;
-    if (view.present() && args_.tier.Holds(at) && elements > 0) {
-      chunk.memory.push_back({at, Size(elements * bytes)});
-    }
-  };
-  add(stored.main_weight, 0, stored.main_weight.elements());
-  add(stored.remainder, 0, stored.remainder.elements());
-  for (const TensorView& state : stored.states) {
-    add(state, 0, state.elements());
-  }
-  for (const TensorView& scales : stored.scales) {
-    add(scales, first.first_scale, last.first_scale + ScalesOf(last) - first.first_scale);
-  }
 }
 
 absl::Status OffloadPipeline::Fetch(const Chunk& chunk) {

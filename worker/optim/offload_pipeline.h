@@ -77,7 +77,6 @@ class OffloadPipeline {
   };
 
   void AddChunks(const shard::ParameterGroup& group);
-  void AddMemory(const shard::ParameterGroup& group, Chunk& chunk) const;
   absl::Status Fetch(const Chunk& chunk);
   absl::Status Release(const Chunk& chunk);
   // The body of a thread: moves chunk after chunk until it is stopped.

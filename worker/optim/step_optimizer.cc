@@ -21,6 +21,13 @@ StepOptimizer::StepOptimizer(Args args)
   if (scales_loss_) {
     loss_scale_ = FirstLossScale(args_.settings.loss_scale);
   }
+  if (args_.host_updater != nullptr) {
+    const plan::LaneMap& lanes = args_.plan.lanes;
+    args_.host_updater->UseRule(*args_.rule,
+                                lanes.lanes * lanes.micro_batches *
+                                    args_.plan.micro_batch.sequences *
+                                    args_.plan.micro_batch.sequence_tokens);
+  }
 }
 
 void StepOptimizer::set_updates(int64_t updates) {
@@ -66,6 +73,9 @@ void StepOptimizer::BeginStep(kernels::Stream& stream,
     beginning.updates = updates_;
   }
   args_.statistics.BeginStep(stream, beginning);
+  if (args_.host_updater != nullptr) {
+    args_.host_updater->BeginStep(step + 1, LearningRateOf(step), beginning.updates);
+  }
   updates_are_new_ = false;
   norms_left_ = NormsDue(step);
   begun_.push_back(step);
@@ -84,6 +94,10 @@ shard::StatisticsMessages StepOptimizer::Measure(kernels::Stream& stream) {
 
 absl::Status StepOptimizer::Decide(kernels::Stream& stream) {
   args_.statistics.Decide(stream, args_.settings.clip_norm, loss_scale_.scale, args_.rule->hyper());
+  if (args_.host_updater != nullptr) {
+    args_.host_updater->Decide(static_cast<kernels::CudaStream&>(stream),
+                               args_.statistics.outcome());
+  }
   if (!args_.statistics.known_at_once()) {
     return absl::OkStatus();
   }
@@ -136,12 +150,21 @@ void StepOptimizer::Follow(const StepStatistics::Record& record) {
 }
 
 absl::Status StepOptimizer::Apply(kernels::Stream& stream, const shard::ParameterGroup& group) {
+  const int64_t elements = group.shard_elements();
   const auto update = [&](kernels::PieceTable pieces) {
     args_.rule->Update(stream,
-                       {.group = group, .pieces = pieces, .outcome = args_.statistics.outcome()});
+                       {.group = group,
+                        .stored = group.StoredAt(0, elements),
+                        .gradient = VectorView(group.optimizer_gradient(), elements),
+                        .pieces = pieces,
+                        .outcome = args_.statistics.outcome()});
   };
   if (args_.offload != nullptr && args_.offload->Offloads(group.index())) {
     return args_.offload->Update(group.index(), update);
+  }
+  if (args_.host_updater != nullptr && args_.host_updater->Updates(group.index())) {
+    args_.host_updater->Update(group.index());
+    return absl::OkStatus();
   }
   update(args_.pieces.of(group.index()));
   return absl::OkStatus();
@@ -155,6 +178,11 @@ absl::Status StepOptimizer::UpdateGroup(kernels::Stream& stream, plan::GroupId g
   absl::Status applied;
   RETURN_IF_ERROR(norms_.Measure(owner, [&] { applied = Apply(stream, owner); }));
   return applied;
+}
+
+void StepOptimizer::OffloadGradient(plan::GroupId group) {
+  CHECK_MSG(args_.host_updater != nullptr, "nothing is updated on a device's host");
+  args_.host_updater->AddGradient(group);
 }
 
 bool StepOptimizer::NormsDue(int64_t step) const {

@@ -15,6 +15,7 @@
 #include "common/plan/sharding_plan.h"
 #include "kernels/stream.h"
 #include "worker/optim/decide_step.h"
+#include "worker/optim/host_updater.h"
 #include "worker/optim/loss_scale.h"
 #include "worker/optim/offload_pipeline.h"
 #include "worker/optim/piece_tables.h"
@@ -44,7 +45,8 @@ class StepOptimizer final : public shard::StepActions {
     StepStatistics& statistics;
     const PieceTables& pieces;
     std::unique_ptr<UpdateRule> rule;
-    OffloadPipeline* offload = nullptr;  // of groups outside of memory; of a host alone
+    OffloadPipeline* offload = nullptr;   // of groups outside of memory; of a host alone
+    HostUpdater* host_updater = nullptr;  // of groups that a device's host updates
   };
   explicit StepOptimizer(Args args);
 
@@ -82,6 +84,7 @@ class StepOptimizer final : public shard::StepActions {
   shard::StatisticsMessages Measure(kernels::Stream& stream) override;
   absl::Status Decide(kernels::Stream& stream) override;
   absl::Status UpdateGroup(kernels::Stream& stream, plan::GroupId group) override;
+  void OffloadGradient(plan::GroupId group) override;
   void CountNonFinite(kernels::Stream& stream, const TensorView& flags) override {
     args_.statistics.CountNonFinite(stream, flags);
   }

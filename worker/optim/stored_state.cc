@@ -291,4 +291,19 @@ absl::Status WriteScales(shard::HostAccess& memory,
   return memory.Write(std::as_bytes(std::span<const float>(values)), range.data);
 }
 
+absl::Status RoundStored(shard::HostAccess& memory, const shard::ParameterGroup& group) {
+  std::vector<float> values;
+  std::vector<uint16_t> rounded;
+  for (int64_t begin = 0; begin < group.shard_elements(); begin += kChunkElements) {
+    const int64_t count = std::min(kChunkElements, group.shard_elements() - begin);
+    const shard::ParameterGroup::Stored stored = group.StoredAt(begin, count);
+    values.resize(Size(count));
+    rounded.resize(Size(count));
+    RETURN_IF_ERROR(memory.Read(stored.main_weight.data, Writable(values)));
+    std::transform(values.begin(), values.end(), rounded.begin(), kernels::scalar::Bf16HalfAway);
+    RETURN_IF_ERROR(memory.Write(Readable(rounded), stored.model_weight.data));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace ravel::optim

@@ -72,4 +72,8 @@ absl::Status WriteScales(shard::HostAccess& memory,
                          int64_t first,
                          std::span<const float> from);
 
+// Model weights follow main weights, which the host keeps in fp32: their bf16, rounded half away
+// from zero.
+absl::Status RoundStored(shard::HostAccess& memory, const shard::ParameterGroup& group);
+
 }  // namespace ravel::optim

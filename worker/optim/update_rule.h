@@ -17,7 +17,10 @@ namespace ravel::optim {
 // The operands of one call, all in memory of the stream's backend.
 struct GroupUpdate {
   const shard::ParameterGroup& group;
-  kernels::PieceTable pieces;  // of what this rank stores of the group
+  // What of it is updated: all that this rank stores, or a part of it with memory of its own.
+  shard::ParameterGroup::Stored stored;
+  TensorView gradient;
+  kernels::PieceTable pieces;  // offsets into those
   // Read when the stream gets there: the call is the same in every step, as graphs want it. Nothing
   // changes where the outcome does not apply.
   const kernels::StepOutcome& outcome;

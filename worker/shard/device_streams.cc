@@ -38,8 +38,18 @@ absl::StatusOr<std::unique_ptr<DeviceStreams>> DeviceStreams::Create(
       }
     }
   }
+  if (made->members_[plan::StreamIndex(plan::StreamId::kUpload)].stream != nullptr) {
+    RETURN_IF_ERROR(made->AddCopyStream(made->members_.back()));
+  }
   ASSIGN_OR_RETURN(made->finished_, gpu.MakeEvent());
   return made;
+}
+
+// What others wait for comes first where both could run. Sums, casts and copies take no scratch.
+absl::Status DeviceStreams::AddCopyStream(Member& member) {
+  ASSIGN_OR_RETURN(member.joined, gpu_.MakeEvent());
+  ASSIGN_OR_RETURN(member.stream, gpu_.MakeCopyStream(kernels::CudaGpu::Priority::kHigh));
+  return absl::OkStatus();
 }
 
 absl::Status DeviceStreams::Add(plan::StreamId stream) {
@@ -47,13 +57,10 @@ absl::Status DeviceStreams::Add(plan::StreamId stream) {
   if (member.stream != nullptr) {
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(member.joined, gpu_.MakeEvent());
   if (stream != plan::StreamId::kCompute) {
-    // What others wait for comes first where both could run. Sums, casts and copies take no
-    // scratch.
-    ASSIGN_OR_RETURN(member.stream, gpu_.MakeCopyStream(kernels::CudaGpu::Priority::kHigh));
-    return absl::OkStatus();
+    return AddCopyStream(member);
   }
+  ASSIGN_OR_RETURN(member.joined, gpu_.MakeEvent());
   auto scratch = gpu_.AllocateDevice(kernels::cuda::kScratchBytes);
   if (!scratch.ok()) {
     return Annotate(scratch.status(), "scratch memory of gemms");
@@ -72,6 +79,11 @@ kernels::CudaStream& DeviceStreams::of(plan::StreamId stream) {
   Member& member = members_[plan::StreamIndex(stream)];
   CHECK_MSG(member.stream != nullptr, "a stream that the plan does not name");
   return *member.stream;
+}
+
+kernels::CudaStream& DeviceStreams::host_work() {
+  CHECK_MSG(members_.back().stream != nullptr, "the plan gives the host nothing to do");
+  return *members_.back().stream;
 }
 
 int64_t DeviceStreams::scratch_bytes() const {

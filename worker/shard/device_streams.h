@@ -32,6 +32,9 @@ class DeviceStreams {
   kernels::CudaGpu& gpu() { return gpu_; }
   kernels::CudaStream& of(plan::StreamId stream);
   kernels::CudaStream& compute() { return of(plan::StreamId::kCompute); }
+  // The stream of what the host of a device does in order with its copies; only where the plan
+  // names kUpload.
+  kernels::CudaStream& host_work();
   // Device memory beside the arena: scratch of gemms. Streams but compute need none.
   int64_t scratch_bytes() const;
 
@@ -58,10 +61,12 @@ class DeviceStreams {
   DeviceStreams(kernels::CudaGpu& gpu, std::function<absl::Status()> failure)
       : gpu_(gpu), failure_(std::move(failure)) {}
   absl::Status Add(plan::StreamId stream);
+  absl::Status AddCopyStream(Member& member);
 
   kernels::CudaGpu& gpu_;
   const std::function<absl::Status()> failure_;
-  std::array<Member, plan::kStreamCount> members_;
+  // By StreamIndex, then that of host work.
+  std::array<Member, plan::kStreamCount + 1> members_;
   kernels::CudaEvent finished_;
   int64_t host_waits_ = 0;
 };

@@ -15,6 +15,8 @@ class HostAccess {
   virtual ~HostAccess() = default;
   // True where the host may also use the arena's addresses itself.
   virtual bool in_place() const = 0;
+  // False for addresses that work of the streams cannot use: offloaded state of a device.
+  virtual bool Reaches(const void*) const { return true; }
   // After all work that was issued on any stream.
   virtual absl::Status Read(const void* from, std::span<std::byte> to) = 0;
   // Before all work that is issued afterwards on any stream.

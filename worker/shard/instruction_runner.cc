@@ -106,6 +106,10 @@ absl::Status InstructionRunner::Run(const BoundInstruction& bound, const ReplayT
       return args_.actions->Decide(StreamOf(instruction));
     case OpCode::kOptimizerStep:
       return Update(instruction);
+    case OpCode::kOffloadGradient:
+      RETURN_IF_ERROR(state_.CheckGradient(instruction.group));
+      args_.actions->OffloadGradient(instruction.group);
+      return absl::OkStatus();
     case OpCode::kAmaxReduce:
       RETURN_IF_ERROR(state_.CheckAmaxes());
       RETURN_IF_ERROR(ReduceAmaxes(instruction, TagOf(instruction, turn)));

@@ -33,6 +33,8 @@ class StepActions {
   // kOptimizerStep, after the former: updates what this rank stores of a group, or nothing in a
   // skipped step.
   virtual absl::Status UpdateGroup(kernels::Stream& stream, plan::GroupId group) = 0;
+  // kOffloadGradient: the group's gradient is final for the stream of copies to the host.
+  virtual void OffloadGradient(plan::GroupId) {}
   // Between Measure and the exchange of messages: counts what is not 0 among flags by tensor of the
   // inventory (u32), as values that were not finite, and makes it 0.
   virtual void CountNonFinite(kernels::Stream& stream, const TensorView& flags) {

@@ -388,13 +388,22 @@ absl::Status ReplayState::CheckSumsComplete() {
   return absl::OkStatus();
 }
 
+absl::Status ReplayState::CheckGradient(GroupId group) {
+  MutexLock lock(mutex_);
+  return CheckFinal(group);
+}
+
+absl::Status ReplayState::CheckFinal(GroupId group) {
+  RETURN_IF_ERROR(CheckSums(group));
+  return plan_.moves.of_groups[group].whole.empty() || groups_[group].whole
+             ? absl::OkStatus()
+             : GroupFault("an update lacks the gradient of other ranks' shards", group);
+}
+
 absl::Status ReplayState::BeginUpdate(GroupId group) {
   MutexLock lock(mutex_);
-  RETURN_IF_ERROR(CheckSums(group));
+  RETURN_IF_ERROR(CheckFinal(group));
   GroupState& state = groups_[group];
-  if (!plan_.moves.of_groups[group].whole.empty() && !state.whole) {
-    return GroupFault("an update lacks the gradient of other ranks' shards", group);
-  }
   for (const BufferId i : buffers_.ids()) {
     const BufferState& buffer = buffers_[i];
     const bool gathering = buffer.content == Content::kFilling && buffer.group == group;

@@ -56,6 +56,8 @@ class ReplayState {
   absl::Status GatherGradient(plan::GroupId group);
   // Statistics are of sums that are complete.
   absl::Status CheckSumsComplete();
+  // kOffloadGradient: its sums are complete.
+  absl::Status CheckGradient(plan::GroupId group);
   // kOptimizerStep: weights at rest, sums complete; the generation advances, also in a skipped
   // step.
   absl::Status BeginUpdate(plan::GroupId group);
@@ -112,6 +114,7 @@ class ReplayState {
   absl::Status ClaimReceive(const plan::Instruction& reduce) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LeaveReceive(const plan::Instruction& reduce) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckSums(plan::GroupId group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckFinal(plan::GroupId group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   SumState& SumOf(const plan::Instruction& reduce) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Fault(const char* what, plan::BufferId buffer) const;
   absl::Status GroupFault(const char* what, plan::GroupId group) const;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <absl/strings/str_cat.h>
+#include <sched.h>
 
 #include "common/check.h"
 #include "common/logging.h"
@@ -16,6 +17,8 @@
 #include "worker/shard/device_access.h"
 #include "worker/shard/device_replay.h"
 #include "worker/shard/device_streams.h"
+#include "worker/shard/host_state.h"
+#include "worker/shard/numa_node.h"
 #include "worker/trainer/device_batches.h"
 #include "worker/trainer/engine_backend.h"
 #include "worker/trainer/exit_code.h"
@@ -43,7 +46,13 @@ class DeviceBackend final : public EngineBackend {
                                       const BatchViews& batch) override;
 
   shard::ReplayBackend& replay() override { return *replay_; }
-  shard::HostAccess& memory() override { return *memory_; }
+  shard::HostAccess& memory() override {
+    return state_access_ != nullptr ? *state_access_ : static_cast<shard::HostAccess&>(*memory_);
+  }
+  std::span<std::byte> offloaded() override {
+    return host_state_ == nullptr ? std::span<std::byte>() : host_state_->all();
+  }
+  optim::HostUpdater* host_updater() override { return updater_.get(); }
   optim::StepStatistics& statistics() override { return *statistics_; }
   void* Scratch(int64_t bytes) override { return streams_->compute().Scratch(bytes); }
   void Join() override { streams_->Join(); }
@@ -67,12 +76,18 @@ class DeviceBackend final : public EngineBackend {
   absl::Status OpenParts(shard::MeshCommunicators& communicators, shard::ParameterGroups& groups);
   absl::StatusOr<bool> ChooseGraphs();
   absl::Status ProbeGemms();
+  int UpdateThreads() const;
+  absl::Status OpenUpdater(shard::ParameterGroups& groups);
 
   kernels::CudaGpu& gpu_;
   std::unique_ptr<shard::DeviceAccess> memory_;
   std::unique_ptr<optim::DeviceStatistics> statistics_;
   std::unique_ptr<shard::DeviceReplay> replay_;
   DeviceBatches batches_;
+  shard::NumaNode node_;
+  std::unique_ptr<shard::HostState> host_state_;
+  std::unique_ptr<optim::HostUpdater> updater_;
+  std::unique_ptr<shard::HostStateAccess> state_access_;
   // Last: goes first, and waits for the work that refers to all of the above.
   std::unique_ptr<shard::DeviceStreams> streams_;
 };
@@ -115,10 +130,52 @@ absl::Status DeviceBackend::ProbeGemms() {
 }
 
 absl::Status DeviceBackend::OpenOffload() {
-  return args_.plan.memory.offload_bytes == 0
-             ? absl::OkStatus()
-             : absl::FailedPreconditionError(
-                   absl::StrCat(shard::kOffloadField, ": offload runs on cpu devices only today"));
+  const int64_t bytes = args_.plan.memory.offload_bytes;
+  if (bytes == 0) {
+    return absl::OkStatus();
+  }
+  if (!args_.plan.options.offload_copies) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        shard::kOffloadFractionField, ": the plan offloads to a file, of cpu devices"));
+  }
+  node_ = shard::NodeOfDevice(gpu_.properties().pci);
+  auto state = shard::HostState::Create(bytes, node_);
+  RETURN_IF_ERROR(MarkDeviceError(state.status()));
+  host_state_ = *std::move(state);
+  return absl::OkStatus();
+}
+
+// The processors that this process may use and that are the device's, shared with the trainers of
+// the other devices.
+int DeviceBackend::UpdateThreads() const {
+  constexpr int kMostUpdateThreads = 64;
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  int cpus = ::sched_getaffinity(0, sizeof(allowed), &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
+  if (node_.index >= 0) {
+    cpus = static_cast<int>(std::count_if(node_.cpus.begin(), node_.cpus.end(), [&](int cpu) {
+      return CPU_ISSET(static_cast<size_t>(cpu), &allowed);
+    }));
+  }
+  const auto devices = gpu_.library().Devices();
+  const int sharing = devices.ok() ? std::max(1, static_cast<int>(devices->size())) : 1;
+  return std::clamp(cpus / sharing, 1, kMostUpdateThreads);
+}
+
+absl::Status DeviceBackend::OpenUpdater(shard::ParameterGroups& groups) {
+  const int64_t chosen = args_.options.offload_chunk_elements;
+  ASSIGN_OR_RETURN(
+      updater_,
+      optim::HostUpdater::Create({.plan = args_.plan,
+                                  .groups = groups,
+                                  .streams = *streams_,
+                                  .state = *host_state_,
+                                  .node = node_,
+                                  .overlap = args_.offload.overlap,
+                                  .chunk_elements = chosen > 0 ? chosen : plan::kHostChunkElements,
+                                  .threads = UpdateThreads()}));
+  state_access_ = std::make_unique<shard::HostStateAccess>(*memory_, *streams_, *host_state_);
+  return absl::OkStatus();
 }
 
 absl::Status DeviceBackend::ExplainArena(absl::Status allocated, int64_t planned_bytes) const {
@@ -147,6 +204,9 @@ absl::Status DeviceBackend::OpenParts(shard::MeshCommunicators& communicators,
                    shard::DeviceReplay::Create(
                        {.plan = args_.plan, .streams = *streams_, .communicators = communicators}));
   ASSIGN_OR_RETURN(pieces_, optim::PieceTables::OnDevice(args_.plan, groups, *memory_, gpu_));
+  if (host_state_ != nullptr) {
+    RETURN_IF_ERROR(OpenUpdater(groups));
+  }
   return absl::OkStatus();
 }
 
@@ -161,6 +221,9 @@ absl::StatusOr<bool> DeviceBackend::ChooseGraphs() {
   const EngineOptions& options = args_.options;
   if (args_.plan.options.layer_drop > 0) {
     return false;  // a graph would repeat the layers of the step in which it was captured
+  }
+  if (args_.plan.options.offload_copies) {
+    return false;  // the next step would begin when the host has updated everything
   }
   if (args_.plan.ranks == 1) {
     return options.graphs;

@@ -16,6 +16,7 @@
 #include "common/trace.h"
 #include "kernels/cuda_host/cuda_device.h"
 #include "worker/comm/communicator.h"
+#include "worker/optim/host_updater.h"
 #include "worker/optim/offload_pipeline.h"
 #include "worker/optim/piece_tables.h"
 #include "worker/optim/step_statistics.h"
@@ -36,8 +37,9 @@ struct EngineOptions {
   // too, where their communicator lets them (Communicator::Captures).
   bool graphs = true;
   bool exchanging_graphs = false;
-  // Elements of offloaded state that are updated at a time; tests take fewer.
-  int64_t offload_chunk_elements = plan::kOffloadChunkElements;
+  // Elements of offloaded state that are updated at a time; 0: kOffloadChunkElements, or of a
+  // device's host kHostChunkElements. Tests take fewer.
+  int64_t offload_chunk_elements = 0;
   // Tests: replays programs of a host in another way than HostReplay does; empty: none.
   std::function<std::unique_ptr<shard::ReplayBackend>(comm::Communicator& world)> host_replay =
       nullptr;
@@ -77,6 +79,8 @@ class EngineBackend {
   virtual std::span<std::byte> offloaded() { return {}; }
   // After Open: updates what lies there; nullptr where nothing does.
   virtual optim::OffloadPipeline* offload() { return nullptr; }
+  // The same of a device's host.
+  virtual optim::HostUpdater* host_updater() { return nullptr; }
   // Adds to an error of AllocateArena what this kind of memory makes of it.
   virtual absl::Status ExplainArena(absl::Status allocated, int64_t planned_bytes) const = 0;
   // Collective. With an arena: streams, the way to its memory, statistics, tables of pieces. All

@@ -36,6 +36,10 @@ class HostBackend final : public EngineBackend {
 
   absl::Status OpenOffload() override {
     const int64_t bytes = args_.plan.memory.offload_bytes;
+    if (args_.plan.options.offload_copies) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          shard::kOffloadField, ": the plan offloads to a host's memory, of gpu devices"));
+    }
     if (bytes == 0) {
       return absl::OkStatus();
     }
@@ -62,13 +66,12 @@ class HostBackend final : public EngineBackend {
     statistics_.emplace(StatisticsArgs(groups));
     pieces_ = optim::PieceTables::OnHost(args_.plan, groups);
     if (tier_ != nullptr) {
-      pipeline_.emplace(
-          optim::OffloadPipeline::Args{.plan = args_.plan,
-                                       .groups = groups,
-                                       .pieces = pieces_,
-                                       .tier = *tier_,
-                                       .overlap = args_.offload.overlap,
-                                       .chunk_elements = args_.options.offload_chunk_elements});
+      pipeline_.emplace(optim::OffloadPipeline::Args{.plan = args_.plan,
+                                                     .groups = groups,
+                                                     .pieces = pieces_,
+                                                     .tier = *tier_,
+                                                     .overlap = args_.offload.overlap,
+                                                     .chunk_elements = ChunkElements()});
     }
     return absl::OkStatus();
   }
@@ -103,6 +106,11 @@ class HostBackend final : public EngineBackend {
   }
 
  private:
+  int64_t ChunkElements() const {
+    const int64_t chosen = args_.options.offload_chunk_elements;
+    return chosen > 0 ? chosen : plan::kOffloadChunkElements;
+  }
+
   std::unique_ptr<shard::OffloadTier> tier_;
   shard::TieredAccess memory_;
   std::unique_ptr<shard::ReplayBackend> replay_;

@@ -108,7 +108,8 @@ void RankEngine::MakeOptimizer() {
       .pieces = backend_->pieces(),
       .rule = optim::MakeUpdateRule(
           args_.plan.options.optimizer, args_.settings.update, args_.settings.seed),
-      .offload = backend_->offload()});
+      .offload = backend_->offload(),
+      .host_updater = backend_->host_updater()});
 }
 
 void RankEngine::MakeExecutor() {
@@ -180,8 +181,9 @@ absl::Status RankEngine::FillRopeTables() {
   return absl::OkStatus();
 }
 
-// Drawn in the stream's scratch where the main weights are none that a kernel could fill, and split
-// on the host: memory that is made and freed here would wait for peers that are a step ahead.
+// Drawn in the stream's scratch where the main weights are none that a kernel could fill, and
+// written, or split, by the host: memory that is made and freed here would wait for peers that are
+// a step ahead.
 absl::Status RankEngine::DrawNormal(const shard::ParameterGroup& group,
                                     const plan::OwnedRun& run,
                                     const plan::TensorSpec& tensor) {
@@ -195,7 +197,7 @@ absl::Status RankEngine::DrawNormal(const shard::ParameterGroup& group,
          .first_index = run.first + first,
          .standard_deviation = static_cast<float>(args_.settings.init_std * tensor.init_scale)});
   };
-  if (!group.keeps_remainders()) {
+  if (!group.keeps_remainders() && memory().Reaches(group.main_weight())) {
     float* const weights = group.main_weight() + run.offset;
     draw(weights, 0, run.elements);
     return memory().Settle(std::as_bytes(std::span<const float>(weights, Size(run.elements))));
@@ -235,7 +237,9 @@ absl::Status RankEngine::InitializeWeights() {
 
 absl::Status RankEngine::RefreshWeights(shard::UnitExecutor::Refresh refresh) {
   for (const shard::ParameterGroup& group : groups_) {
-    if (group.rounds_weights() && !group.keeps_remainders()) {
+    if (group.rounds_weights() && !memory().Reaches(group.main_weight())) {
+      RETURN_IF_ERROR(optim::RoundStored(memory(), group));
+    } else if (group.rounds_weights() && !group.keeps_remainders()) {
       const shard::ParameterGroup::Stored stored = group.StoredAt(0, group.shard_elements());
       kernels::Cast(main_stream(),
                     {.from = stored.main_weight,

@@ -135,6 +135,7 @@ class RankEngine {
   // What the plan offloads, mapped; empty where that is nothing. And what its updates took.
   std::span<const std::byte> offloaded() const { return backend_->offloaded(); }
   optim::OffloadPipeline* offload() { return backend_->offload(); }
+  optim::HostUpdater* host_updater() { return backend_->host_updater(); }
   const shard::ArenaBuffers& buffers() const { return *buffers_; }
   const optim::StepOptimizer& optimizer() const { return *optimizer_; }
   optim::StepOptimizer& optimizer() { return *optimizer_; }

@@ -64,6 +64,13 @@ bool StepDiagnostics::Traced(int64_t finished_steps) const {
          finished_steps <= spec.trace_last_step;
 }
 
+void StepDiagnostics::UseRecorder(trace::Recorder* recorder) {
+  engine_.executor().set_recorder(recorder);
+  if (engine_.host_updater() != nullptr) {
+    engine_.host_updater()->set_recorder(recorder);
+  }
+}
+
 void StepDiagnostics::ReportStart(const Saver& saver) {
   if (assignment_.rank == 0) {
     for (const std::string& line : plan::GroupTableLines(assignment_.plan)) {
@@ -75,6 +82,18 @@ void StepDiagnostics::ReportStart(const Saver& saver) {
 
 void StepDiagnostics::ReportEnd(const Saver& saver) {
   ReportMemory("end", saver);
+  if (engine_.host_updater() != nullptr) {
+    const optim::HostUpdateCounts counts = engine_.host_updater()->TakeCounts();
+    log::Info(absl::StrFormat(
+        "offload: %s in memory of the host, and %s pinned; %d chunks updated in %.3f s, %d of them "
+        "before their step was decided and %d once more after it",
+        plan::BytesText(assignment_.plan.memory.offload_bytes),
+        plan::BytesText(engine_.host_updater()->pinned_bytes()),
+        counts.chunks,
+        counts.update_seconds,
+        counts.early,
+        counts.redone));
+  }
   if (engine_.offload() == nullptr) {
     return;
   }
@@ -128,7 +147,7 @@ void StepDiagnostics::ReportMemory(const char* when, const Saver& saver) {
 }
 
 void StepDiagnostics::BeforeStep(int64_t step) {
-  engine_.executor().set_recorder(Traced(step + 1) ? recorder_.get() : nullptr);
+  UseRecorder(Traced(step + 1) ? recorder_.get() : nullptr);
 }
 
 // A job that ends or stops in between still has what was recorded: the file is written anew after
@@ -213,7 +232,7 @@ absl::Status StepDiagnostics::Finish() {
 }
 
 absl::Status StepDiagnostics::AfterStep(const StepResult& result) {
-  engine_.executor().set_recorder(nullptr);
+  UseRecorder(nullptr);
   // A file that cannot be written costs a line in the log, not the job.
   if (Traced(result.step)) {
     RETURN_IF_ERROR(engine_.executor().CollectTrace(*recorder_));

@@ -45,6 +45,7 @@ class StepDiagnostics {
 
  private:
   void ReportMemory(const char* when, const Saver& saver);
+  void UseRecorder(trace::Recorder* recorder);
   bool Traced(int64_t finished_steps) const;
   absl::Status WriteTrace();
   // Those that are known by now, on rank 0. What cannot be written costs a line in the log.

@@ -9,6 +9,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/plan/check/program_facts.h"
+#include "common/plan/program/program_offload.h"
 
 namespace ravel::plan {
 namespace {
@@ -22,6 +23,7 @@ bool IsOfGroup(OpCode op) {
     case OpCode::kAccumulateGrad:
     case OpCode::kJoinGradients:
     case OpCode::kRefreshWeights:
+    case OpCode::kOffloadGradient:
       return true;
     default:
       return false;
@@ -40,7 +42,10 @@ bool IsOfEvaluation(const MoveTable& table, const Instruction& at) {
 class FormCheck {
  public:
   FormCheck(const ShardingPlan& plan, const OperandContext& context, const StepProgram& program)
-      : plan_(plan), context_(context), program_(program) {}
+      : plan_(plan),
+        context_(context),
+        program_(program),
+        on_host_(HostUpdatesOf(plan.buffers, plan.groups, plan.options).of) {}
 
   absl::Status Run(std::vector<InstructionId>& use_at) {
     if (program_.instructions.empty() || At(Last()).op != OpCode::kEndPhase) {
@@ -84,7 +89,14 @@ class FormCheck {
     if (IsCollective(at.op) ? !HasMove(plan_.moves, at) : at.move >= 0) {
       return Fault("K1", i, "has a move that is none of its group");
     }
-    if (at.stream != StreamOf(plan_.moves, at)) {
+    if (IsOfGroup(at.op) && !plan_.groups.Has(at.group)) {
+      return absl::FailedPreconditionError(absl::StrCat("K1: instruction ",
+                                                        i.value(),
+                                                        " ",
+                                                        OpName(static_cast<OpLabel>(at.op)),
+                                                        " names no group"));
+    }
+    if (at.stream != StreamOf(plan_.moves, on_host_, at)) {
       return Fault("K4", i, absl::StrCat("is on stream ", StreamName(at.stream)));
     }
     if (program_.phase == Phase::kEval && !IsOfEvaluation(plan_.moves, at)) {
@@ -120,13 +132,6 @@ class FormCheck {
         use_at.push_back(i);
       }
     } else if (IsOfGroup(at.op)) {
-      if (!plan_.groups.Has(at.group)) {
-        return absl::FailedPreconditionError(absl::StrCat("K1: instruction ",
-                                                          i.value(),
-                                                          " ",
-                                                          OpName(static_cast<OpLabel>(at.op)),
-                                                          " names no group"));
-      }
       expected.unit = plan_.groups[at.group].unit;
       expected.group = at.group;
       expected.call = HasCall(at.op) ? at.call : 0;
@@ -142,12 +147,15 @@ class FormCheck {
   const ShardingPlan& plan_;
   const OperandContext& context_;
   const StepProgram& program_;
+  const IdVector<GroupId, bool> on_host_;
   InstructionId remade_at_;  // a Recompute whose Backward is still to come
 };
 
 }  // namespace
 
-StreamId StreamOf(const MoveTable& table, const Instruction& instruction) {
+StreamId StreamOf(const MoveTable& table,
+                  const IdVector<GroupId, bool>& on_host,
+                  const Instruction& instruction) {
   switch (instruction.op) {
     case OpCode::kGather:
     case OpCode::kReduce:
@@ -157,9 +165,12 @@ StreamId StreamOf(const MoveTable& table, const Instruction& instruction) {
     case OpCode::kForward:
     case OpCode::kBackward:
     case OpCode::kRecompute:
-    case OpCode::kOptimizerStep:
     case OpCode::kRefreshWeights:
       return StreamId::kCompute;
+    case OpCode::kOptimizerStep:
+      return on_host[instruction.group] ? StreamId::kUpload : StreamId::kCompute;
+    case OpCode::kOffloadGradient:
+      return StreamId::kDownload;
     case OpCode::kAllocStaging:
     case OpCode::kDecideStep:
     case OpCode::kAccumulateGrad:

@@ -9,8 +9,11 @@
 
 namespace ravel::plan {
 
-// The stream of an instruction: of a collective that of its move, else of the op.
-StreamId StreamOf(const MoveTable& table, const Instruction& instruction);
+// The stream of an instruction: of a collective that of its move, of an update by where it runs
+// (HostUpdates), else of the op.
+StreamId StreamOf(const MoveTable& table,
+                  const IdVector<GroupId, bool>& on_host,
+                  const Instruction& instruction);
 
 // K5, K14, fields, operands and the order of compute instructions, before anything else is known.
 // `use_at`: the instruction of each of the model's uses.

@@ -11,12 +11,16 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/plan/program/program_offload.h"
+
 namespace ravel::plan {
 namespace {
 
 class GradientCheck {
  public:
-  explicit GradientCheck(const ProgramFacts& facts) : facts_(facts) {}
+  explicit GradientCheck(const ProgramFacts& facts)
+      : facts_(facts),
+        on_host_(HostUpdatesOf(facts.plan.buffers, facts.plan.groups, facts.plan.options).of) {}
 
   absl::Status Run() {
     RETURN_IF_ERROR(Index());
@@ -63,6 +67,7 @@ class GradientCheck {
         case OpCode::kOptimizerStep:
         case OpCode::kAmaxReduce:
         case OpCode::kRefreshWeights:
+        case OpCode::kOffloadGradient:
           if (!at_.emplace(Key{{at.op, at.move}, at.group, at.call}, i).second) {
             return facts_.Fault("K7", i, "is there twice");
           }
@@ -216,6 +221,9 @@ class GradientCheck {
       RETURN_IF_ERROR(Expect({OpCode::kGather, move}, group, 0, after));
       after = Find({OpCode::kGather, move}, group);
     }
+    if (facts_.Updates() && on_host_[group]) {
+      RETURN_IF_ERROR(Expect({OpCode::kOffloadGradient}, group, 0, after));
+    }
     return absl::OkStatus();
   }
 
@@ -248,6 +256,10 @@ class GradientCheck {
       if (whole >= 0 && !facts_.Before(whole, step)) {
         return facts_.Fault("K7", step, absl::StrCat("may run before instruction ", whole.value()));
       }
+      if (on_host_[id]) {
+        RETURN_IF_ERROR(
+            Expect({OpCode::kOptimizerStep}, id, 0, Find({OpCode::kOffloadGradient}, id)));
+      }
     }
     return CheckRefresh();
   }
@@ -266,6 +278,7 @@ class GradientCheck {
   }
 
   const ProgramFacts& facts_;
+  const IdVector<GroupId, bool> on_host_;
   std::map<Key, InstructionId> at_;                     // the steps that the program has
   std::set<Key> expected_;                              // those that it should have
   std::map<GroupId, std::vector<InstructionId>> sums_;  // of each call the last instruction

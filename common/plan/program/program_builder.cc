@@ -14,6 +14,8 @@
 #include "common/check.h"
 #include "common/plan/program/buffer_index.h"
 #include "common/plan/program/program_buffers.h"
+#include "common/plan/program/program_handover.h"
+#include "common/plan/program/program_offload.h"
 #include "common/plan/program/program_operands.h"
 #include "common/plan/program/program_order.h"
 #include "common/plan/program/program_uses.h"
@@ -24,35 +26,6 @@ namespace {
 
 constexpr size_t kNever = std::numeric_limits<size_t>::max();
 
-bool Updates(Phase phase) {
-  return phase == Phase::kOnly || phase == Phase::kLast;
-}
-// What stays gathered, or is cut among replicas, is renewed where the optimizer may have run since
-// the program before.
-bool RenewsWeights(Phase phase) {
-  return phase == Phase::kOnly || phase == Phase::kFirst || phase == Phase::kEval;
-}
-
-struct ProgramKind {
-  Phase phase = Phase::kOnly;
-  LanePart part = LanePart::kWhole;
-  bool operator==(const ProgramKind&) const = default;
-};
-
-// True if another program of the same step follows, or comes before.
-bool HandsOver(const ProgramKind& kind) {
-  return kind.phase == Phase::kFirst || kind.phase == Phase::kMiddle;
-}
-bool TakesOver(const ProgramKind& kind) {
-  return kind.phase == Phase::kLast || kind.phase == Phase::kMiddle;
-}
-
-// Groups that stay gathered between the programs of a step. Without `at_end`: whatever is left.
-struct HandOver {
-  std::vector<GroupId> at_start;
-  std::optional<std::vector<GroupId>> at_end;
-};
-
 // Emits one program. Weights: a cache of gathered groups that evicts the one needed last (Belady);
 // what an eviction frees is reused only after the evicted group's last use, by an explicit wait.
 // Gradients: the same on the reduce stream.
@@ -60,10 +33,12 @@ class Builder {
  public:
   Builder(const ProgramRequest& request,
           const BufferIndex& index,
+          const HostUpdates& on_host,
           const ProgramKind& kind,
           const HandOver& hand_over)
       : request_(request),
         index_(index),
+        on_host_(on_host),
         model_(UsesOf(request.inventory, request.groups, kind.phase != Phase::kEval)),
         weights_(request.groups.size()),
         allocated_at_(model_.gradients.size()),
@@ -420,7 +395,7 @@ class Builder {
   // reduces that it waits for, so that the reduce stream need not stand still.
   void FinishSums(const std::vector<GroupId>& groups) {
     const auto emit = [&](Instruction finish) {
-      const InstructionId summed = LastReduceOf(finish.group);
+      const InstructionId summed = LastOf(finish.group, OpCode::kReduce);
       if (program_.instructions[summed].stream != finish.stream) {
         finish.waits = {summed};
       }
@@ -433,6 +408,11 @@ class Builder {
       for (const MoveId move : Moves(group).whole) {
         emit(Collective(OpCode::kGather, move, group));
       }
+      if (on_host_.of[group]) {
+        Instruction offload = OfGroup(OpCode::kOffloadGradient, StreamId::kDownload, group);
+        offload.waits = {LastOf(group)};
+        Emit(offload);
+      }
     }
   }
   void FinishSums() {
@@ -440,14 +420,15 @@ class Builder {
     unfinished_.clear();
   }
 
-  InstructionId LastReduceOf(GroupId group) const {
+  // The instruction of a group that was emitted last, of an op or of any.
+  InstructionId LastOf(GroupId group, std::optional<OpCode> op = std::nullopt) const {
     for (InstructionId at = program_.instructions.last_id(); at >= 0; --at) {
       const Instruction& instruction = program_.instructions[at];
-      if (instruction.op == OpCode::kReduce && instruction.group == group) {
+      if (instruction.group == group && (!op.has_value() || instruction.op == *op)) {
         return at;
       }
     }
-    CheckFailed(__FILE__, __LINE__, "reduce", "a group without one");
+    CheckFailed(__FILE__, __LINE__, "instruction", "a group without one");
   }
 
   void FreeAll() {
@@ -479,12 +460,21 @@ class Builder {
     }
     Emit(stats);
     const InstructionId decide = Emit({.op = OpCode::kDecideStep, .stream = StreamId::kReduce});
-    for (const GroupId group : weights_.ids()) {
-      if (request_.groups[group].trainable) {
-        Instruction step = OfGroup(OpCode::kOptimizerStep, StreamId::kCompute, group);
-        step.waits = {decide};
-        Emit(step);
+    const auto update = [&](GroupId group, StreamId stream) {
+      Instruction step = OfGroup(OpCode::kOptimizerStep, stream, group);
+      step.waits = {decide};
+      if (on_host_.of[group]) {
+        step.waits.push_back(LastOf(group, OpCode::kOffloadGradient));
       }
+      Emit(step);
+    };
+    for (const GroupId group : weights_.ids()) {
+      if (request_.groups[group].trainable && !on_host_.of[group]) {
+        update(group, StreamId::kCompute);
+      }
+    }
+    for (const GroupId group : on_host_.order) {
+      update(group, StreamId::kUpload);
     }
     EmitRefresh();
   }
@@ -495,7 +485,12 @@ class Builder {
     }
     Instruction amax = {.op = OpCode::kAmaxReduce, .stream = StreamId::kReduce};
     amax.move = request_.moves.amax;
-    amax.waits = {last_on_stream_[StreamIndex(StreamId::kCompute)]};
+    for (const StreamId stream : {StreamId::kCompute, StreamId::kUpload}) {
+      const InstructionId last = last_on_stream_[StreamIndex(stream)];
+      if (last >= 0) {
+        amax.waits.push_back(last);
+      }
+    }
     const InstructionId reduced = Emit(amax);
     for (const GroupId group : weights_.ids()) {
       if (request_.groups[group].recipe != Recipe::kNone) {
@@ -518,6 +513,7 @@ class Builder {
 
   const ProgramRequest& request_;
   const BufferIndex& index_;
+  const HostUpdates& on_host_;
   const ModelUses model_;
   bool hands_over_ = false;
   std::optional<std::vector<GroupId>> at_end_;
@@ -533,6 +529,7 @@ class Builder {
 
 std::vector<StepProgram> BuildKinds(const ProgramRequest& request,
                                     const BufferIndex& index,
+                                    const HostUpdates& on_host,
                                     const std::vector<ProgramKind>& kinds,
                                     const std::optional<std::vector<GroupId>>& kept) {
   std::vector<StepProgram> programs;
@@ -541,33 +538,9 @@ std::vector<StepProgram> BuildKinds(const ProgramRequest& request,
     const HandOver hand_over = {
         .at_start = TakesOver(kind) && kept.has_value() ? *kept : std::vector<GroupId>(),
         .at_end = kept};
-    programs.push_back(Builder(request, index, kind, hand_over).Build());
+    programs.push_back(Builder(request, index, on_host, kind, hand_over).Build());
   }
   return programs;
-}
-
-// The groups that all programs which are followed by another one leave gathered, ascending.
-std::vector<GroupId> CommonAtEnd(const ProgramBuffers& buffers,
-                                 const std::vector<StepProgram>& programs,
-                                 const std::vector<ProgramKind>& kinds) {
-  std::vector<GroupId> common;
-  bool first = true;
-  for (size_t i = 0; i < programs.size(); ++i) {
-    if (!HandsOver(kinds[i])) {
-      continue;
-    }
-    std::vector<GroupId> left;
-    for (const BufferId buffer : programs[i].live_at_end) {
-      const GroupId group = buffers[buffer].group;
-      if (first || std::binary_search(common.begin(), common.end(), group)) {
-        left.push_back(group);
-      }
-    }
-    std::sort(left.begin(), left.end());
-    common = std::move(left);
-    first = false;
-  }
-  return common;
 }
 
 }  // namespace
@@ -575,6 +548,7 @@ std::vector<GroupId> CommonAtEnd(const ProgramBuffers& buffers,
 std::vector<StepProgram> BuildPrograms(const ProgramRequest& request,
                                        const ProgramBuffers& buffers) {
   const BufferIndex index(buffers);
+  const HostUpdates on_host = HostUpdatesOf(buffers, request.groups, request.options);
   std::vector<ProgramKind> kinds;
   for (int64_t at = 0; at < request.lanes.programs(); ++at) {
     const StepSlot slot = SlotOf(request.lanes, at);
@@ -588,7 +562,7 @@ std::vector<StepProgram> BuildPrograms(const ProgramRequest& request,
   // so this ends.
   std::optional<std::vector<GroupId>> kept;
   while (true) {
-    std::vector<StepProgram> programs = BuildKinds(request, index, kinds, kept);
+    std::vector<StepProgram> programs = BuildKinds(request, index, on_host, kinds, kept);
     std::vector<GroupId> common = CommonAtEnd(buffers, programs, kinds);
     if (kept.has_value() && common == *kept) {
       return programs;

@@ -29,7 +29,7 @@ GroupBytes BytesOf(const ProgramBuffers& buffers, const GroupLayouts& groups, DT
     }
     bytes.may_leave[buffer.group] += buffer.bytes;
     bytes.leaves[buffer.group] += buffer.memory == MemoryKind::kOffload ? buffer.bytes : 0;
-    if (buffer.kind == BufferKind::kState) {
+    if (buffer.kind != BufferKind::kStateScale) {
       bytes.elements[buffer.group] = buffer.elements();
     }
   }
@@ -45,6 +45,67 @@ int64_t Sum(const BytesOfGroups& bytes) {
 }
 
 }  // namespace
+
+bool MainStaysOnDevice(const GroupLayout& group, const ProgramOptions& options) {
+  return options.main_type == options.weight_type || group.recipe != Recipe::kNone;
+}
+
+HostUpdates HostUpdatesOf(const ProgramBuffers& buffers,
+                          const GroupLayouts& groups,
+                          const ProgramOptions& options) {
+  HostUpdates updates = {.of = IdVector<GroupId, bool>(groups.size(), false), .order = {}};
+  if (!options.offload_copies) {
+    return updates;
+  }
+  const GroupBytes bytes = BytesOf(buffers, groups, options.weight_type);
+  const BytesOfGroups& leaves = bytes.leaves;
+  int64_t chunks = kHostChunks;
+  std::vector<GroupId> later;
+  for (auto group = static_cast<int>(leaves.size()) - 1; group >= 0; --group) {
+    if (leaves[group] == 0) {
+      continue;
+    }
+    updates.of[group] = true;
+    chunks -= DivCeil(bytes.elements[group], kHostChunkElements);
+    (chunks >= 0 ? updates.order : later).push_back(group);
+  }
+  updates.order.insert(updates.order.end(), later.rbegin(), later.rend());
+  return updates;
+}
+
+HostRing HostRingOf(const ProgramBuffers& buffers,
+                    const GroupLayouts& groups,
+                    const ProgramOptions& options,
+                    int64_t chunk_elements) {
+  HostRing ring = {.chunk_elements = chunk_elements};
+  if (!options.offload_copies) {
+    return ring;
+  }
+  const GroupBytes bytes = BytesOf(buffers, groups, options.weight_type);
+  for (const GroupId group : groups.ids()) {
+    const int64_t elements = bytes.elements[group];
+    if (bytes.leaves[group] == 0 || elements == 0) {
+      continue;
+    }
+    const HostChunkBytes each = HostChunkBytesOf(groups[group], options);
+    const int64_t most = std::min(elements, chunk_elements);
+    ring.slots = std::min(kHostChunks, ring.slots + DivCeil(elements, chunk_elements));
+    ring.slot_bytes = std::max(ring.slot_bytes, each.pinned(most));
+    // Whole scales of a row may lie at both ends.
+    ring.kept_bytes = std::max(
+        ring.kept_bytes,
+        DivCeil(bytes.leaves[group], elements) * most + each.weights(most) + kKeptSlackBytes);
+  }
+  return ring;
+}
+
+HostChunkBytes HostChunkBytesOf(const GroupLayout& group, const ProgramOptions& options) {
+  const bool main = MainStaysOnDevice(group, options);
+  const bool model = group.recipe == Recipe::kNone && options.weight_type != DType::kF32;
+  return {.main = main ? DTypeBytes(DType::kF32) : 0,
+          .model = model ? DTypeBytes(options.weight_type) : 0,
+          .model_comes_down = model && options.main_type == DType::kI16};
+}
 
 bool MayOffload(const ProgramBuffer& buffer, const GroupLayouts& groups, DType weight_type) {
   if (buffer.group < 0 || !groups[buffer.group].trainable || buffer.inside >= 0) {
@@ -94,6 +155,12 @@ OffloadFacts OffloadOf(const ProgramBuffers& buffers,
     }
   }
   facts.window_bytes = std::min(facts.window_bytes, facts.offloaded_bytes);
+  if (options.offload_copies) {
+    const HostRing ring = HostRingOf(buffers, groups, options, kHostChunkElements);
+    facts.window_bytes = 0;
+    facts.pinned_bytes = ring.slots * ring.slot_bytes;
+    facts.kept_bytes = ring.slots * ring.kept_bytes;
+  }
   return facts;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/check.h"
 #include "common/plan/program/program_request.h"
 
 namespace ravel::plan {
@@ -24,11 +25,73 @@ bool MayOffload(const ProgramBuffer& buffer, const GroupLayouts& groups, DType w
 // same on all ranks, since shards are of equal size.
 void OffloadState(const ProgramRequest& request, ProgramBuffers& buffers);
 
+// Elements of a group that a device's host updates at a time, and how many such chunks have pinned
+// memory on their way there and back: more are copied when the first ones are through.
+inline constexpr int64_t kHostChunkElements = int64_t{8} << 20;
+inline constexpr int64_t kHostChunks = 16;
+
+// Bytes of an element on its way between a device and its host: its gradient goes there, fp32; of
+// weights what the update reads and the host does not keep; back come the weights that it writes.
+struct HostChunkBytes {
+  int64_t main = 0;   // fp32, both ways
+  int64_t model = 0;  // back; where main weights are remainders, both ways
+  bool model_comes_down = false;
+
+  static constexpr int64_t kAlignment = 256;  // of each part of a chunk
+  int64_t gradient_bytes(int64_t elements) const { return RoundUp(elements * 4, kAlignment); }
+  int64_t main_bytes(int64_t elements) const { return RoundUp(elements * main, kAlignment); }
+  int64_t pinned(int64_t elements) const {
+    return gradient_bytes(elements) + main_bytes(elements) + RoundUp(elements * model, kAlignment);
+  }
+  // Of weights that an update overwrites in pinned memory.
+  int64_t weights(int64_t elements) const {
+    return elements * (main + (model_comes_down ? model : 0));
+  }
+};
+HostChunkBytes HostChunkBytesOf(const GroupLayout& group, const ProgramOptions& options);
+
+// Memory of a host for chunks under way, one slot for each: pinned bytes, and bytes in which an
+// update that begins before the step is decided keeps what it overwrites.
+struct HostRing {
+  int64_t chunk_elements = kHostChunkElements;
+  int64_t slots = 0;
+  int64_t slot_bytes = 0;
+  int64_t kept_bytes = 0;
+};
+inline constexpr int64_t kKeptSlackBytes = 4096;
+HostRing HostRingOf(const ProgramBuffers& buffers,
+                    const GroupLayouts& groups,
+                    const ProgramOptions& options,
+                    int64_t chunk_elements);
+
+// True if updates of a device's host read main weights of a group from the device.
+bool MainStaysOnDevice(const GroupLayout& group, const ProgramOptions& options);
+
+// Groups that a device's host updates, because some of their state is in its memory; none of a CPU
+// job. In the order of their updates: first those whose gradients are final first, as many as have
+// pinned memory before the step is decided, then the others in forward order, as the next step
+// wants them.
+struct HostUpdates {
+  IdVector<GroupId, bool> of;
+  std::vector<GroupId> order;
+};
+HostUpdates HostUpdatesOf(const ProgramBuffers& buffers,
+                          const GroupLayouts& groups,
+                          const ProgramOptions& options);
+
 // Bytes of one rank, and the groups in forward order.
 struct OffloadFacts {
   int64_t optimizer_bytes = 0;  // that may be offloaded
   int64_t offloaded_bytes = 0;
-  int64_t window_bytes = 0;  // most that are in memory at a time
+  // Of a file: most that are in memory at a time. Of a device's host: pinned memory for copies, and
+  // what updates that begin before the step is decided keep of old state.
+  int64_t window_bytes = 0;
+  int64_t pinned_bytes = 0;
+  int64_t kept_bytes = 0;
+  // Memory of a device's host in all.
+  int64_t host_bytes() const {
+    return pinned_bytes == 0 ? 0 : offloaded_bytes + pinned_bytes + kept_bytes;
+  }
   std::vector<GroupId> groups;
 };
 OffloadFacts OffloadOf(const ProgramBuffers& buffers,

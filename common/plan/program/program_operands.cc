@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/plan/program/program_buffers.h"
+#include "common/plan/program/program_offload.h"
 
 namespace ravel::plan {
 namespace {
@@ -58,6 +59,7 @@ class OperandList {
   void AddReduce(const ProgramMove& move);
   void AddReduceOfLanes();
   void AddUpdate();
+  void AddOffload();
   void AddRefresh();
   bool Quantized(GroupId group) const { return context_.groups[group].recipe != Recipe::kNone; }
   BufferId OfAll(BufferKind kind) const { return Find(kind, {}); }
@@ -170,6 +172,18 @@ void OperandList::AddUpdate() {
   }
 }
 
+// Weights go down where the host keeps none that the update could read in their place.
+void OperandList::AddOffload() {
+  const BufferId whole = OfGroup(BufferKind::kFullGrad);
+  Add(whole, Access::kRead, Role::kGradient);
+  Add(whole < 0 ? FinalSum(at_.group, 0) : BufferId(), Access::kRead, Role::kSum);
+  if (MainStaysOnDevice(context_.groups[at_.group], context_.options)) {
+    Add(OfGroup(BufferKind::kMainWeight), Access::kRead, Role::kStored);
+  } else if (context_.options.main_type == DType::kI16) {
+    Add(OfGroup(BufferKind::kModelWeight), Access::kRead, Role::kStored);
+  }
+}
+
 void OperandList::AddRefresh() {
   Add(OfGroup(BufferKind::kMainWeight), Access::kRead, Role::kStored);
   Add(OfAll(BufferKind::kAmax), Access::kRead, Role::kAmax);
@@ -227,6 +241,9 @@ std::vector<Operand> OperandList::OfGroup() {
       break;
     case OpCode::kOptimizerStep:
       AddUpdate();
+      break;
+    case OpCode::kOffloadGradient:
+      AddOffload();
       break;
     case OpCode::kRefreshWeights:
       AddRefresh();

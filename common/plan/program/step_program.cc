@@ -88,6 +88,8 @@ const char* OpName(OpLabel label) {
       return "AmaxReduce";
     case OpLabel::kRefreshWeights:
       return "RefreshWeights";
+    case OpLabel::kOffloadGradient:
+      return "OffloadGradient";
   }
   return "unknown";
 }
@@ -134,6 +136,10 @@ const char* StreamName(StreamId stream) {
       return "host";
     case StreamId::kOuter:
       return "outer";
+    case StreamId::kDownload:
+      return "download";
+    case StreamId::kUpload:
+      return "upload";
   }
   return "unknown";
 }

@@ -45,7 +45,9 @@ enum class OpCode : uint8_t {
   kJoinGradients = 15,   // final sums of all calls of `group`, call 0 += call 1 ...
   kAmaxReduce = 17,  // amaxes of what this rank stores of all quantized groups, and of the step's
                      // activations -> AMAX, their maximum over all ranks; delayed scales follow
-  kRefreshWeights = 18,  // codes of what this rank stores of quantized `group`, by AMAX -> STORED
+  kRefreshWeights = 18,   // codes of what this rank stores of quantized `group`, by AMAX -> STORED
+  kOffloadGradient = 19,  // what the host needs for its update of `group` begins to go there: the
+                          // final gradient SUM or GRADIENT and STORED, as far as there is room
 };
 
 // What plans on disk, texts, traces and ledgers call an instruction: its op, or of a collective
@@ -70,11 +72,22 @@ enum class OpLabel : uint8_t {
   kGatherGradient = 16,
   kAmaxReduce = 17,
   kRefreshWeights = 18,
+  kOffloadGradient = 19,
 };
-inline constexpr OpLabel kLastOpLabel = OpLabel::kRefreshWeights;
+inline constexpr OpLabel kLastOpLabel = OpLabel::kOffloadGradient;
 
-enum class StreamId : uint8_t { kCompute = 1, kGather = 2, kReduce = 3, kHost = 4, kOuter = 5 };
-inline constexpr size_t kStreamCount = 5;
+// kDownload, kUpload: copies between a device and its host, of groups that the host updates.
+enum class StreamId : uint8_t {
+  kCompute = 1,
+  kGather = 2,
+  kReduce = 3,
+  kHost = 4,
+  kOuter = 5,
+  kDownload = 6,
+  kUpload = 7,
+};
+inline constexpr StreamId kLastStream = StreamId::kUpload;
+inline constexpr size_t kStreamCount = 7;
 // Index into arrays of kStreamCount entries.
 constexpr size_t StreamIndex(StreamId stream) {
   return static_cast<size_t>(stream) - 1;
@@ -110,8 +123,8 @@ inline constexpr BufferKind kLastBufferKind = BufferKind::kAmaxFlags;
 
 // The memory of a buffer. kPrivate: this rank's memory. kSymmetric: this rank's memory, readable by
 // the ranks of the host at the same offset of their own block. kCommon: one block for all ranks of
-// the host. kOffload: this rank's, outside of memory between updates (program_offload.h). On disk
-// (plan proto): do not renumber.
+// the host. kOffload: this rank's, in a file or in memory of the device's host
+// (program_offload.h). On disk (plan proto): do not renumber.
 enum class MemoryKind : uint8_t { kPrivate = 1, kSymmetric = 2, kCommon = 3, kOffload = 4 };
 
 struct ProgramBuffer {
@@ -251,6 +264,9 @@ struct ProgramOptions {
   int64_t amax_margin = 0;
   // Most bytes of the optimizer's state that are kOffload, over all of them.
   double offload_fraction = 0;
+  // Groups with state that is kOffload are updated by the host of a device: what an update reads is
+  // copied there (kOffloadGradient) and new weights are copied back.
+  bool offload_copies = false;
   // How gemms of quantized matrices are computed; kNone: nothing is quantized. No instruction
   // depends on it.
   GemmPath gemm_path = GemmPath::kNone;

@@ -243,16 +243,13 @@ std::vector<Changed> SmallerWindows(const PlanRequest& request) {
   return {changed};
 }
 
-// State of the optimizer on a disk: of hosts alone. The job must name the folder.
+// State of the optimizer on a disk, whose folder the job must name, or in memory of the host.
 std::vector<Changed> MoreOffload(const PlanRequest& request) {
   std::vector<Changed> made;
-  if (!request.spec.cpu_devices) {
-    return made;
-  }
   for (const double fraction : {0.5, 1.0}) {
     if (fraction > request.spec.optimizer.offload.fraction) {
       Changed changed = {absl::StrCat("training.optimizer.offload.fraction: ", fraction), request};
-      if (request.spec.optimizer.offload.path.empty()) {
+      if (request.spec.cpu_devices && request.spec.optimizer.offload.path.empty()) {
         absl::StrAppend(&changed.change, ", with offload.path");
       }
       changed.request.spec.optimizer.offload.fraction = fraction;

@@ -113,7 +113,7 @@ void AddRecipe(const ShardingPlan& plan, std::string& text) {
   }
 }
 
-// Adds what lies on a disk, and what could not go there.
+// Adds what lies on a disk or in memory of a device's host, and what could not go there.
 void AddOffload(const ShardingPlan& plan, const OffloadFacts& facts, std::string& text) {
   if (plan.options.offload_fraction <= 0) {
     return;
@@ -124,13 +124,23 @@ void AddOffload(const ShardingPlan& plan, const OffloadFacts& facts, std::string
     offloaded.push_back(names[group]);
   }
   absl::StrAppendFormat(&text,
-                        "  offloaded to disk      %12s of %s optimizer state (fraction %g): %s\n",
+                        "  offloaded to %-9s %12s of %s optimizer state (fraction %g): %s\n",
+                        plan.options.offload_copies ? "the host" : "disk",
                         BytesText(facts.offloaded_bytes),
                         BytesText(facts.optimizer_bytes),
                         plan.options.offload_fraction,
                         offloaded.empty() ? "no group fits" : absl::StrJoin(offloaded, ", "));
   if (plan.options.weight_type == plan.options.main_type) {
     absl::StrAppend(&text, "  main weights stay in memory, where gathers take them from\n");
+  }
+  if (plan.options.offload_copies) {
+    absl::StrAppendFormat(&text,
+                          "  memory of the host     %12s per rank: state %s, pinned for copies %s, "
+                          "kept until a step is decided %s\n",
+                          BytesText(facts.host_bytes()),
+                          BytesText(facts.offloaded_bytes),
+                          BytesText(facts.pinned_bytes),
+                          BytesText(facts.kept_bytes));
   }
 }
 
@@ -308,6 +318,7 @@ std::string ObjectText(const ShardingPlan& plan, const Instruction& at) {
     case OpCode::kJoinGradients:
     case OpCode::kAmaxReduce:
     case OpCode::kRefreshWeights:
+    case OpCode::kOffloadGradient:
       break;
   }
   return "";

@@ -39,7 +39,9 @@ class Durations {
       case OpCode::kJoinGradients:
         return MemorySeconds(at, 3);
       case OpCode::kOptimizerStep:
-        return MemorySeconds(at, 7);
+        return at.stream == StreamId::kUpload ? HostUpdateSeconds(at) : MemorySeconds(at, 7);
+      case OpCode::kOffloadGradient:
+        return 0;  // of the update, whose arithmetic takes longer
       case OpCode::kRefreshWeights:
         return MemorySeconds(at, 2);
       case OpCode::kAmaxReduce:
@@ -105,6 +107,13 @@ class Durations {
     const auto elements = static_cast<double>(whole ? plan_.groups[at.group].layout.total_elements()
                                                     : StoredRange(plan_, at.group, 0).size());
     return kComputeSeconds + numbers * 4 * elements / device_.memory_bytes_per_second;
+  }
+
+  // An update of a device's host, which reads and writes its memory.
+  double HostUpdateSeconds(const Instruction& at) const {
+    constexpr double kHostBytesPerSecond = 80e9;  // of one socket; no host is asked
+    const auto elements = static_cast<double>(StoredRange(plan_, at.group, 0).size());
+    return kComputeSeconds + 7 * 4 * elements / kHostBytesPerSecond;
   }
 
   const ShardingPlan& plan_;

@@ -87,6 +87,7 @@ TEST(PlanProto, EveryFieldOfTheOptionsIsKnown) {
                amax_history,
                amax_margin,
                offload_fraction,
+               offload_copies,
                gemm_path,
                fast_accumulation,
                amax_algorithm,
@@ -98,6 +99,7 @@ TEST(PlanProto, EveryFieldOfTheOptionsIsKnown) {
   EXPECT_EQ(amax_history, 0);
   EXPECT_EQ(amax_margin, 0);
   EXPECT_EQ(offload_fraction, 0);
+  EXPECT_FALSE(offload_copies);
   EXPECT_EQ(gemm_path, GemmPath::kNone);
   EXPECT_EQ(fast_accumulation, FastAccumulation::kForward);
   EXPECT_EQ(amax_algorithm, AmaxAlgorithm::kMax);

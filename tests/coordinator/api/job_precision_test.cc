@@ -317,7 +317,7 @@ TEST(JobOptimizer, SgdHasItsOwnFieldsAndTheOthersAreRefusedByName) {
             "'bf16'\n");
 }
 
-TEST(JobOptimizer, OffloadIsOfCpuJobsAndNamesItsFolder) {
+TEST(JobOptimizer, OffloadOfCpuJobsNamesItsFolder) {
   const CanonicalJob job = MakeTyped("cpu", "", "offload: {fraction: 0.37, path: 'file:///disk/'}");
   ASSERT_TRUE(job.ok()) << TypeViolations(job);
   EXPECT_EQ(job.spec.optimizer.offload.fraction, 0.37);
@@ -344,10 +344,17 @@ TEST(JobOptimizer, OffloadIsOfCpuJobsAndNamesItsFolder) {
             field + "path: expected an absolute path or file:// URL, got nothing\n");
   EXPECT_EQ(refused("cpu", "fraction: 0.5, path: disk"),
             field + "path: expected an absolute path or file:// URL, got 'disk'\n");
-  EXPECT_EQ(refused("gpu", "fraction: 0.5, path: /disk"),
-            field + "fraction: expected 0: offload runs on cpu devices only today, got 0.5\n");
-  EXPECT_EQ(refused("gpu", "path: /disk"),
-            field + "path: expected nothing, or cpu devices, got '/disk'\n");
+  const CanonicalJob host = MakeTyped("gpu", "", "offload: {fraction: 0.5, overlap: false}");
+  ASSERT_TRUE(host.ok()) << TypeViolations(host);
+  EXPECT_EQ(host.spec.optimizer.offload.fraction, 0.5);
+  EXPECT_EQ(host.spec.optimizer.offload.path, "");
+  EXPECT_FALSE(host.spec.optimizer.offload.overlap);
+  for (const char* offload : {"fraction: 0.5, path: /disk", "path: /disk"}) {
+    EXPECT_EQ(refused("gpu", offload),
+              field +
+                  "path: expected nothing, since what gpu devices offload lies in memory of "
+                  "their hosts, or cpu devices, got '/disk'\n");
+  }
 }
 
 TEST(JobOptimizer, LionHasBetasOfItsOwnAndOneStateType) {

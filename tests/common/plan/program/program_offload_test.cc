@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <set>
 #include <string>
 
@@ -177,10 +178,121 @@ TEST(ProgramOffload, PlansRoundTripAndOthersAreRefused) {
     EXPECT_THAT(std::string(BuildShardingPlan(request).status().message()),
                 HasSubstr("training.optimizer.offload.fraction"));
   }
-  PlanRequest gpu = OffloadRequest(0.5);
-  gpu.spec.cpu_devices = false;
-  EXPECT_THAT(std::string(BuildShardingPlan(gpu).status().message()),
-              HasSubstr("offload runs on cpu devices only today"));
+}
+
+// Of GPU jobs.
+PlanRequest HostRequest(double fraction, int64_t ranks = 1) {
+  PlanRequest request = OffloadRequest(fraction, ranks);
+  request.spec.cpu_devices = false;
+  request.spec.optimizer.offload.path = "";
+  return request;
+}
+
+const StepProgram& UpdatingProgram(const ShardingPlan& plan) {
+  const StepSlot last = SlotOf(plan.lanes, plan.lanes.programs() - 1);
+  return plan.program(last.phase, last.part);
+}
+
+// Updates of a device's host run on a stream of their own, after the copies that they wait for.
+TEST(ProgramOffload, HostsOfDevicesUpdateWhatTheyHold) {
+  for (const Strategy strategy :
+       {Strategy::kNoShard, Strategy::kOptim, Strategy::kOptimGrads, Strategy::kOptimGradsParams}) {
+    for (const double fraction : {0.0, 0.37, 1.0}) {
+      PlanRequest request = HostRequest(fraction, 2);
+      request.spec.strategy = strategy;
+      const ShardingPlan plan = MakeOffloaded(request);
+      const std::vector<GroupId> offloaded = OffloadFactsOf(plan).groups;
+      const std::set<GroupId> on_host(offloaded.begin(), offloaded.end());
+      std::set<GroupId> down;
+      std::vector<GroupId> up;
+      for (const Instruction& at : UpdatingProgram(plan).instructions) {
+        if (at.op == OpCode::kOffloadGradient) {
+          EXPECT_EQ(at.stream, StreamId::kDownload);
+          EXPECT_TRUE(down.insert(at.group).second);
+        } else if (at.op == OpCode::kOptimizerStep) {
+          const bool host = on_host.count(at.group) > 0;
+          EXPECT_EQ(at.stream, host ? StreamId::kUpload : StreamId::kCompute);
+          EXPECT_EQ(down.count(at.group) > 0, host);
+          if (host) {
+            up.push_back(at.group);
+          }
+        }
+      }
+      EXPECT_EQ(down, on_host);
+      // All of them have pinned memory at once: those whose gradients are final first come first.
+      EXPECT_TRUE(std::is_sorted(up.rbegin(), up.rend()));
+      const absl::StatusOr<ShardingPlan> back = ParsePlan(SerializePlan(plan));
+      ASSERT_TRUE(back.ok()) << back.status();
+      EXPECT_EQ(SerializePlan(*back), SerializePlan(plan));
+    }
+  }
+}
+
+// Groups without pinned memory before the decision follow in the order of the next forward.
+TEST(ProgramOffload, WhatComesAfterTheDecisionComesInForwardOrder) {
+  PlanRequest request = HostRequest(1);
+  request.spec.model = testing::Llama(2048, 6, 8192, 32000);
+  const ShardingPlan plan = MakeOffloaded(request);
+  const std::vector<GroupId> order = HostUpdatesOf(plan.buffers, plan.groups, plan.options).order;
+  EXPECT_EQ(order.size(), OffloadFactsOf(plan).groups.size());
+  const auto later = std::min_element(order.begin(), order.end());
+  EXPECT_GT(later - order.begin(), 0);
+  EXPECT_GT(order.end() - later, 3);
+  EXPECT_TRUE(std::is_sorted(order.begin(), later, std::greater<>()));
+  EXPECT_TRUE(std::is_sorted(later, order.end()));
+}
+
+TEST(ProgramOffload, MemoryOfDevicesFallsByWhatLeaves) {
+  for (const ComputeType compute : {ComputeType::kF32, ComputeType::kBF16}) {
+    PlanRequest request = HostRequest(0, 2);
+    request.spec.compute = compute;
+    const int64_t before = PeakBytes(MakeOffloaded(request));
+    request.spec.optimizer.offload.fraction = 1;
+    const ShardingPlan plan = MakeOffloaded(request);
+    const OffloadFacts facts = OffloadFactsOf(plan);
+    EXPECT_EQ(facts.window_bytes, 0);
+    EXPECT_GT(facts.pinned_bytes, 0);
+    EXPECT_EQ(facts.host_bytes(), facts.offloaded_bytes + facts.pinned_bytes + facts.kept_bytes);
+    EXPECT_NEAR(static_cast<double>(PeakBytes(plan)),
+                static_cast<double>(before - facts.offloaded_bytes),
+                0.01 * static_cast<double>(before));
+    const std::string text = PlanSummary(plan, {});
+    EXPECT_THAT(text, HasSubstr("offloaded to the host"));
+    EXPECT_THAT(text, HasSubstr("memory of the host"));
+  }
+}
+
+// What the checker refuses, by its rule.
+TEST(ProgramOffload, HostUpdatesOutOfOrderAreRefused) {
+  const ShardingPlan plan = MakeOffloaded(HostRequest(1, 2));
+  const auto refusal = [&](const std::function<bool(Instruction&)>& change) {
+    ShardingPlan wrong = plan;
+    for (StepProgram& program : wrong.programs) {
+      for (Instruction& at : program.instructions) {
+        if (change(at)) {
+          return std::string(CheckPlan(wrong).message());
+        }
+      }
+    }
+    return std::string("nothing was changed");
+  };
+  const auto is = [](const Instruction& at, OpCode op) { return at.op == op && !at.waits.empty(); };
+  EXPECT_THAT(refusal([&](Instruction& at) {
+                return is(at, OpCode::kOffloadGradient) && (at.waits.clear(), true);
+              }),
+              HasSubstr("K7"));
+  EXPECT_THAT(refusal([&](Instruction& at) {
+                return is(at, OpCode::kOptimizerStep) && (at.waits.clear(), true);
+              }),
+              HasSubstr("K1"));  // it may write weights that are read
+  EXPECT_THAT(refusal([&](Instruction& at) {
+                return is(at, OpCode::kOptimizerStep) && (at.stream = StreamId::kCompute, true);
+              }),
+              HasSubstr("K4"));
+  EXPECT_THAT(refusal([&](Instruction& at) {
+                return is(at, OpCode::kOffloadGradient) && (at.stream = StreamId::kReduce, true);
+              }),
+              HasSubstr("K4"));
 }
 
 TEST(ProgramOffload, IsOfferedToHostsThatHaveTooLittleMemory) {
@@ -194,8 +306,7 @@ TEST(ProgramOffload, IsOfferedToHostsThatHaveTooLittleMemory) {
     });
   };
   EXPECT_TRUE(offered(request));
-  request.spec.cpu_devices = false;
-  EXPECT_FALSE(offered(request));
+  EXPECT_TRUE(offered(HostRequest(0)));
 }
 
 }  // namespace

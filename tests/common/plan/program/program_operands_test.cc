@@ -85,8 +85,9 @@ class OperandReference {
         AddScales();
         break;
       case OpLabel::kOptimizerStep:
+      case OpLabel::kOffloadGradient:
         AddFirst({Of(BufferKind::kFullGrad, at.group), {FinalSum(at.group, 0)}});
-        AddUpdated(at.group);
+        at.op == OpCode::kOptimizerStep ? AddUpdated(at.group) : AddSentToHost(at.group);
         break;
       case OpLabel::kAmaxReduce:
         AddAmaxes();
@@ -136,6 +137,14 @@ class OperandReference {
     Add(Of(BufferKind::kAmax, {}), false);
     Add(Of(BufferKind::kDelayedScales, {}), false);
     Add(Of(BufferKind::kModelWeight, group), true);
+  }
+  // Of jobs without recipes.
+  void AddSentToHost(GroupId group) {
+    if (plan_.options.main_type == plan_.options.weight_type) {
+      Add(Of(BufferKind::kMainWeight, group), false);
+    } else if (plan_.options.main_type == DType::kI16) {
+      Add(Of(BufferKind::kModelWeight, group), false);
+    }
   }
   void AddUpdated(GroupId group) {
     Add(Of(BufferKind::kMainWeight, group), true);

@@ -1,0 +1,368 @@
+// State of the optimizer in memory of the device's host: the bits of a run that keeps all on the
+// device, in every type of state and either form of main weights, on any number of ranks and under
+// every strategy; guesses that are right, and those that are undone.
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/plan/report/plan_report.h"
+#include "common/trace.h"
+#include "tests/gpu/engine_device.h"
+#include "tests/testing/device_runs.h"
+
+namespace ravel::trainer {
+namespace {
+
+// As few as blocks have: several chunks of the larger groups.
+constexpr int64_t kChunkElements = 4096;
+constexpr char kOffloadModel[] = "bundled_rope_scaling";
+
+struct StateForm {
+  std::string name;
+  plan::ComputeType compute = plan::ComputeType::kF32;
+  plan::StateTypes states = plan::kF32States;
+  plan::MainWeightForm main_weights = plan::MainWeightForm::kF32;
+};
+
+RecordArgs Steps(const StrategyCase& tested, double fraction, const StateForm& form = {}) {
+  RecordArgs args = DeviceSteps(tested, kOffloadModel);
+  args.spec.compute = form.compute;
+  args.spec.optimizer.state_types = form.states;
+  args.spec.optimizer.main_weights = form.main_weights;
+  args.spec.optimizer.offload.fraction = fraction;
+  args.options.offload_chunk_elements = kChunkElements;
+  return args;
+}
+
+class GpuOffload : public GpuEngine {};
+class GpuOffloadForms : public GpuOffload, public ::testing::WithParamInterface<StateForm> {};
+
+const StateForm kForms[] = {
+    {.name = "fp32"},
+    {.name = "bf16_states", .states = plan::kBf16States},
+    {.name = "compute_bf16", .compute = plan::ComputeType::kBF16},
+    {.name = "remainder",
+     .compute = plan::ComputeType::kBF16,
+     .main_weights = plan::MainWeightForm::kBF16Remainder},
+    {.name = "remainder_bf16",
+     .compute = plan::ComputeType::kBF16,
+     .states = plan::kBf16States,
+     .main_weights = plan::MainWeightForm::kBF16Remainder},
+    {.name = "fp8", .compute = plan::ComputeType::kBF16, .states = plan::kFp8States},
+    {.name = "remainder_fp8_bf16",
+     .compute = plan::ComputeType::kBF16,
+     .states = {DType::kF8E4M3, DType::kBF16},
+     .main_weights = plan::MainWeightForm::kBF16Remainder}};
+
+INSTANTIATE_TEST_SUITE_P(Forms,
+                         GpuOffloadForms,
+                         ::testing::ValuesIn(kForms),
+                         [](const auto& tested) { return tested.param.name; });
+
+// Every fraction and every number of ranks, though not each with each.
+TEST_P(GpuOffloadForms, EveryFractionGivesTheSameBits) {
+  const StateForm& form = GetParam();
+  const Recording& whole = RecordedOnce(gpu(), form.name, Steps({}, 0, form));
+  struct Case {
+    double fraction;
+    int64_t width;
+    bool overlap = true;
+    bool ahead = false;
+  };
+  for (const Case& tested : {Case{.fraction = 1, .width = 1},
+                             Case{.fraction = 1, .width = 3, .ahead = true},
+                             Case{.fraction = 0.37, .width = 2},
+                             Case{.fraction = 0.37, .width = 1, .overlap = false}}) {
+    RecordArgs args = Steps({.strategy = "ZeRO3", .width = tested.width}, tested.fraction, form);
+    args.spec.optimizer.offload.overlap = tested.overlap;
+    args.ahead = tested.ahead;
+    args.evaluate_every_step = false;
+    EXPECT_EQ(FirstDifference(whole, RecordOn(gpu(), args)), "")
+        << tested.fraction << " on " << tested.width << " ranks, overlap " << tested.overlap;
+  }
+}
+
+TEST_F(GpuOffload, EveryStrategyGivesTheSameBits) {
+  double fraction = 1;
+  for (const StateForm& form : {kForms[0], kForms[3]}) {
+    const Recording& whole = RecordedOnce(gpu(), form.name, Steps({}, 0, form));
+    for (const StrategyCase& tested :
+         {StrategyCase{.strategy = "ZeRO0", .width = 2},
+          StrategyCase{.strategy = "ZeRO1", .width = 2, .in_place = true},
+          StrategyCase{.strategy = "ZeRO2", .width = 4},
+          StrategyCase{.strategy = "HSDP", .width = 2},
+          StrategyCase{.strategy = "HFSDP", .width = 2}}) {
+      fraction = 1.37 - fraction;
+      ExpectEqualRuns(whole,
+                      RecordOn(gpu(), Steps(tested, fraction, form)),
+                      absl::StrCat(tested.name(), " ", fraction));
+    }
+  }
+}
+
+// Codes follow main weights that the host has updated.
+TEST_F(GpuOffload, RecipesGiveTheSameBits) {
+  RecordArgs args = DeviceSteps({.strategy = "ZeRO3", .width = 2}, "recipes");
+  args.spec.compute = plan::ComputeType::kBF16;
+  args.spec.recipe = {
+      .recipe = plan::Recipe::kMxFp8, .keep_bf16 = {}, .emulation = {plan::GemmPath::kDequantBf16}};
+  args.evaluate_every_step = false;
+  args.last_step = 2;
+  const Recording whole = RecordOn(gpu(), args);
+  args.spec.optimizer.offload.fraction = 1;
+  EXPECT_EQ(FirstDifference(whole, RecordOn(gpu(), args)), "");
+}
+
+// Norms are measured around updates, and evaluations run between steps.
+TEST_F(GpuOffload, NormsAndEvaluationsChangeNothing) {
+  for (const StateForm& form : {kForms[0], kForms[2]}) {
+    RecordArgs args = Steps({.strategy = "ZeRO3", .width = 2}, 1, form);
+    args.spec.norms_every = 2;
+    ExpectEqualRuns(
+        RecordedOnce(gpu(), form.name, Steps({}, 0, form)), RecordOn(gpu(), args), form.name);
+  }
+}
+
+// -- guesses
+
+// Per step, on one rank, and the run.
+struct CountedRun {
+  std::vector<optim::HostUpdateCounts> counts;
+  Recording recording;
+  int64_t chunks = 0;
+};
+
+CountedRun RunCounted(kernels::CudaGpu& gpu, const RecordArgs& args) {
+  CountedRun run;
+  const auto body = [&](RankEngine& engine, int) -> absl::Status {
+    RETURN_IF_ERROR(engine.InitializeWeights());
+    run.chunks = engine.host_updater() == nullptr ? 0 : engine.host_updater()->chunk_count();
+    for (int64_t step = 0; step < args.last_step; ++step) {
+      ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(step));
+      run.recording.steps.push_back(result);
+      if (engine.host_updater() != nullptr) {
+        std::byte one = {};  // read when all is done
+        RETURN_IF_ERROR(engine.memory().Read(engine.offloaded().data(), {&one, 1}));
+        run.counts.push_back(engine.host_updater()->TakeCounts());
+      }
+    }
+    run.recording.updates = engine.updates();
+    return AddState(engine, run.recording);
+  };
+  EXPECT_EQ(RunOn(gpu, args, body), absl::OkStatus());
+  return run;
+}
+
+// Of one rank, whose chunks have a slot each.
+RecordArgs Guessing(double fraction, double clip_norm, const StateForm& form = {}) {
+  RecordArgs args = Steps({}, fraction, form);
+  args.options.offload_chunk_elements = 1 << 20;
+  args.spec.optimizer.clip_norm = clip_norm;
+  args.spec.steps = 6;
+  args.last_step = 6;
+  return args;
+}
+
+TEST_F(GpuOffload, UpdatesBeginBeforeTheirStepIsDecided) {
+  const CountedRun run = RunCounted(gpu(), Guessing(1, 0));
+  EXPECT_EQ(FirstDifference(RunCounted(gpu(), Guessing(0, 0)).recording, run.recording), "");
+  EXPECT_GE(run.chunks, 4);
+  ASSERT_EQ(run.counts.size(), 6u);
+  for (const optim::HostUpdateCounts& counts : run.counts) {
+    EXPECT_EQ(counts.chunks, run.chunks);
+    EXPECT_EQ(counts.early, run.chunks);
+    EXPECT_EQ(counts.redone, 0);
+  }
+  RecordArgs inline_args = Guessing(1, 0);
+  inline_args.spec.optimizer.offload.overlap = false;
+  for (const optim::HostUpdateCounts& counts : RunCounted(gpu(), inline_args).counts) {
+    EXPECT_EQ(counts.chunks, run.chunks);
+    EXPECT_EQ(counts.early, 0);
+  }
+}
+
+// A wrong guess is undone, and the next step makes none; one that would have been right is
+// followed by guesses again. The bound lies within the norms of the run.
+TEST_F(GpuOffload, WrongGuessesAreUndone) {
+  for (const StateForm& form : {kForms[0], kForms[2], kForms[6]}) {
+    std::vector<double> norms;
+    for (const StepResult& step : RunCounted(gpu(), Guessing(0, 0, form)).recording.steps) {
+      norms.push_back(step.grad_norm);
+    }
+    std::nth_element(norms.begin(), norms.begin() + 2, norms.end());
+    const double bounds[] = {norms[2] * 1.0001, 1e-3};
+    for (const double clip_norm : std::span(bounds, form.name == "fp32" ? 2 : 1)) {
+      const Recording whole = RunCounted(gpu(), Guessing(0, clip_norm, form)).recording;
+      const CountedRun run = RunCounted(gpu(), Guessing(1, clip_norm, form));
+      EXPECT_EQ(FirstDifference(whole, run.recording), "") << form.name;
+      bool guesses = true;
+      int64_t redone = 0;
+      for (size_t step = 0; step < run.counts.size(); ++step) {
+        const bool right = whole.steps[step].grad_norm + 1e-6 <= clip_norm;
+        EXPECT_EQ(run.counts[step].early, guesses && right ? run.chunks : 0) << step;
+        EXPECT_EQ(run.counts[step].redone, guesses && !right ? run.chunks : 0) << step;
+        redone += run.counts[step].redone;
+        guesses = right;
+      }
+      EXPECT_GT(redone, 0);
+    }
+  }
+}
+
+// Makes the loss of one step NaN, on the rank that holds the first weight.
+class PoisonedWeight {
+ public:
+  static absl::StatusOr<PoisonedWeight> Put(RankEngine& engine) {
+    PoisonedWeight poisoned(engine);
+    const shard::ParameterGroup& embed = engine.groups()[plan::GroupId(0)];
+    if (!embed.pieces().empty() && embed.pieces()[0].range.begin == 0) {
+      poisoned.at_ = embed.model_weight();
+      poisoned.kept_.resize(64 * sizeof(float));
+      RETURN_IF_ERROR(engine.memory().Read(poisoned.at_, poisoned.kept_));
+      const std::vector<std::byte> nan(poisoned.kept_.size(), std::byte{0xff});
+      RETURN_IF_ERROR(engine.memory().Write(nan, poisoned.at_));
+    }
+    return poisoned;
+  }
+  absl::Status Undo() {
+    return at_ == nullptr ? absl::OkStatus() : engine_->memory().Write(kept_, at_);
+  }
+
+ private:
+  explicit PoisonedWeight(RankEngine& engine) : engine_(&engine) {}
+
+  RankEngine* engine_;
+  std::byte* at_ = nullptr;
+  std::vector<std::byte> kept_;
+};
+
+// Three steps, one that is skipped, and one after it; with the state of the host before and after
+// the skipped one.
+Recording WithASkippedStep(kernels::CudaGpu& gpu, const RecordArgs& args) {
+  Recording recording;
+  Mutex mutex;
+  const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
+    RETURN_IF_ERROR(engine.InitializeWeights());
+    for (int64_t step = 0; step < 5; ++step) {
+      std::vector<std::byte> before(engine.offloaded().size());
+      std::optional<PoisonedWeight> poison;
+      if (step == 3) {
+        ASSIGN_OR_RETURN(poison, PoisonedWeight::Put(engine));
+        RETURN_IF_ERROR(engine.memory().Read(engine.offloaded().data(), before));
+      }
+      ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(step));
+      EXPECT_EQ(result.skipped, step == 3);
+      if (step == 3) {
+        std::vector<std::byte> after(before.size());
+        RETURN_IF_ERROR(engine.memory().Read(engine.offloaded().data(), after));
+        EXPECT_EQ(before, after);
+        RETURN_IF_ERROR(poison->Undo());
+      } else if (rank == 0) {
+        recording.steps.push_back(result);
+      }
+    }
+    EXPECT_EQ(engine.updates(), 4);
+    MutexLock lock(mutex);
+    return AddState(engine, recording);
+  };
+  EXPECT_EQ(RunOn(gpu, args, body), absl::OkStatus());
+  return recording;
+}
+
+// A skipped step leaves no trace on the host, and the step after it takes its own gradient.
+TEST_F(GpuOffload, OffloadSkipsOnNonFinite) {
+  int64_t width = 2;
+  for (const StateForm& form : {kForms[2], kForms[6]}) {
+    const Recording whole = WithASkippedStep(gpu(), Steps({}, 0, form));
+    EXPECT_EQ(whole.updates, 4);
+    const RecordArgs args = Steps({.strategy = "ZeRO3", .width = width--}, 1, form);
+    EXPECT_EQ(FirstDifference(whole, WithASkippedStep(gpu(), args)), "") << form.name;
+  }
+}
+
+// -- memory
+
+// Pinned: the ring and the decision, beside what every engine pins, and a word for each of three
+// more streams.
+TEST_F(GpuOffload, OffloadPinsOnlyTheRing) {
+  const auto pinned = [&](double fraction, int64_t* planned) {
+    const RecordArgs args = Steps({}, fraction);
+    int64_t bytes = 0;
+    const auto body = [&](RankEngine& engine, int) -> absl::Status {
+      RETURN_IF_ERROR(engine.InitializeWeights());
+      RETURN_IF_ERROR(engine.TrainStep(0).status());
+      bytes = gpu().memory_use().pinned_bytes;
+      *planned = engine.host_updater() == nullptr ? 0 : engine.host_updater()->pinned_bytes();
+      return absl::OkStatus();
+    };
+    EXPECT_EQ(RunOn(gpu(), args, body), absl::OkStatus());
+    return bytes;
+  };
+  int64_t ring = 0;
+  const int64_t without = pinned(0, &ring);
+  EXPECT_EQ(ring, 0);
+  const int64_t with = pinned(1, &ring);
+  EXPECT_GT(ring, 0);
+  EXPECT_EQ(with - without, ring + 3 * int64_t{sizeof(uint64_t)});
+}
+
+// What is on the device at most is what is planned: nothing is copied on its way to the host.
+TEST_F(GpuOffload, OffloadPeakHasNoExtraClone) {
+  for (const StateForm& form : {kForms[0], kForms[3]}) {
+    std::vector<int64_t> planned;
+    for (const double fraction : {0.0, 1.0}) {
+      const RecordArgs args = Steps({}, fraction, form);
+      const auto body = [&](RankEngine& engine, int) -> absl::Status {
+        gpu().ForgetMostBytes();
+        RETURN_IF_ERROR(engine.InitializeWeights());
+        for (int64_t step = 0; step < 2; ++step) {
+          RETURN_IF_ERROR(engine.TrainStep(step).status());
+        }
+        EXPECT_EQ(engine.measured_bytes(), engine.planned_bytes());
+        EXPECT_EQ(gpu().memory_use().most_bytes, engine.planned_bytes() + engine.device_bytes());
+        planned.push_back(engine.planned_bytes());
+        if (optim::HostUpdater* host = engine.host_updater(); host != nullptr) {
+          const plan::ShardingPlan plan = *PlanLocalRanks({.spec = args.spec});
+          const auto left = static_cast<double>(
+              plan::OffloadOf(plan.buffers, plan.groups, plan.options).offloaded_bytes);
+          EXPECT_NEAR(static_cast<double>(planned[0] - planned[1]), left, 32 * 256);  // alignment
+          EXPECT_GT(host->kept_bytes(), 0);
+        }
+        return absl::OkStatus();
+      };
+      EXPECT_EQ(RunOn(gpu(), args, body), absl::OkStatus());
+    }
+  }
+}
+
+// What the plan says of the host is what is taken there.
+TEST_F(GpuOffload, OffloadCountsLocalElements) {
+  for (const int64_t width : {1, 3}) {
+    RecordArgs args = Steps({.strategy = "ZeRO3", .width = width}, 1, kForms[3]);
+    args.options.offload_chunk_elements = 0;
+    const auto plan = PlanLocalRanks({.spec = args.spec, .ranks = args.ranks});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const plan::OffloadFacts facts = plan::OffloadOf(plan->buffers, plan->groups, plan->options);
+    const auto body = [&](RankEngine& engine, int) -> absl::Status {
+      EXPECT_EQ(std::ssize(engine.offloaded()), plan->memory.offload_bytes);
+      EXPECT_LT(plan->memory.offload_bytes - facts.offloaded_bytes, 64 * 4096);    // pages
+      EXPECT_EQ(engine.host_updater()->pinned_bytes(), facts.pinned_bytes + 256);  // the decision
+      EXPECT_EQ(engine.host_updater()->kept_bytes(), facts.kept_bytes);
+      return absl::OkStatus();
+    };
+    EXPECT_EQ(RunOn(gpu(), args, body), absl::OkStatus());
+  }
+}
+
+}  // namespace
+}  // namespace ravel::trainer

@@ -1,0 +1,189 @@
+#pragma once
+
+// The update, by a device's host, of groups whose state is offloaded: gradients are copied down,
+// chunk after chunk, the host updates its state, new weights are copied up.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/plan/program/program_offload.h"
+#include "common/plan/sharding_plan.h"
+#include "common/status.h"
+#include "common/trace.h"
+#include "kernels/cuda_host/cuda_device.h"
+#include "kernels/step_statistics.h"
+#include "worker/optim/offload_chunks.h"
+#include "worker/optim/piece_tables.h"
+#include "worker/optim/update_pool.h"
+#include "worker/optim/update_rule.h"
+#include "worker/shard/device_streams.h"
+#include "worker/shard/host_state.h"
+#include "worker/shard/numa_node.h"
+#include "worker/shard/parameter_group.h"
+
+namespace ravel::optim {
+
+// What a rank's updates on the host did since the counts were taken last.
+struct HostUpdateCounts {
+  int64_t chunks = 0;
+  int64_t early = 0;   // updated before their step was decided, for good
+  int64_t redone = 0;  // updated before, restored and updated again, or left as they were
+  double update_seconds = 0;
+  double early_seconds = 0;  // of these, before their step was decided
+};
+
+// Three streams do it: copies down, work of the host, copies up; events order the chunks on them,
+// so the thread that issues a step waits for nothing. A ring of pinned slots holds what is under
+// way. With overlap, chunks whose gradients are final go down during backward, as many as there are
+// slots, and are updated at once by the scalars that the step will most likely have: nothing is
+// clipped or skipped, and as many tokens as in the step before. What such an update overwrites is
+// kept; where the step is decided otherwise, that is copied back, and the chunk is updated as the
+// step says, or not at all. After a wrong guess the next step guesses nothing. New weights go up
+// only when their step is decided. An element's update depends on no other, so the bits are those
+// of an update of whole groups on the device.
+//
+// Used only from the thread that issues the rank's work, but for counts and what streams call.
+class HostUpdater {
+ public:
+  // All outlive it.
+  struct Args {
+    const plan::ShardingPlan& plan;
+    const shard::ParameterGroups& groups;
+    shard::DeviceStreams& streams;
+    const shard::HostState& state;
+    shard::NumaNode node = {};
+    bool overlap = true;
+    int64_t chunk_elements = plan::kHostChunkElements;
+    int threads = 1;
+  };
+  // ResourceExhausted where the host has no room.
+  static absl::StatusOr<std::unique_ptr<HostUpdater>> Create(const Args& args);
+  // The streams have done their work.
+  ~HostUpdater() = default;
+  HostUpdater(const HostUpdater&) = delete;
+  HostUpdater& operator=(const HostUpdater&) = delete;
+
+  // Once, before the first step. Outlives the work of the streams. `clips`: the rule's steps may be
+  // clipped. `tokens`: of a step whose lanes are full.
+  void UseRule(const UpdateRule& rule, int64_t tokens);
+  // `step` from 1; `updates`: applied so far, where the device does not know them.
+  void BeginStep(int64_t step, double learning_rate, std::optional<int64_t> updates);
+  // kOffloadGradient: the group's gradient is final for the stream of copies down.
+  void AddGradient(plan::GroupId group);
+  // kDecideStep: `stream` has decided.
+  void Decide(kernels::CudaStream& stream, const kernels::StepOutcome& outcome);
+  bool Updates(plan::GroupId group) const { return !of_group_[group].absent; }
+  // kOptimizerStep, in the order of the program.
+  void Update(plan::GroupId group);
+
+  int64_t chunk_count() const { return std::ssize(chunks_); }
+  // Of the host beside the state: pinned, and kept for updates that are undone.
+  int64_t pinned_bytes() const { return pinned_.bytes(); }
+  int64_t kept_bytes() const { return std::ssize(slots_) * ring_.kept_bytes; }
+  HostUpdateCounts TakeCounts();
+  // Records each chunk's work on the host from here on; nullptr: none.
+  void set_recorder(trace::Recorder* recorder);
+
+ private:
+  struct Slot {
+    std::byte* pinned = nullptr;
+    std::byte* kept = nullptr;
+    kernels::CudaEvent downloaded;
+    kernels::CudaEvent updated;
+    kernels::CudaEvent free;  // what goes up has gone
+  };
+  struct Run {  // elements of a chunk that lie side by side, from its begin
+    int64_t begin = 0;
+    int64_t elements = 0;
+  };
+  struct Chunk {
+    OffloadChunk cut;
+    plan::HostChunkBytes bytes;
+    std::vector<Run> runs;
+    std::vector<std::span<std::byte>> state;  // of the host
+    Slot* slot = nullptr;
+    HostUpdater* owner = nullptr;
+    bool guessed = false;  // updated before its step is decided
+  };
+  struct Chunks {
+    size_t begin = 0;
+    size_t end = 0;
+    bool absent = true;
+  };
+  // What is known of a step before it is decided.
+  struct Beginning {
+    int64_t step = 0;
+    double learning_rate = 0;
+    std::optional<int64_t> updates;
+  };
+
+  explicit HostUpdater(const Args& args);
+  absl::Status Allocate();
+  void AddChunks(const shard::ParameterGroup& group);
+  bool early() const { return args_.overlap && !decided_; }
+  // Gives copies down to their stream, as far as there are slots and gradients.
+  void Pump();
+  void GoDown(Chunk& chunk);
+  void GoUp(Chunk& chunk);
+  enum class Direction { kDown, kUp };
+  void Copy(kernels::CudaStream& stream, const Chunk& chunk, Direction direction);
+  std::byte* MainOf(const Chunk& chunk) const;
+  std::byte* ModelOf(const Chunk& chunk) const;
+
+  // On the stream of host work.
+  static void GuessChunk(void* chunk);
+  static void FinishChunk(void* chunk);
+  void Guess(Chunk& chunk);
+  void Finish(Chunk& chunk);
+  std::optional<kernels::StepOutcome> Expected();
+  void Apply(Chunk& chunk, const kernels::StepOutcome& outcome);
+  void RoundWeights(const Chunk& chunk);
+  enum class Way { kKeep, kRestore };
+  void Move(const Chunk& chunk, Way way);
+  shard::ParameterGroup::Stored StoredOf(const Chunk& chunk) const;
+  void Note(const Chunk& chunk, const char* op, int64_t begin_ns, int64_t end_ns);
+
+  const Args args_;
+  const plan::HostRing ring_;
+  const PieceTables pieces_;
+  const UpdateRule* rule_ = nullptr;
+  int64_t full_tokens_ = 0;
+  std::vector<Chunk> chunks_;  // in the order of updates
+  plan::IdVector<plan::GroupId, Chunks> of_group_;
+  kernels::CudaMemory pinned_;
+  std::unique_ptr<shard::HostState> kept_;
+  std::vector<Slot> slots_;
+  kernels::CudaEvent decision_there_;
+  kernels::CudaEvent all_updated_;
+  kernels::StepOutcome* decision_ = nullptr;  // pinned
+
+  // Of the step that is issued.
+  plan::IdVector<plan::GroupId, bool> ready_;
+  bool decided_ = false;
+  size_t down_ = 0;  // chunks that were issued
+  size_t up_ = 0;
+
+  // Of the step that the stream of host work is at, and used by that alone.
+  size_t finished_ = 0;
+  std::optional<kernels::StepOutcome> last_;  // decided
+  std::optional<kernels::StepOutcome> expected_;
+  bool guesses_ = true;
+
+  mutable Mutex mutex_;
+  std::array<Beginning, 4> beginnings_ ABSL_GUARDED_BY(mutex_);  // by step, the newest ones
+  int64_t begun_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t ended_ ABSL_GUARDED_BY(mutex_) = 0;
+  HostUpdateCounts counts_ ABSL_GUARDED_BY(mutex_);
+  trace::Recorder* recorder_ ABSL_GUARDED_BY(mutex_) = nullptr;
+
+  UpdatePool pool_;  // last: threads end first
+};
+
+}  // namespace ravel::optim

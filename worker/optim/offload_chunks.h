@@ -1,0 +1,40 @@
+#pragma once
+
+// Groups whose state is offloaded, cut into the parts that are updated at a time.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "common/plan/sharding_plan.h"
+#include "kernels/update.h"
+#include "worker/shard/parameter_group.h"
+
+namespace ravel::optim {
+
+// Elements [begin, end) of a group, in blocks (kernels::CutForBlocks).
+struct OffloadChunk {
+  plan::GroupId group;
+  int64_t begin = 0;
+  int64_t end = 0;
+  std::vector<kernels::UpdatePiece> pieces;
+
+  int64_t elements() const { return end - begin; }
+};
+
+// Trainable groups in the order in which a step updates them.
+std::vector<plan::GroupId> UpdateOrder(const plan::ShardingPlan& plan);
+// True if some state of the group is offloaded.
+bool IsOffloaded(const plan::ShardingPlan& plan, plan::GroupId group);
+// Blocks of pieces are put together until a chunk is full.
+std::vector<OffloadChunk> CutIntoChunks(plan::GroupId group,
+                                        const kernels::PieceTable& pieces,
+                                        int64_t chunk_elements);
+// What a chunk's update reads and writes of memory for which `holds` is true.
+std::vector<std::span<std::byte>> MemoryOf(const shard::ParameterGroup& group,
+                                           const OffloadChunk& chunk,
+                                           const std::function<bool(const void*)>& holds);
+
+}  // namespace ravel::optim

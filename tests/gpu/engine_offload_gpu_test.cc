@@ -3,9 +3,10 @@
 // every strategy; guesses that are right, and those that are undone.
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
-#include <limits>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,10 +16,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "common/plan/report/plan_report.h"
 #include "common/trace.h"
 #include "tests/gpu/engine_device.h"
 #include "tests/testing/device_runs.h"
+#include "tests/testing/resume_runs.h"
 
 namespace ravel::trainer {
 namespace {
@@ -361,6 +362,139 @@ TEST_F(GpuOffload, OffloadCountsLocalElements) {
       return absl::OkStatus();
     };
     EXPECT_EQ(RunOn(gpu(), args, body), absl::OkStatus());
+  }
+}
+
+// -- state that goes on elsewhere
+
+// From four ranks with all state on the host to two with none there, and back.
+TEST_F(GpuOffload, AStateGoesOnAtAnotherFraction) {
+  for (const StateForm& form : {kForms[0], kForms[4]}) {
+    const Recording& whole = RecordedOnce(gpu(), form.name, Steps({}, 0, form));
+    for (const double fraction : {0.0, 1.0}) {
+      RecordArgs begin =
+          Steps({.strategy = "ZeRO3", .width = fraction > 0 ? 4 : 2}, fraction, form);
+      begin.last_step = 2;
+      const Recording saved = RecordOn(gpu(), begin);
+      RecordArgs rest =
+          Steps({.strategy = "ZeRO3", .width = fraction > 0 ? 2 : 4}, 1 - fraction, form);
+      rest.first_step = 2;
+      rest.start = &saved;
+      Recording later = RecordOn(gpu(), rest);
+      PutBefore(saved, later);
+      ExpectEqualRuns(whole, later, form.name);
+    }
+  }
+}
+
+// Through the files of checkpoints. The count of updates comes with them: another one would change
+// every later update.
+TEST_F(GpuOffload, OffloadStepCounterAfterLoad) {
+  const std::string folder = absl::StrCat(::testing::TempDir(), "/ravel_gpu_offload_saves");
+  std::filesystem::remove_all(folder);
+  ResumeRuns runs(folder);
+  for (const StateForm& form : {kForms[1], kForms[6]}) {
+    const auto epoch = [&](double fraction) {
+      plan::JobSpec spec = CaseJob(kOffloadModel, folder);
+      spec.cpu_devices = false;
+      spec.compute = form.compute;
+      spec.optimizer.state_types = form.states;
+      spec.optimizer.main_weights = form.main_weights;
+      spec.optimizer.offload.fraction = fraction;
+      return runs.Whole(spec, 1);
+    };
+    const EpochOutcome device = RunWell(epoch(0));
+    const EpochOutcome host = RunWell(epoch(1));
+    ExpectSameStart(RunWell(ResumeRuns::ReadBack(host, epoch(0))), device);
+    ExpectSameEnd(RunWell(ResumeRuns::From(host, epoch(0))), device);
+    ExpectSameEnd(RunWell(ResumeRuns::From(device, epoch(1))), device);
+  }
+  std::filesystem::remove_all(folder);
+}
+
+// -- what runs beside backward, counted from traces on a device that takes its time
+
+constexpr char kPace[] = "RAVEL_EMULATED_PACE_MICROSECONDS";
+constexpr int64_t kTracedSteps = 4;
+
+class GpuOffloadOverlap : public GpuEngine {
+ protected:
+  void SetUp() override {
+    GpuEngine::SetUp();
+    if (!IsSkipped() && emulated() && std::getenv(kPace) == nullptr) {
+      GTEST_SKIP() << "an emulated device without " << kPace << " has no times to compare";
+    }
+  }
+};
+
+struct TracedStep {
+  int64_t chunks = 0;  // updated
+  int64_t hidden = 0;  // of these, before the last backward ended
+};
+
+std::vector<TracedStep> TraceUpdates(kernels::CudaGpu& gpu, const RecordArgs& args) {
+  trace::Recorder recorder;
+  const auto body = [&](RankEngine& engine, int) -> absl::Status {
+    RETURN_IF_ERROR(engine.InitializeWeights());
+    RETURN_IF_ERROR(engine.TrainStep(0).status());
+    engine.executor().set_recorder(&recorder);
+    engine.host_updater()->set_recorder(&recorder);
+    for (int64_t step = 1; step <= kTracedSteps; ++step) {
+      RETURN_IF_ERROR(engine.TrainStep(step).status());
+      std::byte one = {};  // read when all is done
+      RETURN_IF_ERROR(engine.memory().Read(engine.offloaded().data(), {&one, 1}));
+      RETURN_IF_ERROR(engine.executor().CollectTrace(recorder));
+    }
+    return absl::OkStatus();
+  };
+  EXPECT_EQ(RunOn(gpu, args, body), absl::OkStatus());
+  const std::vector<trace::Event> events = recorder.Take();
+  std::vector<TracedStep> steps;
+  for (int64_t step = 2; step < kTracedSteps + 2; ++step) {
+    int64_t backward_ns = 0;
+    for (const trace::Event& event : events) {
+      if (event.step == step && event.op == "Backward") {
+        backward_ns = std::max(backward_ns, event.end_ns);
+      }
+    }
+    TracedStep traced;
+    for (const trace::Event& event : events) {
+      if (event.step == step && event.op == "HostUpdate") {
+        traced.chunks += 1;
+        traced.hidden += event.end_ns <= backward_ns ? 1 : 0;
+      }
+    }
+    std::printf("step %d: %d chunks updated, %d of them beside backward\n",
+                static_cast<int>(step),
+                static_cast<int>(traced.chunks),
+                static_cast<int>(traced.hidden));
+    steps.push_back(traced);
+  }
+  return steps;
+}
+
+// All but two chunks, in one of the traced steps at least: a busy host may be late with one. The
+// embedding's gradient is final when backward ends, and its backward, which runs beside the reduce
+// and the copies of the first layer's, is shorter than those.
+TEST_F(GpuOffloadOverlap, OffloadOverlapPays) {
+  RecordArgs args = DeviceSteps({.strategy = "ZeRO3"}, "odd_untied");
+  args.spec.compute = plan::ComputeType::kBF16;
+  args.spec.model->num_hidden_layers = 6;
+  args.spec.virtual_ranks = 1;
+  args.spec.global_batch = 1;
+  args.spec.optimizer.clip_norm = 0;
+  args.spec.optimizer.offload.fraction = 1;
+  args.spec.steps = kTracedSteps + 1;
+  bool hidden = false;
+  for (const TracedStep& step : TraceUpdates(gpu(), args)) {
+    EXPECT_EQ(step.chunks, 8);  // a group each: a unit
+    hidden = hidden || step.hidden >= step.chunks - 2;
+  }
+  EXPECT_TRUE(hidden);
+  args.spec.optimizer.offload.overlap = false;
+  for (const TracedStep& step : TraceUpdates(gpu(), args)) {
+    EXPECT_EQ(step.chunks, 8);
+    EXPECT_EQ(step.hidden, 0);
   }
 }
 

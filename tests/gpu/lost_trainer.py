@@ -2,6 +2,7 @@
 """kill -9 of one of several trainers of a job, timed by phase, with the real programs on loopback.
 
     lost_trainer.py [--kind gpu|cpu] [--trainers 4] [--kills 3] [--steps 40]
+    lost_trainer.py --offload 1                     # trainers die in the middle of an update on their hosts, and nothing is timed
 
 One daemon, whose first GPU all trainers share (ravel-worker --trainers-per-gpu; NCCL between them), or as many CPU devices. A job
 runs once undisturbed and once with trainers killed; both must have the same losses, bit for bit. Times are those of events, logs
@@ -35,6 +36,7 @@ import cluster  # noqa: E402
 import tiny_job  # noqa: E402
 
 NO_DEVICE = 3
+CHUNKS_UNTIL_DEATH = 100
 PHASES = ("detection", "abort", "new_epoch", "plan", "start", "join", "restore", "first_step")
 
 
@@ -56,11 +58,12 @@ def lanes_for(trainers):
     return 1 << (2 * trainers - 1).bit_length()
 
 
-def submit(ravel, folder, name, arguments):
+def submit(ravel, folder, name, arguments, offload=0.0):
     lanes = lanes_for(arguments.trainers)
+    optimizer = {"lr": 1e-2, "offload": {"fraction": offload}} if offload else {"lr": 1e-2}
     file = tiny_job.write_job(folder, name, arguments.kind, arguments.steps, devices=arguments.trainers, global_batch=lanes,
                               determinism={"mode": "exact", "virtualRanks": lanes},
-                              restart={"backoff": "100ms", "maxBackoff": "200ms"}, detection={"time": "1s"})
+                              restart={"backoff": "100ms", "maxBackoff": "200ms"}, detection={"time": "1s"}, optimizer=optimizer)
     ravel.ctl("submit", "-f", file)
     return ravel.job(name)["uid"]
 
@@ -135,9 +138,9 @@ def kill_one(ravel, name, uid, kill, arguments):
     return line
 
 
-def train(ravel, folder, name, arguments, kills):
+def train(ravel, folder, name, arguments, kills, offload=0.0):
     """The bits of the losses, and a line for each kill."""
-    uid = submit(ravel, folder, name, arguments)
+    uid = submit(ravel, folder, name, arguments, offload)
     lines = [kill_one(ravel, name, uid, kill, arguments) for kill in range(kills)]
     job = wait_for(lambda: (job := ravel.job(name))["state"] in ("SUCCEEDED", "FAILED", "CANCELLED") and job, f"the end of job {name}", 300)
     if job["state"] != "SUCCEEDED":
@@ -152,21 +155,35 @@ def main():
     parser.add_argument("--trainers", type=int, default=4)
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--offload", type=float, default=0.0, metavar="FRACTION")
     arguments = parser.parse_args()
+    if arguments.offload and arguments.kind != "gpu":
+        fail("--offload is about gpu devices; tests/e2e/offload_test has that of cpu devices")
+    # A trainer updates a chunk of each of four groups per step: it dies in some step after the 20th, also in later epochs.
+    environment = {"RAVEL_FAULTS": f"offload.host_chunk@{CHUNKS_UNTIL_DEATH}:kill"} if arguments.offload else {}
     option = "--trainers-per-gpu" if arguments.kind == "gpu" else "--cpu-devices"
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         tiny_job.write_tokens(folder)
-        with cluster.Cluster(folder / "cluster", 1, worker_options=[option, str(arguments.trainers)]) as ravel:
+        with cluster.Cluster(folder / "cluster", 1, worker_options=[option, str(arguments.trainers)],
+                             environment=environment) as ravel:
             node = json.loads(ravel.ctl("nodes", "list", "-o", "json").stdout)["items"][0]
             if arguments.kind == "gpu" and node.get("message"):
                 print(f"no GPU: {node['message']}")
                 return NO_DEVICE
             expected, _ = train(ravel, folder, "undisturbed", arguments, 0)
-            losses, lines = train(ravel, folder, "disturbed", arguments, arguments.kills)
+            kills = 0 if arguments.offload else arguments.kills
+            losses, lines = train(ravel, folder, "disturbed", arguments, kills, arguments.offload)
+            deaths = [event for event in ravel.events("disturbed") if event["type"] == "EpochChanged" and event["reason"] == "ProcessCrash"]
     if losses != expected or len(losses) != arguments.steps:
         different = [step for step, (a, b) in enumerate(zip(losses, expected), 1) if a != b]
         fail(f"{len(losses)} and {len(expected)} of {arguments.steps} steps; losses differ at steps {different[:5]}")
+    if arguments.offload:
+        if not deaths:
+            fail("no trainer died in an update")
+        print(json.dumps({"kind": arguments.kind, "trainers": arguments.trainers, "offload": arguments.offload, "deaths": len(deaths),
+                          "equal_losses": len(losses)}), flush=True)
+        return 0
     medians = {phase: statistics.median(line["seconds"][phase] for line in lines) for phase in PHASES}
     print(json.dumps({"kind": arguments.kind, "trainers": arguments.trainers, "kills": len(lines), "equal_losses": len(losses),
                       "median_total": statistics.median(line["total"] for line in lines), "median_seconds": medians}), flush=True)

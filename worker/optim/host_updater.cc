@@ -205,26 +205,35 @@ std::byte* HostUpdater::ModelOf(const Chunk& chunk) const {
   return MainOf(chunk) + chunk.bytes.main_bytes(chunk.cut.elements());
 }
 
-// Gaps between runs are padding, which stays as it is.
-void HostUpdater::Copy(kernels::CudaStream& stream, const Chunk& chunk, Direction direction) {
+// What comes down may come with the padding between tensors, in one copy. What goes up leaves
+// padding as it is.
+void HostUpdater::CopyDown(kernels::CudaStream& stream, const Chunk& chunk) {
   const shard::ParameterGroup& group = args_.groups[chunk.cut.group];
-  const bool down = direction == Direction::kDown;
+  const int64_t elements = chunk.cut.elements();
+  const shard::ParameterGroup::Stored stored = group.StoredAt(chunk.cut.begin, elements);
+  stream.CopyMemory(chunk.slot->pinned,
+                    group.optimizer_gradient() + chunk.cut.begin,
+                    elements * int64_t{sizeof(float)});
+  if (chunk.bytes.main > 0) {
+    stream.CopyMemory(MainOf(chunk), stored.main_weight.data, elements * chunk.bytes.main);
+  }
+  if (chunk.bytes.model_comes_down) {
+    stream.CopyMemory(ModelOf(chunk), stored.model_weight.data, elements * chunk.bytes.model);
+  }
+}
+
+void HostUpdater::CopyUp(kernels::CudaStream& stream, const Chunk& chunk) {
+  const shard::ParameterGroup& group = args_.groups[chunk.cut.group];
   for (const Run& run : chunk.runs) {
     const shard::ParameterGroup::Stored stored =
         group.StoredAt(chunk.cut.begin + run.begin, run.elements);
-    const auto copy = [&](std::byte* pinned, void* device, int64_t bytes) {
-      std::byte* host = pinned + run.begin * bytes;
-      stream.CopyMemory(down ? host : device, down ? device : host, run.elements * bytes);
+    const auto copy = [&](const std::byte* pinned, void* device, int64_t bytes) {
+      stream.CopyMemory(device, pinned + run.begin * bytes, run.elements * bytes);
     };
-    if (down) {
-      copy(chunk.slot->pinned,
-           group.optimizer_gradient() + chunk.cut.begin + run.begin,
-           sizeof(float));
-    }
     if (chunk.bytes.main > 0) {
       copy(MainOf(chunk), stored.main_weight.data, chunk.bytes.main);
     }
-    if (chunk.bytes.model > 0 && (!down || chunk.bytes.model_comes_down)) {
+    if (chunk.bytes.model > 0) {
       copy(ModelOf(chunk), stored.model_weight.data, chunk.bytes.model);
     }
   }
@@ -234,7 +243,7 @@ void HostUpdater::GoDown(Chunk& chunk) {
   kernels::CudaStream& download = args_.streams.of(plan::StreamId::kDownload);
   Slot& slot = *chunk.slot;
   download.Wait(slot.free);
-  Copy(download, chunk, Direction::kDown);
+  CopyDown(download, chunk);
   download.Record(slot.downloaded);
   kernels::CudaStream& host = args_.streams.host_work();
   host.Wait(slot.downloaded);
@@ -255,7 +264,7 @@ void HostUpdater::GoUp(Chunk& chunk) {
   host.Record(all_updated_);
   kernels::CudaStream& upload = args_.streams.of(plan::StreamId::kUpload);
   upload.Wait(slot.updated);
-  Copy(upload, chunk, Direction::kUp);
+  CopyUp(upload, chunk);
   upload.Record(slot.free);
 }
 

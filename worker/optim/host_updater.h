@@ -132,8 +132,8 @@ class HostUpdater {
   void Pump();
   void GoDown(Chunk& chunk);
   void GoUp(Chunk& chunk);
-  enum class Direction { kDown, kUp };
-  void Copy(kernels::CudaStream& stream, const Chunk& chunk, Direction direction);
+  void CopyDown(kernels::CudaStream& stream, const Chunk& chunk);
+  void CopyUp(kernels::CudaStream& stream, const Chunk& chunk);
   std::byte* MainOf(const Chunk& chunk) const;
   std::byte* ModelOf(const Chunk& chunk) const;
 

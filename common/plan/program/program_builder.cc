@@ -379,6 +379,9 @@ class Builder {
     }
     if (++summed_[call.group] == GradientCallsOf(model_, call.group)) {
       unfinished_.push_back(call.group);
+      if (on_host_.of[call.group] && FinalWhenReduced(call.group)) {
+        EmitOffload(call.group);
+      }
     }
   }
 
@@ -408,16 +411,24 @@ class Builder {
       for (const MoveId move : Moves(group).whole) {
         emit(Collective(OpCode::kGather, move, group));
       }
-      if (on_host_.of[group]) {
-        Instruction offload = OfGroup(OpCode::kOffloadGradient, StreamId::kDownload, group);
-        offload.waits = {LastOf(group)};
-        Emit(offload);
+      if (on_host_.of[group] && !FinalWhenReduced(group)) {
+        EmitOffload(group);
       }
     }
   }
   void FinishSums() {
     FinishSums(unfinished_);
     unfinished_.clear();
+  }
+
+  // True if nothing follows a gradient's reduces: it goes to the host at once.
+  bool FinalWhenReduced(GroupId group) const {
+    return GradientCallsOf(model_, group) == 1 && Moves(group).whole.empty();
+  }
+  void EmitOffload(GroupId group) {
+    Instruction offload = OfGroup(OpCode::kOffloadGradient, StreamId::kDownload, group);
+    offload.waits = {LastOf(group)};
+    Emit(offload);
   }
 
   // The instruction of a group that was emitted last, of an op or of any.

@@ -220,6 +220,49 @@ TEST_F(EmulatedDeviceTest, AMissingEventIsNamedWhateverTheTiming) {
   EXPECT_EQ(f().event_destroy(event), 0);
 }
 
+// It runs when the stream is there, and what it touches of pinned memory is known.
+TEST_F(EmulatedDeviceTest, WorkOfTheHostIsOrderedByEventsToo) {
+  void* first = Stream();
+  void* second = Stream();
+  void* event = Event();
+  void* pinned = nullptr;
+  ASSERT_EQ(f().pinned_allocate(0, 64, &pinned), 0);
+  int64_t found = 0;
+  const auto run = [&](const void* data) {
+    const cuda::RavelCudaHostAccess access = {
+        .data = data, .bytes = 64, .writes = 1, .reserved = 0};
+    struct Seen {
+      int64_t* found;
+      void* pinned;
+    };
+    static Seen seen;
+    seen = {&found, pinned};
+    const cuda::RavelCudaHostWork work = {.run =
+                                              [](void* argument) {
+                                                const auto* at = static_cast<Seen*>(argument);
+                                                std::memcpy(
+                                                    at->found, at->pinned, sizeof(*at->found));
+                                              },
+                                          .argument = &seen,
+                                          .accesses = &access,
+                                          .access_count = 1,
+                                          .reserved = 0};
+    const int32_t error = f().host_work(second, &work);
+    return error == 0 ? std::string() : std::string(f().error_text(error));
+  };
+  ASSERT_EQ(f().fill(first, pinned, 1, 64), 0);
+  EXPECT_THAT(run(pinned),
+              AllOf(HasSubstr("no event orders stream"), HasSubstr("work of the host")));
+  EXPECT_THAT(run(&found), HasSubstr("pinned memory"));  // memory that nobody has allocated
+  ASSERT_EQ(f().event_record(event, first), 0);
+  ASSERT_EQ(f().stream_wait(second, event), 0);
+  EXPECT_EQ(run(pinned), "");
+  ASSERT_EQ(f().stream_synchronize(second), 0);
+  EXPECT_EQ(found, 0x0101010101010101);
+  EXPECT_EQ(f().event_destroy(event), 0);
+  EXPECT_EQ(f().pinned_free(0, pinned), 0);
+}
+
 TEST_F(EmulatedDeviceTest, ReadersAndOtherColumnsDoNotConflict) {
   void* first = Stream();
   void* second = Stream();

@@ -84,6 +84,8 @@ class Player {
         RETURN_IF_ERROR(state_.BeginUpdate(i.group));
         state_.EndUpdate(i.group);
         return absl::OkStatus();
+      case OpLabel::kOffloadGradient:
+        return state_.CheckGradient(i.group);
       case OpLabel::kAmaxReduce:
         return state_.CheckAmaxes();
       case OpLabel::kRefreshWeights:

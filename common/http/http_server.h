@@ -1,0 +1,58 @@
+#pragma once
+
+// A small server for probes and metrics: it answers GET and HEAD of a fixed set of pages and
+// changes nothing. Plaintext; who may reach the address is the caller's to check.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "common/status.h"
+
+namespace ravel::http {
+
+struct Answer {
+  int status = 200;
+  std::string body;
+  std::string content_type = "text/plain; charset=utf-8";
+};
+
+// Thread-safe. The first call answers the request; further ones, those after the limit and those
+// after the server's end do nothing.
+using Respond = std::function<void(Answer)>;
+// Called on the server's thread for each request of its page; returns at once, and calls Respond
+// then or later from any thread.
+using Page = std::function<void(Respond)>;
+
+struct ServerOptions {
+  std::string listen;                 // HOST:PORT, HOST an address or localhost; port 0: a free one
+  std::map<std::string, Page> pages;  // by path: "/livez"
+  int64_t max_connections = 64;       // one more is closed without an answer
+  size_t max_header_bytes = 8192;     // a longer one is 431
+  // From a connection's start to the end of its request's header, for a page to respond (then 503),
+  // and for the client to take the answer.
+  std::chrono::milliseconds request_limit{5000};
+  std::chrono::milliseconds page_limit{2500};
+  std::chrono::milliseconds send_limit{10000};
+};
+
+struct ServerCounts {
+  int64_t answered = 0;
+  int64_t refused_connections = 0;  // above max_connections
+};
+
+// One thread serves all connections, one request each. Thread-safe.
+class Server {
+ public:
+  // InvalidArgument for an address that is none; Unavailable when it is in use.
+  static absl::StatusOr<std::unique_ptr<Server>> Start(ServerOptions options);
+  virtual ~Server() = default;  // closes all connections
+  virtual int port() const = 0;
+  virtual ServerCounts counts() const = 0;
+};
+
+}  // namespace ravel::http

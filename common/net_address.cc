@@ -111,4 +111,18 @@ absl::StatusOr<std::string> LocalAddressTowards(const HostPort& peer) {
   return absl::UnavailableError(absl::StrCat(peer.host, ": there is no route to it"));
 }
 
+absl::Status CheckLoopbackListener(std::string_view text) {
+  const absl::string_view shown(text.data(), text.size());
+  const absl::StatusOr<HostPort> place = ParseHostPort(text);
+  if (!place.ok()) {
+    return Annotate(place.status(), std::string(text));
+  }
+  return IsLoopbackHost(place->host)
+             ? absl::OkStatus()
+             : absl::InvalidArgumentError(
+                   absl::StrCat(shown,
+                                ": plaintext without certificates: expected 127.0.0.1, [::1] or "
+                                "localhost"));
+}
+
 }  // namespace ravel

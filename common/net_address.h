@@ -30,4 +30,8 @@ absl::Status CheckReachableHost(std::string_view flag, std::string_view host);
 // name; sends nothing.
 absl::StatusOr<std::string> LocalAddressTowards(const HostPort& peer);
 
+// InvalidArgument unless `text` is HOST:PORT of this machine alone: what listens there is
+// plaintext.
+absl::Status CheckLoopbackListener(std::string_view text);
+
 }  // namespace ravel

@@ -144,6 +144,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
       return;
     }
     sending_ = true;
+    if (answer.make_body) {
+      answer.body = answer.make_body();
+    }
     ++shared_->answered;
     response_.version(11);
     response_.keep_alive(false);

@@ -17,8 +17,10 @@ namespace ravel::http {
 
 struct Answer {
   int status = 200;
-  std::string body;
+  std::string body = {};
   std::string content_type = "text/plain; charset=utf-8";
+  // Set: makes the body, on the server's thread: for text that takes a while to make.
+  std::function<std::string()> make_body = {};
 };
 
 // Thread-safe. The first call answers the request; further ones, those after the limit and those

@@ -20,6 +20,8 @@
 
 #include "common/clock.h"
 #include "common/crypto.h"
+#include "common/failure_reason.h"
+#include "common/file_writer.h"
 #include "common/logging.h"
 #include "common/version.h"
 #include "worker/daemon/look_messages_proto.h"
@@ -92,12 +94,26 @@ Daemon::Daemon(DaemonOptions options)
 }
 
 Daemon::~Daemon() {
+  http_.reset();
   // Before the loop that their handlers hold on to.
   looks_.reset();
   preflight_.reset();
   supervisor_.reset();
   renewal_.reset();
   fleet_.reset();
+}
+
+absl::Status Daemon::ServeHttp(const std::string& listen, const std::string& port_file) {
+  ASSIGN_OR_RETURN(http_,
+                   ServeDaemonPages(listen,
+                                    {.post =
+                                         [this](std::function<void()> work) {
+                                           asio::post(loop_->context, std::move(work));
+                                         },
+                                     .measure = [this] { return Measure(); }}));
+  log::Info(absl::StrCat("HTTP on port ", http_->port()));
+  return port_file.empty() ? absl::OkStatus()
+                           : WriteFileAtomically(port_file, absl::StrCat(http_->port(), "\n"));
 }
 
 int Daemon::Run() {
@@ -471,6 +487,7 @@ void Daemon::OnExited(const ExitReport& report) {
   exited.set_message(report.message);
   exited.set_tail(report.tail);
   fleet_->SendControl(std::move(up));
+  ++exits_[std::string(FindFailureReason(report.reason).name)];
   if (stopping_) {
     FinishStop();
   }

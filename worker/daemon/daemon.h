@@ -12,7 +12,9 @@
 #include <tuple>
 #include <vector>
 
+#include "common/http/http_server.h"
 #include "worker/daemon/certificate_renewal.h"
+#include "worker/daemon/daemon_pages.h"
 #include "worker/daemon/device_probe.h"
 #include "worker/daemon/fleet_client.h"
 #include "worker/daemon/log_sweeper.h"
@@ -62,6 +64,9 @@ class Daemon {
   explicit Daemon(DaemonOptions options);
   ~Daemon();
 
+  // Before Run: /livez, /readyz and /metrics on `listen`, answered by Run's event loop. Writes the
+  // port to `port_file`, if that is not empty.
+  absl::Status ServeHttp(const std::string& listen, const std::string& port_file);
   // Until SIGTERM, SIGINT, Stop or a coordinator that rejects this node for good; the exit code.
   int Run();
   // Thread-safe. Stops the trainers, tells the coordinator, and lets Run return.
@@ -103,6 +108,7 @@ class Daemon {
   void KeepSeal(const TrainerIdentity& identity, const v1::Seal& seal);
   void DropSeals(const std::string& job_uid, int64_t up_to_step);
   AttemptSet Running() const;
+  DaemonMetrics Measure() const;
   void SweepLogsLater(std::chrono::milliseconds delay);
   void BeginStop(const std::string& reason);
   void AwaitDrain(std::chrono::steady_clock::time_point deadline);
@@ -124,9 +130,11 @@ class Daemon {
   std::map<RankKey, TrainerIdentity> launching_;    // plan fetched, paths looked at
   std::map<RankKey, std::vector<v1::Up>> records_;  // until told to train
   std::vector<KeptSeal> seals_;
+  std::map<std::string, int64_t> exits_;  // of trainers, by reason of common/failure_reason.h
   bool stopping_ = false;
   bool flushing_ = false;
   int exit_code_ = kExitClean;
+  std::unique_ptr<http::Server> http_;  // asks the loop: goes first
 };
 
 }  // namespace ravel::daemon

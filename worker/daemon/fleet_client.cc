@@ -166,6 +166,7 @@ void FleetClient::OnWelcome(const v1::Welcome& welcome) {
     return;
   }
   welcomed_ = true;
+  ++welcomes_;
   failed_attempts_ = 0;
   log::Info(absl::StrCat("connected to the coordinator at ", address_, ", term ", term_));
   callbacks_.welcome(welcome);
@@ -266,6 +267,7 @@ void FleetClient::SendBeat() {
   for (v1::TrainerBeat& trainer : callbacks_.beat()) {
     *beat.add_trainers() = std::move(trainer);
   }
+  beat_sent_ = steady_clock::now();
   stream_->Send(up, FleetStream::Kind::kControl);
   BeatLater();
 }
@@ -273,6 +275,9 @@ void FleetClient::SendBeat() {
 void FleetClient::OnBeatAck(const v1::BeatAck& ack) {
   // The stream keeps its order: what was sent before this beat has arrived.
   unacknowledged_.Acknowledge(ack.seq());
+  if (ack.seq() == beats_sent_) {
+    beat_latency_.Record(std::chrono::duration<double>(steady_clock::now() - beat_sent_).count());
+  }
   if (ack.resend_full()) {
     Disconnect("the coordinator asks for a new hello");
     return;

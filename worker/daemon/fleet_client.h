@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "common/latency_histogram.h"
 #include "common/status.h"
 #include "proto/fleet.pb.h"
 #include "worker/daemon/backlog_proto.h"
@@ -72,6 +73,12 @@ class FleetClient {
   // Ends of trainers that the coordinator has not acknowledged: told again on the next stream.
   std::vector<v1::TrainerExited> UnacknowledgedExits() const;
   const std::string& cluster_id() const { return cluster_id_; }
+  // Log batches and progress that nobody took.
+  int64_t dropped() const { return dropped_lossy_; }
+  // Streams that a coordinator has welcomed.
+  int64_t welcomes() const { return welcomes_; }
+  // From a beat to its acknowledgement.
+  LatencyHistogram::Look beat_latency() const { return beat_latency_.Get(); }
 
  private:
   struct Timers;
@@ -106,7 +113,10 @@ class FleetClient {
   int64_t heard_command_ = 0;  // the newest of this stream
   Backlog unacknowledged_;
   int64_t dropped_lossy_ = 0;
-  std::map<int64_t, v1::CommandResult> results_;  // of this term, newest kMaxResults
+  int64_t welcomes_ = 0;
+  LatencyHistogram beat_latency_;
+  std::chrono::steady_clock::time_point beat_sent_;  // the newest
+  std::map<int64_t, v1::CommandResult> results_;     // of this term, newest kMaxResults
   std::function<void()> flushed_;
   // Handlers that are still queued when this object goes hold a weak reference to this.
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

@@ -46,6 +46,8 @@ struct Flags {
   std::string advertise;  // empty: chosen
   std::string on_fatal = "exit";
   std::string log_limit = "4GiB";
+  std::string http_listen = "off";
+  std::string http_port_file;
   bool enable_faults = false;
 };
 
@@ -190,6 +192,9 @@ int Start(const Flags& flags) {
   if (ready.ok()) {
     ready = flags.dev_loopback ? SetLoopback(flags, options) : SetJoined(flags, options);
   }
+  if (ready.ok() && flags.http_listen != "off") {
+    ready = Annotate(CheckLoopbackListener(flags.http_listen), "--http-listen");
+  }
   ready = ready.ok() ? CheckTrainer(options.trainer_program) : ready;
   const absl::StatusOr<std::string> lock =
       ready.ok() ? LockWorkDir(flags.work_dir) : absl::StatusOr<std::string>(ready);
@@ -218,7 +223,26 @@ int Start(const Flags& flags) {
     ShareGpus(flags.trainers_per_gpu, options.facts);
     options.trainers_per_gpu = flags.trainers_per_gpu;
   }
-  return Daemon(std::move(options)).Run();
+  Daemon daemon(std::move(options));
+  if (flags.http_listen != "off") {
+    const absl::Status served = daemon.ServeHttp(flags.http_listen, flags.http_port_file);
+    if (!served.ok()) {  // the address may be free soon
+      std::fprintf(
+          stderr, "ravel-worker: --http-listen: %s\n", std::string(served.message()).c_str());
+      return kExitRestartMe;
+    }
+  }
+  return daemon.Run();
+}
+
+void AddHttpFlags(CLI::App& app, Flags& flags) {
+  app.add_option("--http-listen",
+                 flags.http_listen,
+                 "Address of /livez, /readyz and /metrics, such as 127.0.0.1:7072; port 0 takes a "
+                 "free one; off: none")
+      ->capture_default_str();
+  app.add_option(
+      "--http-port-file", flags.http_port_file, "Written with the port of --http-listen");
 }
 
 struct JoinFlags {
@@ -312,6 +336,7 @@ int ParseAndStart(int argc, char** argv) {
                  "Name or address (IPv4, IPv6) of the interface by which other hosts' trainers "
                  "reach this host; default the one towards the coordinator, or 127.0.0.1 with "
                  "--dev-loopback");
+  AddHttpFlags(app, flags);
   app.add_flag("--enable-faults",
                flags.enable_faults,
                "Do what RAVEL_FAULTS says, here and in trainers; for tests and drills");

@@ -10,7 +10,6 @@
 #include <future>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -26,14 +25,16 @@
 #include "common/mutex.h"
 #include "common/net_address.h"
 #include "common/time_text.h"
-#include "coordinator/access/access_registry.h"
 #include "coordinator/access/cluster_init.h"
-#include "coordinator/access/live_calls.h"
+#include "coordinator/access/security.h"
 #include "coordinator/api/access_gate_service.h"
 #include "coordinator/api/access_service.h"
 #include "coordinator/api/fleet_service.h"
 #include "coordinator/api/jobs_service.h"
+#include "coordinator/api/rpc_meter_service.h"
+#include "coordinator/http/http_pages.h"
 #include "coordinator/jobs/job_controller.h"
+#include "coordinator/jobs/last_resort.h"
 #include "coordinator/jobs/pause_meter.h"
 #include "coordinator/jobs/planner_driver.h"
 #include "coordinator/saves/store_checkpoint_keeper.h"
@@ -53,8 +54,6 @@ constexpr int64_t kDayMs = int64_t{24} * 3600 * 1000;
 constexpr int64_t kAccessTickMs = 1000;
 constexpr int kMaxMessageBytes = 64 << 20;
 constexpr auto kShutdownTime = std::chrono::seconds(3);
-// The process exits by then even if a thread hangs: every answered request is on disk.
-constexpr auto kExitTime = std::chrono::milliseconds(4500);
 constexpr int64_t kHangMs = 1000;
 
 struct Flags {
@@ -66,13 +65,9 @@ struct Flags {
   std::string step_timeout = "10m";
   std::string certificate_time = "24h";
   int64_t raise_term = 0;
+  std::string http_listen = "off";
+  std::string http_port_file;
   bool enable_faults = false;
-};
-
-// What makes a coordinator that speaks TLS; in --dev-loopback there is none of it.
-struct Security {
-  std::unique_ptr<AccessRegistry> registry;
-  LiveCalls live;
 };
 
 // Empty, or what is wrong.
@@ -101,6 +96,12 @@ std::string Check(const Flags& flags, ControllerOptions& options) {
     return absl::StrCat(
         "--step-timeout ", flags.step_timeout, ": expected a duration of at least 1s");
   }
+  if (flags.http_listen != "off") {
+    const absl::Status pages = CheckLoopbackListener(flags.http_listen);
+    if (!pages.ok()) {
+      return absl::StrCat("--http-listen ", pages.message());
+    }
+  }
   options.detection_ms = *detection;
   options.step_timeout_ms = *step_timeout;
   options.tick_ms = kTickMs;
@@ -126,17 +127,19 @@ bool WritePortFile(const std::string& path, int port) {
 
 std::unique_ptr<grpc::Server> Serve(const std::string& listen,
                                     Security* security,
+                                    RpcMeter* meter,
                                     const std::vector<grpc::Service*>& services,
                                     int* port) {
   grpc::ServerBuilder builder;
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> hooks;
+  hooks.push_back(MeterCalls(meter));
   if (security == nullptr) {
     builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), port);
   } else {
     builder.AddListeningPort(listen, GateCredentials(security->registry.get()), port);
-    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> watchers;
-    watchers.push_back(CallWatcher(security->registry.get(), &security->live));
-    builder.experimental().SetInterceptorCreators(std::move(watchers));
+    hooks.push_back(CallWatcher(security->registry.get(), &security->live));
   }
+  builder.experimental().SetInterceptorCreators(std::move(hooks));
   for (grpc::Service* const service : services) {
     builder.RegisterService(service);
   }
@@ -150,78 +153,13 @@ std::unique_ptr<grpc::Server> Serve(const std::string& listen,
   return builder.BuildAndStart();
 }
 
-// Ends the process when its orderly end takes too long: a thread may hang in a user's file for
-// ever.
-class LastResort {
- public:
-  ~LastResort() {
-    {
-      MutexLock lock(mutex_);
-      done_ = true;
-    }
-    changed_.NotifyAll();
-    if (thread_.joinable()) {
-      thread_.join();
-    }
-  }
-  void Arm(int code) {
-    thread_ = std::thread([this, code] {
-      const auto end = std::chrono::steady_clock::now() + kExitTime;
-      MutexLock lock(mutex_);
-      while (!done_ && std::chrono::steady_clock::now() < end) {
-        changed_.WaitFor(mutex_, end - std::chrono::steady_clock::now());
-      }
-      if (!done_) {
-        log::Warning("some work hangs and is left behind");
-        _exit(code);
-      }
-    });
-  }
-
- private:
-  Mutex mutex_;
-  CondVar changed_;
-  bool done_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
-};
-
 // Null for --dev-loopback.
 absl::StatusOr<std::unique_ptr<Security>> OpenSecurity(const Flags& flags) {
   if (flags.dev_loopback) {
     return nullptr;
   }
-  absl::StatusOr<AuthorityFiles> files = LoadAuthorityFiles(flags.state_dir);
-  if (absl::IsNotFound(files.status())) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "--state-dir ",
-        flags.state_dir,
-        ": there are no certificates; `ravel-coordinator init` makes them, or pass --dev-loopback "
-        "for a plaintext coordinator on this host only"));
-  }
-  RETURN_IF_ERROR(files.status());
-  RETURN_IF_ERROR(RenewServerCertificate(*files, SystemClock::Get().WallMs()).status());
   ASSIGN_OR_RETURN(const int64_t node_ms, ParseDurationMs(flags.certificate_time));
-  auto security = std::make_unique<Security>();
-  ASSIGN_OR_RETURN(
-      security->registry,
-      AccessRegistry::Open(
-          flags.state_dir, *std::move(files), &SystemClock::Get(), {.node_ms = node_ms}));
-  security->registry->OnRevoked(
-      [live = &security->live](const std::string& identity) { live->CancelOf(identity); });
-  return security;
-}
-
-// Ends calls whose certificate has expired, and renews the coordinator's own.
-void WatchCertificates(Security& security) {
-  const int64_t now_ms = SystemClock::Get().WallMs();
-  security.live.CancelExpired(now_ms);
-  const absl::StatusOr<bool> renewed = RenewServerCertificate(security.registry->files(), now_ms);
-  if (!renewed.ok()) {
-    log::Error(absl::StrCat("the coordinator's certificate cannot be renewed: ",
-                            std::string(renewed.status().message())));
-  } else if (*renewed) {
-    log::Info("the coordinator's certificate was renewed");
-  }
+  return OpenSecurity(flags.state_dir, node_ms);
 }
 
 // The exit code. Streams are closed when it returns; the strand must still run.
@@ -229,6 +167,7 @@ int ServeUntilSignal(const Flags& flags,
                      Security* security,
                      JobsServiceParts parts,
                      FleetService& fleet,
+                     RpcMeter& meter,
                      const sigset_t& signals,
                      const std::atomic<bool>& fatal,
                      LastResort& last_resort) {
@@ -236,7 +175,7 @@ int ServeUntilSignal(const Flags& flags,
   JobsService jobs(std::move(parts));
   AccessService access(security == nullptr ? nullptr : security->registry.get());
   const std::unique_ptr<grpc::Server> server =
-      Serve(flags.listen, security, {&jobs, &fleet, &access}, &port);
+      Serve(flags.listen, security, &meter, {&jobs, &fleet, &access}, &port);
   if (server == nullptr || port == 0) {
     return Complain(
         kAddressInUse,
@@ -301,8 +240,9 @@ class Upkeep {
 
 // All that the controller works with, but for the strand and the fleet.
 struct Machinery {
-  Machinery(const std::string& state_dir, SqliteJobStore* job_store)
+  Machinery(const std::string& state_dir, SqliteJobStore* job_store, bool plaintext)
       : store(job_store),
+        insecure(plaintext),
         metrics(state_dir + "/metrics"),
         history(state_dir + "/metrics"),
         logs(state_dir + "/logs"),
@@ -340,7 +280,7 @@ struct Machinery {
             .planner = &planner,
             .keeper = &keeper,
             .version = kVersion,
-            .insecure = access == nullptr,
+            .insecure = insecure,
             .access = access};
   }
   // After the strand: what trainers have said is written, and no work is left. Work that hangs
@@ -354,6 +294,7 @@ struct Machinery {
   }
 
   SqliteJobStore* store;
+  const bool insecure;
   PlannerDriver planner;
   StoreCheckpointKeeper keeper;
   MetricsLog metrics;
@@ -361,12 +302,56 @@ struct Machinery {
   LogStore logs;
   Bell growth;
   LagMeter lag;
+  RpcMeter rpcs;
   StateDisk disk;
   WorkPools pools{WorkPools::Options()};
   Upkeep upkeep;
   ThreadExecutor files{
       {.name = "files", .threads = 1, .tick_ms = 1000, .tick = [this] { upkeep.Tick(); }}};
 };
+
+ProcessMetrics MeasureProcess(const Machinery& machinery,
+                              const ThreadStoreWriter& writer,
+                              double start_seconds) {
+  return {.version = kVersion,
+          .insecure = machinery.insecure,
+          .start_seconds = start_seconds,
+          .lag = machinery.lag.LastMinute(),
+          .turns = machinery.lag.Total().turns,
+          .lag_alarms = machinery.lag.alarms(),
+          .persist = writer.latency(),
+          .failed_writes = writer.failed_writes(),
+          .store_writable = writer.works() && !machinery.disk.low(),
+          .rpcs = machinery.rpcs.Get(),
+          .http = {}};
+}
+
+// Null where --http-listen is off.
+absl::StatusOr<std::unique_ptr<http::Server>> ServePages(const Flags& flags,
+                                                         Executor* strand,
+                                                         const JobController* controller,
+                                                         const Machinery& machinery,
+                                                         const ThreadStoreWriter& writer) {
+  if (flags.http_listen == "off") {
+    return nullptr;
+  }
+  const double start_seconds = static_cast<double>(SystemClock::Get().WallMs()) / 1000;
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<http::Server> pages,
+      ServeHttpPages(flags.http_listen,
+                     {.strand = strand,
+                      .controller = controller,
+                      .writable = [&] { return writer.works() && !machinery.disk.low(); },
+                      .process =
+                          [&machinery, &writer, start_seconds] {
+                            return MeasureProcess(machinery, writer, start_seconds);
+                          }}));
+  if (!flags.http_port_file.empty() && !WritePortFile(flags.http_port_file, pages->port())) {
+    return absl::UnavailableError(flags.http_port_file + ": cannot be written");
+  }
+  log::Info(absl::StrCat("HTTP on port ", pages->port()));
+  return pages;
+}
 
 void TickWhenThere(JobController* controller) {
   if (controller != nullptr) {
@@ -390,6 +375,25 @@ absl::Status MakeFolders(const std::string& state_dir) {
   return absl::OkStatus();
 }
 
+void EndBy(const absl::Status& status, std::atomic<bool>& fatal) {
+  log::Error(absl::StrCat("this coordinator ends: ", std::string(status.message())));
+  fatal = true;
+  kill(getpid(), SIGTERM);
+}
+
+// On the strand.
+absl::Status StartController(ThreadExecutor& strand,
+                             const ControllerOptions& options,
+                             const ControllerParts& parts,
+                             std::unique_ptr<JobController>& controller) {
+  std::promise<absl::Status> started;
+  strand.Post([&] {
+    controller = std::make_unique<JobController>(options, parts);
+    started.set_value(controller->Start());
+  });
+  return started.get_future().get();
+}
+
 int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& signals) {
   const absl::Status folders = MakeFolders(flags.state_dir);
   if (!folders.ok()) {
@@ -407,7 +411,7 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
   }
   (*store)->RaiseTerm(flags.raise_term);
   LastResort last_resort;  // ends last
-  Machinery machinery(flags.state_dir, store->get());
+  Machinery machinery(flags.state_dir, store->get(), flags.dev_loopback);
   std::atomic<bool> fatal = false;
   std::unique_ptr<JobController> controller;
   ThreadExecutor strand({.name = "controller",
@@ -422,23 +426,14 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
   FleetService fleet(&strand, &machinery.planner, access);
   ControllerParts parts = machinery.Parts(&strand, &fleet);
   parts.writer = &writer;
-  parts.on_fatal = [&fatal](const absl::Status& status) {
-    log::Error(absl::StrCat("this coordinator ends: ", std::string(status.message())));
-    fatal = true;
-    kill(getpid(), SIGTERM);
-  };
+  parts.on_fatal = [&fatal](const absl::Status& status) { EndBy(status, fatal); };
   PauseMeter pauses;
   const ThreadExecutor pulse(
       {.name = "pulse", .threads = 1, .tick_ms = PauseMeter::kEveryMs, .tick = [&] {
          pauses.Beat(SystemClock::Get().MonotonicMs());
        }});
   parts.take_pause_ms = [&] { return pauses.TakeMs(SystemClock::Get().MonotonicMs()); };
-  std::promise<absl::Status> started;
-  strand.Post([&] {
-    controller = std::make_unique<JobController>(options, parts);
-    started.set_value(controller->Start());
-  });
-  const absl::Status status = started.get_future().get();
+  const absl::Status status = StartController(strand, options, parts, controller);
   if (!status.ok()) {
     strand.Stop();
     writer.Drain();
@@ -446,13 +441,22 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
     return Complain(kFault, absl::StrCat(flags.state_dir, ": ", std::string(status.message())));
   }
   fleet.SetController(controller.get());
-  const int code = ServeUntilSignal(flags,
+  absl::StatusOr<std::unique_ptr<http::Server>> pages =
+      ServePages(flags, &strand, controller.get(), machinery, writer);
+  const int code =
+      pages.ok() ? ServeUntilSignal(flags,
                                     security->get(),
                                     machinery.ServiceParts(&strand, controller.get(), access),
                                     fleet,
+                                    machinery.rpcs,
                                     signals,
                                     fatal,
-                                    last_resort);
+                                    last_resort)
+                 : Complain(kAddressInUse,
+                            absl::StrCat("--http-listen ", std::string(pages.status().message())));
+  if (pages.ok()) {
+    pages->reset();  // it asks the strand
+  }
   strand.Stop();
   writer.Drain();  // what was decided is durable, though nobody acts on it any more
   log::Info(absl::StrCat(writer.writes(), " changes in ", writer.groups(), " commits"));
@@ -529,6 +533,13 @@ int main(int argc, char** argv) {
                  flags.raise_term,
                  "begin with this term at least: once, after a backup of the state was restored")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  app.add_option("--http-listen",
+                 flags.http_listen,
+                 "address of /livez, /readyz and /metrics, such as 127.0.0.1:7071; port 0 takes a "
+                 "free one; off: none")
+      ->capture_default_str();
+  app.add_option(
+      "--http-port-file", flags.http_port_file, "written with the port of --http-listen");
   app.add_flag("--enable-faults", flags.enable_faults, "do what RAVEL_FAULTS says; for tests");
   app.set_version_flag("--version", ravel::coordinator::kVersion);
   AddInit(app, init);

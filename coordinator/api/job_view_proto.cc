@@ -57,6 +57,18 @@ void AddGemmPaths(const plan::JobSpec& spec, v1::Job& job) {
   }
 }
 
+void AddGoodput(const Goodput& goodput, v1::Goodput& message) {
+  message.set_held_device_seconds(static_cast<double>(goodput.accounted_us()) / 1e6);
+  message.set_ratio(goodput.Ratio());
+  for (size_t i = 0; i < kDeviceTimes; ++i) {
+    if (goodput.times()[i] != 0) {
+      v1::DeviceTime& time = *message.add_times();
+      time.set_cause(std::string(DeviceTimeName(static_cast<DeviceTime>(i))));
+      time.set_device_seconds(static_cast<double>(goodput.times()[i]) / 1e6);
+    }
+  }
+}
+
 }  // namespace
 
 v1::Job ToProto(const JobView& view) {
@@ -65,7 +77,8 @@ v1::Job ToProto(const JobView& view) {
                             .conditions = view.conditions,
                             .eta_seconds = view.eta_seconds,
                             .failed_saves = view.failed_saves,
-                            .skipped_saves = view.skipped_saves},
+                            .skipped_saves = view.skipped_saves,
+                            .goodput = &view.goodput},
                  true);
 }
 
@@ -114,6 +127,9 @@ v1::Job ToProto(const JobGlimpse& view, bool with_spec) {
     message.set_reason(condition.reason);
     message.set_message(condition.message);
     message.set_time_ms(condition.time_ms);
+  }
+  if (view.goodput != nullptr && view.goodput->accounted_us() > 0) {
+    AddGoodput(*view.goodput, *job.mutable_goodput());
   }
   return job;
 }

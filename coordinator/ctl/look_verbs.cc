@@ -8,6 +8,7 @@
 #include <cctype>
 #include <deque>
 #include <map>
+#include <utility>
 
 #include <absl/strings/ascii.h>
 #include <absl/strings/match.h>
@@ -305,6 +306,9 @@ int RunDescribe(const CommonOptions& common, const std::string& name) {
   if (job->failed_saves > 0 || job->skipped_saves > 0) {
     facts.AddRow(
         {"Saves", absl::StrCat(job->failed_saves, " failed, ", job->skipped_saves, " skipped")});
+  }
+  if (const std::string goodput = GoodputText(job->document); !goodput.empty()) {
+    facts.AddRow({"Goodput", goodput});
   }
   for (const ConditionView& condition : job->conditions) {
     facts.AddRow({condition.type,

@@ -127,4 +127,31 @@ void ProgressView::Draw() {
   drawn_ = true;
 }
 
+std::string GoodputText(const json::Value& job) {
+  const json::Value* const goodput = job.Find("goodput");
+  const json::Value* const held = goodput == nullptr ? nullptr : goodput->Find("heldDeviceSeconds");
+  if (held == nullptr || !held->is_number()) {
+    return "";
+  }
+  const json::Value* const ratio = goodput->Find("ratio");
+  std::vector<std::pair<double, std::string>> lost;
+  const json::Value* const times = goodput->Find("times");
+  for (const json::Value& time : times == nullptr ? json::Array() : times->AsArray()) {
+    const json::Value* const cause = time.Find("cause");
+    const json::Value* const seconds = time.Find("deviceSeconds");
+    if (cause != nullptr && seconds != nullptr && cause->AsString() != "productive") {
+      lost.emplace_back(seconds->AsDouble(), cause->AsString());
+    }
+  }
+  std::sort(lost.rbegin(), lost.rend());
+  std::string text = absl::StrFormat("%.1f %% of %.1f device-seconds",
+                                     ratio == nullptr ? 0 : 100 * ratio->AsDouble(),
+                                     held->AsDouble());
+  for (size_t i = 0; i < lost.size(); ++i) {
+    absl::StrAppend(
+        &text, i == 0 ? "; lost: " : ", ", lost[i].second, absl::StrFormat(" %.1f", lost[i].first));
+  }
+  return text;
+}
+
 }  // namespace ravel::ctl

@@ -42,4 +42,8 @@ class ProgressView {
   int64_t last_tenth_ ABSL_GUARDED_BY(mutex_) = -1;
 };
 
+// "83.2 % of 512.0 device-seconds; lost: replay 60.1, detect 12.0", the largest first; empty before
+// the job held a device.
+std::string GoodputText(const json::Value& job);
+
 }  // namespace ravel::ctl

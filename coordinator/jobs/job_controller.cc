@@ -65,6 +65,10 @@ absl::Status JobController::Start() {
   }
   const int64_t now_ms = parts_.clock->MonotonicMs();
   bool was_active = false;
+  std::map<std::string, GoodputRow> ledgers;
+  for (GoodputRow& row : state.goodput) {
+    ledgers[row.job_uid] = std::move(row);
+  }
   std::map<std::string, EpochRecord> launched;
   for (EpochRecord& epoch : state.epochs) {
     launched[epoch.job_uid] = std::move(epoch);
@@ -78,7 +82,8 @@ absl::Status JobController::Start() {
     if (const auto found = launched.find(job.uid); found != launched.end()) {
       entry.launched = std::move(found->second);
     }
-    LoadJob(std::move(job));
+    const auto ledger = ledgers.find(job.uid);
+    LoadJob(std::move(job), ledger == ledgers.end() ? GoodputRow() : ledger->second);
   }
   // 2T and the longest back-off of a daemon that tries to return.
   return_until_ms_ = now_ms + 2 * membership_.times().detection_ms + kReturnMs;
@@ -92,9 +97,12 @@ absl::Status JobController::Start() {
   return absl::OkStatus();
 }
 
-void JobController::LoadJob(JobRecord record) {
+void JobController::LoadJob(JobRecord record, const GoodputRow& ledger) {
   const std::string uid = record.uid;
   Entry& entry = AddEntry(std::move(record));
+  if (!ledger.job_uid.empty()) {
+    LoadGoodput(entry, ledger);
+  }
   const absl::StatusOr<std::optional<MetricsEnds>> ends = parts_.metrics->Ends(uid);
   if (ends.ok() && ends->has_value()) {
     entry.progress.first_loss = (*ends)->first.loss;
@@ -103,6 +111,7 @@ void JobController::LoadJob(JobRecord record) {
     entry.progress.any = true;
     if ((*ends)->last.epoch == entry.record.epoch) {
       entry.run.reported_step = (*ends)->last.step;
+      entry.goodput.Report(TrainedStepOf((*ends)->last));  // after the ledger was written
     }
   }
   entry.save_counts = CountSaves(saves_[uid]);
@@ -193,6 +202,7 @@ void JobController::Tick() {
 
 void JobController::LookAt(Entry& entry, int64_t now_ms) {
   entry.refused = false;
+  SaveGoodput(entry);
   Pump(entry.record.uid);
   if (!IsTerminal(entry.record.state)) {
     Reconcile(entry);
@@ -227,7 +237,10 @@ const JobController::Entry* JobController::FindEntry(const JobKey& key) const {
 }
 
 JobView JobController::ViewOf(const Entry& entry) const {
-  JobView view{.record = entry.record, .progress = entry.progress, .conditions = entry.conditions};
+  JobView view{.record = entry.record,
+               .progress = entry.progress,
+               .conditions = entry.conditions,
+               .goodput = entry.goodput};
   view.failed_saves = entry.save_counts.failed;
   view.skipped_saves = entry.saves.skipped();
   view.eta_seconds = EtaSeconds(entry.record, entry.progress);
@@ -244,7 +257,8 @@ JobGlimpse JobController::GlimpseOf(const Entry& entry) const {
           .conditions = entry.conditions,
           .eta_seconds = EtaSeconds(entry.record, entry.progress),
           .failed_saves = entry.save_counts.failed,
-          .skipped_saves = entry.saves.skipped()};
+          .skipped_saves = entry.saves.skipped(),
+          .goodput = &entry.goodput};
 }
 
 void JobController::Publish(const Entry& entry) {
@@ -270,6 +284,8 @@ void JobController::Act(Entry& entry, JobActionKind action) {
       Prepare(entry);
       break;
     case JobActionKind::kRun:
+      NoteDeviceTime(entry);
+      entry.goodput.Ready(entry.run.restore_seconds, parts_.clock->WallMs());
       entry.run.phase = RunPhase::kTraining;
       parts_.keeper->EndRestore(entry.record.uid);
       entry.run.trained_since_ms = parts_.clock->WallMs();

@@ -29,8 +29,10 @@
 #include "coordinator/fleet/stale_trainers.h"
 #include "coordinator/jobs/admission.h"
 #include "coordinator/jobs/agenda.h"
+#include "coordinator/jobs/controller_metrics.h"
 #include "coordinator/jobs/executor.h"
 #include "coordinator/jobs/feed.h"
+#include "coordinator/jobs/goodput.h"
 #include "coordinator/jobs/job_requests.h"
 #include "coordinator/jobs/job_run.h"
 #include "coordinator/jobs/job_state_machine.h"
@@ -153,6 +155,7 @@ class JobController {
   void LookOnNode(LookWish wish);
   // The largest devices of nodes that are here.
   DeviceInventory Inventory() const;
+  ControllerMetrics Measure() const;
   Feed& feed() { return feed_; }
   const MetricsLog& metrics() const { return *parts_.metrics; }
   const LogStore& logs() const { return *parts_.logs; }
@@ -217,6 +220,9 @@ class JobController {
     // The last report to the scheduler: epoch, slots, and the number of slots that were over.
     std::tuple<int64_t, size_t, int64_t> held = {-1, 0, 0};
     std::set<std::string> nodes;  // where it holds devices, and is watched
+    JobMeter meter;
+    Goodput goodput;
+    int64_t goodput_saved_ms = 0;  // monotonic
   };
 
   // job_controller.cc: state, requests, the persist-apply-act cycle.
@@ -271,7 +277,7 @@ class JobController {
   // The same for a request that was answered before with that uid.
   Answer<std::string> WithKnownView(Answer<JobView> answer);
   void Act(Entry& entry, JobActionKind action);
-  void LoadJob(JobRecord record);
+  void LoadJob(JobRecord record, const GoodputRow& ledger);
   Entry& AddEntry(JobRecord record);
   // Steps that wait for the store, then what its state asks for.
   void LookAt(Entry& entry, int64_t now_ms);
@@ -464,7 +470,19 @@ class JobController {
   // Sends the looks that nodes have time for.
   void SendLooks();
   NodeRow RowOf(const std::string& node_id) const;
+  std::string NodeStateOf(const NodeRecord& node) const;
   NodeView ViewOfNode(const NodeRecord& node) const;
+
+  // job_controller_metrics.cc: numbers for pages, and where the time of devices goes.
+  // Before and after each change of a job's devices, or of what they do.
+  void NoteDeviceTime(Entry& entry);
+  void LoadGoodput(Entry& entry, const GoodputRow& row);
+  void SaveGoodput(Entry& entry);  // now and then
+  void WriteGoodput(Entry& entry);
+  void NoteTrained(Entry& entry, const StepRecord& record);
+  void CountEvent(const JobEventRecord& event);
+  JobMetrics MeasureJob(const Entry& entry) const;
+  void MeasureNodes(ControllerMetrics& metrics) const;
 
   // job_controller_saves.cc: saves.
   void RequestSave(Entry& entry, bool then_stop);
@@ -568,6 +586,7 @@ class JobController {
   int64_t command_id_ = 0;
   int64_t stale_refused_ = 0;
   int64_t last_order_ = 0;
+  ControllerCounts counts_;
   // Both until a node changes.
   mutable std::optional<std::string> why_no_gpu_;
   mutable std::optional<DeviceInventory> inventory_;

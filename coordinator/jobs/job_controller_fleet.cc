@@ -222,6 +222,7 @@ void JobController::LoseNodeFor(Entry& entry,
 
 void JobController::LoseNode(const std::string& node_id, const std::string& reason) {
   log::Warning(absl::StrCat("node ", node_id, " is lost: ", reason));
+  ++counts_.nodes_lost;
   stale_.ForgetNode(node_id);
   std::erase_if(launches_, [&node_id](const auto& sent) { return sent.second.node_id == node_id; });
   SaveRow(node_id, "its loss");
@@ -507,6 +508,7 @@ void JobController::OnReady(Entry& entry,
   }
   slot.ready = true;
   slot.step = ready.step;
+  entry.run.restore_seconds = std::max(entry.run.restore_seconds, ready.restore_seconds);
   entry.run.progress_ms = parts_.clock->MonotonicMs();
 }
 
@@ -561,6 +563,7 @@ void JobController::OnStepReport(Entry& entry,
     progress.first_loss = report.loss;
     progress.any = true;
   }
+  NoteStep(entry.meter, report, progress.step);
   progress.step = report.step;
   progress.loss = report.loss;
   progress.tokens_per_second = record.tokens_per_second;
@@ -568,6 +571,7 @@ void JobController::OnStepReport(Entry& entry,
                               ? 0.9 * progress.step_seconds + 0.1 * report.step_seconds
                               : report.step_seconds;
   entry.run.step_times.Add(report.step_seconds);
+  NoteTrained(entry, record);
   entry.run.progress_ms = parts_.clock->MonotonicMs();
   entry.run.last_step_done = entry.run.last_step_done || report.step >= entry.record.spec.steps;
   Publish(entry);

@@ -330,20 +330,24 @@ void JobController::HoldNode(const std::string& node_id,
   });
 }
 
+std::string JobController::NodeStateOf(const NodeRecord& node) const {
+  if (node.hold == NodeHold::kNone || node.state == NodeState::kLost) {
+    return std::string(NodeStateName(node.state));
+  }
+  const bool busy = !scheduler_.JobsOn(node.facts.node_id).empty();
+  return node.hold == NodeHold::kDrained && busy ? "DRAINING"
+                                                 : std::string(NodeHoldName(node.hold));
+}
+
 NodeView JobController::ViewOfNode(const NodeRecord& node) const {
   const std::string& id = node.facts.node_id;
   NodeView view{.record = node,
-                .state = std::string(NodeStateName(node.state)),
+                .state = NodeStateOf(node),
                 .message = node.message,
                 .penalties = penalties_.Count(id, parts_.clock->MonotonicMs()),
                 .devices = static_cast<int64_t>(node.facts.devices.size())};
   if (node.hold == NodeHold::kNone) {
     return view;
-  }
-  const bool busy = !scheduler_.JobsOn(id).empty();
-  if (node.state != NodeState::kLost) {
-    view.state =
-        node.hold == NodeHold::kDrained && busy ? "DRAINING" : std::string(NodeHoldName(node.hold));
   }
   const std::string why = absl::StrCat(node.hold == NodeHold::kDrained ? "drained" : "quarantined",
                                        node.hold_reason.empty() ? "" : ": ",

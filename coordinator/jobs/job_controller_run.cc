@@ -325,6 +325,8 @@ void JobController::LaunchTrainers(Entry& entry, const RestorePoint& restore) {
   run.progress_ms = parts_.clock->MonotonicMs();
   run.board.Reset(static_cast<int64_t>(run.slots.size()));
   entry.progress.step = std::max<int64_t>(restore.step, 0);
+  NoteDeviceTime(entry);
+  entry.goodput.Restart(restore.step);
   std::string members;
   for (const TrainerSlot& slot : run.slots) {
     absl::StrAppend(

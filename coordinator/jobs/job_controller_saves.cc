@@ -239,6 +239,7 @@ void JobController::FinishOperations(const std::string& uid,
 
 void JobController::OnSaveStarted(Entry& entry, const SaveStarted& started) {
   SavesOf(entry).OnStarted(started, parts_.clock->MonotonicMs(), saves_[entry.record.uid]);
+  entry.goodput.NoteSave(started.step);
   std::vector<OperationRecord> changed;
   for (const std::string& id : open_operations_) {
     const OperationRecord& operation = operations_.at(id);

@@ -75,6 +75,7 @@ int64_t JobController::NextLookMs(const Entry& entry, int64_t now_ms) const {
 }
 
 void JobController::SyncSchedule(Entry& entry) {
+  NoteDeviceTime(entry);
   const JobRecord& record = entry.record;
   const std::vector<TrainerSlot>& slots = entry.run.slots;
   const std::tuple<int64_t, size_t, int64_t> held = {

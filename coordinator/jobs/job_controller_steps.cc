@@ -130,6 +130,10 @@ void JobController::Begin(Entry& entry) {
     EndStep(entry, decided, absl::OkStatus());
     return;
   }
+  if (entry.goodput.devices() > 0 || entry.goodput.accounted_us() > 0) {
+    NoteDeviceTime(entry);
+    decided.change->goodput.push_back(entry.goodput.Row(uid, parts_.clock->WallMs()));
+  }
   entry.calling = true;
   Persist(decided.change,
           [this, uid, decided](const absl::Status& status) { OnWritten(uid, decided, status); });
@@ -210,6 +214,7 @@ void JobController::ApplyStep(Entry& entry, const Decided& decided, const Step& 
                            event.message.empty() ? "" : ": ",
                            event.message));
     feed_.Publish(entry.record.uid, event);
+    CountEvent(event);
   }
   if (!change.jobs.empty()) {
     entry.record = change.jobs.back();

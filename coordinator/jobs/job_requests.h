@@ -84,6 +84,7 @@ struct JobGlimpse {
   double eta_seconds = -1;
   int64_t failed_saves = 0;
   int64_t skipped_saves = 0;
+  const Goodput* goodput = nullptr;
 };
 
 }  // namespace ravel::coordinator

@@ -16,6 +16,7 @@
 #include "coordinator/fleet/rendezvous_board.h"
 #include "coordinator/fleet/step_times.h"
 #include "coordinator/jobs/admission.h"
+#include "coordinator/jobs/goodput.h"
 #include "coordinator/jobs/planner.h"
 #include "coordinator/jobs/restart_budget.h"
 
@@ -62,6 +63,7 @@ struct JobRun {
   std::shared_ptr<const PlannedWorld> world;
   int64_t restore_step = -1;
   std::string restore_path;
+  double restore_seconds = 0;    // of the rank that took longest to read its state
   int64_t until_step = -1;       // horizon: ranks may go so far without hearing more
   int64_t until_granted_at = 0;  // the step at which it was granted
   bool then_stop = false;        // the newest save that was asked for is the last thing to do
@@ -131,6 +133,7 @@ struct JobView {
   int64_t failed_saves = 0;
   int64_t skipped_saves = 0;  // since the coordinator started
   std::vector<JobCondition> conditions = {};
+  Goodput goodput = {};
 };
 
 }  // namespace ravel::coordinator

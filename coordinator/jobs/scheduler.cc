@@ -265,6 +265,24 @@ int64_t Scheduler::FreeOn(const std::string& node_id) const {
   return node == nodes_.end() ? 0 : node->second.free[0] + node->second.free[1];
 }
 
+NodeUse Scheduler::UseOf(const std::string& node_id) const {
+  NodeUse use;
+  const auto found = nodes_.find(node_id);
+  if (found == nodes_.end()) {
+    return use;
+  }
+  const Node& node = found->second;
+  for (const auto& [device, holders] : node.taken) {
+    const auto at = static_cast<size_t>(device);
+    if (holders > 0 && at < node.places.cpu.size()) {
+      ++use.held[node.places.cpu[at] ? 1 : 0];
+    }
+  }
+  use.free[0] = node.free[0];
+  use.free[1] = node.free[1];
+  return use;
+}
+
 std::vector<std::string> Scheduler::JobsOn(const std::string& node_id) const {
   std::vector<std::string> jobs;
   const auto node = nodes_.find(node_id);

@@ -45,6 +45,12 @@ struct NodePlaces {
   bool operator==(const NodePlaces&) const = default;
 };
 
+// Devices of a node by kind: gpu, cpu.
+struct NodeUse {
+  int64_t held[2] = {0, 0};
+  int64_t free[2] = {0, 0};
+};
+
 struct WaitingJob {
   std::string uid;
   int64_t order = 0;     // of submission: lower goes first
@@ -85,6 +91,7 @@ class Scheduler {
 
   int64_t Free(const Shape& shape) const;
   int64_t FreeOn(const std::string& node_id) const;
+  NodeUse UseOf(const std::string& node_id) const;
   // Jobs that hold devices of the node.
   std::vector<std::string> JobsOn(const std::string& node_id) const;
   size_t queued() const { return queued_; }

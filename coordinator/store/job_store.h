@@ -73,6 +73,18 @@ struct NodeRow {
   std::string work_lock = {};
 };
 
+// Where the time of a job's devices went (Goodput), as of wall_ms.
+struct GoodputRow {
+  std::string job_uid;
+  std::string times = {};  // "productive:12 replay:3": device-microseconds by name
+  std::string curve = {};  // "step:productive" of some steps
+  int64_t pending_us = 0;
+  int64_t devices = 0;  // held then
+  int64_t wall_ms = 0;
+  int64_t last_step = -1;
+  int64_t last_time_ms = 0;  // by the clock of rank 0's host
+};
+
 struct StoreChange {
   std::vector<JobRecord> jobs;  // inserted or replaced, by uid
   std::vector<JobEventRecord> events;
@@ -81,6 +93,7 @@ struct StoreChange {
   std::vector<EpochRecord> epochs;
   std::vector<SaveRecord> saves;  // by (job, step, epoch, attempt)
   std::vector<NodeRow> nodes;
+  std::vector<GoodputRow> goodput;  // by job
   std::vector<std::string> deleted_nodes;
   // Jobs with all that belongs to them, by uid. Their requests stay for a while, as of
   // `deleted_ms`: a client that asks again gets no second job.
@@ -121,6 +134,7 @@ struct LoadedState {
   std::vector<EpochRecord> epochs;  // the newest of each job that was launched
   std::vector<SaveRecord> saves;
   std::vector<NodeRow> nodes;
+  std::vector<GoodputRow> goodput;
   int64_t last_event_seq = 0;
   int64_t last_resource_version = 0;
 };

@@ -36,6 +36,9 @@ absl::StatusOr<LoadedState> MemoryJobStore::Open() {
   for (const auto& [id, node] : disk_->nodes) {
     state.nodes.push_back(node);
   }
+  for (const auto& [uid, row] : disk_->goodput) {
+    state.goodput.push_back(row);
+  }
   state.last_event_seq =
       std::max(disk_->last_event_seq, disk_->events.empty() ? 0 : disk_->events.back().seq);
   state.last_resource_version = std::max(state.last_resource_version, disk_->last_resource_version);
@@ -67,6 +70,9 @@ absl::Status MemoryJobStore::Apply(const StoreChange& change) {
   for (const NodeRow& node : change.nodes) {
     disk_->nodes[node.id] = node;
   }
+  for (const GoodputRow& row : change.goodput) {
+    disk_->goodput[row.job_uid] = row;
+  }
   for (const std::string& id : change.deleted_nodes) {
     disk_->nodes.erase(id);
   }
@@ -88,6 +94,7 @@ void MemoryJobStore::DeleteJob(const std::string& uid, int64_t now_ms) {
     }
   }
   disk_->jobs.erase(uid);
+  disk_->goodput.erase(uid);
   std::erase_if(disk_->events, [&](const auto& event) { return event.job_uid == uid; });
   std::erase_if(disk_->operations, [&](const auto& item) { return item.second.job_uid == uid; });
   std::erase_if(disk_->epochs, [&](const auto& epoch) { return epoch.job_uid == uid; });

@@ -25,6 +25,7 @@ class MemoryJobStore : public JobStore {
     std::vector<EpochRecord> epochs;
     std::map<std::tuple<std::string, int64_t, int64_t, int64_t>, SaveRecord> saves;
     std::map<std::string, NodeRow> nodes;
+    std::map<std::string, GoodputRow> goodput;
     int64_t last_event_seq = 0;         // of jobs that are deleted
     int64_t last_resource_version = 0;  // of them, too
     int64_t applied = 0;

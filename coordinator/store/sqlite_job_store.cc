@@ -65,6 +65,11 @@ CREATE TABLE job_specs (job TEXT PRIMARY KEY REFERENCES jobs (uid) ON DELETE CAS
 INSERT INTO job_specs SELECT uid, canonical, planned FROM jobs;
 ALTER TABLE jobs DROP COLUMN canonical;
 ALTER TABLE jobs DROP COLUMN planned;
+)sql",
+    // No reference to jobs: it is written beside a job's changes, and a late one does no harm.
+    R"sql(
+CREATE TABLE goodput (job TEXT PRIMARY KEY, times TEXT, curve TEXT, pending_us INTEGER, devices INTEGER,
+  wall_ms INTEGER, last_step INTEGER, last_time_ms INTEGER);
 )sql"};
 
 template <typename Record>
@@ -265,6 +270,7 @@ absl::StatusOr<LoadedState> SqliteJobStore::Open() {
   RETURN_IF_ERROR(
       ReadRows(database_, SaveTable(), "ORDER BY job, step, epoch, attempt", state.saves));
   RETURN_IF_ERROR(ReadRows(database_, NodeTable(), "", state.nodes));
+  RETURN_IF_ERROR(ReadRows(database_, GoodputTable(), "", state.goodput));
   return state;
 }
 
@@ -309,6 +315,7 @@ absl::Status SqliteJobStore::Write(const StoreChange& change) {
   RETURN_IF_ERROR(WriteAll(database_, EpochTable(), change.epochs));
   RETURN_IF_ERROR(WriteAll(database_, SaveTable(), change.saves));
   RETURN_IF_ERROR(WriteAll(database_, NodeTable(), change.nodes));
+  RETURN_IF_ERROR(WriteAll(database_, GoodputTable(), change.goodput));
   for (const std::string& id : change.deleted_nodes) {
     RETURN_IF_ERROR(DeleteNodeRow(database_, id));
   }

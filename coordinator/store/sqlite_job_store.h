@@ -50,7 +50,7 @@ class SqliteJobStore : public JobStore {
   // A whole copy while work goes on, in DIRECTORY/backup; the newest `keep` stay. Thread-safe.
   absl::Status Backup(int64_t now_ms, size_t keep) const;
 
-  static constexpr int64_t kSchemaVersion = 2;
+  static constexpr int64_t kSchemaVersion = 3;
 
  private:
   SqliteJobStore(sqlite3* database, int lock_file) : database_(database), lock_file_(lock_file) {}

@@ -78,7 +78,7 @@ absl::Status DeleteJobRows(sqlite3* database, const std::string& uid, int64_t no
                      "FROM operations WHERE job = ?)");
   requests.Bind(now_ms).Bind(uid).Bind(uid);
   RETURN_IF_ERROR(Changed(database, requests).status());
-  for (const char* table : {"events", "operations", "epochs", "saves", "job_specs"}) {
+  for (const char* table : {"events", "operations", "epochs", "saves", "job_specs", "goodput"}) {
     Statement rows(database, absl::StrCat("DELETE FROM ", table, " WHERE job = ?"));
     rows.Bind(uid);
     RETURN_IF_ERROR(Annotate(Changed(database, rows).status(), table));

@@ -272,6 +272,21 @@ const Table<NodeRow>& NodeTable() {
   return table;
 }
 
+const Table<GoodputRow>& GoodputTable() {
+  static const Table<GoodputRow> table{
+      "goodput",
+      {"job"},
+      {Field("job", kText, &GoodputRow::job_uid),
+       Field("times", kText, &GoodputRow::times),
+       Field("curve", kText, &GoodputRow::curve),
+       Field("pending_us", kInteger, &GoodputRow::pending_us),
+       Field("devices", kInteger, &GoodputRow::devices),
+       Field("wall_ms", kInteger, &GoodputRow::wall_ms),
+       Field("last_step", kStep, &GoodputRow::last_step),
+       Field("last_time_ms", kInteger, &GoodputRow::last_time_ms)}};
+  return table;
+}
+
 absl::Status MatchColumns(sqlite3* database) {
   RETURN_IF_ERROR(MatchTable(database, JobTable()));
   RETURN_IF_ERROR(MatchTable(database, JobSpecTable()));
@@ -280,6 +295,7 @@ absl::Status MatchColumns(sqlite3* database) {
   RETURN_IF_ERROR(MatchTable(database, OperationTable()));
   RETURN_IF_ERROR(MatchTable(database, EpochTable()));
   RETURN_IF_ERROR(MatchTable(database, SaveTable()));
+  RETURN_IF_ERROR(MatchTable(database, GoodputTable()));
   return MatchTable(database, NodeTable());
 }
 

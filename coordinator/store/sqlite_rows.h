@@ -40,6 +40,7 @@ const Table<OperationRecord>& OperationTable();
 const Table<EpochRecord>& EpochTable();
 const Table<SaveRecord>& SaveTable();
 const Table<NodeRow>& NodeTable();
+const Table<GoodputRow>& GoodputTable();
 
 // Adds the columns that the database lacks. A column that this program does not know is
 // FailedPrecondition: a newer program wrote it.

@@ -153,9 +153,20 @@ std::vector<StoreWrite> ThreadStoreWriter::Take() {
   return group;
 }
 
+void ThreadStoreWriter::Measure(const std::vector<absl::Status>& results,
+                                std::chrono::duration<double> taken) {
+  latency_.Record(taken.count());
+  const auto failed = std::count_if(
+      results.begin(), results.end(), [](const absl::Status& one) { return !one.ok(); });
+  failed_writes_ += failed;
+  works_ = failed == 0;
+}
+
 void ThreadStoreWriter::Loop() {
   for (std::vector<StoreWrite> group = Take(); !group.empty(); group = Take()) {
+    const auto began = std::chrono::steady_clock::now();
     const std::vector<absl::Status> results = WriteGroup(*options_.store, group);
+    Measure(results, std::chrono::steady_clock::now() - began);
     for (size_t i = 0; i < group.size(); ++i) {
       Tell(std::move(group[i]), results[i]);
     }

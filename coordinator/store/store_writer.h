@@ -4,6 +4,8 @@
 // in groups: one wait for the disk, however many changes came while it waited the last time. Nobody
 // waits for a group to fill: an idle writer writes a single change at once.
 
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -14,6 +16,7 @@
 
 #include <absl/base/thread_annotations.h>
 
+#include "common/latency_histogram.h"
 #include "common/mutex.h"
 #include "common/status.h"
 #include "coordinator/store/job_store.h"
@@ -71,12 +74,18 @@ class ThreadStoreWriter : public StoreWriter {
   // Numbers of commits so far, and of writes in them.
   int64_t groups() const ABSL_LOCKS_EXCLUDED(mutex_);
   int64_t writes() const ABSL_LOCKS_EXCLUDED(mutex_);
+  int64_t failed_writes() const { return failed_writes_; }
+  // False when the newest commit failed: the disk is full, or the database is another's.
+  bool works() const { return works_; }
+  // The time of each commit, with what it waited for the disk.
+  LatencyHistogram::Look latency() const { return latency_.Get(); }
 
  private:
   void Loop();
   // Empty: nothing is queued, and nothing will come.
   std::vector<StoreWrite> Take() ABSL_LOCKS_EXCLUDED(mutex_);
   void Tell(StoreWrite write, absl::Status status);
+  void Measure(const std::vector<absl::Status>& results, std::chrono::duration<double> taken);
 
   const Options options_;
   mutable Mutex mutex_;
@@ -85,6 +94,9 @@ class ThreadStoreWriter : public StoreWriter {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t groups_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t writes_ ABSL_GUARDED_BY(mutex_) = 0;
+  LatencyHistogram latency_;
+  std::atomic<int64_t> failed_writes_ = 0;
+  std::atomic<bool> works_ = true;
   std::thread thread_;
 };
 

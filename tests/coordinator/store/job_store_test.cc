@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sqlite3.h>
 
@@ -95,6 +96,14 @@ StoreChange WholeChange() {
   change.saves.push_back(
       {"uid-1", 40, 6, 1, SaveState::kIntended, 3, 1000, 9, "/step-40", "", "id", 100});
   change.nodes.push_back({"node-a", "incarnation", 100, 2, "3 attempts failed", "host", "lock"});
+  change.goodput.push_back({.job_uid = "uid-1",
+                            .times = "productive:12 replay:3",
+                            .curve = "-1:0 40:12",
+                            .pending_us = 5,
+                            .devices = 3,
+                            .wall_ms = 100,
+                            .last_step = 40,
+                            .last_time_ms = 99});
   return change;
 }
 
@@ -143,6 +152,15 @@ TEST_P(JobStoreTest, EverythingComesBackAsItWas) {
   EXPECT_EQ(loaded->operations[0].sequence, 3);
   EXPECT_EQ(loaded->operations[0].deadline_ms, 700);
   EXPECT_EQ(loaded->operations[0].state, OperationState::kWriting);
+  ASSERT_EQ(loaded->goodput.size(), 1U);
+  const GoodputRow& ledger = loaded->goodput[0];
+  EXPECT_EQ(ledger.job_uid + ledger.times + ledger.curve, "uid-1productive:12 replay:3-1:0 40:12");
+  EXPECT_THAT((std::vector{ledger.pending_us,
+                           ledger.devices,
+                           ledger.wall_ms,
+                           ledger.last_step,
+                           ledger.last_time_ms}),
+              ::testing::ElementsAre(5, 3, 100, 40, 99));
   ASSERT_EQ(loaded->saves.size(), 1U);
   EXPECT_EQ(loaded->saves[0].state, SaveState::kIntended);
   EXPECT_EQ(loaded->saves[0].world_size, 3);

@@ -1,0 +1,46 @@
+#include "coordinator/access/security.h"
+
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/clock.h"
+#include "common/logging.h"
+#include "coordinator/access/authority_files.h"
+
+namespace ravel::coordinator {
+
+absl::StatusOr<std::unique_ptr<Security>> OpenSecurity(const std::string& state_dir,
+                                                       int64_t node_ms) {
+  absl::StatusOr<AuthorityFiles> files = LoadAuthorityFiles(state_dir);
+  if (absl::IsNotFound(files.status())) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--state-dir ",
+        state_dir,
+        ": there are no certificates; `ravel-coordinator init` makes them, or pass --dev-loopback "
+        "for a plaintext coordinator on this host only"));
+  }
+  RETURN_IF_ERROR(files.status());
+  RETURN_IF_ERROR(RenewServerCertificate(*files, SystemClock::Get().WallMs()).status());
+  auto security = std::make_unique<Security>();
+  ASSIGN_OR_RETURN(security->registry,
+                   AccessRegistry::Open(
+                       state_dir, *std::move(files), &SystemClock::Get(), {.node_ms = node_ms}));
+  security->registry->OnRevoked(
+      [live = &security->live](const std::string& identity) { live->CancelOf(identity); });
+  return security;
+}
+
+void WatchCertificates(Security& security) {
+  const int64_t now_ms = SystemClock::Get().WallMs();
+  security.live.CancelExpired(now_ms);
+  const absl::StatusOr<bool> renewed = RenewServerCertificate(security.registry->files(), now_ms);
+  if (!renewed.ok()) {
+    log::Error(absl::StrCat("the coordinator's certificate cannot be renewed: ",
+                            std::string(renewed.status().message())));
+  } else if (*renewed) {
+    log::Info("the coordinator's certificate was renewed");
+  }
+}
+
+}  // namespace ravel::coordinator

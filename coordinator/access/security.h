@@ -1,0 +1,28 @@
+#pragma once
+
+// What makes a coordinator that speaks TLS: who may do what, and the calls that are alive.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "common/status.h"
+#include "coordinator/access/access_registry.h"
+#include "coordinator/access/live_calls.h"
+
+namespace ravel::coordinator {
+
+struct Security {
+  std::unique_ptr<AccessRegistry> registry;
+  LiveCalls live;
+};
+
+// Opens the authority of a state directory; certificates of nodes are good for `node_ms`.
+// FailedPrecondition where there is none.
+absl::StatusOr<std::unique_ptr<Security>> OpenSecurity(const std::string& state_dir,
+                                                       int64_t node_ms);
+
+// Ends calls whose certificate has expired, and renews the coordinator's own.
+void WatchCertificates(Security& security);
+
+}  // namespace ravel::coordinator

@@ -18,6 +18,7 @@
 #include "common/clock.h"
 #include "common/time_text.h"
 #include "common/version.h"
+#include "coordinator/ctl/event_file.h"
 #include "coordinator/ctl/exit_code.h"
 #include "coordinator/ctl/progress.h"
 
@@ -397,11 +398,36 @@ int RunLogs(const CommonOptions& common, const LogsOptions& options) {
   return Report(status);
 }
 
+absl::Status WriteEvents(JobsClient& client,
+                         const CommonOptions& common,
+                         const MetricsOptions& options) {
+  if (options.filter.all || options.filter.follow) {
+    return absl::InvalidArgumentError(
+        "--tensorboard: writes the surviving history once; not with --all or --follow");
+  }
+  const JobName name = NameOf(common, options.job);
+  ASSIGN_OR_RETURN(const JobView job, client.Get(name));
+  ASSIGN_OR_RETURN(const std::unique_ptr<EventFile> file,
+                   EventFile::Create(options.tensorboard, absl::StrCat("0.", job.uid)));
+  absl::Status written;
+  RETURN_IF_ERROR(client.Metrics(name, options.filter, [&](const StepRecord& metric) {
+    written = file->Add(metric);
+    return written.ok();
+  }));
+  RETURN_IF_ERROR(written);
+  RETURN_IF_ERROR(file->Publish());
+  Say(absl::StrCat(file->steps(), " steps in ", file->path()));
+  return absl::OkStatus();
+}
+
 int RunMetrics(const CommonOptions& common, const MetricsOptions& options) {
   int exit_code = kExitOk;
   const std::unique_ptr<JobsClient> client = ConnectOrReport(common, exit_code);
   if (client == nullptr) {
     return exit_code;
+  }
+  if (!options.tensorboard.empty()) {
+    return Report(WriteEvents(*client, common, options));
   }
   Table table({"STEP",
                "LOSS",

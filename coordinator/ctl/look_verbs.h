@@ -39,6 +39,7 @@ int RunLogs(const CommonOptions& common, const LogsOptions& options);
 struct MetricsOptions {
   std::string job = {};
   MetricsFilter filter = {};
+  std::string tensorboard = {};  // a folder: event files instead of text
 };
 int RunMetrics(const CommonOptions& common, const MetricsOptions& options);
 

@@ -209,6 +209,9 @@ void AddLookVerbs(CLI::App& app, CommandLine& line) {
   AddJob(verb, line.metrics.job);
   constexpr int64_t kMostSteps = 1'000'000'000'000;
   MetricsFilter& filter = line.metrics.filter;
+  verb->add_option("--tensorboard",
+                   line.metrics.tensorboard,
+                   "Write the surviving history to this folder, for TensorBoard");
   verb->add_flag("--all", filter.all, "Also steps that a restart replaced");
   verb->add_flag("-f,--follow", filter.follow, "Go on with new steps");
   verb->add_option("--from", filter.from_step, "Only from this step on")

@@ -96,6 +96,7 @@ absl::Status MiniCluster::StartCoordinator(const std::string& listen) {
   const std::string port_file = folder() + "/port";
   std::error_code error;
   std::filesystem::remove(port_file, error);
+  std::filesystem::remove(folder() + "/http-port", error);
   ProcessOptions options;
   options.arguments = {BinaryPath("ravel-coordinator"),
                        "--dev-loopback",
@@ -107,6 +108,10 @@ absl::Status MiniCluster::StartCoordinator(const std::string& listen) {
                        port_file,
                        "--detection",
                        detection_,
+                       "--http-listen",
+                       "127.0.0.1:0",
+                       "--http-port-file",
+                       folder() + "/http-port",
                        "--enable-faults"};
   if (!hidden_.empty()) {
     const std::vector<std::string> wrap = {"/usr/bin/unshare",
@@ -155,6 +160,10 @@ absl::Status MiniCluster::StartWorker(const std::string& name,
                        "1",
                        "--work-dir",
                        absl::StrCat(folder(), "/", name),
+                       "--http-listen",
+                       "127.0.0.1:0",
+                       "--http-port-file",
+                       absl::StrCat(folder(), "/", name, "/http-port"),
                        "--enable-faults"};
   options.environment = environment;
   options.output_path = options.error_path = absl::StrCat(folder(), "/", name, ".log");

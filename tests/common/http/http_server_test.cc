@@ -132,6 +132,14 @@ TEST_F(HttpServerTest, AnswersMayComeFromOtherThreadsAndTheFirstOneCounts) {
   }
 }
 
+TEST_F(HttpServerTest, ABodyMayBeMadeOnTheServersThread) {
+  options_.pages["/made"] = [](Respond respond) {
+    respond({.make_body = [] { return std::string("made"); }});
+  };
+  Start();
+  EXPECT_EQ(GetPage(port(), "/made").body, "made");
+}
+
 TEST_F(HttpServerTest, SilentClientsAreClosedAndHoldNobodyUp) {
   options_.request_limit = milliseconds(300);
   options_.max_connections = 4;

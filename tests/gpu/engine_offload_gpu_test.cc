@@ -160,7 +160,13 @@ CountedRun RunCounted(kernels::CudaGpu& gpu, const RecordArgs& args) {
     run.recording.updates = engine.updates();
     return AddState(engine, run.recording);
   };
-  EXPECT_EQ(RunOn(gpu, args, body), absl::OkStatus());
+  EXPECT_EQ(RunLocalRanks({.spec = args.spec,
+                           .ranks = args.ranks,
+                           .body = body,
+                           .adjust = args.adjust,
+                           .options = args.options,
+                           .gpu = &gpu}),
+            absl::OkStatus());
   return run;
 }
 
@@ -189,6 +195,26 @@ TEST_F(GpuOffload, UpdatesBeginBeforeTheirStepIsDecided) {
   for (const optim::HostUpdateCounts& counts : RunCounted(gpu(), inline_args).counts) {
     EXPECT_EQ(counts.chunks, run.chunks);
     EXPECT_EQ(counts.early, 0);
+  }
+}
+
+// More chunks than slots: the first ones go up before others come down.
+TEST_F(GpuOffload, ChunksTakeTurnsInTheRing) {
+  for (const StateForm& form : {kForms[0], kForms[2]}) {
+    RecordArgs args = Guessing(0, 0, form);
+    args.spec.model->num_hidden_layers = 4;
+    args.spec.model->intermediate_size = 512;
+    args.last_step = 3;
+    const Recording whole = RunCounted(gpu(), args).recording;
+    args.spec.optimizer.offload.fraction = 1;
+    args.options.offload_chunk_elements = kChunkElements;
+    const CountedRun run = RunCounted(gpu(), args);
+    EXPECT_EQ(FirstDifference(whole, run.recording), "") << form.name;
+    EXPECT_GT(run.chunks, plan::kHostChunks);
+    for (const optim::HostUpdateCounts& counts : run.counts) {
+      EXPECT_EQ(counts.chunks, run.chunks);
+      EXPECT_EQ(counts.early, plan::kHostChunks);
+    }
   }
 }
 

@@ -154,7 +154,7 @@ std::unique_ptr<grpc::Server> Serve(const std::string& listen,
 }
 
 // Null for --dev-loopback.
-absl::StatusOr<std::unique_ptr<Security>> OpenSecurity(const Flags& flags) {
+absl::StatusOr<std::unique_ptr<Security>> SecurityFor(const Flags& flags) {
   if (flags.dev_loopback) {
     return nullptr;
   }
@@ -399,7 +399,7 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
   if (!folders.ok()) {
     return Complain(kFault, std::string(folders.message()));
   }
-  const absl::StatusOr<std::unique_ptr<Security>> security = OpenSecurity(flags);
+  const absl::StatusOr<std::unique_ptr<Security>> security = SecurityFor(flags);
   if (!security.ok()) {
     return Complain(absl::IsFailedPrecondition(security.status()) ? kUsage : kFault,
                     std::string(security.status().message()));

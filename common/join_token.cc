@@ -1,6 +1,7 @@
 #include "common/join_token.h"
 
 #include <algorithm>
+#include <iomanip>
 
 #include <absl/strings/str_cat.h>
 
@@ -34,6 +35,16 @@ absl::StatusOr<JoinToken> ParseJoinToken(std::string_view text) {
   }
   return absl::InvalidArgumentError(
       "the token: expected ravel1.FINGERPRINT.SECRET as `ravelctl enrol` prints it");
+}
+
+std::string TokenOf(const std::string& argument, std::istream& input) {
+  if (argument != "-") {
+    return argument;
+  }
+  constexpr int kLongest = 256;
+  std::string token;
+  input >> std::setw(kLongest) >> token;
+  return token;
 }
 
 }  // namespace ravel

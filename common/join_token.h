@@ -3,6 +3,7 @@
 // One-time tokens as people carry them: "ravel1.FINGERPRINT.SECRET". The fingerprint lets who has
 // the token recognise the cluster's authority; the secret lets the cluster recognise the token.
 
+#include <istream>
 #include <string>
 #include <string_view>
 
@@ -18,5 +19,9 @@ struct JoinToken {
 std::string FormatJoinToken(const JoinToken& token);
 // InvalidArgument never repeats the text.
 absl::StatusOr<JoinToken> ParseJoinToken(std::string_view text);
+
+// A token as an argument of a command, or, where that is "-", the first word of `input`: arguments
+// can be read by everybody on a host.
+std::string TokenOf(const std::string& argument, std::istream& input);
 
 }  // namespace ravel

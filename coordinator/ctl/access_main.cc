@@ -87,7 +87,11 @@ void AddAccessVerbs(CLI::App& app,
     line.login.context = line.endpoint.context;
     return RunLogin(line.login);
   });
-  verb->add_option("TOKEN", line.login.token, "Of `ravelctl enrol user`")->required();
+  verb->add_option("TOKEN",
+                   line.login.token,
+                   "Of `ravelctl enrol user`; -: from the input, where other users of this host do "
+                   "not see it")
+      ->required();
   CLI::App* const context = Group(app, "context", "Coordinators that this user has logged in to");
   Verb(*context, run, "list", "List them", [&common] { return RunContextList(common); });
   verb = Verb(*context, run, "use", "Choose one", [&line] { return RunContextUse(line.context); });

@@ -1,11 +1,13 @@
 #include "coordinator/ctl/access_verbs.h"
 
+#include <iostream>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
 
 #include "common/certificate.h"
 #include "common/clock.h"
+#include "common/join_token.h"
 #include "common/net_address.h"
 #include "common/time_text.h"
 #include "coordinator/ctl/access_client.h"
@@ -61,7 +63,7 @@ int RunLogin(const LoginOptions& options) {
     return Report(path.status());
   }
   const absl::StatusOr<coordinator::ContextFile> context =
-      Login(options.coordinator, options.token);
+      Login(options.coordinator, TokenOf(options.token, std::cin));
   absl::Status status = context.status();
   if (status.ok()) {
     status = SaveContext(name, *context);

@@ -118,6 +118,16 @@ TEST(JoinTokenTest, OnlyWholeTokensAreRead) {
   EXPECT_EQ(refused.message().find(token.secret), std::string::npos) << "a secret in an error";
 }
 
+TEST(JoinTokenTest, MayComeFromTheInput) {
+  std::istringstream input("  ravel1.a.b\nmore");
+  EXPECT_EQ(TokenOf("ravel1.c.d", input), "ravel1.c.d");
+  EXPECT_EQ(TokenOf("-", input), "ravel1.a.b");
+  std::istringstream endless(std::string(5000, 'x'));
+  EXPECT_LE(TokenOf("-", endless).size(), 256u);
+  std::istringstream nothing;
+  EXPECT_EQ(TokenOf("-", nothing), "");
+}
+
 TEST(PeerChainTest, NobodyThereIsUnavailable) {
   const absl::StatusOr<std::string> nobody =
       FetchAuthority("127.0.0.1:1", std::string(64, 'a'), std::chrono::milliseconds(2000));

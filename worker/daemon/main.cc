@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <iostream>
 #include <string>
 #include <system_error>
 
@@ -19,6 +20,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/join_token.h"
 #include "common/logging.h"
 #include "common/net_address.h"
 #include "common/time_text.h"
@@ -263,7 +265,8 @@ int RunJoin(JoinFlags flags) {
   // Before the token is spent.
   status = status.ok() ? CheckNoIdentity(flags.work_dir) : status;
   if (status.ok()) {
-    const absl::StatusOr<NodeIdentity> joined = Join(flags.coordinator, flags.node_id, flags.token);
+    const absl::StatusOr<NodeIdentity> joined =
+        Join(flags.coordinator, flags.node_id, TokenOf(flags.token, std::cin));
     status = joined.ok() ? SaveIdentity(flags.work_dir, *joined) : joined.status();
   }
   if (!status.ok()) {
@@ -283,7 +286,11 @@ void AddJoin(CLI::App& app, JoinFlags& flags) {
   join->add_option("--coordinator", flags.coordinator, "HOST:PORT of the coordinator")->required();
   join->add_option("--node-id", flags.node_id, "Name of this node; default its host name");
   join->add_option("--work-dir", flags.work_dir, "Of the daemon; the key stays there")->required();
-  join->add_option("TOKEN", flags.token, "Of `ravelctl enrol node`")->required();
+  join->add_option("TOKEN",
+                   flags.token,
+                   "Of `ravelctl enrol node`; -: from the input, where other users of this host do "
+                   "not see it")
+      ->required();
 }
 
 void AddDevices(CLI::App& app, Flags& flags) {

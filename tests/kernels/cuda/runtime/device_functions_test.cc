@@ -64,6 +64,14 @@ class DeviceFunctionsTest : public ::testing::Test {
     Expect(f_.stream_synchronize(of.stream));
     Expect(f_.copy(of.stream, of.memory, of.pinned, 64));
     Expect(f_.fill(of.stream, of.memory, 0, 64));
+    int calls = 0;
+    const RavelCudaHostWork work = {.run = [](void* count) { ++*static_cast<int*>(count); },
+                                    .argument = &calls,
+                                    .accesses = nullptr,
+                                    .access_count = 0,
+                                    .reserved = 0};
+    Expect(f_.host_work(of.stream, &work));
+    EXPECT_EQ(calls, 1);
     Expect(f_.graph_launch(of.graph, of.stream));
   }
   void Destroy(int32_t device, const Handles& of) const {

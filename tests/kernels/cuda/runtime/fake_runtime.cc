@@ -140,6 +140,10 @@ cudaError_t cudaMemcpyAsync(void*, const void*, size_t, cudaMemcpyKind, cudaStre
 cudaError_t cudaMemsetAsync(void*, int, size_t, cudaStream_t stream) {
   return Use("cudaMemsetAsync", stream);
 }
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
+  function(argument);
+  return Use("cudaLaunchHostFunc", stream);
+}
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   return Use("cudaStreamBeginCapture", stream);
 }

@@ -27,5 +27,4 @@ run_lint
 # Few headers are parsed once per batch of sources instead of once per source: a clean build is 3 times faster.
 cmake --preset "$preset" -DRAVEL_UNITY=ON >"$(log_of "configure-$preset")" || { cat "$(log_of "configure-$preset")"; exit 1; }
 cmake --build --preset "$preset"
-# Suites of real processes run alone (RUN_SERIAL), the others two at a time.
-ctest --test-dir "build/$preset" -j2 --output-on-failure --no-tests=error -LE "$exclude"
+ctest --test-dir "build/$preset" --output-on-failure --no-tests=error -LE "$exclude"

@@ -27,7 +27,8 @@ constexpr double kTorchScales[] = {
     32768, 32768, 65536, 32768, 32768, 32768,  65536,  65536,  65536,  131072, 131072};
 
 TEST(LossScale, FollowsTorchsGradScaler) {
-  const plan::LossScaleSpec spec = {.growth_interval = 3, .maximum = plan::kMostLossScale};
+  const plan::LossScaleSpec spec = {
+      .initial = 32768, .growth_interval = 3, .maximum = plan::kMostLossScale};
   LossScale scale = FirstLossScale(spec);
   for (size_t i = 0; kTorchSteps[i] != '\0'; ++i) {
     scale = NextLossScale(spec, scale, kTorchSteps[i] == '.');

@@ -10,7 +10,7 @@
 
 namespace ravel {
 
-// Who may read a file: those whom the umask leaves, or its owner alone (mode 0600), for keys.
+// The readers of a file: those whom the umask leaves, or its owner alone (mode 0600), for keys.
 enum class FileAccess { kUmask, kOwner };
 
 // Writes NAME.tmp-PID-N beside NAME, then gives it the name in one rename. Dropped without Publish,

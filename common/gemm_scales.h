@@ -1,6 +1,6 @@
 #pragma once
 
-// Where the scales of an operand lie for gemms of codes, as cuBLASLt reads them. An operand has
+// Places of the scales of an operand for gemms of codes, as cuBLASLt reads them. An operand has
 // `outer` rows of `inner` codes; the gemm sums over the latter, and blocks lie along them.
 
 #include <cstdint>

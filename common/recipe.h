@@ -43,7 +43,7 @@ constexpr bool ReadsBlockScales(GemmPath path) {
   return path == GemmPath::kFp8Block || path == GemmPath::kMxFp8;
 }
 
-// Which gemms of FP8 codes with one scale for each operand (kFp8Tensor) may sum fast: they are
+// The gemms of FP8 codes with one scale for each operand (kFp8Tensor) that may sum fast: they are
 // faster and lose low bits on some devices. On disk (plan proto): do not renumber.
 enum class FastAccumulation : uint8_t {
   kForward = 0,  // also of plans that were made before there was a choice

@@ -16,7 +16,7 @@ namespace ravel::http {
 
 using Labels = std::vector<std::pair<std::string_view, std::string>>;
 
-// What is wrong with a name is a bug of ours and ends the process: a family that comes twice, a
+// A wrong name is a bug of ours and ends the process: a family that comes twice, a
 // counter without `_total`, a name that Prometheus does not take. Values of labels may be any text:
 // they are escaped, cut at kMaxLabelBytes, and bytes that are not UTF-8 are replaced. A family
 // takes kMaxSeries samples and drops the rest, so that no input makes a page without end.

@@ -34,7 +34,7 @@ absl::Status CheckEntries(const std::vector<GemmPath>& entries, bool cpu_devices
   return absl::OkStatus();
 }
 
-// What a path asks of a device: a compute capability from one on, or of one major number alone,
+// The device that a path needs: a compute capability from one on, or of one major number alone,
 // since scales of 128 codes are of Hopper and E8M0 ones are tried for on the first Blackwell alone;
 // versions as cuBLASLt counts them.
 struct Needs {

@@ -56,7 +56,7 @@ absl::Status TypesFromProto(const v1::PlannedOptions& proto, ProgramOptions& opt
              : absl::OkStatus();
 }
 
-// What quantized matrices and their gemms read.
+// The options of quantized matrices and their gemms.
 absl::Status RecipeFromProto(const v1::PlannedOptions& proto, ProgramOptions& options) {
   options.amax_history = proto.amax_history();
   options.amax_margin = proto.amax_margin();

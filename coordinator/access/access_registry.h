@@ -22,13 +22,13 @@
 
 namespace ravel::coordinator {
 
-// How long certificates are good; owners renew them at two thirds.
+// Lifetimes of certificates; owners renew them at two thirds.
 struct CertificateTimes {
   int64_t node_ms = int64_t{24} * 3600 * 1000;
   int64_t user_ms = int64_t{90} * 24 * 3600 * 1000;
 };
 
-// Who asks for a change, for the audit log.
+// The caller of a change, for the audit log.
 struct Asker {
   std::string who;
   std::string peer;

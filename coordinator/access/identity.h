@@ -1,6 +1,6 @@
 #pragma once
 
-// Who speaks: names in certificates (SPIFFE), and what each role may call. Pure.
+// Identities: names in certificates (SPIFFE), and the calls that each role may make. Pure.
 
 #include <string>
 #include <string_view>

@@ -1,6 +1,6 @@
 #pragma once
 
-// What makes a coordinator that speaks TLS: who may do what, and the calls that are alive.
+// The parts of a coordinator that speaks TLS: its registry, and the calls that are alive.
 
 #include <cstdint>
 #include <memory>

@@ -126,7 +126,7 @@ class Gate final : public grpc::AuthMetadataProcessor {
   AccessRegistry* const registry_;
 };
 
-// What a request speaks of, by the names that its fields have in all our messages.
+// The object of a request, by the names that fields have in all our messages.
 std::string Field(const google::protobuf::Message& message, const char* name) {
   const google::protobuf::FieldDescriptor* const field =
       message.GetDescriptor()->FindFieldByName(name);

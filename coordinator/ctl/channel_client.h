@@ -13,7 +13,7 @@ namespace ravel::ctl {
 // InvalidArgument: the address is neither, or none. Nothing is sent before the first call.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const Endpoint& endpoint);
 
-// What a refusal of the transport means, in words; other statuses stay as they are.
+// Explains a refusal of the transport in words; other statuses stay as they are.
 absl::Status ExplainTransport(const Endpoint& endpoint, const std::string& message);
 
 }  // namespace ravel::ctl

@@ -22,7 +22,7 @@ std::vector<std::string> ContextNames();
 // Writes it, makes its folder (0700) when there is none.
 absl::Status SaveContext(const std::string& name, const coordinator::ContextFile& context);
 
-// What the command line says of the coordinator.
+// The command line's options that choose a coordinator.
 struct EndpointOptions {
   std::optional<std::string> coordinator;  // also from RAVEL_COORDINATOR
   std::string context;                     // also from RAVEL_CONTEXT; empty: none

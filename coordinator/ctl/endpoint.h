@@ -1,6 +1,6 @@
 #pragma once
 
-// Where a coordinator is, and who speaks to it.
+// The address of a coordinator, and the caller's identity.
 
 #include <memory>
 #include <string>

@@ -15,7 +15,7 @@
 
 namespace ravel::coordinator {
 
-// What is not the controller's own.
+// Numbers of the process that the controller does not have.
 struct ProcessMetrics {
   std::string version;
   bool insecure = false;

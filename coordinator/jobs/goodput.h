@@ -31,7 +31,7 @@ enum class DeviceTime {
 inline constexpr size_t kDeviceTimes = 11;
 std::string_view DeviceTimeName(DeviceTime time);
 
-// What the devices of a job do. On disk: do not renumber.
+// Uses of a job's devices. On disk: do not renumber.
 enum class DeviceUse {
   kNone = 0,       // it holds none
   kStarting = 1,   // placed, not all ranks are ready

@@ -1,6 +1,6 @@
 #pragma once
 
-// What is durable of identities: who may speak to this coordinator, which tokens admit others, and
+// Durable records of access: who may speak to this coordinator, which tokens admit others, and
 // who changed what. On disk: do not renumber.
 
 #include <cstdint>

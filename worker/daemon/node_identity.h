@@ -1,6 +1,6 @@
 #pragma once
 
-// What makes this host a node of a cluster, as files in WORK/identity (0700, files 0600): the
+// The identity of a node of a cluster, as files in WORK/identity (0700, files 0600): the
 // private key, which never leaves it, the certificate, the authority that signs both sides, and
 // which coordinator that is.
 

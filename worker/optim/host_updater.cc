@@ -1,4 +1,4 @@
-// Who orders what: a slot's copies down wait until its former content has gone up; the host's work
+// Order: a slot's copies down wait until its former content has gone up; the host's work
 // waits for the copies down, and, once its step is to be decided, for the decision; copies up wait
 // for the host's work. The next decision overwrites the last one in pinned memory, so it waits for
 // the host's work of the step before.

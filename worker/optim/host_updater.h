@@ -30,7 +30,7 @@
 
 namespace ravel::optim {
 
-// What a rank's updates on the host did since the counts were taken last.
+// Counts of a rank's updates on the host since they were taken last.
 struct HostUpdateCounts {
   int64_t chunks = 0;
   int64_t early = 0;   // updated before their step was decided, for good
@@ -117,7 +117,7 @@ class HostUpdater {
     size_t end = 0;
     bool absent = true;
   };
-  // What is known of a step before it is decided.
+  // Facts of a step that are known before it is decided.
   struct Beginning {
     int64_t step = 0;
     double learning_rate = 0;

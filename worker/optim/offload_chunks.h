@@ -32,7 +32,7 @@ bool IsOffloaded(const plan::ShardingPlan& plan, plan::GroupId group);
 std::vector<OffloadChunk> CutIntoChunks(plan::GroupId group,
                                         const kernels::PieceTable& pieces,
                                         int64_t chunk_elements);
-// What a chunk's update reads and writes of memory for which `holds` is true.
+// The ranges that a chunk's update reads and writes, of memory for which `holds` is true.
 std::vector<std::span<std::byte>> MemoryOf(const shard::ParameterGroup& group,
                                            const OffloadChunk& chunk,
                                            const std::function<bool(const void*)>& holds);

@@ -182,7 +182,7 @@ RecordArgs ArenaArgs(const StrategyCase& tested, const char* model) {
                 JobOf(tested, model, absl::StrCat(::testing::TempDir(), "/ravel_arena_use")));
 }
 
-// What lies on a rank between steps, for each parameter of its shards.
+// Bytes on a rank between steps, for each parameter of its shards.
 double RestBytesPerParameter(const plan::ShardingPlan& plan) {
   int64_t bytes = 0;
   for (const plan::ProgramBuffer& buffer : plan.buffers) {

@@ -180,7 +180,7 @@ TEST(ProgramOffload, PlansRoundTripAndOthersAreRefused) {
   }
 }
 
-// Of GPU jobs.
+// A request of a GPU job.
 PlanRequest HostRequest(double fraction, int64_t ranks = 1) {
   PlanRequest request = OffloadRequest(fraction, ranks);
   request.spec.cpu_devices = false;
@@ -262,7 +262,7 @@ TEST(ProgramOffload, MemoryOfDevicesFallsByWhatLeaves) {
   }
 }
 
-// What the checker refuses, by its rule.
+// The checker names the rule that a mistake breaks.
 TEST(ProgramOffload, HostUpdatesOutOfOrderAreRefused) {
   const ShardingPlan plan = MakeOffloaded(HostRequest(1, 2));
   const auto refusal = [&](const std::function<bool(Instruction&)>& change) {

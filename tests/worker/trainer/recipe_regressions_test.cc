@@ -258,6 +258,21 @@ TEST_F(RecipeRegressions, EpsilonReachesEveryQuantizer) {
   }
 }
 
+// Gemms quantize inputs and gradients by these.
+TEST_F(RecipeRegressions, GemmsHaveTheEpsilonOfTheJob) {
+  plan::JobSpec spec = Job({.width = 1}, Recipe::kCurrent);
+  spec.recipe.amax_epsilon = 0.25;
+  const auto body = [&](RankEngine& engine, int) -> absl::Status {
+    EXPECT_EQ(engine.quant()->layout().tensors.size(), 14u);
+    for (const plan::QuantTensor& of : engine.quant()->layout().tensors) {
+      EXPECT_EQ(engine.quant()->ScalesOf(of.tensor, true).amax_epsilon, 0.25f);
+    }
+    return absl::OkStatus();
+  };
+  const absl::Status ran = RunLocalRanks({.spec = spec, .ranks = 1, .body = body});
+  EXPECT_TRUE(ran.ok()) << ran;
+}
+
 TEST_F(RecipeRegressions, DelayedScalesBeginAtOneOnRequest) {
   const auto body = [&](RankEngine& engine, int) -> absl::Status {
     RETURN_IF_ERROR(engine.InitializeWeights());

@@ -16,6 +16,7 @@
 #include <CLI/CLI.hpp>
 #include <absl/strings/str_cat.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -130,13 +131,15 @@ std::unique_ptr<grpc::Server> Serve(const std::string& listen,
                                     RpcMeter* meter,
                                     const std::vector<grpc::Service*>& services,
                                     int* port) {
+  grpc::EnableDefaultHealthCheckService(true);  // grpc.health.v1: serving until it shuts down
   grpc::ServerBuilder builder;
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> hooks;
   hooks.push_back(MeterCalls(meter));
   if (security == nullptr) {
     builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), port);
   } else {
-    builder.AddListeningPort(listen, GateCredentials(security->registry.get()), port);
+    builder.AddListeningPort(
+        listen, GateCredentials(security->registry.get(), &security->calls), port);
     hooks.push_back(CallWatcher(security->registry.get(), &security->live));
   }
   builder.experimental().SetInterceptorCreators(std::move(hooks));
@@ -312,7 +315,10 @@ struct Machinery {
 
 ProcessMetrics MeasureProcess(const Machinery& machinery,
                               const ThreadStoreWriter& writer,
+                              const Security* security,
                               double start_seconds) {
+  const CertificateEnds ends =
+      security == nullptr ? CertificateEnds() : ReadCertificateEnds(*security);
   return {.version = kVersion,
           .insecure = machinery.insecure,
           .start_seconds = start_seconds,
@@ -323,6 +329,9 @@ ProcessMetrics MeasureProcess(const Machinery& machinery,
           .failed_writes = writer.failed_writes(),
           .store_writable = writer.works() && !machinery.disk.low(),
           .rpcs = machinery.rpcs.Get(),
+          .calls_over_rate = security == nullptr ? 0 : security->calls.refused(),
+          .server_certificate_end = ends.server_ms / 1000,
+          .authority_end = ends.authority_ms / 1000,
           .http = {}};
 }
 
@@ -331,7 +340,8 @@ absl::StatusOr<std::unique_ptr<http::Server>> ServePages(const Flags& flags,
                                                          Executor* strand,
                                                          const JobController* controller,
                                                          const Machinery& machinery,
-                                                         const ThreadStoreWriter& writer) {
+                                                         const ThreadStoreWriter& writer,
+                                                         const Security* security) {
   if (flags.http_listen == "off") {
     return nullptr;
   }
@@ -343,8 +353,8 @@ absl::StatusOr<std::unique_ptr<http::Server>> ServePages(const Flags& flags,
                       .controller = controller,
                       .writable = [&] { return writer.works() && !machinery.disk.low(); },
                       .process =
-                          [&machinery, &writer, start_seconds] {
-                            return MeasureProcess(machinery, writer, start_seconds);
+                          [&machinery, &writer, security, start_seconds] {
+                            return MeasureProcess(machinery, writer, security, start_seconds);
                           }}));
   if (!flags.http_port_file.empty() && !WritePortFile(flags.http_port_file, pages->port())) {
     return absl::UnavailableError(flags.http_port_file + ": cannot be written");
@@ -442,7 +452,7 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
   }
   fleet.SetController(controller.get());
   absl::StatusOr<std::unique_ptr<http::Server>> pages =
-      ServePages(flags, &strand, controller.get(), machinery, writer);
+      ServePages(flags, &strand, controller.get(), machinery, writer, security->get());
   const int code =
       pages.ok() ? ServeUntilSignal(flags,
                                     security->get(),

@@ -22,6 +22,10 @@ struct MethodRule {
   bool changes;
 };
 
+constexpr std::string_view kEnrol = "/ravel.v1.Access/Enrol";
+constexpr std::string_view kHealthCheck = "/grpc.health.v1.Health/Check";
+constexpr std::string_view kHealthWatch = "/grpc.health.v1.Health/Watch";
+
 constexpr int kViewer = static_cast<int>(Role::kViewer);
 constexpr int kUser = static_cast<int>(Role::kUser);
 constexpr int kOperator = static_cast<int>(Role::kOperator);
@@ -58,6 +62,7 @@ constexpr MethodRule kRules[] = {
     {"/ravel.v1.Access/WhoAmI", kAnybody, false},
     {"/ravel.v1.Fleet/Connect", kNodesOnly, false},
     {"/ravel.v1.Fleet/FetchPlan", kNodesOnly, false},
+    {kHealthWatch, kAnybody, false},
 };
 
 const MethodRule* RuleOf(std::string_view method) {
@@ -165,12 +170,12 @@ absl::Status CheckMethod(const Identity& caller, std::string_view method) {
 }
 
 bool IsOpenMethod(std::string_view method) {
-  return method == "/ravel.v1.Access/Enrol";
+  return method == kEnrol || method == kHealthCheck;
 }
 
 bool IsChange(std::string_view method) {
   const MethodRule* const rule = RuleOf(method);
-  return IsOpenMethod(method) || (rule != nullptr && rule->changes);
+  return method == kEnrol || (rule != nullptr && rule->changes);
 }
 
 std::string VerbOf(std::string_view method) {

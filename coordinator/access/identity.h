@@ -44,7 +44,8 @@ bool ParseUri(std::string_view cluster,
 // PermissionDenied unless that role may call the method ("/ravel.v1.Jobs/GetJob"). A method that is
 // not in the table is denied to all.
 absl::Status CheckMethod(const Identity& caller, std::string_view method);
-// The one method that needs no identity, because it gives one.
+// The methods that need no identity: the one that gives one, and the look at the server's health,
+// which tells nothing else.
 bool IsOpenMethod(std::string_view method);
 // Calls that change something: they are audited when they are allowed, too.
 bool IsChange(std::string_view method);

@@ -1,9 +1,13 @@
 #include "coordinator/access/security.h"
 
+#include <fstream>
+#include <iterator>
+#include <string>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
 
+#include "common/certificate.h"
 #include "common/clock.h"
 #include "common/logging.h"
 #include "coordinator/access/authority_files.h"
@@ -41,6 +45,17 @@ void WatchCertificates(Security& security) {
   } else if (*renewed) {
     log::Info("the coordinator's certificate was renewed");
   }
+}
+
+CertificateEnds ReadCertificateEnds(const Security& security) {
+  const AuthorityFiles& files = security.registry->files();
+  const auto end_of = [](const std::string& path) -> int64_t {
+    std::ifstream input(path);
+    const std::string text((std::istreambuf_iterator<char>(input)), {});
+    const absl::StatusOr<CertificateFacts> facts = ReadCertificate(text);
+    return facts.ok() ? facts->not_after_ms : 0;
+  };
+  return {.server_ms = end_of(files.ServerPath()), .authority_ms = end_of(files.CaPath())};
 }
 
 }  // namespace ravel::coordinator

@@ -96,7 +96,7 @@ const char* CodeName(grpc::StatusCode code) {
 
 class Gate final : public grpc::AuthMetadataProcessor {
  public:
-  explicit Gate(AccessRegistry* registry) : registry_(registry) {}
+  Gate(AccessRegistry* registry, CallBudget* budget) : registry_(registry), budget_(budget) {}
   bool IsBlocking() const override { return false; }
 
   grpc::Status Process(const InputMetadata& metadata,
@@ -118,12 +118,14 @@ class Gate final : public grpc::AuthMetadataProcessor {
       row.message = Told(std::string(judged.message()));
       row.result = CodeName(static_cast<grpc::StatusCode>(judged.code()));
       registry_->audit().Record(std::move(row));
+      return ToGrpc(judged);
     }
-    return ToGrpc(judged);
+    return ToGrpc(budget_->Take(caller->Text()));
   }
 
  private:
   AccessRegistry* const registry_;
+  CallBudget* const budget_;
 };
 
 // The object of a request, by the names that fields have in all our messages.
@@ -245,7 +247,8 @@ absl::StatusOr<Identity> CallerOf(const AccessRegistry& registry,
   return IdentityBehind(registry, *connection);
 }
 
-std::shared_ptr<grpc::ServerCredentials> GateCredentials(AccessRegistry* registry) {
+std::shared_ptr<grpc::ServerCredentials> GateCredentials(AccessRegistry* registry,
+                                                         CallBudget* budget) {
   namespace tls = grpc::experimental;
   const AuthorityFiles& files = registry->files();
   tls::TlsServerCredentialsOptions options(std::make_shared<tls::FileWatcherCertificateProvider>(
@@ -254,7 +257,7 @@ std::shared_ptr<grpc::ServerCredentials> GateCredentials(AccessRegistry* registr
   options.watch_identity_key_cert_pairs();
   options.set_cert_request_type(GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY);
   const std::shared_ptr<grpc::ServerCredentials> credentials = tls::TlsServerCredentials(options);
-  credentials->SetAuthMetadataProcessor(std::make_shared<Gate>(registry));
+  credentials->SetAuthMetadataProcessor(std::make_shared<Gate>(registry, budget));
   return credentials;
 }
 

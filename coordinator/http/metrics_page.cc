@@ -48,6 +48,15 @@ void AddProcess(const ProcessMetrics& process,
       .Add(process.start_seconds);
   out.Gauge("ravel_insecure", "1: plaintext on loopback, without identities.")
       .Add(process.insecure ? 1 : 0);
+  PrometheusText& ends = out.Gauge("ravel_certificate_end_time_seconds",
+                                   "End of a certificate, in seconds since 1970.");
+  for (const auto& [of, end] :
+       {std::pair<const char*, int64_t>{"server", process.server_certificate_end},
+        {"authority", process.authority_end}}) {
+    if (end != 0) {
+      ends.Add({{"of", of}}, static_cast<double>(end));
+    }
+  }
   out.Gauge("ravel_term", "Number of this coordinator process in the life of its database.")
       .Add(static_cast<double>(metrics.term));
   out.Gauge("ravel_controller_lag_seconds",
@@ -77,6 +86,8 @@ void AddProcess(const ProcessMetrics& process,
       out.Add({{"method", rpc.method}, {"code", code}}, static_cast<double>(count));
     }
   }
+  out.Counter("ravel_rpc_over_rate_total", "Calls that were refused for their caller's rate.")
+      .Add(static_cast<double>(process.calls_over_rate));
   out.Histogram("ravel_rpc_handling_seconds", "Time of gRPC calls with one answer.");
   for (const RpcLook& rpc : process.rpcs) {
     if (rpc.seconds.Count() > 0) {  // not of streams

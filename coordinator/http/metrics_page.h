@@ -27,6 +27,10 @@ struct ProcessMetrics {
   int64_t failed_writes = 0;
   bool store_writable = true;
   std::vector<RpcLook> rpcs;
+  int64_t calls_over_rate = 0;
+  // End of certificates, in seconds since 1970; 0: there is none, or it cannot be read.
+  int64_t server_certificate_end = 0;
+  int64_t authority_end = 0;
   http::ServerCounts http;
 };
 

@@ -146,6 +146,10 @@ absl::Status MiniCluster::StartWorkers(int count,
   return WaitForReadyNodes(count);
 }
 
+std::string MiniCluster::NoticeFile(const std::string& worker) const {
+  return absl::StrCat(folder(), "/", worker, "/notice");
+}
+
 absl::Status MiniCluster::StartWorker(const std::string& name,
                                       const std::map<std::string, std::string>& environment,
                                       const std::string& coordinator) {
@@ -164,6 +168,8 @@ absl::Status MiniCluster::StartWorker(const std::string& name,
                        "127.0.0.1:0",
                        "--http-port-file",
                        absl::StrCat(folder(), "/", name, "/http-port"),
+                       "--notice-file",
+                       NoticeFile(name),
                        "--enable-faults"};
   options.environment = environment;
   options.output_path = options.error_path = absl::StrCat(folder(), "/", name, ".log");
@@ -348,8 +354,13 @@ absl::Status MiniCluster::WaitForSuccess(const std::string& job, milliseconds de
                    job, ": ", view.state, " ", view.reason, ": ", view.message, "\n", Report(job)));
 }
 
-absl::StatusOr<std::vector<StepRow>> MiniCluster::Metrics(const std::string& job) const {
-  const RunResult result = Ctl({"metrics", job, "-o", "jsonl"});
+absl::StatusOr<std::vector<StepRow>> MiniCluster::Metrics(const std::string& job,
+                                                          bool replaced) const {
+  std::vector<std::string> arguments = {"metrics", job, "-o", "jsonl"};
+  if (replaced) {
+    arguments.emplace_back("--all");
+  }
+  const RunResult result = Ctl(arguments);
   if (result.exit_code != 0) {
     return absl::InternalError(absl::StrCat("metrics: exit ", result.exit_code, ": ", result.err));
   }

@@ -87,6 +87,8 @@ class MiniCluster {
                            const std::string& coordinator = {});  // ours when empty
   // Waits until `count` nodes are READY, and each daemon that runs is among them.
   absl::Status WaitForReadyNodes(int count);
+  // A file that says, by being there, that the daemon's host goes away.
+  std::string NoticeFile(const std::string& worker) const;
   // SIGKILL; its trainers die with it.
   void KillWorker(const std::string& name);
   std::vector<std::string> worker_names() const;
@@ -134,8 +136,8 @@ class MiniCluster {
   absl::StatusOr<JobView> WaitForEnd(const std::string& job, std::chrono::milliseconds deadline);
   // As WaitForEnd, and an error with the job's events and the last log lines unless it succeeded.
   absl::Status WaitForSuccess(const std::string& job, std::chrono::milliseconds deadline);
-  // The surviving history, in order of steps.
-  absl::StatusOr<std::vector<StepRow>> Metrics(const std::string& job) const;
+  // The surviving history, in order of steps; `replaced`: also steps that a restart trained again.
+  absl::StatusOr<std::vector<StepRow>> Metrics(const std::string& job, bool replaced = false) const;
   // What happened to a job, oldest first.
   absl::StatusOr<std::vector<EventRow>> Events(const std::string& job) const;
   // Committed checkpoints: step -> directory.

@@ -89,6 +89,13 @@ Daemon::Daemon(DaemonOptions options)
                                                      .first_gpu = FirstGpu(options_.facts),
                                                      .trainers_per_gpu = options_.trainers_per_gpu},
                                    TrainerCallbacks());
+  if (!options_.notice_file.empty()) {
+    notice_ = std::make_unique<NoticeWatch>(
+        loop_->context,
+        options_.notice_file,
+        options_.notice_look,
+        [this](const std::string& reason) { BeginStop(absl::StrCat("notice: ", reason)); });
+  }
   preflight_ = std::make_unique<Preflight>(loop_->context, options_.preflight_limit);
   looks_ = std::make_unique<PathLooks>(loop_->context, options_.look_limit);
 }
@@ -99,6 +106,7 @@ Daemon::~Daemon() {
   looks_.reset();
   preflight_.reset();
   supervisor_.reset();
+  notice_.reset();
   renewal_.reset();
   fleet_.reset();
 }
@@ -133,6 +141,9 @@ int Daemon::Run() {
   fleet_->Start();
   if (renewal_ != nullptr) {
     renewal_->Start();
+  }
+  if (notice_ != nullptr) {
+    notice_->Start();
   }
   SaveUnattended();
   SweepLogsLater(milliseconds(0));

@@ -19,6 +19,7 @@
 #include "worker/daemon/fleet_client.h"
 #include "worker/daemon/log_sweeper.h"
 #include "worker/daemon/node_identity.h"
+#include "worker/daemon/notice_file.h"
 #include "worker/daemon/path_looks.h"
 #include "worker/daemon/preflight.h"
 #include "worker/daemon/supervisor.h"
@@ -49,7 +50,10 @@ struct DaemonOptions {
   // For one path of a job that is not accepted yet.
   std::chrono::milliseconds look_limit{5000};
   // After a drain notice the coordinator has so long to let trainers save and stop.
-  std::chrono::milliseconds drain_limit{10000};
+  std::chrono::milliseconds drain_limit{30000};
+  // The file whose presence says that this host goes away; empty: none is looked for.
+  std::string notice_file = {};
+  std::chrono::milliseconds notice_look{500};
 };
 
 // Exit codes of the daemon, for its service manager.
@@ -122,6 +126,7 @@ class Daemon {
   LogSweeper logs_;
   std::unique_ptr<FleetClient> fleet_;
   std::unique_ptr<CertificateRenewal> renewal_;  // null: plaintext
+  std::unique_ptr<NoticeWatch> notice_;          // null: no file is named
   std::unique_ptr<Supervisor> supervisor_;
   std::unique_ptr<Preflight> preflight_;
   std::unique_ptr<PathLooks> looks_;

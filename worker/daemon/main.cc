@@ -8,6 +8,7 @@
 #include <exception>
 #include <filesystem>
 #include <iostream>
+#include <optional>
 #include <string>
 #include <system_error>
 
@@ -27,6 +28,7 @@
 #include "worker/daemon/daemon.h"
 #include "worker/daemon/enrolment_client.h"
 #include "worker/daemon/node_identity.h"
+#include "worker/daemon/notice_file.h"
 #include "worker/daemon/shared_gpu.h"
 
 namespace ravel::daemon {
@@ -35,6 +37,7 @@ namespace {
 constexpr char kVersion[] = "0.1.0";
 constexpr int kMaxCpuDevices = 256;
 constexpr int kMaxTrainersPerGpu = 8;
+constexpr int64_t kMaxDrainMs = int64_t{24} * 3600 * 1000;
 
 struct Flags {
   bool dev_loopback = false;
@@ -48,6 +51,8 @@ struct Flags {
   std::string advertise;  // empty: chosen
   std::string on_fatal = "exit";
   std::string log_limit = "4GiB";
+  std::string drain_limit = "30s";
+  std::string notice_file;  // empty: none
   std::string http_listen = "off";
   std::string http_port_file;
   bool enable_faults = false;
@@ -167,6 +172,38 @@ int Fatal(const Flags& flags, const absl::Status& status) {
   return kExitDoNotRestart;
 }
 
+absl::Status SetLeaving(const Flags& flags, DaemonOptions& options) {
+  const absl::StatusOr<int64_t> limit_ms = ParseDurationMs(flags.drain_limit);
+  if (!limit_ms.ok() || *limit_ms > kMaxDrainMs) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--drain-limit ", flags.drain_limit, ": expected a duration from 0 to 24h, such as 90s"));
+  }
+  options.drain_limit = std::chrono::milliseconds(*limit_ms);
+  options.notice_file = flags.notice_file;
+  return absl::OkStatus();
+}
+
+// A daemon that its supervisor starts again on a host that goes away would take work and lose it.
+// Returns true if it is to end.
+bool EndsBesideNotice(const DaemonOptions& options) {
+  const std::optional<std::string> notice =
+      options.notice_file.empty() ? std::nullopt : ReadNotice(options.notice_file);
+  if (!notice) {
+    return false;
+  }
+  log::Warning(absl::StrCat(
+      "--notice-file ", options.notice_file, ": ", *notice, "; waits until it is gone"));
+  sigset_t ends;
+  sigset_t before;
+  sigemptyset(&ends);
+  sigaddset(&ends, SIGTERM);
+  sigaddset(&ends, SIGINT);
+  sigprocmask(SIG_BLOCK, &ends, &before);
+  const int signal_number = AwaitNoNotice(options.notice_file, options.notice_look);
+  sigprocmask(SIG_SETMASK, &before, nullptr);
+  return signal_number != 0;
+}
+
 std::string GemmCache(const Flags& flags) {
   if (flags.gemm_cache.empty()) {
     std::error_code ignored;
@@ -191,6 +228,7 @@ int Start(const Flags& flags) {
   const absl::StatusOr<int64_t> log_limit = ParseBytes(flags.log_limit);
   absl::Status ready = Annotate(log_limit.status(), "--log-limit");
   options.logs.limit_bytes = log_limit.value_or(0);
+  ready = ready.ok() ? SetLeaving(flags, options) : ready;
   if (ready.ok()) {
     ready = flags.dev_loopback ? SetLoopback(flags, options) : SetJoined(flags, options);
   }
@@ -215,6 +253,9 @@ int Start(const Flags& flags) {
   if (std::getenv("RAVEL_FAULTS") != nullptr && !flags.enable_faults) {
     log::Warning("RAVEL_FAULTS is set and ignored: --enable-faults is not");
     unsetenv("RAVEL_FAULTS");  // trainers inherit none either
+  }
+  if (EndsBesideNotice(options)) {
+    return kExitClean;
   }
   options.facts = ProbeNode(flags.cpu_devices);
   if (!options.facts.device_message.empty()) {
@@ -293,6 +334,22 @@ void AddJoin(CLI::App& app, JoinFlags& flags) {
       ->required();
 }
 
+void AddLeaving(CLI::App& app, Flags& flags) {
+  app.add_option("--drain-limit",
+                 flags.drain_limit,
+                 "Time that jobs have to save and leave after SIGTERM or a notice; less than what "
+                 "the supervisor waits before it kills")
+      ->capture_default_str();
+  app.add_option(
+         "--notice-file",
+         flags.notice_file,
+         "Absolute path of a file that appears when this host is about to go away, as a spot "
+         "host is; its first line is the reason")
+      ->check([](const std::string& path) {
+        return absl::StartsWith(path, "/") ? "" : "expected an absolute path";
+      });
+}
+
 void AddDevices(CLI::App& app, Flags& flags) {
   app.add_option("--cpu-devices", flags.cpu_devices, "CPU devices to offer, one trainer each")
       ->check(CLI::Range(0, kMaxCpuDevices))
@@ -344,6 +401,7 @@ int ParseAndStart(int argc, char** argv) {
                  "reach this host; default the one towards the coordinator, or 127.0.0.1 with "
                  "--dev-loopback");
   AddHttpFlags(app, flags);
+  AddLeaving(app, flags);
   app.add_flag("--enable-faults",
                flags.enable_faults,
                "Do what RAVEL_FAULTS says, here and in trainers; for tests and drills");

@@ -12,6 +12,7 @@
 #include <gmock/gmock.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
 #include <gtest/gtest.h>
 
 #include "common/join_token.h"
@@ -19,6 +20,7 @@
 #include "coordinator/api/access_service.h"
 #include "proto/fleet.pb.h"
 #include "proto/jobs.pb.h"
+#include "tests/testing/fake_clock.h"
 #include "tests/testing/process.h"
 
 namespace ravel::coordinator {
@@ -53,8 +55,9 @@ class AccessGateTest : public ::testing::Test {
     ASSERT_TRUE(opened.ok()) << opened.status();
     registry_ = *std::move(opened);
     service_ = std::make_unique<AccessService>(registry_.get());
+    grpc::EnableDefaultHealthCheckService(true);
     grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:0", GateCredentials(registry_.get()), &port_);
+    builder.AddListeningPort("127.0.0.1:0", GateCredentials(registry_.get(), &budget_), &port_);
     std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> watchers;
     watchers.push_back(CallWatcher(registry_.get(), &live_));
     builder.experimental().SetInterceptorCreators(std::move(watchers));
@@ -96,6 +99,15 @@ class AccessGateTest : public ::testing::Test {
     queue.Shutdown();
     return status;
   }
+  // A channel of a user that has just been enrolled.
+  std::shared_ptr<grpc::Channel> Enrolled(const std::string& user, Role role) {
+    const std::string token =
+        *registry_->MakeToken({.kind = IdentityKind::kUser, .name = user, .role = role}, admin_);
+    const absl::StatusOr<Enrolment> enrolment =
+        registry_->Enrol(ParseJoinToken(token)->secret, "", *MakeCertificateRequest(key_), "here");
+    EXPECT_TRUE(enrolment.ok()) << enrolment.status();
+    return enrolment.ok() ? Tls(enrolment->certificate, key_) : nullptr;
+  }
   size_t Refusals(const std::string& who, const std::string& result) {
     size_t found = 0;
     const absl::StatusOr<std::vector<AuditRow>> rows = registry_->Audit(0, 1000);
@@ -108,10 +120,13 @@ class AccessGateTest : public ::testing::Test {
   testing::ScratchFolder scratch_;
   std::unique_ptr<AccessRegistry> registry_;
   LiveCalls live_;
+  testing::FakeClock clock_;
+  CallBudget budget_{clock_, {.per_second = 1, .burst = 20}};
   std::unique_ptr<AccessService> service_;
   std::unique_ptr<grpc::Server> server_;
   int port_ = 0;
   const std::string key_ = MakePrivateKey();
+  const Asker admin_{.who = "user/admin", .peer = ""};
 };
 
 TEST_F(AccessGateTest, WithoutACertificateOnlyEnrolIsHeard) {
@@ -162,22 +177,41 @@ TEST_F(AccessGateTest, CertificatesOfNoUserOrNodeAreNoIdentity) {
 }
 
 TEST_F(AccessGateTest, AnOpenConnectionDoesNotOutliveItsIdentity) {
-  const Asker admin{.who = "user/admin", .peer = ""};
-  const std::string token = *registry_->MakeToken(
-      {.kind = IdentityKind::kUser, .name = "vera", .role = Role::kViewer}, admin);
-  const absl::StatusOr<Enrolment> vera =
-      registry_->Enrol(ParseJoinToken(token)->secret, "", *MakeCertificateRequest(key_), "here");
-  ASSERT_TRUE(vera.ok()) << vera.status();
-  const std::shared_ptr<grpc::Channel> channel = Tls(vera->certificate, key_);
+  const std::shared_ptr<grpc::Channel> channel = Enrolled("vera", Role::kViewer);
+  ASSERT_NE(channel, nullptr);
   EXPECT_TRUE(Call(channel, "/ravel.v1.Access/WhoAmI").ok());
   EXPECT_EQ(Call(channel, "/ravel.v1.Access/CreateToken").error_code(),
             grpc::StatusCode::PERMISSION_DENIED);
   EXPECT_EQ(Refusals("user/vera", "PERMISSION_DENIED"), 1u);
-  ASSERT_TRUE(registry_->Revoke(IdentityKind::kUser, "vera", admin).ok());
+  ASSERT_TRUE(registry_->Revoke(IdentityKind::kUser, "vera", admin_).ok());
   const grpc::Status after = Call(channel, "/ravel.v1.Access/WhoAmI");
   EXPECT_EQ(after.error_code(), grpc::StatusCode::UNAUTHENTICATED);
   EXPECT_THAT(after.error_message(), HasSubstr("was revoked"));
   EXPECT_EQ(Refusals("user/vera", "UNAUTHENTICATED"), 1u);
+}
+
+TEST_F(AccessGateTest, WhoCallsTooOftenWaitsAndNobodyElse) {
+  const std::shared_ptr<grpc::Channel> vera = Enrolled("vera", Role::kViewer);
+  const std::shared_ptr<grpc::Channel> otto = Enrolled("otto", Role::kOperator);
+  for (int call = 0; call < 20; ++call) {
+    ASSERT_TRUE(Call(vera, "/ravel.v1.Access/WhoAmI").ok()) << call;
+  }
+  const grpc::Status refused = Call(vera, "/ravel.v1.Access/WhoAmI");
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("user/vera calls more than 1 times a second"));
+  EXPECT_TRUE(Call(otto, "/ravel.v1.Access/WhoAmI").ok());
+  clock_.AdvanceMs(1000);
+  EXPECT_TRUE(Call(vera, "/ravel.v1.Access/WhoAmI").ok());
+  EXPECT_EQ(Refusals("user/vera", "RESOURCE_EXHAUSTED"), 0u) << "they would fill the log";
+}
+
+TEST_F(AccessGateTest, HealthIsToldToAnybodyButWatchedByIdentitiesAlone) {
+  const std::shared_ptr<grpc::Channel> stranger = Tls("", "");
+  const grpc::Status health = Call(stranger, "/grpc.health.v1.Health/Check");
+  EXPECT_TRUE(health.ok()) << health.error_message();
+  EXPECT_EQ(Call(stranger, "/grpc.health.v1.Health/Watch").error_code(),
+            grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(Refusals("anonymous", "OK"), 0u) << "a probe is no change";
 }
 
 }  // namespace

@@ -140,15 +140,18 @@ void AttentionBlock::Attend(Stream& stream, const UnitMemory& memory) const {
                              .workspace = memory.workspace[scratch_]});
 }
 
+void AttentionBlock::ForwardNorm(Stream& stream, const UnitMemory& memory) const {
+  norm_.Forward(stream,
+                {.memory = memory,
+                 .x = memory.shared[hidden_],
+                 .copy = x0_.In(memory),
+                 .y = normed_.ResultIn(memory),
+                 .statistics = normed_.StatisticsIn(memory)});
+}
+
 void AttentionBlock::Forward(Stream& stream, const UnitMemory& memory) const {
   const TensorView& hidden = memory.shared[hidden_];
   const TensorView normed = normed_.ResultIn(memory);
-  norm_.Forward(stream,
-                {.memory = memory,
-                 .x = hidden,
-                 .copy = x0_.In(memory),
-                 .y = normed,
-                 .statistics = normed_.StatisticsIn(memory)});
   qkv_.Forward(stream, {.memory = memory, .x = normed, .y = qkv_values_.In(memory)});
   PrepareHeads(stream, memory);
   Attend(stream, memory);
@@ -157,17 +160,18 @@ void AttentionBlock::Forward(Stream& stream, const UnitMemory& memory) const {
       {.memory = memory, .x = attended_.In(memory), .y = hidden, .output = Output::kAccumulate});
 }
 
+void AttentionBlock::RemakeNorm(Stream& stream, const UnitMemory& memory) const {
+  norm_.Forward(stream,
+                {.memory = memory,
+                 .x = x0_.In(memory),
+                 .copy = {},
+                 .y = normed_.ResultIn(memory),
+                 .statistics = normed_.StatisticsIn(memory)});
+}
+
 void AttentionBlock::Remake(Stream& stream, const UnitMemory& memory) const {
   const TensorView x0 = x0_.In(memory);
   const TensorView normed = normed_.ResultIn(memory);
-  if (normed_.remade()) {
-    norm_.Forward(stream,
-                  {.memory = memory,
-                   .x = x0,
-                   .copy = {},
-                   .y = normed,
-                   .statistics = normed_.StatisticsIn(memory)});
-  }
   if (qkv_values_.remade()) {
     qkv_.Forward(stream, {.memory = memory, .x = normed, .y = qkv_values_.In(memory)});
   }
@@ -258,10 +262,16 @@ void AttentionBlock::Backward(Stream& stream,
   qkv_.WeightGradient(
       stream,
       {.memory = memory, .gradients = gradients, .x = normed_.ResultIn(memory), .dy = d_qkv});
+}
+
+void AttentionBlock::BackwardNorm(Stream& stream,
+                                  const UnitMemory& memory,
+                                  const WeightGradients& gradients) const {
+  const TensorView& dhidden = memory.shared[dhidden_];
   norm_.Backward(stream,
                  {.memory = memory,
                   .gradients = gradients,
-                  .dy = d_normed,
+                  .dy = memory.workspace[d_c_],
                   .x = x0_.In(memory),
                   .dresidual = dhidden,
                   .dx = dhidden,

@@ -18,14 +18,22 @@ class AttentionBlock {
 
   // Module::Prepare.
   void Prepare(kernels::Stream& stream, const UnitMemory& memory) const;
-  // Reads `hidden`, keeps x0, adds to `hidden`. x1 is kept by whoever reads it next.
+  // The two segments of each pass: the norm, and what reads its result. Forward:
+  // reads `hidden`, keeps x0.
+  void ForwardNorm(kernels::Stream& stream, const UnitMemory& memory) const;
+  // Adds to `hidden`. x1 is kept by whoever reads it next.
   void Forward(kernels::Stream& stream, const UnitMemory& memory) const;
-  // Recomputes the activations that the policy does not keep, from x0.
+  // Recompute what the policy does not keep.
+  void RemakeNorm(kernels::Stream& stream, const UnitMemory& memory) const;
   void Remake(kernels::Stream& stream, const UnitMemory& memory) const;
-  // `dhidden` in place.
+  // Reads `dhidden`; leaves the gradient of the norm's result in the workspace.
   void Backward(kernels::Stream& stream,
                 const UnitMemory& memory,
                 const WeightGradients& gradients) const;
+  // `dhidden` in place.
+  void BackwardNorm(kernels::Stream& stream,
+                    const UnitMemory& memory,
+                    const WeightGradients& gradients) const;
 
  private:
   struct Heads {

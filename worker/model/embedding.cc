@@ -7,20 +7,24 @@
 
 namespace ravel::model {
 
-EmbeddingModule::EmbeddingModule(const plan::ModelInventory& inventory)
-    : ids_(ActivationIndex(inventory.shared, "ids")),
+EmbeddingModule::EmbeddingModule(const plan::ModelInventory& inventory, plan::UnitId unit)
+    : UnitModule(inventory, unit),
+      ids_(ActivationIndex(inventory.shared, "ids")),
       hidden_(ActivationIndex(inventory.shared, "hidden")),
       dhidden_(ActivationIndex(inventory.shared, "dhidden")) {}
 
-void EmbeddingModule::Forward(kernels::Stream& stream, const UnitMemory& memory) const {
+void EmbeddingModule::ForwardSegment(kernels::Stream& stream,
+                                     const UnitMemory& memory,
+                                     plan::SegmentKind) const {
   kernels::EmbeddingForward(
       stream,
       {.ids = memory.shared[ids_], .table = memory.weights[0], .out = memory.shared[hidden_]});
 }
 
-void EmbeddingModule::RunBackward(kernels::Stream& stream,
-                                  const UnitMemory& memory,
-                                  const WeightGradients& gradients) const {
+void EmbeddingModule::BackwardSegment(kernels::Stream& stream,
+                                      const UnitMemory& memory,
+                                      plan::SegmentKind,
+                                      const WeightGradients& gradients) const {
   if (gradients.views[0].present()) {
     kernels::EmbeddingBackward(stream,
                                {.ids = memory.shared[ids_],
@@ -31,21 +35,26 @@ void EmbeddingModule::RunBackward(kernels::Stream& stream,
 }
 
 PositionsModule::PositionsModule(const plan::ModelInventory& inventory,
+                                 plan::UnitId unit,
                                  const plan::MicroBatchShape& micro_batch)
-    : sequence_tokens_(micro_batch.sequence_tokens),
+    : UnitModule(inventory, unit),
+      sequence_tokens_(micro_batch.sequence_tokens),
       hidden_(ActivationIndex(inventory.shared, "hidden")),
       dhidden_(ActivationIndex(inventory.shared, "dhidden")) {}
 
-void PositionsModule::Forward(kernels::Stream& stream, const UnitMemory& memory) const {
+void PositionsModule::ForwardSegment(kernels::Stream& stream,
+                                     const UnitMemory& memory,
+                                     plan::SegmentKind) const {
   kernels::AddPositions(stream,
                         {.x = memory.shared[hidden_],
                          .table = memory.weights[0],
                          .sequence_tokens = sequence_tokens_});
 }
 
-void PositionsModule::RunBackward(kernels::Stream& stream,
-                                  const UnitMemory& memory,
-                                  const WeightGradients& gradients) const {
+void PositionsModule::BackwardSegment(kernels::Stream& stream,
+                                      const UnitMemory& memory,
+                                      plan::SegmentKind,
+                                      const WeightGradients& gradients) const {
   if (gradients.views[0].present()) {
     kernels::PositionGradient(stream,
                               {.dx = memory.shared[dhidden_],

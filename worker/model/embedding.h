@@ -7,14 +7,16 @@ namespace ravel::model {
 // hidden = table[ids]; backward adds dhidden's rows into the table's gradient.
 class EmbeddingModule final : public UnitModule {
  public:
-  explicit EmbeddingModule(const plan::ModelInventory& inventory);
-
-  void Forward(kernels::Stream& stream, const UnitMemory& memory) const override;
+  EmbeddingModule(const plan::ModelInventory& inventory, plan::UnitId unit);
 
  protected:
-  void RunBackward(kernels::Stream& stream,
-                   const UnitMemory& memory,
-                   const WeightGradients& gradients) const override;
+  void ForwardSegment(kernels::Stream& stream,
+                      const UnitMemory& memory,
+                      plan::SegmentKind kind) const override;
+  void BackwardSegment(kernels::Stream& stream,
+                       const UnitMemory& memory,
+                       plan::SegmentKind kind,
+                       const WeightGradients& gradients) const override;
 
  private:
   size_t ids_, hidden_, dhidden_;  // shared
@@ -23,14 +25,18 @@ class EmbeddingModule final : public UnitModule {
 // Learned positions: hidden[t] += table[t mod sequence]; backward leaves dhidden as it is.
 class PositionsModule final : public UnitModule {
  public:
-  PositionsModule(const plan::ModelInventory& inventory, const plan::MicroBatchShape& micro_batch);
-
-  void Forward(kernels::Stream& stream, const UnitMemory& memory) const override;
+  PositionsModule(const plan::ModelInventory& inventory,
+                  plan::UnitId unit,
+                  const plan::MicroBatchShape& micro_batch);
 
  protected:
-  void RunBackward(kernels::Stream& stream,
-                   const UnitMemory& memory,
-                   const WeightGradients& gradients) const override;
+  void ForwardSegment(kernels::Stream& stream,
+                      const UnitMemory& memory,
+                      plan::SegmentKind kind) const override;
+  void BackwardSegment(kernels::Stream& stream,
+                       const UnitMemory& memory,
+                       plan::SegmentKind kind,
+                       const WeightGradients& gradients) const override;
 
  private:
   int64_t sequence_tokens_;

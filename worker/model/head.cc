@@ -24,7 +24,8 @@ size_t ProjectionOf(const UnitTensors& tensors) {
 }  // namespace
 
 HeadModule::HeadModule(const plan::ModelInventory& inventory, plan::UnitId unit)
-    : norm_(UnitTensors(inventory, unit),
+    : UnitModule(inventory, unit),
+      norm_(UnitTensors(inventory, unit),
             plan::ArchitectureOf(inventory.config.architecture).final_norm),
       normed_(UnitTensors(inventory, unit), ""),
       projection_(ProjectionOf(UnitTensors(inventory, unit))) {
@@ -37,17 +38,18 @@ HeadModule::HeadModule(const plan::ModelInventory& inventory, plan::UnitId unit)
   dhidden_ = ActivationIndex(inventory.shared, "dhidden");
 }
 
-void HeadModule::Forward(kernels::Stream& stream, const UnitMemory& memory) const {
-  norm_.Forward(stream,
-                {.memory = memory,
-                 .x = memory.shared[hidden_],
-                 .copy = {},
-                 .y = normed_.ResultIn(memory),
-                 .statistics = normed_.StatisticsIn(memory)});
-}
-
-void HeadModule::ForwardOnly(kernels::Stream& stream, const UnitMemory& memory) const {
-  Forward(stream, memory);
+void HeadModule::ForwardSegment(kernels::Stream& stream,
+                                const UnitMemory& memory,
+                                plan::SegmentKind kind) const {
+  if (kind == plan::SegmentKind::kFinalNorm) {
+    norm_.Forward(stream,
+                  {.memory = memory,
+                   .x = memory.shared[hidden_],
+                   .copy = {},
+                   .y = normed_.ResultIn(memory),
+                   .statistics = normed_.StatisticsIn(memory)});
+    return;
+  }
   kernels::LinearCrossEntropyForward(stream,
                                      {.x = normed_.ResultIn(memory),
                                       .w = memory.weights[projection_],
@@ -56,9 +58,21 @@ void HeadModule::ForwardOnly(kernels::Stream& stream, const UnitMemory& memory) 
                                       .workspace = memory.workspace[logits_]});
 }
 
-void HeadModule::RunBackward(kernels::Stream& stream,
-                             const UnitMemory& memory,
-                             const WeightGradients& gradients) const {
+void HeadModule::BackwardSegment(kernels::Stream& stream,
+                                 const UnitMemory& memory,
+                                 plan::SegmentKind kind,
+                                 const WeightGradients& gradients) const {
+  if (kind == plan::SegmentKind::kFinalNorm) {
+    norm_.Backward(stream,
+                   {.memory = memory,
+                    .gradients = gradients,
+                    .dy = memory.workspace[d_normed_],
+                    .x = memory.shared[hidden_],
+                    .dresidual = {},
+                    .dx = memory.shared[dhidden_],
+                    .statistics = normed_.StatisticsIn(memory)});
+    return;
+  }
   const float scale = memory.loss_scale == nullptr ? 1.0f : *memory.loss_scale;
   kernels::LinearCrossEntropyTrain(stream,
                                    {.x = normed_.ResultIn(memory),
@@ -70,14 +84,6 @@ void HeadModule::RunBackward(kernels::Stream& stream,
                                     .dw_output = gradients.output,
                                     .workspace = memory.workspace[logits_],
                                     .loss_scale = scale});
-  norm_.Backward(stream,
-                 {.memory = memory,
-                  .gradients = gradients,
-                  .dy = memory.workspace[d_normed_],
-                  .x = memory.shared[hidden_],
-                  .dresidual = {},
-                  .dx = memory.shared[dhidden_],
-                  .statistics = normed_.StatisticsIn(memory)});
 }
 
 }  // namespace ravel::model

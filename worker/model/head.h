@@ -11,13 +11,14 @@ class HeadModule final : public UnitModule {
  public:
   HeadModule(const plan::ModelInventory& inventory, plan::UnitId unit);
 
-  void Forward(kernels::Stream& stream, const UnitMemory& memory) const override;
-  void ForwardOnly(kernels::Stream& stream, const UnitMemory& memory) const override;
-
  protected:
-  void RunBackward(kernels::Stream& stream,
-                   const UnitMemory& memory,
-                   const WeightGradients& gradients) const override;
+  void ForwardSegment(kernels::Stream& stream,
+                      const UnitMemory& memory,
+                      plan::SegmentKind kind) const override;
+  void BackwardSegment(kernels::Stream& stream,
+                       const UnitMemory& memory,
+                       plan::SegmentKind kind,
+                       const WeightGradients& gradients) const override;
 
  private:
   Norm norm_;

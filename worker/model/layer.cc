@@ -1,27 +1,68 @@
 #include "worker/model/layer.h"
 
+#include "common/check.h"
+
 namespace ravel::model {
+
+using plan::SegmentKind;
 
 LayerModule::LayerModule(const plan::ModelInventory& inventory,
                          plan::UnitId unit,
                          const plan::MicroBatchShape& micro_batch)
-    : attention_(UnitTensors(inventory, unit), micro_batch), mlp_(UnitTensors(inventory, unit)) {}
+    : UnitModule(inventory, unit),
+      attention_(UnitTensors(inventory, unit), micro_batch),
+      mlp_(UnitTensors(inventory, unit)) {}
 
-void LayerModule::Forward(kernels::Stream& stream, const UnitMemory& memory) const {
-  attention_.Forward(stream, memory);
-  mlp_.Forward(stream, memory);
+void LayerModule::ForwardSegment(kernels::Stream& stream,
+                                 const UnitMemory& memory,
+                                 SegmentKind kind) const {
+  switch (kind) {
+    case SegmentKind::kAttentionNorm:
+      return attention_.ForwardNorm(stream, memory);
+    case SegmentKind::kAttention:
+      return attention_.Forward(stream, memory);
+    case SegmentKind::kMlpNorm:
+      return mlp_.ForwardNorm(stream, memory);
+    case SegmentKind::kMlp:
+      return mlp_.Forward(stream, memory);
+    default:
+      CheckFailed(__FILE__, __LINE__, "segment", "none of a layer");
+  }
 }
 
-void LayerModule::Remake(kernels::Stream& stream, const UnitMemory& memory) const {
-  attention_.Remake(stream, memory);
-  mlp_.Remake(stream, memory);
+void LayerModule::RemakeSegment(kernels::Stream& stream,
+                                const UnitMemory& memory,
+                                SegmentKind kind) const {
+  switch (kind) {
+    case SegmentKind::kAttentionNorm:
+      return attention_.RemakeNorm(stream, memory);
+    case SegmentKind::kAttention:
+      return attention_.Remake(stream, memory);
+    case SegmentKind::kMlpNorm:
+      return mlp_.RemakeNorm(stream, memory);
+    case SegmentKind::kMlp:
+      return mlp_.Remake(stream, memory);
+    default:
+      CheckFailed(__FILE__, __LINE__, "segment", "none of a layer");
+  }
 }
 
-void LayerModule::RunBackward(kernels::Stream& stream,
-                              const UnitMemory& memory,
-                              const WeightGradients& gradients) const {
-  mlp_.Backward(stream, memory, gradients);
-  attention_.Backward(stream, memory, gradients);
+void LayerModule::BackwardSegment(kernels::Stream& stream,
+                                  const UnitMemory& memory,
+                                  SegmentKind kind,
+                                  const WeightGradients& gradients) const {
+  switch (kind) {
+    case SegmentKind::kMlp:
+      return mlp_.Backward(stream, memory, gradients);
+    case SegmentKind::kMlpNorm:
+      return mlp_.BackwardNorm(stream, memory, gradients);
+    case SegmentKind::kAttention:
+      return attention_.Backward(stream, memory, gradients);
+    case SegmentKind::kAttentionNorm:
+      return attention_.BackwardNorm(stream, memory, gradients);
+    default:
+      CheckFailed(__FILE__, __LINE__, "segment", "none of a layer");
+  }
 }
 
 }  // namespace ravel::model

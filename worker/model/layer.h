@@ -18,13 +18,18 @@ class LayerModule final : public UnitModule {
   void Prepare(kernels::Stream& stream, const UnitMemory& memory) const override {
     attention_.Prepare(stream, memory);
   }
-  void Forward(kernels::Stream& stream, const UnitMemory& memory) const override;
-  void Remake(kernels::Stream& stream, const UnitMemory& memory) const override;
 
  protected:
-  void RunBackward(kernels::Stream& stream,
-                   const UnitMemory& memory,
-                   const WeightGradients& gradients) const override;
+  void ForwardSegment(kernels::Stream& stream,
+                      const UnitMemory& memory,
+                      plan::SegmentKind kind) const override;
+  void RemakeSegment(kernels::Stream& stream,
+                     const UnitMemory& memory,
+                     plan::SegmentKind kind) const override;
+  void BackwardSegment(kernels::Stream& stream,
+                       const UnitMemory& memory,
+                       plan::SegmentKind kind,
+                       const WeightGradients& gradients) const override;
 
  private:
   AttentionBlock attention_;

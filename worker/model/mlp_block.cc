@@ -58,36 +58,37 @@ void MlpBlock::Deactivate(Stream& stream,
   }
 }
 
-void MlpBlock::Forward(Stream& stream, const UnitMemory& memory) const {
-  const TensorView& hidden = memory.shared[hidden_];
-  const TensorView normed = normed_.ResultIn(memory);
-  const TensorView input = input_values_.In(memory);
-  const TensorView inner = Carve(memory.workspace[d_a_], hidden.size[0], inner_);
+void MlpBlock::ForwardNorm(Stream& stream, const UnitMemory& memory) const {
   norm_.Forward(stream,
                 {.memory = memory,
-                 .x = hidden,
+                 .x = memory.shared[hidden_],
                  .copy = x1_.IfKept(memory),
-                 .y = normed,
+                 .y = normed_.ResultIn(memory),
                  .statistics = normed_.StatisticsIn(memory)});
-  input_.Forward(stream, {.memory = memory, .x = normed, .y = input});
+}
+
+void MlpBlock::Forward(Stream& stream, const UnitMemory& memory) const {
+  const TensorView& hidden = memory.shared[hidden_];
+  const TensorView input = input_values_.In(memory);
+  const TensorView inner = Carve(memory.workspace[d_a_], hidden.size[0], inner_);
+  input_.Forward(stream, {.memory = memory, .x = normed_.ResultIn(memory), .y = input});
   Activate(stream, input, inner);
   output_.Forward(stream,
                   {.memory = memory, .x = inner, .y = hidden, .output = Output::kAccumulate});
 }
 
+void MlpBlock::RemakeNorm(Stream& stream, const UnitMemory& memory) const {
+  norm_.Forward(stream,
+                {.memory = memory,
+                 .x = x1_.In(memory),
+                 .copy = {},
+                 .y = normed_.ResultIn(memory),
+                 .statistics = normed_.StatisticsIn(memory)});
+}
+
 void MlpBlock::Remake(Stream& stream, const UnitMemory& memory) const {
-  const TensorView normed = normed_.ResultIn(memory);
-  if (normed_.remade()) {
-    norm_.Forward(stream,
-                  {.memory = memory,
-                   .x = x1_.In(memory),
-                   .copy = {},
-                   .y = normed,
-                   .statistics = normed_.StatisticsIn(memory)});
-  }
-  if (input_values_.remade()) {
-    input_.Forward(stream, {.memory = memory, .x = normed, .y = input_values_.In(memory)});
-  }
+  input_.Forward(stream,
+                 {.memory = memory, .x = normed_.ResultIn(memory), .y = input_values_.In(memory)});
 }
 
 void MlpBlock::Backward(Stream& stream,
@@ -106,10 +107,16 @@ void MlpBlock::Backward(Stream& stream,
   input_.WeightGradient(
       stream,
       {.memory = memory, .gradients = gradients, .x = normed_.ResultIn(memory), .dy = input});
+}
+
+void MlpBlock::BackwardNorm(Stream& stream,
+                            const UnitMemory& memory,
+                            const WeightGradients& gradients) const {
+  const TensorView& dhidden = memory.shared[dhidden_];
   norm_.Backward(stream,
                  {.memory = memory,
                   .gradients = gradients,
-                  .dy = d_normed,
+                  .dy = memory.workspace[d_c_],
                   .x = x1_.In(memory),
                   .dresidual = dhidden,
                   .dx = dhidden,

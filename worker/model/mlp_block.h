@@ -14,14 +14,22 @@ class MlpBlock {
  public:
   explicit MlpBlock(const UnitTensors& tensors);
 
-  // Reads `hidden`, keeps x1, adds to `hidden`.
+  // The two segments of each pass: the norm, and what reads its result. Forward:
+  // reads `hidden`, keeps x1.
+  void ForwardNorm(kernels::Stream& stream, const UnitMemory& memory) const;
+  // Adds to `hidden`.
   void Forward(kernels::Stream& stream, const UnitMemory& memory) const;
-  // Recomputes the activations that the policy does not keep, from x1.
+  // Recompute what the policy does not keep.
+  void RemakeNorm(kernels::Stream& stream, const UnitMemory& memory) const;
   void Remake(kernels::Stream& stream, const UnitMemory& memory) const;
-  // `dhidden` in place.
+  // Reads `dhidden`; leaves the gradient of the norm's result in the workspace.
   void Backward(kernels::Stream& stream,
                 const UnitMemory& memory,
                 const WeightGradients& gradients) const;
+  // `dhidden` in place.
+  void BackwardNorm(kernels::Stream& stream,
+                    const UnitMemory& memory,
+                    const WeightGradients& gradients) const;
 
  private:
   // y = activation(x).

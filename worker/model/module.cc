@@ -9,16 +9,28 @@
 
 namespace ravel::model {
 
+const std::vector<plan::SegmentKind>& Module::segments(plan::UnitPass pass) const {
+  static const std::vector<plan::SegmentKind> kNone;
+  const auto found = segments_.find(pass);
+  return found == segments_.end() ? kNone : found->second;
+}
+
+void Module::Run(kernels::Stream& stream, const UnitMemory& memory, plan::UnitPass pass) const {
+  for (const plan::SegmentKind kind : segments(pass)) {
+    RunSegment(stream, memory, pass, kind);
+  }
+}
+
 Modules MakeModules(const plan::ModelInventory& inventory,
                     const plan::MicroBatchShape& micro_batch) {
   Modules modules;
   for (const plan::UnitId unit : inventory.units.ids()) {
     switch (inventory.units[unit].kind) {
       case plan::UnitKind::kEmbedding:
-        modules.push_back(std::make_unique<EmbeddingModule>(inventory));
+        modules.push_back(std::make_unique<EmbeddingModule>(inventory, unit));
         break;
       case plan::UnitKind::kPositions:
-        modules.push_back(std::make_unique<PositionsModule>(inventory, micro_batch));
+        modules.push_back(std::make_unique<PositionsModule>(inventory, unit, micro_batch));
         break;
       case plan::UnitKind::kLayer:
         modules.push_back(std::make_unique<LayerModule>(inventory, unit, micro_batch));

@@ -4,10 +4,13 @@
 // know no ranks, no buffers of the plan and no order of units: they read and write the views that
 // they are given.
 
+#include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "common/model/model_inventory.h"
+#include "common/model/segments.h"
 #include "common/tensor_view.h"
 #include "kernels/gemm.h"
 #include "kernels/stream.h"
@@ -42,10 +45,17 @@ struct AccumulatingGradient {
   TensorView view;
 };
 
-// Used only from the thread of its rank.
+// A pass of a unit is a list of segments (common/model/segments.h), which run in the list's order
+// with the same memory; between two of them the caller may bring activations to other ranks and
+// back. Used only from the thread of its rank.
 class Module {
  public:
+  // Segments of each pass, of those that the module is ever asked for.
+  using Segments = std::map<plan::UnitPass, std::vector<plan::SegmentKind>>;
+  explicit Module(Segments segments) : segments_(std::move(segments)) {}
   virtual ~Module() = default;
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
 
   // Before the first step, with the memory of a Backward: chooses how its passes will be computed,
   // where that takes long (kernels::PrepareAttention). Computes nothing.
@@ -54,30 +64,60 @@ class Module {
     (void)memory;
   }
 
-  // Reads `hidden` (the first unit: `ids`) and replaces it; fills `saved`. `remade` is not there:
-  // what it names lies in the workspace meanwhile. Of the head: the norm only, its losses are made
-  // by Backward.
-  virtual void Forward(kernels::Stream& stream, const UnitMemory& memory) const = 0;
+  // In the order in which they run; empty where the pass does nothing.
+  const std::vector<plan::SegmentKind>& segments(plan::UnitPass pass) const;
 
-  // Forward without a backward to come; the head also writes the `loss` of every token.
-  virtual void ForwardOnly(kernels::Stream& stream, const UnitMemory& memory) const = 0;
+  // One segment of a pass that is not kBackward. All passes together:
+  //
+  // kForward reads `hidden` (the first unit: `ids`) and replaces it; fills `saved`. `remade` is not
+  // there: what it names lies in the workspace meanwhile. Of the head: the norm only, its losses
+  // are made by the backward.
+  //
+  // kEvaluate: forward without a backward to come; the head also writes the `loss` of every token.
+  //
+  // kRecompute makes `remade` from `saved` again, with the kernels and shapes of the forward and so
+  // its bits; needs weights, `saved`, `remade`, `workspace` and the RoPE tables; `hidden` may be
+  // overwritten, `dhidden` not. Called only for units that recompute something.
+  virtual void RunSegment(kernels::Stream& stream,
+                          const UnitMemory& memory,
+                          plan::UnitPass pass,
+                          plan::SegmentKind kind) const = 0;
 
-  // Recomputes `remade` from `saved`, with the kernels and shapes of Forward and so its bits; needs
-  // weights, `saved`, `remade`, `workspace` and the RoPE tables; `hidden` may be overwritten,
-  // `dhidden` not. Called only for units that recompute something.
-  virtual void Remake(kernels::Stream& stream, const UnitMemory& memory) const {
-    (void)stream;
-    (void)memory;
+  // One segment of kBackward, which reads `dhidden` (the head: `targets`) and replaces it, and
+  // writes a gradient for every weight. Gradients are of the sum of the token losses; those that
+  // the segment does not write are left alone. `saved` may be overwritten.
+  virtual void RunSegment(kernels::Stream& stream,
+                          const UnitMemory& memory,
+                          plan::SegmentKind kind,
+                          const std::vector<FreshGradient>& gradients) const = 0;
+  virtual void RunSegment(kernels::Stream& stream,
+                          const UnitMemory& memory,
+                          plan::SegmentKind kind,
+                          const std::vector<AccumulatingGradient>& gradients) const = 0;
+
+  // All segments of a pass.
+  void Run(kernels::Stream& stream, const UnitMemory& memory, plan::UnitPass pass) const;
+  void Forward(kernels::Stream& stream, const UnitMemory& memory) const {
+    Run(stream, memory, plan::UnitPass::kForward);
+  }
+  void ForwardOnly(kernels::Stream& stream, const UnitMemory& memory) const {
+    Run(stream, memory, plan::UnitPass::kEvaluate);
+  }
+  void Remake(kernels::Stream& stream, const UnitMemory& memory) const {
+    Run(stream, memory, plan::UnitPass::kRecompute);
+  }
+  // `Gradient`: FreshGradient or AccumulatingGradient.
+  template <typename Gradient>
+  void Backward(kernels::Stream& stream,
+                const UnitMemory& memory,
+                const std::vector<Gradient>& gradients) const {
+    for (const plan::SegmentKind kind : segments(plan::UnitPass::kBackward)) {
+      RunSegment(stream, memory, kind, gradients);
+    }
   }
 
-  // Reads `dhidden` (the head: `targets`) and replaces it; writes a gradient for every weight.
-  // Gradients are of the sum of the token losses. `saved` may be overwritten.
-  virtual void Backward(kernels::Stream& stream,
-                        const UnitMemory& memory,
-                        const std::vector<FreshGradient>& gradients) const = 0;
-  virtual void Backward(kernels::Stream& stream,
-                        const UnitMemory& memory,
-                        const std::vector<AccumulatingGradient>& gradients) const = 0;
+ private:
+  const Segments segments_;
 };
 
 // The modules of a model, one per unit, in forward order.

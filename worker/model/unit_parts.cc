@@ -28,6 +28,19 @@ WeightGradients Collect(const std::vector<Gradient>& gradients) {
   return all;
 }
 
+Module::Segments KindsOf(const plan::ModelInventory& inventory, plan::UnitId unit) {
+  Module::Segments kinds;
+  for (const plan::UnitPass pass : {plan::UnitPass::kForward,
+                                    plan::UnitPass::kEvaluate,
+                                    plan::UnitPass::kRecompute,
+                                    plan::UnitPass::kBackward}) {
+    for (const plan::SegmentSpec& segment : plan::SegmentsOf(inventory, unit, pass)) {
+      kinds[pass].push_back(segment.kind);
+    }
+  }
+  return kinds;
+}
+
 }  // namespace
 
 UnitTensors::UnitTensors(const plan::ModelInventory& inventory, plan::UnitId unit)
@@ -100,20 +113,37 @@ TensorView Carve(const TensorView& workspace, int64_t rows, int64_t columns) {
   return matrix;
 }
 
-void UnitModule::ForwardOnly(kernels::Stream& stream, const UnitMemory& memory) const {
-  Forward(stream, memory);
+UnitModule::UnitModule(const plan::ModelInventory& inventory, plan::UnitId unit)
+    : Module(KindsOf(inventory, unit)) {}
+
+void UnitModule::RunSegment(kernels::Stream& stream,
+                            const UnitMemory& memory,
+                            plan::UnitPass pass,
+                            plan::SegmentKind kind) const {
+  CHECK_MSG(pass != plan::UnitPass::kBackward, "a backward has gradients");
+  if (pass == plan::UnitPass::kRecompute) {
+    RemakeSegment(stream, memory, kind);
+  } else {
+    ForwardSegment(stream, memory, kind);
+  }
 }
 
-void UnitModule::Backward(kernels::Stream& stream,
-                          const UnitMemory& memory,
-                          const std::vector<FreshGradient>& gradients) const {
-  RunBackward(stream, memory, Collect(gradients));
+void UnitModule::RunSegment(kernels::Stream& stream,
+                            const UnitMemory& memory,
+                            plan::SegmentKind kind,
+                            const std::vector<FreshGradient>& gradients) const {
+  BackwardSegment(stream, memory, kind, Collect(gradients));
 }
 
-void UnitModule::Backward(kernels::Stream& stream,
-                          const UnitMemory& memory,
-                          const std::vector<AccumulatingGradient>& gradients) const {
-  RunBackward(stream, memory, Collect(gradients));
+void UnitModule::RunSegment(kernels::Stream& stream,
+                            const UnitMemory& memory,
+                            plan::SegmentKind kind,
+                            const std::vector<AccumulatingGradient>& gradients) const {
+  BackwardSegment(stream, memory, kind, Collect(gradients));
+}
+
+void UnitModule::RemakeSegment(kernels::Stream&, const UnitMemory&, plan::SegmentKind) const {
+  CheckFailed(__FILE__, __LINE__, "segment", "the unit recomputes nothing");
 }
 
 }  // namespace ravel::model

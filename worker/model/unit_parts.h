@@ -66,21 +66,37 @@ struct WeightGradients {
   kernels::Output output = kernels::Output::kOverwrite;
 };
 
-// A module whose two backwards differ only in where gradients go.
+// A module whose segments are those that the inventory gives its unit, and whose two backwards
+// differ only in where gradients go.
 class UnitModule : public Module {
  public:
-  void ForwardOnly(kernels::Stream& stream, const UnitMemory& memory) const override;
-  void Backward(kernels::Stream& stream,
-                const UnitMemory& memory,
-                const std::vector<FreshGradient>& gradients) const final;
-  void Backward(kernels::Stream& stream,
-                const UnitMemory& memory,
-                const std::vector<AccumulatingGradient>& gradients) const final;
+  UnitModule(const plan::ModelInventory& inventory, plan::UnitId unit);
+
+  void RunSegment(kernels::Stream& stream,
+                  const UnitMemory& memory,
+                  plan::UnitPass pass,
+                  plan::SegmentKind kind) const final;
+  void RunSegment(kernels::Stream& stream,
+                  const UnitMemory& memory,
+                  plan::SegmentKind kind,
+                  const std::vector<FreshGradient>& gradients) const final;
+  void RunSegment(kernels::Stream& stream,
+                  const UnitMemory& memory,
+                  plan::SegmentKind kind,
+                  const std::vector<AccumulatingGradient>& gradients) const final;
 
  protected:
-  virtual void RunBackward(kernels::Stream& stream,
-                           const UnitMemory& memory,
-                           const WeightGradients& gradients) const = 0;
+  // kEvaluate is kForward, but for the segments that it alone has.
+  virtual void ForwardSegment(kernels::Stream& stream,
+                              const UnitMemory& memory,
+                              plan::SegmentKind kind) const = 0;
+  virtual void RemakeSegment(kernels::Stream& stream,
+                             const UnitMemory& memory,
+                             plan::SegmentKind kind) const;
+  virtual void BackwardSegment(kernels::Stream& stream,
+                               const UnitMemory& memory,
+                               plan::SegmentKind kind,
+                               const WeightGradients& gradients) const = 0;
 };
 
 }  // namespace ravel::model

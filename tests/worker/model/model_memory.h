@@ -3,6 +3,7 @@
 // A whole small model in plain memory: what the engine's buffers are in a test without an engine.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -42,7 +43,24 @@ class ModelMemory {
   template <typename Gradient>
   std::vector<std::vector<float>> Gradients(float start);
 
+  // The same with FreshGradient, segment by segment: while one runs, all activations that it does
+  // not read by its SegmentSpec, and all weights that it does not name, are NaN; afterwards they,
+  // and the gradients of such weights, are what they were, unless it writes them. `fault`: the
+  // first activation or gradient that was written without being named.
+  struct Watched {
+    std::vector<std::vector<float>> gradients;
+    std::string fault;
+  };
+  // `without`: says which uses are taken not to be named; `Part` of a use at a time.
+  enum class Part { kRead, kWrite, kScratch };
+  using Without =
+      std::function<bool(plan::UnitPass pass, plan::SegmentKind, const plan::SegmentUse&, Part)>;
+  Watched WatchedGradients(const Without& without = nullptr);
+
  private:
+  class SegmentWatch;
+  template <typename Gradient>
+  std::vector<std::vector<float>> Gradients(float start, SegmentWatch* watch);
   // In a forward there is nothing remade.
   enum class Pass { kForward, kBackward };
   // `call`: position among the inventory's calls.

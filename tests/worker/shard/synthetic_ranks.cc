@@ -20,22 +20,26 @@ struct Writing {
 
 class ConstantUnit final : public model::Module {
  public:
-  explicit ConstantUnit(const Writing* writing) : writing_(writing) {}
-  void Forward(kernels::Stream&, const model::UnitMemory&) const override {}
-  void ForwardOnly(kernels::Stream&, const model::UnitMemory&) const override {}
-  void Remake(kernels::Stream&, const model::UnitMemory&) const override {}
-  void Backward(kernels::Stream&,
-                const model::UnitMemory&,
-                const std::vector<model::FreshGradient>& gradients) const override {
+  explicit ConstantUnit(const Writing* writing)
+      : Module({{plan::UnitPass::kBackward, {plan::SegmentKind::kTable}}}), writing_(writing) {}
+  void RunSegment(kernels::Stream&,
+                  const model::UnitMemory&,
+                  plan::UnitPass,
+                  plan::SegmentKind) const override {}
+  void RunSegment(kernels::Stream&,
+                  const model::UnitMemory&,
+                  plan::SegmentKind,
+                  const std::vector<model::FreshGradient>& gradients) const override {
     for (const model::FreshGradient& gradient : gradients) {
       for (int64_t i = 0; gradient.view.present() && i < gradient.view.elements(); ++i) {
         gradient.view.As<float>()[i] = writing_->value;
       }
     }
   }
-  void Backward(kernels::Stream&,
-                const model::UnitMemory&,
-                const std::vector<model::AccumulatingGradient>& gradients) const override {
+  void RunSegment(kernels::Stream&,
+                  const model::UnitMemory&,
+                  plan::SegmentKind,
+                  const std::vector<model::AccumulatingGradient>& gradients) const override {
     for (const model::AccumulatingGradient& gradient : gradients) {
       for (int64_t i = 0; gradient.view.present() && i < gradient.view.elements(); ++i) {
         gradient.view.As<float>()[i] += writing_->value;

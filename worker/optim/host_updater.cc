@@ -22,6 +22,9 @@ namespace {
 
 using kernels::cuda::RavelCudaHostAccess;
 
+// Enough for one chunk to come down, one to be updated and one to go up, and one more.
+constexpr size_t kLateSlots = 4;
+
 int64_t NowNs() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
@@ -51,8 +54,7 @@ TensorView Moved(TensorView view, std::byte* to) {
 
 HostUpdater::HostUpdater(const Args& args)
     : args_(args),
-      ring_(plan::HostRingOf(
-          args.plan.buffers, args.plan.groups, args.plan.options, args.chunk_elements)),
+      ring_(RingOf(args)),
       pieces_(PieceTables::OnHost(args.plan, args.groups)),
       of_group_(args.groups.size()),
       ready_(args.groups.size(), false),
@@ -62,6 +64,14 @@ HostUpdater::HostUpdater(const Args& args)
       AddChunks(args.groups[group]);
     }
   }
+  OrderChunks();
+}
+
+plan::HostRing HostUpdater::RingOf(const Args& args) {
+  plan::HostRing ring =
+      plan::HostRingOf(args.plan.buffers, args.plan.groups, args.plan.options, args.chunk_elements);
+  ring.slots = args.most_slots > 0 ? std::min(ring.slots, args.most_slots) : ring.slots;
+  return ring;
 }
 
 absl::StatusOr<std::unique_ptr<HostUpdater>> HostUpdater::Create(const Args& args) {
@@ -97,6 +107,26 @@ void HostUpdater::AddChunks(const shard::ParameterGroup& group) {
   of_group_[id].end = chunks_.size();
 }
 
+// Groups are in forward order, so their gradients are final in the opposite one. Without overlap
+// chunks come down one at a time, as they are updated.
+void HostUpdater::OrderChunks() {
+  const size_t slots = Size(ring_.slots);
+  if (chunks_.size() > slots) {
+    late_ = chunks_.size() - slots + std::min(kLateSlots, (slots + 1) / 2);
+  }
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    down_order_.push_back(i);
+  }
+  if (!args_.overlap) {
+    return;
+  }
+  std::stable_sort(down_order_.begin(), down_order_.end(), [&](size_t a, size_t b) {
+    const bool early_a = a >= late_;
+    const bool early_b = b >= late_;
+    return early_a != early_b ? early_a : early_a && chunks_[a].cut.group > chunks_[b].cut.group;
+  });
+}
+
 absl::Status HostUpdater::Allocate() {
   if (chunks_.empty()) {
     ASSIGN_OR_RETURN(decision_there_, args_.streams.gpu().MakeEvent());
@@ -123,8 +153,9 @@ absl::Status HostUpdater::Allocate() {
     ASSIGN_OR_RETURN(slot.free, gpu.MakeEvent());
   }
   decision_ = reinterpret_cast<kernels::StepOutcome*>(pinned + ring_.slots * ring_.slot_bytes);
+  const size_t early = chunks_.size() - late_;
   for (size_t i = 0; i < chunks_.size(); ++i) {
-    chunks_[i].slot = &slots_[i % slots_.size()];
+    chunks_[i].slot = &slots_[i >= late_ ? i - late_ : early + i % (slots_.size() - early)];
     CHECK_LE(chunks_[i].bytes.pinned(chunks_[i].cut.elements()), ring_.slot_bytes);
     int64_t kept = chunks_[i].bytes.weights(chunks_[i].cut.elements());
     for (const std::span<std::byte> range : chunks_[i].state) {
@@ -179,7 +210,7 @@ void HostUpdater::Update(plan::GroupId group) {
             "groups are updated in the order of the program");
   for (size_t i = range.begin; i < range.end; ++i) {
     Pump();
-    CHECK_LT(i, down_);
+    CHECK_MSG(chunks_[i].down, "a chunk whose gradient is final has a slot");
     GoUp(chunks_[i]);
     ++up_;
   }
@@ -190,10 +221,22 @@ void HostUpdater::Update(plan::GroupId group) {
   }
 }
 
+// A late chunk's slot is free when the one before it there is on its way up.
+bool HostUpdater::HasRoom(size_t chunk) const {
+  if (!args_.overlap) {
+    return chunk == up_;
+  }
+  return chunk >= late_ || chunk < up_ + slots_.size() - (chunks_.size() - late_);
+}
+
 void HostUpdater::Pump() {
-  const size_t ahead = args_.overlap ? slots_.size() : 1;
-  while (down_ < chunks_.size() && down_ < up_ + ahead && ready_[chunks_[down_].cut.group]) {
-    GoDown(chunks_[down_++]);
+  while (down_ < chunks_.size()) {
+    const size_t next = down_order_[down_];
+    if (!ready_[chunks_[next].cut.group] || !HasRoom(next)) {
+      return;
+    }
+    GoDown(chunks_[next]);
+    ++down_;
   }
 }
 
@@ -245,9 +288,10 @@ void HostUpdater::GoDown(Chunk& chunk) {
   download.Wait(slot.free);
   CopyDown(download, chunk);
   download.Record(slot.downloaded);
-  kernels::CudaStream& host = args_.streams.host_work();
-  host.Wait(slot.downloaded);
+  chunk.down = true;
   if (early()) {
+    kernels::CudaStream& host = args_.streams.host_work();
+    host.Wait(slot.downloaded);
     const RavelCudaHostAccess access = AccessOf(slot.pinned, ring_.slot_bytes, true);
     host.RunOnHost(&GuessChunk, &chunk, {&access, 1});
   }
@@ -256,6 +300,8 @@ void HostUpdater::GoDown(Chunk& chunk) {
 void HostUpdater::GoUp(Chunk& chunk) {
   Slot& slot = *chunk.slot;
   kernels::CudaStream& host = args_.streams.host_work();
+  host.Wait(slot.downloaded);
+  chunk.down = false;
   const std::array<RavelCudaHostAccess, 2> accesses = {
       AccessOf(slot.pinned, ring_.slot_bytes, true),
       AccessOf(decision_, sizeof(*decision_), false)};

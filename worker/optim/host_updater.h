@@ -40,14 +40,18 @@ struct HostUpdateCounts {
 };
 
 // Three streams do it: copies down, work of the host, copies up; events order the chunks on them,
-// so the thread that issues a step waits for nothing. A ring of pinned slots holds what is under
-// way. With overlap, chunks whose gradients are final go down during backward, as many as there are
-// slots, and are updated at once by the scalars that the step will most likely have: nothing is
-// clipped or skipped, and as many tokens as in the step before. What such an update overwrites is
-// kept; where the step is decided otherwise, that is copied back, and the chunk is updated as the
-// step says, or not at all. After a wrong guess the next step guesses nothing. New weights go up
-// only when their step is decided. An element's update depends on no other, so the bits are those
-// of an update of whole groups on the device.
+// so the thread that issues a step waits for nothing. Slots of pinned memory hold what is under
+// way. With overlap, chunks whose gradients are final go down during backward, and are updated at
+// once by the scalars that the step will most likely have: nothing is clipped or skipped, and as
+// many tokens as in the step before. What such an update overwrites is kept; where the step is
+// decided otherwise, that is copied back, and the chunk is updated as the step says, or not at all.
+// After a wrong guess the next step guesses nothing. New weights go up only when their step is
+// decided, in forward order. An element's update depends on no other, so the bits are those of an
+// update of whole groups on the device.
+//
+// Where there are fewer slots than chunks, the last chunks of the model, whose gradients are final
+// first, have one each; the others share a few, so that most of them come down, in forward order,
+// when the step is decided. They go up before the last ones, as the next forward wants it.
 //
 // Used only from the thread that issues the rank's work, but for counts and what streams call.
 class HostUpdater {
@@ -61,6 +65,7 @@ class HostUpdater {
     shard::NumaNode node = {};
     bool overlap = true;
     int64_t chunk_elements = plan::kHostChunkElements;
+    int64_t most_slots = 0;  // 0: as many as are planned
     int threads = 1;
   };
   // ResourceExhausted where the host has no room.
@@ -110,6 +115,7 @@ class HostUpdater {
     std::vector<std::span<std::byte>> state;  // of the host
     Slot* slot = nullptr;
     HostUpdater* owner = nullptr;
+    bool down = false;     // is in its slot, or on the way there
     bool guessed = false;  // updated before its step is decided
   };
   struct Chunks {
@@ -126,10 +132,14 @@ class HostUpdater {
 
   explicit HostUpdater(const Args& args);
   absl::Status Allocate();
+  static plan::HostRing RingOf(const Args& args);
   void AddChunks(const shard::ParameterGroup& group);
+  // Which slot each chunk has, and the order in which chunks come down.
+  void OrderChunks();
   bool early() const { return args_.overlap && !decided_; }
   // Gives copies down to their stream, as far as there are slots and gradients.
   void Pump();
+  bool HasRoom(size_t chunk) const;
   void GoDown(Chunk& chunk);
   void GoUp(Chunk& chunk);
   void CopyDown(kernels::CudaStream& stream, const Chunk& chunk);
@@ -156,6 +166,8 @@ class HostUpdater {
   const UpdateRule* rule_ = nullptr;
   int64_t full_tokens_ = 0;
   std::vector<Chunk> chunks_;  // in the order of updates
+  size_t late_ = 0;            // of these, the first ones, which share slots
+  std::vector<size_t> down_order_;
   plan::IdVector<plan::GroupId, Chunks> of_group_;
   kernels::CudaMemory pinned_;
   std::unique_ptr<shard::HostState> kept_;
@@ -167,8 +179,8 @@ class HostUpdater {
   // Of the step that is issued.
   plan::IdVector<plan::GroupId, bool> ready_;
   bool decided_ = false;
-  size_t down_ = 0;  // chunks that were issued
-  size_t up_ = 0;
+  size_t down_ = 0;  // of down_order_, issued
+  size_t up_ = 0;    // of chunks_, issued
 
   // Of the step that the stream of host work is at, and used by that alone.
   size_t finished_ = 0;

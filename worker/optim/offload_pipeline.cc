@@ -1,6 +1,7 @@
-// Three counters say where the step is: chunks fetched, updated, released, in one order for the
-// whole step, so the first chunk of a group is fetched while the group before it is updated. What
-// is fetched and not released is bounded, so a slow disk holds up the update, and never memory.
+// Three counters say how far all is: chunks fetched, updated, released, in one order for all steps,
+// so the first chunk of a group is fetched while the group before it is updated, and that of a step
+// while its gradients are computed. What is fetched and not released is bounded, so a slow disk
+// holds up the update, and never memory.
 
 #include "worker/optim/offload_pipeline.h"
 
@@ -19,8 +20,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
+int64_t NsOf(Clock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
 }
 
 }  // namespace
@@ -55,7 +56,7 @@ void OffloadPipeline::AddChunks(const shard::ParameterGroup& group) {
   }
   const size_t first = chunks_.size();
   for (OffloadChunk& cut : CutIntoChunks(id, args_.pieces.of(id), args_.chunk_elements)) {
-    chunks_.push_back({.pieces = {}, .memory = {}});
+    chunks_.push_back({.group = id, .pieces = {}, .memory = {}});
     for (const std::span<std::byte> range :
          MemoryOf(group, cut, [&](const void* at) { return args_.tier.Holds(at); })) {
       chunks_.back().memory.push_back(range);
@@ -81,9 +82,10 @@ absl::Status OffloadPipeline::Release(const Chunk& chunk) {
 
 bool OffloadPipeline::MayMove(Way way) const {
   const auto alive = static_cast<size_t>(plan::kOffloadChunksAlive);
-  return way == Way::kOut
-             ? released_ < updated_
-             : fetched_ < std::min({chunks_.size(), updated_ + alive - 1, released_ + alive});
+  return way == Way::kOut ? released_ < updated_
+                          : fetched_ < std::min({wanted_,
+                                                 updated_ + alive - 1,
+                                                 released_ + std::min(alive, chunks_.size())});
 }
 
 // One at a time goes each way.
@@ -107,12 +109,12 @@ std::optional<size_t> OffloadPipeline::WaitForWork(Way way) {
 
 void OffloadPipeline::Move(Way way, size_t chunk) {
   const auto start = Clock::now();
-  absl::Status moved = way == Way::kIn ? Fetch(chunks_[chunk]) : Release(chunks_[chunk]);
-  const double seconds = SecondsSince(start);
+  const Chunk& at = At(chunk);
+  absl::Status moved = way == Way::kIn ? Fetch(at) : Release(at);
   MutexLock lock(mutex_);
   ++(way == Way::kIn ? fetched_ : released_);
   (way == Way::kIn ? fetching_ : releasing_) = false;
-  times_.moving += seconds;
+  Note(at, way == Way::kIn ? "OffloadFetch" : "OffloadRelease", start, Clock::now(), times_.moving);
   status_.Update(moved);
   changed_.NotifyAll();
 }
@@ -125,14 +127,40 @@ void OffloadPipeline::MoveAll(Way way) {
   }
 }
 
-void OffloadPipeline::BeginStep() {
-  Drain().IgnoreError();  // Update returns it
-  begun_ = true;
+void OffloadPipeline::BeginStep(int64_t step) {
   MutexLock lock(mutex_);
-  fetched_ = overlaps() ? 0 : chunks_.size();
-  updated_ = 0;
-  released_ = 0;
-  changed_.NotifyAll();
+  step_ = step;
+  if (overlaps()) {
+    wanted_ = updated_ + chunks_.size();
+    changed_.NotifyAll();
+  }
+}
+
+absl::Status OffloadPipeline::Decide(bool apply) {
+  begun_ = apply;
+  return apply || !overlaps() ? absl::OkStatus() : ReleaseFetched();
+}
+
+// Nothing is fetched any more, and what was is released as it came.
+absl::Status OffloadPipeline::ReleaseFetched() {
+  size_t begin = 0;
+  size_t end = 0;
+  {
+    MutexLock lock(mutex_);
+    wanted_ = updated_;
+    while (fetching_) {
+      changed_.Wait(mutex_);
+    }
+    RETURN_IF_ERROR(status_);
+    begin = updated_;
+    end = fetched_;
+  }
+  for (size_t chunk = begin; chunk < end; ++chunk) {
+    RETURN_IF_ERROR(Release(At(chunk)));
+  }
+  MutexLock lock(mutex_);
+  fetched_ = begin;
+  return absl::OkStatus();
 }
 
 // What is not begun is done here: a thread that has no core would be waited for.
@@ -162,23 +190,25 @@ absl::Status OffloadPipeline::WaitForChunk(size_t chunk) {
   const auto start = Clock::now();
   const absl::Status status = HelpUntil(Way::kIn, chunk + 1);
   MutexLock lock(mutex_);
-  times_.waiting += SecondsSince(start);
+  times_.waiting += std::chrono::duration<double>(Clock::now() - start).count();
   return status;
 }
 
 absl::Status OffloadPipeline::UpdateInline(const Chunk& chunk, const UpdateChunk& update) {
   const auto start = Clock::now();
   RETURN_IF_ERROR(Fetch(chunk));
-  const double fetching = SecondsSince(start);
+  const auto fetched = Clock::now();
   update({.pieces = chunk.pieces.data(), .count = std::ssize(chunk.pieces)});
-  const double updated = SecondsSince(start);
+  const auto updated = Clock::now();
   RETURN_IF_ERROR(Release(chunk));
-  const double all = SecondsSince(start);
+  const auto released = Clock::now();
   MutexLock lock(mutex_);
-  const double moving = fetching + all - updated;
+  double moving = 0;
+  Note(chunk, "OffloadFetch", start, fetched, moving);
+  Note(chunk, "OffloadUpdate", fetched, updated, times_.updating);
+  Note(chunk, "OffloadRelease", updated, released, moving);
   times_.moving += moving;
   times_.waiting += moving;
-  times_.updating += updated - fetching;
   return absl::OkStatus();
 }
 
@@ -194,13 +224,18 @@ absl::Status OffloadPipeline::Update(plan::GroupId group, const UpdateChunk& upd
       RETURN_IF_ERROR(UpdateInline(chunk, update));
       continue;
     }
-    RETURN_IF_ERROR(WaitForChunk(i));
+    size_t next = 0;
+    {
+      MutexLock lock(mutex_);
+      next = updated_;
+    }
+    CHECK_MSG(next % chunks_.size() == i, "groups are updated in the order of the program");
+    RETURN_IF_ERROR(WaitForChunk(next));
     const auto start = Clock::now();
     update({.pieces = chunk.pieces.data(), .count = std::ssize(chunk.pieces)});
     MutexLock lock(mutex_);
-    times_.updating += SecondsSince(start);
-    CHECK_MSG(updated_ == i, "groups are updated in the order of the program");
-    updated_ = i + 1;
+    Note(chunk, "OffloadUpdate", start, Clock::now(), times_.updating);
+    ++updated_;
     changed_.NotifyAll();
   }
   begun_ = range.end < chunks_.size();
@@ -222,6 +257,27 @@ absl::Status OffloadPipeline::Drain() {
 OffloadTimes OffloadPipeline::TakeTimes() {
   MutexLock lock(mutex_);
   return std::exchange(times_, OffloadTimes());
+}
+
+void OffloadPipeline::set_recorder(trace::Recorder* recorder) {
+  MutexLock lock(mutex_);
+  recorder_ = recorder;
+}
+
+// A release may be of the step before the one that is named.
+void OffloadPipeline::Note(const Chunk& chunk, const char* op, Time begin, Time end, double& sum) {
+  sum += std::chrono::duration<double>(end - begin).count();
+  if (recorder_ == nullptr) {
+    return;
+  }
+  const plan::UnitId unit = args_.plan.groups[chunk.group].unit;
+  recorder_->Record({.begin_ns = NsOf(begin),
+                     .end_ns = NsOf(end),
+                     .step = step_,
+                     .phase = "host",
+                     .unit = args_.plan.inventory.units[unit].name,
+                     .op = op,
+                     .stream = "offload"});
 }
 
 }  // namespace ravel::optim

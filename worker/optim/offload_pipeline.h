@@ -3,6 +3,7 @@
 // The update of groups whose state is outside of memory: chunk after chunk, each fetched before and
 // released after it.
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -15,6 +16,7 @@
 #include "common/plan/program/program_offload.h"
 #include "common/plan/sharding_plan.h"
 #include "common/status.h"
+#include "common/trace.h"
 #include "kernels/update.h"
 #include "worker/optim/piece_tables.h"
 #include "worker/shard/offload_tier.h"
@@ -30,11 +32,12 @@ struct OffloadTimes {
 };
 
 // With overlap one thread fetches the chunk after the one that is updated, and another releases the
-// one before it: plan::kOffloadChunksAlive are in memory. What neither has begun when the update
-// needs it, as on cores that are all busy, the update does itself. Without overlap each chunk is
-// fetched and released in turn. The bits are those of an update of the whole group: an element's
-// depend on no other, and chunks are cut where state groups are. Used only from the thread of its
-// rank, or in the order of the program's events.
+// one before it: plan::kOffloadChunksAlive are in memory. The first chunks of a step are fetched
+// during its forward and backward pass, and the last one is released during the next. What neither
+// thread has begun when the update needs it, as on cores that are all busy, the update does itself.
+// Without overlap each chunk is fetched and released in turn. The bits are those of an update of
+// the whole group: an element's depend on no other, and chunks are cut where state groups are. Used
+// only from the thread of its rank, or in the order of the program's events.
 class OffloadPipeline {
  public:
   // All outlive it.
@@ -52,9 +55,11 @@ class OffloadPipeline {
   OffloadPipeline& operator=(const OffloadPipeline&) = delete;
 
   bool Offloads(plan::GroupId group) const { return !of_group_[group].empty(); }
-  // An Update of each group that is offloaded follows, in the order of the program. What is not
-  // begun, as a step that is skipped, touches nothing.
-  void BeginStep();
+  // A step begins, `step` from 1: its first chunks are fetched meanwhile.
+  void BeginStep(int64_t step);
+  // The step is decided. If it applies, an Update of each group that is offloaded follows, in the
+  // order of the program. A step that is skipped updates nothing, and what was fetched is released.
+  absl::Status Decide(bool apply);
   using UpdateChunk = std::function<void(kernels::PieceTable)>;
   // Calls `update` for each chunk of the group, when its state is in memory.
   absl::Status Update(plan::GroupId group, const UpdateChunk& update);
@@ -63,9 +68,12 @@ class OffloadPipeline {
 
   size_t chunk_count() const { return chunks_.size(); }
   OffloadTimes TakeTimes();
+  // Records what is done with each chunk from here on, which outlives it; nullptr: nothing.
+  void set_recorder(trace::Recorder* recorder);
 
  private:
   struct Chunk {
+    plan::GroupId group;
     std::vector<kernels::UpdatePiece> pieces;
     std::vector<std::span<const std::byte>> memory;  // of the tier
   };
@@ -76,12 +84,18 @@ class OffloadPipeline {
     bool empty() const { return begin == end; }
   };
 
+  using Time = std::chrono::steady_clock::time_point;
   void AddChunks(const shard::ParameterGroup& group);
   absl::Status Fetch(const Chunk& chunk);
   absl::Status Release(const Chunk& chunk);
   // The body of a thread: moves chunk after chunk until it is stopped.
   enum class Way { kIn, kOut };
   void MoveAll(Way way);
+  absl::Status ReleaseFetched();
+  Chunk& At(size_t chunk) { return chunks_[chunk % chunks_.size()]; }
+  // Adds that time to `sum`, and tells the recorder.
+  void Note(const Chunk& chunk, const char* op, Time begin, Time end, double& sum)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The next chunk that may go that way, or nothing where the thread is to end. The caller moves
   // it, as nobody else will.
   std::optional<size_t> WaitForWork(Way way);
@@ -101,7 +115,8 @@ class OffloadPipeline {
 
   Mutex mutex_;
   CondVar changed_;
-  // Counts chunks of the step that was begun last, from the first one.
+  // Counts chunks of all steps: each step has chunks_.size() of them, a skipped one none.
+  size_t wanted_ ABSL_GUARDED_BY(mutex_) = 0;  // to be fetched, in all
   size_t fetched_ ABSL_GUARDED_BY(mutex_) = 0;
   bool fetching_ ABSL_GUARDED_BY(mutex_) = false;  // the chunk after those
   size_t updated_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -110,6 +125,8 @@ class OffloadPipeline {
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   OffloadTimes times_ ABSL_GUARDED_BY(mutex_);
+  trace::Recorder* recorder_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  int64_t step_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::thread> threads_;  // with overlap: one for each way
 };
 

@@ -76,6 +76,9 @@ void StepOptimizer::BeginStep(kernels::Stream& stream,
   if (args_.host_updater != nullptr) {
     args_.host_updater->BeginStep(step + 1, LearningRateOf(step), beginning.updates);
   }
+  if (args_.offload != nullptr) {
+    args_.offload->BeginStep(step + 1);
+  }
   updates_are_new_ = false;
   norms_left_ = NormsDue(step);
   begun_.push_back(step);
@@ -102,10 +105,7 @@ absl::Status StepOptimizer::Decide(kernels::Stream& stream) {
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(ReadStep());
-  if (args_.offload != nullptr && decision_.apply) {
-    args_.offload->BeginStep();
-  }
-  return absl::OkStatus();
+  return args_.offload == nullptr ? absl::OkStatus() : args_.offload->Decide(decision_.apply);
 }
 
 absl::Status StepOptimizer::ReadStep() {

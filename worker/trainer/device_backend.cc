@@ -173,6 +173,7 @@ absl::Status DeviceBackend::OpenUpdater(shard::ParameterGroups& groups) {
                                   .node = node_,
                                   .overlap = args_.offload.overlap,
                                   .chunk_elements = chosen > 0 ? chosen : plan::kHostChunkElements,
+                                  .most_slots = args_.options.offload_slots,
                                   .threads = UpdateThreads()}));
   state_access_ = std::make_unique<shard::HostStateAccess>(*memory_, *streams_, *host_state_);
   return absl::OkStatus();

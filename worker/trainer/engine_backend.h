@@ -40,6 +40,9 @@ struct EngineOptions {
   // Elements of offloaded state that are updated at a time; 0: kOffloadChunkElements, or of a
   // device's host kHostChunkElements. Tests take fewer.
   int64_t offload_chunk_elements = 0;
+  // Tests: at most so many slots for chunks on their way to a device's host and back; 0: as
+  // planned.
+  int64_t offload_slots = 0;
   // Tests: replays programs of a host in another way than HostReplay does; empty: none.
   std::function<std::unique_ptr<shard::ReplayBackend>(comm::Communicator& world)> host_replay =
       nullptr;

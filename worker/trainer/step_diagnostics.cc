@@ -69,6 +69,9 @@ void StepDiagnostics::UseRecorder(trace::Recorder* recorder) {
   if (engine_.host_updater() != nullptr) {
     engine_.host_updater()->set_recorder(recorder);
   }
+  if (engine_.offload() != nullptr) {
+    engine_.offload()->set_recorder(recorder);
+  }
 }
 
 void StepDiagnostics::ReportStart(const Saver& saver) {

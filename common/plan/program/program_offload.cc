@@ -11,6 +11,9 @@
 namespace ravel::plan {
 namespace {
 
+// Pinned and kept memory of a device's host beside the state.
+constexpr int64_t kHostRingBytes = int64_t{8} << 30;
+
 using BytesOfGroups = IdVector<GroupId, int64_t>;
 
 struct GroupBytes {
@@ -57,19 +60,13 @@ HostUpdates HostUpdatesOf(const ProgramBuffers& buffers,
   if (!options.offload_copies) {
     return updates;
   }
-  const GroupBytes bytes = BytesOf(buffers, groups, options.weight_type);
-  const BytesOfGroups& leaves = bytes.leaves;
-  int64_t chunks = kHostChunks;
-  std::vector<GroupId> later;
-  for (auto group = static_cast<int>(leaves.size()) - 1; group >= 0; --group) {
-    if (leaves[group] == 0) {
-      continue;
+  const BytesOfGroups leaves = BytesOf(buffers, groups, options.weight_type).leaves;
+  for (const GroupId group : groups.ids()) {
+    updates.of[group] = leaves[group] > 0;
+    if (updates.of[group]) {
+      updates.order.push_back(group);
     }
-    updates.of[group] = true;
-    chunks -= DivCeil(bytes.elements[group], kHostChunkElements);
-    (chunks >= 0 ? updates.order : later).push_back(group);
   }
-  updates.order.insert(updates.order.end(), later.rbegin(), later.rend());
   return updates;
 }
 
@@ -89,13 +86,15 @@ HostRing HostRingOf(const ProgramBuffers& buffers,
     }
     const HostChunkBytes each = HostChunkBytesOf(groups[group], options);
     const int64_t most = std::min(elements, chunk_elements);
-    ring.slots = std::min(kHostChunks, ring.slots + DivCeil(elements, chunk_elements));
+    ring.slots += DivCeil(elements, chunk_elements);
     ring.slot_bytes = std::max(ring.slot_bytes, each.pinned(most));
     // Whole scales of a row may lie at both ends.
     ring.kept_bytes = std::max(
         ring.kept_bytes,
         DivCeil(bytes.leaves[group], elements) * most + each.weights(most) + kKeptSlackBytes);
   }
+  const int64_t bytes_of_slot = std::max<int64_t>(1, ring.slot_bytes + ring.kept_bytes);
+  ring.slots = std::min(ring.slots, std::max(kHostChunks, kHostRingBytes / bytes_of_slot));
   return ring;
 }
 

@@ -25,8 +25,8 @@ bool MayOffload(const ProgramBuffer& buffer, const GroupLayouts& groups, DType w
 // same on all ranks, since shards are of equal size.
 void OffloadState(const ProgramRequest& request, ProgramBuffers& buffers);
 
-// Elements of a group that a device's host updates at a time, and how many such chunks have pinned
-// memory on their way there and back: more are copied when the first ones are through.
+// Elements of a group that a device's host updates at a time, and how many such chunks have memory
+// of their own on their way there and back, at least: HostRingOf gives it to all where 8 GiB do.
 inline constexpr int64_t kHostChunkElements = int64_t{8} << 20;
 inline constexpr int64_t kHostChunks = 16;
 
@@ -68,9 +68,9 @@ HostRing HostRingOf(const ProgramBuffers& buffers,
 bool MainStaysOnDevice(const GroupLayout& group, const ProgramOptions& options);
 
 // Groups that a device's host updates, because some of their state is in its memory; none of a CPU
-// job. In the order of their updates: first those whose gradients are final first, as many as have
-// pinned memory before the step is decided, then the others in forward order, as the next step
-// wants them.
+// job. In the order of their updates, which is that of the forward pass: the next step wants the
+// new weights so. Chunks that have memory of their own are computed before the step is decided, in
+// whatever order their gradients become final.
 struct HostUpdates {
   IdVector<GroupId, bool> of;
   std::vector<GroupId> order;

@@ -40,6 +40,13 @@ uint64_t NumberOf(const char* variable, uint64_t otherwise) {
   return number;
 }
 
+EmulatedStreams::Pace PaceOf() {
+  const uint64_t kernels = NumberOf("RAVEL_EMULATED_PACE_MICROSECONDS", 0);
+  return {
+      .kernels = std::chrono::microseconds(kernels),
+      .copies = std::chrono::microseconds(NumberOf("RAVEL_EMULATED_COPY_MICROSECONDS", kernels))};
+}
+
 constexpr uint64_t kDefaultMemoryBytes = uint64_t{8} << 30;
 constexpr int32_t kCacheBytes = 64 << 10;
 
@@ -51,10 +58,7 @@ struct Emulation {
   Mutex plans_mutex;
   std::map<void*, std::unique_ptr<RavelCudaAttention>> plans ABSL_GUARDED_BY(plans_mutex);
   EmulatedMemory memory;
-  EmulatedStreams streams{
-      memory,
-      NumberOf("RAVEL_EMULATED_DELAY_SEED", 0),
-      std::chrono::microseconds(NumberOf("RAVEL_EMULATED_PACE_MICROSECONDS", 0))};
+  EmulatedStreams streams{memory, NumberOf("RAVEL_EMULATED_DELAY_SEED", 0), PaceOf()};
 };
 
 // Never destroyed: streams that a program leaves behind may still run when it ends.
@@ -241,14 +245,16 @@ int32_t Copy(void* stream, void* to, const void* from, uint64_t bytes) {
             if (bytes != 0)
               std::memmove(to, from, bytes);
           },
-      .any_device = true};
+      .any_device = true,
+      .of_copies = true};
   return The().streams.Issue(stream, std::move(work));
 }
 
 int32_t HostWork(void* stream, const RavelCudaHostWork* work) {
   EmulatedWork issued = {.name = "work of the host",
                          .accesses = {},
-                         .run = [run = work->run, argument = work->argument] { run(argument); }};
+                         .run = [run = work->run, argument = work->argument] { run(argument); },
+                         .of_copies = true};
   for (int32_t i = 0; i < work->access_count; ++i) {
     const RavelCudaHostAccess& access = work->accesses[i];
     const auto bytes = static_cast<int64_t>(access.bytes);

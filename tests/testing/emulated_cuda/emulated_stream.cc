@@ -139,12 +139,13 @@ void EmulatedStreams::EnqueueWork(EmulatedStream& stream, const EmulatedWork& wo
                          .name = work.name});
   }
   std::function<void()> now = work.prepare != nullptr ? work.prepare() : work.run;
-  if (pace_.count() == 0) {
+  const std::chrono::microseconds least = work.of_copies ? pace_.copies : pace_.kernels;
+  if (least.count() == 0) {
     Enqueue(stream, std::move(now), std::make_shared<CpuEvent>());
     return;
   }
-  const auto paced = [run = std::move(now), pace = pace_] {
-    const auto end = std::chrono::steady_clock::now() + pace;
+  const auto paced = [run = std::move(now), least] {
+    const auto end = std::chrono::steady_clock::now() + least;
     run();
     HoldUntil(end);
   };

@@ -63,9 +63,13 @@ struct EmulatedStream {
 // emulated_errors.h. Thread-safe.
 class EmulatedStreams {
  public:
-  // With a seed that is not 0 items are delayed at random. Work takes at least `pace`, in which
-  // other streams go on.
-  EmulatedStreams(const EmulatedMemory& memory, uint64_t delay_seed, std::chrono::microseconds pace)
+  // What work takes at least, in which other streams go on.
+  struct Pace {
+    std::chrono::microseconds kernels;
+    std::chrono::microseconds copies;  // and work of the host
+  };
+  // With a seed that is not 0 items are delayed at random.
+  EmulatedStreams(const EmulatedMemory& memory, uint64_t delay_seed, const Pace& pace)
       : memory_(memory), delay_seed_(delay_seed), pace_(pace) {}
 
   void* CreateStream(int32_t device);
@@ -125,7 +129,7 @@ class EmulatedStreams {
 
   const EmulatedMemory& memory_;
   const uint64_t delay_seed_;
-  const std::chrono::microseconds pace_;
+  const Pace pace_;
   Mutex mutex_;
   int last_number_ ABSL_GUARDED_BY(mutex_) = 0;
   WorkOrder order_ ABSL_GUARDED_BY(mutex_);

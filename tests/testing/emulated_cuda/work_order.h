@@ -18,6 +18,7 @@ struct EmulatedWork {
   std::vector<Access> accesses;
   std::function<void()> run;
   bool any_device = false;  // memory of other devices, too
+  bool of_copies = false;   // a copy, or work of the host: has a pace of its own
   // In place of `run`: makes it whenever the work is given to a queue, in the order of the queues.
   std::function<std::function<void()>()> prepare = nullptr;
   bool of_peers = false;  // ends only when other ranks have come

@@ -219,8 +219,8 @@ TEST(ProgramOffload, HostsOfDevicesUpdateWhatTheyHold) {
         }
       }
       EXPECT_EQ(down, on_host);
-      // All of them have pinned memory at once: those whose gradients are final first come first.
-      EXPECT_TRUE(std::is_sorted(up.rbegin(), up.rend()));
+      // As the next forward wants them.
+      EXPECT_TRUE(std::is_sorted(up.begin(), up.end()));
       const absl::StatusOr<ShardingPlan> back = ParsePlan(SerializePlan(plan));
       ASSERT_TRUE(back.ok()) << back.status();
       EXPECT_EQ(SerializePlan(*back), SerializePlan(plan));
@@ -228,18 +228,26 @@ TEST(ProgramOffload, HostsOfDevicesUpdateWhatTheyHold) {
   }
 }
 
-// Groups without pinned memory before the decision follow in the order of the next forward.
-TEST(ProgramOffload, WhatComesAfterTheDecisionComesInForwardOrder) {
+// A slot for each chunk, as far as the ring's bytes reach.
+TEST(ProgramOffload, EveryChunkHasASlotWithinTheBoundOfTheRing) {
+  const auto ring_of = [](const ShardingPlan& plan) {
+    return HostRingOf(plan.buffers, plan.groups, plan.options, kHostChunkElements);
+  };
   PlanRequest request = HostRequest(1);
-  request.spec.model = testing::Llama(2048, 6, 8192, 32000);
+  request.spec.model = testing::Llama(2048, 3, 8192, 32000);
   const ShardingPlan plan = MakeOffloaded(request);
-  const std::vector<GroupId> order = HostUpdatesOf(plan.buffers, plan.groups, plan.options).order;
-  EXPECT_EQ(order.size(), OffloadFactsOf(plan).groups.size());
-  const auto later = std::min_element(order.begin(), order.end());
-  EXPECT_GT(later - order.begin(), 0);
-  EXPECT_GT(order.end() - later, 3);
-  EXPECT_TRUE(std::is_sorted(order.begin(), later, std::greater<>()));
-  EXPECT_TRUE(std::is_sorted(later, order.end()));
+  int64_t chunks = 0;
+  for (const GroupLayout& group : plan.groups) {
+    chunks += DivCeil(group.layout.shard_elements, kHostChunkElements);
+  }
+  EXPECT_GT(chunks, kHostChunks);
+  EXPECT_EQ(ring_of(plan).slots, chunks);
+  request.spec.model = testing::Llama(2048, 30, 8192, 32000);
+  constexpr int64_t kMostBytes = int64_t{8} << 30;
+  const HostRing large = ring_of(MakeOffloaded(request));
+  EXPECT_GT(large.slots, kHostChunks);
+  EXPECT_LE(large.slots * (large.slot_bytes + large.kept_bytes), kMostBytes);
+  EXPECT_GT((large.slots + 1) * (large.slot_bytes + large.kept_bytes), kMostBytes);
 }
 
 TEST(ProgramOffload, MemoryOfDevicesFallsByWhatLeaves) {

@@ -201,12 +201,17 @@ int RunCheckpointsExport(const CommonOptions& common, const CheckpointVerbOption
   if (options.dtype != "f32" && options.dtype != "bf16") {
     return ReportUsage(absl::StrCat("--dtype: expected f32 or bf16, got '", options.dtype, "'"));
   }
+  if (options.reader != "transformers" && options.reader != "vllm") {
+    return ReportUsage(
+        absl::StrCat("--reader: expected transformers or vllm, got '", options.reader, "'"));
+  }
   return PrintAndReport([&](std::ostream& out) {
     return ExportCheckpoint({.step = options.target,
                              .format = options.format,
                              .output = options.output,
                              .dtype = options.dtype == "f32" ? DType::kF32 : DType::kBF16,
-                             .quantized = options.quantized},
+                             .quantized = options.quantized,
+                             .for_vllm = options.reader == "vllm"},
                             out);
   });
 }

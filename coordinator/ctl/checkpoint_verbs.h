@@ -16,6 +16,7 @@ struct CheckpointVerbOptions {
   std::string output = {};
   std::string dtype = "f32";
   bool quantized = false;
+  std::string reader = "transformers";
   int64_t step = -1;
   std::string reason = {};
   std::string to = {};  // "step=N"

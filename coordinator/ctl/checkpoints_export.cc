@@ -80,12 +80,16 @@ std::vector<ckpt::SafetensorsEntry> Entries(const WeightFile& file) {
 // The tensors that stand for one of the step: itself, or codes and scales.
 std::vector<ExportTensor> PartsOf(const ckpt::TensorRecord& source,
                                   const QuantizedWeights* quantized,
-                                  DType dtype) {
+                                  const CheckpointExportOptions& options) {
   if (quantized == nullptr || quantized->Find(source.name) == nullptr) {
-    return {{.name = source.name, .dtype = dtype, .shape = source.shape, .source = &source}};
+    return {
+        {.name = source.name, .dtype = options.dtype, .shape = source.shape, .source = &source}};
   }
   const plan::Recipe recipe = quantized->recipe();
-  const ScaleTensor scales = ScaleInvOf(source.name, recipe, source.shape);
+  ScaleTensor scales = ScaleInvOf(source.name, recipe, source.shape);
+  if (options.for_vllm && plan::BlockEdge(recipe) == 0) {
+    scales.name = source.name + "_scale";
+  }
   std::vector<ExportTensor> parts = {
       {.name = source.name,
        .dtype = plan::CodeType(recipe),
@@ -118,7 +122,7 @@ std::vector<WeightFile> PlanFiles(const ckpt::Manifest& manifest,
     if (tensor.role != ckpt::TensorRole::kParam && tensor.role != ckpt::TensorRole::kBuffer) {
       continue;
     }
-    const std::vector<ExportTensor> parts = PartsOf(tensor, quantized, options.dtype);
+    const std::vector<ExportTensor> parts = PartsOf(tensor, quantized, options);
     int64_t part_bytes = 0;
     for (const ExportTensor& part : parts) {
       part_bytes += BytesOf(part);
@@ -174,7 +178,9 @@ absl::Status CheckArchitecture(const plan::ModelConfig& config,
 }
 
 // What readers of quantized weights ask for. Those that do not know mxfp8 or nvfp4 refuse it.
-json::Value QuantizationConfig(const ckpt::Manifest& manifest, const QuantizedWeights& quantized) {
+json::Value QuantizationConfig(const ckpt::Manifest& manifest,
+                               const QuantizedWeights& quantized,
+                               bool for_vllm) {
   json::Value value;
   json::Array kept = {json::Value("lm_head")};
   for (const ckpt::TensorRecord& tensor : manifest.tensors) {
@@ -206,6 +212,9 @@ json::Value QuantizationConfig(const ckpt::Manifest& manifest, const QuantizedWe
   }
   value.Set("fmt", quantized.recipe() == plan::Recipe::kNvFp4 ? "e2m1" : "e4m3");
   value.Set("activation_scheme", "dynamic");
+  if (for_vllm) {
+    value.Set("ignored_layers", kept);
+  }
   value.Set("modules_to_not_convert", std::move(kept));
   return value;
 }
@@ -224,6 +233,20 @@ absl::StatusOr<json::Value> ConfigWithDType(const std::string& text, DType dtype
   return config;
 }
 
+// vLLM takes codes of fp8 with one scale, or with one for 128 x 128 elements.
+absl::Status CheckReader(const QuantizedWeights* quantized) {
+  if (quantized == nullptr) {
+    return absl::InvalidArgumentError("--reader vllm: expected --quantized beside it");
+  }
+  const plan::Recipe recipe = quantized->recipe();
+  if (recipe == plan::Recipe::kMxFp8 || recipe == plan::Recipe::kNvFp4) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--reader vllm: expected codes of fp8_tensor or fp8_block, got ",
+                     plan::RecipeName(recipe)));
+  }
+  return absl::OkStatus();
+}
+
 class Exporter {
  public:
   Exporter(store::CommittedStep step,
@@ -235,6 +258,9 @@ class Exporter {
   absl::Status Run() {
     if (options_.quantized) {
       ASSIGN_OR_RETURN(quantized_, QuantizedWeights::Of(&step_));
+    }
+    if (options_.for_vllm) {
+      RETURN_IF_ERROR(CheckReader(quantized()));
     }
     files_ = PlanFiles(step_.manifest(), quantized(), options_);
     RETURN_IF_ERROR(ReadSmallFiles());
@@ -289,7 +315,8 @@ class Exporter {
         return absl::UnimplementedError(
             "--quantized: expected matrices of [outputs, inputs]: no reader knows codes of others");
       }
-      config.Set("quantization_config", QuantizationConfig(step_.manifest(), *quantized_));
+      config.Set("quantization_config",
+                 QuantizationConfig(step_.manifest(), *quantized_, options_.for_vllm));
     }
     return json::SerializePretty(config) + "\n";
   }

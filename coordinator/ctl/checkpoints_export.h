@@ -18,6 +18,10 @@ struct CheckpointExportOptions {
   // Quantized weights as the codes that were trained with, with scales beside them and a
   // quantization_config; other tensors as `dtype`.
   bool quantized = false;
+  // Of quantized weights with one scale: that is NAME_scale, which vLLM reads, in place of
+  // NAME_scale_inv, since vLLM refuses names that it does not know; and ignored_layers. Refused
+  // (InvalidArgument) without `quantized`, and of recipes that vLLM reads in no such form.
+  bool for_vllm = false;
 };
 // Writes OUTPUT.part (config.json, tokenizer files, model.safetensors or
 // model-00001-of-0000N.safetensors with an index), reads it back, then renames. AlreadyExists when

@@ -344,6 +344,10 @@ void AddCheckpointVerbs(CLI::App& app, CommandLine& line) {
   verb->add_flag("--quantized",
                  options.quantized,
                  "Quantized weights as codes and scales, of a job with precision.recipe");
+  verb->add_option("--reader",
+                   options.reader,
+                   "With --quantized: whose names scales have, transformers or vllm")
+      ->capture_default_str();
 }
 
 void AddTraceMemoryVerb(CLI::App& group, CommandLine& line) {

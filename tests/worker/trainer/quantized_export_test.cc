@@ -183,6 +183,39 @@ TEST_P(QuantizedExport, HasTheCodesThatWereTrainedWith) {
   EXPECT_EQ(tensors.count("model.embed_tokens.weight_scale_inv"), 0u);
 }
 
+// vLLM's name for one scale, with the same bytes, and no other name beside it.
+TEST_P(QuantizedExport, ScalesHaveTheNamesOfTheirReader) {
+  const EpochOutcome saved = RunWell(Epoch("recipes", 2));
+  const auto export_to = [&](const std::string& output, bool quantized, bool for_vllm) {
+    return ctl::ExportCheckpoint({.step = saved.committed.at(kResumeSteps),
+                                  .output = folder_ + output,
+                                  .quantized = quantized,
+                                  .for_vllm = for_vllm},
+                                 out_);
+  };
+  EXPECT_THAT(std::string(export_to("/plain", false, true).message()), HasSubstr("--quantized"));
+  const absl::Status exported = export_to("/vllm", true, true);
+  const Recipe recipe = GetParam().recipe;
+  if (recipe == Recipe::kMxFp8 || recipe == Recipe::kNvFp4) {
+    EXPECT_THAT(std::string(exported.message()), HasSubstr("--reader vllm: expected codes of"));
+    return;
+  }
+  ASSERT_TRUE(exported.ok()) << exported;
+  ASSERT_TRUE(export_to("/transformers", true, false).ok());
+  const auto ours = ReadExport(folder_ + "/transformers/model.safetensors");
+  const auto theirs = ReadExport(folder_ + "/vllm/model.safetensors");
+  EXPECT_EQ(theirs.size(), ours.size());
+  std::ifstream config(folder_ + "/vllm/config.json");
+  EXPECT_THAT(std::string((std::istreambuf_iterator<char>(config)), {}),
+              HasSubstr("ignored_layers"));
+  for (const auto& [name, tensor] : ours) {
+    const bool renamed = name.ends_with("_scale_inv") && plan::BlockEdge(recipe) == 0;
+    const std::string other = renamed ? name.substr(0, name.size() - 4) : name;
+    ASSERT_EQ(theirs.count(other), 1u) << other;
+    EXPECT_EQ(theirs.at(other).bytes, tensor.bytes) << other;
+  }
+}
+
 TEST_P(QuantizedExport, DescribesItselfToReaders) {
   EpochArgs args = Epoch("recipes", 2);
   args.spec.recipe.keep_bf16 = {"model.layers.1.self_attn.o_proj.weight"};

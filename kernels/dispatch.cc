@@ -406,7 +406,7 @@ void RowSumSquares(Stream& stream, const RowSumSquaresArgs& args) {
     return;
   }
   CheckRank2(args.x);
-  CheckFlat(args.x, args.x.elements());
+  CheckMatrix(args.x, args.x.size[0], args.x.size[1]);
   CheckFlat(args.sums, args.x.size[0]);
   cpu::ActiveOps().row_sum_squares(args);
 }

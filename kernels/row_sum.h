@@ -9,8 +9,8 @@ namespace ravel::kernels {
 
 // Sum of squares of each row, in a fixed order: 128 strands, strand j takes
 // elements j, j+128, ... with acc = fma(x, x, acc); strands are added as a tree of adjacent pairs
-// in fp32. x [rows, columns] contiguous; sums [rows] fp32. The same bits wherever the rows are
-// computed. non_finite (optional) += count of NaN and inf in x.
+// in fp32. x [rows, columns], rows may be strided; sums [rows] fp32. The same bits wherever the
+// rows are computed. non_finite (optional) += count of NaN and inf in x.
 struct RowSumSquaresArgs {
   TensorView x;
   TensorView sums;

@@ -15,9 +15,11 @@
 #include "kernels/embedding.h"
 #include "kernels/gemm.h"
 #include "kernels/norm.h"
+#include "kernels/part_sum.h"
 #include "kernels/rope.h"
 #include "kernels/row_sum.h"
 #include "kernels/tree_reduce.h"
+#include "kernels/vocabulary_loss.h"
 
 namespace ravel::kernels::cpu {
 
@@ -50,6 +52,10 @@ struct SimdOps {
   void (*embedding_backward)(const EmbeddingBackwardArgs&);
   void (*cross_entropy_loss)(const CrossEntropyRowsArgs&);
   void (*cross_entropy_gradient)(const CrossEntropyRowsArgs&);
+  void (*sum_parts)(const SumPartsArgs&);
+  void (*vocabulary_statistics)(const VocabularyStatisticsArgs&);
+  void (*vocabulary_loss)(const VocabularyLossArgs&);
+  void (*vocabulary_gradient)(const VocabularyGradientArgs&);
   // No operand is empty. The workspace holds gemm_workspace_elements.
   void (*gemm)(const GemmArgs&, float* workspace);
   int64_t (*gemm_workspace_elements)(const GemmArgs&);

@@ -8,6 +8,7 @@
 #include "kernels/cpu/flat_ops.h"
 #include "kernels/cpu/gemm_blocks.h"
 #include "kernels/cpu/norm_ops.h"
+#include "kernels/cpu/part_ops.h"
 #include "kernels/cpu/row_ops.h"
 #include "kernels/cpu/simd_ops.h"
 
@@ -128,11 +129,29 @@ constexpr void AddTablesAndAttention(SimdOps& ops) {
 }
 
 template <typename V>
+constexpr void AddParts(SimdOps& ops) {
+  ops.sum_parts = ByElement<&SumPartsArgs::out,
+                            SumPartsRows<V, float>,
+                            SumPartsRows<V, Bf16>,
+                            SumPartsRows<V, Fp16>>;
+  ops.vocabulary_statistics = ByElement<&VocabularyStatisticsArgs::logits,
+                                        VocabularyStatisticsRows<V, float>,
+                                        VocabularyStatisticsRows<V, Bf16>,
+                                        VocabularyStatisticsRows<V, Fp16>>;
+  ops.vocabulary_loss = VocabularyLossRows<V>;
+  ops.vocabulary_gradient = ByElement<&VocabularyGradientArgs::logits,
+                                      VocabularyGradientRows<V, float>,
+                                      VocabularyGradientRows<V, Bf16>,
+                                      VocabularyGradientRows<V, Fp16>>;
+}
+
+template <typename V>
 constexpr SimdOps MakeSimdOps(const OwnOps& own) {
   SimdOps ops = {};
   AddNorms<V>(ops);
   AddRowOps<V>(ops);
   AddTablesAndAttention<V>(ops);
+  AddParts<V>(ops);
   ops.gemm = GemmBlocks<V>;
   ops.gemm_workspace_elements = GemmWorkspaceElements;
   ops.adamw = AdamWUpdateRange<V>;

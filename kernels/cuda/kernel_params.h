@@ -71,6 +71,10 @@ enum class Kernel : int32_t {
   kBlockCodesAlongColumns,
   kBlockCodesAlongRows,
   kPlaceScales,
+  kSumParts,
+  kVocabularyStatistics,
+  kVocabularyLoss,
+  kVocabularyGradient,
   kCount,
 };
 inline constexpr int32_t kKernelVariants = 16;
@@ -346,6 +350,42 @@ struct CrossEntropyParams {
   int64_t vocabulary;
 };
 
+// A block of the vocabulary; `statistics` are its three rows.
+struct VocabularyBlockParams {
+  void* logits;
+  const int32_t* targets;
+  float* statistics;
+  int64_t logits_stride;
+  int64_t statistics_stride;
+  int64_t tokens;
+  int64_t columns;
+  int64_t first_id;
+};
+
+struct VocabularyLossParams {
+  float* statistics;  // of 2^blocks_log blocks
+  const int32_t* targets;
+  float* loss;
+  int64_t statistics_stride;
+  int64_t tokens;
+  int64_t vocabulary;
+  int64_t blocks_log;
+};
+
+inline constexpr int kMaxPartPieces = 16;
+struct SumPartsParams {
+  const float* pieces[kMaxPartPieces];  // 2^pieces_log of them
+  const void* residual;                 // or null
+  const void* bias;                     // or null
+  void* out;
+  int64_t piece_stride;
+  int64_t residual_stride;
+  int64_t out_stride;
+  int64_t rows;
+  int64_t columns;
+  int64_t pieces_log;
+};
+
 struct TreeAddParams {
   const float* a;
   const float* b;
@@ -376,6 +416,7 @@ struct RowSumSquaresParams {
   const float* x;
   float* sums;
   int64_t* non_finite;  // may be null
+  int64_t stride;
   int64_t rows;
   int64_t columns;
 };

@@ -13,7 +13,8 @@ std::vector<KernelEntry> JoinEntries() {
         GeluKernels(),       BiasKernels(),       RopeKernels(),       EmbeddingKernels(),
         LossKernels(),       AdamWKernels(),      ReduceKernels(),     CastKernels(),
         GemmKernels(),       AttentionKernels(),  QuantizeKernels(),   TensorCodesKernels(),
-        BlockCodesKernels(), WeightCodeKernels(), StatisticsKernels(), StartKernels()}) {
+        BlockCodesKernels(), WeightCodeKernels(), StatisticsKernels(), StartKernels(),
+        PartKernels()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;

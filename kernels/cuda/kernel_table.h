@@ -29,6 +29,7 @@ std::vector<KernelEntry> BiasKernels();
 std::vector<KernelEntry> RopeKernels();
 std::vector<KernelEntry> EmbeddingKernels();
 std::vector<KernelEntry> LossKernels();
+std::vector<KernelEntry> PartKernels();
 std::vector<KernelEntry> AdamWKernels();
 std::vector<KernelEntry> ReduceKernels();
 std::vector<KernelEntry> CastKernels();

@@ -4,44 +4,10 @@
 
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/kernel_table.h"
+#include "kernels/cuda/row_softmax.cuh"
 
 namespace ravel::kernels::cuda {
 namespace {
-
-// Below this a term cannot be seen beside the row's 1 (kSoftmaxFloor of cpu/simd_math.h).
-constexpr float kFloor = -69.0f;
-
-struct RowSoftmax {
-  float max;
-  float sum;  // of e^(x - max)
-};
-
-// In every thread of the block. Each thread keeps a running maximum and rescales its sum.
-template <typename T, int kWidth>
-__device__ inline RowSoftmax SoftmaxOf(const T* row, int64_t vocabulary, float* shared) {
-  float max = -INFINITY;
-  float sum = 0.0f;
-  for (int64_t j = int64_t{threadIdx.x} * kWidth; j < vocabulary; j += blockDim.x * kWidth) {
-    float x[kWidth];
-    Load<T, kWidth>(row + j, x);
-    float largest = x[0];
-#pragma unroll
-    for (int i = 1; i < kWidth; ++i) {
-      largest = fmaxf(largest, x[i]);
-    }
-    if (largest > max) {
-      sum *= expf(max - largest);
-      max = largest;
-    }
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      sum += x[i] == max ? 1.0f : expf(x[i] - max);
-    }
-  }
-  const float all = MaxOfBlock(max, shared);
-  const float share = max == -INFINITY ? 0.0f : sum * expf(max - all);
-  return {all, SumOfBlock(share, shared)};
-}
 
 template <typename T, int kWidth, bool kGradient>
 __global__ void __launch_bounds__(1024)
@@ -74,7 +40,7 @@ __global__ void __launch_bounds__(1024)
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) {
           const float shifted = x[i] - softmax.max;
-          x[i] = target < 0 || shifted < kFloor ? 0.0f : expf(shifted) * scale;
+          x[i] = target < 0 || shifted < kSoftmaxFloor ? 0.0f : expf(shifted) * scale;
           x[i] -= j + i == target ? 1.0f : 0.0f;
         }
         Store<T, kWidth>(row + j, x);

@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kFlatThreads)
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t step = ThreadCount() / 32;
   for (int64_t row = ThreadIndex() / 32; row < p.rows; row += step) {
-    const float* x = p.x + row * p.columns;
+    const float* x = p.x + row * p.stride;
     float strands[4] = {};
     int non_finite = 0;
     for (int64_t begin = 4 * lane; begin < p.columns; begin += kStrands) {

@@ -20,6 +20,7 @@
 #include "kernels/grouped_update.h"
 #include "kernels/loss.h"
 #include "kernels/norm.h"
+#include "kernels/part_sum.h"
 #include "kernels/philox.h"
 #include "kernels/quantize.h"
 #include "kernels/reduce_add.h"
@@ -27,6 +28,7 @@
 #include "kernels/row_sum.h"
 #include "kernels/step_statistics.h"
 #include "kernels/tree_reduce.h"
+#include "kernels/vocabulary_loss.h"
 
 namespace ravel::kernels::cuda {
 
@@ -37,6 +39,10 @@ void HeadNormForward(Stream& stream, const HeadNormForwardArgs& args);
 void HeadNormBackward(Stream& stream, const HeadNormBackwardArgs& args);
 void LayerNormForward(Stream& stream, const LayerNormForwardArgs& args);
 void LayerNormBackward(Stream& stream, const LayerNormBackwardArgs& args);
+void SumParts(Stream& stream, const SumPartsArgs& args);
+void VocabularyStatistics(Stream& stream, const VocabularyStatisticsArgs& args);
+void VocabularyLoss(Stream& stream, const VocabularyLossArgs& args);
+void VocabularyGradient(Stream& stream, const VocabularyGradientArgs& args);
 void AddBias(Stream& stream, const AddBiasArgs& args);
 void BiasGradient(Stream& stream, const BiasGradientArgs& args);
 void AddPositions(Stream& stream, const AddPositionsArgs& args);

@@ -369,7 +369,7 @@ void CopyBytes(Stream& stream, const CopyArgs& args) {
 void RowSumSquares(Stream& stream, const RowSumSquaresArgs& args) {
   LaunchStream& on = LaunchStreamOf(stream);
   const int64_t rows = args.x.size[0];
-  RequireFlat(args.x, args.x.elements(), DType::kF32);
+  RequireMatrix(args.x, rows, args.x.size[1], DType::kF32);
   RequireFlat(args.sums, rows, DType::kF32);
   if (rows == 0) {
     return;
@@ -381,6 +381,7 @@ void RowSumSquares(Stream& stream, const RowSumSquaresArgs& args) {
          RowSumSquaresParams{.x = args.x.As<float>(),
                              .sums = args.sums.As<float>(),
                              .non_finite = args.non_finite,
+                             .stride = args.x.row_stride,
                              .rows = rows,
                              .columns = args.x.columns()});
 }

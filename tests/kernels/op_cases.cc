@@ -12,6 +12,7 @@
 #include "tests/kernels/op_case.h"
 #include "tests/kernels/op_cases_attention.h"
 #include "tests/kernels/op_cases_layers.h"
+#include "tests/kernels/op_cases_parts.h"
 
 namespace ravel::kernels::testing {
 namespace {
@@ -420,6 +421,7 @@ std::vector<OpCase> AllOpCases() {
   AddHeadCases(cases);
   AddAttentionCases(cases);
   AddLayerCases(cases);
+  AddPartCases(cases);
   return cases;
 }
 

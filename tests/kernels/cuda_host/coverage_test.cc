@@ -85,6 +85,7 @@ const std::set<std::string> kOps = {"AdamWUpdate",
                                     "Rope",
                                     "RowSumSquares",
                                     "SumLoss",
+                                    "SumParts",
                                     "SumRowNodes",
                                     "SwiGluBackward",
                                     "SwiGluForward",
@@ -92,7 +93,10 @@ const std::set<std::string> kOps = {"AdamWUpdate",
                                     "TransposeMatrix",
                                     "TreeAdd",
                                     "TreeSum",
-                                    "UpdateDelayedScales"};
+                                    "UpdateDelayedScales",
+                                    "VocabularyGradient",
+                                    "VocabularyLoss",
+                                    "VocabularyStatistics"};
 
 TEST(OpCoverage, TheListIsThatOfTheContractHeaders) {
   EXPECT_EQ(OpsOfContracts(), kOps);
@@ -106,7 +110,8 @@ TEST(OpCoverage, EveryOpIsDispatchedToBothBackends) {
   const fs::path folder = RAVEL_KERNELS_FOLDER;
   const std::string dispatch =
       TextOf(folder / "dispatch.cc") + TextOf(folder / "dispatch_norm.cc") +
-      TextOf(folder / "dispatch_mixed.cc") + TextOf(folder / "dispatch_quantize.cc");
+      TextOf(folder / "dispatch_mixed.cc") + TextOf(folder / "dispatch_parts.cc") +
+      TextOf(folder / "dispatch_quantize.cc");
   for (const std::string& op : kOps) {
     const size_t body = dispatch.find(" " + op + "(Stream& stream");
     ASSERT_NE(body, std::string::npos) << op;

@@ -168,7 +168,7 @@ void SumDoubles(const SumDoublesParams& p, Operands& on) {
 
 void RowSumSquares(const RowSumSquaresParams& p, Operands& on) {
   on.RequireBlock(kFlatThreads);
-  on.Read("x", p.x, {p.rows, p.columns, p.columns});
+  on.Read("x", p.x, {p.rows, p.columns, p.stride});
   on.Array(kWrite, "sums", p.sums, p.rows);
   on.Array(kAtomic, "non_finite", p.non_finite, 1);
 }

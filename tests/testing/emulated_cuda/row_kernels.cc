@@ -206,6 +206,43 @@ void CrossEntropy(const CrossEntropyParams& p, Operands& on) {
   on.Array(kRead, "targets", p.targets, p.tokens);
 }
 
+void SumParts(const SumPartsParams& p, Operands& on) {
+  on.RequireBlock(kFlatThreads);
+  for (int64_t i = 0; i < int64_t{1} << p.pieces_log; ++i) {
+    on.Add(kRead,
+           "piece",
+           p.pieces[static_cast<size_t>(i)],
+           {p.rows, p.columns, p.piece_stride},
+           DType::kF32);
+  }
+  on.Read("residual", p.residual, {p.rows, p.columns, p.residual_stride});
+  on.Read("bias", p.bias, {1, p.columns, p.columns});
+  on.Write("out", p.out, {p.rows, p.columns, p.out_stride});
+}
+
+void VocabularyStatistics(const VocabularyBlockParams& p, Operands& on) {
+  on.Read("logits", p.logits, {p.tokens, p.columns, p.logits_stride});
+  on.Array(kRead, "targets", p.targets, p.tokens);
+  on.Add(kWrite, "statistics", p.statistics, {3, p.tokens, p.statistics_stride}, DType::kF32);
+}
+
+void VocabularyLoss(const VocabularyLossParams& p, Operands& on) {
+  on.RequireBlock(kFlatThreads);
+  on.Add(kUpdate,
+         "statistics",
+         p.statistics,
+         {int64_t{3} << p.blocks_log, p.tokens, p.statistics_stride},
+         DType::kF32);
+  on.Array(kRead, "targets", p.targets, p.tokens);
+  on.Array(kWrite, "loss", p.loss, p.tokens);
+}
+
+void VocabularyGradient(const VocabularyBlockParams& p, Operands& on) {
+  on.Update("logits", p.logits, {p.tokens, p.columns, p.logits_stride});
+  on.Array(kRead, "targets", p.targets, p.tokens);
+  on.Add(kRead, "statistics", p.statistics, {3, p.tokens, p.statistics_stride}, DType::kF32);
+}
+
 }  // namespace
 
 std::vector<KernelOperands> RowKernels() {
@@ -238,7 +275,13 @@ std::vector<KernelOperands> RowKernels() {
       Declare<CrossEntropyParams, CrossEntropy<false>>(Kernel::kCrossEntropyLoss,
                                                        "CrossEntropyLoss"),
       Declare<CrossEntropyParams, CrossEntropy<true>>(Kernel::kCrossEntropyGradient,
-                                                      "CrossEntropyGradient")};
+                                                      "CrossEntropyGradient"),
+      Declare<SumPartsParams, SumParts>(Kernel::kSumParts, "SumParts"),
+      Declare<VocabularyBlockParams, VocabularyStatistics>(Kernel::kVocabularyStatistics,
+                                                           "VocabularyStatistics"),
+      Declare<VocabularyLossParams, VocabularyLoss>(Kernel::kVocabularyLoss, "VocabularyLoss"),
+      Declare<VocabularyBlockParams, VocabularyGradient>(Kernel::kVocabularyGradient,
+                                                         "VocabularyGradient")};
 }
 
 }  // namespace ravel::kernels::cuda::emulated

@@ -169,6 +169,7 @@ struct JobSpec {
   DeterminismMode determinism = DeterminismMode::kExact;
   AlgorithmChoice algorithms = AlgorithmChoice::kMeasured;
   int64_t virtual_ranks = 0;  // V; 0 = auto, never 0 after admission
+  int64_t tensor_parts = 1;   // P, of the sums that a tensor axis could cut
   CheckpointSpec checkpoint;
   RestartSpec restart;
   int64_t detection_ms = 5000;           // T of the failure detector

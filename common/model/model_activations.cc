@@ -41,36 +41,43 @@ void Append(std::vector<ActivationSpec> from, std::vector<ActivationSpec>& to) {
 }
 
 struct LayerWidths {
+  int64_t heads = 0;
   int64_t query = 0;
   int64_t key_value = 0;
   int64_t qkv = 0;
+  int64_t d_qkv = 0;  // gradients of qkv
+  int64_t inner = 0;
   int64_t mlp_in = 0;  // gate and up, or up alone
 };
 
-LayerWidths WidthsOf(const ModelConfig& config) {
+LayerWidths WidthsOf(const ModelConfig& config, const TensorCut& cut) {
   const Architecture& architecture = ArchitectureOf(config.architecture);
+  const LocalSizes sizes = LocalSizesOf(config, cut);
   LayerWidths widths;
-  widths.query = config.num_attention_heads * config.head_dim;
-  widths.key_value = config.num_key_value_heads * config.head_dim;
+  widths.heads = sizes.query_heads;
+  widths.query = sizes.query_heads * config.head_dim;
+  widths.key_value = sizes.kv_heads * config.head_dim;
   widths.qkv = widths.query + 2 * widths.key_value;
-  widths.mlp_in = (architecture.mlp == MlpKind::kSwiGlu ? 2 : 1) * config.intermediate_size;
+  widths.d_qkv = widths.query + 2 * sizes.kv_slots * config.head_dim;
+  widths.inner = sizes.inner;
+  widths.mlp_in = (architecture.mlp == MlpKind::kSwiGlu ? 2 : 1) * sizes.inner;
   return widths;
 }
 
 // Attention statistics: a row per sequence and query head.
-ActivationSpec StatisticsSpec(const ModelConfig& config, const MicroBatchShape& shape) {
+ActivationSpec StatisticsSpec(const LayerWidths& widths, const MicroBatchShape& shape) {
   return {"lse",
-          {shape.sequences * config.num_attention_heads, shape.sequence_tokens},
+          {shape.sequences * widths.heads, shape.sequence_tokens},
           DType::kF32,
           RecomputePolicy::kBlock};
 }
 
 void AddLayerSaved(const ModelConfig& config,
+                   const LayerWidths& widths,
                    const MicroBatchShape& shape,
                    RecomputePolicy recompute,
                    UnitSpec& unit) {
   const Architecture& architecture = ArchitectureOf(config.architecture);
-  const LayerWidths widths = WidthsOf(config);
   const int64_t tokens = shape.sequences * shape.sequence_tokens;
   const int64_t hidden = config.hidden_size;
   constexpr DType kType = DType::kF32;
@@ -83,7 +90,7 @@ void AddLayerSaved(const ModelConfig& config,
     specs.push_back({"qk", {tokens, columns}, kType, RecomputePolicy::kNorm});
   }
   specs.push_back({"att", {tokens, widths.query}, kType, RecomputePolicy::kBlock});
-  specs.push_back(StatisticsSpec(config, shape));
+  specs.push_back(StatisticsSpec(widths, shape));
   specs.push_back({"x1", {tokens, hidden}, kType, RecomputePolicy::kBlock});
   Append(NormSpecs(architecture, "1", tokens, hidden), specs);
   specs.push_back({"mlp_in", {tokens, widths.mlp_in}, kType, RecomputePolicy::kMlp});
@@ -95,15 +102,15 @@ void AddLayerSaved(const ModelConfig& config,
 // kept. Backward: d_a the inner activation, then d_qkv; d_b its gradient, then d_att; d_c that of
 // n1, then n0.
 void AddLayerWorkspace(const ModelConfig& config,
+                       const LayerWidths& widths,
                        const MicroBatchShape& shape,
                        RecomputePolicy recompute,
                        UnitSpec& unit) {
-  const LayerWidths widths = WidthsOf(config);
   const int64_t tokens = shape.sequences * shape.sequence_tokens;
-  const int64_t inner = config.intermediate_size;
+  const int64_t inner = widths.inner;
   const int64_t forward_mlp = recompute >= RecomputePolicy::kMlp ? widths.mlp_in : 0;
   unit.workspace = {
-      {"d_a", {tokens, std::max(inner, widths.qkv)}},
+      {"d_a", {tokens, std::max(inner, widths.d_qkv)}},
       {"d_b", {tokens, std::max({inner, widths.query, forward_mlp})}},
       {"d_c", {tokens, config.hidden_size}},
       {"scratch", {AttentionScratchElements(shape.sequence_tokens, config.head_dim)}},
@@ -111,17 +118,20 @@ void AddLayerWorkspace(const ModelConfig& config,
   if (recompute >= RecomputePolicy::kBlock) {
     unit.workspace.push_back({"mean", {tokens}});
     unit.workspace.push_back({"rstd", {tokens}});
-    unit.workspace.push_back({"lse", StatisticsSpec(config, shape).shape});
+    unit.workspace.push_back({"lse", StatisticsSpec(widths, shape).shape});
   }
 }
 
 // Nothing of the head is recomputed: its two passes follow each other. Its input is not copied:
 // nothing writes the shared "hidden" between them.
-void AddHeadActivations(const ModelConfig& config, int64_t tokens, UnitSpec& unit) {
+void AddHeadActivations(const ModelConfig& config,
+                        int64_t vocabulary_rows,
+                        int64_t tokens,
+                        UnitSpec& unit) {
   const Architecture& architecture = ArchitectureOf(config.architecture);
   Sort(NormSpecs(architecture, "", tokens, config.hidden_size), RecomputePolicy::kNone, unit);
   unit.workspace = {
-      {"logits", {std::min(tokens, kLogitsChunkTokens), config.vocab_size}},
+      {"logits", {std::min(tokens, kLogitsChunkTokens), vocabulary_rows}},
       {"dn", {tokens, config.hidden_size}},
   };
 }
@@ -132,13 +142,15 @@ void AddActivations(ModelInventory& inventory,
                     const MicroBatchShape& micro_batch,
                     RecomputePolicy recompute) {
   const ModelConfig& config = inventory.config;
+  const LayerWidths widths = WidthsOf(config, inventory.cut);
+  const int64_t vocabulary_rows = LocalSizesOf(config, inventory.cut).vocabulary_rows;
   const int64_t tokens = micro_batch.sequences * micro_batch.sequence_tokens;
   for (UnitSpec& unit : inventory.units) {
     if (unit.kind == UnitKind::kLayer) {
-      AddLayerSaved(config, micro_batch, recompute, unit);
-      AddLayerWorkspace(config, micro_batch, recompute, unit);
+      AddLayerSaved(config, widths, micro_batch, recompute, unit);
+      AddLayerWorkspace(config, widths, micro_batch, recompute, unit);
     } else if (unit.kind == UnitKind::kHead) {
-      AddHeadActivations(config, tokens, unit);
+      AddHeadActivations(config, vocabulary_rows, tokens, unit);
     }
   }
   inventory.shared = {

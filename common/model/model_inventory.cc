@@ -213,10 +213,12 @@ TensorId ModelInventory::FindTensor(std::string_view name) const {
 
 ModelInventory BuildInventory(const ModelConfig& config,
                               const MicroBatchShape& micro_batch,
-                              RecomputePolicy recompute) {
+                              RecomputePolicy recompute,
+                              const TensorCut& cut) {
   const Architecture& architecture = ArchitectureOf(config.architecture);
   ModelInventory inventory;
   inventory.config = config;
+  inventory.cut = cut;
   const auto add_matrix = [&](std::string_view name, int64_t rows, UnitId unit) {
     return AddTensor(inventory, {std::string(name) + ".weight", {rows, config.hidden_size}, unit});
   };

@@ -13,6 +13,7 @@
 #include "common/dtype.h"
 #include "common/model/ids.h"
 #include "common/model/job_spec.h"
+#include "common/model/tensor_cut.h"
 #include "common/recipe.h"
 #include "common/shape.h"
 #include "common/status.h"
@@ -71,12 +72,16 @@ struct UnitSpec {
   std::vector<ActivationSpec> remade;     // live from its Recompute to its Backward
   bool optional = false;                  // a micro-batch may not use it
   std::vector<ActivationSpec> workspace;  // live during one Forward or Backward of this unit
+  // Gradients of tensors, by their names, that are sums of several leaves [leaves, elements]: fp32,
+  // live while a lane has micro-batches left (tensor_parts.h).
+  std::vector<ActivationSpec> leaves;
 };
 
 // The residual stream between units is one [tokens, hidden] buffer per direction: `hidden` written
 // by each forward, `dhidden` by each backward; both are part of the inventory's shared activations.
 struct ModelInventory {
   ModelConfig config;
+  TensorCut cut;
   IdVector<UnitId, UnitSpec> units;  // in forward order
   // Forward calls in order; a unit may be called twice. Empty: each unit once.
   std::vector<UnitId> order;
@@ -110,10 +115,12 @@ constexpr int64_t AttentionScratchElements(int64_t sequence_tokens, int64_t head
 }
 
 // Pure. The config must be valid. `recompute` sorts the activations of layers into those that are
-// kept and those that backward recomputes.
+// kept and those that backward recomputes. Tensors are whole; activations are those of a rank of
+// the cut.
 ModelInventory BuildInventory(const ModelConfig& config,
                               const MicroBatchShape& micro_batch,
-                              RecomputePolicy recompute = RecomputePolicy::kNone);
+                              RecomputePolicy recompute = RecomputePolicy::kNone,
+                              const TensorCut& cut = {});
 
 // Offset in bytes of each spec when laid out one after another with 256-byte alignment; the last
 // entry is the total.

@@ -193,6 +193,7 @@ class SegmentList {
       uses.Kept("qkv", "", Does::kRead).Kept("qk", "", Does::kRead);
       uses.Workspace("d_a", Does::kScratch).Workspace("d_b", Does::kScratch);
       uses.Workspace("d_c", Does::kWrite).Workspace("scratch", Does::kScratch);
+      uses.Workspace("parts", Does::kScratch);
     } else {
       uses.Kept("qkv", "d_a", projects ? Does::kWrite : Does::kRead);
       if (heads_have_norms_) {
@@ -200,7 +201,7 @@ class SegmentList {
       }
       if (!recomputes() || remade("att")) {
         uses.Kept("att", "d_b", Does::kWrite).Kept("lse", "lse", Does::kWrite);
-        uses.Workspace("scratch", Does::kScratch);
+        uses.Workspace("scratch", Does::kScratch).Workspace("parts", Does::kScratch);
       }
       if (recomputes() && remade("att")) {
         uses.Kept("x0", "", Does::kRead).Kept("x1", "", Does::kWrite);
@@ -225,11 +226,12 @@ class SegmentList {
     if (backward()) {
       uses.Shared("dhidden", Does::kRead).Kept("mlp_in", "", Does::kChange);
       uses.Workspace("d_a", Does::kScratch).Workspace("d_b", Does::kScratch);
-      uses.Workspace("d_c", Does::kWrite);
+      uses.Workspace("d_c", Does::kWrite).Workspace("parts", Does::kScratch);
     } else {
       uses.Kept("mlp_in", "d_b", Does::kWrite);
       if (!recomputes()) {
-        uses.Workspace("d_a", Does::kScratch).Shared("hidden", Does::kChange);
+        uses.Workspace("d_a", Does::kScratch).Workspace("parts", Does::kScratch);
+        uses.Shared("hidden", Does::kChange);
       }
     }
     std::vector<std::string_view> names = architecture_.mlp_input.names;
@@ -275,8 +277,9 @@ class SegmentList {
     Uses loss = Begin();
     loss.Kept("n", "", Does::kRead).Shared("targets", Does::kRead).Shared("loss", Does::kWrite);
     loss.Workspace("logits", Does::kScratch);
+    loss.Workspace("vocabulary", Does::kScratch);
     if (backward()) {
-      loss.Workspace("dn", Does::kWrite);
+      loss.Workspace("dn", Does::kWrite).Workspace("parts", Does::kScratch);
     }
     const bool tied = inventory_.config.tie_word_embeddings;
     Add(SegmentKind::kLoss, loss, {tied ? architecture_.token_table : architecture_.head});

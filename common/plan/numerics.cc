@@ -72,6 +72,7 @@ std::string NumericsOf(const JobSpec& spec) {
       {"microBatch", absl::StrCat(spec.micro_batch)},
       {"recipe", RecipeText(spec.recipe)},
       {"stateDtype", StateTypesText(spec.optimizer.state_types)},
+      {"tensorParts", absl::StrCat(spec.tensor_parts)},
       {"virtualRanks", absl::StrCat(spec.virtual_ranks)}};
   if (spec.compute == ComputeType::kF16) {
     entries.emplace("lossScale", LossScaleWord(spec.loss_scale));
@@ -93,7 +94,10 @@ std::string NumericsOf(const JobSpec& spec) {
 }
 
 std::string NumericsChange(std::string_view saved, std::string_view now) {
-  const Entries before = ParseEntries(saved);
+  Entries before = ParseEntries(saved);
+  if (!before.empty()) {
+    before.emplace("tensorParts", "1");  // before there was a choice
+  }
   std::vector<std::string> changes;
   for (const auto& [name, value] : ParseEntries(now)) {
     const auto found = before.find(name);

@@ -27,6 +27,7 @@ namespace ravel::plan {
 //   recipe        precision.recipe, scaling and what scales follow from (amaxHistory, amaxMargin,
 //                 amaxAlgorithm, firstScale, amaxEpsilon), and keepBf16
 //   stateDtype    training.optimizer.stateDtype
+//   tensorParts   determinism.tensorParts: the tree in which products are summed
 //   virtualRanks  lanes: the tree in which gradients are summed
 //
 // Not in it, because they change no bit: training.optimizer.mainWeights and offload,
@@ -36,7 +37,7 @@ std::string NumericsOf(const JobSpec& spec);
 
 // "compute was bf16 and is fp32; virtualRanks was 4 and is 8", or "" where nothing differs. An
 // entry that one of the two lacks is not known and differs from nothing: older releases wrote other
-// texts, "f32" for every job.
+// texts, "f32" for every job. tensorParts alone is then 1.
 std::string NumericsChange(std::string_view saved, std::string_view now);
 
 // The message of a job that does not resume from the step at `path`, and what allows it.

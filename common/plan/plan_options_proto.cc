@@ -1,6 +1,7 @@
 // The options of a planned program. A type travels as the bytes of an element, and 0 has the
 // meaning it had before there was a choice.
 
+#include <algorithm>
 #include <cstdint>
 
 #include <absl/strings/str_cat.h>
@@ -118,6 +119,7 @@ absl::Status OptionsFromProto(const v1::PlannedOptions& proto, ShardingPlan& pla
                                 ", got ",
                                 plan.options.logits_chunk_tokens));
   }
+  plan.options.tensor_parts = std::max<int64_t>(1, proto.tensor_parts());
   RETURN_IF_ERROR(CheckLayerDrop("options.layer_drop", proto.layer_drop()));
   plan.options.layer_drop = proto.layer_drop();
   RETURN_IF_ERROR(RecipeFromProto(proto, plan.options));
@@ -168,6 +170,7 @@ void OptionsToProto(const ProgramOptions& options, v1::PlannedOptions& proto) {
   proto.set_amax_algorithm(static_cast<int32_t>(options.amax_algorithm));
   proto.set_first_scale(static_cast<int32_t>(options.first_scale));
   proto.set_amax_epsilon(options.amax_epsilon);
+  proto.set_tensor_parts(options.tensor_parts == 1 ? 0 : options.tensor_parts);
   proto.set_logits_chunk_tokens(
       options.logits_chunk_tokens == kLogitsChunkTokens ? 0 : options.logits_chunk_tokens);
 }

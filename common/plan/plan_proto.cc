@@ -211,6 +211,7 @@ void RunningToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_determinism(static_cast<int32_t>(spec.determinism));
   proto.set_algorithms(static_cast<int32_t>(spec.algorithms));
   proto.set_virtual_ranks(spec.virtual_ranks);
+  proto.set_tensor_parts(spec.tensor_parts == 1 ? 0 : spec.tensor_parts);
   proto.set_store(spec.checkpoint.store);
   proto.set_every_steps(spec.checkpoint.every_steps);
   proto.set_every_ms(spec.checkpoint.every_ms);
@@ -373,6 +374,7 @@ absl::Status RunningFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
                   .grow_delay_ms = proto.grow_delay_ms(),
                   .grow_every_ms = proto.grow_every_ms()};
   spec.virtual_ranks = proto.virtual_ranks();
+  spec.tensor_parts = std::max<int64_t>(1, proto.tensor_parts());
   spec.checkpoint = {.store = proto.store(),
                      .every_steps = proto.every_steps(),
                      .every_ms = proto.every_ms(),

@@ -22,6 +22,7 @@
 #include "common/model/gemm_paths.h"
 #include "common/model/logits_chunk.h"
 #include "common/model/recipes.h"
+#include "common/model/tensor_parts.h"
 #include "common/plan/check/program_checker.h"
 #include "common/plan/layout/padding_rule.h"
 #include "common/plan/plan_pieces.h"
@@ -84,6 +85,24 @@ absl::Status CheckRecipe(const JobSpec& spec) {
   return absl::OkStatus();
 }
 
+// Sums in parts of codes, and of the kernels of devices, are not computed.
+absl::Status CheckParts(const JobSpec& spec) {
+  if (spec.tensor_parts == 1) {
+    return absl::OkStatus();
+  }
+  if (spec.recipe.recipe != Recipe::kNone) {
+    return FieldRefusal("determinism.tensorParts",
+                        absl::StrCat("1 beside ", RecipeName(spec.recipe.recipe)),
+                        absl::StrCat(spec.tensor_parts));
+  }
+  if (!spec.cpu_devices) {
+    return FieldRefusal("determinism.tensorParts",
+                        "1 on gpus, which have not run sums in parts",
+                        absl::StrCat(spec.tensor_parts));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckFp16(const JobSpec& spec) {
   if (spec.compute != ComputeType::kF16) {
     return absl::OkStatus();
@@ -125,6 +144,7 @@ absl::Status CheckRequest(const PlanRequest& request) {
   }
   RETURN_IF_ERROR(CheckRecipe(spec));
   RETURN_IF_ERROR(CheckFp16(spec));
+  RETURN_IF_ERROR(CheckParts(spec));
   const OffloadSpec& offload = spec.optimizer.offload;
   if (!(offload.fraction >= 0 && offload.fraction <= 1)) {
     return FieldRefusal(
@@ -195,6 +215,23 @@ ProgramRequest RequestOf(const ShardingPlan& plan) {
           .moves = plan.moves,
           .lanes = plan.lanes,
           .options = plan.options};
+}
+
+// What is trained and how, without memory that depends on the devices.
+absl::Status AddInventory(const JobSpec& spec,
+                          const ModelConfig& config,
+                          GemmPath path,
+                          ShardingPlan& plan) {
+  RETURN_IF_ERROR(CheckTensorParts(spec.tensor_parts, config, plan.micro_batch));
+  plan.inventory =
+      BuildInventory(config, plan.micro_batch, spec.recompute, {.parts = spec.tensor_parts});
+  RETURN_IF_ERROR(ApplyFreeze(spec.freeze, plan.inventory));
+  RETURN_IF_ERROR(ApplyRecipe(spec.recipe, path, plan.micro_batch, plan.inventory));
+  ReserveRecipeScratch(path, plan.micro_batch, plan.inventory);
+  if (spec.layer_drop > 0) {
+    MakeLayersOptional(plan.inventory);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -289,13 +326,7 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
   ASSIGN_OR_RETURN(plan.mesh, DataMesh(plan.lanes));
   ASSIGN_OR_RETURN(const ModelConfig config, ValidateModelConfig(*spec.model));
   plan.micro_batch = {.sequences = spec.micro_batch, .sequence_tokens = spec.data.sequence_length};
-  plan.inventory = BuildInventory(config, plan.micro_batch, spec.recompute);
-  RETURN_IF_ERROR(ApplyFreeze(spec.freeze, plan.inventory));
-  RETURN_IF_ERROR(ApplyRecipe(spec.recipe, path, plan.micro_batch, plan.inventory));
-  ReserveRecipeScratch(path, plan.micro_batch, plan.inventory);
-  if (spec.layer_drop > 0) {
-    MakeLayersOptional(plan.inventory);
-  }
+  RETURN_IF_ERROR(AddInventory(spec, config, path, plan));
   NarrowActivations(WeightTypeOf(spec.compute), plan.inventory);
   if (spec.compute == ComputeType::kBF16 && !spec.cpu_devices) {
     plan.options.attention_workspace_bytes = AttentionWorkspaceBytes(
@@ -305,6 +336,7 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
   plan.options.logits_chunk_tokens = LogitsChunkTokens(
       spec.cpu_devices, config.vocab_size, DTypeBytes(WeightTypeOf(spec.compute)));
   ReserveLogits(plan.options.logits_chunk_tokens, plan.micro_batch, plan.inventory);
+  ReserveTensorParts(plan.inventory);
   ASSIGN_OR_RETURN(const UnitChoices choices, ChoicesOf(spec, plan.inventory));
   plan.lanes.blocks = InBlocks(plan.lanes, spec.gradient_wire, plan.inventory, choices);
   RETURN_IF_ERROR(AddGroups(choices, plan));
@@ -339,7 +371,8 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
       .fast_accumulation = spec.recipe.fast_accumulation,
       .amax_algorithm = spec.recipe.amax_algorithm,
       .first_scale = spec.recipe.first_scale,
-      .amax_epsilon = spec.recipe.amax_epsilon};
+      .amax_epsilon = spec.recipe.amax_epsilon,
+      .tensor_parts = spec.tensor_parts};
   RETURN_IF_ERROR(PlanPrograms(plan));
   RETURN_IF_ERROR(CheckPlan(plan));
   return plan;

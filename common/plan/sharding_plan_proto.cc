@@ -16,6 +16,7 @@
 #include "common/model/freeze.h"
 #include "common/model/logits_chunk.h"
 #include "common/model/recipes.h"
+#include "common/model/tensor_parts.h"
 #include "common/plan/check/program_checker.h"
 #include "common/plan/plan_parts_proto.h"
 #include "common/plan/plan_proto.h"
@@ -431,7 +432,10 @@ absl::StatusOr<ShardingPlan> FromProto(const v1::ShardingPlan& proto) {
   RETURN_IF_ERROR(OptionsFromProto(proto.options(), plan));
   ASSIGN_OR_RETURN(plan.mesh, DataMesh(plan.lanes));
   ASSIGN_OR_RETURN(const ModelConfig config, ModelFromProto(proto.model()));
-  plan.inventory = BuildInventory(config, plan.micro_batch, plan.options.recompute);
+  RETURN_IF_ERROR(Annotate(CheckTensorParts(plan.options.tensor_parts, config, plan.micro_batch),
+                           "options.tensor_parts"));
+  plan.inventory = BuildInventory(
+      config, plan.micro_batch, plan.options.recompute, {.parts = plan.options.tensor_parts});
   NarrowActivations(plan.options.weight_type, plan.inventory);
   ReserveAttentionWorkspace(plan.options.attention_workspace_bytes, plan.inventory);
   ReserveLogits(plan.options.logits_chunk_tokens, plan.micro_batch, plan.inventory);
@@ -449,6 +453,7 @@ absl::StatusOr<ShardingPlan> FromProto(const v1::ShardingPlan& proto) {
     return Invalid("tensors.recipe: not with these options");
   }
   ReserveRecipeScratch(plan.options.gemm_path, plan.micro_batch, plan.inventory);
+  ReserveTensorParts(plan.inventory);
   RETURN_IF_ERROR(GroupsFromProto(proto, plan));
   ASSIGN_OR_RETURN(plan.moves, MovesOf(plan));
   RETURN_IF_ERROR(BuffersFromProto(proto, plan));

@@ -21,6 +21,7 @@
 
 #include "common/check.h"
 #include "kernels/norm.h"
+#include "kernels/part_sum.h"
 #include "kernels/rope.h"
 #include "kernels/tree_reduce.h"
 
@@ -29,18 +30,33 @@ namespace ravel::model {
 using kernels::Output;
 using kernels::Stream;
 
+namespace {
+
+// Columns that a rank has of q, k and v.
+Projection::Members MembersOf(const plan::LocalSizes& sizes, int64_t head_dim) {
+  const int64_t key_value = sizes.kv_heads * head_dim;
+  return {.columns = {sizes.query_heads * head_dim, key_value, key_value},
+          .sharing = sizes.kv_sharing};
+}
+
+}  // namespace
+
 AttentionBlock::AttentionBlock(const UnitTensors& tensors, const plan::MicroBatchShape& micro_batch)
-    : norm_(tensors, tensors.architecture().attention_norm),
+    : cut_(tensors.inventory().cut),
+      sizes_(plan::LocalSizesOf(tensors.inventory().config, cut_)),
+      norm_(tensors, tensors.architecture().attention_norm),
       normed_(tensors, "0", "d_c"),
-      qkv_(tensors, tensors.architecture().qkv),
+      qkv_(tensors,
+           tensors.architecture().qkv,
+           MembersOf(sizes_, tensors.inventory().config.head_dim)),
       output_(tensors, tensors.architecture().attention_output) {
   const plan::Architecture& architecture = tensors.architecture();
   const plan::ModelConfig& config = tensors.inventory().config;
   const plan::UnitSpec& spec = tensors.spec();
   const std::vector<plan::ActivationSpec>& shared = tensors.inventory().shared;
   shape_ = {.sequence_tokens = micro_batch.sequence_tokens,
-            .query_heads = config.num_attention_heads,
-            .kv_heads = config.num_key_value_heads,
+            .query_heads = sizes_.query_heads,
+            .kv_heads = sizes_.kv_heads,
             .head_size = config.head_dim,
             .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)))};
   x0_ = Activation(spec, "x0");
@@ -64,6 +80,8 @@ AttentionBlock::AttentionBlock(const UnitTensors& tensors, const plan::MicroBatc
     qk_values_ = Activation(spec, "qk", "d_a");
     query_norm_ = tensors.Index(architecture.query_norm, "weight");
     key_norm_ = tensors.Index(architecture.key_norm, "weight");
+    query_leaves_ = GradientLeaves(tensors, query_norm_);
+    key_leaves_ = GradientLeaves(tensors, key_norm_);
     head_epsilon_ = static_cast<float>(config.rms_norm_eps);
   }
 }
@@ -74,6 +92,14 @@ AttentionBlock::Heads AttentionBlock::SplitHeads(const TensorView& qkv) const {
   return {.q = ColumnsOf(qkv, 0, query),
           .k = ColumnsOf(qkv, query, key_value),
           .v = ColumnsOf(qkv, query + key_value, key_value)};
+}
+
+AttentionBlock::Heads AttentionBlock::SplitGradients(const TensorView& d_qkv) const {
+  const int64_t query = shape_.query_heads * shape_.head_size;
+  const int64_t key_value = sizes_.kv_slots * shape_.head_size;
+  return {.q = ColumnsOf(d_qkv, 0, query),
+          .k = ColumnsOf(d_qkv, query, key_value),
+          .v = ColumnsOf(d_qkv, query + key_value, key_value)};
 }
 
 TensorView AttentionBlock::QueryKeyColumns(const TensorView& qkv) const {
@@ -149,15 +175,39 @@ void AttentionBlock::ForwardNorm(Stream& stream, const UnitMemory& memory) const
                  .statistics = normed_.StatisticsIn(memory)});
 }
 
-void AttentionBlock::Forward(Stream& stream, const UnitMemory& memory) const {
-  const TensorView& hidden = memory.shared[hidden_];
+TensorView AttentionBlock::InnerForward(Stream& stream, const UnitMemory& memory) const {
   const TensorView normed = normed_.ResultIn(memory);
   qkv_.Forward(stream, {.memory = memory, .x = normed, .y = qkv_values_.In(memory)});
   PrepareHeads(stream, memory);
   Attend(stream, memory);
-  output_.Forward(
-      stream,
-      {.memory = memory, .x = attended_.In(memory), .y = hidden, .output = Output::kAccumulate});
+  return attended_.In(memory);
+}
+
+void AttentionBlock::Forward(Stream& stream, const UnitMemory& memory) const {
+  const TensorView attended = InnerForward(stream, memory);
+  if (cut_.cuts()) {
+    FinishForward(
+        stream, memory, output_.ForwardParts(stream, {.memory = memory, .from = attended}));
+    return;
+  }
+  output_.Forward(stream,
+                  {.memory = memory,
+                   .x = attended,
+                   .y = memory.shared[hidden_],
+                   .output = Output::kAccumulate});
+}
+
+std::vector<TensorView> AttentionBlock::ForwardParts(Stream& stream,
+                                                     const UnitMemory& memory) const {
+  return output_.ForwardParts(stream, {.memory = memory, .from = InnerForward(stream, memory)});
+}
+
+void AttentionBlock::FinishForward(Stream& stream,
+                                   const UnitMemory& memory,
+                                   const std::vector<TensorView>& pieces) const {
+  const TensorView& hidden = memory.shared[hidden_];
+  output_.FinishForward(stream,
+                        {.memory = memory, .pieces = pieces, .residual = hidden, .y = hidden});
 }
 
 void AttentionBlock::RemakeNorm(Stream& stream, const UnitMemory& memory) const {
@@ -182,6 +232,15 @@ void AttentionBlock::Remake(Stream& stream, const UnitMemory& memory) const {
     // x1 = x0 + a Wo, added in the order of the first forward.
     Attend(stream, memory);
     const TensorView x1 = x1_.In(memory);
+    if (cut_.cuts()) {
+      output_.FinishForward(
+          stream,
+          {.memory = memory,
+           .pieces = output_.ForwardParts(stream, {.memory = memory, .from = attended_.In(memory)}),
+           .residual = x0,
+           .y = x1});
+      return;
+    }
     CHECK(x0.contiguous() && x1.contiguous());
     kernels::CopyBytes(
         stream, {.to = x1.data, .from = x0.data, .bytes = x0.elements() * DTypeBytes(x0.dtype)});
@@ -195,24 +254,41 @@ void AttentionBlock::UndoHeads(Stream& stream,
                                const UnitMemory& memory,
                                const WeightGradients& gradients,
                                const TensorView& d_qkv) const {
-  Rotate(stream, memory, QueryKeyColumns(d_qkv), false);
+  const Heads d_heads = SplitGradients(d_qkv);
+  Rotate(stream, memory, ColumnsOf(d_qkv, 0, d_heads.q.size[1] + d_heads.k.size[1]), false);
   if (!head_norm_) {
     return;
   }
   const Heads raw = SplitHeads(qkv_values_.In(memory));
-  const Heads d_heads = SplitHeads(d_qkv);
-  const auto undo = [&](const TensorView& x, size_t weight, const TensorView& dy) {
-    kernels::HeadNormBackward(stream,
-                              {.dy = dy,
-                               .x = x,
-                               .w = memory.weights[weight],
-                               .epsilon = head_epsilon_,
-                               .dx = dy,
-                               .dw = gradients.views[weight],
-                               .dw_output = gradients.output});
+  const int64_t parts = cut_.local_parts();
+  const auto undo =
+      [&](const TensorView& x, size_t weight, const TensorView& dy, const TensorView& dw) {
+        kernels::HeadNormBackward(stream,
+                                  {.dy = dy,
+                                   .x = x,
+                                   .w = memory.weights[weight],
+                                   .epsilon = head_epsilon_,
+                                   .dx = dy,
+                                   .dw = dw,
+                                   .dw_output = gradients.output});
+      };
+  const auto leaf = [&](const GradientLeaves& leaves, int64_t part) {
+    return leaves.Leaf(memory, gradients, leaves.count() > 1 ? part : 0);
   };
-  undo(raw.q, query_norm_, d_heads.q);
-  undo(raw.k, key_norm_, d_heads.k);
+  const int64_t queries = d_heads.q.size[1] / parts;
+  const int64_t keys = d_heads.k.size[1] / parts;
+  for (int64_t part = 0; part < parts; ++part) {
+    undo(ColumnsOf(raw.q, part * queries, queries),
+         query_norm_,
+         ColumnsOf(d_heads.q, part * queries, queries),
+         leaf(query_leaves_, part));
+    undo(ColumnsOf(raw.k, part / sizes_.kv_sharing * keys, keys),
+         key_norm_,
+         ColumnsOf(d_heads.k, part * keys, keys),
+         leaf(key_leaves_, part));
+  }
+  query_leaves_.Fold(stream, memory, gradients);
+  key_leaves_.Fold(stream, memory, gradients);
 }
 
 TensorView AttentionBlock::DAttended(const UnitMemory& memory) const {
@@ -221,13 +297,14 @@ TensorView AttentionBlock::DAttended(const UnitMemory& memory) const {
 }
 
 TensorView AttentionBlock::DQkv(const UnitMemory& memory) const {
-  const TensorView qkv = qkv_values_.In(memory);
-  return Carve(memory.workspace[d_a_], qkv.size[0], qkv.size[1]);
+  const int64_t heads = shape_.query_heads + 2 * sizes_.kv_slots;
+  const int64_t tokens = qkv_values_.In(memory).size[0];
+  return Carve(memory.workspace[d_a_], tokens, heads * shape_.head_size);
 }
 
 kernels::AttentionBackwardArgs AttentionBlock::BackwardArgs(const UnitMemory& memory) const {
   const Heads heads = HeadsIn(memory);
-  const Heads d_heads = SplitHeads(DQkv(memory));
+  const Heads d_heads = SplitGradients(DQkv(memory));
   return {.shape = shape_,
           .q = heads.q,
           .k = heads.k,
@@ -241,27 +318,74 @@ kernels::AttentionBackwardArgs AttentionBlock::BackwardArgs(const UnitMemory& me
           .workspace = memory.workspace[scratch_]};
 }
 
-void AttentionBlock::Prepare(Stream& stream, const UnitMemory& memory) const {
-  kernels::PrepareAttention(stream, BackwardArgs(memory));
+// Key heads that several parts share: each part sums dk and dv over its own query heads, in a slot
+// of its own. A head's part of log_sum_exp is contiguous in one sequence alone.
+kernels::AttentionBackwardArgs AttentionBlock::PartBackwardArgs(const UnitMemory& memory,
+                                                                int64_t part,
+                                                                int64_t sequence) const {
+  kernels::AttentionBackwardArgs args = BackwardArgs(memory);
+  const int64_t heads = shape_.query_heads / cut_.local_parts();
+  const int64_t head_size = shape_.head_size;
+  const auto cut = [&](TensorView& view, int64_t first, int64_t count) {
+    view = RowsOf(ColumnsOf(view, first * head_size, count * head_size),
+                  sequence * shape_.sequence_tokens,
+                  shape_.sequence_tokens);
+  };
+  args.shape.query_heads = heads;
+  args.shape.kv_heads = 1;
+  for (TensorView* view : {&args.q, &args.out, &args.dout, &args.dq}) {
+    cut(*view, part * heads, heads);
+  }
+  for (TensorView* view : {&args.k, &args.v}) {
+    cut(*view, part / sizes_.kv_sharing, 1);
+  }
+  for (TensorView* view : {&args.dk, &args.dv}) {
+    cut(*view, part, 1);
+  }
+  args.log_sum_exp = RowsOf(args.log_sum_exp, sequence * shape_.query_heads + part * heads, heads);
+  return args;
 }
 
-void AttentionBlock::Backward(Stream& stream,
-                              const UnitMemory& memory,
-                              const WeightGradients& gradients) const {
+void AttentionBlock::AttendBackward(Stream& stream, const UnitMemory& memory) const {
+  if (sizes_.kv_sharing == 1) {
+    kernels::AttentionBackward(stream, BackwardArgs(memory));
+    return;
+  }
+  const int64_t sequences = attended_.In(memory).size[0] / shape_.sequence_tokens;
+  for (int64_t part = 0; part < cut_.local_parts(); ++part) {
+    for (int64_t sequence = 0; sequence < sequences; ++sequence) {
+      kernels::AttentionBackward(stream, PartBackwardArgs(memory, part, sequence));
+    }
+  }
+}
+
+void AttentionBlock::Prepare(Stream& stream, const UnitMemory& memory) const {
+  kernels::PrepareAttention(
+      stream, sizes_.kv_sharing == 1 ? BackwardArgs(memory) : PartBackwardArgs(memory, 0, 0));
+}
+
+// Down to the gradient of qkv, with the gradients of the output projection and of the heads' norms.
+TensorView AttentionBlock::InnerBackward(Stream& stream,
+                                         const UnitMemory& memory,
+                                         const WeightGradients& gradients) const {
   const TensorView& dhidden = memory.shared[dhidden_];
-  const TensorView attended = attended_.In(memory);
-  const TensorView d_attended = DAttended(memory);
-  output_.InputGradient(stream, {.memory = memory, .dy = dhidden, .dx = d_attended});
-  output_.WeightGradient(stream,
-                         {.memory = memory, .gradients = gradients, .x = attended, .dy = dhidden});
+  output_.InputGradient(stream, {.memory = memory, .dy = dhidden, .dx = DAttended(memory)});
+  output_.WeightGradient(
+      stream, {.memory = memory, .gradients = gradients, .x = attended_.In(memory), .dy = dhidden});
   const TensorView d_qkv = DQkv(memory);
-  kernels::AttentionBackward(stream, BackwardArgs(memory));
+  AttendBackward(stream, memory);
   UndoHeads(stream, memory, gradients, d_qkv);
-  const TensorView& d_normed = memory.workspace[d_c_];
-  qkv_.InputGradient(stream, {.memory = memory, .dy = d_qkv, .dx = d_normed});
-  qkv_.WeightGradient(
-      stream,
-      {.memory = memory, .gradients = gradients, .x = normed_.ResultIn(memory), .dy = d_qkv});
+  return d_qkv;
+}
+
+void AttentionBlock::InputWeightGradient(Stream& stream,
+                                         const UnitMemory& memory,
+                                         const WeightGradients& gradients) const {
+  qkv_.WeightGradient(stream,
+                      {.memory = memory,
+                       .gradients = gradients,
+                       .x = normed_.ResultIn(memory),
+                       .dy = DQkv(memory)});
 }
 
 void AttentionBlock::BackwardNorm(Stream& stream,
@@ -276,6 +400,36 @@ void AttentionBlock::BackwardNorm(Stream& stream,
                   .dresidual = dhidden,
                   .dx = dhidden,
                   .statistics = normed_.StatisticsIn(memory)});
+}
+
+void AttentionBlock::Backward(Stream& stream,
+                              const UnitMemory& memory,
+                              const WeightGradients& gradients) const {
+  const TensorView d_qkv = InnerBackward(stream, memory, gradients);
+  if (cut_.cuts()) {
+    FinishBackward(stream,
+                   memory,
+                   gradients,
+                   qkv_.InputGradientParts(stream, {.memory = memory, .from = d_qkv}));
+  } else {
+    qkv_.InputGradient(stream, {.memory = memory, .dy = d_qkv, .dx = memory.workspace[d_c_]});
+    InputWeightGradient(stream, memory, gradients);
+  }
+}
+
+std::vector<TensorView> AttentionBlock::BackwardParts(Stream& stream,
+                                                      const UnitMemory& memory,
+                                                      const WeightGradients& gradients) const {
+  const TensorView d_qkv = InnerBackward(stream, memory, gradients);
+  return qkv_.InputGradientParts(stream, {.memory = memory, .from = d_qkv});
+}
+
+void AttentionBlock::FinishBackward(Stream& stream,
+                                    const UnitMemory& memory,
+                                    const WeightGradients& gradients,
+                                    const std::vector<TensorView>& pieces) const {
+  kernels::SumParts(stream, {.pieces = pieces, .out = memory.workspace[d_c_]});
+  InputWeightGradient(stream, memory, gradients);
 }
 
 }  // namespace ravel::model

@@ -35,6 +35,19 @@ class AttentionBlock {
                     const UnitMemory& memory,
                     const WeightGradients& gradients) const;
 
+  // Forward and Backward where sums are in parts, as those of MlpBlock.
+  std::vector<TensorView> ForwardParts(kernels::Stream& stream, const UnitMemory& memory) const;
+  void FinishForward(kernels::Stream& stream,
+                     const UnitMemory& memory,
+                     const std::vector<TensorView>& pieces) const;
+  std::vector<TensorView> BackwardParts(kernels::Stream& stream,
+                                        const UnitMemory& memory,
+                                        const WeightGradients& gradients) const;
+  void FinishBackward(kernels::Stream& stream,
+                      const UnitMemory& memory,
+                      const WeightGradients& gradients,
+                      const std::vector<TensorView>& pieces) const;
+
  private:
   struct Heads {
     TensorView q;
@@ -42,8 +55,22 @@ class AttentionBlock {
     TensorView v;
   };
   Heads SplitHeads(const TensorView& qkv) const;
+  // The same of gradients, where keys and values have a slot for each part that shares them.
+  Heads SplitGradients(const TensorView& d_qkv) const;
   // Arguments of the attention's backward pass, from d_attended to d_qkv.
   kernels::AttentionBackwardArgs BackwardArgs(const UnitMemory& memory) const;
+  // The same of one sequence and of the query heads of one part, which all read one key head.
+  kernels::AttentionBackwardArgs PartBackwardArgs(const UnitMemory& memory,
+                                                  int64_t part,
+                                                  int64_t sequence) const;
+  void AttendBackward(kernels::Stream& stream, const UnitMemory& memory) const;
+  TensorView InnerForward(kernels::Stream& stream, const UnitMemory& memory) const;
+  TensorView InnerBackward(kernels::Stream& stream,
+                           const UnitMemory& memory,
+                           const WeightGradients& gradients) const;
+  void InputWeightGradient(kernels::Stream& stream,
+                           const UnitMemory& memory,
+                           const WeightGradients& gradients) const;
   // In the workspace, during Backward: gradients of `attended` and `qkv`.
   TensorView DAttended(const UnitMemory& memory) const;
   TensorView DQkv(const UnitMemory& memory) const;
@@ -62,6 +89,8 @@ class AttentionBlock {
                  const TensorView& d_qkv) const;
   TensorView QueryKeyColumns(const TensorView& qkv) const;
 
+  plan::TensorCut cut_;
+  plan::LocalSizes sizes_;
   kernels::AttentionShape shape_;
   Norm norm_;
   NormActivations normed_;
@@ -71,7 +100,8 @@ class AttentionBlock {
   bool rotary_ = false;
   bool head_norm_ = false;
   float head_epsilon_ = 0;
-  size_t query_norm_ = 0, key_norm_ = 0;                           // weights
+  size_t query_norm_ = 0, key_norm_ = 0;  // weights
+  GradientLeaves query_leaves_, key_leaves_;
   size_t d_a_ = 0, d_b_ = 0, d_c_ = 0, scratch_ = 0;               // workspace
   size_t hidden_ = 0, dhidden_ = 0, rope_cos_ = 0, rope_sin_ = 0;  // shared
 };

@@ -28,6 +28,7 @@ HeadModule::HeadModule(const plan::ModelInventory& inventory, plan::UnitId unit)
       norm_(UnitTensors(inventory, unit),
             plan::ArchitectureOf(inventory.config.architecture).final_norm),
       normed_(UnitTensors(inventory, unit), ""),
+      parts_(UnitTensors(inventory, unit)),
       projection_(ProjectionOf(UnitTensors(inventory, unit))) {
   const plan::UnitSpec& spec = inventory.units[unit];
   logits_ = ActivationIndex(spec.workspace, "logits");
@@ -48,6 +49,10 @@ void HeadModule::ForwardSegment(kernels::Stream& stream,
                    .copy = {},
                    .y = normed_.ResultIn(memory),
                    .statistics = normed_.StatisticsIn(memory)});
+    return;
+  }
+  if (parts_.cuts()) {
+    RunParts(stream, memory, nullptr);
     return;
   }
   kernels::LinearCrossEntropyForward(stream,
@@ -73,6 +78,10 @@ void HeadModule::BackwardSegment(kernels::Stream& stream,
                     .statistics = normed_.StatisticsIn(memory)});
     return;
   }
+  if (parts_.cuts()) {
+    RunParts(stream, memory, &gradients);
+    return;
+  }
   const float scale = memory.loss_scale == nullptr ? 1.0f : *memory.loss_scale;
   kernels::LinearCrossEntropyTrain(stream,
                                    {.x = normed_.ResultIn(memory),
@@ -84,6 +93,29 @@ void HeadModule::BackwardSegment(kernels::Stream& stream,
                                     .dw_output = gradients.output,
                                     .workspace = memory.workspace[logits_],
                                     .loss_scale = scale});
+}
+
+void HeadModule::RunParts(kernels::Stream& stream,
+                          const UnitMemory& memory,
+                          const WeightGradients* gradients) const {
+  VocabularyParts::Args args = {
+      .memory = memory,
+      .x = normed_.ResultIn(memory),
+      .w = memory.weights[projection_],
+      .targets = memory.shared[targets_],
+      .loss = memory.shared[loss_],
+      .logits = memory.workspace[logits_],
+      .dx = memory.workspace[d_normed_],
+      .dw = gradients == nullptr ? TensorView() : gradients->views[projection_],
+      .dw_output = gradients == nullptr ? kernels::Output::kOverwrite : gradients->output,
+      .loss_scale = memory.loss_scale == nullptr ? 1.0f : *memory.loss_scale};
+  for (const VocabularyParts::Chunk& chunk : VocabularyParts::ChunksOf(args)) {
+    parts_.Statistics(stream, args, chunk);
+    parts_.Loss(stream, args, chunk);
+    if (gradients != nullptr) {
+      parts_.FinishGradient(stream, args, chunk, parts_.GradientParts(stream, args, chunk));
+    }
+  }
 }
 
 }  // namespace ravel::model

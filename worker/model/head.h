@@ -1,6 +1,7 @@
 #pragma once
 
 #include "worker/model/norm.h"
+#include "worker/model/vocabulary_parts.h"
 
 namespace ravel::model {
 
@@ -21,8 +22,14 @@ class HeadModule final : public UnitModule {
                        const WeightGradients& gradients) const override;
 
  private:
+  // The vocabulary in parts: losses, and, with gradients, d_normed and that of the projection.
+  void RunParts(kernels::Stream& stream,
+                const UnitMemory& memory,
+                const WeightGradients* gradients) const;
+
   Norm norm_;
   NormActivations normed_;
+  VocabularyParts parts_;
   size_t projection_;                         // weight
   size_t logits_, d_normed_;                  // workspace
   size_t targets_, loss_, hidden_, dhidden_;  // shared

@@ -14,6 +14,7 @@
 #include "worker/model/mlp_block.h"
 
 #include "kernels/activation.h"
+#include "kernels/part_sum.h"
 
 namespace ravel::model {
 
@@ -22,11 +23,14 @@ using kernels::Stream;
 
 MlpBlock::MlpBlock(const UnitTensors& tensors)
     : kind_(tensors.architecture().mlp),
-      inner_(tensors.inventory().config.intermediate_size),
+      inner_(plan::LocalSizesOf(tensors.inventory().config, tensors.inventory().cut).inner),
       norm_(tensors, tensors.architecture().mlp_norm),
       normed_(tensors, "1", "d_c"),
-      input_(tensors, tensors.architecture().mlp_input),
+      input_(tensors,
+             tensors.architecture().mlp_input,
+             {.columns = std::vector<int64_t>(kind_ == plan::MlpKind::kSwiGlu ? 2 : 1, inner_)}),
       output_(tensors, tensors.architecture().mlp_output),
+      cuts_(tensors.inventory().cut.cuts()),
       x1_(tensors.spec(), "x1"),
       input_values_(tensors.spec(), "mlp_in", "d_b"),
       d_a_(ActivationIndex(tensors.spec().workspace, "d_a")),
@@ -69,12 +73,33 @@ void MlpBlock::ForwardNorm(Stream& stream, const UnitMemory& memory) const {
 
 void MlpBlock::Forward(Stream& stream, const UnitMemory& memory) const {
   const TensorView& hidden = memory.shared[hidden_];
-  const TensorView input = input_values_.In(memory);
-  const TensorView inner = Carve(memory.workspace[d_a_], hidden.size[0], inner_);
-  input_.Forward(stream, {.memory = memory, .x = normed_.ResultIn(memory), .y = input});
-  Activate(stream, input, inner);
+  const TensorView inner = InnerForward(stream, memory);
+  if (cuts_) {
+    FinishForward(stream, memory, output_.ForwardParts(stream, {.memory = memory, .from = inner}));
+    return;
+  }
   output_.Forward(stream,
                   {.memory = memory, .x = inner, .y = hidden, .output = Output::kAccumulate});
+}
+
+std::vector<TensorView> MlpBlock::ForwardParts(Stream& stream, const UnitMemory& memory) const {
+  return output_.ForwardParts(stream, {.memory = memory, .from = InnerForward(stream, memory)});
+}
+
+void MlpBlock::FinishForward(Stream& stream,
+                             const UnitMemory& memory,
+                             const std::vector<TensorView>& pieces) const {
+  const TensorView& hidden = memory.shared[hidden_];
+  output_.FinishForward(stream,
+                        {.memory = memory, .pieces = pieces, .residual = hidden, .y = hidden});
+}
+
+TensorView MlpBlock::InnerForward(Stream& stream, const UnitMemory& memory) const {
+  const TensorView input = input_values_.In(memory);
+  const TensorView inner = Carve(memory.workspace[d_a_], input.size[0], inner_);
+  input_.Forward(stream, {.memory = memory, .x = normed_.ResultIn(memory), .y = input});
+  Activate(stream, input, inner);
+  return inner;
 }
 
 void MlpBlock::RemakeNorm(Stream& stream, const UnitMemory& memory) const {
@@ -94,6 +119,37 @@ void MlpBlock::Remake(Stream& stream, const UnitMemory& memory) const {
 void MlpBlock::Backward(Stream& stream,
                         const UnitMemory& memory,
                         const WeightGradients& gradients) const {
+  const TensorView input = InnerBackward(stream, memory, gradients);
+  if (cuts_) {
+    FinishBackward(stream,
+                   memory,
+                   gradients,
+                   input_.InputGradientParts(stream, {.memory = memory, .from = input}));
+  } else {
+    input_.InputGradient(stream, {.memory = memory, .dy = input, .dx = memory.workspace[d_c_]});
+    InputWeightGradient(stream, memory, gradients);
+  }
+}
+
+std::vector<TensorView> MlpBlock::BackwardParts(Stream& stream,
+                                                const UnitMemory& memory,
+                                                const WeightGradients& gradients) const {
+  const TensorView input = InnerBackward(stream, memory, gradients);
+  return input_.InputGradientParts(stream, {.memory = memory, .from = input});
+}
+
+void MlpBlock::FinishBackward(Stream& stream,
+                              const UnitMemory& memory,
+                              const WeightGradients& gradients,
+                              const std::vector<TensorView>& pieces) const {
+  kernels::SumParts(stream, {.pieces = pieces, .out = memory.workspace[d_c_]});
+  InputWeightGradient(stream, memory, gradients);
+}
+
+// Down to the gradient of `input`, in its place, with the gradients of the output projection.
+TensorView MlpBlock::InnerBackward(Stream& stream,
+                                   const UnitMemory& memory,
+                                   const WeightGradients& gradients) const {
   const TensorView& dhidden = memory.shared[dhidden_];
   const TensorView input = input_values_.In(memory);
   const TensorView inner = Carve(memory.workspace[d_a_], dhidden.size[0], inner_);
@@ -102,11 +158,17 @@ void MlpBlock::Backward(Stream& stream,
   Deactivate(stream, input, d_inner, inner);
   output_.WeightGradient(stream,
                          {.memory = memory, .gradients = gradients, .x = inner, .dy = dhidden});
-  const TensorView& d_normed = memory.workspace[d_c_];
-  input_.InputGradient(stream, {.memory = memory, .dy = input, .dx = d_normed});
-  input_.WeightGradient(
-      stream,
-      {.memory = memory, .gradients = gradients, .x = normed_.ResultIn(memory), .dy = input});
+  return input;
+}
+
+void MlpBlock::InputWeightGradient(Stream& stream,
+                                   const UnitMemory& memory,
+                                   const WeightGradients& gradients) const {
+  input_.WeightGradient(stream,
+                        {.memory = memory,
+                         .gradients = gradients,
+                         .x = normed_.ResultIn(memory),
+                         .dy = input_values_.In(memory)});
 }
 
 void MlpBlock::BackwardNorm(Stream& stream,

@@ -31,7 +31,31 @@ class MlpBlock {
                     const UnitMemory& memory,
                     const WeightGradients& gradients) const;
 
+  // Forward and Backward, without the norm, where sums are in parts, up to the tree over this
+  // rank's parts and from the sum over all ranks on: `pieces` are the trees of the ranks, in their
+  // order, or what the one rank returned. Between them nothing else may use the unit's workspace.
+  std::vector<TensorView> ForwardParts(kernels::Stream& stream, const UnitMemory& memory) const;
+  void FinishForward(kernels::Stream& stream,
+                     const UnitMemory& memory,
+                     const std::vector<TensorView>& pieces) const;
+  std::vector<TensorView> BackwardParts(kernels::Stream& stream,
+                                        const UnitMemory& memory,
+                                        const WeightGradients& gradients) const;
+  void FinishBackward(kernels::Stream& stream,
+                      const UnitMemory& memory,
+                      const WeightGradients& gradients,
+                      const std::vector<TensorView>& pieces) const;
+
  private:
+  // The input of the output projection.
+  TensorView InnerForward(kernels::Stream& stream, const UnitMemory& memory) const;
+  TensorView InnerBackward(kernels::Stream& stream,
+                           const UnitMemory& memory,
+                           const WeightGradients& gradients) const;
+  // Of the input projection, from the gradient that InnerBackward left in place of its output.
+  void InputWeightGradient(kernels::Stream& stream,
+                           const UnitMemory& memory,
+                           const WeightGradients& gradients) const;
   // y = activation(x).
   void Activate(kernels::Stream& stream, const TensorView& x, const TensorView& y) const;
   // x becomes its gradient, y the activation again.
@@ -46,6 +70,7 @@ class MlpBlock {
   NormActivations normed_;
   Projection input_;
   Projection output_;
+  bool cuts_;
   Activation x1_, input_values_;
   size_t d_a_ = 0, d_b_ = 0, d_c_ = 0;  // workspace
   size_t hidden_ = 0, dhidden_ = 0;     // shared

@@ -31,6 +31,7 @@ struct UnitMemory {
   std::vector<TensorView> remade;     // UnitSpec::remade
   std::vector<TensorView> workspace;  // UnitSpec::workspace
   std::vector<TensorView> shared;     // ModelInventory::shared
+  std::vector<TensorView> leaves;     // UnitSpec::leaves, in a backward
 };
 
 // The destination of a weight's gradient. The first write of a step's staging memory overwrites

@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "kernels/stream.h"
+#include "worker/model/part_sums.h"
 #include "worker/model/unit_parts.h"
 
 namespace ravel::model {
@@ -27,7 +28,8 @@ class Norm {
   };
   void Forward(kernels::Stream& stream, const ForwardArgs& args) const;
 
-  // dx = gradient of x [+ dresidual]; both may be the same memory.
+  // dx = gradient of x [+ dresidual]; both may be the same memory. Where sums are in parts, those
+  // of weights are over equal blocks of rows, then over the blocks.
   struct BackwardArgs {
     const UnitMemory& memory;
     const WeightGradients& gradients;
@@ -42,10 +44,14 @@ class Norm {
   bool has_mean() const { return kind_ == plan::NormKind::kLayer; }
 
  private:
+  void BackwardRows(kernels::Stream& stream, const BackwardArgs& args, int64_t block) const;
+
   plan::NormKind kind_;
   float epsilon_;
   size_t weight_;
-  size_t bias_ = 0;  // of LayerNorm
+  size_t bias_ = 0;     // of LayerNorm
+  int64_t blocks_ = 1;  // of rows
+  GradientLeaves weight_leaves_, bias_leaves_;
 };
 
 // The activations of a norm in the inventory: "mean0", "rstd0", "n0" for index "0".

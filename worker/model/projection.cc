@@ -44,7 +44,12 @@ TensorView ScaleAt(const TensorView& scales, int64_t place) {
 }  // namespace
 
 Projection::Projection(const UnitTensors& tensors, const plan::LinearNames& names)
-    : layout_(tensors.architecture().layout) {
+    : Projection(tensors, names, Members()) {}
+
+Projection::Projection(const UnitTensors& tensors,
+                       const plan::LinearNames& names,
+                       const Members& members)
+    : layout_(tensors.architecture().layout), sums_(tensors) {
   CHECK_MSG(names.names.size() == 1 || layout_ == MatrixLayout::kOutputInput,
             "matrices of [in, out] are fused, not bundled");
   for (const std::string_view name : names.names) {
@@ -55,8 +60,13 @@ Projection::Projection(const UnitTensors& tensors, const plan::LinearNames& name
     }
     part.site = tensors.tensor(part.weight).site;
     part.columns = tensors.tensor(part.weight).shape[layout_ == MatrixLayout::kOutputInput ? 0 : 1];
+    part.weight_leaves = GradientLeaves(tensors, part.weight);
+    if (part.bias.has_value()) {
+      part.bias_leaves = GradientLeaves(tensors, *part.bias);
+    }
     parts_.push_back(part);
   }
+  AddMembers(members);
   // A bundle of which some parts are frozen is not laid out as one.
   const plan::TensorSpec& first = tensors.tensor(parts_[0].weight);
   bundled_ = parts_.size() > 1 && first.bundle >= 0;
@@ -409,6 +419,10 @@ void Projection::InputGradient(kernels::Stream& stream, const InputGradientArgs&
 }
 
 void Projection::WeightGradient(kernels::Stream& stream, const WeightGradientArgs& args) const {
+  if (SharesHeads()) {
+    SharedWeightGradient(stream, args);
+    return;
+  }
   int64_t column = 0;
   Operand x;
   if (const std::optional<size_t> part = FirstQuantized(args.memory)) {
@@ -443,15 +457,23 @@ void Projection::WeightGradient(kernels::Stream& stream, const WeightGradientArg
     column += block.columns;
   }
   CHECK_EQ(column, args.dy.size[1]);
-  column = 0;
+  BiasGradients(stream, args);
+}
+
+void Projection::BiasGradients(kernels::Stream& stream, const WeightGradientArgs& args) const {
+  int64_t column = 0;
   for (const Part& part : parts_) {
     const TensorView db = part.bias.has_value() ? args.gradients.views[*part.bias] : TensorView{};
-    if (db.present()) {
-      kernels::BiasGradient(stream,
-                            {.dy = ColumnsOf(args.dy, column, part.columns),
-                             .db = db,
-                             .output = args.gradients.output});
+    const int64_t blocks = part.bias_leaves.count();
+    const int64_t rows = args.dy.size[0] / blocks;
+    for (int64_t block = 0; db.present() && block < blocks; ++block) {
+      kernels::BiasGradient(
+          stream,
+          {.dy = RowsOf(ColumnsOf(args.dy, column, part.columns), block * rows, rows),
+           .db = part.bias_leaves.Leaf(args.memory, args.gradients, block),
+           .output = args.gradients.output});
     }
+    part.bias_leaves.Fold(stream, args.memory, args.gradients);
     column += part.columns;
   }
 }

@@ -8,6 +8,7 @@
 
 #include "kernels/gemm.h"
 #include "kernels/stream.h"
+#include "worker/model/part_sums.h"
 #include "worker/model/unit_parts.h"
 
 namespace ravel::model {
@@ -16,7 +17,15 @@ namespace ravel::model {
 // memory is contiguous and one GEMM does the work of all.
 class Projection {
  public:
+  // `members`: columns of y that this rank has of each of the maps that are fused or bundled;
+  // empty: all columns of all weights. Where parts share a key head (plan::LocalSizes), `sharing`
+  // slots of the gradients of the members after the first are of one head.
+  struct Members {
+    std::vector<int64_t> columns = {};
+    int64_t sharing = 1;
+  };
   Projection(const UnitTensors& tensors, const plan::LinearNames& names);
+  Projection(const UnitTensors& tensors, const plan::LinearNames& names, const Members& members);
 
   // y (=|+=) x * w + bias.
   struct ForwardArgs {
@@ -26,6 +35,25 @@ class Projection {
     kernels::Output output = kernels::Output::kOverwrite;
   };
   void Forward(kernels::Stream& stream, const ForwardArgs& args) const;
+
+  // Sums in parts (PartSums), for SumParts to finish. Neither reads codes. Of a layer whose inputs
+  // this rank has a part of: x * w, without the bias, which FinishForward adds.
+  struct PartArgs {
+    const UnitMemory& memory;
+    TensorView from;
+  };
+  std::vector<TensorView> ForwardParts(kernels::Stream& stream, const PartArgs& args) const;
+  // y = round((residual + bias) + the tree of pieces).
+  struct FinishArgs {
+    const UnitMemory& memory;
+    const std::vector<TensorView>& pieces;
+    TensorView residual;
+    TensorView y;
+  };
+  void FinishForward(kernels::Stream& stream, const FinishArgs& args) const;
+  // Of a layer whose outputs this rank has a part of: dy * w^T. Part p is the p-th share of each
+  // member, in their order.
+  std::vector<TensorView> InputGradientParts(kernels::Stream& stream, const PartArgs& args) const;
 
   // dx = dy * w^T.
   struct InputGradientArgs {
@@ -49,7 +77,9 @@ class Projection {
     int64_t columns = 0;         // of y
     size_t weight = 0;           // index in UnitMemory::weights
     std::optional<size_t> bias;  // the same, if any
-    uint32_t site = 0;           // of the weight's random numbers
+    GradientLeaves weight_leaves = {};
+    GradientLeaves bias_leaves = {};
+    uint32_t site = 0;  // of the weight's random numbers
   };
   // One GEMM: parts [begin, end), which are one matrix.
   struct Block {
@@ -59,6 +89,17 @@ class Projection {
     size_t parts = 1;
   };
   std::vector<Block> Blocks(const std::vector<TensorView>& views) const;
+  // Outputs of one map: columns of y, from output `row` of the weight on.
+  struct Member {
+    size_t part = 0;
+    int64_t row = 0;
+    int64_t columns = 0;
+    int64_t sharing = 1;
+  };
+  void AddMembers(const Members& members);
+  bool SharesHeads() const { return members_.back().sharing > 1; }
+  void SharedWeightGradient(kernels::Stream& stream, const WeightGradientArgs& args) const;
+  void BiasGradients(kernels::Stream& stream, const WeightGradientArgs& args) const;
   // Of weights: the matrix of a block as gemms read it, decoded where it is of codes.
   struct Operand {
     TensorView matrix;
@@ -131,6 +172,8 @@ class Projection {
   std::vector<Part> parts_;
   bool bundled_ = false;
   std::optional<Scratch> scratch_;
+  PartSums sums_;
+  std::vector<Member> members_;
 };
 
 }  // namespace ravel::model

@@ -12,6 +12,7 @@
 #include <numeric>
 
 #include "common/check.h"
+#include "common/model/tensor_parts.h"
 #include "common/plan/plan_pieces.h"
 #include "common/shape.h"
 #include "common/signed_size.h"
@@ -132,8 +133,8 @@ class SumRecorder {
   std::vector<Noted> noted_;
 };
 
-// Elements of a piece that one row sum covers: a row of the item.
-int64_t ColumnsOf(const plan::ModelInventory& inventory, const plan::OwnedPiece& piece) {
+// Elements of a row of a piece's item.
+int64_t ItemColumns(const plan::ModelInventory& inventory, const plan::OwnedPiece& piece) {
   const Shape& shape = inventory.tensors[piece.tensor].shape;
   return shape.size() <= 1 ? StatisticsRowElements(shape) : RowElements(piece.item.length);
 }
@@ -169,16 +170,21 @@ NormTree::NormTree(const plan::ShardingPlan& plan) : sources_(plan.inventory.ten
         continue;
       }
       for (const plan::OwnedPiece& piece : plan::CountedPieces(plan, group, rank)) {
-        const int64_t first = FirstRowOf(plan.inventory, piece);
+        const PieceRows rows = RowsOf(plan.inventory, piece);
         Shape columns = piece.item.offset;
         if (!columns.empty()) {
           columns[0] = 0;
         }
-        for (const TreeNode& node :
-             NodesOfRows(piece.tensor, first, first + RowsOf(plan.inventory, piece))) {
-          sources_[piece.tensor].push_back(
-              {.rank = rank, .position = mine.size(), .node = node, .columns = columns});
-          mine.push_back(node);
+        for (int64_t block = 0; block < rows.blocks; ++block) {
+          for (const TreeNode& node :
+               NodesOfRows(piece.tensor, rows.first, rows.first + rows.rows)) {
+            sources_[piece.tensor].push_back(
+                {.rank = rank, .position = mine.size(), .node = node, .columns = columns});
+            mine.push_back(node);
+          }
+          if (columns.size() > 1) {
+            columns[1] += rows.columns;
+          }
         }
       }
     }
@@ -224,16 +230,22 @@ SumProgram NormTree::Program(
   return recorder.Finish(recorder.Tree(ordered, std::bit_ceil(ordered.size())));
 }
 
-int64_t RowsOf(const plan::ModelInventory& inventory, const plan::OwnedPiece& piece) {
-  return DivCeil(piece.elements(), ColumnsOf(inventory, piece));
-}
-
-int64_t FirstRowOf(const plan::ModelInventory& inventory, const plan::OwnedPiece& piece) {
-  const int64_t columns = ColumnsOf(inventory, piece);
+PieceRows RowsOf(const plan::ModelInventory& inventory, const plan::OwnedPiece& piece) {
+  const int64_t columns = ItemColumns(inventory, piece);
   const int64_t above =
       piece.item.offset.empty() ? 0 : piece.item.offset[0] * RowElements(piece.item.length);
   CHECK_MSG((above + piece.range.begin) % columns == 0, "a shard boundary cuts a row");
-  return (above + piece.range.begin) / columns;
+  PieceRows made = {.first = (above + piece.range.begin) / columns,
+                    .rows = DivCeil(piece.elements(), columns),
+                    .blocks = 1,
+                    .columns = columns};
+  const Shape& shape = inventory.tensors[piece.tensor].shape;
+  if (shape.size() == 2) {
+    made.columns = shape[1] / plan::ColumnBlocksOf(inventory, piece.tensor);
+    made.blocks = columns / made.columns;
+    CHECK_MSG(made.blocks * made.columns == columns, "an item cuts a block of columns");
+  }
+  return made;
 }
 
 void MeasureRows(kernels::Stream& stream,
@@ -242,15 +254,20 @@ void MeasureRows(kernels::Stream& stream,
                  const float* values,
                  float* sums,
                  int64_t* non_finite) {
-  const int64_t columns = ColumnsOf(inventory, piece);
+  const PieceRows piece_rows = RowsOf(inventory, piece);
+  const int64_t columns = piece_rows.columns * piece_rows.blocks;
   const int64_t elements = piece.elements();
   const int64_t rows = elements / columns;
   const int64_t rest = elements - rows * columns;  // the short last row of a vector
   float* first = const_cast<float*>(values);
-  kernels::RowSumSquares(stream,
-                         {.x = MatrixView(first, rows, columns),
-                          .sums = VectorView(sums, rows),
-                          .non_finite = non_finite});
+  for (int64_t block = 0; block < piece_rows.blocks; ++block) {
+    kernels::RowSumSquares(
+        stream,
+        {.x = ColumnsOf(
+             MatrixView(first, rows, columns), block * piece_rows.columns, piece_rows.columns),
+         .sums = VectorView(sums + block * rows, rows),
+         .non_finite = non_finite});
+  }
   if (rest > 0) {
     kernels::RowSumSquares(stream,
                            {.x = MatrixView(first + rows * columns, 1, rest),
@@ -260,13 +277,17 @@ void MeasureRows(kernels::Stream& stream,
 }
 
 void NodeSums::Add(const plan::OwnedPiece& piece, const float* row_sums) {
-  const int64_t rows = RowsOf(inventory_, piece);
-  wide_.assign(row_sums, row_sums + rows);
-  const int64_t first = FirstRowOf(inventory_, piece);
-  for (; next_ < nodes_.size() && nodes_[next_].tensor == piece.tensor; ++next_) {
-    const int64_t begin = nodes_[next_].first_row() - first;
-    CHECK(begin >= 0 && begin + nodes_[next_].rows() <= rows);
-    out_[next_] = kernels::TreeSumDouble(wide_.data() + begin, nodes_[next_].rows());
+  const PieceRows rows = RowsOf(inventory_, piece);
+  wide_.assign(row_sums, row_sums + rows.sums());
+  const size_t each = NodesOfRows(piece.tensor, rows.first, rows.first + rows.rows).size();
+  for (int64_t block = 0; block < rows.blocks; ++block) {
+    for (size_t i = 0; i < each; ++i, ++next_) {
+      CHECK(next_ < nodes_.size() && nodes_[next_].tensor == piece.tensor);
+      const int64_t begin = nodes_[next_].first_row() - rows.first;
+      CHECK(begin >= 0 && begin + nodes_[next_].rows() <= rows.rows);
+      out_[next_] =
+          kernels::TreeSumDouble(wide_.data() + block * rows.rows + begin, nodes_[next_].rows());
+    }
   }
 }
 
@@ -274,7 +295,7 @@ size_t MeasureNodes(kernels::Stream& stream, const NodeMeasure& measure, size_t 
   std::vector<float> row_sums;
   NodeSums nodes(measure.inventory, measure.nodes, measure.out, next);
   for (const plan::OwnedPiece& piece : measure.pieces) {
-    row_sums.resize(Size(RowsOf(measure.inventory, piece)));
+    row_sums.resize(Size(RowsOf(measure.inventory, piece).sums()));
     MeasureRows(stream,
                 measure.inventory,
                 piece,

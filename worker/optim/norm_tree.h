@@ -74,13 +74,19 @@ class NormTree {
   int64_t longest_ = 0;
 };
 
-// The rows that a piece is measured in: the short last row of a vector is one.
-int64_t RowsOf(const plan::ModelInventory& inventory, const plan::OwnedPiece& piece);
-// The first of them, as a row of the tensor, whose columns may be cut into blocks.
-int64_t FirstRowOf(const plan::ModelInventory& inventory, const plan::OwnedPiece& piece);
-// Sums of squares of a piece's rows, whose first element is at `values`: into `sums` [RowsOf], and
-// its elements that are not finite: += *non_finite (optional). All is memory of the stream's
-// backend.
+// The rows that a piece is measured in: the short last row of a vector is one. Where sums are in
+// parts, those of a matrix's columns are measured block by block, each with all rows.
+struct PieceRows {
+  int64_t first = 0;  // row of the tensor
+  int64_t rows = 0;
+  int64_t blocks = 1;   // of columns, one after another
+  int64_t columns = 0;  // of a block
+  int64_t sums() const { return rows * blocks; }
+};
+PieceRows RowsOf(const plan::ModelInventory& inventory, const plan::OwnedPiece& piece);
+// Sums of squares of a piece's rows, whose first element is at `values`: into `sums`
+// [PieceRows::sums], block by block, and its elements that are not finite: += *non_finite
+// (optional). All is memory of the stream's backend.
 void MeasureRows(kernels::Stream& stream,
                  const plan::ModelInventory& inventory,
                  const plan::OwnedPiece& piece,

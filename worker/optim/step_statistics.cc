@@ -54,12 +54,16 @@ StepStatistics::Tables StepStatistics::MakeTables() {
   size_t next = 0;
   for (const shard::ParameterGroup& group : args_.groups) {
     for (const plan::OwnedPiece& piece : group.measured_pieces()) {
-      const int64_t first = FirstRowOf(args_.plan.inventory, piece);
-      for (; next < mine.size() && mine[next].tensor == piece.tensor; ++next) {
-        made.nodes.push_back(
-            {.first_row = rows_ + mine[next].first_row() - first, .level = mine[next].level});
+      const PieceRows rows = RowsOf(args_.plan.inventory, piece);
+      const size_t each = NodesOfRows(piece.tensor, rows.first, rows.first + rows.rows).size();
+      for (int64_t block = 0; block < rows.blocks; ++block) {
+        for (size_t i = 0; i < each; ++i, ++next) {
+          CHECK(next < mine.size() && mine[next].tensor == piece.tensor);
+          made.nodes.push_back({.first_row = rows_ + mine[next].first_row() - rows.first,
+                                .level = mine[next].level});
+        }
+        rows_ += rows.rows;
       }
-      rows_ += RowsOf(args_.plan.inventory, piece);
     }
   }
   CHECK_EQ(next, mine.size());
@@ -107,7 +111,7 @@ shard::StatisticsMessages StepStatistics::Measure(kernels::Stream& stream) {
                   group.reduced(0) + piece.shard_offset,
                   sums,
                   message_ + kernels::kStatisticsHeaderWords + piece.tensor.value());
-      sums += RowsOf(args_.plan.inventory, piece);
+      sums += RowsOf(args_.plan.inventory, piece).sums();
     }
   }
   kernels::SumRowNodes(stream,

@@ -61,6 +61,7 @@ class Binder {
     bound.memory.remade = Activations(unit.remade, plan::BufferOf(instruction, Role::kRemade));
     bound.memory.workspace =
         Activations(unit.workspace, plan::BufferOf(instruction, Role::kScratch));
+    bound.memory.leaves = Activations(unit.leaves, plan::BufferOf(instruction, Role::kLeaves));
     bound.memory.shared = shared_;
     return bound;
   }

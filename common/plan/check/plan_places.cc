@@ -122,6 +122,8 @@ int64_t ActivationBytes(const ModelInventory& inventory, const ProgramBuffer& bu
       return ActivationOffsets(unit.remade).back();
     case BufferKind::kWorkspace:
       return ActivationOffsets(unit.workspace).back();
+    case BufferKind::kLeaves:
+      return ActivationOffsets(unit.leaves).back();
     default:
       return -1;
   }

@@ -51,6 +51,7 @@ MemoryUse UseOf(const ProgramBuffer& buffer) {
     case BufferKind::kLocalGrad:
     case BufferKind::kOuterGrad:
     case BufferKind::kFullGrad:
+    case BufferKind::kLeaves:
       return MemoryUse::kGradients;
     case BufferKind::kStaging:
     case BufferKind::kReceive:

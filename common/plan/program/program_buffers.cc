@@ -189,6 +189,13 @@ class BufferList {
     }
     add("remade", BufferKind::kRemade, 0, spec.remade);
     add("workspace", BufferKind::kWorkspace, 0, spec.workspace);
+    if (!spec.leaves.empty()) {
+      buffers_.Add({.name = absl::StrCat("leaves/", spec.name),
+                    .kind = BufferKind::kLeaves,
+                    .unit = unit,
+                    .bytes = ActivationOffsets(spec.leaves).back(),
+                    .persistent = true});
+    }
   }
 
   struct Counter {

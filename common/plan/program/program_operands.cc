@@ -114,6 +114,16 @@ void OperandList::AddGradients(const UnitUse& use, size_t position) {
         Role::kGradient,
         When::kLane);
   }
+  // Leaves are written anew where the unit's own gradient is.
+  const BufferId leaves = Find(BufferKind::kLeaves, use.unit);
+  for (const GradientId id : use.gradients) {
+    const GradientCall& call = context_.model.gradients[id];
+    if (context_.groups[call.group].unit == use.unit) {
+      const bool fresh = opens && call.first_use >= position;
+      Add(leaves, fresh ? Access::kWrite : Access::kAdd, Role::kLeaves, When::kLane);
+      return;
+    }
+  }
 }
 
 void OperandList::AddReduceOfLanes() {

@@ -188,6 +188,8 @@ const char* BufferKindName(BufferKind kind) {
       return "delayed scales";
     case BufferKind::kAmaxFlags:
       return "amax flags";
+    case BufferKind::kLeaves:
+      return "leaves";
   }
   return "unknown";
 }

@@ -118,8 +118,9 @@ enum class BufferKind : uint8_t {
   kDelayedScales = 21,  // scales by which codes were cast and are next, a pair for each slot, then
                         // the histories of all slots
   kAmaxFlags = 22,      // by tensor, not 0: a gemm of this step has met an amax that was not finite
+  kLeaves = 23,         // of a unit: sums of one lane's gradients over parts (tensor_parts.h)
 };
-inline constexpr BufferKind kLastBufferKind = BufferKind::kAmaxFlags;
+inline constexpr BufferKind kLastBufferKind = BufferKind::kLeaves;
 
 // The memory of a buffer. kPrivate: this rank's memory. kSymmetric: this rank's memory, readable by
 // the ranks of the host at the same offset of their own block. kCommon: one block for all ranks of
@@ -172,6 +173,7 @@ enum class Role : uint8_t {
   kAmax = 12,    // amaxes of quantized matrices and of activations
   kScales = 13,  // delayed scales
   kFlags = 14,   // of amaxes that were not finite
+  kLeaves = 15,  // sums that the gradients of a backward are made of, lane by lane
 };
 
 // The ranks that touch an operand. kLane: ranks that compute a lane in this turn. kUsed: of these,
@@ -277,6 +279,8 @@ struct ProgramOptions {
   FirstScale first_scale = FirstScale::kCurrent;
   // The least amax that scales follow from.
   double amax_epsilon = 0;
+  // Parts of the sums that a `tensor` axis could cut (tensor_cut.h); 1: nothing is cut.
+  int64_t tensor_parts = 1;
 };
 
 inline constexpr int64_t kMostCommunicationBlocks = 64;

@@ -404,6 +404,9 @@ std::string PlanSummary(const ShardingPlan& plan, const SummaryOptions& options)
                         plan.options.read_peers_in_place ? "read in place" : "received",
                         BytesText(plan.options.gather_window_bytes),
                         BytesText(plan.options.staging_window_bytes));
+  if (plan.options.tensor_parts > 1) {
+    absl::StrAppend(&text, "sums in ", plan.options.tensor_parts, " parts\n");
+  }
   AddWire(plan, text);
   absl::StrAppendFormat(
       &text,

@@ -137,6 +137,7 @@ MemoryCategory CategoryOf(BufferKind kind) {
     case BufferKind::kAmaxReceive:
     case BufferKind::kDelayedScales:
     case BufferKind::kAmaxFlags:
+    case BufferKind::kLeaves:
       return MemoryCategory::kPersistent;
     case BufferKind::kGathered:
     case BufferKind::kStaging:

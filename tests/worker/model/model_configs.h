@@ -55,7 +55,19 @@ inline plan::ModelConfig Gpt2Config(bool tied) {
 struct NamedConfig {
   std::string name;
   plan::ModelConfig config;
+  int64_t parts = 1;  // of sums (plan::TensorCut)
 };
+
+// Sizes that four parts divide, with so many key heads; the vocabulary has a short and an empty
+// block.
+inline plan::ModelConfig PartsConfig(plan::ArchitectureKind kind, int64_t key_heads, bool tied) {
+  plan::ModelConfig config = QwenConfig(kind, tied);
+  config.hidden_size = 12;
+  config.intermediate_size = kind == plan::ArchitectureKind::kGpt2 ? 0 : 20;
+  config.num_key_value_heads = key_heads;
+  config.head_dim = kind == plan::ArchitectureKind::kGpt2 ? 3 : 6;
+  return config;
+}
 
 inline std::vector<NamedConfig> AllConfigs() {
   plan::ModelConfig bundled_qwen2 = BundledConfig();
@@ -78,7 +90,15 @@ inline std::vector<NamedConfig> AllConfigs() {
           {"qwen3_untied", QwenConfig(plan::ArchitectureKind::kQwen3, false)},
           {"qwen3_bundled", bundled_qwen3},
           {"gpt2_tied", Gpt2Config(true)},
-          {"gpt2_untied", Gpt2Config(false)}};
+          {"gpt2_untied", Gpt2Config(false)},
+          {"llama_parts_1kv", PartsConfig(plan::ArchitectureKind::kLlama, 1, false), 4},
+          {"llama_parts_4kv", PartsConfig(plan::ArchitectureKind::kLlama, 4, true), 4},
+          {"llama_two_parts", PartsConfig(plan::ArchitectureKind::kLlama, 2, true), 2},
+          {"llama_bundled_parts", BundledConfig(), 4},
+          {"qwen2_parts_2kv", PartsConfig(plan::ArchitectureKind::kQwen2, 2, false), 4},
+          {"qwen3_parts_2kv", PartsConfig(plan::ArchitectureKind::kQwen3, 2, true), 4},
+          {"qwen3_bundled_parts", bundled_qwen3, 4},
+          {"gpt2_parts", PartsConfig(plan::ArchitectureKind::kGpt2, 4, true), 4}};
 }
 
 inline std::string NameOf(const ::testing::TestParamInfo<NamedConfig>& info) {

@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "common/model/tensor_parts.h"
 #include "common/signed_size.h"
 #include "kernels/philox.h"
 
@@ -26,13 +27,14 @@ TensorView ViewOf(float* data, const Shape& shape) {
 ModelMemory::ModelMemory(const plan::ModelConfig& config,
                          plan::MicroBatchShape shape,
                          Options options)
-    : inventory_(
-          plan::BuildInventory(*plan::ValidateModelConfig(config), shape, options.recompute)),
+    : inventory_(plan::BuildInventory(
+          *plan::ValidateModelConfig(config), shape, options.recompute, {.parts = options.parts})),
       calls_(inventory_.calls()) {
   for (plan::TensorSpec& tensor : inventory_.tensors) {
     tensor.trainable =
         options.frozen.empty() || tensor.name.find(options.frozen) == std::string::npos;
   }
+  plan::ReserveTensorParts(inventory_);
   modules_ = MakeModules(inventory_, shape);
   for (const plan::TensorSpec& tensor : inventory_.tensors) {
     const int64_t elements = ElementCount(tensor.shape);
@@ -53,6 +55,7 @@ ModelMemory::ModelMemory(const plan::ModelConfig& config,
   for (const plan::UnitSpec& unit : inventory_.units) {
     remade_.emplace_back(static_cast<size_t>(plan::ActivationOffsets(unit.remade).back()));
     workspace_.emplace_back(static_cast<size_t>(plan::ActivationOffsets(unit.workspace).back()));
+    leaves_.emplace_back(static_cast<size_t>(plan::ActivationOffsets(unit.leaves).back()));
   }
   for (const plan::UnitId unit : calls_) {
     const plan::UnitSpec& spec = inventory_.units[unit];
@@ -133,6 +136,7 @@ UnitMemory ModelMemory::MemoryOf(size_t call, Pass pass) {
   }
   std::fill(workspace_[unit].begin(), workspace_[unit].end(), std::byte{0xFF});
   memory.workspace = Views(spec.workspace, workspace_[unit]);
+  memory.leaves = Views(spec.leaves, leaves_[unit]);
   memory.shared = shared_;
   return memory;
 }
@@ -347,6 +351,16 @@ std::vector<std::vector<float>> ModelMemory::Gradients(float start, SegmentWatch
         view.data = nullptr;
       }
       gradients.push_back({view});
+    }
+    const std::vector<plan::ActivationSpec>& leaf_specs = inventory_.units[unit].leaves;
+    const std::vector<TensorView> leaves = Views(leaf_specs, leaves_[unit]);
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      // `start` is shared out among the leaves that an element of the gradient is the sum of.
+      const plan::TensorId tensor = inventory_.FindTensor(leaf_specs[i].name);
+      const int64_t each = leaves[i].elements() / ElementCount(inventory_.tensors[tensor].shape);
+      std::fill_n(leaves[i].As<float>(),
+                  leaves[i].elements(),
+                  fresh ? kNaN : start / static_cast<float>(each));
     }
     if (!inventory_.units[unit].remade.empty()) {
       std::fill(remade_[unit].begin(), remade_[unit].end(), std::byte{0xFF});

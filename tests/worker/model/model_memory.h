@@ -19,6 +19,7 @@ class ModelMemory {
     plan::RecomputePolicy recompute = plan::RecomputePolicy::kNone;
     // Tensors whose names contain it are not trained; empty: all are.
     std::string frozen = {};
+    int64_t parts = 1;  // of sums (plan::TensorCut)
   };
   ModelMemory(const plan::ModelConfig& config, plan::MicroBatchShape shape)
       : ModelMemory(config, shape, Options()) {}
@@ -82,6 +83,7 @@ class ModelMemory {
   std::vector<std::vector<std::byte>> saved_;  // by call
   std::vector<std::vector<std::byte>> remade_;
   std::vector<std::vector<std::byte>> workspace_;
+  std::vector<std::vector<std::byte>> leaves_;  // by unit
   std::vector<std::byte> shared_storage_;
   std::vector<TensorView> shared_;
   std::vector<int32_t> ids_;

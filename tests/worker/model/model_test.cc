@@ -13,16 +13,19 @@
 namespace ravel::model {
 namespace {
 
-constexpr plan::MicroBatchShape kShape = {.sequences = 2, .sequence_tokens = 5};
+constexpr plan::MicroBatchShape kShape = {.sequences = 2, .sequence_tokens = 6};
 
 class EveryModel : public ::testing::TestWithParam<NamedConfig> {
  protected:
   const plan::ModelConfig& config() const { return GetParam().config; }
+  ModelMemory Model(ModelMemory::Options options = {}) const {
+    options.parts = GetParam().parts;
+    return ModelMemory(config(), kShape, options);
+  }
 };
 
-void ExpectGradientsAreSlopes(const plan::ModelConfig& config) {
+void ExpectGradientsAreSlopes(ModelMemory model) {
   constexpr double kStep = 4e-3;
-  ModelMemory model(config, kShape);
   const auto gradients = model.Gradients<FreshGradient>(0.0f);
   for (size_t t = 0; t < gradients.size(); ++t) {
     const int tensor = static_cast<int>(t);
@@ -60,7 +63,7 @@ void ExpectGradientsAreSlopes(const plan::ModelConfig& config) {
 }
 
 TEST_P(EveryModel, GradientsAreTheSlopesOfTheLoss) {
-  ExpectGradientsAreSlopes(config());
+  ExpectGradientsAreSlopes(Model());
 }
 
 TEST(ModelGradient, BundledSizesAreBundled) {
@@ -68,7 +71,7 @@ TEST(ModelGradient, BundledSizesAreBundled) {
 }
 
 TEST_P(EveryModel, AccumulatingAddsToWhatIsThereAndFreshReplacesIt) {
-  ModelMemory model(config(), kShape);
+  ModelMemory model = Model();
   const auto fresh = model.Gradients<FreshGradient>(0.0f);
   const auto added = model.Gradients<AccumulatingGradient>(0.5f);
   for (size_t t = 0; t < fresh.size(); ++t) {
@@ -84,13 +87,13 @@ TEST_P(EveryModel, AccumulatingAddsToWhatIsThereAndFreshReplacesIt) {
 
 // Losses and gradients, bit for bit, whatever backward makes again.
 TEST_P(EveryModel, RecomputeChangesNoBit) {
-  ModelMemory model(config(), kShape);
+  ModelMemory model = Model();
   const auto expected = model.Gradients<FreshGradient>(0.0f);
   const std::vector<float> losses = model.TokenLosses();
   size_t kept = model.inventory().units[2].saved.size();
   for (const auto policy :
        {plan::RecomputePolicy::kNorm, plan::RecomputePolicy::kMlp, plan::RecomputePolicy::kBlock}) {
-    ModelMemory remaking(config(), kShape, {.recompute = policy});
+    ModelMemory remaking = Model({.recompute = policy});
     const plan::UnitSpec& layer = remaking.inventory().units[2];
     ASSERT_LT(layer.saved.size(), kept);
     kept = layer.saved.size();
@@ -103,7 +106,7 @@ TEST_P(EveryModel, RecomputeChangesNoBit) {
 
 // A frozen tensor gets no gradient; those of the others stay the same, bit for bit.
 TEST_P(EveryModel, FrozenTensorsAreSkippedAndChangeNoOtherGradient) {
-  ModelMemory model(config(), kShape);
+  ModelMemory model = Model();
   const auto expected = model.Gradients<FreshGradient>(0.0f);
   for (const char* frozen : {"bias",
                              "norm",
@@ -116,7 +119,7 @@ TEST_P(EveryModel, FrozenTensorsAreSkippedAndChangeNoOtherGradient) {
                              "head",
                              "layers.1",
                              "weight"}) {
-    ModelMemory part(config(), kShape, {.recompute = {}, .frozen = frozen});
+    ModelMemory part = Model({.recompute = {}, .frozen = frozen});
     const auto gradients = part.Gradients<FreshGradient>(0.0f);
     // A bundle of which a part is frozen is no longer one GEMM, which rounds otherwise.
     const bool exact = model.inventory().bundles.empty() || std::string(frozen) != "k_proj";
@@ -132,7 +135,7 @@ TEST_P(EveryModel, FrozenTensorsAreSkippedAndChangeNoOtherGradient) {
 }
 
 TEST_P(EveryModel, IgnoredTargetsHaveNoLossAndNoGradient) {
-  ModelMemory model(config(), kShape);
+  ModelMemory model = Model();
   std::fill(model.targets().begin(), model.targets().end(), -1);
   EXPECT_EQ(model.Loss(), 0.0);
   for (const std::vector<float>& gradient : model.Gradients<FreshGradient>(0.0f)) {
@@ -143,7 +146,7 @@ TEST_P(EveryModel, IgnoredTargetsHaveNoLossAndNoGradient) {
 }
 
 TEST_P(EveryModel, DecoderGivesTheLogitsOfTheTrainingForward) {
-  ModelMemory model(config(), kShape);
+  ModelMemory model = Model();
   model.Loss();
   const std::vector<float> losses = model.TokenLosses();
   Decoder decoder(model.inventory(), model.weight_views(), kShape.sequence_tokens);

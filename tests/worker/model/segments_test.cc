@@ -18,7 +18,7 @@ namespace {
 using Gradients = std::vector<std::vector<float>>;
 using plan::RecomputePolicy;
 
-constexpr plan::MicroBatchShape kSegmentShape = {.sequences = 2, .sequence_tokens = 5};
+constexpr plan::MicroBatchShape kSegmentShape = {.sequences = 2, .sequence_tokens = 6};
 constexpr RecomputePolicy kPolicies[] = {
     RecomputePolicy::kNone, RecomputePolicy::kNorm, RecomputePolicy::kMlp, RecomputePolicy::kBlock};
 
@@ -32,7 +32,8 @@ class Segments : public ::testing::TestWithParam<NamedConfig> {};
 
 TEST_P(Segments, TouchOnlyWhatTheyNameAndGiveTheBitsOfWholePasses) {
   for (const RecomputePolicy recompute : kPolicies) {
-    ModelMemory model(GetParam().config, kSegmentShape, {.recompute = recompute});
+    ModelMemory model(
+        GetParam().config, kSegmentShape, {.recompute = recompute, .parts = GetParam().parts});
     const Gradients whole = model.Gradients<FreshGradient>(0);
     const ModelMemory::Watched watched = model.WatchedGradients();
     EXPECT_EQ(watched.fault, "") << static_cast<int>(recompute);
@@ -44,7 +45,8 @@ class SegmentUses : public Segments {};
 
 TEST_P(SegmentUses, NoneCanBeLeftOut) {
   for (const RecomputePolicy recompute : kPolicies) {
-    ModelMemory model(GetParam().config, kSegmentShape, {.recompute = recompute});
+    ModelMemory model(
+        GetParam().config, kSegmentShape, {.recompute = recompute, .parts = GetParam().parts});
     const Gradients whole = model.Gradients<FreshGradient>(0);
     using Part = ModelMemory::Part;
     using Use =
@@ -81,7 +83,9 @@ INSTANTIATE_TEST_SUITE_P(
     SegmentUses,
     ::testing::Values(NamedConfig{"llama_bundled", BundledConfig()},
                       NamedConfig{"qwen3", QwenConfig(plan::ArchitectureKind::kQwen3, true)},
-                      NamedConfig{"gpt2", Gpt2Config(false)}),
+                      NamedConfig{"gpt2", Gpt2Config(false)},
+                      NamedConfig{
+                          "llama_parts", PartsConfig(plan::ArchitectureKind::kLlama, 2, false), 4}),
     NameOf);
 
 }  // namespace

@@ -1,0 +1,49 @@
+#pragma once
+
+// The ranks of a tensor axis in one process: layers, final norm and head of a model, each rank with
+// its cut of the weights, in memory of its own. What ranks would exchange, the test hands over.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/model/model_inventory.h"
+#include "kernels/stream.h"
+#include "worker/model/attention_block.h"
+#include "worker/model/mlp_block.h"
+#include "worker/model/norm.h"
+#include "worker/model/vocabulary_parts.h"
+
+namespace ravel::model {
+
+// A mistake that a rule of the order of sums excludes.
+enum class Mistake {
+  kNone,
+  kSumByRank,          // a rank sums its contraction whole
+  kLossByRank,         // one largest logit and sum per rank
+  kRoundBeforeAdding,  // of the sum, then of the residual (bf16)
+  kFoldMicroBatches,   // leaves are added before micro-batches are
+};
+
+struct RankTestModel {
+  plan::ModelConfig config;
+  plan::MicroBatchShape shape;
+  int64_t parts = 1;
+  int64_t micro_batches = 1;
+  DType dtype = DType::kF32;  // of activations and weights
+  plan::RecomputePolicy recompute = plan::RecomputePolicy::kNone;
+};
+
+// What all degrees must agree on: by name, elements as bits.
+using RankResults = std::map<std::string, std::vector<float>>;
+
+// Runs forward and backward on `degree` ranks and puts together what they computed: hidden, losses,
+// dhidden, and every gradient, in global shapes.
+RankResults RunRanks(const RankTestModel& model, int64_t degree, Mistake mistake = Mistake::kNone);
+
+// Names of what differs in a bit.
+std::vector<std::string> Differences(const RankResults& a, const RankResults& b);
+
+}  // namespace ravel::model

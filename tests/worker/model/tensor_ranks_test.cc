@@ -1,0 +1,185 @@
+// One, two and four ranks of a tensor axis give the same bits where sums are in four parts, and
+// each rule of that order is needed.
+
+#include "tests/worker/model/tensor_ranks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/model/tensor_parts.h"
+#include "kernels/philox.h"
+#include "tests/worker/model/unit_of_rank.h"
+#include "worker/model/norm.h"
+
+namespace ravel::model {
+namespace {
+
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+RankTestModel ModelOf(plan::ArchitectureKind kind, int64_t key_heads) {
+  RankTestModel model = {.config = {},
+                         .shape = {.sequences = 2, .sequence_tokens = 6},
+                         .parts = 4,
+                         .micro_batches = 2};
+  plan::ModelConfig& config = model.config;
+  const bool gpt2 = kind == plan::ArchitectureKind::kGpt2;
+  config.architecture = kind;
+  config.vocab_size = 37;
+  config.hidden_size = 32;
+  config.intermediate_size = gpt2 ? 0 : 40;
+  config.num_hidden_layers = 2;
+  config.num_attention_heads = 8;
+  config.num_key_value_heads = gpt2 ? 8 : key_heads;
+  config.head_dim = gpt2 ? 4 : 6;
+  config.max_position_embeddings = 32;
+  config.tie_word_embeddings = key_heads == 2;
+  return model;
+}
+
+struct NamedModel {
+  std::string name;
+  RankTestModel model;
+};
+
+std::vector<NamedModel> AllModels() {
+  std::vector<NamedModel> models;
+  for (const int64_t key_heads : {1, 2, 4, 8}) {
+    const std::string heads = "_" + std::to_string(key_heads) + "kv";
+    models.push_back({"llama" + heads, ModelOf(plan::ArchitectureKind::kLlama, key_heads)});
+    models.push_back({"qwen2" + heads, ModelOf(plan::ArchitectureKind::kQwen2, key_heads)});
+    models.push_back({"qwen3" + heads, ModelOf(plan::ArchitectureKind::kQwen3, key_heads)});
+  }
+  models.push_back({"gpt2", ModelOf(plan::ArchitectureKind::kGpt2, 8)});
+  models.push_back({"short_vocabulary", ModelOf(plan::ArchitectureKind::kLlama, 4)});
+  models.back().model.config.vocab_size = 9;  // blocks of 8, 1, 0 and 0 rows
+  models.push_back({"bundled", ModelOf(plan::ArchitectureKind::kQwen3, 2)});
+  models.back().model.config.head_dim = 8;
+  models.back().model.config.intermediate_size = 64;
+  models.push_back({"bf16", ModelOf(plan::ArchitectureKind::kLlama, 2)});
+  models.back().model.dtype = DType::kBF16;
+  return models;
+}
+
+class EveryTensorDegree : public ::testing::TestWithParam<NamedModel> {};
+
+TEST_P(EveryTensorDegree, GivesTheBitsOfOneRank) {
+  const RankTestModel& model = GetParam().model;
+  const RankResults one = RunRanks(model, 1);
+  EXPECT_THAT(Differences(one, RunRanks(model, 2)), IsEmpty());
+  EXPECT_THAT(Differences(one, RunRanks(model, 4)), IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Models,
+                         EveryTensorDegree,
+                         ::testing::ValuesIn(AllModels()),
+                         [](const auto& row) { return row.param.name; });
+
+std::vector<float> Random(int64_t n, uint32_t site) {
+  std::vector<float> values(static_cast<size_t>(n));
+  kernels::CpuStream stream;
+  kernels::InitNormal(stream,
+                      {.out = VectorView(values.data(), n),
+                       .seed = 3,
+                       .site = site,
+                       .first_index = 0,
+                       .standard_deviation = 1.0f});
+  return values;
+}
+
+// Gradients of the weights of the norm before the MLP, weight and bias, from the rows of one rank;
+// `dx` gets the rank's rows.
+std::vector<float> NormGradients(const RankTestModel& model,
+                                 const plan::TensorCut& cut,
+                                 std::vector<float>& dx) {
+  plan::ModelInventory inventory = plan::BuildInventory(
+      *plan::ValidateModelConfig(model.config), model.shape, model.recompute, cut);
+  plan::ReserveTensorParts(inventory);
+  const plan::UnitId unit = static_cast<int>(inventory.units.size()) - 2;
+  UnitOfRank memory(inventory, unit, DType::kF32);
+  const UnitTensors tensors(inventory, unit);
+  const Norm norm(tensors, tensors.architecture().mlp_norm);
+  const int64_t tokens = model.shape.sequences * model.shape.sequence_tokens;
+  const int64_t rows = cut.sequence ? tokens / cut.degree : tokens;
+  const int64_t hidden = model.config.hidden_size;
+  std::vector<float> x = Random(tokens * hidden, 1);
+  std::vector<float> dy = Random(tokens * hidden, 2);
+  const auto mine = [&](std::vector<float>& all) {
+    return RowsOf(MatrixView(all.data(), tokens, hidden), cut.coordinate * rows, rows);
+  };
+  std::vector<float> y(x.size());
+  std::vector<float> statistics(static_cast<size_t>(2 * rows));
+  const Norm::Statistics of_rows = {.mean = VectorView(statistics.data(), rows),
+                                    .rstd = VectorView(statistics.data() + rows, rows)};
+  kernels::CpuStream stream;
+  const UnitMemory unit_memory = memory.Memory({}, true);
+  norm.Forward(
+      stream,
+      {.memory = unit_memory, .x = mine(x), .copy = {}, .y = mine(y), .statistics = of_rows});
+  norm.Backward(stream,
+                {.memory = unit_memory,
+                 .gradients = memory.Gradients(kernels::Output::kOverwrite),
+                 .dy = mine(dy),
+                 .x = mine(x),
+                 .dresidual = {},
+                 .dx = mine(dx),
+                 .statistics = of_rows});
+  std::vector<float> gradients;
+  for (const char* suffix : {"weight", "bias"}) {
+    if (norm.has_mean() || std::string(suffix) == "weight") {
+      const std::vector<float> values =
+          FloatsOf(memory.Gradient(tensors.Index(tensors.architecture().mlp_norm, suffix)));
+      gradients.insert(gradients.end(), values.begin(), values.end());
+    }
+  }
+  return gradients;
+}
+
+TEST(TensorParts, NormsOfCutTokensGiveTheBitsOfAll) {
+  for (const plan::ArchitectureKind kind :
+       {plan::ArchitectureKind::kLlama, plan::ArchitectureKind::kGpt2}) {
+    const RankTestModel model = ModelOf(kind, 4);
+    const auto elements = static_cast<size_t>(12 * model.config.hidden_size);
+    std::vector<float> dx(elements);
+    const std::vector<float> whole = NormGradients(model, {.parts = 4}, dx);
+    std::vector<float> other_dx(elements);
+    EXPECT_NE(NormGradients(model, {}, other_dx), whole);
+    EXPECT_EQ(dx, other_dx);
+    for (const int64_t degree : {2, 4}) {
+      std::vector<std::vector<float>> ranks;
+      std::vector<float> cut_dx(elements);
+      for (int64_t rank = 0; rank < degree; ++rank) {
+        ranks.push_back(NormGradients(
+            model, {.parts = 4, .degree = degree, .coordinate = rank, .sequence = true}, cut_dx));
+      }
+      for (; ranks.size() > 1; ranks.resize(ranks.size() / 2)) {
+        for (size_t i = 0; 2 * i < ranks.size(); ++i) {
+          std::vector<float> sum = ranks[2 * i];
+          for (size_t e = 0; e < sum.size(); ++e) {
+            sum[e] += ranks[2 * i + 1][e];
+          }
+          ranks[i] = sum;
+        }
+      }
+      EXPECT_EQ(ranks[0], whole) << degree;
+      EXPECT_EQ(cut_dx, dx) << degree;
+    }
+  }
+}
+
+TEST(TensorParts, EachRuleOfTheOrderIsNeeded) {
+  const RankTestModel model = ModelOf(plan::ArchitectureKind::kQwen3, 2);
+  const RankResults one = RunRanks(model, 1);
+  for (const Mistake mistake :
+       {Mistake::kSumByRank, Mistake::kLossByRank, Mistake::kFoldMicroBatches}) {
+    EXPECT_THAT(Differences(one, RunRanks(model, 2, mistake)), Not(IsEmpty()))
+        << static_cast<int>(mistake);
+  }
+  RankTestModel narrow = model;
+  narrow.dtype = DType::kBF16;
+  EXPECT_THAT(Differences(RunRanks(narrow, 1), RunRanks(narrow, 2, Mistake::kRoundBeforeAdding)),
+              Not(IsEmpty()));
+}
+
+}  // namespace
+}  // namespace ravel::model

@@ -15,6 +15,7 @@
 #include "common/model/gemm_paths.h"
 #include "common/model/loss_scale.h"
 #include "common/model/recipes.h"
+#include "common/model/tensor_cut.h"
 #include "common/time_text.h"
 #include "coordinator/api/field_rules_proto.h"
 #include "coordinator/api/job_rules_proto.h"
@@ -362,6 +363,18 @@ void JobRules::CheckDeterminism() {
                                                    plan::AlgorithmChoice::kProposed};
   spec().algorithms =
       kAlgorithms[ChosenIndex(determinism, v1::DeterminismSpec::kAlgorithmsFieldNumber)];
+  if (determinism.tensor_parts() == 0) {
+    determinism.set_tensor_parts(1);
+  }
+  const int64_t parts = determinism.tensor_parts();
+  if (parts < 1 || parts > plan::kMostTensorParts ||
+      !std::has_single_bit(static_cast<uint64_t>(parts))) {
+    Fail("spec.determinism.tensorParts",
+         absl::StrCat("a power of two up to ", plan::kMostTensorParts),
+         absl::StrCat(parts));
+  } else {
+    spec().tensor_parts = parts;
+  }
   const int64_t lanes = determinism.virtual_ranks();
   const auto& sizes = spec().elastic.sizes;
   const int64_t largest = sizes.empty() ? 1 : std::max<int64_t>(sizes.back(), 1);

@@ -51,7 +51,7 @@ TEST(Numerics, TheTextIsCanonical) {
   EXPECT_EQ(NumericsOf(Spec()),
             "compute=fp32 determinism=exact device=cpu gradientWire=fp32 layerDrop=0 "
             "layerSharing=false logitsChunk=1024 microBatch=2 recipe=none "
-            "stateDtype=fp32 virtualRanks=8");
+            "stateDtype=fp32 tensorParts=1 virtualRanks=8");
 }
 
 TEST(Numerics, WhateverChangesBitsChangesItsOwnEntry) {
@@ -71,6 +71,7 @@ TEST(Numerics, WhateverChangesBitsChangesItsOwnEntry) {
       {"logitsChunk was 1024 and is 256", [](JobSpec& s) { s.model->vocab_size = 200'000; }},
       {"layerSharing was false and is true", [](JobSpec& s) { s.model->layer_sharing = true; }},
       {"layerDrop was 0 and is 0.1", [](JobSpec& s) { s.layer_drop = 0.1; }},
+      {"tensorParts was 1 and is 4", [](JobSpec& s) { s.tensor_parts = 4; }},
       {"microBatch was 2 and is 1", [](JobSpec& s) { s.micro_batch = 1; }}};
   for (const auto& [change, edit] : edits) {
     EXPECT_EQ(NumericsChange(NumericsOf(Spec()), After(edit)), change);
@@ -134,6 +135,12 @@ TEST(Numerics, WhatOneSideDoesNotSayIsNotKnown) {
   }
   EXPECT_EQ(NumericsChange("fresh=1 virtualRanks=4", now), "virtualRanks was 4 and is 8");
   EXPECT_EQ(NumericsChange("device=a=b", now), "device was a=b and is cpu");
+}
+
+TEST(Numerics, BeforeThereWereTensorPartsThereWasOne) {
+  const std::string parts = After([](JobSpec& s) { s.tensor_parts = 2; });
+  EXPECT_EQ(NumericsChange("virtualRanks=8", parts), "tensorParts was 1 and is 2");
+  EXPECT_EQ(NumericsChange("", parts), "");
 }
 
 TEST(Numerics, ARefusalNamesTheStepBothValuesAndTheWayOut) {

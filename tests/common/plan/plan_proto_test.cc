@@ -64,7 +64,7 @@ JobSpec FullSpec() {
   spec.data.passes = 3;
   spec.data.tokenizer = "/data/t.json";
   spec.steps = 100;
-  spec.micro_batch = 2;
+  spec.micro_batch = spec.tensor_parts = 2;
   spec.seed = ~uint64_t{0};
   spec.layer_drop = 0.25;
   spec.optimizer = {
@@ -267,6 +267,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
                determinism,
                algorithms,
                virtual_ranks,
+               tensor_parts,
                checkpoint,
                restart,
                detection_ms,

@@ -201,6 +201,21 @@ TEST(Plan, ImpossibleRequestsNameTheField) {
        },
        "determinism.virtualRanks"},
       {"micro", [](JobSpec& s) { s.micro_batch = 3; }, "training.microBatch"},
+      {"parts", [](JobSpec& s) { s.tensor_parts = 3; }, "determinism.tensorParts"},
+      {"many parts", [](JobSpec& s) { s.tensor_parts = 32; }, "determinism.tensorParts"},
+      {"parts on gpus",
+       [](JobSpec& s) {
+         s.tensor_parts = 2;
+         s.cpu_devices = false;
+       },
+       "determinism.tensorParts"},
+      {"parts of codes",
+       [](JobSpec& s) {
+         s.tensor_parts = 2;
+         s.compute = ComputeType::kBF16;
+         s.recipe.recipe = Recipe::kFp8Block;
+       },
+       "determinism.tensorParts"},
       {"length", [](JobSpec& s) { s.data.sequence_length = 1 << 20; }, "data.sequenceLength"},
       {"no length", [](JobSpec& s) { s.data.sequence_length = 0; }, "data.sequenceLength"},
       {"model", [](JobSpec& s) { s.model.reset(); }, "model"},

@@ -53,6 +53,18 @@ std::string Violations(const Parts& parts) {
   return out;
 }
 
+TEST(JobParallelism, TensorPartsAreAPowerOfTwoAndOneByDefault) {
+  EXPECT_EQ(Make({}).spec.tensor_parts, 1);
+  const auto with = [](const char* parts) {
+    return Parts{.parallelism = absl::StrCat("}\n  determinism: {tensorParts: ", parts)};
+  };
+  EXPECT_EQ(Make(with("4")).spec.tensor_parts, 4);
+  EXPECT_EQ(Violations(with("6")),
+            "spec.determinism.tensorParts: expected a power of two up to 16, got 6\n");
+  EXPECT_EQ(Violations(with("-2")),
+            "spec.determinism.tensorParts: expected a power of two up to 16, got -2\n");
+}
+
 TEST(JobParallelism, DefaultsAreOneReplicaThatKeepsItsActivations) {
   const CanonicalJob job = Make({});
   ASSERT_TRUE(job.ok()) << FormatViolation(job.violations[0], "");

@@ -205,6 +205,18 @@ TEST_P(OperandUse, NothingElseIsReadOrWrittenInBf16) {
   EXPECT_EQ(FirstDifference(Record(args), *watched), "");
 }
 
+// Leaves of one lane's gradients outlive its micro-batches.
+TEST(OperandUseOfParts, NothingElseIsReadOrWritten) {
+  for (const int64_t micro_batches : {1, 3}) {
+    const StrategyCase tested = {.width = 2, .micro_batches = micro_batches};
+    RecordArgs args = OneStep(tested, "bundled_rope_scaling", true);
+    args.spec.tensor_parts = 4;
+    const absl::StatusOr<Recording> watched = RecordWatched(args);
+    ASSERT_TRUE(watched.ok()) << watched.status();
+    EXPECT_EQ(FirstDifference(Record(args), *watched), "");
+  }
+}
+
 std::vector<WatchedCase> WatchedCases() {
   std::vector<WatchedCase> cases;
   int64_t turn = 0;

@@ -216,6 +216,9 @@ class OperandReference {
       const GradientCall& call = model_.gradients[static_cast<size_t>(id)];
       Add(Of(BufferKind::kStaging, call.group, call.call), true);
     }
+    if (backward && !use.gradients.empty()) {
+      Add(Of(BufferKind::kLeaves, use.unit), true);
+    }
     Add(Of(BufferKind::kShared, {}), true);
     if (std::any_of(use.needs.begin(), use.needs.end(), [&](GroupId g) { return Quantized(g); })) {
       const bool stages = program_.phase != Phase::kEval && plan_.options.amax_history > 0;

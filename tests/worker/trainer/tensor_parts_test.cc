@@ -1,0 +1,116 @@
+// Jobs with determinism.tensorParts: the bits of one rank on any number of them, with every
+// strategy, and losses close to those of one part.
+
+#include <cmath>
+#include <map>
+#include <tuple>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/testing/strategy_cases.h"
+
+namespace ravel::trainer {
+namespace {
+
+constexpr int64_t kSteps = 4;
+
+// Four query heads; Llama and Qwen have two key heads.
+plan::JobSpec PartsJob(const StrategyCase& tested, const std::string& model, int64_t parts) {
+  const std::string base = model == "gpt2" ? "recipes_gpt2" : "bundled_rope_scaling";
+  plan::JobSpec spec =
+      JobOf(tested, base, absl::StrCat(::testing::TempDir(), "/ravel_tensor_parts"));
+  if (model == "qwen2") {
+    spec.model->architecture = plan::ArchitectureKind::kQwen2;
+    spec.model->rope_scaling_factor = 1.0;
+  } else if (model == "qwen3") {
+    spec.model->architecture = plan::ArchitectureKind::kQwen3;
+    spec.model->rope_scaling_factor = 1.0;
+    spec.model->tie_word_embeddings = true;
+  }
+  spec.tensor_parts = parts;
+  return spec;
+}
+
+Recording RecordParts(const StrategyCase& tested, const std::string& model, int64_t parts) {
+  RecordArgs args = ArgsOf(tested, PartsJob(tested, model, parts));
+  args.last_step = kSteps;
+  args.evaluate_every_step = true;
+  return Record(args);
+}
+
+const Recording& OneRank(const std::string& model, int64_t micro_batches) {
+  static std::map<std::pair<std::string, int64_t>, Recording> known;
+  const auto [at, fresh] = known.try_emplace({model, micro_batches});
+  if (fresh) {
+    at->second = RecordParts({.strategy = "ZeRO0", .micro_batches = micro_batches}, model, 4);
+  }
+  return at->second;
+}
+
+class TensorPartsOf : public ::testing::TestWithParam<std::tuple<StrategyCase, const char*>> {};
+
+TEST_P(TensorPartsOf, GiveTheBitsOfOneRank) {
+  const auto& [tested, model] = GetParam();
+  EXPECT_EQ(FirstDifference(OneRank(model, tested.micro_batches), RecordParts(tested, model, 4)),
+            "");
+}
+
+std::vector<StrategyCase> Covering() {
+  using plan::RecomputePolicy;
+  return {
+      {.strategy = "ZeRO3", .width = 3, .micro_batches = 3, .small_windows = true},
+      {.strategy = "ZeRO1", .width = 2, .micro_batches = 1, .in_place = true},
+      {.strategy = "HFSDP", .width = 2, .micro_batches = 3, .recompute = RecomputePolicy::kBlock}};
+}
+
+std::string NameOfParts(
+    const ::testing::TestParamInfo<std::tuple<StrategyCase, const char*>>& tested) {
+  return absl::StrCat(std::get<0>(tested.param).name(), "_", std::get<1>(tested.param));
+}
+
+INSTANTIATE_TEST_SUITE_P(Sample,
+                         TensorPartsOf,
+                         ::testing::Combine(::testing::ValuesIn(Covering()),
+                                            ::testing::Values("llama", "qwen3")),
+                         NameOfParts);
+INSTANTIATE_TEST_SUITE_P(Biased,
+                         TensorPartsOf,
+                         ::testing::Combine(::testing::Values(Covering().front()),
+                                            ::testing::Values("qwen2", "gpt2")),
+                         NameOfParts);
+
+std::vector<StrategyCase> AllOfThem() {
+  std::vector<StrategyCase> cases;
+  for (const NamedStrategy& strategy : MatrixStrategies()) {
+    for (const int64_t width : {1, 2, 3}) {
+      for (const int64_t micro_batches : {1, 3}) {
+        cases.push_back(
+            {.strategy = strategy.name, .width = width, .micro_batches = micro_batches});
+      }
+    }
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(All,
+                         TensorPartsOf,
+                         ::testing::Combine(::testing::ValuesIn(AllOfThem()),
+                                            ::testing::Values("llama", "qwen2", "qwen3", "gpt2")),
+                         NameOfParts);
+
+TEST(TensorParts, AreAnotherOrderOfTheSameSums) {
+  for (const char* model : {"llama", "gpt2"}) {
+    const StrategyCase tested = {.strategy = "ZeRO0"};
+    const Recording one = RecordParts(tested, model, 1);
+    const Recording& four = OneRank(model, 1);
+    EXPECT_NE(FirstDifference(one, four), "") << model;
+    ASSERT_EQ(one.steps.size(), four.steps.size());
+    for (size_t step = 0; step < one.steps.size(); ++step) {
+      EXPECT_NEAR(four.steps[step].loss / one.steps[step].loss, 1.0, 1e-4) << model << step;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ravel::trainer

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,7 +27,6 @@
 #include "common/mutex.h"
 #include "common/net_address.h"
 #include "common/time_text.h"
-#include "coordinator/access/cluster_init.h"
 #include "coordinator/access/security.h"
 #include "coordinator/api/access_gate_service.h"
 #include "coordinator/api/access_service.h"
@@ -39,6 +39,7 @@
 #include "coordinator/jobs/pause_meter.h"
 #include "coordinator/jobs/planner_driver.h"
 #include "coordinator/saves/store_checkpoint_keeper.h"
+#include "coordinator/setup_main.h"
 #include "coordinator/store/sqlite_job_store.h"
 #include "coordinator/store/store_writer.h"
 
@@ -477,48 +478,9 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
 }  // namespace
 }  // namespace ravel::coordinator
 
-namespace {
-
-int Init(const ravel::coordinator::InitOrder& order) {
-  umask(077);
-  const auto made = ravel::coordinator::InitCluster(order, ravel::SystemClock::Get());
-  if (!made.ok()) {
-    return ravel::coordinator::Complain(absl::IsInvalidArgument(made.status())
-                                            ? ravel::coordinator::kUsage
-                                            : ravel::coordinator::kFault,
-                                        std::string(made.status().message()));
-  }
-  std::printf(
-      "certificates in %s/tls, authority %s\n"
-      "administrator: ravelctl --context %s (coordinator %s)\n",
-      order.state_dir.c_str(),
-      made->fingerprint.c_str(),
-      made->context_path.c_str(),
-      made->coordinator.c_str());
-  return 0;
-}
-
-void AddInit(CLI::App& app, ravel::coordinator::InitOrder& order) {
-  CLI::App* const init =
-      app.add_subcommand("init", "Make the certificates of a new cluster, and its administrator");
-  init->add_option("--state-dir", order.state_dir, "Of the coordinator")->required();
-  init->add_option("--name",
-                   order.names,
-                   "How clients call the coordinator: host names and addresses; the first one goes "
-                   "into the administrator's context")
-      ->required()
-      ->delimiter(',');
-  init->add_option("--port", order.port, "Of the coordinator, for the administrator's context")
-      ->check(CLI::Range(1, 65535))
-      ->capture_default_str();
-  init->add_option("--admin", order.admin, "Name of the administrator")->capture_default_str();
-}
-
-}  // namespace
-
 int main(int argc, char** argv) {
   ravel::coordinator::Flags flags;
-  ravel::coordinator::InitOrder init;
+  ravel::coordinator::SetupVerbs setup;
   CLI::App app(
       "ravel-coordinator: jobs, membership, plans and checkpoint commits of a Ravel cluster");
   app.add_flag(
@@ -552,14 +514,14 @@ int main(int argc, char** argv) {
       "--http-port-file", flags.http_port_file, "written with the port of --http-listen");
   app.add_flag("--enable-faults", flags.enable_faults, "do what RAVEL_FAULTS says; for tests");
   app.set_version_flag("--version", ravel::coordinator::kVersion);
-  AddInit(app, init);
+  AddSetupVerbs(app, setup);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& problem) {
     return app.exit(problem) == 0 ? 0 : ravel::coordinator::kUsage;
   }
-  if (app.got_subcommand("init")) {
-    return Init(init);
+  if (const std::optional<int> code = RunSetupVerb(app, setup)) {
+    return *code;
   }
   if (flags.state_dir.empty()) {
     return ravel::coordinator::Complain(ravel::coordinator::kUsage, "--state-dir is required");

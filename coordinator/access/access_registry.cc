@@ -66,9 +66,23 @@ absl::StatusOr<std::unique_ptr<AccessRegistry>> AccessRegistry::Open(const std::
   return registry;
 }
 
+AuthorityFiles AccessRegistry::files() const {
+  MutexLock lock(mutex_);
+  return files_;
+}
+
+absl::StatusOr<bool> AccessRegistry::ReloadAuthority() {
+  const std::string folder = files().folder;
+  ASSIGN_OR_RETURN(AuthorityFiles read, LoadAuthorityFiles(folder.substr(0, folder.rfind("/tls"))));
+  MutexLock lock(mutex_);
+  const bool other = read.trusted != files_.trusted || read.rotating != files_.rotating;
+  files_ = std::move(read);
+  return other;
+}
+
 absl::StatusOr<Identity> AccessRegistry::Identify(const CertificateFacts& certificate) const {
   Identity caller;
-  if (!ParseUri(files_.cluster, certificate.uri, &caller.kind, &caller.name)) {
+  if (!ParseUri(cluster_, certificate.uri, &caller.kind, &caller.name)) {
     return absl::UnauthenticatedError("the certificate names no user or node of this cluster");
   }
   MutexLock lock(mutex_);
@@ -132,12 +146,13 @@ absl::StatusOr<Enrolment> AccessRegistry::Issue(const IdentityRow& identity,
   }
   const int64_t now_ms = clock_->WallMs();
   const int64_t time_ms = identity.kind == IdentityKind::kNode ? times_.node_ms : times_.user_ms;
+  const AuthorityFiles files = this->files();
   Enrolment enrolment{.certificate = {},
-                      .authority = files_.authority.certificate,
-                      .uri = UriOf(files_.cluster, identity.kind, identity.name)};
+                      .authority = files.trusted,
+                      .uri = UriOf(cluster_, identity.kind, identity.name)};
   ASSIGN_OR_RETURN(
       enrolment.certificate,
-      IssueCertificate(files_.authority,
+      IssueCertificate(files.authority,
                        request,
                        {.uri = enrolment.uri,
                         .serial = Unhex(identity.enrolment) + RandomBytes(kEnrolmentBytes),
@@ -202,7 +217,7 @@ absl::StatusOr<std::string> AccessRegistry::MakeToken(const TokenOrder& order, c
                              " s");
   change.audit.push_back(std::move(row));
   RETURN_IF_ERROR(Change(change));
-  return FormatJoinToken({.fingerprint = files_.fingerprint, .secret = secret});
+  return FormatJoinToken({.fingerprint = files().fingerprint, .secret = secret});
 }
 
 absl::StatusOr<IdentityRow> AccessRegistry::Admit(const TokenRow& token,

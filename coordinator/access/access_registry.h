@@ -85,7 +85,9 @@ class AccessRegistry {
   std::vector<IdentityRow> Identities() const;
   absl::StatusOr<std::vector<AuditRow>> Audit(int64_t after, int64_t limit);
   AuditLog& audit() { return *audit_; }
-  const AuthorityFiles& files() const { return files_; }
+  AuthorityFiles files() const;
+  // Reads STATE/tls again. True: it has another authority than before, which signs from now on.
+  absl::StatusOr<bool> ReloadAuthority();
   // Before the server starts.
   void OnRevoked(std::function<void(const std::string& identity)> work) {
     on_revoked_ = std::move(work);
@@ -95,14 +97,14 @@ class AccessRegistry {
   using Key = std::pair<IdentityKind, std::string>;
 
   AccessRegistry(AuthorityFiles files, const Clock* clock, CertificateTimes times)
-      : files_(std::move(files)), clock_(clock), times_(times) {}
+      : cluster_(files.cluster), clock_(clock), times_(times), files_(std::move(files)) {}
   absl::StatusOr<Enrolment> Issue(const IdentityRow& identity, const std::string& request) const;
   // What the token admits, and the row of it after that.
   absl::StatusOr<IdentityRow> Admit(const TokenRow& token, const std::string& node_name) const;
   AuditRow Row(const Asker& asker, const std::string& verb, const std::string& object) const;
   absl::Status Change(const AccessChange& change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(changing_);
 
-  const AuthorityFiles files_;
+  const std::string cluster_;
   const Clock* const clock_;
   const CertificateTimes times_;
   std::function<void(const std::string&)> on_revoked_;
@@ -110,6 +112,7 @@ class AccessRegistry {
   std::unique_ptr<AuditLog> audit_;
   Mutex changing_;  // one change at a time; held while the disk is waited for
   mutable Mutex mutex_;
+  AuthorityFiles files_ ABSL_GUARDED_BY(mutex_);
   std::map<Key, IdentityRow> identities_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, TokenRow> tokens_ ABSL_GUARDED_BY(mutex_);  // by hash
 };

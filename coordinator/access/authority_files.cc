@@ -2,16 +2,23 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <filesystem>
+#include <functional>
 
+#include <absl/cleanup/cleanup.h>
 #include <absl/strings/ascii.h>
 #include <absl/strings/str_cat.h>
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "common/crypto.h"
 #include "common/file_writer.h"
+#include "common/time_text.h"
 #include "coordinator/access/identity.h"
 
 namespace ravel::coordinator {
@@ -20,10 +27,46 @@ namespace {
 constexpr int64_t kDayMs = int64_t{24} * 3600 * 1000;
 constexpr int64_t kAuthorityMs = 3650 * kDayMs;
 constexpr int64_t kServerMs = 90 * kDayMs;
+// Of users' certificates, the longest of all.
+constexpr int64_t kLongestMs = 90 * kDayMs;
 // Clocks of hosts differ: a certificate is good a little before it was made.
 constexpr int64_t kBackdateMs = 300'000;
 constexpr int64_t kMaxFileBytes = 64 << 10;
 constexpr size_t kMaxNames = 32;
+
+// A folder like `files`, beside it, with what `fill` writes into it, in its place: one exchange, so
+// that no reader sees a half of it.
+absl::Status ReplaceFolder(const AuthorityFiles& files,
+                           const std::function<absl::Status(const AuthorityFiles& part)>& fill) {
+  AuthorityFiles part = files;
+  part.folder = absl::StrCat(files.folder, ".part-", RandomHex(4));
+  std::error_code error;
+  std::filesystem::copy(files.folder, part.folder, error);
+  if (error) {
+    return absl::UnavailableError(absl::StrCat(part.folder, ": ", error.message()));
+  }
+  const absl::Cleanup remove = [&part] {
+    std::error_code ignored;
+    std::filesystem::remove_all(part.folder, ignored);
+  };
+  std::filesystem::permissions(part.folder, std::filesystem::perms::owner_all, error);
+  RETURN_IF_ERROR(fill(part));
+  const int exchanged = static_cast<int>(syscall(SYS_renameat2,
+                                                 AT_FDCWD,
+                                                 part.folder.c_str(),
+                                                 AT_FDCWD,
+                                                 files.folder.c_str(),
+                                                 RENAME_EXCHANGE));
+  return exchanged == 0 ? absl::OkStatus() : ErrnoStatus(errno, files.folder);
+}
+
+// Two authorities of a cluster have names of their own: a verifier looks its trusted ones up by
+// name.
+absl::StatusOr<Authority> NewAuthority(const std::string& cluster, int64_t now_ms) {
+  return MakeAuthority(absl::StrCat("Ravel cluster ", cluster, " ", RandomHex(4)),
+                       now_ms - kBackdateMs,
+                       now_ms + kAuthorityMs);
+}
 
 absl::Status WriteServerCertificate(const AuthorityFiles& files,
                                     const std::string& key,
@@ -31,7 +74,7 @@ absl::Status WriteServerCertificate(const AuthorityFiles& files,
                                     int64_t now_ms) {
   ASSIGN_OR_RETURN(const std::string request, MakeCertificateRequest(key));
   ASSIGN_OR_RETURN(const std::string certificate,
-                   IssueCertificate(files.authority,
+                   IssueCertificate(files.server_signer,
                                     request,
                                     {.uri = CoordinatorUri(files.cluster),
                                      .serial = "\x01" + RandomBytes(15),
@@ -41,7 +84,7 @@ absl::Status WriteServerCertificate(const AuthorityFiles& files,
                                      .not_after_ms = now_ms + kServerMs}));
   // The authority's certificate goes along: who has only its fingerprint finds it there.
   return WriteFileAtomically(
-      files.ServerPath(), certificate + files.authority.certificate, FileAccess::kOwner);
+      files.ServerPath(), certificate + files.server_signer.certificate, FileAccess::kOwner);
 }
 
 }  // namespace
@@ -80,10 +123,9 @@ absl::StatusOr<AuthorityFiles> MakeAuthorityFiles(const std::string& state_dir,
         absl::StrCat(files.folder, ": this state has an authority already; it was left as it is"));
   }
   files.cluster = RandomHex(6);
-  ASSIGN_OR_RETURN(files.authority,
-                   MakeAuthority(absl::StrCat("Ravel cluster ", files.cluster),
-                                 now_ms - kBackdateMs,
-                                 now_ms + kAuthorityMs));
+  ASSIGN_OR_RETURN(files.authority, NewAuthority(files.cluster, now_ms));
+  files.server_signer = files.authority;
+  files.trusted = files.authority.certificate;
   ASSIGN_OR_RETURN(const CertificateFacts facts, ReadCertificate(files.authority.certificate));
   files.fingerprint = facts.fingerprint;
   // Under another name until it is whole: an interrupted start leaves no half authority.
@@ -100,8 +142,7 @@ absl::StatusOr<AuthorityFiles> MakeAuthorityFiles(const std::string& state_dir,
       WriteFileAtomically(part.folder + "/cluster", files.cluster + "\n", FileAccess::kOwner));
   RETURN_IF_ERROR(
       WriteFileAtomically(part.CaPath(), files.authority.certificate, FileAccess::kOwner));
-  RETURN_IF_ERROR(
-      WriteFileAtomically(part.folder + "/ca.key", files.authority.key, FileAccess::kOwner));
+  RETURN_IF_ERROR(WriteFileAtomically(part.CaKeyPath(), files.authority.key, FileAccess::kOwner));
   RETURN_IF_ERROR(WriteFileAtomically(part.ServerKeyPath(), server_key, FileAccess::kOwner));
   RETURN_IF_ERROR(WriteServerCertificate(part, server_key, names, now_ms));
   std::filesystem::rename(part.folder, files.folder, error);
@@ -114,13 +155,29 @@ absl::StatusOr<AuthorityFiles> MakeAuthorityFiles(const std::string& state_dir,
 absl::StatusOr<AuthorityFiles> LoadAuthorityFiles(const std::string& state_dir) {
   AuthorityFiles files;
   files.folder = state_dir + "/tls";
-  ASSIGN_OR_RETURN(files.authority.certificate, ReadWholeFile(files.CaPath(), kMaxFileBytes));
-  ASSIGN_OR_RETURN(files.authority.key, ReadWholeFile(files.folder + "/ca.key", kMaxFileBytes));
+  ASSIGN_OR_RETURN(files.trusted, ReadWholeFile(files.CaPath(), kMaxFileBytes));
+  const std::vector<std::string> trusted = SplitCertificates(files.trusted);
+  if (trusted.empty()) {
+    return absl::InvalidArgumentError(files.CaPath() + ": no certificate in it");
+  }
+  files.authority.certificate = trusted.front();
+  ASSIGN_OR_RETURN(files.authority.key, ReadWholeFile(files.CaKeyPath(), kMaxFileBytes));
   ASSIGN_OR_RETURN(files.cluster, ReadWholeFile(files.folder + "/cluster", kMaxFileBytes));
   absl::StripAsciiWhitespace(&files.cluster);
   RETURN_IF_ERROR(
       Annotate(CheckKeyPair(files.authority.certificate, files.authority.key), files.CaPath()));
-  ASSIGN_OR_RETURN(const CertificateFacts facts, ReadCertificate(files.authority.certificate));
+  files.server_signer = files.authority;
+  absl::StatusOr<std::string> old = ReadWholeFile(files.OldCaPath(), kMaxFileBytes);
+  if (old.ok()) {
+    files.rotating = true;
+    files.server_signer.certificate = *std::move(old);
+    ASSIGN_OR_RETURN(files.server_signer.key, ReadWholeFile(files.OldCaKeyPath(), kMaxFileBytes));
+    RETURN_IF_ERROR(Annotate(CheckKeyPair(files.server_signer.certificate, files.server_signer.key),
+                             files.OldCaPath()));
+  } else if (!absl::IsNotFound(old.status())) {
+    return old.status();
+  }
+  ASSIGN_OR_RETURN(const CertificateFacts facts, ReadCertificate(files.server_signer.certificate));
   files.fingerprint = facts.fingerprint;
   ASSIGN_OR_RETURN(const std::string server, ReadWholeFile(files.ServerPath(), kMaxFileBytes));
   ASSIGN_OR_RETURN(const std::string key, ReadWholeFile(files.ServerKeyPath(), kMaxFileBytes));
@@ -138,6 +195,53 @@ absl::StatusOr<bool> RenewServerCertificate(const AuthorityFiles& files, int64_t
   ASSIGN_OR_RETURN(const std::string key, ReadWholeFile(files.ServerKeyPath(), kMaxFileBytes));
   RETURN_IF_ERROR(WriteServerCertificate(files, key, facts.names, now_ms));
   return true;
+}
+
+absl::Status BeginRotation(const std::string& state_dir, int64_t now_ms) {
+  ASSIGN_OR_RETURN(const AuthorityFiles files, LoadAuthorityFiles(state_dir));
+  if (files.rotating) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(files.folder, ": a rotation is under way; finish it first"));
+  }
+  ASSIGN_OR_RETURN(const Authority next, NewAuthority(files.cluster, now_ms));
+  return ReplaceFolder(files, [&](const AuthorityFiles& part) -> absl::Status {
+    const Authority& old = files.authority;
+    RETURN_IF_ERROR(WriteFileAtomically(part.OldCaPath(), old.certificate, FileAccess::kOwner));
+    RETURN_IF_ERROR(WriteFileAtomically(part.OldCaKeyPath(), old.key, FileAccess::kOwner));
+    RETURN_IF_ERROR(
+        WriteFileAtomically(part.CaPath(), next.certificate + old.certificate, FileAccess::kOwner));
+    return WriteFileAtomically(part.CaKeyPath(), next.key, FileAccess::kOwner);
+  });
+}
+
+absl::Status FinishRotation(const std::string& state_dir, int64_t now_ms, bool force) {
+  ASSIGN_OR_RETURN(AuthorityFiles files, LoadAuthorityFiles(state_dir));
+  if (!files.rotating) {
+    return absl::FailedPreconditionError(absl::StrCat(files.folder, ": no rotation is under way"));
+  }
+  ASSIGN_OR_RETURN(const CertificateFacts next, ReadCertificate(files.authority.certificate));
+  const int64_t safe_ms = next.not_before_ms + kBackdateMs + kLongestMs;
+  if (now_ms < safe_ms && !force) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        files.folder,
+        ": certificates of users that the old authority signed may be in use until ",
+        FormatTime(safe_ms),
+        "; with --force they end now, and whoever has not renewed since must enrol again"));
+  }
+  ASSIGN_OR_RETURN(const std::string server, ReadWholeFile(files.ServerPath(), kMaxFileBytes));
+  ASSIGN_OR_RETURN(const CertificateFacts facts, ReadCertificate(server));
+  ASSIGN_OR_RETURN(const std::string key, ReadWholeFile(files.ServerKeyPath(), kMaxFileBytes));
+  files.server_signer = files.authority;
+  return ReplaceFolder(files, [&](const AuthorityFiles& part) -> absl::Status {
+    RETURN_IF_ERROR(
+        WriteFileAtomically(part.CaPath(), files.authority.certificate, FileAccess::kOwner));
+    RETURN_IF_ERROR(WriteServerCertificate(part, key, facts.names, now_ms));
+    std::error_code error;
+    std::filesystem::remove(part.OldCaPath(), error);
+    std::filesystem::remove(part.OldCaKeyPath(), error);
+    return error ? absl::UnavailableError(absl::StrCat(part.folder, ": ", error.message()))
+                 : absl::OkStatus();
+  });
 }
 
 }  // namespace ravel::coordinator

@@ -21,7 +21,7 @@ absl::StatusOr<InitResult> InitCluster(const InitOrder& order, const Clock& cloc
   ASSIGN_OR_RETURN(const std::unique_ptr<AccessRegistry> registry,
                    AccessRegistry::Open(order.state_dir, std::move(files), &clock, {}));
   ContextFile context{.coordinator = result.coordinator,
-                      .authority = registry->files().authority.certificate,
+                      .authority = registry->files().trusted,
                       .certificate = {},
                       .key = MakePrivateKey()};
   ASSIGN_OR_RETURN(const std::string request, MakeCertificateRequest(context.key));

@@ -1,8 +1,11 @@
 #include "coordinator/access/security.h"
 
+#include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -13,6 +16,19 @@
 #include "coordinator/access/authority_files.h"
 
 namespace ravel::coordinator {
+namespace {
+
+// gRPC looks at what it trusts every 5 s: whoever got a certificate of a new authority before that
+// would be refused with it.
+constexpr std::chrono::seconds kTrustDelay{10};
+
+bool IsOldEnough(const std::string& path) {
+  std::error_code error;
+  const auto written = std::filesystem::last_write_time(path, error);
+  return !error && std::filesystem::file_time_type::clock::now() - written >= kTrustDelay;
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Security>> OpenSecurity(const std::string& state_dir,
                                                        int64_t node_ms) {
@@ -38,6 +54,14 @@ absl::StatusOr<std::unique_ptr<Security>> OpenSecurity(const std::string& state_
 void WatchCertificates(Security& security) {
   const int64_t now_ms = SystemClock::Get().WallMs();
   security.live.CancelExpired(now_ms);
+  const absl::StatusOr<bool> rotated = IsOldEnough(security.registry->files().CaPath())
+                                           ? security.registry->ReloadAuthority()
+                                           : false;
+  if (!rotated.ok()) {
+    log::Error(absl::StrCat("the authority's files: ", std::string(rotated.status().message())));
+  } else if (*rotated) {
+    log::Info("another authority is in force");
+  }
   const absl::StatusOr<bool> renewed = RenewServerCertificate(security.registry->files(), now_ms);
   if (!renewed.ok()) {
     log::Error(absl::StrCat("the coordinator's certificate cannot be renewed: ",
@@ -48,7 +72,7 @@ void WatchCertificates(Security& security) {
 }
 
 CertificateEnds ReadCertificateEnds(const Security& security) {
-  const AuthorityFiles& files = security.registry->files();
+  const AuthorityFiles files = security.registry->files();
   const auto end_of = [](const std::string& path) -> int64_t {
     std::ifstream input(path);
     const std::string text((std::istreambuf_iterator<char>(input)), {});

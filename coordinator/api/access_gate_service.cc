@@ -250,7 +250,7 @@ absl::StatusOr<Identity> CallerOf(const AccessRegistry& registry,
 std::shared_ptr<grpc::ServerCredentials> GateCredentials(AccessRegistry* registry,
                                                          CallBudget* budget) {
   namespace tls = grpc::experimental;
-  const AuthorityFiles& files = registry->files();
+  const AuthorityFiles files = registry->files();
   tls::TlsServerCredentialsOptions options(std::make_shared<tls::FileWatcherCertificateProvider>(
       files.ServerKeyPath(), files.ServerPath(), files.CaPath(), kReloadSeconds));
   options.watch_root_certs();

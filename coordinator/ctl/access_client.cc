@@ -102,24 +102,37 @@ class GrpcAccessClient final : public AccessClient {
                   .expires_ms = response.certificate_expires_ms()};
   }
 
-  absl::StatusOr<std::string> Renew(const std::string& certificate_request) override {
+  absl::Status Renew(const std::string& certificate_request,
+                     coordinator::ContextFile& context) override {
     v1::RenewRequest request;
     request.set_certificate_request(certificate_request);
     v1::EnrolResponse response;
     RETURN_IF_ERROR(Call(&v1::Access::Stub::Renew, request, response));
-    return response.certificate();
+    return Take(response, context);
   }
 
-  absl::StatusOr<std::string> Enrol(const std::string& secret, const std::string& request_pem) {
+  absl::Status Enrol(const std::string& secret,
+                     const std::string& request_pem,
+                     coordinator::ContextFile& context) {
     v1::EnrolRequest request;
     request.set_secret(secret);
     request.set_certificate_request(request_pem);
     v1::EnrolResponse response;
     RETURN_IF_ERROR(Call(&v1::Access::Stub::Enrol, request, response));
-    return response.certificate();
+    return Take(response, context);
   }
 
  private:
+  static absl::Status Take(const v1::EnrolResponse& response, coordinator::ContextFile& context) {
+    RETURN_IF_ERROR(
+        Annotate(CheckKeyPair(response.certificate(), context.key), "the coordinator's answer"));
+    context.certificate = response.certificate();
+    if (!SplitCertificates(response.authority()).empty()) {  // two while it is rotated
+      context.authority = response.authority();
+    }
+    return absl::OkStatus();
+  }
+
   // Once: a token that was used cannot be used again, and a second revocation is NotFound.
   template <typename Method, typename Request, typename Response>
   absl::Status Call(Method method, const Request& request, Response& response) {
@@ -160,9 +173,7 @@ absl::StatusOr<coordinator::ContextFile> Login(const std::string& address,
       .coordinator = address, .authority = context.authority, .certificate = {}, .key = {}});
   ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, OpenChannel(endpoint));
   GrpcAccessClient client(endpoint, channel);
-  ASSIGN_OR_RETURN(context.certificate, client.Enrol(parsed.secret, request));
-  RETURN_IF_ERROR(
-      Annotate(CheckKeyPair(context.certificate, context.key), "the coordinator's answer"));
+  RETURN_IF_ERROR(client.Enrol(parsed.secret, request, context));
   return context;
 }
 

@@ -9,6 +9,7 @@
 
 #include "common/json.h"
 #include "common/status.h"
+#include "coordinator/access/context_file.h"
 #include "coordinator/ctl/endpoint.h"
 
 namespace ravel::ctl {
@@ -69,7 +70,9 @@ class AccessClient {
   virtual absl::StatusOr<std::vector<AuditEntry>> Audit(int64_t after_seq) = 0;
   virtual absl::StatusOr<Caller> WhoAmI() = 0;
   // A new certificate of the same key.
-  virtual absl::StatusOr<std::string> Renew(const std::string& certificate_request) = 0;
+  // The context's certificate and whom it trusts, renewed; its key and coordinator stay.
+  virtual absl::Status Renew(const std::string& certificate_request,
+                             coordinator::ContextFile& context) = 0;
 };
 
 // Makes a key, and a certificate for it by a one-time token. Neither the token's secret nor the key

@@ -98,9 +98,10 @@ void AddAccessVerbs(CLI::App& app,
   verb->add_option("NAME", line.context, "Of `context list`")->required();
   AddEnrolVerbs(app, common, line, run);
   Verb(app, run, "identities", "List users and nodes", [&common] { return RunIdentities(common); });
-  Verb(app, run, "whoami", "Show whose certificate is used", [&common] {
+  verb = Verb(app, run, "whoami", "Show whose certificate is used", [&common] {
     return RunWhoAmI(common);
   });
+  verb->add_flag("--renew", line.renew, "First get a new one, as before it ends by itself");
   verb = Verb(app, run, "audit", "Show who changed what, and what was refused", [&common, &line] {
     return RunAudit(common, line.after_seq);
   });
@@ -115,6 +116,11 @@ bool NeedsEndpoint(const CLI::App& app) {
 absl::Status FindCoordinator(const AccessLine& line, CommonOptions& common) {
   ASSIGN_OR_RETURN(const ChosenEndpoint chosen, ChooseEndpoint(line.endpoint));
   common.coordinator = chosen.endpoint;
+  if (line.renew) {
+    return chosen.context_path.empty() ? absl::FailedPreconditionError(
+                                             "--renew: a plaintext coordinator has no certificates")
+                                       : RenewNow(chosen.context_path, common.coordinator);
+  }
   if (!chosen.context_path.empty()) {
     RenewWhenDue(chosen.context_path, common.coordinator);
   }

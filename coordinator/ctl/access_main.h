@@ -24,6 +24,7 @@ struct AccessLine {
   std::string revoked;
   std::string context;
   int64_t after_seq = 0;
+  bool renew = false;
 };
 
 // Options of every verb: --coordinator and --context.

@@ -204,6 +204,16 @@ int RunAudit(const CommonOptions& common, int64_t after_seq) {
       });
 }
 
+absl::Status RenewNow(const std::string& context_path, Endpoint& endpoint) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<AccessClient> client, AccessClient::Connect(endpoint));
+  ASSIGN_OR_RETURN(const std::string request, MakeCertificateRequest(endpoint.context->key));
+  coordinator::ContextFile renewed = *endpoint.context;
+  RETURN_IF_ERROR(client->Renew(request, renewed));
+  RETURN_IF_ERROR(coordinator::WriteContext(context_path, renewed));
+  endpoint.context = std::make_shared<const coordinator::ContextFile>(std::move(renewed));
+  return absl::OkStatus();
+}
+
 void RenewWhenDue(const std::string& context_path, Endpoint& endpoint) {
   const absl::StatusOr<CertificateFacts> facts = ReadCertificate(endpoint.context->certificate);
   const int64_t now_ms = SystemClock::Get().WallMs();
@@ -211,19 +221,7 @@ void RenewWhenDue(const std::string& context_path, Endpoint& endpoint) {
       now_ms < facts->not_before_ms + (facts->not_after_ms - facts->not_before_ms) / 3 * 2) {
     return;
   }
-  const absl::StatusOr<std::unique_ptr<AccessClient>> client = AccessClient::Connect(endpoint);
-  const absl::StatusOr<std::string> request = MakeCertificateRequest(endpoint.context->key);
-  absl::Status status = client.ok() ? request.status() : client.status();
-  if (status.ok()) {
-    absl::StatusOr<std::string> certificate = (*client)->Renew(*request);
-    status = certificate.status();
-    if (status.ok()) {
-      coordinator::ContextFile renewed = *endpoint.context;
-      renewed.certificate = *std::move(certificate);
-      status = coordinator::WriteContext(context_path, renewed);
-      endpoint.context = std::make_shared<const coordinator::ContextFile>(std::move(renewed));
-    }
-  }
+  const absl::Status status = RenewNow(context_path, endpoint);
   if (!status.ok()) {
     Say(absl::StrCat("ravelctl: the certificate of ",
                      context_path,

@@ -32,7 +32,9 @@ int RunIdentities(const CommonOptions& common);
 int RunWhoAmI(const CommonOptions& common);
 int RunAudit(const CommonOptions& common, int64_t after_seq);
 
-// Renews the certificate of a context when two thirds of its time have passed. A failure is said
+// Renews the certificate of a context, and learns whom it is to trust.
+absl::Status RenewNow(const std::string& context_path, Endpoint& endpoint);
+// The same when two thirds of its time have passed. A failure is said
 // and otherwise ignored: the certificate may still be good.
 void RenewWhenDue(const std::string& context_path, Endpoint& endpoint);
 

@@ -10,6 +10,7 @@
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_replace.h>
+#include <absl/strings/str_split.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -266,6 +267,65 @@ TEST_F(IdentitiesTest, CertificatesAreRenewedUnderARunningJob) {
   ASSERT_TRUE(view.ok()) << seen.out;
   EXPECT_EQ(view->Find("state")->AsString(), "RUNNING");
   EXPECT_THAT(seen.out, ::testing::Not(HasSubstr("\"restarts\": \"1\"")));
+  const RunResult events = cluster_->Ctl({"events", "a"});
+  EXPECT_THAT(events.out, ::testing::Not(HasSubstr("NodeLost")));
+  EXPECT_THAT(events.out, ::testing::Not(HasSubstr("epoch 2")));
+  EXPECT_EQ(cluster_->Ctl({"cancel", "a"}).exit_code, 0);
+}
+
+TEST_F(IdentitiesTest, TheAuthorityIsRotatedUnderARunningJob) {
+  ASSERT_NO_FATAL_FAILURE(Start({.certificate_time = "6s"}));
+  ASSERT_NO_FATAL_FAILURE(JoinAndStart("n1"));
+  ASSERT_TRUE(cluster_->WaitForReady(1));
+  TinyJob job = Job("a");
+  job.steps = 100'000;
+  job.save_every_steps = 100'000;
+  WriteText(cluster_->folder() + "/a.yaml", ToYaml(job));
+  ASSERT_EQ(cluster_->Ctl({"submit", "-f", cluster_->folder() + "/a.yaml"}).exit_code, 0);
+  ASSERT_EQ(cluster_->Ctl({"wait", "a", "--for=step=1", "--timeout", "60s"}).exit_code, 0);
+  ASSERT_NO_FATAL_FAILURE(LogIn("late", "viewer"));
+
+  const auto authority = [&](std::vector<std::string> verb) {
+    verb.insert(verb.begin(), {BinaryPath("ravel-coordinator"), "authority"});
+    verb.insert(verb.end(), {"--state-dir", cluster_->folder() + "/state"});
+    return cluster_->Run(verb);
+  };
+  const RunResult begun = authority({"rotate"});
+  ASSERT_EQ(begun.exit_code, 0) << begun.err;
+  EXPECT_THAT(begun.out, HasSubstr("under way"));
+  EXPECT_EQ(authority({"rotate"}).exit_code, 1);
+  const RunResult early = authority({"finish"});
+  EXPECT_EQ(early.exit_code, 1);
+  EXPECT_THAT(early.err, HasSubstr("must enrol again"));
+  const auto in_force = [&](int times) {
+    const std::string log = cluster_->Log("coordinator");
+    const std::vector<std::string> parts = absl::StrSplit(log, "another authority is in force");
+    return static_cast<int>(parts.size()) > times;
+  };
+  ASSERT_TRUE(Eventually(seconds(60), [&] { return in_force(1); }));
+  // Who has only heard of the old one, who renews, and who comes new.
+  EXPECT_EQ(cluster_->Ctl({"list"}, "late").exit_code, 0);
+  EXPECT_EQ(cluster_->Ctl({"whoami", "--renew"}).exit_code, 0);
+  ASSERT_NO_FATAL_FAILURE(LogIn("newcomer", "viewer"));
+  const int renewals = cluster_->Audited("node/n1", "Access.Renew", "OK");
+  ASSERT_TRUE(Eventually(seconds(60), [&] {
+    return cluster_->Audited("node/n1", "Access.Renew", "OK") >= renewals + 2;
+  }));
+
+  ASSERT_EQ(authority({"finish", "--force"}).exit_code, 0);
+  ASSERT_TRUE(Eventually(seconds(60), [&] {
+    return cluster_->Ctl({"list"}, "late").exit_code == kUnreachable;
+  })) << "the old authority's certificates are no good";
+  EXPECT_EQ(cluster_->Ctl({"list"}).exit_code, 0);
+  EXPECT_EQ(cluster_->Ctl({"list"}, "newcomer").exit_code, 0);
+  ASSERT_TRUE(Eventually(seconds(60), [&] { return in_force(2); }));
+  ASSERT_NO_FATAL_FAILURE(LogIn("latest", "viewer"));
+  const int before = cluster_->Audited("node/n1", "Access.Renew", "OK");
+  ASSERT_TRUE(Eventually(seconds(60), [&] {
+    return cluster_->Audited("node/n1", "Access.Renew", "OK") >= before + 1;
+  }));
+  ASSERT_EQ(cluster_->RestartCoordinator(), absl::OkStatus());
+  ASSERT_TRUE(cluster_->WaitForReady(1));
   const RunResult events = cluster_->Ctl({"events", "a"});
   EXPECT_THAT(events.out, ::testing::Not(HasSubstr("NodeLost")));
   EXPECT_THAT(events.out, ::testing::Not(HasSubstr("epoch 2")));

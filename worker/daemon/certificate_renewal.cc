@@ -75,15 +75,21 @@ void CertificateRenewal::Renew() {
     OnCertificate(request.status());
     return;
   }
-  fleet_->RenewCertificate(
-      *request, [this](absl::StatusOr<std::string> certificate) { OnCertificate(certificate); });
+  fleet_->RenewCertificate(*request,
+                           [this](const absl::StatusOr<FleetChannel::Certificate>& certificate) {
+                             OnCertificate(certificate);
+                           });
 }
 
-void CertificateRenewal::OnCertificate(const absl::StatusOr<std::string>& certificate) {
+void CertificateRenewal::OnCertificate(
+    const absl::StatusOr<FleetChannel::Certificate>& certificate) {
   absl::Status status = certificate.status();
   if (status.ok()) {
     NodeIdentity renewed = identity_;
-    renewed.tls.certificate = *certificate;
+    renewed.tls.certificate = certificate->certificate;
+    if (!certificate->authority.empty()) {
+      renewed.tls.authority = certificate->authority;
+    }
     status = SaveCertificate(work_dir_, renewed);
     if (status.ok()) {
       identity_ = std::move(renewed);

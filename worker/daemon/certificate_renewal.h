@@ -30,7 +30,7 @@ class CertificateRenewal {
 
   void Wait();
   void Renew();
-  void OnCertificate(const absl::StatusOr<std::string>& certificate);
+  void OnCertificate(const absl::StatusOr<FleetChannel::Certificate>& certificate);
 
   const std::string work_dir_;
   NodeIdentity identity_;

@@ -53,6 +53,9 @@ absl::StatusOr<NodeIdentity> Join(const std::string& coordinator,
                         absl::StrCat("coordinator ", coordinator, ": ", status.error_message()));
   }
   identity.tls.certificate = response.certificate();
+  if (!SplitCertificates(response.authority()).empty()) {  // two while it is rotated
+    identity.tls.authority = response.authority();
+  }
   RETURN_IF_ERROR(Annotate(CheckKeyPair(identity.tls.certificate, identity.tls.key),
                            "the coordinator's answer"));
   return identity;

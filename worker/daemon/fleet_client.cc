@@ -212,7 +212,7 @@ void FleetClient::RenewCertificate(const std::string& request,
                                    FleetChannel::CertificateCallback done) {
   channel_->Renew(request,
                   [this, alive = std::weak_ptr<bool>(alive_), done = std::move(done)](
-                      absl::StatusOr<std::string> certificate) {
+                      absl::StatusOr<FleetChannel::Certificate> certificate) {
                     asio::post(context_, [alive, done, certificate = std::move(certificate)] {
                       if (!alive.expired()) {
                         done(certificate);

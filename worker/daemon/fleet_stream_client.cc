@@ -267,7 +267,8 @@ struct RenewCall {
     stub->async()->Renew(&context, &request, &response, [this](const grpc::Status& status) {
       const std::unique_ptr<RenewCall> self(this);
       if (status.ok()) {
-        done(response.certificate());
+        done(FleetChannel::Certificate{.certificate = response.certificate(),
+                                       .authority = response.authority()});
       } else {
         done(FromGrpc(status));
       }

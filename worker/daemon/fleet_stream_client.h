@@ -55,7 +55,11 @@ class FleetChannel {
   // ones go on over the one they have.
   virtual void UseIdentity(const TlsIdentity& identity) = 0;
   // Asks for a new certificate. `done` runs on a thread of gRPC, also after this object is gone.
-  using CertificateCallback = std::function<void(absl::StatusOr<std::string>)>;
+  struct Certificate {
+    std::string certificate;
+    std::string authority;  // whom to trust from now on; empty: as before
+  };
+  using CertificateCallback = std::function<void(absl::StatusOr<Certificate>)>;
   virtual void Renew(const std::string& certificate_request, CertificateCallback done) = 0;
 
   // A new call; a coordinator that cannot be reached shows in `closed`. The stream may outlive the

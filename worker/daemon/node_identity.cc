@@ -89,6 +89,12 @@ absl::StatusOr<NodeIdentity> LoadIdentity(const std::string& work_dir) {
 
 absl::Status SaveCertificate(const std::string& work_dir, const NodeIdentity& identity) {
   RETURN_IF_ERROR(CheckKeyPair(identity.tls.certificate, identity.tls.key));
+  if (SplitCertificates(identity.tls.authority).empty()) {
+    return absl::InvalidArgumentError("the authority: expected certificates");
+  }
+  // First whom to trust: both authorities of a rotation, so that either certificate works with it.
+  RETURN_IF_ERROR(WriteFileAtomically(
+      Folder(work_dir) + "/authority.pem", identity.tls.authority, FileAccess::kOwner));
   return WriteFileAtomically(
       Folder(work_dir) + "/certificate.pem", identity.tls.certificate, FileAccess::kOwner);
 }

@@ -23,7 +23,7 @@ absl::Status CheckNoIdentity(const std::string& work_dir);
 absl::Status SaveIdentity(const std::string& work_dir, const NodeIdentity& identity);
 // NotFound: this host has not joined. FailedPrecondition: others may read the key.
 absl::StatusOr<NodeIdentity> LoadIdentity(const std::string& work_dir);
-// The renewed certificate in the place of the old one, in one rename; of the same key.
+// The renewed certificate, of the same key, and whom to trust, in the places of the old ones.
 absl::Status SaveCertificate(const std::string& work_dir, const NodeIdentity& identity);
 
 // When the certificate is to be renewed, and when it ends; wall time.

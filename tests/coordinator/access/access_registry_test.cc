@@ -244,7 +244,7 @@ TEST_F(AccessRegistryTest, StrangersDoNotFillTheLog) {
 }
 
 TEST_F(AccessRegistryTest, TheServersCertificateIsRenewedInTime) {
-  const AuthorityFiles& files = registry_->files();
+  const AuthorityFiles files = registry_->files();
   const std::string before = ReadText(files.ServerPath());
   absl::StatusOr<bool> renewed = RenewServerCertificate(files, clock_.WallMs());
   ASSERT_TRUE(renewed.ok()) << renewed.status();
@@ -256,6 +256,44 @@ TEST_F(AccessRegistryTest, TheServersCertificateIsRenewedInTime) {
   EXPECT_NE(ReadText(files.ServerPath()), before);
   EXPECT_EQ(facts->names, (std::vector<std::string>{"localhost", "::1"}));
   EXPECT_TRUE(CheckKeyPair(ReadText(files.ServerPath()), ReadText(files.ServerKeyPath())).ok());
+}
+
+TEST_F(AccessRegistryTest, AnAuthorityIsRotatedInTwoSteps) {
+  const AuthorityFiles before = registry_->files();
+  const std::string state = before.folder.substr(0, before.folder.rfind('/'));
+  EXPECT_TRUE(absl::IsFailedPrecondition(FinishRotation(state, clock_.WallMs(), true)));
+  EXPECT_FALSE(*registry_->ReloadAuthority());
+  ASSERT_TRUE(BeginRotation(state, clock_.WallMs()).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(BeginRotation(state, clock_.WallMs())));
+  ASSERT_TRUE(*registry_->ReloadAuthority());
+
+  const AuthorityFiles between = registry_->files();
+  EXPECT_TRUE(between.rotating);
+  EXPECT_EQ(between.cluster, before.cluster);
+  EXPECT_EQ(between.fingerprint, before.fingerprint) << "newcomers meet the old one";
+  EXPECT_NE(between.authority.certificate, before.authority.certificate);
+  EXPECT_EQ(between.server_signer.certificate, before.authority.certificate);
+  EXPECT_EQ(SplitCertificates(between.trusted).size(), 2u);
+  EXPECT_EQ(SplitCertificates(ReadText(between.ServerPath())).back(),
+            SplitCertificates(before.authority.certificate).front());
+
+  const absl::Status early = FinishRotation(state, clock_.WallMs(), false);
+  EXPECT_TRUE(absl::IsFailedPrecondition(early));
+  EXPECT_TRUE(absl::StrContains(early.message(), "must enrol again")) << early;
+  clock_.AdvanceMs(91 * 24 * kHourMs);
+  ASSERT_EQ(FinishRotation(state, clock_.WallMs(), false), absl::OkStatus());
+  ASSERT_TRUE(*registry_->ReloadAuthority());
+  const AuthorityFiles after = registry_->files();
+  EXPECT_FALSE(after.rotating);
+  EXPECT_EQ(after.authority.certificate, between.authority.certificate);
+  EXPECT_NE(after.fingerprint, before.fingerprint);
+  EXPECT_EQ(SplitCertificates(after.trusted).size(), 1u);
+  EXPECT_FALSE(std::filesystem::exists(after.OldCaKeyPath()));
+  const absl::StatusOr<CertificateFacts> server = ReadCertificate(ReadText(after.ServerPath()));
+  EXPECT_EQ(server->names, (std::vector<std::string>{"localhost", "::1"}));
+  for (const auto& entry : std::filesystem::directory_iterator(state)) {
+    EXPECT_EQ(entry.path().string().find(".part-"), std::string::npos) << entry.path();
+  }
 }
 
 }  // namespace

@@ -13,9 +13,9 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr MicroBatchShape kShape = {.sequences = 2, .sequence_tokens = 8};
+constexpr MicroBatchShape kPartsShape = {.sequences = 2, .sequence_tokens = 8};
 
-ModelConfig Config(ArchitectureKind kind = ArchitectureKind::kLlama) {
+ModelConfig PartsTestConfig(ArchitectureKind kind = ArchitectureKind::kLlama) {
   ModelConfig config;
   config.architecture = kind;
   config.vocab_size = 37;
@@ -36,7 +36,7 @@ struct Refused {
 };
 
 TEST(TensorParts, WhatTheyDoNotDivideIsRefusedByName) {
-  EXPECT_TRUE(CheckTensorParts(4, Config(), kShape).ok());
+  EXPECT_TRUE(CheckTensorParts(4, PartsTestConfig(), kPartsShape).ok());
   const auto none = [](ModelConfig&, MicroBatchShape&) {};
   const Refused cases[] = {
       {"expected a power of two up to 16, got 6", 6, none},
@@ -56,8 +56,8 @@ TEST(TensorParts, WhatTheyDoNotDivideIsRefusedByName) {
        4,
        [](ModelConfig&, MicroBatchShape& s) { s.sequence_tokens = 7; }}};
   for (const Refused& refused : cases) {
-    ModelConfig config = Config();
-    MicroBatchShape shape = kShape;
+    ModelConfig config = PartsTestConfig();
+    MicroBatchShape shape = kPartsShape;
     refused.edit(config, shape);
     const absl::Status status = CheckTensorParts(refused.parts, config, shape);
     EXPECT_THAT(std::string(status.message()), HasSubstr("determinism.tensorParts: "));
@@ -86,7 +86,7 @@ TEST(TensorParts, BlocksOfTheVocabularyAreWholeEightsUntilItEnds) {
 
 TEST(TensorParts, RanksShareKeyHeadsThatAreFewerThanParts) {
   const auto sizes = [](int64_t degree) {
-    const LocalSizes local = LocalSizesOf(Config(), {.parts = 8, .degree = degree});
+    const LocalSizes local = LocalSizesOf(PartsTestConfig(), {.parts = 8, .degree = degree});
     return std::vector<int64_t>{
         local.query_heads, local.kv_heads, local.kv_slots, local.kv_sharing, local.inner};
   };
@@ -98,7 +98,7 @@ TEST(TensorParts, RanksShareKeyHeadsThatAreFewerThanParts) {
 
 std::map<std::string, Shape> LeavesOf(const ModelConfig& config, const TensorCut& cut) {
   ModelInventory inventory =
-      BuildInventory(*ValidateModelConfig(config), kShape, RecomputePolicy::kNone, cut);
+      BuildInventory(*ValidateModelConfig(config), kPartsShape, RecomputePolicy::kNone, cut);
   ReserveTensorParts(inventory);
   std::map<std::string, Shape> leaves;
   for (const UnitSpec& unit : inventory.units) {
@@ -110,20 +110,21 @@ std::map<std::string, Shape> LeavesOf(const ModelConfig& config, const TensorCut
 }
 
 TEST(TensorParts, LeavesAreThoseOfSumsThatRanksWouldShare) {
-  const std::map<std::string, Shape> one = LeavesOf(Config(), {.parts = 4});
+  const std::map<std::string, Shape> one = LeavesOf(PartsTestConfig(), {.parts = 4});
   EXPECT_EQ(one.size(), 5u);
   EXPECT_THAT(one.at("model.norm.weight"), ElementsAre(4, 32));
   EXPECT_THAT(one.at("model.layers.0.input_layernorm.weight"), ElementsAre(4, 32));
   EXPECT_THAT(one.at("model.layers.0.self_attn.k_proj.weight"), ElementsAre(4, 128));
   const TensorCut half = {.parts = 4, .degree = 2, .coordinate = 1, .sequence = true};
-  EXPECT_THAT(LeavesOf(Config(), half).at("model.norm.weight"), ElementsAre(2, 32));
+  EXPECT_THAT(LeavesOf(PartsTestConfig(), half).at("model.norm.weight"), ElementsAre(2, 32));
   EXPECT_TRUE(
-      LeavesOf(Config(), {.parts = 4, .degree = 4, .coordinate = 0, .sequence = true}).empty());
-  EXPECT_TRUE(LeavesOf(Config(), {}).empty());
-  const auto qwen3 = LeavesOf(Config(ArchitectureKind::kQwen3), {.parts = 2});
+      LeavesOf(PartsTestConfig(), {.parts = 4, .degree = 4, .coordinate = 0, .sequence = true})
+          .empty());
+  EXPECT_TRUE(LeavesOf(PartsTestConfig(), {}).empty());
+  const auto qwen3 = LeavesOf(PartsTestConfig(ArchitectureKind::kQwen3), {.parts = 2});
   EXPECT_THAT(qwen3.at("model.layers.0.self_attn.q_norm.weight"), ElementsAre(2, 4));
   EXPECT_EQ(qwen3.count("model.layers.0.self_attn.k_proj.weight"), 0u);
-  const auto gpt2 = LeavesOf(Config(ArchitectureKind::kGpt2), {.parts = 2});
+  const auto gpt2 = LeavesOf(PartsTestConfig(ArchitectureKind::kGpt2), {.parts = 2});
   EXPECT_THAT(gpt2.at("transformer.h.0.mlp.c_proj.bias"), ElementsAre(2, 32));
   EXPECT_THAT(gpt2.at("transformer.ln_f.bias"), ElementsAre(2, 32));
   EXPECT_EQ(gpt2.count("transformer.h.0.attn.c_attn.bias"), 0u);
@@ -131,8 +132,10 @@ TEST(TensorParts, LeavesAreThoseOfSumsThatRanksWouldShare) {
 
 TEST(TensorParts, ColumnsThatRanksWouldCutAreMeasuredInBlocks) {
   const auto blocks_of = [](ArchitectureKind kind) {
-    const ModelInventory inventory = BuildInventory(
-        *ValidateModelConfig(Config(kind)), kShape, RecomputePolicy::kNone, {.parts = 4});
+    const ModelInventory inventory = BuildInventory(*ValidateModelConfig(PartsTestConfig(kind)),
+                                                    kPartsShape,
+                                                    RecomputePolicy::kNone,
+                                                    {.parts = 4});
     std::map<std::string, int64_t> blocks;
     for (const TensorId id : inventory.tensors.ids()) {
       if (ColumnBlocksOf(inventory, id) > 1) {

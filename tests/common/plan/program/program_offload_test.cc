@@ -12,6 +12,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/plan/check/program_checker.h"
 #include "common/plan/plan_proto.h"
 #include "common/plan/report/plan_fit.h"
 #include "common/plan/report/plan_printer.h"
